@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package work runs the loops of kernels on the cores of this process.
+//
+// A process has one [Pool]; its size is the number of threads that compute
+// (by default the cores divided by the local ranks). A loop is handed out in
+// pieces: the caller takes part, so that a pool of one thread is a plain loop.
+// When the pool is busy with another goroutine's loop, or a piece starts a
+// loop of its own, the newcomer runs its loop alone: never a deadlock, never
+// more threads than asked for by one loop.
+//
+// Pieces must return within about a millisecond or call back into Go code:
+// assembly cannot be preempted, and a collector that waits for one stops all.
+package work
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+)
+
+// spinRounds is how often an idle worker looks for a new loop before it
+// parks: some tens of microseconds, about what waking a parked goroutine costs.
+const spinRounds = 20_000
+
+// Pool is a fixed set of workers. Create one with [New]; the zero value is a
+// pool of one thread, the caller.
+type Pool struct {
+	running sync.Mutex // held by the loop that owns the workers
+	workers []*worker
+}
+
+type worker struct {
+	job    atomic.Pointer[loop]
+	parked atomic.Bool
+	wake   chan struct{}
+}
+
+// loop is one call of Run, shared by the caller and the workers.
+type loop struct {
+	fn      func(i int)
+	n       int64
+	next    atomic.Int64
+	pending atomic.Int32 // workers that have not finished yet
+	failure atomic.Pointer[Panic]
+}
+
+// Panic carries a panic out of a worker to the goroutine that called
+// [Pool.Run], which panics with it. Value is the original panic's value.
+type Panic struct {
+	Value any
+	Stack []byte // of the worker
+}
+
+func (p *Panic) Error() string {
+	return fmt.Sprintf("panic in a work pool: %v\n\n%s", p.Value, p.Stack)
+}
+
+// Unwrap returns the original value if it was an error.
+func (p *Panic) Unwrap() error {
+	err, _ := p.Value.(error)
+	return err
+}
+
+// New returns a pool that computes on numThreads threads, the caller of Run
+// being one of them. It panics when numThreads is less than one.
+func New(numThreads int) *Pool {
+	if numThreads < 1 {
+		panic(fmt.Sprintf("work: a pool needs at least one thread, got %d", numThreads))
+	}
+	p := &Pool{}
+	for range numThreads - 1 {
+		w := &worker{wake: make(chan struct{}, 1)}
+		p.workers = append(p.workers, w)
+		go w.serve()
+	}
+	return p
+}
+
+// NumThreads returns how many threads the pool computes on.
+func (p *Pool) NumThreads() int { return len(p.workers) + 1 }
+
+// Close ends the workers. No loop may be running; the pool must not be used
+// afterwards.
+func (p *Pool) Close() {
+	p.running.Lock()
+	defer p.running.Unlock()
+	for _, w := range p.workers {
+		w.start(&closeLoop)
+	}
+	p.workers = nil
+}
+
+// closeLoop tells a worker to end.
+var closeLoop loop
+
+// Run calls fn(i) once for every i in [0, n), in no particular order, and
+// returns when all calls have returned. A panic in fn ends the loop and
+// reaches the caller.
+func (p *Pool) Run(n int, fn func(i int)) {
+	if n <= 1 || len(p.workers) == 0 || !p.running.TryLock() {
+		for i := range n {
+			fn(i)
+		}
+		return
+	}
+	defer p.running.Unlock()
+	helpers := p.workers[:min(len(p.workers), n-1)]
+	l := &loop{fn: fn, n: int64(n)}
+	l.pending.Store(int32(len(helpers)))
+	for _, w := range helpers {
+		w.start(l)
+	}
+	l.work()
+	for spins := 0; l.pending.Load() != 0; spins++ {
+		if spins > spinRounds/20 {
+			runtime.Gosched()
+		}
+	}
+	if f := l.failure.Load(); f != nil {
+		panic(f)
+	}
+}
+
+// Range cuts [0, n) into pieces of at least grain and calls fn(lo, hi) for
+// each. The pieces depend on n, grain and the number of threads only.
+func (p *Pool) Range(n, grain int, fn func(lo, hi int)) {
+	if n <= 0 {
+		return
+	}
+	pieces := min(p.NumThreads(), max(1, n/max(1, grain)))
+	if pieces == 1 {
+		fn(0, n)
+		return
+	}
+	p.Run(pieces, func(i int) { fn(i*n/pieces, (i+1)*n/pieces) })
+}
+
+func (w *worker) start(l *loop) {
+	w.job.Store(l)
+	if w.parked.CompareAndSwap(true, false) {
+		w.wake <- struct{}{}
+	}
+}
+
+func (w *worker) serve() {
+	for {
+		l := w.next()
+		if l == &closeLoop {
+			return
+		}
+		l.work()
+		l.pending.Add(-1)
+	}
+}
+
+// next waits for a loop: it spins first, for a training step starts one every
+// few microseconds, and then parks so that an idle process uses no core.
+func (w *worker) next() *loop {
+	for {
+		for range spinRounds {
+			if l := w.job.Load(); l != nil {
+				w.job.Store(nil)
+				return l
+			}
+		}
+		w.parked.Store(true)
+		if w.job.Load() != nil && w.parked.CompareAndSwap(true, false) {
+			continue // the loop came between the last look and parking
+		}
+		<-w.wake
+	}
+}
+
+func (l *loop) work() {
+	defer func() {
+		if v := recover(); v != nil {
+			f, ok := v.(*Panic)
+			if !ok {
+				f = &Panic{Value: v, Stack: debug.Stack()}
+			}
+			l.failure.CompareAndSwap(nil, f)
+			l.next.Store(l.n) // the others stop early
+		}
+	}()
+	for i := l.next.Add(1) - 1; i < l.n; i = l.next.Add(1) - 1 {
+		l.fn(int(i))
+	}
+}
