@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// gemmOracle is the definition, in float64.
+func gemmOracle(m, n, k int, alpha float32, a, b Matrix, beta float32, c []float32, ldc int, bias []float32) {
+	at := func(x Matrix, i, j int) float64 {
+		if x.Trans {
+			i, j = j, i
+		}
+		return float64(x.Data[i*x.Stride+j])
+	}
+	for i := range m {
+		for j := range n {
+			var s float64
+			for l := range k {
+				s += at(a, i, l) * at(b, l, j)
+			}
+			s *= float64(alpha)
+			if beta != 0 {
+				s += float64(beta) * float64(c[i*ldc+j])
+			}
+			if bias != nil {
+				s += float64(bias[j])
+			}
+			c[i*ldc+j] = float32(s)
+		}
+	}
+}
+
+// randomMatrix returns a rows×cols matrix with some unused elements after each
+// row; they are NaN, so that a result that used one shows it.
+func randomMatrix(r *rand.Rand, rows, cols int, trans bool) Matrix {
+	if trans {
+		rows, cols = cols, rows
+	}
+	x := Matrix{Stride: cols + r.IntN(3), Trans: trans}
+	x.Data = make([]float32, max(0, (rows-1)*x.Stride+cols))
+	for i := range x.Data {
+		x.Data[i] = float32(math.NaN())
+		if i%x.Stride < cols {
+			x.Data[i] = float32(r.NormFloat64())
+		}
+	}
+	return x
+}
+
+func testSizes(r *rand.Rand) [][3]int {
+	sizes := [][3]int{
+		{1, 1, 1}, {0, 3, 4}, {3, 0, 4}, {3, 4, 0}, {12, 32, 16}, {6, 16, 8}, {13, 33, 17}, {7, 17, 9},
+		{1, 300, 64}, {300, 1, 64}, {256, 10, 100}, {100, 97, 700}, {64, 64, 1100},
+	}
+	for range 60 {
+		sizes = append(sizes, [3]int{1 + r.IntN(70), 1 + r.IntN(100), r.IntN(80)})
+	}
+	return sizes
+}
+
+func TestGemm(t *testing.T) {
+	p := work.New(3)
+	defer p.Close()
+	forEachISA(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(1, 2))
+		for _, s := range testSizes(r) {
+			for _, trans := range [][2]bool{{false, false}, {false, true}, {true, false}, {true, true}} {
+				m, n, k := s[0], s[1], s[2]
+				a, b := randomMatrix(r, m, k, trans[0]), randomMatrix(r, k, n, trans[1])
+				c := randomMatrix(r, m, n, false)
+				alpha, beta := []float32{1, -0.5}[r.IntN(2)], []float32{0, 1, 0.25}[r.IntN(3)]
+				var bias []float32
+				if r.IntN(2) == 0 {
+					bias = randomMatrix(r, 1, n, false).Data[:n]
+				}
+				want := append([]float32(nil), c.Data...)
+				gemmOracle(m, n, k, alpha, a, b, beta, want, c.Stride, bias)
+				if beta == 0 {
+					for i := range m {
+						for j := range n {
+							c.Data[i*c.Stride+j] = float32(math.NaN())
+						}
+					}
+				}
+				again := append([]float32(nil), c.Data...)
+				Gemm(nil, m, n, k, alpha, a, b, beta, c.Data, c.Stride, bias)
+				name := fmt.Sprintf("m %d, n %d, k %d, transposed %v, alpha %g, beta %g, bias %t", m, n, k, trans, alpha, beta, bias != nil)
+				compare(t, name, c.Data, want, 2e-6*math.Sqrt(float64(k)+1)*4)
+				Gemm(p, m, n, k, alpha, a, b, beta, again, c.Stride, bias)
+				for i := range again {
+					if math.Float32bits(again[i]) != math.Float32bits(c.Data[i]) {
+						t.Fatalf("%s: element %d is %g with one thread, %g with three", name, i, c.Data[i], again[i])
+					}
+				}
+			}
+		}
+	})
+}
+
+// compare fails unless got is within tolerance, absolute, of want. NaN equals NaN.
+func compare(t *testing.T, name string, got, want []float32, tolerance float64) {
+	t.Helper()
+	for i := range want {
+		d := math.Abs(float64(got[i]) - float64(want[i]))
+		if d <= tolerance || got[i] == want[i] || got[i] != got[i] && want[i] != want[i] {
+			continue
+		}
+		t.Fatalf("%s: element %d is %g, want %g (tolerance %g)", name, i, got[i], want[i], tolerance)
+	}
+}
+
+func TestGemmBatch(t *testing.T) {
+	p := work.New(2)
+	defer p.Close()
+	forEachISA(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(3, 4))
+		const batch, m, n, k = 5, 20, 35, 40
+		for _, shared := range []bool{false, true} {
+			a := Matrix{Data: make([]float32, batch*m*k), Stride: k}
+			b := Matrix{Data: make([]float32, batch*n*k), Stride: k, Trans: true}
+			for i := range a.Data {
+				a.Data[i] = float32(r.NormFloat64())
+			}
+			for i := range b.Data {
+				b.Data[i] = float32(r.NormFloat64())
+			}
+			batchB := n * k
+			if shared {
+				batchB = 0
+			}
+			c := make([]float32, batch*m*n)
+			want := make([]float32, batch*m*n)
+			for i := range batch {
+				gemmOracle(m, n, k, 2, Matrix{a.Data[i*m*k:], k, false}, Matrix{b.Data[i*batchB:], k, true}, 0, want[i*m*n:], n, nil)
+			}
+			GemmBatch(p, batch, m, n, k, 2, a, m*k, b, batchB, 0, c, n, m*n)
+			compare(t, fmt.Sprint("shared ", shared), c, want, 1e-4)
+		}
+	})
+}
+
+func TestGemmChecksItsOperands(t *testing.T) {
+	ok := make([]float32, 12)
+	for name, call := range map[string]func(){
+		"short A": func() {
+			Gemm(nil, 3, 3, 4, 1, Matrix{Data: ok[:11], Stride: 4}, Matrix{Data: ok, Stride: 3}, 0, make([]float32, 9), 3, nil)
+		},
+		"short B": func() {
+			Gemm(nil, 3, 3, 4, 1, Matrix{Data: ok, Stride: 4}, Matrix{Data: ok[:11], Stride: 3}, 0, make([]float32, 9), 3, nil)
+		},
+		"short C": func() {
+			Gemm(nil, 3, 3, 4, 1, Matrix{Data: ok, Stride: 4}, Matrix{Data: ok, Stride: 3}, 0, make([]float32, 8), 3, nil)
+		},
+		"short bias": func() {
+			Gemm(nil, 3, 3, 4, 1, Matrix{Data: ok, Stride: 4}, Matrix{Data: ok, Stride: 3}, 0, make([]float32, 9), 3, ok[:2])
+		},
+		"stride of C": func() {
+			Gemm(nil, 3, 3, 4, 1, Matrix{Data: ok, Stride: 4}, Matrix{Data: ok, Stride: 3}, 0, make([]float32, 9), 2, nil)
+		},
+		"negative": func() {
+			Gemm(nil, -1, 3, 4, 1, Matrix{Data: ok, Stride: 4}, Matrix{Data: ok, Stride: 3}, 0, nil, 3, nil)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			call()
+		})
+	}
+}
