@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kernel is the arithmetic of a training step on raw slices: matrix
+// products, attention, normalisation, activations, losses, reductions and
+// optimizer steps. It knows nothing of tensors.
+//
+// # Mental model
+//
+// An exported function checks nothing but lengths (by slicing, so that a
+// mistake is a Go panic and never a wild write), cuts the work into spans and
+// hands them to the thread pool; a span is done by a kernel that was chosen
+// once for this processor: AVX-512, AVX2 with FMA, or portable Go. The
+// assembly is generated from _asm, every kernel has a portable twin that
+// defines it, and the tests hold each variant against a naive oracle in
+// float64.
+//
+// # Caveats
+//
+//   - Slices are dense and row-major. The length of the first result decides
+//     how many elements are computed; operands must be at least as long.
+//   - A result may be the same slice as an operand; partial overlap is not
+//     allowed.
+//   - Nothing is kept after a call returns, and nothing is allocated but the
+//     closure that a loop on several threads needs. Scratch comes from a free
+//     list that is as long as the calls that ran at once.
+//   - Functions may be called from several goroutines at once. A nil pool, or
+//     a small input, means the caller's goroutine alone.
+//   - Results do not depend on the number of threads: sums are partitioned by
+//     shape. They may differ in the last bits between processors that choose
+//     different variants.
+//   - Assembly cannot be preempted, so that one call of it stays below about
+//     a millisecond; longer work is cut in Go.
+//   - NaN goes in and comes out: no kernel hides one, maximum and minimum
+//     included.
+package kernel
