@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"sync"
+)
+
+// maxWaiting bounds the calls of one client that wait on the server.
+const maxWaiting = 64 << 10
+
+// Memory is a Store in this process. It can be used directly and be served to
+// other processes at the same time. Make one with NewMemory.
+type Memory struct {
+	mu      sync.Mutex
+	m       *machine
+	last    uint64 // client that came last
+	sinks   map[uint64]func(id uint64, r reply)
+	scratch []answer
+
+	// calls made in this process: client 0
+	lastID  uint64
+	pending map[uint64]chan reply
+}
+
+// NewMemory returns an empty store.
+func NewMemory() *Memory {
+	s := &Memory{m: newMachine(), sinks: map[uint64]func(uint64, reply){}, pending: map[uint64]chan reply{}}
+	s.sinks[0] = func(id uint64, r reply) {
+		s.pending[id] <- r
+		delete(s.pending, id)
+	}
+	return s
+}
+
+// attach adds a client, whose replies to calls that waited go to sink, which
+// is called with the store locked and must not block.
+func (s *Memory) attach(sink func(id uint64, r reply)) (client uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last++
+	s.sinks[s.last] = sink
+	return s.last
+}
+
+// detach removes a client and the calls that it has waiting.
+func (s *Memory) detach(client uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.m.drop(client)
+	delete(s.sinks, client)
+}
+
+// apply does a request that has passed its check. When done is false the
+// reply comes to the client's sink later. The request's slices become the store's.
+func (s *Memory) apply(c call, q request) (own reply, done bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.applyLocked(c, q)
+}
+
+func (s *Memory) applyLocked(c call, q request) (own reply, done bool) {
+	if (q.op == opGet || q.op == opWait) && s.m.numWaiting(c.client) >= maxWaiting {
+		return reply{status: statusLimit}, true
+	}
+	s.scratch = s.m.apply(c, q, s.scratch[:0])
+	for _, a := range s.scratch {
+		if a.call == c {
+			own, done = a.reply, true
+			continue
+		}
+		s.sinks[a.client](a.id, a.reply)
+	}
+	clear(s.scratch)
+	return own, done
+}
+
+// cancel ends a waiting call, whose reply then goes to its sink like any
+// other. It does nothing when the call has been answered.
+func (s *Memory) cancel(c call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.scratch = s.m.cancel(c, s.scratch[:0])
+	for _, a := range s.scratch {
+		s.sinks[a.client](a.id, a.reply)
+	}
+	clear(s.scratch)
+}
+
+// do runs a request of this process.
+func (s *Memory) do(ctx context.Context, q request) (reply, error) {
+	fail := func(keys []string, err error) (reply, error) {
+		return reply{}, &Error{Op: q.op.String(), Keys: keys, Addr: "memory", Err: err}
+	}
+	if err := q.check(); err != nil {
+		return fail(q.keys, err)
+	}
+	if ctx.Err() != nil {
+		return fail(q.keys, context.Cause(ctx))
+	}
+	var answered chan reply
+	s.mu.Lock()
+	s.lastID++
+	c := call{0, s.lastID}
+	r, done := s.applyLocked(c, q)
+	if !done {
+		answered = make(chan reply, 1)
+		s.pending[c.id] = answered
+	}
+	s.mu.Unlock()
+	if !done {
+		ctx, release := deadline(ctx)
+		defer release()
+		select {
+		case r = <-answered:
+		case <-ctx.Done():
+			s.cancel(c) // or it has been answered just now
+			if r = <-answered; r.status == statusCancelled {
+				return fail(r.missing, missingError(ctx))
+			}
+		}
+	}
+	if err := r.err(); err != nil {
+		return fail(q.keys, err)
+	}
+	return r, nil
+}
+
+// missingError says that a wait ended with its context.
+func missingError(ctx context.Context) error {
+	return fmt.Errorf("not set by anybody before the wait ended: %w", context.Cause(ctx))
+}
+
+// err turns a status that is a failure into an error.
+func (r *reply) err() error {
+	switch r.status {
+	case statusOK, statusNo:
+		return nil
+	case statusNotInteger:
+		return ErrNotInteger
+	case statusLimit:
+		return fmt.Errorf("%w: the server refused the request", ErrLimit)
+	}
+	return fmt.Errorf("a reply with status %d, which this version does not know", r.status)
+}
+
+// Set implements Store.
+func (s *Memory) Set(ctx context.Context, key string, value []byte) error {
+	_, err := s.do(ctx, request{op: opSet, keys: []string{key}, value: bytes.Clone(value)})
+	return err
+}
+
+// Get implements Store.
+func (s *Memory) Get(ctx context.Context, key string) ([]byte, error) {
+	r, err := s.do(ctx, request{op: opGet, keys: []string{key}})
+	return bytes.Clone(r.value), err
+}
+
+// Add implements Store.
+func (s *Memory) Add(ctx context.Context, key string, delta int64) (int64, error) {
+	r, err := s.do(ctx, request{op: opAdd, keys: []string{key}, delta: delta})
+	return r.number, err
+}
+
+// CompareAndSet implements Store.
+func (s *Memory) CompareAndSet(ctx context.Context, key string, expected, desired []byte) ([]byte, bool, error) {
+	r, err := s.do(ctx, request{op: opCAS, keys: []string{key}, expected: bytes.Clone(expected), value: bytes.Clone(desired)})
+	return bytes.Clone(r.value), r.status == statusOK, err
+}
+
+// Wait implements Store.
+func (s *Memory) Wait(ctx context.Context, keys ...string) error {
+	_, err := s.do(ctx, request{op: opWait, keys: append([]string(nil), keys...)})
+	return err
+}
+
+// Delete implements Store.
+func (s *Memory) Delete(ctx context.Context, key string) (bool, error) {
+	r, err := s.do(ctx, request{op: opDelete, keys: []string{key}})
+	return r.status == statusOK, err
+}

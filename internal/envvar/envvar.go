@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package envvar declares every environment variable that Cohort reads or
+// sets, so that one list can be printed, documented and searched.
+//
+// A [Var] is a name; its methods read the process's environment at the time
+// of the call and nothing is cached. A variable that is set to the empty
+// string counts as not set. Values are input from outside: every parser
+// returns an [*Error] that names the variable and the value and says what
+// would be accepted. Secrets are never part of an error or of [List].
+package envvar
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Var is the name of an environment variable.
+type Var string
+
+// The place of a process in its job, set by the launcher as torchrun does.
+const (
+	Rank           Var = "RANK"
+	LocalRank      Var = "LOCAL_RANK"
+	GroupRank      Var = "GROUP_RANK"
+	RoleRank       Var = "ROLE_RANK"
+	RoleName       Var = "ROLE_NAME"
+	WorldSize      Var = "WORLD_SIZE"
+	LocalWorldSize Var = "LOCAL_WORLD_SIZE"
+	GroupWorldSize Var = "GROUP_WORLD_SIZE"
+	RoleWorldSize  Var = "ROLE_WORLD_SIZE"
+	MasterAddr     Var = "MASTER_ADDR"
+	MasterPort     Var = "MASTER_PORT"
+)
+
+// What torchrun's programs expect besides.
+const (
+	RestartCount  Var = "TORCHELASTIC_RESTART_COUNT"
+	MaxRestarts   Var = "TORCHELASTIC_MAX_RESTARTS"
+	RunID         Var = "TORCHELASTIC_RUN_ID"
+	UseAgentStore Var = "TORCHELASTIC_USE_AGENT_STORE"
+	ErrorFile     Var = "TORCHELASTIC_ERROR_FILE"
+	OMPNumThreads Var = "OMP_NUM_THREADS"
+	PythonExec    Var = "PYTHON_EXEC"
+)
+
+// Cohort's own.
+const (
+	Token      Var = "COHORT_TOKEN"
+	TokenFile  Var = "COHORT_TOKEN_FILE"
+	NodeID     Var = "COHORT_NODE_ID"
+	AgentFD    Var = "COHORT_AGENT_FD"
+	Spawn      Var = "COHORT_SPAWN"
+	NumThreads Var = "COHORT_NUM_THREADS"
+	Interface  Var = "COHORT_INTERFACE"
+	Transport  Var = "COHORT_TRANSPORT"
+	Debug      Var = "COHORT_DEBUG"
+)
+
+// declaration is what is known of a variable besides its name.
+type declaration struct {
+	name    Var
+	meaning string
+	secret  bool
+}
+
+func declarations() []declaration {
+	return []declaration{
+		{Rank, "this process's rank in the job, 0 to WORLD_SIZE-1", false},
+		{WorldSize, "number of ranks in the job", false},
+		{LocalRank, "this process's rank on its node, 0 to LOCAL_WORLD_SIZE-1", false},
+		{LocalWorldSize, "number of ranks on this node", false},
+		{GroupRank, "this node's rank among the nodes", false},
+		{GroupWorldSize, "number of nodes", false},
+		{RoleName, "role of this process; Cohort sets \"default\"", false},
+		{RoleRank, "this process's rank among those of its role", false},
+		{RoleWorldSize, "number of ranks of this role", false},
+		{MasterAddr, "host on which rank 0 listens", false},
+		{MasterPort, "TCP port on which rank 0 listens", false},
+		{RestartCount, "how often the launcher has restarted the workers", false},
+		{MaxRestarts, "how often the launcher may restart the workers", false},
+		{RunID, "name of the job, equal on all nodes", false},
+		{UseAgentStore, "whether the launcher serves the store at MASTER_PORT (True or False)", false},
+		{ErrorFile, "file into which a worker writes the error it ends with", false},
+		{OMPNumThreads, "threads for programs that use OpenMP", false},
+		{PythonExec, "interpreter for .py programs (default python3)", false},
+		{Token, "the job's token, 64 hexadecimal digits: all members prove that they know it", true},
+		{TokenFile, "file that holds the job's token, readable by its owner only", false},
+		{NodeID, "names the node: ranks of equal node id share memory", false},
+		{AgentFD, "descriptor on which the launcher tells this worker of others that ended", false},
+		{Spawn, "set in rank processes that launch.Spawn made from the program's own binary", false},
+		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
+		{Interface, "network interface or local IP address that peers are told to connect to", false},
+		{Transport, "links between ranks of one node: auto, shm, unix or tcp", false},
+		{Debug, "what to report while running, a comma-separated list", false},
+	}
+}
+
+// Setting is a variable and its value now.
+type Setting struct {
+	Var     Var
+	Meaning string
+	// Value is "(set, not shown)" for a secret.
+	Value string
+	IsSet bool
+}
+
+// List returns every variable that Cohort knows, with its value now.
+func List() []Setting {
+	all := declarations()
+	settings := make([]Setting, len(all))
+	for i, d := range all {
+		value, ok := d.name.Lookup()
+		if ok && d.secret {
+			value = "(set, not shown)"
+		}
+		settings[i] = Setting{Var: d.name, Meaning: d.meaning, Value: value, IsSet: ok}
+	}
+	return settings
+}
+
+// Error is a variable whose value cannot be used.
+type Error struct {
+	Var Var
+	// Value is what was found, empty when the variable is not set.
+	Value string
+	// Want is what would be accepted.
+	Want string
+}
+
+func (e *Error) Error() string {
+	if e.Value == "" {
+		return fmt.Sprintf("environment variable %s is not set: want %s", e.Var, e.Want)
+	}
+	return fmt.Sprintf("environment variable %s is %q: want %s", e.Var, e.Value, e.Want)
+}
+
+// Lookup returns the value, without surrounding blanks, and whether there is one.
+func (v Var) Lookup() (string, bool) {
+	value := strings.TrimSpace(os.Getenv(string(v)))
+	return value, value != ""
+}
+
+// IsSet says whether the variable has a value that is not empty.
+func (v Var) IsSet() bool { _, ok := v.Lookup(); return ok }
+
+// Assign returns "NAME=value", as the environment of a child process has it.
+func (v Var) Assign(value string) string { return string(v) + "=" + value }
+
+// Get returns the value, or fallback when the variable is not set.
+func (v Var) Get(fallback string) string {
+	if value, ok := v.Lookup(); ok {
+		return value
+	}
+	return fallback
+}
+
+// Require returns the value; when it is not set the error says that it wants want.
+func (v Var) Require(want string) (string, error) {
+	if value, ok := v.Lookup(); ok {
+		return value, nil
+	}
+	return "", &Error{Var: v, Want: want}
+}
+
+// Int returns the value as a decimal integer from lo to hi. It is an error
+// when the variable is not set.
+func (v Var) Int(lo, hi int) (int, error) {
+	want := fmt.Sprintf("an integer from %d to %d", lo, hi)
+	value, err := v.Require(want)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil || n < lo || n > hi {
+		return 0, &Error{Var: v, Value: clip(value), Want: want}
+	}
+	return n, nil
+}
+
+// IntOr is Int with a value for when the variable is not set.
+func (v Var) IntOr(fallback, lo, hi int) (int, error) {
+	if !v.IsSet() {
+		return fallback, nil
+	}
+	return v.Int(lo, hi)
+}
+
+// BoolOr returns the value as a boolean: 1, true, yes, on or 0, false, no,
+// off in any case.
+func (v Var) BoolOr(fallback bool) (bool, error) {
+	value, ok := v.Lookup()
+	if !ok {
+		return fallback, nil
+	}
+	switch strings.ToLower(value) {
+	case "1", "true", "yes", "on":
+		return true, nil
+	case "0", "false", "no", "off":
+		return false, nil
+	}
+	return false, &Error{Var: v, Value: clip(value), Want: "true or false"}
+}
+
+// DurationOr returns the value as a duration such as 30s or 1m30s, at least lo.
+func (v Var) DurationOr(fallback, lo time.Duration) (time.Duration, error) {
+	value, ok := v.Lookup()
+	if !ok {
+		return fallback, nil
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d < lo {
+		return 0, &Error{Var: v, Value: clip(value), Want: fmt.Sprintf("a duration such as 30s, at least %v", lo)}
+	}
+	return d, nil
+}
+
+// OneOf returns the value, which must be among choices; the first of them
+// when the variable is not set.
+func (v Var) OneOf(choices ...string) (string, error) {
+	value, ok := v.Lookup()
+	if !ok {
+		return choices[0], nil
+	}
+	for _, c := range choices {
+		if value == c {
+			return value, nil
+		}
+	}
+	return "", &Error{Var: v, Value: clip(value), Want: "one of " + strings.Join(choices, ", ")}
+}
+
+// clip shortens a value for an error message.
+func clip(value string) string {
+	const most = 100
+	if len(value) <= most {
+		return value
+	}
+	return value[:most] + "…"
+}

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	headerSize = 8
+	// MaxFrame is the most bytes that the length field of a frame can say.
+	MaxFrame = 1<<56 - 1
+	// Frames up to this size are gathered into one buffer and written with one
+	// system call; beyond it the copy costs more than a vectored write.
+	gatherLimit = 16 << 10
+	readBuffer  = 8 << 10
+	// ReadFrame trusts a length for this much before the bytes have come.
+	firstTrust = 1 << 20
+)
+
+// Conn is a connection that carries frames: 8 bytes of header, little endian,
+// the kind in the highest byte and the payload's length in the others, then
+// the payload.
+//
+// It is also a plain byte stream: Read and Write see the same bytes, for
+// protocols that have a framing of their own. Any number of goroutines may
+// write; one at a time may read.
+type Conn struct {
+	proto string
+	nc    net.Conn  // writes, deadlines, Close
+	src   io.Reader // reads: nc, or what also gathers descriptors from it
+	fds   *fdReader // nil where descriptors cannot be passed
+
+	br     *bufio.Reader
+	unread int // of the current frame's payload
+
+	wmu    sync.Mutex
+	werr   error // a write that failed part way leaves no place to go on from
+	gather []byte
+	vec    [][]byte
+	rest   net.Buffers // the part of vec not yet written; a field so that it does not escape per call
+}
+
+// NewConn makes a Conn of an established connection, with no handshake. The
+// proto only names it in errors.
+func NewConn(nc net.Conn, proto string) *Conn {
+	c := &Conn{proto: proto, nc: nc, src: nc}
+	if r := newFDReader(nc); r != nil {
+		c.fds, c.src = r, r
+	}
+	c.br = bufio.NewReaderSize(c.src, readBuffer)
+	return c
+}
+
+// Proto returns what the connection carries.
+func (c *Conn) Proto() string { return c.proto }
+
+// Peer returns the other side's address, for messages.
+func (c *Conn) Peer() string { return addressOf(c.nc.RemoteAddr()) }
+
+// LocalAddr returns this side's address.
+func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
+
+// RemoteAddr returns the other side's address.
+func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
+
+// SetDeadline bounds reads and writes, those in progress too.
+func (c *Conn) SetDeadline(t time.Time) error { return c.nc.SetDeadline(t) }
+
+// SetReadDeadline bounds reads. A header read that ran into it may be tried again.
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.nc.SetReadDeadline(t) }
+
+// SetWriteDeadline bounds writes. After one that ran into it nothing can be written.
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.nc.SetWriteDeadline(t) }
+
+// Close closes the connection; reads and writes in progress fail.
+func (c *Conn) Close() error {
+	err := c.nc.Close()
+	if c.fds != nil {
+		c.fds.close()
+	}
+	return err
+}
+
+// WriteFrame writes one frame whose payload is the payloads end to end. It
+// returns when the system has taken all of it; the slices may then be used again.
+func (c *Conn) WriteFrame(kind byte, payloads ...[]byte) error {
+	size := 0
+	for _, p := range payloads {
+		size += len(p)
+	}
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.werr != nil {
+		return c.werr
+	}
+	c.gather = appendHeader(c.gather[:0], kind, size)
+	if headerSize+size <= gatherLimit {
+		for _, p := range payloads {
+			c.gather = append(c.gather, p...)
+		}
+		_, err := c.nc.Write(c.gather)
+		return c.wrote("write", err)
+	}
+	c.vec = append(c.vec[:0], c.gather)
+	for _, p := range payloads {
+		if len(p) > 0 {
+			c.vec = append(c.vec, p)
+		}
+	}
+	c.rest = c.vec
+	_, err := c.rest.WriteTo(c.nc)
+	clear(c.vec)
+	return c.wrote("write", err)
+}
+
+// wrote keeps a failure of a write, which may have stopped within a frame.
+func (c *Conn) wrote(op string, err error) error {
+	if err != nil {
+		c.werr = c.fail(op, err)
+	}
+	return c.werr
+}
+
+func appendHeader(b []byte, kind byte, size int) []byte {
+	return binary.LittleEndian.AppendUint64(b, uint64(kind)<<56|uint64(size))
+}
+
+// Write writes bytes outside any frame.
+func (c *Conn) Write(p []byte) (int, error) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.werr != nil {
+		return 0, c.werr
+	}
+	n, err := c.nc.Write(p)
+	return n, c.wrote("write", err)
+}
+
+// Read reads bytes whatever frame they belong to.
+func (c *Conn) Read(p []byte) (int, error) { return c.br.Read(p) }
+
+// ReadHeader waits for the next frame and returns its kind and the number of
+// bytes of payload, at most limit, which ReadPayload then gets. At the end of
+// the stream the error is io.EOF. A frame over the limit is
+// ErrFrameTooLarge; the connection is then of no more use.
+func (c *Conn) ReadHeader(limit int) (kind byte, size int, err error) {
+	if c.unread != 0 {
+		return 0, 0, c.fail("read", fmt.Errorf("%d bytes of the last frame have not been read", c.unread))
+	}
+	head, err := c.br.Peek(headerSize)
+	if err != nil {
+		if len(head) > 0 && err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return 0, 0, c.fail("read", err)
+	}
+	word := binary.LittleEndian.Uint64(head)
+	kind, length := byte(word>>56), word&MaxFrame
+	if limit < 0 || length > uint64(limit) || length > math.MaxInt {
+		return 0, 0, c.fail("read", fmt.Errorf("%w: kind %d, %d bytes, limit %d", ErrFrameTooLarge, kind, length, limit))
+	}
+	if _, err := c.br.Discard(headerSize); err != nil {
+		return 0, 0, c.fail("read", err)
+	}
+	c.unread = int(length)
+	return kind, c.unread, nil
+}
+
+// ReadPayload fills p with the next bytes of the current frame's payload, of
+// which there must be as many. Large parts go from the system into p directly.
+func (c *Conn) ReadPayload(p []byte) error {
+	if len(p) > c.unread {
+		return c.fail("read", fmt.Errorf("%d bytes wanted of a frame with %d left", len(p), c.unread))
+	}
+	n, err := io.ReadFull(c.br, p)
+	c.unread -= n
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return c.fail("read", err)
+	}
+	return nil
+}
+
+// Unread returns how many bytes of the current frame have not been read.
+func (c *Conn) Unread() int { return c.unread }
+
+// Discard skips what is left of the current frame.
+func (c *Conn) Discard() error {
+	n, err := c.br.Discard(c.unread)
+	c.unread -= n
+	if err == io.EOF {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return c.fail("read", err)
+	}
+	return nil
+}
+
+// ReadFrame reads a whole frame into buf, or into a longer slice when it does
+// not fit, which grows only as the bytes arrive.
+func (c *Conn) ReadFrame(buf []byte, limit int) (kind byte, payload []byte, err error) {
+	kind, size, err := c.ReadHeader(limit)
+	if err != nil {
+		return 0, nil, err
+	}
+	if size <= cap(buf) {
+		payload = buf[:size]
+		return kind, payload, c.ReadPayload(payload)
+	}
+	payload = make([]byte, min(size, firstTrust))
+	for read := 0; ; {
+		if err := c.ReadPayload(payload[read:]); err != nil {
+			return 0, nil, err
+		}
+		read = len(payload)
+		if read == size {
+			return kind, payload, nil
+		}
+		longer := make([]byte, min(size, 4*read))
+		copy(longer, payload)
+		payload = longer
+	}
+}
+
+// Do calls f, whose reads and writes on c end with an error when ctx is done.
+// The error is then ctx's, wrapped. The connection has no deadline afterwards,
+// and after an error is fit only for Close.
+func (c *Conn) Do(ctx context.Context, f func() error) error {
+	if ctx.Done() == nil {
+		return f()
+	}
+	if err := ctx.Err(); err != nil {
+		return c.fail("use", context.Cause(ctx))
+	}
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		c.nc.SetDeadline(time.Unix(1, 0))
+		close(cut)
+	})
+	err := f()
+	if stop() {
+		return err
+	}
+	<-cut
+	c.nc.SetDeadline(time.Time{})
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, context.Cause(ctx))
+	}
+	return nil
+}
+
+// fail wraps an error with what it concerns.
+func (c *Conn) fail(op string, err error) error {
+	var already *Error
+	if errors.As(err, &already) {
+		return err
+	}
+	return &Error{Op: op, Proto: c.proto, Addr: c.Peer(), Err: plain(err)}
+}
+
+// plain takes away the addresses that package net puts before a cause: Error has them.
+func plain(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
+
+func isReset(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"syscall"
+	"time"
+)
+
+const (
+	// dialPatience bounds a Dial whose context has no deadline.
+	dialPatience = time.Minute
+	// A name that does not resolve may belong to a host that is still being
+	// started, but more likely to nobody.
+	namePatience = 10 * time.Second
+	// A handshake that the peer ends is tried again a few times: the peer may
+	// have been closing an earlier listener, or have been flooded.
+	maxRejections = 4
+	firstPause    = 5 * time.Millisecond
+	maxPause      = 250 * time.Millisecond
+)
+
+// Dial connects to the port at addr, proves the token and asks for a
+// protocol. While nobody listens there it tries again, until ctx is done, or
+// for a minute when ctx has no deadline; a peer with another token, or
+// without the protocol, is an error at once (within a second).
+func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
+	fail := func(op string, err error) (*Conn, error) {
+		return nil, &Error{Op: op, Proto: proto, Addr: addr, Err: err}
+	}
+	if token.IsZero() {
+		return fail("dial", ErrNoToken)
+	}
+	if err := checkProto(proto); err != nil {
+		return nil, err
+	}
+	network, address, err := parseAddress(addr)
+	if err != nil {
+		return fail("dial", err)
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, dialPatience)
+		defer cancel()
+	}
+	dialer := net.Dialer{KeepAliveConfig: keepAlive}
+	began := time.Now()
+	pause := firstPause
+	rejections := 0
+	var last error // what kept us from connecting, as long as it was worth another try
+	for tries := 1; ; tries++ {
+		nc, err := dialer.DialContext(ctx, network, address)
+		op := "dial"
+		if err == nil {
+			op = "handshake"
+			if err = shake(ctx, nc, proto, token); err == nil {
+				return NewConn(nc, proto), nil
+			}
+			nc.Close()
+			if !errors.Is(err, ErrRejected) {
+				rejections = maxRejections
+			}
+			rejections++
+		}
+		if ctx.Err() == nil {
+			last = plain(err)
+			if rejections > maxRejections || op == "dial" && !worthRetrying(err, time.Since(began)) {
+				return fail(op, last)
+			}
+			// Ranks start together: spread their tries.
+			jittered := pause/2 + rand.N(pause)
+			pause = min(2*pause, maxPause)
+			timer := time.NewTimer(jittered)
+			select {
+			case <-timer.C:
+				continue
+			case <-ctx.Done():
+				timer.Stop()
+			}
+		}
+		if last == nil {
+			last = plain(err)
+		}
+		return fail(op, fmt.Errorf("gave up after %v and %d tries: %w (%w)", time.Since(began).Round(time.Millisecond), tries, last, context.Cause(ctx)))
+	}
+}
+
+// shake runs the client's side of the handshake within ctx.
+func shake(ctx context.Context, nc net.Conn, proto string, token Token) error {
+	by := time.Now().Add(handshakeTimeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(by) {
+		by = d
+	}
+	nc.SetDeadline(by)
+	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
+	err := clientHandshake(nc, proto, token)
+	if !stop() {
+		if err == nil {
+			err = context.Cause(ctx)
+		}
+		return err
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("no answer within %v: %w", handshakeTimeout, err)
+	}
+	nc.SetDeadline(time.Time{})
+	return err
+}
+
+// worthRetrying says whether the cause of a failed connect may go away.
+func worthRetrying(err error, waited time.Duration) bool {
+	var dns *net.DNSError
+	if errors.As(err, &dns) {
+		return dns.Temporary() || waited < namePatience
+	}
+	for _, cause := range []syscall.Errno{
+		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.ECONNABORTED,
+		syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.EHOSTDOWN,
+		syscall.ETIMEDOUT, syscall.EAGAIN, syscall.EADDRNOTAVAIL,
+		syscall.ENOENT, // a unix socket that is yet to be made
+	} {
+		if errors.Is(err, cause) {
+			return true
+		}
+	}
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}

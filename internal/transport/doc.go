@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package transport makes authenticated connections between the processes of
+// a job and moves frames over them.
+//
+// A process has one [Port], a listener on which it offers protocols ("store",
+// "coll", …). A peer calls [Dial] with an address, a protocol and the job's
+// [Token]; both sides prove that they know the token, and each gets a [Conn].
+// A Conn carries frames: a kind, a length, and bytes that go from the writer's
+// slices into the reader's with no copy between when they are large. [Pipe]
+// makes the two ends of a Conn inside one process.
+//
+// # Addresses
+//
+// "host:port" is TCP. "unix:@name" is a Linux abstract socket, which leaves
+// nothing in the file system, and "unix:/path" a socket file (where there are
+// no abstract sockets: in a directory of its own that Close removes). [Listen]
+// on "unix:" chooses a fresh one. Only unix connections carry descriptors
+// ([Conn.SendFD]).
+//
+// # Handshake
+//
+// The first byte of a connection is one that neither HTTP nor TLS begins
+// with. All of it has fixed size; H is HMAC-SHA256 under the token over a label
+// of the message, the protocol and the nonces so far:
+//
+//	client → server   magic, version, protocol, client nonce, H(hello)      80 bytes
+//	server → client   server nonce, H(challenge)                            64 bytes
+//	client → server   H(proof)                                              32 bytes
+//	server → client   verdict, H(verdict)                                   33 bytes
+//
+// The labels differ by direction, so nothing that one side said can be sent
+// back to it, and the nonces are fresh, so nothing can be replayed further
+// than a server nonce. A stranger gets no byte: a hello that does not verify
+// is closed without an answer. Handshakes have a deadline, and the
+// number of connections inside one is bounded: when there are too many the
+// oldest is closed, so that strangers who connect and say nothing cannot keep
+// members out.
+//
+// The handshake proves who is there when the connection begins. It does not
+// hide or protect what follows from someone who controls the network between
+// the hosts. That is TLS's work, and its place is under the handshake: a Port will tell a
+// TLS client hello (first byte 22) by its first byte, Dial will ask for it
+// between nodes, and the session's exported key will join the labels above, so
+// that a proof cannot be carried from one session into another.
+//
+// # Caveats
+//
+// Ownership: who gets a Conn closes it. Slices passed to WriteFrame may be
+// used again when it returns. Concurrency: any number of goroutines may write
+// frames, which never mix; one goroutine at a time may read. Close may be
+// called at any time and ends both with an error. The zero Conn and Port are
+// of no use. Errors that concern a connection are an [*Error].
+package transport
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Error is a failed operation on a connection or a listener.
+type Error struct {
+	Op    string // "dial", "listen", "handshake", "read", "write", "send fd", "receive fd"
+	Proto string // empty where there is none yet
+	Addr  string // the peer's address, or the listener's own
+	Err   error
+}
+
+func (e *Error) Error() string {
+	proto := ""
+	if e.Proto != "" {
+		proto = " (" + e.Proto + ")"
+	}
+	return fmt.Sprintf("transport: %s %s%s: %v", e.Op, e.Addr, proto, e.Err)
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Causes that callers tell apart with errors.Is. A peer that closed the
+// connection between two frames is io.EOF, inside one io.ErrUnexpectedEOF.
+var (
+	// ErrFrameTooLarge is a frame longer than its reader allows.
+	ErrFrameTooLarge = errors.New("frame is longer than the reader allows")
+	// ErrRejected is a peer that ended the handshake: nearly always its token differs.
+	ErrRejected = errors.New("the peer ended the handshake: its job token differs from this process's, or it is no port of a Cohort job")
+	// ErrImpostor is a peer that answered the handshake without knowing the token.
+	ErrImpostor = errors.New("the peer could not prove that it knows the job's token")
+	// ErrNoProtocol is a peer that is a member but does not offer the protocol.
+	ErrNoProtocol = errors.New("the peer does not offer this protocol")
+	// ErrNoToken is a missing token.
+	ErrNoToken = errors.New("no job token: set the same one for all members of the job with\n\texport COHORT_TOKEN=$(openssl rand -hex 32)\n(or the output of `cohort token`, or COHORT_TOKEN_FILE naming a file that holds it)")
+)

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"io"
+	"math"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Fault makes a connection fail, for tests of what stands on it. It acts on
+// one end; the peer sees what it would see of a process that died or stopped.
+// All methods may be called at any time, from any goroutine.
+type Fault struct {
+	net.Conn
+	src io.Reader
+
+	mu       sync.Mutex
+	cond     sync.Cond
+	stalled  bool
+	cut      bool
+	closed   bool
+	toWrite  int64 // bytes until the cut, or math.MaxInt64
+	toRead   int64
+	readBy   deadline
+	writeBy  deadline
+	numRead  int64
+	numWrote int64
+}
+
+// Inject puts a Fault under c, which must not have been used yet.
+func Inject(c *Conn) *Fault {
+	f := &Fault{Conn: c.nc, src: c.src, toWrite: math.MaxInt64, toRead: math.MaxInt64}
+	f.cond.L = &f.mu
+	c.nc = f
+	c.src = f
+	c.br.Reset(f)
+	return f
+}
+
+// Cut ends the connection as a reset does: this end's operations fail with
+// ECONNRESET, the peer finds the stream ended.
+func (f *Fault) Cut() {
+	f.mu.Lock()
+	f.cut = true
+	f.cond.Broadcast()
+	f.mu.Unlock()
+	f.Conn.Close()
+}
+
+// CutAfterWriting cuts the connection once n more bytes have been written,
+// which may be within a frame.
+func (f *Fault) CutAfterWriting(n int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.toWrite = n
+}
+
+// CutAfterReading cuts the connection once n more bytes have been read.
+func (f *Fault) CutAfterReading(n int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.toRead = n
+}
+
+// Stall makes this end fall silent like a stopped process: nothing is read
+// or written, nothing fails, until Resume, a deadline, or Close.
+func (f *Fault) Stall() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stalled = true
+}
+
+// Resume ends a stall.
+func (f *Fault) Resume() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stalled = false
+	f.cond.Broadcast()
+}
+
+// Counts returns the bytes read and written so far.
+func (f *Fault) Counts() (read, written int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.numRead, f.numWrote
+}
+
+// pass waits while the connection is stalled. The lock is held.
+func (f *Fault) pass(by *deadline) error {
+	for {
+		switch {
+		case f.cut:
+			return syscall.ECONNRESET
+		case f.closed:
+			return net.ErrClosed
+		case by.passed():
+			return os.ErrDeadlineExceeded
+		case !f.stalled:
+			return nil
+		}
+		f.cond.Wait()
+	}
+}
+
+// Read implements net.Conn. A stall that begins during a read takes effect
+// when the read's bytes have come: they are held back.
+func (f *Fault) Read(p []byte) (int, error) {
+	f.mu.Lock()
+	if err := f.pass(&f.readBy); err != nil {
+		f.mu.Unlock()
+		return 0, err
+	}
+	if int64(len(p)) > f.toRead {
+		p = p[:f.toRead]
+	}
+	f.mu.Unlock()
+	if len(p) == 0 {
+		f.Cut()
+		return 0, syscall.ECONNRESET
+	}
+	n, err := f.src.Read(p)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.toRead != math.MaxInt64 {
+		f.toRead -= int64(n)
+	}
+	f.numRead += int64(n)
+	if f.cut {
+		return 0, syscall.ECONNRESET
+	}
+	for f.stalled && !f.cut && !f.closed {
+		f.cond.Wait()
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (f *Fault) Write(p []byte) (int, error) {
+	f.mu.Lock()
+	if err := f.pass(&f.writeBy); err != nil {
+		f.mu.Unlock()
+		return 0, err
+	}
+	whole := p
+	if int64(len(p)) > f.toWrite {
+		p = p[:f.toWrite]
+	}
+	f.mu.Unlock()
+	n, err := 0, error(nil)
+	if len(p) > 0 {
+		n, err = f.Conn.Write(p)
+	}
+	f.mu.Lock()
+	if f.toWrite != math.MaxInt64 {
+		f.toWrite -= int64(n)
+	}
+	f.numWrote += int64(n)
+	f.mu.Unlock()
+	if err == nil && len(p) < len(whole) {
+		f.Cut()
+		err = syscall.ECONNRESET
+	}
+	return n, err
+}
+
+// Close implements net.Conn.
+func (f *Fault) Close() error {
+	f.mu.Lock()
+	f.closed = true
+	f.readBy.set(time.Time{}, &f.cond)
+	f.writeBy.set(time.Time{}, &f.cond)
+	f.mu.Unlock()
+	return f.Conn.Close()
+}
+
+// SetDeadline implements net.Conn.
+func (f *Fault) SetDeadline(t time.Time) error {
+	f.mu.Lock()
+	f.readBy.set(t, &f.cond)
+	f.writeBy.set(t, &f.cond)
+	f.mu.Unlock()
+	return f.Conn.SetDeadline(t)
+}
+
+// SetReadDeadline implements net.Conn.
+func (f *Fault) SetReadDeadline(t time.Time) error {
+	f.mu.Lock()
+	f.readBy.set(t, &f.cond)
+	f.mu.Unlock()
+	return f.Conn.SetReadDeadline(t)
+}
+
+// SetWriteDeadline implements net.Conn.
+func (f *Fault) SetWriteDeadline(t time.Time) error {
+	f.mu.Lock()
+	f.writeBy.set(t, &f.cond)
+	f.mu.Unlock()
+	return f.Conn.SetWriteDeadline(t)
+}

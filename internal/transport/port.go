@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	handshakeTimeout = 10 * time.Second
+	maxHalfOpen      = 256
+)
+
+// Port is a listener that admits members of the job and hands each
+// connection to the handler of its protocol.
+type Port struct {
+	ln    net.Listener
+	addr  string
+	dir   string // to remove at the end, or empty
+	token Token
+
+	timeout     time.Duration // of a handshake
+	maxHalfOpen int
+
+	mu       sync.Mutex
+	handlers map[string]func(*Conn)
+	halfOpen *list.List // of net.Conn, oldest first
+	closed   bool
+
+	stop    chan struct{}
+	running sync.WaitGroup // the accept loop and the handshakes
+}
+
+// Listen opens a port at addr; the package comment has the forms. TCP port 0
+// and "unix:" choose a free one; Addr says which. Protocols are offered with
+// Handle.
+func Listen(addr string, token Token) (*Port, error) {
+	return listen(addr, token, handshakeTimeout, maxHalfOpen)
+}
+
+func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*Port, error) {
+	if token.IsZero() {
+		return nil, &Error{Op: "listen", Addr: addr, Err: ErrNoToken}
+	}
+	network, address, err := parseAddress(addr)
+	if err != nil {
+		return nil, &Error{Op: "listen", Addr: addr, Err: err}
+	}
+	dir := ""
+	if network == "unix" && address == "" {
+		if address, dir, err = freshUnix(); err != nil {
+			return nil, &Error{Op: "listen", Addr: addr, Err: err}
+		}
+	}
+	config := net.ListenConfig{KeepAliveConfig: keepAlive}
+	ln, err := config.Listen(context.Background(), network, address)
+	if err != nil {
+		if dir != "" {
+			os.RemoveAll(dir)
+		}
+		err = plain(err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			err = fmt.Errorf("%w: another process listens there; end it or choose another port (0 takes a free one)", err)
+		}
+		return nil, &Error{Op: "listen", Addr: addr, Err: err}
+	}
+	p := &Port{
+		ln: ln, addr: addressOf(ln.Addr()), dir: dir, token: token,
+		timeout: timeout, maxHalfOpen: maxHalfOpen,
+		handlers: map[string]func(*Conn){}, halfOpen: list.New(), stop: make(chan struct{}),
+	}
+	p.running.Add(1)
+	go p.accept()
+	return p, nil
+}
+
+// keepAlive finds a peer whose machine has gone without a word.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+// Addr returns the address to dial. For a TCP port that listens on all
+// interfaces its host is "::" or "0.0.0.0": peers need one from ReachableHost.
+func (p *Port) Addr() string { return p.addr }
+
+// TCPPort returns the port's number, 0 for a unix socket.
+func (p *Port) TCPPort() int {
+	if a, ok := p.ln.Addr().(*net.TCPAddr); ok {
+		return a.Port
+	}
+	return 0
+}
+
+// Handle offers a protocol: handler is called for each connection that asks
+// for it, in a goroutine of its own, and owns the Conn. A nil handler
+// withdraws the offer. A malformed name panics.
+func (p *Port) Handle(proto string, handler func(*Conn)) {
+	if err := checkProto(proto); err != nil {
+		panic(err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if handler == nil {
+		delete(p.handlers, proto)
+		return
+	}
+	p.handlers[proto] = handler
+}
+
+func (p *Port) handler(proto string) func(*Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.handlers[proto]
+}
+
+// Close stops listening, ends the handshakes under way and waits for them.
+// Connections that handlers have stay open.
+func (p *Port) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	p.closed = true
+	close(p.stop)
+	for e := p.halfOpen.Front(); e != nil; e = e.Next() {
+		e.Value.(net.Conn).Close()
+	}
+	p.mu.Unlock()
+	err := p.ln.Close()
+	p.running.Wait()
+	if p.dir != "" {
+		os.RemoveAll(p.dir)
+	}
+	return err
+}
+
+// accept takes connections until Close.
+func (p *Port) accept() {
+	defer p.running.Done()
+	pause := time.Duration(0)
+	for {
+		nc, err := p.ln.Accept()
+		if err == nil {
+			pause = 0
+			p.admit(nc)
+			continue
+		}
+		// Other than by Close, accepting fails for a connection that has gone
+		// again, or for want of descriptors or memory: those come back.
+		p.mu.Lock()
+		closed := p.closed
+		p.evict()
+		p.mu.Unlock()
+		if closed {
+			return
+		}
+		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
+		select {
+		case <-time.After(pause):
+		case <-p.stop:
+			return
+		}
+	}
+}
+
+// evict closes the oldest connection that has not finished its handshake.
+func (p *Port) evict() {
+	if e := p.halfOpen.Front(); e != nil {
+		e.Value.(net.Conn).Close()
+		p.halfOpen.Remove(e)
+	}
+}
+
+// admit starts the handshake with a connection.
+func (p *Port) admit(nc net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		nc.Close()
+		return
+	}
+	if p.halfOpen.Len() >= p.maxHalfOpen {
+		p.evict()
+	}
+	place := p.halfOpen.PushBack(nc)
+	p.running.Add(1)
+	go p.serve(nc, place)
+}
+
+// serve runs the handshake, then the handler.
+func (p *Port) serve(nc net.Conn, place *list.Element) {
+	nc.SetDeadline(time.Now().Add(p.timeout))
+	proto, err := serverHandshake(nc, p.token, func(proto string) bool { return p.handler(proto) != nil })
+
+	p.mu.Lock()
+	p.halfOpen.Remove(place)
+	handler := p.handlers[proto]
+	closed := p.closed
+	p.mu.Unlock()
+	p.running.Done()
+	if err != nil || handler == nil || closed {
+		nc.Close()
+		return
+	}
+	nc.SetDeadline(time.Time{})
+	handler(NewConn(nc, proto))
+}
