@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package agentpipe carries news from an agent (the process that launched a
+// node's ranks) to each of its workers: at present, that another local worker
+// has ended badly. A rank that waits for a dead peer learns from its socket
+// that the peer is gone; only the agent, its parent, knows by which signal.
+//
+// The agent makes one pipe for each worker with [Pipe]. The worker inherits the
+// reading end under the descriptor number that the variable [Env] names, and
+// gets it with [Open]. On the pipe travel lines of JSON, one [Event] a line:
+//
+//	{"event":"exited","rank":1,"local_rank":1,"pid":4711,"host":"h","code":-1,"signal":"killed"}
+//
+// A worker need not read: [Writer.Send] gives up rather than wait for it. The
+// end of the stream means that the agent itself has ended. Only one reader a
+// process makes sense, because bytes that one has read are gone for another.
+// Events of a kind that the reader does not know are to be skipped, so that an
+// agent may be newer than its workers.
+package agentpipe
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Env is the variable that holds the number of the worker's descriptor.
+const Env = "COHORT_AGENT_FD"
+
+// MaxLine bounds an encoded event, its line feed included. It is also what Linux
+// writes to a pipe in one piece, so that a full pipe never keeps half an event.
+const MaxLine = 4096
+
+// sendPatience is how long Send waits for a worker that does not read and whose
+// pipe (64 KiB on Linux, some 400 events) is full.
+const sendPatience = 20 * time.Millisecond
+
+// KindExited says that a local worker ended with a code other than 0 or by a signal.
+const KindExited = "exited"
+
+// Event is one piece of news. Which fields are set depends on Kind.
+type Event struct {
+	Kind      string `json:"event"`
+	Rank      int    `json:"rank"`
+	LocalRank int    `json:"local_rank"`
+	PID       int    `json:"pid"`
+	Host      string `json:"host"`
+	Code      int    `json:"code"`             // exit code, -1 when a signal ended the process
+	Signal    string `json:"signal,omitempty"` // "killed", "segmentation fault", …; empty for an exit
+}
+
+// String describes the event for an error message: `rank 1 (host h, pid 4711) ended by signal: killed`.
+func (e Event) String() string {
+	who := fmt.Sprintf("rank %d (host %s, pid %d)", e.Rank, e.Host, e.PID)
+	switch {
+	case e.Kind != KindExited:
+		return fmt.Sprintf("%s: %s", who, e.Kind)
+	case e.Signal != "":
+		return fmt.Sprintf("%s ended by signal: %s", who, e.Signal)
+	default:
+		return fmt.Sprintf("%s exited with code %d", who, e.Code)
+	}
+}
+
+// Writer is the agent's end of one worker's pipe. It is safe for concurrent use.
+type Writer struct {
+	mu sync.Mutex
+	f  *os.File
+}
+
+// Pipe makes a pipe. The file is for the worker to inherit (pass it on, then
+// close it here); the Writer stays with the agent.
+func Pipe() (worker *os.File, agent *Writer, err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, fmt.Errorf("agentpipe: %w", err)
+	}
+	return r, &Writer{f: w}, nil
+}
+
+// Send writes one event. It does not wait for a worker that has stopped
+// reading: the error is then os.ErrDeadlineExceeded, and the event is lost. A
+// worker that has ended gives syscall.EPIPE.
+func (w *Writer) Send(e Event) error {
+	line, err := json.Marshal(e)
+	if err != nil {
+		return fmt.Errorf("agentpipe: %w", err)
+	}
+	if len(line)+1 > MaxLine {
+		return fmt.Errorf("agentpipe: event of %d bytes, at most %d fit a line", len(line)+1, MaxLine)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	// A pipe without deadlines (some systems) still works: it may only block.
+	_ = w.f.SetWriteDeadline(time.Now().Add(sendPatience))
+	if _, err := w.f.Write(append(line, '\n')); err != nil {
+		return fmt.Errorf("agentpipe: tell a worker that %v: %w", e, err)
+	}
+	return nil
+}
+
+// Close ends the stream; the worker then reads io.EOF.
+func (w *Writer) Close() error { return w.f.Close() }
+
+// Reader is the worker's end. [Reader.Next] is for one goroutine;
+// [Reader.Close] may be called from any.
+type Reader struct {
+	f io.ReadCloser
+	b *bufio.Reader
+}
+
+// Open returns the pipe from the agent that launched this process. It is nil,
+// without an error, where there is none: Env is not set, or the descriptor it
+// names is not an open pipe, as in a program started through a wrapper that
+// hands on the environment but not the descriptors. Call it once a process.
+func Open() (*Reader, error) {
+	v := os.Getenv(Env)
+	if v == "" {
+		return nil, nil
+	}
+	fd, err := strconv.Atoi(v)
+	if err != nil || fd < 0 {
+		return nil, fmt.Errorf("agentpipe: %s=%q is not the number of a descriptor: unset it, or start the program with `cohort run`", Env, v)
+	}
+	f := openPipe(fd)
+	if f == nil {
+		return nil, nil
+	}
+	return NewReader(f), nil
+}
+
+// NewReader reads events from any stream and owns it from then on.
+func NewReader(f io.ReadCloser) *Reader {
+	return &Reader{f: f, b: bufio.NewReaderSize(f, MaxLine)}
+}
+
+// Next waits for the next event. The error is io.EOF when the agent has ended,
+// os.ErrClosed after Close. A line that is too long or not an event is an error
+// too, and the next call goes on with the line after it.
+func (r *Reader) Next() (Event, error) {
+	line, err := r.b.ReadSlice('\n')
+	if errors.Is(err, bufio.ErrBufferFull) {
+		n := len(line)
+		for errors.Is(err, bufio.ErrBufferFull) {
+			line, err = r.b.ReadSlice('\n')
+			n += len(line)
+		}
+		if err == nil {
+			return Event{}, fmt.Errorf("agentpipe: a line of %d bytes, at most %d are allowed", n, MaxLine)
+		}
+	}
+	if err != nil {
+		return Event{}, err // half a line at the end is not an event
+	}
+	var e Event
+	if err := json.Unmarshal(line, &e); err != nil {
+		return Event{}, fmt.Errorf("agentpipe: line %q: %w", bytes.TrimSpace(line[:min(len(line), 80)]), err)
+	}
+	if e.Kind == "" {
+		return Event{}, fmt.Errorf("agentpipe: line %q names no event", bytes.TrimSpace(line[:min(len(line), 80)]))
+	}
+	return e, nil
+}
+
+// Close ends a waiting Next and releases the descriptor.
+func (r *Reader) Close() error { return r.f.Close() }
