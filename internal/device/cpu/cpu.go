@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cpu computes on the processor of this machine: it maps the arrays of
+// package device to the slices of package kernel, on one thread pool and one
+// memory pool. Common layouts go straight to a kernel; the rest take loops
+// that are right and slow.
+package cpu
+
+import (
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/mem"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// CPU is the device. Several goroutines may use it at once; their loops then
+// run on fewer threads each.
+type CPU struct {
+	threads *work.Pool
+	memory  *mem.Pool
+}
+
+// New returns a device that computes on numThreads threads.
+func New(numThreads int) *CPU {
+	return &CPU{threads: work.New(numThreads), memory: mem.NewPool()}
+}
+
+// Name returns "cpu".
+func (*CPU) Name() string { return "cpu" }
+
+// NumThreads returns how many threads compute.
+func (c *CPU) NumThreads() int { return c.threads.NumThreads() }
+
+// MemoryStats returns what the memory pool holds. Slabs are not in it.
+func (c *CPU) MemoryStats() mem.Stats { return c.memory.Stats() }
+
+// Alloc returns memory; see device.Device.
+func (c *CPU) Alloc(size int, shared bool) device.Memory {
+	if shared && size > 0 {
+		slab, err := mem.NewSlab(size)
+		if err != nil {
+			panic(err)
+		}
+		return device.Memory{Ptr: slab.Pointer(), Size: size, Slab: slab}
+	}
+	b := c.memory.Get(size)
+	return device.Memory{Ptr: b.Pointer(), Size: size, Block: b}
+}
+
+// Free gives memory back; see device.Device.
+func (c *CPU) Free(m device.Memory) {
+	if m.Slab != nil {
+		// The only failure is a descriptor closed by somebody else.
+		_ = m.Slab.Close()
+		return
+	}
+	c.memory.Put(m.Block)
+}
+
+// Host returns the bytes themselves.
+func (*CPU) Host(m device.Memory, offset, size int) []byte {
+	return unsafe.Slice((*byte)(unsafe.Add(m.Ptr, offset)), size)
+}
+
+// f32 returns the elements of a contiguous array, nil for an absent operand.
+func f32(a device.Array) []float32 {
+	if a.Ptr == nil {
+		return nil
+	}
+	return unsafe.Slice((*float32)(a.Ptr), a.NumElems())
+}
+
+func i64(a device.Array) []int64 {
+	if a.Ptr == nil {
+		return nil
+	}
+	return unsafe.Slice((*int64)(a.Ptr), a.NumElems())
+}
+
+// span returns the run of memory that a strided array touches, from its first
+// element on.
+func span(a device.Array) []float32 {
+	n := 1
+	for i, s := range a.Shape {
+		if s == 0 {
+			return nil
+		}
+		n += (s - 1) * a.Strides[i]
+	}
+	return unsafe.Slice((*float32)(a.Ptr), n)
+}
+
+// rowsCols sees a contiguous array as rows of its last dim.
+func rowsCols(a device.Array) (rows, cols int) {
+	cols = 1
+	if n := len(a.Shape); n > 0 {
+		cols = a.Shape[n-1]
+	}
+	if cols == 0 {
+		return 0, 0
+	}
+	return a.NumElems() / cols, cols
+}
+
+// Fill sets every element.
+func (c *CPU) Fill(dst device.Array, value float64) {
+	if !dst.IsContiguous() {
+		forRuns([]device.Array{dst}, func(ptrs []unsafe.Pointer, n int, strides []int) {
+			for i := range n {
+				if dst.DType == device.Int64 {
+					*elem[int64](ptrs[0], i*strides[0]) = int64(value)
+				} else {
+					*elem[float32](ptrs[0], i*strides[0]) = float32(value)
+				}
+			}
+		})
+		return
+	}
+	if dst.DType == device.Int64 {
+		data := i64(dst)
+		for i := range data {
+			data[i] = int64(value)
+		}
+		return
+	}
+	kernel.Fill(c.threads, f32(dst), float32(value))
+}
+
+// Copy copies between any strides.
+func (c *CPU) Copy(dst, src device.Array) {
+	size := dst.DType.Size()
+	if dst.IsContiguous() && src.IsContiguous() && size == 4 {
+		kernel.Copy(c.threads, f32(dst), f32(src))
+		return
+	}
+	forRuns([]device.Array{dst, src}, func(ptrs []unsafe.Pointer, n int, strides []int) {
+		switch {
+		case strides[0] == 1 && strides[1] == 1:
+			copy(unsafe.Slice((*byte)(ptrs[0]), n*size), unsafe.Slice((*byte)(ptrs[1]), n*size))
+		case size == 8:
+			for i := range n {
+				*elem[int64](ptrs[0], i*strides[0]) = *elem[int64](ptrs[1], i*strides[1])
+			}
+		default:
+			for i := range n {
+				*elem[float32](ptrs[0], i*strides[0]) = *elem[float32](ptrs[1], i*strides[1])
+			}
+		}
+	})
+}
+
+// Axpy adds alpha·x to dst.
+func (c *CPU) Axpy(dst device.Array, alpha float32, x device.Array) {
+	d := f32(dst)
+	kernel.AddScaled(c.threads, d, d, alpha, f32(x))
+}
+
+func elem[T any](p unsafe.Pointer, i int) *T {
+	return (*T)(unsafe.Add(p, i*int(unsafe.Sizeof(*new(T)))))
+}
+
+// forRuns walks arrays of one shape together and calls fn for each run along
+// the last dim with the address of its first elements, its length and the
+// strides along it.
+func forRuns(arrays []device.Array, fn func(ptrs []unsafe.Pointer, n int, strides []int)) {
+	shape := arrays[0].Shape
+	if arrays[0].NumElems() == 0 {
+		return
+	}
+	inner := len(shape) - 1
+	n := 1
+	strides := make([]int, len(arrays))
+	if inner >= 0 {
+		n = shape[inner]
+		for i, a := range arrays {
+			strides[i] = a.Strides[inner]
+		}
+	}
+	ptrs := make([]unsafe.Pointer, len(arrays))
+	for i, a := range arrays {
+		ptrs[i] = a.Ptr
+	}
+	index := make([]int, max(0, inner))
+	size := arrays[0].DType.Size()
+	for {
+		fn(ptrs, n, strides)
+		d := inner - 1
+		for ; d >= 0; d-- {
+			index[d]++
+			step := 1
+			if index[d] == shape[d] {
+				index[d], step = 0, 1-shape[d]
+			}
+			for i, a := range arrays {
+				ptrs[i] = unsafe.Add(ptrs[i], step*a.Strides[d]*size)
+			}
+			if step == 1 {
+				break
+			}
+		}
+		if d < 0 {
+			return
+		}
+	}
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package device is the table behind which a kind of processor slots in.
+//
+// A [Device] allocates memory and runs primitives on [Array]s: a pointer, a
+// dtype, a shape and strides, nothing else. Package tensor checks shapes,
+// keeps storages alive during a call and records the tape; a device only
+// computes. Adding a processor means one package here that implements Device
+// (cpu is the first, [Meta] the smallest), and one exported value in tensor.
+//
+// Rules of a call: operands have been checked, dst never overlaps an input
+// unless it is that input, a zero stride repeats an element (dst has none).
+// A device may run calls later than they are made as long as it keeps their
+// order, frees included; Host waits for them.
+package device
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/internal/mem"
+)
+
+// DType is the type of a tensor's elements.
+type DType uint8
+
+// The element types. Values are stable: they travel on wires.
+const (
+	Float32 DType = 1
+	Int64   DType = 2
+)
+
+// Size returns the bytes of one element.
+func (d DType) Size() int {
+	if d == Int64 {
+		return 8
+	}
+	return 4
+}
+
+func (d DType) String() string {
+	switch d {
+	case Float32:
+		return "float32"
+	case Int64:
+		return "int64"
+	}
+	return fmt.Sprintf("dtype(%d)", uint8(d))
+}
+
+// Array is one operand: Ptr is the address of element [0, …, 0], Strides are
+// in elements.
+type Array struct {
+	Ptr     unsafe.Pointer
+	DType   DType
+	Shape   []int
+	Strides []int
+}
+
+// NumElems returns the product of the shape.
+func (a Array) NumElems() int {
+	n := 1
+	for _, s := range a.Shape {
+		n *= s
+	}
+	return n
+}
+
+// IsContiguous reports whether the elements lie densely in row-major order.
+func (a Array) IsContiguous() bool {
+	want := 1
+	for i := len(a.Shape) - 1; i >= 0; i-- {
+		if a.Shape[i] != 1 && a.Strides[i] != want {
+			return a.NumElems() == 0
+		}
+		want *= a.Shape[i]
+	}
+	return true
+}
+
+// Memory is a handle to a run of bytes on a device. Ptr is nil on [Meta].
+type Memory struct {
+	Ptr   unsafe.Pointer
+	Size  int
+	Block *mem.Block // where the device's pool keeps it; nil for a slab
+	Slab  *mem.Slab  // set when local peers may map it
+}
+
+// Unary names an elementwise function of one operand.
+type Unary uint8
+
+// The unary functions.
+const (
+	Neg Unary = iota
+	Exp
+	Log
+	Sqrt
+	Reciprocal
+	Tanh
+	Erf
+	ReLU
+	GELU     // x·Φ(x), exact
+	GELUTanh // its tanh approximation, as in GPT-2
+)
+
+// Binary names an elementwise function of two operands.
+type Binary uint8
+
+// The binary functions. The …Grad ones take (x, g) and give g·f'(x).
+const (
+	Add Binary = iota
+	Sub
+	Mul
+	Div
+	ReLUGrad
+	GELUGrad
+	GELUTanhGrad
+)
+
+// Reduction names how elements are combined.
+type Reduction uint8
+
+// The reductions.
+const (
+	Sum Reduction = iota
+	Max
+)
+
+// AdamW holds the scalars of one AdamW step; see Kernels.AdamW.
+type AdamW struct {
+	LR, Beta1, Beta2, Eps, WeightDecay float64
+	Bias1, Bias2                       float64 // 1-β1ᵗ, 1-β2ᵗ
+	GradScale                          float64 // multiplies the gradient first
+}
+
+// SGD holds the scalars of one step of stochastic gradient descent.
+type SGD struct {
+	LR, Momentum, Dampening, WeightDecay float64
+	Nesterov, First                      bool
+	GradScale                            float64
+}
+
+// Attention describes softmax(scale·q·kᵀ)·v; see Kernels.Attention.
+type Attention struct {
+	Causal bool
+	Scale  float32
+}
+
+// Device is a kind of processor with its memory.
+type Device interface {
+	Name() string
+
+	// Alloc returns memory that is not cleared; shared memory can be mapped
+	// by processes on the same machine, and is cleared. It panics when the
+	// memory is exhausted.
+	Alloc(size int, shared bool) Memory
+	Free(Memory)
+	// Host returns the bytes of an array of one contiguous run after all
+	// earlier calls have taken effect, for reading and writing on the CPU;
+	// nil where there are none.
+	Host(m Memory, offset, size int) []byte
+
+	Kernels
+}
+
+// Kernels are the primitives. Arrays are float32 unless said otherwise; "rows"
+// operands are contiguous and seen as [rows, cols].
+type Kernels interface {
+	Fill(dst Array, value float64)
+	Copy(dst, src Array) // any strides, same dtype
+	// Axpy adds alpha·x to dst; dst and x are contiguous.
+	Axpy(dst Array, alpha float32, x Array)
+	Unary(op Unary, dst, x Array)
+	// Binary broadcasts by zero strides.
+	Binary(op Binary, dst, a, b Array)
+	BinaryScalar(op Binary, dst, a Array, scalar float32)
+	// Reduce combines the dims of x in which dst has size 1.
+	Reduce(op Reduction, dst, x Array)
+	SumSquares(x Array) float64
+	// MatMul computes dst = a·b + beta·dst + bias on [batch…, m, k]·[batch…, k, n];
+	// the last two dims of a and b may be transposed, bias [n] may be empty.
+	MatMul(dst, a, b, bias Array, beta float32)
+
+	// LayerNorm normalises rows; mean and rstd have one entry a row.
+	LayerNorm(dst, mean, rstd, x, gamma, beta Array, eps float32)
+	LayerNormGrad(dx, dgamma, dbeta, g, x, mean, rstd, gamma Array)
+	Softmax(dst, x Array)
+	SoftmaxGrad(dx, y, g Array)
+	// CrossEntropy gives each row's loss and log-sum-exp; targets are int64,
+	// -100 is skipped. It returns how many rows count, and the first row
+	// whose target is out of range (-1 if none).
+	CrossEntropy(loss, lse, logits, targets Array) (numValid, badRow int)
+	// CrossEntropyGrad scales by scale·upstream, a scalar on the device.
+	CrossEntropyGrad(dlogits, logits, lse, targets, upstream Array, scale float32)
+	// Gather copies rows of table by int64 ids; it returns the first
+	// position whose id is out of range (-1 if none).
+	Gather(dst, table, ids Array) (badPos int)
+	// ScatterAdd adds rows of g into dst by ids, in the order of ids.
+	ScatterAdd(dst, g, ids Array)
+	// Pick takes dst[r] = x[r, ids[r]], and Place writes it back into zeros;
+	// out-of-range ids (-100) give 0.
+	Pick(dst, x, ids Array)
+	Place(dst, g, ids Array)
+	// CausalMask copies x and writes value where key > query in the last two dims.
+	CausalMask(dst, x Array, value float32)
+
+	// Attention works on [batch, time, heads, dim] with a dense last dim;
+	// lse [batch, heads, time].
+	Attention(p Attention, out, lse, q, k, v Array)
+	AttentionGrad(p Attention, dq, dk, dv, dout, out, lse, q, k, v Array)
+
+	AdamW(p AdamW, param, grad, m, v Array)
+	SGD(p SGD, param, grad, momentum Array) // momentum may be empty
+}

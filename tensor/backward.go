@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// BackwardOption changes how a backward pass treats the tape.
+type BackwardOption func(*backprop)
+
+// RetainGraph keeps what the pass would free, for another pass over it.
+func RetainGraph() BackwardOption { return func(b *backprop) { b.retain = true } }
+
+// CreateGraph records the pass itself, so that its result can be
+// differentiated again. It keeps the graph.
+func CreateGraph() BackwardOption {
+	return func(b *backprop) { b.create, b.retain = true, true }
+}
+
+// Backward computes the gradient of t, a tensor of one element, with respect
+// to every leaf it depends on, and gives each leaf its own as soon as it is
+// final, those used last in the forward pass first. It frees what it consumed.
+//
+// The error is that of a leaf's hook or of a collective on the way; the
+// gradients are then incomplete.
+func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
+	b := t.startBackward(ctx, "backward", nil, opts)
+	if err := b.run(t.node, nil); err != nil {
+		return err
+	}
+	after := t.tape.after
+	t.tape.after = nil
+	for _, fn := range after {
+		if err := fn(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Grad returns the gradients of t with respect to values under the same tape,
+// instead of giving gradients to leaves; the entry of a value that t does not
+// depend on is nil. t need not be a scalar: seed is the gradient of t, nil for
+// ones. The graph is kept.
+func (t *Tensor) Grad(ctx context.Context, seed *Tensor, wrt []*Tensor, opts ...BackwardOption) ([]*Tensor, error) {
+	b := t.startBackward(ctx, "grad", seed, opts)
+	b.retain = true
+	targets := make(map[int][]int, len(wrt))
+	for i, w := range wrt {
+		if w.tape == t.tape && w.node != 0 {
+			targets[w.node] = append(targets[w.node], i)
+		}
+	}
+	out := make([]*Tensor, len(wrt))
+	err := b.run(t.node, func(node int, g *Tensor) bool {
+		for _, i := range targets[node] {
+			out[i] = g
+			b.tape.own(g.storage) // until Close
+		}
+		return len(targets[node]) > 0
+	})
+	return out, err
+}
+
+// backprop is one backward pass.
+type backprop struct {
+	ctx    context.Context
+	tape   *Tape
+	node   int // being worked on
+	grads  []*Tensor
+	retain bool
+	create bool
+	err    error
+}
+
+func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opts []BackwardOption) *backprop {
+	t.check(op)
+	if t.tape == nil || t.node == 0 {
+		fail(op, []*Tensor{t}, "no gradient flows into it: it was not computed from a leaf of a recording tape")
+	}
+	b := &backprop{ctx: ctx, tape: t.tape, grads: make([]*Tensor, t.node+1)}
+	for _, o := range opts {
+		o(b)
+	}
+	if seed == nil {
+		if op == "backward" && t.NumElems() != 1 {
+			fail(op, []*Tensor{t}, "wants a loss of one element")
+		}
+		seed = alloc(t.tape, t.Device(), t.dtype, t.shape, false)
+		seed.Device().Fill(seed.array(), 1)
+	}
+	if !slices.Equal(seed.shape, t.shape) {
+		fail(op, []*Tensor{t, seed}, "the seed must have the shape of the value")
+	}
+	b.hold(t.node, seed)
+	return b
+}
+
+// run walks the tape from node down. stop is called with the final gradient of
+// each node; when it returns true the walk does not go below that node.
+func (b *backprop) run(root int, stop func(node int, g *Tensor) bool) (err error) {
+	tp := b.tape
+	recording := tp.recording
+	tp.recording = b.create
+	defer func() { tp.recording = recording }()
+
+	for i := root; i > 0; i-- {
+		n := &tp.nodes[i]
+		g := b.grads[i]
+		if g != nil || n.written {
+			if err := context.Cause(b.ctx); err != nil {
+				return fmt.Errorf("backward ended at %s: %w", n.op, err)
+			}
+			if err := b.visit(i, g, stop); err != nil {
+				return err
+			}
+		}
+		if !b.retain {
+			b.consume(i, i == root)
+		}
+	}
+	return nil
+}
+
+func (b *backprop) visit(i int, g *Tensor, stop func(int, *Tensor) bool) error {
+	tp := b.tape
+	n := &tp.nodes[i]
+	b.node, b.grads[i] = i, nil
+	mark := len(tp.scope.live)
+	switch {
+	case stop != nil && stop(i, g):
+	case n.leaf != nil && stop == nil:
+		if g != nil {
+			n.takeGrad(g)
+		}
+		n.written = false
+		if err := n.leaf.GradReady(b.ctx); err != nil {
+			return err
+		}
+	case n.back != nil:
+		for _, s := range n.saved {
+			s.t.check(n.op + " backward")
+			if s.t.storage.version != s.version {
+				fail(n.op+" backward", []*Tensor{s.t},
+					"a value saved by the forward pass was written to in place since (version %d, saved at %d)",
+					s.t.storage.version, s.version)
+			}
+		}
+		n.back(b, g)
+	}
+	if g != nil {
+		b.release(g.storage)
+	}
+	if !b.create {
+		tp.scope.sweep(min(mark, len(tp.scope.live)))
+	}
+	err := b.err
+	b.err = nil
+	return err
+}
+
+// takeGrad stores or adds a gradient in the leaf's buffer.
+func (n *node) takeGrad(g *Tensor) {
+	buf, holds := n.leaf.GradBuffer()
+	if holds || n.written {
+		buf.Axpy(1, g.Contiguous())
+	} else {
+		buf.CopyFrom(g)
+	}
+}
+
+// consume drops what node i holds.
+func (b *backprop) consume(i int, keepOutput bool) {
+	n := &b.tape.nodes[i]
+	if n.back == nil {
+		return
+	}
+	for _, s := range n.saved {
+		b.release(s.t.storage)
+	}
+	if !keepOutput {
+		b.release(n.out.storage)
+	}
+	n.saved, n.back = nil, consumed
+}
+
+// consumed is the backward function of a node that a pass has freed.
+func consumed(b *backprop, g *Tensor) {
+	n := b.tape.nodes[b.node]
+	fail(n.op+" backward", []*Tensor{n.out}, "an earlier backward pass consumed the graph; give it RetainGraph")
+}
+
+// hold stores g as the gradient of a node.
+func (b *backprop) hold(node int, g *Tensor) {
+	b.tape.own(g.storage)
+	b.grads[node] = g
+}
+
+// release drops one hold on a storage of the tape, and frees it with the last.
+func (b *backprop) release(s *storage) {
+	if s.scope != b.tape.scope {
+		return
+	}
+	s.owners--
+	if s.owners == 0 && !b.retain {
+		s.free()
+	}
+}
+
+// needs reports whether a gradient flows into input i of the current node.
+func (b *backprop) needs(i int) bool { return b.tape.nodes[b.node].inputs[i] != 0 }
+
+// give adds g to the gradient of input i.
+func (b *backprop) give(i int, g *Tensor) {
+	n := &b.tape.nodes[b.node]
+	to := n.inputs[i]
+	if want := b.tape.nodes[to].out.shape; !slices.Equal(g.shape, want) {
+		fail(n.op+" backward", []*Tensor{g}, "the gradient of input %d must have shape %v", i, want)
+	}
+	old := b.grads[to]
+	switch {
+	case old == nil:
+		b.hold(to, g)
+	case !b.create && old.storage.owners == 1 && old.storage.scope == b.tape.scope && old.IsContiguous() &&
+		old.NumElems()*old.dtype.Size() == old.storage.mem.Size:
+		// Nobody else sees it: add in place.
+		old.Axpy(1, g.Contiguous())
+	default:
+		sum := old.Add(g)
+		b.hold(to, sum)
+		b.release(old.storage)
+	}
+}
+
+// direct returns the buffer in which input i collects its gradient when it is
+// a leaf, so that a kernel can write there: dst = beta·dst + gradient. The
+// caller must then do so. It saves a pass over every weight.
+func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
+	n := &b.tape.nodes[b.tape.nodes[b.node].inputs[i]]
+	if n.leaf == nil || b.retain {
+		return nil, 0, false
+	}
+	dst, holds := n.leaf.GradBuffer()
+	if holds || n.written {
+		beta = 1
+	}
+	n.written = true
+	dst.storage.version++
+	return dst, beta, true
+}
+
+// composite differentiates a fused operation through its definition, for a
+// graph of the backward: compute is run again on the inputs and recorded.
+func (b *backprop) composite(g *Tensor, inputs []*Tensor, compute func() *Tensor) {
+	inner := &backprop{ctx: b.ctx, tape: b.tape, create: true, retain: true}
+	out := compute()
+	inner.grads = make([]*Tensor, out.node+1)
+	inner.hold(out.node, g)
+	targets := b.tape.nodes[b.node].inputs
+	found := make(map[int]*Tensor, len(inputs))
+	inner.err = inner.run(out.node, func(node int, g *Tensor) bool {
+		if slices.Contains(targets, node) {
+			found[node] = g
+			return true
+		}
+		return false
+	})
+	b.err = inner.err
+	for i, to := range targets {
+		if g := found[to]; to != 0 && g != nil {
+			b.give(i, g)
+			delete(found, to)
+		}
+	}
+}

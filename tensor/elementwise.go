@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"math"
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+)
+
+// binary computes op with broadcasting, not recorded.
+func (t *Tensor) binary(name string, op device.Binary, u *Tensor) *Tensor {
+	operands := []*Tensor{t, u}
+	t.wantDType(name, Float32)
+	u.wantDType(name, Float32)
+	shape, ok := broadcastShapes(t.shape, u.shape)
+	if !ok {
+		fail(name, operands, "the shapes cannot be broadcast together")
+	}
+	out := result(name, Float32, shape, operands...)
+	a, b := t.array(), u.array()
+	a.Shape, a.Strides = shape, t.expandedStrides(shape)
+	b.Shape, b.Strides = shape, u.expandedStrides(shape)
+	out.Device().Binary(op, out.array(), a, b)
+	return out
+}
+
+// Add returns t + u, broadcast.
+func (t *Tensor) Add(u *Tensor) *Tensor {
+	tShape, uShape := t.shape, u.shape
+	return t.binary("add", device.Add, u).record("add", []*Tensor{t, u}, nil, func(b *backprop, g *Tensor) {
+		if b.needs(0) {
+			b.give(0, g.sumTo(tShape))
+		}
+		if b.needs(1) {
+			b.give(1, g.sumTo(uShape))
+		}
+	})
+}
+
+// Sub returns t - u, broadcast.
+func (t *Tensor) Sub(u *Tensor) *Tensor {
+	tShape, uShape := t.shape, u.shape
+	return t.binary("sub", device.Sub, u).record("sub", []*Tensor{t, u}, nil, func(b *backprop, g *Tensor) {
+		if b.needs(0) {
+			b.give(0, g.sumTo(tShape))
+		}
+		if b.needs(1) {
+			b.give(1, g.Neg().sumTo(uShape))
+		}
+	})
+}
+
+// Mul returns t · u elementwise, broadcast.
+func (t *Tensor) Mul(u *Tensor) *Tensor {
+	both := []*Tensor{t, u}
+	return t.binary("mul", device.Mul, u).record("mul", both, both, func(b *backprop, g *Tensor) {
+		if b.needs(0) {
+			b.give(0, g.Mul(u).sumTo(t.shape))
+		}
+		if b.needs(1) {
+			b.give(1, g.Mul(t).sumTo(u.shape))
+		}
+	})
+}
+
+// Div returns t / u elementwise, broadcast.
+func (t *Tensor) Div(u *Tensor) *Tensor {
+	both := []*Tensor{t, u}
+	return t.binary("div", device.Div, u).record("div", both, both, func(b *backprop, g *Tensor) {
+		gt := g.Div(u)
+		if b.needs(0) {
+			b.give(0, gt.sumTo(t.shape))
+		}
+		if b.needs(1) {
+			b.give(1, gt.Mul(t).Div(u).Neg().sumTo(u.shape))
+		}
+	})
+}
+
+func (t *Tensor) scalar(name string, op device.Binary, s float64) *Tensor {
+	t.wantDType(name, Float32)
+	src := t.Contiguous()
+	out := result(name, Float32, t.shape, t)
+	out.Device().BinaryScalar(op, out.array(), src.array(), float32(s))
+	return out
+}
+
+// AddScalar returns t + s.
+func (t *Tensor) AddScalar(s float64) *Tensor {
+	return t.scalar("add scalar", device.Add, s).record("add scalar", []*Tensor{t}, nil,
+		func(b *backprop, g *Tensor) { b.give(0, g) })
+}
+
+// MulScalar returns t · s.
+func (t *Tensor) MulScalar(s float64) *Tensor {
+	return t.scalar("mul scalar", device.Mul, s).record("mul scalar", []*Tensor{t}, nil,
+		func(b *backprop, g *Tensor) { b.give(0, g.MulScalar(s)) })
+}
+
+// unary computes op, not recorded.
+func (t *Tensor) unary(name string, op device.Unary) *Tensor {
+	t.wantDType(name, Float32)
+	src := t.Contiguous()
+	out := result(name, Float32, t.shape, t)
+	out.Device().Unary(op, out.array(), src.array())
+	return out
+}
+
+// Neg returns -t.
+func (t *Tensor) Neg() *Tensor {
+	return t.unary("neg", device.Neg).record("neg", []*Tensor{t}, nil,
+		func(b *backprop, g *Tensor) { b.give(0, g.Neg()) })
+}
+
+// Exp returns e to the t.
+func (t *Tensor) Exp() *Tensor {
+	out := t.unary("exp", device.Exp)
+	return out.record("exp", []*Tensor{t}, []*Tensor{out},
+		func(b *backprop, g *Tensor) { b.give(0, g.Mul(out)) })
+}
+
+// Log returns the natural logarithm.
+func (t *Tensor) Log() *Tensor {
+	return t.unary("log", device.Log).record("log", []*Tensor{t}, []*Tensor{t},
+		func(b *backprop, g *Tensor) { b.give(0, g.Div(t)) })
+}
+
+// Sqrt returns the square root.
+func (t *Tensor) Sqrt() *Tensor {
+	out := t.unary("sqrt", device.Sqrt)
+	return out.record("sqrt", []*Tensor{t}, []*Tensor{out},
+		func(b *backprop, g *Tensor) { b.give(0, g.MulScalar(0.5).Div(out)) })
+}
+
+// Reciprocal returns 1 / t.
+func (t *Tensor) Reciprocal() *Tensor {
+	out := t.unary("reciprocal", device.Reciprocal)
+	return out.record("reciprocal", []*Tensor{t}, []*Tensor{out},
+		func(b *backprop, g *Tensor) { b.give(0, g.Mul(out).Mul(out).Neg()) })
+}
+
+// Tanh returns the hyperbolic tangent.
+func (t *Tensor) Tanh() *Tensor {
+	out := t.unary("tanh", device.Tanh)
+	return out.record("tanh", []*Tensor{t}, []*Tensor{out},
+		func(b *backprop, g *Tensor) { b.give(0, g.Mul(out.Mul(out).Neg().AddScalar(1))) })
+}
+
+// Erf returns the error function.
+func (t *Tensor) Erf() *Tensor {
+	return t.unary("erf", device.Erf).record("erf", []*Tensor{t}, []*Tensor{t},
+		func(b *backprop, g *Tensor) {
+			b.give(0, g.Mul(t.Mul(t).Neg().Exp().MulScalar(2/math.Sqrt(math.Pi))))
+		})
+}
+
+// sumTo undoes a broadcast: it sums t over what was repeated from shape.
+func (t *Tensor) sumTo(shape []int) *Tensor {
+	if slices.Equal(t.shape, shape) {
+		return t
+	}
+	lead := len(t.shape) - len(shape)
+	keep := t.Shape()
+	for i := range keep {
+		if i < lead || shape[i-lead] == 1 {
+			keep[i] = 1
+		}
+	}
+	return t.reduceTo("sum", device.Sum, keep).Reshape(shape...)
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+)
+
+// The operations of this file write in place and are never recorded: they are
+// for parameters, gradients, buffers and inputs. A backward pass that had
+// saved the old value panics.
+
+// CopyFrom overwrites t with src, which has its shape and dtype.
+func (t *Tensor) CopyFrom(src *Tensor) {
+	t.wantSame("copy from", src)
+	t.storage.version++
+	t.Device().Copy(t.array(), src.array())
+}
+
+// Fill sets every element.
+func (t *Tensor) Fill(value float64) {
+	t.storage.version++
+	t.Device().Fill(t.array(), value)
+}
+
+// Axpy adds alpha·x, of t's shape; both are contiguous float32.
+func (t *Tensor) Axpy(alpha float64, x *Tensor) {
+	t.wantSame("axpy", x)
+	t.wantDType("axpy", Float32)
+	if !t.IsContiguous() || !x.IsContiguous() {
+		fail("axpy", []*Tensor{t, x}, "wants contiguous tensors")
+	}
+	t.storage.version++
+	t.Device().Axpy(t.array(), float32(alpha), x.array())
+}
+
+// Scale multiplies every element of a contiguous tensor by s.
+func (t *Tensor) Scale(s float64) {
+	t.wantDType("scale", Float32)
+	if !t.IsContiguous() {
+		fail("scale", []*Tensor{t}, "wants a contiguous tensor")
+	}
+	t.storage.version++
+	t.Device().BinaryScalar(device.Mul, t.array(), t.array(), float32(s))
+}
+
+func (t *Tensor) wantSame(op string, u *Tensor) {
+	if !slices.Equal(t.shape, u.shape) || t.dtype != u.dtype {
+		fail(op, []*Tensor{t, u}, "both must have one shape and dtype")
+	}
+	if t.Device() != u.Device() {
+		fail(op, []*Tensor{t, u}, "the operands are on two devices, %s and %s", t.Device().Name(), u.Device().Name())
+	}
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"runtime"
+	"sync/atomic"
+
+	"github.com/cohort-ml/cohort/internal/device"
+)
+
+// storage is the handle to a tensor's memory. Views share it. It is owned by
+// a scope, which frees it, or by the collector (scope nil).
+type storage struct {
+	dev     device.Device
+	mem     device.Memory
+	scope   *scope
+	owners  int    // tape nodes and pending gradients that hold it
+	version uint32 // counts writes in place
+	freed   bool
+}
+
+func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
+	s := &storage{dev: dev, mem: dev.Alloc(size, shared), scope: sc}
+	if sc != nil {
+		sc.live = append(sc.live, s)
+	} else {
+		s.leaveToCollector()
+	}
+	return s
+}
+
+// leaveToCollector arranges for the memory to be freed when nothing refers to
+// the storage any more.
+func (s *storage) leaveToCollector() {
+	collectable.add(s.mem.Size)
+	runtime.AddCleanup(s, func(o orphan) {
+		o.dev.Free(o.mem)
+		collectable.freed(o.mem.Size)
+	}, orphan{s.dev, s.mem})
+}
+
+type orphan struct {
+	dev device.Device
+	mem device.Memory
+}
+
+func (s *storage) free() {
+	if s.freed {
+		return
+	}
+	s.freed = true
+	s.dev.Free(s.mem)
+	s.mem.Ptr = nil
+}
+
+// scope owns the storages made under one tape.
+type scope struct{ live []*storage }
+
+// release frees everything. It is the tape's Close, or its cleanup when it
+// was forgotten.
+func (sc *scope) release() {
+	for _, s := range sc.live {
+		if s.scope == sc {
+			s.free()
+		}
+	}
+	sc.live = nil
+}
+
+// sweep frees what was made since mark and is held by nobody.
+func (sc *scope) sweep(mark int) {
+	kept := sc.live[:mark]
+	for _, s := range sc.live[mark:] {
+		switch {
+		case s.scope != sc || s.freed:
+		case s.owners == 0:
+			s.free()
+		default:
+			kept = append(kept, s)
+		}
+	}
+	clear(sc.live[len(kept):])
+	sc.live = kept
+}
+
+// collectable tells the collector of memory it cannot see: the bytes that
+// only it will free. When they have doubled since it last ran, it runs.
+var collectable pressure
+
+type pressure struct{ bytes, limit atomic.Int64 }
+
+const minPressure = 64 << 20
+
+func (p *pressure) add(n int) {
+	bytes := p.bytes.Add(int64(n))
+	if limit := p.limit.Load(); bytes > max(limit, minPressure) {
+		// The frees come later, on the cleanup goroutine; it lowers the limit.
+		p.limit.Store(bytes + minPressure)
+		runtime.GC()
+	}
+}
+
+func (p *pressure) freed(n int) {
+	p.limit.Store(2 * p.bytes.Add(-int64(n)))
+}

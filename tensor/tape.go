@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"context"
+	"runtime"
+)
+
+// Tape records operations in the order they run. That order is a topological
+// one, so the backward pass is a walk from the loss down to the first leaf.
+//
+// One tape serves one forward pass and its backward: [NewTape], [Tape.Watch]
+// for each leaf, the model, [Tensor.Backward], [Tape.Close].
+type Tape struct {
+	nodes     []node // nodes[0] is not used: a tensor's node 0 means none
+	recording bool
+	scope     *scope
+	after     []func(context.Context) error
+}
+
+// node is one recorded operation.
+type node struct {
+	op     string
+	out    *Tensor
+	inputs []int // nodes of the operands, 0 for those without gradient
+	saved  []saved
+	back   func(b *backprop, g *Tensor)
+	leaf   Leaf
+	// written is set once the leaf's buffer holds a part of this backward's gradient.
+	written bool
+}
+
+// saved is an operand or result that the backward function reads.
+type saved struct {
+	t       *Tensor
+	version uint32
+}
+
+// Leaf takes the gradient of a value watched by a tape; nn.Parameter is one.
+type Leaf interface {
+	// GradBuffer returns the dense tensor that collects the gradient, of the
+	// leaf's shape and under no tape, and whether it holds the gradient of an
+	// earlier backward pass, to be added to.
+	GradBuffer() (buf *Tensor, holds bool)
+	// GradReady is called once in a backward pass that reached the leaf, when
+	// the buffer holds the final gradient. An error ends the pass.
+	GradReady(ctx context.Context) error
+}
+
+// NewTape returns an empty tape. With recording false, nothing is recorded and
+// no gradient can be taken: only the memory of what is computed is owned.
+func NewTape(recording bool) *Tape {
+	tp := &Tape{nodes: make([]node, 1, 256), recording: recording, scope: &scope{}}
+	// The last resort for a tape that nobody closed.
+	runtime.AddCleanup(tp, (*scope).release, tp.scope)
+	return tp
+}
+
+// Recording reports whether operations are recorded for a backward pass.
+func (tp *Tape) Recording() bool { return tp.recording }
+
+// Watch returns t as a leaf of the tape: the same data, whose gradient goes to
+// leaf. A nil leaf, or a tape that does not record, makes it a constant.
+func (tp *Tape) Watch(t *Tensor, leaf Leaf) *Tensor {
+	w := *t
+	w.tape, w.node = tp, 0
+	if leaf != nil && tp.recording {
+		w.node = len(tp.nodes)
+		tp.nodes = append(tp.nodes, node{op: "leaf", out: &w, leaf: leaf})
+	}
+	return &w
+}
+
+// Const returns t as a constant under the tape, so that what is computed from
+// it belongs to the tape.
+func (tp *Tape) Const(t *Tensor) *Tensor { return tp.Watch(t, nil) }
+
+// AfterBackward registers fn to run at the end of the next backward pass, when
+// every leaf has its gradient. Wrappers wait for their communication there.
+func (tp *Tape) AfterBackward(fn func(context.Context) error) { tp.after = append(tp.after, fn) }
+
+// Close frees everything that was made under the tape and not kept. Using such
+// a value afterwards panics. Close may be called twice.
+func (tp *Tape) Close() {
+	tp.scope.release()
+	tp.nodes = tp.nodes[:1]
+	tp.after = nil
+	tp.recording = false
+}
+
+// own counts one more holder of a storage that the tape will free. Others are
+// left alone: goroutines may share them.
+func (tp *Tape) own(s *storage) {
+	if s.scope == tp.scope {
+		s.owners++
+	}
+}
+
+// record makes out the result of an operation on inputs, with the function
+// that turns the gradient of out into gradients of the inputs. saves lists
+// what back reads: it is kept until then, and must not change until then.
+func (out *Tensor) record(op string, inputs, saves []*Tensor, back func(b *backprop, g *Tensor)) *Tensor {
+	tp := out.tape
+	if tp == nil || !tp.recording {
+		return out
+	}
+	needed := false
+	for _, t := range inputs {
+		needed = needed || t != nil && t.node != 0
+	}
+	if !needed {
+		return out
+	}
+	n := node{op: op, out: out, back: back, inputs: make([]int, len(inputs))}
+	for i, t := range inputs {
+		if t != nil {
+			n.inputs[i] = t.node
+		}
+	}
+	for _, t := range saves {
+		n.saved = append(n.saved, saved{t, t.storage.version})
+		tp.own(t.storage)
+	}
+	tp.own(out.storage)
+	out.node = len(tp.nodes)
+	tp.nodes = append(tp.nodes, n)
+	return out
+}
+
+// Record makes out the result of an operation that this package does not know,
+// such as a collective. backward gets the gradient of out and returns that of
+// each input, nil for none; it may fail, which ends the backward pass. saves
+// lists the values that backward reads.
+func Record(op string, out *Tensor, inputs, saves []*Tensor,
+	backward func(ctx context.Context, g *Tensor) ([]*Tensor, error),
+) *Tensor {
+	tapeOf(op, append([]*Tensor{out}, inputs...))
+	return out.record(op, inputs, saves, func(b *backprop, g *Tensor) {
+		grads, err := backward(b.ctx, g)
+		if err != nil {
+			b.err = err
+			return
+		}
+		if len(grads) != len(inputs) {
+			fail(op, inputs, "its backward returned %d gradients for %d inputs", len(grads), len(inputs))
+		}
+		for i, gi := range grads {
+			if gi != nil && b.needs(i) {
+				b.give(i, gi)
+			}
+		}
+	})
+}

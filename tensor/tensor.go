@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/mem"
+)
+
+// Tensor is an n-dimensional array, or a view of one. Its shape never
+// changes. The zero value is not usable; see [New], [Zeros], [FromFloat32].
+type Tensor struct {
+	storage *storage
+	offset  int // of the first element, in elements
+	shape   []int
+	strides []int // in elements
+	dtype   DType
+	name    string // for messages; set on parameters
+
+	tape *Tape // what it was made under, nil for none
+	node int   // where it is recorded there, 0 if it needs no gradient
+}
+
+// Shape returns the size of each dim. The caller owns the slice.
+func (t *Tensor) Shape() []int { return slices.Clone(t.shape) }
+
+// Dim returns the size of one dim; negative ones count from the end.
+func (t *Tensor) Dim(dim int) int { return t.shape[dimIndex("dim", t, dim)] }
+
+// NumDims returns the number of dims.
+func (t *Tensor) NumDims() int { return len(t.shape) }
+
+// NumElems returns the number of elements.
+func (t *Tensor) NumElems() int { return numElems(t.shape) }
+
+// DType returns the type of the elements.
+func (t *Tensor) DType() DType { return t.dtype }
+
+// Device returns where the data is.
+func (t *Tensor) Device() Device { return t.storage.dev }
+
+// Tape returns the tape that the value was made under, nil if none.
+func (t *Tensor) Tape() *Tape { return t.tape }
+
+// NeedsGrad reports whether the value was recorded: a gradient flows through it.
+func (t *Tensor) NeedsGrad() bool { return t.node != 0 }
+
+// Name returns the name given by [Tensor.SetName].
+func (t *Tensor) Name() string { return t.name }
+
+// SetName names the tensor in messages.
+func (t *Tensor) SetName(name string) { t.name = name }
+
+// IsContiguous reports whether the elements lie densely in row-major order.
+func (t *Tensor) IsContiguous() bool {
+	return device.Array{Shape: t.shape, Strides: t.strides}.IsContiguous()
+}
+
+// array returns the operand that kernels work on. The caller keeps t alive
+// until the kernel has returned.
+func (t *Tensor) array() device.Array {
+	t.check("read")
+	a := device.Array{DType: t.dtype, Shape: t.shape, Strides: t.strides}
+	if p := t.storage.mem.Ptr; p != nil {
+		a.Ptr = unsafe.Add(p, t.offset*t.dtype.Size())
+	}
+	return a
+}
+
+func (t *Tensor) check(op string) {
+	if t.storage.freed {
+		fail(op, []*Tensor{t}, "the value has been freed: Backward consumed it, or its tape was closed; "+
+			"read it earlier, or call Keep on it before Backward")
+	}
+}
+
+// host returns the bytes of a contiguous tensor.
+func (t *Tensor) host(op string) []byte {
+	t.check(op)
+	if !t.IsContiguous() {
+		fail(op, []*Tensor{t}, "wants a contiguous tensor, strides are %v; call Contiguous first", t.strides)
+	}
+	size := t.dtype.Size()
+	b := t.storage.dev.Host(t.storage.mem, t.offset*size, t.NumElems()*size)
+	if b == nil && t.NumElems() > 0 {
+		fail(op, []*Tensor{t}, "has no data on device %s", t.storage.dev.Name())
+	}
+	return b
+}
+
+// Buffer lends the bytes of a contiguous tensor for communication. They stay
+// valid while the caller keeps t reachable and its tape open. A caller that
+// writes calls [Tensor.MarkWritten] afterwards.
+func (t *Tensor) Buffer() mem.Buffer {
+	return mem.Buffer{Data: t.host("buffer"), Slab: t.storage.mem.Slab, Offset: t.offset * t.dtype.Size()}
+}
+
+// MarkWritten tells the tape that the data changed behind its back: a backward
+// pass that had saved the old value fails instead of using the new one.
+func (t *Tensor) MarkWritten() { t.storage.version++ }
+
+// Float32s returns a copy of a float32 tensor's elements in row-major order.
+func (t *Tensor) Float32s() []float32 {
+	t.wantDType("float32s", Float32)
+	out := make([]float32, t.NumElems())
+	t.readInto(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 4*len(out)))
+	return out
+}
+
+// Int64s returns a copy of an int64 tensor's elements in row-major order.
+func (t *Tensor) Int64s() []int64 {
+	t.wantDType("int64s", Int64)
+	out := make([]int64, t.NumElems())
+	t.readInto(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 8*len(out)))
+	return out
+}
+
+func (t *Tensor) readInto(dst []byte) {
+	c := t.detach().Contiguous()
+	copy(dst, c.host("read"))
+	runtime.KeepAlive(c)
+}
+
+// Item returns the value of a tensor of one element.
+func (t *Tensor) Item() float64 {
+	if t.NumElems() != 1 {
+		fail("item", []*Tensor{t}, "wants a tensor of one element")
+	}
+	if t.dtype == Int64 {
+		return float64(t.Int64s()[0])
+	}
+	return float64(t.Float32s()[0])
+}
+
+// WithFloat32s lends the elements of a contiguous float32 tensor to fn, which
+// may write them and must not keep the slice.
+func (t *Tensor) WithFloat32s(fn func(data []float32)) {
+	t.wantDType("with float32s", Float32)
+	b := t.host("with float32s")
+	t.storage.version++
+	fn(unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4))
+	runtime.KeepAlive(t)
+}
+
+// Keep takes the value out of its tape's ownership: it lives as long as it is
+// reachable, through Backward and Close. It returns t.
+func (t *Tensor) Keep() *Tensor {
+	t.check("keep")
+	if s := t.storage; s.scope != nil {
+		s.scope = nil
+		s.leaveToCollector()
+	}
+	return t
+}
+
+// detach returns the same values outside any tape, sharing the storage.
+func (t *Tensor) detach() *Tensor {
+	d := *t
+	d.tape, d.node = nil, 0
+	return &d
+}
+
+// Detach returns the same values without their history: no gradient flows
+// back through the result, which stays under the tape and shares the storage.
+func (t *Tensor) Detach() *Tensor {
+	d := *t
+	d.node = 0
+	return &d
+}
+
+func (t *Tensor) wantDType(op string, want DType) {
+	if t.dtype != want {
+		fail(op, []*Tensor{t}, "wants %v", want)
+	}
+}
+
+// String shows dtype, shape and, for small tensors, the values.
+func (t *Tensor) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v%v", t.dtype, t.shape)
+	if t.name != "" {
+		fmt.Fprintf(&b, " %s", t.name)
+	}
+	if t.storage.freed || t.storage.mem.Ptr == nil || t.NumElems() > 64 {
+		return b.String()
+	}
+	if t.dtype == Int64 {
+		fmt.Fprintf(&b, " %v", t.Int64s())
+	} else {
+		fmt.Fprintf(&b, " %v", t.Float32s())
+	}
+	return b.String()
+}
