@@ -3,6 +3,7 @@
 package tensor
 
 import (
+	"runtime"
 	"sync"
 
 	"github.com/cohort-ml/cohort/internal/device"
@@ -33,4 +34,10 @@ func CPU() Device { return theCPU() }
 // COHORT_NUM_THREADS, else the number of cores.
 func NumThreads() int { return theCPU().NumThreads() }
 
-var theCPU = sync.OnceValue(func() *cpu.CPU { return cpu.New(envvar.NumThreads()) })
+var theCPU = sync.OnceValue(func() *cpu.CPU {
+	n, err := envvar.NumThreads.IntOr(runtime.NumCPU(), 1, 4096)
+	if err != nil {
+		panic(err)
+	}
+	return cpu.New(n)
+})
