@@ -74,8 +74,8 @@ func opCases() []opCase {
 	}
 }
 
-// random draws an operand; see opCase.positive.
-func random(rng *rand.Rand, positive bool, shape []int) *Tensor {
+// randomTensor draws an operand; see opCase.positive.
+func randomTensor(rng *rand.Rand, positive bool, shape []int) *Tensor {
 	data := make([]float32, numElems(shape))
 	for i := range data {
 		if positive {
@@ -98,7 +98,7 @@ func (c opCase) evaluate(tp *Tape, in []*Tensor, seed uint64) (*Tensor, []*Tenso
 		leaves[i] = tp.Watch(t, &collector{})
 	}
 	out := c.apply(leaves)
-	weights := random(rand.New(rand.NewPCG(seed, 99)), false, out.shape)
+	weights := randomTensor(rand.New(rand.NewPCG(seed, 99)), false, out.shape)
 	return out.Mul(weights).Sum(), leaves
 }
 
@@ -126,7 +126,7 @@ func TestGradientsAgreeWithFiniteDifferences(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 0))
 			in := make([]*Tensor, len(c.shapes))
 			for j, s := range c.shapes {
-				in[j] = random(rng, c.positive, s)
+				in[j] = randomTensor(rng, c.positive, s)
 			}
 			first := func() []*Tensor { return gradients(t, c, in, seed) }
 			value := func() float64 {
@@ -142,7 +142,7 @@ func TestGradientsAgreeWithFiniteDifferences(t *testing.T) {
 			// Second order: the derivative of Σ grad·direction.
 			directions := make([]*Tensor, len(in))
 			for j, s := range c.shapes {
-				directions[j] = random(rng, false, s)
+				directions[j] = randomTensor(rng, false, s)
 			}
 			slope := func() float64 {
 				sum := 0.0
@@ -172,7 +172,7 @@ func gradients(t *testing.T, c opCase, in []*Tensor, seed uint64) []*Tensor {
 		leaves[i] = tp.Watch(x, sinks[i])
 	}
 	out := c.apply(leaves)
-	weights := random(rand.New(rand.NewPCG(seed, 99)), false, out.shape)
+	weights := randomTensor(rand.New(rand.NewPCG(seed, 99)), false, out.shape)
 	if err := out.Mul(weights).Sum().Backward(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Ctx is what one forward pass carries. It is a context.Context: cancelling
+// it ends collectives and the backward pass. Create one with [Training] or
+// [Evaluation] for every step and close it at the step's end.
+type Ctx struct {
+	context.Context
+	training  bool
+	generator *tensor.Generator
+	device    tensor.Device
+	around    []Interceptor // outermost first
+	pass      *pass
+}
+
+// pass is what all carriers derived in one forward pass share.
+type pass struct {
+	tape   *tensor.Tape
+	leaves map[*Parameter]*tensor.Tensor
+	// calls are the modules being run, outermost first. A panic leaves it as
+	// it was, which tells where it came from.
+	calls []any
+}
+
+// Interceptor steps in where a module is called and where a parameter is
+// read, without the model knowing. next goes on with the interceptors inside
+// and in the end with the call itself.
+type Interceptor interface {
+	InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(x []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor
+	InterceptParam(c *Ctx, p *Parameter, next func() *tensor.Tensor) *tensor.Tensor
+}
+
+// Module is a part of a model with one input and one output.
+type Module interface {
+	Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor
+}
+
+// ModuleN is a part of a model with several inputs or outputs.
+type ModuleN interface {
+	ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor
+}
+
+// CtxOption sets something of a carrier.
+type CtxOption func(*Ctx)
+
+// WithGenerator gives the pass a source of random numbers (dropout).
+func WithGenerator(g *tensor.Generator) CtxOption { return func(c *Ctx) { c.generator = g } }
+
+// WithDevice sets the device that modules make new values on.
+func WithDevice(d tensor.Device) CtxOption { return func(c *Ctx) { c.device = d } }
+
+// Training returns the carrier of a pass that can be followed by Backward.
+func Training(ctx context.Context, opts ...CtxOption) *Ctx { return newCtx(ctx, true, opts) }
+
+// Evaluation returns the carrier of a pass without gradients, for modules in
+// evaluation mode.
+func Evaluation(ctx context.Context, opts ...CtxOption) *Ctx { return newCtx(ctx, false, opts) }
+
+func newCtx(ctx context.Context, training bool, opts []CtxOption) *Ctx {
+	c := &Ctx{Context: ctx, training: training, device: tensor.CPU(), pass: &pass{
+		tape: tensor.NewTape(training), leaves: make(map[*Parameter]*tensor.Tensor),
+	}}
+	for _, o := range opts {
+		o(c)
+	}
+	return c
+}
+
+// Close frees everything that was made in the pass and not kept.
+func (c *Ctx) Close() { c.pass.tape.Close() }
+
+// Training reports whether modules are in training mode.
+func (c *Ctx) Training() bool { return c.training }
+
+// Tape returns the tape of the pass.
+func (c *Ctx) Tape() *tensor.Tape { return c.pass.tape }
+
+// Generator returns the source of random numbers, nil if the pass has none.
+func (c *Ctx) Generator() *tensor.Generator { return c.generator }
+
+// Device returns where modules make new values.
+func (c *Ctx) Device() tensor.Device { return c.device }
+
+// With returns a carrier of the same pass in which i steps in, inside the
+// interceptors that are there already.
+func (c *Ctx) With(i Interceptor) *Ctx {
+	d := *c
+	d.around = append(c.around[:len(c.around):len(c.around)], i)
+	return &d
+}
+
+// Call runs a child module.
+func (c *Ctx) Call(m Module, x *tensor.Tensor) *tensor.Tensor {
+	if len(c.around) > 0 {
+		return c.intercept(m, []*tensor.Tensor{x}, func(x []*tensor.Tensor) []*tensor.Tensor {
+			return []*tensor.Tensor{m.Forward(c, x[0])}
+		})[0]
+	}
+	c.enter(m)
+	y := m.Forward(c, x)
+	c.leave()
+	return y
+}
+
+// CallN runs a child module with several inputs or outputs.
+func (c *Ctx) CallN(m ModuleN, x ...*tensor.Tensor) []*tensor.Tensor {
+	return c.intercept(m, x, func(x []*tensor.Tensor) []*tensor.Tensor { return m.ForwardN(c, x...) })
+}
+
+func (c *Ctx) intercept(m any, x []*tensor.Tensor, forward func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	c.enter(m)
+	next := forward
+	for i := len(c.around) - 1; i >= 0; i-- {
+		inner, around := next, c.around[i]
+		next = func(x []*tensor.Tensor) []*tensor.Tensor { return around.InterceptCall(c, m, x, inner) }
+	}
+	y := next(x)
+	c.leave()
+	return y
+}
+
+func (c *Ctx) enter(m any) { c.pass.calls = append(c.pass.calls, m) }
+
+func (c *Ctx) leave() { c.pass.calls = c.pass.calls[:len(c.pass.calls)-1] }
+
+// Param returns the value of a parameter as a leaf of the pass's tape: its
+// gradient goes to p. The same parameter gives the same leaf.
+func (c *Ctx) Param(p *Parameter) *tensor.Tensor {
+	next := func() *tensor.Tensor { return c.leaf(p) }
+	for i := len(c.around) - 1; i >= 0; i-- {
+		inner, around := next, c.around[i]
+		next = func() *tensor.Tensor { return around.InterceptParam(c, p, inner) }
+	}
+	return next()
+}
+
+func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {
+	if t := c.pass.leaves[p]; t != nil {
+		return t
+	}
+	var sink tensor.Leaf
+	if !p.Frozen {
+		sink = p
+	}
+	t := c.pass.tape.Watch(p.data, sink)
+	c.pass.leaves[p] = t
+	return t
+}
+
+// Buffer returns the value of a buffer under the pass's tape.
+func (c *Ctx) Buffer(b *Buffer) *tensor.Tensor { return c.pass.tape.Const(b.Data) }
+
+// ForwardError is a failure inside a forward pass, with the module it
+// happened in. Err is a *tensor.Error, or what [Ctx.Fail] was given.
+type ForwardError struct {
+	Module string // the path of names from the model down; "" is the model itself
+	Type   string // the module's Go type
+	Err    error
+}
+
+func (e *ForwardError) Error() string {
+	where := e.Type
+	if e.Module != "" {
+		where = e.Module + " (" + e.Type + ")"
+	}
+	return fmt.Sprintf("forward of %s: %v", where, e.Err)
+}
+
+// Unwrap returns the failure itself.
+func (e *ForwardError) Unwrap() error { return e.Err }
+
+// abort carries an error from inside a forward pass to the step's border.
+type abort struct{ err error }
+
+// Fail ends the forward pass with an error, such as that of a failed
+// collective. [Ctx.Recover] at the border of the step returns it.
+func (c *Ctx) Fail(err error) { panic(abort{err}) }
+
+// Recover turns a failure of the forward or backward pass into an error with
+// the module's name. A step defers it once:
+//
+//	func step(ctx context.Context) (err error) {
+//		c := nn.Training(ctx)
+//		defer c.Close()
+//		defer c.Recover(&err)
+//
+// Panics that are not failures of tensor operations go on.
+func (c *Ctx) Recover(err *error) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	var failure error
+	switch v := v.(type) {
+	case abort:
+		failure = v.err
+	case error:
+		var te *tensor.Error
+		if !errors.As(v, &te) {
+			panic(v)
+		}
+		failure = v
+	default:
+		panic(v)
+	}
+	calls := c.pass.calls
+	if len(calls) == 0 {
+		*err = failure
+		return
+	}
+	inner := calls[len(calls)-1]
+	*err = &ForwardError{Module: pathOf(calls[0], inner), Type: fmt.Sprintf("%T", inner), Err: failure}
+}

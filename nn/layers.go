@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Linear is x·Wᵀ + b: [batch…, in] to [batch…, out].
+type Linear struct {
+	Weight *Parameter // [out, in]
+	Bias   *Parameter // [out], nil for none
+}
+
+// NewLinear returns a layer with PyTorch's first values: weight and bias
+// uniform within 1/√in, drawn in that order.
+func NewLinear(b *Build, in, out int) *Linear {
+	return &Linear{Weight: b.Uniform(fanInBound(in), out, in), Bias: b.Uniform(fanInBound(in), out)}
+}
+
+// Forward applies the layer.
+func (l *Linear) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	var bias *tensor.Tensor
+	if l.Bias != nil {
+		bias = c.Param(l.Bias)
+	}
+	return tensor.Linear(x, c.Param(l.Weight), bias)
+}
+
+// Embedding is a table of vectors: int64 ids [batch…] to [batch…, width].
+type Embedding struct {
+	Weight *Parameter // [numRows, width]
+}
+
+// NewEmbedding returns a table drawn from a normal distribution of deviation 1,
+// PyTorch's default (its numbers differ: they come from another generator).
+func NewEmbedding(b *Build, numRows, width int) *Embedding {
+	return &Embedding{Weight: b.Normal(1, numRows, width)}
+}
+
+// Forward looks the ids up.
+func (e *Embedding) Forward(c *Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	return tensor.Embedding(c.Param(e.Weight), ids)
+}
+
+// LayerNorm normalises the last dim; see tensor.LayerNorm.
+type LayerNorm struct {
+	Weight *Parameter // gamma [width]
+	Bias   *Parameter // beta [width]
+	Eps    float64
+}
+
+// NewLayerNorm returns a norm with gamma 1, beta 0 and PyTorch's epsilon 1e-5.
+func NewLayerNorm(b *Build, width int) *LayerNorm {
+	return &LayerNorm{Weight: b.Full(1, width), Bias: b.Empty(width), Eps: 1e-5}
+}
+
+// Forward normalises x.
+func (l *LayerNorm) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return tensor.LayerNorm(x, c.Param(l.Weight), c.Param(l.Bias), l.Eps)
+}
+
+// ReLU is max(x, 0).
+type ReLU struct{}
+
+// Forward applies the function.
+func (*ReLU) Forward(_ *Ctx, x *tensor.Tensor) *tensor.Tensor { return x.ReLU() }
+
+// GELU is x·Φ(x), or GPT-2's approximation of it.
+type GELU struct {
+	Tanh bool // the approximation
+}
+
+// Forward applies the function.
+func (g *GELU) Forward(_ *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	if g.Tanh {
+		return x.GELUTanh()
+	}
+	return x.GELU()
+}
+
+// Sequential runs modules one after the other; their names are 0, 1, ….
+type Sequential struct {
+	Layers []Module `name:""`
+}
+
+// NewSequential returns the modules in order.
+func NewSequential(layers ...Module) *Sequential { return &Sequential{Layers: layers} }
+
+// Forward passes x through all modules.
+func (s *Sequential) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	for _, m := range s.Layers {
+		x = c.Call(m, x)
+	}
+	return x
+}

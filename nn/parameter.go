@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Parameter is a tensor that training changes. Modules hold it in a field and
+// read it through [Ctx.Param].
+type Parameter struct {
+	// Frozen parameters get no gradient.
+	Frozen bool
+
+	name  string
+	data  *tensor.Tensor
+	grad  *tensor.Tensor // the buffer; holds says whether there is a gradient in it
+	holds bool
+	ready []*readyHook
+}
+
+type readyHook struct {
+	fn func(ctx context.Context, p *Parameter) error
+}
+
+// NewParameter returns a parameter with the value data, which it owns from
+// now on.
+func NewParameter(data *tensor.Tensor) *Parameter { return &Parameter{data: data} }
+
+// Name returns the parameter's name in the model last walked; see [Parameters].
+func (p *Parameter) Name() string { return p.name }
+
+// Data returns the value, under no tape. Optimizers and loaders write it.
+func (p *Parameter) Data() *tensor.Tensor { return p.data }
+
+// Grad returns the gradient, nil if there is none.
+func (p *Parameter) Grad() *tensor.Tensor {
+	if !p.holds {
+		return nil
+	}
+	return p.grad
+}
+
+// ZeroGrad forgets the gradient; its memory is used again.
+func (p *Parameter) ZeroGrad() { p.holds = false }
+
+// SetGradBuffer makes gradients collect in buf, of the parameter's shape: a
+// view of a bucket, say. It forgets the present gradient.
+func (p *Parameter) SetGradBuffer(buf *tensor.Tensor) {
+	if !slices.Equal(buf.Shape(), p.data.Shape()) || buf.DType() != p.data.DType() {
+		panic(&tensor.Error{
+			Op: "set grad buffer", Names: []string{p.name, ""}, Shapes: [][]int{p.data.Shape(), buf.Shape()},
+			DTypes: []tensor.DType{p.data.DType(), buf.DType()}, Msg: "the buffer must have the parameter's shape and dtype",
+		})
+	}
+	p.grad, p.holds = buf, false
+}
+
+// OnGradReady calls fn in every backward pass, as soon as the parameter's
+// gradient is final in it, from the goroutine of the pass. An error ends the
+// pass. The function that is returned takes the hook off.
+func (p *Parameter) OnGradReady(fn func(ctx context.Context, p *Parameter) error) (remove func()) {
+	h := &readyHook{fn}
+	p.ready = append(p.ready, h)
+	return func() { p.ready = slices.DeleteFunc(slices.Clone(p.ready), func(o *readyHook) bool { return o == h }) }
+}
+
+// GradBuffer lends the tape the gradient's memory; see tensor.Leaf.
+func (p *Parameter) GradBuffer() (*tensor.Tensor, bool) {
+	if p.grad == nil {
+		p.grad = tensor.New(p.data.Device(), p.data.DType(), p.data.Shape()...)
+		p.grad.SetName(p.name + ".grad")
+	}
+	return p.grad, p.holds
+}
+
+// GradReady is called by the tape; see tensor.Leaf.
+func (p *Parameter) GradReady(ctx context.Context) error {
+	p.holds = true
+	for _, h := range p.ready {
+		if err := h.fn(ctx, p); err != nil {
+			return fmt.Errorf("gradient of %s: %w", p.name, err)
+		}
+	}
+	return nil
+}
+
+// Buffer is a tensor that belongs to a module's state but is not trained, such
+// as a running mean.
+type Buffer struct {
+	Data *tensor.Tensor
+	name string
+}
+
+// Name returns the buffer's name in the model last walked.
+func (b *Buffer) Name() string { return b.name }

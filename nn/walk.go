@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"reflect"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Parameters returns every parameter of a model once, frozen ones included, in
+// the order of the fields, and gives each its name.
+func Parameters(model any) []*Parameter {
+	var ps []*Parameter
+	walk(model, func(path string, v any) bool {
+		if p, ok := v.(*Parameter); ok {
+			p.name = path
+			p.data.SetName(path)
+			ps = append(ps, p)
+		}
+		return true
+	})
+	return ps
+}
+
+// Buffers returns every buffer of a model once, in the order of the fields,
+// and gives each its name.
+func Buffers(model any) []*Buffer {
+	var bs []*Buffer
+	walk(model, func(path string, v any) bool {
+		if b, ok := v.(*Buffer); ok {
+			b.name = path
+			b.Data.SetName(path)
+			bs = append(bs, b)
+		}
+		return true
+	})
+	return bs
+}
+
+// NamedTensor is an entry of a state dict.
+type NamedTensor struct {
+	Name   string
+	Tensor *tensor.Tensor
+}
+
+// StateDict returns the parameters and buffers of a model by name, in the
+// order of the fields. The tensors are the model's own: writing them loads a
+// model.
+func StateDict(model any) []NamedTensor {
+	var state []NamedTensor
+	for _, p := range Parameters(model) {
+		state = append(state, NamedTensor{p.name, p.data})
+	}
+	for _, b := range Buffers(model) {
+		state = append(state, NamedTensor{b.name, b.Data})
+	}
+	return state
+}
+
+// NumParams returns the number of elements of all parameters.
+func NumParams(model any) int {
+	n := 0
+	for _, p := range Parameters(model) {
+		n += p.data.NumElems()
+	}
+	return n
+}
+
+// pathOf returns the name of a module inside a model.
+func pathOf(model, module any) string {
+	found := ""
+	walk(model, func(path string, v any) bool {
+		if v == module {
+			found = path
+			return false
+		}
+		return true
+	})
+	return found
+}
+
+// walk visits the model and everything in its exported fields, each pointer
+// once, with its path; visit returns false to end the walk.
+func walk(model any, visit func(path string, v any) bool) {
+	w := walker{visit: visit, seen: make(map[any]bool)}
+	w.value("", reflect.ValueOf(model))
+}
+
+type walker struct {
+	visit func(path string, v any) bool
+	seen  map[any]bool
+	ended bool
+}
+
+func (w *walker) value(path string, v reflect.Value) {
+	if w.ended || !v.IsValid() {
+		return
+	}
+	switch v.Kind() {
+	case reflect.Interface:
+		w.value(path, v.Elem())
+	case reflect.Pointer:
+		if v.IsNil() || v.Type().Elem().Kind() != reflect.Struct || w.seen[v.Interface()] {
+			return
+		}
+		w.seen[v.Interface()] = true
+		if !w.visit(path, v.Interface()) {
+			w.ended = true
+			return
+		}
+		switch v.Interface().(type) {
+		case *Parameter, *Buffer, *tensor.Tensor, *tensor.Generator:
+			return
+		}
+		w.fields(path, v.Elem())
+	case reflect.Struct:
+		w.fields(path, v)
+	case reflect.Slice, reflect.Array:
+		switch v.Type().Elem().Kind() {
+		case reflect.Pointer, reflect.Interface, reflect.Struct, reflect.Slice:
+			for i := range v.Len() {
+				w.value(join(path, strconv.Itoa(i)), v.Index(i))
+			}
+		}
+	}
+}
+
+func (w *walker) fields(path string, v reflect.Value) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		if !f.IsExported() {
+			continue
+		}
+		name, tagged := f.Tag.Lookup("name")
+		switch {
+		case name == "-":
+			continue
+		case f.Anonymous && !tagged:
+			name = ""
+		case !tagged:
+			name = snake(f.Name)
+		}
+		w.value(join(path, name), v.Field(i))
+	}
+}
+
+func join(path, name string) string {
+	if path == "" || name == "" {
+		return path + name
+	}
+	return path + "." + name
+}
+
+// snake turns InProj into in_proj and LN1 into ln1.
+func snake(name string) string {
+	var b strings.Builder
+	runes := []rune(name)
+	for i, r := range runes {
+		if unicode.IsUpper(r) {
+			newWord := i > 0 && (unicode.IsLower(runes[i-1]) || i+1 < len(runes) && unicode.IsUpper(runes[i-1]) && unicode.IsLower(runes[i+1]))
+			if newWord {
+				b.WriteByte('_')
+			}
+			r = unicode.ToLower(r)
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/internal/random"
+)
+
+// Generator is a source of random numbers: a value with an owner, never a
+// global. Uniform numbers and permutations are PyTorch's bit for bit for the
+// same seed; normal ones come from a counter-based generator and depend on
+// the seed and on how many tensors were drawn before, not on threads. A
+// Generator belongs to one goroutine.
+type Generator struct {
+	mt     *random.MT
+	normal random.Philox
+	stream uint64 // of the next normal tensor
+}
+
+// NewGenerator returns a generator. Two with one seed give the same numbers.
+func NewGenerator(seed int64) *Generator {
+	return &Generator{mt: random.NewMT(seed), normal: random.Philox{Key: uint64(seed)}}
+}
+
+// Perm returns a permutation of 0 … n-1: PyTorch's randperm.
+func (g *Generator) Perm(n int) []int { return g.mt.Perm(n) }
+
+// Float64 returns a number in [0, 1).
+func (g *Generator) Float64() float64 { return g.mt.Float64() }
+
+// Uniform overwrites a contiguous float32 tensor with numbers from [lo, hi).
+func (g *Generator) Uniform(t *Tensor, lo, hi float64) {
+	if t.Device() != Meta {
+		t.WithFloat32s(func(data []float32) { g.mt.Uniform(data, float32(lo), float32(hi)) })
+	}
+}
+
+// Normal overwrites a contiguous float32 tensor with normal numbers.
+func (g *Generator) Normal(t *Tensor, mean, std float64) {
+	stream := g.stream
+	g.stream++
+	if t.Device() != Meta {
+		t.WithFloat32s(func(data []float32) { g.normal.Normal(data, stream, 0, float32(mean), float32(std)) })
+	}
+}
+
+// State returns what a generator needs to go on from here; see SetState.
+func (g *Generator) State() []byte {
+	head := binary.LittleEndian.AppendUint64(nil, g.normal.Key)
+	head = binary.LittleEndian.AppendUint64(head, g.stream)
+	return append(head, g.mt.State()...)
+}
+
+// SetState makes g go on where the generator that gave state was.
+func (g *Generator) SetState(state []byte) error {
+	if len(state) < 16 {
+		return fmt.Errorf("tensor: the state of a generator has %d bytes, fewer than its head of 16", len(state))
+	}
+	if err := g.mt.SetState(state[16:]); err != nil {
+		return err
+	}
+	g.normal.Key = binary.LittleEndian.Uint64(state)
+	g.stream = binary.LittleEndian.Uint64(state[8:])
+	return nil
+}
