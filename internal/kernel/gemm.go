@@ -29,16 +29,18 @@ type Matrix struct {
 // Gemm panics when a slice is shorter than its shape needs.
 func Gemm(p *work.Pool, m, n, k int, alpha float32, a, b Matrix, beta float32, c []float32, ldc int, bias []float32) {
 	checkGemm(1, m, n, k, a, 0, b, 0, c, ldc, 0, bias)
-	rows := func(lo, hi int) {
-		for i := lo; i < hi; i++ {
-			gemmRow(i, n, k, alpha, a, b, beta, c[i*ldc:i*ldc+n], bias)
-		}
-	}
-	if p == nil {
-		rows(0, m)
+	if m == 0 || n == 0 {
 		return
 	}
-	p.Range(m, 4, rows)
+	if k == 0 {
+		scaleMatrix(m, n, beta, c, ldc, bias)
+		return
+	}
+	g := getProduct()
+	g.m, g.n, g.k, g.alpha, g.a, g.b = m, n, k, alpha, a, b
+	g.beta, g.c, g.ldc, g.bias = beta, c, ldc, bias
+	g.compute(p)
+	g.release()
 }
 
 // GemmBatch computes C = alpha·A·B + beta·C for batch products whose operands
@@ -53,28 +55,21 @@ func GemmBatch(p *work.Pool, batch, m, n, k int, alpha float32, a Matrix, batchA
 	}
 }
 
-func gemmRow(i, n, k int, alpha float32, a, b Matrix, beta float32, c, bias []float32) {
-	for j := range c {
-		var s float32
-		for l := range k {
-			s += a.at(i, l) * b.at(l, j)
+// scaleMatrix is the product of matrices without elements: C = beta·C + bias.
+func scaleMatrix(m, n int, beta float32, c []float32, ldc int, bias []float32) {
+	for i := range m {
+		row := c[i*ldc : i*ldc+n]
+		for j := range row {
+			y := float32(0)
+			if beta != 0 {
+				y = beta * row[j]
+			}
+			if bias != nil {
+				y += bias[j]
+			}
+			row[j] = y
 		}
-		s *= alpha
-		if beta != 0 {
-			s += beta * c[j]
-		}
-		if bias != nil {
-			s += bias[j]
-		}
-		c[j] = s
 	}
-}
-
-func (m Matrix) at(i, j int) float32 {
-	if m.Trans {
-		return m.Data[j*m.Stride+i]
-	}
-	return m.Data[i*m.Stride+j]
 }
 
 // checkGemm panics unless every operand holds what its shape says: assembly

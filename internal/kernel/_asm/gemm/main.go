@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command gemm writes the assembly of matrix products and attention. Run it by
+// go generate in internal/kernel.
+//
+// Every routine exists for AVX-512 (suffix 512) and for AVX2 with FMA (suffix
+// 256), with the same arguments; the Go twins are in gemm_portable.go.
+package main
+
+import (
+	"bytes"
+	"flag"
+	"log"
+	"os"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+func main() {
+	tile512()
+	tile256()
+	packRows512()
+	packRows256()
+	packTransposed512()
+	packTransposed256()
+	softmaxRows512()
+	softmaxRows256()
+	gradientRows512()
+	gradientRows256()
+	dotRows512()
+	dotRows256()
+	scaleRows512()
+	scaleRows256()
+	Generate()
+	for _, name := range []string{"out", "stubs"} {
+		addLicence(flag.Lookup(name).Value.String())
+	}
+}
+
+func addLicence(path string) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	text = append([]byte("// SPDX-License-Identifier: Apache-2.0\n\n"), bytes.TrimLeft(text, "\n")...)
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		log.Fatal(err)
+	}
+}
+
+var (
+	zmm = []VecPhysical{Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7, Z8, Z9, Z10, Z11, Z12, Z13, Z14, Z15,
+		Z16, Z17, Z18, Z19, Z20, Z21, Z22, Z23, Z24, Z25, Z26, Z27, Z28, Z29, Z30, Z31}
+	ymm = []VecPhysical{Y0, Y1, Y2, Y3, Y4, Y5, Y6, Y7, Y8, Y9, Y10, Y11, Y12, Y13, Y14, Y15}
+)
+
+// begin opens a routine; pointers in its arguments do not escape.
+func begin(name, signature, doc string) {
+	TEXT(name, 4 /* NOSPLIT */, signature)
+	Pragma("noescape")
+	Doc(name + " " + doc)
+}
+
+func load(name string, r Register) Register { return Load(Param(name), r) }
+
+// argument is where an argument lies on the stack.
+func argument(name string) Mem {
+	b, err := Param(name).Resolve()
+	if err != nil {
+		log.Fatal(err)
+	}
+	return b.Addr
+}
+
+// loadStride loads a distance in elements as one in bytes.
+func loadStride(name string, r GPPhysical) {
+	load(name, r)
+	SHLQ(Imm(2), r)
+}
+
+func end() {
+	VZEROUPPER()
+	RET()
+}
+
+// maskTable is 16 words of ones, then 16 of zeros: the mask of the first n of
+// 8 or 16 floats starts 16-n words into it.
+func maskTable() Mem {
+	if haveMasks {
+		return masks
+	}
+	haveMasks = true
+	masks = GLOBL("gemmMasks", 8|16 /* RODATA|NOPTR */)
+	for i := range 16 {
+		DATA(4*i, U32(0xffffffff))
+	}
+	for i := range 16 {
+		DATA(64+4*i, U32(0))
+	}
+	return masks
+}
+
+var (
+	masks     Mem
+	haveMasks bool
+)
+
+// firstMask sets k to ones in the first n positions, n in [0, 64); it changes
+// tmp.
+func firstMask(n, tmp GPPhysical, k OpmaskPhysical) {
+	MOVQ(I32(-1), tmp)
+	BZHIQ(n, tmp, tmp)
+	KMOVW(tmp.As32(), k)
+}

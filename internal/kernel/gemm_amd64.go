@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+//go:generate go -C _asm run ./gemm -out ../gemm_amd64.s -stubs ../gemm_stubs_amd64.go -pkg kernel
+
+// tileShape returns the rows and columns of a full tile, and how many floats
+// apart the columns of a packed panel of A are.
+func tileShape() (mr, nr, aStep int) {
+	switch useISA {
+	case avx512:
+		return 12, 32, 12
+	case avx2:
+		return 6, 16, 8 // packed eight at a time
+	}
+	return portableRows, portableCols, portableRows
+}
+
+func tile(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
+	switch useISA {
+	case avx512:
+		gemmTile512(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
+	case avx2:
+		gemmTile256(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
+	default:
+		portableTile(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
+	}
+}
+
+func packRows(dst *float32, dstStep int, src *float32, srcStep, count, width, pad int) {
+	switch useISA {
+	case avx512:
+		packRows512(dst, dstStep, src, srcStep, count, width, pad)
+	case avx2:
+		packRows256(dst, dstStep, src, srcStep, count, width, pad)
+	default:
+		portablePackRows(dst, dstStep, src, srcStep, count, width, pad)
+	}
+}
+
+func packTransposed(dst *float32, dstStep int, src *float32, srcStep, rows, k, pad int) {
+	switch useISA {
+	case avx512:
+		for at := 0; at < rows; at += 16 {
+			packTransposed512(shift(dst, at), dstStep, shift(src, at*srcStep), srcStep, min(16, rows-at), k, min(16, pad-at))
+		}
+	case avx2:
+		for at := 0; at < rows; at += 8 {
+			packTransposed256(shift(dst, at), dstStep, shift(src, at*srcStep), srcStep, min(8, rows-at), k, min(8, pad-at))
+		}
+	default:
+		portablePackTransposed(dst, dstStep, src, srcStep, rows, k, pad)
+	}
+}
+
+func softmaxRows(x *float32, stride, rows, n, step, end int, top, sum *float32) {
+	switch useISA {
+	case avx512:
+		softmaxRows512(x, stride, rows, n, step, end, top, sum)
+	case avx2:
+		softmaxRows256(x, stride, rows, n, step, end, top, sum)
+	default:
+		portableSoftmaxRows(x, stride, rows, n, step, end, top, sum)
+	}
+}
+
+func gradientRows(x, g *float32, stride, rows, n, step, end int, lse, delta *float32, scale float32) {
+	switch useISA {
+	case avx512:
+		gradientRows512(x, g, stride, rows, n, step, end, lse, delta, scale)
+	case avx2:
+		gradientRows256(x, g, stride, rows, n, step, end, lse, delta, scale)
+	default:
+		portableGradientRows(x, g, stride, rows, n, step, end, lse, delta, scale)
+	}
+}
+
+func dotRows(dst, x *float32, xStep int, y *float32, yStep, rows, n int) {
+	switch useISA {
+	case avx512:
+		dotRows512(dst, x, xStep, y, yStep, rows, n)
+	case avx2:
+		dotRows256(dst, x, xStep, y, yStep, rows, n)
+	default:
+		portableDotRows(dst, x, xStep, y, yStep, rows, n)
+	}
+}
+
+func scaleRows(x *float32, step, rows, n int, factor *float32) {
+	switch useISA {
+	case avx512:
+		scaleRows512(x, step, rows, n, factor)
+	case avx2:
+		scaleRows256(x, step, rows, n, factor)
+	default:
+		portableScaleRows(x, step, rows, n, factor)
+	}
+}

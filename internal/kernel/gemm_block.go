@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"sync"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// A product is cut as Goto and van de Geijn describe (Anatomy of
+// High-Performance Matrix Multiplication, ACM TOMS 34, 2008): a tile of C stays
+// in registers while panels of A and B, packed in the order in which the tile
+// reads them, stream through the first-level cache.
+//
+// One operand is shared: it is packed once, by all threads, before the others
+// start. The other is private: a task owns a band of C (rows when B is shared,
+// columns when A is), packs its band of the private operand into memory of its
+// own that stays in the second-level cache, and adds up all of k, so that no two
+// tasks write the same element and the sums do not depend on who computes what.
+
+const (
+	// kBlock bounds the part of k that is packed and summed in registers at
+	// once. It alone decides how sums round; see splitK.
+	kBlock = 512
+	// bigBand and smallBand are the rows or columns of a task: big ones first,
+	// and small ones at the end so that threads finish together.
+	bigBand   = 96
+	smallBand = 24
+	// sharedLimit bounds the shared operand's packed part, in elements.
+	sharedLimit = 2 << 20
+)
+
+// product is one call of Gemm.
+type product struct {
+	m, n, k     int
+	alpha, beta float32
+	a, b        Matrix
+	c           []float32
+	ldc         int
+	bias        []float32
+
+	mr, nr, aStep int
+	kStep         int // length of a block of k
+	shareB        bool
+	aDirect       bool // A is read where it lies
+	bDirect       bool
+	k0, k1        int // the part of k that is shared now
+	s0, s1        int // the rows or columns of the shared operand, and of C
+	shared        []float32
+	numBig        int // bands of bigBand, before those of smallBand
+	big, small    int
+
+	packTask, bandTask func(i int)
+}
+
+// products are idle calls: keeping them saves the two closures.
+var products struct {
+	mu   sync.Mutex
+	idle []*product
+}
+
+func getProduct() *product {
+	products.mu.Lock()
+	defer products.mu.Unlock()
+	if last := len(products.idle) - 1; last >= 0 {
+		g := products.idle[last]
+		products.idle = products.idle[:last]
+		return g
+	}
+	g := &product{}
+	g.packTask, g.bandTask = g.packShared, g.band
+	return g
+}
+
+func (g *product) release() {
+	*g = product{packTask: g.packTask, bandTask: g.bandTask}
+	products.mu.Lock()
+	defer products.mu.Unlock()
+	if len(products.idle) < 64 {
+		products.idle = append(products.idle, g)
+	}
+}
+
+// splitK returns the length of the blocks of k: equal ones, of at most kBlock.
+func splitK(k int) int {
+	blocks := (k + kBlock - 1) / kBlock
+	return (k + blocks - 1) / blocks
+}
+
+// compute runs the product. m, n and k are not 0.
+func (g *product) compute(p *work.Pool) {
+	threads := 1
+	if p != nil && g.m*g.n*g.k >= 1<<16 {
+		threads = p.NumThreads()
+	}
+	g.mr, g.nr, g.aStep = tileShape()
+	g.kStep = splitK(g.k)
+	g.shareB = g.m >= g.n
+	// An operand that is read once or twice is read where it lies.
+	g.aDirect = g.n <= 2*g.nr
+	g.bDirect = !g.b.Trans && g.m <= 2*g.mr && (useISA == avx512 || g.n%g.nr == 0)
+
+	sharedSize, unit, private := g.n, g.nr, g.m
+	direct := g.bDirect
+	if !g.shareB {
+		sharedSize, unit, private, direct = g.m, g.mr, g.n, g.aDirect
+	}
+	kGroup := min(g.k, max(1, sharedLimit/(4*unit)/g.kStep)*g.kStep)
+	if direct {
+		kGroup = g.k
+	}
+	sharedGroup := max(1, sharedLimit/kGroup/unit) * unit
+	if direct {
+		sharedGroup = sharedSize
+	}
+	g.big, g.small = bigBand, smallBand
+	if !g.shareB {
+		g.big, g.small = max(bigBand, g.nr), max(smallBand, g.nr)
+	}
+	g.numBig = private / g.big
+	if threads > 1 {
+		g.numBig = max(0, (private-threads*g.big)/g.big)
+	} else {
+		g.small = g.big
+	}
+	bands := g.numBig + (private-g.numBig*g.big+g.small-1)/g.small
+
+	for g.k0 = 0; g.k0 < g.k; g.k0 += kGroup {
+		g.k1 = min(g.k, g.k0+kGroup)
+		for g.s0 = 0; g.s0 < sharedSize; g.s0 += sharedGroup {
+			g.s1 = min(sharedSize, g.s0+sharedGroup)
+			var s *scratch
+			if !direct {
+				s = scratchList.get(g.sharedLength())
+				g.shared = s.floats
+				runTasks(p, threads, g.numPackTasks(), g.packTask)
+			}
+			runTasks(p, threads, bands, g.bandTask)
+			if s != nil {
+				scratchList.put(s)
+			}
+		}
+	}
+}
+
+func runTasks(p *work.Pool, threads, n int, task func(i int)) {
+	if threads == 1 || n == 1 {
+		for i := range n {
+			task(i)
+		}
+		return
+	}
+	p.Run(n, task)
+}
+
+// sharedPanels returns how many panels the shared part has, and the elements
+// that a panel has for each step of k.
+func (g *product) sharedPanels() (panels, step int) {
+	if g.shareB {
+		return (g.s1 - g.s0 + g.nr - 1) / g.nr, g.nr
+	}
+	return (g.s1 - g.s0 + g.mr - 1) / g.mr, g.aStep
+}
+
+func (g *product) sharedLength() int {
+	panels, step := g.sharedPanels()
+	return panels * step * (g.k1 - g.k0)
+}
+
+// A task of packing is one block of k of packPanels panels.
+const packPanels = 2
+
+func (g *product) numPackTasks() int {
+	panels, _ := g.sharedPanels()
+	return (g.k1 - g.k0 + g.kStep - 1) / g.kStep * ((panels + packPanels - 1) / packPanels)
+}
+
+func (g *product) packShared(i int) {
+	panels, step := g.sharedPanels()
+	groups := (panels + packPanels - 1) / packPanels
+	k0 := g.k0 + i/groups*g.kStep
+	k1 := min(g.k1, k0+g.kStep)
+	first := i % groups * packPanels
+	base := (k0-g.k0)*panels*step + first*step*(k1-k0)
+	if g.shareB {
+		lo := g.s0 + first*g.nr
+		g.packB(g.shared[base:], lo, min(g.s1, lo+packPanels*g.nr), k0, k1)
+	} else {
+		lo := g.s0 + first*g.mr
+		g.packA(g.shared[base:], lo, min(g.s1, lo+packPanels*g.mr), k0, k1)
+	}
+}
+
+// packA packs rows [lo, hi) of A: panels of mr rows, in each of which the
+// elements of a column lie together.
+func (g *product) packA(dst []float32, lo, hi, k0, k1 int) {
+	for i := lo; i < hi; i += g.mr {
+		rows := min(g.mr, hi-i)
+		if g.a.Trans {
+			packRows(&dst[0], g.aStep, &g.a.Data[k0*g.a.Stride+i], g.a.Stride, k1-k0, rows, g.mr)
+		} else {
+			packTransposed(&dst[0], g.aStep, &g.a.Data[i*g.a.Stride+k0], g.a.Stride, rows, k1-k0, g.mr)
+		}
+		dst = dst[g.aStep*(k1-k0):]
+	}
+}
+
+// packB packs columns [lo, hi) of B: panels of nr columns, row after row.
+func (g *product) packB(dst []float32, lo, hi, k0, k1 int) {
+	for j := lo; j < hi; j += g.nr {
+		cols := min(g.nr, hi-j)
+		if g.b.Trans {
+			packTransposed(&dst[0], g.nr, &g.b.Data[j*g.b.Stride+k0], g.b.Stride, cols, k1-k0, g.nr)
+		} else {
+			packRows(&dst[0], g.nr, &g.b.Data[k0*g.b.Stride+j], g.b.Stride, k1-k0, cols, g.nr)
+		}
+		dst = dst[g.nr*(k1-k0):]
+	}
+}
+
+// panels is how tiles find their part of an operand: panel i starts at
+// base[i·panel]; in it, row and col are the distances of rows and columns.
+type panels struct {
+	base            []float32
+	panel, row, col int
+}
+
+func (g *product) directA(i, k0 int) panels {
+	if g.a.Trans {
+		return panels{g.a.Data[k0*g.a.Stride+i:], g.mr, 1, g.a.Stride}
+	}
+	return panels{g.a.Data[i*g.a.Stride+k0:], g.mr * g.a.Stride, g.a.Stride, 1}
+}
+
+func (g *product) directB(j, k0 int) panels {
+	return panels{g.b.Data[k0*g.b.Stride+j:], g.nr, g.b.Stride, 1}
+}
+
+// band computes one task's rows or columns of C.
+func (g *product) band(i int) {
+	size, at := g.big, i*g.big
+	if i >= g.numBig {
+		size, at = g.small, g.numBig*g.big+(i-g.numBig)*g.small
+	}
+	var s *scratch
+	if g.shareB && !g.aDirect {
+		s = scratchList.get((size/g.mr + 1) * g.aStep * g.kStep)
+	} else if !g.shareB && !g.bDirect {
+		s = scratchList.get((size/g.nr + 1) * g.nr * g.kStep)
+	}
+	for k0 := g.k0; k0 < g.k1; k0 += g.kStep {
+		k1 := min(g.k1, k0+g.kStep)
+		if g.shareB {
+			g.bandRows(s, at, min(g.m, at+size), k0, k1)
+		} else {
+			g.bandCols(s, at, min(g.n, at+size), k0, k1)
+		}
+	}
+	if s != nil {
+		scratchList.put(s)
+	}
+}
+
+func (g *product) bandRows(s *scratch, i0, i1, k0, k1 int) {
+	a, b := g.directA(i0, k0), panels{}
+	if !g.aDirect {
+		g.packA(s.floats, i0, i1, k0, k1)
+		a = panels{s.floats, g.aStep * (k1 - k0), 1, g.aStep}
+	}
+	if g.bDirect {
+		b = g.directB(g.s0, k0)
+	} else {
+		count, step := g.sharedPanels()
+		b = panels{g.shared[(k0-g.k0)*count*step:], step * (k1 - k0), g.nr, 1}
+	}
+	for j := g.s0; j < g.s1; j += g.nr {
+		for i := i0; i < i1; i += g.mr {
+			g.tile(i, min(g.mr, i1-i), j, min(g.nr, g.s1-j), k0, k1, &a, (i-i0)/g.mr, &b, (j-g.s0)/g.nr)
+		}
+	}
+}
+
+func (g *product) bandCols(s *scratch, j0, j1, k0, k1 int) {
+	a, b := panels{}, g.directB(j0, k0)
+	if !g.bDirect {
+		g.packB(s.floats, j0, j1, k0, k1)
+		b = panels{s.floats, g.nr * (k1 - k0), g.nr, 1}
+	}
+	if g.aDirect {
+		a = g.directA(g.s0, k0)
+	} else {
+		count, step := g.sharedPanels()
+		a = panels{g.shared[(k0-g.k0)*count*step:], step * (k1 - k0), 1, g.aStep}
+	}
+	for i := g.s0; i < g.s1; i += g.mr {
+		for j := j0; j < j1; j += g.nr {
+			g.tile(i, min(g.mr, g.s1-i), j, min(g.nr, j1-j), k0, k1, &a, (i-g.s0)/g.mr, &b, (j-j0)/g.nr)
+		}
+	}
+}
+
+// tile adds the block [k0, k1) to a tile of C; the first one brings beta and bias.
+func (g *product) tile(i, rows, j, cols, k0, k1 int, a *panels, ai int, b *panels, bi int) {
+	beta, bias := float32(1), (*float32)(nil)
+	if k0 == 0 {
+		beta = g.beta
+		if g.bias != nil {
+			bias = &g.bias[j]
+		}
+	}
+	tile(rows, cols, k1-k0, &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, &g.c[i*g.ldc+j], g.ldc, g.alpha, beta, bias)
+}

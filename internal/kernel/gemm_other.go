@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !amd64
+
+package kernel
+
+func tileShape() (mr, nr, aStep int) { return portableRows, portableCols, portableRows }
+
+func tile(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
+	portableTile(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
+}
+
+func packRows(dst *float32, dstStep int, src *float32, srcStep, count, width, pad int) {
+	portablePackRows(dst, dstStep, src, srcStep, count, width, pad)
+}
+
+func packTransposed(dst *float32, dstStep int, src *float32, srcStep, rows, k, pad int) {
+	portablePackTransposed(dst, dstStep, src, srcStep, rows, k, pad)
+}
+
+func softmaxRows(x *float32, stride, rows, n, step, end int, top, sum *float32) {
+	portableSoftmaxRows(x, stride, rows, n, step, end, top, sum)
+}
+
+func gradientRows(x, g *float32, stride, rows, n, step, end int, lse, delta *float32, scale float32) {
+	portableGradientRows(x, g, stride, rows, n, step, end, lse, delta, scale)
+}
+
+func dotRows(dst, x *float32, xStep int, y *float32, yStep, rows, n int) {
+	portableDotRows(dst, x, xStep, y, yStep, rows, n)
+}
+
+func scaleRows(x *float32, step, rows, n int, factor *float32) {
+	portableScaleRows(x, step, rows, n, factor)
+}
