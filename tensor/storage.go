@@ -33,6 +33,9 @@ func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
 // leaveToCollector arranges for the memory to be freed when nothing refers to
 // the storage any more.
 func (s *storage) leaveToCollector() {
+	if s.mem.Ptr == nil {
+		return // the device has no memory
+	}
 	collectable.add(s.mem.Size)
 	runtime.AddCleanup(s, func(o orphan) {
 		o.dev.Free(o.mem)

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// mustFail runs fn and returns the *Error that it panics with.
+func mustFail(t *testing.T, want string, fn func()) {
+	t.Helper()
+	defer func() {
+		t.Helper()
+		err, ok := recover().(*Error)
+		if !ok || !strings.Contains(err.Error(), want) {
+			t.Errorf("panicked with %v, want an *Error that says %q", err, want)
+		}
+	}()
+	fn()
+	t.Errorf("did not panic, want an *Error that says %q", want)
+}
+
+func TestShapesThatDoNotFitPanicWithAllOfThem(t *testing.T) {
+	a, b := Zeros(2, 3), Zeros(4, 5)
+	a.SetName("h.0.weight")
+	mustFail(t, "matmul(h.0.weight float32[2 3], float32[4 5]): the inner dims differ: 3 columns, 4 rows", func() { a.MatMul(b) })
+	mustFail(t, "cannot be broadcast", func() { a.Add(b) })
+	mustFail(t, "do not fill shape", func() { a.Reshape(4, 2) })
+	mustFail(t, "not one of its 2 dims", func() { a.Sum(2) })
+	mustFail(t, "wants float32", func() { FromInt64([]int64{1}).Exp() })
+	mustFail(t, "not one of the table's 2 rows", func() { Embedding(a, FromInt64([]int64{0, 2})) })
+	mustFail(t, "target 3 of row 1 is not one of the 3 classes", func() { CrossEntropy(a, FromInt64([]int64{0, 3})) })
+	mustFail(t, "two devices", func() { a.Add(New(Meta, Float32, 2, 3)) })
+	mustFail(t, "negative", func() { Zeros(-1) })
+}
+
+func TestReadingAFreedValuePanics(t *testing.T) {
+	tp := NewTape(true)
+	x := tp.Watch(Full(2, 3), &collector{shape: []int{3}})
+	y := x.Mul(x)
+	kept := y.Exp().Keep()
+	loss := kept.Mul(y).Sum()
+	if err := loss.Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mustFail(t, "has been freed", func() { y.Float32s() })
+	mustFail(t, "has been freed", func() { y.Add(y) })
+	if loss.Item() == 0 || kept.Float32s()[0] == 0 {
+		t.Error("the loss and a kept value must outlive Backward")
+	}
+	tp.Close()
+	mustFail(t, "has been freed", func() { loss.Item() })
+	if got := kept.Float32s()[0]; got < 54 || got > 55 {
+		t.Errorf("the kept value is %v after Close, want e⁴", got)
+	}
+}
+
+func TestWritingASavedValuePanicsInBackward(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	w := Full(1, 2)
+	y := tp.Watch(Full(3, 2), &collector{shape: []int{2}}).Mul(w)
+	w.Fill(5)
+	mustFail(t, "was written to in place since", func() { _ = y.Sum().Backward(t.Context()) })
+}
+
+func TestSecondBackwardNeedsRetainGraph(t *testing.T) {
+	for _, retain := range []bool{false, true} {
+		tp := NewTape(true)
+		sink := &collector{shape: []int{2}}
+		loss := tp.Watch(Full(3, 2), sink).Exp().Sum()
+		var opts []BackwardOption
+		if retain {
+			opts = append(opts, RetainGraph())
+		}
+		if err := loss.Backward(t.Context(), opts...); err != nil {
+			t.Fatal(err)
+		}
+		if !retain {
+			mustFail(t, "RetainGraph", func() { _ = loss.Backward(t.Context()) })
+		} else {
+			first := sink.grad.Float32s()[0]
+			if err := loss.Backward(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := sink.grad.Float32s()[0]; got != 2*first {
+				t.Errorf("two passes gathered %v, want twice %v", got, first)
+			}
+		}
+		tp.Close()
+	}
+}
+
+func TestTwoTapesDoNotMix(t *testing.T) {
+	a, b := NewTape(true), NewTape(true)
+	defer a.Close()
+	defer b.Close()
+	x, y := a.Const(Full(1, 2)), b.Const(Full(1, 2))
+	mustFail(t, "two tapes", func() { x.Add(y) })
+}
+
+// failingLeaf fails when its gradient is ready, as a lost peer would make it.
+type failingLeaf struct {
+	collector
+	err error
+}
+
+func (f *failingLeaf) GradReady(context.Context) error { return f.err }
+
+func TestAnErrorOfALeafEndsBackward(t *testing.T) {
+	want := errors.New("rank 1 died")
+	tp := NewTape(true)
+	defer tp.Close()
+	x := tp.Watch(Full(1, 2), &failingLeaf{collector{shape: []int{2}}, want})
+	if err := x.Sum().Backward(t.Context()); !errors.Is(err, want) {
+		t.Errorf("Backward returned %v, want %v", err, want)
+	}
+}
+
+func TestCancelEndsBackward(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	want := errors.New("stopped by the user")
+	cancel(want)
+	tp := NewTape(true)
+	defer tp.Close()
+	if err := tp.Watch(Full(1, 2), &collector{shape: []int{2}}).Sum().Backward(ctx); !errors.Is(err, want) {
+		t.Errorf("Backward returned %v, want %v", err, want)
+	}
+}
+
+func TestGradientsComeInReverseOrderOfUse(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	var order []string
+	leaf := func(name string) *Tensor {
+		return tp.Watch(Full(1, 2), &orderedLeaf{collector{shape: []int{2}}, name, &order})
+	}
+	x := leaf("first")
+	x = x.Mul(leaf("second"))
+	x = x.Add(leaf("third"))
+	leaf("unused")
+	tp.AfterBackward(func(context.Context) error { order = append(order, "after"); return nil })
+	if err := x.Sum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"third", "second", "first", "after"}; !slices.Equal(order, want) {
+		t.Errorf("order %v, want %v", order, want)
+	}
+}
+
+type orderedLeaf struct {
+	collector
+	name  string
+	order *[]string
+}
+
+func (o *orderedLeaf) GradReady(context.Context) error {
+	*o.order = append(*o.order, o.name)
+	return nil
+}
+
+func TestRecordCarriesAForeignOperation(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	sink := &collector{shape: []int{2}}
+	x := tp.Watch(Full(3, 2), sink)
+	y := Record("triple", x.Detach().MulScalar(3), []*Tensor{x}, nil, func(_ context.Context, g *Tensor) ([]*Tensor, error) {
+		return []*Tensor{g.MulScalar(3)}, nil
+	})
+	if err := y.Sum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := sink.grad.Float32s(); !slices.Equal(got, []float32{3, 3}) {
+		t.Errorf("gradient %v, want [3 3]", got)
+	}
+}
+
+// TestSteadyStepTakesNoMemory runs steps of one shape and looks at what the
+// pool took from the system.
+func TestSteadyStepTakesNoMemory(t *testing.T) {
+	sink := &collector{shape: []int{64, 64}}
+	w := Full(0.01, 64, 64)
+	step := func() {
+		tp := NewTape(true)
+		defer tp.Close()
+		sink.holds = false
+		x := tp.Const(Full(1, 32, 64))
+		x.Keep()
+		h := Linear(x, tp.Watch(w, sink), nil)
+		for range 4 {
+			h = h.GELU().Add(h).Softmax()
+		}
+		if err := h.Sum().Backward(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stats := func() int64 {
+		return theCPU().MemoryStats().Reserved
+	}
+	for range 5 {
+		step()
+	}
+	before := stats()
+	for range 200 {
+		step()
+	}
+	if after := stats(); after != before {
+		t.Errorf("200 equal steps took %d bytes from the system", after-before)
+	}
+}
+
+// TestForgottenValuesAreCollected makes garbage without a tape: the collector
+// has to hear of it.
+func TestForgottenValuesAreCollected(t *testing.T) {
+	const size, rounds = 1 << 20, 1000 // 4 GiB in all
+	for range rounds {
+		Zeros(size)
+	}
+	runtime.GC()
+	if got := theCPU().MemoryStats().Reserved; got > 1<<30 {
+		t.Errorf("%d MiB are reserved after making %d MiB of garbage", got>>20, 4*size*rounds>>20)
+	}
+}
+
+func TestMetaComputesShapesOnly(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	x := tp.Watch(New(Meta, Float32, 1<<20, 1<<20), &collector{})
+	w := tp.Const(New(Meta, Float32, 512, 1<<20))
+	y := Linear(x, w, nil).GELU().T()
+	if got := y.Shape(); !slices.Equal(got, []int{512, 1 << 20}) {
+		t.Errorf("shape %v, want [512 %d]", got, 1<<20)
+	}
+	mustFail(t, "has no data on device meta", func() { y.Contiguous().Float32s() })
+}
