@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import "math"
+
+// One task of attention is one head of one batch entry. It packs the operands
+// that tiles read as B once, and then goes down the queries a tile of rows at a
+// time: their scores against the keys they see, at most, lie in the first- or
+// second-level cache between the two products. Nothing of size Time·KeyTime is
+// ever stored, as in FlashAttention (Dao et al., 2022); but whole rows are, so
+// that the softmax needs no rescaling.
+
+// gradientBlock bounds the elements of the two blocks of scores that the
+// backward pass holds at once, so that they stay in the second-level cache.
+const gradientBlock = 64 << 10
+
+// headTask is the state of a task: its shape and its scratch.
+type headTask struct {
+	*AttentionShape
+	mr, nr  int
+	rest    []float32 // of the scratch
+	keyPad  int       // KeyTime in whole panels
+	scores  int       // distance of rows of scores
+	vectors int       // Dim in panels
+}
+
+func newHeadTask(s *AttentionShape) headTask {
+	t := headTask{AttentionShape: s}
+	t.mr, t.nr, _ = tileShape()
+	t.keyPad = roundUp(s.KeyTime, t.nr)
+	// Rows whose distance is a multiple of 4 KiB would share a cache set.
+	t.scores = t.keyPad + 16
+	t.vectors = (s.Dim + t.nr - 1) / t.nr
+	return t
+}
+
+func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
+
+// cut takes n elements of the scratch, in whole cache lines.
+func (t *headTask) cut(n int) []float32 {
+	n = roundUp(n, 16)
+	part := t.rest[:n:n]
+	t.rest = t.rest[n:]
+	return part
+}
+
+// rowsLength and columnsLength are the sizes of packed operands of n positions.
+func (t *headTask) rowsLength(n int) int { return roundUp(t.vectors*t.nr*n, 16) }
+
+func (t *headTask) columnsLength() int { return roundUp(t.keyPad*t.Dim, 16) }
+
+// packRows packs n positions as the rows of B: panels of nr channels.
+func (t *headTask) packRows(x *Heads, base, n int) []float32 {
+	dst := t.cut(t.vectors * t.nr * n)
+	for d := 0; d < t.Dim && n > 0; d += t.nr {
+		packRows(&dst[d*n], t.nr, &x.Data[base+d], x.Time, n, min(t.nr, t.Dim-d), t.nr)
+	}
+	return dst
+}
+
+// packColumns packs the keys as the columns of B: panels of nr keys.
+func (t *headTask) packColumns(x *Heads, base int) []float32 {
+	dst := t.cut(t.keyPad * t.Dim)
+	for j := 0; j < t.KeyTime; j += t.nr {
+		packTransposed(&dst[j*t.Dim], t.nr, &x.Data[base+j*x.Time], x.Time, min(t.nr, t.KeyTime-j), t.Dim, t.nr)
+	}
+	return dst
+}
+
+// base returns where head h of batch entry b starts.
+func (x *Heads) base(b, h int) int { return b*x.Batch + h*x.Head }
+
+// visibleAt returns how many keys query i sees, below 0 if it lies before all
+// of them, and by how much each later query sees more.
+func (t *headTask) visibleAt(i int) (n, step int) {
+	if t.Causal {
+		return i + 1 + t.KeyTime - t.Time, 1
+	}
+	return t.KeyTime, 0
+}
+
+// multiplyKeys sets rows of scores to scale·x·keysᵀ for the first visible keys,
+// in whole panels.
+func (t *headTask) multiplyKeys(scores []float32, rows int, x *Heads, at int, keys []float32, visible int, scale float32) {
+	for j := 0; j < visible; j += t.nr {
+		tile(rows, t.nr, t.Dim, &x.Data[at], x.Time, 1, &keys[j*t.Dim], t.nr, &scores[j], t.scores, scale, 0, nil)
+	}
+}
+
+// multiplyRows computes y = weights·packed + beta·y, where packed has n
+// positions of which the product takes k from the first one on; weight (i, l)
+// is at i·row + l·col.
+func (t *headTask) multiplyRows(y *Heads, at, rows int, weights []float32, row, col int, packed []float32, n, first, k int, beta float32) {
+	for d := 0; d < t.Dim; d += t.nr {
+		b := &packed[0]
+		if k > 0 {
+			b = &packed[d*n+first*t.nr]
+		}
+		tile(rows, min(t.nr, t.Dim-d), k, &weights[0], row, col, b, t.nr, &y.Data[at+d], y.Time, 1, beta, nil)
+	}
+}
+
+// attentionHead is the forward pass of one head.
+func attentionHead(s *AttentionShape, b, h int, out, q, k, v *Heads, lse []float32) {
+	t := newHeadTask(s)
+	mem := scratchList.get(t.columnsLength() + t.rowsLength(s.KeyTime) + roundUp(t.mr*t.scores, 16) + 2*16 + 16)
+	defer scratchList.put(mem)
+	t.rest = mem.floats
+	keys := t.packColumns(k, k.base(b, h))
+	values := t.packRows(v, v.base(b, h), s.KeyTime)
+	scores := t.cut(t.mr * t.scores)
+	top, sum := t.cut(t.mr), t.cut(t.mr)
+	for i := 0; i < s.Time; i += t.mr {
+		rows := min(t.mr, s.Time-i)
+		visible := s.visible(i + rows - 1)
+		t.multiplyKeys(scores, rows, q, q.base(b, h)+i*q.Time, keys, visible, s.Scale)
+		n, step := t.visibleAt(i)
+		softmaxRows(&scores[0], t.scores, rows, n, step, roundUp(visible, t.nr), &top[0], &sum[0])
+		for r := range rows {
+			if lse != nil {
+				lse[i+r] = float32(float64(top[r]) + math.Log(float64(sum[r])))
+			}
+			if sum[r] != 0 {
+				sum[r] = 1 / sum[r]
+			}
+		}
+		at := out.base(b, h) + i*out.Time
+		t.multiplyRows(out, at, rows, scores, t.scores, 1, values, s.KeyTime, 0, visible, 0)
+		scaleRows(&out.Data[at], out.Time, rows, s.Dim, &sum[0])
+	}
+}
+
+// attentionHeadBackward is the backward pass of one head. With p the softmax
+// and g = dout·vᵀ: dv = pᵀ·dout, ds = p∘(g - rowsum(dout∘out))·scale, dq = ds·k,
+// dk = dsᵀ·q.
+func attentionHeadBackward(s *AttentionShape, b, h int, dq, dk, dv, dout, out, q, k, v *Heads, lse []float32) {
+	t := newHeadTask(s)
+	block := min(roundUp(s.Time, t.mr), max(1, gradientBlock/t.scores/t.mr)*t.mr)
+	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 2*roundUp(block*t.scores, 16) + 16)
+	defer scratchList.put(mem)
+	t.rest = mem.floats
+	keyColumns, valueColumns := t.packColumns(k, k.base(b, h)), t.packColumns(v, v.base(b, h))
+	keyRows := t.packRows(k, k.base(b, h), s.KeyTime)
+	queryRows := t.packRows(q, q.base(b, h), s.Time)
+	doutRows := t.packRows(dout, dout.base(b, h), s.Time)
+	p, g := t.cut(block*t.scores), t.cut(block*t.scores)
+	delta := t.cut(t.mr)
+	for i0 := 0; i0 < s.Time; i0 += block {
+		i1 := min(s.Time, i0+block)
+		for i := i0; i < i1; i += t.mr {
+			rows := min(t.mr, i1-i)
+			visible := s.visible(i + rows - 1)
+			pi, gi := p[(i-i0)*t.scores:], g[(i-i0)*t.scores:]
+			doutAt := dout.base(b, h) + i*dout.Time
+			t.multiplyKeys(pi, rows, q, q.base(b, h)+i*q.Time, keyColumns, visible, s.Scale)
+			t.multiplyKeys(gi, rows, dout, doutAt, valueColumns, visible, 1)
+			dotRows(&delta[0], &dout.Data[doutAt], dout.Time, &out.Data[out.base(b, h)+i*out.Time], out.Time, rows, s.Dim)
+			n, step := t.visibleAt(i)
+			// The tiles below read whole tiles of keys: clear that far.
+			end := min(t.keyPad, roundUp(roundUp(visible, t.mr), t.nr))
+			gradientRows(&pi[0], &gi[0], t.scores, rows, n, step, end, &lse[i], &delta[0], s.Scale)
+			t.multiplyRows(dq, dq.base(b, h)+i*dq.Time, rows, gi, t.scores, 1, keyRows, s.KeyTime, 0, visible, 0)
+		}
+		for j := 0; j < s.KeyTime; j += t.mr {
+			// The first query that sees key j; nobody sees it before.
+			first := 0
+			if s.Causal {
+				first = max(0, j-(s.KeyTime-s.Time))
+			}
+			if first >= i1 {
+				break
+			}
+			beta := float32(0)
+			if first < i0 {
+				first, beta = i0, 1
+			}
+			rows := min(t.mr, s.KeyTime-j)
+			at := (first-i0)*t.scores + j
+			t.multiplyRows(dv, dv.base(b, h)+j*dv.Time, rows, p[at:], 1, t.scores, doutRows, s.Time, first, i1-first, beta)
+			t.multiplyRows(dk, dk.base(b, h)+j*dk.Time, rows, g[at:], 1, t.scores, queryRows, s.Time, first, i1-first, beta)
+		}
+	}
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// attentionOracle is the definition in float64: the output, the log-sum-exp and
+// the gradients, densely stored by (batch, head, time, channel).
+type attentionOracle struct{ out, lse, dq, dk, dv []float32 }
+
+func (x *Heads) at(s *AttentionShape, b, h, t, d int) float64 {
+	return float64(x.Data[x.base(b, h)+t*x.Time+d])
+}
+
+func newAttentionOracle(s *AttentionShape, q, k, v, dout *Heads) attentionOracle {
+	n := s.Batch * s.Heads
+	o := attentionOracle{make([]float32, n*s.Time*s.Dim), make([]float32, n*s.Time),
+		make([]float32, n*s.Time*s.Dim), make([]float32, n*s.KeyTime*s.Dim), make([]float32, n*s.KeyTime*s.Dim)}
+	for i := range n {
+		b, h := i/s.Heads, i%s.Heads
+		dk, dv := make([]float64, s.KeyTime*s.Dim), make([]float64, s.KeyTime*s.Dim)
+		for t := range s.Time {
+			visible := s.visible(t)
+			p := make([]float64, visible)
+			var sum float64
+			top := math.Inf(-1)
+			for j := range p {
+				for d := range s.Dim {
+					p[j] += q.at(s, b, h, t, d) * k.at(s, b, h, j, d)
+				}
+				p[j] *= float64(s.Scale)
+				top = max(top, p[j])
+			}
+			for j := range p {
+				p[j] = math.Exp(p[j] - top)
+				sum += p[j]
+			}
+			o.lse[i*s.Time+t] = float32(top + math.Log(sum))
+			dp := make([]float64, visible)
+			var delta float64
+			for j := range p {
+				p[j] /= sum
+				for d := range s.Dim {
+					dp[j] += dout.at(s, b, h, t, d) * v.at(s, b, h, j, d)
+					dv[j*s.Dim+d] += p[j] * dout.at(s, b, h, t, d)
+				}
+				delta += p[j] * dp[j]
+			}
+			for d := range s.Dim {
+				var y, dy float64
+				for j := range p {
+					y += p[j] * v.at(s, b, h, j, d)
+					ds := p[j] * (dp[j] - delta) * float64(s.Scale)
+					dy += ds * k.at(s, b, h, j, d)
+					dk[j*s.Dim+d] += ds * q.at(s, b, h, t, d)
+				}
+				o.out[(i*s.Time+t)*s.Dim+d], o.dq[(i*s.Time+t)*s.Dim+d] = float32(y), float32(dy)
+			}
+		}
+		for j := range dk {
+			o.dk[i*len(dk)+j], o.dv[i*len(dv)+j] = float32(dk[j]), float32(dv[j])
+		}
+	}
+	return o
+}
+
+// dense returns x in the order of the oracle.
+func (x *Heads) dense(s *AttentionShape, time int) []float32 {
+	var y []float32
+	for b := range s.Batch {
+		for h := range s.Heads {
+			for t := range time {
+				at := x.base(b, h) + t*x.Time
+				y = append(y, x.Data[at:at+s.Dim]...)
+			}
+		}
+	}
+	return y
+}
+
+// newHeads returns an operand whose heads lie side by side in each position,
+// with gap unused elements, which are NaN, behind them.
+func newHeads(r *rand.Rand, s *AttentionShape, time, gap int) Heads {
+	row := s.Heads*s.Dim + gap
+	x := Heads{make([]float32, s.Batch*time*row), time * row, row, s.Dim}
+	for i := range x.Data {
+		x.Data[i] = float32(math.NaN())
+		if r != nil && i%row < s.Heads*s.Dim {
+			x.Data[i] = float32(r.NormFloat64())
+		}
+	}
+	return x
+}
+
+func TestAttention(t *testing.T) {
+	p := work.New(3)
+	defer p.Close()
+	shapes := []AttentionShape{
+		{Batch: 2, Heads: 3, Time: 40, KeyTime: 40, Dim: 32},
+		{Batch: 1, Heads: 2, Time: 1, KeyTime: 1, Dim: 1},
+		{Batch: 1, Heads: 1, Time: 1, KeyTime: 77, Dim: 64},
+		{Batch: 2, Heads: 1, Time: 13, KeyTime: 50, Dim: 40},
+		{Batch: 1, Heads: 2, Time: 50, KeyTime: 13, Dim: 20},
+		{Batch: 1, Heads: 1, Time: 128, KeyTime: 128, Dim: 32},
+		{Batch: 1, Heads: 1, Time: 300, KeyTime: 300, Dim: 80},
+		{Batch: 1, Heads: 1, Time: 100, KeyTime: 700, Dim: 24},
+	}
+	forEachISA(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(5, 6))
+		for _, s := range shapes {
+			for _, s.Causal = range []bool{false, true} {
+				s.Scale = float32(1 / math.Sqrt(float64(s.Dim)))
+				q, k, v := newHeads(r, &s, s.Time, 3), newHeads(r, &s, s.KeyTime, 0), newHeads(r, &s, s.KeyTime, 5)
+				dout := newHeads(r, &s, s.Time, 1)
+				want := newAttentionOracle(&s, &q, &k, &v, &dout)
+				var first []float32
+				for _, pool := range []*work.Pool{nil, p} {
+					out, dq := newHeads(nil, &s, s.Time, 2), newHeads(nil, &s, s.Time, 0)
+					dk, dv := newHeads(nil, &s, s.KeyTime, 0), newHeads(nil, &s, s.KeyTime, 7)
+					lse := make([]float32, s.Batch*s.Heads*s.Time)
+					Attention(pool, s, out, q, k, v, lse)
+					AttentionBackward(pool, s, dq, dk, dv, dout, out, q, k, v, lse)
+					name := func(what string) string { return fmt.Sprintf("%+v: %s", s, what) }
+					compare(t, name("out"), out.dense(&s, s.Time), want.out, 1e-5)
+					compare(t, name("lse"), lse, want.lse, 1e-5)
+					compare(t, name("dq"), dq.dense(&s, s.Time), want.dq, 2e-5)
+					compare(t, name("dk"), dk.dense(&s, s.KeyTime), want.dk, 3e-5)
+					compare(t, name("dv"), dv.dense(&s, s.KeyTime), want.dv, 3e-5)
+					all := append(append(append(out.dense(&s, s.Time), dq.dense(&s, s.Time)...), dk.dense(&s, s.KeyTime)...), dv.dense(&s, s.KeyTime)...)
+					if first == nil {
+						first = all
+						continue
+					}
+					for i := range all {
+						if math.Float32bits(all[i]) != math.Float32bits(first[i]) {
+							t.Fatalf("%+v: result %d is %g with one thread, %g with three", s, i, first[i], all[i])
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestSoftmaxRows holds the exponential of each instruction set to 2e-7 of the
+// truth over its whole range.
+func TestSoftmaxRows(t *testing.T) {
+	forEachISA(t, func(t *testing.T) {
+		const n = 1 << 12
+		x, want := make([]float32, n), make([]float64, n)
+		for i := range x {
+			x[i] = -float32(i) * 87.2 / n
+			want[i] = math.Exp(float64(x[i]))
+		}
+		var top, sum float32
+		softmaxRows(&x[0], n, 1, n, 0, n, &top, &sum)
+		if top != 0 {
+			t.Errorf("the maximum is %g, want 0", top)
+		}
+		for i, y := range x {
+			if d := math.Abs(float64(y)-want[i]) / want[i]; !(d < 2e-7) {
+				t.Fatalf("exp(%g) is %g, want %g: off by %g", -float32(i)*87.2/n, y, want[i], d)
+			}
+		}
+	})
+}
+
+func TestAttentionChecksItsOperands(t *testing.T) {
+	s := AttentionShape{Batch: 2, Heads: 2, Time: 3, KeyTime: 3, Dim: 4, Scale: 1}
+	x := newHeads(nil, &s, 3, 0)
+	short := x
+	short.Data = x.Data[:len(x.Data)-1]
+	for name, call := range map[string]func(){
+		"short q":   func() { Attention(nil, s, x, short, x, x, nil) },
+		"short k":   func() { Attention(nil, s, x, x, short, x, nil) },
+		"short lse": func() { Attention(nil, s, x, x, x, x, make([]float32, 11)) },
+		"no lse":    func() { AttentionBackward(nil, s, x, x, x, x, x, x, x, x, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			call()
+		})
+	}
+}
