@@ -22,6 +22,9 @@ const (
 	// A handshake that the peer ends is tried again a few times: the peer may
 	// have been closing an earlier listener, or have been flooded.
 	maxRejections = 4
+	// A protocol that is not offered may be about to be: a port listens before
+	// its protocols are added.
+	offerPatience = time.Second
 	firstPause    = 5 * time.Millisecond
 	maxPause      = 250 * time.Millisecond
 )
@@ -29,7 +32,7 @@ const (
 // Dial connects to the port at addr, proves the token and asks for a
 // protocol. While nobody listens there it tries again, until ctx is done, or
 // for a minute when ctx has no deadline; a peer with another token, or
-// without the protocol, is an error at once (within a second).
+// without the protocol, is an error within about a second.
 func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
 	fail := func(op string, err error) (*Conn, error) {
 		return nil, &Error{Op: op, Proto: proto, Addr: addr, Err: err}
@@ -52,7 +55,8 @@ func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
 	dialer := net.Dialer{KeepAliveConfig: keepAlive}
 	began := time.Now()
 	pause := firstPause
-	rejections := 0
+	rejections, final := 0, false
+	var notOffered time.Time // when that was first said
 	var last error // what kept us from connecting, as long as it was worth another try
 	for tries := 1; ; tries++ {
 		nc, err := dialer.DialContext(ctx, network, address)
@@ -63,14 +67,21 @@ func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
 				return NewConn(nc, proto), nil
 			}
 			nc.Close()
-			if !errors.Is(err, ErrRejected) {
-				rejections = maxRejections
+			switch {
+			case errors.Is(err, ErrRejected):
+				rejections++
+			case errors.Is(err, ErrNoProtocol):
+				if notOffered.IsZero() {
+					notOffered = time.Now()
+				}
+				final = time.Since(notOffered) > offerPatience
+			default:
+				final = true
 			}
-			rejections++
 		}
 		if ctx.Err() == nil {
 			last = plain(err)
-			if rejections > maxRejections || op == "dial" && !worthRetrying(err, time.Since(began)) {
+			if final || rejections > maxRejections || op == "dial" && !worthRetrying(err, time.Since(began)) {
 				return fail(op, last)
 			}
 			// Ranks start together: spread their tries.
