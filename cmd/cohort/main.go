@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command cohort launches, trains and inspects distributed jobs. Each
+// subcommand is one file of this package with one constructor, new…Command,
+// which newRoot adds; what a command does belongs to the packages below, here
+// are only its flags and how it prints.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/cohort-ml/cohort/launch"
+)
+
+// exit codes, as torchrun's.
+const (
+	exitFailed = 1 // the job failed or was stopped
+	exitUsage  = 2 // it cannot be started as asked
+)
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+// run is main without the process around it.
+func run(args []string, stdout, stderr io.Writer) int {
+	root := newRoot(stdout, stderr)
+	root.SetArgs(args)
+	return report(root.Execute(), stderr)
+}
+
+// usageError is a command line that makes no sense.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// report prints an error as fits its kind and returns the exit code.
+func report(err error, stderr io.Writer) int {
+	var job *launch.Error
+	var config *launch.ConfigError
+	var usage usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &job):
+		job.Report(stderr)
+		return launch.ExitCode(err)
+	case errors.As(err, &config):
+		fmt.Fprintf(stderr, "cohort: %v\n", err)
+		return launch.ExitCode(err)
+	case errors.As(err, &usage):
+		fmt.Fprintf(stderr, "cohort: %v\n", err)
+		return exitUsage
+	default:
+		fmt.Fprintf(stderr, "cohort: %v\n", err)
+		return exitFailed
+	}
+}

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+func newRoot(stdout, stderr io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "cohort",
+		Short:         "Distributed deep learning in Go",
+		Long:          "Cohort trains models on several processes and machines, in Go alone.",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			return unknown("command", args[0], commandNames(cmd), cmd.CommandPath())
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(
+		newRunCommand(),
+		newEnvCommand(),
+		newTokenCommand(),
+	)
+	return root
+}
+
+// noArgs refuses arguments of a command that has none.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usageError{fmt.Errorf("%s takes no argument, got %q", cmd.CommandPath(), args[0])}
+	}
+	return nil
+}
+
+// flagError makes an error of the flag parser a usage error, and adds the
+// nearest flag to an unknown one.
+func flagError(cmd *cobra.Command, err error) error {
+	if notExist, ok := err.(*pflag.NotExistError); ok && len(notExist.GetSpecifiedName()) > 1 {
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				names = append(names, "--"+f.Name)
+			}
+		})
+		return unknown("flag", "--"+notExist.GetSpecifiedName(), names, cmd.CommandPath())
+	}
+	return usageError{fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())}
+}
+
+func commandNames(cmd *cobra.Command) []string {
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return names
+}
+
+// unknown reports a name that is none of known, with the nearest that is.
+func unknown(what, name string, known []string, command string) error {
+	best, bestDist := "", max(2, len(name)/3)+1
+	for _, k := range known {
+		if d := distance(strings.ToLower(name), k); d < bestDist {
+			best, bestDist = k, d
+		}
+	}
+	if best != "" {
+		return usageError{fmt.Errorf("unknown %s %s for %s: did you mean %s?", what, name, command, best)}
+	}
+	return usageError{fmt.Errorf("unknown %s %s for %s (%s --help lists what there is)", what, name, command, command)}
+}
+
+// distance is the number of letters to insert, delete or replace between two names.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			d := diag
+			if a[i] != b[j] {
+				d = 1 + min(diag, row[j], row[j+1])
+			}
+			diag, row[j+1] = row[j+1], d
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/agentpipe"
+)
+
+// drainPatience is how long output may go on after the last process has gone:
+// what is in the pipes takes no time, only a reader of ours that is slow, or a
+// process that nobody could find and that holds a pipe open.
+const drainPatience = 5 * time.Second
+
+// agent is the thin shell around the machine: it starts processes, turns what
+// happens into events and carries actions out. One goroutine runs it.
+type agent struct {
+	cfg     Config
+	prog    *program
+	job     job
+	host    string
+	machine *machine
+	workers []*worker
+	exits   chan exited
+	orphans *orphans
+	guard   *guard
+	relays  sync.WaitGroup
+	begin   time.Time
+
+	startErr   error
+	unkillable []int
+	over       bool
+}
+
+// worker is one rank's process.
+type worker struct {
+	proc  *os.Process // nil: not started
+	pipe  *agentpipe.Writer
+	tail  *tail
+	files []*os.File // the agent's ends of its output pipes
+	ended bool
+}
+
+func newAgent(cfg Config, prog *program) (*agent, error) {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "localhost"
+	}
+	p := defaultPatience
+	p.fail, p.grace = cfg.FailGrace, cfg.Grace
+	a := &agent{
+		cfg: cfg, prog: prog, host: host,
+		machine: newMachine(cfg.NumRanks, p),
+		exits:   make(chan exited, cfg.NumRanks),
+	}
+	if a.job, err = newJob(&cfg); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+func newJob(cfg *Config) (job, error) {
+	j := job{id: randomHex(8), token: valueOf(cfg.Env, envToken), nodeID: valueOf(cfg.Env, envNodeID)}
+	if j.token == "" {
+		j.token = randomHex(32)
+	}
+	if j.nodeID == "" {
+		j.nodeID = "node-" + randomHex(8)
+	}
+	return j, nil
+}
+
+// run starts the workers and stays until the machine is done.
+func (a *agent) run(ctx context.Context, sig *signals) error {
+	a.begin = time.Now()
+	a.orphans = openOrphans(a.cfg.Exclusive, a.job.id)
+	defer a.orphans.close()
+	a.guard = startGuard(a.job.id, a.prog.tmp)
+	if a.guard != nil {
+		a.orphans.keep(a.guard.proc.Pid)
+		defer a.guard.stop()
+	}
+	childEnded := make(chan os.Signal, 1)
+	signal.Notify(childEnded, syscall.SIGCHLD)
+	defer signal.Stop(childEnded)
+
+	if i, err := a.startAll(); err != nil {
+		a.startErr = err
+		a.do(startFailed{i})
+	}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	canceled := ctx.Done()
+	for !a.over {
+		timer.Stop()
+		if w := a.machine.wake(); !w.IsZero() {
+			timer.Reset(time.Until(w))
+		}
+		select {
+		case e := <-a.exits:
+			a.do(e)
+		case s := <-sig.ch:
+			a.do(signalled{s.(syscall.Signal)})
+		case <-canceled:
+			canceled = nil
+			a.do(cancelled{})
+		case <-timer.C:
+			a.do(ticked{})
+		case <-childEnded:
+			if a.machine.phase < sweeping {
+				a.orphans.reap()
+			}
+		}
+	}
+	a.drain()
+	return a.result(ctx)
+}
+
+// do is one step of the machine and what follows from it.
+func (a *agent) do(e event) {
+	if e, ok := e.(exited); ok {
+		a.workers[e.local].ended = true
+		a.guard.watch(a.workers[e.local].proc.Pid, false)
+	}
+	for _, act := range a.machine.step(time.Now(), e) {
+		switch act := act.(type) {
+		case tell:
+			a.tell(act.ended)
+		case deliver:
+			a.deliver(act.sig)
+		case sweep:
+			a.do(strays{a.orphans.signal(act.sig)})
+		case finish:
+			a.unkillable, a.over = act.unkillable, true
+		}
+	}
+}
+
+// tell writes to the pipes of the live workers. One that does not read, or is
+// ending, misses the news; its socket to the dead rank still breaks.
+func (a *agent) tell(end ending) {
+	e := agentpipe.Event{
+		Kind: agentpipe.KindExited, Rank: end.local, LocalRank: end.local,
+		PID: a.workers[end.local].proc.Pid, Host: a.host, Code: end.code,
+	}
+	if end.sig != 0 {
+		e.Signal = end.sig.String()
+	}
+	for _, w := range a.workers {
+		if w.proc != nil && !w.ended {
+			_ = w.pipe.Send(e)
+		}
+	}
+}
+
+// deliver signals whole process groups. A stopped process acts on a signal only
+// when it is continued.
+func (a *agent) deliver(sig syscall.Signal) {
+	for _, w := range a.workers {
+		if w.proc == nil || w.ended {
+			continue
+		}
+		_ = syscall.Kill(-w.proc.Pid, sig)
+		if sig != syscall.SIGKILL {
+			_ = syscall.Kill(-w.proc.Pid, syscall.SIGCONT)
+		}
+	}
+}
+
+// startAll starts the workers in the order of their ranks. On an error, i is
+// the first that does not run.
+func (a *agent) startAll() (i int, err error) {
+	a.workers = make([]*worker, a.cfg.NumRanks)
+	for i := range a.workers {
+		a.workers[i] = &worker{}
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	stdout, stderr := newSinks(a.cfg.Stdout, a.cfg.Stderr)
+	for i, env := range environ(&a.cfg, a.job) {
+		if err := a.start(i, env, null, stdout, stderr); err != nil {
+			return i, fmt.Errorf("start rank %d (%s): %w", i, a.prog.path, err)
+		}
+	}
+	return 0, nil
+}
+
+func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) (err error) {
+	w := a.workers[i]
+	var theirs []*os.File // to close here once the worker has them
+	defer func() {
+		for _, f := range theirs {
+			f.Close()
+		}
+		if err != nil {
+			w.close()
+		}
+	}()
+	// Rank 0 alone reads the standard input: several readers of one stream
+	// would each get a part of it.
+	files := []*os.File{null, nil, nil, nil}
+	if _, err := os.Stdin.Stat(); err == nil && i == 0 {
+		files[0] = os.Stdin
+	}
+	pass := a.cfg.PassRank0 && i == 0
+	if pass {
+		files[1], files[2] = os.Stdout, os.Stderr
+	} else {
+		for fd := 1; fd <= 2; fd++ {
+			r, wr, err := os.Pipe()
+			if err != nil {
+				return err
+			}
+			w.files, theirs = append(w.files, r), append(theirs, wr)
+			files[fd] = wr
+		}
+	}
+	if files[agentFD], w.pipe, err = agentpipe.Pipe(); err != nil {
+		return err
+	}
+	theirs = append(theirs, files[agentFD])
+
+	argv := make([]string, len(a.prog.argv))
+	for k, s := range a.prog.argv {
+		argv[k] = strings.ReplaceAll(s, "${local_rank}", strconv.Itoa(i))
+	}
+	w.proc, err = os.StartProcess(a.prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: workerAttr()})
+	if err != nil {
+		if errors.Is(err, syscall.ENOEXEC) {
+			err = fmt.Errorf("%w: not a program of this system, nor a script whose first line is #! and its interpreter", err)
+		}
+		return err
+	}
+	a.orphans.worker(w.proc.Pid)
+	a.guard.watch(w.proc.Pid, true)
+	if !pass {
+		w.tail = &tail{}
+		prefix := fmt.Appendf(nil, "[rank%d] ", i)
+		out := &relay{prefix: prefix, dst: stdout}
+		errs := &relay{prefix: prefix, dst: stderr, tail: w.tail}
+		a.relays.Go(func() { out.run(w.files[0]) })
+		a.relays.Go(func() { errs.run(w.files[1]) })
+	}
+	go func() { a.exits <- wait(i, w.proc) }()
+	return nil
+}
+
+func (w *worker) close() {
+	for _, f := range w.files {
+		f.Close()
+	}
+	if w.pipe != nil {
+		w.pipe.Close()
+	}
+}
+
+// wait turns the end of a process into an event.
+func wait(i int, proc *os.Process) exited {
+	st, err := proc.Wait()
+	if err != nil { // somebody else has reaped it
+		return exited{local: i, code: 1}
+	}
+	if ws, ok := st.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		return exited{local: i, code: -1, sig: ws.Signal()}
+	}
+	return exited{local: i, code: st.ExitCode()}
+}
+
+// drain waits for the relays to have copied everything.
+func (a *agent) drain() {
+	copied := make(chan struct{})
+	go func() { a.relays.Wait(); close(copied) }()
+	select {
+	case <-copied:
+	case <-time.After(drainPatience):
+		for _, w := range a.workers {
+			for _, f := range w.files {
+				f.Close()
+			}
+		}
+	}
+	for _, w := range a.workers {
+		if w.pipe != nil {
+			w.pipe.Close()
+		}
+	}
+}
+
+// result is nil or *Error.
+func (a *agent) result(ctx context.Context) error {
+	m := a.machine
+	e := &Error{
+		Program: a.cfg.Program, NumRanks: a.cfg.NumRanks,
+		Signal: m.stopSignal, StartErr: a.startErr, NumStrays: m.numStrays,
+	}
+	if m.canceled {
+		e.Cause = context.Cause(ctx)
+	}
+	for _, f := range m.failures {
+		w := a.workers[f.local]
+		e.Failures = append(e.Failures, Failure{
+			Rank: f.local, LocalRank: f.local, Host: a.host, PID: w.proc.Pid,
+			Code: f.code, Signal: f.sig, Time: f.at, After: f.at.Sub(a.begin),
+			Stopped: f.stopped, Tail: w.tail.last(),
+		})
+	}
+	for _, i := range a.unkillable {
+		e.Unkillable = append(e.Unkillable, a.workers[i].proc.Pid)
+	}
+	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
+		return nil
+	}
+	return e
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"os"
+	"strconv"
+	"syscall"
+)
+
+// guardScript is what remains when the agent has been killed so that it could
+// not end anything itself: a shell that waits for the end of a pipe whose other
+// end only the agent holds, and then kills. The lines that it reads say which
+// process groups have come (+) and gone (-): a number is not killed after it may
+// have passed to somebody else. On Linux, it goes on to kill every process
+// that has the job in its environment (in passes, because a process may start
+// another one meanwhile), so that a daemon of a worker goes too. The
+// environment of the guard itself does not name the job.
+const guardScript = `
+groups=
+while read -r op pid; do
+	case $op in
+	+) groups="$groups $pid " ;;
+	-) groups="${groups%% $pid *} ${groups#* $pid }" ;;
+	esac
+done
+for g in $groups; do kill -KILL -"$g"; done
+for pass in 1 2 3 4 5; do
+	found=
+	for f in $(grep -lsF "$1" /proc/[0-9]*/environ); do
+		p=${f#/proc/}; kill -KILL "${p%/environ}" && found=1
+	done
+	[ "$found" ] || break
+done
+if [ "$2" ]; then rm -f -- "$2"; rmdir -- "${2%/*}"; fi
+`
+
+// guard is the running shell. The kernel kills the workers themselves with
+// their agent (Linux); the guard is for processes below them, and for systems
+// without that. A machine without /bin/sh has to do without it.
+type guard struct {
+	w    *os.File
+	proc *os.Process
+}
+
+// startGuard starts the shell; it removes the file tmp and its directory too
+// (unless tmp is empty). A nil guard does nothing.
+func startGuard(job, tmp string) *guard {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil
+	}
+	defer r.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		w.Close()
+		return nil
+	}
+	defer null.Close()
+	proc, err := os.StartProcess("/bin/sh", []string{"cohort-guard", "-c", guardScript, "cohort-guard", envJob + "=" + job, tmp}, &os.ProcAttr{
+		Dir:   "/",
+		Env:   []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin"},
+		Files: []*os.File{r, null, null},
+		Sys:   &syscall.SysProcAttr{Setsid: true}, // a Ctrl-C is for the agent
+	})
+	if err != nil {
+		w.Close()
+		return nil
+	}
+	return &guard{w: w, proc: proc}
+}
+
+// watch tells the guard that a worker's process group has come or gone.
+func (g *guard) watch(pid int, alive bool) {
+	if g == nil {
+		return
+	}
+	op := "- "
+	if alive {
+		op = "+ "
+	}
+	_, _ = g.w.WriteString(op + strconv.Itoa(pid) + "\n")
+}
+
+// stop ends the guard: everything has been ended in order.
+func (g *guard) stop() {
+	if g == nil {
+		return
+	}
+	_ = g.proc.Kill()
+	_, _ = g.proc.Wait()
+	_ = g.w.Close()
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package launch starts the ranks of a job as processes of this machine,
+// watches them, and leaves nothing behind when they end.
+//
+// [Run] launches any program: a binary, a Go package directory (built first), a
+// Python script. [Spawn] gives a program rank processes of its own from inside
+// its main function. Both are the same agent: it picks a port for rank 0,
+// makes the job's token, starts the workers with the environment that torchrun
+// gives (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the rest),
+// copies their output line by line behind a prefix, and passes signals on.
+//
+// When a worker fails, the others are told (package agentpipe), have a second
+// to end with errors of their own, and are then ended: SIGTERM, 30 seconds
+// later SIGKILL. A SIGINT, SIGTERM, SIGHUP or SIGQUIT that the agent gets goes
+// to the workers with the same grace; a second signal, if it is SIGINT, kills at
+// once. The result is nil only if every rank ended with code 0 and nobody
+// stopped the job; else it is an [*Error], whose Report says which rank failed
+// first and how, with the last lines of its standard error.
+//
+// No process stays. Every worker leads a session of its own. What workers
+// started and left behind is ended after them (SIGTERM, a second later
+// SIGKILL), on Linux wherever it has gone, elsewhere within the process group. If
+// the agent itself is killed, the kernel kills the workers (Linux) and a guard,
+// a small shell process beside the agent, kills what is below them. Only a
+// process that has both left its session and cleared its environment survives
+// a kill -9 of the agent.
+//
+// Caveats. An agent catches signals and, on Linux, makes its process the one
+// that orphans fall to, for as long as Run or Spawn is running: these belong to
+// the process, so run one agent at a time in it. Workers are killed when the
+// thread that started them ends; Run keeps its goroutine on its thread.
+package launch
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"time"
+)
+
+// maxRanksPerCore bounds what counts as a number of ranks and not as a slip of
+// the keyboard.
+const maxRanksPerCore = 64
+
+// Config is what to run. Program (or Module) and NumRanks have to be set; the
+// zero value of every other field is its default.
+type Config struct {
+	// Program is what every rank runs: the path of an executable file, or the
+	// name of one in PATH; the directory of a Go main package, or a .go file,
+	// which is built once into a temporary file; a .py file, which gets
+	// `python3 -u` (or the interpreter that PYTHON_EXEC names) in front.
+	Program string
+	// Args are the program's arguments. ${local_rank} in them stands for the
+	// local rank of the worker.
+	Args []string
+	// Module takes Program as the name of a Python module (python3 -u -m).
+	Module bool
+	// Direct runs Program as it is, whatever its name ends with.
+	Direct bool
+
+	// NumRanks is the number of ranks, all on this machine.
+	NumRanks int
+	// MasterAddr is where rank 0 listens, an address of this machine; default 127.0.0.1.
+	MasterAddr string
+	// MasterPort is the port there; 0 picks a free one. A port in use is an
+	// error before anything starts.
+	MasterPort int
+	// RunID names the job to its workers (TORCHELASTIC_RUN_ID); default "none".
+	RunID string
+
+	// Dir is the workers' working directory, default this process's.
+	Dir string
+	// Env is what workers inherit, KEY=VALUE, default os.Environ(); the rank's
+	// variables are added to it.
+	Env []string
+
+	// Stdout and Stderr get the output of the ranks, each line behind "[rank0] ";
+	// default os.Stdout and os.Stderr. Notices ("building …") go to Stderr.
+	Stdout, Stderr io.Writer
+	// PassRank0 lets rank 0 write to this process's own standard output and
+	// error, so that a terminal stays a terminal for it. A failure report then
+	// has no last lines for rank 0: they were not seen.
+	PassRank0 bool
+
+	// Grace is how long a worker may take to end after a signal, before
+	// SIGKILL; default 30 s.
+	Grace time.Duration
+	// FailGrace is how long the others may take to end by themselves after one
+	// has failed, before SIGTERM; default 1 s.
+	FailGrace time.Duration
+	// LeaveSignals leaves signals to the caller: only the context stops the job,
+	// with SIGTERM.
+	LeaveSignals bool
+	// Exclusive says that this process does nothing but run the agent: any
+	// process that becomes its child is then taken for a worker's orphan, even if
+	// it has left the worker's session and cleared its environment (Linux).
+	Exclusive bool
+
+	argv0 string // of the workers, where it is not the program's path
+	extra []string
+}
+
+// ConfigError is a job that cannot be started as asked. Nothing was started.
+type ConfigError struct {
+	Field string // of Config
+	Err   error
+}
+
+func (e *ConfigError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *ConfigError) Unwrap() error { return e.Err }
+
+func badConfig(field, format string, args ...any) error {
+	return &ConfigError{Field: field, Err: fmt.Errorf(format, args...)}
+}
+
+// Run launches the job and waits for its end, or ends it when ctx is done. A
+// [*ConfigError] means that nothing was started, an [*Error] that the job did
+// not end well.
+func Run(ctx context.Context, cfg Config) error {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return err
+	}
+	var sig signals
+	if !cfg.LeaveSignals {
+		sig.catch()
+		defer sig.release()
+	}
+	if cfg.MasterPort == 0 {
+		if cfg.MasterPort, err = freePort(cfg.MasterAddr); err != nil {
+			return &ConfigError{Field: "MasterAddr", Err: err}
+		}
+	} else if err := checkPort(cfg.MasterAddr, cfg.MasterPort); err != nil {
+		return &ConfigError{Field: "MasterPort", Err: err}
+	}
+	prog, err := resolve(ctx, &cfg, &sig)
+	if err != nil {
+		return err
+	}
+	defer prog.remove()
+
+	// The thread that starts workers must outlive them: see workerAttr.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	a, err := newAgent(cfg, prog)
+	if err != nil {
+		return err
+	}
+	return a.run(ctx, &sig)
+}
+
+func (cfg Config) withDefaults() (Config, error) {
+	if cfg.Program == "" {
+		return cfg, badConfig("Program", "no program to run")
+	}
+	cores := numCores()
+	switch {
+	case cfg.NumRanks < 1:
+		return cfg, badConfig("NumRanks", "%d ranks: a job has at least 1", cfg.NumRanks)
+	case cfg.NumRanks > maxRanksPerCore*cores:
+		return cfg, badConfig("NumRanks", "%d ranks on a machine of %d cores: at most %d (%d a core) are started, and more ranks than cores seldom help",
+			cfg.NumRanks, cores, maxRanksPerCore*cores, maxRanksPerCore)
+	}
+	if cfg.MasterPort < 0 || cfg.MasterPort > 65535 {
+		return cfg, badConfig("MasterPort", "master port %d: ports are 1 to 65535 (0 or none picks a free one)", cfg.MasterPort)
+	}
+	if cfg.Dir != "" {
+		if st, err := os.Stat(cfg.Dir); err != nil {
+			return cfg, &ConfigError{Field: "Dir", Err: fmt.Errorf("working directory: %w", err)}
+		} else if !st.IsDir() {
+			return cfg, badConfig("Dir", "working directory %s is not a directory", cfg.Dir)
+		}
+	}
+	if cfg.MasterAddr == "" {
+		cfg.MasterAddr = "127.0.0.1"
+	}
+	if cfg.RunID == "" {
+		cfg.RunID = "none"
+	}
+	if cfg.Env == nil {
+		cfg.Env = os.Environ()
+	}
+	if cfg.Stdout == nil {
+		cfg.Stdout = os.Stdout
+	}
+	if cfg.Stderr == nil {
+		cfg.Stderr = os.Stderr
+	}
+	if cfg.Grace == 0 {
+		cfg.Grace = defaultPatience.grace
+	}
+	if cfg.FailGrace == 0 {
+		cfg.FailGrace = defaultPatience.fail
+	}
+	return cfg, nil
+}
+
+// numCores is the number of cores that this process may use.
+func numCores() int { return max(1, min(runtime.NumCPU(), runtime.GOMAXPROCS(0))) }
+
+// randomHex returns n random bytes as text.
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails: it ends the process instead
+	return hex.EncodeToString(b)
+}
+
+// ExitCode is the code for os.Exit after Run or Spawn: 0 for nil, 2 for a
+// [*ConfigError], else 1, whatever the codes of the ranks (as torchrun).
+func ExitCode(err error) int {
+	var bad *ConfigError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &bad):
+		return 2
+	default:
+		return 1
+	}
+}

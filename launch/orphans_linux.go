@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// workerAttr makes a worker the leader of a session of its own (and so of a
+// process group, which gets the signals), to be killed when the thread that
+// started it ends.
+func workerAttr() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// selfPath is this program's own binary, also when its file has been replaced since.
+func selfPath() (string, error) { return "/proc/self/exe", nil }
+
+// orphans finds the processes that workers have left behind. While it is open,
+// this process is the one that orphans below it fall to, so that what workers
+// started is always among its descendants, even where it has made itself a daemon.
+type orphans struct {
+	exclusive bool
+	marker    []byte       // a NUL-terminated entry of the environment
+	before    map[int]bool // children that this process had already
+	known     map[int]bool // children that the agent waits for itself
+	sessions  map[int]bool // of the workers
+	restore   bool
+}
+
+func openOrphans(exclusive bool, job string) *orphans {
+	o := &orphans{
+		exclusive: exclusive, marker: []byte(envJob + "=" + job + "\x00"),
+		before: map[int]bool{}, known: map[int]bool{}, sessions: map[int]bool{},
+	}
+	for _, pid := range children(os.Getpid()) {
+		o.before[pid] = true
+	}
+	var was int32
+	if unix.Prctl(unix.PR_GET_CHILD_SUBREAPER, uintptr(unsafe.Pointer(&was)), 0, 0, 0) == nil && was == 0 {
+		o.restore = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == nil
+	}
+	return o
+}
+
+func (o *orphans) close() {
+	if o.restore {
+		_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+	}
+}
+
+// worker says that pid is a worker; keep, that pid is another child to leave alone.
+func (o *orphans) worker(pid int) { o.known[pid], o.sessions[pid] = true, true }
+func (o *orphans) keep(pid int)   { o.known[pid] = true }
+
+// signal sends sig (unless 0) to every stray, reaps the ended ones, and returns
+// how many are left.
+func (o *orphans) signal(sig syscall.Signal) int {
+	n := 0
+	for _, pid := range children(os.Getpid()) {
+		if o.known[pid] || o.before[pid] {
+			continue
+		}
+		state, session := procStat(pid)
+		if !o.exclusive && !o.sessions[session] && !o.marked(pid) {
+			continue
+		}
+		if state == 'Z' {
+			_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+			continue
+		}
+		n += signalTree(pid, sig)
+	}
+	return n
+}
+
+// reap removes ended orphans while workers still run: a worker that makes many
+// daemons must not fill the process table with them.
+func (o *orphans) reap() { o.signal(0) }
+
+// signalTree signals pid after its descendants have been listed, and then those.
+func signalTree(pid int, sig syscall.Signal) int {
+	kids := children(pid)
+	if sig != 0 {
+		_ = syscall.Kill(pid, sig)
+	}
+	n := 1
+	for _, kid := range kids {
+		if state, _ := procStat(kid); state != 'Z' && state != 0 {
+			n += signalTree(kid, sig)
+		}
+	}
+	return n
+}
+
+func (o *orphans) marked(pid int) bool {
+	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	return err == nil && (bytes.HasPrefix(env, o.marker) || bytes.Contains(env, append([]byte{0}, o.marker...)))
+}
+
+// children lists the children of a process, ended ones included.
+func children(pid int) []int {
+	dir := "/proc/" + strconv.Itoa(pid) + "/task"
+	tasks, err := readDirNames(dir)
+	if err != nil {
+		return nil
+	}
+	var out []int
+	for _, task := range tasks {
+		b, err := os.ReadFile(dir + "/" + task + "/children")
+		if err != nil {
+			if _, gone := os.Stat(dir + "/" + task); gone != nil {
+				continue // the thread has ended
+			}
+			return childrenByParent(pid) // a kernel without these files
+		}
+		for _, f := range bytes.Fields(b) {
+			if kid, err := strconv.Atoi(string(f)); err == nil {
+				out = append(out, kid)
+			}
+		}
+	}
+	return out
+}
+
+func childrenByParent(pid int) []int {
+	names, err := readDirNames("/proc")
+	if err != nil {
+		return nil
+	}
+	var out []int
+	for _, name := range names {
+		if kid, err := strconv.Atoi(name); err == nil {
+			if f := statFields(kid); len(f) > 1 && string(f[1]) == strconv.Itoa(pid) {
+				out = append(out, kid)
+			}
+		}
+	}
+	return out
+}
+
+// procStat returns the state letter and the session of a process, or 0, 0.
+func procStat(pid int) (state byte, session int) {
+	f := statFields(pid)
+	if len(f) < 4 {
+		return 0, 0
+	}
+	session, _ = strconv.Atoi(string(f[3]))
+	return f[0][0], session
+}
+
+// statFields splits /proc/PID/stat from the state (field 3) on; the name before
+// it is in parentheses and may hold anything.
+func statFields(pid int) [][]byte {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return nil
+	}
+	i := bytes.LastIndexByte(b, ')')
+	if i < 0 {
+		return nil
+	}
+	return bytes.Fields(b[i+1:])
+}
+
+func readDirNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix && !linux
+
+package launch
+
+import (
+	"os"
+	"syscall"
+)
+
+// workerAttr makes a worker the leader of a session of its own. There is no
+// parent-death signal here: the guard (guard.go) ends the workers of a killed agent.
+func workerAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+func selfPath() (string, error) { return os.Executable() }
+
+// orphans finds what workers have left behind in their process groups. A
+// process that has left its group is not found here.
+type orphans struct{ groups []int }
+
+func openOrphans(bool, string) *orphans { return &orphans{} }
+
+func (o *orphans) close()         {}
+func (o *orphans) worker(pid int) { o.groups = append(o.groups, pid) }
+func (o *orphans) keep(int)       {}
+func (o *orphans) reap()          {}
+
+// signal sends sig (0: none) to every group that has a member left and counts them.
+func (o *orphans) signal(sig syscall.Signal) int {
+	n := 0
+	for _, g := range o.groups {
+		if syscall.Kill(-g, sig) == nil {
+			n++
+		}
+	}
+	return n
+}

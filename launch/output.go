@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"sync"
+)
+
+const (
+	readSize = 32 << 10
+	// maxLine bounds what is kept of a line that does not end: a longer one is
+	// broken, each piece a line of its own.
+	maxLine = 256 << 10
+	// The end of a rank's stderr that a failure report shows.
+	tailLines = 20
+	tailBytes = 8 << 10
+)
+
+// sink is a destination that several ranks write to, in whole lines. Once a
+// write has failed, all later ones fail too.
+type sink struct {
+	mu  sync.Mutex
+	w   io.Writer
+	err error
+}
+
+func (s *sink) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil {
+		return 0, s.err
+	}
+	n, err := s.w.Write(b)
+	s.err = err
+	return n, err
+}
+
+// newSinks makes the destinations for stdout and stderr: one lock for both
+// where they are the same file (a terminal, 2>&1), so that lines of one do not
+// cut into lines of the other; two where they are not, so that a reader that
+// stops at one does not hold up the other.
+func newSinks(stdout, stderr io.Writer) (out, err *sink) {
+	out = &sink{w: stdout}
+	if sameFile(stdout, stderr) {
+		return out, out
+	}
+	return out, &sink{w: stderr}
+}
+
+func sameFile(a, b io.Writer) bool {
+	fa, ok := a.(*os.File)
+	fb, ok2 := b.(*os.File)
+	if !ok || !ok2 {
+		return false
+	}
+	sa, err := fa.Stat()
+	sb, err2 := fb.Stat()
+	return err == nil && err2 == nil && os.SameFile(sa, sb)
+}
+
+// relay copies one stream of one rank to a sink, each line behind a prefix. A
+// carriage return ends a line too, so that progress bars show; all complete
+// lines of a read go out in one write.
+type relay struct {
+	prefix  []byte
+	dst     *sink
+	tail    *tail // nil: not kept
+	partial []byte
+	out     []byte
+}
+
+// run copies until the end of r, and then closes it. Where the destination
+// cannot be written to any more (its reader has gone), r is closed at once, so
+// that the rank gets what it would have got without a relay: a broken pipe.
+func (c *relay) run(r io.ReadCloser) {
+	defer r.Close()
+	buf := make([]byte, readSize)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			c.take(buf[:n])
+			if !c.flush() {
+				return
+			}
+		}
+		if err != nil {
+			c.end()
+			c.flush()
+			return
+		}
+	}
+}
+
+// take adds bytes of the stream; complete lines go to c.out.
+func (c *relay) take(b []byte) {
+	for len(b) > 0 {
+		// A carriage return that was last in the previous read.
+		if k := len(c.partial); k > 0 && c.partial[k-1] == '\r' {
+			if b[0] == '\n' {
+				c.line(b[:1])
+				b = b[1:]
+			} else {
+				c.line(nil)
+			}
+			continue
+		}
+		i := lineEnd(b)
+		if i < 0 {
+			c.partial = append(c.partial, b...)
+			if len(c.partial) > maxLine {
+				c.partial = append(c.partial, '\n')
+				c.line(nil)
+			}
+			return
+		}
+		c.line(b[:i])
+		b = b[i:]
+	}
+}
+
+// lineEnd returns the length of the first line of b, with its end ("\n", "\r\n",
+// or "\r" before anything else), or -1 where b has no complete line.
+func lineEnd(b []byte) int {
+	nl := bytes.IndexByte(b, '\n')
+	head := b
+	if nl >= 0 {
+		head = b[:nl]
+	}
+	cr := bytes.IndexByte(head, '\r')
+	switch {
+	case cr >= 0 && cr+1 < len(head):
+		return cr + 1
+	case nl >= 0:
+		return nl + 1
+	default:
+		return -1 // no end, or a carriage return that may be half of one
+	}
+}
+
+// line moves the partial line and what completes it to c.out.
+func (c *relay) line(rest []byte) {
+	c.out = append(c.out, c.prefix...)
+	start := len(c.out)
+	c.out = append(c.out, c.partial...)
+	c.out = append(c.out, rest...)
+	c.partial = c.partial[:0]
+	if c.tail != nil {
+		c.tail.add(c.out[start:])
+	}
+}
+
+// end completes a last line that has no end.
+func (c *relay) end() {
+	if len(c.partial) > 0 {
+		c.line([]byte{'\n'})
+	}
+}
+
+func (c *relay) flush() bool {
+	if len(c.out) == 0 {
+		return true
+	}
+	_, err := c.dst.Write(c.out)
+	c.out = c.out[:0]
+	return err == nil
+}
+
+// tail keeps the last lines of a stream. The relay that fills it and the agent
+// that reads it at the end are different goroutines.
+type tail struct {
+	mu    sync.Mutex
+	lines []string
+	size  int
+}
+
+func (t *tail) add(line []byte) {
+	line = bytes.TrimRight(line, "\r\n")
+	if len(line) > tailBytes/2 {
+		line = line[:tailBytes/2]
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lines = append(t.lines, string(line))
+	t.size += len(line)
+	for len(t.lines) > tailLines || t.size > tailBytes {
+		t.size -= len(t.lines[0])
+		t.lines[0] = ""
+		t.lines = t.lines[1:]
+	}
+}
+
+func (t *tail) last() []string {
+	if t == nil {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]string(nil), t.lines...)
+}

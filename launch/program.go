@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+)
+
+// program is what workers execute.
+type program struct {
+	path string   // for execve
+	argv []string // argv[0] included
+	tmp  string   // a file to remove afterwards, alone in its directory; may be empty
+}
+
+func (p *program) remove() {
+	if p.tmp != "" {
+		_ = os.RemoveAll(filepath.Dir(p.tmp))
+	}
+}
+
+// resolve finds, or builds, the program of a job. Signals end a build.
+func resolve(ctx context.Context, cfg *Config, sig *signals) (*program, error) {
+	if cfg.Module {
+		return python(cfg, "-m", cfg.Program)
+	}
+	name := cfg.Program
+	st, err := os.Stat(name)
+	isPath := strings.ContainsRune(name, filepath.Separator)
+	if !cfg.Direct && err == nil && st.IsDir() {
+		return buildGo(ctx, cfg, sig, name, ".")
+	}
+	if ext := filepath.Ext(name); !cfg.Direct && (ext == ".py" || ext == ".go") {
+		if err != nil {
+			return nil, noProgram(name, err)
+		}
+		if ext == ".py" {
+			return python(cfg, absolute(cfg, name))
+		}
+		return buildGo(ctx, cfg, sig, filepath.Dir(name), filepath.Base(name))
+	}
+	if !isPath && cfg.argv0 == "" {
+		path, lookErr := exec.LookPath(name)
+		if lookErr == nil {
+			return &program{path: path, argv: append([]string{name}, cfg.Args...)}, nil
+		}
+		if err == nil {
+			return nil, badConfig("Program", "program %s is not in PATH; for the file of this directory, say ./%s", name, name)
+		}
+		return nil, badConfig("Program", "program %s is not in PATH, and there is no such file: give the path of a binary, a Go package directory or a .py script", name)
+	}
+	switch {
+	case err != nil:
+		return nil, noProgram(name, err)
+	case st.IsDir():
+		return nil, badConfig("Program", "program %s is a directory", name)
+	case st.Mode()&0o111 == 0:
+		return nil, badConfig("Program", "program %s is not executable: chmod +x it, or name its interpreter in front", name)
+	}
+	argv0 := name
+	if cfg.argv0 != "" {
+		argv0 = cfg.argv0
+	}
+	return &program{path: absolute(cfg, name), argv: append([]string{argv0}, cfg.Args...)}, nil
+}
+
+// absolute makes a path hold in another working directory.
+func absolute(cfg *Config, path string) string {
+	if cfg.Dir == "" {
+		return path
+	}
+	if abs, err := filepath.Abs(path); err == nil {
+		return abs
+	}
+	return path
+}
+
+func noProgram(name string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return badConfig("Program", "program %s does not exist", name)
+	}
+	return badConfig("Program", "program %s: %w", name, err)
+}
+
+func python(cfg *Config, args ...string) (*program, error) {
+	name := valueOf(cfg.Env, "PYTHON_EXEC")
+	what := "PYTHON_EXEC=" + name
+	if name == "" {
+		name, what = "python3", "python3"
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return nil, badConfig("Program", "no Python to run %s with: %s: %w (set PYTHON_EXEC to an interpreter)", cfg.Program, what, err)
+	}
+	argv := append([]string{name, "-u"}, args...)
+	return &program{path: path, argv: append(argv, cfg.Args...)}, nil
+}
+
+// buildGo builds the main package in dir (target "."), or one file of it, so
+// that all ranks share one build and one file.
+func buildGo(ctx context.Context, cfg *Config, sig *signals, dir, target string) (p *program, err error) {
+	if files, _ := filepath.Glob(filepath.Join(dir, "*.go")); len(files) == 0 {
+		return nil, badConfig("Program", "directory %s has no Go files: give the directory of a main package, a binary, or a .py script", cfg.Program)
+	}
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		return nil, badConfig("Program", "%s has to be built, and the go command is not there: %w (install Go, or give a built binary)", cfg.Program, err)
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, badConfig("Program", "program %s: %w", cfg.Program, err)
+	}
+	tmpDir, err := os.MkdirTemp("", "cohort-run-")
+	if err != nil {
+		return nil, badConfig("Program", "no place to build %s in: %w", cfg.Program, err)
+	}
+	p = &program{tmp: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go")))}
+	p.path, p.argv = p.tmp, append([]string{p.tmp}, cfg.Args...)
+	defer func() {
+		if err != nil {
+			p.remove()
+		}
+	}()
+
+	fmt.Fprintf(cfg.Stderr, "cohort: building %s\n", cfg.Program)
+	var out bytes.Buffer
+	cmd := exec.Command(goTool, "build", "-o", p.tmp, target)
+	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = abs, &out, &out, cfg.Env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, badConfig("Program", "go build %s: %w", cfg.Program, err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	kill := func() {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		<-ended
+	}
+	select {
+	case err = <-ended:
+	case s := <-sig.ch:
+		kill()
+		return nil, &Error{Program: cfg.Program, Signal: s.(syscall.Signal)}
+	case <-ctx.Done():
+		kill()
+		return nil, &Error{Program: cfg.Program, Cause: context.Cause(ctx)}
+	}
+	if err != nil {
+		return nil, badConfig("Program", "go build %s: %w\n%s", cfg.Program, err, bytes.TrimRight(out.Bytes(), "\n"))
+	}
+	if st, err := os.Stat(p.tmp); err != nil || st.Mode()&0o111 == 0 {
+		return nil, badConfig("Program", "%s is not a main package: there is nothing to run in it", cfg.Program)
+	}
+	return p, nil
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Failure is the bad end of one rank.
+type Failure struct {
+	Rank, LocalRank int
+	Host            string
+	PID             int
+	Code            int            // exit code, -1 with Signal
+	Signal          syscall.Signal // what ended the process; 0 for an exit
+	Time            time.Time      // when the agent saw it
+	After           time.Duration  // since the start of the job
+	Stopped         bool           // it ended after the agent had asked it to
+	Tail            []string       // the last lines of its standard error
+}
+
+// how says how the process ended: "exited with code 3", "was killed by SIGKILL".
+func (f *Failure) how() string {
+	if f.Signal != 0 {
+		return "was killed by " + signalName(f.Signal)
+	}
+	return fmt.Sprintf("exited with code %d", f.Code)
+}
+
+// Error is a job that did not end well.
+type Error struct {
+	Program    string
+	NumRanks   int
+	Failures   []Failure      // in the order in which they were seen; the first is the likely cause
+	Signal     syscall.Signal // that stopped the job, sent to the agent; 0: none
+	Cause      error          // why the context ended that stopped the job
+	StartErr   error          // a rank could not be started
+	Unkillable []int          // PIDs of workers that SIGKILL did not end
+	NumStrays  int            // processes of workers that SIGKILL did not end
+}
+
+// Error is one line; Report tells more.
+func (e *Error) Error() string {
+	switch {
+	case e.StartErr != nil:
+		return e.StartErr.Error()
+	case len(e.Failures) > 0 && !e.Failures[0].Stopped:
+		f := &e.Failures[0]
+		return fmt.Sprintf("rank %d of %d %s (pid %d, host %s)", f.Rank, e.NumRanks, f.how(), f.PID, f.Host)
+	case e.Signal != 0:
+		return "stopped by " + signalName(e.Signal)
+	case e.Cause != nil:
+		return fmt.Sprintf("stopped: %v", e.Cause)
+	default:
+		return e.left()
+	}
+}
+
+// Unwrap returns the cause of the context's end or the start's error.
+func (e *Error) Unwrap() []error {
+	var out []error
+	for _, err := range []error{e.Cause, e.StartErr} {
+		if err != nil {
+			out = append(out, err)
+		}
+	}
+	return out
+}
+
+func (e *Error) left() string {
+	return fmt.Sprintf("%d workers (pids %v) and %d processes that workers started survive SIGKILL: they hang in the kernel", len(e.Unkillable), e.Unkillable, e.NumStrays)
+}
+
+// Report writes what a person at the terminal needs: the first failure with its
+// rank's last words, then the others, then who stopped the job.
+func (e *Error) Report(w io.Writer) {
+	var b strings.Builder
+	defer func() { _, _ = io.WriteString(w, b.String()) }()
+	if e.StartErr != nil {
+		fmt.Fprintf(&b, "cohort: %v\n", e.StartErr)
+		return
+	}
+	var failed, stopped []Failure
+	for _, f := range e.Failures {
+		if f.Stopped {
+			stopped = append(stopped, f)
+		} else {
+			failed = append(failed, f)
+		}
+	}
+	if len(failed) > 0 {
+		f := &failed[0]
+		fmt.Fprintf(&b, "cohort: %s failed: rank %d %s\n", e.Program, f.Rank, f.how())
+		fmt.Fprintf(&b, "  first failure: rank %d (local rank %d), host %s, pid %d, at %s, %v after the start\n",
+			f.Rank, f.LocalRank, f.Host, f.PID, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
+		if f.Signal == syscall.SIGKILL {
+			b.WriteString("  nobody here sent it SIGKILL; where memory ran out, the kernel does (see dmesg)\n")
+		}
+		lastWords(&b, f)
+	}
+	for i := 1; i < len(failed); i++ {
+		f := &failed[i]
+		fmt.Fprintf(&b, "  then: rank %d (local rank %d), host %s, pid %d %s %v later\n",
+			f.Rank, f.LocalRank, f.Host, f.PID, f.how(), f.Time.Sub(failed[0].Time).Round(time.Millisecond))
+	}
+	switch {
+	case e.Signal != 0:
+		fmt.Fprintf(&b, "cohort: stopped by %s\n", signalName(e.Signal))
+	case e.Cause != nil:
+		fmt.Fprintf(&b, "cohort: stopped: %v\n", e.Cause)
+	}
+	for i := range stopped {
+		f := &stopped[i]
+		fmt.Fprintf(&b, "  stopped: rank %d (pid %d) %s\n", f.Rank, f.PID, f.how())
+	}
+	if len(e.Unkillable)+e.NumStrays > 0 {
+		fmt.Fprintf(&b, "cohort: %s\n", e.left())
+	}
+}
+
+func lastWords(b *strings.Builder, f *Failure) {
+	if len(f.Tail) == 0 {
+		return
+	}
+	b.WriteString("  its last lines on standard error:\n")
+	for _, line := range f.Tail {
+		fmt.Fprintf(b, "    | %s\n", line)
+	}
+}
+
+// signalName is the name in capitals that people know.
+func signalName(s syscall.Signal) string {
+	if name := unix.SignalName(s); name != "" {
+		return name
+	}
+	return fmt.Sprintf("signal %d", int(s))
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// envSpawn is the ordinal of the call of Spawn that a rank process belongs to.
+const envSpawn = "COHORT_SPAWN"
+
+// spawnCalls counts the calls of Spawn in this process. It is a fact about the
+// process, as its arguments are: a re-executed program finds the call that it
+// was started for by counting.
+var spawnCalls atomic.Int64
+
+// SpawnOptions are the parts of [Config] that make sense for Spawn; see there.
+// The zero value is the default.
+type SpawnOptions struct {
+	MasterAddr     string
+	MasterPort     int
+	Env            []string // default os.Environ()
+	Stdout, Stderr io.Writer
+	PassRank0      bool
+	Grace          time.Duration
+	FailGrace      time.Duration
+	LeaveSignals   bool
+}
+
+// Spawn runs main in n rank processes of this machine and waits for them; it is
+// what multiprocessing's spawn is in Python, for a program's own main:
+//
+//	func main() {
+//		err := launch.Spawn(context.Background(), 2, launch.SpawnOptions{}, train)
+//		launch.Exit(err)
+//	}
+//
+// The contract: each rank is this binary, started again with the same
+// arguments, and its call of Spawn runs main and ends the process; so what comes
+// before the call happens in every process, and what comes after it in the first
+// alone. (Several calls have to come in the same order every time; a rank passes
+// over the calls before its own, which return nil there.)
+//
+// A process that already is a rank, because the program was started by `cohort
+// run`, starts no more of them: it runs main, and n is what the launcher says.
+//
+// The context of main is done, with a cause that names the signal, when the rank
+// gets SIGINT, SIGTERM or SIGHUP; main then has the grace period to save what it
+// wants and return. A rank whose main returns an error prints it and exits with
+// code 1. Deferred calls of the functions around Spawn do not run in a rank.
+//
+// The errors are those of [Run].
+func Spawn(ctx context.Context, n int, opts SpawnOptions, main func(ctx context.Context) error) error {
+	call := spawnCalls.Add(1)
+	if isRank() {
+		if v := os.Getenv(envSpawn); v != "" {
+			mine, err := strconv.ParseInt(v, 10, 64)
+			if err != nil {
+				return badConfig("Env", "%s=%q is not a number: Spawn sets it; unset it to start afresh", envSpawn, v)
+			}
+			if call < mine {
+				return nil
+			}
+		}
+		os.Exit(runRank(ctx, main))
+	}
+	self, err := selfPath()
+	if err != nil {
+		return badConfig("Program", "find this program's own file: %w", err)
+	}
+	return Run(ctx, Config{
+		Program: self, Direct: true, Args: os.Args[1:], argv0: os.Args[0],
+		extra:    []string{envSpawn + "=" + strconv.FormatInt(call, 10)},
+		NumRanks: n, MasterAddr: opts.MasterAddr, MasterPort: opts.MasterPort, Env: opts.Env,
+		Stdout: opts.Stdout, Stderr: opts.Stderr, PassRank0: opts.PassRank0,
+		Grace: opts.Grace, FailGrace: opts.FailGrace, LeaveSignals: opts.LeaveSignals,
+	})
+}
+
+// Exit ends the process after Run or Spawn: it writes the report of a failed job
+// to standard error and exits with ExitCode.
+func Exit(err error) {
+	switch e := err.(type) {
+	case nil:
+	case *Error:
+		e.Report(os.Stderr)
+	default:
+		fmt.Fprintf(os.Stderr, "%v\n", err)
+	}
+	os.Exit(ExitCode(err))
+}
+
+// isRank says whether a launcher has started this process as a rank.
+func isRank() bool {
+	return os.Getenv("RANK") != "" && os.Getenv("WORLD_SIZE") != ""
+}
+
+// runRank is the whole life of a rank of Spawn; it returns the exit code.
+func runRank(ctx context.Context, main func(ctx context.Context) error) int {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ch := make(chan os.Signal, 1)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		s := <-ch
+		// The agent decides how long a rank may take from here on: later signals
+		// are not for this process to act on.
+		cancel(fmt.Errorf("rank %s got %s", os.Getenv("RANK"), signalName(s.(syscall.Signal))))
+	}()
+	if err := main(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "%v\n", err)
+		return 1
+	}
+	return 0
+}
