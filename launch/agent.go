@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/agentpipe"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // drainPatience is how long output may go on after the last process has gone:
@@ -69,10 +71,14 @@ func newAgent(cfg Config, prog *program) (*agent, error) {
 	return a, nil
 }
 
+// newJob makes what the ranks share. A token or node id that the user has set
+// holds.
 func newJob(cfg *Config) (job, error) {
-	j := job{id: randomHex(8), token: valueOf(cfg.Env, envToken), nodeID: valueOf(cfg.Env, envNodeID)}
+	j := job{id: randomHex(8), token: valueOf(cfg.Env, envvar.Token), nodeID: valueOf(cfg.Env, envvar.NodeID)}
 	if j.token == "" {
-		j.token = randomHex(32)
+		j.token = transport.NewToken().Text()
+	} else if _, err := transport.ParseToken(j.token); err != nil {
+		return j, badConfig("Env", "%s: %w", envvar.Token, err)
 	}
 	if j.nodeID == "" {
 		j.nodeID = "node-" + randomHex(8)

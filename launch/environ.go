@@ -7,14 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-ml/cohort/internal/agentpipe"
-)
-
-const (
-	envJob        = "COHORT_JOB"
-	envToken      = "COHORT_TOKEN"
-	envNodeID     = "COHORT_NODE_ID"
-	envNumThreads = "COHORT_NUM_THREADS"
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // agentFD is the number under which a worker finds its pipe from the agent:
@@ -33,39 +26,36 @@ type job struct {
 func environ(cfg *Config, j job) [][]string {
 	size := strconv.Itoa(cfg.NumRanks)
 	common := []string{
-		"LOCAL_WORLD_SIZE=" + size,
-		"WORLD_SIZE=" + size,
-		"ROLE_WORLD_SIZE=" + size,
-		"GROUP_WORLD_SIZE=1", // nodes
-		"GROUP_RANK=0",       // of this node
-		"ROLE_NAME=default",
-		"MASTER_ADDR=" + cfg.MasterAddr,
-		"MASTER_PORT=" + strconv.Itoa(cfg.MasterPort),
-		"TORCHELASTIC_RESTART_COUNT=0",
-		"TORCHELASTIC_MAX_RESTARTS=0",
-		"TORCHELASTIC_RUN_ID=" + cfg.RunID,
-		"TORCHELASTIC_USE_AGENT_STORE=False", // rank 0 hosts the store
-		"TORCHELASTIC_ERROR_FILE=",           // not one inherited from an outer launcher
-		envJob + "=" + j.id,
-		envToken + "=" + j.token,
-		envNodeID + "=" + j.nodeID,
-		agentpipe.Env + "=" + strconv.Itoa(agentFD),
+		envvar.LocalWorldSize.Assign(size),
+		envvar.WorldSize.Assign(size),
+		envvar.RoleWorldSize.Assign(size),
+		envvar.GroupWorldSize.Assign("1"), // nodes
+		envvar.GroupRank.Assign("0"),      // of this node
+		envvar.RoleName.Assign("default"),
+		envvar.MasterAddr.Assign(cfg.MasterAddr),
+		envvar.MasterPort.Assign(strconv.Itoa(cfg.MasterPort)),
+		envvar.RestartCount.Assign("0"),
+		envvar.MaxRestarts.Assign("0"),
+		envvar.RunID.Assign(cfg.RunID),
+		envvar.UseAgentStore.Assign("False"), // rank 0 hosts the store
+		envvar.ErrorFile.Assign(""),          // not one inherited from an outer launcher
+		envvar.Job.Assign(j.id),
+		envvar.Token.Assign(j.token),
+		envvar.NodeID.Assign(j.nodeID),
+		envvar.AgentFD.Assign(strconv.Itoa(agentFD)),
 	}
 	common = append(common, cfg.extra...)
-	has := func(key string) bool {
-		return slices.ContainsFunc(cfg.Env, func(kv string) bool { return strings.HasPrefix(kv, key+"=") && len(kv) > len(key)+1 })
+	if valueOf(cfg.Env, envvar.NumThreads) == "" {
+		common = append(common, envvar.NumThreads.Assign(strconv.Itoa(max(1, numCores()/cfg.NumRanks))))
 	}
-	if !has(envNumThreads) {
-		common = append(common, envNumThreads+"="+strconv.Itoa(max(1, numCores()/cfg.NumRanks)))
+	if valueOf(cfg.Env, envvar.OMPNumThreads) == "" && cfg.NumRanks > 1 {
+		common = append(common, envvar.OMPNumThreads.Assign("1"))
 	}
-	if !has("OMP_NUM_THREADS") && cfg.NumRanks > 1 {
-		common = append(common, "OMP_NUM_THREADS=1")
-	}
-	if !has("TORCH_NCCL_ASYNC_ERROR_HANDLING") {
-		common = append(common, "TORCH_NCCL_ASYNC_ERROR_HANDLING=1")
+	if valueOf(cfg.Env, envvar.NCCLErrors) == "" {
+		common = append(common, envvar.NCCLErrors.Assign("1"))
 	}
 
-	ours := map[string]bool{"RANK": true, "LOCAL_RANK": true, "ROLE_RANK": true}
+	ours := map[string]bool{string(envvar.Rank): true, string(envvar.LocalRank): true, string(envvar.RoleRank): true, string(envvar.Spawn): true}
 	for _, kv := range common {
 		k, _, _ := strings.Cut(kv, "=")
 		ours[k] = true
@@ -81,15 +71,16 @@ func environ(cfg *Config, j job) [][]string {
 	envs := make([][]string, cfg.NumRanks)
 	for i := range envs {
 		rank := strconv.Itoa(i)
-		envs[i] = append(base[:len(base):len(base)], "RANK="+rank, "LOCAL_RANK="+rank, "ROLE_RANK="+rank)
+		envs[i] = append(base[:len(base):len(base)],
+			envvar.Rank.Assign(rank), envvar.LocalRank.Assign(rank), envvar.RoleRank.Assign(rank))
 	}
 	return envs
 }
 
 // valueOf returns the value of key in KEY=VALUE entries; the last one counts.
-func valueOf(env []string, key string) string {
+func valueOf(env []string, key envvar.Var) string {
 	for _, kv := range slices.Backward(env) {
-		if k, v, ok := strings.Cut(kv, "="); ok && k == key {
+		if k, v, ok := strings.Cut(kv, "="); ok && k == string(key) {
 			return v
 		}
 	}

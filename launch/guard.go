@@ -6,6 +6,8 @@ import (
 	"os"
 	"strconv"
 	"syscall"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // guardScript is what remains when the agent has been killed so that it could
@@ -57,7 +59,7 @@ func startGuard(job, tmp string) *guard {
 		return nil
 	}
 	defer null.Close()
-	proc, err := os.StartProcess("/bin/sh", []string{"cohort-guard", "-c", guardScript, "cohort-guard", envJob + "=" + job, tmp}, &os.ProcAttr{
+	proc, err := os.StartProcess("/bin/sh", []string{"cohort-guard", "-c", guardScript, "cohort-guard", envvar.Job.Assign(job), tmp}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin"},
 		Files: []*os.File{r, null, null},

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // workerAttr makes a worker the leader of a session of its own (and so of a
@@ -36,7 +38,7 @@ type orphans struct {
 
 func openOrphans(exclusive bool, job string) *orphans {
 	o := &orphans{
-		exclusive: exclusive, marker: []byte(envJob + "=" + job + "\x00"),
+		exclusive: exclusive, marker: []byte(envvar.Job.Assign(job) + "\x00"),
 		before: map[int]bool{}, known: map[int]bool{}, sessions: map[int]bool{},
 	}
 	for _, pid := range children(os.Getpid()) {

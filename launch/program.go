@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // program is what workers execute.
@@ -92,7 +94,7 @@ func noProgram(name string, err error) error {
 }
 
 func python(cfg *Config, args ...string) (*program, error) {
-	name := valueOf(cfg.Env, "PYTHON_EXEC")
+	name := valueOf(cfg.Env, envvar.PythonExec)
 	what := "PYTHON_EXEC=" + name
 	if name == "" {
 		name, what = "python3", "python3"

@@ -6,16 +6,16 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
-)
 
-// envSpawn is the ordinal of the call of Spawn that a rank process belongs to.
-const envSpawn = "COHORT_SPAWN"
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
 
 // spawnCalls counts the calls of Spawn in this process. It is a fact about the
 // process, as its arguments are: a re-executed program finds the call that it
@@ -61,14 +61,12 @@ type SpawnOptions struct {
 func Spawn(ctx context.Context, n int, opts SpawnOptions, main func(ctx context.Context) error) error {
 	call := spawnCalls.Add(1)
 	if isRank() {
-		if v := os.Getenv(envSpawn); v != "" {
-			mine, err := strconv.ParseInt(v, 10, 64)
-			if err != nil {
-				return badConfig("Env", "%s=%q is not a number: Spawn sets it; unset it to start afresh", envSpawn, v)
-			}
-			if call < mine {
-				return nil
-			}
+		mine, err := envvar.Spawn.IntOr(1, 1, math.MaxInt32)
+		if err != nil {
+			return &ConfigError{Field: "Env", Err: err}
+		}
+		if int(call) < mine {
+			return nil
 		}
 		os.Exit(runRank(ctx, main))
 	}
@@ -78,7 +76,7 @@ func Spawn(ctx context.Context, n int, opts SpawnOptions, main func(ctx context.
 	}
 	return Run(ctx, Config{
 		Program: self, Direct: true, Args: os.Args[1:], argv0: os.Args[0],
-		extra:    []string{envSpawn + "=" + strconv.FormatInt(call, 10)},
+		extra:    []string{envvar.Spawn.Assign(strconv.FormatInt(call, 10))},
 		NumRanks: n, MasterAddr: opts.MasterAddr, MasterPort: opts.MasterPort, Env: opts.Env,
 		Stdout: opts.Stdout, Stderr: opts.Stderr, PassRank0: opts.PassRank0,
 		Grace: opts.Grace, FailGrace: opts.FailGrace, LeaveSignals: opts.LeaveSignals,
@@ -100,7 +98,7 @@ func Exit(err error) {
 
 // isRank says whether a launcher has started this process as a rank.
 func isRank() bool {
-	return os.Getenv("RANK") != "" && os.Getenv("WORLD_SIZE") != ""
+	return envvar.Rank.IsSet() && envvar.WorldSize.IsSet()
 }
 
 // runRank is the whole life of a rank of Spawn; it returns the exit code.
@@ -113,7 +111,7 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 		s := <-ch
 		// The agent decides how long a rank may take from here on: later signals
 		// are not for this process to act on.
-		cancel(fmt.Errorf("rank %s got %s", os.Getenv("RANK"), signalName(s.(syscall.Signal))))
+		cancel(fmt.Errorf("rank %s got %s", envvar.Rank.Get("?"), signalName(s.(syscall.Signal))))
 	}()
 	if err := main(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "%v\n", err)

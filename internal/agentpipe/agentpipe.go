@@ -6,7 +6,7 @@
 // that the peer is gone; only the agent, its parent, knows by which signal.
 //
 // The agent makes one pipe for each worker with [Pipe]. The worker inherits the
-// reading end under the descriptor number that the variable [Env] names, and
+// reading end under the descriptor number that [envvar.AgentFD] names, and
 // gets it with [Open]. On the pipe travel lines of JSON, one [Event] a line:
 //
 //	{"event":"exited","rank":1,"local_rank":1,"pid":4711,"host":"h","code":-1,"signal":"killed"}
@@ -25,14 +25,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
-	"strconv"
 	"sync"
 	"time"
-)
 
-// Env is the variable that holds the number of the worker's descriptor.
-const Env = "COHORT_AGENT_FD"
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
 
 // MaxLine bounds an encoded event, its line feed included. It is also what Linux
 // writes to a pipe in one piece, so that a full pipe never keeps half an event.
@@ -117,17 +116,16 @@ type Reader struct {
 }
 
 // Open returns the pipe from the agent that launched this process. It is nil,
-// without an error, where there is none: Env is not set, or the descriptor it
+// without an error, where there is none: the variable is not set, or the descriptor it
 // names is not an open pipe, as in a program started through a wrapper that
 // hands on the environment but not the descriptors. Call it once a process.
 func Open() (*Reader, error) {
-	v := os.Getenv(Env)
-	if v == "" {
+	if !envvar.AgentFD.IsSet() {
 		return nil, nil
 	}
-	fd, err := strconv.Atoi(v)
-	if err != nil || fd < 0 {
-		return nil, fmt.Errorf("agentpipe: %s=%q is not the number of a descriptor: unset it, or start the program with `cohort run`", Env, v)
+	fd, err := envvar.AgentFD.Int(0, math.MaxInt32)
+	if err != nil {
+		return nil, fmt.Errorf("agentpipe: no descriptor of the agent (unset the variable to go on without): %w", err)
 	}
 	f := openPipe(fd)
 	if f == nil {

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 var sample = Event{Kind: KindExited, Rank: 1, LocalRank: 1, PID: 4711, Host: "h", Code: -1, Signal: "killed"}
@@ -46,7 +48,7 @@ func TestInherited(t *testing.T) {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), "AGENTPIPE_TEST_WORKER=1", Env+"=3")
+	cmd.Env = append(os.Environ(), "AGENTPIPE_TEST_WORKER=1", envvar.AgentFD.Assign("3"))
 	cmd.ExtraFiles = []*os.File{f}
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, os.Stderr
@@ -138,15 +140,15 @@ func TestOpenWithoutAgent(t *testing.T) {
 		if v == "0" { // the descriptor of something that is not a pipe
 			v = strconv.Itoa(int(notPipe.Fd()))
 		}
-		t.Setenv(Env, v)
+		t.Setenv(string(envvar.AgentFD), v)
 		if r, err := Open(); r != nil || err != nil {
-			t.Errorf("%s=%q: got %v, %v, want nil, nil", Env, v, r, err)
+			t.Errorf("%s=%q: got %v, %v, want nil, nil", envvar.AgentFD, v, r, err)
 		}
 	}
 	for _, v := range []string{"three", "-1", "3;"} {
-		t.Setenv(Env, v)
-		if _, err := Open(); err == nil || !strings.Contains(err.Error(), Env) {
-			t.Errorf("%s=%q: error %v does not name the variable", Env, v, err)
+		t.Setenv(string(envvar.AgentFD), v)
+		if _, err := Open(); err == nil || !strings.Contains(err.Error(), string(envvar.AgentFD)) {
+			t.Errorf("%s=%q: error %v does not name the variable", envvar.AgentFD, v, err)
 		}
 	}
 }

@@ -45,6 +45,7 @@ const (
 	ErrorFile     Var = "TORCHELASTIC_ERROR_FILE"
 	OMPNumThreads Var = "OMP_NUM_THREADS"
 	PythonExec    Var = "PYTHON_EXEC"
+	NCCLErrors    Var = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 )
 
 // Cohort's own.
@@ -54,6 +55,7 @@ const (
 	NodeID     Var = "COHORT_NODE_ID"
 	AgentFD    Var = "COHORT_AGENT_FD"
 	Spawn      Var = "COHORT_SPAWN"
+	Job        Var = "COHORT_JOB"
 	NumThreads Var = "COHORT_NUM_THREADS"
 	Interface  Var = "COHORT_INTERFACE"
 	Transport  Var = "COHORT_TRANSPORT"
@@ -87,11 +89,13 @@ func declarations() []declaration {
 		{ErrorFile, "file into which a worker writes the error it ends with", false},
 		{OMPNumThreads, "threads for programs that use OpenMP", false},
 		{PythonExec, "interpreter for .py programs (default python3)", false},
+		{NCCLErrors, "makes PyTorch's NCCL ranks end on an error of a peer; Cohort sets 1", false},
 		{Token, "the job's token, 64 hexadecimal digits: all members prove that they know it", true},
 		{TokenFile, "file that holds the job's token, readable by its owner only", false},
 		{NodeID, "names the node: ranks of equal node id share memory", false},
 		{AgentFD, "descriptor on which the launcher tells this worker of others that ended", false},
 		{Spawn, "set in rank processes that launch.Spawn made from the program's own binary", false},
+		{Job, "marks the processes of one launch, so that none is left behind; not secret", false},
 		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
 		{Interface, "network interface or local IP address that peers are told to connect to", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp", false},
