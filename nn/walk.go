@@ -3,6 +3,7 @@
 package nn
 
 import (
+	"iter"
 	"reflect"
 	"strconv"
 	"strings"
@@ -47,11 +48,25 @@ type NamedTensor struct {
 	Tensor *tensor.Tensor
 }
 
+// NamedTensors is a list of tensors by name, such as a model's state.
+type NamedTensors []NamedTensor
+
+// All iterates over names and tensors, as package checkpoint wants them.
+func (ts NamedTensors) All() iter.Seq2[string, *tensor.Tensor] {
+	return func(yield func(string, *tensor.Tensor) bool) {
+		for _, t := range ts {
+			if !yield(t.Name, t.Tensor) {
+				return
+			}
+		}
+	}
+}
+
 // StateDict returns the parameters and buffers of a model by name, in the
 // order of the fields. The tensors are the model's own: writing them loads a
 // model.
-func StateDict(model any) []NamedTensor {
-	var state []NamedTensor
+func StateDict(model any) NamedTensors {
+	var state NamedTensors
 	for _, p := range Parameters(model) {
 		state = append(state, NamedTensor{p.name, p.data})
 	}

@@ -38,7 +38,7 @@ type Optimizer interface {
 	SetLRScale(factor float64)
 	// State returns the tensors that a checkpoint needs, by name; writing
 	// them loads a state.
-	State() []nn.NamedTensor
+	State() nn.NamedTensors
 	// NumSteps returns how often Step has run; SetNumSteps goes with loading
 	// a state.
 	NumSteps() int
@@ -87,8 +87,8 @@ func (b *base[O]) ZeroGrad() {
 func (b *base[O]) SetLRScale(factor float64) { b.lrScale = factor }
 
 // State returns the state tensors, named KIND.PARAMETER.
-func (b *base[O]) State() []nn.NamedTensor {
-	var out []nn.NamedTensor
+func (b *base[O]) State() nn.NamedTensors {
+	var out nn.NamedTensors
 	for k, kind := range b.kinds {
 		for _, g := range b.groups {
 			for i, p := range g.params {
