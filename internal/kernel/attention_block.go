@@ -104,9 +104,9 @@ func (t *headTask) multiplyRows(y *Heads, at, rows int, weights []float32, row, 
 // attentionHead is the forward pass of one head.
 func attentionHead(s *AttentionShape, b, h int, out, q, k, v *Heads, lse []float32) {
 	t := newHeadTask(s)
-	mem := takeScratch(t.columnsLength() + t.rowsLength(s.KeyTime) + roundUp(t.mr*t.scores, 16) + 2*16 + 16)
-	defer mem.release()
-	t.rest = mem.data
+	mem := scratchList.get(t.columnsLength() + t.rowsLength(s.KeyTime) + roundUp(t.mr*t.scores, 16) + 2*16 + 16)
+	defer scratchList.put(mem)
+	t.rest = mem.floats
 	keys := t.packColumns(k, k.base(b, h))
 	values := t.packRows(v, v.base(b, h), s.KeyTime)
 	scores := t.cut(t.mr * t.scores)
@@ -137,9 +137,9 @@ func attentionHead(s *AttentionShape, b, h int, out, q, k, v *Heads, lse []float
 func attentionHeadBackward(s *AttentionShape, b, h int, dq, dk, dv, dout, out, q, k, v *Heads, lse []float32) {
 	t := newHeadTask(s)
 	block := min(roundUp(s.Time, t.mr), max(1, gradientBlock/t.scores/t.mr)*t.mr)
-	mem := takeScratch(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 2*roundUp(block*t.scores, 16) + 16)
-	defer mem.release()
-	t.rest = mem.data
+	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 2*roundUp(block*t.scores, 16) + 16)
+	defer scratchList.put(mem)
+	t.rest = mem.floats
 	keyColumns, valueColumns := t.packColumns(k, k.base(b, h)), t.packColumns(v, v.base(b, h))
 	keyRows := t.packRows(k, k.base(b, h), s.KeyTime)
 	queryRows := t.packRows(q, q.base(b, h), s.Time)

@@ -22,7 +22,7 @@
 //     allowed.
 //   - Nothing is kept after a call returns, and nothing is allocated but the
 //     closure that a loop on several threads needs. Scratch comes from a free
-//     list that is as long as the calls that ran at once.
+//     list outside the Go heap.
 //   - Functions may be called from several goroutines at once. A nil pool, or
 //     a small input, means the caller's goroutine alone.
 //   - Results do not depend on the number of threads: sums are partitioned by

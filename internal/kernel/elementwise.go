@@ -2,7 +2,11 @@
 
 package kernel
 
-import "github.com/cohort-ml/cohort/internal/work"
+import (
+	"math"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
 
 // Add computes dst = a + b.
 func Add(p *work.Pool, dst, a, b []float32) { binary(p, vec().add, dst, a, b) }
@@ -43,11 +47,9 @@ func AddScaled(p *work.Pool, dst, a []float32, s float32, b []float32) {
 // Fill sets every element of dst to v.
 func Fill(p *work.Pool, dst []float32, v float32) {
 	unary(p, func(dst, _ []float32) {
-		if v == 0 { // also for -0: it is told apart below
-			if 1/v > 0 {
-				clear(dst)
-				return
-			}
+		if math.Float32bits(v) == 0 {
+			clear(dst)
+			return
 		}
 		// Doubling copies run at the speed of memmove.
 		const seed = 64

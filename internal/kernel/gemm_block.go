@@ -132,13 +132,13 @@ func (g *product) compute(p *work.Pool) {
 			g.s1 = min(sharedSize, g.s0+sharedGroup)
 			var s *scratch
 			if !direct {
-				s = takeScratch(g.sharedLength())
-				g.shared = s.data
+				s = scratchList.get(g.sharedLength())
+				g.shared = s.floats
 				runTasks(p, threads, g.numPackTasks(), g.packTask)
 			}
 			runTasks(p, threads, bands, g.bandTask)
 			if s != nil {
-				s.release()
+				scratchList.put(s)
 			}
 		}
 	}
@@ -245,9 +245,9 @@ func (g *product) band(i int) {
 	}
 	var s *scratch
 	if g.shareB && !g.aDirect {
-		s = takeScratch((size/g.mr + 1) * g.aStep * g.kStep)
+		s = scratchList.get((size/g.mr + 1) * g.aStep * g.kStep)
 	} else if !g.shareB && !g.bDirect {
-		s = takeScratch((size/g.nr + 1) * g.nr * g.kStep)
+		s = scratchList.get((size/g.nr + 1) * g.nr * g.kStep)
 	}
 	for k0 := g.k0; k0 < g.k1; k0 += g.kStep {
 		k1 := min(g.k1, k0+g.kStep)
@@ -258,15 +258,15 @@ func (g *product) band(i int) {
 		}
 	}
 	if s != nil {
-		s.release()
+		scratchList.put(s)
 	}
 }
 
 func (g *product) bandRows(s *scratch, i0, i1, k0, k1 int) {
 	a, b := g.directA(i0, k0), panels{}
 	if !g.aDirect {
-		g.packA(s.data, i0, i1, k0, k1)
-		a = panels{s.data, g.aStep * (k1 - k0), 1, g.aStep}
+		g.packA(s.floats, i0, i1, k0, k1)
+		a = panels{s.floats, g.aStep * (k1 - k0), 1, g.aStep}
 	}
 	if g.bDirect {
 		b = g.directB(g.s0, k0)
@@ -284,8 +284,8 @@ func (g *product) bandRows(s *scratch, i0, i1, k0, k1 int) {
 func (g *product) bandCols(s *scratch, j0, j1, k0, k1 int) {
 	a, b := panels{}, g.directB(j0, k0)
 	if !g.bDirect {
-		g.packB(s.data, j0, j1, k0, k1)
-		b = panels{s.data, g.nr * (k1 - k0), g.nr, 1}
+		g.packB(s.floats, j0, j1, k0, k1)
+		b = panels{s.floats, g.nr * (k1 - k0), g.nr, 1}
 	}
 	if g.aDirect {
 		a = g.directA(g.s0, k0)

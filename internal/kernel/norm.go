@@ -18,10 +18,10 @@ func LayerNorm(p *work.Pool, dst, mean, rstd, x, gamma, beta []float32, rows, co
 	if cols == 0 {
 		return
 	}
-	gamma, dropGamma := orConstant(gamma, cols, 1)
-	defer dropGamma.release()
-	beta, dropBeta := orConstant(beta, cols, 0)
-	defer dropBeta.release()
+	gamma, ones := orConstant(gamma, cols, 1)
+	defer giveBack(ones)
+	beta, zeros := orConstant(beta, cols, 0)
+	defer giveBack(zeros)
 	f := vec().layerNorm
 	if cols > maxRowElems {
 		f = vectorTables[portable].layerNorm
@@ -44,20 +44,20 @@ func LayerNormBackward(p *work.Pool, dx, dgamma, dbeta, g, x, mean, rstd, gamma 
 	if cols > maxRowElems {
 		f = vectorTables[portable].layerNormBackward
 	}
-	gamma, dropGamma := orConstant(gamma, cols, 1)
-	defer dropGamma.release()
+	gamma, ones := orConstant(gamma, cols, 1)
+	defer giveBack(ones)
 	// The kernel always does all three; what is not wanted goes to scratch.
 	perBlock, blocks := blocking(rows, cols)
-	s := takeScratch(2 * blocks * cols)
-	defer s.release()
-	sums := s.data
+	s := scratchList.get(2 * blocks * cols)
+	defer scratchList.put(s)
+	sums := s.floats[:2*blocks*cols]
 	clear(sums)
 	var spare *scratch
 	if dx == nil {
-		spare = takeScratch(n)
-		dx = spare.data
+		spare = scratchList.get(n)
+		dx = spare.floats
 	}
-	defer spare.release()
+	defer giveBack(spare)
 	dx = dx[:n]
 	most := max(1, callElems/cols)
 	do := func(b int) {
@@ -93,9 +93,17 @@ func orConstant(v []float32, n int, c float32) ([]float32, *scratch) {
 	if v != nil {
 		return v[:n], nil
 	}
-	s := takeScratch(n)
-	for i := range s.data {
-		s.data[i] = c
+	s := scratchList.get(n)
+	v = s.floats[:n]
+	for i := range v {
+		v[i] = c
 	}
-	return s.data, s
+	return v, s
+}
+
+// giveBack puts scratch back if there is any.
+func giveBack(s *scratch) {
+	if s != nil {
+		scratchList.put(s)
+	}
 }

@@ -2,7 +2,11 @@
 
 package kernel
 
-import "github.com/cohort-ml/cohort/internal/work"
+import (
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
 
 // sumBlock is the fixed partition of a flat sum, in elements.
 const sumBlock = 16 << 10
@@ -23,9 +27,9 @@ func blockSum(p *work.Pool, f func(x []float32) float64, x []float32) float64 {
 		return total
 	}
 	blocks := pieces(n, sumBlock)
-	s := takeScratch(2 * blocks)
-	defer s.release()
-	partial := s.float64s(blocks)
+	s := scratchList.get(2 * blocks)
+	defer scratchList.put(s)
+	partial := unsafe.Slice((*float64)(s.block.Pointer()), blocks)
 	p.Run(blocks, func(i int) { partial[i] = f(x[i*sumBlock : min((i+1)*sumBlock, n)]) })
 	var total float64
 	for _, v := range partial {
@@ -45,9 +49,9 @@ func SumRows(p *work.Pool, dst, x []float32, rows, cols int, accumulate bool) {
 		return
 	}
 	perBlock, blocks := blocking(rows, cols)
-	s := takeScratch(blocks * cols)
-	defer s.release()
-	partial := s.data
+	s := scratchList.get(blocks * cols)
+	defer scratchList.put(s)
+	partial := s.floats
 	// A strip bounds one call to callElems elements and gives wide, short
 	// matrices pieces to share.
 	strip := max(callElems/perBlock, 256) &^ (lineElems - 1)

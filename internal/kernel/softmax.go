@@ -56,14 +56,15 @@ func CrossEntropy(p *work.Pool, loss, lse, logits []float32, targets []int64, ro
 		// The two results of the kernel are turned into lse and loss in place.
 		f(lse[lo:hi], loss[lo:hi], logits[lo*classes:hi*classes], classes)
 		for r := lo; r < hi; r++ {
-			// An infinite maximum is its own log-sum-exp.
-			if !math.IsInf(float64(lse[r]), 0) {
-				lse[r] += float32(math.Log(float64(loss[r])))
+			top, logSum := float64(lse[r]), math.Log(float64(loss[r]))
+			if math.IsInf(top, 0) {
+				logSum = 0 // an infinite maximum is its own log-sum-exp
 			}
-			if t := targets[r]; t == IgnoreTarget {
-				loss[r] = 0
-			} else {
-				loss[r] = lse[r] - logits[r*classes : (r+1)*classes][t]
+			lse[r] = float32(top + logSum)
+			loss[r] = 0
+			if t := targets[r]; t != IgnoreTarget {
+				// The loss keeps the digits that lse loses to a large maximum.
+				loss[r] = float32(logSum + (top - float64(logits[r*classes : (r+1)*classes][t])))
 			}
 		}
 	})

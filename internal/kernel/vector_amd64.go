@@ -2,7 +2,7 @@
 
 package kernel
 
-//go:generate sh -c "cd _asm && go run ./vector -out ../vector_amd64.s -stubs ../vector_stubs_amd64.go -pkg kernel"
+//go:generate go -C _asm run ./vector -out ../vector_amd64.s -stubs ../vector_stubs_amd64.go -pkg kernel
 
 var vectorTables = [...]*vectorKernels{portable: &portableVector, avx2: &avx2Vector, avx512: &avx512Vector}
 
