@@ -80,11 +80,10 @@ func (t *headTask) visibleAt(i int) (n, step int) {
 	return t.KeyTime, 0
 }
 
-// multiplyKeys sets rows of scores to scale·x·keysᵀ for the first visible keys,
-// in whole panels.
+// multiplyKeys sets rows of scores to scale·x·keysᵀ for the first visible keys.
 func (t *headTask) multiplyKeys(scores []float32, rows int, x *Heads, at int, keys []float32, visible int, scale float32) {
 	for j := 0; j < visible; j += t.nr {
-		tile(rows, t.nr, t.Dim, &x.Data[at], x.Time, 1, &keys[j*t.Dim], t.nr, &scores[j], t.scores, scale, 0, nil)
+		tile(rows, min(t.nr, visible-j), t.Dim, &x.Data[at], x.Time, 1, &keys[j*t.Dim], t.nr, &scores[j], t.scores, scale, 0, nil)
 	}
 }
 

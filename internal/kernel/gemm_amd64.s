@@ -4686,6 +4686,17 @@ done:
 // func softmaxRows512(x *float32, stride int, rows int, n int, step int, end int, top *float32, sum *float32)
 // Requires: AVX, AVX512F, BMI2, CMOV
 TEXT ·softmaxRows512(SB), NOSPLIT, $0-64
+	VMOVUPS gemmClamp<>+0(SB), Z16
+	VMOVUPS gemmLog2e<>+0(SB), Z17
+	VMOVUPS gemmLn2hi<>+0(SB), Z18
+	VMOVUPS gemmLn2lo<>+0(SB), Z19
+	VMOVUPS gemmExp0<>+0(SB), Z20
+	VMOVUPS gemmExp1<>+0(SB), Z21
+	VMOVUPS gemmExp2<>+0(SB), Z22
+	VMOVUPS gemmExp3<>+0(SB), Z23
+	VMOVUPS gemmExp4<>+0(SB), Z24
+	VMOVUPS gemmExp5<>+0(SB), Z25
+	VMOVUPS gemmExp6<>+0(SB), Z26
 	MOVQ    x+0(FP), DI
 	MOVQ    stride+8(FP), BX
 	SHLQ    $0x02, BX
@@ -4745,21 +4756,19 @@ exp:
 	JLT          exptail
 	VMOVUPS      (DI)(R13*4), Z0
 	VSUBPS       Z3, Z0, Z0
-	VMOVUPS      gemmClamp<>+0(SB), Z1
+	VMOVUPS      Z16, Z1
 	VMAXPS       Z0, Z1, Z0
-	VMULPS       gemmLog2e<>+0(SB), Z0, Z1
+	VMULPS       Z17, Z0, Z1
 	VRNDSCALEPS  $0x08, Z1, Z1
-	VMOVUPS      gemmLn2hi<>+0(SB), Z6
-	VFNMADD231PS Z6, Z1, Z0
-	VMOVUPS      gemmLn2lo<>+0(SB), Z6
-	VFNMADD231PS Z6, Z1, Z0
-	VMOVUPS      gemmExp6<>+0(SB), Z2
-	VFMADD213PS  gemmExp5<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp4<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp3<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp2<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp1<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp0<>+0(SB), Z0, Z2
+	VFNMADD231PS Z18, Z1, Z0
+	VFNMADD231PS Z19, Z1, Z0
+	VMOVUPS      Z26, Z2
+	VFMADD213PS  Z25, Z0, Z2
+	VFMADD213PS  Z24, Z0, Z2
+	VFMADD213PS  Z23, Z0, Z2
+	VFMADD213PS  Z22, Z0, Z2
+	VFMADD213PS  Z21, Z0, Z2
+	VFMADD213PS  Z20, Z0, Z2
 	VSCALEFPS    Z1, Z2, Z0
 	VMOVUPS      Z0, (DI)(R13*4)
 	VADDPS       Z0, Z4, Z4
@@ -4774,21 +4783,19 @@ exptail:
 	KMOVW        DX, K1
 	VMOVUPS.Z    (DI)(R13*4), K1, Z0
 	VSUBPS       Z3, Z0, Z0
-	VMOVUPS      gemmClamp<>+0(SB), Z1
+	VMOVUPS      Z16, Z1
 	VMAXPS       Z0, Z1, Z0
-	VMULPS       gemmLog2e<>+0(SB), Z0, Z1
+	VMULPS       Z17, Z0, Z1
 	VRNDSCALEPS  $0x08, Z1, Z1
-	VMOVUPS      gemmLn2hi<>+0(SB), Z6
-	VFNMADD231PS Z6, Z1, Z0
-	VMOVUPS      gemmLn2lo<>+0(SB), Z6
-	VFNMADD231PS Z6, Z1, Z0
-	VMOVUPS      gemmExp6<>+0(SB), Z2
-	VFMADD213PS  gemmExp5<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp4<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp3<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp2<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp1<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp0<>+0(SB), Z0, Z2
+	VFNMADD231PS Z18, Z1, Z0
+	VFNMADD231PS Z19, Z1, Z0
+	VMOVUPS      Z26, Z2
+	VFMADD213PS  Z25, Z0, Z2
+	VFMADD213PS  Z24, Z0, Z2
+	VFMADD213PS  Z23, Z0, Z2
+	VFMADD213PS  Z22, Z0, Z2
+	VFMADD213PS  Z21, Z0, Z2
+	VFMADD213PS  Z20, Z0, Z2
 	VSCALEFPS    Z1, Z2, Z0
 	VMOVAPS.Z    Z0, K1, Z0
 	VMOVUPS      Z0, (DI)(R13*4)
@@ -5105,10 +5112,8 @@ exp:
 	VMAXPS       Y0, Y1, Y0
 	VMULPS       gemmLog2e<>+0(SB), Y0, Y1
 	VROUNDPS     $0x08, Y1, Y1
-	VMOVUPS      gemmLn2hi<>+0(SB), Y6
-	VFNMADD231PS Y6, Y1, Y0
-	VMOVUPS      gemmLn2lo<>+0(SB), Y6
-	VFNMADD231PS Y6, Y1, Y0
+	VFNMADD231PS gemmLn2hi<>+0(SB), Y1, Y0
+	VFNMADD231PS gemmLn2lo<>+0(SB), Y1, Y0
 	VMOVUPS      gemmExp6<>+0(SB), Y2
 	VFMADD213PS  gemmExp5<>+0(SB), Y0, Y2
 	VFMADD213PS  gemmExp4<>+0(SB), Y0, Y2
@@ -5136,10 +5141,8 @@ exptail:
 	VMAXPS       Y0, Y1, Y0
 	VMULPS       gemmLog2e<>+0(SB), Y0, Y1
 	VROUNDPS     $0x08, Y1, Y1
-	VMOVUPS      gemmLn2hi<>+0(SB), Y6
-	VFNMADD231PS Y6, Y1, Y0
-	VMOVUPS      gemmLn2lo<>+0(SB), Y6
-	VFNMADD231PS Y6, Y1, Y0
+	VFNMADD231PS gemmLn2hi<>+0(SB), Y1, Y0
+	VFNMADD231PS gemmLn2lo<>+0(SB), Y1, Y0
 	VMOVUPS      gemmExp6<>+0(SB), Y2
 	VFMADD213PS  gemmExp5<>+0(SB), Y0, Y2
 	VFMADD213PS  gemmExp4<>+0(SB), Y0, Y2
@@ -5186,6 +5189,17 @@ fillend:
 // func gradientRows512(x *float32, grad *float32, stride int, rows int, n int, step int, end int, lse *float32, delta *float32, scale float32)
 // Requires: AVX, AVX512F, BMI2, CMOV
 TEXT ·gradientRows512(SB), NOSPLIT, $0-76
+	VMOVUPS      gemmClamp<>+0(SB), Z16
+	VMOVUPS      gemmLog2e<>+0(SB), Z17
+	VMOVUPS      gemmLn2hi<>+0(SB), Z18
+	VMOVUPS      gemmLn2lo<>+0(SB), Z19
+	VMOVUPS      gemmExp0<>+0(SB), Z20
+	VMOVUPS      gemmExp1<>+0(SB), Z21
+	VMOVUPS      gemmExp2<>+0(SB), Z22
+	VMOVUPS      gemmExp3<>+0(SB), Z23
+	VMOVUPS      gemmExp4<>+0(SB), Z24
+	VMOVUPS      gemmExp5<>+0(SB), Z25
+	VMOVUPS      gemmExp6<>+0(SB), Z26
 	MOVQ         x+0(FP), DI
 	MOVQ         grad+8(FP), SI
 	MOVQ         stride+16(FP), BX
@@ -5214,21 +5228,19 @@ exp:
 	JLT          exptail
 	VMOVUPS      (DI)(R13*4), Z0
 	VSUBPS       Z3, Z0, Z0
-	VMOVUPS      gemmClamp<>+0(SB), Z1
+	VMOVUPS      Z16, Z1
 	VMAXPS       Z0, Z1, Z0
-	VMULPS       gemmLog2e<>+0(SB), Z0, Z1
+	VMULPS       Z17, Z0, Z1
 	VRNDSCALEPS  $0x08, Z1, Z1
-	VMOVUPS      gemmLn2hi<>+0(SB), Z6
-	VFNMADD231PS Z6, Z1, Z0
-	VMOVUPS      gemmLn2lo<>+0(SB), Z6
-	VFNMADD231PS Z6, Z1, Z0
-	VMOVUPS      gemmExp6<>+0(SB), Z2
-	VFMADD213PS  gemmExp5<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp4<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp3<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp2<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp1<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp0<>+0(SB), Z0, Z2
+	VFNMADD231PS Z18, Z1, Z0
+	VFNMADD231PS Z19, Z1, Z0
+	VMOVUPS      Z26, Z2
+	VFMADD213PS  Z25, Z0, Z2
+	VFMADD213PS  Z24, Z0, Z2
+	VFMADD213PS  Z23, Z0, Z2
+	VFMADD213PS  Z22, Z0, Z2
+	VFMADD213PS  Z21, Z0, Z2
+	VFMADD213PS  Z20, Z0, Z2
 	VSCALEFPS    Z1, Z2, Z0
 	VMOVUPS      (SI)(R13*4), Z5
 	VSUBPS       Z4, Z5, Z5
@@ -5247,21 +5259,19 @@ exptail:
 	KMOVW        DX, K1
 	VMOVUPS.Z    (DI)(R13*4), K1, Z0
 	VSUBPS       Z3, Z0, Z0
-	VMOVUPS      gemmClamp<>+0(SB), Z1
+	VMOVUPS      Z16, Z1
 	VMAXPS       Z0, Z1, Z0
-	VMULPS       gemmLog2e<>+0(SB), Z0, Z1
+	VMULPS       Z17, Z0, Z1
 	VRNDSCALEPS  $0x08, Z1, Z1
-	VMOVUPS      gemmLn2hi<>+0(SB), Z6
-	VFNMADD231PS Z6, Z1, Z0
-	VMOVUPS      gemmLn2lo<>+0(SB), Z6
-	VFNMADD231PS Z6, Z1, Z0
-	VMOVUPS      gemmExp6<>+0(SB), Z2
-	VFMADD213PS  gemmExp5<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp4<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp3<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp2<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp1<>+0(SB), Z0, Z2
-	VFMADD213PS  gemmExp0<>+0(SB), Z0, Z2
+	VFNMADD231PS Z18, Z1, Z0
+	VFNMADD231PS Z19, Z1, Z0
+	VMOVUPS      Z26, Z2
+	VFMADD213PS  Z25, Z0, Z2
+	VFMADD213PS  Z24, Z0, Z2
+	VFMADD213PS  Z23, Z0, Z2
+	VFMADD213PS  Z22, Z0, Z2
+	VFMADD213PS  Z21, Z0, Z2
+	VFMADD213PS  Z20, Z0, Z2
 	VSCALEFPS    Z1, Z2, Z0
 	VMOVAPS.Z    Z0, K1, Z0
 	VMOVUPS.Z    (SI)(R13*4), K1, Z5
@@ -5329,10 +5339,8 @@ exp:
 	VMAXPS       Y0, Y1, Y0
 	VMULPS       gemmLog2e<>+0(SB), Y0, Y1
 	VROUNDPS     $0x08, Y1, Y1
-	VMOVUPS      gemmLn2hi<>+0(SB), Y6
-	VFNMADD231PS Y6, Y1, Y0
-	VMOVUPS      gemmLn2lo<>+0(SB), Y6
-	VFNMADD231PS Y6, Y1, Y0
+	VFNMADD231PS gemmLn2hi<>+0(SB), Y1, Y0
+	VFNMADD231PS gemmLn2lo<>+0(SB), Y1, Y0
 	VMOVUPS      gemmExp6<>+0(SB), Y2
 	VFMADD213PS  gemmExp5<>+0(SB), Y0, Y2
 	VFMADD213PS  gemmExp4<>+0(SB), Y0, Y2
@@ -5364,10 +5372,8 @@ exptail:
 	VMAXPS       Y0, Y1, Y0
 	VMULPS       gemmLog2e<>+0(SB), Y0, Y1
 	VROUNDPS     $0x08, Y1, Y1
-	VMOVUPS      gemmLn2hi<>+0(SB), Y6
-	VFNMADD231PS Y6, Y1, Y0
-	VMOVUPS      gemmLn2lo<>+0(SB), Y6
-	VFNMADD231PS Y6, Y1, Y0
+	VFNMADD231PS gemmLn2hi<>+0(SB), Y1, Y0
+	VFNMADD231PS gemmLn2lo<>+0(SB), Y1, Y0
 	VMOVUPS      gemmExp6<>+0(SB), Y2
 	VFMADD213PS  gemmExp5<>+0(SB), Y0, Y2
 	VFMADD213PS  gemmExp4<>+0(SB), Y0, Y2

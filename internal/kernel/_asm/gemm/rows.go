@@ -96,19 +96,32 @@ func (s simd) fold(op func(...Op)) {
 // denormal; NaN stays. Only for arguments up to 88.
 type exponential struct {
 	simd
-	clamp, log2e, ln2hi, ln2lo Mem
-	c                          [7]Mem
+	clamp, log2e, ln2hi, ln2lo Op
+	c                          [7]Op
 }
 
+// newExponential makes the constants: of 512 bits in registers from 16 on, of
+// 256 bits, which has no registers to spare, in memory.
 func newExponential(s simd) exponential {
 	e := exponential{simd: s}
-	e.clamp = constant("Clamp", -87.3)
-	e.log2e = constant("Log2e", math.Log2E)
-	e.ln2hi = constant("Ln2hi", 0.693145751953125)
-	e.ln2lo = constant("Ln2lo", 1.4286068202862268e-06)
+	next := 16
+	operand := func(name string, x float64) Op {
+		m := constant(name, x)
+		if !s.wide() {
+			return m
+		}
+		r := s.v[next]
+		next++
+		VMOVUPS(m, r)
+		return r
+	}
+	e.clamp = operand("Clamp", -87.3)
+	e.log2e = operand("Log2e", math.Log2E)
+	e.ln2hi = operand("Ln2hi", 0.693145751953125)
+	e.ln2lo = operand("Ln2lo", 1.4286068202862268e-06)
 	for i, c := range []float64{1, 1.0000000377388714, 0.5000000047146057, 0.16666415414041177,
 		0.04166635277111221, 0.008375134774624326, 0.0013941118895837} {
-		e.c[i] = constant(fmt.Sprint("Exp", i), c)
+		e.c[i] = operand(fmt.Sprint("Exp", i), c)
 	}
 	return e
 }
@@ -128,20 +141,18 @@ func constant(name string, x float64) Mem {
 	return m
 }
 
-// of replaces x by its exponential; it changes t, u and w.
-func (e exponential) of(x, t, u, w VecPhysical) {
+// of replaces x by its exponential; it changes t and u.
+func (e exponential) of(x, t, u VecPhysical) {
 	VMOVUPS(e.clamp, t)
-	VMAXPS(x, t, x)
+	VMAXPS(x, t, x) // the second operand, x, if one is NaN
 	VMULPS(e.log2e, x, t)
 	if e.wide() {
 		VRNDSCALEPS(Imm(8), t, t)
 	} else {
 		VROUNDPS(Imm(8), t, t)
 	}
-	VMOVUPS(e.ln2hi, w)
-	VFNMADD231PS(w, t, x)
-	VMOVUPS(e.ln2lo, w)
-	VFNMADD231PS(w, t, x)
+	VFNMADD231PS(e.ln2hi, t, x)
+	VFNMADD231PS(e.ln2lo, t, x)
 	VMOVUPS(e.c[6], u)
 	for i := 5; i >= 0; i-- {
 		VFMADD213PS(e.c[i], x, u)
@@ -249,7 +260,7 @@ func softmaxRows(s simd) {
 	s.zero(v[4])
 	power := func() {
 		VSUBPS(v[3], v[0], v[0])
-		e.of(v[0], v[1], v[2], v[6])
+		e.of(v[0], v[1], v[2])
 	}
 	s.eachBlock("exp", func() {
 		VMOVUPS(element(rowX), v[0])
@@ -299,7 +310,7 @@ func gradientRows(s simd) {
 	VBROADCASTSS(Mem{Base: R11}, v[4])
 	power := func() {
 		VSUBPS(v[3], v[0], v[0])
-		e.of(v[0], v[1], v[2], v[6])
+		e.of(v[0], v[1], v[2])
 	}
 	gradient := func() {
 		VSUBPS(v[4], v[5], v[5])
