@@ -5,7 +5,6 @@ package store
 import (
 	"bytes"
 	"math"
-	"slices"
 	"strconv"
 )
 
@@ -99,7 +98,8 @@ type waiter struct {
 	call
 	op   opcode
 	keys []string
-	on   int // index of the key that it is listed under
+	// the key that it is listed under, and its place in that list
+	on, place int
 }
 
 func newMachine() *machine {
@@ -190,6 +190,7 @@ func (m *machine) settle(w *waiter) bool {
 	for range w.keys {
 		key := w.keys[w.on]
 		if _, ok := m.values[key]; !ok {
+			w.place = len(m.waiting[key])
 			m.waiting[key] = append(m.waiting[key], w)
 			return false
 		}
@@ -245,13 +246,17 @@ func (m *machine) forget(w *waiter) {
 	}
 }
 
-// unlist removes a call from the key that it waits for.
+// unlist removes a call from those that wait for its key, in constant time:
+// a client may go that has thousands.
 func (m *machine) unlist(w *waiter) {
 	key := w.keys[w.on]
-	listed := slices.DeleteFunc(m.waiting[key], func(o *waiter) bool { return o == w })
-	if len(listed) == 0 {
+	listed := m.waiting[key]
+	last := listed[len(listed)-1]
+	listed[w.place], last.place = last, w.place
+	listed[len(listed)-1] = nil
+	if len(listed) == 1 {
 		delete(m.waiting, key)
 		return
 	}
-	m.waiting[key] = listed
+	m.waiting[key] = listed[:len(listed)-1]
 }

@@ -12,10 +12,8 @@ import (
 // proto is what the store is called on a port.
 const proto = "store"
 
-const (
-	// Requests up to this size are read into a buffer that is used again.
-	reuseLimit = 16 << 10
-)
+// reuseLimit is the size of requests that are read into a buffer that is used again.
+const reuseLimit = 16 << 10
 
 // Server offers a Memory to the members of the job.
 type Server struct {
@@ -106,8 +104,11 @@ func (s *Server) serve(c *transport.Conn) {
 			continue
 		}
 		if cap(payload) <= reuseLimit {
-			// The store keeps the values, the buffer is used again.
 			buf = payload[:0]
+		}
+		// The store keeps the value: it may not share a buffer that is used
+		// again, nor hold on to one that is mostly something else.
+		if cap(payload) <= reuseLimit || len(q.value) < cap(payload)/2 {
 			q.value = bytes.Clone(q.value)
 		}
 		r, done := reply{status: statusLimit}, true

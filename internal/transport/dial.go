@@ -57,7 +57,7 @@ func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
 	pause := firstPause
 	rejections, final := 0, false
 	var notOffered time.Time // when that was first said
-	var last error // what kept us from connecting, as long as it was worth another try
+	var last error           // what kept us from connecting, as long as it was worth another try
 	for tries := 1; ; tries++ {
 		nc, err := dialer.DialContext(ctx, network, address)
 		op := "dial"

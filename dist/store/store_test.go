@@ -1,0 +1,523 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// pipeClient connects a client to the server without a socket. The Fault acts
+// on the server's end.
+func pipeClient(t testing.TB, srv *Server) (*Client, *transport.Fault) {
+	near, far := transport.Pipe(proto)
+	f := transport.Inject(far)
+	go srv.serve(far)
+	c := newClient(near, "pipe")
+	t.Cleanup(func() { c.Close() })
+	return c, f
+}
+
+// eachStore runs f over every implementation, with two views of one store.
+func eachStore(t *testing.T, f func(t *testing.T, ctx context.Context, a, b Store)) {
+	for _, kind := range []struct {
+		name string
+		make func(t *testing.T) (a, b Store)
+	}{
+		{"memory", func(t *testing.T) (Store, Store) { m := NewMemory(); return m, m }},
+		{"tcp", func(t *testing.T) (Store, Store) { h := newHost(t, "127.0.0.1:0"); return h.client(t), h.client(t) }},
+		{"unix", func(t *testing.T) (Store, Store) { h := newHost(t, "unix:"); return h.client(t), h.client(t) }},
+		{"tcp and memory", func(t *testing.T) (Store, Store) { h := newHost(t, "127.0.0.1:0"); return h.mem, h.client(t) }},
+		{"prefix", func(t *testing.T) (Store, Store) {
+			h := newHost(t, "127.0.0.1:0")
+			return Prefix(h.mem, "job/1"), Prefix(Prefix(h.client(t), "job"), "1")
+		}},
+	} {
+		t.Run(kind.name, func(t *testing.T) {
+			a, b := kind.make(t)
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			f(t, ctx, a, b)
+		})
+	}
+}
+
+func TestSetGetDelete(t *testing.T) {
+	eachStore(t, func(t *testing.T, ctx context.Context, a, b Store) {
+		for _, v := range [][]byte{[]byte("x"), {}, nil, []byte("\x00\xff"), make([]byte, 100), make([]byte, 3<<20)} {
+			if len(v) > 0 {
+				v[len(v)-1] ^= 0x5a
+			}
+			mine := bytes.Clone(v)
+			if err := a.Set(ctx, "k", mine); err != nil {
+				t.Fatal(err)
+			}
+			for i := range mine {
+				mine[i] = 1 // the store has its own copy
+			}
+			got, err := b.Get(ctx, "k")
+			if err != nil || got == nil || !bytes.Equal(got, v) {
+				t.Errorf("value of %d bytes: got %d bytes, %v", len(v), len(got), err)
+			}
+			for i := range got {
+				got[i] = 2
+			}
+			if again, err := a.Get(ctx, "k"); err != nil || !bytes.Equal(again, v) {
+				t.Errorf("value of %d bytes changed through a reader's slice: %v", len(v), err)
+			}
+		}
+		for _, want := range []bool{true, false} {
+			if got, err := b.Delete(ctx, "k"); got != want || err != nil {
+				t.Errorf("Delete = %v, %v, want %v", got, err, want)
+			}
+		}
+	})
+}
+
+func TestGetAndWaitWait(t *testing.T) {
+	eachStore(t, func(t *testing.T, ctx context.Context, a, b Store) {
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if got, err := a.Get(ctx, "third"); err != nil || string(got) != "3" {
+				t.Errorf("Get: %q, %v", got, err)
+			}
+		})
+		wg.Go(func() {
+			if err := a.Wait(ctx, "first", "second", "third", "first"); err != nil {
+				t.Error(err)
+			}
+			for _, k := range []string{"first", "second", "third"} {
+				if _, swapped, err := a.CompareAndSet(ctx, k, nil, nil); swapped || err != nil {
+					t.Errorf("Wait returned before %q was there (%v)", k, err)
+				}
+			}
+		})
+		if err := b.Wait(ctx); err != nil {
+			t.Errorf("a wait for nothing: %v", err)
+		}
+		b.Set(ctx, "first", []byte("1"))
+		b.Add(ctx, "second", 2)
+		b.CompareAndSet(ctx, "third", nil, []byte("3"))
+		wg.Wait()
+	})
+}
+
+func TestAdd(t *testing.T) {
+	eachStore(t, func(t *testing.T, ctx context.Context, a, b Store) {
+		const callers, each = 8, 50
+		var wg sync.WaitGroup
+		seen := make([]bool, callers*each+1)
+		var mu sync.Mutex
+		for i := range callers {
+			s := []Store{a, b}[i%2]
+			wg.Go(func() {
+				for range each {
+					n, err := s.Add(ctx, "n", 1)
+					mu.Lock()
+					if err != nil || n < 1 || int(n) >= len(seen) || seen[n] {
+						t.Errorf("Add = %d, %v: out of range or given twice", n, err)
+					} else {
+						seen[n] = true
+					}
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		if n, err := a.Add(ctx, "n", 0); n != callers*each || err != nil {
+			t.Errorf("sum %d, %v", n, err)
+		}
+		if v, err := b.Get(ctx, "n"); string(v) != strconv.Itoa(callers*each) {
+			t.Errorf("as text %q, %v", v, err)
+		}
+		if n, err := b.Add(ctx, "zero", 0); n != 0 || err != nil {
+			t.Errorf("Add of 0 = %d, %v", n, err)
+		}
+		a.Set(ctx, "text", []byte("abc"))
+		if _, err := b.Add(ctx, "text", 1); !errors.Is(err, ErrNotInteger) || !strings.Contains(err.Error(), "text") {
+			t.Errorf("Add to text: %v", err)
+		}
+		a.Add(ctx, "big", math.MaxInt64)
+		if _, err := b.Add(ctx, "big", 1); !errors.Is(err, ErrNotInteger) {
+			t.Errorf("overflow: %v", err)
+		}
+		if n, err := b.Add(ctx, "big", math.MinInt64); n != -1 || err != nil {
+			t.Errorf("%d, %v", n, err)
+		}
+	})
+}
+
+func TestCompareAndSet(t *testing.T) {
+	eachStore(t, func(t *testing.T, ctx context.Context, a, b Store) {
+		for i, step := range []struct {
+			expected, desired, current []byte
+			swapped                    bool
+		}{
+			{[]byte("x"), []byte("y"), nil, false},
+			{[]byte{}, []byte("y"), nil, false}, // an empty value is not a missing one
+			{nil, []byte{}, []byte{}, true},
+			{nil, []byte("y"), []byte{}, false},
+			{[]byte{}, []byte("1"), []byte("1"), true},
+			{[]byte("2"), []byte("3"), []byte("1"), false},
+			{[]byte("1"), nil, []byte{}, true},
+		} {
+			current, swapped, err := []Store{a, b}[i%2].CompareAndSet(ctx, "k", step.expected, step.desired)
+			if err != nil || swapped != step.swapped || !bytes.Equal(current, step.current) || (current == nil) != (step.current == nil) {
+				t.Errorf("step %d: %q, %v, %v, want %q, %v", i, current, swapped, err, step.current, step.swapped)
+			}
+		}
+		var wg sync.WaitGroup
+		var mu sync.Mutex
+		winners := 0
+		for i := range 16 {
+			wg.Go(func() {
+				if _, swapped, err := []Store{a, b}[i%2].CompareAndSet(ctx, "leader", nil, []byte{byte(i)}); err != nil {
+					t.Error(err)
+				} else if swapped {
+					mu.Lock()
+					winners++
+					mu.Unlock()
+				}
+			})
+		}
+		wg.Wait()
+		if winners != 1 {
+			t.Errorf("%d leaders", winners)
+		}
+	})
+}
+
+func TestLimits(t *testing.T) {
+	eachStore(t, func(t *testing.T, ctx context.Context, a, _ Store) {
+		long := strings.Repeat("k", MaxKey+1)
+		many := make([]string, MaxWaitKeys+1)
+		for i := range many {
+			many[i] = "k"
+		}
+		for name, err := range map[string]error{
+			"empty key":      a.Set(ctx, "", nil),
+			"long key":       a.Set(ctx, long, nil),
+			"long value":     a.Set(ctx, "k", make([]byte, MaxValue+1)),
+			"empty wait key": a.Wait(ctx, "a", ""),
+			"many keys":      a.Wait(ctx, many...),
+			"long get":       func() error { _, err := a.Get(ctx, long); return err }(),
+			"long expected": func() error {
+				_, _, err := a.CompareAndSet(ctx, "k", make([]byte, MaxValue+1), nil)
+				return err
+			}(),
+		} {
+			var e *Error
+			if !errors.Is(err, ErrLimit) || !errors.As(err, &e) || len(err.Error()) > 2000 {
+				t.Errorf("%s: %v, want ErrLimit in an *Error of readable length", name, err)
+			}
+		}
+		if err := a.Set(ctx, "k", nil); err != nil {
+			t.Errorf("afterwards: %v", err)
+		}
+	})
+}
+
+func TestLargestValue(t *testing.T) {
+	if testing.Short() {
+		t.Skip("moves 64 MiB a few times")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c := serve(t, "127.0.0.1:0")
+	v := make([]byte, MaxValue)
+	v[0], v[MaxValue-1] = 1, 2
+	key := strings.Repeat("k", MaxKey)
+	if err := c.Set(ctx, key, v); err != nil {
+		t.Fatal(err)
+	}
+	if got, swapped, err := c.CompareAndSet(ctx, key, v, v); err != nil || !swapped || !bytes.Equal(got, v) {
+		t.Fatal(len(got), swapped, err)
+	}
+}
+
+// A wait that gives up says which keys were missing.
+func TestDeadlineNamesMissingKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := &Server{mem: NewMemory(), conns: map[*transport.Conn]struct{}{}}
+		c, _ := pipeClient(t, srv)
+		c.Set(t.Context(), "rank0/addr", nil)
+		for name, s := range map[string]Store{"memory": srv.mem, "client": c} {
+			ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+			began := time.Now()
+			err := s.Wait(ctx, "rank0/addr", "rank1/addr", "rank2/addr")
+			var e *Error
+			if !errors.As(err, &e) || !errors.Is(err, context.DeadlineExceeded) || fmt.Sprint(e.Keys) != "[rank1/addr rank2/addr]" {
+				t.Errorf("%s: %v, want the deadline and the keys of ranks 1 and 2", name, err)
+			}
+			if d := time.Since(began); d < 3*time.Second || d > 3*time.Second+cancelGrace {
+				t.Errorf("%s: ended after %v", name, d)
+			}
+			cancel()
+
+			// Without a deadline there is one all the same.
+			began = time.Now()
+			if _, err := s.Get(context.Background(), "nobody"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "nobody") {
+				t.Errorf("%s: %v", name, err)
+			}
+			if d := time.Since(began); d < DefaultTimeout || d > DefaultTimeout+cancelGrace {
+				t.Errorf("%s: ended after %v", name, d)
+			}
+
+			why := errors.New("rank 2 failed")
+			cancelled, stop := context.WithCancelCause(context.Background())
+			time.AfterFunc(time.Second, func() { stop(why) })
+			if _, err := s.Get(cancelled, "nobody"); !errors.Is(err, why) {
+				t.Errorf("%s: %v, want the context's cause", name, err)
+			}
+		}
+		if n := len(srv.mem.m.calls) + len(srv.mem.m.waiting) + len(srv.mem.pending); n != 0 {
+			t.Errorf("%d things still wait", n)
+		}
+		c.Close()
+		srv.running.Wait()
+	})
+}
+
+func TestLostServerFailsAllCalls(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	h := newHost(t, "127.0.0.1:0")
+	c := h.client(t)
+	const n = 50
+	failed := make(chan error, n)
+	for i := range n {
+		go func() {
+			if i%2 == 0 {
+				_, err := c.Get(ctx, fmt.Sprint("key-", i))
+				failed <- err
+			} else {
+				failed <- c.Wait(ctx, fmt.Sprint("key-", i), "other")
+			}
+		}()
+	}
+	for h.mem.numWaiting() < n { // every one has reached the server
+		if ctx.Err() != nil {
+			t.Fatal("the calls did not arrive")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	h.srv.Close()
+	keys := map[string]bool{}
+	for range n {
+		err := <-failed
+		var e *Error
+		if !errors.Is(err, ErrLost) || !errors.As(err, &e) || e.Addr != h.port.Addr() || !strings.Contains(err.Error(), e.Addr) {
+			t.Fatalf("%v, want ErrLost with the address", err)
+		}
+		keys[e.Keys[0]] = true
+	}
+	if len(keys) != n {
+		t.Errorf("the errors name %d keys, want %d", len(keys), n)
+	}
+	<-c.Lost()
+	if err := c.Set(ctx, "later", nil); !errors.Is(err, ErrLost) {
+		t.Errorf("a later call: %v", err)
+	}
+	if n := h.mem.numWaiting(); n != 0 {
+		t.Errorf("%d calls of a client that has gone still wait", n)
+	}
+}
+
+func (s *Memory) numWaiting() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, mine := range s.m.calls {
+		n += len(mine)
+	}
+	return n
+}
+
+func TestCloseFailsCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := &Server{mem: NewMemory(), conns: map[*transport.Conn]struct{}{}}
+		c, _ := pipeClient(t, srv)
+		failed := make(chan error)
+		go func() {
+			_, err := c.Get(t.Context(), "k")
+			failed <- err
+		}()
+		synctest.Wait()
+		c.Close()
+		if err := <-failed; !errors.Is(err, ErrClosed) {
+			t.Errorf("%v, want ErrClosed", err)
+		}
+		if err := c.Set(t.Context(), "k", nil); !errors.Is(err, ErrClosed) {
+			t.Errorf("%v, want ErrClosed", err)
+		}
+		synctest.Wait()
+		if n := srv.mem.numWaiting(); n != 0 {
+			t.Errorf("%d calls of a client that has gone still wait", n)
+		}
+	})
+}
+
+// A server that has stopped ends no call by itself: the calls' contexts do,
+// also while the request is being written.
+func TestSilentServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := &Server{mem: NewMemory(), conns: map[*transport.Conn]struct{}{}}
+		c, fault := pipeClient(t, srv)
+		if err := c.Set(t.Context(), "k", nil); err != nil {
+			t.Fatal(err)
+		}
+		fault.Stall()
+		within := func(d, slack time.Duration, f func(ctx context.Context) error) error {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(context.Background(), d)
+			defer cancel()
+			began := time.Now()
+			err := f(ctx)
+			if took := time.Since(began); err == nil || took < d || took > d+slack {
+				t.Errorf("%v after %v, want an error after %v", err, took, d)
+			}
+			return err
+		}
+		err := within(time.Second, cancelGrace, func(ctx context.Context) error { _, err := c.Get(ctx, "k"); return err })
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "k") {
+			t.Error(err)
+		}
+		// The pipe fills up; one call is stuck in its write, another behind it.
+		stuck := make(chan error)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		go func() { stuck <- c.Set(ctx, "large", make([]byte, 1<<20)) }()
+		synctest.Wait()
+		err = within(time.Second, cancelGrace, func(ctx context.Context) error { return c.Set(ctx, "small", nil) })
+		if !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrLost) {
+			t.Error(err)
+		}
+		began := time.Now()
+		if err := <-stuck; !errors.Is(err, ErrLost) || !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 9*time.Second+writeGrace {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+		fault.Resume()
+	})
+}
+
+// A client that does not read its replies holds up nobody else.
+func TestClientThatDoesNotReadHoldsUpNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := &Server{mem: NewMemory(), conns: map[*transport.Conn]struct{}{}}
+		deaf, far := transport.Pipe(proto)
+		go srv.serve(far)
+		for id := range uint64(20) {
+			head, _ := appendRequest(nil, id, &request{op: opGet, keys: []string{"large"}})
+			if err := deaf.WriteFrame(byte(opGet), head); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		c, _ := pipeClient(t, srv)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := c.Set(ctx, "large", make([]byte, 1<<20)); err != nil {
+			t.Error(err)
+		}
+		if _, err := c.Add(ctx, "n", 1); err != nil {
+			t.Error(err)
+		}
+		deaf.Close()
+		c.Close()
+		srv.running.Wait()
+	})
+}
+
+func TestTooManyWaitsAreRefused(t *testing.T) {
+	s := NewMemory()
+	client := s.attach(func(uint64, reply) {})
+	defer s.detach(client)
+	for id := range uint64(maxWaiting) {
+		if _, done := s.apply(call{client, id}, request{op: opGet, keys: []string{"k"}}); done {
+			t.Fatal("answered")
+		}
+	}
+	if r, done := s.apply(call{client, maxWaiting}, request{op: opGet, keys: []string{"k"}}); !done || r.status != statusLimit {
+		t.Errorf("call %d: %v %v, want a refusal", maxWaiting, r, done)
+	}
+}
+
+func TestPrefixKeepsUsersApart(t *testing.T) {
+	ctx := t.Context()
+	m := NewMemory()
+	a, b := Prefix(m, "a"), Prefix(m, "b")
+	a.Set(ctx, "k", []byte("1"))
+	b.Set(ctx, "k", []byte("2"))
+	if v, err := a.Get(ctx, "k"); err != nil || string(v) != "1" {
+		t.Errorf("%q, %v", v, err)
+	}
+	if v, err := m.Get(ctx, "b/k"); err != nil || string(v) != "2" {
+		t.Errorf("%q, %v", v, err)
+	}
+	done, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := a.Wait(done, "none"); err == nil || !strings.Contains(err.Error(), `"a/none"`) {
+		t.Errorf("%v, want the key as the store has it", err)
+	}
+}
+
+func TestManyClients(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	h := newHost(t, "127.0.0.1:0")
+	const n = 100
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			c, err := Connect(ctx, h.port.Addr(), h.token)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			if err := c.Set(ctx, fmt.Sprint("rank/", i), []byte(strconv.Itoa(i))); err != nil {
+				t.Error(err)
+			}
+			keys := make([]string, n)
+			for j := range keys {
+				keys[j] = fmt.Sprint("rank/", j)
+			}
+			if err := c.Wait(ctx, keys...); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestConnectErrors(t *testing.T) {
+	h := newHost(t, "127.0.0.1:0")
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	_, err := Connect(ctx, h.port.Addr(), transport.NewToken())
+	var e *Error
+	if !errors.As(err, &e) || !errors.Is(err, transport.ErrRejected) || !strings.Contains(err.Error(), h.port.Addr()) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestErrorsStayReadable(t *testing.T) {
+	keys := make([]string, 1000)
+	for i := range keys {
+		keys[i] = strings.Repeat("x", i)
+	}
+	e := &Error{Op: "wait", Keys: keys, Addr: "a:1", Err: ErrLost}
+	if n := len(e.Error()); n > 2000 || !strings.Contains(e.Error(), "992 more") {
+		t.Errorf("%d bytes: %s", n, e.Error())
+	}
+}
