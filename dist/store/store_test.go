@@ -199,6 +199,7 @@ func TestCompareAndSet(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
+	large := make([]byte, MaxValue+1)
 	eachStore(t, func(t *testing.T, ctx context.Context, a, _ Store) {
 		long := strings.Repeat("k", MaxKey+1)
 		many := make([]string, MaxWaitKeys+1)
@@ -208,12 +209,12 @@ func TestLimits(t *testing.T) {
 		for name, err := range map[string]error{
 			"empty key":      a.Set(ctx, "", nil),
 			"long key":       a.Set(ctx, long, nil),
-			"long value":     a.Set(ctx, "k", make([]byte, MaxValue+1)),
+			"long value":     a.Set(ctx, "k", large),
 			"empty wait key": a.Wait(ctx, "a", ""),
 			"many keys":      a.Wait(ctx, many...),
 			"long get":       func() error { _, err := a.Get(ctx, long); return err }(),
 			"long expected": func() error {
-				_, _, err := a.CompareAndSet(ctx, "k", make([]byte, MaxValue+1), nil)
+				_, _, err := a.CompareAndSet(ctx, "k", large, nil)
 				return err
 			}(),
 		} {
