@@ -30,6 +30,7 @@ type fdReader struct {
 	n       int
 	err     error
 	oob     []byte
+	msg     message
 	receive func(fd uintptr) bool
 
 	mu     sync.Mutex
@@ -50,7 +51,7 @@ func newFDReader(nc net.Conn) *fdReader {
 	r := &fdReader{raw: raw, oob: make([]byte, unix.CmsgSpace(4*maxQueuedFDs))}
 	r.receive = func(fd uintptr) bool {
 		for {
-			n, oobn, flags, _, err := unix.Recvmsg(int(fd), r.p, r.oob, recvFlags)
+			n, oobn, flags, err := r.msg.receive(int(fd), r.p, r.oob)
 			switch err {
 			case unix.EINTR:
 				continue
