@@ -60,12 +60,17 @@ func environ(cfg *Config, j job) [][]string {
 		k, _, _ := strings.Cut(kv, "=")
 		ours[k] = true
 	}
+	// One entry a name, the last one given: with two, programs disagree on which
+	// counts.
 	var base []string
-	for _, kv := range cfg.Env {
-		if k, _, _ := strings.Cut(kv, "="); !ours[k] {
+	seen := map[string]bool{}
+	for _, kv := range slices.Backward(cfg.Env) {
+		if k, _, _ := strings.Cut(kv, "="); !ours[k] && !seen[k] {
+			seen[k] = true
 			base = append(base, kv)
 		}
 	}
+	slices.Reverse(base)
 	base = append(base, common...)
 
 	envs := make([][]string, cfg.NumRanks)

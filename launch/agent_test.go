@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Tests in which the agent is a process of its own, and has things done to it.
+
+func TestAgentSignals(t *testing.T) {
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		t.Run(signalName(sig), func(t *testing.T) {
+			a := startAgent(t, Config{NumRanks: 2}, "wait")
+			a.out.await(t, 2, "ready")
+			_ = a.Process.Signal(sig)
+			if code, took := a.end(t); code != 1 || took > 5*time.Second {
+				t.Errorf("exit code %d after %v", code, took)
+			}
+			for _, want := range []string{"stopped by " + signalName(sig), "stopped: rank 0", "was killed by " + signalName(sig)} {
+				if !strings.Contains(a.errs.String(), want) {
+					t.Errorf("the report lacks %q:\n%s", want, a.errs.String())
+				}
+			}
+		})
+	}
+}
+
+// A program that ignores signals ends at the second SIGINT, children and all.
+func TestAgentSecondInterrupt(t *testing.T) {
+	a := startAgent(t, Config{NumRanks: 2, Exclusive: true}, "deaf")
+	a.out.await(t, 2, "ready")
+	_ = a.Process.Signal(syscall.SIGTERM)
+	// The second is only a second once the first has been seen: the workers get
+	// a SIGCONT then, but show nothing, so ask the kernel what is pending.
+	eventually(t, func() string {
+		if pending(t, a.Process.Pid) {
+			return "SIGTERM is pending"
+		}
+		return ""
+	})
+	_ = a.Process.Signal(syscall.SIGINT)
+	if code, took := a.end(t); code != 1 || took > 5*time.Second {
+		t.Errorf("exit code %d after %v", code, took)
+	}
+	if !strings.Contains(a.errs.String(), "SIGKILL") {
+		t.Errorf("report:\n%s", a.errs.String())
+	}
+}
+
+func pending(t *testing.T, pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "ShdPnd:"); ok {
+			return strings.Trim(v, "\t\n 0") != ""
+		}
+	}
+	return false
+}
+
+// A program that ignores SIGTERM is killed when the grace period is over.
+func TestAgentGrace(t *testing.T) {
+	a := startAgent(t, Config{NumRanks: 2, Grace: 300 * time.Millisecond}, "deaf")
+	a.out.await(t, 2, "ready")
+	_ = a.Process.Signal(syscall.SIGTERM)
+	code, took := a.end(t)
+	if code != 1 || took < 300*time.Millisecond || took > 5*time.Second {
+		t.Errorf("exit code %d after %v", code, took)
+	}
+}
+
+// kill -9 of the agent: workers, their children and daemons, the guard and the
+// built file go.
+func TestAgentKilled(t *testing.T) {
+	a := startAgent(t, Config{NumRanks: 2, Exclusive: true}, "parent:group,daemon+wait")
+	a.out.await(t, 2, "ready")
+	pids := append(a.out.numbers("ready"), a.out.numbers("child")...)
+	if len(pids) != 6 {
+		t.Fatalf("output %q", a.out.String())
+	}
+	job := jobOf(t, pids[0])
+	if len(guards(job)) != 1 {
+		t.Fatalf("guards of the running job: %v", guards(job))
+	}
+	_ = a.Process.Kill()
+	start := time.Now()
+	a.end(t)
+	waitGone(t, a.mark)
+	eventually(t, func() string {
+		for _, pid := range pids {
+			if alive(pid) {
+				return fmt.Sprintf("process %d is left", pid)
+			}
+		}
+		if g := guards(job); len(g) > 0 {
+			return fmt.Sprintf("guard %v is left", g)
+		}
+		return ""
+	})
+	t.Logf("all gone %v after the kill of the agent", time.Since(start).Round(time.Millisecond))
+}
+
+// A guard that has been killed is missed only if the agent is killed as well.
+func TestGuardKilled(t *testing.T) {
+	a := startAgent(t, Config{NumRanks: 2, Exclusive: true}, "parent:group,daemon+wait")
+	a.out.await(t, 2, "ready")
+	for _, pid := range guards(jobOf(t, a.out.numbers("ready")[0])) {
+		out, err := exec.Command("kill", "-KILL", pid).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+	}
+	_ = a.Process.Signal(syscall.SIGINT)
+	if code, _ := a.end(t); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+}
+
+// alive says whether a process runs; one that waits to be reaped does not.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(b), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}
+
+func jobOf(t *testing.T, pid int) string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kv := range strings.SplitSeq(string(b), "\x00") {
+		if v, ok := strings.CutPrefix(kv, "COHORT_JOB="); ok {
+			return v
+		}
+	}
+	t.Fatalf("process %d has no COHORT_JOB", pid)
+	return ""
+}
+
+// The reader of the output goes away (| head): the ranks end by SIGPIPE or an
+// error of their own, and nothing hangs.
+func TestAgentOutputClosed(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{mark: newMark(t)}
+	p.Cmd = exec.Command(os.Args[0], "-test.run=none")
+	p.Env = append(os.Environ(), testRole+`=agent:{"NumRanks":2}`, testMark+"="+p.mark, "LAUNCH_TEST_WORKER=burst:20000000")
+	p.Stdout, p.Stderr = w, &p.errs
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	buf := make([]byte, 1000)
+	if _, err := r.Read(buf); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	if code, took := p.end(t); code != 1 || took > 5*time.Second {
+		t.Errorf("exit code %d after %v\n%s", code, took, p.errs.String())
+	}
+	if !strings.Contains(p.errs.String(), "SIGPIPE") {
+		t.Errorf("report:\n%s", p.errs.String())
+	}
+}
+
+func TestSpawn(t *testing.T) {
+	p := startProcess(t, "spawner:")
+	if code, _ := p.end(t); code != 0 {
+		t.Errorf("exit code %d\n%s", code, p.errs.String())
+	}
+	out := p.out.String()
+	for text, n := range map[string]int{
+		"before, rank \"\"\n": 1, "before, rank \"1\"\n": 2, "first main, rank ": 2, "first main, rank 1 of 2\n": 1,
+		"second main, rank ": 3, "[rank2] second main, rank 2 of 3\n": 1, "after\n": 1,
+	} {
+		if got := strings.Count(out, text); got != n {
+			t.Errorf("%d times %q, want %d:\n%s", got, text, n, out)
+		}
+	}
+}
+
+func TestSpawnError(t *testing.T) {
+	p := startProcess(t, "spawner:fail")
+	if code, _ := p.end(t); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	if !strings.Contains(p.out.String(), "second: rank 2 of 3 exited with code 1") || !strings.Contains(p.errs.String(), "[rank2] rank 2 has had enough\n") {
+		t.Errorf("output:\n%s%s", p.out.String(), p.errs.String())
+	}
+}
+
+func TestSpawnSignal(t *testing.T) {
+	p := startProcess(t, "spawner:wait")
+	p.out.await(t, 3, "ready")
+	_ = p.Process.Signal(syscall.SIGINT)
+	if code, _ := p.end(t); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	for i := range 3 {
+		if want := fmt.Sprintf("[rank%d] saved, because rank %d got SIGINT\n", i, i); !strings.Contains(p.out.String(), want) {
+			t.Errorf("no %q in:\n%s", want, p.out.String())
+		}
+	}
+	if !strings.Contains(p.out.String(), "second: stopped by SIGINT\n") {
+		t.Errorf("output:\n%s", p.out.String())
+	}
+}
+
+// Under a launcher, a program with Spawn is a rank and starts no others.
+func TestSpawnUnderRun(t *testing.T) {
+	var out output
+	cfg := self(t, 2, "spawner:")
+	cfg.Stdout = &out
+	if err := Run(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Count(out.String(), "first main") != 2 || strings.Contains(out.String(), "second") || strings.Contains(out.String(), "after") {
+		t.Errorf("output:\n%s", out.String())
+	}
+}
+
+func TestNoTemporaryFilesLeft(t *testing.T) {
+	goTool, err := exec.LookPath("go")
+	if err != nil {
+		t.Skip("no go command")
+	}
+	tmp := t.TempDir()
+	src := filepath.Join(t.TempDir(), "prog")
+	writeFiles(t, src, map[string]string{
+		"go.mod":  "module example.com/prog\n\ngo 1.26\n",
+		"main.go": "package main\n\nimport (\n\t\"fmt\"\n\t\"os\"\n\t\"time\"\n)\n\nfunc main() {\n\tfmt.Println(\"ready\", os.Getpid())\n\ttime.Sleep(time.Minute)\n}\n",
+	})
+	p := &process{mark: newMark(t)}
+	p.Cmd = exec.Command(os.Args[0], "-test.run=none")
+	p.Env = append(os.Environ(), testRole+"=build:"+src, testMark+"="+p.mark, "TMPDIR="+tmp, "GOFLAGS=-trimpath", "PATH="+filepath.Dir(goTool)+":/usr/bin:/bin")
+	p.Stdout, p.Stderr = &p.out, &p.errs
+	p.WaitDelay = 10 * time.Second
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(2 * time.Minute) // a cold build cache
+	for strings.Count(p.out.String(), "ready") < 2 && time.Now().Before(deadline) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	if files, _ := filepath.Glob(tmp + "/cohort-run-*/prog"); len(files) != 1 {
+		t.Errorf("built files while it runs: %v\n%s", files, p.errs.String())
+	}
+	_ = p.Process.Kill()
+	p.end(t)
+	eventually(t, func() string {
+		if files, _ := filepath.Glob(tmp + "/cohort-run-*"); len(files) > 0 {
+			return fmt.Sprintf("left: %v", files)
+		}
+		return ""
+	})
+}
+
+func writeFiles(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

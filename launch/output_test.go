@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pieces reads a text in pieces of random size.
+type pieces struct {
+	text string
+	r    *rand.Rand
+}
+
+func (p *pieces) Read(b []byte) (int, error) {
+	if p.text == "" {
+		return 0, io.EOF
+	}
+	n := min(1+p.r.IntN(9), len(p.text), len(b))
+	copy(b, p.text[:n])
+	p.text = p.text[n:]
+	return n, nil
+}
+
+func TestRelay(t *testing.T) {
+	tests := []struct{ in, want string }{
+		{"", ""},
+		{"a\n", "> a\n"},
+		{"a\nb", "> a\n> b\n"},
+		{"\n\n", "> \n> \n"},
+		{"a\r\nb\r\n", "> a\r\n> b\r\n"},
+		{"10%\r20%\rdone\n", "> 10%\r> 20%\r> done\n"},
+		{"10%\r", "> 10%\r\n"},
+		{"\r\r\n", "> \r> \r\n"},
+		{"long long line of text\nünïcödé\n", "> long long line of text\n> ünïcödé\n"},
+	}
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 1))
+	for _, tt := range tests {
+		for range 50 {
+			var out bytes.Buffer
+			c := &relay{prefix: []byte("> "), dst: &sink{w: &out}}
+			c.run(io.NopCloser(&pieces{tt.in, r}))
+			if out.String() != tt.want {
+				t.Fatalf("seed %d: relay of %q wrote %q, want %q", seed, tt.in, out.String(), tt.want)
+			}
+		}
+	}
+}
+
+func TestRelayLongLine(t *testing.T) {
+	var out bytes.Buffer
+	c := &relay{prefix: []byte("> "), dst: &sink{w: &out}}
+	c.run(io.NopCloser(strings.NewReader(strings.Repeat("x", 3*maxLine) + "\n")))
+	if n := strings.Count(out.String(), "x"); n != 3*maxLine {
+		t.Errorf("%d of %d bytes arrived", n, 3*maxLine)
+	}
+	for line := range strings.Lines(out.String()) {
+		if !strings.HasPrefix(line, "> ") || len(line) > maxLine+readSize+10 {
+			t.Errorf("a line of %d bytes that begins %q", len(line), line[:min(len(line), 10)])
+		}
+	}
+}
+
+type closeSpy struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closeSpy) Close() error { c.closed = true; return nil }
+
+type failingWriter struct{ calls int }
+
+func (f *failingWriter) Write([]byte) (int, error) { f.calls++; return 0, errors.New("no room") }
+
+// A destination that fails ends the stream for the rank, and is not tried again.
+func TestRelayDestinationGone(t *testing.T) {
+	w := &failingWriter{}
+	s := &sink{w: w}
+	for range 2 {
+		spy := &closeSpy{Reader: strings.NewReader(strings.Repeat("line\n", 100000))}
+		(&relay{dst: s}).run(spy)
+		if !spy.closed {
+			t.Error("the stream was not closed")
+		}
+		if n, _ := spy.Reader.(*strings.Reader).Seek(0, io.SeekCurrent); n > readSize {
+			t.Errorf("read on to %d", n)
+		}
+	}
+	if w.calls != 1 {
+		t.Errorf("%d writes to a destination that had failed", w.calls)
+	}
+}
+
+func TestTail(t *testing.T) {
+	tl := &tail{}
+	for i := range 100 {
+		tl.add([]byte(strings.Repeat("x", i) + "\r\n"))
+	}
+	got := tl.last()
+	if len(got) != tailLines || len(got[len(got)-1]) != 99 || len(got[0]) != 100-tailLines {
+		t.Errorf("%d lines, first %d and last %d long", len(got), len(got[0]), len(got[len(got)-1]))
+	}
+	for range 50 {
+		tl.add(bytes.Repeat([]byte("y"), 100000))
+	}
+	size := 0
+	for _, l := range tl.last() {
+		size += len(l)
+	}
+	if size > tailBytes {
+		t.Errorf("%d bytes kept, at most %d", size, tailBytes)
+	}
+}
+
+func TestSinksOfOneFileShareALock(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer w.Close()
+	if out, errs := newSinks(w, w); out != errs {
+		t.Error("two locks for one file")
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if out, errs := newSinks(w, null); out == errs {
+		t.Error("one lock for two files")
+	}
+	if out, errs := newSinks(&bytes.Buffer{}, &bytes.Buffer{}); out == errs {
+		t.Error("one lock for two buffers")
+	}
+}
