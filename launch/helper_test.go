@@ -116,9 +116,15 @@ func roleWait(string) int {
 	return 9
 }
 
-// roleDeaf ignores what can be ignored.
+// roleDeaf says which signals it gets and does nothing about them.
 func roleDeaf(string) int {
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	ch := make(chan os.Signal, 4)
+	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		for s := range ch {
+			say("ignored %s", signalName(s.(syscall.Signal)))
+		}
+	}()
 	return roleWait("")
 }
 

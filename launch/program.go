@@ -109,7 +109,7 @@ func python(cfg *Config, args ...string) (*program, error) {
 
 // buildGo builds the main package in dir (target "."), or one file of it, so
 // that all ranks share one build and one file.
-func buildGo(ctx context.Context, cfg *Config, sig *signals, dir, target string) (p *program, err error) {
+func buildGo(ctx context.Context, cfg *Config, sig *signals, dir, target string) (_ *program, err error) {
 	if files, _ := filepath.Glob(filepath.Join(dir, "*.go")); len(files) == 0 {
 		return nil, badConfig("Program", "directory %s has no Go files: give the directory of a main package, a binary, or a .py script", cfg.Program)
 	}
@@ -125,7 +125,7 @@ func buildGo(ctx context.Context, cfg *Config, sig *signals, dir, target string)
 	if err != nil {
 		return nil, badConfig("Program", "no place to build %s in: %w", cfg.Program, err)
 	}
-	p = &program{tmp: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go")))}
+	p := &program{tmp: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go")))}
 	p.path, p.argv = p.tmp, append([]string{p.tmp}, cfg.Args...)
 	defer func() {
 		if err != nil {

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func cohort(args ...string) (code int, stdout, stderr string) {
+	var out, errs bytes.Buffer
+	code = run(args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestBadCommandLines(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	port := fmt.Sprint(l.Addr().(*net.TCPAddr).Port)
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct{ args, want string }{
+		{"rum", "unknown command rum for cohort: did you mean run?"},
+		{"quite-else", "unknown command quite-else for cohort (cohort --help"},
+		{"env x", `cohort env takes no argument, got "x"`},
+		{"run", "needs a program"},
+		{"run --nproc-per-nod 2 true", "unknown flag --nproc-per-nod for cohort run: did you mean --nproc-per-node?"},
+		{"run --zzzzzzzzzzzzz true", "unknown flag --zzzzzzzzzzzzz for cohort run (cohort run --help"},
+		{"run -q true", "'q' in -q"},
+		{"run --nproc-per-node", "needs an argument"},
+		{"run --nproc-per-node two true", "--nproc-per-node two: give a number"},
+		{"run --nproc-per-node 0 true", "--nproc-per-node 0: give a number of at least 1"},
+		{"run --nproc-per-node gpu true", "computes on the CPU"},
+		{"run --nproc-per-node 1000000 true", "1000000 ranks on a machine of"},
+		{"run --nnodes 2 true", "--nnodes 2: this version runs on one machine"},
+		{"run --nnodes 1:4 true", "--nnodes 1:4"},
+		{"run --node-rank 1 true", "--node-rank 1"},
+		{"run --max-restarts 3 true", "--max-restarts 3"},
+		{"run --master-port 0 true", "--master-port 0: ports are"},
+		{"run --master_port " + port + " true", "master port " + port + " on 127.0.0.1 is in use"},
+		{"run --master-addr 192.0.2.1 true", "not an address of this machine"},
+		{"run --standalone --master-port 29500 true", "--standalone"},
+		{"run -m --no-python true", "contradict"},
+		{"run no-such-program", "not in PATH"},
+		{"run ./no/such", "program ./no/such does not exist"},
+		{"run " + script, "is not executable"},
+	}
+	for _, tt := range tests {
+		code, out, errs := cohort(strings.Fields(tt.args)...)
+		if code != exitUsage || out != "" || !strings.Contains(errs, tt.want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("cohort %s: code %d, printed %q and %q, want code 2 and one line with %q", tt.args, code, out, errs, tt.want)
+		}
+	}
+}
+
+func TestRun(t *testing.T) {
+	code, out, errs := cohort("run", "--nproc_per_node=2", "--standalone", "--nnodes=1:1", "--max_restarts=0",
+		"sh", "-c", "echo rank $RANK of $WORLD_SIZE: $1", "--", "--nproc-per-node")
+	if code != 0 || errs != "" {
+		t.Errorf("code %d, standard error %q", code, errs)
+	}
+	for _, want := range []string{"[rank0] rank 0 of 2: --nproc-per-node\n", "[rank1] rank 1 of 2: --nproc-per-node\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("standard output %q lacks %q", out, want)
+		}
+	}
+	code, _, errs = cohort("run", "--nproc-per-node", "2", "sh", "-c", `echo no luck >&2; exit $((7 * RANK))`)
+	if code != exitFailed || !strings.Contains(errs, "rank 1 exited with code 7") || !strings.Contains(errs, "    | no luck\n") {
+		t.Errorf("code %d, standard error %q", code, errs)
+	}
+}
+
+func TestToken(t *testing.T) {
+	_, a, _ := cohort("token")
+	code, b, _ := cohort("token")
+	if code != 0 || a == b || len(a) != 65 || strings.Trim(a, "0123456789abcdef\n") != "" {
+		t.Errorf("tokens %q and %q, code %d", a, b, code)
+	}
+}
+
+func TestEnv(t *testing.T) {
+	t.Setenv("COHORT_NODE_ID", "n7")
+	t.Setenv("COHORT_TOKEN", "hush-hush")
+	code, out, _ := cohort("env")
+	if code != 0 || strings.Contains(out, "hush-hush") {
+		t.Errorf("code %d, printed\n%s", code, out)
+	}
+	for _, want := range []string{"COHORT_NODE_ID ", " n7 ", "MASTER_PORT "} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	code, out, _ := cohort("--help")
+	if code != 0 {
+		t.Errorf("code %d", code)
+	}
+	for _, want := range []string{"run ", "env ", "token "} {
+		if !strings.Contains(out, "\n  "+want) {
+			t.Errorf("the help does not list %q:\n%s", want, out)
+		}
+	}
+}
+
+func TestDistance(t *testing.T) {
+	for _, tt := range []struct {
+		a, b string
+		want int
+	}{{"", "", 0}, {"run", "run", 0}, {"rnu", "run", 2}, {"run", "", 3}, {"ru", "run", 1}, {"kitten", "sitting", 3}} {
+		if got := distance(tt.a, tt.b); got != tt.want {
+			t.Errorf("distance(%q, %q) = %d, want %d", tt.a, tt.b, got, tt.want)
+		}
+	}
+}
