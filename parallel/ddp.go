@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// DDP is distributed data parallelism (Li et al. 2020, "PyTorch Distributed"):
+// every rank holds the whole model and a share of the batch, and the gradients
+// are averaged over the ranks.
+//
+// Parameters are put into buckets in the reverse of their order in the model,
+// about the order in which the backward pass finishes their gradients. A
+// gradient is computed right in its bucket; a full bucket is reduced while the
+// pass goes on. Backward returns when all buckets have arrived, so that the
+// optimizer sees the same gradients, bit for bit, on every rank.
+//
+// A parameter that a pass did not reach counts as a gradient of zero, so ranks
+// that used different parts of a model stay together.
+type DDP struct {
+	model   nn.Module
+	group   *dist.Group
+	buckets []*bucket
+	sync    bool
+
+	// of the backward pass under way
+	bucketOf map[*nn.Parameter]*bucket
+	launched int // buckets 0 … launched-1 have been handed to the group
+}
+
+// DDPOptions change how gradients are grouped.
+type DDPOptions struct {
+	// BucketBytes is the size at which a bucket is full, 25 MiB if zero.
+	// Smaller buckets start sooner, larger ones waste less on each start.
+	BucketBytes int
+	// FirstBucketBytes is the size of the first bucket to be reduced, that of
+	// the model's last layers: 1 MiB if zero.
+	FirstBucketBytes int
+}
+
+// bucket is a run of gradients that are reduced together.
+type bucket struct {
+	params  []*nn.Parameter
+	flat    *tensor.Tensor   // the gradients back to back, in shared memory
+	views   []*tensor.Tensor // of flat, one a parameter
+	missing int              // gradients that have not come yet
+	work    *dist.Work
+}
+
+// NewDDP prepares a model for training on all ranks of a group. Every rank
+// calls it with the same model; a difference in the parameters is an error on
+// every rank that names the first one ([*MismatchError]). Parameters and
+// buffers take rank 0's values.
+func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, o DDPOptions) (*DDP, error) {
+	if o.BucketBytes == 0 {
+		o.BucketBytes = 25 << 20
+	}
+	if o.FirstBucketBytes == 0 {
+		o.FirstBucketBytes = 1 << 20
+	}
+	d := &DDP{model: model, group: group, sync: true, bucketOf: make(map[*nn.Parameter]*bucket)}
+	if err := verifySame(ctx, group, nn.StateDict(model)); err != nil {
+		return nil, err
+	}
+	for _, s := range nn.StateDict(model) {
+		if err := group.Broadcast(ctx, s.Tensor, 0); err != nil {
+			return nil, fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err)
+		}
+	}
+	trained := slices.DeleteFunc(nn.Parameters(model), func(p *nn.Parameter) bool { return p.Frozen })
+	slices.Reverse(trained)
+	for _, params := range fillBuckets(trained, o.FirstBucketBytes, o.BucketBytes) {
+		d.buckets = append(d.buckets, d.newBucket(params))
+	}
+	return d, nil
+}
+
+// fillBuckets cuts parameters into runs that end when their bytes have reached
+// the limit: first for the first run, then rest.
+func fillBuckets(params []*nn.Parameter, first, rest int) [][]*nn.Parameter {
+	var runs [][]*nn.Parameter
+	limit, size, start := first, 0, 0
+	for i, p := range params {
+		size += p.Data().NumElems() * p.Data().DType().Size()
+		if size >= limit || i == len(params)-1 {
+			runs = append(runs, params[start:i+1])
+			limit, size, start = rest, 0, i+1
+		}
+	}
+	return runs
+}
+
+func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
+	numElems := 0
+	for _, p := range params {
+		numElems += p.Data().NumElems()
+	}
+	b := &bucket{params: params, flat: tensor.NewShared(params[0].Data().Device(), tensor.Float32, numElems)}
+	offset := 0
+	for _, p := range params {
+		n := p.Data().NumElems()
+		view := b.flat.Narrow(0, offset, n).Reshape(p.Data().Shape()...)
+		view.SetName(p.Name() + ".grad")
+		p.SetGradBuffer(view)
+		p.OnGradReady(d.gradReady)
+		b.views = append(b.views, view)
+		d.bucketOf[p] = b
+		offset += n
+	}
+	return b
+}
+
+// Forward runs the model. In a training pass, the Backward that follows
+// averages the gradients.
+func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	if c.Tape().Recording() && d.sync {
+		d.launched = 0
+		for _, b := range d.buckets {
+			b.missing = len(b.params)
+		}
+		c.Tape().AfterBackward(d.finish)
+	}
+	return c.Call(d.model, x)
+}
+
+// Module returns the model that was wrapped.
+func (d *DDP) Module() nn.Module { return d.model }
+
+// NoSync runs fn with averaging off: its backward passes add up gradients on
+// this rank alone, and the first one afterwards averages the sum. For
+// gradient accumulation over microbatches.
+func (d *DDP) NoSync(fn func() error) error {
+	d.sync = false
+	defer func() { d.sync = true }()
+	return fn()
+}
+
+// gradReady is called by the backward pass for each parameter.
+func (d *DDP) gradReady(ctx context.Context, p *nn.Parameter) error {
+	if !d.sync {
+		return nil
+	}
+	d.bucketOf[p].missing--
+	return d.launch(ctx)
+}
+
+// launch starts the reduction of buckets that are full, in their order: all
+// ranks must issue the same collectives in the same order.
+func (d *DDP) launch(ctx context.Context) error {
+	for d.launched < len(d.buckets) && d.buckets[d.launched].missing == 0 {
+		b := d.buckets[d.launched]
+		b.work = d.group.AllReduceAsync(ctx, b.flat, dist.Avg)
+		d.launched++
+	}
+	return nil
+}
+
+// finish ends a backward pass: it reduces what is left and waits for all.
+func (d *DDP) finish(ctx context.Context) error {
+	for _, b := range d.buckets[d.launched:] {
+		for i, p := range b.params {
+			if p.Grad() == nil {
+				b.views[i].Fill(0)
+				if err := p.GradReady(ctx); err != nil {
+					return err
+				}
+			}
+		}
+		b.missing = 0
+	}
+	if err := d.launch(ctx); err != nil {
+		return err
+	}
+	var first error
+	for i, b := range d.buckets {
+		if err := b.work.Wait(ctx); err != nil && first == nil {
+			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
+				i, len(d.buckets), b.params[0].Name(), b.params[len(b.params)-1].Name(), err)
+		}
+		b.flat.MarkWritten()
+	}
+	return first
+}

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package parallel trains one model on several ranks.
+//
+// [DDP] keeps a replica on every rank and averages the gradients while the
+// backward pass still runs. A wrapper here is itself a module: it runs the
+// model it was given and steps in at the carrier's two places (nn.Interceptor)
+// and at the gradients (nn.Parameter.OnGradReady, tensor.Tape.AfterBackward).
+// Model code does not know of it.
+package parallel
