@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+)
+
+// Each function here makes the request of one operation from its arguments,
+// which it checks: an error has sent nothing.
+
+func (g *Group) allReduce(ctx context.Context, d backend.Data, op ReduceOp) (request, error) {
+	c := backend.Call{Op: backend.OpAllReduce, Reduce: op, DType: d.DType, Count: d.NumElems}
+	err := d.Check()
+	if err == nil {
+		_, err = backend.ReducerFor(op, d.DType)
+	}
+	return g.request(ctx, c, d, d, err)
+}
+
+func (g *Group) broadcast(ctx context.Context, d backend.Data, src int) (request, error) {
+	c := backend.Call{Op: backend.OpBroadcast, DType: d.DType, Count: d.NumElems, Root: src}
+	err := d.Check()
+	if err == nil {
+		err = g.checkRank("the source", src)
+	}
+	return g.request(ctx, c, d, d, err)
+}
+
+func (g *Group) allGather(ctx context.Context, dst, src backend.Data) (request, error) {
+	c := backend.Call{Op: backend.OpAllGather, DType: src.DType, Count: src.NumElems}
+	err := src.Check()
+	if err == nil {
+		err = dst.Check()
+	}
+	switch {
+	case err != nil:
+	case dst.DType != src.DType:
+		err = fmt.Errorf("the destination has elements of type %v, the source of %v", dst.DType, src.DType)
+	case dst.NumElems != g.size*src.NumElems:
+		err = fmt.Errorf("the destination has %d elements, want %d: %d of each of %d ranks",
+			dst.NumElems, g.size*src.NumElems, src.NumElems, g.size)
+	}
+	return g.request(ctx, c, src, dst, err)
+}
+
+func (g *Group) barrier(ctx context.Context) (request, error) {
+	return g.request(ctx, backend.Call{Op: backend.OpBarrier}, backend.Data{}, backend.Data{}, nil)
+}
+
+func (g *Group) send(ctx context.Context, d backend.Data, dst int) (request, error) {
+	return g.message(ctx, backend.OpSend, "the destination", d, dst)
+}
+
+func (g *Group) recv(ctx context.Context, d backend.Data, src int) (request, error) {
+	return g.message(ctx, backend.OpRecv, "the source", d, src)
+}
+
+func (g *Group) message(ctx context.Context, op backend.Op, what string, d backend.Data, peer int) (request, error) {
+	c := backend.Call{Op: op, DType: d.DType, Count: d.NumElems, Root: peer}
+	err := d.Check()
+	if err == nil {
+		err = g.checkRank(what, peer)
+	}
+	if err == nil && peer == g.rank {
+		err = fmt.Errorf("%s is rank %d itself", what, peer)
+	}
+	return g.request(ctx, c, d, d, err)
+}
+
+func (g *Group) checkRank(what string, rank int) error {
+	if rank < 0 || rank >= g.size {
+		return fmt.Errorf("%s is rank %d of a group of %d", what, rank, g.size)
+	}
+	return nil
+}
+
+func (g *Group) request(ctx context.Context, c backend.Call, in, out backend.Data, err error) (request, error) {
+	if err != nil {
+		return request{}, fmt.Errorf("dist: %v of group %q on rank %d: %w", c.Op, g.name, g.rank, err)
+	}
+	return request{ctx: ctx, call: c, in: in, out: out}, nil
+}
+
+// run runs a request that was made without error.
+func (g *Group) run(r request, err error) error {
+	if err != nil {
+		return err
+	}
+	return g.do(r)
+}
+
+// runAsync starts a request that was made without error.
+func (g *Group) runAsync(r request, err error) *Work {
+	if err != nil {
+		return failedWork(err)
+	}
+	return g.begin(r)
+}
+
+// Barrier returns when all ranks have called it.
+func (g *Group) Barrier(ctx context.Context) error { return g.run(g.barrier(ctx)) }
+
+// BarrierAsync starts a barrier: its work ends when all ranks have called it.
+func (g *Group) BarrierAsync(ctx context.Context) *Work { return g.runAsync(g.barrier(ctx)) }

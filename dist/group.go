@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+)
+
+// Group is this rank's membership in a group of ranks.
+type Group struct {
+	name        string
+	rank, size  int
+	localRank   int
+	localSize   int
+	node        string
+	members     []Member
+	backend     backend.Backend // nil for a group of one rank
+	onClose     func() error
+	transport   string
+	collectives lane
+	mu          sync.Mutex
+	pairs       map[pair]*lane
+	closed      bool
+	running     int        // calls that have been issued and not ended
+	noneRunning *sync.Cond // on mu
+	closeOnce   sync.Once
+	closeErr    error
+}
+
+// pair is a direction of messages between this rank and a peer.
+type pair struct {
+	peer int
+	send bool
+}
+
+// Rank returns this rank's number in the group, from 0.
+func (g *Group) Rank() int { return g.rank }
+
+// Size returns the number of ranks in the group.
+func (g *Group) Size() int { return g.size }
+
+// LocalRank returns this rank's number among those of its node, from 0.
+func (g *Group) LocalRank() int { return g.localRank }
+
+// LocalSize returns the number of the group's ranks on this node.
+func (g *Group) LocalSize() int { return g.localSize }
+
+// Node returns the id of the node that this rank runs on.
+func (g *Group) Node() string { return g.node }
+
+// Name returns the group's name as errors show it: "world" for the group of all ranks.
+func (g *Group) Name() string { return g.name }
+
+// Members returns who the ranks are, in rank order.
+func (g *Group) Members() []Member { return append([]Member(nil), g.members...) }
+
+// Transport returns how the ranks of the group exchange data: "none" (one
+// rank), "goroutines", "shm" or "tcp".
+func (g *Group) Transport() string { return g.transport }
+
+func (g *Group) String() string {
+	return fmt.Sprintf("rank %d of %d in group %q", g.rank, g.size, g.name)
+}
+
+func (g *Group) init() {
+	g.noneRunning = sync.NewCond(&g.mu)
+	g.pairs = map[pair]*lane{}
+}
+
+// request is a call with what it works on.
+type request struct {
+	ctx     context.Context
+	call    backend.Call
+	in, out backend.Data
+}
+
+// start admits a call: it counts it as running and returns the lane it takes.
+func (g *Group) start(r *request) (*lane, error) {
+	if err := r.ctx.Err(); err != nil {
+		return nil, fmt.Errorf("dist: %v of group %q was not begun: %w", r.call, g.name, context.Cause(r.ctx))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, fmt.Errorf("dist: %v of group %q: %w", r.call, g.name, ErrClosed)
+	}
+	g.running++
+	if r.call.Op != backend.OpSend && r.call.Op != backend.OpRecv {
+		return &g.collectives, nil
+	}
+	key := pair{r.call.Root, r.call.Op == backend.OpSend}
+	l := g.pairs[key]
+	if l == nil {
+		l = &lane{}
+		g.pairs[key] = l
+	}
+	return l, nil
+}
+
+func (g *Group) ended() {
+	g.mu.Lock()
+	g.running--
+	if g.running == 0 && g.closed {
+		g.noneRunning.Broadcast()
+	}
+	g.mu.Unlock()
+}
+
+// perform runs a call to its end.
+func (g *Group) perform(r *request) error {
+	defer g.ended()
+	if g.backend == nil {
+		if r.call.Op == backend.OpAllGather {
+			copy(r.out.Bytes(), r.in.Bytes())
+		}
+		return nil
+	}
+	switch r.call.Op {
+	case backend.OpSend:
+		return g.backend.Send(r.ctx, r.call, r.in)
+	case backend.OpRecv:
+		return g.backend.Recv(r.ctx, r.call, r.in)
+	}
+	return g.backend.Collective(r.ctx, r.call, r.in, r.out)
+}
+
+// do runs a call and waits for it. When nothing else is under way it runs on
+// the caller's goroutine: handing a call over costs more than a small one takes.
+func (g *Group) do(r request) error {
+	l, err := g.start(&r)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.seq++
+	r.call.Seq = l.seq
+	if l.busy {
+		w := l.enqueue(g, r)
+		l.mu.Unlock()
+		<-w.done
+		return w.err
+	}
+	l.busy = true
+	l.mu.Unlock()
+	err = g.perform(&r)
+	l.release()
+	return err
+}
+
+// begin starts a call and returns at once.
+func (g *Group) begin(r request) *Work {
+	l, err := g.start(&r)
+	if err != nil {
+		return failedWork(err)
+	}
+	r.call.Background = true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seq++
+	r.call.Seq = l.seq
+	w := l.enqueue(g, r)
+	if !l.busy {
+		l.busy = true
+		go l.drain()
+	}
+	return w
+}
+
+// Close leaves the group and gives back all it holds. Operations that are
+// still under way, here or on ranks that need this one, fail. Calls after the
+// first return what the first one did.
+func (g *Group) Close() error {
+	g.closeOnce.Do(func() {
+		g.mu.Lock()
+		g.closed = true
+		pending := g.running > 0
+		g.mu.Unlock()
+		if pending && g.backend != nil {
+			g.backend.Fail(fmt.Errorf("closed the group with operations under way: %w", ErrClosed))
+		}
+		g.mu.Lock()
+		for g.running > 0 {
+			g.noneRunning.Wait()
+		}
+		g.mu.Unlock()
+		if g.backend != nil {
+			g.closeErr = g.backend.Close()
+		}
+		if g.onClose != nil {
+			if err := g.onClose(); g.closeErr == nil {
+				g.closeErr = err
+			}
+		}
+	})
+	return g.closeErr
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// ErrClosed is the cause of a call on a group that this rank has closed.
+var ErrClosed = errors.New("the group is closed")
+
+// ErrLeft is the cause in a [RankError] about a rank that closed its group
+// while others still needed it.
+var ErrLeft = errors.New("left the group")
+
+// ErrDied is the cause in a [RankError] about a rank whose process ended.
+var ErrDied = errors.New("process ended")
+
+// RankError says that an operation cannot complete because of another rank.
+type RankError struct {
+	Rank  int    // the rank at fault
+	Host  string // where it ran, "" if not known
+	PID   int    // its process, 0 if not known or in this process
+	Group string
+	Op    string // the operation that failed here, "" if none was under way
+	Seq   uint64 // its number in the group, 0 if none was under way
+	// Signal is the name of the signal that ended the process, when the
+	// launcher has told: "killed" for SIGKILL.
+	Signal string
+	// Cause is [ErrDied], [ErrLeft], or an error with what the rank itself
+	// said before it gave up.
+	Cause error
+}
+
+func (e *RankError) Error() string {
+	var b strings.Builder
+	b.WriteString("dist: ")
+	writeWhere(&b, e.Op, e.Seq, e.Group)
+	b.WriteString(Member{Rank: e.Rank, Host: e.Host, PID: e.PID}.String())
+	switch {
+	case e.Signal != "":
+		fmt.Fprintf(&b, " died: signal %s", e.Signal)
+	case e.Cause == ErrDied:
+		b.WriteString(" died")
+	case e.Cause == ErrLeft:
+		b.WriteString(" has left the group")
+	default:
+		fmt.Fprintf(&b, " failed: %v", e.Cause)
+	}
+	return b.String()
+}
+
+func (e *RankError) Unwrap() error { return e.Cause }
+
+// RankCall is what one rank called.
+type RankCall struct {
+	Rank int
+	Call Call
+}
+
+// MismatchError says that two ranks called different things in one sequence
+// number: their programs have taken different paths.
+type MismatchError struct {
+	Group string
+	Seq   uint64
+	Here  RankCall
+	There RankCall
+}
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("dist: group %q, call %d: ranks called different things: rank %d %v; rank %d %v",
+		e.Group, e.Seq, e.Here.Rank, e.Here.Call, e.There.Rank, e.There.Call)
+}
+
+// TimeoutError says that an operation did not complete in time and which
+// ranks had not done their part.
+type TimeoutError struct {
+	Group   string
+	Op      string
+	Seq     uint64
+	Missing []Member // the ranks that were waited for
+	// Cause is the context's error, or context.DeadlineExceeded for the
+	// group's own time limit.
+	Cause error
+}
+
+func (e *TimeoutError) Error() string {
+	var b strings.Builder
+	b.WriteString("dist: ")
+	writeWhere(&b, e.Op, e.Seq, e.Group)
+	if errors.Is(e.Cause, context.Canceled) {
+		b.WriteString("cancelled")
+	} else {
+		b.WriteString("timed out")
+	}
+	b.WriteString(" waiting for ")
+	for i, m := range e.Missing {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		if i == maxNamed && len(e.Missing) > maxNamed+1 {
+			fmt.Fprintf(&b, "and %d more", len(e.Missing)-i)
+			break
+		}
+		b.WriteString(m.String())
+	}
+	return b.String()
+}
+
+// maxNamed is how many ranks a message lists.
+const maxNamed = 16
+
+func (e *TimeoutError) Unwrap() error { return e.Cause }
+
+// Timeout reports true: it satisfies net.Error's idea of a time-out.
+func (e *TimeoutError) Timeout() bool { return !errors.Is(e.Cause, context.Canceled) }
+
+func writeWhere(b *strings.Builder, op string, seq uint64, group string) {
+	if op != "" {
+		fmt.Fprintf(b, "%s %d of group %q: ", op, seq, group)
+	} else {
+		fmt.Fprintf(b, "group %q: ", group)
+	}
+}

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+)
+
+// GoRanksOptions are for tests of what processes do, without processes.
+type GoRanksOptions struct {
+	// Private makes no rank's data reachable for the others, so that all of
+	// it passes through the staging slots.
+	Private bool
+}
+
+// NewGoRanks returns the backends of a group whose ranks are goroutines of
+// this process. cfg.Rank is ignored; cfg.Members gives the number of ranks.
+func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
+	n := len(cfg.Members)
+	w := &goWorld{pipes: map[[2]int]*pipeBlock{}}
+	if !opts.Private {
+		w.lent = make([][2]lending, n)
+		w.messages = map[uint64][]byte{}
+	}
+	seg := newSegment(aligned(segmentSize(n, opts.Private)), n)
+	// Yielding lets the ranks waited for run; with a core for each it is as
+	// quick as looking.
+	park := newGoParking(min(goschedPerLook, 4*goschedPerLook*runtime.GOMAXPROCS(0)/n))
+	ranks := make([]*Shm, n)
+	for r := range ranks {
+		cfg.Rank = r
+		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, bufs: make([][]byte, n)}
+		s.pipes.open = func(_ context.Context, _ *backend.Call, key pipeKey) (*pipe, error) {
+			if key.outgoing {
+				return &pipe{block: w.pipe(s.cfg.Rank, key.peer)}, nil
+			}
+			return &pipe{block: w.pipe(key.peer, s.cfg.Rank)}, nil
+		}
+		ranks[r] = s
+	}
+	return ranks
+}
+
+// goWorld is what goroutine ranks have in common beside the segment.
+type goWorld struct {
+	lent [][2]lending // by rank and parity of the call; nil: nothing is reachable
+
+	mu       sync.Mutex
+	pipes    map[[2]int]*pipeBlock // from, to
+	messages map[uint64][]byte     // lent to a receive, by number
+	lastID   uint64
+}
+
+// lending is the data that a rank has lent for a call. It is written before
+// the call is posted and read after.
+type lending struct{ in, out []byte }
+
+func (w *goWorld) lend(rank int, c *backend.Call, d *backend.Data, out bool) (location, bool) {
+	if w.lent == nil || c.Op == backend.OpBarrier {
+		return location{}, false
+	}
+	data := d.Bytes()
+	switch {
+	case c.Op == backend.OpSend:
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.lastID++
+		w.messages[w.lastID] = data
+		return location{offset: w.lastID}, true
+	case out:
+		w.lent[rank][c.Seq&1].out = data
+	default:
+		w.lent[rank][c.Seq&1].in = data
+	}
+	return location{}, true
+}
+
+func (w *goWorld) reach(peer int, c *backend.Call, at location, out bool, size int) ([]byte, error) {
+	var data []byte
+	switch {
+	case c.Op == backend.OpRecv:
+		w.mu.Lock()
+		data = w.messages[at.offset]
+		delete(w.messages, at.offset)
+		w.mu.Unlock()
+	case out:
+		data = w.lent[peer][c.Seq&1].out
+	default:
+		data = w.lent[peer][c.Seq&1].in
+	}
+	if len(data) != size {
+		return nil, fmt.Errorf("%d bytes were lent, want %d", len(data), size)
+	}
+	return data, nil
+}
+
+func (w *goWorld) close() error { return nil }
+
+func (w *goWorld) pipe(from, to int) *pipeBlock {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	key := [2]int{from, to}
+	if w.pipes[key] == nil {
+		w.pipes[key] = (*pipeBlock)(unsafe.Pointer(unsafe.SliceData(aligned(int(unsafe.Sizeof(pipeBlock{}))))))
+	}
+	return w.pipes[key]
+}
+
+// aligned returns cleared memory that begins at a cache line.
+func aligned(size int) []byte {
+	words := make([]uint64, size/8+8)
+	start := unsafe.Pointer(unsafe.SliceData(words))
+	skip := -uintptr(start) & 63
+	return unsafe.Slice((*byte)(unsafe.Add(start, skip)), size)
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+)
+
+// directLimit is the size from which a message whose data the receiver can
+// reach is copied once, by the receiver, instead of through the slots.
+const directLimit = 64 << 10
+
+// pipe carries the messages from one rank to another through slots. The
+// sender and the receiver each have their own view of it.
+type pipe struct {
+	block *pipeBlock
+	count uint32 // slots that this side has filled or emptied
+	close func() error
+}
+
+// pipeKey is a pipe as a rank sees it.
+type pipeKey struct {
+	peer     int
+	outgoing bool
+}
+
+// pipes are a rank's pipes, opened on first use.
+type pipes struct {
+	mu   sync.Mutex
+	byID map[pipeKey]*pipe
+	// open makes the pipe to a peer, or waits for the one from a peer.
+	open func(ctx context.Context, c *backend.Call, key pipeKey) (*pipe, error)
+}
+
+func (ps *pipes) get(ctx context.Context, c *backend.Call, key pipeKey) (*pipe, error) {
+	ps.mu.Lock()
+	p := ps.byID[key]
+	ps.mu.Unlock()
+	if p != nil {
+		return p, nil
+	}
+	// Only one goroutine at a time sends to, or receives from, a peer.
+	p, err := ps.open(ctx, c, key)
+	if err != nil {
+		return nil, err
+	}
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.byID == nil {
+		ps.byID = map[pipeKey]*pipe{}
+	}
+	ps.byID[key] = p
+	return p, nil
+}
+
+// wakeAll wakes those who sleep at any pipe of this rank, on both sides.
+func (ps *pipes) wakeAll(park parking) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, p := range ps.byID {
+		park.wake(&p.block.sent)
+		park.wake(&p.block.taken)
+	}
+}
+
+func (ps *pipes) closeAll() error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	var err error
+	for _, p := range ps.byID {
+		if p.close != nil {
+			if cerr := p.close(); err == nil {
+				err = cerr
+			}
+		}
+	}
+	ps.byID = nil
+	return err
+}
+
+// Send implements [backend.Backend]. It returns when the message lies in the
+// pipe's slots, or for large reachable data when the receiver has copied it.
+func (s *Shm) Send(ctx context.Context, c backend.Call, data backend.Data) error {
+	if err := s.usable(&c); err != nil {
+		return err
+	}
+	if err := s.send(ctx, &c, &data); err != nil {
+		return s.fail(&c, err)
+	}
+	return nil
+}
+
+func (s *Shm) send(ctx context.Context, c *backend.Call, data *backend.Data) error {
+	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, true})
+	if err != nil {
+		return err
+	}
+	left := data.Bytes()
+	var at location
+	direct := false
+	if len(left) >= directLimit {
+		at, direct = s.space.lend(s.cfg.Rank, c, data, false)
+	}
+	for first := true; first || len(left) > 0; first = false {
+		if p.count >= numSlots {
+			if err := s.await(ctx, c, c.Root, &p.block.taken, p.count-numSlots+1); err != nil {
+				return err
+			}
+		}
+		slot := p.count % numSlots
+		rec := &p.block.records[slot]
+		rec.fill(c)
+		if direct {
+			rec.slabs, rec.in, rec.size, left = slabIn, at, 0, nil
+		} else {
+			n := copy(p.block.slots[slot][:], left)
+			rec.size, left = uint64(n), left[n:]
+		}
+		p.count++
+		raise(s.park, &p.block.sent, p.count)
+	}
+	if direct {
+		return s.await(ctx, c, c.Root, &p.block.taken, p.count)
+	}
+	return nil
+}
+
+// Recv implements [backend.Backend].
+func (s *Shm) Recv(ctx context.Context, c backend.Call, data backend.Data) error {
+	if err := s.usable(&c); err != nil {
+		return err
+	}
+	if err := s.recv(ctx, &c, &data); err != nil {
+		return s.fail(&c, err)
+	}
+	return nil
+}
+
+func (s *Shm) recv(ctx context.Context, c *backend.Call, data *backend.Data) error {
+	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, false})
+	if err != nil {
+		return err
+	}
+	left := data.Bytes()
+	for first := true; first || len(left) > 0; first = false {
+		if err := s.await(ctx, c, c.Root, &p.block.sent, p.count+1); err != nil {
+			return err
+		}
+		slot := p.count % numSlots
+		rec := p.block.records[slot] // read once: it is the peer's memory
+		if first {
+			there := rec.call()
+			if there.Op != backend.OpSend || there.Root != s.cfg.Rank || there.DType != c.DType || there.Count != c.Count || there.Seq != c.Seq {
+				return &backend.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
+					Here: backend.RankCall{Rank: s.cfg.Rank, Call: *c}, There: backend.RankCall{Rank: c.Root, Call: there}}
+			}
+		}
+		if rec.slabs&slabIn != 0 {
+			from, err := s.space.reach(c.Root, c, rec.in, false, len(left))
+			if err != nil {
+				return fmt.Errorf("dist: reach the memory of %v: %w", s.cfg.Members[c.Root], err)
+			}
+			copy(left, from)
+			left = nil
+		} else {
+			if rec.size > slotSize || rec.size > uint64(len(left)) || (rec.size == 0 && len(left) > 0) {
+				return fmt.Errorf("dist: %v of group %q: %v sent a piece of %d bytes where %d were left",
+					c, s.cfg.Group, s.cfg.Members[c.Root], rec.size, len(left))
+			}
+			copy(left, p.block.slots[slot][:rec.size])
+			left = left[rec.size:]
+		}
+		p.count++
+		raise(s.park, &p.block.taken, p.count)
+	}
+	return nil
+}

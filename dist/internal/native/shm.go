@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+)
+
+// Config is what a backend needs to know of its group.
+type Config struct {
+	Group   string
+	Rank    int
+	Members []backend.Member // by rank
+	// Timeout limits a call whose context has no earlier end.
+	Timeout time.Duration
+	// Signal returns the name of the signal that ended a rank's process, ""
+	// if it is not known. It may wait a moment for the news. May be nil.
+	Signal func(rank int) string
+}
+
+// Shm is a rank of a group that shares memory. Ranks are processes of one
+// node or goroutines of one process; only what is reachable differs.
+type Shm struct {
+	cfg   Config
+	n     int
+	seg   *segment
+	park  parking
+	space space
+	pipes pipes
+	// onFault spreads a fault beyond the segment. May be nil.
+	onFault func(rank int, kind uint32, text string)
+	onClose func() error
+
+	failed atomic.Pointer[failure]
+	closed atomic.Bool
+	bufs   [][]byte // scratch: the ranks' data of one call
+}
+
+// space is how ranks reach each other's data.
+type space interface {
+	// lend makes data reachable for the peers during a call and returns where
+	// it is; false if peers cannot reach it. out tells an all-gather's result.
+	lend(rank int, c *backend.Call, d *backend.Data, out bool) (location, bool)
+	// reach returns size bytes that a peer has lent for a call.
+	reach(peer int, c *backend.Call, at location, out bool, size int) ([]byte, error)
+	// close gives back what reach has mapped.
+	close() error
+}
+
+// failure is the first error of this rank, which all later calls repeat.
+type failure struct{ err error }
+
+// Collective implements [backend.Backend].
+func (s *Shm) Collective(ctx context.Context, c backend.Call, in, out backend.Data) error {
+	if err := s.usable(&c); err != nil {
+		return err
+	}
+	if err := s.collective(ctx, &c, &in, &out); err != nil {
+		return s.fail(&c, err)
+	}
+	return nil
+}
+
+func (s *Shm) collective(ctx context.Context, c *backend.Call, in, out *backend.Data) error {
+	var inBytes, outBytes []byte
+	if c.Op != backend.OpBarrier {
+		inBytes, outBytes = in.Bytes(), out.Bytes()
+	}
+	mine := s.seg.block(s.cfg.Rank)
+	call := &mine.calls[c.Seq&1]
+	// Nobody waits for these any more: all have passed the call before the
+	// last, or the last call's entry would not have completed.
+	call.ready.value.Store(0)
+	call.reduced.value.Store(0)
+	call.done.value.Store(0)
+	rec := &call.record
+	rec.fill(c)
+	eager := s.eager(c, len(inBytes))
+	if eager && (c.Op != backend.OpBroadcast || c.Root == s.cfg.Rank) {
+		copy(mine.eager[c.Seq&1][:], inBytes)
+	}
+	if !eager {
+		var ok bool
+		if rec.in, ok = s.space.lend(s.cfg.Rank, c, in, false); ok {
+			rec.slabs |= slabIn
+		}
+		if rec.out, ok = s.space.lend(s.cfg.Rank, c, out, true); ok {
+			rec.slabs |= slabOut
+		}
+	}
+	raise(s.park, &call.entry, uint32(c.Seq))
+	if err := s.awaitAll(ctx, c, entryFlag, uint32(c.Seq)); err != nil {
+		return err
+	}
+	lentIn, lentOut, err := s.compare(c)
+	if err != nil {
+		return err
+	}
+	m := move{s: s, ctx: ctx, c: c, in: inBytes, out: outBytes}
+	switch {
+	case c.Op == backend.OpBarrier || len(inBytes) == 0:
+		return nil
+	case c.Op == backend.OpAllReduce && eager:
+		return m.reduceEager()
+	case c.Op == backend.OpAllReduce && lentOut:
+		return m.reduceInPlace()
+	case c.Op == backend.OpAllReduce:
+		return m.reduceStaged()
+	case c.Op == backend.OpBroadcast && eager:
+		return m.broadcastEager()
+	case c.Op == backend.OpBroadcast && s.lends(c, c.Root):
+		return m.broadcastInPlace()
+	case c.Op == backend.OpBroadcast:
+		return m.broadcastStaged()
+	case c.Op == backend.OpAllGather && eager:
+		return m.gatherEager()
+	case c.Op == backend.OpAllGather && lentIn:
+		return m.gatherRead()
+	case c.Op == backend.OpAllGather && lentOut:
+		return m.gatherWrite()
+	case c.Op == backend.OpAllGather:
+		return m.gatherStaged()
+	}
+	return fmt.Errorf("dist: no collective %v", c.Op)
+}
+
+// eager reports whether the data of a call travels beside it.
+func (s *Shm) eager(c *backend.Call, size int) bool {
+	return size <= eagerLimit && size*s.n <= eagerTotal
+}
+
+// compare checks that all ranks have made the same call and reports whether
+// all have lent their input, and their output, for the others to reach.
+func (s *Shm) compare(c *backend.Call) (lentIn, lentOut bool, err error) {
+	lentIn, lentOut = true, true
+	for r := range s.n {
+		rec := &s.seg.block(r).calls[c.Seq&1].record
+		if there := rec.call(); !c.Matches(there) {
+			return false, false, &backend.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
+				Here: backend.RankCall{Rank: s.cfg.Rank, Call: *c}, There: backend.RankCall{Rank: r, Call: there}}
+		}
+		lentIn = lentIn && rec.slabs&slabIn != 0
+		lentOut = lentOut && rec.slabs&slabOut != 0
+	}
+	return lentIn, lentOut, nil
+}
+
+// lends reports whether a rank has lent its input.
+func (s *Shm) lends(c *backend.Call, rank int) bool {
+	return s.seg.block(rank).calls[c.Seq&1].record.slabs&slabIn != 0
+}
+
+// peerData returns the data that a rank has lent for a call.
+func (s *Shm) peerData(peer int, c *backend.Call, out bool, size int) ([]byte, error) {
+	rec := &s.seg.block(peer).calls[c.Seq&1].record
+	at := rec.in
+	if out {
+		at = rec.out
+	}
+	data, err := s.space.reach(peer, c, at, out, size)
+	if err != nil {
+		return nil, fmt.Errorf("dist: reach the memory of %v: %w", s.cfg.Members[peer], err)
+	}
+	return data, nil
+}
+
+// Which flag of a rank's call is waited for.
+type flagKind int
+
+const (
+	entryFlag flagKind = iota
+	readyFlag
+	reducedFlag
+	doneFlag
+)
+
+func (s *Shm) flag(rank int, c *backend.Call, kind flagKind) *flag {
+	b := &s.seg.block(rank).calls[c.Seq&1]
+	switch kind {
+	case entryFlag:
+		return &b.entry
+	case readyFlag:
+		return &b.ready
+	case reducedFlag:
+		return &b.reduced
+	}
+	return &b.done
+}
+
+// post raises a flag of this rank.
+func (s *Shm) post(c *backend.Call, kind flagKind, value uint32) {
+	raise(s.park, s.flag(s.cfg.Rank, c, kind), value)
+}
+
+// awaitAll waits until a flag of every other rank has come to want.
+func (s *Shm) awaitAll(ctx context.Context, c *backend.Call, kind flagKind, want uint32) error {
+	for i := 1; i < s.n; i++ {
+		// Each rank begins with its right neighbour: they do not all look at one.
+		peer := s.cfg.Rank + i
+		if peer >= s.n {
+			peer -= s.n
+		}
+		f := s.flag(peer, c, kind)
+		if f.reached(want) {
+			continue
+		}
+		if err := s.await(ctx, c, peer, f, want); err != nil {
+			var late *backend.TimeoutError
+			if errors.As(err, &late) {
+				late.Missing = late.Missing[:0]
+				for r, m := range s.cfg.Members {
+					if r != s.cfg.Rank && !s.flag(r, c, kind).reached(want) {
+						late.Missing = append(late.Missing, m)
+					}
+				}
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// await waits until a flag that peer raises has come to want.
+func (s *Shm) await(ctx context.Context, c *backend.Call, peer int, f *flag, want uint32) error {
+	if f.reached(want) {
+		return nil
+	}
+	start := time.Now()
+	for i := 0; s.park.look(i, start, c.Background); i++ {
+		if f.reached(want) {
+			return nil
+		}
+	}
+	for {
+		err := s.trouble(ctx, c, peer, start)
+		if f.reached(want) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		doze(ctx, s.park, f, want, s.cfg.Timeout-time.Since(start))
+		if f.reached(want) {
+			return nil
+		}
+	}
+}
+
+// trouble returns why waiting for peer is in vain, nil if it is not.
+func (s *Shm) trouble(ctx context.Context, c *backend.Call, peer int, start time.Time) error {
+	if rank, kind, text, ok := s.seg.fault(); ok {
+		return s.faultError(c, rank, kind, text)
+	}
+	if f := s.failed.Load(); f != nil {
+		return f.err
+	}
+	if s.seg.block(peer).left.Load() != 0 {
+		return s.faultError(c, peer, kindLeft, "")
+	}
+	cause := ctx.Err()
+	if cause != nil {
+		cause = context.Cause(ctx)
+	} else if time.Since(start) >= s.cfg.Timeout {
+		cause = fmt.Errorf("the group's limit of %v: %w", s.cfg.Timeout, context.DeadlineExceeded)
+	} else {
+		return nil
+	}
+	return &backend.TimeoutError{Group: s.cfg.Group, Op: c.Op.String(), Seq: c.Seq,
+		Missing: []backend.Member{s.cfg.Members[peer]}, Cause: cause}
+}
+
+// usable returns an error if no call can be made any more.
+func (s *Shm) usable(c *backend.Call) error {
+	if s.closed.Load() {
+		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, s.cfg.Group, backend.ErrClosed)
+	}
+	if f := s.failed.Load(); f != nil {
+		return again(f.err, c)
+	}
+	if rank, kind, text, ok := s.seg.fault(); ok {
+		return s.fail(c, s.faultError(c, rank, kind, text))
+	}
+	return nil
+}
+
+// again returns the error of an earlier call as that of a later one.
+func again(err error, c *backend.Call) error {
+	if re, ok := err.(*backend.RankError); ok {
+		later := *re
+		later.Op, later.Seq = c.Op.String(), c.Seq
+		return &later
+	}
+	return fmt.Errorf("dist: %v %d: the group has failed before: %w", c.Op, c.Seq, err)
+}
+
+// faultError returns the error of a call that ends because of a recorded fault.
+func (s *Shm) faultError(c *backend.Call, rank int, kind uint32, text string) error {
+	return faultError(&s.cfg, c, rank, kind, text)
+}
+
+func faultError(cfg *Config, c *backend.Call, rank int, kind uint32, text string) error {
+	e := &backend.RankError{Rank: rank, Group: cfg.Group}
+	if c != nil {
+		e.Op, e.Seq = c.Op.String(), c.Seq
+	}
+	if rank >= 0 {
+		e.Host, e.PID = cfg.Members[rank].Host, cfg.Members[rank].PID
+	}
+	switch kind {
+	case kindDied:
+		e.Cause, e.Signal = backend.ErrDied, text
+		if e.Signal == "" && cfg.Signal != nil && rank >= 0 {
+			e.Signal = cfg.Signal(rank)
+		}
+	case kindLeft:
+		e.Cause = backend.ErrLeft
+	default:
+		e.Cause = errors.New(text)
+	}
+	return e
+}
+
+// fail makes err the end of the group, here and for the others, and returns
+// the error that this rank reports.
+func (s *Shm) fail(c *backend.Call, err error) error {
+	first := s.failed.CompareAndSwap(nil, &failure{err})
+	var re *backend.RankError
+	var mismatch *backend.MismatchError
+	switch {
+	case errors.As(err, &re):
+		// The culprit is another rank: the others are told about that one.
+		kind, text := uint32(kindFailed), re.Cause.Error()
+		switch re.Cause {
+		case backend.ErrDied:
+			kind, text = kindDied, re.Signal
+		case backend.ErrLeft:
+			kind, text = kindLeft, ""
+		}
+		s.spread(re.Rank, kind, text)
+	case errors.As(err, &mismatch) && first && c != nil && c.Op != backend.OpSend && c.Op != backend.OpRecv:
+		// Every rank has seen all calls and finds the mismatch itself.
+	default:
+		s.spread(s.cfg.Rank, kindFailed, err.Error())
+	}
+	return err
+}
+
+// Fail implements [backend.Backend].
+func (s *Shm) Fail(err error) { _ = s.fail(nil, err) }
+
+// spread records a fault for all ranks and wakes them.
+func (s *Shm) spread(rank int, kind uint32, text string) {
+	if s.seg.setFault(rank, kind, text) {
+		s.wakeAll()
+		if s.onFault != nil {
+			s.onFault(rank, kind, text)
+		}
+	}
+}
+
+// Report records a fault that this rank has heard of: rank has died.
+func (s *Shm) Report(rank int, kind uint32, text string) {
+	if s.seg.setFault(rank, kind, text) {
+		s.wakeAll()
+	}
+}
+
+// wakeAll wakes everybody who sleeps in this group so that they look up.
+func (s *Shm) wakeAll() {
+	s.park.wakeAll()
+	for r := range s.n {
+		s.wakeWaitersFor(r)
+	}
+	s.pipes.wakeAll(s.park)
+}
+
+// wakeWaitersFor wakes those who wait for a rank's flags.
+func (s *Shm) wakeWaitersFor(rank int) {
+	for i := range 2 {
+		b := &s.seg.block(rank).calls[i]
+		for _, f := range [...]*flag{&b.entry, &b.ready, &b.reduced, &b.done} {
+			if f.sleepers.Load() > 0 {
+				s.park.wake(f)
+			}
+		}
+	}
+}
+
+// Close implements [backend.Backend].
+func (s *Shm) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.seg.block(s.cfg.Rank).left.Store(1)
+	s.park.wakeAll()
+	s.wakeWaitersFor(s.cfg.Rank)
+	s.pipes.wakeAll(s.park)
+	var err error
+	if s.onClose != nil {
+		err = s.onClose()
+	}
+	return err
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+	"sync"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/native"
+)
+
+// maxSpawn bounds the ranks of one process: each has its block of memory.
+const maxSpawn = 1 << 14
+
+// Spawn runs main once for each of n ranks, as goroutines of this process that
+// form a group, and returns when all have returned: tests, notebooks, and
+// several devices in one process. The group is closed when main returns.
+//
+// The first rank that fails gives the error: the others' errors, which name
+// that rank, only follow from it. A panic in main is an error of its rank.
+func Spawn(ctx context.Context, n int, main func(ctx context.Context, g *Group) error) error {
+	return spawn(ctx, n, native.GoRanksOptions{}, DefaultTimeout, main)
+}
+
+func spawn(ctx context.Context, n int, opts native.GoRanksOptions, limit timeout, main func(context.Context, *Group) error) error {
+	if n < 1 || n > maxSpawn {
+		return fmt.Errorf("dist: Spawn of %d ranks: want 1 to %d", n, maxSpawn)
+	}
+	groups := goGroups(n, opts, limit)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	var first error
+	for _, g := range groups {
+		wg.Go(func() {
+			err := runRank(ctx, g, main)
+			if err == nil {
+				_ = g.Close()
+				return
+			}
+			if g.backend != nil {
+				g.backend.Fail(err)
+			}
+			_ = g.Close()
+			mu.Lock()
+			defer mu.Unlock()
+			if first == nil || isConsequence(first) && !isConsequence(err) {
+				first = fmt.Errorf("rank %d: %w", g.rank, err)
+			}
+		})
+	}
+	wg.Wait()
+	return first
+}
+
+// goGroups returns a group for each of n goroutine ranks.
+func goGroups(n int, opts native.GoRanksOptions, limit timeout) []*Group {
+	host, _ := os.Hostname() // for messages only
+	members := make([]Member, n)
+	for r := range members {
+		members[r] = Member{Rank: r, Host: host}
+	}
+	var ranks []*native.Shm
+	if n > 1 {
+		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, Timeout: limit}, opts)
+	}
+	groups := make([]*Group, n)
+	for r := range groups {
+		g := &Group{name: worldName, rank: r, size: n, localRank: r, localSize: n, node: host, members: members, transport: "none"}
+		if n > 1 {
+			g.backend, g.transport = ranks[r], "goroutines"
+		}
+		g.init()
+		groups[r] = g
+	}
+	return groups
+}
+
+// runRank calls main and makes an error of a panic.
+func runRank(ctx context.Context, g *Group, main func(context.Context, *Group) error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			if e, ok := v.(error); ok {
+				err = fmt.Errorf("panic: %w\n%s", e, debug.Stack())
+				return
+			}
+			err = fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+		}
+	}()
+	return main(ctx, g)
+}
+
+// isConsequence reports whether an error is about another rank's failure.
+func isConsequence(err error) bool {
+	var re *backend.RankError
+	return errors.As(err, &re)
+}
