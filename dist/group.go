@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/store"
 )
 
 // Group is this rank's membership in a group of ranks.
@@ -20,6 +21,7 @@ type Group struct {
 	members     []Member
 	backend     backend.Backend // nil for a group of one rank
 	onClose     func() error
+	store       store.Store
 	transport   string
 	collectives lane
 	mu          sync.Mutex
@@ -61,6 +63,10 @@ func (g *Group) Members() []Member { return append([]Member(nil), g.members...) 
 // Transport returns how the ranks of the group exchange data: "none" (one
 // rank), "goroutines", "shm" or "tcp".
 func (g *Group) Transport() string { return g.transport }
+
+// Store returns the key-value store that the ranks of the group share. Rank 0
+// serves it; it ends with rank 0's membership.
+func (g *Group) Store() store.Store { return g.store }
 
 func (g *Group) String() string {
 	return fmt.Sprintf("rank %d of %d in group %q", g.rank, g.size, g.name)

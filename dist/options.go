@@ -2,15 +2,62 @@
 
 package dist
 
-import "time"
-
-// timeout spells out what a duration is for.
-type timeout = time.Duration
+import (
+	"fmt"
+	"time"
+)
 
 // DefaultTimeout limits an operation whose context has no earlier end. It is
 // long, as in PyTorch, because ranks may legitimately wait for one that loads
 // data; a rank that has died is noticed at once.
-const DefaultTimeout timeout = 30 * time.Minute
+const DefaultTimeout = 30 * time.Minute
+
+// DefaultInitTimeout limits how long [Init] waits for all ranks to come when
+// its context has no earlier end.
+const DefaultInitTimeout = 5 * time.Minute
 
 // worldName is the name of the group of all ranks.
 const worldName = "world"
+
+// Option changes what [Init] does.
+type Option func(*options) error
+
+type options struct {
+	url     string
+	timeout time.Duration
+	node    string
+}
+
+// WithURL says where the ranks meet: "env://" (the default: RANK, WORLD_SIZE,
+// MASTER_ADDR, MASTER_PORT) or "tcp://host:port?rank=R&world_size=N", where
+// host:port is rank 0's to listen on.
+func WithURL(url string) Option {
+	return func(o *options) error { o.url = url; return nil }
+}
+
+// WithTimeout sets the group's time limit in place of [DefaultTimeout].
+func WithTimeout(d time.Duration) Option {
+	return func(o *options) error {
+		if d <= 0 {
+			return fmt.Errorf("a time limit of %v", d)
+		}
+		o.timeout = d
+		return nil
+	}
+}
+
+// WithBackend chooses how data moves. There is one backend today, "native".
+func WithBackend(name string) Option {
+	return func(o *options) error {
+		if name != "native" {
+			return fmt.Errorf("no backend %q: there is \"native\"", name)
+		}
+		return nil
+	}
+}
+
+// WithNodeID names the node that this rank runs on, in place of
+// COHORT_NODE_ID. Ranks of equal node id share memory.
+func WithNodeID(id string) Option {
+	return func(o *options) error { o.node = id; return nil }
+}

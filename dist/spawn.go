@@ -9,9 +9,11 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/dist/store"
 )
 
 // maxSpawn bounds the ranks of one process: each has its block of memory.
@@ -27,7 +29,7 @@ func Spawn(ctx context.Context, n int, main func(ctx context.Context, g *Group) 
 	return spawn(ctx, n, native.GoRanksOptions{}, DefaultTimeout, main)
 }
 
-func spawn(ctx context.Context, n int, opts native.GoRanksOptions, limit timeout, main func(context.Context, *Group) error) error {
+func spawn(ctx context.Context, n int, opts native.GoRanksOptions, limit time.Duration, main func(context.Context, *Group) error) error {
 	if n < 1 || n > maxSpawn {
 		return fmt.Errorf("dist: Spawn of %d ranks: want 1 to %d", n, maxSpawn)
 	}
@@ -58,7 +60,7 @@ func spawn(ctx context.Context, n int, opts native.GoRanksOptions, limit timeout
 }
 
 // goGroups returns a group for each of n goroutine ranks.
-func goGroups(n int, opts native.GoRanksOptions, limit timeout) []*Group {
+func goGroups(n int, opts native.GoRanksOptions, limit time.Duration) []*Group {
 	host, _ := os.Hostname() // for messages only
 	members := make([]Member, n)
 	for r := range members {
@@ -68,9 +70,10 @@ func goGroups(n int, opts native.GoRanksOptions, limit timeout) []*Group {
 	if n > 1 {
 		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, Timeout: limit}, opts)
 	}
+	shared := store.NewMemory()
 	groups := make([]*Group, n)
 	for r := range groups {
-		g := &Group{name: worldName, rank: r, size: n, localRank: r, localSize: n, node: host, members: members, transport: "none"}
+		g := &Group{name: worldName, rank: r, size: n, localRank: r, localSize: n, node: host, members: members, transport: "none", store: shared}
 		if n > 1 {
 			g.backend, g.transport = ranks[r], "goroutines"
 		}

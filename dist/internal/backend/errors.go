@@ -43,9 +43,9 @@ func (e *RankError) Error() string {
 	switch {
 	case e.Signal != "":
 		fmt.Fprintf(&b, " died: signal %s", e.Signal)
-	case e.Cause == ErrDied:
-		b.WriteString(" died")
-	case e.Cause == ErrLeft:
+	case errors.Is(e.Cause, ErrDied):
+		fmt.Fprintf(&b, " died: %v", e.Cause)
+	case errors.Is(e.Cause, ErrLeft):
 		b.WriteString(" has left the group")
 	default:
 		fmt.Fprintf(&b, " failed: %v", e.Cause)

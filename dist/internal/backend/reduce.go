@@ -5,11 +5,13 @@ package backend
 import (
 	"fmt"
 	"unsafe"
+
+	"github.com/cohort-ml/cohort/internal/kernel"
 )
 
 // Reducer combines src into dst element by element: dst = dst ∘ src. Both have
-// the same number of whole elements and are aligned to them. It is commutative
-// bit for bit (but for the payload of NaNs), not associative.
+// the same number of whole elements, aligned to them. It is commutative bit
+// for bit (but for the payload of NaNs), not associative.
 type Reducer func(dst, src []byte)
 
 // ReducerFor returns the reduction of elements of a type.
@@ -24,16 +26,16 @@ func ReducerFor(op ReduceOp, dtype DType) (Reducer, error) {
 
 var reducers = [...][numReduceOps]Reducer{
 	Float32: {
-		Sum:     over(func(dst, src []float32) { add(dst, src) }),
-		Product: over(func(dst, src []float32) { mul(dst, src) }),
-		Min:     over(func(dst, src []float32) { least(dst, src) }),
-		Max:     over(func(dst, src []float32) { most(dst, src) }),
+		Sum:     over(kernel.AddTo),
+		Product: over(kernel.MulTo),
+		Min:     over(kernel.MinTo),
+		Max:     over(kernel.MaxTo),
 	},
 	Int64: {
-		Sum:     over(func(dst, src []int64) { add(dst, src) }),
-		Product: over(func(dst, src []int64) { mul(dst, src) }),
-		Min:     over(func(dst, src []int64) { least(dst, src) }),
-		Max:     over(func(dst, src []int64) { most(dst, src) }),
+		Sum:     over(kernel.AddInt64To),
+		Product: over(kernel.MulInt64To),
+		Min:     over(kernel.MinInt64To),
+		Max:     over(kernel.MaxInt64To),
 	},
 }
 
@@ -45,25 +47,4 @@ func over[E float32 | int64](f func(dst, src []E)) Reducer {
 func elems[E float32 | int64](b []byte) []E {
 	var e E
 	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(e)))
-}
-
-func add[E float32 | int64](dst, src []E) {
-	for i, v := range src {
-		dst[i] += v
-	}
-}
-func mul[E float32 | int64](dst, src []E) {
-	for i, v := range src {
-		dst[i] *= v
-	}
-}
-func least[E float32 | int64](dst, src []E) {
-	for i, v := range src {
-		dst[i] = min(dst[i], v)
-	}
-}
-func most[E float32 | int64](dst, src []E) {
-	for i, v := range src {
-		dst[i] = max(dst[i], v)
-	}
 }

@@ -14,9 +14,6 @@ import (
 const (
 	futexWait = 0
 	futexWake = 1
-	// futexNap is how long a thread sleeps before it looks up: the time in
-	// which a fault without a wake-up, or the end of a context, is noticed.
-	futexNap = 50 * time.Millisecond
 )
 
 // sharedMemory reports whether ranks of several processes can share memory here.

@@ -19,6 +19,10 @@ const (
 	goschedPerLook = 40 // looks of a goroutine rank, each yielding
 )
 
+// futexNap is how long a thread sleeps before it looks up: the time in which
+// a fault without a wake-up, or the end of a context, is noticed.
+const futexNap = 50 * time.Millisecond
+
 // flagHash spreads flags, which lie cache lines apart, over shards.
 func flagHash(f *flag) uintptr {
 	h := uintptr(unsafe.Pointer(f)) / 8

@@ -89,7 +89,7 @@ func (s *Shm) Send(ctx context.Context, c backend.Call, data backend.Data) error
 		return err
 	}
 	if err := s.send(ctx, &c, &data); err != nil {
-		return s.fail(&c, err)
+		return s.fail(err)
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func (s *Shm) Recv(ctx context.Context, c backend.Call, data backend.Data) error
 		return err
 	}
 	if err := s.recv(ctx, &c, &data); err != nil {
-		return s.fail(&c, err)
+		return s.fail(err)
 	}
 	return nil
 }

@@ -53,9 +53,10 @@ const (
 
 // What a fault is about.
 const (
-	kindDied   = iota + 1 // the process has ended
-	kindLeft              // the rank closed its group
-	kindFailed            // the rank gave up and said why
+	kindDied     = iota + 1 // the process has ended; the text is the signal, if known
+	kindLeft                // the rank closed its group
+	kindFailed              // the rank gave up; the text is why
+	kindMismatch            // the text is two calls that do not fit, encoded
 )
 
 // block is what one rank writes and the others read.

@@ -6,23 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 )
-
-// Config is what a backend needs to know of its group.
-type Config struct {
-	Group   string
-	Rank    int
-	Members []backend.Member // by rank
-	// Timeout limits a call whose context has no earlier end.
-	Timeout time.Duration
-	// Signal returns the name of the signal that ended a rank's process, ""
-	// if it is not known. It may wait a moment for the news. May be nil.
-	Signal func(rank int) string
-}
 
 // Shm is a rank of a group that shares memory. Ranks are processes of one
 // node or goroutines of one process; only what is reachable differs.
@@ -37,9 +26,11 @@ type Shm struct {
 	onFault func(rank int, kind uint32, text string)
 	onClose func() error
 
-	failed atomic.Pointer[failure]
-	closed atomic.Bool
-	bufs   [][]byte // scratch: the ranks' data of one call
+	failed   atomic.Pointer[failure]
+	closed   atomic.Bool
+	gate     sync.RWMutex // news from other goroutines touch memory under it
+	detached bool
+	bufs     [][]byte // scratch: the ranks' data of one call
 }
 
 // space is how ranks reach each other's data.
@@ -62,7 +53,7 @@ func (s *Shm) Collective(ctx context.Context, c backend.Call, in, out backend.Da
 		return err
 	}
 	if err := s.collective(ctx, &c, &in, &out); err != nil {
-		return s.fail(&c, err)
+		return s.fail(err)
 	}
 	return nil
 }
@@ -284,75 +275,28 @@ func (s *Shm) usable(c *backend.Call) error {
 		return again(f.err, c)
 	}
 	if rank, kind, text, ok := s.seg.fault(); ok {
-		return s.fail(c, s.faultError(c, rank, kind, text))
+		return s.fail(s.faultError(c, rank, kind, text))
 	}
 	return nil
 }
 
-// again returns the error of an earlier call as that of a later one.
-func again(err error, c *backend.Call) error {
-	if re, ok := err.(*backend.RankError); ok {
-		later := *re
-		later.Op, later.Seq = c.Op.String(), c.Seq
-		return &later
-	}
-	return fmt.Errorf("dist: %v %d: the group has failed before: %w", c.Op, c.Seq, err)
-}
-
 // faultError returns the error of a call that ends because of a recorded fault.
 func (s *Shm) faultError(c *backend.Call, rank int, kind uint32, text string) error {
-	return faultError(&s.cfg, c, rank, kind, text)
-}
-
-func faultError(cfg *Config, c *backend.Call, rank int, kind uint32, text string) error {
-	e := &backend.RankError{Rank: rank, Group: cfg.Group}
-	if c != nil {
-		e.Op, e.Seq = c.Op.String(), c.Seq
-	}
-	if rank >= 0 {
-		e.Host, e.PID = cfg.Members[rank].Host, cfg.Members[rank].PID
-	}
-	switch kind {
-	case kindDied:
-		e.Cause, e.Signal = backend.ErrDied, text
-		if e.Signal == "" && cfg.Signal != nil && rank >= 0 {
-			e.Signal = cfg.Signal(rank)
-		}
-	case kindLeft:
-		e.Cause = backend.ErrLeft
-	default:
-		e.Cause = errors.New(text)
-	}
-	return e
+	return s.cfg.faultError(c, rank, kind, text)
 }
 
 // fail makes err the end of the group, here and for the others, and returns
-// the error that this rank reports.
-func (s *Shm) fail(c *backend.Call, err error) error {
-	first := s.failed.CompareAndSwap(nil, &failure{err})
-	var re *backend.RankError
-	var mismatch *backend.MismatchError
-	switch {
-	case errors.As(err, &re):
-		// The culprit is another rank: the others are told about that one.
-		kind, text := uint32(kindFailed), re.Cause.Error()
-		switch re.Cause {
-		case backend.ErrDied:
-			kind, text = kindDied, re.Signal
-		case backend.ErrLeft:
-			kind, text = kindLeft, ""
-		}
-		s.spread(re.Rank, kind, text)
-	case errors.As(err, &mismatch) && first && c != nil && c.Op != backend.OpSend && c.Op != backend.OpRecv:
-		// Every rank has seen all calls and finds the mismatch itself.
-	default:
-		s.spread(s.cfg.Rank, kindFailed, err.Error())
-	}
+// the error that this rank reports. The ranks that see a mismatch of
+// collectives all find it themselves; telling them again changes nothing.
+func (s *Shm) fail(err error) error {
+	s.failed.CompareAndSwap(nil, &failure{err})
+	rank, kind, text := s.cfg.faultOf(err)
+	s.spread(rank, kind, text)
 	return err
 }
 
 // Fail implements [backend.Backend].
-func (s *Shm) Fail(err error) { _ = s.fail(nil, err) }
+func (s *Shm) Fail(err error) { _ = s.fail(err) }
 
 // spread records a fault for all ranks and wakes them.
 func (s *Shm) spread(rank int, kind uint32, text string) {
@@ -364,11 +308,31 @@ func (s *Shm) spread(rank int, kind uint32, text string) {
 	}
 }
 
-// Report records a fault that this rank has heard of: rank has died.
+// Report records a fault that this rank has heard of from elsewhere.
 func (s *Shm) Report(rank int, kind uint32, text string) {
-	if s.seg.setFault(rank, kind, text) {
+	s.gate.RLock()
+	defer s.gate.RUnlock()
+	if !s.detached && s.seg != nil && s.seg.setFault(rank, kind, text) {
 		s.wakeAll()
 	}
+}
+
+// Died tells the group that a rank's process has ended.
+func (s *Shm) Died(rank int) {
+	if rank >= 0 && rank < s.n && rank != s.cfg.Rank {
+		s.Report(rank, kindDied, "")
+	}
+}
+
+// reportLeft hears that a rank has left: it has marked its block itself.
+func (s *Shm) reportLeft(int) {}
+
+// detach makes news that come late leave the memory alone, which is about to
+// be given back.
+func (s *Shm) detach() {
+	s.gate.Lock()
+	s.detached = true
+	s.gate.Unlock()
 }
 
 // wakeAll wakes everybody who sleeps in this group so that they look up.

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"fmt"
+	"math"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+// maxWorldSize bounds WORLD_SIZE: a typing error is to be told, not tried.
+const maxWorldSize = 1 << 20
+
+// place is where a process stands in its job.
+type place struct {
+	rank, worldSize int
+	master          string // host:port; empty with one rank
+}
+
+// placeFromEnv reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Without
+// any of them the process is a job of one rank.
+func placeFromEnv() (place, error) {
+	_, hasSize := envvar.WorldSize.Lookup()
+	_, hasRank := envvar.Rank.Lookup()
+	switch {
+	case !hasSize && !hasRank:
+		return place{0, 1, ""}, nil
+	case !hasRank:
+		return place{}, together(envvar.WorldSize, envvar.Rank)
+	case !hasSize:
+		return place{}, together(envvar.Rank, envvar.WorldSize)
+	}
+	size, err := envvar.WorldSize.Int(1, maxWorldSize)
+	if err != nil {
+		return place{}, err
+	}
+	rank, err := envvar.Rank.Int(0, math.MaxInt32)
+	if err != nil {
+		return place{}, err
+	}
+	if rank >= size {
+		return place{}, fmt.Errorf("%s is %d, but %s is %d: ranks are 0 to %d", envvar.Rank, rank, envvar.WorldSize, size, size-1)
+	}
+	if size == 1 {
+		return place{0, 1, ""}, nil
+	}
+	host, ok := envvar.MasterAddr.Lookup()
+	if !ok {
+		return place{}, together(envvar.WorldSize, envvar.MasterAddr)
+	}
+	if _, ok := envvar.MasterPort.Lookup(); !ok {
+		return place{}, together(envvar.WorldSize, envvar.MasterPort)
+	}
+	port, err := envvar.MasterPort.Int(1, math.MaxUint16)
+	if err != nil {
+		return place{}, err
+	}
+	return place{rank, size, net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))}, nil
+}
+
+// together says that a variable makes no sense without another.
+func together(set, missing envvar.Var) error {
+	return fmt.Errorf("%s is set and %s is not: a rank needs %s, %s, %s and %s, as `cohort run` or torchrun set them (unset all of them to run alone)",
+		set, missing, envvar.Rank, envvar.WorldSize, envvar.MasterAddr, envvar.MasterPort)
+}
+
+// placeFromURL reads "env://" or "tcp://host:port?rank=R&world_size=N"; what
+// the query does not say comes from RANK and WORLD_SIZE.
+func placeFromURL(text string) (place, error) {
+	if text == "" || text == "env://" {
+		return placeFromEnv()
+	}
+	fail := func(why string) (place, error) {
+		return place{}, fmt.Errorf("URL %q: %s: want env:// or tcp://host:port?rank=R&world_size=N", text, why)
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return fail("does not parse")
+	}
+	if u.Scheme != "tcp" {
+		return fail(fmt.Sprintf("scheme %q", u.Scheme))
+	}
+	if u.Hostname() == "" || u.Port() == "" || u.User != nil || u.Path != "" && u.Path != "/" {
+		return fail("has no host and port, or more than that")
+	}
+	if port, err := strconv.ParseUint(u.Port(), 10, 16); err != nil || port == 0 {
+		return fail("port out of range")
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return fail("the query does not parse")
+	}
+	for key, values := range query {
+		if key != "rank" && key != "world_size" {
+			return fail(fmt.Sprintf("nothing is known of %q", key))
+		}
+		if len(values) != 1 {
+			return fail(key + " is given more than once")
+		}
+	}
+	number := func(key string, v envvar.Var, lo, hi int) (int, error) {
+		if !query.Has(key) {
+			return v.Int(lo, hi)
+		}
+		n, err := strconv.Atoi(query.Get(key))
+		if err != nil || n < lo || n > hi {
+			return 0, fmt.Errorf("URL %q: %s is %q: want a number from %d to %d", text, key, query.Get(key), lo, hi)
+		}
+		return n, nil
+	}
+	size, err := number("world_size", envvar.WorldSize, 1, maxWorldSize)
+	if err != nil {
+		return place{}, err
+	}
+	rank, err := number("rank", envvar.Rank, 0, size-1)
+	if err != nil {
+		return place{}, err
+	}
+	return place{rank, size, u.Host}, nil
+}
+
+// nodeID returns what names this node: COHORT_NODE_ID, or what only processes
+// have in common that the same running kernel serves in the same network
+// namespace (host names are equal by accident). Empty where that is not known:
+// then no rank is local to another.
+func nodeID(given string) string {
+	if given != "" {
+		return given
+	}
+	if id, ok := envvar.NodeID.Lookup(); ok {
+		return id
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	space, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(boot)) + "/" + space
+}

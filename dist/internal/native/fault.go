@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+)
+
+// Config is what a backend needs to know of its group.
+type Config struct {
+	Group   string
+	Rank    int
+	Members []backend.Member // by rank
+	// Timeout limits a call whose context has no earlier end.
+	Timeout time.Duration
+	// Obituary returns what is known of how a rank's process ended. It may
+	// wait a moment for the news. May be nil.
+	Obituary func(rank int) Obituary
+}
+
+// Obituary is how a process ended, from the agent that launched it.
+type Obituary struct {
+	Known  bool
+	Signal string // name of the signal that ended it, "" if it exited
+	Code   int    // exit code
+}
+
+// DeathError returns the error about a rank whose process has ended.
+func DeathError(group string, m backend.Member, o Obituary) *backend.RankError {
+	e := &backend.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: group, Signal: o.Signal, Cause: backend.ErrDied}
+	if o.Known && o.Signal == "" {
+		e.Cause = fmt.Errorf("%w with exit code %d", backend.ErrDied, o.Code)
+	}
+	return e
+}
+
+// faultError returns the error of a call that ends because of a fault; c is
+// nil when none is under way.
+func (cfg *Config) faultError(c *backend.Call, rank int, kind uint32, text string) error {
+	if kind == kindMismatch {
+		if e, err := parseMismatch(text, cfg.Group, len(cfg.Members)); err == nil {
+			if e.There.Rank == cfg.Rank { // as seen from here
+				e.Here, e.There = e.There, e.Here
+			}
+			return e
+		}
+		kind, text = kindFailed, "told of a mismatch that cannot be read"
+	}
+	m := backend.Member{Rank: rank}
+	if rank >= 0 && rank < len(cfg.Members) {
+		m = cfg.Members[rank]
+	}
+	e := &backend.RankError{Rank: rank, Host: m.Host, PID: m.PID, Group: cfg.Group}
+	switch kind {
+	case kindDied:
+		o := Obituary{Known: text != "", Signal: text}
+		if !o.Known && cfg.Obituary != nil {
+			o = cfg.Obituary(rank)
+		}
+		e = DeathError(cfg.Group, m, o)
+	case kindLeft:
+		e.Cause = backend.ErrLeft
+	default:
+		e.Cause = errors.New(text)
+	}
+	if c != nil {
+		e.Op, e.Seq = c.Op.String(), c.Seq
+	}
+	return e
+}
+
+// faultOf returns what to tell the other ranks of an error on this one.
+func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
+	var re *backend.RankError
+	var mismatch *backend.MismatchError
+	switch {
+	case errors.As(err, &mismatch):
+		return cfg.Rank, kindMismatch, encodeMismatch(mismatch)
+	case !errors.As(err, &re):
+		return cfg.Rank, kindFailed, err.Error()
+	// The culprit is another rank: the others are told about that one.
+	case errors.Is(re.Cause, backend.ErrDied):
+		return re.Rank, kindDied, re.Signal
+	case errors.Is(re.Cause, backend.ErrLeft):
+		return re.Rank, kindLeft, ""
+	}
+	return re.Rank, kindFailed, re.Cause.Error()
+}
+
+// again returns the error of an earlier call as that of a later one.
+func again(err error, c *backend.Call) error {
+	if re, ok := err.(*backend.RankError); ok {
+		later := *re
+		later.Op, later.Seq = c.Op.String(), c.Seq
+		return &later
+	}
+	return fmt.Errorf("dist: %v %d: the group has failed before: %w", c.Op, c.Seq, err)
+}

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/internal/mem"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// SharedMemory reports whether processes of one node can share memory on this
+// system.
+const SharedMemory = sharedMemory
+
+// replyTimeout limits the wait for a peer's first or next word where the peer
+// answers at once.
+const replyTimeout = 10 * time.Second
+
+// OpenShm forms the group of processes of one node that share memory. end is
+// this rank's unix socket and addrs are all ranks'. The group owns the
+// endpoint from now on, error or not. It returns when this rank has the control segment;
+// others may still be on their way, which the first collective will notice.
+func OpenShm(ctx context.Context, cfg Config, end *Endpoint, addrs []string, token transport.Token) (*Shm, error) {
+	n := len(cfg.Members)
+	p := &process{cfg: cfg, end: end, addrs: addrs, token: token,
+		joined: make(chan int, n), incoming: make([]chan *pipe, n)}
+	for r := range p.incoming {
+		p.incoming[r] = make(chan *pipe, 1)
+	}
+	s := &Shm{cfg: cfg, n: n, park: newProcessParking(n <= runtime.NumCPU()), bufs: make([][]byte, n)}
+	p.shm = s
+	p.slabs = newSlabSpace(p.fetch)
+	p.star = newStar(cfg.Rank, n, s.Report, s.reportLeft)
+	s.space, s.pipes.open, s.onClose = p.slabs, p.openPipe, p.close
+	s.onFault = p.star.spread
+	if err := p.meet(ctx); err != nil {
+		_ = p.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// process is what a rank that is a process has beside its Shm: its socket,
+// the connections that watch the others, the mappings.
+type process struct {
+	cfg     Config
+	shm     *Shm
+	end     *Endpoint
+	addrs   []string
+	token   transport.Token
+	star    *star
+	slabs   *slabSpace
+	segment *mem.Slab // the hub's own
+	mapped  []byte    // a spoke's mapping of it
+
+	joined   chan int     // hub: ranks as they connect
+	incoming []chan *pipe // pipes that peers have opened to this rank
+}
+
+// meet gets the control segment: the hub makes it and hands it to everybody.
+func (p *process) meet(ctx context.Context) error {
+	n := len(p.cfg.Members)
+	size := segmentSize(n, true)
+	if p.cfg.Rank == 0 {
+		var err error
+		if p.segment, err = mem.NewSlab(size); err != nil {
+			return fmt.Errorf("dist: control segment: %w", err)
+		}
+		p.shm.seg = newSegment(p.segment.Bytes(), n)
+		p.end.attach(p.serve)
+		return p.awaitSpokes(ctx)
+	}
+	conn, err := p.dial(ctx, 0, forControl, 0)
+	if err != nil {
+		return err
+	}
+	err = conn.Do(ctx, func() error { return p.takeSegment(conn, size) })
+	if err == nil {
+		p.shm.seg, err = openSegment(p.mapped, n)
+	}
+	if err == nil {
+		err = p.star.join(0, conn)
+	}
+	if err != nil {
+		conn.Close()
+		return fmt.Errorf("dist: join group %q at %v: %w", p.cfg.Group, p.cfg.Members[0], err)
+	}
+	p.end.attach(p.serve)
+	return nil
+}
+
+func (p *process) takeSegment(conn *transport.Conn, size int) error {
+	kind, payload, err := conn.ReadFrame(nil, maxControl)
+	if err != nil {
+		return err
+	}
+	if kind != frameSegment {
+		return fmt.Errorf("%s", payload)
+	}
+	fd, err := conn.RecvFD()
+	if err != nil {
+		return err
+	}
+	defer closeFD(fd)
+	if err := checkSize(fd, size); err != nil {
+		return err
+	}
+	p.mapped, err = mem.MapSlab(fd, size)
+	return err
+}
+
+// awaitSpokes waits until all ranks have connected.
+func (p *process) awaitSpokes(ctx context.Context) error {
+	missing := map[int]bool{}
+	for r := 1; r < len(p.cfg.Members); r++ {
+		missing[r] = true
+	}
+	for len(missing) > 0 {
+		select {
+		case r := <-p.joined:
+			delete(missing, r)
+		case <-ctx.Done():
+			e := &backend.TimeoutError{Group: p.cfg.Group, Op: "init", Cause: context.Cause(ctx)}
+			for r, m := range p.cfg.Members {
+				if missing[r] {
+					e.Missing = append(e.Missing, m)
+				}
+			}
+			return e
+		}
+	}
+	return nil
+}
+
+// dial connects to a peer's socket and says what for.
+func (p *process) dial(ctx context.Context, peer int, why purpose, number uint64) (*transport.Conn, error) {
+	conn, err := transport.Dial(ctx, p.addrs[peer], Proto, p.token)
+	if err == nil {
+		h := hello{purpose: why, rank: p.cfg.Rank, number: number, group: p.cfg.Group}
+		if err = conn.WriteFrame(frameHello, h.encode()); err != nil {
+			conn.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dist: group %q: connect to %v: %w", p.cfg.Group, p.cfg.Members[peer], err)
+	}
+	return conn, nil
+}
+
+// serve answers one connection to this rank's socket and reports whether it
+// is kept.
+func (p *process) serve(conn *transport.Conn) (keep bool) {
+	h, err := takeHello(conn, p.cfg.Group, len(p.cfg.Members))
+	if err != nil {
+		return false
+	}
+	switch h.purpose {
+	case forControl:
+		keep, err = p.admit(conn, h.rank)
+	case forSlab:
+		err = p.giveSlab(conn, h.number)
+	case forPipe:
+		err = p.takePipe(conn, h.rank)
+	default:
+		err = fmt.Errorf("nothing is known of purpose %d", h.purpose)
+	}
+	if err != nil {
+		_ = conn.WriteFrame(frameRefused, []byte(err.Error()))
+	}
+	return keep
+}
+
+// admit gives a spoke the control segment and keeps its connection.
+func (p *process) admit(conn *transport.Conn, rank int) (bool, error) {
+	if p.cfg.Rank != 0 || rank == 0 {
+		return false, fmt.Errorf("rank %d cannot join at rank %d", rank, p.cfg.Rank)
+	}
+	if err := conn.SendFD(frameSegment, p.segment.FD); err != nil {
+		return false, nil // the spoke sees it
+	}
+	_ = conn.SetDeadline(time.Time{})
+	if err := p.star.join(rank, conn); err != nil {
+		return false, err
+	}
+	p.joined <- rank
+	return true, nil
+}
+
+func (p *process) giveSlab(conn *transport.Conn, id uint64) error {
+	fd, size, err := p.slabs.slab(id)
+	if err != nil {
+		return err
+	}
+	return conn.SendFD(frameSlab, fd, binary.LittleEndian.AppendUint64(nil, uint64(size)))
+}
+
+// fetch asks a peer for one of its slabs.
+func (p *process) fetch(ctx context.Context, peer int, id uint64) (fd, size int, err error) {
+	conn, err := p.dial(ctx, peer, forSlab, id)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close()
+	err = conn.Do(ctx, func() error {
+		kind, payload, err := conn.ReadFrame(nil, maxControl)
+		if err != nil {
+			return err
+		}
+		if kind != frameSlab || len(payload) != 8 {
+			return fmt.Errorf("%v refused: %s", p.cfg.Members[peer], payload)
+		}
+		size = int(binary.LittleEndian.Uint64(payload))
+		fd, err = conn.RecvFD()
+		return err
+	})
+	return fd, size, err
+}
+
+// openPipe makes the pipe to a peer and hands it over, or waits for the one
+// from a peer.
+func (p *process) openPipe(ctx context.Context, c *backend.Call, key pipeKey) (*pipe, error) {
+	if !key.outgoing {
+		return p.awaitPipe(ctx, c, key.peer)
+	}
+	slab, err := mem.NewSlab(int(unsafe.Sizeof(pipeBlock{})))
+	if err != nil {
+		return nil, fmt.Errorf("dist: message pipe to %v: %w", p.cfg.Members[key.peer], err)
+	}
+	if err := p.handOver(ctx, slab, key.peer); err != nil {
+		_ = slab.Close()
+		return nil, err
+	}
+	return &pipe{block: (*pipeBlock)(slab.Pointer()), close: slab.Close}, nil
+}
+
+func (p *process) handOver(ctx context.Context, slab *mem.Slab, peer int) error {
+	conn, err := p.dial(ctx, peer, forPipe, 0)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return conn.Do(ctx, func() error {
+		if err := conn.SendFD(framePipe, slab.FD); err != nil {
+			return err
+		}
+		kind, payload, err := conn.ReadFrame(nil, maxControl)
+		if err == nil && kind != frameDone {
+			err = fmt.Errorf("dist: message pipe: %v refused: %s", p.cfg.Members[peer], payload)
+		}
+		return err
+	})
+}
+
+// takePipe takes a pipe that a peer has made.
+func (p *process) takePipe(conn *transport.Conn, peer int) error {
+	kind, _, err := conn.ReadFrame(nil, 0)
+	if err != nil || kind != framePipe {
+		return errors.New("no pipe came")
+	}
+	fd, err := conn.RecvFD()
+	if err != nil {
+		return err
+	}
+	defer closeFD(fd)
+	size := int(unsafe.Sizeof(pipeBlock{}))
+	if err := checkSize(fd, size); err != nil {
+		return err
+	}
+	data, err := mem.MapSlab(fd, size)
+	if err != nil {
+		return err
+	}
+	in := &pipe{block: (*pipeBlock)(unsafe.Pointer(unsafe.SliceData(data))), close: func() error { return mem.Unmap(data) }}
+	select {
+	case p.incoming[peer] <- in:
+		return conn.WriteFrame(frameDone)
+	default:
+		_ = in.close()
+		return fmt.Errorf("rank %d has opened a pipe before", peer)
+	}
+}
+
+// awaitPipe waits for a peer's first message.
+func (p *process) awaitPipe(ctx context.Context, c *backend.Call, peer int) (*pipe, error) {
+	start := time.Now()
+	tick := time.NewTicker(futexNap)
+	defer tick.Stop()
+	for {
+		select {
+		case in := <-p.incoming[peer]:
+			return in, nil
+		default:
+		}
+		if err := p.shm.trouble(ctx, c, peer, start); err != nil {
+			select {
+			case in := <-p.incoming[peer]: // it came before the trouble
+				return in, nil
+			default:
+				return nil, err
+			}
+		}
+		select {
+		case in := <-p.incoming[peer]:
+			return in, nil
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+}
+
+// close gives everything back. No call runs any more.
+func (p *process) close() error {
+	p.star.close()
+	err := p.end.Close()
+	errs := []error{err, p.shm.pipes.closeAll(), p.slabs.close()}
+	for _, ch := range p.incoming {
+		select {
+		case in := <-ch:
+			errs = append(errs, in.close())
+		default:
+		}
+	}
+	p.shm.detach()
+	if p.segment != nil {
+		errs = append(errs, p.segment.Close())
+	}
+	if p.mapped != nil {
+		errs = append(errs, mem.Unmap(p.mapped))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// Ring is a rank of a group whose ranks talk over TCP: collectives run round
+// a ring of connections, messages have a connection for each pair and
+// direction, opened on first use.
+type Ring struct {
+	cfg   Config
+	n     int
+	end   *Endpoint
+	addrs []string
+	token transport.Token
+	star  *star
+
+	next, prev *transport.Conn // of the ring
+	cameRing   chan *transport.Conn
+
+	mu       sync.Mutex
+	conns    map[*transport.Conn]struct{} // all that a fault must cut
+	outgoing map[int]*transport.Conn      // messages
+	incoming map[int]*transport.Conn
+	waiting  map[int]chan *transport.Conn // incoming ones not yet taken
+	left     map[int]bool                 // ranks that have closed the group
+	fault    *ringFault
+	news     chan struct{} // closed and replaced when left or fault changes
+
+	failed atomic.Pointer[failure]
+	closed atomic.Bool
+	in     []byte // scratch: a piece to be reduced
+	all    []byte // scratch: small data of all ranks
+}
+
+type ringFault struct {
+	rank int
+	kind uint32
+	text string
+}
+
+// OpenRing forms a group over TCP. end is this rank's port and addrs are all
+// ranks'. The group owns the endpoint from now on, error or not.
+func OpenRing(ctx context.Context, cfg Config, end *Endpoint, addrs []string, token transport.Token) (*Ring, error) {
+	n := len(cfg.Members)
+	r := &Ring{cfg: cfg, n: n, end: end, addrs: addrs, token: token,
+		cameRing: make(chan *transport.Conn, 1),
+		conns:    map[*transport.Conn]struct{}{}, outgoing: map[int]*transport.Conn{}, incoming: map[int]*transport.Conn{},
+		waiting: map[int]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
+	r.star = newStar(cfg.Rank, n, r.heard, r.hasLeft)
+	end.attach(r.serve)
+	if err := r.meet(ctx); err != nil {
+		_ = r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// meet opens the connections of the ring and of the star.
+func (r *Ring) meet(ctx context.Context) error {
+	if r.cfg.Rank != 0 {
+		hub, err := r.dial(ctx, 0, forControl)
+		if err != nil {
+			return err
+		}
+		if err := r.star.join(0, hub); err != nil {
+			hub.Close()
+			return err
+		}
+	}
+	next := (r.cfg.Rank + 1) % r.n
+	conn, err := r.dial(ctx, next, forRing)
+	if err != nil {
+		return err
+	}
+	if r.next = conn; !r.keep(conn) {
+		return r.explain(nil, next, backend.ErrClosed)
+	}
+	prev := (r.cfg.Rank + r.n - 1) % r.n
+	for {
+		r.mu.Lock()
+		fault, news := r.fault, r.news
+		r.mu.Unlock()
+		if fault != nil {
+			return r.cfg.faultError(nil, fault.rank, fault.kind, fault.text)
+		}
+		select {
+		case r.prev = <-r.cameRing:
+			return nil
+		case <-news:
+		case <-ctx.Done():
+			return &backend.TimeoutError{Group: r.cfg.Group, Op: "init", Missing: []backend.Member{r.cfg.Members[prev]}, Cause: context.Cause(ctx)}
+		}
+	}
+}
+
+func (r *Ring) dial(ctx context.Context, peer int, why purpose) (*transport.Conn, error) {
+	conn, err := transport.Dial(ctx, r.addrs[peer], Proto, r.token)
+	if err == nil {
+		h := hello{purpose: why, rank: r.cfg.Rank, group: r.cfg.Group}
+		if err = conn.WriteFrame(frameHello, h.encode()); err != nil {
+			conn.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dist: group %q: connect to %v: %w", r.cfg.Group, r.cfg.Members[peer], err)
+	}
+	return conn, nil
+}
+
+// keep adds a connection to those that end with the group; false if it has ended.
+func (r *Ring) keep(c *transport.Conn) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed.Load() || r.fault != nil {
+		c.Close()
+		return false
+	}
+	r.conns[c] = struct{}{}
+	return true
+}
+
+// serve takes a connection from another rank.
+func (r *Ring) serve(conn *transport.Conn) bool {
+	h, err := takeHello(conn, r.cfg.Group, r.n)
+	if err != nil || h.rank == r.cfg.Rank {
+		return false
+	}
+	_ = conn.SetDeadline(time.Time{})
+	switch h.purpose {
+	case forControl:
+		if r.cfg.Rank != 0 || r.star.join(h.rank, conn) != nil {
+			return false
+		}
+		return true
+	case forRing:
+		if (h.rank+1)%r.n != r.cfg.Rank || !r.keep(conn) {
+			return false
+		}
+		select {
+		case r.cameRing <- conn:
+			return true
+		default:
+			return false
+		}
+	case forMessages:
+		if !r.keep(conn) {
+			return false
+		}
+		select {
+		case r.waitingFor(h.rank) <- conn:
+			return true
+		default:
+			return false
+		}
+	}
+	return false
+}
+
+// waitingFor returns where the connection for a peer's messages is handed over.
+func (r *Ring) waitingFor(peer int) chan *transport.Conn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ch := r.waiting[peer]
+	if ch == nil {
+		ch = make(chan *transport.Conn, 1)
+		r.waiting[peer] = ch
+	}
+	return ch
+}
+
+// heard takes the news of a fault: every wait ends.
+func (r *Ring) heard(rank int, kind uint32, text string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fault != nil {
+		return
+	}
+	r.fault = &ringFault{rank, kind, text}
+	for c := range r.conns {
+		c.Close()
+	}
+	close(r.news)
+	r.news = make(chan struct{})
+}
+
+// hasLeft takes a rank's leave.
+func (r *Ring) hasLeft(rank int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.left[rank] = true
+	close(r.news)
+	r.news = make(chan struct{})
+}
+
+// Died tells the group that a rank's process has ended.
+func (r *Ring) Died(rank int) {
+	if rank >= 0 && rank < r.n && rank != r.cfg.Rank {
+		r.heard(rank, kindDied, "")
+		r.star.spread(rank, kindDied, "")
+	}
+}
+
+// newsPatience is how long a cut connection waits for the star to say why.
+const newsPatience = 500 * time.Millisecond
+
+// explain returns the error of a call whose connection with peer has ended
+// with err: what the star says of it, or that the peer has died.
+func (r *Ring) explain(c *backend.Call, peer int, err error) error {
+	timer := time.NewTimer(newsPatience)
+	defer timer.Stop()
+	for {
+		r.mu.Lock()
+		fault, left, news := r.fault, r.left[peer], r.news
+		r.mu.Unlock()
+		switch {
+		case fault != nil:
+			return r.cfg.faultError(c, fault.rank, fault.kind, fault.text)
+		case left:
+			return r.cfg.faultError(c, peer, kindLeft, "")
+		}
+		select {
+		case <-news:
+		case <-timer.C:
+			return r.cfg.faultError(c, peer, kindFailed, "lost the connection: "+err.Error())
+		}
+	}
+}
+
+// usable returns an error if no call can be made any more.
+func (r *Ring) usable(c *backend.Call) error {
+	if r.closed.Load() {
+		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, r.cfg.Group, backend.ErrClosed)
+	}
+	if f := r.failed.Load(); f != nil {
+		return again(f.err, c)
+	}
+	r.mu.Lock()
+	fault := r.fault
+	r.mu.Unlock()
+	if fault != nil {
+		return r.fail(r.cfg.faultError(c, fault.rank, fault.kind, fault.text))
+	}
+	return nil
+}
+
+// fail makes err the end of the group, here and for the others.
+func (r *Ring) fail(err error) error {
+	r.failed.CompareAndSwap(nil, &failure{err})
+	rank, kind, text := r.cfg.faultOf(err)
+	r.mu.Lock()
+	known := r.fault != nil
+	r.mu.Unlock()
+	if !known {
+		// Others first: when the connections are cut they look for the reason.
+		r.star.spread(rank, kind, text)
+		r.heard(rank, kind, text)
+	}
+	return err
+}
+
+// Fail implements [backend.Backend].
+func (r *Ring) Fail(err error) { _ = r.fail(err) }
+
+// Close implements [backend.Backend].
+func (r *Ring) Close() error {
+	if r.closed.Swap(true) {
+		return nil
+	}
+	r.star.close()
+	err := r.end.Close()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for c := range r.conns {
+		c.Close()
+	}
+	clear(r.conns)
+	return err
+}
+
+// errLate marks the error of a wait that the context or the limit has ended.
+var errLate = errors.New("out of time")
+
+// bound gives connections until the end of ctx or the group's limit, and
+// returns what takes that back.
+func (r *Ring) bound(ctx context.Context, conns ...*transport.Conn) (release func()) {
+	until := time.Now().Add(r.cfg.Timeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(until) {
+		until = d
+	}
+	for _, c := range conns {
+		_ = c.SetDeadline(until)
+	}
+	if ctx.Done() == nil {
+		return func() {}
+	}
+	stop := context.AfterFunc(ctx, func() {
+		for _, c := range conns {
+			_ = c.SetDeadline(time.Unix(1, 0))
+		}
+	})
+	return func() { stop() }
+}
+
+// broken returns the error of a call from that of a connection.
+func (r *Ring) broken(ctx context.Context, c *backend.Call, peer int, missing int, err error) error {
+	if !errors.Is(err, errLate) {
+		return r.explain(c, peer, err)
+	}
+	cause := context.Cause(ctx)
+	if cause == nil {
+		cause = fmt.Errorf("the group's limit of %v: %w", r.cfg.Timeout, context.DeadlineExceeded)
+	}
+	return &backend.TimeoutError{Group: r.cfg.Group, Op: c.Op.String(), Seq: c.Seq,
+		Missing: []backend.Member{r.cfg.Members[missing]}, Cause: cause}
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// star watches the ranks of a group and spreads the news of a fault. Every
+// rank (a spoke) holds one connection to rank 0 (the hub); it carries nothing
+// while all is well. When a process ends, however it ends, the system closes
+// its connection, and the hub tells the others; when the hub ends, every
+// spoke sees it. A rank that leaves in good order says so first. Once the hub
+// has left, nobody watches the others any more.
+type star struct {
+	rank, numRanks int
+	// heard is called for a fault of another rank, left for one that has left.
+	heard func(rank int, kind uint32, text string)
+	left  func(rank int)
+
+	mu      sync.Mutex
+	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
+	closing bool
+	readers sync.WaitGroup
+}
+
+func newStar(rank, numRanks int, heard func(rank int, kind uint32, text string), left func(rank int)) *star {
+	return &star{rank: rank, numRanks: numRanks, heard: heard, left: left, conns: map[int]*transport.Conn{}}
+}
+
+// join adds the connection to a rank and watches it.
+func (s *star) join(rank int, c *transport.Conn) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing {
+		return fmt.Errorf("rank %d has left the group", s.rank)
+	}
+	if s.conns[rank] != nil {
+		return fmt.Errorf("rank %d has joined before", rank)
+	}
+	s.conns[rank] = c
+	s.readers.Add(1)
+	go s.watch(rank, c)
+	return nil
+}
+
+// watch reads the news from one connection until it ends.
+func (s *star) watch(rank int, c *transport.Conn) {
+	defer s.readers.Done()
+	buf := make([]byte, maxControl)
+	for {
+		kind, payload, err := c.ReadFrame(buf, maxControl)
+		if err != nil {
+			if s.drop(rank) {
+				s.news(rank, rank, kindDied, "")
+			}
+			return
+		}
+		switch kind {
+		case frameBye:
+			s.drop(rank)
+			s.gone(rank)
+			return
+		case frameFault, frameLeft:
+			about, what, text, err := parseFault(payload, s.numRanks)
+			if err != nil {
+				s.drop(rank)
+				s.news(rank, rank, kindFailed, "broke the protocol: "+err.Error())
+				return
+			}
+			if kind == frameLeft {
+				s.left(about)
+				continue
+			}
+			s.news(rank, about, what, text)
+		}
+	}
+}
+
+// drop closes a connection and reports whether its end is news: not when this
+// rank is leaving.
+func (s *star) drop(rank int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.conns[rank]; c != nil {
+		c.Close()
+		delete(s.conns, rank)
+	}
+	return !s.closing
+}
+
+// news takes a fault that came from a rank.
+func (s *star) news(from, about int, kind uint32, text string) {
+	s.heard(about, kind, text)
+	s.tell(from, frameFault, encodeFault(about, kind, text))
+}
+
+// gone takes a rank's leave.
+func (s *star) gone(rank int) {
+	s.left(rank)
+	s.tell(rank, frameLeft, encodeFault(rank, kindLeft, ""))
+}
+
+// spread tells all others of a fault that this rank has found.
+func (s *star) spread(about int, kind uint32, text string) {
+	s.tell(s.rank, frameFault, encodeFault(about, kind, text))
+}
+
+// tell passes news on: from the hub to all spokes but the one it came from,
+// from a spoke to the hub, if it is the spoke's own.
+func (s *star) tell(from int, kind byte, payload []byte) {
+	if s.rank != 0 && from != s.rank {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r, c := range s.conns {
+		if r != from {
+			// A connection that cannot be written has a reader that finds out.
+			_ = c.WriteFrame(kind, payload)
+		}
+	}
+}
+
+// close takes leave of all and waits for the watchers.
+func (s *star) close() {
+	s.mu.Lock()
+	s.closing = true
+	for r, c := range s.conns {
+		_ = c.WriteFrame(frameBye)
+		c.Close()
+		delete(s.conns, r)
+	}
+	s.mu.Unlock()
+	s.readers.Wait()
+}

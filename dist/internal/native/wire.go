@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+)
+
+// Proto is the name under which collectives share a port.
+const Proto = "coll"
+
+// Kinds of frames. Their numbers travel between ranks: add at the end only.
+const (
+	frameHello   byte = iota + 1 // first on every connection: what it is for
+	frameSegment                 // hub to spoke: the control segment's descriptor and size
+	frameSlab                    // reply to a request for a slab: its descriptor and size
+	frameRefused                 // reply: why not
+	framePipe                    // a message pipe's descriptor
+	frameDone                    // reply: taken
+	frameFault                   // a rank is at fault
+	frameBye                     // the sender leaves the group
+	frameLeft                    // hub to spoke: another rank has left
+	frameData                    // a piece of a collective or a message
+)
+
+// purpose is what a connection is for.
+type purpose uint8
+
+const (
+	forControl purpose = iota + 1
+	forSlab            // the slab with the number that the hello carries
+	forPipe
+	forRing
+	forMessages
+)
+
+const (
+	maxGroupName = 256
+	maxHello     = 64 + maxGroupName
+	maxControl   = 64 + maxFaultText
+)
+
+// hello opens a connection between ranks.
+type hello struct {
+	purpose purpose
+	rank    int    // of the sender
+	number  uint64 // of a slab
+	group   string
+}
+
+func (h *hello) encode() []byte {
+	b := make([]byte, 0, maxHello)
+	b = append(b, byte(h.purpose))
+	b = binary.LittleEndian.AppendUint32(b, uint32(h.rank))
+	b = binary.LittleEndian.AppendUint64(b, h.number)
+	return append(b, h.group...)
+}
+
+// parseHello reads a hello to a group of numRanks ranks.
+func parseHello(b []byte, group string, numRanks int) (hello, error) {
+	if len(b) < 13 || len(b) > maxHello {
+		return hello{}, fmt.Errorf("hello of %d bytes", len(b))
+	}
+	h := hello{
+		purpose: purpose(b[0]),
+		rank:    int(binary.LittleEndian.Uint32(b[1:])),
+		number:  binary.LittleEndian.Uint64(b[5:]),
+		group:   string(b[13:]),
+	}
+	if h.group != group {
+		return hello{}, fmt.Errorf("hello to group %q, this is group %q", h.group, group)
+	}
+	if h.rank >= numRanks {
+		return hello{}, fmt.Errorf("hello from rank %d of a group of %d", h.rank, numRanks)
+	}
+	return h, nil
+}
+
+// encodeFault makes the payload of frameFault and frameLeft.
+func encodeFault(rank int, kind uint32, text string) []byte {
+	b := make([]byte, 0, 8+len(text))
+	b = binary.LittleEndian.AppendUint32(b, uint32(rank))
+	b = binary.LittleEndian.AppendUint32(b, kind)
+	return append(b, text[:min(len(text), maxFaultText)]...)
+}
+
+func parseFault(b []byte, numRanks int) (rank int, kind uint32, text string, err error) {
+	if len(b) < 8 || len(b) > 8+maxFaultText {
+		return 0, 0, "", fmt.Errorf("fault of %d bytes", len(b))
+	}
+	r := binary.LittleEndian.Uint32(b)
+	kind = binary.LittleEndian.Uint32(b[4:])
+	if uint64(r) >= uint64(numRanks) || kind < kindDied || kind > kindMismatch {
+		return 0, 0, "", fmt.Errorf("fault of kind %d about rank %d of %d", kind, r, numRanks)
+	}
+	return int(r), kind, string(b[8:]), nil
+}
+
+// callSize is the length of an encoded call, which begins every data frame.
+const callSize = 24
+
+// appendCall encodes what ranks must agree on.
+func appendCall(b []byte, c *backend.Call) []byte {
+	b = append(b, byte(c.Op), byte(c.Reduce), byte(c.DType), 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(c.Root))
+	b = binary.LittleEndian.AppendUint64(b, uint64(c.Count))
+	return binary.LittleEndian.AppendUint64(b, c.Seq)
+}
+
+func parseCall(b []byte) (backend.Call, error) {
+	if len(b) != callSize {
+		return backend.Call{}, fmt.Errorf("call of %d bytes, want %d", len(b), callSize)
+	}
+	count := binary.LittleEndian.Uint64(b[8:])
+	if count > math.MaxInt {
+		return backend.Call{}, errors.New("call with a negative number of elements")
+	}
+	return backend.Call{
+		Op: backend.Op(b[0]), Reduce: backend.ReduceOp(b[1]), DType: backend.DType(b[2]),
+		Root: int(binary.LittleEndian.Uint32(b[4:])), Count: int(count), Seq: binary.LittleEndian.Uint64(b[16:]),
+	}, nil
+}
+
+// encodeMismatch makes the text of a fault of kindMismatch.
+func encodeMismatch(e *backend.MismatchError) string {
+	b := make([]byte, 0, 2*(4+callSize))
+	for _, rc := range []*backend.RankCall{&e.Here, &e.There} {
+		b = binary.LittleEndian.AppendUint32(b, uint32(rc.Rank))
+		b = appendCall(b, &rc.Call)
+	}
+	return string(b)
+}
+
+// parseMismatch reads what encodeMismatch wrote.
+func parseMismatch(text, group string, numRanks int) (*backend.MismatchError, error) {
+	if len(text) != 2*(4+callSize) {
+		return nil, fmt.Errorf("mismatch of %d bytes", len(text))
+	}
+	e := &backend.MismatchError{Group: group}
+	for i, rc := range []*backend.RankCall{&e.Here, &e.There} {
+		b := []byte(text[i*(4+callSize):][:4+callSize])
+		rc.Rank = int(binary.LittleEndian.Uint32(b))
+		var err error
+		if rc.Call, err = parseCall(b[4:]); err != nil {
+			return nil, err
+		}
+		if rc.Rank >= numRanks {
+			return nil, fmt.Errorf("mismatch of rank %d of %d", rc.Rank, numRanks)
+		}
+	}
+	e.Seq = e.Here.Call.Seq
+	return e, nil
+}
