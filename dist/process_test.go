@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// rankMain is the variable that makes the test binary a rank: it names the
+// function of rankMains to run.
+const rankMain = "DIST_TEST_RANK_MAIN"
+
+var rankMains = map[string]func(ctx context.Context, g *Group) error{
+	"oracle":   collectivesAgainstOracle,
+	"messages": messagesRoundTheRing,
+	"slabs":    slabsAgainstOracle,
+	"wait":     waitForever,
+	"measure":  measure,
+}
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(rankMain); name != "" {
+		if err := runAsRank(rankMains[name]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func runAsRank(main func(context.Context, *Group) error) error {
+	ctx := context.Background()
+	g, err := Init(ctx)
+	if err != nil {
+		return err
+	}
+	if err := main(ctx, g); err != nil {
+		return err
+	}
+	return g.Close()
+}
+
+// rankProcess is a started rank.
+type rankProcess struct {
+	cmd    *exec.Cmd
+	mu     sync.Mutex
+	out    bytes.Buffer
+	line   chan struct{} // closed at the first line of output
+	waited chan struct{}
+	err    error
+}
+
+func (p *rankProcess) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.out.Len() == 0 && len(b) > 0 {
+		close(p.line)
+	}
+	return p.out.Write(b)
+}
+
+func (p *rankProcess) output() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.String()
+}
+
+// startRanks starts n processes of this test binary that run a function of
+// rankMains, each under the environment that a launcher would give it.
+func startRanks(t testing.TB, n int, name string, env ...string) []*rankProcess {
+	t.Helper()
+	host, port, err := net.SplitHostPort(freeAddr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	token := transport.NewToken().Text()
+	ps := make([]*rankProcess, n)
+	for r := range ps {
+		p := &rankProcess{cmd: exec.CommandContext(t.Context(), os.Args[0]), line: make(chan struct{}), waited: make(chan struct{})}
+		p.cmd.Env = append(os.Environ(), rankMain+"="+name, envvar.Token.Assign(token),
+			envvar.Rank.Assign(strconv.Itoa(r)), envvar.WorldSize.Assign(strconv.Itoa(n)),
+			envvar.MasterAddr.Assign(host), envvar.MasterPort.Assign(port))
+		p.cmd.Env = append(p.cmd.Env, env...)
+		p.cmd.Stdout, p.cmd.Stderr = p, p
+		if err := p.cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			p.err = p.cmd.Wait()
+			close(p.waited)
+		}()
+		t.Cleanup(func() {
+			_ = p.cmd.Process.Kill()
+			<-p.waited
+		})
+		ps[r] = p
+	}
+	return ps
+}
+
+// await waits until a rank has ended and returns how.
+func (p *rankProcess) await(t testing.TB, limit time.Duration) error {
+	t.Helper()
+	select {
+	case <-p.waited:
+		return p.err
+	case <-time.After(limit):
+		t.Fatalf("a rank has not ended within %v; its output:\n%s", limit, p.output())
+		return nil
+	}
+}
+
+func TestProcesses(t *testing.T) {
+	for _, name := range []string{"oracle", "messages", "slabs"} {
+		for _, tc := range []struct {
+			n         int
+			transport string
+		}{{2, "shm"}, {3, "shm"}, {2, "tcp"}} {
+			t.Run(fmt.Sprintf("%s/%s/%d", name, tc.transport, tc.n), func(t *testing.T) {
+				for r, p := range startRanks(t, tc.n, name, envvar.Transport.Assign(tc.transport)) {
+					if err := p.await(t, time.Minute); err != nil {
+						t.Errorf("rank %d: %v\n%s", r, err, p.output())
+					}
+				}
+			})
+		}
+	}
+}
+
+// waitForever says that it is there and runs collectives until one fails; the
+// last rank stops taking part.
+func waitForever(ctx context.Context, g *Group) error {
+	x := filled(dtypes[0], 100_000, g.Rank())
+	for i := 0; ; i++ {
+		if i == 3 {
+			fmt.Println("ready")
+			if g.Rank() == g.Size()-1 {
+				select {}
+			}
+		}
+		if err := g.run(g.allReduce(ctx, x, Max)); err != nil {
+			return err
+		}
+	}
+}
+
+// TestKilledRank kills one of three ranks: the others end within a second and
+// name it. (That they know the signal is the agent's part, tested with it.)
+func TestKilledRank(t *testing.T) {
+	for _, kind := range []string{"shm", "tcp"} {
+		for _, victim := range []int{0, 2} {
+			t.Run(fmt.Sprintf("%s/rank%d", kind, victim), func(t *testing.T) {
+				ps := startRanks(t, 3, "wait", envvar.Transport.Assign(kind))
+				for _, p := range ps {
+					select {
+					case <-p.line:
+					case <-time.After(20 * time.Second):
+						t.Fatalf("no rank is ready: %s", p.output())
+					}
+				}
+				start := time.Now()
+				if err := ps[victim].cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				for r, p := range ps {
+					if r == victim || r == 2 {
+						continue // rank 2 does not wait for anybody
+					}
+					if err := p.await(t, 10*time.Second); err == nil {
+						t.Errorf("rank %d ended as if nothing had happened", r)
+					}
+					if took := time.Since(start); took > time.Second {
+						t.Errorf("rank %d took %v", r, took)
+					}
+					want := fmt.Sprintf("rank %d (host", victim)
+					if out := p.output(); !strings.Contains(out, want) || !strings.Contains(out, "died") {
+						t.Errorf("rank %d does not name rank %d as dead:\n%s", r, victim, out)
+					}
+				}
+			})
+		}
+	}
+}
