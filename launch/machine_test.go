@@ -184,14 +184,14 @@ func TestMachineScripts(t *testing.T) {
 
 // simWorker is how a simulated worker takes signals; a delay of -1 is never.
 type simWorker struct {
-	local           int
-	end             time.Duration // by itself
-	code            int
-	onTerm, onKill  time.Duration
-	onPeerFailure   time.Duration
-	ended, signaled bool
-	endAt           time.Time
-	endAs           exited
+	local          int
+	end            time.Duration // by itself
+	code           int
+	onTerm, onKill time.Duration
+	onPeerFailure  time.Duration
+	ended          bool
+	endAt          time.Time
+	endAs          exited
 }
 
 // TestMachineSimulated runs random histories: whatever the workers do, the job

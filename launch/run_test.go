@@ -125,6 +125,7 @@ func TestRunBurst(t *testing.T) {
 func TestRunFailure(t *testing.T) {
 	checkLeaks(t, func() {
 		cfg := self(t, 3, "exit:1=42")
+		cfg.FailGrace = 10 * time.Second // the others are to end by themselves
 		cfg.Stdout, cfg.Stderr = &output{}, &output{}
 		err := ended(t, Run(t.Context(), cfg))
 		if len(err.Failures) != 1 || ExitCode(err) != 1 {
@@ -230,6 +231,7 @@ func TestRunOrphans(t *testing.T) {
 	}
 	for _, kind := range kinds {
 		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
 			a := startAgent(t, Config{NumRanks: 2, Exclusive: true}, "parent:"+kind)
 			if code, _ := a.end(t); code != 0 {
 				t.Errorf("exit code %d\n%s", code, a.errs.String())

@@ -22,6 +22,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv("AGENTPIPE_TEST_WORKER") != "" {
 		worker()
 	}
+	// With the race detector, each process would linger for a second at its end.
+	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	os.Exit(m.Run())
 }
 
