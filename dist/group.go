@@ -5,10 +5,12 @@ package dist
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // Group is this rank's membership in a group of ranks.
@@ -82,6 +84,7 @@ type request struct {
 	ctx     context.Context
 	call    backend.Call
 	in, out backend.Data
+	tensors []*tensor.Tensor // that in and out are borrowed from
 }
 
 // start admits a call: it counts it as running and returns the lane it takes.
@@ -153,6 +156,7 @@ func (g *Group) do(r request) error {
 	l.busy = true
 	l.mu.Unlock()
 	err = g.perform(&r)
+	runtime.KeepAlive(r.tensors)
 	l.release()
 	return err
 }

@@ -120,7 +120,12 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 // Forward runs the model. In a training pass, the Backward that follows
 // averages the gradients.
 func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	if c.Tape().Recording() && d.sync {
+	if !c.Tape().Recording() {
+		return c.Call(d.model, x)
+	}
+	// The average is a sum of gradients that are small from the start.
+	c.Tape().ScaleGrads(1 / float64(d.group.Size()))
+	if d.sync {
 		d.launched = 0
 		for _, b := range d.buckets {
 			b.missing = len(b.params)
@@ -134,8 +139,9 @@ func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 func (d *DDP) Module() nn.Module { return d.model }
 
 // NoSync runs fn with averaging off: its backward passes add up gradients on
-// this rank alone, and the first one afterwards averages the sum. For
-// gradient accumulation over microbatches.
+// this rank alone, already divided by the number of ranks, and the first one
+// afterwards sums them over the ranks. For gradient accumulation over
+// microbatches.
 func (d *DDP) NoSync(fn func() error) error {
 	d.sync = false
 	defer func() { d.sync = true }()
@@ -156,7 +162,7 @@ func (d *DDP) gradReady(ctx context.Context, p *nn.Parameter) error {
 func (d *DDP) launch(ctx context.Context) error {
 	for d.launched < len(d.buckets) && d.buckets[d.launched].missing == 0 {
 		b := d.buckets[d.launched]
-		b.work = d.group.AllReduceAsync(ctx, b.flat, dist.Avg)
+		b.work = d.group.AllReduceAsync(ctx, b.flat, dist.Sum)
 		d.launched++
 	}
 	return nil
@@ -184,7 +190,6 @@ func (d *DDP) finish(ctx context.Context) error {
 			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
 				i, len(d.buckets), b.params[0].Name(), b.params[len(b.params)-1].Name(), err)
 		}
-		b.flat.MarkWritten()
 	}
 	return first
 }

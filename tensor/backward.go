@@ -90,7 +90,11 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 			fail(op, []*Tensor{t}, "wants a loss of one element")
 		}
 		seed = alloc(t.tape, t.Device(), t.dtype, t.shape, false)
-		seed.Device().Fill(seed.array(), 1)
+		start := 1.0
+		if op == "backward" {
+			start = t.tape.seed
+		}
+		seed.Device().Fill(seed.array(), start)
 	}
 	if !slices.Equal(seed.shape, t.shape) {
 		fail(op, []*Tensor{t, seed}, "the seed must have the shape of the value")

@@ -17,6 +17,7 @@ type Tape struct {
 	recording bool
 	scope     *scope
 	after     []func(context.Context) error
+	seed      float64 // the gradient of the loss with respect to itself
 }
 
 // node is one recorded operation.
@@ -51,7 +52,7 @@ type Leaf interface {
 // NewTape returns an empty tape. With recording false, nothing is recorded and
 // no gradient can be taken: only the memory of what is computed is owned.
 func NewTape(recording bool) *Tape {
-	tp := &Tape{nodes: make([]node, 1, 256), recording: recording, scope: &scope{}}
+	tp := &Tape{nodes: make([]node, 1, 256), recording: recording, scope: &scope{}, seed: 1}
 	// The last resort for a tape that nobody closed.
 	runtime.AddCleanup(tp, (*scope).release, tp.scope)
 	return tp
@@ -79,6 +80,11 @@ func (tp *Tape) Const(t *Tensor) *Tensor { return tp.Watch(t, nil) }
 // AfterBackward registers fn to run at the end of the next backward pass, when
 // every leaf has its gradient. Wrappers wait for their communication there.
 func (tp *Tape) AfterBackward(fn func(context.Context) error) { tp.after = append(tp.after, fn) }
+
+// ScaleGrads multiplies every gradient of the tape's backward passes by f, at
+// no cost: it is where they start from. Averaging over ranks divides so before
+// it sums.
+func (tp *Tape) ScaleGrads(f float64) { tp.seed *= f }
 
 // Close frees everything that was made under the tape and not kept. Using such
 // a value afterwards panics. Close may be called twice.

@@ -30,6 +30,8 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(
+		newTrainCommand(),
+		newGenerateCommand(),
 		newRunCommand(),
 		newEnvCommand(),
 		newTokenCommand(),

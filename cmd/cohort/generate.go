@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-ml/cohort/train"
+)
+
+func newGenerateCommand() *cobra.Command {
+	var from, prompt string
+	o := train.GenerateOptions{NumTokens: 200, Temperature: 0.8, TopK: 50, Seed: 1}
+	cmd := &cobra.Command{
+		Use:     "generate --from DIR",
+		Short:   "Go on from a prompt with a trained language model",
+		Example: "  cohort generate --from out/lm --prompt 'func main() {'",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.NumTokens < 0 || o.Temperature < 0 || o.TopK < 0 {
+				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must not be negative, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
+			}
+			model, tok, err := train.LoadLM(cmd.Context(), from)
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			if _, err := fmt.Fprint(out, prompt); err != nil {
+				return err
+			}
+			err = train.Generate(cmd.Context(), model, tok, prompt, o, func(piece []byte) error {
+				_, err := out.Write(piece)
+				return err
+			})
+			fmt.Fprintln(out)
+			return err
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&from, "from", "out/lm", "`directory` of a run, or of one checkpoint")
+	f.StringVar(&prompt, "prompt", "", "`text` to go on from")
+	f.IntVar(&o.NumTokens, "tokens", o.NumTokens, "tokens to write")
+	f.Float64Var(&o.Temperature, "temperature", o.Temperature, "0 takes the likeliest token always")
+	f.IntVar(&o.TopK, "top-k", o.TopK, "draw among so many likeliest tokens; 0 is all")
+	f.Int64Var(&o.Seed, "seed", o.Seed, "of the draws")
+	return cmd
+}
