@@ -23,8 +23,11 @@ import (
 func contents(step int) func(*Writer) error {
 	return func(w *Writer) error {
 		data := make([]byte, writeBytes+100_000) // two pieces
-		for i := range data {
+		for i := range 1009 {
 			data[i] = byte(i*step + i>>8)
+		}
+		for n := 1009; n < len(data); n *= 2 {
+			copy(data[n:], data[:n])
 		}
 		tensors := []safetensors.Tensor{
 			{Info: safetensors.Info{Name: "w", DType: safetensors.U8, Shape: []int{len(data)}}, Data: data},
