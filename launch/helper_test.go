@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(testRole); role != "" {
 		name, arg, _ := strings.Cut(role, ":")
 		// A worker that plays the agent again would start workers, and they too.
-		if starts := name == "agent" || name == "build"; starts && isRank() {
+		if starts := name == "agent" || name == "build"; starts && IsRank() {
 			fmt.Fprintf(os.Stderr, "a rank must not play %s\n", name)
 			os.Exit(4)
 		}

@@ -60,7 +60,7 @@ type SpawnOptions struct {
 // The errors are those of [Run].
 func Spawn(ctx context.Context, n int, opts SpawnOptions, main func(ctx context.Context) error) error {
 	call := spawnCalls.Add(1)
-	if isRank() {
+	if IsRank() {
 		mine, err := envvar.Spawn.IntOr(1, 1, math.MaxInt32)
 		if err != nil {
 			return &ConfigError{Field: "Env", Err: err}
@@ -96,8 +96,8 @@ func Exit(err error) {
 	os.Exit(ExitCode(err))
 }
 
-// isRank says whether a launcher has started this process as a rank.
-func isRank() bool {
+// IsRank says whether a launcher has started this process as a rank.
+func IsRank() bool {
 	return envvar.Rank.IsSet() && envvar.WorldSize.IsSet()
 }
 
