@@ -5,12 +5,13 @@ package store
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 )
 
-// BenchmarkClient measures calls over loopback TCP: one caller that waits for
-// each reply, and 16 on one connection.
+// BenchmarkClient measures calls over loopback TCP and unix sockets: one caller
+// that waits for each reply, and 16 for each processor on one connection.
 func BenchmarkClient(b *testing.B) {
 	value := make([]byte, 64)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -40,7 +41,7 @@ func BenchmarkClient(b *testing.B) {
 				}
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
 			})
-			b.Run(addr+"/"+op.name+"-16", func(b *testing.B) {
+			b.Run(addr+"/"+op.name+"/16 callers a processor", func(b *testing.B) {
 				c := serve(b, addr)
 				if err := c.Set(ctx, "k", value); err != nil {
 					b.Fatal(err)
@@ -59,4 +60,33 @@ func BenchmarkClient(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkClients measures get with 64 clients, one caller each.
+func BenchmarkClients(b *testing.B) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	h := newHost(b, "127.0.0.1:0")
+	if err := h.mem.Set(ctx, "k", make([]byte, 64)); err != nil {
+		b.Fatal(err)
+	}
+	const n = 64
+	clients := make([]*Client, n)
+	for i := range clients {
+		clients[i] = h.client(b)
+	}
+	b.ResetTimer()
+	var wg sync.WaitGroup
+	for i, c := range clients {
+		wg.Go(func() {
+			for range (b.N + i) / n {
+				if _, err := c.Get(ctx, "k"); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
 }

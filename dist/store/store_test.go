@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -311,7 +312,7 @@ func TestLostServerFailsAllCalls(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Fatal("the calls did not arrive")
 		}
-		time.Sleep(time.Millisecond)
+		runtime.Gosched()
 	}
 	h.srv.Close()
 	keys := map[string]bool{}

@@ -28,6 +28,7 @@ type Fault struct {
 	toRead   int64
 	readBy   deadline
 	writeBy  deadline
+	held     []byte // read during a stall
 	numRead  int64
 	numWrote int64
 }
@@ -46,10 +47,22 @@ func Inject(c *Conn) *Fault {
 // ECONNRESET, the peer finds the stream ended.
 func (f *Fault) Cut() {
 	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.cutLocked()
+}
+
+func (f *Fault) cutLocked() {
 	f.cut = true
 	f.cond.Broadcast()
-	f.mu.Unlock()
 	f.Conn.Close()
+}
+
+// write waits like Write and returns the connection below, for what is
+// written to it in another way.
+func (f *Fault) write() (net.Conn, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.Conn, f.pass(&f.writeBy)
 }
 
 // CutAfterWriting cuts the connection once n more bytes have been written,
@@ -107,36 +120,44 @@ func (f *Fault) pass(by *deadline) error {
 	}
 }
 
-// Read implements net.Conn. A stall that begins during a read takes effect
-// when the read's bytes have come: they are held back.
+// Read implements net.Conn. Bytes that come to a read already waiting when a
+// stall begins are held back.
 func (f *Fault) Read(p []byte) (int, error) {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if err := f.pass(&f.readBy); err != nil {
-		f.mu.Unlock()
 		return 0, err
 	}
-	if int64(len(p)) > f.toRead {
-		p = p[:f.toRead]
-	}
-	f.mu.Unlock()
 	if len(p) == 0 {
-		f.Cut()
-		return 0, syscall.ECONNRESET
+		return 0, nil
 	}
-	n, err := f.src.Read(p)
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.toRead != math.MaxInt64 {
-		f.toRead -= int64(n)
+	if len(f.held) == 0 {
+		if f.toRead == 0 {
+			f.cutLocked()
+			return 0, syscall.ECONNRESET
+		}
+		room := p[:min(int64(len(p)), f.toRead)]
+		f.mu.Unlock()
+		n, err := f.src.Read(room)
+		f.mu.Lock()
+		if f.toRead != math.MaxInt64 {
+			f.toRead -= int64(n)
+		}
+		f.numRead += int64(n)
+		if !f.stalled && !f.cut {
+			return n, err
+		}
+		f.held = append([]byte(nil), room[:n]...)
+		if stop := f.pass(&f.readBy); stop != nil {
+			return 0, stop
+		}
+		if n == 0 {
+			return 0, err
+		}
 	}
-	f.numRead += int64(n)
-	if f.cut {
-		return 0, syscall.ECONNRESET
-	}
-	for f.stalled && !f.cut && !f.closed {
-		f.cond.Wait()
-	}
-	return n, err
+	n := copy(p, f.held)
+	f.held = f.held[n:]
+	return n, nil
 }
 
 // Write implements net.Conn.

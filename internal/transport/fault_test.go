@@ -102,3 +102,30 @@ func TestStall(t *testing.T) {
 		}
 	})
 }
+
+// What comes to a read that was waiting when the stall began is not lost.
+func TestStallHoldsBackAWaitingRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		near, far := Pipe("test")
+		defer near.Close()
+		defer far.Close()
+		f := Inject(near)
+		near.SetReadDeadline(time.Now().Add(time.Second))
+		read := make(chan error)
+		go func() {
+			_, _, err := near.ReadHeader(10)
+			read <- err
+		}()
+		synctest.Wait()
+		f.Stall()
+		far.WriteFrame(1, []byte("held"))
+		if err := <-read; !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal(err)
+		}
+		near.SetReadDeadline(time.Time{})
+		f.Resume()
+		if _, p, err := near.ReadFrame(nil, 10); err != nil || string(p) != "held" {
+			t.Errorf("%q, %v", p, err)
+		}
+	})
+}

@@ -126,3 +126,25 @@ func TestBadDescriptor(t *testing.T) {
 		t.Error("a descriptor that is not open was sent")
 	}
 }
+
+func TestDescriptorsPassAFault(t *testing.T) {
+	near, far := connect(t, "unix:")
+	_, r := newPipeFile(t)
+	f := Inject(near)
+	Inject(far)
+	if err := near.SendFD(1, int(r.Fd()), []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := far.ReadFrame(nil, 10); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := far.RecvFD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	f.Cut()
+	if err := near.SendFD(1, int(r.Fd())); err == nil {
+		t.Error("a descriptor passed a cut connection")
+	}
+}

@@ -147,7 +147,14 @@ func (r *fdReader) close() {
 // SendFD writes a frame that carries a descriptor, of which the peer gets a
 // copy; fd stays the caller's. It is an error on anything but a unix connection.
 func (c *Conn) SendFD(kind byte, fd int, payloads ...[]byte) error {
-	uc, ok := c.nc.(*net.UnixConn)
+	nc := c.nc
+	if f, ok := nc.(*Fault); ok {
+		var err error
+		if nc, err = f.write(); err != nil {
+			return c.fail("send fd", err)
+		}
+	}
+	uc, ok := nc.(*net.UnixConn)
 	if !ok {
 		return c.fail("send fd", errors.New("descriptors travel only over unix sockets"))
 	}
