@@ -21,11 +21,10 @@
 // with ctx, and when ctx has no deadline after [DefaultTimeout]. An error is
 // an [*Error] that names the operation, the keys (those still missing, for a
 // wait that gave up) and the server's address. A call that failed because
-// the connection was lost or ctx ended may still have taken effect; Add and
-// CompareAndSet are therefore not repeated by the client. When the server is lost every pending
-// call fails at once with [ErrLost], and so does every later one. Values
-// passed in and returned are copies, or are shared with nobody who writes.
-// Nothing is kept on disk.
+// the connection was lost or ctx ended may still have taken effect, so the
+// client repeats nothing and does not connect again. When the server is lost
+// every pending call fails at once with [ErrLost], and so does every later
+// one. Values passed in and returned are copies. Nothing is kept on disk.
 package store
 
 import (

@@ -237,8 +237,9 @@ func (c *Conn) ReadFrame(buf []byte, limit int) (kind byte, payload []byte, err 
 }
 
 // Do calls f, whose reads and writes on c end with an error when ctx is done.
-// The error is then ctx's, wrapped. The connection has no deadline afterwards,
-// and after an error is fit only for Close.
+// The error is then ctx's, wrapped, the connection's deadlines are cleared,
+// and it is fit only for Close: a frame may have been left half done. It is
+// the whole connection that ctx bounds, not f's part of it alone.
 func (c *Conn) Do(ctx context.Context, f func() error) error {
 	if ctx.Done() == nil {
 		return f()

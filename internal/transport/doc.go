@@ -14,9 +14,13 @@
 //
 // "host:port" is TCP. "unix:@name" is a Linux abstract socket, which leaves
 // nothing in the file system, and "unix:/path" a socket file (where there are
-// no abstract sockets: in a directory of its own that Close removes). [Listen]
-// on "unix:" chooses a fresh one. Only unix connections carry descriptors
-// ([Conn.SendFD]).
+// no abstract sockets: in a directory of its own that Close removes, and a
+// kill leaves behind). [Listen] on "unix:" chooses a fresh one. Only unix
+// connections carry descriptors ([Conn.SendFD]).
+//
+// Peers need an address that they can reach, which is seldom the one that was
+// listened on: [ReachableHost] finds it from the route to the master, or from
+// COHORT_INTERFACE, and never asks what the host's name resolves to.
 //
 // # Handshake
 //
@@ -50,7 +54,9 @@
 // used again when it returns. Concurrency: any number of goroutines may write
 // frames, which never mix; one goroutine at a time may read. Close may be
 // called at any time and ends both with an error. The zero Conn and Port are
-// of no use. Errors that concern a connection are an [*Error].
+// of no use. Errors that concern a connection are an [*Error]. A peer whose
+// machine or network goes away without a word is found by TCP keep-alive after
+// 25 s; who needs to know sooner sets deadlines and sends something.
 package transport
 
 import (
