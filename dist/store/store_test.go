@@ -86,6 +86,31 @@ func TestSetGetDelete(t *testing.T) {
 	})
 }
 
+// A value does not change when the next request comes over the same connection.
+func TestValuesStayApart(t *testing.T) {
+	eachStore(t, func(t *testing.T, ctx context.Context, a, b Store) {
+		for _, size := range []int{1, 100, reuseLimit - 40, reuseLimit, 2 * reuseLimit} {
+			for i := range byte(8) {
+				v := bytes.Repeat([]byte{i}, size)
+				if err := a.Set(ctx, fmt.Sprint("set", i), v); err != nil {
+					t.Fatal(err)
+				}
+				a.Delete(ctx, fmt.Sprint("cas", i))
+				if _, swapped, err := a.CompareAndSet(ctx, fmt.Sprint("cas", i), nil, v); !swapped || err != nil {
+					t.Fatal(swapped, err)
+				}
+			}
+			for i := range byte(8) {
+				for _, name := range []string{"set", "cas"} {
+					if got, err := b.Get(ctx, fmt.Sprint(name, i)); err != nil || !bytes.Equal(got, bytes.Repeat([]byte{i}, size)) {
+						t.Errorf("%s%d of %d bytes has other bytes, %v", name, i, size, err)
+					}
+				}
+			}
+		}
+	})
+}
+
 func TestGetAndWaitWait(t *testing.T) {
 	eachStore(t, func(t *testing.T, ctx context.Context, a, b Store) {
 		var wg sync.WaitGroup
