@@ -19,10 +19,10 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// drainPatience is how long output may go on after the last process has gone:
-// what is in the pipes takes no time, only a reader of ours that is slow, or a
-// process that nobody could find and that holds a pipe open.
-const drainPatience = 5 * time.Second
+// drainPatience is how long the end of the output may take after the last
+// process has gone. It is there at once, unless a process that nobody could
+// find holds a pipe open.
+const drainPatience = time.Second
 
 // agent is the thin shell around the machine: it starts processes, turns what
 // happens into events and carries actions out. One goroutine runs it.
@@ -41,6 +41,7 @@ type agent struct {
 
 	startErr   error
 	unkillable []int
+	swept      int // processes that workers had left behind
 	over       bool
 }
 
@@ -128,7 +129,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			}
 		}
 	}
-	a.drain()
+	a.drain(sig)
 	return a.result(ctx)
 }
 
@@ -145,7 +146,9 @@ func (a *agent) do(e event) {
 		case deliver:
 			a.deliver(act.sig)
 		case sweep:
-			a.do(strays{a.orphans.signal(act.sig)})
+			n := a.orphans.signal(act.sig)
+			a.swept = max(a.swept, n)
+			a.do(strays{n})
 		case finish:
 			a.unkillable, a.over = act.unkillable, true
 		}
@@ -255,8 +258,7 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	if !pass {
 		w.tail = &tail{}
 		prefix := fmt.Appendf(nil, "[rank%d] ", i)
-		out := &relay{prefix: prefix, dst: stdout}
-		errs := &relay{prefix: prefix, dst: stderr, tail: w.tail}
+		out, errs := &relay{prefix: prefix, dst: stdout}, &relay{prefix: prefix, dst: stderr, tail: w.tail}
 		a.relays.Go(func() { out.run(w.files[0]) })
 		a.relays.Go(func() { errs.run(w.files[1]) })
 	}
@@ -285,23 +287,29 @@ func wait(i int, proc *os.Process) exited {
 	return exited{local: i, code: st.ExitCode()}
 }
 
-// drain waits for the relays to have copied everything.
-func (a *agent) drain() {
-	copied := make(chan struct{})
-	go func() { a.relays.Wait(); close(copied) }()
-	select {
-	case <-copied:
-	case <-time.After(drainPatience):
-		for _, w := range a.workers {
-			for _, f := range w.files {
-				f.Close()
-			}
-		}
-	}
+// drain waits until everything that was written has been copied. A slow reader
+// of our output may take its time; a signal ends the wait.
+func (a *agent) drain(sig *signals) {
 	for _, w := range a.workers {
 		if w.pipe != nil {
 			w.pipe.Close()
 		}
+		for _, f := range w.files {
+			_ = f.SetReadDeadline(time.Now().Add(drainPatience))
+		}
+	}
+	copied := make(chan struct{})
+	go func() { a.relays.Wait(); close(copied) }()
+	select {
+	case <-copied:
+	case <-sig.ch:
+		for _, w := range a.workers {
+			w.close()
+		}
+		return
+	}
+	if a.swept > 0 {
+		fmt.Fprintf(a.cfg.Stderr, "cohort: ended %d processes that the ranks had left running\n", a.swept)
 	}
 }
 

@@ -63,6 +63,7 @@ func init() {
 		"deaf":     roleDeaf,
 		"news":     roleNews,
 		"parent":   roleParent,
+		"daemons":  roleDaemons,
 		"tty":      roleTTY,
 		"panicker": func(string) int { panic("boom") },
 	}
@@ -169,6 +170,15 @@ func roleParent(arg string) int {
 	return 0
 }
 
+// roleDaemons starts many short processes and leaves them to whom they fall.
+func roleDaemons(string) int {
+	if err := exec.Command("/bin/sh", "-c", "for i in 1 2 3 4 5 6 7 8 9 10; do (sleep 0.01 &); done").Run(); err != nil {
+		say("%v", err)
+		return 3
+	}
+	return roleWait("")
+}
+
 // roleTTY says which of its streams are terminals, and how it ended.
 func roleTTY(string) int {
 	ch := make(chan os.Signal, 1)
@@ -264,17 +274,6 @@ func marked(mark string) (out []string) {
 		if err == nil && bytes.Contains(env, []byte(mark)) {
 			cmdline, _ := os.ReadFile(filepath.Dir(f) + "/cmdline")
 			out = append(out, filepath.Base(filepath.Dir(f))+" "+string(bytes.ReplaceAll(cmdline, []byte{0}, []byte{' '})))
-		}
-	}
-	return out
-}
-
-// guards lists the running guards of a job.
-func guards(job string) (out []string) {
-	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, f := range files {
-		if b, err := os.ReadFile(f); err == nil && bytes.HasPrefix(b, []byte("cohort-guard\x00")) && bytes.Contains(b, []byte(job)) {
-			out = append(out, filepath.Base(filepath.Dir(f)))
 		}
 	}
 	return out

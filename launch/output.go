@@ -4,9 +4,11 @@ package launch
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"sync"
+	"time"
 )
 
 const (
@@ -17,6 +19,10 @@ const (
 	// The end of a rank's stderr that a failure report shows.
 	tailLines = 20
 	tailBytes = 8 << 10
+	// After a stream's deadline: how long a read waits for what the pipe holds,
+	// and how much is taken from a stranger who goes on writing.
+	latePatience = 50 * time.Millisecond
+	lateBytes    = 2 << 20
 )
 
 // sink is a destination that several ranks write to, in whole lines. Once a
@@ -72,18 +78,36 @@ type relay struct {
 	out     []byte
 }
 
+// stream is what a relay reads: a pipe from a rank.
+type stream interface {
+	io.ReadCloser
+	SetReadDeadline(time.Time) error
+}
+
 // run copies until the end of r, and then closes it. Where the destination
 // cannot be written to any more (its reader has gone), r is closed at once, so
 // that the rank gets what it would have got without a relay: a broken pipe.
-func (c *relay) run(r io.ReadCloser) {
+//
+// A read deadline on r says that the rank has gone and that the end of the
+// stream, if nobody else holds the pipe open, is near. What the pipe still
+// holds is copied all the same, however long the destination takes.
+func (c *relay) run(r stream) {
 	defer r.Close()
 	buf := make([]byte, readSize)
+	late, left := false, lateBytes
 	for {
 		n, err := r.Read(buf)
 		if n > 0 {
+			late = false
 			c.take(buf[:n])
 			if !c.flush() {
 				return
+			}
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) && !late && left > 0 {
+			late, left = true, left-readSize
+			if r.SetReadDeadline(time.Now().Add(latePatience)) == nil {
+				continue
 			}
 		}
 		if err != nil {

@@ -47,7 +47,7 @@ func TestRelay(t *testing.T) {
 		for range 50 {
 			var out bytes.Buffer
 			c := &relay{prefix: []byte("> "), dst: &sink{w: &out}}
-			c.run(io.NopCloser(&pieces{tt.in, r}))
+			c.run(&spy{Reader: &pieces{tt.in, r}})
 			if out.String() != tt.want {
 				t.Fatalf("seed %d: relay of %q wrote %q, want %q", seed, tt.in, out.String(), tt.want)
 			}
@@ -58,7 +58,7 @@ func TestRelay(t *testing.T) {
 func TestRelayLongLine(t *testing.T) {
 	var out bytes.Buffer
 	c := &relay{prefix: []byte("> "), dst: &sink{w: &out}}
-	c.run(io.NopCloser(strings.NewReader(strings.Repeat("x", 3*maxLine) + "\n")))
+	c.run(&spy{Reader: strings.NewReader(strings.Repeat("x", 3*maxLine) + "\n")})
 	if n := strings.Count(out.String(), "x"); n != 3*maxLine {
 		t.Errorf("%d of %d bytes arrived", n, 3*maxLine)
 	}
@@ -69,12 +69,14 @@ func TestRelayLongLine(t *testing.T) {
 	}
 }
 
-type closeSpy struct {
+// spy is a stream without deadlines.
+type spy struct {
 	io.Reader
 	closed bool
 }
 
-func (c *closeSpy) Close() error { c.closed = true; return nil }
+func (c *spy) Close() error                    { c.closed = true; return nil }
+func (c *spy) SetReadDeadline(time.Time) error { return os.ErrNoDeadline }
 
 type failingWriter struct{ calls int }
 
@@ -85,12 +87,12 @@ func TestRelayDestinationGone(t *testing.T) {
 	w := &failingWriter{}
 	s := &sink{w: w}
 	for range 2 {
-		spy := &closeSpy{Reader: strings.NewReader(strings.Repeat("line\n", 100000))}
-		(&relay{dst: s}).run(spy)
-		if !spy.closed {
+		from := &spy{Reader: strings.NewReader(strings.Repeat("line\n", 100000))}
+		(&relay{dst: s}).run(from)
+		if !from.closed {
 			t.Error("the stream was not closed")
 		}
-		if n, _ := spy.Reader.(*strings.Reader).Seek(0, io.SeekCurrent); n > readSize {
+		if n, _ := from.Reader.(*strings.Reader).Seek(0, io.SeekCurrent); n > readSize {
 			t.Errorf("read on to %d", n)
 		}
 	}
@@ -140,5 +142,42 @@ func TestSinksOfOneFileShareALock(t *testing.T) {
 	}
 	if out, errs := newSinks(&bytes.Buffer{}, &bytes.Buffer{}); out == errs {
 		t.Error("one lock for two buffers")
+	}
+}
+
+// slowWriter takes the first write only when it is let.
+type slowWriter struct {
+	bytes.Buffer
+	let chan struct{}
+}
+
+func (s *slowWriter) Write(b []byte) (int, error) {
+	<-s.let
+	return s.Buffer.Write(b)
+}
+
+// A pipe that somebody holds open beyond its deadline, and a reader of ours who
+// is slower than that: what is in the pipe arrives whole, and there is an end.
+func TestRelayDeadline(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	text := strings.Repeat("0123456789abcdef\n", 3000)
+	if _, err := w.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+	dst := &slowWriter{let: make(chan struct{})}
+	c := &relay{dst: &sink{w: dst}}
+	ended := make(chan struct{})
+	go func() { c.run(r); close(ended) }()
+	if err := r.SetReadDeadline(time.Now().Add(-time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	close(dst.let)
+	<-ended
+	if dst.String() != text {
+		t.Errorf("%d of %d bytes arrived", dst.Len(), len(text))
 	}
 }

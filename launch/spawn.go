@@ -33,6 +33,7 @@ type SpawnOptions struct {
 	Grace          time.Duration
 	FailGrace      time.Duration
 	LeaveSignals   bool
+	Exclusive      bool
 }
 
 // Spawn runs main in n rank processes of this machine and waits for them; it is
@@ -79,7 +80,7 @@ func Spawn(ctx context.Context, n int, opts SpawnOptions, main func(ctx context.
 		extra:    []string{envvar.Spawn.Assign(strconv.FormatInt(call, 10))},
 		NumRanks: n, MasterAddr: opts.MasterAddr, MasterPort: opts.MasterPort, Env: opts.Env,
 		Stdout: opts.Stdout, Stderr: opts.Stderr, PassRank0: opts.PassRank0,
-		Grace: opts.Grace, FailGrace: opts.FailGrace, LeaveSignals: opts.LeaveSignals,
+		Grace: opts.Grace, FailGrace: opts.FailGrace, LeaveSignals: opts.LeaveSignals, Exclusive: opts.Exclusive,
 	})
 }
 
