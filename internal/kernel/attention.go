@@ -41,8 +41,7 @@ func (s *AttentionShape) empty() bool {
 	return s.Batch == 0 || s.Heads == 0 || s.Time == 0 || s.KeyTime == 0 || s.Dim == 0
 }
 
-func runHeads(p *work.Pool, s *AttentionShape, head func(i int)) {
-	n := s.Batch * s.Heads
+func runHeads(p *work.Pool, n int, head func(i int)) {
 	if p == nil {
 		for i := range n {
 			head(i)
@@ -60,13 +59,8 @@ func Attention(p *work.Pool, s AttentionShape, out, q, k, v Heads, lse []float32
 	if s.empty() {
 		return
 	}
-	runHeads(p, &s, func(i int) {
-		var l []float32
-		if lse != nil {
-			l = lse[i*s.Time:][:s.Time]
-		}
-		attentionHead(&s, i/s.Heads, i%s.Heads, &out, &q, &k, &v, l)
-	})
+	x := &attention{AttentionShape: s, out: out, q: q, k: k, v: v, lse: lse}
+	runHeads(p, s.Batch*s.Heads, x.forward)
 }
 
 // AttentionBackward computes the gradients dq, dk and dv of Attention from
@@ -77,9 +71,8 @@ func AttentionBackward(p *work.Pool, s AttentionShape, dq, dk, dv Heads, dout, o
 	if s.empty() {
 		return
 	}
-	runHeads(p, &s, func(i int) {
-		attentionHeadBackward(&s, i/s.Heads, i%s.Heads, &dq, &dk, &dv, &dout, &out, &q, &k, &v, lse[i*s.Time:][:s.Time])
-	})
+	x := &attention{s, out, q, k, v, dq, dk, dv, dout, lse}
+	runHeads(p, s.Batch*s.Heads, x.backward)
 }
 
 func checkAttention(s *AttentionShape, lse []float32, lseMayBeNil bool, queries, keys []Heads) {

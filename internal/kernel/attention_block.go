@@ -15,6 +15,14 @@ import "math"
 // backward pass holds at once, so that they stay in the second-level cache.
 const gradientBlock = 64 << 10
 
+// attention is one call of Attention or AttentionBackward.
+type attention struct {
+	AttentionShape
+	out, q, k, v     Heads
+	dq, dk, dv, dout Heads // backward only
+	lse              []float32
+}
+
 // headTask is the state of a task: its shape and its scratch.
 type headTask struct {
 	*AttentionShape
@@ -100,8 +108,14 @@ func (t *headTask) multiplyRows(y *Heads, at, rows int, weights []float32, row, 
 	}
 }
 
-// attentionHead is the forward pass of one head.
-func attentionHead(s *AttentionShape, b, h int, out, q, k, v *Heads, lse []float32) {
+// forward computes head i of all batch entries' heads.
+func (x *attention) forward(i int) {
+	s, out, q, k, v := &x.AttentionShape, &x.out, &x.q, &x.k, &x.v
+	b, h := i/s.Heads, i%s.Heads
+	var lse []float32
+	if x.lse != nil {
+		lse = x.lse[i*s.Time:]
+	}
 	t := newHeadTask(s)
 	mem := scratchList.get(t.columnsLength() + t.rowsLength(s.KeyTime) + roundUp(t.mr*t.scores, 16) + 2*16 + 16)
 	defer scratchList.put(mem)
@@ -130,10 +144,14 @@ func attentionHead(s *AttentionShape, b, h int, out, q, k, v *Heads, lse []float
 	}
 }
 
-// attentionHeadBackward is the backward pass of one head. With p the softmax
-// and g = dout·vᵀ: dv = pᵀ·dout, ds = p∘(g - rowsum(dout∘out))·scale, dq = ds·k,
+// backward computes the gradients of head i. With p the softmax and
+// g = dout·vᵀ: dv = pᵀ·dout, ds = p∘(g - rowsum(dout∘out))·scale, dq = ds·k,
 // dk = dsᵀ·q.
-func attentionHeadBackward(s *AttentionShape, b, h int, dq, dk, dv, dout, out, q, k, v *Heads, lse []float32) {
+func (x *attention) backward(i int) {
+	s, out, q, k, v := &x.AttentionShape, &x.out, &x.q, &x.k, &x.v
+	dq, dk, dv, dout := &x.dq, &x.dk, &x.dv, &x.dout
+	b, h := i/s.Heads, i%s.Heads
+	lse := x.lse[i*s.Time:]
 	t := newHeadTask(s)
 	block := min(roundUp(s.Time, t.mr), max(1, gradientBlock/t.scores/t.mr)*t.mr)
 	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 2*roundUp(block*t.scores, 16) + 16)

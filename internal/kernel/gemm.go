@@ -48,10 +48,22 @@ func Gemm(p *work.Pool, m, n, k int, alpha float32, a, b Matrix, beta float32, c
 // operand for all; the results must not overlap.
 func GemmBatch(p *work.Pool, batch, m, n, k int, alpha float32, a Matrix, batchA int, b Matrix, batchB int, beta float32, c []float32, ldc, batchC int) {
 	checkGemm(batch, m, n, k, a, batchA, b, batchB, c, ldc, batchC, nil)
-	for i := range batch {
+	if m == 0 || n == 0 {
+		return
+	}
+	one := func(p *work.Pool, i int) {
 		ai, bi := a, b
-		ai.Data, bi.Data = a.Data[i*batchA:], b.Data[i*batchB:]
+		if k > 0 {
+			ai.Data, bi.Data = a.Data[i*batchA:], b.Data[i*batchB:]
+		}
 		Gemm(p, m, n, k, alpha, ai, bi, beta, c[i*batchC:], ldc, nil)
+	}
+	if p != nil && batch >= 2*p.NumThreads() {
+		p.Run(batch, func(i int) { one(nil, i) })
+		return
+	}
+	for i := range batch {
+		one(p, i)
 	}
 }
 

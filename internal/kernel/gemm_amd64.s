@@ -4052,8 +4052,10 @@ TEXT ·packRows512(SB), NOSPLIT, $0-56
 	KMOVW R8, K3
 	SHRQ  $0x10, R8
 	KMOVW R8, K4
+	CMPQ  AX, $0x10
+	JLE   narrow
 
-loop:
+wide:
 	VMOVUPS.Z (SI), K1, Z0
 	VMOVUPS.Z 64(SI), K2, Z1
 	VMOVUPS   Z0, K3, (DI)
@@ -4061,7 +4063,17 @@ loop:
 	ADDQ      BX, SI
 	ADDQ      DX, DI
 	DECQ      CX
-	JNZ       loop
+	JNZ       wide
+	VZEROUPPER
+	RET
+
+narrow:
+	VMOVUPS.Z (SI), K1, Z0
+	VMOVUPS   Z0, K3, (DI)
+	ADDQ      BX, SI
+	ADDQ      DX, DI
+	DECQ      CX
+	JNZ       narrow
 	VZEROUPPER
 	RET
 
@@ -4087,7 +4099,7 @@ TEXT ·packRows256(SB), NOSPLIT, $0-56
 	CMPQ    AX, $0x08
 	JLE     narrow
 
-wideloop:
+wide:
 	VMASKMOVPS (SI), Y2, Y0
 	VMASKMOVPS 32(SI), Y3, Y1
 	VMOVUPS    Y0, (DI)
@@ -4095,7 +4107,7 @@ wideloop:
 	ADDQ       BX, SI
 	ADDQ       DX, DI
 	DECQ       CX
-	JNZ        wideloop
+	JNZ        wide
 	VZEROUPPER
 	RET
 

@@ -146,6 +146,35 @@ func TestGemmBatch(t *testing.T) {
 	})
 }
 
+// TestGemmAllocatesNothing holds the kernels to scratch that they keep. Handing
+// a loop to other threads costs the pool an allocation.
+func TestGemmAllocatesNothing(t *testing.T) {
+	p := work.New(2)
+	defer p.Close()
+	const n = 200
+	x, c := Matrix{Data: make([]float32, n*n), Stride: n}, make([]float32, n*n)
+	s := AttentionShape{Batch: 2, Heads: 2, Time: 50, KeyTime: 50, Dim: 32, Causal: true, Scale: 1}
+	h, lse := newHeads(nil, &s, s.Time, 0), make([]float32, n)
+	for _, pool := range []*work.Pool{nil, p} {
+		loops := 0.0
+		if pool != nil {
+			loops = 1
+		}
+		for name, c := range map[string]struct {
+			call func()
+			want float64
+		}{
+			"Gemm":              {func() { Gemm(pool, n, n, n, 1, x, x, 0, c, n, nil) }, 2 * loops},
+			"Attention":         {func() { Attention(pool, s, h, h, h, h, lse) }, 2 + loops},
+			"AttentionBackward": {func() { AttentionBackward(pool, s, h, h, h, h, h, h, h, h, lse) }, 2 + loops},
+		} {
+			if got := testing.AllocsPerRun(10, c.call); got > c.want {
+				t.Errorf("%s with pool %t allocates %g times, want at most %g", name, pool != nil, got, c.want)
+			}
+		}
+	}
+}
+
 func TestGemmChecksItsOperands(t *testing.T) {
 	ok := make([]float32, 12)
 	for name, call := range map[string]func(){
