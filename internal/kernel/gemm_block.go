@@ -169,7 +169,7 @@ func (g *product) sharedLength() int {
 }
 
 // A task of packing is one block of k of packPanels panels.
-const packPanels = 2
+const packPanels = 4
 
 func (g *product) numPackTasks() int {
 	panels, _ := g.sharedPanels()
@@ -195,27 +195,40 @@ func (g *product) packShared(i int) {
 // packA packs rows [lo, hi) of A: panels of mr rows, in each of which the
 // elements of a column lie together.
 func (g *product) packA(dst []float32, lo, hi, k0, k1 int) {
+	if g.a.Trans {
+		packWide(dst, g.aStep, g.mr, &g.a, lo, hi, k0, k1)
+		return
+	}
 	for i := lo; i < hi; i += g.mr {
-		rows := min(g.mr, hi-i)
-		if g.a.Trans {
-			packRows(&dst[0], g.aStep, &g.a.Data[k0*g.a.Stride+i], g.a.Stride, k1-k0, rows, g.mr)
-		} else {
-			packTransposed(&dst[0], g.aStep, &g.a.Data[i*g.a.Stride+k0], g.a.Stride, rows, k1-k0, g.mr)
-		}
+		packTransposed(&dst[0], g.aStep, &g.a.Data[i*g.a.Stride+k0], g.a.Stride, min(g.mr, hi-i), k1-k0, g.mr)
 		dst = dst[g.aStep*(k1-k0):]
 	}
 }
 
 // packB packs columns [lo, hi) of B: panels of nr columns, row after row.
 func (g *product) packB(dst []float32, lo, hi, k0, k1 int) {
+	if !g.b.Trans {
+		packWide(dst, g.nr, g.nr, &g.b, lo, hi, k0, k1)
+		return
+	}
 	for j := lo; j < hi; j += g.nr {
-		cols := min(g.nr, hi-j)
-		if g.b.Trans {
-			packTransposed(&dst[0], g.nr, &g.b.Data[j*g.b.Stride+k0], g.b.Stride, cols, k1-k0, g.nr)
-		} else {
-			packRows(&dst[0], g.nr, &g.b.Data[k0*g.b.Stride+j], g.b.Stride, k1-k0, cols, g.nr)
-		}
+		packTransposed(&dst[0], g.nr, &g.b.Data[j*g.b.Stride+k0], g.b.Stride, min(g.nr, hi-j), k1-k0, g.nr)
 		dst = dst[g.nr*(k1-k0):]
+	}
+}
+
+// packWide packs the part [lo, hi) of rows [k0, k1) of memory into panels of
+// unit elements, step apart. It goes through all panels for a few rows at a
+// time: where rows lie a multiple of 4 KiB apart, more of them than the cache
+// has ways would push each other out before the next panel has used the rest of
+// their lines.
+func packWide(dst []float32, step, unit int, x *Matrix, lo, hi, k0, k1 int) {
+	const strip = 8
+	for l := k0; l < k1; l += strip {
+		rows := min(strip, k1-l)
+		for i, at := lo, (l-k0)*step; i < hi; i, at = i+unit, at+step*(k1-k0) {
+			packRows(&dst[at], step, &x.Data[l*x.Stride+i], x.Stride, rows, min(unit, hi-i), unit)
+		}
 	}
 }
 
