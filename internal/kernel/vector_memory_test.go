@@ -48,9 +48,8 @@ func TestAllocations(t *testing.T) {
 }
 
 // TestScratchIsReused runs kernels that need scratch from several goroutines
-// over one pool: the results are those of one goroutine, and scratch grows to
-// what was in use at once, no further.
-func TestScratchIsReused(t *testing.T) {
+// over one pool: the results are those of one goroutine.
+func TestConcurrentCalls(t *testing.T) {
 	const rows, cols, goroutines, rounds = 300, 65, 4, 20
 	rng := rand.New(rand.NewPCG(testSeed, 14))
 	x, g := uniform(rng, rows*cols, -1, 1), uniform(rng, rows*cols, -1, 1)
@@ -82,12 +81,4 @@ func TestScratchIsReused(t *testing.T) {
 		})
 	}
 	group.Wait()
-	scratchList.Lock()
-	defer scratchList.Unlock()
-	for class, free := range scratchList.free {
-		// Three kernels of a run hold scratch; none holds more than two pieces.
-		if len(free) > 2*(goroutines+1) {
-			t.Errorf("%d pieces of scratch of class %d are kept for %d goroutines", len(free), class, goroutines)
-		}
-	}
 }
