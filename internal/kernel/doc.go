@@ -32,4 +32,12 @@
 //     a millisecond; longer work is cut in Go.
 //   - NaN goes in and comes out: no kernel hides one, maximum and minimum
 //     included.
+//
+// # Adding an operation on vectors
+//
+// An operation is an exported function (elementwise.go and its neighbours), a
+// field of vectorKernels, its portable twin in vector_portable.go, and a row
+// of the test's table. That is enough for a correct one. Where it matters for
+// a training step, write its body once in _asm/vector, run go generate, and
+// name the two variants in vector_amd64.go.
 package kernel

@@ -124,15 +124,15 @@ func overRows(p *work.Pool, rows, cols int, fn func(lo, hi int)) {
 
 // blocking cuts the rows of a sum into blocks by shape alone, so that a sum is
 // the same whatever the number of threads: sixteen blocks where the matrix is
-// large enough, more where a block would be too long for one call or for the
-// precision of a running sum.
+// large enough, more where a block would be too long for one call (of strips of
+// columns) or for the precision of a running sum.
 func blocking(rows, cols int) (rowsPerBlock, numBlocks int) {
 	const usual, fewestRows, mostRows = 16, 8, 1024
 	if rows == 0 {
 		return 1, 0
 	}
 	n := min(usual, max(1, rows*cols/soloElems), max(1, rows/fewestRows))
-	n = max(n, pieces(rows, mostRows), min(rows, rows*cols/maxRowElems))
+	n = max(n, pieces(rows, mostRows))
 	rowsPerBlock = (rows + n - 1) / n
 	return rowsPerBlock, pieces(rows, rowsPerBlock)
 }

@@ -16,9 +16,10 @@ import (
 //
 //	go test -run '^$' -bench Vector ./internal/kernel
 //
-// Sizes: 64 Ki elements stay in a second-level cache, 4 Mi do not.
+// Sizes: 64 Ki elements stay in a second-level cache, 1 Mi in a third, 4 Mi in
+// none.
 func BenchmarkVector(b *testing.B) {
-	for _, n := range []int{64 << 10, 4 << 20} {
+	for _, n := range []int{64 << 10, 1 << 20, 4 << 20} {
 		rng := rand.New(rand.NewPCG(1, 0))
 		x, y, g, h := uniform(rng, n, -3, 3), uniform(rng, n, -3, 3), uniform(rng, n, 0, 1), make([]float32, n)
 		cols := 256
