@@ -9,9 +9,9 @@ import "math"
 // elsewhere explicit conversions keep the compiler from fusing.
 
 var portableVector = vectorKernels{
-	add:       zip(func(a, b float32) float32 { return a + b }),
-	sub:       zip(func(a, b float32) float32 { return a - b }),
-	mul:       zip(func(a, b float32) float32 { return a * b }),
+	add:       addGo,
+	sub:       subGo,
+	mul:       mulGo,
 	div:       zip(func(a, b float32) float32 { return a / b }),
 	max:       zip(func(a, b float32) float32 { return max(a, b) }),
 	min:       zip(func(a, b float32) float32 { return min(a, b) }),
@@ -27,10 +27,10 @@ var portableVector = vectorKernels{
 	reciprocal: each(func(a float32) float32 { return 1 / a }),
 	neg:        each(func(a float32) float32 { return -a }),
 
-	relu:             each(func(x float32) float32 { return max(x, 0) }),
+	relu:             reluGo,
 	gelu:             each(geluOne),
 	geluTanh:         each(geluTanhOne),
-	reluBackward:     zip(reluBackwardOne),
+	reluBackward:     reluBackwardGo,
 	geluBackward:     zip(geluBackwardOne),
 	geluTanhBackward: zip(geluTanhBackwardOne),
 
@@ -72,6 +72,27 @@ func zip(f func(a, b float32) float32) func(dst, a, b []float32) {
 	}
 }
 
+func addGo(dst, a, b []float32) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i, v := range a {
+		dst[i] = v + b[i]
+	}
+}
+
+func subGo(dst, a, b []float32) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i, v := range a {
+		dst[i] = v - b[i]
+	}
+}
+
+func mulGo(dst, a, b []float32) {
+	a, b = a[:len(dst)], b[:len(dst)]
+	for i, v := range a {
+		dst[i] = v * b[i]
+	}
+}
+
 func addScalarGo(dst, a []float32, s float32) {
 	for i, v := range a[:len(dst)] {
 		dst[i] = v + s
@@ -91,16 +112,27 @@ func addScaledGo(dst, a, b []float32, s float32) {
 	}
 }
 
-// fma32 returns x·y + z with one rounding. The product is exact in float64;
-// the sum is rounded to odd there, which makes the second rounding, to
-// float32, that of the exact sum.
+// fma32 returns x·y + z with one rounding. The product is exact in float64, and
+// rounding the sum twice, to float64 and to float32, goes wrong only where the
+// first rounding lands on the middle between two float32. (Between subnormal
+// ones the middle looks different; there the last bit may be rounded twice.)
 func fma32(x, y, z float32) float32 {
+	s := float64(x)*float64(y) + float64(z)
+	if math.Float64bits(s)<<35 == 1<<63 {
+		return fma32Exact(x, y, z)
+	}
+	return float32(s)
+}
+
+// fma32Exact rounds the sum in float64 to odd, which makes the second rounding
+// that of the exact sum.
+func fma32Exact(x, y, z float32) float32 {
 	p, c := float64(x)*float64(y), float64(z)
 	s := p + c
-	// The error of the sum (Knuth's two-sum); NaN compares unequal to zero.
+	// The error of the sum (Knuth's two-sum).
 	t := s - p
 	e := (p - (s - t)) + (c - t)
-	if u := math.Float64bits(s); e != 0 && u&1 == 0 && !math.IsInf(s, 0) && s == s {
+	if u := math.Float64bits(s); e != 0 && u&1 == 0 {
 		if (e > 0) == (s > 0) {
 			u++
 		} else {
@@ -157,11 +189,21 @@ func geluTanhBackwardOne(x, g float32) float32 {
 	return float32(d) * g
 }
 
-func reluBackwardOne(x, g float32) float32 {
-	if x > 0 {
-		return g
+func reluGo(dst, x []float32) {
+	for i, v := range x[:len(dst)] {
+		dst[i] = max(v, 0)
 	}
-	return 0
+}
+
+func reluBackwardGo(dst, x, g []float32) {
+	g = g[:len(dst)]
+	for i, v := range x[:len(dst)] {
+		d := g[i]
+		if !(v > 0) {
+			d = 0
+		}
+		dst[i] = d
+	}
 }
 
 func sumGo(x []float32) float64 {

@@ -388,7 +388,3 @@ func (g *lanes) horizontal(v VecVirtual, op func(a, b, dst Op)) VecVirtual {
 func (g *lanes) horizontalSum(v VecVirtual) VecVirtual {
 	return g.horizontal(v, func(a, b, dst Op) { VADDPS(a, b, dst) })
 }
-
-func (g *lanes) horizontalMax(v VecVirtual) VecVirtual {
-	return g.horizontal(v, func(a, b, dst Op) { VMAXPS(a, b, dst) })
-}
