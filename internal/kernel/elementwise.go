@@ -30,18 +30,17 @@ func MulScalar(p *work.Pool, dst, a []float32, s float32) { scalar(p, vec().mulS
 func AddScaled(p *work.Pool, dst, a []float32, s float32, b []float32) {
 	n := len(dst)
 	a, b = a[:n], b[:n]
-	span := spanOf(p, n)
-	if span == n {
-		for lo := 0; lo < n; lo += callElems {
-			hi := min(lo+callElems, n)
-			vec().addScaled(dst[lo:hi], a[lo:hi], b[lo:hi], s)
-		}
+	if span := share(p, n); span < n {
+		p.Run(pieces(n, span), func(i int) {
+			lo, hi := i*span, min((i+1)*span, n)
+			AddScaled(nil, dst[lo:hi], a[lo:hi], s, b[lo:hi])
+		})
 		return
 	}
-	p.Run(pieces(n, span), func(i int) {
-		lo, hi := i*span, min((i+1)*span, n)
+	for lo := 0; lo < n; lo += callElems {
+		hi := min(lo+callElems, n)
 		vec().addScaled(dst[lo:hi], a[lo:hi], b[lo:hi], s)
-	})
+	}
 }
 
 // Fill sets every element of dst to v.

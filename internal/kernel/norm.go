@@ -60,21 +60,16 @@ func LayerNormBackward(p *work.Pool, dx, dgamma, dbeta, g, x, mean, rstd, gamma 
 	defer giveBack(spare)
 	dx = dx[:n]
 	most := max(1, callElems/cols)
-	do := func(b int) {
-		dg, db := sums[2*b*cols:(2*b+1)*cols], sums[(2*b+1)*cols:(2*b+2)*cols]
-		end := min((b+1)*perBlock, rows)
-		for lo := b * perBlock; lo < end; lo += most {
-			hi := min(lo+most, end)
-			f(dx[lo*cols:hi*cols], dg, db, g[lo*cols:hi*cols], x[lo*cols:hi*cols], mean[lo:hi], rstd[lo:hi], gamma)
+	overItems(p, blocks, n, func(first, end int) {
+		for b := first; b < end; b++ {
+			dg, db := sums[2*b*cols:(2*b+1)*cols], sums[(2*b+1)*cols:(2*b+2)*cols]
+			bottom := min((b+1)*perBlock, rows)
+			for lo := b * perBlock; lo < bottom; lo += most {
+				hi := min(lo+most, bottom)
+				f(dx[lo*cols:hi*cols], dg, db, g[lo*cols:hi*cols], x[lo*cols:hi*cols], mean[lo:hi], rstd[lo:hi], gamma)
+			}
 		}
-	}
-	if threads(p) == 1 || n < 2*soloElems {
-		for b := range blocks {
-			do(b)
-		}
-	} else {
-		p.Run(blocks, do)
-	}
+	})
 	for i, d := range [2][]float32{dgamma, dbeta} {
 		if d == nil {
 			continue

@@ -46,17 +46,11 @@ func AdamW(p *work.Pool, param, grad, m, v []float32, s AdamWStep) {
 		eps:           float32(s.Eps),
 		negStep:       float32(-s.LR / s.Bias1),
 	}
-	span := spanOf(p, n)
-	if span == n {
-		for lo := 0; lo < n; lo += callElems {
-			hi := min(lo+callElems, n)
-			vec().adamW(param[lo:hi], grad[lo:hi], m[lo:hi], v[lo:hi], &c)
+	overItems(p, n, n, func(lo, hi int) {
+		for ; lo < hi; lo += callElems {
+			end := min(lo+callElems, hi)
+			vec().adamW(param[lo:end], grad[lo:end], m[lo:end], v[lo:end], c)
 		}
-		return
-	}
-	p.Run(pieces(n, span), func(i int) {
-		lo, hi := i*span, min((i+1)*span, n)
-		vec().adamW(param[lo:hi], grad[lo:hi], m[lo:hi], v[lo:hi], &c)
 	})
 }
 
@@ -110,16 +104,10 @@ func SGD(p *work.Pool, param, grad, momentumBuf []float32, s SGDStep) {
 			f = vec().sgdMomentum
 		}
 	}
-	span := spanOf(p, n)
-	if span == n {
-		for lo := 0; lo < n; lo += callElems {
-			hi := min(lo+callElems, n)
-			f(param[lo:hi], grad[lo:hi], buf[lo:hi], &c)
+	overItems(p, n, n, func(lo, hi int) {
+		for ; lo < hi; lo += callElems {
+			end := min(lo+callElems, hi)
+			f(param[lo:end], grad[lo:end], buf[lo:end], c)
 		}
-		return
-	}
-	p.Run(pieces(n, span), func(i int) {
-		lo, hi := i*span, min((i+1)*span, n)
-		f(param[lo:hi], grad[lo:hi], buf[lo:hi], &c)
 	})
 }

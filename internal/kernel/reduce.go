@@ -30,7 +30,11 @@ func blockSum(p *work.Pool, f func(x []float32) float64, x []float32) float64 {
 	s := scratchList.get(2 * blocks)
 	defer scratchList.put(s)
 	partial := unsafe.Slice((*float64)(s.block.Pointer()), blocks)
-	p.Run(blocks, func(i int) { partial[i] = f(x[i*sumBlock : min((i+1)*sumBlock, n)]) })
+	overItems(p, blocks, n, func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			partial[i] = f(x[i*sumBlock : min((i+1)*sumBlock, n)])
+		}
+	})
 	var total float64
 	for _, v := range partial {
 		total += v
@@ -56,19 +60,14 @@ func SumRows(p *work.Pool, dst, x []float32, rows, cols int, accumulate bool) {
 	// matrices pieces to share.
 	strip := max(callElems/perBlock, 256) &^ (lineElems - 1)
 	strips := pieces(cols, strip)
-	do := func(i int) {
-		b, lo := i/strips, i%strips*strip
-		hi := min(lo+strip, cols)
-		top, bottom := b*perBlock, min((b+1)*perBlock, rows)
-		vec().columnSums(partial[b*cols+lo:b*cols+hi], x[top*cols+lo:(bottom-1)*cols+hi], bottom-top, cols)
-	}
-	if threads(p) == 1 || rows*cols < 2*soloElems {
-		for i := range blocks * strips {
-			do(i)
+	overItems(p, blocks*strips, rows*cols, func(first, end int) {
+		for i := first; i < end; i++ {
+			b, lo := i/strips, i%strips*strip
+			hi := min(lo+strip, cols)
+			top, bottom := b*perBlock, min((b+1)*perBlock, rows)
+			vec().columnSums(partial[b*cols+lo:b*cols+hi], x[top*cols+lo:(bottom-1)*cols+hi], bottom-top, cols)
 		}
-	} else {
-		p.Run(blocks*strips, do)
-	}
+	})
 	for b := range blocks {
 		part := partial[b*cols : (b+1)*cols]
 		if b == 0 && !accumulate {

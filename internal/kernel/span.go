@@ -26,101 +26,104 @@ func threads(p *work.Pool) int {
 	return p.NumThreads()
 }
 
-// spanOf returns how many elements of n one thread takes at a time: n itself
-// when the caller should do all (in calls of callElems).
-func spanOf(p *work.Pool, n int) int {
-	t := threads(p)
-	if t == 1 || n < 2*soloElems {
+// share returns how many of n elements one thread takes: n itself when the
+// caller should do all. Each thread has one run of elements, and the same one
+// for every operation of a size, so that it finds in its own cache what it
+// wrote there a moment ago.
+func share(p *work.Pool, n int) int {
+	t := parts(p, n, n)
+	if t <= 1 {
 		return n
 	}
-	span := (n/(4*t) + lineElems - 1) &^ (lineElems - 1)
-	return min(max(span, soloElems), callElems)
+	return ((n+t-1)/t + lineElems - 1) &^ (lineElems - 1)
 }
 
 // pieces is how many spans of the given size cover n.
 func pieces(n, span int) int { return (n + span - 1) / span }
 
-// Spans are elementwise, so that they may depend on the number of threads. The
+// Shares are elementwise, so that they may depend on the number of threads. The
 // serial branch of each form below has no closure, so it does not allocate.
 
 func unary(p *work.Pool, f func(dst, a []float32), dst, a []float32) {
 	n := len(dst)
 	a = a[:n]
-	span := spanOf(p, n)
-	if span == n {
-		for lo := 0; lo < n; lo += callElems {
-			hi := min(lo+callElems, n)
-			f(dst[lo:hi], a[lo:hi])
-		}
+	if span := share(p, n); span < n {
+		p.Run(pieces(n, span), func(i int) {
+			lo, hi := i*span, min((i+1)*span, n)
+			unary(nil, f, dst[lo:hi], a[lo:hi])
+		})
 		return
 	}
-	p.Run(pieces(n, span), func(i int) {
-		lo, hi := i*span, min((i+1)*span, n)
+	for lo := 0; lo < n; lo += callElems {
+		hi := min(lo+callElems, n)
 		f(dst[lo:hi], a[lo:hi])
-	})
+	}
 }
 
 func binary(p *work.Pool, f func(dst, a, b []float32), dst, a, b []float32) {
 	n := len(dst)
 	a, b = a[:n], b[:n]
-	span := spanOf(p, n)
-	if span == n {
-		for lo := 0; lo < n; lo += callElems {
-			hi := min(lo+callElems, n)
-			f(dst[lo:hi], a[lo:hi], b[lo:hi])
-		}
+	if span := share(p, n); span < n {
+		p.Run(pieces(n, span), func(i int) {
+			lo, hi := i*span, min((i+1)*span, n)
+			binary(nil, f, dst[lo:hi], a[lo:hi], b[lo:hi])
+		})
 		return
 	}
-	p.Run(pieces(n, span), func(i int) {
-		lo, hi := i*span, min((i+1)*span, n)
+	for lo := 0; lo < n; lo += callElems {
+		hi := min(lo+callElems, n)
 		f(dst[lo:hi], a[lo:hi], b[lo:hi])
-	})
+	}
 }
 
 func scalar(p *work.Pool, f func(dst, a []float32, s float32), dst, a []float32, s float32) {
 	n := len(dst)
 	a = a[:n]
-	span := spanOf(p, n)
-	if span == n {
-		for lo := 0; lo < n; lo += callElems {
-			hi := min(lo+callElems, n)
-			f(dst[lo:hi], a[lo:hi], s)
-		}
+	if span := share(p, n); span < n {
+		p.Run(pieces(n, span), func(i int) {
+			lo, hi := i*span, min((i+1)*span, n)
+			scalar(nil, f, dst[lo:hi], a[lo:hi], s)
+		})
 		return
 	}
-	p.Run(pieces(n, span), func(i int) {
-		lo, hi := i*span, min((i+1)*span, n)
+	for lo := 0; lo < n; lo += callElems {
+		hi := min(lo+callElems, n)
 		f(dst[lo:hi], a[lo:hi], s)
-	})
-}
-
-// rowSpan returns how many rows one thread takes at a time, all of them when
-// the caller should do the loop alone.
-func rowSpan(p *work.Pool, rows, cols int) int {
-	t := threads(p)
-	if t == 1 || rows*cols < 2*soloElems || rows < 2 {
-		return rows
 	}
-	most := max(1, callElems/max(cols, 1))
-	return max(1, min((rows+4*t-1)/(4*t), most))
 }
 
-// overRows calls fn for runs of rows, on the caller alone when the matrix is
-// small. One run is at most callElems elements, or one row.
+// overRows calls fn for runs of rows, each at most callElems elements, or one
+// row; on the caller alone when the matrix is small.
 func overRows(p *work.Pool, rows, cols int, fn func(lo, hi int)) {
-	if rows == 0 {
+	most := max(1, callElems/max(cols, 1))
+	t := parts(p, rows, rows*cols)
+	if t <= 1 {
+		inRuns(0, rows, most, fn)
 		return
 	}
-	span := rowSpan(p, rows, cols)
-	if span == rows {
-		most := max(1, callElems/max(cols, 1))
-		for lo := 0; lo < rows; lo += most {
-			fn(lo, min(lo+most, rows))
-		}
-		return
-	}
-	p.Run(pieces(rows, span), func(i int) { fn(i*span, min((i+1)*span, rows)) })
+	p.Run(t, func(i int) { inRuns(i*rows/t, (i+1)*rows/t, most, fn) })
 }
+
+// inRuns calls fn for runs of at most most items.
+func inRuns(lo, hi, most int, fn func(lo, hi int)) {
+	for ; lo < hi; lo += most {
+		fn(lo, min(lo+most, hi))
+	}
+}
+
+// overItems shares n items, elems elements in all, among the threads: each has
+// one run of them.
+func overItems(p *work.Pool, n, elems int, fn func(lo, hi int)) {
+	t := parts(p, n, elems)
+	if t <= 1 {
+		fn(0, n)
+		return
+	}
+	p.Run(t, func(i int) { fn(i*n/t, (i+1)*n/t) })
+}
+
+// parts is among how many threads n items, elems elements in all, are shared.
+func parts(p *work.Pool, n, elems int) int { return min(threads(p), elems/soloElems, n) }
 
 // blocking cuts the rows of a sum into blocks by shape alone, so that a sum is
 // the same whatever the number of threads: sixteen blocks where the matrix is

@@ -339,7 +339,7 @@ func expShiftedGo(dst, x []float32, shift, scale float32) {
 	}
 }
 
-func adamWGo(param, grad, m, v []float32, s *adamWScalars) {
+func adamWGo(param, grad, m, v []float32, s adamWScalars) {
 	n := len(param)
 	grad, m, v = grad[:n], m[:n], v[:n]
 	for i := range param {
@@ -352,8 +352,8 @@ func adamWGo(param, grad, m, v []float32, s *adamWScalars) {
 	}
 }
 
-func sgdGo(momentum, first, nesterov bool) func(param, grad, buf []float32, s *sgdScalars) {
-	return func(param, grad, buf []float32, s *sgdScalars) {
+func sgdGo(momentum, first, nesterov bool) func(param, grad, buf []float32, s sgdScalars) {
+	return func(param, grad, buf []float32, s sgdScalars) {
 		grad, buf = grad[:len(param)], buf[:len(param)]
 		for i, p := range param {
 			g := fma32(s.decay, p, float32(s.gradScale*grad[i]))
