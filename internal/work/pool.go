@@ -114,6 +114,12 @@ func (p *Pool) Run(n int, fn func(i int)) {
 		w.start(l)
 	}
 	l.work()
+	// Nothing is left to hand out: do not wait for a worker that has not woken.
+	for _, w := range helpers {
+		if w.job.CompareAndSwap(l, nil) {
+			l.pending.Add(-1)
+		}
+	}
 	for spins := 0; l.pending.Load() != 0; spins++ {
 		if spins > spinRounds/20 {
 			runtime.Gosched()
@@ -161,8 +167,10 @@ func (w *worker) serve() {
 func (w *worker) next() *loop {
 	for {
 		for range spinRounds {
-			if l := w.job.Load(); l != nil {
-				w.job.Store(nil)
+			if w.job.Load() == nil {
+				continue
+			}
+			if l := w.job.Swap(nil); l != nil { // not taken back meanwhile
 				return l
 			}
 		}
