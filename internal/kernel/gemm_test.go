@@ -104,6 +104,37 @@ func TestGemm(t *testing.T) {
 	})
 }
 
+// TestGemmInParts takes sizes at which the shared operand is packed in parts,
+// of k and of columns or rows, and checks some elements of each result.
+func TestGemmInParts(t *testing.T) {
+	p := work.New(2)
+	defer p.Close()
+	forEachISA(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(7, 8))
+		for _, s := range [][3]int{{500, 470, 5000}, {450, 500, 5000}, {70, 60, 20000}, {60, 140, 50000}} {
+			m, n, k := s[0], s[1], s[2]
+			a, b := randomMatrix(r, m, k, r.IntN(2) == 0), randomMatrix(r, k, n, r.IntN(2) == 0)
+			c := make([]float32, m*n)
+			Gemm(p, m, n, k, 1, a, b, 0, c, n, nil)
+			for range 300 {
+				i, j := r.IntN(m), r.IntN(n)
+				var want [1]float32
+				row, col := a, b
+				row.Data, col.Data = a.Data[offset(a, i, 0):], b.Data[offset(b, 0, j):]
+				gemmOracle(1, 1, k, 1, row, col, 0, want[:], 1, nil)
+				compare(t, fmt.Sprintf("m %d, n %d, k %d: row %d, column %d", m, n, k, i, j), c[i*n+j:][:1], want[:], 1e-6*float64(k))
+			}
+		}
+	})
+}
+
+func offset(x Matrix, i, j int) int {
+	if x.Trans {
+		i, j = j, i
+	}
+	return i*x.Stride + j
+}
+
 // compare fails unless got is within tolerance, absolute, of want. NaN equals NaN.
 func compare(t *testing.T, name string, got, want []float32, tolerance float64) {
 	t.Helper()
