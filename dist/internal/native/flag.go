@@ -22,12 +22,15 @@ func (f *flag) reached(want uint32) bool { return int32(f.value.Load()-want) >= 
 
 // parking is where the waiting sleep when looking has not helped.
 type parking interface {
+	// alarms counts the calls of wakeAll.
+	alarms() uint32
 	// sleep returns when the flag no longer has the value seen, when somebody
-	// calls wake, when ctx ends, after limit, or for no reason.
-	sleep(ctx context.Context, f *flag, seen uint32, limit time.Duration)
+	// calls wake, when the alarms are no longer those heard, when ctx ends,
+	// after limit, or for no reason.
+	sleep(ctx context.Context, f *flag, seen, heard uint32, limit time.Duration)
 	// wake wakes all that sleep on the flag.
 	wake(f *flag)
-	// wakeAll wakes all that sleep in this process.
+	// wakeAll wakes all that sleep in this process, to look for trouble.
 	wakeAll()
 	// look is called between two looks at a flag, i counting from 0; false
 	// means that it is time to sleep. start is when the first look was.
@@ -44,11 +47,12 @@ func raise(p parking, f *flag, value uint32) {
 	}
 }
 
-// doze waits in p until the flag may have come to want, once.
-func doze(ctx context.Context, p parking, f *flag, want uint32, limit time.Duration) {
+// doze waits in p until the flag may have come to want, once. heard is the
+// number of alarms before the caller last looked for trouble.
+func doze(ctx context.Context, p parking, f *flag, want, heard uint32, limit time.Duration) {
 	f.sleepers.Add(1)
 	if seen := f.value.Load(); int32(seen-want) < 0 {
-		p.sleep(ctx, f, seen, limit)
+		p.sleep(ctx, f, seen, heard, limit)
 	}
 	f.sleepers.Add(-1)
 }
@@ -57,6 +61,7 @@ func doze(ctx context.Context, p parking, f *flag, want uint32, limit time.Durat
 // and sees a context end at once.
 type goParking struct {
 	looks  int
+	rung   atomic.Uint32
 	shards [16]struct {
 		mu      sync.Mutex
 		waiting map[*flag]chan struct{}
@@ -76,10 +81,10 @@ func (p *goParking) shard(f *flag) (mu *sync.Mutex, waiting map[*flag]chan struc
 	return &s.mu, s.waiting
 }
 
-func (p *goParking) sleep(ctx context.Context, f *flag, seen uint32, limit time.Duration) {
+func (p *goParking) sleep(ctx context.Context, f *flag, seen, heard uint32, limit time.Duration) {
 	mu, waiting := p.shard(f)
 	mu.Lock()
-	if f.value.Load() != seen {
+	if f.value.Load() != seen || p.rung.Load() != heard {
 		mu.Unlock()
 		return
 	}
@@ -108,7 +113,10 @@ func (p *goParking) wake(f *flag) {
 	mu.Unlock()
 }
 
+func (p *goParking) alarms() uint32 { return p.rung.Load() }
+
 func (p *goParking) wakeAll() {
+	p.rung.Add(1) // before the locks: who falls asleep later sees it
 	for i := range p.shards {
 		s := &p.shards[i]
 		s.mu.Lock()

@@ -26,7 +26,7 @@ type futexParking struct {
 
 func newProcessParking(alone bool) parking { return &futexParking{alone: alone} }
 
-func (p *futexParking) sleep(ctx context.Context, f *flag, seen uint32, limit time.Duration) {
+func (p *futexParking) sleep(ctx context.Context, f *flag, seen, _ uint32, limit time.Duration) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -39,6 +39,8 @@ func (p *futexParking) sleep(ctx context.Context, f *flag, seen uint32, limit ti
 func (p *futexParking) wake(f *flag) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&f.value)), futexWake, math.MaxInt32, 0, 0, 0)
 }
+
+func (p *futexParking) alarms() uint32 { return 0 }
 
 // wakeAll does nothing: who knows no flag to wake leaves it to the nap's end.
 func (p *futexParking) wakeAll() {}

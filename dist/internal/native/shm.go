@@ -229,6 +229,7 @@ func (s *Shm) await(ctx context.Context, c *backend.Call, peer int, f *flag, wan
 		}
 	}
 	for {
+		heard := s.park.alarms()
 		err := s.trouble(ctx, c, peer, start)
 		if f.reached(want) {
 			return nil
@@ -236,7 +237,7 @@ func (s *Shm) await(ctx context.Context, c *backend.Call, peer int, f *flag, wan
 		if err != nil {
 			return err
 		}
-		doze(ctx, s.park, f, want, s.cfg.Timeout-time.Since(start))
+		doze(ctx, s.park, f, want, heard, s.cfg.Timeout-time.Since(start))
 		if f.reached(want) {
 			return nil
 		}

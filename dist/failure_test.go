@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// failing runs main on every transport and hands the ranks' errors to check:
+// main's error is the result, not a failure of the test.
+func failing(t *testing.T, n int, main func(ctx context.Context, g *Group) error, check func(errs []error) error) {
+	t.Helper()
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	for _, tr := range transports {
+		t.Run(tr.name, func(t *testing.T) {
+			errs := make([]error, n)
+			var ended sync.WaitGroup
+			ended.Add(n)
+			err := tr.run(t.Context(), n, func(ctx context.Context, g *Group) error {
+				errs[g.Rank()] = main(ctx, g)
+				// A rank that has its error waits until all have, so that
+				// nobody's leaving is taken for the cause.
+				ended.Done()
+				ended.Wait()
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := check(errs); err != nil {
+				t.Errorf("%v; the ranks' errors:\n%v", err, errors.Join(errs...))
+			}
+		})
+	}
+}
+
+func TestMismatch(t *testing.T) {
+	type call func(ctx context.Context, g *Group) (request, error)
+	reduce := func(dt backend.DType, n int, op ReduceOp) call {
+		return func(ctx context.Context, g *Group) (request, error) { return g.allReduce(ctx, private(dt, n), op) }
+	}
+	broadcast := func(root int) call {
+		return func(ctx context.Context, g *Group) (request, error) {
+			return g.broadcast(ctx, private(backend.Float32, 4), root)
+		}
+	}
+	barrier := func(ctx context.Context, g *Group) (request, error) { return g.barrier(ctx) }
+	for _, tc := range []struct {
+		name        string
+		most, other call
+	}{
+		{"count", reduce(backend.Float32, 4, Sum), reduce(backend.Float32, 5, Sum)},
+		{"large count", reduce(backend.Float32, 400_000, Sum), reduce(backend.Float32, 4, Sum)},
+		{"dtype", reduce(backend.Float32, 4, Sum), reduce(backend.Int64, 4, Sum)},
+		{"reduction", reduce(backend.Float32, 4, Sum), reduce(backend.Float32, 4, Max)},
+		{"operation", reduce(backend.Float32, 4, Sum), barrier},
+		{"root", broadcast(0), broadcast(2)},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			failing(t, 3, func(ctx context.Context, g *Group) error {
+				if err := g.Barrier(ctx); err != nil {
+					return err
+				}
+				c := tc.most
+				if g.Rank() == 1 {
+					c = tc.other
+				}
+				// A broadcast over a chain may be over for a rank before
+				// another sees the mismatch: the next call tells it.
+				if err := g.run(c(ctx, g)); err != nil {
+					return err
+				}
+				return g.Barrier(ctx)
+			}, func(errs []error) error {
+				for r, err := range errs {
+					var m *MismatchError
+					if !errors.As(err, &m) {
+						return fmt.Errorf("rank %d: not a mismatch: %v", r, err)
+					}
+					if m.Here.Rank != 1 && m.There.Rank != 1 {
+						return fmt.Errorf("rank %d: rank 1 is not named: %v", r, err)
+					}
+				}
+				return nil
+			})
+		})
+	}
+}
+
+func TestMismatchedMessage(t *testing.T) {
+	failing(t, 2, func(ctx context.Context, g *Group) error {
+		x := private(backend.Float32, 10)
+		if g.Rank() == 0 {
+			if err := g.run(g.send(ctx, x, 1)); err != nil {
+				return err
+			}
+			return g.Barrier(ctx)
+		}
+		x.NumElems = 9
+		return g.run(g.recv(ctx, x, 0))
+	}, func(errs []error) error {
+		for r, err := range errs {
+			var m *MismatchError
+			if !errors.As(err, &m) || !strings.Contains(err.Error(), "send of 10 float32") || !strings.Contains(err.Error(), "recv of 9 float32") {
+				return fmt.Errorf("rank %d: both calls are not named: %v", r, err)
+			}
+		}
+		return nil
+	})
+}
+
+func TestTimeoutNamesTheMissing(t *testing.T) {
+	failing(t, 3, func(ctx context.Context, g *Group) error {
+		if err := g.Barrier(ctx); err != nil || g.Rank() == 1 {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		return g.run(g.allReduce(ctx, private(backend.Float32, 100_000), Sum))
+	}, func(errs []error) error {
+		timeouts := 0
+		for _, r := range []int{0, 2} {
+			var te *TimeoutError
+			var re *RankError
+			switch {
+			case errors.As(errs[r], &te):
+				timeouts++
+				if len(te.Missing) != 1 || te.Missing[0].Rank != 1 {
+					return fmt.Errorf("rank %d misses %v, want rank 1", r, te.Missing)
+				}
+				if !errors.Is(errs[r], context.DeadlineExceeded) {
+					return fmt.Errorf("rank %d: the cause is not the deadline", r)
+				}
+			case errors.As(errs[r], &re):
+				if !strings.Contains(re.Error(), "waiting for rank 1") {
+					return fmt.Errorf("rank %d does not hear of rank 1", r)
+				}
+			default:
+				return fmt.Errorf("rank %d: neither a time-out nor told of one", r)
+			}
+		}
+		if timeouts == 0 {
+			return errors.New("nobody had a time-out")
+		}
+		return nil
+	})
+}
+
+func TestRankThatLeaves(t *testing.T) {
+	for name, call := range map[string]func(ctx context.Context, g *Group) error{
+		"collective": func(ctx context.Context, g *Group) error { return g.Barrier(ctx) },
+		"message": func(ctx context.Context, g *Group) error {
+			return g.run(g.recv(ctx, private(backend.Float32, 1), 1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			failing(t, 3, func(ctx context.Context, g *Group) error {
+				if g.Rank() == 1 {
+					return g.Close()
+				}
+				return call(ctx, g)
+			}, func(errs []error) error {
+				for _, r := range []int{0, 2} {
+					var re *RankError
+					if !errors.As(errs[r], &re) || re.Rank != 1 || !errors.Is(re, ErrLeft) {
+						return fmt.Errorf("rank %d does not say that rank 1 has left: %v", r, errs[r])
+					}
+				}
+				return errs[1]
+			})
+		})
+	}
+}
+
+// TestMessageOutlivesItsSender receives what a rank sent before it left.
+func TestMessageOutlivesItsSender(t *testing.T) {
+	onEveryTransport(t, []int{2}, func(ctx context.Context, g *Group) error {
+		x := filled(backend.Float32, 1000, 0)
+		if g.Rank() == 0 {
+			return g.run(g.send(ctx, x, 1))
+		}
+		y := private(backend.Float32, 1000)
+		time.Sleep(5 * time.Millisecond) // makes it likely, not certain, that rank 0 has left
+		if err := g.run(g.recv(ctx, y, 0)); err != nil {
+			return err
+		}
+		return check("recv", y, func(i int) int64 { return value(0, i) })
+	})
+}
+
+func TestFailedRankIsNamed(t *testing.T) {
+	boom := errors.New("boom")
+	for name, fail := range map[string]func() error{
+		"error": func() error { return boom },
+		"panic": func() error { panic(boom) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var others [3]error
+			err := Spawn(t.Context(), 3, func(ctx context.Context, g *Group) error {
+				if g.Rank() == 2 {
+					return fail()
+				}
+				others[g.Rank()] = g.Barrier(ctx)
+				return others[g.Rank()]
+			})
+			if !errors.Is(err, boom) || !strings.HasPrefix(err.Error(), "rank 2: ") {
+				t.Errorf("Spawn returned %v, want rank 2's error", err)
+			}
+			for r := range 2 {
+				var re *RankError
+				if !errors.As(others[r], &re) || re.Rank != 2 || !strings.Contains(re.Error(), "boom") || re.Op != "barrier" || re.Seq != 1 {
+					t.Errorf("rank %d: %v", r, others[r])
+				}
+				if again := others[r]; again == nil {
+					t.Errorf("rank %d has no error", r)
+				}
+			}
+		})
+	}
+}
+
+// TestLaterCallsFailAtOnce calls again after a failure.
+func TestLaterCallsFailAtOnce(t *testing.T) {
+	failing(t, 2, func(ctx context.Context, g *Group) error {
+		if g.Rank() == 1 {
+			return g.Close()
+		}
+		if err := g.Barrier(ctx); err == nil {
+			return errors.New("a barrier without rank 1 passed")
+		}
+		return errors.Join(g.run(g.allReduce(ctx, private(backend.Float32, 1), Sum)),
+			g.BarrierAsync(ctx).Wait(ctx))
+	}, func(errs []error) error {
+		var re *RankError
+		if !errors.As(errs[0], &re) || re.Rank != 1 || re.Op != "all_reduce" {
+			return errors.New("a later call does not name rank 1")
+		}
+		return nil
+	})
+}
+
+func TestClosedGroup(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		err := Spawn(t.Context(), n, func(ctx context.Context, g *Group) error {
+			if err := g.Close(); err != nil {
+				return err
+			}
+			if err := g.Close(); err != nil {
+				return fmt.Errorf("second close: %w", err)
+			}
+			if err := g.Barrier(ctx); !errors.Is(err, ErrClosed) {
+				return fmt.Errorf("a call on a closed group: %v", err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestCloseEndsPendingWork closes a group under a work that cannot end.
+func TestCloseEndsPendingWork(t *testing.T) {
+	failing(t, 2, func(ctx context.Context, g *Group) error {
+		if g.Rank() == 1 {
+			return nil
+		}
+		w := g.BarrierAsync(ctx)
+		if err := g.Close(); err != nil {
+			return err
+		}
+		if err := w.Wait(ctx); err == nil {
+			return errors.New("the work ended without rank 1")
+		}
+		return nil
+	}, func(errs []error) error { return errors.Join(errs...) })
+}
+
+// TestGroupTimeout runs into the group's own limit, in virtual time.
+func TestGroupTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		err := spawn(t.Context(), 3, native.GoRanksOptions{}, DefaultTimeout, func(ctx context.Context, g *Group) error {
+			if g.Rank() == 2 {
+				time.Sleep(2 * DefaultTimeout)
+				return nil
+			}
+			return g.Barrier(ctx)
+		})
+		var te *TimeoutError
+		if !errors.As(err, &te) || len(te.Missing) != 1 || te.Missing[0].Rank != 2 || !te.Timeout() {
+			t.Errorf("got %v, want a time-out that misses rank 2", err)
+		}
+		if took := time.Since(start); took != 2*DefaultTimeout {
+			t.Errorf("all ended after %v", took)
+		}
+	})
+}
+
+func TestBadArguments(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	err := Spawn(t.Context(), 2, func(ctx context.Context, g *Group) error {
+		x := private(backend.Float32, 4)
+		short := x
+		short.NumElems = 5
+		for want, err := range map[string]error{
+			"the source is rank 2 of a group of 2":                          g.run(g.broadcast(ctx, x, 2)),
+			"the source is rank -1":                                         g.run(g.broadcast(ctx, x, -1)),
+			"the destination is rank 7":                                     g.run(g.send(ctx, x, 7)),
+			fmt.Sprintf("rank %d itself", g.Rank()):                         g.run(g.recv(ctx, x, g.Rank())),
+			"the destination has 4 elements, want 8":                        g.run(g.allGather(ctx, x, x)),
+			"the destination has elements of type int64":                    g.run(g.allGather(ctx, private(backend.Int64, 8), x)),
+			"5 elements of float32 need 20 bytes, the buffer has 16":        g.run(g.allReduce(ctx, short, Sum)),
+			"no reduction reduction(9)":                                     g.runAsync(g.allReduce(ctx, x, 9)).Wait(ctx),
+			"element type dtype(0) cannot":                                  g.run(g.allReduce(ctx, backend.Data{}, Sum)),
+			"all_reduce of group \"world\" on rank " + fmt.Sprint(g.Rank()): g.run(g.allReduce(ctx, short, Sum)),
+		} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				return fmt.Errorf("got %v, want an error with %q", err, want)
+			}
+		}
+		ended, cancel := context.WithCancel(ctx)
+		cancel()
+		if err := g.Barrier(ended); !errors.Is(err, context.Canceled) {
+			return fmt.Errorf("a call with an ended context: %v", err)
+		}
+		return g.Barrier(ctx) // the group is as it was
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestInitErrors(t *testing.T) {
+	for _, v := range []string{"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "COHORT_TOKEN", "COHORT_TOKEN_FILE"} {
+		t.Setenv(v, "")
+	}
+	for _, tc := range []struct {
+		name string
+		env  map[string]string
+		opts []Option
+		want string
+	}{
+		{"size without rank", map[string]string{"WORLD_SIZE": "2"}, nil, "WORLD_SIZE is set and RANK is not"},
+		{"rank without size", map[string]string{"RANK": "0"}, nil, "RANK is set and WORLD_SIZE is not"},
+		{"no master", map[string]string{"RANK": "0", "WORLD_SIZE": "2"}, nil, "MASTER_ADDR is not"},
+		{"no port", map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h"}, nil, "MASTER_PORT is not"},
+		{"rank too large", map[string]string{"RANK": "2", "WORLD_SIZE": "2"}, nil, "ranks are 0 to 1"},
+		{"no number", map[string]string{"RANK": "x", "WORLD_SIZE": "2"}, nil, `RANK is "x"`},
+		{"no token", map[string]string{"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, nil, "COHORT_TOKEN"},
+		{"scheme", nil, []Option{WithURL("http://h:1")}, `scheme "http"`},
+		{"no host", nil, []Option{WithURL("tcp://?rank=0&world_size=2")}, "no host and port"},
+		{"query", nil, []Option{WithURL("tcp://h:1?rnk=0&world_size=2")}, `"rnk"`},
+		{"rank of url", nil, []Option{WithURL("tcp://h:1?rank=5&world_size=2")}, `rank is "5"`},
+		{"limit", nil, []Option{WithTimeout(-1)}, "time limit"},
+		{"backend", nil, []Option{WithBackend("nccl")}, `no backend "nccl"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for k, v := range tc.env {
+				t.Setenv(k, v)
+			}
+			g, err := Init(t.Context(), tc.opts...)
+			if err == nil {
+				g.Close()
+				t.Fatalf("no error, want one with %q", tc.want)
+			}
+			if !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want an error with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func TestAloneNeedsNothing(t *testing.T) {
+	for _, v := range []string{"RANK", "WORLD_SIZE", "COHORT_TOKEN"} {
+		t.Setenv(v, "")
+	}
+	g, err := Init(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if g.Rank() != 0 || g.Size() != 1 || g.LocalSize() != 1 || g.Transport() != "none" {
+		t.Errorf("alone: %v", g)
+	}
+}
+
+// TestInitNamesTheMissing starts two ranks of three.
+func TestInitNamesTheMissing(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	addr := freeAddr()
+	errs := make([]error, 2)
+	var wg sync.WaitGroup
+	for i, r := range []int{0, 2} {
+		wg.Go(func() {
+			_, errs[i] = Init(ctx, WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=3", addr, r)))
+		})
+	}
+	wg.Wait()
+	var te *TimeoutError
+	if !errors.As(errs[0], &te) || len(te.Missing) != 1 || te.Missing[0].Rank != 1 {
+		t.Errorf("rank 0: got %v, want a time-out that misses rank 1", errs[0])
+	}
+	if errs[1] == nil {
+		t.Error("rank 2 has no error")
+	}
+}
+
+func TestSecondProcessOfARank(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	addr := freeAddr()
+	errs := make([]error, 3)
+	var wg sync.WaitGroup
+	for i, r := range []int{0, 1, 1} {
+		wg.Go(func() {
+			g, err := Init(ctx, WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=3", addr, r)))
+			if err == nil {
+				g.Close()
+			}
+			errs[i] = err
+		})
+	}
+	wg.Wait()
+	if !slices.ContainsFunc(errs[1:], func(err error) bool {
+		return err != nil && strings.Contains(err.Error(), "has joined as rank 1 before")
+	}) {
+		t.Errorf("nobody says that rank 1 came twice: %v", errs)
+	}
+}
+
+// TestNothingIsLeft compares what the process holds before and after groups.
+func TestNothingIsLeft(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	if _, err := os.Stat("/proc/self/maps"); err != nil {
+		t.Skip("no /proc to look at")
+	}
+	held := func() (files, maps int) {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries), strings.Count(string(text), "memfd:")
+	}
+	for _, tr := range transports {
+		run := func() {
+			for _, main := range []func(context.Context, *Group) error{slabsAgainstOracle, messagesRoundTheRing} {
+				if err := tr.run(t.Context(), 2, main); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		run() // what the runtime opens once
+		files, maps := held()
+		run()
+		if f, m := held(); f != files || m != maps {
+			t.Errorf("%s: %d files and %d shared mappings after, %d and %d before", tr.name, f, m, files, maps)
+		}
+	}
+}
