@@ -201,7 +201,7 @@ func (a *agent) startAll() (i int, err error) {
 	stdout, stderr := newSinks(a.cfg.Stdout, a.cfg.Stderr)
 	for i, env := range environ(&a.cfg, a.job) {
 		if err := a.start(i, env, null, stdout, stderr); err != nil {
-			return i, fmt.Errorf("start rank %d (%s): %w", i, a.prog.path, err)
+			return i, fmt.Errorf("start rank %d (%s): %w", i, a.prog.argv[0], err)
 		}
 	}
 	return 0, nil
@@ -316,8 +316,12 @@ func (a *agent) drain(sig *signals) {
 // result is nil or *Error.
 func (a *agent) result(ctx context.Context) error {
 	m := a.machine
+	name := a.cfg.Program
+	if a.cfg.argv0 != "" { // this program, under the name that it was started by
+		name = a.cfg.argv0
+	}
 	e := &Error{
-		Program: a.cfg.Program, NumRanks: a.cfg.NumRanks,
+		Program: name, NumRanks: a.cfg.NumRanks,
 		Signal: m.stopSignal, StartErr: a.startErr, NumStrays: m.numStrays,
 	}
 	if m.canceled {

@@ -141,6 +141,16 @@ func TestSpawnSignal(t *testing.T) {
 	}
 }
 
+// Half of a rank's environment is a launcher's mistake, not a place to start ranks.
+func TestSpawnHalfEnvironment(t *testing.T) {
+	for _, kv := range []string{"RANK=0", "WORLD_SIZE=2"} {
+		p := startProcess(t, "spawner:", kv)
+		if code, _ := p.end(t); code != 2 || !strings.Contains(p.out.String(), "second: environment variable "+kv[:strings.Index(kv, "=")]+" is set and ") {
+			t.Errorf("%s: exit code %d\n%s", kv, code, p.out.String())
+		}
+	}
+}
+
 // Under a launcher, a program with Spawn is a rank and starts no others.
 func TestSpawnUnderRun(t *testing.T) {
 	var out output

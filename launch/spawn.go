@@ -61,6 +61,13 @@ type SpawnOptions struct {
 // The errors are those of [Run].
 func Spawn(ctx context.Context, n int, opts SpawnOptions, main func(ctx context.Context) error) error {
 	call := spawnCalls.Add(1)
+	if envvar.Rank.IsSet() != envvar.WorldSize.IsSet() {
+		set, missing := envvar.Rank, envvar.WorldSize
+		if envvar.WorldSize.IsSet() {
+			set, missing = missing, set
+		}
+		return badConfig("Env", "environment variable %s is set and %s is not: a rank has both, a program that is to start ranks has neither", set, missing)
+	}
 	if IsRank() {
 		mine, err := envvar.Spawn.IntOr(1, 1, math.MaxInt32)
 		if err != nil {
@@ -97,7 +104,8 @@ func Exit(err error) {
 	os.Exit(ExitCode(err))
 }
 
-// IsRank says whether a launcher has started this process as a rank.
+// IsRank says whether a launcher has started this process as a rank: Spawn then
+// runs its main right here.
 func IsRank() bool {
 	return envvar.Rank.IsSet() && envvar.WorldSize.IsSet()
 }
