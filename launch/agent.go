@@ -92,18 +92,24 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	a.begin = time.Now()
 	a.orphans = openOrphans(a.cfg.Exclusive, a.job.id)
 	defer a.orphans.close()
-	a.guard = startGuard(a.job.id, a.prog.tmp)
-	if a.guard != nil {
-		a.orphans.keep(a.guard.proc.Pid)
-		defer a.guard.stop()
-	}
 	childEnded := make(chan os.Signal, 1)
 	signal.Notify(childEnded, syscall.SIGCHLD)
 	defer signal.Stop(childEnded)
 
-	if i, err := a.startAll(); err != nil {
+	failed, err := a.startAll()
+	// The guard comes after the workers: they are the ones that are waited for.
+	if a.guard = startGuard(a.job.id, a.prog.tmp); a.guard != nil {
+		a.orphans.keep(a.guard.proc.Pid)
+		defer a.guard.stop()
+		for _, w := range a.workers {
+			if w.proc != nil {
+				a.guard.watch(w.proc.Pid, true)
+			}
+		}
+	}
+	if err != nil {
 		a.startErr = err
-		a.do(startFailed{i})
+		a.do(startFailed{failed})
 	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -254,7 +260,6 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 		return err
 	}
 	a.orphans.worker(w.proc.Pid)
-	a.guard.watch(w.proc.Pid, true)
 	if !pass {
 		w.tail = &tail{}
 		prefix := fmt.Appendf(nil, "[rank%d] ", i)
