@@ -219,14 +219,15 @@ func isText(f *file, head []byte) bool {
 // isGenerated reports whether Go source says that a program wrote it, in the
 // form that the go command's documentation lays down.
 func isGenerated(head []byte) bool {
+	const prefix, suffix = "// Code generated ", " DO NOT EDIT."
 	for len(head) > 0 {
-		i := bytes.Index(head, []byte("// Code generated "))
+		i := bytes.Index(head, []byte(prefix))
 		if i < 0 {
 			return false
 		}
 		start := i == 0 || head[i-1] == '\n'
-		line, rest, _ := bytes.Cut(head[i:], []byte("\n"))
-		if start && bytes.HasSuffix(bytes.TrimSuffix(line, []byte("\r")), []byte(" DO NOT EDIT.")) {
+		line, rest, _ := bytes.Cut(head[i+len(prefix):], []byte("\n"))
+		if start && bytes.HasSuffix(bytes.TrimSuffix(line, []byte("\r")), []byte(suffix)) {
 			return true
 		}
 		head = rest

@@ -152,6 +152,14 @@ func naiveEncode(t *Tokenizer, text []byte) []int64 {
 	return ids
 }
 
+// rounds is fewer in a short run, with the race detector for instance.
+func rounds(n int) int {
+	if testing.Short() {
+		return n / 10
+	}
+	return n
+}
+
 func randomText(r *rand.Rand, n int) []byte {
 	b := make([]byte, n)
 	switch r.IntN(4) {
@@ -177,7 +185,7 @@ func TestEncodeAgainstNaive(t *testing.T) {
 	tok := trained()
 	const seed = 77
 	r := rand.New(rand.NewPCG(seed, 0))
-	for i := range 3000 {
+	for i := range rounds(3000) {
 		text := randomText(r, r.IntN(200))
 		got := tok.Encode(text)
 		if want := naiveEncode(tok, text); !slices.Equal(got, want) {
@@ -196,7 +204,7 @@ func TestAppendPart(t *testing.T) {
 	tok := trained()
 	const seed = 78
 	r := rand.New(rand.NewPCG(seed, 0))
-	for i := range 500 {
+	for i := range rounds(500) {
 		text := randomText(r, 1+r.IntN(300))
 		want := tok.Encode(text)
 		var got []int64
@@ -243,7 +251,7 @@ func TestTrainIsDeterministicAndFrequent(t *testing.T) {
 	}
 	// The first merges against counting anew each time.
 	text := slices.Clone(sample[:20_000])
-	tok, err := Train(context.Background(), text, 300)
+	tok, err := Train(context.Background(), text, 256+rounds(50))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -450,8 +458,12 @@ func TestConcurrentEncode(t *testing.T) {
 }
 
 func FuzzRead(f *testing.F) {
+	small, err := Train(context.Background(), goText(1, 3000), 260)
+	if err != nil {
+		f.Fatal(err)
+	}
 	var b bytes.Buffer
-	if err := trained().Write(&b); err != nil {
+	if err := small.Write(&b); err != nil {
 		f.Fatal(err)
 	}
 	f.Add(b.Bytes())
