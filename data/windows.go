@@ -102,7 +102,7 @@ func (w *Windows) Stride() int64 { return w.stride }
 // Fingerprint identifies the windows: with another fingerprint the same keys
 // mean other samples.
 func (w *Windows) Fingerprint() string {
-	return fmt.Sprintf("windows text=%s length=%d stride=%d vocab=%d", w.text.Fingerprint(), w.length, w.stride, w.tok.Size())
+	return fmt.Sprintf("windows text=%s tokenizer=%s length=%d stride=%d", w.text.Fingerprint(), w.tok.Fingerprint(), w.length, w.stride)
 }
 
 // start is where the search for a window's first line begins.

@@ -130,6 +130,10 @@ func TestWindowsRefuse(t *testing.T) {
 	if err != nil || other.Fingerprint() == w.Fingerprint() {
 		t.Errorf("windows of 8 and 9 tokens have one fingerprint (%v)", err)
 	}
+	other, err = NewWindows(text, trainOn(t, text, 300), 8)
+	if err != nil || other.Fingerprint() == w.Fingerprint() {
+		t.Errorf("windows of two tokenizers have one fingerprint (%v)", err)
+	}
 }
 
 func TestCollateTokens(t *testing.T) {

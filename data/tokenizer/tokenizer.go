@@ -21,6 +21,8 @@
 package tokenizer
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"sync"
 )
@@ -90,6 +92,19 @@ func (t *Tokenizer) Size() int { return len(t.tokens) }
 
 // MaxLen is the length in bytes of the longest token.
 func (t *Tokenizer) MaxLen() int { return t.maxLen }
+
+// Fingerprint identifies the tokens and merges: tokenizers with the same
+// fingerprint encode alike.
+func (t *Tokenizer) Fingerprint() string {
+	h := sha256.New()
+	for _, tok := range t.tokens {
+		fmt.Fprintf(h, "%q ", tok)
+	}
+	for _, m := range t.merges {
+		fmt.Fprintf(h, "%d %d ", m.left, m.right)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:8])
+}
 
 // Len is the number of bytes that token id stands for, 0 when there is no
 // such token.

@@ -327,7 +327,7 @@ func TestWriteRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(again.merges, tok.merges) || !slices.EqualFunc(again.tokens, tok.tokens, bytes.Equal) || again.MaxLen() != tok.MaxLen() {
+	if !slices.Equal(again.merges, tok.merges) || !slices.EqualFunc(again.tokens, tok.tokens, bytes.Equal) || again.MaxLen() != tok.MaxLen() || again.Fingerprint() != tok.Fingerprint() {
 		t.Error("the tokenizer changed on the way")
 	}
 	var c bytes.Buffer
