@@ -13,12 +13,33 @@ import (
 
 // Unary applies an elementwise function to contiguous arrays.
 func (c *CPU) Unary(op device.Unary, dst, x device.Array) {
-	fn := map[device.Unary]func(p *work.Pool, dst, a []float32){
-		device.Neg: kernel.Neg, device.Exp: kernel.Exp, device.Log: kernel.Log, device.Sqrt: kernel.Sqrt,
-		device.Reciprocal: kernel.Reciprocal, device.Tanh: kernel.Tanh, device.Erf: kernel.Erf,
-		device.ReLU: kernel.ReLU, device.GELU: kernel.GELU, device.GELUTanh: kernel.GELUTanh,
-	}[op]
-	fn(c.threads, f32(dst), f32(x))
+	unaryKernel(op)(c.threads, f32(dst), f32(x))
+}
+
+func unaryKernel(op device.Unary) func(p *work.Pool, dst, a []float32) {
+	switch op {
+	case device.Neg:
+		return kernel.Neg
+	case device.Exp:
+		return kernel.Exp
+	case device.Log:
+		return kernel.Log
+	case device.Sqrt:
+		return kernel.Sqrt
+	case device.Reciprocal:
+		return kernel.Reciprocal
+	case device.Tanh:
+		return kernel.Tanh
+	case device.Erf:
+		return kernel.Erf
+	case device.ReLU:
+		return kernel.ReLU
+	case device.GELU:
+		return kernel.GELU
+	case device.GELUTanh:
+		return kernel.GELUTanh
+	}
+	panic(fmt.Sprintf("cpu: no unary operation %d", op))
 }
 
 // binaryKernel returns the kernel for operands of one dense layout.
