@@ -314,7 +314,7 @@ func (a *agent) drain(sig *signals) {
 		return
 	}
 	if a.swept > 0 {
-		fmt.Fprintf(a.cfg.Stderr, "cohort: ended %d processes that the ranks had left running\n", a.swept)
+		fmt.Fprintf(a.cfg.Stderr, "cohort: processes that the ranks had left running have been ended: %d\n", a.swept)
 	}
 }
 

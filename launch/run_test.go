@@ -264,7 +264,7 @@ func TestRunLeavesOtherChildren(t *testing.T) {
 	}
 	defer func() { _ = other.Kill(); _, _ = other.Wait() }()
 	cfg := self(t, 1, "parent:group,daemon")
-	cfg.Stdout = &output{}
+	cfg.Stdout, cfg.Stderr = &output{}, &output{}
 	later := make(chan *os.Process, 1)
 	go func() {
 		p, err := os.StartProcess("/bin/sleep", []string{"sleep", "60"}, &os.ProcAttr{Env: []string{}})
