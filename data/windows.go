@@ -17,7 +17,7 @@ const (
 	strideBlock = 8 << 10
 	lineSkip    = 256 // bytes in which a window's start looks for a line's start
 	vocabBytes  = 2 << 20
-	vocabBlock  = 16 << 10
+	vocabBlock  = 4 << 10
 )
 
 // TrainTokenizer trains a tokenizer of size tokens on a sample of the text:
