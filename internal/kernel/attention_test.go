@@ -112,6 +112,9 @@ func TestAttention(t *testing.T) {
 		{Batch: 1, Heads: 1, Time: 300, KeyTime: 300, Dim: 80},
 		{Batch: 1, Heads: 1, Time: 100, KeyTime: 700, Dim: 24},
 	}
+	if testing.Short() {
+		shapes = shapes[:5]
+	}
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(5, 6))
 		for _, s := range shapes {

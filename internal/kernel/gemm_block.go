@@ -27,6 +27,9 @@ const (
 	// and small ones at the end so that threads finish together.
 	bigBand   = 96
 	smallBand = 24
+	// serialLimit is the number of multiplications, about ten microseconds, below
+	// which other threads do not come in time to help.
+	serialLimit = 1 << 19
 	// sharedLimit bounds the shared operand's packed part, in elements.
 	sharedLimit = 2 << 20
 )
@@ -91,15 +94,16 @@ func splitK(k int) int {
 // compute runs the product. m, n and k are not 0.
 func (g *product) compute(p *work.Pool) {
 	threads := 1
-	if p != nil && g.m*g.n*g.k >= 1<<16 {
+	if p != nil && g.m*g.n*g.k >= serialLimit {
 		threads = p.NumThreads()
 	}
 	g.mr, g.nr, g.aStep = tileShape()
 	g.kStep = splitK(g.k)
 	g.shareB = g.m >= g.n
-	// An operand that is read once or twice is read where it lies.
+	// An operand that is read once or twice is read where it lies. Only AVX-512
+	// reads a part of a panel of B, and takes whole lines at a time.
 	g.aDirect = g.n <= 2*g.nr
-	g.bDirect = !g.b.Trans && g.m <= 2*g.mr && (useISA == avx512 || g.n%g.nr == 0)
+	g.bDirect = !g.b.Trans && (useISA == avx512 && g.m <= 2*g.mr || g.m <= g.mr && g.n%g.nr == 0)
 
 	sharedSize, unit, private := g.n, g.nr, g.m
 	direct := g.bDirect

@@ -59,7 +59,11 @@ func testSizes(r *rand.Rand) [][3]int {
 		{1, 1, 1}, {0, 3, 4}, {3, 0, 4}, {3, 4, 0}, {12, 32, 16}, {6, 16, 8}, {13, 33, 17}, {7, 17, 9},
 		{1, 300, 64}, {300, 1, 64}, {256, 10, 100}, {100, 97, 700}, {64, 64, 1100},
 	}
-	for range 60 {
+	more := 60
+	if testing.Short() {
+		more = 10
+	}
+	for range more {
 		sizes = append(sizes, [3]int{1 + r.IntN(70), 1 + r.IntN(100), r.IntN(80)})
 	}
 	return sizes
@@ -107,6 +111,9 @@ func TestGemm(t *testing.T) {
 // TestGemmInParts takes sizes at which the shared operand is packed in parts,
 // of k and of columns or rows, and checks some elements of each result.
 func TestGemmInParts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("billions of multiplications")
+	}
 	p := work.New(2)
 	defer p.Close()
 	forEachISA(t, func(t *testing.T) {
