@@ -62,11 +62,10 @@ func (t *Tensor) IsContiguous() bool {
 	return device.Array{Shape: t.shape, Strides: t.strides}.IsContiguous()
 }
 
-// array returns the operand that kernels work on. The caller keeps t alive
-// until the kernel has returned.
+// array returns the operand that kernels work on.
 func (t *Tensor) array() device.Array {
 	t.check("read")
-	a := device.Array{DType: t.dtype, Shape: t.shape, Strides: t.strides}
+	a := device.Array{DType: t.dtype, Shape: t.shape, Strides: t.strides, Owner: t.storage}
 	if p := t.storage.mem.Ptr; p != nil {
 		a.Ptr = unsafe.Add(p, t.offset*t.dtype.Size())
 	}

@@ -55,6 +55,9 @@ type Array struct {
 	DType   DType
 	Shape   []int
 	Strides []int
+	// Owner keeps the memory: a device holds on to it until the call has
+	// taken effect, for the collector may take what nobody refers to.
+	Owner any
 }
 
 // NumElems returns the product of the shape.

@@ -7,6 +7,7 @@
 package cpu
 
 import (
+	"runtime"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
@@ -64,6 +65,13 @@ func (*CPU) Host(m device.Memory, offset, size int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(m.Ptr, offset)), size)
 }
 
+// hold keeps the memory of operands until it is called: a kernel's defer.
+func hold(operands ...device.Array) {
+	for i := range operands {
+		runtime.KeepAlive(operands[i].Owner)
+	}
+}
+
 // f32 returns the elements of a contiguous array, nil for an absent operand.
 func f32(a device.Array) []float32 {
 	if a.Ptr == nil {
@@ -106,6 +114,7 @@ func rowsCols(a device.Array) (rows, cols int) {
 
 // Fill sets every element.
 func (c *CPU) Fill(dst device.Array, value float64) {
+	defer hold(dst)
 	if !dst.IsContiguous() {
 		forRuns([]device.Array{dst}, func(ptrs []unsafe.Pointer, n int, strides []int) {
 			for i := range n {
@@ -130,6 +139,7 @@ func (c *CPU) Fill(dst device.Array, value float64) {
 
 // Copy copies between any strides.
 func (c *CPU) Copy(dst, src device.Array) {
+	defer hold(dst, src)
 	size := dst.DType.Size()
 	if dst.IsContiguous() && src.IsContiguous() && size == 4 {
 		kernel.Copy(c.threads, f32(dst), f32(src))
@@ -153,6 +163,7 @@ func (c *CPU) Copy(dst, src device.Array) {
 
 // Axpy adds alpha·x to dst.
 func (c *CPU) Axpy(dst device.Array, alpha float32, x device.Array) {
+	defer hold(dst, x)
 	d := f32(dst)
 	kernel.AddScaled(c.threads, d, d, alpha, f32(x))
 }

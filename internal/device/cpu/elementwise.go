@@ -13,6 +13,7 @@ import (
 
 // Unary applies an elementwise function to contiguous arrays.
 func (c *CPU) Unary(op device.Unary, dst, x device.Array) {
+	defer hold(dst, x)
 	unaryKernel(op)(c.threads, f32(dst), f32(x))
 }
 
@@ -66,6 +67,7 @@ func binaryKernel(op device.Binary) func(p *work.Pool, dst, a, b []float32) {
 // Binary applies a function of two operands, which may be broadcast, to a
 // contiguous dst.
 func (c *CPU) Binary(op device.Binary, dst, a, b device.Array) {
+	defer hold(dst, a, b)
 	fn := binaryKernel(op)
 	if a.IsContiguous() && b.IsContiguous() {
 		fn(c.threads, f32(dst), f32(a), f32(b))
@@ -125,6 +127,7 @@ func rowBroadcast(a device.Array) (rows, cols int, ok bool) {
 
 // BinaryScalar applies a function of an operand and a scalar.
 func (c *CPU) BinaryScalar(op device.Binary, dst, a device.Array, scalar float32) {
+	defer hold(dst, a)
 	switch op {
 	case device.Add:
 		kernel.AddScalar(c.threads, f32(dst), f32(a), scalar)

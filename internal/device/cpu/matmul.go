@@ -13,6 +13,7 @@ import (
 // contiguous; a and b may be transposed, and are copied when they are neither
 // dense by rows nor by columns.
 func (c *CPU) MatMul(dst, a, b, bias device.Array, beta float32) {
+	defer hold(dst, a, b, bias)
 	n := len(dst.Shape)
 	rows, cols, inner := dst.Shape[n-2], dst.Shape[n-1], a.Shape[len(a.Shape)-1]
 	batch := dst.Shape[:n-2]

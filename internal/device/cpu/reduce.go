@@ -11,6 +11,7 @@ import (
 
 // Reduce combines the dims of x in which dst has size 1. x is contiguous.
 func (c *CPU) Reduce(op device.Reduction, dst, x device.Array) {
+	defer hold(dst, x)
 	out, in := f32(dst), f32(x)
 	if len(in) == 0 {
 		identity := 0.0
