@@ -65,7 +65,7 @@ func Attention(p *work.Pool, s AttentionShape, out, q, k, v Heads, lse []float32
 
 // AttentionBackward computes the gradients dq, dk and dv of Attention from
 // dout, the gradient of out; lse is what Attention stored. The gradients are
-// overwritten.
+// overwritten; they must not overlap an operand.
 func AttentionBackward(p *work.Pool, s AttentionShape, dq, dk, dv Heads, dout, out, q, k, v Heads, lse []float32) {
 	checkAttention(&s, lse, false, []Heads{dq, dout, out, q}, []Heads{dk, dv, k, v})
 	if s.empty() {
