@@ -68,14 +68,17 @@ func initRanks(kind string) func(ctx context.Context, n int, main func(context.C
 	}
 }
 
-// freeAddr returns an address on which nobody listens at the moment.
+// freeAddr returns an address on which nobody listens at the moment, below the
+// range from which the system takes ports for connections that go out.
 func freeAddr() string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
+	for {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
+		if err != nil {
+			continue
+		}
+		defer ln.Close()
+		return ln.Addr().String()
 	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 // onEveryTransport runs a test for every transport and the given world sizes.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -121,9 +122,19 @@ func (p *rankProcess) await(t testing.TB, limit time.Duration) error {
 	case <-p.waited:
 		return p.err
 	case <-time.After(limit):
-		t.Fatalf("a rank has not ended within %v; its output:\n%s", limit, p.output())
+		t.Fatalf("a rank has not ended within %v; its output:\n%s", limit, p.stacks())
 		return nil
 	}
+}
+
+// stacks makes a rank print where its goroutines are, and returns its output.
+func (p *rankProcess) stacks() string {
+	_ = p.cmd.Process.Signal(syscall.SIGQUIT)
+	select {
+	case <-p.waited:
+	case <-time.After(5 * time.Second):
+	}
+	return p.output()
 }
 
 func TestProcesses(t *testing.T) {
@@ -171,7 +182,10 @@ func TestKilledRank(t *testing.T) {
 					select {
 					case <-p.line:
 					case <-time.After(20 * time.Second):
-						t.Fatalf("no rank is ready: %s", p.output())
+						for _, p := range ps {
+							t.Logf("a rank is at:\n%s", p.stacks())
+						}
+						t.Fatal("a rank is not ready")
 					}
 				}
 				start := time.Now()
