@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -47,13 +48,15 @@ tokenizer.json, and besides the optimizer's state and the progress.`,
   cohort generate --from out/lm --prompt 'func main() {'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := cfg.Validate(); err != nil {
-				return usageError{err}
-			}
 			explicit := make(map[string]bool)
 			cmd.Flags().Visit(func(f *pflag.Flag) { explicit[f.Name] = true })
-			if !launch.IsRank() && !asJSON {
-				fmt.Fprintf(cmd.ErrOrStderr(), "starting %d %s on this machine; Ctrl-C saves and stops\n", cfg.Ranks, ranks(cfg.Ranks))
+			if !launch.IsRank() {
+				if err := train.CheckLM(cmd.Context(), cfg, explicit); err != nil {
+					return usageError{err}
+				}
+				if !asJSON {
+					fmt.Fprintf(cmd.ErrOrStderr(), "starting %d %s on this machine; Ctrl-C saves and stops\n", cfg.Ranks, ranks(cfg.Ranks))
+				}
 			}
 			return launch.Spawn(cmd.Context(), cfg.Ranks, launch.SpawnOptions{PassRank0: true}, func(ctx context.Context) error {
 				return trainLM(ctx, cfg, explicit, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
@@ -103,6 +106,9 @@ func trainLM(ctx context.Context, cfg train.LMConfig, explicit map[string]bool, 
 		return err
 	}
 	err = train.LM(ctx, group, cfg, explicit, report)
+	if errors.Is(err, train.ErrStopped) {
+		err = nil // saved and reported; the launcher tells what stopped the job
+	}
 	if cerr := group.Close(); err == nil {
 		err = cerr
 	}
