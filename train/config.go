@@ -88,45 +88,48 @@ func (c LMConfig) model() models.GPTConfig {
 
 func (c LMConfig) numWarmup() int { return int(c.Warmup * float64(c.Steps)) }
 
-// adopt takes over what a checkpoint's run was made with. Settings that the
-// user gave in explicit (by flag name) must agree with it.
+// adopt takes over what a checkpoint's run was made with. What the user gave
+// in explicit (by flag name) stays, but must agree where it makes the run what
+// it is: model, seed, data, and the sequences of a step.
 func (c *LMConfig) adopt(saved LMConfig, explicit map[string]bool) error {
 	var conflicts []string
-	keep := func(flag string, mine, theirs any) bool {
-		if explicit[flag] && mine != theirs {
-			conflicts = append(conflicts, fmt.Sprintf("--%s is %v, the checkpoint's %v", flag, mine, theirs))
-		}
-		return false
-	}
-	for _, f := range []struct {
-		flag         string
-		mine, theirs *int
-	}{
-		{"vocab", &c.Vocab, &saved.Vocab}, {"context", &c.Context, &saved.Context}, {"width", &c.Width, &saved.Width},
-		{"heads", &c.Heads, &saved.Heads}, {"layers", &c.Layers, &saved.Layers},
-	} {
-		keep(f.flag, *f.mine, *f.theirs)
-		*f.mine = *f.theirs
-	}
-	keep("seed", c.Seed, saved.Seed)
-	c.Seed = saved.Seed
-	keep("data", c.Data, saved.Data)
-	c.Data = saved.Data
-	if !explicit["steps"] {
-		c.Steps = saved.Steps
-	}
-	for _, f := range []struct {
-		flag         string
-		mine, theirs *float64
-	}{
-		{"lr", &c.LR, &saved.LR}, {"weight-decay", &c.WeightDecay, &saved.WeightDecay}, {"clip", &c.Clip, &saved.Clip},
-		{"beta2", &c.Beta2, &saved.Beta2}, {"warmup", &c.Warmup, &saved.Warmup}, {"lr-floor", &c.LRFloor, &saved.LRFloor},
-	} {
-		if !explicit[f.flag] {
-			*f.mine = *f.theirs
+	fixed := func(flag string, given, was any) {
+		if explicit[flag] && given != was {
+			conflicts = append(conflicts, fmt.Sprintf("--%s is %v, the checkpoint's %v", flag, given, was))
 		}
 	}
-	// The batch of all ranks together stays what it was.
+	fixed("vocab", c.Vocab, saved.Vocab)
+	fixed("context", c.Context, saved.Context)
+	fixed("width", c.Width, saved.Width)
+	fixed("heads", c.Heads, saved.Heads)
+	fixed("layers", c.Layers, saved.Layers)
+	fixed("seed", c.Seed, saved.Seed)
+	fixed("data", c.Data, saved.Data)
+
+	given := *c
+	*c = saved
+	c.Out, c.Ranks, c.DType = given.Out, given.Ranks, given.DType
+	for flag, take := range map[string]func(){
+		"steps":         func() { c.Steps = given.Steps },
+		"batch":         func() { c.Batch = given.Batch },
+		"lr":            func() { c.LR = given.LR },
+		"weight-decay":  func() { c.WeightDecay = given.WeightDecay },
+		"beta2":         func() { c.Beta2 = given.Beta2 },
+		"clip":          func() { c.Clip = given.Clip },
+		"warmup":        func() { c.Warmup = given.Warmup },
+		"lr-floor":      func() { c.LRFloor = given.LRFloor },
+		"eval-every":    func() { c.EvalEvery = given.EvalEvery },
+		"eval-tokens":   func() { c.EvalTokens = given.EvalTokens },
+		"save-every":    func() { c.SaveEvery = given.SaveEvery },
+		"keep":          func() { c.Keep = given.Keep },
+		"sample-tokens": func() { c.SampleTokens = given.SampleTokens },
+		"prompt":        func() { c.Prompt = given.Prompt },
+	} {
+		if explicit[flag] {
+			take()
+		}
+	}
+	// The sequences of a step stay as many on another number of ranks.
 	total := saved.Ranks * saved.Batch
 	if !explicit["batch"] && total%c.Ranks == 0 {
 		c.Batch = total / c.Ranks

@@ -80,7 +80,7 @@ func (discard) Notice(string)         {}
 // start describes the run.
 func (r *lmRun) start(saved *savedRun) Start {
 	s := Start{
-		Model:     fmt.Sprintf("GPT, %d %s of width %d, %d tokens of context, %d BPE tokens",
+		Model: fmt.Sprintf("GPT, %d %s of width %d, %d tokens of context, %d BPE tokens",
 			r.cfg.Layers, plural(r.cfg.Layers, "layer"), r.cfg.Width, r.cfg.Context, r.cfg.Vocab),
 		NumParams: nn.NumParams(r.model), Data: r.corpus.Name,
 		TrainBytes: r.corpus.Train.Size(), ValidationBytes: r.corpus.Validation.Size(),
