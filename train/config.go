@@ -131,7 +131,7 @@ func (c *LMConfig) adopt(saved LMConfig, explicit map[string]bool) error {
 	}
 	// The sequences of a step stay as many on another number of ranks.
 	total := saved.Ranks * saved.Batch
-	if !explicit["batch"] && total%c.Ranks == 0 {
+	if !explicit["batch"] && c.Ranks > 0 && total%c.Ranks == 0 {
 		c.Batch = total / c.Ranks
 	}
 	if c.Ranks*c.Batch != total {
