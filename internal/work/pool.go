@@ -22,8 +22,14 @@ import (
 )
 
 // spinRounds is how often an idle worker looks for a new loop before it
-// parks: some tens of microseconds, about what waking a parked goroutine costs.
-const spinRounds = 20_000
+// parks: a few hundred microseconds. Within a training step loops follow each
+// other faster than that; a worker that parked between them would wake too late
+// to help with the next one, park again, and leave the step to one thread.
+const spinRounds = 500_000
+
+// yieldRounds is how often a caller that has nothing left to do looks for the
+// end of its loop before it lets other goroutines run.
+const yieldRounds = 1000
 
 // Pool is a fixed set of workers. Create one with [New]; the zero value is a
 // pool of one thread, the caller.
@@ -121,7 +127,7 @@ func (p *Pool) Run(n int, fn func(i int)) {
 		}
 	}
 	for spins := 0; l.pending.Load() != 0; spins++ {
-		if spins > spinRounds/20 {
+		if spins > yieldRounds {
 			runtime.Gosched()
 		}
 	}
