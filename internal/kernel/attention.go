@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/cohort-ml/cohort/internal/work"
 )
@@ -35,10 +36,16 @@ func (s *AttentionShape) visible(t int) int {
 	return min(s.KeyTime, max(0, t+1+s.KeyTime-s.Time))
 }
 
-// empty tells that there is nothing to compute or, without keys or queries,
-// nothing that attention is defined for.
+// empty tells that there are no scores: results are zero where there are any.
 func (s *AttentionShape) empty() bool {
 	return s.Batch == 0 || s.Heads == 0 || s.Time == 0 || s.KeyTime == 0 || s.Dim == 0
+}
+
+func (s *AttentionShape) clear(x *Heads, time int) {
+	for i := range s.Batch * s.Heads * time {
+		at := x.base(i/time/s.Heads, i/time%s.Heads) + i%time*x.Time
+		clear(x.Data[at:][:s.Dim])
+	}
 }
 
 func runHeads(p *work.Pool, n int, head func(i int)) {
@@ -57,6 +64,10 @@ func runHeads(p *work.Pool, n int, head func(i int)) {
 func Attention(p *work.Pool, s AttentionShape, out, q, k, v Heads, lse []float32) {
 	checkAttention(&s, lse, true, []Heads{out, q}, []Heads{k, v})
 	if s.empty() {
+		s.clear(&out, s.Time)
+		for i := range min(len(lse), s.Batch*s.Heads*s.Time) {
+			lse[i] = float32(math.Inf(-1))
+		}
 		return
 	}
 	x := &attention{AttentionShape: s, out: out, q: q, k: k, v: v, lse: lse}
@@ -69,6 +80,9 @@ func Attention(p *work.Pool, s AttentionShape, out, q, k, v Heads, lse []float32
 func AttentionBackward(p *work.Pool, s AttentionShape, dq, dk, dv Heads, dout, out, q, k, v Heads, lse []float32) {
 	checkAttention(&s, lse, false, []Heads{dq, dout, out, q}, []Heads{dk, dv, k, v})
 	if s.empty() {
+		s.clear(&dq, s.Time)
+		s.clear(&dk, s.KeyTime)
+		s.clear(&dv, s.KeyTime)
 		return
 	}
 	x := &attention{s, out, q, k, v, dq, dk, dv, dout, lse}

@@ -106,6 +106,8 @@ func TestAttention(t *testing.T) {
 		{Batch: 2, Heads: 3, Time: 40, KeyTime: 40, Dim: 32},
 		{Batch: 1, Heads: 2, Time: 1, KeyTime: 1, Dim: 1},
 		{Batch: 1, Heads: 1, Time: 1, KeyTime: 77, Dim: 64},
+		{Batch: 2, Heads: 2, Time: 3, KeyTime: 0, Dim: 4},
+		{Batch: 2, Heads: 2, Time: 0, KeyTime: 3, Dim: 4},
 		{Batch: 2, Heads: 1, Time: 13, KeyTime: 50, Dim: 40},
 		{Batch: 1, Heads: 2, Time: 50, KeyTime: 13, Dim: 20},
 		{Batch: 1, Heads: 1, Time: 128, KeyTime: 128, Dim: 32},
@@ -113,7 +115,7 @@ func TestAttention(t *testing.T) {
 		{Batch: 1, Heads: 1, Time: 100, KeyTime: 700, Dim: 24},
 	}
 	if testing.Short() {
-		shapes = shapes[:5]
+		shapes = shapes[:7]
 	}
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(5, 6))
