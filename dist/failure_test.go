@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -423,7 +424,7 @@ func TestInitNamesTheMissing(t *testing.T) {
 
 func TestSecondProcessOfARank(t *testing.T) {
 	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	addr := freeAddr()
 	errs := make([]error, 3)
@@ -477,4 +478,51 @@ func TestNothingIsLeft(t *testing.T) {
 			t.Errorf("%s: %d files and %d shared mappings after, %d and %d before", tr.name, f, m, files, maps)
 		}
 	}
+}
+
+// TestWaitingIsCheap has a rank wait for a late one and looks at the
+// processor time of the process.
+func TestWaitingIsCheap(t *testing.T) {
+	const late = 100 * time.Millisecond
+	onEveryTransport(t, []int{2}, func(ctx context.Context, g *Group) error {
+		if err := g.Barrier(ctx); err != nil {
+			return err
+		}
+		before := processorTime()
+		if g.Rank() == 1 {
+			time.Sleep(late)
+		}
+		if err := g.Barrier(ctx); err != nil {
+			return err
+		}
+		if spent := processorTime() - before; g.Rank() == 0 && spent > late/5 {
+			return fmt.Errorf("waiting %v took %v of processor time", late, spent)
+		}
+		return nil
+	})
+}
+
+func processorTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// FuzzURL: no text may make placeFromURL panic, and a place that it accepts
+// makes sense.
+func FuzzURL(f *testing.F) {
+	f.Add("tcp://127.0.0.1:29500?rank=1&world_size=2")
+	f.Add("tcp://[::1]:1?rank=0&world_size=1")
+	f.Add("env://")
+	f.Fuzz(func(t *testing.T, text string) {
+		if text == "" || text == "env://" {
+			return
+		}
+		p, err := placeFromURL(text)
+		if err == nil && (p.rank < 0 || p.rank >= p.worldSize || p.worldSize > maxWorldSize || p.master == "") {
+			t.Errorf("%q gives %+v", text, p)
+		}
+	})
 }

@@ -18,6 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -32,6 +33,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"slabs":    slabsAgainstOracle,
 	"wait":     waitForever,
 	"measure":  measure,
+	"overlap":  overlap,
 }
 
 func TestMain(m *testing.M) {
@@ -60,6 +62,7 @@ func runAsRank(main func(context.Context, *Group) error) error {
 // rankProcess is a started rank.
 type rankProcess struct {
 	cmd    *exec.Cmd
+	agent  *agentpipe.Writer // what an agent would tell the rank
 	mu     sync.Mutex
 	out    bytes.Buffer
 	line   chan struct{} // closed at the first line of output
@@ -99,7 +102,16 @@ func startRanks(t testing.TB, n int, name string, env ...string) []*rankProcess 
 			envvar.MasterAddr.Assign(host), envvar.MasterPort.Assign(port))
 		p.cmd.Env = append(p.cmd.Env, env...)
 		p.cmd.Stdout, p.cmd.Stderr = p, p
-		if err := p.cmd.Start(); err != nil {
+		news, agent, err := agentpipe.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.agent = agent
+		p.cmd.ExtraFiles = []*os.File{news} // becomes descriptor 3
+		p.cmd.Env = append(p.cmd.Env, envvar.AgentFD.Assign("3"))
+		err = p.cmd.Start()
+		news.Close()
+		if err != nil {
 			t.Fatal(err)
 		}
 		go func() {
@@ -109,6 +121,7 @@ func startRanks(t testing.TB, n int, name string, env ...string) []*rankProcess 
 		t.Cleanup(func() {
 			_ = p.cmd.Process.Kill()
 			<-p.waited
+			_ = agent.Close()
 		})
 		ps[r] = p
 	}
@@ -172,7 +185,7 @@ func waitForever(ctx context.Context, g *Group) error {
 }
 
 // TestKilledRank kills one of three ranks: the others end within a second and
-// name it. (That they know the signal is the agent's part, tested with it.)
+// name it, and the signal, which the agent tells them.
 func TestKilledRank(t *testing.T) {
 	for _, kind := range []string{"shm", "tcp"} {
 		for _, victim := range []int{0, 2} {
@@ -192,6 +205,12 @@ func TestKilledRank(t *testing.T) {
 				if err := ps[victim].cmd.Process.Kill(); err != nil {
 					t.Fatal(err)
 				}
+				<-ps[victim].waited
+				for r, p := range ps {
+					if r != victim {
+						_ = p.agent.Send(agentpipe.Event{Kind: agentpipe.KindExited, Rank: victim, Code: -1, Signal: "killed"})
+					}
+				}
 				for r, p := range ps {
 					if r == victim || r == 2 {
 						continue // rank 2 does not wait for anybody
@@ -203,8 +222,8 @@ func TestKilledRank(t *testing.T) {
 						t.Errorf("rank %d took %v", r, took)
 					}
 					want := fmt.Sprintf("rank %d (host", victim)
-					if out := p.output(); !strings.Contains(out, want) || !strings.Contains(out, "died") {
-						t.Errorf("rank %d does not name rank %d as dead:\n%s", r, victim, out)
+					if out := p.output(); !strings.Contains(out, want) || !strings.Contains(out, "died: signal killed") {
+						t.Errorf("rank %d does not name rank %d as killed:\n%s", r, victim, out)
 					}
 				}
 			})

@@ -117,8 +117,8 @@ func parseCall(b []byte) (backend.Call, error) {
 		return backend.Call{}, fmt.Errorf("call of %d bytes, want %d", len(b), callSize)
 	}
 	count := binary.LittleEndian.Uint64(b[8:])
-	if count > math.MaxInt {
-		return backend.Call{}, errors.New("call with a negative number of elements")
+	if b[3] != 0 || count > math.MaxInt {
+		return backend.Call{}, errors.New("call that no rank would make")
 	}
 	return backend.Call{
 		Op: backend.Op(b[0]), Reduce: backend.ReduceOp(b[1]), DType: backend.DType(b[2]),

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/internal/mem"
+)
+
+// TestReachStaysInsideTheSlab asks for memory outside what a peer has lent.
+func TestReachStaysInsideTheSlab(t *testing.T) {
+	slab, err := mem.NewSlab(8192)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slab.Close()
+	if slab.FD < 0 {
+		t.Skip("this system has no memory that processes can share by descriptor")
+	}
+	fetched := 0
+	s := newSlabSpace(func(_ context.Context, _ int, id uint64) (int, int, error) {
+		fetched++
+		if id != 1 {
+			return 0, 0, errors.New("no such slab")
+		}
+		return dup(t, slab.FD), 8192, nil
+	})
+	defer s.close()
+	c := &backend.Call{DType: backend.Float32}
+	for _, tc := range []struct {
+		at   location
+		size int
+		ok   bool
+	}{
+		{location{1, 0}, 8192, true},
+		{location{1, 8188}, 4, true},
+		{location{1, 8192}, 0, true},
+		{location{1, 0}, 8193, false},
+		{location{1, 8192}, 1, false},
+		{location{1, 1 << 63}, 4, false},
+		{location{1, ^uint64(0) - 3}, 8, false},
+		{location{1, 2}, 4, false},
+		{location{2, 0}, 4, false},
+	} {
+		data, err := s.reach(0, c, tc.at, false, tc.size)
+		if (err == nil) != tc.ok || tc.ok && len(data) != tc.size {
+			t.Errorf("%d bytes at %+v: %d bytes, %v", tc.size, tc.at, len(data), err)
+		}
+	}
+	if fetched != 2 {
+		t.Errorf("slabs were fetched %d times, want once each", fetched)
+	}
+}
+
+// TestSlabOfALiar is told a size beyond the end of the file.
+func TestSlabOfALiar(t *testing.T) {
+	slab, err := mem.NewSlab(4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slab.Close()
+	if slab.FD < 0 {
+		t.Skip("this system has no memory that processes can share by descriptor")
+	}
+	s := newSlabSpace(func(context.Context, int, uint64) (int, int, error) { return dup(t, slab.FD), 1 << 20, nil })
+	defer s.close()
+	if _, err := s.reach(0, &backend.Call{DType: backend.Float32}, location{1, 0}, false, 1<<20); err == nil {
+		t.Error("memory beyond the end of a file was mapped")
+	}
+}
+
+func TestOpenSegmentChecksItsLayout(t *testing.T) {
+	data := aligned(segmentSize(2, true))
+	if _, err := openSegment(data, 2); err == nil {
+		t.Error("empty memory is taken for a segment")
+	}
+	newSegment(data, 2)
+	if _, err := openSegment(data, 2); err != nil {
+		t.Error(err)
+	}
+	if _, err := openSegment(data, 3); err == nil {
+		t.Error("a segment of two ranks is taken for one of three")
+	}
+}
+
+func TestFirstFaultStands(t *testing.T) {
+	s := newSegment(aligned(segmentSize(3, false)), 3)
+	if _, _, _, ok := s.fault(); ok {
+		t.Error("a new segment has a fault")
+	}
+	if !s.setFault(2, kindDied, "killed") || s.setFault(1, kindLeft, "") {
+		t.Error("not the first fault was taken")
+	}
+	if rank, kind, text, ok := s.fault(); rank != 2 || kind != kindDied || text != "killed" || !ok {
+		t.Errorf("fault %d %d %q %v", rank, kind, text, ok)
+	}
+}
+
+// TestFlagWrapsAround waits across the counter's overflow.
+func TestFlagWrapsAround(t *testing.T) {
+	for _, p := range []parking{newGoParking(4), anyProcessParking()} {
+		if p == nil {
+			continue
+		}
+		var f flag
+		f.value.Store(^uint32(0) - 1)
+		const rounds = 200
+		go func() {
+			for i := range uint32(rounds) {
+				raise(p, &f, ^uint32(0)+i)
+				if i%20 == 0 {
+					time.Sleep(100 * time.Microsecond) // lets the waiter fall asleep now and then
+				}
+			}
+		}()
+		for i := range uint32(rounds) {
+			want := ^uint32(0) + i
+			for !f.reached(want) {
+				doze(t.Context(), p, &f, want, p.alarms(), time.Second)
+			}
+		}
+	}
+}
+
+func anyProcessParking() parking {
+	if !sharedMemory {
+		return nil
+	}
+	return newProcessParking(true)
+}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+)
+
+var sampleCall = backend.Call{Op: backend.OpBroadcast, DType: backend.Int64, Root: 3, Count: 1 << 40, Seq: 1<<33 + 5}
+
+func TestWireRoundTrip(t *testing.T) {
+	h := hello{purpose: forSlab, rank: 6, number: 1 << 60, group: "world"}
+	if got, err := parseHello(h.encode(), "world", 7); err != nil || got != h {
+		t.Errorf("hello: %+v, %v", got, err)
+	}
+	if _, err := parseHello(h.encode(), "other", 7); err == nil {
+		t.Error("a hello to another group is taken")
+	}
+	if _, err := parseHello(h.encode(), "world", 6); err == nil {
+		t.Error("a hello from a rank beyond the group is taken")
+	}
+	if got, err := parseCall(appendCall(nil, &sampleCall)); err != nil || got != sampleCall {
+		t.Errorf("call: %+v, %v", got, err)
+	}
+	rank, kind, text, err := parseFault(encodeFault(2, kindFailed, "why"), 3)
+	if rank != 2 || kind != kindFailed || text != "why" || err != nil {
+		t.Errorf("fault: %d %d %q %v", rank, kind, text, err)
+	}
+	m := &backend.MismatchError{Group: "world", Seq: sampleCall.Seq,
+		Here: backend.RankCall{Rank: 0, Call: sampleCall}, There: backend.RankCall{Rank: 2, Call: sampleCall}}
+	if got, err := parseMismatch(encodeMismatch(m), "world", 3); err != nil || *got != *m {
+		t.Errorf("mismatch: %+v, %v", got, err)
+	}
+}
+
+// FuzzWire feeds every parser of this package: none may panic, and what one
+// accepts must encode to the same bytes.
+func FuzzWire(f *testing.F) {
+	h := hello{purpose: forRing, rank: 1, group: "world"}
+	f.Add(h.encode())
+	f.Add(appendCall(nil, &sampleCall))
+	f.Add(encodeFault(1, kindDied, "killed"))
+	f.Add([]byte(encodeMismatch(&backend.MismatchError{Here: backend.RankCall{Call: sampleCall}, There: backend.RankCall{Rank: 1, Call: sampleCall}})))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if h, err := parseHello(b, "world", 4); err == nil && !bytes.Equal(h.encode(), b) {
+			t.Errorf("hello %+v of %x encodes to %x", h, b, h.encode())
+		}
+		if rank, kind, text, err := parseFault(b, 4); err == nil && !bytes.Equal(encodeFault(rank, kind, text), b) {
+			t.Errorf("fault %d %d %q of %x", rank, kind, text, b)
+		}
+		if c, err := parseCall(b); err == nil && !bytes.Equal(appendCall(nil, &c), b) {
+			t.Errorf("call %+v of %x", c, b)
+		}
+		if m, err := parseMismatch(string(b), "world", 4); err == nil && encodeMismatch(m) != string(b) {
+			t.Errorf("mismatch %+v of %x", m, b)
+		}
+	})
+}
