@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strconv"
 	"sync/atomic"
 	"syscall"
@@ -121,6 +122,13 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 		// The agent decides how long a rank may take from here on: later signals
 		// are not for this process to act on.
 		cancel(fmt.Errorf("rank %s got %s", envvar.Rank.Get("?"), signalName(s.(syscall.Signal))))
+	}()
+	defer func() {
+		if v := recover(); v != nil {
+			// The message comes last: the job's report shows the last lines.
+			fmt.Fprintf(os.Stderr, "%s\nrank %s panicked: %v\n", debug.Stack(), envvar.Rank.Get("?"), v)
+			os.Exit(2)
+		}
 	}()
 	if err := main(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "%v\n", err)

@@ -218,5 +218,5 @@ func (c *Ctx) Recover(err *error) {
 		return
 	}
 	inner := calls[len(calls)-1]
-	*err = &ForwardError{Module: pathOf(calls[0], inner), Type: fmt.Sprintf("%T", inner), Err: failure}
+	*err = &ForwardError{Module: pathOf(calls), Type: fmt.Sprintf("%T", inner), Err: failure}
 }

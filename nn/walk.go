@@ -85,17 +85,23 @@ func NumParams(model any) int {
 	return n
 }
 
-// pathOf returns the name of a module inside a model.
-func pathOf(model, module any) string {
-	found := ""
-	walk(model, func(path string, v any) bool {
-		if v == module {
-			found = path
-			return false
+// pathOf returns the name of the innermost of calls inside the outermost that
+// knows it: a wrapper such as DDP, whose fields nobody sees, adds nothing.
+func pathOf(calls []any) string {
+	module := calls[len(calls)-1]
+	for _, outer := range calls {
+		at, found := "", false
+		walk(outer, func(path string, v any) bool {
+			if v == module {
+				at, found = path, true
+			}
+			return !found
+		})
+		if found {
+			return at
 		}
-		return true
-	})
-	return found
+	}
+	return ""
 }
 
 // walk visits the model and everything in its exported fields, each pointer

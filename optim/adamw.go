@@ -20,7 +20,7 @@ type AdamW struct{ base[AdamWOptions] }
 
 // NewAdamW returns the optimizer of params; see AddGroup for more of them.
 func NewAdamW(params []*nn.Parameter, o AdamWOptions) *AdamW {
-	a := &AdamW{base[AdamWOptions]{kinds: []string{"exp_avg", "exp_avg_sq"}, lrScale: 1}}
+	a := &AdamW{base[AdamWOptions]{lrScale: 1}}
 	a.AddGroup(params, o)
 	return a
 }
@@ -35,23 +35,26 @@ func (a *AdamW) AddGroup(params []*nn.Parameter, o AdamWOptions) {
 			*d.v = d.when
 		}
 	}
-	a.base.AddGroup(params, o)
+	a.addGroup(params, o, "exp_avg", "exp_avg_sq")
 }
 
 // Step applies one update; see Optimizer.
 func (a *AdamW) Step(gradScale float64) {
 	a.numSteps++
-	t := float64(a.numSteps)
 	for _, g := range a.groups {
 		o := g.options
 		s := tensor.AdamWScalars{
-			LR: o.LR * a.lrScale, Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay,
-			Bias1: 1 - math.Pow(o.Beta1, t), Bias2: 1 - math.Pow(o.Beta2, t), GradScale: gradScale,
+			LR: o.LR * a.lrScale, Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay, GradScale: gradScale,
 		}
 		for i, p := range g.params {
-			if grad := p.Grad(); grad != nil {
-				tensor.AdamW(p.Data(), grad, g.state[i][0], g.state[i][1], s)
+			grad := p.Grad()
+			if grad == nil {
+				continue
 			}
+			g.steps[i]++
+			t := float64(g.steps[i])
+			s.Bias1, s.Bias2 = 1-math.Pow(o.Beta1, t), 1-math.Pow(o.Beta2, t)
+			tensor.AdamW(p.Data(), grad, g.state[i][0], g.state[i][1], s)
 		}
 	}
 }

@@ -49,23 +49,25 @@ type Optimizer interface {
 type group[O any] struct {
 	params  []*nn.Parameter
 	options O
+	kinds   []string           // of the state tensors
 	state   [][]*tensor.Tensor // by parameter, then kind
+	steps   []int              // updates of each parameter
 }
 
 // base is the part that all optimizers have in common.
 type base[O any] struct {
 	groups   []group[O]
-	kinds    []string // of the state tensors
 	lrScale  float64
 	numSteps int
 }
 
-// AddGroup adds parameters with options of their own.
-func (b *base[O]) AddGroup(params []*nn.Parameter, options O) {
-	g := group[O]{params: params, options: options}
+// addGroup adds parameters with options of their own and a state tensor of
+// each kind.
+func (b *base[O]) addGroup(params []*nn.Parameter, options O, kinds ...string) {
+	g := group[O]{params: params, options: options, kinds: kinds, steps: make([]int, len(params))}
 	for _, p := range params {
 		var state []*tensor.Tensor
-		for range b.kinds {
+		for range kinds {
 			d := p.Data()
 			state = append(state, tensor.New(d.Device(), d.DType(), d.Shape()...))
 		}
@@ -89,8 +91,8 @@ func (b *base[O]) SetLRScale(factor float64) { b.lrScale = factor }
 // State returns the state tensors, named KIND.PARAMETER.
 func (b *base[O]) State() nn.NamedTensors {
 	var out nn.NamedTensors
-	for k, kind := range b.kinds {
-		for _, g := range b.groups {
+	for _, g := range b.groups {
+		for k, kind := range g.kinds {
 			for i, p := range g.params {
 				out = append(out, nn.NamedTensor{Name: kind + "." + p.Name(), Tensor: g.state[i][k]})
 			}
@@ -102,8 +104,16 @@ func (b *base[O]) State() nn.NamedTensors {
 // NumSteps returns how often Step has run.
 func (b *base[O]) NumSteps() int { return b.numSteps }
 
-// SetNumSteps sets the count, when a state is loaded.
-func (b *base[O]) SetNumSteps(n int) { b.numSteps = n }
+// SetNumSteps sets the count, when a state is loaded. Every parameter then
+// counts as updated so often.
+func (b *base[O]) SetNumSteps(n int) {
+	b.numSteps = n
+	for _, g := range b.groups {
+		for i := range g.steps {
+			g.steps[i] = n
+		}
+	}
+}
 
 // ClipGradNorm returns the Euclidean norm of all gradients together and the
 // factor, at most 1, that brings it down to maxNorm: pass it to Step. Nothing

@@ -16,34 +16,34 @@ type SGDOptions struct {
 // SGD is stochastic gradient descent, with momentum if asked for.
 type SGD struct{ base[SGDOptions] }
 
-// NewSGD returns the optimizer of params. Whether momentum buffers are kept is
-// decided by the first group's momentum.
+// NewSGD returns the optimizer of params; see AddGroup for more of them.
 func NewSGD(params []*nn.Parameter, o SGDOptions) *SGD {
 	s := &SGD{base[SGDOptions]{lrScale: 1}}
-	if o.Momentum != 0 {
-		s.kinds = []string{"momentum_buffer"}
-	}
 	s.AddGroup(params, o)
 	return s
 }
 
-// AddGroup adds parameters with options of their own.
+// AddGroup adds parameters with options of their own. They have a momentum
+// buffer if they have momentum.
 func (s *SGD) AddGroup(params []*nn.Parameter, o SGDOptions) {
 	if o.LR == 0 {
 		o.LR = 1e-3
 	}
-	s.base.AddGroup(params, o)
+	var kinds []string
+	if o.Momentum != 0 {
+		kinds = []string{"momentum_buffer"}
+	}
+	s.addGroup(params, o, kinds...)
 }
 
 // Step applies one update; see Optimizer.
 func (s *SGD) Step(gradScale float64) {
-	first := s.numSteps == 0
 	s.numSteps++
 	for _, g := range s.groups {
 		o := g.options
 		scalars := tensor.SGDScalars{
 			LR: o.LR * s.lrScale, Momentum: o.Momentum, Dampening: o.Dampening, WeightDecay: o.WeightDecay,
-			Nesterov: o.Nesterov, First: first, GradScale: gradScale,
+			Nesterov: o.Nesterov, GradScale: gradScale,
 		}
 		for i, p := range g.params {
 			grad := p.Grad()
@@ -51,9 +51,11 @@ func (s *SGD) Step(gradScale float64) {
 				continue
 			}
 			var momentum *tensor.Tensor
-			if len(s.kinds) > 0 && o.Momentum != 0 {
+			if o.Momentum != 0 {
 				momentum = g.state[i][0]
 			}
+			scalars.First = g.steps[i] == 0
+			g.steps[i]++
 			tensor.SGD(p.Data(), grad, momentum, scalars)
 		}
 	}

@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -30,9 +31,12 @@ type DDP struct {
 	buckets []*bucket
 	sync    bool
 
-	// of the backward pass under way
 	bucketOf map[*nn.Parameter]*bucket
-	launched int // buckets 0 … launched-1 have been handed to the group
+	tape     *tensor.Tape // of the pass that Forward has prepared last
+
+	// of the backward pass under way
+	reducing bool // from its start to its end, unless under NoSync
+	launched int  // buckets 0 … launched-1 have been handed to the group
 }
 
 // DDPOptions change how gradients are grouped.
@@ -52,6 +56,7 @@ type bucket struct {
 	views   []*tensor.Tensor // of flat, one a parameter
 	missing int              // gradients that have not come yet
 	work    *dist.Work
+	reduced bool // what it holds is the same on every rank
 }
 
 // NewDDP prepares a model for training on all ranks of a group. Every rank
@@ -120,17 +125,16 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 // Forward runs the model. In a training pass, the Backward that follows
 // averages the gradients.
 func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	if !c.Tape().Recording() {
-		return c.Call(d.model, x)
-	}
-	// The average is a sum of gradients that are small from the start.
-	c.Tape().ScaleGrads(1 / float64(d.group.Size()))
-	if d.sync {
-		d.launched = 0
-		for _, b := range d.buckets {
-			b.missing = len(b.params)
+	// A pass may run the model several times, but is prepared once.
+	if tape := c.Tape(); tape.Recording() && tape != d.tape {
+		d.tape = tape
+		// The average is a sum of gradients that are small from the start.
+		tape.ScaleGrads(1 / float64(d.group.Size()))
+		sync := d.sync
+		tape.BeforeBackward(func(context.Context) error { return d.begin(sync) })
+		if sync {
+			tape.AfterBackward(d.finish)
 		}
-		c.Tape().AfterBackward(d.finish)
 	}
 	return c.Call(d.model, x)
 }
@@ -141,16 +145,40 @@ func (d *DDP) Module() nn.Module { return d.model }
 // NoSync runs fn with averaging off: its backward passes add up gradients on
 // this rank alone, already divided by the number of ranks, and the first one
 // afterwards sums them over the ranks. For gradient accumulation over
-// microbatches.
+// microbatches: fn runs the forward passes (what counts is when a pass was
+// begun) and their backward passes.
 func (d *DDP) NoSync(fn func() error) error {
 	d.sync = false
 	defer func() { d.sync = true }()
 	return fn()
 }
 
+// begin prepares a backward pass.
+func (d *DDP) begin(sync bool) error {
+	if d.reducing {
+		return errors.New("ddp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")
+	}
+	d.reducing, d.launched = sync, 0
+	for _, b := range d.buckets {
+		b.missing = len(b.params)
+		if !b.reduced {
+			continue
+		}
+		// Averages that nobody has dropped are added to. All ranks have them:
+		// in the next sum, each brings its share.
+		b.reduced = false
+		for i, p := range b.params {
+			if p.Grad() != nil {
+				b.views[i].Scale(1 / float64(d.group.Size()))
+			}
+		}
+	}
+	return nil
+}
+
 // gradReady is called by the backward pass for each parameter.
 func (d *DDP) gradReady(ctx context.Context, p *nn.Parameter) error {
-	if !d.sync {
+	if !d.reducing {
 		return nil
 	}
 	d.bucketOf[p].missing--
@@ -172,11 +200,15 @@ func (d *DDP) launch(ctx context.Context) error {
 func (d *DDP) finish(ctx context.Context) error {
 	for _, b := range d.buckets[d.launched:] {
 		for i, p := range b.params {
-			if p.Grad() == nil {
-				b.views[i].Fill(0)
-				if err := p.GradReady(ctx); err != nil {
-					return err
-				}
+			if p.Grad() != nil {
+				continue
+			}
+			b.views[i].Fill(0)
+			if p.Frozen { // since NewDDP
+				continue
+			}
+			if err := p.GradReady(ctx); err != nil {
+				return err
 			}
 		}
 		b.missing = 0
@@ -190,6 +222,8 @@ func (d *DDP) finish(ctx context.Context) error {
 			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
 				i, len(d.buckets), b.params[0].Name(), b.params[len(b.params)-1].Name(), err)
 		}
+		b.reduced = true
 	}
+	d.reducing = first != nil
 	return first
 }

@@ -28,12 +28,15 @@ func CreateGraph() BackwardOption {
 // gradients are then incomplete.
 func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
 	b := t.startBackward(ctx, "backward", nil, opts)
+	for _, fn := range t.tape.before {
+		if err := fn(ctx); err != nil {
+			return err
+		}
+	}
 	if err := b.run(t.node, nil); err != nil {
 		return err
 	}
-	after := t.tape.after
-	t.tape.after = nil
-	for _, fn := range after {
+	for _, fn := range t.tape.after {
 		if err := fn(ctx); err != nil {
 			return err
 		}

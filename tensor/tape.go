@@ -16,6 +16,7 @@ type Tape struct {
 	nodes     []node // nodes[0] is not used: a tensor's node 0 means none
 	recording bool
 	scope     *scope
+	before    []func(context.Context) error
 	after     []func(context.Context) error
 	seed      float64 // the gradient of the loss with respect to itself
 }
@@ -77,8 +78,14 @@ func (tp *Tape) Watch(t *Tensor, leaf Leaf) *Tensor {
 // it belongs to the tape.
 func (tp *Tape) Const(t *Tensor) *Tensor { return tp.Watch(t, nil) }
 
-// AfterBackward registers fn to run at the end of the next backward pass, when
-// every leaf has its gradient. Wrappers wait for their communication there.
+// BeforeBackward registers fn to run at the start of every backward pass over
+// the tape, before any gradient is written. Wrappers get ready there; an error
+// ends the pass.
+func (tp *Tape) BeforeBackward(fn func(context.Context) error) { tp.before = append(tp.before, fn) }
+
+// AfterBackward registers fn to run at the end of every backward pass over the
+// tape, when every leaf has its gradient. Wrappers wait for their communication
+// there.
 func (tp *Tape) AfterBackward(fn func(context.Context) error) { tp.after = append(tp.after, fn) }
 
 // ScaleGrads multiplies every gradient of the tape's backward passes by f, at
@@ -91,7 +98,7 @@ func (tp *Tape) ScaleGrads(f float64) { tp.seed *= f }
 func (tp *Tape) Close() {
 	tp.scope.release()
 	tp.nodes = tp.nodes[:1]
-	tp.after = nil
+	tp.before, tp.after = nil, nil
 	tp.recording = false
 }
 

@@ -52,6 +52,9 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[strin
 	if group.Rank() != 0 {
 		report = Discard
 	}
+	if explicit["ranks"] && cfg.Ranks != group.Size() {
+		return fmt.Errorf("train lm: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
+	}
 	cfg.Ranks = group.Size()
 	r := &lmRun{cfg: cfg, group: group, report: report}
 	saved, err := r.findCheckpoint(ctx, explicit)
@@ -71,6 +74,11 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[strin
 		return err
 	}
 	defer r.loader.Close()
+	if group.Rank() == 0 {
+		if err := canWrite(r.cfg.Out); err != nil {
+			return err
+		}
+	}
 	if err := r.sameEverywhere(ctx); err != nil {
 		return err
 	}
@@ -134,8 +142,6 @@ func (r *lmRun) openData(ctx context.Context, saved *savedRun) (err error) {
 	} else if r.tokenizer, err = data.TrainTokenizer(ctx, r.corpus.Train, r.cfg.Vocab); err != nil {
 		return fmt.Errorf("train lm: tokenizer: %w", err)
 	}
-	// A small text may not have as many pairs worth an entry.
-	r.cfg.Vocab = r.tokenizer.Size()
 	if r.windows, err = data.NewWindows(r.corpus.Train, r.tokenizer, r.cfg.Context); err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
@@ -149,7 +155,9 @@ func (r *lmRun) openData(ctx context.Context, saved *savedRun) (err error) {
 // buildModel makes the model and the optimizer, takes over what was saved, and
 // wraps the model so that all ranks train it together.
 func (r *lmRun) buildModel(ctx context.Context, saved *savedRun) (err error) {
-	r.model = models.NewGPT(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, r.cfg.model())
+	size := r.cfg.model()
+	size.Vocab = r.tokenizer.Size() // a small text may not have as many pairs worth an entry
+	r.model = models.NewGPT(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, size)
 	r.params = nn.Parameters(r.model)
 	var matrices, vectors []*nn.Parameter
 	for _, p := range r.params {

@@ -77,7 +77,12 @@ func (r *lmRun) trainStep(ctx context.Context) (loss float64, err error) {
 	if err := l.Backward(ctx); err != nil {
 		return 0, err
 	}
-	_, scale := optim.ClipGradNorm(r.params, r.cfg.Clip)
+	norm, scale := optim.ClipGradNorm(r.params, r.cfg.Clip)
+	if math.IsNaN(norm) || math.IsInf(norm, 0) {
+		// On all ranks alike: their gradients are the same.
+		return 0, fmt.Errorf("the norm of the gradients is %v: nothing of this step was saved; lower --lr (now %v) and run again to go on from the last checkpoint",
+			norm, r.cfg.LR)
+	}
 	r.opt.SetLRScale(optim.WarmupCosine(r.step, r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor))
 	r.opt.Step(scale)
 	return l.Item(), nil

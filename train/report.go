@@ -81,7 +81,7 @@ func (discard) Notice(string)         {}
 func (r *lmRun) start(saved *savedRun) Start {
 	s := Start{
 		Model: fmt.Sprintf("GPT, %d %s of width %d, %d tokens of context, %d BPE tokens",
-			r.cfg.Layers, plural(r.cfg.Layers, "layer"), r.cfg.Width, r.cfg.Context, r.cfg.Vocab),
+			r.cfg.Layers, plural(r.cfg.Layers, "layer"), r.cfg.Width, r.cfg.Context, r.model.Config.Vocab),
 		NumParams: nn.NumParams(r.model), Data: r.corpus.Name,
 		TrainBytes: r.corpus.Train.Size(), ValidationBytes: r.corpus.Validation.Size(),
 		Ranks: r.group.Size(), Threads: tensor.NumThreads(), Transport: r.group.Transport(),

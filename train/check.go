@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cohort-ml/cohort/data"
+)
+
+// CheckLM reports, before any rank is started, what [LM] would report on every
+// one of them: settings that make no sense, a checkpoint of another run, a text
+// that cannot be used, a directory that cannot be written. It leaves nothing
+// behind.
+func CheckLM(ctx context.Context, cfg LMConfig, explicit map[string]bool) error {
+	r := &lmRun{cfg: cfg, report: Discard}
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if _, err := r.findCheckpoint(ctx, explicit); err != nil {
+		return err
+	}
+	if r.cfg.Data != "" {
+		if _, err := data.OpenCorpus(ctx, r.cfg.Data); err != nil {
+			return fmt.Errorf("train lm: %w", err)
+		}
+	}
+	return canWrite(r.cfg.Out)
+}
+
+// canWrite tries whether a run's directory can be written, or made if it is not
+// there: the first checkpoint is saved when hours may have been spent on it.
+func canWrite(out string) error {
+	dir := filepath.Clean(out)
+	for {
+		_, err := os.Stat(dir)
+		if parent := filepath.Dir(dir); errors.Is(err, fs.ErrNotExist) && parent != dir {
+			dir = parent
+			continue
+		}
+		break
+	}
+	f, err := os.CreateTemp(dir, ".cohort-*")
+	if err != nil {
+		return fmt.Errorf("train lm: checkpoints cannot be saved in %s: %w; give another --out", out, err)
+	}
+	f.Close()
+	if err := os.Remove(f.Name()); err != nil {
+		return fmt.Errorf("train lm: checkpoints cannot be saved in %s: %w; give another --out", out, err)
+	}
+	return nil
+}
