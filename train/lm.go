@@ -91,26 +91,6 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[strin
 	return r.finish(ctx)
 }
 
-// CheckLM reports what would keep [LM] from starting: settings, a checkpoint
-// that they do not go with, text that cannot be read. A launcher calls it
-// before it starts ranks, so that the user sees one message and not one a rank.
-func CheckLM(ctx context.Context, cfg LMConfig, explicit map[string]bool) error {
-	r := &lmRun{cfg: cfg, report: Discard}
-	if _, err := r.findCheckpoint(ctx, explicit); err != nil {
-		return err
-	}
-	if err := r.cfg.Validate(); err != nil {
-		return err
-	}
-	if r.cfg.Data == "" {
-		return nil
-	}
-	if _, err := data.OpenCorpus(ctx, r.cfg.Data); err != nil {
-		return fmt.Errorf("train lm: %w", err)
-	}
-	return nil
-}
-
 // findCheckpoint returns the newest checkpoint of the run's directory, nil if
 // there is none, and takes over its settings.
 func (r *lmRun) findCheckpoint(ctx context.Context, explicit map[string]bool) (*savedRun, error) {
