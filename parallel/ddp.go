@@ -216,6 +216,8 @@ func (d *DDP) finish(ctx context.Context) error {
 	if err := d.launch(ctx); err != nil {
 		return err
 	}
+	// The reductions end with ctx themselves, and then say for whom they waited.
+	ctx = context.WithoutCancel(ctx)
 	var first error
 	for i, b := range d.buckets {
 		if err := b.work.Wait(ctx); err != nil && first == nil {

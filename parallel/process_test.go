@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// rankRole makes a process of the test binary a rank that trains with the
+// optimizer that it names.
+const rankRole = "PARALLEL_TEST_RANK"
+
+func TestMain(m *testing.M) {
+	if optimizer := os.Getenv(rankRole); optimizer != "" {
+		os.Exit(rankMain(optimizer))
+	}
+	if envvar.Rank.IsSet() {
+		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
+		os.Exit(4)
+	}
+	// The threads of the process stay.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))
+}
+
+func rankMain(optimizer string) int {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	err := func() error {
+		g, err := dist.Init(ctx)
+		if err != nil {
+			return err
+		}
+		m, err := train(ctx, g, optimizer, 50)
+		if err != nil {
+			return err
+		}
+		fmt.Println(g.Transport(), digest(m))
+		return g.Close()
+	}()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// TestProcessesStayEqual: processes get the same bits as each other, and as
+// ranks that are goroutines, over shared memory and over TCP.
+func TestProcessesStayEqual(t *testing.T) {
+	var want string
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		m, err := train(ctx, g, "sgd", 50)
+		if err == nil && g.Rank() == 0 {
+			want = digest(m)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range []string{"shm", "tcp"} {
+		t.Run(link, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			host, port, _ := net.SplitHostPort(l.Addr().String())
+			l.Close()
+			token := transport.NewToken().Text()
+			var ranks [2]*exec.Cmd
+			var outs, errs [2]bytes.Buffer
+			for r := range ranks {
+				p := exec.CommandContext(t.Context(), os.Args[0])
+				p.Env = append(os.Environ(), rankRole+"=sgd", "GORACE=atexit_sleep_ms=0",
+					envvar.Token.Assign(token), envvar.Transport.Assign(link), envvar.NumThreads.Assign("1"),
+					envvar.Rank.Assign(strconv.Itoa(r)), envvar.WorldSize.Assign("2"),
+					envvar.MasterAddr.Assign(host), envvar.MasterPort.Assign(port))
+				p.Stdout, p.Stderr = &outs[r], &errs[r]
+				if err := p.Start(); err != nil {
+					t.Fatal(err)
+				}
+				ranks[r] = p
+			}
+			for r, p := range ranks {
+				if err := p.Wait(); err != nil {
+					t.Fatalf("rank %d: %v\n%s", r, err, &errs[r])
+				}
+				if got := strings.TrimSpace(outs[r].String()); got != link+" "+want {
+					t.Errorf("rank %d has %q, goroutines have %q", r, got, link+" "+want)
+				}
+			}
+		})
+	}
+}
