@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Attention returns softmax(q·kᵀ/√dim)·v for each batch and head: q [batch,
@@ -22,7 +24,7 @@ func Attention(q, k, v *Tensor, causal bool) *Tensor {
 	if causal && k.shape[1] < q.shape[1] {
 		fail("attention", operands, "causal attention wants no fewer keys than queries")
 	}
-	p := device.Attention{Causal: causal, Scale: float32(1 / math.Sqrt(float64(q.shape[3])))}
+	p := attentionParams{causal: causal, scale: float32(1 / math.Sqrt(float64(q.shape[3])))}
 	q, k, v = q.denseHeads(), k.denseHeads(), v.denseHeads()
 	out, lse := attend(p, q, k, v)
 	inputs := []*Tensor{q, k, v}
@@ -52,41 +54,67 @@ func SelfAttention(qkv *Tensor, numHeads int, causal bool) *Tensor {
 		fail("self attention", []*Tensor{qkv}, "wants [batch, time, 3·width] with a width that %d heads divide", numHeads)
 	}
 	batch, time, width := qkv.shape[0], qkv.shape[1], qkv.shape[2]/3
-	p := device.Attention{Causal: causal, Scale: float32(1 / math.Sqrt(float64(width/numHeads)))}
+	p := attentionParams{causal: causal, scale: float32(1 / math.Sqrt(float64(width/numHeads)))}
 	packed := qkv.Contiguous()
-	heads := func(t *Tensor) (q, k, v *Tensor) {
+	unpack := func(t *Tensor) (q, k, v *Tensor) {
 		h := t.Reshape(batch, time, 3, numHeads, width/numHeads)
 		return h.Select(2, 0), h.Select(2, 1), h.Select(2, 2)
 	}
 	constant := packed.Detach()
-	q, k, v := heads(constant)
+	q, k, v := unpack(constant)
 	out, lse := attend(p, q, k, v)
 	out = out.record("self attention", []*Tensor{packed}, []*Tensor{packed, out, lse}, func(b *backprop, g *Tensor) {
 		if b.create {
 			b.composite(g, []*Tensor{packed}, func() *Tensor {
-				q, k, v := heads(packed)
+				q, k, v := unpack(packed)
 				return attentionDefinition(p, q, k, v)
 			})
 			return
 		}
 		dqkv := result("self attention", Float32, packed.shape, g)
-		dq, dk, dv := heads(dqkv)
+		dq, dk, dv := unpack(dqkv)
 		attendGrad(p, []*Tensor{dq, dk, dv}, g.denseHeads(), out, lse, q, k, v)
 		b.give(0, dqkv)
 	})
 	return out.Reshape(batch, time, width)
 }
 
-func attend(p device.Attention, q, k, v *Tensor) (out, lse *Tensor) {
+func attend(p attentionParams, q, k, v *Tensor) (out, lse *Tensor) {
 	out = result("attention", Float32, q.shape, q, k, v)
 	lse = result("attention", Float32, []int{q.shape[0], q.shape[2], q.shape[1]}, q, k, v)
-	out.Device().Attention(p, out.array(), lse.array(), q.array(), k.array(), v.array())
+	fused("attention", p.list(), []*Tensor{out, lse, q, k, v}, func(w *work.Pool, a []device.Array) {
+		kernel.Attention(w, p.shape(a[2], a[3]), heads(a[0]), heads(a[2]), heads(a[3]), heads(a[4]), a[1].Float32s())
+	})
 	return out, lse
 }
 
-func attendGrad(p device.Attention, grads []*Tensor, g, out, lse, q, k, v *Tensor) {
-	g.Device().AttentionGrad(p, grads[0].array(), grads[1].array(), grads[2].array(),
-		g.array(), out.array(), lse.array(), q.array(), k.array(), v.array())
+func attendGrad(p attentionParams, grads []*Tensor, g, out, lse, q, k, v *Tensor) {
+	operands := []*Tensor{grads[0], grads[1], grads[2], g, out, lse, q, k, v}
+	fused("attention grad", p.list(), operands, func(w *work.Pool, a []device.Array) {
+		kernel.AttentionBackward(w, p.shape(a[6], a[7]), heads(a[0]), heads(a[1]), heads(a[2]),
+			heads(a[3]), heads(a[4]), heads(a[6]), heads(a[7]), heads(a[8]), a[5].Float32s())
+	})
+}
+
+// attentionParams are the scalars of the attention kernels.
+type attentionParams struct {
+	causal bool
+	scale  float32
+}
+
+func (p attentionParams) list() []float64 {
+	return []float64{param01(p.causal), float64(p.scale)}
+}
+
+func (p attentionParams) shape(q, k device.Array) kernel.AttentionShape {
+	return kernel.AttentionShape{
+		Batch: q.Shape[0], Heads: q.Shape[2], Time: q.Shape[1], KeyTime: k.Shape[1], Dim: q.Shape[3],
+		Causal: p.causal, Scale: p.scale,
+	}
+}
+
+func heads(a device.Array) kernel.Heads {
+	return kernel.Heads{Data: a.Span(), Batch: a.Strides[0], Time: a.Strides[1], Head: a.Strides[2]}
 }
 
 // denseHeads returns t with a dense last dim.
@@ -97,10 +125,10 @@ func (t *Tensor) denseHeads() *Tensor {
 	return t.Clone()
 }
 
-func attentionDefinition(p device.Attention, q, k, v *Tensor) *Tensor {
+func attentionDefinition(p attentionParams, q, k, v *Tensor) *Tensor {
 	q, k, v = q.Permute(0, 2, 1, 3), k.Permute(0, 2, 1, 3), v.Permute(0, 2, 1, 3)
-	scores := q.MatMul(k.T()).MulScalar(float64(p.Scale))
-	if p.Causal {
+	scores := q.MatMul(k.T()).MulScalar(float64(p.scale))
+	if p.causal {
 		scores = scores.causalMask(math.Inf(-1))
 	}
 	return scores.Softmax().MatMul(v).Permute(0, 2, 1, 3)
@@ -111,7 +139,17 @@ func attentionDefinition(p device.Attention, q, k, v *Tensor) *Tensor {
 func (t *Tensor) causalMask(value float64) *Tensor {
 	src := t.Contiguous()
 	out := result("causal mask", Float32, t.shape, t)
-	out.Device().CausalMask(out.array(), src.array(), float32(value))
+	fused("causal mask", []float64{value}, []*Tensor{out, src}, func(_ *work.Pool, a []device.Array) {
+		n := len(a[1].Shape)
+		queries, keys := a[1].Shape[n-2], a[1].Shape[n-1]
+		dst := a[0].Float32s()
+		copy(dst, a[1].Float32s())
+		for row := 0; row*keys < len(dst); row++ {
+			for key := row%queries + keys - queries + 1; key < keys; key++ {
+				dst[row*keys+key] = float32(value)
+			}
+		}
+	})
 	return out.record("causal mask", []*Tensor{t}, nil, func(b *backprop, g *Tensor) {
 		b.give(0, g.causalMask(0))
 	})

@@ -2,7 +2,13 @@
 
 package tensor
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
 
 // IgnoreIndex is the target that CrossEntropy skips.
 const IgnoreIndex = -100
@@ -22,10 +28,19 @@ func CrossEntropy(logits, targets *Tensor) *Tensor {
 	rows := src.shape[:1]
 	loss := result("cross entropy", Float32, rows, operands...)
 	lse := result("cross entropy", Float32, rows, operands...)
-	numValid, bad := loss.Device().CrossEntropy(loss.array(), lse.array(), src.array(), ids.array())
-	if bad >= 0 {
-		fail("cross entropy", operands, "target %d of row %d is not one of the %d classes", ids.Int64s()[bad], bad, classes)
-	}
+	numValid := rows[0]
+	fused("cross entropy", nil, []*Tensor{loss, lse, src, ids}, func(p *work.Pool, a []device.Array) {
+		targets := a[3].Int64s()
+		for row, id := range targets {
+			switch {
+			case id == IgnoreIndex:
+				numValid--
+			case id < 0 || id >= int64(classes):
+				fail("cross entropy", operands, "target %d of row %d is not one of the %d classes", id, row, classes)
+			}
+		}
+		kernel.CrossEntropy(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), targets, rows[0], classes)
+	})
 	mean := loss.Sum().MulScalar(1 / float64(numValid))
 	return mean.record("cross entropy", []*Tensor{src}, []*Tensor{src, lse, ids}, func(b *backprop, g *Tensor) {
 		if b.create {
@@ -33,7 +48,11 @@ func CrossEntropy(logits, targets *Tensor) *Tensor {
 			return
 		}
 		dx := result("cross entropy", Float32, src.shape, g)
-		dx.Device().CrossEntropyGrad(dx.array(), src.array(), lse.array(), ids.array(), g.array(), 1/float32(numValid))
+		scale := 1 / float32(numValid)
+		fused("cross entropy grad", []float64{float64(scale)}, []*Tensor{dx, src, lse, ids, g}, func(p *work.Pool, a []device.Array) {
+			rowScale := []float32{a[4].Float32s()[0] * scale}
+			kernel.CrossEntropyBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Int64s(), rowScale, rows[0], classes)
+		})
 		b.give(0, dx)
 	})
 }
@@ -47,7 +66,15 @@ func crossEntropyDefinition(logits, targets *Tensor, numValid int) *Tensor {
 // pick takes one element of each row; skipped targets give 0.
 func (t *Tensor) pick(ids *Tensor) *Tensor {
 	out := result("pick", Float32, t.shape[:1], t, ids)
-	out.Device().Pick(out.array(), t.array(), ids.array())
+	fused("pick", nil, []*Tensor{out, t, ids}, func(_ *work.Pool, a []device.Array) {
+		dst, x, cols := a[0].Float32s(), a[1].Float32s(), a[1].Shape[1]
+		for row, id := range a[2].Int64s() {
+			dst[row] = 0
+			if id >= 0 {
+				dst[row] = x[row*cols+int(id)]
+			}
+		}
+	})
 	return out.record("pick", []*Tensor{t}, []*Tensor{ids}, func(b *backprop, g *Tensor) {
 		b.give(0, g.place(ids, t.shape[1]))
 	})
@@ -57,7 +84,15 @@ func (t *Tensor) pick(ids *Tensor) *Tensor {
 func (t *Tensor) place(ids *Tensor, cols int) *Tensor {
 	out := result("place", Float32, []int{t.shape[0], cols}, t, ids)
 	src := t.Contiguous()
-	out.Device().Place(out.array(), src.array(), ids.array())
+	out.Device().Fill(out.array(), 0)
+	fused("place", nil, []*Tensor{out, src, ids}, func(_ *work.Pool, a []device.Array) {
+		dst, x := a[0].Float32s(), a[1].Float32s()
+		for row, id := range a[2].Int64s() {
+			if id >= 0 {
+				dst[row*cols+int(id)] = x[row]
+			}
+		}
+	})
 	return out.record("place", []*Tensor{t}, []*Tensor{ids}, func(b *backprop, g *Tensor) {
 		b.give(0, g.Contiguous().pick(ids))
 	})

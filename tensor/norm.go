@@ -2,7 +2,13 @@
 
 package tensor
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
 
 // LayerNorm normalises the last dim to mean 0 and variance 1, then scales by
 // gamma and shifts by beta, both of that dim's size (Ba et al. 2016).
@@ -19,7 +25,11 @@ func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 	out := result("layer norm", Float32, src.shape, operands...)
 	mean := result("layer norm", Float32, src.shape[:1], operands...)
 	rstd := result("layer norm", Float32, src.shape[:1], operands...)
-	out.Device().LayerNorm(out.array(), mean.array(), rstd.array(), src.array(), gamma.array(), beta.array(), float32(eps))
+	fused("layer norm", []float64{eps}, []*Tensor{out, mean, rstd, src, gamma, beta}, func(p *work.Pool, a []device.Array) {
+		rows, cols := a[3].RowsCols()
+		kernel.LayerNorm(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(),
+			rows, cols, float32(eps))
+	})
 	inputs := []*Tensor{src, gamma, beta}
 	out = out.record("layer norm", inputs, []*Tensor{src, gamma, mean, rstd}, func(b *backprop, g *Tensor) {
 		if b.create {
@@ -30,8 +40,12 @@ func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 		dx := result("layer norm", Float32, src.shape, g)
 		dgamma := result("layer norm", Float32, gamma.shape, g)
 		dbeta := result("layer norm", Float32, beta.shape, g)
-		dx.Device().LayerNormGrad(dx.array(), dgamma.array(), dbeta.array(),
-			g.array(), src.array(), mean.array(), rstd.array(), gamma.array())
+		operands := []*Tensor{dx, dgamma, dbeta, g, src, mean, rstd, gamma}
+		fused("layer norm grad", nil, operands, func(p *work.Pool, a []device.Array) {
+			rows, cols := a[4].RowsCols()
+			kernel.LayerNormBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(),
+				a[3].Float32s(), a[4].Float32s(), a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), rows, cols)
+		})
 		for i, gi := range []*Tensor{dx, dgamma, dbeta} {
 			if b.needs(i) {
 				b.give(i, gi)
@@ -55,7 +69,10 @@ func (t *Tensor) Softmax() *Tensor {
 	t.wantDType("softmax", Float32)
 	src := t.Contiguous()
 	out := result("softmax", Float32, t.shape, t)
-	out.Device().Softmax(out.array(), src.array())
+	fused("softmax", nil, []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
+		rows, cols := a[1].RowsCols()
+		kernel.Softmax(p, a[0].Float32s(), a[1].Float32s(), rows, cols)
+	})
 	return out.record("softmax", []*Tensor{t}, []*Tensor{out}, func(b *backprop, g *Tensor) {
 		if b.create {
 			b.give(0, g.Sub(g.Mul(out).SumKeep(-1)).Mul(out))
@@ -63,7 +80,10 @@ func (t *Tensor) Softmax() *Tensor {
 		}
 		g = g.Contiguous()
 		dx := result("softmax", Float32, out.shape, g)
-		dx.Device().SoftmaxGrad(dx.array(), out.array(), g.array())
+		fused("softmax grad", nil, []*Tensor{dx, out, g}, func(p *work.Pool, a []device.Array) {
+			rows, cols := a[1].RowsCols()
+			kernel.SoftmaxBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), rows, cols)
+		})
 		b.give(0, dx)
 	})
 }

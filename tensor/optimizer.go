@@ -2,16 +2,28 @@
 
 package tensor
 
-import "github.com/cohort-ml/cohort/internal/device"
+import (
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
 
 // AdamWScalars are the numbers of one step of [AdamW]: the learning rate, the
 // decay rates, and Bias1 = 1-Beta1ᵗ, Bias2 = 1-Beta2ᵗ at step t, counted from
 // 1. GradScale multiplies the gradient first.
-type AdamWScalars = device.AdamW
+type AdamWScalars struct {
+	LR, Beta1, Beta2, Eps, WeightDecay float64
+	Bias1, Bias2                       float64
+	GradScale                          float64
+}
 
 // SGDScalars are the numbers of one step of [SGD]. First says that the
 // momentum buffer holds nothing yet.
-type SGDScalars = device.SGD
+type SGDScalars struct {
+	LR, Momentum, Dampening, WeightDecay float64
+	Nesterov, First                      bool
+	GradScale                            float64
+}
 
 // AdamW updates param in place from its gradient and moments (Loshchilov and
 // Hutter 2019, Algorithm 2), which it updates too. All are contiguous and of
@@ -21,7 +33,10 @@ func AdamW(param, grad, m, v *Tensor, s AdamWScalars) {
 		param.wantSame("adamw", t)
 	}
 	wantContiguous("adamw", param, grad, m, v)
-	param.Device().AdamW(s, param.array(), grad.array(), m.array(), v.array())
+	params := []float64{s.LR, s.Beta1, s.Beta2, s.Eps, s.WeightDecay, s.Bias1, s.Bias2, s.GradScale}
+	fused("adamw", params, []*Tensor{param, grad, m, v}, func(p *work.Pool, a []device.Array) {
+		kernel.AdamW(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), kernel.AdamWStep(s))
+	})
 	written(param, m, v)
 }
 
@@ -30,14 +45,15 @@ func AdamW(param, grad, m, v *Tensor, s AdamWScalars) {
 func SGD(param, grad, momentum *Tensor, s SGDScalars) {
 	param.wantSame("sgd", grad)
 	wantContiguous("sgd", param, grad)
-	var buf device.Array
 	if momentum != nil {
 		param.wantSame("sgd", momentum)
 		wantContiguous("sgd", momentum)
-		buf = momentum.array()
 		written(momentum)
 	}
-	param.Device().SGD(s, param.array(), grad.array(), buf)
+	params := []float64{s.LR, s.Momentum, s.Dampening, s.WeightDecay, param01(s.Nesterov), param01(s.First), s.GradScale}
+	fused("sgd", params, []*Tensor{param, grad, momentum}, func(p *work.Pool, a []device.Array) {
+		kernel.SGD(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), kernel.SGDStep(s))
+	})
 	written(param)
 }
 

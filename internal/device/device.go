@@ -19,6 +19,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/mem"
+	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // DType is the type of a tensor's elements.
@@ -81,6 +82,48 @@ func (a Array) IsContiguous() bool {
 	return true
 }
 
+// Float32s returns the elements of a contiguous array in host memory, nil for
+// an absent operand.
+func (a Array) Float32s() []float32 {
+	if a.Ptr == nil {
+		return nil
+	}
+	return unsafe.Slice((*float32)(a.Ptr), a.NumElems())
+}
+
+// Int64s is Float32s for indices.
+func (a Array) Int64s() []int64 {
+	if a.Ptr == nil {
+		return nil
+	}
+	return unsafe.Slice((*int64)(a.Ptr), a.NumElems())
+}
+
+// Span returns the run of host memory that a strided array touches, from its
+// first element on.
+func (a Array) Span() []float32 {
+	n := 1
+	for i, s := range a.Shape {
+		if s == 0 {
+			return nil
+		}
+		n += (s - 1) * a.Strides[i]
+	}
+	return unsafe.Slice((*float32)(a.Ptr), n)
+}
+
+// RowsCols sees a contiguous array as rows of its last dim.
+func (a Array) RowsCols() (rows, cols int) {
+	cols = 1
+	if n := len(a.Shape); n > 0 {
+		cols = a.Shape[n-1]
+	}
+	if cols == 0 {
+		return 0, 0
+	}
+	return a.NumElems() / cols, cols
+}
+
 // Memory is a handle to a run of bytes on a device. Ptr is nil on [Meta].
 type Memory struct {
 	Ptr   unsafe.Pointer
@@ -129,24 +172,15 @@ const (
 	Max
 )
 
-// AdamW holds the scalars of one AdamW step; see Kernels.AdamW.
-type AdamW struct {
-	LR, Beta1, Beta2, Eps, WeightDecay float64
-	Bias1, Bias2                       float64 // 1-β1ᵗ, 1-β2ᵗ
-	GradScale                          float64 // multiplies the gradient first
-}
-
-// SGD holds the scalars of one step of stochastic gradient descent.
-type SGD struct {
-	LR, Momentum, Dampening, WeightDecay float64
-	Nesterov, First                      bool
-	GradScale                            float64
-}
-
-// Attention describes softmax(scale·q·kᵀ)·v; see Kernels.Attention.
-type Attention struct {
-	Causal bool
-	Scale  float32
+// Fused is an operation with a kernel of its own, where the primitives would
+// pass over memory several times. It is declared beside the operation, in
+// package tensor, with its kernel for the CPU; other devices know it by name.
+type Fused struct {
+	Name string
+	// Params are the operation's scalars, for devices that look it up.
+	Params []float64
+	// CPU computes it on host memory, with the threads of the device.
+	CPU func(p *work.Pool, args []Array)
 }
 
 // Device is a kind of processor with its memory.
@@ -166,8 +200,7 @@ type Device interface {
 	Kernels
 }
 
-// Kernels are the primitives. Arrays are float32 unless said otherwise; "rows"
-// operands are contiguous and seen as [rows, cols].
+// Kernels are the primitives. Arrays are float32 unless said otherwise.
 type Kernels interface {
 	Fill(dst Array, value float64)
 	Copy(dst, src Array) // any strides, same dtype
@@ -183,35 +216,12 @@ type Kernels interface {
 	// MatMul computes dst = a·b + beta·dst + bias on [batch…, m, k]·[batch…, k, n];
 	// the last two dims of a and b may be transposed, bias [n] may be empty.
 	MatMul(dst, a, b, bias Array, beta float32)
-
-	// LayerNorm normalises rows; mean and rstd have one entry a row.
-	LayerNorm(dst, mean, rstd, x, gamma, beta Array, eps float32)
-	LayerNormGrad(dx, dgamma, dbeta, g, x, mean, rstd, gamma Array)
-	Softmax(dst, x Array)
-	SoftmaxGrad(dx, y, g Array)
-	// CrossEntropy gives each row's loss and log-sum-exp; targets are int64,
-	// -100 is skipped. It returns how many rows count, and the first row
-	// whose target is out of range (-1 if none).
-	CrossEntropy(loss, lse, logits, targets Array) (numValid, badRow int)
-	// CrossEntropyGrad scales by scale·upstream, a scalar on the device.
-	CrossEntropyGrad(dlogits, logits, lse, targets, upstream Array, scale float32)
 	// Gather copies rows of table by int64 ids; it returns the first
 	// position whose id is out of range (-1 if none).
 	Gather(dst, table, ids Array) (badPos int)
 	// ScatterAdd adds rows of g into dst by ids, in the order of ids.
 	ScatterAdd(dst, g, ids Array)
-	// Pick takes dst[r] = x[r, ids[r]], and Place writes it back into zeros;
-	// out-of-range ids (-100) give 0.
-	Pick(dst, x, ids Array)
-	Place(dst, g, ids Array)
-	// CausalMask copies x and writes value where key > query in the last two dims.
-	CausalMask(dst, x Array, value float32)
-
-	// Attention works on [batch, time, heads, dim] with a dense last dim;
-	// lse [batch, heads, time].
-	Attention(p Attention, out, lse, q, k, v Array)
-	AttentionGrad(p Attention, dq, dk, dv, dout, out, lse, q, k, v Array)
-
-	AdamW(p AdamW, param, grad, m, v Array)
-	SGD(p SGD, param, grad, momentum Array) // momentum may be empty
+	// Fused runs an operation with a kernel of its own on args, results among
+	// them; false means that the device has no such kernel.
+	Fused(op Fused, args ...Array) bool
 }

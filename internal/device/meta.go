@@ -8,36 +8,19 @@ var Meta Device = meta{}
 
 type meta struct{}
 
-func (meta) Name() string                       { return "meta" }
-func (meta) Alloc(size int, _ bool) Memory      { return Memory{Size: size} }
-func (meta) Free(Memory)                        {}
-func (meta) Host(Memory, int, int) []byte       { return nil }
-func (meta) Fill(Array, float64)                {}
-func (meta) Copy(_, _ Array)                    {}
-func (meta) Axpy(Array, float32, Array)         {}
-func (meta) Unary(Unary, Array, Array)          {}
-func (meta) Binary(_ Binary, _, _, _ Array)     {}
-func (meta) Reduce(Reduction, Array, Array)     {}
-func (meta) SumSquares(Array) float64           { return 0 }
-func (meta) MatMul(_, _, _, _ Array, _ float32) {}
-
+func (meta) Name() string                               { return "meta" }
+func (meta) Alloc(size int, _ bool) Memory              { return Memory{Size: size} }
+func (meta) Free(Memory)                                {}
+func (meta) Host(Memory, int, int) []byte               { return nil }
+func (meta) Fill(Array, float64)                        {}
+func (meta) Copy(_, _ Array)                            {}
+func (meta) Axpy(Array, float32, Array)                 {}
+func (meta) Unary(Unary, Array, Array)                  {}
+func (meta) Binary(_ Binary, _, _, _ Array)             {}
 func (meta) BinaryScalar(Binary, Array, Array, float32) {}
-
-func (meta) LayerNorm(_, _, _, _, _, _ Array, _ float32)            {}
-func (meta) LayerNormGrad(_, _, _, _, _, _, _, _ Array)             {}
-func (meta) Softmax(_, _ Array)                                     {}
-func (meta) SoftmaxGrad(_, _, _ Array)                              {}
-func (meta) CrossEntropyGrad(_, _, _, _, _ Array, _ float32)        {}
-func (meta) Gather(_, _, _ Array) int                               { return -1 }
-func (meta) ScatterAdd(_, _, _ Array)                               {}
-func (meta) Pick(_, _, _ Array)                                     {}
-func (meta) Place(_, _, _ Array)                                    {}
-func (meta) CausalMask(_, _ Array, _ float32)                       {}
-func (meta) Attention(Attention, Array, Array, Array, Array, Array) {}
-
-func (meta) CrossEntropy(_, _, _, targets Array) (int, int) { return targets.NumElems(), -1 }
-
-func (meta) AttentionGrad(Attention, Array, Array, Array, Array, Array, Array, Array, Array, Array) {
-}
-func (meta) AdamW(AdamW, Array, Array, Array, Array) {}
-func (meta) SGD(SGD, Array, Array, Array)            {}
+func (meta) Reduce(Reduction, Array, Array)             {}
+func (meta) SumSquares(Array) float64                   { return 0 }
+func (meta) MatMul(_, _, _, _ Array, _ float32)         {}
+func (meta) Gather(_, _, _ Array) int                   { return -1 }
+func (meta) ScatterAdd(_, _, _ Array)                   {}
+func (meta) Fused(Fused, ...Array) bool                 { return true }

@@ -72,46 +72,6 @@ func hold(operands ...device.Array) {
 	}
 }
 
-// f32 returns the elements of a contiguous array, nil for an absent operand.
-func f32(a device.Array) []float32 {
-	if a.Ptr == nil {
-		return nil
-	}
-	return unsafe.Slice((*float32)(a.Ptr), a.NumElems())
-}
-
-func i64(a device.Array) []int64 {
-	if a.Ptr == nil {
-		return nil
-	}
-	return unsafe.Slice((*int64)(a.Ptr), a.NumElems())
-}
-
-// span returns the run of memory that a strided array touches, from its first
-// element on.
-func span(a device.Array) []float32 {
-	n := 1
-	for i, s := range a.Shape {
-		if s == 0 {
-			return nil
-		}
-		n += (s - 1) * a.Strides[i]
-	}
-	return unsafe.Slice((*float32)(a.Ptr), n)
-}
-
-// rowsCols sees a contiguous array as rows of its last dim.
-func rowsCols(a device.Array) (rows, cols int) {
-	cols = 1
-	if n := len(a.Shape); n > 0 {
-		cols = a.Shape[n-1]
-	}
-	if cols == 0 {
-		return 0, 0
-	}
-	return a.NumElems() / cols, cols
-}
-
 // Fill sets every element.
 func (c *CPU) Fill(dst device.Array, value float64) {
 	defer hold(dst)
@@ -128,13 +88,13 @@ func (c *CPU) Fill(dst device.Array, value float64) {
 		return
 	}
 	if dst.DType == device.Int64 {
-		data := i64(dst)
+		data := dst.Int64s()
 		for i := range data {
 			data[i] = int64(value)
 		}
 		return
 	}
-	kernel.Fill(c.threads, f32(dst), float32(value))
+	kernel.Fill(c.threads, dst.Float32s(), float32(value))
 }
 
 // Copy copies between any strides.
@@ -142,7 +102,7 @@ func (c *CPU) Copy(dst, src device.Array) {
 	defer hold(dst, src)
 	size := dst.DType.Size()
 	if dst.IsContiguous() && src.IsContiguous() && size == 4 {
-		kernel.Copy(c.threads, f32(dst), f32(src))
+		kernel.Copy(c.threads, dst.Float32s(), src.Float32s())
 		return
 	}
 	forRuns([]device.Array{dst, src}, func(ptrs []unsafe.Pointer, n int, strides []int) {
@@ -164,8 +124,8 @@ func (c *CPU) Copy(dst, src device.Array) {
 // Axpy adds alpha·x to dst.
 func (c *CPU) Axpy(dst device.Array, alpha float32, x device.Array) {
 	defer hold(dst, x)
-	d := f32(dst)
-	kernel.AddScaled(c.threads, d, d, alpha, f32(x))
+	d := dst.Float32s()
+	kernel.AddScaled(c.threads, d, d, alpha, x.Float32s())
 }
 
 func elem[T any](p unsafe.Pointer, i int) *T {

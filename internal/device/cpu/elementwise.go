@@ -14,7 +14,7 @@ import (
 // Unary applies an elementwise function to contiguous arrays.
 func (c *CPU) Unary(op device.Unary, dst, x device.Array) {
 	defer hold(dst, x)
-	unaryKernel(op)(c.threads, f32(dst), f32(x))
+	unaryKernel(op)(c.threads, dst.Float32s(), x.Float32s())
 }
 
 func unaryKernel(op device.Unary) func(p *work.Pool, dst, a []float32) {
@@ -70,7 +70,7 @@ func (c *CPU) Binary(op device.Binary, dst, a, b device.Array) {
 	defer hold(dst, a, b)
 	fn := binaryKernel(op)
 	if a.IsContiguous() && b.IsContiguous() {
-		fn(c.threads, f32(dst), f32(a), f32(b))
+		fn(c.threads, dst.Float32s(), a.Float32s(), b.Float32s())
 		return
 	}
 	if op == device.Add || op == device.Mul {
@@ -80,9 +80,9 @@ func (c *CPU) Binary(op device.Binary, dst, a, b device.Array) {
 		if rows, cols, ok := rowBroadcast(b); ok && a.IsContiguous() {
 			row := unsafe.Slice((*float32)(b.Ptr), cols)
 			if op == device.Add {
-				kernel.AddRow(c.threads, f32(dst), f32(a), row, rows, cols)
+				kernel.AddRow(c.threads, dst.Float32s(), a.Float32s(), row, rows, cols)
 			} else {
-				kernel.MulRow(c.threads, f32(dst), f32(a), row, rows, cols)
+				kernel.MulRow(c.threads, dst.Float32s(), a.Float32s(), row, rows, cols)
 			}
 			return
 		}
@@ -130,9 +130,9 @@ func (c *CPU) BinaryScalar(op device.Binary, dst, a device.Array, scalar float32
 	defer hold(dst, a)
 	switch op {
 	case device.Add:
-		kernel.AddScalar(c.threads, f32(dst), f32(a), scalar)
+		kernel.AddScalar(c.threads, dst.Float32s(), a.Float32s(), scalar)
 	case device.Mul:
-		kernel.MulScalar(c.threads, f32(dst), f32(a), scalar)
+		kernel.MulScalar(c.threads, dst.Float32s(), a.Float32s(), scalar)
 	default:
 		panic(fmt.Sprintf("cpu: no scalar form of binary operation %d", op))
 	}

@@ -28,10 +28,10 @@ func (c *CPU) MatMul(dst, a, b, bias device.Array, beta float32) {
 	defer freeA()
 	b, freeB := c.denseMatrices(b)
 	defer freeB()
-	out := f32(dst)
+	out := dst.Float32s()
 	ma, mb := matrix(a), matrix(b)
 	if numBatch == 1 {
-		kernel.Gemm(c.threads, rows, cols, inner, 1, ma, mb, beta, out, cols, f32(bias))
+		kernel.Gemm(c.threads, rows, cols, inner, 1, ma, mb, beta, out, cols, bias.Float32s())
 		return
 	}
 	stepA, okA := batchStride(a)
@@ -41,8 +41,8 @@ func (c *CPU) MatMul(dst, a, b, bias device.Array, beta float32) {
 		return
 	}
 	for i := range numBatch {
-		ma.Data, mb.Data = span(matrixAt(a, i)), span(matrixAt(b, i))
-		kernel.Gemm(c.threads, rows, cols, inner, 1, ma, mb, beta, out[i*rows*cols:], cols, f32(bias))
+		ma.Data, mb.Data = matrixAt(a, i).Span(), matrixAt(b, i).Span()
+		kernel.Gemm(c.threads, rows, cols, inner, 1, ma, mb, beta, out[i*rows*cols:], cols, bias.Float32s())
 	}
 }
 
@@ -51,9 +51,9 @@ func matrix(a device.Array) kernel.Matrix {
 	n := len(a.Shape)
 	s0, s1 := a.Strides[n-2], a.Strides[n-1]
 	if isDense(a.Shape[n-2], a.Shape[n-1], s0, s1) {
-		return kernel.Matrix{Data: span(a), Stride: max(s0, a.Shape[n-1])}
+		return kernel.Matrix{Data: a.Span(), Stride: max(s0, a.Shape[n-1])}
 	}
-	return kernel.Matrix{Data: span(a), Stride: max(s1, a.Shape[n-2]), Trans: true}
+	return kernel.Matrix{Data: a.Span(), Stride: max(s1, a.Shape[n-2]), Trans: true}
 }
 
 // isDense reports whether a matrix of rows × cols lies by rows: dense along

@@ -12,7 +12,7 @@ import (
 // Reduce combines the dims of x in which dst has size 1. x is contiguous.
 func (c *CPU) Reduce(op device.Reduction, dst, x device.Array) {
 	defer hold(dst, x)
-	out, in := f32(dst), f32(x)
+	out, in := dst.Float32s(), x.Float32s()
 	if len(in) == 0 {
 		identity := 0.0
 		if op == device.Max {
@@ -94,4 +94,4 @@ func reduceAny(op device.Reduction, out, in []float32, sizes []int, reduced []bo
 }
 
 // SumSquares returns the sum of squares of a contiguous array.
-func (c *CPU) SumSquares(x device.Array) float64 { return kernel.SumSquares(c.threads, f32(x)) }
+func (c *CPU) SumSquares(x device.Array) float64 { return kernel.SumSquares(c.threads, x.Float32s()) }
