@@ -3,6 +3,7 @@
 package nn
 
 import (
+	"fmt"
 	"iter"
 	"reflect"
 	"strconv"
@@ -13,7 +14,8 @@ import (
 )
 
 // Parameters returns every parameter of a model once, frozen ones included, in
-// the order of the fields, and gives each its name.
+// the order of the fields, and gives each its name. It panics when a field that
+// is not exported holds a parameter or module.
 func Parameters(model any) []*Parameter {
 	var ps []*Parameter
 	walk(model, func(path string, v any) bool {
@@ -153,10 +155,14 @@ func (w *walker) value(path string, v reflect.Value) {
 func (w *walker) fields(path string, v reflect.Value) {
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		if !f.IsExported() {
+		name, tagged := f.Tag.Lookup("name")
+		if !f.IsExported() && !f.Anonymous {
+			if !tagged && holdsState(f.Type) && !v.Field(i).IsZero() {
+				panic(fmt.Errorf("nn: field %s of %v at %q holds a parameter or module but is not exported, so it would be neither trained nor saved: "+
+					"begin its name with a capital, or tag it `name:\"-\"` if that is meant", f.Name, v.Type(), path))
+			}
 			continue
 		}
-		name, tagged := f.Tag.Lookup("name")
 		switch {
 		case name == "-":
 			continue
@@ -167,6 +173,18 @@ func (w *walker) fields(path string, v reflect.Value) {
 		}
 		w.value(join(path, name), v.Field(i))
 	}
+}
+
+// holdsState says whether a field of a type is one that walk looks into.
+func holdsState(t reflect.Type) bool {
+	switch t {
+	case reflect.TypeFor[*Parameter](), reflect.TypeFor[*Buffer]():
+		return true
+	}
+	if t.Implements(reflect.TypeFor[Module]()) || t.Implements(reflect.TypeFor[ModuleN]()) {
+		return true
+	}
+	return (t.Kind() == reflect.Slice || t.Kind() == reflect.Array) && holdsState(t.Elem())
 }
 
 func join(path, name string) string {

@@ -26,7 +26,9 @@ import (
 // A parameter that a pass did not reach counts as a gradient of zero, so ranks
 // that used different parts of a model stay together.
 type DDP struct {
-	model   nn.Module
+	// Model is what was wrapped. Its parameters have the same names in the DDP.
+	Model nn.Module `name:""`
+
 	group   *dist.Group
 	buckets []*bucket
 	sync    bool
@@ -70,7 +72,7 @@ func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, o DDPOption
 	if o.FirstBucketBytes == 0 {
 		o.FirstBucketBytes = 1 << 20
 	}
-	d := &DDP{model: model, group: group, sync: true, bucketOf: make(map[*nn.Parameter]*bucket)}
+	d := &DDP{Model: model, group: group, sync: true, bucketOf: make(map[*nn.Parameter]*bucket)}
 	if err := verifySame(ctx, group, nn.StateDict(model)); err != nil {
 		return nil, err
 	}
@@ -136,11 +138,8 @@ func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 			tape.AfterBackward(d.finish)
 		}
 	}
-	return c.Call(d.model, x)
+	return c.Call(d.Model, x)
 }
-
-// Module returns the model that was wrapped.
-func (d *DDP) Module() nn.Module { return d.model }
 
 // NoSync runs fn with averaging off: its backward passes add up gradients on
 // this rank alone, already divided by the number of ranks, and the first one

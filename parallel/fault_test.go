@@ -116,6 +116,9 @@ func TestShapeErrorThroughDDP(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		if n, want := nn.NumParams(ddp), nn.NumParams(m); n != want || nn.StateDict(ddp)[0].Name != "tokens.weight" {
+			return fmt.Errorf("DDP has %d parameters, its model %d", n, want)
+		}
 		ids, targets := newBatches(0, 1, 8).next()
 		_, err = backward(ctx, ddp, ids, targets)
 		var fe *nn.ForwardError

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package optim
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/cpu"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// values are those of testdata/groups.py.
+func values(n, salt int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		bits := uint32(uint64(i+1+1000*salt) * 2654435761)
+		x[i] = float32(bits>>8)/(1<<24) - 0.5
+	}
+	return x
+}
+
+func setGrad(t *testing.T, p *nn.Parameter, g []float32) {
+	t.Helper()
+	buf, _ := p.GradBuffer()
+	buf.CopyFrom(tensor.FromFloat32(g, p.Data().Shape()...))
+	if err := p.GradReady(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type groupOptions struct {
+	LR, Momentum, Dampening, Eps float64
+	WeightDecay                  float64 `json:"weight_decay"`
+	Nesterov                     bool
+	Betas                        []float64
+}
+
+func (g groupOptions) sgd() SGDOptions {
+	return SGDOptions{LR: g.LR, Momentum: g.Momentum, Dampening: g.Dampening, WeightDecay: g.WeightDecay, Nesterov: g.Nesterov}
+}
+
+func (g groupOptions) adamw() AdamWOptions {
+	o := AdamWOptions{LR: g.LR, Eps: g.Eps, WeightDecay: g.WeightDecay}
+	if len(g.Betas) > 0 {
+		o.Beta1, o.Beta2 = g.Betas[0], g.Betas[1]
+	}
+	return o
+}
+
+// TestStepsAsInPyTorch: groups, schedules, a parameter that begins late, and
+// clipping. SGD gives PyTorch's bits, unless gradients are clipped: PyTorch
+// rounds the clipped gradient, here the factor is part of the step.
+func TestStepsAsInPyTorch(t *testing.T) {
+	text, err := os.ReadFile("testdata/groups.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var golden struct {
+		Steps, Late int
+		Cases       []struct {
+			Optimizer string
+			Scheduled bool
+			Clip      float64
+			Norms     []float64
+			Groups    []groupOptions
+			Bits      [][]int32
+		}
+	}
+	if err := json.Unmarshal(text, &golden); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range golden.Cases {
+		var ps []*nn.Parameter
+		for j, bits := range c.Bits {
+			ps = append(ps, nn.NewParameter(tensor.FromFloat32(values(len(bits), j))))
+		}
+		var opt Optimizer
+		if c.Optimizer == "sgd" {
+			o := NewSGD(ps[:1], c.Groups[0].sgd())
+			o.AddGroup(ps[1:], c.Groups[1].sgd())
+			opt = o
+		} else {
+			o := NewAdamW(ps[:1], c.Groups[0].adamw())
+			o.AddGroup(ps[1:], c.Groups[1].adamw())
+			opt = o
+		}
+		for step := range golden.Steps {
+			opt.ZeroGrad()
+			for j, p := range ps {
+				if j == 0 || step >= golden.Late {
+					setGrad(t, p, values(p.Data().NumElems(), 10+2*step+j))
+				}
+			}
+			scale := 1.0
+			if c.Clip > 0 {
+				var norm float64
+				norm, scale = ClipGradNorm(ps, c.Clip)
+				if want := c.Norms[step]; math.Abs(norm-want) > 1e-6*want {
+					t.Errorf("case %d, step %d: norm %v, PyTorch's %v", i, step, norm, want)
+				}
+			}
+			if c.Scheduled {
+				opt.SetLRScale(WarmupCosine(step, 4, golden.Steps, 0.1))
+			}
+			opt.Step(scale)
+		}
+		if opt.NumSteps() != golden.Steps {
+			t.Errorf("case %d: %d steps counted, want %d", i, opt.NumSteps(), golden.Steps)
+		}
+		exact := c.Optimizer == "sgd" && c.Clip == 0 && (cpu.X86.HasFMA || cpu.ARM64.HasFP)
+		for j, p := range ps {
+			for k, got := range p.Data().Float32s() {
+				want := math.Float32frombits(uint32(c.Bits[j][k]))
+				if exact && got != want || math.Abs(float64(got-want)) > 1e-6 {
+					t.Errorf("case %d (%s, scheduled %t, clip %v): element %d of parameter %d is %v, PyTorch's %v",
+						i, c.Optimizer, c.Scheduled, c.Clip, k, j, got, want)
+					break
+				}
+			}
+		}
+	}
+}
+
+func named(values ...float64) (*nn.Sequential, []*nn.Parameter) {
+	m := nn.NewSequential()
+	for _, v := range values {
+		m.Layers = append(m.Layers, &nn.Linear{Weight: nn.NewParameter(tensor.Full(v, 1, 1))})
+	}
+	return m, nn.Parameters(m)
+}
+
+// TestStateGoesOn: state and count carried to another optimizer give the same
+// next step.
+func TestStateGoesOn(t *testing.T) {
+	for name, make := range map[string]func(ps []*nn.Parameter) Optimizer{
+		"sgd": func(ps []*nn.Parameter) Optimizer {
+			o := NewSGD(ps[:1], SGDOptions{LR: 0.1})
+			o.AddGroup(ps[1:], SGDOptions{LR: 0.1, Momentum: 0.9, Dampening: 0.5})
+			return o
+		},
+		"adamw": func(ps []*nn.Parameter) Optimizer { return NewAdamW(ps, AdamWOptions{WeightDecay: 0.1}) },
+	} {
+		_, ps := named(1, 2, 3)
+		opt := make(ps)
+		run := func(opt Optimizer, ps []*nn.Parameter, from, to int) {
+			for step := from; step < to; step++ {
+				for j, p := range ps {
+					setGrad(t, p, values(1, 10*step+j))
+				}
+				opt.Step(1)
+			}
+		}
+		run(opt, ps, 0, 3)
+		_, others := named(0, 0, 0)
+		other := make(others)
+		for i, p := range others {
+			p.Data().CopyFrom(ps[i].Data())
+		}
+		var names []string
+		mine := opt.State()
+		for i, s := range other.State() {
+			names = append(names, s.Name)
+			s.Tensor.CopyFrom(mine[i].Tensor)
+		}
+		other.SetNumSteps(opt.NumSteps())
+		run(opt, ps, 3, 5)
+		run(other, others, 3, 5)
+		for i := range ps {
+			if a, b := ps[i].Data().Item(), others[i].Data().Item(); a != b {
+				t.Errorf("%s: parameter %d is %v, in the one that went on from the state %v", name, i, a, b)
+			}
+		}
+		want := []string{"momentum_buffer.1.weight", "momentum_buffer.2.weight"}
+		if name == "adamw" {
+			want = []string{"exp_avg.0.weight", "exp_avg.1.weight", "exp_avg.2.weight", "exp_avg_sq.0.weight", "exp_avg_sq.1.weight", "exp_avg_sq.2.weight"}
+		}
+		if !slices.Equal(names, want) {
+			t.Errorf("%s: state %q, want %q", name, names, want)
+		}
+	}
+}
+
+func TestParameterWithoutGradientIsLeft(t *testing.T) {
+	_, ps := named(1, 2)
+	for _, opt := range []Optimizer{
+		NewAdamW(ps, AdamWOptions{WeightDecay: 0.5}),
+		NewSGD(ps, SGDOptions{WeightDecay: 0.5, Momentum: 0.9}),
+	} {
+		opt.ZeroGrad()
+		setGrad(t, ps[0], []float32{1})
+		before := ps[0].Data().Item()
+		opt.Step(1)
+		if ps[1].Data().Item() != 2 || ps[0].Data().Item() == before {
+			t.Errorf("%T: the parameters are %v and %v", opt, ps[0].Data().Item(), ps[1].Data().Item())
+		}
+	}
+}
+
+func TestClipGradNorm(t *testing.T) {
+	_, ps := named(1, 2, 3)
+	if norm, scale := ClipGradNorm(ps, 1); norm != 0 || scale != 1 {
+		t.Errorf("without gradients the norm is %v and the factor %v", norm, scale)
+	}
+	setGrad(t, ps[0], []float32{3})
+	setGrad(t, ps[2], []float32{-4})
+	for _, c := range []struct{ limit, norm, scale float64 }{{10, 5, 1}, {5.1, 5, 1}, {1, 5, 0.2}} {
+		norm, scale := ClipGradNorm(ps, c.limit)
+		if norm != c.norm || math.Abs(scale-c.scale) > 1e-6 || scale*norm > c.limit {
+			t.Errorf("limit %v: norm %v and factor %v, want %v and %v", c.limit, norm, scale, c.norm, c.scale)
+		}
+	}
+	if g := ps[0].Grad().Item(); g != 3 {
+		t.Errorf("the gradient was written: %v", g)
+	}
+	setGrad(t, ps[1], []float32{float32(math.NaN())})
+	if norm, _ := ClipGradNorm(ps, 1); !math.IsNaN(norm) {
+		t.Errorf("a gradient that is no number gives the norm %v", norm)
+	}
+}
+
+func TestWarmupCosine(t *testing.T) {
+	for _, c := range []struct {
+		step, warmup, steps int
+		floor, want         float64
+	}{
+		{0, 4, 20, 0, 0.25}, {3, 4, 20, 0, 1}, {4, 4, 20, 0, 1}, {12, 4, 20, 0, 0.5}, {20, 4, 20, 0, 0}, {99, 4, 20, 0.1, 0.1},
+		{12, 4, 20, 0.1, 0.55}, {0, 0, 10, 0, 1}, {5, 0, 10, 0.2, 0.6}, {0, 10, 5, 0, 0.1}, {7, 10, 5, 0.5, 0.8}, {0, 0, 1, 0.1, 1}, {1, 0, 1, 0.1, 0.1},
+		{0, 1, 1, 0, 1},
+	} {
+		if got := WarmupCosine(c.step, c.warmup, c.steps, c.floor); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("WarmupCosine(%d, %d, %d, %v) = %v, want %v", c.step, c.warmup, c.steps, c.floor, got, c.want)
+		}
+	}
+}
