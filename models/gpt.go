@@ -23,11 +23,14 @@ type GPTConfig struct {
 // Validate reports a size that makes no model.
 func (g GPTConfig) Validate() error {
 	for _, f := range []struct {
-		name string
-		size int
-	}{{"vocabulary", g.Vocab}, {"context", g.Context}, {"width", g.Width}, {"number of heads", g.Heads}, {"number of layers", g.Layers}} {
-		if f.size < 1 {
-			return fmt.Errorf("models: the %s of a GPT must be at least 1, got %d", f.name, f.size)
+		name       string
+		size, most int
+	}{
+		{"vocabulary", g.Vocab, 1 << 24}, {"context", g.Context, 1 << 24}, {"width", g.Width, 1 << 20},
+		{"number of heads", g.Heads, 1 << 20}, {"number of layers", g.Layers, 1 << 14},
+	} {
+		if f.size < 1 || f.size > f.most {
+			return fmt.Errorf("models: the %s of a GPT is %d, want 1 to %d", f.name, f.size, f.most)
 		}
 	}
 	if g.Width%g.Heads != 0 {

@@ -64,5 +64,8 @@ func ParseGPTConfig(data []byte) (GPTConfig, error) {
 	default:
 		return GPTConfig{}, fmt.Errorf("models: config.json wants the activation %q; a GPT has gelu or gelu_new", hf.Activation)
 	}
-	return g, g.Validate()
+	if err := g.Validate(); err != nil {
+		return GPTConfig{}, fmt.Errorf("%w (in config.json)", err)
+	}
+	return g, nil
 }

@@ -53,7 +53,11 @@ func (r *lmRun) train(ctx context.Context) error {
 		}
 		if stop && !last {
 			r.report.Notice(fmt.Sprintf("stopped at step %d of %d; the same command goes on from here", r.step, r.cfg.Steps))
-			return fmt.Errorf("train lm: %w at step %d of %d (%w)", ErrStopped, r.step, r.cfg.Steps, context.Cause(ctx))
+			cause := context.Cause(ctx)
+			if cause == nil {
+				cause = errors.New("another rank was asked to")
+			}
+			return fmt.Errorf("train lm: %w at step %d of %d (%w)", ErrStopped, r.step, r.cfg.Steps, cause)
 		}
 	}
 	return nil

@@ -9,10 +9,12 @@ import (
 	"fmt"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // The files of a checkpoint that Hugging Face tools look for, besides the
@@ -157,9 +159,29 @@ func LoadLM(ctx context.Context, dir string) (*models.GPT, *tokenizer.Tokenizer,
 		return nil, nil, fmt.Errorf("load a language model from %s: %s has %d tokens, %s says %d",
 			ck.Path, tokenizerFile, tok.Size(), configFile, config.Vocab)
 	}
+	// The configuration is only what a file says: nothing is allocated for it
+	// before the weights' file agrees.
+	if err := matchModel(ck, models.NewGPT(&nn.Build{Device: tensor.Meta}, config)); err != nil {
+		return nil, nil, fmt.Errorf("load a language model: %w", err)
+	}
 	model := models.NewGPT(&nn.Build{}, config)
 	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(model).All()); err != nil {
 		return nil, nil, fmt.Errorf("load a language model: %w", err)
 	}
 	return model, tok, nil
+}
+
+// matchModel compares names and shapes of a model, which need not have data,
+// with those in a checkpoint.
+func matchModel(ck *checkpoint.Checkpoint, model any) error {
+	f, err := ck.OpenSafetensors(checkpoint.ModelFile)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var want []safetensors.Info
+	for name, t := range nn.StateDict(model).All() {
+		want = append(want, safetensors.Info{Name: name, DType: safetensors.F32, Shape: t.Shape()})
+	}
+	return checkpoint.MatchStateDict(f.Name(), f.Infos(), want)
 }

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// clock is a time that a test sets.
+type clock struct{ t time.Time }
+
+func (c *clock) now() time.Time { return c.t }
+
+// drive reports a run of four steps, two seconds each.
+func drive(r Reporter, c *clock) {
+	r.Start(Start{
+		Model: "GPT, small", NumParams: 1_234_567, Data: "text.txt", TrainBytes: 9_500_000, ValidationBytes: 500_000,
+		GzipBitsPerByte: 2.5, Ranks: 2, Threads: 1, Transport: "shm", Steps: 14, FirstStep: 10, Resumed: "out/step-00000010",
+	})
+	for step := 11; step <= 14; step++ {
+		c.t = c.t.Add(2 * time.Second)
+		r.Step(Step{Step: step, Loss: 5 - float64(step)/10, Tokens: 4000, Duration: 2 * time.Second})
+		if step == 13 {
+			r.Evaluation(Evaluation{Step: 13, BitsPerByte: 2.125})
+			r.Notice("something odd")
+		}
+	}
+	r.Saved(Saved{Step: 14, Path: "out/step-00000014"})
+	r.Finish(Finish{Steps: 14, BitsPerByte: 2.125, Sample: "func main() {}\nvar x", Checkpoint: "out/step-00000014", Out: "out"})
+}
+
+func TestConsoleWithoutTerminal(t *testing.T) {
+	var b bytes.Buffer
+	c := &clock{time.Unix(1000, 0)}
+	console := NewConsole(&b, false)
+	console.now = c.now
+	drive(console, c)
+	want := `model   GPT, small: 1.23 M parameters
+data    text.txt: 9.5 MB to train on, 0.5 MB to validate
+ranks   2 of 1 thread, transport shm
+gzip -9 needs 2.500 bits per byte for the validation text
+resumed at step 10 from out/step-00000010
+step 11/14  loss 3.900  2000 tokens/s  6s left
+step 13: validation 2.125 bits per byte
+note: something odd
+step 14/14  loss 3.844  validation 2.125 bits/byte  2000 tokens/s  0s left
+step 14: saved out/step-00000014
+
+the model writes:
+
+func main() {}
+var x
+
+validation  2.125 bits per byte after 14 steps
+checkpoint  out/step-00000014
+go on with  cohort generate --from out --prompt 'func main() {'
+`
+	if got := b.String(); got != want {
+		t.Errorf("printed\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestConsoleOnTerminal(t *testing.T) {
+	var b bytes.Buffer
+	c := &clock{time.Unix(1000, 0)}
+	console := NewConsole(&b, true)
+	console.now = c.now
+	drive(console, c)
+	got := b.String()
+	if n := strings.Count(got, "\r\x1b[K"); n != 4 {
+		t.Errorf("the live line was written %d times in 4 steps:\n%q", n, got)
+	}
+	for _, line := range []string{"0s left\nstep 14: saved", "left\nstep 13: validation"} {
+		if !strings.Contains(got, line) {
+			t.Errorf("a line did not begin below the live one: no %q in\n%q", line, got)
+		}
+	}
+}
+
+func TestJSONLines(t *testing.T) {
+	var b, notices bytes.Buffer
+	c := &clock{}
+	drive(NewJSONLines(&b, &notices), c)
+	var kinds []string
+	lines := bufio.NewScanner(&b)
+	for lines.Scan() {
+		var v map[string]any
+		if err := json.Unmarshal(lines.Bytes(), &v); err != nil {
+			t.Fatalf("%q: %v", lines.Text(), err)
+		}
+		keys := slices.Sorted(maps.Keys(v))
+		kinds = append(kinds, strings.Join(keys, " "))
+		if v["step"] == 12.0 && (math.Abs(v["loss"].(float64)-3.8) > 1e-12 || v["tokens_per_s"] != 2000.0) {
+			t.Errorf("step 12 is %v", v)
+		}
+	}
+	step := "loss step tokens_per_s"
+	want := []string{step, step, step, "step val_bits_per_byte", step, "checkpoint step", "checkpoint sample step"}
+	if !slices.Equal(kinds, want) {
+		t.Errorf("objects with keys %q, want %q", kinds, want)
+	}
+	if notices.String() != "something odd\n" {
+		t.Errorf("notices %q", notices.String())
+	}
+}
