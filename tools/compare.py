@@ -1,0 +1,360 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measures cohort beside PyTorch and OpenBLAS, in turns, and prints a table.
+
+    go build -o cohort ./cmd/cohort
+    python3 tools/compare.py --cohort ./cohort --python VENV/bin/python --cpus 0,1
+
+Every case runs ROUNDS times: ours, then each peer, so that both meet the same
+noise. A figure is the median over the rounds of a run's own median, with the
+best run behind it. PyTorch runs with each way of setting its threads and those
+of its BLAS (threads/BLAS threads), the two best of the first round go on, and the
+best counts. --python may be given several times, for several versions.
+
+Cases: step (mlp and gpt, 2 threads), step1 (the same with 1), ddp (1 and 2 ranks
+of one thread, beside the same step without data parallelism), collectives
+(all-reduce of 4 bytes and 64 MiB, 2 ranks), gemm (against OpenBLAS's cblas_sgemm).
+step also compares how much memory the gpt grows by: over start-up, and PyTorch over
+its import.
+
+What a peer runs is in this file too, below "peers"; it needs torch, and for gemm
+an OpenBLAS library (--openblas)."""
+import argparse
+import ctypes
+import ctypes.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+# ---------------------------------------------------------------- peers
+
+def loop_time(fn, barrier, reps):
+    """The median over 3 loops, each closed by a barrier, of the time of a call."""
+    out = []
+    for _ in range(3):
+        barrier()
+        start = time.perf_counter()
+        for _ in range(reps):
+            fn()
+        barrier()
+        out.append((time.perf_counter() - start) / reps)
+    return statistics.median(out)
+
+
+def status_bytes(field):
+    with open("/proc/self/status") as f:
+        for line in f:
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) << 10
+    return 0
+
+
+def mlp(nn):
+    return nn.Sequential(nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+
+
+def gpt(torch, nn):
+    F = torch.nn.functional
+
+    class Layer(nn.Module):
+        def __init__(self, width, heads):
+            super().__init__()
+            self.heads = heads
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            b, t, w = x.shape
+            q, k, v = (z.view(b, t, self.heads, -1).transpose(1, 2) for z in self.qkv(self.norm1(x)).split(w, 2))
+            if hasattr(F, "scaled_dot_product_attention"):
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            else:  # PyTorch before 2.0
+                hidden = torch.ones(t, t, dtype=torch.bool).triu(1)
+                y = (q @ k.transpose(2, 3) / q.shape[-1] ** 0.5).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+            x = x + self.proj(y.transpose(1, 2).reshape(b, t, w))
+            return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+    class Model(nn.Module):
+        def __init__(self, vocab=256, context=128, width=256, heads=8, layers=4):
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(vocab, width), nn.Embedding(context, width)
+            self.layers = nn.Sequential(*[Layer(width, heads) for _ in range(layers)])
+            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab)
+
+        def forward(self, ids):
+            return self.head(self.norm(self.layers(self.tokens(ids) + self.places(torch.arange(ids.shape[1])))))
+
+    return Model()
+
+
+def peer_step(model, threads, steps):
+    import torch
+    from torch import nn
+    imported = status_bytes("VmRSS")
+    torch.set_num_threads(int(threads))
+    torch.manual_seed(0)
+    if model == "mlp":
+        m, x, y = mlp(nn), torch.randn(256, 784), torch.randint(0, 10, (256,))
+        opt = torch.optim.SGD(m.parameters(), lr=0.01)
+    else:
+        m, x, y = gpt(torch, nn), torch.randint(0, 256, (8, 128)), torch.randint(0, 256, (8, 128))
+        opt = torch.optim.AdamW(m.parameters(), lr=1e-3)
+    times = []
+    for i in range(5 + int(steps)):
+        start = time.perf_counter()
+        opt.zero_grad(set_to_none=True)
+        out = m(x)
+        loss = nn.functional.cross_entropy(out.view(-1, out.shape[-1]), y.view(-1))
+        loss.backward()
+        opt.step()
+        loss.item()
+        if i >= 5:
+            times.append(time.perf_counter() - start)
+    return {"median_us": statistics.median(times) * 1e6, "version": torch.__version__, "growth_bytes": status_bytes("VmHWM") - imported}
+
+
+def start_rank(rank, ranks, fn, args, result):
+    import torch
+    import torch.distributed as dist
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    out = fn(torch, dist, *args)
+    out["version"] = torch.__version__
+    if rank == 0:
+        result.put(out)
+    dist.destroy_process_group()
+
+
+def on_ranks(ranks, fn, *args):
+    import socket
+    import torch.multiprocessing as mp
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    result = mp.get_context("spawn").SimpleQueue()
+    mp.spawn(start_rank, args=(ranks, fn, args, result), nprocs=ranks)
+    return result.get()
+
+
+def rank_ddp(torch, dist, steps):
+    nn = torch.nn
+    torch.manual_seed(0)
+    m = nn.parallel.DistributedDataParallel(mlp(nn))
+    opt = torch.optim.SGD(m.parameters(), lr=0.01)
+    x, y = torch.randn(128, 784), torch.randint(0, 10, (128,))
+    times = []
+    for i in range(5 + steps):
+        dist.barrier()
+        start = time.perf_counter()
+        opt.zero_grad()
+        nn.functional.cross_entropy(m(x), y).backward()
+        opt.step()
+        if i >= 5:
+            times.append(time.perf_counter() - start)
+    return {"median_us": statistics.median(times) * 1e6}
+
+
+def rank_all_reduce(torch, dist, size):
+    x = torch.zeros(size // 4)
+    dist.all_reduce(x)
+    reps = 300 if size <= 65536 else 7
+    return {"median_us": loop_time(lambda: dist.all_reduce(x), dist.barrier, reps) * 1e6}
+
+
+def peer_ddp(ranks, steps):
+    return on_ranks(int(ranks), rank_ddp, int(steps))
+
+
+def peer_all_reduce(size):
+    return on_ranks(2, rank_all_reduce, int(size))
+
+
+def peer_gemm(library, shapes):
+    """cblas_sgemm; shapes are MxNxK/LAYOUT, layouts those of cohort bench gemm."""
+    blas = ctypes.CDLL(library)
+    out = {}
+    for shape in shapes.split(","):
+        sizes, layout = shape.split("/")
+        m, n, k = map(int, sizes.split("x"))
+        a, b, c = ((ctypes.c_float * size)(*([1.5] * size)) for size in (m * k, k * n, m * n))
+        ta, tb = layout == "tn", layout == "nt"
+        args = (101, 112 if ta else 111, 112 if tb else 111, m, n, k, ctypes.c_float(1), a, m if ta else k,
+                b, k if tb else n, ctypes.c_float(0), c, n)
+        times = []
+        begin = time.perf_counter()
+        while len(times) < 7 or time.perf_counter() - begin < 0.2:
+            start = time.perf_counter()
+            blas.cblas_sgemm(*args)
+            times.append(time.perf_counter() - start)
+        out[shape] = 2 * m * n * k / statistics.median(times[2:]) / 1e9
+    return {"gflop_per_s": out}
+
+
+PEERS = {"step": peer_step, "ddp": peer_ddp, "all_reduce": peer_all_reduce, "gemm": peer_gemm}
+
+# ---------------------------------------------------------------- comparison
+
+class Runner:
+    def __init__(self, options):
+        self.o = options
+        self.cpus = {int(c) for c in options.cpus.split(",")} if options.cpus else None
+
+    def busy(self, seconds=0.3):
+        """The share of time that the CPUs have been busy."""
+        def read():
+            idle = total = 0
+            with open("/proc/stat") as f:
+                for line in f:
+                    name, *fields = line.split()
+                    if name.startswith("cpu") and name != "cpu" and (not self.cpus or int(name[3:]) in self.cpus):
+                        v = [int(x) for x in fields[:8]]
+                        idle, total = idle + v[3] + v[4], total + sum(v)
+            return idle, total
+        i0, t0 = read()
+        time.sleep(seconds)
+        i1, t1 = read()
+        return 1 - (i1 - i0) / max(1, t1 - t0)
+
+    def run(self, args, env=()):
+        """Runs a command on the chosen CPUs; returns the objects that it printed."""
+        deadline = time.monotonic() + self.o.quiet
+        while self.o.quiet and self.busy() > 0.1 and time.monotonic() < deadline:
+            pass
+        pin = (lambda: os.sched_setaffinity(0, self.cpus)) if self.cpus else None
+        done = subprocess.run(args, env={**os.environ, **dict(env)}, preexec_fn=pin, stdout=subprocess.PIPE, text=True, timeout=600)
+        if done.returncode != 0:
+            sys.exit(f"compare: {' '.join(args)} ended with code {done.returncode}")
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+    def ours(self, *args):
+        return self.run([self.o.cohort, "bench", *map(str, args), "--json"])
+
+    def peer(self, python, *args, threads=1, blas=1):
+        env = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(blas), "MKL_NUM_THREADS": str(blas)}
+        return self.run([python, os.path.abspath(__file__), "--peer", *map(str, args)], env)[-1]
+
+
+class Figure:
+    """What one contender scored, round by round."""
+    def __init__(self):
+        self.values, self.note = [], ""
+
+    def add(self, value):
+        self.values.append(value)
+
+    def median(self):
+        return statistics.median(self.values)
+
+
+def show(us):
+    return f"{us / 1e3:.2f} ms" if us >= 1000 else f"{us:.2f} µs"
+
+
+def row(name, ours, peer, want, peer_name, unit=show, higher=False):
+    """Prints a line; want is the most (or least, if higher) that ours may be, as a share of the peer's."""
+    ratio = ours.median() / peer.median()
+    best = max if higher else min
+    ok = "" if want is None else (" ok " if (ratio >= want if higher else ratio <= want) else "MISS") + f" want {'>=' if higher else '<='} {want:.2f}"
+    print(f"{name:34} {unit(ours.median()):>12} (best {unit(best(ours.values)):>11})  {peer_name:24} "
+          f"{unit(peer.median()):>12} (best {unit(best(peer.values)):>11})  ratio {ratio:6.3f} {ok}", flush=True)
+
+
+def case_step(r, threads):
+    settings = [(py, t, b) for py in r.o.python for t in ([1, 2] if threads == 2 else [1]) for b in ([1, 2] if threads == 2 else [1])]
+    for model, steps in (("gpt", 15), ("mlp", 40)):
+        ours, grown, peers = Figure(), Figure(), {s: Figure() for s in settings}
+        growth = {s: Figure() for s in settings}
+        for i in range(r.o.rounds):
+            got = r.ours("step", "--model", model, "--threads", threads, "--steps", steps)[0]
+            ours.add(got["median_us"])
+            grown.add(got["growth_bytes"])
+            for s in sorted(peers, key=lambda s: peers[s].median() if peers[s].values else 0)[:None if i == 0 else 2]:
+                got = r.peer(s[0], "step", model, s[1], steps, threads=s[1], blas=s[2])
+                peers[s].add(got["median_us"])
+                growth[s].add(got["growth_bytes"])
+                peers[s].note = f"torch {got['version'].split('+')[0]} {s[1]}/{s[2]}"
+        best = min((p for p in peers if len(peers[p].values) == r.o.rounds), key=lambda p: peers[p].median())
+        row(f"step {model} --threads {threads}", ours, peers[best], 1, peers[best].note)
+        if model == "gpt" and threads == 2:
+            row("memory growth of step gpt", grown, growth[best], 1, peers[best].note, lambda v: f"{v / 2**20:.1f} MiB")
+
+
+def case_ddp(r):
+    plain, one, two = Figure(), Figure(), Figure()
+    peers = {(py, n): Figure() for py in r.o.python for n in (1, 2)}
+    for _ in range(r.o.rounds):
+        plain.add(r.ours("step", "--model", "mlp", "--batch", 128, "--threads", 1, "--steps", 60)[0]["median_us"])
+        one.add(r.ours("ddp", "--ranks", 1, "--steps", 60)[0]["median_us"])
+        two.add(r.ours("ddp", "--ranks", 2, "--steps", 60)[0]["median_us"])
+        for (py, n), f in peers.items():
+            got = r.peer(py, "ddp", n, 60)
+            f.add(got["median_us"])
+            f.note = f"torch {got['version'].split('+')[0]} {n} rank{'s' if n > 1 else ''}"
+    row("ddp --ranks 1", one, plain, 1.05, "step mlp, batch 128")
+    row("ddp --ranks 2", two, one, 1.15, "ddp --ranks 1")
+    for (_, n), f in peers.items():
+        row(f"ddp --ranks {n}", (one, two)[n - 1], f, 1, f.note)
+
+
+def case_collectives(r):
+    for size, want in ((4, 1 / 3), (64 << 20, 1 / 3)):
+        ours, peers = {}, {py: Figure() for py in r.o.python}
+        for _ in range(r.o.rounds):
+            for got in r.ours("collectives", "--ranks", 2, "--ops", "all_reduce", "--bytes", size):
+                ours.setdefault(got["memory"], Figure()).add(got["median_us"])
+            for py, f in peers.items():
+                got = r.peer(py, "all_reduce", size)
+                f.add(got["median_us"])
+                f.note = f"torch {got['version'].split('+')[0]} gloo"
+        best = min(peers.values(), key=Figure.median)
+        for memory, f in ours.items():
+            row(f"all_reduce {size} B, {memory}", f, best, want, best.note)
+
+
+def case_gemm(r):
+    if not r.o.openblas:
+        sys.exit("compare: no OpenBLAS library found; name one with --openblas")
+    for threads in (1, 2):
+        ours, peer = {}, {}
+        for _ in range(r.o.rounds):
+            for got in r.ours("gemm", "--threads", threads):
+                ours.setdefault(f"{got['case']}/{got['layout']}", Figure()).add(got["gflop_per_s"])
+            got = r.peer(sys.executable, "gemm", r.o.openblas, ",".join(ours), threads=threads, blas=threads)
+            for shape, rate in got["gflop_per_s"].items():
+                peer.setdefault(shape, Figure()).add(rate)
+        for shape, f in ours.items():
+            row(f"gemm {shape} --threads {threads}", f, peer[shape], 0.9, "OpenBLAS", lambda v: f"{v:.1f} GF/s", higher=True)
+
+
+CASES = {"step": lambda r: case_step(r, 2), "step1": lambda r: case_step(r, 1), "ddp": case_ddp, "collectives": case_collectives, "gemm": case_gemm}
+
+
+def main():
+    if sys.argv[1:2] == ["--peer"]:
+        print(json.dumps(PEERS[sys.argv[2]](*sys.argv[3:])))
+        return
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (default: all); memory comes with step")
+    p.add_argument("--cohort", default="./cohort", help="the cohort binary")
+    p.add_argument("--python", action="append", help="an interpreter that has torch (default: this one)")
+    p.add_argument("--openblas", default=ctypes.util.find_library("openblas"), help="OpenBLAS's shared library")
+    p.add_argument("--cpus", default="", help="run everything on these, as in 0,1")
+    p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--quiet", type=float, default=0, help="before each run, wait at most so many seconds for the CPUs to be idle")
+    o = p.parse_args()
+    o.python = o.python or [sys.executable]
+    for c in o.cases:
+        if c not in CASES:
+            p.error(f"no case {c}: there are {', '.join(CASES)}")
+    r = Runner(o)
+    for c in o.cases or CASES:
+        CASES[c](r)
+
+
+if __name__ == "__main__":
+    main()
