@@ -34,6 +34,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newGenerateCommand(),
 		newRunCommand(),
 		newEnvCommand(),
+		newBenchCommand(),
 		newTokenCommand(),
 	)
 	return root

@@ -3,26 +3,35 @@
 package bench
 
 import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
 // Result is one measured case. Fields that do not apply are left out.
 type Result struct {
-	Bench        string  `json:"bench"`
-	Case         string  `json:"case"`
+	Bench string `json:"bench"`
+	Case  string `json:"case"`
+	// Layout tells which operands of a matrix product are transposed: "nn",
+	// "nt" (the second) or "tn" (the first).
+	Layout       string  `json:"layout,omitempty"`
 	Backend      string  `json:"backend,omitempty"`
 	Transport    string  `json:"transport,omitempty"`
 	Memory       string  `json:"memory,omitempty"` // of the tensors: "shared" or "private"
 	DType        string  `json:"dtype,omitempty"`
 	Ranks        int     `json:"ranks,omitempty"`
-	Threads      int     `json:"threads,omitempty"`
-	Bytes        int     `json:"bytes,omitempty"`
+	Threads      int     `json:"threads,omitempty"` // of each rank
+	Batch        int     `json:"batch,omitempty"`   // samples or sequences of a rank's step
+	Bytes        int     `json:"bytes,omitempty"`   // of each rank's tensor
 	Params       int     `json:"params,omitempty"`
 	MedianMicros float64 `json:"median_us"`
 	MinMicros    float64 `json:"min_us,omitempty"`
 	P99Micros    float64 `json:"p99_us,omitempty"`
-	GBPerSec     float64 `json:"gb_per_s,omitempty"`
+	GBPerSec     float64 `json:"gb_per_s,omitempty"` // Bytes by MedianMicros, in 10⁹ bytes
 	GFlopPerSec  float64 `json:"gflop_per_s,omitempty"`
 	// PeakRSSBytes is the most memory the process has had; GrowthBytes is
 	// that less what it had before the case began.
@@ -30,8 +39,91 @@ type Result struct {
 	GrowthBytes  int64 `json:"growth_bytes,omitempty"`
 }
 
+// WriteJSON writes the result as one line of JSON.
+func (r Result) WriteJSON(w io.Writer) error { return json.NewEncoder(w).Encode(r) }
+
+// WriteText writes the result as one line for people. The lines of one bench
+// are aligned.
+func (r Result) WriteText(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s  %-14s", r.Bench, r.Case)
+	for _, word := range []struct {
+		text  string
+		width int
+	}{{r.Layout, 2}, {r.DType, 7}, {r.Transport, 4}, {r.Memory, 7}} {
+		if word.text != "" {
+			fmt.Fprintf(&b, "  %-*s", word.width, word.text)
+		}
+	}
+	for _, n := range []struct {
+		n    int
+		unit string
+	}{{r.Ranks, "ranks"}, {r.Threads, "threads"}} {
+		if n.n == 1 {
+			n.unit = strings.TrimSuffix(n.unit, "s") + " "
+		}
+		if n.n > 0 {
+			fmt.Fprintf(&b, "  %2d %s", n.n, n.unit)
+		}
+	}
+	switch {
+	case r.Bytes > 0:
+		fmt.Fprintf(&b, "  %9s", size(int64(r.Bytes)))
+	case r.Bench == "collectives":
+		fmt.Fprintf(&b, "  %9s  %9s", "", "")
+	}
+	fmt.Fprintf(&b, "  median %s", span(r.MedianMicros))
+	if r.MinMicros > 0 {
+		fmt.Fprintf(&b, "  min %s", span(r.MinMicros))
+	}
+	if r.P99Micros > 0 {
+		fmt.Fprintf(&b, "  p99 %s", span(r.P99Micros))
+	}
+	if r.GBPerSec > 0 {
+		fmt.Fprintf(&b, "  %7.3f GB/s", r.GBPerSec)
+	}
+	if r.GFlopPerSec > 0 {
+		fmt.Fprintf(&b, "  %6.1f GFLOP/s", r.GFlopPerSec)
+	}
+	if r.PeakRSSBytes > 0 {
+		fmt.Fprintf(&b, "  peak memory %s", size(r.PeakRSSBytes))
+	}
+	b.WriteByte('\n')
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// span prints a time given in microseconds, ten wide.
+func span(us float64) string {
+	if us >= 1000 {
+		return fmt.Sprintf("%7.2f ms", us/1000)
+	}
+	return fmt.Sprintf("%7.2f µs", us)
+}
+
+// size prints a number of bytes.
+func size(n int64) string {
+	v, unit := float64(n), "B"
+	for _, u := range []string{"KiB", "MiB", "GiB"} {
+		if v < 1024 {
+			break
+		}
+		v, unit = v/1024, u
+	}
+	return fmt.Sprintf("%.4g %s", v, unit)
+}
+
 // micros returns a duration in microseconds.
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+
+// perSecond returns how many units, in 10⁹, go into a second when amount of
+// them take d, to six places.
+func perSecond(amount float64, d time.Duration) float64 {
+	if d <= 0 {
+		return 0
+	}
+	return math.Round(amount/d.Seconds()/1e3) / 1e6
+}
 
 // times is a set of measured durations.
 type times []time.Duration

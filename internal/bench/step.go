@@ -3,8 +3,11 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/cohort-ml/cohort/models"
@@ -16,23 +19,73 @@ import (
 // workload is a model with one batch and its optimizer.
 type workload struct {
 	model     nn.Module
+	batch     int
 	optimizer optim.Optimizer
 	x, y      *tensor.Tensor
 	flops     float64 // of a step's matrix products
 }
 
+// StepOptions choose what Step measures.
+type StepOptions struct {
+	Model string // of [StepModels]
+	DType string // "float32"
+	Batch int    // samples (mlp) or sequences (gpt) of a step; 0 is 256 and 8
+	Steps int    // that are measured, after a few that are not
+}
+
 // StepModels are the models that Step knows.
 func StepModels() []string { return []string{"mlp", "gpt"} }
 
-func newWorkload(name string) (*workload, error) {
-	b := &nn.Build{Generator: tensor.NewGenerator(0)}
-	switch name {
-	case "mlp":
-		return newMLP(b, 256), nil
-	case "gpt":
-		return newGPT(b), nil
+// laterModels and laterDTypes are part of the command's fixed vocabulary.
+var (
+	laterModels = []string{"cnn", "resnet50"}
+	laterDTypes = []string{"bfloat16"}
+)
+
+// Validate reports the first option that makes no sense.
+func (o StepOptions) Validate() error {
+	if err := oneOf("model", o.Model, StepModels(), laterModels); err != nil {
+		return err
 	}
-	return nil, fmt.Errorf("bench step: no model %q; there are %v", name, StepModels())
+	if err := oneOf("dtype", o.DType, []string{"float32"}, laterDTypes); err != nil {
+		return err
+	}
+	if o.Batch < 0 || o.Batch > maxBatch {
+		return fmt.Errorf("a batch of %d: want 1 to %d, or 0 for the model's own", o.Batch, maxBatch)
+	}
+	return CheckSteps(o.Steps)
+}
+
+const (
+	maxBatch = 1 << 16
+	maxSteps = 1 << 20
+)
+
+// CheckSteps reports a number of steps that makes no sense.
+func CheckSteps(n int) error {
+	if n < 1 || n > maxSteps {
+		return fmt.Errorf("%d steps: want 1 to %d", n, maxSteps)
+	}
+	return nil
+}
+
+// oneOf reports a name that is not among known, or that comes later.
+func oneOf(what, name string, known, later []string) error {
+	switch {
+	case slices.Contains(known, name):
+		return nil
+	case slices.Contains(later, name):
+		return fmt.Errorf("%s %s comes with a later version; this one has %s", what, name, strings.Join(known, ", "))
+	}
+	return fmt.Errorf("no %s %q: there is %s", what, name, strings.Join(known, ", "))
+}
+
+func newWorkload(o StepOptions) *workload {
+	b := &nn.Build{Generator: tensor.NewGenerator(0)}
+	if o.Model == "gpt" {
+		return newGPT(b, cmp.Or(o.Batch, 8))
+	}
+	return newMLP(b, cmp.Or(o.Batch, 256))
 }
 
 // newMLP is 784-1024-1024-10 with SGD.
@@ -42,7 +95,7 @@ func newMLP(b *nn.Build, batch int) *workload {
 	b.Generator.Normal(x, 0, 1)
 	// The input needs no gradient: the first layer has two products, the others three.
 	flops := 2 * float64(batch) * (2*784*1024 + 3*1024*1024 + 3*1024*10)
-	return &workload{m, optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01}), x, randomIDs(b.Generator, 10, batch), flops}
+	return &workload{m, batch, optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01}), x, randomIDs(b.Generator, 10, batch), flops}
 }
 
 // untiedGPT is a decoder with an output layer of its own.
@@ -55,16 +108,17 @@ func (m *untiedGPT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Head, c.Call(m.Decoder, ids))
 }
 
-// newGPT is four layers of width 256, 8 heads, over 8 sequences of 128 bytes,
+// newGPT is four layers of width 256, 8 heads, over sequences of 128 bytes,
 // with AdamW.
-func newGPT(b *nn.Build) *workload {
-	const batch, time, width, layers, vocab = 8, 128, 256, 4, 256
+func newGPT(b *nn.Build, batch int) *workload {
+	const time, width, layers, vocab = 128, 256, 4, 256
 	g := models.GPTConfig{Vocab: vocab, Context: time, Width: width, Heads: 8, Layers: layers}
 	m := &untiedGPT{models.NewDecoder(b, g), nn.NewLinear(b, width, vocab)}
 	perToken := float64(12*width*width*layers + width*vocab)
-	flops := 6*perToken*batch*time + 3*4*batch*time*time*width*layers
+	tokens := float64(batch * time)
+	flops := 6*perToken*tokens + 3*4*tokens*time*width*layers
 	opt := optim.NewAdamW(nn.Parameters(m), optim.AdamWOptions{LR: 1e-3, WeightDecay: 0.01})
-	return &workload{m, opt, randomIDs(b.Generator, vocab, batch, time), randomIDs(b.Generator, vocab, batch, time), flops}
+	return &workload{m, batch, opt, randomIDs(b.Generator, vocab, batch, time), randomIDs(b.Generator, vocab, batch, time), flops}
 }
 
 func randomIDs(g *tensor.Generator, n int, shape ...int) *tensor.Tensor {
@@ -94,29 +148,45 @@ func (w *workload) run(ctx context.Context, forward nn.Module) (loss float64, er
 	return l.Item(), nil
 }
 
-// Step measures training steps of a model in this process.
-func Step(ctx context.Context, model string, numSteps int) (Result, error) {
-	before := residentBytes()
-	w, err := newWorkload(model)
-	if err != nil {
-		return Result{}, err
-	}
-	const warmUp = 3
+// measure runs training steps of forward and returns the time of each, without
+// the first few. before, if any, runs ahead of each step and is not timed.
+func (w *workload) measure(ctx context.Context, forward nn.Module, numSteps int, before func() error) (times, error) {
+	const warmUp = 5
 	var ts times
 	for i := range warmUp + numSteps {
+		if before != nil {
+			if err := before(); err != nil {
+				return nil, err
+			}
+		}
 		start := time.Now()
-		if _, err := w.run(ctx, w.model); err != nil {
-			return Result{}, err
+		if _, err := w.run(ctx, forward); err != nil {
+			return nil, err
 		}
 		if i >= warmUp {
 			ts = append(ts, time.Since(start))
 		}
 	}
+	return ts, nil
+}
+
+// Step measures training steps of a model in this process.
+func Step(ctx context.Context, o StepOptions) (Result, error) {
+	if err := o.Validate(); err != nil {
+		return Result{}, fmt.Errorf("bench step: %w", err)
+	}
+	before := residentBytes()
+	w := newWorkload(o)
+	ts, err := w.measure(ctx, w.model, o.Steps, nil)
+	if err != nil {
+		return Result{}, err
+	}
 	peak := peakRSSBytes()
 	return Result{
-		Bench: "step", Case: model, DType: "float32", Threads: tensor.NumThreads(), Params: nn.NumParams(w.model),
+		Bench: "step", Case: o.Model, DType: o.DType, Threads: tensor.NumThreads(),
+		Batch: w.batch, Params: nn.NumParams(w.model),
 		MedianMicros: micros(ts.median()), MinMicros: micros(ts.quantile(0)),
-		GFlopPerSec:  w.flops / ts.median().Seconds() / 1e9,
+		GFlopPerSec:  perSecond(w.flops, ts.median()),
 		PeakRSSBytes: peak, GrowthBytes: peak - before,
 	}, nil
 }

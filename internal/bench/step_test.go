@@ -7,10 +7,7 @@ import "testing"
 func BenchmarkStep(b *testing.B) {
 	for _, model := range StepModels() {
 		b.Run(model, func(b *testing.B) {
-			w, err := newWorkload(model)
-			if err != nil {
-				b.Fatal(err)
-			}
+			w := newWorkload(StepOptions{Model: model})
 			for b.Loop() {
 				if _, err := w.run(b.Context(), w.model); err != nil {
 					b.Fatal(err)

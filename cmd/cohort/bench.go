@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime/pprof"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/bench"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// benchFlags are those that all benches have.
+type benchFlags struct {
+	asJSON     bool
+	cpuProfile string
+}
+
+func newBenchCommand() *cobra.Command {
+	f := &benchFlags{}
+	cmd := &cobra.Command{
+		Use:   "bench NAME",
+		Short: "Measure this machine: matrix products, training steps, collectives",
+		Long: `Bench measures what a job on this machine is made of. It prints a line a case
+when the case is done; with --json, one object a line for scripts to compare.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return unknown("bench", args[0], commandNames(cmd), cmd.CommandPath())
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.PersistentFlags().BoolVar(&f.asJSON, "json", false, "print one JSON object a line")
+	cmd.PersistentFlags().StringVar(&f.cpuProfile, "cpuprofile", "", "write a CPU profile (of rank 0) to `file`, for go tool pprof")
+	cmd.AddCommand(
+		newBenchGemmCommand(f),
+		newBenchStepCommand(f),
+		newBenchDDPCommand(f),
+		newBenchCollectivesCommand(f),
+	)
+	return cmd
+}
+
+// emitter returns what prints a result.
+func (f *benchFlags) emitter(cmd *cobra.Command) func(bench.Result) error {
+	out := cmd.OutOrStdout()
+	if f.asJSON {
+		return func(r bench.Result) error { return r.WriteJSON(out) }
+	}
+	return func(r bench.Result) error { return r.WriteText(out) }
+}
+
+// profiled runs fn under the CPU profiler if the user wants that.
+func (f *benchFlags) profiled(fn func() error) (err error) {
+	if f.cpuProfile == "" {
+		return fn()
+	}
+	file, err := os.Create(f.cpuProfile)
+	if err != nil {
+		return fmt.Errorf("bench: --cpuprofile: %w", err)
+	}
+	defer func() {
+		if cerr := file.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	if err := pprof.StartCPUProfile(file); err != nil {
+		return fmt.Errorf("bench: --cpuprofile %s: %w", f.cpuProfile, err)
+	}
+	defer pprof.StopCPUProfile()
+	return fn()
+}
+
+// onRanks starts rank processes with numThreads threads each and runs fn on
+// every one of them, with the group of all.
+func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env []string, fn func(ctx context.Context, g *dist.Group) error) error {
+	opts := launch.SpawnOptions{PassRank0: true, Env: append(os.Environ(), env...)}
+	return launch.Spawn(ctx, numRanks, opts, func(ctx context.Context) error {
+		if err := tensor.SetNumThreads(numThreads); err != nil {
+			return err
+		}
+		g, err := dist.Init(ctx)
+		if err != nil {
+			return err
+		}
+		run := func() error { return fn(ctx, g) }
+		if g.Rank() == 0 {
+			err = f.profiled(run)
+		} else {
+			err = run()
+		}
+		if cerr := g.Close(); err == nil {
+			err = cerr
+		}
+		return err
+	})
+}
+
+// setThreads makes n, the value of --threads, the process's number of threads;
+// 0 leaves the default.
+func setThreads(n int) error {
+	if n == 0 {
+		return nil
+	}
+	if err := tensor.SetNumThreads(n); err != nil {
+		return usageError{fmt.Errorf("--threads: %w", err)}
+	}
+	return nil
+}
+
+func threadsFlag(cmd *cobra.Command, n *int) {
+	cmd.Flags().IntVar(n, "threads", 0, "`number` of threads (default COHORT_NUM_THREADS, else one a core)")
+}
+
+func newBenchGemmCommand(f *benchFlags) *cobra.Command {
+	var threads int
+	var shapes, layouts []string
+	var minTime time.Duration
+	cmd := &cobra.Command{
+		Use:   "gemm",
+		Short: "Matrix products of float32: square ones, and those of training steps",
+		Example: `  cohort bench gemm --threads 1
+  cohort bench gemm --shapes 4096,256x1024x784 --layouts nn,nt,tn`,
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			products := bench.DefaultProducts()
+			if cmd.Flags().Changed("shapes") || cmd.Flags().Changed("layouts") {
+				var err error
+				if products, err = bench.ParseProducts(shapes, layouts); err != nil {
+					return usageError{err}
+				}
+			}
+			if err := setThreads(threads); err != nil {
+				return err
+			}
+			return f.profiled(func() error {
+				return bench.Gemm(cmd.Context(), products, tensor.NumThreads(), minTime, f.emitter(cmd))
+			})
+		},
+	}
+	threadsFlag(cmd, &threads)
+	cmd.Flags().StringSliceVar(&shapes, "shapes", []string{"512", "1024", "2048"}, "`sizes` N or MxNxK, of C[M,N] = A[M,K]·B[K,N]")
+	cmd.Flags().StringSliceVar(&layouts, "layouts", []string{"nn"}, "stored transposed: none (`nn`), B (nt), A (tn)")
+	cmd.Flags().DurationVar(&minTime, "time", 300*time.Millisecond, "least `time` to measure a product for")
+	return cmd
+}
+
+func newBenchStepCommand(f *benchFlags) *cobra.Command {
+	o := bench.StepOptions{DType: "float32"}
+	var threads int
+	cmd := &cobra.Command{
+		Use:   "step",
+		Short: "Training steps of a model in one process",
+		Long: `Step measures whole training steps: forward, backward, optimizer.
+
+  mlp  784-1024-1024-10, batch 256, SGD
+  gpt  4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW`,
+		Example: "  cohort bench step --model gpt --threads 2 --json",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.Validate(); err != nil {
+				return usageError{fmt.Errorf("bench step: %w", err)}
+			}
+			if err := setThreads(threads); err != nil {
+				return err
+			}
+			return f.profiled(func() error {
+				r, err := bench.Step(cmd.Context(), o)
+				if err != nil {
+					return err
+				}
+				return f.emitter(cmd)(r)
+			})
+		},
+	}
+	threadsFlag(cmd, &threads)
+	cmd.Flags().StringVar(&o.Model, "model", "gpt", "`name` of the model: mlp or gpt")
+	cmd.Flags().StringVar(&o.DType, "dtype", o.DType, "`type` that is computed in: float32")
+	cmd.Flags().IntVar(&o.Batch, "batch", 0, "`samples` (mlp) or sequences (gpt) of a step (default 256 and 8)")
+	cmd.Flags().IntVar(&o.Steps, "steps", 30, "steps to measure")
+	return cmd
+}
+
+func newBenchDDPCommand(f *benchFlags) *cobra.Command {
+	var numRanks, numSteps int
+	cmd := &cobra.Command{
+		Use:   "ddp",
+		Short: "Training steps under data parallelism, a process of one thread a rank",
+		Long: fmt.Sprintf(`Ddp measures training steps of the mlp with a batch of %d a rank. Every rank
+is a process of one thread with the same work, however many they are: with
+perfect scaling the time stays that of --ranks 1. The same work without
+data parallelism is
+
+  cohort bench step --model mlp --batch %d --threads 1`, bench.DDPBatch, bench.DDPBatch),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := bench.CheckSteps(numSteps); err != nil {
+				return usageError{fmt.Errorf("bench ddp: %w", err)}
+			}
+			return f.onRanks(cmd.Context(), numRanks, 1, nil, func(ctx context.Context, g *dist.Group) error {
+				r, err := bench.DDP(ctx, g, numSteps)
+				if err != nil || g.Rank() != 0 {
+					return err
+				}
+				return f.emitter(cmd)(r)
+			})
+		},
+	}
+	cmd.Flags().IntVar(&numRanks, "ranks", 2, "`number` of ranks")
+	cmd.Flags().IntVar(&numSteps, "steps", 30, "steps to measure")
+	return cmd
+}
+
+func newBenchCollectivesCommand(f *benchFlags) *cobra.Command {
+	var numRanks int
+	var backend, transport string
+	o := bench.CollectivesOptions{}
+	cmd := &cobra.Command{
+		Use:   "collectives",
+		Short: "Collectives between rank processes",
+		Long: `Collectives measures operations of all ranks on tensors of several sizes, in
+memory that the ranks of a node share (as the gradients of data parallelism are)
+and in memory of their own. A time is that of a loop, closed by a barrier, by the
+number of its calls; p99 is of single calls on rank 0.`,
+		Example: "  cohort bench collectives --ranks 2 --ops all_reduce --bytes 4,67108864 --json",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := errors.Join(bench.CheckBackend(backend), bench.CheckTransport(transport), o.Validate()); err != nil {
+				return usageError{fmt.Errorf("bench collectives: %w", err)}
+			}
+			if numRanks == 1 {
+				return usageError{errors.New("bench collectives: a collective needs at least 2 ranks")}
+			}
+			env := []string{envvar.Transport.Assign(transport)}
+			return f.onRanks(cmd.Context(), numRanks, 1, env, func(ctx context.Context, g *dist.Group) error {
+				emit := func(bench.Result) error { return nil }
+				if g.Rank() == 0 {
+					emit = f.emitter(cmd)
+				}
+				return bench.Collectives(ctx, g, o, emit)
+			})
+		},
+	}
+	fl := cmd.Flags()
+	fl.IntVar(&numRanks, "ranks", 2, "`number` of ranks")
+	fl.StringVar(&backend, "backend", "native", "`name` of what does the collectives: native")
+	fl.StringVar(&transport, "transport", "auto", "`way` between the ranks: auto, shm or tcp")
+	fl.StringSliceVar(&o.Ops, "ops", bench.CollectiveOps(), "`operations` to measure")
+	fl.IntSliceVar(&o.Bytes, "bytes", []int{4, 4096, 65536, 1 << 20, 16 << 20, 64 << 20}, "`sizes` of a rank's tensor")
+	fl.StringSliceVar(&o.Memory, "memory", bench.MemoryKinds(), "`kinds` of memory: shared, private")
+	fl.IntVar(&o.Reps, "reps", 0, "`calls` in a loop (default by size)")
+	return cmd
+}

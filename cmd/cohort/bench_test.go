@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// asCohort makes the test binary behave as the cohort command with the
+// arguments that it holds. Commands that start ranks need a process of their
+// own: a rank is this binary, started again.
+const asCohort = "COHORT_TEST_COMMAND"
+
+func TestMain(m *testing.M) {
+	if args := os.Getenv(asCohort); args != "" {
+		os.Exit(run(strings.Fields(args), os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// cohortProcess runs a command line in a process of its own.
+func cohortProcess(t *testing.T, args string) (stdout string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), asCohort+"="+args)
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("cohort %s: %v\n%s", args, err, errs.String())
+	}
+	return string(out)
+}
+
+// TestBench: every bench prints its objects, one a line, once for all ranks.
+func TestBench(t *testing.T) {
+	type fields = map[string]any
+	for _, tt := range []struct {
+		args  string
+		lines int
+		want  fields // of the first line
+	}{
+		{"gemm --shapes 8,16x4x2 --layouts nn,tn --time 1ms --threads 1", 4, fields{"bench": "gemm", "case": "8x8x8", "threads": 1.}},
+		{"step --model mlp --batch 1 --steps 1 --threads 3", 1, fields{"bench": "step", "case": "mlp", "dtype": "float32", "threads": 3., "params": 1863690.}},
+		{"ddp --ranks 1 --steps 1", 1, fields{"bench": "ddp", "case": "mlp", "ranks": 1., "threads": 1.}},
+		{"ddp --ranks 2 --steps 1", 1, fields{"bench": "ddp", "case": "mlp", "ranks": 2., "threads": 1.}},
+		{"collectives --ranks 2 --bytes 4,64 --reps 2", 13, fields{"bench": "collectives", "case": "all_reduce", "ranks": 2., "bytes": 4., "backend": "native", "memory": "shared"}},
+		{"collectives --ranks 3 --transport tcp --bytes 8 --ops barrier,all_gather --memory private --reps 2", 2,
+			fields{"case": "all_gather", "ranks": 3., "transport": "tcp", "memory": "private"}},
+	} {
+		out := cohortProcess(t, "bench "+tt.args+" --json")
+		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
+		if len(lines) != tt.lines {
+			t.Errorf("cohort bench %s printed %d lines, want %d:\n%s", tt.args, len(lines), tt.lines, out)
+		}
+		for i, line := range lines {
+			var got fields
+			if err := json.Unmarshal([]byte(line), &got); err != nil {
+				t.Errorf("cohort bench %s printed %q: %v", tt.args, line, err)
+				continue
+			}
+			if us, ok := got["median_us"].(float64); !ok || us <= 0 {
+				t.Errorf("cohort bench %s: no median in %s", tt.args, line)
+			}
+			for k, v := range tt.want {
+				if i == 0 && got[k] != v {
+					t.Errorf("cohort bench %s: %s is %v, want %v", tt.args, k, got[k], v)
+				}
+			}
+		}
+	}
+	out := cohortProcess(t, "bench ddp --ranks 2 --steps 1")
+	if strings.Count(out, "\n") != 1 || !strings.Contains(out, " 2 ranks ") {
+		t.Errorf("the text for people is %q", out)
+	}
+}
+
+func TestBenchProfile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cpu.pprof")
+	cohortProcess(t, "bench gemm --shapes 8 --time 1ms --cpuprofile "+file)
+	if st, err := os.Stat(file); err != nil || st.Size() == 0 {
+		t.Errorf("no profile: %v", err)
+	}
+}
+
+func TestBadBenchCommandLines(t *testing.T) {
+	for args, want := range map[string]string{
+		"gem":                           "unknown bench gem for cohort bench: did you mean gemm?",
+		"gemm x":                        "takes no argument",
+		"gemm --shapes 3x4":             `shape "3x4"`,
+		"gemm --layouts tt":             `no layout "tt"`,
+		"gemm --threads -1":             "--threads: ",
+		"step --model cnn":              "model cnn comes with a later version; this one has mlp, gpt",
+		"step --model bert":             `no model "bert": there is mlp, gpt`,
+		"step --dtype bfloat16":         "dtype bfloat16 comes with a later version",
+		"step --dtype float8":           `no dtype "float8"`,
+		"step --steps 0":                "0 steps",
+		"step --thread 1":               "did you mean --threads?",
+		"ddp --ranks 0":                 "0 ranks",
+		"ddp --ranks 1000000":           "1000000 ranks on a machine of",
+		"ddp --steps 0":                 "0 steps",
+		"collectives --ranks 1":         "at least 2 ranks",
+		"collectives --ranks 0":         "0 ranks",
+		"collectives --backend gloo":    "backend gloo comes with a later version",
+		"collectives --transport unix":  "transport unix comes with a later version",
+		"collectives --transport pipe":  `no transport "pipe"`,
+		"collectives --ops all_to_none": `no operation "all_to_none"`,
+		"collectives --bytes 6":         "6 bytes",
+		"collectives --bytes many":      "invalid argument",
+		"collectives --memory hbm":      `no memory "hbm"`,
+	} {
+		code, out, errs := cohort(strings.Fields("bench " + args)...)
+		if code != exitUsage || out != "" || !strings.Contains(errs, want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("cohort bench %s: code %d, printed %q and %q, want code 2 and one line with %q", args, code, out, errs, want)
+		}
+	}
+	_, _, errs := cohort("bench", "gemm", "--shapes", "8", "--cpuprofile", filepath.Join(t.TempDir(), "no", "such"))
+	if !strings.Contains(errs, "--cpuprofile") {
+		t.Errorf("a profile that cannot be written gives %q", errs)
+	}
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+)
+
+// checkPrinted prints a result in both ways and checks that the fields of its
+// JSON are want, a space-separated list, in that order.
+func checkPrinted(t *testing.T, r Result, want string) {
+	t.Helper()
+	var line, text bytes.Buffer
+	if err := errors.Join(r.WriteJSON(&line), r.WriteText(&text)); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []*bytes.Buffer{&line, &text} {
+		if strings.Count(b.String(), "\n") != 1 || !strings.HasSuffix(b.String(), "\n") {
+			t.Errorf("not one line: %q", b)
+		}
+	}
+	d := json.NewDecoder(&line)
+	var keys []string
+	if _, err := d.Token(); err != nil {
+		t.Fatal(err)
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			t.Fatal(err)
+		}
+		value, err := d.Token()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, ok := value.(float64); ok && n <= 0 {
+			t.Errorf("%v is %v", key, n)
+		}
+		keys = append(keys, key.(string))
+	}
+	if got := strings.Join(keys, " "); got != want {
+		t.Errorf("fields %s\nwant   %s", got, want)
+	}
+	if !strings.Contains(text.String(), r.Case) || !strings.Contains(text.String(), "median ") {
+		t.Errorf("the text lacks the case or the median: %q", text.String())
+	}
+}
+
+func TestGemm(t *testing.T) {
+	ps, err := ParseProducts([]string{"33", "5x70x9"}, Layouts())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []string
+	err = Gemm(t.Context(), ps, 2, time.Millisecond, func(r Result) error {
+		checkPrinted(t, r, "bench case layout dtype threads median_us min_us gflop_per_s")
+		cases = append(cases, r.Case+" "+r.Layout)
+		return nil
+	})
+	want := "33x33x33 nn,33x33x33 nt,33x33x33 tn,5x70x9 nn,5x70x9 nt,5x70x9 tn"
+	if got := strings.Join(cases, ","); err != nil || got != want {
+		t.Errorf("measured %s, want %s; error %v", got, want, err)
+	}
+	stop := errors.New("stop")
+	if err := Gemm(t.Context(), ps, 1, 0, func(Result) error { return stop }); err != stop {
+		t.Errorf("an error of emit became %v", err)
+	}
+	done, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Gemm(done, ps, 1, time.Hour, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("a cancelled context gave %v", err)
+	}
+}
+
+func TestBadProducts(t *testing.T) {
+	for _, shape := range []string{"", "0", "-1", "3x4", "1x2x3x4", "3x4xa", "9999999999999", "100000x1x100000"} {
+		if ps, err := ParseProducts([]string{shape}, Layouts()); err == nil || !strings.Contains(err.Error(), shape) {
+			t.Errorf("shape %q gave %v, %v", shape, ps, err)
+		}
+	}
+	if _, err := ParseProducts([]string{"8"}, []string{"tt"}); err == nil {
+		t.Error("layout tt was taken")
+	}
+}
+
+func TestStep(t *testing.T) {
+	for _, model := range StepModels() {
+		r, err := Step(t.Context(), StepOptions{Model: model, DType: "float32", Batch: 2, Steps: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := "bench case dtype threads batch params median_us min_us gflop_per_s"
+		if r.PeakRSSBytes > 0 {
+			want += " peak_rss_bytes growth_bytes"
+			r.GrowthBytes = max(1, r.GrowthBytes) // an earlier case may have had more
+		}
+		checkPrinted(t, r, want)
+		if params := map[string]int{"mlp": 1863690, "gpt": 3323648}[model]; r.Params != params {
+			t.Errorf("%s has %d parameters, PyTorch's has %d", model, r.Params, params)
+		}
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	good := StepOptions{Model: "mlp", DType: "float32", Steps: 1}
+	for want, change := range map[string]func(*StepOptions){
+		`no model "lstm": there is mlp, gpt`: func(o *StepOptions) { o.Model = "lstm" },
+		"model resnet50 comes with a later":  func(o *StepOptions) { o.Model = "resnet50" },
+		"dtype bfloat16 comes with a later":  func(o *StepOptions) { o.DType = "bfloat16" },
+		`no dtype ""`:                        func(o *StepOptions) { o.DType = "" },
+		"batch of -1":                        func(o *StepOptions) { o.Batch = -1 },
+		"0 steps":                            func(o *StepOptions) { o.Steps = 0 },
+	} {
+		o := good
+		change(&o)
+		if _, err := Step(t.Context(), o); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v gave %v, want %q", o, err, want)
+		}
+	}
+	for want, o := range map[string]CollectivesOptions{
+		`no operation "gather"`: {Ops: []string{"gather"}},
+		`no memory "gpu"`:       {Memory: []string{"gpu"}},
+		"6 bytes":               {Bytes: []int{4, 6}},
+		"0 bytes":               {Bytes: []int{0}},
+		"-4 bytes":              {Bytes: []int{-4}},
+		"-1 calls":              {Reps: -1},
+	} {
+		if err := o.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v gave %v, want %q", o, err, want)
+		}
+	}
+	for _, err := range []error{CheckBackend("gloo"), CheckBackend("x"), CheckTransport("unix"), CheckTransport("x")} {
+		if err == nil {
+			t.Error("an unknown backend or transport was taken")
+		}
+	}
+}
+
+func TestDDP(t *testing.T) {
+	for _, ranks := range []int{1, 2} {
+		err := dist.Spawn(t.Context(), ranks, func(ctx context.Context, g *dist.Group) error {
+			r, err := DDP(ctx, g, 1)
+			if err == nil && g.Rank() == 0 {
+				want := "bench case backend transport dtype ranks threads batch params median_us min_us gflop_per_s"
+				if r.PeakRSSBytes > 0 {
+					want += " peak_rss_bytes growth_bytes"
+					r.GrowthBytes = max(1, r.GrowthBytes)
+				}
+				checkPrinted(t, r, want)
+				if r.Ranks != ranks || r.Batch != 128 {
+					t.Errorf("%d ranks of batch %d, want %d of 128", r.Ranks, r.Batch, ranks)
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestCollectives(t *testing.T) {
+	o := CollectivesOptions{Ops: CollectiveOps(), Bytes: []int{4, 4000}, Memory: MemoryKinds(), Reps: 3}
+	var cases []string
+	err := dist.Spawn(t.Context(), 3, func(ctx context.Context, g *dist.Group) error {
+		return Collectives(ctx, g, o, func(r Result) error {
+			if g.Rank() != 0 {
+				return nil
+			}
+			want := "bench case backend transport memory ranks bytes median_us min_us p99_us gb_per_s"
+			if r.Case == "barrier" {
+				want = "bench case backend transport ranks median_us min_us p99_us"
+			}
+			checkPrinted(t, r, want)
+			cases = append(cases, r.Case)
+			return nil
+		})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	each := "all_reduce broadcast all_gather "
+	if got, want := strings.Join(cases, " "), strings.Repeat(each, 4)+"barrier"; got != want {
+		t.Errorf("measured %s, want %s", got, want)
+	}
+}
+
+func TestText(t *testing.T) {
+	for _, c := range []struct {
+		r    Result
+		want string
+	}{
+		{Result{Bench: "step", Case: "gpt", DType: "float32", Threads: 2, MedianMicros: 175000, MinMicros: 170500, GFlopPerSec: 120, PeakRSSBytes: 96 << 20},
+			"step  gpt             float32   2 threads  median  175.00 ms  min  170.50 ms   120.0 GFLOP/s  peak memory 96 MiB\n"},
+		{Result{Bench: "collectives", Case: "all_reduce", Transport: "shm", Memory: "shared", Ranks: 2, Bytes: 65536, MedianMicros: 8.5, P99Micros: 1234.5, GBPerSec: 7.71},
+			"collectives  all_reduce      shm   shared    2 ranks     64 KiB  median    8.50 µs  p99    1.23 ms    7.710 GB/s\n"},
+	} {
+		var b bytes.Buffer
+		if err := c.r.WriteText(&b); err != nil || b.String() != c.want {
+			t.Errorf("%v\ngot  %swant %s", err, b.String(), c.want)
+		}
+	}
+}
+
+func TestQuantile(t *testing.T) {
+	ts := times{5, 1, 4, 2, 3}
+	if ts.median() != 3 || ts.quantile(0) != 1 || ts.quantile(0.99) != 5 || (times{}).median() != 0 {
+		t.Errorf("median %v, least %v, p99 %v", ts.median(), ts.quantile(0), ts.quantile(0.99))
+	}
+}
