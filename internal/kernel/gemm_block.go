@@ -299,8 +299,10 @@ func (g *product) bandRows(s *scratch, i0, i1, k0, k1 int) {
 }
 
 func (g *product) bandCols(s *scratch, j0, j1, k0, k1 int) {
-	a, b := panels{}, g.directB(j0, k0)
-	if !g.bDirect {
+	var a, b panels
+	if g.bDirect {
+		b = g.directB(j0, k0)
+	} else {
 		g.packB(s.floats, j0, j1, k0, k1)
 		b = panels{s.floats, g.nr * (k1 - k0), g.nr, 1}
 	}
