@@ -18,10 +18,13 @@ import (
 )
 
 // The files of a checkpoint that Hugging Face tools look for, besides the
-// weights.
+// weights. The last one is only for them: without it, the tokenizer of a model
+// that calls itself GPT-2 would split text by GPT-2's own rule, not by what
+// tokenizer.json says.
 const (
-	configFile    = "config.json"
-	tokenizerFile = "tokenizer.json"
+	configFile          = "config.json"
+	tokenizerFile       = "tokenizer.json"
+	tokenizerConfigFile = "tokenizer_config.json"
 )
 
 // fileLimit bounds the small files of a checkpoint.
@@ -94,6 +97,12 @@ func (r *lmRun) save(ctx context.Context) error {
 	if err := r.tokenizer.Write(&tok); err != nil {
 		return fmt.Errorf("train lm: save: %w", err)
 	}
+	tokenizerConfig, err := json.MarshalIndent(map[string]any{
+		"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": r.cfg.Context, "clean_up_tokenization_spaces": false,
+	}, "", "  ")
+	if err != nil {
+		return fmt.Errorf("train lm: save: %w", err)
+	}
 	err = checkpoint.Save(ctx, r.cfg.Out, r.step, func(w *checkpoint.Writer) error {
 		if err := w.WriteTensors(checkpoint.ModelFile, nn.StateDict(r.model).All(), map[string]string{"format": "pt"}); err != nil {
 			return err
@@ -105,6 +114,9 @@ func (r *lmRun) save(ctx context.Context) error {
 			return err
 		}
 		if err := w.WriteFile(tokenizerFile, tok.Bytes()); err != nil {
+			return err
+		}
+		if err := w.WriteFile(tokenizerConfigFile, tokenizerConfig); err != nil {
 			return err
 		}
 		return w.WriteProgress(progress)

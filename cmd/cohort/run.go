@@ -46,7 +46,7 @@ variables. ${local_rank} in ARGS stands for the local rank.
 
 The exit code is 0 if every rank ended with 0, 1 if one failed or the job was
 stopped, 2 if it could not be started as asked.`,
-		Example: `  cohort run --nproc-per-node 2 ./examples/custom
+		Example: `  cohort run --nproc-per-node 2 ./examples/ddp
   cohort run --standalone --nproc-per-node auto train.py --epochs 3`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
