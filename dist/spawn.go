@@ -102,3 +102,19 @@ func isConsequence(err error) bool {
 	var re *backend.RankError
 	return errors.As(err, &re)
 }
+
+// Main makes of a rank's main function what launch.Spawn runs: the group of all
+// ranks is formed before it and left after it.
+func Main(main func(ctx context.Context, g *Group) error, opts ...Option) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		g, err := Init(ctx, opts...)
+		if err != nil {
+			return err
+		}
+		err = main(ctx, g)
+		if closeErr := g.Close(); err == nil {
+			err = closeErr
+		}
+		return err
+	}
+}

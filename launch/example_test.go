@@ -11,7 +11,7 @@ import (
 )
 
 func ExampleSpawn() {
-	err := launch.Spawn(context.Background(), 2, launch.SpawnOptions{}, func(ctx context.Context) error {
+	err := launch.Spawn(context.Background(), 2, func(ctx context.Context) error {
 		fmt.Println("rank", os.Getenv("RANK"), "of", os.Getenv("WORLD_SIZE"))
 		return nil
 	})

@@ -224,14 +224,14 @@ func roleBuild(dir string) int {
 // roleSpawner is a user's program with two calls of Spawn.
 func roleSpawner(arg string) int {
 	say("before, rank %q", rank())
-	first := Spawn(context.Background(), 2, SpawnOptions{}, func(ctx context.Context) error {
+	first := SpawnOptions{}.Spawn(context.Background(), 2, func(ctx context.Context) error {
 		say("first main, rank %s of %s", rank(), os.Getenv("WORLD_SIZE"))
 		return nil
 	})
 	if first != nil {
 		say("first: %v", first)
 	}
-	err := Spawn(context.Background(), 3, SpawnOptions{}, func(ctx context.Context) error {
+	err := SpawnOptions{}.Spawn(context.Background(), 3, func(ctx context.Context) error {
 		say("second main, rank %s of %s", rank(), os.Getenv("WORLD_SIZE"))
 		switch {
 		case arg == "fail" && rank() == "2":

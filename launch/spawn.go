@@ -41,8 +41,7 @@ type SpawnOptions struct {
 // what multiprocessing's spawn is in Python, for a program's own main:
 //
 //	func main() {
-//		err := launch.Spawn(context.Background(), 2, launch.SpawnOptions{}, train)
-//		launch.Exit(err)
+//		launch.Exit(launch.Spawn(context.Background(), 2, train))
 //	}
 //
 // The contract: each rank is this binary, started again with the same
@@ -60,7 +59,12 @@ type SpawnOptions struct {
 // code 1. Deferred calls of the functions around Spawn do not run in a rank.
 //
 // The errors are those of [Run].
-func Spawn(ctx context.Context, n int, opts SpawnOptions, main func(ctx context.Context) error) error {
+func Spawn(ctx context.Context, n int, main func(ctx context.Context) error) error {
+	return SpawnOptions{}.Spawn(ctx, n, main)
+}
+
+// Spawn is the function of that name, with these options.
+func (opts SpawnOptions) Spawn(ctx context.Context, n int, main func(ctx context.Context) error) error {
 	call := spawnCalls.Add(1)
 	if envvar.Rank.IsSet() != envvar.WorldSize.IsSet() {
 		set, missing := envvar.Rank, envvar.WorldSize

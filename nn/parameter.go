@@ -37,6 +37,16 @@ func (p *Parameter) Name() string { return p.name }
 // Data returns the value, under no tape. Optimizers and loaders write it.
 func (p *Parameter) Data() *tensor.Tensor { return p.data }
 
+// SetData makes data the value, of any shape: a shard of it, say. Hooks stay;
+// the gradient's buffer is dropped if the shape has changed.
+func (p *Parameter) SetData(data *tensor.Tensor) {
+	data.SetName(p.name)
+	if p.grad != nil && !slices.Equal(p.grad.Shape(), data.Shape()) {
+		p.grad, p.holds = nil, false
+	}
+	p.data = data
+}
+
 // Grad returns the gradient, nil if there is none.
 func (p *Parameter) Grad() *tensor.Tensor {
 	if !p.holds {

@@ -41,14 +41,17 @@ type DDP struct {
 	launched int  // buckets 0 … launched-1 have been handed to the group
 }
 
-// DDPOptions change how gradients are grouped.
-type DDPOptions struct {
-	// BucketBytes is the size at which a bucket is full, 25 MiB if zero.
-	// Smaller buckets start sooner, larger ones waste less on each start.
-	BucketBytes int
-	// FirstBucketBytes is the size of the first bucket to be reduced, that of
-	// the model's last layers: 1 MiB if zero.
-	FirstBucketBytes int
+// DDPOption changes how gradients are grouped.
+type DDPOption func(*ddpOptions)
+
+type ddpOptions struct{ firstBucketBytes, bucketBytes int }
+
+// BucketBytes sets the sizes at which buckets are full: that of the first one
+// to be reduced, with the model's last layers (1 MiB by default), and those of
+// the others (25 MiB). Smaller buckets start sooner, larger ones waste less on
+// each start.
+func BucketBytes(first, others int) DDPOption {
+	return func(o *ddpOptions) { o.firstBucketBytes, o.bucketBytes = first, others }
 }
 
 // bucket is a run of gradients that are reduced together.
@@ -65,12 +68,10 @@ type bucket struct {
 // calls it with the same model; a difference in the parameters is an error on
 // every rank that names the first one ([*MismatchError]). Parameters and
 // buffers take rank 0's values.
-func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, o DDPOptions) (*DDP, error) {
-	if o.BucketBytes == 0 {
-		o.BucketBytes = 25 << 20
-	}
-	if o.FirstBucketBytes == 0 {
-		o.FirstBucketBytes = 1 << 20
+func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, opts ...DDPOption) (*DDP, error) {
+	o := ddpOptions{firstBucketBytes: 1 << 20, bucketBytes: 25 << 20}
+	for _, opt := range opts {
+		opt(&o)
 	}
 	d := &DDP{Model: model, group: group, sync: true, bucketOf: make(map[*nn.Parameter]*bucket)}
 	if err := verifySame(ctx, group, nn.StateDict(model)); err != nil {
@@ -83,7 +84,7 @@ func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, o DDPOption
 	}
 	trained := slices.DeleteFunc(nn.Parameters(model), func(p *nn.Parameter) bool { return p.Frozen })
 	slices.Reverse(trained)
-	for _, params := range fillBuckets(trained, o.FirstBucketBytes, o.BucketBytes) {
+	for _, params := range fillBuckets(trained, o.firstBucketBytes, o.bucketBytes) {
 		d.buckets = append(d.buckets, d.newBucket(params))
 	}
 	return d, nil

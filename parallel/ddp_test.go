@@ -115,7 +115,7 @@ func TestTwoRanksTrainAsOne(t *testing.T) {
 func TestStateComesFromRank0(t *testing.T) {
 	err := spawn(t, 3, func(ctx context.Context, g *dist.Group) error {
 		m := newToy(int64(7+g.Rank()), width)
-		if _, err := NewDDP(ctx, m, g, DDPOptions{}); err != nil {
+		if _, err := NewDDP(ctx, m, g); err != nil {
 			return err
 		}
 		if got, want := digest(m), digest(newToy(7, width)); got != want {
@@ -162,7 +162,7 @@ func TestMismatchIsNamed(t *testing.T) {
 				if g.Rank() > 0 {
 					m = other(what)
 				}
-				_, told[g.Rank()] = NewDDP(ctx, m, g, DDPOptions{})
+				_, told[g.Rank()] = NewDDP(ctx, m, g)
 				return nil
 			})
 			if err != nil {
@@ -300,7 +300,7 @@ func TestUnusedParameter(t *testing.T) {
 			}
 			err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 				m := newForked(1, useB[g.Rank()])
-				ddp, err := NewDDP(ctx, m, g, DDPOptions{BucketBytes: 16, FirstBucketBytes: 16})
+				ddp, err := NewDDP(ctx, m, g, BucketBytes(16, 16))
 				if err != nil {
 					return err
 				}

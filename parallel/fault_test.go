@@ -112,7 +112,7 @@ func TestShapeErrorThroughDDP(t *testing.T) {
 	err := spawn(t, 1, func(ctx context.Context, g *dist.Group) error {
 		m := newToy(0, width)
 		m.Hidden.Layers[2] = nn.NewLinear(&nn.Build{}, 2*width+1, width)
-		ddp, err := NewDDP(ctx, m, g, DDPOptions{})
+		ddp, err := NewDDP(ctx, m, g)
 		if err != nil {
 			return err
 		}

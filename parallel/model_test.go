@@ -96,7 +96,7 @@ func backward(ctx context.Context, m nn.Module, ids, targets *tensor.Tensor) (lo
 }
 
 // small makes several buckets even of the model of these tests.
-var small = DDPOptions{BucketBytes: 4096, FirstBucketBytes: 1024}
+var small = BucketBytes(1024, 4096)
 
 // train runs steps of DDP and returns the model.
 func train(ctx context.Context, g *dist.Group, optimizer string, numSteps int) (*toy, error) {

@@ -157,7 +157,7 @@ func (r *lmRun) buildModel(ctx context.Context, saved *savedRun) (err error) {
 		}
 	}
 	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float32, 2)
-	r.ddp, err = parallel.NewDDP(ctx, r.model, r.group, parallel.DDPOptions{})
+	r.ddp, err = parallel.NewDDP(ctx, r.model, r.group)
 	return err
 }
 

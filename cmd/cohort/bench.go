@@ -85,24 +85,17 @@ func (f *benchFlags) profiled(fn func() error) (err error) {
 // every one of them, with the group of all.
 func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env []string, fn func(ctx context.Context, g *dist.Group) error) error {
 	opts := launch.SpawnOptions{PassRank0: true, Env: append(os.Environ(), env...)}
-	return launch.Spawn(ctx, numRanks, opts, func(ctx context.Context) error {
+	rank := dist.Main(func(ctx context.Context, g *dist.Group) error {
+		if g.Rank() == 0 {
+			return f.profiled(func() error { return fn(ctx, g) })
+		}
+		return fn(ctx, g)
+	})
+	return opts.Spawn(ctx, numRanks, func(ctx context.Context) error {
 		if err := tensor.SetNumThreads(numThreads); err != nil {
 			return err
 		}
-		g, err := dist.Init(ctx)
-		if err != nil {
-			return err
-		}
-		run := func() error { return fn(ctx, g) }
-		if g.Rank() == 0 {
-			err = f.profiled(run)
-		} else {
-			err = run()
-		}
-		if cerr := g.Close(); err == nil {
-			err = cerr
-		}
-		return err
+		return rank(ctx)
 	})
 }
 

@@ -58,9 +58,13 @@ tokenizer.json, and besides the optimizer's state and the progress.`,
 					fmt.Fprintf(cmd.ErrOrStderr(), "starting %d %s on this machine; Ctrl-C saves and stops\n", cfg.Ranks, ranks(cfg.Ranks))
 				}
 			}
-			return launch.Spawn(cmd.Context(), cfg.Ranks, launch.SpawnOptions{PassRank0: true}, func(ctx context.Context) error {
-				return trainLM(ctx, cfg, explicit, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
-			})
+			return launch.SpawnOptions{PassRank0: true}.Spawn(cmd.Context(), cfg.Ranks, dist.Main(func(ctx context.Context, group *dist.Group) error {
+				err := train.LM(ctx, group, cfg, explicit, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+				if errors.Is(err, train.ErrStopped) {
+					return nil // saved and reported; the launcher tells what stopped the job
+				}
+				return err
+			}))
 		},
 	}
 	f := cmd.Flags()
@@ -97,22 +101,6 @@ func ranks(n int) string {
 		return "rank"
 	}
 	return "ranks"
-}
-
-// trainLM is one rank.
-func trainLM(ctx context.Context, cfg train.LMConfig, explicit map[string]bool, report train.Reporter) error {
-	group, err := dist.Init(ctx)
-	if err != nil {
-		return err
-	}
-	err = train.LM(ctx, group, cfg, explicit, report)
-	if errors.Is(err, train.ErrStopped) {
-		err = nil // saved and reported; the launcher tells what stopped the job
-	}
-	if cerr := group.Close(); err == nil {
-		err = cerr
-	}
-	return err
 }
 
 func newReporter(asJSON bool, stdout, stderr io.Writer) train.Reporter {

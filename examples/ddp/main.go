@@ -21,32 +21,26 @@ type Net struct{ In, Hidden, Out *nn.Linear }
 
 func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	x = c.Call(m.In, x).Tanh()
-	x = c.Call(m.Hidden, x).Tanh()
-	return c.Call(m.Out, x)
+	return c.Call(m.Out, c.Call(m.Hidden, x).Tanh())
 }
 
-// spirals draws n points and says which spiral each one is on.
+// spirals draws n points [n, 2] and says which spiral each one is on.
 func spirals(g *tensor.Generator, n int) (points, labels *tensor.Tensor) {
 	xy, spiral := make([]float32, 0, 2*n), make([]int64, n)
-	for i := range n {
+	for i := range spiral {
 		spiral[i] = int64(i % 2)
 		radius := g.Float64()
-		angle := 10*radius + math.Pi*float64(spiral[i])
-		xy = append(xy, float32(radius*math.Cos(angle)), float32(radius*math.Sin(angle)))
+		y, x := math.Sincos(10*radius + math.Pi*float64(i%2))
+		xy = append(xy, float32(radius*x), float32(radius*y))
 	}
 	return tensor.FromFloat32(xy, n, 2), tensor.FromInt64(spiral)
 }
 
 // train is what every rank does.
-func train(ctx context.Context) error {
-	group, err := dist.Init(ctx)
-	if err != nil {
-		return err
-	}
-	defer group.Close()
+func train(ctx context.Context, group *dist.Group) error {
 	b := &nn.Build{}
 	net := &Net{nn.NewLinear(b, 2, 64), nn.NewLinear(b, 64, 64), nn.NewLinear(b, 64, 2)}
-	model, err := parallel.NewDDP(ctx, net, group, parallel.DDPOptions{})
+	model, err := parallel.NewDDP(ctx, net, group)
 	if err != nil {
 		return err
 	}
@@ -54,24 +48,19 @@ func train(ctx context.Context) error {
 	data := tensor.NewGenerator(int64(group.Rank())) // every rank draws points of its own
 	for step := range 501 {
 		points, labels := spirals(data, 128)
-		var accuracy float64
 		opt.ZeroGrad()
 		loss, err := nn.Backward(ctx, func(c *nn.Ctx) *tensor.Tensor {
-			scores := c.Call(model, points)
-			accuracy = nn.Accuracy(scores, labels)
-			return tensor.CrossEntropy(scores, labels)
+			return tensor.CrossEntropy(c.Call(model, points), labels)
 		})
 		if err != nil {
 			return err
 		}
-		opt.Step(1)
+		opt.Step(1) // the gradients are the averages over all ranks
 		if step%100 == 0 && group.Rank() == 0 {
-			fmt.Printf("step %3d  loss %.3f  accuracy %5.1f %%\n", step, loss, 100*accuracy)
+			fmt.Printf("step %3d  loss %.3f\n", step, loss)
 		}
 	}
 	return nil
 }
 
-func main() {
-	launch.Exit(launch.Spawn(context.Background(), 2, launch.SpawnOptions{}, train))
-}
+func main() { launch.Exit(launch.Spawn(context.Background(), 2, dist.Main(train))) }

@@ -62,17 +62,17 @@ func check(t *testing.T, out string) {
 	if len(lines) != 6 {
 		t.Fatalf("%d lines, want 6, from rank 0 only:\n%s", len(lines), out)
 	}
-	var first, last, accuracy float64
+	var first, last float64
 	for i, line := range lines {
 		var step int
-		if _, err := fmt.Sscanf(line, "[rank0] step %d loss %f accuracy %f", &step, &last, &accuracy); err != nil || step != 100*i {
+		if _, err := fmt.Sscanf(line, "[rank0] step %d loss %f", &step, &last); err != nil || step != 100*i {
 			t.Fatalf("line %d is %q: %v", i, line, err)
 		}
 		if i == 0 {
 			first = last
 		}
 	}
-	if first < 0.6 || last > 0.1 || accuracy < 95 {
-		t.Errorf("the loss went from %v to %v and the accuracy ended at %v, want about 0.7, below 0.1, and above 95", first, last, accuracy)
+	if first < 0.6 || last > 0.1 {
+		t.Errorf("the loss went from %v to %v, want from about 0.7 to below 0.1", first, last)
 	}
 }

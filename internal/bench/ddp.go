@@ -26,7 +26,7 @@ func DDP(ctx context.Context, group *dist.Group, numSteps int) (Result, error) {
 	}
 	before := residentBytes()
 	w := newWorkload(StepOptions{Model: "mlp", Batch: DDPBatch})
-	ddp, err := parallel.NewDDP(ctx, w.model, group, parallel.DDPOptions{})
+	ddp, err := parallel.NewDDP(ctx, w.model, group)
 	if err != nil {
 		return Result{}, err
 	}
