@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+// A process of the test binary that has cliMain in its environment is the
+// cohort command, and so are the ranks that it starts: no such process ever
+// runs tests. cliMark has a value of its own for each test.
+const (
+	cliMain = "COHORT_CLI_TEST_MAIN"
+	cliMark = "COHORT_CLI_TEST_MARK"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(cliMain) != "" {
+		os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+	}
+	if envvar.Rank.IsSet() || envvar.Spawn.IsSet() {
+		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
+		os.Exit(4)
+	}
+	os.Exit(m.Run())
+}
+
+// job is a cohort command in a process of its own.
+type job struct {
+	cmd    *exec.Cmd
+	mark   string
+	ended  chan struct{}
+	mu     sync.Mutex
+	stdout bytes.Buffer
+	stderr bytes.Buffer
+	more   chan struct{} // closed and replaced when there is more output
+}
+
+// stream is where a job's output goes.
+type stream struct {
+	j   *job
+	buf *bytes.Buffer
+}
+
+func (s stream) Write(b []byte) (int, error) {
+	s.j.mu.Lock()
+	defer s.j.mu.Unlock()
+	close(s.j.more)
+	s.j.more = make(chan struct{})
+	return s.buf.Write(b)
+}
+
+func (j *job) output() (stdout, stderr string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.stdout.String(), j.stderr.String()
+}
+
+// start runs a cohort command; env is added to the environment.
+func start(t *testing.T, env []string, args ...string) *job {
+	t.Helper()
+	j := &job{mark: cliMark + "=" + strconv.FormatUint(rand.Uint64(), 36), ended: make(chan struct{}), more: make(chan struct{})}
+	j.cmd = exec.Command(os.Args[0], args...)
+	j.cmd.Env = append(os.Environ(), cliMain+"=1", j.mark, "GORACE=atexit_sleep_ms=0")
+	j.cmd.Env = append(j.cmd.Env, env...)
+	j.cmd.Stdout, j.cmd.Stderr = stream{j, &j.stdout}, stream{j, &j.stderr}
+	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	j.cmd.WaitDelay = 5 * time.Second
+	if err := j.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		_ = j.cmd.Wait()
+		close(j.ended)
+	}()
+	t.Cleanup(func() {
+		_ = j.cmd.Process.Kill()
+		<-j.ended
+		for _, pid := range j.processes(-1) {
+			t.Errorf("process %d is left over", pid)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	return j
+}
+
+// wait returns the exit code.
+func (j *job) wait(t *testing.T) int {
+	t.Helper()
+	select {
+	case <-j.ended:
+		return j.cmd.ProcessState.ExitCode()
+	case <-time.After(30 * time.Second):
+		_, stderr := j.output()
+		t.Fatalf("%v does not end; standard error:\n%s", j.cmd.Args[1:], stderr)
+		return 0
+	}
+}
+
+// await waits until the standard output satisfies a condition.
+func (j *job) await(t *testing.T, what string, done func(stdout string) bool) {
+	t.Helper()
+	deadline := time.After(30 * time.Second)
+	for {
+		j.mu.Lock()
+		ok, more := done(j.stdout.String()), j.more
+		j.mu.Unlock()
+		if ok {
+			return
+		}
+		select {
+		case <-more:
+		case <-j.ended:
+			if stdout, stderr := j.output(); !done(stdout) {
+				t.Fatalf("ended before there was %s:\n%s\n%s", what, stdout, stderr)
+			}
+			return
+		case <-deadline:
+			stdout, stderr := j.output()
+			t.Fatalf("no %s:\n%s\n%s", what, stdout, stderr)
+		}
+	}
+}
+
+// processes returns the job's processes: those of a rank, or all (-1).
+func (j *job) processes(rank int) []int {
+	var pids []int
+	files, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			continue // ended, or somebody else's
+		}
+		env := strings.Split(string(text), "\x00")
+		if slices.Contains(env, j.mark) && (rank < 0 || slices.Contains(env, envvar.Rank.Assign(strconv.Itoa(rank)))) {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// gone waits for the end of all processes of a job. They may take a moment to
+// vanish after the one that was waited for.
+func (j *job) gone(t *testing.T) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		left := j.processes(-1)
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("processes %v are still there", left)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// steps returns the losses by step in the output of --json.
+func steps(t *testing.T, stdout string) map[int]float64 {
+	t.Helper()
+	losses := map[int]float64{}
+	for line := range strings.Lines(stdout) {
+		if !strings.HasSuffix(line, "\n") {
+			break // killed in the middle of it
+		}
+		var v struct {
+			Step int
+			Loss *float64
+		}
+		if err := json.Unmarshal([]byte(line), &v); err != nil {
+			t.Fatalf("standard output has %q: %v", line, err)
+		}
+		if v.Loss != nil {
+			losses[v.Step] = *v.Loss
+		}
+	}
+	return losses
+}
+
+// writeText makes a text to train on.
+func writeText(t *testing.T) string {
+	t.Helper()
+	r := rand.New(rand.NewPCG(1, 2))
+	var words []string
+	for range 200 {
+		words = append(words, strconv.FormatUint(r.Uint64N(1<<24), 36))
+	}
+	var b strings.Builder
+	for b.Len() < 30_000 {
+		b.WriteString(strings.Join([]string{words[r.IntN(200)], words[r.IntN(200)], words[r.IntN(200)], words[r.IntN(200)]}, " ") + "\n")
+	}
+	path := filepath.Join(t.TempDir(), "text.txt")
+	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// tiny are the arguments of a run of some milliseconds a step.
+func tiny(data, out string, more ...string) []string {
+	args := strings.Fields("train lm --ranks 2 --vocab 300 --context 32 --width 32 --heads 2 --layers 1 --batch 4 --eval-tokens 256 --sample-tokens 4")
+	return append(append(args, "--data", data, "--out", out), more...)
+}
+
+// sharedMemory lists the named segments of this machine.
+func sharedMemory(t *testing.T) []string {
+	t.Helper()
+	entries, err := os.ReadDir("/dev/shm")
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
