@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// spawnRole makes a process of the test binary a program that spawns two ranks,
+// of which one misuses a tensor in the way that it names.
+const spawnRole = "TRAIN_TEST_SPAWN"
+
+func TestMain(m *testing.M) {
+	if way := os.Getenv(spawnRole); way != "" {
+		launch.Exit(launch.Spawn(context.Background(), 2, launch.SpawnOptions{}, func(ctx context.Context) error { return misuse(ctx, way) }))
+	}
+	if envvar.Rank.IsSet() || envvar.Spawn.IsSet() {
+		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
+		os.Exit(4)
+	}
+	os.Exit(m.Run())
+}
+
+// misuse is a user's step on rank 1; rank 0 has nothing to do.
+func misuse(ctx context.Context, way string) (err error) {
+	if os.Getenv(string(envvar.Rank)) == "0" {
+		return nil
+	}
+	a, b := tensor.Zeros(2, 3), tensor.Zeros(4, 5)
+	if way == "outside" {
+		a.MatMul(b) // nobody recovers
+		return nil
+	}
+	c := nn.Training(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	c.Call(nn.NewSequential(nn.NewLinear(&nn.Build{}, 4, 5)), a)
+	return nil
+}
+
+// TestShapeErrorInProgramOfUser: wherever it happens, the user reads what did
+// not fit, as the last words of the rank in the job's report.
+func TestShapeErrorInProgramOfUser(t *testing.T) {
+	for way, want := range map[string]string{
+		"outside": "rank 1 panicked: tensor: matmul(float32[2 3], float32[4 5]): ",
+		"module":  "forward of 0 (*nn.Linear): tensor: linear(float32[2 3], ",
+	} {
+		t.Run(way, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
+			cmd.Env = append(os.Environ(), spawnRole+"="+way, "GORACE=atexit_sleep_ms=0")
+			out, err := cmd.CombinedOutput()
+			if cmd.ProcessState.ExitCode() != 1 {
+				t.Errorf("the program ended with %v", err)
+			}
+			text := string(out)
+			_, report, ok := strings.Cut(text, "its last lines on standard error:\n")
+			if !ok || !strings.Contains(report, "    | "+want) || strings.Count(text, want) < 2 {
+				t.Errorf("no %q as the last words in\n%s", want, text)
+			}
+			if way == "module" && strings.Contains(text, "goroutine ") {
+				t.Errorf("a stack for an error in a module:\n%s", text)
+			}
+		})
+	}
+}
