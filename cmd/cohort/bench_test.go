@@ -11,23 +11,11 @@ import (
 	"testing"
 )
 
-// asCohort makes the test binary behave as the cohort command with the
-// arguments that it holds. Commands that start ranks need a process of their
-// own: a rank is this binary, started again.
-const asCohort = "COHORT_TEST_COMMAND"
-
-func TestMain(m *testing.M) {
-	if args := os.Getenv(asCohort); args != "" {
-		os.Exit(run(strings.Fields(args), os.Stdout, os.Stderr))
-	}
-	os.Exit(m.Run())
-}
-
 // cohortProcess runs a command line in a process of its own.
 func cohortProcess(t *testing.T, args string) (stdout string) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), asCohort+"="+args)
+	cmd := exec.CommandContext(t.Context(), os.Args[0], strings.Fields(args)...)
+	cmd.Env = append(os.Environ(), cliMain+"=1")
 	var errs strings.Builder
 	cmd.Stderr = &errs
 	out, err := cmd.Output()

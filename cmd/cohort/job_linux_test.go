@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -22,24 +21,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// A process of the test binary that has cliMain in its environment is the
-// cohort command, and so are the ranks that it starts: no such process ever
-// runs tests. cliMark has a value of its own for each test.
-const (
-	cliMain = "COHORT_CLI_TEST_MAIN"
-	cliMark = "COHORT_CLI_TEST_MARK"
-)
-
-func TestMain(m *testing.M) {
-	if os.Getenv(cliMain) != "" {
-		os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
-	}
-	if envvar.Rank.IsSet() || envvar.Spawn.IsSet() {
-		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
-		os.Exit(4)
-	}
-	os.Exit(m.Run())
-}
+// cliMark marks the processes of a job, with a value of its own for each.
+const cliMark = "COHORT_CLI_TEST_MARK"
 
 // job is a cohort command in a process of its own.
 type job struct {

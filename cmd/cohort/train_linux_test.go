@@ -222,10 +222,10 @@ func TestBadInput(t *testing.T) {
 		code int
 		want []string
 	}{
-		{"missing data", nil, tiny(filepath.Join(dir, "no"), out), 1, []string{filepath.Join(dir, "no") + " is missing", "--data"}},
-		{"empty directory", nil, tiny(empty, out), 1, []string{empty + " is empty", "--data"}},
-		{"another model", nil, tiny(text, other, "--width", "64", "--seed", "3"), 1, []string{"--width is 64, the checkpoint's 32", "--seed is 3", other}},
-		{"out is a file", nil, tiny(text, text), 1, []string{text, "not a directory", "--out"}},
+		{"missing data", nil, tiny(filepath.Join(dir, "no"), out), 2, []string{filepath.Join(dir, "no") + " is missing", "--data"}},
+		{"empty directory", nil, tiny(empty, out), 2, []string{empty + " is empty", "--data"}},
+		{"another model", nil, tiny(text, other, "--width", "64", "--seed", "3"), 2, []string{"--width is 64, the checkpoint's 32", "--seed is 3", other}},
+		{"out is a file", nil, tiny(text, text), 2, []string{text, "not a directory", "--out"}},
 		{"no ranks", nil, tiny(text, out, "--ranks", "0"), 2, []string{"--ranks is 0, want 1 to"}},
 		{"ranks without number", nil, tiny(text, out, "--ranks", "many"), 2, []string{"--ranks", "many"}},
 		{"too many ranks", nil, tiny(text, out, "--ranks", "5000"), 2, []string{"5000 ranks on a machine of", "at most"}},

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+// cliMain makes a process of the test binary the cohort command. Commands that
+// start ranks need that: a rank is this binary, started again, with the same
+// environment, and so never runs tests.
+const cliMain = "COHORT_CLI_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(cliMain) != "" {
+		os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+	}
+	if envvar.Rank.IsSet() || envvar.Spawn.IsSet() {
+		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
+		os.Exit(4)
+	}
+	os.Exit(m.Run())
+}
