@@ -22,7 +22,7 @@ const spawnRole = "TRAIN_TEST_SPAWN"
 
 func TestMain(m *testing.M) {
 	if way := os.Getenv(spawnRole); way != "" {
-		launch.Exit(launch.Spawn(context.Background(), 2, launch.SpawnOptions{}, func(ctx context.Context) error { return misuse(ctx, way) }))
+		launch.Exit(launch.Spawn(context.Background(), 2, func(ctx context.Context) error { return misuse(ctx, way) }))
 	}
 	if envvar.Rank.IsSet() || envvar.Spawn.IsSet() {
 		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
