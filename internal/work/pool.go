@@ -19,6 +19,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // spinRounds is how often an idle worker looks for a new loop before it
@@ -31,11 +32,15 @@ const spinRounds = 500_000
 // end of its loop before it lets other goroutines run.
 const yieldRounds = 1000
 
+// awaitLimit is how long it looks before it parks.
+const awaitLimit = 50 * time.Microsecond
+
 // Pool is a fixed set of workers. Create one with [New]; the zero value is a
 // pool of one thread, the caller.
 type Pool struct {
 	running sync.Mutex // held by the loop that owns the workers
 	workers []*worker
+	done    chan struct{} // wakes the caller of Run when it has parked
 }
 
 type worker struct {
@@ -50,6 +55,8 @@ type loop struct {
 	n       int64
 	next    atomic.Int64
 	pending atomic.Int32 // workers that have not finished yet
+	parked  atomic.Bool  // the caller waits for done
+	done    chan struct{}
 	failure atomic.Pointer[Panic]
 }
 
@@ -76,7 +83,7 @@ func New(numThreads int) *Pool {
 	if numThreads < 1 {
 		panic(fmt.Sprintf("work: a pool needs at least one thread, got %d", numThreads))
 	}
-	p := &Pool{}
+	p := &Pool{done: make(chan struct{}, 1)}
 	for range numThreads - 1 {
 		w := &worker{wake: make(chan struct{}, 1)}
 		p.workers = append(p.workers, w)
@@ -114,7 +121,7 @@ func (p *Pool) Run(n int, fn func(i int)) {
 	}
 	defer p.running.Unlock()
 	helpers := p.workers[:min(len(p.workers), n-1)]
-	l := &loop{fn: fn, n: int64(n)}
+	l := &loop{fn: fn, n: int64(n), done: p.done}
 	l.pending.Store(int32(len(helpers)))
 	for _, w := range helpers {
 		w.start(l)
@@ -126,11 +133,7 @@ func (p *Pool) Run(n int, fn func(i int)) {
 			l.pending.Add(-1)
 		}
 	}
-	for spins := 0; l.pending.Load() != 0; spins++ {
-		if spins > yieldRounds {
-			runtime.Gosched()
-		}
-	}
+	l.await()
 	if f := l.failure.Load(); f != nil {
 		panic(f)
 	}
@@ -150,6 +153,28 @@ func (p *Pool) Range(n, grain int, fn func(lo, hi int)) {
 	p.Run(pieces, func(i int) { fn(i*n/pieces, (i+1)*n/pieces) })
 }
 
+// await returns when the workers have finished. It looks for a while, for they
+// are in their last pieces; a worker that takes longer has probably lost its
+// core to another process, and may get this one if it is given up.
+func (l *loop) await() {
+	for range yieldRounds {
+		if l.pending.Load() == 0 {
+			return
+		}
+	}
+	for start := time.Now(); time.Since(start) < awaitLimit; {
+		runtime.Gosched()
+		if l.pending.Load() == 0 {
+			return
+		}
+	}
+	l.parked.Store(true)
+	if l.pending.Load() == 0 && l.parked.CompareAndSwap(true, false) {
+		return
+	}
+	<-l.done
+}
+
 func (w *worker) start(l *loop) {
 	w.job.Store(l)
 	if w.parked.CompareAndSwap(true, false) {
@@ -164,7 +189,9 @@ func (w *worker) serve() {
 			return
 		}
 		l.work()
-		l.pending.Add(-1)
+		if l.pending.Add(-1) == 0 && l.parked.CompareAndSwap(true, false) {
+			l.done <- struct{}{}
+		}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func TestRunCallsEachPieceOnce(t *testing.T) {
@@ -41,6 +42,24 @@ func TestRangeCoversWithoutOverlap(t *testing.T) {
 					t.Fatalf("n=%d grain=%d: index %d covered %d times, want once", n, grain, i, seen[i].Load())
 				}
 			}
+		}
+	}
+}
+
+// TestSlowWorker: the caller parks when a worker's last piece takes long.
+func TestSlowWorker(t *testing.T) {
+	p := New(2)
+	defer p.Close()
+	for range 100 {
+		var begun, ended atomic.Int32
+		p.Run(2, func(int) {
+			wait := time.Duration(begun.Add(1)) * 2 * awaitLimit
+			for start := time.Now(); time.Since(start) < wait; {
+			}
+			ended.Add(1)
+		})
+		if n := ended.Load(); n != 2 {
+			t.Fatalf("Run returned when %d of 2 pieces had ended", n)
 		}
 	}
 }
