@@ -33,8 +33,10 @@ type parking interface {
 	// wakeAll wakes all that sleep in this process, to look for trouble.
 	wakeAll()
 	// look is called between two looks at a flag, i counting from 0; false
-	// means that it is time to sleep. start is when the first look was.
-	look(i int, start time.Time, background bool) bool
+	// means that it is time to sleep: after limit since start.
+	look(i int, start time.Time, limit time.Duration) bool
+	// patience returns the longest that looking makes sense.
+	patience() time.Duration
 }
 
 // raise sets the flag and wakes those that sleep on it.

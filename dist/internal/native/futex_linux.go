@@ -45,9 +45,13 @@ func (p *futexParking) alarms() uint32 { return 0 }
 // wakeAll does nothing: who knows no flag to wake leaves it to the nap's end.
 func (p *futexParking) wakeAll() {}
 
-func (p *futexParking) look(i int, start time.Time, background bool) bool {
-	if background || !p.alone {
-		return lookFor(i, start, lookShared)
+func (p *futexParking) look(i int, start time.Time, limit time.Duration) bool {
+	return lookFor(i, start, limit)
+}
+
+func (p *futexParking) patience() time.Duration {
+	if p.alone {
+		return lookAlone
 	}
-	return lookFor(i, start, lookAlone)
+	return lookShared
 }

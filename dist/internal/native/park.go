@@ -11,9 +11,9 @@ import (
 // How long a rank looks at a flag before it sleeps. Falling asleep and being
 // woken costs some 50 µs, so looking about as long loses at most half; but
 // where ranks share cores, or other goroutines compute while this one waits,
-// the core is better used by them.
+// the core is better used by them. In between, a rank learns.
 const (
-	lookAlone      = 60 * time.Microsecond
+	lookAlone      = 64 * time.Microsecond
 	lookShared     = 4 * time.Microsecond
 	looksPerTime   = 64 // looks between two readings of the clock
 	goschedPerLook = 40 // looks of a goroutine rank, each yielding
@@ -30,13 +30,15 @@ func flagHash(f *flag) uintptr {
 }
 
 // look yields to other goroutines, among which are the ranks waited for.
-func (p *goParking) look(i int, _ time.Time, _ bool) bool {
+func (p *goParking) look(i int, _ time.Time, _ time.Duration) bool {
 	if i >= p.looks {
 		return false
 	}
 	runtime.Gosched()
 	return true
 }
+
+func (p *goParking) patience() time.Duration { return lookShared }
 
 // lookFor spins, reading the clock now and then.
 func lookFor(i int, start time.Time, limit time.Duration) bool {

@@ -26,6 +26,8 @@ type Shm struct {
 	onFault func(rank int, kind uint32, text string)
 	onClose func() error
 
+	patience atomic.Int64 // nanoseconds that it has paid to look for
+
 	failed   atomic.Pointer[failure]
 	closed   atomic.Bool
 	gate     sync.RWMutex // news from other goroutines touch memory under it
@@ -223,11 +225,17 @@ func (s *Shm) await(ctx context.Context, c *backend.Call, peer int, f *flag, wan
 		return nil
 	}
 	start := time.Now()
-	for i := 0; s.park.look(i, start, c.Background); i++ {
+	limit := lookShared
+	if !c.Background {
+		limit = max(lookShared, time.Duration(s.patience.Load()))
+	}
+	for i := 0; s.park.look(i, start, limit); i++ {
 		if f.reached(want) {
+			s.learn(c, limit, start)
 			return nil
 		}
 	}
+	defer s.learn(c, limit, start)
 	for {
 		heard := s.park.alarms()
 		err := s.trouble(ctx, c, peer, start)
@@ -242,6 +250,23 @@ func (s *Shm) await(ctx context.Context, c *backend.Call, peer int, f *flag, wan
 			return nil
 		}
 	}
+}
+
+// learn adapts how long it pays to look: longer if the wait that has ended
+// could have been spent looking, else shorter. Without this, either ranks that
+// share cores look in vain while others have work, or ranks that could answer
+// each other at once keep waking each other.
+func (s *Shm) learn(c *backend.Call, limit time.Duration, start time.Time) {
+	most := s.park.patience()
+	if c.Background || limit == most && limit == lookShared {
+		return
+	}
+	if time.Since(start) < most {
+		limit = min(2*limit, most)
+	} else {
+		limit = max(limit/2, lookShared)
+	}
+	s.patience.Store(int64(limit))
 }
 
 // trouble returns why waiting for peer is in vain, nil if it is not.
