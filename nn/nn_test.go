@@ -92,6 +92,15 @@ func TestNames(t *testing.T) {
 	if ps := Parameters(e); len(ps) != 2 || ps[0].Name() != "shared" || ps[1].Name() != "own" {
 		t.Errorf("an embedded pointer gives %d parameters, the first %q", len(ps), ps[0].Name())
 	}
+	type deep struct {
+		*base // a pointer to a type that is not exported
+		Module
+		Own *Parameter
+	}
+	d := &deep{&base{(&Build{}).Empty(1)}, NewLinear(&Build{}, 1, 1), (&Build{}).Empty(1)}
+	if ps := Parameters(d); len(ps) != 4 || ps[0].Name() != "scale" || ps[1].Name() != "weight" || NumParams(&deep{}) != 0 {
+		t.Errorf("embedded fields give %d parameters", len(ps))
+	}
 	if n := NumParams(public{(&Build{}).Empty(3, 4)}); n != 12 {
 		t.Errorf("NumParams is %d, want 12", n)
 	}

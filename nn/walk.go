@@ -171,7 +171,19 @@ func (w *walker) fields(path string, v reflect.Value) {
 		case !tagged:
 			name = snake(f.Name)
 		}
-		w.value(join(path, name), v.Field(i))
+		field := v.Field(i)
+		if f.IsExported() {
+			w.value(join(path, name), field)
+			continue
+		}
+		// An embedded struct of a type that is not exported: its own fields are
+		// within reach, itself is not.
+		if field.Kind() == reflect.Pointer {
+			field = field.Elem()
+		}
+		if field.Kind() == reflect.Struct {
+			w.fields(join(path, name), field)
+		}
 	}
 }
 

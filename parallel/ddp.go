@@ -74,7 +74,7 @@ func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, opts ...DDP
 		opt(&o)
 	}
 	d := &DDP{Model: model, group: group, sync: true, bucketOf: make(map[*nn.Parameter]*bucket)}
-	if err := verifySame(ctx, group, nn.StateDict(model)); err != nil {
+	if err := verifySame(ctx, group, model); err != nil {
 		return nil, err
 	}
 	for _, s := range nn.StateDict(model) {

@@ -144,6 +144,10 @@ func other(what string) *toy {
 		m.Seen = nil
 	case "buffer":
 		m.Seen.Data = tensor.Zeros(4)
+	case "dtype":
+		m.Seen.Data = tensor.FromInt64([]int64{1, 2, 3})
+	case "frozen":
+		m.Norm.Bias.Frozen = true
 	}
 	return m
 }
@@ -154,6 +158,8 @@ func TestMismatchIsNamed(t *testing.T) {
 		"more":   "rank 0 has norm.weight [32] where rank 1 has hidden.4.weight [32 32]",
 		"fewer":  "rank 0 has seen [3] where rank 1 has nothing more",
 		"buffer": "rank 0 has seen [3] where rank 1 has seen [4]",
+		"dtype":  "rank 0 has seen [3] (float32 buffer) where rank 1 has seen [3] (int64 buffer)",
+		"frozen": "rank 0 has norm.bias [32] (float32) where rank 1 has norm.bias [32] (frozen float32)",
 	} {
 		t.Run(what, func(t *testing.T) {
 			told := make([]error, 3)
@@ -326,5 +332,43 @@ func TestUnusedParameter(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// TestFrozenAndEmptyParameters: a frozen parameter comes from rank 0 and gets
+// no gradient, whether it was frozen before or after DDP; one without elements
+// is no trouble.
+func TestFrozenAndEmptyParameters(t *testing.T) {
+	type model struct {
+		*forked
+		Empty *nn.Parameter
+		Count *nn.Buffer
+	}
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		m := &model{newForked(int64(g.Rank()), false), nn.NewParameter(tensor.Zeros(0, 3)), &nn.Buffer{Data: tensor.FromInt64([]int64{int64(5 + g.Rank())})}}
+		m.First.Weight.Frozen = true
+		ddp, err := NewDDP(ctx, m, g, DDPOptions{BucketBytes: 64, FirstBucketBytes: 64})
+		if err != nil {
+			return err
+		}
+		m.A.Weight.Frozen = true
+		if _, err := backward(ctx, ddp, tensor.FromFloat32([]float32{1, 2, 3, float32(g.Rank())}, 1, 4), tensor.FromInt64([]int64{2})); err != nil {
+			return err
+		}
+		if m.Count.Data.Item() != 5 {
+			return fmt.Errorf("the int64 buffer is %v, rank 0's 5", m.Count.Data.Item())
+		}
+		for _, p := range nn.Parameters(m) {
+			if (p.Grad() == nil) != p.Frozen {
+				return fmt.Errorf("%s: frozen %t, gradient %v", p.Name(), p.Frozen, p.Grad())
+			}
+		}
+		if want := newForked(0, false).First.Weight.Data().Float32s(); !slices.Equal(m.First.Weight.Data().Float32s(), want) {
+			return fmt.Errorf("rank %d: the frozen weight is not rank 0's", g.Rank())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -17,35 +17,55 @@ import (
 // MismatchError says that the ranks of a group do not have the same model: the
 // first entry of the state that differs between rank 0 and another rank.
 type MismatchError struct {
-	Rank              int    // the lowest rank that differs from rank 0
-	Name0, NameRank   string // the entry's name on rank 0 and on Rank, "" where the model has ended
-	Shape0, ShapeRank []int
+	Rank           int // the lowest rank that differs from rank 0
+	Have0, HasRank Entry
+}
+
+// Entry describes an entry of a model's state. Its name is empty where the
+// model has no more of them.
+type Entry struct {
+	Name  string
+	Shape []int
+	Kind  string // dtype and role: "float32", "frozen float32", "int64 buffer"
+}
+
+func (e Entry) equal(o Entry) bool {
+	return e.Name == o.Name && e.Kind == o.Kind && slices.Equal(e.Shape, o.Shape)
 }
 
 func (e *MismatchError) Error() string {
-	describe := func(name string, shape []int) string {
-		if name == "" {
+	describe := func(s Entry) string {
+		switch {
+		case s.Name == "":
 			return "nothing more"
+		case e.Have0.Name == e.HasRank.Name && e.Have0.Kind != e.HasRank.Kind:
+			return fmt.Sprintf("%s %v (%s)", s.Name, s.Shape, s.Kind)
 		}
-		return fmt.Sprintf("%s %v", name, shape)
+		return fmt.Sprintf("%s %v", s.Name, s.Shape)
 	}
 	return fmt.Sprintf("ddp: the ranks have different models: rank 0 has %s where rank %d has %s; build the same model on every rank",
-		describe(e.Name0, e.Shape0), e.Rank, describe(e.NameRank, e.ShapeRank))
+		describe(e.Have0), e.Rank, describe(e.HasRank))
 }
 
-// layout describes the state of a model for comparison.
-type layout []struct {
-	Name  string
-	Shape []int
-}
-
-// verifySame returns the same error on every rank when the states differ.
-func verifySame(ctx context.Context, group *dist.Group, state []nn.NamedTensor) error {
-	mine := make(layout, len(state))
-	for i, s := range state {
-		mine[i].Name, mine[i].Shape = s.Name, s.Tensor.Shape()
+// layoutOf describes the state of a model for comparison.
+func layoutOf(model any) []Entry {
+	var out []Entry
+	for _, p := range nn.Parameters(model) {
+		kind := p.Data().DType().String()
+		if p.Frozen {
+			kind = "frozen " + kind
+		}
+		out = append(out, Entry{p.Name(), p.Data().Shape(), kind})
 	}
-	text, err := json.Marshal(mine)
+	for _, b := range nn.Buffers(model) {
+		out = append(out, Entry{b.Name(), b.Data.Shape(), b.Data.DType().String() + " buffer"})
+	}
+	return out
+}
+
+// verifySame returns the same error on every rank when the models differ.
+func verifySame(ctx context.Context, group *dist.Group, model any) error {
+	text, err := json.Marshal(layoutOf(model))
 	if err != nil {
 		return fmt.Errorf("ddp: describe the model: %w", err)
 	}
@@ -59,7 +79,7 @@ func verifySame(ctx context.Context, group *dist.Group, state []nn.NamedTensor) 
 		return nil
 	}
 	// Rank 0 and the first rank that differs tell everybody what they have.
-	theirs := make([]layout, 2)
+	theirs := make([][]Entry, 2)
 	for i, rank := range []int{0, differs} {
 		buf := make([]int64, digests[rank][1])
 		if group.Rank() == rank {
@@ -81,14 +101,14 @@ func verifySame(ctx context.Context, group *dist.Group, state []nn.NamedTensor) 
 	}
 	e := &MismatchError{Rank: differs}
 	for i := 0; ; i++ {
-		e.Name0, e.Shape0, e.NameRank, e.ShapeRank = "", nil, "", nil
+		e.Have0, e.HasRank = Entry{}, Entry{}
 		if i < len(theirs[0]) {
-			e.Name0, e.Shape0 = theirs[0][i].Name, theirs[0][i].Shape
+			e.Have0 = theirs[0][i]
 		}
 		if i < len(theirs[1]) {
-			e.NameRank, e.ShapeRank = theirs[1][i].Name, theirs[1][i].Shape
+			e.HasRank = theirs[1][i]
 		}
-		if e.Name0 != e.NameRank || !slices.Equal(e.Shape0, e.ShapeRank) || e.Name0 == "" {
+		if !e.Have0.equal(e.HasRank) || e.Have0.Name == "" {
 			return e
 		}
 	}

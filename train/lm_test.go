@@ -116,7 +116,19 @@ func modelFile(t *testing.T, out string, step int) string {
 // TestTwoRanksTrainAsOne: two ranks of batch 8 give the losses of one rank of
 // batch 16.
 func TestTwoRanksTrainAsOne(t *testing.T) {
-	c := tiny(t, writeText(t, 40_000))
+	text := writeText(t, 40_000)
+	t.Run("tiny", func(t *testing.T) { trainAsOne(t, tiny(t, text)) })
+	if testing.Short() {
+		return
+	}
+	t.Run("small", func(t *testing.T) {
+		c := tiny(t, text)
+		c.Context, c.Width, c.Heads, c.Layers, c.LR = 64, 64, 4, 2, 1e-3
+		trainAsOne(t, c)
+	})
+}
+
+func trainAsOne(t *testing.T, c LMConfig) {
 	c.Steps, c.SaveEvery, c.EvalEvery = 50, 50, 25
 	c.Batch = 16
 	one, err := run(t, 1, c)
