@@ -63,13 +63,16 @@ tokenizer.json, and besides the optimizer's state and the progress.`,
 					fmt.Fprintf(cmd.ErrOrStderr(), "starting %d %s on this machine; Ctrl-C saves and stops\n", cfg.Ranks, ranks(cfg.Ranks))
 				}
 			}
-			return launch.SpawnOptions{PassRank0: true}.Spawn(cmd.Context(), cfg.Ranks, dist.Main(func(ctx context.Context, group *dist.Group) error {
-				err := train.LM(ctx, group, cfg, explicit, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+			rank := dist.Main(func(ctx context.Context, group *dist.Group) error {
+				return train.LM(ctx, group, cfg, explicit, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+			})
+			return launch.SpawnOptions{PassRank0: true}.Spawn(cmd.Context(), cfg.Ranks, func(ctx context.Context) error {
+				err := rank(ctx)
 				if errors.Is(err, train.ErrStopped) {
-					return nil // saved and reported; the launcher tells what stopped the job
+					os.Exit(exitFailed) // the reporter has said it, the job is not complete
 				}
 				return err
-			}))
+			})
 		},
 	}
 	f := cmd.Flags()

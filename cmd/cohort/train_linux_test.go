@@ -194,6 +194,25 @@ func TestInterruptedJob(t *testing.T) {
 	}
 }
 
+// TestInterruptedRank: a signal that reaches one rank alone stops all of them,
+// with a checkpoint, and the job does not count as complete.
+func TestInterruptedRank(t *testing.T) {
+	text, out := writeText(t), filepath.Join(t.TempDir(), "run")
+	j := start(t, nil, tiny(text, out, "--json", "--steps", "100000", "--save-every", "100000")...)
+	j.await(t, "step 20", func(s string) bool { return strings.Contains(s, `{"step":20,`) })
+	for _, pid := range j.processes(1) {
+		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code := j.wait(t)
+	stdout, stderr := j.output()
+	ck, _, err := checkpoint.Latest(t.Context(), out)
+	if err != nil || code != exitFailed || ck.Step != len(steps(t, stdout)) || !strings.Contains(stderr, fmt.Sprintf("stopped at step %d of 100000", ck.Step)) {
+		t.Errorf("code %d, checkpoint %+v, %v, after %d steps:\n%s", code, ck, err, len(steps(t, stdout)), stderr)
+	}
+}
+
 // TestBadInput: one clear line, an exit code, and nothing left.
 func TestBadInput(t *testing.T) {
 	text, dir := writeText(t), t.TempDir()
