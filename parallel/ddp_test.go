@@ -347,7 +347,7 @@ func TestFrozenAndEmptyParameters(t *testing.T) {
 	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 		m := &model{newForked(int64(g.Rank()), false), nn.NewParameter(tensor.Zeros(0, 3)), &nn.Buffer{Data: tensor.FromInt64([]int64{int64(5 + g.Rank())})}}
 		m.First.Weight.Frozen = true
-		ddp, err := NewDDP(ctx, m, g, DDPOptions{BucketBytes: 64, FirstBucketBytes: 64})
+		ddp, err := NewDDP(ctx, m, g, BucketBytes(64, 64))
 		if err != nil {
 			return err
 		}
