@@ -52,6 +52,10 @@ func (r *lmRun) train(ctx context.Context) error {
 			}
 		}
 		if stop && !last {
+			// Nobody leaves before rank 0 has saved, which a launcher would take for a failure.
+			if err := r.group.Barrier(work); err != nil {
+				return fmt.Errorf("train lm: stop after step %d: %w", r.step, err)
+			}
 			r.report.Notice(fmt.Sprintf("stopped at step %d of %d; the same command goes on from here", r.step, r.cfg.Steps))
 			cause := context.Cause(ctx)
 			if cause == nil {
