@@ -31,6 +31,7 @@ type DDP struct {
 
 	group   *dist.Group
 	buckets []*bucket
+	frozen  []*nn.Parameter // that have no bucket
 	sync    bool
 
 	bucketOf map[*nn.Parameter]*bucket
@@ -82,7 +83,14 @@ func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, opts ...DDP
 			return nil, fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err)
 		}
 	}
-	trained := slices.DeleteFunc(nn.Parameters(model), func(p *nn.Parameter) bool { return p.Frozen })
+	var trained []*nn.Parameter
+	for _, p := range nn.Parameters(model) {
+		if p.Frozen {
+			d.frozen = append(d.frozen, p)
+		} else {
+			trained = append(trained, p)
+		}
+	}
 	slices.Reverse(trained)
 	for _, params := range fillBuckets(trained, o.firstBucketBytes, o.bucketBytes) {
 		d.buckets = append(d.buckets, d.newBucket(params))
@@ -157,6 +165,11 @@ func (d *DDP) NoSync(fn func() error) error {
 func (d *DDP) begin(sync bool) error {
 	if d.reducing {
 		return errors.New("ddp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")
+	}
+	for _, p := range d.frozen {
+		if !p.Frozen {
+			return fmt.Errorf("ddp: %s was frozen when NewDDP was called and is not any more, so its gradient would differ between ranks: call NewDDP again", p.Name())
+		}
 	}
 	d.reducing, d.launched = sync, 0
 	for _, b := range d.buckets {

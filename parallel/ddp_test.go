@@ -366,6 +366,10 @@ func TestFrozenAndEmptyParameters(t *testing.T) {
 		if want := newForked(0, false).First.Weight.Data().Float32s(); !slices.Equal(m.First.Weight.Data().Float32s(), want) {
 			return fmt.Errorf("rank %d: the frozen weight is not rank 0's", g.Rank())
 		}
+		m.First.Weight.Frozen = false
+		if _, err := backward(ctx, ddp, tensor.FromFloat32([]float32{1, 2, 3, 4}, 1, 4), tensor.FromInt64([]int64{2})); err == nil || !strings.Contains(err.Error(), "first.weight was frozen") {
+			return fmt.Errorf("a parameter that thaws gives %v", err)
+		}
 		return nil
 	})
 	if err != nil {
