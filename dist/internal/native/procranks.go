@@ -30,8 +30,7 @@ const replyTimeout = 10 * time.Second
 // others may still be on their way, which the first collective will notice.
 func OpenShm(ctx context.Context, cfg Config, end *Endpoint, addrs []string, token transport.Token) (*Shm, error) {
 	n := len(cfg.Members)
-	p := &process{cfg: cfg, end: end, addrs: addrs, token: token,
-		joined: make(chan int, n), incoming: make([]chan *pipe, n)}
+	p := &process{cfg: cfg, end: end, addrs: addrs, token: token, incoming: make([]chan *pipe, n)}
 	for r := range p.incoming {
 		p.incoming[r] = make(chan *pipe, 1)
 	}
@@ -61,7 +60,6 @@ type process struct {
 	segment *mem.Slab // the hub's own
 	mapped  []byte    // a spoke's mapping of it
 
-	joined   chan int     // hub: ranks as they connect
 	incoming []chan *pipe // pipes that peers have opened to this rank
 }
 
@@ -76,7 +74,7 @@ func (p *process) meet(ctx context.Context) error {
 		}
 		p.shm.seg = newSegment(p.segment.Bytes(), n)
 		p.end.attach(p.serve)
-		return p.awaitSpokes(ctx)
+		return p.star.awaitSpokes(ctx, &p.cfg)
 	}
 	conn, err := p.dial(ctx, 0, forControl, 0)
 	if err != nil {
@@ -115,29 +113,6 @@ func (p *process) takeSegment(conn *transport.Conn, size int) error {
 	}
 	p.mapped, err = mem.MapSlab(fd, size)
 	return err
-}
-
-// awaitSpokes waits until all ranks have connected.
-func (p *process) awaitSpokes(ctx context.Context) error {
-	missing := map[int]bool{}
-	for r := 1; r < len(p.cfg.Members); r++ {
-		missing[r] = true
-	}
-	for len(missing) > 0 {
-		select {
-		case r := <-p.joined:
-			delete(missing, r)
-		case <-ctx.Done():
-			e := &backend.TimeoutError{Group: p.cfg.Group, Op: "init", Cause: context.Cause(ctx)}
-			for r, m := range p.cfg.Members {
-				if missing[r] {
-					e.Missing = append(e.Missing, m)
-				}
-			}
-			return e
-		}
-	}
-	return nil
 }
 
 // dial connects to a peer's socket and says what for.
@@ -190,7 +165,6 @@ func (p *process) admit(conn *transport.Conn, rank int) (bool, error) {
 	if err := p.star.join(rank, conn); err != nil {
 		return false, err
 	}
-	p.joined <- rank
 	return true, nil
 }
 

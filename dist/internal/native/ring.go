@@ -96,6 +96,9 @@ func (r *Ring) meet(ctx context.Context) error {
 		}
 		select {
 		case r.prev = <-r.cameRing:
+			if r.cfg.Rank == 0 {
+				return r.star.awaitSpokes(ctx, &r.cfg)
+			}
 			return nil
 		case <-news:
 		case <-ctx.Done():

@@ -3,9 +3,11 @@
 package native
 
 import (
+	"context"
 	"fmt"
 	"sync"
 
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -25,10 +27,11 @@ type star struct {
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
 	closing bool
 	readers sync.WaitGroup
+	joined  chan int // ranks as they join
 }
 
 func newStar(rank, numRanks int, heard func(rank int, kind uint32, text string), left func(rank int)) *star {
-	return &star{rank: rank, numRanks: numRanks, heard: heard, left: left, conns: map[int]*transport.Conn{}}
+	return &star{rank: rank, numRanks: numRanks, heard: heard, left: left, conns: map[int]*transport.Conn{}, joined: make(chan int, numRanks)}
 }
 
 // join adds the connection to a rank and watches it.
@@ -44,6 +47,34 @@ func (s *star) join(rank int, c *transport.Conn) error {
 	s.conns[rank] = c
 	s.readers.Add(1)
 	go s.watch(rank, c)
+	select {
+	case s.joined <- rank:
+	default: // a rank that joined, was lost and came again
+	}
+	return nil
+}
+
+// awaitSpokes waits at the hub until all have joined: who joins later would
+// miss the news that came before.
+func (s *star) awaitSpokes(ctx context.Context, cfg *Config) error {
+	missing := map[int]bool{}
+	for r := 1; r < s.numRanks; r++ {
+		missing[r] = true
+	}
+	for len(missing) > 0 {
+		select {
+		case r := <-s.joined:
+			delete(missing, r)
+		case <-ctx.Done():
+			e := &backend.TimeoutError{Group: cfg.Group, Op: "init", Cause: context.Cause(ctx)}
+			for r, m := range cfg.Members {
+				if missing[r] {
+					e.Missing = append(e.Missing, m)
+				}
+			}
+			return e
+		}
+	}
 	return nil
 }
 
