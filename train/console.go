@@ -14,6 +14,7 @@ import (
 type Console struct {
 	w        io.Writer
 	terminal bool
+	command  string
 	now      func() time.Time
 
 	steps       int
@@ -32,9 +33,10 @@ const (
 	liveInterval  = 100 * time.Millisecond
 )
 
-// NewConsole returns a reporter that writes to w, a terminal or not.
-func NewConsole(w io.Writer, terminal bool) *Console {
-	return &Console{w: w, terminal: terminal, now: time.Now}
+// NewConsole returns a reporter that writes to w, a terminal or not. command is
+// how the user calls cohort, for the hint at the end.
+func NewConsole(w io.Writer, terminal bool, command string) *Console {
+	return &Console{w: w, terminal: terminal, command: command, now: time.Now}
 }
 
 // Start describes the run.
@@ -124,7 +126,7 @@ func (c *Console) Finish(f Finish) {
 		c.println("validation  %.3f bits per byte after %d steps", f.BitsPerByte, f.Steps)
 	}
 	c.println("checkpoint  %s", f.Checkpoint)
-	c.println("go on with  cohort generate --from %s --prompt 'func main() {'", f.Out)
+	c.println("go on with  %s generate --from %s --prompt 'func main() {'", c.command, f.Out)
 }
 
 // println writes a line, below the live one if there is one.

@@ -40,7 +40,7 @@ func drive(r Reporter, c *clock) {
 func TestConsoleWithoutTerminal(t *testing.T) {
 	var b bytes.Buffer
 	c := &clock{time.Unix(1000, 0)}
-	console := NewConsole(&b, false)
+	console := NewConsole(&b, false, "cohort")
 	console.now = c.now
 	drive(console, c)
 	want := `model   GPT, small: 1.23 M parameters
@@ -71,7 +71,7 @@ go on with  cohort generate --from out --prompt 'func main() {'
 func TestConsoleOnTerminal(t *testing.T) {
 	var b bytes.Buffer
 	c := &clock{time.Unix(1000, 0)}
-	console := NewConsole(&b, true)
+	console := NewConsole(&b, true, "cohort")
 	console.now = c.now
 	drive(console, c)
 	got := b.String()

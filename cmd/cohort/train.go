@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -116,5 +117,14 @@ func newReporter(asJSON bool, stdout, stderr io.Writer) train.Reporter {
 		return train.NewJSONLines(stdout, stderr)
 	}
 	f, ok := stdout.(*os.File)
-	return train.NewConsole(stdout, ok && term.IsTerminal(int(f.Fd())))
+	return train.NewConsole(stdout, ok && term.IsTerminal(int(f.Fd())), command())
+}
+
+// command returns how the user calls this program: `go run` leaves nothing to
+// call.
+func command() string {
+	if exe, err := os.Executable(); err == nil && strings.Contains(exe, "go-build") {
+		return "go run ./cmd/cohort"
+	}
+	return "cohort"
 }
