@@ -17,6 +17,10 @@ of one thread, beside the same step without data parallelism), collectives
 step also compares how much memory the gpt grows by: over start-up, and PyTorch over
 its import.
 
+On a machine that others use too, --quiet waits for pauses, and starting the whole
+under "chrt -r 1" (root, Linux) keeps the others off the CPUs for both contenders;
+without it the scheduler may leave both threads on one CPU beside a busy process.
+
 What a peer runs is in this file too, below "peers"; it needs torch, and for gemm
 an OpenBLAS library (--openblas)."""
 import argparse
