@@ -58,11 +58,7 @@ func fromBytes(dtype DType, n int, data unsafe.Pointer, shape []int) *Tensor {
 
 // alloc returns a tensor under tape (nil for none) whose elements are not set.
 func alloc(tape *Tape, dev Device, dtype DType, shape []int, shared bool) *Tensor {
-	for _, s := range shape {
-		if s < 0 {
-			panic(&Error{Op: "new", Shapes: [][]int{slices.Clone(shape)}, DTypes: []DType{dtype}, Msg: "a size is negative"})
-		}
-	}
+	wantSizes("new", nil, shape)
 	var sc *scope
 	if tape != nil {
 		sc = tape.scope

@@ -12,6 +12,24 @@ func numElems(shape []int) int {
 	return n
 }
 
+// maxElems keeps offsets and sizes in bytes far from the end of an int.
+const maxElems = 1 << 56
+
+// wantSizes fails unless a tensor can have the shape: no size is negative, and
+// their product is a number that does not wrap around.
+func wantSizes(op string, operands []*Tensor, shape []int) {
+	n := 1
+	for _, s := range shape {
+		if s < 0 {
+			fail(op, operands, "a size of shape %v is negative", shape)
+		}
+		if s > 0 && n > maxElems/s && !slices.Contains(shape, 0) {
+			fail(op, operands, "shape %v has more than %d elements", shape, maxElems)
+		}
+		n *= max(1, s)
+	}
+}
+
 // denseStrides returns the strides of a row-major tensor.
 func denseStrides(shape []int) []int {
 	strides := make([]int, len(shape))

@@ -27,7 +27,8 @@ func (t *Tensor) Reshape(shape ...int) *Tensor {
 	if infer >= 0 && known > 0 && t.NumElems()%known == 0 {
 		shape[infer] = t.NumElems() / known
 	}
-	if numElems(shape) != t.NumElems() || slices.Min(append(shape, 0)) < 0 {
+	wantSizes("reshape", []*Tensor{t}, shape)
+	if numElems(shape) != t.NumElems() {
 		fail("reshape", []*Tensor{t}, "its %d elements do not fill shape %v", t.NumElems(), shape)
 	}
 	if slices.Equal(shape, t.shape) {
@@ -43,6 +44,9 @@ func (t *Tensor) Reshape(shape ...int) *Tensor {
 // Flatten merges the dims from first to last (inclusive) into one.
 func (t *Tensor) Flatten(first, last int) *Tensor {
 	first, last = dimIndex("flatten", t, first), dimIndex("flatten", t, last)
+	if last < first {
+		fail("flatten", []*Tensor{t}, "dim %d comes after dim %d", first, last)
+	}
 	shape := slices.Concat(t.shape[:first], []int{numElems(t.shape[first : last+1])}, t.shape[last+1:])
 	return t.Reshape(shape...)
 }
@@ -85,8 +89,8 @@ func (t *Tensor) T() *Tensor { return t.Transpose(-2, -1) }
 // Narrow returns a view of the elements [start, start+length) of one dim.
 func (t *Tensor) Narrow(dim, start, length int) *Tensor {
 	dim = dimIndex("narrow", t, dim)
-	if start < 0 || length < 0 || start+length > t.shape[dim] {
-		fail("narrow", []*Tensor{t}, "[%d, %d) is not inside dim %d", start, start+length, dim)
+	if start < 0 || length < 0 || start > t.shape[dim]-length {
+		fail("narrow", []*Tensor{t}, "%d elements from %d on are not inside dim %d", length, start, dim)
 	}
 	shape := t.Shape()
 	shape[dim] = length
@@ -127,6 +131,7 @@ func (t *Tensor) squeeze(dim int) *Tensor {
 // Expand returns a view in which dims of size 1, and new leading dims, are
 // repeated to fill shape without taking memory.
 func (t *Tensor) Expand(shape ...int) *Tensor {
+	wantSizes("expand", []*Tensor{t}, shape)
 	out, ok := broadcastShapes(t.shape, shape)
 	if !ok || !slices.Equal(out, shape) {
 		fail("expand", []*Tensor{t}, "cannot be repeated to %v", shape)

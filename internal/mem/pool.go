@@ -16,8 +16,10 @@ package mem
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"sync"
+	"syscall"
 	"unsafe"
 )
 
@@ -93,9 +95,12 @@ func (p *Pool) Get(size int) *Block {
 	if size < 0 {
 		panic(fmt.Sprintf("mem: a block of %d bytes", size))
 	}
-	size = max(alignment, (size+alignment-1)&^(alignment-1))
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if size > math.MaxInt-largeRegion { // rounding up would wrap around
+		p.exhausted(size, syscall.ENOMEM)
+	}
+	size = max(alignment, (size+alignment-1)&^(alignment-1))
 	a := &p.large
 	if size <= smallLimit {
 		a = &p.small
@@ -142,12 +147,16 @@ func (p *Pool) grow(a *arena, size int) *Block {
 	n := max(a.regionSize, (size+smallRegion-1)&^(smallRegion-1))
 	ptr, err := reserve(n)
 	if err != nil {
-		panic(fmt.Errorf("mem: the system gave no %d bytes of memory (%d in use, %d reserved): %w",
-			n, p.stats.InUse, p.stats.Reserved, err))
+		p.exhausted(n, err)
 	}
 	p.stats.Reserved += int64(n)
 	p.stats.NumRegions++
 	return &Block{ptr: ptr, size: n, arena: a}
+}
+
+func (p *Pool) exhausted(size int, err error) {
+	panic(fmt.Errorf("mem: the system gave no %d bytes of memory (%d in use, %d reserved): %w",
+		size, p.stats.InUse, p.stats.Reserved, err))
 }
 
 // bin returns the bin that a free block of size bytes is listed in: all blocks

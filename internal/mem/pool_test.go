@@ -3,7 +3,9 @@
 package mem
 
 import (
+	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 )
 
@@ -117,4 +119,15 @@ func BenchmarkGetPut(b *testing.B) {
 	for b.Loop() {
 		p.Put(p.Get(1 << 20))
 	}
+}
+
+// TestHugeBlock: rounding the size up must not wrap around to a small block.
+func TestHugeBlock(t *testing.T) {
+	p := NewPool()
+	defer func() {
+		if err, ok := recover().(error); !ok || !strings.Contains(err.Error(), "the system gave no") {
+			t.Errorf("panicked with %v, want an error of the system", err)
+		}
+	}()
+	t.Errorf("got a block of %d bytes", p.Get(math.MaxInt-8).Size())
 }

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"math"
+	"testing"
+)
+
+// TestSizesThatWrapAround: a product of sizes that overflows would pass for a
+// small tensor, and its elements would lie in memory of others.
+func TestSizesThatWrapAround(t *testing.T) {
+	const half = 1 << 32 // half·half is 0 in 64 bits
+	mustFail(t, "more than", func() { Zeros(half, half) })
+	mustFail(t, "more than", func() { Zeros(math.MaxInt64/4 - 8) })
+	mustFail(t, "more than", func() { New(Meta, Float32, 1<<62) })
+	mustFail(t, "more than", func() { Zeros(0).Reshape(half, half) })
+	mustFail(t, "more than", func() { Zeros(1, 1).Expand(half, half) })
+	mustFail(t, "negative", func() { Zeros(1).Expand(-1) })
+	mustFail(t, "negative", func() { Zeros(0).Reshape(-1, 0) })
+	mustFail(t, "not inside dim 0", func() { Zeros(4).Narrow(0, math.MaxInt, 1) })
+	mustFail(t, "comes after", func() { Zeros(2, 3, 4).Flatten(2, 0) })
+	if got := Zeros(half, 0, half).NumElems(); got != 0 {
+		t.Errorf("%d elements, want 0", got)
+	}
+}
