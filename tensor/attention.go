@@ -17,6 +17,7 @@ import (
 // keys up to t + keyTime - time.
 func Attention(q, k, v *Tensor, causal bool) *Tensor {
 	operands := []*Tensor{q, k, v}
+	wantFloat32s("attention", operands)
 	if len(q.shape) != 4 || len(k.shape) != 4 || !slices.Equal(k.shape, v.shape) ||
 		q.shape[0] != k.shape[0] || !slices.Equal(q.shape[2:], k.shape[2:]) {
 		fail("attention", operands, "wants q [batch, time, heads, dim], k and v [batch, keyTime, heads, dim]")
@@ -50,6 +51,7 @@ func Attention(q, k, v *Tensor, causal bool) *Tensor {
 // of a transformer block: queries, keys and values of numHeads heads. It
 // returns [batch, time, width] and moves no data to unpack.
 func SelfAttention(qkv *Tensor, numHeads int, causal bool) *Tensor {
+	qkv.wantDType("self attention", Float32)
 	if len(qkv.shape) != 3 || numHeads < 1 || qkv.shape[2]%(3*numHeads) != 0 {
 		fail("self attention", []*Tensor{qkv}, "wants [batch, time, 3·width] with a width that %d heads divide", numHeads)
 	}

@@ -8,6 +8,7 @@ import "slices"
 // [batch…, width].
 func Embedding(table, ids *Tensor) *Tensor {
 	operands := []*Tensor{table, ids}
+	table.wantDType("embedding", Float32)
 	ids.wantDType("embedding", Int64)
 	if len(table.shape) != 2 {
 		fail("embedding", operands, "the table must have two dims")

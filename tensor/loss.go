@@ -18,6 +18,7 @@ const IgnoreIndex = -100
 // [IgnoreIndex] do not count; if none counts the loss is NaN, as in PyTorch.
 func CrossEntropy(logits, targets *Tensor) *Tensor {
 	operands := []*Tensor{logits, targets}
+	logits.wantDType("cross entropy", Float32)
 	targets.wantDType("cross entropy", Int64)
 	n := len(logits.shape)
 	if n < 1 || !slices.Equal(logits.shape[:n-1], targets.shape) {

@@ -67,6 +67,7 @@ func Affine(x, weight, bias *Tensor) *Tensor { return affine("affine", x, weight
 
 func affine(op string, x, weight, bias *Tensor, outFirst bool) *Tensor {
 	operands := []*Tensor{x, weight, bias}
+	wantFloat32s(op, operands)
 	if len(weight.shape) != 2 || len(x.shape) < 1 {
 		fail(op, operands, "wants an input of at least one dim and a weight of two")
 	}

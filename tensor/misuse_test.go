@@ -24,3 +24,16 @@ func TestSizesThatWrapAround(t *testing.T) {
 		t.Errorf("%d elements, want 0", got)
 	}
 }
+
+// TestIntegersAreNoFloats: kernels would take the bytes of one for the other.
+func TestIntegersAreNoFloats(t *testing.T) {
+	ints := FromInt64(make([]int64, 12), 1, 12)
+	heads := FromInt64(make([]int64, 4), 1, 1, 1, 4)
+	mustFail(t, "linear(int64[1 12], float32[3 12]): wants float32", func() { Linear(ints, Zeros(3, 12), nil) })
+	mustFail(t, "wants float32", func() { Affine(Zeros(1, 2), Zeros(2, 12), ints.Reshape(12)) })
+	mustFail(t, "wants float32", func() { LayerNorm(ints, Zeros(12), Zeros(12), 1e-5) })
+	mustFail(t, "wants float32", func() { CrossEntropy(ints, FromInt64([]int64{0})) })
+	mustFail(t, "wants float32", func() { Embedding(ints, FromInt64([]int64{0})) })
+	mustFail(t, "wants float32", func() { Attention(heads, heads, heads, false) })
+	mustFail(t, "wants float32", func() { SelfAttention(ints.Reshape(1, 1, 12), 2, true) })
+}

@@ -14,6 +14,7 @@ import (
 // gamma and shifts by beta, both of that dim's size (Ba et al. 2016).
 func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 	operands := []*Tensor{x, gamma, beta}
+	wantFloat32s("layer norm", operands)
 	if len(x.shape) == 0 {
 		fail("layer norm", operands, "wants at least one dim")
 	}
@@ -21,7 +22,7 @@ func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 	if !slices.Equal(gamma.shape, []int{cols}) || !slices.Equal(beta.shape, []int{cols}) {
 		fail("layer norm", operands, "gamma and beta must have shape [%d]", cols)
 	}
-	src := x.rows(cols)
+	src, gamma, beta := x.rows(cols), gamma.Contiguous(), beta.Contiguous()
 	out := result("layer norm", Float32, src.shape, operands...)
 	mean := result("layer norm", Float32, src.shape[:1], operands...)
 	rstd := result("layer norm", Float32, src.shape[:1], operands...)

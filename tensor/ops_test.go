@@ -65,6 +65,9 @@ func opCases() []opCase {
 		{"linear without bias", [][]int{{3, 4}, {5, 4}}, func(in []*Tensor) *Tensor { return Linear(in[0], in[1], nil) }, false},
 		{"affine", [][]int{{3, 4}, {4, 5}, {5}}, func(in []*Tensor) *Tensor { return Affine(in[0], in[1], in[2]) }, false},
 		{"layer norm", [][]int{{2, 3, 6}, {6}, {6}}, func(in []*Tensor) *Tensor { return LayerNorm(in[0], in[1], in[2], 1e-5) }, false},
+		{"layer norm strided", [][]int{{6, 2}, {6, 2}, {1}}, func(in []*Tensor) *Tensor {
+			return LayerNorm(in[0].T(), in[1].Select(1, 1), in[2].Expand(6), 1e-5)
+		}, false},
 		{"softmax", [][]int{{3, 5}}, func(in []*Tensor) *Tensor { return in[0].Softmax() }, false},
 		{"cross entropy", [][]int{{4, 5}}, func(in []*Tensor) *Tensor { return CrossEntropy(in[0], targets) }, false},
 		{"embedding", [][]int{{4, 3}}, func(in []*Tensor) *Tensor { return Embedding(in[0], ids) }, false},

@@ -179,6 +179,16 @@ func (t *Tensor) wantDType(op string, want DType) {
 	}
 }
 
+// wantFloat32s fails unless all operands are float32: a kernel would take the
+// bytes of any other type for one. A nil operand is an absent one.
+func wantFloat32s(op string, operands []*Tensor) {
+	for _, t := range operands {
+		if t != nil && t.dtype != Float32 {
+			fail(op, operands, "wants float32, got %v", t.dtype)
+		}
+	}
+}
+
 // String shows dtype, shape and, for small tensors, the values.
 func (t *Tensor) String() string {
 	var b strings.Builder
