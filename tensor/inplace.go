@@ -15,6 +15,12 @@ import (
 // CopyFrom overwrites t with src, which has its shape and dtype.
 func (t *Tensor) CopyFrom(src *Tensor) {
 	t.wantSame("copy from", src)
+	for i, s := range t.strides {
+		if s == 0 && t.shape[i] > 1 {
+			fail("copy from", []*Tensor{t, src}, "dim %d of the destination is one element repeated", i)
+		}
+	}
+	src = src.apartFrom(t)
 	t.storage.version++
 	t.Device().Copy(t.array(), src.array())
 }
@@ -32,6 +38,7 @@ func (t *Tensor) Axpy(alpha float64, x *Tensor) {
 	if !t.IsContiguous() || !x.IsContiguous() {
 		fail("axpy", []*Tensor{t, x}, "wants contiguous tensors")
 	}
+	x = x.apartFrom(t)
 	t.storage.version++
 	t.Device().Axpy(t.array(), float32(alpha), x.array())
 }
@@ -44,6 +51,15 @@ func (t *Tensor) Scale(s float64) {
 	}
 	t.storage.version++
 	t.Device().BinaryScalar(device.Mul, t.array(), t.array(), float32(s))
+}
+
+// apartFrom returns t, or a copy when it is another view of the storage that
+// dst is a view of: kernels would read elements that they have written already.
+func (t *Tensor) apartFrom(dst *Tensor) *Tensor {
+	if t.storage != dst.storage || t.offset == dst.offset && slices.Equal(t.strides, dst.strides) {
+		return t
+	}
+	return t.detach().Clone()
 }
 
 func (t *Tensor) wantSame(op string, u *Tensor) {

@@ -4,6 +4,7 @@ package tensor
 
 import (
 	"math"
+	"slices"
 	"testing"
 )
 
@@ -36,4 +37,18 @@ func TestIntegersAreNoFloats(t *testing.T) {
 	mustFail(t, "wants float32", func() { Embedding(ints, FromInt64([]int64{0})) })
 	mustFail(t, "wants float32", func() { Attention(heads, heads, heads, false) })
 	mustFail(t, "wants float32", func() { SelfAttention(ints.Reshape(1, 1, 12), 2, true) })
+}
+
+func TestWritingWhatIsRead(t *testing.T) {
+	x := counting(3, 3)
+	x.CopyFrom(x.T())
+	if got := x.Float32s(); !slices.Equal(got, []float32{0, 3, 6, 1, 4, 7, 2, 5, 8}) {
+		t.Errorf("a matrix overwritten with its transpose is %v", got)
+	}
+	y := Full(1, 6)
+	y.Narrow(0, 1, 5).Axpy(1, y.Narrow(0, 0, 5))
+	if got := y.Float32s(); !slices.Equal(got, []float32{1, 2, 2, 2, 2, 2}) {
+		t.Errorf("a run added to its neighbour gives %v", got)
+	}
+	mustFail(t, "one element repeated", func() { Zeros(1).Expand(3).CopyFrom(counting(3)) })
 }
