@@ -94,4 +94,7 @@ func reduceAny(op device.Reduction, out, in []float32, sizes []int, reduced []bo
 }
 
 // SumSquares returns the sum of squares of a contiguous array.
-func (c *CPU) SumSquares(x device.Array) float64 { return kernel.SumSquares(c.threads, x.Float32s()) }
+func (c *CPU) SumSquares(x device.Array) float64 {
+	defer hold(x)
+	return kernel.SumSquares(c.threads, x.Float32s())
+}
