@@ -61,16 +61,17 @@ func (t *Tensor) SumKeep(dims ...int) *Tensor {
 	return t.reduceTo("sum", device.Sum, keep)
 }
 
-// Mean returns the mean over the given dims, all of them if none is given.
+// Mean returns the mean over the given dims, all of them if none is given. The
+// mean of nothing is NaN.
 func (t *Tensor) Mean(dims ...int) *Tensor {
 	sum := t.Sum(dims...)
-	return sum.MulScalar(float64(max(1, sum.NumElems())) / float64(max(1, t.NumElems())))
+	return sum.MulScalar(float64(sum.NumElems()) / float64(t.NumElems()))
 }
 
 // MeanKeep is Mean with the dims left in place with size 1.
 func (t *Tensor) MeanKeep(dims ...int) *Tensor {
 	sum := t.SumKeep(dims...)
-	return sum.MulScalar(float64(max(1, sum.NumElems())) / float64(max(1, t.NumElems())))
+	return sum.MulScalar(float64(sum.NumElems()) / float64(t.NumElems()))
 }
 
 // maxKeep returns the maximum of the last dim, without a gradient.

@@ -65,6 +65,9 @@ func TestEmptyTensors(t *testing.T) {
 	if got := Zeros(0, 3).Sum(0).Float32s(); !slices.Equal(got, make([]float32, 3)) {
 		t.Errorf("the sum of nothing is %v, want zeros", got)
 	}
+	if got := Zeros(0, 3).Mean(0).Float32s(); len(got) != 3 || got[0] == got[0] {
+		t.Errorf("the mean of nothing is %v, want NaN", got)
+	}
 	if got := Zeros(0).Sum().Item(); got != 0 {
 		t.Errorf("the sum of nothing is %v, want 0", got)
 	}
