@@ -52,9 +52,11 @@ func (t *Tensor) Grad(ctx context.Context, seed *Tensor, wrt []*Tensor, opts ...
 	b := t.startBackward(ctx, "grad", seed, opts)
 	b.retain = true
 	targets := make(map[int][]int, len(wrt))
+	lowest := t.node
 	for i, w := range wrt {
 		if w.tape == t.tape && w.node != 0 {
 			targets[w.node] = append(targets[w.node], i)
+			lowest = min(lowest, w.node)
 		}
 	}
 	out := make([]*Tensor, len(wrt))
@@ -63,7 +65,7 @@ func (t *Tensor) Grad(ctx context.Context, seed *Tensor, wrt []*Tensor, opts ...
 			out[i] = g
 			b.tape.own(g.storage) // until Close
 		}
-		return len(targets[node]) > 0
+		return node <= lowest // one value may have been computed from another
 	})
 	return out, err
 }
@@ -84,6 +86,9 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 	if t.tape == nil || t.node == 0 {
 		fail(op, []*Tensor{t}, "no gradient flows into it: it was not computed from a leaf of a recording tape")
 	}
+	if t.node >= len(t.tape.nodes) {
+		fail(op, []*Tensor{t}, "its tape has been closed")
+	}
 	b := &backprop{ctx: ctx, tape: t.tape, grads: make([]*Tensor, t.node+1)}
 	for _, o := range opts {
 		o(b)
@@ -99,8 +104,8 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 		}
 		seed.Device().Fill(seed.array(), start)
 	}
-	if !slices.Equal(seed.shape, t.shape) {
-		fail(op, []*Tensor{t, seed}, "the seed must have the shape of the value")
+	if !slices.Equal(seed.shape, t.shape) || seed.dtype != t.dtype {
+		fail(op, []*Tensor{t, seed}, "the seed must have the shape and dtype of the value")
 	}
 	b.hold(t.node, seed)
 	return b

@@ -86,7 +86,7 @@ func tapeOf(op string, operands []*Tensor) *Tape {
 		}
 		if t.tape != nil {
 			if tape != nil && tape != t.tape {
-				fail(op, operands, "the operands belong to two tapes; Keep or Detach a value to use it in another step")
+				fail(op, operands, "the operands belong to two tapes; to use a value under another one, Keep it and take it there by Tape.Const")
 			}
 			tape = t.tape
 		}

@@ -97,7 +97,7 @@ func (tp *Tape) ScaleGrads(f float64) { tp.seed *= f }
 // a value afterwards panics. Close may be called twice.
 func (tp *Tape) Close() {
 	tp.scope.release()
-	tp.nodes = tp.nodes[:1]
+	tp.nodes = make([]node, 1) // a kept value holds on to the tape, not to the graph
 	tp.before, tp.after = nil, nil
 	tp.recording = false
 }
@@ -144,11 +144,14 @@ func (out *Tensor) record(op string, inputs, saves []*Tensor, back func(b *backp
 // Record makes out the result of an operation that this package does not know,
 // such as a collective. backward gets the gradient of out and returns that of
 // each input, nil for none; it may fail, which ends the backward pass. saves
-// lists the values that backward reads.
+// lists the values that backward reads. An out made under no tape comes under
+// that of the inputs.
 func Record(op string, out *Tensor, inputs, saves []*Tensor,
 	backward func(ctx context.Context, g *Tensor) ([]*Tensor, error),
 ) *Tensor {
-	tapeOf(op, append([]*Tensor{out}, inputs...))
+	if tp := tapeOf(op, append([]*Tensor{out}, inputs...)); tp != nil && out.tape == nil {
+		out = tp.Const(out)
+	}
 	return out.record(op, inputs, saves, func(b *backprop, g *Tensor) {
 		grads, err := backward(b.ctx, g)
 		if err != nil {

@@ -180,6 +180,52 @@ func TestRecordCarriesAForeignOperation(t *testing.T) {
 	}
 }
 
+// TestRecordOfAValueWithoutTape: what a collective filled may have been made
+// under no tape; its history must not be lost for that.
+func TestRecordOfAValueWithoutTape(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	sink := &collector{shape: []int{2}}
+	x := tp.Watch(Full(3, 2), sink)
+	y := Record("gather", Full(7, 2), []*Tensor{x}, nil, func(_ context.Context, g *Tensor) ([]*Tensor, error) {
+		return []*Tensor{g.MulScalar(5)}, nil
+	})
+	if err := y.Sum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := sink.grad.Float32s(); !slices.Equal(got, []float32{5, 5}) {
+		t.Errorf("gradient %v, want [5 5]", got)
+	}
+}
+
+// TestGradOfAValueAndWhatItWasMadeFrom asks for both ends of a chain at once.
+func TestGradOfAValueAndWhatItWasMadeFrom(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	x := tp.Watch(Full(2, 1), &collector{shape: []int{1}})
+	y := x.Mul(x)
+	got, err := y.Mul(y).Sum().Grad(t.Context(), nil, []*Tensor{y, x}) // x⁴
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got[1] == nil || got[0].Item() != 8 || got[1].Item() != 32 {
+		t.Errorf("gradients %v, want [8] of y and [32] of x", got)
+	}
+	mustFail(t, "shape and dtype", func() { _, _ = y.Grad(t.Context(), FromInt64([]int64{1}), []*Tensor{x}) })
+}
+
+func TestKeptValueUnderAnotherTape(t *testing.T) {
+	first := NewTape(true)
+	kept := first.Watch(Full(2, 1), &collector{shape: []int{1}}).MulScalar(3).Keep()
+	first.Close()
+	mustFail(t, "its tape has been closed", func() { _ = kept.Backward(t.Context()) })
+	second := NewTape(true)
+	defer second.Close()
+	if got := second.Const(kept).Add(second.Const(Full(1, 1))).Item(); got != 7 {
+		t.Errorf("6 + 1 = %v", got)
+	}
+}
+
 // TestSteadyStepTakesNoMemory runs steps of one shape and looks at what the
 // pool took from the system.
 func TestSteadyStepTakesNoMemory(t *testing.T) {

@@ -148,7 +148,8 @@ func (t *Tensor) WithFloat32s(fn func(data []float32)) {
 }
 
 // Keep takes the value out of its tape's ownership: it lives as long as it is
-// reachable, through Backward and Close. It returns t.
+// reachable, through Backward and Close. It returns t. To compute with it in
+// another step, take it there by [Tape.Const].
 func (t *Tensor) Keep() *Tensor {
 	t.check("keep")
 	if s := t.storage; s.scope != nil {
