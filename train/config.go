@@ -4,6 +4,7 @@ package train
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/cohort-ml/cohort/models"
@@ -73,8 +74,23 @@ func (c LMConfig) Validate() error {
 	if c.DType != "float32" {
 		return fmt.Errorf("train lm: --dtype is %q; training is in float32 today (bfloat16 is planned)", c.DType)
 	}
-	if !(c.LR > 0) || !(c.Clip > 0) {
-		return fmt.Errorf("train lm: --lr is %v and --clip %v, both must be above zero", c.LR, c.Clip)
+	// Written so that NaN, which compares with nothing, is refused too.
+	for _, f := range []struct {
+		name  string
+		value float64
+		ok    bool
+		want  string
+	}{
+		{"lr", c.LR, c.LR > 0 && c.LR <= math.MaxFloat32, "a finite number above 0"},
+		{"clip", c.Clip, c.Clip > 0, "a number above 0 (inf clips nothing)"},
+		{"weight-decay", c.WeightDecay, c.WeightDecay >= 0 && c.WeightDecay <= math.MaxFloat32, "a finite number from 0 on"},
+		{"beta2", c.Beta2, c.Beta2 > 0 && c.Beta2 < 1, "a number between 0 and 1"},
+		{"warmup", c.Warmup, c.Warmup >= 0 && c.Warmup <= 1, "a share of the steps, 0 to 1"},
+		{"lr-floor", c.LRFloor, c.LRFloor >= 0 && c.LRFloor <= 1, "a share of the learning rate, 0 to 1"},
+	} {
+		if !f.ok {
+			return fmt.Errorf("train lm: --%s is %v, want %s", f.name, f.value, f.want)
+		}
 	}
 	if strings.TrimSpace(c.Out) == "" {
 		return fmt.Errorf("train lm: --out must name the run's directory")
