@@ -180,9 +180,10 @@ func (r *lmRun) startLoader(ctx context.Context, saved *savedRun) error {
 	return nil
 }
 
-// sameEverywhere makes sure that all ranks read the same data in the same way.
+// sameEverywhere makes sure that all ranks read the same data in the same way,
+// and begin at the same step.
 func (r *lmRun) sameEverywhere(ctx context.Context) error {
-	key := fmt.Sprint(r.windows.Fingerprint(), r.cfg)
+	key := fmt.Sprint(r.windows.Fingerprint(), r.cfg, r.step)
 	mine := int64(crc32.ChecksumIEEE([]byte(key)))
 	all := tensor.New(tensor.CPU(), tensor.Int64, r.group.Size())
 	if err := r.group.AllGather(ctx, all, tensor.FromInt64([]int64{mine})); err != nil {

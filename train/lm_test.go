@@ -540,6 +540,19 @@ func TestRanksDisagree(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "rank 2 sees other data, flags or checkpoints than rank 0") {
 		t.Errorf("another seed on rank 2 gives %v", err)
 	}
+	// A rank that found another checkpoint, as on a machine whose directory
+	// lacks the newest one, would train another model from its first step on.
+	err = dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
+		r := &lmRun{cfg: c, group: g, report: Discard}
+		if err := r.openData(ctx, nil); err != nil {
+			return err
+		}
+		r.step = 5 * (1 - g.Rank())
+		return r.sameEverywhere(ctx)
+	})
+	if err == nil || !strings.Contains(err.Error(), "rank 1 sees other data, flags or checkpoints than rank 0") {
+		t.Errorf("a checkpoint that only rank 0 has gives %v", err)
+	}
 	c.Ranks = 3
 	if _, err := run(t, 2, c, "ranks"); err == nil || !strings.Contains(err.Error(), "--ranks is 3, but this job was started with 2") {
 		t.Errorf("another number of ranks gives %v", err)
