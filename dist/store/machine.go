@@ -110,7 +110,8 @@ func newMachine() *machine {
 	}
 }
 
-// apply does one request, which has passed its check, and appends the
+// apply does one request, which has passed its check and whose call is not one
+// that waits, and appends the
 // answers to out: its own unless it has to wait, and those of
 // waits that it ends. The machine keeps q's slices.
 func (m *machine) apply(c call, q request, out []answer) []answer {
@@ -236,6 +237,12 @@ func (m *machine) drop(client uint64) {
 
 // numWaiting returns how many calls of a client wait.
 func (m *machine) numWaiting(client uint64) int { return len(m.calls[client]) }
+
+// isWaiting says whether a call waits.
+func (m *machine) isWaiting(c call) bool {
+	_, ok := m.calls[c.client][c.id]
+	return ok
+}
 
 // forget removes a call from those that wait.
 func (m *machine) forget(w *waiter) {

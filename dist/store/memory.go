@@ -54,6 +54,13 @@ func (s *Memory) detach(client uint64) {
 	delete(s.sinks, client)
 }
 
+// isWaiting says whether a call of that client and id has not been answered.
+func (s *Memory) isWaiting(c call) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.m.isWaiting(c)
+}
+
 // apply does a request that has passed its check. When done is false the
 // reply comes to the client's sink later. The request's slices become the store's.
 func (s *Memory) apply(c call, q request) (own reply, done bool) {

@@ -103,6 +103,9 @@ func (s *Server) serve(c *transport.Conn) {
 			s.mem.cancel(call{client, id})
 			continue
 		}
+		if s.mem.isWaiting(call{client, id}) {
+			return // one id for two calls: no answer would be safe to give
+		}
 		if cap(payload) <= reuseLimit {
 			buf = payload[:0]
 		}

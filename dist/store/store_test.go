@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"runtime"
 	"strconv"
@@ -463,6 +464,39 @@ func TestClientThatDoesNotReadHoldsUpNobody(t *testing.T) {
 		c.Close()
 		srv.running.Wait()
 	})
+}
+
+// TestIDInUse: an id that waits already ends its client, and nobody else.
+func TestIDInUse(t *testing.T) {
+	for _, again := range []request{
+		{op: opGet, keys: []string{"k"}}, // would hide the first from drop, and its answer would have no taker
+		{op: opSet, keys: []string{"k"}, value: []byte("v")},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			srv := &Server{mem: NewMemory(), conns: map[*transport.Conn]struct{}{}}
+			near, far := transport.Pipe(proto)
+			defer near.Close()
+			go srv.serve(far)
+			for _, q := range []request{{op: opGet, keys: []string{"k"}}, again} {
+				head, tail := appendRequest(nil, 7, &q)
+				if err := near.WriteFrame(byte(q.op), head, tail); err != nil {
+					t.Fatal(err)
+				}
+			}
+			near.SetReadDeadline(time.Now().Add(time.Second))
+			if kind, _, err := near.ReadFrame(nil, maxFrame); !errors.Is(err, io.EOF) {
+				t.Errorf("%v with an id that waits: reply %d, %v, want the connection's end", again.op, kind, err)
+			}
+			near.Close()
+			srv.running.Wait()
+			if err := srv.mem.Set(t.Context(), "k", []byte("v")); err != nil {
+				t.Error(err)
+			}
+			if n := srv.mem.numWaiting(); n != 0 {
+				t.Errorf("%d calls wait, want none", n)
+			}
+		})
+	}
 }
 
 func TestTooManyWaitsAreRefused(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 //	                  number (varint) | number of keys (uvarint), missing keys
 //
 // A key and an expected value is its length (uvarint) and its bytes. What
-// does not parse ends the connection.
+// does not parse, or has the id of a call that waits, ends the connection.
 const (
 	maxFrame = 2*MaxValue + 1<<20
 	idSize   = 8
