@@ -58,11 +58,20 @@ func (j *job) output() (stdout, stderr string) {
 // start runs a cohort command; env is added to the environment.
 func start(t *testing.T, env []string, args ...string) *job {
 	t.Helper()
+	return startWith(t, env, nil, args...)
+}
+
+// startWith is start with a file as the standard output, where it is not nil.
+func startWith(t *testing.T, env []string, stdout *os.File, args ...string) *job {
+	t.Helper()
 	j := &job{mark: cliMark + "=" + strconv.FormatUint(rand.Uint64(), 36), ended: make(chan struct{}), more: make(chan struct{})}
 	j.cmd = exec.Command(os.Args[0], args...)
 	j.cmd.Env = append(os.Environ(), cliMain+"=1", j.mark, "GORACE=atexit_sleep_ms=0")
 	j.cmd.Env = append(j.cmd.Env, env...)
 	j.cmd.Stdout, j.cmd.Stderr = stream{j, &j.stdout}, stream{j, &j.stderr}
+	if stdout != nil {
+		j.cmd.Stdout = stdout
+	}
 	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	j.cmd.WaitDelay = 5 * time.Second
 	if err := j.cmd.Start(); err != nil {
@@ -200,6 +209,18 @@ func writeText(t *testing.T) string {
 func tiny(data, out string, more ...string) []string {
 	args := strings.Fields("train lm --ranks 2 --vocab 300 --context 32 --width 32 --heads 2 --layers 1 --batch 4 --eval-tokens 256 --sample-tokens 4")
 	return append(append(args, "--data", data, "--out", out), more...)
+}
+
+// newSharedMemory lists the named segments of this machine that are not among
+// before. Other programs make some too, for a moment: what stays counts.
+func newSharedMemory(t *testing.T, before []string) (stay []string) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		stay = slices.DeleteFunc(sharedMemory(t), func(name string) bool { return slices.Contains(before, name) })
+		if len(stay) == 0 || time.Now().After(deadline) {
+			return stay
+		}
+	}
 }
 
 // sharedMemory lists the named segments of this machine.
