@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -68,6 +70,9 @@ tokenizer.json, and besides the optimizer's state and the progress.`,
 				return train.LM(ctx, group, cfg, explicit, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 			})
 			return launch.SpawnOptions{PassRank0: true}.Spawn(cmd.Context(), cfg.Ranks, func(ctx context.Context) error {
+				// Rank 0 writes where the command does. A reader that has gone (| head)
+				// must not end the training.
+				signal.Ignore(syscall.SIGPIPE)
 				err := rank(ctx)
 				if errors.Is(err, train.ErrStopped) {
 					os.Exit(exitFailed) // the reporter has said it, the job is not complete

@@ -213,6 +213,27 @@ func TestInterruptedRank(t *testing.T) {
 	}
 }
 
+// TestReaderThatLeaves: the training does not end with whoever looks at it.
+func TestReaderThatLeaves(t *testing.T) {
+	text := writeText(t)
+	for _, more := range []string{"--json", "--json=false"} {
+		out := filepath.Join(t.TempDir(), "run")
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		j := startWith(t, nil, w, tiny(text, out, "--steps", "6", "--save-every", "3", more)...)
+		w.Close()
+		code := j.wait(t)
+		_, stderr := j.output()
+		ck, _, err := checkpoint.Latest(t.Context(), out)
+		if code != 0 || err != nil || ck.Step != 6 {
+			t.Errorf("%s: code %d, checkpoint %+v, %v; standard error:\n%s", more, code, ck, err, stderr)
+		}
+	}
+}
+
 // TestBadInput: one clear line, an exit code, and nothing left.
 func TestBadInput(t *testing.T) {
 	text, dir := writeText(t), t.TempDir()
