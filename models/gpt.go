@@ -104,7 +104,7 @@ func NewDecoder(b *nn.Build, g GPTConfig) *Decoder {
 // Forward computes the features of every position.
 func (d *Decoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	time := ids.Dim(-1)
-	positions := tensor.Arange(time)
+	positions := tensor.Arange(ids.Device(), time)
 	x := c.Call(d.Tokens, ids).Add(c.Call(d.Positions, positions))
 	for _, block := range d.Blocks {
 		x = c.Call(block, x)

@@ -55,6 +55,23 @@ func (g golden) model(t *testing.T) *GPT {
 	return m
 }
 
+// TestGPTWithoutData plans with a model that fits on no machine.
+func TestGPTWithoutData(t *testing.T) {
+	m := NewGPT(&nn.Build{Device: tensor.Meta}, GPTConfig{Vocab: 50257, Context: 2048, Width: 12288, Heads: 96, Layers: 96})
+	if n := nn.NumParams(m); n/1e9 != 174 {
+		t.Errorf("GPT-3 has %d parameters, want 174 billion", n)
+	}
+	ids := tensor.New(tensor.Meta, tensor.Int64, 4, 2048)
+	c := nn.Training(t.Context(), nn.WithDevice(tensor.Meta))
+	defer c.Close()
+	if err := tensor.CrossEntropy(c.Call(m, ids), ids).Backward(c); err != nil {
+		t.Error(err)
+	}
+	if m.Transformer.Tokens.Weight.Grad() == nil {
+		t.Error("the embedding has no gradient")
+	}
+}
+
 func step(t *testing.T, m *GPT, ids, targets *tensor.Tensor, opt optim.Optimizer) float64 {
 	t.Helper()
 	c := nn.Training(t.Context())

@@ -2,7 +2,7 @@
 
 package tensor
 
-import "slices"
+import "unsafe"
 
 // Embedding looks up rows: table [numRows, width] and int64 ids [batch…] give
 // [batch…, width].
@@ -46,11 +46,14 @@ func scatter(g, ids *Tensor, numRows int) *Tensor {
 	})
 }
 
-// Arange returns the int64s 0, 1, … n-1 on the CPU.
-func Arange(n int) *Tensor {
-	ids := make([]int64, n)
-	for i := range ids {
-		ids[i] = int64(i)
+// Arange returns the int64s 0, 1, … n-1.
+func Arange(dev Device, n int) *Tensor {
+	t := alloc(nil, dev, Int64, []int{n}, false)
+	if n > 0 && dev != Meta {
+		ids := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(t.host("arange")))), n)
+		for i := range ids {
+			ids[i] = int64(i)
+		}
 	}
-	return FromInt64(slices.Clip(ids))
+	return t
 }
