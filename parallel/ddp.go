@@ -31,7 +31,7 @@ type DDP struct {
 
 	group   *dist.Group
 	buckets []*bucket
-	frozen  []*nn.Parameter // that have no bucket
+	frozen  []*nn.Parameter `name:"-"` // that have no bucket
 	sync    bool
 
 	bucketOf map[*nn.Parameter]*bucket

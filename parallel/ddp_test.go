@@ -351,6 +351,9 @@ func TestFrozenAndEmptyParameters(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		if got, want := len(nn.Parameters(ddp)), len(nn.Parameters(m)); got != want {
+			return fmt.Errorf("the DDP shows %d parameters of %d", got, want)
+		}
 		m.A.Weight.Frozen = true
 		if _, err := backward(ctx, ddp, tensor.FromFloat32([]float32{1, 2, 3, float32(g.Rank())}, 1, 4), tensor.FromInt64([]int64{2})); err != nil {
 			return err
