@@ -180,6 +180,40 @@ func TestModelRunsTwiceInAPass(t *testing.T) {
 	}
 }
 
+// TestPassesAndWrappersShareNothing: two DDPs in one pass divide once, and a
+// pass that another one interrupts is prepared once.
+func TestPassesAndWrappersShareNothing(t *testing.T) {
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		b := &nn.Build{}
+		first, second := nn.NewLinear(b, 2, 2), nn.NewLinear(b, 2, 2)
+		d1, err := NewDDP(ctx, first, g)
+		if err != nil {
+			return err
+		}
+		d2, err := NewDDP(ctx, second, g)
+		if err != nil {
+			return err
+		}
+		x := tensor.Full(1, 1, 2)
+		c := nn.Training(ctx)
+		defer c.Close()
+		y := c.Call(d2, c.Call(d1, x))
+		other := nn.Training(ctx)
+		defer other.Close()
+		other.Call(d2, x)
+		if err := y.Add(c.Call(d2, x)).Sum().Backward(ctx); err != nil {
+			return err
+		}
+		if got := second.Bias.Grad().Float32s(); !slices.Equal(got, []float32{2, 2}) {
+			return fmt.Errorf("the gradient of a bias used twice is %v, want [2 2]", got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestGraphKept: two backward passes over one tape add up to twice the
 // gradient, on every rank alike.
 func TestGraphKept(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"weak"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
@@ -23,6 +24,11 @@ import (
 // pass goes on. Backward returns when all buckets have arrived, so that the
 // optimizer sees the same gradients, bit for bit, on every rank.
 //
+// The division by the number of ranks is where the backward pass starts
+// (tensor.Tape.ScaleGrads), so it is in every gradient of the pass: also in that
+// of parameters outside the DDP, which nobody sums. Several DDPs may share a
+// pass if their groups are of one size.
+//
 // A parameter that a pass did not reach counts as a gradient of zero, so ranks
 // that used different parts of a model stay together.
 type DDP struct {
@@ -35,7 +41,7 @@ type DDP struct {
 	sync    bool
 
 	bucketOf map[*nn.Parameter]*bucket
-	tape     *tensor.Tape // of the pass that Forward has prepared last
+	tapes    []weak.Pointer[tensor.Tape] // of the passes that Forward has prepared
 
 	// of the backward pass under way
 	reducing bool // from its start to its end, unless under NoSync
@@ -137,8 +143,7 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 // averages the gradients.
 func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	// A pass may run the model several times, but is prepared once.
-	if tape := c.Tape(); tape.Recording() && tape != d.tape {
-		d.tape = tape
+	if tape := c.Tape(); tape.Recording() && d.isNew(tape) {
 		// The average is a sum of gradients that are small from the start.
 		tape.ScaleGrads(1 / float64(d.group.Size()))
 		sync := d.sync
@@ -148,6 +153,21 @@ func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 		}
 	}
 	return c.Call(d.Model, x)
+}
+
+// isNew says whether Forward sees a tape for the first time. Several passes may
+// be under way at once.
+func (d *DDP) isNew(tape *tensor.Tape) bool {
+	d.tapes = slices.DeleteFunc(d.tapes, func(p weak.Pointer[tensor.Tape]) bool {
+		tp := p.Value()
+		return tp == nil || !tp.Recording() // closed
+	})
+	p := weak.Make(tape)
+	if slices.Contains(d.tapes, p) {
+		return false
+	}
+	d.tapes = append(d.tapes, p)
+	return true
 }
 
 // NoSync runs fn with averaging off: its backward passes add up gradients on

@@ -19,6 +19,7 @@ type Tape struct {
 	before    []func(context.Context) error
 	after     []func(context.Context) error
 	seed      float64 // the gradient of the loss with respect to itself
+	scaled    bool    // ScaleGrads has set it
 }
 
 // node is one recorded operation.
@@ -90,8 +91,15 @@ func (tp *Tape) AfterBackward(fn func(context.Context) error) { tp.after = appen
 
 // ScaleGrads multiplies every gradient of the tape's backward passes by f, at
 // no cost: it is where they start from. Averaging over ranks divides so before
-// it sums.
-func (tp *Tape) ScaleGrads(f float64) { tp.seed *= f }
+// it sums. Several wrappers in one pass want the same factor, which counts once;
+// a second factor panics with an *Error.
+func (tp *Tape) ScaleGrads(f float64) {
+	if tp.scaled && tp.seed != f {
+		fail("scale grads", nil, "another part of the model has its gradients scaled by %v in this pass, this one wants %v: "+
+			"run them under tapes of their own", tp.seed, f)
+	}
+	tp.seed, tp.scaled = f, true
+}
 
 // Close frees everything that was made under the tape and not kept. Using such
 // a value afterwards panics. Close may be called twice.
