@@ -40,6 +40,7 @@ type zoo struct {
 	Tied    *Linear // the same as Layers[0]
 	Count   int
 	Grid    [2][]*Buffer
+	Experts map[string]*Linear
 }
 
 type public struct{ Public *Parameter }
@@ -61,7 +62,8 @@ func newZoo() *zoo {
 		Layers:  []*Linear{NewLinear(b, 1, 1), NewLinear(b, 1, 1)},
 		Named:   NewSequential(&GELU{}, NewSequential(NewLinear(b, 1, 1))),
 		HTTPKey: &Buffer{Data: tensor.Zeros(1)}, QKVProj: NewLinear(b, 1, 1),
-		Grid: [2][]*Buffer{{{Data: tensor.Zeros(1)}}, {nil, {Data: tensor.Zeros(1)}}},
+		Experts: map[string]*Linear{"b": NewLinear(b, 1, 1), "a": {Weight: b.Empty(1, 1)}},
+		Grid:    [2][]*Buffer{{{Data: tensor.Zeros(1)}}, {nil, {Data: tensor.Zeros(1)}}},
 	}
 	z.Tied = z.Layers[0]
 	return z
@@ -81,6 +83,7 @@ func TestNames(t *testing.T) {
 		layers.0.weight layers.0.bias layers.1.weight layers.1.bias
 		named.1.0.weight named.1.0.bias
 		qkv_proj.weight qkv_proj.bias
+		experts.a.weight experts.b.weight experts.b.bias
 		http_key grid.0.0 grid.1.1`)
 	if !slices.Equal(got, want) {
 		t.Errorf("names\n%q, want\n%q", got, want)
@@ -113,6 +116,8 @@ func TestFieldNotExported(t *testing.T) {
 		"field w of nn.secret":      &struct{ A *secret }{&secret{w: b.Empty(1)}},
 		"field layers of nn.secret": &secret{layers: []Module{&ReLU{}}},
 		"field m of struct":         &struct{ m Module }{&ReLU{}},
+		"field head of struct":      &struct{ head *inner }{newZoo().Tagged},
+		"field byName of struct":    &struct{ byName map[string]*Linear }{map[string]*Linear{"a": NewLinear(b, 1, 1)}},
 	} {
 		func() {
 			defer func() {
@@ -437,12 +442,19 @@ func TestGradientsOfParameters(t *testing.T) {
 	if err := pass(); !errors.Is(err, bad) || !strings.Contains(err.Error(), "gradient of 0.bias") {
 		t.Errorf("a hook's error comes out as %v", err)
 	}
-	defer func() {
-		if _, ok := recover().(*tensor.Error); !ok {
-			t.Error("a gradient buffer of another shape was taken")
-		}
-	}()
-	l.Weight.SetGradBuffer(tensor.Zeros(3))
+	for what, buf := range map[string]*tensor.Tensor{
+		"of another shape": tensor.Zeros(3), "that is not dense": tensor.Zeros(2, 2).Narrow(1, 0, 1).T(),
+		"on another device": tensor.New(tensor.Meta, tensor.Float32, 1, 2),
+	} {
+		func() {
+			defer func() {
+				if _, ok := recover().(*tensor.Error); !ok {
+					t.Errorf("a gradient buffer %s was taken", what)
+				}
+			}()
+			l.Weight.SetGradBuffer(buf)
+		}()
+	}
 }
 
 // TestSharedParameter: a weight used twice has one gradient, the sum.

@@ -58,13 +58,13 @@ func (p *Parameter) Grad() *tensor.Tensor {
 // ZeroGrad forgets the gradient; its memory is used again.
 func (p *Parameter) ZeroGrad() { p.holds = false }
 
-// SetGradBuffer makes gradients collect in buf, of the parameter's shape: a
-// view of a bucket, say. It forgets the present gradient.
+// SetGradBuffer makes gradients collect in buf, dense and of the parameter's
+// shape: a view of a bucket, say. It forgets the present gradient.
 func (p *Parameter) SetGradBuffer(buf *tensor.Tensor) {
-	if !slices.Equal(buf.Shape(), p.data.Shape()) || buf.DType() != p.data.DType() {
+	if !slices.Equal(buf.Shape(), p.data.Shape()) || buf.DType() != p.data.DType() || buf.Device() != p.data.Device() || !buf.IsContiguous() {
 		panic(&tensor.Error{
 			Op: "set grad buffer", Names: []string{p.name, ""}, Shapes: [][]int{p.data.Shape(), buf.Shape()},
-			DTypes: []tensor.DType{p.data.DType(), buf.DType()}, Msg: "the buffer must have the parameter's shape and dtype",
+			DTypes: []tensor.DType{p.data.DType(), buf.DType()}, Msg: "the buffer must have the parameter's shape, dtype and device, and be contiguous",
 		})
 	}
 	p.grad, p.holds = buf, false

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -149,6 +150,16 @@ func (w *walker) value(path string, v reflect.Value) {
 				w.value(join(path, strconv.Itoa(i)), v.Index(i))
 			}
 		}
+	case reflect.Map:
+		if v.Type().Key().Kind() != reflect.String {
+			return
+		}
+		// In an order that all ranks have.
+		keys := v.MapKeys()
+		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+		for _, key := range keys {
+			w.value(join(path, key.String()), v.MapIndex(key))
+		}
 	}
 }
 
@@ -157,7 +168,7 @@ func (w *walker) fields(path string, v reflect.Value) {
 		f := v.Type().Field(i)
 		name, tagged := f.Tag.Lookup("name")
 		if !f.IsExported() && !f.Anonymous {
-			if !tagged && holdsState(f.Type) && !v.Field(i).IsZero() {
+			if !tagged && !v.Field(i).IsZero() && holdsState(f.Type) {
 				panic(fmt.Errorf("nn: field %s of %v at %q holds a parameter or module but is not exported, so it would be neither trained nor saved: "+
 					"begin its name with a capital, or tag it `name:\"-\"` if that is meant", f.Name, v.Type(), path))
 			}
@@ -187,8 +198,9 @@ func (w *walker) fields(path string, v reflect.Value) {
 	}
 }
 
-// holdsState says whether a field of a type is one that walk looks into.
-func holdsState(t reflect.Type) bool {
+// holdsState says whether a value of a type may lead walk to a parameter,
+// buffer or module. seen are the types being looked into.
+func holdsState(t reflect.Type, seen ...reflect.Type) bool {
 	switch t {
 	case reflect.TypeFor[*Parameter](), reflect.TypeFor[*Buffer]():
 		return true
@@ -196,7 +208,22 @@ func holdsState(t reflect.Type) bool {
 	if t.Implements(reflect.TypeFor[Module]()) || t.Implements(reflect.TypeFor[ModuleN]()) {
 		return true
 	}
-	return (t.Kind() == reflect.Slice || t.Kind() == reflect.Array) && holdsState(t.Elem())
+	if slices.Contains(seen, t) {
+		return false
+	}
+	seen = append(seen, t)
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return holdsState(t.Elem(), seen...)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			f := t.Field(i)
+			if (f.IsExported() || f.Anonymous) && f.Tag.Get("name") != "-" && holdsState(f.Type, seen...) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func join(path, name string) string {
