@@ -54,22 +54,18 @@ type worker struct {
 	ended bool
 }
 
-func newAgent(cfg Config, prog *program) (*agent, error) {
+func newAgent(cfg Config, j job, prog *program) *agent {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "localhost"
 	}
 	p := defaultPatience
 	p.fail, p.grace = cfg.FailGrace, cfg.Grace
-	a := &agent{
-		cfg: cfg, prog: prog, host: host,
+	return &agent{
+		cfg: cfg, prog: prog, job: j, host: host,
 		machine: newMachine(cfg.NumRanks, p),
 		exits:   make(chan exited, cfg.NumRanks),
 	}
-	if a.job, err = newJob(&cfg); err != nil {
-		return nil, err
-	}
-	return a, nil
 }
 
 // newJob makes what the ranks share. A token or node id that the user has set
@@ -97,10 +93,14 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	defer signal.Stop(childEnded)
 
 	failed, err := a.startAll()
-	// The guard comes after the workers: they are the ones that are waited for.
-	if a.guard = startGuard(a.job.id, a.prog.tmp); a.guard != nil {
-		a.orphans.keep(a.guard.proc.Pid)
+	// The guard, where no build has needed it before, comes after the workers:
+	// they are the ones that are waited for.
+	if a.guard = a.prog.guard; a.guard == nil {
+		a.guard = startGuard(a.job.id, "")
 		defer a.guard.stop()
+	}
+	if a.guard != nil {
+		a.orphans.keep(a.guard.proc.Pid)
 		for _, w := range a.workers {
 			if w.proc != nil {
 				a.guard.watch(w.proc.Pid, true)

@@ -200,6 +200,40 @@ func TestNoTemporaryFilesLeft(t *testing.T) {
 	})
 }
 
+// TestKilledBuild: neither a build nor what it wrote stays, whatever ends the agent.
+func TestKilledBuild(t *testing.T) {
+	src, bin := t.TempDir(), t.TempDir()
+	writeFiles(t, src, map[string]string{"main.go": "package main\n"})
+	// A go command that has begun to write and takes its time.
+	script := "#!/bin/sh\nd=${GOTMPDIR:-$TMPDIR}/go-build1\nmkdir $d && : >$d/main.a\nsleep 61\n"
+	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {
+		tmp := t.TempDir()
+		p := startProcess(t, "build:"+src, "TMPDIR="+tmp, "GOTMPDIR=", "PATH="+bin+":/usr/bin:/bin")
+		find := func(pattern string) []string {
+			files, _ := filepath.Glob(filepath.Join(tmp, pattern))
+			return files
+		}
+		eventually(t, func() string {
+			if len(find("go-build1/main.a"))+len(find("*/go-build1/main.a")) == 0 {
+				return "the build has not begun: " + p.errs.String()
+			}
+			return ""
+		})
+		_ = p.Process.Signal(sig)
+		p.end(t)
+		waitGone(t, p.mark)
+		eventually(t, func() string {
+			if left := find("*"); len(left) > 0 {
+				return fmt.Sprintf("%v leaves %v", sig, left)
+			}
+			return ""
+		})
+	}
+}
+
 func writeFiles(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o777); err != nil {

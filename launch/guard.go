@@ -34,7 +34,9 @@ for pass in 1 2 3 4 5; do
 	done
 	[ "$found" ] || break
 done
-if [ "$2" ]; then rm -f -- "$2"; rmdir -- "${2%/*}"; fi
+[ "$2" ] || exit
+# What has just been killed may write one file more.
+rm -rf -- "$2" || { sleep 1; rm -rf -- "$2"; }
 `
 
 // guard is the running shell. The kernel kills the workers themselves with
@@ -45,8 +47,8 @@ type guard struct {
 	proc *os.Process
 }
 
-// startGuard starts the shell; it removes the file tmp and its directory too
-// (unless tmp is empty). A nil guard does nothing.
+// startGuard starts the shell; it removes the directory tmp too, with all that is
+// in it (unless tmp is empty). A nil guard does nothing.
 func startGuard(job, tmp string) *guard {
 	r, w, err := os.Pipe()
 	if err != nil {

@@ -141,7 +141,11 @@ func Run(ctx context.Context, cfg Config) error {
 	} else if err := checkPort(cfg.MasterAddr, cfg.MasterPort); err != nil {
 		return &ConfigError{Field: "MasterPort", Err: err}
 	}
-	prog, err := resolve(ctx, &cfg, &sig)
+	j, err := newJob(&cfg)
+	if err != nil {
+		return err
+	}
+	prog, err := resolve(ctx, &cfg, j.id, &sig)
 	if err != nil {
 		return err
 	}
@@ -150,11 +154,7 @@ func Run(ctx context.Context, cfg Config) error {
 	// The thread that starts workers must outlive them: see workerAttr.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	a, err := newAgent(cfg, prog)
-	if err != nil {
-		return err
-	}
-	return a.run(ctx, &sig)
+	return newAgent(cfg, j, prog).run(ctx, &sig)
 }
 
 func (cfg Config) withDefaults() (Config, error) {

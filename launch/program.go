@@ -19,19 +19,22 @@ import (
 
 // program is what workers execute.
 type program struct {
-	path string   // for execve
-	argv []string // argv[0] included
-	tmp  string   // a file to remove afterwards, alone in its directory; may be empty
+	path  string   // for execve
+	argv  []string // argv[0] included
+	tmp   string   // a directory to remove afterwards; may be empty
+	guard *guard   // removes it if the agent cannot
 }
 
 func (p *program) remove() {
 	if p.tmp != "" {
-		_ = os.RemoveAll(filepath.Dir(p.tmp))
+		_ = os.RemoveAll(p.tmp)
 	}
+	p.guard.stop()
 }
 
-// resolve finds, or builds, the program of a job. Signals end a build.
-func resolve(ctx context.Context, cfg *Config, sig *signals) (*program, error) {
+// resolve finds, or builds, the program of a job, whose id is job. Signals end
+// a build.
+func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*program, error) {
 	if cfg.Module {
 		return python(cfg, "-m", cfg.Program)
 	}
@@ -39,7 +42,7 @@ func resolve(ctx context.Context, cfg *Config, sig *signals) (*program, error) {
 	st, err := os.Stat(name)
 	isPath := strings.ContainsRune(name, filepath.Separator)
 	if !cfg.Direct && err == nil && st.IsDir() {
-		return buildGo(ctx, cfg, sig, name, ".")
+		return buildGo(ctx, cfg, job, sig, name, ".")
 	}
 	if ext := filepath.Ext(name); !cfg.Direct && (ext == ".py" || ext == ".go") {
 		if err != nil {
@@ -48,7 +51,7 @@ func resolve(ctx context.Context, cfg *Config, sig *signals) (*program, error) {
 		if ext == ".py" {
 			return python(cfg, absolute(cfg, name))
 		}
-		return buildGo(ctx, cfg, sig, filepath.Dir(name), filepath.Base(name))
+		return buildGo(ctx, cfg, job, sig, filepath.Dir(name), filepath.Base(name))
 	}
 	if !isPath && cfg.argv0 == "" {
 		path, lookErr := exec.LookPath(name)
@@ -107,9 +110,13 @@ func python(cfg *Config, args ...string) (*program, error) {
 	return &program{path: path, argv: append(argv, cfg.Args...)}, nil
 }
 
+// goTempDir is the go command's variable for where it works.
+const goTempDir envvar.Var = "GOTMPDIR"
+
 // buildGo builds the main package in dir (target "."), or one file of it, so
-// that all ranks share one build and one file.
-func buildGo(ctx context.Context, cfg *Config, sig *signals, dir, target string) (_ *program, err error) {
+// that all ranks share one build and one file. The go command works in that
+// file's directory too, so that nothing of it stays, even of a build that is killed.
+func buildGo(ctx context.Context, cfg *Config, job string, sig *signals, dir, target string) (_ *program, err error) {
 	if files, _ := filepath.Glob(filepath.Join(dir, "*.go")); len(files) == 0 {
 		return nil, badConfig("Program", "directory %s has no Go files: give the directory of a main package, a binary, or a .py script", cfg.Program)
 	}
@@ -125,8 +132,11 @@ func buildGo(ctx context.Context, cfg *Config, sig *signals, dir, target string)
 	if err != nil {
 		return nil, badConfig("Program", "no place to build %s in: %w", cfg.Program, err)
 	}
-	p := &program{tmp: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go")))}
-	p.path, p.argv = p.tmp, append([]string{p.tmp}, cfg.Args...)
+	p := &program{
+		path: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go"))),
+		tmp:  tmpDir, guard: startGuard(job, tmpDir),
+	}
+	p.argv = append([]string{p.path}, cfg.Args...)
 	defer func() {
 		if err != nil {
 			p.remove()
@@ -135,12 +145,17 @@ func buildGo(ctx context.Context, cfg *Config, sig *signals, dir, target string)
 
 	fmt.Fprintf(cfg.Stderr, "cohort: building %s\n", cfg.Program)
 	var out bytes.Buffer
-	cmd := exec.Command(goTool, "build", "-o", p.tmp, target)
+	cmd := exec.Command(goTool, "build", "-o", p.path, target)
 	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = abs, &out, &out, cfg.Env
+	if valueOf(cfg.Env, goTempDir) == "" {
+		cmd.Env = append(cfg.Env[:len(cfg.Env):len(cfg.Env)], goTempDir.Assign(tmpDir))
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, badConfig("Program", "go build %s: %w", cfg.Program, err)
 	}
+	p.guard.watch(cmd.Process.Pid, true)
+	defer func() { p.guard.watch(cmd.Process.Pid, false) }()
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	kill := func() {
@@ -159,7 +174,7 @@ func buildGo(ctx context.Context, cfg *Config, sig *signals, dir, target string)
 	if err != nil {
 		return nil, badConfig("Program", "go build %s: %w\n%s", cfg.Program, err, bytes.TrimRight(out.Bytes(), "\n"))
 	}
-	if st, err := os.Stat(p.tmp); err != nil || st.Mode()&0o111 == 0 {
+	if st, err := os.Stat(p.path); err != nil || st.Mode()&0o111 == 0 {
 		return nil, badConfig("Program", "%s is not a main package: there is nothing to run in it", cfg.Program)
 	}
 	return p, nil

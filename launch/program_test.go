@@ -25,7 +25,7 @@ func resolved(t *testing.T, cfg Config) (*program, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resolve(t.Context(), &cfg, &signals{})
+	return resolve(t.Context(), &cfg, "test", &signals{})
 }
 
 func TestResolveErrors(t *testing.T) {
