@@ -45,7 +45,7 @@ func TestGenerate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, tok, err := LoadLM(t.Context(), c.Out)
+	m, tok, err := LoadLM(t.Context(), c.Out, noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,14 +89,30 @@ func TestGenerate(t *testing.T) {
 	}
 
 	// A checkpoint's own directory does as well.
-	if _, _, err := LoadLM(t.Context(), checkpoint.Path(c.Out, 10)); err != nil {
+	if _, _, err := LoadLM(t.Context(), checkpoint.Path(c.Out, 10), noNotice(t)); err != nil {
 		t.Error(err)
 	}
+
+	// An older model than the newest one is not taken without a word.
+	damaged := filepath.Join(checkpoint.Path(c.Out, 12), checkpoint.ModelFile)
+	if err := os.Truncate(damaged, 100); err != nil {
+		t.Fatal(err)
+	}
+	var notices []string
+	_, _, err = LoadLM(t.Context(), c.Out, func(text string) { notices = append(notices, text) })
+	if err != nil || len(notices) != 1 || !strings.Contains(notices[0], checkpoint.Path(c.Out, 12)+" is damaged") {
+		t.Errorf("with a truncated newest model: %v, notices %q", err, notices)
+	}
+}
+
+// noNotice fails the test when it is called.
+func noNotice(t *testing.T) func(string) {
+	return func(text string) { t.Errorf("a notice without a reason: %s", text) }
 }
 
 func TestLoadLMErrors(t *testing.T) {
 	dir := t.TempDir()
-	if _, _, err := LoadLM(t.Context(), filepath.Join(dir, "no")); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), dir) {
+	if _, _, err := LoadLM(t.Context(), filepath.Join(dir, "no"), noNotice(t)); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no directory: %v", err)
 	}
 	c := tiny(t, writeText(t, 20_000))
@@ -122,7 +138,7 @@ func TestLoadLMErrors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _, err = LoadLM(t.Context(), dir)
+		_, _, err = LoadLM(t.Context(), dir, noNotice(t))
 		return err
 	}
 	if err := tamper(1, nil); err != nil {

@@ -94,10 +94,7 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[strin
 // findCheckpoint returns the newest checkpoint of the run's directory, nil if
 // there is none, and takes over its settings.
 func (r *lmRun) findCheckpoint(ctx context.Context, explicit map[string]bool) (*savedRun, error) {
-	ck, damaged, err := checkpoint.Latest(ctx, r.cfg.Out)
-	for _, d := range damaged {
-		r.report.Notice("passing over a damaged checkpoint: " + d.Error())
-	}
+	ck, err := latest(ctx, r.cfg.Out, r.report.Notice)
 	if errors.Is(err, checkpoint.ErrNone) {
 		return nil, nil
 	}

@@ -55,6 +55,18 @@ func openSaved(ck *checkpoint.Checkpoint) (*savedRun, error) {
 	return s, err
 }
 
+// latest returns the newest good checkpoint in a directory and tells of damaged
+// ones that it passed over. Where all are damaged, the error tells.
+func latest(ctx context.Context, dir string, notice func(text string)) (*checkpoint.Checkpoint, error) {
+	ck, damaged, err := checkpoint.Latest(ctx, dir)
+	if err == nil {
+		for _, d := range damaged {
+			notice("passing over a damaged checkpoint: " + d.Error())
+		}
+	}
+	return ck, err
+}
+
 func readTokenizer(ck *checkpoint.Checkpoint) (*tokenizer.Tokenizer, error) {
 	text, err := ck.ReadFile(tokenizerFile, fileLimit)
 	if err != nil {
@@ -148,10 +160,11 @@ func (r *lmRun) progress() (checkpoint.Progress, error) {
 	}, nil
 }
 
-// LoadLM opens the model and tokenizer of the newest checkpoint in a run's
-// directory, or of one checkpoint's own directory.
-func LoadLM(ctx context.Context, dir string) (*models.GPT, *tokenizer.Tokenizer, error) {
-	ck, _, err := checkpoint.Latest(ctx, dir)
+// LoadLM opens the model and tokenizer of the newest good checkpoint in a run's
+// directory, or of one checkpoint's own directory. It calls notice for each
+// newer one that is damaged and was passed over.
+func LoadLM(ctx context.Context, dir string, notice func(text string)) (*models.GPT, *tokenizer.Tokenizer, error) {
+	ck, err := latest(ctx, dir, notice)
 	if err != nil {
 		return nil, nil, fmt.Errorf("load a language model from %s: %w", dir, err)
 	}

@@ -22,7 +22,7 @@ func newGenerateCommand() *cobra.Command {
 			if o.NumTokens < 0 || o.Temperature < 0 || o.TopK < 0 {
 				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must not be negative, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
 			}
-			model, tok, err := train.LoadLM(cmd.Context(), from)
+			model, tok, err := train.LoadLM(cmd.Context(), from, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) })
 			if err != nil {
 				return err
 			}
