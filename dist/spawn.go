@@ -103,6 +103,9 @@ func isConsequence(err error) bool {
 	return errors.As(err, &re)
 }
 
+// consequencePause is how long a rank that failed because of another one stays.
+const consequencePause = 200 * time.Millisecond
+
 // Main makes of a rank's main function what launch.Spawn runs: the group of all
 // ranks is formed before it and left after it.
 func Main(main func(ctx context.Context, g *Group) error, opts ...Option) func(ctx context.Context) error {
@@ -112,6 +115,13 @@ func Main(main func(ctx context.Context, g *Group) error, opts ...Option) func(c
 			return err
 		}
 		err = main(ctx, g)
+		var other *RankError
+		if errors.As(err, &other) {
+			// Let the launcher see the rank that failed first end first.
+			time.Sleep(consequencePause)
+		} else if err != nil && g.backend != nil {
+			g.backend.Fail(err) // the other ranks' errors tell why
+		}
 		if closeErr := g.Close(); err == nil {
 			err = closeErr
 		}

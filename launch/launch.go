@@ -13,7 +13,7 @@
 // When a worker fails, the others are told (package agentpipe), have a second
 // to end with errors of their own, and are then ended: SIGTERM, 30 seconds
 // later SIGKILL. A SIGINT, SIGTERM, SIGHUP or SIGQUIT that the agent gets goes
-// to the workers with the same grace; a second signal, if it is SIGINT, kills at
+// to the workers with the same grace; a second one, if it is SIGINT, kills at
 // once. The result is nil only if every rank ended with code 0 and nobody
 // stopped the job; else it is an [*Error], whose Report says which rank failed
 // first and how, with the last lines of its standard error.

@@ -105,12 +105,13 @@ type machine struct {
 	deadline time.Time // of the phase; zero: none
 	failures []ending  // in the order seen
 
-	interrupts int            // signals that the agent got
-	stopSignal syscall.Signal // the first of them
-	canceled   bool
-	sweepSig   syscall.Signal // the strongest sent to strays so far
-	nextLook   time.Time      // sweeping: when to look again
-	numStrays  int            // at the last look
+	interrupts  int            // signals that the agent got
+	interrupted time.Time      // when it got the first
+	stopSignal  syscall.Signal // the first of them
+	canceled    bool
+	sweepSig    syscall.Signal // the strongest sent to strays so far
+	nextLook    time.Time      // sweeping: when to look again
+	numStrays   int            // at the last look
 }
 
 func newMachine(numWorkers int, p patience) *machine {
@@ -195,12 +196,19 @@ func (m *machine) onExit(now time.Time, e exited) []action {
 	return out
 }
 
+// sameStop is within what time a second signal like the first is the same wish:
+// a terminal and a wrapper may both send what one key press was.
+const sameStop = 500 * time.Millisecond
+
 // onSignal passes a signal on. The second one, if it is SIGINT, is a person
 // who does not want to wait any longer.
 func (m *machine) onSignal(now time.Time, sig syscall.Signal) []action {
+	if m.interrupts > 0 && sig == m.stopSignal && now.Sub(m.interrupted) < sameStop {
+		return nil
+	}
 	m.interrupts++
 	if m.interrupts == 1 {
-		m.stopSignal = sig
+		m.stopSignal, m.interrupted = sig, now
 	}
 	hurry := m.interrupts > 1 && sig == syscall.SIGINT
 	switch m.phase {

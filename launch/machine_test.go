@@ -78,12 +78,13 @@ func TestMachineScripts(t *testing.T) {
 			{30, ok(1), "look", sweeping},
 			{30, strays{0}, "finish []", done},
 		}, "0*"},
-		{"a second SIGINT kills", 2, []line{
+		{"a second SIGINT kills, unless it comes with the first", 2, []line{
 			{10, signalled{sigINT}, "deliver SIGINT", stopping},
-			{90, signalled{sigINT}, "deliver SIGKILL", killing},
-			{91, died(0, sigKILL), "", killing},
-			{92, died(1, sigKILL), "sweep SIGKILL", sweeping},
-			{92, strays{0}, "finish []", done},
+			{90, signalled{sigINT}, "", stopping},
+			{600, signalled{sigINT}, "deliver SIGKILL", killing},
+			{601, died(0, sigKILL), "", killing},
+			{602, died(1, sigKILL), "sweep SIGKILL", sweeping},
+			{602, strays{0}, "finish []", done},
 		}, "0* 1*"},
 		{"a second SIGTERM is passed on, and prolongs nothing", 1, []line{
 			{0, signalled{sigTERM}, "deliver SIGTERM", stopping},
@@ -95,9 +96,9 @@ func TestMachineScripts(t *testing.T) {
 		{"the first SIGINT during a failure is not yet a hurry", 2, []line{
 			{0, code(0, 1), "tell 0", failing},
 			{500, signalled{sigINT}, "deliver SIGINT", stopping},
-			{600, signalled{sigINT}, "deliver SIGKILL", killing},
-			{601, died(1, sigKILL), "sweep SIGKILL", sweeping},
-			{601, strays{0}, "finish []", done},
+			{1000, signalled{sigINT}, "deliver SIGKILL", killing},
+			{1001, died(1, sigKILL), "sweep SIGKILL", sweeping},
+			{1001, strays{0}, "finish []", done},
 		}, "0 1*"},
 		{"a cancelled context and the SIGINT that cancelled it", 1, []line{
 			{0, cancelled{}, "deliver SIGTERM", stopping},
@@ -134,10 +135,10 @@ func TestMachineScripts(t *testing.T) {
 		}, ""},
 		{"a worker that SIGKILL does not end", 2, []line{
 			{0, signalled{sigINT}, "deliver SIGINT", stopping},
-			{1, signalled{sigINT}, "deliver SIGKILL", killing},
-			{2, died(0, sigKILL), "", killing},
-			{5001, ticked{}, "finish [1]", done},
-			{5002, died(1, sigKILL), "", done},
+			{500, signalled{sigINT}, "deliver SIGKILL", killing},
+			{501, died(0, sigKILL), "", killing},
+			{5500, ticked{}, "finish [1]", done},
+			{5501, died(1, sigKILL), "", done},
 		}, "0*"},
 		{"the third rank cannot be started", 4, []line{
 			{0, startFailed{2}, "deliver SIGKILL", killing},

@@ -117,6 +117,9 @@ func (e *Error) Report(w io.Writer) {
 	}
 	for i := range stopped {
 		f := &stopped[i]
+		if f.Signal == 0 && f.Code == 1 && e.Signal != 0 {
+			continue // it ended by itself, as it was asked to
+		}
 		fmt.Fprintf(&b, "  stopped: rank %d (pid %d) %s\n", f.Rank, f.PID, f.how())
 	}
 	if len(e.Unkillable)+e.NumStrays > 0 {

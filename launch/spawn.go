@@ -4,6 +4,7 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // spawnCalls counts the calls of Spawn in this process. It is a fact about the
@@ -129,6 +131,11 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 	}()
 	defer func() {
 		if v := recover(); v != nil {
+			var misuse *tensor.Error
+			if err, ok := v.(error); ok && errors.As(err, &misuse) { // says where by itself
+				fmt.Fprintf(os.Stderr, "rank %s: %v\n", envvar.Rank.Get("?"), misuse)
+				os.Exit(1)
+			}
 			// The message comes last: the job's report shows the last lines.
 			fmt.Fprintf(os.Stderr, "%s\nrank %s panicked: %v\n", debug.Stack(), envvar.Rank.Get("?"), v)
 			os.Exit(2)

@@ -4,6 +4,9 @@ package tensor
 
 import (
 	"fmt"
+	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 )
 
@@ -15,6 +18,7 @@ type Error struct {
 	DTypes []DType  // of the operands, in order
 	Names  []string // of the operands that have one (parameters)
 	Msg    string   // what does not fit, and what would
+	Where  string   // the line outside this package that asked for it: "file.go:12"
 }
 
 func (e *Error) Error() string {
@@ -29,12 +33,36 @@ func (e *Error) Error() string {
 		}
 		fmt.Fprintf(&b, "%v%v", e.DTypes[i], s)
 	}
-	return b.String() + "): " + e.Msg
+	b.WriteString("): " + e.Msg)
+	if e.Where != "" {
+		b.WriteString(" (at " + e.Where + ")")
+	}
+	return b.String()
 }
+
+// caller returns the line that called into this package and the layers of
+// package nn, which is where the mistake is.
+func caller() string {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)])
+	for {
+		f, more := frames.Next()
+		name := f.Function
+		if f.File != "" && !strings.HasPrefix(name, ownPath+"tensor.") && !strings.HasPrefix(name, ownPath+"nn.") &&
+			!strings.HasPrefix(name, ownPath+"internal/") && !strings.HasPrefix(name, "runtime.") {
+			return filepath.Base(filepath.Dir(f.File)) + "/" + filepath.Base(f.File) + ":" + strconv.Itoa(f.Line)
+		}
+		if !more {
+			return ""
+		}
+	}
+}
+
+const ownPath = "github.com/cohort-ml/cohort/"
 
 // fail panics with an Error about op and its operands.
 func fail(op string, operands []*Tensor, format string, args ...any) {
-	e := &Error{Op: op, Msg: fmt.Sprintf(format, args...)}
+	e := &Error{Op: op, Msg: fmt.Sprintf(format, args...), Where: caller()}
 	for _, t := range operands {
 		if t == nil {
 			continue

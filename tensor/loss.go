@@ -58,6 +58,16 @@ func CrossEntropy(logits, targets *Tensor) *Tensor {
 	})
 }
 
+// MSE returns the mean of the squared differences of two tensors of one shape:
+// nothing is broadcast, for that is where regressions go wrong unseen.
+func MSE(x, target *Tensor) *Tensor {
+	if !slices.Equal(x.shape, target.shape) {
+		fail("mse", []*Tensor{x, target}, "the shapes must be equal")
+	}
+	d := x.Sub(target)
+	return d.Mul(d).Mean()
+}
+
 func crossEntropyDefinition(logits, targets *Tensor, numValid int) *Tensor {
 	shifted := logits.Sub(logits.maxKeep())
 	logSoftmax := shifted.Sub(shifted.Exp().SumKeep(-1).Log())

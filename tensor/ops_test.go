@@ -70,6 +70,7 @@ func opCases() []opCase {
 		}, false},
 		{"softmax", [][]int{{3, 5}}, func(in []*Tensor) *Tensor { return in[0].Softmax() }, false},
 		{"cross entropy", [][]int{{4, 5}}, func(in []*Tensor) *Tensor { return CrossEntropy(in[0], targets) }, false},
+		{"mse", [][]int{{3, 2}, {3, 2}}, func(in []*Tensor) *Tensor { return MSE(in[0], in[1]) }, false},
 		{"embedding", [][]int{{4, 3}}, func(in []*Tensor) *Tensor { return Embedding(in[0], ids) }, false},
 		{"attention", [][]int{{2, 3, 2, 4}, {2, 5, 2, 4}, {2, 5, 2, 4}}, func(in []*Tensor) *Tensor { return Attention(in[0], in[1], in[2], false) }, false},
 		{"attention causal", [][]int{{1, 3, 2, 4}, {1, 4, 2, 4}, {1, 4, 2, 4}}, func(in []*Tensor) *Tensor { return Attention(in[0], in[1], in[2], true) }, false},

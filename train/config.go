@@ -41,7 +41,7 @@ type LMConfig struct {
 	Keep       int `json:"keep"` // checkpoints that stay
 
 	SampleTokens int    `json:"sample_tokens"` // of text printed at the end
-	Prompt       string `json:"prompt"`        // that the text goes on from
+	Prompt       string `json:"prompt"`        // that the text goes on from; "" for one that suits the data
 }
 
 // DefaultLM is the recipe for about three minutes on two cores.
@@ -51,7 +51,7 @@ func DefaultLM() LMConfig {
 		Vocab: 1024, Context: 128, Width: 96, Heads: 3, Layers: 4,
 		LR: 6e-3, WeightDecay: 0.1, Beta2: 0.95, Clip: 1, Warmup: 0.05, LRFloor: 0.02,
 		EvalEvery: 1000, EvalTokens: 1 << 16, SaveEvery: 1000, Keep: 2,
-		SampleTokens: 200, Prompt: "// Package",
+		SampleTokens: 200,
 	}
 }
 

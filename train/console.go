@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 )
 
@@ -22,6 +23,7 @@ type Console struct {
 	begun       time.Time
 	lastLine    time.Time
 	bitsPerByte float64
+	gzip        float64 // bits per byte, the figure to beat
 	loss        float64 // smoothed
 	open        bool    // the live line is on the screen
 }
@@ -32,6 +34,10 @@ const (
 	plainInterval = 5 * time.Second
 	liveInterval  = 100 * time.Millisecond
 )
+
+// warmUpSteps is how many steps it takes until their speed tells how long the
+// rest will take.
+const warmUpSteps = 2
 
 // NewConsole returns a reporter that writes to w, a terminal or not. command is
 // how the user calls cohort, for the hint at the end.
@@ -46,7 +52,8 @@ func (c *Console) Start(s Start) {
 	fmt.Fprintf(c.w, "data    %s: %.1f MB to train on, %.1f MB to validate\n", s.Data, float64(s.TrainBytes)/1e6, float64(s.ValidationBytes)/1e6)
 	fmt.Fprintf(c.w, "ranks   %d of %d %s, transport %s\n", s.Ranks, s.Threads, plural(s.Threads, "thread"), s.Transport)
 	if s.GzipBitsPerByte > 0 {
-		fmt.Fprintf(c.w, "gzip -9 needs %.3f bits per byte for the validation text\n", s.GzipBitsPerByte)
+		c.gzip = s.GzipBitsPerByte
+		fmt.Fprintf(c.w, "goal    fewer bits per byte of validation text than gzip -9: %.3f\n", s.GzipBitsPerByte)
 	}
 	if s.Resumed != "" {
 		fmt.Fprintf(c.w, "resumed at step %d from %s\n", s.FirstStep, s.Resumed)
@@ -89,7 +96,10 @@ func (c *Console) line(s Step, now time.Time) {
 	if c.bitsPerByte > 0 {
 		text += fmt.Sprintf("  validation %.3f bits/byte", c.bitsPerByte)
 	}
-	text += fmt.Sprintf("  %s tokens/s  %s left", thousands(rate), left.Round(time.Second))
+	text += fmt.Sprintf("  %s tokens/s", thousands(rate))
+	if done > warmUpSteps {
+		text += fmt.Sprintf("  %s left", left.Round(time.Second))
+	}
 	if c.terminal {
 		fmt.Fprintf(c.w, "\r\x1b[K%s", text)
 		c.open = true
@@ -123,11 +133,18 @@ func (c *Console) Finish(f Finish) {
 		c.println("\nthe model writes:\n\n%s\n", f.Sample)
 	}
 	if f.BitsPerByte > 0 {
-		c.println("validation  %.3f bits per byte after %d steps", f.BitsPerByte, f.Steps)
+		beside := ""
+		if c.gzip > 0 {
+			beside = fmt.Sprintf(" (gzip -9: %.3f)", c.gzip)
+		}
+		c.println("validation  %.3f bits per byte%s after %d steps, %s", f.BitsPerByte, beside, f.Steps, c.now().Sub(c.begun).Round(time.Second))
 	}
 	c.println("checkpoint  %s", f.Checkpoint)
-	c.println("go on with  %s generate --from %s --prompt 'func main() {'", c.command, f.Out)
+	c.println("go on with  %s generate --from %s --prompt %s", c.command, f.Out, quoted(f.Prompt))
 }
+
+// quoted returns a shell's word.
+func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // println writes a line, below the live one if there is one.
 func (c *Console) println(format string, args ...any) {

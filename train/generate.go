@@ -87,6 +87,9 @@ func draw(logits []float32, o GenerateOptions, g *tensor.Generator) int64 {
 
 // sample returns what the model makes of the recipe's prompt.
 func (r *lmRun) sample(ctx context.Context) (string, error) {
+	if r.cfg.SampleTokens == 0 {
+		return "", nil
+	}
 	text := []byte(r.cfg.Prompt)
 	o := GenerateOptions{NumTokens: r.cfg.SampleTokens, Temperature: 0.8, TopK: 50, Seed: r.cfg.Seed}
 	err := Generate(ctx, r.model, r.tokenizer, r.cfg.Prompt, o, func(piece []byte) error {

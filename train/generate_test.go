@@ -59,7 +59,7 @@ func TestGenerate(t *testing.T) {
 	}
 	// The sample at the end of the run, from the same settings.
 	o := GenerateOptions{NumTokens: c.SampleTokens, Temperature: 0.8, TopK: 50, Seed: c.Seed}
-	if got := c.Prompt + text(c.Prompt, o); got != l.finish.Sample {
+	if got := l.finish.Prompt + text(l.finish.Prompt, o); got != l.finish.Sample || l.finish.Prompt == "" {
 		t.Errorf("%q, the run had printed %q", got, l.finish.Sample)
 	}
 	o.Seed++

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
+	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
@@ -126,7 +128,23 @@ func (r *lmRun) openData(ctx context.Context, saved *savedRun) (err error) {
 	if err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
-	return nil
+	if r.cfg.Prompt == "" {
+		r.cfg.Prompt, err = promptFor(r.cfg.Data, r.corpus.Validation)
+	}
+	return err
+}
+
+// promptFor returns how a text of this kind begins.
+func promptFor(source string, text *data.Text) (string, error) {
+	if source == "" {
+		return "// Package", nil
+	}
+	start := make([]byte, min(text.Size(), 24))
+	if _, err := text.ReadAt(start, 0); err != nil && !errors.Is(err, io.EOF) {
+		return "", fmt.Errorf("train lm: %w", err)
+	}
+	line, _, _ := strings.Cut(strings.TrimLeft(strings.ToValidUTF8(string(start), ""), " \t\r\n"), "\n")
+	return line, nil
 }
 
 // buildModel makes the model and the optimizer, takes over what was saved, and
@@ -217,7 +235,7 @@ func (r *lmRun) finish(ctx context.Context) error {
 			return err
 		}
 		r.report.Finish(Finish{
-			Steps: r.step, BitsPerByte: r.bitsPerByte, Sample: text, Checkpoint: checkpoint.Path(r.cfg.Out, r.step), Out: r.cfg.Out,
+			Steps: r.step, BitsPerByte: r.bitsPerByte, Prompt: r.cfg.Prompt, Sample: text, Checkpoint: checkpoint.Path(r.cfg.Out, r.step), Out: r.cfg.Out,
 		})
 	}
 	// Nobody leaves before rank 0 has finished, which others would take for a failure.

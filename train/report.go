@@ -60,7 +60,8 @@ type Saved struct {
 type Finish struct {
 	Steps       int
 	BitsPerByte float64
-	Sample      string
+	Prompt      string // that the sample goes on from
+	Sample      string // "" for none
 	Checkpoint  string
 	Out         string
 }

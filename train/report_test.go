@@ -34,7 +34,7 @@ func drive(r Reporter, c *clock) {
 		}
 	}
 	r.Saved(Saved{Step: 14, Path: "out/step-00000014"})
-	r.Finish(Finish{Steps: 14, BitsPerByte: 2.125, Sample: "func main() {}\nvar x", Checkpoint: "out/step-00000014", Out: "out"})
+	r.Finish(Finish{Steps: 14, BitsPerByte: 2.125, Prompt: "func main() {", Sample: "func main() {}\nvar x", Checkpoint: "out/step-00000014", Out: "out"})
 }
 
 func TestConsoleWithoutTerminal(t *testing.T) {
@@ -46,9 +46,9 @@ func TestConsoleWithoutTerminal(t *testing.T) {
 	want := `model   GPT, small: 1.23 M parameters
 data    text.txt: 9.5 MB to train on, 0.5 MB to validate
 ranks   2 of 1 thread, transport shm
-gzip -9 needs 2.500 bits per byte for the validation text
+goal    fewer bits per byte of validation text than gzip -9: 2.500
 resumed at step 10 from out/step-00000010
-step 11/14  loss 3.900  2000 tokens/s  6s left
+step 11/14  loss 3.900  2000 tokens/s
 step 13: validation 2.125 bits per byte
 note: something odd
 step 14/14  loss 3.844  validation 2.125 bits/byte  2000 tokens/s  0s left
@@ -59,7 +59,7 @@ the model writes:
 func main() {}
 var x
 
-validation  2.125 bits per byte after 14 steps
+validation  2.125 bits per byte (gzip -9: 2.500) after 14 steps, 8s
 checkpoint  out/step-00000014
 go on with  cohort generate --from out --prompt 'func main() {'
 `
