@@ -131,7 +131,16 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 		view := b.flat.Narrow(0, offset, n).Reshape(p.Data().Shape()...)
 		view.SetName(p.Name() + ".grad")
 		p.SetGradBuffer(view)
-		p.OnGradReady(d.gradReady)
+		var remove func()
+		remove = p.OnGradReady(func(ctx context.Context, p *nn.Parameter) error {
+			if buf, _ := p.GradBuffer(); buf != view {
+				// A later NewDDP has taken the model over: begin no collectives
+				// of this one, and let its buckets go.
+				remove()
+				return nil
+			}
+			return d.gradReady(ctx, p)
+		})
 		b.views = append(b.views, view)
 		d.bucketOf[p] = b
 		offset += n

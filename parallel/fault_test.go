@@ -99,6 +99,23 @@ func TestNoStepAfterAFailedOne(t *testing.T) {
 		if _, err := backward(ctx, ddp, ids, targets); err == nil || !strings.Contains(err.Error(), "earlier backward pass") {
 			return fmt.Errorf("the next pass gives %v", err)
 		}
+		missing := func() (n int) {
+			for _, b := range ddp.buckets {
+				n += b.missing
+			}
+			return n
+		}
+		left := missing()
+		next, err := NewDDP(ctx, m, g, small)
+		if err != nil {
+			return err
+		}
+		if _, err := backward(ctx, next, ids, targets); err != nil {
+			return fmt.Errorf("a new DDP of the model: %w", err)
+		}
+		if left == 0 || missing() != left {
+			return fmt.Errorf("the old DDP waited for %d gradients before the new one's pass, for %d after it", left, missing())
+		}
 		return nil
 	})
 	if err != nil {
