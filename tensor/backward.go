@@ -122,13 +122,14 @@ func (b *backprop) run(root int, stop func(node int, g *Tensor) bool) (err error
 	for i := root; i > 0; i-- {
 		n := &tp.nodes[i]
 		g := b.grads[i]
-		if g != nil || n.written {
-			if err := context.Cause(b.ctx); err != nil {
-				return fmt.Errorf("backward ended at %s: %w", n.op, err)
-			}
-			if err := b.visit(i, g, stop); err != nil {
-				return err
-			}
+		if g == nil && !n.written {
+			continue // another loss may depend on it
+		}
+		if err := context.Cause(b.ctx); err != nil {
+			return fmt.Errorf("backward ended at %s: %w", n.op, err)
+		}
+		if err := b.visit(i, g, stop); err != nil {
+			return err
 		}
 		if !b.retain {
 			b.consume(i, i == root)

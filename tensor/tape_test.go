@@ -96,6 +96,26 @@ func TestSecondBackwardNeedsRetainGraph(t *testing.T) {
 	}
 }
 
+// TestTwoLossesUnderOneTape: a pass consumes what its loss was computed from,
+// not what merely came before.
+func TestTwoLossesUnderOneTape(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	first, second := &collector{shape: []int{2}}, &collector{shape: []int{2}}
+	lossOf := func(c *collector) *Tensor { x := tp.Watch(Full(3, 2), c); return x.Mul(x).Sum() }
+	a, b := lossOf(first), lossOf(second)
+	for _, loss := range []*Tensor{b, a} {
+		if err := loss.Backward(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []*collector{first, second} {
+		if got := c.grad.Float32s(); !slices.Equal(got, []float32{6, 6}) {
+			t.Errorf("gradient %v, want [6 6]", got)
+		}
+	}
+}
+
 func TestTwoTapesDoNotMix(t *testing.T) {
 	a, b := NewTape(true), NewTape(true)
 	defer a.Close()
