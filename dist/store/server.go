@@ -47,13 +47,6 @@ func (s *Server) Close() error {
 	return nil
 }
 
-// NumClients returns how many clients are connected.
-func (s *Server) NumClients() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.conns)
-}
-
 // enter counts a connection in, unless the server is closed.
 func (s *Server) enter(c *transport.Conn) bool {
 	s.mu.Lock()

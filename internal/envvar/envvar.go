@@ -15,7 +15,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 )
 
 // Var is the name of an environment variable.
@@ -59,7 +58,6 @@ const (
 	NumThreads Var = "COHORT_NUM_THREADS"
 	Interface  Var = "COHORT_INTERFACE"
 	Transport  Var = "COHORT_TRANSPORT"
-	Debug      Var = "COHORT_DEBUG"
 )
 
 // declaration is what is known of a variable besides its name.
@@ -99,7 +97,6 @@ func declarations() []declaration {
 		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
 		{Interface, "network interface or local IP address that peers are told to connect to", false},
 		{Transport, "links between ranks of one node: auto, shm or tcp", false},
-		{Debug, "what to report while running, a comma-separated list", false},
 	}
 }
 
@@ -191,35 +188,6 @@ func (v Var) IntOr(fallback, lo, hi int) (int, error) {
 		return fallback, nil
 	}
 	return v.Int(lo, hi)
-}
-
-// BoolOr returns the value as a boolean: 1, true, yes, on or 0, false, no,
-// off in any case.
-func (v Var) BoolOr(fallback bool) (bool, error) {
-	value, ok := v.Lookup()
-	if !ok {
-		return fallback, nil
-	}
-	switch strings.ToLower(value) {
-	case "1", "true", "yes", "on":
-		return true, nil
-	case "0", "false", "no", "off":
-		return false, nil
-	}
-	return false, &Error{Var: v, Value: clip(value), Want: "true or false"}
-}
-
-// DurationOr returns the value as a duration such as 30s or 1m30s, at least lo.
-func (v Var) DurationOr(fallback, lo time.Duration) (time.Duration, error) {
-	value, ok := v.Lookup()
-	if !ok {
-		return fallback, nil
-	}
-	d, err := time.ParseDuration(value)
-	if err != nil || d < lo {
-		return 0, &Error{Var: v, Value: clip(value), Want: fmt.Sprintf("a duration such as 30s, at least %v", lo)}
-	}
-	return d, nil
 }
 
 // OneOf returns the value, which must be among choices; the first of them

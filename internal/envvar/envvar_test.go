@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 // Every constant of type Var is in the list, once, with its meaning.
@@ -96,16 +95,6 @@ func TestParsing(t *testing.T) {
 	}
 	check("", func() (any, error) { return v.IntOr(5, 0, 10) }, 5)
 	check("11", func() (any, error) { return v.IntOr(5, 0, 10) }, nil)
-	boolean := func() (any, error) { return v.BoolOr(true) }
-	check("", boolean, true)
-	check("False", boolean, false)
-	check("on", boolean, true)
-	check("2", boolean, nil)
-	duration := func() (any, error) { return v.DurationOr(time.Minute, time.Second) }
-	check("", duration, time.Minute)
-	check("1m30s", duration, 90*time.Second)
-	check("30", duration, nil)
-	check("1ms", duration, nil)
 	choice := func() (any, error) { return v.OneOf("auto", "tcp") }
 	check("", choice, "auto")
 	check("tcp", choice, "tcp")

@@ -89,14 +89,6 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interv
 // interfaces its host is "::" or "0.0.0.0": peers need one from ReachableHost.
 func (p *Port) Addr() string { return p.addr }
 
-// TCPPort returns the port's number, 0 for a unix socket.
-func (p *Port) TCPPort() int {
-	if a, ok := p.ln.Addr().(*net.TCPAddr); ok {
-		return a.Port
-	}
-	return 0
-}
-
 // Handle offers a protocol: handler is called for each connection that asks
 // for it, in a goroutine of its own, and owns the Conn. A nil handler
 // withdraws the offer. A malformed name panics.
