@@ -68,10 +68,17 @@ func newAgent(cfg Config, j job, prog *program) *agent {
 	}
 }
 
-// newJob makes what the ranks share. A token or node id that the user has set
-// holds.
+// newJob makes what the ranks share. A token, in whichever of its variables, or
+// node id that the user has set holds.
 func newJob(cfg *Config) (job, error) {
 	j := job{id: randomHex(8), token: valueOf(cfg.Env, envvar.Token), nodeID: valueOf(cfg.Env, envvar.NodeID)}
+	if path := valueOf(cfg.Env, envvar.TokenFile); j.token == "" && path != "" {
+		token, err := transport.ReadTokenFile(path)
+		if err != nil {
+			return j, badConfig("Env", "%s: %w", envvar.TokenFile, err)
+		}
+		j.token = token.Text()
+	}
 	if j.token == "" {
 		j.token = transport.NewToken().Text()
 	} else if _, err := transport.ParseToken(j.token); err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -92,6 +93,20 @@ func TestRunKeepsGivenValues(t *testing.T) {
 		if env[k] != v {
 			t.Errorf("%s=%q, want %q", k, env[k], v)
 		}
+	}
+
+	path := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var second output
+	cfg.Stdout = &second
+	cfg.Env = append(cfg.Env, "COHORT_TOKEN=", "COHORT_TOKEN_FILE="+path)
+	if err := Run(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	if got := envOf(second.String(), "[rank0] ")["COHORT_TOKEN"]; got != token {
+		t.Errorf("the token is %q, its file has %q", got, token)
 	}
 }
 
@@ -305,6 +320,7 @@ func TestConfigErrors(t *testing.T) {
 		{func(c *Config) { c.MasterAddr = "192.0.2.1" }, "MasterAddr", "not an address of this machine"},
 		{func(c *Config) { c.Dir = "/no/such" }, "Dir", "/no/such"},
 		{func(c *Config) { c.Env = append(c.Env, "COHORT_TOKEN=short") }, "Env", "COHORT_TOKEN"},
+		{func(c *Config) { c.Env = append(c.Env, "COHORT_TOKEN=", "COHORT_TOKEN_FILE=/no/such") }, "Env", "COHORT_TOKEN_FILE: open /no/such"},
 	}
 	for _, tt := range tests {
 		cfg := self(t, 1, "exit:none")
