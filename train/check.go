@@ -25,6 +25,9 @@ func CheckLM(ctx context.Context, cfg LMConfig, explicit map[string]bool) error 
 	if _, err := r.findCheckpoint(ctx, explicit); err != nil {
 		return err
 	}
+	if explicit["data"] && cfg.Data == "" {
+		return errors.New("train lm: --data is empty: name a file or directory, or leave the flag out for the Go standard library's source")
+	}
 	if r.cfg.Data != "" {
 		if _, err := data.OpenCorpus(ctx, r.cfg.Data); err != nil {
 			return fmt.Errorf("train lm: %w", err)

@@ -263,6 +263,7 @@ func TestBadInput(t *testing.T) {
 		want []string
 	}{
 		{"missing data", nil, tiny(filepath.Join(dir, "no"), out), 2, []string{filepath.Join(dir, "no") + " is missing", "--data"}},
+		{"empty path", nil, tiny("", out), 2, []string{"--data is empty", "leave the flag out"}},
 		{"empty directory", nil, tiny(empty, out), 2, []string{empty + " is empty", "--data"}},
 		{"another model", nil, tiny(text, other, "--width", "64", "--seed", "3"), 2, []string{"--width is 64, the checkpoint's 32", "--seed is 3", other}},
 		{"out is a file", nil, tiny(text, text), 2, []string{text, "not a directory", "--out"}},
