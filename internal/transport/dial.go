@@ -79,7 +79,10 @@ func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
 				final = true
 			}
 		}
-		if ctx.Err() == nil {
+		if by, _ := ctx.Deadline(); !time.Now().Before(by) {
+			<-ctx.Done() // its timer is about to fire; the socket's was first
+		}
+		if ctx.Err() == nil { // else the deadline speaks, not the peer
 			last = plain(err)
 			if final || rejections > maxRejections || op == "dial" && !worthRetrying(err, time.Since(began)) {
 				return fail(op, last)
