@@ -523,3 +523,24 @@ func FuzzProgress(f *testing.F) {
 		}
 	})
 }
+
+func TestClaim(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	release, err := Claim(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var busy *BusyError
+	if _, err := Claim(dir); !errors.As(err, &busy) || !busy.Run {
+		t.Errorf("a second run in a claimed directory got %v, want a *BusyError about a run", err)
+	}
+	if err := Save(t.Context(), dir, 1, func(w *Writer) error { return w.WriteFile("a", []byte("b")) }, 0); err != nil {
+		t.Errorf("a run cannot save in its own directory: %v", err)
+	}
+	release()
+	again, err := Claim(dir)
+	if err != nil {
+		t.Fatalf("after the release: %v", err)
+	}
+	again()
+}

@@ -41,10 +41,16 @@ func (e *SaveError) Error() string {
 
 func (e *SaveError) Unwrap() error { return e.Err }
 
-// BusyError says that somebody else is saving in the directory.
-type BusyError struct{ Dir string }
+// BusyError says that somebody else is at work in the directory.
+type BusyError struct {
+	Dir string
+	Run bool // a whole run has claimed it; else one save is under way
+}
 
 func (e *BusyError) Error() string {
+	if e.Run {
+		return fmt.Sprintf("checkpoint: another run is under way in %s: wait for its end, or give each run a directory of its own", e.Dir)
+	}
 	return fmt.Sprintf("checkpoint: another save is under way in %s: give each run a directory of its own", e.Dir)
 }
 

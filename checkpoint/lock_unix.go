@@ -10,14 +10,10 @@ import (
 	"syscall"
 )
 
-// lockDir locks a directory for one save. The lock is the kernel's and goes
-// with the process, so a killed save leaves none behind. locked is false where
-// the file system has no locks.
-func lockDir(dir string) (unlock func(), locked bool, err error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, false, err
-	}
+// lockFile locks an open file or directory, which it closes in the end. The
+// lock is the kernel's and goes with the process, so one that is killed leaves
+// none behind. locked is false where the file system has no locks.
+func lockFile(f *os.File, busy error) (unlock func(), locked bool, err error) {
 	for {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if !errors.Is(err, syscall.EINTR) {
@@ -29,7 +25,7 @@ func lockDir(dir string) (unlock func(), locked bool, err error) {
 		return func() { f.Close() }, true, nil
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		f.Close()
-		return nil, false, &BusyError{Dir: dir}
+		return nil, false, busy
 	default:
 		f.Close()
 		return func() {}, false, nil

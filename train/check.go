@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 )
 
@@ -21,6 +22,13 @@ func CheckLM(ctx context.Context, cfg LMConfig, explicit map[string]bool) error 
 	r := &lmRun{cfg: cfg, report: Discard}
 	if err := cfg.Validate(); err != nil {
 		return err
+	}
+	if info, err := os.Stat(cfg.Out); err == nil && info.IsDir() {
+		release, err := checkpoint.Claim(cfg.Out)
+		if err != nil {
+			return fmt.Errorf("train lm: %w", err)
+		}
+		defer release()
 	}
 	if _, err := r.findCheckpoint(ctx, explicit); err != nil {
 		return err

@@ -77,9 +77,11 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[strin
 	}
 	defer r.loader.Close()
 	if group.Rank() == 0 {
-		if err := canWrite(r.cfg.Out); err != nil {
-			return err
+		release, err := checkpoint.Claim(r.cfg.Out)
+		if err != nil {
+			return fmt.Errorf("train lm: checkpoints cannot be saved in %s: %w", r.cfg.Out, err)
 		}
+		defer release()
 	}
 	if err := r.sameEverywhere(ctx); err != nil {
 		return err

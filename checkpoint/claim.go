@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package checkpoint
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+// runLock is the file in a run's directory that a running job holds a lock on.
+const runLock = "run.lock"
+
+// Claim makes a run's directory, which it creates if need be, that of this
+// process until release or the end of the process, however it comes. While
+// another process has it the error is a [BusyError]: two runs in one directory
+// would take each other's checkpoints for their own. On a file system without
+// locks nothing is kept apart.
+func Claim(dir string) (release func(), err error) {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, runLock), os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	release, _, err = lockFile(f, &BusyError{Dir: dir, Run: true})
+	return release, err
+}
+
+// lockDir locks a directory for one save.
+func lockDir(dir string) (unlock func(), locked bool, err error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, false, err
+	}
+	return lockFile(f, &BusyError{Dir: dir})
+}
