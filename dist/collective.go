@@ -6,23 +6,23 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 // Each function here makes the request of one operation from its arguments,
 // which it checks: an error has sent nothing.
 
-func (g *Group) allReduce(ctx context.Context, d backend.Data, op ReduceOp) (request, error) {
-	c := backend.Call{Op: backend.OpAllReduce, Reduce: op, DType: d.DType, Count: d.NumElems}
+func (g *Group) allReduce(ctx context.Context, d collective.Data, op ReduceOp) (request, error) {
+	c := collective.Call{Op: collective.OpAllReduce, Reduce: op, DType: d.DType, Count: d.NumElems}
 	err := d.Check()
 	if err == nil {
-		_, err = backend.ReducerFor(op, d.DType)
+		_, err = collective.ReducerFor(op, d.DType)
 	}
 	return g.request(ctx, c, d, d, err)
 }
 
-func (g *Group) broadcast(ctx context.Context, d backend.Data, src int) (request, error) {
-	c := backend.Call{Op: backend.OpBroadcast, DType: d.DType, Count: d.NumElems, Root: src}
+func (g *Group) broadcast(ctx context.Context, d collective.Data, src int) (request, error) {
+	c := collective.Call{Op: collective.OpBroadcast, DType: d.DType, Count: d.NumElems, Root: src}
 	err := d.Check()
 	if err == nil {
 		err = g.checkRank("the source", src)
@@ -30,8 +30,8 @@ func (g *Group) broadcast(ctx context.Context, d backend.Data, src int) (request
 	return g.request(ctx, c, d, d, err)
 }
 
-func (g *Group) allGather(ctx context.Context, dst, src backend.Data) (request, error) {
-	c := backend.Call{Op: backend.OpAllGather, DType: src.DType, Count: src.NumElems}
+func (g *Group) allGather(ctx context.Context, dst, src collective.Data) (request, error) {
+	c := collective.Call{Op: collective.OpAllGather, DType: src.DType, Count: src.NumElems}
 	err := src.Check()
 	if err == nil {
 		err = dst.Check()
@@ -48,19 +48,19 @@ func (g *Group) allGather(ctx context.Context, dst, src backend.Data) (request, 
 }
 
 func (g *Group) barrier(ctx context.Context) (request, error) {
-	return g.request(ctx, backend.Call{Op: backend.OpBarrier}, backend.Data{}, backend.Data{}, nil)
+	return g.request(ctx, collective.Call{Op: collective.OpBarrier}, collective.Data{}, collective.Data{}, nil)
 }
 
-func (g *Group) send(ctx context.Context, d backend.Data, dst int) (request, error) {
-	return g.message(ctx, backend.OpSend, "the destination", d, dst)
+func (g *Group) send(ctx context.Context, d collective.Data, dst int) (request, error) {
+	return g.message(ctx, collective.OpSend, "the destination", d, dst)
 }
 
-func (g *Group) recv(ctx context.Context, d backend.Data, src int) (request, error) {
-	return g.message(ctx, backend.OpRecv, "the source", d, src)
+func (g *Group) recv(ctx context.Context, d collective.Data, src int) (request, error) {
+	return g.message(ctx, collective.OpRecv, "the source", d, src)
 }
 
-func (g *Group) message(ctx context.Context, op backend.Op, what string, d backend.Data, peer int) (request, error) {
-	c := backend.Call{Op: op, DType: d.DType, Count: d.NumElems, Root: peer}
+func (g *Group) message(ctx context.Context, op collective.Op, what string, d collective.Data, peer int) (request, error) {
+	c := collective.Call{Op: op, DType: d.DType, Count: d.NumElems, Root: peer}
 	err := d.Check()
 	if err == nil {
 		err = g.checkRank(what, peer)
@@ -78,7 +78,7 @@ func (g *Group) checkRank(what string, rank int) error {
 	return nil
 }
 
-func (g *Group) request(ctx context.Context, c backend.Call, in, out backend.Data, err error) (request, error) {
+func (g *Group) request(ctx context.Context, c collective.Call, in, out collective.Data, err error) (request, error) {
 	if err != nil {
 		return request{}, fmt.Errorf("dist: %v of group %q on rank %d: %w", c.Op, g.name, g.rank, err)
 	}

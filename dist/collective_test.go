@@ -14,7 +14,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -102,35 +102,35 @@ var worldSizes = []int{1, 2, 3, 4, 5, 8}
 // one round of slots, several, more than there are slots.
 var numElems = []int{0, 1, 3, 64, 1000, 4097, 70_001, 300_003}
 
-var dtypes = []backend.DType{backend.Float32, backend.Int64}
+var dtypes = []collective.DType{collective.Float32, collective.Int64}
 
 // private returns data outside slabs; alignment is that of an element only.
-func private(d backend.DType, n int) backend.Data {
+func private(d collective.DType, n int) collective.Data {
 	words := make([]uint64, n*d.Size()/8+2)
 	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), len(words)*8)
-	return backend.Data{Buffer: mem.Buffer{Data: b[d.Size() : (n+1)*d.Size()]}, DType: d, NumElems: n}
+	return collective.Data{Buffer: mem.Buffer{Data: b[d.Size() : (n+1)*d.Size()]}, DType: d, NumElems: n}
 }
 
 // value is what rank r has in element i: sums of a few are exact in float32.
 func value(r, i int) int64 { return int64((i*7+r*31)%201 - 100) }
 
-func set(d backend.Data, i int, v int64) {
+func set(d collective.Data, i int, v int64) {
 	switch d.DType {
-	case backend.Float32:
+	case collective.Float32:
 		*(*float32)(unsafe.Pointer(&d.Bytes()[i*4])) = float32(v)
-	case backend.Int64:
+	case collective.Int64:
 		*(*int64)(unsafe.Pointer(&d.Bytes()[i*8])) = v
 	}
 }
 
-func get(d backend.Data, i int) int64 {
-	if d.DType == backend.Float32 {
+func get(d collective.Data, i int) int64 {
+	if d.DType == collective.Float32 {
 		return int64(*(*float32)(unsafe.Pointer(&d.Bytes()[i*4])))
 	}
 	return *(*int64)(unsafe.Pointer(&d.Bytes()[i*8]))
 }
 
-func filled(d backend.DType, n, rank int) backend.Data {
+func filled(d collective.DType, n, rank int) collective.Data {
 	x := private(d, n)
 	for i := range n {
 		set(x, i, value(rank, i))
@@ -139,7 +139,7 @@ func filled(d backend.DType, n, rank int) backend.Data {
 }
 
 // check compares every element with want.
-func check(what string, d backend.Data, want func(i int) int64) error {
+func check(what string, d collective.Data, want func(i int) int64) error {
 	step := 1 + d.NumElems/10_000 // of large data a part, but its ends
 	for i := 0; i < d.NumElems; i = max(i+1, min(i+step, d.NumElems-1)) {
 		if got := get(d, i); got != want(i) {
@@ -251,7 +251,7 @@ func TestAsyncWorkKeepsItsOrder(t *testing.T) {
 		var jobs []job
 		for range 60 {
 			n := rng.IntN(20_000)
-			x := filled(backend.Float32, n, g.Rank())
+			x := filled(collective.Float32, n, g.Rank())
 			root := rng.IntN(g.Size())
 			switch rng.IntN(4) {
 			case 0:
@@ -294,11 +294,11 @@ func TestReductionIsInRankOrder(t *testing.T) {
 				if tr.name == "tcp" && count > 1000 {
 					continue // large data goes round the ring in another order
 				}
-				inputs := make([]backend.Data, n)
-				want := private(backend.Float32, count)
+				inputs := make([]collective.Data, n)
+				want := private(collective.Float32, count)
 				for r := range inputs {
 					rng := rand.New(rand.NewPCG(uint64(r), 1))
-					inputs[r] = private(backend.Float32, count)
+					inputs[r] = private(collective.Float32, count)
 					for i := range count {
 						v := float32(rng.NormFloat64())
 						*(*float32)(unsafe.Pointer(&inputs[r].Bytes()[i*4])) = v

@@ -2,39 +2,39 @@
 
 package dist
 
-import "github.com/cohort-ml/cohort/dist/internal/backend"
+import "github.com/cohort-ml/cohort/dist/internal/collective"
 
 // Errors of operations, to be found with [errors.As].
 type (
 	// RankError says that an operation cannot complete because of another
 	// rank: it died, left, or gave up.
-	RankError = backend.RankError
+	RankError = collective.RankError
 	// MismatchError says that two ranks called different things.
-	MismatchError = backend.MismatchError
+	MismatchError = collective.MismatchError
 	// TimeoutError says that an operation did not complete in time, and
 	// which ranks it was waiting for.
-	TimeoutError = backend.TimeoutError
+	TimeoutError = collective.TimeoutError
 	// Member is a rank as errors name it.
-	Member = backend.Member
+	Member = collective.Member
 )
 
 // Causes, to be found with [errors.Is].
 var (
 	// ErrClosed is the cause of calls on a group that this rank has closed.
-	ErrClosed = backend.ErrClosed
+	ErrClosed = collective.ErrClosed
 	// ErrLeft is the cause when another rank has closed the group.
-	ErrLeft = backend.ErrLeft
+	ErrLeft = collective.ErrLeft
 	// ErrDied is the cause when another rank's process has ended.
-	ErrDied = backend.ErrDied
+	ErrDied = collective.ErrDied
 )
 
 // ReduceOp is how an all-reduce makes one element of the ranks' elements.
-type ReduceOp = backend.ReduceOp
+type ReduceOp = collective.ReduceOp
 
 // The reductions.
 const (
-	Sum     = backend.Sum
-	Product = backend.Product
-	Min     = backend.Min
-	Max     = backend.Max
+	Sum     = collective.Sum
+	Product = collective.Product
+	Min     = collective.Min
+	Max     = collective.Max
 )

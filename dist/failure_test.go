@@ -15,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -53,12 +53,12 @@ func failing(t *testing.T, n int, main func(ctx context.Context, g *Group) error
 
 func TestMismatch(t *testing.T) {
 	type call func(ctx context.Context, g *Group) (request, error)
-	reduce := func(dt backend.DType, n int, op ReduceOp) call {
+	reduce := func(dt collective.DType, n int, op ReduceOp) call {
 		return func(ctx context.Context, g *Group) (request, error) { return g.allReduce(ctx, private(dt, n), op) }
 	}
 	broadcast := func(root int) call {
 		return func(ctx context.Context, g *Group) (request, error) {
-			return g.broadcast(ctx, private(backend.Float32, 4), root)
+			return g.broadcast(ctx, private(collective.Float32, 4), root)
 		}
 	}
 	barrier := func(ctx context.Context, g *Group) (request, error) { return g.barrier(ctx) }
@@ -66,11 +66,11 @@ func TestMismatch(t *testing.T) {
 		name        string
 		most, other call
 	}{
-		{"count", reduce(backend.Float32, 4, Sum), reduce(backend.Float32, 5, Sum)},
-		{"large count", reduce(backend.Float32, 400_000, Sum), reduce(backend.Float32, 4, Sum)},
-		{"dtype", reduce(backend.Float32, 4, Sum), reduce(backend.Int64, 4, Sum)},
-		{"reduction", reduce(backend.Float32, 4, Sum), reduce(backend.Float32, 4, Max)},
-		{"operation", reduce(backend.Float32, 4, Sum), barrier},
+		{"count", reduce(collective.Float32, 4, Sum), reduce(collective.Float32, 5, Sum)},
+		{"large count", reduce(collective.Float32, 400_000, Sum), reduce(collective.Float32, 4, Sum)},
+		{"dtype", reduce(collective.Float32, 4, Sum), reduce(collective.Int64, 4, Sum)},
+		{"reduction", reduce(collective.Float32, 4, Sum), reduce(collective.Float32, 4, Max)},
+		{"operation", reduce(collective.Float32, 4, Sum), barrier},
 		{"root", broadcast(0), broadcast(2)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -106,7 +106,7 @@ func TestMismatch(t *testing.T) {
 
 func TestMismatchedMessage(t *testing.T) {
 	failing(t, 2, func(ctx context.Context, g *Group) error {
-		x := private(backend.Float32, 10)
+		x := private(collective.Float32, 10)
 		if g.Rank() == 0 {
 			if err := g.run(g.send(ctx, x, 1)); err != nil {
 				return err
@@ -133,7 +133,7 @@ func TestTimeoutNamesTheMissing(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		defer cancel()
-		return g.run(g.allReduce(ctx, private(backend.Float32, 100_000), Sum))
+		return g.run(g.allReduce(ctx, private(collective.Float32, 100_000), Sum))
 	}, func(errs []error) error {
 		timeouts := 0
 		for _, r := range []int{0, 2} {
@@ -167,7 +167,7 @@ func TestRankThatLeaves(t *testing.T) {
 	for name, call := range map[string]func(ctx context.Context, g *Group) error{
 		"collective": func(ctx context.Context, g *Group) error { return g.Barrier(ctx) },
 		"message": func(ctx context.Context, g *Group) error {
-			return g.run(g.recv(ctx, private(backend.Float32, 1), 1))
+			return g.run(g.recv(ctx, private(collective.Float32, 1), 1))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -192,11 +192,11 @@ func TestRankThatLeaves(t *testing.T) {
 // TestMessageOutlivesItsSender receives what a rank sent before it left.
 func TestMessageOutlivesItsSender(t *testing.T) {
 	onEveryTransport(t, []int{2}, func(ctx context.Context, g *Group) error {
-		x := filled(backend.Float32, 1000, 0)
+		x := filled(collective.Float32, 1000, 0)
 		if g.Rank() == 0 {
 			return g.run(g.send(ctx, x, 1))
 		}
-		y := private(backend.Float32, 1000)
+		y := private(collective.Float32, 1000)
 		time.Sleep(5 * time.Millisecond) // makes it likely, not certain, that rank 0 has left
 		if err := g.run(g.recv(ctx, y, 0)); err != nil {
 			return err
@@ -245,7 +245,7 @@ func TestLaterCallsFailAtOnce(t *testing.T) {
 		if err := g.Barrier(ctx); err == nil {
 			return errors.New("a barrier without rank 1 passed")
 		}
-		return errors.Join(g.run(g.allReduce(ctx, private(backend.Float32, 1), Sum)),
+		return errors.Join(g.run(g.allReduce(ctx, private(collective.Float32, 1), Sum)),
 			g.BarrierAsync(ctx).Wait(ctx))
 	}, func(errs []error) error {
 		var re *RankError
@@ -317,7 +317,7 @@ func TestGroupTimeout(t *testing.T) {
 func TestBadArguments(t *testing.T) {
 	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	err := Spawn(t.Context(), 2, func(ctx context.Context, g *Group) error {
-		x := private(backend.Float32, 4)
+		x := private(collective.Float32, 4)
 		short := x
 		short.NumElems = 5
 		for want, err := range map[string]error{
@@ -326,10 +326,10 @@ func TestBadArguments(t *testing.T) {
 			"the destination is rank 7":                                     g.run(g.send(ctx, x, 7)),
 			fmt.Sprintf("rank %d itself", g.Rank()):                         g.run(g.recv(ctx, x, g.Rank())),
 			"the destination has 4 elements, want 8":                        g.run(g.allGather(ctx, x, x)),
-			"the destination has elements of type int64":                    g.run(g.allGather(ctx, private(backend.Int64, 8), x)),
+			"the destination has elements of type int64":                    g.run(g.allGather(ctx, private(collective.Int64, 8), x)),
 			"5 elements of float32 need 20 bytes, the buffer has 16":        g.run(g.allReduce(ctx, short, Sum)),
 			"no reduction reduction(9)":                                     g.runAsync(g.allReduce(ctx, x, 9)).Wait(ctx),
-			"element type dtype(0) cannot":                                  g.run(g.allReduce(ctx, backend.Data{}, Sum)),
+			"element type dtype(0) cannot":                                  g.run(g.allReduce(ctx, collective.Data{}, Sum)),
 			"all_reduce of group \"world\" on rank " + fmt.Sprint(g.Rank()): g.run(g.allReduce(ctx, short, Sum)),
 		} {
 			if err == nil || !strings.Contains(err.Error(), want) {

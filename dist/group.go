@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"sync"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -21,7 +21,7 @@ type Group struct {
 	localSize   int
 	node        string
 	members     []Member
-	backend     backend.Backend // nil for a group of one rank
+	backend     collective.Backend // nil for a group of one rank
 	onClose     func() error
 	store       store.Store
 	transport   string
@@ -82,8 +82,8 @@ func (g *Group) init() {
 // request is a call with what it works on.
 type request struct {
 	ctx     context.Context
-	call    backend.Call
-	in, out backend.Data
+	call    collective.Call
+	in, out collective.Data
 	tensors []*tensor.Tensor // that in and out are borrowed from
 }
 
@@ -98,10 +98,10 @@ func (g *Group) start(r *request) (*lane, error) {
 		return nil, fmt.Errorf("dist: %v of group %q: %w", r.call, g.name, ErrClosed)
 	}
 	g.running++
-	if r.call.Op != backend.OpSend && r.call.Op != backend.OpRecv {
+	if r.call.Op != collective.OpSend && r.call.Op != collective.OpRecv {
 		return &g.collectives, nil
 	}
-	key := pair{r.call.Root, r.call.Op == backend.OpSend}
+	key := pair{r.call.Root, r.call.Op == collective.OpSend}
 	l := g.pairs[key]
 	if l == nil {
 		l = &lane{}
@@ -123,15 +123,15 @@ func (g *Group) ended() {
 func (g *Group) perform(r *request) error {
 	defer g.ended()
 	if g.backend == nil {
-		if r.call.Op == backend.OpAllGather {
+		if r.call.Op == collective.OpAllGather {
 			copy(r.out.Bytes(), r.in.Bytes())
 		}
 		return nil
 	}
 	switch r.call.Op {
-	case backend.OpSend:
+	case collective.OpSend:
 		return g.backend.Send(r.ctx, r.call, r.in)
-	case backend.OpRecv:
+	case collective.OpRecv:
 		return g.backend.Recv(r.ctx, r.call, r.in)
 	}
 	return g.backend.Collective(r.ctx, r.call, r.in, r.out)

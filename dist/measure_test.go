@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/kernel"
 )
 
@@ -42,13 +42,13 @@ func measure(ctx context.Context, g *Group) error {
 		reps := min(2000, max(7, (32<<20)/size))
 		for _, where := range []string{"slab", "private"} {
 			n := size / 4
-			x, all := private(backend.Float32, n), private(backend.Float32, n*g.Size())
+			x, all := private(collective.Float32, n), private(collective.Float32, n*g.Size())
 			if where == "slab" {
 				var err error
-				if x, err = slabbed(backend.Float32, n); err != nil {
+				if x, err = slabbed(collective.Float32, n); err != nil {
 					return err
 				}
-				if all, err = slabbed(backend.Float32, n*g.Size()); err != nil {
+				if all, err = slabbed(collective.Float32, n*g.Size()); err != nil {
 					return err
 				}
 			}
@@ -112,10 +112,10 @@ func measure(ctx context.Context, g *Group) error {
 func overlap(ctx context.Context, g *Group) error {
 	const size, products, bytes = 512, 24, 4 << 20
 	a, b, c := make([]float32, size*size), make([]float32, size*size), make([]float32, size*size)
-	buckets := make([]backend.Data, 4)
+	buckets := make([]collective.Data, 4)
 	for i := range buckets {
 		var err error
-		if buckets[i], err = slabbed(backend.Float32, bytes/4); err != nil {
+		if buckets[i], err = slabbed(collective.Float32, bytes/4); err != nil {
 			return err
 		}
 	}

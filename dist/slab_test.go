@@ -6,18 +6,18 @@ import (
 	"context"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
 // slabbed returns data at an offset of a slab of its own.
-func slabbed(d backend.DType, n int) (backend.Data, error) {
+func slabbed(d collective.DType, n int) (collective.Data, error) {
 	offset := 4 * d.Size()
 	slab, err := mem.NewSlab(offset + n*d.Size() + 64)
 	if err != nil {
-		return backend.Data{}, err
+		return collective.Data{}, err
 	}
-	return backend.Data{Buffer: mem.Buffer{Data: slab.Bytes()[offset:][:n*d.Size()], Slab: slab, Offset: offset}, DType: d, NumElems: n}, nil
+	return collective.Data{Buffer: mem.Buffer{Data: slab.Bytes()[offset:][:n*d.Size()], Slab: slab, Offset: offset}, DType: d, NumElems: n}, nil
 }
 
 // slabsAgainstOracle runs collectives and messages on data in slabs, on all
@@ -33,7 +33,7 @@ func slabsAgainstOracle(ctx context.Context, g *Group) error {
 		if err != nil {
 			return err
 		}
-		fill := func(d backend.Data) {
+		fill := func(d collective.Data) {
 			for i := range n {
 				set(d, i, value(g.Rank(), i))
 			}

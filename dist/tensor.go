@@ -6,7 +6,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -33,7 +33,7 @@ func (g *Group) AllReduceAsync(ctx context.Context, t *tensor.Tensor, op ReduceO
 func (g *Group) allReduceTensor(ctx context.Context, t *tensor.Tensor, op ReduceOp) (request, error) {
 	d, err := lend("the tensor", t, true)
 	if err != nil {
-		return g.request(ctx, backend.Call{Op: backend.OpAllReduce}, d, d, err)
+		return g.request(ctx, collective.Call{Op: collective.OpAllReduce}, d, d, err)
 	}
 	r, err := g.allReduce(ctx, d, op)
 	return r.keeping(t), err
@@ -52,7 +52,7 @@ func (g *Group) BroadcastAsync(ctx context.Context, t *tensor.Tensor, src int) *
 func (g *Group) broadcastTensor(ctx context.Context, t *tensor.Tensor, src int) (request, error) {
 	d, err := lend("the tensor", t, g.rank != src)
 	if err != nil {
-		return g.request(ctx, backend.Call{Op: backend.OpBroadcast}, d, d, err)
+		return g.request(ctx, collective.Call{Op: collective.OpBroadcast}, d, d, err)
 	}
 	r, err := g.broadcast(ctx, d, src)
 	return r.keeping(t), err
@@ -71,12 +71,12 @@ func (g *Group) AllGatherAsync(ctx context.Context, dst, src *tensor.Tensor) *Wo
 
 func (g *Group) allGatherTensor(ctx context.Context, dst, src *tensor.Tensor) (request, error) {
 	out, err := lend("the destination", dst, true)
-	var in backend.Data
+	var in collective.Data
 	if err == nil {
 		in, err = lend("the source", src, false)
 	}
 	if err != nil {
-		return g.request(ctx, backend.Call{Op: backend.OpAllGather}, in, out, err)
+		return g.request(ctx, collective.Call{Op: collective.OpAllGather}, in, out, err)
 	}
 	r, err := g.allGather(ctx, out, in)
 	return r.keeping(dst, src), err
@@ -95,7 +95,7 @@ func (g *Group) SendAsync(ctx context.Context, t *tensor.Tensor, dst int) *Work 
 func (g *Group) sendTensor(ctx context.Context, t *tensor.Tensor, dst int) (request, error) {
 	d, err := lend("the tensor", t, false)
 	if err != nil {
-		return g.request(ctx, backend.Call{Op: backend.OpSend}, d, d, err)
+		return g.request(ctx, collective.Call{Op: collective.OpSend}, d, d, err)
 	}
 	r, err := g.send(ctx, d, dst)
 	return r.keeping(t), err
@@ -114,7 +114,7 @@ func (g *Group) RecvAsync(ctx context.Context, t *tensor.Tensor, src int) *Work 
 func (g *Group) recvTensor(ctx context.Context, t *tensor.Tensor, src int) (request, error) {
 	d, err := lend("the tensor", t, true)
 	if err != nil {
-		return g.request(ctx, backend.Call{Op: backend.OpRecv}, d, d, err)
+		return g.request(ctx, collective.Call{Op: collective.OpRecv}, d, d, err)
 	}
 	r, err := g.recv(ctx, d, src)
 	return r.keeping(t), err
@@ -129,24 +129,24 @@ func (r request) keeping(ts ...*tensor.Tensor) request {
 
 // lend borrows a tensor's memory. What will be written is marked so at once,
 // on the goroutine that owns the tensor.
-func lend(what string, t *tensor.Tensor, written bool) (backend.Data, error) {
-	var dtype backend.DType
+func lend(what string, t *tensor.Tensor, written bool) (collective.Data, error) {
+	var dtype collective.DType
 	switch t.DType() {
 	case tensor.Float32:
-		dtype = backend.Float32
+		dtype = collective.Float32
 	case tensor.Int64:
-		dtype = backend.Int64
+		dtype = collective.Int64
 	default:
-		return backend.Data{}, fmt.Errorf("%s has elements of type %v, which cannot be communicated", what, t.DType())
+		return collective.Data{}, fmt.Errorf("%s has elements of type %v, which cannot be communicated", what, t.DType())
 	}
 	if t.Device() != tensor.CPU() {
-		return backend.Data{}, fmt.Errorf("%s is on device %s; collectives take tensors on the CPU", what, t.Device().Name())
+		return collective.Data{}, fmt.Errorf("%s is on device %s; collectives take tensors on the CPU", what, t.Device().Name())
 	}
 	if !t.IsContiguous() {
-		return backend.Data{}, fmt.Errorf("%s of shape %v is not contiguous; call Contiguous first", what, t.Shape())
+		return collective.Data{}, fmt.Errorf("%s of shape %v is not contiguous; call Contiguous first", what, t.Shape())
 	}
 	if written {
 		t.MarkWritten()
 	}
-	return backend.Data{Buffer: t.Buffer(), DType: dtype, NumElems: t.NumElems()}, nil
+	return collective.Data{Buffer: t.Buffer(), DType: dtype, NumElems: t.NumElems()}, nil
 }

@@ -17,7 +17,7 @@
 //   - private data passes through the staging slots, a pipeline of rounds.
 //
 // Ranks of several nodes ([Ring]) hold one TCP connection to the next rank
-// and run the plans of package plan on it.
+// and run the plans of package collective on it.
 //
 // Waiting is always the same: look for some microseconds, then sleep until
 // woken; wake somebody only if somebody sleeps. A sleeper looks up now and

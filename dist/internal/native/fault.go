@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 // Config is what a backend needs to know of its group.
 type Config struct {
 	Group   string
 	Rank    int
-	Members []backend.Member // by rank
+	Members []collective.Member // by rank
 	// Timeout limits a call whose context has no earlier end.
 	Timeout time.Duration
 	// Obituary returns what is known of how a rank's process ended. It may
@@ -30,17 +30,17 @@ type Obituary struct {
 }
 
 // DeathError returns the error about a rank whose process has ended.
-func DeathError(group string, m backend.Member, o Obituary) *backend.RankError {
-	e := &backend.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: group, Signal: o.Signal, Cause: backend.ErrDied}
+func DeathError(group string, m collective.Member, o Obituary) *collective.RankError {
+	e := &collective.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: group, Signal: o.Signal, Cause: collective.ErrDied}
 	if o.Known && o.Signal == "" {
-		e.Cause = fmt.Errorf("%w with exit code %d", backend.ErrDied, o.Code)
+		e.Cause = fmt.Errorf("%w with exit code %d", collective.ErrDied, o.Code)
 	}
 	return e
 }
 
 // faultError returns the error of a call that ends because of a fault; c is
 // nil when none is under way.
-func (cfg *Config) faultError(c *backend.Call, rank int, kind uint32, text string) error {
+func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text string) error {
 	if kind == kindMismatch {
 		if e, err := parseMismatch(text, cfg.Group, len(cfg.Members)); err == nil {
 			if e.There.Rank == cfg.Rank { // as seen from here
@@ -50,11 +50,11 @@ func (cfg *Config) faultError(c *backend.Call, rank int, kind uint32, text strin
 		}
 		kind, text = kindFailed, "told of a mismatch that cannot be read"
 	}
-	m := backend.Member{Rank: rank}
+	m := collective.Member{Rank: rank}
 	if rank >= 0 && rank < len(cfg.Members) {
 		m = cfg.Members[rank]
 	}
-	e := &backend.RankError{Rank: rank, Host: m.Host, PID: m.PID, Group: cfg.Group}
+	e := &collective.RankError{Rank: rank, Host: m.Host, PID: m.PID, Group: cfg.Group}
 	switch kind {
 	case kindDied:
 		o := Obituary{Known: text != "", Signal: text}
@@ -63,7 +63,7 @@ func (cfg *Config) faultError(c *backend.Call, rank int, kind uint32, text strin
 		}
 		e = DeathError(cfg.Group, m, o)
 	case kindLeft:
-		e.Cause = backend.ErrLeft
+		e.Cause = collective.ErrLeft
 	default:
 		e.Cause = errors.New(text)
 	}
@@ -75,25 +75,25 @@ func (cfg *Config) faultError(c *backend.Call, rank int, kind uint32, text strin
 
 // faultOf returns what to tell the other ranks of an error on this one.
 func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
-	var re *backend.RankError
-	var mismatch *backend.MismatchError
+	var re *collective.RankError
+	var mismatch *collective.MismatchError
 	switch {
 	case errors.As(err, &mismatch):
 		return cfg.Rank, kindMismatch, encodeMismatch(mismatch)
 	case !errors.As(err, &re):
 		return cfg.Rank, kindFailed, err.Error()
 	// The culprit is another rank: the others are told about that one.
-	case errors.Is(re.Cause, backend.ErrDied):
+	case errors.Is(re.Cause, collective.ErrDied):
 		return re.Rank, kindDied, re.Signal
-	case errors.Is(re.Cause, backend.ErrLeft):
+	case errors.Is(re.Cause, collective.ErrLeft):
 		return re.Rank, kindLeft, ""
 	}
 	return re.Rank, kindFailed, re.Cause.Error()
 }
 
 // again returns the error of an earlier call as that of a later one.
-func again(err error, c *backend.Call) error {
-	if re, ok := err.(*backend.RankError); ok {
+func again(err error, c *collective.Call) error {
+	if re, ok := err.(*collective.RankError); ok {
 		later := *re
 		later.Op, later.Seq = c.Op.String(), c.Seq
 		return &later

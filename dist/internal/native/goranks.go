@@ -9,7 +9,7 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 // GoRanksOptions are for tests of what processes do, without processes.
@@ -36,7 +36,7 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 	for r := range ranks {
 		cfg.Rank = r
 		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, bufs: make([][]byte, n)}
-		s.pipes.open = func(_ context.Context, _ *backend.Call, key pipeKey) (*pipe, error) {
+		s.pipes.open = func(_ context.Context, _ *collective.Call, key pipeKey) (*pipe, error) {
 			if key.outgoing {
 				return &pipe{block: w.pipe(s.cfg.Rank, key.peer)}, nil
 			}
@@ -61,13 +61,13 @@ type goWorld struct {
 // the call is posted and read after.
 type lending struct{ in, out []byte }
 
-func (w *goWorld) lend(rank int, c *backend.Call, d *backend.Data, out bool) (location, bool) {
-	if w.lent == nil || c.Op == backend.OpBarrier {
+func (w *goWorld) lend(rank int, c *collective.Call, d *collective.Data, out bool) (location, bool) {
+	if w.lent == nil || c.Op == collective.OpBarrier {
 		return location{}, false
 	}
 	data := d.Bytes()
 	switch {
-	case c.Op == backend.OpSend:
+	case c.Op == collective.OpSend:
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.lastID++
@@ -81,10 +81,10 @@ func (w *goWorld) lend(rank int, c *backend.Call, d *backend.Data, out bool) (lo
 	return location{}, true
 }
 
-func (w *goWorld) reach(peer int, c *backend.Call, at location, out bool, size int) ([]byte, error) {
+func (w *goWorld) reach(peer int, c *collective.Call, at location, out bool, size int) ([]byte, error) {
 	var data []byte
 	switch {
-	case c.Op == backend.OpRecv:
+	case c.Op == collective.OpRecv:
 		w.mu.Lock()
 		data = w.messages[at.offset]
 		delete(w.messages, at.offset)

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 // directLimit is the size from which a message whose data the receiver can
@@ -33,10 +33,10 @@ type pipes struct {
 	mu   sync.Mutex
 	byID map[pipeKey]*pipe
 	// open makes the pipe to a peer, or waits for the one from a peer.
-	open func(ctx context.Context, c *backend.Call, key pipeKey) (*pipe, error)
+	open func(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error)
 }
 
-func (ps *pipes) get(ctx context.Context, c *backend.Call, key pipeKey) (*pipe, error) {
+func (ps *pipes) get(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
 	ps.mu.Lock()
 	p := ps.byID[key]
 	ps.mu.Unlock()
@@ -82,9 +82,9 @@ func (ps *pipes) closeAll() error {
 	return err
 }
 
-// Send implements [backend.Backend]. It returns when the message lies in the
+// Send implements [collective.Backend]. It returns when the message lies in the
 // pipe's slots, or for large reachable data when the receiver has copied it.
-func (s *Shm) Send(ctx context.Context, c backend.Call, data backend.Data) error {
+func (s *Shm) Send(ctx context.Context, c collective.Call, data collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (s *Shm) Send(ctx context.Context, c backend.Call, data backend.Data) error
 	return nil
 }
 
-func (s *Shm) send(ctx context.Context, c *backend.Call, data *backend.Data) error {
+func (s *Shm) send(ctx context.Context, c *collective.Call, data *collective.Data) error {
 	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, true})
 	if err != nil {
 		return err
@@ -129,8 +129,8 @@ func (s *Shm) send(ctx context.Context, c *backend.Call, data *backend.Data) err
 	return nil
 }
 
-// Recv implements [backend.Backend].
-func (s *Shm) Recv(ctx context.Context, c backend.Call, data backend.Data) error {
+// Recv implements [collective.Backend].
+func (s *Shm) Recv(ctx context.Context, c collective.Call, data collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func (s *Shm) Recv(ctx context.Context, c backend.Call, data backend.Data) error
 	return nil
 }
 
-func (s *Shm) recv(ctx context.Context, c *backend.Call, data *backend.Data) error {
+func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Data) error {
 	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, false})
 	if err != nil {
 		return err
@@ -154,9 +154,9 @@ func (s *Shm) recv(ctx context.Context, c *backend.Call, data *backend.Data) err
 		rec := p.block.records[slot] // read once: it is the peer's memory
 		if first {
 			there := rec.call()
-			if there.Op != backend.OpSend || there.Root != s.cfg.Rank || there.DType != c.DType || there.Count != c.Count || there.Seq != c.Seq {
-				return &backend.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
-					Here: backend.RankCall{Rank: s.cfg.Rank, Call: *c}, There: backend.RankCall{Rank: c.Root, Call: there}}
+			if there.Op != collective.OpSend || there.Root != s.cfg.Rank || there.DType != c.DType || there.Count != c.Count || there.Seq != c.Seq {
+				return &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
+					Here: collective.RankCall{Rank: s.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: c.Root, Call: there}}
 			}
 		}
 		if rec.slabs&slabIn != 0 {

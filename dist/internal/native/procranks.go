@@ -11,7 +11,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -200,7 +200,7 @@ func (p *process) fetch(ctx context.Context, peer int, id uint64) (fd, size int,
 
 // openPipe makes the pipe to a peer and hands it over, or waits for the one
 // from a peer.
-func (p *process) openPipe(ctx context.Context, c *backend.Call, key pipeKey) (*pipe, error) {
+func (p *process) openPipe(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
 	if !key.outgoing {
 		return p.awaitPipe(ctx, c, key.peer)
 	}
@@ -263,7 +263,7 @@ func (p *process) takePipe(conn *transport.Conn, peer int) error {
 }
 
 // awaitPipe waits for a peer's first message.
-func (p *process) awaitPipe(ctx context.Context, c *backend.Call, peer int) (*pipe, error) {
+func (p *process) awaitPipe(ctx context.Context, c *collective.Call, peer int) (*pipe, error) {
 	start := time.Now()
 	tick := time.NewTicker(futexNap)
 	defer tick.Stop()

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -84,7 +84,7 @@ func (r *Ring) meet(ctx context.Context) error {
 		return err
 	}
 	if r.next = conn; !r.keep(conn) {
-		return r.explain(nil, next, backend.ErrClosed)
+		return r.explain(nil, next, collective.ErrClosed)
 	}
 	prev := (r.cfg.Rank + r.n - 1) % r.n
 	for {
@@ -102,7 +102,7 @@ func (r *Ring) meet(ctx context.Context) error {
 			return nil
 		case <-news:
 		case <-ctx.Done():
-			return &backend.TimeoutError{Group: r.cfg.Group, Op: "init", Missing: []backend.Member{r.cfg.Members[prev]}, Cause: context.Cause(ctx)}
+			return &collective.TimeoutError{Group: r.cfg.Group, Op: "init", Missing: []collective.Member{r.cfg.Members[prev]}, Cause: context.Cause(ctx)}
 		}
 	}
 }
@@ -219,7 +219,7 @@ const newsPatience = 500 * time.Millisecond
 
 // explain returns the error of a call whose connection with peer has ended
 // with err: what the star says of it, or that the peer has died.
-func (r *Ring) explain(c *backend.Call, peer int, err error) error {
+func (r *Ring) explain(c *collective.Call, peer int, err error) error {
 	timer := time.NewTimer(newsPatience)
 	defer timer.Stop()
 	for {
@@ -241,9 +241,9 @@ func (r *Ring) explain(c *backend.Call, peer int, err error) error {
 }
 
 // usable returns an error if no call can be made any more.
-func (r *Ring) usable(c *backend.Call) error {
+func (r *Ring) usable(c *collective.Call) error {
 	if r.closed.Load() {
-		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, r.cfg.Group, backend.ErrClosed)
+		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, r.cfg.Group, collective.ErrClosed)
 	}
 	if f := r.failed.Load(); f != nil {
 		return again(f.err, c)
@@ -272,10 +272,10 @@ func (r *Ring) fail(err error) error {
 	return err
 }
 
-// Fail implements [backend.Backend].
+// Fail implements [collective.Backend].
 func (r *Ring) Fail(err error) { _ = r.fail(err) }
 
-// Close implements [backend.Backend].
+// Close implements [collective.Backend].
 func (r *Ring) Close() error {
 	if r.closed.Swap(true) {
 		return nil
@@ -316,7 +316,7 @@ func (r *Ring) bound(ctx context.Context, conns ...*transport.Conn) (release fun
 }
 
 // broken returns the error of a call from that of a connection.
-func (r *Ring) broken(ctx context.Context, c *backend.Call, peer int, missing int, err error) error {
+func (r *Ring) broken(ctx context.Context, c *collective.Call, peer int, missing int, err error) error {
 	if !errors.Is(err, errLate) {
 		return r.explain(c, peer, err)
 	}
@@ -324,6 +324,6 @@ func (r *Ring) broken(ctx context.Context, c *backend.Call, peer int, missing in
 	if cause == nil {
 		cause = fmt.Errorf("the group's limit of %v: %w", r.cfg.Timeout, context.DeadlineExceeded)
 	}
-	return &backend.TimeoutError{Group: r.cfg.Group, Op: c.Op.String(), Seq: c.Seq,
-		Missing: []backend.Member{r.cfg.Members[missing]}, Cause: cause}
+	return &collective.TimeoutError{Group: r.cfg.Group, Op: c.Op.String(), Seq: c.Seq,
+		Missing: []collective.Member{r.cfg.Members[missing]}, Cause: cause}
 }

@@ -8,8 +8,7 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
-	"github.com/cohort-ml/cohort/dist/internal/plan"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -26,8 +25,8 @@ const (
 	gatherLimit = 8 << 10
 )
 
-// Collective implements [backend.Backend].
-func (r *Ring) Collective(ctx context.Context, c backend.Call, in, out backend.Data) error {
+// Collective implements [collective.Backend].
+func (r *Ring) Collective(ctx context.Context, c collective.Call, in, out collective.Data) error {
 	if err := r.usable(&c); err != nil {
 		return err
 	}
@@ -37,38 +36,38 @@ func (r *Ring) Collective(ctx context.Context, c backend.Call, in, out backend.D
 	return nil
 }
 
-func (r *Ring) collective(ctx context.Context, c *backend.Call, in, out backend.Data) error {
+func (r *Ring) collective(ctx context.Context, c *collective.Call, in, out collective.Data) error {
 	me, size := r.cfg.Rank, c.DType.Size()
 	switch {
-	case c.Op == backend.OpBarrier || c.Count == 0:
-		return r.execute(ctx, c, plan.RingBarrier(r.n, me), nil, nil, 1)
-	case c.Op == backend.OpAllGather:
+	case c.Op == collective.OpBarrier || c.Count == 0:
+		return r.execute(ctx, c, collective.RingBarrier(r.n, me), nil, nil, 1)
+	case c.Op == collective.OpAllGather:
 		copy(out.Bytes()[me*c.Count*size:], in.Bytes())
-		return r.execute(ctx, c, plan.RingAllGather(r.n, me, c.Count, ringPiece/size), out.Bytes(), nil, size)
-	case c.Op == backend.OpBroadcast:
-		return r.execute(ctx, c, plan.RingBroadcast(r.n, me, c.Root, c.Count, ringPiece/size), out.Bytes(), nil, size)
-	case c.Op == backend.OpAllReduce:
-		reduce, err := backend.ReducerFor(c.Reduce, c.DType)
+		return r.execute(ctx, c, collective.RingAllGather(r.n, me, c.Count, ringPiece/size), out.Bytes(), nil, size)
+	case c.Op == collective.OpBroadcast:
+		return r.execute(ctx, c, collective.RingBroadcast(r.n, me, c.Root, c.Count, ringPiece/size), out.Bytes(), nil, size)
+	case c.Op == collective.OpAllReduce:
+		reduce, err := collective.ReducerFor(c.Reduce, c.DType)
 		if err != nil {
 			return err
 		}
 		if c.Count*size*r.n <= gatherLimit {
 			return r.reduceGathered(ctx, c, out.Bytes(), reduce)
 		}
-		p := plan.RingAllReduce(r.n, me, c.Count, max(1, shareAlign/size), ringPiece/size)
+		p := collective.RingAllReduce(r.n, me, c.Count, max(1, shareAlign/size), ringPiece/size)
 		return r.execute(ctx, c, p, out.Bytes(), reduce, size)
 	}
 	return fmt.Errorf("dist: no collective %v", c.Op)
 }
 
 // reduceGathered gathers the data of all ranks and reduces it in rank order.
-func (r *Ring) reduceGathered(ctx context.Context, c *backend.Call, data []byte, reduce backend.Reducer) error {
+func (r *Ring) reduceGathered(ctx context.Context, c *collective.Call, data []byte, reduce collective.Reducer) error {
 	if r.all == nil {
 		r.all = aligned(gatherLimit)
 	}
 	all := r.all[:r.n*len(data)]
 	copy(all[r.cfg.Rank*len(data):], data)
-	p := plan.RingAllGather(r.n, r.cfg.Rank, c.Count, c.Count)
+	p := collective.RingAllGather(r.n, r.cfg.Rank, c.Count, c.Count)
 	if err := r.execute(ctx, c, p, all, nil, c.DType.Size()); err != nil {
 		return err
 	}
@@ -80,7 +79,7 @@ func (r *Ring) reduceGathered(ctx context.Context, c *backend.Call, data []byte,
 }
 
 // execute runs a plan on data whose elements have size bytes.
-func (r *Ring) execute(ctx context.Context, c *backend.Call, p plan.Plan, data []byte, reduce backend.Reducer, size int) error {
+func (r *Ring) execute(ctx context.Context, c *collective.Call, p collective.Plan, data []byte, reduce collective.Reducer, size int) error {
 	release := r.bound(ctx, r.next, r.prev)
 	defer release()
 	total := 0
@@ -126,7 +125,7 @@ func (r *Ring) execute(ctx context.Context, c *backend.Call, p plan.Plan, data [
 }
 
 // executeInline runs a plan whose sends fit the connection's buffers.
-func (r *Ring) executeInline(ctx context.Context, c *backend.Call, p plan.Plan, data []byte, reduce backend.Reducer, size int) error {
+func (r *Ring) executeInline(ctx context.Context, c *collective.Call, p collective.Plan, data []byte, reduce collective.Reducer, size int) error {
 	next := 0
 	for received := 0; ; received++ {
 		for next < len(p.Sends) && p.Sends[next].After <= received {
@@ -144,7 +143,7 @@ func (r *Ring) executeInline(ctx context.Context, c *backend.Call, p plan.Plan, 
 	}
 }
 
-func (r *Ring) sendPiece(ctx context.Context, c *backend.Call, s plan.Send, data []byte, size int) error {
+func (r *Ring) sendPiece(ctx context.Context, c *collective.Call, s collective.Send, data []byte, size int) error {
 	if err := r.writePiece(r.next, c, data[s.Lo*size:s.Hi*size]); err != nil {
 		next := (r.cfg.Rank + 1) % r.n
 		return r.broken(ctx, c, next, next, err)
@@ -153,12 +152,12 @@ func (r *Ring) sendPiece(ctx context.Context, c *backend.Call, s plan.Send, data
 }
 
 // writePiece writes a frame: the call, then data.
-func (r *Ring) writePiece(conn *transport.Conn, c *backend.Call, data []byte) error {
+func (r *Ring) writePiece(conn *transport.Conn, c *collective.Call, data []byte) error {
 	var head [callSize]byte
 	return late(conn.WriteFrame(frameData, appendCall(head[:0], c), data))
 }
 
-func (r *Ring) recvPiece(ctx context.Context, c *backend.Call, v plan.Recv, data []byte, reduce backend.Reducer, size int) error {
+func (r *Ring) recvPiece(ctx context.Context, c *collective.Call, v collective.Recv, data []byte, reduce collective.Reducer, size int) error {
 	prev := (r.cfg.Rank + r.n - 1) % r.n
 	if err := r.readCall(r.prev, c, prev, c.Matches, v.Len()*size); err != nil {
 		return r.pieceError(ctx, c, prev, v.From, err)
@@ -181,7 +180,7 @@ func (r *Ring) recvPiece(ctx context.Context, c *backend.Call, v plan.Recv, data
 
 // readCall reads the head of a frame, whose data is to be want bytes, and the
 // call of the peer, which must match.
-func (r *Ring) readCall(conn *transport.Conn, c *backend.Call, peer int, matches func(backend.Call) bool, want int) error {
+func (r *Ring) readCall(conn *transport.Conn, c *collective.Call, peer int, matches func(collective.Call) bool, want int) error {
 	kind, length, err := conn.ReadHeader(callSize + messagePiece)
 	if err != nil {
 		return late(err)
@@ -198,8 +197,8 @@ func (r *Ring) readCall(conn *transport.Conn, c *backend.Call, peer int, matches
 		return &protocolError{err}
 	}
 	if !matches(there) {
-		return &backend.MismatchError{Group: r.cfg.Group, Seq: c.Seq,
-			Here: backend.RankCall{Rank: r.cfg.Rank, Call: *c}, There: backend.RankCall{Rank: peer, Call: there}}
+		return &collective.MismatchError{Group: r.cfg.Group, Seq: c.Seq,
+			Here: collective.RankCall{Rank: r.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: peer, Call: there}}
 	}
 	if length != callSize+want {
 		return &protocolError{fmt.Errorf("a piece of %d bytes, want %d", length-callSize, want)}
@@ -213,8 +212,8 @@ type protocolError struct{ err error }
 func (e *protocolError) Error() string { return "broke the protocol: " + e.err.Error() }
 
 // pieceError returns the error of a call from that of readCall.
-func (r *Ring) pieceError(ctx context.Context, c *backend.Call, peer, missing int, err error) error {
-	var mismatch *backend.MismatchError
+func (r *Ring) pieceError(ctx context.Context, c *collective.Call, peer, missing int, err error) error {
+	var mismatch *collective.MismatchError
 	var protocol *protocolError
 	switch {
 	case errors.As(err, &mismatch):
@@ -233,9 +232,9 @@ func late(err error) error {
 	return err
 }
 
-// Send implements [backend.Backend]. It returns when the system has taken the
+// Send implements [collective.Backend]. It returns when the system has taken the
 // message.
-func (r *Ring) Send(ctx context.Context, c backend.Call, data backend.Data) error {
+func (r *Ring) Send(ctx context.Context, c collective.Call, data collective.Data) error {
 	if err := r.usable(&c); err != nil {
 		return err
 	}
@@ -245,7 +244,7 @@ func (r *Ring) Send(ctx context.Context, c backend.Call, data backend.Data) erro
 	return nil
 }
 
-func (r *Ring) send(ctx context.Context, c *backend.Call, data []byte) error {
+func (r *Ring) send(ctx context.Context, c *collective.Call, data []byte) error {
 	peer := c.Root
 	r.mu.Lock()
 	conn := r.outgoing[peer]
@@ -256,7 +255,7 @@ func (r *Ring) send(ctx context.Context, c *backend.Call, data []byte) error {
 			return r.explain(c, peer, err)
 		}
 		if !r.keep(conn) {
-			return r.explain(c, peer, backend.ErrClosed)
+			return r.explain(c, peer, collective.ErrClosed)
 		}
 		r.mu.Lock()
 		r.outgoing[peer] = conn
@@ -273,8 +272,8 @@ func (r *Ring) send(ctx context.Context, c *backend.Call, data []byte) error {
 	return nil
 }
 
-// Recv implements [backend.Backend].
-func (r *Ring) Recv(ctx context.Context, c backend.Call, data backend.Data) error {
+// Recv implements [collective.Backend].
+func (r *Ring) Recv(ctx context.Context, c collective.Call, data collective.Data) error {
 	if err := r.usable(&c); err != nil {
 		return err
 	}
@@ -284,15 +283,15 @@ func (r *Ring) Recv(ctx context.Context, c backend.Call, data backend.Data) erro
 	return nil
 }
 
-func (r *Ring) recv(ctx context.Context, c *backend.Call, data []byte) error {
+func (r *Ring) recv(ctx context.Context, c *collective.Call, data []byte) error {
 	peer := c.Root
 	conn, err := r.incomingFrom(ctx, c, peer)
 	if err != nil {
 		return err
 	}
 	defer r.bound(ctx, conn)()
-	matches := func(there backend.Call) bool {
-		return there.Op == backend.OpSend && there.Root == r.cfg.Rank && there.DType == c.DType && there.Count == c.Count && there.Seq == c.Seq
+	matches := func(there collective.Call) bool {
+		return there.Op == collective.OpSend && there.Root == r.cfg.Rank && there.DType == c.DType && there.Count == c.Count && there.Seq == c.Seq
 	}
 	for first := true; first || len(data) > 0; first = false {
 		n := min(len(data), messagePiece)
@@ -309,7 +308,7 @@ func (r *Ring) recv(ctx context.Context, c *backend.Call, data []byte) error {
 
 // incomingFrom returns the connection for a peer's messages, which the peer
 // opens with its first.
-func (r *Ring) incomingFrom(ctx context.Context, c *backend.Call, peer int) (*transport.Conn, error) {
+func (r *Ring) incomingFrom(ctx context.Context, c *collective.Call, peer int) (*transport.Conn, error) {
 	r.mu.Lock()
 	conn := r.incoming[peer]
 	r.mu.Unlock()
@@ -327,7 +326,7 @@ func (r *Ring) incomingFrom(ctx context.Context, c *backend.Call, peer int) (*tr
 		case conn = <-came:
 		default:
 			if fault != nil || left {
-				return nil, r.explain(c, peer, backend.ErrLeft)
+				return nil, r.explain(c, peer, collective.ErrLeft)
 			}
 			select {
 			case conn = <-came:

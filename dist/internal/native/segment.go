@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 const (
@@ -203,13 +203,13 @@ const (
 )
 
 // fill writes what a rank calls.
-func (r *record) fill(c *backend.Call) {
+func (r *record) fill(c *collective.Call) {
 	r.op, r.reduce, r.dtype, r.root = uint8(c.Op), uint8(c.Reduce), uint8(c.DType), uint32(c.Root)
 	r.count, r.seq, r.slabs = uint64(c.Count), c.Seq, 0
 }
 
 // call returns the call that a record describes.
-func (r *record) call() backend.Call {
-	return backend.Call{Op: backend.Op(r.op), Reduce: backend.ReduceOp(r.reduce), DType: backend.DType(r.dtype),
+func (r *record) call() collective.Call {
+	return collective.Call{Op: collective.Op(r.op), Reduce: collective.ReduceOp(r.reduce), DType: collective.DType(r.dtype),
 		Root: int(r.root), Count: int(r.count), Seq: r.seq}
 }

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 // Shm is a rank of a group that shares memory. Ranks are processes of one
@@ -39,9 +39,9 @@ type Shm struct {
 type space interface {
 	// lend makes data reachable for the peers during a call and returns where
 	// it is; false if peers cannot reach it. out tells an all-gather's result.
-	lend(rank int, c *backend.Call, d *backend.Data, out bool) (location, bool)
+	lend(rank int, c *collective.Call, d *collective.Data, out bool) (location, bool)
 	// reach returns size bytes that a peer has lent for a call.
-	reach(peer int, c *backend.Call, at location, out bool, size int) ([]byte, error)
+	reach(peer int, c *collective.Call, at location, out bool, size int) ([]byte, error)
 	// close gives back what reach has mapped.
 	close() error
 }
@@ -49,8 +49,8 @@ type space interface {
 // failure is the first error of this rank, which all later calls repeat.
 type failure struct{ err error }
 
-// Collective implements [backend.Backend].
-func (s *Shm) Collective(ctx context.Context, c backend.Call, in, out backend.Data) error {
+// Collective implements [collective.Backend].
+func (s *Shm) Collective(ctx context.Context, c collective.Call, in, out collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
 	}
@@ -60,9 +60,9 @@ func (s *Shm) Collective(ctx context.Context, c backend.Call, in, out backend.Da
 	return nil
 }
 
-func (s *Shm) collective(ctx context.Context, c *backend.Call, in, out *backend.Data) error {
+func (s *Shm) collective(ctx context.Context, c *collective.Call, in, out *collective.Data) error {
 	var inBytes, outBytes []byte
-	if c.Op != backend.OpBarrier {
+	if c.Op != collective.OpBarrier {
 		inBytes, outBytes = in.Bytes(), out.Bytes()
 	}
 	mine := s.seg.block(s.cfg.Rank)
@@ -75,7 +75,7 @@ func (s *Shm) collective(ctx context.Context, c *backend.Call, in, out *backend.
 	rec := &call.record
 	rec.fill(c)
 	eager := s.eager(c, len(inBytes))
-	if eager && (c.Op != backend.OpBroadcast || c.Root == s.cfg.Rank) {
+	if eager && (c.Op != collective.OpBroadcast || c.Root == s.cfg.Rank) {
 		copy(mine.eager[c.Seq&1][:], inBytes)
 	}
 	if !eager {
@@ -97,46 +97,46 @@ func (s *Shm) collective(ctx context.Context, c *backend.Call, in, out *backend.
 	}
 	m := move{s: s, ctx: ctx, c: c, in: inBytes, out: outBytes}
 	switch {
-	case c.Op == backend.OpBarrier || len(inBytes) == 0:
+	case c.Op == collective.OpBarrier || len(inBytes) == 0:
 		return nil
-	case c.Op == backend.OpAllReduce && eager:
+	case c.Op == collective.OpAllReduce && eager:
 		return m.reduceEager()
-	case c.Op == backend.OpAllReduce && lentOut:
+	case c.Op == collective.OpAllReduce && lentOut:
 		return m.reduceInPlace()
-	case c.Op == backend.OpAllReduce:
+	case c.Op == collective.OpAllReduce:
 		return m.reduceStaged()
-	case c.Op == backend.OpBroadcast && eager:
+	case c.Op == collective.OpBroadcast && eager:
 		return m.broadcastEager()
-	case c.Op == backend.OpBroadcast && s.lends(c, c.Root):
+	case c.Op == collective.OpBroadcast && s.lends(c, c.Root):
 		return m.broadcastInPlace()
-	case c.Op == backend.OpBroadcast:
+	case c.Op == collective.OpBroadcast:
 		return m.broadcastStaged()
-	case c.Op == backend.OpAllGather && eager:
+	case c.Op == collective.OpAllGather && eager:
 		return m.gatherEager()
-	case c.Op == backend.OpAllGather && lentIn:
+	case c.Op == collective.OpAllGather && lentIn:
 		return m.gatherRead()
-	case c.Op == backend.OpAllGather && lentOut:
+	case c.Op == collective.OpAllGather && lentOut:
 		return m.gatherWrite()
-	case c.Op == backend.OpAllGather:
+	case c.Op == collective.OpAllGather:
 		return m.gatherStaged()
 	}
 	return fmt.Errorf("dist: no collective %v", c.Op)
 }
 
 // eager reports whether the data of a call travels beside it.
-func (s *Shm) eager(c *backend.Call, size int) bool {
+func (s *Shm) eager(c *collective.Call, size int) bool {
 	return size <= eagerLimit && size*s.n <= eagerTotal
 }
 
 // compare checks that all ranks have made the same call and reports whether
 // all have lent their input, and their output, for the others to reach.
-func (s *Shm) compare(c *backend.Call) (lentIn, lentOut bool, err error) {
+func (s *Shm) compare(c *collective.Call) (lentIn, lentOut bool, err error) {
 	lentIn, lentOut = true, true
 	for r := range s.n {
 		rec := &s.seg.block(r).calls[c.Seq&1].record
 		if there := rec.call(); !c.Matches(there) {
-			return false, false, &backend.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
-				Here: backend.RankCall{Rank: s.cfg.Rank, Call: *c}, There: backend.RankCall{Rank: r, Call: there}}
+			return false, false, &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
+				Here: collective.RankCall{Rank: s.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: r, Call: there}}
 		}
 		lentIn = lentIn && rec.slabs&slabIn != 0
 		lentOut = lentOut && rec.slabs&slabOut != 0
@@ -145,12 +145,12 @@ func (s *Shm) compare(c *backend.Call) (lentIn, lentOut bool, err error) {
 }
 
 // lends reports whether a rank has lent its input.
-func (s *Shm) lends(c *backend.Call, rank int) bool {
+func (s *Shm) lends(c *collective.Call, rank int) bool {
 	return s.seg.block(rank).calls[c.Seq&1].record.slabs&slabIn != 0
 }
 
 // peerData returns the data that a rank has lent for a call.
-func (s *Shm) peerData(peer int, c *backend.Call, out bool, size int) ([]byte, error) {
+func (s *Shm) peerData(peer int, c *collective.Call, out bool, size int) ([]byte, error) {
 	rec := &s.seg.block(peer).calls[c.Seq&1].record
 	at := rec.in
 	if out {
@@ -173,7 +173,7 @@ const (
 	doneFlag
 )
 
-func (s *Shm) flag(rank int, c *backend.Call, kind flagKind) *flag {
+func (s *Shm) flag(rank int, c *collective.Call, kind flagKind) *flag {
 	b := &s.seg.block(rank).calls[c.Seq&1]
 	switch kind {
 	case entryFlag:
@@ -187,12 +187,12 @@ func (s *Shm) flag(rank int, c *backend.Call, kind flagKind) *flag {
 }
 
 // post raises a flag of this rank.
-func (s *Shm) post(c *backend.Call, kind flagKind, value uint32) {
+func (s *Shm) post(c *collective.Call, kind flagKind, value uint32) {
 	raise(s.park, s.flag(s.cfg.Rank, c, kind), value)
 }
 
 // awaitAll waits until a flag of every other rank has come to want.
-func (s *Shm) awaitAll(ctx context.Context, c *backend.Call, kind flagKind, want uint32) error {
+func (s *Shm) awaitAll(ctx context.Context, c *collective.Call, kind flagKind, want uint32) error {
 	for i := 1; i < s.n; i++ {
 		// Each rank begins with its right neighbour: they do not all look at one.
 		peer := s.cfg.Rank + i
@@ -204,7 +204,7 @@ func (s *Shm) awaitAll(ctx context.Context, c *backend.Call, kind flagKind, want
 			continue
 		}
 		if err := s.await(ctx, c, peer, f, want); err != nil {
-			var late *backend.TimeoutError
+			var late *collective.TimeoutError
 			if errors.As(err, &late) {
 				late.Missing = late.Missing[:0]
 				for r, m := range s.cfg.Members {
@@ -220,7 +220,7 @@ func (s *Shm) awaitAll(ctx context.Context, c *backend.Call, kind flagKind, want
 }
 
 // await waits until a flag that peer raises has come to want.
-func (s *Shm) await(ctx context.Context, c *backend.Call, peer int, f *flag, want uint32) error {
+func (s *Shm) await(ctx context.Context, c *collective.Call, peer int, f *flag, want uint32) error {
 	if f.reached(want) {
 		return nil
 	}
@@ -256,7 +256,7 @@ func (s *Shm) await(ctx context.Context, c *backend.Call, peer int, f *flag, wan
 // could have been spent looking, else shorter. Without this, either ranks that
 // share cores look in vain while others have work, or ranks that could answer
 // each other at once keep waking each other.
-func (s *Shm) learn(c *backend.Call, limit time.Duration, start time.Time) {
+func (s *Shm) learn(c *collective.Call, limit time.Duration, start time.Time) {
 	most := s.park.patience()
 	if c.Background || limit == most && limit == lookShared {
 		return
@@ -270,7 +270,7 @@ func (s *Shm) learn(c *backend.Call, limit time.Duration, start time.Time) {
 }
 
 // trouble returns why waiting for peer is in vain, nil if it is not.
-func (s *Shm) trouble(ctx context.Context, c *backend.Call, peer int, start time.Time) error {
+func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int, start time.Time) error {
 	if rank, kind, text, ok := s.seg.fault(); ok {
 		return s.faultError(c, rank, kind, text)
 	}
@@ -288,14 +288,14 @@ func (s *Shm) trouble(ctx context.Context, c *backend.Call, peer int, start time
 	} else {
 		return nil
 	}
-	return &backend.TimeoutError{Group: s.cfg.Group, Op: c.Op.String(), Seq: c.Seq,
-		Missing: []backend.Member{s.cfg.Members[peer]}, Cause: cause}
+	return &collective.TimeoutError{Group: s.cfg.Group, Op: c.Op.String(), Seq: c.Seq,
+		Missing: []collective.Member{s.cfg.Members[peer]}, Cause: cause}
 }
 
 // usable returns an error if no call can be made any more.
-func (s *Shm) usable(c *backend.Call) error {
+func (s *Shm) usable(c *collective.Call) error {
 	if s.closed.Load() {
-		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, s.cfg.Group, backend.ErrClosed)
+		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, s.cfg.Group, collective.ErrClosed)
 	}
 	if f := s.failed.Load(); f != nil {
 		return again(f.err, c)
@@ -307,7 +307,7 @@ func (s *Shm) usable(c *backend.Call) error {
 }
 
 // faultError returns the error of a call that ends because of a recorded fault.
-func (s *Shm) faultError(c *backend.Call, rank int, kind uint32, text string) error {
+func (s *Shm) faultError(c *collective.Call, rank int, kind uint32, text string) error {
 	return s.cfg.faultError(c, rank, kind, text)
 }
 
@@ -321,7 +321,7 @@ func (s *Shm) fail(err error) error {
 	return err
 }
 
-// Fail implements [backend.Backend].
+// Fail implements [collective.Backend].
 func (s *Shm) Fail(err error) { _ = s.fail(err) }
 
 // spread records a fault for all ranks and wakes them.
@@ -382,7 +382,7 @@ func (s *Shm) wakeWaitersFor(rank int) {
 	}
 }
 
-// Close implements [backend.Backend].
+// Close implements [collective.Backend].
 func (s *Shm) Close() error {
 	if s.closed.Swap(true) {
 		return nil

@@ -5,8 +5,7 @@ package native
 import (
 	"context"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
-	"github.com/cohort-ml/cohort/dist/internal/plan"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 const (
@@ -22,17 +21,17 @@ const (
 type move struct {
 	s       *Shm
 	ctx     context.Context
-	c       *backend.Call
+	c       *collective.Call
 	in, out []byte
 }
 
 // share returns the bytes of size that a rank works on.
-func (m *move) share(size, rank int) plan.Range {
-	return plan.Share(size, m.s.n, shareAlign, rank)
+func (m *move) share(size, rank int) collective.Range {
+	return collective.Share(size, m.s.n, shareAlign, rank)
 }
 
-func (m *move) reducer() (backend.Reducer, error) {
-	return backend.ReducerFor(m.c.Reduce, m.c.DType)
+func (m *move) reducer() (collective.Reducer, error) {
+	return collective.ReducerFor(m.c.Reduce, m.c.DType)
 }
 
 func (m *move) eagerOf(rank int) []byte {
@@ -99,7 +98,7 @@ func (m *move) reduceInPlace() error {
 	if m.s.cfg.Rank == 1 {
 		first, second = 1, 0
 	}
-	m.share(len(m.out), m.s.cfg.Rank).Pieces(pieceSize, func(p plan.Range) {
+	m.share(len(m.out), m.s.cfg.Rank).Pieces(pieceSize, func(p collective.Range) {
 		acc := bufs[first][p.Lo:p.Hi]
 		reduce(acc, bufs[second][p.Lo:p.Hi])
 		for _, b := range bufs[2:] {
@@ -118,8 +117,8 @@ func (m *move) reduceInPlace() error {
 func rounds(size int) int { return (size + slotSize - 1) / slotSize }
 
 // round returns the bytes of a round.
-func round(size, i int) plan.Range {
-	return plan.Range{Lo: i * slotSize, Hi: min((i+1)*slotSize, size)}
+func round(size, i int) collective.Range {
+	return collective.Range{Lo: i * slotSize, Hi: min((i+1)*slotSize, size)}
 }
 
 // reduceStaged passes private data through the slots in rounds. In a round,

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
@@ -31,7 +31,7 @@ func TestReachStaysInsideTheSlab(t *testing.T) {
 		return dup(t, slab.FD), 8192, nil
 	})
 	defer s.close()
-	c := &backend.Call{DType: backend.Float32}
+	c := &collective.Call{DType: collective.Float32}
 	for _, tc := range []struct {
 		at   location
 		size int
@@ -69,7 +69,7 @@ func TestSlabOfALiar(t *testing.T) {
 	}
 	s := newSlabSpace(func(context.Context, int, uint64) (int, int, error) { return dup(t, slab.FD), 1 << 20, nil })
 	defer s.close()
-	if _, err := s.reach(0, &backend.Call{DType: backend.Float32}, location{1, 0}, false, 1<<20); err == nil {
+	if _, err := s.reach(0, &collective.Call{DType: collective.Float32}, location{1, 0}, false, 1<<20); err == nil {
 		t.Error("memory beyond the end of a file was mapped")
 	}
 }

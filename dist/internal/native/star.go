@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -66,7 +66,7 @@ func (s *star) awaitSpokes(ctx context.Context, cfg *Config) error {
 		case r := <-s.joined:
 			delete(missing, r)
 		case <-ctx.Done():
-			e := &backend.TimeoutError{Group: cfg.Group, Op: "init", Cause: context.Cause(ctx)}
+			e := &collective.TimeoutError{Group: cfg.Group, Op: "init", Cause: context.Cause(ctx)}
 			for r, m := range cfg.Members {
 				if missing[r] {
 					e.Missing = append(e.Missing, m)

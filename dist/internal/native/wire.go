@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 // Proto is the name under which collectives share a port.
@@ -105,31 +105,31 @@ func parseFault(b []byte, numRanks int) (rank int, kind uint32, text string, err
 const callSize = 24
 
 // appendCall encodes what ranks must agree on.
-func appendCall(b []byte, c *backend.Call) []byte {
+func appendCall(b []byte, c *collective.Call) []byte {
 	b = append(b, byte(c.Op), byte(c.Reduce), byte(c.DType), 0)
 	b = binary.LittleEndian.AppendUint32(b, uint32(c.Root))
 	b = binary.LittleEndian.AppendUint64(b, uint64(c.Count))
 	return binary.LittleEndian.AppendUint64(b, c.Seq)
 }
 
-func parseCall(b []byte) (backend.Call, error) {
+func parseCall(b []byte) (collective.Call, error) {
 	if len(b) != callSize {
-		return backend.Call{}, fmt.Errorf("call of %d bytes, want %d", len(b), callSize)
+		return collective.Call{}, fmt.Errorf("call of %d bytes, want %d", len(b), callSize)
 	}
 	count := binary.LittleEndian.Uint64(b[8:])
 	if b[3] != 0 || count > math.MaxInt {
-		return backend.Call{}, errors.New("call that no rank would make")
+		return collective.Call{}, errors.New("call that no rank would make")
 	}
-	return backend.Call{
-		Op: backend.Op(b[0]), Reduce: backend.ReduceOp(b[1]), DType: backend.DType(b[2]),
+	return collective.Call{
+		Op: collective.Op(b[0]), Reduce: collective.ReduceOp(b[1]), DType: collective.DType(b[2]),
 		Root: int(binary.LittleEndian.Uint32(b[4:])), Count: int(count), Seq: binary.LittleEndian.Uint64(b[16:]),
 	}, nil
 }
 
 // encodeMismatch makes the text of a fault of kindMismatch.
-func encodeMismatch(e *backend.MismatchError) string {
+func encodeMismatch(e *collective.MismatchError) string {
 	b := make([]byte, 0, 2*(4+callSize))
-	for _, rc := range []*backend.RankCall{&e.Here, &e.There} {
+	for _, rc := range []*collective.RankCall{&e.Here, &e.There} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(rc.Rank))
 		b = appendCall(b, &rc.Call)
 	}
@@ -137,12 +137,12 @@ func encodeMismatch(e *backend.MismatchError) string {
 }
 
 // parseMismatch reads what encodeMismatch wrote.
-func parseMismatch(text, group string, numRanks int) (*backend.MismatchError, error) {
+func parseMismatch(text, group string, numRanks int) (*collective.MismatchError, error) {
 	if len(text) != 2*(4+callSize) {
 		return nil, fmt.Errorf("mismatch of %d bytes", len(text))
 	}
-	e := &backend.MismatchError{Group: group}
-	for i, rc := range []*backend.RankCall{&e.Here, &e.There} {
+	e := &collective.MismatchError{Group: group}
+	for i, rc := range []*collective.RankCall{&e.Here, &e.There} {
 		b := []byte(text[i*(4+callSize):][:4+callSize])
 		rc.Rank = int(binary.LittleEndian.Uint32(b))
 		var err error

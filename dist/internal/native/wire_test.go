@@ -6,10 +6,10 @@ import (
 	"bytes"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
-var sampleCall = backend.Call{Op: backend.OpBroadcast, DType: backend.Int64, Root: 3, Count: 1 << 40, Seq: 1<<33 + 5}
+var sampleCall = collective.Call{Op: collective.OpBroadcast, DType: collective.Int64, Root: 3, Count: 1 << 40, Seq: 1<<33 + 5}
 
 func TestWireRoundTrip(t *testing.T) {
 	h := hello{purpose: forSlab, rank: 6, number: 1 << 60, group: "world"}
@@ -29,8 +29,8 @@ func TestWireRoundTrip(t *testing.T) {
 	if rank != 2 || kind != kindFailed || text != "why" || err != nil {
 		t.Errorf("fault: %d %d %q %v", rank, kind, text, err)
 	}
-	m := &backend.MismatchError{Group: "world", Seq: sampleCall.Seq,
-		Here: backend.RankCall{Rank: 0, Call: sampleCall}, There: backend.RankCall{Rank: 2, Call: sampleCall}}
+	m := &collective.MismatchError{Group: "world", Seq: sampleCall.Seq,
+		Here: collective.RankCall{Rank: 0, Call: sampleCall}, There: collective.RankCall{Rank: 2, Call: sampleCall}}
 	if got, err := parseMismatch(encodeMismatch(m), "world", 3); err != nil || *got != *m {
 		t.Errorf("mismatch: %+v, %v", got, err)
 	}
@@ -43,7 +43,7 @@ func FuzzWire(f *testing.F) {
 	f.Add(h.encode())
 	f.Add(appendCall(nil, &sampleCall))
 	f.Add(encodeFault(1, kindDied, "killed"))
-	f.Add([]byte(encodeMismatch(&backend.MismatchError{Here: backend.RankCall{Call: sampleCall}, There: backend.RankCall{Rank: 1, Call: sampleCall}})))
+	f.Add([]byte(encodeMismatch(&collective.MismatchError{Here: collective.RankCall{Call: sampleCall}, There: collective.RankCall{Rank: 1, Call: sampleCall}})))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := parseHello(b, "world", 4); err == nil && !bytes.Equal(h.encode(), b) {
 			t.Errorf("hello %+v of %x encodes to %x", h, b, h.encode())

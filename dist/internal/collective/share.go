@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan holds the algorithms of collectives as pure functions: who
-// sends, receives and reduces which elements, in which order. Nothing here
-// moves data, waits or knows a transport, so that a plan can be checked for
-// any number of ranks by running it in a table.
-package plan
+package collective
 
 // Range is the elements [Lo, Hi).
 type Range struct{ Lo, Hi int }

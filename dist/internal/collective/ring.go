@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package plan
+package collective
 
 // Plan is one rank's part in a collective over a ring, in which it receives
 // from the rank before it and sends to the one after. Sends happen in order,
