@@ -47,6 +47,26 @@ func (g *Group) allGather(ctx context.Context, dst, src collective.Data) (reques
 	return g.request(ctx, c, src, dst, err)
 }
 
+func (g *Group) reduceScatter(ctx context.Context, dst, src collective.Data, op ReduceOp) (request, error) {
+	c := collective.Call{Op: collective.OpReduceScatter, Reduce: op, DType: dst.DType, Count: dst.NumElems}
+	err := src.Check()
+	if err == nil {
+		err = dst.Check()
+	}
+	if err == nil {
+		_, err = collective.ReducerFor(op, dst.DType)
+	}
+	switch {
+	case err != nil:
+	case dst.DType != src.DType:
+		err = fmt.Errorf("the destination has elements of type %v, the source of %v", dst.DType, src.DType)
+	case src.NumElems != g.size*dst.NumElems:
+		err = fmt.Errorf("the source has %d elements, want %d: %d for each of %d ranks",
+			src.NumElems, g.size*dst.NumElems, dst.NumElems, g.size)
+	}
+	return g.request(ctx, c, src, dst, err)
+}
+
 func (g *Group) barrier(ctx context.Context) (request, error) {
 	return g.request(ctx, collective.Call{Op: collective.OpBarrier}, collective.Data{}, collective.Data{}, nil)
 }

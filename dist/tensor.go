@@ -82,6 +82,32 @@ func (g *Group) allGatherTensor(ctx context.Context, dst, src *tensor.Tensor) (r
 	return r.keeping(dst, src), err
 }
 
+// ReduceScatter fills dst with this rank's part of the reduction of src over
+// all ranks, element by element: rank r gets elements r·m to (r+1)·m of it,
+// where m is the number of dst's elements. src has Size times as many and stays
+// as it is.
+func (g *Group) ReduceScatter(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) error {
+	return g.run(g.reduceScatterTensor(ctx, dst, src, op))
+}
+
+// ReduceScatterAsync starts a ReduceScatter.
+func (g *Group) ReduceScatterAsync(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) *Work {
+	return g.runAsync(g.reduceScatterTensor(ctx, dst, src, op))
+}
+
+func (g *Group) reduceScatterTensor(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) (request, error) {
+	out, err := lend("the destination", dst, true)
+	var in collective.Data
+	if err == nil {
+		in, err = lend("the source", src, false)
+	}
+	if err != nil {
+		return g.request(ctx, collective.Call{Op: collective.OpReduceScatter}, in, out, err)
+	}
+	r, err := g.reduceScatter(ctx, out, in, op)
+	return r.keeping(dst, src), err
+}
+
 // Send sends t to rank dst, whose Recv takes a tensor of the same elements.
 func (g *Group) Send(ctx context.Context, t *tensor.Tensor, dst int) error {
 	return g.run(g.sendTensor(ctx, t, dst))

@@ -20,10 +20,11 @@ const (
 	OpAllGather
 	OpSend
 	OpRecv
+	OpReduceScatter
 )
 
 var opNames = [...]string{OpBarrier: "barrier", OpAllReduce: "all_reduce", OpBroadcast: "broadcast",
-	OpAllGather: "all_gather", OpSend: "send", OpRecv: "recv"}
+	OpAllGather: "all_gather", OpSend: "send", OpRecv: "recv", OpReduceScatter: "reduce_scatter"}
 
 func (o Op) String() string {
 	if o >= OpBarrier && int(o) < len(opNames) {
@@ -115,10 +116,12 @@ func (d Data) Check() error {
 // is compared through [Call.Matches].
 type Call struct {
 	Op     Op
-	Reduce ReduceOp // all-reduce only
+	Reduce ReduceOp // all-reduce and reduce-scatter only
 	DType  DType
 	Root   int // broadcast: the source; send and recv: the peer; else 0
-	Count  int // elements that this rank contributes
+	// Count is how many elements this rank contributes; for a reduce-scatter,
+	// how many it gets.
+	Count int
 	// Seq counts the collectives of a group, or the messages of one ordered
 	// pair of ranks, from 1.
 	Seq uint64
@@ -137,8 +140,8 @@ func (c Call) String() string {
 	switch c.Op {
 	case OpBarrier:
 		return "barrier"
-	case OpAllReduce:
-		return fmt.Sprintf("all_reduce %v of %d %v", c.Reduce, c.Count, c.DType)
+	case OpAllReduce, OpReduceScatter:
+		return fmt.Sprintf("%v %v of %d %v", c.Op, c.Reduce, c.Count, c.DType)
 	case OpBroadcast:
 		return fmt.Sprintf("broadcast from rank %d of %d %v", c.Root, c.Count, c.DType)
 	case OpSend:
@@ -156,9 +159,10 @@ func (c Call) String() string {
 // all three may run at once. An error from any of them is final: the backend
 // has told the other ranks, and every later call fails at once.
 type Backend interface {
-	// Collective runs a barrier, all-reduce, broadcast or all-gather. in and
-	// out are the same data except for an all-gather, whose out holds the
-	// contribution of every rank in rank order.
+	// Collective runs anything but a send or a receive. in and out are the
+	// same data except for an all-gather, whose out holds the contribution of
+	// every rank in rank order, and a reduce-scatter, whose in holds what it
+	// contributes to every rank's out in rank order.
 	Collective(ctx context.Context, c Call, in, out Data) error
 	// Send returns when data may be changed again.
 	Send(ctx context.Context, c Call, data Data) error

@@ -2,52 +2,29 @@
 
 package collective
 
-// Plan is one rank's part in a collective over a ring, in which it receives
-// from the rank before it and sends to the one after. Sends happen in order,
-// receives happen in order, and the two at the same time but for what After says.
-type Plan struct {
-	Sends []Send
-	Recvs []Recv
-}
-
-// Send is a run of elements to send on.
-type Send struct {
-	Range
-	After int // how many receives must have been completed
-}
-
-// Recv is a run of elements to receive.
-type Recv struct {
-	Range
-	Reduce bool // into what is there, instead of over it
-	// From is the rank whose silence it is when this receive waits in vain
-	// while the ranks between have done their part.
-	From int
-}
-
 // mod returns i modulo n, not negative.
 func mod(i, n int) int { return ((i % n) + n) % n }
 
-// rounds makes a plan of successive rounds: in each, a rank sends the
+// rounds adds successive rounds on a ring to a plan, in which a rank receives
+// from the one before it and sends to the one after: in each round, the
 // elements that it received in the round before. blocks gives the elements
 // that round t receives; first those that round 0 sends. Elements travel in
 // pieces, so that a piece goes on while the next one comes.
-func rounds(n, rank, numRounds, piece int, first Range, blocks func(t int) (r Range, reduce bool)) Plan {
-	var p Plan
+func (p *Plan) rounds(n, rank, numRounds, piece int, first Range, blocks func(t int) (r Range, reduce bool)) {
 	if numRounds == 0 {
-		return p
+		return
 	}
-	first.Pieces(piece, func(r Range) { p.Sends = append(p.Sends, Send{Range: r}) })
+	next, prev := mod(rank+1, n), mod(rank-1, n)
+	first.Pieces(piece, func(r Range) { p.Sends = append(p.Sends, Send{Range: r, To: next}) })
 	for t := range numRounds {
 		block, reduce := blocks(t)
 		block.Pieces(piece, func(r Range) {
-			p.Recvs = append(p.Recvs, Recv{r, reduce, mod(rank-1-t, n)})
+			p.Recvs = append(p.Recvs, Recv{Range: r, From: prev, Reduce: reduce, Culprit: mod(rank-1-t, n)})
 			if t+1 < numRounds {
-				p.Sends = append(p.Sends, Send{r, len(p.Recvs)})
+				p.Sends = append(p.Sends, Send{Range: r, To: next, After: len(p.Recvs)})
 			}
 		})
 	}
-	return p
 }
 
 // RingAllReduce is the bandwidth-optimal all-reduce: the elements are cut into
@@ -55,35 +32,75 @@ func rounds(n, rank, numRounds, piece int, first Range, blocks func(t int) (r Ra
 // gathering sums, beginning with the rank after its own number and ending at
 // that rank, and then once round again as it is. Every rank sends and
 // receives 2(n-1)/n of the elements, in pieces of at most piece elements.
+// Input and output are the same memory.
 // (Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
 // workstations, 2009.)
 func RingAllReduce(n, rank, count, align, piece int) Plan {
+	var p Plan
 	share := func(i int) Range { return Share(count, n, align, mod(i, n)) }
-	return rounds(n, rank, 2*(n-1), piece, share(rank-1), func(t int) (Range, bool) {
+	p.rounds(n, rank, 2*(n-1), piece, share(rank-1), func(t int) (Range, bool) {
 		return share(rank - 2 - t), t < n-1
 	})
+	return p
 }
 
-// RingAllGather brings every rank's block of count elements to all: element i
-// of rank r is element r*count+i of the result, in which the own block stands
-// already.
+// GatherAllReduce has every rank gather the elements of all and reduce them in
+// the order of ranks: half the steps of [RingAllReduce] and n/2 times the data.
+func GatherAllReduce(n, rank, count, piece int) Plan {
+	p := Plan{Work: n * count}
+	p.gather(n, rank, count, piece)
+	for r := range n {
+		p.Store = append(p.Store, Copy{From: block(r, count), Reduce: r > 0})
+	}
+	return p
+}
+
+// RingReduceScatter leaves rank r the reduction of all ranks' elements
+// [r*count, (r+1)*count): the first half of [RingAllReduce], in working memory
+// as large as the input, which stays as it is.
+func RingReduceScatter(n, rank, count, piece int) Plan {
+	if n == 1 {
+		return Plan{Load: []Copy{{From: Range{0, count}}}}
+	}
+	own := block(rank, count)
+	p := Plan{Work: n * count, Load: []Copy{{From: Range{0, n * count}}}, Store: []Copy{{From: own}}}
+	p.rounds(n, rank, n-1, piece, block(mod(rank-1, n), count), func(t int) (Range, bool) {
+		return block(mod(rank-2-t, n), count), true
+	})
+	return p
+}
+
+// RingAllGather brings every rank's count elements to all: element i of rank r
+// is element r*count+i of the result.
 func RingAllGather(n, rank, count, piece int) Plan {
-	block := func(i int) Range { i = mod(i, n); return Range{i * count, (i + 1) * count} }
-	return rounds(n, rank, n-1, piece, block(rank), func(t int) (Range, bool) {
-		return block(rank - 1 - t), false
+	var p Plan
+	p.gather(n, rank, count, piece)
+	return p
+}
+
+// gather adds the rounds of an all-gather to a plan.
+func (p *Plan) gather(n, rank, count, piece int) {
+	own := block(rank, count)
+	p.Load = append(p.Load, Copy{To: own.Lo, From: Range{0, count}})
+	p.rounds(n, rank, n-1, piece, own, func(t int) (Range, bool) {
+		return block(mod(rank-1-t, n), count), false
 	})
 }
 
+// block returns the elements of the i-th of several runs of count.
+func block(i, count int) Range { return Range{i * count, (i + 1) * count} }
+
 // RingBroadcast passes the root's elements along the ring up to the rank
-// before the root.
+// before the root. Input and output are the same memory.
 func RingBroadcast(n, rank, root, count, piece int) Plan {
 	var p Plan
+	next, prev := mod(rank+1, n), mod(rank-1, n)
 	Range{0, count}.Pieces(piece, func(r Range) {
 		if rank != root {
-			p.Recvs = append(p.Recvs, Recv{r, false, mod(rank-1, n)})
+			p.Recvs = append(p.Recvs, Recv{Range: r, From: prev, Culprit: prev})
 		}
-		if mod(rank+1, n) != root {
-			p.Sends = append(p.Sends, Send{r, len(p.Recvs)})
+		if next != root {
+			p.Sends = append(p.Sends, Send{Range: r, To: next, After: len(p.Recvs)})
 		}
 	})
 	return p
@@ -92,12 +109,11 @@ func RingBroadcast(n, rank, root, count, piece int) Plan {
 // RingBarrier tells every rank that all have come: n-1 rounds of empty
 // messages. Round t's comes when the t+1 ranks before this one have.
 func RingBarrier(n, rank int) Plan {
-	p := Plan{Sends: []Send{{}}}
+	var p Plan
+	next, prev := mod(rank+1, n), mod(rank-1, n)
 	for t := range n - 1 {
-		p.Recvs = append(p.Recvs, Recv{From: mod(rank-1-t, n)})
-		if t+1 < n-1 {
-			p.Sends = append(p.Sends, Send{After: t + 1})
-		}
+		p.Sends = append(p.Sends, Send{To: next, After: t})
+		p.Recvs = append(p.Recvs, Recv{From: prev, Culprit: mod(rank-1-t, n)})
 	}
 	return p
 }

@@ -23,7 +23,7 @@ type GoRanksOptions struct {
 // this process. cfg.Rank is ignored; cfg.Members gives the number of ranks.
 func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 	n := len(cfg.Members)
-	w := &goWorld{pipes: map[[2]int]*pipeBlock{}}
+	w := &goWorld{pipes: map[goPipe]*pipeBlock{}}
 	if !opts.Private {
 		w.lent = make([][2]lending, n)
 		w.messages = map[uint64][]byte{}
@@ -35,12 +35,12 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 	ranks := make([]*Shm, n)
 	for r := range ranks {
 		cfg.Rank = r
-		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, bufs: make([][]byte, n)}
+		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, bufs: make([][]byte, n), exec: executor{rank: r, numRanks: n}}
 		s.pipes.open = func(_ context.Context, _ *collective.Call, key pipeKey) (*pipe, error) {
 			if key.outgoing {
-				return &pipe{block: w.pipe(s.cfg.Rank, key.peer)}, nil
+				return &pipe{block: w.pipe(goPipe{s.cfg.Rank, key.peer, key.use})}, nil
 			}
-			return &pipe{block: w.pipe(key.peer, s.cfg.Rank)}, nil
+			return &pipe{block: w.pipe(goPipe{key.peer, s.cfg.Rank, key.use})}, nil
 		}
 		ranks[r] = s
 	}
@@ -52,9 +52,15 @@ type goWorld struct {
 	lent [][2]lending // by rank and parity of the call; nil: nothing is reachable
 
 	mu       sync.Mutex
-	pipes    map[[2]int]*pipeBlock // from, to
-	messages map[uint64][]byte     // lent to a receive, by number
+	pipes    map[goPipe]*pipeBlock
+	messages map[uint64][]byte // lent to a receive, by number
 	lastID   uint64
+}
+
+// goPipe names a pipe.
+type goPipe struct {
+	from, to int
+	use      pipeUse
 }
 
 // lending is the data that a rank has lent for a call. It is written before
@@ -102,10 +108,9 @@ func (w *goWorld) reach(peer int, c *collective.Call, at location, out bool, siz
 
 func (w *goWorld) close() error { return nil }
 
-func (w *goWorld) pipe(from, to int) *pipeBlock {
+func (w *goWorld) pipe(key goPipe) *pipeBlock {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	key := [2]int{from, to}
 	if w.pipes[key] == nil {
 		w.pipes[key] = (*pipeBlock)(unsafe.Pointer(unsafe.SliceData(aligned(int(unsafe.Sizeof(pipeBlock{}))))))
 	}

@@ -4,6 +4,7 @@ package native
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -14,7 +15,8 @@ import (
 // reach is copied once, by the receiver, instead of through the slots.
 const directLimit = 64 << 10
 
-// pipe carries the messages from one rank to another through slots. The
+// pipe carries messages, or the pieces of plans, from one rank to another
+// through slots. The
 // sender and the receiver each have their own view of it.
 type pipe struct {
 	block *pipeBlock
@@ -26,7 +28,18 @@ type pipe struct {
 type pipeKey struct {
 	peer     int
 	outgoing bool
+	use      pipeUse
 }
+
+// pipeUse is what a pipe carries: messages run beside collectives, so each has
+// its own. The numbers travel between ranks.
+type pipeUse uint8
+
+const (
+	pipeMessages pipeUse = iota
+	pipeCollectives
+	numPipeUses
+)
 
 // pipes are a rank's pipes, opened on first use.
 type pipes struct {
@@ -82,6 +95,68 @@ func (ps *pipes) closeAll() error {
 	return err
 }
 
+// prepare implements [link]. Pipes are opened as they are used: the peer's
+// answer does not depend on how far it has come.
+func (s *Shm) prepare(_ context.Context, _ *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
+	// Pipes are empty: the call before has ended on all ranks.
+	return func() {}, len(p.Sends) <= numSlots, nil
+}
+
+// sendPiece implements [link].
+func (s *Shm) sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error {
+	p, err := s.pipes.get(ctx, c, pipeKey{to, true, pipeCollectives})
+	if err != nil {
+		return err
+	}
+	slot, err := s.emptySlot(ctx, c, p, to)
+	if err != nil {
+		return err
+	}
+	rec := &p.block.records[slot]
+	rec.fill(c)
+	rec.size = uint64(copy(p.block.slots[slot][:], data))
+	p.count++
+	raise(s.park, &p.block.sent, p.count)
+	return nil
+}
+
+// emptySlot waits for the next slot of a pipe to a peer to be empty.
+func (s *Shm) emptySlot(ctx context.Context, c *collective.Call, p *pipe, peer int) (slot uint32, err error) {
+	if p.count >= numSlots {
+		err = s.await(ctx, c, peer, &p.block.taken, p.count-numSlots+1)
+	}
+	return p.count % numSlots, err
+}
+
+// recvPiece implements [link]. It reduces from the slot.
+func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit int, into []byte, reduce collective.Reducer) error {
+	p, err := s.pipes.get(ctx, c, pipeKey{from, false, pipeCollectives})
+	if err != nil {
+		return err
+	}
+	if err := s.await(ctx, c, from, &p.block.sent, p.count+1); err != nil {
+		var late *collective.TimeoutError
+		if errors.As(err, &late) {
+			late.Missing = []collective.Member{s.cfg.Members[culprit]}
+		}
+		return err
+	}
+	slot := p.count % numSlots
+	if size := p.block.records[slot].size; size != uint64(len(into)) {
+		return fmt.Errorf("dist: %v of group %q: %v sent a piece of %d bytes, want %d",
+			c, s.cfg.Group, s.cfg.Members[from], size, len(into))
+	}
+	data := p.block.slots[slot][:len(into)]
+	if reduce != nil {
+		reduce(into, data)
+	} else {
+		copy(into, data)
+	}
+	p.count++
+	raise(s.park, &p.block.taken, p.count)
+	return nil
+}
+
 // Send implements [collective.Backend]. It returns when the message lies in the
 // pipe's slots, or for large reachable data when the receiver has copied it.
 func (s *Shm) Send(ctx context.Context, c collective.Call, data collective.Data) error {
@@ -95,7 +170,7 @@ func (s *Shm) Send(ctx context.Context, c collective.Call, data collective.Data)
 }
 
 func (s *Shm) send(ctx context.Context, c *collective.Call, data *collective.Data) error {
-	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, true})
+	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, true, pipeMessages})
 	if err != nil {
 		return err
 	}
@@ -106,12 +181,10 @@ func (s *Shm) send(ctx context.Context, c *collective.Call, data *collective.Dat
 		at, direct = s.space.lend(s.cfg.Rank, c, data, false)
 	}
 	for first := true; first || len(left) > 0; first = false {
-		if p.count >= numSlots {
-			if err := s.await(ctx, c, c.Root, &p.block.taken, p.count-numSlots+1); err != nil {
-				return err
-			}
+		slot, err := s.emptySlot(ctx, c, p, c.Root)
+		if err != nil {
+			return err
 		}
-		slot := p.count % numSlots
 		rec := &p.block.records[slot]
 		rec.fill(c)
 		if direct {
@@ -141,7 +214,7 @@ func (s *Shm) Recv(ctx context.Context, c collective.Call, data collective.Data)
 }
 
 func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Data) error {
-	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, false})
+	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, false, pipeMessages})
 	if err != nil {
 		return err
 	}

@@ -30,11 +30,14 @@ const replyTimeout = 10 * time.Second
 // others may still be on their way, which the first collective will notice.
 func OpenShm(ctx context.Context, cfg Config, end *Endpoint, addrs []string, token transport.Token) (*Shm, error) {
 	n := len(cfg.Members)
-	p := &process{cfg: cfg, end: end, addrs: addrs, token: token, incoming: make([]chan *pipe, n)}
+	p := &process{cfg: cfg, end: end, addrs: addrs, token: token, incoming: make([][numPipeUses]chan *pipe, n)}
 	for r := range p.incoming {
-		p.incoming[r] = make(chan *pipe, 1)
+		for use := range p.incoming[r] {
+			p.incoming[r][use] = make(chan *pipe, 1)
+		}
 	}
-	s := &Shm{cfg: cfg, n: n, park: newProcessParking(n <= runtime.NumCPU()), bufs: make([][]byte, n)}
+	s := &Shm{cfg: cfg, n: n, park: newProcessParking(n <= runtime.NumCPU()), bufs: make([][]byte, n),
+		exec: executor{rank: cfg.Rank, numRanks: n}}
 	p.shm = s
 	p.slabs = newSlabSpace(p.fetch)
 	p.star = newStar(cfg.Rank, n, s.Report, s.reportLeft)
@@ -60,7 +63,7 @@ type process struct {
 	segment *mem.Slab // the hub's own
 	mapped  []byte    // a spoke's mapping of it
 
-	incoming []chan *pipe // pipes that peers have opened to this rank
+	incoming [][numPipeUses]chan *pipe // pipes that peers have opened to this rank
 }
 
 // meet gets the control segment: the hub makes it and hands it to everybody.
@@ -143,7 +146,7 @@ func (p *process) serve(conn *transport.Conn) (keep bool) {
 	case forSlab:
 		err = p.giveSlab(conn, h.number)
 	case forPipe:
-		err = p.takePipe(conn, h.rank)
+		err = p.takePipe(conn, h.rank, h.number)
 	default:
 		err = fmt.Errorf("nothing is known of purpose %d", h.purpose)
 	}
@@ -202,21 +205,21 @@ func (p *process) fetch(ctx context.Context, peer int, id uint64) (fd, size int,
 // from a peer.
 func (p *process) openPipe(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
 	if !key.outgoing {
-		return p.awaitPipe(ctx, c, key.peer)
+		return p.awaitPipe(ctx, c, key)
 	}
 	slab, err := mem.NewSlab(int(unsafe.Sizeof(pipeBlock{})))
 	if err != nil {
 		return nil, fmt.Errorf("dist: message pipe to %v: %w", p.cfg.Members[key.peer], err)
 	}
-	if err := p.handOver(ctx, slab, key.peer); err != nil {
+	if err := p.handOver(ctx, slab, key); err != nil {
 		_ = slab.Close()
 		return nil, err
 	}
 	return &pipe{block: (*pipeBlock)(slab.Pointer()), close: slab.Close}, nil
 }
 
-func (p *process) handOver(ctx context.Context, slab *mem.Slab, peer int) error {
-	conn, err := p.dial(ctx, peer, forPipe, 0)
+func (p *process) handOver(ctx context.Context, slab *mem.Slab, key pipeKey) error {
+	conn, err := p.dial(ctx, key.peer, forPipe, uint64(key.use))
 	if err != nil {
 		return err
 	}
@@ -227,14 +230,17 @@ func (p *process) handOver(ctx context.Context, slab *mem.Slab, peer int) error 
 		}
 		kind, payload, err := conn.ReadFrame(nil, maxControl)
 		if err == nil && kind != frameDone {
-			err = fmt.Errorf("dist: message pipe: %v refused: %s", p.cfg.Members[peer], payload)
+			err = fmt.Errorf("dist: message pipe: %v refused: %s", p.cfg.Members[key.peer], payload)
 		}
 		return err
 	})
 }
 
 // takePipe takes a pipe that a peer has made.
-func (p *process) takePipe(conn *transport.Conn, peer int) error {
+func (p *process) takePipe(conn *transport.Conn, peer int, use uint64) error {
+	if use >= uint64(numPipeUses) {
+		return fmt.Errorf("nothing is known of pipes of use %d", use)
+	}
 	kind, _, err := conn.ReadFrame(nil, 0)
 	if err != nil || kind != framePipe {
 		return errors.New("no pipe came")
@@ -254,35 +260,36 @@ func (p *process) takePipe(conn *transport.Conn, peer int) error {
 	}
 	in := &pipe{block: (*pipeBlock)(unsafe.Pointer(unsafe.SliceData(data))), close: func() error { return mem.Unmap(data) }}
 	select {
-	case p.incoming[peer] <- in:
+	case p.incoming[peer][use] <- in:
 		return conn.WriteFrame(frameDone)
 	default:
 		_ = in.close()
-		return fmt.Errorf("rank %d has opened a pipe before", peer)
+		return fmt.Errorf("rank %d has opened this pipe before", peer)
 	}
 }
 
-// awaitPipe waits for a peer's first message.
-func (p *process) awaitPipe(ctx context.Context, c *collective.Call, peer int) (*pipe, error) {
+// awaitPipe waits for the pipe that a peer opens when it first sends.
+func (p *process) awaitPipe(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
+	came := p.incoming[key.peer][key.use]
 	start := time.Now()
 	tick := time.NewTicker(futexNap)
 	defer tick.Stop()
 	for {
 		select {
-		case in := <-p.incoming[peer]:
+		case in := <-came:
 			return in, nil
 		default:
 		}
-		if err := p.shm.trouble(ctx, c, peer, start); err != nil {
+		if err := p.shm.trouble(ctx, c, key.peer, start); err != nil {
 			select {
-			case in := <-p.incoming[peer]: // it came before the trouble
+			case in := <-came: // it came before the trouble
 				return in, nil
 			default:
 				return nil, err
 			}
 		}
 		select {
-		case in := <-p.incoming[peer]:
+		case in := <-came:
 			return in, nil
 		case <-ctx.Done():
 		case <-tick.C:
@@ -295,11 +302,13 @@ func (p *process) close() error {
 	p.star.close()
 	err := p.end.Close()
 	errs := []error{err, p.shm.pipes.closeAll(), p.slabs.close()}
-	for _, ch := range p.incoming {
-		select {
-		case in := <-ch:
-			errs = append(errs, in.close())
-		default:
+	for _, uses := range p.incoming {
+		for _, came := range uses {
+			select {
+			case in := <-came:
+				errs = append(errs, in.close())
+			default:
+			}
 		}
 	}
 	p.shm.detach()

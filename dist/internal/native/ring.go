@@ -15,8 +15,9 @@ import (
 )
 
 // Ring is a rank of a group whose ranks talk over TCP: collectives run round
-// a ring of connections, messages have a connection for each pair and
-// direction, opened on first use.
+// a ring of connections, and off it where a plan says so; messages have
+// connections of their own. There is one for each pair and direction; those
+// that are not of the ring are opened on first use.
 type Ring struct {
 	cfg   Config
 	n     int
@@ -25,22 +26,30 @@ type Ring struct {
 	token transport.Token
 	star  *star
 
-	next, prev *transport.Conn // of the ring
-	cameRing   chan *transport.Conn
+	// whole ends with the first fault; it is the one context that lives as
+	// long as the group.
+	whole    context.Context
+	endWhole context.CancelFunc
 
 	mu       sync.Mutex
 	conns    map[*transport.Conn]struct{} // all that a fault must cut
-	outgoing map[int]*transport.Conn      // messages
-	incoming map[int]*transport.Conn
-	waiting  map[int]chan *transport.Conn // incoming ones not yet taken
+	outgoing map[way]*transport.Conn
+	incoming map[way]*transport.Conn
+	waiting  map[way]chan *transport.Conn // incoming ones not yet taken
 	left     map[int]bool                 // ranks that have closed the group
 	fault    *ringFault
 	news     chan struct{} // closed and replaced when left or fault changes
 
 	failed atomic.Pointer[failure]
 	closed atomic.Bool
+	exec   executor
 	in     []byte // scratch: a piece to be reduced
-	all    []byte // scratch: small data of all ranks
+}
+
+// way is what a connection carries, to a peer or from it.
+type way struct {
+	peer int
+	why  purpose
 }
 
 type ringFault struct {
@@ -53,10 +62,10 @@ type ringFault struct {
 // ranks'. The group owns the endpoint from now on, error or not.
 func OpenRing(ctx context.Context, cfg Config, end *Endpoint, addrs []string, token transport.Token) (*Ring, error) {
 	n := len(cfg.Members)
-	r := &Ring{cfg: cfg, n: n, end: end, addrs: addrs, token: token,
-		cameRing: make(chan *transport.Conn, 1),
-		conns:    map[*transport.Conn]struct{}{}, outgoing: map[int]*transport.Conn{}, incoming: map[int]*transport.Conn{},
-		waiting: map[int]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
+	r := &Ring{cfg: cfg, n: n, end: end, addrs: addrs, token: token, exec: executor{rank: cfg.Rank, numRanks: n},
+		conns: map[*transport.Conn]struct{}{}, outgoing: map[way]*transport.Conn{}, incoming: map[way]*transport.Conn{},
+		waiting: map[way]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
+	r.whole, r.endWhole = context.WithCancel(context.Background())
 	r.star = newStar(cfg.Rank, n, r.heard, r.hasLeft)
 	end.attach(r.serve)
 	if err := r.meet(ctx); err != nil {
@@ -79,14 +88,18 @@ func (r *Ring) meet(ctx context.Context) error {
 		}
 	}
 	next := (r.cfg.Rank + 1) % r.n
-	conn, err := r.dial(ctx, next, forRing)
+	conn, err := r.dial(ctx, next, forCollectives)
 	if err != nil {
 		return err
 	}
-	if r.next = conn; !r.keep(conn) {
+	if !r.keep(conn) {
 		return r.explain(nil, next, collective.ErrClosed)
 	}
 	prev := (r.cfg.Rank + r.n - 1) % r.n
+	came := r.waitingFor(way{prev, forCollectives})
+	r.mu.Lock()
+	r.outgoing[way{next, forCollectives}] = conn
+	r.mu.Unlock()
 	for {
 		r.mu.Lock()
 		fault, news := r.fault, r.news
@@ -95,7 +108,10 @@ func (r *Ring) meet(ctx context.Context) error {
 			return r.cfg.faultError(nil, fault.rank, fault.kind, fault.text)
 		}
 		select {
-		case r.prev = <-r.cameRing:
+		case conn := <-came:
+			r.mu.Lock()
+			r.incoming[way{prev, forCollectives}] = conn
+			r.mu.Unlock()
 			if r.cfg.Rank == 0 {
 				return r.star.awaitSpokes(ctx, &r.cfg)
 			}
@@ -146,22 +162,12 @@ func (r *Ring) serve(conn *transport.Conn) bool {
 			return false
 		}
 		return true
-	case forRing:
-		if (h.rank+1)%r.n != r.cfg.Rank || !r.keep(conn) {
-			return false
-		}
-		select {
-		case r.cameRing <- conn:
-			return true
-		default:
-			return false
-		}
-	case forMessages:
+	case forCollectives, forMessages:
 		if !r.keep(conn) {
 			return false
 		}
 		select {
-		case r.waitingFor(h.rank) <- conn:
+		case r.waitingFor(way{h.rank, h.purpose}) <- conn:
 			return true
 		default:
 			return false
@@ -170,14 +176,14 @@ func (r *Ring) serve(conn *transport.Conn) bool {
 	return false
 }
 
-// waitingFor returns where the connection for a peer's messages is handed over.
-func (r *Ring) waitingFor(peer int) chan *transport.Conn {
+// waitingFor returns where a connection from a peer is handed over.
+func (r *Ring) waitingFor(w way) chan *transport.Conn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ch := r.waiting[peer]
+	ch := r.waiting[w]
 	if ch == nil {
 		ch = make(chan *transport.Conn, 1)
-		r.waiting[peer] = ch
+		r.waiting[w] = ch
 	}
 	return ch
 }
@@ -190,6 +196,7 @@ func (r *Ring) heard(rank int, kind uint32, text string) {
 		return
 	}
 	r.fault = &ringFault{rank, kind, text}
+	r.endWhole()
 	for c := range r.conns {
 		c.Close()
 	}
@@ -211,6 +218,71 @@ func (r *Ring) Died(rank int) {
 	if rank >= 0 && rank < r.n && rank != r.cfg.Rank {
 		r.heard(rank, kindDied, "")
 		r.star.spread(rank, kindDied, "")
+	}
+}
+
+// connTo returns the connection to a peer, which is opened on first use.
+func (r *Ring) connTo(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
+	r.mu.Lock()
+	conn := r.outgoing[w]
+	r.mu.Unlock()
+	if conn != nil {
+		return conn, nil
+	}
+	limit, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	defer context.AfterFunc(r.whole, cancel)()
+	conn, err := r.dial(limit, w.peer, w.why)
+	if err != nil {
+		if limit.Err() != nil && r.whole.Err() == nil {
+			err = errLate
+		}
+		return nil, r.broken(ctx, c, w.peer, w.peer, err)
+	}
+	if !r.keep(conn) {
+		return nil, r.explain(c, w.peer, collective.ErrClosed)
+	}
+	r.mu.Lock()
+	r.outgoing[w] = conn
+	r.mu.Unlock()
+	return conn, nil
+}
+
+// connFrom returns the connection from a peer, which the peer opens when it
+// first has something to send.
+func (r *Ring) connFrom(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
+	peer := w.peer
+	r.mu.Lock()
+	conn := r.incoming[w]
+	r.mu.Unlock()
+	if conn != nil {
+		return conn, nil
+	}
+	limit, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	came := r.waitingFor(w)
+	for {
+		r.mu.Lock()
+		fault, left, news := r.fault, r.left[peer], r.news
+		r.mu.Unlock()
+		select {
+		case conn = <-came:
+		default:
+			if fault != nil || left {
+				return nil, r.explain(c, peer, collective.ErrLeft)
+			}
+			select {
+			case conn = <-came:
+			case <-news:
+				continue
+			case <-limit.Done():
+				return nil, r.broken(ctx, c, peer, peer, errLate)
+			}
+		}
+		r.mu.Lock()
+		r.incoming[w] = conn
+		r.mu.Unlock()
+		return conn, nil
 	}
 }
 
@@ -280,6 +352,7 @@ func (r *Ring) Close() error {
 	if r.closed.Swap(true) {
 		return nil
 	}
+	r.endWhole()
 	r.star.close()
 	err := r.end.Close()
 	r.mu.Lock()

@@ -7,22 +7,18 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 const (
-	// ringPiece is the bytes of a frame: reduced while the next one comes.
-	ringPiece = 256 << 10
 	// messagePiece is the bytes of a frame of a message.
 	messagePiece = 1 << 20
 	// inlineLimit is what may be on its way to a rank that does not read at
 	// the moment: below it a rank can send and then receive.
 	inlineLimit = 16 << 10
-	// gatherLimit is up to where an all-reduce gathers everybody's data and
-	// reduces for itself, which takes half as many steps round the ring.
-	gatherLimit = 8 << 10
 )
 
 // Collective implements [collective.Backend].
@@ -37,145 +33,98 @@ func (r *Ring) Collective(ctx context.Context, c collective.Call, in, out collec
 }
 
 func (r *Ring) collective(ctx context.Context, c *collective.Call, in, out collective.Data) error {
-	me, size := r.cfg.Rank, c.DType.Size()
-	switch {
-	case c.Op == collective.OpBarrier || c.Count == 0:
-		return r.execute(ctx, c, collective.RingBarrier(r.n, me), nil, nil, 1)
-	case c.Op == collective.OpAllGather:
-		copy(out.Bytes()[me*c.Count*size:], in.Bytes())
-		return r.execute(ctx, c, collective.RingAllGather(r.n, me, c.Count, ringPiece/size), out.Bytes(), nil, size)
-	case c.Op == collective.OpBroadcast:
-		return r.execute(ctx, c, collective.RingBroadcast(r.n, me, c.Root, c.Count, ringPiece/size), out.Bytes(), nil, size)
-	case c.Op == collective.OpAllReduce:
-		reduce, err := collective.ReducerFor(c.Reduce, c.DType)
-		if err != nil {
-			return err
-		}
-		if c.Count*size*r.n <= gatherLimit {
-			return r.reduceGathered(ctx, c, out.Bytes(), reduce)
-		}
-		p := collective.RingAllReduce(r.n, me, c.Count, max(1, shareAlign/size), ringPiece/size)
-		return r.execute(ctx, c, p, out.Bytes(), reduce, size)
-	}
-	return fmt.Errorf("dist: no collective %v", c.Op)
-}
-
-// reduceGathered gathers the data of all ranks and reduces it in rank order.
-func (r *Ring) reduceGathered(ctx context.Context, c *collective.Call, data []byte, reduce collective.Reducer) error {
-	if r.all == nil {
-		r.all = aligned(gatherLimit)
-	}
-	all := r.all[:r.n*len(data)]
-	copy(all[r.cfg.Rank*len(data):], data)
-	p := collective.RingAllGather(r.n, r.cfg.Rank, c.Count, c.Count)
-	if err := r.execute(ctx, c, p, all, nil, c.DType.Size()); err != nil {
+	p, err := collective.PlanFor(*c, r.cfg.Rank, r.n)
+	if err != nil {
 		return err
 	}
-	copy(data, all)
-	for i := 1; i < r.n; i++ {
-		reduce(data, all[i*len(data):][:len(data)])
-	}
-	return nil
+	return r.run(ctx, c, &p, in.Bytes(), out.Bytes())
 }
 
-// execute runs a plan on data whose elements have size bytes.
-func (r *Ring) execute(ctx context.Context, c *collective.Call, p collective.Plan, data []byte, reduce collective.Reducer, size int) error {
-	release := r.bound(ctx, r.next, r.prev)
-	defer release()
-	total := 0
+// run runs a plan. Ranks whose calls differ find out by the first piece that
+// comes round the ring; where nothing would come, something is sent.
+func (r *Ring) run(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+	if p.OffRing {
+		check := collective.RingBarrier(r.n, r.cfg.Rank)
+		if err := r.exec.run(ctx, r, c, &check, nil, nil); err != nil {
+			return err
+		}
+	}
+	return r.exec.run(ctx, r, c, p, in, out)
+}
+
+// prepare implements [link]. Every rank opens its outgoing connections before
+// it waits for those that come.
+func (r *Ring) prepare(ctx context.Context, c *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
+	conns := make([]*transport.Conn, 0, 4)
+	use := func(conn *transport.Conn, err error) error {
+		if err == nil && !slices.Contains(conns, conn) {
+			conns = append(conns, conn)
+		}
+		return err
+	}
+	total, last := 0, -1
 	for _, s := range p.Sends {
-		total += s.Len()*size + callSize
-	}
-	if total <= inlineLimit {
-		return r.executeInline(ctx, c, p, data, reduce, size)
-	}
-	progress := make(chan struct{}, len(p.Recvs)) // a token for each receive
-	sent := make(chan error, 1)
-	stop := make(chan struct{})
-	go func() {
-		received := 0
-		for _, s := range p.Sends {
-			for received < s.After {
-				select {
-				case <-progress:
-					received++
-				case <-stop:
-					sent <- nil
-					return
-				}
-			}
-			if err := r.sendPiece(ctx, c, s, data, size); err != nil {
-				sent <- err
-				return
+		total += s.Len()*c.DType.Size() + callSize
+		if s.To != last {
+			if err := use(r.connTo(ctx, c, way{s.To, forCollectives})); err != nil {
+				return nil, false, err
 			}
 		}
-		sent <- nil
-	}()
+		last = s.To
+	}
+	last = -1
 	for _, v := range p.Recvs {
-		if err := r.recvPiece(ctx, c, v, data, reduce, size); err != nil {
-			// The sender ends with the connections, or has ended.
-			close(stop)
-			_ = r.fail(err)
-			<-sent
-			return err
-		}
-		progress <- struct{}{}
-	}
-	return <-sent
-}
-
-// executeInline runs a plan whose sends fit the connection's buffers.
-func (r *Ring) executeInline(ctx context.Context, c *collective.Call, p collective.Plan, data []byte, reduce collective.Reducer, size int) error {
-	next := 0
-	for received := 0; ; received++ {
-		for next < len(p.Sends) && p.Sends[next].After <= received {
-			if err := r.sendPiece(ctx, c, p.Sends[next], data, size); err != nil {
-				return err
+		if v.From != last {
+			if err := use(r.connFrom(ctx, c, way{v.From, forCollectives})); err != nil {
+				return nil, false, err
 			}
-			next++
 		}
-		if received == len(p.Recvs) {
-			return nil
-		}
-		if err := r.recvPiece(ctx, c, p.Recvs[received], data, reduce, size); err != nil {
-			return err
-		}
+		last = v.From
 	}
+	return r.bound(ctx, conns...), total <= inlineLimit, nil
 }
 
-func (r *Ring) sendPiece(ctx context.Context, c *collective.Call, s collective.Send, data []byte, size int) error {
-	if err := r.writePiece(r.next, c, data[s.Lo*size:s.Hi*size]); err != nil {
-		next := (r.cfg.Rank + 1) % r.n
-		return r.broken(ctx, c, next, next, err)
+// sendPiece implements [link].
+func (r *Ring) sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error {
+	if err := r.writePiece(r.opened(r.outgoing, to), c, data); err != nil {
+		return r.broken(ctx, c, to, to, err)
 	}
 	return nil
+}
+
+// recvPiece implements [link].
+func (r *Ring) recvPiece(ctx context.Context, c *collective.Call, from, culprit int, into []byte, reduce collective.Reducer) error {
+	conn := r.opened(r.incoming, from)
+	if err := r.readCall(conn, c, from, c.Matches, len(into)); err != nil {
+		return r.pieceError(ctx, c, from, culprit, err)
+	}
+	to := into
+	if reduce != nil {
+		if r.in == nil {
+			r.in = aligned(collective.PieceBytes)
+		}
+		to = r.in[:len(into)]
+	}
+	if err := late(conn.ReadPayload(to)); err != nil {
+		return r.broken(ctx, c, from, culprit, err)
+	}
+	if reduce != nil {
+		reduce(into, to)
+	}
+	return nil
+}
+
+// opened returns a connection for collectives that prepare has opened.
+func (r *Ring) opened(conns map[way]*transport.Conn, peer int) *transport.Conn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return conns[way{peer, forCollectives}]
 }
 
 // writePiece writes a frame: the call, then data.
 func (r *Ring) writePiece(conn *transport.Conn, c *collective.Call, data []byte) error {
 	var head [callSize]byte
 	return late(conn.WriteFrame(frameData, appendCall(head[:0], c), data))
-}
-
-func (r *Ring) recvPiece(ctx context.Context, c *collective.Call, v collective.Recv, data []byte, reduce collective.Reducer, size int) error {
-	prev := (r.cfg.Rank + r.n - 1) % r.n
-	if err := r.readCall(r.prev, c, prev, c.Matches, v.Len()*size); err != nil {
-		return r.pieceError(ctx, c, prev, v.From, err)
-	}
-	into := data[v.Lo*size : v.Hi*size]
-	if v.Reduce {
-		if r.in == nil {
-			r.in = aligned(ringPiece)
-		}
-		into = r.in[:len(into)]
-	}
-	if err := late(r.prev.ReadPayload(into)); err != nil {
-		return r.broken(ctx, c, prev, v.From, err)
-	}
-	if v.Reduce {
-		reduce(data[v.Lo*size:v.Hi*size], into)
-	}
-	return nil
 }
 
 // readCall reads the head of a frame, whose data is to be want bytes, and the
@@ -246,20 +195,9 @@ func (r *Ring) Send(ctx context.Context, c collective.Call, data collective.Data
 
 func (r *Ring) send(ctx context.Context, c *collective.Call, data []byte) error {
 	peer := c.Root
-	r.mu.Lock()
-	conn := r.outgoing[peer]
-	r.mu.Unlock()
-	if conn == nil {
-		var err error
-		if conn, err = r.dial(ctx, peer, forMessages); err != nil {
-			return r.explain(c, peer, err)
-		}
-		if !r.keep(conn) {
-			return r.explain(c, peer, collective.ErrClosed)
-		}
-		r.mu.Lock()
-		r.outgoing[peer] = conn
-		r.mu.Unlock()
+	conn, err := r.connTo(ctx, c, way{peer, forMessages})
+	if err != nil {
+		return err
 	}
 	defer r.bound(ctx, conn)()
 	for first := true; first || len(data) > 0; first = false {
@@ -285,7 +223,7 @@ func (r *Ring) Recv(ctx context.Context, c collective.Call, data collective.Data
 
 func (r *Ring) recv(ctx context.Context, c *collective.Call, data []byte) error {
 	peer := c.Root
-	conn, err := r.incomingFrom(ctx, c, peer)
+	conn, err := r.connFrom(ctx, c, way{peer, forMessages})
 	if err != nil {
 		return err
 	}
@@ -304,41 +242,4 @@ func (r *Ring) recv(ctx context.Context, c *collective.Call, data []byte) error 
 		data = data[n:]
 	}
 	return nil
-}
-
-// incomingFrom returns the connection for a peer's messages, which the peer
-// opens with its first.
-func (r *Ring) incomingFrom(ctx context.Context, c *collective.Call, peer int) (*transport.Conn, error) {
-	r.mu.Lock()
-	conn := r.incoming[peer]
-	r.mu.Unlock()
-	if conn != nil {
-		return conn, nil
-	}
-	limit, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
-	defer cancel()
-	came := r.waitingFor(peer)
-	for {
-		r.mu.Lock()
-		fault, left, news := r.fault, r.left[peer], r.news
-		r.mu.Unlock()
-		select {
-		case conn = <-came:
-		default:
-			if fault != nil || left {
-				return nil, r.explain(c, peer, collective.ErrLeft)
-			}
-			select {
-			case conn = <-came:
-			case <-news:
-				continue
-			case <-limit.Done():
-				return nil, r.broken(ctx, c, peer, peer, errLate)
-			}
-		}
-		r.mu.Lock()
-		r.incoming[peer] = conn
-		r.mu.Unlock()
-		return conn, nil
-	}
 }

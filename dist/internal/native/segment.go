@@ -18,7 +18,7 @@ const (
 	eagerTotal = 64 << 10
 	// A rank has numSlots staging slots of slotSize bytes. The slots of two
 	// ranks fit a core's second-level cache together with what they hold.
-	slotSize = 256 << 10
+	slotSize = collective.PieceBytes
 	numSlots = 4
 	// maxFaultText is the most that a rank says about why it gave up.
 	maxFaultText = 1024

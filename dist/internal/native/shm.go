@@ -33,6 +33,7 @@ type Shm struct {
 	gate     sync.RWMutex // news from other goroutines touch memory under it
 	detached bool
 	bufs     [][]byte // scratch: the ranks' data of one call
+	exec     executor
 }
 
 // space is how ranks reach each other's data.
@@ -61,10 +62,7 @@ func (s *Shm) Collective(ctx context.Context, c collective.Call, in, out collect
 }
 
 func (s *Shm) collective(ctx context.Context, c *collective.Call, in, out *collective.Data) error {
-	var inBytes, outBytes []byte
-	if c.Op != collective.OpBarrier {
-		inBytes, outBytes = in.Bytes(), out.Bytes()
-	}
+	inBytes, outBytes := in.Bytes(), out.Bytes()
 	mine := s.seg.block(s.cfg.Rank)
 	call := &mine.calls[c.Seq&1]
 	// Nobody waits for these any more: all have passed the call before the
@@ -74,11 +72,12 @@ func (s *Shm) collective(ctx context.Context, c *collective.Call, in, out *colle
 	call.done.value.Store(0)
 	rec := &call.record
 	rec.fill(c)
-	eager := s.eager(c, len(inBytes))
+	quick := quickWay(c.Op) && c.Count > 0
+	eager := quick && s.eager(len(inBytes))
 	if eager && (c.Op != collective.OpBroadcast || c.Root == s.cfg.Rank) {
 		copy(mine.eager[c.Seq&1][:], inBytes)
 	}
-	if !eager {
+	if quick && !eager {
 		var ok bool
 		if rec.in, ok = s.space.lend(s.cfg.Rank, c, in, false); ok {
 			rec.slabs |= slabIn
@@ -95,36 +94,32 @@ func (s *Shm) collective(ctx context.Context, c *collective.Call, in, out *colle
 	if err != nil {
 		return err
 	}
-	m := move{s: s, ctx: ctx, c: c, in: inBytes, out: outBytes}
-	switch {
-	case c.Op == collective.OpBarrier || len(inBytes) == 0:
-		return nil
-	case c.Op == collective.OpAllReduce && eager:
-		return m.reduceEager()
-	case c.Op == collective.OpAllReduce && lentOut:
-		return m.reduceInPlace()
+	switch m := (move{s, ctx, c, inBytes, outBytes, eager, lentIn, lentOut}); {
+	case c.Op == collective.OpBarrier || c.Count == 0:
+		return nil // all have come
 	case c.Op == collective.OpAllReduce:
-		return m.reduceStaged()
-	case c.Op == collective.OpBroadcast && eager:
-		return m.broadcastEager()
-	case c.Op == collective.OpBroadcast && s.lends(c, c.Root):
-		return m.broadcastInPlace()
+		return m.allReduce()
 	case c.Op == collective.OpBroadcast:
-		return m.broadcastStaged()
-	case c.Op == collective.OpAllGather && eager:
-		return m.gatherEager()
-	case c.Op == collective.OpAllGather && lentIn:
-		return m.gatherRead()
-	case c.Op == collective.OpAllGather && lentOut:
-		return m.gatherWrite()
+		return m.broadcast()
 	case c.Op == collective.OpAllGather:
-		return m.gatherStaged()
+		return m.allGather()
 	}
-	return fmt.Errorf("dist: no collective %v", c.Op)
+	p, err := collective.PlanFor(*c, s.cfg.Rank, s.n)
+	if err != nil {
+		return err
+	}
+	return s.exec.run(ctx, s, c, &p, inBytes, outBytes)
+}
+
+// quickWay reports whether ranks serve an operation by looking into each
+// other's memory, which the switch in collective then does, instead of by a
+// plan.
+func quickWay(op collective.Op) bool {
+	return op == collective.OpAllReduce || op == collective.OpBroadcast || op == collective.OpAllGather
 }
 
 // eager reports whether the data of a call travels beside it.
-func (s *Shm) eager(c *collective.Call, size int) bool {
+func (s *Shm) eager(size int) bool {
 	return size <= eagerLimit && size*s.n <= eagerTotal
 }
 

@@ -23,6 +23,41 @@ type move struct {
 	ctx     context.Context
 	c       *collective.Call
 	in, out []byte
+
+	eager           bool // the data lies beside the calls
+	lentIn, lentOut bool // all ranks can reach the others' input, output
+}
+
+func (m *move) allReduce() error {
+	switch {
+	case m.eager:
+		return m.reduceEager()
+	case m.lentOut:
+		return m.reduceInPlace()
+	}
+	return m.reduceStaged()
+}
+
+func (m *move) broadcast() error {
+	switch {
+	case m.eager:
+		return m.broadcastEager()
+	case m.s.lends(m.c, m.c.Root):
+		return m.broadcastInPlace()
+	}
+	return m.broadcastStaged()
+}
+
+func (m *move) allGather() error {
+	switch {
+	case m.eager:
+		return m.gatherEager()
+	case m.lentIn:
+		return m.gatherRead()
+	case m.lentOut:
+		return m.gatherWrite()
+	}
+	return m.gatherStaged()
 }
 
 // share returns the bytes of size that a rank works on.

@@ -34,8 +34,8 @@ type purpose uint8
 const (
 	forControl purpose = iota + 1
 	forSlab            // the slab with the number that the hello carries
-	forPipe
-	forRing
+	forPipe            // of the use that the hello carries as its number
+	forCollectives
 	forMessages
 )
 
@@ -49,7 +49,7 @@ const (
 type hello struct {
 	purpose purpose
 	rank    int    // of the sender
-	number  uint64 // of a slab
+	number  uint64 // of a slab, or the use of a pipe
 	group   string
 }
 

@@ -39,7 +39,7 @@ func TestWireRoundTrip(t *testing.T) {
 // FuzzWire feeds every parser of this package: none may panic, and what one
 // accepts must encode to the same bytes.
 func FuzzWire(f *testing.F) {
-	h := hello{purpose: forRing, rank: 1, group: "world"}
+	h := hello{purpose: forCollectives, rank: 1, group: "world"}
 	f.Add(h.encode())
 	f.Add(appendCall(nil, &sampleCall))
 	f.Add(encodeFault(1, kindDied, "killed"))
