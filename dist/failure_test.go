@@ -62,6 +62,9 @@ func TestMismatch(t *testing.T) {
 		}
 	}
 	barrier := func(ctx context.Context, g *Group) (request, error) { return g.barrier(ctx) }
+	scatter := func(ctx context.Context, g *Group) (request, error) {
+		return g.reduceScatter(ctx, private(collective.Float32, 4), private(collective.Float32, 4*g.Size()), Sum)
+	}
 	for _, tc := range []struct {
 		name        string
 		most, other call
@@ -72,6 +75,7 @@ func TestMismatch(t *testing.T) {
 		{"reduction", reduce(collective.Float32, 4, Sum), reduce(collective.Float32, 4, Max)},
 		{"operation", reduce(collective.Float32, 4, Sum), barrier},
 		{"root", broadcast(0), broadcast(2)},
+		{"plan", scatter, reduce(collective.Float32, 4, Sum)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			failing(t, 3, func(ctx context.Context, g *Group) error {
@@ -327,6 +331,7 @@ func TestBadArguments(t *testing.T) {
 			fmt.Sprintf("rank %d itself", g.Rank()):                         g.run(g.recv(ctx, x, g.Rank())),
 			"the destination has 4 elements, want 8":                        g.run(g.allGather(ctx, x, x)),
 			"the destination has elements of type int64":                    g.run(g.allGather(ctx, private(collective.Int64, 8), x)),
+			"the source has 4 elements, want 8":                             g.run(g.reduceScatter(ctx, x, x, Sum)),
 			"5 elements of float32 need 20 bytes, the buffer has 16":        g.run(g.allReduce(ctx, short, Sum)),
 			"no reduction reduction(9)":                                     g.runAsync(g.allReduce(ctx, x, 9)).Wait(ctx),
 			"element type dtype(0) cannot":                                  g.run(g.allReduce(ctx, collective.Data{}, Sum)),

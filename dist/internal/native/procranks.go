@@ -38,6 +38,7 @@ func OpenShm(ctx context.Context, cfg Config, end *Endpoint, addrs []string, tok
 	}
 	s := &Shm{cfg: cfg, n: n, park: newProcessParking(n <= runtime.NumCPU()), bufs: make([][]byte, n),
 		exec: executor{rank: cfg.Rank, numRanks: n}}
+	s.whole, s.endWhole = context.WithCancel(context.Background())
 	p.shm = s
 	p.slabs = newSlabSpace(p.fetch)
 	p.star = newStar(cfg.Rank, n, s.Report, s.reportLeft)
@@ -211,8 +212,15 @@ func (p *process) openPipe(ctx context.Context, c *collective.Call, key pipeKey)
 	if err != nil {
 		return nil, fmt.Errorf("dist: message pipe to %v: %w", p.cfg.Members[key.peer], err)
 	}
-	if err := p.handOver(ctx, slab, key); err != nil {
+	start := time.Now()
+	limit, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
+	defer cancel()
+	defer context.AfterFunc(p.shm.whole, cancel)() // a dead peer will not answer
+	if err := p.handOver(limit, slab, key); err != nil {
 		_ = slab.Close()
+		if reason := p.shm.trouble(ctx, c, key.peer, start); reason != nil {
+			return nil, reason
+		}
 		return nil, err
 	}
 	return &pipe{block: (*pipeBlock)(slab.Pointer()), close: slab.Close}, nil
@@ -299,6 +307,7 @@ func (p *process) awaitPipe(ctx context.Context, c *collective.Call, key pipeKey
 
 // close gives everything back. No call runs any more.
 func (p *process) close() error {
+	p.shm.endWhole()
 	p.star.close()
 	err := p.end.Close()
 	errs := []error{err, p.shm.pipes.closeAll(), p.slabs.close()}

@@ -26,6 +26,12 @@ type Shm struct {
 	onFault func(rank int, kind uint32, text string)
 	onClose func() error
 
+	// whole ends with the first fault; it is the one context that lives as
+	// long as the group. Both are nil for goroutine ranks, which wait for no
+	// connection.
+	whole    context.Context
+	endWhole context.CancelFunc
+
 	patience atomic.Int64 // nanoseconds that it has paid to look for
 
 	failed   atomic.Pointer[failure]
@@ -321,6 +327,9 @@ func (s *Shm) Fail(err error) { _ = s.fail(err) }
 
 // spread records a fault for all ranks and wakes them.
 func (s *Shm) spread(rank int, kind uint32, text string) {
+	if s.endWhole != nil {
+		s.endWhole()
+	}
 	if s.seg.setFault(rank, kind, text) {
 		s.wakeAll()
 		if s.onFault != nil {
@@ -331,6 +340,9 @@ func (s *Shm) spread(rank int, kind uint32, text string) {
 
 // Report records a fault that this rank has heard of from elsewhere.
 func (s *Shm) Report(rank int, kind uint32, text string) {
+	if s.endWhole != nil {
+		defer s.endWhole()
+	}
 	s.gate.RLock()
 	defer s.gate.RUnlock()
 	if !s.detached && s.seg != nil && s.seg.setFault(rank, kind, text) {

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// exchange is a plan that no operation of this package has: every rank sends a
+// block to every other one, without the help of those between. Block i of the
+// input goes to rank i, whose output has it in the place of the sender.
+func exchange(n, rank, count, piece int) collective.Plan {
+	own := collective.Range{Lo: rank * count, Hi: (rank + 1) * count}
+	all := collective.Range{Lo: 0, Hi: n * count}
+	p := collective.Plan{
+		OffRing: true,
+		Work:    2 * n * count, // the input, then the output
+		Load:    []collective.Copy{{From: all}, {To: n*count + own.Lo, From: own}},
+		Store:   []collective.Copy{{From: collective.Range{Lo: n * count, Hi: 2 * n * count}}},
+	}
+	for i := 1; i < n; i++ {
+		to, from := (rank+i)%n, (rank+n-i)%n
+		collective.Range{Lo: to * count, Hi: (to + 1) * count}.Pieces(piece, func(r collective.Range) {
+			p.Sends = append(p.Sends, collective.Send{Range: r, To: to})
+		})
+		collective.Range{Lo: (n + from) * count, Hi: (n + from + 1) * count}.Pieces(piece, func(r collective.Range) {
+			p.Recvs = append(p.Recvs, collective.Recv{Range: r, From: from, Culprit: from})
+		})
+	}
+	return p
+}
+
+// planner is a rank that runs a plan that it is given.
+type planner struct {
+	collective.Backend
+	run func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error
+}
+
+func members(n int) []collective.Member {
+	ms := make([]collective.Member, n)
+	for r := range ms {
+		ms[r].Rank = r
+	}
+	return ms
+}
+
+func goPlanners(_ *testing.T, n int) []planner {
+	ranks := make([]planner, n)
+	for r, s := range NewGoRanks(Config{Group: "test", Members: members(n), Timeout: time.Minute}, GoRanksOptions{}) {
+		ranks[r] = planner{s, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+			return s.exec.run(ctx, s, c, p, in, out)
+		}}
+	}
+	return ranks
+}
+
+// socketPlanners returns ranks that meet at ports, each opened by open.
+func socketPlanners(t *testing.T, n int, addr string, open func(cfg Config, end *Endpoint, addrs []string, token transport.Token) (planner, error)) []planner {
+	token := transport.NewToken()
+	ends, addrs := make([]*Endpoint, n), make([]string, n)
+	for r := range n {
+		port, err := transport.Listen(addr, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends[r], addrs[r] = NewEndpoint(port, true), port.Addr()
+	}
+	ranks, errs := make([]planner, n), make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			ranks[r], errs[r] = open(Config{Group: "test", Rank: r, Members: members(n), Timeout: time.Minute}, ends[r], addrs, token)
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return ranks
+}
+
+func tcpPlanners(t *testing.T, n int) []planner {
+	return socketPlanners(t, n, "127.0.0.1:0", func(cfg Config, end *Endpoint, addrs []string, token transport.Token) (planner, error) {
+		r, err := OpenRing(t.Context(), cfg, end, addrs, token)
+		if err != nil {
+			return planner{}, err
+		}
+		return planner{r, r.run}, nil
+	})
+}
+
+func shmPlanners(t *testing.T, n int) []planner {
+	if !SharedMemory {
+		t.Skip("processes cannot share memory on this system")
+	}
+	return socketPlanners(t, n, "unix:", func(cfg Config, end *Endpoint, addrs []string, token transport.Token) (planner, error) {
+		s, err := OpenShm(t.Context(), cfg, end, addrs, token)
+		if err != nil {
+			return planner{}, err
+		}
+		return planner{s, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+			return s.exec.run(ctx, s, c, p, in, out)
+		}}, nil
+	})
+}
+
+// TestAnyPlanOnAnyLink runs a plan that links know nothing about, between ranks
+// that are not neighbours, in small pieces and in more than any link has room for.
+func TestAnyPlanOnAnyLink(t *testing.T) {
+	for name, open := range map[string]func(*testing.T, int) []planner{"goroutines": goPlanners, "shm": shmPlanners, "tcp": tcpPlanners} {
+		for _, n := range []int{2, 3, 5, 8} {
+			t.Run(fmt.Sprintf("%s/%d", name, n), func(t *testing.T) {
+				ranks, errs := open(t, n), make([]error, n)
+				var wg sync.WaitGroup
+				for r := range ranks {
+					wg.Go(func() {
+						if errs[r] = exchangeAll(t.Context(), ranks[r], r, n); errs[r] != nil {
+							ranks[r].Fail(errs[r])
+						}
+					})
+				}
+				wg.Wait()
+				for _, r := range ranks {
+					errs = append(errs, r.Close())
+				}
+				if err := errors.Join(errs...); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+func exchangeAll(ctx context.Context, b planner, rank, n int) error {
+	seq := uint64(0)
+	for _, tc := range []struct{ count, piece int }{{1, 1}, {7, 3}, {100, 100}, {400, 7}, {70_001, collective.PieceBytes / 8}} {
+		in, out := make([]int64, n*tc.count), make([]int64, n*tc.count)
+		for i := range in {
+			in[i] = int64(rank*len(in) + i)
+		}
+		// A barrier before each, as Collective begins: the one before is over.
+		seq++
+		if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier, Seq: seq}, collective.Data{}, collective.Data{}); err != nil {
+			return err
+		}
+		seq++
+		c := collective.Call{Op: 100, DType: collective.Int64, Count: tc.count, Seq: seq}
+		p := exchange(n, rank, tc.count, tc.piece)
+		if err := b.run(ctx, &c, &p, bytesOf(in), bytesOf(out)); err != nil {
+			return err
+		}
+		for i, got := range out {
+			from := i / tc.count
+			if want := int64(from*len(in) + rank*tc.count + i%tc.count); got != want {
+				return fmt.Errorf("rank %d of %d: element %d of rank %d's %d is %d, want %d", rank, n, i%tc.count, from, tc.count, got, want)
+			}
+		}
+	}
+	return nil
+}
+
+func bytesOf(v []int64) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 8*len(v))
+}
+
+// TestPlansThatCannotRun: a plan that is wrong ends in an error on its own rank
+// and reaches no other.
+func TestPlansThatCannotRun(t *testing.T) {
+	const n = 3
+	for name, p := range map[string]collective.Plan{
+		"a peer beyond the group": {OffRing: true, Sends: []collective.Send{{To: n}}},
+		"itself":                  {OffRing: true, Recvs: []collective.Recv{{From: 0}}},
+		"off the ring":            {Sends: []collective.Send{{To: 2}}},
+		"a piece too large":       {Sends: []collective.Send{{To: 1, Range: collective.Range{Hi: collective.PieceBytes}}}},
+	} {
+		s := NewGoRanks(Config{Group: "test", Members: members(n), Timeout: time.Minute}, GoRanksOptions{})[0]
+		data := make([]byte, 8*collective.PieceBytes)
+		if err := s.exec.run(t.Context(), s, &collective.Call{Op: 100, DType: collective.Int64}, &p, data, data); err == nil {
+			t.Errorf("%s: the plan ran", name)
+		}
+	}
+}
