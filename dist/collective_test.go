@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"unsafe"
@@ -18,6 +19,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // transports are the ways in which the tests of collectives form a group.
@@ -219,6 +221,34 @@ func reduced(op ReduceOp, n, i int) int64 {
 
 func TestCollectivesAgainstOracle(t *testing.T) {
 	onEveryTransport(t, worldSizes, collectivesAgainstOracle)
+}
+
+// TestReduceScatterTensors checks the methods that take tensors.
+func TestReduceScatterTensors(t *testing.T) {
+	err := Spawn(t.Context(), 2, func(ctx context.Context, g *Group) error {
+		src := tensor.FromFloat32([]float32{1, 2, 3, 4 + float32(g.Rank())}, 4)
+		dst := tensor.New(tensor.CPU(), tensor.Float32, 2)
+		if err := g.ReduceScatter(ctx, dst, src, Sum); err != nil {
+			return err
+		}
+		want := [][]float32{{2, 4}, {6, 9}}[g.Rank()]
+		if got := dst.Float32s(); !slices.Equal(got, want) {
+			return fmt.Errorf("rank %d has %v, want %v", g.Rank(), got, want)
+		}
+		if err := g.ReduceScatterAsync(ctx, dst, src, Max).Wait(ctx); err != nil {
+			return err
+		}
+		if got, want := dst.Float32s(), [][]float32{{1, 2}, {3, 5}}[g.Rank()]; !slices.Equal(got, want) {
+			return fmt.Errorf("asynchronous: rank %d has %v, want %v", g.Rank(), got, want)
+		}
+		if err := g.ReduceScatter(ctx, src, src, Sum); err == nil {
+			return errors.New("a source as small as the destination was taken")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // messagesRoundTheRing sends from every rank to the next, all at once.

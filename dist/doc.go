@@ -4,7 +4,8 @@
 // between them.
 //
 // A [Group] is a value with a rank, a size and the operations of a collective
-// library: all-reduce, broadcast, all-gather, barrier, send and receive.
+// library: all-reduce, reduce-scatter, broadcast, all-gather, barrier, send
+// and receive.
 // Every rank of the group calls the same collectives in the same order with
 // the same shapes; a rank that does not is told so ([MismatchError]), and so
 // is everybody else. Ranks are processes that meet through their environment
@@ -23,7 +24,8 @@
 // ranks: ((x0 + x1) + x2) + …. The ring between nodes reduces small data in
 // that order too, but large data in another: the share of rank i begins with
 // rank i+1 and goes round, so for more than two ranks its float sums differ
-// from shared memory's in the last bits.
+// from shared memory's in the last bits. A reduce-scatter goes round the ring
+// on every transport.
 //
 // # Failure
 //

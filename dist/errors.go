@@ -28,7 +28,7 @@ var (
 	ErrDied = collective.ErrDied
 )
 
-// ReduceOp is how an all-reduce makes one element of the ranks' elements.
+// ReduceOp is how an all-reduce or a reduce-scatter makes one element of the ranks' elements.
 type ReduceOp = collective.ReduceOp
 
 // The reductions.

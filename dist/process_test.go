@@ -44,7 +44,8 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	// The CPU's threads live as long as the process.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))
 }
 
 func runAsRank(main func(context.Context, *Group) error) error {

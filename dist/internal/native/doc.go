@@ -16,8 +16,13 @@
 //     rank working on its share of everybody's data;
 //   - private data passes through the staging slots, a pipeline of rounds.
 //
-// Ranks of several nodes ([Ring]) hold one TCP connection to the next rank
-// and run the plans of package collective on it.
+// That is how all-reduce, broadcast and all-gather are done there. Everything
+// else runs as a plan of package collective, whose pieces go through pipes
+// between pairs of ranks, as messages do.
+//
+// Ranks of several nodes ([Ring]) run every collective as a plan. Each holds
+// one TCP connection to the next rank; others are opened when a plan or a
+// message first needs them. One executor runs plans on both kinds of link.
 //
 // Waiting is always the same: look for some microseconds, then sleep until
 // woken; wake somebody only if somebody sleeps. A sleeper looks up now and

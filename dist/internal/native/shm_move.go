@@ -16,8 +16,9 @@ const (
 	shareAlign = 64
 )
 
-// move is the part of a collective that comes when all ranks have posted the
-// same call: moving and reducing data. in and out are this rank's.
+// move is the part of a collective with a quick way that comes when all ranks
+// have posted the same call: moving and reducing data. in and out are this
+// rank's.
 type move struct {
 	s       *Shm
 	ctx     context.Context
