@@ -4,6 +4,7 @@ package rules
 
 import (
 	"fmt"
+	"go/ast"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -37,6 +38,13 @@ var sideways = map[string][]string{
 // handed in as values: nothing below the top imports them, and they alone may
 // import what they are for.
 var leaves = []string{"dist/store/etcd", "checkpoint/s3"}
+
+// pure lists what decides without goroutine, lock, disk or socket, so that tests
+// can play it for any number of ranks: packages and single files.
+var pure = []string{"dist/internal/collective", "dist/store/machine.go", "launch/machine.go"}
+
+// impure are the packages that pure code has no use for.
+var impure = []string{"net", "os", "sync", "golang.org/x", module + "/internal/transport"}
 
 // external lists the modules that a tree may import beside the standard
 // library. What is not listed has core only.
@@ -144,6 +152,39 @@ func TestImports(t *testing.T) {
 			if problem != "" {
 				t.Errorf("%s: %s", f.line(spec), problem)
 			}
+		}
+	}
+}
+
+// TestPure: what is pure starts nothing and imports nothing that waits.
+func TestPure(t *testing.T) {
+	seen := map[string]bool{}
+	for _, f := range sources(t) {
+		i := slices.IndexFunc(pure, func(p string) bool { return within(f.path, p) })
+		if i < 0 || f.test {
+			continue
+		}
+		seen[pure[i]] = true
+		for _, spec := range f.syntax.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if slices.ContainsFunc(impure, func(p string) bool { return within(imported, p) }) {
+				t.Errorf("%s: %s is pure and imports %s: leave what waits to the shell around it", f.line(spec), pure[i], imported)
+			}
+		}
+		ast.Inspect(f.syntax, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.GoStmt, *ast.SelectStmt, *ast.SendStmt:
+				t.Errorf("%s: %s is pure: leave goroutines and channels to the shell around it", f.line(n), pure[i])
+			}
+			return true
+		})
+	}
+	for _, p := range pure {
+		if !seen[p] {
+			t.Errorf("%s is listed as pure and does not exist: change `pure` in internal/rules", p)
 		}
 	}
 }
