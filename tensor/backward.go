@@ -257,6 +257,9 @@ func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
 		return nil, 0, false
 	}
 	dst, holds := n.leaf.GradBuffer()
+	if !slices.Equal(dst.shape, n.out.shape) || !dst.IsContiguous() {
+		fail("backward", []*Tensor{n.out, dst}, "the leaf's gradient buffer must be dense and have the shape that the forward pass saw")
+	}
 	if holds || n.written {
 		beta = 1
 	}

@@ -52,3 +52,14 @@ func TestWritingWhatIsRead(t *testing.T) {
 	}
 	mustFail(t, "one element repeated", func() { Zeros(1).Expand(3).CopyFrom(counting(3)) })
 }
+
+// TestGradBufferOfAnotherShape: the leaf was resharded between the passes.
+func TestGradBufferOfAnotherShape(t *testing.T) {
+	for _, shape := range [][]int{{1, 2}, {5, 2}} {
+		tp := NewTape(true)
+		w := tp.Watch(Zeros(3, 2), &collector{shape: shape})
+		loss := Linear(Zeros(4, 2), w, nil).Sum()
+		mustFail(t, "the shape that the forward pass saw", func() { _ = loss.Backward(t.Context()) })
+		tp.Close()
+	}
+}
