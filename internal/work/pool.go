@@ -139,20 +139,6 @@ func (p *Pool) Run(n int, fn func(i int)) {
 	}
 }
 
-// Range cuts [0, n) into pieces of at least grain and calls fn(lo, hi) for
-// each. The pieces depend on n, grain and the number of threads only.
-func (p *Pool) Range(n, grain int, fn func(lo, hi int)) {
-	if n <= 0 {
-		return
-	}
-	pieces := min(p.NumThreads(), max(1, n/max(1, grain)))
-	if pieces == 1 {
-		fn(0, n)
-		return
-	}
-	p.Run(pieces, func(i int) { fn(i*n/pieces, (i+1)*n/pieces) })
-}
-
 // await returns when the workers have finished. It looks for a while, for they
 // are in their last pieces; a worker that takes longer has probably lost its
 // core to another process, and may get this one if it is given up.

@@ -26,26 +26,6 @@ func TestRunCallsEachPieceOnce(t *testing.T) {
 	}
 }
 
-func TestRangeCoversWithoutOverlap(t *testing.T) {
-	p := New(3)
-	defer p.Close()
-	for _, n := range []int{0, 1, 7, 64, 1000} {
-		for _, grain := range []int{0, 1, 10, 5000} {
-			seen := make([]atomic.Int32, n)
-			p.Range(n, grain, func(lo, hi int) {
-				for i := lo; i < hi; i++ {
-					seen[i].Add(1)
-				}
-			})
-			for i := range seen {
-				if seen[i].Load() != 1 {
-					t.Fatalf("n=%d grain=%d: index %d covered %d times, want once", n, grain, i, seen[i].Load())
-				}
-			}
-		}
-	}
-}
-
 // TestSlowWorker: the caller parks when a worker's last piece takes long.
 func TestSlowWorker(t *testing.T) {
 	p := New(2)
