@@ -62,8 +62,24 @@ type base[O any] struct {
 }
 
 // addGroup adds parameters with options of their own and a state tensor of
-// each kind.
+// each kind. A parameter that is there already panics: a step would update it
+// twice, and a checkpoint would have two states by one name.
 func (b *base[O]) addGroup(params []*nn.Parameter, options O, kinds ...string) {
+	seen := make(map[*nn.Parameter]bool)
+	for _, g := range b.groups {
+		for _, p := range g.params {
+			seen[p] = true
+		}
+	}
+	for _, p := range params {
+		if seen[p] {
+			panic(&tensor.Error{
+				Op: "add group", Names: []string{p.Name()}, Shapes: [][]int{p.Data().Shape()}, DTypes: []tensor.DType{p.Data().DType()},
+				Msg: "the parameter is in a group already",
+			})
+		}
+		seen[p] = true
+	}
 	g := group[O]{params: params, options: options, kinds: kinds, steps: make([]int, len(params))}
 	for _, p := range params {
 		var state []*tensor.Tensor

@@ -238,3 +238,23 @@ func TestWarmupCosine(t *testing.T) {
 		}
 	}
 }
+
+// TestParameterInTwoGroups: tied weights are one parameter, which nn.Parameters
+// lists once; a list made by hand may have it twice.
+func TestParameterInTwoGroups(t *testing.T) {
+	b := &nn.Build{}
+	p, q := b.Full(1, 3), b.Full(1, 3)
+	for what, add := range map[string]func(){
+		"in one group":  func() { NewAdamW([]*nn.Parameter{p, q, p}, AdamWOptions{}) },
+		"in two groups": func() { NewSGD([]*nn.Parameter{p, q}, SGDOptions{}).AddGroup([]*nn.Parameter{p}, SGDOptions{}) },
+	} {
+		func() {
+			defer func() {
+				if _, ok := recover().(*tensor.Error); !ok {
+					t.Errorf("a parameter twice %s was taken", what)
+				}
+			}()
+			add()
+		}()
+	}
+}
