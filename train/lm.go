@@ -191,6 +191,11 @@ func (r *lmRun) startLoader(ctx context.Context, saved *savedRun) error {
 		from = saved.loader
 	}
 	r.loader, err = data.NewLoader(context.WithoutCancel(ctx), r.windows, sampler, data.CollateTokens, data.LoaderConfig{}, from)
+	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
+		// The settings have been compared; what is left is the text.
+		return fmt.Errorf("train lm: the text in %s has changed since %s was saved: put it back as it was, or give another --out to start afresh",
+			r.corpus.Name, saved.checkpoint.Path)
+	}
 	if err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}

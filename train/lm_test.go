@@ -504,6 +504,31 @@ func TestCheckLM(t *testing.T) {
 	}
 }
 
+// TestTextChanged: another text under the same name is not trained on as if it
+// were the same.
+func TestTextChanged(t *testing.T) {
+	c := tiny(t, writeText(t, 20_000))
+	if _, err := run(t, 1, c); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(c.Data, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("one line more\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c.Steps++
+	_, err = run(t, 1, c, "steps")
+	want := "the text in " + c.Data + " has changed since " + checkpoint.Path(c.Out, 12) + " was saved: put it back"
+	if err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %q", err, want)
+	}
+}
+
 func TestUnwritable(t *testing.T) {
 	if os.Geteuid() == 0 {
 		t.Skip("root may write everywhere and read everything")
