@@ -5,10 +5,13 @@ package main
 import (
 	"fmt"
 	"io"
+	"math"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
@@ -25,6 +28,12 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			return unknown("command", args[0], commandNames(cmd), cmd.CommandPath())
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			if _, err := envvar.NumThreads.IntOr(1, 1, math.MaxInt32); err != nil {
+				return usageError{err}
+			}
+			return nil
+		},
 	}
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -6,7 +6,7 @@
 // dtype, a shape and strides, nothing else. Package tensor checks shapes,
 // keeps storages alive during a call and records the tape; a device only
 // computes. Adding a processor means one package here that implements Device
-// (cpu is the first, [Meta] the smallest), and one exported value in tensor.
+// (cpu is the first, [Meta] the smallest), and what returns it in tensor/device.go.
 //
 // Rules of a call: operands have been checked, dst never overlaps an input
 // unless it is that input, a zero stride repeats an element (dst has none).

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/device/cpu"
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+// Device is a kind of processor that tensors live on: [CPU] or [Meta].
+type Device = device.Device
+
+// Meta is the device without data: operations check and compute shapes only.
+var Meta = device.Meta
+
+// CPU returns the processor of this machine: the device of tensors that name
+// no other. The process has one, with one pool of [NumThreads] threads.
+func CPU() Device { return theCPU() }
+
+// NumThreads returns how many threads compute in this process: what
+// [SetNumThreads] chose, else the variable COHORT_NUM_THREADS, else the number
+// of cores.
+func NumThreads() int { return theCPU().NumThreads() }
+
+// SetNumThreads chooses how many threads compute in this process. It comes
+// before the first use of [CPU], which starts them; later on, any other number
+// than the present one is an error.
+func SetNumThreads(n int) error {
+	if n < 1 || n > maxThreads {
+		return fmt.Errorf("tensor: %d threads: want 1 to %d", n, maxThreads)
+	}
+	chosenThreads.CompareAndSwap(0, int64(n))
+	if got := NumThreads(); got != n {
+		return fmt.Errorf("tensor: %d threads: the process computes on %d already; choose before the first tensor is made", n, got)
+	}
+	return nil
+}
+
+const maxThreads = 4096
+
+var chosenThreads atomic.Int64 // 0 for none
+
+var theCPU = sync.OnceValue(func() *cpu.CPU {
+	if n := chosenThreads.Load(); n != 0 {
+		return cpu.New(int(n))
+	}
+	n, err := envvar.NumThreads.IntOr(runtime.NumCPU(), 1, maxThreads)
+	if err != nil {
+		panic(&Error{Op: "cpu", Msg: err.Error()})
+	}
+	return cpu.New(n)
+})
