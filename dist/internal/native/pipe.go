@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -235,6 +236,9 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 		if rec.slabs&slabIn != 0 {
 			from, err := s.space.reach(c.Root, c, rec.in, false, len(left))
 			if err != nil {
+				if reason := s.trouble(ctx, c, c.Root, time.Now()); reason != nil {
+					return reason // the peer has died, or left
+				}
 				return fmt.Errorf("dist: reach the memory of %v: %w", s.cfg.Members[c.Root], err)
 			}
 			copy(left, from)

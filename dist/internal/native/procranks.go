@@ -182,6 +182,9 @@ func (p *process) giveSlab(conn *transport.Conn, id uint64) error {
 
 // fetch asks a peer for one of its slabs.
 func (p *process) fetch(ctx context.Context, peer int, id uint64) (fd, size int, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.shm.whole, cancel)() // a dead peer will not answer
 	conn, err := p.dial(ctx, peer, forSlab, id)
 	if err != nil {
 		return 0, 0, err

@@ -159,6 +159,9 @@ func (s *Shm) peerData(peer int, c *collective.Call, out bool, size int) ([]byte
 	}
 	data, err := s.space.reach(peer, c, at, out, size)
 	if err != nil {
+		if reason := s.trouble(context.Background(), c, peer, time.Now()); reason != nil {
+			return nil, reason // the peer has died, or left
+		}
 		return nil, fmt.Errorf("dist: reach the memory of %v: %w", s.cfg.Members[peer], err)
 	}
 	return data, nil

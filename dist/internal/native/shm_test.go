@@ -5,11 +5,13 @@ package native
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/mem"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // TestReachStaysInsideTheSlab asks for memory outside what a peer has lent.
@@ -132,4 +134,22 @@ func anyProcessParking() parking {
 		return nil
 	}
 	return newProcessParking(true)
+}
+
+// TestFetchFromTheDead: a slab whose owner has died is not waited for once the
+// group knows.
+func TestFetchFromTheDead(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs an address that nobody listens at and that is no file")
+	}
+	s := &Shm{}
+	s.whole, s.endWhole = context.WithCancel(context.Background())
+	p := &process{shm: s, addrs: []string{"", "unix:@cohort-test-nobody"}, token: transport.NewToken(),
+		cfg: Config{Group: "world", Members: make([]collective.Member, 2)}}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	time.AfterFunc(10*time.Millisecond, s.endWhole)
+	if _, _, err := p.fetch(ctx, 1, 1); err == nil || ctx.Err() != nil {
+		t.Errorf("fetch ended with %v, the deadline with %v", err, ctx.Err())
+	}
 }
