@@ -63,6 +63,12 @@ func measure(ctx context.Context, g *Group) error {
 				{"all_reduce_sum", func() error { return g.run(g.allReduce(ctx, x, Sum)) }},
 				{"broadcast", func() error { return g.run(g.broadcast(ctx, x, 0)) }},
 				{"all_gather", func() error { return g.run(g.allGather(ctx, all, x)) }},
+				{"reduce_scatter", func() error {
+					src, dst := x, all
+					dst.NumElems = n / g.Size()
+					src.NumElems = dst.NumElems * g.Size()
+					return g.run(g.reduceScatter(ctx, dst, src, Max))
+				}},
 				{"sendrecv_roundtrip", func() error {
 					if g.Rank() > 1 {
 						return nil
