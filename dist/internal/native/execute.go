@@ -99,8 +99,9 @@ func (s *steps) inTurn() error {
 }
 
 // atOnce sends on a goroutine of its own, so that a rank receives while its
-// sends wait for room.
-func (s *steps) atOnce() error {
+// sends wait for room. It has its own copy of the steps: those of small calls
+// need no memory of their own.
+func (s steps) atOnce() error {
 	progress := make(chan struct{}, len(s.p.Recvs)) // a token for each receive
 	sent := make(chan error, 1)
 	stop := make(chan struct{})

@@ -26,6 +26,8 @@ type Ring struct {
 	token transport.Token
 	star  *star
 
+	next, prev *transport.Conn // of the ring: what most plans use alone
+
 	// whole ends with the first fault; it is the one context that lives as
 	// long as the group.
 	whole    context.Context
@@ -100,6 +102,7 @@ func (r *Ring) meet(ctx context.Context) error {
 	r.mu.Lock()
 	r.outgoing[way{next, forCollectives}] = conn
 	r.mu.Unlock()
+	r.next = conn
 	for {
 		r.mu.Lock()
 		fault, news := r.fault, r.news
@@ -112,6 +115,7 @@ func (r *Ring) meet(ctx context.Context) error {
 			r.mu.Lock()
 			r.incoming[way{prev, forCollectives}] = conn
 			r.mu.Unlock()
+			r.prev = conn
 			if r.cfg.Rank == 0 {
 				return r.star.awaitSpokes(ctx, &r.cfg)
 			}

@@ -55,7 +55,14 @@ func (r *Ring) run(ctx context.Context, c *collective.Call, p *collective.Plan, 
 // prepare implements [link]. Every rank opens its outgoing connections before
 // it waits for those that come.
 func (r *Ring) prepare(ctx context.Context, c *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
-	conns := make([]*transport.Conn, 0, 4)
+	if !p.OffRing {
+		total := 0
+		for _, s := range p.Sends {
+			total += s.Len()*c.DType.Size() + callSize
+		}
+		return r.bound(ctx, r.next, r.prev), total <= inlineLimit, nil
+	}
+	var conns []*transport.Conn
 	use := func(conn *transport.Conn, err error) error {
 		if err == nil && !slices.Contains(conns, conn) {
 			conns = append(conns, conn)
@@ -86,7 +93,11 @@ func (r *Ring) prepare(ctx context.Context, c *collective.Call, p *collective.Pl
 
 // sendPiece implements [link].
 func (r *Ring) sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error {
-	if err := r.writePiece(r.opened(r.outgoing, to), c, data); err != nil {
+	conn := r.next
+	if to != (r.cfg.Rank+1)%r.n {
+		conn = r.opened(r.outgoing, to)
+	}
+	if err := r.writePiece(conn, c, data); err != nil {
 		return r.broken(ctx, c, to, to, err)
 	}
 	return nil
@@ -94,7 +105,10 @@ func (r *Ring) sendPiece(ctx context.Context, c *collective.Call, to int, data [
 
 // recvPiece implements [link].
 func (r *Ring) recvPiece(ctx context.Context, c *collective.Call, from, culprit int, into []byte, reduce collective.Reducer) error {
-	conn := r.opened(r.incoming, from)
+	conn := r.prev
+	if from != (r.cfg.Rank+r.n-1)%r.n {
+		conn = r.opened(r.incoming, from)
+	}
 	if err := r.readCall(conn, c, from, c.Matches, len(into)); err != nil {
 		return r.pieceError(ctx, c, from, culprit, err)
 	}
@@ -114,7 +128,7 @@ func (r *Ring) recvPiece(ctx context.Context, c *collective.Call, from, culprit 
 	return nil
 }
 
-// opened returns a connection for collectives that prepare has opened.
+// opened returns a connection off the ring that prepare has opened.
 func (r *Ring) opened(conns map[way]*transport.Conn, peer int) *transport.Conn {
 	r.mu.Lock()
 	defer r.mu.Unlock()
