@@ -47,9 +47,9 @@ type LMConfig struct {
 // DefaultLM is the recipe for about three minutes on two cores.
 func DefaultLM() LMConfig {
 	return LMConfig{
-		Out: "out/lm", Ranks: 2, Batch: 4, Steps: 7000, Seed: 1, DType: "float32",
-		Vocab: 1024, Context: 128, Width: 96, Heads: 3, Layers: 4,
-		LR: 6e-3, WeightDecay: 0.1, Beta2: 0.95, Clip: 1, Warmup: 0.05, LRFloor: 0.02,
+		Out: "out/lm", Ranks: 2, Batch: 4, Steps: 8000, Seed: 1, DType: "float32",
+		Vocab: 1024, Context: 128, Width: 96, Heads: 3, Layers: 3,
+		LR: 7e-3, WeightDecay: 0.1, Beta2: 0.95, Clip: 1, Warmup: 0.05, LRFloor: 0.02,
 		EvalEvery: 1000, EvalTokens: 1 << 16, SaveEvery: 1000, Keep: 2,
 		SampleTokens: 200,
 	}
