@@ -139,7 +139,7 @@ func (r *lmRun) openData(ctx context.Context, saved *savedRun) (err error) {
 // promptFor returns how a text of this kind begins.
 func promptFor(source string, text *data.Text) (string, error) {
 	if source == "" {
-		return "// Package", nil
+		return "func New", nil
 	}
 	start := make([]byte, min(text.Size(), 24))
 	if _, err := text.ReadAt(start, 0); err != nil && !errors.Is(err, io.EOF) {
