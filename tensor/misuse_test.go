@@ -63,3 +63,7 @@ func TestGradBufferOfAnotherShape(t *testing.T) {
 		tp.Close()
 	}
 }
+
+func TestExhaustedMemory(t *testing.T) {
+	mustFail(t, "bytes on cpu", func() { Zeros(1<<46, 1) })
+}

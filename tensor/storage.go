@@ -3,6 +3,7 @@
 package tensor
 
 import (
+	"fmt"
 	"runtime"
 	"sync/atomic"
 
@@ -21,13 +22,24 @@ type storage struct {
 }
 
 func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
-	s := &storage{dev: dev, mem: dev.Alloc(size, shared), scope: sc}
+	s := &storage{dev: dev, mem: memory(dev, size, shared), scope: sc}
 	if sc != nil {
 		sc.live = append(sc.live, s)
 	} else {
 		s.leaveToCollector()
 	}
 	return s
+}
+
+// memory takes memory from a device; its exhaustion is an error like another
+// for whoever recovers at the border of a step.
+func memory(dev device.Device, size int, shared bool) device.Memory {
+	defer func() {
+		if v := recover(); v != nil {
+			panic(&Error{Op: "allocate", Msg: fmt.Sprintf("%d bytes on %s: %v", size, dev.Name(), v), Where: caller()})
+		}
+	}()
+	return dev.Alloc(size, shared)
 }
 
 // leaveToCollector arranges for the memory to be freed when nothing refers to

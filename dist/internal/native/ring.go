@@ -272,13 +272,19 @@ func (r *Ring) connFrom(ctx context.Context, c *collective.Call, w way) (*transp
 		select {
 		case conn = <-came:
 		default:
-			if fault != nil || left {
+			if fault != nil {
 				return nil, r.explain(c, peer, collective.ErrLeft)
+			}
+			var gone <-chan time.Time
+			if left { // but what it opened before may still be on its way in
+				gone = time.After(newsPatience)
 			}
 			select {
 			case conn = <-came:
 			case <-news:
 				continue
+			case <-gone:
+				return nil, r.explain(c, peer, collective.ErrLeft)
 			case <-limit.Done():
 				return nil, r.broken(ctx, c, peer, peer, errLate)
 			}
