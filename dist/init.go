@@ -268,7 +268,7 @@ func exchange[T any](ctx context.Context, m *meeting, what string, mine T) ([]T,
 			keys[r] = key(r)
 		}
 		if err := m.store.Wait(ctx, keys...); err != nil {
-			return nil, missingRanks(err)
+			return nil, missingRanks(ctx, err)
 		}
 		values := make([]json.RawMessage, m.worldSize)
 		for r := range values {
@@ -296,9 +296,9 @@ func exchange[T any](ctx context.Context, m *meeting, what string, mine T) ([]T,
 }
 
 // missingRanks makes a time-out that names ranks of one that names keys.
-func missingRanks(err error) error {
+func missingRanks(ctx context.Context, err error) error {
 	var se *store.Error
-	if !errors.As(err, &se) || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled) {
+	if !errors.As(err, &se) || ctx.Err() == nil {
 		return err
 	}
 	late := &TimeoutError{Group: worldName, Op: "init", Cause: se.Err}
