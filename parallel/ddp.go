@@ -224,18 +224,18 @@ func (d *DDP) gradReady(ctx context.Context, p *nn.Parameter) error {
 		return nil
 	}
 	d.bucketOf[p].missing--
-	return d.launch(ctx)
+	d.launch(ctx)
+	return nil
 }
 
 // launch starts the reduction of buckets that are full, in their order: all
 // ranks must issue the same collectives in the same order.
-func (d *DDP) launch(ctx context.Context) error {
+func (d *DDP) launch(ctx context.Context) {
 	for d.launched < len(d.buckets) && d.buckets[d.launched].missing == 0 {
 		b := d.buckets[d.launched]
 		b.work = d.group.AllReduceAsync(ctx, b.flat, dist.Sum)
 		d.launched++
 	}
-	return nil
 }
 
 // finish ends a backward pass: it reduces what is left and waits for all.
@@ -255,9 +255,7 @@ func (d *DDP) finish(ctx context.Context) error {
 		}
 		b.missing = 0
 	}
-	if err := d.launch(ctx); err != nil {
-		return err
-	}
+	d.launch(ctx)
 	// The reductions end with ctx themselves, and then say for whom they waited.
 	ctx = context.WithoutCancel(ctx)
 	var first error
