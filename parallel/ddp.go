@@ -64,7 +64,7 @@ func BucketBytes(first, others int) DDPOption {
 // bucket is a run of gradients that are reduced together.
 type bucket struct {
 	params  []*nn.Parameter
-	flat    *tensor.Tensor   // the gradients back to back, in shared memory
+	flat    *tensor.Tensor   // the gradients back to back
 	views   []*tensor.Tensor // of flat, one a parameter
 	missing int              // gradients that have not come yet
 	work    *dist.Work
@@ -124,7 +124,13 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 	for _, p := range params {
 		numElems += p.Data().NumElems()
 	}
-	b := &bucket{params: params, flat: tensor.NewShared(params[0].Data().Device(), tensor.Float32, numElems)}
+	// Ranks of one node reduce each other's buckets in place; without others
+	// there, the pool's memory is quicker.
+	alloc := tensor.New
+	if d.group.LocalSize() > 1 {
+		alloc = tensor.NewShared
+	}
+	b := &bucket{params: params, flat: alloc(params[0].Data().Device(), tensor.Float32, numElems)}
 	offset := 0
 	for _, p := range params {
 		n := p.Data().NumElems()

@@ -37,5 +37,6 @@ func shareable(size int) ([]byte, int, error) {
 		unix.Close(fd)
 		return nil, -1, err
 	}
+	_ = unix.Madvise(data, unix.MADV_HUGEPAGE) // where the system has them for shared memory
 	return data, fd, nil
 }
