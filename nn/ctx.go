@@ -135,6 +135,9 @@ func (c *Ctx) leave() { c.pass.calls = c.pass.calls[:len(c.pass.calls)-1] }
 // Param returns the value of a parameter as a leaf of the pass's tape: its
 // gradient goes to p. The same parameter gives the same leaf.
 func (c *Ctx) Param(p *Parameter) *tensor.Tensor {
+	if len(c.around) == 0 {
+		return c.leaf(p)
+	}
 	next := func() *tensor.Tensor { return c.leaf(p) }
 	for i := len(c.around) - 1; i >= 0; i-- {
 		inner, around := next, c.around[i]

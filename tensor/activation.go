@@ -34,7 +34,7 @@ func (t *Tensor) GELUTanh() *Tensor {
 func (t *Tensor) activation(op string, forward device.Unary, gradient device.Binary, definition func() *Tensor) *Tensor {
 	return t.unary(op, forward).record(op, []*Tensor{t}, []*Tensor{t}, func(b *backprop, g *Tensor) {
 		if b.create && definition != nil {
-			b.composite(g, []*Tensor{t}, definition)
+			b.composite(g, definition)
 			return
 		}
 		b.give(0, t.activationGrad(op+" grad", gradient, g))

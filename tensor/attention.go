@@ -31,7 +31,7 @@ func Attention(q, k, v *Tensor, causal bool) *Tensor {
 	inputs := []*Tensor{q, k, v}
 	return out.record("attention", inputs, []*Tensor{q, k, v, out, lse}, func(b *backprop, g *Tensor) {
 		if b.create {
-			b.composite(g, inputs, func() *Tensor { return attentionDefinition(p, q, k, v) })
+			b.composite(g, func() *Tensor { return attentionDefinition(p, q, k, v) })
 			return
 		}
 		grads := make([]*Tensor, 3)
@@ -67,7 +67,7 @@ func SelfAttention(qkv *Tensor, numHeads int, causal bool) *Tensor {
 	out, lse := attend(p, q, k, v)
 	out = out.record("self attention", []*Tensor{packed}, []*Tensor{packed, out, lse}, func(b *backprop, g *Tensor) {
 		if b.create {
-			b.composite(g, []*Tensor{packed}, func() *Tensor {
+			b.composite(g, func() *Tensor {
 				q, k, v := unpack(packed)
 				return attentionDefinition(p, q, k, v)
 			})

@@ -269,14 +269,14 @@ func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
 }
 
 // composite differentiates a fused operation through its definition, for a
-// graph of the backward: compute is run again on the inputs and recorded.
-func (b *backprop) composite(g *Tensor, inputs []*Tensor, compute func() *Tensor) {
+// graph of the backward: compute is run again on the operation's inputs and recorded.
+func (b *backprop) composite(g *Tensor, compute func() *Tensor) {
 	inner := &backprop{ctx: b.ctx, tape: b.tape, create: true, retain: true}
 	out := compute()
 	inner.grads = make([]*Tensor, out.node+1)
 	inner.hold(out.node, g)
 	targets := b.tape.nodes[b.node].inputs
-	found := make(map[int]*Tensor, len(inputs))
+	found := make(map[int]*Tensor, len(targets))
 	inner.err = inner.run(out.node, func(node int, g *Tensor) bool {
 		if slices.Contains(targets, node) {
 			found[node] = g

@@ -45,7 +45,7 @@ func CrossEntropy(logits, targets *Tensor) *Tensor {
 	mean := loss.Sum().MulScalar(1 / float64(numValid))
 	return mean.record("cross entropy", []*Tensor{src}, []*Tensor{src, lse, ids}, func(b *backprop, g *Tensor) {
 		if b.create {
-			b.composite(g, []*Tensor{src}, func() *Tensor { return crossEntropyDefinition(src, ids, numValid) })
+			b.composite(g, func() *Tensor { return crossEntropyDefinition(src, ids, numValid) })
 			return
 		}
 		dx := result("cross entropy", Float32, src.shape, g)

@@ -34,7 +34,7 @@ func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 	inputs := []*Tensor{src, gamma, beta}
 	out = out.record("layer norm", inputs, []*Tensor{src, gamma, mean, rstd}, func(b *backprop, g *Tensor) {
 		if b.create {
-			b.composite(g, inputs, func() *Tensor { return layerNormDefinition(src, gamma, beta, eps) })
+			b.composite(g, func() *Tensor { return layerNormDefinition(src, gamma, beta, eps) })
 			return
 		}
 		g = g.Contiguous()

@@ -64,13 +64,16 @@ func (t *Tensor) SumKeep(dims ...int) *Tensor {
 // Mean returns the mean over the given dims, all of them if none is given. The
 // mean of nothing is NaN.
 func (t *Tensor) Mean(dims ...int) *Tensor {
-	sum := t.Sum(dims...)
-	return sum.MulScalar(float64(sum.NumElems()) / float64(t.NumElems()))
+	return t.meanOf(t.Sum(dims...))
 }
 
 // MeanKeep is Mean with the dims left in place with size 1.
 func (t *Tensor) MeanKeep(dims ...int) *Tensor {
-	sum := t.SumKeep(dims...)
+	return t.meanOf(t.SumKeep(dims...))
+}
+
+// meanOf turns sums of t's elements into means.
+func (t *Tensor) meanOf(sum *Tensor) *Tensor {
 	return sum.MulScalar(float64(sum.NumElems()) / float64(t.NumElems()))
 }
 

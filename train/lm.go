@@ -223,13 +223,17 @@ func (r *lmRun) sameEverywhere(ctx context.Context) error {
 
 func (r *lmRun) tokensPerStep() int { return r.cfg.Ranks * r.cfg.Batch * r.cfg.Context }
 
+// tensorsOf returns a batch as a model takes it, both [rows, length].
+func tensorsOf(batch data.TokenBatch) (inputs, targets *tensor.Tensor) {
+	return tensor.FromInt64(batch.Inputs, batch.Rows, batch.Length), tensor.FromInt64(batch.Targets, batch.Rows, batch.Length)
+}
+
 // evalStep returns the sum of the losses of one batch of this rank.
 func (r *lmRun) evalStep(ctx context.Context, batch data.TokenBatch) (nats float64, err error) {
 	c := nn.Evaluation(ctx)
 	defer c.Close()
 	defer c.Recover(&err)
-	inputs := tensor.FromInt64(batch.Inputs, batch.Rows, batch.Length)
-	targets := tensor.FromInt64(batch.Targets, batch.Rows, batch.Length)
+	inputs, targets := tensorsOf(batch)
 	loss := tensor.CrossEntropy(c.Call(r.model, inputs), targets)
 	return loss.Item() * float64(batch.Rows*batch.Length), nil
 }
@@ -251,5 +255,3 @@ func (r *lmRun) finish(ctx context.Context) error {
 	}
 	return nil
 }
-
-func bitsPerByte(nats float64, bytes int64) float64 { return data.BitsPerByte(nats, bytes) }

@@ -9,6 +9,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
@@ -74,8 +75,7 @@ func (r *lmRun) trainStep(ctx context.Context) (loss float64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	inputs := tensor.FromInt64(batch.Inputs, batch.Rows, batch.Length)
-	targets := tensor.FromInt64(batch.Targets, batch.Rows, batch.Length)
+	inputs, targets := tensorsOf(batch)
 
 	c := nn.Training(ctx)
 	defer c.Close()
@@ -127,7 +127,7 @@ func (r *lmRun) evaluate(ctx context.Context) error {
 	if err := r.group.AllReduce(ctx, sum, dist.Sum); err != nil {
 		return fmt.Errorf("train lm: evaluate after step %d: %w", r.step, err)
 	}
-	r.bitsPerByte = bitsPerByte(sum.Item(), r.validation.Bytes())
+	r.bitsPerByte = data.BitsPerByte(sum.Item(), r.validation.Bytes())
 	r.report.Evaluation(Evaluation{Step: r.step, BitsPerByte: r.bitsPerByte})
 	return nil
 }
