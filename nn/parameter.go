@@ -15,11 +15,17 @@ import (
 type Parameter struct {
 	// Frozen parameters get no gradient.
 	Frozen bool
+	// Sparse parameters take their gradient by rows where an operation computes
+	// it so (an embedding): RowGrad holds it then, and Grad is nil. Optimizers
+	// update those rows alone.
+	Sparse bool
 
 	name  string
 	data  *tensor.Tensor
 	grad  *tensor.Tensor // the buffer; holds says whether there is a gradient in it
 	holds bool
+	lent  bool // the buffer was asked for in this backward pass
+	rows  *tensor.RowGrad
 	ready []*readyHook
 }
 
@@ -55,8 +61,16 @@ func (p *Parameter) Grad() *tensor.Tensor {
 	return p.grad
 }
 
+// RowGrad returns the gradient of a [Parameter.Sparse] parameter, nil if there
+// is none.
+func (p *Parameter) RowGrad() *tensor.RowGrad { return p.rows }
+
+// SetRowGrad replaces the gradient of a sparse parameter: by that summed over
+// ranks, say.
+func (p *Parameter) SetRowGrad(g *tensor.RowGrad) { p.rows = g }
+
 // ZeroGrad forgets the gradient; its memory is used again.
-func (p *Parameter) ZeroGrad() { p.holds = false }
+func (p *Parameter) ZeroGrad() { p.holds, p.rows = false, nil }
 
 // SetGradBuffer makes gradients collect in buf, dense and of the parameter's
 // shape: a view of a bucket, say. It forgets the present gradient.
@@ -85,12 +99,30 @@ func (p *Parameter) GradBuffer() (*tensor.Tensor, bool) {
 		p.grad = tensor.New(p.data.Device(), p.data.DType(), p.data.Shape()...)
 		p.grad.SetName(p.name + ".grad")
 	}
+	p.lent = true
 	return p.grad, p.holds
+}
+
+// WantsRows reports whether the gradient is taken by rows; see tensor.RowLeaf.
+func (p *Parameter) WantsRows() bool { return p.Sparse }
+
+// AddRows is called by the tape; see tensor.RowLeaf.
+func (p *Parameter) AddRows(g tensor.RowGrad) {
+	if p.rows != nil {
+		g = p.rows.Add(g)
+	}
+	p.rows = &g
 }
 
 // GradReady is called by the tape; see tensor.Leaf.
 func (p *Parameter) GradReady(ctx context.Context) error {
-	p.holds = true
+	p.holds = p.holds || p.lent || p.rows == nil
+	p.lent = false
+	if p.holds && p.rows != nil {
+		// A table that was also used whole, as a tied output layer is.
+		p.grad.Axpy(1, p.rows.Dense())
+		p.rows = nil
+	}
 	for _, h := range p.ready {
 		if err := h.fn(ctx, p); err != nil {
 			return fmt.Errorf("gradient of %s: %w", p.name, err)

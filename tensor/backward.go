@@ -122,7 +122,7 @@ func (b *backprop) run(root int, stop func(node int, g *Tensor) bool) (err error
 	for i := root; i > 0; i-- {
 		n := &tp.nodes[i]
 		g := b.grads[i]
-		if g == nil && !n.written {
+		if g == nil && !n.written && !n.reached {
 			continue // another loss may depend on it
 		}
 		if err := context.Cause(b.ctx); err != nil {
@@ -149,7 +149,7 @@ func (b *backprop) visit(i int, g *Tensor, stop func(int, *Tensor) bool) error {
 		if g != nil {
 			n.takeGrad(g)
 		}
-		n.written = false
+		n.written, n.reached = false, false
 		if err := n.leaf.GradReady(b.ctx); err != nil {
 			return err
 		}
@@ -233,11 +233,12 @@ func (b *backprop) give(i int, g *Tensor) {
 	if want := b.tape.nodes[to].out.shape; !slices.Equal(g.shape, want) {
 		fail(n.op+" backward", []*Tensor{g}, "the gradient of input %d must have shape %v", i, want)
 	}
+	g = g.To(b.tape.nodes[to].out.dtype) // an operation may compute in another one than its operand has
 	old := b.grads[to]
 	switch {
 	case old == nil:
 		b.hold(to, g)
-	case !b.create && old.storage.owners == 1 && old.storage.scope == b.tape.scope && old.IsContiguous() &&
+	case !b.create && old.dtype == Float32 && old.storage.owners == 1 && old.storage.scope == b.tape.scope && old.IsContiguous() &&
 		old.NumElems()*old.dtype.Size() == old.storage.mem.Size:
 		// Nobody else sees it: add in place.
 		old.Axpy(1, g.Contiguous())
@@ -266,6 +267,18 @@ func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
 	n.written = true
 	dst.storage.version++
 	return dst, beta, true
+}
+
+// rows returns the leaf behind input i when it takes its gradient by rows; the
+// caller must then give it some.
+func (b *backprop) rows(i int) (RowLeaf, bool) {
+	n := &b.tape.nodes[b.tape.nodes[b.node].inputs[i]]
+	leaf, ok := n.leaf.(RowLeaf)
+	if !ok || b.retain || !leaf.WantsRows() {
+		return nil, false
+	}
+	n.reached = true
+	return leaf, true
 }
 
 // composite differentiates a fused operation through its definition, for a

@@ -42,6 +42,16 @@ func FromInt64(data []int64, shape ...int) *Tensor {
 	return fromBytes(Int64, len(data), unsafe.Pointer(unsafe.SliceData(data)), shape)
 }
 
+// FromUint8 is FromFloat32 for bytes, such as the pixels of an image.
+func FromUint8(data []uint8, shape ...int) *Tensor {
+	return fromBytes(Uint8, len(data), unsafe.Pointer(unsafe.SliceData(data)), shape)
+}
+
+// FromBool is FromFloat32 for masks.
+func FromBool(data []bool, shape ...int) *Tensor {
+	return fromBytes(Bool, len(data), unsafe.Pointer(unsafe.SliceData(data)), shape)
+}
+
 func fromBytes(dtype DType, n int, data unsafe.Pointer, shape []int) *Tensor {
 	if len(shape) == 0 {
 		shape = []int{n}

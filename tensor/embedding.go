@@ -24,6 +24,10 @@ func gather(table, ids *Tensor) *Tensor {
 		fail("embedding", operands, "id %d at position %d is not one of the table's %d rows", ids.Int64s()[bad], bad, table.shape[0])
 	}
 	return out.record("embedding", []*Tensor{table}, []*Tensor{ids}, func(b *backprop, g *Tensor) {
+		if leaf, ok := b.rows(0); ok {
+			leaf.AddRows(rowGrad(g, ids, table.shape[0]))
+			return
+		}
 		if dst, beta, ok := b.direct(0); ok {
 			if beta == 0 {
 				dst.Fill(0)

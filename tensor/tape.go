@@ -20,6 +20,7 @@ type Tape struct {
 	after     []func(context.Context) error
 	seed      float64 // the gradient of the loss with respect to itself
 	scaled    bool    // ScaleGrads has set it
+	autocast  DType   // what SetAutocast chose, 0 for none
 }
 
 // node is one recorded operation.
@@ -32,6 +33,8 @@ type node struct {
 	leaf   Leaf
 	// written is set once the leaf's buffer holds a part of this backward's gradient.
 	written bool
+	// reached is set when the leaf got rows of its gradient; see RowLeaf.
+	reached bool
 }
 
 // saved is an operand or result that the backward function reads.
@@ -62,6 +65,21 @@ func NewTape(recording bool) *Tape {
 
 // Recording reports whether operations are recorded for a backward pass.
 func (tp *Tape) Recording() bool { return tp.recording }
+
+// SetAutocast makes the operations that gain from it compute in dtype, which is
+// [BFloat16], and return it: matrix products, linear layers, convolutions,
+// attention and recurrent cells. Norms, losses, softmax and reductions stay in
+// float32, and so do the parameters and their gradients. It is PyTorch's
+// autocast, except that it belongs to a pass and not to a thread. 0 turns it off.
+func (tp *Tape) SetAutocast(dtype DType) {
+	if dtype != 0 && dtype != BFloat16 {
+		fail("set autocast", nil, "wants bfloat16, or 0 for none, got %v", dtype)
+	}
+	tp.autocast = dtype
+}
+
+// Autocast returns what SetAutocast chose, 0 for none.
+func (tp *Tape) Autocast() DType { return tp.autocast }
 
 // Watch returns t as a leaf of the tape: the same data, whose gradient goes to
 // leaf. A nil leaf, or a tape that does not record, makes it a constant.

@@ -104,19 +104,24 @@ func (t *Tensor) Buffer() mem.Buffer {
 // pass that had saved the old value fails instead of using the new one.
 func (t *Tensor) MarkWritten() { t.storage.version++ }
 
-// Float32s returns a copy of a float32 tensor's elements in row-major order.
+// Float32s returns a copy of the elements of a floating dtype in row-major order.
 func (t *Tensor) Float32s() []float32 {
-	t.wantDType("float32s", Float32)
+	if !t.dtype.IsFloat() {
+		fail("float32s", []*Tensor{t}, "wants a floating dtype; convert by To, or read Int64s")
+	}
 	out := make([]float32, t.NumElems())
-	t.readInto(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 4*len(out)))
+	t.detach().To(Float32).readInto(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 4*len(out)))
 	return out
 }
 
-// Int64s returns a copy of an int64 tensor's elements in row-major order.
+// Int64s returns a copy of the elements of an integer dtype or bool in
+// row-major order.
 func (t *Tensor) Int64s() []int64 {
-	t.wantDType("int64s", Int64)
+	if t.dtype.IsFloat() {
+		fail("int64s", []*Tensor{t}, "wants an integer dtype or bool; convert by To, or read Float32s")
+	}
 	out := make([]int64, t.NumElems())
-	t.readInto(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 8*len(out)))
+	t.detach().To(Int64).readInto(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 8*len(out)))
 	return out
 }
 
@@ -131,10 +136,10 @@ func (t *Tensor) Item() float64 {
 	if t.NumElems() != 1 {
 		fail("item", []*Tensor{t}, "wants a tensor of one element")
 	}
-	if t.dtype == Int64 {
-		return float64(t.Int64s()[0])
-	}
-	return float64(t.Float32s()[0])
+	c := t.detach().To(Float64)
+	v := device.Elems[float64](c.array())[0]
+	runtime.KeepAlive(c)
+	return v
 }
 
 // WithFloat32s lends the elements of a contiguous float32 tensor to fn, which
@@ -200,10 +205,10 @@ func (t *Tensor) String() string {
 	if t.storage.freed || t.storage.mem.Ptr == nil || t.NumElems() > 64 {
 		return b.String()
 	}
-	if t.dtype == Int64 {
-		fmt.Fprintf(&b, " %v", t.Int64s())
-	} else {
+	if t.dtype.IsFloat() {
 		fmt.Fprintf(&b, " %v", t.Float32s())
+	} else {
+		fmt.Fprintf(&b, " %v", t.Int64s())
 	}
 	return b.String()
 }

@@ -27,26 +27,42 @@ type DType uint8
 
 // The element types. Values are stable: they travel on wires.
 const (
-	Float32 DType = 1
-	Int64   DType = 2
+	Float32  DType = 1
+	Int64    DType = 2
+	BFloat16 DType = 3
+	Float16  DType = 4
+	Float64  DType = 5
+	Int32    DType = 6
+	Int8     DType = 7
+	Uint8    DType = 8
+	Bool     DType = 9 // one byte, 0 or 1
 )
 
-// Size returns the bytes of one element.
-func (d DType) Size() int {
-	if d == Int64 {
-		return 8
-	}
-	return 4
+var dtypes = [...]struct {
+	name string
+	size int
+}{
+	Float32: {"float32", 4}, Int64: {"int64", 8}, BFloat16: {"bfloat16", 2}, Float16: {"float16", 2}, Float64: {"float64", 8},
+	Int32: {"int32", 4}, Int8: {"int8", 1}, Uint8: {"uint8", 1}, Bool: {"bool", 1},
 }
 
+// Size returns the bytes of one element.
+func (d DType) Size() int { return dtypes[d].size }
+
+// IsFloat reports whether elements are floating-point numbers, which have gradients.
+func (d DType) IsFloat() bool {
+	return d == Float32 || d == BFloat16 || d == Float16 || d == Float64
+}
+
+// Valid reports whether d is one of the element types: a number from a file or
+// a wire may not be.
+func (d DType) Valid() bool { return int(d) < len(dtypes) && dtypes[d].size > 0 }
+
 func (d DType) String() string {
-	switch d {
-	case Float32:
-		return "float32"
-	case Int64:
-		return "int64"
+	if !d.Valid() {
+		return fmt.Sprintf("dtype(%d)", uint8(d))
 	}
-	return fmt.Sprintf("dtype(%d)", uint8(d))
+	return dtypes[d].name
 }
 
 // Array is one operand: Ptr is the address of element [0, …, 0], Strides are
@@ -82,22 +98,26 @@ func (a Array) IsContiguous() bool {
 	return true
 }
 
-// Float32s returns the elements of a contiguous array in host memory, nil for
-// an absent operand.
-func (a Array) Float32s() []float32 {
+// Elems returns the elements of a contiguous array in host memory, nil for an
+// absent operand. T must be the Go type of the array's dtype; those of sixteen
+// bits are uint16, and a bool is a uint8.
+func Elems[T Element](a Array) []T {
 	if a.Ptr == nil {
 		return nil
 	}
-	return unsafe.Slice((*float32)(a.Ptr), a.NumElems())
+	return unsafe.Slice((*T)(a.Ptr), a.NumElems())
 }
 
-// Int64s is Float32s for indices.
-func (a Array) Int64s() []int64 {
-	if a.Ptr == nil {
-		return nil
-	}
-	return unsafe.Slice((*int64)(a.Ptr), a.NumElems())
+// Element are the Go types that elements are held in.
+type Element interface {
+	float32 | float64 | int64 | int32 | int8 | uint8 | uint16
 }
+
+// Float32s is [Elems] of float32.
+func (a Array) Float32s() []float32 { return Elems[float32](a) }
+
+// Int64s is [Elems] of int64.
+func (a Array) Int64s() []int64 { return Elems[int64](a) }
 
 // Span returns the run of host memory that a strided array touches, from its
 // first element on.
@@ -203,7 +223,7 @@ type Device interface {
 // Kernels are the primitives. Arrays are float32 unless said otherwise.
 type Kernels interface {
 	Fill(dst Array, value float64)
-	Copy(dst, src Array) // any strides, same dtype
+	Copy(dst, src Array) // any strides; another dtype is converted to dst's
 	// Axpy adds alpha·x to dst; dst and x are contiguous.
 	Axpy(dst Array, alpha float32, x Array)
 	Unary(op Unary, dst, x Array)

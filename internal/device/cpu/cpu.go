@@ -75,34 +75,33 @@ func hold(operands ...device.Array) {
 // Fill sets every element.
 func (c *CPU) Fill(dst device.Array, value float64) {
 	defer hold(dst)
-	if !dst.IsContiguous() {
-		forRuns([]device.Array{dst}, func(ptrs []unsafe.Pointer, n int, strides []int) {
-			for i := range n {
-				if dst.DType == device.Int64 {
-					*elem[int64](ptrs[0], i*strides[0]) = int64(value)
-				} else {
-					*elem[float32](ptrs[0], i*strides[0]) = float32(value)
-				}
-			}
+	if dst.DType == device.Float32 && dst.IsContiguous() {
+		kernel.Fill(c.threads, dst.Float32s(), float32(value))
+		return
+	}
+	one := []float64{value}
+	forRuns([]device.Array{dst}, func(ptrs []unsafe.Pointer, n int, strides []int) {
+		convert(dst.DType, device.Float64, ptrs[0], strides[0], unsafe.Pointer(&one[0]), 0, n)
+	})
+}
+
+// Copy copies between any strides, and converts between dtypes.
+func (c *CPU) Copy(dst, src device.Array) {
+	defer hold(dst, src)
+	dense := dst.IsContiguous() && src.IsContiguous()
+	if dst.DType != src.DType {
+		if dense && dst.NumElems() > 0 {
+			c.convertDense(dst, src)
+			return
+		}
+		forRuns([]device.Array{dst, src}, func(ptrs []unsafe.Pointer, n int, strides []int) {
+			convert(dst.DType, src.DType, ptrs[0], strides[0], ptrs[1], strides[1], n)
 		})
 		return
 	}
-	if dst.DType == device.Int64 {
-		data := dst.Int64s()
-		for i := range data {
-			data[i] = int64(value)
-		}
-		return
-	}
-	kernel.Fill(c.threads, dst.Float32s(), float32(value))
-}
-
-// Copy copies between any strides.
-func (c *CPU) Copy(dst, src device.Array) {
-	defer hold(dst, src)
 	size := dst.DType.Size()
-	if dst.IsContiguous() && src.IsContiguous() && size == 4 {
-		kernel.Copy(c.threads, dst.Float32s(), src.Float32s())
+	if dense && size == 4 {
+		kernel.Copy(c.threads, unsafe.Slice((*float32)(dst.Ptr), dst.NumElems()), unsafe.Slice((*float32)(src.Ptr), dst.NumElems()))
 		return
 	}
 	forRuns([]device.Array{dst, src}, func(ptrs []unsafe.Pointer, n int, strides []int) {
@@ -110,15 +109,21 @@ func (c *CPU) Copy(dst, src device.Array) {
 		case strides[0] == 1 && strides[1] == 1:
 			copy(unsafe.Slice((*byte)(ptrs[0]), n*size), unsafe.Slice((*byte)(ptrs[1]), n*size))
 		case size == 8:
-			for i := range n {
-				*elem[int64](ptrs[0], i*strides[0]) = *elem[int64](ptrs[1], i*strides[1])
-			}
+			copyRun[uint64](ptrs, n, strides)
+		case size == 4:
+			copyRun[uint32](ptrs, n, strides)
+		case size == 2:
+			copyRun[uint16](ptrs, n, strides)
 		default:
-			for i := range n {
-				*elem[float32](ptrs[0], i*strides[0]) = *elem[float32](ptrs[1], i*strides[1])
-			}
+			copyRun[uint8](ptrs, n, strides)
 		}
 	})
+}
+
+func copyRun[T any](ptrs []unsafe.Pointer, n int, strides []int) {
+	for i := range n {
+		*elem[T](ptrs[0], i*strides[0]) = *elem[T](ptrs[1], i*strides[1])
+	}
 }
 
 // Axpy adds alpha·x to dst.
@@ -154,7 +159,6 @@ func forRuns(arrays []device.Array, fn func(ptrs []unsafe.Pointer, n int, stride
 		ptrs[i] = a.Ptr
 	}
 	index := make([]int, max(0, inner))
-	size := arrays[0].DType.Size()
 	for {
 		fn(ptrs, n, strides)
 		d := inner - 1
@@ -165,7 +169,7 @@ func forRuns(arrays []device.Array, fn func(ptrs []unsafe.Pointer, n int, stride
 				index[d], step = 0, 1-shape[d]
 			}
 			for i, a := range arrays {
-				ptrs[i] = unsafe.Add(ptrs[i], step*a.Strides[d]*size)
+				ptrs[i] = unsafe.Add(ptrs[i], step*a.Strides[d]*a.DType.Size())
 			}
 			if step == 1 {
 				break
