@@ -7,74 +7,104 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 )
 
-// opCase is one row an operation: its gradient is checked against finite
-// differences, and the gradient of its gradient likewise.
+// opCase is one row an operation: its value is checked against a naive oracle and
+// against PyTorch's, its gradient against finite differences and PyTorch's, and
+// the gradient of its gradient against finite differences.
 type opCase struct {
-	name   string
+	name   string // of the case in testdata/golden too
 	shapes [][]int
 	apply  func(in []*Tensor) *Tensor
+	// naive is the definition in float64, on plain arrays.
+	naive func(in []array) array
 	// positive draws the operands from [0.5, 2], away from poles and kinks;
 	// otherwise they come from ±[0.2, 1.5].
 	positive bool
+	// once says why there is no second derivative; PyTorch has none either then,
+	// or it is a stated limit of the operation.
+	once string
+	// golden is false for what PyTorch has no counterpart of; why says so.
+	noGolden string
 }
 
-func opCases() []opCase {
-	targets := FromInt64([]int64{2, IgnoreIndex, 0, 4})
-	ids := FromInt64([]int64{3, 1, 3, 0, 2, 3}, 2, 3)
-	return []opCase{
-		{"add", [][]int{{3, 4}, {3, 4}}, func(in []*Tensor) *Tensor { return in[0].Add(in[1]) }, false},
-		{"add row", [][]int{{3, 4}, {4}}, func(in []*Tensor) *Tensor { return in[0].Add(in[1]) }, false},
-		{"add column", [][]int{{3, 4}, {3, 1}}, func(in []*Tensor) *Tensor { return in[0].Add(in[1]) }, false},
-		{"add outer", [][]int{{2, 1, 4}, {3, 1}}, func(in []*Tensor) *Tensor { return in[0].Add(in[1]) }, false},
-		{"sub", [][]int{{3, 4}, {1, 4}}, func(in []*Tensor) *Tensor { return in[0].Sub(in[1]) }, false},
-		{"mul", [][]int{{2, 3, 4}, {3, 4}}, func(in []*Tensor) *Tensor { return in[0].Mul(in[1]) }, false},
-		{"div", [][]int{{3, 4}, {3, 1}}, func(in []*Tensor) *Tensor { return in[0].Div(in[1]) }, true},
-		{"scalars", [][]int{{5}}, func(in []*Tensor) *Tensor { return in[0].AddScalar(2).MulScalar(-3) }, false},
-		{"neg", [][]int{{5}}, func(in []*Tensor) *Tensor { return in[0].Neg() }, false},
-		{"exp", [][]int{{7}}, func(in []*Tensor) *Tensor { return in[0].Exp() }, false},
-		{"log", [][]int{{7}}, func(in []*Tensor) *Tensor { return in[0].Log() }, true},
-		{"sqrt", [][]int{{7}}, func(in []*Tensor) *Tensor { return in[0].Sqrt() }, true},
-		{"reciprocal", [][]int{{7}}, func(in []*Tensor) *Tensor { return in[0].Reciprocal() }, true},
-		{"tanh", [][]int{{7}}, func(in []*Tensor) *Tensor { return in[0].Tanh() }, false},
-		{"erf", [][]int{{7}}, func(in []*Tensor) *Tensor { return in[0].Erf() }, false},
-		{"relu", [][]int{{4, 5}}, func(in []*Tensor) *Tensor { return in[0].ReLU() }, false},
-		{"gelu", [][]int{{4, 5}}, func(in []*Tensor) *Tensor { return in[0].GELU() }, false},
-		{"gelu tanh", [][]int{{4, 5}}, func(in []*Tensor) *Tensor { return in[0].GELUTanh() }, false},
-		{"sum", [][]int{{3, 4}}, func(in []*Tensor) *Tensor { return in[0].Mul(in[0]).Sum() }, false},
-		{"sum first", [][]int{{3, 4}}, func(in []*Tensor) *Tensor { return in[0].Sum(0) }, false},
-		{"sum last", [][]int{{3, 4}}, func(in []*Tensor) *Tensor { return in[0].Sum(-1) }, false},
-		{"sum middle", [][]int{{2, 3, 4}}, func(in []*Tensor) *Tensor { return in[0].Sum(1) }, false},
-		{"sum ends", [][]int{{2, 3, 4}}, func(in []*Tensor) *Tensor { return in[0].Sum(0, 2) }, false},
-		{"mean", [][]int{{3, 4}}, func(in []*Tensor) *Tensor { return in[0].Mean(1) }, false},
-		{"reshape", [][]int{{3, 4}}, func(in []*Tensor) *Tensor { return in[0].Reshape(2, -1) }, false},
-		{"permute", [][]int{{2, 3, 4}}, func(in []*Tensor) *Tensor { return in[0].Permute(2, 0, 1) }, false},
-		{"narrow", [][]int{{3, 5}}, func(in []*Tensor) *Tensor { return in[0].Narrow(1, 1, 3) }, false},
-		{"select", [][]int{{3, 5}}, func(in []*Tensor) *Tensor { return in[0].Select(0, 2) }, false},
-		{"expand", [][]int{{3, 1}}, func(in []*Tensor) *Tensor { return in[0].Expand(2, 3, 4) }, false},
-		{"clone", [][]int{{3, 2}}, func(in []*Tensor) *Tensor { return in[0].T().Clone() }, false},
-		{"used twice", [][]int{{3, 3}}, func(in []*Tensor) *Tensor { return in[0].MatMul(in[0].T()).Add(in[0]) }, false},
-		{"matmul", [][]int{{3, 4}, {4, 5}}, func(in []*Tensor) *Tensor { return in[0].MatMul(in[1]) }, false},
-		{"matmul transposed", [][]int{{4, 3}, {5, 4}}, func(in []*Tensor) *Tensor { return in[0].T().MatMul(in[1].T()) }, false},
-		{"matmul batched", [][]int{{2, 3, 4}, {2, 4, 5}}, func(in []*Tensor) *Tensor { return in[0].MatMul(in[1]) }, false},
-		{"matmul broadcast", [][]int{{2, 1, 3, 4}, {3, 4, 2}}, func(in []*Tensor) *Tensor { return in[0].MatMul(in[1]) }, false},
-		{"matmul strided", [][]int{{3, 4, 2}, {2, 5}}, func(in []*Tensor) *Tensor { return in[0].Permute(1, 0, 2).MatMul(in[1]) }, false},
-		{"linear", [][]int{{2, 3, 4}, {5, 4}, {5}}, func(in []*Tensor) *Tensor { return Linear(in[0], in[1], in[2]) }, false},
-		{"linear without bias", [][]int{{3, 4}, {5, 4}}, func(in []*Tensor) *Tensor { return Linear(in[0], in[1], nil) }, false},
-		{"affine", [][]int{{3, 4}, {4, 5}, {5}}, func(in []*Tensor) *Tensor { return Affine(in[0], in[1], in[2]) }, false},
-		{"layer norm", [][]int{{2, 3, 6}, {6}, {6}}, func(in []*Tensor) *Tensor { return LayerNorm(in[0], in[1], in[2], 1e-5) }, false},
-		{"layer norm strided", [][]int{{6, 2}, {6, 2}, {1}}, func(in []*Tensor) *Tensor {
-			return LayerNorm(in[0].T(), in[1].Select(1, 1), in[2].Expand(6), 1e-5)
-		}, false},
-		{"softmax", [][]int{{3, 5}}, func(in []*Tensor) *Tensor { return in[0].Softmax() }, false},
-		{"cross entropy", [][]int{{4, 5}}, func(in []*Tensor) *Tensor { return CrossEntropy(in[0], targets) }, false},
-		{"mse", [][]int{{3, 2}, {3, 2}}, func(in []*Tensor) *Tensor { return MSE(in[0], in[1]) }, false},
-		{"embedding", [][]int{{4, 3}}, func(in []*Tensor) *Tensor { return Embedding(in[0], ids) }, false},
-		{"attention", [][]int{{2, 3, 2, 4}, {2, 5, 2, 4}, {2, 5, 2, 4}}, func(in []*Tensor) *Tensor { return Attention(in[0], in[1], in[2], false) }, false},
-		{"attention causal", [][]int{{1, 3, 2, 4}, {1, 4, 2, 4}, {1, 4, 2, 4}}, func(in []*Tensor) *Tensor { return Attention(in[0], in[1], in[2], true) }, false},
-		{"self attention", [][]int{{2, 4, 18}}, func(in []*Tensor) *Tensor { return SelfAttention(in[0], 2, true) }, false},
+// areas are the tables of operations, one file each: NAME_cases_test.go, with
+// PyTorch's values in testdata/golden/NAME.safetensors, which NAME.py wrote.
+func areas() map[string][]opCase {
+	return map[string][]opCase{
+		"basic":     basicCases(),
+		"attention": attentionCases(),
+	}
+}
+
+// array is an operand of a naive oracle: dense and row-major.
+type array struct {
+	shape []int
+	data  []float64
+}
+
+func newArray(shape ...int) array { return array{shape, make([]float64, numElems(shape))} }
+
+func (a array) at(index ...int) float64 { return a.data[a.position(index)] }
+
+func (a array) set(v float64, index ...int) { a.data[a.position(index)] = v }
+
+func (a array) position(index []int) int {
+	at := 0
+	for i, x := range index {
+		at = at*a.shape[i] + x
+	}
+	return at
+}
+
+// each calls fn with every index of a shape, in order.
+func each(shape []int, fn func(index []int)) {
+	index := make([]int, len(shape))
+	for range numElems(shape) {
+		fn(index)
+		for d := len(shape) - 1; d >= 0; d-- {
+			index[d]++
+			if index[d] < shape[d] {
+				break
+			}
+			index[d] = 0
+		}
+	}
+}
+
+// mapArray applies fn to every element.
+func mapArray(fn func(x float64) float64) func(in []array) array {
+	return func(in []array) array {
+		out := newArray(in[0].shape...)
+		for i, x := range in[0].data {
+			out.data[i] = fn(x)
+		}
+		return out
+	}
+}
+
+// zipArrays applies fn to the elements of two operands, broadcast.
+func zipArrays(fn func(x, y float64) float64) func(in []array) array {
+	return func(in []array) array {
+		shape, _ := broadcastShapes(in[0].shape, in[1].shape)
+		out := newArray(shape...)
+		pick := func(a array, index []int) float64 {
+			own := slices.Clone(index[len(index)-len(a.shape):])
+			for i, s := range a.shape {
+				if s == 1 {
+					own[i] = 0
+				}
+			}
+			return a.at(own...)
+		}
+		each(shape, func(index []int) { out.set(fn(pick(in[0], index), pick(in[1], index)), index...) })
+		return out
 	}
 }
 
@@ -123,45 +153,194 @@ func (c *collector) GradBuffer() (*Tensor, bool) {
 
 func (c *collector) GradReady(context.Context) error { c.ready++; c.holds = true; return nil }
 
-func TestGradientsAgreeWithFiniteDifferences(t *testing.T) {
-	for i, c := range opCases() {
-		t.Run(c.name, func(t *testing.T) {
-			seed := uint64(i + 1)
-			rng := rand.New(rand.NewPCG(seed, 0))
-			in := make([]*Tensor, len(c.shapes))
-			for j, s := range c.shapes {
-				in[j] = randomTensor(rng, c.positive, s)
-			}
-			first := func() []*Tensor { return gradients(t, c, in, seed) }
-			value := func() float64 {
-				tp := NewTape(false)
-				defer tp.Close()
-				loss, _ := c.evaluate(tp, in, seed)
-				return loss.Item()
-			}
-			analytic := first()
-			for j := range in {
-				compareNumeric(t, fmt.Sprintf("operand %d", j), in[j], analytic[j], value)
-			}
-			// Second order: the derivative of Σ grad·direction.
-			directions := make([]*Tensor, len(in))
-			for j, s := range c.shapes {
-				directions[j] = randomTensor(rng, false, s)
-			}
-			slope := func() float64 {
-				sum := 0.0
-				for j, g := range first() {
-					if g != nil {
-						sum += g.Mul(directions[j]).Sum().Item()
-					}
+// eachCase runs fn for every row of every area, with operands drawn for it.
+func eachCase(t *testing.T, fn func(t *testing.T, c opCase, in []*Tensor, seed uint64)) {
+	for area, cases := range areas() {
+		for i, c := range cases {
+			t.Run(area+"/"+c.name, func(t *testing.T) {
+				seed := uint64(i + 1)
+				rng := rand.New(rand.NewPCG(seed, 0))
+				in := make([]*Tensor, len(c.shapes))
+				for j, s := range c.shapes {
+					in[j] = randomTensor(rng, c.positive, s)
 				}
-				return sum
+				fn(t, c, in, seed)
+			})
+		}
+	}
+}
+
+func TestValuesAgreeWithTheirDefinition(t *testing.T) {
+	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, _ uint64) {
+		if c.naive == nil {
+			t.Fatal("the row has no naive oracle")
+		}
+		arrays := make([]array, len(in))
+		for i, x := range in {
+			arrays[i] = array{x.Shape(), widen(x.Float32s())}
+		}
+		got, want := c.apply(in), c.naive(arrays)
+		if !slices.Equal(got.Shape(), want.shape) {
+			t.Fatalf("shape %v, the definition gives %v", got.Shape(), want.shape)
+		}
+		compareValues(t, "value", got.Float32s(), want.data, 1e-5)
+	})
+}
+
+func TestGradientsAgreeWithFiniteDifferences(t *testing.T) {
+	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
+		first := func() []*Tensor { return gradients(t, c, in, seed) }
+		value := func() float64 {
+			tp := NewTape(false)
+			defer tp.Close()
+			loss, _ := c.evaluate(tp, in, seed)
+			return loss.Item()
+		}
+		analytic := first()
+		for j := range in {
+			compareNumeric(t, fmt.Sprintf("operand %d", j), in[j], analytic[j], value)
+		}
+		if c.once != "" {
+			return
+		}
+		// Second order: the derivative of Σ grad·direction.
+		rng := rand.New(rand.NewPCG(seed, 1))
+		directions := make([]*Tensor, len(in))
+		for j, s := range c.shapes {
+			directions[j] = randomTensor(rng, false, s)
+		}
+		slope := func() float64 {
+			sum := 0.0
+			for j, g := range first() {
+				if g != nil {
+					sum += g.Mul(directions[j]).Sum().Item()
+				}
 			}
-			second := secondGradients(t, c, in, directions, seed)
-			for j := range in {
-				compareNumeric(t, fmt.Sprintf("second order, operand %d", j), in[j], second[j], slope)
+			return sum
+		}
+		second := secondGradients(t, c, in, directions, seed)
+		for j := range in {
+			compareNumeric(t, fmt.Sprintf("second order, operand %d", j), in[j], second[j], slope)
+		}
+	})
+}
+
+// PyTorch's values and gradients for the same operands and the same gradient of
+// the result, computed there in float64.
+func TestValuesAndGradientsAgreeWithPyTorch(t *testing.T) {
+	for area, cases := range areas() {
+		file := filepath.Join("testdata", "golden", area+".safetensors")
+		golden, err := readGolden(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		used := map[string]bool{}
+		for _, c := range cases {
+			used[c.name] = true
+			t.Run(area+"/"+c.name, func(t *testing.T) { c.compareWithPyTorch(t, golden, file) })
+		}
+		for key := range golden {
+			if name, _, _ := strings.Cut(key, "/"); !used[name] {
+				t.Errorf("%s has a case %q that the table lacks", file, name)
+				used[name] = true
 			}
-		})
+		}
+	}
+}
+
+func (c opCase) compareWithPyTorch(t *testing.T, golden map[string]*Tensor, file string) {
+	if c.noGolden != "" {
+		return
+	}
+	want := golden[c.name+"/out"]
+	if want == nil {
+		t.Fatalf("%s has no such case: add it to the script beside it and run that", file)
+	}
+	tp := NewTape(true)
+	defer tp.Close()
+	var leaves []*Tensor
+	var sinks []*collector
+	for i := range c.shapes {
+		in := golden[fmt.Sprintf("%s/in%d", c.name, i)]
+		if in == nil || !slices.Equal(in.Shape(), c.shapes[i]) {
+			t.Fatalf("operand %d in %s is %v, the row has %v", i, file, in, c.shapes[i])
+		}
+		sinks = append(sinks, &collector{shape: in.shape})
+		leaves = append(leaves, tp.Watch(in, sinks[i]))
+	}
+	out := c.apply(leaves)
+	if !slices.Equal(out.Shape(), want.Shape()) {
+		t.Fatalf("shape %v, PyTorch gives %v", out.Shape(), want.Shape())
+	}
+	compareValues(t, "value", out.Float32s(), widen(want.Float32s()), 1e-5)
+	weights := golden[c.name+"/weights"]
+	if weights == nil {
+		return // PyTorch has no gradient
+	}
+	if err := out.Mul(weights).Sum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i, s := range sinks {
+		want := golden[fmt.Sprintf("%s/grad%d", c.name, i)]
+		if want == nil || s.grad == nil {
+			if want != nil && slices.ContainsFunc(want.Float32s(), func(x float32) bool { return x != 0 }) || s.grad != nil && want == nil {
+				t.Errorf("operand %d: gradient %v, PyTorch's is %v", i, s.grad, want)
+			}
+			continue
+		}
+		compareValues(t, fmt.Sprintf("gradient of operand %d", i), s.grad.Float32s(), widen(want.Float32s()), 1e-4)
+	}
+}
+
+// readGolden reads a file of testdata/golden.
+func readGolden(path string) (map[string]*Tensor, error) {
+	f, err := safetensors.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	out := map[string]*Tensor{}
+	for _, info := range f.Infos() {
+		dtype := map[safetensors.DType]DType{safetensors.F32: Float32, safetensors.I64: Int64, safetensors.Bool: Bool}[info.DType]
+		if !dtype.Valid() {
+			return nil, fmt.Errorf("%s: %s has dtype %v", path, info.Name, info.DType)
+		}
+		t := New(CPU(), dtype, info.Shape...)
+		if err := f.ReadTensor(info.Name, t.host("read golden")); err != nil {
+			return nil, err
+		}
+		out[info.Name] = t
+	}
+	return out, nil
+}
+
+func widen(x []float32) []float64 {
+	out := make([]float64, len(x))
+	for i, v := range x {
+		out[i] = float64(v)
+	}
+	return out
+}
+
+// compareValues holds got against want to a tolerance relative to the largest
+// value, as rounding is.
+func compareValues(t *testing.T, what string, got []float32, want []float64, tolerance float64) {
+	t.Helper()
+	scale := 1.0
+	for _, w := range want {
+		if !math.IsInf(w, 0) && !math.IsNaN(w) {
+			scale = max(scale, math.Abs(w))
+		}
+	}
+	for i, w := range want {
+		g := float64(got[i])
+		if g == w || math.IsNaN(g) && math.IsNaN(w) {
+			continue
+		}
+		if d := math.Abs(g - w); !(d <= tolerance*scale) {
+			t.Errorf("%s: element %d is %v, want %v", what, i, g, w)
+			return
+		}
 	}
 }
 
