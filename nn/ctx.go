@@ -29,6 +29,8 @@ type pass struct {
 	// calls are the modules being run, outermost first. A panic leaves it as
 	// it was, which tells where it came from.
 	calls []any
+	// recomputing is set while a call is run for the second time.
+	recomputing bool
 }
 
 // Interceptor steps in where a module is called and where a parameter is
@@ -89,6 +91,11 @@ func (c *Ctx) Generator() *tensor.Generator { return c.generator }
 
 // Device returns where modules make new values.
 func (c *Ctx) Device() tensor.Device { return c.device }
+
+// Recomputing reports whether a call is being run again for the backward pass;
+// see [Recompute]. What a module does once a step, such as moving a running
+// mean, it leaves out then.
+func (c *Ctx) Recomputing() bool { return c.pass.recomputing }
 
 // With returns a carrier of the same pass in which i steps in, inside the
 // interceptors that are there already.

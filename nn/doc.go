@@ -22,7 +22,7 @@
 // evaluation, the generator, the device. A module calls a child by c.Call and
 // reads a parameter by c.Param. These two are the only places where others
 // step in ([Interceptor]): sharding gathers a parameter there, checkpointing
-// recomputes a call, errors get their module's name. A model's code does not
+// recomputes a call ([Recompute]), errors get their module's name. A model's code does not
 // change for any of it.
 //
 //	c := nn.Training(ctx)

@@ -113,13 +113,18 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 
 // run walks the tape from node down. stop is called with the final gradient of
 // each node; when it returns true the walk does not go below that node.
-func (b *backprop) run(root int, stop func(node int, g *Tensor) bool) (err error) {
+func (b *backprop) run(root int, stop func(node int, g *Tensor) bool) error {
+	return b.runTo(root, 1, stop)
+}
+
+// runTo is run down to a lowest node.
+func (b *backprop) runTo(root, lowest int, stop func(node int, g *Tensor) bool) error {
 	tp := b.tape
 	recording := tp.recording
 	tp.recording = b.create
 	defer func() { tp.recording = recording }()
 
-	for i := root; i > 0; i-- {
+	for i := root; i >= lowest; i-- {
 		n := &tp.nodes[i]
 		g := b.grads[i]
 		if g == nil && !n.written && !n.reached {
@@ -143,6 +148,9 @@ func (b *backprop) visit(i int, g *Tensor, stop func(int, *Tensor) bool) error {
 	n := &tp.nodes[i]
 	b.node, b.grads[i] = i, nil
 	mark := len(tp.scope.live)
+	if g != nil && len(n.hooks) > 0 {
+		g = b.hook(n, g)
+	}
 	switch {
 	case stop != nil && stop(i, g):
 	case n.leaf != nil && stop == nil:
@@ -188,7 +196,7 @@ func (n *node) takeGrad(g *Tensor) {
 // consume drops what node i holds.
 func (b *backprop) consume(i int, keepOutput bool) {
 	n := &b.tape.nodes[i]
-	if n.back == nil {
+	if n.back == nil || n.done {
 		return
 	}
 	for _, s := range n.saved {
@@ -197,7 +205,7 @@ func (b *backprop) consume(i int, keepOutput bool) {
 	if !keepOutput {
 		b.release(n.out.storage)
 	}
-	n.saved, n.back = nil, consumed
+	n.saved, n.back, n.done = nil, consumed, true
 }
 
 // consumed is the backward function of a node that a pass has freed.
@@ -233,7 +241,11 @@ func (b *backprop) give(i int, g *Tensor) {
 	if want := b.tape.nodes[to].out.shape; !slices.Equal(g.shape, want) {
 		fail(n.op+" backward", []*Tensor{g}, "the gradient of input %d must have shape %v", i, want)
 	}
-	g = g.To(b.tape.nodes[to].out.dtype) // an operation may compute in another one than its operand has
+	b.add(to, g.To(b.tape.nodes[to].out.dtype)) // an operation may compute in another dtype than its operand has
+}
+
+// add adds g to the gradient of a node.
+func (b *backprop) add(to int, g *Tensor) {
 	old := b.grads[to]
 	switch {
 	case old == nil:
@@ -254,7 +266,7 @@ func (b *backprop) give(i int, g *Tensor) {
 // caller must then do so. It saves a pass over every weight.
 func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
 	n := &b.tape.nodes[b.tape.nodes[b.node].inputs[i]]
-	if n.leaf == nil || b.retain {
+	if n.leaf == nil || b.retain || len(n.hooks) > 0 {
 		return nil, 0, false
 	}
 	dst, holds := n.leaf.GradBuffer()
@@ -274,7 +286,7 @@ func (b *backprop) direct(i int) (dst *Tensor, beta float32, ok bool) {
 func (b *backprop) rows(i int) (RowLeaf, bool) {
 	n := &b.tape.nodes[b.tape.nodes[b.node].inputs[i]]
 	leaf, ok := n.leaf.(RowLeaf)
-	if !ok || b.retain || !leaf.WantsRows() {
+	if !ok || b.retain || len(n.hooks) > 0 || !leaf.WantsRows() {
 		return nil, false
 	}
 	n.reached = true

@@ -23,6 +23,8 @@
 // Backward functions are made of the same operations, so a gradient can be
 // differentiated again ([Grad] with [CreateGraph]). Fused operations have
 // fused backward kernels and fall back to their definition in that case.
+// [Tensor.OnGrad] sees a gradient on its way, and [Tape.Recompute] trades the
+// memory of a part of the model for running it twice.
 //
 // # Memory
 //

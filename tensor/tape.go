@@ -15,6 +15,7 @@ import (
 type Tape struct {
 	nodes     []node // nodes[0] is not used: a tensor's node 0 means none
 	recording bool
+	paused    bool // Recompute is in its first run
 	scope     *scope
 	before    []func(context.Context) error
 	after     []func(context.Context) error
@@ -31,6 +32,8 @@ type node struct {
 	saved  []saved
 	back   func(b *backprop, g *Tensor)
 	leaf   Leaf
+	hooks  []func(g *Tensor) *Tensor
+	done   bool // a backward pass has consumed it
 	// written is set once the leaf's buffer holds a part of this backward's gradient.
 	written bool
 	// reached is set when the leaf got rows of its gradient; see RowLeaf.
@@ -119,6 +122,17 @@ func (tp *Tape) ScaleGrads(f float64) {
 	tp.seed, tp.scaled = f, true
 }
 
+// LiveBytes returns how much memory the values of the tape hold now.
+func (tp *Tape) LiveBytes() int64 {
+	total := int64(0)
+	for _, s := range tp.scope.live {
+		if s.scope == tp.scope && !s.freed {
+			total += int64(s.mem.Size)
+		}
+	}
+	return total
+}
+
 // Close frees everything that was made under the tape and not kept. Using such
 // a value afterwards panics. Close may be called twice.
 func (tp *Tape) Close() {
@@ -141,7 +155,7 @@ func (tp *Tape) own(s *storage) {
 // what back reads: it is kept until then, and must not change until then.
 func (out *Tensor) record(op string, inputs, saves []*Tensor, back func(b *backprop, g *Tensor)) *Tensor {
 	tp := out.tape
-	if tp == nil || !tp.recording {
+	if tp == nil || !tp.recording || tp.paused {
 		return out
 	}
 	needed := false

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import "slices"
+
+// OnGrad calls fn in every backward pass that reaches t with the gradient of t,
+// when it is final and before it goes on to what t was computed from. What fn
+// returns takes its place; nil leaves it as it is. Hooks run in the order in
+// which they were added. fn must not write to the gradient in place, and calls
+// Keep to have it after the pass. PyTorch calls it register_hook.
+//
+// A value without gradient panics with an *Error: the hook would never run.
+func (t *Tensor) OnGrad(fn func(g *Tensor) *Tensor) {
+	if t.tape == nil || t.node == 0 || t.node >= len(t.tape.nodes) {
+		fail("on grad", []*Tensor{t}, "no gradient flows into it: it was not computed from a leaf of a recording tape")
+	}
+	n := &t.tape.nodes[t.node]
+	n.hooks = append(n.hooks, fn)
+}
+
+// hook runs the hooks of a node; the pass holds what it returns as it held g.
+func (b *backprop) hook(n *node, g *Tensor) *Tensor {
+	hooks, out := n.hooks, n.out // the hooks may record, which moves the nodes
+	for _, fn := range hooks {
+		next := fn(g)
+		if next == nil || next == g {
+			continue
+		}
+		if !slices.Equal(next.shape, out.shape) {
+			fail("on grad", []*Tensor{out, next}, "the hook's gradient must have the value's shape")
+		}
+		next = next.To(out.dtype)
+		b.tape.own(next.storage)
+		b.release(g.storage)
+		g = next
+	}
+	return g
+}
