@@ -56,8 +56,8 @@ func (c *Checkpoint) LoadTensors(name string, tensors Tensors) error {
 	return LoadTensors(f, tensors)
 }
 
-// LoadTensors is [Checkpoint.LoadTensors] from any safetensors file.
-func LoadTensors(f *safetensors.File, tensors Tensors) error {
+// LoadTensors is [Checkpoint.LoadTensors] from any source.
+func LoadTensors(f Source, tensors Tensors) error {
 	list, err := describe(f.Name(), tensors)
 	if err != nil {
 		return err

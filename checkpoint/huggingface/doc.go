@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package huggingface reads and writes folders of weights as Hugging Face's
+// tools lay them out: model.safetensors, or shards model-00001-of-00003.safetensors
+// with model.safetensors.index.json, which says where each tensor is, and
+// config.json beside them.
+//
+// [Open] trusts nothing in the folder: names with a path in them, shards that
+// are not there, tensors that are not where the index says are errors that name
+// file and tensor. A [Folder] is a checkpoint.Source. [Save] makes the whole
+// folder or nothing.
+//
+// What the tensors mean is for package models, which knows the names of each
+// architecture.
+package huggingface
