@@ -31,6 +31,17 @@ var bestISA = detectISA()
 // no kernel runs.
 var useISA = bestISA
 
+// hasPairs tells whether this machine multiplies pairs of bfloat16
+// (AVX512_BF16), usePairs whether the kernels do, if useISA is avx512. Only tests
+// change the latter.
+var (
+	hasPairs = bestISA == avx512 && cpu.X86.HasAVX512BF16
+	usePairs = hasPairs
+)
+
+// hasF16C tells whether this machine converts float16.
+var hasF16C = cpu.X86.HasF16C
+
 func detectISA() isa {
 	x := &cpu.X86 // all false on other architectures
 	switch {

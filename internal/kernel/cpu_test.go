@@ -14,3 +14,16 @@ func forEachISA(t *testing.T, fn func(t *testing.T)) {
 		t.Run(i.String(), fn)
 	}
 }
+
+// forEachBF16 runs fn as forEachISA does, and once more where the machine
+// multiplies pairs of bfloat16: so, and without.
+func forEachBF16(t *testing.T, fn func(t *testing.T)) {
+	t.Helper()
+	defer func(old bool) { usePairs = old }(usePairs)
+	usePairs = false
+	forEachISA(t, fn)
+	if hasPairs {
+		usePairs = true
+		t.Run("avx512bf16", fn)
+	}
+}

@@ -2,6 +2,8 @@
 
 package kernel
 
+import "unsafe"
+
 //go:generate go -C _asm run ./gemm -out ../gemm_amd64.s -stubs ../gemm_stubs_amd64.go -pkg kernel
 
 // tileShape returns the rows and columns of a full tile, and how many floats
@@ -24,6 +26,33 @@ func tile(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c
 		gemmTile256(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
 	default:
 		portableTile(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
+	}
+}
+
+// tilePairs is tile of packed panels of pairs. Only where usePairs is set.
+func tilePairs(rows, cols, k int, a *float32, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
+	gemmTileBF16(rows, cols, k, a, 1, aCol, b, bRow, c, ldc, alpha, beta, bias)
+}
+
+// packPairs and its like pack panels of pairs. Only where usePairs is set.
+func packPairs(dst *float32, dstStep int, src *float32, srcStep, count, width, pad int) {
+	packPairsBF16(dst, dstStep, src, srcStep, count, width, pad)
+}
+
+func packPairsHalves(dst *float32, dstStep int, src *uint16, srcStep, count, width, pad int) {
+	packPairsHalvesBF16(dst, dstStep, src, srcStep, count, width, pad)
+}
+
+func packTransposedPairs(dst *float32, dstStep int, src *float32, srcStep, rows, k, pad int) {
+	for at := 0; at < rows; at += 16 {
+		packTransposedBF16(shift(dst, at), dstStep, shift(src, at*srcStep), srcStep, min(16, rows-at), k, min(16, pad-at))
+	}
+}
+
+func packTransposedHalves(dst *float32, dstStep int, src *uint16, srcStep, rows, k, pad int) {
+	for at := 0; at < rows; at += 16 {
+		from := (*uint16)(unsafe.Add(unsafe.Pointer(src), 2*at*srcStep))
+		packTransposedHalvesBF16(shift(dst, at), dstStep, from, srcStep, min(16, rows-at), k, min(16, pad-at))
 	}
 }
 

@@ -11,18 +11,19 @@ import (
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
-// BenchmarkGemm runs squares and the products of a training step; NT has B
-// transposed, TN A.
+// gemmShapes are squares and the products of a training step.
+var gemmShapes = [][3]int{{512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048},
+	{1024, 768, 256}, {1024, 256, 1024}, {1024, 1024, 256}, {1024, 256, 256},
+	{256, 1024, 784}, {256, 1024, 1024}, {256, 10, 1024}}
+
+// BenchmarkGemm runs gemmShapes; NT has B transposed, TN A.
 //
 //	go test -bench Gemm -run '^$' ./internal/kernel
 func BenchmarkGemm(b *testing.B) {
-	shapes := [][3]int{{512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048},
-		{1024, 768, 256}, {1024, 256, 1024}, {1024, 1024, 256}, {1024, 256, 256},
-		{256, 1024, 784}, {256, 1024, 1024}, {256, 10, 1024}}
 	for _, threads := range []int{1, 2} {
 		p := work.New(threads)
 		defer p.Close()
-		for _, s := range shapes {
+		for _, s := range gemmShapes {
 			m, n, k := s[0], s[1], s[2]
 			for _, form := range []string{"NN", "NT", "TN"} {
 				b.Run(fmt.Sprintf("threads=%d/%dx%dx%d/%s", threads, m, n, k, form), func(b *testing.B) {

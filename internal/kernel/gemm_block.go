@@ -19,9 +19,14 @@ import (
 // own that stays in the second-level cache, and adds up all of k, so that no two
 // tasks write the same element and the sums do not depend on who computes what.
 
+//
+// The same scheme serves three ways of multiplying. What differs is what an
+// element of a packed panel is, a slot of 32 bits: a float, a float that
+// bfloat16 has, or a pair of bfloat16 that follow each other along k.
+
 const (
 	// kBlock bounds the part of k that is packed and summed in registers at
-	// once. It alone decides how sums round; see splitK.
+	// once, in slots. It alone decides how sums round; see splitK.
 	kBlock = 512
 	// bigBand and smallBand are the rows or columns of a task: big ones first,
 	// and small ones at the end so that threads finish together.
@@ -30,17 +35,25 @@ const (
 	// serialLimit is the number of multiplications, about ten microseconds, below
 	// which other threads do not come in time to help.
 	serialLimit = 1 << 19
-	// sharedLimit bounds the shared operand's packed part, in elements.
+	// sharedLimit bounds the shared operand's packed part, in slots.
 	sharedLimit = 2 << 20
 )
 
-// product is one call of Gemm.
+// arithmetic is a way of multiplying.
+type arithmetic uint8
+
+const (
+	exact   arithmetic = iota // float32
+	rounded                   // floats rounded to bfloat16, by the tiles of float32
+	paired                    // pairs of bfloat16, by AVX512_BF16
+)
+
+// product is one call of Gemm or GemmBF16.
 type product struct {
+	how         arithmetic
 	m, n, k     int
 	alpha, beta float32
-	a, b        Matrix
-	c           []float32
-	ldc         int
+	a, b, c     Mixed
 	bias        []float32
 
 	mr, nr, aStep int
@@ -85,10 +98,28 @@ func (g *product) release() {
 	}
 }
 
-// splitK returns the length of the blocks of k: equal ones, of at most kBlock.
-func splitK(k int) int {
-	blocks := (k + kBlock - 1) / kBlock
-	return (k + blocks - 1) / blocks
+// splitK returns the length of the blocks of k: equal ones, of at most kBlock
+// slots.
+func (g *product) splitK() int {
+	slots := g.slots(g.k)
+	blocks := (slots + kBlock - 1) / kBlock
+	return (slots + blocks - 1) / blocks * g.perSlot()
+}
+
+// perSlot is how many elements along k a slot holds, slots how many n elements
+// need.
+func (g *product) perSlot() int {
+	if g.how == paired {
+		return 2
+	}
+	return 1
+}
+
+func (g *product) slots(n int) int {
+	if g.how == paired {
+		return (n + 1) / 2
+	}
+	return n
 }
 
 // compute runs the product. m, n and k are not 0.
@@ -98,23 +129,23 @@ func (g *product) compute(p *work.Pool) {
 		threads = p.NumThreads()
 	}
 	g.mr, g.nr, g.aStep = tileShape()
-	g.kStep = splitK(g.k)
+	g.kStep = g.splitK()
 	g.shareB = g.m >= g.n
 	// An operand that is read once or twice is read where it lies. Only AVX-512
 	// reads a part of a panel of B, and takes whole lines at a time.
-	g.aDirect = g.n <= 2*g.nr
-	g.bDirect = !g.b.Trans && (useISA == avx512 && g.m <= 2*g.mr || g.m <= g.mr && g.n%g.nr == 0)
+	g.aDirect = g.how == exact && g.n <= 2*g.nr
+	g.bDirect = g.how == exact && !g.b.Trans && (useISA == avx512 && g.m <= 2*g.mr || g.m <= g.mr && g.n%g.nr == 0)
 
 	sharedSize, unit, private := g.n, g.nr, g.m
 	direct := g.bDirect
 	if !g.shareB {
 		sharedSize, unit, private, direct = g.m, g.mr, g.n, g.aDirect
 	}
-	kGroup := min(g.k, max(1, sharedLimit/(4*unit)/g.kStep)*g.kStep)
-	if direct {
+	kGroup := min(g.k, max(1, sharedLimit/(4*unit)/g.slots(g.kStep))*g.kStep)
+	if direct || g.c.BF16 != nil { // a result is rounded when all of k is in it
 		kGroup = g.k
 	}
-	sharedGroup := max(1, sharedLimit/kGroup/unit) * unit
+	sharedGroup := max(1, sharedLimit/g.slots(kGroup)/unit) * unit
 	if direct {
 		sharedGroup = sharedSize
 	}
@@ -169,7 +200,7 @@ func (g *product) sharedPanels() (panels, step int) {
 
 func (g *product) sharedLength() int {
 	panels, step := g.sharedPanels()
-	return panels * step * (g.k1 - g.k0)
+	return panels * step * g.slots(g.k1-g.k0)
 }
 
 // A task of packing is one block of k of packPanels panels.
@@ -186,53 +217,13 @@ func (g *product) packShared(i int) {
 	k0 := g.k0 + i/groups*g.kStep
 	k1 := min(g.k1, k0+g.kStep)
 	first := i % groups * packPanels
-	base := (k0-g.k0)*panels*step + first*step*(k1-k0)
+	base := g.slots(k0-g.k0)*panels*step + first*step*g.slots(k1-k0)
 	if g.shareB {
 		lo := g.s0 + first*g.nr
 		g.packB(g.shared[base:], lo, min(g.s1, lo+packPanels*g.nr), k0, k1)
 	} else {
 		lo := g.s0 + first*g.mr
 		g.packA(g.shared[base:], lo, min(g.s1, lo+packPanels*g.mr), k0, k1)
-	}
-}
-
-// packA packs rows [lo, hi) of A: panels of mr rows, in each of which the
-// elements of a column lie together.
-func (g *product) packA(dst []float32, lo, hi, k0, k1 int) {
-	if g.a.Trans {
-		packWide(dst, g.aStep, g.mr, &g.a, lo, hi, k0, k1)
-		return
-	}
-	for i := lo; i < hi; i += g.mr {
-		packTransposed(&dst[0], g.aStep, &g.a.Data[i*g.a.Stride+k0], g.a.Stride, min(g.mr, hi-i), k1-k0, g.mr)
-		dst = dst[g.aStep*(k1-k0):]
-	}
-}
-
-// packB packs columns [lo, hi) of B: panels of nr columns, row after row.
-func (g *product) packB(dst []float32, lo, hi, k0, k1 int) {
-	if !g.b.Trans {
-		packWide(dst, g.nr, g.nr, &g.b, lo, hi, k0, k1)
-		return
-	}
-	for j := lo; j < hi; j += g.nr {
-		packTransposed(&dst[0], g.nr, &g.b.Data[j*g.b.Stride+k0], g.b.Stride, min(g.nr, hi-j), k1-k0, g.nr)
-		dst = dst[g.nr*(k1-k0):]
-	}
-}
-
-// packWide packs the part [lo, hi) of rows [k0, k1) of memory into panels of
-// unit elements, step apart. It goes through all panels for a few rows at a
-// time: where rows lie a multiple of 4 KiB apart, more of them than the cache
-// has ways would push each other out before the next panel has used the rest of
-// their lines.
-func packWide(dst []float32, step, unit int, x *Matrix, lo, hi, k0, k1 int) {
-	const strip = 8
-	for l := k0; l < k1; l += strip {
-		rows := min(strip, k1-l)
-		for i, at := lo, (l-k0)*step; i < hi; i, at = i+unit, at+step*(k1-k0) {
-			packRows(&dst[at], step, &x.Data[l*x.Stride+i], x.Stride, rows, min(unit, hi-i), unit)
-		}
 	}
 }
 
@@ -245,13 +236,19 @@ type panels struct {
 
 func (g *product) directA(i, k0 int) panels {
 	if g.a.Trans {
-		return panels{g.a.Data[k0*g.a.Stride+i:], g.mr, 1, g.a.Stride}
+		return panels{g.a.F32[k0*g.a.Stride+i:], g.mr, 1, g.a.Stride}
 	}
-	return panels{g.a.Data[i*g.a.Stride+k0:], g.mr * g.a.Stride, g.a.Stride, 1}
+	return panels{g.a.F32[i*g.a.Stride+k0:], g.mr * g.a.Stride, g.a.Stride, 1}
 }
 
 func (g *product) directB(j, k0 int) panels {
-	return panels{g.b.Data[k0*g.b.Stride+j:], g.nr, g.b.Stride, 1}
+	return panels{g.b.F32[k0*g.b.Stride+j:], g.nr, g.b.Stride, 1}
+}
+
+// block is a part of C, of rows ld apart from (i0, j0) on, or what becomes one.
+type block struct {
+	data       []float32
+	ld, i0, j0 int
 }
 
 // band computes one task's rows or columns of C.
@@ -260,67 +257,92 @@ func (g *product) band(i int) {
 	if i >= g.numBig {
 		size, at = g.small, g.numBig*g.big+(i-g.numBig)*g.small
 	}
+	i0, i1, j0, j1 := at, min(g.m, at+size), g.s0, g.s1
+	if !g.shareB {
+		i0, i1, j0, j1 = g.s0, g.s1, at, min(g.n, at+size)
+	}
+	c, sums := block{g.c.F32, g.c.Stride, 0, 0}, (*scratch)(nil)
+	if g.c.BF16 != nil {
+		ld := (j1 - j0 + lineElems - 1) &^ (lineElems - 1)
+		sums = scratchList.get((i1 - i0) * ld)
+		c = block{sums.floats, ld, i0, j0}
+		if g.beta != 0 {
+			for i := i0; i < i1; i++ {
+				fromBF16(c.data[(i-i0)*ld:][:j1-j0], g.c.BF16[i*g.c.Stride+j0:])
+			}
+		}
+	}
 	var s *scratch
 	if g.shareB && !g.aDirect {
-		s = scratchList.get((size/g.mr + 1) * g.aStep * g.kStep)
+		s = scratchList.get((size/g.mr + 1) * g.aStep * g.slots(g.kStep))
 	} else if !g.shareB && !g.bDirect {
-		s = scratchList.get((size/g.nr + 1) * g.nr * g.kStep)
+		s = scratchList.get((size/g.nr + 1) * g.nr * g.slots(g.kStep))
 	}
 	for k0 := g.k0; k0 < g.k1; k0 += g.kStep {
 		k1 := min(g.k1, k0+g.kStep)
 		if g.shareB {
-			g.bandRows(s, at, min(g.m, at+size), k0, k1)
+			g.bandRows(s, &c, i0, i1, k0, k1)
 		} else {
-			g.bandCols(s, at, min(g.n, at+size), k0, k1)
+			g.bandCols(s, &c, j0, j1, k0, k1)
 		}
 	}
 	if s != nil {
 		scratchList.put(s)
 	}
+	if sums != nil {
+		for i := i0; i < i1; i++ {
+			toBF16(g.c.BF16[i*g.c.Stride+j0:][:j1-j0], c.data[(i-i0)*c.ld:])
+		}
+		scratchList.put(sums)
+	}
 }
 
-func (g *product) bandRows(s *scratch, i0, i1, k0, k1 int) {
-	a, b := g.directA(i0, k0), panels{}
-	if !g.aDirect {
+func (g *product) bandRows(s *scratch, c *block, i0, i1, k0, k1 int) {
+	slots := g.slots(k1 - k0)
+	a, b := panels{}, panels{}
+	if g.aDirect {
+		a = g.directA(i0, k0)
+	} else {
 		g.packA(s.floats, i0, i1, k0, k1)
-		a = panels{s.floats, g.aStep * (k1 - k0), 1, g.aStep}
+		a = panels{s.floats, g.aStep * slots, 1, g.aStep}
 	}
 	if g.bDirect {
 		b = g.directB(g.s0, k0)
 	} else {
 		count, step := g.sharedPanels()
-		b = panels{g.shared[(k0-g.k0)*count*step:], step * (k1 - k0), g.nr, 1}
+		b = panels{g.shared[g.slots(k0-g.k0)*count*step:], step * slots, g.nr, 1}
 	}
 	for j := g.s0; j < g.s1; j += g.nr {
 		for i := i0; i < i1; i += g.mr {
-			g.tile(i, min(g.mr, i1-i), j, min(g.nr, g.s1-j), k0, k1, &a, (i-i0)/g.mr, &b, (j-g.s0)/g.nr)
+			g.tile(c, i, min(g.mr, i1-i), j, min(g.nr, g.s1-j), k0, k1, &a, (i-i0)/g.mr, &b, (j-g.s0)/g.nr)
 		}
 	}
 }
 
-func (g *product) bandCols(s *scratch, j0, j1, k0, k1 int) {
+func (g *product) bandCols(s *scratch, c *block, j0, j1, k0, k1 int) {
+	slots := g.slots(k1 - k0)
 	var a, b panels
 	if g.bDirect {
 		b = g.directB(j0, k0)
 	} else {
 		g.packB(s.floats, j0, j1, k0, k1)
-		b = panels{s.floats, g.nr * (k1 - k0), g.nr, 1}
+		b = panels{s.floats, g.nr * slots, g.nr, 1}
 	}
 	if g.aDirect {
 		a = g.directA(g.s0, k0)
 	} else {
 		count, step := g.sharedPanels()
-		a = panels{g.shared[(k0-g.k0)*count*step:], step * (k1 - k0), 1, g.aStep}
+		a = panels{g.shared[g.slots(k0-g.k0)*count*step:], step * slots, 1, g.aStep}
 	}
 	for i := g.s0; i < g.s1; i += g.mr {
 		for j := j0; j < j1; j += g.nr {
-			g.tile(i, min(g.mr, g.s1-i), j, min(g.nr, j1-j), k0, k1, &a, (i-g.s0)/g.mr, &b, (j-j0)/g.nr)
+			g.tile(c, i, min(g.mr, g.s1-i), j, min(g.nr, j1-j), k0, k1, &a, (i-g.s0)/g.mr, &b, (j-j0)/g.nr)
 		}
 	}
 }
 
 // tile adds the block [k0, k1) to a tile of C; the first one brings beta and bias.
-func (g *product) tile(i, rows, j, cols, k0, k1 int, a *panels, ai int, b *panels, bi int) {
+func (g *product) tile(c *block, i, rows, j, cols, k0, k1 int, a *panels, ai int, b *panels, bi int) {
 	beta, bias := float32(1), (*float32)(nil)
 	if k0 == 0 {
 		beta = g.beta
@@ -328,5 +350,10 @@ func (g *product) tile(i, rows, j, cols, k0, k1 int, a *panels, ai int, b *panel
 			bias = &g.bias[j]
 		}
 	}
-	tile(rows, cols, k1-k0, &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, &g.c[i*g.ldc+j], g.ldc, g.alpha, beta, bias)
+	to := &c.data[(i-c.i0)*c.ld+j-c.j0]
+	if g.how == paired {
+		tilePairs(rows, cols, g.slots(k1-k0), &a.base[ai*a.panel], a.col, &b.base[bi*b.panel], b.row, to, c.ld, g.alpha, beta, bias)
+		return
+	}
+	tile(rows, cols, k1-k0, &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, to, c.ld, g.alpha, beta, bias)
 }

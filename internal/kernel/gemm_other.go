@@ -18,6 +18,29 @@ func packTransposed(dst *float32, dstStep int, src *float32, srcStep, rows, k, p
 	portablePackTransposed(dst, dstStep, src, srcStep, rows, k, pad)
 }
 
+// Without AVX512_BF16 nobody calls what works on pairs of bfloat16.
+const noPairs = "kernel: no AVX512_BF16 here"
+
+func tilePairs(rows, cols, k int, a *float32, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
+	panic(noPairs)
+}
+
+func packPairs(dst *float32, dstStep int, src *float32, srcStep, count, width, pad int) {
+	panic(noPairs)
+}
+
+func packPairsHalves(dst *float32, dstStep int, src *uint16, srcStep, count, width, pad int) {
+	panic(noPairs)
+}
+
+func packTransposedPairs(dst *float32, dstStep int, src *float32, srcStep, rows, k, pad int) {
+	panic(noPairs)
+}
+
+func packTransposedHalves(dst *float32, dstStep int, src *uint16, srcStep, rows, k, pad int) {
+	panic(noPairs)
+}
+
 func softmaxRows(x *float32, stride, rows, n, step, end int, top, sum *float32) {
 	portableSoftmaxRows(x, stride, rows, n, step, end, top, sum)
 }

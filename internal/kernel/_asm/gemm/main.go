@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gemm writes the assembly of matrix products and attention. Run it by
-// go generate in internal/kernel.
+// Command gemm writes the assembly of matrix products and attention, and with
+// -part bf16 that of bfloat16: conversions and products. Run it by go generate in
+// internal/kernel.
 //
 // Every routine exists for AVX-512 (suffix 512) and for AVX2 with FMA (suffix
-// 256), with the same arguments; the Go twins are in gemm_portable.go.
+// 256), with the same arguments; the Go twins are in gemm_portable.go and
+// convert_portable.go. Products of bfloat16 (suffix BF16) are for AVX512_BF16
+// alone: elsewhere the tiles of float32 multiply rounded elements.
 package main
 
 import (
@@ -19,20 +22,34 @@ import (
 )
 
 func main() {
-	tile512()
-	tile256()
-	packRows512()
-	packRows256()
-	packTransposed512()
-	packTransposed256()
-	softmaxRows512()
-	softmaxRows256()
-	gradientRows512()
-	gradientRows256()
-	dotRows512()
-	dotRows256()
-	scaleRows512()
-	scaleRows256()
+	part := flag.String("part", "gemm", "`routines` to write: gemm or bf16")
+	flag.Parse()
+	switch *part {
+	case "gemm":
+		tile512("gemmTile512", "computes a tile of rows ≤ 12 by cols ≤ 32.", func(y, x, z VecPhysical) { VFMADD231PS(y, x, z) })
+		tile256()
+		packRows512()
+		packRows256()
+		packTransposed512()
+		packTransposed256()
+		softmaxRows512()
+		softmaxRows256()
+		gradientRows512()
+		gradientRows256()
+		dotRows512()
+		dotRows256()
+		scaleRows512()
+		scaleRows256()
+	case "bf16":
+		tile512("gemmTileBF16", "is gemmTile512 with pairs of bfloat16 as elements of A and B.", vdpbf16ps)
+		packPairsBF16(packFloats)
+		packPairsBF16(packHalves)
+		packTransposedBF16(packFloats)
+		packTransposedBF16(packHalves)
+		conversions()
+	default:
+		log.Fatalf("no part %q", *part)
+	}
 	Generate()
 	for _, name := range []string{"out", "stubs"} {
 		addLicence(flag.Lookup(name).Value.String())

@@ -70,9 +70,10 @@ func advance(rows int) {
 }
 
 // tile512 keeps up to 12 rows of two registers of C; the masks let it read and
-// write exactly cols columns of B and C.
-func tile512() {
-	begin("gemmTile512", tileSignature, "computes a tile of rows ≤ 12 by cols ≤ 32.")
+// write exactly cols columns of B and C. multiplyAdd adds the products of its
+// first two operands to the third.
+func tile512(name, doc string, multiplyAdd func(y, x, z VecPhysical)) {
+	begin(name, tileSignature, doc)
 	loadTile()
 	load("cols", scratch)
 	MOVQ(I32(-1), RAX)
@@ -95,12 +96,12 @@ func tile512() {
 	}
 	for _, vectors := range []int{2, 1} {
 		for rows := 12; rows >= 1; rows-- {
-			tile512Rows(rows, vectors)
+			tile512Rows(rows, vectors, multiplyAdd)
 		}
 	}
 }
 
-func tile512Rows(rows, vectors int) {
+func tile512Rows(rows, vectors int, multiplyAdd func(y, x, z VecPhysical)) {
 	name := fmt.Sprintf("%dx%d", rows, vectors)
 	acc := func(r, v int) VecPhysical { return zmm[r*vectors+v] }
 	mask := []OpmaskPhysical{K1, K2}
@@ -119,7 +120,7 @@ func tile512Rows(rows, vectors int) {
 		x := zmm[26+r%4]
 		VBROADCASTSS(aElement(r), x)
 		for v := range vectors {
-			VFMADD231PS(zmm[24+v], x, acc(r, v))
+			multiplyAdd(zmm[24+v], x, acc(r, v))
 		}
 	}
 	advance(rows)
