@@ -52,6 +52,7 @@ func gemm(p *work.Pool, how arithmetic, m, n, k int, alpha float32, a, b Mixed, 
 	g := getProduct()
 	g.how, g.m, g.n, g.k, g.alpha, g.a, g.b = how, m, n, k, alpha, a, b
 	g.beta, g.c, g.bias = beta, c, bias
+	g.swapNarrow()
 	g.compute(p)
 	g.release()
 }

@@ -82,6 +82,16 @@ func packTransposed(dst *float32, dstStep int, src *float32, srcStep, rows, k, p
 	}
 }
 
+// transposeRows writes column j of rows of k elements to dst[j·dstStep:][:rows]
+// and nothing else.
+func transposeRows(dst *float32, dstStep int, src *float32, srcStep, rows, k int) {
+	if useISA == avx512 {
+		packTransposed(dst, dstStep, src, srcStep, rows, k, rows)
+	} else {
+		portablePackTransposed(dst, dstStep, src, srcStep, rows, k, rows)
+	}
+}
+
 func softmaxRows(x *float32, stride, rows, n, step, end int, top, sum *float32) {
 	switch useISA {
 	case avx512:

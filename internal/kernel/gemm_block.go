@@ -55,6 +55,8 @@ type product struct {
 	alpha, beta float32
 	a, b, c     Mixed
 	bias        []float32
+	swapped     bool      // C is the transpose of the product
+	rowBias     []float32 // of a swapped one
 
 	mr, nr, aStep int
 	kStep         int // length of a block of k
@@ -142,7 +144,7 @@ func (g *product) compute(p *work.Pool) {
 		sharedSize, unit, private, direct = g.m, g.mr, g.n, g.aDirect
 	}
 	kGroup := min(g.k, max(1, sharedLimit/(4*unit)/g.slots(g.kStep))*g.kStep)
-	if direct || g.c.BF16 != nil { // a result is rounded when all of k is in it
+	if direct || g.needsSums() { // they move to C when all of k is in them
 		kGroup = g.k
 	}
 	sharedGroup := max(1, sharedLimit/g.slots(kGroup)/unit) * unit
@@ -245,12 +247,6 @@ func (g *product) directB(j, k0 int) panels {
 	return panels{g.b.F32[k0*g.b.Stride+j:], g.nr, g.b.Stride, 1}
 }
 
-// block is a part of C, of rows ld apart from (i0, j0) on, or what becomes one.
-type block struct {
-	data       []float32
-	ld, i0, j0 int
-}
-
 // band computes one task's rows or columns of C.
 func (g *product) band(i int) {
 	size, at := g.big, i*g.big
@@ -262,15 +258,11 @@ func (g *product) band(i int) {
 		i0, i1, j0, j1 = g.s0, g.s1, at, min(g.n, at+size)
 	}
 	c, sums := block{g.c.F32, g.c.Stride, 0, 0}, (*scratch)(nil)
-	if g.c.BF16 != nil {
+	if g.needsSums() {
 		ld := (j1 - j0 + lineElems - 1) &^ (lineElems - 1)
 		sums = scratchList.get((i1 - i0) * ld)
 		c = block{sums.floats, ld, i0, j0}
-		if g.beta != 0 {
-			for i := i0; i < i1; i++ {
-				fromBF16(c.data[(i-i0)*ld:][:j1-j0], g.c.BF16[i*g.c.Stride+j0:])
-			}
-		}
+		g.loadSums(&c, i1, j1)
 	}
 	var s *scratch
 	if g.shareB && !g.aDirect {
@@ -290,9 +282,7 @@ func (g *product) band(i int) {
 		scratchList.put(s)
 	}
 	if sums != nil {
-		for i := i0; i < i1; i++ {
-			toBF16(g.c.BF16[i*g.c.Stride+j0:][:j1-j0], c.data[(i-i0)*c.ld:])
-		}
+		g.storeSums(&c, i1, j1)
 		scratchList.put(sums)
 	}
 }

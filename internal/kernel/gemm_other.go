@@ -41,6 +41,10 @@ func packTransposedHalves(dst *float32, dstStep int, src *uint16, srcStep, rows,
 	panic(noPairs)
 }
 
+func transposeRows(dst *float32, dstStep int, src *float32, srcStep, rows, k int) {
+	portablePackTransposed(dst, dstStep, src, srcStep, rows, k, rows)
+}
+
 func softmaxRows(x *float32, stride, rows, n, step, end int, top, sum *float32) {
 	portableSoftmaxRows(x, stride, rows, n, step, end, top, sum)
 }
