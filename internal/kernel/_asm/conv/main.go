@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command conv writes the assembly of convolutions. Run it by go generate in
+// internal/kernel. The Go twins are in conv_gather.go.
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+
+	. "github.com/mmcloughlin/avo/build"
+	. "github.com/mmcloughlin/avo/operand"
+	. "github.com/mmcloughlin/avo/reg"
+)
+
+func main() {
+	gather512(1)
+	gather512(2)
+	gatherAny512()
+	Generate()
+	for _, name := range []string{"out", "stubs"} {
+		addLicence(flag.Lookup(name).Value.String())
+	}
+}
+
+func addLicence(path string) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		log.Fatal(err)
+	}
+	text = append([]byte("// SPDX-License-Identifier: Apache-2.0\n\n"), bytes.TrimLeft(text, "\n")...)
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// Layout of the Go structs convTap and convRun, in bytes.
+const (
+	tapOffset, tapRow, tapCol, tapSize = 0, 8, 16, 24
+	runBase, runMask, runSize          = 0, 8, 16
+)
+
+// Registers of a gather. Each tap starts with its mask in RCX; the channel loop
+// uses RCX as its counter.
+var (
+	dst         = RDI
+	src         = RSI
+	plane       = RBX
+	channelStep = RDX
+	taps        = R8
+	numTaps     = R9
+	index       = R11
+	to          = R12
+	table       = R13
+	count       = RCX
+	pointers    = []GPPhysical{RAX, R10, R14, RSI}
+)
+
+func load(name string, r GPPhysical) { Load(Param(name), r) }
+
+// argument is where an argument lies on the stack.
+func argument(name string) Mem {
+	b, err := Param(name).Resolve()
+	if err != nil {
+		log.Fatal(err)
+	}
+	return b.Addr
+}
+
+// loadStride loads a distance in elements as one in bytes.
+func loadStride(name string, r GPPhysical) {
+	load(name, r)
+	SHLQ(Imm(2), r)
+}
+
+func begin(name, signature, doc string) {
+	TEXT(name, 4 /* NOSPLIT */, signature)
+	Pragma("noescape")
+	Doc(name + " " + doc)
+	load("dst", dst)
+	loadStride("plane", plane)
+	loadStride("channelStep", channelStep)
+	load("taps", taps)
+	load("numTaps", numTaps)
+}
+
+// tapMask loads which lanes the tap of this round reads into RCX, and the
+// address of lane 0 but for a run's base into src.
+func tapMask() {
+	load("rowMasks", table)
+	MOVQ(Mem{Base: taps, Disp: tapRow}, index)
+	MOVWLZX(Mem{Base: table, Index: index, Scale: 2}, ECX)
+	load("colMasks", table)
+	MOVQ(Mem{Base: taps, Disp: tapCol}, index)
+	MOVWLZX(Mem{Base: table, Index: index, Scale: 2}, R11L)
+	ANDL(R11L, ECX)
+	load("src", src)
+	ADDQ(Mem{Base: taps, Disp: tapOffset}, src)
+}
+
+// nextTap goes on with the next tap at label, or returns.
+func nextTap(label string) {
+	MOVQ(argument("tapStep"), table)
+	LEAQ(Mem{Base: dst, Index: table, Scale: 4}, dst)
+	ADDQ(Imm(tapSize), taps)
+	DECQ(numTaps)
+	JNZ(LabelRef(label))
+	VZEROUPPER()
+	RET()
+}
+
+// channels runs body for every channel; it leaves its lanes in Z0.
+func channels(label string, body func()) {
+	load("count", count)
+	MOVQ(dst, to)
+	XORQ(index, index)
+	Label(label)
+	body()
+	VMOVUPS(Z0, Mem{Base: to})
+	ADDQ(channelStep, to)
+	ADDQ(plane, index)
+	DECQ(count)
+	JNZ(LabelRef(label))
+}
+
+var (
+	zmm   = []VecPhysical{Z0, Z1, Z2, Z3, Z4, Z5, Z6, Z7}
+	masks = []OpmaskPhysical{nil, K1, K2, K3, K4, K5, K6, K7}
+)
+
+const gatherSignature = "func(dst *float32, tapStep, channelStep int, src *float32, plane, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks, colMasks *uint16)"
+
+// gather512 reads lanes that lie stride elements apart, 1 or 2, in up to four
+// or three runs. A run is loaded at the address that puts its elements into
+// their lanes; masks keep the rest, and what lies outside of the image, from
+// being touched.
+func gather512(stride int) {
+	most := 4
+	if stride == 2 {
+		most = 3
+	}
+	begin(fmt.Sprintf("convGather%dx512", stride), gatherSignature,
+		fmt.Sprintf("gathers 16 lanes in at most %d runs of elements %d apart.", most, stride))
+	if stride == 2 {
+		VMOVDQU32(evens(), Z7)
+	}
+	load("numRuns", table)
+	for n := most; n > 1; n-- {
+		CMPQ(table, Imm(uint64(n)))
+		JEQ(LabelRef(fmt.Sprint("runs", n)))
+	}
+	for n := 1; n <= most; n++ {
+		Label(fmt.Sprint("runs", n))
+		tapMask()
+		load("runs", table)
+		for i := range n {
+			MOVL(Mem{Base: table, Disp: runSize*i + runMask}, R11L)
+			ANDL(ECX, R11L)
+			if stride == 1 {
+				KMOVW(R11L, masks[1+i])
+			} else {
+				MOVL(U32(0x55555555), R12L)
+				PDEPL(R12L, R11L, R11L)
+				KMOVW(R11L, masks[1+2*i])
+				SHRL(Imm(16), R11L)
+				KMOVW(R11L, masks[2+2*i])
+			}
+			if i < 3 {
+				MOVQ(Mem{Base: table, Disp: runSize*i + runBase}, pointers[i])
+				ADDQ(src, pointers[i])
+			} else {
+				ADDQ(Mem{Base: table, Disp: runSize*i + runBase}, src)
+			}
+		}
+		channels(fmt.Sprint("channel", n), func() {
+			for i := range n {
+				from := Mem{Base: pointers[i], Index: index, Scale: 1}
+				if stride == 1 {
+					if i == 0 {
+						VMOVUPS_Z(from, masks[1], Z0)
+					} else {
+						VMOVUPS(from, masks[1+i], Z0)
+					}
+					continue
+				}
+				x, y := zmm[2*i], zmm[2*i+1]
+				VMOVUPS_Z(from, masks[1+2*i], x)
+				from.Disp = 64
+				VMOVUPS_Z(from, masks[2+2*i], y)
+				VPERMT2PS(y, Z7, x)
+				if i > 0 {
+					VORPS(x, Z0, Z0)
+				}
+			}
+		})
+		nextTap(fmt.Sprint("runs", n))
+	}
+}
+
+// evens is the numbers 0, 2, … 30.
+func evens() Mem {
+	m := GLOBL("convEvens", 8|16 /* RODATA|NOPTR */)
+	for i := range 16 {
+		DATA(4*i, U32(2*i))
+	}
+	return m
+}
+
+// gatherAny512 reads each lane where a table says.
+func gatherAny512() {
+	begin("convGatherAny512", "func(dst *float32, tapStep, channelStep int, src *float32, plane, count int, taps *int, numTaps int, lanes *int32, rowMasks, colMasks *uint16)",
+		"gathers 16 lanes, each at its distance in elements from src.")
+	load("lanes", RAX)
+	VMOVDQU32(Mem{Base: RAX}, Z6)
+	Label("tap")
+	tapMask()
+	KMOVW(ECX, K1)
+	channels("channel", func() {
+		VPXORD(Z0, Z0, Z0)
+		KMOVW(K1, K2)
+		LEAQ(Mem{Base: src, Index: index, Scale: 1}, RAX)
+		VGATHERDPS(Mem{Base: RAX, Index: Z6, Scale: 4}, K2, Z0)
+	})
+	nextTap("tap")
+}

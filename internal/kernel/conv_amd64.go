@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+//go:generate go -C _asm run ./conv -out ../conv_amd64.s -stubs ../conv_stubs_amd64.go -pkg kernel
+
+import "math"
+
+// gatherFast fills the lanes by assembly, and reports false where there is none.
+func (g *gatherer) gatherFast(b *gatherBlock, dst *float32, tapStep, channelStep int, src *float32, count int) bool {
+	if useISA != avx512 {
+		return false
+	}
+	switch {
+	case g.strideX == 1 && b.numRuns <= 4:
+		convGather1x512(dst, tapStep, channelStep, src, g.plane, count, &g.taps[0].offset, len(g.taps), &b.runs[0].base, b.numRuns, &b.rowMasks[0], &b.colMasks[0])
+	case g.strideX == 2 && b.numRuns <= 3:
+		convGather2x512(dst, tapStep, channelStep, src, g.plane, count, &g.taps[0].offset, len(g.taps), &b.runs[0].base, b.numRuns, &b.rowMasks[0], &b.colMasks[0])
+	case 2*g.image+g.plane < math.MaxInt32:
+		first := b.runs[0].base / 4
+		var lanes [convLanes]int32
+		for i, r := range b.runs[:b.numRuns] {
+			for l := b.place[i].from; l < b.place[i].to; l++ {
+				lanes[l] = int32(r.base/4 + l*g.strideX - first)
+			}
+		}
+		convGatherAny512(dst, tapStep, channelStep, shift(src, first), g.plane, count, &g.taps[0].offset, len(g.taps), &lanes[0], &b.rowMasks[0], &b.colMasks[0])
+	default:
+		return false
+	}
+	return true
+}

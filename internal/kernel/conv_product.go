@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"sync"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// A convolution is a product of matrices (im2col; Chellapilla et al., High
+// Performance Convolutional Neural Networks for Document Processing, 2006) whose
+// right operand is never made: panels of it are gathered from the images when a
+// task is about to use them. Rows of the product are channels of the result,
+// its columns are (image, y, x), so that small images fill tiles together.
+//
+// As in a plain product one operand is packed once for all and each task packs
+// its band of the other; see gemm_block.go.
+
+// convProduct is the forward pass, or a phase of the input's gradient.
+type convProduct struct {
+	groups, m, n, k int // k counts the row of ones that brings the bias
+	channels        int // summed over, of a group
+	view            gatherer
+	w               []float32
+	wRow            int // elements of w of one output channel
+	mirrored        bool
+	tapIndex        []int // mirrored: the taps of w that take part
+	allTaps         int
+	bias            []float32
+
+	dst                []float32
+	dstImage, dstPlane int
+	sparse             bool // columns of the product are not neighbours in dst
+	dstWidth           int
+	gridCols           int
+	dstY, dstX         int // where a sparse grid begins
+	stepY, stepX       int
+
+	mr, nr, aStep int
+	lanes         int
+	cBlock        int // channels of a block of k
+	numBlocks     int
+	shareA        bool
+	band          int
+	shared        []float32
+
+	dys, dxs []int
+
+	packTask, bandTask func(i int)
+}
+
+var convProducts struct {
+	mu   sync.Mutex
+	idle []*convProduct
+}
+
+func getConvProduct() *convProduct {
+	l := &convProducts
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if last := len(l.idle) - 1; last >= 0 {
+		g := l.idle[last]
+		l.idle = l.idle[:last]
+		return g
+	}
+	g := &convProduct{}
+	g.packTask, g.bandTask = g.packShared, g.computeBand
+	return g
+}
+
+func (g *convProduct) release() {
+	g.w, g.bias, g.dst, g.shared, g.view.src = nil, nil, nil, nil, nil
+	l := &convProducts
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.idle) < 16 {
+		l.idle = append(l.idle, g)
+	}
+}
+
+// convWorker is what a task needs beside scratch.
+type convWorker struct {
+	block gatherBlock
+	tile  [12 * 32]float32
+}
+
+var convWorkers struct {
+	mu   sync.Mutex
+	idle []*convWorker
+}
+
+func getConvWorker() *convWorker {
+	l := &convWorkers
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if last := len(l.idle) - 1; last >= 0 {
+		w := l.idle[last]
+		l.idle = l.idle[:last]
+		return w
+	}
+	return &convWorker{}
+}
+
+func (w *convWorker) release() {
+	l := &convWorkers
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.idle = append(l.idle, w)
+}
+
+func (g *convProduct) forward(s Conv2dShape, y, x, w, bias []float32) {
+	g.groups, g.m, g.channels = s.Groups, s.Out/s.Groups, s.In/s.Groups
+	g.w, g.wRow, g.mirrored, g.bias = w, g.channels*s.taps(), false, bias
+	rows, cols := s.OutHeight(), s.OutWidth()
+	g.dst, g.dstPlane, g.dstImage = y, rows*cols, s.Out*rows*cols
+	g.sparse = false
+	g.n = s.Batch * rows * cols
+	g.viewInput(s, x)
+}
+
+// viewInput lays the kernel over x.
+func (g *convProduct) viewInput(s Conv2dShape, x []float32) {
+	g.dys, g.dxs = g.dys[:0], g.dxs[:0]
+	for i := range s.KernelH {
+		g.dys = append(g.dys, i*s.DilationH-s.PadH)
+	}
+	for j := range s.KernelW {
+		g.dxs = append(g.dxs, j*s.DilationW-s.PadW)
+	}
+	s.viewInput(&g.view, x, g.dys, g.dxs)
+}
+
+func (s Conv2dShape) viewInput(v *gatherer, x []float32, dys, dxs []int) {
+	v.src, v.image, v.plane = x, s.In*s.Height*s.Width, s.Height*s.Width
+	v.height, v.width = s.Height, s.Width
+	v.rows, v.cols = s.OutHeight(), s.OutWidth()
+	v.strideY, v.strideX = s.StrideH, s.StrideW
+	v.begin(dys, dxs)
+}
+
+// backwardInput goes through the phases of the stride: the elements of dx whose
+// places are equal modulo the stride are reached by the same taps, and are
+// themselves a convolution of g with those, of stride 1.
+func (c *convProduct) backwardInput(p *work.Pool, s Conv2dShape, dx, g, w []float32) {
+	c.groups, c.m, c.channels = s.Groups, s.In/s.Groups, s.Out/s.Groups
+	c.w, c.wRow, c.mirrored, c.bias = w, c.m*s.taps(), true, nil
+	c.dst, c.dstPlane, c.dstImage, c.dstWidth = dx, s.Height*s.Width, s.In*s.Height*s.Width, s.Width
+	c.allTaps = s.taps()
+	c.sparse = s.StrideH > 1 || s.StrideW > 1
+	c.stepY, c.stepX = s.StrideH, s.StrideW
+	phasesY, phasesX := min(s.StrideH, s.Height), min(s.StrideW, s.Width)
+	if !phasesFull(phasesY, s.KernelH, s.StrideH, s.PadH, s.DilationH) || !phasesFull(phasesX, s.KernelW, s.StrideW, s.PadW, s.DilationW) {
+		clearSlice(p, dx[:s.inputElems()]) // no tap reaches some elements
+	}
+	for py := range phasesY {
+		for px := range phasesX {
+			c.phase(p, s, py, px, g)
+		}
+	}
+}
+
+// phasesFull reports whether taps reach every phase of a dimension.
+func phasesFull(phases, kernel, stride, pad, dilation int) bool {
+	for at := range phases {
+		reached := false
+		for i := range kernel {
+			reached = reached || (at+pad-i*dilation)%stride == 0
+		}
+		if !reached {
+			return false
+		}
+	}
+	return true
+}
+
+func (c *convProduct) phase(p *work.Pool, s Conv2dShape, py, px int, g []float32) {
+	c.dys, c.dxs, c.tapIndex = c.dys[:0], c.dxs[:0], c.tapIndex[:0]
+	for j := range s.KernelW {
+		if at := px + s.PadW - j*s.DilationW; at%s.StrideW == 0 {
+			c.dxs = append(c.dxs, at/s.StrideW)
+		}
+	}
+	for i := range s.KernelH {
+		at := py + s.PadH - i*s.DilationH
+		if at%s.StrideH != 0 {
+			continue
+		}
+		c.dys = append(c.dys, at/s.StrideH)
+		for j := range s.KernelW {
+			if (px+s.PadW-j*s.DilationW)%s.StrideW == 0 {
+				c.tapIndex = append(c.tapIndex, i*s.KernelW+j)
+			}
+		}
+	}
+	if len(c.tapIndex) == 0 {
+		return
+	}
+	v := &c.view
+	v.src, v.height, v.width = g, s.OutHeight(), s.OutWidth()
+	v.plane = v.height * v.width
+	v.image = s.Out * v.plane
+	v.rows, v.cols = (s.Height-py+s.StrideH-1)/s.StrideH, (s.Width-px+s.StrideW-1)/s.StrideW
+	v.strideY, v.strideX = 1, 1
+	c.n = s.Batch * v.rows * v.cols
+	c.dstY, c.dstX = py, px
+	cols := v.cols
+	v.begin(c.dys, c.dxs)
+	c.gridCols = cols
+	c.compute(p)
+}
+
+// compute runs the product.
+func (g *convProduct) compute(p *work.Pool) {
+	taps := len(g.view.taps)
+	g.k = g.channels * taps
+	if g.bias != nil {
+		g.k++
+	}
+	g.mr, g.nr, g.aStep = tileShape()
+	g.lanes = min(convLanes, g.nr)
+	most := max(1, kBlock/taps)
+	g.numBlocks = (g.channels + most - 1) / most
+	g.cBlock = (g.channels + g.numBlocks - 1) / g.numBlocks
+	g.numBlocks = (g.channels + g.cBlock - 1) / g.cBlock
+
+	threads := 1
+	if p != nil && g.groups*g.m*g.n*g.k >= serialLimit {
+		threads = p.NumThreads()
+	}
+	g.shareA = g.groups > 1 || g.m < g.n
+	kMost := g.cBlock*taps + 1
+	unit, size := g.nr, g.n
+	if !g.shareA {
+		unit, size = g.mr, g.m
+	}
+	// A band of a task fits the second-level cache, and there are enough of
+	// them for threads to finish together.
+	g.band = max(1, min(convBand/kMost, (g.groups*size+8*threads-1)/(8*threads))/unit) * unit
+	if g.shareA {
+		g.band = max(g.band, min(3*unit, (size+unit-1)/unit*unit))
+	}
+
+	packed := g.panelsB() * g.nr * g.k
+	if g.shareA {
+		packed = g.groups * g.panelsA() * g.aStep * g.k
+	}
+	s := scratchList.get(packed)
+	g.shared = s.floats
+	runTasks(p, threads, g.numPackTasks(), g.packTask)
+	runTasks(p, threads, g.groups*pieces(size, g.band), g.bandTask)
+	scratchList.put(s)
+}
+
+// convBand bounds the packed band of a task, in elements.
+const convBand = 64 << 10
+
+func (g *convProduct) panelsA() int { return pieces(g.m, g.mr) }
+func (g *convProduct) panelsB() int { return pieces(g.n, g.nr) }
+
+// channelsOf returns the channels of a block of k, where it begins, and its
+// length: the last one has the row of the bias.
+func (g *convProduct) channelsOf(block int) (c0, c1, k0, length int) {
+	c0 = block * g.cBlock
+	c1 = min(g.channels, c0+g.cBlock)
+	taps := len(g.view.taps)
+	k0, length = c0*taps, (c1-c0)*taps
+	if c1 == g.channels && g.bias != nil {
+		length++
+	}
+	return c0, c1, k0, length
+}
+
+func (g *convProduct) numPackTasks() int {
+	if g.shareA {
+		return g.groups * g.numBlocks * pieces(g.panelsA(), packPanels)
+	}
+	return g.numBlocks * pieces(g.panelsB(), packPanels)
+}
+
+func (g *convProduct) packShared(i int) {
+	if g.shareA {
+		parts := pieces(g.panelsA(), packPanels)
+		first := i % parts * packPanels
+		block := i / parts % g.numBlocks
+		group := i / parts / g.numBlocks
+		_, _, k0, length := g.channelsOf(block)
+		at := (group*g.k+k0)*g.panelsA()*g.aStep + first*g.aStep*length
+		g.packA(g.shared[at:], group, first*g.mr, min(g.m, (first+packPanels)*g.mr), block)
+		return
+	}
+	parts := pieces(g.panelsB(), packPanels)
+	first := i % parts * packPanels
+	block := i / parts
+	_, _, k0, length := g.channelsOf(block)
+	at := k0*g.panelsB()*g.nr + first*g.nr*length
+	w := getConvWorker()
+	g.packB(w, g.shared[at:], 0, first*g.nr, min(g.n, (first+packPanels)*g.nr), block)
+	w.release()
+}
+
+// packA packs rows [lo, hi) of a group's weights for a block of k.
+func (g *convProduct) packA(dst []float32, group, lo, hi, block int) {
+	c0, c1, _, length := g.channelsOf(block)
+	taps := len(g.view.taps)
+	for i := lo; i < hi; i += g.mr {
+		rows := min(g.mr, hi-i)
+		switch {
+		case !g.mirrored:
+			packTransposed(&dst[0], g.aStep, &g.w[(group*g.m+i)*g.wRow+c0*taps], g.wRow, rows, (c1-c0)*taps, g.mr)
+		case g.allTaps == 1:
+			packRows(&dst[0], g.aStep, &g.w[(group*g.channels+c0)*g.wRow+i], g.wRow, c1-c0, rows, g.mr)
+		case taps == g.allTaps:
+			for c := c0; c < c1; c++ {
+				packTransposed(&dst[(c-c0)*taps*g.aStep], g.aStep, &g.w[(group*g.channels+c)*g.wRow+i*taps], taps, rows, taps, g.mr)
+			}
+		default:
+			g.packSomeTaps(dst, group, i, rows, c0, c1)
+		}
+		if length > (c1-c0)*taps {
+			column := dst[(length-1)*g.aStep:][:g.aStep]
+			clear(column[copy(column, g.bias[group*g.m+i:][:rows]):])
+		}
+		dst = dst[g.aStep*length:]
+	}
+}
+
+func (g *convProduct) packSomeTaps(dst []float32, group, i, rows, c0, c1 int) {
+	taps := len(g.view.taps)
+	for c := c0; c < c1; c++ {
+		from := g.w[(group*g.channels+c)*g.wRow+i*g.allTaps:]
+		for t, at := range g.tapIndex {
+			to := dst[((c-c0)*taps+t)*g.aStep:][:g.aStep]
+			for r := range rows {
+				to[r] = from[r*g.allTaps+at]
+			}
+			clear(to[rows:])
+		}
+	}
+}
+
+// packB gathers columns [lo, hi) of the images for a block of k.
+func (g *convProduct) packB(w *convWorker, dst []float32, group, lo, hi, block int) {
+	c0, c1, _, length := g.channelsOf(block)
+	taps := len(g.view.taps)
+	for j := lo; j < hi; j += g.nr {
+		for l := 0; l < g.nr && j+l < hi; l += g.lanes {
+			g.view.block(&w.block, j+l, min(g.lanes, hi-j-l))
+			g.view.gather(&w.block, dst[l:], g.nr, taps*g.nr, group*g.channels+c0, c1-c0, g.lanes)
+		}
+		if length > (c1-c0)*taps {
+			row := dst[(length-1)*g.nr:][:g.nr]
+			for l := range row {
+				row[l] = 1
+			}
+		}
+		dst = dst[g.nr*length:]
+	}
+}
+
+// computeBand computes one task's part of the result.
+func (g *convProduct) computeBand(i int) {
+	w := getConvWorker()
+	defer w.release()
+	_, _, _, most := g.channelsOf(0)
+	most++
+	if g.shareA {
+		bands := pieces(g.n, g.band)
+		group, lo := i/bands, i%bands*g.band
+		s := scratchList.get(pieces(g.band, g.nr) * g.nr * most)
+		for block := range g.numBlocks {
+			g.bandCols(w, s.floats, group, lo, min(g.n, lo+g.band), block)
+		}
+		scratchList.put(s)
+		return
+	}
+	lo := i * g.band
+	s := scratchList.get(pieces(g.band, g.mr) * g.aStep * most)
+	for block := range g.numBlocks {
+		g.bandRows(w, s.floats, lo, min(g.m, lo+g.band), block)
+	}
+	scratchList.put(s)
+}
+
+func (g *convProduct) bandCols(w *convWorker, b []float32, group, lo, hi, block int) {
+	_, _, k0, length := g.channelsOf(block)
+	g.packB(w, b, group, lo, hi, block)
+	a := g.shared[(group*g.k+k0)*g.panelsA()*g.aStep:]
+	for i := 0; i < g.m; i += g.mr {
+		for j := lo; j < hi; j += g.nr {
+			g.tile(w, group*g.m+i, min(g.mr, g.m-i), j, min(g.nr, hi-j), length, block == 0,
+				&a[i/g.mr*g.aStep*length], &b[(j-lo)/g.nr*g.nr*length])
+		}
+	}
+}
+
+func (g *convProduct) bandRows(w *convWorker, a []float32, lo, hi, block int) {
+	_, _, k0, length := g.channelsOf(block)
+	g.packA(a, 0, lo, hi, block)
+	b := g.shared[k0*g.panelsB()*g.nr:]
+	for j := 0; j < g.n; j += g.nr {
+		for i := lo; i < hi; i += g.mr {
+			g.tile(w, i, min(g.mr, hi-i), j, min(g.nr, g.n-j), length, block == 0,
+				&a[(i-lo)/g.mr*g.aStep*length], &b[j/g.nr*g.nr*length])
+		}
+	}
+}
+
+// tile computes rows [i, i+rows) and columns [j, j+cols) of a block of k: in
+// place where the columns are neighbours in dst.
+func (g *convProduct) tile(w *convWorker, i, rows, j, cols, k int, first bool, a, b *float32) {
+	beta := float32(1)
+	if first {
+		beta = 0
+	}
+	size := g.view.rows * g.view.cols
+	n := j / size
+	at := j - n*size
+	if !g.sparse && at+cols <= size {
+		c := &g.dst[n*g.dstImage+i*g.dstPlane+at]
+		tile(rows, cols, k, a, 1, g.aStep, b, g.nr, c, g.dstPlane, 1, beta, nil)
+		return
+	}
+	if !first {
+		g.moveTile(w, i, rows, n, at, cols, false)
+	}
+	tile(rows, cols, k, a, 1, g.aStep, b, g.nr, &w.tile[0], g.nr, 1, beta, nil)
+	g.moveTile(w, i, rows, n, at, cols, true)
+}
+
+// moveTile stores a tile that lies in several places of dst, or loads it.
+func (g *convProduct) moveTile(w *convWorker, i, rows, n, at, cols int, store bool) {
+	width := g.gridCols
+	if !g.sparse {
+		width = g.view.rows * g.view.cols
+	}
+	y, x := at/width, at%width
+	size := g.view.rows * g.view.cols / width
+	for l := 0; l < cols; {
+		run := min(width-x, cols-l)
+		to := n*g.dstImage + i*g.dstPlane + x
+		if g.sparse {
+			to = n*g.dstImage + i*g.dstPlane + (g.dstY+y*g.stepY)*g.dstWidth + g.dstX + x*g.stepX
+		}
+		for r := range rows {
+			part := w.tile[r*g.nr+l:][:run]
+			d := g.dst[to+r*g.dstPlane:]
+			switch {
+			case !g.sparse && store:
+				copy(d[:run], part)
+			case !g.sparse:
+				copy(part, d[:run])
+			case store:
+				for q, v := range part {
+					d[q*g.stepX] = v
+				}
+			default:
+				for q := range part {
+					part[q] = d[q*g.stepX]
+				}
+			}
+		}
+		l, x = l+run, 0
+		if y++; y == size {
+			y, n = 0, n+1
+		}
+	}
+}
+
+// clearSlice sets x to 0.
+func clearSlice(p *work.Pool, x []float32) {
+	overItems(p, len(x), len(x), func(lo, hi int) { clear(x[lo:hi]) })
+}

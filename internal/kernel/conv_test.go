@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// convOracle calls fn for every product of the definition, with the indices of
+// its elements of x, w and y.
+func convOracle(s Conv2dShape, fn func(x, w, y int)) {
+	in, out := s.In/s.Groups, s.Out/s.Groups
+	h, w := s.OutHeight(), s.OutWidth()
+	for n := range s.Batch {
+		for o := range s.Out {
+			for i := range h {
+				for j := range w {
+					for c := range in {
+						for p := range s.KernelH {
+							for q := range s.KernelW {
+								y, x := i*s.StrideH+p*s.DilationH-s.PadH, j*s.StrideW+q*s.DilationW-s.PadW
+								if y < 0 || y >= s.Height || x < 0 || x >= s.Width {
+									continue
+								}
+								fn(((n*s.In+o/out*in+c)*s.Height+y)*s.Width+x,
+									((o*in+c)*s.KernelH+p)*s.KernelW+q,
+									((n*s.Out+o)*h+i)*w+j)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// square is a shape with equal sizes in both dimensions.
+func squareConv(batch, in, size, out, kernel, stride, pad, dilation, groups int) Conv2dShape {
+	return Conv2dShape{batch, in, size, size, out, kernel, kernel, stride, stride, pad, pad, dilation, dilation, groups}
+}
+
+func convShapes(r *rand.Rand) []Conv2dShape {
+	shapes := []Conv2dShape{
+		squareConv(1, 1, 1, 1, 1, 1, 0, 1, 1),
+		squareConv(2, 3, 5, 4, 3, 1, 1, 1, 1),
+		squareConv(4, 20, 7, 26, 3, 1, 1, 1, 1),     // tiles across images
+		squareConv(4, 40, 7, 13, 1, 1, 0, 1, 1),     // a plain product
+		squareConv(3, 5, 14, 70, 1, 2, 0, 1, 1),     // places that no tap reaches
+		squareConv(2, 3, 30, 16, 7, 2, 3, 1, 1),     // the first layer of a ResNet
+		squareConv(2, 8, 13, 12, 3, 2, 1, 1, 1),     // odd size, stride 2
+		squareConv(2, 70, 6, 20, 3, 1, 1, 1, 1),     // k in blocks
+		squareConv(2, 6, 12, 9, 3, 3, 2, 2, 3),      // grouped, dilated, stride 3
+		squareConv(2, 8, 9, 8, 3, 1, 1, 1, 8),       // depthwise
+		squareConv(2, 5, 10, 5, 3, 2, 1, 1, 5),      // depthwise, stride 2
+		squareConv(1, 4, 3, 8, 5, 1, 2, 1, 2),       // a kernel larger than the image
+		squareConv(5, 2, 2, 3, 2, 1, 1, 1, 1),       // tiny images
+		squareConv(1, 2, 40, 2, 3, 1, 1, 1, 1),      // many columns
+		squareConv(0, 2, 4, 3, 3, 1, 1, 1, 1),       // no image
+		squareConv(2, 2, 4, 3, 1, 4, 0, 1, 1),       // a stride beyond the kernel
+		squareConv(2, 3, 6, 5, 2, 1, 4, 3, 1),       // taps that read only padding
+		squareConv(3, 16, 24, 7, 3, 1, 1, 1, 1),     // a long sum for the weight
+		{2, 4, 5, 19, 6, 1, 3, 1, 2, 0, 1, 1, 1, 2}, // unequal
+		{1, 3, 1, 33, 8, 1, 5, 1, 1, 0, 2, 1, 1, 1}, // one row
+	}
+	more := 25
+	if testing.Short() {
+		more = 8
+	}
+	for len(shapes) < 20+more {
+		groups := []int{1, 1, 1, 2, 3}[r.IntN(5)]
+		s := Conv2dShape{
+			Batch: 1 + r.IntN(4), In: groups * (1 + r.IntN(9)), Height: 1 + r.IntN(20), Width: 1 + r.IntN(36),
+			Out: groups * (1 + r.IntN(20)), KernelH: 1 + r.IntN(4), KernelW: 1 + r.IntN(4),
+			StrideH: 1 + r.IntN(3), StrideW: 1 + r.IntN(3), PadH: r.IntN(3), PadW: r.IntN(3),
+			DilationH: 1 + r.IntN(2), DilationW: 1 + r.IntN(2), Groups: groups,
+		}
+		if s.OutHeight() > 0 && s.OutWidth() > 0 {
+			shapes = append(shapes, s)
+		}
+	}
+	return shapes
+}
+
+func randomFloats(r *rand.Rand, n int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	return x
+}
+
+func nans(n int) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(math.NaN())
+	}
+	return x
+}
+
+func mustBeSame(t *testing.T, what string, got, want []float32) {
+	t.Helper()
+	for i := range want {
+		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+			t.Fatalf("%s: element %d is %v with one thread, %v with three", what, i, want[i], got[i])
+		}
+	}
+}
+
+func TestConv2d(t *testing.T) {
+	p := work.New(3)
+	defer p.Close()
+	forEachISA(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(3, 4))
+		for _, s := range convShapes(r) {
+			name := fmt.Sprintf("%+v", s)
+			x, w, g := randomFloats(r, s.inputElems()), randomFloats(r, s.weightElems()), randomFloats(r, s.outputElems())
+			var bias []float32
+			if r.IntN(2) == 0 {
+				bias = randomFloats(r, s.Out)
+			}
+			beta := []float32{0, 1, 0.5}[r.IntN(3)]
+			start := nans(len(w))
+			if beta != 0 {
+				start = randomFloats(r, len(w))
+			}
+			y, dx, dw := make([]float64, len(g)), make([]float64, len(x)), make([]float64, len(w))
+			convOracle(s, func(xi, wi, yi int) {
+				y[yi] += float64(x[xi]) * float64(w[wi])
+				dx[xi] += float64(g[yi]) * float64(w[wi])
+				dw[wi] += float64(g[yi]) * float64(x[xi])
+			})
+			for i := range y {
+				if bias != nil {
+					y[i] += float64(bias[i/(s.OutHeight()*s.OutWidth())%s.Out])
+				}
+			}
+			for i := range dw {
+				if beta != 0 {
+					dw[i] += float64(beta * start[i])
+				}
+			}
+			run := func(p *work.Pool) (y, dx, dw []float32) {
+				y, dx, dw = nans(len(g)), nans(len(x)), append([]float32(nil), start...)
+				Conv2d(p, s, y, x, w, bias)
+				Conv2dBackwardInput(p, s, dx, g, w)
+				Conv2dBackwardWeight(p, s, dw, g, x, beta)
+				return
+			}
+			y1, dx1, dw1 := run(nil)
+			tol := 1e-6 * math.Sqrt(float64(1+s.In*s.taps()+s.Out*s.taps()))
+			mustBeNear(t, "y of "+name, y1, y, tol)
+			mustBeNear(t, "dx of "+name, dx1, dx, tol)
+			mustBeNear(t, fmt.Sprintf("dw (beta %g) of %s", beta, name), dw1, dw, 2e-6*math.Sqrt(float64(1+s.Batch*s.OutHeight()*s.OutWidth())))
+			y3, dx3, dw3 := run(p)
+			mustBeSame(t, "y of "+name, y3, y1)
+			mustBeSame(t, "dx of "+name, dx3, dx1)
+			mustBeSame(t, "dw of "+name, dw3, dw1)
+		}
+	})
+}
+
+func TestConv2dBackwardBias(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	const batch, channels, plane = 3, 5, 77
+	g, got := randomFloats(r, batch*channels*plane), nans(channels)
+	want := make([]float64, channels)
+	for i, v := range g {
+		want[i/plane%channels] += float64(v)
+	}
+	Conv2dBackwardBias(nil, got, g, batch, channels, plane, false)
+	mustBeNear(t, "bias", got, want, 1e-6)
+	for i := range want {
+		want[i] *= 2
+	}
+	Conv2dBackwardBias(nil, got, g, batch, channels, plane, true)
+	mustBeNear(t, "accumulated bias", got, want, 1e-6)
+}
+
+// NaN of the input reaches every output that reads it, and no other.
+func TestConv2dKeepsNaN(t *testing.T) {
+	forEachISA(t, func(t *testing.T) {
+		s := squareConv(1, 2, 9, 3, 3, 1, 1, 1, 1)
+		r := rand.New(rand.NewPCG(7, 8))
+		x, w, y := randomFloats(r, s.inputElems()), randomFloats(r, s.weightElems()), make([]float32, s.outputElems())
+		bad := 4*9 + 4
+		x[bad] = float32(math.NaN())
+		Conv2d(nil, s, y, x, w, nil)
+		want := make([]bool, len(y))
+		convOracle(s, func(xi, _, yi int) { want[yi] = want[yi] || xi == bad })
+		for i, v := range y {
+			if (v != v) != want[i] {
+				t.Fatalf("output %d is %v, NaN wanted: %t", i, v, want[i])
+			}
+		}
+	})
+}
