@@ -40,6 +40,7 @@ func areas() map[string][]opCase {
 	return map[string][]opCase{
 		"basic":     basicCases(),
 		"attention": attentionCases(),
+		"conv":      convCases(),
 	}
 }
 
