@@ -2,8 +2,6 @@
 
 package kernel
 
-import "math"
-
 // One task of attention is one head of one batch entry. It packs the operands
 // that tiles read as B once, and then goes down the queries a tile of rows at a
 // time: their scores against the keys they see, at most, lie in the first- or
@@ -21,6 +19,14 @@ type attention struct {
 	out, q, k, v     Heads
 	dq, dk, dv, dout Heads // backward only
 	lse              []float32
+	span             int // heads of q that a task does; they share keys and values
+}
+
+// task returns the batch entry of task i, its first head of q, and its head of
+// k and v.
+func (x *attention) task(i int) (batch, head, keyHead int) {
+	head = i * x.span % x.Heads
+	return i * x.span / x.Heads, head, head / x.group()
 }
 
 // headTask is the state of a task: its shape and its scratch.
@@ -61,10 +67,14 @@ func (t *headTask) columnsLength() int { return roundUp(t.keyPad*t.Dim, 16) }
 // packRows packs n positions as the rows of B: panels of nr channels.
 func (t *headTask) packRows(x *Heads, base, n int) []float32 {
 	dst := t.cut(t.vectors * t.nr * n)
+	t.packRowsTo(dst, x, base, n)
+	return dst
+}
+
+func (t *headTask) packRowsTo(dst []float32, x *Heads, base, n int) {
 	for d := 0; d < t.Dim && n > 0; d += t.nr {
 		packRows(&dst[d*n], t.nr, &x.Data[base+d], x.Time, n, min(t.nr, t.Dim-d), t.nr)
 	}
-	return dst
 }
 
 // packColumns packs the keys as the columns of B: panels of nr keys.
@@ -108,94 +118,128 @@ func (t *headTask) multiplyRows(y *Heads, at, rows int, weights []float32, row, 
 	}
 }
 
-// forward computes head i of all batch entries' heads.
+// forward does task i: the packed keys and values serve all of its heads.
 func (x *attention) forward(i int) {
 	s, out, q, k, v := &x.AttentionShape, &x.out, &x.q, &x.k, &x.v
-	b, h := i/s.Heads, i%s.Heads
-	var lse []float32
-	if x.lse != nil {
-		lse = x.lse[i*s.Time:]
-	}
+	b, h0, hk := x.task(i)
 	t := newHeadTask(s)
-	mem := scratchList.get(t.columnsLength() + t.rowsLength(s.KeyTime) + roundUp(t.mr*t.scores, 16) + 2*16 + 16)
+	mem := scratchList.get(t.columnsLength() + t.rowsLength(s.KeyTime) + roundUp(t.mr*t.scores, 16) +
+		2*roundUp(s.Time+t.mr, 16) + roundUp(t.keyPad, 16) + 16)
 	defer scratchList.put(mem)
 	t.rest = mem.floats
-	keys := t.packColumns(k, k.base(b, h))
-	values := t.packRows(v, v.base(b, h), s.KeyTime)
+	keys := t.packColumns(k, k.base(b, hk))
+	values := t.packRows(v, v.base(b, hk), s.KeyTime)
 	scores := t.cut(t.mr * t.scores)
-	top, sum := t.cut(t.mr), t.cut(t.mr)
-	for i := 0; i < s.Time; i += t.mr {
-		rows := min(t.mr, s.Time-i)
-		visible := s.visible(i + rows - 1)
-		t.multiplyKeys(scores, rows, q, q.base(b, h)+i*q.Time, keys, visible, s.Scale)
-		n, step := t.visibleAt(i)
-		softmaxRows(&scores[0], t.scores, rows, n, step, roundUp(visible, t.nr), &top[0], &sum[0])
-		for r := range rows {
-			if lse != nil {
-				lse[i+r] = float32(float64(top[r]) + math.Log(float64(sum[r])))
+	// The rows of all queries, for one logarithm in the end.
+	top, sum := t.cut(s.Time+t.mr), t.cut(s.Time+t.mr)
+	keep := t.cut(t.keyPad)
+	var inverse [16]float32
+	for h := h0; h < h0+x.span; h++ {
+		for i := 0; i < s.Time; i += t.mr {
+			rows := min(t.mr, s.Time-i)
+			visible := s.visible(i + rows - 1)
+			t.multiplyKeys(scores, rows, q, q.base(b, h)+i*q.Time, keys, visible, s.Scale)
+			x.addMask(scores, t.scores, b, h, i, rows)
+			n, step := t.visibleAt(i)
+			softmaxRows(&scores[0], t.scores, rows, n, step, roundUp(visible, t.nr), &top[i], &sum[i])
+			for r := range rows {
+				inverse[r] = x.weight(scores[r*t.scores:][:visible], top[i+r], &sum[i+r])
 			}
-			if sum[r] != 0 {
-				sum[r] = 1 / sum[r]
-			}
+			scaleRows(&scores[0], t.scores, rows, visible, &inverse[0])
+			x.dropRows(scores, t.scores, b, h, i, rows, keep)
+			t.multiplyRows(out, out.base(b, h)+i*out.Time, rows, scores, t.scores, 1, values, s.KeyTime, 0, visible, 0)
 		}
-		at := out.base(b, h) + i*out.Time
-		t.multiplyRows(out, at, rows, scores, t.scores, 1, values, s.KeyTime, 0, visible, 0)
-		scaleRows(&out.Data[at], out.Time, rows, s.Dim, &sum[0])
+		x.keepLSE(b, h, top, sum)
 	}
 }
 
-// backward computes the gradients of head i. With p the softmax and
-// g = dout·vᵀ: dv = pᵀ·dout, ds = p∘(g - rowsum(dout∘out))·scale, dq = ds·k,
-// dk = dsᵀ·q.
+// keepLSE stores the log-sum-exps of a head from the maxima and sums of its
+// rows.
+func (x *attention) keepLSE(b, h int, top, sum []float32) {
+	if x.lse == nil {
+		return
+	}
+	lse := x.lse[(b*x.Heads+h)*x.Time:][:x.Time]
+	vec().log(lse, sum[:x.Time])
+	vec().add(lse, lse, top[:x.Time])
+}
+
+// weight returns what the exponentials of a row, whose maximum is top, are to
+// be multiplied by: 1/sum. A row without a key or with -Inf alone becomes 0.
+func (x *attention) weight(row []float32, top float32, sum *float32) float32 {
+	if top == negInf {
+		clear(row)
+		*sum = 0
+		return 0
+	}
+	return 1 / *sum
+}
+
+// backward computes the gradients of task i. With p the softmax, m what dropout
+// multiplies it by and g = (dout·vᵀ)∘m: dv = (p∘m)ᵀ·dout,
+// ds = p∘(g - rowsum(dout∘out))·scale, dq = ds·k, dk = dsᵀ·q. The heads that
+// share keys add up in dk and dv.
 func (x *attention) backward(i int) {
 	s, out, q, k, v := &x.AttentionShape, &x.out, &x.q, &x.k, &x.v
 	dq, dk, dv, dout := &x.dq, &x.dk, &x.dv, &x.dout
-	b, h := i/s.Heads, i%s.Heads
-	lse := x.lse[i*s.Time:]
+	b, h0, hk := x.task(i)
 	t := newHeadTask(s)
 	block := min(roundUp(s.Time, t.mr), max(1, gradientBlock/t.scores/t.mr)*t.mr)
-	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 2*roundUp(block*t.scores, 16) + 16)
+	keepLength := 0
+	if s.Dropout > 0 {
+		keepLength = roundUp(t.mr*t.scores, 16)
+	}
+	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 2*roundUp(block*t.scores, 16) + 16 + keepLength)
 	defer scratchList.put(mem)
 	t.rest = mem.floats
-	keyColumns, valueColumns := t.packColumns(k, k.base(b, h)), t.packColumns(v, v.base(b, h))
-	keyRows := t.packRows(k, k.base(b, h), s.KeyTime)
-	queryRows := t.packRows(q, q.base(b, h), s.Time)
-	doutRows := t.packRows(dout, dout.base(b, h), s.Time)
+	keyColumns, valueColumns := t.packColumns(k, k.base(b, hk)), t.packColumns(v, v.base(b, hk))
+	keyRows := t.packRows(k, k.base(b, hk), s.KeyTime)
+	queryRows, doutRows := t.cut(t.rowsLength(s.Time)), t.cut(t.rowsLength(s.Time))
 	p, g := t.cut(block*t.scores), t.cut(block*t.scores)
-	delta := t.cut(t.mr)
-	for i0 := 0; i0 < s.Time; i0 += block {
-		i1 := min(s.Time, i0+block)
-		for i := i0; i < i1; i += t.mr {
-			rows := min(t.mr, i1-i)
-			visible := s.visible(i + rows - 1)
-			pi, gi := p[(i-i0)*t.scores:], g[(i-i0)*t.scores:]
-			doutAt := dout.base(b, h) + i*dout.Time
-			t.multiplyKeys(pi, rows, q, q.base(b, h)+i*q.Time, keyColumns, visible, s.Scale)
-			t.multiplyKeys(gi, rows, dout, doutAt, valueColumns, visible, 1)
-			dotRows(&delta[0], &dout.Data[doutAt], dout.Time, &out.Data[out.base(b, h)+i*out.Time], out.Time, rows, s.Dim)
-			n, step := t.visibleAt(i)
-			// The tiles below read whole tiles of keys: clear that far.
-			end := min(t.keyPad, roundUp(roundUp(visible, t.mr), t.nr))
-			gradientRows(&pi[0], &gi[0], t.scores, rows, n, step, end, &lse[i], &delta[0], s.Scale)
-			t.multiplyRows(dq, dq.base(b, h)+i*dq.Time, rows, gi, t.scores, 1, keyRows, s.KeyTime, 0, visible, 0)
-		}
-		for j := 0; j < s.KeyTime; j += t.mr {
-			// The first query that sees key j; nobody sees it before.
-			first := 0
-			if s.Causal {
-				first = max(0, j-(s.KeyTime-s.Time))
+	delta, keep := t.cut(t.mr), t.cut(keepLength)
+	for h := h0; h < h0+x.span; h++ {
+		t.packRowsTo(queryRows, q, q.base(b, h), s.Time)
+		t.packRowsTo(doutRows, dout, dout.base(b, h), s.Time)
+		lse := x.lse[(b*s.Heads+h)*s.Time:]
+		for i0 := 0; i0 < s.Time; i0 += block {
+			i1 := min(s.Time, i0+block)
+			for i := i0; i < i1; i += t.mr {
+				rows := min(t.mr, i1-i)
+				visible := s.visible(i + rows - 1)
+				pi, gi := p[(i-i0)*t.scores:], g[(i-i0)*t.scores:]
+				doutAt := dout.base(b, h) + i*dout.Time
+				t.multiplyKeys(pi, rows, q, q.base(b, h)+i*q.Time, keyColumns, visible, s.Scale)
+				t.multiplyKeys(gi, rows, dout, doutAt, valueColumns, visible, 1)
+				dotRows(&delta[0], &dout.Data[doutAt], dout.Time, &out.Data[out.base(b, h)+i*out.Time], out.Time, rows, s.Dim)
+				x.addMask(pi, t.scores, b, h, i, rows)
+				x.dropGradients(gi, keep, t.scores, b, h, i, rows)
+				n, step := t.visibleAt(i)
+				// The tiles below read whole tiles of keys: clear that far.
+				end := min(t.keyPad, roundUp(roundUp(visible, t.mr), t.nr))
+				gradientRows(&pi[0], &gi[0], t.scores, rows, n, step, end, &lse[i], &delta[0], s.Scale)
+				x.clearUnseen(pi, gi, t.scores, end, lse[i:i+rows])
+				x.dropAgain(pi, keep, t.scores, rows)
+				t.multiplyRows(dq, dq.base(b, h)+i*dq.Time, rows, gi, t.scores, 1, keyRows, s.KeyTime, 0, visible, 0)
 			}
-			if first >= i1 {
-				break
+			for j := 0; j < s.KeyTime; j += t.mr {
+				// The first query that sees key j; nobody sees it before.
+				first := 0
+				if s.Causal {
+					first = max(0, j-(s.KeyTime-s.Time))
+				}
+				if first >= i1 {
+					break
+				}
+				beta := float32(0)
+				if first < i0 || h > h0 {
+					beta = 1
+				}
+				first = max(first, i0)
+				rows := min(t.mr, s.KeyTime-j)
+				at := (first-i0)*t.scores + j
+				t.multiplyRows(dv, dv.base(b, hk)+j*dv.Time, rows, p[at:], 1, t.scores, doutRows, s.Time, first, i1-first, beta)
+				t.multiplyRows(dk, dk.base(b, hk)+j*dk.Time, rows, g[at:], 1, t.scores, queryRows, s.Time, first, i1-first, beta)
 			}
-			beta := float32(0)
-			if first < i0 {
-				first, beta = i0, 1
-			}
-			rows := min(t.mr, s.KeyTime-j)
-			at := (first-i0)*t.scores + j
-			t.multiplyRows(dv, dv.base(b, h)+j*dv.Time, rows, p[at:], 1, t.scores, doutRows, s.Time, first, i1-first, beta)
-			t.multiplyRows(dk, dk.base(b, h)+j*dk.Time, rows, g[at:], 1, t.scores, queryRows, s.Time, first, i1-first, beta)
 		}
 	}
 }

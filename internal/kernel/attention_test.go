@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	"github.com/cohort-ml/cohort/internal/random"
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
@@ -21,11 +22,18 @@ func (x *Heads) at(s *AttentionShape, b, h, t, d int) float64 {
 
 func newAttentionOracle(s *AttentionShape, q, k, v, dout *Heads) attentionOracle {
 	n := s.Batch * s.Heads
+	keys := n / s.group() * s.KeyTime * s.Dim
 	o := attentionOracle{make([]float32, n*s.Time*s.Dim), make([]float32, n*s.Time),
-		make([]float32, n*s.Time*s.Dim), make([]float32, n*s.KeyTime*s.Dim), make([]float32, n*s.KeyTime*s.Dim)}
+		make([]float32, n*s.Time*s.Dim), make([]float32, keys), make([]float32, keys)}
+	var dk, dv []float64
 	for i := range n {
 		b, h := i/s.Heads, i%s.Heads
-		dk, dv := make([]float64, s.KeyTime*s.Dim), make([]float64, s.KeyTime*s.Dim)
+		hk := h / s.group()
+		if h%s.group() == 0 {
+			dk, dv = make([]float64, s.KeyTime*s.Dim), make([]float64, s.KeyTime*s.Dim)
+		}
+		keep := make([]float32, s.Time*s.KeyTime)
+		DropoutScales(keep, s.Random, s.Stream, uint64(i*len(keep)), s.Dropout)
 		for t := range s.Time {
 			visible := s.visible(t)
 			p := make([]float64, visible)
@@ -33,9 +41,12 @@ func newAttentionOracle(s *AttentionShape, q, k, v, dout *Heads) attentionOracle
 			top := math.Inf(-1)
 			for j := range p {
 				for d := range s.Dim {
-					p[j] += q.at(s, b, h, t, d) * k.at(s, b, h, j, d)
+					p[j] += q.at(s, b, h, t, d) * k.at(s, b, hk, j, d)
 				}
 				p[j] *= float64(s.Scale)
+				if m := s.Mask; m.Data != nil {
+					p[j] += float64(m.Data[b*m.Batch+h*m.Head+t*m.Time+j])
+				}
 				top = max(top, p[j])
 			}
 			for j := range p {
@@ -43,32 +54,44 @@ func newAttentionOracle(s *AttentionShape, q, k, v, dout *Heads) attentionOracle
 				sum += p[j]
 			}
 			o.lse[i*s.Time+t] = float32(top + math.Log(sum))
+			if math.IsInf(top, -1) {
+				o.lse[i*s.Time+t], sum = negInf, 1
+				clear(p)
+			}
+			kept := func(j int) float64 { return float64(keep[t*s.KeyTime+j]) }
 			dp := make([]float64, visible)
 			var delta float64
 			for j := range p {
 				p[j] /= sum
 				for d := range s.Dim {
-					dp[j] += dout.at(s, b, h, t, d) * v.at(s, b, h, j, d)
-					dv[j*s.Dim+d] += p[j] * dout.at(s, b, h, t, d)
+					dp[j] += dout.at(s, b, h, t, d) * v.at(s, b, hk, j, d) * kept(j)
+					dv[j*s.Dim+d] += p[j] * dout.at(s, b, h, t, d) * kept(j)
 				}
 				delta += p[j] * dp[j]
 			}
 			for d := range s.Dim {
 				var y, dy float64
 				for j := range p {
-					y += p[j] * v.at(s, b, h, j, d)
+					y += p[j] * v.at(s, b, hk, j, d) * kept(j)
 					ds := p[j] * (dp[j] - delta) * float64(s.Scale)
-					dy += ds * k.at(s, b, h, j, d)
+					dy += ds * k.at(s, b, hk, j, d)
 					dk[j*s.Dim+d] += ds * q.at(s, b, h, t, d)
 				}
 				o.out[(i*s.Time+t)*s.Dim+d], o.dq[(i*s.Time+t)*s.Dim+d] = float32(y), float32(dy)
 			}
 		}
 		for j := range dk {
-			o.dk[i*len(dk)+j], o.dv[i*len(dv)+j] = float32(dk[j]), float32(dv[j])
+			at := i / s.group() * len(dk)
+			o.dk[at+j], o.dv[at+j] = float32(dk[j]), float32(dv[j])
 		}
 	}
 	return o
+}
+
+// keysOnly is the shape whose heads are those of the keys.
+func (s AttentionShape) keysOnly() *AttentionShape {
+	s.Heads /= s.group()
+	return &s
 }
 
 // dense returns x in the order of the oracle.
@@ -106,52 +129,87 @@ func TestAttention(t *testing.T) {
 		{Batch: 2, Heads: 3, Time: 40, KeyTime: 40, Dim: 32},
 		{Batch: 1, Heads: 2, Time: 1, KeyTime: 1, Dim: 1},
 		{Batch: 1, Heads: 1, Time: 1, KeyTime: 77, Dim: 64},
+		{Batch: 2, Heads: 6, KeyHeads: 2, Time: 40, KeyTime: 44, Dim: 32},
+		{Batch: 2, Heads: 4, KeyHeads: 1, Time: 2, KeyTime: 9, Dim: 48},
 		{Batch: 2, Heads: 2, Time: 3, KeyTime: 0, Dim: 4},
 		{Batch: 2, Heads: 2, Time: 0, KeyTime: 3, Dim: 4},
 		{Batch: 2, Heads: 1, Time: 13, KeyTime: 50, Dim: 40},
 		{Batch: 1, Heads: 2, Time: 50, KeyTime: 13, Dim: 20},
 		{Batch: 1, Heads: 1, Time: 128, KeyTime: 128, Dim: 32},
 		{Batch: 1, Heads: 1, Time: 300, KeyTime: 300, Dim: 80},
+		{Batch: 1, Heads: 8, KeyHeads: 4, Time: 30, KeyTime: 30, Dim: 128},
 		{Batch: 1, Heads: 1, Time: 100, KeyTime: 700, Dim: 24},
+		{Batch: 1, Heads: 2, KeyHeads: 1, Time: 3, KeyTime: 5000, Dim: 20},
 	}
 	if testing.Short() {
-		shapes = shapes[:7]
+		shapes = shapes[:9]
 	}
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(5, 6))
 		for _, s := range shapes {
+			s.Scale = float32(1 / math.Sqrt(float64(s.Dim)))
 			for _, s.Causal = range []bool{false, true} {
-				s.Scale = float32(1 / math.Sqrt(float64(s.Dim)))
-				q, k, v := newHeads(r, &s, s.Time, 3), newHeads(r, &s, s.KeyTime, 0), newHeads(r, &s, s.KeyTime, 5)
-				dout := newHeads(r, &s, s.Time, 1)
-				want := newAttentionOracle(&s, &q, &k, &v, &dout)
-				var first []float32
-				for _, pool := range []*work.Pool{nil, p} {
-					out, dq := newHeads(nil, &s, s.Time, 2), newHeads(nil, &s, s.Time, 0)
-					dk, dv := newHeads(nil, &s, s.KeyTime, 0), newHeads(nil, &s, s.KeyTime, 7)
-					lse := make([]float32, s.Batch*s.Heads*s.Time)
-					Attention(pool, s, out, q, k, v, lse)
-					AttentionBackward(pool, s, dq, dk, dv, dout, out, q, k, v, lse)
-					name := func(what string) string { return fmt.Sprintf("%+v: %s", s, what) }
-					compare(t, name("out"), out.dense(&s, s.Time), want.out, 1e-5)
-					compare(t, name("lse"), lse, want.lse, 1e-5)
-					compare(t, name("dq"), dq.dense(&s, s.Time), want.dq, 2e-5)
-					compare(t, name("dk"), dk.dense(&s, s.KeyTime), want.dk, 3e-5)
-					compare(t, name("dv"), dv.dense(&s, s.KeyTime), want.dv, 3e-5)
-					all := append(append(append(out.dense(&s, s.Time), dq.dense(&s, s.Time)...), dk.dense(&s, s.KeyTime)...), dv.dense(&s, s.KeyTime)...)
-					if first == nil {
-						first = all
-						continue
-					}
-					for i := range all {
-						if math.Float32bits(all[i]) != math.Float32bits(first[i]) {
-							t.Fatalf("%+v: result %d is %g with one thread, %g with three", s, i, first[i], all[i])
-						}
-					}
+				checkAttentionShape(t, r, p, s)
+			}
+			if s.Time*s.KeyTime > 1<<14 {
+				continue
+			}
+			// A mask of each head, whose second query of the first head sees nothing,
+			// and one for all, both with dropout and without.
+			mask := make([]float32, s.Heads*s.Time*s.KeyTime)
+			for i := range mask {
+				mask[i] = float32(r.NormFloat64())
+				if r.IntN(4) == 0 || s.Time > 1 && i/max(1, s.KeyTime) == 1 {
+					mask[i] = negInf
+				}
+			}
+			s.Random, s.Stream = random.Philox{Key: 7}, 3
+			for _, s.Dropout = range []float32{0, 0.3} {
+				for _, s.Causal = range []bool{false, true} {
+					s.Mask = AttentionMask{}
+					checkAttentionShape(t, r, p, s)
+					s.Mask = AttentionMask{Data: mask, Head: s.Time * s.KeyTime, Time: s.KeyTime}
+					checkAttentionShape(t, r, p, s)
+					s.Mask = AttentionMask{Data: mask}
+					checkAttentionShape(t, r, p, s)
 				}
 			}
 		}
 	})
+}
+
+func checkAttentionShape(t *testing.T, r *rand.Rand, p *work.Pool, s AttentionShape) {
+	t.Helper()
+	keys := s.keysOnly()
+	q, k, v := newHeads(r, &s, s.Time, 3), newHeads(r, keys, s.KeyTime, 0), newHeads(r, keys, s.KeyTime, 5)
+	dout := newHeads(r, &s, s.Time, 1)
+	want := newAttentionOracle(&s, &q, &k, &v, &dout)
+	var first []float32
+	for _, pool := range []*work.Pool{nil, p} {
+		out, dq := newHeads(nil, &s, s.Time, 2), newHeads(nil, &s, s.Time, 0)
+		dk, dv := newHeads(nil, keys, s.KeyTime, 0), newHeads(nil, keys, s.KeyTime, 7)
+		lse := make([]float32, s.Batch*s.Heads*s.Time)
+		Attention(pool, s, out, q, k, v, lse)
+		AttentionBackward(pool, s, dq, dk, dv, dout, out, q, k, v, lse)
+		name := func(what string) string {
+			return fmt.Sprintf("%s, mask %t, dropout %g: %s", &s, s.Mask.Data != nil, s.Dropout, what)
+		}
+		compare(t, name("out"), out.dense(&s, s.Time), want.out, 1e-5)
+		compare(t, name("lse"), lse, want.lse, 1e-5)
+		compare(t, name("dq"), dq.dense(&s, s.Time), want.dq, 2e-5)
+		compare(t, name("dk"), dk.dense(keys, s.KeyTime), want.dk, 3e-5)
+		compare(t, name("dv"), dv.dense(keys, s.KeyTime), want.dv, 3e-5)
+		all := append(append(append(out.dense(&s, s.Time), dq.dense(&s, s.Time)...), dk.dense(keys, s.KeyTime)...), dv.dense(keys, s.KeyTime)...)
+		if first == nil {
+			first = all
+			continue
+		}
+		for i := range all {
+			if math.Float32bits(all[i]) != math.Float32bits(first[i]) {
+				t.Fatalf("%s: element %d is %g with one thread, %g with three", name("result"), i, first[i], all[i])
+			}
+		}
+	}
 }
 
 // TestSoftmaxRows holds the exponential of each instruction set to 2e-7 of the
@@ -183,8 +241,18 @@ func TestAttentionChecksItsOperands(t *testing.T) {
 	short := x
 	short.Data = x.Data[:len(x.Data)-1]
 	for name, call := range map[string]func(){
-		"short q":   func() { Attention(nil, s, x, short, x, x, nil) },
-		"short k":   func() { Attention(nil, s, x, x, short, x, nil) },
+		"short q": func() { Attention(nil, s, x, short, x, x, nil) },
+		"short k": func() { Attention(nil, s, x, x, short, x, nil) },
+		"short mask": func() {
+			s := s
+			s.Mask = AttentionMask{Data: make([]float32, 8), Time: 3}
+			Attention(nil, s, x, x, x, x, nil)
+		},
+		"three heads of keys for two": func() {
+			s := s
+			s.KeyHeads = 3
+			Attention(nil, s, x, x, x, x, nil)
+		},
 		"short lse": func() { Attention(nil, s, x, x, x, x, make([]float32, 11)) },
 		"no lse":    func() { AttentionBackward(nil, s, x, x, x, x, x, x, x, x, nil) },
 	} {
