@@ -137,7 +137,7 @@ type SelfAttention struct {
 
 // Forward maps [batch, time, width] to the same shape.
 func (a *SelfAttention) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	return c.Call(a.Out, tensor.SelfAttention(c.Call(a.QKV, x), a.numHeads, true))
+	return c.Call(a.Out, tensor.SelfAttention(c.Call(a.QKV, x), a.numHeads, tensor.AttentionOptions{Causal: true}))
 }
 
 // MLP widens four times, bends, and narrows again.

@@ -8,34 +8,58 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/random"
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
-// Attention returns softmax(q·kᵀ/√dim)·v for each batch and head: q [batch,
-// time, heads, dim], k and v [batch, keyTime, heads, dim] give [batch, time,
-// heads, dim] (Vaswani et al. 2017, §3.2). With causal, position t sees the
-// keys up to t + keyTime - time.
-func Attention(q, k, v *Tensor, causal bool) *Tensor {
-	operands := []*Tensor{q, k, v}
-	wantFloat32s("attention", operands)
+// AttentionOptions are the choices of [ScaledDotProductAttention]; the zero
+// value is plain attention.
+type AttentionOptions struct {
+	// Mask can be broadcast to [batch, heads, time, keyTime]. A float32 one is
+	// added to the scores and may have a gradient; of a bool one, true takes
+	// part, as in PyTorch. A query whose keys are all masked gets 0.
+	Mask *Tensor
+	// Causal lets position t see the keys up to t + keyTime - time. It can be
+	// had together with a mask.
+	Causal bool
+	// Scale multiplies q·kᵀ; 0 is 1/√dim.
+	Scale float64
+	// Dropout is the share of probabilities that are set to zero, in [0, 1); it
+	// needs a Generator, and draws one stream of it.
+	Dropout   float64
+	Generator *Generator
+}
+
+// ScaledDotProductAttention returns softmax(q·kᵀ·scale + mask)·v for each batch
+// and head: q [batch, time, heads, dim], k and v [batch, keyTime, keyHeads, dim]
+// give [batch, time, heads, dim] (Vaswani et al. 2017, §3.2). keyHeads divides
+// heads; with fewer of them, neighbouring heads of q share one (grouped-query
+// attention, Ainslie et al. 2023).
+//
+// A query whose keys are all masked has no second derivative, nor has a mask
+// with a gradient there.
+func ScaledDotProductAttention(q, k, v *Tensor, o AttentionOptions) *Tensor {
+	operands := []*Tensor{q, k, v, o.Mask}
+	wantFloat32s("attention", operands[:3])
 	if len(q.shape) != 4 || len(k.shape) != 4 || !slices.Equal(k.shape, v.shape) ||
-		q.shape[0] != k.shape[0] || !slices.Equal(q.shape[2:], k.shape[2:]) {
-		fail("attention", operands, "wants q [batch, time, heads, dim], k and v [batch, keyTime, heads, dim]")
+		q.shape[0] != k.shape[0] || q.shape[3] != k.shape[3] {
+		fail("attention", operands, "wants q [batch, time, heads, dim], k and v [batch, keyTime, keyHeads, dim]")
 	}
-	if causal && k.shape[1] < q.shape[1] {
-		fail("attention", operands, "causal attention wants no fewer keys than queries")
+	if h, hk := q.shape[2], k.shape[2]; h != hk && (hk == 0 || h%hk != 0) {
+		fail("attention", operands, "the %d heads of the keys must divide the %d of the queries", hk, h)
 	}
-	p := attentionParams{causal: causal, scale: float32(1 / math.Sqrt(float64(q.shape[3])))}
+	p := newAttentionParams(operands, o, q.shape[3])
+	p.mask = attentionMask(operands, o.Mask, []int{q.shape[0], q.shape[2], q.shape[1], k.shape[1]})
 	q, k, v = q.denseHeads(), k.denseHeads(), v.denseHeads()
 	out, lse := attend(p, q, k, v)
-	inputs := []*Tensor{q, k, v}
-	return out.record("attention", inputs, []*Tensor{q, k, v, out, lse}, func(b *backprop, g *Tensor) {
+	inputs := []*Tensor{q, k, v, p.mask}
+	return out.record("attention", inputs, p.saves(q, k, v, out, lse), func(b *backprop, g *Tensor) {
 		if b.create {
 			b.composite(g, func() *Tensor { return attentionDefinition(p, q, k, v) })
 			return
 		}
 		grads := make([]*Tensor, 3)
-		for i, t := range inputs {
+		for i, t := range inputs[:3] {
 			grads[i] = result("attention", Float32, t.shape, g)
 		}
 		attendGrad(p, grads, g.denseHeads(), out, lse, q, k, v)
@@ -44,19 +68,24 @@ func Attention(q, k, v *Tensor, causal bool) *Tensor {
 				b.give(i, gi)
 			}
 		}
+		if b.needs(3) {
+			b.give(3, attentionMaskGrad(p, g, q, k, v))
+		}
 	})
 }
 
-// SelfAttention is Attention on the packed projection [batch, time, 3·width]
-// of a transformer block: queries, keys and values of numHeads heads. It
-// returns [batch, time, width] and moves no data to unpack.
-func SelfAttention(qkv *Tensor, numHeads int, causal bool) *Tensor {
+// SelfAttention is [ScaledDotProductAttention] on the packed projection [batch,
+// time, 3·width] of a transformer block: queries, keys and values of numHeads
+// heads. It returns [batch, time, width] and moves no data to unpack.
+func SelfAttention(qkv *Tensor, numHeads int, o AttentionOptions) *Tensor {
+	operands := []*Tensor{qkv, o.Mask}
 	qkv.wantDType("self attention", Float32)
 	if len(qkv.shape) != 3 || numHeads < 1 || qkv.shape[2]%(3*numHeads) != 0 {
-		fail("self attention", []*Tensor{qkv}, "wants [batch, time, 3·width] with a width that %d heads divide", numHeads)
+		fail("self attention", operands, "wants [batch, time, 3·width] with a width that %d heads divide", numHeads)
 	}
 	batch, time, width := qkv.shape[0], qkv.shape[1], qkv.shape[2]/3
-	p := attentionParams{causal: causal, scale: float32(1 / math.Sqrt(float64(width/numHeads)))}
+	p := newAttentionParams(operands, o, width/numHeads)
+	p.mask = attentionMask(operands, o.Mask, []int{batch, numHeads, time, time})
 	packed := qkv.Contiguous()
 	unpack := func(t *Tensor) (q, k, v *Tensor) {
 		h := t.Reshape(batch, time, 3, numHeads, width/numHeads)
@@ -65,7 +94,7 @@ func SelfAttention(qkv *Tensor, numHeads int, causal bool) *Tensor {
 	constant := packed.Detach()
 	q, k, v := unpack(constant)
 	out, lse := attend(p, q, k, v)
-	out = out.record("self attention", []*Tensor{packed}, []*Tensor{packed, out, lse}, func(b *backprop, g *Tensor) {
+	out = out.record("self attention", []*Tensor{packed, p.mask}, p.saves(packed, out, lse), func(b *backprop, g *Tensor) {
 		if b.create {
 			b.composite(g, func() *Tensor {
 				q, k, v := unpack(packed)
@@ -76,43 +105,109 @@ func SelfAttention(qkv *Tensor, numHeads int, causal bool) *Tensor {
 		dqkv := result("self attention", Float32, packed.shape, g)
 		dq, dk, dv := unpack(dqkv)
 		attendGrad(p, []*Tensor{dq, dk, dv}, g.denseHeads(), out, lse, q, k, v)
-		b.give(0, dqkv)
+		if b.needs(0) {
+			b.give(0, dqkv)
+		}
+		if b.needs(1) {
+			b.give(1, attentionMaskGrad(p, g, q, k, v))
+		}
 	})
 	return out.Reshape(batch, time, width)
 }
 
 func attend(p attentionParams, q, k, v *Tensor) (out, lse *Tensor) {
-	out = result("attention", Float32, q.shape, q, k, v)
-	lse = result("attention", Float32, []int{q.shape[0], q.shape[2], q.shape[1]}, q, k, v)
-	fused("attention", p.list(), []*Tensor{out, lse, q, k, v}, func(w *work.Pool, a []device.Array) {
-		kernel.Attention(w, p.shape(a[2], a[3]), heads(a[0]), heads(a[2]), heads(a[3]), heads(a[4]), a[1].Float32s())
+	out = result("attention", Float32, q.shape, q, k, v, p.mask)
+	lse = result("attention", Float32, []int{q.shape[0], q.shape[2], q.shape[1]}, q, k, v, p.mask)
+	fused("attention", p.list(), []*Tensor{out, lse, q, k, v, p.mask}, func(w *work.Pool, a []device.Array) {
+		kernel.Attention(w, p.shape(a[2], a[3], a[5]), heads(a[0]), heads(a[2]), heads(a[3]), heads(a[4]), a[1].Float32s())
 	})
 	return out, lse
 }
 
 func attendGrad(p attentionParams, grads []*Tensor, g, out, lse, q, k, v *Tensor) {
-	operands := []*Tensor{grads[0], grads[1], grads[2], g, out, lse, q, k, v}
+	operands := []*Tensor{grads[0], grads[1], grads[2], g, out, lse, q, k, v, p.mask}
 	fused("attention grad", p.list(), operands, func(w *work.Pool, a []device.Array) {
-		kernel.AttentionBackward(w, p.shape(a[6], a[7]), heads(a[0]), heads(a[1]), heads(a[2]),
+		kernel.AttentionBackward(w, p.shape(a[6], a[7], a[9]), heads(a[0]), heads(a[1]), heads(a[2]),
 			heads(a[3]), heads(a[4]), heads(a[6]), heads(a[7]), heads(a[8]), a[5].Float32s())
 	})
 }
 
-// attentionParams are the scalars of the attention kernels.
+// attentionParams are what the attention kernels depend on beside q, k and v.
 type attentionParams struct {
-	causal bool
-	scale  float32
+	causal  bool
+	scale   float32
+	mask    *Tensor // float32 [batch, heads, time, keyTime], the last dim dense; nil for none
+	dropout float32
+	random  random.Philox
+	stream  uint64
+}
+
+func newAttentionParams(operands []*Tensor, o AttentionOptions, dim int) attentionParams {
+	p := attentionParams{causal: o.Causal, scale: float32(o.Scale), dropout: float32(o.Dropout)}
+	if o.Scale == 0 {
+		p.scale = float32(1 / math.Sqrt(float64(dim)))
+	}
+	if !(o.Dropout >= 0 && o.Dropout < 1) {
+		fail("attention", operands, "the share that dropout takes is %v, want one in [0, 1)", o.Dropout)
+	}
+	if o.Dropout > 0 {
+		if o.Generator == nil {
+			fail("attention", operands, "dropout wants a generator")
+		}
+		p.random, p.stream = o.Generator.normal, o.Generator.stream
+		o.Generator.stream++
+	}
+	return p
+}
+
+// attentionMask returns a mask as the kernels want it.
+func attentionMask(operands []*Tensor, m *Tensor, shape []int) *Tensor {
+	if m == nil {
+		return nil
+	}
+	if got, ok := broadcastShapes(m.shape, shape); !ok || !slices.Equal(got, shape) {
+		fail("attention", operands, "the mask cannot be broadcast to %v", shape)
+	}
+	switch m.dtype {
+	case Bool:
+		m = m.To(Float32).Log() // 0 for true, -Inf for false
+	case Float32:
+	default:
+		fail("attention", operands, "wants a mask of float32, which is added, or of bool")
+	}
+	if n := len(m.shape); n == 0 || m.shape[n-1] != shape[3] || m.strides[n-1] != 1 {
+		last := []int{shape[3]}
+		if n > 0 {
+			last = append(m.Shape()[:n-1], shape[3])
+		}
+		m = m.Expand(last...).Clone()
+	}
+	return m.Expand(shape...)
+}
+
+// saves adds the mask to what the backward pass reads.
+func (p attentionParams) saves(t ...*Tensor) []*Tensor {
+	if p.mask != nil {
+		t = append(t, p.mask)
+	}
+	return t
 }
 
 func (p attentionParams) list() []float64 {
-	return []float64{param01(p.causal), float64(p.scale)}
+	return []float64{param01(p.causal), float64(p.scale), float64(p.dropout),
+		float64(uint32(p.random.Key)), float64(p.random.Key >> 32), float64(uint32(p.stream)), float64(p.stream >> 32)}
 }
 
-func (p attentionParams) shape(q, k device.Array) kernel.AttentionShape {
-	return kernel.AttentionShape{
+func (p attentionParams) shape(q, k, mask device.Array) kernel.AttentionShape {
+	s := kernel.AttentionShape{
 		Batch: q.Shape[0], Heads: q.Shape[2], Time: q.Shape[1], KeyTime: k.Shape[1], Dim: q.Shape[3],
-		Causal: p.causal, Scale: p.scale,
+		KeyHeads: k.Shape[2], Causal: p.causal, Scale: p.scale,
+		Dropout: p.dropout, Random: p.random, Stream: p.stream,
 	}
+	if mask.Ptr != nil {
+		s.Mask = kernel.AttentionMask{Data: mask.Span(), Batch: mask.Strides[0], Head: mask.Strides[1], Time: mask.Strides[2]}
+	}
+	return s
 }
 
 func heads(a device.Array) kernel.Heads {
@@ -127,13 +222,61 @@ func (t *Tensor) denseHeads() *Tensor {
 	return t.Clone()
 }
 
+// attentionDefinition is the attention in recorded operations.
 func attentionDefinition(p attentionParams, q, k, v *Tensor) *Tensor {
-	q, k, v = q.Permute(0, 2, 1, 3), k.Permute(0, 2, 1, 3), v.Permute(0, 2, 1, 3)
-	scores := q.MatMul(k.T()).MulScalar(float64(p.scale))
+	weights := attentionScores(p, q, k).Softmax()
+	if keep := p.kept(weights); keep != nil {
+		weights = weights.Mul(keep)
+	}
+	return weights.MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 1, 3)).Permute(0, 2, 1, 3)
+}
+
+// attentionScores returns what the softmax is taken of, [batch, heads, time,
+// keyTime].
+func attentionScores(p attentionParams, q, k *Tensor) *Tensor {
+	k = k.repeatHeads(q.shape[2])
+	scores := q.Permute(0, 2, 1, 3).MatMul(k.Permute(0, 2, 3, 1)).MulScalar(float64(p.scale))
+	if p.mask != nil {
+		scores = scores.Add(p.mask)
+	}
 	if p.causal {
 		scores = scores.causalMask(math.Inf(-1))
 	}
-	return scores.Softmax().MatMul(v).Permute(0, 2, 1, 3)
+	return scores
+}
+
+// repeatHeads repeats the heads of keys or values for the queries that share
+// them.
+func (t *Tensor) repeatHeads(heads int) *Tensor {
+	b, time, keyHeads, dim := t.shape[0], t.shape[1], t.shape[2], t.shape[3]
+	if keyHeads == heads {
+		return t
+	}
+	return t.Reshape(b, time, keyHeads, 1, dim).Expand(b, time, keyHeads, heads/keyHeads, dim).Reshape(b, time, heads, dim)
+}
+
+// kept returns what dropout multiplies weights by, nil for nothing.
+func (p attentionParams) kept(weights *Tensor) *Tensor {
+	if p.dropout == 0 {
+		return nil
+	}
+	keep := result("attention dropout", Float32, weights.shape, weights)
+	fused("attention dropout", p.list(), []*Tensor{keep}, func(_ *work.Pool, a []device.Array) {
+		kernel.DropoutScales(a[0].Float32s(), p.random, p.stream, 0, p.dropout)
+	})
+	return keep
+}
+
+// attentionMaskGrad is the gradient of the scores, and so of a mask.
+func attentionMaskGrad(p attentionParams, g, q, k, v *Tensor) *Tensor {
+	q, k, v = q.Detach(), k.Detach(), v.Detach()
+	p.mask = p.mask.Detach()
+	weights := attentionScores(p, q, k).Softmax()
+	dw := g.Detach().Permute(0, 2, 1, 3).MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 3, 1))
+	if keep := p.kept(weights); keep != nil {
+		dw = dw.Mul(keep)
+	}
+	return dw.Sub(dw.Mul(weights).SumKeep(-1)).Mul(weights)
 }
 
 // causalMask sets the elements of the last two dims whose key lies after the

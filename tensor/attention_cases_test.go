@@ -2,51 +2,141 @@
 
 package tensor
 
-import "math"
+import (
+	"math"
+
+	"github.com/cohort-ml/cohort/internal/kernel"
+)
 
 func attentionCases() []opCase {
+	// The rows below leave no query without a key.
+	seen := FromBool([]bool{
+		true, false, true, true, false, true, true, true, false, true,
+		false, false, true, true, true, true, true, false, false, false,
+	}, 2, 1, 2, 5)
+	seenNaive := func(b, _, query, key int) bool { return seen.Int64s()[(2*b+query)*5+key] != 0 }
 	return []opCase{
 		{
 			name: "attention", shapes: [][]int{{2, 3, 2, 4}, {2, 5, 2, 4}, {2, 5, 2, 4}},
-			apply: func(in []*Tensor) *Tensor { return Attention(in[0], in[1], in[2], false) },
-			naive: func(in []array) array { return naiveAttention(in[0], in[1], in[2], false) },
+			apply: func(in []*Tensor) *Tensor {
+				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{})
+			},
+			naive: func(in []array) array { return naiveAttention(in[0], in[1], in[2], naiveOptions{}) },
 		},
 		{
 			name: "attention causal", shapes: [][]int{{1, 3, 2, 4}, {1, 4, 2, 4}, {1, 4, 2, 4}},
-			apply: func(in []*Tensor) *Tensor { return Attention(in[0], in[1], in[2], true) },
-			naive: func(in []array) array { return naiveAttention(in[0], in[1], in[2], true) },
+			apply: func(in []*Tensor) *Tensor {
+				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Causal: true})
+			},
+			naive: func(in []array) array {
+				return naiveAttention(in[0], in[1], in[2], naiveOptions{seen: naiveCausal(3, 4)})
+			},
+		},
+		{
+			name: "attention grouped", shapes: [][]int{{1, 3, 4, 5}, {1, 4, 2, 5}, {1, 4, 2, 5}},
+			apply: func(in []*Tensor) *Tensor {
+				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Causal: true, Scale: 0.7})
+			},
+			naive: func(in []array) array {
+				return naiveAttention(in[0], in[1], in[2], naiveOptions{scale: 0.7, seen: naiveCausal(3, 4)})
+			},
+		},
+		{
+			name: "attention bool mask", shapes: [][]int{{2, 2, 2, 4}, {2, 5, 1, 4}, {2, 5, 1, 4}},
+			apply: func(in []*Tensor) *Tensor {
+				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Mask: seen})
+			},
+			naive: func(in []array) array {
+				return naiveAttention(in[0], in[1], in[2], naiveOptions{seen: seenNaive})
+			},
+		},
+		{
+			name: "attention float mask", shapes: [][]int{{2, 3, 2, 4}, {2, 4, 2, 4}, {2, 4, 2, 4}, {2, 1, 4}},
+			apply: func(in []*Tensor) *Tensor {
+				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Mask: in[3], Causal: true})
+			},
+			naive: func(in []array) array {
+				return naiveAttention(in[0], in[1], in[2], naiveOptions{
+					seen: naiveCausal(3, 4),
+					bias: func(_, head, _, key int) float64 { return in[3].at(head, 0, key) },
+				})
+			},
+		},
+		{
+			name: "attention mask by query", shapes: [][]int{{1, 3, 2, 4}, {1, 3, 1, 4}, {1, 3, 1, 4}, {3, 1}},
+			apply: func(in []*Tensor) *Tensor {
+				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Mask: in[3]})
+			},
+			naive: func(in []array) array { return naiveAttention(in[0], in[1], in[2], naiveOptions{}) },
+		},
+		{
+			name: "attention dropout", shapes: [][]int{{2, 3, 2, 4}, {2, 5, 1, 4}, {2, 5, 1, 4}},
+			apply: func(in []*Tensor) *Tensor {
+				o := AttentionOptions{Dropout: 0.4, Generator: NewGenerator(5)}
+				return ScaledDotProductAttention(in[0], in[1], in[2], o)
+			},
+			naive: func(in []array) array {
+				keep := make([]float32, 2*2*3*5)
+				kernel.DropoutScales(keep, NewGenerator(5).normal, 0, 0, 0.4)
+				return naiveAttention(in[0], in[1], in[2], naiveOptions{
+					keep: func(b, head, query, key int) float64 { return float64(keep[((2*b+head)*3+query)*5+key]) },
+				})
+			},
+			noGolden: "PyTorch drops others",
 		},
 		{
 			name: "self attention", shapes: [][]int{{2, 4, 18}},
-			apply: func(in []*Tensor) *Tensor { return SelfAttention(in[0], 2, true) },
+			apply: func(in []*Tensor) *Tensor { return SelfAttention(in[0], 2, AttentionOptions{Causal: true}) },
 			naive: func(in []array) array {
 				packed := array{[]int{2, 4, 3, 2, 3}, in[0].data}
 				part := func(i int) array {
 					return fromIndex([]int{2, 4, 2, 3}, func(x []int) float64 { return packed.at(x[0], x[1], i, x[2], x[3]) })
 				}
-				return array{[]int{2, 4, 6}, naiveAttention(part(0), part(1), part(2), true).data}
+				return array{[]int{2, 4, 6}, naiveAttention(part(0), part(1), part(2), naiveOptions{seen: naiveCausal(4, 4)}).data}
 			},
 		},
 	}
 }
 
-// naiveAttention is softmax(q·kᵀ/√dim)·v of [batch, time, heads, dim]. A causal
-// query sees the keys up to its own place, counted from the end.
-func naiveAttention(q, k, v array, causal bool) array {
-	time, keyTime, dim := q.shape[1], k.shape[1], q.shape[3]
+// naiveOptions are functions of batch, head, query and key; nil ones do nothing.
+type naiveOptions struct {
+	scale      float64 // 0 is 1/√dim
+	seen       func(batch, head, query, key int) bool
+	bias, keep func(batch, head, query, key int) float64
+}
+
+// naiveCausal lets a query see the keys up to its own place, counted from the
+// end.
+func naiveCausal(time, keyTime int) func(batch, head, query, key int) bool {
+	return func(_, _, query, key int) bool { return key <= query+keyTime-time }
+}
+
+// naiveAttention is softmax(q·kᵀ·scale)·v of [batch, time, heads, dim].
+func naiveAttention(q, k, v array, o naiveOptions) array {
+	keyTime, dim, group := k.shape[1], q.shape[3], q.shape[2]/k.shape[2]
+	if o.scale == 0 {
+		o.scale = 1 / math.Sqrt(float64(dim))
+	}
 	return fromIndex(q.shape, func(i []int) float64 {
+		b, t, h := i[0], i[1], i[2]
 		scores := newArray(keyTime)
 		for key := range scores.data {
 			for d := range dim {
-				scores.data[key] += q.at(i[0], i[1], i[2], d) * k.at(i[0], key, i[2], d) / math.Sqrt(float64(dim))
+				scores.data[key] += q.at(b, t, h, d) * k.at(b, key, h/group, d) * o.scale
 			}
-			if causal && key > i[1]+keyTime-time {
+			if o.bias != nil {
+				scores.data[key] += o.bias(b, h, t, key)
+			}
+			if o.seen != nil && !o.seen(b, h, t, key) {
 				scores.data[key] = math.Inf(-1)
 			}
 		}
 		out := 0.0
 		for key, p := range naiveSoftmax(scores).data {
-			out += p * v.at(i[0], key, i[2], i[3])
+			if o.keep != nil {
+				p *= o.keep(b, h, t, key)
+			}
+			out += p * v.at(b, key, h/group, i[3])
 		}
 		return out
 	})

@@ -35,8 +35,8 @@ func TestIntegersAreNoFloats(t *testing.T) {
 	mustFail(t, "wants float32", func() { LayerNorm(ints, Zeros(12), Zeros(12), 1e-5) })
 	mustFail(t, "wants float32", func() { CrossEntropy(ints, FromInt64([]int64{0})) })
 	mustFail(t, "wants float32", func() { Embedding(ints, FromInt64([]int64{0})) })
-	mustFail(t, "wants float32", func() { Attention(heads, heads, heads, false) })
-	mustFail(t, "wants float32", func() { SelfAttention(ints.Reshape(1, 1, 12), 2, true) })
+	mustFail(t, "wants float32", func() { ScaledDotProductAttention(heads, heads, heads, AttentionOptions{}) })
+	mustFail(t, "wants float32", func() { SelfAttention(ints.Reshape(1, 1, 12), 2, AttentionOptions{}) })
 }
 
 func TestWritingWhatIsRead(t *testing.T) {
