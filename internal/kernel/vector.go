@@ -33,9 +33,7 @@ type vectorKernels struct {
 	// expShifted computes scale·exp(x - shift).
 	expShifted func(dst, x []float32, shift, scale float32)
 
-	adamW func(param, grad, m, v []float32, s adamWScalars)
-
-	sgd, sgdFirst, sgdFirstNesterov, sgdMomentum, sgdNesterov func(param, grad, buf []float32, s sgdScalars)
+	optimizerKernels
 }
 
 // vec returns the variant in use.

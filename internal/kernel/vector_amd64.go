@@ -3,6 +3,7 @@
 package kernel
 
 //go:generate go -C _asm run ./vector -out ../vector_amd64.s -stubs ../vector_stubs_amd64.go -pkg kernel
+//go:generate go -C _asm run ./vector -part optimizers -out ../optimizer_amd64.s -stubs ../optimizer_stubs_amd64.go -pkg kernel
 
 var vectorTables = [...]*vectorKernels{portable: &portableVector, avx2: &avx2Vector, avx512: &avx512Vector}
 
@@ -16,20 +17,7 @@ var avx512Vector = vectorKernels{
 	layerNorm: layerNorm512, layerNormBackward: layerNormBackward512,
 	softmax: softmax512, softmaxBackward: softmaxBackward512,
 	maxAndSumExp: maxAndSumExp512, expShifted: expShifted512,
-	adamW: func(param, grad, m, v []float32, s adamWScalars) { adamW512(param, grad, m, v, &s.gradScale) },
-	sgd:   func(param, grad, buf []float32, s sgdScalars) { sgd512(param, grad, buf, &s.gradScale) },
-	sgdFirst: func(param, grad, buf []float32, s sgdScalars) {
-		sgdFirst512(param, grad, buf, &s.gradScale)
-	},
-	sgdFirstNesterov: func(param, grad, buf []float32, s sgdScalars) {
-		sgdFirstNesterov512(param, grad, buf, &s.gradScale)
-	},
-	sgdMomentum: func(param, grad, buf []float32, s sgdScalars) {
-		sgdMomentum512(param, grad, buf, &s.gradScale)
-	},
-	sgdNesterov: func(param, grad, buf []float32, s sgdScalars) {
-		sgdNesterov512(param, grad, buf, &s.gradScale)
-	},
+	optimizerKernels: optimizers512,
 }
 
 var avx2Vector = vectorKernels{
@@ -42,18 +30,5 @@ var avx2Vector = vectorKernels{
 	layerNorm: layerNorm256, layerNormBackward: layerNormBackward256,
 	softmax: softmax256, softmaxBackward: softmaxBackward256,
 	maxAndSumExp: maxAndSumExp256, expShifted: expShifted256,
-	adamW: func(param, grad, m, v []float32, s adamWScalars) { adamW256(param, grad, m, v, &s.gradScale) },
-	sgd:   func(param, grad, buf []float32, s sgdScalars) { sgd256(param, grad, buf, &s.gradScale) },
-	sgdFirst: func(param, grad, buf []float32, s sgdScalars) {
-		sgdFirst256(param, grad, buf, &s.gradScale)
-	},
-	sgdFirstNesterov: func(param, grad, buf []float32, s sgdScalars) {
-		sgdFirstNesterov256(param, grad, buf, &s.gradScale)
-	},
-	sgdMomentum: func(param, grad, buf []float32, s sgdScalars) {
-		sgdMomentum256(param, grad, buf, &s.gradScale)
-	},
-	sgdNesterov: func(param, grad, buf []float32, s sgdScalars) {
-		sgdNesterov256(param, grad, buf, &s.gradScale)
-	},
+	optimizerKernels: optimizers256,
 }

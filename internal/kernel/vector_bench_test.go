@@ -36,7 +36,7 @@ func BenchmarkVector(b *testing.B) {
 		}
 		LayerNorm(nil, h, mean, rstd, x, row, row2, rows, cols, 1e-5)
 		CrossEntropy(nil, loss, lse, x, targets, few, wide)
-		adam := AdamWStep{LR: 1e-9, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.01, Bias1: 0.1, Bias2: 0.001, GradScale: 1}
+		adam := AdamStep{LR: 1e-9, Beta1: 0.9, Beta2: 0.999, Eps: 1e-8, WeightDecay: 0.01, Bias1: 0.1, Bias2: 0.001, Decoupled: true, GradScale: 1}
 		for _, op := range []struct {
 			name    string
 			streams int // arrays read and written
@@ -73,9 +73,9 @@ func BenchmarkVector(b *testing.B) {
 			{"CrossEntropyBackward", 2, func(p *work.Pool) {
 				CrossEntropyBackward(p, h, x, lse, targets, scale, few, wide)
 			}},
-			{"AdamW", 7, func(p *work.Pool) { AdamW(p, h, x, y, g, adam) }},
-			{"SGD", 3, func(p *work.Pool) { SGD(p, h, x, nil, SGDStep{LR: 1e-9, GradScale: 1}) }},
-			{"SGDMomentum", 5, func(p *work.Pool) { SGD(p, h, x, y, SGDStep{LR: 1e-9, Momentum: 0.9, GradScale: 1}) }},
+			{"AdamW", 7, func(p *work.Pool) { Adam(p, []AdamItem{{Param: h, Grad: x, ExpAvg: y, ExpAvgSq: g, AdamStep: adam}}) }},
+			{"SGD", 3, func(p *work.Pool) { SGD(p, []SGDItem{{h, x, nil, SGDStep{LR: 1e-9, GradScale: 1}}}) }},
+			{"SGDMomentum", 5, func(p *work.Pool) { SGD(p, []SGDItem{{h, x, y, SGDStep{LR: 1e-9, Momentum: 0.9, GradScale: 1}}}) }},
 		} {
 			for _, t := range []int{1, 2} {
 				if t > runtime.NumCPU() || (t > 1 && op.name == "memmove") {

@@ -46,12 +46,7 @@ var portableVector = vectorKernels{
 	maxAndSumExp:      maxAndSumExpGo,
 	expShifted:        expShiftedGo,
 
-	adamW:            adamWGo,
-	sgd:              sgdGo(false, false, false),
-	sgdFirst:         sgdGo(true, true, false),
-	sgdFirstNesterov: sgdGo(true, true, true),
-	sgdMomentum:      sgdGo(true, false, false),
-	sgdNesterov:      sgdGo(true, false, true),
+	optimizerKernels: portableOptimizers,
 }
 
 func each(f func(a float32) float32) func(dst, a []float32) {
@@ -336,38 +331,5 @@ func maxAndSumExpGo(maximum, sum, x []float32, cols int) {
 func expShiftedGo(dst, x []float32, shift, scale float32) {
 	for i, v := range x[:len(dst)] {
 		dst[i] = scale * float32(math.Exp(float64(v-shift)))
-	}
-}
-
-func adamWGo(param, grad, m, v []float32, s adamWScalars) {
-	n := len(param)
-	grad, m, v = grad[:n], m[:n], v[:n]
-	for i := range param {
-		g := s.gradScale * grad[i]
-		p := float32(param[i] * s.decay)
-		m[i] = fma32(s.oneMinusBeta1, g-m[i], m[i])
-		v[i] = fma32(float32(s.oneMinusBeta2*g), g, float32(v[i]*s.beta2))
-		denom := float32(float32(math.Sqrt(float64(v[i])))/s.rootBias2) + s.eps
-		param[i] = p + float32(float32(s.negStep*m[i])/denom)
-	}
-}
-
-func sgdGo(momentum, first, nesterov bool) func(param, grad, buf []float32, s sgdScalars) {
-	return func(param, grad, buf []float32, s sgdScalars) {
-		grad, buf = grad[:len(param)], buf[:len(param)]
-		for i, p := range param {
-			g := fma32(s.decay, p, float32(s.gradScale*grad[i]))
-			d := g
-			if momentum {
-				if !first {
-					d = fma32(s.oneMinusDampening, g, float32(s.momentum*buf[i]))
-				}
-				buf[i] = d
-				if nesterov {
-					d = fma32(s.momentum, d, g)
-				}
-			}
-			param[i] = fma32(s.negLR, d, p)
-		}
 	}
 }

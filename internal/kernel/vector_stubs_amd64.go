@@ -119,36 +119,6 @@ func geluTanhBackward512(dst []float32, a []float32, b []float32)
 //go:noescape
 func expShifted512(dst []float32, a []float32, shift float32, scale float32)
 
-// adamW512 does one step; s points to an adamWScalars.
-//
-//go:noescape
-func adamW512(param []float32, grad []float32, m []float32, v []float32, s *float32)
-
-// sgd512 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgd512(param []float32, grad []float32, buf []float32, s *float32)
-
-// sgdFirst512 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgdFirst512(param []float32, grad []float32, buf []float32, s *float32)
-
-// sgdFirstNesterov512 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgdFirstNesterov512(param []float32, grad []float32, buf []float32, s *float32)
-
-// sgdMomentum512 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgdMomentum512(param []float32, grad []float32, buf []float32, s *float32)
-
-// sgdNesterov512 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgdNesterov512(param []float32, grad []float32, buf []float32, s *float32)
-
 // sum512 returns Σ x.
 //
 //go:noescape
@@ -303,36 +273,6 @@ func geluTanhBackward256(dst []float32, a []float32, b []float32)
 //
 //go:noescape
 func expShifted256(dst []float32, a []float32, shift float32, scale float32)
-
-// adamW256 does one step; s points to an adamWScalars.
-//
-//go:noescape
-func adamW256(param []float32, grad []float32, m []float32, v []float32, s *float32)
-
-// sgd256 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgd256(param []float32, grad []float32, buf []float32, s *float32)
-
-// sgdFirst256 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgdFirst256(param []float32, grad []float32, buf []float32, s *float32)
-
-// sgdFirstNesterov256 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgdFirstNesterov256(param []float32, grad []float32, buf []float32, s *float32)
-
-// sgdMomentum256 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgdMomentum256(param []float32, grad []float32, buf []float32, s *float32)
-
-// sgdNesterov256 does one step; s points to an sgdScalars.
-//
-//go:noescape
-func sgdNesterov256(param []float32, grad []float32, buf []float32, s *float32)
 
 // sum256 returns Σ x.
 //

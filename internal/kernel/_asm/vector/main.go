@@ -18,9 +18,14 @@ import (
 )
 
 func main() {
+	part := flag.String("part", "vectors", "which kernels to write: vectors or optimizers")
+	flag.Parse()
 	for _, g := range []*lanes{{width: 16, suffix: "512"}, {width: 8, suffix: "256"}} {
+		if *part == "optimizers" {
+			g.optimizers()
+			continue
+		}
 		g.elementwise()
-		g.optimizers()
 		g.sums()
 		g.columnSums()
 		g.layerNorm()
