@@ -2,30 +2,55 @@
 
 // Package optim changes parameters by their gradients.
 //
+// # Mental model
+//
 // An [Optimizer] holds parameters in groups with options of their own, and the
-// state (moments, momentum) that goes into a checkpoint by the parameters'
-// names. Step reads the gradients that the backward pass left; parameters
-// without one are not touched, as in PyTorch. Schedules are pure functions of
-// the step that give a factor for the learning rate.
+// state (moments, momentum, counts) that goes into a checkpoint by the
+// parameters' names. Step reads the gradients that the backward pass left and
+// updates all parameters in one loop over the threads; parameters without a
+// gradient are not touched, as in PyTorch.
+//
+// A [Schedule] is a pure function from the step and a group's base learning
+// rate to its learning rate: a run that resumes at step n needs nothing but n.
+// What depends on what happened, [Plateau] and [EMA], has state to be saved.
 //
 //	opt := optim.NewAdamW(nn.Parameters(model), optim.AdamWOptions{LR: 1e-3})
+//	schedule := optim.WarmupCosine(100, steps, 0.1)
 //	for step := range steps {
 //		opt.ZeroGrad()
 //		… forward, loss.Backward(ctx) …
-//		opt.SetLRScale(optim.WarmupCosine(step, 100, steps, 0.1))
-//		_, scale := optim.ClipGradNorm(params, 1)
+//		norm, scale := optim.ClipGradNorm(params, 1)
+//		if err := optim.CheckGradNorm(params, norm); err != nil { … }
+//		schedule.Apply(opt, step)
 //		opt.Step(scale)
 //	}
 //
-// An optimizer belongs to the goroutine of its model.
+// # Caveats
+//
+//   - Options have PyTorch's names and, where they are zero, its defaults. To
+//     ask for zero where that means a default, as for Adam without momentum,
+//     give [Zero]. Options that make no sense panic with a *tensor.Error that
+//     lists all of them.
+//   - Names, and so the state's, are those of the model last walked by
+//     nn.Parameters.
+//   - An optimizer belongs to the goroutine of its model.
+//   - Parameters are float32: in mixed precision they are the master weights.
+//   - Gradients by rows (nn.Parameter.Sparse) are for [SGD], [Adagrad] and
+//     [SparseAdam]. The other optimizers move every row at every step and
+//     panic.
 package optim
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
+
+// Zero is an option that is nothing, where 0 stands for the default. It is the
+// least positive number, and becomes 0 in the arithmetic.
+const Zero = math.SmallestNonzeroFloat64
 
 // Optimizer updates parameters.
 type Optimizer interface {
@@ -34,8 +59,8 @@ type Optimizer interface {
 	Step(gradScale float64)
 	// ZeroGrad forgets the gradients of all parameters.
 	ZeroGrad()
-	// SetLRScale multiplies every group's learning rate from now on.
-	SetLRScale(factor float64)
+	// Groups returns the parameter groups, in the order of AddGroup.
+	Groups() []*Group
 	// State returns the tensors that a checkpoint needs, by name; writing
 	// them loads a state.
 	State() nn.NamedTensors
@@ -45,51 +70,95 @@ type Optimizer interface {
 	SetNumSteps(n int)
 }
 
-// group is what the parameters of one AddGroup share.
+// Group is the parameters of one AddGroup, with the options that change while
+// a model is trained.
+type Group struct {
+	params     []*nn.Parameter
+	baseLR, lr float64
+	momentum   float64
+	cycles     bool // has a momentum that may be set
+}
+
+// Params returns the parameters.
+func (g *Group) Params() []*nn.Parameter { return g.params }
+
+// BaseLR returns the learning rate that the group was made with, from which
+// schedules start.
+func (g *Group) BaseLR() float64 { return g.baseLR }
+
+// LR returns the learning rate of the next step.
+func (g *Group) LR() float64 { return g.lr }
+
+// SetLR sets the learning rate from the next step on. It must be finite and
+// not negative.
+func (g *Group) SetLR(lr float64) {
+	c := checks{op: "set lr"}
+	c.notNegative("LR", lr)
+	c.end()
+	g.lr = lr
+}
+
+// Momentum returns the momentum of SGD and RMSprop, Beta1 of Adam and AdamW.
+func (g *Group) Momentum() float64 { return g.momentum }
+
+// SetMomentum sets the momentum, or Beta1, from the next step on, in [0, 1). A
+// group that was made without has no place for it: that panics.
+func (g *Group) SetMomentum(m float64) {
+	c := checks{op: "set momentum"}
+	c.want(g.cycles, "the group was made without momentum")
+	c.decay("the momentum", m)
+	c.end()
+	g.momentum = m
+}
+
+// group is a Group with what an optimizer keeps about it.
 type group[O any] struct {
-	params  []*nn.Parameter
+	Group
 	options O
 	kinds   []string           // of the state tensors
 	state   [][]*tensor.Tensor // by parameter, then kind
-	steps   []int              // updates of each parameter
+	// counts says how often each parameter was updated. It is float32, as
+	// PyTorch's: nothing depends on a count beyond 2²⁴.
+	counts *tensor.Tensor
 }
 
 // base is the part that all optimizers have in common.
 type base[O any] struct {
-	groups   []group[O]
-	lrScale  float64
+	groups   []*group[O]
 	numSteps int
 }
 
 // addGroup adds parameters with options of their own and a state tensor of
 // each kind. A parameter that is there already panics: a step would update it
 // twice, and a checkpoint would have two states by one name.
-func (b *base[O]) addGroup(params []*nn.Parameter, options O, kinds ...string) {
+func (b *base[O]) addGroup(g Group, options O, kinds ...string) *group[O] {
 	seen := make(map[*nn.Parameter]bool)
 	for _, g := range b.groups {
 		for _, p := range g.params {
 			seen[p] = true
 		}
 	}
-	for _, p := range params {
+	for _, p := range g.params {
 		if seen[p] {
-			panic(&tensor.Error{
-				Op: "add group", Names: []string{p.Name()}, Shapes: [][]int{p.Data().Shape()}, DTypes: []tensor.DType{p.Data().DType()},
-				Msg: "the parameter is in a group already",
-			})
+			fail("add group", p, "the parameter is in a group already")
+		}
+		if p.Data().DType() != tensor.Float32 {
+			fail("add group", p, "parameters are float32; compute in another dtype by nn.WithAutocast")
 		}
 		seen[p] = true
 	}
-	g := group[O]{params: params, options: options, kinds: kinds, steps: make([]int, len(params))}
-	for _, p := range params {
+	g.lr = g.baseLR
+	added := &group[O]{Group: g, options: options, kinds: kinds, counts: tensor.Zeros(len(g.params))}
+	for _, p := range g.params {
 		var state []*tensor.Tensor
 		for range kinds {
 			d := p.Data()
 			state = append(state, tensor.New(d.Device(), d.DType(), d.Shape()...))
 		}
-		g.state = append(g.state, state)
+		added.state = append(added.state, state)
 	}
-	b.groups = append(b.groups, g)
+	b.groups = append(b.groups, added)
+	return added
 }
 
 // ZeroGrad forgets the gradients of all parameters.
@@ -101,17 +170,30 @@ func (b *base[O]) ZeroGrad() {
 	}
 }
 
-// SetLRScale multiplies every group's learning rate from now on.
-func (b *base[O]) SetLRScale(factor float64) { b.lrScale = factor }
+// Groups returns the parameter groups.
+func (b *base[O]) Groups() []*Group {
+	groups := make([]*Group, len(b.groups))
+	for i, g := range b.groups {
+		groups[i] = &g.Group
+	}
+	return groups
+}
 
-// State returns the state tensors, named KIND.PARAMETER.
+// State returns the state tensors, named KIND.PARAMETER, and the counts of
+// updates, step.PARAMETER.
 func (b *base[O]) State() nn.NamedTensors {
 	var out nn.NamedTensors
 	for _, g := range b.groups {
+		if len(g.kinds) == 0 {
+			continue // nothing depends on the counts
+		}
 		for k, kind := range g.kinds {
 			for i, p := range g.params {
 				out = append(out, nn.NamedTensor{Name: kind + "." + p.Name(), Tensor: g.state[i][k]})
 			}
+		}
+		for i, p := range g.params {
+			out = append(out, nn.NamedTensor{Name: "step." + p.Name(), Tensor: g.counts.Select(0, i)})
 		}
 	}
 	return out
@@ -120,40 +202,36 @@ func (b *base[O]) State() nn.NamedTensors {
 // NumSteps returns how often Step has run.
 func (b *base[O]) NumSteps() int { return b.numSteps }
 
-// SetNumSteps sets the count, when a state is loaded. Every parameter then
-// counts as updated so often.
-func (b *base[O]) SetNumSteps(n int) {
-	b.numSteps = n
+// SetNumSteps sets the count, when a state is loaded. How often each parameter
+// was updated is part of the state.
+func (b *base[O]) SetNumSteps(n int) { b.numSteps = n }
+
+// eachGrad begins a step: it calls fn for every parameter that has a gradient
+// with its index in the group and how often it will have been updated.
+func (b *base[O]) eachGrad(fn func(g *group[O], i int, p *nn.Parameter, step int)) {
+	b.numSteps++
 	for _, g := range b.groups {
-		for i := range g.steps {
-			g.steps[i] = n
-		}
+		g.counts.WithFloat32s(func(counts []float32) {
+			for i, p := range g.params {
+				if p.Grad() != nil || p.RowGrad() != nil {
+					counts[i]++
+					fn(g, i, p, int(counts[i]))
+				}
+			}
+		})
 	}
 }
 
-// ClipGradNorm returns the Euclidean norm of all gradients together and the
-// factor, at most 1, that brings it down to maxNorm: pass it to Step. Nothing
-// is written.
-func ClipGradNorm(params []*nn.Parameter, maxNorm float64) (norm, scale float64) {
-	sum := 0.0
-	for _, p := range params {
-		if g := p.Grad(); g != nil {
-			sum += g.SumSquares()
-		}
+// wantDense panics for a gradient by rows, as PyTorch does.
+func wantDense(op string, p *nn.Parameter) {
+	if p.RowGrad() != nil {
+		fail(op, p, "its gradient comes by rows, which %s does not take: use SparseAdam, Adagrad or SGD, or leave Sparse unset", op)
 	}
-	norm = math.Sqrt(sum)
-	return norm, min(1, maxNorm/(norm+1e-6))
 }
 
-// WarmupCosine is the factor at a step, counted from 0: it rises linearly over
-// numWarmup steps to 1 and falls to floor at numSteps along half a cosine.
-func WarmupCosine(step, numWarmup, numSteps int, floor float64) float64 {
-	if step < numWarmup {
-		return float64(step+1) / float64(numWarmup)
-	}
-	if step >= numSteps {
-		return floor
-	}
-	done := float64(step-numWarmup) / float64(max(1, numSteps-numWarmup))
-	return floor + (1-floor)*0.5*(1+math.Cos(math.Pi*done))
+func fail(op string, p *nn.Parameter, format string, args ...any) {
+	panic(&tensor.Error{
+		Op: op, Names: []string{p.Name()}, Shapes: [][]int{p.Data().Shape()}, DTypes: []tensor.DType{p.Data().DType()},
+		Msg: fmt.Sprintf(format, args...),
+	})
 }

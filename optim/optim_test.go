@@ -106,7 +106,7 @@ func TestStepsAsInPyTorch(t *testing.T) {
 				}
 			}
 			if c.Scheduled {
-				opt.SetLRScale(WarmupCosine(step, 4, golden.Steps, 0.1))
+				WarmupCosine(4, golden.Steps, 0.1).Apply(opt, step)
 			}
 			opt.Step(scale)
 		}
@@ -176,9 +176,9 @@ func TestStateGoesOn(t *testing.T) {
 				t.Errorf("%s: parameter %d is %v, in the one that went on from the state %v", name, i, a, b)
 			}
 		}
-		want := []string{"momentum_buffer.1.weight", "momentum_buffer.2.weight"}
+		want := []string{"momentum_buffer.1.weight", "momentum_buffer.2.weight", "step.1.weight", "step.2.weight"}
 		if name == "adamw" {
-			want = []string{"exp_avg.0.weight", "exp_avg.1.weight", "exp_avg.2.weight", "exp_avg_sq.0.weight", "exp_avg_sq.1.weight", "exp_avg_sq.2.weight"}
+			want = []string{"exp_avg.0.weight", "exp_avg.1.weight", "exp_avg.2.weight", "exp_avg_sq.0.weight", "exp_avg_sq.1.weight", "exp_avg_sq.2.weight", "step.0.weight", "step.1.weight", "step.2.weight"}
 		}
 		if !slices.Equal(names, want) {
 			t.Errorf("%s: state %q, want %q", name, names, want)
@@ -233,8 +233,8 @@ func TestWarmupCosine(t *testing.T) {
 		{12, 4, 20, 0.1, 0.55}, {0, 0, 10, 0, 1}, {5, 0, 10, 0.2, 0.6}, {0, 10, 5, 0, 0.1}, {7, 10, 5, 0.5, 0.8}, {0, 0, 1, 0.1, 1}, {1, 0, 1, 0.1, 0.1},
 		{0, 1, 1, 0, 1},
 	} {
-		if got := WarmupCosine(c.step, c.warmup, c.steps, c.floor); math.Abs(got-c.want) > 1e-12 {
-			t.Errorf("WarmupCosine(%d, %d, %d, %v) = %v, want %v", c.step, c.warmup, c.steps, c.floor, got, c.want)
+		if got := WarmupCosine(c.warmup, c.steps, c.floor)(c.step, 1); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("WarmupCosine(%d, %d, %v) is %v at step %d, want %v", c.warmup, c.steps, c.floor, got, c.step, c.want)
 		}
 	}
 }

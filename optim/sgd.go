@@ -7,18 +7,23 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// SGDOptions are PyTorch's. LR 0 means 1e-3.
+// SGDOptions are PyTorch's. LR 0 means 1e-3. Maximize climbs.
 type SGDOptions struct {
 	LR, Momentum, Dampening, WeightDecay float64
-	Nesterov                             bool
+	Nesterov, Maximize                   bool
 }
 
-// SGD is stochastic gradient descent, with momentum if asked for.
-type SGD struct{ base[SGDOptions] }
+// SGD is stochastic gradient descent, with momentum if asked for. A gradient
+// by rows moves these rows alone; with momentum, whose past moves the others
+// too, all rows. It cannot have weight decay, as in PyTorch.
+type SGD struct {
+	base[SGDOptions]
+	updates []tensor.SGDUpdate
+}
 
 // NewSGD returns the optimizer of params; see AddGroup for more of them.
 func NewSGD(params []*nn.Parameter, o SGDOptions) *SGD {
-	s := &SGD{base[SGDOptions]{lrScale: 1}}
+	s := &SGD{}
 	s.AddGroup(params, o)
 	return s
 }
@@ -26,42 +31,60 @@ func NewSGD(params []*nn.Parameter, o SGDOptions) *SGD {
 // AddGroup adds parameters with options of their own. They have a momentum
 // buffer if they have momentum.
 func (s *SGD) AddGroup(params []*nn.Parameter, o SGDOptions) {
-	if o.LR == 0 {
-		o.LR = 1e-3
-	}
+	orDefault(&o.LR, 1e-3)
+	c := checks{op: "sgd"}
+	c.notNegative("LR", o.LR)
+	c.notNegative("Momentum", o.Momentum)
+	c.finite("Dampening", o.Dampening)
+	c.notNegative("WeightDecay", o.WeightDecay)
+	c.want(!o.Nesterov || o.Momentum > 0 && o.Dampening == 0, "Nesterov needs a Momentum and no Dampening, which are %v and %v", o.Momentum, o.Dampening)
+	c.end()
 	var kinds []string
 	if o.Momentum != 0 {
 		kinds = []string{"momentum_buffer"}
 	}
-	s.addGroup(params, o, kinds...)
+	s.addGroup(Group{params: params, baseLR: o.LR, momentum: o.Momentum, cycles: o.Momentum != 0}, o, kinds...)
 }
 
 // Step applies one update; see Optimizer.
 func (s *SGD) Step(gradScale float64) {
-	s.numSteps++
-	for _, g := range s.groups {
+	s.updates = s.updates[:0]
+	s.eachGrad(func(g *group[SGDOptions], i int, p *nn.Parameter, step int) {
 		o := g.options
 		scalars := tensor.SGDScalars{
-			LR: o.LR * s.lrScale, Momentum: o.Momentum, Dampening: o.Dampening, WeightDecay: o.WeightDecay,
-			Nesterov: o.Nesterov, GradScale: gradScale,
+			LR: g.lr, Momentum: g.momentum, Dampening: o.Dampening, WeightDecay: o.WeightDecay,
+			Nesterov: o.Nesterov, First: step == 1, GradScale: direction(gradScale, o.Maximize),
 		}
-		for i, p := range g.params {
-			grad := p.Grad()
-			if grad == nil {
-				continue
-			}
-			var momentum *tensor.Tensor
-			if o.Momentum != 0 {
-				momentum = g.state[i][0]
-			}
-			scalars.First = g.steps[i] == 0
-			g.steps[i]++
-			tensor.SGD(p.Data(), grad, momentum, scalars)
+		var momentum *tensor.Tensor
+		if g.momentum != 0 {
+			momentum = g.state[i][0]
 		}
+		if rows := p.RowGrad(); rows != nil {
+			if o.WeightDecay != 0 {
+				fail("sgd", p, "its gradient comes by rows: WeightDecay must be 0, for it would move every row")
+			}
+			tensor.SGDRows(p.Data(), momentum, *rows, scalars)
+			return
+		}
+		s.updates = append(s.updates, tensor.SGDUpdate{Param: p.Data(), Grad: p.Grad(), MomentumBuf: momentum, SGDScalars: scalars})
+	})
+	tensor.SGD(s.updates)
+	clear(s.updates)
+}
+
+// direction turns the gradient round for an optimizer that climbs.
+func direction(gradScale float64, maximize bool) float64 {
+	if maximize {
+		return -gradScale
 	}
+	return gradScale
 }
 
 var (
-	_ Optimizer = (*AdamW)(nil)
 	_ Optimizer = (*SGD)(nil)
+	_ Optimizer = (*Adam)(nil)
+	_ Optimizer = (*AdamW)(nil)
+	_ Optimizer = (*SparseAdam)(nil)
+	_ Optimizer = (*Adagrad)(nil)
+	_ Optimizer = (*RMSprop)(nil)
 )

@@ -8,53 +8,255 @@ import (
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
-// AdamWScalars are the numbers of one step of [AdamW]: the learning rate, the
-// decay rates, and Bias1 = 1-Beta1ᵗ, Bias2 = 1-Beta2ᵗ at step t, counted from
-// 1. GradScale multiplies the gradient first.
-type AdamWScalars struct {
-	LR, Beta1, Beta2, Eps, WeightDecay float64
-	Bias1, Bias2                       float64
-	GradScale                          float64
+// The operations of this file update tensors in place and are never recorded.
+// Each takes a list and does all of it in one pass over memory and one loop
+// over the threads. The tensors of an entry are contiguous float32 of one
+// shape.
+
+// SGDUpdate is one parameter of [SGD]. MomentumBuf is nil without momentum.
+type SGDUpdate struct {
+	Param, Grad, MomentumBuf *Tensor
+	SGDScalars
 }
 
-// SGDScalars are the numbers of one step of [SGD]. First says that the
-// momentum buffer holds nothing yet.
+// SGDScalars are the numbers of a step of [SGD]. First says that the momentum
+// buffer holds nothing yet. GradScale multiplies the gradient first; negative,
+// it makes the step climb.
 type SGDScalars struct {
 	LR, Momentum, Dampening, WeightDecay float64
 	Nesterov, First                      bool
 	GradScale                            float64
 }
 
-// AdamW updates param in place from its gradient and moments (Loshchilov and
-// Hutter 2019, Algorithm 2), which it updates too. All are contiguous and of
-// one shape. It is fused: one pass over memory.
-func AdamW(param, grad, m, v *Tensor, s AdamWScalars) {
-	for _, t := range []*Tensor{grad, m, v} {
-		param.wantSame("adamw", t)
-	}
-	wantContiguous("adamw", param, grad, m, v)
-	params := []float64{s.LR, s.Beta1, s.Beta2, s.Eps, s.WeightDecay, s.Bias1, s.Bias2, s.GradScale}
-	fused("adamw", params, []*Tensor{param, grad, m, v}, func(p *work.Pool, a []device.Array) {
-		kernel.AdamW(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), kernel.AdamWStep(s))
-	})
-	written(param, m, v)
+// AdamUpdate is one parameter of [Adam] with its moments; MaxExpAvgSq is nil
+// without AMSGrad.
+type AdamUpdate struct {
+	Param, Grad, ExpAvg, ExpAvgSq, MaxExpAvgSq *Tensor
+	AdamScalars
 }
 
-// SGD updates param in place, with momentum when a buffer is given; the
-// arithmetic is PyTorch's bit for bit on a CPU with fused multiply-add.
-func SGD(param, grad, momentum *Tensor, s SGDScalars) {
-	param.wantSame("sgd", grad)
-	wantContiguous("sgd", param, grad)
-	if momentum != nil {
-		param.wantSame("sgd", momentum)
-		wantContiguous("sgd", momentum)
-		written(momentum)
+// AdamScalars are the numbers of a step of [Adam]: Bias1 = 1-Beta1ᵗ and Bias2 =
+// 1-Beta2ᵗ at step t, counted from 1. Decoupled weight decay makes it AdamW.
+type AdamScalars struct {
+	LR, Beta1, Beta2, Eps, WeightDecay float64
+	Bias1, Bias2                       float64
+	Decoupled                          bool
+	GradScale                          float64
+}
+
+// AdagradUpdate is one parameter of [Adagrad] with its sum of squared
+// gradients.
+type AdagradUpdate struct {
+	Param, Grad, Sum *Tensor
+	AdagradScalars
+}
+
+// AdagradScalars are the numbers of a step of [Adagrad]; LR is the decayed one.
+type AdagradScalars struct{ LR, WeightDecay, Eps, GradScale float64 }
+
+// RMSpropUpdate is one parameter of [RMSprop]. GradAvg is nil unless centered,
+// MomentumBuf without momentum.
+type RMSpropUpdate struct {
+	Param, Grad, SquareAvg, GradAvg, MomentumBuf *Tensor
+	RMSpropScalars
+}
+
+// RMSpropScalars are the numbers of a step of [RMSprop].
+type RMSpropScalars struct{ LR, Alpha, Eps, WeightDecay, Momentum, GradScale float64 }
+
+// SGD updates parameters by stochastic gradient descent; the arithmetic is
+// PyTorch's bit for bit on a CPU with fused multiply-add.
+func SGD(updates []SGDUpdate) {
+	multi("sgd", updates, func(u SGDUpdate) []*Tensor { return []*Tensor{u.Param, u.Grad, u.MomentumBuf} },
+		func(u SGDUpdate) []float64 {
+			return []float64{u.LR, u.Momentum, u.Dampening, u.WeightDecay, param01(u.Nesterov), param01(u.First), u.GradScale}
+		},
+		func(u SGDUpdate, a [][]float32) kernel.SGDItem {
+			return kernel.SGDItem{Param: a[0], Grad: a[1], MomentumBuf: a[2], SGDStep: kernel.SGDStep(u.SGDScalars)}
+		}, kernel.SGD)
+}
+
+// Adam updates parameters by Adam (Kingma and Ba 2015, Algorithm 1) or AdamW
+// (Loshchilov and Hutter 2019, Algorithm 2), and their moments too.
+func Adam(updates []AdamUpdate) {
+	multi("adam", updates, func(u AdamUpdate) []*Tensor {
+		return []*Tensor{u.Param, u.Grad, u.ExpAvg, u.ExpAvgSq, u.MaxExpAvgSq}
+	}, func(u AdamUpdate) []float64 { return u.params() },
+		func(u AdamUpdate, a [][]float32) kernel.AdamItem {
+			return kernel.AdamItem{Param: a[0], Grad: a[1], ExpAvg: a[2], ExpAvgSq: a[3], MaxExpAvgSq: a[4], AdamStep: kernel.AdamStep(u.AdamScalars)}
+		}, kernel.Adam)
+}
+
+func (s AdamScalars) params() []float64 {
+	return []float64{s.LR, s.Beta1, s.Beta2, s.Eps, s.WeightDecay, s.Bias1, s.Bias2, param01(s.Decoupled), s.GradScale}
+}
+
+// Adagrad updates parameters by Adagrad (Duchi, Hazan and Singer 2011), and
+// their sums too.
+func Adagrad(updates []AdagradUpdate) {
+	multi("adagrad", updates, func(u AdagradUpdate) []*Tensor { return []*Tensor{u.Param, u.Grad, u.Sum} },
+		func(u AdagradUpdate) []float64 { return []float64{u.LR, u.WeightDecay, u.Eps, u.GradScale} },
+		func(u AdagradUpdate, a [][]float32) kernel.AdagradItem {
+			return kernel.AdagradItem{Param: a[0], Grad: a[1], Sum: a[2], AdagradStep: kernel.AdagradStep(u.AdagradScalars)}
+		}, kernel.Adagrad)
+}
+
+// RMSprop updates parameters by RMSprop (Tieleman and Hinton 2012; centered:
+// Graves 2013), and their averages too.
+func RMSprop(updates []RMSpropUpdate) {
+	multi("rmsprop", updates, func(u RMSpropUpdate) []*Tensor {
+		return []*Tensor{u.Param, u.Grad, u.SquareAvg, u.GradAvg, u.MomentumBuf}
+	}, func(u RMSpropUpdate) []float64 {
+		return []float64{u.LR, u.Alpha, u.Eps, u.WeightDecay, u.Momentum, u.GradScale}
+	}, func(u RMSpropUpdate, a [][]float32) kernel.RMSpropItem {
+		return kernel.RMSpropItem{Param: a[0], Grad: a[1], SquareAvg: a[2], GradAvg: a[3], MomentumBuf: a[4], RMSpropStep: kernel.RMSpropStep(u.RMSpropScalars)}
+	}, kernel.RMSprop)
+}
+
+// pair is an entry of the operations on two lists.
+type pair struct{ dst, src *Tensor }
+
+func pairs(op string, dsts, srcs []*Tensor) []pair {
+	if len(dsts) != len(srcs) {
+		fail(op, nil, "%d destinations and %d sources", len(dsts), len(srcs))
 	}
-	params := []float64{s.LR, s.Momentum, s.Dampening, s.WeightDecay, param01(s.Nesterov), param01(s.First), s.GradScale}
-	fused("sgd", params, []*Tensor{param, grad, momentum}, func(p *work.Pool, a []device.Array) {
-		kernel.SGD(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), kernel.SGDStep(s))
+	ps := make([]pair, len(dsts))
+	for i := range ps {
+		ps[i] = pair{dsts[i], srcs[i]}
+	}
+	return ps
+}
+
+func (p pair) operands() []*Tensor                { return []*Tensor{p.dst, p.src} }
+func (p pair) item(a [][]float32) kernel.LerpItem { return kernel.LerpItem{Dst: a[0], Src: a[1]} }
+func (pair) params() []float64                    { return nil }
+
+// LerpAll moves each of dsts towards its source by weight, from 0 to 1.
+func LerpAll(dsts, srcs []*Tensor, weight float64) {
+	multi("lerp all", pairs("lerp all", dsts, srcs), pair.operands, func(pair) []float64 { return []float64{weight} }, pair.item,
+		func(p *work.Pool, items []kernel.LerpItem) { kernel.Lerp(p, items, weight) })
+}
+
+// SwapAll exchanges the elements of each of a with those of its partner in b.
+func SwapAll(a, b []*Tensor) {
+	multi("swap all", pairs("swap all", a, b), pair.operands, pair.params, pair.item, kernel.Swap)
+	written(b...)
+}
+
+// ClampAll bounds the elements of all tensors by -limit and limit. NaN stays.
+func ClampAll(ts []*Tensor, limit float64) {
+	multi("clamp all", ts, func(t *Tensor) []*Tensor { return []*Tensor{t} }, func(*Tensor) []float64 { return []float64{limit} },
+		func(_ *Tensor, a [][]float32) []float32 { return a[0] },
+		func(p *work.Pool, xs [][]float32) { kernel.Clamp(p, xs, limit) })
+}
+
+// multi runs a kernel on a list of updates. All operands of an update but the
+// second, which is the gradient or a source, are written; they may be nil. A
+// device gets the operands and scalars of all updates one after another.
+func multi[U, K any](op string, updates []U, operands func(u U) []*Tensor, scalars func(u U) []float64,
+	item func(u U, a [][]float32) K, run func(p *work.Pool, items []K)) {
+	for len(updates) > 0 {
+		first := operands(updates[0])
+		width := len(first)
+		all := make([]*Tensor, 0, width*len(updates))
+		var params []float64
+		n := 0
+		for _, u := range updates {
+			ts := operands(u)
+			if ts[0].Device() != first[0].Device() {
+				break // the rest is done after this device's
+			}
+			n++
+			for i, t := range ts {
+				if t == nil {
+					continue
+				}
+				ts[0].wantSame(op, t)
+				wantContiguous(op, t)
+				if i != 1 {
+					written(t)
+				}
+			}
+			all = append(all, ts...)
+			params = append(params, scalars(u)...)
+		}
+		now := updates[:n]
+		updates = updates[n:]
+		fused(op, params, all, func(p *work.Pool, arrays []device.Array) {
+			items := make([]K, len(now))
+			slices := make([][]float32, width)
+			for i, u := range now {
+				for j := range slices {
+					slices[j] = arrays[i*width+j].Float32s()
+				}
+				items[i] = item(u, slices)
+			}
+			run(p, items)
+		})
+	}
+}
+
+// SGDRows is a step of [SGD] for a gradient by rows, without weight decay.
+// Without momentum it touches the rows of g alone; with it all rows move, as
+// if the gradient were zero elsewhere, and the buffer is zero when s.First.
+func SGDRows(param, momentumBuf *Tensor, g RowGrad, s SGDScalars) {
+	params := []float64{s.LR, s.Momentum, s.Dampening, param01(s.Nesterov), param01(s.First), s.GradScale}
+	byRows("sgd rows", g, params, []*Tensor{param, momentumBuf}, func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int) {
+		if a[1] == nil {
+			kernel.SGDRows(p, a[0], ids, rows, width, kernel.SGDStep(s))
+			return
+		}
+		kernel.SGDMomentumRows(p, a[0], a[1], ids, rows, width, kernel.SGDStep(s))
 	})
-	written(param)
+}
+
+// AdagradRows is a step of [Adagrad] for the rows of g alone, without weight
+// decay.
+func AdagradRows(param, sum *Tensor, g RowGrad, s AdagradScalars) {
+	byRows("adagrad rows", g, []float64{s.LR, s.Eps, s.GradScale}, []*Tensor{param, sum},
+		func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int) {
+			kernel.AdagradRows(p, a[0], a[1], ids, rows, width, kernel.AdagradStep(s))
+		})
+}
+
+// AdamRows is a step of PyTorch's SparseAdam: the rows of g alone, and their
+// moments, move. It has no weight decay.
+func AdamRows(param, expAvg, expAvgSq *Tensor, g RowGrad, s AdamScalars) {
+	byRows("adam rows", g, s.params(), []*Tensor{param, expAvg, expAvgSq},
+		func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int) {
+			kernel.AdamRows(p, a[0], a[1], a[2], ids, rows, width, kernel.AdamStep(s))
+		})
+}
+
+// byRows checks a gradient against the table that is ts[0] and runs a kernel
+// on both; ts are of one shape [rows, width] and all written.
+func byRows(op string, g RowGrad, params []float64, ts []*Tensor, run func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int)) {
+	table, operands := ts[0], append(ts[:len(ts):len(ts)], g.Rows, g.IDs)
+	for _, t := range ts {
+		if t != nil {
+			table.wantSame(op, t)
+			wantContiguous(op, t)
+			written(t)
+		}
+	}
+	wantContiguous(op, g.Rows)
+	n := g.IDs.NumElems()
+	if len(table.shape) != 2 || len(g.Rows.shape) != 2 || g.Rows.shape[0] != n || g.Rows.shape[1] != table.shape[1] || g.NumRows != table.shape[0] {
+		fail(op, operands, "wants a table [%d, width], %d rows of its width", g.NumRows, n)
+	}
+	ids := g.IDs.Int64s()
+	for i, id := range ids {
+		if id < 0 || id >= int64(g.NumRows) || i > 0 && id <= ids[i-1] {
+			fail(op, operands, "row %d of the gradient is of row %d of the table: ids must increase, and be less than %d", i, id, g.NumRows)
+		}
+	}
+	fused(op, params, operands, func(p *work.Pool, a []device.Array) {
+		slices := make([][]float32, len(ts))
+		for i := range slices {
+			slices[i] = a[i].Float32s()
+		}
+		run(p, slices, ids, a[len(ts)].Float32s(), table.shape[1])
+	})
 }
 
 func wantContiguous(op string, ts ...*Tensor) {

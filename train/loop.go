@@ -91,7 +91,7 @@ func (r *lmRun) trainStep(ctx context.Context) (loss float64, err error) {
 		return 0, fmt.Errorf("the norm of the gradients is %v: nothing of this step was saved; lower --lr (now %v) and run again to go on from the last checkpoint",
 			norm, r.cfg.LR)
 	}
-	r.opt.SetLRScale(optim.WarmupCosine(r.step, r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor))
+	optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor).Apply(r.opt, r.step)
 	r.opt.Step(scale)
 	return l.Item(), nil
 }

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package optim
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// gradOf returns the gradient's elements, those of a gradient by rows too; nil
+// if there is none.
+func gradOf(p *nn.Parameter) *tensor.Tensor {
+	if rows := p.RowGrad(); rows != nil {
+		return rows.Rows
+	}
+	return p.Grad()
+}
+
+// ClipGradNorm returns the Euclidean norm of all gradients together and the
+// factor, at most 1, that brings it down to maxNorm: pass it to Step. Nothing
+// is written. A gradient that is not finite gives a norm that is not: see
+// [CheckGradNorm].
+func ClipGradNorm(params []*nn.Parameter, maxNorm float64) (norm, scale float64) {
+	sum := 0.0
+	for _, p := range params {
+		if g := gradOf(p); g != nil {
+			sum += g.SumSquares()
+		}
+	}
+	norm = math.Sqrt(sum)
+	return norm, min(1, maxNorm/(norm+1e-6))
+}
+
+// ClipGradValue bounds every element of every gradient by -limit and limit, in
+// place. NaN stays.
+func ClipGradValue(params []*nn.Parameter, limit float64) {
+	c := checks{op: "clip grad value"}
+	c.want(limit >= 0, "the limit is %v: it must not be negative", limit)
+	c.end()
+	var grads []*tensor.Tensor
+	for _, p := range params {
+		if g := gradOf(p); g != nil {
+			grads = append(grads, g)
+		}
+	}
+	tensor.ClampAll(grads, limit)
+}
+
+// NonFiniteError says that the norm of gradients is NaN or infinite, and in
+// which parameters that begins.
+type NonFiniteError struct {
+	Norm   float64
+	Params []string
+}
+
+func (e *NonFiniteError) Error() string {
+	const most = 8
+	names := e.Params
+	more := ""
+	if len(names) > most {
+		more = fmt.Sprintf(" and %d more", len(names)-most)
+		names = names[:most]
+	}
+	return fmt.Sprintf("the norm of the gradients is %v: look at %s%s", e.Norm, strings.Join(names, ", "), more)
+}
+
+// CheckGradNorm returns nil for a norm that is finite, and else a
+// [NonFiniteError] that names the parameters whose gradients are not, or whose
+// squares overflow. It is PyTorch's error_if_nonfinite, and costs nothing as
+// long as all is well.
+func CheckGradNorm(params []*nn.Parameter, norm float64) error {
+	if !math.IsNaN(norm) && !math.IsInf(norm, 0) {
+		return nil
+	}
+	e := &NonFiniteError{Norm: norm}
+	for _, p := range params {
+		if g := gradOf(p); g != nil {
+			if s := g.SumSquares(); math.IsNaN(s) || math.IsInf(s, 0) {
+				e.Params = append(e.Params, p.Name())
+			}
+		}
+	}
+	return e
+}
