@@ -17,7 +17,7 @@ import (
 type Generator struct {
 	mt     *random.MT
 	normal random.Philox
-	stream uint64 // of the next normal tensor
+	stream uint64 // of the next tensor of normal numbers, or dropout
 }
 
 // NewGenerator returns a generator. Two with one seed give the same numbers.
@@ -40,8 +40,7 @@ func (g *Generator) Uniform(t *Tensor, lo, hi float64) {
 
 // Normal overwrites a contiguous float32 tensor with normal numbers.
 func (g *Generator) Normal(t *Tensor, mean, std float64) {
-	stream := g.stream
-	g.stream++
+	stream := g.nextStream()
 	if t.Device() != Meta {
 		t.WithFloat32s(func(data []float32) { g.normal.Normal(data, stream, 0, float32(mean), float32(std)) })
 	}
