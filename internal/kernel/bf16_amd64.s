@@ -3458,6 +3458,210 @@ write1x1:
 	VZEROUPPER
 	RET
 
+// func dotVectorBF16(sums *float32, src *uint16, srcStep int, x *float32, rows int, k int)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL, BMI2, CMOV
+TEXT ·dotVectorBF16(SB), NOSPLIT, $0-48
+	MOVQ    sums+0(FP), DI
+	MOVQ    src+8(FP), SI
+	MOVQ    srcStep+16(FP), BX
+	SHLQ    $0x01, BX
+	MOVQ    x+24(FP), DX
+	MOVQ    rows+32(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    SI, R8
+	LEAQ    (R8)(BX*1), R11
+	CMPQ    AX, $0x01
+	CMOVQGT R11, R8
+	MOVQ    R8, R9
+	LEAQ    (R9)(BX*1), R11
+	CMPQ    AX, $0x02
+	CMOVQGT R11, R9
+	MOVQ    R9, R10
+	LEAQ    (R10)(BX*1), R11
+	CMPQ    AX, $0x03
+	CMOVQGT R11, R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+
+loop4:
+	CMPQ    CX, $+128
+	JLT     belowloop4
+	VMOVUPS (DX), Z16
+	VMOVUPS 64(DX), Z17
+	VMOVUPS 128(DX), Z18
+	VMOVUPS 192(DX), Z19
+	VMOVUPS (SI), Z20
+	LONG    $0x407eb262
+	WORD    $0xc452
+	VMOVUPS 64(SI), Z21
+	LONG    $0x4076b262
+	WORD    $0xcd52
+	VMOVUPS 128(SI), Z22
+	LONG    $0x406eb262
+	WORD    $0xd652
+	VMOVUPS 192(SI), Z23
+	LONG    $0x4066b262
+	WORD    $0xdf52
+	ADDQ    $+256, SI
+	VMOVUPS (R8), Z20
+	LONG    $0x407eb262
+	WORD    $0xe452
+	VMOVUPS 64(R8), Z21
+	LONG    $0x4076b262
+	WORD    $0xed52
+	VMOVUPS 128(R8), Z22
+	LONG    $0x406eb262
+	WORD    $0xf652
+	VMOVUPS 192(R8), Z23
+	LONG    $0x4066b262
+	WORD    $0xff52
+	ADDQ    $+256, R8
+	VMOVUPS (R9), Z20
+	LONG    $0x407e3262
+	WORD    $0xc452
+	VMOVUPS 64(R9), Z21
+	LONG    $0x40763262
+	WORD    $0xcd52
+	VMOVUPS 128(R9), Z22
+	LONG    $0x406e3262
+	WORD    $0xd652
+	VMOVUPS 192(R9), Z23
+	LONG    $0x40663262
+	WORD    $0xdf52
+	ADDQ    $+256, R9
+	VMOVUPS (R10), Z20
+	LONG    $0x407e3262
+	WORD    $0xe452
+	VMOVUPS 64(R10), Z21
+	LONG    $0x40763262
+	WORD    $0xed52
+	VMOVUPS 128(R10), Z22
+	LONG    $0x406e3262
+	WORD    $0xf652
+	VMOVUPS 192(R10), Z23
+	LONG    $0x40663262
+	WORD    $0xff52
+	ADDQ    $+256, R10
+	ADDQ    $+256, DX
+	SUBQ    $+128, CX
+	JMP     loop4
+
+belowloop4:
+loop1:
+	CMPQ    CX, $+32
+	JLT     belowloop1
+	VMOVUPS (DX), Z16
+	VMOVUPS (SI), Z20
+	LONG    $0x407eb262
+	WORD    $0xc452
+	ADDQ    $+64, SI
+	VMOVUPS (R8), Z20
+	LONG    $0x407eb262
+	WORD    $0xe452
+	ADDQ    $+64, R8
+	VMOVUPS (R9), Z20
+	LONG    $0x407e3262
+	WORD    $0xc452
+	ADDQ    $+64, R9
+	VMOVUPS (R10), Z20
+	LONG    $0x407e3262
+	WORD    $0xe452
+	ADDQ    $+64, R10
+	ADDQ    $+64, DX
+	SUBQ    $+32, CX
+	JMP     loop1
+
+belowloop1:
+	TESTQ       CX, CX
+	JZ          reduce
+	MOVQ        $-1, R11
+	BZHIQ       CX, R11, R11
+	KMOVD       R11, K1
+	INCQ        CX
+	ANDQ        $-2, CX
+	MOVQ        $-1, R11
+	BZHIQ       CX, R11, R11
+	KMOVD       R11, K2
+	VMOVDQU16.Z (DX), K2, Z16
+	VMOVDQU16.Z (SI), K1, Z20
+	LONG        $0x407eb262
+	WORD        $0xc452
+	VMOVDQU16.Z (R8), K1, Z20
+	LONG        $0x407eb262
+	WORD        $0xe452
+	VMOVDQU16.Z (R9), K1, Z20
+	LONG        $0x407e3262
+	WORD        $0xc452
+	VMOVDQU16.Z (R10), K1, Z20
+	LONG        $0x407e3262
+	WORD        $0xe452
+
+reduce:
+	VADDPS        Z2, Z0, Z0
+	VADDPS        Z3, Z1, Z1
+	VADDPS        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y20
+	VADDPS        Y20, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X20
+	VADDPS        X20, X0, X0
+	VPERMILPS     $0x4e, X0, X20
+	VADDPS        X20, X0, X0
+	VPERMILPS     $0xb1, X0, X20
+	VADDPS        X20, X0, X0
+	VMOVSS        X0, (DI)
+	VADDPS        Z6, Z4, Z4
+	VADDPS        Z7, Z5, Z5
+	VADDPS        Z5, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y20
+	VADDPS        Y20, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X20
+	VADDPS        X20, X4, X4
+	VPERMILPS     $0x4e, X4, X20
+	VADDPS        X20, X4, X4
+	VPERMILPS     $0xb1, X4, X20
+	VADDPS        X20, X4, X4
+	VMOVSS        X4, 4(DI)
+	VADDPS        Z10, Z8, Z8
+	VADDPS        Z11, Z9, Z9
+	VADDPS        Z9, Z8, Z8
+	VEXTRACTF64X4 $0x01, Z8, Y20
+	VADDPS        Y20, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X20
+	VADDPS        X20, X8, X8
+	VPERMILPS     $0x4e, X8, X20
+	VADDPS        X20, X8, X8
+	VPERMILPS     $0xb1, X8, X20
+	VADDPS        X20, X8, X8
+	VMOVSS        X8, 8(DI)
+	VADDPS        Z14, Z12, Z12
+	VADDPS        Z15, Z13, Z13
+	VADDPS        Z13, Z12, Z12
+	VEXTRACTF64X4 $0x01, Z12, Y20
+	VADDPS        Y20, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X20
+	VADDPS        X20, X12, X12
+	VPERMILPS     $0x4e, X12, X20
+	VADDPS        X20, X12, X12
+	VPERMILPS     $0xb1, X12, X20
+	VADDPS        X20, X12, X12
+	VMOVSS        X12, 12(DI)
+	VZEROUPPER
+	RET
+
 // func packPairsBF16(dst *float32, dstStep int, src *float32, srcStep int, count int, width int, pad int)
 // Requires: AVX, AVX512BW, AVX512F, BMI2
 TEXT ·packPairsBF16(SB), NOSPLIT, $0-56

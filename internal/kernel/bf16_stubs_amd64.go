@@ -9,6 +9,11 @@ package kernel
 //go:noescape
 func gemmTileBF16(rows int, cols int, k int, a *float32, aRow int, aCol int, b *float32, bRow int, c *float32, ldc int, alpha float32, beta float32, bias *float32)
 
+// dotVectorBF16 is dotVector512 with rows of bfloat16 and pairs as elements of x.
+//
+//go:noescape
+func dotVectorBF16(sums *float32, src *uint16, srcStep int, x *float32, rows int, k int)
+
 // packPairsBF16 packs count rows of width ≤ 32 by twos, with zeros up to pad ≤ 32; an odd last row is paired with zeros.
 //
 //go:noescape

@@ -24,7 +24,8 @@ type Matrix struct {
 //
 // An element of C is the same bit for bit whatever the number of threads, and
 // whatever m and n are around it: its sum over k is cut at places that depend
-// on k alone.
+// on k alone. Only where m or n is 1, and memory has the elements of the matrix
+// that are added up side by side, are they added in another order.
 //
 // Gemm panics when a slice is shorter than its shape needs.
 func Gemm(p *work.Pool, m, n, k int, alpha float32, a, b Matrix, beta float32, c []float32, ldc int, bias []float32) {

@@ -92,6 +92,33 @@ func transposeRows(dst *float32, dstStep int, src *float32, srcStep, rows, k int
 	}
 }
 
+func addRows(sums, b *float32, bRow int, x *float32, rows, cols int) {
+	switch useISA {
+	case avx512:
+		addRows512(sums, b, bRow, x, rows, cols)
+	case avx2:
+		addRows256(sums, b, bRow, x, rows, cols)
+	default:
+		portableAddRows(sums, b, bRow, x, rows, cols)
+	}
+}
+
+func dotVector(sums, src *float32, srcStep int, x *float32, rows, k int) {
+	switch useISA {
+	case avx512:
+		dotVector512(sums, src, srcStep, x, rows, k)
+	case avx2:
+		dotVector256(sums, src, srcStep, x, rows, k)
+	default:
+		portableDotVector(sums, src, srcStep, x, rows, k)
+	}
+}
+
+// dotVectorHalves is dotVector for pairs. Only where usePairs is set.
+func dotVectorHalves(sums *float32, src *uint16, srcStep int, x *float32, rows, k int) {
+	dotVectorBF16(sums, src, srcStep, x, rows, k)
+}
+
 func softmaxRows(x *float32, stride, rows, n, step, end int, top, sum *float32) {
 	switch useISA {
 	case avx512:

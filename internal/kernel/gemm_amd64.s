@@ -4695,6 +4695,510 @@ done:
 	VZEROUPPER
 	RET
 
+// func addRows512(sums *float32, b *float32, bRow int, x *float32, rows int, cols int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·addRows512(SB), NOSPLIT, $0-48
+	MOVQ sums+0(FP), DI
+	MOVQ b+8(FP), SI
+	MOVQ bRow+16(FP), BX
+	SHLQ $0x02, BX
+	MOVQ cols+40(FP), DX
+
+wide:
+	CMPQ    DX, $0x80
+	JLT     one
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	VMOVUPS 128(DI), Z2
+	VMOVUPS 192(DI), Z3
+	VMOVUPS 256(DI), Z4
+	VMOVUPS 320(DI), Z5
+	VMOVUPS 384(DI), Z6
+	VMOVUPS 448(DI), Z7
+	MOVQ    SI, R8
+	MOVQ    x+24(FP), R9
+	MOVQ    rows+32(FP), CX
+
+rowswide:
+	VBROADCASTSS (R9), Z8
+	VFMADD231PS  (R8), Z8, Z0
+	VFMADD231PS  64(R8), Z8, Z1
+	VFMADD231PS  128(R8), Z8, Z2
+	VFMADD231PS  192(R8), Z8, Z3
+	VFMADD231PS  256(R8), Z8, Z4
+	VFMADD231PS  320(R8), Z8, Z5
+	VFMADD231PS  384(R8), Z8, Z6
+	VFMADD231PS  448(R8), Z8, Z7
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowswide
+	VMOVUPS      Z0, (DI)
+	VMOVUPS      Z1, 64(DI)
+	VMOVUPS      Z2, 128(DI)
+	VMOVUPS      Z3, 192(DI)
+	VMOVUPS      Z4, 256(DI)
+	VMOVUPS      Z5, 320(DI)
+	VMOVUPS      Z6, 384(DI)
+	VMOVUPS      Z7, 448(DI)
+	ADDQ         $+512, DI
+	ADDQ         $+512, SI
+	SUBQ         $0x80, DX
+	JMP          wide
+
+one:
+	CMPQ    DX, $0x10
+	JLT     tail
+	VMOVUPS (DI), Z0
+	MOVQ    SI, R8
+	MOVQ    x+24(FP), R9
+	MOVQ    rows+32(FP), CX
+
+rowsone:
+	VBROADCASTSS (R9), Z8
+	VFMADD231PS  (R8), Z8, Z0
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowsone
+	VMOVUPS      Z0, (DI)
+	ADDQ         $+64, DI
+	ADDQ         $+64, SI
+	SUBQ         $0x10, DX
+	JMP          one
+
+tail:
+	TESTQ     DX, DX
+	JZ        done
+	MOVQ      DX, AX
+	MOVQ      $-1, R8
+	BZHIQ     AX, R8, R8
+	KMOVW     R8, K1
+	VMOVUPS.Z (DI), K1, Z0
+	MOVQ      SI, R8
+	MOVQ      x+24(FP), R9
+	MOVQ      rows+32(FP), CX
+
+rowstail:
+	VBROADCASTSS (R9), Z8
+	VMOVUPS.Z    (R8), K1, Z9
+	VFMADD231PS  Z9, Z8, Z0
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowstail
+	VMOVUPS      Z0, K1, (DI)
+
+done:
+	VZEROUPPER
+	RET
+
+// func addRows256(sums *float32, b *float32, bRow int, x *float32, rows int, cols int)
+// Requires: AVX, FMA3
+TEXT ·addRows256(SB), NOSPLIT, $0-48
+	MOVQ sums+0(FP), DI
+	MOVQ b+8(FP), SI
+	MOVQ bRow+16(FP), BX
+	SHLQ $0x02, BX
+	MOVQ cols+40(FP), DX
+
+wide:
+	CMPQ    DX, $0x40
+	JLT     one
+	VMOVUPS (DI), Y0
+	VMOVUPS 32(DI), Y1
+	VMOVUPS 64(DI), Y2
+	VMOVUPS 96(DI), Y3
+	VMOVUPS 128(DI), Y4
+	VMOVUPS 160(DI), Y5
+	VMOVUPS 192(DI), Y6
+	VMOVUPS 224(DI), Y7
+	MOVQ    SI, R8
+	MOVQ    x+24(FP), R9
+	MOVQ    rows+32(FP), CX
+
+rowswide:
+	VBROADCASTSS (R9), Y8
+	VFMADD231PS  (R8), Y8, Y0
+	VFMADD231PS  32(R8), Y8, Y1
+	VFMADD231PS  64(R8), Y8, Y2
+	VFMADD231PS  96(R8), Y8, Y3
+	VFMADD231PS  128(R8), Y8, Y4
+	VFMADD231PS  160(R8), Y8, Y5
+	VFMADD231PS  192(R8), Y8, Y6
+	VFMADD231PS  224(R8), Y8, Y7
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowswide
+	VMOVUPS      Y0, (DI)
+	VMOVUPS      Y1, 32(DI)
+	VMOVUPS      Y2, 64(DI)
+	VMOVUPS      Y3, 96(DI)
+	VMOVUPS      Y4, 128(DI)
+	VMOVUPS      Y5, 160(DI)
+	VMOVUPS      Y6, 192(DI)
+	VMOVUPS      Y7, 224(DI)
+	ADDQ         $+256, DI
+	ADDQ         $+256, SI
+	SUBQ         $0x40, DX
+	JMP          wide
+
+one:
+	CMPQ    DX, $0x08
+	JLT     tail
+	VMOVUPS (DI), Y0
+	MOVQ    SI, R8
+	MOVQ    x+24(FP), R9
+	MOVQ    rows+32(FP), CX
+
+rowsone:
+	VBROADCASTSS (R9), Y8
+	VFMADD231PS  (R8), Y8, Y0
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowsone
+	VMOVUPS      Y0, (DI)
+	ADDQ         $+32, DI
+	ADDQ         $+32, SI
+	SUBQ         $0x08, DX
+	JMP          one
+
+tail:
+	TESTQ      DX, DX
+	JZ         done
+	MOVQ       DX, AX
+	LEAQ       gemmMasks<>+0(SB), R8
+	NEGQ       AX
+	VMOVUPS    64(R8)(AX*4), Y15
+	VMASKMOVPS (DI), Y15, Y0
+	MOVQ       SI, R8
+	MOVQ       x+24(FP), R9
+	MOVQ       rows+32(FP), CX
+
+rowstail:
+	VBROADCASTSS (R9), Y8
+	VMASKMOVPS   (R8), Y15, Y9
+	VFMADD231PS  Y9, Y8, Y0
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowstail
+	VMASKMOVPS   Y0, Y15, (DI)
+
+done:
+	VZEROUPPER
+	RET
+
+// func dotVector512(sums *float32, src *float32, srcStep int, x *float32, rows int, k int)
+// Requires: AVX, AVX512F, AVX512VL, BMI2, CMOV
+TEXT ·dotVector512(SB), NOSPLIT, $0-48
+	MOVQ    sums+0(FP), DI
+	MOVQ    src+8(FP), SI
+	MOVQ    srcStep+16(FP), BX
+	SHLQ    $0x02, BX
+	MOVQ    x+24(FP), DX
+	MOVQ    rows+32(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    SI, R8
+	LEAQ    (R8)(BX*1), R11
+	CMPQ    AX, $0x01
+	CMOVQGT R11, R8
+	MOVQ    R8, R9
+	LEAQ    (R9)(BX*1), R11
+	CMPQ    AX, $0x02
+	CMOVQGT R11, R9
+	MOVQ    R9, R10
+	LEAQ    (R10)(BX*1), R11
+	CMPQ    AX, $0x03
+	CMOVQGT R11, R10
+	VPXORD  Z0, Z0, Z0
+	VPXORD  Z1, Z1, Z1
+	VPXORD  Z2, Z2, Z2
+	VPXORD  Z3, Z3, Z3
+	VPXORD  Z4, Z4, Z4
+	VPXORD  Z5, Z5, Z5
+	VPXORD  Z6, Z6, Z6
+	VPXORD  Z7, Z7, Z7
+	VPXORD  Z8, Z8, Z8
+	VPXORD  Z9, Z9, Z9
+	VPXORD  Z10, Z10, Z10
+	VPXORD  Z11, Z11, Z11
+	VPXORD  Z12, Z12, Z12
+	VPXORD  Z13, Z13, Z13
+	VPXORD  Z14, Z14, Z14
+	VPXORD  Z15, Z15, Z15
+
+loop4:
+	CMPQ        CX, $+64
+	JLT         belowloop4
+	VMOVUPS     (DX), Z16
+	VMOVUPS     64(DX), Z17
+	VMOVUPS     128(DX), Z18
+	VMOVUPS     192(DX), Z19
+	VMOVUPS     (SI), Z20
+	VFMADD231PS Z20, Z16, Z0
+	VMOVUPS     64(SI), Z21
+	VFMADD231PS Z21, Z17, Z1
+	VMOVUPS     128(SI), Z22
+	VFMADD231PS Z22, Z18, Z2
+	VMOVUPS     192(SI), Z23
+	VFMADD231PS Z23, Z19, Z3
+	ADDQ        $+256, SI
+	VMOVUPS     (R8), Z20
+	VFMADD231PS Z20, Z16, Z4
+	VMOVUPS     64(R8), Z21
+	VFMADD231PS Z21, Z17, Z5
+	VMOVUPS     128(R8), Z22
+	VFMADD231PS Z22, Z18, Z6
+	VMOVUPS     192(R8), Z23
+	VFMADD231PS Z23, Z19, Z7
+	ADDQ        $+256, R8
+	VMOVUPS     (R9), Z20
+	VFMADD231PS Z20, Z16, Z8
+	VMOVUPS     64(R9), Z21
+	VFMADD231PS Z21, Z17, Z9
+	VMOVUPS     128(R9), Z22
+	VFMADD231PS Z22, Z18, Z10
+	VMOVUPS     192(R9), Z23
+	VFMADD231PS Z23, Z19, Z11
+	ADDQ        $+256, R9
+	VMOVUPS     (R10), Z20
+	VFMADD231PS Z20, Z16, Z12
+	VMOVUPS     64(R10), Z21
+	VFMADD231PS Z21, Z17, Z13
+	VMOVUPS     128(R10), Z22
+	VFMADD231PS Z22, Z18, Z14
+	VMOVUPS     192(R10), Z23
+	VFMADD231PS Z23, Z19, Z15
+	ADDQ        $+256, R10
+	ADDQ        $+256, DX
+	SUBQ        $+64, CX
+	JMP         loop4
+
+belowloop4:
+loop1:
+	CMPQ        CX, $+16
+	JLT         belowloop1
+	VMOVUPS     (DX), Z16
+	VMOVUPS     (SI), Z20
+	VFMADD231PS Z20, Z16, Z0
+	ADDQ        $+64, SI
+	VMOVUPS     (R8), Z20
+	VFMADD231PS Z20, Z16, Z4
+	ADDQ        $+64, R8
+	VMOVUPS     (R9), Z20
+	VFMADD231PS Z20, Z16, Z8
+	ADDQ        $+64, R9
+	VMOVUPS     (R10), Z20
+	VFMADD231PS Z20, Z16, Z12
+	ADDQ        $+64, R10
+	ADDQ        $+64, DX
+	SUBQ        $+16, CX
+	JMP         loop1
+
+belowloop1:
+	TESTQ       CX, CX
+	JZ          reduce
+	MOVQ        $-1, R11
+	BZHIQ       CX, R11, R11
+	KMOVW       R11, K1
+	VMOVUPS.Z   (DX), K1, Z16
+	VMOVUPS.Z   (SI), K1, Z20
+	VFMADD231PS Z20, Z16, Z0
+	VMOVUPS.Z   (R8), K1, Z20
+	VFMADD231PS Z20, Z16, Z4
+	VMOVUPS.Z   (R9), K1, Z20
+	VFMADD231PS Z20, Z16, Z8
+	VMOVUPS.Z   (R10), K1, Z20
+	VFMADD231PS Z20, Z16, Z12
+
+reduce:
+	VADDPS        Z2, Z0, Z0
+	VADDPS        Z3, Z1, Z1
+	VADDPS        Z1, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y20
+	VADDPS        Y20, Y0, Y0
+	VEXTRACTF32X4 $0x01, Y0, X20
+	VADDPS        X20, X0, X0
+	VPERMILPS     $0x4e, X0, X20
+	VADDPS        X20, X0, X0
+	VPERMILPS     $0xb1, X0, X20
+	VADDPS        X20, X0, X0
+	VMOVSS        X0, (DI)
+	VADDPS        Z6, Z4, Z4
+	VADDPS        Z7, Z5, Z5
+	VADDPS        Z5, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y20
+	VADDPS        Y20, Y4, Y4
+	VEXTRACTF32X4 $0x01, Y4, X20
+	VADDPS        X20, X4, X4
+	VPERMILPS     $0x4e, X4, X20
+	VADDPS        X20, X4, X4
+	VPERMILPS     $0xb1, X4, X20
+	VADDPS        X20, X4, X4
+	VMOVSS        X4, 4(DI)
+	VADDPS        Z10, Z8, Z8
+	VADDPS        Z11, Z9, Z9
+	VADDPS        Z9, Z8, Z8
+	VEXTRACTF64X4 $0x01, Z8, Y20
+	VADDPS        Y20, Y8, Y8
+	VEXTRACTF32X4 $0x01, Y8, X20
+	VADDPS        X20, X8, X8
+	VPERMILPS     $0x4e, X8, X20
+	VADDPS        X20, X8, X8
+	VPERMILPS     $0xb1, X8, X20
+	VADDPS        X20, X8, X8
+	VMOVSS        X8, 8(DI)
+	VADDPS        Z14, Z12, Z12
+	VADDPS        Z15, Z13, Z13
+	VADDPS        Z13, Z12, Z12
+	VEXTRACTF64X4 $0x01, Z12, Y20
+	VADDPS        Y20, Y12, Y12
+	VEXTRACTF32X4 $0x01, Y12, X20
+	VADDPS        X20, X12, X12
+	VPERMILPS     $0x4e, X12, X20
+	VADDPS        X20, X12, X12
+	VPERMILPS     $0xb1, X12, X20
+	VADDPS        X20, X12, X12
+	VMOVSS        X12, 12(DI)
+	VZEROUPPER
+	RET
+
+// func dotVector256(sums *float32, src *float32, srcStep int, x *float32, rows int, k int)
+// Requires: AVX, CMOV, FMA3
+TEXT ·dotVector256(SB), NOSPLIT, $0-48
+	MOVQ    sums+0(FP), DI
+	MOVQ    src+8(FP), SI
+	MOVQ    srcStep+16(FP), BX
+	SHLQ    $0x02, BX
+	MOVQ    x+24(FP), DX
+	MOVQ    rows+32(FP), AX
+	MOVQ    k+40(FP), CX
+	MOVQ    SI, R8
+	LEAQ    (R8)(BX*1), R11
+	CMPQ    AX, $0x01
+	CMOVQGT R11, R8
+	MOVQ    R8, R9
+	LEAQ    (R9)(BX*1), R11
+	CMPQ    AX, $0x02
+	CMOVQGT R11, R9
+	MOVQ    R9, R10
+	LEAQ    (R10)(BX*1), R11
+	CMPQ    AX, $0x03
+	CMOVQGT R11, R10
+	VXORPS  Y0, Y0, Y0
+	VXORPS  Y1, Y1, Y1
+	VXORPS  Y2, Y2, Y2
+	VXORPS  Y3, Y3, Y3
+	VXORPS  Y4, Y4, Y4
+	VXORPS  Y5, Y5, Y5
+	VXORPS  Y6, Y6, Y6
+	VXORPS  Y7, Y7, Y7
+
+loop2:
+	CMPQ        CX, $+16
+	JLT         belowloop2
+	VMOVUPS     (DX), Y8
+	VMOVUPS     32(DX), Y9
+	VMOVUPS     (SI), Y10
+	VFMADD231PS Y10, Y8, Y0
+	VMOVUPS     32(SI), Y11
+	VFMADD231PS Y11, Y9, Y1
+	ADDQ        $+64, SI
+	VMOVUPS     (R8), Y10
+	VFMADD231PS Y10, Y8, Y2
+	VMOVUPS     32(R8), Y11
+	VFMADD231PS Y11, Y9, Y3
+	ADDQ        $+64, R8
+	VMOVUPS     (R9), Y10
+	VFMADD231PS Y10, Y8, Y4
+	VMOVUPS     32(R9), Y11
+	VFMADD231PS Y11, Y9, Y5
+	ADDQ        $+64, R9
+	VMOVUPS     (R10), Y10
+	VFMADD231PS Y10, Y8, Y6
+	VMOVUPS     32(R10), Y11
+	VFMADD231PS Y11, Y9, Y7
+	ADDQ        $+64, R10
+	ADDQ        $+64, DX
+	SUBQ        $+16, CX
+	JMP         loop2
+
+belowloop2:
+loop1:
+	CMPQ        CX, $+8
+	JLT         belowloop1
+	VMOVUPS     (DX), Y8
+	VMOVUPS     (SI), Y10
+	VFMADD231PS Y10, Y8, Y0
+	ADDQ        $+32, SI
+	VMOVUPS     (R8), Y10
+	VFMADD231PS Y10, Y8, Y2
+	ADDQ        $+32, R8
+	VMOVUPS     (R9), Y10
+	VFMADD231PS Y10, Y8, Y4
+	ADDQ        $+32, R9
+	VMOVUPS     (R10), Y10
+	VFMADD231PS Y10, Y8, Y6
+	ADDQ        $+32, R10
+	ADDQ        $+32, DX
+	SUBQ        $+8, CX
+	JMP         loop1
+
+belowloop1:
+	TESTQ       CX, CX
+	JZ          reduce
+	LEAQ        gemmMasks<>+0(SB), R11
+	NEGQ        CX
+	VMOVUPS     64(R11)(CX*4), Y15
+	VMASKMOVPS  (DX), Y15, Y8
+	VMASKMOVPS  (SI), Y15, Y10
+	VFMADD231PS Y10, Y8, Y0
+	VMASKMOVPS  (R8), Y15, Y10
+	VFMADD231PS Y10, Y8, Y2
+	VMASKMOVPS  (R9), Y15, Y10
+	VFMADD231PS Y10, Y8, Y4
+	VMASKMOVPS  (R10), Y15, Y10
+	VFMADD231PS Y10, Y8, Y6
+
+reduce:
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X10
+	VADDPS       X10, X0, X0
+	VPERMILPS    $0x4e, X0, X10
+	VADDPS       X10, X0, X0
+	VPERMILPS    $0xb1, X0, X10
+	VADDPS       X10, X0, X0
+	VMOVSS       X0, (DI)
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X10
+	VADDPS       X10, X2, X2
+	VPERMILPS    $0x4e, X2, X10
+	VADDPS       X10, X2, X2
+	VPERMILPS    $0xb1, X2, X10
+	VADDPS       X10, X2, X2
+	VMOVSS       X2, 4(DI)
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X10
+	VADDPS       X10, X4, X4
+	VPERMILPS    $0x4e, X4, X10
+	VADDPS       X10, X4, X4
+	VPERMILPS    $0xb1, X4, X10
+	VADDPS       X10, X4, X4
+	VMOVSS       X4, 8(DI)
+	VADDPS       Y7, Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X10
+	VADDPS       X10, X6, X6
+	VPERMILPS    $0x4e, X6, X10
+	VADDPS       X10, X6, X6
+	VPERMILPS    $0xb1, X6, X10
+	VADDPS       X10, X6, X6
+	VMOVSS       X6, 12(DI)
+	VZEROUPPER
+	RET
+
 // func softmaxRows512(x *float32, stride int, rows int, n int, step int, end int, top *float32, sum *float32)
 // Requires: AVX, AVX512F, BMI2, CMOV
 TEXT ·softmaxRows512(SB), NOSPLIT, $0-64

@@ -69,7 +69,7 @@ type product struct {
 	numBig        int // bands of bigBand, before those of smallBand
 	big, small    int
 
-	packTask, bandTask func(i int)
+	packTask, bandTask, vectorTask func(i int)
 }
 
 // products are idle calls: keeping them saves the two closures.
@@ -87,12 +87,12 @@ func getProduct() *product {
 		return g
 	}
 	g := &product{}
-	g.packTask, g.bandTask = g.packShared, g.band
+	g.packTask, g.bandTask, g.vectorTask = g.packShared, g.band, g.vectorBand
 	return g
 }
 
 func (g *product) release() {
-	*g = product{packTask: g.packTask, bandTask: g.bandTask}
+	*g = product{packTask: g.packTask, bandTask: g.bandTask, vectorTask: g.vectorTask}
 	products.mu.Lock()
 	defer products.mu.Unlock()
 	if len(products.idle) < 64 {
@@ -132,6 +132,10 @@ func (g *product) compute(p *work.Pool) {
 	}
 	g.mr, g.nr, g.aStep = tileShape()
 	g.kStep = g.splitK()
+	if g.isVector() {
+		g.computeVector(p, threads)
+		return
+	}
 	g.shareB = g.m >= g.n
 	// An operand that is read once or twice is read where it lies. Only AVX-512
 	// reads a part of a panel of B, and takes whole lines at a time.
@@ -257,13 +261,7 @@ func (g *product) band(i int) {
 	if !g.shareB {
 		i0, i1, j0, j1 = g.s0, g.s1, at, min(g.n, at+size)
 	}
-	c, sums := block{g.c.F32, g.c.Stride, 0, 0}, (*scratch)(nil)
-	if g.needsSums() {
-		ld := (j1 - j0 + lineElems - 1) &^ (lineElems - 1)
-		sums = scratchList.get((i1 - i0) * ld)
-		c = block{sums.floats, ld, i0, j0}
-		g.loadSums(&c, i1, j1)
-	}
+	c, sums := g.openBlock(i0, i1, j0, j1)
 	var s *scratch
 	if g.shareB && !g.aDirect {
 		s = scratchList.get((size/g.mr + 1) * g.aStep * g.slots(g.kStep))
@@ -281,10 +279,7 @@ func (g *product) band(i int) {
 	if s != nil {
 		scratchList.put(s)
 	}
-	if sums != nil {
-		g.storeSums(&c, i1, j1)
-		scratchList.put(sums)
-	}
+	g.closeBlock(&c, sums, i1, j1)
 }
 
 func (g *product) bandRows(s *scratch, c *block, i0, i1, k0, k1 int) {
@@ -331,15 +326,21 @@ func (g *product) bandCols(s *scratch, c *block, j0, j1, k0, k1 int) {
 	}
 }
 
-// tile adds the block [k0, k1) to a tile of C; the first one brings beta and bias.
-func (g *product) tile(c *block, i, rows, j, cols, k0, k1 int, a *panels, ai int, b *panels, bi int) {
-	beta, bias := float32(1), (*float32)(nil)
-	if k0 == 0 {
-		beta = g.beta
-		if g.bias != nil {
-			bias = &g.bias[j]
-		}
+// atStart returns beta and bias for a tile at column j: the first block of k
+// brings them, the others add to what is there.
+func (g *product) atStart(k0, j int) (beta float32, bias *float32) {
+	if k0 > 0 {
+		return 1, nil
 	}
+	if g.bias != nil {
+		bias = &g.bias[j]
+	}
+	return g.beta, bias
+}
+
+// tile adds the block [k0, k1) to a tile of C.
+func (g *product) tile(c *block, i, rows, j, cols, k0, k1 int, a *panels, ai int, b *panels, bi int) {
+	beta, bias := g.atStart(k0, j)
 	to := &c.data[(i-c.i0)*c.ld+j-c.j0]
 	if g.how == paired {
 		tilePairs(rows, cols, g.slots(k1-k0), &a.base[ai*a.panel], a.col, &b.base[bi*b.panel], b.row, to, c.ld, g.alpha, beta, bias)

@@ -45,6 +45,18 @@ func transposeRows(dst *float32, dstStep int, src *float32, srcStep, rows, k int
 	portablePackTransposed(dst, dstStep, src, srcStep, rows, k, rows)
 }
 
+func addRows(sums, b *float32, bRow int, x *float32, rows, cols int) {
+	portableAddRows(sums, b, bRow, x, rows, cols)
+}
+
+func dotVector(sums, src *float32, srcStep int, x *float32, rows, k int) {
+	portableDotVector(sums, src, srcStep, x, rows, k)
+}
+
+func dotVectorHalves(sums *float32, src *uint16, srcStep int, x *float32, rows, k int) {
+	panic(noPairs)
+}
+
 func softmaxRows(x *float32, stride, rows, n, step, end int, top, sum *float32) {
 	portableSoftmaxRows(x, stride, rows, n, step, end, top, sum)
 }

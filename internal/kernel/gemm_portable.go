@@ -88,6 +88,40 @@ func portableTile4(s *[4][4]float32, k int, a *float32, aRow, aCol int, b *float
 	*s = [4][4]float32{{s00, s01, s02, s03}, {s10, s11, s12, s13}, {s20, s21, s22, s23}, {s30, s31, s32, s33}}
 }
 
+// portableAddRows adds to cols sums the rows of B, one after the other, row r
+// times x[r].
+func portableAddRows(sums, b *float32, bRow int, x *float32, rows, cols int) {
+	to := unsafe.Slice(sums, cols)
+	for r := range rows {
+		y := at(x, r)
+		for j, e := range unsafe.Slice(shift(b, r*bRow), cols) {
+			to[j] += float32(y * e)
+		}
+	}
+}
+
+// portableDotVector sets sums to the dot products of rows rows and x, each in
+// four parts.
+func portableDotVector(sums, src *float32, srcStep int, x *float32, rows, k int) {
+	y := unsafe.Slice(x, k)
+	for r := range rows {
+		var s0, s1, s2, s3 float32
+		row := unsafe.Slice(shift(src, r*srcStep), k)
+		i := 0
+		for ; i+4 <= k; i += 4 {
+			a, b := row[i:i+4], y[i:i+4]
+			s0 += float32(a[0] * b[0])
+			s1 += float32(a[1] * b[1])
+			s2 += float32(a[2] * b[2])
+			s3 += float32(a[3] * b[3])
+		}
+		for ; i < k; i++ {
+			s0 += float32(row[i] * y[i])
+		}
+		*shift(sums, r) = (s0 + s2) + (s1 + s3)
+	}
+}
+
 // portablePackRows copies count rows of width elements, with zeros up to pad.
 func portablePackRows(dst *float32, dstStep int, src *float32, srcStep, count, width, pad int) {
 	for r := range count {

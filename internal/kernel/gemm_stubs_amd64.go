@@ -34,6 +34,26 @@ func packTransposed512(dst *float32, dstStep int, src *float32, srcStep int, row
 //go:noescape
 func packTransposed256(dst *float32, dstStep int, src *float32, srcStep int, rows int, k int, pad int)
 
+// addRows512 adds to cols sums the rows of B, one after the other, row r times x[r].
+//
+//go:noescape
+func addRows512(sums *float32, b *float32, bRow int, x *float32, rows int, cols int)
+
+// addRows256 adds to cols sums the rows of B, one after the other, row r times x[r].
+//
+//go:noescape
+func addRows256(sums *float32, b *float32, bRow int, x *float32, rows int, cols int)
+
+// dotVector512 sets 4 sums to the dot products of rows ≤ 4 rows of k elements and x.
+//
+//go:noescape
+func dotVector512(sums *float32, src *float32, srcStep int, x *float32, rows int, k int)
+
+// dotVector256 sets 4 sums to the dot products of rows ≤ 4 rows of k elements and x.
+//
+//go:noescape
+func dotVector256(sums *float32, src *float32, srcStep int, x *float32, rows int, k int)
+
 // softmaxRows512 replaces the first n + r·step elements of row r by e^(x - top), top being their maximum, and the rest up to end, whole registers, by 0.
 //
 //go:noescape

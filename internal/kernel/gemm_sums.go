@@ -39,6 +39,26 @@ func (g *product) swapNarrow() {
 // is rounded once, and of a transposed one.
 func (g *product) needsSums() bool { return g.swapped || g.c.BF16 != nil }
 
+// openBlock returns where a band writes rows [i0, i1) and columns [j0, j1): C,
+// or memory for sums, which closeBlock takes back.
+func (g *product) openBlock(i0, i1, j0, j1 int) (block, *scratch) {
+	if !g.needsSums() {
+		return block{g.c.F32, g.c.Stride, 0, 0}, nil
+	}
+	ld := (j1 - j0 + lineElems - 1) &^ (lineElems - 1)
+	sums := scratchList.get((i1 - i0) * ld)
+	c := block{sums.floats, ld, i0, j0}
+	g.loadSums(&c, i1, j1)
+	return c, sums
+}
+
+func (g *product) closeBlock(c *block, sums *scratch, i1, j1 int) {
+	if sums != nil {
+		g.storeSums(c, i1, j1)
+		scratchList.put(sums)
+	}
+}
+
 // loadSums fills the sums with what beta multiplies.
 func (g *product) loadSums(c *block, i1, j1 int) {
 	if g.beta == 0 {

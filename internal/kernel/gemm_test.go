@@ -58,7 +58,7 @@ func testSizes(r *rand.Rand) [][3]int {
 	sizes := [][3]int{
 		{1, 1, 1}, {0, 3, 4}, {3, 0, 4}, {3, 4, 0}, {12, 32, 16}, {6, 16, 8}, {13, 33, 17}, {7, 17, 9},
 		{1, 300, 64}, {300, 1, 64}, {256, 10, 100}, {100, 97, 700}, {64, 64, 1100},
-		{1, 10, 1024}, {2, 40, 1500}, {5, 3, 2000}, {40, 1, 1500},
+		{1, 10, 1024}, {2, 40, 1500}, {5, 3, 2000}, {40, 1, 1500}, {1, 39, 1501}, {33, 16, 600}, {90, 5, 1100},
 	}
 	more := 60
 	if testing.Short() {
@@ -119,7 +119,7 @@ func TestGemmInParts(t *testing.T) {
 	defer p.Close()
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(7, 8))
-		for _, s := range [][3]int{{500, 470, 5000}, {450, 500, 5000}, {70, 60, 20000}, {60, 140, 50000}} {
+		for _, s := range [][3]int{{500, 470, 5000}, {450, 500, 5000}, {70, 60, 20000}, {60, 140, 50000}, {1, 2500, 600}, {1, 77, 140_001}, {45, 1, 70_000}} {
 			m, n, k := s[0], s[1], s[2]
 			a, b := randomMatrix(r, m, k, r.IntN(2) == 0), randomMatrix(r, k, n, r.IntN(2) == 0)
 			c := make([]float32, m*n)
@@ -204,6 +204,8 @@ func TestGemmAllocatesNothing(t *testing.T) {
 			want float64
 		}{
 			"Gemm":              {func() { Gemm(pool, n, n, n, 1, x, x, 0, c, n, nil) }, 2 * loops},
+			"Gemm of a vector":  {func() { Gemm(pool, 1, n, n, 1, x, x, 0, c, n, nil) }, 2 * loops},
+			"Gemm narrow":       {func() { Gemm(pool, n, 3, n, 1, x, x, 0, c, n, nil) }, 2 * loops},
 			"Attention":         {func() { Attention(pool, s, h, h, h, h, lse) }, 2 + loops},
 			"AttentionBackward": {func() { AttentionBackward(pool, s, h, h, h, h, h, h, h, h, lse) }, 2 + loops},
 		} {

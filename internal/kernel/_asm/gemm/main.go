@@ -26,12 +26,16 @@ func main() {
 	flag.Parse()
 	switch *part {
 	case "gemm":
-		tile512("gemmTile512", "computes a tile of rows ≤ 12 by cols ≤ 32.", func(y, x, z VecPhysical) { VFMADD231PS(y, x, z) })
+		tile512("gemmTile512", "computes a tile of rows ≤ 12 by cols ≤ 32.", fma)
 		tile256()
 		packRows512()
 		packRows256()
 		packTransposed512()
 		packTransposed256()
+		addRows512()
+		addRows256()
+		dotVector(simd512, "dotVector512", "sets 4 sums to the dot products of rows ≤ 4 rows of k elements and x.", fma, 4)
+		dotVector(simd256, "dotVector256", "sets 4 sums to the dot products of rows ≤ 4 rows of k elements and x.", fma, 4)
 		softmaxRows512()
 		softmaxRows256()
 		gradientRows512()
@@ -42,6 +46,7 @@ func main() {
 		scaleRows256()
 	case "bf16":
 		tile512("gemmTileBF16", "is gemmTile512 with pairs of bfloat16 as elements of A and B.", vdpbf16ps)
+		dotVector(simd512, "dotVectorBF16", "is dotVector512 with rows of bfloat16 and pairs as elements of x.", vdpbf16ps, 2)
 		packPairsBF16(packFloats)
 		packPairsBF16(packHalves)
 		packTransposedBF16(packFloats)
@@ -55,6 +60,8 @@ func main() {
 		addLicence(flag.Lookup(name).Value.String())
 	}
 }
+
+func fma(y, x, z VecPhysical) { VFMADD231PS(y, x, z) }
 
 func addLicence(path string) {
 	text, err := os.ReadFile(path)

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import "github.com/cohort-ml/cohort/internal/work"
+
+// A vector times a matrix reads every element of the matrix once. It is done at
+// the speed of memory when the matrix is read as it lies, in runs that the
+// processor foresees, and nothing is packed but the vector. Where rows of memory
+// are added up, sums have the terms of a tile in its order; where rows are
+// multiplied by the vector, they are made of partial sums, one for each lane.
+
+const (
+	// vectorCols are the columns of a task where rows of B are added up: 8 KiB
+	// of a row, and sums that stay in the first-level cache.
+	vectorCols = 2048
+	// vectorRows are the columns of a task where B is transposed, vectorK the
+	// elements along k of one call of dotVector.
+	vectorRows = 128
+	vectorK    = 64 << 10
+	// rowGroup is how many rows of B are read side by side.
+	rowGroup = 8
+)
+
+// isVector tells whether the product is that of a vector and a matrix for which
+// there are kernels.
+func (g *product) isVector() bool {
+	if g.m != 1 || g.n < lineElems {
+		return false
+	}
+	return g.how == exact || g.how == paired && g.b.Trans && g.b.BF16 != nil
+}
+
+func (g *product) computeVector(p *work.Pool, threads int) {
+	x := scratchList.get(g.slots(g.k))
+	g.shared = x.floats
+	g.packVector()
+	g.big = vectorCols
+	if g.b.Trans {
+		g.big, g.kStep = vectorRows, min(vectorK, g.slots(g.k)*g.perSlot())
+	}
+	if share := pieces(g.n, threads); share < g.big {
+		g.big = (share + 2*g.nr - 1) / (2 * g.nr) * (2 * g.nr)
+	}
+	runTasks(p, threads, (g.n+g.big-1)/g.big, g.vectorTask)
+	scratchList.put(x)
+}
+
+// packVector copies the only row of A.
+func (g *product) packVector() {
+	if g.how == exact {
+		step := 1
+		if g.a.Trans {
+			step = g.a.Stride
+		}
+		for l := range g.k {
+			g.shared[l] = g.a.F32[l*step]
+		}
+		return
+	}
+	for k0 := 0; k0 < g.k; k0 += g.kStep {
+		dst, k1 := g.shared[g.slots(k0):], min(g.k, k0+g.kStep)
+		if g.a.Trans {
+			g.packWide(dst, 1, 1, &g.a, 0, 1, k0, k1)
+		} else {
+			g.packTall(dst, 1, 1, &g.a, 0, 1, k0, k1)
+		}
+	}
+}
+
+// vectorBand computes one task's columns of C.
+func (g *product) vectorBand(i int) {
+	j0, j1 := i*g.big, min(g.n, (i+1)*g.big)
+	c, result := g.openBlock(0, 1, j0, j1)
+	s := scratchList.get((j1 - j0 + lineElems - 1) &^ (lineElems - 1))
+	for k0 := 0; k0 < g.k; k0 += g.kStep {
+		k1 := min(g.k, k0+g.kStep)
+		x := g.shared[g.slots(k0):g.slots(k1)]
+		if g.b.Trans {
+			g.dotBlock(s.floats, x, j0, j1, k0, k1)
+		} else {
+			clear(s.floats[:j1-j0])
+			for l := k0; l < k1; l += rowGroup {
+				addRows(&s.floats[0], &g.b.F32[l*g.b.Stride+j0], g.b.Stride, &x[l-k0], min(rowGroup, k1-l), j1-j0)
+			}
+		}
+		g.addSums(&c, s.floats, j0, j1, k0)
+	}
+	scratchList.put(s)
+	g.closeBlock(&c, result, 1, j1)
+}
+
+// dotBlock sets sums to the products of the part [k0, k1) of rows [j0, j1) of
+// memory with x.
+func (g *product) dotBlock(sums, x []float32, j0, j1, k0, k1 int) {
+	const group = 4
+	for j := j0; j < j1; j += group {
+		rows, from := min(group, j1-j), j*g.b.Stride+k0
+		if g.how == exact {
+			dotVector(&sums[j-j0], &g.b.F32[from], g.b.Stride, &x[0], rows, k1-k0)
+		} else {
+			dotVectorHalves(&sums[j-j0], &g.b.BF16[from], g.b.Stride, &x[0], rows, k1-k0)
+		}
+	}
+}
+
+// addSums brings the sums of the block of k from k0 on to C, by tiles of one
+// step, so that alpha, beta and bias count as everywhere.
+func (g *product) addSums(c *block, sums []float32, j0, j1, k0 int) {
+	for j := j0; j < j1; j += g.nr {
+		beta, bias := g.atStart(k0, j)
+		tile(1, min(g.nr, j1-j), 1, &unit, 1, 1, &sums[j-j0], g.nr, &c.data[j-c.j0], c.ld, g.alpha, beta, bias)
+	}
+}
+
+// unit is the factor of addSums.
+var unit float32 = 1
