@@ -30,3 +30,13 @@ func (g *gatherer) gatherFast(b *gatherBlock, dst *float32, tapStep, channelStep
 	}
 	return true
 }
+
+func spreadRows(dst *float32, dstStep int, src *float32, srcStep, rows, n, gap int) {
+	if useISA == avx512 && gap == 2 {
+		for at := 0; at < n; at += 16 {
+			convSpread2x512(shift(dst, 2*at), dstStep, shift(src, at), srcStep, rows, min(16, n-at))
+		}
+		return
+	}
+	portableSpreadRows(dst, dstStep, src, srcStep, rows, n, gap)
+}

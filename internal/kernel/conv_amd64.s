@@ -439,3 +439,85 @@ channel:
 	JNZ        tap
 	VZEROUPPER
 	RET
+
+// func convSpread2x512(dst *float32, dstStep int, src *float32, srcStep int, rows int, n int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·convSpread2x512(SB), NOSPLIT, $0-48
+	MOVQ      dst+0(FP), DI
+	MOVQ      dstStep+8(FP), DX
+	SHLQ      $0x02, DX
+	MOVQ      src+16(FP), SI
+	MOVQ      srcStep+24(FP), BX
+	SHLQ      $0x02, BX
+	MOVQ      rows+32(FP), CX
+	MOVQ      n+40(FP), R8
+	MOVQ      $-1, AX
+	BZHIQ     R8, AX, AX
+	KMOVW     AX, K1
+	MOVL      $0x55555555, R9
+	PDEPL     R9, AX, AX
+	KMOVW     AX, K2
+	SHRL      $0x10, AX
+	KMOVW     AX, K3
+	VMOVDQU32 convTwice<>+0(SB), Z6
+	VMOVDQU32 convTwice<>+64(SB), Z7
+	CMPQ      R8, $0x08
+	JLE       narrow
+
+wide:
+	VMOVUPS.Z (SI), K1, Z0
+	VPERMPS   Z0, Z6, Z1
+	VMOVUPS   Z1, K2, (DI)
+	VPERMPS   Z0, Z7, Z2
+	VMOVUPS   Z2, K3, 64(DI)
+	ADDQ      BX, SI
+	ADDQ      DX, DI
+	DECQ      CX
+	JNZ       wide
+	VZEROUPPER
+	RET
+
+narrow:
+	VMOVUPS.Z (SI), K1, Z0
+	VPERMPS   Z0, Z6, Z1
+	VMOVUPS   Z1, K2, (DI)
+	ADDQ      BX, SI
+	ADDQ      DX, DI
+	DECQ      CX
+	JNZ       narrow
+	VZEROUPPER
+	RET
+
+DATA convTwice<>+0(SB)/4, $0x00000000
+DATA convTwice<>+4(SB)/4, $0x00000000
+DATA convTwice<>+8(SB)/4, $0x00000001
+DATA convTwice<>+12(SB)/4, $0x00000001
+DATA convTwice<>+16(SB)/4, $0x00000002
+DATA convTwice<>+20(SB)/4, $0x00000002
+DATA convTwice<>+24(SB)/4, $0x00000003
+DATA convTwice<>+28(SB)/4, $0x00000003
+DATA convTwice<>+32(SB)/4, $0x00000004
+DATA convTwice<>+36(SB)/4, $0x00000004
+DATA convTwice<>+40(SB)/4, $0x00000005
+DATA convTwice<>+44(SB)/4, $0x00000005
+DATA convTwice<>+48(SB)/4, $0x00000006
+DATA convTwice<>+52(SB)/4, $0x00000006
+DATA convTwice<>+56(SB)/4, $0x00000007
+DATA convTwice<>+60(SB)/4, $0x00000007
+DATA convTwice<>+64(SB)/4, $0x00000008
+DATA convTwice<>+68(SB)/4, $0x00000008
+DATA convTwice<>+72(SB)/4, $0x00000009
+DATA convTwice<>+76(SB)/4, $0x00000009
+DATA convTwice<>+80(SB)/4, $0x0000000a
+DATA convTwice<>+84(SB)/4, $0x0000000a
+DATA convTwice<>+88(SB)/4, $0x0000000b
+DATA convTwice<>+92(SB)/4, $0x0000000b
+DATA convTwice<>+96(SB)/4, $0x0000000c
+DATA convTwice<>+100(SB)/4, $0x0000000c
+DATA convTwice<>+104(SB)/4, $0x0000000d
+DATA convTwice<>+108(SB)/4, $0x0000000d
+DATA convTwice<>+112(SB)/4, $0x0000000e
+DATA convTwice<>+116(SB)/4, $0x0000000e
+DATA convTwice<>+120(SB)/4, $0x0000000f
+DATA convTwice<>+124(SB)/4, $0x0000000f
+GLOBL convTwice<>(SB), RODATA|NOPTR, $128

@@ -117,6 +117,20 @@ func (g *gatherer) block(b *gatherBlock, j, lanes int) {
 	}
 }
 
+// plain reports whether the matrix is the images themselves: its rows are
+// channels as they lie.
+func (g *gatherer) plain() bool {
+	return len(g.taps) == 1 && g.rows == 1 && g.height == 1 && g.cols == g.width && g.strideX == 1 && g.dys[0] == 0 && g.dxs[0].dx == 0
+}
+
+// run returns how many of the columns [j, hi) lie in j's image, and where they
+// begin in a channel 0.
+func (g *gatherer) run(j, hi int) (n, at int) {
+	image := j / g.cols
+	x := j - image*g.cols
+	return min(hi-j, g.cols-x), image*g.image + x
+}
+
 // gather writes the rows of channels [c0, c0+count) of a block's columns:
 // channel c's tap t to dst[(c-c0)*channelStep+t*tapStep:], convLanes elements,
 // of which those beyond the block are 0, or where fewer fit a panel, pad.

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"sync"
+	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/work"
 )
@@ -27,6 +28,7 @@ type convProduct struct {
 	mirrored        bool
 	tapIndex        []int // mirrored: the taps of w that take part
 	allTaps         int
+	byTap           []float32 // w with taps outermost, for more phases than one
 	bias            []float32
 
 	dst                []float32
@@ -48,6 +50,7 @@ type convProduct struct {
 	dys, dxs []int
 
 	packTask, bandTask func(i int)
+	orderTask          func(lo, hi int)
 }
 
 var convProducts struct {
@@ -65,7 +68,7 @@ func getConvProduct() *convProduct {
 		return g
 	}
 	g := &convProduct{}
-	g.packTask, g.bandTask = g.packShared, g.computeBand
+	g.packTask, g.bandTask, g.orderTask = g.packShared, g.computeBand, g.orderByTap
 	return g
 }
 
@@ -83,6 +86,12 @@ func (g *convProduct) release() {
 type convWorker struct {
 	block gatherBlock
 	tile  [12 * 32]float32
+
+	// Of a sparse result: the sums of the task's part, which begins at row0 and
+	// col0 of the product.
+	sum        []float32
+	sumStep    int
+	row0, col0 int
 }
 
 var convWorkers struct {
@@ -153,9 +162,37 @@ func (c *convProduct) backwardInput(p *work.Pool, s Conv2dShape, dx, g, w []floa
 	if !phasesFull(phasesY, s.KernelH, s.StrideH, s.PadH, s.DilationH) || !phasesFull(phasesX, s.KernelW, s.StrideW, s.PadW, s.DilationW) {
 		clearSlice(p, dx[:s.inputElems()]) // no tap reaches some elements
 	}
+	if c.sparse && c.allTaps > 1 {
+		order := scratchList.get(s.weightElems())
+		c.byTap = order.floats[:s.weightElems()]
+		overItems(p, s.Out, s.weightElems(), c.orderTask)
+		defer scratchList.put(order)
+	}
 	for py := range phasesY {
 		for px := range phasesX {
 			c.phase(p, s, py, px, g)
+		}
+	}
+	c.byTap = nil
+}
+
+// orderByTap makes the weights of output channels [lo, hi) with taps outermost:
+// [tap, out, in/groups], so that phases find theirs together.
+func (c *convProduct) orderByTap(lo, hi int) {
+	const wide = 16
+	step := c.groups * c.channels * c.m
+	if useISA == avx2 { // whose stores are whole registers
+		for o := lo; o < hi; o++ {
+			for i := range c.m * c.allTaps {
+				c.byTap[i%c.allTaps*step+o*c.m+i/c.allTaps] = c.w[o*c.wRow+i]
+			}
+		}
+		return
+	}
+	for o := lo; o < hi; o++ {
+		for i := 0; i < c.m; i += wide {
+			rows := min(wide, c.m-i)
+			packTransposed(&c.byTap[o*c.m+i], step, &c.w[o*c.wRow+i*c.allTaps], c.allTaps, rows, c.allTaps, rows)
 		}
 	}
 }
@@ -310,12 +347,15 @@ func (g *convProduct) packA(dst []float32, group, lo, hi, block int) {
 			packTransposed(&dst[0], g.aStep, &g.w[(group*g.m+i)*g.wRow+c0*taps], g.wRow, rows, (c1-c0)*taps, g.mr)
 		case g.allTaps == 1:
 			packRows(&dst[0], g.aStep, &g.w[(group*g.channels+c0)*g.wRow+i], g.wRow, c1-c0, rows, g.mr)
-		case taps == g.allTaps:
+		case g.byTap != nil:
+			for t, at := range g.tapIndex {
+				from := (at*g.groups*g.channels+group*g.channels+c0)*g.m + i
+				packRows(&dst[t*g.aStep], taps*g.aStep, &g.byTap[from], g.m, c1-c0, rows, g.mr)
+			}
+		default:
 			for c := c0; c < c1; c++ {
 				packTransposed(&dst[(c-c0)*taps*g.aStep], g.aStep, &g.w[(group*g.channels+c)*g.wRow+i*taps], taps, rows, taps, g.mr)
 			}
-		default:
-			g.packSomeTaps(dst, group, i, rows, c0, c1)
 		}
 		if length > (c1-c0)*taps {
 			column := dst[(length-1)*g.aStep:][:g.aStep]
@@ -325,36 +365,59 @@ func (g *convProduct) packA(dst []float32, group, lo, hi, block int) {
 	}
 }
 
-func (g *convProduct) packSomeTaps(dst []float32, group, i, rows, c0, c1 int) {
-	taps := len(g.view.taps)
-	for c := c0; c < c1; c++ {
-		from := g.w[(group*g.channels+c)*g.wRow+i*g.allTaps:]
-		for t, at := range g.tapIndex {
-			to := dst[((c-c0)*taps+t)*g.aStep:][:g.aStep]
-			for r := range rows {
-				to[r] = from[r*g.allTaps+at]
-			}
-			clear(to[rows:])
-		}
-	}
-}
-
 // packB gathers columns [lo, hi) of the images for a block of k.
 func (g *convProduct) packB(w *convWorker, dst []float32, group, lo, hi, block int) {
 	c0, c1, _, length := g.channelsOf(block)
 	taps := len(g.view.taps)
+	if g.view.plain() {
+		g.packPlain(w, dst, group*g.channels+c0, c1-c0, lo, hi, length)
+		return
+	}
 	for j := lo; j < hi; j += g.nr {
 		for l := 0; l < g.nr && j+l < hi; l += g.lanes {
 			g.view.block(&w.block, j+l, min(g.lanes, hi-j-l))
 			g.view.gather(&w.block, dst[l:], g.nr, taps*g.nr, group*g.channels+c0, c1-c0, g.lanes)
 		}
 		if length > (c1-c0)*taps {
-			row := dst[(length-1)*g.nr:][:g.nr]
-			for l := range row {
-				row[l] = 1
-			}
+			g.packOnes(dst, length)
 		}
 		dst = dst[g.nr*length:]
+	}
+}
+
+// packOnes writes the row of a panel that the bias is multiplied by.
+func (g *convProduct) packOnes(dst []float32, length int) {
+	row := dst[(length-1)*g.nr:][:g.nr]
+	for l := range row {
+		row[l] = 1
+	}
+}
+
+// packPlain is packB for a kernel of one tap. It goes through all panels for a
+// few channels at a time: see packWide.
+func (g *convProduct) packPlain(w *convWorker, dst []float32, c0, count, lo, hi, length int) {
+	const strip = 8
+	v := &g.view
+	for c := 0; c < count; c += strip {
+		rows := min(strip, count-c)
+		for j := lo; j < hi; j += g.nr {
+			to := dst[(j-lo)*length+c*g.nr:]
+			cols := min(g.nr, hi-j)
+			run, at := v.run(j, j+cols)
+			if run == cols {
+				packRows(&to[0], g.nr, &v.src[at+(c0+c)*v.plane], v.plane, rows, cols, g.nr)
+				continue
+			}
+			for l := 0; l < cols; l += g.lanes {
+				v.block(&w.block, j+l, min(g.lanes, cols-l))
+				v.gather(&w.block, to[l:], g.nr, g.nr, c0+c, rows, g.lanes)
+			}
+		}
+	}
+	if length > count {
+		for j := lo; j < hi; j += g.nr {
+			g.packOnes(dst[(j-lo)*length:], length)
+		}
 	}
 }
 
@@ -368,18 +431,39 @@ func (g *convProduct) computeBand(i int) {
 		bands := pieces(g.n, g.band)
 		group, lo := i/bands, i%bands*g.band
 		s := scratchList.get(pieces(g.band, g.nr) * g.nr * most)
+		sum := g.getSum(w, g.m, g.band)
+		w.row0, w.col0 = group*g.m, lo
 		for block := range g.numBlocks {
 			g.bandCols(w, s.floats, group, lo, min(g.n, lo+g.band), block)
+		}
+		if sum != nil {
+			scratchList.put(sum)
 		}
 		scratchList.put(s)
 		return
 	}
 	lo := i * g.band
 	s := scratchList.get(pieces(g.band, g.mr) * g.aStep * most)
+	sum := g.getSum(w, g.band, g.n)
+	w.row0, w.col0 = lo, 0
 	for block := range g.numBlocks {
 		g.bandRows(w, s.floats, lo, min(g.m, lo+g.band), block)
 	}
+	if sum != nil {
+		scratchList.put(sum)
+	}
 	scratchList.put(s)
+}
+
+// getSum lends a task the memory in which it sums up a sparse result.
+func (g *convProduct) getSum(w *convWorker, rows, cols int) *scratch {
+	if !g.sparse {
+		return nil
+	}
+	w.sumStep = pieces(cols, lineElems) * lineElems
+	s := scratchList.get(rows * w.sumStep)
+	w.sum = s.floats
+	return s
 }
 
 func (g *convProduct) bandCols(w *convWorker, b []float32, group, lo, hi, block int) {
@@ -388,7 +472,7 @@ func (g *convProduct) bandCols(w *convWorker, b []float32, group, lo, hi, block 
 	a := g.shared[(group*g.k+k0)*g.panelsA()*g.aStep:]
 	for i := 0; i < g.m; i += g.mr {
 		for j := lo; j < hi; j += g.nr {
-			g.tile(w, group*g.m+i, min(g.mr, g.m-i), j, min(g.nr, hi-j), length, block == 0,
+			g.tile(w, group*g.m+i, min(g.mr, g.m-i), j, min(g.nr, hi-j), length, block,
 				&a[i/g.mr*g.aStep*length], &b[(j-lo)/g.nr*g.nr*length])
 		}
 	}
@@ -400,7 +484,7 @@ func (g *convProduct) bandRows(w *convWorker, a []float32, lo, hi, block int) {
 	b := g.shared[k0*g.panelsB()*g.nr:]
 	for j := 0; j < g.n; j += g.nr {
 		for i := lo; i < hi; i += g.mr {
-			g.tile(w, i, min(g.mr, hi-i), j, min(g.nr, g.n-j), length, block == 0,
+			g.tile(w, i, min(g.mr, hi-i), j, min(g.nr, g.n-j), length, block,
 				&a[(i-lo)/g.mr*g.aStep*length], &b[j/g.nr*g.nr*length])
 		}
 	}
@@ -408,61 +492,82 @@ func (g *convProduct) bandRows(w *convWorker, a []float32, lo, hi, block int) {
 
 // tile computes rows [i, i+rows) and columns [j, j+cols) of a block of k: in
 // place where the columns are neighbours in dst.
-func (g *convProduct) tile(w *convWorker, i, rows, j, cols, k int, first bool, a, b *float32) {
+func (g *convProduct) tile(w *convWorker, i, rows, j, cols, k, block int, a, b *float32) {
 	beta := float32(1)
-	if first {
+	if block == 0 {
 		beta = 0
+	}
+	if g.sparse {
+		c := &w.sum[(i-w.row0)*w.sumStep+j-w.col0]
+		tile(rows, cols, k, a, 1, g.aStep, b, g.nr, c, w.sumStep, 1, beta, nil)
+		if block == g.numBlocks-1 {
+			g.spread(c, w.sumStep, i, rows, j, cols)
+		}
+		return
 	}
 	size := g.view.rows * g.view.cols
 	n := j / size
 	at := j - n*size
-	if !g.sparse && at+cols <= size {
-		c := &g.dst[n*g.dstImage+i*g.dstPlane+at]
+	c := &g.dst[n*g.dstImage+i*g.dstPlane+at]
+	if at+cols <= size {
 		tile(rows, cols, k, a, 1, g.aStep, b, g.nr, c, g.dstPlane, 1, beta, nil)
 		return
 	}
-	if !first {
+	if block > 0 {
 		g.moveTile(w, i, rows, n, at, cols, false)
 	}
 	tile(rows, cols, k, a, 1, g.aStep, b, g.nr, &w.tile[0], g.nr, 1, beta, nil)
 	g.moveTile(w, i, rows, n, at, cols, true)
 }
 
-// moveTile stores a tile that lies in several places of dst, or loads it.
+// moveTile stores a tile that lies in several images, or loads it.
 func (g *convProduct) moveTile(w *convWorker, i, rows, n, at, cols int, store bool) {
-	width := g.gridCols
-	if !g.sparse {
-		width = g.view.rows * g.view.cols
-	}
-	y, x := at/width, at%width
-	size := g.view.rows * g.view.cols / width
+	size := g.view.rows * g.view.cols
 	for l := 0; l < cols; {
-		run := min(width-x, cols-l)
-		to := n*g.dstImage + i*g.dstPlane + x
-		if g.sparse {
-			to = n*g.dstImage + i*g.dstPlane + (g.dstY+y*g.stepY)*g.dstWidth + g.dstX + x*g.stepX
+		run := min(size-at, cols-l)
+		own, d := &w.tile[l], &g.dst[n*g.dstImage+i*g.dstPlane+at]
+		if store {
+			copyRows(d, g.dstPlane, own, g.nr, rows, run)
+		} else {
+			copyRows(own, g.nr, d, g.dstPlane, rows, run)
 		}
-		for r := range rows {
-			part := w.tile[r*g.nr+l:][:run]
-			d := g.dst[to+r*g.dstPlane:]
-			switch {
-			case !g.sparse && store:
-				copy(d[:run], part)
-			case !g.sparse:
-				copy(part, d[:run])
-			case store:
-				for q, v := range part {
-					d[q*g.stepX] = v
-				}
-			default:
-				for q := range part {
-					part[q] = d[q*g.stepX]
-				}
-			}
-		}
+		l, at, n = l+run, 0, n+1
+	}
+}
+
+// copyRows copies rows of at most a tile's width.
+func copyRows(dst *float32, dstStep int, src *float32, srcStep, rows, width int) {
+	if useISA == avx512 {
+		packRows(dst, dstStep, src, srcStep, rows, width, width)
+		return
+	}
+	portablePackRows(dst, dstStep, src, srcStep, rows, width, width)
+}
+
+// spread stores columns [j, j+cols) of a sparse result.
+func (g *convProduct) spread(c *float32, step, i, rows, j, cols int) {
+	v := &g.view
+	size := v.rows * v.cols
+	n := j / size
+	at := j - n*size
+	y, x := at/g.gridCols, at%g.gridCols
+	for l := 0; l < cols; {
+		run := min(g.gridCols-x, cols-l)
+		to := n*g.dstImage + i*g.dstPlane + (g.dstY+y*g.stepY)*g.dstWidth + g.dstX + x*g.stepX
+		spreadRows(&g.dst[to], g.dstPlane, shift(c, l), step, rows, run, g.stepX)
 		l, x = l+run, 0
-		if y++; y == size {
+		if y++; y*g.gridCols == size {
 			y, n = 0, n+1
+		}
+	}
+}
+
+// portableSpreadRows copies rows of n elements to places gap apart.
+func portableSpreadRows(dst *float32, dstStep int, src *float32, srcStep, rows, n, gap int) {
+	for r := range rows {
+		to := unsafe.Slice(shift(dst, r*dstStep), (n-1)*gap+1)
+		for q, v := range unsafe.Slice(shift(src, r*srcStep), n) {
+			to[q*gap] = v
 		}
 	}
 }

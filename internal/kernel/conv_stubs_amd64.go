@@ -18,3 +18,8 @@ func convGather2x512(dst *float32, tapStep int, channelStep int, src *float32, p
 //
 //go:noescape
 func convGatherAny512(dst *float32, tapStep int, channelStep int, src *float32, plane int, count int, taps *int, numTaps int, lanes *int32, rowMasks *uint16, colMasks *uint16)
+
+// convSpread2x512 copies rows of n ≤ 16 elements to places 2 apart.
+//
+//go:noescape
+func convSpread2x512(dst *float32, dstStep int, src *float32, srcStep int, rows int, n int)

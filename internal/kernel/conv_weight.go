@@ -48,8 +48,13 @@ type convWeight struct {
 	shared   []float32
 	partial  []float32
 	first    bool
+	short    bool // the sum is one block: see bandShort
+	// stride is the distance of gathered rows: an odd number of cache lines
+	// spreads them over the cache's sets.
+	stride int
 
 	packTask, bandTask, addTask func(i int)
+	copyTask, shortTask         func(i int)
 }
 
 var convWeights struct {
@@ -68,6 +73,7 @@ func getConvWeight() *convWeight {
 	}
 	c := &convWeight{}
 	c.packTask, c.bandTask, c.addTask = c.packShared, c.band, c.addParts
+	c.copyTask, c.shortTask = c.copyOuts, c.bandShort
 	return c
 }
 
@@ -103,14 +109,20 @@ func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, be
 	if p != nil && s.Groups*c.out*c.rows*c.n >= serialLimit {
 		threads = p.NumThreads()
 	}
+	c.short = c.n <= kBlock
 	c.cBlock = max(1, convRows/s.taps())
-	if c.cBlock > 4 {
+	switch {
+	case c.short && c.cBlock >= 4: // whole panels of rows, where they are no more than twice as many
+		c.cBlock = max(32, c.cBlock&^31)
+	case c.cBlock > 4:
 		c.cBlock &^= 3
+	case c.in <= 4:
+		c.cBlock = min(c.in, max(1, 160/s.taps()))
 	}
 	c.bands = pieces(c.in, c.cBlock)
 	group := min(c.n, max(kBlock, sharedLimit/c.outPad))
 	c.parts = 1
-	if c.bands < convParts {
+	if c.bands < convParts && !c.short {
 		c.parts = max(1, min(convParts, group/convPart, convPartsElems/(c.rows*c.outPad)))
 	}
 	var sum *scratch
@@ -124,6 +136,15 @@ func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, be
 			c.first = c.l0 == 0
 			length := pieces(c.l1-c.l0, c.parts)
 			c.step = pieces(length, pieces(length, kBlock))
+			c.stride = (pieces(c.step, lineElems) | 1) * lineElems
+			if c.short {
+				packed := scratchList.get(c.out * c.stride)
+				c.shared = packed.floats
+				runTasks(p, threads, pieces(c.out, convOuts), c.copyTask)
+				runTasks(p, threads, c.bands, c.shortTask)
+				scratchList.put(packed)
+				continue
+			}
 			packed := scratchList.get(c.outPad * (c.l1 - c.l0))
 			c.shared = packed.floats
 			runTasks(p, threads, pieces(c.l1-c.l0, c.step), c.packTask)
@@ -172,9 +193,7 @@ func (c *convWeight) band(i int) {
 	blocks := pieces(c.l1-c.l0, c.step)
 	b0, b1 := part*blocks/c.parts, (part+1)*blocks/c.parts
 
-	// An odd number of cache lines from row to row spreads the rows over the
-	// cache's sets.
-	stride := (pieces(c.step, lineElems) | 1) * lineElems
+	stride := c.stride
 	a := scratchList.get(rows * stride)
 	var own *scratch
 	sum := c.partial
@@ -188,10 +207,7 @@ func (c *convWeight) band(i int) {
 	for b := b0; b < b1; b++ {
 		lo := c.l0 + b*c.step
 		hi := min(c.l1, lo+c.step)
-		for l := lo; l < hi; l += c.lanes {
-			c.view.block(&w.block, l, min(c.lanes, hi-l))
-			c.view.gather(&w.block, a.floats[l-lo:], stride, taps*stride, c.group*c.in+c0, c1-c0, c.lanes)
-		}
+		c.gather(w, a.floats, lo, hi, c0, c1)
 		beta := float32(1)
 		if b == b0 && c.first {
 			beta = 0
@@ -210,6 +226,64 @@ func (c *convWeight) band(i int) {
 		c.store(sum, c0*taps, rows)
 		scratchList.put(own)
 	}
+}
+
+// gather makes the left operand's rows of channels [c0, c1), columns [lo, hi).
+func (c *convWeight) gather(w *convWorker, a []float32, lo, hi, c0, c1 int) {
+	v := &c.view
+	if v.plain() {
+		for l := lo; l < hi; {
+			run, at := v.run(l, hi)
+			for i := c0; i < c1; i++ {
+				copy(a[(i-c0)*c.stride+l-lo:], v.src[at+(c.group*c.in+i)*v.plane:][:run])
+			}
+			l += run
+		}
+		return
+	}
+	for l := lo; l < hi; l += c.lanes {
+		v.block(&w.block, l, min(c.lanes, hi-l))
+		v.gather(&w.block, a[l-lo:], c.stride, len(v.taps)*c.stride, c.group*c.in+c0, c1-c0, c.lanes)
+	}
+}
+
+// A short sum, of small images, is little work for each element of the weight:
+// too little to transpose the result. There the output's gradient is the left
+// operand, as it lies but for the seams of images, and the gathered matrix is
+// transposed.
+
+// convOuts is how many output channels one task copies.
+const convOuts = 64
+
+func (c *convWeight) copyOuts(i int) {
+	for o := i * convOuts; o < min(c.out, (i+1)*convOuts); o++ {
+		for n := range c.s.Batch {
+			copy(c.shared[o*c.stride+n*c.size:], c.g[(n*c.s.Out+c.group*c.out+o)*c.size:][:c.size])
+		}
+	}
+}
+
+// bandShort computes the columns of some input channels of the weight's gradient.
+func (c *convWeight) bandShort(i int) {
+	c0, c1 := c.bandOf(i)
+	taps := len(c.view.taps)
+	rows := (c1 - c0) * taps
+	a, b := scratchList.get(rows*c.stride), scratchList.get(pieces(rows, c.nr)*c.nr*c.n)
+	w := getConvWorker()
+	c.gather(w, a.floats, 0, c.n, c0, c1)
+	for r := 0; r < rows; r += c.nr {
+		packTransposed(&b.floats[r*c.n], c.nr, &a.floats[r*c.stride], c.stride, min(c.nr, rows-r), c.n, c.nr)
+	}
+	dw := c.dw[c.group*c.out*c.rows+c0*taps:]
+	for o := 0; o < c.out; o += c.mr {
+		for r := 0; r < rows; r += c.nr {
+			tile(min(c.mr, c.out-o), min(c.nr, rows-r), c.n, &c.shared[o*c.stride], c.stride, 1, &b.floats[r*c.n], c.nr,
+				&dw[o*c.rows+r], c.rows, 1, c.beta, nil)
+		}
+	}
+	w.release()
+	scratchList.put(a)
+	scratchList.put(b)
 }
 
 // addParts adds up the parts of a band.

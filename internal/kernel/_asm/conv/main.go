@@ -20,6 +20,7 @@ func main() {
 	gather512(1)
 	gather512(2)
 	gatherAny512()
+	spread512()
 	Generate()
 	for _, name := range []string{"out", "stubs"} {
 		addLicence(flag.Lookup(name).Value.String())
@@ -225,4 +226,49 @@ func gatherAny512() {
 		VGATHERDPS(Mem{Base: RAX, Index: Z6, Scale: 4}, K2, Z0)
 	})
 	nextTap("tap")
+}
+
+// spread512 stores rows of up to 16 elements to every other element of dst.
+func spread512() {
+	TEXT("convSpread2x512", 4 /* NOSPLIT */, "func(dst *float32, dstStep int, src *float32, srcStep, rows, n int)")
+	Pragma("noescape")
+	Doc("convSpread2x512 copies rows of n ≤ 16 elements to places 2 apart.")
+	load("dst", RDI)
+	loadStride("dstStep", RDX)
+	load("src", RSI)
+	loadStride("srcStep", RBX)
+	load("rows", RCX)
+	load("n", R8)
+	MOVQ(I32(-1), RAX)
+	BZHIQ(R8, RAX, RAX)
+	KMOVW(EAX, K1)
+	MOVL(U32(0x55555555), R9L)
+	PDEPL(R9L, EAX, EAX)
+	KMOVW(EAX, K2)
+	SHRL(Imm(16), EAX)
+	KMOVW(EAX, K3)
+	twice := GLOBL("convTwice", 8|16 /* RODATA|NOPTR */)
+	for i := range 32 {
+		DATA(4*i, U32(i/2))
+	}
+	VMOVDQU32(twice, Z6)
+	VMOVDQU32(twice.Offset(64), Z7)
+	CMPQ(R8, Imm(8))
+	JLE(LabelRef("narrow"))
+	for _, name := range []string{"wide", "narrow"} {
+		Label(name)
+		VMOVUPS_Z(Mem{Base: RSI}, K1, Z0)
+		VPERMPS(Z0, Z6, Z1)
+		VMOVUPS(Z1, K2, Mem{Base: RDI})
+		if name == "wide" {
+			VPERMPS(Z0, Z7, Z2)
+			VMOVUPS(Z2, K3, Mem{Base: RDI, Disp: 64})
+		}
+		ADDQ(RBX, RSI)
+		ADDQ(RDX, RDI)
+		DECQ(RCX)
+		JNZ(LabelRef(name))
+		VZEROUPPER()
+		RET()
+	}
 }
