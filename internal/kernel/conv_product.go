@@ -340,28 +340,41 @@ func (g *convProduct) packShared(i int) {
 func (g *convProduct) packA(dst []float32, group, lo, hi, block int) {
 	c0, c1, _, length := g.channelsOf(block)
 	taps := len(g.view.taps)
-	for i := lo; i < hi; i += g.mr {
-		rows := min(g.mr, hi-i)
-		switch {
-		case !g.mirrored:
-			packTransposed(&dst[0], g.aStep, &g.w[(group*g.m+i)*g.wRow+c0*taps], g.wRow, rows, (c1-c0)*taps, g.mr)
-		case g.allTaps == 1:
-			packRows(&dst[0], g.aStep, &g.w[(group*g.channels+c0)*g.wRow+i], g.wRow, c1-c0, rows, g.mr)
-		case g.byTap != nil:
-			for t, at := range g.tapIndex {
-				from := (at*g.groups*g.channels+group*g.channels+c0)*g.m + i
-				packRows(&dst[t*g.aStep], taps*g.aStep, &g.byTap[from], g.m, c1-c0, rows, g.mr)
-			}
-		default:
-			for c := c0; c < c1; c++ {
-				packTransposed(&dst[(c-c0)*taps*g.aStep], g.aStep, &g.w[(group*g.channels+c)*g.wRow+i*taps], taps, rows, taps, g.mr)
+	out := group*g.channels + c0
+	switch {
+	case !g.mirrored:
+		for i := lo; i < hi; i += g.mr {
+			packTransposed(&dst[(i-lo)/g.mr*g.aStep*length], g.aStep, &g.w[(group*g.m+i)*g.wRow+c0*taps], g.wRow, min(g.mr, hi-i), (c1-c0)*taps, g.mr)
+		}
+	case g.allTaps == 1:
+		g.packRowsA(dst, g.w[out*g.wRow:], g.wRow, 1, lo, hi, c1-c0, length)
+	case g.byTap != nil:
+		for t, at := range g.tapIndex {
+			g.packRowsA(dst[t*g.aStep:], g.byTap[(at*g.groups*g.channels+out)*g.m:], g.m, taps, lo, hi, c1-c0, length)
+		}
+	default:
+		for i := lo; i < hi; i += g.mr {
+			for c := range c1 - c0 {
+				packTransposed(&dst[((i-lo)/g.mr*length+c*taps)*g.aStep], g.aStep, &g.w[(out+c)*g.wRow+i*taps], taps, min(g.mr, hi-i), taps, g.mr)
 			}
 		}
-		if length > (c1-c0)*taps {
-			column := dst[(length-1)*g.aStep:][:g.aStep]
-			clear(column[copy(column, g.bias[group*g.m+i:][:rows]):])
+	}
+	if length > (c1-c0)*taps {
+		for i := lo; i < hi; i += g.mr {
+			column := dst[((i-lo)/g.mr*length+length-1)*g.aStep:][:g.aStep]
+			clear(column[copy(column, g.bias[group*g.m+i:][:min(g.mr, hi-i)]):])
 		}
-		dst = dst[g.aStep*length:]
+	}
+}
+
+// packRowsA packs elements [lo, hi) of count rows of src into panels, gap steps
+// apart: all panels for a few rows at a time, see packWide.
+func (g *convProduct) packRowsA(dst, src []float32, srcStep, gap, lo, hi, count, length int) {
+	const strip = 8
+	for c := 0; c < count; c += strip {
+		for i := lo; i < hi; i += g.mr {
+			packRows(&dst[((i-lo)/g.mr*length+c*gap)*g.aStep], gap*g.aStep, &src[c*srcStep+i], srcStep, min(strip, count-c), min(g.mr, hi-i), g.mr)
+		}
 	}
 }
 
