@@ -3,7 +3,7 @@
 package kernel
 
 //go:generate go -C _asm run ./vector -out ../vector_amd64.s -stubs ../vector_stubs_amd64.go -pkg kernel
-//go:generate go -C _asm run ./vector -part optimizers -out ../optimizer_amd64.s -stubs ../optimizer_stubs_amd64.go -pkg kernel
+//go:generate go -C _asm run ./vector -set optimizers -out ../optimizer_amd64.s -stubs ../optimizer_stubs_amd64.go -pkg kernel
 
 var vectorTables = [...]*vectorKernels{portable: &portableVector, avx2: &avx2Vector, avx512: &avx512Vector}
 

@@ -3,8 +3,9 @@
 // Command vector writes the assembly of the kernels on vectors and rows. Run it
 // by go generate in internal/kernel.
 //
-// Every kernel is written once against [lanes] and emitted for AVX-512 (suffix
-// 512) and AVX2 with FMA (suffix 256). The Go twins are in vector_portable.go.
+// The kernels come in sets, one assembly file each. Every kernel is written once
+// against [lanes] and emitted for AVX-512 (suffix 512) and AVX2 with FMA (suffix
+// 256). The Go twins are in the files of package kernel named …_portable.go.
 package main
 
 import (
@@ -17,14 +18,9 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 )
 
-func main() {
-	part := flag.String("part", "vectors", "which kernels to write: vectors or optimizers")
-	flag.Parse()
-	for _, g := range []*lanes{{width: 16, suffix: "512"}, {width: 8, suffix: "256"}} {
-		if *part == "optimizers" {
-			g.optimizers()
-			continue
-		}
+// sets are the kernels of each assembly file.
+var sets = map[string]func(g *lanes){
+	"vector": func(g *lanes) {
 		g.elementwise()
 		g.sums()
 		g.columnSums()
@@ -33,6 +29,20 @@ func main() {
 		g.softmax()
 		g.softmaxBackward()
 		g.maxAndSumExp()
+	},
+	"optimizers":  func(g *lanes) { g.optimizers() },
+	"transformer": func(g *lanes) { g.transformer() },
+}
+
+func main() {
+	name := flag.String("set", "vector", "which kernels to write")
+	flag.Parse()
+	set, ok := sets[*name]
+	if !ok {
+		log.Fatalf("there is no set %q", *name)
+	}
+	for _, g := range []*lanes{{width: 16, suffix: "512"}, {width: 8, suffix: "256"}} {
+		set(g)
 	}
 	emitTables()
 	Generate()
