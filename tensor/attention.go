@@ -154,8 +154,7 @@ func newAttentionParams(operands []*Tensor, o AttentionOptions, dim int) attenti
 		if o.Generator == nil {
 			fail("attention", operands, "dropout wants a generator")
 		}
-		p.random, p.stream = o.Generator.normal, o.Generator.stream
-		o.Generator.stream++
+		p.random, p.stream = o.Generator.normal, o.Generator.nextStream()
 	}
 	return p
 }

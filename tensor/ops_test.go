@@ -38,9 +38,10 @@ type opCase struct {
 // PyTorch's values in testdata/golden/NAME.safetensors, which NAME.py wrote.
 func areas() map[string][]opCase {
 	return map[string][]opCase{
-		"basic":     basicCases(),
-		"attention": attentionCases(),
-		"conv":      convCases(),
+		"basic":       basicCases(),
+		"attention":   attentionCases(),
+		"conv":        convCases(),
+		"transformer": transformerCases(),
 	}
 }
 

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// RMSNorm divides the last dim by its root mean square, √(mean(x²) + eps), and
+// scales it by weight, of that dim's size (Zhang and Sennrich 2019). A nil
+// weight means ones.
+func RMSNorm(x, weight *Tensor, eps float64) *Tensor {
+	operands := []*Tensor{x, weight}
+	wantFloat32s("rms norm", operands)
+	if len(x.shape) == 0 {
+		fail("rms norm", operands, "wants at least one dim")
+	}
+	cols := x.shape[len(x.shape)-1]
+	if weight != nil {
+		if !slices.Equal(weight.shape, []int{cols}) {
+			fail("rms norm", operands, "the weight must have shape [%d]", cols)
+		}
+		weight = weight.Contiguous()
+	}
+	src := x.rows(cols)
+	out := result("rms norm", Float32, src.shape, src, weight)
+	rstd := result("rms norm", Float32, src.shape[:1], src, weight)
+	fused("rms norm", []float64{eps}, []*Tensor{out, rstd, src, weight}, func(p *work.Pool, a []device.Array) {
+		rows, cols := a[2].RowsCols()
+		kernel.RMSNorm(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), rows, cols, float32(eps))
+	})
+	saves := []*Tensor{src, rstd}
+	if weight != nil {
+		saves = append(saves, weight)
+	}
+	out = out.record("rms norm", []*Tensor{src, weight}, saves, func(b *backprop, g *Tensor) {
+		if b.create {
+			b.composite(g, func() *Tensor { return rmsNormDefinition(src, weight, eps) })
+			return
+		}
+		g = g.Contiguous()
+		dx := result("rms norm", Float32, src.shape, g)
+		var dweight *Tensor
+		if b.needs(1) {
+			dweight = result("rms norm", Float32, weight.shape, g)
+		}
+		fused("rms norm grad", nil, []*Tensor{dx, dweight, g, src, rstd, weight}, func(p *work.Pool, a []device.Array) {
+			rows, cols := a[3].RowsCols()
+			kernel.RMSNormBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(), rows, cols)
+		})
+		if b.needs(0) {
+			b.give(0, dx)
+		}
+		if b.needs(1) {
+			b.give(1, dweight)
+		}
+	})
+	return out.Reshape(x.shape...)
+}
+
+func rmsNormDefinition(x, weight *Tensor, eps float64) *Tensor {
+	y := x.Div(x.Mul(x).MeanKeep(-1).AddScalar(eps).Sqrt())
+	if weight != nil {
+		y = y.Mul(weight)
+	}
+	return y
+}

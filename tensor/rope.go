@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"math"
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// RoPE turns the channels i and i + dim/2 of each head as a pair by an angle
+// that depends on the position: the rotary embedding (Su et al. 2021, §3.4.2),
+// with the pairs of Hugging Face's Llama ("rotate half"). x is [batch, time,
+// heads, dim]; cos and sin, of the angles, are [time, dim/2], or [batch, time,
+// dim/2] where positions differ; [RoPETable] makes them. They get no gradient.
+func RoPE(x, cos, sin *Tensor) *Tensor {
+	operands := []*Tensor{x, cos, sin}
+	wantFloat32s("rope", operands)
+	if len(x.shape) != 4 || x.shape[3]%2 != 0 {
+		fail("rope", operands, "wants [batch, time, heads, dim] with an even dim")
+	}
+	want := []int{x.shape[1], x.shape[3] / 2}
+	if len(cos.shape) == 3 {
+		want = slices.Insert(want, 0, x.shape[0])
+	}
+	if !slices.Equal(cos.shape, want) || !slices.Equal(sin.shape, want) {
+		fail("rope", operands, "wants cos and sin of [time, dim/2] or [batch, time, dim/2]")
+	}
+	return x.rotate(cos.Detach().Contiguous(), sin.Detach().Contiguous(), false)
+}
+
+// rotate is RoPE, or its inverse, which is its gradient.
+func (t *Tensor) rotate(cos, sin *Tensor, back bool) *Tensor {
+	t = t.denseHeads()
+	out := result("rope", Float32, t.shape, t, cos, sin)
+	fused("rope", []float64{param01(back)}, []*Tensor{out, t, cos, sin}, func(p *work.Pool, a []device.Array) {
+		x := a[1]
+		r := kernel.Rotation{
+			NumBatch: x.Shape[0], NumTime: x.Shape[1], NumHeads: x.Shape[2], Dim: x.Shape[3],
+			Cos: a[2].Float32s(), Sin: a[3].Float32s(), Time: x.Shape[3] / 2, Back: back,
+		}
+		if len(a[2].Shape) == 3 {
+			r.Batch = r.NumTime * r.Time
+		}
+		kernel.Rotate(p, r, heads(a[0]), heads(x))
+	})
+	return out.record("rope", []*Tensor{t}, []*Tensor{cos, sin}, func(b *backprop, g *Tensor) {
+		b.give(0, g.rotate(cos, sin, !back))
+	})
+}
+
+// RoPEFrequencies returns base^(-2i/dim) for each of the dim/2 pairs of
+// channels: by how much a position turns them. Llama's base is 10,000, its later
+// ones 500,000. They are rounded to float32, as in Hugging Face's code; a model
+// with scaled positions changes them.
+func RoPEFrequencies(dim int, base float64) []float64 {
+	f := make([]float64, dim/2)
+	for i := range f {
+		f[i] = float64(float32(1 / float64(float32(math.Pow(base, float64(float32(2*i)/float32(dim)))))))
+	}
+	return f
+}
+
+// RoPETable returns the cosines and sines of the angles of positions offset …
+// offset+time-1, [time, len(frequencies)] each. The angles are rounded to
+// float32.
+func RoPETable(dev Device, frequencies []float64, offset, time int) (cos, sin *Tensor) {
+	cos, sin = New(dev, Float32, time, len(frequencies)), New(dev, Float32, time, len(frequencies))
+	if dev == Meta {
+		return cos, sin
+	}
+	c, s := make([]float32, 0, cos.NumElems()), make([]float32, 0, cos.NumElems())
+	for t := range time {
+		for _, f := range frequencies {
+			angle := float64(float32(float64(offset+t) * f))
+			c, s = append(c, float32(math.Cos(angle))), append(s, float32(math.Sin(angle)))
+		}
+	}
+	cos.CopyFrom(FromFloat32(c, cos.shape...))
+	sin.CopyFrom(FromFloat32(s, sin.shape...))
+	return cos, sin
+}
