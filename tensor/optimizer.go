@@ -3,6 +3,8 @@
 package tensor
 
 import (
+	"sync"
+
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/kernel"
 	"github.com/cohort-ml/cohort/internal/work"
@@ -64,136 +66,196 @@ type RMSpropUpdate struct {
 // RMSpropScalars are the numbers of a step of [RMSprop].
 type RMSpropScalars struct{ LR, Alpha, Eps, WeightDecay, Momentum, GradScale float64 }
 
+// An operation is what [multi] needs to know: its name, how many operands an
+// update has, which of the five are written (all but the gradient or source),
+// and its kernel.
+type operation[U, K any] struct {
+	name     string
+	operands func(u *U) [5]*Tensor
+	width    int
+	scalars  func(u *U, to []float64) []float64
+	item     func(u *U, a [5][]float32) K
+	run      func(p *work.Pool, items []K)
+	// scratch keeps lists between calls: a model has hundreds of parameters,
+	// and each has operands to describe.
+	scratch *sync.Pool
+}
+
+type scratch[K any] struct {
+	arrays []device.Array
+	params []float64
+	items  []K
+}
+
+var sgdOperation = operation[SGDUpdate, kernel.SGDItem]{
+	name: "sgd", width: 3, scratch: new(sync.Pool), run: kernel.SGD,
+	operands: func(u *SGDUpdate) [5]*Tensor { return [5]*Tensor{u.Param, u.Grad, u.MomentumBuf} },
+	scalars: func(u *SGDUpdate, to []float64) []float64 {
+		return append(to, u.LR, u.Momentum, u.Dampening, u.WeightDecay, param01(u.Nesterov), param01(u.First), u.GradScale)
+	},
+	item: func(u *SGDUpdate, a [5][]float32) kernel.SGDItem {
+		return kernel.SGDItem{Param: a[0], Grad: a[1], MomentumBuf: a[2], SGDStep: kernel.SGDStep(u.SGDScalars)}
+	},
+}
+
+var adamOperation = operation[AdamUpdate, kernel.AdamItem]{
+	name: "adam", width: 5, scratch: new(sync.Pool), run: kernel.Adam,
+	operands: func(u *AdamUpdate) [5]*Tensor {
+		return [5]*Tensor{u.Param, u.Grad, u.ExpAvg, u.ExpAvgSq, u.MaxExpAvgSq}
+	},
+	scalars: func(u *AdamUpdate, to []float64) []float64 { return u.params(to) },
+	item: func(u *AdamUpdate, a [5][]float32) kernel.AdamItem {
+		return kernel.AdamItem{Param: a[0], Grad: a[1], ExpAvg: a[2], ExpAvgSq: a[3], MaxExpAvgSq: a[4], AdamStep: kernel.AdamStep(u.AdamScalars)}
+	},
+}
+
+var adagradOperation = operation[AdagradUpdate, kernel.AdagradItem]{
+	name: "adagrad", width: 3, scratch: new(sync.Pool), run: kernel.Adagrad,
+	operands: func(u *AdagradUpdate) [5]*Tensor { return [5]*Tensor{u.Param, u.Grad, u.Sum} },
+	scalars: func(u *AdagradUpdate, to []float64) []float64 {
+		return append(to, u.LR, u.WeightDecay, u.Eps, u.GradScale)
+	},
+	item: func(u *AdagradUpdate, a [5][]float32) kernel.AdagradItem {
+		return kernel.AdagradItem{Param: a[0], Grad: a[1], Sum: a[2], AdagradStep: kernel.AdagradStep(u.AdagradScalars)}
+	},
+}
+
+var rmspropOperation = operation[RMSpropUpdate, kernel.RMSpropItem]{
+	name: "rmsprop", width: 5, scratch: new(sync.Pool), run: kernel.RMSprop,
+	operands: func(u *RMSpropUpdate) [5]*Tensor {
+		return [5]*Tensor{u.Param, u.Grad, u.SquareAvg, u.GradAvg, u.MomentumBuf}
+	},
+	scalars: func(u *RMSpropUpdate, to []float64) []float64 {
+		return append(to, u.LR, u.Alpha, u.Eps, u.WeightDecay, u.Momentum, u.GradScale)
+	},
+	item: func(u *RMSpropUpdate, a [5][]float32) kernel.RMSpropItem {
+		return kernel.RMSpropItem{Param: a[0], Grad: a[1], SquareAvg: a[2], GradAvg: a[3], MomentumBuf: a[4], RMSpropStep: kernel.RMSpropStep(u.RMSpropScalars)}
+	},
+}
+
 // SGD updates parameters by stochastic gradient descent; the arithmetic is
 // PyTorch's bit for bit on a CPU with fused multiply-add.
-func SGD(updates []SGDUpdate) {
-	multi("sgd", updates, func(u SGDUpdate) []*Tensor { return []*Tensor{u.Param, u.Grad, u.MomentumBuf} },
-		func(u SGDUpdate) []float64 {
-			return []float64{u.LR, u.Momentum, u.Dampening, u.WeightDecay, param01(u.Nesterov), param01(u.First), u.GradScale}
-		},
-		func(u SGDUpdate, a [][]float32) kernel.SGDItem {
-			return kernel.SGDItem{Param: a[0], Grad: a[1], MomentumBuf: a[2], SGDStep: kernel.SGDStep(u.SGDScalars)}
-		}, kernel.SGD)
-}
+func SGD(updates []SGDUpdate) { multi(&sgdOperation, updates) }
 
 // Adam updates parameters by Adam (Kingma and Ba 2015, Algorithm 1) or AdamW
 // (Loshchilov and Hutter 2019, Algorithm 2), and their moments too.
-func Adam(updates []AdamUpdate) {
-	multi("adam", updates, func(u AdamUpdate) []*Tensor {
-		return []*Tensor{u.Param, u.Grad, u.ExpAvg, u.ExpAvgSq, u.MaxExpAvgSq}
-	}, func(u AdamUpdate) []float64 { return u.params() },
-		func(u AdamUpdate, a [][]float32) kernel.AdamItem {
-			return kernel.AdamItem{Param: a[0], Grad: a[1], ExpAvg: a[2], ExpAvgSq: a[3], MaxExpAvgSq: a[4], AdamStep: kernel.AdamStep(u.AdamScalars)}
-		}, kernel.Adam)
-}
-
-func (s AdamScalars) params() []float64 {
-	return []float64{s.LR, s.Beta1, s.Beta2, s.Eps, s.WeightDecay, s.Bias1, s.Bias2, param01(s.Decoupled), s.GradScale}
-}
+func Adam(updates []AdamUpdate) { multi(&adamOperation, updates) }
 
 // Adagrad updates parameters by Adagrad (Duchi, Hazan and Singer 2011), and
 // their sums too.
-func Adagrad(updates []AdagradUpdate) {
-	multi("adagrad", updates, func(u AdagradUpdate) []*Tensor { return []*Tensor{u.Param, u.Grad, u.Sum} },
-		func(u AdagradUpdate) []float64 { return []float64{u.LR, u.WeightDecay, u.Eps, u.GradScale} },
-		func(u AdagradUpdate, a [][]float32) kernel.AdagradItem {
-			return kernel.AdagradItem{Param: a[0], Grad: a[1], Sum: a[2], AdagradStep: kernel.AdagradStep(u.AdagradScalars)}
-		}, kernel.Adagrad)
-}
+func Adagrad(updates []AdagradUpdate) { multi(&adagradOperation, updates) }
 
 // RMSprop updates parameters by RMSprop (Tieleman and Hinton 2012; centered:
 // Graves 2013), and their averages too.
-func RMSprop(updates []RMSpropUpdate) {
-	multi("rmsprop", updates, func(u RMSpropUpdate) []*Tensor {
-		return []*Tensor{u.Param, u.Grad, u.SquareAvg, u.GradAvg, u.MomentumBuf}
-	}, func(u RMSpropUpdate) []float64 {
-		return []float64{u.LR, u.Alpha, u.Eps, u.WeightDecay, u.Momentum, u.GradScale}
-	}, func(u RMSpropUpdate, a [][]float32) kernel.RMSpropItem {
-		return kernel.RMSpropItem{Param: a[0], Grad: a[1], SquareAvg: a[2], GradAvg: a[3], MomentumBuf: a[4], RMSpropStep: kernel.RMSpropStep(u.RMSpropScalars)}
-	}, kernel.RMSprop)
+func RMSprop(updates []RMSpropUpdate) { multi(&rmspropOperation, updates) }
+
+func (s AdamScalars) params(to []float64) []float64 {
+	return append(to, s.LR, s.Beta1, s.Beta2, s.Eps, s.WeightDecay, s.Bias1, s.Bias2, param01(s.Decoupled), s.GradScale)
 }
 
 // pair is an entry of the operations on two lists.
-type pair struct{ dst, src *Tensor }
-
-func pairs(op string, dsts, srcs []*Tensor) []pair {
-	if len(dsts) != len(srcs) {
-		fail(op, nil, "%d destinations and %d sources", len(dsts), len(srcs))
-	}
-	ps := make([]pair, len(dsts))
-	for i := range ps {
-		ps[i] = pair{dsts[i], srcs[i]}
-	}
-	return ps
+type pair struct {
+	dst, src *Tensor
+	weight   float64
 }
 
-func (p pair) operands() []*Tensor                { return []*Tensor{p.dst, p.src} }
-func (p pair) item(a [][]float32) kernel.LerpItem { return kernel.LerpItem{Dst: a[0], Src: a[1]} }
-func (pair) params() []float64                    { return nil }
+// pairOperation is an operation on pairs. The kernel has the weight of all.
+func pairOperation(name string, dsts, srcs []*Tensor, weight float64, run func(p *work.Pool, items []kernel.LerpItem)) {
+	if len(dsts) != len(srcs) {
+		fail(name, nil, "%d destinations and %d sources", len(dsts), len(srcs))
+	}
+	pairs := make([]pair, len(dsts))
+	for i := range pairs {
+		pairs[i] = pair{dsts[i], srcs[i], weight}
+	}
+	multi(&operation[pair, kernel.LerpItem]{
+		name: name, width: 2, scratch: &pairScratch, run: run,
+		operands: func(u *pair) [5]*Tensor { return [5]*Tensor{u.dst, u.src} },
+		scalars:  func(u *pair, to []float64) []float64 { return append(to, u.weight) },
+		item:     func(_ *pair, a [5][]float32) kernel.LerpItem { return kernel.LerpItem{Dst: a[0], Src: a[1]} },
+	}, pairs)
+}
+
+var pairScratch sync.Pool
 
 // LerpAll moves each of dsts towards its source by weight, from 0 to 1.
 func LerpAll(dsts, srcs []*Tensor, weight float64) {
-	multi("lerp all", pairs("lerp all", dsts, srcs), pair.operands, func(pair) []float64 { return []float64{weight} }, pair.item,
-		func(p *work.Pool, items []kernel.LerpItem) { kernel.Lerp(p, items, weight) })
+	pairOperation("lerp all", dsts, srcs, weight, func(p *work.Pool, items []kernel.LerpItem) { kernel.Lerp(p, items, weight) })
 }
 
 // SwapAll exchanges the elements of each of a with those of its partner in b.
 func SwapAll(a, b []*Tensor) {
-	multi("swap all", pairs("swap all", a, b), pair.operands, pair.params, pair.item, kernel.Swap)
+	pairOperation("swap all", a, b, 0, kernel.Swap)
 	written(b...)
 }
 
 // ClampAll bounds the elements of all tensors by -limit and limit. NaN stays.
 func ClampAll(ts []*Tensor, limit float64) {
-	multi("clamp all", ts, func(t *Tensor) []*Tensor { return []*Tensor{t} }, func(*Tensor) []float64 { return []float64{limit} },
-		func(_ *Tensor, a [][]float32) []float32 { return a[0] },
-		func(p *work.Pool, xs [][]float32) { kernel.Clamp(p, xs, limit) })
+	multi(&operation[*Tensor, []float32]{
+		name: "clamp all", width: 1, scratch: &clampScratch,
+		operands: func(t **Tensor) [5]*Tensor { return [5]*Tensor{*t} },
+		scalars:  func(_ **Tensor, to []float64) []float64 { return append(to, limit) },
+		item:     func(_ **Tensor, a [5][]float32) []float32 { return a[0] },
+		run:      func(p *work.Pool, xs [][]float32) { kernel.Clamp(p, xs, limit) },
+	}, ts)
 }
 
-// multi runs a kernel on a list of updates. All operands of an update but the
-// second, which is the gradient or a source, are written; they may be nil. A
-// device gets the operands and scalars of all updates one after another.
-func multi[U, K any](op string, updates []U, operands func(u U) []*Tensor, scalars func(u U) []float64,
-	item func(u U, a [][]float32) K, run func(p *work.Pool, items []K)) {
+var clampScratch sync.Pool
+
+// multi does an operation on a list of updates. All operands of an update but
+// the second are written; they may be nil. A device gets the operands and
+// scalars of all updates one after another.
+func multi[U, K any](op *operation[U, K], updates []U) {
+	s, _ := op.scratch.Get().(*scratch[K])
+	if s == nil {
+		s = &scratch[K]{}
+	}
 	for len(updates) > 0 {
-		first := operands(updates[0])
-		width := len(first)
-		all := make([]*Tensor, 0, width*len(updates))
-		var params []float64
+		dev := op.operands(&updates[0])[0].Device()
 		n := 0
-		for _, u := range updates {
-			ts := operands(u)
-			if ts[0].Device() != first[0].Device() {
+		for i := range updates {
+			ts := op.operands(&updates[i])
+			if ts[0].Device() != dev {
 				break // the rest is done after this device's
 			}
 			n++
-			for i, t := range ts {
-				if t == nil {
-					continue
+			for j, t := range ts[:op.width] {
+				var a device.Array
+				if t != nil {
+					ts[0].wantSame(op.name, t)
+					t.wantDType(op.name, Float32)
+					if !t.IsContiguous() {
+						fail(op.name, ts[:op.width], "wants contiguous tensors")
+					}
+					if j != 1 {
+						t.storage.version++
+					}
+					a = t.array()
 				}
-				ts[0].wantSame(op, t)
-				wantContiguous(op, t)
-				if i != 1 {
-					written(t)
-				}
+				s.arrays = append(s.arrays, a)
 			}
-			all = append(all, ts...)
-			params = append(params, scalars(u)...)
+			s.params = op.scalars(&updates[i], s.params)
 		}
 		now := updates[:n]
 		updates = updates[n:]
-		fused(op, params, all, func(p *work.Pool, arrays []device.Array) {
-			items := make([]K, len(now))
-			slices := make([][]float32, width)
-			for i, u := range now {
-				for j := range slices {
-					slices[j] = arrays[i*width+j].Float32s()
+		known := dev.Fused(device.Fused{Name: op.name, Params: s.params, CPU: func(p *work.Pool, arrays []device.Array) {
+			for i := range now {
+				var a [5][]float32
+				for j := range op.width {
+					a[j] = arrays[i*op.width+j].Float32s()
 				}
-				items[i] = item(u, slices)
+				s.items = append(s.items, op.item(&now[i], a))
 			}
-			run(p, items)
-		})
+			op.run(p, s.items)
+		}}, s.arrays...)
+		if !known {
+			fail(op.name, nil, "device %s has no kernel for it", dev.Name())
+		}
+		clear(s.arrays)
+		clear(s.items)
+		s.arrays, s.params, s.items = s.arrays[:0], s.params[:0], s.items[:0]
 	}
+	op.scratch.Put(s)
 }
 
 // SGDRows is a step of [SGD] for a gradient by rows, without weight decay.
@@ -222,7 +284,7 @@ func AdagradRows(param, sum *Tensor, g RowGrad, s AdagradScalars) {
 // AdamRows is a step of PyTorch's SparseAdam: the rows of g alone, and their
 // moments, move. It has no weight decay.
 func AdamRows(param, expAvg, expAvgSq *Tensor, g RowGrad, s AdamScalars) {
-	byRows("adam rows", g, s.params(), []*Tensor{param, expAvg, expAvgSq},
+	byRows("adam rows", g, s.params(nil), []*Tensor{param, expAvg, expAvgSq},
 		func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int) {
 			kernel.AdamRows(p, a[0], a[1], a[2], ids, rows, width, kernel.AdamStep(s))
 		})

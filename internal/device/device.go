@@ -242,6 +242,8 @@ type Kernels interface {
 	// ScatterAdd adds rows of g into dst by ids, in the order of ids.
 	ScatterAdd(dst, g, ids Array)
 	// Fused runs an operation with a kernel of its own on args, results among
-	// them; false means that the device has no such kernel.
+	// them; false means that the device has no such kernel. args and the
+	// operation's Params are the caller's again afterwards: a device that runs
+	// calls later copies them.
 	Fused(op Fused, args ...Array) bool
 }
