@@ -29,6 +29,11 @@ func (t *Tensor) GELUTanh() *Tensor {
 	})
 }
 
+// SiLU returns t·sigmoid(t) (Elfwing, Uchibe and Doya 2018), also called swish.
+func (t *Tensor) SiLU() *Tensor {
+	return t.activation("silu", device.SiLU, device.SiLUGrad, func() *Tensor { return t.Mul(t.Sigmoid()) })
+}
+
 // activation is an elementwise function with a fused gradient. definition
 // computes it from recorded operations; nil when the slope is constant.
 func (t *Tensor) activation(op string, forward device.Unary, gradient device.Binary, definition func() *Tensor) *Tensor {
@@ -47,3 +52,179 @@ func (t *Tensor) activationGrad(op string, gradient device.Binary, g *Tensor) *T
 		b.give(1, t.activationGrad(op, gradient, gg))
 	})
 }
+
+// Sigmoid returns the logistic function 1/(1 + e⁻ᵗ).
+func (t *Tensor) Sigmoid() *Tensor {
+	out := t.unary("sigmoid", device.Sigmoid)
+	return out.record("sigmoid", []*Tensor{t}, []*Tensor{out}, func(b *backprop, g *Tensor) {
+		if b.create {
+			b.give(0, g.Mul(out).Mul(out.RSubScalar(1)))
+			return
+		}
+		b.give(0, out.binary("sigmoid grad", device.SigmoidGrad, g))
+	})
+}
+
+// LogSigmoid returns log(sigmoid(t)) without loss of digits at either end.
+func (t *Tensor) LogSigmoid() *Tensor {
+	return t.pointwise("log sigmoid", nil,
+		func(x float64) float64 { return min(x, 0) - math.Log1p(math.Exp(-math.Abs(x))) },
+		func(x float64) float64 { return logistic(-x) },
+		func() *Tensor { return t.Neg().Softplus(1, 20).Neg() })
+}
+
+// LeakyReLU returns t where it is positive and slope·t elsewhere (PyTorch's
+// slope is 0.01).
+func (t *Tensor) LeakyReLU(slope float64) *Tensor {
+	return t.pointwise("leaky relu", []float64{slope},
+		func(x float64) float64 {
+			if x > 0 {
+				return x
+			}
+			return slope * x
+		},
+		func(x float64) float64 {
+			if x > 0 {
+				return 1
+			}
+			return slope
+		}, nil)
+}
+
+// PReLU is LeakyReLU with a learnt slope for each channel: dim 1 of t, which
+// weight [channels] is for; a weight of one element is for all (He et al. 2015).
+func (t *Tensor) PReLU(weight *Tensor) *Tensor {
+	channels := weight.NumElems()
+	if len(weight.shape) != 1 || channels != 1 && (len(t.shape) < 2 || t.shape[1] != channels) {
+		fail("prelu", []*Tensor{t, weight}, "the weight must have one element, or one for each channel (dim 1)")
+	}
+	if channels != 1 {
+		shape := []int{channels}
+		for range len(t.shape) - 2 {
+			shape = append(shape, 1)
+		}
+		weight = weight.Reshape(shape...)
+	}
+	return Where(t.GtScalar(0), t, t.Mul(weight))
+}
+
+// ELU returns t where it is positive and alpha·(eᵗ - 1) elsewhere (Clevert,
+// Unterthiner and Hochreiter 2016; PyTorch's alpha is 1).
+func (t *Tensor) ELU(alpha float64) *Tensor { return t.scaledELU("elu", alpha, 1) }
+
+// SELU is 1.0507·ELU with alpha 1.6733, which keeps mean 0 and variance 1
+// (Klambauer et al. 2017).
+func (t *Tensor) SELU() *Tensor {
+	return t.scaledELU("selu", 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+}
+
+func (t *Tensor) scaledELU(op string, alpha, scale float64) *Tensor {
+	return t.pointwise(op, []float64{alpha, scale},
+		func(x float64) float64 {
+			if x > 0 {
+				return scale * x
+			}
+			return scale * alpha * math.Expm1(x)
+		},
+		func(x float64) float64 {
+			if x > 0 {
+				return scale
+			}
+			return scale * alpha * math.Exp(x)
+		},
+		func() *Tensor {
+			positive := t.GtScalar(0)
+			low := Where(positive, scalarOf(t, 0), t).Expm1().MulScalar(alpha)
+			return Where(positive, t, low).MulScalar(scale)
+		})
+}
+
+// Softplus returns log(1 + e^(beta·t))/beta, and t itself where beta·t is above
+// the threshold (PyTorch's are 1 and 20).
+func (t *Tensor) Softplus(beta, threshold float64) *Tensor {
+	return t.pointwise("softplus", []float64{beta, threshold},
+		func(x float64) float64 {
+			if beta*x > threshold {
+				return x
+			}
+			return math.Log1p(math.Exp(beta*x)) / beta
+		},
+		func(x float64) float64 {
+			if beta*x > threshold {
+				return 1
+			}
+			return logistic(beta * x)
+		},
+		func() *Tensor {
+			linear := t.GtScalar(threshold / beta)
+			curved := Where(linear, scalarOf(t, 0), t).MulScalar(beta).Exp().Log1p().DivScalar(beta)
+			return Where(linear, t, curved)
+		})
+}
+
+// Hardtanh returns t limited to [low, high] (PyTorch's are -1 and 1). Unlike
+// [Tensor.Clamp]'s, its slope at the limits is 0.
+func (t *Tensor) Hardtanh(low, high float64) *Tensor {
+	return t.pointwise("hardtanh", []float64{low, high},
+		func(x float64) float64 { return min(max(x, low), high) },
+		func(x float64) float64 {
+			if x > low && x < high {
+				return 1
+			}
+			return 0
+		}, nil)
+}
+
+// ReLU6 returns t limited to [0, 6].
+func (t *Tensor) ReLU6() *Tensor { return t.Hardtanh(0, 6) }
+
+// Hardsigmoid returns t/6 + ½ limited to [0, 1].
+func (t *Tensor) Hardsigmoid() *Tensor {
+	return t.pointwise("hardsigmoid", nil,
+		func(x float64) float64 { return min(max(x/6+0.5, 0), 1) },
+		func(x float64) float64 {
+			if x > -3 && x < 3 {
+				return 1.0 / 6
+			}
+			return 0
+		}, nil)
+}
+
+// Hardswish returns t·hardsigmoid(t) (Howard et al. 2019).
+func (t *Tensor) Hardswish() *Tensor {
+	return t.pointwise("hardswish", nil,
+		func(x float64) float64 {
+			switch {
+			case x <= -3:
+				return 0
+			case x >= 3:
+				return x
+			}
+			return x * (x + 3) / 6
+		},
+		func(x float64) float64 {
+			switch {
+			case x <= -3:
+				return 0
+			case x >= 3:
+				return 1
+			}
+			return x/3 + 0.5
+		},
+		func() *Tensor { return t.Mul(t.Hardsigmoid()) })
+}
+
+// Mish returns t·tanh(softplus(t)) (Misra 2020).
+func (t *Tensor) Mish() *Tensor {
+	return t.pointwise("mish", nil,
+		func(x float64) float64 { return x * math.Tanh(softplus(x)) },
+		func(x float64) float64 {
+			y := math.Tanh(softplus(x))
+			return y + x*(1-y*y)*logistic(x)
+		},
+		func() *Tensor { return t.Mul(t.Softplus(1, 20).Tanh()) })
+}
+
+func logistic(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+
+func softplus(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) }

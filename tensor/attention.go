@@ -223,7 +223,7 @@ func (t *Tensor) denseHeads() *Tensor {
 
 // attentionDefinition is the attention in recorded operations.
 func attentionDefinition(p attentionParams, q, k, v *Tensor) *Tensor {
-	weights := attentionScores(p, q, k).Softmax()
+	weights := attentionScores(p, q, k).Softmax(-1)
 	if keep := p.kept(weights); keep != nil {
 		weights = weights.Mul(keep)
 	}
@@ -270,7 +270,7 @@ func (p attentionParams) kept(weights *Tensor) *Tensor {
 func attentionMaskGrad(p attentionParams, g, q, k, v *Tensor) *Tensor {
 	q, k, v = q.Detach(), k.Detach(), v.Detach()
 	p.mask = p.mask.Detach()
-	weights := attentionScores(p, q, k).Softmax()
+	weights := attentionScores(p, q, k).Softmax(-1)
 	dw := g.Detach().Permute(0, 2, 1, 3).MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 3, 1))
 	if keep := p.kept(weights); keep != nil {
 		dw = dw.Mul(keep)

@@ -169,7 +169,7 @@ func basicCases() []opCase {
 			},
 		},
 		{
-			name: "softmax", shapes: [][]int{{3, 5}}, apply: func(in []*Tensor) *Tensor { return in[0].Softmax() },
+			name: "softmax", shapes: [][]int{{3, 5}}, apply: func(in []*Tensor) *Tensor { return in[0].Softmax(-1) },
 			naive: func(in []array) array { return naiveSoftmax(in[0]) },
 		},
 		{

@@ -9,24 +9,44 @@ import (
 	"github.com/cohort-ml/cohort/internal/device"
 )
 
-// binary computes op with broadcasting, not recorded.
+// binary computes op with broadcasting and type promotion, not recorded.
 func (t *Tensor) binary(name string, op device.Binary, u *Tensor) *Tensor {
 	operands := []*Tensor{t, u}
-	t.wantDType(name, Float32)
-	u.wantDType(name, Float32)
 	shape, ok := broadcastShapes(t.shape, u.shape)
 	if !ok {
 		fail(name, operands, "the shapes cannot be broadcast together")
 	}
-	out := result(name, Float32, shape, operands...)
-	a, b := t.array(), u.array()
-	a.Shape, a.Strides = shape, t.expandedStrides(shape)
-	b.Shape, b.Strides = shape, u.expandedStrides(shape)
+	dtype := resultType(t, u)
+	switch {
+	case op == device.Div && !dtype.IsFloat():
+		dtype = Float32
+	case dtype == Bool && (op == device.Sub || op == device.Pow):
+		fail(name, operands, "is not defined on bool; convert by To")
+	}
+	x, y := t.meeting(dtype), u.meeting(dtype)
+	if op.IsPredicate() {
+		dtype = Bool
+	}
+	out := result(name, dtype, shape, operands...)
+	a, b := x.array(), y.array()
+	a.Shape, a.Strides = shape, x.expandedStrides(shape)
+	b.Shape, b.Strides = shape, y.expandedStrides(shape)
 	out.Device().Binary(op, out.array(), a, b)
+	t.discard(x)
+	u.discard(y)
 	return out
 }
 
-// Add returns t + u, broadcast.
+// meeting returns t as an operand of a kernel that computes in dtype.
+func (t *Tensor) meeting(dtype DType) *Tensor {
+	if mixes(t.dtype) && mixes(dtype) {
+		return t
+	}
+	return t.Detach().To(dtype)
+}
+
+// Add returns t + u, broadcast. Like all operations of two tensors it computes in
+// the dtype that [PromoteTypes] names.
 func (t *Tensor) Add(u *Tensor) *Tensor {
 	tShape, uShape := t.shape, u.shape
 	return t.binary("add", device.Add, u).record("add", []*Tensor{t, u}, nil, func(b *backprop, g *Tensor) {
@@ -65,7 +85,7 @@ func (t *Tensor) Mul(u *Tensor) *Tensor {
 	})
 }
 
-// Div returns t / u elementwise, broadcast.
+// Div returns t / u elementwise, broadcast; integers are divided in float32.
 func (t *Tensor) Div(u *Tensor) *Tensor {
 	both := []*Tensor{t, u}
 	return t.binary("div", device.Div, u).record("div", both, both, func(b *backprop, g *Tensor) {
@@ -74,37 +94,72 @@ func (t *Tensor) Div(u *Tensor) *Tensor {
 			b.give(0, gt.sumTo(t.shape))
 		}
 		if b.needs(1) {
-			b.give(1, gt.Mul(t).Div(u).Neg().sumTo(u.shape))
+			b.give(1, gt.Mul(t).Div(u).Neg().sumTo(u.shape)) // -g·t/u²
 		}
 	})
 }
 
+// scalar computes op of t and a plain number, not recorded.
 func (t *Tensor) scalar(name string, op device.Binary, s float64) *Tensor {
-	t.wantDType(name, Float32)
-	src := t.Contiguous()
-	out := result(name, Float32, t.shape, t)
-	out.Device().BinaryScalar(op, out.array(), src.array(), float32(s))
+	dtype := scalarType(t, s)
+	if op == device.Div && !dtype.IsFloat() {
+		dtype = Float32
+	}
+	x := t.Detach().To(dtype)
+	if op.IsPredicate() {
+		dtype = Bool
+	}
+	out := result(name, dtype, t.shape, t)
+	out.Device().BinaryScalar(op, out.array(), x.array(), s)
+	t.discard(x)
 	return out
 }
 
-// AddScalar returns t + s.
+// AddScalar returns t + s. The number takes t's dtype; but beside a fraction
+// integers become float32, and bool becomes int64 beside a whole number.
 func (t *Tensor) AddScalar(s float64) *Tensor {
 	return t.scalar("add scalar", device.Add, s).record("add scalar", []*Tensor{t}, nil,
 		func(b *backprop, g *Tensor) { b.give(0, g) })
 }
 
-// MulScalar returns t · s.
+// SubScalar returns t - s.
+func (t *Tensor) SubScalar(s float64) *Tensor { return t.AddScalar(-s) }
+
+// RSubScalar returns s - t.
+func (t *Tensor) RSubScalar(s float64) *Tensor { return t.Neg().AddScalar(s) }
+
+// DivScalar returns t / s, of integers in float32.
+func (t *Tensor) DivScalar(s float64) *Tensor {
+	return t.scalar("div scalar", device.Div, s).record("div scalar", []*Tensor{t}, nil,
+		func(b *backprop, g *Tensor) { b.give(0, g.DivScalar(s)) })
+}
+
+// MulScalar returns t · s; see [Tensor.AddScalar] for dtypes.
 func (t *Tensor) MulScalar(s float64) *Tensor {
 	return t.scalar("mul scalar", device.Mul, s).record("mul scalar", []*Tensor{t}, nil,
 		func(b *backprop, g *Tensor) { b.give(0, g.MulScalar(s)) })
 }
 
-// unary computes op, not recorded.
+// unary computes op, not recorded. Integers stay integers where the function
+// has them for results, and become float32 elsewhere.
 func (t *Tensor) unary(name string, op device.Unary) *Tensor {
-	t.wantDType(name, Float32)
-	src := t.Contiguous()
-	out := result(name, Float32, t.shape, t)
+	src, dtype := t.Detach(), t.dtype
+	switch op {
+	case device.Neg, device.Abs, device.Square, device.Sign, device.ReLU:
+		if dtype == Bool {
+			fail(name, []*Tensor{t}, "is not defined on bool; convert by To")
+		}
+	default:
+		if op.IsPredicate() {
+			dtype = Bool
+			break
+		}
+		src = src.floating()
+		dtype = src.dtype
+	}
+	out := result(name, dtype, t.shape, t)
 	out.Device().Unary(op, out.array(), src.array())
+	t.discard(src)
 	return out
 }
 

@@ -3,6 +3,7 @@
 package tensor
 
 import (
+	"math"
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
@@ -27,30 +28,42 @@ func (t *Tensor) CopyFrom(src *Tensor) {
 
 // Fill sets every element.
 func (t *Tensor) Fill(value float64) {
+	if t.dtype != Bool {
+		t.wantWhole("fill", value)
+	}
 	t.storage.version++
 	t.Device().Fill(t.array(), value)
 }
 
-// Axpy adds alpha·x, of t's shape; both are contiguous float32.
+// Axpy adds alpha·x, of t's shape and dtype; both are contiguous. Of integers
+// alpha must be whole.
 func (t *Tensor) Axpy(alpha float64, x *Tensor) {
 	t.wantSame("axpy", x)
-	t.wantDType("axpy", Float32)
+	t.wantWhole("axpy", alpha)
 	if !t.IsContiguous() || !x.IsContiguous() {
 		fail("axpy", []*Tensor{t, x}, "wants contiguous tensors")
 	}
 	x = x.apartFrom(t)
 	t.storage.version++
-	t.Device().Axpy(t.array(), float32(alpha), x.array())
+	t.Device().Axpy(t.array(), alpha, x.array())
 }
 
-// Scale multiplies every element of a contiguous tensor by s.
+// Scale multiplies every element of a contiguous tensor by s, which must be
+// whole where the elements are.
 func (t *Tensor) Scale(s float64) {
-	t.wantDType("scale", Float32)
+	t.wantWhole("scale", s)
 	if !t.IsContiguous() {
 		fail("scale", []*Tensor{t}, "wants a contiguous tensor")
 	}
 	t.storage.version++
-	t.Device().BinaryScalar(device.Mul, t.array(), t.array(), float32(s))
+	t.Device().BinaryScalar(device.Mul, t.array(), t.array(), s)
+}
+
+// wantWhole fails when the number cannot be one of t's dtype.
+func (t *Tensor) wantWhole(op string, s float64) {
+	if t.dtype == Bool || !t.dtype.IsFloat() && s != math.Trunc(s) {
+		fail(op, []*Tensor{t}, "cannot take %v into %v", s, t.dtype)
+	}
 }
 
 // apartFrom returns t, or a copy when it is another view of the storage that

@@ -61,30 +61,3 @@ func layerNormDefinition(x, gamma, beta *Tensor, eps float64) *Tensor {
 	variance := centred.Mul(centred).MeanKeep(-1)
 	return centred.Div(variance.AddScalar(eps).Sqrt()).Mul(gamma).Add(beta)
 }
-
-// Softmax returns exp(t) over its sum in the last dim.
-func (t *Tensor) Softmax() *Tensor {
-	if len(t.shape) == 0 {
-		fail("softmax", []*Tensor{t}, "wants at least one dim")
-	}
-	t.wantDType("softmax", Float32)
-	src := t.Contiguous()
-	out := result("softmax", Float32, t.shape, t)
-	fused("softmax", nil, []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
-		rows, cols := a[1].RowsCols()
-		kernel.Softmax(p, a[0].Float32s(), a[1].Float32s(), rows, cols)
-	})
-	return out.record("softmax", []*Tensor{t}, []*Tensor{out}, func(b *backprop, g *Tensor) {
-		if b.create {
-			b.give(0, g.Sub(g.Mul(out).SumKeep(-1)).Mul(out))
-			return
-		}
-		g = g.Contiguous()
-		dx := result("softmax", Float32, out.shape, g)
-		fused("softmax grad", nil, []*Tensor{dx, out, g}, func(p *work.Pool, a []device.Array) {
-			rows, cols := a[1].RowsCols()
-			kernel.SoftmaxBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), rows, cols)
-		})
-		b.give(0, dx)
-	})
-}

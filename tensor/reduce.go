@@ -8,16 +8,27 @@ import (
 	"github.com/cohort-ml/cohort/internal/device"
 )
 
-// reduceTo combines the dims that have size 1 in keep. Sums are recorded; the
-// maximum serves only to shift exponents and is a constant to the tape.
+// reduceTo combines the dims that have size 1 in keep, in float32 for elements of
+// sixteen bits; sums and products of integers are int64. Sums are recorded; what
+// other reductions record is up to the caller.
 func (t *Tensor) reduceTo(name string, op device.Reduction, keep []int) *Tensor {
-	t.wantDType(name, Float32)
-	if slices.Equal(keep, t.shape) {
+	dtype, compute := t.dtype, t.dtype
+	switch {
+	case isHalf(dtype):
+		compute = Float32
+	case !dtype.IsFloat() && (op == device.Sum || op == device.Prod):
+		dtype, compute = Int64, Int64
+	}
+	if slices.Equal(keep, t.shape) && dtype == t.dtype {
 		return t
 	}
-	out := result(name, Float32, keep, t)
-	src := t.Contiguous()
-	out.Device().Reduce(op, out.array(), src.array())
+	src := t.Detach().To(compute)
+	dense := src.Contiguous()
+	out := result(name, compute, keep, t)
+	out.Device().Reduce(op, out.array(), dense.array())
+	src.discard(dense)
+	t.discard(src)
+	out = out.To(dtype)
 	if op != device.Sum {
 		return out
 	}
@@ -27,54 +38,64 @@ func (t *Tensor) reduceTo(name string, op device.Reduction, keep []int) *Tensor 
 	})
 }
 
-// Sum returns the sum over the given dims, all of them if none is given. The
-// dims disappear; see [Tensor.SumKeep].
-func (t *Tensor) Sum(dims ...int) *Tensor {
-	kept := t.SumKeep(dims...)
-	if len(dims) == 0 {
-		return kept.Reshape()
-	}
+// keepDims returns t's shape with size 1 in the given dims, in all if none is
+// given, and that shape without them.
+func (t *Tensor) keepDims(op string, dims []int) (keep, without []int) {
 	gone := make([]bool, len(t.shape))
 	for _, d := range dims {
-		gone[dimIndex("sum", t, d)] = true
+		at := dimIndex(op, t, d)
+		if gone[at] {
+			fail(op, []*Tensor{t}, "dim %d is twice in %v", d, dims)
+		}
+		gone[at] = true
 	}
-	shape := []int{}
+	keep, without = t.Shape(), []int{}
 	for i, s := range t.shape {
-		if !gone[i] {
-			shape = append(shape, s)
+		if gone[i] || len(dims) == 0 {
+			keep[i] = 1
+		} else {
+			without = append(without, s)
 		}
 	}
-	return kept.Reshape(shape...)
+	return keep, without
+}
+
+// Sum returns the sum over the given dims, all of them if none is given. The
+// dims disappear; see [Tensor.SumKeep]. Integers and bool are summed in int64,
+// elements of sixteen bits in float32.
+func (t *Tensor) Sum(dims ...int) *Tensor {
+	keep, without := t.keepDims("sum", dims)
+	return t.reduceTo("sum", device.Sum, keep).Reshape(without...)
 }
 
 // SumKeep is Sum with the summed dims left in place with size 1.
 func (t *Tensor) SumKeep(dims ...int) *Tensor {
-	keep := t.Shape()
-	if len(dims) == 0 {
-		for i := range keep {
-			keep[i] = 1
-		}
-	}
-	for _, d := range dims {
-		keep[dimIndex("sum", t, d)] = 1
-	}
+	keep, _ := t.keepDims("sum", dims)
 	return t.reduceTo("sum", device.Sum, keep)
 }
 
 // Mean returns the mean over the given dims, all of them if none is given. The
-// mean of nothing is NaN.
+// mean of nothing is NaN. It takes floating dtypes.
 func (t *Tensor) Mean(dims ...int) *Tensor {
-	return t.meanOf(t.Sum(dims...))
+	return t.meanOf(func(t *Tensor) *Tensor { return t.Sum(dims...) })
 }
 
 // MeanKeep is Mean with the dims left in place with size 1.
 func (t *Tensor) MeanKeep(dims ...int) *Tensor {
-	return t.meanOf(t.SumKeep(dims...))
+	return t.meanOf(func(t *Tensor) *Tensor { return t.SumKeep(dims...) })
 }
 
-// meanOf turns sums of t's elements into means.
-func (t *Tensor) meanOf(sum *Tensor) *Tensor {
-	return sum.MulScalar(float64(sum.NumElems()) / float64(t.NumElems()))
+// meanOf turns sums of t's elements into means, rounded once.
+func (t *Tensor) meanOf(sum func(t *Tensor) *Tensor) *Tensor {
+	if !t.dtype.IsFloat() {
+		fail("mean", []*Tensor{t}, "wants a floating dtype; convert by To")
+	}
+	wide := t
+	if isHalf(t.dtype) {
+		wide = t.To(Float32)
+	}
+	s := sum(wide)
+	return s.MulScalar(float64(s.NumElems()) / float64(t.NumElems())).To(t.dtype)
 }
 
 // maxKeep returns the maximum of the last dim, without a gradient.
@@ -87,7 +108,9 @@ func (t *Tensor) maxKeep() *Tensor {
 // SumSquares returns the sum of the squares of all elements, in float64 and
 // in a fixed order. No gradient flows through it.
 func (t *Tensor) SumSquares() float64 {
-	t.wantDType("sum squares", Float32)
-	src := t.detach().Contiguous()
+	if !t.dtype.IsFloat() {
+		fail("sum squares", []*Tensor{t}, "wants a floating dtype")
+	}
+	src := t.detach().To(Float32).Contiguous()
 	return src.Device().SumSquares(src.array())
 }

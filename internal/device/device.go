@@ -167,12 +167,34 @@ const (
 	ReLU
 	GELU     // x·Φ(x), exact
 	GELUTanh // its tanh approximation, as in GPT-2
+	Abs
+	Square
+	Rsqrt
+	Sin
+	Cos
+	Log1p
+	Expm1
+	Sign // of -1, 0, 1; 0 for NaN, as PyTorch has it
+	Floor
+	Ceil
+	Round   // to the nearest, ties to even
+	Sigmoid // 1/(1+e⁻ˣ)
+	SiLU    // x·Sigmoid(x)
+	// The results of those below are Bool.
+	LogicalNot
+	IsNaN
+	IsInf
+	IsFinite
 )
+
+// IsPredicate reports whether the results are Bool, whatever the operand is.
+func (u Unary) IsPredicate() bool { return u >= LogicalNot }
 
 // Binary names an elementwise function of two operands.
 type Binary uint8
 
-// The binary functions. The …Grad ones take (x, g) and give g·f'(x).
+// The binary functions. The …Grad ones take (x, g) and give g·f'(x), but for
+// SigmoidGrad, which takes (f(x), g).
 const (
 	Add Binary = iota
 	Sub
@@ -181,7 +203,25 @@ const (
 	ReLUGrad
 	GELUGrad
 	GELUTanhGrad
+	SigmoidGrad
+	SiLUGrad
+	Pow
+	Maximum // NaN if either operand is
+	Minimum
+	// The results of those below are Bool.
+	Eq
+	Ne
+	Lt
+	Le
+	Gt
+	Ge
+	LogicalAnd
+	LogicalOr
+	LogicalXor
 )
+
+// IsPredicate reports whether the results are Bool, whatever the operands are.
+func (b Binary) IsPredicate() bool { return b >= Eq }
 
 // Reduction names how elements are combined.
 type Reduction uint8
@@ -189,7 +229,9 @@ type Reduction uint8
 // The reductions.
 const (
 	Sum Reduction = iota
-	Max
+	Max           // NaN if an element is
+	Min
+	Prod
 )
 
 // Fused is an operation with a kernel of its own, where the primitives would
@@ -224,14 +266,29 @@ type Device interface {
 type Kernels interface {
 	Fill(dst Array, value float64)
 	Copy(dst, src Array) // any strides; another dtype is converted to dst's
-	// Axpy adds alpha·x to dst; dst and x are contiguous.
-	Axpy(dst Array, alpha float32, x Array)
+	// Axpy adds alpha·x to dst; both are contiguous and of one dtype.
+	Axpy(dst Array, alpha float64, x Array)
+
+	// The elementwise functions take every dtype and any strides of the operands;
+	// dst is contiguous. What has sixteen bits is computed in float32 and rounded
+	// once. Bool has Add (or), Mul (and), Maximum, Minimum and predicates.
+
+	// Unary applies op to x, of dst's dtype unless op is a predicate.
 	Unary(op Unary, dst, x Array)
-	// Binary broadcasts by zero strides.
+	// Binary broadcasts by zero strides. a and b have one dtype, dst's unless op
+	// is a predicate; but Float32, BFloat16 and Float16 mix freely.
 	Binary(op Binary, dst, a, b Array)
-	BinaryScalar(op Binary, dst, a Array, scalar float32)
-	// Reduce combines the dims of x in which dst has size 1.
+	BinaryScalar(op Binary, dst, a Array, scalar float64)
+	// Where takes elements of a where cond (Bool) is true, and of b elsewhere;
+	// dst, a and b have one dtype.
+	Where(dst, cond, a, b Array)
+	// Reduce combines the dims of x in which dst has size 1. Both are contiguous
+	// and of one dtype, which is not one of sixteen bits.
 	Reduce(op Reduction, dst, x Array)
+	// ArgReduce writes to dst, Int64, the first index along dim of the greatest
+	// element (op Max) or the smallest (Min), the first NaN if there is one. x is
+	// contiguous and of any dtype; dst has size 1 in dim.
+	ArgReduce(op Reduction, dst, x Array, dim int)
 	SumSquares(x Array) float64
 	// MatMul computes dst = a·b + beta·dst + bias on [batch…, m, k]·[batch…, k, n];
 	// the last two dims of a and b may be transposed, bias [n] may be empty.

@@ -14,10 +14,12 @@ func (meta) Free(Memory)                                {}
 func (meta) Host(Memory, int, int) []byte               { return nil }
 func (meta) Fill(Array, float64)                        {}
 func (meta) Copy(_, _ Array)                            {}
-func (meta) Axpy(Array, float32, Array)                 {}
+func (meta) Axpy(Array, float64, Array)                 {}
 func (meta) Unary(Unary, Array, Array)                  {}
 func (meta) Binary(_ Binary, _, _, _ Array)             {}
-func (meta) BinaryScalar(Binary, Array, Array, float32) {}
+func (meta) BinaryScalar(Binary, Array, Array, float64) {}
+func (meta) Where(_, _, _, _ Array)                     {}
+func (meta) ArgReduce(Reduction, Array, Array, int)     {}
 func (meta) Reduce(Reduction, Array, Array)             {}
 func (meta) SumSquares(Array) float64                   { return 0 }
 func (meta) MatMul(_, _, _, _ Array, _ float32)         {}

@@ -12,8 +12,9 @@ type vectorKernels struct {
 
 	exp, log, tanh, erf, sqrt, reciprocal, neg func(dst, a []float32)
 
-	relu, gelu, geluTanh                         func(dst, x []float32)
+	relu, gelu, geluTanh, sigmoid, silu          func(dst, x []float32)
 	reluBackward, geluBackward, geluTanhBackward func(dst, x, g []float32)
+	sigmoidBackward, siluBackward                func(dst, x, g []float32) // sigmoid's x is its result
 
 	sum, sumSquares func(x []float32) float64
 	maximum         func(x []float32) float32 // -Inf for no elements

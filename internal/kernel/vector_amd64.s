@@ -474,6 +474,80 @@ done1:
 	VZEROUPPER
 	RET
 
+// func sigmoidBackward512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F
+TEXT ·sigmoidBackward512(SB), NOSPLIT, $0-72
+	MOVQ  dst_len+8(FP), AX
+	MOVQ  dst_base+0(FP), DX
+	MOVQ  a_base+24(FP), BX
+	MOVQ  b_base+48(FP), SI
+	MOVQ  AX, CX
+	ANDQ  $0x0f, CX
+	MOVL  $0x00000001, DI
+	SHLL  CL, DI
+	DECL  DI
+	KMOVW DI, K1
+	XORQ  CX, CX
+
+loop2:
+	LEAQ         64(CX), DI
+	CMPQ         DI, AX
+	JGT          after3
+	VMOVUPS      (BX)(CX*4), Z0
+	VMOVUPS      (SI)(CX*4), Z1
+	VMOVAPS      Z0, Z2
+	VFNMADD231PS Z0, Z0, Z2
+	VMULPS       Z1, Z2, Z0
+	VMOVUPS      Z0, (DX)(CX*4)
+	VMOVUPS      64(BX)(CX*4), Z0
+	VMOVUPS      64(SI)(CX*4), Z1
+	VMOVAPS      Z0, Z2
+	VFNMADD231PS Z0, Z0, Z2
+	VMULPS       Z1, Z2, Z0
+	VMOVUPS      Z0, 64(DX)(CX*4)
+	VMOVUPS      128(BX)(CX*4), Z0
+	VMOVUPS      128(SI)(CX*4), Z1
+	VMOVAPS      Z0, Z2
+	VFNMADD231PS Z0, Z0, Z2
+	VMULPS       Z1, Z2, Z0
+	VMOVUPS      Z0, 128(DX)(CX*4)
+	VMOVUPS      192(BX)(CX*4), Z0
+	VMOVUPS      192(SI)(CX*4), Z1
+	VMOVAPS      Z0, Z2
+	VFNMADD231PS Z0, Z0, Z2
+	VMULPS       Z1, Z2, Z0
+	VMOVUPS      Z0, 192(DX)(CX*4)
+	MOVQ         DI, CX
+	JMP          loop2
+
+after3:
+loop4:
+	LEAQ         16(CX), DI
+	CMPQ         DI, AX
+	JGT          after5
+	VMOVUPS      (BX)(CX*4), Z0
+	VMOVUPS      (SI)(CX*4), Z1
+	VMOVAPS      Z0, Z2
+	VFNMADD231PS Z0, Z0, Z2
+	VMULPS       Z1, Z2, Z0
+	VMOVUPS      Z0, (DX)(CX*4)
+	MOVQ         DI, CX
+	JMP          loop4
+
+after5:
+	CMPQ         CX, AX
+	JGE          done1
+	VMOVUPS.Z    (BX)(CX*4), K1, Z0
+	VMOVUPS.Z    (SI)(CX*4), K1, Z1
+	VMOVAPS      Z0, Z2
+	VFNMADD231PS Z0, Z0, Z2
+	VMULPS       Z1, Z2, Z0
+	VMOVUPS      Z0, K1, (DX)(CX*4)
+
+done1:
+	VZEROUPPER
+	RET
+
 // func addScalar512(dst []float32, a []float32, s float32)
 // Requires: AVX, AVX512F
 TEXT ·addScalar512(SB), NOSPLIT, $0-52
@@ -1502,6 +1576,194 @@ done1:
 	VZEROUPPER
 	RET
 
+// func sigmoid512(dst []float32, a []float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·sigmoid512(SB), NOSPLIT, $0-48
+	MOVQ    dst_len+8(FP), AX
+	MOVQ    dst_base+0(FP), DX
+	MOVQ    a_base+24(FP), BX
+	MOVQ    AX, CX
+	ANDQ    $0x0f, CX
+	MOVL    $0x00000001, SI
+	SHLL    CL, SI
+	DECL    SI
+	KMOVW   SI, K1
+	VMOVUPS vectorConstants<>+128(SB), Z0
+	VMOVUPS vectorConstants<>+192(SB), Z1
+	VMOVUPS vectorConstants<>+256(SB), Z2
+	VMOVUPS vectorConstants<>+320(SB), Z3
+	VMOVUPS vectorConstants<>+384(SB), Z4
+	VMOVUPS vectorConstants<>+448(SB), Z5
+	VMOVUPS vectorConstants<>+512(SB), Z6
+	VMOVUPS vectorConstants<>+576(SB), Z7
+	VMOVUPS vectorConstants<>+0(SB), Z8
+	VMOVUPS vectorConstants<>+2112(SB), Z9
+	VMOVUPS vectorConstants<>+2176(SB), Z9
+	VMOVUPS vectorConstants<>+0(SB), Z12
+	XORQ    CX, CX
+
+loop2:
+	LEAQ         16(CX), SI
+	CMPQ         SI, AX
+	JGT          after3
+	VMOVUPS      (BX)(CX*4), Z13
+	VANDPS       vectorConstants<>+2048(SB), Z13, Z14
+	VXORPS       vectorConstants<>+64(SB), Z14, Z14
+	VMAXPS       Z14, Z9, Z14
+	VMULPS       Z0, Z14, Z15
+	VRNDSCALEPS  $0x00, Z15, Z15
+	VMOVAPS      Z14, Z14
+	VFNMADD231PS Z1, Z15, Z14
+	VFNMADD231PS Z2, Z15, Z14
+	VMOVUPS      Z7, Z16
+	VFMADD213PS  Z6, Z14, Z16
+	VFMADD213PS  Z5, Z14, Z16
+	VFMADD213PS  Z4, Z14, Z16
+	VFMADD213PS  Z3, Z14, Z16
+	VMULPS       Z14, Z14, Z17
+	VMOVAPS      Z16, Z16
+	VFMADD213PS  Z14, Z17, Z16
+	VADDPS       Z8, Z16, Z14
+	VSCALEFPS    Z15, Z14, Z14
+	VADDPS       Z12, Z14, Z15
+	VDIVPS       Z15, Z12, Z15
+	VMULPS       Z15, Z14, Z14
+	VPMOVD2M     Z13, K2
+	VBLENDMPS    Z14, Z15, K2, Z10
+	VMOVUPS      Z10, (DX)(CX*4)
+	MOVQ         SI, CX
+	JMP          loop2
+
+after3:
+	CMPQ         CX, AX
+	JGE          done1
+	VMOVUPS.Z    (BX)(CX*4), K1, Z10
+	VANDPS       vectorConstants<>+2048(SB), Z10, Z13
+	VXORPS       vectorConstants<>+64(SB), Z13, Z13
+	VMAXPS       Z13, Z9, Z9
+	VMULPS       Z0, Z9, Z0
+	VRNDSCALEPS  $0x00, Z0, Z0
+	VMOVAPS      Z9, Z9
+	VFNMADD231PS Z1, Z0, Z9
+	VFNMADD231PS Z2, Z0, Z9
+	VMOVUPS      Z7, Z1
+	VFMADD213PS  Z6, Z9, Z1
+	VFMADD213PS  Z5, Z9, Z1
+	VFMADD213PS  Z4, Z9, Z1
+	VFMADD213PS  Z3, Z9, Z1
+	VMULPS       Z9, Z9, Z2
+	VMOVAPS      Z1, Z1
+	VFMADD213PS  Z9, Z2, Z1
+	VADDPS       Z8, Z1, Z1
+	VSCALEFPS    Z0, Z1, Z1
+	VADDPS       Z12, Z1, Z0
+	VDIVPS       Z0, Z12, Z0
+	VMULPS       Z0, Z1, Z1
+	VPMOVD2M     Z10, K2
+	VBLENDMPS    Z1, Z0, K2, Z11
+	VMOVUPS      Z11, K1, (DX)(CX*4)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func silu512(dst []float32, a []float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·silu512(SB), NOSPLIT, $0-48
+	MOVQ    dst_len+8(FP), AX
+	MOVQ    dst_base+0(FP), DX
+	MOVQ    a_base+24(FP), BX
+	MOVQ    AX, CX
+	ANDQ    $0x0f, CX
+	MOVL    $0x00000001, SI
+	SHLL    CL, SI
+	DECL    SI
+	KMOVW   SI, K1
+	VMOVUPS vectorConstants<>+128(SB), Z0
+	VMOVUPS vectorConstants<>+192(SB), Z1
+	VMOVUPS vectorConstants<>+256(SB), Z2
+	VMOVUPS vectorConstants<>+320(SB), Z3
+	VMOVUPS vectorConstants<>+384(SB), Z4
+	VMOVUPS vectorConstants<>+448(SB), Z5
+	VMOVUPS vectorConstants<>+512(SB), Z6
+	VMOVUPS vectorConstants<>+576(SB), Z7
+	VMOVUPS vectorConstants<>+0(SB), Z8
+	VMOVUPS vectorConstants<>+2112(SB), Z9
+	VMOVUPS vectorConstants<>+2176(SB), Z9
+	VMOVUPS vectorConstants<>+0(SB), Z12
+	XORQ    CX, CX
+
+loop2:
+	LEAQ         16(CX), SI
+	CMPQ         SI, AX
+	JGT          after3
+	VMOVUPS      (BX)(CX*4), Z13
+	VANDPS       vectorConstants<>+2048(SB), Z13, Z14
+	VMOVUPS      vectorConstants<>+3584(SB), Z15
+	VMINPS       Z14, Z15, Z14
+	VXORPS       vectorConstants<>+64(SB), Z14, Z15
+	VMAXPS       Z15, Z9, Z15
+	VMULPS       Z0, Z15, Z16
+	VRNDSCALEPS  $0x00, Z16, Z16
+	VMOVAPS      Z15, Z15
+	VFNMADD231PS Z1, Z16, Z15
+	VFNMADD231PS Z2, Z16, Z15
+	VMOVUPS      Z7, Z17
+	VFMADD213PS  Z6, Z15, Z17
+	VFMADD213PS  Z5, Z15, Z17
+	VFMADD213PS  Z4, Z15, Z17
+	VFMADD213PS  Z3, Z15, Z17
+	VMULPS       Z15, Z15, Z18
+	VMOVAPS      Z17, Z17
+	VFMADD213PS  Z15, Z18, Z17
+	VADDPS       Z8, Z17, Z15
+	VSCALEFPS    Z16, Z15, Z15
+	VADDPS       Z12, Z15, Z16
+	VDIVPS       Z16, Z12, Z16
+	VPXORD       Z10, Z10, Z10
+	VMAXPS       Z13, Z10, Z13
+	VMULPS       Z16, Z14, Z14
+	VFNMADD231PS Z15, Z14, Z13
+	VMOVUPS      Z13, (DX)(CX*4)
+	MOVQ         SI, CX
+	JMP          loop2
+
+after3:
+	CMPQ         CX, AX
+	JGE          done1
+	VMOVUPS.Z    (BX)(CX*4), K1, Z10
+	VANDPS       vectorConstants<>+2048(SB), Z10, Z13
+	VMOVUPS      vectorConstants<>+3584(SB), Z14
+	VMINPS       Z13, Z14, Z13
+	VXORPS       vectorConstants<>+64(SB), Z13, Z14
+	VMAXPS       Z14, Z9, Z9
+	VMULPS       Z0, Z9, Z0
+	VRNDSCALEPS  $0x00, Z0, Z0
+	VMOVAPS      Z9, Z9
+	VFNMADD231PS Z1, Z0, Z9
+	VFNMADD231PS Z2, Z0, Z9
+	VMOVUPS      Z7, Z1
+	VFMADD213PS  Z6, Z9, Z1
+	VFMADD213PS  Z5, Z9, Z1
+	VFMADD213PS  Z4, Z9, Z1
+	VFMADD213PS  Z3, Z9, Z1
+	VMULPS       Z9, Z9, Z2
+	VMOVAPS      Z1, Z1
+	VFMADD213PS  Z9, Z2, Z1
+	VADDPS       Z8, Z1, Z1
+	VSCALEFPS    Z0, Z1, Z1
+	VADDPS       Z12, Z1, Z0
+	VDIVPS       Z0, Z12, Z0
+	VPXORD       Z11, Z11, Z11
+	VMAXPS       Z10, Z11, Z2
+	VMULPS       Z0, Z13, Z0
+	VFNMADD231PS Z1, Z0, Z2
+	VMOVUPS      Z2, K1, (DX)(CX*4)
+
+done1:
+	VZEROUPPER
+	RET
+
 // func geluBackward512(dst []float32, a []float32, b []float32)
 // Requires: AVX, AVX512DQ, AVX512F
 TEXT ·geluBackward512(SB), NOSPLIT, $0-72
@@ -1568,7 +1830,7 @@ loop2:
 	VFMADD213PS  Z17, Z20, Z19
 	VADDPS       Z8, Z19, Z17
 	VSCALEFPS    Z18, Z17, Z17
-	VFNMADD231PS vectorConstants<>+3584(SB), Z15, Z16
+	VFNMADD231PS vectorConstants<>+3648(SB), Z15, Z16
 	VMULPS       Z16, Z17, Z15
 	VMOVUPS      vectorConstants<>+0(SB), Z16
 	VSUBPS       Z15, Z16, Z16
@@ -1617,7 +1879,7 @@ after3:
 	VFMADD213PS  Z9, Z2, Z1
 	VADDPS       Z8, Z1, Z1
 	VSCALEFPS    Z0, Z1, Z1
-	VFNMADD231PS vectorConstants<>+3584(SB), Z14, Z12
+	VFNMADD231PS vectorConstants<>+3648(SB), Z14, Z12
 	VMULPS       Z12, Z1, Z0
 	VMOVUPS      vectorConstants<>+0(SB), Z1
 	VSUBPS       Z0, Z1, Z1
@@ -1688,8 +1950,8 @@ loop2:
 	VSCALEFPS    Z18, Z17, Z17
 	VADDPS       Z12, Z17, Z18
 	VDIVPS       Z18, Z12, Z18
-	VMOVUPS      vectorConstants<>+3648(SB), Z19
-	VFMADD231PS  vectorConstants<>+3712(SB), Z16, Z19
+	VMOVUPS      vectorConstants<>+3712(SB), Z19
+	VFMADD231PS  vectorConstants<>+3776(SB), Z16, Z19
 	VMOVUPS      vectorConstants<>+0(SB), Z16
 	VMULPS       Z18, Z15, Z15
 	VFNMADD231PS Z19, Z15, Z16
@@ -1734,13 +1996,123 @@ after3:
 	VSCALEFPS    Z0, Z1, Z1
 	VADDPS       Z12, Z1, Z0
 	VDIVPS       Z0, Z12, Z0
-	VMOVUPS      vectorConstants<>+3648(SB), Z2
-	VFMADD231PS  vectorConstants<>+3712(SB), Z15, Z2
+	VMOVUPS      vectorConstants<>+3712(SB), Z2
+	VFMADD231PS  vectorConstants<>+3776(SB), Z15, Z2
 	VMOVUPS      vectorConstants<>+0(SB), Z3
 	VMULPS       Z0, Z14, Z4
 	VFNMADD231PS Z2, Z4, Z3
 	VMULPS       Z0, Z1, Z0
 	VMULPS       Z3, Z0, Z0
+	VMOVUPS      vectorConstants<>+0(SB), Z1
+	VSUBPS       Z0, Z1, Z1
+	VPMOVD2M     Z10, K2
+	VBLENDMPS    Z0, Z1, K2, Z11
+	VMULPS       Z13, Z11, Z0
+	VMOVUPS      Z0, K1, (DX)(CX*4)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func siluBackward512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·siluBackward512(SB), NOSPLIT, $0-72
+	MOVQ    dst_len+8(FP), AX
+	MOVQ    dst_base+0(FP), DX
+	MOVQ    a_base+24(FP), BX
+	MOVQ    b_base+48(FP), SI
+	MOVQ    AX, CX
+	ANDQ    $0x0f, CX
+	MOVL    $0x00000001, DI
+	SHLL    CL, DI
+	DECL    DI
+	KMOVW   DI, K1
+	VMOVUPS vectorConstants<>+128(SB), Z0
+	VMOVUPS vectorConstants<>+192(SB), Z1
+	VMOVUPS vectorConstants<>+256(SB), Z2
+	VMOVUPS vectorConstants<>+320(SB), Z3
+	VMOVUPS vectorConstants<>+384(SB), Z4
+	VMOVUPS vectorConstants<>+448(SB), Z5
+	VMOVUPS vectorConstants<>+512(SB), Z6
+	VMOVUPS vectorConstants<>+576(SB), Z7
+	VMOVUPS vectorConstants<>+0(SB), Z8
+	VMOVUPS vectorConstants<>+2112(SB), Z9
+	VMOVUPS vectorConstants<>+2176(SB), Z9
+	VMOVUPS vectorConstants<>+0(SB), Z12
+	XORQ    CX, CX
+
+loop2:
+	LEAQ         16(CX), DI
+	CMPQ         DI, AX
+	JGT          after3
+	VMOVUPS      (BX)(CX*4), Z13
+	VMOVUPS      (SI)(CX*4), Z14
+	VANDPS       vectorConstants<>+2048(SB), Z13, Z15
+	VMOVUPS      vectorConstants<>+3584(SB), Z16
+	VMINPS       Z15, Z16, Z15
+	VXORPS       vectorConstants<>+64(SB), Z15, Z16
+	VMAXPS       Z16, Z9, Z16
+	VMULPS       Z0, Z16, Z17
+	VRNDSCALEPS  $0x00, Z17, Z17
+	VMOVAPS      Z16, Z16
+	VFNMADD231PS Z1, Z17, Z16
+	VFNMADD231PS Z2, Z17, Z16
+	VMOVUPS      Z7, Z18
+	VFMADD213PS  Z6, Z16, Z18
+	VFMADD213PS  Z5, Z16, Z18
+	VFMADD213PS  Z4, Z16, Z18
+	VFMADD213PS  Z3, Z16, Z18
+	VMULPS       Z16, Z16, Z19
+	VMOVAPS      Z18, Z18
+	VFMADD213PS  Z16, Z19, Z18
+	VADDPS       Z8, Z18, Z16
+	VSCALEFPS    Z17, Z16, Z16
+	VADDPS       Z12, Z16, Z17
+	VDIVPS       Z17, Z12, Z17
+	VMOVUPS      vectorConstants<>+0(SB), Z18
+	VFNMADD231PS Z17, Z15, Z18
+	VMULPS       Z17, Z16, Z15
+	VMULPS       Z18, Z15, Z15
+	VMOVUPS      vectorConstants<>+0(SB), Z16
+	VSUBPS       Z15, Z16, Z16
+	VPMOVD2M     Z13, K2
+	VBLENDMPS    Z15, Z16, K2, Z10
+	VMULPS       Z14, Z10, Z13
+	VMOVUPS      Z13, (DX)(CX*4)
+	MOVQ         DI, CX
+	JMP          loop2
+
+after3:
+	CMPQ         CX, AX
+	JGE          done1
+	VMOVUPS.Z    (BX)(CX*4), K1, Z10
+	VMOVUPS.Z    (SI)(CX*4), K1, Z13
+	VANDPS       vectorConstants<>+2048(SB), Z10, Z14
+	VMOVUPS      vectorConstants<>+3584(SB), Z15
+	VMINPS       Z14, Z15, Z14
+	VXORPS       vectorConstants<>+64(SB), Z14, Z15
+	VMAXPS       Z15, Z9, Z9
+	VMULPS       Z0, Z9, Z0
+	VRNDSCALEPS  $0x00, Z0, Z0
+	VMOVAPS      Z9, Z9
+	VFNMADD231PS Z1, Z0, Z9
+	VFNMADD231PS Z2, Z0, Z9
+	VMOVUPS      Z7, Z1
+	VFMADD213PS  Z6, Z9, Z1
+	VFMADD213PS  Z5, Z9, Z1
+	VFMADD213PS  Z4, Z9, Z1
+	VFMADD213PS  Z3, Z9, Z1
+	VMULPS       Z9, Z9, Z2
+	VMOVAPS      Z1, Z1
+	VFMADD213PS  Z9, Z2, Z1
+	VADDPS       Z8, Z1, Z1
+	VSCALEFPS    Z0, Z1, Z1
+	VADDPS       Z12, Z1, Z0
+	VDIVPS       Z0, Z12, Z0
+	VMOVUPS      vectorConstants<>+0(SB), Z2
+	VFNMADD231PS Z0, Z14, Z2
+	VMULPS       Z0, Z1, Z0
+	VMULPS       Z2, Z0, Z0
 	VMOVUPS      vectorConstants<>+0(SB), Z1
 	VSUBPS       Z0, Z1, Z1
 	VPMOVD2M     Z10, K2
@@ -3535,6 +3907,80 @@ done1:
 	VZEROUPPER
 	RET
 
+// func sigmoidBackward256(dst []float32, a []float32, b []float32)
+// Requires: AVX, FMA3
+TEXT ·sigmoidBackward256(SB), NOSPLIT, $0-72
+	MOVQ    dst_len+8(FP), AX
+	MOVQ    dst_base+0(FP), CX
+	MOVQ    a_base+24(FP), DX
+	MOVQ    b_base+48(FP), BX
+	LEAQ    vectorMasks<>+32(SB), DI
+	MOVQ    AX, SI
+	ANDQ    $0x07, SI
+	SHLQ    $0x02, SI
+	SUBQ    SI, DI
+	VMOVUPS (DI), Y0
+	XORQ    SI, SI
+
+loop2:
+	LEAQ         32(SI), DI
+	CMPQ         DI, AX
+	JGT          after3
+	VMOVUPS      (DX)(SI*4), Y1
+	VMOVUPS      (BX)(SI*4), Y2
+	VMOVAPS      Y1, Y3
+	VFNMADD231PS Y1, Y1, Y3
+	VMULPS       Y2, Y3, Y1
+	VMOVUPS      Y1, (CX)(SI*4)
+	VMOVUPS      32(DX)(SI*4), Y1
+	VMOVUPS      32(BX)(SI*4), Y2
+	VMOVAPS      Y1, Y3
+	VFNMADD231PS Y1, Y1, Y3
+	VMULPS       Y2, Y3, Y1
+	VMOVUPS      Y1, 32(CX)(SI*4)
+	VMOVUPS      64(DX)(SI*4), Y1
+	VMOVUPS      64(BX)(SI*4), Y2
+	VMOVAPS      Y1, Y3
+	VFNMADD231PS Y1, Y1, Y3
+	VMULPS       Y2, Y3, Y1
+	VMOVUPS      Y1, 64(CX)(SI*4)
+	VMOVUPS      96(DX)(SI*4), Y1
+	VMOVUPS      96(BX)(SI*4), Y2
+	VMOVAPS      Y1, Y3
+	VFNMADD231PS Y1, Y1, Y3
+	VMULPS       Y2, Y3, Y1
+	VMOVUPS      Y1, 96(CX)(SI*4)
+	MOVQ         DI, SI
+	JMP          loop2
+
+after3:
+loop4:
+	LEAQ         8(SI), DI
+	CMPQ         DI, AX
+	JGT          after5
+	VMOVUPS      (DX)(SI*4), Y1
+	VMOVUPS      (BX)(SI*4), Y2
+	VMOVAPS      Y1, Y3
+	VFNMADD231PS Y1, Y1, Y3
+	VMULPS       Y2, Y3, Y1
+	VMOVUPS      Y1, (CX)(SI*4)
+	MOVQ         DI, SI
+	JMP          loop4
+
+after5:
+	CMPQ         SI, AX
+	JGE          done1
+	VMASKMOVPS   (DX)(SI*4), Y0, Y1
+	VMASKMOVPS   (BX)(SI*4), Y0, Y2
+	VMOVAPS      Y1, Y3
+	VFNMADD231PS Y1, Y1, Y3
+	VMULPS       Y2, Y3, Y1
+	VMASKMOVPS   Y1, Y0, (CX)(SI*4)
+
+done1:
+	VZEROUPPER
+	RET
+
 // func addScalar256(dst []float32, a []float32, s float32)
 // Requires: AVX
 TEXT ·addScalar256(SB), NOSPLIT, $0-52
@@ -4544,6 +4990,188 @@ done1:
 	VZEROUPPER
 	RET
 
+// func sigmoid256(dst []float32, a []float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·sigmoid256(SB), NOSPLIT, $0-48
+	MOVQ    dst_len+8(FP), AX
+	MOVQ    dst_base+0(FP), CX
+	MOVQ    a_base+24(FP), DX
+	LEAQ    vectorMasks<>+32(SB), SI
+	MOVQ    AX, BX
+	ANDQ    $0x07, BX
+	SHLQ    $0x02, BX
+	SUBQ    BX, SI
+	VMOVUPS (SI), Y0
+	XORQ    BX, BX
+
+loop2:
+	LEAQ         8(BX), SI
+	CMPQ         SI, AX
+	JGT          after3
+	VMOVUPS      (DX)(BX*4), Y1
+	VANDPS       vectorConstants<>+2048(SB), Y1, Y2
+	VXORPS       vectorConstants<>+64(SB), Y2, Y2
+	VMOVUPS      vectorConstants<>+2112(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMULPS       vectorConstants<>+128(SB), Y2, Y3
+	VROUNDPS     $0x00, Y3, Y3
+	VMOVAPS      Y2, Y2
+	VFNMADD231PS vectorConstants<>+192(SB), Y3, Y2
+	VFNMADD231PS vectorConstants<>+256(SB), Y3, Y2
+	VMOVUPS      vectorConstants<>+576(SB), Y4
+	VFMADD213PS  vectorConstants<>+512(SB), Y2, Y4
+	VFMADD213PS  vectorConstants<>+448(SB), Y2, Y4
+	VFMADD213PS  vectorConstants<>+384(SB), Y2, Y4
+	VFMADD213PS  vectorConstants<>+320(SB), Y2, Y4
+	VMULPS       Y2, Y2, Y5
+	VMOVAPS      Y4, Y4
+	VFMADD213PS  Y2, Y5, Y4
+	VADDPS       vectorConstants<>+0(SB), Y4, Y2
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       vectorConstants<>+1856(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y2, Y2
+	VMOVUPS      vectorConstants<>+0(SB), Y3
+	VADDPS       vectorConstants<>+0(SB), Y2, Y4
+	VDIVPS       Y4, Y3, Y3
+	VMULPS       Y3, Y2, Y2
+	VBLENDVPS    Y1, Y2, Y3, Y1
+	VMOVUPS      Y1, (CX)(BX*4)
+	MOVQ         SI, BX
+	JMP          loop2
+
+after3:
+	CMPQ         BX, AX
+	JGE          done1
+	VMASKMOVPS   (DX)(BX*4), Y0, Y1
+	VANDPS       vectorConstants<>+2048(SB), Y1, Y2
+	VXORPS       vectorConstants<>+64(SB), Y2, Y2
+	VMOVUPS      vectorConstants<>+2112(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMULPS       vectorConstants<>+128(SB), Y2, Y3
+	VROUNDPS     $0x00, Y3, Y3
+	VMOVAPS      Y2, Y2
+	VFNMADD231PS vectorConstants<>+192(SB), Y3, Y2
+	VFNMADD231PS vectorConstants<>+256(SB), Y3, Y2
+	VMOVUPS      vectorConstants<>+576(SB), Y4
+	VFMADD213PS  vectorConstants<>+512(SB), Y2, Y4
+	VFMADD213PS  vectorConstants<>+448(SB), Y2, Y4
+	VFMADD213PS  vectorConstants<>+384(SB), Y2, Y4
+	VFMADD213PS  vectorConstants<>+320(SB), Y2, Y4
+	VMULPS       Y2, Y2, Y5
+	VMOVAPS      Y4, Y4
+	VFMADD213PS  Y2, Y5, Y4
+	VADDPS       vectorConstants<>+0(SB), Y4, Y2
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       vectorConstants<>+1856(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y2, Y2
+	VMOVUPS      vectorConstants<>+0(SB), Y3
+	VADDPS       vectorConstants<>+0(SB), Y2, Y4
+	VDIVPS       Y4, Y3, Y3
+	VMULPS       Y3, Y2, Y2
+	VBLENDVPS    Y1, Y2, Y3, Y1
+	VMASKMOVPS   Y1, Y0, (CX)(BX*4)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func silu256(dst []float32, a []float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·silu256(SB), NOSPLIT, $0-48
+	MOVQ    dst_len+8(FP), AX
+	MOVQ    dst_base+0(FP), CX
+	MOVQ    a_base+24(FP), DX
+	LEAQ    vectorMasks<>+32(SB), SI
+	MOVQ    AX, BX
+	ANDQ    $0x07, BX
+	SHLQ    $0x02, BX
+	SUBQ    BX, SI
+	VMOVUPS (SI), Y0
+	XORQ    BX, BX
+
+loop2:
+	LEAQ         8(BX), SI
+	CMPQ         SI, AX
+	JGT          after3
+	VMOVUPS      (DX)(BX*4), Y1
+	VANDPS       vectorConstants<>+2048(SB), Y1, Y2
+	VMOVUPS      vectorConstants<>+3584(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VXORPS       vectorConstants<>+64(SB), Y2, Y3
+	VMOVUPS      vectorConstants<>+2112(SB), Y4
+	VMAXPS       Y3, Y4, Y3
+	VMULPS       vectorConstants<>+128(SB), Y3, Y4
+	VROUNDPS     $0x00, Y4, Y4
+	VMOVAPS      Y3, Y3
+	VFNMADD231PS vectorConstants<>+192(SB), Y4, Y3
+	VFNMADD231PS vectorConstants<>+256(SB), Y4, Y3
+	VMOVUPS      vectorConstants<>+576(SB), Y5
+	VFMADD213PS  vectorConstants<>+512(SB), Y3, Y5
+	VFMADD213PS  vectorConstants<>+448(SB), Y3, Y5
+	VFMADD213PS  vectorConstants<>+384(SB), Y3, Y5
+	VFMADD213PS  vectorConstants<>+320(SB), Y3, Y5
+	VMULPS       Y3, Y3, Y6
+	VMOVAPS      Y5, Y5
+	VFMADD213PS  Y3, Y6, Y5
+	VADDPS       vectorConstants<>+0(SB), Y5, Y3
+	VCVTPS2DQ    Y4, Y4
+	VPADDD       vectorConstants<>+1856(SB), Y4, Y4
+	VPSLLD       $0x17, Y4, Y4
+	VMULPS       Y4, Y3, Y3
+	VMOVUPS      vectorConstants<>+0(SB), Y4
+	VADDPS       vectorConstants<>+0(SB), Y3, Y5
+	VDIVPS       Y5, Y4, Y4
+	VXORPS       Y5, Y5, Y5
+	VMAXPS       Y1, Y5, Y1
+	VMULPS       Y4, Y2, Y2
+	VFNMADD231PS Y3, Y2, Y1
+	VMOVUPS      Y1, (CX)(BX*4)
+	MOVQ         SI, BX
+	JMP          loop2
+
+after3:
+	CMPQ         BX, AX
+	JGE          done1
+	VMASKMOVPS   (DX)(BX*4), Y0, Y1
+	VANDPS       vectorConstants<>+2048(SB), Y1, Y2
+	VMOVUPS      vectorConstants<>+3584(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VXORPS       vectorConstants<>+64(SB), Y2, Y3
+	VMOVUPS      vectorConstants<>+2112(SB), Y4
+	VMAXPS       Y3, Y4, Y3
+	VMULPS       vectorConstants<>+128(SB), Y3, Y4
+	VROUNDPS     $0x00, Y4, Y4
+	VMOVAPS      Y3, Y3
+	VFNMADD231PS vectorConstants<>+192(SB), Y4, Y3
+	VFNMADD231PS vectorConstants<>+256(SB), Y4, Y3
+	VMOVUPS      vectorConstants<>+576(SB), Y5
+	VFMADD213PS  vectorConstants<>+512(SB), Y3, Y5
+	VFMADD213PS  vectorConstants<>+448(SB), Y3, Y5
+	VFMADD213PS  vectorConstants<>+384(SB), Y3, Y5
+	VFMADD213PS  vectorConstants<>+320(SB), Y3, Y5
+	VMULPS       Y3, Y3, Y6
+	VMOVAPS      Y5, Y5
+	VFMADD213PS  Y3, Y6, Y5
+	VADDPS       vectorConstants<>+0(SB), Y5, Y3
+	VCVTPS2DQ    Y4, Y4
+	VPADDD       vectorConstants<>+1856(SB), Y4, Y4
+	VPSLLD       $0x17, Y4, Y4
+	VMULPS       Y4, Y3, Y3
+	VMOVUPS      vectorConstants<>+0(SB), Y4
+	VADDPS       vectorConstants<>+0(SB), Y3, Y5
+	VDIVPS       Y5, Y4, Y4
+	VXORPS       Y5, Y5, Y5
+	VMAXPS       Y1, Y5, Y1
+	VMULPS       Y4, Y2, Y2
+	VFNMADD231PS Y3, Y2, Y1
+	VMASKMOVPS   Y1, Y0, (CX)(BX*4)
+
+done1:
+	VZEROUPPER
+	RET
+
 // func geluBackward256(dst []float32, a []float32, b []float32)
 // Requires: AVX, AVX2, FMA3
 TEXT ·geluBackward256(SB), NOSPLIT, $0-72
@@ -4603,7 +5231,7 @@ loop2:
 	VPADDD       vectorConstants<>+1856(SB), Y6, Y6
 	VPSLLD       $0x17, Y6, Y6
 	VMULPS       Y6, Y5, Y5
-	VFNMADD231PS vectorConstants<>+3584(SB), Y3, Y4
+	VFNMADD231PS vectorConstants<>+3648(SB), Y3, Y4
 	VMULPS       Y4, Y5, Y3
 	VMOVUPS      vectorConstants<>+0(SB), Y4
 	VSUBPS       Y3, Y4, Y4
@@ -4656,7 +5284,7 @@ after3:
 	VPADDD       vectorConstants<>+1856(SB), Y6, Y6
 	VPSLLD       $0x17, Y6, Y6
 	VMULPS       Y6, Y5, Y5
-	VFNMADD231PS vectorConstants<>+3584(SB), Y3, Y4
+	VFNMADD231PS vectorConstants<>+3648(SB), Y3, Y4
 	VMULPS       Y4, Y5, Y3
 	VMOVUPS      vectorConstants<>+0(SB), Y4
 	VSUBPS       Y3, Y4, Y4
@@ -4719,8 +5347,8 @@ loop2:
 	VMOVUPS      vectorConstants<>+0(SB), Y6
 	VADDPS       vectorConstants<>+0(SB), Y5, Y7
 	VDIVPS       Y7, Y6, Y6
-	VMOVUPS      vectorConstants<>+3648(SB), Y7
-	VFMADD231PS  vectorConstants<>+3712(SB), Y4, Y7
+	VMOVUPS      vectorConstants<>+3712(SB), Y7
+	VFMADD231PS  vectorConstants<>+3776(SB), Y4, Y7
 	VMOVUPS      vectorConstants<>+0(SB), Y4
 	VMULPS       Y6, Y3, Y3
 	VFNMADD231PS Y7, Y3, Y4
@@ -4769,13 +5397,119 @@ after3:
 	VMOVUPS      vectorConstants<>+0(SB), Y6
 	VADDPS       vectorConstants<>+0(SB), Y5, Y7
 	VDIVPS       Y7, Y6, Y6
-	VMOVUPS      vectorConstants<>+3648(SB), Y7
-	VFMADD231PS  vectorConstants<>+3712(SB), Y4, Y7
+	VMOVUPS      vectorConstants<>+3712(SB), Y7
+	VFMADD231PS  vectorConstants<>+3776(SB), Y4, Y7
 	VMOVUPS      vectorConstants<>+0(SB), Y4
 	VMULPS       Y6, Y3, Y3
 	VFNMADD231PS Y7, Y3, Y4
 	VMULPS       Y6, Y5, Y3
 	VMULPS       Y4, Y3, Y3
+	VMOVUPS      vectorConstants<>+0(SB), Y4
+	VSUBPS       Y3, Y4, Y4
+	VBLENDVPS    Y1, Y3, Y4, Y1
+	VMULPS       Y2, Y1, Y1
+	VMASKMOVPS   Y1, Y0, (CX)(SI*4)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func siluBackward256(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·siluBackward256(SB), NOSPLIT, $0-72
+	MOVQ    dst_len+8(FP), AX
+	MOVQ    dst_base+0(FP), CX
+	MOVQ    a_base+24(FP), DX
+	MOVQ    b_base+48(FP), BX
+	LEAQ    vectorMasks<>+32(SB), DI
+	MOVQ    AX, SI
+	ANDQ    $0x07, SI
+	SHLQ    $0x02, SI
+	SUBQ    SI, DI
+	VMOVUPS (DI), Y0
+	XORQ    SI, SI
+
+loop2:
+	LEAQ         8(SI), DI
+	CMPQ         DI, AX
+	JGT          after3
+	VMOVUPS      (DX)(SI*4), Y1
+	VMOVUPS      (BX)(SI*4), Y2
+	VANDPS       vectorConstants<>+2048(SB), Y1, Y3
+	VMOVUPS      vectorConstants<>+3584(SB), Y4
+	VMINPS       Y3, Y4, Y3
+	VXORPS       vectorConstants<>+64(SB), Y3, Y4
+	VMOVUPS      vectorConstants<>+2112(SB), Y5
+	VMAXPS       Y4, Y5, Y4
+	VMULPS       vectorConstants<>+128(SB), Y4, Y5
+	VROUNDPS     $0x00, Y5, Y5
+	VMOVAPS      Y4, Y4
+	VFNMADD231PS vectorConstants<>+192(SB), Y5, Y4
+	VFNMADD231PS vectorConstants<>+256(SB), Y5, Y4
+	VMOVUPS      vectorConstants<>+576(SB), Y6
+	VFMADD213PS  vectorConstants<>+512(SB), Y4, Y6
+	VFMADD213PS  vectorConstants<>+448(SB), Y4, Y6
+	VFMADD213PS  vectorConstants<>+384(SB), Y4, Y6
+	VFMADD213PS  vectorConstants<>+320(SB), Y4, Y6
+	VMULPS       Y4, Y4, Y7
+	VMOVAPS      Y6, Y6
+	VFMADD213PS  Y4, Y7, Y6
+	VADDPS       vectorConstants<>+0(SB), Y6, Y4
+	VCVTPS2DQ    Y5, Y5
+	VPADDD       vectorConstants<>+1856(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVUPS      vectorConstants<>+0(SB), Y5
+	VADDPS       vectorConstants<>+0(SB), Y4, Y6
+	VDIVPS       Y6, Y5, Y5
+	VMOVUPS      vectorConstants<>+0(SB), Y6
+	VFNMADD231PS Y5, Y3, Y6
+	VMULPS       Y5, Y4, Y3
+	VMULPS       Y6, Y3, Y3
+	VMOVUPS      vectorConstants<>+0(SB), Y4
+	VSUBPS       Y3, Y4, Y4
+	VBLENDVPS    Y1, Y3, Y4, Y1
+	VMULPS       Y2, Y1, Y1
+	VMOVUPS      Y1, (CX)(SI*4)
+	MOVQ         DI, SI
+	JMP          loop2
+
+after3:
+	CMPQ         SI, AX
+	JGE          done1
+	VMASKMOVPS   (DX)(SI*4), Y0, Y1
+	VMASKMOVPS   (BX)(SI*4), Y0, Y2
+	VANDPS       vectorConstants<>+2048(SB), Y1, Y3
+	VMOVUPS      vectorConstants<>+3584(SB), Y4
+	VMINPS       Y3, Y4, Y3
+	VXORPS       vectorConstants<>+64(SB), Y3, Y4
+	VMOVUPS      vectorConstants<>+2112(SB), Y5
+	VMAXPS       Y4, Y5, Y4
+	VMULPS       vectorConstants<>+128(SB), Y4, Y5
+	VROUNDPS     $0x00, Y5, Y5
+	VMOVAPS      Y4, Y4
+	VFNMADD231PS vectorConstants<>+192(SB), Y5, Y4
+	VFNMADD231PS vectorConstants<>+256(SB), Y5, Y4
+	VMOVUPS      vectorConstants<>+576(SB), Y6
+	VFMADD213PS  vectorConstants<>+512(SB), Y4, Y6
+	VFMADD213PS  vectorConstants<>+448(SB), Y4, Y6
+	VFMADD213PS  vectorConstants<>+384(SB), Y4, Y6
+	VFMADD213PS  vectorConstants<>+320(SB), Y4, Y6
+	VMULPS       Y4, Y4, Y7
+	VMOVAPS      Y6, Y6
+	VFMADD213PS  Y4, Y7, Y6
+	VADDPS       vectorConstants<>+0(SB), Y6, Y4
+	VCVTPS2DQ    Y5, Y5
+	VPADDD       vectorConstants<>+1856(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y4, Y4
+	VMOVUPS      vectorConstants<>+0(SB), Y5
+	VADDPS       vectorConstants<>+0(SB), Y4, Y6
+	VDIVPS       Y6, Y5, Y5
+	VMOVUPS      vectorConstants<>+0(SB), Y6
+	VFNMADD231PS Y5, Y3, Y6
+	VMULPS       Y5, Y4, Y3
+	VMULPS       Y6, Y3, Y3
 	VMOVUPS      vectorConstants<>+0(SB), Y4
 	VSUBPS       Y3, Y4, Y4
 	VBLENDVPS    Y1, Y3, Y4, Y1
@@ -6980,55 +7714,71 @@ DATA vectorConstants<>+3568(SB)/4, $0xbd922279
 DATA vectorConstants<>+3572(SB)/4, $0xbd922279
 DATA vectorConstants<>+3576(SB)/4, $0xbd922279
 DATA vectorConstants<>+3580(SB)/4, $0xbd922279
-DATA vectorConstants<>+3584(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3588(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3592(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3596(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3600(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3604(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3608(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3612(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3616(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3620(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3624(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3628(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3632(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3636(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3640(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3644(SB)/4, $0x3ecc422a
-DATA vectorConstants<>+3648(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3652(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3656(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3660(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3664(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3668(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3672(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3676(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3680(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3684(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3688(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3692(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3696(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3700(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3704(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3708(SB)/4, $0x3fcc422a
-DATA vectorConstants<>+3712(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3716(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3720(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3724(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3728(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3732(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3736(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3740(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3744(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3748(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3752(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3756(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3760(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3764(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3768(SB)/4, $0x3e5b33b6
-DATA vectorConstants<>+3772(SB)/4, $0x3e5b33b6
-GLOBL vectorConstants<>(SB), RODATA|NOPTR, $3776
+DATA vectorConstants<>+3584(SB)/4, $0x42c80000
+DATA vectorConstants<>+3588(SB)/4, $0x42c80000
+DATA vectorConstants<>+3592(SB)/4, $0x42c80000
+DATA vectorConstants<>+3596(SB)/4, $0x42c80000
+DATA vectorConstants<>+3600(SB)/4, $0x42c80000
+DATA vectorConstants<>+3604(SB)/4, $0x42c80000
+DATA vectorConstants<>+3608(SB)/4, $0x42c80000
+DATA vectorConstants<>+3612(SB)/4, $0x42c80000
+DATA vectorConstants<>+3616(SB)/4, $0x42c80000
+DATA vectorConstants<>+3620(SB)/4, $0x42c80000
+DATA vectorConstants<>+3624(SB)/4, $0x42c80000
+DATA vectorConstants<>+3628(SB)/4, $0x42c80000
+DATA vectorConstants<>+3632(SB)/4, $0x42c80000
+DATA vectorConstants<>+3636(SB)/4, $0x42c80000
+DATA vectorConstants<>+3640(SB)/4, $0x42c80000
+DATA vectorConstants<>+3644(SB)/4, $0x42c80000
+DATA vectorConstants<>+3648(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3652(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3656(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3660(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3664(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3668(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3672(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3676(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3680(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3684(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3688(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3692(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3696(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3700(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3704(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3708(SB)/4, $0x3ecc422a
+DATA vectorConstants<>+3712(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3716(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3720(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3724(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3728(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3732(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3736(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3740(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3744(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3748(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3752(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3756(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3760(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3764(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3768(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3772(SB)/4, $0x3fcc422a
+DATA vectorConstants<>+3776(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3780(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3784(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3788(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3792(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3796(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3800(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3804(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3808(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3812(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3816(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3820(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3824(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3828(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3832(SB)/4, $0x3e5b33b6
+DATA vectorConstants<>+3836(SB)/4, $0x3e5b33b6
+GLOBL vectorConstants<>(SB), RODATA|NOPTR, $3840
 
 DATA vectorMasks<>+0(SB)/4, $0xffffffff
 DATA vectorMasks<>+4(SB)/4, $0xffffffff

@@ -33,6 +33,10 @@ var portableVector = vectorKernels{
 	reluBackward:     reluBackwardGo,
 	geluBackward:     zip(geluBackwardOne),
 	geluTanhBackward: zip(geluTanhBackwardOne),
+	sigmoid:          each(sigmoidOne),
+	silu:             each(siluOne),
+	sigmoidBackward:  zip(func(y, g float32) float32 { return float32(y*(1-y)) * g }),
+	siluBackward:     zip(siluBackwardOne),
 
 	sum:        sumGo,
 	sumSquares: sumSquaresGo,

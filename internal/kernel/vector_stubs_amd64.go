@@ -39,6 +39,11 @@ func min512(dst []float32, a []float32, b []float32)
 //go:noescape
 func reluBackward512(dst []float32, a []float32, b []float32)
 
+// sigmoidBackward512 computes dst = b·a(1-a).
+//
+//go:noescape
+func sigmoidBackward512(dst []float32, a []float32, b []float32)
+
 // addScalar512 computes dst = a + s.
 //
 //go:noescape
@@ -104,6 +109,16 @@ func gelu512(dst []float32, a []float32)
 //go:noescape
 func geluTanh512(dst []float32, a []float32)
 
+// sigmoid512 computes 1/(1 + e⁻ᵃ).
+//
+//go:noescape
+func sigmoid512(dst []float32, a []float32)
+
+// silu512 computes a/(1 + e⁻ᵃ).
+//
+//go:noescape
+func silu512(dst []float32, a []float32)
+
 // geluBackward512 computes dst = b times the gradient of gelu at a.
 //
 //go:noescape
@@ -113,6 +128,11 @@ func geluBackward512(dst []float32, a []float32, b []float32)
 //
 //go:noescape
 func geluTanhBackward512(dst []float32, a []float32, b []float32)
+
+// siluBackward512 computes dst = b times the gradient of silu at a.
+//
+//go:noescape
+func siluBackward512(dst []float32, a []float32, b []float32)
 
 // expShifted512 computes dst = scale·exp(a - shift), for a ≤ shift.
 //
@@ -194,6 +214,11 @@ func min256(dst []float32, a []float32, b []float32)
 //go:noescape
 func reluBackward256(dst []float32, a []float32, b []float32)
 
+// sigmoidBackward256 computes dst = b·a(1-a).
+//
+//go:noescape
+func sigmoidBackward256(dst []float32, a []float32, b []float32)
+
 // addScalar256 computes dst = a + s.
 //
 //go:noescape
@@ -259,6 +284,16 @@ func gelu256(dst []float32, a []float32)
 //go:noescape
 func geluTanh256(dst []float32, a []float32)
 
+// sigmoid256 computes 1/(1 + e⁻ᵃ).
+//
+//go:noescape
+func sigmoid256(dst []float32, a []float32)
+
+// silu256 computes a/(1 + e⁻ᵃ).
+//
+//go:noescape
+func silu256(dst []float32, a []float32)
+
 // geluBackward256 computes dst = b times the gradient of gelu at a.
 //
 //go:noescape
@@ -268,6 +303,11 @@ func geluBackward256(dst []float32, a []float32, b []float32)
 //
 //go:noescape
 func geluTanhBackward256(dst []float32, a []float32, b []float32)
+
+// siluBackward256 computes dst = b times the gradient of silu at a.
+//
+//go:noescape
+func siluBackward256(dst []float32, a []float32, b []float32)
 
 // expShifted256 computes dst = scale·exp(a - shift), for a ≤ shift.
 //

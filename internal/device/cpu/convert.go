@@ -18,9 +18,20 @@ func (c *CPU) convertDense(dst, src device.Array) {
 	n := dst.NumElems()
 	c.threads.Run((n+convertChunk-1)/convertChunk, func(i int) {
 		at := i * convertChunk
-		convert(dst.DType, src.DType, unsafe.Add(dst.Ptr, at*dst.DType.Size()), 1,
-			unsafe.Add(src.Ptr, at*src.DType.Size()), 1, min(convertChunk, n-at))
+		convertRun(dst.DType, src.DType, unsafe.Add(dst.Ptr, at*dst.DType.Size()), unsafe.Add(src.Ptr, at*src.DType.Size()), min(convertChunk, n-at))
 	})
+}
+
+// convertRun is convert of dense elements; the commonest conversions are direct.
+func convertRun(to, from device.DType, dst, src unsafe.Pointer, n int) {
+	switch {
+	case to == device.Float32 && isHalf(from):
+		widen(unsafe.Slice((*float32)(dst), n), unsafe.Slice((*uint16)(src), n), from)
+	case from == device.Float32 && isHalf(to):
+		narrow(unsafe.Slice((*uint16)(dst), n), unsafe.Slice((*float32)(src), n), to)
+	default:
+		convert(to, from, dst, 1, src, 1, n)
+	}
 }
 
 // convert writes n elements of one dtype from those of another. Integers are

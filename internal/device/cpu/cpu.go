@@ -2,8 +2,8 @@
 
 // Package cpu computes on the processor of this machine: it maps the arrays of
 // package device to the slices of package kernel, on one thread pool and one
-// memory pool. Common layouts go straight to a kernel; the rest take loops
-// that are right and slow.
+// memory pool. Dense operands go straight to a kernel; others are gathered
+// into tiles first.
 package cpu
 
 import (
@@ -11,7 +11,6 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/internal/work"
 )
@@ -70,67 +69,6 @@ func hold(operands ...device.Array) {
 	for i := range operands {
 		runtime.KeepAlive(operands[i].Owner)
 	}
-}
-
-// Fill sets every element.
-func (c *CPU) Fill(dst device.Array, value float64) {
-	defer hold(dst)
-	if dst.DType == device.Float32 && dst.IsContiguous() {
-		kernel.Fill(c.threads, dst.Float32s(), float32(value))
-		return
-	}
-	one := []float64{value}
-	forRuns([]device.Array{dst}, func(ptrs []unsafe.Pointer, n int, strides []int) {
-		convert(dst.DType, device.Float64, ptrs[0], strides[0], unsafe.Pointer(&one[0]), 0, n)
-	})
-}
-
-// Copy copies between any strides, and converts between dtypes.
-func (c *CPU) Copy(dst, src device.Array) {
-	defer hold(dst, src)
-	dense := dst.IsContiguous() && src.IsContiguous()
-	if dst.DType != src.DType {
-		if dense && dst.NumElems() > 0 {
-			c.convertDense(dst, src)
-			return
-		}
-		forRuns([]device.Array{dst, src}, func(ptrs []unsafe.Pointer, n int, strides []int) {
-			convert(dst.DType, src.DType, ptrs[0], strides[0], ptrs[1], strides[1], n)
-		})
-		return
-	}
-	size := dst.DType.Size()
-	if dense && size == 4 {
-		kernel.Copy(c.threads, unsafe.Slice((*float32)(dst.Ptr), dst.NumElems()), unsafe.Slice((*float32)(src.Ptr), dst.NumElems()))
-		return
-	}
-	forRuns([]device.Array{dst, src}, func(ptrs []unsafe.Pointer, n int, strides []int) {
-		switch {
-		case strides[0] == 1 && strides[1] == 1:
-			copy(unsafe.Slice((*byte)(ptrs[0]), n*size), unsafe.Slice((*byte)(ptrs[1]), n*size))
-		case size == 8:
-			copyRun[uint64](ptrs, n, strides)
-		case size == 4:
-			copyRun[uint32](ptrs, n, strides)
-		case size == 2:
-			copyRun[uint16](ptrs, n, strides)
-		default:
-			copyRun[uint8](ptrs, n, strides)
-		}
-	})
-}
-
-func copyRun[T any](ptrs []unsafe.Pointer, n int, strides []int) {
-	for i := range n {
-		*elem[T](ptrs[0], i*strides[0]) = *elem[T](ptrs[1], i*strides[1])
-	}
-}
-
-// Axpy adds alpha·x to dst.
-func (c *CPU) Axpy(dst device.Array, alpha float32, x device.Array) {
-	defer hold(dst, x)
-	d := dst.Float32s()
-	kernel.AddScaled(c.threads, d, d, alpha, x.Float32s())
 }
 
 func elem[T any](p unsafe.Pointer, i int) *T {

@@ -285,3 +285,53 @@ func (g *lanes) geluTanhGradient() function {
 		return g.bySign(x, q, g.sub(g.register(one), q))
 	}
 }
+
+// logisticTail gives, for a ≥ 0, e = exp(-a) and w = 1/(1+e): the logistic
+// function of a is w and that of -a is e·w.
+func (g *lanes) logisticTail() func(a VecVirtual) (e, w VecVirtual) {
+	exp := g.expNegative()
+	one, sign := g.constant(1), g.bits(1<<31)
+	return func(a VecVirtual) (e, w VecVirtual) {
+		e = exp(g.xor(a, sign))
+		return e, g.div(g.register(one), g.add(e, one))
+	}
+}
+
+const logisticEnd = 100 // exp(-a) is 0 in a product from here on
+
+func (g *lanes) sigmoid() function {
+	tail := g.logisticTail()
+	abs := g.bits(1<<31 - 1)
+	return func(x VecVirtual) VecVirtual {
+		e, w := tail(g.and(x, abs))
+		return g.bySign(x, g.mul(e, w), w)
+	}
+}
+
+// silu is max(x, 0) - a·e·w, as the forms of GELU are.
+func (g *lanes) silu() function {
+	tail := g.logisticTail()
+	abs, most := g.bits(1<<31-1), g.constant(logisticEnd)
+	return func(x VecVirtual) VecVirtual {
+		a := g.min(most, g.and(x, abs))
+		e, w := tail(a)
+		v := g.max(g.zero(), x)
+		g.subtractProduct(v, g.mul(a, w), e)
+		return v
+	}
+}
+
+// siluGradient is q = e·w·(1 - a·w) for x < 0 and 1-q else.
+func (g *lanes) siluGradient() function {
+	tail := g.logisticTail()
+	abs, most, one := g.bits(1<<31-1), g.constant(logisticEnd), g.constant(1)
+	return func(x VecVirtual) VecVirtual {
+		a := g.min(most, g.and(x, abs))
+		e, w := tail(a)
+		inner := g.vec()
+		VMOVUPS(one, inner)
+		g.subtractProduct(inner, a, w)
+		q := g.mul(g.mul(e, w), inner)
+		return g.bySign(x, q, g.sub(g.register(one), q))
+	}
+}

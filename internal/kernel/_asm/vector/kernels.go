@@ -58,6 +58,12 @@ func (g *lanes) elementwise() {
 			zero := g.zero()
 			return g.choose(greater, a, zero, b, zero)
 		}},
+		{"sigmoidBackward", "computes dst = b·a(1-a).", func(a, b VecVirtual) VecVirtual {
+			v := g.vec()
+			VMOVAPS(a, v)
+			g.subtractProduct(v, a, a)
+			return g.mul(v, b)
+		}},
 	} {
 		g.each(k.name, k.doc, "dst, a, b []float32", "a b", "dst", 4, func() func([]VecVirtual) []VecVirtual {
 			return func(in []VecVirtual) []VecVirtual { return one(k.f(in[0], in[1])) }
@@ -105,6 +111,8 @@ func (g *lanes) elementwise() {
 		{"erf", "computes the error function.", 1, g.erf},
 		{"gelu", "computes a·Φ(a).", 1, g.gelu},
 		{"geluTanh", "computes GPT-2's form of gelu.", 1, g.geluTanh},
+		{"sigmoid", "computes 1/(1 + e⁻ᵃ).", 1, g.sigmoid},
+		{"silu", "computes a/(1 + e⁻ᵃ).", 1, g.silu},
 	} {
 		g.each(k.name, k.doc, "dst, a []float32", "a", "dst", k.unroll, func() func([]VecVirtual) []VecVirtual {
 			f := k.f()
@@ -117,6 +125,7 @@ func (g *lanes) elementwise() {
 	}{
 		{"geluBackward", "computes dst = b times the gradient of gelu at a.", g.geluGradient},
 		{"geluTanhBackward", "computes dst = b times the gradient of geluTanh at a.", g.geluTanhGradient},
+		{"siluBackward", "computes dst = b times the gradient of silu at a.", g.siluGradient},
 	} {
 		g.each(k.name, k.doc, "dst, a, b []float32", "a b", "dst", 1, func() func([]VecVirtual) []VecVirtual {
 			f := k.f()

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// AMax returns the maximum over the given dims, all of them if none is given;
+// NaN where there is one. Elements that tie share the gradient evenly.
+func (t *Tensor) AMax(dims ...int) *Tensor { return t.extremeOf("amax", device.Max, dims, false) }
+
+// AMaxKeep is AMax with the dims left in place with size 1.
+func (t *Tensor) AMaxKeep(dims ...int) *Tensor { return t.extremeOf("amax", device.Max, dims, true) }
+
+// AMin returns the minimum over the given dims; see [Tensor.AMax].
+func (t *Tensor) AMin(dims ...int) *Tensor { return t.extremeOf("amin", device.Min, dims, false) }
+
+// AMinKeep is AMin with the dims left in place with size 1.
+func (t *Tensor) AMinKeep(dims ...int) *Tensor { return t.extremeOf("amin", device.Min, dims, true) }
+
+func (t *Tensor) extremeOf(name string, op device.Reduction, dims []int, keepDims bool) *Tensor {
+	keep, without := t.keepDims(name, dims)
+	if t.NumElems() == 0 && numElems(keep) > 0 {
+		fail(name, []*Tensor{t}, "there is no element to choose")
+	}
+	out := t.Detach().reduceTo(name, op, keep)
+	if out.storage == t.storage {
+		out = out.Clone() // it is recorded as a result of its own
+	}
+	out = out.record(name, []*Tensor{t}, []*Tensor{t, out}, func(b *backprop, g *Tensor) {
+		chosen := t.Eq(out).To(g.dtype)
+		count := chosen.SumKeep(reducedDims(t.shape, keep)...)
+		b.give(0, chosen.Mul(g.Div(count)))
+	})
+	if keepDims {
+		return out
+	}
+	return out.Reshape(without...)
+}
+
+// reducedDims returns the dims in which keep has size 1 and shape another.
+func reducedDims(shape, keep []int) []int {
+	dims := []int{}
+	for i := range shape {
+		if keep[i] == 1 {
+			dims = append(dims, i)
+		}
+	}
+	return dims
+}
+
+// Max returns the maximum along a dim, which disappears, and its index (int64),
+// the first of several. The gradient goes to the element at that index. See
+// [Tensor.AMax] for the maximum over several dims or all.
+func (t *Tensor) Max(dim int) (values, indices *Tensor) { return t.extremeAt("max", device.Max, dim) }
+
+// Min returns the minimum along a dim and its index; see [Tensor.Max].
+func (t *Tensor) Min(dim int) (values, indices *Tensor) { return t.extremeAt("min", device.Min, dim) }
+
+func (t *Tensor) extremeAt(name string, op device.Reduction, dim int) (values, indices *Tensor) {
+	dim = dimIndex(name, t, dim)
+	at := t.argExtreme(name, op, dim)
+	return t.along(dim, at).squeeze(dim), at.squeeze(dim)
+}
+
+// ArgMax returns the index (int64) of the maximum along a dim, which disappears:
+// the first of several, the first NaN if there is one.
+func (t *Tensor) ArgMax(dim int) *Tensor {
+	dim = dimIndex("argmax", t, dim)
+	return t.argExtreme("argmax", device.Max, dim).squeeze(dim)
+}
+
+// ArgMin returns the index of the minimum along a dim; see [Tensor.ArgMax].
+func (t *Tensor) ArgMin(dim int) *Tensor {
+	dim = dimIndex("argmin", t, dim)
+	return t.argExtreme("argmin", device.Min, dim).squeeze(dim)
+}
+
+// argExtreme returns indices with size 1 in dim.
+func (t *Tensor) argExtreme(name string, op device.Reduction, dim int) *Tensor {
+	if t.shape[dim] == 0 {
+		fail(name, []*Tensor{t}, "dim %d has no element to choose", dim)
+	}
+	keep := t.Shape()
+	keep[dim] = 1
+	out := result(name, Int64, keep, t)
+	src := t.Detach()
+	dense := src.Contiguous()
+	out.Device().ArgReduce(op, out.array(), dense.array(), dim)
+	t.discard(dense)
+	return out
+}
+
+// along takes, in each line of t along dim, the element that index (int64, size 1
+// in dim) names. The indices are in range.
+func (t *Tensor) along(dim int, index *Tensor) *Tensor {
+	src := t.Detach().Contiguous()
+	out := result("along", t.dtype, index.shape, t, index)
+	t.eachLine(dim, []*Tensor{out, src, index}, func(a []device.Array, line, first, stride int) {
+		size := out.dtype.Size()
+		from := first + int(a[2].Int64s()[line])*stride
+		copy(bytesAt(a[0], line, size), bytesAt(a[1], from, size))
+	})
+	t.discard(src)
+	size := t.shape[dim]
+	return out.record("along", []*Tensor{t}, []*Tensor{index}, func(b *backprop, g *Tensor) {
+		b.give(0, g.spreadAlong(dim, size, index))
+	})
+}
+
+// spreadAlong is the reverse of along: zeros but for one element a line.
+func (t *Tensor) spreadAlong(dim, size int, index *Tensor) *Tensor {
+	shape := t.Shape()
+	shape[dim] = size
+	src := t.Detach().Contiguous()
+	out := result("spread along", t.dtype, shape, t, index)
+	out.Device().Fill(out.array(), 0)
+	out.eachLine(dim, []*Tensor{out, src, index}, func(a []device.Array, line, first, stride int) {
+		size := out.dtype.Size()
+		to := first + int(a[2].Int64s()[line])*stride
+		copy(bytesAt(a[0], to, size), bytesAt(a[1], line, size))
+	})
+	return out.record("spread along", []*Tensor{t}, []*Tensor{index}, func(b *backprop, g *Tensor) {
+		b.give(0, g.along(dim, index))
+	})
+}
+
+// eachLine calls fn for every line of a tensor of t's shape along dim, with its
+// number, its first element's place and the distance of its elements.
+func (t *Tensor) eachLine(dim int, operands []*Tensor, fn func(a []device.Array, line, first, stride int)) {
+	inner := numElems(t.shape[dim+1:])
+	size := t.shape[dim]
+	lines := numElems(t.shape[:dim]) * inner
+	fused("along", nil, operands, func(p *work.Pool, a []device.Array) {
+		const piece = 1024
+		p.Run((lines+piece-1)/piece, func(i int) {
+			for line := i * piece; line < min((i+1)*piece, lines); line++ {
+				fn(a, line, line/inner*size*inner+line%inner, inner)
+			}
+		})
+	})
+}
+
+func bytesAt(a device.Array, i, size int) []byte {
+	b := a
+	b.DType, b.Shape = Uint8, []int{a.NumElems() * size}
+	return device.Elems[uint8](b)[i*size : (i+1)*size]
+}
+
+// All returns whether all elements over the given dims, all dims if none is
+// given, are other than 0.
+func (t *Tensor) All(dims ...int) *Tensor { return t.truth("all", device.Min, dims) }
+
+// Any returns whether one element over the given dims, all dims if none is
+// given, is other than 0.
+func (t *Tensor) Any(dims ...int) *Tensor { return t.truth("any", device.Max, dims) }
+
+func (t *Tensor) truth(name string, op device.Reduction, dims []int) *Tensor {
+	keep, without := t.keepDims(name, dims)
+	return t.Detach().To(Bool).reduceTo(name, op, keep).Reshape(without...)
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"math"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// Prod returns the product over the given dims, all of them if none is given;
+// that of nothing is 1, that of integers int64. Its gradient is right where
+// elements are 0; the gradient of the gradient is not defined there.
+func (t *Tensor) Prod(dims ...int) *Tensor {
+	keep, without := t.keepDims("prod", dims)
+	out := t.Detach().reduceTo("prod", device.Prod, keep)
+	if out.storage == t.storage {
+		out = out.Clone()
+	}
+	out = out.record("prod", []*Tensor{t}, []*Tensor{t, out}, func(b *backprop, g *Tensor) {
+		if b.create {
+			b.give(0, g.Mul(out).Div(t))
+			return
+		}
+		b.give(0, g.Mul(t.Detach().prodOfOthers(reducedDims(t.shape, keep))))
+	})
+	return out.Reshape(without...)
+}
+
+// prodOfOthers returns, for each element, the product of the others over dims.
+func (t *Tensor) prodOfOthers(dims []int) *Tensor {
+	// The dims go to the end, as one.
+	order, back := make([]int, 0, len(t.shape)), make([]int, len(t.shape))
+	gone := make([]bool, len(t.shape))
+	for _, d := range dims {
+		gone[d] = true
+	}
+	for _, last := range []bool{false, true} {
+		for d := range t.shape {
+			if gone[d] == last {
+				back[d] = len(order)
+				order = append(order, d)
+			}
+		}
+	}
+	turned := t.Permute(order...)
+	src := turned.To(Float64).Contiguous()
+	out := result("prod grad", Float64, src.shape, t)
+	size := max(1, numElems(src.shape[len(src.shape)-len(dims):]))
+	fused("prod grad", nil, []*Tensor{out, src}, func(_ *work.Pool, a []device.Array) {
+		dst, x := device.Elems[float64](a[0]), device.Elems[float64](a[1])
+		for at := 0; at < len(x); at += size {
+			before := 1.0
+			for i := at; i < at+size; i++ {
+				dst[i] = before
+				before *= x[i]
+			}
+			after := 1.0
+			for i := at + size - 1; i >= at; i-- {
+				dst[i] *= after
+				after *= x[i]
+			}
+		}
+	})
+	return out.Permute(back...).To(t.dtype)
+}
+
+// Var returns the variance over the given dims, all of them if none is given:
+// the squared deviations over their number less correction, which is 1 for the
+// estimate of a population's variance (PyTorch's default) and 0 for the sample's own.
+func (t *Tensor) Var(correction int, dims ...int) *Tensor {
+	if !t.dtype.IsFloat() {
+		fail("var", []*Tensor{t}, "wants a floating dtype; convert by To")
+	}
+	if isHalf(t.dtype) {
+		return t.To(Float32).Var(correction, dims...).To(t.dtype)
+	}
+	squares := t.Sub(t.MeanKeep(dims...)).Square().Sum(dims...)
+	count := t.NumElems() / max(1, squares.NumElems())
+	return squares.DivScalar(float64(max(0, count-correction)))
+}
+
+// Std returns the standard deviation, the root of [Tensor.Var].
+func (t *Tensor) Std(correction int, dims ...int) *Tensor { return t.Var(correction, dims...).Sqrt() }
+
+// Norm returns the p-norm over the given dims, all of them if none is given:
+// (Σ|t|ᵖ)^(1/p), the greatest magnitude for p = +Inf and the smallest for -Inf,
+// the number of elements other than 0 for p = 0. The slope of the 2-norm at 0 is 0.
+func (t *Tensor) Norm(p float64, dims ...int) *Tensor {
+	switch {
+	case !t.dtype.IsFloat():
+		fail("norm", []*Tensor{t}, "wants a floating dtype; convert by To")
+	case math.IsNaN(p):
+		fail("norm", []*Tensor{t}, "p is NaN")
+	case isHalf(t.dtype):
+		return t.To(Float32).Norm(p, dims...).To(t.dtype)
+	case p == 0:
+		return t.NeScalar(0).To(t.dtype).Sum(dims...)
+	case p == 1:
+		return t.Abs().Sum(dims...)
+	case math.IsInf(p, 1):
+		return t.Abs().AMax(dims...)
+	case math.IsInf(p, -1):
+		return t.Abs().AMin(dims...)
+	case p != 2:
+		return t.Abs().PowScalar(p).Sum(dims...).PowScalar(1 / p)
+	}
+	keep, without := t.keepDims("norm", dims)
+	out := t.Detach().Square().reduceTo("norm", device.Sum, keep).Sqrt()
+	return out.record("norm", []*Tensor{t}, []*Tensor{t, out}, func(b *backprop, g *Tensor) {
+		zero := out.EqScalar(0)
+		b.give(0, t.Mul(Where(zero, scalarOf(g, 0), g.Div(Where(zero, scalarOf(out, 1), out)))))
+	}).Reshape(without...)
+}
+
+// LogSumExp returns log Σ eᵗ over the given dims, all of them if none is given,
+// without overflow.
+func (t *Tensor) LogSumExp(dims ...int) *Tensor {
+	_, without := t.keepDims("log sum exp", dims)
+	return t.logSumExpKeep(dims).Reshape(without...)
+}
+
+func (t *Tensor) logSumExpKeep(dims []int) *Tensor {
+	t = t.floating()
+	if isHalf(t.dtype) {
+		return t.To(Float32).logSumExpKeep(dims).To(t.dtype)
+	}
+	keep, _ := t.keepDims("log sum exp", dims)
+	if t.NumElems() == 0 {
+		return t.Exp().SumKeep(dims...).Log()
+	}
+	top := t.Detach().reduceTo("max", device.Max, keep)
+	// An infinite maximum is its own result; infinity less infinity is no number.
+	shift := Where(top.IsFinite(), top, scalarOf(top, 0))
+	out := t.Detach().Sub(shift).Exp().SumKeep(dims...).Log().Add(shift)
+	return out.record("log sum exp", []*Tensor{t}, []*Tensor{t, out}, func(b *backprop, g *Tensor) {
+		b.give(0, t.Sub(out).Exp().Mul(g))
+	})
+}
