@@ -98,13 +98,6 @@ func (t *Tensor) meanOf(sum func(t *Tensor) *Tensor) *Tensor {
 	return s.MulScalar(float64(s.NumElems()) / float64(t.NumElems())).To(t.dtype)
 }
 
-// maxKeep returns the maximum of the last dim, without a gradient.
-func (t *Tensor) maxKeep() *Tensor {
-	keep := t.Shape()
-	keep[len(keep)-1] = 1
-	return t.Detach().reduceTo("max", device.Max, keep)
-}
-
 // SumSquares returns the sum of the squares of all elements, in float64 and
 // in a fixed order. No gradient flows through it.
 func (t *Tensor) SumSquares() float64 {

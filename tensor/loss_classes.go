@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// IgnoreIndex is the target that CrossEntropy and NLL skip.
+const IgnoreIndex = -100
+
+// CrossEntropyOptions are the options of [CrossEntropy] and [NLL].
+type CrossEntropyOptions struct {
+	// Weight [classes] weighs the loss of each row by its target's class; the
+	// mean is then one by weight. Nil for 1.
+	Weight *Tensor
+	// IgnoreIndex is the target of rows that do not count; nil for the constant
+	// of that name.
+	IgnoreIndex *int64
+	Reduction   Reduction
+	// LabelSmoothing takes this share of each target and spreads it over all
+	// classes (Szegedy et al. 2016). NLL has none.
+	LabelSmoothing float64
+}
+
+// CrossEntropy returns the mean over the rows of -log softmax(logits)[target],
+// in nats: logits [batch…, classes], int64 targets [batch…]. Targets equal to
+// [IgnoreIndex] do not count; if none counts the loss is NaN, as in PyTorch.
+// Targets of a floating dtype are probabilities [batch…, classes]. A target that
+// is no class is an error that names it and its row.
+func CrossEntropy(logits, targets *Tensor, opts ...CrossEntropyOptions) *Tensor {
+	const op = "cross entropy"
+	o := option(op, opts)
+	operands := []*Tensor{logits, targets}
+	if !logits.dtype.IsFloat() {
+		fail(op, operands, "wants float32 logits, or another floating dtype")
+	}
+	if o.LabelSmoothing < 0 || o.LabelSmoothing > 1 {
+		fail(op, operands, "label smoothing must be between 0 and 1, got %v", o.LabelSmoothing)
+	}
+	x := wideLoss(logits)
+	if targets.dtype.IsFloat() {
+		return crossEntropyOfProbabilities(op, x, targets, o)
+	}
+	t := newTargets(op, logits, targets, o)
+	x = x.Reshape(t.rows, t.classes)
+	if o.LabelSmoothing == 0 && x.dtype == Float32 {
+		return t.reduce(op, crossEntropyRows(x, t.ids), o)
+	}
+	logp := x.LogSoftmax(-1)
+	loss := logp.pick(t.ids).Neg()
+	if t.weight != nil {
+		loss = loss.Mul(t.weight)
+	}
+	if eps := o.LabelSmoothing; eps > 0 {
+		spread := logp
+		if o.Weight != nil {
+			spread = logp.Mul(o.Weight)
+		}
+		even := Where(t.ids.GeScalar(0), spread.Sum(-1).Neg(), scalarOf(loss, 0))
+		loss = loss.MulScalar(1 - eps).Add(even.MulScalar(eps / float64(t.classes)))
+	}
+	return t.reduceWeighed(op, loss, o)
+}
+
+// NLL returns the mean over the rows of -x[target] for log-probabilities x
+// [batch…, classes] and int64 targets [batch…]: [CrossEntropy] without its softmax.
+func NLL(x, targets *Tensor, opts ...CrossEntropyOptions) *Tensor {
+	const op = "nll"
+	o := option(op, opts)
+	if !x.dtype.IsFloat() {
+		fail(op, []*Tensor{x, targets}, "wants a floating dtype")
+	}
+	if o.LabelSmoothing != 0 {
+		fail(op, []*Tensor{x, targets}, "has no label smoothing; CrossEntropy has")
+	}
+	t := newTargets(op, x, targets, o)
+	return t.reduce(op, wideLoss(x).Reshape(t.rows, t.classes).pick(t.ids).Neg(), o)
+}
+
+func crossEntropyOfProbabilities(op string, x, targets *Tensor, o CrossEntropyOptions) *Tensor {
+	if !slices.Equal(x.shape, targets.shape) || len(x.shape) == 0 {
+		fail(op, []*Tensor{x, targets}, "targets that are probabilities must have the logits' shape")
+	}
+	if o.IgnoreIndex != nil {
+		fail(op, []*Tensor{x, targets}, "targets that are probabilities have no index to ignore")
+	}
+	targets = wideLoss(targets)
+	classes := x.shape[len(x.shape)-1]
+	if eps := o.LabelSmoothing; eps > 0 {
+		targets = targets.MulScalar(1 - eps).AddScalar(eps / float64(classes))
+	}
+	terms := x.LogSoftmax(-1).Mul(targets)
+	if o.Weight != nil {
+		wantClassWeight(op, x, o.Weight, classes)
+		terms = terms.Mul(o.Weight)
+	}
+	return reduceLoss(op, terms.Sum(-1).Neg(), LossOptions{Reduction: o.Reduction})
+}
+
+func wantClassWeight(op string, x, weight *Tensor, classes int) {
+	if !slices.Equal(weight.shape, []int{classes}) {
+		fail(op, []*Tensor{x, weight}, "the weight must have shape [%d], one for each class", classes)
+	}
+}
+
+// targets are the checked targets of a loss over classes.
+type targets struct {
+	ids           *Tensor // int64 [rows], IgnoreIndex where a row does not count
+	shape         []int   // of the batch
+	rows, classes int
+	numValid      int
+	weight        *Tensor // [rows], of each row's class, 0 where it does not count; nil for 1
+}
+
+func newTargets(op string, x, ids *Tensor, o CrossEntropyOptions) targets {
+	operands := []*Tensor{x, ids}
+	ids.wantDType(op, Int64)
+	n := len(x.shape)
+	if n < 1 || !slices.Equal(x.shape[:n-1], ids.shape) {
+		fail(op, operands, "the targets must have the logits' shape without its last dim")
+	}
+	t := targets{shape: ids.shape, rows: numElems(ids.shape), classes: x.shape[n-1]}
+	t.numValid = t.rows
+	ignore := int64(IgnoreIndex)
+	if o.IgnoreIndex != nil {
+		ignore = *o.IgnoreIndex
+	}
+	src := ids.Detach().Contiguous()
+	t.ids = result(op, Int64, []int{t.rows}, ids)
+	fused(op+" targets", nil, []*Tensor{t.ids, src}, func(_ *work.Pool, a []device.Array) {
+		checked := a[0].Int64s()
+		for row, id := range a[1].Int64s() {
+			switch {
+			case id == ignore:
+				t.numValid--
+				id = IgnoreIndex
+			case id < 0 || id >= int64(t.classes):
+				fail(op, operands, "target %d of row %d is not one of the %d classes", id, row, t.classes)
+			}
+			checked[row] = id
+		}
+	})
+	if o.Weight != nil {
+		wantClassWeight(op, x, o.Weight, t.classes)
+		w := o.Weight.Detach().To(Float32).Expand(t.rows, t.classes).Contiguous()
+		t.weight = w.pick(t.ids)
+	}
+	return t
+}
+
+// reduce weighs and combines the losses of the rows.
+func (t targets) reduce(op string, loss *Tensor, o CrossEntropyOptions) *Tensor {
+	if t.weight != nil {
+		loss = loss.Mul(t.weight)
+	}
+	return t.reduceWeighed(op, loss, o)
+}
+
+func (t targets) reduceWeighed(op string, loss *Tensor, o CrossEntropyOptions) *Tensor {
+	switch {
+	case o.Reduction == ReduceMean && t.weight != nil:
+		return loss.Sum().Div(t.weight.Sum())
+	case o.Reduction == ReduceMean:
+		return loss.Sum().MulScalar(1 / float64(t.numValid))
+	}
+	return reduceLoss(op, loss.Reshape(t.shape...), LossOptions{Reduction: o.Reduction})
+}
+
+// crossEntropyRows returns the loss of each row of logits [rows, classes].
+func crossEntropyRows(logits, ids *Tensor) *Tensor {
+	const op = "cross entropy"
+	src := logits.Contiguous()
+	rows, classes := src.shape[0], src.shape[1]
+	loss := result(op, Float32, src.shape[:1], src, ids)
+	lse := result(op, Float32, src.shape[:1], src, ids)
+	fused(op, nil, []*Tensor{loss, lse, src, ids}, func(p *work.Pool, a []device.Array) {
+		kernel.CrossEntropy(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Int64s(), rows, classes)
+	})
+	return loss.record(op, []*Tensor{src}, []*Tensor{src, lse, ids}, func(b *backprop, g *Tensor) {
+		if b.create {
+			b.composite(g, func() *Tensor { return src.LogSoftmax(-1).pick(ids).Neg() })
+			return
+		}
+		dx := result(op, Float32, src.shape, g)
+		fused("cross entropy grad", nil, []*Tensor{dx, src, lse, ids, g.Contiguous()}, func(p *work.Pool, a []device.Array) {
+			kernel.CrossEntropyBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Int64s(), a[4].Float32s(), rows, classes)
+		})
+		b.give(0, dx)
+	})
+}
+
+// pick takes one element of each row [rows, classes]; skipped targets give 0.
+func (t *Tensor) pick(ids *Tensor) *Tensor {
+	skipped := ids.LtScalar(0)
+	at := Where(skipped, scalarOf(ids, 0), ids).Reshape(t.shape[0], 1)
+	if t.shape[1] == 0 {
+		return zerosLike(t.Detach().Sum(1)) // then all are skipped
+	}
+	taken := t.along(1, at).Reshape(t.shape[0])
+	return Where(skipped, scalarOf(taken, 0), taken)
+}
