@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"math"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// Images is how the channels of a batch lie in memory: [num, channels, plane],
+// plane being the product of the dims behind the channels.
+type Images struct{ Num, Channels, Plane int }
+
+func (m Images) elems() int { return m.Num * m.Channels * m.Plane }
+
+// count is how many elements a channel has.
+func (m Images) count() float64 { return float64(m.Num) * float64(m.Plane) }
+
+// runs calls fn for the runs of elements of channel c, each at most callElems
+// long: the same ones whatever the number of threads.
+func (m Images) runs(c int, fn func(lo, hi int)) {
+	for i := range m.Num {
+		lo := (i*m.Channels + c) * m.Plane
+		inRuns(lo, lo+m.Plane, callElems, fn)
+	}
+}
+
+// overChannels shares the channels among the threads, in pieces that are taken
+// as threads come free. A channel is done by one thread, which finds it in its
+// cache when it passes over it again: that is what makes a norm's several passes
+// cost little more than one.
+func (m Images) overChannels(p *work.Pool, fn func(c int)) {
+	perPiece := max(1, soloElems/max(1, m.Num*m.Plane))
+	n := pieces(m.Channels, perPiece)
+	if threads(p) <= 1 || n <= 1 {
+		for c := range m.Channels {
+			fn(c)
+		}
+		return
+	}
+	p.Run(n, func(i int) {
+		for c := i * perPiece; c < min((i+1)*perPiece, m.Channels); c++ {
+			fn(c)
+		}
+	})
+}
+
+// Fusion is what follows a batch norm in the same pass: the addition of Residual
+// (nil for none), of the shape of the batch, and then max(·, 0).
+type Fusion struct {
+	Residual []float32
+	ReLU     bool
+}
+
+// RunningStats are what evaluation normalises by, [channels] each. A training
+// pass moves them towards the statistics of its batch.
+type RunningStats struct {
+	Mean, Var []float32
+	// Momentum is the weight of the batch, from 0 to 1.
+	Momentum float64
+}
+
+func (r RunningStats) update(c int, mean, variance, count float64) {
+	if r.Mean == nil {
+		return
+	}
+	move := func(old *float32, new float64) {
+		*old = float32((1-r.Momentum)*float64(*old) + r.Momentum*new)
+	}
+	move(&r.Mean[c], mean)
+	// The running variance is the unbiased one; a single element has none.
+	move(&r.Var[c], variance*count/(count-1))
+}
+
+// BatchNorm normalises each channel of x by the mean and the biased variance of
+// its elements (Ioffe and Szegedy 2015, Algorithm 1):
+//
+//	dst = (x - mean)·rstd·gamma + beta,   rstd = 1/√(var + eps)
+//
+// and goes on as f says. mean and rstd [channels] are kept for the backward pass,
+// running is updated. A nil gamma means ones, a nil beta zeros.
+func BatchNorm(p *work.Pool, dst, mean, rstd, x, gamma, beta []float32, m Images, f Fusion, running RunningStats, eps float64) {
+	x = x[:m.elems()]
+	v := channelVec()
+	m.overChannels(p, func(c int) {
+		sum, squares := 0.0, 0.0
+		m.runs(c, func(lo, hi int) {
+			s, q := v.moments(x[lo:hi])
+			sum, squares = sum+s, squares+q
+		})
+		finishStats(c, mean, rstd, sum, squares, m.count(), running, eps)
+		m.normChannel(v, c, dst, mean, rstd, x, gamma, beta, f)
+	})
+}
+
+func finishStats(c int, mean, rstd []float32, sum, squares, count float64, running RunningStats, eps float64) {
+	mu := sum / count
+	variance := squares/count - mu*mu
+	if variance < 0 { // by rounding; a NaN stays
+		variance = 0
+	}
+	mean[c], rstd[c] = float32(mu), float32(1/math.Sqrt(variance+eps))
+	running.update(c, mu, variance, count)
+}
+
+// BatchMoments writes Σ x and Σ x² of each channel to sums [2, channels], for
+// statistics that are then added up over ranks.
+func BatchMoments(p *work.Pool, sums []float64, x []float32, m Images) {
+	x = x[:m.elems()]
+	v := channelVec()
+	m.overChannels(p, func(c int) {
+		sum, squares := 0.0, 0.0
+		m.runs(c, func(lo, hi int) {
+			s, q := v.moments(x[lo:hi])
+			sum, squares = sum+s, squares+q
+		})
+		sums[c], sums[m.Channels+c] = sum, squares
+	})
+}
+
+// BatchStats turns the sums of [BatchMoments], of count elements a channel, into
+// mean and rstd [channels] and updates the running statistics.
+func BatchStats(mean, rstd []float32, sums []float64, count float64, running RunningStats, eps float64) {
+	for c := range mean {
+		finishStats(c, mean, rstd, sums[c], sums[len(mean)+c], count, running, eps)
+	}
+}
+
+// BatchNormApply is the second half of [BatchNorm]: mean and rstd are given.
+func BatchNormApply(p *work.Pool, dst, mean, rstd, x, gamma, beta []float32, m Images, f Fusion) {
+	v := channelVec()
+	m.overChannels(p, func(c int) { m.normChannel(v, c, dst, mean, rstd, x, gamma, beta, f) })
+}
+
+// scalarsOf returns the numbers of a channel, for either direction.
+func scalarsOf(c int, mean, rstd, gamma, beta []float32) channelScalars {
+	s := channelScalars{mean: mean[c], scale: rstd[c]}
+	if gamma != nil {
+		s.scale *= gamma[c]
+	}
+	if beta != nil {
+		s.shift = beta[c]
+	}
+	return s
+}
+
+func (m Images) normChannel(v *channelKernels, c int, dst, mean, rstd, x, gamma, beta []float32, f Fusion) {
+	s := scalarsOf(c, mean, rstd, gamma, beta)
+	m.runs(c, func(lo, hi int) {
+		switch {
+		case f.Residual != nil && f.ReLU:
+			v.normAddReLU(dst[lo:hi], x[lo:hi], f.Residual[lo:hi], s)
+		case f.Residual != nil:
+			v.normAdd(dst[lo:hi], x[lo:hi], f.Residual[lo:hi], s)
+		case f.ReLU:
+			v.normReLU(dst[lo:hi], x[lo:hi], s)
+		default:
+			v.norm(dst[lo:hi], x[lo:hi], s)
+		}
+	})
+}
+
+// BatchNormGrads is what the backward pass of a batch norm reads and writes.
+type BatchNormGrads struct {
+	DX, DResidual  []float32 // of the batch's shape; nil to skip
+	DGamma, DBeta  []float32 // [channels]; nil to skip
+	G, X           []float32
+	Y              []float32 // the result: read when a residual was added before ReLU
+	Mean, RStd     []float32
+	Gamma, Beta    []float32 // nil as in BatchNorm
+	ReLU, Residual bool      // what the forward pass was fused with
+	Training       bool      // whether mean and rstd are the batch's own
+}
+
+// BatchNormBackward computes the gradients of [BatchNorm] from that of its
+// result, G. Where mean and rstd did not come from the batch (Training false),
+// they are constants.
+func BatchNormBackward(p *work.Pool, b BatchNormGrads, m Images) {
+	v := channelVec()
+	m.overChannels(p, func(c int) {
+		sum, dot := b.sumChannel(v, m, c)
+		b.gradChannel(v, m, c, sum, dot, m.count())
+	})
+}
+
+// BatchNormGradSums writes Σ g and Σ g·(x - mean) of each channel to sums [2,
+// channels], and from them DGamma and DBeta: the first half of
+// [BatchNormBackward], for sums that are then added up over ranks.
+func BatchNormGradSums(p *work.Pool, sums []float64, b BatchNormGrads, m Images) {
+	v := channelVec()
+	m.overChannels(p, func(c int) { sums[c], sums[m.Channels+c] = b.sumChannel(v, m, c) })
+}
+
+// BatchNormGradApply is the second half of [BatchNormBackward], with the sums over
+// all of count elements a channel.
+func BatchNormGradApply(p *work.Pool, sums []float64, count float64, b BatchNormGrads, m Images) {
+	v := channelVec()
+	m.overChannels(p, func(c int) { b.gradChannel(v, m, c, sums[c], sums[m.Channels+c], count) })
+}
+
+func (b *BatchNormGrads) sumChannel(v *channelKernels, m Images, c int) (sum, dot float64) {
+	s := scalarsOf(c, b.Mean, b.RStd, b.Gamma, b.Beta)
+	m.runs(c, func(lo, hi int) {
+		var s0, d0 float64
+		switch {
+		case b.ReLU && b.Residual:
+			s0, d0 = v.sumsMasked(b.G[lo:hi], b.X[lo:hi], b.Y[lo:hi], s)
+		case b.ReLU:
+			s0, d0 = v.sumsReLU(b.G[lo:hi], b.X[lo:hi], s)
+		default:
+			s0, d0 = v.sums(b.G[lo:hi], b.X[lo:hi], s)
+		}
+		sum, dot = sum+s0, dot+d0
+	})
+	if b.DGamma != nil {
+		b.DGamma[c] = float32(dot * float64(b.RStd[c]))
+	}
+	if b.DBeta != nil {
+		b.DBeta[c] = float32(sum)
+	}
+	return sum, dot
+}
+
+func (b *BatchNormGrads) gradChannel(v *channelKernels, m Images, c int, sum, dot, count float64) {
+	if b.DX == nil {
+		return
+	}
+	s := scalarsOf(c, b.Mean, b.RStd, b.Gamma, b.Beta)
+	if b.Training {
+		rstd := float64(b.RStd[c])
+		s.slope = float32(-float64(s.scale) * rstd * rstd * dot / count)
+		s.offset = float32(-float64(s.scale) * sum / count)
+	}
+	m.runs(c, func(lo, hi int) {
+		dx, g, x := b.DX[lo:hi], b.G[lo:hi], b.X[lo:hi]
+		switch {
+		case b.ReLU && b.Residual:
+			dr := dx
+			if b.DResidual != nil {
+				dr = b.DResidual[lo:hi]
+			}
+			v.gradMasked(dx, dr, g, x, b.Y[lo:hi], s)
+		case b.ReLU:
+			v.gradReLU(dx, g, x, s)
+		default:
+			v.grad(dx, g, x, s)
+		}
+	})
+}
+
+// InverseDeviation computes dst = 1/√(variance + eps), in float64.
+func InverseDeviation(dst, variance []float32, eps float64) {
+	for c, v := range variance[:len(dst)] {
+		dst[c] = float32(1 / math.Sqrt(float64(v)+eps))
+	}
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"math"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// Windows are the runs of a dim that the elements of a pooled dim are made of.
+type Windows struct {
+	In   int // size of the dim
+	Step int // between the elements of a window
+	At   []Window
+}
+
+// Window is one of them: elements Lo, Lo+Step, … below Hi.
+type Window struct {
+	Lo, Hi int
+	Size   int // what a mean counts for it, padding included or not
+}
+
+// SlidingWindows are those of a kernel that slides over a padded dim. With
+// countPadding, a mean counts the padding as zeros, but not what lies beyond it.
+func SlidingWindows(in, out, size, stride, padding, dilation int, countPadding bool) Windows {
+	w := Windows{In: in, Step: dilation, At: make([]Window, out)}
+	for o := range w.At {
+		lo := o*stride - padding
+		hi := min(lo+(size-1)*dilation+1, in+padding)
+		padded := hi - lo
+		for lo < 0 {
+			lo += dilation
+		}
+		hi = max(lo, min(hi, in))
+		w.At[o] = Window{lo, hi, hi - lo}
+		if countPadding {
+			w.At[o].Size = padded
+		}
+	}
+	return w
+}
+
+// AdaptiveWindows cut a dim into out windows of about one size, which overlap
+// where it does not divide: from ⌊o·in/out⌋ to ⌈(o+1)·in/out⌉.
+func AdaptiveWindows(in, out int) Windows {
+	w := Windows{In: in, Step: 1, At: make([]Window, out)}
+	for o := range w.At {
+		lo, hi := o*in/out, ((o+1)*in+out-1)/out
+		w.At[o] = Window{lo, hi, hi - lo}
+	}
+	return w
+}
+
+// overPlanes shares planes of so many elements among the threads as they come
+// free.
+func overPlanes(p *work.Pool, planes, elems int, fn func(i int)) {
+	Images{Num: 1, Channels: planes, Plane: elems}.overChannels(p, fn)
+}
+
+// MaxPool2d takes the largest element of each window of planes of x [planes,
+// h.In, w.In]. index gets its position in its plane, for the backward pass. The
+// first of equal elements counts, and NaN is larger than all. A window that lies
+// in the padding alone gives -Inf and position -1.
+func MaxPool2d(p *work.Pool, dst []float32, index []int32, x []float32, planes int, h, w Windows) {
+	in, out := h.In*w.In, len(h.At)*len(w.At)
+	overPlanes(p, planes, in, func(i int) {
+		maxPoolPlane(dst[i*out:(i+1)*out], index[i*out:(i+1)*out], x[i*in:(i+1)*in], h, w)
+	})
+}
+
+func maxPoolPlane(dst []float32, index []int32, x []float32, h, w Windows) {
+	o := 0
+	for _, row := range h.At {
+		for _, col := range w.At {
+			best, at := float32(math.Inf(-1)), -1
+			for i := row.Lo; i < row.Hi; i += h.Step {
+				for j := i*w.In + col.Lo; j < i*w.In+col.Hi; j += w.Step {
+					if v := x[j]; v > best || at < 0 || v != v {
+						best, at = v, j
+					}
+				}
+			}
+			dst[o], index[o] = best, int32(at)
+			o++
+		}
+	}
+}
+
+// MaxPool2dBackward adds each element of g [planes, out] to dx [planes, in],
+// which it clears first, at its position in the plane.
+func MaxPool2dBackward(p *work.Pool, dx, g []float32, index []int32, planes, in, out int) {
+	overPlanes(p, planes, in+out, func(i int) {
+		d := dx[i*in : (i+1)*in]
+		clear(d)
+		gi, at := g[i*out:(i+1)*out], index[i*out:(i+1)*out]
+		for j, v := range gi {
+			if k := at[j]; k >= 0 {
+				d[k] += v
+			}
+		}
+	})
+}
+
+// PickAt computes dst[i, j] = x[i, index[i, j]] for each of planes planes, 0 where
+// the index is negative: what the gradient of [MaxPool2dBackward] is.
+func PickAt(p *work.Pool, dst, x []float32, index []int32, planes, in, out int) {
+	overPlanes(p, planes, in+out, func(i int) {
+		d, at, xi := dst[i*out:(i+1)*out], index[i*out:(i+1)*out], x[i*in:(i+1)*in]
+		for j, k := range at {
+			d[j] = 0
+			if k >= 0 {
+				d[j] = xi[k]
+			}
+		}
+	})
+}
+
+// AvgPool2d takes the mean of each window of planes of x [planes, h.In, w.In]:
+// the sum over divisor, or if that is 0 over the window's size.
+func AvgPool2d(p *work.Pool, dst, x []float32, planes int, h, w Windows, divisor int) {
+	in, out := h.In*w.In, len(h.At)*len(w.At)
+	sum := vec().sum
+	overPlanes(p, planes, in, func(i int) {
+		xi, d := x[i*in:(i+1)*in], dst[i*out:(i+1)*out]
+		o := 0
+		for _, row := range h.At {
+			for _, col := range w.At {
+				total := 0.0
+				if col.Hi-col.Lo == w.In { // whole rows
+					inRuns(row.Lo*w.In, row.Hi*w.In, callElems, func(lo, hi int) { total += sum(xi[lo:hi]) })
+				} else {
+					s := float32(0)
+					for i := row.Lo; i < row.Hi; i++ {
+						for _, v := range xi[i*w.In+col.Lo : i*w.In+col.Hi] {
+							s += v
+						}
+					}
+					total = float64(s)
+				}
+				d[o] = float32(total / meanOver(row, col, divisor))
+				o++
+			}
+		}
+	})
+}
+
+func meanOver(row, col Window, divisor int) float64 {
+	if divisor != 0 {
+		return float64(divisor)
+	}
+	return float64(row.Size * col.Size)
+}
+
+// AvgPool2dBackward spreads each element of g [planes, out] evenly over its
+// window of dx [planes, in], which it clears first.
+func AvgPool2dBackward(p *work.Pool, dx, g []float32, planes int, h, w Windows, divisor int) {
+	in, out := h.In*w.In, len(h.At)*len(w.At)
+	overPlanes(p, planes, in, func(i int) {
+		d, gi := dx[i*in:(i+1)*in], g[i*out:(i+1)*out]
+		clear(d)
+		o := 0
+		for _, row := range h.At {
+			for _, col := range w.At {
+				share := float32(float64(gi[o]) / meanOver(row, col, divisor))
+				for i := row.Lo; i < row.Hi; i++ {
+					run := d[i*w.In+col.Lo : i*w.In+col.Hi]
+					for j := range run {
+						run[j] += share
+					}
+				}
+				o++
+			}
+		}
+	})
+}
