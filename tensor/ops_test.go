@@ -42,6 +42,8 @@ func areas() map[string][]opCase {
 		"attention":   attentionCases(),
 		"conv":        convCases(),
 		"transformer": transformerCases(),
+		"norm":        normCases(),
+		"pool":        poolCases(),
 	}
 }
 

@@ -29,7 +29,7 @@ func (g *lanes) channels() {
 			doc += ", and 0 where that is negative"
 		}
 		g.each(k.name, doc+".", k.args, k.reads, "dst", 4, func() func([]VecVirtual) []VecVirtual {
-			s := g.scalars("s", 3)
+			s := g.loaded(3)
 			zero := g.zero()
 			return func(in []VecVirtual) []VecVirtual {
 				v := g.fma(g.sub(in[0], s[0]), s[1], s[2])
@@ -55,7 +55,7 @@ func (g *lanes) channels() {
 		{"channelGradMasked", "does it with g = 0 where y ≤ 0, and writes that g to dr.", "dx, dr, g, x, y []float32, s *float32", "g x y", "dr dx", masked},
 	} {
 		g.each(k.name, k.doc, k.args, k.reads, k.writes, 2, func() func([]VecVirtual) []VecVirtual {
-			s := g.scalars("s", 5)
+			s := g.loaded(5)
 			zero := g.zero()
 			return func(in []VecVirtual) []VecVirtual {
 				centred := g.sub(in[1], s[0])
@@ -158,7 +158,7 @@ func (g *lanes) channelSums(name, doc, arrays string, m mask) {
 		y = pointer("y")
 	}
 	g.tail(n)
-	s, zero := g.scalars("s", 3), g.zero()
+	s, zero := g.loaded(3), g.zero()
 	var sums, dots [2]VecVirtual
 	for i := range sums {
 		sums[i], dots[i] = g.zero(), g.zero()
@@ -181,4 +181,14 @@ func (g *lanes) channelSums(name, doc, arrays string, m mask) {
 	g.returnSum(0, sums[0], sums[1])
 	g.returnSum(1, dots[0], dots[1])
 	end()
+}
+
+// loaded returns the n floats that the argument s points to, in every lane.
+func (g *lanes) loaded(n int) []VecVirtual {
+	s := g.scalars(n, true)
+	out := make([]VecVirtual, n)
+	for i := range out {
+		out[i] = s(i)
+	}
+	return out
 }

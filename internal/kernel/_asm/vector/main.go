@@ -32,22 +32,6 @@ var sets = map[string]func(g *lanes){
 	},
 	"optimizers":  func(g *lanes) { g.optimizers() },
 	"transformer": func(g *lanes) { g.transformer() },
-}
-
-// sets are the kernels of each assembly file.
-var sets = map[string]func(g *lanes){
-	"vector": func(g *lanes) {
-		g.elementwise()
-		g.sums()
-		g.columnSums()
-		g.layerNorm()
-		g.layerNormBackward()
-		g.softmax()
-		g.softmaxBackward()
-		g.maxAndSumExp()
-	},
-	"optimizers":  func(g *lanes) { g.optimizers() },
-	"transformer": func(g *lanes) { g.transformer() },
 	"channels":    func(g *lanes) { g.channels() },
 }
 

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// GroupNorm cuts the channels of x [batch, channels, …] into numGroups runs,
+// normalises each run of each sample to mean 0 and variance 1, and scales and
+// shifts each channel by gamma and beta, both [channels] or nil (Wu and He 2018).
+// The result is float32.
+func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tensor {
+	const op = "group norm"
+	operands := []*Tensor{x, gamma, beta}
+	wantHalfOrFloat32s(op, operands)
+	if len(x.shape) < 2 {
+		fail(op, operands, "wants x [batch, channels, …]")
+	}
+	channels := x.shape[1]
+	if numGroups < 1 || channels%numGroups != 0 {
+		fail(op, operands, "%d groups do not divide the %d channels", numGroups, channels)
+	}
+	for _, t := range operands[1:] {
+		if t != nil && !slices.Equal(t.shape, []int{channels}) {
+			fail(op, operands, "gamma and beta must have shape [%d], the channels of x", channels)
+		}
+	}
+	if x.NumElems() == 0 {
+		return x.To(Float32)
+	}
+	src, gamma, beta := x.To(Float32).Contiguous().Reshape(x.shape[0], channels, -1), float32Contiguous(gamma), float32Contiguous(beta)
+	inputs := []*Tensor{src, gamma, beta}
+	out := result(op, Float32, src.shape, inputs...)
+	mean := result(op, Float32, []int{src.shape[0], numGroups}, inputs...)
+	rstd := result(op, Float32, mean.shape, inputs...)
+	params := []float64{eps, float64(numGroups)}
+	fused(op, params, []*Tensor{out, mean, rstd, src, gamma, beta}, func(p *work.Pool, a []device.Array) {
+		kernel.GroupNorm(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(),
+			imagesOf(a[3]), numGroups, eps)
+	})
+	saves := []*Tensor{src, mean, rstd}
+	if gamma != nil {
+		saves = append(saves, gamma)
+	}
+	out = out.record(op, inputs, saves, func(b *backprop, g *Tensor) {
+		if b.create {
+			b.composite(g, func() *Tensor { return groupNormDefinition(src, numGroups, gamma, beta, eps) })
+			return
+		}
+		g = g.Contiguous()
+		dx := result(op, Float32, src.shape, g)
+		var dgamma, dbeta *Tensor
+		if gamma != nil && b.needs(1) {
+			dgamma = result(op, Float32, gamma.shape, g)
+		}
+		if beta != nil && b.needs(2) {
+			dbeta = result(op, Float32, beta.shape, g)
+		}
+		fused("group norm grad", params, []*Tensor{dx, dgamma, dbeta, g, src, mean, rstd, gamma}, func(p *work.Pool, a []device.Array) {
+			kernel.GroupNormBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(),
+				a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), imagesOf(a[4]), numGroups)
+		})
+		for i, gi := range []*Tensor{dx, dgamma, dbeta} {
+			if gi != nil && b.needs(i) {
+				b.give(i, gi)
+			}
+		}
+	})
+	return out.Reshape(x.shape...)
+}
+
+// InstanceNorm normalises each channel of each sample of x [batch, channels, …]
+// (Ulyanov et al. 2016): a [GroupNorm] with a group a channel.
+func InstanceNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
+	if len(x.shape) < 2 || x.shape[1] == 0 {
+		fail("instance norm", []*Tensor{x, gamma, beta}, "wants x [batch, channels, …]")
+	}
+	return GroupNorm(x, x.shape[1], gamma, beta, eps)
+}
+
+func groupNormDefinition(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tensor {
+	groups := x.Reshape(x.shape[0], numGroups, -1)
+	centred := groups.Sub(groups.MeanKeep(-1))
+	y := centred.Div(centred.Mul(centred).MeanKeep(-1).AddScalar(eps).Sqrt()).Reshape(x.shape...)
+	if gamma != nil {
+		y = y.Mul(gamma.Reshape(-1, 1))
+	}
+	if beta != nil {
+		y = y.Add(beta.Reshape(-1, 1))
+	}
+	return y
+}
