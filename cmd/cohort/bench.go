@@ -157,7 +157,9 @@ func newBenchStepCommand(f *benchFlags) *cobra.Command {
 		Long: `Step measures whole training steps: forward, backward, optimizer.
 
   mlp  784-1024-1024-10, batch 256, SGD
-  gpt  4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW`,
+  gpt  4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
+  cnn  4 convolutions with batch norm, 64 images of 32x32, SGD
+  resnet50  4 images of 224x224, SGD`,
 		Example: "  cohort bench step --model gpt --threads 2 --json",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -177,9 +179,9 @@ func newBenchStepCommand(f *benchFlags) *cobra.Command {
 		},
 	}
 	threadsFlag(cmd, &threads)
-	cmd.Flags().StringVar(&o.Model, "model", "gpt", "`name` of the model: mlp or gpt")
+	cmd.Flags().StringVar(&o.Model, "model", "gpt", "`name` of the model: mlp, gpt, cnn or resnet50")
 	cmd.Flags().StringVar(&o.DType, "dtype", o.DType, "`type` that is computed in: float32")
-	cmd.Flags().IntVar(&o.Batch, "batch", 0, "`samples` (mlp) or sequences (gpt) of a step (default 256 and 8)")
+	cmd.Flags().IntVar(&o.Batch, "batch", 0, "`samples` of a step (default 256, 8, 64 and 4)")
 	cmd.Flags().IntVar(&o.Steps, "steps", 30, "steps to measure")
 	return cmd
 }

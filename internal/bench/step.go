@@ -29,16 +29,16 @@ type workload struct {
 type StepOptions struct {
 	Model string // of [StepModels]
 	DType string // "float32"
-	Batch int    // samples (mlp) or sequences (gpt) of a step; 0 is 256 and 8
+	Batch int    // samples, sequences (gpt) or images of a step; 0 is the model's own
 	Steps int    // that are measured, after a few that are not
 }
 
 // StepModels are the models that Step knows.
-func StepModels() []string { return []string{"mlp", "gpt"} }
+func StepModels() []string { return []string{"mlp", "gpt", "cnn", "resnet50"} }
 
 // laterModels and laterDTypes are part of the command's fixed vocabulary.
 var (
-	laterModels = []string{"cnn", "resnet50"}
+	laterModels = []string{}
 	laterDTypes = []string{"bfloat16"}
 )
 
@@ -82,8 +82,13 @@ func oneOf(what, name string, known, later []string) error {
 
 func newWorkload(o StepOptions) *workload {
 	b := &nn.Build{Generator: tensor.NewGenerator(0)}
-	if o.Model == "gpt" {
+	switch o.Model {
+	case "gpt":
 		return newGPT(b, cmp.Or(o.Batch, 8))
+	case "cnn":
+		return newCNN(b, cmp.Or(o.Batch, 64))
+	case "resnet50":
+		return newResNet50(b, cmp.Or(o.Batch, 4))
 	}
 	return newMLP(b, cmp.Or(o.Batch, 256))
 }
