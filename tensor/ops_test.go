@@ -44,6 +44,9 @@ func areas() map[string][]opCase {
 		"transformer": transformerCases(),
 		"norm":        normCases(),
 		"pool":        poolCases(),
+		"index":       indexCases(),
+		"join":        joinCases(),
+		"einsum":      einsumCases(),
 	}
 }
 

@@ -96,7 +96,7 @@ func (t *Tensor) Narrow(dim, start, length int) *Tensor {
 	shape[dim] = length
 	full := t.Shape()
 	return t.view("narrow", t.offset+start*t.strides[dim], shape, t.strides, func(b *backprop, g *Tensor) {
-		b.give(0, g.embed(full, dim, start))
+		b.giveRegion(0, g, full, dim, start)
 	})
 }
 

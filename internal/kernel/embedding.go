@@ -31,8 +31,13 @@ func EmbeddingBackward(p *work.Pool, dtable, g []float32, ids []int64, width int
 		}
 	}
 	const narrowest = 4 * lineElems
-	if threads(p) == 1 || len(g) < 2*soloElems || width < 2*narrowest {
+	if threads(p) == 1 || len(g) < 2*soloElems {
 		columns(0, width)
+		return
+	}
+	if width < 2*narrowest {
+		// Too few columns to share. Threads share the rows of dtable instead.
+		SumSegments(p, dtable, g, GroupIDs(ids, -1), width, true)
 		return
 	}
 	parts := min(threads(p), width/narrowest)

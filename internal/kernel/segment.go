@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kernel
+
+import (
+	"math/bits"
+	"slices"
+	"sort"
+
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// Segments are the positions of a list of ids, those of one id together.
+type Segments struct {
+	IDs []int64 // increasing, each once
+	// Order lists the positions by id, and in their own order where ids are
+	// equal; those of IDs[i] are Order[Starts[i]:Starts[i+1]].
+	Order  []int32
+	Starts []int32
+}
+
+// GroupIDs sorts ids, none of them negative. Skip is an id to leave out, -1
+// for none.
+func GroupIDs(ids []int64, skip int64) Segments {
+	type item struct {
+		id  int64
+		pos int32
+	}
+	items := make([]item, 0, len(ids))
+	highest := int64(0)
+	for i, id := range ids {
+		if id != skip {
+			items = append(items, item{id, int32(i)})
+			highest = max(highest, id)
+		}
+	}
+	if n := len(items); n < 64 {
+		slices.SortStableFunc(items, func(a, b item) int { return int(min(max(a.id-b.id, -1), 1)) })
+	} else {
+		// From the lowest digit on, each pass keeping the order of the last: the
+		// work does not depend on how the ids are spread.
+		const digit = 11
+		other := make([]item, n)
+		var counts [1 << digit]int32
+		for shift := 0; shift < bits.Len64(uint64(highest)); shift += digit {
+			clear(counts[:])
+			for i := range items {
+				counts[items[i].id>>shift&(1<<digit-1)]++
+			}
+			sum := int32(0)
+			for d, c := range counts {
+				counts[d] = sum
+				sum += c
+			}
+			for i := range items {
+				d := items[i].id >> shift & (1<<digit - 1)
+				other[counts[d]] = items[i]
+				counts[d]++
+			}
+			items, other = other, items
+		}
+	}
+	s := Segments{Order: make([]int32, len(items)), IDs: make([]int64, 0, len(items)), Starts: make([]int32, 0, len(items)+1)}
+	for i, it := range items {
+		if i == 0 || it.id != items[i-1].id {
+			s.IDs = append(s.IDs, it.id)
+			s.Starts = append(s.Starts, int32(i))
+		}
+		s.Order[i] = it.pos
+	}
+	s.Starts = append(s.Starts, int32(len(items)))
+	return s
+}
+
+// over calls fn for runs of segments with about the same number of positions
+// each.
+func (s Segments) over(p *work.Pool, width int, fn func(lo, hi int)) {
+	t := parts(p, len(s.IDs), len(s.Order)*width)
+	if t <= 1 {
+		fn(0, len(s.IDs))
+		return
+	}
+	t *= 4                     // a segment may be long
+	first := func(i int) int { // the first segment that starts at part i of the positions or later
+		at := int32(i * len(s.Order) / t)
+		return sort.Search(len(s.IDs), func(k int) bool { return s.Starts[k] >= at })
+	}
+	p.Run(t, func(i int) {
+		if lo, hi := first(i), first(i+1); lo < hi {
+			fn(lo, hi)
+		}
+	})
+}
+
+// SumSegments adds up rows of g [positions, width]: row i of dst gets the sum
+// over segment i, in its order. With byID it is row IDs[i] of dst, and the
+// segment's rows are added to what is there.
+func SumSegments(p *work.Pool, dst, g []float32, s Segments, width int, byID bool) {
+	add := vec().add
+	s.over(p, width, func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			order := s.Order[s.Starts[i]:s.Starts[i+1]]
+			row := dst[i*width : (i+1)*width]
+			if byID {
+				row = dst[int(s.IDs[i])*width : (int(s.IDs[i])+1)*width]
+			} else {
+				copy(row, g[int(order[0])*width:(int(order[0])+1)*width])
+				order = order[1:]
+			}
+			for _, pos := range order {
+				add(row, row, g[int(pos)*width:(int(pos)+1)*width])
+			}
+		}
+	})
+}

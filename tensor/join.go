@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// Cat joins tensors along a dim. They have one dtype, and one shape but for
+// that dim.
+func Cat(dim int, ts ...*Tensor) *Tensor {
+	if len(ts) == 0 {
+		fail("cat", nil, "wants at least one tensor")
+	}
+	dim = dimIndex("cat", ts[0], dim)
+	shape := ts[0].Shape()
+	shape[dim] = 0
+	for _, t := range ts {
+		own := t.Shape()
+		if len(own) != len(shape) || t.dtype != ts[0].dtype {
+			fail("cat", ts, "the tensors must have one dtype and number of dims")
+		}
+		shape[dim] += own[dim]
+		own[dim] = shape[dim]
+		if !slices.Equal(own, shape) {
+			fail("cat", ts, "the tensors must have one shape, but for dim %d", dim)
+		}
+	}
+	if len(ts) == 1 {
+		return ts[0]
+	}
+	out := result("cat", ts[0].dtype, shape, ts...)
+	outer, total, inner := around(shape, dim)
+	at := 0
+	starts := make([]int, len(ts))
+	for i, t := range ts {
+		starts[i] = at
+		start, n := at, t.shape[dim]
+		if t.NumElems() > 0 {
+			moved("cat", []float64{float64(dim), float64(start)}, []*Tensor{out, t.Detach().Contiguous()},
+				func(p *work.Pool, a []device.Array) { joinOf[uint8](p, a, outer, n, total, inner, start) },
+				func(p *work.Pool, a []device.Array) { joinOf[uint16](p, a, outer, n, total, inner, start) },
+				func(p *work.Pool, a []device.Array) { joinOf[int32](p, a, outer, n, total, inner, start) },
+				func(p *work.Pool, a []device.Array) { joinOf[int64](p, a, outer, n, total, inner, start) })
+		}
+		at += n
+	}
+	if !out.dtype.IsFloat() {
+		return out
+	}
+	return out.record("cat", ts, nil, func(b *backprop, g *Tensor) {
+		for i, t := range ts {
+			if b.needs(i) {
+				b.give(i, g.Narrow(dim, starts[i], t.shape[dim]))
+			}
+		}
+	})
+}
+
+// joinOf copies an operand of Cat into its place.
+func joinOf[T kernel.Word](p *work.Pool, a []device.Array, outer, n, total, inner, at int) {
+	kernel.CopyRuns(p, wordsOf[T](a[0])[at*inner:], total*inner, wordsOf[T](a[1]), n*inner, n*inner, outer)
+}
+
+// Stack joins tensors of one shape along a new dim.
+func Stack(dim int, ts ...*Tensor) *Tensor {
+	if len(ts) == 0 {
+		fail("stack", nil, "wants at least one tensor")
+	}
+	rows := make([]*Tensor, len(ts))
+	for i, t := range ts {
+		if !slices.Equal(t.shape, ts[0].shape) {
+			fail("stack", ts, "the tensors must have one shape")
+		}
+		rows[i] = t.Unsqueeze(dim)
+	}
+	return Cat(dim, rows...)
+}
+
+// Split returns views of runs of the given sizes along a dim, which they fill.
+func (t *Tensor) Split(dim int, sizes ...int) []*Tensor {
+	dim = dimIndex("split", t, dim)
+	sum := 0
+	for _, n := range sizes {
+		sum += n
+		if n < 0 {
+			fail("split", []*Tensor{t}, "a size of %v is negative", sizes)
+		}
+	}
+	if sum != t.shape[dim] {
+		fail("split", []*Tensor{t}, "the sizes %v do not fill dim %d", sizes, dim)
+	}
+	parts := make([]*Tensor, len(sizes))
+	at := 0
+	for i, n := range sizes {
+		parts[i] = t.Narrow(dim, at, n)
+		at += n
+	}
+	return parts
+}
+
+// SplitEvery returns views of runs of size elements along a dim; the last one
+// may be shorter. It is PyTorch's split by one size.
+func (t *Tensor) SplitEvery(size, dim int) []*Tensor {
+	dim = dimIndex("split", t, dim)
+	if size < 1 {
+		fail("split", []*Tensor{t}, "a size of %d cuts nothing", size)
+	}
+	var sizes []int
+	for at := 0; at < t.shape[dim]; at += size {
+		sizes = append(sizes, min(size, t.shape[dim]-at))
+	}
+	if sizes == nil {
+		sizes = []int{0}
+	}
+	return t.Split(dim, sizes...)
+}
+
+// Chunk returns views of n runs along a dim, of one size but for the last; there
+// are fewer where the dim has not enough elements.
+func (t *Tensor) Chunk(n, dim int) []*Tensor {
+	dim = dimIndex("chunk", t, dim)
+	if n < 1 {
+		fail("chunk", []*Tensor{t}, "wants at least one chunk")
+	}
+	return t.SplitEvery(max(1, (t.shape[dim]+n-1)/n), dim)
+}
+
+// Unbind returns the views at each index of a dim, which disappears.
+func (t *Tensor) Unbind(dim int) []*Tensor {
+	dim = dimIndex("unbind", t, dim)
+	parts := make([]*Tensor, t.shape[dim])
+	for i := range parts {
+		parts[i] = t.Select(dim, i)
+	}
+	return parts
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// giveRegion adds g to the elements from start on of one dim of the gradient
+// of input i, which has the given shape; the others get nothing. The parts of
+// a tensor that was cut give their gradients so, each without a pass over the
+// whole.
+func (b *backprop) giveRegion(i int, g *Tensor, shape []int, dim, start int) {
+	old := b.grads[b.tape.nodes[b.node].inputs[i]]
+	if b.create || old == nil || old.dtype != Float32 || g.dtype != Float32 || !b.ownsAlone(old) {
+		b.give(i, g.embed(shape, dim, start))
+		return
+	}
+	g = g.Contiguous()
+	outer, size, inner := around(shape, dim)
+	n := g.shape[dim]
+	fused("add region", []float64{float64(dim), float64(start)}, []*Tensor{old, g}, func(p *work.Pool, a []device.Array) {
+		kernel.AddRuns(p, a[0].Float32s()[min(start*inner, a[0].NumElems()):], size*inner, a[1].Float32s(), n*inner, n*inner, outer)
+	})
+}
+
+// ownsAlone reports whether nobody else sees a gradient, so that it can be
+// added to in place.
+func (b *backprop) ownsAlone(g *Tensor) bool {
+	return g.storage.owners == 1 && g.storage.scope == b.tape.scope && g.IsContiguous() &&
+		g.NumElems()*g.dtype.Size() == g.storage.mem.Size
+}
