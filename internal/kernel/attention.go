@@ -128,16 +128,16 @@ func AttentionBackward(p *work.Pool, s AttentionShape, dq, dk, dv Heads, dout, o
 
 func checkAttention(s *AttentionShape, lse []float32, lseMayBeNil bool, queries, keys []Heads) {
 	if s.Batch < 0 || s.Heads < 0 || s.Time < 0 || s.KeyTime < 0 || s.Dim < 0 || s.KeyHeads < 0 {
-		panic(fmt.Sprintf("kernel: attention of shape %s: a size is negative", s))
+		panic(fmt.Sprintf("kernel: attention of shape %s: a size is negative", s.String()))
 	}
 	if s.KeyHeads > 0 && s.Heads%s.KeyHeads != 0 {
-		panic(fmt.Sprintf("kernel: attention of shape %s: the heads of the keys do not divide those of the queries", s))
+		panic(fmt.Sprintf("kernel: attention of shape %s: the heads of the keys do not divide those of the queries", s.String()))
 	}
 	if s.Batch == 0 || s.Heads == 0 || s.Dim == 0 {
 		return
 	}
 	if need := s.Batch * s.Heads * s.Time; len(lse) < need && !(lse == nil && lseMayBeNil) {
-		panic(fmt.Sprintf("kernel: attention of shape %s: lse needs %d elements, the slice has %d", s, need, len(lse)))
+		panic(fmt.Sprintf("kernel: attention of shape %s: lse needs %d elements, the slice has %d", s.String(), need, len(lse)))
 	}
 	check := func(x Heads, heads, time, length int) {
 		if time == 0 || heads == 0 || length == 0 {
@@ -146,7 +146,7 @@ func checkAttention(s *AttentionShape, lse []float32, lseMayBeNil bool, queries,
 		need := (s.Batch-1)*x.Batch + (time-1)*x.Time + (heads-1)*x.Head + length
 		if x.Batch < 0 || x.Time < 0 || x.Head < 0 || len(x.Data) < need {
 			panic(fmt.Sprintf("kernel: attention of shape %s: an operand with distances %d (batch), %d (time), %d (head) needs %d elements, the slice has %d",
-				s, x.Batch, x.Time, x.Head, need, len(x.Data)))
+				s.String(), x.Batch, x.Time, x.Head, need, len(x.Data)))
 		}
 	}
 	for _, x := range queries {
