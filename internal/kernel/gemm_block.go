@@ -137,10 +137,11 @@ func (g *product) compute(p *work.Pool) {
 		return
 	}
 	g.shareB = g.m >= g.n
-	// An operand that is read once or twice is read where it lies. Only AVX-512
-	// reads a part of a panel of B, and takes whole lines at a time.
-	g.aDirect = g.how == exact && g.n <= 2*g.nr
-	g.bDirect = g.how == exact && !g.b.Trans && (useISA == avx512 && g.m <= 2*g.mr || g.m <= g.mr && g.n%g.nr == 0)
+	// An operand that is read once or twice is read where it lies, and so is one
+	// that fits the first-level cache. Only AVX-512 reads a part of a panel of B,
+	// and takes whole lines at a time.
+	g.aDirect = g.how == exact && (g.n <= 2*g.nr || g.a.isSmall(g.m, g.k))
+	g.bDirect = g.how == exact && !g.b.Trans && (useISA == avx512 && (g.m <= 2*g.mr || g.b.isSmall(g.k, g.n)) || g.m <= g.mr && g.n%g.nr == 0)
 
 	sharedSize, unit, private := g.n, g.nr, g.m
 	direct := g.bDirect
@@ -183,6 +184,15 @@ func (g *product) compute(p *work.Pool) {
 			}
 		}
 	}
+}
+
+// isSmall tells whether a matrix of rows by cols takes at most 32 KiB, and no
+// panel of it has all its rows in a few sets of the first-level cache.
+func (m *Mixed) isSmall(rows, cols int) bool {
+	if m.Trans {
+		rows = cols
+	}
+	return rows*m.Stride <= 8<<10 && m.Stride%512 != 0
 }
 
 func runTasks(p *work.Pool, threads, n int, task func(i int)) {

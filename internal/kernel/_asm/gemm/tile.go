@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -127,12 +128,17 @@ func tile512Rows(rows, vectors int, multiplyAdd func(y, x, z VecPhysical)) {
 	DECQ(count)
 	JNZ(LabelRef("loop" + name))
 
-	// C = alpha·sum + bias, then + beta·C if beta is not 0.
+	// C = alpha·sum + bias, then + beta·C if beta is not 0. A product alone is
+	// what it is: a sum that began with 0 is never -0.
 	Label("store" + name)
+	load("bias", scratch)
+	MOVL(argument("alpha"), EBX)
+	SUBL(U32(math.Float32bits(1)), EBX)
+	ORQ(scratch, RBX)
+	JZ(LabelRef("scaled" + name))
 	VBROADCASTSS(argument("alpha"), Z24)
 	VPXORD(Z26, Z26, Z26)
 	VPXORD(Z27, Z27, Z27)
-	load("bias", scratch)
 	TESTQ(scratch, scratch)
 	JZ(LabelRef("unbiased" + name))
 	for v := range vectors {
@@ -144,6 +150,7 @@ func tile512Rows(rows, vectors int, multiplyAdd func(y, x, z VecPhysical)) {
 			VFMADD213PS(zmm[26+v], Z24, acc(r, v))
 		}
 	}
+	Label("scaled" + name)
 	MOVL(argument("beta"), scratch.As32())
 	SHLL(Imm(1), scratch.As32())
 	JZ(LabelRef("write" + name))
