@@ -13,7 +13,8 @@ best counts. --python may be given several times, for several versions.
 
 Cases: step (mlp and gpt, 2 threads), step1 (the same with 1), ddp (1 and 2 ranks
 of one thread, beside the same step without data parallelism), collectives
-(all-reduce of 4 bytes and 64 MiB, 2 ranks), gemm (against OpenBLAS's cblas_sgemm).
+(all-reduce of 4 bytes and 64 MiB, 2 ranks), gemm (against OpenBLAS's cblas_sgemm, and cblas_sgemv for vectors), gemm_bf16
+(bfloat16 operands and results against float32, both ours).
 step also compares how much memory the gpt grows by: over start-up, and PyTorch over
 its import.
 
@@ -179,23 +180,43 @@ def peer_all_reduce(size):
 
 
 def peer_gemm(library, shapes):
-    """cblas_sgemm; shapes are MxNxK/LAYOUT, layouts those of cohort bench gemm."""
+    """cblas_sgemm, and cblas_sgemv where a side is 1 (the better one counts); shapes
+    are MxNxK/LAYOUT or BATCHxMxNxK/LAYOUT, as cohort bench gemm prints them."""
     blas = ctypes.CDLL(library)
-    out = {}
-    for shape in shapes.split(","):
-        sizes, layout = shape.split("/")
-        m, n, k = map(int, sizes.split("x"))
-        a, b, c = ((ctypes.c_float * size)(*([1.5] * size)) for size in (m * k, k * n, m * n))
-        ta, tb = layout == "tn", layout == "nt"
-        args = (101, 112 if ta else 111, 112 if tb else 111, m, n, k, ctypes.c_float(1), a, m if ta else k,
-                b, k if tb else n, ctypes.c_float(0), c, n)
+
+    def matrix(size):  # on a cache line, with room behind: some kernels read too far
+        memory = (ctypes.c_char * (4 * size + 4096))()
+        address = ctypes.addressof(memory) + 63 & ~63
+        ctypes.memset(address, 0x3f, 4 * size)
+        return memory, address
+
+    def median(call):
         times = []
         begin = time.perf_counter()
         while len(times) < 7 or time.perf_counter() - begin < 0.2:
             start = time.perf_counter()
-            blas.cblas_sgemm(*args)
+            call()
             times.append(time.perf_counter() - start)
-        out[shape] = 2 * m * n * k / statistics.median(times[2:]) / 1e9
+        return statistics.median(times[2:])
+
+    out = {}
+    for shape in shapes.split(","):
+        sizes, layout = shape.split("/")
+        *batch, m, n, k = map(int, sizes.split("x"))
+        batch = batch[0] if batch else 1
+        memory, (a, b, c) = zip(*(matrix(batch * size) for size in (m * k, k * n, m * n)))
+        ta, tb = layout == "tn", layout == "nt"
+        one, zero, at = ctypes.c_float(1), ctypes.c_float(0), ctypes.c_void_p
+        calls = [(101, 112 if ta else 111, 112 if tb else 111, m, n, k, one, at(a + 4 * i * m * k), m if ta else k,
+                  at(b + 4 * i * k * n), k if tb else n, zero, at(c + 4 * i * m * n), n) for i in range(batch)]
+        ways = [lambda: [blas.cblas_sgemm(*args) for args in calls]]
+        if batch == 1 and n == 1:
+            rows, cols = (k, m) if ta else (m, k)
+            ways.append(lambda: blas.cblas_sgemv(101, 112 if ta else 111, rows, cols, one, at(a), cols, at(b), 1, zero, at(c), 1))
+        elif batch == 1 and m == 1:
+            rows, cols = (n, k) if tb else (k, n)
+            ways.append(lambda: blas.cblas_sgemv(101, 111 if tb else 112, rows, cols, one, at(b), cols, at(a), 1, zero, at(c), 1))
+        out[shape] = 2 * batch * m * n * k / min(map(median, ways)) / 1e9
     return {"gflop_per_s": out}
 
 
@@ -320,22 +341,36 @@ def case_collectives(r):
             row(f"all_reduce {size} B, {memory}", f, best, want, best.note)
 
 
+def gemm_rates(r, figures, *args):
+    for got in r.ours("gemm", "--time", "200ms", *args):
+        figures.setdefault(f"{got['case']}/{got['layout']}", Figure()).add(got["gflop_per_s"])
+
+
 def case_gemm(r):
     if not r.o.openblas:
         sys.exit("compare: no OpenBLAS library found; name one with --openblas")
     for threads in (1, 2):
         ours, peer = {}, {}
         for _ in range(r.o.rounds):
-            for got in r.ours("gemm", "--threads", threads):
-                ours.setdefault(f"{got['case']}/{got['layout']}", Figure()).add(got["gflop_per_s"])
+            gemm_rates(r, ours, "--threads", threads)
             got = r.peer(sys.executable, "gemm", r.o.openblas, ",".join(ours), threads=threads, blas=threads)
             for shape, rate in got["gflop_per_s"].items():
                 peer.setdefault(shape, Figure()).add(rate)
         for shape, f in ours.items():
-            row(f"gemm {shape} --threads {threads}", f, peer[shape], 0.9, "OpenBLAS", lambda v: f"{v:.1f} GF/s", higher=True)
+            row(f"gemm {shape} --threads {threads}", f, peer[shape], 0.95, "OpenBLAS", lambda v: f"{v:.1f} GF/s", higher=True)
 
 
-CASES = {"step": lambda r: case_step(r, 2), "step1": lambda r: case_step(r, 1), "ddp": case_ddp, "collectives": case_collectives, "gemm": case_gemm}
+def case_gemm_bf16(r):
+    for threads in (1, 2):
+        half, single = {}, {}
+        for _ in range(r.o.rounds):
+            gemm_rates(r, half, "--threads", threads, "--dtype", "bfloat16")
+            gemm_rates(r, single, "--threads", threads)
+        for shape, f in half.items():
+            row(f"gemm {shape} --dtype bfloat16 --threads {threads}", f, single[shape], None, "float32", lambda v: f"{v:.1f} GF/s", higher=True)
+
+
+CASES = {"step": lambda r: case_step(r, 2), "step1": lambda r: case_step(r, 1), "ddp": case_ddp, "collectives": case_collectives, "gemm": case_gemm, "gemm_bf16": case_gemm_bf16}
 
 
 def main():

@@ -34,6 +34,7 @@ func TestBench(t *testing.T) {
 		want  fields // of the first line
 	}{
 		{"gemm --shapes 8,16x4x2 --layouts nn,tn --time 1ms --threads 1", 4, fields{"bench": "gemm", "case": "8x8x8", "threads": 1.}},
+		{"gemm --shapes 2x8x4x2 --dtype bfloat16 --time 1ms --threads 1", 1, fields{"bench": "gemm", "case": "2x8x4x2", "dtype": "bfloat16"}},
 		{"step --model mlp --batch 1 --steps 1 --threads 3", 1, fields{"bench": "step", "case": "mlp", "dtype": "float32", "threads": 3., "params": 1863690.}},
 		{"ddp --ranks 1 --steps 1", 1, fields{"bench": "ddp", "case": "mlp", "ranks": 1., "threads": 1.}},
 		{"ddp --ranks 2 --steps 1", 1, fields{"bench": "ddp", "case": "mlp", "ranks": 2., "threads": 1.}},
@@ -81,6 +82,7 @@ func TestBadBenchCommandLines(t *testing.T) {
 		"gem":                           "unknown bench gem for cohort bench: did you mean gemm?",
 		"gemm x":                        "takes no argument",
 		"gemm --shapes 3x4":             `shape "3x4"`,
+		"gemm --dtype float16":          `--dtype "float16"`,
 		"gemm --layouts tt":             `no layout "tt"`,
 		"gemm --threads -1":             "--threads: ",
 		"step --model cnn":              "model cnn comes with a later version; this one has mlp, gpt",

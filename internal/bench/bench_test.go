@@ -55,33 +55,38 @@ func checkPrinted(t *testing.T, r Result, want string) {
 }
 
 func TestGemm(t *testing.T) {
-	ps, err := ParseProducts([]string{"33", "5x70x9"}, Layouts())
+	ps, err := ParseProducts([]string{"33", "3x5x70x9"}, Layouts())
 	if err != nil {
 		t.Fatal(err)
 	}
-	var cases []string
-	err = Gemm(t.Context(), ps, 2, time.Millisecond, func(r Result) error {
-		checkPrinted(t, r, "bench case layout dtype threads median_us min_us gflop_per_s")
-		cases = append(cases, r.Case+" "+r.Layout)
-		return nil
-	})
-	want := "33x33x33 nn,33x33x33 nt,33x33x33 tn,5x70x9 nn,5x70x9 nt,5x70x9 tn"
-	if got := strings.Join(cases, ","); err != nil || got != want {
-		t.Errorf("measured %s, want %s; error %v", got, want, err)
+	for _, dtype := range []string{"float32", "bfloat16"} {
+		var cases []string
+		err = Gemm(t.Context(), ps, GemmOptions{dtype, 2, time.Millisecond}, func(r Result) error {
+			checkPrinted(t, r, "bench case layout dtype threads median_us min_us gflop_per_s")
+			cases = append(cases, r.Case+" "+r.Layout)
+			return nil
+		})
+		want := "33x33x33 nn,33x33x33 nt,33x33x33 tn,3x5x70x9 nn,3x5x70x9 nt,3x5x70x9 tn"
+		if got := strings.Join(cases, ","); err != nil || got != want {
+			t.Errorf("%s: measured %s, want %s; error %v", dtype, got, want, err)
+		}
+	}
+	if err := Gemm(t.Context(), ps, GemmOptions{"float16", 1, 0}, nil); err == nil || !strings.Contains(err.Error(), "float16") {
+		t.Errorf("float16 gave %v", err)
 	}
 	stop := errors.New("stop")
-	if err := Gemm(t.Context(), ps, 1, 0, func(Result) error { return stop }); err != stop {
+	if err := Gemm(t.Context(), ps, GemmOptions{"float32", 1, 0}, func(Result) error { return stop }); err != stop {
 		t.Errorf("an error of emit became %v", err)
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Gemm(done, ps, 1, time.Hour, nil); !errors.Is(err, context.Canceled) {
+	if err := Gemm(done, ps, GemmOptions{"float32", 1, time.Hour}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled context gave %v", err)
 	}
 }
 
 func TestBadProducts(t *testing.T) {
-	for _, shape := range []string{"", "0", "-1", "3x4", "1x2x3x4", "3x4xa", "9999999999999", "100000x1x100000"} {
+	for _, shape := range []string{"", "0", "-1", "3x4", "1x2x3x4x5", "3x4xa", "3x4x5x0", "100000x100x300x4", "9999999999999", "100000x1x100000"} {
 		if ps, err := ParseProducts([]string{shape}, Layouts()); err == nil || !strings.Contains(err.Error(), shape) {
 			t.Errorf("shape %q gave %v, %v", shape, ps, err)
 		}
