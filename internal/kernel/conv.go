@@ -82,6 +82,13 @@ func Conv2d(p *work.Pool, s Conv2dShape, y, x, w, bias []float32) {
 		depthwise(p, s, y, x, w, bias)
 		return
 	}
+	if s.winograd() {
+		g := getWinograd()
+		g.forward(s, y, x, w, bias)
+		g.compute(p)
+		g.release()
+		return
+	}
 	g := getConvProduct()
 	g.forward(s, y, x, w, bias)
 	g.compute(p)
@@ -100,6 +107,13 @@ func Conv2dBackwardInput(p *work.Pool, s Conv2dShape, dx, g, w []float32) {
 	}
 	if s.depthwise() {
 		depthwiseBackwardInput(p, s, dx, g, w)
+		return
+	}
+	if s.winograd() {
+		c := getWinograd()
+		c.backwardInput(s, dx, g, w)
+		c.compute(p)
+		c.release()
 		return
 	}
 	c := getConvProduct()

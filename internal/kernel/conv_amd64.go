@@ -40,3 +40,27 @@ func spreadRows(dst *float32, dstStep int, src *float32, srcStep, rows, n, gap i
 	}
 	portableSpreadRows(dst, dstStep, src, srcStep, rows, n, gap)
 }
+
+func winogradInput(dst *float32, xiStep, step int, src *float32, count, lanes int) {
+	if useISA == avx512 {
+		winogradInput512(dst, xiStep, step, src, count)
+		return
+	}
+	portableWinogradInput(dst, xiStep, step, src, count, lanes)
+}
+
+func winogradWeights(dst *float32, xiStep, step int, src *float32, tapStep, kernelStep, count, lanes int) {
+	if useISA == avx512 {
+		winogradWeights512(dst, xiStep, step, src, tapStep, kernelStep, count, lanes)
+		return
+	}
+	portableWinogradWeights(dst, xiStep, step, src, tapStep, kernelStep, count, lanes)
+}
+
+func winogradOutput(dst *float32, lineStep, dstStep int, src *float32, xiStep, srcStep, rows int, bias *float32, lanes int) {
+	if useISA == avx512 {
+		winogradOutput512(dst, lineStep, dstStep, src, xiStep, srcStep, rows, bias)
+		return
+	}
+	portableWinogradOutput(dst, lineStep, dstStep, src, xiStep, srcStep, rows, bias, lanes)
+}

@@ -521,3 +521,355 @@ DATA convTwice<>+116(SB)/4, $0x0000000e
 DATA convTwice<>+120(SB)/4, $0x0000000f
 DATA convTwice<>+124(SB)/4, $0x0000000f
 GLOBL convTwice<>(SB), RODATA|NOPTR, $128
+
+// func winogradInput512(dst *float32, xiStep int, step int, src *float32, count int)
+// Requires: AVX, AVX512F
+TEXT ·winogradInput512(SB), NOSPLIT, $0-40
+	MOVQ dst+0(FP), DI
+	MOVQ xiStep+8(FP), DX
+	SHLQ $0x02, DX
+	MOVQ step+16(FP), BX
+	SHLQ $0x02, BX
+	MOVQ src+24(FP), SI
+	MOVQ count+32(FP), CX
+
+patch:
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS 128(SI), Z2
+	VMOVUPS 192(SI), Z3
+	VMOVUPS 256(SI), Z4
+	VMOVUPS 320(SI), Z5
+	VMOVUPS 384(SI), Z6
+	VMOVUPS 448(SI), Z7
+	VMOVUPS 512(SI), Z8
+	VMOVUPS 576(SI), Z9
+	VMOVUPS 640(SI), Z10
+	VMOVUPS 704(SI), Z11
+	VMOVUPS 768(SI), Z12
+	VMOVUPS 832(SI), Z13
+	VMOVUPS 896(SI), Z14
+	VMOVUPS 960(SI), Z15
+	VSUBPS  Z8, Z0, Z16
+	VADDPS  Z8, Z4, Z20
+	VSUBPS  Z4, Z8, Z24
+	VSUBPS  Z12, Z4, Z28
+	VSUBPS  Z9, Z1, Z17
+	VADDPS  Z9, Z5, Z21
+	VSUBPS  Z5, Z9, Z25
+	VSUBPS  Z13, Z5, Z29
+	VSUBPS  Z10, Z2, Z18
+	VADDPS  Z10, Z6, Z22
+	VSUBPS  Z6, Z10, Z26
+	VSUBPS  Z14, Z6, Z30
+	VSUBPS  Z11, Z3, Z19
+	VADDPS  Z11, Z7, Z23
+	VSUBPS  Z7, Z11, Z27
+	VSUBPS  Z15, Z7, Z31
+	VSUBPS  Z18, Z16, Z0
+	VADDPS  Z18, Z17, Z1
+	VSUBPS  Z17, Z18, Z2
+	VSUBPS  Z19, Z17, Z3
+	VSUBPS  Z22, Z20, Z4
+	VADDPS  Z22, Z21, Z5
+	VSUBPS  Z21, Z22, Z6
+	VSUBPS  Z23, Z21, Z7
+	VSUBPS  Z26, Z24, Z8
+	VADDPS  Z26, Z25, Z9
+	VSUBPS  Z25, Z26, Z10
+	VSUBPS  Z27, Z25, Z11
+	VSUBPS  Z30, Z28, Z12
+	VADDPS  Z30, Z29, Z13
+	VSUBPS  Z29, Z30, Z14
+	VSUBPS  Z31, Z29, Z15
+	MOVQ    DI, AX
+	VMOVUPS Z0, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z1, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z2, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z3, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z4, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z5, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z6, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z7, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z8, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z9, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z10, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z11, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z12, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z13, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z14, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z15, (AX)
+	ADDQ    BX, DI
+	ADDQ    $+1024, SI
+	DECQ    CX
+	JNZ     patch
+	VZEROUPPER
+	RET
+
+// func winogradWeights512(dst *float32, xiStep int, step int, src *float32, tapStep int, kernelStep int, count int, lanes int)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·winogradWeights512(SB), NOSPLIT, $0-64
+	MOVQ         dst+0(FP), DI
+	MOVQ         xiStep+8(FP), DX
+	SHLQ         $0x02, DX
+	MOVQ         step+16(FP), BX
+	SHLQ         $0x02, BX
+	MOVQ         src+24(FP), SI
+	MOVQ         tapStep+32(FP), R8
+	SHLQ         $0x02, R8
+	MOVQ         kernelStep+40(FP), R9
+	SHLQ         $0x02, R9
+	MOVQ         count+48(FP), CX
+	MOVQ         lanes+56(FP), R10
+	MOVQ         $-1, AX
+	BZHIQ        R10, AX, AX
+	KMOVW        AX, K1
+	VBROADCASTSS winogradHalf<>+0(SB), Z31
+
+kernel:
+	MOVQ      SI, AX
+	VMOVUPS.Z (AX), K1, Z0
+	ADDQ      R8, AX
+	VMOVUPS.Z (AX), K1, Z1
+	ADDQ      R8, AX
+	VMOVUPS.Z (AX), K1, Z2
+	ADDQ      R8, AX
+	VMOVUPS.Z (AX), K1, Z3
+	ADDQ      R8, AX
+	VMOVUPS.Z (AX), K1, Z4
+	ADDQ      R8, AX
+	VMOVUPS.Z (AX), K1, Z5
+	ADDQ      R8, AX
+	VMOVUPS.Z (AX), K1, Z6
+	ADDQ      R8, AX
+	VMOVUPS.Z (AX), K1, Z7
+	ADDQ      R8, AX
+	VMOVUPS.Z (AX), K1, Z8
+	VADDPS    Z6, Z0, Z30
+	VADDPS    Z3, Z30, Z9
+	VSUBPS    Z3, Z30, Z12
+	VMULPS    Z31, Z9, Z9
+	VMULPS    Z31, Z12, Z12
+	VADDPS    Z7, Z1, Z30
+	VADDPS    Z4, Z30, Z10
+	VSUBPS    Z4, Z30, Z13
+	VMULPS    Z31, Z10, Z10
+	VMULPS    Z31, Z13, Z13
+	VADDPS    Z8, Z2, Z30
+	VADDPS    Z5, Z30, Z11
+	VSUBPS    Z5, Z30, Z14
+	VMULPS    Z31, Z11, Z11
+	VMULPS    Z31, Z14, Z14
+	MOVQ      DI, AX
+	VADDPS    Z2, Z0, Z30
+	VADDPS    Z1, Z30, Z28
+	VSUBPS    Z1, Z30, Z29
+	VMULPS    Z31, Z28, Z28
+	VMULPS    Z31, Z29, Z29
+	VMOVUPS   Z0, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z28, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z29, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z2, K1, (AX)
+	ADDQ      DX, AX
+	VADDPS    Z11, Z9, Z30
+	VADDPS    Z10, Z30, Z28
+	VSUBPS    Z10, Z30, Z29
+	VMULPS    Z31, Z28, Z28
+	VMULPS    Z31, Z29, Z29
+	VMOVUPS   Z9, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z28, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z29, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z11, K1, (AX)
+	ADDQ      DX, AX
+	VADDPS    Z14, Z12, Z30
+	VADDPS    Z13, Z30, Z28
+	VSUBPS    Z13, Z30, Z29
+	VMULPS    Z31, Z28, Z28
+	VMULPS    Z31, Z29, Z29
+	VMOVUPS   Z12, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z28, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z29, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z14, K1, (AX)
+	ADDQ      DX, AX
+	VADDPS    Z8, Z6, Z30
+	VADDPS    Z7, Z30, Z28
+	VSUBPS    Z7, Z30, Z29
+	VMULPS    Z31, Z28, Z28
+	VMULPS    Z31, Z29, Z29
+	VMOVUPS   Z6, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z28, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z29, K1, (AX)
+	ADDQ      DX, AX
+	VMOVUPS   Z8, K1, (AX)
+	ADDQ      BX, DI
+	ADDQ      R9, SI
+	DECQ      CX
+	JNZ       kernel
+	VZEROUPPER
+	RET
+
+DATA winogradHalf<>+0(SB)/4, $0x3f000000
+GLOBL winogradHalf<>(SB), RODATA|NOPTR, $4
+
+// func winogradOutput512(dst *float32, lineStep int, dstStep int, src *float32, xiStep int, srcStep int, rows int, bias *float32)
+// Requires: AVX, AVX512F
+TEXT ·winogradOutput512(SB), NOSPLIT, $0-64
+	MOVQ      dst+0(FP), DI
+	MOVQ      lineStep+8(FP), R8
+	SHLQ      $0x02, R8
+	MOVQ      dstStep+16(FP), BX
+	SHLQ      $0x02, BX
+	MOVQ      src+24(FP), SI
+	MOVQ      xiStep+32(FP), DX
+	SHLQ      $0x02, DX
+	MOVQ      srcStep+40(FP), R9
+	SHLQ      $0x02, R9
+	MOVQ      rows+48(FP), CX
+	MOVQ      bias+56(FP), R10
+	VMOVDQU32 winogradZip<>+0(SB), Z30
+	VMOVDQU32 winogradZip<>+64(SB), Z31
+	VPXORD    Z29, Z29, Z29
+
+row:
+	TESTQ        R10, R10
+	JZ           unbiased
+	VBROADCASTSS (R10), Z29
+	ADDQ         $0x04, R10
+
+unbiased:
+	MOVQ      SI, AX
+	VMOVUPS   (AX), Z0
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z1
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z2
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z3
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z4
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z5
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z6
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z7
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z8
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z9
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z10
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z11
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z12
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z13
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z14
+	ADDQ      DX, AX
+	VMOVUPS   (AX), Z15
+	VADDPS    Z8, Z4, Z16
+	VSUBPS    Z8, Z4, Z20
+	VADDPS    Z0, Z16, Z16
+	VSUBPS    Z12, Z20, Z20
+	VADDPS    Z9, Z5, Z17
+	VSUBPS    Z9, Z5, Z21
+	VADDPS    Z1, Z17, Z17
+	VSUBPS    Z13, Z21, Z21
+	VADDPS    Z10, Z6, Z18
+	VSUBPS    Z10, Z6, Z22
+	VADDPS    Z2, Z18, Z18
+	VSUBPS    Z14, Z22, Z22
+	VADDPS    Z11, Z7, Z19
+	VSUBPS    Z11, Z7, Z23
+	VADDPS    Z3, Z19, Z19
+	VSUBPS    Z15, Z23, Z23
+	VADDPS    Z18, Z17, Z0
+	VSUBPS    Z18, Z17, Z1
+	VADDPS    Z16, Z0, Z0
+	VSUBPS    Z19, Z1, Z1
+	VADDPS    Z29, Z0, Z0
+	VADDPS    Z29, Z1, Z1
+	VMOVAPS   Z0, Z4
+	VPERMT2PS Z1, Z30, Z4
+	VPERMT2PS Z1, Z31, Z0
+	VMOVUPS   Z4, (DI)
+	VMOVUPS   Z0, 64(DI)
+	VADDPS    Z22, Z21, Z2
+	VSUBPS    Z22, Z21, Z3
+	VADDPS    Z20, Z2, Z2
+	VSUBPS    Z23, Z3, Z3
+	VADDPS    Z29, Z2, Z2
+	VADDPS    Z29, Z3, Z3
+	VMOVAPS   Z2, Z4
+	VPERMT2PS Z3, Z30, Z4
+	VPERMT2PS Z3, Z31, Z2
+	VMOVUPS   Z4, (DI)(R8*1)
+	VMOVUPS   Z2, 64(DI)(R8*1)
+	ADDQ      BX, DI
+	ADDQ      R9, SI
+	DECQ      CX
+	JNZ       row
+	VZEROUPPER
+	RET
+
+DATA winogradZip<>+0(SB)/4, $0x00000000
+DATA winogradZip<>+4(SB)/4, $0x00000010
+DATA winogradZip<>+8(SB)/4, $0x00000001
+DATA winogradZip<>+12(SB)/4, $0x00000011
+DATA winogradZip<>+16(SB)/4, $0x00000002
+DATA winogradZip<>+20(SB)/4, $0x00000012
+DATA winogradZip<>+24(SB)/4, $0x00000003
+DATA winogradZip<>+28(SB)/4, $0x00000013
+DATA winogradZip<>+32(SB)/4, $0x00000004
+DATA winogradZip<>+36(SB)/4, $0x00000014
+DATA winogradZip<>+40(SB)/4, $0x00000005
+DATA winogradZip<>+44(SB)/4, $0x00000015
+DATA winogradZip<>+48(SB)/4, $0x00000006
+DATA winogradZip<>+52(SB)/4, $0x00000016
+DATA winogradZip<>+56(SB)/4, $0x00000007
+DATA winogradZip<>+60(SB)/4, $0x00000017
+DATA winogradZip<>+64(SB)/4, $0x00000008
+DATA winogradZip<>+68(SB)/4, $0x00000018
+DATA winogradZip<>+72(SB)/4, $0x00000009
+DATA winogradZip<>+76(SB)/4, $0x00000019
+DATA winogradZip<>+80(SB)/4, $0x0000000a
+DATA winogradZip<>+84(SB)/4, $0x0000001a
+DATA winogradZip<>+88(SB)/4, $0x0000000b
+DATA winogradZip<>+92(SB)/4, $0x0000001b
+DATA winogradZip<>+96(SB)/4, $0x0000000c
+DATA winogradZip<>+100(SB)/4, $0x0000001c
+DATA winogradZip<>+104(SB)/4, $0x0000000d
+DATA winogradZip<>+108(SB)/4, $0x0000001d
+DATA winogradZip<>+112(SB)/4, $0x0000000e
+DATA winogradZip<>+116(SB)/4, $0x0000001e
+DATA winogradZip<>+120(SB)/4, $0x0000000f
+DATA winogradZip<>+124(SB)/4, $0x0000001f
+GLOBL winogradZip<>(SB), RODATA|NOPTR, $128

@@ -11,3 +11,15 @@ func (g *gatherer) gatherFast(b *gatherBlock, dst *float32, tapStep, channelStep
 func spreadRows(dst *float32, dstStep int, src *float32, srcStep, rows, n, gap int) {
 	portableSpreadRows(dst, dstStep, src, srcStep, rows, n, gap)
 }
+
+func winogradInput(dst *float32, xiStep, step int, src *float32, count, lanes int) {
+	portableWinogradInput(dst, xiStep, step, src, count, lanes)
+}
+
+func winogradWeights(dst *float32, xiStep, step int, src *float32, tapStep, kernelStep, count, lanes int) {
+	portableWinogradWeights(dst, xiStep, step, src, tapStep, kernelStep, count, lanes)
+}
+
+func winogradOutput(dst *float32, lineStep, dstStep int, src *float32, xiStep, srcStep, rows int, bias *float32, lanes int) {
+	portableWinogradOutput(dst, lineStep, dstStep, src, xiStep, srcStep, rows, bias, lanes)
+}

@@ -86,6 +86,7 @@ func (g *convProduct) release() {
 type convWorker struct {
 	block gatherBlock
 	tile  [12 * 32]float32
+	strip [winogradStrip * winogradPlaces * convLanes]float32 // channels to be transformed
 
 	// Of a sparse result: the sums of the task's part, which begins at row0 and
 	// col0 of the product.

@@ -23,3 +23,18 @@ func convGatherAny512(dst *float32, tapStep int, channelStep int, src *float32, 
 //
 //go:noescape
 func convSpread2x512(dst *float32, dstStep int, src *float32, srcStep int, rows int, n int)
+
+// winogradInput512 transforms count patches of 4 by 4, 16 lanes each, that lie one after the other.
+//
+//go:noescape
+func winogradInput512(dst *float32, xiStep int, step int, src *float32, count int)
+
+// winogradWeights512 transforms count kernels of 3 by 3, up to 16 lanes each; tapStep may be negative.
+//
+//go:noescape
+func winogradWeights512(dst *float32, xiStep int, step int, src *float32, tapStep int, kernelStep int, count int, lanes int)
+
+// winogradOutput512 transforms rows of 16 products of 4 by 4 to two lines of 32; bias, which may be nil, has an element a row.
+//
+//go:noescape
+func winogradOutput512(dst *float32, lineStep int, dstStep int, src *float32, xiStep int, srcStep int, rows int, bias *float32)

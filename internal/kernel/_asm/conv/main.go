@@ -21,6 +21,9 @@ func main() {
 	gather512(2)
 	gatherAny512()
 	spread512()
+	winogradInput512()
+	winogradWeights512()
+	winogradOutput512()
 	Generate()
 	for _, name := range []string{"out", "stubs"} {
 		addLicence(flag.Lookup(name).Value.String())
