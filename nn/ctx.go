@@ -18,6 +18,7 @@ type Ctx struct {
 	training  bool
 	generator *tensor.Generator
 	device    tensor.Device
+	cache     *KVCache
 	around    []Interceptor // outermost first
 	pass      *pass
 }

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// MultiheadAttention is PyTorch's module of that name (Vaswani et al. 2017,
+// §3.2.2), with its names of parameters: queries, keys and values are projected,
+// attended to in NumHeads heads, and projected again. Differences: batches come
+// first, [batch, time, width], always; the weights of the attention are not
+// returned; and a bool mask is that of tensor.ScaledDotProductAttention: true
+// takes part, where PyTorch's module has true for what is left out.
+type MultiheadAttention struct {
+	InProjWeight *Parameter // [3·width, width]: queries, keys, values
+	InProjBias   *Parameter // [3·width], nil for none
+	OutProj      *Linear
+
+	NumHeads int
+	// Causal lets a position see those up to its own.
+	Causal bool
+	// Dropout is the share of the attention's weights that training drops.
+	Dropout float64
+}
+
+// NewMultiheadAttention returns the module with PyTorch's first values, which
+// draw the output's projection first.
+func NewMultiheadAttention(b *Build, width, numHeads int) *MultiheadAttention {
+	if numHeads < 1 || width%numHeads != 0 {
+		panic(fmt.Errorf("nn: multihead attention: %d heads must divide the width, %d", numHeads, width))
+	}
+	m := &MultiheadAttention{OutProj: NewLinear(b, width, width), NumHeads: numHeads}
+	m.OutProj.Bias.data.Fill(0)
+	m.InProjWeight = b.Uniform(xavierBound(width, 3*width), 3*width, width)
+	m.InProjBias = b.Empty(3 * width)
+	return m
+}
+
+// xavierBound is the bound of PyTorch's xavier_uniform_ (Glorot and Bengio
+// 2010, eq. 16).
+func xavierBound(fanIn, fanOut int) float64 {
+	return math.Sqrt(3) * math.Sqrt(2/float64(fanIn+fanOut))
+}
+
+// Forward is self-attention without a mask: [batch, time, width] to the same
+// shape.
+func (m *MultiheadAttention) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return m.attend(c, x, nil)
+}
+
+// ForwardN takes one of
+//
+//	x                         self-attention
+//	x, mask
+//	query, key, value
+//	query, key, value, mask
+//
+// of [batch, time, width], keys and values with a time of their own, and a mask
+// that can be broadcast to [batch, heads, time, keyTime]. It returns one value
+// of the shape of the query.
+func (m *MultiheadAttention) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	var mask *tensor.Tensor
+	if len(x) == 2 || len(x) == 4 {
+		mask = x[len(x)-1]
+	}
+	switch {
+	case len(x) == 1 || len(x) == 2 || len(x) >= 3 && x[0] == x[1] && x[1] == x[2]:
+		return []*tensor.Tensor{m.attend(c, x[0], mask)}
+	case len(x) == 3 || len(x) == 4:
+		return []*tensor.Tensor{m.cross(c, x[0], x[1], x[2], mask)}
+	}
+	panic(fmt.Errorf("nn: multihead attention takes x and perhaps a mask, or query, key, value and perhaps a mask; it got %d inputs", len(x)))
+}
+
+func (m *MultiheadAttention) options(c *Ctx, mask *tensor.Tensor) tensor.AttentionOptions {
+	o := tensor.AttentionOptions{Mask: mask, Causal: m.Causal}
+	if c.Training() {
+		o.Dropout, o.Generator = m.Dropout, c.Generator()
+	}
+	return o
+}
+
+// attend is self-attention: the projections are one product, and unpacked by
+// the kernel.
+func (m *MultiheadAttention) attend(c *Ctx, x, mask *tensor.Tensor) *tensor.Tensor {
+	packed := tensor.Linear(x, c.Param(m.InProjWeight), m.bias(c))
+	o := m.options(c, mask)
+	if c.KVCache() == nil {
+		return c.Call(m.OutProj, tensor.SelfAttention(packed, m.NumHeads, o))
+	}
+	width := x.Dim(-1)
+	heads := packed.Reshape(x.Dim(0), x.Dim(1), 3, m.NumHeads, width/m.NumHeads)
+	k, v := c.KVCache().Append(m, heads.Select(2, 1), heads.Select(2, 2))
+	y := tensor.ScaledDotProductAttention(heads.Select(2, 0), k, v, o)
+	return c.Call(m.OutProj, y.Reshape(x.Dim(0), x.Dim(1), width))
+}
+
+func (m *MultiheadAttention) bias(c *Ctx) *tensor.Tensor {
+	if m.InProjBias == nil {
+		return nil
+	}
+	return c.Param(m.InProjBias)
+}
+
+func (m *MultiheadAttention) cross(c *Ctx, query, key, value, mask *tensor.Tensor) *tensor.Tensor {
+	weight, bias := c.Param(m.InProjWeight), m.bias(c)
+	width := weight.Dim(1)
+	project := func(i int, x *tensor.Tensor) *tensor.Tensor {
+		var b *tensor.Tensor
+		if bias != nil {
+			b = bias.Narrow(0, i*width, width)
+		}
+		y := tensor.Linear(x, weight.Narrow(0, i*width, width), b)
+		return y.Reshape(x.Dim(0), x.Dim(1), m.NumHeads, width/m.NumHeads)
+	}
+	y := tensor.ScaledDotProductAttention(project(0, query), project(1, key), project(2, value), m.options(c, mask))
+	return c.Call(m.OutProj, y.Reshape(query.Shape()...))
+}
