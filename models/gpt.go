@@ -101,10 +101,11 @@ func NewDecoder(b *nn.Build, g GPTConfig) *Decoder {
 	return d
 }
 
-// Forward computes the features of every position.
+// Forward computes the features of every position; with an nn.KVCache those of
+// the positions that follow its own.
 func (d *Decoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	time := ids.Dim(-1)
-	positions := tensor.Arange(ids.Device(), time)
+	time, past := ids.Dim(-1), c.KVCache().Len()
+	positions := tensor.Arange(ids.Device(), past+time).Narrow(0, past, time)
 	x := c.Call(d.Tokens, ids).Add(c.Call(d.Positions, positions))
 	for _, block := range d.Blocks {
 		x = c.Call(block, x)
@@ -137,7 +138,15 @@ type SelfAttention struct {
 
 // Forward maps [batch, time, width] to the same shape.
 func (a *SelfAttention) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	return c.Call(a.Out, tensor.SelfAttention(c.Call(a.QKV, x), a.numHeads, tensor.AttentionOptions{Causal: true}))
+	o := tensor.AttentionOptions{Causal: true}
+	qkv := c.Call(a.QKV, x)
+	if c.KVCache() == nil {
+		return c.Call(a.Out, tensor.SelfAttention(qkv, a.numHeads, o))
+	}
+	heads := qkv.Reshape(x.Dim(0), x.Dim(1), 3, a.numHeads, -1)
+	k, v := c.KVCache().Append(a, heads.Select(2, 1), heads.Select(2, 2))
+	y := tensor.ScaledDotProductAttention(heads.Select(2, 0), k, v, o)
+	return c.Call(a.Out, y.Reshape(x.Shape()...))
 }
 
 // MLP widens four times, bends, and narrows again.

@@ -158,3 +158,23 @@ func TestGPTStateMovesThroughACheckpoint(t *testing.T) {
 		compare(t, s.Name, s.Tensor, want[i].Tensor)
 	}
 }
+
+// A cache gives, position by position, the logits of one pass over all.
+func TestGPTWithCache(t *testing.T) {
+	g := openGolden(t)
+	m, ids := g.model(t), g.read(t, "ids", tensor.Int64)
+	c := nn.Evaluation(t.Context())
+	defer c.Close()
+	want := c.Call(m, ids)
+	cache := nn.NewKVCache(m.Config.Context)
+	for at, n := 0, 5; at < ids.Dim(1); at, n = at+n, 1 {
+		c := nn.Evaluation(t.Context(), nn.WithKVCache(cache))
+		got := c.Call(m, ids.Narrow(1, at, n)).Float32s()
+		c.Close()
+		for i, w := range want.Narrow(1, at, n).Float32s() {
+			if math.Abs(float64(got[i]-w)) > 1e-4 {
+				t.Fatalf("position %d: logit %d is %v, want %v", at, i, got[i], w)
+			}
+		}
+	}
+}

@@ -24,19 +24,24 @@ type GenerateOptions struct {
 }
 
 // Generate goes on from a prompt: it calls emit with the bytes of each token
-// that it draws. A prompt longer than the model's context is cut at the front.
+// that it draws. A prompt longer than the model's context is cut at the front,
+// and where the text outgrows the context, its later half goes on alone.
 func Generate(ctx context.Context, m *models.GPT, tok *tokenizer.Tokenizer, prompt string, o GenerateOptions, emit func([]byte) error) error {
 	ids := tok.Encode([]byte(prompt))
 	if len(ids) == 0 {
 		ids = tok.Encode([]byte("\n"))
 	}
-	g := tensor.NewGenerator(o.Seed)
+	ids = ids[max(0, len(ids)-m.Config.Context):]
+	g, cache := tensor.NewGenerator(o.Seed), nn.NewKVCache(m.Config.Context)
 	for range o.NumTokens {
 		if err := context.Cause(ctx); err != nil {
 			return fmt.Errorf("generate: %w", err)
 		}
-		ids = ids[max(0, len(ids)-m.Config.Context):]
-		logits, err := nextLogits(ctx, m, ids)
+		if len(ids) > m.Config.Context {
+			ids = ids[len(ids)-max(1, m.Config.Context/2):]
+			cache.Reset()
+		}
+		logits, err := nextLogits(ctx, m, cache, ids[cache.Len():])
 		if err != nil {
 			return fmt.Errorf("generate: %w", err)
 		}
@@ -49,9 +54,10 @@ func Generate(ctx context.Context, m *models.GPT, tok *tokenizer.Tokenizer, prom
 	return nil
 }
 
-// nextLogits returns the logits of the token after ids.
-func nextLogits(ctx context.Context, m *models.GPT, ids []int64) (logits []float32, err error) {
-	c := nn.Evaluation(ctx)
+// nextLogits returns the logits of the token after ids, which follow those that
+// the cache has seen.
+func nextLogits(ctx context.Context, m *models.GPT, cache *nn.KVCache, ids []int64) (logits []float32, err error) {
+	c := nn.Evaluation(ctx, nn.WithKVCache(cache))
 	defer c.Close()
 	defer c.Recover(&err)
 	out := c.Call(m, tensor.FromInt64(ids, 1, len(ids)))
