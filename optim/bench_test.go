@@ -67,3 +67,41 @@ func BenchmarkClipGradNorm(b *testing.B) {
 		ClipGradNorm(ps, 1)
 	}
 }
+
+// BenchmarkSparse steps a table of a million rows of 64, of which 4096 have a
+// gradient, and, for comparison, the same table by a dense gradient.
+func BenchmarkSparse(b *testing.B) {
+	const numRows, width, touched = 1 << 20, 64, 4096
+	ids := make([]int64, touched)
+	for i := range ids {
+		ids[i] = int64(i * (numRows / touched))
+	}
+	ps := []*nn.Parameter{nn.NewParameter(tensor.Full(1, numRows, width))}
+	rows := &tensor.RowGrad{IDs: tensor.FromInt64(ids, touched), Rows: tensor.Full(0.01, touched, width), NumRows: numRows}
+	b.Run("SparseAdam", func(b *testing.B) {
+		opt := NewSparseAdam(ps, SparseAdamOptions{})
+		for b.Loop() {
+			ps[0].SetRowGrad(rows)
+			opt.Step(1)
+		}
+	})
+	b.Run("Adagrad", func(b *testing.B) {
+		opt := NewAdagrad(ps, AdagradOptions{})
+		for b.Loop() {
+			ps[0].SetRowGrad(rows)
+			opt.Step(1)
+		}
+	})
+	ps[0].SetRowGrad(nil)
+	buf, _ := ps[0].GradBuffer()
+	buf.Fill(0.01)
+	if err := ps[0].GradReady(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	b.Run("dense Adam", func(b *testing.B) {
+		opt := NewAdam(ps, AdamOptions{})
+		for b.Loop() {
+			opt.Step(1)
+		}
+	})
+}

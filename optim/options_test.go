@@ -286,3 +286,42 @@ func TestCycleStaysAtItsEnd(t *testing.T) {
 		}
 	}
 }
+
+// TestSparseIsDense: an embedding whose gradient comes by rows trains as one
+// whose gradient is dense, where the arithmetic is that of touched rows.
+func TestSparseIsDense(t *testing.T) {
+	run := func(sparse bool, make func(ps []*nn.Parameter) Optimizer) []float32 {
+		b := &nn.Build{Generator: tensor.NewGenerator(3)}
+		m := nn.NewEmbedding(b, 9, 4)
+		m.Weight.Sparse = sparse
+		ps := nn.Parameters(m)
+		opt := make(ps)
+		for step := range 5 {
+			c := nn.Training(t.Context())
+			opt.ZeroGrad()
+			ids := tensor.FromInt64([]int64{int64(step), 8, int64(step), 2}, 4)
+			if err := tensor.MSE(c.Call(m, ids), tensor.Zeros(4, 4)).Backward(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if (ps[0].RowGrad() != nil) != sparse {
+				t.Fatalf("sparse is %t, rows are there %t", sparse, ps[0].RowGrad() != nil)
+			}
+			_, scale := ClipGradNorm(ps, 0.5)
+			opt.Step(scale)
+			c.Close()
+		}
+		return ps[0].Data().Float32s()
+	}
+	for name, make := range map[string]func(ps []*nn.Parameter) Optimizer{
+		"sgd":      func(ps []*nn.Parameter) Optimizer { return NewSGD(ps, SGDOptions{LR: 0.5}) },
+		"momentum": func(ps []*nn.Parameter) Optimizer { return NewSGD(ps, SGDOptions{LR: 0.5, Momentum: 0.9}) },
+		"adagrad":  func(ps []*nn.Parameter) Optimizer { return NewAdagrad(ps, AdagradOptions{LR: 0.5}) },
+	} {
+		dense, sparse := run(false, make), run(true, make)
+		for i := range dense {
+			if d := math.Abs(float64(dense[i] - sparse[i])); !(d <= 1e-6) {
+				t.Errorf("%s: element %d is %v, by rows %v", name, i, dense[i], sparse[i])
+			}
+		}
+	}
+}

@@ -86,10 +86,9 @@ func (r *lmRun) trainStep(ctx context.Context) (loss float64, err error) {
 		return 0, err
 	}
 	norm, scale := optim.ClipGradNorm(r.params, r.cfg.Clip)
-	if math.IsNaN(norm) || math.IsInf(norm, 0) {
+	if err := optim.CheckGradNorm(r.params, norm); err != nil {
 		// On all ranks alike: their gradients are the same.
-		return 0, fmt.Errorf("the norm of the gradients is %v: nothing of this step was saved; lower --lr (now %v) and run again to go on from the last checkpoint",
-			norm, r.cfg.LR)
+		return 0, fmt.Errorf("%w: nothing of this step was saved; lower --lr (now %v) and run again to go on from the last checkpoint", err, r.cfg.LR)
 	}
 	optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor).Apply(r.opt, r.step)
 	r.opt.Step(scale)
