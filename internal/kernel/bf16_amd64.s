@@ -3602,6 +3602,124 @@ write1x1:
 	VZEROUPPER
 	RET
 
+// func addRowsBF16(sums *float32, b *uint16, bRow int, x *float32, rows int, cols int)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·addRowsBF16(SB), NOSPLIT, $0-48
+	MOVQ sums+0(FP), DI
+	MOVQ b+8(FP), SI
+	MOVQ bRow+16(FP), BX
+	SHLQ $0x01, BX
+	MOVQ cols+40(FP), DX
+
+wide:
+	CMPQ    DX, $0x80
+	JLT     one
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	VMOVUPS 128(DI), Z2
+	VMOVUPS 192(DI), Z3
+	VMOVUPS 256(DI), Z4
+	VMOVUPS 320(DI), Z5
+	VMOVUPS 384(DI), Z6
+	VMOVUPS 448(DI), Z7
+	MOVQ    SI, R8
+	MOVQ    x+24(FP), R9
+	MOVQ    rows+32(FP), CX
+
+rowswide:
+	VBROADCASTSS (R9), Z8
+	VPMOVZXWD    (R8), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VFMADD231PS  Z9, Z8, Z0
+	VPMOVZXWD    32(R8), Z10
+	VPSLLD       $0x10, Z10, Z10
+	VFMADD231PS  Z10, Z8, Z1
+	VPMOVZXWD    64(R8), Z11
+	VPSLLD       $0x10, Z11, Z11
+	VFMADD231PS  Z11, Z8, Z2
+	VPMOVZXWD    96(R8), Z12
+	VPSLLD       $0x10, Z12, Z12
+	VFMADD231PS  Z12, Z8, Z3
+	VPMOVZXWD    128(R8), Z13
+	VPSLLD       $0x10, Z13, Z13
+	VFMADD231PS  Z13, Z8, Z4
+	VPMOVZXWD    160(R8), Z14
+	VPSLLD       $0x10, Z14, Z14
+	VFMADD231PS  Z14, Z8, Z5
+	VPMOVZXWD    192(R8), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VFMADD231PS  Z9, Z8, Z6
+	VPMOVZXWD    224(R8), Z10
+	VPSLLD       $0x10, Z10, Z10
+	VFMADD231PS  Z10, Z8, Z7
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowswide
+	VMOVUPS      Z0, (DI)
+	VMOVUPS      Z1, 64(DI)
+	VMOVUPS      Z2, 128(DI)
+	VMOVUPS      Z3, 192(DI)
+	VMOVUPS      Z4, 256(DI)
+	VMOVUPS      Z5, 320(DI)
+	VMOVUPS      Z6, 384(DI)
+	VMOVUPS      Z7, 448(DI)
+	ADDQ         $+512, DI
+	ADDQ         $+256, SI
+	SUBQ         $+128, DX
+	JMP          wide
+
+one:
+	CMPQ    DX, $0x10
+	JLT     tail
+	VMOVUPS (DI), Z0
+	MOVQ    SI, R8
+	MOVQ    x+24(FP), R9
+	MOVQ    rows+32(FP), CX
+
+rowsone:
+	VBROADCASTSS (R9), Z8
+	VPMOVZXWD    (R8), Z9
+	VPSLLD       $0x10, Z9, Z9
+	VFMADD231PS  Z9, Z8, Z0
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowsone
+	VMOVUPS      Z0, (DI)
+	ADDQ         $+64, DI
+	ADDQ         $+32, SI
+	SUBQ         $+16, DX
+	JMP          one
+
+tail:
+	TESTQ     DX, DX
+	JZ        done
+	MOVQ      DX, AX
+	MOVQ      $-1, R8
+	BZHIQ     AX, R8, R8
+	KMOVW     R8, K1
+	VMOVUPS.Z (DI), K1, Z0
+	MOVQ      SI, R8
+	MOVQ      x+24(FP), R9
+	MOVQ      rows+32(FP), CX
+
+rowstail:
+	VBROADCASTSS (R9), Z8
+	VMOVDQU16.Z  (R8), K1, Z9
+	VPMOVZXWD    Y9, Z9
+	VPSLLD       $0x10, Z9, Z9
+	VFMADD231PS  Z9, Z8, Z0
+	ADDQ         BX, R8
+	ADDQ         $0x04, R9
+	DECQ         CX
+	JNZ          rowstail
+	VMOVUPS      Z0, K1, (DI)
+
+done:
+	VZEROUPPER
+	RET
+
 // func dotVectorBF16(sums *float32, src *uint16, srcStep int, x *float32, rows int, k int)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VL, BMI2, CMOV
 TEXT ·dotVectorBF16(SB), NOSPLIT, $0-48

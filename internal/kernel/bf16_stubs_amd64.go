@@ -9,6 +9,11 @@ package kernel
 //go:noescape
 func gemmTileBF16(rows int, cols int, k int, a *float32, aRow int, aCol int, b *float32, bRow int, c *float32, ldc int, alpha float32, beta float32, bias *float32)
 
+// addRowsBF16 is addRows512 with B of bfloat16.
+//
+//go:noescape
+func addRowsBF16(sums *float32, b *uint16, bRow int, x *float32, rows int, cols int)
+
 // dotVectorBF16 is dotVector512 with rows of bfloat16 and pairs as elements of x.
 //
 //go:noescape

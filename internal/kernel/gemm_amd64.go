@@ -29,9 +29,9 @@ func tile(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c
 	}
 }
 
-// tilePairs is tile of packed panels of pairs. Only where usePairs is set.
-func tilePairs(rows, cols, k int, a *float32, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
-	gemmTileBF16(rows, cols, k, a, 1, aCol, b, bRow, c, ldc, alpha, beta, bias)
+// tilePairs is tile for pairs. Only where usePairs is set.
+func tilePairs(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
+	gemmTileBF16(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
 }
 
 // packPairs and its like pack panels of pairs. Only where usePairs is set.
@@ -112,6 +112,11 @@ func dotVector(sums, src *float32, srcStep int, x *float32, rows, k int) {
 	default:
 		portableDotVector(sums, src, srcStep, x, rows, k)
 	}
+}
+
+// addRowsHalves is addRows for a B of bfloat16. Only where useISA is avx512.
+func addRowsHalves(sums *float32, b *uint16, bRow int, x *float32, rows, cols int) {
+	addRowsBF16(sums, b, bRow, x, rows, cols)
 }
 
 // dotVectorHalves is dotVector for pairs. Only where usePairs is set.

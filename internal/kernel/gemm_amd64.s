@@ -4887,7 +4887,7 @@ rowswide:
 	VMOVUPS      Z7, 448(DI)
 	ADDQ         $+512, DI
 	ADDQ         $+512, SI
-	SUBQ         $0x80, DX
+	SUBQ         $+128, DX
 	JMP          wide
 
 one:
@@ -4908,7 +4908,7 @@ rowsone:
 	VMOVUPS      Z0, (DI)
 	ADDQ         $+64, DI
 	ADDQ         $+64, SI
-	SUBQ         $0x10, DX
+	SUBQ         $+16, DX
 	JMP          one
 
 tail:
@@ -4985,7 +4985,7 @@ rowswide:
 	VMOVUPS      Y7, 224(DI)
 	ADDQ         $+256, DI
 	ADDQ         $+256, SI
-	SUBQ         $0x40, DX
+	SUBQ         $+64, DX
 	JMP          wide
 
 one:
@@ -5006,7 +5006,7 @@ rowsone:
 	VMOVUPS      Y0, (DI)
 	ADDQ         $+32, DI
 	ADDQ         $+32, SI
-	SUBQ         $0x08, DX
+	SUBQ         $+8, DX
 	JMP          one
 
 tail:

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"sync"
+	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/work"
 )
@@ -140,7 +141,7 @@ func (g *product) compute(p *work.Pool) {
 	// An operand that is read once or twice is read where it lies, and so is one
 	// that fits the first-level cache. Only AVX-512 reads a part of a panel of B,
 	// and takes whole lines at a time.
-	g.aDirect = g.how == exact && (g.n <= 2*g.nr || g.a.isSmall(g.m, g.k))
+	g.aDirect = g.canReadA() && (g.n <= 2*g.nr || g.a.isSmall(g.m, g.k))
 	g.bDirect = g.how == exact && !g.b.Trans && (useISA == avx512 && (g.m <= 2*g.mr || g.b.isSmall(g.k, g.n)) || g.m <= g.mr && g.n%g.nr == 0)
 
 	sharedSize, unit, private := g.n, g.nr, g.m
@@ -250,7 +251,18 @@ type panels struct {
 	panel, row, col int
 }
 
+// canReadA tells whether tiles can read A where it lies: floats, or the pairs
+// that neighbours in a row of bfloat16 are.
+func (g *product) canReadA() bool {
+	return g.how == exact || g.how == paired && g.a.BF16 != nil && !g.a.Trans && g.k%2 == 0 && g.a.Stride%2 == 0
+}
+
 func (g *product) directA(i, k0 int) panels {
+	if g.how == paired {
+		row := g.a.BF16[i*g.a.Stride+k0:]
+		slots := unsafe.Slice((*float32)(unsafe.Pointer(&row[0])), len(row)/2)
+		return panels{slots, g.mr * g.a.Stride / 2, g.a.Stride / 2, 1}
+	}
 	if g.a.Trans {
 		return panels{g.a.F32[k0*g.a.Stride+i:], g.mr, 1, g.a.Stride}
 	}
@@ -353,7 +365,7 @@ func (g *product) tile(c *block, i, rows, j, cols, k0, k1 int, a *panels, ai int
 	beta, bias := g.atStart(k0, j)
 	to := &c.data[(i-c.i0)*c.ld+j-c.j0]
 	if g.how == paired {
-		tilePairs(rows, cols, g.slots(k1-k0), &a.base[ai*a.panel], a.col, &b.base[bi*b.panel], b.row, to, c.ld, g.alpha, beta, bias)
+		tilePairs(rows, cols, g.slots(k1-k0), &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, to, c.ld, g.alpha, beta, bias)
 		return
 	}
 	tile(rows, cols, k1-k0, &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, to, c.ld, g.alpha, beta, bias)

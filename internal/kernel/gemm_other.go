@@ -21,7 +21,7 @@ func packTransposed(dst *float32, dstStep int, src *float32, srcStep, rows, k, p
 // Without AVX512_BF16 nobody calls what works on pairs of bfloat16.
 const noPairs = "kernel: no AVX512_BF16 here"
 
-func tilePairs(rows, cols, k int, a *float32, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
+func tilePairs(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
 	panic(noPairs)
 }
 
@@ -51,6 +51,10 @@ func addRows(sums, b *float32, bRow int, x *float32, rows, cols int) {
 
 func dotVector(sums, src *float32, srcStep int, x *float32, rows, k int) {
 	portableDotVector(sums, src, srcStep, x, rows, k)
+}
+
+func addRowsHalves(sums *float32, b *uint16, bRow int, x *float32, rows, cols int) {
+	panic(noPairs)
 }
 
 func dotVectorHalves(sums *float32, src *uint16, srcStep int, x *float32, rows, k int) {

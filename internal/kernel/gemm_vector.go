@@ -28,11 +28,20 @@ func (g *product) isVector() bool {
 	if g.m != 1 || g.n < lineElems {
 		return false
 	}
-	return g.how == exact || g.how == paired && g.b.Trans && g.b.BF16 != nil
+	return g.how == exact || g.how == paired && g.b.BF16 != nil
+}
+
+// vectorSlots is the number of slots of the vector's first n elements: pairs are
+// multiplied by rows of B alone.
+func (g *product) vectorSlots(n int) int {
+	if g.b.Trans {
+		return g.slots(n)
+	}
+	return n
 }
 
 func (g *product) computeVector(p *work.Pool, threads int) {
-	x := scratchList.get(g.slots(g.k))
+	x := scratchList.get(g.vectorSlots(g.k))
 	g.shared = x.floats
 	g.packVector()
 	g.big = vectorCols
@@ -48,13 +57,16 @@ func (g *product) computeVector(p *work.Pool, threads int) {
 
 // packVector copies the only row of A.
 func (g *product) packVector() {
-	if g.how == exact {
+	if g.how == exact || !g.b.Trans {
 		step := 1
 		if g.a.Trans {
 			step = g.a.Stride
 		}
 		for l := range g.k {
-			g.shared[l] = g.a.F32[l*step]
+			g.shared[l] = g.a.at(l * step)
+		}
+		if g.how != exact {
+			roundBF16(g.shared[:g.k], g.shared)
 		}
 		return
 	}
@@ -75,19 +87,30 @@ func (g *product) vectorBand(i int) {
 	s := scratchList.get((j1 - j0 + lineElems - 1) &^ (lineElems - 1))
 	for k0 := 0; k0 < g.k; k0 += g.kStep {
 		k1 := min(g.k, k0+g.kStep)
-		x := g.shared[g.slots(k0):g.slots(k1)]
+		x := g.shared[g.vectorSlots(k0):g.vectorSlots(k1)]
 		if g.b.Trans {
 			g.dotBlock(s.floats, x, j0, j1, k0, k1)
 		} else {
-			clear(s.floats[:j1-j0])
-			for l := k0; l < k1; l += rowGroup {
-				addRows(&s.floats[0], &g.b.F32[l*g.b.Stride+j0], g.b.Stride, &x[l-k0], min(rowGroup, k1-l), j1-j0)
-			}
+			g.addBlock(s.floats[:j1-j0], x, j0, k0)
 		}
 		g.addSums(&c, s.floats, j0, j1, k0)
 	}
 	scratchList.put(s)
 	g.closeBlock(&c, result, 1, j1)
+}
+
+// addBlock sets sums to the products of x and the rows of B from k0 on, in the
+// columns from j0 on.
+func (g *product) addBlock(sums, x []float32, j0, k0 int) {
+	clear(sums)
+	for l := 0; l < len(x); l += rowGroup {
+		rows, from := min(rowGroup, len(x)-l), (k0+l)*g.b.Stride+j0
+		if g.how == exact {
+			addRows(&sums[0], &g.b.F32[from], g.b.Stride, &x[l], rows, len(sums))
+		} else {
+			addRowsHalves(&sums[0], &g.b.BF16[from], g.b.Stride, &x[l], rows, len(sums))
+		}
+	}
 }
 
 // dotBlock sets sums to the products of the part [k0, k1) of rows [j0, j1) of

@@ -32,8 +32,8 @@ func main() {
 		packRows256()
 		packTransposed512()
 		packTransposed256()
-		addRows512()
-		addRows256()
+		addRows(simd512, "addRows512", "adds to cols sums the rows of B, one after the other, row r times x[r].", 4)
+		addRows(simd256, "addRows256", "adds to cols sums the rows of B, one after the other, row r times x[r].", 4)
 		dotVector(simd512, "dotVector512", "sets 4 sums to the dot products of rows ≤ 4 rows of k elements and x.", fma, 4)
 		dotVector(simd256, "dotVector256", "sets 4 sums to the dot products of rows ≤ 4 rows of k elements and x.", fma, 4)
 		softmaxRows512()
@@ -46,6 +46,7 @@ func main() {
 		scaleRows256()
 	case "bf16":
 		tile512("gemmTileBF16", "is gemmTile512 with pairs of bfloat16 as elements of A and B.", vdpbf16ps)
+		addRows(simd512, "addRowsBF16", "is addRows512 with B of bfloat16.", 2)
 		dotVector(simd512, "dotVectorBF16", "is dotVector512 with rows of bfloat16 and pairs as elements of x.", vdpbf16ps, 2)
 		packPairsBF16(packFloats)
 		packPairsBF16(packHalves)

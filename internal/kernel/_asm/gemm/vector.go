@@ -13,17 +13,20 @@ import (
 // A vector times a matrix is bound by memory: the matrix is read once, and as it
 // lies.
 
-func addRows512() { addRows(simd512) }
-func addRows256() { addRows(simd256) }
-
 // addRows goes over a few rows at once, eight registers of columns at a time:
-// reads that follow each other in every row are what the processor foresees.
-func addRows(s simd) {
-	begin("addRows"+s.suffix, "func(sums, b *float32, bRow int, x *float32, rows, cols int)",
-		"adds to cols sums the rows of B, one after the other, row r times x[r].")
+// reads that follow each other in every row are what the processor foresees. An
+// element of size 2 is a bfloat16.
+func addRows(s simd, name, doc string, size int) {
+	kind := map[int]string{4: "float32", 2: "uint16"}[size]
+	begin(name, fmt.Sprintf("func(sums *float32, b *%s, bRow int, x *float32, rows, cols int)", kind), doc)
+	widen := func(x VecPhysical) {
+		VPMOVZXWD(x.AsY(), x)
+		VPSLLD(Imm(16), x, x)
+	}
 	load("sums", RDI)
 	load("b", RSI)
-	loadStride("bRow", RBX)
+	load("bRow", RBX)
+	SHLQ(Imm(uint64(size/2)), RBX)
 	load("cols", RDX)
 	factor := s.v[8]
 	for _, part := range []struct {
@@ -55,13 +58,22 @@ func addRows(s simd) {
 		Label("rows" + part.name)
 		VBROADCASTSS(Mem{Base: R9}, factor)
 		for i, v := range acc {
-			from := Mem{Base: R8, Disp: s.bytes * i}
-			if tail {
-				s.loadTail(from, s.v[9])
-				VFMADD231PS(s.v[9], factor, v)
-			} else {
+			from := Mem{Base: R8, Disp: s.lanes() * size * i}
+			element := s.v[9+i%6]
+			switch {
+			case size == 2 && tail:
+				VMOVDQU16_Z(from, K1, element)
+				widen(element)
+			case size == 2:
+				VPMOVZXWD(from, element)
+				VPSLLD(Imm(16), element, element)
+			case tail:
+				s.loadTail(from, element)
+			default:
 				VFMADD231PS(from, factor, v)
+				continue
 			}
+			VFMADD231PS(element, factor, v)
 		}
 		ADDQ(RBX, R8)
 		ADDQ(Imm(4), R9)
@@ -75,10 +87,10 @@ func addRows(s simd) {
 			}
 		}
 		if !tail {
-			step := part.registers * s.bytes
-			ADDQ(I32(int32(step)), RDI)
-			ADDQ(I32(int32(step)), RSI)
-			SUBQ(Imm(uint64(step/4)), RDX)
+			elements := part.registers * s.lanes()
+			ADDQ(I32(int32(4*elements)), RDI)
+			ADDQ(I32(int32(size*elements)), RSI)
+			SUBQ(I32(int32(elements)), RDX)
 			JMP(LabelRef(part.name))
 		}
 	}
