@@ -29,6 +29,10 @@ import (
 // of parameters outside the DDP, which nobody sums. Several DDPs may share a
 // pass if their groups are of one size.
 //
+// Buffers, such as the running statistics of a batch norm, are each rank's own
+// within a pass; every training pass begins with rank 0's on all ranks, except
+// under NoSync.
+//
 // A parameter that a pass did not reach counts as a gradient of zero, so ranks
 // that used different parts of a model stay together.
 type DDP struct {
@@ -38,6 +42,7 @@ type DDP struct {
 	group   *dist.Group
 	buckets []*bucket
 	frozen  []*nn.Parameter `name:"-"` // that have no bucket
+	shared  []*bufferSync   // nil when buffers are left alone
 	sync    bool
 
 	bucketOf map[*nn.Parameter]*bucket
@@ -51,7 +56,10 @@ type DDP struct {
 // DDPOption changes how gradients are grouped.
 type DDPOption func(*ddpOptions)
 
-type ddpOptions struct{ firstBucketBytes, bucketBytes int }
+type ddpOptions struct {
+	firstBucketBytes, bucketBytes int
+	keepBuffers                   bool
+}
 
 // BucketBytes sets the sizes at which buckets are full: that of the first one
 // to be reduced, with the model's last layers (1 MiB by default), and those of
@@ -60,6 +68,10 @@ type ddpOptions struct{ firstBucketBytes, bucketBytes int }
 func BucketBytes(first, others int) DDPOption {
 	return func(o *ddpOptions) { o.firstBucketBytes, o.bucketBytes = first, others }
 }
+
+// KeepBuffers leaves each rank its own buffers once training has begun: PyTorch's
+// broadcast_buffers=False.
+func KeepBuffers() DDPOption { return func(o *ddpOptions) { o.keepBuffers = true } }
 
 // bucket is a run of gradients that are reduced together.
 type bucket struct {
@@ -88,6 +100,9 @@ func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, opts ...DDP
 		if err := group.Broadcast(ctx, s.Tensor, 0); err != nil {
 			return nil, fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err)
 		}
+	}
+	if !o.keepBuffers && group.Size() > 1 {
+		d.shared = newBufferSyncs(model)
 	}
 	var trained []*nn.Parameter
 	for _, p := range nn.Parameters(model) {
@@ -154,6 +169,17 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 	return b
 }
 
+// SyncBuffers gives every rank rank 0's buffers. Training passes begin with it;
+// before an evaluation on several ranks, call it on all of them.
+func (d *DDP) SyncBuffers(ctx context.Context) error {
+	for _, s := range d.shared {
+		if err := s.broadcast(ctx, d.group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Forward runs the model. In a training pass, the Backward that follows
 // averages the gradients.
 func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
@@ -162,6 +188,11 @@ func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 		// The average is a sum of gradients that are small from the start.
 		tape.ScaleGrads(1 / float64(d.group.Size()))
 		sync := d.sync
+		if sync {
+			if err := d.SyncBuffers(c); err != nil {
+				c.Fail(err)
+			}
+		}
 		tape.BeforeBackward(func(context.Context) error { return d.begin(sync) })
 		if sync {
 			tape.AfterBackward(d.finish)

@@ -94,7 +94,7 @@ func BatchNorm(x, gamma, beta *Tensor, o BatchNormOptions) *Tensor {
 		if t = t.To(Float32); flat {
 			return t.T().Contiguous().Reshape(1, channels, t.shape[0])
 		}
-		return t.Contiguous().Reshape(x.shape[0], channels, -1)
+		return t.Contiguous().Reshape(x.shape[0], channels, numElems(x.shape[2:]))
 	}
 	n.Residual = arrange(o.Residual)
 	out := n.forward(arrange(x))
