@@ -52,3 +52,51 @@ func BenchmarkIndexing(b *testing.B) {
 }
 
 var keepAlive *Tensor
+
+// BenchmarkRowGrad is the gradient of an embedding of a million rows by 65,536
+// ids: the rows of a table that a batch has used. BenchmarkBag is 26 tables
+// with 2,048 bags of four ids each, forward and backward.
+func BenchmarkRowGrad(b *testing.B) {
+	rng := rand.New(rand.NewPCG(1, 0))
+	const numIDs, width = 1 << 16, 64
+	ids := make([]int64, numIDs)
+	for i := range ids {
+		ids[i] = rng.Int64N(1 << 20)
+	}
+	g, at := randomTensor(rng, false, []int{numIDs, width}), FromInt64(ids)
+	for range b.N {
+		rowGrad(g, at, 1<<20, -1)
+	}
+	b.ReportMetric(float64(numIDs*b.N)/b.Elapsed().Seconds(), "rows/s")
+}
+
+func BenchmarkBag(b *testing.B) {
+	rng := rand.New(rand.NewPCG(1, 0))
+	const numTables, numBags, perBag, width, numRows = 26, 2048, 4, 64, 100_000
+	var tables, ids []*Tensor
+	for range numTables {
+		tables = append(tables, Zeros(numRows, width))
+		list := make([]int64, numBags*perBag)
+		for i := range list {
+			list[i] = rng.Int64N(numRows)
+		}
+		ids = append(ids, FromInt64(list, numBags, perBag))
+	}
+	for range b.N {
+		tp := NewTape(true)
+		var loss *Tensor
+		for i, table := range tables {
+			x := EmbeddingBag(tp.Watch(table, &rowCollector{collector: collector{shape: table.shape}}), ids[i], nil, EmbeddingBagOptions{Mode: BagSum})
+			if s := x.Sum(); loss == nil {
+				loss = s
+			} else {
+				loss = loss.Add(s)
+			}
+		}
+		if err := loss.Backward(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		tp.Close()
+	}
+	b.ReportMetric(float64(numTables*numBags*perBag*b.N)/b.Elapsed().Seconds(), "rows/s")
+}

@@ -2,8 +2,6 @@
 
 package tensor
 
-import "slices"
-
 // RowGrad is the gradient of a table of which few rows were used: the rows
 // that have one. What a full gradient would cost in memory and time grows with
 // the table, this with the batch. PyTorch calls it a sparse gradient.
@@ -23,21 +21,6 @@ type RowLeaf interface {
 	// AddRows adds to the gradient of the present backward pass. The leaf may
 	// keep g's tensors, which are under no tape.
 	AddRows(g RowGrad)
-}
-
-// rowGrad sums the rows of g that belong to one id, in the order of ids.
-func rowGrad(g, ids *Tensor, numRows int) RowGrad {
-	all := ids.Int64s()
-	unique := slices.Clone(all)
-	slices.Sort(unique)
-	unique = slices.Compact(unique)
-	for i, id := range all {
-		at, _ := slices.BinarySearch(unique, id)
-		all[i] = int64(at)
-	}
-	rows := New(g.Device(), Float32, len(unique), g.shape[len(g.shape)-1])
-	rows.Device().ScatterAdd(rows.array(), g.Contiguous().array(), FromInt64(all).array())
-	return RowGrad{IDs: FromInt64(unique), Rows: rows, NumRows: numRows}
 }
 
 // Dense returns the gradient as a tensor [NumRows, width] with zeros elsewhere.
@@ -73,7 +56,7 @@ func (g RowGrad) Add(h RowGrad) RowGrad {
 		}
 	}
 	rows := New(g.Rows.Device(), Float32, len(ids), g.Rows.shape[1])
-	rows.Device().ScatterAdd(rows.array(), g.Rows.Contiguous().array(), FromInt64(toA).array())
-	rows.Device().ScatterAdd(rows.array(), h.Rows.Contiguous().array(), FromInt64(toB).array())
-	return RowGrad{IDs: FromInt64(ids), Rows: rows, NumRows: g.NumRows}
+	rows.Device().ScatterAdd(rows.array(), g.Rows.Contiguous().array(), FromInt64(toA, len(toA)).array())
+	rows.Device().ScatterAdd(rows.array(), h.Rows.Contiguous().array(), FromInt64(toB, len(toB)).array())
+	return RowGrad{IDs: FromInt64(ids, len(ids)), Rows: rows, NumRows: g.NumRows}
 }

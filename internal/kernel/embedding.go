@@ -37,7 +37,7 @@ func EmbeddingBackward(p *work.Pool, dtable, g []float32, ids []int64, width int
 	}
 	if width < 2*narrowest {
 		// Too few columns to share. Threads share the rows of dtable instead.
-		SumSegments(p, dtable, g, GroupIDs(ids, -1), width, true)
+		SumSegments(p, dtable, RowsOf{Data: g}, GroupIDs(ids, -1), width, true)
 		return
 	}
 	parts := min(threads(p), width/narrowest)

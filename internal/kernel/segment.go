@@ -92,23 +92,50 @@ func (s Segments) over(p *work.Pool, width int, fn func(lo, hi int)) {
 	})
 }
 
-// SumSegments adds up rows of g [positions, width]: row i of dst gets the sum
-// over segment i, in its order. With byID it is row IDs[i] of dst, and the
-// segment's rows are added to what is there.
-func SumSegments(p *work.Pool, dst, g []float32, s Segments, width int, byID bool) {
-	add := vec().add
+// RowsOf says which rows of a matrix the positions of segments stand for, and
+// how they count.
+type RowsOf struct {
+	Data  []float32 // [rows, width]
+	Index []int32   // of the row of a position, nil for the position itself
+	Scale []float32 // of a position, nil for 1
+	// Only, where it is not nil, lets a position have the elements of its row alone
+	// that it is named in: the maximum's. It is [rows, width].
+	Only []int32
+}
+
+// SumSegments adds up the rows of each segment in its order: row i of dst gets
+// the sum over segment i. With byID it is row IDs[i] of dst, and the sum is
+// added to what is there.
+func SumSegments(p *work.Pool, dst []float32, from RowsOf, s Segments, width int, byID bool) {
+	add, addScaled := vec().add, vec().addScaled
 	s.over(p, width, func(lo, hi int) {
 		for i := lo; i < hi; i++ {
-			order := s.Order[s.Starts[i]:s.Starts[i+1]]
-			row := dst[i*width : (i+1)*width]
+			at := i
 			if byID {
-				row = dst[int(s.IDs[i])*width : (int(s.IDs[i])+1)*width]
-			} else {
-				copy(row, g[int(order[0])*width:(int(order[0])+1)*width])
-				order = order[1:]
+				at = int(s.IDs[i])
 			}
-			for _, pos := range order {
-				add(row, row, g[int(pos)*width:(int(pos)+1)*width])
+			row := dst[at*width : (at+1)*width]
+			if !byID {
+				clear(row)
+			}
+			for _, pos := range s.Order[s.Starts[i]:s.Starts[i+1]] {
+				r := int(pos)
+				if from.Index != nil {
+					r = int(from.Index[pos])
+				}
+				x := from.Data[r*width : (r+1)*width]
+				switch {
+				case from.Only != nil:
+					for c, owner := range from.Only[r*width : (r+1)*width] {
+						if owner == pos {
+							row[c] += x[c]
+						}
+					}
+				case from.Scale != nil:
+					addScaled(row, row, x, from.Scale[pos])
+				default:
+					add(row, row, x)
+				}
 			}
 		}
 	})

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// BagMode is how EmbeddingBag makes one row of those of a bag.
+type BagMode int
+
+// The modes; the mean is PyTorch's default. An empty bag gives 0.
+const (
+	BagMean BagMode = iota
+	BagSum
+	BagMax
+)
+
+func (m BagMode) String() string { return [...]string{"mean", "sum", "max"}[m] }
+
+// EmbeddingBagOptions are those of PyTorch's embedding_bag.
+type EmbeddingBagOptions struct {
+	Mode BagMode
+	// PerSampleWeights multiplies each row; float32 of the ids' shape, for BagSum.
+	PerSampleWeights *Tensor
+	// PaddingIdx, if not nil, is an id that does not count and gets no gradient.
+	PaddingIdx *int
+	// IncludeLastOffset says that the last of the offsets is the end of the last
+	// bag, so that there is one bag less.
+	IncludeLastOffset bool
+}
+
+// EmbeddingBag looks up the rows of table [numRows, width] that the int64 ids
+// name and makes one row of each bag, without the rows in between: ids [n] and
+// offsets [bags], where each bag begins, or ids [bags, n] and no offsets, give
+// [bags, width]. Ids and offsets out of range fail with position and value.
+// A table that takes its gradient by rows ([RowLeaf]) gets each used row once.
+func EmbeddingBag(table, ids, offsets *Tensor, o EmbeddingBagOptions) *Tensor {
+	operands := []*Tensor{table, ids, offsets, o.PerSampleWeights}
+	table.wantDType("embedding bag", Float32)
+	if len(table.shape) != 2 {
+		fail("embedding bag", operands, "the table must have two dims")
+	}
+	if o.Mode < BagMean || o.Mode > BagMax {
+		fail("embedding bag", operands, "there is no mode %d", int(o.Mode))
+	}
+	weights := o.PerSampleWeights
+	if weights != nil {
+		weights.wantDType("embedding bag", Float32)
+		if o.Mode != BagSum || !slices.Equal(weights.shape, ids.shape) {
+			fail("embedding bag", operands, "weights go with mode sum and have the shape of the ids")
+		}
+		weights = weights.Reshape(weights.NumElems()).Contiguous()
+	}
+	bounds := bagBounds(operands, ids, offsets, o.IncludeLastOffset)
+	flat := indices("embedding bag", operands, ids).Reshape(ids.NumElems())
+	checkIndices("embedding bag", operands, flat, 0, table.shape[0])
+	b := &bags{table: table.Contiguous(), ids: flat, bounds: bounds, weights: weights, mode: o.Mode, padding: -1}
+	if o.PaddingIdx != nil {
+		b.padding = int64(*o.PaddingIdx)
+		if b.padding < 0 || b.padding >= int64(table.shape[0]) {
+			fail("embedding bag", operands, "padding index %d is not one of the table's %d rows", b.padding, table.shape[0])
+		}
+	}
+	return b.forward()
+}
+
+// bagBounds returns where the bags begin and, at last, where the last one ends.
+func bagBounds(operands []*Tensor, ids, offsets *Tensor, withLast bool) *Tensor {
+	n := ids.NumElems()
+	if offsets == nil {
+		if len(ids.shape) != 2 || withLast {
+			fail("embedding bag", operands, "wants ids of two dims, or offsets that say where bags begin")
+		}
+		return ArangeOf(ids.Device(), Int64, 0, float64(ids.shape[0]+1), 1).timesInt(ids.shape[1])
+	}
+	if len(ids.shape) != 1 || len(offsets.shape) != 1 || withLast && offsets.shape[0] == 0 {
+		fail("embedding bag", operands, "with offsets, the ids and they must have one dim")
+	}
+	if offsets.Device() == Meta {
+		return New(Meta, Int64, offsets.shape[0]+1-int(param01(withLast)))
+	}
+	bounds := indices("embedding bag", operands, offsets).Int64s()
+	if !withLast {
+		bounds = append(bounds, int64(n))
+	}
+	last := int64(0)
+	for i, at := range bounds {
+		if at < last || at > int64(n) || i == 0 && at != 0 {
+			fail("embedding bag", operands, "offset %d at position %d: they begin with 0, do not fall and do not exceed the %d ids", at, i, n)
+		}
+		last = at
+	}
+	if last != int64(n) {
+		fail("embedding bag", operands, "the last offset is %d, there are %d ids", last, n)
+	}
+	return FromInt64(bounds, len(bounds))
+}
+
+// timesInt multiplies int64s in place.
+func (t *Tensor) timesInt(n int) *Tensor {
+	fused("times", []float64{float64(n)}, []*Tensor{t}, func(_ *work.Pool, a []device.Array) {
+		for i := range a[0].Int64s() {
+			a[0].Int64s()[i] *= int64(n)
+		}
+	})
+	return t
+}
+
+// bags is one call of EmbeddingBag.
+type bags struct {
+	table   *Tensor
+	ids     *Tensor // int64 [n]
+	bounds  *Tensor // int64 [bags+1]
+	weights *Tensor // [n], nil for none
+	mode    BagMode
+	padding int64 // -1 for none
+	owner   *Tensor
+}
+
+func (b *bags) kernel(ids, bounds, weights device.Array) kernel.Bags {
+	return kernel.Bags{IDs: ids.Int64s(), Bounds: bounds.Int64s(), Padding: b.padding, Weights: weights.Float32s()}
+}
+
+func (b *bags) forward() *Tensor {
+	width := b.table.shape[1]
+	shape := []int{b.bounds.shape[0] - 1, width}
+	out := result("embedding bag", Float32, shape, b.table, b.ids, b.weights)
+	saves := []*Tensor{b.table, b.ids, b.bounds}
+	if b.mode == BagMax {
+		b.owner = result("embedding bag", Int32, shape, b.table, b.ids)
+		saves = append(saves, b.owner)
+	}
+	if b.weights != nil {
+		saves = append(saves, b.weights)
+	}
+	fused("embedding bag", []float64{float64(b.mode), float64(b.padding)}, []*Tensor{out, b.owner, b.table, b.ids, b.bounds, b.weights},
+		func(p *work.Pool, a []device.Array) {
+			lists := b.kernel(a[3], a[4], a[5])
+			if b.mode == BagMax {
+				kernel.MaxBags(p, a[0].Float32s(), device.Elems[int32](a[1]), a[2].Float32s(), lists, width)
+				return
+			}
+			kernel.SumBags(p, a[0].Float32s(), a[2].Float32s(), lists, width, b.mode == BagMean)
+		})
+	return out.record("embedding bag", []*Tensor{b.table, b.weights}, saves, func(bp *backprop, g *Tensor) {
+		if bp.create {
+			bp.composite(g, b.definition)
+			return
+		}
+		g = g.Contiguous()
+		if bp.needs(0) {
+			b.tableGrad(bp, g)
+		}
+		if b.weights != nil && bp.needs(1) {
+			dw := result("embedding bag", Float32, b.weights.shape, g)
+			fused("embedding bag weights", nil, []*Tensor{dw, b.table, g, b.ids, b.bounds}, func(p *work.Pool, a []device.Array) {
+				kernel.BagWeights(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), b.kernel(a[3], a[4], device.Array{}), width)
+			})
+			bp.give(1, dw)
+		}
+	})
+}
+
+// tableGrad gives the table its gradient: by rows if it takes it so, else right
+// into its buffer.
+func (b *bags) tableGrad(bp *backprop, g *Tensor) {
+	if leaf, ok := bp.rows(0); ok {
+		leaf.AddRows(groupRows(g, b.ids, b.table.shape[0], b.padding, b.rowsOf))
+		return
+	}
+	dst, beta, direct := bp.direct(0)
+	if !direct {
+		dst = result("embedding bag", Float32, b.table.shape, g)
+	}
+	if beta == 0 {
+		dst.Device().Fill(dst.array(), 0)
+	}
+	fused("embedding bag grad", []float64{float64(b.mode), float64(b.padding)}, b.gradOperands(dst, g), func(p *work.Pool, a []device.Array) {
+		kernel.SumSegments(p, a[0].Float32s(), b.rowsOfArrays(a), kernel.GroupIDs(a[2].Int64s(), b.padding), a[0].Shape[1], true)
+	})
+	if !direct {
+		bp.give(0, dst)
+	}
+}
+
+func (b *bags) gradOperands(dst, g *Tensor) []*Tensor {
+	return []*Tensor{dst, g, b.ids, b.bounds, b.weights, b.owner}
+}
+
+func (b *bags) rowsOfArrays(a []device.Array) kernel.RowsOf {
+	rows := b.kernel(a[2], a[3], a[4]).Rows(a[1].Float32s(), b.mode == BagMean)
+	rows.Only = device.Elems[int32](a[5])
+	return rows
+}
+
+// rowsOf calls fn with where the gradients of positions come from.
+func (b *bags) rowsOf(dst, g *Tensor, fn func(p *work.Pool, dst []float32, from kernel.RowsOf)) {
+	fused("embedding bag rows", []float64{float64(b.mode)}, b.gradOperands(dst, g), func(p *work.Pool, a []device.Array) {
+		fn(p, a[0].Float32s(), b.rowsOfArrays(a))
+	})
+}
+
+// definition is EmbeddingBag in recorded operations.
+func (b *bags) definition() *Tensor {
+	numBags, width := b.bounds.shape[0]-1, b.table.shape[1]
+	ids, bounds := b.ids.Int64s(), b.bounds.Int64s()
+	if b.mode == BagMax {
+		rows, found := make([]int64, numBags*width), make([]float32, numBags*width)
+		for i, pos := range b.owner.Int64s() {
+			if pos >= 0 {
+				rows[i], found[i] = ids[pos], 1
+			}
+		}
+		return b.table.gatherElems(0, FromInt64(rows, numBags, width)).Mul(FromFloat32(found, numBags, width))
+	}
+	bagOf, scale := make([]int64, len(ids)), make([]float32, len(ids))
+	for bag := range numBags {
+		count := 0
+		for pos := bounds[bag]; pos < bounds[bag+1]; pos++ {
+			bagOf[pos] = int64(bag)
+			if ids[pos] != b.padding {
+				scale[pos] = 1
+				count++
+			}
+		}
+		for pos := bounds[bag]; pos < bounds[bag+1] && b.mode == BagMean; pos++ {
+			scale[pos] /= float32(max(1, count))
+		}
+	}
+	rows := gather(b.table, b.ids, -1).Mul(FromFloat32(scale, len(scale), 1))
+	if b.weights != nil {
+		rows = rows.Mul(b.weights.Unsqueeze(1))
+	}
+	return rows.sumSlices([]int{numBags, width}, 0, FromInt64(bagOf, len(bagOf)))
+}
