@@ -5,6 +5,7 @@ package models
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 )
 
 // huggingFaceGPT2 is the config.json of a Hugging Face GPT-2, as far as it
@@ -32,7 +33,8 @@ const gpt2Epsilon = 1e-5
 
 // HuggingFaceConfig returns the config.json that makes Hugging Face tools open
 // the model's weights as a GPT-2.
-func (g GPTConfig) HuggingFaceConfig() ([]byte, error) {
+func (m *GPT) HuggingFaceConfig() ([]byte, error) {
+	g := m.Config
 	activation := "gelu"
 	if g.Tanh {
 		activation = "gelu_new"
@@ -68,4 +70,13 @@ func ParseGPTConfig(data []byte) (GPTConfig, error) {
 		return GPTConfig{}, fmt.Errorf("%w (in config.json)", err)
 	}
 	return g, nil
+}
+
+func (m *GPT) fromHuggingFace(name string) string {
+	name = withPrefix(name, "transformer.", "lm_head.")
+	// The output layer is tied; older files hold the causal mask too.
+	if name == "lm_head.weight" || strings.HasSuffix(name, ".attn.bias") || strings.HasSuffix(name, ".attn.masked_bias") {
+		return ""
+	}
+	return name
 }

@@ -9,7 +9,7 @@ import "github.com/cohort-ml/cohort/tensor"
 // activation checkpointing. A model of equal blocks then holds the inside of
 // one block at a time, for a third more computation.
 //
-//	c := nn.Training(ctx).With(nn.Recompute(func(m any) bool { _, ok := m.(*models.Block); return ok }))
+//	c := nn.Training(ctx).With(nn.Recompute(func(m any) bool { _, ok := m.(*models.GPTBlock); return ok }))
 //
 // Random numbers are drawn again as they were. A chosen module must depend on
 // nothing but its inputs, parameters, buffers and the carrier, and its gradient

@@ -101,7 +101,7 @@ func (r *lmRun) save(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	config, err := r.model.Config.HuggingFaceConfig()
+	config, err := r.model.HuggingFaceConfig()
 	if err != nil {
 		return fmt.Errorf("train lm: save: %w", err)
 	}

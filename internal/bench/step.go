@@ -105,7 +105,7 @@ func newMLP(b *nn.Build, batch int) *workload {
 
 // untiedGPT is a decoder with an output layer of its own.
 type untiedGPT struct {
-	Decoder *models.Decoder
+	Decoder *models.GPTDecoder
 	Head    *nn.Linear
 }
 
@@ -118,7 +118,7 @@ func (m *untiedGPT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 func newGPT(b *nn.Build, batch int) *workload {
 	const time, width, layers, vocab = 128, 256, 4, 256
 	g := models.GPTConfig{Vocab: vocab, Context: time, Width: width, Heads: 8, Layers: layers}
-	m := &untiedGPT{models.NewDecoder(b, g), nn.NewLinear(b, width, vocab)}
+	m := &untiedGPT{models.NewGPTDecoder(b, g), nn.NewLinear(b, width, vocab)}
 	perToken := float64(12*width*width*layers + width*vocab)
 	tokens := float64(batch * time)
 	flops := 6*perToken*tokens + 3*4*tokens*time*width*layers

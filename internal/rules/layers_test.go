@@ -30,6 +30,7 @@ var layers = [][]string{
 // entry never has its reverse, so the trees stay in an order.
 var sideways = map[string][]string{
 	"optim":          {"nn"},                         // steps on parameters
+	"models":         {"checkpoint"},                 // loads and saves pretrained weights
 	"train":          {"launch", "monitor"},          // a whole job starts ranks and reports
 	"internal/bench": {"launch", "monitor", "train"}, // measures them
 }

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package models
+
+import (
+	"fmt"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// BERTConfig is the size of a BERT.
+type BERTConfig struct {
+	Vocab    int // entries of the vocabulary
+	Context  int // most tokens in a sequence
+	Segments int // kinds of segments; 0 is 2
+	Width    int
+	Hidden   int // width inside the feed-forward networks; 0 is 4·Width
+	Heads    int // they divide Width
+	Layers   int
+	Epsilon  float64 // of the norms; 0 is 1e-12
+	Dropout  float64 // of features and attention while training
+}
+
+// Validate reports a size that makes no model.
+func (g BERTConfig) Validate() error {
+	g = g.withDefaults()
+	if err := checkSizes("BERT", []size{
+		{"vocabulary", g.Vocab, 1 << 24}, {"context", g.Context, 1 << 24}, {"number of segments", g.Segments, 1 << 10},
+		{"width", g.Width, 1 << 20}, {"hidden width", g.Hidden, 1 << 22}, {"number of heads", g.Heads, 1 << 20}, {"number of layers", g.Layers, 1 << 14},
+	}); err != nil {
+		return err
+	}
+	if g.Width%g.Heads != 0 {
+		return fmt.Errorf("models: the width of a BERT must be a multiple of its heads: %d %% %d = %d", g.Width, g.Heads, g.Width%g.Heads)
+	}
+	if !(g.Dropout >= 0 && g.Dropout < 1) || g.Epsilon < 0 {
+		return fmt.Errorf("models: a BERT with dropout %v and epsilon %v: want 0 ≤ dropout < 1 and a positive epsilon", g.Dropout, g.Epsilon)
+	}
+	return nil
+}
+
+func (g BERTConfig) withDefaults() BERTConfig {
+	if g.Segments == 0 {
+		g.Segments = 2
+	}
+	if g.Hidden == 0 {
+		g.Hidden = 4 * g.Width
+	}
+	if g.Epsilon == 0 {
+		g.Epsilon = 1e-12
+	}
+	return g
+}
+
+// BERT is the encoder of Devlin et al. 2018 (arXiv 1810.04805) with the head of
+// its masked language model, under their Hugging Face names. The output layer is
+// the table of words again.
+type BERT struct {
+	Config  BERTConfig   `name:"-"`
+	Encoder *BERTEncoder `name:"bert"`
+	Head    *BERTHead    `name:"cls"`
+}
+
+// NewBERT returns a BERT with the paper's first values: weights of deviation
+// 0.02. It panics when the configuration is not valid.
+func NewBERT(b *nn.Build, g BERTConfig) *BERT {
+	if err := g.Validate(); err != nil {
+		panic(err)
+	}
+	g = g.withDefaults()
+	head := &BERTPrediction{Transform: &BERTTransform{Dense: newBERTLinear(b, g.Width, g.Width), Norm: newBERTNorm(b, g)}, Bias: b.Empty(g.Vocab)}
+	return &BERT{Config: g, Encoder: newBERTEncoder(b, g), Head: &BERTHead{Predictions: head}}
+}
+
+// Forward turns int64 token ids [batch, time], all of segment 0 and none of them
+// padding, into logits [batch, time, vocab].
+func (m *BERT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	return m.ForwardN(c, ids)[0]
+}
+
+// ForwardN takes what [BERTEncoder.ForwardN] takes and returns the logits.
+func (m *BERT) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	h := c.CallN(m.Encoder, in...)[0]
+	p := m.Head.Predictions
+	h = c.Call(p.Transform, h)
+	return []*tensor.Tensor{tensor.Linear(h, c.Param(m.Encoder.Embeddings.Words.Weight), c.Param(p.Bias))}
+}
+
+// BERTEncoder is the transformer alone.
+type BERTEncoder struct {
+	Embeddings *BERTEmbeddings
+	Layers     *BERTLayers `name:"encoder"`
+}
+
+func newBERTEncoder(b *nn.Build, g BERTConfig) *BERTEncoder {
+	e := &BERTEncoder{
+		Embeddings: &BERTEmbeddings{
+			Words:     &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)},
+			Positions: &nn.Embedding{Weight: b.Normal(0.02, g.Context, g.Width)},
+			Segments:  &nn.Embedding{Weight: b.Normal(0.02, g.Segments, g.Width)},
+			Norm:      newBERTNorm(b, g),
+			Dropout:   nn.NewDropout(g.Dropout),
+		},
+		Layers: &BERTLayers{},
+	}
+	for range g.Layers {
+		e.Layers.Layer = append(e.Layers.Layer, newBERTLayer(b, g))
+	}
+	return e
+}
+
+// ForwardN takes int64 token ids [batch, time] and, if wanted, int64 segments
+// and a bool mask, both [batch, time] or nil; where the mask is false is
+// padding, which nobody attends to. It returns features [batch, time, width].
+func (e *BERTEncoder) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	ids, segments, mask := in[0], (*tensor.Tensor)(nil), (*tensor.Tensor)(nil)
+	if len(in) > 1 {
+		segments = in[1]
+	}
+	if len(in) > 2 && in[2] != nil {
+		mask = in[2].Reshape(ids.Dim(0), 1, 1, ids.Dim(1)) // of every head and query
+	}
+	x := e.Embeddings.embed(c, ids, segments)
+	for _, layer := range e.Layers.Layer {
+		x = c.CallN(layer, x, mask)[0]
+	}
+	return []*tensor.Tensor{x}
+}
+
+// BERTEmbeddings adds the vectors of words, positions and segments.
+type BERTEmbeddings struct {
+	Words     *nn.Embedding `name:"word_embeddings"`
+	Positions *nn.Embedding `name:"position_embeddings"`
+	Segments  *nn.Embedding `name:"token_type_embeddings"`
+	Norm      *nn.LayerNorm `name:"LayerNorm"`
+	Dropout   *nn.Dropout
+}
+
+func (e *BERTEmbeddings) embed(c *nn.Ctx, ids, segments *tensor.Tensor) *tensor.Tensor {
+	if segments == nil {
+		segments = c.Tape().Const(tensor.New(ids.Device(), tensor.Int64, 1))
+	}
+	x := c.Call(e.Words, ids).Add(c.Call(e.Segments, segments))
+	x = x.Add(c.Call(e.Positions, tensor.Arange(ids.Device(), ids.Dim(-1))))
+	return c.Call(e.Dropout, c.Call(e.Norm, x))
+}
+
+// BERTLayers are the layers, under the name that Hugging Face gives them.
+type BERTLayers struct{ Layer []*BERTLayer }
+
+// BERTLayer is attention and a feed-forward network, each added to its input
+// and normalised afterwards.
+type BERTLayer struct {
+	Attention    *BERTAttention
+	Intermediate *BERTDense
+	Output       *BERTOutput
+}
+
+func newBERTLayer(b *nn.Build, g BERTConfig) *BERTLayer {
+	return &BERTLayer{
+		Attention: &BERTAttention{
+			Self: &BERTSelfAttention{
+				Query: newBERTLinear(b, g.Width, g.Width), Key: newBERTLinear(b, g.Width, g.Width), Value: newBERTLinear(b, g.Width, g.Width),
+				heads: g.Heads, dropout: g.Dropout,
+			},
+			Output: newBERTOutput(b, g, g.Width),
+		},
+		Intermediate: &BERTDense{newBERTLinear(b, g.Width, g.Hidden)},
+		Output:       newBERTOutput(b, g, g.Hidden),
+	}
+}
+
+// ForwardN maps x [batch, time, width], with a mask or nil, to one tensor of the
+// same shape.
+func (l *BERTLayer) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	x, mask := in[0], in[1]
+	x = l.Attention.Output.add(c, c.CallN(l.Attention.Self, x, mask)[0], x)
+	h := c.Call(l.Intermediate.Dense, x).GELU()
+	return []*tensor.Tensor{l.Output.add(c, h, x)}
+}
+
+// BERTAttention is attention with its output layer.
+type BERTAttention struct {
+	Self   *BERTSelfAttention
+	Output *BERTOutput
+}
+
+// BERTSelfAttention is multi-head attention in both directions (Vaswani et al.
+// 2017).
+type BERTSelfAttention struct {
+	Query, Key, Value *nn.Linear
+
+	heads   int
+	dropout float64
+}
+
+// ForwardN maps x [batch, time, width], with a mask or nil, to one tensor of the
+// same shape.
+func (a *BERTSelfAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	x := in[0]
+	split := func(l *nn.Linear) *tensor.Tensor {
+		return c.Call(l, x).Reshape(x.Dim(0), x.Dim(1), a.heads, x.Dim(2)/a.heads)
+	}
+	o := tensor.AttentionOptions{Mask: in[1]}
+	if c.Training() {
+		o.Dropout, o.Generator = a.dropout, c.Generator()
+	}
+	y := tensor.ScaledDotProductAttention(split(a.Query), split(a.Key), split(a.Value), o)
+	return []*tensor.Tensor{y.Reshape(x.Shape()...)}
+}
+
+// BERTDense is a linear layer, under the name that Hugging Face gives it.
+type BERTDense struct{ Dense *nn.Linear }
+
+// BERTOutput ends a part of a layer.
+type BERTOutput struct {
+	Dense   *nn.Linear
+	Norm    *nn.LayerNorm `name:"LayerNorm"`
+	Dropout *nn.Dropout
+}
+
+func newBERTOutput(b *nn.Build, g BERTConfig, in int) *BERTOutput {
+	return &BERTOutput{newBERTLinear(b, in, g.Width), newBERTNorm(b, g), nn.NewDropout(g.Dropout)}
+}
+
+// add returns the norm of x + dense(h).
+func (o *BERTOutput) add(c *nn.Ctx, h, x *tensor.Tensor) *tensor.Tensor {
+	return c.Call(o.Norm, c.Call(o.Dropout, c.Call(o.Dense, h)).Add(x))
+}
+
+// BERTHead predicts the words that were masked.
+type BERTHead struct{ Predictions *BERTPrediction }
+
+// BERTPrediction turns features into logits, with the table of words.
+type BERTPrediction struct {
+	Transform *BERTTransform
+	Bias      *nn.Parameter // [vocab]
+}
+
+// BERTTransform is the layer before the logits.
+type BERTTransform struct {
+	Dense *nn.Linear
+	Norm  *nn.LayerNorm `name:"LayerNorm"`
+}
+
+// Forward maps [batch, time, width] to the same shape.
+func (t *BERTTransform) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return c.Call(t.Norm, c.Call(t.Dense, x).GELU())
+}
+
+func newBERTLinear(b *nn.Build, in, out int) *nn.Linear {
+	return &nn.Linear{Weight: b.Normal(0.02, out, in), Bias: b.Empty(out)}
+}
+
+func newBERTNorm(b *nn.Build, g BERTConfig) *nn.LayerNorm {
+	n := nn.NewLayerNorm(b, g.Width)
+	n.Eps = g.Epsilon
+	return n
+}

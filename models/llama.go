@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package models
+
+import (
+	"fmt"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// LlamaConfig is the size of a Llama.
+type LlamaConfig struct {
+	Vocab    int // entries of the vocabulary
+	Context  int // most tokens in a sequence
+	Width    int // of the residual stream
+	Hidden   int // width inside the feed-forward network
+	Heads    int // of the queries
+	KeyHeads int // of keys and values; they divide Heads
+	HeadDim  int // channels of a head, even; 0 is Width / Heads
+	Layers   int
+	Epsilon  float64 // of the norms; 0 is 1e-5
+	Tied     bool    // the output layer is the embedding table again
+	RoPE     RoPEConfig
+}
+
+// Validate reports a size that makes no model.
+func (g LlamaConfig) Validate() error {
+	if err := checkSizes("Llama", []size{
+		{"vocabulary", g.Vocab, 1 << 24}, {"context", g.Context, 1 << 24}, {"width", g.Width, 1 << 20}, {"hidden width", g.Hidden, 1 << 22},
+		{"number of heads", g.Heads, 1 << 20}, {"number of key heads", g.KeyHeads, 1 << 20}, {"number of layers", g.Layers, 1 << 14},
+	}); err != nil {
+		return err
+	}
+	if g.Heads%g.KeyHeads != 0 {
+		return fmt.Errorf("models: the key heads of a Llama must divide its heads: %d %% %d = %d", g.Heads, g.KeyHeads, g.Heads%g.KeyHeads)
+	}
+	if g.HeadDim == 0 && g.Width%g.Heads != 0 {
+		return fmt.Errorf("models: a Llama of width %d and %d heads must say how many channels a head has", g.Width, g.Heads)
+	}
+	if d := g.headDim(); d < 2 || d%2 != 0 || d > 1<<16 {
+		return fmt.Errorf("models: the heads of a Llama have %d channels, want an even number up to %d", d, 1<<16)
+	}
+	if g.Epsilon < 0 {
+		return fmt.Errorf("models: the epsilon of a Llama's norms is %v, want 0 (for 1e-5) or more", g.Epsilon)
+	}
+	return g.RoPE.validate()
+}
+
+func (g LlamaConfig) headDim() int {
+	if g.HeadDim != 0 {
+		return g.HeadDim
+	}
+	return g.Width / g.Heads
+}
+
+// Llama is the decoder-only transformer of Touvron et al. 2023 (arXiv
+// 2302.13971, 2307.09288) with its Hugging Face names: norms before each part,
+// rotary positions, grouped queries, SwiGLU.
+type Llama struct {
+	Config LlamaConfig   `name:"-"`
+	Model  *LlamaDecoder `name:"model"`
+	Head   *nn.Linear    `name:"lm_head"` // nil if tied
+}
+
+// NewLlama returns a Llama whose weights have deviation 0.02. It panics when
+// the configuration is not valid.
+func NewLlama(b *nn.Build, g LlamaConfig) *Llama {
+	if err := g.Validate(); err != nil {
+		panic(err)
+	}
+	m := &Llama{Config: g, Model: newLlamaDecoder(b, g)}
+	if !g.Tied {
+		m.Head = newDense(b, g.Width, g.Vocab)
+	}
+	return m
+}
+
+// Forward turns int64 token ids [batch, time] into logits [batch, time, vocab].
+func (m *Llama) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	h := c.Call(m.Model, ids)
+	if m.Head == nil {
+		return tensor.Linear(h, c.Param(m.Model.Tokens.Weight), nil)
+	}
+	return c.Call(m.Head, h)
+}
+
+// LlamaDecoder is the transformer up to its last norm: token ids [batch, time]
+// to features [batch, time, width].
+type LlamaDecoder struct {
+	Tokens *nn.Embedding `name:"embed_tokens"`
+	Layers []*LlamaBlock
+	Norm   *nn.RMSNorm
+
+	rope RoPEConfig
+	dim  int // channels of a head
+}
+
+func newLlamaDecoder(b *nn.Build, g LlamaConfig) *LlamaDecoder {
+	d := &LlamaDecoder{Tokens: &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)}, rope: g.RoPE, dim: g.headDim()}
+	for range g.Layers {
+		d.Layers = append(d.Layers, &LlamaBlock{
+			Attention: newLlamaAttention(b, g),
+			MLP:       newLlamaMLP(b, g),
+			Norm1:     newRMSNorm(b, g),
+			Norm2:     newRMSNorm(b, g),
+		})
+	}
+	d.Norm = newRMSNorm(b, g)
+	return d
+}
+
+func newRMSNorm(b *nn.Build, g LlamaConfig) *nn.RMSNorm {
+	n := nn.NewRMSNorm(b, g.Width)
+	if n.Eps = g.Epsilon; n.Eps == 0 {
+		n.Eps = 1e-5
+	}
+	return n
+}
+
+// newDense is a linear layer without bias, of deviation 0.02.
+func newDense(b *nn.Build, in, out int) *nn.Linear {
+	return &nn.Linear{Weight: b.Normal(0.02, out, in)}
+}
+
+// Forward computes the features of every position.
+func (d *LlamaDecoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	cos, sin := d.rope.tables(c, ids.Dim(-1), d.dim)
+	x := c.Call(d.Tokens, ids)
+	for _, layer := range d.Layers {
+		x = c.CallN(layer, x, cos, sin)[0]
+	}
+	return c.Call(d.Norm, x)
+}
+
+// LlamaBlock is one layer: attention and a feed-forward network, each behind a
+// norm and added to the residual stream.
+type LlamaBlock struct {
+	Attention *LlamaAttention `name:"self_attn"`
+	MLP       *LlamaMLP       `name:"mlp"`
+	Norm1     *nn.RMSNorm     `name:"input_layernorm"`
+	Norm2     *nn.RMSNorm     `name:"post_attention_layernorm"`
+}
+
+// ForwardN maps x [batch, time, width], with the tables of the rotation, to one
+// tensor of the same shape.
+func (l *LlamaBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	x, cos, sin := in[0], in[1], in[2]
+	x = x.Add(c.CallN(l.Attention, c.Call(l.Norm1, x), cos, sin)[0])
+	return []*tensor.Tensor{x.Add(c.Call(l.MLP, c.Call(l.Norm2, x)))}
+}
+
+// LlamaAttention is causal attention in which several heads of queries share
+// one of keys and values (Ainslie et al. 2023), with positions by rotation.
+type LlamaAttention struct {
+	Query *nn.Linear `name:"q_proj"`
+	Key   *nn.Linear `name:"k_proj"`
+	Value *nn.Linear `name:"v_proj"`
+	Out   *nn.Linear `name:"o_proj"`
+
+	heads, keyHeads, dim int
+}
+
+func newLlamaAttention(b *nn.Build, g LlamaConfig) *LlamaAttention {
+	dim := g.headDim()
+	return &LlamaAttention{
+		Query: newDense(b, g.Width, g.Heads*dim), Key: newDense(b, g.Width, g.KeyHeads*dim),
+		Value: newDense(b, g.Width, g.KeyHeads*dim), Out: newDense(b, g.Heads*dim, g.Width),
+		heads: g.Heads, keyHeads: g.KeyHeads, dim: dim,
+	}
+}
+
+// ForwardN maps x [batch, time, width], with the tables of the rotation, to one
+// tensor of the same shape.
+func (a *LlamaAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	x, cos, sin := in[0], in[1], in[2]
+	batch, time := x.Dim(0), x.Dim(1)
+	q := c.Call(a.Query, x).Reshape(batch, time, a.heads, a.dim)
+	k := c.Call(a.Key, x).Reshape(batch, time, a.keyHeads, a.dim)
+	v := c.Call(a.Value, x).Reshape(batch, time, a.keyHeads, a.dim)
+	q, k = tensor.RoPE(q, cos, sin), tensor.RoPE(k, cos, sin)
+	if cache := c.KVCache(); cache != nil {
+		k, v = cache.Append(a, k, v)
+	}
+	y := tensor.ScaledDotProductAttention(q, k, v, tensor.AttentionOptions{Causal: true})
+	return []*tensor.Tensor{c.Call(a.Out, y.Reshape(batch, time, a.heads*a.dim))}
+}
+
+// LlamaMLP is a feed-forward network with the gate SwiGLU (Shazeer 2020).
+type LlamaMLP struct {
+	Gate *nn.Linear `name:"gate_proj"`
+	Up   *nn.Linear `name:"up_proj"`
+	Down *nn.Linear `name:"down_proj"`
+}
+
+func newLlamaMLP(b *nn.Build, g LlamaConfig) *LlamaMLP {
+	return &LlamaMLP{newDense(b, g.Width, g.Hidden), newDense(b, g.Width, g.Hidden), newDense(b, g.Hidden, g.Width)}
+}
+
+// Forward maps [batch, time, width] to the same shape.
+func (m *LlamaMLP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return c.Call(m.Down, tensor.SwiGLU(c.Call(m.Gate, x), c.Call(m.Up, x)))
+}
