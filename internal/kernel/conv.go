@@ -143,6 +143,12 @@ func Conv2dBackwardWeight(p *work.Pool, s Conv2dShape, dw, g, x []float32, beta 
 		depthwiseBackwardWeight(p, s, dw, g, x, beta)
 		return
 	}
+	if s.winograd() {
+		c := getWinogradWeight()
+		c.compute(p, s, dw, g, x, beta)
+		c.release()
+		return
+	}
 	c := getConvWeight()
 	c.compute(p, s, dw, g, x, beta)
 	c.release()

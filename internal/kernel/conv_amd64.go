@@ -49,7 +49,7 @@ func winogradInput(dst *float32, xiStep, step int, src *float32, count, lanes in
 	portableWinogradInput(dst, xiStep, step, src, count, lanes)
 }
 
-func winogradWeights(dst *float32, xiStep, step int, src *float32, tapStep, kernelStep, count, lanes int) {
+func winogradKernels(dst *float32, xiStep, step int, src *float32, tapStep, kernelStep, count, lanes int) {
 	if useISA == avx512 {
 		winogradWeights512(dst, xiStep, step, src, tapStep, kernelStep, count, lanes)
 		return
@@ -63,4 +63,20 @@ func winogradOutput(dst *float32, lineStep, dstStep int, src *float32, xiStep, s
 		return
 	}
 	portableWinogradOutput(dst, lineStep, dstStep, src, xiStep, srcStep, rows, bias, lanes)
+}
+
+func winogradGrad(dst *float32, xiStep, step int, src *float32, count, lanes int) {
+	if useISA == avx512 {
+		winogradGrad512(dst, xiStep, step, src, count)
+		return
+	}
+	portableWinogradGrad(dst, xiStep, step, src, count, lanes)
+}
+
+func winogradKernel(dst *float32, tapStep int, src *float32, xiStep, lanes int) {
+	if useISA == avx512 {
+		winogradKernel512(dst, tapStep, src, xiStep)
+		return
+	}
+	portableWinogradKernel(dst, tapStep, src, xiStep, lanes)
 }

@@ -873,3 +873,180 @@ DATA winogradZip<>+116(SB)/4, $0x0000001e
 DATA winogradZip<>+120(SB)/4, $0x0000000f
 DATA winogradZip<>+124(SB)/4, $0x0000001f
 GLOBL winogradZip<>(SB), RODATA|NOPTR, $128
+
+// func winogradGrad512(dst *float32, xiStep int, step int, src *float32, count int)
+// Requires: AVX, AVX512F
+TEXT ·winogradGrad512(SB), NOSPLIT, $0-40
+	MOVQ   dst+0(FP), DI
+	MOVQ   xiStep+8(FP), DX
+	SHLQ   $0x02, DX
+	MOVQ   step+16(FP), BX
+	SHLQ   $0x02, BX
+	MOVQ   src+24(FP), SI
+	MOVQ   count+32(FP), CX
+	VPXORD Z31, Z31, Z31
+
+patch:
+	VMOVUPS (SI), Z0
+	VMOVUPS 64(SI), Z1
+	VMOVUPS 128(SI), Z2
+	VMOVUPS 192(SI), Z3
+	VADDPS  Z2, Z0, Z4
+	VSUBPS  Z2, Z0, Z5
+	VSUBPS  Z2, Z31, Z6
+	VADDPS  Z3, Z1, Z7
+	VSUBPS  Z3, Z1, Z8
+	VSUBPS  Z3, Z31, Z9
+	MOVQ    DI, AX
+	VADDPS  Z1, Z0, Z10
+	VSUBPS  Z1, Z0, Z11
+	VSUBPS  Z1, Z31, Z12
+	VMOVUPS Z0, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z10, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z11, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z12, (AX)
+	ADDQ    DX, AX
+	VADDPS  Z7, Z4, Z13
+	VSUBPS  Z7, Z4, Z14
+	VSUBPS  Z7, Z31, Z15
+	VMOVUPS Z4, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z13, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z14, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z15, (AX)
+	ADDQ    DX, AX
+	VADDPS  Z8, Z5, Z16
+	VSUBPS  Z8, Z5, Z17
+	VSUBPS  Z8, Z31, Z18
+	VMOVUPS Z5, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z16, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z17, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z18, (AX)
+	ADDQ    DX, AX
+	VADDPS  Z9, Z6, Z19
+	VSUBPS  Z9, Z6, Z20
+	VSUBPS  Z9, Z31, Z21
+	VMOVUPS Z6, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z19, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z20, (AX)
+	ADDQ    DX, AX
+	VMOVUPS Z21, (AX)
+	ADDQ    BX, DI
+	ADDQ    $+256, SI
+	DECQ    CX
+	JNZ     patch
+	VZEROUPPER
+	RET
+
+// func winogradKernel512(dst *float32, tapStep int, src *float32, xiStep int)
+// Requires: AVX, AVX512F
+TEXT ·winogradKernel512(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), DI
+	MOVQ         tapStep+8(FP), DX
+	SHLQ         $0x02, DX
+	MOVQ         src+16(FP), SI
+	MOVQ         xiStep+24(FP), BX
+	SHLQ         $0x02, BX
+	VBROADCASTSS winogradHalf<>+0(SB), Z31
+	VMOVUPS      (SI), Z0
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z1
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z2
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z3
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z4
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z5
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z6
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z7
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z8
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z9
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z10
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z11
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z12
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z13
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z14
+	ADDQ         BX, SI
+	VMOVUPS      (SI), Z15
+	VADDPS       Z8, Z4, Z16
+	VSUBPS       Z8, Z4, Z20
+	VMULPS       Z31, Z16, Z16
+	VMULPS       Z31, Z20, Z20
+	VADDPS       Z12, Z16, Z24
+	VADDPS       Z0, Z16, Z16
+	VADDPS       Z9, Z5, Z17
+	VSUBPS       Z9, Z5, Z21
+	VMULPS       Z31, Z17, Z17
+	VMULPS       Z31, Z21, Z21
+	VADDPS       Z13, Z17, Z25
+	VADDPS       Z1, Z17, Z17
+	VADDPS       Z10, Z6, Z18
+	VSUBPS       Z10, Z6, Z22
+	VMULPS       Z31, Z18, Z18
+	VMULPS       Z31, Z22, Z22
+	VADDPS       Z14, Z18, Z26
+	VADDPS       Z2, Z18, Z18
+	VADDPS       Z11, Z7, Z19
+	VSUBPS       Z11, Z7, Z23
+	VMULPS       Z31, Z19, Z19
+	VMULPS       Z31, Z23, Z23
+	VADDPS       Z15, Z19, Z27
+	VADDPS       Z3, Z19, Z19
+	VADDPS       Z18, Z17, Z0
+	VSUBPS       Z18, Z17, Z1
+	VMULPS       Z31, Z0, Z0
+	VMULPS       Z31, Z1, Z1
+	VADDPS       Z19, Z0, Z2
+	VADDPS       Z16, Z0, Z0
+	VADDPS       Z22, Z21, Z3
+	VSUBPS       Z22, Z21, Z4
+	VMULPS       Z31, Z3, Z3
+	VMULPS       Z31, Z4, Z4
+	VADDPS       Z23, Z3, Z5
+	VADDPS       Z20, Z3, Z3
+	VADDPS       Z26, Z25, Z6
+	VSUBPS       Z26, Z25, Z7
+	VMULPS       Z31, Z6, Z6
+	VMULPS       Z31, Z7, Z7
+	VADDPS       Z27, Z6, Z8
+	VADDPS       Z24, Z6, Z6
+	VMOVUPS      Z0, (DI)
+	ADDQ         DX, DI
+	VMOVUPS      Z1, (DI)
+	ADDQ         DX, DI
+	VMOVUPS      Z2, (DI)
+	ADDQ         DX, DI
+	VMOVUPS      Z3, (DI)
+	ADDQ         DX, DI
+	VMOVUPS      Z4, (DI)
+	ADDQ         DX, DI
+	VMOVUPS      Z5, (DI)
+	ADDQ         DX, DI
+	VMOVUPS      Z6, (DI)
+	ADDQ         DX, DI
+	VMOVUPS      Z7, (DI)
+	ADDQ         DX, DI
+	VMOVUPS      Z8, (DI)
+	VZEROUPPER
+	RET

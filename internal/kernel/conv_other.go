@@ -16,10 +16,18 @@ func winogradInput(dst *float32, xiStep, step int, src *float32, count, lanes in
 	portableWinogradInput(dst, xiStep, step, src, count, lanes)
 }
 
-func winogradWeights(dst *float32, xiStep, step int, src *float32, tapStep, kernelStep, count, lanes int) {
+func winogradKernels(dst *float32, xiStep, step int, src *float32, tapStep, kernelStep, count, lanes int) {
 	portableWinogradWeights(dst, xiStep, step, src, tapStep, kernelStep, count, lanes)
 }
 
 func winogradOutput(dst *float32, lineStep, dstStep int, src *float32, xiStep, srcStep, rows int, bias *float32, lanes int) {
 	portableWinogradOutput(dst, lineStep, dstStep, src, xiStep, srcStep, rows, bias, lanes)
+}
+
+func winogradGrad(dst *float32, xiStep, step int, src *float32, count, lanes int) {
+	portableWinogradGrad(dst, xiStep, step, src, count, lanes)
+}
+
+func winogradKernel(dst *float32, tapStep int, src *float32, xiStep, lanes int) {
+	portableWinogradKernel(dst, tapStep, src, xiStep, lanes)
 }

@@ -3,7 +3,6 @@
 package kernel
 
 import (
-	"sync"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/work"
@@ -53,18 +52,10 @@ type convProduct struct {
 	orderTask          func(lo, hi int)
 }
 
-var convProducts struct {
-	mu   sync.Mutex
-	idle []*convProduct
-}
+var convProductsIdle idleList[convProduct]
 
 func getConvProduct() *convProduct {
-	l := &convProducts
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if last := len(l.idle) - 1; last >= 0 {
-		g := l.idle[last]
-		l.idle = l.idle[:last]
+	if g := convProductsIdle.get(); g != nil {
 		return g
 	}
 	g := &convProduct{}
@@ -74,12 +65,7 @@ func getConvProduct() *convProduct {
 
 func (g *convProduct) release() {
 	g.w, g.bias, g.dst, g.shared, g.view.src = nil, nil, nil, nil, nil
-	l := &convProducts
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.idle) < 16 {
-		l.idle = append(l.idle, g)
-	}
+	convProductsIdle.put(g)
 }
 
 // convWorker is what a task needs beside scratch.
@@ -87,6 +73,7 @@ type convWorker struct {
 	block gatherBlock
 	tile  [12 * 32]float32
 	strip [winogradStrip * winogradPlaces * convLanes]float32 // channels to be transformed
+	patch [winogradStrip * winogradPlaces * convLanes]float32 // and when they have been
 
 	// Of a sparse result: the sums of the task's part, which begins at row0 and
 	// col0 of the product.
@@ -95,28 +82,17 @@ type convWorker struct {
 	row0, col0 int
 }
 
-var convWorkers struct {
-	mu   sync.Mutex
-	idle []*convWorker
-}
+var convWorkersIdle idleList[convWorker]
 
 func getConvWorker() *convWorker {
-	l := &convWorkers
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if last := len(l.idle) - 1; last >= 0 {
-		w := l.idle[last]
-		l.idle = l.idle[:last]
-		return w
+	if g := convWorkersIdle.get(); g != nil {
+		return g
 	}
 	return &convWorker{}
 }
 
 func (w *convWorker) release() {
-	l := &convWorkers
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.idle = append(l.idle, w)
+	convWorkersIdle.put(w)
 }
 
 func (g *convProduct) forward(s Conv2dShape, y, x, w, bias []float32) {

@@ -38,3 +38,13 @@ func winogradWeights512(dst *float32, xiStep int, step int, src *float32, tapSte
 //
 //go:noescape
 func winogradOutput512(dst *float32, lineStep int, dstStep int, src *float32, xiStep int, srcStep int, rows int, bias *float32)
+
+// winogradGrad512 transforms count gradients of 2 by 2, 16 lanes each, that lie one after the other.
+//
+//go:noescape
+func winogradGrad512(dst *float32, xiStep int, step int, src *float32, count int)
+
+// winogradKernel512 transforms 16 sums of 4 by 4 to kernels of 3 by 3.
+//
+//go:noescape
+func winogradKernel512(dst *float32, tapStep int, src *float32, xiStep int)

@@ -3,8 +3,6 @@
 package kernel
 
 import (
-	"sync"
-
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
@@ -57,34 +55,21 @@ type convWeight struct {
 	copyTask, shortTask         func(i int)
 }
 
-var convWeights struct {
-	mu   sync.Mutex
-	idle []*convWeight
-}
+var convWeightsIdle idleList[convWeight]
 
 func getConvWeight() *convWeight {
-	l := &convWeights
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if last := len(l.idle) - 1; last >= 0 {
-		g := l.idle[last]
-		l.idle = l.idle[:last]
+	if g := convWeightsIdle.get(); g != nil {
 		return g
 	}
-	c := &convWeight{}
-	c.packTask, c.bandTask, c.addTask = c.packShared, c.band, c.addParts
-	c.copyTask, c.shortTask = c.copyOuts, c.bandShort
-	return c
+	g := &convWeight{}
+	g.packTask, g.bandTask, g.addTask = g.packShared, g.band, g.addParts
+	g.copyTask, g.shortTask = g.copyOuts, g.bandShort
+	return g
 }
 
 func (c *convWeight) release() {
 	c.dw, c.g, c.view.src, c.shared, c.partial = nil, nil, nil, nil, nil
-	l := &convWeights
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.idle) < 16 {
-		l.idle = append(l.idle, c)
-	}
+	convWeightsIdle.put(c)
 }
 
 func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, beta float32) {

@@ -3,8 +3,6 @@
 package kernel
 
 import (
-	"sync"
-
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
@@ -60,18 +58,10 @@ func (s Conv2dShape) winograd() bool {
 		s.Batch*s.OutHeight()*s.OutWidth() >= 128
 }
 
-var winograds struct {
-	mu   sync.Mutex
-	idle []*winograd
-}
+var winogradsIdle idleList[winograd]
 
 func getWinograd() *winograd {
-	l := &winograds
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if last := len(l.idle) - 1; last >= 0 {
-		g := l.idle[last]
-		l.idle = l.idle[:last]
+	if g := winogradsIdle.get(); g != nil {
 		return g
 	}
 	g := &winograd{}
@@ -81,12 +71,7 @@ func getWinograd() *winograd {
 
 func (g *winograd) release() {
 	g.w, g.bias, g.dst, g.shared, g.view.src = nil, nil, nil, nil, nil
-	l := &winograds
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.idle) < 16 {
-		l.idle = append(l.idle, g)
-	}
+	winogradsIdle.put(g)
 }
 
 func (g *winograd) forward(s Conv2dShape, y, x, w, bias []float32) {
@@ -173,7 +158,7 @@ func (g *winograd) packA(w *convWorker, dst []float32, i int) {
 		} else {
 			packTransposed(&w.strip[0], g.aStep, &g.w[i*g.wRow+c0*9], g.wRow, rows, count*9, g.mr)
 		}
-		winogradWeights(&dst[c0*g.aStep], g.channels*g.aStep, g.aStep, src, tapStep, 9*g.aStep, count, g.aStep)
+		winogradKernels(&dst[c0*g.aStep], g.channels*g.aStep, g.aStep, src, tapStep, 9*g.aStep, count, g.aStep)
 	}
 }
 

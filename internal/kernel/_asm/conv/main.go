@@ -24,6 +24,8 @@ func main() {
 	winogradInput512()
 	winogradWeights512()
 	winogradOutput512()
+	winogradGrad512()
+	winogradKernel512()
 	Generate()
 	for _, name := range []string{"out", "stubs"} {
 		addLicence(flag.Lookup(name).Value.String())

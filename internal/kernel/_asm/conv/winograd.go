@@ -74,9 +74,7 @@ func winogradWeights512() {
 	MOVQ(I32(-1), RAX)
 	BZHIQ(R10, RAX, RAX)
 	KMOVW(EAX, K1)
-	half := GLOBL("winogradHalf", 8|16 /* RODATA|NOPTR */)
-	DATA(0, U32(0x3f000000))
-	VBROADCASTSS(half, Z31)
+	VBROADCASTSS(halfConstant(), Z31)
 	// u0 = g0, u1 = (g0+g2+g1)/2, u2 = (g0+g2-g1)/2, u3 = g2
 	row := func(g, u []VecPhysical, tmp VecPhysical) {
 		VADDPS(g[2], g[0], tmp)
@@ -181,4 +179,94 @@ func winogradOutput512() {
 	JNZ(LabelRef("row"))
 	VZEROUPPER()
 	RET()
+}
+
+// winogradGrad512 makes A·y·Aᵀ of gradients y of 2 by 2.
+func winogradGrad512() {
+	open("winogradGrad512", "func(dst *float32, xiStep, step int, src *float32, count int)",
+		"transforms count gradients of 2 by 2, 16 lanes each, that lie one after the other.")
+	load("dst", RDI)
+	loadStride("xiStep", RDX)
+	loadStride("step", RBX)
+	load("src", RSI)
+	load("count", RCX)
+	VPXORD(Z31, Z31, Z31)
+	Label("patch")
+	for i := range 4 {
+		VMOVUPS(Mem{Base: RSI, Disp: 64 * i}, all[i])
+	}
+	// p0 = y0, p1 = y0+y1, p2 = y0-y1, p3 = -y1
+	row := func(y0, y1 VecPhysical, p []VecPhysical) []VecPhysical {
+		VADDPS(y1, y0, p[0])
+		VSUBPS(y1, y0, p[1])
+		VSUBPS(y1, Z31, p[2])
+		return []VecPhysical{y0, p[0], p[1], p[2]}
+	}
+	left, right := row(Z0, Z2, all[4:]), row(Z1, Z3, all[7:])
+	MOVQ(RDI, RAX)
+	for i := range 4 {
+		for j, z := range row(left[i], right[i], all[10+3*i:]) {
+			VMOVUPS(z, Mem{Base: RAX})
+			if 4*i+j < 15 {
+				ADDQ(RDX, RAX)
+			}
+		}
+	}
+	ADDQ(RBX, RDI)
+	ADDQ(I32(256), RSI)
+	DECQ(RCX)
+	JNZ(LabelRef("patch"))
+	VZEROUPPER()
+	RET()
+}
+
+// winogradKernel512 makes Gᵀ·u·G of sums u of 4 by 4.
+func winogradKernel512() {
+	open("winogradKernel512", "func(dst *float32, tapStep int, src *float32, xiStep int)",
+		"transforms 16 sums of 4 by 4 to kernels of 3 by 3.")
+	load("dst", RDI)
+	loadStride("tapStep", RDX)
+	load("src", RSI)
+	loadStride("xiStep", RBX)
+	VBROADCASTSS(halfConstant(), Z31)
+	for i := range 16 {
+		VMOVUPS(Mem{Base: RSI}, all[i])
+		if i < 15 {
+			ADDQ(RBX, RSI)
+		}
+	}
+	// g0 = u0 + (u1+u2)/2, g1 = (u1-u2)/2, g2 = (u1+u2)/2 + u3
+	row := func(u, g []VecPhysical) {
+		VADDPS(u[2], u[1], g[0])
+		VSUBPS(u[2], u[1], g[1])
+		VMULPS(Z31, g[0], g[0])
+		VMULPS(Z31, g[1], g[1])
+		VADDPS(u[3], g[0], g[2])
+		VADDPS(u[0], g[0], g[0])
+	}
+	for j := range 4 { // all[16+4i+j] is row i, column j
+		row([]VecPhysical{all[j], all[4+j], all[8+j], all[12+j]}, []VecPhysical{all[16+j], all[20+j], all[24+j]})
+	}
+	for i := range 3 {
+		row(all[16+4*i:], all[3*i:])
+	}
+	for i := range 9 {
+		VMOVUPS(all[i], Mem{Base: RDI})
+		if i < 8 {
+			ADDQ(RDX, RDI)
+		}
+	}
+	VZEROUPPER()
+	RET()
+}
+
+var half Mem
+
+// halfConstant is 0.5.
+func halfConstant() Mem {
+	if half.Symbol.Name == "" {
+		half = GLOBL("winogradHalf", 8|16 /* RODATA|NOPTR */)
+		DATA(0, U32(0x3f000000))
+	}
+	return half
 }
