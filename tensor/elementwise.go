@@ -105,6 +105,16 @@ func (t *Tensor) scalar(name string, op device.Binary, s float64) *Tensor {
 	if op == device.Div && !dtype.IsFloat() {
 		dtype = Float32
 	}
+	if !dtype.IsFloat() {
+		// Sums and products wrap around, but comparisons and limits are those of numbers.
+		low, high := intRange(dtype)
+		switch {
+		case op.IsPredicate() && (s < low || s > high):
+			dtype = Int64
+		case op == device.Maximum || op == device.Minimum:
+			s = min(max(s, low), high)
+		}
+	}
 	x := t.Detach().To(dtype)
 	if op.IsPredicate() {
 		dtype = Bool

@@ -53,7 +53,12 @@ func (t *Tensor) Expm1() *Tensor {
 }
 
 // Sign returns -1, 0 or 1; 0 for NaN, as in PyTorch. Its gradient is 0.
-func (t *Tensor) Sign() *Tensor { return t.step("sign", device.Sign) }
+func (t *Tensor) Sign() *Tensor {
+	if t.dtype == Bool {
+		return t.Clone()
+	}
+	return t.step("sign", device.Sign)
+}
 
 // Floor returns the greatest whole number not above t. Its gradient is 0.
 func (t *Tensor) Floor() *Tensor { return t.rounding("floor", device.Floor) }

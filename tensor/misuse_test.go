@@ -67,3 +67,82 @@ func TestGradBufferOfAnotherShape(t *testing.T) {
 func TestExhaustedMemory(t *testing.T) {
 	mustFail(t, "bytes on cpu", func() { Zeros(1<<46, 1) })
 }
+
+// TestElementwiseMisuse: shapes and dtypes that do not fit are named.
+func TestElementwiseMisuse(t *testing.T) {
+	x, flags := Zeros(2, 3), FromBool(make([]bool, 6), 2, 3)
+	ints, probabilities := FromInt64(make([]int64, 6), 2, 3), Full(0.5, 2, 3)
+	for _, c := range []struct {
+		want string
+		fn   func()
+	}{
+		{"maximum(float32[2 3], float32[2]): the shapes cannot be broadcast", func() { x.Maximum(Zeros(2)) }},
+		{"lt(float32[2 3], float32[4]): the shapes cannot be broadcast", func() { x.Lt(Zeros(4)) }},
+		{"not defined on bool", func() { flags.Sub(flags) }},
+		{"not defined on bool", func() { flags.Neg() }},
+		{"where(float32[2 3]): wants bool", func() { Where(x, x, x) }},
+		{"where(bool[2 3], float32[2 3], float32[2]): the shapes", func() { Where(flags, x, Zeros(2)) }},
+		{"the mask cannot be broadcast", func() { Zeros(3).MaskedFill(flags, 0) }},
+		{"wants bool", func() { x.MaskedFill(ints, 0) }},
+		{"cannot take 0.5 into int64", func() { ints.MaskedFill(flags, 0.5) }},
+		{"integers have no negative powers", func() { ints.PowScalar(-1) }},
+		{"a limit is NaN", func() { x.Clamp(math.NaN(), 1) }},
+		{"one for each channel", func() { x.PReLU(Zeros(2)) }},
+		{"dim 2 is not one of its 2 dims", func() { x.Softmax(2) }},
+		{"wants at least one dim", func() { x.Sum().Softmax(0) }},
+		{"is twice in [1 -1]", func() { x.Sum(1, -1) }},
+		{"wants a floating dtype", func() { ints.Mean() }},
+		{"wants a floating dtype", func() { ints.Var(1) }},
+		{"wants a floating dtype", func() { ints.Norm(2) }},
+		{"p is NaN", func() { x.Norm(math.NaN()) }},
+		{"no element to choose", func() { Zeros(0).AMax() }},
+		{"dim 0 has no element to choose", func() { Zeros(0, 2).ArgMax(0) }},
+		{"the shapes must be equal", func() { MSE(x, Zeros(3)) }},
+		{"the shapes must be equal", func() { L1(x, Zeros(2, 1)) }},
+		{"takes options once", func() { L1(x, x, LossOptions{}, LossOptions{}) }},
+		{"no reduction 9", func() { L1(x, x, LossOptions{Reduction: 9}) }},
+		{"cannot be broadcast to the losses", func() { L1(x, x, LossOptions{Weight: Zeros(2)}) }},
+		{"beta must not be negative", func() { SmoothL1(x, x, -1) }},
+		{"delta must be positive", func() { Huber(x, x, 0) }},
+		{"element 4 is 1.5, no probability", func() {
+			p := probabilities.Clone()
+			p.WithFloat32s(func(d []float32) { d[4] = 1.5 })
+			BCE(p, x)
+		}},
+		{"weight of the positives", func() { BCEWithLogits(x, x, BCEWithLogitsOptions{PosWeight: Zeros(4)}) }},
+		{"target 3 of row 1 is not one of the 3 classes", func() { CrossEntropy(x, FromInt64([]int64{0, 3})) }},
+		{"target -1 of row 0 is not one of the 3 classes", func() { NLL(x, FromInt64([]int64{-1, 0})) }},
+		{"target -100 of row 0", func() {
+			CrossEntropy(x, FromInt64([]int64{IgnoreIndex, 0}), CrossEntropyOptions{IgnoreIndex: new(int64(0))})
+		}},
+		{"the weight must have shape [3]", func() { CrossEntropy(x, FromInt64([]int64{0, 1}), CrossEntropyOptions{Weight: Zeros(2)}) }},
+		{"label smoothing must be between 0 and 1", func() { CrossEntropy(x, FromInt64([]int64{0, 1}), CrossEntropyOptions{LabelSmoothing: 2}) }},
+		{"must have the logits' shape without its last dim", func() { CrossEntropy(x, FromInt64([]int64{0})) }},
+		{"must have the logits' shape", func() { CrossEntropy(x, Zeros(2)) }},
+		{"wants int64", func() { NLL(x, Zeros(2)) }},
+		{"has no label smoothing", func() { NLL(x, FromInt64([]int64{0, 1}), CrossEntropyOptions{LabelSmoothing: 0.1}) }},
+		{"targets [batch]", func() { CosineEmbedding(x, x, Zeros(3), 0) }},
+	} {
+		mustFail(t, c.want, c.fn)
+	}
+}
+
+// TestNothingToCompute: empty tensors have results of the right shape.
+func TestNothingToCompute(t *testing.T) {
+	empty := Zeros(0, 3)
+	for _, got := range []*Tensor{
+		empty.Add(empty), empty.Exp(), empty.To(BFloat16).SiLU(), empty.Gt(empty), empty.Softmax(1), empty.LogSoftmax(0), empty.LeakyReLU(1),
+		empty.Clamp(0, 1), empty.MaskedFill(empty.Gt(empty), 1), empty.T().Clone().T(), Dropout(empty, 0.5, NewGenerator(0)),
+	} {
+		if !slices.Equal(got.Shape(), []int{0, 3}) {
+			t.Errorf("an empty operand gives %v", got)
+		}
+	}
+	wantFloats(t, "the sum of nothing", empty.Sum(0), 0, 0, 0)
+	wantFloats(t, "the product of nothing", empty.Prod(0), 1, 1, 1)
+	wantFloats(t, "all of nothing", empty.All(), 1)
+	wantFloats(t, "any of nothing", empty.Any(), 0)
+	wantFloats(t, "the mean of nothing", empty.Mean(), nan32)
+	wantFloats(t, "logsumexp of nothing", empty.LogSumExp(), -inf32)
+	wantFloats(t, "the loss of no rows", CrossEntropy(empty, FromInt64(nil, 0)), nan32)
+}

@@ -51,6 +51,9 @@ func areas() map[string][]opCase {
 		"join":        joinCases(),
 		"einsum":      einsumCases(),
 		"bag":         bagCases(),
+		"elementwise": elementwiseCases(),
+		"reductions":  reductionCases(),
+		"losses":      lossCases(),
 	}
 }
 
@@ -306,6 +309,11 @@ func (c opCase) compareWithPyTorch(t *testing.T, golden map[string]*Tensor, file
 	}
 }
 
+var goldenDTypes = map[safetensors.DType]DType{
+	safetensors.F32: Float32, safetensors.BF16: BFloat16, safetensors.F16: Float16, safetensors.F64: Float64,
+	safetensors.I64: Int64, safetensors.I32: Int32, safetensors.I8: Int8, safetensors.U8: Uint8, safetensors.Bool: Bool,
+}
+
 // readGolden reads a file of testdata/golden.
 func readGolden(path string) (map[string]*Tensor, error) {
 	f, err := safetensors.Open(path)
@@ -315,7 +323,7 @@ func readGolden(path string) (map[string]*Tensor, error) {
 	defer f.Close()
 	out := map[string]*Tensor{}
 	for _, info := range f.Infos() {
-		dtype := map[safetensors.DType]DType{safetensors.F32: Float32, safetensors.I64: Int64, safetensors.Bool: Bool}[info.DType]
+		dtype := goldenDTypes[info.DType]
 		if !dtype.Valid() {
 			return nil, fmt.Errorf("%s: %s has dtype %v", path, info.Name, info.DType)
 		}

@@ -65,6 +65,19 @@ func scalarType(t *Tensor, s float64) DType {
 	return t.dtype
 }
 
+// intRange returns the least and greatest number of an integer dtype or bool;
+// those of int64 as float64 holds them.
+func intRange(d DType) (low, high float64) {
+	if d == Bool {
+		return 0, 1
+	}
+	span := math.Ldexp(1, 8*d.Size())
+	if d == Uint8 {
+		return 0, span - 1
+	}
+	return -span / 2, span/2 - 1
+}
+
 // isHalf reports whether elements have sixteen bits; they are computed in float32.
 func isHalf(d DType) bool { return d == BFloat16 || d == Float16 }
 

@@ -113,6 +113,14 @@ var elementwiseTable = []struct {
 	{"GELUWide", one(GELU), func(a, _ float64) float64 { return a * 0.5 * math.Erfc(-a/math.Sqrt2) }, -100, 100, 3, 0.25},
 	{"GELUTanh", one(GELUTanh), geluTanhOracle, -6, 6, 4, 0.25},
 	{"GELUTanhWide", one(GELUTanh), geluTanhOracle, -100, 100, 4, 0.25},
+	{"Sigmoid", one(Sigmoid), f1(logistic), -20, 20, 3, 0},
+	{"SigmoidWide", one(Sigmoid), f1(logistic), -100, 100, 3, 1e-30},
+	{"SiLU", one(SiLU), func(a, _ float64) float64 { return a * logistic(a) }, -20, 20, 3.5, 0.25},
+	{"SiLUWide", one(SiLU), func(a, _ float64) float64 { return a * logistic(a) }, -200, 200, 3.5, 0.25},
+	{"SigmoidBackward", SigmoidBackward, func(a, b float64) float64 { return a * (1 - a) * b }, 0, 1, 2, 0.01},
+	{"SiLUBackward", SiLUBackward, func(a, b float64) float64 { return logistic(a) * (1 + a*(1-logistic(a))) * b }, -200, 200, 4, 0.5},
+	{"Maximum", Maximum, math.Max, -9, 9, 0, 0},
+	{"Minimum", Minimum, math.Min, -9, 9, 0, 0},
 }
 
 func one(f func(p *work.Pool, dst, a []float32)) func(p *work.Pool, dst, a, _ []float32) {
@@ -122,6 +130,8 @@ func one(f func(p *work.Pool, dst, a []float32)) func(p *work.Pool, dst, a, _ []
 func f1(f func(float64) float64) func(a, _ float64) float64 {
 	return func(a, _ float64) float64 { return f(a) }
 }
+
+func logistic(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 
 func geluTanhOracle(a, _ float64) float64 {
 	return 0.5 * a * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(a+0.044715*a*a*a)))

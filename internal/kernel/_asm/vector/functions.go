@@ -297,7 +297,7 @@ func (g *lanes) logisticTail() func(a VecVirtual) (e, w VecVirtual) {
 	}
 }
 
-const logisticEnd = 100 // exp(-a) is 0 in a product from here on
+const logisticEnd = 110 // exp(-a) is 0 from here on
 
 func (g *lanes) sigmoid() function {
 	tail := g.logisticTail()
