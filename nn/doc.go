@@ -9,12 +9,12 @@
 //	Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor
 //
 // and exported fields that hold its parameters ([*Parameter]), buffers
-// ([*Buffer]) and children (modules, or slices of them, or maps from strings,
-// whose keys are taken in order). Names come from the fields, as PyTorch's
-// state_dict writes them: field InProj of child 0 of Layers is
-// layers.0.in_proj; a tag `name:"wte"` gives another one, `name:"-"`
-// hides a field, and `name:""` leaves the field's own part out. The fields of an
-// embedded struct are fields of the outer one.
+// ([*Buffer]) and children: modules, or slices of them, which is PyTorch's
+// ModuleList, or maps from strings, its ModuleDict, whose keys are taken in
+// order. Names come from the fields, as PyTorch's state_dict writes them: field
+// InProj of child 0 of Layers is layers.0.in_proj; a tag `name:"wte"` gives
+// another one, `name:"-"` hides a field, and `name:""` leaves the field's own
+// part out. The fields of an embedded struct are fields of the outer one.
 //
 // # The carrier
 //

@@ -27,22 +27,6 @@ func (l *Linear) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return tensor.Linear(x, c.Param(l.Weight), bias)
 }
 
-// Embedding is a table of vectors: int64 ids [batch…] to [batch…, width].
-type Embedding struct {
-	Weight *Parameter // [numRows, width]
-}
-
-// NewEmbedding returns a table drawn from a normal distribution of deviation 1,
-// PyTorch's default (its numbers differ: they come from another generator).
-func NewEmbedding(b *Build, numRows, width int) *Embedding {
-	return &Embedding{Weight: b.Normal(1, numRows, width)}
-}
-
-// Forward looks the ids up.
-func (e *Embedding) Forward(c *Ctx, ids *tensor.Tensor) *tensor.Tensor {
-	return tensor.Embedding(c.Param(e.Weight), ids)
-}
-
 // LayerNorm normalises the last dim; see tensor.LayerNorm.
 type LayerNorm struct {
 	Weight *Parameter // gamma [width]

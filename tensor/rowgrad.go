@@ -60,3 +60,18 @@ func (g RowGrad) Add(h RowGrad) RowGrad {
 	rows.Device().ScatterAdd(rows.array(), h.Rows.Contiguous().array(), FromInt64(toB, len(toB)).array())
 	return RowGrad{IDs: FromInt64(ids, len(ids)), Rows: rows, NumRows: g.NumRows}
 }
+
+// SumRowGrads returns the sum of gradients of one table; rows of one id are
+// added in the order of gs. There must be at least one.
+func SumRowGrads(gs ...RowGrad) RowGrad {
+	var ids, rows []*Tensor
+	for _, g := range gs {
+		if g.NumRows != gs[0].NumRows || g.Rows.shape[1] != gs[0].Rows.shape[1] {
+			fail("add row gradients", []*Tensor{gs[0].Rows, g.Rows}, "they belong to tables of %d and %d rows", gs[0].NumRows, g.NumRows)
+		}
+		ids, rows = append(ids, g.IDs), append(rows, g.Rows)
+	}
+	allIDs, allRows := Cat(0, ids...).Contiguous(), Cat(0, rows...).Contiguous()
+	checkIndices("add row gradients", []*Tensor{allIDs}, allIDs, 0, gs[0].NumRows)
+	return rowGrad(allRows, allIDs, gs[0].NumRows, -1)
+}
