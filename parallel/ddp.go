@@ -33,6 +33,9 @@ import (
 // within a pass; every training pass begins with rank 0's on all ranks, except
 // under NoSync.
 //
+// Sparse parameters have no bucket: the rows that the ranks have used are
+// gathered at the end of the pass and added up in the order of the ranks.
+//
 // A parameter that a pass did not reach counts as a gradient of zero, so ranks
 // that used different parts of a model stay together.
 type DDP struct {
@@ -43,6 +46,7 @@ type DDP struct {
 	buckets []*bucket
 	frozen  []*nn.Parameter `name:"-"` // that have no bucket
 	shared  []*bufferSync   // nil when buffers are left alone
+	sparse  []*nn.Parameter `name:"-"` // nor these; see rows.go
 	sync    bool
 
 	bucketOf map[*nn.Parameter]*bucket
@@ -51,6 +55,8 @@ type DDP struct {
 	// of the backward pass under way
 	reducing bool // from its start to its end, unless under NoSync
 	launched int  // buckets 0 … launched-1 have been handed to the group
+
+	rowsReduced bool // the rows of sparse parameters are the same on every rank
 }
 
 // DDPOption changes how gradients are grouped.
@@ -106,9 +112,12 @@ func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, opts ...DDP
 	}
 	var trained []*nn.Parameter
 	for _, p := range nn.Parameters(model) {
-		if p.Frozen {
+		switch {
+		case p.Frozen:
 			d.frozen = append(d.frozen, p)
-		} else {
+		case p.Sparse:
+			d.sparse = append(d.sparse, p)
+		default:
 			trained = append(trained, p)
 		}
 	}
@@ -237,6 +246,9 @@ func (d *DDP) begin(sync bool) error {
 			return fmt.Errorf("ddp: %s was frozen when NewDDP was called and is not any more, so its gradient would differ between ranks: call NewDDP again", p.Name())
 		}
 	}
+	if err := d.beginRows(); err != nil {
+		return err
+	}
 	d.reducing, d.launched = sync, 0
 	for _, b := range d.buckets {
 		b.missing = len(b.params)
@@ -293,9 +305,9 @@ func (d *DDP) finish(ctx context.Context) error {
 		b.missing = 0
 	}
 	d.launch(ctx)
+	first := d.sumRows(ctx)
 	// The reductions end with ctx themselves, and then say for whom they waited.
 	ctx = context.WithoutCancel(ctx)
-	var first error
 	for i, b := range d.buckets {
 		if err := b.work.Wait(ctx); err != nil && first == nil {
 			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",

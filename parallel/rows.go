@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// isDense is the number of rows of a gradient that is no gradient by rows.
+const isDense = -1
+
+// beginRows prepares the sparse parameters for a backward pass.
+func (d *DDP) beginRows() error {
+	for _, b := range d.buckets {
+		for _, p := range b.params {
+			if p.Sparse {
+				return fmt.Errorf("ddp: %s was not sparse when NewDDP was called and is now, so its gradient would differ between ranks: call NewDDP again", p.Name())
+			}
+		}
+	}
+	for _, p := range d.sparse {
+		if !p.Sparse {
+			return fmt.Errorf("ddp: %s was sparse when NewDDP was called and is not any more, so its gradient would differ between ranks: call NewDDP again", p.Name())
+		}
+		// As with buckets, averages that nobody has dropped are added to, and each
+		// rank brings its share of them.
+		if g := p.RowGrad(); g != nil && d.rowsReduced {
+			g.Rows.Scale(1 / float64(d.group.Size()))
+		}
+	}
+	d.rowsReduced = false
+	return nil
+}
+
+// sumRows replaces the gradient of every sparse parameter by the sum over the
+// ranks. What travels is what the ranks have used: its size grows with the
+// batch and the number of ranks, not with the table.
+func (d *DDP) sumRows(ctx context.Context) error {
+	if len(d.sparse) == 0 {
+		return nil
+	}
+	// How many rows every rank has of every parameter.
+	own := make([]int64, len(d.sparse))
+	for i, p := range d.sparse {
+		if g := p.RowGrad(); g != nil {
+			own[i] = int64(g.IDs.NumElems())
+		}
+		if p.Grad() != nil {
+			own[i] = isDense
+		}
+	}
+	all := tensor.New(tensor.CPU(), tensor.Int64, d.group.Size(), len(own))
+	if err := d.group.AllGather(ctx, all, tensor.FromInt64(own)); err != nil {
+		return fmt.Errorf("ddp: count the rows of sparse gradients: %w", err)
+	}
+	counts := all.Int64s()
+	for i, p := range d.sparse {
+		ofRanks := make([]int, d.group.Size())
+		for rank := range ofRanks {
+			ofRanks[rank] = int(counts[rank*len(own)+i])
+			if ofRanks[rank] == isDense {
+				return fmt.Errorf("ddp: %s is sparse, but rank %d has used it whole, as a tied output layer does, so that its gradient is dense: do not mark it sparse", p.Name(), rank)
+			}
+		}
+		if err := d.sumRowsOf(ctx, p, ofRanks); err != nil {
+			return fmt.Errorf("ddp: gather the rows of the gradient of %s: %w", p.Name(), err)
+		}
+	}
+	d.rowsReduced = true
+	return nil
+}
+
+// sumRowsOf gathers the rows of one parameter, of which rank r has counts[r],
+// and adds them up in the order of the ranks, as every rank does.
+func (d *DDP) sumRowsOf(ctx context.Context, p *nn.Parameter, counts []int) error {
+	most := 0
+	for _, n := range counts {
+		most = max(most, n)
+	}
+	if most == 0 {
+		return nil
+	}
+	numRows, width := p.Data().Dim(0), p.Data().Dim(1)
+	// Every rank sends as much as the one that has most.
+	ids, rows := tensor.New(tensor.CPU(), tensor.Int64, most), tensor.Zeros(most, width)
+	if g := p.RowGrad(); g != nil {
+		n := g.IDs.NumElems()
+		ids.Narrow(0, 0, n).CopyFrom(g.IDs)
+		rows.Narrow(0, 0, n).CopyFrom(g.Rows)
+	}
+	allIDs, allRows := tensor.New(tensor.CPU(), tensor.Int64, len(counts), most), tensor.Zeros(len(counts), most, width)
+	if err := d.group.AllGather(ctx, allIDs, ids); err != nil {
+		return err
+	}
+	if err := d.group.AllGather(ctx, allRows, rows); err != nil {
+		return err
+	}
+	parts := make([]tensor.RowGrad, len(counts))
+	for rank, n := range counts {
+		parts[rank] = tensor.RowGrad{
+			IDs: allIDs.Select(0, rank).Narrow(0, 0, n), Rows: allRows.Select(0, rank).Narrow(0, 0, n), NumRows: numRows,
+		}
+	}
+	sum := tensor.SumRowGrads(parts...)
+	p.SetRowGrad(&sum)
+	return nil
+}
