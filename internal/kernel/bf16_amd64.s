@@ -4,9 +4,9 @@
 
 #include "textflag.h"
 
-// func gemmTileBF16(rows int, cols int, k int, a *float32, aRow int, aCol int, b *float32, bRow int, c *float32, ldc int, alpha float32, beta float32, bias *float32)
-// Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·gemmTileBF16(SB), NOSPLIT, $0-96
+// func gemmTileBF16(rows int, cols int, k int, a *float32, aRow int, aCol int, b *float32, bRow int, c *float32, ldcBytes int, alpha float32, beta float32, bias *float32, half int)
+// Requires: AVX, AVX512BW, AVX512F, BMI2, MMX+
+TEXT ·gemmTileBF16(SB), NOSPLIT, $0-104
 	MOVQ  k+16(FP), CX
 	MOVQ  a+24(FP), DI
 	MOVQ  aRow+32(FP), R10
@@ -20,6 +20,7 @@ TEXT ·gemmTileBF16(SB), NOSPLIT, $0-96
 	MOVQ  $-1, AX
 	BZHIQ R11, AX, AX
 	KMOVW AX, K1
+	KMOVD AX, K3
 	SHRQ  $0x10, AX
 	KMOVW AX, K2
 	MOVQ  rows+0(FP), AX
@@ -80,8 +81,7 @@ rows12x2:
 	LEAQ       (SI)(R11*1), R8
 	LEAQ       (R8)(R11*1), R9
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -323,6 +323,9 @@ scaled12x2:
 	MOVQ         c+64(FP), AX
 
 write12x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half12x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -361,14 +364,64 @@ write12x2:
 	VZEROUPPER
 	RET
 
+half12x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xe072
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48274262
+	WORD      $0xea72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48174262
+	WORD      $0xf472
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48074262
+	WORD      $0xfe72
+	VMOVDQU16 Z31, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40772262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40672262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40572262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40472262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows11x2:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	LEAQ       (R8)(R11*1), R9
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -593,6 +646,9 @@ scaled11x2:
 	MOVQ         c+64(FP), AX
 
 write11x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half11x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -628,14 +684,60 @@ write11x2:
 	VZEROUPPER
 	RET
 
+half11x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xe072
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48274262
+	WORD      $0xea72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48174262
+	WORD      $0xf472
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48074262
+	WORD      $0xfe72
+	VMOVDQU16 Z31, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40772262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40672262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40572262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows10x2:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	LEAQ       (R8)(R11*1), R9
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -843,6 +945,9 @@ scaled10x2:
 	MOVQ         c+64(FP), AX
 
 write10x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half10x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -875,13 +980,55 @@ write10x2:
 	VZEROUPPER
 	RET
 
+half10x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xe072
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48274262
+	WORD      $0xea72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48174262
+	WORD      $0xf472
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48074262
+	WORD      $0xfe72
+	VMOVDQU16 Z31, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40772262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40672262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows9x2:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -1071,6 +1218,9 @@ scaled9x2:
 	MOVQ         c+64(FP), AX
 
 write9x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half9x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -1100,13 +1250,51 @@ write9x2:
 	VZEROUPPER
 	RET
 
+half9x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xe072
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48274262
+	WORD      $0xea72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48174262
+	WORD      $0xf472
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48074262
+	WORD      $0xfe72
+	VMOVDQU16 Z31, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x40772262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows8x2:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -1279,6 +1467,9 @@ scaled8x2:
 	MOVQ         c+64(FP), AX
 
 write8x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half8x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -1305,13 +1496,47 @@ write8x2:
 	VZEROUPPER
 	RET
 
+half8x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xe072
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48274262
+	WORD      $0xea72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48174262
+	WORD      $0xf472
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48074262
+	WORD      $0xfe72
+	VMOVDQU16 Z31, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows7x2:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -1467,6 +1692,9 @@ scaled7x2:
 	MOVQ         c+64(FP), AX
 
 write7x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half7x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -1490,12 +1718,42 @@ write7x2:
 	VZEROUPPER
 	RET
 
+half7x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xe072
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48274262
+	WORD      $0xea72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48174262
+	WORD      $0xf472
+	VMOVDQU16 Z30, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows6x2:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -1633,6 +1891,9 @@ scaled6x2:
 	MOVQ         c+64(FP), AX
 
 write6x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half6x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -1653,12 +1914,38 @@ write6x2:
 	VZEROUPPER
 	RET
 
+half6x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xe072
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48274262
+	WORD      $0xea72
+	VMOVDQU16 Z29, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows5x2:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -1779,6 +2066,9 @@ scaled5x2:
 	MOVQ         c+64(FP), AX
 
 write5x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half5x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -1796,12 +2086,34 @@ write5x2:
 	VZEROUPPER
 	RET
 
+half5x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xe072
+	VMOVDQU16 Z28, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows4x2:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -1905,6 +2217,9 @@ scaled4x2:
 	MOVQ         c+64(FP), AX
 
 write4x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half4x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -1919,11 +2234,29 @@ write4x2:
 	VZEROUPPER
 	RET
 
+half4x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xde72
+	VMOVDQU16 Z27, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows3x2:
 	LEAQ       (R10)(R10*2), R11
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -2009,6 +2342,9 @@ scaled3x2:
 	MOVQ         c+64(FP), AX
 
 write3x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half3x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -2020,11 +2356,25 @@ write3x2:
 	VZEROUPPER
 	RET
 
+half3x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xd472
+	VMOVDQU16 Z26, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows2x2:
 	LEAQ       (R10)(R10*2), R11
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	ADDQ       R13, AX
@@ -2093,6 +2443,9 @@ scaled2x2:
 	MOVQ         c+64(FP), AX
 
 write2x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half2x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
 	ADDQ    R13, AX
@@ -2101,11 +2454,21 @@ write2x2:
 	VZEROUPPER
 	RET
 
+half2x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xca72
+	VMOVDQU16 Z25, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows1x2:
 	LEAQ       (R10)(R10*2), R11
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	PREFETCHT0 64(AX)
 	MOVQ       c+64(FP), AX
@@ -2157,8 +2520,18 @@ scaled1x2:
 	MOVQ         c+64(FP), AX
 
 write1x2:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half1x2
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
+	VZEROUPPER
+	RET
+
+half1x2:
+	LONG      $0x48776262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
 	VZEROUPPER
 	RET
 
@@ -2168,8 +2541,7 @@ rows12x1:
 	LEAQ       (SI)(R11*1), R8
 	LEAQ       (R8)(R11*1), R9
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -2325,6 +2697,9 @@ scaled12x1:
 	MOVQ         c+64(FP), AX
 
 write12x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half12x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -2351,14 +2726,64 @@ write12x1:
 	VZEROUPPER
 	RET
 
+half12x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x485f6262
+	WORD      $0xe472
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xed72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x484f6262
+	WORD      $0xf672
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xff72
+	VMOVDQU16 Z31, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x483f4262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x482f4262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48274262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows11x1:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	LEAQ       (R8)(R11*1), R9
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -2504,6 +2929,9 @@ scaled11x1:
 	MOVQ         c+64(FP), AX
 
 write11x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half11x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -2528,14 +2956,60 @@ write11x1:
 	VZEROUPPER
 	RET
 
+half11x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x485f6262
+	WORD      $0xe472
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xed72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x484f6262
+	WORD      $0xf672
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xff72
+	VMOVDQU16 Z31, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x483f4262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x482f4262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows10x1:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	LEAQ       (R8)(R11*1), R9
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -2671,6 +3145,9 @@ scaled10x1:
 	MOVQ         c+64(FP), AX
 
 write10x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half10x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -2693,13 +3170,55 @@ write10x1:
 	VZEROUPPER
 	RET
 
+half10x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x485f6262
+	WORD      $0xe472
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xed72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x484f6262
+	WORD      $0xf672
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xff72
+	VMOVDQU16 Z31, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x483f4262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48374262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows9x1:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -2824,6 +3343,9 @@ scaled9x1:
 	MOVQ         c+64(FP), AX
 
 write9x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half9x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -2844,13 +3366,51 @@ write9x1:
 	VZEROUPPER
 	RET
 
+half9x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x485f6262
+	WORD      $0xe472
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xed72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x484f6262
+	WORD      $0xf672
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xff72
+	VMOVDQU16 Z31, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x483f4262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows8x1:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -2965,6 +3525,9 @@ scaled8x1:
 	MOVQ         c+64(FP), AX
 
 write8x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half8x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -2983,13 +3546,47 @@ write8x1:
 	VZEROUPPER
 	RET
 
+half8x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x485f6262
+	WORD      $0xe472
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xed72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x484f6262
+	WORD      $0xf672
+	VMOVDQU16 Z30, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48476262
+	WORD      $0xff72
+	VMOVDQU16 Z31, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows7x1:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	LEAQ       (SI)(R11*1), R8
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -3094,6 +3691,9 @@ scaled7x1:
 	MOVQ         c+64(FP), AX
 
 write7x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half7x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -3110,12 +3710,42 @@ write7x1:
 	VZEROUPPER
 	RET
 
+half7x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x485f6262
+	WORD      $0xe472
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xed72
+	VMOVDQU16 Z29, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x484f6262
+	WORD      $0xf672
+	VMOVDQU16 Z30, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows6x1:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -3209,6 +3839,9 @@ scaled6x1:
 	MOVQ         c+64(FP), AX
 
 write6x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half6x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -3223,12 +3856,38 @@ write6x1:
 	VZEROUPPER
 	RET
 
+half6x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x485f6262
+	WORD      $0xe472
+	VMOVDQU16 Z28, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48576262
+	WORD      $0xed72
+	VMOVDQU16 Z29, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows5x1:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -3312,6 +3971,9 @@ scaled5x1:
 	MOVQ         c+64(FP), AX
 
 write5x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half5x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -3324,12 +3986,34 @@ write5x1:
 	VZEROUPPER
 	RET
 
+half5x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x485f6262
+	WORD      $0xe472
+	VMOVDQU16 Z28, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows4x1:
 	LEAQ       (R10)(R10*2), R11
 	LEAQ       (DI)(R11*1), SI
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -3403,6 +4087,9 @@ scaled4x1:
 	MOVQ         c+64(FP), AX
 
 write4x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half4x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -3413,11 +4100,29 @@ write4x1:
 	VZEROUPPER
 	RET
 
+half4x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48676262
+	WORD      $0xdb72
+	VMOVDQU16 Z27, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows3x1:
 	LEAQ       (R10)(R10*2), R11
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -3480,6 +4185,9 @@ scaled3x1:
 	MOVQ         c+64(FP), AX
 
 write3x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half3x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
@@ -3488,11 +4196,25 @@ write3x1:
 	VZEROUPPER
 	RET
 
+half3x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x486f6262
+	WORD      $0xd272
+	VMOVDQU16 Z26, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows2x1:
 	LEAQ       (R10)(R10*2), R11
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	ADDQ       R13, AX
 	PREFETCHT0 (AX)
@@ -3545,17 +4267,30 @@ scaled2x1:
 	MOVQ         c+64(FP), AX
 
 write2x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half2x1
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    R13, AX
 	VMOVUPS Z1, K1, (AX)
 	VZEROUPPER
 	RET
 
+half2x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
+	ADDQ      R13, AX
+	LONG      $0x48776262
+	WORD      $0xc972
+	VMOVDQU16 Z25, K3, (AX)
+	VZEROUPPER
+	RET
+
 rows1x1:
 	LEAQ       (R10)(R10*2), R11
 	MOVQ       c+64(FP), AX
-	MOVQ       ldc+72(FP), R13
-	SHLQ       $0x02, R13
+	MOVQ       ldcBytes+72(FP), R13
 	PREFETCHT0 (AX)
 	MOVQ       c+64(FP), AX
 	VPXORD     Z0, Z0, Z0
@@ -3598,7 +4333,17 @@ scaled1x1:
 	MOVQ         c+64(FP), AX
 
 write1x1:
+	MOVQ    half+96(FP), R11
+	TESTQ   R11, R11
+	JNZ     half1x1
 	VMOVUPS Z0, K1, (AX)
+	VZEROUPPER
+	RET
+
+half1x1:
+	LONG      $0x487f6262
+	WORD      $0xc072
+	VMOVDQU16 Z24, K3, (AX)
 	VZEROUPPER
 	RET
 

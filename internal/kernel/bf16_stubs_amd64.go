@@ -4,10 +4,10 @@
 
 package kernel
 
-// gemmTileBF16 is gemmTile512 with pairs of bfloat16 as elements of A and B.
+// gemmTileBF16 is gemmTile512 with pairs of bfloat16 as elements of A and B; C is float32 or, if half is not 0 and beta is, bfloat16.
 //
 //go:noescape
-func gemmTileBF16(rows int, cols int, k int, a *float32, aRow int, aCol int, b *float32, bRow int, c *float32, ldc int, alpha float32, beta float32, bias *float32)
+func gemmTileBF16(rows int, cols int, k int, a *float32, aRow int, aCol int, b *float32, bRow int, c *float32, ldcBytes int, alpha float32, beta float32, bias *float32, half int)
 
 // addRowsBF16 is addRows512 with B of bfloat16.
 //

@@ -29,9 +29,10 @@ func tile(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c
 	}
 }
 
-// tilePairs is tile for pairs. Only where usePairs is set.
-func tilePairs(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
-	gemmTileBF16(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
+// tilePairs is tile for pairs. C is float32, or bfloat16 if half is not 0; then
+// beta must be 0. Only where usePairs is set.
+func tilePairs(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldcBytes int, alpha, beta float32, bias *float32, half int) {
+	gemmTileBF16(rows, cols, k, a, aRow, aCol, b, bRow, c, ldcBytes, alpha, beta, bias, half)
 }
 
 // packPairs and its like pack panels of pairs. Only where usePairs is set.

@@ -64,8 +64,9 @@ type product struct {
 	shareB        bool
 	aDirect       bool // A is read where it lies
 	bDirect       bool
-	k0, k1        int // the part of k that is shared now
-	s0, s1        int // the rows or columns of the shared operand, and of C
+	halfC         bool // tiles write bfloat16
+	k0, k1        int  // the part of k that is shared now
+	s0, s1        int  // the rows or columns of the shared operand, and of C
 	shared        []float32
 	numBig        int // bands of bigBand, before those of smallBand
 	big, small    int
@@ -137,6 +138,7 @@ func (g *product) compute(p *work.Pool) {
 		g.computeVector(p, threads)
 		return
 	}
+	g.halfC = g.how == paired && g.c.BF16 != nil && g.beta == 0 && g.kStep >= g.k && !g.swapped
 	g.shareB = g.m >= g.n
 	// An operand that is read once or twice is read where it lies, and so is one
 	// that fits the first-level cache. Only AVX-512 reads a part of a panel of B,
@@ -363,9 +365,14 @@ func (g *product) atStart(k0, j int) (beta float32, bias *float32) {
 // tile adds the block [k0, k1) to a tile of C.
 func (g *product) tile(c *block, i, rows, j, cols, k0, k1 int, a *panels, ai int, b *panels, bi int) {
 	beta, bias := g.atStart(k0, j)
+	if g.halfC {
+		at := (*float32)(unsafe.Pointer(&g.c.BF16[i*g.c.Stride+j]))
+		tilePairs(rows, cols, g.slots(k1-k0), &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, at, 2*g.c.Stride, g.alpha, beta, bias, 1)
+		return
+	}
 	to := &c.data[(i-c.i0)*c.ld+j-c.j0]
 	if g.how == paired {
-		tilePairs(rows, cols, g.slots(k1-k0), &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, to, c.ld, g.alpha, beta, bias)
+		tilePairs(rows, cols, g.slots(k1-k0), &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, to, 4*c.ld, g.alpha, beta, bias, 0)
 		return
 	}
 	tile(rows, cols, k1-k0, &a.base[ai*a.panel], a.row, a.col, &b.base[bi*b.panel], b.row, to, c.ld, g.alpha, beta, bias)

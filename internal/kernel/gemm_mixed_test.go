@@ -42,8 +42,8 @@ func TestGemmBF16(t *testing.T) {
 		r := rand.New(rand.NewPCG(11, 12))
 		for _, s := range append(testSizes(r), [3]int{30, 50, 2100}, [3]int{70, 40, 2049}) {
 			m, n, k := s[0], s[1], s[2]
-			for i := range 8 {
-				trans, halves := [2]bool{i&1 != 0, i&2 != 0}, [3]bool{r.IntN(2) == 0, r.IntN(2) == 0, i&4 != 0}
+			for i := range 4 {
+				trans, halves := [2]bool{i&1 != 0, i&2 != 0}, [3]bool{r.IntN(2) == 0, r.IntN(2) == 0, r.IntN(2) == 0}
 				a, wantA := operand16(r, m, k, trans[0], halves[0])
 				b, wantB := operand16(r, k, n, trans[1], halves[1])
 				c, want := operand16(r, m, n, false, halves[2])

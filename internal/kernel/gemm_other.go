@@ -21,7 +21,7 @@ func packTransposed(dst *float32, dstStep int, src *float32, srcStep, rows, k, p
 // Without AVX512_BF16 nobody calls what works on pairs of bfloat16.
 const noPairs = "kernel: no AVX512_BF16 here"
 
-func tilePairs(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32) {
+func tilePairs(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldcBytes int, alpha, beta float32, bias *float32, half int) {
 	panic(noPairs)
 }
 

@@ -35,9 +35,9 @@ func (g *product) swapNarrow() {
 	}
 }
 
-// needsSums tells whether bands have memory for sums: of a C of bfloat16, which
-// is rounded once, and of a transposed one.
-func (g *product) needsSums() bool { return g.swapped || g.c.BF16 != nil }
+// needsSums tells whether bands have memory for sums: of a C of bfloat16, unless
+// tiles have all of an element at once, and of a transposed one.
+func (g *product) needsSums() bool { return g.swapped || g.c.BF16 != nil && !g.halfC }
 
 // openBlock returns where a band writes rows [i0, i1) and columns [j0, j1): C,
 // or memory for sums, which closeBlock takes back.

@@ -26,7 +26,7 @@ func main() {
 	flag.Parse()
 	switch *part {
 	case "gemm":
-		tile512("gemmTile512", "computes a tile of rows ≤ 12 by cols ≤ 32.", fma)
+		tile512("gemmTile512", "computes a tile of rows ≤ 12 by cols ≤ 32.", false)
 		tile256()
 		packRows512()
 		packRows256()
@@ -45,7 +45,7 @@ func main() {
 		scaleRows512()
 		scaleRows256()
 	case "bf16":
-		tile512("gemmTileBF16", "is gemmTile512 with pairs of bfloat16 as elements of A and B.", vdpbf16ps)
+		tile512("gemmTileBF16", "is gemmTile512 with pairs of bfloat16 as elements of A and B; C is float32 or, if half is not 0 and beta is, bfloat16.", true)
 		addRows(simd512, "addRowsBF16", "is addRows512 with B of bfloat16.", 2)
 		dotVector(simd512, "dotVectorBF16", "is dotVector512 with rows of bfloat16 and pairs as elements of x.", vdpbf16ps, 2)
 		packPairsBF16(packFloats)

@@ -13,6 +13,9 @@ import (
 
 const tileSignature = "func(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldc int, alpha, beta float32, bias *float32)"
 
+// tileBF16Signature has a C of float32 or, if half is not 0, of bfloat16.
+const tileBF16Signature = "func(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldcBytes int, alpha, beta float32, bias *float32, half int)"
+
 // Registers of a tile: four pointers into A three rows apart, so that every
 // row is a pointer plus 0, 1 or 2 times the distance of rows.
 var (
@@ -45,13 +48,13 @@ func loadTile() {
 }
 
 // startTile loads what the row count decides and fetches the tile of C ahead.
-func startTile(rows, lines int) {
+func startTile(rows, lines int, loadRow func()) {
 	LEAQ(Mem{Base: aRow, Index: aRow, Scale: 2}, scratch)
 	for g := 1; 3*g < rows; g++ {
 		LEAQ(Mem{Base: aPointers[g-1], Index: scratch, Scale: 1}, aPointers[g])
 	}
 	load("c", cPointer)
-	loadStride("ldc", cRow)
+	loadRow()
 	for r := range rows {
 		for l := range lines {
 			PREFETCHT0(Mem{Base: cPointer, Disp: 64 * l})
@@ -71,15 +74,22 @@ func advance(rows int) {
 }
 
 // tile512 keeps up to 12 rows of two registers of C; the masks let it read and
-// write exactly cols columns of B and C. multiplyAdd adds the products of its
-// first two operands to the third.
-func tile512(name, doc string, multiplyAdd func(y, x, z VecPhysical)) {
-	begin(name, tileSignature, doc)
+// write exactly cols columns of B and C. With bf16 an element of A and B is a
+// pair of bfloat16.
+func tile512(name, doc string, bf16 bool) {
+	if bf16 {
+		begin(name, tileBF16Signature, doc)
+	} else {
+		begin(name, tileSignature, doc)
+	}
 	loadTile()
 	load("cols", scratch)
 	MOVQ(I32(-1), RAX)
 	BZHIQ(scratch, RAX, RAX)
 	KMOVW(EAX, K1)
+	if bf16 {
+		KMOVD(EAX, K3)
+	}
 	SHRQ(Imm(16), RAX)
 	KMOVW(EAX, K2)
 	load("rows", RAX)
@@ -97,17 +107,23 @@ func tile512(name, doc string, multiplyAdd func(y, x, z VecPhysical)) {
 	}
 	for _, vectors := range []int{2, 1} {
 		for rows := 12; rows >= 1; rows-- {
-			tile512Rows(rows, vectors, multiplyAdd)
+			tile512Rows(rows, vectors, bf16)
 		}
 	}
 }
 
-func tile512Rows(rows, vectors int, multiplyAdd func(y, x, z VecPhysical)) {
+func tile512Rows(rows, vectors int, bf16 bool) {
 	name := fmt.Sprintf("%dx%d", rows, vectors)
 	acc := func(r, v int) VecPhysical { return zmm[r*vectors+v] }
 	mask := []OpmaskPhysical{K1, K2}
 	Label("rows" + name)
-	startTile(rows, vectors)
+	startTile(rows, vectors, func() {
+		if bf16 {
+			load("ldcBytes", cRow)
+		} else {
+			loadStride("ldc", cRow)
+		}
+	})
 	for i := range rows * vectors {
 		VPXORD(zmm[i], zmm[i], zmm[i])
 	}
@@ -121,7 +137,11 @@ func tile512Rows(rows, vectors int, multiplyAdd func(y, x, z VecPhysical)) {
 		x := zmm[26+r%4]
 		VBROADCASTSS(aElement(r), x)
 		for v := range vectors {
-			multiplyAdd(zmm[24+v], x, acc(r, v))
+			if bf16 {
+				vdpbf16ps(zmm[24+v], x, acc(r, v))
+			} else {
+				VFMADD231PS(zmm[24+v], x, acc(r, v))
+			}
 		}
 	}
 	advance(rows)
@@ -167,15 +187,33 @@ func tile512Rows(rows, vectors int, multiplyAdd func(y, x, z VecPhysical)) {
 	}
 	load("c", cPointer)
 	Label("write" + name)
-	for r := range rows {
+	write := func(one func(r int)) {
+		for r := range rows {
+			one(r)
+			if r < rows-1 {
+				ADDQ(cRow, cPointer)
+			}
+		}
+		end()
+	}
+	if bf16 {
+		load("half", scratch)
+		TESTQ(scratch, scratch)
+		JNZ(LabelRef("half" + name))
+	}
+	write(func(r int) {
 		for v := range vectors {
 			VMOVUPS(acc(r, v), mask[v], Mem{Base: cPointer, Disp: 64 * v})
 		}
-		if r < rows-1 {
-			ADDQ(cRow, cPointer)
-		}
+	})
+	if bf16 {
+		Label("half" + name)
+		write(func(r int) {
+			x := zmm[24+r%8]
+			vcvtne2ps2bf16(acc(r, 0), acc(r, vectors-1), x)
+			VMOVDQU16(x, K3, Mem{Base: cPointer})
+		})
 	}
-	end()
 }
 
 // tile256 keeps up to 6 rows of two registers of C. It reads 16 columns of B
@@ -197,7 +235,7 @@ func tile256Rows(rows int) {
 	name := fmt.Sprint(rows)
 	acc := func(r, v int) VecPhysical { return ymm[r*2+v] }
 	Label("rows" + name)
-	startTile(rows, 1)
+	startTile(rows, 1, func() { loadStride("ldc", cRow) })
 	for i := range rows * 2 {
 		VXORPS(ymm[i], ymm[i], ymm[i])
 	}
