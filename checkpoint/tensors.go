@@ -3,9 +3,11 @@
 package checkpoint
 
 import (
+	"errors"
 	"fmt"
 	"iter"
 	"runtime"
+	"slices"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/tensor"
@@ -15,6 +17,23 @@ import (
 // or what a module yields. The order does not
 // matter; a name may come once, a tensor under several names.
 type Tensors = iter.Seq2[string, *tensor.Tensor]
+
+// fileDTypes are the format's names of the dtypes.
+var fileDTypes = [...]safetensors.DType{
+	tensor.Float32: safetensors.F32, tensor.Float64: safetensors.F64, tensor.BFloat16: safetensors.BF16, tensor.Float16: safetensors.F16,
+	tensor.Int64: safetensors.I64, tensor.Int32: safetensors.I32, tensor.Int8: safetensors.I8, tensor.Uint8: safetensors.U8,
+	tensor.Bool: safetensors.Bool,
+}
+
+// LoadOption changes how tensors are loaded.
+type LoadOption func(*loading)
+
+type loading struct{ widen bool }
+
+// Widen lets a float32 tensor take the values of one that the file has as
+// bfloat16 or float16, as models are published for inference: float32 holds each
+// of them. Nothing is ever rounded, which would change a model unseen.
+func Widen() LoadOption { return func(l *loading) { l.widen = true } }
 
 // named is a tensor with its description in a file.
 type named struct {
@@ -45,46 +64,90 @@ func (w *Writer) WriteTensors(name string, tensors Tensors, metadata map[string]
 
 // LoadTensors fills tensors, in place, from a file of the checkpoint. If names,
 // shapes or dtypes differ it changes nothing and returns a [StateDictError]
-// that lists all differences. After an error of the disk some tensors are
-// filled and some are not.
-func (c *Checkpoint) LoadTensors(name string, tensors Tensors) error {
+// that lists all differences; [Widen] allows for a dtype that does. After an
+// error of the disk some tensors are filled and some are not.
+func (c *Checkpoint) LoadTensors(name string, tensors Tensors, opts ...LoadOption) error {
 	f, err := c.OpenSafetensors(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return LoadTensors(f, tensors)
+	return LoadTensors(f, tensors, opts...)
 }
 
 // LoadTensors is [Checkpoint.LoadTensors] from any source.
-func LoadTensors(f Source, tensors Tensors) error {
+func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
+	var l loading
+	for _, o := range opts {
+		o(&l)
+	}
 	list, err := describe(f.Name(), tensors)
 	if err != nil {
 		return err
 	}
-	infos := make([]safetensors.Info, len(list))
+	infos, from := make([]safetensors.Info, len(list)), make([]tensor.DType, len(list))
+	stored := make(map[string]safetensors.DType)
+	for _, info := range f.Infos() {
+		stored[info.Name] = info.DType
+	}
 	for i, n := range list {
-		infos[i] = n.info
+		infos[i], from[i] = n.info, n.tensor.DType()
+		if l.widen && from[i] == tensor.Float32 {
+			from[i] = widened(stored[n.info.Name])
+			infos[i].DType = fileDTypes[from[i]]
+		}
 	}
 	if err := MatchStateDict(f.Name(), f.Infos(), infos); err != nil {
-		return err
+		return inModelDTypes(err, list)
 	}
-	for _, n := range list {
+	for i, n := range list {
 		dense := n.tensor
-		if !dense.IsContiguous() {
-			dense = tensor.New(dense.Device(), dense.DType(), dense.Shape()...)
+		if !dense.IsContiguous() || from[i] != dense.DType() {
+			dense = tensor.New(dense.Device(), from[i], dense.Shape()...)
 		}
 		err := f.ReadTensor(n.info.Name, dense.Buffer().Data)
 		dense.MarkWritten()
 		if err != nil {
 			return err
 		}
+		if from[i] == tensor.Bool {
+			for at, b := range dense.Buffer().Data {
+				if b > 1 {
+					return fmt.Errorf("checkpoint: %s: tensor %q: element %d is %d, which is no bool", f.Name(), n.info.Name, at, b)
+				}
+			}
+		}
 		if dense != n.tensor {
-			n.tensor.CopyFrom(dense)
+			n.tensor.CopyFrom(dense.To(n.tensor.DType()))
 		}
 		runtime.KeepAlive(dense)
 	}
 	return nil
+}
+
+// inModelDTypes puts the model's own dtypes into the message where others would
+// have done too.
+func inModelDTypes(err error, list []named) error {
+	var e *StateDictError
+	if errors.As(err, &e) {
+		for i, m := range e.Misshapen {
+			at := slices.IndexFunc(list, func(n named) bool { return n.info.Name == m.Name })
+			e.Misshapen[i].Want.DType = list[at].info.DType
+		}
+	}
+	return err
+}
+
+// widened returns the dtype from which a float32 tensor is filled: the file's
+// where it has sixteen bits, else float32.
+func widened(stored safetensors.DType) tensor.DType {
+	switch stored {
+	case safetensors.BF16:
+		return tensor.BFloat16
+	case safetensors.F16:
+		return tensor.Float16
+	}
+	return tensor.Float32
 }
 
 // Describe returns name, dtype and shape of each tensor, for [Fingerprint] and
@@ -115,15 +178,7 @@ func describe(file string, tensors Tensors) ([]named, error) {
 		if t.Device() == tensor.Meta {
 			return fail("is on the meta device and has no data: make it on the CPU first")
 		}
-		info := safetensors.Info{Name: name, Shape: t.Shape()}
-		switch t.DType() {
-		case tensor.Float32:
-			info.DType = safetensors.F32
-		case tensor.Int64:
-			info.DType = safetensors.I64
-		default:
-			return fail("has dtype " + t.DType().String() + ", which is not saved")
-		}
+		info := safetensors.Info{Name: name, DType: fileDTypes[t.DType()], Shape: t.Shape()}
 		list = append(list, named{info, t})
 	}
 	return list, nil

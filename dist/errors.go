@@ -14,6 +14,9 @@ type (
 	// TimeoutError says that an operation did not complete in time, and
 	// which ranks it was waiting for.
 	TimeoutError = collective.TimeoutError
+	// ReduceError says that the elements of a tensor are of a type that is not
+	// reduced; the group is as it was.
+	ReduceError = collective.ReduceError
 	// Member is a rank as errors name it.
 	Member = collective.Member
 )

@@ -10,9 +10,11 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// The operations on tensors. Tensors must be contiguous and on the CPU. Those
-// from tensor.NewShared are read and written in place by the ranks of a node;
-// others are copied. A tensor belongs to the operation until it has ended.
+// The operations on tensors. Tensors must be contiguous and on the CPU. All
+// types of elements can be moved; float32 and int64 can be reduced, others give
+// a [ReduceError]. Tensors from tensor.NewShared are read and written in place by
+// the ranks of a node; others are copied. A tensor belongs to the operation until
+// it has ended.
 //
 // The context bounds the wait; without an end of its own, the group's timeout
 // does. An error that ends an operation ends the group: the ranks no longer
@@ -153,18 +155,16 @@ func (r request) keeping(ts ...*tensor.Tensor) request {
 	return r
 }
 
+// dtypeOf are the numbers by which the types of elements travel.
+var dtypeOf = [...]collective.DType{
+	tensor.Float32: collective.Float32, tensor.Int64: collective.Int64, tensor.BFloat16: collective.BFloat16,
+	tensor.Float16: collective.Float16, tensor.Float64: collective.Float64, tensor.Int32: collective.Int32,
+	tensor.Int8: collective.Int8, tensor.Uint8: collective.Uint8, tensor.Bool: collective.Bool,
+}
+
 // lend borrows a tensor's memory. What will be written is marked so at once,
 // on the goroutine that owns the tensor.
 func lend(what string, t *tensor.Tensor, written bool) (collective.Data, error) {
-	var dtype collective.DType
-	switch t.DType() {
-	case tensor.Float32:
-		dtype = collective.Float32
-	case tensor.Int64:
-		dtype = collective.Int64
-	default:
-		return collective.Data{}, fmt.Errorf("%s has elements of type %v, which cannot be communicated", what, t.DType())
-	}
 	if t.Device() != tensor.CPU() {
 		return collective.Data{}, fmt.Errorf("%s is on device %s; collectives take tensors on the CPU", what, t.Device().Name())
 	}
@@ -174,5 +174,5 @@ func lend(what string, t *tensor.Tensor, written bool) (collective.Data, error) 
 	if written {
 		t.MarkWritten()
 	}
-	return collective.Data{Buffer: t.Buffer(), DType: dtype, NumElems: t.NumElems()}, nil
+	return collective.Data{Buffer: t.Buffer(), DType: dtypeOf[t.DType()], NumElems: t.NumElems()}, nil
 }

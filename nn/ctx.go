@@ -61,6 +61,14 @@ func WithGenerator(g *tensor.Generator) CtxOption { return func(c *Ctx) { c.gene
 // WithDevice sets the device that modules make new values on.
 func WithDevice(d tensor.Device) CtxOption { return func(c *Ctx) { c.device = d } }
 
+// WithAutocast makes the pass compute what gains from it in dtype, which is
+// tensor.BFloat16: matrix products, attention and what else
+// [tensor.Tape.SetAutocast] lists. Parameters and their gradients stay float32. 0 is
+// no autocast.
+func WithAutocast(dtype tensor.DType) CtxOption {
+	return func(c *Ctx) { c.pass.tape.SetAutocast(dtype) }
+}
+
 // Training returns the carrier of a pass that can be followed by Backward.
 func Training(ctx context.Context, opts ...CtxOption) *Ctx { return newCtx(ctx, true, opts) }
 

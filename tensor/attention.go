@@ -36,11 +36,15 @@ type AttentionOptions struct {
 // heads; with fewer of them, neighbouring heads of q share one (grouped-query
 // attention, Ainslie et al. 2023).
 //
+// q, k and v are float32 or bfloat16, under autocast either, and the result is
+// then bfloat16; scores and softmax are float32 always.
+//
 // A query whose keys are all masked has no second derivative, nor has a mask
 // with a gradient there.
 func ScaledDotProductAttention(q, k, v *Tensor, o AttentionOptions) *Tensor {
 	operands := []*Tensor{q, k, v, o.Mask}
-	wantFloat32s("attention", operands[:3])
+	dtype := lowDType("attention", operands[:3])
+	q, k, v = q.To(dtype), k.To(dtype), v.To(dtype)
 	if len(q.shape) != 4 || len(k.shape) != 4 || !slices.Equal(k.shape, v.shape) ||
 		q.shape[0] != k.shape[0] || q.shape[3] != k.shape[3] {
 		fail("attention", operands, "wants q [batch, time, heads, dim], k and v [batch, keyTime, keyHeads, dim]")
@@ -60,7 +64,7 @@ func ScaledDotProductAttention(q, k, v *Tensor, o AttentionOptions) *Tensor {
 		}
 		grads := make([]*Tensor, 3)
 		for i, t := range inputs[:3] {
-			grads[i] = result("attention", Float32, t.shape, g)
+			grads[i] = result("attention", t.dtype, t.shape, g)
 		}
 		attendGrad(p, grads, g.denseHeads(), out, lse, q, k, v)
 		for i, gi := range grads {
@@ -79,7 +83,7 @@ func ScaledDotProductAttention(q, k, v *Tensor, o AttentionOptions) *Tensor {
 // heads. It returns [batch, time, width] and moves no data to unpack.
 func SelfAttention(qkv *Tensor, numHeads int, o AttentionOptions) *Tensor {
 	operands := []*Tensor{qkv, o.Mask}
-	qkv.wantDType("self attention", Float32)
+	qkv = qkv.To(lowDType("self attention", operands[:1]))
 	if len(qkv.shape) != 3 || numHeads < 1 || qkv.shape[2]%(3*numHeads) != 0 {
 		fail("self attention", operands, "wants [batch, time, 3·width] with a width that %d heads divide", numHeads)
 	}
@@ -102,7 +106,7 @@ func SelfAttention(qkv *Tensor, numHeads int, o AttentionOptions) *Tensor {
 			})
 			return
 		}
-		dqkv := result("self attention", Float32, packed.shape, g)
+		dqkv := result("self attention", packed.dtype, packed.shape, g)
 		dq, dk, dv := unpack(dqkv)
 		attendGrad(p, []*Tensor{dq, dk, dv}, g.denseHeads(), out, lse, q, k, v)
 		if b.needs(0) {
@@ -116,9 +120,13 @@ func SelfAttention(qkv *Tensor, numHeads int, o AttentionOptions) *Tensor {
 }
 
 func attend(p attentionParams, q, k, v *Tensor) (out, lse *Tensor) {
-	out = result("attention", Float32, q.shape, q, k, v, p.mask)
+	out = result("attention", q.dtype, q.shape, q, k, v, p.mask)
 	lse = result("attention", Float32, []int{q.shape[0], q.shape[2], q.shape[1]}, q, k, v, p.mask)
 	fused("attention", p.list(), []*Tensor{out, lse, q, k, v, p.mask}, func(w *work.Pool, a []device.Array) {
+		if a[2].DType == BFloat16 {
+			kernel.AttentionBF16(w, p.shape(a[2], a[3], a[5]), headsBF16(a[0]), headsBF16(a[2]), headsBF16(a[3]), headsBF16(a[4]), a[1].Float32s())
+			return
+		}
 		kernel.Attention(w, p.shape(a[2], a[3], a[5]), heads(a[0]), heads(a[2]), heads(a[3]), heads(a[4]), a[1].Float32s())
 	})
 	return out, lse
@@ -127,6 +135,11 @@ func attend(p attentionParams, q, k, v *Tensor) (out, lse *Tensor) {
 func attendGrad(p attentionParams, grads []*Tensor, g, out, lse, q, k, v *Tensor) {
 	operands := []*Tensor{grads[0], grads[1], grads[2], g, out, lse, q, k, v, p.mask}
 	fused("attention grad", p.list(), operands, func(w *work.Pool, a []device.Array) {
+		if a[6].DType == BFloat16 {
+			kernel.AttentionBackwardBF16(w, p.shape(a[6], a[7], a[9]), headsBF16(a[0]), headsBF16(a[1]), headsBF16(a[2]),
+				headsBF16(a[3]), headsBF16(a[4]), headsBF16(a[6]), headsBF16(a[7]), headsBF16(a[8]), a[5].Float32s())
+			return
+		}
 		kernel.AttentionBackward(w, p.shape(a[6], a[7], a[9]), heads(a[0]), heads(a[1]), heads(a[2]),
 			heads(a[3]), heads(a[4]), heads(a[6]), heads(a[7]), heads(a[8]), a[5].Float32s())
 	})
@@ -213,6 +226,10 @@ func heads(a device.Array) kernel.Heads {
 	return kernel.Heads{Data: a.Span(), Batch: a.Strides[0], Time: a.Strides[1], Head: a.Strides[2]}
 }
 
+func headsBF16(a device.Array) kernel.HeadsBF16 {
+	return kernel.HeadsBF16{Data: device.Span[uint16](a), Batch: a.Strides[0], Time: a.Strides[1], Head: a.Strides[2]}
+}
+
 // denseHeads returns t with a dense last dim.
 func (t *Tensor) denseHeads() *Tensor {
 	if t.strides[3] == 1 || t.shape[3] == 1 {
@@ -221,20 +238,22 @@ func (t *Tensor) denseHeads() *Tensor {
 	return t.Clone()
 }
 
-// attentionDefinition is the attention in recorded operations.
+// attentionDefinition is the attention in recorded operations, between products
+// in float32.
 func attentionDefinition(p attentionParams, q, k, v *Tensor) *Tensor {
+	dtype := q.dtype
 	weights := attentionScores(p, q, k).Softmax(-1)
 	if keep := p.kept(weights); keep != nil {
 		weights = weights.Mul(keep)
 	}
-	return weights.MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 1, 3)).Permute(0, 2, 1, 3)
+	return weights.To(dtype).MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 1, 3)).Permute(0, 2, 1, 3)
 }
 
 // attentionScores returns what the softmax is taken of, [batch, heads, time,
 // keyTime].
 func attentionScores(p attentionParams, q, k *Tensor) *Tensor {
 	k = k.repeatHeads(q.shape[2])
-	scores := q.Permute(0, 2, 1, 3).MatMul(k.Permute(0, 2, 3, 1)).MulScalar(float64(p.scale))
+	scores := q.Permute(0, 2, 1, 3).MatMul(k.Permute(0, 2, 3, 1)).To(Float32).MulScalar(float64(p.scale))
 	if p.mask != nil {
 		scores = scores.Add(p.mask)
 	}
@@ -271,7 +290,7 @@ func attentionMaskGrad(p attentionParams, g, q, k, v *Tensor) *Tensor {
 	q, k, v = q.Detach(), k.Detach(), v.Detach()
 	p.mask = p.mask.Detach()
 	weights := attentionScores(p, q, k).Softmax(-1)
-	dw := g.Detach().Permute(0, 2, 1, 3).MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 3, 1))
+	dw := g.Detach().Permute(0, 2, 1, 3).MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 3, 1)).To(Float32)
 	if keep := p.kept(weights); keep != nil {
 		dw = dw.Mul(keep)
 	}

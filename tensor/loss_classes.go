@@ -42,16 +42,15 @@ func CrossEntropy(logits, targets *Tensor, opts ...CrossEntropyOptions) *Tensor 
 	if o.LabelSmoothing < 0 || o.LabelSmoothing > 1 {
 		fail(op, operands, "label smoothing must be between 0 and 1, got %v", o.LabelSmoothing)
 	}
-	x := wideLoss(logits)
 	if targets.dtype.IsFloat() {
-		return crossEntropyOfProbabilities(op, x, targets, o)
+		return crossEntropyOfProbabilities(op, wideLoss(logits), targets, o)
 	}
 	t := newTargets(op, logits, targets, o)
-	x = x.Reshape(t.rows, t.classes)
-	if o.LabelSmoothing == 0 && x.dtype == Float32 {
+	x := logits.Reshape(t.rows, t.classes)
+	if o.LabelSmoothing == 0 && (x.dtype == Float32 || x.dtype == BFloat16) {
 		return t.reduce(op, crossEntropyRows(x, t.ids), o)
 	}
-	logp := x.LogSoftmax(-1)
+	logp := wideLoss(x).LogSoftmax(-1)
 	loss := logp.pick(t.ids).Neg()
 	if t.weight != nil {
 		loss = loss.Mul(t.weight)
@@ -171,7 +170,8 @@ func (t targets) reduceWeighed(op string, loss *Tensor, o CrossEntropyOptions) *
 	return reduceLoss(op, loss.Reshape(t.shape...), LossOptions{Reduction: o.Reduction})
 }
 
-// crossEntropyRows returns the loss of each row of logits [rows, classes].
+// crossEntropyRows returns the loss of each row of logits [rows, classes], which
+// are float32 or bfloat16: there are many, and no copy of them is made.
 func crossEntropyRows(logits, ids *Tensor) *Tensor {
 	const op = "cross entropy"
 	src := logits.Contiguous()
@@ -179,15 +179,23 @@ func crossEntropyRows(logits, ids *Tensor) *Tensor {
 	loss := result(op, Float32, src.shape[:1], src, ids)
 	lse := result(op, Float32, src.shape[:1], src, ids)
 	fused(op, nil, []*Tensor{loss, lse, src, ids}, func(p *work.Pool, a []device.Array) {
+		if a[2].DType == BFloat16 {
+			kernel.CrossEntropyBF16(p, a[0].Float32s(), a[1].Float32s(), device.Elems[uint16](a[2]), a[3].Int64s(), rows, classes)
+			return
+		}
 		kernel.CrossEntropy(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Int64s(), rows, classes)
 	})
 	return loss.record(op, []*Tensor{src}, []*Tensor{src, lse, ids}, func(b *backprop, g *Tensor) {
 		if b.create {
-			b.composite(g, func() *Tensor { return src.LogSoftmax(-1).pick(ids).Neg() })
+			b.composite(g, func() *Tensor { return wideLoss(src).LogSoftmax(-1).pick(ids).Neg() })
 			return
 		}
-		dx := result(op, Float32, src.shape, g)
+		dx := result(op, src.dtype, src.shape, g)
 		fused("cross entropy grad", nil, []*Tensor{dx, src, lse, ids, g.Contiguous()}, func(p *work.Pool, a []device.Array) {
+			if a[1].DType == BFloat16 {
+				kernel.CrossEntropyBackwardBF16(p, device.Elems[uint16](a[0]), device.Elems[uint16](a[1]), a[2].Float32s(), a[3].Int64s(), a[4].Float32s(), rows, classes)
+				return
+			}
 			kernel.CrossEntropyBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Int64s(), a[4].Float32s(), rows, classes)
 		})
 		b.give(0, dx)

@@ -9,24 +9,41 @@ import (
 )
 
 // MatMul returns the matrix product over the last two dims, [batch…, m, k] ·
-// [batch…, k, n] = [batch…, m, n]; batch dims are broadcast.
+// [batch…, k, n] = [batch…, m, n]; batch dims are broadcast. Both operands are
+// float32 or both bfloat16; under autocast either may be either, and the result
+// is bfloat16.
 func (t *Tensor) MatMul(u *Tensor) *Tensor {
 	both := []*Tensor{t, u}
-	out := matMul("matmul", t, u)
+	out := matMul("matmul", lowDType("matmul", both), t, u)
 	return out.record("matmul", both, both, func(b *backprop, g *Tensor) {
 		if b.needs(0) {
-			b.give(0, g.MatMul(u.T()).sumTo(t.shape))
+			b.give(0, b.multiply(g, u.T(), t).sumTo(t.shape))
 		}
 		if b.needs(1) {
-			b.give(1, t.T().MatMul(g).sumTo(u.shape))
+			b.give(1, b.multiply(t.T(), g, u).sumTo(u.shape))
 		}
 	})
 }
 
-func matMul(op string, t, u *Tensor) *Tensor {
+// multiply returns t·u, a gradient of like. Where the operation computed in
+// bfloat16 the gradient of a float32 operand, and one that is summed up yet, is
+// written in float32 at once.
+func (b *backprop) multiply(t, u, like *Tensor) *Tensor {
+	if b.create {
+		return t.MatMul(u)
+	}
+	dtype := like.dtype
+	batch, _ := broadcastShapes(t.shape[:len(t.shape)-2], u.shape[:len(u.shape)-2])
+	if !slices.Equal(like.shape[:len(like.shape)-2], batch) {
+		dtype = Float32
+	}
+	return matMul("matmul", dtype, t, u)
+}
+
+// matMul computes a product into dtype. It is one of bfloat16 when that or an
+// operand is.
+func matMul(op string, dtype DType, t, u *Tensor) *Tensor {
 	operands := []*Tensor{t, u}
-	t.wantDType(op, Float32)
-	u.wantDType(op, Float32)
 	if len(t.shape) < 2 || len(u.shape) < 2 {
 		fail(op, operands, "wants matrices: at least two dims each")
 	}
@@ -38,7 +55,7 @@ func matMul(op string, t, u *Tensor) *Tensor {
 	if !ok {
 		fail(op, operands, "the batch dims cannot be broadcast together")
 	}
-	out := result(op, Float32, slices.Concat(batch, []int{t.shape[tn], u.shape[un+1]}), operands...)
+	out := result(op, dtype, slices.Concat(batch, []int{t.shape[tn], u.shape[un+1]}), operands...)
 	a, b := t.matrices(batch), u.matrices(batch)
 	out.Device().MatMul(out.array(), a, b, device.Array{}, 0)
 	return out
@@ -58,7 +75,8 @@ func (t *Tensor) matrices(batch []int) device.Array {
 }
 
 // Linear returns x·wᵀ + bias for a weight [out, in], PyTorch's layout: x
-// [batch…, in] gives [batch…, out]. bias [out] may be nil.
+// [batch…, in] gives [batch…, out]. bias [out] may be nil. Its dtypes are those
+// of [Tensor.MatMul]; the bias may be float32 always.
 func Linear(x, weight, bias *Tensor) *Tensor { return affine("linear", x, weight, bias, true) }
 
 // Affine returns x·w + bias for a weight [in, out], the layout of GPT-2's
@@ -67,7 +85,7 @@ func Affine(x, weight, bias *Tensor) *Tensor { return affine("affine", x, weight
 
 func affine(op string, x, weight, bias *Tensor, outFirst bool) *Tensor {
 	operands := []*Tensor{x, weight, bias}
-	wantFloat32s(op, operands)
+	dtype := lowDType(op, operands[:2])
 	if len(weight.shape) != 2 || len(x.shape) < 1 {
 		fail(op, operands, "wants an input of at least one dim and a weight of two")
 	}
@@ -83,11 +101,14 @@ func affine(op string, x, weight, bias *Tensor, outFirst bool) *Tensor {
 	if bias != nil && !slices.Equal(bias.shape, []int{out}) {
 		fail(op, operands, "the bias must have shape [%d]", out)
 	}
+	if bias != nil && bias.dtype != Float32 && bias.dtype != dtype {
+		fail(op, operands, "wants float32 for the bias, or the dtype of the result, %v", dtype)
+	}
 	flat := x.rows(in)
-	y := result(op, Float32, []int{flat.shape[0], out}, operands...)
+	y := result(op, dtype, []int{flat.shape[0], out}, operands...)
 	var biasArray device.Array
 	if bias != nil {
-		bias = bias.Contiguous()
+		bias = bias.To(Float32).Contiguous()
 		biasArray = bias.array()
 	}
 	y.Device().MatMul(y.array(), flat.array(), w.array(), biasArray, 0)
@@ -95,9 +116,9 @@ func affine(op string, x, weight, bias *Tensor, outFirst bool) *Tensor {
 		g = g.Contiguous()
 		if b.needs(0) {
 			if outFirst {
-				b.give(0, g.MatMul(weight))
+				b.give(0, b.multiply(g, weight, flat))
 			} else {
-				b.give(0, g.MatMul(weight.T()))
+				b.give(0, b.multiply(g, weight.T(), flat))
 			}
 		}
 		if b.needs(1) {
@@ -108,11 +129,11 @@ func affine(op string, x, weight, bias *Tensor, outFirst bool) *Tensor {
 			if dst, beta, ok := b.direct(1); ok {
 				dst.Device().MatMul(dst.array(), left.detach().T().array(), right.array(), device.Array{}, beta)
 			} else {
-				b.give(1, left.T().MatMul(right))
+				b.give(1, b.multiply(left.T(), right, weight))
 			}
 		}
 		if b.needs(2) {
-			b.give(2, g.Sum(0))
+			b.give(2, b.sumRows(g))
 		}
 	})
 	return y.Reshape(append(x.Shape()[:len(x.shape)-1], out)...)

@@ -11,10 +11,17 @@ import (
 )
 
 // LayerNorm normalises the last dim to mean 0 and variance 1, then scales by
-// gamma and shifts by beta, both of that dim's size (Ba et al. 2016).
+// gamma and shifts by beta, both of that dim's size (Ba et al. 2016). The result
+// has x's dtype, float32 or bfloat16; it is computed in float32, and so are the
+// parameters and their gradients.
 func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 	operands := []*Tensor{x, gamma, beta}
-	wantFloat32s("layer norm", operands)
+	if x.dtype == BFloat16 {
+		gamma, beta = gamma.To(Float32), beta.To(Float32)
+		wantFloat32s("layer norm", []*Tensor{gamma, beta})
+	} else {
+		wantFloat32s("layer norm", operands)
+	}
 	if len(x.shape) == 0 {
 		fail("layer norm", operands, "wants at least one dim")
 	}
@@ -23,27 +30,37 @@ func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 		fail("layer norm", operands, "gamma and beta must have shape [%d]", cols)
 	}
 	src, gamma, beta := x.rows(cols), gamma.Contiguous(), beta.Contiguous()
-	out := result("layer norm", Float32, src.shape, operands...)
+	out := result("layer norm", x.dtype, src.shape, operands...)
 	mean := result("layer norm", Float32, src.shape[:1], operands...)
 	rstd := result("layer norm", Float32, src.shape[:1], operands...)
 	fused("layer norm", []float64{eps}, []*Tensor{out, mean, rstd, src, gamma, beta}, func(p *work.Pool, a []device.Array) {
 		rows, cols := a[3].RowsCols()
+		if a[3].DType == BFloat16 {
+			kernel.LayerNormBF16(p, device.Elems[uint16](a[0]), a[1].Float32s(), a[2].Float32s(), device.Elems[uint16](a[3]),
+				a[4].Float32s(), a[5].Float32s(), rows, cols, float32(eps))
+			return
+		}
 		kernel.LayerNorm(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(),
 			rows, cols, float32(eps))
 	})
 	inputs := []*Tensor{src, gamma, beta}
 	out = out.record("layer norm", inputs, []*Tensor{src, gamma, mean, rstd}, func(b *backprop, g *Tensor) {
 		if b.create {
-			b.composite(g, func() *Tensor { return layerNormDefinition(src, gamma, beta, eps) })
+			b.composite(g, func() *Tensor { return layerNormDefinition(src.To(Float32), gamma, beta, eps).To(src.dtype) })
 			return
 		}
 		g = g.Contiguous()
-		dx := result("layer norm", Float32, src.shape, g)
+		dx := result("layer norm", src.dtype, src.shape, g)
 		dgamma := result("layer norm", Float32, gamma.shape, g)
 		dbeta := result("layer norm", Float32, beta.shape, g)
 		operands := []*Tensor{dx, dgamma, dbeta, g, src, mean, rstd, gamma}
 		fused("layer norm grad", nil, operands, func(p *work.Pool, a []device.Array) {
 			rows, cols := a[4].RowsCols()
+			if a[4].DType == BFloat16 {
+				kernel.LayerNormBackwardBF16(p, device.Elems[uint16](a[0]), a[1].Float32s(), a[2].Float32s(),
+					device.Elems[uint16](a[3]), device.Elems[uint16](a[4]), a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), rows, cols)
+				return
+			}
 			kernel.LayerNormBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(),
 				a[3].Float32s(), a[4].Float32s(), a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), rows, cols)
 		})

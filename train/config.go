@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // LMConfig is everything that decides a run of [LM], besides the text itself.
@@ -19,8 +21,8 @@ type LMConfig struct {
 	Ranks int    `json:"ranks"`
 	Batch int    `json:"batch"` // sequences a rank and step
 	Steps int    `json:"steps"`
-	Seed  int64  `json:"seed"` // of the first weights and the order of the data
-	DType string `json:"dtype"`
+	Seed  int64  `json:"seed"`  // of the first weights and the order of the data
+	DType string `json:"dtype"` // float32, or bfloat16: autocast with float32 weights
 
 	Vocab   int `json:"vocab"`
 	Context int `json:"context"` // tokens in a sequence
@@ -71,8 +73,8 @@ func (c LMConfig) Validate() error {
 			return fmt.Errorf("train lm: --%s is %d, want %d to %d", f.name, f.value, f.lo, f.hi)
 		}
 	}
-	if c.DType != "float32" {
-		return fmt.Errorf("train lm: --dtype is %q; training is in float32 today (bfloat16 is planned)", c.DType)
+	if _, ok := autocasts[c.DType]; !ok {
+		return fmt.Errorf("train lm: --dtype is %q, want float32 or bfloat16", c.DType)
 	}
 	// Written so that NaN, which compares with nothing, is refused too.
 	for _, f := range []struct {
@@ -102,6 +104,12 @@ func (c LMConfig) model() models.GPTConfig {
 	return models.GPTConfig{Vocab: c.Vocab, Context: c.Context, Width: c.Width, Heads: c.Heads, Layers: c.Layers, Tanh: true}
 }
 
+// autocasts are the settings of DType, and what the passes of training and
+// evaluation then compute in; 0 is what the weights are in.
+var autocasts = map[string]tensor.DType{"float32": 0, "bfloat16": tensor.BFloat16}
+
+func (c LMConfig) autocast() nn.CtxOption { return nn.WithAutocast(autocasts[c.DType]) }
+
 func (c LMConfig) numWarmup() int { return int(c.Warmup * float64(c.Steps)) }
 
 // adopt takes over what a checkpoint's run was made with. What the user gave
@@ -124,10 +132,11 @@ func (c *LMConfig) adopt(saved LMConfig, explicit map[string]bool) error {
 
 	given := *c
 	*c = saved
-	c.Out, c.Ranks, c.DType = given.Out, given.Ranks, given.DType
+	c.Out, c.Ranks = given.Out, given.Ranks
 	for flag, take := range map[string]func(){
 		"steps":         func() { c.Steps = given.Steps },
 		"batch":         func() { c.Batch = given.Batch },
+		"dtype":         func() { c.DType = given.DType },
 		"lr":            func() { c.LR = given.LR },
 		"weight-decay":  func() { c.WeightDecay = given.WeightDecay },
 		"beta2":         func() { c.Beta2 = given.Beta2 },

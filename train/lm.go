@@ -230,7 +230,7 @@ func tensorsOf(batch data.TokenBatch) (inputs, targets *tensor.Tensor) {
 
 // evalStep returns the sum of the losses of one batch of this rank.
 func (r *lmRun) evalStep(ctx context.Context, batch data.TokenBatch) (nats float64, err error) {
-	c := nn.Evaluation(ctx)
+	c := nn.Evaluation(ctx, r.cfg.autocast())
 	defer c.Close()
 	defer c.Recover(&err)
 	inputs, targets := tensorsOf(batch)

@@ -463,7 +463,7 @@ func TestCheckLM(t *testing.T) {
 		{"no batch", func(c *LMConfig) { c.Batch = -3 }, []string{"--batch is -3, want 1 to"}},
 		{"no steps", func(c *LMConfig) { c.Steps = 0 }, []string{"--steps is 0"}},
 		{"heads", func(c *LMConfig) { c.Heads = 5 }, []string{"multiple of its heads", "32 % 5 = 2"}},
-		{"dtype", func(c *LMConfig) { c.DType = "bfloat16" }, []string{"--dtype", "bfloat16", "float32"}},
+		{"dtype", func(c *LMConfig) { c.DType = "float16" }, []string{`--dtype is "float16", want float32 or bfloat16`}},
 		{"lr", func(c *LMConfig) { c.LR = math.NaN() }, []string{"--lr is NaN"}},
 		{"infinite lr", func(c *LMConfig) { c.LR = math.Inf(1) }, []string{"--lr is +Inf"}},
 		{"clip", func(c *LMConfig) { c.Clip = math.NaN() }, []string{"--clip is NaN"}},

@@ -77,7 +77,7 @@ func (r *lmRun) trainStep(ctx context.Context) (loss float64, err error) {
 	}
 	inputs, targets := tensorsOf(batch)
 
-	c := nn.Training(ctx)
+	c := nn.Training(ctx, r.cfg.autocast())
 	defer c.Close()
 	defer c.Recover(&err)
 	r.opt.ZeroGrad()

@@ -24,6 +24,7 @@ type Reporter interface {
 // Start describes a run before its first step.
 type Start struct {
 	Model           string
+	DType           string // that is computed in
 	NumParams       int
 	Data            string
 	TrainBytes      int64
@@ -83,6 +84,7 @@ func (r *lmRun) start(saved *savedRun) Start {
 	s := Start{
 		Model: fmt.Sprintf("GPT, %d %s of width %d, %d tokens of context, %d BPE tokens",
 			r.cfg.Layers, plural(r.cfg.Layers, "layer"), r.cfg.Width, r.cfg.Context, r.model.Config.Vocab),
+		DType:     r.cfg.DType,
 		NumParams: nn.NumParams(r.model), Data: r.corpus.Name,
 		TrainBytes: r.corpus.Train.Size(), ValidationBytes: r.corpus.Validation.Size(),
 		Ranks: r.group.Size(), Threads: tensor.NumThreads(), Transport: r.group.Transport(),

@@ -22,7 +22,7 @@ func (c *clock) now() time.Time { return c.t }
 // drive reports a run of four steps, two seconds each.
 func drive(r Reporter, c *clock) {
 	r.Start(Start{
-		Model: "GPT, small", NumParams: 1_234_567, Data: "text.txt", TrainBytes: 9_500_000, ValidationBytes: 500_000,
+		Model: "GPT, small", DType: "bfloat16", NumParams: 1_234_567, Data: "text.txt", TrainBytes: 9_500_000, ValidationBytes: 500_000,
 		GzipBitsPerByte: 2.5, Ranks: 2, Threads: 1, Transport: "shm", Steps: 14, FirstStep: 10, Resumed: "out/step-00000010",
 	})
 	for step := 11; step <= 14; step++ {
@@ -46,6 +46,7 @@ func TestConsoleWithoutTerminal(t *testing.T) {
 	want := `model   GPT, small: 1.23 M parameters
 data    text.txt: 9.5 MB to train on, 0.5 MB to validate
 ranks   2 of 1 thread, transport shm
+dtype   bfloat16, with weights of float32
 goal    fewer bits per byte of validation text than gzip -9: 2.500
 resumed at step 10 from out/step-00000010
 step 11/14  loss 3.900  2000 tokens/s

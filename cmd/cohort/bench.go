@@ -186,7 +186,7 @@ func newBenchStepCommand(f *benchFlags) *cobra.Command {
 	}
 	threadsFlag(cmd, &threads)
 	cmd.Flags().StringVar(&o.Model, "model", "gpt", "`name` of the model: mlp, gpt, cnn or resnet50")
-	cmd.Flags().StringVar(&o.DType, "dtype", o.DType, "`type` that is computed in: float32")
+	cmd.Flags().StringVar(&o.DType, "dtype", o.DType, "`type` that is computed in: float32, or bfloat16 by autocast")
 	cmd.Flags().IntVar(&o.Batch, "batch", 0, "`samples` of a step (default 256, 8, 64 and 4)")
 	cmd.Flags().IntVar(&o.Steps, "steps", 30, "steps to measure")
 	return cmd

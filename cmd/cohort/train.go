@@ -88,7 +88,7 @@ tokenizer.json, and besides the optimizer's state and the progress.`,
 	f.IntVar(&cfg.Steps, "steps", cfg.Steps, "training steps")
 	f.IntVar(&cfg.Batch, "batch", cfg.Batch, "sequences a rank and step")
 	f.Int64Var(&cfg.Seed, "seed", cfg.Seed, "decides the first weights and the order of the data")
-	f.StringVar(&cfg.DType, "dtype", cfg.DType, "`type` that is computed in: float32")
+	f.StringVar(&cfg.DType, "dtype", cfg.DType, "`type` that is computed in: float32 or bfloat16 (weights and checkpoints are float32 always)")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object a step on standard output")
 	f.IntVar(&cfg.Vocab, "vocab", cfg.Vocab, "entries of the tokenizer's vocabulary")
 	f.IntVar(&cfg.Context, "context", cfg.Context, "tokens in a sequence")

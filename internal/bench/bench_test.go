@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -97,10 +98,14 @@ func TestBadProducts(t *testing.T) {
 }
 
 func TestStep(t *testing.T) {
-	for _, model := range StepModels() {
-		r, err := Step(t.Context(), StepOptions{Model: model, DType: "float32", Batch: 2, Steps: 2})
+	for i, model := range slices.Concat(StepModels(), StepModels()) {
+		dtype := [...]string{"float32", "bfloat16"}[i/len(StepModels())]
+		r, err := Step(t.Context(), StepOptions{Model: model, DType: dtype, Batch: 2, Steps: 2})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if r.DType != dtype {
+			t.Errorf("the result says %s, want %s", r.DType, dtype)
 		}
 		want := "bench case dtype threads batch params median_us min_us gflop_per_s"
 		if r.PeakRSSBytes > 0 {
@@ -119,7 +124,6 @@ func TestBadOptions(t *testing.T) {
 	for want, change := range map[string]func(*StepOptions){
 		`no model "lstm": there is mlp, gpt`: func(o *StepOptions) { o.Model = "lstm" },
 		"model resnet50 comes with a later":  func(o *StepOptions) { o.Model = "resnet50" },
-		"dtype bfloat16 comes with a later":  func(o *StepOptions) { o.DType = "bfloat16" },
 		`no dtype ""`:                        func(o *StepOptions) { o.DType = "" },
 		"batch of -1":                        func(o *StepOptions) { o.Batch = -1 },
 		"0 steps":                            func(o *StepOptions) { o.Steps = 0 },

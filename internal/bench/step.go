@@ -22,13 +22,14 @@ type workload struct {
 	batch     int
 	optimizer optim.Optimizer
 	x, y      *tensor.Tensor
-	flops     float64 // of a step's matrix products
+	autocast  tensor.DType // 0 for none
+	flops     float64      // of a step's matrix products
 }
 
 // StepOptions choose what Step measures.
 type StepOptions struct {
 	Model string // of [StepModels]
-	DType string // "float32"
+	DType string // "float32" or "bfloat16", which is autocast
 	Batch int    // samples, sequences (gpt) or images of a step; 0 is the model's own
 	Steps int    // that are measured, after a few that are not
 }
@@ -36,18 +37,12 @@ type StepOptions struct {
 // StepModels are the models that Step knows.
 func StepModels() []string { return []string{"mlp", "gpt", "cnn", "resnet50"} }
 
-// laterModels and laterDTypes are part of the command's fixed vocabulary.
-var (
-	laterModels = []string{}
-	laterDTypes = []string{"bfloat16"}
-)
-
 // Validate reports the first option that makes no sense.
 func (o StepOptions) Validate() error {
-	if err := oneOf("model", o.Model, StepModels(), laterModels); err != nil {
+	if err := oneOf("model", o.Model, StepModels(), nil); err != nil {
 		return err
 	}
-	if err := oneOf("dtype", o.DType, []string{"float32"}, laterDTypes); err != nil {
+	if err := oneOf("dtype", o.DType, []string{"float32", "bfloat16"}, nil); err != nil {
 		return err
 	}
 	if o.Batch < 0 || o.Batch > maxBatch {
@@ -82,15 +77,21 @@ func oneOf(what, name string, known, later []string) error {
 
 func newWorkload(o StepOptions) *workload {
 	b := &nn.Build{Generator: tensor.NewGenerator(0)}
+	var w *workload
 	switch o.Model {
 	case "gpt":
-		return newGPT(b, cmp.Or(o.Batch, 8))
+		w = newGPT(b, cmp.Or(o.Batch, 8))
 	case "cnn":
-		return newCNN(b, cmp.Or(o.Batch, 64))
+		w = newCNN(b, cmp.Or(o.Batch, 64))
 	case "resnet50":
-		return newResNet50(b, cmp.Or(o.Batch, 4))
+		w = newResNet50(b, cmp.Or(o.Batch, 4))
+	default:
+		w = newMLP(b, cmp.Or(o.Batch, 256))
 	}
-	return newMLP(b, cmp.Or(o.Batch, 256))
+	if o.DType == "bfloat16" {
+		w.autocast = tensor.BFloat16
+	}
+	return w
 }
 
 // newMLP is 784-1024-1024-10 with SGD.
@@ -100,7 +101,8 @@ func newMLP(b *nn.Build, batch int) *workload {
 	b.Generator.Normal(x, 0, 1)
 	// The input needs no gradient: the first layer has two products, the others three.
 	flops := 2 * float64(batch) * (2*784*1024 + 3*1024*1024 + 3*1024*10)
-	return &workload{m, batch, optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01}), x, randomIDs(b.Generator, 10, batch), flops}
+	opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01})
+	return &workload{model: m, batch: batch, optimizer: opt, x: x, y: randomIDs(b.Generator, 10, batch), flops: flops}
 }
 
 // untiedGPT is a decoder with an output layer of its own.
@@ -123,7 +125,8 @@ func newGPT(b *nn.Build, batch int) *workload {
 	tokens := float64(batch * time)
 	flops := 6*perToken*tokens + 3*4*tokens*time*width*layers
 	opt := optim.NewAdamW(nn.Parameters(m), optim.AdamWOptions{LR: 1e-3, WeightDecay: 0.01})
-	return &workload{m, batch, opt, randomIDs(b.Generator, vocab, batch, time), randomIDs(b.Generator, vocab, batch, time), flops}
+	x, y := randomIDs(b.Generator, vocab, batch, time), randomIDs(b.Generator, vocab, batch, time)
+	return &workload{model: m, batch: batch, optimizer: opt, x: x, y: y, flops: flops}
 }
 
 func randomIDs(g *tensor.Generator, n int, shape ...int) *tensor.Tensor {
@@ -141,7 +144,7 @@ func randomIDs(g *tensor.Generator, n int, shape ...int) *tensor.Tensor {
 // run does one training step of forward, which wraps the model, and returns
 // the loss.
 func (w *workload) run(ctx context.Context, forward nn.Module) (loss float64, err error) {
-	c := nn.Training(ctx)
+	c := nn.Training(ctx, nn.WithAutocast(w.autocast))
 	defer c.Close()
 	defer c.Recover(&err)
 	w.optimizer.ZeroGrad()

@@ -46,5 +46,5 @@ func newImages(b *nn.Build, m nn.Module, batch, size, classes int, flopsPerImage
 	x := tensor.Zeros(batch, 3, size, size)
 	b.Generator.Normal(x, 0, 1)
 	opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01})
-	return &workload{m, batch, opt, x, randomIDs(b.Generator, classes, batch), float64(batch) * flopsPerImage}
+	return &workload{model: m, batch: batch, optimizer: opt, x: x, y: randomIDs(b.Generator, classes, batch), flops: float64(batch) * flopsPerImage}
 }

@@ -120,8 +120,8 @@ func (a Array) Float32s() []float32 { return Elems[float32](a) }
 func (a Array) Int64s() []int64 { return Elems[int64](a) }
 
 // Span returns the run of host memory that a strided array touches, from its
-// first element on.
-func (a Array) Span() []float32 {
+// first element on; T is as for [Elems].
+func Span[T Element](a Array) []T {
 	n := 1
 	for i, s := range a.Shape {
 		if s == 0 {
@@ -129,8 +129,11 @@ func (a Array) Span() []float32 {
 		}
 		n += (s - 1) * a.Strides[i]
 	}
-	return unsafe.Slice((*float32)(a.Ptr), n)
+	return unsafe.Slice((*T)(a.Ptr), n)
 }
+
+// Span is the function Span of float32.
+func (a Array) Span() []float32 { return Span[float32](a) }
 
 // RowsCols sees a contiguous array as rows of its last dim.
 func (a Array) RowsCols() (rows, cols int) {
@@ -291,7 +294,9 @@ type Kernels interface {
 	ArgReduce(op Reduction, dst, x Array, dim int)
 	SumSquares(x Array) float64
 	// MatMul computes dst = a·b + beta·dst + bias on [batch…, m, k]·[batch…, k, n];
-	// the last two dims of a and b may be transposed, bias [n] may be empty.
+	// the last two dims of a and b may be transposed, bias [n] (float32) may be
+	// empty. Each of dst, a and b is Float32 or BFloat16; when any is BFloat16,
+	// a and b are rounded to it, and sums are kept in float32.
 	MatMul(dst, a, b, bias Array, beta float32)
 	// Gather copies rows of table by int64 ids; it returns the first
 	// position whose id is out of range (-1 if none).

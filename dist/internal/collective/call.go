@@ -61,15 +61,27 @@ func (r ReduceOp) Valid() bool { return r < numReduceOps }
 type DType uint8
 
 // The element types. Their numbers travel between ranks: add at the end only.
+// All can be moved; which are reduced, [ReducerFor] says.
 const (
 	Float32 DType = iota + 1
 	Int64
+	BFloat16
+	Float16
+	Float64
+	Int32
+	Int8
+	Uint8
+	Bool
+	numDTypes
 )
 
-var dtypes = [...]struct {
+var dtypes = [numDTypes]struct {
 	name string
 	size int
-}{Float32: {"float32", 4}, Int64: {"int64", 8}}
+}{
+	Float32: {"float32", 4}, Int64: {"int64", 8}, BFloat16: {"bfloat16", 2}, Float16: {"float16", 2}, Float64: {"float64", 8},
+	Int32: {"int32", 4}, Int8: {"int8", 1}, Uint8: {"uint8", 1}, Bool: {"bool", 1},
+}
 
 func (d DType) String() string {
 	if d.Valid() {

@@ -14,17 +14,31 @@ import (
 // for bit (but for the payload of NaNs), not associative.
 type Reducer func(dst, src []byte)
 
-// ReducerFor returns the reduction of elements of a type.
+// ReduceError says that elements of a type are not reduced.
+type ReduceError struct {
+	Op    ReduceOp
+	DType DType
+}
+
+func (e *ReduceError) Error() string {
+	text := fmt.Sprintf("no reduction %v for elements of type %v", e.Op, e.DType)
+	if e.Op.Valid() && e.DType.Valid() {
+		text += ": it can be moved but not reduced; convert the tensor to float32 by To"
+	}
+	return text
+}
+
+// ReducerFor returns the reduction of elements of a type, or a [ReduceError].
 func ReducerFor(op ReduceOp, dtype DType) (Reducer, error) {
 	if op.Valid() && dtype.Valid() {
 		if r := reducers[dtype][op]; r != nil {
 			return r, nil
 		}
 	}
-	return nil, fmt.Errorf("no reduction %v for elements of type %v", op, dtype)
+	return nil, &ReduceError{op, dtype}
 }
 
-var reducers = [...][numReduceOps]Reducer{
+var reducers = [numDTypes][numReduceOps]Reducer{
 	Float32: {
 		Sum:     over(kernel.AddTo),
 		Product: over(kernel.MulTo),

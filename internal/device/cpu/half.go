@@ -4,35 +4,25 @@ package cpu
 
 import (
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/half"
+	"github.com/cohort-ml/cohort/internal/kernel"
 )
 
 func isHalf(d device.DType) bool { return d == device.BFloat16 || d == device.Float16 }
 
-// widen converts elements of sixteen bits to float32.
+// widen converts elements of sixteen bits to float32, on this thread.
 func widen(dst []float32, src []uint16, from device.DType) {
-	src = src[:len(dst)]
 	if from == device.BFloat16 {
-		for i, h := range src {
-			dst[i] = half.FromBFloat16(h)
-		}
+		kernel.FromBF16(nil, dst, src)
 		return
 	}
-	for i, h := range src {
-		dst[i] = half.FromFloat16(h)
-	}
+	kernel.FromF16(nil, dst, src)
 }
 
-// narrow rounds float32 elements to sixteen bits.
+// narrow rounds float32 elements to sixteen bits, on this thread.
 func narrow(dst []uint16, src []float32, to device.DType) {
-	src = src[:len(dst)]
 	if to == device.BFloat16 {
-		for i, x := range src {
-			dst[i] = half.BFloat16(x)
-		}
+		kernel.ToBF16(nil, dst, src[:len(dst)])
 		return
 	}
-	for i, x := range src {
-		dst[i] = half.Float16(x)
-	}
+	kernel.ToF16(nil, dst, src[:len(dst)])
 }

@@ -11,7 +11,7 @@ import (
 
 // MatMul computes dst = a·b + beta·dst + bias; see device.Kernels. dst is
 // contiguous; a and b may be transposed, and are copied when they are neither
-// dense by rows nor by columns.
+// dense by rows nor by columns. See matMulBF16 for bfloat16.
 func (c *CPU) MatMul(dst, a, b, bias device.Array, beta float32) {
 	defer hold(dst, a, b, bias)
 	n := len(dst.Shape)
@@ -28,6 +28,10 @@ func (c *CPU) MatMul(dst, a, b, bias device.Array, beta float32) {
 	defer freeA()
 	b, freeB := c.denseMatrices(b)
 	defer freeB()
+	if multipliesLow(dst, a, b) {
+		c.matMulBF16(numBatch, rows, cols, inner, dst, a, b, bias, beta)
+		return
+	}
 	out := dst.Float32s()
 	ma, mb := matrix(a), matrix(b)
 	if numBatch == 1 {

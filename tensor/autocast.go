@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
+	"github.com/cohort-ml/cohort/internal/work"
+)
+
+// lowDType returns the dtype that a product of operands is computed in and has:
+// under autocast bfloat16, whichever of float32 and bfloat16 the operands are;
+// else theirs, which is one.
+func lowDType(op string, operands []*Tensor) DType {
+	for _, t := range operands {
+		if t.dtype != Float32 && t.dtype != BFloat16 {
+			fail(op, operands, "wants float32 or bfloat16")
+		}
+	}
+	if tp := tapeOf(op, operands); tp != nil && tp.autocast != 0 {
+		return tp.autocast
+	}
+	for _, t := range operands[1:] {
+		if t.dtype != operands[0].dtype {
+			fail(op, operands, "the dtypes differ: convert an operand by To, or compute under autocast (Tape.SetAutocast)")
+		}
+	}
+	return operands[0].dtype
+}
+
+// sumRows returns the sum of the rows of a matrix: the gradient of what was
+// added to each. That of bfloat16 is float32: the sum may be long, and what it
+// goes to is a parameter.
+func (b *backprop) sumRows(g *Tensor) *Tensor {
+	if g.dtype != BFloat16 || b.create {
+		return g.To(Float32).Sum(0)
+	}
+	out := result("sum", Float32, g.shape[1:], g)
+	fused("sum rows", nil, []*Tensor{out, g.Contiguous()}, func(p *work.Pool, a []device.Array) {
+		rows, cols := a[1].RowsCols()
+		kernel.SumRowsBF16(p, a[0].Float32s(), device.Elems[uint16](a[1]), rows, cols)
+	})
+	return out
+}
+
+// inFloat32 computes fn of bfloat16 or float16 operands on their values in
+// float32, and rounds the result to the first one's dtype: the fallback of
+// operations whose kernels take float32 alone.
+func inFloat32(fn func(operands []*Tensor) *Tensor, operands ...*Tensor) *Tensor {
+	dtype := operands[0].dtype
+	wide := make([]*Tensor, len(operands))
+	for i, t := range operands {
+		if t != nil {
+			wide[i] = t.To(Float32)
+		}
+	}
+	return fn(wide).To(dtype)
+}
