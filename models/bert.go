@@ -20,6 +20,7 @@ type BERTConfig struct {
 	Layers   int
 	Epsilon  float64 // of the norms; 0 is 1e-12
 	Dropout  float64 // of features and attention while training
+	Padding  *int    // the word whose vector is not trained by being looked up; nil for none
 }
 
 // Validate reports a size that makes no model.
@@ -33,6 +34,9 @@ func (g BERTConfig) Validate() error {
 	}
 	if g.Width%g.Heads != 0 {
 		return fmt.Errorf("models: the width of a BERT must be a multiple of its heads: %d %% %d = %d", g.Width, g.Heads, g.Width%g.Heads)
+	}
+	if g.Padding != nil && (*g.Padding < 0 || *g.Padding >= g.Vocab) {
+		return fmt.Errorf("models: the padding of a BERT is word %d, which is not one of its %d", *g.Padding, g.Vocab)
 	}
 	if !(g.Dropout >= 0 && g.Dropout < 1) || g.Epsilon < 0 {
 		return fmt.Errorf("models: a BERT with dropout %v and epsilon %v: want 0 ≤ dropout < 1 and a positive epsilon", g.Dropout, g.Epsilon)
@@ -96,7 +100,7 @@ type BERTEncoder struct {
 func newBERTEncoder(b *nn.Build, g BERTConfig) *BERTEncoder {
 	e := &BERTEncoder{
 		Embeddings: &BERTEmbeddings{
-			Words:     &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)},
+			Words:     &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width), PaddingIdx: g.Padding},
 			Positions: &nn.Embedding{Weight: b.Normal(0.02, g.Context, g.Width)},
 			Segments:  &nn.Embedding{Weight: b.Normal(0.02, g.Segments, g.Width)},
 			Norm:      newBERTNorm(b, g),

@@ -27,6 +27,7 @@ type huggingFaceBERT struct {
 	Dropout       float64  `json:"hidden_dropout_prob"`
 	AttentionDrop float64  `json:"attention_probs_dropout_prob"`
 	Tied          bool     `json:"tie_word_embeddings"`
+	Padding       *int     `json:"pad_token_id"`
 }
 
 // HuggingFaceConfig returns the config.json that makes Hugging Face tools open
@@ -36,13 +37,13 @@ func (m *BERT) HuggingFaceConfig() ([]byte, error) {
 	return json.MarshalIndent(huggingFaceBERT{
 		Architectures: []string{"BertForMaskedLM"}, ModelType: "bert", TorchDType: "float32", Activation: "gelu", Positions: "absolute",
 		Vocab: g.Vocab, Context: g.Context, Segments: g.Segments, Width: g.Width, Hidden: g.Hidden, Layers: g.Layers, Heads: g.Heads,
-		Epsilon: g.Epsilon, Dropout: g.Dropout, AttentionDrop: g.Dropout, Tied: true,
+		Epsilon: g.Epsilon, Dropout: g.Dropout, AttentionDrop: g.Dropout, Tied: true, Padding: g.Padding,
 	}, "", "  ")
 }
 
 // ParseBERTConfig reads a config.json of a Hugging Face BERT.
 func ParseBERTConfig(data []byte) (BERTConfig, error) {
-	hf := huggingFaceBERT{Activation: "gelu", Positions: "absolute", Segments: 2, Epsilon: 1e-12, Dropout: 0.1, AttentionDrop: 0.1, Tied: true}
+	hf := huggingFaceBERT{Activation: "gelu", Positions: "absolute", Segments: 2, Epsilon: 1e-12, Dropout: 0.1, AttentionDrop: 0.1, Tied: true, Padding: new(int)}
 	if err := json.Unmarshal(data, &hf); err != nil {
 		return BERTConfig{}, fmt.Errorf("models: config.json: %w", err)
 	}
@@ -62,7 +63,7 @@ func ParseBERTConfig(data []byte) (BERTConfig, error) {
 	}
 	g := BERTConfig{
 		Vocab: hf.Vocab, Context: hf.Context, Segments: hf.Segments, Width: hf.Width, Hidden: hf.Hidden,
-		Heads: hf.Heads, Layers: hf.Layers, Epsilon: hf.Epsilon, Dropout: hf.Dropout,
+		Heads: hf.Heads, Layers: hf.Layers, Epsilon: hf.Epsilon, Dropout: hf.Dropout, Padding: hf.Padding,
 	}
 	if err := g.Validate(); err != nil {
 		return BERTConfig{}, fmt.Errorf("%w (in config.json)", err)

@@ -132,7 +132,7 @@ func maxDiff(got, want []float32, scale float64) float64 {
 
 // Models that transformers saved give its logits, losses and gradients.
 func TestHuggingFaceModels(t *testing.T) {
-	for _, name := range []string{"gpt2", "llama", "llama3"} {
+	for _, name := range []string{"gpt2", "llama", "llama3", "bert"} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join("testdata", "golden", name)
 			want := openExpected(t, filepath.Join(dir, "expected.safetensors"))
@@ -159,6 +159,24 @@ func TestHuggingFaceModels(t *testing.T) {
 			c.Close()
 			opt := optim.NewAdamW(nn.Parameters(m), optim.AdamWOptions{LR: 3e-3, WeightDecay: 0.01})
 			want.compareTraining(t, m, opt, func(c *nn.Ctx) *tensor.Tensor { return tensor.CrossEntropy(logits(c), labels) })
+		})
+	}
+}
+
+func TestDLRMIsPyTorchs(t *testing.T) {
+	for _, sparse := range []bool{false, true} {
+		want := openExpected(t, filepath.Join("testdata", "golden", "dlrm.safetensors"))
+		m := NewDLRM(&nn.Build{}, DLRMConfig{Tables: []int{11, 7, 30}, Width: 8, Bottom: []int{5, 16, 8}, Top: []int{12, 1}, Sparse: sparse})
+		for _, s := range nn.StateDict(m) {
+			s.Tensor.CopyFrom(want.read(t, "weight."+s.Name))
+		}
+		in := []*tensor.Tensor{want.read(t, "dense")}
+		for _, i := range []string{"0", "1", "2"} {
+			in = append(in, want.read(t, "ids"+i), want.read(t, "offsets"+i))
+		}
+		opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.02})
+		want.compareTraining(t, m, opt, func(c *nn.Ctx) *tensor.Tensor {
+			return tensor.BCEWithLogits(c.CallN(m, in...)[0], want.read(t, "labels"))
 		})
 	}
 }
