@@ -46,7 +46,8 @@ func LoadHuggingFace(dir string) (Pretrained, error) {
 	if err != nil {
 		return nil, err
 	}
-	return m, checkpoint.LoadTensors(src, nn.StateDict(m).All())
+	// Published weights are often bfloat16; ours are float32, which holds them.
+	return m, checkpoint.LoadTensors(src, nn.StateDict(m).All(), checkpoint.Widen())
 }
 
 // SaveHuggingFace writes a folder that from_pretrained opens: config.json and

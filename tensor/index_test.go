@@ -129,7 +129,7 @@ func TestIndexingMisuse(t *testing.T) {
 	mustFail(t, "only 2", func() { x.MaskedScatter(FromBool([]bool{true}), Zeros(2)) })
 	mustFail(t, "no 5 elements", func() { x.TopK(5, 1, true) })
 	mustFail(t, "one shape, but for dim 0", func() { Cat(0, x, Zeros(3, 3)) })
-	mustFail(t, "one dtype", func() { Cat(0, x, x.To(Int64)) })
+	mustFail(t, "number of dims", func() { Cat(0, x, Zeros(3)) })
 	mustFail(t, "at least one", func() { Cat(0) })
 	mustFail(t, "one shape", func() { Stack(0, x, Zeros(4, 3)) })
 	mustFail(t, "do not fill dim 1", func() { x.Split(1, 2, 3) })
@@ -301,5 +301,22 @@ func TestRanges(t *testing.T) {
 	}
 	if v, _ := x.TopK(2, 1, true); !slices.Equal(v.Shape(), []int{4, 2}) {
 		t.Errorf("top k on meta: %v", v.Shape())
+	}
+}
+
+func TestCatPromotes(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	sink := &collector{shape: []int{2}}
+	x := tp.Watch(Full(1.5, 2), sink)
+	got := Cat(0, x.To(BFloat16), FromInt64([]int64{7}), x)
+	if got.DType() != Float32 || !slices.Equal(got.Float32s(), []float32{1.5, 1.5, 7, 1.5, 1.5}) {
+		t.Errorf("cat of bfloat16, int64 and float32 is %v", got)
+	}
+	if err := got.Sum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if g := sink.grad.Float32s(); !slices.Equal(g, []float32{2, 2}) {
+		t.Errorf("gradient %v, want [2 2]", g)
 	}
 }

@@ -10,19 +10,20 @@ import (
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
-// Cat joins tensors along a dim. They have one dtype, and one shape but for
-// that dim.
+// Cat joins tensors along a dim. They have one shape but for that dim, and are
+// converted to the dtype that holds them all, as PyTorch promotes.
 func Cat(dim int, ts ...*Tensor) *Tensor {
 	if len(ts) == 0 {
 		fail("cat", nil, "wants at least one tensor")
 	}
 	dim = dimIndex("cat", ts[0], dim)
+	ts = promoted(ts)
 	shape := ts[0].Shape()
 	shape[dim] = 0
 	for _, t := range ts {
 		own := t.Shape()
-		if len(own) != len(shape) || t.dtype != ts[0].dtype {
-			fail("cat", ts, "the tensors must have one dtype and number of dims")
+		if len(own) != len(shape) {
+			fail("cat", ts, "the tensors must have one number of dims")
 		}
 		shape[dim] += own[dim]
 		own[dim] = shape[dim]
@@ -64,6 +65,19 @@ func Cat(dim int, ts ...*Tensor) *Tensor {
 // joinOf copies an operand of Cat into its place.
 func joinOf[T kernel.Word](p *work.Pool, a []device.Array, outer, n, total, inner, at int) {
 	kernel.CopyRuns(p, wordsOf[T](a[0])[at*inner:], total*inner, wordsOf[T](a[1]), n*inner, n*inner, outer)
+}
+
+// promoted returns tensors in the dtype that holds them all.
+func promoted(ts []*Tensor) []*Tensor {
+	dtype := ts[0].dtype
+	for _, t := range ts {
+		dtype = PromoteTypes(dtype, t.dtype)
+	}
+	out := make([]*Tensor, len(ts))
+	for i, t := range ts {
+		out[i] = t.To(dtype)
+	}
+	return out
 }
 
 // Stack joins tensors of one shape along a new dim.

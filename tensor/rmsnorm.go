@@ -14,6 +14,9 @@ import (
 // scales it by weight, of that dim's size (Zhang and Sennrich 2019). A nil
 // weight means ones.
 func RMSNorm(x, weight *Tensor, eps float64) *Tensor {
+	if isHalf(x.dtype) {
+		return inFloat32(func(in []*Tensor) *Tensor { return RMSNorm(in[0], in[1], eps) }, x, weight)
+	}
 	operands := []*Tensor{x, weight}
 	wantFloat32s("rms norm", operands)
 	if len(x.shape) == 0 {

@@ -17,6 +17,9 @@ import (
 // heads, dim]; cos and sin, of the angles, are [time, dim/2], or [batch, time,
 // dim/2] where positions differ; [RoPETable] makes them. They get no gradient.
 func RoPE(x, cos, sin *Tensor) *Tensor {
+	if isHalf(x.dtype) {
+		return inFloat32(func(in []*Tensor) *Tensor { return RoPE(in[0], cos, sin) }, x)
+	}
 	operands := []*Tensor{x, cos, sin}
 	wantFloat32s("rope", operands)
 	if len(x.shape) != 4 || x.shape[3]%2 != 0 {

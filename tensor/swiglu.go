@@ -13,6 +13,9 @@ import (
 // SwiGLU returns silu(gate)·up elementwise, silu(x) being x/(1 + e^-x), for two
 // values of one shape (Shazeer 2020): the middle of Llama's perceptron.
 func SwiGLU(gate, up *Tensor) *Tensor {
+	if isHalf(gate.dtype) || isHalf(up.dtype) {
+		return inFloat32(func(in []*Tensor) *Tensor { return SwiGLU(in[0], in[1]) }, gate, up).To(PromoteTypes(gate.dtype, up.dtype))
+	}
 	both := []*Tensor{gate, up}
 	wantFloat32s("swiglu", both)
 	if !slices.Equal(gate.shape, up.shape) {
