@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel is the arithmetic of a training step on raw slices: matrix
-// products, attention, normalisation, activations, losses, reductions and
-// optimizer steps. It knows nothing of tensors.
+// products, attention, normalisation, activations, losses, reductions,
+// optimizer steps, conversions. It knows nothing of tensors.
 //
 // # Mental model
 //
@@ -13,6 +13,12 @@
 // assembly is generated from _asm, every kernel has a portable twin that
 // defines it, and the tests hold each variant against a naive oracle in
 // float64.
+//
+// Matrix products are of float32 (Gemm) or of bfloat16 summed in float32
+// (GemmBF16, whose operands and result may each be either type). Both are the
+// same blocking (gemm_block.go) around different tiles; float32 operands become
+// bfloat16 while they are packed. A vector times a matrix, a narrow result and
+// small operands have ways of their own (gemm_vector.go, gemm_sums.go).
 //
 // # Caveats
 //
@@ -32,6 +38,9 @@
 //     a millisecond; longer work is cut in Go.
 //   - NaN goes in and comes out: no kernel hides one, maximum and minimum
 //     included.
+//   - Numbers of 16 bits are []uint16. Rounding to them is to nearest even and
+//     happens once: no sum is ever kept in 16 bits. GemmBF16 may take denormal
+//     numbers as zero; the conversions keep them.
 //
 // # Adding an operation on vectors
 //

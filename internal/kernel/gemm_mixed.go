@@ -24,8 +24,9 @@ type Mixed struct {
 // threads and short slices, are as in [Gemm]; C is not transposed. A C of
 // bfloat16 is rounded once, at the end, however long k is.
 //
-// Where the processor multiplies pairs of bfloat16 (AVX512_BF16), operands and
-// sums that are denormal may count as zero; elsewhere the products are of float32.
+// Where the processor multiplies pairs of bfloat16 (AVX512_BF16), operands, sums
+// and results that are denormal may count as zero; elsewhere the products are of
+// float32.
 func GemmBF16(p *work.Pool, m, n, k int, alpha float32, a, b Mixed, beta float32, c Mixed, bias []float32) {
 	gemm(p, bf16Arithmetic(), m, n, k, alpha, a, b, beta, c, bias)
 }
