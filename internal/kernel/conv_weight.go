@@ -17,9 +17,9 @@ import (
 // small.
 
 const (
-	convRows       = 144     // rows of a task
-	convPart       = 2048    // the shortest part of a sum
-	convParts      = 8       // the most
+	convRows       = 144     // rows of a task, at most
+	convTasks      = 8       // tasks that there are at least, where the shape allows it
+	convPart       = 512     // the shortest part of a sum
 	convPartsElems = 1 << 20 // of all parts together
 )
 
@@ -95,7 +95,11 @@ func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, be
 		threads = p.NumThreads()
 	}
 	c.short = c.n <= kBlock
-	c.cBlock = max(1, convRows/s.taps())
+	most := convRows
+	for most > convRows/4 && !c.short && c.rows < convTasks*most {
+		most /= 2
+	}
+	c.cBlock = max(1, most/s.taps())
 	switch {
 	case c.short && c.cBlock >= 4: // whole panels of rows, where they are no more than twice as many
 		c.cBlock = max(32, c.cBlock&^31)
@@ -107,8 +111,8 @@ func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, be
 	c.bands = pieces(c.in, c.cBlock)
 	group := min(c.n, max(kBlock, sharedLimit/c.outPad))
 	c.parts = 1
-	if c.bands < convParts && !c.short {
-		c.parts = max(1, min(convParts, group/convPart, convPartsElems/(c.rows*c.outPad)))
+	if c.bands < convTasks && !c.short {
+		c.parts = max(1, min(pieces(convTasks, c.bands), group/convPart, convPartsElems/(c.rows*c.outPad)))
 	}
 	var sum *scratch
 	if c.parts > 1 || group < c.n {

@@ -120,7 +120,9 @@ func (g *winograd) compute(p *work.Pool) {
 		s := scratchList.get(g.panelsA() * g.sizeA())
 		g.shared = s.floats
 		runTasks(p, threads, g.panelsA(), g.packTask)
-		g.band = max(1, min(96, 16<<10/g.channels)/g.nr) * g.nr
+		// A band's patches fit the second-level cache, and there are enough bands
+		// for threads to finish together.
+		g.band = pieces(min(96, 16<<10/g.channels, g.tiles/(8*threads)), g.nr) * g.nr
 		runTasks(p, threads, pieces(g.tiles, g.band), g.bandTask)
 		scratchList.put(s)
 		return
