@@ -99,7 +99,7 @@ func Attention(p *work.Pool, s AttentionShape, out, q, k, v Heads, lse []float32
 		}
 		return
 	}
-	x := &attention{AttentionShape: s, out: out, q: q, k: k, v: v, lse: lse, span: s.group()}
+	x := &attention{AttentionShape: s, out: out, q: q, k: k, v: v, lse: lse, span: s.group(), ahead: threads(p)}
 	if s.Batch*s.Heads < 2*threads(p)*x.span {
 		x.span = 1 // too few tasks: pack keys again instead
 	}
@@ -122,7 +122,7 @@ func AttentionBackward(p *work.Pool, s AttentionShape, dq, dk, dv Heads, dout, o
 		s.clear(&dv, keyHeads, s.KeyTime)
 		return
 	}
-	x := &attention{s, out, q, k, v, dq, dk, dv, dout, lse, s.group()}
+	x := &attention{s, out, q, k, v, dq, dk, dv, dout, lse, s.group(), threads(p)}
 	runHeads(p, s.Batch*s.Heads/x.span, x.backward)
 }
 

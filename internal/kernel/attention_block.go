@@ -20,6 +20,7 @@ type attention struct {
 	dq, dk, dv, dout Heads // backward only
 	lse              []float32
 	span             int // heads of q that a task does; they share keys and values
+	ahead            int // how many tasks later the next one of a thread is likely to be
 }
 
 // task returns the batch entry of task i, its first head of q, and its head of
@@ -118,10 +119,35 @@ func (t *headTask) multiplyRows(y *Heads, at, rows int, weights []float32, row, 
 	}
 }
 
-// forward does task i: the packed keys and values serve all of its heads.
-func (x *attention) forward(i int) {
+// prefetchLimit is the largest part of the second-level cache, in elements, that
+// the operands of a next task may take.
+const prefetchLimit = 128 << 10
+
+// prefetch fetches a part of the operands of the task that this thread is likely
+// to do next: as many positions of each as the queries from first on are of all.
+// The rows of a head are short and far apart, so that the processor does not
+// foresee them.
+func (x *attention) prefetch(i, first, rows int, queries, keys []*Heads) {
+	next := i + x.ahead
+	if next*x.span >= x.Batch*x.Heads || (len(queries)*x.Time+len(keys)*x.KeyTime)*x.Dim > prefetchLimit {
+		return
+	}
+	b, h, hk := x.task(next)
+	for _, a := range queries {
+		transformer().prefetch(&a.Data[a.base(b, h)+first*a.Time], a.Time, rows, x.Dim)
+	}
+	lo, hi := first*x.KeyTime/x.Time, (first+rows)*x.KeyTime/x.Time
+	for _, a := range keys {
+		if lo < hi {
+			transformer().prefetch(&a.Data[a.base(b, hk)+lo*a.Time], a.Time, hi-lo, x.Dim)
+		}
+	}
+}
+
+// forward does a task: the packed keys and values serve all of its heads.
+func (x *attention) forward(task int) {
 	s, out, q, k, v := &x.AttentionShape, &x.out, &x.q, &x.k, &x.v
-	b, h0, hk := x.task(i)
+	b, h0, hk := x.task(task)
 	t := newHeadTask(s)
 	mem := scratchList.get(t.columnsLength() + t.rowsLength(s.KeyTime) + roundUp(t.mr*t.scores, 16) +
 		2*roundUp(s.Time+t.mr, 16) + roundUp(t.keyPad, 16) + 16)
@@ -134,10 +160,14 @@ func (x *attention) forward(i int) {
 	top, sum := t.cut(s.Time+t.mr), t.cut(s.Time+t.mr)
 	keep := t.cut(t.keyPad)
 	var inverse [16]float32
+	queries, keyed := [...]*Heads{q, out}, [...]*Heads{k, v}
 	for h := h0; h < h0+x.span; h++ {
 		for i := 0; i < s.Time; i += t.mr {
 			rows := min(t.mr, s.Time-i)
 			visible := s.visible(i + rows - 1)
+			if h == h0 {
+				x.prefetch(task, i, rows, queries[:], keyed[:])
+			}
 			t.multiplyKeys(scores, rows, q, q.base(b, h)+i*q.Time, keys, visible, s.Scale)
 			x.addMask(scores, t.scores, b, h, i, rows)
 			n, step := t.visibleAt(i)
@@ -175,14 +205,14 @@ func (x *attention) weight(row []float32, top float32, sum *float32) float32 {
 	return 1 / *sum
 }
 
-// backward computes the gradients of task i. With p the softmax, m what dropout
+// backward computes the gradients of a task. With p the softmax, m what dropout
 // multiplies it by and g = (dout·vᵀ)∘m: dv = (p∘m)ᵀ·dout,
 // ds = p∘(g - rowsum(dout∘out))·scale, dq = ds·k, dk = dsᵀ·q. The heads that
 // share keys add up in dk and dv.
-func (x *attention) backward(i int) {
+func (x *attention) backward(task int) {
 	s, out, q, k, v := &x.AttentionShape, &x.out, &x.q, &x.k, &x.v
 	dq, dk, dv, dout := &x.dq, &x.dk, &x.dv, &x.dout
-	b, h0, hk := x.task(i)
+	b, h0, hk := x.task(task)
 	t := newHeadTask(s)
 	block := min(roundUp(s.Time, t.mr), max(1, gradientBlock/t.scores/t.mr)*t.mr)
 	keepLength := 0
@@ -197,6 +227,7 @@ func (x *attention) backward(i int) {
 	queryRows, doutRows := t.cut(t.rowsLength(s.Time)), t.cut(t.rowsLength(s.Time))
 	p, g := t.cut(block*t.scores), t.cut(block*t.scores)
 	delta, keep := t.cut(t.mr), t.cut(keepLength)
+	queries, keyed := [...]*Heads{q, dout, out}, [...]*Heads{k, v}
 	for h := h0; h < h0+x.span; h++ {
 		t.packRowsTo(queryRows, q, q.base(b, h), s.Time)
 		t.packRowsTo(doutRows, dout, dout.base(b, h), s.Time)
@@ -206,6 +237,9 @@ func (x *attention) backward(i int) {
 			for i := i0; i < i1; i += t.mr {
 				rows := min(t.mr, i1-i)
 				visible := s.visible(i + rows - 1)
+				if h == h0 {
+					x.prefetch(task, i, rows, queries[:], keyed[:])
+				}
 				pi, gi := p[(i-i0)*t.scores:], g[(i-i0)*t.scores:]
 				doutAt := dout.base(b, h) + i*dout.Time
 				t.multiplyKeys(pi, rows, q, q.base(b, h)+i*q.Time, keyColumns, visible, s.Scale)

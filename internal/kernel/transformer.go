@@ -19,6 +19,9 @@ type transformerKernels struct {
 	swiGLUBackward  func(dgate, dup, gate, up, g []float32)
 	// rotate turns the pairs (i, i + len(cos)) of heads rows, steps apart.
 	rotate func(dst, x, cos, sin []float32, heads, dstStep, xStep int, sign float32)
+	// prefetch asks for rows of n elements, step apart, to come into the
+	// second-level cache.
+	prefetch func(x *float32, step, rows, n int)
 }
 
 func transformer() *transformerKernels { return transformerTables[useISA] }

@@ -600,6 +600,33 @@ end2:
 	VZEROUPPER
 	RET
 
+// func prefetchRows(x *float32, step int, rows int, n int)
+// Requires: MMX+
+TEXT ·prefetchRows(SB), NOSPLIT, $0-32
+	MOVQ x+0(FP), AX
+	MOVQ step+8(FP), CX
+	MOVQ rows+16(FP), DX
+	MOVQ n+24(FP), BX
+	SHLQ $0x02, CX
+	SHLQ $0x02, BX
+
+row:
+	DECQ DX
+	JL   done
+	MOVQ AX, SI
+	LEAQ (AX)(BX*1), DI
+
+line:
+	PREFETCHT1 (SI)
+	ADDQ       $0x40, SI
+	CMPQ       SI, DI
+	JLT        line
+	ADDQ       CX, AX
+	JMP        row
+
+done:
+	RET
+
 // func rmsNorm256(dst []float32, rstd []float32, x []float32, weight []float32, eps float32)
 // Requires: AVX, AVX2, FMA3
 TEXT ·rmsNorm256(SB), NOSPLIT, $0-100

@@ -7,6 +7,7 @@ import "math"
 var portableTransformer = transformerKernels{
 	rmsNorm: rmsNormGo, rmsNormBackward: rmsNormBackwardGo,
 	swiGLU: swiGLUGo, swiGLUBackward: swiGLUBackwardGo, rotate: rotateGo,
+	prefetch: func(*float32, int, int, int) {},
 }
 
 func rmsNormGo(dst, rstd, x, weight []float32, eps float32) {

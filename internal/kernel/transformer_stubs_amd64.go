@@ -29,6 +29,11 @@ func swiGLUBackward512(dgate []float32, dup []float32, gate []float32, up []floa
 //go:noescape
 func rotate512(dst []float32, x []float32, cos []float32, sin []float32, heads int, dstStep int, xStep int, sign float32)
 
+// prefetchRows fetches rows of n elements, step apart, into the second-level cache.
+//
+//go:noescape
+func prefetchRows(x *float32, step int, rows int, n int)
+
 // rmsNorm256 divides len(rstd) rows of len(weight) columns by their root mean square and scales them.
 //
 //go:noescape

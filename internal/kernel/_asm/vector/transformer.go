@@ -15,6 +15,34 @@ func (g *lanes) transformer() {
 	g.rmsNormBackward()
 	g.swiGLU()
 	g.rotate()
+	if g.wide() {
+		prefetchRows() // the same for all
+	}
+}
+
+// prefetchRows asks for lines, and waits for none.
+func prefetchRows() {
+	TEXT("prefetchRows", 4 /* NOSPLIT */, "func(x *float32, step, rows, n int)")
+	Pragma("noescape")
+	Doc("prefetchRows fetches rows of n elements, step apart, into the second-level cache.")
+	x, step, rows, n := Load(Param("x"), GP64()), count("step"), count("rows"), count("n")
+	SHLQ(Imm(2), step)
+	SHLQ(Imm(2), n)
+	at, end := GP64(), GP64()
+	Label("row")
+	DECQ(rows)
+	JL(LabelRef("done"))
+	MOVQ(x, at)
+	LEAQ(Mem{Base: x, Index: n, Scale: 1}, end)
+	Label("line")
+	PREFETCHT1(Mem{Base: at})
+	ADDQ(Imm(64), at)
+	CMPQ(at, end)
+	JLT(LabelRef("line"))
+	ADDQ(step, x)
+	JMP(LabelRef("row"))
+	Label("done")
+	RET()
 }
 
 func (g *lanes) rmsNorm() {
