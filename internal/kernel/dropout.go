@@ -30,15 +30,18 @@ func DropoutMask(p *work.Pool, mask []uint8, n int, rng random.Philox, stream ui
 // dropoutMaskGo draws the bits of elements offset to offset+n; offset is a
 // multiple of eight.
 func dropoutMaskGo(mask []uint8, n int, rng random.Philox, stream, offset uint64, keep uint32) {
-	for i := range mask {
-		block := offset/4 + 2*uint64(i)
-		a, b := rng.Block(stream, block), rng.Block(stream, block+1)
-		bits := below(a[0], keep) | below(a[1], keep)<<1 | below(a[2], keep)<<2 | below(a[3], keep)<<3 |
-			below(b[0], keep)<<4 | below(b[1], keep)<<5 | below(b[2], keep)<<6 | below(b[3], keep)<<7
-		if left := n - 8*i; left < 8 {
-			bits &= 1<<left - 1
+	var words [philoxChunk]uint32
+	for i := 0; i < len(mask); {
+		drawn := drawWords(&words, rng, stream, offset/4+2*uint64(i), 8*(len(mask)-i))
+		for w := words[:min(drawn, 8*(len(mask)-i))]; len(w) >= 8; w = w[8:] {
+			bits := below(w[0], keep) | below(w[1], keep)<<1 | below(w[2], keep)<<2 | below(w[3], keep)<<3 |
+				below(w[4], keep)<<4 | below(w[5], keep)<<5 | below(w[6], keep)<<6 | below(w[7], keep)<<7
+			if left := n - 8*i; left < 8 {
+				bits &= 1<<left - 1
+			}
+			mask[i] = uint8(bits)
+			i++
 		}
-		mask[i] = uint8(bits)
 	}
 }
 
