@@ -112,3 +112,30 @@ func withRow(p *work.Pool, f func(dst, a, b []float32), dst, a, row []float32, r
 		}
 	})
 }
+
+// AddColumn adds an element of the column to each row: dst[r,c] = a[r,c] +
+// column[r], dst and a [rows, cols].
+func AddColumn(p *work.Pool, dst, a, column []float32, rows, cols int) {
+	withColumn(p, vec().addScalar, dst, a, column, rows, cols)
+}
+
+// MulColumn multiplies each row by an element of the column: dst[r,c] = a[r,c] *
+// column[r].
+func MulColumn(p *work.Pool, dst, a, column []float32, rows, cols int) {
+	withColumn(p, vec().mulScalar, dst, a, column, rows, cols)
+}
+
+func withColumn(p *work.Pool, f func(dst, a []float32, s float32), dst, a, column []float32, rows, cols int) {
+	dst, a, column = dst[:rows*cols], a[:rows*cols], column[:rows]
+	if cols > callElems { // few wide rows: each is an operation of its own
+		for r, s := range column {
+			scalar(p, f, dst[r*cols:(r+1)*cols], a[r*cols:(r+1)*cols], s)
+		}
+		return
+	}
+	overRows(p, rows, cols, func(lo, hi int) {
+		for r := lo; r < hi; r++ {
+			f(dst[r*cols:(r+1)*cols], a[r*cols:(r+1)*cols], column[r])
+		}
+	})
+}

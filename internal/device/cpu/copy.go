@@ -65,14 +65,8 @@ func (c *CPU) Copy(dst, src device.Array) {
 	case dense:
 		to, from := unsafe.Slice((*byte)(dst.Ptr), n*size), unsafe.Slice((*byte)(src.Ptr), n*size)
 		c.overSpans(n, func(lo, hi int) { copy(to[lo*size:hi*size], from[lo*size:hi*size]) })
-	case size == 8:
-		copyStrided[uint64](c, dst, src)
-	case size == 4:
-		copyStrided[uint32](c, dst, src)
-	case size == 2:
-		copyStrided[uint16](c, dst, src)
 	default:
-		copyStrided[uint8](c, dst, src)
+		copyStrided(c, dst, src)
 	}
 }
 
@@ -100,43 +94,104 @@ func (c *CPU) convertGathered(dst, src device.Array) {
 	})
 }
 
-// copyStrided copies along the dims in the order in which they lie in dst, so
-// that it is written from front to back. Where the elements of a run lie far
-// apart in src but those of another dim beside each other, the two dims are a
-// matrix to be transposed, in blocks that fit the first cache.
-func copyStrided[T any](c *CPU, dst, src device.Array) {
-	d, s := byStride(dst, src)
-	w := newWalk(d, s)
-	inner := len(w.shape) - 1
-	if near := nearestDim(w); near >= 0 && near != inner && w.strides[0][inner] == 1 {
-		transpose[T](c, w, near, dst.Ptr, src.Ptr)
-		return
+// copyStrided copies cells, runs that lie densely in both arrays or single
+// elements, along the dims in the order in which they lie in dst. Where the
+// cells that are neighbours in dst lie far apart in src, but those along another
+// dim beside each other, the two dims are a matrix of cells to be transposed: in
+// blocks, so that both arrays are gone through by whole lines of the cache.
+func copyStrided(c *CPU, dst, src device.Array) {
+	w := newWalk(byStride(dst, src))
+	size := dst.DType.Size()
+	run := 1
+	if last := len(w.shape) - 1; w.strides[0][last] == 1 && w.strides[1][last] == 1 {
+		run = w.shape[last]
+		w.shape, w.strides = w.shape[:last], [][]int{w.strides[0][:last], w.strides[1][:last]}
 	}
-	size := int(unsafe.Sizeof(*new(T)))
-	run, ds, ss := w.shape[inner], w.strides[0][inner], w.strides[1][inner]
-	piece := min(run, tileElems)
-	pieces := (run + piece - 1) / piece
-	rows := dst.NumElems() / run
-	c.overUnits(rows*pieces, dst.NumElems(), func(lo, hi int) {
-		at := newOdometer(w, inner, lo/pieces)
+	if len(w.shape) == 0 {
+		w.shape, w.strides = []int{1}, [][]int{{0}, {0}}
+	}
+	near := nearestDim(w)
+	inner := len(w.shape) - 1
+	b := block{cell: run * size, dst: w.strides[0][inner] * size, src: w.strides[1][inner] * size}
+	rows, cols := 1, w.shape[inner]
+	if near != inner {
+		rows = w.shape[near]
+		b.dstRow, b.srcRow = w.strides[0][near]*size, w.strides[1][near]*size
+	}
+	// A block has some kilobytes in a row of either array.
+	rowStep := min(rows, max(1, blockBytes/b.cell), 64)
+	colStep := min(cols, max(1, 8*blockBytes/(rowStep*b.cell)))
+	strips, parts := (rows+rowStep-1)/rowStep, (cols+colStep-1)/colStep
+	matrices := dst.NumElems() / (run * rows * cols)
+	c.overUnits(matrices*strips*parts, dst.NumElems(), func(lo, hi int) {
+		at := newOdometer(w, inner, near, lo/(strips*parts))
 		for i := lo; i < hi; i++ {
-			from := i % pieces * piece
-			n := min(piece, run-from)
-			to := unsafe.Add(dst.Ptr, (at.offset[0]+from*ds)*size)
-			of := unsafe.Add(src.Ptr, (at.offset[1]+from*ss)*size)
-			if ds == 1 {
-				spread(unsafe.Slice((*T)(to), n), of, ss)
-			} else {
-				for range n {
-					*(*T)(to) = *(*T)(of)
-					to, of = unsafe.Add(to, ds*size), unsafe.Add(of, ss*size)
-				}
-			}
-			if i%pieces == pieces-1 {
+			row, col := i/parts%strips*rowStep, i%parts*colStep
+			to := at.offset[0]*size + row*b.dstRow + col*b.dst
+			of := at.offset[1]*size + row*b.srcRow + col*b.src
+			b.copy(unsafe.Add(dst.Ptr, to), unsafe.Add(src.Ptr, of), min(rowStep, rows-row), min(colStep, cols-col))
+			if (i+1)%(strips*parts) == 0 {
 				at.next()
 			}
 		}
 	})
+}
+
+// blockBytes is what a block of a copy reads in one run where it can.
+const blockBytes = 4 << 10
+
+// block is a matrix of cells: their size, and their distances along its columns
+// and rows in either array, in bytes.
+type block struct{ cell, dst, src, dstRow, srcRow int }
+
+func (b block) copy(dst, src unsafe.Pointer, rows, cols int) {
+	switch {
+	case b.cell == 4 && b.dst == 4 && b.srcRow == 4 && rows >= 8:
+		kernel.Transpose(dst, src, rows, cols, b.dstRow, b.src)
+	case b.cell == 8:
+		copyCells[uint64](b, dst, src, rows, cols)
+	case b.cell == 4:
+		copyCells[uint32](b, dst, src, rows, cols)
+	case b.cell == 2:
+		copyCells[uint16](b, dst, src, rows, cols)
+	case b.cell == 1:
+		copyCells[uint8](b, dst, src, rows, cols)
+	case b.cell%64 == 0 && b.cell <= 512:
+		for c := range cols {
+			d, s := unsafe.Add(dst, c*b.dst), unsafe.Add(src, c*b.src)
+			for range rows {
+				for at := 0; at < b.cell; at += 64 {
+					*(*[64]byte)(unsafe.Add(d, at)) = *(*[64]byte)(unsafe.Add(s, at))
+				}
+				d, s = unsafe.Add(d, b.dstRow), unsafe.Add(s, b.srcRow)
+			}
+		}
+	default:
+		for c := range cols {
+			d, s := unsafe.Add(dst, c*b.dst), unsafe.Add(src, c*b.src)
+			for range rows {
+				copy(unsafe.Slice((*byte)(d), b.cell), unsafe.Slice((*byte)(s), b.cell))
+				d, s = unsafe.Add(d, b.dstRow), unsafe.Add(s, b.srcRow)
+			}
+		}
+	}
+}
+
+func copyCells[T any](b block, dst, src unsafe.Pointer, rows, cols int) {
+	if rows == 1 {
+		for range cols {
+			*(*T)(dst) = *(*T)(src)
+			dst, src = unsafe.Add(dst, b.dst), unsafe.Add(src, b.src)
+		}
+		return
+	}
+	for c := range cols {
+		d, s := unsafe.Add(dst, c*b.dst), unsafe.Add(src, c*b.src)
+		for range rows {
+			*(*T)(d) = *(*T)(s)
+			d, s = unsafe.Add(d, b.dstRow), unsafe.Add(s, b.srcRow)
+		}
+	}
 }
 
 // byStride reorders the dims of two arrays by falling strides of the first.
@@ -157,16 +212,16 @@ func byStride(a, b device.Array) (device.Array, device.Array) {
 	return reorder(a), reorder(b)
 }
 
-// nearestDim returns the dim along which array 1 of a walk is dense, if the
-// runs are worth it; else -1.
+// nearestDim returns the dim along which the elements of array 1 of a walk lie
+// nearest to each other, of those that are more than a few.
 func nearestDim(w walk) int {
-	inner := len(w.shape) - 1
+	best := len(w.shape) - 1
 	for d, s := range w.strides[1] {
-		if s == 1 && w.shape[d] >= 4 && (d == inner || w.shape[inner] >= 4 && w.strides[1][inner] > 1) {
-			return d
+		if s > 0 && w.shape[d] >= 4 && (s < w.strides[1][best] || w.shape[best] == 1) {
+			best = d
 		}
 	}
-	return -1
+	return best
 }
 
 // overUnits shares n units of work, elems elements in all, among the threads.
@@ -189,11 +244,11 @@ type odometer struct {
 	index, offset []int
 }
 
-// newOdometer starts at one position of the dims of w other than those left out.
-func newOdometer(w walk, leaveOut, position int, alsoOut ...int) *odometer {
+// newOdometer starts at one position of the dims of w other than two left out.
+func newOdometer(w walk, out1, out2, position int) *odometer {
 	o := &odometer{shape: w.shape, strides: [2][]int{w.strides[0], w.strides[1]}, index: make([]int, len(w.shape)), offset: make([]int, 2)}
 	for d := range w.shape {
-		if d != leaveOut && !slices.Contains(alsoOut, d) {
+		if d != out1 && d != out2 {
 			o.dims = append(o.dims, d)
 		}
 	}
@@ -219,51 +274,5 @@ func (o *odometer) next() {
 		o.offset[0] -= o.index[d] * o.strides[0][d]
 		o.offset[1] -= o.index[d] * o.strides[1][d]
 		o.index[d] = 0
-	}
-}
-
-// transposeBlock is the side of the blocks of a transposition: a block of rows
-// of dst, each a line of the cache or more.
-const transposeBlock = 32
-
-// transpose copies matrices whose rows lie densely in dst (the last dim of the
-// walk) and whose columns lie densely in src (dim near).
-func transpose[T any](c *CPU, w walk, near int, dst, src unsafe.Pointer) {
-	size := int(unsafe.Sizeof(*new(T)))
-	inner := len(w.shape) - 1
-	rows, cols := w.shape[near], w.shape[inner]
-	dstRow, srcCol := w.strides[0][near]*size, w.strides[1][inner]*size
-	strips := (rows + transposeBlock - 1) / transposeBlock
-	matrices := 1
-	for d, s := range w.shape {
-		if d != near && d != inner {
-			matrices *= s
-		}
-	}
-	c.overUnits(matrices*strips, matrices*rows*cols, func(lo, hi int) {
-		at := newOdometer(w, inner, lo/strips, near)
-		for i := lo; i < hi; i++ {
-			r := i % strips * transposeBlock
-			n := min(transposeBlock, rows-r)
-			to := unsafe.Add(dst, at.offset[0]*size+r*dstRow)
-			of := unsafe.Add(src, at.offset[1]*size+r*size)
-			for col := 0; col < cols; col += transposeBlock {
-				transposeOne[T](unsafe.Add(to, col*size), unsafe.Add(of, col*srcCol), n, min(transposeBlock, cols-col), dstRow, srcCol)
-			}
-			if i%strips == strips-1 {
-				at.next()
-			}
-		}
-	})
-}
-
-func transposeOne[T any](dst, src unsafe.Pointer, rows, cols, dstRow, srcCol int) {
-	size := int(unsafe.Sizeof(*new(T)))
-	for c := range cols {
-		d, s := unsafe.Add(dst, c*size), unsafe.Slice((*T)(unsafe.Add(src, c*srcCol)), rows)
-		for _, v := range s {
-			*(*T)(d) = v
-			d = unsafe.Add(d, dstRow)
-		}
 	}
 }

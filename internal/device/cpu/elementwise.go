@@ -125,15 +125,15 @@ func (c *CPU) binaryDense(op device.Binary, dst, a, b device.Array) bool {
 		fn(c.threads, dst.Float32s(), a.Float32s(), b.Float32s())
 		return true
 	}
-	if op != device.Add && op != device.Mul {
-		return false
-	}
-	if b.IsContiguous() {
+	if (op == device.Add || op == device.Mul) && b.IsContiguous() {
 		a, b = b, a
 	}
-	rows, cols, ok := rowBroadcast(b)
-	if !ok || !a.IsContiguous() {
+	if op != device.Add && op != device.Mul && op != device.Sub || !a.IsContiguous() {
 		return false
+	}
+	rows, cols, ok := rowBroadcast(b)
+	if !ok || op == device.Sub {
+		return c.binaryColumn(op, dst, a, b)
 	}
 	row := unsafe.Slice((*float32)(b.Ptr), cols)
 	if op == device.Add {
@@ -141,6 +141,31 @@ func (c *CPU) binaryDense(op device.Binary, dst, a, b device.Array) bool {
 	} else {
 		kernel.MulRow(c.threads, dst.Float32s(), a.Float32s(), row, rows, cols)
 	}
+	return true
+}
+
+// binaryColumn is binaryDense for a b that repeats an element along the last
+// dims, such as a channel's over an image.
+func (c *CPU) binaryColumn(op device.Binary, dst, a, b device.Array) bool {
+	w := newWalk(a, b)
+	last := len(w.shape) - 1
+	if last == 0 || w.strides[1][last] != 0 || w.shape[last] < 8 {
+		return false
+	}
+	cols := w.shape[last]
+	rows := dst.NumElems() / cols
+	p, free := c.scratch(4 * rows)
+	defer free()
+	column := unsafe.Slice((*float32)(p), rows)
+	gather(column, b.Ptr, w.shape[:last], w.strides[1][:last], 0)
+	switch op {
+	case device.Mul:
+		kernel.MulColumn(c.threads, dst.Float32s(), a.Float32s(), column, rows, cols)
+		return true
+	case device.Sub:
+		kernel.Neg(nil, column, column)
+	}
+	kernel.AddColumn(c.threads, dst.Float32s(), a.Float32s(), column, rows, cols)
 	return true
 }
 

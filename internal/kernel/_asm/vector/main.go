@@ -33,7 +33,6 @@ var sets = map[string]func(g *lanes){
 	"optimizers":  func(g *lanes) { g.optimizers() },
 	"transformer": func(g *lanes) { g.transformer() },
 	"channels":    func(g *lanes) { g.channels() },
-	"philox":      func(g *lanes) { g.philoxWords(); g.wordScales() },
 }
 
 func main() {
