@@ -11,7 +11,8 @@ best run behind it. PyTorch runs with each way of setting its threads and those
 of its BLAS (threads/BLAS threads), the two best of the first round go on, and the
 best counts. --python may be given several times, for several versions.
 
-Cases: step (mlp and gpt, 2 threads), step1 (the same with 1), ddp (1 and 2 ranks
+Cases: step (mlp and gpt, 2 threads), step1 (the same with 1), images (cnn and
+resnet50, 2 threads, PyTorch with both memory layouts), ddp (1 and 2 ranks
 of one thread, beside the same step without data parallelism), collectives
 (all-reduce of 4 bytes and 64 MiB, 2 ranks), gemm (against OpenBLAS's cblas_sgemm, and cblas_sgemv for vectors), gemm_bf16
 (bfloat16 operands and results against float32, both ours).
@@ -96,6 +97,11 @@ def gpt(torch, nn):
     return Model()
 
 
+# The image models of peer_vision.py: batch, size of an image, classes. PyTorch
+# may lay them out as it likes: "cnn" is row by row, "cnn+last" has channels last.
+IMAGES = {"cnn": (64, 32, 10), "resnet50": (4, 224, 1000)}
+
+
 def peer_step(model, threads, steps):
     import torch
     from torch import nn
@@ -104,6 +110,14 @@ def peer_step(model, threads, steps):
     torch.manual_seed(0)
     if model == "mlp":
         m, x, y = mlp(nn), torch.randn(256, 784), torch.randint(0, 10, (256,))
+        opt = torch.optim.SGD(m.parameters(), lr=0.01)
+    elif model.split("+")[0] in IMAGES:
+        import peer_vision
+        model, _, layout = model.partition("+")
+        batch, size, classes = IMAGES[model]
+        m, x, y = getattr(peer_vision, model)(), torch.randn(batch, 3, size, size), torch.randint(0, classes, (batch,))
+        if layout:
+            m, x = m.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
         opt = torch.optim.SGD(m.parameters(), lr=0.01)
     else:
         m, x, y = gpt(torch, nn), torch.randint(0, 256, (8, 128)), torch.randint(0, 256, (8, 128))
@@ -289,9 +303,11 @@ def row(name, ours, peer, want, peer_name, unit=show, higher=False):
           f"{unit(peer.median()):>12} (best {unit(best(peer.values)):>11})  ratio {ratio:6.3f} {ok}", flush=True)
 
 
-def case_step(r, threads):
-    settings = [(py, t, b) for py in r.o.python for t in ([1, 2] if threads == 2 else [1]) for b in ([1, 2] if threads == 2 else [1])]
-    for model, steps in (("gpt", 15), ("mlp", 40)):
+def case_step(r, threads, models=(("gpt", 15), ("mlp", 40))):
+    counts = [1, 2] if threads == 2 else [1]
+    for model, steps in models:
+        layouts = ["", "+last"] if model in IMAGES else [""]
+        settings = [(py, t, b, layout) for py in r.o.python for t in counts for b in counts for layout in layouts]
         ours, grown, peers = Figure(), Figure(), {s: Figure() for s in settings}
         growth = {s: Figure() for s in settings}
         for i in range(r.o.rounds):
@@ -299,14 +315,14 @@ def case_step(r, threads):
             ours.add(got["median_us"])
             grown.add(got["growth_bytes"])
             for s in sorted(peers, key=lambda s: peers[s].median() if peers[s].values else 0)[:None if i == 0 else 2]:
-                got = r.peer(s[0], "step", model, s[1], steps, threads=s[1], blas=s[2])
+                got = r.peer(s[0], "step", model + s[3], s[1], steps, threads=s[1], blas=s[2])
                 peers[s].add(got["median_us"])
                 growth[s].add(got["growth_bytes"])
-                peers[s].note = f"torch {got['version'].split('+')[0]} {s[1]}/{s[2]}"
+                peers[s].note = f"torch {got['version'].split('+')[0]} {s[1]}/{s[2]}{s[3]}"
         best = min((p for p in peers if len(peers[p].values) == r.o.rounds), key=lambda p: peers[p].median())
         row(f"step {model} --threads {threads}", ours, peers[best], 1, peers[best].note)
-        if model == "gpt" and threads == 2:
-            row("memory growth of step gpt", grown, growth[best], 1, peers[best].note, lambda v: f"{v / 2**20:.1f} MiB")
+        if model != "mlp" and threads == 2:
+            row(f"memory growth of step {model}", grown, growth[best], 1, peers[best].note, lambda v: f"{v / 2**20:.1f} MiB")
 
 
 def case_ddp(r):
@@ -370,7 +386,8 @@ def case_gemm_bf16(r):
             row(f"gemm {shape} --dtype bfloat16 --threads {threads}", f, single[shape], None, "float32", lambda v: f"{v:.1f} GF/s", higher=True)
 
 
-CASES = {"step": lambda r: case_step(r, 2), "step1": lambda r: case_step(r, 1), "ddp": case_ddp, "collectives": case_collectives, "gemm": case_gemm, "gemm_bf16": case_gemm_bf16}
+IMAGE_STEPS = (("cnn", 30), ("resnet50", 5))
+CASES = {"step": lambda r: case_step(r, 2), "images": lambda r: case_step(r, 2, IMAGE_STEPS), "step1": lambda r: case_step(r, 1), "ddp": case_ddp, "collectives": case_collectives, "gemm": case_gemm, "gemm_bf16": case_gemm_bf16}
 
 
 def main():

@@ -19,6 +19,9 @@ type channelKernels struct {
 	// the sums. gradMasked writes the masked g to dr; dr may be dx, which wins.
 	grad, gradReLU func(dx, g, x []float32, s channelScalars)
 	gradMasked     func(dx, dr, g, x, y []float32, s channelScalars)
+	// largest puts the elements of x that are greater than those of best, or no
+	// number, into best, and row into at.
+	largest func(best []float32, at []int32, x []float32, row int32)
 }
 
 // channelScalars are the numbers of a channel, in the order that the assembly
@@ -116,6 +119,14 @@ var portableChannel = channelKernels{
 			d := s.grad(v, x[i])
 			dr[i] = v
 			dx[i] = d
+		}
+	},
+	largest: func(best []float32, at []int32, x []float32, row int32) {
+		at, x = at[:len(best)], x[:len(best)]
+		for i, v := range x {
+			if v > best[i] || v != v {
+				best[i], at[i] = v, row
+			}
 		}
 	},
 }

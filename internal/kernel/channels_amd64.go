@@ -24,6 +24,7 @@ var avx512Channel = channelKernels{
 	grad:       func(dx, g, x []float32, s channelScalars) { channelGrad512(dx, g, x, &s.mean) },
 	gradReLU:   func(dx, g, x []float32, s channelScalars) { channelGradReLU512(dx, g, x, &s.mean) },
 	gradMasked: func(dx, dr, g, x, y []float32, s channelScalars) { channelGradMasked512(dx, dr, g, x, y, &s.mean) },
+	largest:    largest512,
 }
 
 var avx2Channel = channelKernels{
@@ -44,4 +45,5 @@ var avx2Channel = channelKernels{
 	grad:       func(dx, g, x []float32, s channelScalars) { channelGrad256(dx, g, x, &s.mean) },
 	gradReLU:   func(dx, g, x []float32, s channelScalars) { channelGradReLU256(dx, g, x, &s.mean) },
 	gradMasked: func(dx, dr, g, x, y []float32, s channelScalars) { channelGradMasked256(dx, dr, g, x, y, &s.mean) },
+	largest:    largest256,
 }

@@ -92,6 +92,97 @@ done1:
 	VZEROUPPER
 	RET
 
+// func largest512(best []float32, at []int32, x []float32, row int32)
+// Requires: AVX, AVX512F
+TEXT ·largest512(SB), NOSPLIT, $0-76
+	MOVQ         best_base+0(FP), AX
+	MOVQ         at_base+24(FP), DX
+	MOVQ         x_base+48(FP), BX
+	MOVQ         best_len+8(FP), SI
+	MOVQ         SI, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, DI
+	SHLL         CL, DI
+	DECL         DI
+	KMOVW        DI, K1
+	VBROADCASTSS row+72(FP), Z0
+	XORQ         CX, CX
+
+loop2:
+	LEAQ      32(CX), DI
+	CMPQ      DI, SI
+	JGT       after3
+	VMOVUPS   (BX)(CX*4), Z1
+	VMOVUPS   (AX)(CX*4), Z2
+	VMOVUPS   (DX)(CX*4), Z3
+	VCMPPS    $0x1e, Z2, Z1, K2
+	VBLENDMPS Z0, Z3, K2, Z4
+	VCMPPS    $0x03, Z1, Z1, K2
+	VBLENDMPS Z0, Z4, K2, Z5
+	VCMPPS    $0x1e, Z2, Z1, K2
+	VBLENDMPS Z1, Z2, K2, Z6
+	VCMPPS    $0x03, Z1, Z1, K2
+	VBLENDMPS Z1, Z6, K2, Z7
+	VMOVUPS   Z7, (AX)(CX*4)
+	VMOVUPS   Z5, (DX)(CX*4)
+	VMOVUPS   64(BX)(CX*4), Z1
+	VMOVUPS   64(AX)(CX*4), Z2
+	VMOVUPS   64(DX)(CX*4), Z3
+	VCMPPS    $0x1e, Z2, Z1, K2
+	VBLENDMPS Z0, Z3, K2, Z8
+	VCMPPS    $0x03, Z1, Z1, K2
+	VBLENDMPS Z0, Z8, K2, Z9
+	VCMPPS    $0x1e, Z2, Z1, K2
+	VBLENDMPS Z1, Z2, K2, Z10
+	VCMPPS    $0x03, Z1, Z1, K2
+	VBLENDMPS Z1, Z10, K2, Z11
+	VMOVUPS   Z11, 64(AX)(CX*4)
+	VMOVUPS   Z9, 64(DX)(CX*4)
+	MOVQ      DI, CX
+	JMP       loop2
+
+after3:
+loop4:
+	LEAQ      16(CX), DI
+	CMPQ      DI, SI
+	JGT       after5
+	VMOVUPS   (BX)(CX*4), Z1
+	VMOVUPS   (AX)(CX*4), Z2
+	VMOVUPS   (DX)(CX*4), Z3
+	VCMPPS    $0x1e, Z2, Z1, K2
+	VBLENDMPS Z0, Z3, K2, Z12
+	VCMPPS    $0x03, Z1, Z1, K2
+	VBLENDMPS Z0, Z12, K2, Z13
+	VCMPPS    $0x1e, Z2, Z1, K2
+	VBLENDMPS Z1, Z2, K2, Z14
+	VCMPPS    $0x03, Z1, Z1, K2
+	VBLENDMPS Z1, Z14, K2, Z15
+	VMOVUPS   Z15, (AX)(CX*4)
+	VMOVUPS   Z13, (DX)(CX*4)
+	MOVQ      DI, CX
+	JMP       loop4
+
+after5:
+	CMPQ      CX, SI
+	JGE       done1
+	VMOVUPS.Z (BX)(CX*4), K1, Z1
+	VMOVUPS.Z (AX)(CX*4), K1, Z2
+	VMOVUPS.Z (DX)(CX*4), K1, Z3
+	VCMPPS    $0x1e, Z2, Z1, K2
+	VBLENDMPS Z0, Z3, K2, Z16
+	VCMPPS    $0x03, Z1, Z1, K2
+	VBLENDMPS Z0, Z16, K2, Z17
+	VCMPPS    $0x1e, Z2, Z1, K2
+	VBLENDMPS Z1, Z2, K2, Z18
+	VCMPPS    $0x03, Z1, Z1, K2
+	VBLENDMPS Z1, Z18, K2, Z19
+	VMOVUPS   Z19, K1, (AX)(CX*4)
+	VMOVUPS   Z17, K1, (DX)(CX*4)
+
+done1:
+	VZEROUPPER
+	RET
+
 // func channelNorm512(dst []float32, x []float32, s *float32)
 // Requires: AVX, AVX512F
 TEXT ·channelNorm512(SB), NOSPLIT, $0-56
@@ -1123,6 +1214,97 @@ done1:
 	VPERMILPD    $0x01, X1, X0
 	VADDSD       X0, X1, X1
 	MOVSD        X1, squares+32(FP)
+	VZEROUPPER
+	RET
+
+// func largest256(best []float32, at []int32, x []float32, row int32)
+// Requires: AVX
+TEXT ·largest256(SB), NOSPLIT, $0-76
+	MOVQ         best_base+0(FP), AX
+	MOVQ         at_base+24(FP), CX
+	MOVQ         x_base+48(FP), DX
+	MOVQ         best_len+8(FP), BX
+	LEAQ         vectorMasks<>+32(SB), DI
+	MOVQ         BX, SI
+	ANDQ         $0x07, SI
+	SHLQ         $0x02, SI
+	SUBQ         SI, DI
+	VMOVUPS      (DI), Y0
+	VBROADCASTSS row+72(FP), Y1
+	XORQ         SI, SI
+
+loop2:
+	LEAQ      16(SI), DI
+	CMPQ      DI, BX
+	JGT       after3
+	VMOVUPS   (DX)(SI*4), Y2
+	VMOVUPS   (AX)(SI*4), Y3
+	VMOVUPS   (CX)(SI*4), Y4
+	VCMPPS    $0x1e, Y3, Y2, Y5
+	VBLENDVPS Y5, Y1, Y4, Y4
+	VCMPPS    $0x03, Y2, Y2, Y5
+	VBLENDVPS Y5, Y1, Y4, Y4
+	VCMPPS    $0x1e, Y3, Y2, Y5
+	VBLENDVPS Y5, Y2, Y3, Y3
+	VCMPPS    $0x03, Y2, Y2, Y5
+	VBLENDVPS Y5, Y2, Y3, Y2
+	VMOVUPS   Y2, (AX)(SI*4)
+	VMOVUPS   Y4, (CX)(SI*4)
+	VMOVUPS   32(DX)(SI*4), Y2
+	VMOVUPS   32(AX)(SI*4), Y3
+	VMOVUPS   32(CX)(SI*4), Y4
+	VCMPPS    $0x1e, Y3, Y2, Y5
+	VBLENDVPS Y5, Y1, Y4, Y4
+	VCMPPS    $0x03, Y2, Y2, Y5
+	VBLENDVPS Y5, Y1, Y4, Y4
+	VCMPPS    $0x1e, Y3, Y2, Y5
+	VBLENDVPS Y5, Y2, Y3, Y3
+	VCMPPS    $0x03, Y2, Y2, Y5
+	VBLENDVPS Y5, Y2, Y3, Y2
+	VMOVUPS   Y2, 32(AX)(SI*4)
+	VMOVUPS   Y4, 32(CX)(SI*4)
+	MOVQ      DI, SI
+	JMP       loop2
+
+after3:
+loop4:
+	LEAQ      8(SI), DI
+	CMPQ      DI, BX
+	JGT       after5
+	VMOVUPS   (DX)(SI*4), Y2
+	VMOVUPS   (AX)(SI*4), Y3
+	VMOVUPS   (CX)(SI*4), Y4
+	VCMPPS    $0x1e, Y3, Y2, Y5
+	VBLENDVPS Y5, Y1, Y4, Y4
+	VCMPPS    $0x03, Y2, Y2, Y5
+	VBLENDVPS Y5, Y1, Y4, Y4
+	VCMPPS    $0x1e, Y3, Y2, Y5
+	VBLENDVPS Y5, Y2, Y3, Y3
+	VCMPPS    $0x03, Y2, Y2, Y5
+	VBLENDVPS Y5, Y2, Y3, Y2
+	VMOVUPS   Y2, (AX)(SI*4)
+	VMOVUPS   Y4, (CX)(SI*4)
+	MOVQ      DI, SI
+	JMP       loop4
+
+after5:
+	CMPQ       SI, BX
+	JGE        done1
+	VMASKMOVPS (DX)(SI*4), Y0, Y2
+	VMASKMOVPS (AX)(SI*4), Y0, Y3
+	VMASKMOVPS (CX)(SI*4), Y0, Y4
+	VCMPPS     $0x1e, Y3, Y2, Y5
+	VBLENDVPS  Y5, Y1, Y4, Y4
+	VCMPPS     $0x03, Y2, Y2, Y5
+	VBLENDVPS  Y5, Y1, Y4, Y1
+	VCMPPS     $0x1e, Y3, Y2, Y4
+	VBLENDVPS  Y4, Y2, Y3, Y3
+	VCMPPS     $0x03, Y2, Y2, Y4
+	VBLENDVPS  Y4, Y2, Y3, Y2
+	VMASKMOVPS Y2, Y0, (AX)(SI*4)
+	VMASKMOVPS Y1, Y0, (CX)(SI*4)
+
+done1:
 	VZEROUPPER
 	RET
 

@@ -9,6 +9,11 @@ package kernel
 //go:noescape
 func moments512(x []float32) (sum float64, squares float64)
 
+// largest512 puts the elements of x that are greater than those of best, or no number, into best, and row into at.
+//
+//go:noescape
+func largest512(best []float32, at []int32, x []float32, row int32)
+
 // channelNorm512 computes dst = (x - mean)·scale + shift.
 //
 //go:noescape
@@ -63,6 +68,11 @@ func channelGradMasked512(dx []float32, dr []float32, g []float32, x []float32, 
 //
 //go:noescape
 func moments256(x []float32) (sum float64, squares float64)
+
+// largest256 puts the elements of x that are greater than those of best, or no number, into best, and row into at.
+//
+//go:noescape
+func largest256(best []float32, at []int32, x []float32, row int32)
 
 // channelNorm256 computes dst = (x - mean)·scale + shift.
 //

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"math"
+	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/work"
 )
@@ -69,20 +70,42 @@ func MaxPool2d(p *work.Pool, dst []float32, index []int32, x []float32, planes i
 	})
 }
 
+// maxPoolPlane goes down the columns first, many at a time, and then across: a
+// window's neighbour uses its columns again.
 func maxPoolPlane(dst []float32, index []int32, x []float32, h, w Windows) {
-	o := 0
+	scratch := scratchList.get(2 * w.In)
+	defer scratchList.put(scratch)
+	best := scratch.floats[:w.In]
+	// Where each column has its largest element: the position of that row.
+	rows := unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(scratch.floats[w.In:]))), w.In)
+	largest := channelVec().largest
 	for _, row := range h.At {
-		for _, col := range w.At {
-			best, at := float32(math.Inf(-1)), -1
-			for i := row.Lo; i < row.Hi; i += h.Step {
-				for j := i*w.In + col.Lo; j < i*w.In+col.Hi; j += w.Step {
-					if v := x[j]; v > best || at < 0 || v != v {
-						best, at = v, j
-					}
+		out, at := dst[:len(w.At)], index[:len(w.At)]
+		dst, index = dst[len(w.At):], index[len(w.At):]
+		if row.Lo >= row.Hi {
+			for o := range out {
+				out[o], at[o] = float32(math.Inf(-1)), -1
+			}
+			continue
+		}
+		copy(best, x[row.Lo*w.In:])
+		for j := range rows {
+			rows[j] = int32(row.Lo * w.In)
+		}
+		for i := row.Lo + h.Step; i < row.Hi; i += h.Step {
+			largest(best, rows, x[i*w.In:(i+1)*w.In], int32(i*w.In))
+		}
+		for o, col := range w.At {
+			top, r, place := float32(math.Inf(-1)), int32(math.MaxInt32), -1
+			for j := col.Lo; j < col.Hi; j += w.Step {
+				if v := best[j]; v > top || v != v || v == top && rows[j] < r {
+					top, r, place = v, rows[j], j
 				}
 			}
-			dst[o], index[o] = best, int32(at)
-			o++
+			out[o], at[o] = top, -1
+			if place >= 0 {
+				at[o] = r + int32(place)
+			}
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 // them s points to channelScalars.
 func (g *lanes) channels() {
 	g.moments()
+	g.largest()
 	for _, k := range []struct {
 		name, args, reads string
 		add, relu         bool
@@ -191,4 +192,21 @@ func (g *lanes) loaded(n int) []VecVirtual {
 		out[i] = s(i)
 	}
 	return out
+}
+
+// largest emits a step down the columns of a plane that keeps the largest element
+// of each.
+func (g *lanes) largest() {
+	g.begin("largest", "func(best []float32, at []int32, x []float32, row int32)",
+		"puts the elements of x that are greater than those of best, or no number, into best, and row into at.")
+	best, at, x, n := pointer("best"), pointer("at"), pointer("x"), length("best")
+	g.tail(n)
+	row := g.broadcast(argument("row"))
+	g.over(n, 2, func(c cursor) {
+		v, old, place := g.load(c.of(x)), g.load(c.of(best)), g.load(c.of(at))
+		place = g.choose(unordered, v, v, row, g.choose(greater, v, old, row, place))
+		g.store(g.choose(unordered, v, v, v, g.choose(greater, v, old, v, old)), c.of(best))
+		g.store(place, c.of(at))
+	})
+	end()
 }
