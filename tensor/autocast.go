@@ -43,9 +43,9 @@ func (b *backprop) sumRows(g *Tensor) *Tensor {
 	return out
 }
 
-// inFloat32 computes fn of bfloat16 or float16 operands on their values in
-// float32, and rounds the result to the first one's dtype: the fallback of
-// operations whose kernels take float32 alone.
+// inFloat32 computes fn of operands in float32 and rounds the result to the
+// first one's dtype, bfloat16 or float16: for operations whose kernels take
+// float32 alone.
 func inFloat32(fn func(operands []*Tensor) *Tensor, operands ...*Tensor) *Tensor {
 	dtype := operands[0].dtype
 	wide := make([]*Tensor, len(operands))

@@ -12,12 +12,15 @@ import (
 
 // RMSNorm divides the last dim by its root mean square, √(mean(x²) + eps), and
 // scales it by weight, of that dim's size (Zhang and Sennrich 2019). A nil
-// weight means ones.
+// weight means ones. The result has x's dtype; it is computed in float32.
 func RMSNorm(x, weight *Tensor, eps float64) *Tensor {
 	if isHalf(x.dtype) {
 		return inFloat32(func(in []*Tensor) *Tensor { return RMSNorm(in[0], in[1], eps) }, x, weight)
 	}
 	operands := []*Tensor{x, weight}
+	if isHalf(x.dtype) {
+		return inFloat32(func(in []*Tensor) *Tensor { return RMSNorm(in[0], in[1], eps) }, operands...)
+	}
 	wantFloat32s("rms norm", operands)
 	if len(x.shape) == 0 {
 		fail("rms norm", operands, "wants at least one dim")

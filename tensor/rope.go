@@ -16,11 +16,15 @@ import (
 // with the pairs of Hugging Face's Llama ("rotate half"). x is [batch, time,
 // heads, dim]; cos and sin, of the angles, are [time, dim/2], or [batch, time,
 // dim/2] where positions differ; [RoPETable] makes them. They get no gradient.
+// The result has x's dtype; it is computed in float32.
 func RoPE(x, cos, sin *Tensor) *Tensor {
 	if isHalf(x.dtype) {
 		return inFloat32(func(in []*Tensor) *Tensor { return RoPE(in[0], cos, sin) }, x)
 	}
 	operands := []*Tensor{x, cos, sin}
+	if isHalf(x.dtype) {
+		return inFloat32(func(in []*Tensor) *Tensor { return RoPE(in[0], cos, sin) }, x)
+	}
 	wantFloat32s("rope", operands)
 	if len(x.shape) != 4 || x.shape[3]%2 != 0 {
 		fail("rope", operands, "wants [batch, time, heads, dim] with an even dim")

@@ -11,12 +11,16 @@ import (
 )
 
 // SwiGLU returns silu(gate)·up elementwise, silu(x) being x/(1 + e^-x), for two
-// values of one shape (Shazeer 2020): the middle of Llama's perceptron.
+// values of one shape (Shazeer 2020): the middle of Llama's perceptron. The
+// result has gate's dtype; it is computed in float32.
 func SwiGLU(gate, up *Tensor) *Tensor {
 	if isHalf(gate.dtype) || isHalf(up.dtype) {
 		return inFloat32(func(in []*Tensor) *Tensor { return SwiGLU(in[0], in[1]) }, gate, up).To(PromoteTypes(gate.dtype, up.dtype))
 	}
 	both := []*Tensor{gate, up}
+	if isHalf(gate.dtype) {
+		return inFloat32(func(in []*Tensor) *Tensor { return SwiGLU(in[0], in[1]) }, both...)
+	}
 	wantFloat32s("swiglu", both)
 	if !slices.Equal(gate.shape, up.shape) {
 		fail("swiglu", both, "wants two operands of one shape")

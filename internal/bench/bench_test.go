@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,8 +97,11 @@ func TestBadProducts(t *testing.T) {
 }
 
 func TestStep(t *testing.T) {
-	for i, model := range slices.Concat(StepModels(), StepModels()) {
-		dtype := [...]string{"float32", "bfloat16"}[i/len(StepModels())]
+	for i, model := range append(StepModels(), "mlp", "gpt") {
+		dtype := "float32"
+		if i >= len(StepModels()) {
+			dtype = "bfloat16"
+		}
 		r, err := Step(t.Context(), StepOptions{Model: model, DType: dtype, Batch: 2, Steps: 2})
 		if err != nil {
 			t.Fatal(err)

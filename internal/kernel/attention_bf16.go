@@ -10,12 +10,21 @@ type HeadsBF16 struct {
 	Batch, Time, Head int
 }
 
-// Attention in bfloat16 is computed in float32: operands are widened head by
-// head into scratch, where the heads' rows lie densely, and results are rounded
-// once. No score is rounded, and nothing of size Time·KeyTime is stored.
+// Attention of bfloat16 without instructions for pairs of it, or with a mask or
+// dropout, is computed in float32: operands are widened into scratch, where the
+// rows of a head lie densely, and results are rounded once.
 
 // AttentionBF16 is [Attention] of bfloat16; lse is float32.
 func AttentionBF16(p *work.Pool, s AttentionShape, out, q, k, v HeadsBF16, lse []float32) {
+	if takesPairs(&s, q) {
+		x := &attentionPairs{attention: attention{AttentionShape: s, lse: lse, span: s.group()}, out: out, q: q, k: k, v: v}
+		if s.Batch*s.Heads < 2*threads(p)*x.span {
+			x.span = 1 // too few tasks: pack keys again instead
+		}
+		x.check(lse != nil)
+		runHeads(p, s.Batch*s.Heads/x.span, x.forward)
+		return
+	}
 	w := newWideHeads(&s, 2, 2)
 	defer scratchList.put(w.mem)
 	wideQ, wideOut := w.cut(s.Heads, s.Time), w.cut(s.Heads, s.Time)
@@ -27,6 +36,16 @@ func AttentionBF16(p *work.Pool, s AttentionShape, out, q, k, v HeadsBF16, lse [
 
 // AttentionBackwardBF16 is [AttentionBackward] of bfloat16.
 func AttentionBackwardBF16(p *work.Pool, s AttentionShape, dq, dk, dv HeadsBF16, dout, out, q, k, v HeadsBF16, lse []float32) {
+	if takesPairs(&s, q, dout) {
+		x := &attentionPairs{attention{AttentionShape: s, lse: lse, span: s.group()}, out, q, k, v, dq, dk, dv, dout}
+		x.check(true)
+		dq.check(&s, s.Heads, s.Time)
+		dout.check(&s, s.Heads, s.Time)
+		dk.check(&s, s.Heads/x.span, s.KeyTime)
+		dv.check(&s, s.Heads/x.span, s.KeyTime)
+		runHeads(p, s.Batch*s.Heads/x.span, x.backward)
+		return
+	}
 	w := newWideHeads(&s, 4, 4)
 	defer scratchList.put(w.mem)
 	var queries, keys [4]Heads
@@ -38,6 +57,18 @@ func AttentionBackwardBF16(p *work.Pool, s AttentionShape, dq, dk, dv HeadsBF16,
 	w.widen(p, []headsPair{query(queries[1], dout), query(queries[2], out), query(queries[3], q), key(keys[2], k), key(keys[3], v)})
 	AttentionBackward(p, s, queries[0], keys[0], keys[1], queries[1], queries[2], queries[3], keys[2], keys[3], lse)
 	w.narrow(p, []headsPair{query(queries[0], dq), key(keys[0], dk), key(keys[1], dv)})
+}
+
+// check panics when a slice is shorter than the shape needs.
+func (x *attentionPairs) check(withLSE bool) {
+	s := &x.AttentionShape
+	x.out.check(s, s.Heads, s.Time)
+	x.q.check(s, s.Heads, s.Time)
+	x.k.check(s, s.Heads/s.group(), s.KeyTime)
+	x.v.check(s, s.Heads/s.group(), s.KeyTime)
+	if withLSE {
+		_ = x.lse[:s.Batch*s.Heads*s.Time]
+	}
 }
 
 // wideHeads is the scratch of one call.
