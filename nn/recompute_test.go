@@ -42,6 +42,9 @@ type split struct{ Lin *Linear }
 
 func (s *split) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 	y := c.Call(s.Lin, x[0].Mul(x[1]))
+	if x[2] != nil {
+		panic("the third input is absent")
+	}
 	return []*tensor.Tensor{y.Tanh(), y.Mul(y)}
 }
 
@@ -56,7 +59,7 @@ func (m *blocks) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 	for _, l := range m.Layers {
 		h = c.Call(l, h)
 	}
-	ends := c.CallN(m.Ends, h, x)
+	ends := c.CallN(m.Ends, h, x, nil)
 	loss := h.Mean()
 	for _, i := range m.Use {
 		loss = loss.Add(ends[i].Mean())

@@ -11,8 +11,8 @@ import "slices"
 //
 // Both runs must compute the same: fn draws random numbers from a generator that
 // it puts back where the first run had it, and changes nothing outside. What fn
-// reads beside its inputs must be parameters or constants; gradients reach
-// both. There is no graph of the backward pass through fn: [CreateGraph] panics
+// reads beside its inputs, of which some may be nil, must be parameters or
+// constants; gradients reach both. There is no graph of the backward pass through fn: [CreateGraph] panics
 // with an *Error.
 func (tp *Tape) Recompute(inputs []*Tensor, fn func(inputs []*Tensor) []*Tensor) []*Tensor {
 	if !tp.recording || tp.paused {
@@ -20,7 +20,9 @@ func (tp *Tape) Recompute(inputs []*Tensor, fn func(inputs []*Tensor) []*Tensor)
 	}
 	constants := make([]*Tensor, len(inputs))
 	for i, t := range inputs {
-		constants[i] = t.Detach()
+		if t != nil {
+			constants[i] = t.Detach()
+		}
 	}
 	mark := len(tp.scope.live)
 	outs := tp.withoutRecording(func() []*Tensor { return fn(constants) })
@@ -41,6 +43,9 @@ func (tp *Tape) Recompute(inputs []*Tensor, fn func(inputs []*Tensor) []*Tensor)
 			n.back = s.backward
 			n.inputs = make([]int, len(inputs))
 			for j, t := range inputs {
+				if t == nil {
+					continue
+				}
 				n.inputs[j] = t.node
 				n.saved = append(n.saved, saved{t, t.storage.version})
 				tp.own(t.storage)
@@ -89,6 +94,9 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 	base := len(tp.nodes)
 	inputs, place := make([]*Tensor, len(s.inputs)), map[int]int{}
 	for i, t := range s.inputs {
+		if t == nil {
+			continue
+		}
 		in := t.Detach()
 		if t.node != 0 {
 			in.node = len(tp.nodes)
