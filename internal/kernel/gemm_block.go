@@ -140,11 +140,15 @@ func (g *product) compute(p *work.Pool) {
 	}
 	g.halfC = g.how == paired && g.c.BF16 != nil && g.beta == 0 && g.kStep >= g.k && !g.swapped
 	g.shareB = g.m >= g.n
-	// An operand that is read once or twice is read where it lies, and so is one
-	// that fits the first-level cache. Only AVX-512 reads a part of a panel of B,
-	// and takes whole lines at a time.
+	// An operand that is read a few times is read where it lies, and so is one that
+	// fits the first-level cache. Only AVX-512 reads a part of a panel of B, and
+	// takes lines at a time, whole ones where rows begin with one.
+	reads := 4
+	if g.b.Stride%lineElems == 0 {
+		reads = 5
+	}
 	g.aDirect = g.canReadA() && (g.n <= 2*g.nr || g.a.isSmall(g.m, g.k))
-	g.bDirect = g.how == exact && !g.b.Trans && (useISA == avx512 && (g.m <= 2*g.mr || g.b.isSmall(g.k, g.n)) || g.m <= g.mr && g.n%g.nr == 0)
+	g.bDirect = g.how == exact && !g.b.Trans && (useISA == avx512 && (g.m <= reads*g.mr || g.b.isSmall(g.k, g.n)) || g.m <= g.mr && g.n%g.nr == 0)
 
 	sharedSize, unit, private := g.n, g.nr, g.m
 	direct := g.bDirect
