@@ -29,6 +29,10 @@ func (g *product) swapNarrow() {
 	}
 	g.m, g.n, g.a, g.b = g.n, g.m, g.b, g.a
 	g.a.Trans, g.b.Trans = !g.a.Trans, !g.b.Trans
+	if g.m == 1 && g.c.Stride == 1 && g.bias == nil {
+		g.c.Stride = g.n // a column of single elements is a row
+		return
+	}
 	g.swapped = true
 	if g.bias != nil { // the sums begin with it
 		g.rowBias, g.bias, g.beta = g.bias, nil, 1

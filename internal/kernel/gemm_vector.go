@@ -41,9 +41,14 @@ func (g *product) vectorSlots(n int) int {
 }
 
 func (g *product) computeVector(p *work.Pool, threads int) {
-	x := scratchList.get(g.vectorSlots(g.k))
-	g.shared = x.floats
-	g.packVector()
+	var x *scratch
+	if g.how == exact && (!g.a.Trans || g.a.Stride == 1) {
+		g.shared = g.a.F32
+	} else {
+		x = scratchList.get(g.vectorSlots(g.k))
+		g.shared = x.floats
+		g.packVector()
+	}
 	g.big = vectorCols
 	if g.b.Trans {
 		g.big, g.kStep = vectorRows, min(vectorK, g.slots(g.k)*g.perSlot())
@@ -52,7 +57,9 @@ func (g *product) computeVector(p *work.Pool, threads int) {
 		g.big = (share + 2*g.nr - 1) / (2 * g.nr) * (2 * g.nr)
 	}
 	runTasks(p, threads, (g.n+g.big-1)/g.big, g.vectorTask)
-	scratchList.put(x)
+	if x != nil {
+		scratchList.put(x)
+	}
 }
 
 // packVector copies the only row of A.
@@ -83,24 +90,33 @@ func (g *product) packVector() {
 // vectorBand computes one task's columns of C.
 func (g *product) vectorBand(i int) {
 	j0, j1 := i*g.big, min(g.n, (i+1)*g.big)
+	if g.alpha == 1 && g.beta == 0 && g.bias == nil && !g.needsSums() && g.kStep >= g.k {
+		g.sumBlock(g.c.F32[j0:j1], j0, 0, g.k) // what C becomes as it is
+		return
+	}
 	c, result := g.openBlock(0, 1, j0, j1)
 	s := scratchList.get((j1 - j0 + lineElems - 1) &^ (lineElems - 1))
 	for k0 := 0; k0 < g.k; k0 += g.kStep {
 		k1 := min(g.k, k0+g.kStep)
-		x := g.shared[g.vectorSlots(k0):g.vectorSlots(k1)]
-		if g.b.Trans {
-			g.dotBlock(s.floats, x, j0, j1, k0, k1)
-		} else {
-			g.addBlock(s.floats[:j1-j0], x, j0, k0)
-		}
+		g.sumBlock(s.floats[:j1-j0], j0, k0, k1)
 		g.addSums(&c, s.floats, j0, j1, k0)
 	}
 	scratchList.put(s)
 	g.closeBlock(&c, result, 1, j1)
 }
 
-// addBlock sets sums to the products of x and the rows of B from k0 on, in the
-// columns from j0 on.
+// sumBlock sets sums to the part [k0, k1) of the products in the columns from j0
+// on.
+func (g *product) sumBlock(sums []float32, j0, k0, k1 int) {
+	x := g.shared[g.vectorSlots(k0):g.vectorSlots(k1)]
+	if g.b.Trans {
+		g.dotBlock(sums, x, j0, k0, k1)
+	} else {
+		g.addBlock(sums, x, j0, k0)
+	}
+}
+
+// addBlock does so by adding up rows of B, dotBlock by multiplying them.
 func (g *product) addBlock(sums, x []float32, j0, k0 int) {
 	clear(sums)
 	for l := 0; l < len(x); l += rowGroup {
@@ -113,17 +129,16 @@ func (g *product) addBlock(sums, x []float32, j0, k0 int) {
 	}
 }
 
-// dotBlock sets sums to the products of the part [k0, k1) of rows [j0, j1) of
-// memory with x.
-func (g *product) dotBlock(sums, x []float32, j0, j1, k0, k1 int) {
-	const group = 4
-	for j := j0; j < j1; j += group {
-		rows, from := min(group, j1-j), j*g.b.Stride+k0
+func (g *product) dotBlock(sums, x []float32, j0, k0, k1 int) {
+	var four [4]float32
+	for j := 0; j < len(sums); j += len(four) {
+		rows, from := min(len(four), len(sums)-j), (j0+j)*g.b.Stride+k0
 		if g.how == exact {
-			dotVector(&sums[j-j0], &g.b.F32[from], g.b.Stride, &x[0], rows, k1-k0)
+			dotVector(&four[0], &g.b.F32[from], g.b.Stride, &x[0], rows, k1-k0)
 		} else {
-			dotVectorHalves(&sums[j-j0], &g.b.BF16[from], g.b.Stride, &x[0], rows, k1-k0)
+			dotVectorHalves(&four[0], &g.b.BF16[from], g.b.Stride, &x[0], rows, k1-k0)
 		}
+		copy(sums[j:], four[:rows])
 	}
 }
 
