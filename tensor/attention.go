@@ -308,7 +308,7 @@ func (t *Tensor) causalMask(value float64) *Tensor {
 		dst := a[0].Float32s()
 		copy(dst, a[1].Float32s())
 		for row := 0; row*keys < len(dst); row++ {
-			for key := row%queries + keys - queries + 1; key < keys; key++ {
+			for key := max(0, row%queries+keys-queries+1); key < keys; key++ {
 				dst[row*keys+key] = float32(value)
 			}
 		}

@@ -95,6 +95,19 @@ func attentionCases() []opCase {
 				return array{[]int{2, 4, 6}, naiveAttention(part(0), part(1), part(2), naiveOptions{seen: naiveCausal(4, 4)}).data}
 			},
 		},
+		{
+			name: "self attention mask", shapes: [][]int{{2, 4, 18}, {2, 1, 4}},
+			apply: func(in []*Tensor) *Tensor { return SelfAttention(in[0], 2, AttentionOptions{Mask: in[1], Scale: 0.5}) },
+			naive: func(in []array) array {
+				packed := array{[]int{2, 4, 3, 2, 3}, in[0].data}
+				part := func(i int) array {
+					return fromIndex([]int{2, 4, 2, 3}, func(x []int) float64 { return packed.at(x[0], x[1], i, x[2], x[3]) })
+				}
+				return array{[]int{2, 4, 6}, naiveAttention(part(0), part(1), part(2), naiveOptions{
+					scale: 0.5, bias: func(_, head, _, key int) float64 { return in[1].at(head, 0, key) },
+				}).data}
+			},
+		},
 	}
 }
 

@@ -72,3 +72,36 @@ func TestAttentionDropout(t *testing.T) {
 		t.Errorf("the mean is %v, want 1; %d of %d rows agree with another draw", mean, same, time)
 	}
 }
+
+// With fewer keys than queries the first queries see none, in the definition too.
+func TestCausalWithFewerKeys(t *testing.T) {
+	q, k := Full(0.5, 1, 3, 1, 2), FromFloat32([]float32{1, 2, 3, 4}, 1, 2, 1, 2)
+	got := ScaledDotProductAttention(q, k, k, AttentionOptions{Causal: true}).Float32s()
+	if got[0] != 0 || got[1] != 0 || math.Abs(float64(got[2])-1) > 1e-6 {
+		t.Errorf("the result is %v, want 0 and then the first key", got)
+	}
+	masked := Zeros(3, 2).causalMask(math.Inf(-1)).Float32s()
+	for i, want := range []bool{true, true, false, true, false, false} {
+		if math.IsInf(float64(masked[i]), -1) != want {
+			t.Errorf("the mask is %v", masked)
+			break
+		}
+	}
+}
+
+// Everything works on shapes alone.
+func TestTransformerWithoutData(t *testing.T) {
+	x := New(Meta, Float32, 2, 5, 4, 6)
+	cos, sin := RoPETable(Meta, RoPEFrequencies(6, 1e4), 3, 5)
+	tp := NewTape(true)
+	defer tp.Close()
+	leaf := &collector{grad: New(Meta, Float32, 2, 5, 4, 6)}
+	q := RoPE(RMSNorm(tp.Watch(x, leaf), New(Meta, Float32, 6), 1e-6), cos, sin)
+	k := New(Meta, Float32, 2, 7, 2, 6)
+	y := ScaledDotProductAttention(q, k, k, AttentionOptions{
+		Mask: New(Meta, Bool, 2, 1, 1, 7), Causal: true, Dropout: 0.1, Generator: NewGenerator(0),
+	})
+	if err := SwiGLU(y, y).Sum().Backward(t.Context()); err != nil || leaf.ready != 1 {
+		t.Errorf("backward: %v, the leaf was ready %d times", err, leaf.ready)
+	}
+}

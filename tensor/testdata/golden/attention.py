@@ -24,4 +24,6 @@ case("attention float mask", lambda q, k, v, m: attention(q, k, v, True, m.expan
 case("attention mask by query", lambda q, k, v, m: attention(q, k, v, mask=m.expand(3, 3)),
      (1, 3, 2, 4), (1, 3, 1, 4), (1, 3, 1, 4), (3, 1))
 case("self attention", lambda x: attention(*x.reshape(2, 4, 3, 2, 3).unbind(2), True).reshape(2, 4, 6), (2, 4, 18))
+case("self attention mask", lambda x, m: attention(*x.reshape(2, 4, 3, 2, 3).unbind(2), mask=m.expand(2, 4, 4), scale=0.5).reshape(2, 4, 6),
+     (2, 4, 18), (2, 1, 4))
 write()
