@@ -122,6 +122,7 @@ func (t *Tensor) spreadAlong(dim, size int, index *Tensor) *Tensor {
 		to := first + int(a[2].Int64s()[line])*stride
 		copy(bytesAt(a[0], to, size), bytesAt(a[1], line, size))
 	})
+	t.discard(src)
 	return out.record("spread along", []*Tensor{t}, []*Tensor{index}, func(b *backprop, g *Tensor) {
 		b.give(0, g.along(dim, index))
 	})

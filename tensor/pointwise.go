@@ -29,6 +29,7 @@ func (t *Tensor) pointwise(op string, params []float64, f, slope func(x float64)
 			mapElems(p, a, func(x uint16) uint16 { return half.Float16(float32(f(float64(half.FromFloat16(x))))) })
 		}
 	})
+	t.discard(src)
 	return out.record(op, []*Tensor{t}, []*Tensor{t}, func(b *backprop, g *Tensor) {
 		if b.create && definition != nil {
 			b.composite(g, definition)

@@ -18,12 +18,12 @@ func DropoutMask(p *work.Pool, mask []uint8, n int, rng random.Philox, stream ui
 	mask = mask[:(n+7)/8]
 	t := pieces(n, maskRun)
 	if t <= 1 || threads(p) == 1 {
-		dropoutMaskGo(mask, n, rng, stream, 0, keep)
+		dropoutMask(mask, n, rng, stream, 0, keep)
 		return
 	}
 	p.Run(t, func(i int) {
 		lo, hi := i*maskRun, min((i+1)*maskRun, n)
-		dropoutMaskGo(mask[lo/8:(hi+7)/8], hi-lo, rng, stream, uint64(lo), keep)
+		dropoutMask(mask[lo/8:(hi+7)/8], hi-lo, rng, stream, uint64(lo), keep)
 	})
 }
 
@@ -60,7 +60,7 @@ func MaskScale(p *work.Pool, dst, x []float32, mask []uint8, scale float32) {
 		})
 		return
 	}
-	maskScaleGo(dst, x, mask, scale)
+	maskScale(dst, x, mask, scale)
 }
 
 func maskScaleGo(dst, x []float32, mask []uint8, scale float32) {

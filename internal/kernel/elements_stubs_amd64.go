@@ -4,6 +4,26 @@
 
 package kernel
 
+// dropoutMask512 sets the bits of two registers' blocks a loop; see maskParams.
+//
+//go:noescape
+func dropoutMask512(mask *uint8, loops int, params *uint64)
+
+// maskScale512 computes dst = x·scale where the bit is set, x·0 elsewhere, for whole registers.
+//
+//go:noescape
+func maskScale512(dst []float32, x []float32, mask *uint8, scale float32)
+
+// dropoutMask256 sets the bits of two registers' blocks a loop; see maskParams.
+//
+//go:noescape
+func dropoutMask256(mask *uint8, loops int, params *uint64)
+
+// maskScale256 computes dst = x·scale where the bit is set, x·0 elsewhere, for whole registers.
+//
+//go:noescape
+func maskScale256(dst []float32, x []float32, mask *uint8, scale float32)
+
 // transpose256 writes eight rows of 8·blocks words, dstRow bytes apart, from as many columns, srcCol bytes apart.
 //
 //go:noescape
