@@ -51,6 +51,7 @@ func areas() map[string][]opCase {
 		"join":        joinCases(),
 		"einsum":      einsumCases(),
 		"bag":         bagCases(),
+		"rnn":         rnnCases(),
 		"elementwise": elementwiseCases(),
 		"reductions":  reductionCases(),
 		"losses":      lossCases(),
