@@ -79,6 +79,17 @@ func StateDict(model any) NamedTensors {
 	return state
 }
 
+// NamedParameters is a field of parameters whose names are not known before the
+// module is made, such as a recurrent network's: in a field tagged `name:""` each
+// has the name that stands beside it.
+type NamedParameters []NamedParameter
+
+// NamedParameter is an entry of NamedParameters.
+type NamedParameter struct {
+	Name      string
+	Parameter *Parameter
+}
+
 // NumParams returns the number of elements of all parameters.
 func NumParams(model any) int {
 	n := 0
@@ -144,6 +155,12 @@ func (w *walker) value(path string, v reflect.Value) {
 	case reflect.Struct:
 		w.fields(path, v)
 	case reflect.Slice, reflect.Array:
+		if list, ok := v.Interface().(NamedParameters); ok {
+			for _, p := range list {
+				w.value(join(path, p.Name), reflect.ValueOf(p.Parameter))
+			}
+			return
+		}
 		switch v.Type().Elem().Kind() {
 		case reflect.Pointer, reflect.Interface, reflect.Struct, reflect.Slice:
 			for i := range v.Len() {
