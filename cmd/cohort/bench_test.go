@@ -86,7 +86,6 @@ func TestBadBenchCommandLines(t *testing.T) {
 		"gemm --dtype float16":          `--dtype "float16"`,
 		"gemm --layouts tt":             `no layout "tt"`,
 		"gemm --threads -1":             "--threads: ",
-		"step --model cnn":              "model cnn comes with a later version; this one has mlp, gpt",
 		"step --model bert":             `no model "bert": there is mlp, gpt`,
 		"step --dtype float8":           `no dtype "float8"`,
 		"step --steps 0":                "0 steps",

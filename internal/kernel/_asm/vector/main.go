@@ -33,6 +33,16 @@ var sets = map[string]func(g *lanes){
 	"optimizers":  func(g *lanes) { g.optimizers() },
 	"transformer": func(g *lanes) { g.transformer() },
 	"channels":    func(g *lanes) { g.channels() },
+	"elements": func(g *lanes) {
+		g.dropout()
+		if !g.wide() {
+			transpose()
+		}
+	},
+	"philox": func(g *lanes) {
+		g.philoxWords()
+		g.wordScales()
+	},
 }
 
 func main() {
