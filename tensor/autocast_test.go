@@ -106,6 +106,7 @@ func TestLowPrecisionAgreesWithDefinitions(t *testing.T) {
 		"layer norm", "layer norm strided", "softmax", "cross entropy", "mse", "embedding", "used twice",
 		"rms norm", "rms norm without weight", "swiglu", "rope", "group norm",
 		"attention", "attention causal", "self attention", "reshape", "permute", "narrow", "select", "expand", "clone",
+		"conv2d", "conv2d 1x1", "conv2d stride", "conv2d depthwise", "conv1d", "conv transpose 2d",
 	}
 	seen := map[string]bool{}
 	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, seed uint64) {

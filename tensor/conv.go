@@ -66,8 +66,11 @@ func (o Conv2dOptions) convShape(op string, operands []*Tensor, image, weight []
 //
 //	outHeight = ⌊(height + 2·padding - dilation·(kernelH-1) - 1)/stride⌋ + 1
 //
-// and outWidth likewise. bias [out] may be nil. Under autocast, or where an
-// operand is bfloat16, operands and result are bfloat16 and sums are float32.
+// and outWidth likewise. bias [out] may be nil. Dtypes are those of [Linear].
+//
+// Kernels of 3 by 3 and stride 1 are computed by Winograd's transforms, of 4 by
+// 4 elements: a NaN or an infinity can show one element further than it reaches
+// by the definition.
 func Conv2d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
 	operands := []*Tensor{x, weight, bias}
 	dtype := convDType("conv2d", operands)
@@ -76,7 +79,7 @@ func Conv2d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
 	if bias != nil && !slices.Equal(bias.shape, []int{s.Out}) {
 		fail("conv2d", operands, "the bias must have shape [%d]", s.Out)
 	}
-	return conv2d(s, rounded(x, dtype), rounded(weight, dtype), rounded(bias, dtype)).To(dtype)
+	return conv2d(conv{s, dtype}, x, weight, bias)
 }
 
 // ConvTranspose2d is the gradient of Conv2d with respect to its images, as an
@@ -86,7 +89,7 @@ func Conv2d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
 //	outHeight = (height - 1)·stride - 2·padding + dilation·(kernelH-1) + outputPadding + 1
 //
 // bias [out] may be nil. outputPadding, below the stride or the dilation, adds
-// rows and columns at the end. Dtypes are as for [Conv2d].
+// rows and columns at the end. Dtypes are those of [Linear].
 func ConvTranspose2d(x, weight, bias *Tensor, o Conv2dOptions, outputPadding [2]int) *Tensor {
 	const op = "conv transpose 2d"
 	operands := []*Tensor{x, weight, bias}
@@ -115,11 +118,11 @@ func ConvTranspose2d(x, weight, bias *Tensor, o Conv2dOptions, outputPadding [2]
 	if s.OutHeight() != x.shape[2] || s.OutWidth() != x.shape[3] {
 		fail(op, operands, "the output padding %v is too large for stride %v", outputPadding, o.Stride)
 	}
-	y := convInputGrad(s, rounded(x, dtype), rounded(weight, dtype))
+	y := convInputGrad(conv{s, dtype}, dtype, x, weight)
 	if bias != nil {
-		y = y.Add(rounded(bias, dtype).Reshape(s.In, 1, 1))
+		y = y.Add(bias.To(dtype).Reshape(s.In, 1, 1))
 	}
-	return y.To(dtype)
+	return y
 }
 
 // Conv1d is [Conv2d] of one dim less: x [batch, in, width] and weight [out,
@@ -135,132 +138,157 @@ func Conv1d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
 	return y.Reshape(y.shape[0], y.shape[1], y.shape[3])
 }
 
-// convDType returns the dtype that a convolution computes in: that of autocast,
-// or else the one that all operands have.
+// convDType returns the dtype that a convolution computes in and has.
 func convDType(op string, operands []*Tensor) DType {
-	dtype := operands[0].dtype
-	tp := tapeOf(op, operands)
-	auto := tp != nil && tp.Autocast() != 0
-	for _, t := range operands {
-		if t != nil && (!t.dtype.IsFloat() || t.dtype == Float64 || t.dtype != dtype && !auto) {
-			fail(op, operands, "wants operands of one dtype, float32, bfloat16 or float16")
-		}
+	dtype := lowDType(op, operands[:2])
+	if bias := operands[2]; bias != nil && bias.dtype != Float32 && bias.dtype != dtype {
+		fail(op, operands, "wants float32 for the bias, or the dtype of the result, %v", dtype)
 	}
-	if auto {
-		return tp.Autocast()
-	}
+	tapeOf(op, operands)
 	return dtype
 }
 
-// rounded returns the values of t, which may be nil, as float32 that dtype can
-// hold.
-func rounded(t *Tensor, dtype DType) *Tensor {
-	if t == nil {
-		return nil
-	}
-	return t.To(dtype).To(Float32)
+// conv is a convolution with its shape worked out, and the dtype that it rounds
+// its operands to.
+type conv struct {
+	s     kernel.Conv2dShape
+	dtype DType
 }
 
-// conv2d is Conv2d with the shape worked out.
-func conv2d(s kernel.Conv2dShape, x, weight, bias *Tensor) *Tensor {
-	x, weight = x.Contiguous(), weight.Contiguous()
-	if bias != nil {
-		bias = bias.Contiguous()
+// run calls a kernel of float32, or one of bfloat16.
+func (c conv) run(op string, beta float32, operands []*Tensor, plain func(p *work.Pool, a []device.Array), low func(p *work.Pool, a []kernel.Mixed, bias []float32)) {
+	params := []float64{float64(beta), param01(c.dtype != Float32)}
+	s := c.s
+	for _, n := range []int{s.StrideH, s.StrideW, s.PadH, s.PadW, s.DilationH, s.DilationW, s.Groups} {
+		params = append(params, float64(n))
 	}
-	y := result("conv2d", Float32, []int{s.Batch, s.Out, s.OutHeight(), s.OutWidth()}, x, weight, bias)
-	fused("conv2d", convParams(s), []*Tensor{y, x, weight, bias}, func(p *work.Pool, a []device.Array) {
-		var b []float32
-		if bias != nil {
-			b = a[3].Float32s()
+	fused(op, params, operands, func(p *work.Pool, a []device.Array) {
+		if c.dtype == Float32 {
+			plain(p, a)
+			return
 		}
-		kernel.Conv2d(p, s, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), b)
+		var mixed [3]kernel.Mixed
+		for i := range mixed {
+			if a[i].DType == BFloat16 {
+				mixed[i].BF16 = device.Elems[uint16](a[i])
+			} else {
+				mixed[i].F32 = a[i].Float32s()
+			}
+		}
+		var bias []float32
+		if len(a) > 3 {
+			bias = a[3].Float32s()
+		}
+		low(p, mixed[:], bias)
+	})
+}
+
+// conv2d is Conv2d.
+func conv2d(c conv, x, weight, bias *Tensor) *Tensor {
+	s := c.s
+	x, weight = x.Contiguous(), weight.Contiguous()
+	y := result("conv2d", c.dtype, []int{s.Batch, s.Out, s.OutHeight(), s.OutWidth()}, x, weight, bias)
+	var wide *Tensor
+	if bias != nil {
+		wide = bias.To(Float32).Contiguous()
+	}
+	c.run("conv2d", 0, []*Tensor{y, x, weight, wide}, func(p *work.Pool, a []device.Array) {
+		kernel.Conv2d(p, s, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s())
+	}, func(p *work.Pool, a []kernel.Mixed, bias []float32) {
+		kernel.Conv2dBF16(p, s, a[0], a[1], a[2], bias)
 	})
 	return y.record("conv2d", []*Tensor{x, weight, bias}, []*Tensor{x, weight}, func(b *backprop, g *Tensor) {
 		g = g.Contiguous()
 		if b.needs(1) {
-			giveWeightGrad(b, 1, s, g, x)
+			giveWeightGrad(b, 1, c, g, x, weight.dtype)
 		}
 		if b.needs(2) {
-			giveChannelSums(b, 2, g)
+			giveChannelSums(b, 2, g, bias.dtype)
 		}
 		if b.needs(0) {
-			b.give(0, convInputGrad(s, g, weight))
+			b.give(0, convInputGrad(c, x.dtype, g, weight))
 		}
 	})
 }
 
-// convInputGrad is the gradient of conv2d with respect to x. Convolution is
-// linear in each operand, so that the gradients of this one are convolutions
-// again.
-func convInputGrad(s kernel.Conv2dShape, g, weight *Tensor) *Tensor {
+// convInputGrad is the gradient of conv2d with respect to x, into dtype.
+// Convolution is linear in each operand, so that the gradients of this one are
+// convolutions again.
+func convInputGrad(c conv, dtype DType, g, weight *Tensor) *Tensor {
+	s := c.s
 	g, weight = g.Contiguous(), weight.Contiguous()
-	dx := result("conv2d input grad", Float32, []int{s.Batch, s.In, s.Height, s.Width}, g, weight)
-	fused("conv2d input grad", convParams(s), []*Tensor{dx, g, weight}, func(p *work.Pool, a []device.Array) {
+	dx := result("conv2d input grad", dtype, []int{s.Batch, s.In, s.Height, s.Width}, g, weight)
+	c.run("conv2d input grad", 0, []*Tensor{dx, g, weight}, func(p *work.Pool, a []device.Array) {
 		kernel.Conv2dBackwardInput(p, s, a[0].Float32s(), a[1].Float32s(), a[2].Float32s())
+	}, func(p *work.Pool, a []kernel.Mixed, _ []float32) {
+		kernel.Conv2dBackwardInputBF16(p, s, a[0], a[1], a[2])
 	})
 	return dx.record("conv2d input grad", []*Tensor{g, weight}, []*Tensor{g, weight}, func(b *backprop, up *Tensor) {
 		up = up.Contiguous()
 		if b.needs(0) {
-			b.give(0, conv2d(s, up, weight, nil))
+			b.give(0, conv2d(c, up, weight, nil).To(g.dtype))
 		}
 		if b.needs(1) {
-			giveWeightGrad(b, 1, s, g, up)
+			giveWeightGrad(b, 1, c, g, up, weight.dtype)
 		}
 	})
 }
 
-// convWeightGrad is the gradient of conv2d with respect to its weight.
-func convWeightGrad(s kernel.Conv2dShape, g, x *Tensor) *Tensor {
+// convWeightGrad is the gradient of conv2d with respect to its weight, into dtype.
+func convWeightGrad(c conv, dtype DType, g, x *Tensor) *Tensor {
+	s := c.s
 	g, x = g.Contiguous(), x.Contiguous()
-	dw := result("conv2d weight grad", Float32, []int{s.Out, s.In / s.Groups, s.KernelH, s.KernelW}, g, x)
-	weightGradInto(dw, s, g, x, 0)
+	dw := result("conv2d weight grad", dtype, []int{s.Out, s.In / s.Groups, s.KernelH, s.KernelW}, g, x)
+	c.weightGradInto(dw, g, x, 0)
 	return dw.record("conv2d weight grad", []*Tensor{g, x}, []*Tensor{g, x}, func(b *backprop, up *Tensor) {
 		if b.needs(0) {
-			b.give(0, conv2d(s, x, up, nil))
+			b.give(0, conv2d(c, x, up, nil).To(g.dtype))
 		}
 		if b.needs(1) {
-			b.give(1, convInputGrad(s, g, up))
+			b.give(1, convInputGrad(c, x.dtype, g, up))
 		}
 	})
 }
 
-func weightGradInto(dst *Tensor, s kernel.Conv2dShape, g, x *Tensor, beta float32) {
-	fused("conv2d weight grad", append(convParams(s), float64(beta)), []*Tensor{dst, g, x}, func(p *work.Pool, a []device.Array) {
-		kernel.Conv2dBackwardWeight(p, s, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), beta)
+func (c conv) weightGradInto(dst, g, x *Tensor, beta float32) {
+	c.run("conv2d weight grad", beta, []*Tensor{dst, g, x}, func(p *work.Pool, a []device.Array) {
+		kernel.Conv2dBackwardWeight(p, c.s, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), beta)
+	}, func(p *work.Pool, a []kernel.Mixed, _ []float32) {
+		kernel.Conv2dBackwardWeightBF16(p, c.s, a[0], a[1], a[2], beta)
 	})
 }
 
-func giveWeightGrad(b *backprop, i int, s kernel.Conv2dShape, g, x *Tensor) {
-	if dst, beta, ok := b.direct(i); ok {
-		weightGradInto(dst, s, g, x, beta)
-		return
+func giveWeightGrad(b *backprop, i int, c conv, g, x *Tensor, dtype DType) {
+	if dtype == Float32 {
+		if dst, beta, ok := b.direct(i); ok {
+			c.weightGradInto(dst, g, x, beta)
+			return
+		}
 	}
-	b.give(i, convWeightGrad(s, g, x))
+	b.give(i, convWeightGrad(c, dtype, g, x))
 }
 
-// giveChannelSums gives input i the sums of g over all but its second dim.
-func giveChannelSums(b *backprop, i int, g *Tensor) {
-	batch, channels, plane := g.shape[0], g.shape[1], g.shape[2]*g.shape[3]
-	dst, beta, ok := (*Tensor)(nil), float32(0), false
+// giveChannelSums gives input i, of dtype, the sums of g over all but its second
+// dim.
+func giveChannelSums(b *backprop, i int, g *Tensor, dtype DType) {
+	g = g.To(Float32)
 	if b.create {
-		b.give(i, g.Sum(0, 2, 3))
+		b.give(i, g.Sum(0, 2, 3).To(dtype))
 		return
 	}
-	if dst, beta, ok = b.direct(i); !ok {
-		dst = result("conv2d bias grad", Float32, []int{channels}, g)
+	batch, channels, plane := g.shape[0], g.shape[1], g.shape[2]*g.shape[3]
+	sums := func(dst *Tensor, beta float32) {
+		fused("conv2d bias grad", []float64{float64(beta)}, []*Tensor{dst, g}, func(p *work.Pool, a []device.Array) {
+			kernel.Conv2dBackwardBias(p, a[0].Float32s(), a[1].Float32s(), batch, channels, plane, beta != 0)
+		})
 	}
-	fused("conv2d bias grad", []float64{float64(beta)}, []*Tensor{dst, g}, func(p *work.Pool, a []device.Array) {
-		kernel.Conv2dBackwardBias(p, a[0].Float32s(), a[1].Float32s(), batch, channels, plane, beta != 0)
-	})
-	if !ok {
-		b.give(i, dst)
+	if dtype == Float32 {
+		if dst, beta, ok := b.direct(i); ok {
+			sums(dst, beta)
+			return
+		}
 	}
-}
-
-func convParams(s kernel.Conv2dShape) []float64 {
-	var list []float64
-	for _, n := range []int{s.StrideH, s.StrideW, s.PadH, s.PadW, s.DilationH, s.DilationW, s.Groups} {
-		list = append(list, float64(n))
-	}
-	return list
+	dst := result("conv2d bias grad", Float32, []int{channels}, g)
+	sums(dst, 0)
+	b.give(i, dst.To(dtype))
 }

@@ -212,3 +212,59 @@ func TestConv2dKeepsNaN(t *testing.T) {
 		}
 	})
 }
+
+// Of bfloat16 the three products are those of the rounded operands, whichever of
+// them are given as float32.
+func TestConv2dBF16(t *testing.T) {
+	p := work.New(3)
+	defer p.Close()
+	forEachISA(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(9, 10))
+		for _, s := range []Conv2dShape{
+			squareConv(2, 20, 7, 26, 1, 1, 0, 1, 1),
+			squareConv(3, 10, 17, 14, 1, 1, 0, 1, 1), // a long sum for the weight
+			squareConv(2, 6, 9, 5, 3, 2, 1, 1, 1),
+			squareConv(2, 6, 8, 6, 3, 1, 1, 1, 6),
+		} {
+			name := fmt.Sprintf("%+v", s)
+			operand := func(n int) (Mixed, []float32) {
+				wide, low := randomFloats(r, n), make([]uint16, n)
+				ToBF16(nil, low, wide)
+				rounded := make([]float32, n)
+				FromBF16(nil, rounded, low)
+				if r.IntN(2) == 0 {
+					return Mixed{F32: wide}, rounded
+				}
+				return Mixed{BF16: low}, rounded
+			}
+			x, xs := operand(s.inputElems())
+			w, ws := operand(s.weightElems())
+			g, gs := operand(s.outputElems())
+			y, dx, dw := make([]float64, len(gs)), make([]float64, len(xs)), make([]float64, len(ws))
+			convOracle(s, func(xi, wi, yi int) {
+				y[yi] += float64(xs[xi]) * float64(ws[wi])
+				dx[xi] += float64(gs[yi]) * float64(ws[wi])
+				dw[wi] += float64(gs[yi]) * float64(xs[xi])
+			})
+			start := randomFloats(r, len(ws))
+			for i := range dw {
+				dw[i] += float64(start[i])
+			}
+			y32, dx32, dw32 := nans(len(y)), nans(len(dx)), append([]float32(nil), start...)
+			Conv2dBF16(p, s, Mixed{F32: y32}, x, w, nil)
+			Conv2dBackwardInputBF16(p, s, Mixed{F32: dx32}, g, w)
+			Conv2dBackwardWeightBF16(p, s, Mixed{F32: dw32}, g, x, 1)
+			mustBeNear(t, "y of "+name, y32, y, 1e-5)
+			mustBeNear(t, "dx of "+name, dx32, dx, 1e-5)
+			mustBeNear(t, "dw of "+name, dw32, dw, 5e-5)
+			bias := randomFloats(r, s.Out)
+			for i := range y {
+				y[i] += float64(bias[i/(s.OutHeight()*s.OutWidth())%s.Out])
+			}
+			low := make([]uint16, len(y))
+			Conv2dBF16(p, s, Mixed{BF16: low}, x, w, bias)
+			FromBF16(nil, y32, low)
+			mustBeNear(t, "y in bfloat16 of "+name, y32, y, 1.0/256)
+		}
+	})
+}
