@@ -8,10 +8,11 @@ import "math"
 
 // gatherFast fills the lanes by assembly, and reports false where there is none.
 func (g *gatherer) gatherFast(b *gatherBlock, dst *float32, tapStep, channelStep int, src *float32, count int) bool {
-	if useISA != avx512 {
-		return false
-	}
 	switch {
+	case useISA == avx2 && g.strideX == 1 && b.numRuns <= 4:
+		convGather1x256(dst, tapStep, channelStep, src, g.plane, count, &g.taps[0].offset, len(g.taps), &b.runs[0].base, b.numRuns, &b.rowMasks[0], &b.colMasks[0])
+	case useISA != avx512:
+		return false
 	case g.strideX == 1 && b.numRuns <= 4:
 		convGather1x512(dst, tapStep, channelStep, src, g.plane, count, &g.taps[0].offset, len(g.taps), &b.runs[0].base, b.numRuns, &b.rowMasks[0], &b.colMasks[0])
 	case g.strideX == 2 && b.numRuns <= 3:

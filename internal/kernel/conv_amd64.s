@@ -394,6 +394,295 @@ DATA convEvens<>+56(SB)/4, $0x0000001c
 DATA convEvens<>+60(SB)/4, $0x0000001e
 GLOBL convEvens<>(SB), RODATA|NOPTR, $64
 
+// func convGather1x256(dst *float32, tapStep int, channelStep int, src *float32, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
+// Requires: AVX, AVX2
+TEXT ·convGather1x256(SB), NOSPLIT, $0-96
+	MOVQ    dst+0(FP), DI
+	MOVQ    plane+32(FP), BX
+	SHLQ    $0x02, BX
+	MOVQ    channelStep+16(FP), DX
+	SHLQ    $0x02, DX
+	MOVQ    taps+48(FP), R8
+	MOVQ    numTaps+56(FP), R9
+	VMOVDQU convBits<>+0(SB), Y14
+	VMOVDQU convBits<>+32(SB), Y15
+	MOVQ    numRuns+72(FP), R13
+	CMPQ    R13, $0x04
+	JEQ     runs4
+	CMPQ    R13, $0x03
+	JEQ     runs3
+	CMPQ    R13, $0x02
+	JEQ     runs2
+
+runs1:
+	MOVQ         rowMasks+80(FP), R13
+	MOVQ         8(R8), R11
+	MOVWLZX      (R13)(R11*2), CX
+	MOVQ         colMasks+88(FP), R13
+	MOVQ         16(R8), R11
+	MOVWLZX      (R13)(R11*2), R11
+	ANDL         R11, CX
+	MOVQ         src+24(FP), SI
+	ADDQ         (R8), SI
+	MOVQ         runs+64(FP), R13
+	MOVL         8(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y2
+	VPCMPEQD     Y14, Y2, Y2
+	VPAND        Y15, Y0, Y3
+	VPCMPEQD     Y15, Y3, Y3
+	MOVQ         (R13), AX
+	ADDQ         SI, AX
+	MOVQ         count+40(FP), CX
+	MOVQ         DI, R12
+	XORQ         R11, R11
+
+channel1:
+	VMASKMOVPS (AX)(R11*1), Y2, Y0
+	VMOVUPS    Y0, (R12)
+	VMASKMOVPS 32(AX)(R11*1), Y3, Y1
+	VMOVUPS    Y1, 32(R12)
+	ADDQ       DX, R12
+	ADDQ       BX, R11
+	DECQ       CX
+	JNZ        channel1
+	MOVQ       tapStep+8(FP), R13
+	LEAQ       (DI)(R13*4), DI
+	ADDQ       $0x18, R8
+	DECQ       R9
+	JNZ        runs1
+	VZEROUPPER
+	RET
+
+runs2:
+	MOVQ         rowMasks+80(FP), R13
+	MOVQ         8(R8), R11
+	MOVWLZX      (R13)(R11*2), CX
+	MOVQ         colMasks+88(FP), R13
+	MOVQ         16(R8), R11
+	MOVWLZX      (R13)(R11*2), R11
+	ANDL         R11, CX
+	MOVQ         src+24(FP), SI
+	ADDQ         (R8), SI
+	MOVQ         runs+64(FP), R13
+	MOVL         8(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y2
+	VPCMPEQD     Y14, Y2, Y2
+	VPAND        Y15, Y0, Y3
+	VPCMPEQD     Y15, Y3, Y3
+	MOVQ         (R13), AX
+	ADDQ         SI, AX
+	MOVL         24(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y4
+	VPCMPEQD     Y14, Y4, Y4
+	VPAND        Y15, Y0, Y5
+	VPCMPEQD     Y15, Y5, Y5
+	MOVQ         16(R13), R10
+	ADDQ         SI, R10
+	MOVQ         count+40(FP), CX
+	MOVQ         DI, R12
+	XORQ         R11, R11
+
+channel2:
+	VMASKMOVPS (AX)(R11*1), Y2, Y0
+	VMASKMOVPS (R10)(R11*1), Y4, Y10
+	VORPS      Y10, Y0, Y0
+	VMOVUPS    Y0, (R12)
+	VMASKMOVPS 32(AX)(R11*1), Y3, Y1
+	VMASKMOVPS 32(R10)(R11*1), Y5, Y11
+	VORPS      Y11, Y1, Y1
+	VMOVUPS    Y1, 32(R12)
+	ADDQ       DX, R12
+	ADDQ       BX, R11
+	DECQ       CX
+	JNZ        channel2
+	MOVQ       tapStep+8(FP), R13
+	LEAQ       (DI)(R13*4), DI
+	ADDQ       $0x18, R8
+	DECQ       R9
+	JNZ        runs2
+	VZEROUPPER
+	RET
+
+runs3:
+	MOVQ         rowMasks+80(FP), R13
+	MOVQ         8(R8), R11
+	MOVWLZX      (R13)(R11*2), CX
+	MOVQ         colMasks+88(FP), R13
+	MOVQ         16(R8), R11
+	MOVWLZX      (R13)(R11*2), R11
+	ANDL         R11, CX
+	MOVQ         src+24(FP), SI
+	ADDQ         (R8), SI
+	MOVQ         runs+64(FP), R13
+	MOVL         8(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y2
+	VPCMPEQD     Y14, Y2, Y2
+	VPAND        Y15, Y0, Y3
+	VPCMPEQD     Y15, Y3, Y3
+	MOVQ         (R13), AX
+	ADDQ         SI, AX
+	MOVL         24(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y4
+	VPCMPEQD     Y14, Y4, Y4
+	VPAND        Y15, Y0, Y5
+	VPCMPEQD     Y15, Y5, Y5
+	MOVQ         16(R13), R10
+	ADDQ         SI, R10
+	MOVL         40(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y6
+	VPCMPEQD     Y14, Y6, Y6
+	VPAND        Y15, Y0, Y7
+	VPCMPEQD     Y15, Y7, Y7
+	MOVQ         32(R13), R14
+	ADDQ         SI, R14
+	MOVQ         count+40(FP), CX
+	MOVQ         DI, R12
+	XORQ         R11, R11
+
+channel3:
+	VMASKMOVPS (AX)(R11*1), Y2, Y0
+	VMASKMOVPS (R10)(R11*1), Y4, Y10
+	VORPS      Y10, Y0, Y0
+	VMASKMOVPS (R14)(R11*1), Y6, Y10
+	VORPS      Y10, Y0, Y0
+	VMOVUPS    Y0, (R12)
+	VMASKMOVPS 32(AX)(R11*1), Y3, Y1
+	VMASKMOVPS 32(R10)(R11*1), Y5, Y11
+	VORPS      Y11, Y1, Y1
+	VMASKMOVPS 32(R14)(R11*1), Y7, Y11
+	VORPS      Y11, Y1, Y1
+	VMOVUPS    Y1, 32(R12)
+	ADDQ       DX, R12
+	ADDQ       BX, R11
+	DECQ       CX
+	JNZ        channel3
+	MOVQ       tapStep+8(FP), R13
+	LEAQ       (DI)(R13*4), DI
+	ADDQ       $0x18, R8
+	DECQ       R9
+	JNZ        runs3
+	VZEROUPPER
+	RET
+
+runs4:
+	MOVQ         rowMasks+80(FP), R13
+	MOVQ         8(R8), R11
+	MOVWLZX      (R13)(R11*2), CX
+	MOVQ         colMasks+88(FP), R13
+	MOVQ         16(R8), R11
+	MOVWLZX      (R13)(R11*2), R11
+	ANDL         R11, CX
+	MOVQ         src+24(FP), SI
+	ADDQ         (R8), SI
+	MOVQ         runs+64(FP), R13
+	MOVL         8(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y2
+	VPCMPEQD     Y14, Y2, Y2
+	VPAND        Y15, Y0, Y3
+	VPCMPEQD     Y15, Y3, Y3
+	MOVQ         (R13), AX
+	ADDQ         SI, AX
+	MOVL         24(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y4
+	VPCMPEQD     Y14, Y4, Y4
+	VPAND        Y15, Y0, Y5
+	VPCMPEQD     Y15, Y5, Y5
+	MOVQ         16(R13), R10
+	ADDQ         SI, R10
+	MOVL         40(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y6
+	VPCMPEQD     Y14, Y6, Y6
+	VPAND        Y15, Y0, Y7
+	VPCMPEQD     Y15, Y7, Y7
+	MOVQ         32(R13), R14
+	ADDQ         SI, R14
+	MOVL         56(R13), R11
+	ANDL         CX, R11
+	VMOVD        R11, X0
+	VPBROADCASTD X0, Y0
+	VPAND        Y14, Y0, Y8
+	VPCMPEQD     Y14, Y8, Y8
+	VPAND        Y15, Y0, Y9
+	VPCMPEQD     Y15, Y9, Y9
+	ADDQ         48(R13), SI
+	MOVQ         count+40(FP), CX
+	MOVQ         DI, R12
+	XORQ         R11, R11
+
+channel4:
+	VMASKMOVPS (AX)(R11*1), Y2, Y0
+	VMASKMOVPS (R10)(R11*1), Y4, Y10
+	VORPS      Y10, Y0, Y0
+	VMASKMOVPS (R14)(R11*1), Y6, Y10
+	VORPS      Y10, Y0, Y0
+	VMASKMOVPS (SI)(R11*1), Y8, Y10
+	VORPS      Y10, Y0, Y0
+	VMOVUPS    Y0, (R12)
+	VMASKMOVPS 32(AX)(R11*1), Y3, Y1
+	VMASKMOVPS 32(R10)(R11*1), Y5, Y11
+	VORPS      Y11, Y1, Y1
+	VMASKMOVPS 32(R14)(R11*1), Y7, Y11
+	VORPS      Y11, Y1, Y1
+	VMASKMOVPS 32(SI)(R11*1), Y9, Y11
+	VORPS      Y11, Y1, Y1
+	VMOVUPS    Y1, 32(R12)
+	ADDQ       DX, R12
+	ADDQ       BX, R11
+	DECQ       CX
+	JNZ        channel4
+	MOVQ       tapStep+8(FP), R13
+	LEAQ       (DI)(R13*4), DI
+	ADDQ       $0x18, R8
+	DECQ       R9
+	JNZ        runs4
+	VZEROUPPER
+	RET
+
+DATA convBits<>+0(SB)/4, $0x00000001
+DATA convBits<>+4(SB)/4, $0x00000002
+DATA convBits<>+8(SB)/4, $0x00000004
+DATA convBits<>+12(SB)/4, $0x00000008
+DATA convBits<>+16(SB)/4, $0x00000010
+DATA convBits<>+20(SB)/4, $0x00000020
+DATA convBits<>+24(SB)/4, $0x00000040
+DATA convBits<>+28(SB)/4, $0x00000080
+DATA convBits<>+32(SB)/4, $0x00000100
+DATA convBits<>+36(SB)/4, $0x00000200
+DATA convBits<>+40(SB)/4, $0x00000400
+DATA convBits<>+44(SB)/4, $0x00000800
+DATA convBits<>+48(SB)/4, $0x00001000
+DATA convBits<>+52(SB)/4, $0x00002000
+DATA convBits<>+56(SB)/4, $0x00004000
+DATA convBits<>+60(SB)/4, $0x00008000
+GLOBL convBits<>(SB), RODATA|NOPTR, $64
+
 // func convGatherAny512(dst *float32, tapStep int, channelStep int, src *float32, plane int, count int, taps *int, numTaps int, lanes *int32, rowMasks *uint16, colMasks *uint16)
 // Requires: AVX, AVX512F
 TEXT ·convGatherAny512(SB), NOSPLIT, $0-88

@@ -14,6 +14,11 @@ func convGather1x512(dst *float32, tapStep int, channelStep int, src *float32, p
 //go:noescape
 func convGather2x512(dst *float32, tapStep int, channelStep int, src *float32, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
 
+// convGather1x256 gathers 16 lanes in at most 4 runs of neighbouring elements.
+//
+//go:noescape
+func convGather1x256(dst *float32, tapStep int, channelStep int, src *float32, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
+
 // convGatherAny512 gathers 16 lanes, each at its distance in elements from src.
 //
 //go:noescape

@@ -46,15 +46,11 @@ const (
 	winogradPlaces = 16
 )
 
-// winograd reports whether the shape is computed so: the forward pass and the
-// gradient of the input alike.
+// winograd reports whether the three products of the shape are computed so. The
+// transforms are not written for AVX2.
 func (s Conv2dShape) winograd() bool {
-	least := winogradLeast
-	if useISA != avx512 { // where transforms are slower
-		least = 256
-	}
-	return s.KernelH == 3 && s.KernelW == 3 && s.StrideH == 1 && s.StrideW == 1 && s.DilationH == 1 && s.DilationW == 1 &&
-		s.Groups == 1 && min(s.In, s.Out) >= least && max(s.In, s.Out) <= winogradMost &&
+	return useISA != avx2 && s.KernelH == 3 && s.KernelW == 3 && s.StrideH == 1 && s.StrideW == 1 && s.DilationH == 1 && s.DilationW == 1 &&
+		s.Groups == 1 && min(s.In, s.Out) >= winogradLeast && max(s.In, s.Out) <= winogradMost &&
 		s.Batch*s.OutHeight()*s.OutWidth() >= 128
 }
 

@@ -19,6 +19,7 @@ import (
 func main() {
 	gather512(1)
 	gather512(2)
+	gather256()
 	gatherAny512()
 	spread512()
 	winogradInput512()
@@ -120,12 +121,18 @@ func nextTap(label string) {
 
 // channels runs body for every channel; it leaves its lanes in Z0.
 func channels(label string, body func()) {
+	eachChannel(label, func() {
+		body()
+		VMOVUPS(Z0, Mem{Base: to})
+	})
+}
+
+func eachChannel(label string, body func()) {
 	load("count", count)
 	MOVQ(dst, to)
 	XORQ(index, index)
 	Label(label)
 	body()
-	VMOVUPS(Z0, Mem{Base: to})
 	ADDQ(channelStep, to)
 	ADDQ(plane, index)
 	DECQ(count)
@@ -200,6 +207,62 @@ func gather512(stride int) {
 				if i > 0 {
 					VORPS(x, Z0, Z0)
 				}
+			}
+		})
+		nextTap(fmt.Sprint("runs", n))
+	}
+}
+
+// gather256 is gather512 for neighbouring elements: two registers, of which
+// masked loads leave 0 what is not in a run.
+func gather256() {
+	const most = 4
+	begin("convGather1x256", gatherSignature, "gathers 16 lanes in at most 4 runs of neighbouring elements.")
+	bits := GLOBL("convBits", 8|16 /* RODATA|NOPTR */)
+	for i := range 16 {
+		DATA(4*i, U32(1<<i))
+	}
+	ymm := []VecPhysical{Y2, Y3, Y4, Y5, Y6, Y7, Y8, Y9}
+	VMOVDQU(bits, Y14)
+	VMOVDQU(bits.Offset(32), Y15)
+	load("numRuns", table)
+	for n := most; n > 1; n-- {
+		CMPQ(table, Imm(uint64(n)))
+		JEQ(LabelRef(fmt.Sprint("runs", n)))
+	}
+	for n := 1; n <= most; n++ {
+		Label(fmt.Sprint("runs", n))
+		tapMask()
+		load("runs", table)
+		for i := range n {
+			MOVL(Mem{Base: table, Disp: runSize*i + runMask}, R11L)
+			ANDL(ECX, R11L)
+			VMOVD(R11L, X0)
+			VPBROADCASTD(X0, Y0)
+			for half, b := range []VecPhysical{Y14, Y15} {
+				VPAND(b, Y0, ymm[2*i+half])
+				VPCMPEQD(b, ymm[2*i+half], ymm[2*i+half])
+			}
+			if i < 3 {
+				MOVQ(Mem{Base: table, Disp: runSize*i + runBase}, pointers[i])
+				ADDQ(src, pointers[i])
+			} else {
+				ADDQ(Mem{Base: table, Disp: runSize*i + runBase}, src)
+			}
+		}
+		eachChannel(fmt.Sprint("channel", n), func() {
+			for half := range 2 {
+				x, y := []VecPhysical{Y0, Y1}[half], []VecPhysical{Y10, Y11}[half]
+				for i := range n {
+					from := Mem{Base: pointers[i], Index: index, Scale: 1, Disp: 32 * half}
+					if i == 0 {
+						VMASKMOVPS(from, ymm[half], x)
+					} else {
+						VMASKMOVPS(from, ymm[2*i+half], y)
+						VORPS(y, x, x)
+					}
+				}
+				VMOVUPS(x, Mem{Base: to, Disp: 32 * half})
 			}
 		})
 		nextTap(fmt.Sprint("runs", n))
