@@ -18,11 +18,14 @@ type LMConfig struct {
 	Data string `json:"data"` // file or directory; "" is the Go standard library's source
 	Out  string `json:"-"`    // the run's directory
 
-	Ranks int    `json:"ranks"`
-	Batch int    `json:"batch"` // sequences a rank and step
-	Steps int    `json:"steps"`
-	Seed  int64  `json:"seed"`  // of the first weights and the order of the data
-	DType string `json:"dtype"` // float32, or bfloat16: autocast with float32 weights
+	Ranks      int    `json:"ranks"`
+	Batch      int    `json:"batch"`      // sequences a rank and pass
+	Accumulate int    `json:"accumulate"` // passes a step, whose gradients add up
+	Steps      int    `json:"steps"`
+	Seed       int64  `json:"seed"`      // of the first weights and the order of the data
+	DType      string `json:"dtype"`     // float32, or bfloat16: autocast with float32 weights
+	Recompute  bool   `json:"recompute"` // keep only what goes in and out of a layer, and compute the rest twice
+	NaN        string `json:"nan"`       // what becomes of a step that is not finite: "stop" or "skip"
 
 	Vocab   int `json:"vocab"`
 	Context int `json:"context"` // tokens in a sequence
@@ -49,7 +52,7 @@ type LMConfig struct {
 // DefaultLM is the recipe for about three minutes on two cores.
 func DefaultLM() LMConfig {
 	return LMConfig{
-		Out: "out/lm", Ranks: 2, Batch: 4, Steps: 8000, Seed: 1, DType: "float32",
+		Out: "out/lm", Ranks: 2, Batch: 4, Accumulate: 1, Steps: 8000, Seed: 1, DType: "float32", NaN: nanStop,
 		Vocab: 1024, Context: 128, Width: 96, Heads: 3, Layers: 3,
 		LR: 7e-3, WeightDecay: 0.1, Beta2: 0.95, Clip: 1, Warmup: 0.05, LRFloor: 0.02,
 		EvalEvery: 1000, EvalTokens: 1 << 16, SaveEvery: 1000, Keep: 2,
@@ -64,7 +67,7 @@ func (c LMConfig) Validate() error {
 		value  int
 		lo, hi int
 	}{
-		{"ranks", c.Ranks, 1, 1 << 16}, {"batch", c.Batch, 1, 1 << 20}, {"steps", c.Steps, 1, 1 << 40},
+		{"ranks", c.Ranks, 1, 1 << 16}, {"batch", c.Batch, 1, 1 << 20}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"steps", c.Steps, 1, 1 << 40},
 		{"vocab", c.Vocab, 257, 1 << 16}, {"context", c.Context, 8, 1 << 16},
 		{"eval-every", c.EvalEvery, 1, 1 << 40}, {"eval-tokens", c.EvalTokens, c.Context, 1 << 40},
 		{"save-every", c.SaveEvery, 1, 1 << 40}, {"keep", c.Keep, 1, 1 << 20}, {"sample-tokens", c.SampleTokens, 0, 1 << 20},
@@ -75,6 +78,9 @@ func (c LMConfig) Validate() error {
 	}
 	if _, ok := autocasts[c.DType]; !ok {
 		return fmt.Errorf("train lm: --dtype is %q, want float32 or bfloat16", c.DType)
+	}
+	if err := checkNaN(c.NaN); err != nil {
+		return err
 	}
 	// Written so that NaN, which compares with nothing, is refused too.
 	for _, f := range []struct {
@@ -110,6 +116,9 @@ var autocasts = map[string]tensor.DType{"float32": 0, "bfloat16": tensor.BFloat1
 
 func (c LMConfig) autocast() nn.CtxOption { return nn.WithAutocast(autocasts[c.DType]) }
 
+// numSequences returns how many sequences all ranks take in a step.
+func (c LMConfig) numSequences() int { return c.Ranks * c.Batch * c.Accumulate }
+
 func (c LMConfig) numWarmup() int { return int(c.Warmup * float64(c.Steps)) }
 
 // adopt takes over what a checkpoint's run was made with. What the user gave
@@ -137,6 +146,9 @@ func (c *LMConfig) adopt(saved LMConfig, explicit map[string]bool) error {
 		"steps":         func() { c.Steps = given.Steps },
 		"batch":         func() { c.Batch = given.Batch },
 		"dtype":         func() { c.DType = given.DType },
+		"accumulate":    func() { c.Accumulate = given.Accumulate },
+		"recompute":     func() { c.Recompute = given.Recompute },
+		"nan":           func() { c.NaN = given.NaN },
 		"lr":            func() { c.LR = given.LR },
 		"weight-decay":  func() { c.WeightDecay = given.WeightDecay },
 		"beta2":         func() { c.Beta2 = given.Beta2 },
@@ -155,13 +167,21 @@ func (c *LMConfig) adopt(saved LMConfig, explicit map[string]bool) error {
 		}
 	}
 	// The sequences of a step stay as many on another number of ranks.
-	total := saved.Ranks * saved.Batch
-	if !explicit["batch"] && c.Ranks > 0 && total%c.Ranks == 0 {
-		c.Batch = total / c.Ranks
+	total := saved.numSequences()
+	if each := c.Ranks * c.Accumulate; !explicit["batch"] && each > 0 && total%each == 0 {
+		c.Batch = total / each
+	} else if each := c.Ranks * c.Batch; !explicit["accumulate"] && each > 0 && total%each == 0 {
+		c.Accumulate = total / each
 	}
-	if c.Ranks*c.Batch != total {
-		conflicts = append(conflicts, fmt.Sprintf("%d ranks × %d sequences = %d a step, the checkpoint's run has %d × %d = %d (set --batch)",
-			c.Ranks, c.Batch, c.Ranks*c.Batch, saved.Ranks, saved.Batch, total))
+	if c.numSequences() != total {
+		passes := func(c LMConfig) string {
+			if c.Accumulate == 1 {
+				return ""
+			}
+			return fmt.Sprintf(" × %d passes", c.Accumulate)
+		}
+		conflicts = append(conflicts, fmt.Sprintf("%d ranks × %d sequences%s = %d a step, the checkpoint's run has %d × %d%s = %d (set --batch)",
+			c.Ranks, c.Batch, passes(*c), c.numSequences(), saved.Ranks, saved.Batch, passes(saved), total))
 	}
 	if len(conflicts) > 0 {
 		return fmt.Errorf("train lm: the checkpoint in %s is of another run: %s; drop these flags, or give another --out to start afresh",

@@ -72,10 +72,12 @@ func plural(n int, noun string) string {
 
 // Step shows how far the run is.
 func (c *Console) Step(s Step) {
-	if c.loss == 0 {
+	if c.loss == 0 && isFinite(s.Loss) {
 		c.loss = s.Loss
 	}
-	c.loss += 0.1 * (s.Loss - c.loss)
+	if isFinite(s.Loss) {
+		c.loss += 0.1 * (s.Loss - c.loss)
+	}
 	interval := plainInterval
 	if c.terminal {
 		interval = liveInterval
@@ -100,6 +102,9 @@ func (c *Console) line(s Step, now time.Time) {
 		text += fmt.Sprintf("  validation %.3f bits/byte", c.bitsPerByte)
 	}
 	text += fmt.Sprintf("  %s tokens/s", thousands(rate))
+	if s.Skipped > 0 {
+		text += fmt.Sprintf("  %d skipped", s.Skipped)
+	}
 	if done > warmUpSteps {
 		text += fmt.Sprintf("  %s left", left.Round(time.Second))
 	}
@@ -176,21 +181,32 @@ func (j *JSONLines) encode(v any) { _ = j.out.Encode(v) }
 // Start writes nothing: the first object is that of the first step.
 func (j *JSONLines) Start(Start) {}
 
-// Step writes {"step", "loss", "tokens_per_s"}.
+// number returns what JSON has for v: null if it is not finite.
+func number(v float64) *float64 {
+	if !isFinite(v) {
+		return nil
+	}
+	return &v
+}
+
+// Step writes {"step", "loss", "tokens_per_s"}, and "skipped", the number of
+// steps that were left out, as soon as there are any. The loss is null where it
+// is not finite.
 func (j *JSONLines) Step(s Step) {
 	j.encode(struct {
-		Step         int     `json:"step"`
-		Loss         float64 `json:"loss"`
-		TokensPerSec float64 `json:"tokens_per_s"`
-	}{s.Step, s.Loss, float64(s.Tokens) / s.Duration.Seconds()})
+		Step         int      `json:"step"`
+		Loss         *float64 `json:"loss"`
+		TokensPerSec float64  `json:"tokens_per_s"`
+		Skipped      int      `json:"skipped,omitempty"`
+	}{s.Step, number(s.Loss), float64(s.Tokens) / s.Duration.Seconds(), s.Skipped})
 }
 
 // Evaluation writes {"val_bits_per_byte", "step"}.
 func (j *JSONLines) Evaluation(e Evaluation) {
 	j.encode(struct {
-		BitsPerByte float64 `json:"val_bits_per_byte"`
-		Step        int     `json:"step"`
-	}{e.BitsPerByte, e.Step})
+		BitsPerByte *float64 `json:"val_bits_per_byte"`
+		Step        int      `json:"step"`
+	}{number(e.BitsPerByte), e.Step})
 }
 
 // Saved writes {"checkpoint", "step"}.

@@ -37,10 +37,13 @@ type lmRun struct {
 	params []*nn.Parameter
 	ddp    *parallel.DDP
 	opt    *optim.AdamW
-	vote   *tensor.Tensor // loss and wish to stop; see agree
+	vote   *tensor.Tensor   // loss and wish to stop; see agree
+	around []nn.Interceptor // of the training passes
 
-	step        int // steps done
-	bitsPerByte float64
+	step         int // steps done
+	skipped      int // steps of this process whose update was left out
+	skippedInRow int
+	bitsPerByte  float64
 }
 
 // LM trains a GPT on text on all ranks of a group, each of which calls it with
@@ -58,7 +61,11 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[strin
 		return fmt.Errorf("train lm: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
 	}
 	cfg.Ranks = group.Size()
-	r := &lmRun{cfg: cfg, group: group, report: report}
+	return (&lmRun{cfg: cfg, group: group, report: report}).run(ctx, explicit)
+}
+
+// run does the job.
+func (r *lmRun) run(ctx context.Context, explicit map[string]bool) error {
 	saved, err := r.findCheckpoint(ctx, explicit)
 	if err != nil {
 		return err
@@ -76,7 +83,7 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[strin
 		return err
 	}
 	defer r.loader.Close()
-	if group.Rank() == 0 {
+	if r.group.Rank() == 0 {
 		release, err := checkpoint.Claim(r.cfg.Out)
 		if err != nil {
 			return fmt.Errorf("train lm: checkpoints cannot be saved in %s: %w", r.cfg.Out, err)
@@ -156,6 +163,9 @@ func (r *lmRun) buildModel(ctx context.Context, saved *savedRun) (err error) {
 	size.Vocab = r.tokenizer.Size() // a small text may not have as many pairs worth an entry
 	r.model = models.NewGPT(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, size)
 	r.params = nn.Parameters(r.model)
+	if r.cfg.Recompute {
+		r.around = append(r.around, nn.Recompute(func(m any) bool { _, ok := m.(*models.GPTBlock); return ok }))
+	}
 	var matrices, vectors []*nn.Parameter
 	for _, p := range r.params {
 		if p.Data().NumDims() >= 2 {
@@ -221,7 +231,7 @@ func (r *lmRun) sameEverywhere(ctx context.Context) error {
 	return nil
 }
 
-func (r *lmRun) tokensPerStep() int { return r.cfg.Ranks * r.cfg.Batch * r.cfg.Context }
+func (r *lmRun) tokensPerStep() int { return r.cfg.numSequences() * r.cfg.Context }
 
 // tensorsOf returns a batch as a model takes it, both [rows, length].
 func tensorsOf(batch data.TokenBatch) (inputs, targets *tensor.Tensor) {

@@ -61,6 +61,7 @@ type log struct {
 	losses      map[int]float64
 	evaluations map[int]float64
 	saved       []int
+	skipped     []int
 	notices     []string
 	finish      *Finish
 	onStep      func(step int)
@@ -75,6 +76,7 @@ func (l *log) Notice(text string)      { l.notices = append(l.notices, text) }
 func (l *log) Finish(f Finish)         { l.finish = &f }
 func (l *log) Step(s Step) {
 	l.losses[s.Step] = s.Loss
+	l.skipped = append(l.skipped, s.Skipped)
 	if l.onStep != nil {
 		l.onStep(s.Step)
 	}

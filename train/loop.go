@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/cohort-ml/cohort/data"
@@ -26,7 +25,7 @@ func (r *lmRun) train(ctx context.Context) error {
 	work := context.WithoutCancel(ctx)
 	for r.step < r.cfg.Steps {
 		start := time.Now()
-		loss, err := r.trainStep(work)
+		loss, err := r.gradients(work)
 		if err != nil {
 			return fmt.Errorf("train lm: step %d: %w", r.step+1, err)
 		}
@@ -34,12 +33,11 @@ func (r *lmRun) train(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("train lm: step %d: %w", r.step+1, err)
 		}
-		if math.IsNaN(loss) || math.IsInf(loss, 0) {
-			return fmt.Errorf("train lm: the loss of step %d is %v; nothing of this step was saved: lower --lr (now %v) and run again to go on from the last checkpoint",
-				r.step+1, loss, r.cfg.LR)
+		if err := r.update(loss); err != nil {
+			return err
 		}
 		r.step++
-		r.report.Step(Step{Step: r.step, Loss: loss, Tokens: r.tokensPerStep(), Duration: time.Since(start)})
+		r.report.Step(Step{Step: r.step, Loss: loss, Tokens: r.tokensPerStep(), Duration: time.Since(start), Skipped: r.skipped})
 
 		last := r.step == r.cfg.Steps
 		if r.step%r.cfg.EvalEvery == 0 || last {
@@ -68,9 +66,31 @@ func (r *lmRun) train(ctx context.Context) error {
 	return nil
 }
 
-// trainStep does one step of this rank: forward, backward with the averaging
-// of gradients, clip, update.
-func (r *lmRun) trainStep(ctx context.Context) (loss float64, err error) {
+// gradients does the passes of one step of this rank: forward and backward, of
+// which the last averages the gradients of all of them over the ranks. It
+// returns the mean loss of the rank's sequences.
+func (r *lmRun) gradients(ctx context.Context) (loss float64, err error) {
+	r.opt.ZeroGrad()
+	for i := range r.cfg.Accumulate {
+		pass := func() error {
+			l, err := r.pass(ctx)
+			loss += l / float64(r.cfg.Accumulate)
+			return err
+		}
+		if last := i == r.cfg.Accumulate-1; last {
+			err = pass()
+		} else {
+			err = r.ddp.NoSync(pass)
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return loss, nil
+}
+
+// pass runs forward and backward on the next batch and returns its loss.
+func (r *lmRun) pass(ctx context.Context) (loss float64, err error) {
 	batch, err := r.loader.Next(ctx)
 	if err != nil {
 		return 0, err
@@ -80,19 +100,30 @@ func (r *lmRun) trainStep(ctx context.Context) (loss float64, err error) {
 	c := nn.Training(ctx, r.cfg.autocast())
 	defer c.Close()
 	defer c.Recover(&err)
-	r.opt.ZeroGrad()
+	for _, i := range r.around {
+		c = c.With(i)
+	}
 	l := tensor.CrossEntropy(c.Call(r.ddp, inputs), targets)
-	if err := l.Backward(ctx); err != nil {
-		return 0, err
+	share := l
+	if r.cfg.Accumulate > 1 {
+		share = l.MulScalar(1 / float64(r.cfg.Accumulate))
 	}
+	loss = l.Item()
+	return loss, share.Backward(ctx)
+}
+
+// update ends a step of which loss is the mean of all ranks: it clips the
+// gradients and moves the parameters, or leaves that out if something is not
+// finite and the run is to go on then.
+func (r *lmRun) update(loss float64) error {
 	norm, scale := optim.ClipGradNorm(r.params, r.cfg.Clip)
-	if err := optim.CheckGradNorm(r.params, norm); err != nil {
-		// On all ranks alike: their gradients are the same.
-		return 0, fmt.Errorf("%w: nothing of this step was saved; lower --lr (now %v) and run again to go on from the last checkpoint", err, r.cfg.LR)
+	if err := checkFinite(r.params, r.step+1, loss, norm); err != nil {
+		return r.skip(err)
 	}
+	r.skippedInRow = 0
 	optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor).Apply(r.opt, r.step)
 	r.opt.Step(scale)
-	return l.Item(), nil
+	return nil
 }
 
 // agree returns the mean loss of all ranks, and whether any of them wants to

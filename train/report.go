@@ -40,9 +40,10 @@ type Start struct {
 // Step is one step that was done.
 type Step struct {
 	Step     int
-	Loss     float64 // mean over the tokens of all ranks, in nats
+	Loss     float64 // mean over the tokens of all ranks, in nats; may be NaN or infinite if the step was left out
 	Tokens   int     // of all ranks
 	Duration time.Duration
+	Skipped  int // steps left out since the run was started or resumed, with this one
 }
 
 // Evaluation is the model's quality on the validation text.

@@ -108,6 +108,11 @@ func TestJSONLines(t *testing.T) {
 	if !slices.Equal(kinds, want) {
 		t.Errorf("objects with keys %q, want %q", kinds, want)
 	}
+	b.Reset()
+	NewJSONLines(&b, &notices).Step(Step{Step: 3, Loss: math.NaN(), Tokens: 10, Duration: time.Second, Skipped: 2})
+	if want := `{"step":3,"loss":null,"tokens_per_s":10,"skipped":2}` + "\n"; b.String() != want {
+		t.Errorf("a step that was left out is %q, want %q", b.String(), want)
+	}
 	if notices.String() != "something odd\n" {
 		t.Errorf("notices %q", notices.String())
 	}

@@ -40,7 +40,8 @@ type savedRun struct {
 }
 
 func openSaved(ck *checkpoint.Checkpoint) (*savedRun, error) {
-	s := &savedRun{checkpoint: ck}
+	// What a recipe does not say is as it was before there was a choice.
+	s := &savedRun{checkpoint: ck, recipe: LMConfig{Accumulate: 1, DType: "float32", NaN: nanStop}}
 	var err error
 	if s.progress, err = ck.ReadProgress(); err != nil {
 		return nil, fmt.Errorf("train lm: resume: %w", err)

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+)
+
+// What LMConfig.NaN may say about a step whose loss or gradients are not
+// finite: the run ends, or the step's update is left out.
+const (
+	nanStop = "stop"
+	nanSkip = "skip"
+)
+
+// maxSkipsInRow is how many steps that follow each other are left out before a
+// run ends all the same: then it is not the odd batch.
+const maxSkipsInRow = 10
+
+// NonFiniteError says that a step has come to a loss or to gradients that are
+// NaN or infinite, and in which parameters. Every rank returns the same one:
+// the loss is the mean of all ranks, and the gradients have been averaged.
+type NonFiniteError struct {
+	Step   int      // that was not done
+	Loss   float64  // mean over all ranks
+	Norm   float64  // of all gradients together
+	Values []string // parameters that are not finite themselves
+	Grads  []string // parameters whose gradients are not, or whose squares overflow
+	InRow  int      // steps left out one after the other, with this one
+}
+
+func (e *NonFiniteError) Error() string {
+	return fmt.Sprintf("step %d: %s", e.Step, e.what())
+}
+
+// what says it without the step.
+func (e *NonFiniteError) what() string {
+	parts := []string{fmt.Sprintf("the loss is %v, the norm of the gradients %v", e.Loss, e.Norm)}
+	if len(e.Values) > 0 {
+		parts = append(parts, "parameters that are not finite: "+listed(e.Values))
+	}
+	if len(e.Grads) > 0 {
+		parts = append(parts, "gradients that are not finite: "+listed(e.Grads))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// listed prints the first few of a model's names.
+func listed(names []string) string {
+	const most = 8
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}
+
+func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
+
+// checkFinite returns a [*NonFiniteError] if a step's loss or gradients are not
+// finite. As long as they are, it reads nothing.
+func checkFinite(params []*nn.Parameter, step int, loss, norm float64) error {
+	var grads *optim.NonFiniteError
+	if !errors.As(optim.CheckGradNorm(params, norm), &grads) && isFinite(loss) {
+		return nil
+	}
+	e := &NonFiniteError{Step: step, Loss: loss, Norm: norm}
+	if grads != nil {
+		e.Grads = grads.Params
+	}
+	for _, p := range params {
+		if !isFinite(p.Data().SumSquares()) {
+			e.Values = append(e.Values, p.Name())
+		}
+	}
+	return e
+}
+
+// skip decides about a step that is not finite: it returns nil if the run goes
+// on without its update, and else the error that ends the run. All ranks decide
+// alike: what they look at is the same.
+func (r *lmRun) skip(err error) error {
+	var bad *NonFiniteError
+	if !errors.As(err, &bad) {
+		return err
+	}
+	advice := fmt.Sprintf("nothing of this step was saved: lower --lr (now %v) and run again to go on from the last checkpoint", r.cfg.LR)
+	if r.cfg.NaN != nanSkip {
+		return fmt.Errorf("train lm: %w; %s, or leave such steps out by --nan skip", bad, advice)
+	}
+	r.skipped++
+	r.skippedInRow++
+	bad.InRow = r.skippedInRow
+	if r.skippedInRow == maxSkipsInRow {
+		return fmt.Errorf("train lm: %w; it is the last of %d steps in a row that were left out; %s", bad, r.skippedInRow, advice)
+	}
+	r.report.Notice(fmt.Sprintf("step %d is left out (%d so far): %s", bad.Step, r.skipped, bad.what()))
+	return nil
+}
+
+// nanPolicies are the settings of NaN.
+var nanPolicies = []string{nanStop, nanSkip}
+
+func checkNaN(policy string) error {
+	if slices.Contains(nanPolicies, policy) {
+		return nil
+	}
+	return fmt.Errorf("train lm: --nan is %q, want %s", policy, strings.Join(nanPolicies, " or "))
+}
