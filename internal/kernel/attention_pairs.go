@@ -78,20 +78,27 @@ func (t *pairsTask) packRows(dst []float32, x *HeadsBF16, base, n int) {
 // multiplyKeys sets rows of scores to scale·x·keysᵀ for the first visible keys.
 func (t *pairsTask) multiplyKeys(scores []float32, rows int, x *float32, step int, keys []float32, visible int, scale float32) {
 	for j := 0; j < visible; j += t.nr {
-		tileOfPairs(rows, min(t.nr, visible-j), t.pairs, x, step/2, 1, &keys[j*t.pairs], t.nr, &scores[j], t.scores, scale, 0)
+		tilePairs(rows, min(t.nr, visible-j), t.pairs, x, step/2, 1, &keys[j*t.pairs], t.nr, &scores[j], 4*t.scores, scale, 0, nil, 0)
 	}
 }
 
-// multiplyRows computes y = weights·packed + beta·y, where packed has n
-// positions of which the product takes k pairs from pair first on; pair l of
-// weight i is at i·row + l·col.
-func (t *pairsTask) multiplyRows(y []float32, rows int, weights *float32, row, col int, packed []float32, n, first, k int, beta float32) {
+// addRows computes y = weights·packed + beta·y, where packed has n positions of
+// which the product takes k pairs from pair first on; pair l of weight i is at
+// i + l·t.scores.
+func (t *pairsTask) addRows(y []float32, rows int, weights *float32, packed []float32, n, first, k int, beta float32) {
 	for d := 0; d < t.Dim; d += t.nr {
-		b := &packed[0]
-		if k > 0 {
-			b = &packed[d*((n+1)/2)+first*t.nr]
-		}
-		tileOfPairs(rows, min(t.nr, t.Dim-d), k, weights, row, col, b, t.nr, &y[d], t.wide, 1, beta)
+		b := &packed[d*((n+1)/2)+first*t.nr]
+		tilePairs(rows, min(t.nr, t.Dim-d), k, weights, 1, t.scores, b, t.nr, &y[d], 4*t.wide, 1, beta, nil, 0)
+	}
+}
+
+// multiplyRows computes rows of y, from an index on, as weights·packed, where
+// packed has n positions of which the product takes the first k; the weights lie
+// by rows, t.scores apart.
+func (t *pairsTask) multiplyRows(y *HeadsBF16, at, rows int, weights []uint16, packed []float32, n, k int) {
+	for d := 0; d < t.Dim; d += t.nr {
+		c := (*float32)(unsafe.Pointer(&y.Data[at+d]))
+		tilePairs(rows, min(t.nr, t.Dim-d), (k+1)/2, asPairs(weights), t.scores/2, 1, &packed[d*((n+1)/2)], t.nr, c, 2*y.Time, 1, 0, nil, 1)
 	}
 }
 
@@ -122,15 +129,13 @@ func (x *attentionPairs) forward(i int) {
 	s, out, q, k, v := &x.AttentionShape, &x.out, &x.q, &x.k, &x.v
 	b, h0, hk := x.task(i)
 	t := newPairsTask(s)
-	mem := scratchList.get(t.columnsLength() + t.rowsLength(s.KeyTime) + 2*roundUp(t.mr*t.scores, 16) +
-		roundUp(t.mr*t.wide, 16) + 2*roundUp(s.Time+t.mr, 16) + 16)
+	mem := scratchList.get(t.columnsLength() + t.rowsLength(s.KeyTime) + 2*roundUp(t.mr*t.scores, 16) + 2*roundUp(s.Time+t.mr, 16))
 	defer scratchList.put(mem)
 	t.rest = mem.floats
 	keys := t.packColumns(k, k.base(b, hk))
 	values := t.cut(t.rowsLength(s.KeyTime))
 	t.packRows(values, v, v.base(b, hk), s.KeyTime)
 	scores, weights := t.cut(t.mr*t.scores), t.halves(t.mr*t.scores)
-	y := t.cut(t.mr * t.wide)
 	top, sum := t.cut(s.Time+t.mr), t.cut(s.Time+t.mr)
 	var inverse [16]float32
 	for h := h0; h < h0+x.span; h++ {
@@ -146,8 +151,7 @@ func (x *attentionPairs) forward(i int) {
 			}
 			scaleRows(&scores[0], t.scores, rows, visible, &inverse[0])
 			t.round(weights, scores, rows, end)
-			t.multiplyRows(y, rows, asPairs(weights), t.scores/2, 1, values, s.KeyTime, 0, (visible+1)/2, 0)
-			t.store(out, out.base(b, h)+i*out.Time, y, rows)
+			t.multiplyRows(out, out.base(b, h)+i*out.Time, rows, weights, values, s.KeyTime, visible)
 		}
 		x.keepLSE(b, h, top, sum)
 	}
@@ -161,7 +165,7 @@ func (x *attentionPairs) backward(i int) {
 	t := newPairsTask(s)
 	block := min(roundUp(s.Time, t.mr), max(1, gradientBlock/t.scores/t.mr)*t.mr)
 	tiles, rowsOfDim := roundUp(t.mr*t.scores, 16), roundUp(t.mr*t.wide, 16)
-	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 3*tiles + 3*rowsOfDim +
+	mem := scratchList.get(2*t.columnsLength() + t.rowsLength(s.KeyTime) + 2*t.rowsLength(s.Time) + 3*tiles + 2*rowsOfDim +
 		2*roundUp(block/2*t.scores, 16) + 2*roundUp(s.KeyTime*t.wide, 16) + 16)
 	defer scratchList.put(mem)
 	t.rest = mem.floats
@@ -171,7 +175,7 @@ func (x *attentionPairs) backward(i int) {
 	queryRows, doutRows := t.cut(t.rowsLength(s.Time)), t.cut(t.rowsLength(s.Time))
 	p, g, low := t.cut(t.mr*t.scores), t.cut(t.mr*t.scores), t.halves(t.mr*t.scores)
 	pPairs, gPairs := t.cut(block/2*t.scores), t.cut(block/2*t.scores)
-	y, wideOut, wideDout := t.cut(t.mr*t.wide), t.cut(t.mr*t.wide), t.cut(t.mr*t.wide)
+	wideOut, wideDout := t.cut(t.mr*t.wide), t.cut(t.mr*t.wide)
 	dk, dv := t.cut(s.KeyTime*t.wide), t.cut(s.KeyTime*t.wide)
 	delta := t.cut(t.mr)
 	for h := h0; h < h0+x.span; h++ {
@@ -195,8 +199,7 @@ func (x *attentionPairs) backward(i int) {
 				end := min(t.keyPad, roundUp(roundUp(visible, t.mr), t.nr))
 				gradientRows(&p[0], &g[0], t.scores, rows, n, step, end, &lse[i], &delta[0], s.Scale)
 				t.round(low, g, rows, roundUp(visible, t.nr))
-				t.multiplyRows(y, rows, asPairs(low), t.scores/2, 1, keyRows, s.KeyTime, 0, (visible+1)/2, 0)
-				t.store(&x.dq, x.dq.base(b, h)+i*x.dq.Time, y, rows)
+				t.multiplyRows(&x.dq, x.dq.base(b, h)+i*x.dq.Time, rows, low, keyRows, s.KeyTime, visible)
 				for j, at := 0, (i-i0)/2*t.scores; j < end; j += t.nr {
 					packPairs(&pPairs[at+j], t.scores, &p[j], t.scores, rows, t.nr, t.nr)
 					packPairs(&gPairs[at+j], t.scores, &g[j], t.scores, rows, t.nr, t.nr)
@@ -219,8 +222,8 @@ func (x *attentionPairs) backward(i int) {
 				// them has been written; the one that does not see j has weight 0.
 				pair := max(first, i0) / 2
 				rows, at, n := min(t.mr, s.KeyTime-j), (pair-i0/2)*t.scores+j, (i1+1)/2-pair
-				t.multiplyRows(dv[j*t.wide:], rows, &pPairs[at], 1, t.scores, doutRows, s.Time, pair, n, beta)
-				t.multiplyRows(dk[j*t.wide:], rows, &gPairs[at], 1, t.scores, queryRows, s.Time, pair, n, beta)
+				t.addRows(dv[j*t.wide:], rows, &pPairs[at], doutRows, s.Time, pair, n, beta)
+				t.addRows(dk[j*t.wide:], rows, &gPairs[at], queryRows, s.Time, pair, n, beta)
 			}
 		}
 	}
