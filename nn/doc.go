@@ -19,7 +19,7 @@
 // # The carrier
 //
 // A [Ctx] is what a forward pass carries: the context, the tape, training or
-// evaluation, the generator, the device. A module calls a child by c.Call and
+// evaluation, the generator, the device, autocast. A module calls a child by c.Call and
 // reads a parameter by c.Param. These two are the only places where others
 // step in ([Interceptor]): sharding gathers a parameter there, checkpointing
 // recomputes a call ([Recompute]), errors get their module's name. A model's code does not
@@ -29,6 +29,13 @@
 //	defer c.Close() // frees what the step made
 //	loss := tensor.CrossEntropy(c.Call(model, x), y)
 //	err := loss.Backward(ctx)
+//
+// # bfloat16
+//
+// A pass with [WithAutocast] computes its products in bfloat16, at about twice
+// the speed where the processor has instructions for it, while parameters, their
+// gradients, and so optimizers and checkpoints, stay float32. The list of what is
+// computed in what is in the documentation of package tensor.
 //
 // # Concurrency
 //

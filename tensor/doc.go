@@ -26,6 +26,33 @@
 // [Tensor.OnGrad] sees a gradient on its way, and [Tape.Recompute] trades the
 // memory of a part of the model for running it twice.
 //
+// # Dtypes and autocast
+//
+// Operands of different dtypes meet as in PyTorch ([PromoteTypes]): float32 and
+// bfloat16 give float32. Whatever has elements of sixteen bits is computed in
+// float32 and rounded once, to nearest even; only products are of bfloat16
+// numbers, with sums in float32, by the processor's AVX512_BF16 where it has it.
+//
+// Under autocast ([Tape.SetAutocast], nn.WithAutocast) operations compute as
+// PyTorch's do under torch.autocast("cpu"):
+//
+//	MatMul, Linear, Affine, Einsum,    round operands of float32 as they pack them,
+//	convolutions, attention            and return bfloat16
+//	CrossEntropy, MSE, other losses    return float32, of whatever operands
+//	norms, Softmax, RoPE, SwiGLU,      return their input's dtype; statistics and
+//	activations, sums, means           sums are float32
+//	Add, Mul, Cat and the like         return the wider operand's dtype
+//	Embedding                          returns the table's dtype
+//
+// A gradient has the dtype of the value it belongs to. Parameters stay float32,
+// and their gradients are summed in float32 and never rounded to less: those of
+// weights come straight out of a product, those of biases out of a sum. The
+// gradient of a float32 operand of a product is not rounded either, where PyTorch
+// rounds it to bfloat16 and widens it again. In attention the scores and the
+// softmax are float32; the weights are rounded for the second product.
+//
+// Without autocast the operands of a product must agree.
+//
 // # Memory
 //
 // Data lives outside the Go heap. A value made under a tape belongs to it:
