@@ -183,7 +183,8 @@ func attentionMask(operands []*Tensor, m *Tensor, shape []int) *Tensor {
 	switch m.dtype {
 	case Bool:
 		m = m.To(Float32).Log() // 0 for true, -Inf for false
-	case Float32:
+	case Float32, BFloat16, Float16:
+		m = m.To(Float32)
 	default:
 		fail("attention", operands, "wants a mask of float32, which is added, or of bool")
 	}

@@ -104,7 +104,7 @@ func TestLowPrecisionAgreesWithDefinitions(t *testing.T) {
 		"add", "add row", "mul", "relu", "gelu", "gelu tanh", "sum", "sum first", "sum last", "mean", "exp", "sub", "tanh",
 		"matmul", "matmul transposed", "matmul batched", "matmul broadcast", "matmul strided", "linear", "linear without bias", "affine",
 		"layer norm", "layer norm strided", "softmax", "cross entropy", "mse", "embedding", "used twice",
-		"rms norm", "rms norm without weight", "swiglu", "rope", "group norm",
+		"rms norm", "rms norm without weight", "swiglu", "rope", "group norm", "cumprod", "attention float mask",
 		"attention", "attention causal", "self attention", "reshape", "permute", "narrow", "select", "expand", "clone",
 		"conv2d", "conv2d 1x1", "conv2d stride", "conv2d depthwise", "conv1d", "conv transpose 2d",
 	}

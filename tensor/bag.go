@@ -50,6 +50,9 @@ func EmbeddingBag(table, ids, offsets *Tensor, o EmbeddingBagOptions) *Tensor {
 	}
 	weights := o.PerSampleWeights
 	if weights != nil {
+		if isHalf(weights.dtype) {
+			weights = weights.To(Float32)
+		}
 		weights.wantDType("embedding bag", Float32)
 		if o.Mode != BagSum || !slices.Equal(weights.shape, ids.shape) {
 			fail("embedding bag", operands, "weights go with mode sum and have the shape of the ids")

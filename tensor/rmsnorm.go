@@ -18,9 +18,6 @@ func RMSNorm(x, weight *Tensor, eps float64) *Tensor {
 		return inFloat32(func(in []*Tensor) *Tensor { return RMSNorm(in[0], in[1], eps) }, x, weight)
 	}
 	operands := []*Tensor{x, weight}
-	if isHalf(x.dtype) {
-		return inFloat32(func(in []*Tensor) *Tensor { return RMSNorm(in[0], in[1], eps) }, operands...)
-	}
 	wantFloat32s("rms norm", operands)
 	if len(x.shape) == 0 {
 		fail("rms norm", operands, "wants at least one dim")

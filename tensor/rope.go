@@ -22,9 +22,6 @@ func RoPE(x, cos, sin *Tensor) *Tensor {
 		return inFloat32(func(in []*Tensor) *Tensor { return RoPE(in[0], cos, sin) }, x)
 	}
 	operands := []*Tensor{x, cos, sin}
-	if isHalf(x.dtype) {
-		return inFloat32(func(in []*Tensor) *Tensor { return RoPE(in[0], cos, sin) }, x)
-	}
 	wantFloat32s("rope", operands)
 	if len(x.shape) != 4 || x.shape[3]%2 != 0 {
 		fail("rope", operands, "wants [batch, time, heads, dim] with an even dim")

@@ -123,6 +123,9 @@ func (t *Tensor) cumSum(dim int, reverse bool) *Tensor {
 // own gradient is so only for rows without.
 func (t *Tensor) CumProd(dim int) *Tensor {
 	dim = dimIndex("cumprod", t, dim)
+	if isHalf(t.dtype) {
+		return inFloat32(func(in []*Tensor) *Tensor { return in[0].CumProd(dim) }, t)
+	}
 	t.wantDType("cumprod", Float32)
 	if last := len(t.shape) - 1; dim != last {
 		return t.Transpose(dim, last).CumProd(last).Transpose(dim, last)

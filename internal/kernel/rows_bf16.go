@@ -23,7 +23,7 @@ func overRowsBF16(p *work.Pool, rows, cols, buffers int, fn func(lo, hi int, buf
 		size := roundUp(most*cols, lineElems)
 		s := scratchList.get(buffers * size)
 		defer scratchList.put(s)
-		var few [4][]float32
+		var few [5][]float32
 		inRuns(i*rows/t, (i+1)*rows/t, most, func(lo, hi int) {
 			for j := range buffers {
 				few[j] = s.floats[j*size:][:(hi-lo)*cols]
@@ -168,4 +168,26 @@ func LayerNormBackwardBF16(p *work.Pool, dx []uint16, dgamma, dbeta []float32, g
 		binary(p, vec().add, dgamma, dgamma, sums.floats[2*b*cols:(2*b+1)*cols])
 		binary(p, vec().add, dbeta, dbeta, sums.floats[(2*b+1)*cols:(2*b+2)*cols])
 	}
+}
+
+// SwiGLUBF16 is [SwiGLU] of bfloat16.
+func SwiGLUBF16(p *work.Pool, dst, gate, up []uint16) {
+	n := len(dst)
+	gate, up = gate[:n], up[:n]
+	overRowsBF16(p, n, 1, 2, func(lo, hi int, buf [][]float32) {
+		x, y := widenBF16(buf[0], gate, lo, hi, 1), widenBF16(buf[1], up, lo, hi, 1)
+		SwiGLU(nil, x, x, y)
+		narrowBF16(dst, x, lo, 1)
+	})
+}
+
+// SwiGLUBackwardBF16 is [SwiGLUBackward] of bfloat16.
+func SwiGLUBackwardBF16(p *work.Pool, dgate, dup, gate, up, g []uint16) {
+	n := len(dgate)
+	dup, gate, up, g = dup[:n], gate[:n], up[:n], g[:n]
+	overRowsBF16(p, n, 1, 5, func(lo, hi int, buf [][]float32) {
+		SwiGLUBackward(nil, buf[0], buf[1], widenBF16(buf[2], gate, lo, hi, 1), widenBF16(buf[3], up, lo, hi, 1), widenBF16(buf[4], g, lo, hi, 1))
+		narrowBF16(dgate, buf[0], lo, 1)
+		narrowBF16(dup, buf[1], lo, 1)
+	})
 }

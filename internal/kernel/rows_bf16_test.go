@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 )
@@ -120,6 +121,32 @@ func TestSumRowsBF16(t *testing.T) {
 					mustBeNear(t, name, got, want, 1e-5)
 				}
 				mustEqualBits(t, name+" on several threads", got, first)
+			}
+		}
+	})
+}
+
+func TestSwiGLUBF16(t *testing.T) {
+	ps := pools(t)
+	forEachISA(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(testSeed, 34))
+		for _, n := range []int{0, 1, 33, 5000, 70_001} {
+			gate, wideGate := lowUniform(rng, n, -6, 6)
+			up, wideUp := lowUniform(rng, n, -2, 2)
+			g, wideG := lowUniform(rng, n, -1, 1)
+			want, wantGate, wantUp := make([]float64, n), make([]float64, n), make([]float64, n)
+			for i := range want {
+				x, y, d := float64(wideGate[i]), float64(wideUp[i]), float64(wideG[i])
+				s := 1 / (1 + math.Exp(-x))
+				want[i], wantGate[i], wantUp[i] = x*s*y, d*y*s*(1+x*(1-s)), d*x*s
+			}
+			for _, p := range ps {
+				y, dgate, dup := make([]uint16, n), make([]uint16, n), make([]uint16, n)
+				SwiGLUBF16(p, y, gate, up)
+				SwiGLUBackwardBF16(p, dgate, dup, gate, up, g)
+				mustBeNear(t, "value", fromLow(y), want, lowTolerance)
+				mustBeNear(t, "gradient of the gate", fromLow(dgate), wantGate, lowTolerance)
+				mustBeNear(t, "gradient of up", fromLow(dup), wantUp, lowTolerance)
 			}
 		}
 	})
