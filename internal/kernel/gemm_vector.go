@@ -11,9 +11,10 @@ import "github.com/cohort-ml/cohort/internal/work"
 // multiplied by the vector, they are made of partial sums, one for each lane.
 
 const (
-	// vectorCols are the columns of a task where rows of B are added up: 8 KiB
-	// of a row, and sums that stay in the first-level cache.
-	vectorCols = 2048
+	// vectorCols are the columns of a task where rows of B are added up: long
+	// runs matter more than sums in the first-level cache, and these 64 KiB are
+	// in the second.
+	vectorCols = 16 << 10
 	// vectorRows are the columns of a task where B is transposed, vectorK the
 	// elements along k of one call of dotVector.
 	vectorRows = 128
