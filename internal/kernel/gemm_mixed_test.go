@@ -170,3 +170,39 @@ func TestGemmBF16Batch(t *testing.T) {
 		}
 	})
 }
+
+// TestGemmBF16InParts is to GemmBF16 as TestGemmInParts is to Gemm: the shared
+// operand is packed in parts.
+func TestGemmBF16InParts(t *testing.T) {
+	if testing.Short() || bestISA == portable {
+		t.Skip("billions of multiplications")
+	}
+	p := work.New(2)
+	defer p.Close()
+	forEachBF16(t, func(t *testing.T) {
+		if useISA != bestISA {
+			return
+		}
+		r := rand.New(rand.NewPCG(13, 14))
+		for i, s := range [][3]int{{500, 470, 9000}, {40, 60, 70_001}} {
+			m, n, k := s[0], s[1], s[2]
+			a, wantA := operand16(r, m, k, r.IntN(2) == 0, i%2 == 0)
+			b, wantB := operand16(r, k, n, r.IntN(2) == 0, true)
+			for _, c := range []Mixed{{F32: make([]float32, m*n), Stride: n}, {BF16: make([]uint16, m*n), Stride: n}} {
+				GemmBF16(p, m, n, k, 1, a, b, 0, c, nil)
+				for range 60 {
+					i, j := r.IntN(m), r.IntN(n)
+					var want [1]float32
+					row, col := wantA, wantB
+					row.Data, col.Data = wantA.Data[offset(wantA, i, 0):], wantB.Data[offset(wantB, 0, j):]
+					gemmOracle(1, 1, k, 1, row, col, 0, want[:], 1, nil)
+					tolerance := 1e-6 * float64(k)
+					if c.BF16 != nil {
+						tolerance += math.Abs(float64(want[0])) / 256
+					}
+					compare(t, fmt.Sprintf("m %d, n %d, k %d: row %d, column %d", m, n, k, i, j), []float32{c.at(i*n + j)}, want[:], tolerance)
+				}
+			}
+		}
+	})
+}
