@@ -31,7 +31,8 @@ type CrossEntropyOptions struct {
 // in nats: logits [batch…, classes], int64 targets [batch…]. Targets equal to
 // [IgnoreIndex] do not count; if none counts the loss is NaN, as in PyTorch.
 // Targets of a floating dtype are probabilities [batch…, classes]. A target that
-// is no class is an error that names it and its row.
+// is no class is an error that names it and its row. The loss of logits of sixteen
+// bits is computed in float32 and stays so, as other losses are.
 func CrossEntropy(logits, targets *Tensor, opts ...CrossEntropyOptions) *Tensor {
 	const op = "cross entropy"
 	o := option(op, opts)

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/kernel"
 	"github.com/cohort-ml/cohort/internal/work"
 )
 
@@ -130,11 +131,28 @@ func (t *Tensor) logSumExpKeep(dims []int) *Tensor {
 	if t.NumElems() == 0 {
 		return t.Exp().SumKeep(dims...).Log()
 	}
-	top := t.Detach().reduceTo("max", device.Max, keep)
-	// An infinite maximum is its own result; infinity less infinity is no number.
-	shift := Where(top.IsFinite(), top, scalarOf(top, 0))
-	out := t.Detach().Sub(shift).Exp().SumKeep(dims...).Log().Add(shift)
+	out := t.logSumExpTo(keep, dims)
 	return out.record("log sum exp", []*Tensor{t}, []*Tensor{t, out}, func(b *backprop, g *Tensor) {
 		b.give(0, t.Sub(out).Exp().Mul(g))
 	})
+}
+
+// logSumExpTo computes it, of float32 along the last dim by a kernel.
+func (t *Tensor) logSumExpTo(keep, dims []int) *Tensor {
+	last := len(t.shape) - 1
+	if t.dtype == Float32 && len(dims) == 1 && dimIndex("log sum exp", t, dims[0]) == last {
+		src := t.Detach().Contiguous()
+		out := result("log sum exp", Float32, keep, t)
+		fused("log sum exp", nil, []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
+			rows, cols := a[1].RowsCols()
+			kernel.LogSumExp(p, a[0].Float32s(), a[1].Float32s(), rows, cols)
+		})
+		t.discard(src)
+		return out
+	}
+	t = t.Detach()
+	top := t.reduceTo("max", device.Max, keep)
+	// An infinite maximum is its own result; infinity less infinity is no number.
+	shift := Where(top.IsFinite(), top, scalarOf(top, 0))
+	return t.Sub(shift).Exp().SumKeep(dims...).Log().Add(shift)
 }

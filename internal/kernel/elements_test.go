@@ -3,6 +3,7 @@
 package kernel
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 	"unsafe"
@@ -52,6 +53,46 @@ func TestColumns(t *testing.T) {
 				for i, x := range a {
 					if s := column[i/cols]; sum[i] != x+s || product[i] != x*s {
 						t.Fatalf("%d by %d: element %d is %v and %v, want %v and %v", rows, cols, i, sum[i], product[i], x+s, x*s)
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestLogSumExp against the definition, with infinities and NaN.
+func TestLogSumExp(t *testing.T) {
+	ps := pools(t)
+	rng := rand.New(rand.NewPCG(5, 0))
+	inf := float32(math.Inf(1))
+	forEachISA(t, func(t *testing.T) {
+		for _, size := range [][2]int{{5, 1}, {300, 37}, {2, 40_000}} {
+			rows, cols := size[0], size[1]
+			x := uniform(rng, rows*cols, -80, 80)
+			x[cols-1] = inf
+			for i := range cols {
+				x[cols+i] = -inf
+			}
+			if rows > 2 {
+				x[2*cols] = float32(math.NaN())
+			}
+			for _, p := range ps {
+				got := make([]float32, rows)
+				LogSumExp(p, got, x, rows, cols)
+				for r := range rows {
+					top, sum := math.Inf(-1), 0.0
+					for _, v := range x[r*cols : (r+1)*cols] {
+						top = max(top, float64(v))
+					}
+					for _, v := range x[r*cols : (r+1)*cols] {
+						sum += math.Exp(float64(v) - top)
+					}
+					want := top + math.Log(sum)
+					if math.IsInf(top, 0) {
+						want = top
+					}
+					if g := float64(got[r]); g != want && !(math.Abs(g-want) <= 1e-6*(1+math.Abs(want))) && !(g != g && want != want) {
+						t.Fatalf("%d by %d: row %d is %v, want %v", rows, cols, r, g, want)
 					}
 				}
 			}

@@ -41,6 +41,31 @@ func SoftmaxBackward(p *work.Pool, dx, y, g []float32, rows, cols int) {
 	})
 }
 
+// LogSumExp computes log Σ exp(x) of each row of x [rows, cols] into dst [rows].
+// A row of -Inf alone, or of no columns, gives -Inf.
+func LogSumExp(p *work.Pool, dst, x []float32, rows, cols int) {
+	dst, x = dst[:rows], x[:rows*cols]
+	f := vec().maxAndSumExp
+	if cols > maxRowElems {
+		f = vectorTables[portable].maxAndSumExp
+	}
+	s := scratchList.get(rows)
+	defer scratchList.put(s)
+	sums := s.floats[:rows]
+	overRows(p, rows, cols, func(lo, hi int) {
+		top, sum := dst[lo:hi], sums[lo:hi]
+		f(top, sum, x[lo*cols:hi*cols], cols)
+		for i, m := range top {
+			if math.IsInf(float64(m), 0) {
+				// It is its own log-sum-exp, unless there is a NaN, which f may pass over then.
+				top[i] = vec().maximum(x[(lo+i)*cols : (lo+i+1)*cols])
+				continue
+			}
+			top[i] = float32(float64(m) + math.Log(float64(sum[i])))
+		}
+	})
+}
+
 // CrossEntropy computes, for each row of logits [rows, classes], the
 // log-sum-exp (kept for the backward pass) and the loss lse - logits[target].
 // The loss of a row whose target is [IgnoreTarget] is 0. Targets must be in

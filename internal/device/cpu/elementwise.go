@@ -390,6 +390,13 @@ func unaryKernel(op device.Unary) func(p *work.Pool, dst, a []float32) {
 		return kernel.Sigmoid
 	case device.SiLU:
 		return kernel.SiLU
+	case device.Square:
+		return func(p *work.Pool, dst, a []float32) { kernel.Mul(p, dst, a, a) }
+	case device.Rsqrt:
+		return func(p *work.Pool, dst, a []float32) {
+			kernel.Sqrt(p, dst, a)
+			kernel.Reciprocal(p, dst, dst)
+		}
 	}
 	return nil
 }

@@ -75,12 +75,11 @@ func reduce[T any](c *CPU, dst, x device.Array, one func(out, in []T, outer, siz
 				inner *= s
 			}
 		}
-		to, free := out, func() {}
+		to := out
 		if left > 0 {
-			var p unsafe.Pointer
-			p, free = c.scratch(outer * inner * int(unsafe.Sizeof(out[0])))
-			to = unsafe.Slice((*T)(p), outer*inner)
+			p, free := c.scratch(outer * inner * int(unsafe.Sizeof(out[0])))
 			defer free()
+			to = unsafe.Slice((*T)(p), outer*inner)
 		}
 		one(to, in, outer, sizes[i], inner)
 		in, sizes[i] = to, 1
