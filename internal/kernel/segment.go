@@ -103,6 +103,13 @@ type RowsOf struct {
 	Only []int32
 }
 
+func (f *RowsOf) row(pos int32) int {
+	if f.Index == nil {
+		return int(pos)
+	}
+	return int(f.Index[pos])
+}
+
 // SumSegments adds up the rows of each segment in its order: row i of dst gets
 // the sum over segment i. With byID it is row IDs[i] of dst, and the sum is
 // added to what is there.
@@ -115,14 +122,18 @@ func SumSegments(p *work.Pool, dst []float32, from RowsOf, s Segments, width int
 				at = int(s.IDs[i])
 			}
 			row := dst[at*width : (at+1)*width]
-			if !byID {
+			order := s.Order[s.Starts[i]:s.Starts[i+1]]
+			switch {
+			case byID:
+			case from.Only == nil && from.Scale == nil:
+				r := from.row(order[0])
+				copy(row, from.Data[r*width:(r+1)*width])
+				order = order[1:]
+			default:
 				clear(row)
 			}
-			for _, pos := range s.Order[s.Starts[i]:s.Starts[i+1]] {
-				r := int(pos)
-				if from.Index != nil {
-					r = int(from.Index[pos])
-				}
+			for _, pos := range order {
+				r := from.row(pos)
 				x := from.Data[r*width : (r+1)*width]
 				switch {
 				case from.Only != nil:

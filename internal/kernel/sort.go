@@ -134,34 +134,40 @@ func (o *orderer[T]) sort(order []int64, row []T) {
 		flip = math.MaxUint32
 	}
 	items := o.packed[0]
-	if x, ok := any(row).([]float32); ok {
+	all, any := uint64(math.MaxUint64), uint64(0)
+	if x, ok := asFloat32s(row); ok {
 		for i, v := range x {
-			items[i] = (float32Key(v)^flip)<<32 | uint64(i)
+			k := float32Key(v) ^ flip
+			all, any = all&k, any|k
+			items[i] = k<<32 | uint64(i)
 		}
 	} else {
 		for i, v := range row {
-			items[i] = (o.key(v)^flip)<<32 | uint64(i)
+			k := o.key(v) ^ flip
+			all, any = all&k, any|k
+			items[i] = k<<32 | uint64(i)
 		}
 	}
-	items = smallest(items, len(order))
+	items = smallest(items, len(order), all^any)
 	for i, it := range sortPacked(items, o.packed[1][:len(items)])[:len(order)] {
 		order[i] = int64(uint32(it))
 	}
 }
 
+func asFloat32s[T Sortable](row []T) ([]float32, bool) {
+	x, ok := any(row).([]float32)
+	return x, ok
+}
+
 // smallest moves a superset of the k smallest items to the front, in their
-// order, and returns it: no sort is needed of what is far behind.
-func smallest(items []uint64, k int) []uint64 {
+// order, and returns it: no sort is needed of what is far behind. The keys
+// differ in the bits of differ.
+func smallest(items []uint64, k int, differ uint64) []uint64 {
 	if k > len(items)/4 || len(items) < shortRow {
 		return items
 	}
-	all, any := uint64(math.MaxUint64), uint64(0)
-	for _, it := range items {
-		all &= it
-		any |= it
-	}
 	const digit = 11
-	shift := max(32, bits.Len64(all^any)-digit) // the highest digit in which keys differ
+	shift := 32 + max(0, bits.Len64(differ)-digit) // of the highest digit in which keys differ
 	var counts [1 << digit]int32
 	for _, it := range items {
 		counts[it>>shift&(1<<digit-1)]++
@@ -265,7 +271,7 @@ func TopK[T Sortable](p *work.Pool, order []int64, x []T, rows, cols, k int, lar
 	if rows*k == 0 {
 		return
 	}
-	row32, isFloat32 := any(x).([]float32)
+	row32, isFloat32 := asFloat32s(x)
 	overItems(p, rows, 4*rows*cols, func(lo, hi int) {
 		if isFloat32 && k <= maxHeld {
 			var held [maxHeld]uint64
