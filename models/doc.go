@@ -3,4 +3,22 @@
 // Package models has well-known networks as plain files that read like the
 // papers. Each is a struct of modules from package nn with the parameter names
 // of its PyTorch or Hugging Face original, so that weights move both ways.
+//
+// # Making one
+//
+// A constructor takes an nn.Build, which says where parameters live and what
+// their first values are drawn from, and a configuration. A configuration that
+// makes no model is an error of its Validate, and makes the constructor panic:
+// validate what comes from a file or a user. On tensor.Meta a model of any size
+// is built without memory, to plan with.
+//
+// Models with one input and one output are nn.Module and called by c.Call; the
+// others are nn.ModuleN, whose ForwardN says what goes in and what comes out.
+//
+// # Weights of others
+//
+// [LoadHuggingFace] opens a folder of a GPT-2, Llama or BERT, and
+// [SaveHuggingFace] writes one; config.json beside the weights decides the
+// configuration. ResNets have torchvision's names: checkpoint.LoadTensors reads
+// their weights from a safetensors file.
 package models
