@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package kernel is the arithmetic of a training step on raw slices: matrix
-// products, attention, normalisation, activations, losses, reductions,
-// optimizer steps, conversions. It knows nothing of tensors.
+// products, convolutions, attention, normalisation, activations, losses,
+// reductions, optimizer steps, conversions. It knows nothing of tensors.
 //
 // # Mental model
 //
