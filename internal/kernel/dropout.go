@@ -30,18 +30,15 @@ func DropoutMask(p *work.Pool, mask []uint8, n int, rng random.Philox, stream ui
 // dropoutMaskGo draws the bits of elements offset to offset+n; offset is a
 // multiple of eight.
 func dropoutMaskGo(mask []uint8, n int, rng random.Philox, stream, offset uint64, keep uint32) {
-	var words [philoxChunk]uint32
-	for i := 0; i < len(mask); {
-		drawn := drawWords(&words, rng, stream, offset/4+2*uint64(i), 8*(len(mask)-i))
-		for w := words[:min(drawn, 8*(len(mask)-i))]; len(w) >= 8; w = w[8:] {
-			bits := below(w[0], keep) | below(w[1], keep)<<1 | below(w[2], keep)<<2 | below(w[3], keep)<<3 |
-				below(w[4], keep)<<4 | below(w[5], keep)<<5 | below(w[6], keep)<<6 | below(w[7], keep)<<7
-			if left := n - 8*i; left < 8 {
-				bits &= 1<<left - 1
-			}
-			mask[i] = uint8(bits)
-			i++
+	for i := range mask {
+		block := offset/4 + 2*uint64(i)
+		a, b := rng.Block(stream, block), rng.Block(stream, block+1)
+		bits := below(a[0], keep) | below(a[1], keep)<<1 | below(a[2], keep)<<2 | below(a[3], keep)<<3 |
+			below(b[0], keep)<<4 | below(b[1], keep)<<5 | below(b[2], keep)<<6 | below(b[3], keep)<<7
+		if left := n - 8*i; left < 8 {
+			bits &= 1<<left - 1
 		}
+		mask[i] = uint8(bits)
 	}
 }
 
@@ -77,5 +74,45 @@ func maskScaleGo(dst, x []float32, mask []uint8, scale float32) {
 		for j := range d {
 			d[j] = s[j] * factors[bits>>j&1]
 		}
+	}
+}
+
+// scalesChunk is how many factors DropoutScales makes at once.
+const scalesChunk = 512
+
+// ones are what DropoutScales multiplies.
+var ones = func() (x [scalesChunk]float32) {
+	for i := range x {
+		x[i] = 1
+	}
+	return x
+}()
+
+// DropoutScales fills dst with what dropout of share p multiplies elements
+// offset, offset+1, … by: 0 with probability p, else 1/(1-p) (Srivastava et al.
+// 2014). An element is a pure function of the generator, the stream and its
+// position.
+func DropoutScales(dst []float32, r random.Philox, stream, offset uint64, p float32) {
+	// A word below the limit drops: of 2³² words, p·2³².
+	limit := uint32(float64(p) * (1 << 32))
+	scale := float32(1 / (1 - float64(p)))
+	const loop = 64 // elements that assembly does at once
+	var mask [(scalesChunk + loop) / 8]uint8
+	for len(dst) > 0 {
+		skip := int(offset % 8)
+		n := min(len(dst), scalesChunk)
+		drawn := roundUp(skip+n, loop)
+		dropoutMask(mask[:drawn/8], drawn, r, stream, offset-uint64(skip), limit)
+		if skip == 0 {
+			for i := range drawn / 8 {
+				mask[i] = ^mask[i] // the bits say what is kept
+			}
+		} else {
+			for i := range (n + 7) / 8 { // and begin with the first
+				mask[i] = ^(mask[i]>>skip | mask[i+1]<<(8-skip))
+			}
+		}
+		maskScale(dst[:n], ones[:n], mask[:(n+7)/8], scale)
+		dst, offset = dst[n:], offset+uint64(n)
 	}
 }

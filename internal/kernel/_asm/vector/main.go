@@ -39,10 +39,6 @@ var sets = map[string]func(g *lanes){
 			transpose()
 		}
 	},
-	"philox": func(g *lanes) {
-		g.philoxWords()
-		g.wordScales()
-	},
 }
 
 func main() {
