@@ -107,6 +107,43 @@ func wideGrads(t *testing.T, m Module, x *tensor.Tensor, opts ...tensor.Backward
 	return grads
 }
 
+// Under autocast the products of the inputs are of bfloat16, and the rest is
+// close to float32.
+func TestRecurrentAutocast(t *testing.T) {
+	x := tensor.Zeros(6, 4, 16)
+	tensor.NewGenerator(2).Uniform(x, -1, 1)
+	for name, build := range map[string]func(b *Build) Module{
+		"lstm": func(b *Build) Module { return NewLSTM(b, 16, 16, RNNOptions{NumLayers: 2, Bidirectional: true}) },
+		"gru":  func(b *Build) Module { return NewGRU(b, 16, 16, RNNOptions{NumLayers: 2, Bidirectional: true}) },
+	} {
+		var losses [2]float64
+		var grads [2][]float32
+		for i, opts := range [][]CtxOption{nil, {WithAutocast(tensor.BFloat16)}} {
+			m := build(&Build{})
+			loss, err := Backward(t.Context(), func(c *Ctx) *tensor.Tensor {
+				y := c.Call(m, x).To(tensor.Float32)
+				return y.Mul(y).Sum()
+			}, opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			losses[i], grads[i] = loss, Parameters(m)[1].Grad().Float32s()
+		}
+		if losses[0] == losses[1] || math.Abs(losses[1]/losses[0]-1) > 0.02 {
+			t.Errorf("%s: loss %v in bfloat16, %v in float32", name, losses[1], losses[0])
+		}
+		largest := 0.0
+		for _, g := range grads[0] {
+			largest = max(largest, math.Abs(float64(g)))
+		}
+		for i, g := range grads[0] {
+			if d := math.Abs(float64(grads[1][i] - g)); !(d <= 0.05*largest) {
+				t.Fatalf("%s: element %d of the gradient is %v in bfloat16, %v in float32", name, i, grads[1][i], g)
+			}
+		}
+	}
+}
+
 // Dropout is between layers, in training alone.
 func TestRecurrentDropout(t *testing.T) {
 	x := tensor.Full(1, 4, 2, 3)

@@ -95,6 +95,24 @@ func TestHalfGradientsThroughIndexing(t *testing.T) {
 	}
 }
 
+// Under autocast features of two dtypes are joined, and each gets its gradient.
+func TestCatOfTwoDTypes(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	a, b := &collector{shape: []int{2}}, &collector{shape: []int{3}}
+	x, y := tp.Watch(FromFloat32([]float32{1, 2}), a), tp.Watch(FromFloat32([]float32{3, 4, 5}), b)
+	out := Cat(0, x.To(BFloat16), y)
+	if got := out.Float32s(); out.DType() != Float32 || !slices.Equal(got, []float32{1, 2, 3, 4, 5}) {
+		t.Errorf("%v %v", out.DType(), got)
+	}
+	if err := out.Mul(FromFloat32([]float32{1, 2, 3, 4, 5})).Sum().Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(a.grad.Float32s(), []float32{1, 2}) || !slices.Equal(b.grad.Float32s(), []float32{3, 4, 5}) {
+		t.Errorf("gradients %v and %v", a.grad, b.grad)
+	}
+}
+
 func TestIndicesOutOfRange(t *testing.T) {
 	x := Zeros(3, 4)
 	for _, bad := range []int64{-1, 4, math.MaxInt64, math.MinInt64} {
