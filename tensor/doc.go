@@ -39,8 +39,10 @@
 //	MatMul, Linear, Affine, Einsum,    round operands of float32 as they pack them,
 //	convolutions, attention            and return bfloat16
 //	CrossEntropy, MSE, other losses    return float32, of whatever operands
-//	norms, Softmax, RoPE, SwiGLU,      return their input's dtype; statistics and
-//	activations, sums, means           sums are float32
+//	LayerNorm, RMSNorm, Softmax,       return their input's dtype; statistics and
+//	activations, sums, means, RoPE     sums are float32
+//	batch and group norm, LSTM, GRU    return float32, where PyTorch returns bfloat16
+//	                                   if the input is
 //	Add, Mul, Cat and the like         return the wider operand's dtype
 //	Embedding                          returns the table's dtype
 //

@@ -70,10 +70,10 @@ func NewTape(recording bool) *Tape {
 func (tp *Tape) Recording() bool { return tp.recording }
 
 // SetAutocast makes the operations that gain from it compute in dtype, which is
-// [BFloat16], and return it: matrix products, linear layers, convolutions,
-// attention and recurrent cells. Norms, losses, softmax and reductions compute in
-// float32, and parameters and their gradients are of it; the documentation of the
-// package has the list. It is PyTorch's autocast, except that it belongs to a
+// [BFloat16], and return it: matrix products, linear layers, convolutions and
+// attention. Norms, losses, softmax and reductions compute in float32, and
+// parameters and their gradients are of it; the documentation of the package has
+// the list. It is PyTorch's autocast, except that it belongs to a
 // pass and not to a thread. 0 turns it off.
 func (tp *Tape) SetAutocast(dtype DType) {
 	if dtype != 0 && dtype != BFloat16 {
