@@ -11,6 +11,14 @@
 // errors: operations panic with an [*Error] that carries the operation and all
 // shapes; a training step recovers it once, at its border.
 //
+// # Dtypes
+//
+// Operands of two dtypes meet as in PyTorch ([PromoteTypes]); a plain number
+// takes the tensor's, where it can. What has sixteen bits is computed in float32
+// and rounded once; losses of it stay float32. Division and the functions of real
+// numbers turn integers into float32, sums and products turn them into int64,
+// comparisons give bool. Integers have no gradient.
+//
 // # The tape
 //
 // A [Tape] records what is computed from the leaves that were brought to it
