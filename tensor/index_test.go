@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -171,6 +172,42 @@ func TestEinsumMisuse(t *testing.T) {
 	mustFail(t, `there are no operands`, func() { Einsum("") })
 }
 
+// Whatever a spec says, the result is a tensor or an *Error that quotes it.
+func TestEinsumOfAnySpec(t *testing.T) {
+	rng := rand.New(rand.NewPCG(8, 0))
+	pieces := []string{"i", "j", "k", "ij", "jk", "...", ",", "->", ".", " ", "A", "1", "é", "-"}
+	operands := []*Tensor{Full(1, 2, 3), Full(1, 3, 3), Full(1, 2), Zeros(0, 3), Full(2)}
+	worked := 0
+	for range 20_000 {
+		spec := ""
+		for range rng.IntN(8) {
+			spec += pieces[rng.IntN(len(pieces))]
+		}
+		in := make([]*Tensor, 1+rng.IntN(3))
+		for i := range in {
+			in[i] = operands[rng.IntN(len(operands))]
+		}
+		func() {
+			defer func() {
+				switch v := recover().(type) {
+				case nil:
+					worked++
+				case *Error:
+					if !strings.Contains(v.Msg, fmt.Sprintf("%q", spec)) {
+						t.Errorf("%q: %v", spec, v)
+					}
+				default:
+					t.Fatalf("%q of %v: %v", spec, in, v)
+				}
+			}()
+			Einsum(spec, in...)
+		}()
+	}
+	if worked < 100 {
+		t.Errorf("only %d specs made sense", worked)
+	}
+}
+
 // Large operands, which threads share, against plain loops.
 func TestLargeIndexing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 0))
@@ -225,7 +262,7 @@ func TestSortedOrders(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 0))
 	nan := float32(math.NaN())
 	special := []float32{nan, float32(math.Inf(1)), float32(math.Inf(-1)), 0, float32(math.Copysign(0, -1)), 1, -1}
-	for _, cols := range []int{1, 2, 7, 64, 127, 128, 1000, 5000} {
+	for _, cols := range []int{1, 2, 7, 64, 127, 128, 1000, 9000} {
 		rows := max(1, 1000/cols)
 		data := make([]float32, rows*cols)
 		for i := range data {

@@ -4,7 +4,6 @@ package kernel
 
 import (
 	"math"
-	"math/bits"
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/half"
@@ -133,22 +132,7 @@ func (o *orderer[T]) sort(order []int64, row []T) {
 	if o.descending {
 		flip = math.MaxUint32
 	}
-	items := o.packed[0]
-	all, any := uint64(math.MaxUint64), uint64(0)
-	if x, ok := asFloat32s(row); ok {
-		for i, v := range x {
-			k := float32Key(v) ^ flip
-			all, any = all&k, any|k
-			items[i] = k<<32 | uint64(i)
-		}
-	} else {
-		for i, v := range row {
-			k := o.key(v) ^ flip
-			all, any = all&k, any|k
-			items[i] = k<<32 | uint64(i)
-		}
-	}
-	items = smallest(items, len(order), all^any)
+	items := o.promising(row, len(order), flip)
 	for i, it := range sortPacked(items, o.packed[1][:len(items)])[:len(order)] {
 		order[i] = int64(uint32(it))
 	}
@@ -159,27 +143,39 @@ func asFloat32s[T Sortable](row []T) ([]float32, bool) {
 	return x, ok
 }
 
-// smallest moves a superset of the k smallest items to the front, in their
-// order, and returns it: no sort is needed of what is far behind. The keys
-// differ in the bits of differ.
-func smallest(items []uint64, k int, differ uint64) []uint64 {
-	if k > len(items)/4 || len(items) < shortRow {
-		return items
+// promising returns the items of a row that may be among the k smallest, in their
+// order: all of them, unless a sample of the row says where most can be left out.
+func (o *orderer[T]) promising(row []T, k int, flip uint64) []uint64 {
+	const numSamples = 512
+	if len(row) >= 8*numSamples && k <= len(row)/16 {
+		var sample [numSamples]uint64
+		for i := range sample {
+			sample[i] = o.key(row[i*(len(row)/numSamples)]) ^ flip
+		}
+		slices.Sort(sample[:])
+		limit := sample[2*k*numSamples/len(row)+8]
+		if items := o.upTo(row, limit, flip); len(items) >= k {
+			return items
+		}
 	}
-	const digit = 11
-	shift := 32 + max(0, bits.Len64(differ)-digit) // of the highest digit in which keys differ
-	var counts [1 << digit]int32
-	for _, it := range items {
-		counts[it>>shift&(1<<digit-1)]++
+	return o.upTo(row, math.MaxUint32, flip)
+}
+
+// upTo returns the items whose keys do not exceed limit.
+func (o *orderer[T]) upTo(row []T, limit, flip uint64) []uint64 {
+	items, n := o.packed[0], 0
+	if x, ok := asFloat32s(row); ok {
+		for i, v := range x {
+			if k := float32Key(v) ^ flip; k <= limit {
+				items[n] = k<<32 | uint64(i)
+				n++
+			}
+		}
+		return items[:n]
 	}
-	last, sum := uint64(0), 0
-	for ; sum < k; last++ {
-		sum += int(counts[last])
-	}
-	n := 0
-	for _, it := range items {
-		if it>>shift&(1<<digit-1) < last {
-			items[n] = it
+	for i, v := range row {
+		if k := o.key(v) ^ flip; k <= limit {
+			items[n] = k<<32 | uint64(i)
 			n++
 		}
 	}
