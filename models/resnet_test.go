@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
@@ -169,5 +170,43 @@ func TestResNetState(t *testing.T) {
 			t.Error(err)
 		}
 		ctx.Close()
+	}
+}
+
+// The state of the norms, int64 counts of no dims among it, comes back from a
+// checkpoint.
+func TestResNetStateMovesThroughACheckpoint(t *testing.T) {
+	config := ResNetConfig{Blocks: [4]int{1, 1, 1, 1}, Classes: 3}
+	m := NewResNet(&nn.Build{}, config)
+	_, err := nn.Backward(t.Context(), func(c *nn.Ctx) *tensor.Tensor {
+		return c.Call(m, tensor.Full(0.5, 2, 3, 32, 32)).Sum()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	err = checkpoint.Save(t.Context(), dir, 1, func(w *checkpoint.Writer) error {
+		return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(m).All(), nil)
+	}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ck, _, err := checkpoint.Latest(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := NewResNet(&nn.Build{Generator: tensor.NewGenerator(1)}, config)
+	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(other).All()); err != nil {
+		t.Fatal(err)
+	}
+	want := nn.StateDict(m)
+	for i, s := range nn.StateDict(other) {
+		if s.Tensor.DType() == tensor.Int64 {
+			if got := s.Tensor.Item(); got != 1 {
+				t.Errorf("%s is %v, want 1", s.Name, got)
+			}
+			continue
+		}
+		compare(t, s.Name, s.Tensor, want[i].Tensor)
 	}
 }
