@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The image models of compare.py and of models/testdata/resnet.py in plain
+"""The image models of compare.py and of models/testdata/golden/resnet.py in plain
 PyTorch: torchvision, which has the residual networks, is not always at hand.
 Names and shapes are torchvision's."""
 import torch
