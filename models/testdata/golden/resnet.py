@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 here = pathlib.Path(__file__).parent
-sys.path.insert(0, str(here.parent.parent / "tools"))
+sys.path.insert(0, str(here.parents[2] / "tools"))
 import peer_vision
 
 STEPS = 20
