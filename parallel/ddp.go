@@ -39,8 +39,9 @@ import (
 // A parameter that a pass did not reach counts as a gradient of zero, so ranks
 // that used different parts of a model stay together.
 type DDP struct {
-	// Model is what was wrapped. Its parameters have the same names in the DDP.
-	Model nn.Module `name:""`
+	// Model is what was wrapped, an nn.Module or nn.ModuleN. Its parameters have
+	// the same names in the DDP.
+	Model any `name:""`
 
 	group   *dist.Group
 	buckets []*bucket
@@ -89,11 +90,16 @@ type bucket struct {
 	reduced bool // what it holds is the same on every rank
 }
 
-// NewDDP prepares a model for training on all ranks of a group. Every rank
-// calls it with the same model; a difference in the parameters is an error on
+// NewDDP prepares a model, an nn.Module or nn.ModuleN, for training on all ranks
+// of a group. Every rank calls it with the same model; a difference in the parameters is an error on
 // every rank that names the first one ([*MismatchError]). Parameters and
 // buffers take rank 0's values.
-func NewDDP(ctx context.Context, model nn.Module, group *dist.Group, opts ...DDPOption) (*DDP, error) {
+func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption) (*DDP, error) {
+	_, one := model.(nn.Module)
+	_, several := model.(nn.ModuleN)
+	if !one && !several {
+		return nil, fmt.Errorf("ddp: a %T is no module: it needs a method Forward or ForwardN; see nn.Module and nn.ModuleN", model)
+	}
 	o := ddpOptions{firstBucketBytes: 1 << 20, bucketBytes: 25 << 20}
 	for _, opt := range opts {
 		opt(&o)
@@ -189,28 +195,49 @@ func (d *DDP) SyncBuffers(ctx context.Context) error {
 	return nil
 }
 
-// Forward runs the model. In a training pass, the Backward that follows
-// averages the gradients.
+// Forward runs a model that is an nn.Module. In a training pass, the Backward
+// that follows averages the gradients.
 func (d *DDP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	// A pass may run the model several times, but is prepared once.
-	if tape := c.Tape(); tape.Recording() && d.isNew(tape) {
-		// The average is a sum of gradients that are small from the start.
-		tape.ScaleGrads(1 / float64(d.group.Size()))
-		sync := d.sync
-		if sync {
-			if err := d.SyncBuffers(c); err != nil {
-				c.Fail(err)
-			}
-		}
-		tape.BeforeBackward(func(context.Context) error { return d.begin(sync) })
-		if sync {
-			tape.AfterBackward(d.finish)
-		}
+	m, ok := d.Model.(nn.Module)
+	if !ok {
+		c.Fail(fmt.Errorf("ddp: a %T has several inputs or results: call the DDP by CallN", d.Model))
 	}
-	return c.Call(d.Model, x)
+	d.prepare(c)
+	return c.Call(m, x)
 }
 
-// isNew says whether Forward sees a tape for the first time. Several passes may
+// ForwardN is Forward for an nn.ModuleN.
+func (d *DDP) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	m, ok := d.Model.(nn.ModuleN)
+	if !ok {
+		c.Fail(fmt.Errorf("ddp: a %T has one input and one result: call the DDP by Call", d.Model))
+	}
+	d.prepare(c)
+	return c.CallN(m, x...)
+}
+
+// prepare makes a training pass average its gradients. A pass may run the model
+// several times, but is prepared once.
+func (d *DDP) prepare(c *nn.Ctx) {
+	tape := c.Tape()
+	if !tape.Recording() || !d.isNew(tape) {
+		return
+	}
+	// The average is a sum of gradients that are small from the start.
+	tape.ScaleGrads(1 / float64(d.group.Size()))
+	sync := d.sync
+	if sync {
+		if err := d.SyncBuffers(c); err != nil {
+			c.Fail(err)
+		}
+	}
+	tape.BeforeBackward(func(context.Context) error { return d.begin(sync) })
+	if sync {
+		tape.AfterBackward(d.finish)
+	}
+}
+
+// isNew says whether the model is run under a tape for the first time. Several passes may
 // be under way at once.
 func (d *DDP) isNew(tape *tensor.Tape) bool {
 	d.tapes = slices.DeleteFunc(d.tapes, func(p weak.Pointer[tensor.Tape]) bool {

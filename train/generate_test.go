@@ -112,6 +112,10 @@ func noNotice(t *testing.T) func(string) {
 
 func TestLoadLMErrors(t *testing.T) {
 	dir := t.TempDir()
+	weights := filepath.Join("..", "models", "testdata", "golden", "gpt2")
+	if _, _, err := LoadLM(t.Context(), weights, noNotice(t)); err == nil || !strings.Contains(err.Error(), "LoadHuggingFace") {
+		t.Errorf("a folder of weights: %v", err)
+	}
 	if _, _, err := LoadLM(t.Context(), filepath.Join(dir, "no"), noNotice(t)); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no directory: %v", err)
 	}

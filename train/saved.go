@@ -6,7 +6,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
@@ -166,6 +169,12 @@ func (r *lmRun) progress() (checkpoint.Progress, error) {
 // newer one that is damaged and was passed over.
 func LoadLM(ctx context.Context, dir string, notice func(text string)) (*models.GPT, *tokenizer.Tokenizer, error) {
 	ck, err := latest(ctx, dir, notice)
+	if errors.Is(err, checkpoint.ErrNone) {
+		if _, statErr := os.Stat(filepath.Join(dir, configFile)); statErr == nil {
+			return nil, nil, fmt.Errorf("load a language model from %s: %w: it is a folder of weights and not the run of a train lm; "+
+				"a program opens it by models.LoadHuggingFace", dir, err)
+		}
+	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("load a language model from %s: %w", dir, err)
 	}
