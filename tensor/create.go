@@ -2,10 +2,7 @@
 
 package tensor
 
-import (
-	"slices"
-	"unsafe"
-)
+import "unsafe"
 
 // New returns a tensor whose elements are zero.
 func New(dev Device, dtype DType, shape ...int) *Tensor {
@@ -73,10 +70,13 @@ func alloc(tape *Tape, dev Device, dtype DType, shape []int, shared bool) *Tenso
 	if tape != nil {
 		sc = tape.scope
 	}
-	shape = slices.Clone(shape)
+	// One piece for both: every operation allocates here.
+	dims := make([]int, 2*len(shape))
+	shape, strides := dims[:copy(dims, shape):len(shape)], dims[len(shape):]
+	writeDenseStrides(strides, shape)
 	return &Tensor{
 		storage: newStorage(dev, numElems(shape)*dtype.Size(), shared, sc),
-		shape:   shape, strides: denseStrides(shape), dtype: dtype, tape: tape,
+		shape:   shape, strides: strides, dtype: dtype, tape: tape,
 	}
 }
 

@@ -3,6 +3,9 @@
 package tensor
 
 import (
+	"slices"
+	"sync"
+
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/work"
 )
@@ -20,7 +23,13 @@ import (
 // fused runs a kernel on operands, results among them. A nil operand is an
 // absent one.
 func fused(op string, params []float64, operands []*Tensor, cpu func(p *work.Pool, a []device.Array)) {
-	args := make([]device.Array, len(operands))
+	kept := argLists.Get().(*[]device.Array)
+	args := slices.Grow((*kept)[:0], len(operands))[:len(operands)]
+	defer func() {
+		clear(args)
+		*kept = args
+		argLists.Put(kept)
+	}()
 	var dev Device
 	for i, t := range operands {
 		if t != nil {
@@ -32,6 +41,9 @@ func fused(op string, params []float64, operands []*Tensor, cpu func(p *work.Poo
 		fail(op, operands, "device %s has no kernel for it", dev.Name())
 	}
 }
+
+// argLists are lists of operands that no call uses. Fused does not keep its own.
+var argLists = sync.Pool{New: func() any { return new([]device.Array) }}
 
 // param01 is a flag among the params of a fused operation.
 func param01(set bool) float64 {

@@ -33,12 +33,16 @@ func wantSizes(op string, operands []*Tensor, shape []int) {
 // denseStrides returns the strides of a row-major tensor.
 func denseStrides(shape []int) []int {
 	strides := make([]int, len(shape))
+	writeDenseStrides(strides, shape)
+	return strides
+}
+
+func writeDenseStrides(strides, shape []int) {
 	n := 1
 	for i := len(shape) - 1; i >= 0; i-- {
 		strides[i] = n
 		n *= shape[i]
 	}
-	return strides
 }
 
 // broadcastShapes returns the shape that a and b are both repeated to, aligned

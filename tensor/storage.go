@@ -80,7 +80,8 @@ func (sc *scope) release() {
 			s.free()
 		}
 	}
-	sc.live = nil
+	clear(sc.live)
+	sc.live = sc.live[:0]
 }
 
 // sweep frees what was made since mark and is held by nobody.

@@ -13,7 +13,8 @@ import (
 // One tape serves one forward pass and its backward: [NewTape], [Tape.Watch]
 // for each leaf, the model, [Tensor.Backward], [Tape.Close].
 type Tape struct {
-	nodes     []node // nodes[0] is not used: a tensor's node 0 means none
+	nodes     []node      // nodes[0] is not used: a tensor's node 0 means none
+	memory    *tapeMemory // nil once the tape is closed
 	recording bool
 	paused    bool // Recompute is in its first run
 	scope     *scope
@@ -60,7 +61,9 @@ type Leaf interface {
 // NewTape returns an empty tape. With recording false, nothing is recorded and
 // no gradient can be taken: only the memory of what is computed is owned.
 func NewTape(recording bool) *Tape {
-	tp := &Tape{nodes: make([]node, 1, 256), recording: recording, scope: &scope{}, seed: 1}
+	m := tapeMemories.Get().(*tapeMemory)
+	tp := &Tape{nodes: append(m.nodes, node{}), memory: m, recording: recording, scope: &scope{live: m.live}, seed: 1}
+	m.nodes, m.live = nil, nil
 	// The last resort for a tape that nobody closed.
 	runtime.AddCleanup(tp, (*scope).release, tp.scope)
 	return tp
@@ -138,7 +141,8 @@ func (tp *Tape) LiveBytes() int64 {
 // a value afterwards panics. Close may be called twice.
 func (tp *Tape) Close() {
 	tp.scope.release()
-	tp.nodes = make([]node, 1) // a kept value holds on to the tape, not to the graph
+	tp.giveBack()
+	tp.nodes, tp.scope.live = make([]node, 1), nil // a kept value holds on to the tape, not to the graph
 	tp.before, tp.after = nil, nil
 	tp.recording = false
 }
@@ -166,14 +170,14 @@ func (out *Tensor) record(op string, inputs, saves []*Tensor, back func(b *backp
 	if !needed {
 		return out
 	}
-	n := node{op: op, out: out, back: back, inputs: make([]int, len(inputs))}
+	n := node{op: op, out: out, back: back, inputs: tp.memory.inputs.take(len(inputs)), saved: tp.memory.saved.take(len(saves))}
 	for i, t := range inputs {
 		if t != nil {
 			n.inputs[i] = t.node
 		}
 	}
-	for _, t := range saves {
-		n.saved = append(n.saved, saved{t, t.storage.version})
+	for i, t := range saves {
+		n.saved[i] = saved{t, t.storage.version}
 		tp.own(t.storage)
 	}
 	tp.own(out.storage)
