@@ -42,7 +42,8 @@ func checkPrinted(t *testing.T, r Result, want string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n, ok := value.(float64); ok && n <= 0 {
+		mayBeZero := key == "gc_cpu_share" || key == "num_gc"
+		if n, ok := value.(float64); ok && (n < 0 || n == 0 && !mayBeZero) {
 			t.Errorf("%v is %v", key, n)
 		}
 		keys = append(keys, key.(string))
@@ -114,6 +115,7 @@ func TestStep(t *testing.T) {
 			want += " peak_rss_bytes growth_bytes"
 			r.GrowthBytes = max(1, r.GrowthBytes) // an earlier case may have had more
 		}
+		want += " gc_cpu_share num_gc allocs_per_step alloc_bytes_per_step"
 		checkPrinted(t, r, want)
 		if params := map[string]int{"mlp": 1863690, "gpt": 3323648, "cnn": 242474}[model]; r.Params != params {
 			t.Errorf("%s has %d parameters, PyTorch's has %d", model, r.Params, params)

@@ -30,7 +30,7 @@ func DDP(ctx context.Context, group *dist.Group, numSteps int) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	ts, err := w.measure(ctx, ddp, numSteps, func() error { return group.Barrier(ctx) })
+	ts, _, err := w.measure(ctx, ddp, numSteps, func() error { return group.Barrier(ctx) })
 	if err != nil {
 		return Result{}, err
 	}

@@ -37,6 +37,18 @@ type Result struct {
 	// that less what it had before the case began.
 	PeakRSSBytes int64 `json:"peak_rss_bytes,omitempty"`
 	GrowthBytes  int64 `json:"growth_bytes,omitempty"`
+	*Collected         // nil where it is not measured
+}
+
+// Collected is what the garbage collector did while a case was measured. A
+// collection comes when the heap has doubled, so few steps may have none: with
+// some hundred, the share is that of a long run.
+type Collected struct {
+	// GCCPUShare is the collector's part of the process's processor time.
+	GCCPUShare        float64 `json:"gc_cpu_share"`
+	NumGC             int     `json:"num_gc"`          // collections
+	AllocsPerStep     float64 `json:"allocs_per_step"` // objects put on its heap
+	AllocBytesPerStep float64 `json:"alloc_bytes_per_step"`
 }
 
 // WriteJSON writes the result as one line of JSON.

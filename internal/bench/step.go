@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -156,26 +157,32 @@ func (w *workload) run(ctx context.Context, forward nn.Module) (loss float64, er
 	return l.Item(), nil
 }
 
-// measure runs training steps of forward and returns the time of each, without
-// the first few. before, if any, runs ahead of each step and is not timed.
-func (w *workload) measure(ctx context.Context, forward nn.Module, numSteps int, before func() error) (times, error) {
+// measure runs training steps of forward and returns the time of each, and what
+// all of them spent, without the first few. before, if any, runs ahead of each
+// step and is not timed.
+func (w *workload) measure(ctx context.Context, forward nn.Module, numSteps int, before func() error) (times, usage, error) {
 	const warmUp = 5
-	var ts times
+	ts := make(times, 0, numSteps)
+	var begin usage
 	for i := range warmUp + numSteps {
+		if i == warmUp {
+			runtime.GC() // what building has left is not the steps'
+			begin = readUsage()
+		}
 		if before != nil {
 			if err := before(); err != nil {
-				return nil, err
+				return nil, usage{}, err
 			}
 		}
 		start := time.Now()
 		if _, err := w.run(ctx, forward); err != nil {
-			return nil, err
+			return nil, usage{}, err
 		}
 		if i >= warmUp {
 			ts = append(ts, time.Since(start))
 		}
 	}
-	return ts, nil
+	return ts, readUsage().since(begin), nil
 }
 
 // Step measures training steps of a model in this process.
@@ -185,7 +192,7 @@ func Step(ctx context.Context, o StepOptions) (Result, error) {
 	}
 	before := residentBytes()
 	w := newWorkload(o)
-	ts, err := w.measure(ctx, w.model, o.Steps, nil)
+	ts, spent, err := w.measure(ctx, w.model, o.Steps, nil)
 	if err != nil {
 		return Result{}, err
 	}
@@ -196,5 +203,6 @@ func Step(ctx context.Context, o StepOptions) (Result, error) {
 		MedianMicros: micros(ts.median()), MinMicros: micros(ts.quantile(0)),
 		GFlopPerSec:  perSecond(w.flops, ts.median()),
 		PeakRSSBytes: peak, GrowthBytes: peak - before,
+		Collected: spent.collected(o.Steps),
 	}, nil
 }

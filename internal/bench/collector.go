@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"runtime/metrics"
+	"syscall"
+)
+
+// usage is what the process has spent so far.
+type usage struct {
+	cpuSeconds  float64 // processor time, user and system
+	gcSeconds   float64 // of it in the collector: marking, assists, pauses
+	numGC       uint64  // collections
+	allocs      uint64  // objects put on the collector's heap
+	allocsBytes uint64
+}
+
+// readUsage returns what was spent. The collector's share is booked at the end
+// of each collection. It counts the time of pauses on every processor that the
+// runtime may use, and marking on processors that had nothing else to do.
+func readUsage() usage {
+	s := []metrics.Sample{
+		{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/gc/cycles/total:gc-cycles"},
+		{Name: "/gc/heap/allocs:objects"}, {Name: "/gc/heap/allocs:bytes"},
+	}
+	metrics.Read(s)
+	u := usage{gcSeconds: s[0].Value.Float64(), numGC: s[1].Value.Uint64(), allocs: s[2].Value.Uint64(), allocsBytes: s[3].Value.Uint64()}
+	var r syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &r) == nil {
+		for _, t := range []syscall.Timeval{r.Utime, r.Stime} {
+			u.cpuSeconds += float64(t.Sec) + float64(t.Usec)/1e6
+		}
+	}
+	return u
+}
+
+// since returns what was spent after before.
+func (u usage) since(before usage) usage {
+	return usage{
+		u.cpuSeconds - before.cpuSeconds, u.gcSeconds - before.gcSeconds,
+		u.numGC - before.numGC, u.allocs - before.allocs, u.allocsBytes - before.allocsBytes,
+	}
+}
+
+// collected returns the fields of a result about the collector, for what
+// numSteps have spent.
+func (u usage) collected(numSteps int) *Collected {
+	c := &Collected{NumGC: int(u.numGC), AllocsPerStep: float64(u.allocs) / float64(numSteps), AllocBytesPerStep: float64(u.allocsBytes) / float64(numSteps)}
+	if u.cpuSeconds > 0 {
+		c.GCCPUShare = u.gcSeconds / u.cpuSeconds
+	}
+	return c
+}
