@@ -66,7 +66,7 @@ func checkAttentionBF16(t *testing.T, r *rand.Rand, p *work.Pool, s AttentionSha
 	wideQ, wideK, wideV := newHeads(r, &s, s.Time, 2), newHeads(r, keys, s.KeyTime, 0), newHeads(r, keys, s.KeyTime, 4)
 	wideDout := newHeads(r, &s, s.Time, 6)
 	q, k, v, dout := lowHeads(&wideQ), lowHeads(&wideK), lowHeads(&wideV), lowHeads(&wideDout)
-	want := newAttentionOracle(&s, &wideQ, &wideK, &wideV, &wideDout)
+	want := attentionOracleOf(&s, &wideQ, &wideK, &wideV, &wideDout)
 	empty := func(s *AttentionShape, time, gap int) HeadsBF16 {
 		x := newHeads(nil, s, time, gap)
 		return lowHeads(&x)

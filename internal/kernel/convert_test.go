@@ -97,6 +97,7 @@ func TestConvert(t *testing.T) {
 	for h := range all {
 		all[h] = uint16(h)
 	}
+	checked := map[string][]uint16{} // what the first instruction set gave, which is right
 	forEachISA(t, func(t *testing.T) {
 		for _, c := range []struct {
 			name string
@@ -110,9 +111,13 @@ func TestConvert(t *testing.T) {
 			t.Run(c.name, func(t *testing.T) {
 				dst := make([]uint16, len(src))
 				c.to(p, dst, src)
+				known := checked[c.name]
 				for i, x := range src {
-					c.f.nearest(t, x, dst[i])
+					if known == nil || dst[i] != known[i] {
+						c.f.nearest(t, x, dst[i])
+					}
 				}
+				checked[c.name] = dst
 				wide := make([]float32, len(all))
 				c.from(p, wide, all)
 				for h, x := range wide {

@@ -2,7 +2,10 @@
 
 package kernel
 
-import "testing"
+import (
+	"flag"
+	"testing"
+)
 
 // forEachISA runs fn as a subtest once for every instruction set that this
 // machine has, from portable Go up.
@@ -26,4 +29,18 @@ func forEachBF16(t *testing.T, fn func(t *testing.T)) {
 		usePairs = true
 		t.Run("avx512bf16", fn)
 	}
+}
+
+// full makes tests try all of their random cases: go test ./internal/kernel -full.
+var full = flag.Bool("full", false, "try all random cases, not a third of them")
+
+// howMany returns how many of n random cases a test tries.
+func howMany(n int) int {
+	switch {
+	case *full:
+		return n
+	case testing.Short():
+		return n / 6
+	}
+	return n / 3
 }

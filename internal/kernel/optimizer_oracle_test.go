@@ -165,12 +165,20 @@ func optimizerCases() []optimizerCase {
 
 // optimizerState has small first and large second moments, so that what is
 // under a root is positive for every case.
-func optimizerState(rng *rand.Rand, n int) (x [5][]float32, intact func() bool) {
-	var marks []func() bool
+func optimizerState(rng *rand.Rand, n int) (x [5][]float32) {
 	for j, r := range [][2]float64{{-1, 1}, {-1, 1}, {-0.2, 0.2}, {0.3, 1}, {0.3, 1}} {
+		x[j] = uniform(rng, n, r[0], r[1])
+	}
+	return x
+}
+
+// guardedState returns a copy of a state that shows what is written outside.
+func guardedState(from [5][]float32) (x [5][]float32, intact func() bool) {
+	var marks []func() bool
+	for j := range x {
 		var mark func() bool
-		x[j], mark = guarded(n)
-		copy(x[j], uniform(rng, n, r[0], r[1]))
+		x[j], mark = guarded(len(from[j]))
+		copy(x[j], from[j])
 		marks = append(marks, mark)
 	}
 	return x, func() bool {
@@ -205,18 +213,23 @@ func cut(x [5][]float32) [][5][]float32 {
 func TestOptimizersAgreeWithOracle(t *testing.T) {
 	ps := pools(t)
 	defer func(old isa) { useISA = old }(useISA)
+	sizes := []int{1, 7, 8, 17, 33, 129, 1000, 70001}
+	starts := map[int][5][]float32{}
+	for _, n := range sizes {
+		starts[n] = optimizerState(rand.New(rand.NewPCG(testSeed, uint64(n))), n)
+	}
 	for _, c := range optimizerCases() {
-		for _, n := range []int{1, 7, 8, 17, 33, 129, 1000, 70001} {
+		for _, n := range sizes {
 			if n > 1000 && testing.Short() {
 				continue
 			}
-			start, _ := optimizerState(rand.New(rand.NewPCG(testSeed, uint64(n))), n)
+			start := starts[n]
 			var want [5][]float32
 			for k := portable; k <= bestISA; k++ {
 				useISA = k
 				for i, p := range ps {
 					for _, whole := range []bool{true, false} {
-						x, intact := optimizerState(rand.New(rand.NewPCG(testSeed, uint64(n))), n)
+						x, intact := guardedState(start)
 						parts := [][5][]float32{x}
 						if !whole {
 							parts = cut(x)
@@ -253,7 +266,7 @@ func TestOptimizersAgreeWithOracle(t *testing.T) {
 func TestOptimizersKeepNaN(t *testing.T) {
 	forEachISA(t, func(t *testing.T) {
 		for _, c := range optimizerCases() {
-			x, _ := optimizerState(rand.New(rand.NewPCG(testSeed, 1)), 40)
+			x, _ := guardedState(optimizerState(rand.New(rand.NewPCG(testSeed, 1)), 40))
 			nan := float32(math.NaN())
 			x[1][3], x[1][39], x[0][20] = nan, nan, nan
 			c.run(nil, [][5][]float32{x})
@@ -345,7 +358,7 @@ func TestRowsAgreeWithOracle(t *testing.T) {
 			const numRows = 150
 			n := numRows * width
 			rng := rand.New(rand.NewPCG(testSeed, uint64(width)))
-			start, _ := optimizerState(rng, n)
+			start := optimizerState(rng, n)
 			var ids []int64
 			for i := range numRows {
 				if rng.IntN(3) > 0 {
@@ -357,7 +370,7 @@ func TestRowsAgreeWithOracle(t *testing.T) {
 			for k := portable; k <= bestISA; k++ {
 				useISA = k
 				for i, p := range ps {
-					x, intact := optimizerState(rand.New(rand.NewPCG(testSeed, uint64(width))), n)
+					x, intact := guardedState(start)
 					c.run(p, x, ids, rows, width)
 					if !intact() {
 						t.Fatalf("%s width=%d: wrote outside", name, width)
