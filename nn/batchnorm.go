@@ -100,7 +100,8 @@ func (n *BatchNorm) normalise(c *Ctx, x, residual *tensor.Tensor, relu bool) *te
 	o := tensor.BatchNormOptions{
 		Eps: n.Eps, Momentum: n.Momentum, Cumulative: n.Cumulative, Training: c.Training(), Residual: residual, ReLU: relu,
 	}
-	if n.RunningMean != nil {
+	// A training pass that is run again has moved the statistics already.
+	if n.RunningMean != nil && !(c.Training() && c.Recomputing()) {
 		o.RunningMean, o.RunningVar = n.RunningMean.Data, n.RunningVar.Data
 		if n.NumBatchesTracked != nil {
 			o.NumBatches = n.NumBatchesTracked.Data

@@ -163,3 +163,59 @@ func TestErrorsOfTheSecondRunNameTheModule(t *testing.T) {
 		t.Errorf("error %v does not name layers.1", err)
 	}
 }
+
+// normedBlock is a block whose norms have a residual and running statistics.
+type normedBlock struct {
+	Lin          *Linear
+	Norm1, Norm2 *BatchNorm1d
+}
+
+func (m *normedBlock) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	h := m.Norm1.ReLU(c, c.Call(m.Lin, x))
+	return m.Norm2.AddReLU(c, c.Call(m.Lin, h), h.AddScalar(1))
+}
+
+// Statistics move once a step, also where the norm, or what contains it, is run
+// twice; the residual's gradient arrives.
+func TestRecomputedBatchNorm(t *testing.T) {
+	x := tensor.Zeros(6, 4)
+	tensor.NewGenerator(3).Uniform(x, -1, 1)
+	isNorm := func(m any) bool { _, ok := m.(*BatchNorm); return ok }
+	isBlock := func(m any) bool { _, ok := m.(*normedBlock); return ok }
+	pass := func(around ...Interceptor) (state, grads map[string][]float32) {
+		b := &Build{Generator: tensor.NewGenerator(1)}
+		m := &normedBlock{NewLinear(b, 4, 4), NewBatchNorm1d(b, 4, BatchNormOptions{}), NewBatchNorm1d(b, 4, BatchNormOptions{Cumulative: true})}
+		for range 2 {
+			c := Training(t.Context())
+			for _, i := range around {
+				c = c.With(i)
+			}
+			if err := c.Call(m, c.Tape().Const(x)).Sum().Backward(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			c.Close()
+		}
+		state, grads = map[string][]float32{}, map[string][]float32{}
+		for name, v := range StateDict(m).All() {
+			state[name] = v.To(tensor.Float32).Float32s()
+		}
+		for _, p := range Parameters(m) {
+			grads[p.Name()] = p.Grad().Float32s()
+		}
+		return state, grads
+	}
+	wantState, wantGrads := pass()
+	for name, match := range map[string]func(any) bool{"norms": isNorm, "block": isBlock, "both": func(m any) bool { return isNorm(m) || isBlock(m) }} {
+		state, grads := pass(Recompute(match))
+		for key, want := range wantState {
+			if !slices.Equal(state[key], want) {
+				t.Errorf("%s recomputed: %s is %v, want %v", name, key, state[key], want)
+			}
+		}
+		for key, want := range wantGrads {
+			if !slices.Equal(grads[key], want) {
+				t.Errorf("%s recomputed: the gradient of %s is %v, want %v", name, key, grads[key], want)
+			}
+		}
+	}
+}
