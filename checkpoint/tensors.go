@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
-	"slices"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/tensor"
@@ -75,15 +74,24 @@ func (c *Checkpoint) LoadTensors(name string, tensors Tensors, opts ...LoadOptio
 	return LoadTensors(f, tensors, opts...)
 }
 
-// LoadTensors is [Checkpoint.LoadTensors] from any source.
-func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
+// MatchTensors returns the [StateDictError] that LoadTensors would return. It
+// reads no data and needs none: with a model on tensor.Meta, nothing is allocated
+// for what a configuration says before the files agree.
+func MatchTensors(f Source, tensors Tensors, opts ...LoadOption) error {
+	list, err := list(f.Name(), tensors)
+	if err != nil {
+		return err
+	}
+	_, err = match(f, list, opts)
+	return err
+}
+
+// match compares tensors with a source's, and returns the dtype that each of them
+// is filled from.
+func match(f Source, list []named, opts []LoadOption) ([]tensor.DType, error) {
 	var l loading
 	for _, o := range opts {
 		o(&l)
-	}
-	list, err := describe(f.Name(), tensors)
-	if err != nil {
-		return err
 	}
 	infos, from := make([]safetensors.Info, len(list)), make([]tensor.DType, len(list))
 	stored := make(map[string]safetensors.DType)
@@ -98,7 +106,20 @@ func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
 		}
 	}
 	if err := MatchStateDict(f.Name(), f.Infos(), infos); err != nil {
-		return inModelDTypes(err, list)
+		return nil, inModelDTypes(err, list)
+	}
+	return from, nil
+}
+
+// LoadTensors is [Checkpoint.LoadTensors] from any source.
+func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
+	list, err := describe(f.Name(), tensors)
+	if err != nil {
+		return err
+	}
+	from, err := match(f, list, opts)
+	if err != nil {
+		return err
 	}
 	for i, n := range list {
 		dense := n.tensor
@@ -130,9 +151,12 @@ func LoadTensors(f Source, tensors Tensors, opts ...LoadOption) error {
 func inModelDTypes(err error, list []named) error {
 	var e *StateDictError
 	if errors.As(err, &e) {
+		own := make(map[string]safetensors.DType, len(list))
+		for _, n := range list {
+			own[n.info.Name] = n.info.DType
+		}
 		for i, m := range e.Misshapen {
-			at := slices.IndexFunc(list, func(n named) bool { return n.info.Name == m.Name })
-			e.Misshapen[i].Want.DType = list[at].info.DType
+			e.Misshapen[i].Want.DType = own[m.Name]
 		}
 	}
 	return err
@@ -161,7 +185,22 @@ func Describe(tensors Tensors) ([]safetensors.Info, error) {
 	return infos, err
 }
 
+// describe is list for tensors that must have data.
 func describe(file string, tensors Tensors) ([]named, error) {
+	list, err := list(file, tensors)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range list {
+		if n.tensor.Device() == tensor.Meta {
+			return nil, fmt.Errorf("checkpoint: %s: tensor %q is on the meta device and has no data: make it on the CPU first", file, n.info.Name)
+		}
+	}
+	return list, nil
+}
+
+// list describes tensors, each of which has a name of its own.
+func list(file string, tensors Tensors) ([]named, error) {
 	var list []named
 	seen := map[string]bool{}
 	for name, t := range tensors {
@@ -174,9 +213,6 @@ func describe(file string, tensors Tensors) ([]named, error) {
 		seen[name] = true
 		if t == nil {
 			return fail("is nil")
-		}
-		if t.Device() == tensor.Meta {
-			return fail("is on the meta device and has no data: make it on the CPU first")
 		}
 		info := safetensors.Info{Name: name, DType: fileDTypes[t.DType()], Shape: t.Shape()}
 		list = append(list, named{info, t})

@@ -10,6 +10,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // Pretrained is a model that Hugging Face's tools know too: a [GPT], a [Llama]
@@ -38,16 +39,26 @@ func LoadHuggingFace(dir string) (Pretrained, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := parsePretrained(config)
+	build, err := parsePretrained(config)
 	if err != nil {
 		return nil, fmt.Errorf("%w (in %s)", err, dir)
 	}
-	src, err := checkpoint.Rename(f, m.fromHuggingFace)
+	// The configuration is only what a file says: nothing is allocated for it
+	// before the weights agree.
+	outline := build(&nn.Build{Device: tensor.Meta})
+	src, err := checkpoint.Rename(f, outline.fromHuggingFace)
 	if err != nil {
 		return nil, err
 	}
 	// Published weights are often bfloat16; ours are float32, which holds them.
-	return m, checkpoint.LoadTensors(src, nn.StateDict(m).All(), checkpoint.Widen())
+	if err := checkpoint.MatchTensors(src, nn.StateDict(outline).All(), checkpoint.Widen()); err != nil {
+		return nil, err
+	}
+	m := build(&nn.Build{})
+	if err := checkpoint.LoadTensors(src, nn.StateDict(m).All(), checkpoint.Widen()); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 // SaveHuggingFace writes a folder that from_pretrained opens: config.json and
@@ -66,35 +77,24 @@ func SaveHuggingFace(dir string, m Pretrained, maxShardBytes int64, files map[st
 	return huggingface.Save(dir, nn.StateDict(m).All(), huggingface.SaveOptions{MaxShardBytes: maxShardBytes, Files: all})
 }
 
-// parsePretrained returns the model that a config.json describes, with first
-// values.
-func parsePretrained(config []byte) (Pretrained, error) {
+// parsePretrained returns what builds the model that a config.json describes.
+func parsePretrained(config []byte) (func(b *nn.Build) Pretrained, error) {
 	var head struct {
 		ModelType string `json:"model_type"`
 	}
 	if err := json.Unmarshal(config, &head); err != nil {
 		return nil, fmt.Errorf("models: config.json: %w", err)
 	}
-	b := &nn.Build{}
 	switch head.ModelType {
 	case "gpt2":
 		g, err := ParseGPTConfig(config)
-		if err != nil {
-			return nil, err
-		}
-		return NewGPT(b, g), nil
+		return func(b *nn.Build) Pretrained { return NewGPT(b, g) }, err
 	case "llama":
 		g, err := ParseLlamaConfig(config)
-		if err != nil {
-			return nil, err
-		}
-		return NewLlama(b, g), nil
+		return func(b *nn.Build) Pretrained { return NewLlama(b, g) }, err
 	case "bert":
 		g, err := ParseBERTConfig(config)
-		if err != nil {
-			return nil, err
-		}
-		return NewBERT(b, g), nil
+		return func(b *nn.Build) Pretrained { return NewBERT(b, g) }, err
 	}
 	return nil, fmt.Errorf("models: config.json is of a %q; there are gpt2, llama and bert", head.ModelType)
 }

@@ -5,6 +5,7 @@ package models
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -264,6 +265,42 @@ func TestModelsThatDoNotFitAreExplained(t *testing.T) {
 		edit(func(config map[string]any) { config[c.key] = c.value })
 		if _, err := LoadHuggingFace(dir); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s %v: %v", c.key, c.value, err)
+		}
+	}
+}
+
+// A configuration that promises more than the weights hold, here petabytes, is
+// compared with them before anything is allocated for it.
+func TestHugeConfigurationsAllocateNothing(t *testing.T) {
+	for name, sizes := range map[string]map[string]any{
+		"gpt2":  {"n_embd": 1 << 20, "n_layer": 1 << 10, "vocab_size": 1 << 24},
+		"llama": {"hidden_size": 1 << 20, "intermediate_size": 1 << 22, "num_hidden_layers": 1 << 10, "head_dim": 1 << 10},
+		"bert":  {"hidden_size": 1 << 20, "intermediate_size": 1 << 22, "num_hidden_layers": 1 << 10},
+	} {
+		from, dir := filepath.Join("testdata", "golden", name), filepath.Join(t.TempDir(), name)
+		if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, "config.json")
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var config map[string]any
+		if err := json.Unmarshal(text, &config); err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(config, sizes)
+		if text, err = json.Marshal(config); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, text, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		m, err := LoadHuggingFace(dir)
+		var mismatch *checkpoint.StateDictError
+		if !errors.As(err, &mismatch) || m != nil {
+			t.Errorf("%s: a model %v and the error %.200v", name, m, err)
 		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 
 	"github.com/cohort-ml/cohort/checkpoint"
-	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/models"
@@ -214,9 +213,5 @@ func matchModel(ck *checkpoint.Checkpoint, model any) error {
 		return err
 	}
 	defer f.Close()
-	var want []safetensors.Info
-	for name, t := range nn.StateDict(model).All() {
-		want = append(want, safetensors.Info{Name: name, DType: safetensors.F32, Shape: t.Shape()})
-	}
-	return checkpoint.MatchStateDict(f.Name(), f.Infos(), want)
+	return checkpoint.MatchTensors(f, nn.StateDict(model).All())
 }
