@@ -28,6 +28,8 @@ type huggingFaceBERT struct {
 	AttentionDrop float64  `json:"attention_probs_dropout_prob"`
 	Tied          bool     `json:"tie_word_embeddings"`
 	Padding       *int     `json:"pad_token_id"`
+	Decoder       bool     `json:"is_decoder,omitempty"`
+	CrossAttended bool     `json:"add_cross_attention,omitempty"`
 }
 
 // HuggingFaceConfig returns the config.json that makes Hugging Face tools open
@@ -56,6 +58,8 @@ func ParseBERTConfig(data []byte) (BERTConfig, error) {
 		return BERTConfig{}, fmt.Errorf("models: config.json wants positions of type %q; a BERT has absolute ones", hf.Positions)
 	case !hf.Tied:
 		return BERTConfig{}, fmt.Errorf("models: config.json wants an output layer of its own; a BERT's is its table of words")
+	case hf.Decoder || hf.CrossAttended:
+		return BERTConfig{}, fmt.Errorf("models: config.json wants is_decoder %t and add_cross_attention %t; a BERT is an encoder", hf.Decoder, hf.CrossAttended)
 	case hf.Dropout != hf.AttentionDrop:
 		return BERTConfig{}, fmt.Errorf("models: config.json wants dropout %v of features and %v of attention; a BERT has one of both", hf.Dropout, hf.AttentionDrop)
 	case hf.Epsilon <= 0:

@@ -27,6 +27,10 @@ type huggingFaceGPT2 struct {
 	ResidDrop     float64  `json:"resid_pdrop"`
 	EmbedDrop     float64  `json:"embd_pdrop"`
 	AttnDrop      float64  `json:"attn_pdrop"`
+	// Other ways to compute attention, which a GPT does not have.
+	Scaled        *bool `json:"scale_attn_weights,omitempty"`
+	LayerScaled   bool  `json:"scale_attn_by_inverse_layer_idx,omitempty"`
+	CrossAttended bool  `json:"add_cross_attention,omitempty"`
 }
 
 const gpt2Epsilon = 1e-5
@@ -57,6 +61,9 @@ func ParseGPTConfig(data []byte) (GPTConfig, error) {
 	if hf.Epsilon != gpt2Epsilon || !hf.Tied {
 		return GPTConfig{}, fmt.Errorf("models: config.json wants layer_norm_epsilon %v and tie_word_embeddings %v; a GPT has %v and true",
 			hf.Epsilon, hf.Tied, gpt2Epsilon)
+	}
+	if hf.Scaled != nil && !*hf.Scaled || hf.LayerScaled || hf.CrossAttended {
+		return GPTConfig{}, fmt.Errorf("models: config.json wants scale_attn_weights false, scale_attn_by_inverse_layer_idx or add_cross_attention true; a GPT has none of these")
 	}
 	g := GPTConfig{Vocab: hf.Vocab, Context: hf.Context, Width: hf.Width, Heads: hf.Heads, Layers: hf.Layers}
 	switch hf.Activation {

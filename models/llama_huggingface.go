@@ -117,6 +117,9 @@ func (hf *huggingFaceLlama) rope() (RoPEConfig, error) {
 	case "linear":
 		r.Scaling = &RoPEScaling{Factor: p.Factor}
 	case "llama3":
+		if p.LowFactor == 0 && p.HighFactor == 0 { // which stands for linear scaling
+			return RoPEConfig{}, fmt.Errorf("models: config.json wants rotary embeddings of type llama3 without low_freq_factor and high_freq_factor")
+		}
 		r.Scaling = &RoPEScaling{Factor: p.Factor, LowFactor: p.LowFactor, HighFactor: p.HighFactor, Context: p.Context}
 	default:
 		return RoPEConfig{}, fmt.Errorf("models: config.json wants rotary embeddings of type %q; there are default, linear and llama3", kind)

@@ -269,6 +269,42 @@ func TestModelsThatDoNotFitAreExplained(t *testing.T) {
 	}
 }
 
+// What a configuration asks for and the model does not compute is refused, for
+// it would give wrong numbers without a word.
+func TestOtherWaysToComputeAreRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, key string
+		value     any
+	}{
+		{"gpt2", "scale_attn_weights", false},
+		{"gpt2", "scale_attn_by_inverse_layer_idx", true},
+		{"gpt2", "add_cross_attention", true},
+		{"gpt2", "layer_norm_epsilon", 1e-3},
+		{"bert", "is_decoder", true},
+		{"bert", "hidden_act", "relu"},
+		{"llama3", "rope_parameters", map[string]any{"rope_type": "llama3", "factor": 4}},
+	} {
+		text, err := os.ReadFile(filepath.Join("testdata", "golden", c.name, "config.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var config map[string]any
+		if err := json.Unmarshal(text, &config); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parsePretrained(text); err != nil {
+			t.Error(err)
+		}
+		config[c.key] = c.value
+		if text, err = json.Marshal(config); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := parsePretrained(text); err == nil {
+			t.Errorf("%s with %s %v is accepted", c.name, c.key, c.value)
+		}
+	}
+}
+
 // A configuration that promises more than the weights hold, here petabytes, is
 // compared with them before anything is allocated for it.
 func TestHugeConfigurationsAllocateNothing(t *testing.T) {
