@@ -185,7 +185,8 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 }
 
 // SyncBuffers gives every rank rank 0's buffers. Training passes begin with it;
-// before an evaluation on several ranks, call it on all of them.
+// before an evaluation on several ranks, call it on all of them. With
+// [KeepBuffers] it does nothing.
 func (d *DDP) SyncBuffers(ctx context.Context) error {
 	for _, s := range d.shared {
 		if err := s.broadcast(ctx, d.group); err != nil {

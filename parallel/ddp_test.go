@@ -148,6 +148,8 @@ func other(what string) *toy {
 		m.Seen.Data = tensor.FromInt64([]int64{1, 2, 3})
 	case "frozen":
 		m.Norm.Bias.Frozen = true
+	case "sparse":
+		m.Head.Weight.Sparse = true
 	}
 	return m
 }
@@ -160,6 +162,7 @@ func TestMismatchIsNamed(t *testing.T) {
 		"buffer": "rank 0 has seen [3] where rank 1 has seen [4]",
 		"dtype":  "rank 0 has seen [3] (float32 buffer) where rank 1 has seen [3] (int64 buffer)",
 		"frozen": "rank 0 has norm.bias [32] (float32) where rank 1 has norm.bias [32] (frozen float32)",
+		"sparse": "rank 0 has head.weight [11 32] (float32) where rank 1 has head.weight [11 32] (sparse float32)",
 	} {
 		t.Run(what, func(t *testing.T) {
 			told := make([]error, 3)

@@ -26,7 +26,7 @@ type MismatchError struct {
 type Entry struct {
 	Name  string
 	Shape []int
-	Kind  string // dtype and role: "float32", "frozen float32", "int64 buffer"
+	Kind  string // dtype and role: "float32", "frozen float32", "sparse float32", "int64 buffer"
 }
 
 func (e Entry) equal(o Entry) bool {
@@ -52,6 +52,9 @@ func layoutOf(model any) []Entry {
 	var out []Entry
 	for _, p := range nn.Parameters(model) {
 		kind := p.Data().DType().String()
+		if p.Sparse {
+			kind = "sparse " + kind
+		}
 		if p.Frozen {
 			kind = "frozen " + kind
 		}
