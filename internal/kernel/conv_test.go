@@ -282,3 +282,47 @@ func TestConv2dBF16(t *testing.T) {
 		}
 	})
 }
+
+// The transforms cost no accuracy at the sizes of real networks: behind a ReLU
+// and with He's weights, results are as near to float64 as plain sums in float32.
+func TestWinogradIsAccurate(t *testing.T) {
+	r := rand.New(rand.NewPCG(17, 18))
+	for _, c := range []struct{ in, out, side int }{{64, 64, 28}, {256, 256, 14}, {512, 512, 7}} {
+		s := squareConv(3, c.in, c.side, c.out, 3, 1, 1, 1, 1)
+		x, w, y := randomFloats(r, s.inputElems()), randomFloats(r, s.weightElems()), nans(s.outputElems())
+		for i := range x {
+			x[i] = max(x[i], 0)
+		}
+		he := float32(math.Sqrt(2 / float64(9*c.in)))
+		for i := range w {
+			w[i] *= he
+		}
+		Conv2d(nil, s, y, x, w, nil)
+		worst, plain, squares := 0.0, 0.0, 0.0
+		const samples = 2000
+		for range samples {
+			image, o, i, j := r.IntN(s.Batch), r.IntN(c.out), r.IntN(c.side), r.IntN(c.side)
+			want, single := 0.0, float32(0)
+			for ch := range c.in {
+				for tap := range 9 {
+					u, v := i+tap/3-1, j+tap%3-1
+					if min(u, v) < 0 || max(u, v) >= c.side {
+						continue
+					}
+					a, b := x[((image*c.in+ch)*c.side+u)*c.side+v], w[(o*c.in+ch)*9+tap]
+					want += float64(a) * float64(b)
+					single += a * b
+				}
+			}
+			got := y[((image*c.out+o)*c.side+i)*c.side+j]
+			worst = max(worst, math.Abs(float64(got)-want))
+			plain = max(plain, math.Abs(float64(single)-want))
+			squares += want * want
+		}
+		rms := math.Sqrt(squares / samples)
+		t.Logf("%d to %d channels: largest error %.1e of the root mean square, plain sums %.1e", c.in, c.out, worst/rms, plain/rms)
+		if !(worst <= 4e-6*rms && worst <= 1.5*plain) {
+			t.Errorf("%d to %d channels: the largest error is %.1e of the root mean square, %.1e of plain sums", c.in, c.out, worst/rms, plain/rms)
+		}
+	}
+}
