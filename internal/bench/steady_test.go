@@ -33,6 +33,7 @@ func TestSteadyState(t *testing.T) {
 			}
 			liveBytes := func() int64 {
 				runtime.GC()
+				runtime.GC() // what the cleanups of the first have let go
 				var m runtime.MemStats
 				runtime.ReadMemStats(&m)
 				return int64(m.HeapAlloc)
@@ -52,7 +53,8 @@ func TestSteadyState(t *testing.T) {
 			if now.NumRegions != reserved.NumRegions || now.Reserved != reserved.Reserved || now.InUse > reserved.InUse {
 				t.Errorf("the pool went from %+v to %+v in %d steps", reserved, now, *steadySteps-warmUp)
 			}
-			if limit := int64(64 << 10); grown > limit {
+			// A step of gpt allocates 150 KB: if steps left theirs behind, megabytes.
+			if limit := int64(256 << 10); grown > limit {
 				t.Errorf("the live heap grew by %d bytes in %d steps, want at most %d", grown, *steadySteps-warmUp, limit)
 			}
 			if got := float64(spent.allocs) / float64(*steadySteps-warmUp); got > c.maxAllocs {
