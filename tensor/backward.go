@@ -93,7 +93,8 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 	for _, o := range opts {
 		o(b)
 	}
-	if seed == nil {
+	given := seed != nil
+	if !given {
 		if op == "backward" && t.NumElems() != 1 {
 			fail(op, []*Tensor{t}, "wants a loss of one element")
 		}
@@ -106,6 +107,9 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 	}
 	if !slices.Equal(seed.shape, t.shape) || seed.dtype != t.dtype {
 		fail(op, []*Tensor{t, seed}, "the seed must have the shape and dtype of the value")
+	}
+	if given {
+		b.tape.own(seed.storage) // it stays the caller's: the pass neither adds to it nor frees it
 	}
 	b.hold(t.node, seed)
 	return b

@@ -304,3 +304,19 @@ func TestMetaComputesShapesOnly(t *testing.T) {
 	}
 	mustFail(t, "has no data on device meta", func() { y.Contiguous().Float32s() })
 }
+
+// A seed that was computed under the tape stays as it was: gradients are not
+// added up in its memory.
+func TestGradLeavesItsSeedAlone(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	x := tp.Watch(Full(2, 3), &collector{shape: []int{3}}).MulScalar(1)
+	seed := tp.Const(Full(1, 3)).MulScalar(1)
+	y := x.Sub(x.MulScalar(3))
+	for range 2 {
+		grads, err := y.Grad(t.Context(), seed, []*Tensor{x})
+		if err != nil || grads[0].Float32s()[0] != -2 || seed.Float32s()[0] != 1 {
+			t.Fatalf("gradient %v of seed %v, want -2 of 1; error %v", grads[0], seed, err)
+		}
+	}
+}
