@@ -156,7 +156,7 @@ func (b *backprop) visit(i int, g *Tensor, stop func(int, *Tensor) bool) error {
 		g = b.hook(n, g)
 	}
 	switch {
-	case stop != nil && stop(i, g):
+	case stop != nil && g != nil && stop(i, g):
 	case n.leaf != nil && stop == nil:
 		if g != nil {
 			n.takeGrad(g)

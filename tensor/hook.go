@@ -10,8 +10,12 @@ import "slices"
 // which they were added. fn must not write to the gradient in place, and calls
 // Keep to have it after the pass. PyTorch calls it register_hook.
 //
+// In a function that [Tape.Recompute] runs twice, a hook counts in the second run.
 // A value without gradient panics with an *Error: the hook would never run.
 func (t *Tensor) OnGrad(fn func(g *Tensor) *Tensor) {
+	if t.tape != nil && t.tape.paused {
+		return // the second run of what is recomputed comes here again
+	}
 	if t.tape == nil || t.node == 0 || t.node >= len(t.tape.nodes) {
 		fail("on grad", []*Tensor{t}, "no gradient flows into it: it was not computed from a leaf of a recording tape")
 	}

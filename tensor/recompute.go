@@ -91,6 +91,7 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 	if b.create {
 		fail("recompute backward", s.inputs, "a part of the model that is recomputed has no second derivative: run it without recomputation")
 	}
+	tp.nodes[s.first].reached = false
 	base := len(tp.nodes)
 	inputs, place := make([]*Tensor, len(s.inputs)), map[int]int{}
 	for i, t := range s.inputs {
@@ -108,6 +109,11 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 	tp.recording = true
 	outs := s.fn(inputs)
 	tp.recording = false
+	for _, n := range tp.nodes[base:] {
+		if n.leaf != nil {
+			fail("recompute backward", []*Tensor{n.out}, "a leaf was brought to the tape by the function that is recomputed, which drops its gradient: call Watch outside")
+		}
+	}
 
 	inner := &backprop{ctx: b.ctx, tape: tp, retain: b.retain, grads: make([]*Tensor, len(tp.nodes))}
 	s.grads[0] = g
@@ -145,5 +151,5 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 			b.release(gi.storage)
 		}
 	}
-	s.grads = nil
+	clear(s.grads) // another pass over a retained graph collects its own
 }
