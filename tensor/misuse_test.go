@@ -138,6 +138,7 @@ func TestNothingToCompute(t *testing.T) {
 			t.Errorf("an empty operand gives %v", got)
 		}
 	}
+	Zeros(3, 0).CopyFrom(Zeros(3, 0))
 	wantFloats(t, "the sum of nothing", empty.Sum(0), 0, 0, 0)
 	wantFloats(t, "the product of nothing", empty.Prod(0), 1, 1, 1)
 	wantFloats(t, "all of nothing", empty.All(), 1)
