@@ -156,22 +156,22 @@ func (t *Tensor) Softplus(beta, threshold float64) *Tensor {
 			return logistic(beta * x)
 		},
 		func() *Tensor {
-			linear := t.GtScalar(threshold / beta)
+			linear := t.MulScalar(beta).GtScalar(threshold)
 			curved := Where(linear, scalarOf(t, 0), t).MulScalar(beta).Exp().Log1p().DivScalar(beta)
 			return Where(linear, t, curved)
 		})
 }
 
-// Hardtanh returns t limited to [low, high] (PyTorch's are -1 and 1). Unlike
+// Hardtanh returns t limited to [low, high] (PyTorch's are -1 and 1). As
 // [Tensor.Clamp]'s, its slope at the limits is 0.
 func (t *Tensor) Hardtanh(low, high float64) *Tensor {
 	return t.pointwise("hardtanh", []float64{low, high},
 		func(x float64) float64 { return min(max(x, low), high) },
 		func(x float64) float64 {
-			if x > low && x < high {
-				return 1
+			if x <= low || x >= high {
+				return 0
 			}
-			return 0
+			return 1
 		}, nil)
 }
 

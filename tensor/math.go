@@ -133,7 +133,7 @@ func scalarOf(t *Tensor, value float64) *Tensor {
 }
 
 // Clamp returns t limited to [low, high]; an infinite limit is none. The slope
-// is 1 inside, the limits included, and 0 outside.
+// is 1 inside and 0 outside and at the limits.
 func (t *Tensor) Clamp(low, high float64) *Tensor {
 	if math.IsNaN(low) || math.IsNaN(high) {
 		fail("clamp", []*Tensor{t}, "a limit is NaN: %v, %v", low, high)
@@ -151,7 +151,7 @@ func (t *Tensor) Clamp(low, high float64) *Tensor {
 		return t
 	}
 	return out.record("clamp", []*Tensor{t}, []*Tensor{t}, func(b *backprop, g *Tensor) {
-		inside := t.GeScalar(low).LogicalAnd(t.LeScalar(high))
+		inside := t.GtScalar(low).LogicalAnd(t.LtScalar(high))
 		b.give(0, Where(inside, g, scalarOf(g, 0)))
 	})
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // Prod returns the product over the given dims, all of them if none is given;
-// that of nothing is 1, that of integers int64. Its gradient is right where
-// elements are 0; the gradient of the gradient is not defined there.
+// that of nothing is 1, that of integers int64. Its gradients are right where
+// elements are 0.
 func (t *Tensor) Prod(dims ...int) *Tensor {
 	keep, without := t.keepDims("prod", dims)
 	out := t.Detach().reduceTo("prod", device.Prod, keep)
@@ -21,12 +21,31 @@ func (t *Tensor) Prod(dims ...int) *Tensor {
 	}
 	out = out.record("prod", []*Tensor{t}, []*Tensor{t, out}, func(b *backprop, g *Tensor) {
 		if b.create {
-			b.give(0, g.Mul(out).Div(t))
+			b.composite(g, func() *Tensor { return t.prodByHalves(reducedDims(t.shape, keep)).Reshape(keep...) })
 			return
 		}
 		b.give(0, g.Mul(t.Detach().prodOfOthers(reducedDims(t.shape, keep))))
 	})
 	return out.Reshape(without...)
+}
+
+// prodByHalves is the product over dims, made of products of two: its gradients
+// of any order divide by nothing.
+func (t *Tensor) prodByHalves(dims []int) *Tensor {
+	t = t.Reshape(append(t.Shape(), 1)...) // not t itself, which may have nothing to combine
+	for _, d := range dims {
+		for n := t.shape[d]; n != 1; n = t.shape[d] {
+			if n == 0 {
+				return t.Sum(dims...).AddScalar(1)
+			}
+			half := t.Narrow(d, 0, n/2).Mul(t.Narrow(d, n/2, n/2))
+			if n%2 == 1 {
+				half = Cat(d, half, t.Narrow(d, n-1, 1))
+			}
+			t = half
+		}
+	}
+	return t
 }
 
 // prodOfOthers returns, for each element, the product of the others over dims.
@@ -83,11 +102,16 @@ func (t *Tensor) Var(correction int, dims ...int) *Tensor {
 }
 
 // Std returns the standard deviation, the root of [Tensor.Var].
-func (t *Tensor) Std(correction int, dims ...int) *Tensor { return t.Var(correction, dims...).Sqrt() }
+// Its slope where that is 0 is 0.
+func (t *Tensor) Std(correction int, dims ...int) *Tensor {
+	v := t.Var(correction, dims...)
+	zero := v.EqScalar(0)
+	return Where(zero, scalarOf(v, 0), Where(zero, scalarOf(v, 1), v).Sqrt())
+}
 
 // Norm returns the p-norm over the given dims, all of them if none is given:
 // (Σ|t|ᵖ)^(1/p), the greatest magnitude for p = +Inf and the smallest for -Inf,
-// the number of elements other than 0 for p = 0. The slope of the 2-norm at 0 is 0.
+// the number of elements other than 0 for p = 0. The slope is 0 where an element is.
 func (t *Tensor) Norm(p float64, dims ...int) *Tensor {
 	switch {
 	case !t.dtype.IsFloat():
@@ -104,14 +128,35 @@ func (t *Tensor) Norm(p float64, dims ...int) *Tensor {
 		return t.Abs().AMax(dims...)
 	case math.IsInf(p, -1):
 		return t.Abs().AMin(dims...)
-	case p != 2:
-		return t.Abs().PowScalar(p).Sum(dims...).PowScalar(1 / p)
 	}
 	keep, without := t.keepDims("norm", dims)
-	out := t.Detach().Square().reduceTo("norm", device.Sum, keep).Sqrt()
+	powers := t.Detach()
+	if p == 2 {
+		powers = powers.Square()
+	} else {
+		magnitudes := powers.Abs()
+		powers = magnitudes.PowScalar(p)
+		t.discard(magnitudes)
+	}
+	out := powers.reduceTo("norm", device.Sum, keep)
+	if p == 2 {
+		out = out.Sqrt()
+	} else {
+		out = out.PowScalar(1 / p)
+	}
+	if powers.storage != out.storage {
+		t.discard(powers)
+	}
 	return out.record("norm", []*Tensor{t}, []*Tensor{t, out}, func(b *backprop, g *Tensor) {
 		zero := out.EqScalar(0)
-		b.give(0, t.Mul(Where(zero, scalarOf(g, 0), g.Div(Where(zero, scalarOf(out, 1), out)))))
+		norm := Where(zero, scalarOf(out, 1), out)
+		if p == 2 {
+			b.give(0, t.Mul(Where(zero, scalarOf(g, 0), g.Div(norm))))
+			return
+		}
+		// sign(t)·(|t|/norm)^(p-1); an element that is 0 has no part in it.
+		magnitude := Where(t.EqScalar(0), scalarOf(t, 1), t.Abs())
+		b.give(0, g.Mul(t.Sign()).Mul(magnitude.Div(norm).PowScalar(p-1)))
 	}).Reshape(without...)
 }
 

@@ -38,9 +38,7 @@ func SwiGLU(gate, up *Tensor) *Tensor {
 	})
 	return out.record("swiglu", both, both, func(b *backprop, g *Tensor) {
 		if b.create {
-			b.composite(g, func() *Tensor {
-				return gate.Div(gate.Neg().Exp().AddScalar(1)).Mul(up)
-			})
+			b.composite(g, func() *Tensor { return gate.SiLU().Mul(up) })
 			return
 		}
 		g = g.Contiguous()

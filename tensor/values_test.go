@@ -74,10 +74,14 @@ func TestTies(t *testing.T) {
 	}{
 		{"amax shares evenly", func(x *Tensor) *Tensor { return x.AMax() }, tied, []float32{0.5, 0, 0.5}},
 		{"max takes the first", func(x *Tensor) *Tensor { v, _ := x.Max(0); return v }, tied, []float32{1, 0, 0}},
-		{"clamp includes its limits", func(x *Tensor) *Tensor { return x.Clamp(1, 3) }, []float32{1, 3, 4}, []float32{1, 1, 0}},
-		{"hardtanh does not", func(x *Tensor) *Tensor { return x.Hardtanh(1, 3) }, []float32{1, 3, 2}, []float32{0, 0, 1}},
+		{"clamp is flat at its limits", func(x *Tensor) *Tensor { return x.Clamp(1, 3) }, []float32{1, 3, 2}, []float32{0, 0, 1}},
+		{"clamp at one limit", func(x *Tensor) *Tensor { return x.Clamp(1, math.Inf(1)) }, []float32{1, 3, 0}, []float32{0, 1, 0}},
+		{"hardtanh too", func(x *Tensor) *Tensor { return x.Hardtanh(1, 3) }, []float32{1, 3, 2}, []float32{0, 0, 1}},
 		{"abs is flat at 0", (*Tensor).Abs, []float32{0, -2}, []float32{0, -1}},
 		{"the norm is flat at 0", func(x *Tensor) *Tensor { return x.Norm(2) }, []float32{0, 0}, []float32{0, 0}},
+		{"the 3-norm is flat at 0", func(x *Tensor) *Tensor { return x.Norm(3) }, []float32{0, 0}, []float32{0, 0}},
+		{"the ½-norm is flat in a 0", func(x *Tensor) *Tensor { return x.Norm(0.5) }, []float32{0, 4}, []float32{0, 1}},
+		{"the deviation is flat at 0", func(x *Tensor) *Tensor { return x.Std(1) }, []float32{1, 1}, []float32{0, 0}},
 		{"one zero leaves a product", func(x *Tensor) *Tensor { return x.Prod() }, []float32{2, 0, 4}, []float32{0, 8, 0}},
 		{"two leave nothing", func(x *Tensor) *Tensor { return x.Prod() }, []float32{2, 0, 0}, []float32{0, 0, 0}},
 		{"power 0", func(x *Tensor) *Tensor { return x.Pow(FromFloat32([]float32{0, 2})) }, []float32{0, 0}, []float32{0, 0}},
@@ -233,4 +237,51 @@ func TestGradientsKeepTheDTypeOfTheirLeaf(t *testing.T) {
 		t.Errorf("the gradients are %v and %v", grads[0], grads[1])
 	}
 	wantFloats(t, "gradient", grads[0], 3, 5)
+}
+
+// TestGradientsUnderCreateGraph: the definitions that a graph of the backward is
+// made of give what the kernels give, at the ends of the range too.
+func TestGradientsUnderCreateGraph(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		data []float32
+		fn   func(x *Tensor) *Tensor
+	}{
+		{"prod of one zero", []float32{2, 0, 4}, func(x *Tensor) *Tensor { return x.Prod() }},
+		{"prod of two zeros", []float32{0, 0, 4, 5, 6}, func(x *Tensor) *Tensor { return x.Prod(0) }},
+		{"swiglu of what is far below 0", []float32{-100, -90, 1}, func(x *Tensor) *Tensor { return SwiGLU(x, x) }},
+		{"softplus of a negative beta", []float32{-30, 1, 30}, func(x *Tensor) *Tensor { return x.Softplus(-1, 20) }},
+	} {
+		tp := NewTape(true)
+		x := tp.Watch(FromFloat32(c.data), &collector{shape: []int{len(c.data)}})
+		loss := c.fn(x).Sum()
+		var got [2][]float32
+		for i, opts := range [][]BackwardOption{nil, {CreateGraph()}} {
+			grads, err := loss.Grad(t.Context(), nil, []*Tensor{x}, opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got[i] = grads[0].Float32s()
+		}
+		for i := range got[0] {
+			if math.Abs(float64(got[0][i]-got[1][i])) > 1e-6 || got[1][i] != got[1][i] {
+				t.Errorf("%s: the gradient is %v, with a graph %v", c.name, got[0], got[1])
+				break
+			}
+		}
+		tp.Close()
+	}
+	// x·y·z at (0, 0, 3): the gradient is 0, its own is not.
+	tp := NewTape(true)
+	defer tp.Close()
+	x := tp.Watch(FromFloat32([]float32{0, 0, 3}), &collector{shape: []int{3}})
+	first, err := x.Prod().Grad(t.Context(), nil, []*Tensor{x}, CreateGraph())
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := first[0].Select(0, 0).Grad(t.Context(), nil, []*Tensor{x})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantFloats(t, "the second derivative of a product of zeros", second[0], 0, 3, 0)
 }
