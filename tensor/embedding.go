@@ -35,7 +35,7 @@ func embedding(table, ids *Tensor, padding int64) *Tensor {
 	}
 	shape := append(ids.Shape(), table.shape[1])
 	if table.dtype != Float32 {
-		flat := ids.Reshape(ids.NumElems())
+		flat := ids.Contiguous().Reshape(ids.NumElems())
 		out := table.IndexSelect(0, flat)
 		if padding >= 0 {
 			out = out.view("padding", out.offset, out.shape, out.strides, func(b *backprop, g *Tensor) {

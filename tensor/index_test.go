@@ -375,3 +375,20 @@ func TestCatPromotes(t *testing.T) {
 		t.Errorf("gradient %v, want [2 2]", g)
 	}
 }
+
+// The row of the padding gets no gradient, however the ids lie.
+func TestPaddingOfStridedIDs(t *testing.T) {
+	ids := FromInt64([]int64{1, 9, 2, 9, 0, 9}, 3, 2).Select(1, 0)
+	for _, dtype := range []DType{Float32, BFloat16, Float64} {
+		tp := NewTape(true)
+		sink := &collector{shape: []int{3, 1}}
+		table := tp.Watch(Full(1, 3, 1), sink)
+		if err := EmbeddingPadded(table.To(dtype), ids, 2).To(Float32).Sum().Backward(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := sink.grad.Float32s(); !slices.Equal(got, []float32{1, 1, 0}) {
+			t.Errorf("%v: gradient %v, want 1 1 0", dtype, got)
+		}
+		tp.Close()
+	}
+}
