@@ -107,8 +107,9 @@ func bagBounds(operands []*Tensor, ids, offsets *Tensor, withLast bool) *Tensor 
 // timesInt multiplies int64s in place.
 func (t *Tensor) timesInt(n int) *Tensor {
 	fused("times", []float64{float64(n)}, []*Tensor{t}, func(_ *work.Pool, a []device.Array) {
-		for i := range a[0].Int64s() {
-			a[0].Int64s()[i] *= int64(n)
+		ids := a[0].Int64s()
+		for i := range ids {
+			ids[i] *= int64(n)
 		}
 	})
 	return t

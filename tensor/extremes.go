@@ -2,10 +2,7 @@
 
 package tensor
 
-import (
-	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/work"
-)
+import "github.com/cohort-ml/cohort/internal/device"
 
 // AMax returns the maximum over the given dims, all of them if none is given;
 // NaN where there is one. Elements that tie share the gradient evenly.
@@ -62,7 +59,7 @@ func (t *Tensor) Min(dim int) (values, indices *Tensor) { return t.extremeAt("mi
 func (t *Tensor) extremeAt(name string, op device.Reduction, dim int) (values, indices *Tensor) {
 	dim = dimIndex(name, t, dim)
 	at := t.argExtreme(name, op, dim)
-	return t.along(dim, at).squeeze(dim), at.squeeze(dim)
+	return t.gatherElems(dim, at).squeeze(dim), at.squeeze(dim)
 }
 
 // ArgMax returns the index (int64) of the maximum along a dim, which disappears:
@@ -91,63 +88,6 @@ func (t *Tensor) argExtreme(name string, op device.Reduction, dim int) *Tensor {
 	out.Device().ArgReduce(op, out.array(), dense.array(), dim)
 	t.discard(dense)
 	return out
-}
-
-// along takes, in each line of t along dim, the element that index (int64, size 1
-// in dim) names. The indices are in range.
-func (t *Tensor) along(dim int, index *Tensor) *Tensor {
-	src := t.Detach().Contiguous()
-	out := result("along", t.dtype, index.shape, t, index)
-	t.eachLine(dim, []*Tensor{out, src, index}, func(a []device.Array, line, first, stride int) {
-		size := out.dtype.Size()
-		from := first + int(a[2].Int64s()[line])*stride
-		copy(bytesAt(a[0], line, size), bytesAt(a[1], from, size))
-	})
-	t.discard(src)
-	size := t.shape[dim]
-	return out.record("along", []*Tensor{t}, []*Tensor{index}, func(b *backprop, g *Tensor) {
-		b.give(0, g.spreadAlong(dim, size, index))
-	})
-}
-
-// spreadAlong is the reverse of along: zeros but for one element a line.
-func (t *Tensor) spreadAlong(dim, size int, index *Tensor) *Tensor {
-	shape := t.Shape()
-	shape[dim] = size
-	src := t.Detach().Contiguous()
-	out := result("spread along", t.dtype, shape, t, index)
-	out.Device().Fill(out.array(), 0)
-	out.eachLine(dim, []*Tensor{out, src, index}, func(a []device.Array, line, first, stride int) {
-		size := out.dtype.Size()
-		to := first + int(a[2].Int64s()[line])*stride
-		copy(bytesAt(a[0], to, size), bytesAt(a[1], line, size))
-	})
-	t.discard(src)
-	return out.record("spread along", []*Tensor{t}, []*Tensor{index}, func(b *backprop, g *Tensor) {
-		b.give(0, g.along(dim, index))
-	})
-}
-
-// eachLine calls fn for every line of a tensor of t's shape along dim, with its
-// number, its first element's place and the distance of its elements.
-func (t *Tensor) eachLine(dim int, operands []*Tensor, fn func(a []device.Array, line, first, stride int)) {
-	inner := numElems(t.shape[dim+1:])
-	size := t.shape[dim]
-	lines := numElems(t.shape[:dim]) * inner
-	fused("along", nil, operands, func(p *work.Pool, a []device.Array) {
-		const piece = 1024
-		p.Run((lines+piece-1)/piece, func(i int) {
-			for line := i * piece; line < min((i+1)*piece, lines); line++ {
-				fn(a, line, line/inner*size*inner+line%inner, inner)
-			}
-		})
-	})
-}
-
-func bytesAt(a device.Array, i, size int) []byte {
-	b := a
-	b.DType, b.Shape = Uint8, []int{a.NumElems() * size}
-	return device.Elems[uint8](b)[i*size : (i+1)*size]
 }
 
 // All returns whether all elements over the given dims, all dims if none is

@@ -210,6 +210,6 @@ func (t *Tensor) pick(ids *Tensor) *Tensor {
 	if t.shape[1] == 0 {
 		return zerosLike(t.Detach().Sum(1)) // then all are skipped
 	}
-	taken := t.along(1, at).Reshape(t.shape[0])
+	taken := t.gatherElems(1, at).Reshape(t.shape[0])
 	return Where(skipped, scalarOf(taken, 0), taken)
 }

@@ -99,11 +99,14 @@ func (a Array) IsContiguous() bool {
 }
 
 // Elems returns the elements of a contiguous array in host memory, nil for an
-// absent operand. T must be the Go type of the array's dtype; those of sixteen
+// absent operand; of any other it would be the wrong ones, so it panics. T must be the Go type of the array's dtype; those of sixteen
 // bits are uint16, and a bool is a uint8.
 func Elems[T Element](a Array) []T {
 	if a.Ptr == nil {
 		return nil
+	}
+	if !a.IsContiguous() {
+		panic(fmt.Sprintf("device: an array of shape %v with strides %v has no run of elements", a.Shape, a.Strides))
 	}
 	return unsafe.Slice((*T)(a.Ptr), a.NumElems())
 }
