@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // NewMLP returns a multilayer perceptron: linear layers from one width to the
@@ -14,7 +15,7 @@ import (
 // with fewer than two widths.
 func NewMLP(b *nn.Build, widths ...int) *nn.Sequential {
 	if len(widths) < 2 {
-		panic(fmt.Errorf("models: a perceptron of the widths %v: want at least its input's and its output's", widths))
+		panic(&tensor.Error{Op: "new mlp", Msg: fmt.Sprintf("of the widths %v: want at least its input's and its output's", widths)})
 	}
 	m := nn.NewSequential()
 	for i, out := range widths[1:] {

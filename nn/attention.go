@@ -31,7 +31,7 @@ type MultiheadAttention struct {
 // draw the output's projection first.
 func NewMultiheadAttention(b *Build, width, numHeads int) *MultiheadAttention {
 	if numHeads < 1 || width%numHeads != 0 {
-		panic(fmt.Errorf("nn: multihead attention: %d heads must divide the width, %d", numHeads, width))
+		panic(&tensor.Error{Op: "multihead attention", Msg: fmt.Sprintf("%d heads must divide the width, %d", numHeads, width)})
 	}
 	m := &MultiheadAttention{OutProj: NewLinear(b, width, width), NumHeads: numHeads}
 	m.OutProj.Bias.data.Fill(0)
@@ -68,12 +68,13 @@ func (m *MultiheadAttention) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Ten
 		mask = x[len(x)-1]
 	}
 	switch {
-	case len(x) == 1 || len(x) == 2 || len(x) >= 3 && x[0] == x[1] && x[1] == x[2]:
+	case len(x) == 1 || len(x) == 2 || (len(x) == 3 || len(x) == 4) && x[0] == x[1] && x[1] == x[2]:
 		return []*tensor.Tensor{m.attend(c, x[0], mask)}
 	case len(x) == 3 || len(x) == 4:
 		return []*tensor.Tensor{m.cross(c, x[0], x[1], x[2], mask)}
 	}
-	panic(fmt.Errorf("nn: multihead attention takes x and perhaps a mask, or query, key, value and perhaps a mask; it got %d inputs", len(x)))
+	panic(&tensor.Error{Op: "multihead attention",
+		Msg: fmt.Sprintf("takes x and perhaps a mask, or query, key, value and perhaps a mask; it got %d inputs", len(x))})
 }
 
 func (m *MultiheadAttention) options(c *Ctx, mask *tensor.Tensor) tensor.AttentionOptions {

@@ -29,7 +29,7 @@ func (o TransformerOptions) activation() Module {
 	case "gelu":
 		return &GELU{}
 	}
-	panic(fmt.Errorf("nn: transformer: no activation %q: there is relu and gelu", o.Activation))
+	panic(&tensor.Error{Op: "transformer", Msg: fmt.Sprintf("there is no activation %q, only relu and gelu", o.Activation)})
 }
 
 func (o TransformerOptions) norm(b *Build) *LayerNorm {
@@ -208,7 +208,8 @@ func (l *TransformerDecoderLayer) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tenso
 // decoderInputs splits the inputs of a decoder; a mask that is absent is empty.
 func decoderInputs(x []*tensor.Tensor) (memory *tensor.Tensor, memoryMask, mask []*tensor.Tensor) {
 	if len(x) < 2 || len(x) > 4 {
-		panic(fmt.Errorf("nn: a transformer decoder takes x, memory and perhaps a mask of the memory and one of x; it got %d inputs", len(x)))
+		panic(&tensor.Error{Op: "transformer decoder",
+			Msg: fmt.Sprintf("takes x, memory and perhaps a mask of the memory and one of x; it got %d inputs", len(x))})
 	}
 	return x[1], x[2:min(3, len(x))], x[min(3, len(x)):]
 }

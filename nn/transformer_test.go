@@ -180,7 +180,13 @@ func TestTransformerMisuse(t *testing.T) {
 		"activation": func() {
 			NewTransformerEncoderLayer(&Build{}, TransformerOptions{Width: 4, NumHeads: 2, Activation: "elu"})
 		},
-		"inputs": func() {
+		"attention's inputs": func() {
+			c := Evaluation(context.Background())
+			defer c.Close()
+			x := tensor.Zeros(1, 1, 4)
+			c.CallN(NewMultiheadAttention(&Build{}, 4, 2), x, x, x, x, x)
+		},
+		"decoder's inputs": func() {
 			c := Evaluation(context.Background())
 			defer c.Close()
 			c.CallN(NewTransformerDecoderLayer(&Build{}, TransformerOptions{Width: 4, NumHeads: 2, Hidden: 4}), tensor.Zeros(1, 1, 4))
@@ -188,8 +194,8 @@ func TestTransformerMisuse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
-				if recover() == nil {
-					t.Error("no panic")
+				if e, ok := recover().(*tensor.Error); !ok {
+					t.Errorf("no *tensor.Error but %v", e)
 				}
 			}()
 			call()

@@ -50,7 +50,7 @@
 //	LayerNorm, RMSNorm, Softmax,       return their input's dtype; statistics and
 //	activations, sums, means, RoPE     sums are float32
 //	batch and group norm, LSTM, GRU    return float32, where PyTorch returns bfloat16
-//	                                   if the input is
+//	                                   if the input is, and from an LSTM always
 //	Add, Mul, Cat and the like         return the wider operand's dtype
 //	Embedding                          returns the table's dtype
 //
