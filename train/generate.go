@@ -27,6 +27,9 @@ type GenerateOptions struct {
 // that it draws. A prompt longer than the model's context is cut at the front,
 // and where the text outgrows the context, its later half goes on alone.
 func Generate(ctx context.Context, m *models.GPT, tok *tokenizer.Tokenizer, prompt string, o GenerateOptions, emit func([]byte) error) error {
+	if o.NumTokens < 0 || o.TopK < 0 || !(o.Temperature >= 0) {
+		return fmt.Errorf("generate: %d tokens of the likeliest %d at a temperature of %v: none may be negative, nor the temperature NaN", o.NumTokens, o.TopK, o.Temperature)
+	}
 	ids := tok.Encode([]byte(prompt))
 	if len(ids) == 0 {
 		ids = tok.Encode([]byte("\n"))
@@ -44,6 +47,9 @@ func Generate(ctx context.Context, m *models.GPT, tok *tokenizer.Tokenizer, prom
 		logits, err := nextLogits(ctx, m, cache, ids[cache.Len():])
 		if err != nil {
 			return fmt.Errorf("generate: %w", err)
+		}
+		if i := slices.IndexFunc(logits, func(v float32) bool { return v != v }); i >= 0 {
+			return fmt.Errorf("generate: the score of token %d is NaN after %d tokens: the model has weights that are not finite, or too large", i, len(ids))
 		}
 		id := draw(logits, o, g)
 		ids = append(ids, id)

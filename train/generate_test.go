@@ -5,12 +5,14 @@ package train
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -86,6 +88,16 @@ func TestGenerate(t *testing.T) {
 	full := errors.New("disk full")
 	if err := Generate(t.Context(), m, tok, "a", o, func([]byte) error { return full }); !errors.Is(err, full) {
 		t.Errorf("the error of the writer comes back as %v", err)
+	}
+	for _, bad := range []GenerateOptions{{NumTokens: -1}, {NumTokens: 1, TopK: -1}, {NumTokens: 1, Temperature: -1}, {NumTokens: 1, Temperature: math.NaN()}} {
+		if err := Generate(t.Context(), m, tok, "a", bad, func([]byte) error { return nil }); err == nil {
+			t.Errorf("%+v is accepted", bad)
+		}
+	}
+	// A model that is not finite says so, not some token.
+	nn.StateDict(m)[0].Tensor.Fill(math.NaN())
+	if err := Generate(t.Context(), m, tok, "a", o, func([]byte) error { return nil }); err == nil || !strings.Contains(err.Error(), "NaN") {
+		t.Errorf("weights of NaN: %v", err)
 	}
 
 	// A checkpoint's own directory does as well.

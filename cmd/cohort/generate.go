@@ -19,8 +19,8 @@ func newGenerateCommand() *cobra.Command {
 		Example: "  cohort generate --from out/lm --prompt 'func main() {'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.NumTokens < 0 || o.Temperature < 0 || o.TopK < 0 {
-				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must not be negative, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
+			if o.NumTokens < 0 || !(o.Temperature >= 0) || o.TopK < 0 {
+				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must be 0 or more, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
 			}
 			model, tok, err := train.LoadLM(cmd.Context(), from, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) })
 			if err != nil {
