@@ -38,9 +38,6 @@ type AttentionOptions struct {
 //
 // q, k and v are float32 or bfloat16, under autocast either, and the result is
 // then bfloat16; scores and softmax are float32 always.
-//
-// A query whose keys are all masked has no second derivative, nor has a mask
-// with a gradient there.
 func ScaledDotProductAttention(q, k, v *Tensor, o AttentionOptions) *Tensor {
 	operands := []*Tensor{q, k, v, o.Mask}
 	dtype := lowDType("attention", operands[:3])
@@ -243,11 +240,24 @@ func (t *Tensor) denseHeads() *Tensor {
 // in float32.
 func attentionDefinition(p attentionParams, q, k, v *Tensor) *Tensor {
 	dtype := q.dtype
-	weights := attentionScores(p, q, k).Softmax(-1)
+	weights := attentionWeights(p, q, k)
 	if keep := p.kept(weights); keep != nil {
 		weights = weights.Mul(keep)
 	}
 	return weights.To(dtype).MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 1, 3)).Permute(0, 2, 1, 3)
+}
+
+// attentionWeights returns the softmax of the scores, 0 for a query whose keys
+// are all masked.
+func attentionWeights(p attentionParams, q, k *Tensor) *Tensor {
+	scores := attentionScores(p, q, k)
+	if p.mask == nil && !p.causal || k.shape[1] == 0 {
+		return scores.Softmax(-1)
+	}
+	// Infinity less infinity is no number, and would spread to the gradients.
+	blind := scores.Detach().AMax(-1).EqScalar(math.Inf(-1)).Unsqueeze(-1)
+	zero := scalarOf(scores, 0)
+	return Where(blind, zero, Where(blind, zero, scores).Softmax(-1))
 }
 
 // attentionScores returns what the softmax is taken of, [batch, heads, time,
@@ -290,7 +300,7 @@ func (p attentionParams) kept(weights *Tensor) *Tensor {
 func attentionMaskGrad(p attentionParams, g, q, k, v *Tensor) *Tensor {
 	q, k, v = q.Detach(), k.Detach(), v.Detach()
 	p.mask = p.mask.Detach()
-	weights := attentionScores(p, q, k).Softmax(-1)
+	weights := attentionWeights(p, q, k)
 	dw := g.Detach().Permute(0, 2, 1, 3).MatMul(v.repeatHeads(q.shape[2]).Permute(0, 2, 3, 1)).To(Float32)
 	if keep := p.kept(weights); keep != nil {
 		dw = dw.Mul(keep)

@@ -4,17 +4,19 @@ package tensor
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cohort-ml/cohort/internal/kernel"
 )
 
 func attentionCases() []opCase {
-	// The rows below leave no query without a key.
+	// The rows below leave no query without a key, but for one that says so.
 	seen := FromBool([]bool{
 		true, false, true, true, false, true, true, true, false, true,
 		false, false, true, true, true, true, true, false, false, false,
 	}, 2, 1, 2, 5)
 	seenNaive := func(b, _, query, key int) bool { return seen.Int64s()[(2*b+query)*5+key] != 0 }
+	blind := FromBool([]bool{false, true, true, true, false, true, false, true, true}, 3, 3)
 	return []opCase{
 		{
 			name: "attention", shapes: [][]int{{2, 3, 2, 4}, {2, 5, 2, 4}, {2, 5, 2, 4}},
@@ -48,6 +50,19 @@ func attentionCases() []opCase {
 			},
 			naive: func(in []array) array {
 				return naiveAttention(in[0], in[1], in[2], naiveOptions{seen: seenNaive})
+			},
+		},
+		{
+			name: "attention blind query", shapes: [][]int{{1, 3, 2, 4}, {1, 3, 2, 4}, {1, 3, 2, 4}, {2, 3, 3}},
+			apply: func(in []*Tensor) *Tensor {
+				mask := Where(blind, in[3], Full(math.Inf(-1)))
+				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Mask: mask, Causal: true})
+			},
+			naive: func(in []array) array {
+				return naiveAttention(in[0], in[1], in[2], naiveOptions{
+					seen: func(_, _, query, key int) bool { return query == 1 && key == 0 || query == 2 && key > 0 },
+					bias: func(_, head, query, key int) float64 { return in[3].at(head, query, key) },
+				})
 			},
 		},
 		{
@@ -145,6 +160,9 @@ func naiveAttention(q, k, v array, o naiveOptions) array {
 			}
 		}
 		out := 0.0
+		if math.IsInf(slices.Max(scores.data), -1) {
+			return 0
+		}
 		for key, p := range naiveSoftmax(scores).data {
 			if o.keep != nil {
 				p *= o.keep(b, h, t, key)

@@ -29,8 +29,15 @@
 // that communication can begin while the rest is still being computed.
 //
 // Backward functions are made of the same operations, so a gradient can be
-// differentiated again ([Grad] with [CreateGraph]). Fused operations have
-// fused backward kernels and fall back to their definition in that case.
+// differentiated again, as often as wanted ([Tensor.Grad] with [CreateGraph]).
+// Fused operations have fused backward kernels and fall back to their definition
+// in that case. There is no gradient of the gradient through
+//
+//	Tape.Recompute, nn.Recompute     panics with an *Error
+//	batch norm over several ranks    Backward and Grad return an error
+//	what Record adds                 unless its backward is made of operations
+//
+// and Floor, Sign and their like have slope 0 at every order.
 // [Tensor.OnGrad] sees a gradient on its way, and [Tape.Recompute] trades the
 // memory of a part of the model for running it twice.
 //

@@ -37,6 +37,7 @@ func reductionCases() []opCase {
 	bottom := func(acc, x float64) float64 { return min(acc, x) }
 	times := func(acc, x float64) float64 { return acc * x }
 	inf := math.Inf(1)
+	flags := []float32{1, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 1, 1}
 	row := func(name string, shape []int, apply func(x *Tensor) *Tensor, naive func(a array) array) opCase {
 		return opCase{
 			name: name, shapes: [][]int{shape}, apply: func(in []*Tensor) *Tensor { return apply(in[0]) },
@@ -62,6 +63,9 @@ func reductionCases() []opCase {
 		row("prod", []int{3, 4}, func(x *Tensor) *Tensor { return x.Prod(1) }, func(a array) array { return naiveFold(a, 1, times, 1) }),
 		row("prod ends", []int{2, 3, 2}, func(x *Tensor) *Tensor { return x.Prod(0, 2) }, func(a array) array { return naiveFold(a, 1, times, 0, 2) }),
 		row("prod all", []int{2, 3}, func(x *Tensor) *Tensor { return x.Prod() }, func(a array) array { return naiveFold(a, 1, times, 0, 1) }),
+		row("prod with zeros", []int{3, 5}, func(x *Tensor) *Tensor { return x.Mul(FromFloat32(flags, 3, 5)).Prod(1) }, func(a array) array {
+			return naiveFold(zipArrays(func(x, y float64) float64 { return x * y })([]array{a, {[]int{3, 5}, widen(flags)}}), 1, times, 1)
+		}),
 		row("var", []int{3, 4}, func(x *Tensor) *Tensor { return x.Var(1, 1) }, func(a array) array { return naiveVar(a, 4, 1, 1) }),
 		row("var biased", []int{2, 3, 4}, func(x *Tensor) *Tensor { return x.Var(0, 0, 2) }, func(a array) array { return naiveVar(a, 8, 0, 0, 2) }),
 		row("std", []int{3, 4}, func(x *Tensor) *Tensor { return x.Std(1) }, func(a array) array {

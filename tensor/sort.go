@@ -119,8 +119,7 @@ func (t *Tensor) cumSum(dim int, reverse bool) *Tensor {
 }
 
 // CumProd returns the running products along a dim of float32: element i is
-// the product of elements 0 … i. The gradient is right for rows with zeros too; its
-// own gradient is so only for rows without.
+// the product of elements 0 … i. Its derivatives are right for rows with zeros too.
 func (t *Tensor) CumProd(dim int) *Tensor {
 	dim = dimIndex("cumprod", t, dim)
 	if isHalf(t.dtype) {
@@ -137,6 +136,10 @@ func (t *Tensor) CumProd(dim int) *Tensor {
 		kernel.CumProd[float32, float64](p, a[0].Float32s(), a[1].Float32s(), rows, cols)
 	})
 	return out.record("cumprod", []*Tensor{src}, []*Tensor{src, out}, func(b *backprop, g *Tensor) {
+		if b.create {
+			b.composite(g, src.cumProdDefinition)
+			return
+		}
 		// Element i is in the products i and later, each of which is divided by it.
 		// At the first 0 of a row that quotient is the product with a 1 there,
 		// and nothing flows to what comes later.
@@ -151,6 +154,20 @@ func (t *Tensor) CumProd(dim int) *Tensor {
 		}
 		b.give(0, dx)
 	})
+}
+
+// cumProdDefinition is CumProd of the last dim in products alone, which have
+// derivatives of every order at zeros too: after the round of step s element i is
+// the product of the 2s elements up to it.
+func (t *Tensor) cumProdDefinition() *Tensor {
+	last := len(t.shape) - 1
+	n := t.shape[last]
+	out := t.MulScalar(1) // a value of its own: a row of one is its product
+	for step := 1; step < n; step *= 2 {
+		tail := out.Narrow(last, step, n-step).Mul(out.Narrow(last, 0, n-step))
+		out = Cat(last, out.Narrow(last, 0, step), tail)
+	}
+	return out
 }
 
 // firstZeros returns two masks of numbers: 1 at the first 0 of each row, and 1 at

@@ -4,6 +4,7 @@ package tensor
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/kernel"
@@ -50,20 +51,7 @@ func (t *Tensor) prodByHalves(dims []int) *Tensor {
 
 // prodOfOthers returns, for each element, the product of the others over dims.
 func (t *Tensor) prodOfOthers(dims []int) *Tensor {
-	// The dims go to the end, as one.
-	order, back := make([]int, 0, len(t.shape)), make([]int, len(t.shape))
-	gone := make([]bool, len(t.shape))
-	for _, d := range dims {
-		gone[d] = true
-	}
-	for _, last := range []bool{false, true} {
-		for d := range t.shape {
-			if gone[d] == last {
-				back[d] = len(order)
-				order = append(order, d)
-			}
-		}
-	}
+	order, back := dimsLast(t.shape, dims)
 	turned := t.Permute(order...)
 	src := turned.To(Float64).Contiguous()
 	out := result("prod grad", Float64, src.shape, t)
@@ -84,6 +72,21 @@ func (t *Tensor) prodOfOthers(dims []int) *Tensor {
 		}
 	})
 	return out.Permute(back...).To(t.dtype)
+}
+
+// dimsLast returns the order that moves dims to the end, and the one that moves
+// them back.
+func dimsLast(shape, dims []int) (order, back []int) {
+	back = make([]int, len(shape))
+	for _, last := range []bool{false, true} {
+		for d := range shape {
+			if slices.Contains(dims, d) == last {
+				back[d] = len(order)
+				order = append(order, d)
+			}
+		}
+	}
+	return order, back
 }
 
 // Var returns the variance over the given dims, all of them if none is given:

@@ -19,6 +19,9 @@ case("attention", attention, (2, 3, 2, 4), (2, 5, 2, 4), (2, 5, 2, 4))
 case("attention causal", lambda q, k, v: attention(q, k, v, True), (1, 3, 2, 4), (1, 4, 2, 4), (1, 4, 2, 4))
 case("attention grouped", lambda q, k, v: attention(q, k, v, True, scale=0.7), (1, 3, 4, 5), (1, 4, 2, 5), (1, 4, 2, 5))
 case("attention bool mask", lambda q, k, v: attention(q, k, v, mask=SEEN), (2, 2, 2, 4), (2, 5, 1, 4), (2, 5, 1, 4))
+BLIND = torch.tensor([[False, True, True], [True, False, True], [False, True, True]])
+case("attention blind query", lambda q, k, v, m: attention(q, k, v, True, m.where(BLIND, -torch.inf)),
+     (1, 3, 2, 4), (1, 3, 2, 4), (1, 3, 2, 4), (2, 3, 3))
 case("attention float mask", lambda q, k, v, m: attention(q, k, v, True, m.expand(2, 3, 4)),
      (2, 3, 2, 4), (2, 4, 2, 4), (2, 4, 2, 4), (2, 1, 4))
 case("attention mask by query", lambda q, k, v, m: attention(q, k, v, mask=m.expand(3, 3)),
