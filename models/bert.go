@@ -85,11 +85,15 @@ func (m *BERT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 
 // ForwardN takes what [BERTEncoder.ForwardN] takes and returns the logits.
 func (m *BERT) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("BERT", in, bertInputs, 1, 2, 3)
 	h := c.CallN(m.Encoder, in...)[0]
 	p := m.Head.Predictions
 	h = c.Call(p.Transform, h)
 	return []*tensor.Tensor{tensor.Linear(h, c.Param(m.Encoder.Embeddings.Words.Weight), c.Param(p.Bias))}
 }
+
+// bertInputs are what ForwardN takes.
+const bertInputs = "ids and perhaps segments and a mask"
 
 // BERTEncoder is the transformer alone.
 type BERTEncoder struct {
@@ -118,6 +122,7 @@ func newBERTEncoder(b *nn.Build, g BERTConfig) *BERTEncoder {
 // and a bool mask, both [batch, time] or nil; where the mask is false is
 // padding, which nobody attends to. It returns features [batch, time, width].
 func (e *BERTEncoder) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("BERTEncoder", in, bertInputs, 1, 2, 3)
 	ids, segments, mask := in[0], (*tensor.Tensor)(nil), (*tensor.Tensor)(nil)
 	if len(in) > 1 {
 		segments = in[1]
@@ -178,6 +183,7 @@ func newBERTLayer(b *nn.Build, g BERTConfig) *BERTLayer {
 // ForwardN maps x [batch, time, width], with a mask or nil, to one tensor of the
 // same shape.
 func (l *BERTLayer) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("BERTLayer", in, "x and a mask or nil", 2)
 	x, mask := in[0], in[1]
 	x = l.Attention.Output.add(c, c.CallN(l.Attention.Self, x, mask)[0], x)
 	h := c.Call(l.Intermediate.Dense, x).GELU()
@@ -202,6 +208,7 @@ type BERTSelfAttention struct {
 // ForwardN maps x [batch, time, width], with a mask or nil, to one tensor of the
 // same shape.
 func (a *BERTSelfAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("BERTSelfAttention", in, "x and a mask or nil", 2)
 	x := in[0]
 	split := func(l *nn.Linear) *tensor.Tensor {
 		return c.Call(l, x).Reshape(x.Dim(0), x.Dim(1), a.heads, x.Dim(2)/a.heads)

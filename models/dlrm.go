@@ -84,10 +84,7 @@ func NewDLRM(b *nn.Build, g DLRMConfig) *DLRM {
 // int64 ids of all bags behind each other [n] and where each sample's bag begins
 // among them, int64 [batch]. It returns logits [batch, 1].
 func (m *DLRM) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	if len(in) != 1+2*len(m.Tables) {
-		c.Fail(fmt.Errorf("models: a DLRM of %d tables wants %d inputs, dense features and ids and offsets of each table, got %d",
-			len(m.Tables), 1+2*len(m.Tables), len(in)))
-	}
+	nn.WantInputs("DLRM", in, fmt.Sprintf("%d tensors, dense features and ids and offsets of each of %d tables", 1+2*len(m.Tables), len(m.Tables)), 1+2*len(m.Tables))
 	dense := c.Call(m.Bottom, in[0])
 	vectors := []*tensor.Tensor{dense}
 	for i, table := range m.Tables {

@@ -133,6 +133,9 @@ func (d *LlamaDecoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	return c.Call(d.Norm, x)
 }
 
+// rotatedInputs are what a ForwardN with rotated positions takes.
+const rotatedInputs = "x and the cosines and sines of the rotation"
+
 // LlamaBlock is one layer: attention and a feed-forward network, each behind a
 // norm and added to the residual stream.
 type LlamaBlock struct {
@@ -145,6 +148,7 @@ type LlamaBlock struct {
 // ForwardN maps x [batch, time, width], with the tables of the rotation, to one
 // tensor of the same shape.
 func (l *LlamaBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("LlamaBlock", in, rotatedInputs, 3)
 	x, cos, sin := in[0], in[1], in[2]
 	x = x.Add(c.CallN(l.Attention, c.Call(l.Norm1, x), cos, sin)[0])
 	return []*tensor.Tensor{x.Add(c.Call(l.MLP, c.Call(l.Norm2, x)))}
@@ -173,6 +177,7 @@ func newLlamaAttention(b *nn.Build, g LlamaConfig) *LlamaAttention {
 // ForwardN maps x [batch, time, width], with the tables of the rotation, to one
 // tensor of the same shape.
 func (a *LlamaAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("LlamaAttention", in, rotatedInputs, 3)
 	x, cos, sin := in[0], in[1], in[2]
 	batch, time := x.Dim(0), x.Dim(1)
 	q := c.Call(a.Query, x).Reshape(batch, time, a.heads, a.dim)

@@ -58,6 +58,7 @@ func NewMoETransformer(b *nn.Build, g MoEConfig) *MoETransformer {
 // and the mean over the layers of the loss that keeps experts equally busy; see
 // [MoE]. Training adds a hundredth of it.
 func (m *MoETransformer) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("MoETransformer", in, "ids", 1)
 	out := c.CallN(m.Model, in...)
 	return []*tensor.Tensor{c.Call(m.Head, out[0]), out[1]}
 }
@@ -75,6 +76,7 @@ type MoEDecoder struct {
 // ForwardN turns int64 token ids [batch, time] into features [batch, time,
 // width] and the balance loss.
 func (d *MoEDecoder) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("MoEDecoder", in, "ids", 1)
 	cos, sin := d.rope.tables(c, in[0].Dim(-1), d.dim)
 	x := c.Call(d.Tokens, in[0])
 	var balance *tensor.Tensor
@@ -102,6 +104,7 @@ type MoEBlock struct {
 // ForwardN maps x [batch, time, width], with the tables of the rotation, to the
 // same shape and the layer's balance loss.
 func (l *MoEBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("MoEBlock", in, rotatedInputs, 3)
 	x, cos, sin := in[0], in[1], in[2]
 	x = x.Add(c.CallN(l.Attention, c.Call(l.Norm1, x), cos, sin)[0])
 	out := c.CallN(l.Experts, c.Call(l.Norm2, x))
@@ -133,6 +136,7 @@ func NewMoE(b *nn.Build, g MoEConfig) *MoE {
 // experts · Σ share of choices · mean probability, which is least, Active,
 // when all experts are chosen equally often.
 func (m *MoE) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("MoE", in, "x", 1)
 	width := in[0].Dim(-1)
 	x := in[0].Reshape(-1, width) // [tokens, width]
 	tokens, experts := x.Dim(0), len(m.Experts)

@@ -35,6 +35,7 @@ func NewWord2Vec(b *nn.Build, vocab, width int) *Word2Vec {
 // words drawn at random [batch, negatives]. It returns the mean loss, in nats:
 // -log σ(u·v) for the neighbour, -log σ(-u·v) for each of the others.
 func (m *Word2Vec) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
+	nn.WantInputs("Word2Vec", in, "words, their neighbours and words drawn at random", 3)
 	words, neighbours, drawn := in[0], in[1], in[2]
 	batch := words.Dim(0)
 	candidates := tensor.Cat(1, neighbours.Reshape(batch, 1), drawn) // [batch, 1+negatives]

@@ -3,7 +3,6 @@
 package nn
 
 import (
-	"fmt"
 	"math"
 
 	"github.com/cohort-ml/cohort/tensor"
@@ -31,7 +30,7 @@ type MultiheadAttention struct {
 // draw the output's projection first.
 func NewMultiheadAttention(b *Build, width, numHeads int) *MultiheadAttention {
 	if numHeads < 1 || width%numHeads != 0 {
-		panic(&tensor.Error{Op: "multihead attention", Msg: fmt.Sprintf("%d heads must divide the width, %d", numHeads, width)})
+		panic(tensor.NewError("multihead attention", nil, "%d heads must divide the width, %d", numHeads, width))
 	}
 	m := &MultiheadAttention{OutProj: NewLinear(b, width, width), NumHeads: numHeads}
 	m.OutProj.Bias.data.Fill(0)
@@ -63,18 +62,15 @@ func (m *MultiheadAttention) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 // that can be broadcast to [batch, heads, time, keyTime]. It returns one value
 // of the shape of the query.
 func (m *MultiheadAttention) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("MultiheadAttention", x, "x and perhaps a mask, or query, key, value and perhaps a mask", 1, 2, 3, 4)
 	var mask *tensor.Tensor
 	if len(x) == 2 || len(x) == 4 {
 		mask = x[len(x)-1]
 	}
-	switch {
-	case len(x) == 1 || len(x) == 2 || (len(x) == 3 || len(x) == 4) && x[0] == x[1] && x[1] == x[2]:
+	if len(x) <= 2 || x[0] == x[1] && x[1] == x[2] {
 		return []*tensor.Tensor{m.attend(c, x[0], mask)}
-	case len(x) == 3 || len(x) == 4:
-		return []*tensor.Tensor{m.cross(c, x[0], x[1], x[2], mask)}
 	}
-	panic(&tensor.Error{Op: "multihead attention",
-		Msg: fmt.Sprintf("takes x and perhaps a mask, or query, key, value and perhaps a mask; it got %d inputs", len(x))})
+	return []*tensor.Tensor{m.cross(c, x[0], x[1], x[2], mask)}
 }
 
 func (m *MultiheadAttention) options(c *Ctx, mask *tensor.Tensor) tensor.AttentionOptions {

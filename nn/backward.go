@@ -22,10 +22,16 @@ import (
 //	}
 //	opt.Step(1)
 func Backward(ctx context.Context, compute func(c *Ctx) *tensor.Tensor, opts ...CtxOption) (loss float64, err error) {
-	c := Training(ctx, opts...)
+	c := Training(ctx)
 	defer c.Close()
 	defer c.Recover(&err)
+	for _, o := range opts {
+		o(c)
+	}
 	l := compute(c)
+	if l == nil {
+		return 0, tensor.NewError("backward", nil, "compute returned nil: it must return the loss")
+	}
 	if err := l.Backward(ctx); err != nil {
 		return 0, err
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -125,6 +126,18 @@ func (c *Ctx) Call(m Module, x *tensor.Tensor) *tensor.Tensor {
 	y := m.Forward(c, x)
 	c.leave()
 	return y
+}
+
+// WantInputs panics with a *tensor.Error unless x, what the ForwardN of a module
+// of type kind was given, has one of the counts of tensors, the first of which is
+// not nil. takes tells what they are: "x, or x and a mask".
+func WantInputs(kind string, x []*tensor.Tensor, takes string, counts ...int) {
+	if !slices.Contains(counts, len(x)) {
+		panic(tensor.NewError(kind, x, "takes %s; it got %d inputs", takes, len(x)))
+	}
+	if x[0] == nil {
+		panic(tensor.NewError(kind, x, "takes %s; its first input is nil", takes))
+	}
 }
 
 // CallN runs a child module with several inputs or outputs.

@@ -81,6 +81,7 @@ func (e *EmbeddingBag) Forward(c *Ctx, ids *tensor.Tensor) *tensor.Tensor {
 // ForwardN takes ids, offsets and weights of the ids to [bags, width]. Offsets
 // are nil for ids [bags, n]; offsets and weights may be left out.
 func (e *EmbeddingBag) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("EmbeddingBag", x, "ids and perhaps offsets and weights of the ids", 1, 2, 3)
 	x = append(x[:len(x):len(x)], nil, nil)
 	return []*tensor.Tensor{tensor.EmbeddingBag(c.Param(e.Weight), x[0], x[1], tensor.EmbeddingBagOptions{
 		Mode: e.Mode, PerSampleWeights: x[2], PaddingIdx: e.PaddingIdx, IncludeLastOffset: e.IncludeLastOffset,

@@ -145,6 +145,8 @@ func (m *LSTM) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor { return m.Forwa
 // ForwardN takes x and, if given, the first output and cell states [layers·directions,
 // batch, hidden]. It returns the outputs and the last output and cell states.
 func (m *LSTM) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("LSTM", x, "x, or x and both first states, h and c", 1, 3)
+	wantBothStates("LSTM", x)
 	var hs, cs []*tensor.Tensor
 	out := m.run(c, x[0], func(i int, in *tensor.Tensor, w weights, reverse bool) *tensor.Tensor {
 		batch := in.Dim(1)
@@ -153,6 +155,13 @@ func (m *LSTM) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 		return h
 	})
 	return []*tensor.Tensor{out, tensor.Stack(0, hs...), tensor.Stack(0, cs...)}
+}
+
+// wantBothStates fails for one state of an LSTM without the other.
+func wantBothStates(kind string, x []*tensor.Tensor) {
+	if len(x) == 3 && (x[1] == nil) != (x[2] == nil) {
+		panic(tensor.NewError(kind, x, "takes both states, h and c, or none; one of them is nil"))
+	}
 }
 
 func lstm(x, h, c *tensor.Tensor, w weights, reverse bool) (out, cn *tensor.Tensor) {
@@ -170,6 +179,7 @@ func (m *GRU) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor { return m.Forwar
 // ForwardN takes x and, if given, the first states [layers·directions, batch,
 // hidden]. It returns the outputs and the last states.
 func (m *GRU) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("GRU", x, "x, or x and the first state", 1, 2)
 	var hs []*tensor.Tensor
 	out := m.run(c, x[0], func(i int, in *tensor.Tensor, w weights, reverse bool) *tensor.Tensor {
 		h := gru(in, m.state(c, x[1:], 0, i, in.Dim(1)), w, reverse)
@@ -239,6 +249,8 @@ func (m *cell) state(c *Ctx, x []*tensor.Tensor, i int) *tensor.Tensor {
 // ForwardN takes x [batch, input] and, if given, the output and cell state before
 // [batch, hidden] to those after.
 func (m *LSTMCell) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("LSTMCell", x, "x, or x and both states before, h and c", 1, 3)
+	wantBothStates("LSTMCell", x)
 	h, cn := lstm(x[0].Unsqueeze(0), m.state(c, x, 1), m.state(c, x, 2), m.weights(c), false)
 	return []*tensor.Tensor{h.Select(0, 0), cn}
 }
@@ -246,5 +258,6 @@ func (m *LSTMCell) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 // ForwardN takes x [batch, input] and, if given, the state before [batch, hidden] to
 // the one after.
 func (m *GRUCell) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("GRUCell", x, "x, or x and the state before", 1, 2)
 	return []*tensor.Tensor{gru(x[0].Unsqueeze(0), m.state(c, x, 1), m.weights(c), false).Select(0, 0)}
 }

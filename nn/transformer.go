@@ -29,7 +29,7 @@ func (o TransformerOptions) activation() Module {
 	case "gelu":
 		return &GELU{}
 	}
-	panic(&tensor.Error{Op: "transformer", Msg: fmt.Sprintf("there is no activation %q, only relu and gelu", o.Activation)})
+	panic(fmt.Errorf("nn: transformer: no activation %q: there is relu and gelu", o.Activation))
 }
 
 func (o TransformerOptions) norm(b *Build) *LayerNorm {
@@ -88,6 +88,7 @@ func (l *TransformerEncoderLayer) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tens
 
 // ForwardN takes x and, if there is one, a mask of the self-attention.
 func (l *TransformerEncoderLayer) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("TransformerEncoderLayer", x, "x and perhaps a mask", 1, 2)
 	y := residual(c, l.NormFirst, l.Norm1, l.Dropout1, x[0], func(h *tensor.Tensor) *tensor.Tensor {
 		return selfAttention(c, l.SelfAttn, h, x[1:])
 	})
@@ -142,6 +143,7 @@ func (e *TransformerEncoder) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 
 // ForwardN takes x and, if there is one, a mask for all layers.
 func (e *TransformerEncoder) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	WantInputs("TransformerEncoder", x, "x and perhaps a mask", 1, 2)
 	y, mask := x[0], x[1:]
 	for _, l := range e.Layers {
 		if len(mask) == 0 {
@@ -192,7 +194,7 @@ func NewTransformerDecoderLayer(b *Build, o TransformerOptions) *TransformerDeco
 // of [batch, time, width], the memory with a time of its own, and masks of the
 // two attentions. It returns one value of the shape of x.
 func (l *TransformerDecoderLayer) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
-	memory, memoryMask, mask := decoderInputs(x)
+	memory, memoryMask, mask := decoderInputs("TransformerDecoderLayer", x)
 	y := residual(c, l.NormFirst, l.Norm1, l.Dropout1, x[0], func(h *tensor.Tensor) *tensor.Tensor {
 		return selfAttention(c, l.SelfAttn, h, mask)
 	})
@@ -206,11 +208,8 @@ func (l *TransformerDecoderLayer) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tenso
 }
 
 // decoderInputs splits the inputs of a decoder; a mask that is absent is empty.
-func decoderInputs(x []*tensor.Tensor) (memory *tensor.Tensor, memoryMask, mask []*tensor.Tensor) {
-	if len(x) < 2 || len(x) > 4 {
-		panic(&tensor.Error{Op: "transformer decoder",
-			Msg: fmt.Sprintf("takes x, memory and perhaps a mask of the memory and one of x; it got %d inputs", len(x))})
-	}
+func decoderInputs(kind string, x []*tensor.Tensor) (memory *tensor.Tensor, memoryMask, mask []*tensor.Tensor) {
+	WantInputs(kind, x, "x, memory and perhaps a mask of the memory and one of x", 2, 3, 4)
 	return x[1], x[2:min(3, len(x))], x[min(3, len(x)):]
 }
 
@@ -232,6 +231,7 @@ func NewTransformerDecoder(b *Build, numLayers int, o TransformerOptions) *Trans
 
 // ForwardN takes what [TransformerDecoderLayer.ForwardN] takes.
 func (d *TransformerDecoder) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	decoderInputs("TransformerDecoder", x)
 	y := x[:1:1]
 	for _, l := range d.Layers {
 		y = c.CallN(l, append(y[:1:1], x[1:]...)...)

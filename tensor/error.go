@@ -4,6 +4,7 @@ package tensor
 
 import (
 	"fmt"
+	"path"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -41,15 +42,21 @@ func (e *Error) Error() string {
 }
 
 // caller returns the line that called into this package and the layers of
-// package nn, which is where the mistake is.
+// package nn, which is where the mistake is. Files tell what is ours: a closure
+// that was inlined has the name of the function around it.
 func caller() string {
+	_, self, _, _ := runtime.Caller(0)
+	root := path.Dir(path.Dir(self))
+	ours := func(file string) bool {
+		dir := path.Dir(file)
+		return !strings.HasSuffix(file, "_test.go") &&
+			(dir == root+"/tensor" || dir == root+"/nn" || strings.HasPrefix(dir, root+"/internal/"))
+	}
 	pcs := make([]uintptr, 64)
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)])
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
 	for {
 		f, more := frames.Next()
-		name := f.Function
-		if f.File != "" && !strings.HasPrefix(name, ownPath+"tensor.") && !strings.HasPrefix(name, ownPath+"nn.") &&
-			!strings.HasPrefix(name, ownPath+"internal/") && !strings.HasPrefix(name, "runtime.") {
+		if f.File != "" && !ours(f.File) && !strings.HasPrefix(f.Function, "runtime.") {
 			return filepath.Base(filepath.Dir(f.File)) + "/" + filepath.Base(f.File) + ":" + strconv.Itoa(f.Line)
 		}
 		if !more {
@@ -58,10 +65,9 @@ func caller() string {
 	}
 }
 
-const ownPath = "github.com/cohort-ml/cohort/"
-
-// fail panics with an Error about op and its operands.
-func fail(op string, operands []*Tensor, format string, args ...any) {
+// NewError returns an error about op and its operands, of which some may be nil,
+// with the line that called into this package or package nn.
+func NewError(op string, operands []*Tensor, format string, args ...any) *Error {
 	e := &Error{Op: op, Msg: fmt.Sprintf(format, args...), Where: caller()}
 	for _, t := range operands {
 		if t == nil {
@@ -71,5 +77,10 @@ func fail(op string, operands []*Tensor, format string, args ...any) {
 		e.DTypes = append(e.DTypes, t.dtype)
 		e.Names = append(e.Names, t.name)
 	}
-	panic(e)
+	return e
+}
+
+// fail panics with an Error about op and its operands.
+func fail(op string, operands []*Tensor, format string, args ...any) {
+	panic(NewError(op, operands, format, args...))
 }
