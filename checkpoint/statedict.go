@@ -19,7 +19,8 @@ type Mismatch struct {
 }
 
 // StateDictError lists at once everything in which the tensors of a file are
-// not those that a model wants, as when the checkpoint is another model's.
+// not those that a model or, for [OptimizerFile], an optimizer wants, as when the
+// checkpoint is another one's.
 type StateDictError struct {
 	File      string
 	Missing   []string // the model wants them, the file lacks them
@@ -28,8 +29,12 @@ type StateDictError struct {
 }
 
 func (e *StateDictError) Error() string {
+	owner := "model"
+	if strings.HasSuffix(e.File, OptimizerFile) {
+		owner = "optimizer"
+	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "checkpoint: %s does not fit the model (%d missing, %d extra, %d misshapen): load it into the model that it was saved from", e.File, len(e.Missing), len(e.Extra), len(e.Misshapen))
+	fmt.Fprintf(&b, "checkpoint: %s does not fit the %s (%d missing, %d extra, %d misshapen): load it into the %[2]s that it was saved from", e.File, owner, len(e.Missing), len(e.Extra), len(e.Misshapen))
 	for _, name := range e.Missing {
 		fmt.Fprintf(&b, "\n  missing    %s", name)
 	}
@@ -37,7 +42,7 @@ func (e *StateDictError) Error() string {
 		fmt.Fprintf(&b, "\n  extra      %s", name)
 	}
 	for _, m := range e.Misshapen {
-		fmt.Fprintf(&b, "\n  misshapen  %s: the file has %v %v, the model %v %v", m.Name, m.Have.Shape, m.Have.DType, m.Want.Shape, m.Want.DType)
+		fmt.Fprintf(&b, "\n  misshapen  %s: the file has %v %v, the %s %v %v", m.Name, m.Have.Shape, m.Have.DType, owner, m.Want.Shape, m.Want.DType)
 	}
 	return b.String()
 }

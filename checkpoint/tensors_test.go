@@ -99,6 +99,19 @@ func TestLoadOtherModel(t *testing.T) {
 	}
 }
 
+// TestWhoseState: the message is about what the file is of.
+func TestWhoseState(t *testing.T) {
+	for file, want := range map[string]string{
+		ModelFile:               "does not fit the model (1 missing, 0 extra, 0 misshapen): load it into the model that",
+		"step/" + OptimizerFile: "does not fit the optimizer (1 missing, 0 extra, 0 misshapen): load it into the optimizer that",
+	} {
+		err := &StateDictError{File: file, Missing: []string{"a"}}
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("got %q, want %q", err, want)
+		}
+	}
+}
+
 func TestTensorsRefused(t *testing.T) {
 	dir := t.TempDir()
 	twice := func(yield func(string, *tensor.Tensor) bool) {

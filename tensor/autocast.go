@@ -12,9 +12,9 @@ import (
 // under autocast bfloat16, whichever of float32 and bfloat16 the operands are;
 // else theirs, which is one.
 func lowDType(op string, operands []*Tensor) DType {
-	for _, t := range operands {
+	for i, t := range operands {
 		if t.dtype != Float32 && t.dtype != BFloat16 {
-			fail(op, operands, "wants float32 or bfloat16")
+			fail(op, operands, "wants float32 or bfloat16, %s is %v; convert by To", ordinal(i), t.dtype)
 		}
 	}
 	if tp := tapeOf(op, operands); tp != nil && tp.autocast != 0 {
@@ -22,7 +22,7 @@ func lowDType(op string, operands []*Tensor) DType {
 	}
 	for _, t := range operands[1:] {
 		if t.dtype != operands[0].dtype {
-			fail(op, operands, "the dtypes differ: convert an operand by To, or compute under autocast (Tape.SetAutocast)")
+			fail(op, operands, "the dtypes differ: convert an operand by To, or compute under autocast (nn.WithAutocast, Tape.SetAutocast)")
 		}
 	}
 	return operands[0].dtype

@@ -41,7 +41,7 @@ type EmbeddingBagOptions struct {
 // A table that takes its gradient by rows ([RowLeaf]) gets each used row once.
 func EmbeddingBag(table, ids, offsets *Tensor, o EmbeddingBagOptions) *Tensor {
 	operands := []*Tensor{table, ids, offsets, o.PerSampleWeights}
-	table.wantDType("embedding bag", Float32)
+	wantDTypeOf("embedding bag", "table", operands, table, Float32)
 	if len(table.shape) != 2 {
 		fail("embedding bag", operands, "the table must have two dims")
 	}
@@ -53,7 +53,7 @@ func EmbeddingBag(table, ids, offsets *Tensor, o EmbeddingBagOptions) *Tensor {
 		if isHalf(weights.dtype) {
 			weights = weights.To(Float32)
 		}
-		weights.wantDType("embedding bag", Float32)
+		wantDTypeOf("embedding bag", "weights", operands, weights, Float32)
 		if o.Mode != BagSum || !slices.Equal(weights.shape, ids.shape) {
 			fail("embedding bag", operands, "weights go with mode sum and have the shape of the ids")
 		}
@@ -66,7 +66,7 @@ func EmbeddingBag(table, ids, offsets *Tensor, o EmbeddingBagOptions) *Tensor {
 	if o.PaddingIdx != nil {
 		b.padding = int64(*o.PaddingIdx)
 		if b.padding < 0 || b.padding >= int64(table.shape[0]) {
-			fail("embedding bag", operands, "padding index %d is not one of the table's %d rows", b.padding, table.shape[0])
+			fail("embedding bag", operands, "PaddingIdx %d is not one of the table's %d rows", b.padding, table.shape[0])
 		}
 	}
 	return b.forward()

@@ -234,8 +234,8 @@ func TestBagMisuse(t *testing.T) {
 	mustFail(t, "offset 1 at position 0", func() { EmbeddingBag(table, good, at(1, 2), EmbeddingBagOptions{}) })
 	mustFail(t, "the last offset is 2", func() { EmbeddingBag(table, good, at(0, 2), EmbeddingBagOptions{IncludeLastOffset: true}) })
 	mustFail(t, "weights go with mode sum", func() { EmbeddingBag(table, good, at(0), EmbeddingBagOptions{PerSampleWeights: Zeros(3)}) })
-	mustFail(t, "padding index 4", func() { EmbeddingBag(table, good, at(0), EmbeddingBagOptions{PaddingIdx: new(4)}) })
-	mustFail(t, "padding index -1", func() { EmbeddingPadded(table, good, -1) })
+	mustFail(t, "PaddingIdx 4", func() { EmbeddingBag(table, good, at(0), EmbeddingBagOptions{PaddingIdx: new(4)}) })
+	mustFail(t, "PaddingIdx -1", func() { EmbeddingPadded(table, good, -1) })
 	mustFail(t, "ids of two dims", func() { EmbeddingBag(table, good, nil, EmbeddingBagOptions{}) })
 	meta := EmbeddingBag(New(Meta, Float32, 4, 2), New(Meta, Int64, 3), New(Meta, Int64, 2), EmbeddingBagOptions{})
 	if got := meta.Shape(); !slices.Equal(got, []int{2, 2}) {

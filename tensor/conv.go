@@ -3,6 +3,7 @@
 package tensor
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
@@ -44,9 +45,12 @@ func (o Conv2dOptions) convShape(op string, operands []*Tensor, image, weight []
 	if min(o.Stride[0], o.Stride[1], o.Dilation[0], o.Dilation[1], o.Groups) < 1 || min(o.Padding[0], o.Padding[1]) < 0 {
 		fail(op, operands, "wants a positive stride, dilation and number of groups and no negative padding, got %+v", o)
 	}
-	if image[1] != weight[1]*o.Groups || weight[0]%o.Groups != 0 {
-		fail(op, operands, "%d channels with %d groups do not fit a weight %v: it wants [out, in/groups, height, width] with an out that the groups divide",
-			image[1], o.Groups, weight)
+	if takes := weight[1] * o.Groups; image[1] != takes {
+		fail(op, operands, "the images have %s, the weight takes %d: it is [out, in/groups, height, width], with groups = %d",
+			channels(image[1]), takes, o.Groups)
+	}
+	if weight[0]%o.Groups != 0 {
+		fail(op, operands, "%d groups do not divide the %s that the weight gives", o.Groups, channels(weight[0]))
 	}
 	s := kernel.Conv2dShape{
 		Batch: image[0], In: image[1], Height: image[2], Width: image[3], Out: weight[0], KernelH: weight[2], KernelW: weight[3],
@@ -58,6 +62,13 @@ func (o Conv2dOptions) convShape(op string, operands []*Tensor, image, weight []
 			s.KernelH, s.KernelW, o.Dilation, s.Height, s.Width, o.Padding)
 	}
 	return s
+}
+
+func channels(n int) string {
+	if n == 1 {
+		return "1 channel"
+	}
+	return fmt.Sprintf("%d channels", n)
 }
 
 // Conv2d lays kernels over images (cross-correlation, as torch.nn.Conv2d): x
@@ -111,7 +122,7 @@ func ConvTranspose2d(x, weight, bias *Tensor, o Conv2dOptions, outputPadding [2]
 		fail(op, operands, "the result would have a size of %d by %d", image[2], image[3])
 	}
 	if x.shape[1] != weight.shape[0] {
-		fail(op, operands, "%d channels do not fit a weight %v: it wants [in, out/groups, height, width]", x.shape[1], weight.shape)
+		fail(op, operands, "the images have %s, the weight takes %d: it is [in, out/groups, height, width]", channels(x.shape[1]), weight.shape[0])
 	}
 	s := o.convShape(op, operands, image, weight.shape)
 	if bias != nil && !slices.Equal(bias.shape, []int{s.In}) {

@@ -18,7 +18,7 @@ func Embedding(table, ids *Tensor) *Tensor { return embedding(table, ids, -1) }
 // fills up sequences.
 func EmbeddingPadded(table, ids *Tensor, paddingIdx int) *Tensor {
 	if len(table.shape) == 2 && (paddingIdx < 0 || paddingIdx >= table.shape[0]) {
-		fail("embedding", []*Tensor{table, ids}, "padding index %d is not one of the table's %d rows", paddingIdx, table.shape[0])
+		fail("embedding", []*Tensor{table, ids}, "PaddingIdx %d is not one of the table's %d rows", paddingIdx, table.shape[0])
 	}
 	return embedding(table, ids, int64(paddingIdx))
 }
@@ -27,9 +27,9 @@ func EmbeddingPadded(table, ids *Tensor, paddingIdx int) *Tensor {
 func embedding(table, ids *Tensor, padding int64) *Tensor {
 	operands := []*Tensor{table, ids}
 	if !table.dtype.IsFloat() {
-		table.wantDType("embedding", Float32)
+		wantDTypeOf("embedding", "table", operands, table, Float32)
 	}
-	ids.wantDType("embedding", Int64)
+	wantDTypeOf("embedding", "ids", operands, ids, Int64)
 	if len(table.shape) != 2 {
 		fail("embedding", operands, "the table must have two dims")
 	}

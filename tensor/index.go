@@ -30,18 +30,27 @@ func indices(op string, operands []*Tensor, ids *Tensor) *Tensor {
 
 // checkIndices fails at the first index that is not in [0, size).
 func checkIndices(op string, operands []*Tensor, ids *Tensor, dim, size int) {
+	if value, position, ok := badIndex(ids, size); !ok {
+		fail(op, operands, "index %d at position %v is out of range: dim %d has %d elements", value, position, dim, size)
+	}
+}
+
+// badIndex returns the first index that is not in [0, size), if there is one,
+// and where.
+func badIndex(ids *Tensor, size int) (value int64, position []int, ok bool) {
 	bad := -1
 	fused("check indices", []float64{float64(size)}, []*Tensor{ids}, func(p *work.Pool, a []device.Array) {
 		bad = kernel.FindBadIndex(p, a[0].Int64s(), size)
 	})
 	if bad < 0 {
-		return
+		return 0, nil, true
 	}
-	position, at := make([]int, len(ids.shape)), bad
+	at := bad
+	position = make([]int, len(ids.shape))
 	for d := len(position) - 1; d >= 0; d-- {
 		position[d], at = at%ids.shape[d], at/ids.shape[d]
 	}
-	fail(op, operands, "index %d at position %v is out of range: dim %d has %d elements", ids.Int64s()[bad], position, dim, size)
+	return ids.Int64s()[bad], position, false
 }
 
 // idsOn returns indices on a device.

@@ -125,7 +125,7 @@ func TestIndicesOutOfRange(t *testing.T) {
 		ids := FromInt64([]int64{0, bad})
 		mustFail(t, fmt.Sprintf("index %d at position [1]", bad), func() { x.IndexSelect(1, ids) })
 		mustFail(t, fmt.Sprintf("index %d at position [1]", bad), func() { x.IndexAdd(1, ids, Zeros(3, 2)) })
-		mustFail(t, fmt.Sprintf("index %d at position [1]", bad), func() { OneHot(ids, 4) })
+		mustFail(t, fmt.Sprintf("id %d at position [1] is not one of the 4 classes (numClasses)", bad), func() { OneHot(ids, 4) })
 	}
 	// The first of many, whichever thread sees one first.
 	many := make([]int64, 1<<17)

@@ -28,7 +28,8 @@ type CrossEntropyOptions struct {
 }
 
 // CrossEntropy returns the mean over the rows of -log softmax(logits)[target],
-// in nats: logits [batch…, classes], int64 targets [batch…]. Targets equal to
+// in nats: logits [batch…, classes], int64 targets [batch…]. Classes are the last
+// dim, unlike PyTorch, where they are dim 1 of [batch, classes, …]. Targets equal to
 // [IgnoreIndex] do not count; if none counts the loss is NaN, as in PyTorch.
 // Targets of a floating dtype are probabilities [batch…, classes]. A target that
 // is no class is an error that names it and its row. The loss of logits of sixteen
@@ -119,8 +120,11 @@ type targets struct {
 
 func newTargets(op string, x, ids *Tensor, o CrossEntropyOptions) targets {
 	operands := []*Tensor{x, ids}
-	ids.wantDType(op, Int64)
+	wantDTypeOf(op, "targets", operands, ids, Int64)
 	n := len(x.shape)
+	if n >= 3 && n == len(ids.shape)+1 && slices.Equal(slices.Delete(x.Shape(), 1, 2), ids.shape) && !slices.Equal(x.shape[:n-1], ids.shape) {
+		fail(op, operands, "classes are the last dim, unlike PyTorch, where they are dim 1: move them there by Permute")
+	}
 	if n < 1 || !slices.Equal(x.shape[:n-1], ids.shape) {
 		fail(op, operands, "the targets must have the logits' shape without its last dim")
 	}

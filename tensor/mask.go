@@ -79,7 +79,9 @@ func OneHot(ids *Tensor, numClasses int) *Tensor {
 		fail("one hot", operands, "the number of classes, %d, is negative", numClasses)
 	}
 	at := indices("one hot", operands, ids)
-	checkIndices("one hot", operands, at, len(ids.shape), numClasses)
+	if id, position, ok := badIndex(at, numClasses); !ok {
+		fail("one hot", operands, "id %d at position %v is not one of the %d classes (numClasses)", id, position, numClasses)
+	}
 	out := result("one hot", Int64, append(ids.Shape(), numClasses), ids)
 	out.Device().Fill(out.array(), 0)
 	one := New(ids.Device(), Int64)

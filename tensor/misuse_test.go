@@ -18,7 +18,10 @@ func TestSizesThatWrapAround(t *testing.T) {
 	mustFail(t, "more than", func() { Zeros(0).Reshape(half, half) })
 	mustFail(t, "more than", func() { Zeros(1, 1).Expand(half, half) })
 	mustFail(t, "negative", func() { Zeros(1).Expand(-1) })
-	mustFail(t, "negative", func() { Zeros(0).Reshape(-1, 0) })
+	mustFail(t, "its 0 elements cannot be divided by the 0 of", func() { Zeros(0).Reshape(-1, 0) })
+	mustFail(t, "its 6 elements cannot be divided by the 4 of the other sizes of [4 -1]", func() { Zeros(6).Reshape(4, -1) })
+	mustFail(t, "one size may be -1, of [-1 -1] there are more", func() { Zeros(6).Reshape(-1, -1) })
+	mustFail(t, "negative", func() { Zeros(6).Reshape(-1, -2) })
 	mustFail(t, "not inside dim 0", func() { Zeros(4).Narrow(0, math.MaxInt, 1) })
 	mustFail(t, "comes after", func() { Zeros(2, 3, 4).Flatten(2, 0) })
 	if got := Zeros(half, 0, half).NumElems(); got != 0 {
@@ -80,7 +83,7 @@ func TestElementwiseMisuse(t *testing.T) {
 		{"lt(float32[2 3], float32[4]): the shapes cannot be broadcast", func() { x.Lt(Zeros(4)) }},
 		{"not defined on bool", func() { flags.Sub(flags) }},
 		{"not defined on bool", func() { flags.Neg() }},
-		{"where(float32[2 3]): wants bool", func() { Where(x, x, x) }},
+		{"where(float32[2 3]): wants bool, got float32; convert by To", func() { Where(x, x, x) }},
 		{"where(bool[2 3], float32[2 3], float32[2]): the shapes", func() { Where(flags, x, Zeros(2)) }},
 		{"the mask cannot be broadcast", func() { Zeros(3).MaskedFill(flags, 0) }},
 		{"wants bool", func() { x.MaskedFill(ints, 0) }},
@@ -119,7 +122,16 @@ func TestElementwiseMisuse(t *testing.T) {
 		{"label smoothing must be between 0 and 1", func() { CrossEntropy(x, FromInt64([]int64{0, 1}), CrossEntropyOptions{LabelSmoothing: 2}) }},
 		{"must have the logits' shape without its last dim", func() { CrossEntropy(x, FromInt64([]int64{0})) }},
 		{"must have the logits' shape", func() { CrossEntropy(x, Zeros(2)) }},
-		{"wants int64", func() { NLL(x, Zeros(2)) }},
+		{"wants int64 for the targets, got float32; convert by To", func() { NLL(x, Zeros(2)) }},
+		{"unlike PyTorch", func() { CrossEntropy(Zeros(2, 5, 3), FromInt64(make([]int64, 6), 2, 3)) }},
+		{"wants int64 for the ids, got float32; convert by To", func() { Embedding(x, x) }},
+		{"wants float32 or bfloat16, the second operand is int64; convert by To", func() { x.MatMul(ints.T()) }},
+		{"wants float32, the second operand is int64; convert by To", func() { RMSNorm(x, ints.Select(0, 0), 1e-5) }},
+		{"nn.WithAutocast", func() { x.MatMul(x.To(BFloat16).T()) }},
+		{"PaddingIdx 2 is not one of the table's 2 rows", func() { EmbeddingPadded(x, FromInt64([]int64{0}), 2) }},
+		{"the images have 1 channel, the weight takes 3", func() { Conv2d(Zeros(1, 1, 5, 5), Zeros(4, 3, 3, 3), nil, Conv2dOptions{}) }},
+		{"the images have 2 channels, the weight takes 4", func() { ConvTranspose2d(Zeros(1, 2, 5, 5), Zeros(4, 3, 3, 3), nil, Conv2dOptions{}, [2]int{}) }},
+		{"2 groups do not divide the 3 channels", func() { Conv2d(Zeros(1, 2, 5, 5), Zeros(3, 1, 3, 3), nil, Conv2dOptions{Groups: 2}) }},
 		{"has no label smoothing", func() { NLL(x, FromInt64([]int64{0, 1}), CrossEntropyOptions{LabelSmoothing: 0.1}) }},
 		{"targets [batch]", func() { CosineEmbedding(x, x, Zeros(3), 0) }},
 	} {
@@ -146,4 +158,29 @@ func TestNothingToCompute(t *testing.T) {
 	wantFloats(t, "the mean of nothing", empty.Mean(), nan32)
 	wantFloats(t, "logsumexp of nothing", empty.LogSumExp(), -inf32)
 	wantFloats(t, "the loss of no rows", CrossEntropy(empty, FromInt64(nil, 0)), nan32)
+}
+
+// TestString: rows can be told apart, and a value that is gone says so.
+func TestString(t *testing.T) {
+	for want, x := range map[string]*Tensor{
+		"float32[2 2] [[0 1] [2 3]]":       counting(2, 2),
+		"int64[2] [7 8]":                   FromInt64([]int64{7, 8}),
+		"float32[] 5":                      Full(5),
+		"float32[2 0] [[] []]":             Zeros(2, 0),
+		"float32[2 1 2] [[[0 2]] [[1 3]]]": counting(2, 2).T().Reshape(2, 1, 2),
+		"bfloat16[1 1] [[0.5]]":            Full(0.5, 1, 1).To(BFloat16),
+		"float32[65]":                      Zeros(65),
+		"float32[2] (freed)":               freed(),
+	} {
+		if got := x.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
+// freed returns a value whose tape was closed.
+func freed() *Tensor {
+	tp := NewTape(false)
+	defer tp.Close()
+	return tp.Const(Zeros(2)).AddScalar(1)
 }

@@ -181,34 +181,74 @@ func (t *Tensor) Detach() *Tensor {
 
 func (t *Tensor) wantDType(op string, want DType) {
 	if t.dtype != want {
-		fail(op, []*Tensor{t}, "wants %v", want)
+		fail(op, []*Tensor{t}, "wants %v, got %v; convert by To", want, t.dtype)
 	}
+}
+
+// wantDTypeOf is wantDType of one of several operands, which what names.
+func wantDTypeOf(op, what string, operands []*Tensor, t *Tensor, want DType) {
+	if t.dtype != want {
+		fail(op, operands, "wants %v for the %s, got %v; convert by To", want, what, t.dtype)
+	}
+}
+
+// ordinal names an operand in a message.
+func ordinal(i int) string {
+	if names := []string{"first", "second", "third", "fourth"}; i < len(names) {
+		return "the " + names[i] + " operand"
+	}
+	return fmt.Sprintf("operand %d", i+1)
 }
 
 // wantFloat32s fails unless all operands are float32: a kernel would take the
 // bytes of any other type for one. A nil operand is an absent one.
 func wantFloat32s(op string, operands []*Tensor) {
-	for _, t := range operands {
+	for i, t := range operands {
 		if t != nil && t.dtype != Float32 {
-			fail(op, operands, "wants float32, got %v", t.dtype)
+			fail(op, operands, "wants float32, %s is %v; convert by To", ordinal(i), t.dtype)
 		}
 	}
 }
 
-// String shows dtype, shape and, for small tensors, the values.
+// String shows dtype, shape and, for small tensors, the values with brackets
+// around each row; of one that was freed, that it was.
 func (t *Tensor) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v%v", t.dtype, t.shape)
 	if t.name != "" {
 		fmt.Fprintf(&b, " %s", t.name)
 	}
-	if t.storage.freed || t.storage.mem.Ptr == nil || t.NumElems() > 64 {
-		return b.String()
-	}
-	if t.dtype.IsFloat() {
-		fmt.Fprintf(&b, " %v", t.Float32s())
-	} else {
-		fmt.Fprintf(&b, " %v", t.Int64s())
+	switch {
+	case t.storage.freed:
+		b.WriteString(" (freed)")
+	case t.storage.mem.Ptr == nil || t.NumElems() > 64:
+	case t.dtype.IsFloat():
+		b.WriteString(" ")
+		writeRows(&b, t.shape, t.Float32s())
+	default:
+		b.WriteString(" ")
+		writeRows(&b, t.shape, t.Int64s())
 	}
 	return b.String()
+}
+
+// writeRows writes elements in row-major order, with brackets around each row.
+func writeRows[E any](b *strings.Builder, shape []int, elems []E) {
+	if len(shape) <= 1 {
+		if len(shape) == 1 {
+			fmt.Fprint(b, elems)
+		} else {
+			fmt.Fprint(b, elems[0])
+		}
+		return
+	}
+	b.WriteString("[")
+	size := numElems(shape[1:])
+	for i := range shape[0] {
+		if i > 0 {
+			b.WriteString(" ")
+		}
+		writeRows(b, shape[1:], elems[i*size:(i+1)*size])
+	}
+	b.WriteString("]")
 }

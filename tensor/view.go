@@ -16,15 +16,16 @@ func (t *Tensor) view(op string, offset int, shape, strides []int, back func(b *
 // else a copy.
 func (t *Tensor) Reshape(shape ...int) *Tensor {
 	shape = slices.Clone(shape)
-	known, infer := 1, -1
-	for i, s := range shape {
-		if s == -1 && infer < 0 {
-			infer = i
-		} else {
-			known *= s
+	if infer := slices.Index(shape, -1); infer >= 0 {
+		others := slices.Delete(slices.Clone(shape), infer, infer+1)
+		if slices.Contains(others, -1) {
+			fail("reshape", []*Tensor{t}, "one size may be -1, of %v there are more", shape)
 		}
-	}
-	if infer >= 0 && known > 0 && t.NumElems()%known == 0 {
+		wantSizes("reshape", []*Tensor{t}, others)
+		known := numElems(others)
+		if known == 0 || t.NumElems()%known != 0 {
+			fail("reshape", []*Tensor{t}, "its %d elements cannot be divided by the %d of the other sizes of %v", t.NumElems(), known, shape)
+		}
 		shape[infer] = t.NumElems() / known
 	}
 	wantSizes("reshape", []*Tensor{t}, shape)
