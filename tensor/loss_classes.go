@@ -151,8 +151,12 @@ func newTargets(op string, x, ids *Tensor, o CrossEntropyOptions) targets {
 	})
 	if o.Weight != nil {
 		wantClassWeight(op, x, o.Weight, t.classes)
-		w := o.Weight.Detach().To(Float32).Expand(t.rows, t.classes).Contiguous()
-		t.weight = w.pick(t.ids)
+		w := o.Weight.Detach().To(Float32)
+		skipped := t.ids.LtScalar(0)
+		if t.classes == 0 {
+			w = New(w.Device(), Float32, 1) // then all are skipped
+		}
+		t.weight = Where(skipped, scalarOf(w, 0), w.selectSlices(0, Where(skipped, scalarOf(t.ids, 0), t.ids)))
 	}
 	return t
 }
