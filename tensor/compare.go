@@ -2,7 +2,11 @@
 
 package tensor
 
-import "github.com/cohort-ml/cohort/internal/device"
+import (
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
+)
 
 // The results of this file's comparisons are bool tensors, through which no
 // gradient flows. A comparison with NaN is false, but for Ne.
@@ -107,11 +111,9 @@ func Where(cond, x, y *Tensor) *Tensor {
 // true. No gradient flows there.
 func (t *Tensor) MaskedFill(mask *Tensor, value float64) *Tensor {
 	mask.wantDType("masked fill", Bool)
-	if shape, ok := broadcastShapes(t.shape, mask.shape); !ok || numElems(shape) != t.NumElems() || len(shape) != len(t.shape) {
+	if shape, ok := broadcastShapes(t.shape, mask.shape); !ok || !slices.Equal(shape, t.shape) {
 		fail("masked fill", []*Tensor{t, mask}, "the mask cannot be broadcast to the tensor")
 	}
-	if t.dtype != Bool {
-		t.wantWhole("masked fill", value)
-	}
+	t.wantValue("masked fill", value)
 	return Where(mask, scalarOf(t, value), t)
 }

@@ -28,7 +28,7 @@ func Dropout(x *Tensor, p float64, g *Generator) *Tensor {
 		return x.MulScalar(0)
 	case g == nil:
 		fail(op, []*Tensor{x}, "wants a generator; a pass gets one by nn.WithGenerator")
-	case x.dtype != Float32:
+	case isHalf(x.dtype):
 		return Dropout(x.To(Float32), p, g).To(x.dtype)
 	}
 	n := x.NumElems()
@@ -38,6 +38,11 @@ func Dropout(x *Tensor, p float64, g *Generator) *Tensor {
 	fused("dropout mask", []float64{p}, []*Tensor{mask}, func(pool *work.Pool, a []device.Array) {
 		kernel.DropoutMask(pool, device.Elems[uint8](a[0]), n, rng, stream, keep)
 	})
+	if x.dtype == Float64 {
+		kept := result(op, Float32, x.shape, x)
+		kept.Fill(1)
+		return x.Mul(kept.maskScale(mask, 1).To(Float64)).MulScalar(1 / (1 - p))
+	}
 	return x.maskScale(mask, 1/(1-p))
 }
 

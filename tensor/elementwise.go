@@ -114,6 +114,8 @@ func (t *Tensor) scalar(name string, op device.Binary, s float64) *Tensor {
 		case op == device.Maximum || op == device.Minimum:
 			s = min(max(s, low), high)
 		}
+	} else if op.IsPredicate() {
+		s = roundTo(dtype, s) // bfloat16(0.1) is equal to 0.1
 	}
 	x := t.Detach().To(dtype)
 	if op.IsPredicate() {

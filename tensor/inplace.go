@@ -28,9 +28,7 @@ func (t *Tensor) CopyFrom(src *Tensor) {
 
 // Fill sets every element.
 func (t *Tensor) Fill(value float64) {
-	if t.dtype != Bool {
-		t.wantWhole("fill", value)
-	}
+	t.wantValue("fill", value)
 	t.storage.version++
 	t.Device().Fill(t.array(), value)
 }
@@ -63,6 +61,17 @@ func (t *Tensor) Scale(s float64) {
 func (t *Tensor) wantWhole(op string, s float64) {
 	if t.dtype == Bool || !t.dtype.IsFloat() && s != math.Trunc(s) {
 		fail(op, []*Tensor{t}, "cannot take %v into %v", s, t.dtype)
+	}
+}
+
+// wantValue fails when no element of t can be v: integers have a range.
+func (t *Tensor) wantValue(op string, v float64) {
+	if t.dtype == Bool || t.dtype.IsFloat() {
+		return
+	}
+	t.wantWhole(op, v)
+	if low, high := intRange(t.dtype); v < low || v >= high+1 {
+		fail(op, []*Tensor{t}, "cannot take %v into %v", v, t.dtype)
 	}
 }
 

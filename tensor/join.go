@@ -135,13 +135,16 @@ func (t *Tensor) SplitEvery(size, dim int) []*Tensor {
 }
 
 // Chunk returns views of n runs along a dim, of one size but for the last; there
-// are fewer where the dim has not enough elements.
+// are fewer where the dim has not enough elements, but n of nothing.
 func (t *Tensor) Chunk(n, dim int) []*Tensor {
 	dim = dimIndex("chunk", t, dim)
 	if n < 1 {
 		fail("chunk", []*Tensor{t}, "wants at least one chunk")
 	}
-	return t.SplitEvery(max(1, (t.shape[dim]+n-1)/n), dim)
+	if t.shape[dim] == 0 {
+		return t.Split(dim, make([]int, n)...)
+	}
+	return t.SplitEvery(1+(t.shape[dim]-1)/n, dim)
 }
 
 // Unbind returns the views at each index of a dim, which disappears.

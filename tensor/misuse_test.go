@@ -184,3 +184,38 @@ func freed() *Tensor {
 	defer tp.Close()
 	return tp.Const(Zeros(2)).AddScalar(1)
 }
+// TestNumbersAtTheirLimits: what does not fit fails and does not wrap around.
+func TestNumbersAtTheirLimits(t *testing.T) {
+	yes := FromBool([]bool{true})
+	mustFail(t, "cannot take -Inf into int64", func() { FromInt64([]int64{1}).MaskedFill(yes, math.Inf(-1)) })
+	mustFail(t, "cannot take 300 into uint8", func() { FromUint8([]uint8{1}).MaskedFill(yes, 300) })
+	mustFail(t, "into int64", func() { FromInt64([]int64{1}).Fill(1 << 63) })
+	mustFail(t, "broadcast", func() { Zeros(0, 1).MaskedFill(FromBool(nil, 0, 5), 1) })
+	mustFail(t, "count at position 0", func() { Zeros(1).RepeatInterleaveBy(FromInt64([]int64{1 << 61}), 0) })
+	mustFail(t, "no 36028797018963968 bytes", func() { Zeros(1).RepeatInterleaveBy(FromInt64([]int64{1 << 52}), 0) })
+	mustFail(t, "cannot make planes", func() { AdaptiveAvgPool2d(Zeros(1, 1, 4, 4), 1<<60, 1) })
+	mustFail(t, "negative", func() { RoPEFrequencies(-2, 10000) })
+	a, b := FromInt64([]int64{127, -1, -1, 1}).To(Int8), FromInt64([]int64{-1, -3, -2, -5}).To(Int8)
+	wantFloats(t, "negative powers of integers", a.Pow(b), 0, -1, 1, 1)
+	ones := Full(1, 2, 2)
+	wantFloats(t, "tril of all", ones.Tril(math.MaxInt), 1, 1, 1, 1)
+	wantFloats(t, "triu of none", ones.Triu(math.MaxInt), 0, 0, 0, 0)
+	wantFloats(t, "triu of all", ones.Triu(math.MinInt), 1, 1, 1, 1)
+}
+
+// TestPyTorchHabits: what its users expect of numbers and indices.
+func TestPyTorchHabits(t *testing.T) {
+	x := FromFloat32([]float32{0.1, 2, 3})
+	wantFloats(t, "the last element", x.Select(0, -1), 3)
+	mustFail(t, "index -4 is not in dim 0", func() { x.Select(0, -4) })
+	for _, dtype := range []DType{Float32, BFloat16, Float16} {
+		wantFloats(t, "a number against its rounded self", x.To(dtype).EqScalar(0.1), 1, 0, 0)
+	}
+	if n := len(Zeros(2, 0).Chunk(3, 1)); n != 3 {
+		t.Errorf("nothing is cut into %d chunks, want 3", n)
+	}
+	third := FromFloat32([]float32{1}).To(Float64).DivScalar(3)
+	if got := Dropout(third, 1e-12, NewGenerator(1)).Item(); math.Abs(got-1.0/3) > 1e-11 {
+		t.Errorf("dropout makes %v of a third in float64", got)
+	}
+}

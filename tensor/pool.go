@@ -112,7 +112,8 @@ func AdaptiveAvgPool2d(x *Tensor, height, width int) *Tensor {
 func adaptive(op string, x *Tensor, height, width int) (h, w kernel.Windows) {
 	wantPlanes(op, x)
 	n := len(x.shape)
-	if height < 1 || width < 1 || x.shape[n-2] < 1 || x.shape[n-1] < 1 {
+	const most = 1 << 24
+	if min(height, width) < 1 || max(height, width) > most || x.shape[n-2] < 1 || x.shape[n-1] < 1 {
 		fail(op, []*Tensor{x}, "cannot make planes of %d·%d", height, width)
 	}
 	return kernel.AdaptiveWindows(x.shape[n-2], height), kernel.AdaptiveWindows(x.shape[n-1], width)

@@ -2,7 +2,11 @@
 
 package tensor
 
-import "math"
+import (
+	"math"
+
+	"github.com/cohort-ml/cohort/internal/half"
+)
 
 // PromoteTypes returns the dtype in which values of two dtypes meet, PyTorch's
 // rule: a floating one beats an integer one, which beats bool; within a kind the
@@ -76,6 +80,17 @@ func intRange(d DType) (low, high float64) {
 		return 0, span - 1
 	}
 	return -span / 2, span/2 - 1
+}
+
+// roundTo returns the number of dtype that is nearest to s.
+func roundTo(dtype DType, s float64) float64 {
+	switch dtype {
+	case BFloat16:
+		return float64(half.FromBFloat16(half.BFloat16(float32(s))))
+	case Float16:
+		return float64(half.FromFloat16(half.Float16(float32(s))))
+	}
+	return s
 }
 
 // isHalf reports whether elements have sixteen bits; they are computed in float32.

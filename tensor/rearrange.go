@@ -136,6 +136,7 @@ func (t *Tensor) triangle(op string, k int, upper bool) *Tensor {
 	if n < 2 {
 		fail(op, []*Tensor{t}, "wants matrices: at least two dims")
 	}
+	k = max(min(k, t.shape[n-1]), -t.shape[n-2]) // beyond, nothing changes
 	src := t.Contiguous()
 	out := result(op, t.dtype, t.shape, t)
 	moved(op, []float64{float64(k)}, []*Tensor{out, src},
@@ -218,14 +219,22 @@ func (t *Tensor) RepeatInterleaveBy(counts *Tensor, dim int) *Tensor {
 	if counts.dtype != Int64 || !slices.Equal(counts.shape, t.shape[dim:dim+1]) {
 		fail("repeat interleave", operands, "wants an int64 count for each slice of dim %d", dim)
 	}
-	var ids []int64
-	for i, n := range counts.Int64s() {
-		if n < 0 {
+	repeats, total := counts.Int64s(), int64(0)
+	for i, n := range repeats {
+		if n < 0 || n > maxElems-total {
 			fail("repeat interleave", operands, "the count at position %d is %d", i, n)
 		}
-		ids = append(ids, slices.Repeat([]int64{int64(i)}, int(n))...)
+		total += n
 	}
-	return t.selectSlices(dim, idsOn(t.Device(), ids))
+	ids := alloc(nil, CPU(), Int64, []int{int(total)}, false)
+	left := ids.array().Int64s()
+	for i, n := range repeats {
+		for j := range left[:n] {
+			left[j] = int64(i)
+		}
+		left = left[n:]
+	}
+	return t.selectSlices(dim, ids)
 }
 
 // Unfold returns the windows of size elements that start at every step

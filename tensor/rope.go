@@ -61,6 +61,9 @@ func (t *Tensor) rotate(cos, sin *Tensor, back bool) *Tensor {
 // ones 500,000. They are rounded to float32, as in Hugging Face's code; a model
 // with scaled positions changes them.
 func RoPEFrequencies(dim int, base float64) []float64 {
+	if dim < 0 {
+		fail("rope frequencies", nil, "the dim, %d, is negative", dim)
+	}
 	f := make([]float64, dim/2)
 	for i := range f {
 		f[i] = float64(float32(1 / float64(float32(math.Pow(base, float64(float32(2*i)/float32(dim)))))))

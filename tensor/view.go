@@ -12,7 +12,7 @@ func (t *Tensor) view(op string, offset int, shape, strides []int, back func(b *
 }
 
 // Reshape returns the elements in row-major order under another shape. One
-// size may be -1: it is computed. The result is a view where strides allow,
+// size may be -1: it is computed. The result is a view of a contiguous tensor,
 // else a copy.
 func (t *Tensor) Reshape(shape ...int) *Tensor {
 	shape = slices.Clone(shape)
@@ -113,13 +113,18 @@ func (t *Tensor) embed(shape []int, dim, start int) *Tensor {
 	})
 }
 
-// Select returns a view at one index of a dim, which disappears.
+// Select returns a view at one index of a dim, which disappears. A negative
+// index counts from the end.
 func (t *Tensor) Select(dim, index int) *Tensor {
 	dim = dimIndex("select", t, dim)
-	if index < 0 || index >= t.shape[dim] {
+	at := index
+	if at < 0 {
+		at += t.shape[dim]
+	}
+	if at < 0 || at >= t.shape[dim] {
 		fail("select", []*Tensor{t}, "index %d is not in dim %d", index, dim)
 	}
-	return t.Narrow(dim, index, 1).squeeze(dim)
+	return t.Narrow(dim, at, 1).squeeze(dim)
 }
 
 func (t *Tensor) squeeze(dim int) *Tensor {

@@ -226,7 +226,7 @@ func powInteger[T integer](x, y T) T {
 		switch {
 		case x == 1:
 			return 1
-		case x*x == 1:
+		case x+1 == 0: // not x·x, which wraps around to 1 for 127 in int8
 			if y%2 == 0 {
 				return 1
 			}
