@@ -21,7 +21,10 @@ import (
 // their sum and the sum of their squares, and backward two sums a channel, all in
 // float64 and added in the order of the ranks: every rank gets the same bits.
 // Every rank must run the same norms in the same order, in training passes only;
-// evaluation exchanges nothing. A rank whose batch is empty takes part.
+// evaluation exchanges nothing. A rank whose batch is empty takes part. Under a
+// [DDP] of the same group, every rank's pass must reach the same parameters too:
+// one that is left out on some ranks moves a bucket's reduction behind the norms'
+// exchanges there, and the ranks end with an error that names both calls.
 //
 // The gradients of gamma and beta are those of a rank's own share, for [DDP] to
 // sum. There is no second derivative.
