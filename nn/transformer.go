@@ -4,7 +4,6 @@ package nn
 
 import (
 	"cmp"
-	"fmt"
 
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -29,7 +28,7 @@ func (o TransformerOptions) activation() Module {
 	case "gelu":
 		return &GELU{}
 	}
-	panic(fmt.Errorf("nn: transformer: no activation %q: there is relu and gelu", o.Activation))
+	panic(tensor.NewError("transformer", nil, "there is no activation %q: there is relu and gelu", o.Activation))
 }
 
 func (o TransformerOptions) norm(b *Build) *LayerNorm {

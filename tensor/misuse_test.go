@@ -184,6 +184,7 @@ func freed() *Tensor {
 	defer tp.Close()
 	return tp.Const(Zeros(2)).AddScalar(1)
 }
+
 // TestNumbersAtTheirLimits: what does not fit fails and does not wrap around.
 func TestNumbersAtTheirLimits(t *testing.T) {
 	yes := FromBool([]bool{true})
