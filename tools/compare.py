@@ -315,16 +315,18 @@ def case_step(r, threads, models=(("gpt", 15), ("mlp", 40))):
         settings = [(py, t, b, layout) for py in r.o.python for t in counts for b in counts for layout in layouts]
         ours, grown, peers = Figure(), Figure(), {s: Figure() for s in settings}
         growth = {s: Figure() for s in settings}
-        for i in range(r.o.rounds):
+        running = list(peers)
+        for _ in range(r.o.rounds):
             got = r.ours("step", "--model", model, "--threads", threads, "--steps", steps)[0]
             ours.add(got["median_us"])
             grown.add(got["growth_bytes"])
-            for s in sorted(peers, key=lambda s: peers[s].median() if peers[s].values else 0)[:None if i == 0 else 2]:
+            for s in running:
                 got = r.peer(s[0], "step", model + s[3], s[1], steps, threads=s[1], blas=s[2])
                 peers[s].add(got["median_us"])
                 growth[s].add(got["growth_bytes"])
                 peers[s].note = f"torch {got['version'].split('+')[0]} {s[1]}/{s[2]}{s[3]}"
-        best = min((p for p in peers if len(peers[p].values) == r.o.rounds), key=lambda p: peers[p].median())
+            running = sorted(running, key=lambda s: peers[s].median())[:2]  # the rest is out after the first round
+        best = min(running, key=lambda p: peers[p].median())
         row(f"step {model} --threads {threads}", ours, peers[best], WANT_STEP.get(model, 1) if threads == 2 else 1, peers[best].note)
         if threads == 2:
             row(f"memory growth of step {model}", grown, growth[best], 1, peers[best].note, lambda v: f"{v / 2**20:.1f} MiB")
