@@ -124,7 +124,9 @@ func Huber(x, target *Tensor, delta float64, opts ...LossOptions) *Tensor {
 
 func huber(x, target *Tensor, delta float64) *Tensor {
 	d := wideLoss(x).Sub(wideLoss(target)).Abs()
-	return Where(d.LtScalar(delta), d.Square().MulScalar(0.5), d.SubScalar(delta/2).MulScalar(delta))
+	near := d.LtScalar(delta)
+	square := Where(near, d, scalarOf(d, 0)).Square() // without the far ones: an infinite one has no slope there
+	return Where(near, square.MulScalar(0.5), d.SubScalar(delta/2).MulScalar(delta))
 }
 
 // BCE returns the mean binary cross-entropy -(t·log x + (1-t)·log(1-x)) of

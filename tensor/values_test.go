@@ -82,6 +82,7 @@ func TestTies(t *testing.T) {
 		{"the 3-norm is flat at 0", func(x *Tensor) *Tensor { return x.Norm(3) }, []float32{0, 0}, []float32{0, 0}},
 		{"the ½-norm is flat in a 0", func(x *Tensor) *Tensor { return x.Norm(0.5) }, []float32{0, 4}, []float32{0, 1}},
 		{"the deviation is flat at 0", func(x *Tensor) *Tensor { return x.Std(1) }, []float32{1, 1}, []float32{0, 0}},
+		{"huber far away", func(x *Tensor) *Tensor { return Huber(x, Zeros(2), 0.5) }, []float32{inf32, -1}, []float32{0.25, -0.25}},
 		{"one zero leaves a product", func(x *Tensor) *Tensor { return x.Prod() }, []float32{2, 0, 4}, []float32{0, 8, 0}},
 		{"two leave nothing", func(x *Tensor) *Tensor { return x.Prod() }, []float32{2, 0, 0}, []float32{0, 0, 0}},
 		{"power 0", func(x *Tensor) *Tensor { return x.Pow(FromFloat32([]float32{0, 2})) }, []float32{0, 0}, []float32{0, 0}},
