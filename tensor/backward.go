@@ -254,8 +254,7 @@ func (b *backprop) add(to int, g *Tensor) {
 	switch {
 	case old == nil:
 		b.hold(to, g)
-	case !b.create && old.dtype == Float32 && old.storage.owners == 1 && old.storage.scope == b.tape.scope && old.IsContiguous() &&
-		old.NumElems()*old.dtype.Size() == old.storage.mem.Size:
+	case !b.create && old.dtype == Float32 && b.ownsAlone(old):
 		// Nobody else sees it: add in place.
 		old.Axpy(1, g.Contiguous())
 	default:

@@ -79,7 +79,7 @@ func bagBounds(operands []*Tensor, ids, offsets *Tensor, withLast bool) *Tensor 
 		if len(ids.shape) != 2 || withLast {
 			fail("embedding bag", operands, "wants ids of two dims, or offsets that say where bags begin")
 		}
-		return ArangeOf(ids.Device(), Int64, 0, float64(ids.shape[0]+1), 1).timesInt(ids.shape[1])
+		return ArangeOf(ids.Device(), Int64, 0, float64(ids.shape[0]+1), 1).MulScalar(float64(ids.shape[1]))
 	}
 	if len(ids.shape) != 1 || len(offsets.shape) != 1 || withLast && offsets.shape[0] == 0 {
 		fail("embedding bag", operands, "with offsets, the ids and they must have one dim")
@@ -102,17 +102,6 @@ func bagBounds(operands []*Tensor, ids, offsets *Tensor, withLast bool) *Tensor 
 		fail("embedding bag", operands, "the last offset is %d, there are %d ids", last, n)
 	}
 	return FromInt64(bounds, len(bounds))
-}
-
-// timesInt multiplies int64s in place.
-func (t *Tensor) timesInt(n int) *Tensor {
-	fused("times", []float64{float64(n)}, []*Tensor{t}, func(_ *work.Pool, a []device.Array) {
-		ids := a[0].Int64s()
-		for i := range ids {
-			ids[i] *= int64(n)
-		}
-	})
-	return t
 }
 
 // bags is one call of EmbeddingBag.

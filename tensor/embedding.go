@@ -76,17 +76,7 @@ func gather(table, ids *Tensor, padding int64) *Tensor {
 // notEqual returns 0 for each id that is equal to one, 1 for others: float32
 // [ids, 1].
 func notEqual(ids *Tensor, one int64) *Tensor {
-	out := result("not equal", Float32, []int{ids.NumElems(), 1}, ids)
-	fused("not equal", []float64{float64(one)}, []*Tensor{out, ids}, func(_ *work.Pool, a []device.Array) {
-		dst := a[0].Float32s()
-		for i, id := range a[1].Int64s() {
-			dst[i] = 1
-			if id == one {
-				dst[i] = 0
-			}
-		}
-	})
-	return out
+	return ids.Reshape(ids.NumElems(), 1).NeScalar(float64(one)).To(Float32)
 }
 
 // scatter is the reverse of gather: rows of g added into numRows rows of zeros.
