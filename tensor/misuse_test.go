@@ -198,6 +198,9 @@ func TestNumbersAtTheirLimits(t *testing.T) {
 	mustFail(t, "negative", func() { RoPEFrequencies(-2, 10000) })
 	a, b := FromInt64([]int64{127, -1, -1, 1}).To(Int8), FromInt64([]int64{-1, -3, -2, -5}).To(Int8)
 	wantFloats(t, "negative powers of integers", a.Pow(b), 0, -1, 1, 1)
+	if got := New(Meta, Float32, 2, 3).RepeatInterleaveBy(FromInt64([]int64{4, 1}), 0).Shape(); !slices.Equal(got, []int{5, 3}) {
+		t.Errorf("repeats of shapes alone give %v, want [5 3]", got)
+	}
 	ones := Full(1, 2, 2)
 	wantFloats(t, "tril of all", ones.Tril(math.MaxInt), 1, 1, 1, 1)
 	wantFloats(t, "triu of none", ones.Triu(math.MaxInt), 0, 0, 0, 0)

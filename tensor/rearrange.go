@@ -226,9 +226,12 @@ func (t *Tensor) RepeatInterleaveBy(counts *Tensor, dim int) *Tensor {
 		}
 		total += n
 	}
-	ids := alloc(nil, CPU(), Int64, []int{int(total)}, false)
+	ids := alloc(nil, t.Device(), Int64, []int{int(total)}, false)
 	left := ids.array().Int64s()
 	for i, n := range repeats {
+		if left == nil {
+			break // there is nothing to write, or no data
+		}
 		for j := range left[:n] {
 			left[j] = int64(i)
 		}
