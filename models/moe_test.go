@@ -90,7 +90,7 @@ func TestBalanceLossIsLeastWhenExpertsAreEquallyBusy(t *testing.T) {
 	c := nn.Evaluation(t.Context())
 	defer c.Close()
 	out := c.CallN(m, tensor.Full(1, 1, 6, 8))
-	if got := out[1].Item(); math.Abs(got-2) > 1e-6 {
+	if got := out[1].Item(); !(math.Abs(got-2) <= 1e-6) {
 		t.Errorf("the loss of an even router is %v, want the number of active experts, 2", got)
 	}
 	m.Gate.Weight.Data().Narrow(0, 1, 1).Fill(5) // everybody wants expert 1

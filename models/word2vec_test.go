@@ -45,7 +45,7 @@ func TestWord2VecFindsNeighbours(t *testing.T) {
 		}
 		c.Close()
 	}
-	if want := 6 * math.Ln2; math.Abs(first-want) > 1e-5 {
+	if want := 6 * math.Ln2; !(math.Abs(first-want) <= 1e-5) {
 		t.Errorf("the first loss is %v; of zero contexts it is 6·ln 2 = %v", first, want)
 	}
 	if last > 0.85*first {

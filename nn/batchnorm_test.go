@@ -29,20 +29,20 @@ func TestBatchNormTracksStatistics(t *testing.T) {
 		for _, batch := range normBatches {
 			ctx := Training(t.Context())
 			y := ctx.Call(n, tensor.FromFloat32(batch, 4, 1)).Float32s()
-			if math.Abs(float64(y[0])+1) > 1e-5 || math.Abs(float64(y[1])-1) > 1e-5 {
+			if !(math.Abs(float64(y[0])+1) <= 1e-5 && math.Abs(float64(y[1])-1) <= 1e-5) {
 				t.Errorf("%+v: a batch became %v, want -1 and 1", c.options, y)
 			}
 			ctx.Close()
 		}
 		mean, variance := n.RunningMean.Data.Item(), n.RunningVar.Data.Item()
-		if math.Abs(mean-c.mean) > 1e-6 || math.Abs(variance-c.variance) > 1e-6 || n.NumBatchesTracked.Data.Item() != 2 {
+		if !(math.Abs(mean-c.mean) <= 1e-6 && math.Abs(variance-c.variance) <= 1e-6) || n.NumBatchesTracked.Data.Item() != 2 {
 			t.Errorf("%+v: mean %v and variance %v after %v batches, want %v and %v after 2",
 				c.options, mean, variance, n.NumBatchesTracked.Data.Item(), c.mean, c.variance)
 		}
 		ctx := Evaluation(t.Context())
 		y := ctx.Call(n, tensor.FromFloat32([]float32{3}, 1, 1)).Item()
 		ctx.Close()
-		if want := (3 - mean) / math.Sqrt(variance+1e-5); math.Abs(y-want) > 1e-5 {
+		if want := (3 - mean) / math.Sqrt(variance+1e-5); !(math.Abs(y-want) <= 1e-5) {
 			t.Errorf("%+v: 3 is evaluated to %v, want %v", c.options, y, want)
 		}
 		if n.NumBatchesTracked.Data.Item() != 2 {
@@ -56,7 +56,7 @@ func TestBatchNormTracksStatistics(t *testing.T) {
 	}
 	ctx := Evaluation(t.Context())
 	defer ctx.Close()
-	if y := ctx.Call(n, tensor.FromFloat32(normBatches[1], 1, 1, 2, 2)).Float32s(); math.Abs(float64(y[1])-1) > 1e-5 {
+	if y := ctx.Call(n, tensor.FromFloat32(normBatches[1], 1, 1, 2, 2)).Float32s(); !(math.Abs(float64(y[1])-1) <= 1e-5) {
 		t.Errorf("a batch is evaluated to %v, want -1 and 1", y)
 	}
 }
@@ -97,7 +97,7 @@ func TestBatchNormFusions(t *testing.T) {
 	}
 	near := func(what string, got, want []float32) {
 		for i, w := range want {
-			if d := math.Abs(float64(got[i] - w)); d > 1e-4*(1+math.Abs(float64(w))) {
+			if d := math.Abs(float64(got[i] - w)); !(d <= 1e-4*(1+math.Abs(float64(w)))) {
 				t.Errorf("%s: element %d is %v, want %v", what, i, got[i], w)
 				return
 			}

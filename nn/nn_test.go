@@ -471,7 +471,7 @@ func TestSharedParameter(t *testing.T) {
 	}
 	w, bias := l.Weight.Data().Item(), l.Bias.Data().Item()
 	// y = w(3w + b) + b, dy/dw = 6w + b
-	if g := l.Weight.Grad().Item(); math.Abs(g-(6*w+bias)) > 1e-5 {
+	if g := l.Weight.Grad().Item(); !(math.Abs(g-(6*w+bias)) <= 1e-5) {
 		t.Errorf("gradient %v, want %v", g, 6*w+bias)
 	}
 }

@@ -63,7 +63,7 @@ func TestSparseParametersTakeRows(t *testing.T) {
 		t.Fatal("a table that is used whole has no dense gradient")
 	}
 	for i, w := range want.Float32s() {
-		if d := got.Float32s()[i] - w; d > 1e-5 || d < -1e-5 {
+		if d := got.Float32s()[i] - w; !(-1e-5 <= d && d <= 1e-5) {
 			t.Errorf("element %d: %v, the dense table has %v", i, got.Float32s()[i], w)
 		}
 	}

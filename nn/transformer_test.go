@@ -234,7 +234,7 @@ func TestKVCache(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, v := range y.Float32s() {
-				if w := want.Narrow(1, at, n).Float32s()[i]; math.Abs(float64(v-w)) > 1e-5 {
+				if w := want.Narrow(1, at, n).Float32s()[i]; !(math.Abs(float64(v-w)) <= 1e-5) {
 					t.Fatalf("%d positions from %d on: element %d is %v, want %v", n, at, i, v, w)
 				}
 			}

@@ -294,7 +294,7 @@ func TestSchedulesAsInPyTorch(t *testing.T) {
 				if d := math.Abs(g.LR() - want[i]); !(d <= 1e-12*max(want[i], g.BaseLR()/10)) {
 					t.Errorf("%s %+v: rate of group %d at step %d is %v, PyTorch's %v", c.Schedule, c.Options, i, step, g.LR(), want[i])
 				}
-				if len(c.Momenta) > 0 && math.Abs(g.Momentum()-c.Momenta[step]) > 1e-12 {
+				if len(c.Momenta) > 0 && !(math.Abs(g.Momentum()-c.Momenta[step]) <= 1e-12) {
 					t.Errorf("%s %+v: momentum at step %d is %v, PyTorch's %v", c.Schedule, c.Options, step, g.Momentum(), c.Momenta[step])
 				}
 			}
@@ -336,7 +336,7 @@ func TestPlateauAsInPyTorch(t *testing.T) {
 			state = q.State()
 			for j := range opt.Groups() {
 				a, b, want := opt.Groups()[j].LR(), other.Groups()[j].LR(), c.LRs[epoch][j]
-				if math.Abs(a-want) > 1e-12*want || a != b {
+				if !(math.Abs(a-want) <= 1e-12*want) || a != b {
 					t.Errorf("case %d, epoch %d: rate of group %d is %v, resumed %v, PyTorch's %v", i, epoch, j, a, b, want)
 				}
 			}

@@ -101,7 +101,7 @@ func TestStepsAsInPyTorch(t *testing.T) {
 			if c.Clip > 0 {
 				var norm float64
 				norm, scale = ClipGradNorm(ps, c.Clip)
-				if want := c.Norms[step]; math.Abs(norm-want) > 1e-6*want {
+				if want := c.Norms[step]; !(math.Abs(norm-want) <= 1e-6*want) {
 					t.Errorf("case %d, step %d: norm %v, PyTorch's %v", i, step, norm, want)
 				}
 			}
@@ -117,7 +117,7 @@ func TestStepsAsInPyTorch(t *testing.T) {
 		for j, p := range ps {
 			for k, got := range p.Data().Float32s() {
 				want := math.Float32frombits(uint32(c.Bits[j][k]))
-				if exact && got != want || math.Abs(float64(got-want)) > 1e-6 {
+				if exact && got != want || !(math.Abs(float64(got-want)) <= 1e-6) {
 					t.Errorf("case %d (%s, scheduled %t, clip %v): element %d of parameter %d is %v, PyTorch's %v",
 						i, c.Optimizer, c.Scheduled, c.Clip, k, j, got, want)
 					break
@@ -233,7 +233,7 @@ func TestWarmupCosine(t *testing.T) {
 		{12, 4, 20, 0.1, 0.55}, {0, 0, 10, 0, 1}, {5, 0, 10, 0.2, 0.6}, {0, 10, 5, 0, 0.1}, {7, 10, 5, 0.5, 0.8}, {0, 0, 1, 0.1, 1}, {1, 0, 1, 0.1, 0.1},
 		{0, 1, 1, 0, 1},
 	} {
-		if got := WarmupCosine(c.warmup, c.steps, c.floor)(c.step, 1); math.Abs(got-c.want) > 1e-12 {
+		if got := WarmupCosine(c.warmup, c.steps, c.floor)(c.step, 1); !(math.Abs(got-c.want) <= 1e-12) {
 			t.Errorf("WarmupCosine(%d, %d, %v) is %v at step %d, want %v", c.warmup, c.steps, c.floor, got, c.step, c.want)
 		}
 	}

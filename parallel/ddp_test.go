@@ -93,7 +93,7 @@ func TestTwoRanksTrainAsOne(t *testing.T) {
 						off, where := difference(t, gradients(m), grads[i])
 						worstGrad = max(worstGrad, off)
 						worstLoss = max(worstLoss, math.Abs(mean.Item()-losses[i])/losses[i])
-						if worstGrad > 1e-5 || worstLoss > 1e-5 {
+						if !(worstGrad <= 1e-5 && worstLoss <= 1e-5) {
 							return fmt.Errorf("step %d: loss %v, alone %v; the gradient of %s is off by %.1e", i, mean.Item(), losses[i], where, off)
 						}
 					}
@@ -323,7 +323,7 @@ func TestUnusedParameter(t *testing.T) {
 					}
 					for name, got := range gradients(m) {
 						for i, v := range got {
-							if math.Abs(float64(v-want[name][i])) > 1e-6 {
+							if !(math.Abs(float64(v-want[name][i])) <= 1e-6) {
 								return fmt.Errorf("pass %d: gradient of %s is %v, want %v", pass, name, got, want[name])
 							}
 						}

@@ -97,7 +97,7 @@ func TestSyncBatchNorm(t *testing.T) {
 					if err := g.AllReduce(ctx, sum, dist.Sum); err != nil {
 						return err
 					}
-					if d := sum.Item() - losses[i]; max(d, -d) > 1e-5*losses[i] {
+					if d := sum.Item() - losses[i]; !(max(d, -d) <= 1e-5*losses[i]) {
 						return fmt.Errorf("step %d: loss %v, alone %v", i, sum.Item(), losses[i])
 					}
 				}
@@ -111,7 +111,7 @@ func TestSyncBatchNorm(t *testing.T) {
 						continue
 					}
 					for j, v := range b.Data.Float32s() {
-						if d := abs(v - want[i].Data.Float32s()[j]); d > 1e-5 {
+						if d := abs(v - want[i].Data.Float32s()[j]); !(d <= 1e-5) {
 							return fmt.Errorf("%s: element %d is off by %v", b.Name(), j, d)
 						}
 					}

@@ -99,7 +99,7 @@ func TestAvgPool2dBackward(t *testing.T) {
 			for j := range x {
 				right += float64(x[j]) * float64(dx[j])
 			}
-			if math.Abs(left-right) > 1e-5 {
+			if !(math.Abs(left-right) <= 1e-5) {
 				t.Errorf("%+v: Σ y·g is %v, Σ x·dx is %v", c, left, right)
 			}
 			if i == 0 {

@@ -174,7 +174,7 @@ func TestBackwardOracles(t *testing.T) {
 	}
 	check := func(what string, got float64, f func() float64, x []float64, i int) {
 		t.Helper()
-		if want := difference(f, x, i); math.Abs(got-want) > 1e-6*(1+math.Abs(want)) {
+		if want := difference(f, x, i); !(math.Abs(got-want) <= 1e-6*(1+math.Abs(want))) {
 			t.Errorf("%s %d: %v, by differences %v", what, i, got, want)
 		}
 	}
@@ -339,7 +339,7 @@ func TestCrossEntropy(t *testing.T) {
 				lse, lseIntact := guarded(rows)
 				CrossEntropy(p, loss, lse, x, targets, rows, classes)
 				for r := range want {
-					if math.Abs(float64(loss[r])-want[r]) > 1e-6*(1+want[r]) {
+					if !(math.Abs(float64(loss[r])-want[r]) <= 1e-6*(1+want[r])) {
 						t.Fatalf("%s: the loss of row %d is %v, want %v", name, r, loss[r], want[r])
 					}
 				}
@@ -360,7 +360,7 @@ func TestCrossEntropy(t *testing.T) {
 		loss, lse := make([]float32, 3), make([]float32, 3)
 		logits := []float32{1, negInf, 1, inf, 0, 0, negInf, negInf, negInf}
 		CrossEntropy(nil, loss, lse, logits, []int64{0, 1, IgnoreTarget}, 3, 3)
-		if math.Abs(float64(loss[0])-math.Ln2) > 1e-6 || loss[1] != inf || loss[2] != 0 {
+		if !(math.Abs(float64(loss[0])-math.Ln2) <= 1e-6) || loss[1] != inf || loss[2] != 0 {
 			t.Errorf("losses of infinite logits are %v", loss)
 		}
 	})

@@ -309,11 +309,11 @@ func TestReductions(t *testing.T) {
 				squares += float64(v) * float64(v)
 			}
 			for _, p := range ps {
-				if got := Sum(p, x); math.Abs(float64(got)-sum) > 1e-7*math.Abs(sum)+1e-12 {
+				if got := Sum(p, x); !(math.Abs(float64(got)-sum) <= 1e-7*math.Abs(sum)+1e-12) {
 					t.Fatalf("n=%d: Sum is %v, want %v", n, got, sum)
 				}
 				got := SumSquares(p, x)
-				if math.Abs(got-squares) > 1e-13*squares {
+				if !(math.Abs(got-squares) <= 1e-13*squares) {
 					t.Fatalf("n=%d: SumSquares is %v, want %v", n, got, squares)
 				}
 				if first := SumSquares(ps[0], x); got != first {
@@ -347,7 +347,7 @@ func TestReductions(t *testing.T) {
 						want += float64(x[r*cols+c])
 					}
 					tol := 5e-7 * float64(rows+8)
-					if math.Abs(float64(over[c])-want) > tol || math.Abs(float64(onto[c])-want-float64(start[c])) > tol {
+					if !(math.Abs(float64(over[c])-want) <= tol && math.Abs(float64(onto[c])-want-float64(start[c])) <= tol) {
 						t.Fatalf("%d×%d: SumRows of column %d is %v and %v, want %v and %v", rows, cols, c, over[c], onto[c], want, want+float64(start[c]))
 					}
 				}
@@ -357,7 +357,7 @@ func TestReductions(t *testing.T) {
 						want += float64(v)
 						top = max(top, v)
 					}
-					if math.Abs(float64(rowSums[r])-want) > 1e-6*(1+math.Abs(want)) || rowMax[r] != top {
+					if !(math.Abs(float64(rowSums[r])-want) <= 1e-6*(1+math.Abs(want))) || rowMax[r] != top {
 						t.Fatalf("%d×%d: row %d has sum %v and maximum %v, want %v and %v", rows, cols, r, rowSums[r], rowMax[r], want, top)
 					}
 				}
