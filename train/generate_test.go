@@ -189,3 +189,28 @@ func TestLoadLMErrors(t *testing.T) {
 		}
 	}
 }
+
+// A checkpoint whose recipe asks for petabytes is compared with its weights
+// before anything is allocated.
+func TestHugeRecipeAllocatesNothing(t *testing.T) {
+	c := tiny(t, writeText(t, 20_000))
+	if _, err := run(t, 1, c); err != nil {
+		t.Fatal(err)
+	}
+	ck, err := latest(t.Context(), c.Out, noNotice(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved, err := openSaved(ck)
+	if err != nil {
+		t.Fatal(err)
+	}
+	saved.recipe.Width, saved.recipe.Layers = saved.recipe.Heads<<16, 1<<10
+	if err := saved.recipe.model().Validate(); err != nil {
+		t.Fatal(err)
+	}
+	r := &lmRun{cfg: saved.recipe, tokenizer: saved.tokenizer, report: Discard}
+	if err := r.buildModel(t.Context(), saved); !errors.As(err, new(*checkpoint.StateDictError)) {
+		t.Errorf("the error is %.200v", err)
+	}
+}

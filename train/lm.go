@@ -161,6 +161,13 @@ func promptFor(source string, text *data.Text) (string, error) {
 func (r *lmRun) buildModel(ctx context.Context, saved *savedRun) (err error) {
 	size := r.cfg.model()
 	size.Vocab = r.tokenizer.Size() // a small text may not have as many pairs worth an entry
+	if saved != nil {
+		// The recipe is only what a file says: nothing is allocated for it before the
+		// weights agree.
+		if err := matchModel(saved.checkpoint, models.NewGPT(&nn.Build{Device: tensor.Meta}, size)); err != nil {
+			return fmt.Errorf("train lm: resume: %w", err)
+		}
+	}
 	r.model = models.NewGPT(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, size)
 	r.params = nn.Parameters(r.model)
 	if r.cfg.Recompute {
