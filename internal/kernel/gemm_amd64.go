@@ -29,6 +29,16 @@ func tile(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c
 	}
 }
 
+// tiles computes n full tiles, those of tile, whose operands and C are aNext,
+// bNext and cNext elements apart; the bias is that of all.
+func tiles(n, k int, a *float32, aNext, aRow, aCol int, b *float32, bNext, bRow int, c *float32, cNext, ldc int, alpha, beta float32, bias *float32) {
+	if useISA == avx512 {
+		gemmTiles512(n, k, a, aNext, aRow, aCol, b, bNext, bRow, c, cNext, ldc, alpha, beta, bias)
+		return
+	}
+	eachTile(n, k, a, aNext, aRow, aCol, b, bNext, bRow, c, cNext, ldc, alpha, beta, bias)
+}
+
 // tilePairs is tile for pairs. C is float32, or bfloat16 if half is not 0; then
 // beta must be 0. Only where usePairs is set.
 func tilePairs(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c *float32, ldcBytes int, alpha, beta float32, bias *float32, half int) {

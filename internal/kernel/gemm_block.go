@@ -326,7 +326,14 @@ func (g *product) bandRows(s *scratch, c *block, i0, i1, k0, k1 int) {
 		b = panels{g.shared[g.slots(k0-g.k0)*count*step:], step * slots, g.nr, 1}
 	}
 	for j := g.s0; j < g.s1; j += g.nr {
-		for i := i0; i < i1; i += g.mr {
+		i := i0
+		if n := (i1 - i0) / g.mr; n > 0 && g.how != paired && g.s1-j >= g.nr {
+			beta, bias := g.atStart(k0, j)
+			tiles(n, k1-k0, &a.base[0], a.panel, a.row, a.col, &b.base[(j-g.s0)/g.nr*b.panel], 0, b.row,
+				&c.data[(i-c.i0)*c.ld+j-c.j0], g.mr*c.ld, c.ld, g.alpha, beta, bias)
+			i += n * g.mr
+		}
+		for ; i < i1; i += g.mr {
 			g.tile(c, i, min(g.mr, i1-i), j, min(g.nr, g.s1-j), k0, k1, &a, (i-i0)/g.mr, &b, (j-g.s0)/g.nr)
 		}
 	}
@@ -348,9 +355,24 @@ func (g *product) bandCols(s *scratch, c *block, j0, j1, k0, k1 int) {
 		a = panels{g.shared[g.slots(k0-g.k0)*count*step:], step * slots, 1, g.aStep}
 	}
 	for i := g.s0; i < g.s1; i += g.mr {
-		for j := j0; j < j1; j += g.nr {
+		j := j0
+		if n := (j1 - j0) / g.nr; n > 0 && g.how != paired && g.bias == nil && g.s1-i >= g.mr {
+			beta, _ := g.atStart(k0, j) // the tiles of a row have biases of their own
+			tiles(n, k1-k0, &a.base[(i-g.s0)/g.mr*a.panel], 0, a.row, a.col, &b.base[0], b.panel, b.row,
+				&c.data[(i-c.i0)*c.ld+j-c.j0], g.nr, c.ld, g.alpha, beta, nil)
+			j += n * g.nr
+		}
+		for ; j < j1; j += g.nr {
 			g.tile(c, i, min(g.mr, g.s1-i), j, min(g.nr, j1-j), k0, k1, &a, (i-g.s0)/g.mr, &b, (j-j0)/g.nr)
 		}
+	}
+}
+
+// eachTile is tiles where there is no assembly for it.
+func eachTile(n, k int, a *float32, aNext, aRow, aCol int, b *float32, bNext, bRow int, c *float32, cNext, ldc int, alpha, beta float32, bias *float32) {
+	mr, nr, _ := tileShape()
+	for i := range n {
+		tile(mr, nr, k, shift(a, i*aNext), aRow, aCol, shift(b, i*bNext), bRow, shift(c, i*cNext), ldc, alpha, beta, bias)
 	}
 }
 

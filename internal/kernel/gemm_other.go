@@ -10,6 +10,10 @@ func tile(rows, cols, k int, a *float32, aRow, aCol int, b *float32, bRow int, c
 	portableTile(rows, cols, k, a, aRow, aCol, b, bRow, c, ldc, alpha, beta, bias)
 }
 
+func tiles(n, k int, a *float32, aNext, aRow, aCol int, b *float32, bNext, bRow int, c *float32, cNext, ldc int, alpha, beta float32, bias *float32) {
+	eachTile(n, k, a, aNext, aRow, aCol, b, bNext, bRow, c, cNext, ldc, alpha, beta, bias)
+}
+
 func packRows(dst *float32, dstStep int, src *float32, srcStep, count, width, pad int) {
 	portablePackRows(dst, dstStep, src, srcStep, count, width, pad)
 }

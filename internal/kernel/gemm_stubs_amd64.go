@@ -9,6 +9,11 @@ package kernel
 //go:noescape
 func gemmTile512(rows int, cols int, k int, a *float32, aRow int, aCol int, b *float32, bRow int, c *float32, ldc int, alpha float32, beta float32, bias *float32)
 
+// gemmTiles512 computes tiles of 12 rows by 32 columns, whose operands and C are aNext, bNext and cNext elements apart.
+//
+//go:noescape
+func gemmTiles512(tiles int, k int, a *float32, aNext int, aRow int, aCol int, b *float32, bNext int, bRow int, c *float32, cNext int, ldc int, alpha float32, beta float32, bias *float32)
+
 // gemmTile256 computes a tile of rows ≤ 6 by cols ≤ 16; 16 columns of B can be read.
 //
 //go:noescape

@@ -27,6 +27,7 @@ func main() {
 	switch *part {
 	case "gemm":
 		tile512("gemmTile512", "computes a tile of rows ≤ 12 by cols ≤ 32.", false)
+		tiles512()
 		tile256()
 		packRows512()
 		packRows256()

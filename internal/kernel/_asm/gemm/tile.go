@@ -216,6 +216,86 @@ func tile512Rows(rows, vectors int, bf16 bool) {
 	}
 }
 
+const tilesSignature = "func(tiles, k int, a *float32, aNext, aRow, aCol int, b *float32, bNext, bRow int, c *float32, cNext, ldc int, alpha, beta float32, bias *float32)"
+
+// tiles512 computes full tiles one after the other: without masks, and without
+// the way through Go, which takes as long as storing a tile.
+func tiles512() {
+	const rows, vectors = 12, 2
+	begin("gemmTiles512", tilesSignature, "computes tiles of 12 rows by 32 columns, whose operands and C are aNext, bNext and cNext elements apart.")
+	acc := func(r, v int) VecPhysical { return zmm[r*vectors+v] }
+	Label("tile")
+	loadTile()
+	startTile(rows, vectors, func() { loadStride("ldc", cRow) })
+	for i := range rows * vectors {
+		VPXORD(zmm[i], zmm[i], zmm[i])
+	}
+	Label("loop")
+	for v := range vectors {
+		VMOVUPS(Mem{Base: bPointer, Disp: 64 * v}, zmm[24+v])
+	}
+	for r := range rows {
+		x := zmm[26+r%4]
+		VBROADCASTSS(aElement(r), x)
+		for v := range vectors {
+			VFMADD231PS(zmm[24+v], x, acc(r, v))
+		}
+	}
+	advance(rows)
+	DECQ(count)
+	JNZ(LabelRef("loop"))
+
+	load("bias", scratch)
+	MOVL(argument("alpha"), EBX)
+	SUBL(U32(math.Float32bits(1)), EBX)
+	ORQ(scratch, RBX)
+	JZ(LabelRef("scaled"))
+	VBROADCASTSS(argument("alpha"), Z24)
+	VPXORD(Z26, Z26, Z26)
+	VPXORD(Z27, Z27, Z27)
+	TESTQ(scratch, scratch)
+	JZ(LabelRef("unbiased"))
+	for v := range vectors {
+		VMOVUPS(Mem{Base: scratch, Disp: 64 * v}, zmm[26+v])
+	}
+	Label("unbiased")
+	for r := range rows {
+		for v := range vectors {
+			VFMADD213PS(zmm[26+v], Z24, acc(r, v))
+		}
+	}
+	Label("scaled")
+	MOVL(argument("beta"), scratch.As32())
+	SHLL(Imm(1), scratch.As32())
+	JZ(LabelRef("write"))
+	VBROADCASTSS(argument("beta"), Z25)
+	for r := range rows {
+		for v := range vectors {
+			VFMADD231PS(Mem{Base: cPointer, Disp: 64 * v}, Z25, acc(r, v))
+		}
+		if r < rows-1 {
+			ADDQ(cRow, cPointer)
+		}
+	}
+	load("c", cPointer)
+	Label("write")
+	for r := range rows {
+		for v := range vectors {
+			VMOVUPS(acc(r, v), Mem{Base: cPointer, Disp: 64 * v})
+		}
+		if r < rows-1 {
+			ADDQ(cRow, cPointer)
+		}
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		loadStride(name+"Next", scratch)
+		ADDQ(scratch, argument(name))
+	}
+	DECQ(argument("tiles"))
+	JNZ(LabelRef("tile"))
+	end()
+}
+
 // tile256 keeps up to 6 rows of two registers of C. It reads 16 columns of B
 // whatever cols is; it reads and writes exactly cols columns of C.
 func tile256() {
