@@ -57,7 +57,7 @@ func (a *Adagrad) Step(gradScale float64) {
 		}
 		if rows := p.RowGrad(); rows != nil {
 			if o.WeightDecay != 0 {
-				fail("adagrad", p, "its gradient comes by rows: WeightDecay must be 0, for it would move every row")
+				a.fail("adagrad", p, "its gradient comes by rows: WeightDecay must be 0, for it would move every row")
 			}
 			tensor.AdagradRows(p.Data(), g.state[i][0], *rows, s)
 			return

@@ -94,7 +94,7 @@ func adamScalars(g *group[AdamOptions], step int, gradScale float64) tensor.Adam
 func (a *adam) Step(gradScale float64) {
 	a.updates = a.updates[:0]
 	a.eachGrad(func(g *group[AdamOptions], i int, p *nn.Parameter, step int) {
-		wantDense("adam", p)
+		a.wantDense("adam", p)
 		u := tensor.AdamUpdate{Param: p.Data(), Grad: p.Grad(), ExpAvg: g.state[i][0], ExpAvgSq: g.state[i][1], AdamScalars: adamScalars(g, step, gradScale)}
 		u.Decoupled = a.decoupled
 		if g.options.AMSGrad {
@@ -137,7 +137,7 @@ func (a *SparseAdam) Step(gradScale float64) {
 	a.eachGrad(func(g *group[AdamOptions], i int, p *nn.Parameter, step int) {
 		rows := p.RowGrad()
 		if rows == nil {
-			fail("sparse adam", p, "its gradient is dense: use Adam for it, or set Sparse")
+			a.fail("sparse adam", p, "its gradient is dense: use Adam for it. Sparse makes gradients come by rows only for tables that Embedding and EmbeddingBag look up, and only if nothing else reads them")
 		}
 		tensor.AdamRows(p.Data(), g.state[i][0], g.state[i][1], *rows, adamScalars(g, step, gradScale))
 	})

@@ -77,10 +77,10 @@ func CheckGradNorm(params []*nn.Parameter, norm float64) error {
 		return nil
 	}
 	e := &NonFiniteError{Norm: norm}
-	for _, p := range params {
+	for i, p := range params {
 		if g := gradOf(p); g != nil {
 			if s := g.SumSquares(); math.IsNaN(s) || math.IsInf(s, 0) {
-				e.Params = append(e.Params, p.Name())
+				e.Params = append(e.Params, nameOf(p, i))
 			}
 		}
 	}

@@ -78,11 +78,12 @@ func (e *EMA) Swapped() bool { return e.swapped }
 
 // State returns the averages, named ema.PARAMETER, and the number of updates,
 // n_averaged; writing them loads a state. It panics while the averages are
-// swapped in.
+// swapped in, and for parameters without names of their own.
 func (e *EMA) State() nn.NamedTensors {
 	c := checks{op: "ema state"}
 	c.want(!e.swapped, "the model holds the averages: call Swap first")
 	c.end()
+	wantNames("ema state", e.params)
 	var out nn.NamedTensors
 	for i, p := range e.params {
 		out = append(out, nn.NamedTensor{Name: "ema." + p.Name(), Tensor: e.averages[i]})

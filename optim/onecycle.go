@@ -23,7 +23,8 @@ type OneCycleOptions struct {
 // OneCycle is the policy of Smith and Topin 2018: the learning rate rises from
 // MaxLR/DivFactor to MaxLR and falls to the start divided by FinalDivFactor,
 // while the momentum (Beta1 of Adam) goes the other way. With ThreePhase it
-// falls back to the start, at the speed of the rise, before the end.
+// falls back to the start, at the speed of the rise, before the end. Steps from
+// TotalSteps on stay at the last values, where PyTorch raises an error.
 type OneCycle struct {
 	o      OneCycleOptions
 	phases []phase
@@ -118,7 +119,10 @@ func (s *OneCycle) Apply(opt Optimizer, step int) {
 		return
 	}
 	m := s.Momentum(step)
-	for _, g := range opt.Groups() {
+	for i, g := range opt.Groups() {
+		c := checks{op: "one cycle lr"}
+		c.want(g.cycles, "group %d was made without momentum, which the cycle moves: give the optimizer some, or set KeepMomentum of OneCycleOptions", i)
+		c.end()
 		g.SetMomentum(m)
 	}
 }

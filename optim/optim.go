@@ -27,12 +27,16 @@
 //
 // # Caveats
 //
-//   - Options have PyTorch's names and, where they are zero, its defaults. To
+//   - Options have PyTorch's names and, where they are zero, its defaults, but
+//     for WeightDecay of [AdamW]: 0 is none there, where PyTorch's is 0.01. To
 //     ask for zero where that means a default, as for Adam without momentum,
 //     give [Zero]. Options that make no sense panic with a *tensor.Error that
 //     lists all of them.
 //   - Names, and so the state's, are those of the model last walked by
-//     nn.Parameters.
+//     nn.Parameters. Several models in one optimizer are walked as one, or they
+//     would share names: nn.Parameters(&struct{G, D *Net}{g, d}) calls them
+//     g.… and d.…. Messages call a parameter without a name by its place, param 3;
+//     State refuses it.
 //   - An optimizer belongs to the goroutine of its model.
 //   - Parameters are float32: in mixed precision they are the master weights.
 //   - Gradients by rows (nn.Parameter.Sparse) are for [SGD], [Adagrad] and
@@ -43,6 +47,7 @@ package optim
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
@@ -133,17 +138,24 @@ type base[O any] struct {
 // twice, and a checkpoint would have two states by one name.
 func (b *base[O]) addGroup(g Group, options O, kinds ...string) *group[O] {
 	seen := make(map[*nn.Parameter]bool)
-	for _, g := range b.groups {
-		for _, p := range g.params {
-			seen[p] = true
-		}
+	for _, p := range b.params() {
+		seen[p] = true
 	}
-	for _, p := range g.params {
+	// Later groups may be empty, as that of the biases of a model without.
+	wanted := checks{op: "add group"}
+	wanted.want(len(b.groups)+len(g.params) > 0, "there are no parameters to optimize: nn.Parameters(model) found none, or was not asked")
+	wanted.end()
+	for i, p := range g.params {
+		position := len(b.params()) + i
+		if p == nil {
+			wanted.want(false, "param %d is nil", position)
+			wanted.end()
+		}
 		if seen[p] {
-			fail("add group", p, "the parameter is in a group already")
+			fail("add group", p, position, "the parameter is in a group already")
 		}
 		if p.Data().DType() != tensor.Float32 {
-			fail("add group", p, "parameters are float32; compute in another dtype by nn.WithAutocast")
+			fail("add group", p, position, "parameters are float32; compute in another dtype by nn.WithAutocast")
 		}
 		seen[p] = true
 	}
@@ -159,6 +171,15 @@ func (b *base[O]) addGroup(g Group, options O, kinds ...string) *group[O] {
 	}
 	b.groups = append(b.groups, added)
 	return added
+}
+
+// params returns the parameters of all groups, in order.
+func (b *base[O]) params() []*nn.Parameter {
+	var ps []*nn.Parameter
+	for _, g := range b.groups {
+		ps = append(ps, g.params...)
+	}
+	return ps
 }
 
 // ZeroGrad forgets the gradients of all parameters.
@@ -180,13 +201,15 @@ func (b *base[O]) Groups() []*Group {
 }
 
 // State returns the state tensors, named KIND.PARAMETER, and the counts of
-// updates, step.PARAMETER.
+// updates, step.PARAMETER. It panics with a *tensor.Error when there is state to
+// name and parameters have no names, or the same.
 func (b *base[O]) State() nn.NamedTensors {
 	var out nn.NamedTensors
 	for _, g := range b.groups {
 		if len(g.kinds) == 0 {
 			continue // nothing depends on the counts
 		}
+		wantNames("optimizer state", b.params())
 		for k, kind := range g.kinds {
 			for i, p := range g.params {
 				out = append(out, nn.NamedTensor{Name: kind + "." + p.Name(), Tensor: g.state[i][k]})
@@ -223,15 +246,20 @@ func (b *base[O]) eachGrad(fn func(g *group[O], i int, p *nn.Parameter, step int
 }
 
 // wantDense panics for a gradient by rows, as PyTorch does.
-func wantDense(op string, p *nn.Parameter) {
+func (b *base[O]) wantDense(op string, p *nn.Parameter) {
 	if p.RowGrad() != nil {
-		fail(op, p, "its gradient comes by rows, which %s does not take: use SparseAdam, Adagrad or SGD, or leave Sparse unset", op)
+		b.fail(op, p, "its gradient comes by rows, which %s does not take: use SparseAdam, Adagrad or SGD, or leave Sparse unset", op)
 	}
 }
 
-func fail(op string, p *nn.Parameter, format string, args ...any) {
+// fail panics with an Error about a parameter of the optimizer.
+func (b *base[O]) fail(op string, p *nn.Parameter, format string, args ...any) {
+	fail(op, p, slices.Index(b.params(), p), format, args...)
+}
+
+func fail(op string, p *nn.Parameter, position int, format string, args ...any) {
 	panic(&tensor.Error{
-		Op: op, Names: []string{p.Name()}, Shapes: [][]int{p.Data().Shape()}, DTypes: []tensor.DType{p.Data().DType()},
+		Op: op, Names: []string{nameOf(p, position)}, Shapes: [][]int{p.Data().Shape()}, DTypes: []tensor.DType{p.Data().DType()},
 		Msg: fmt.Sprintf(format, args...),
 	})
 }

@@ -48,7 +48,7 @@ func TestBadOptions(t *testing.T) {
 		"sparse adam":      {func() { NewSparseAdam(ps, SparseAdamOptions{Beta2: 1.5}) }, []string{"sparse adam", "Beta2 is 1.5"}},
 		"adagrad":          {func() { NewAdagrad(ps, AdagradOptions{LRDecay: -1, InitialAccumulatorValue: -2}) }, []string{"LRDecay is -1", "InitialAccumulatorValue is -2"}},
 		"rmsprop":          {func() { NewRMSprop(ps, RMSpropOptions{Alpha: 1, Momentum: -1}) }, []string{"Alpha is 1", "Momentum is -1"}},
-		"added group":      {func() { NewSGD(nil, SGDOptions{}).AddGroup(ps, SGDOptions{LR: -1}) }, []string{"LR is -1"}},
+		"added group":      {func() { NewSGD(names(1), SGDOptions{}).AddGroup(ps, SGDOptions{LR: -1}) }, []string{"LR is -1"}},
 		"set lr":           {func() { NewSGD(ps, SGDOptions{}).Groups()[0].SetLR(nan) }, []string{"LR is NaN"}},
 		"set momentum":     {func() { NewSGD(ps, SGDOptions{}).Groups()[0].SetMomentum(0.9) }, []string{"made without momentum"}},
 		"momentum of 1":    {func() { NewAdam(ps, AdamOptions{}).Groups()[0].SetMomentum(1) }, []string{"momentum is 1"}},
@@ -65,7 +65,7 @@ func TestBadOptions(t *testing.T) {
 		"warmup cosine":    {func() { WarmupCosine(1, 2, nan) }, []string{"floor is NaN"}},
 		"lambda":           {func() { LambdaLR(func(int) float64 { return nan }).Apply(NewSGD(ps, SGDOptions{}), 0) }, []string{"LR is NaN"}},
 		"one cycle":        {func() { OneCycleLR(OneCycleOptions{PctStart: 2, AnnealStrategy: "sin"}) }, []string{"TotalSteps is 0", "PctStart is 2", `"sin"`}},
-		"cycle's momentum": {func() { OneCycleLR(OneCycleOptions{TotalSteps: 9}).Apply(NewSGD(ps, SGDOptions{}), 0) }, []string{"without momentum"}},
+		"cycle's momentum": {func() { OneCycleLR(OneCycleOptions{TotalSteps: 9}).Apply(NewSGD(ps, SGDOptions{}), 0) }, []string{"group 0", "without momentum", "KeepMomentum"}},
 		"plateau": {func() {
 			ReduceLROnPlateau(NewSGD(ps, SGDOptions{}), PlateauOptions{Mode: "best", Factor: 1, ThresholdMode: "x", Cooldown: -1, MinLR: nan})
 		}, []string{`"best"`, "Factor is 1", `"x"`, "Cooldown is -1", "MinLR is NaN"}},

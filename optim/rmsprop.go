@@ -56,7 +56,7 @@ func (r *RMSprop) AddGroup(params []*nn.Parameter, o RMSpropOptions) {
 func (r *RMSprop) Step(gradScale float64) {
 	r.updates = r.updates[:0]
 	r.eachGrad(func(g *group[RMSpropOptions], i int, p *nn.Parameter, _ int) {
-		wantDense("rmsprop", p)
+		r.wantDense("rmsprop", p)
 		o, state := g.options, g.state[i]
 		u := tensor.RMSpropUpdate{Param: p.Data(), Grad: p.Grad(), SquareAvg: state[0], RMSpropScalars: tensor.RMSpropScalars{
 			LR: g.lr, Alpha: o.Alpha, Eps: o.Eps, WeightDecay: o.WeightDecay, Momentum: g.momentum, GradScale: direction(gradScale, o.Maximize),

@@ -61,7 +61,7 @@ func (s *SGD) Step(gradScale float64) {
 		}
 		if rows := p.RowGrad(); rows != nil {
 			if o.WeightDecay != 0 {
-				fail("sgd", p, "its gradient comes by rows: WeightDecay must be 0, for it would move every row")
+				s.fail("sgd", p, "its gradient comes by rows: WeightDecay must be 0, for it would move every row")
 			}
 			tensor.SGDRows(p.Data(), momentum, *rows, scalars)
 			return

@@ -34,6 +34,30 @@ func (e *StateError) Error() string {
 	return b.String()
 }
 
+// nameOf returns what messages call a parameter: its name, or its position.
+func nameOf(p *nn.Parameter, position int) string {
+	if p.Name() == "" {
+		return fmt.Sprintf("param %d", position)
+	}
+	return p.Name()
+}
+
+// wantNames panics unless every parameter has a name of its own, for a state is
+// kept by names.
+func wantNames(op string, params []*nn.Parameter) {
+	const how = ": name all parameters of the optimizer by walking them as one model, nn.Parameters(&struct{A, B *Net}{a, b})"
+	at := make(map[string]int, len(params))
+	for i, p := range params {
+		if p.Name() == "" {
+			fail(op, p, i, "the parameter has no name to keep its state by"+how)
+		}
+		if first, found := at[p.Name()]; found {
+			fail(op, p, i, "params %d and %d have the same name, as those of two models that were walked one by one have"+how, first, i)
+		}
+		at[p.Name()] = i
+	}
+}
+
 // LoadState copies a saved state into that of an optimizer or an average (what
 // State returns). If names, shapes or dtypes differ it changes nothing and
 // returns a [StateError]. From a file, use checkpoint.LoadTensors.
