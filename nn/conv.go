@@ -26,6 +26,25 @@ func (o Conv2dOptions) tensor() tensor.Conv2dOptions {
 	return tensor.Conv2dOptions{Stride: o.Stride, Padding: o.Padding, Dilation: o.Dilation, Groups: o.Groups}
 }
 
+// check panics for sizes and options that no image fits.
+func (o Conv2dOptions) check(op string, in, out int, kernel [2]int, transposed bool) {
+	c := checks{op: op}
+	c.positive("in", in)
+	c.positive("out", out)
+	groups := max(1, o.Groups)
+	c.want(o.Groups >= 0, "Groups is %d: it must be at least 1, or 0 for 1", o.Groups)
+	c.want(in%groups == 0 && out%groups == 0, "Groups is %d: it must divide in, %d, and out, %d", o.Groups, in, out)
+	for i, of := range []string{"rows", "columns"} {
+		c.positive("the kernel's number of "+of, kernel[i])
+	}
+	c.want(min(o.Stride[0], o.Stride[1]) >= 0, "Stride is %v: it must be at least 1, or 0 for 1", o.Stride)
+	c.want(min(o.Dilation[0], o.Dilation[1]) >= 0, "Dilation is %v: it must be at least 1, or 0 for 1", o.Dilation)
+	c.want(min(o.Padding[0], o.Padding[1]) >= 0, "Padding is %v: it must not be negative", o.Padding)
+	below := func(i int) bool { return o.OutputPadding[i] >= 0 && o.OutputPadding[i] < max(1, o.Stride[i], o.Dilation[i]) }
+	c.want(!transposed || below(0) && below(1), "OutputPadding is %v: it must be below the stride or the dilation", o.OutputPadding)
+	c.end()
+}
+
 // Conv2d lays kernels over images: [batch, in, height, width] to [batch, out,
 // outHeight, outWidth]; see tensor.Conv2d.
 type Conv2d struct {
@@ -37,6 +56,7 @@ type Conv2d struct {
 // NewConv2d returns a layer with PyTorch's first values: weight and bias uniform
 // within 1/√(in/groups·kernelH·kernelW), drawn in that order.
 func NewConv2d(b *Build, in, out int, kernel [2]int, o Conv2dOptions) *Conv2d {
+	o.check("new conv2d", in, out, kernel, false)
 	perGroup := in / max(1, o.Groups)
 	bound := fanInBound(perGroup * kernel[0] * kernel[1])
 	l := &Conv2d{Weight: b.Uniform(bound, out, perGroup, kernel[0], kernel[1]), Options: o}
@@ -62,6 +82,7 @@ type ConvTranspose2d struct {
 // NewConvTranspose2d returns a layer with PyTorch's first values: weight and
 // bias uniform within 1/√(out/groups·kernelH·kernelW), drawn in that order.
 func NewConvTranspose2d(b *Build, in, out int, kernel [2]int, o Conv2dOptions) *ConvTranspose2d {
+	o.check("new conv transpose 2d", in, out, kernel, true)
 	perGroup := out / max(1, o.Groups)
 	bound := fanInBound(perGroup * kernel[0] * kernel[1])
 	l := &ConvTranspose2d{Weight: b.Uniform(bound, in, perGroup, kernel[0], kernel[1]), Options: o}

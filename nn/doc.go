@@ -32,10 +32,11 @@
 //
 // # bfloat16
 //
-// A pass with [WithAutocast] computes its products in bfloat16, at about twice
-// the speed where the processor has instructions for it, while parameters, their
-// gradients, and so optimizers and checkpoints, stay float32. The list of what is
-// computed in what is in the documentation of package tensor.
+// A pass with [WithAutocast] computes its products in bfloat16, while parameters, their
+// gradients, and so optimizers and checkpoints, stay float32. Where the processor has
+// instructions for it, matrix products run at about twice the speed; convolutions
+// gain less. The list of what is computed in what is in the documentation of
+// package tensor.
 //
 // # Concurrency
 //

@@ -11,8 +11,13 @@ type Dropout struct {
 	P float64
 }
 
-// NewDropout returns the module.
-func NewDropout(p float64) *Dropout { return &Dropout{P: p} }
+// NewDropout returns the module; p is in [0, 1].
+func NewDropout(p float64) *Dropout {
+	c := checks{op: "new dropout"}
+	c.share("p", p)
+	c.end()
+	return &Dropout{P: p}
+}
 
 // Forward drops elements of x.
 func (d *Dropout) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {

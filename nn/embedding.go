@@ -31,6 +31,13 @@ func NewEmbedding(b *Build, numRows, width int, options ...EmbeddingOptions) *Em
 }
 
 func newTable(b *Build, numRows, width int, paddingIdx *int, sparse bool) *Parameter {
+	c := checks{op: "new embedding"}
+	c.positive("numRows", numRows)
+	c.positive("width", width)
+	if paddingIdx != nil {
+		c.want(*paddingIdx >= 0 && *paddingIdx < numRows, "PaddingIdx %d is not one of the table's %d rows", *paddingIdx, numRows)
+	}
+	c.end()
 	p := b.Normal(1, numRows, width)
 	p.Sparse = sparse
 	if paddingIdx != nil {

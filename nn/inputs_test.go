@@ -102,3 +102,34 @@ func TestBackwardMistakes(t *testing.T) {
 		t.Errorf("no loss gives %v", e)
 	}
 }
+
+// TestImpossibleModules: a size or option that no input fits is refused where
+// the module is made.
+func TestImpossibleModules(t *testing.T) {
+	b := &nn.Build{}
+	for want, build := range map[string]func(){
+		"p is 1.5": func() { nn.NewDropout(1.5) },
+		"in is 0":  func() { nn.NewLinear(b, 0, 5) },
+		"in is -1: it must be at least 1; out is -2": func() { nn.NewLinear(b, -1, -2) },
+		"must divide in, 4, and out, 6":              func() { nn.NewConv2d(b, 4, 6, nn.Square(3), nn.Conv2dOptions{Groups: 4}) },
+		"the kernel's number of columns is 0":        func() { nn.NewConv2d(b, 4, 6, [2]int{3, 0}, nn.Conv2dOptions{}) },
+		"Stride is [-1 1]":                           func() { nn.NewConv2d(b, 4, 6, nn.Square(3), nn.Conv2dOptions{Stride: [2]int{-1, 1}}) },
+		"OutputPadding is [0 2]":                     func() { nn.NewConvTranspose2d(b, 4, 6, nn.Square(3), nn.Conv2dOptions{OutputPadding: [2]int{0, 2}}) },
+		"PaddingIdx 3 is not one of the table's 3":   func() { nn.NewEmbedding(b, 3, 2, nn.EmbeddingOptions{PaddingIdx: new(3)}) },
+		"numRows is -1":                              func() { nn.NewEmbeddingBag(b, -1, 2, nn.EmbeddingBagOptions{}) },
+		"hiddenSize is 0":                            func() { nn.NewLSTM(b, 3, 0, nn.RNNOptions{}) },
+		"Dropout is -0.1":                            func() { nn.NewGRU(b, 3, 2, nn.RNNOptions{Dropout: -0.1}) },
+		"inputSize is 0":                             func() { nn.NewGRUCell(b, 0, 2) },
+		"3 heads must divide the width":              func() { nn.NewMultiheadAttention(b, 4, 3) },
+	} {
+		func() {
+			defer func() {
+				e, ok := recover().(*tensor.Error)
+				if !ok || !strings.Contains(e.Msg, want) || !strings.Contains(e.Where, "nn/inputs_test.go") {
+					t.Errorf("got %v, want an error that says %q", e, want)
+				}
+			}()
+			build()
+		}()
+	}
+}

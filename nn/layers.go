@@ -15,6 +15,10 @@ type Linear struct {
 // NewLinear returns a layer with PyTorch's first values: weight and bias
 // uniform within 1/√in, drawn in that order.
 func NewLinear(b *Build, in, out int) *Linear {
+	c := checks{op: "new linear"}
+	c.positive("in", in)
+	c.positive("out", out)
+	c.end()
 	return &Linear{Weight: b.Uniform(fanInBound(in), out, in), Bias: b.Uniform(fanInBound(in), out)}
 }
 

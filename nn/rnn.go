@@ -47,6 +47,12 @@ func NewGRU(b *Build, inputSize, hiddenSize int, o RNNOptions) *GRU {
 }
 
 func newRecurrent(b *Build, numGates, inputSize, hiddenSize int, o RNNOptions) recurrent {
+	c := checks{op: "new recurrent layer"}
+	c.positive("inputSize", inputSize)
+	c.positive("hiddenSize", hiddenSize)
+	c.want(o.NumLayers >= 0, "NumLayers is %d: it must be at least 1, or 0 for 1", o.NumLayers)
+	c.share("Dropout", o.Dropout)
+	c.end()
 	o.NumLayers = max(1, o.NumLayers)
 	r := recurrent{RNNOptions: o, HiddenSize: hiddenSize}
 	rows := numGates * hiddenSize
@@ -226,6 +232,10 @@ func NewGRUCell(b *Build, inputSize, hiddenSize int) *GRUCell {
 }
 
 func newCell(b *Build, numGates, inputSize, hiddenSize int) cell {
+	c := checks{op: "new recurrent cell"}
+	c.positive("inputSize", inputSize)
+	c.positive("hiddenSize", hiddenSize)
+	c.end()
 	bound, rows := fanInBound(hiddenSize), numGates*hiddenSize
 	return cell{b.Uniform(bound, rows, inputSize), b.Uniform(bound, rows, hiddenSize), b.Uniform(bound, rows), b.Uniform(bound, rows)}
 }

@@ -65,8 +65,9 @@ func (ts NamedTensors) All() iter.Seq2[string, *tensor.Tensor] {
 	}
 }
 
-// StateDict returns the parameters and buffers of a model by name, in the
-// order of the fields. The tensors are the model's own: writing them loads a
+// StateDict returns the parameters and buffers of a model by name: all
+// parameters in the order of the fields, then all buffers, where PyTorch has a
+// module's buffers after its own parameters. Loading goes by names. The tensors are the model's own: writing them loads a
 // model.
 func StateDict(model any) NamedTensors {
 	var state NamedTensors
