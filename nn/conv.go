@@ -40,7 +40,9 @@ func (o Conv2dOptions) check(op string, in, out int, kernel [2]int, transposed b
 	c.want(min(o.Stride[0], o.Stride[1]) >= 0, "Stride is %v: it must be at least 1, or 0 for 1", o.Stride)
 	c.want(min(o.Dilation[0], o.Dilation[1]) >= 0, "Dilation is %v: it must be at least 1, or 0 for 1", o.Dilation)
 	c.want(min(o.Padding[0], o.Padding[1]) >= 0, "Padding is %v: it must not be negative", o.Padding)
-	below := func(i int) bool { return o.OutputPadding[i] >= 0 && o.OutputPadding[i] < max(1, o.Stride[i], o.Dilation[i]) }
+	below := func(i int) bool {
+		return o.OutputPadding[i] >= 0 && o.OutputPadding[i] < max(1, o.Stride[i], o.Dilation[i])
+	}
 	c.want(!transposed || below(0) && below(1), "OutputPadding is %v: it must be below the stride or the dilation", o.OutputPadding)
 	c.end()
 }

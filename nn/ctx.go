@@ -188,6 +188,10 @@ func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {
 	return t
 }
 
+// Leaf returns t as a leaf of the pass's tape, of which tensor.Tensor.Grad gives
+// the gradient: an input, where a loss is made of that; see [tensor.Tape.Leaf].
+func (c *Ctx) Leaf(t *tensor.Tensor) *tensor.Tensor { return c.pass.tape.Leaf(t) }
+
 // Buffer returns the value of a buffer under the pass's tape.
 func (c *Ctx) Buffer(b *Buffer) *tensor.Tensor { return c.pass.tape.Const(b.Data) }
 

@@ -97,7 +97,9 @@ func (p *Parameter) OnGradReady(fn func(ctx context.Context, p *Parameter) error
 func (p *Parameter) GradBuffer() (*tensor.Tensor, bool) {
 	if p.grad == nil {
 		p.grad = tensor.New(p.data.Device(), p.data.DType(), p.data.Shape()...)
-		p.grad.SetName(p.name + ".grad")
+		if p.name != "" {
+			p.grad.SetName(p.name + ".grad")
+		}
 	}
 	p.lent = true
 	return p.grad, p.holds

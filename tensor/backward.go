@@ -45,19 +45,23 @@ func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
 }
 
 // Grad returns the gradients of t with respect to values under the same tape,
-// instead of giving gradients to leaves; the entry of a value that t does not
-// depend on is nil. t need not be a scalar: seed is the gradient of t, nil for
-// ones. The graph is kept.
+// instead of giving gradients to leaves. The values are leaves, such as an input
+// brought to the tape by [Tape.Leaf], or were computed from some: another has no
+// gradient, which is an *Error. The entry of a value that t does not depend on is
+// nil. t need not be a scalar: seed is the gradient of t, nil for ones. The graph
+// is kept. With [CreateGraph] the result can be part of a loss.
 func (t *Tensor) Grad(ctx context.Context, seed *Tensor, wrt []*Tensor, opts ...BackwardOption) ([]*Tensor, error) {
 	b := t.startBackward(ctx, "grad", seed, opts)
 	b.retain = true
 	targets := make(map[int][]int, len(wrt))
 	lowest := t.node
 	for i, w := range wrt {
-		if w.tape == t.tape && w.node != 0 {
-			targets[w.node] = append(targets[w.node], i)
-			lowest = min(lowest, w.node)
+		if w.tape != t.tape || w.node == 0 {
+			fail("grad", []*Tensor{t, w}, "value %d has no gradient: it is neither a leaf of the tape nor computed from one; "+
+				"bring it there by Tape.Leaf, or nn.Ctx.Leaf, and compute with what that returns", i)
 		}
+		targets[w.node] = append(targets[w.node], i)
+		lowest = min(lowest, w.node)
 	}
 	out := make([]*Tensor, len(wrt))
 	err := b.run(t.node, func(node int, g *Tensor) bool {
@@ -83,12 +87,7 @@ type backprop struct {
 
 func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opts []BackwardOption) *backprop {
 	t.check(op)
-	if t.tape == nil || t.node == 0 {
-		fail(op, []*Tensor{t}, "no gradient flows into it: it was not computed from a leaf of a recording tape")
-	}
-	if t.node >= len(t.tape.nodes) {
-		fail(op, []*Tensor{t}, "its tape has been closed")
-	}
+	t.wantGradient(op)
 	b := &backprop{ctx: ctx, tape: t.tape, grads: make([]*Tensor, t.node+1)}
 	for _, o := range opts {
 		o(b)
@@ -113,6 +112,22 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 	}
 	b.hold(t.node, seed)
 	return b
+}
+
+// wantGradient fails, with the reason, for a value that no gradient flows into.
+func (t *Tensor) wantGradient(op string) {
+	const none = "no gradient flows into it: "
+	switch {
+	case t.node != 0 && t.node < len(t.tape.nodes):
+	case t.node != 0:
+		fail(op, []*Tensor{t}, "its tape has been closed")
+	case t.tape == nil:
+		fail(op, []*Tensor{t}, none+"it was computed under no tape, from no parameter (nn.Ctx.Param) and no leaf (Tape.Leaf)")
+	case !t.tape.recording:
+		fail(op, []*Tensor{t}, none+"its tape does not record; gradients want a pass of nn.Training, not of nn.Evaluation")
+	default:
+		fail(op, []*Tensor{t}, none+"it was not computed from a leaf of its tape; what is computed from a gradient is so only if that was taken with CreateGraph")
+	}
 }
 
 // run walks the tape from node down. stop is called with the final gradient of

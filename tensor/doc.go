@@ -26,7 +26,8 @@
 // There is no mode and no global: a value remembers the tape it was made
 // under, and a result belongs to the tape of its operands. Leaves give their
 // gradient to a [Leaf], usually an nn.Parameter, as soon as it is final, so
-// that communication can begin while the rest is still being computed.
+// that communication can begin while the rest is still being computed. To take
+// the gradient with respect to an input, bring it to the tape by [Tape.Leaf].
 //
 // Backward functions are made of the same operations, so a gradient can be
 // differentiated again, as often as wanted ([Tensor.Grad] with [CreateGraph]).

@@ -16,9 +16,7 @@ func (t *Tensor) OnGrad(fn func(g *Tensor) *Tensor) {
 	if t.tape != nil && t.tape.paused {
 		return // the second run of what is recomputed comes here again
 	}
-	if t.tape == nil || t.node == 0 || t.node >= len(t.tape.nodes) {
-		fail("on grad", []*Tensor{t}, "no gradient flows into it: it was not computed from a leaf of a recording tape")
-	}
+	t.wantGradient("on grad")
 	n := &t.tape.nodes[t.node]
 	n.hooks = append(n.hooks, fn)
 }

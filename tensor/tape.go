@@ -100,6 +100,22 @@ func (tp *Tape) Watch(t *Tensor, leaf Leaf) *Tensor {
 	return &w
 }
 
+// Leaf returns t as a leaf of the tape whose gradient nobody keeps: the same data,
+// with respect to which [Tensor.Grad] differentiates and whose gradient
+// [Tensor.OnGrad] sees. What t was computed from gets none. It is PyTorch's
+// t.detach().requires_grad_(). Under a tape that does not record it is a constant.
+func (tp *Tape) Leaf(t *Tensor) *Tensor {
+	if !t.dtype.IsFloat() {
+		fail("leaf", []*Tensor{t}, "wants a floating dtype, for integers have no gradient; convert by To")
+	}
+	w := tp.Const(t)
+	if tp.recording {
+		w.node = len(tp.nodes)
+		tp.nodes = append(tp.nodes, node{op: "leaf", out: w})
+	}
+	return w
+}
+
 // Const returns t as a constant under the tape, so that what is computed from
 // it belongs to the tape.
 func (tp *Tape) Const(t *Tensor) *Tensor { return tp.Watch(t, nil) }

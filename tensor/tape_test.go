@@ -320,3 +320,51 @@ func TestGradLeavesItsSeedAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestGradOfAnInput: Leaf is what a gradient can be asked for, and cuts what was
+// before it.
+func TestGradOfAnInput(t *testing.T) {
+	tp := NewTape(true)
+	defer tp.Close()
+	sink := &collector{shape: []int{2}}
+	before := tp.Watch(counting(2), sink).MulScalar(3)
+	x := tp.Leaf(before)
+	loss := x.Square().Sum()
+	grads, err := loss.Grad(t.Context(), nil, []*Tensor{x, before})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := grads[0].Float32s(); !slices.Equal(got, []float32{0, 6}) || grads[1] != nil {
+		t.Errorf("got %v and %v, want [0 6] and none", grads[0], grads[1])
+	}
+	seen := false
+	x.OnGrad(func(g *Tensor) *Tensor { seen = true; return g })
+	if err := loss.Backward(t.Context()); err != nil || !seen || sink.grad != nil {
+		t.Errorf("error %v, seen %v, before the leaf %v", err, seen, sink.grad)
+	}
+	if y := NewTape(false).Leaf(counting(2)); y.NeedsGrad() {
+		t.Error("a tape that does not record has a leaf")
+	}
+	mustFail(t, "wants a floating dtype", func() { tp.Leaf(FromInt64([]int64{1})) })
+}
+
+// TestNoGradient: the message says where the path to a leaf was lost.
+func TestNoGradient(t *testing.T) {
+	tp, off := NewTape(true), NewTape(false)
+	defer tp.Close()
+	defer off.Close()
+	x := tp.Leaf(counting(2))
+	loss := x.Square().Sum()
+	grad := func(loss, wrt *Tensor) *Tensor {
+		grads, err := loss.Grad(t.Context(), nil, []*Tensor{wrt})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return grads[0]
+	}
+	mustFail(t, "under no tape", func() { _ = counting(1).Backward(t.Context()) })
+	mustFail(t, "not of nn.Evaluation", func() { _ = off.Leaf(counting(1)).Sum().Backward(t.Context()) })
+	mustFail(t, "with CreateGraph", func() { _ = grad(loss, x).Sum().Backward(t.Context()) })
+	mustFail(t, "value 0 has no gradient", func() { grad(loss, counting(2)) })
+	mustFail(t, "bring it there by Tape.Leaf", func() { grad(loss, tp.Const(counting(2))) })
+}
