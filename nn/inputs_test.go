@@ -61,6 +61,7 @@ func TestNumberOfInputs(t *testing.T) {
 // TestWhere: the error names the line that made the mistake, however it was called.
 func TestWhere(t *testing.T) {
 	layer, attention := nn.NewLinear(&nn.Build{}, 3, 2), nn.NewMultiheadAttention(&nn.Build{}, 4, 2)
+	gru := nn.NewGRU(&nn.Build{}, 5, 2, nn.RNNOptions{})
 	x := tensor.Zeros(1, 2, 5)
 	for name, pass := range map[string]func(c *nn.Ctx, line *string) *tensor.Tensor{
 		"Call": func(c *nn.Ctx, line *string) *tensor.Tensor {
@@ -70,6 +71,10 @@ func TestWhere(t *testing.T) {
 		"CallN": func(c *nn.Ctx, line *string) *tensor.Tensor {
 			*line = next()
 			return c.CallN(attention, x)[0]
+		},
+		"recurrent": func(c *nn.Ctx, line *string) *tensor.Tensor {
+			*line = next()
+			return c.CallN(gru, x, tensor.Zeros(1, 2))[0]
 		},
 		"With": func(c *nn.Ctx, line *string) *tensor.Tensor {
 			c = c.With(nn.Recompute(func(any) bool { return true }))

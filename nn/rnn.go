@@ -107,8 +107,7 @@ func (r *recurrent) weights(c *Ctx, i int) weights {
 // index i among the first states, and returns its output.
 func (r *recurrent) run(c *Ctx, x *tensor.Tensor, layer func(i int, x *tensor.Tensor, w weights, reverse bool) *tensor.Tensor) *tensor.Tensor {
 	if x.NumDims() != 3 {
-		panic(&tensor.Error{Op: "recurrent layer", Shapes: [][]int{x.Shape()}, DTypes: []tensor.DType{x.DType()},
-			Msg: "wants an input of three dims: time, batch, features"})
+		panic(tensor.NewError("recurrent layer", []*tensor.Tensor{x}, "wants an input of three dims: time, batch, features"))
 	}
 	if r.BatchFirst {
 		x = x.Transpose(0, 1)
@@ -138,8 +137,7 @@ func (r *recurrent) state(c *Ctx, given []*tensor.Tensor, which, i, batch int) *
 	}
 	s := given[which]
 	if want := []int{r.NumLayers * r.directions(), batch, r.HiddenSize}; !slices.Equal(s.Shape(), want) {
-		panic(&tensor.Error{Op: "recurrent layer", Shapes: [][]int{s.Shape()}, DTypes: []tensor.DType{s.DType()},
-			Msg: fmt.Sprintf("the first state must have shape %v", want)})
+		panic(tensor.NewError("recurrent layer", []*tensor.Tensor{s}, "the first state must have shape %v", want))
 	}
 	return s.Select(0, i)
 }
