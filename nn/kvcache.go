@@ -32,6 +32,11 @@ type cachedHeads struct {
 	length     int
 }
 
+// holds reports whether keys of a dtype fit, with the shape of the whole cache.
+func (l *cachedHeads) holds(dtype tensor.DType, whole []int) bool {
+	return l.key.DType() == dtype && slices.Equal(l.key.Shape(), whole)
+}
+
 // NewKVCache returns an empty cache for at most capacity positions.
 func NewKVCache(capacity int) *KVCache {
 	return &KVCache{capacity: capacity, layers: make(map[any]*cachedHeads)}
@@ -98,11 +103,11 @@ func (k *KVCache) Append(module any, key, value *tensor.Tensor) (keys, values *t
 	whole := slices.Clone(shape)
 	whole[1] = k.capacity
 	switch {
-	case l == nil || l.length == 0 && !slices.Equal(l.key.Shape(), whole):
+	case l == nil || l.length == 0 && !l.holds(key.DType(), whole):
 		l = &cachedHeads{key: tensor.New(key.Device(), key.DType(), whole...), value: tensor.New(key.Device(), key.DType(), whole...)}
 		k.layers[module] = l
-	case !slices.Equal(l.key.Shape(), whole):
-		wrong("the cache holds another batch, or other heads; Reset it first")
+	case !l.holds(key.DType(), whole):
+		wrong("the cache holds another batch, other heads or another dtype; Reset it first")
 	}
 	if l.length+shape[1] > k.capacity {
 		wrong("the cache has no room for them; make it larger, or Reset it and begin with the last positions")

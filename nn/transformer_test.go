@@ -9,6 +9,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint/safetensors"
@@ -253,6 +254,25 @@ func TestKVCache(t *testing.T) {
 	}
 	if _, err := step(x.Narrow(0, 0, 1)); err == nil {
 		t.Error("another batch was taken")
+	}
+	// After a Reset, passes may compute in another dtype; before, they may not.
+	half := func() (err error) {
+		c := Evaluation(t.Context(), WithKVCache(cache), WithAutocast(tensor.BFloat16))
+		defer c.Close()
+		defer c.Recover(&err)
+		c.Call(e, x.Narrow(1, 0, 2))
+		return nil
+	}
+	cache.Reset()
+	if _, err := step(x.Narrow(1, 0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := half(); err == nil || !strings.Contains(err.Error(), "another dtype") {
+		t.Errorf("bfloat16 into a cache of float32: %v", err)
+	}
+	cache.Reset()
+	if err := half(); err != nil {
+		t.Error(err)
 	}
 	c2 := Training(t.Context(), WithKVCache(NewKVCache(time)))
 	defer c2.Close()
