@@ -74,7 +74,8 @@ func WithAutocast(dtype tensor.DType) CtxOption {
 func Training(ctx context.Context, opts ...CtxOption) *Ctx { return newCtx(ctx, true, opts) }
 
 // Evaluation returns the carrier of a pass without gradients, for modules in
-// evaluation mode.
+// evaluation mode. What a module makes on the way is freed when its call
+// returns; a value that is to outlive it is taken out by Keep.
 func Evaluation(ctx context.Context, opts ...CtxOption) *Ctx { return newCtx(ctx, false, opts) }
 
 func newCtx(ctx context.Context, training bool, opts []CtxOption) *Ctx {
@@ -122,9 +123,11 @@ func (c *Ctx) Call(m Module, x *tensor.Tensor) *tensor.Tensor {
 			return []*tensor.Tensor{m.Forward(c, x[0])}
 		})[0]
 	}
+	mark := c.pass.tape.Mark()
 	c.enter(m)
 	y := m.Forward(c, x)
 	c.leave()
+	c.pass.tape.FreeSince(mark, y)
 	return y
 }
 
@@ -146,6 +149,7 @@ func (c *Ctx) CallN(m ModuleN, x ...*tensor.Tensor) []*tensor.Tensor {
 }
 
 func (c *Ctx) intercept(m any, x []*tensor.Tensor, forward func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	mark := c.pass.tape.Mark()
 	c.enter(m)
 	next := forward
 	for i := len(c.around) - 1; i >= 0; i-- {
@@ -154,6 +158,7 @@ func (c *Ctx) intercept(m any, x []*tensor.Tensor, forward func([]*tensor.Tensor
 	}
 	y := next(x)
 	c.leave()
+	c.pass.tape.FreeSince(mark, y...)
 	return y
 }
 

@@ -77,8 +77,10 @@ func NewSequential(layers ...Module) *Sequential { return &Sequential{Layers: la
 
 // Forward passes x through all modules.
 func (s *Sequential) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	mark := c.Tape().Mark()
 	for _, m := range s.Layers {
 		x = c.Call(m, x)
+		c.Tape().FreeSince(mark, x) // without a record, the result of the layer before
 	}
 	return x
 }

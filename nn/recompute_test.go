@@ -149,6 +149,47 @@ func TestRecomputeHoldsLess(t *testing.T) {
 	}
 }
 
+// A pass without gradients holds what it returns, and on the way not much more
+// than one module's inside.
+func TestEvaluationFreesAsItGoes(t *testing.T) {
+	m := NewSequential()
+	b := &Build{}
+	for range 20 {
+		m.Layers = append(m.Layers, newNoisy(b, 64), &ReLU{})
+	}
+	c := Evaluation(t.Context(), WithGenerator(tensor.NewGenerator(1)))
+	defer c.Close()
+	x := tensor.Zeros(256, 64)
+	var most int64
+	y := c.With(watcher(func() { most = max(most, c.Tape().LiveBytes()) })).Call(m, x)
+	const value = 256 * 64 * 4
+	if got := c.Tape().LiveBytes(); got != value {
+		t.Errorf("%d bytes are held after the pass, the result has %d", got, value)
+	}
+	if most > 16*value { // a block's inside has some thirteen
+		t.Errorf("%d bytes were held between modules, want at most sixteen values of %d", most, value)
+	}
+	if len(y.Float32s()) != 256*64 {
+		t.Error("the result is gone")
+	}
+	kept := c.Call(m.Layers[0].(*noisy), x).Keep()
+	c.Close()
+	kept.Float32s()
+}
+
+// watcher looks around after every call.
+type watcher func()
+
+func (w watcher) InterceptCall(_ *Ctx, _ any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	y := next(x)
+	w()
+	return y
+}
+
+func (watcher) InterceptParam(_ *Ctx, _ *Parameter, next func() *tensor.Tensor) *tensor.Tensor {
+	return next()
+}
+
 func TestErrorsOfTheSecondRunNameTheModule(t *testing.T) {
 	m := newBlocks(2, 4)
 	m.Layers[1].breaks = true

@@ -32,7 +32,7 @@ func Cat(dim int, ts ...*Tensor) *Tensor {
 		}
 	}
 	if len(ts) == 1 {
-		return ts[0]
+		return ts[0].Clone() // a value of its own, as of several
 	}
 	out := result("cat", ts[0].dtype, shape, ts...)
 	outer, total, inner := around(shape, dim)

@@ -22,8 +22,9 @@ type storage struct {
 }
 
 func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
-	s := &storage{dev: dev, mem: memory(dev, size, shared), scope: sc}
-	if sc != nil {
+	s := &storage{dev: dev, mem: memory(dev, size, shared)}
+	if sc != nil && !sc.closed {
+		s.scope = sc
 		sc.live = append(sc.live, s)
 	} else {
 		s.leaveToCollector()
@@ -70,7 +71,10 @@ func (s *storage) free() {
 }
 
 // scope owns the storages made under one tape.
-type scope struct{ live []*storage }
+type scope struct {
+	live   []*storage
+	closed bool // what is made from now on is left to the collector
+}
 
 // release frees everything. It is the tape's Close, or its cleanup when it
 // was forgotten.

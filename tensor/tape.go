@@ -157,10 +157,34 @@ func (tp *Tape) LiveBytes() int64 {
 // a value afterwards panics. Close may be called twice.
 func (tp *Tape) Close() {
 	tp.scope.release()
+	tp.scope.closed = true
 	tp.giveBack()
 	tp.nodes, tp.scope.live = make([]node, 1), nil // a kept value holds on to the tape, not to the graph
 	tp.before, tp.after = nil, nil
 	tp.recording = false
+}
+
+// Mark returns a place in the order in which values are made, for FreeSince.
+func (tp *Tape) Mark() int { return len(tp.scope.live) }
+
+// FreeSince frees what was made since mark, all but keep and what [Tensor.Keep]
+// has taken out. It is for passes without a record, whose values nothing needs
+// later: while the tape records it does nothing.
+func (tp *Tape) FreeSince(mark int, keep ...*Tensor) {
+	if tp.recording || mark >= len(tp.scope.live) {
+		return
+	}
+	for _, t := range keep {
+		if t != nil {
+			tp.own(t.storage)
+		}
+	}
+	tp.scope.sweep(mark)
+	for _, t := range keep {
+		if t != nil && t.storage.scope == tp.scope {
+			t.storage.owners--
+		}
+	}
 }
 
 // own counts one more holder of a storage that the tape will free. Others are

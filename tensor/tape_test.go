@@ -368,3 +368,18 @@ func TestNoGradient(t *testing.T) {
 	mustFail(t, "value 0 has no gradient", func() { grad(loss, counting(2)) })
 	mustFail(t, "bring it there by Tape.Leaf", func() { grad(loss, tp.Const(counting(2))) })
 }
+
+// What is made under a closed tape is not lost to the process: the collector
+// has it.
+func TestValuesUnderAClosedTapeAreTheCollectors(t *testing.T) {
+	tp := NewTape(false)
+	x := tp.Const(counting(3))
+	tp.Close()
+	y := x.AddScalar(1)
+	if got := tp.LiveBytes(); got != 0 {
+		t.Errorf("the closed tape holds %d bytes", got)
+	}
+	if !slices.Equal(y.Float32s(), []float32{1, 2, 3}) {
+		t.Errorf("got %v", y)
+	}
+}
