@@ -18,7 +18,8 @@ type Mismatch struct {
 	Have, Want safetensors.Info // the file's, the model's
 }
 
-// StateDictError lists at once everything in which the tensors of a file are
+// StateDictError lists at once everything (its message the first hundred of each
+// kind) in which the tensors of a file are
 // not those that a model or, for [OptimizerFile], an optimizer wants, as when the
 // checkpoint is another one's.
 type StateDictError struct {
@@ -35,15 +36,22 @@ func (e *StateDictError) Error() string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "checkpoint: %s does not fit the %s (%d missing, %d extra, %d misshapen): load it into the %[2]s that it was saved from", e.File, owner, len(e.Missing), len(e.Extra), len(e.Misshapen))
-	for _, name := range e.Missing {
-		fmt.Fprintf(&b, "\n  missing    %s", name)
+	lines := func(n int, line func(i int)) {
+		const most = 100 // of a list: a file that is wholly another's has thousands
+		for i := range min(n, most) {
+			b.WriteString("\n  ")
+			line(i)
+		}
+		if n > most {
+			fmt.Fprintf(&b, "\n  and %d more", n-most)
+		}
 	}
-	for _, name := range e.Extra {
-		fmt.Fprintf(&b, "\n  extra      %s", name)
-	}
-	for _, m := range e.Misshapen {
-		fmt.Fprintf(&b, "\n  misshapen  %s: the file has %v %v, the %s %v %v", m.Name, m.Have.Shape, m.Have.DType, owner, m.Want.Shape, m.Want.DType)
-	}
+	lines(len(e.Missing), func(i int) { fmt.Fprintf(&b, "missing    %s", e.Missing[i]) })
+	lines(len(e.Extra), func(i int) { fmt.Fprintf(&b, "extra      %s", e.Extra[i]) })
+	lines(len(e.Misshapen), func(i int) {
+		m := e.Misshapen[i]
+		fmt.Fprintf(&b, "misshapen  %s: the file has %v %v, the %s %v %v", m.Name, m.Have.Shape, m.Have.DType, owner, m.Want.Shape, m.Want.DType)
+	})
 	return b.String()
 }
 

@@ -175,3 +175,10 @@ func TestLoadCutFile(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestLongListsAreCutInMessages(t *testing.T) {
+	e := &StateDictError{File: "f", Missing: slices.Repeat([]string{"layer"}, 5000), Extra: []string{"more"}}
+	if n := strings.Count(e.Error(), "missing    layer"); n != 100 || !strings.Contains(e.Error(), "and 4900 more") || !strings.Contains(e.Error(), "extra      more") {
+		t.Errorf("%d of 5000 names in a message of %d bytes", n, len(e.Error()))
+	}
+}

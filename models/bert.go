@@ -70,7 +70,7 @@ type BERT struct {
 // 0.02. It panics when the configuration is not valid.
 func NewBERT(b *nn.Build, g BERTConfig) *BERT {
 	if err := g.Validate(); err != nil {
-		panic(err)
+		panic(tensor.NewError("new bert", nil, "%v", err))
 	}
 	g = g.withDefaults()
 	head := &BERTPrediction{Transform: &BERTTransform{Dense: newBERTLinear(b, g.Width, g.Width), Norm: newBERTNorm(b, g)}, Bias: b.Empty(g.Vocab)}

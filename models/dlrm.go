@@ -59,7 +59,7 @@ type DLRM struct {
 // NewDLRM returns a DLRM. It panics when the configuration is not valid.
 func NewDLRM(b *nn.Build, g DLRMConfig) *DLRM {
 	if err := g.Validate(); err != nil {
-		panic(err)
+		panic(tensor.NewError("new dlrm", nil, "%v", err))
 	}
 	m := &DLRM{Config: g, Bottom: NewMLP(b, g.Bottom...)}
 	m.Bottom.Layers = append(m.Bottom.Layers, &nn.ReLU{}) // the reference bends here too

@@ -46,7 +46,7 @@ type GPT struct {
 // configuration is not valid.
 func NewGPT(b *nn.Build, g GPTConfig) *GPT {
 	if err := g.Validate(); err != nil {
-		panic(err)
+		panic(tensor.NewError("new gpt", nil, "%v", err))
 	}
 	return &GPT{Config: g, Transformer: NewGPTDecoder(b, g)}
 }

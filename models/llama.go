@@ -67,7 +67,7 @@ type Llama struct {
 // the configuration is not valid.
 func NewLlama(b *nn.Build, g LlamaConfig) *Llama {
 	if err := g.Validate(); err != nil {
-		panic(err)
+		panic(tensor.NewError("new llama", nil, "%v", err))
 	}
 	m := &Llama{Config: g, Model: newLlamaDecoder(b, g)}
 	if !g.Tied {

@@ -39,7 +39,7 @@ type MoETransformer struct {
 // valid.
 func NewMoETransformer(b *nn.Build, g MoEConfig) *MoETransformer {
 	if err := g.Validate(); err != nil {
-		panic(err)
+		panic(tensor.NewError("new moe", nil, "%v", err))
 	}
 	d := &MoEDecoder{Tokens: &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)}, rope: g.RoPE, dim: g.headDim()}
 	for range g.Layers {

@@ -58,7 +58,7 @@ type ResNet struct {
 // configuration is not valid.
 func NewResNet(b *nn.Build, r ResNetConfig) *ResNet {
 	if err := r.Validate(); err != nil {
-		panic(err)
+		panic(tensor.NewError("new resnet", nil, "%v", err))
 	}
 	if r.Classes == 0 {
 		r.Classes = 1000

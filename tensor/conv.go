@@ -45,6 +45,10 @@ func (o Conv2dOptions) convShape(op string, operands []*Tensor, image, weight []
 	if min(o.Stride[0], o.Stride[1], o.Dilation[0], o.Dilation[1], o.Groups) < 1 || min(o.Padding[0], o.Padding[1]) < 0 {
 		fail(op, operands, "wants a positive stride, dilation and number of groups and no negative padding, got %+v", o)
 	}
+	const most = 1 << 30 // keeps the sizes below far from the end of an int
+	if n := max(o.Stride[0], o.Stride[1], o.Dilation[0], o.Dilation[1], o.Groups, o.Padding[0], o.Padding[1]); n > most {
+		fail(op, operands, "wants numbers up to %d, got %+v", most, o)
+	}
 	if takes := weight[1] * o.Groups; image[1] != takes {
 		fail(op, operands, "the images have %s, the weight takes %d: it is [out, in/groups, height, width], with groups = %d",
 			channels(image[1]), takes, o.Groups)

@@ -187,6 +187,9 @@ func freed() *Tensor {
 
 // TestNumbersAtTheirLimits: what does not fit fails and does not wrap around.
 func TestNumbersAtTheirLimits(t *testing.T) {
+	mustFail(t, "wants numbers up to", func() {
+		Conv2d(Zeros(1, 1, 8, 8), Zeros(1, 1, 5, 5), nil, Conv2dOptions{Dilation: [2]int{1 << 62, 1}})
+	})
 	yes := FromBool([]bool{true})
 	mustFail(t, "cannot take -Inf into int64", func() { FromInt64([]int64{1}).MaskedFill(yes, math.Inf(-1)) })
 	mustFail(t, "cannot take 300 into uint8", func() { FromUint8([]uint8{1}).MaskedFill(yes, 300) })

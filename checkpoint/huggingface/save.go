@@ -74,7 +74,19 @@ func Save(dir string, tensors checkpoint.Tensors, o SaveOptions) (err error) {
 	if err := os.Rename(temp, dir); err != nil {
 		return fmt.Errorf("huggingface: %w", err)
 	}
+	if err := syncDir(filepath.Dir(dir)); err != nil {
+		return fmt.Errorf("huggingface: %s is in place, but may not survive a power failure: %w", dir, err)
+	}
 	return nil
+}
+
+func syncDir(path string) (err error) {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	return d.Sync()
 }
 
 // split cuts the tensors, in their order, into shards.
