@@ -90,7 +90,7 @@ func Conv2d(p *work.Pool, s Conv2dShape, y, x, w, bias []float32) {
 		return
 	}
 	g := getConvProduct()
-	g.forward(s, y, x, w, bias)
+	g.forward(s, Mixed{F32: y}, Mixed{F32: x}, w, bias)
 	g.compute(p)
 	g.release()
 }
@@ -117,7 +117,7 @@ func Conv2dBackwardInput(p *work.Pool, s Conv2dShape, dx, g, w []float32) {
 		return
 	}
 	c := getConvProduct()
-	c.backwardInput(p, s, dx, g, w)
+	c.backwardInput(p, s, Mixed{F32: dx}, Mixed{F32: g}, w)
 	c.release()
 }
 
@@ -150,7 +150,7 @@ func Conv2dBackwardWeight(p *work.Pool, s Conv2dShape, dw, g, x []float32, beta 
 		return
 	}
 	c := getConvWeight()
-	c.compute(p, s, dw, g, x, beta)
+	c.compute(p, s, dw, Mixed{F32: g}, Mixed{F32: x}, beta)
 	c.release()
 }
 

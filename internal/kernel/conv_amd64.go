@@ -32,6 +32,30 @@ func (g *gatherer) gatherFast(b *gatherBlock, dst *float32, tapStep, channelStep
 	return true
 }
 
+// gatherLowFast is gatherFast for bfloat16.
+func (g *gatherer) gatherLowFast(b *gatherBlock, dst *uint16, tapStep, channelStep int, src *uint16, count int) bool {
+	if useISA != avx512 || g.strideX > 2 || b.numRuns > 5 {
+		return false
+	}
+	gather := convGatherHalves1x512
+	if g.strideX == 2 {
+		gather = convGatherHalves2x512
+	}
+	gather(dst, tapStep, channelStep, src, g.plane, count, &g.taps[0].offset, len(g.taps), &b.runs[0].base, b.numRuns, &b.rowMasks[0], &b.colMasks[0])
+	return true
+}
+
+// spreadHalves is spreadRows for bfloat16.
+func spreadHalves(dst *uint16, dstStep int, src *uint16, srcStep, rows, n, gap int) {
+	if useISA == avx512 && gap == 2 {
+		for at := 0; at < n; at += 16 {
+			convSpreadHalves2x512(shiftHalves(dst, 2*at), dstStep, shiftHalves(src, at), srcStep, rows, min(16, n-at))
+		}
+		return
+	}
+	portableSpreadHalves(dst, dstStep, src, srcStep, rows, n, gap)
+}
+
 func spreadRows(dst *float32, dstStep int, src *float32, srcStep, rows, n, gap int) {
 	if useISA == avx512 && gap == 2 {
 		for at := 0; at < n; at += 16 {

@@ -174,7 +174,8 @@ runs4:
 	MOVL    56(R13), R11
 	ANDL    CX, R11
 	KMOVW   R11, K4
-	ADDQ    48(R13), SI
+	MOVQ    48(R13), R15
+	ADDQ    SI, R15
 	MOVQ    count+40(FP), CX
 	MOVQ    DI, R12
 	XORQ    R11, R11
@@ -183,7 +184,7 @@ channel4:
 	VMOVUPS.Z (AX)(R11*1), K1, Z0
 	VMOVUPS   (R10)(R11*1), K2, Z0
 	VMOVUPS   (R14)(R11*1), K3, Z0
-	VMOVUPS   (SI)(R11*1), K4, Z0
+	VMOVUPS   (R15)(R11*1), K4, Z0
 	VMOVUPS   Z0, (R12)
 	ADDQ      DX, R12
 	ADDQ      BX, R11
@@ -393,6 +394,544 @@ DATA convEvens<>+52(SB)/4, $0x0000001a
 DATA convEvens<>+56(SB)/4, $0x0000001c
 DATA convEvens<>+60(SB)/4, $0x0000001e
 GLOBL convEvens<>(SB), RODATA|NOPTR, $64
+
+// func convGatherHalves1x512(dst *uint16, tapStep int, channelStep int, src *uint16, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VL
+TEXT ·convGatherHalves1x512(SB), NOSPLIT, $0-96
+	MOVQ dst+0(FP), DI
+	MOVQ plane+32(FP), BX
+	SHLQ $0x01, BX
+	MOVQ channelStep+16(FP), DX
+	SHLQ $0x01, DX
+	MOVQ taps+48(FP), R8
+	MOVQ numTaps+56(FP), R9
+	MOVQ numRuns+72(FP), R13
+	CMPQ R13, $0x05
+	JEQ  runs5
+	CMPQ R13, $0x04
+	JEQ  runs4
+	CMPQ R13, $0x03
+	JEQ  runs3
+	CMPQ R13, $0x02
+	JEQ  runs2
+
+runs1:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel1:
+	VMOVDQU16.Z (AX)(R11*1), K1, Y0
+	VMOVDQU16   Y0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel1
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs1
+	VZEROUPPER
+	RET
+
+runs2:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVL    24(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K2
+	MOVQ    16(R13), R10
+	ADDQ    SI, R10
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel2:
+	VMOVDQU16.Z (AX)(R11*1), K1, Y0
+	VMOVDQU16   (R10)(R11*1), K2, Y0
+	VMOVDQU16   Y0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel2
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs2
+	VZEROUPPER
+	RET
+
+runs3:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVL    24(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K2
+	MOVQ    16(R13), R10
+	ADDQ    SI, R10
+	MOVL    40(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K3
+	MOVQ    32(R13), R14
+	ADDQ    SI, R14
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel3:
+	VMOVDQU16.Z (AX)(R11*1), K1, Y0
+	VMOVDQU16   (R10)(R11*1), K2, Y0
+	VMOVDQU16   (R14)(R11*1), K3, Y0
+	VMOVDQU16   Y0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel3
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs3
+	VZEROUPPER
+	RET
+
+runs4:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVL    24(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K2
+	MOVQ    16(R13), R10
+	ADDQ    SI, R10
+	MOVL    40(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K3
+	MOVQ    32(R13), R14
+	ADDQ    SI, R14
+	MOVL    56(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K4
+	MOVQ    48(R13), R15
+	ADDQ    SI, R15
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel4:
+	VMOVDQU16.Z (AX)(R11*1), K1, Y0
+	VMOVDQU16   (R10)(R11*1), K2, Y0
+	VMOVDQU16   (R14)(R11*1), K3, Y0
+	VMOVDQU16   (R15)(R11*1), K4, Y0
+	VMOVDQU16   Y0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel4
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs4
+	VZEROUPPER
+	RET
+
+runs5:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVL    24(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K2
+	MOVQ    16(R13), R10
+	ADDQ    SI, R10
+	MOVL    40(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K3
+	MOVQ    32(R13), R14
+	ADDQ    SI, R14
+	MOVL    56(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K4
+	MOVQ    48(R13), R15
+	ADDQ    SI, R15
+	MOVL    72(R13), R11
+	ANDL    CX, R11
+	KMOVW   R11, K5
+	ADDQ    64(R13), SI
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel5:
+	VMOVDQU16.Z (AX)(R11*1), K1, Y0
+	VMOVDQU16   (R10)(R11*1), K2, Y0
+	VMOVDQU16   (R14)(R11*1), K3, Y0
+	VMOVDQU16   (R15)(R11*1), K4, Y0
+	VMOVDQU16   (SI)(R11*1), K5, Y0
+	VMOVDQU16   Y0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel5
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs5
+	VZEROUPPER
+	RET
+
+// func convGatherHalves2x512(dst *uint16, tapStep int, channelStep int, src *uint16, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·convGatherHalves2x512(SB), NOSPLIT, $0-96
+	MOVQ dst+0(FP), DI
+	MOVQ plane+32(FP), BX
+	SHLQ $0x01, BX
+	MOVQ channelStep+16(FP), DX
+	SHLQ $0x01, DX
+	MOVQ taps+48(FP), R8
+	MOVQ numTaps+56(FP), R9
+	MOVQ numRuns+72(FP), R13
+	CMPQ R13, $0x05
+	JEQ  runs5
+	CMPQ R13, $0x04
+	JEQ  runs4
+	CMPQ R13, $0x03
+	JEQ  runs3
+	CMPQ R13, $0x02
+	JEQ  runs2
+
+runs1:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel1:
+	VMOVDQU16.Z (AX)(R11*1), K1, Z0
+	VPMOVDW     Z0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel1
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs1
+	VZEROUPPER
+	RET
+
+runs2:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVL    24(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K2
+	MOVQ    16(R13), R10
+	ADDQ    SI, R10
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel2:
+	VMOVDQU16.Z (AX)(R11*1), K1, Z0
+	VMOVDQU16   (R10)(R11*1), K2, Z0
+	VPMOVDW     Z0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel2
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs2
+	VZEROUPPER
+	RET
+
+runs3:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVL    24(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K2
+	MOVQ    16(R13), R10
+	ADDQ    SI, R10
+	MOVL    40(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K3
+	MOVQ    32(R13), R14
+	ADDQ    SI, R14
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel3:
+	VMOVDQU16.Z (AX)(R11*1), K1, Z0
+	VMOVDQU16   (R10)(R11*1), K2, Z0
+	VMOVDQU16   (R14)(R11*1), K3, Z0
+	VPMOVDW     Z0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel3
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs3
+	VZEROUPPER
+	RET
+
+runs4:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVL    24(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K2
+	MOVQ    16(R13), R10
+	ADDQ    SI, R10
+	MOVL    40(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K3
+	MOVQ    32(R13), R14
+	ADDQ    SI, R14
+	MOVL    56(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K4
+	MOVQ    48(R13), R15
+	ADDQ    SI, R15
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel4:
+	VMOVDQU16.Z (AX)(R11*1), K1, Z0
+	VMOVDQU16   (R10)(R11*1), K2, Z0
+	VMOVDQU16   (R14)(R11*1), K3, Z0
+	VMOVDQU16   (R15)(R11*1), K4, Z0
+	VPMOVDW     Z0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel4
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs4
+	VZEROUPPER
+	RET
+
+runs5:
+	MOVQ    rowMasks+80(FP), R13
+	MOVQ    8(R8), R11
+	MOVWLZX (R13)(R11*2), CX
+	MOVQ    colMasks+88(FP), R13
+	MOVQ    16(R8), R11
+	MOVWLZX (R13)(R11*2), R11
+	ANDL    R11, CX
+	MOVQ    src+24(FP), SI
+	ADDQ    (R8), SI
+	MOVQ    runs+64(FP), R13
+	MOVL    8(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K1
+	MOVQ    (R13), AX
+	ADDQ    SI, AX
+	MOVL    24(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K2
+	MOVQ    16(R13), R10
+	ADDQ    SI, R10
+	MOVL    40(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K3
+	MOVQ    32(R13), R14
+	ADDQ    SI, R14
+	MOVL    56(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K4
+	MOVQ    48(R13), R15
+	ADDQ    SI, R15
+	MOVL    72(R13), R11
+	ANDL    CX, R11
+	MOVL    $0x55555555, R12
+	PDEPL   R12, R11, R11
+	KMOVD   R11, K5
+	ADDQ    64(R13), SI
+	MOVQ    count+40(FP), CX
+	MOVQ    DI, R12
+	XORQ    R11, R11
+
+channel5:
+	VMOVDQU16.Z (AX)(R11*1), K1, Z0
+	VMOVDQU16   (R10)(R11*1), K2, Z0
+	VMOVDQU16   (R14)(R11*1), K3, Z0
+	VMOVDQU16   (R15)(R11*1), K4, Z0
+	VMOVDQU16   (SI)(R11*1), K5, Z0
+	VPMOVDW     Z0, (R12)
+	ADDQ        DX, R12
+	ADDQ        BX, R11
+	DECQ        CX
+	JNZ         channel5
+	MOVQ        tapStep+8(FP), R13
+	LEAQ        (DI)(R13*2), DI
+	ADDQ        $0x18, R8
+	DECQ        R9
+	JNZ         runs5
+	VZEROUPPER
+	RET
 
 // func convGather1x256(dst *float32, tapStep int, channelStep int, src *float32, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
 // Requires: AVX, AVX2
@@ -631,7 +1170,8 @@ runs4:
 	VPCMPEQD     Y14, Y8, Y8
 	VPAND        Y15, Y0, Y9
 	VPCMPEQD     Y15, Y9, Y9
-	ADDQ         48(R13), SI
+	MOVQ         48(R13), R15
+	ADDQ         SI, R15
 	MOVQ         count+40(FP), CX
 	MOVQ         DI, R12
 	XORQ         R11, R11
@@ -642,7 +1182,7 @@ channel4:
 	VORPS      Y10, Y0, Y0
 	VMASKMOVPS (R14)(R11*1), Y6, Y10
 	VORPS      Y10, Y0, Y0
-	VMASKMOVPS (SI)(R11*1), Y8, Y10
+	VMASKMOVPS (R15)(R11*1), Y8, Y10
 	VORPS      Y10, Y0, Y0
 	VMOVUPS    Y0, (R12)
 	VMASKMOVPS 32(AX)(R11*1), Y3, Y1
@@ -650,7 +1190,7 @@ channel4:
 	VORPS      Y11, Y1, Y1
 	VMASKMOVPS 32(R14)(R11*1), Y7, Y11
 	VORPS      Y11, Y1, Y1
-	VMASKMOVPS 32(SI)(R11*1), Y9, Y11
+	VMASKMOVPS 32(R15)(R11*1), Y9, Y11
 	VORPS      Y11, Y1, Y1
 	VMOVUPS    Y1, 32(R12)
 	ADDQ       DX, R12
@@ -810,6 +1350,34 @@ DATA convTwice<>+116(SB)/4, $0x0000000e
 DATA convTwice<>+120(SB)/4, $0x0000000f
 DATA convTwice<>+124(SB)/4, $0x0000000f
 GLOBL convTwice<>(SB), RODATA|NOPTR, $128
+
+// func convSpreadHalves2x512(dst *uint16, dstStep int, src *uint16, srcStep int, rows int, n int)
+// Requires: AVX, AVX512BW, AVX512F, BMI2
+TEXT ·convSpreadHalves2x512(SB), NOSPLIT, $0-48
+	MOVQ  dst+0(FP), DI
+	MOVQ  dstStep+8(FP), DX
+	SHLQ  $0x01, DX
+	MOVQ  src+16(FP), SI
+	MOVQ  srcStep+24(FP), BX
+	SHLQ  $0x01, BX
+	MOVQ  rows+32(FP), CX
+	MOVQ  n+40(FP), R8
+	MOVQ  $-1, AX
+	BZHIQ R8, AX, AX
+	KMOVW AX, K1
+	MOVL  $0x55555555, R9
+	PDEPL R9, AX, AX
+	KMOVD AX, K2
+
+row:
+	VPMOVZXWD.Z (SI), K1, Z0
+	VMOVDQU16   Z0, K2, (DI)
+	ADDQ        BX, SI
+	ADDQ        DX, DI
+	DECQ        CX
+	JNZ         row
+	VZEROUPPER
+	RET
 
 // func winogradInput512(dst *float32, xiStep int, step int, src *float32, count int)
 // Requires: AVX, AVX512F

@@ -60,11 +60,21 @@ func BenchmarkConv2d(b *testing.B) {
 			r := rand.New(rand.NewPCG(1, 1))
 			x, w, g := randomFloats(r, s.inputElems()), randomFloats(r, s.weightElems()), randomFloats(r, s.outputElems())
 			y, dx, dw := make([]float32, len(g)), make([]float32, len(x)), make([]float32, len(w))
+			low := func(x []float32) Mixed {
+				m := Mixed{BF16: make([]uint16, len(x))}
+				ToBF16(nil, m.BF16, x)
+				return m
+			}
+			lowX, lowG, lowY, lowDX := low(x), low(g), low(y), low(dx)
 			name := fmt.Sprintf("threads=%d/%dx%dx%d-%d-k%ds%d/x%d", threads, s.Batch, s.In, s.Height, s.Out, s.KernelH, s.StrideH, l.count)
 			for pass, run := range map[string]func(){
 				"forward": func() { Conv2d(p, s, y, x, w, nil) },
 				"input":   func() { Conv2dBackwardInput(p, s, dx, g, w) },
 				"weight":  func() { Conv2dBackwardWeight(p, s, dw, g, x, 0) },
+				// As under autocast.
+				"forward/bf16": func() { Conv2dBF16(p, s, lowY, lowX, Mixed{F32: w}, nil) },
+				"input/bf16":   func() { Conv2dBackwardInputBF16(p, s, lowDX, lowG, Mixed{F32: w}) },
+				"weight/bf16":  func() { Conv2dBackwardWeightBF16(p, s, Mixed{F32: dw}, lowG, lowX, 0) },
 			} {
 				b.Run(name+"/"+pass, func(b *testing.B) {
 					for b.Loop() {

@@ -14,7 +14,8 @@ import "math/bits"
 // gradient, and the weight's gradient is summed over the columns.
 type gatherer struct {
 	src           []float32
-	image, plane  int // distances from image to image and from channel to channel
+	low           []uint16 // src of bfloat16; then that is nil
+	image, plane  int      // distances from image to image and from channel to channel
 	height, width int
 	rows, cols    int // of the grid
 	strideY       int // rows of the image from one row of the grid to the next
@@ -78,9 +79,17 @@ func (g *gatherer) begin(dys, dxs []int) {
 	}
 	for i, dy := range dys {
 		for j, dx := range dxs {
-			g.taps = append(g.taps, convTap{4 * (dy*g.width + dx), i, j})
+			g.taps = append(g.taps, convTap{g.elemSize() * (dy*g.width + dx), i, j})
 		}
 	}
+}
+
+// elemSize is how many bytes an element of the images has.
+func (g *gatherer) elemSize() int {
+	if g.low != nil {
+		return 2
+	}
+	return 4
 }
 
 // block finds columns [j, j+lanes) of the matrix.
@@ -96,7 +105,7 @@ func (g *gatherer) block(b *gatherBlock, j, lanes int) {
 	for from := 0; from < lanes; {
 		to := min(lanes, from+g.cols-x)
 		mask := uint64(1)<<to - uint64(1)<<from
-		b.runs[b.numRuns] = convRun{4 * (n*g.image + y*g.strideY*g.width + (x-from)*g.strideX), mask}
+		b.runs[b.numRuns] = convRun{g.elemSize() * (n*g.image + y*g.strideY*g.width + (x-from)*g.strideX), mask}
 		b.place[b.numRuns] = convPlace{from, to}
 		b.numRuns++
 		for i, dy := range g.dys {
@@ -140,6 +149,18 @@ func (g *gatherer) gather(b *gatherBlock, dst []float32, tapStep, channelStep, c
 	if pad == convLanes && g.gatherFast(b, &dst[0], tapStep, channelStep, src, count) {
 		return
 	}
+	gatherSlowly(g, b, dst, g.src, tapStep, channelStep, c0, count, pad)
+}
+
+// gatherLow is gather for bfloat16, which stays that.
+func (g *gatherer) gatherLow(b *gatherBlock, dst []uint16, tapStep, channelStep, c0, count int) {
+	_ = dst[(count-1)*channelStep+(len(g.taps)-1)*tapStep+convLanes-1]
+	if !g.gatherLowFast(b, &dst[0], tapStep, channelStep, &g.low[c0*g.plane], count) {
+		gatherSlowly(g, b, dst, g.low, tapStep, channelStep, c0, count, convLanes)
+	}
+}
+
+func gatherSlowly[T float32 | uint16](g *gatherer, b *gatherBlock, dst, src []T, tapStep, channelStep, c0, count, pad int) {
 	for t, tap := range g.taps {
 		lanes := uint64(b.rowMasks[tap.row] & b.colMasks[tap.col])
 		for c := range count {
@@ -151,13 +172,13 @@ func (g *gatherer) gather(b *gatherBlock, dst []float32, tapStep, channelStep, c
 					continue
 				}
 				lo, hi := bits.TrailingZeros64(m), bits.Len64(m)
-				from := c0*g.plane + c*g.plane + (r.base+tap.offset)/4
+				from := c0*g.plane + c*g.plane + (r.base+tap.offset)/g.elemSize()
 				if g.strideX == 1 {
-					copy(to[lo:hi], g.src[from+lo:from+hi])
+					copy(to[lo:hi], src[from+lo:from+hi])
 					continue
 				}
 				for l := lo; l < hi; l++ {
-					to[l] = g.src[from+l*g.strideX]
+					to[l] = src[from+l*g.strideX]
 				}
 			}
 		}

@@ -4,11 +4,12 @@ package kernel
 
 import "github.com/cohort-ml/cohort/internal/work"
 
-// Convolutions of operands rounded to bfloat16, with sums in float32. Kernels
-// of one tap are products of bfloat16, on pairs where the processor multiplies
-// those. The others round their operands and are computed as those of float32:
-// what transforms save there (see conv_winograd.go) is as much as pairs would,
-// and transforming bfloat16 would cost its precision.
+// Convolutions of operands rounded to bfloat16, with sums in float32: where the
+// processor multiplies those, products of pairs of it, see conv_pairs.go. What
+// Winograd's transforms save in float32 does not reach that (measured on the
+// layers of ResNet-50), and transforming bfloat16 would cost its precision.
+// Elsewhere, and for convolutions of single channels, the operands are rounded
+// and computed as those of float32. Kernels of one tap are plain products.
 
 // The Stride and Trans of the operands below mean nothing: they are dense.
 
@@ -18,6 +19,16 @@ func Conv2dBF16(p *work.Pool, s Conv2dShape, y, x, w Mixed, bias []float32) {
 		plane := s.Height * s.Width
 		x.Stride, y.Stride, w.Stride = plane, plane, s.In
 		GemmBF16Batch(p, s.Batch, s.Out, plane, s.In, 1, w, 0, x, s.In*plane, 0, y, s.Out*plane)
+		return
+	}
+	if s.takesPairs() {
+		withPairs(p, s, x, s.inputElems(), s.StrideW, s.OutWidth(), w, func(x Mixed, w []float32) {
+			g := getConvProduct()
+			g.pairs = true
+			g.forward(s, y, x, w, bias)
+			g.compute(p)
+			g.release()
+		})
 		return
 	}
 	withFloats(p, y, s.outputElems(), func(y []float32) {
@@ -33,6 +44,15 @@ func Conv2dBackwardInputBF16(p *work.Pool, s Conv2dShape, dx, g, w Mixed) {
 		plane := s.Height * s.Width
 		g.Stride, dx.Stride, w.Stride, w.Trans = plane, plane, s.In, true
 		GemmBF16Batch(p, s.Batch, s.In, plane, s.Out, 1, w, 0, g, s.Out*plane, 0, dx, s.In*plane)
+		return
+	}
+	if s.takesPairs() {
+		withPairs(p, s, g, s.outputElems(), 1, s.Width/s.StrideW, w, func(g Mixed, w []float32) {
+			c := getConvProduct()
+			c.pairs = true
+			c.backwardInput(p, s, dx, g, w)
+			c.release()
+		})
 		return
 	}
 	withFloats(p, dx, s.inputElems(), func(dx []float32) {
@@ -56,10 +76,39 @@ func Conv2dBackwardWeightBF16(p *work.Pool, s Conv2dShape, dw, g, x Mixed, beta 
 			}
 			return
 		}
+		if s.takesPairs() {
+			withPairs(p, s, x, s.inputElems(), s.StrideW, s.OutWidth(), Mixed{}, func(x Mixed, _ []float32) {
+				c := getConvWeight()
+				c.pairs = true
+				c.compute(p, s, dw, g, x, beta)
+				c.release()
+			})
+			return
+		}
 		withRounded(p, g, s.outputElems(), func(g []float32) {
 			withRounded(p, x, s.inputElems(), func(x []float32) { Conv2dBackwardWeight(p, s, dw, g, x, beta) })
 		})
 	})
+}
+
+// withPairs calls fn with the n elements of images that a product of pairs
+// gathers from, stride apart in rows of cols, and with the weight as float32.
+// Where gathering bfloat16 has no assembly the images are widened.
+func withPairs(p *work.Pool, s Conv2dShape, x Mixed, n, stride, cols int, w Mixed, fn func(x Mixed, w []float32)) {
+	if x.BF16 != nil && (stride > 2 || cols < 4) {
+		wide := scratchList.get(n)
+		defer scratchList.put(wide)
+		FromBF16(p, wide.floats[:n], x.BF16)
+		x = Mixed{F32: wide.floats[:n]}
+	}
+	if w.BF16 != nil {
+		n := s.weightElems()
+		wide := scratchList.get(n)
+		defer scratchList.put(wide)
+		FromBF16(p, wide.floats[:n], w.BF16)
+		w.F32 = wide.floats[:n]
+	}
+	fn(x, w.F32)
 }
 
 // pointwise reports whether a convolution is a product of each image by the

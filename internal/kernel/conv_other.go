@@ -8,6 +8,14 @@ func (g *gatherer) gatherFast(b *gatherBlock, dst *float32, tapStep, channelStep
 	return false
 }
 
+func (g *gatherer) gatherLowFast(b *gatherBlock, dst *uint16, tapStep, channelStep int, src *uint16, count int) bool {
+	return false
+}
+
+func spreadHalves(dst *uint16, dstStep int, src *uint16, srcStep, rows, n, gap int) {
+	portableSpreadHalves(dst, dstStep, src, srcStep, rows, n, gap)
+}
+
 func spreadRows(dst *float32, dstStep int, src *float32, srcStep, rows, n, gap int) {
 	portableSpreadRows(dst, dstStep, src, srcStep, rows, n, gap)
 }

@@ -38,6 +38,10 @@ type convProduct struct {
 	dstY, dstX         int // where a sparse grid begins
 	stepY, stepX       int
 
+	// pairs makes the product one of pairs of bfloat16: see conv_pairs.go.
+	pairs  bool
+	dstLow []uint16 // dst of bfloat16; then that is nil
+
 	mr, nr, aStep int
 	lanes         int
 	cBlock        int // channels of a block of k
@@ -64,7 +68,8 @@ func getConvProduct() *convProduct {
 }
 
 func (g *convProduct) release() {
-	g.w, g.bias, g.dst, g.shared, g.view.src = nil, nil, nil, nil, nil
+	g.w, g.bias, g.dst, g.dstLow, g.shared, g.view.src, g.view.low = nil, nil, nil, nil, nil, nil, nil
+	g.pairs = false
 	convProductsIdle.put(g)
 }
 
@@ -80,6 +85,8 @@ type convWorker struct {
 	sum        []float32
 	sumStep    int
 	row0, col0 int
+
+	pairWorker
 }
 
 var convWorkersIdle idleList[convWorker]
@@ -95,18 +102,18 @@ func (w *convWorker) release() {
 	convWorkersIdle.put(w)
 }
 
-func (g *convProduct) forward(s Conv2dShape, y, x, w, bias []float32) {
+func (g *convProduct) forward(s Conv2dShape, y, x Mixed, w, bias []float32) {
 	g.groups, g.m, g.channels = s.Groups, s.Out/s.Groups, s.In/s.Groups
 	g.w, g.wRow, g.mirrored, g.bias = w, g.channels*s.taps(), false, bias
 	rows, cols := s.OutHeight(), s.OutWidth()
-	g.dst, g.dstPlane, g.dstImage = y, rows*cols, s.Out*rows*cols
+	g.dst, g.dstLow, g.dstPlane, g.dstImage = y.F32, y.BF16, rows*cols, s.Out*rows*cols
 	g.sparse = false
 	g.n = s.Batch * rows * cols
 	g.viewInput(s, x)
 }
 
 // viewInput lays the kernel over x.
-func (g *convProduct) viewInput(s Conv2dShape, x []float32) {
+func (g *convProduct) viewInput(s Conv2dShape, x Mixed) {
 	g.dys, g.dxs = g.dys[:0], g.dxs[:0]
 	for i := range s.KernelH {
 		g.dys = append(g.dys, i*s.DilationH-s.PadH)
@@ -117,8 +124,9 @@ func (g *convProduct) viewInput(s Conv2dShape, x []float32) {
 	s.viewInput(&g.view, x, g.dys, g.dxs)
 }
 
-func (s Conv2dShape) viewInput(v *gatherer, x []float32, dys, dxs []int) {
-	v.src, v.image, v.plane = x, s.In*s.Height*s.Width, s.Height*s.Width
+func (s Conv2dShape) viewInput(v *gatherer, x Mixed, dys, dxs []int) {
+	v.src, v.low = x.F32, x.BF16
+	v.image, v.plane = s.In*s.Height*s.Width, s.Height*s.Width
 	v.height, v.width = s.Height, s.Width
 	v.rows, v.cols = s.OutHeight(), s.OutWidth()
 	v.strideY, v.strideX = s.StrideH, s.StrideW
@@ -128,18 +136,25 @@ func (s Conv2dShape) viewInput(v *gatherer, x []float32, dys, dxs []int) {
 // backwardInput goes through the phases of the stride: the elements of dx whose
 // places are equal modulo the stride are reached by the same taps, and are
 // themselves a convolution of g with those, of stride 1.
-func (c *convProduct) backwardInput(p *work.Pool, s Conv2dShape, dx, g, w []float32) {
+func (c *convProduct) backwardInput(p *work.Pool, s Conv2dShape, dx, g Mixed, w []float32) {
 	c.groups, c.m, c.channels = s.Groups, s.In/s.Groups, s.Out/s.Groups
 	c.w, c.wRow, c.mirrored, c.bias = w, c.m*s.taps(), true, nil
-	c.dst, c.dstPlane, c.dstImage, c.dstWidth = dx, s.Height*s.Width, s.In*s.Height*s.Width, s.Width
+	c.dst, c.dstLow = dx.F32, dx.BF16
+	c.dstPlane, c.dstImage, c.dstWidth = s.Height*s.Width, s.In*s.Height*s.Width, s.Width
 	c.allTaps = s.taps()
 	c.sparse = s.StrideH > 1 || s.StrideW > 1
 	c.stepY, c.stepX = s.StrideH, s.StrideW
 	phasesY, phasesX := min(s.StrideH, s.Height), min(s.StrideW, s.Width)
 	if !phasesFull(phasesY, s.KernelH, s.StrideH, s.PadH, s.DilationH) || !phasesFull(phasesX, s.KernelW, s.StrideW, s.PadW, s.DilationW) {
-		clearSlice(p, dx[:s.inputElems()]) // no tap reaches some elements
+		// No tap reaches some elements.
+		if c.dstLow != nil {
+			clearSlice(p, c.dstLow[:s.inputElems()])
+		} else {
+			clearSlice(p, c.dst[:s.inputElems()])
+		}
 	}
-	if c.sparse && c.allTaps > 1 {
+	c.byTap = nil
+	if (c.sparse || c.pairs) && c.allTaps > 1 {
 		order := scratchList.get(s.weightElems())
 		c.byTap = order.floats[:s.weightElems()]
 		overItems(p, s.Out, s.weightElems(), c.orderTask)
@@ -188,7 +203,7 @@ func phasesFull(phases, kernel, stride, pad, dilation int) bool {
 	return true
 }
 
-func (c *convProduct) phase(p *work.Pool, s Conv2dShape, py, px int, g []float32) {
+func (c *convProduct) phase(p *work.Pool, s Conv2dShape, py, px int, g Mixed) {
 	c.dys, c.dxs, c.tapIndex = c.dys[:0], c.dxs[:0], c.tapIndex[:0]
 	for j := range s.KernelW {
 		if at := px + s.PadW - j*s.DilationW; at%s.StrideW == 0 {
@@ -211,7 +226,7 @@ func (c *convProduct) phase(p *work.Pool, s Conv2dShape, py, px int, g []float32
 		return
 	}
 	v := &c.view
-	v.src, v.height, v.width = g, s.OutHeight(), s.OutWidth()
+	v.src, v.low, v.height, v.width = g.F32, g.BF16, s.OutHeight(), s.OutWidth()
 	v.plane = v.height * v.width
 	v.image = s.Out * v.plane
 	v.rows, v.cols = (s.Height-py+s.StrideH-1)/s.StrideH, (s.Width-px+s.StrideW-1)/s.StrideW
@@ -236,6 +251,10 @@ func (g *convProduct) compute(p *work.Pool) {
 	most := max(1, kBlock/taps)
 	g.numBlocks = (g.channels + most - 1) / most
 	g.cBlock = (g.channels + g.numBlocks - 1) / g.numBlocks
+	kMost := g.cBlock*taps + 1
+	if g.pairs {
+		kMost = g.cutPairs()
+	}
 	g.numBlocks = (g.channels + g.cBlock - 1) / g.cBlock
 
 	threads := 1
@@ -243,7 +262,6 @@ func (g *convProduct) compute(p *work.Pool) {
 		threads = p.NumThreads()
 	}
 	g.shareA = g.groups > 1 || g.m < g.n
-	kMost := g.cBlock*taps + 1
 	unit, size := g.nr, g.n
 	if !g.shareA {
 		unit, size = g.mr, g.m
@@ -277,6 +295,10 @@ func (g *convProduct) panelsB() int { return pieces(g.n, g.nr) }
 func (g *convProduct) channelsOf(block int) (c0, c1, k0, length int) {
 	c0 = block * g.cBlock
 	c1 = min(g.channels, c0+g.cBlock)
+	if g.pairs {
+		k0, length = g.pairsOf(c0, c1)
+		return c0, c1, k0, length
+	}
 	taps := len(g.view.taps)
 	k0, length = c0*taps, (c1-c0)*taps
 	if c1 == g.channels && g.bias != nil {
@@ -316,6 +338,10 @@ func (g *convProduct) packShared(i int) {
 // packA packs rows [lo, hi) of a group's weights for a block of k.
 func (g *convProduct) packA(dst []float32, group, lo, hi, block int) {
 	c0, c1, _, length := g.channelsOf(block)
+	if g.pairs {
+		g.packPairsA(dst, group, lo, hi, c0, c1, length)
+		return
+	}
 	taps := len(g.view.taps)
 	out := group*g.channels + c0
 	switch {
@@ -359,6 +385,10 @@ func (g *convProduct) packRowsA(dst, src []float32, srcStep, gap, lo, hi, count,
 func (g *convProduct) packB(w *convWorker, dst []float32, group, lo, hi, block int) {
 	c0, c1, _, length := g.channelsOf(block)
 	taps := len(g.view.taps)
+	if g.pairs {
+		g.packPairsB(w, dst, group, lo, hi, c0, c1, length)
+		return
+	}
 	if g.view.plain() {
 		g.packPlain(w, dst, group*g.channels+c0, c1-c0, lo, hi, length)
 		return
@@ -416,7 +446,7 @@ func (g *convProduct) computeBand(i int) {
 	w := getConvWorker()
 	defer w.release()
 	_, _, _, most := g.channelsOf(0)
-	most++
+	most += 2 // for the bias
 	if g.shareA {
 		bands := pieces(g.n, g.band)
 		group, lo := i/bands, i%bands*g.band
@@ -447,10 +477,10 @@ func (g *convProduct) computeBand(i int) {
 
 // getSum lends a task the memory in which it sums up a sparse result.
 func (g *convProduct) getSum(w *convWorker, rows, cols int) *scratch {
-	if !g.sparse {
+	if g.pairs && !g.sumsPairs() || !g.pairs && !g.sparse {
 		return nil
 	}
-	w.sumStep = pieces(cols, lineElems) * lineElems
+	w.sumStep = roundUp(cols, g.nr)
 	s := scratchList.get(rows * w.sumStep)
 	w.sum = s.floats
 	return s
@@ -486,6 +516,10 @@ func (g *convProduct) tile(w *convWorker, i, rows, j, cols, k, block int, a, b *
 	beta := float32(1)
 	if block == 0 {
 		beta = 0
+	}
+	if g.pairs {
+		g.tileOfPairs(w, i, rows, j, cols, k, block, beta, a, b)
+		return
 	}
 	if g.sparse {
 		c := &w.sum[(i-w.row0)*w.sumStep+j-w.col0]
@@ -563,6 +597,6 @@ func portableSpreadRows(dst *float32, dstStep int, src *float32, srcStep, rows, 
 }
 
 // clearSlice sets x to 0.
-func clearSlice(p *work.Pool, x []float32) {
+func clearSlice[T float32 | uint16](p *work.Pool, x []T) {
 	overItems(p, len(x), len(x), func(lo, hi int) { clear(x[lo:hi]) })
 }

@@ -14,6 +14,16 @@ func convGather1x512(dst *float32, tapStep int, channelStep int, src *float32, p
 //go:noescape
 func convGather2x512(dst *float32, tapStep int, channelStep int, src *float32, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
 
+// convGatherHalves1x512 gathers 16 lanes in at most 5 runs of elements of sixteen bits 1 apart.
+//
+//go:noescape
+func convGatherHalves1x512(dst *uint16, tapStep int, channelStep int, src *uint16, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
+
+// convGatherHalves2x512 gathers 16 lanes in at most 5 runs of elements of sixteen bits 2 apart.
+//
+//go:noescape
+func convGatherHalves2x512(dst *uint16, tapStep int, channelStep int, src *uint16, plane int, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks *uint16, colMasks *uint16)
+
 // convGather1x256 gathers 16 lanes in at most 4 runs of neighbouring elements.
 //
 //go:noescape
@@ -28,6 +38,11 @@ func convGatherAny512(dst *float32, tapStep int, channelStep int, src *float32, 
 //
 //go:noescape
 func convSpread2x512(dst *float32, dstStep int, src *float32, srcStep int, rows int, n int)
+
+// convSpreadHalves2x512 copies rows of n ≤ 16 elements to places 2 apart.
+//
+//go:noescape
+func convSpreadHalves2x512(dst *uint16, dstStep int, src *uint16, srcStep int, rows int, n int)
 
 // winogradInput512 transforms count patches of 4 by 4, 16 lanes each, that lie one after the other.
 //

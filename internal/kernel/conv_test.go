@@ -228,25 +228,28 @@ func TestConv2dKeepsNaN(t *testing.T) {
 }
 
 // Of bfloat16 the three products are those of the rounded operands, whichever of
-// them are given as float32.
+// operands and results are float32, and with any number of threads.
 func TestConv2dBF16(t *testing.T) {
 	p := work.New(3)
 	defer p.Close()
-	forEachISA(t, func(t *testing.T) {
+	forEachBF16(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(9, 10))
-		for _, s := range []Conv2dShape{
-			squareConv(2, 20, 7, 26, 1, 1, 0, 1, 1),
-			squareConv(3, 10, 17, 14, 1, 1, 0, 1, 1), // a long sum for the weight
-			squareConv(2, 6, 9, 5, 3, 2, 1, 1, 1),
-			squareConv(2, 6, 8, 6, 3, 1, 1, 1, 6),
-		} {
+		shapes := append(convShapes(r),
+			squareConv(3, 10, 17, 14, 1, 1, 0, 1, 1),  // plain, a long sum for the weight
+			squareConv(3, 20, 15, 40, 3, 2, 1, 1, 1),  // odd, too
+			squareConv(2, 200, 9, 24, 3, 2, 1, 1, 1),  // k in blocks, of every other element
+			squareConv(2, 250, 7, 33, 3, 1, 1, 1, 1),  // k in blocks, tiles across images
+			squareConv(1, 6, 30, 9, 9, 1, 2, 1, 1),    // a large kernel
+			squareConv(2, 24, 12, 264, 3, 1, 1, 1, 2)) // many channels in two groups
+		for _, s := range shapes {
 			name := fmt.Sprintf("%+v", s)
+			// operand returns n elements rounded to bfloat16, and as they are given.
 			operand := func(n int) (Mixed, []float32) {
 				wide, low := randomFloats(r, n), make([]uint16, n)
 				ToBF16(nil, low, wide)
 				rounded := make([]float32, n)
 				FromBF16(nil, rounded, low)
-				if r.IntN(2) == 0 {
+				if r.IntN(3) == 0 {
 					return Mixed{F32: wide}, rounded
 				}
 				return Mixed{BF16: low}, rounded
@@ -260,25 +263,53 @@ func TestConv2dBF16(t *testing.T) {
 				dx[xi] += float64(gs[yi]) * float64(ws[wi])
 				dw[wi] += float64(gs[yi]) * float64(xs[xi])
 			})
-			start := randomFloats(r, len(ws))
-			for i := range dw {
-				dw[i] += float64(start[i])
+			var bias []float32
+			if r.IntN(2) == 0 {
+				bias = randomFloats(r, s.Out)
+				for i := range y {
+					y[i] += float64(bias[i/(s.OutHeight()*s.OutWidth())%s.Out])
+				}
 			}
-			y32, dx32, dw32 := nans(len(y)), nans(len(dx)), append([]float32(nil), start...)
-			Conv2dBF16(p, s, Mixed{F32: y32}, x, w, nil)
-			Conv2dBackwardInputBF16(p, s, Mixed{F32: dx32}, g, w)
-			Conv2dBackwardWeightBF16(p, s, Mixed{F32: dw32}, g, x, 1)
-			mustBeNear(t, "y of "+name, y32, y, 1e-5)
-			mustBeNear(t, "dx of "+name, dx32, dx, 1e-5)
-			mustBeNear(t, "dw of "+name, dw32, dw, 5e-5)
-			bias := randomFloats(r, s.Out)
-			for i := range y {
-				y[i] += float64(bias[i/(s.OutHeight()*s.OutWidth())%s.Out])
+			start, beta := nans(len(ws)), float32(r.IntN(2))
+			if beta != 0 {
+				start = randomFloats(r, len(ws))
+				for i := range dw {
+					dw[i] += float64(start[i])
+				}
 			}
-			low := make([]uint16, len(y))
-			Conv2dBF16(p, s, Mixed{BF16: low}, x, w, bias)
-			FromBF16(nil, y32, low)
-			mustBeNear(t, "y in bfloat16 of "+name, y32, y, 1.0/256)
+			// run returns the results as float32, computed into float32 or bfloat16.
+			run := func(p *work.Pool, low bool) (y, dx, dw []float32) {
+				y, dx, dw = nans(len(gs)), nans(len(xs)), append([]float32(nil), start...)
+				toY, toDX := Mixed{F32: y}, Mixed{F32: dx}
+				if low {
+					toY, toDX = Mixed{BF16: make([]uint16, len(y))}, Mixed{BF16: make([]uint16, len(dx))}
+					ToBF16(nil, toY.BF16, y)
+					ToBF16(nil, toDX.BF16, dx)
+				}
+				Conv2dBF16(p, s, toY, x, w, bias)
+				Conv2dBackwardInputBF16(p, s, toDX, g, w)
+				Conv2dBackwardWeightBF16(p, s, Mixed{F32: dw}, g, x, beta)
+				if low {
+					FromBF16(nil, y, toY.BF16)
+					FromBF16(nil, dx, toDX.BF16)
+				}
+				return y, dx, dw
+			}
+			sums := math.Sqrt(float64(1 + s.In*s.taps() + s.Out*s.taps()))
+			for _, low := range []bool{false, true} {
+				y1, dx1, dw1 := run(nil, low)
+				y3, dx3, dw3 := run(p, low)
+				mustBeSame(t, "y of "+name, y3, y1)
+				mustBeSame(t, "dx of "+name, dx3, dx1)
+				mustBeSame(t, "dw of "+name, dw3, dw1)
+				tol := 2e-6 * sums
+				if low {
+					tol = 1.0 / 256
+				}
+				mustBeNear(t, fmt.Sprintf("y (bfloat16 %t) of %s", low, name), y1, y, tol)
+				mustBeNear(t, fmt.Sprintf("dx (bfloat16 %t) of %s", low, name), dx1, dx, tol)
+				mustBeNear(t, "dw of "+name, dw1, dw, 4e-6*math.Sqrt(float64(1+s.Batch*s.OutHeight()*s.OutWidth())))
+			}
 		}
 	})
 }

@@ -27,6 +27,8 @@ const (
 type convWeight struct {
 	s        Conv2dShape
 	dw, g    []float32
+	gLow     []uint16 // g of bfloat16; then that is nil
+	pairs    bool     // of bfloat16: see conv_pairs_weight.go
 	beta     float32
 	view     gatherer
 	dys, dxs []int
@@ -68,12 +70,13 @@ func getConvWeight() *convWeight {
 }
 
 func (c *convWeight) release() {
-	c.dw, c.g, c.view.src, c.shared, c.partial = nil, nil, nil, nil, nil
+	c.dw, c.g, c.gLow, c.view.src, c.view.low, c.shared, c.partial = nil, nil, nil, nil, nil, nil, nil
+	c.pairs = false
 	convWeightsIdle.put(c)
 }
 
-func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, beta float32) {
-	c.s, c.dw, c.g, c.beta = s, dw, g, beta
+func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw []float32, g, x Mixed, beta float32) {
+	c.s, c.dw, c.g, c.gLow, c.beta = s, dw, g.F32, g.BF16, beta
 	c.in, c.out = s.In/s.Groups, s.Out/s.Groups
 	c.rows = c.in * s.taps()
 	c.size = s.OutHeight() * s.OutWidth()
@@ -110,6 +113,9 @@ func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, be
 	}
 	c.bands = pieces(c.in, c.cBlock)
 	group := min(c.n, max(kBlock, sharedLimit/c.outPad))
+	if c.pairs && group < c.n {
+		group &^= 1
+	}
 	c.parts = 1
 	if c.bands < convTasks && !c.short {
 		c.parts = max(1, min(pieces(convTasks, c.bands), group/convPart, convPartsElems/(c.rows*c.outPad)))
@@ -125,6 +131,9 @@ func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, be
 			c.first = c.l0 == 0
 			length := pieces(c.l1-c.l0, c.parts)
 			c.step = pieces(length, pieces(length, kBlock))
+			if c.pairs {
+				c.step += c.step % 2
+			}
 			c.stride = (pieces(c.step, lineElems) | 1) * lineElems
 			if c.short {
 				packed := scratchList.get(c.out * c.stride)
@@ -134,7 +143,7 @@ func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, be
 				scratchList.put(packed)
 				continue
 			}
-			packed := scratchList.get(c.outPad * (c.l1 - c.l0))
+			packed := scratchList.get(c.outPad * c.slots(c.l1-c.l0))
 			c.shared = packed.floats
 			runTasks(p, threads, pieces(c.l1-c.l0, c.step), c.packTask)
 			runTasks(p, threads, c.parts*c.bands, c.bandTask)
@@ -154,7 +163,11 @@ func (c *convWeight) compute(p *work.Pool, s Conv2dShape, dw, g, x []float32, be
 func (c *convWeight) packShared(i int) {
 	lo := c.l0 + i*c.step
 	hi := min(c.l1, lo+c.step)
-	dst := c.shared[(lo-c.l0)*c.outPad:]
+	dst := c.shared[c.slots(lo-c.l0)*c.outPad:]
+	if c.pairs {
+		c.packPairs(dst, lo, hi)
+		return
+	}
 	for o := 0; o < c.out; o += c.nr {
 		for l := lo; l < hi; {
 			n := l / c.size
@@ -196,14 +209,23 @@ func (c *convWeight) band(i int) {
 	for b := b0; b < b1; b++ {
 		lo := c.l0 + b*c.step
 		hi := min(c.l1, lo+c.step)
-		c.gather(w, a.floats, lo, hi, c0, c1)
+		if c.pairs {
+			c.gatherPairs(w, a, lo, hi, c0, c1)
+		} else {
+			c.gather(w, a.floats, lo, hi, c0, c1)
+		}
 		beta := float32(1)
 		if b == b0 && c.first {
 			beta = 0
 		}
 		for o := 0; o < c.out; o += c.nr {
-			right := &c.shared[(lo-c.l0)*c.outPad+o*(hi-lo)]
+			right := &c.shared[c.slots(lo-c.l0)*c.outPad+o*c.slots(hi-lo)]
 			for r := 0; r < rows; r += c.mr {
+				if c.pairs {
+					tilePairs(min(c.mr, rows-r), min(c.nr, c.out-o), c.slots(hi-lo), &a.floats[r*stride/2], stride/2, 1, right, c.nr,
+						&sum[r*c.outPad+o], 4*c.outPad, 1, beta, nil, 0)
+					continue
+				}
 				tile(min(c.mr, rows-r), min(c.nr, c.out-o), hi-lo, &a.floats[r*stride], stride, 1, right, c.nr,
 					&sum[r*c.outPad+o], c.outPad, 1, beta, nil)
 			}
@@ -245,6 +267,10 @@ func (c *convWeight) gather(w *convWorker, a []float32, lo, hi, c0, c1 int) {
 const convOuts = 64
 
 func (c *convWeight) copyOuts(i int) {
+	if c.pairs {
+		c.copyPairs(i)
+		return
+	}
 	for o := i * convOuts; o < min(c.out, (i+1)*convOuts); o++ {
 		for n := range c.s.Batch {
 			copy(c.shared[o*c.stride+n*c.size:], c.g[(n*c.s.Out+c.group*c.out+o)*c.size:][:c.size])
@@ -255,6 +281,10 @@ func (c *convWeight) copyOuts(i int) {
 // bandShort computes the columns of some input channels of the weight's gradient.
 func (c *convWeight) bandShort(i int) {
 	c0, c1 := c.bandOf(i)
+	if c.pairs {
+		c.bandShortPairs(c0, c1)
+		return
+	}
 	taps := len(c.view.taps)
 	rows := (c1 - c0) * taps
 	a, b := scratchList.get(rows*c.stride), scratchList.get(pieces(rows, c.nr)*c.nr*c.n)

@@ -17,11 +17,14 @@ import (
 )
 
 func main() {
-	gather512(1)
-	gather512(2)
+	gather512(1, false)
+	gather512(2, false)
+	gather512(1, true)
+	gather512(2, true)
 	gather256()
 	gatherAny512()
-	spread512()
+	spread512(false)
+	spread512(true)
 	winogradInput512()
 	winogradWeights512()
 	winogradOutput512()
@@ -63,7 +66,7 @@ var (
 	to          = R12
 	table       = R13
 	count       = RCX
-	pointers    = []GPPhysical{RAX, R10, R14, RSI}
+	pointers    = []GPPhysical{RAX, R10, R14, R15, RSI}
 )
 
 func load(name string, r GPPhysical) { Load(Param(name), r) }
@@ -77,19 +80,19 @@ func argument(name string) Mem {
 	return b.Addr
 }
 
-// loadStride loads a distance in elements as one in bytes.
-func loadStride(name string, r GPPhysical) {
+// loadStride loads a distance in elements of size bytes as one in bytes.
+func loadStride(name string, r GPPhysical, size int) {
 	load(name, r)
-	SHLQ(Imm(2), r)
+	SHLQ(Imm(uint64(size/2)), r)
 }
 
-func begin(name, signature, doc string) {
+func begin(name, signature, doc string, size int) {
 	TEXT(name, 4 /* NOSPLIT */, signature)
 	Pragma("noescape")
 	Doc(name + " " + doc)
 	load("dst", dst)
-	loadStride("plane", plane)
-	loadStride("channelStep", channelStep)
+	loadStride("plane", plane, size)
+	loadStride("channelStep", channelStep, size)
 	load("taps", taps)
 	load("numTaps", numTaps)
 }
@@ -109,9 +112,9 @@ func tapMask() {
 }
 
 // nextTap goes on with the next tap at label, or returns.
-func nextTap(label string) {
+func nextTap(label string, size uint8) {
 	MOVQ(argument("tapStep"), table)
-	LEAQ(Mem{Base: dst, Index: table, Scale: 4}, dst)
+	LEAQ(Mem{Base: dst, Index: table, Scale: size}, dst)
 	ADDQ(Imm(tapSize), taps)
 	DECQ(numTaps)
 	JNZ(LabelRef(label))
@@ -144,20 +147,25 @@ var (
 	masks = []OpmaskPhysical{nil, K1, K2, K3, K4, K5, K6, K7}
 )
 
-const gatherSignature = "func(dst *float32, tapStep, channelStep int, src *float32, plane, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks, colMasks *uint16)"
+const (
+	gatherSignature       = "func(dst *float32, tapStep, channelStep int, src *float32, plane, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks, colMasks *uint16)"
+	gatherHalvesSignature = "func(dst *uint16, tapStep, channelStep int, src *uint16, plane, count int, taps *int, numTaps int, runs *int, numRuns int, rowMasks, colMasks *uint16)"
+)
 
-// gather512 reads lanes that lie stride elements apart, 1 or 2, in up to four
-// or three runs. A run is loaded at the address that puts its elements into
-// their lanes; masks keep the rest, and what lies outside of the image, from
-// being touched.
-func gather512(stride int) {
-	most := 4
+// gather512 reads lanes that lie stride elements apart, 1 or 2, in up to three,
+// four or, of halves, five runs. A run is loaded at the address that puts its
+// elements into their lanes; masks keep the rest, and what lies outside of the
+// image, from being touched.
+func gather512(stride int, halves bool) {
+	most, size, name, signature, of := 4, 4, "convGather%dx512", gatherSignature, "elements"
 	if stride == 2 {
 		most = 3
 	}
-	begin(fmt.Sprintf("convGather%dx512", stride), gatherSignature,
-		fmt.Sprintf("gathers 16 lanes in at most %d runs of elements %d apart.", most, stride))
-	if stride == 2 {
+	if halves {
+		most, size, name, signature, of = 5, 2, "convGatherHalves%dx512", gatherHalvesSignature, "elements of sixteen bits"
+	}
+	begin(fmt.Sprintf(name, stride), signature, fmt.Sprintf("gathers 16 lanes in at most %d runs of %s %d apart.", most, of, stride), size)
+	if stride == 2 && !halves {
 		VMOVDQU32(evens(), Z7)
 	}
 	load("numRuns", table)
@@ -172,44 +180,68 @@ func gather512(stride int) {
 		for i := range n {
 			MOVL(Mem{Base: table, Disp: runSize*i + runMask}, R11L)
 			ANDL(ECX, R11L)
-			if stride == 1 {
+			switch {
+			case stride == 1:
 				KMOVW(R11L, masks[1+i])
-			} else {
+			case halves:
+				MOVL(U32(0x55555555), R12L)
+				PDEPL(R12L, R11L, R11L)
+				KMOVD(R11L, masks[1+i])
+			default:
 				MOVL(U32(0x55555555), R12L)
 				PDEPL(R12L, R11L, R11L)
 				KMOVW(R11L, masks[1+2*i])
 				SHRL(Imm(16), R11L)
 				KMOVW(R11L, masks[2+2*i])
 			}
-			if i < 3 {
+			if i < len(pointers)-1 {
 				MOVQ(Mem{Base: table, Disp: runSize*i + runBase}, pointers[i])
 				ADDQ(src, pointers[i])
 			} else {
 				ADDQ(Mem{Base: table, Disp: runSize*i + runBase}, src)
 			}
 		}
-		channels(fmt.Sprint("channel", n), func() {
+		eachChannel(fmt.Sprint("channel", n), func() {
 			for i := range n {
 				from := Mem{Base: pointers[i], Index: index, Scale: 1}
-				if stride == 1 {
+				switch {
+				case halves:
+					v := VecPhysical(Z0)
+					if stride == 1 {
+						v = Y0
+					}
+					if i == 0 {
+						VMOVDQU16_Z(from, masks[1], v)
+					} else {
+						VMOVDQU16(from, masks[1+i], v)
+					}
+				case stride == 1:
 					if i == 0 {
 						VMOVUPS_Z(from, masks[1], Z0)
 					} else {
 						VMOVUPS(from, masks[1+i], Z0)
 					}
-					continue
-				}
-				x, y := zmm[2*i], zmm[2*i+1]
-				VMOVUPS_Z(from, masks[1+2*i], x)
-				from.Disp = 64
-				VMOVUPS_Z(from, masks[2+2*i], y)
-				VPERMT2PS(y, Z7, x)
-				if i > 0 {
-					VORPS(x, Z0, Z0)
+				default:
+					x, y := zmm[2*i], zmm[2*i+1]
+					VMOVUPS_Z(from, masks[1+2*i], x)
+					from.Disp = 64
+					VMOVUPS_Z(from, masks[2+2*i], y)
+					VPERMT2PS(y, Z7, x)
+					if i > 0 {
+						VORPS(x, Z0, Z0)
+					}
 				}
 			}
+			switch {
+			case !halves:
+				VMOVUPS(Z0, Mem{Base: to})
+			case stride == 1:
+				VMOVDQU16(Y0, Mem{Base: to})
+			default:
+				VPMOVDW(Z0, Mem{Base: to})
+			}
 		})
-		nextTap(fmt.Sprint("runs", n))
+		nextTap(fmt.Sprint("runs", n), uint8(size))
 	}
 }
 
@@ -217,7 +249,7 @@ func gather512(stride int) {
 // masked loads leave 0 what is not in a run.
 func gather256() {
 	const most = 4
-	begin("convGather1x256", gatherSignature, "gathers 16 lanes in at most 4 runs of neighbouring elements.")
+	begin("convGather1x256", gatherSignature, "gathers 16 lanes in at most 4 runs of neighbouring elements.", 4)
 	bits := GLOBL("convBits", 8|16 /* RODATA|NOPTR */)
 	for i := range 16 {
 		DATA(4*i, U32(1<<i))
@@ -243,12 +275,8 @@ func gather256() {
 				VPAND(b, Y0, ymm[2*i+half])
 				VPCMPEQD(b, ymm[2*i+half], ymm[2*i+half])
 			}
-			if i < 3 {
-				MOVQ(Mem{Base: table, Disp: runSize*i + runBase}, pointers[i])
-				ADDQ(src, pointers[i])
-			} else {
-				ADDQ(Mem{Base: table, Disp: runSize*i + runBase}, src)
-			}
+			MOVQ(Mem{Base: table, Disp: runSize*i + runBase}, pointers[i])
+			ADDQ(src, pointers[i])
 		}
 		eachChannel(fmt.Sprint("channel", n), func() {
 			for half := range 2 {
@@ -265,7 +293,7 @@ func gather256() {
 				VMOVUPS(x, Mem{Base: to, Disp: 32 * half})
 			}
 		})
-		nextTap(fmt.Sprint("runs", n))
+		nextTap(fmt.Sprint("runs", n), 4)
 	}
 }
 
@@ -281,7 +309,7 @@ func evens() Mem {
 // gatherAny512 reads each lane where a table says.
 func gatherAny512() {
 	begin("convGatherAny512", "func(dst *float32, tapStep, channelStep int, src *float32, plane, count int, taps *int, numTaps int, lanes *int32, rowMasks, colMasks *uint16)",
-		"gathers 16 lanes, each at its distance in elements from src.")
+		"gathers 16 lanes, each at its distance in elements from src.", 4)
 	load("lanes", RAX)
 	VMOVDQU32(Mem{Base: RAX}, Z6)
 	Label("tap")
@@ -293,18 +321,22 @@ func gatherAny512() {
 		LEAQ(Mem{Base: src, Index: index, Scale: 1}, RAX)
 		VGATHERDPS(Mem{Base: RAX, Index: Z6, Scale: 4}, K2, Z0)
 	})
-	nextTap("tap")
+	nextTap("tap", 4)
 }
 
 // spread512 stores rows of up to 16 elements to every other element of dst.
-func spread512() {
-	TEXT("convSpread2x512", 4 /* NOSPLIT */, "func(dst *float32, dstStep int, src *float32, srcStep, rows, n int)")
+func spread512(halves bool) {
+	name, of, size := "convSpread2x512", "float32", 4
+	if halves {
+		name, of, size = "convSpreadHalves2x512", "uint16", 2
+	}
+	TEXT(name, 4 /* NOSPLIT */, fmt.Sprintf("func(dst *%s, dstStep int, src *%[1]s, srcStep, rows, n int)", of))
 	Pragma("noescape")
-	Doc("convSpread2x512 copies rows of n ≤ 16 elements to places 2 apart.")
+	Doc(name + " copies rows of n ≤ 16 elements to places 2 apart.")
 	load("dst", RDI)
-	loadStride("dstStep", RDX)
+	loadStride("dstStep", RDX, size)
 	load("src", RSI)
-	loadStride("srcStep", RBX)
+	loadStride("srcStep", RBX, size)
 	load("rows", RCX)
 	load("n", R8)
 	MOVQ(I32(-1), RAX)
@@ -312,6 +344,14 @@ func spread512() {
 	KMOVW(EAX, K1)
 	MOVL(U32(0x55555555), R9L)
 	PDEPL(R9L, EAX, EAX)
+	if halves {
+		KMOVD(EAX, K2)
+		spreadRows("row", func() {
+			VPMOVZXWD_Z(Mem{Base: RSI}, K1, Z0)
+			VMOVDQU16(Z0, K2, Mem{Base: RDI})
+		})
+		return
+	}
 	KMOVW(EAX, K2)
 	SHRL(Imm(16), EAX)
 	KMOVW(EAX, K3)
@@ -324,19 +364,26 @@ func spread512() {
 	CMPQ(R8, Imm(8))
 	JLE(LabelRef("narrow"))
 	for _, name := range []string{"wide", "narrow"} {
-		Label(name)
-		VMOVUPS_Z(Mem{Base: RSI}, K1, Z0)
-		VPERMPS(Z0, Z6, Z1)
-		VMOVUPS(Z1, K2, Mem{Base: RDI})
-		if name == "wide" {
-			VPERMPS(Z0, Z7, Z2)
-			VMOVUPS(Z2, K3, Mem{Base: RDI, Disp: 64})
-		}
-		ADDQ(RBX, RSI)
-		ADDQ(RDX, RDI)
-		DECQ(RCX)
-		JNZ(LabelRef(name))
-		VZEROUPPER()
-		RET()
+		spreadRows(name, func() {
+			VMOVUPS_Z(Mem{Base: RSI}, K1, Z0)
+			VPERMPS(Z0, Z6, Z1)
+			VMOVUPS(Z1, K2, Mem{Base: RDI})
+			if name == "wide" {
+				VPERMPS(Z0, Z7, Z2)
+				VMOVUPS(Z2, K3, Mem{Base: RDI, Disp: 64})
+			}
+		})
 	}
+}
+
+// spreadRows runs body for every row and returns.
+func spreadRows(label string, body func()) {
+	Label(label)
+	body()
+	ADDQ(RBX, RSI)
+	ADDQ(RDX, RDI)
+	DECQ(RCX)
+	JNZ(LabelRef(label))
+	VZEROUPPER()
+	RET()
 }
