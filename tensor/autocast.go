@@ -28,6 +28,24 @@ func lowDType(op string, operands []*Tensor) DType {
 	return operands[0].dtype
 }
 
+// mixedOf returns an operand of float32 or bfloat16, or an absent one, for a
+// kernel that takes both.
+func mixedOf(a device.Array) kernel.Mixed {
+	if a.DType == BFloat16 {
+		return kernel.Mixed{BF16: device.Elems[uint16](a)}
+	}
+	return kernel.Mixed{F32: a.Float32s()}
+}
+
+// mixed returns t with a dtype that such a kernel takes: float16 as float32. nil
+// stays nil.
+func (t *Tensor) mixed() *Tensor {
+	if t != nil && t.dtype == Float16 {
+		return t.To(Float32)
+	}
+	return t
+}
+
 // sumRows returns the sum of the rows of a matrix: the gradient of what was
 // added to each. That of bfloat16 is float32: the sum may be long, and what it
 // goes to is a parameter.

@@ -45,6 +45,33 @@ func lowCases() map[string]func(in []*Tensor) *Tensor {
 	m["loss of linear"] = func(in []*Tensor) *Tensor { return CrossEntropy(Linear(in[0], in[1], in[2]), targets) }
 	m["residual"] = func(in []*Tensor) *Tensor { return in[0].Add(Linear(in[0], in[1], nil).GELU()) }
 	m["softmax of linear"] = func(in []*Tensor) *Tensor { return Linear(in[0], in[1], nil).Softmax(-1) }
+	for _, stride := range []int{1, 2} {
+		o := Conv2dOptions{Stride: [2]int{stride, stride}, Padding: [2]int{1, 1}}
+		name := fmt.Sprintf("conv2d stride %d", stride)
+		m[name] = func(in []*Tensor) *Tensor { return Conv2d(in[0], in[1], in[2], o) }
+		m["bf16 "+name] = m[name]
+	}
+	training := BatchNormOptions{Eps: 1e-5, Training: true}
+	fused := func(x, gamma, beta, residual *Tensor) *Tensor {
+		o := training
+		o.ReLU, o.Residual = true, residual
+		return BatchNorm(x, gamma, beta, o)
+	}
+	m["batch norm"] = func(in []*Tensor) *Tensor { return BatchNorm(in[0], in[1], in[2], training) }
+	m["bf16 batch norm"] = m["batch norm"]
+	m["group norm"] = func(in []*Tensor) *Tensor { return GroupNorm(in[0], 2, in[1], in[2], 1e-5) }
+	m["bf16 group norm"] = m["group norm"]
+	m["max pool"] = func(in []*Tensor) *Tensor { return MaxPool2d(in[0], Pool2dOptions{Kernel: [2]int{2, 2}}) }
+	m["bf16 max pool"] = m["max pool"]
+	m["adaptive avg pool"] = func(in []*Tensor) *Tensor { return AdaptiveAvgPool2d(in[0], 1, 1) }
+	m["bf16 adaptive avg pool"] = m["adaptive avg pool"]
+	plain := Conv2dOptions{Padding: [2]int{1, 1}}
+	m["norm of conv2d"] = func(in []*Tensor) *Tensor {
+		return fused(Conv2d(in[0], in[1], nil, plain), in[2], in[3], nil)
+	}
+	m["residual norm of conv2d"] = func(in []*Tensor) *Tensor {
+		return fused(Conv2d(in[0], in[1], nil, plain), in[2], in[3], in[0])
+	}
 	m["linear twice"] = func(in []*Tensor) *Tensor { return Linear(Linear(in[0], in[1], nil).ReLU(), in[2], nil) }
 	return m
 }
@@ -104,7 +131,8 @@ func TestLowPrecisionAgreesWithDefinitions(t *testing.T) {
 		"add", "add row", "mul", "relu", "gelu", "gelu tanh", "sum", "sum first", "sum last", "mean", "exp", "sub", "tanh",
 		"matmul", "matmul transposed", "matmul batched", "matmul broadcast", "matmul strided", "linear", "linear without bias", "affine",
 		"layer norm", "layer norm strided", "softmax", "cross entropy", "mse", "embedding", "used twice",
-		"rms norm", "rms norm without weight", "swiglu", "rope", "group norm", "cumprod", "attention float mask",
+		"rms norm", "rms norm without weight", "swiglu", "rope", "group norm", "instance norm",
+		"batch norm", "batch norm of rows", "batch norm relu", "batch norm add", "batch norm add relu", "batch norm evaluation", "cumprod", "attention float mask",
 		"attention", "attention causal", "self attention", "reshape", "permute", "narrow", "select", "expand", "clone",
 		"conv2d", "conv2d 1x1", "conv2d stride", "conv2d depthwise", "conv1d", "conv transpose 2d",
 	}

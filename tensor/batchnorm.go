@@ -49,7 +49,9 @@ type BatchNormSync struct {
 
 // BatchNorm normalises each channel of x [batch, channels, …] to mean 0 and
 // variance 1 over the other dims, scales it by gamma and shifts it by beta, both
-// [channels] or nil (Ioffe and Szegedy 2015). The result is float32.
+// [channels] or nil (Ioffe and Szegedy 2015). The result has the dtype of x, or the
+// wider one of x and the residual; statistics are float32, and what is fused is
+// rounded once.
 //
 // A training pass needs at least two elements a channel. The variance of a batch
 // is the biased one, that of the running statistics the unbiased one, as in
@@ -91,17 +93,25 @@ func BatchNorm(x, gamma, beta *Tensor, o BatchNormOptions) *Tensor {
 		if t == nil {
 			return nil
 		}
-		if t = t.To(Float32); flat {
+		if flat {
 			return t.T().Contiguous().Reshape(1, channels, t.shape[0])
 		}
 		return t.Contiguous().Reshape(x.shape[0], channels, numElems(x.shape[2:]))
 	}
-	n.Residual = arrange(o.Residual)
-	out := n.forward(arrange(x))
+	n.Residual = arrange(o.Residual.mixed())
+	out := n.forward(arrange(x.mixed())).To(residualDType(x, o.Residual))
 	if flat {
 		return out.Reshape(channels, x.shape[0]).T().Contiguous()
 	}
 	return out.Reshape(x.shape...)
+}
+
+// residualDType returns the dtype of x with a residual added, which may be nil.
+func residualDType(x, residual *Tensor) DType {
+	if residual == nil {
+		return x.dtype
+	}
+	return PromoteTypes(x.dtype, residual.dtype)
 }
 
 // float32Contiguous returns t as kernels want it, nil for nil.
@@ -122,8 +132,8 @@ func wantHalfOrFloat32s(op string, operands []*Tensor) {
 	}
 }
 
-// batchNorm is one call of BatchNorm: operands are float32, images [num,
-// channels, plane].
+// batchNorm is one call of BatchNorm: operands are float32, or x and the residual
+// bfloat16, images [num, channels, plane].
 type batchNorm struct {
 	BatchNormOptions
 	gamma, beta *Tensor
@@ -157,7 +167,7 @@ func (n *batchNorm) params() []float64 {
 
 func (n *batchNorm) forward(x *Tensor) *Tensor {
 	inputs := []*Tensor{x, n.gamma, n.beta, n.Residual}
-	out := result("batch norm", Float32, x.shape, inputs...)
+	out := result("batch norm", residualDType(x, n.Residual), x.shape, inputs...)
 	n.mean = result("batch norm", Float32, x.shape[1:2], inputs...)
 	n.rstd = result("batch norm", Float32, x.shape[1:2], inputs...)
 	if n.Training {
@@ -177,8 +187,8 @@ func (n *batchNorm) forward(x *Tensor) *Tensor {
 		n.Sync = nil
 		operands := []*Tensor{out, n.mean, n.rstd, x, n.gamma, n.beta, n.Residual, n.RunningMean, n.RunningVar, n.NumBatches}
 		fused("batch norm", n.params(), operands, func(p *work.Pool, a []device.Array) {
-			f := kernel.Fusion{Residual: a[6].Float32s(), ReLU: n.ReLU}
-			kernel.BatchNorm(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(),
+			f := kernel.Fusion{Residual: mixedOf(a[6]), ReLU: n.ReLU}
+			kernel.BatchNorm(p, mixedOf(a[0]), a[1].Float32s(), a[2].Float32s(), mixedOf(a[3]), a[4].Float32s(), a[5].Float32s(),
 				imagesOf(a[3]), f, n.running(a[7], a[8], a[9]), n.Eps)
 		})
 	default:
@@ -222,8 +232,8 @@ func wantDense(op string, t *Tensor) {
 func (n *batchNorm) apply(out, x *Tensor) {
 	operands := []*Tensor{out, n.mean, n.rstd, x, n.gamma, n.beta, n.Residual}
 	fused("batch norm apply", n.params(), operands, func(p *work.Pool, a []device.Array) {
-		f := kernel.Fusion{Residual: a[6].Float32s(), ReLU: n.ReLU}
-		kernel.BatchNormApply(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(),
+		f := kernel.Fusion{Residual: mixedOf(a[6]), ReLU: n.ReLU}
+		kernel.BatchNormApply(p, mixedOf(a[0]), a[1].Float32s(), a[2].Float32s(), mixedOf(a[3]), a[4].Float32s(), a[5].Float32s(),
 			imagesOf(a[3]), f)
 	})
 }
@@ -234,7 +244,7 @@ func (n *batchNorm) syncStats(x *Tensor) {
 	channels := x.shape[1]
 	sums := result("batch norm", Float64, []int{2*channels + 1}, x)
 	fused("batch norm moments", nil, []*Tensor{sums, x}, func(p *work.Pool, a []device.Array) {
-		kernel.BatchMoments(p, device.Elems[float64](a[0]), a[1].Float32s(), imagesOf(a[1]))
+		kernel.BatchMoments(p, device.Elems[float64](a[0]), mixedOf(a[1]), imagesOf(a[1]))
 	})
 	sums.withFloat64s(func(s []float64) {
 		s[2*channels] = n.count
@@ -259,10 +269,10 @@ func (t *Tensor) withFloat64s(fn func(data []float64)) {
 
 func (n *batchNorm) backward(b *backprop, g, x, y *Tensor) {
 	// dx, and of the residual behind a ReLU the masked gradient.
-	dx := result("batch norm", Float32, x.shape, g)
+	dx := result("batch norm", x.dtype, x.shape, g)
 	var dr, dgamma, dbeta *Tensor
 	if n.ReLU && n.Residual != nil && b.needs(3) {
-		dr = result("batch norm", Float32, x.shape, g)
+		dr = result("batch norm", n.Residual.dtype, x.shape, g)
 	}
 	if n.gamma != nil && b.needs(1) {
 		dgamma = result("batch norm", Float32, n.gamma.shape, g)
@@ -277,8 +287,8 @@ func (n *batchNorm) backward(b *backprop, g, x, y *Tensor) {
 	params := append(n.params(), param01(n.byBatch), param01(n.Residual != nil))
 	grads := func(a []device.Array) kernel.BatchNormGrads {
 		return kernel.BatchNormGrads{
-			DX: a[0].Float32s(), DResidual: a[1].Float32s(), DGamma: a[2].Float32s(), DBeta: a[3].Float32s(),
-			G: a[4].Float32s(), X: a[5].Float32s(), Y: a[6].Float32s(),
+			DX: mixedOf(a[0]), DResidual: mixedOf(a[1]), DGamma: a[2].Float32s(), DBeta: a[3].Float32s(),
+			G: mixedOf(a[4]), X: mixedOf(a[5]), Y: mixedOf(a[6]),
 			Mean: a[7].Float32s(), RStd: a[8].Float32s(), Gamma: a[9].Float32s(), Beta: a[10].Float32s(),
 			ReLU: n.ReLU, Residual: n.Residual != nil, Training: n.byBatch,
 		}
@@ -301,7 +311,7 @@ func (n *batchNorm) backward(b *backprop, g, x, y *Tensor) {
 		})
 	}
 	if n.Residual != nil && !n.ReLU {
-		dr = g
+		dr = g.To(n.Residual.dtype)
 	}
 	for i, gi := range []*Tensor{dx, dgamma, dbeta, dr} {
 		if gi != nil && b.needs(i) {
@@ -313,13 +323,15 @@ func (n *batchNorm) backward(b *backprop, g, x, y *Tensor) {
 // definition is the norm in recorded operations.
 func (n *batchNorm) definition(x *Tensor) *Tensor {
 	var y *Tensor
+	dtype := residualDType(x, n.Residual)
+	x = x.To(Float32)
 	if n.byBatch {
 		centred := x.Sub(x.MeanKeep(0, 2))
 		y = centred.Div(centred.Mul(centred).MeanKeep(0, 2).AddScalar(n.Eps).Sqrt())
 	} else {
 		y = x.Sub(n.mean.Reshape(-1, 1)).Mul(n.rstd.Reshape(-1, 1))
 	}
-	return n.finish(y)
+	return n.finish(y).To(dtype)
 }
 
 // finish scales, shifts, adds and bends.
@@ -331,7 +343,7 @@ func (n *batchNorm) finish(y *Tensor) *Tensor {
 		y = y.Add(n.beta.Reshape(-1, 1))
 	}
 	if n.Residual != nil {
-		y = y.Add(n.Residual)
+		y = y.Add(n.Residual.To(Float32))
 	}
 	if n.ReLU {
 		y = y.ReLU()

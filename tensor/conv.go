@@ -186,11 +186,7 @@ func (c conv) run(op string, beta float32, operands []*Tensor, plain func(p *wor
 		}
 		var mixed [3]kernel.Mixed
 		for i := range mixed {
-			if a[i].DType == BFloat16 {
-				mixed[i].BF16 = device.Elems[uint16](a[i])
-			} else {
-				mixed[i].F32 = a[i].Float32s()
-			}
+			mixed[i] = mixedOf(a[i])
 		}
 		var bias []float32
 		if len(a) > 3 {

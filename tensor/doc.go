@@ -56,8 +56,9 @@
 //	convolutions, attention            and return bfloat16
 //	CrossEntropy, MSE, other losses    return float32, of whatever operands
 //	LayerNorm, RMSNorm, Softmax,       return their input's dtype; statistics and
-//	activations, sums, means, RoPE     sums are float32
-//	batch and group norm, LSTM, GRU    return float32, where PyTorch returns bfloat16
+//	activations, sums, means, RoPE,    sums are float32
+//	batch and group norm, pooling
+//	LSTM, GRU                          return float32, where PyTorch returns bfloat16
 //	                                   if the input is, and from an LSTM always
 //	Add, Mul, Cat and the like         return the wider operand's dtype
 //	Embedding                          returns the table's dtype

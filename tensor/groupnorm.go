@@ -13,7 +13,7 @@ import (
 // GroupNorm cuts the channels of x [batch, channels, …] into numGroups runs,
 // normalises each run of each sample to mean 0 and variance 1, and scales and
 // shifts each channel by gamma and beta, both [channels] or nil (Wu and He 2018).
-// The result is float32.
+// The result has the dtype of x; statistics are float32.
 func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tensor {
 	const op = "group norm"
 	operands := []*Tensor{x, gamma, beta}
@@ -31,16 +31,16 @@ func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tens
 		}
 	}
 	if x.NumElems() == 0 {
-		return x.To(Float32)
+		return x
 	}
-	src, gamma, beta := x.To(Float32).Contiguous().Reshape(x.shape[0], channels, -1), float32Contiguous(gamma), float32Contiguous(beta)
+	src, gamma, beta := x.mixed().Contiguous().Reshape(x.shape[0], channels, -1), float32Contiguous(gamma), float32Contiguous(beta)
 	inputs := []*Tensor{src, gamma, beta}
-	out := result(op, Float32, src.shape, inputs...)
+	out := result(op, src.dtype, src.shape, inputs...)
 	mean := result(op, Float32, []int{src.shape[0], numGroups}, inputs...)
 	rstd := result(op, Float32, mean.shape, inputs...)
 	params := []float64{eps, float64(numGroups)}
 	fused(op, params, []*Tensor{out, mean, rstd, src, gamma, beta}, func(p *work.Pool, a []device.Array) {
-		kernel.GroupNorm(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(),
+		kernel.GroupNorm(p, mixedOf(a[0]), a[1].Float32s(), a[2].Float32s(), mixedOf(a[3]), a[4].Float32s(), a[5].Float32s(),
 			imagesOf(a[3]), numGroups, eps)
 	})
 	saves := []*Tensor{src, mean, rstd}
@@ -53,7 +53,7 @@ func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tens
 			return
 		}
 		g = g.Contiguous()
-		dx := result(op, Float32, src.shape, g)
+		dx := result(op, src.dtype, src.shape, g)
 		var dgamma, dbeta *Tensor
 		if gamma != nil && b.needs(1) {
 			dgamma = result(op, Float32, gamma.shape, g)
@@ -62,7 +62,7 @@ func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tens
 			dbeta = result(op, Float32, beta.shape, g)
 		}
 		fused("group norm grad", params, []*Tensor{dx, dgamma, dbeta, g, src, mean, rstd, gamma}, func(p *work.Pool, a []device.Array) {
-			kernel.GroupNormBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(),
+			kernel.GroupNormBackward(p, mixedOf(a[0]), a[1].Float32s(), a[2].Float32s(), mixedOf(a[3]), mixedOf(a[4]),
 				a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), imagesOf(a[4]), numGroups)
 		})
 		for i, gi := range []*Tensor{dx, dgamma, dbeta} {
@@ -71,7 +71,7 @@ func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tens
 			}
 		}
 	})
-	return out.Reshape(x.shape...)
+	return out.To(x.dtype).Reshape(x.shape...)
 }
 
 // InstanceNorm normalises each channel of each sample of x [batch, channels, …]
@@ -84,7 +84,7 @@ func InstanceNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 }
 
 func groupNormDefinition(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tensor {
-	groups := x.Reshape(x.shape[0], numGroups, -1)
+	groups := x.To(Float32).Reshape(x.shape[0], numGroups, -1)
 	centred := groups.Sub(groups.MeanKeep(-1))
 	y := centred.Div(centred.Mul(centred).MeanKeep(-1).AddScalar(eps).Sqrt()).Reshape(x.shape...)
 	if gamma != nil {
@@ -93,5 +93,5 @@ func groupNormDefinition(x *Tensor, numGroups int, gamma, beta *Tensor, eps floa
 	if beta != nil {
 		y = y.Add(beta.Reshape(-1, 1))
 	}
-	return y
+	return y.To(x.dtype)
 }

@@ -25,13 +25,21 @@ func TestMaxPoolIndices(t *testing.T) {
 func TestPoolsAndNormsKeepTheirDTypes(t *testing.T) {
 	x := FromFloat32([]float32{1, 2, 3, 4, 5, 6, 7, 8}, 1, 2, 2, 2).To(BFloat16)
 	o := Pool2dOptions{Kernel: [2]int{2, 2}}
-	for name, y := range map[string]*Tensor{"max pool": MaxPool2d(x, o), "avg pool": AvgPool2d(x, o)} {
-		if y.DType() != BFloat16 {
-			t.Errorf("%s of bfloat16 is %v", name, y.DType())
+	norm := BatchNormOptions{Eps: 1e-5, Training: true}
+	for _, dtype := range []DType{BFloat16, Float16} {
+		x := x.To(dtype)
+		for name, y := range map[string]*Tensor{
+			"max pool": MaxPool2d(x, o), "avg pool": AvgPool2d(x, o), "batch norm": BatchNorm(x, nil, nil, norm),
+			"batch norm of rows": BatchNorm(x.Reshape(4, 2), nil, nil, norm), "group norm": GroupNorm(x, 1, nil, nil, 1e-5),
+		} {
+			if y.DType() != dtype {
+				t.Errorf("%s of %v is %v", name, dtype, y.DType())
+			}
 		}
 	}
-	if y := BatchNorm(x, nil, nil, BatchNormOptions{Eps: 1e-5, Training: true}); y.DType() != Float32 {
-		t.Errorf("a norm of bfloat16 is %v, want float32", y.DType())
+	norm.Residual = x.To(Float32)
+	if y := BatchNorm(x, nil, nil, norm); y.DType() != Float32 {
+		t.Errorf("a norm of bfloat16 to which float32 is added is %v", y.DType())
 	}
 }
 

@@ -47,9 +47,9 @@ func (m Images) overChannels(p *work.Pool, fn func(c int)) {
 }
 
 // Fusion is what follows a batch norm in the same pass: the addition of Residual
-// (nil for none), of the shape of the batch, and then max(·, 0).
+// (not set for none), of the shape of the batch, and then max(·, 0).
 type Fusion struct {
-	Residual []float32
+	Residual Mixed
 	ReLU     bool
 }
 
@@ -78,20 +78,24 @@ func (r RunningStats) update(c int, mean, variance, count float64) {
 //
 //	dst = (x - mean)·rstd·gamma + beta,   rstd = 1/√(var + eps)
 //
-// and goes on as f says. mean and rstd [channels] are kept for the backward pass,
+// and goes on as f says. dst, x and the residual may each be bfloat16. mean and rstd [channels] are kept for the backward pass,
 // running is updated. A nil gamma means ones, a nil beta zeros.
-func BatchNorm(p *work.Pool, dst, mean, rstd, x, gamma, beta []float32, m Images, f Fusion, running RunningStats, eps float64) {
-	x = x[:m.elems()]
+func BatchNorm(p *work.Pool, dst Mixed, mean, rstd []float32, x Mixed, gamma, beta []float32, m Images, f Fusion, running RunningStats, eps float64) {
 	v := channelVec()
 	m.overChannels(p, func(c int) {
-		sum, squares := 0.0, 0.0
-		m.runs(c, func(lo, hi int) {
-			s, q := v.moments(x[lo:hi])
-			sum, squares = sum+s, squares+q
-		})
+		sum, squares := m.moments(v, c, x)
 		finishStats(c, mean, rstd, sum, squares, m.count(), running, eps)
 		m.normChannel(v, c, dst, mean, rstd, x, gamma, beta, f)
 	})
+}
+
+// moments returns Σ x and Σ x² of a channel.
+func (m Images) moments(v *channelKernels, c int, x Mixed) (sum, squares float64) {
+	m.mixedRuns(c, func(b *runBuffers, lo, hi int) {
+		s, q := v.moments(b.read(x, lo, hi))
+		sum, squares = sum+s, squares+q
+	}, x)
+	return sum, squares
 }
 
 func finishStats(c int, mean, rstd []float32, sum, squares, count float64, running RunningStats, eps float64) {
@@ -106,17 +110,9 @@ func finishStats(c int, mean, rstd []float32, sum, squares, count float64, runni
 
 // BatchMoments writes Σ x and Σ x² of each channel to sums [2, channels], for
 // statistics that are then added up over ranks.
-func BatchMoments(p *work.Pool, sums []float64, x []float32, m Images) {
-	x = x[:m.elems()]
+func BatchMoments(p *work.Pool, sums []float64, x Mixed, m Images) {
 	v := channelVec()
-	m.overChannels(p, func(c int) {
-		sum, squares := 0.0, 0.0
-		m.runs(c, func(lo, hi int) {
-			s, q := v.moments(x[lo:hi])
-			sum, squares = sum+s, squares+q
-		})
-		sums[c], sums[m.Channels+c] = sum, squares
-	})
+	m.overChannels(p, func(c int) { sums[c], sums[m.Channels+c] = m.moments(v, c, x) })
 }
 
 // BatchStats turns the sums of [BatchMoments], of count elements a channel, into
@@ -128,7 +124,7 @@ func BatchStats(mean, rstd []float32, sums []float64, count float64, running Run
 }
 
 // BatchNormApply is the second half of [BatchNorm]: mean and rstd are given.
-func BatchNormApply(p *work.Pool, dst, mean, rstd, x, gamma, beta []float32, m Images, f Fusion) {
+func BatchNormApply(p *work.Pool, dst Mixed, mean, rstd []float32, x Mixed, gamma, beta []float32, m Images, f Fusion) {
 	v := channelVec()
 	m.overChannels(p, func(c int) { m.normChannel(v, c, dst, mean, rstd, x, gamma, beta, f) })
 }
@@ -145,28 +141,30 @@ func scalarsOf(c int, mean, rstd, gamma, beta []float32) channelScalars {
 	return s
 }
 
-func (m Images) normChannel(v *channelKernels, c int, dst, mean, rstd, x, gamma, beta []float32, f Fusion) {
+func (m Images) normChannel(v *channelKernels, c int, dst Mixed, mean, rstd []float32, x Mixed, gamma, beta []float32, f Fusion) {
 	s := scalarsOf(c, mean, rstd, gamma, beta)
-	m.runs(c, func(lo, hi int) {
+	m.mixedRuns(c, func(b *runBuffers, lo, hi int) {
+		x, to := b.read(x, lo, hi), b.write(dst, lo, hi)
 		switch {
-		case f.Residual != nil && f.ReLU:
-			v.normAddReLU(dst[lo:hi], x[lo:hi], f.Residual[lo:hi], s)
-		case f.Residual != nil:
-			v.normAdd(dst[lo:hi], x[lo:hi], f.Residual[lo:hi], s)
+		case f.Residual.isSet() && f.ReLU:
+			v.normAddReLU(to, x, b.read(f.Residual, lo, hi), s)
+		case f.Residual.isSet():
+			v.normAdd(to, x, b.read(f.Residual, lo, hi), s)
 		case f.ReLU:
-			v.normReLU(dst[lo:hi], x[lo:hi], s)
+			v.normReLU(to, x, s)
 		default:
-			v.norm(dst[lo:hi], x[lo:hi], s)
+			v.norm(to, x, s)
 		}
-	})
+		b.done(dst, lo, hi, to)
+	}, dst, x, f.Residual)
 }
 
 // BatchNormGrads is what the backward pass of a batch norm reads and writes.
 type BatchNormGrads struct {
-	DX, DResidual  []float32 // of the batch's shape; nil to skip
+	DX, DResidual  Mixed     // of the batch's shape; not set to skip
 	DGamma, DBeta  []float32 // [channels]; nil to skip
-	G, X           []float32
-	Y              []float32 // the result: read when a residual was added before ReLU
+	G, X           Mixed
+	Y              Mixed // the result: read when a residual was added before ReLU
 	Mean, RStd     []float32
 	Gamma, Beta    []float32 // nil as in BatchNorm
 	ReLU, Residual bool      // what the forward pass was fused with
@@ -201,18 +199,19 @@ func BatchNormGradApply(p *work.Pool, sums []float64, count float64, b BatchNorm
 
 func (b *BatchNormGrads) sumChannel(v *channelKernels, m Images, c int) (sum, dot float64) {
 	s := scalarsOf(c, b.Mean, b.RStd, b.Gamma, b.Beta)
-	m.runs(c, func(lo, hi int) {
+	m.mixedRuns(c, func(r *runBuffers, lo, hi int) {
+		g, x := r.read(b.G, lo, hi), r.read(b.X, lo, hi)
 		var s0, d0 float64
 		switch {
 		case b.ReLU && b.Residual:
-			s0, d0 = v.sumsMasked(b.G[lo:hi], b.X[lo:hi], b.Y[lo:hi], s)
+			s0, d0 = v.sumsMasked(g, x, r.read(b.Y, lo, hi), s)
 		case b.ReLU:
-			s0, d0 = v.sumsReLU(b.G[lo:hi], b.X[lo:hi], s)
+			s0, d0 = v.sumsReLU(g, x, s)
 		default:
-			s0, d0 = v.sums(b.G[lo:hi], b.X[lo:hi], s)
+			s0, d0 = v.sums(g, x, s)
 		}
 		sum, dot = sum+s0, dot+d0
-	})
+	}, b.G, b.X, b.Y)
 	if b.DGamma != nil {
 		b.DGamma[c] = float32(dot * float64(b.RStd[c]))
 	}
@@ -223,7 +222,7 @@ func (b *BatchNormGrads) sumChannel(v *channelKernels, m Images, c int) (sum, do
 }
 
 func (b *BatchNormGrads) gradChannel(v *channelKernels, m Images, c int, sum, dot, count float64) {
-	if b.DX == nil {
+	if !b.DX.isSet() {
 		return
 	}
 	s := scalarsOf(c, b.Mean, b.RStd, b.Gamma, b.Beta)
@@ -232,21 +231,25 @@ func (b *BatchNormGrads) gradChannel(v *channelKernels, m Images, c int, sum, do
 		s.slope = float32(-float64(s.scale) * rstd * rstd * dot / count)
 		s.offset = float32(-float64(s.scale) * sum / count)
 	}
-	m.runs(c, func(lo, hi int) {
-		dx, g, x := b.DX[lo:hi], b.G[lo:hi], b.X[lo:hi]
+	m.mixedRuns(c, func(r *runBuffers, lo, hi int) {
+		dx, g, x := r.write(b.DX, lo, hi), r.read(b.G, lo, hi), r.read(b.X, lo, hi)
 		switch {
 		case b.ReLU && b.Residual:
 			dr := dx
-			if b.DResidual != nil {
-				dr = b.DResidual[lo:hi]
+			if b.DResidual.isSet() {
+				dr = r.write(b.DResidual, lo, hi)
 			}
-			v.gradMasked(dx, dr, g, x, b.Y[lo:hi], s)
+			v.gradMasked(dx, dr, g, x, r.read(b.Y, lo, hi), s)
+			if b.DResidual.isSet() {
+				r.done(b.DResidual, lo, hi, dr)
+			}
 		case b.ReLU:
 			v.gradReLU(dx, g, x, s)
 		default:
 			v.grad(dx, g, x, s)
 		}
-	})
+		r.done(b.DX, lo, hi, dx)
+	}, b.DX, b.DResidual, b.G, b.X, b.Y)
 }
 
 // InverseDeviation computes dst = 1/√(variance + eps), in float64.

@@ -12,6 +12,8 @@ import (
 // images are shapes with tails of every kind, and planes of several calls.
 var images = []Images{{1, 1, 2}, {2, 3, 1}, {3, 2, 7}, {2, 5, 49}, {4, 17, 64}, {2, 3, callElems + 21}, {1, 40, 1000}}
 
+func f32(x []float32) Mixed { return Mixed{F32: x} }
+
 // batchNormOracle is the norm and its gradients in float64, from the textbook.
 type batchNormOracle struct {
 	y, mean, variance       []float64
@@ -91,7 +93,7 @@ func TestBatchNorm(t *testing.T) {
 					wideR = widen(r)
 				}
 				computed, spare := make([]float32, n), make([]float32, 2*m.Channels)
-				BatchNorm(nil, computed, spare[:m.Channels], spare[m.Channels:], x, gamma, beta, m, Fusion{r, relu}, RunningStats{}, eps)
+				BatchNorm(nil, f32(computed), spare[:m.Channels], spare[m.Channels:], f32(x), gamma, beta, m, Fusion{f32(r), relu}, RunningStats{}, eps)
 				want := oracleBatchNorm(widen(x), wideR, widen(gamma), widen(beta), widen(g), m, relu, computed, eps, momentum)
 				var first [][]float32
 				for i, p := range ps {
@@ -100,7 +102,7 @@ func TestBatchNorm(t *testing.T) {
 					running := RunningStats{make([]float32, m.Channels), make([]float32, m.Channels), momentum}
 					Fill(nil, running.Mean, 2)
 					Fill(nil, running.Var, 3)
-					BatchNorm(p, y, mean, rstd, x, gamma, beta, m, Fusion{r, relu}, running, eps)
+					BatchNorm(p, f32(y), mean, rstd, f32(x), gamma, beta, m, Fusion{f32(r), relu}, running, eps)
 					mustBeNear(t, name+" forward", y, want.y, 3e-5)
 					mustBeNear(t, name+" running mean", running.Mean, want.runningMean, 1e-6)
 					mustBeNear(t, name+" running variance", running.Var, want.runningVar, 1e-6)
@@ -108,17 +110,17 @@ func TestBatchNorm(t *testing.T) {
 					dr, drIntact := guarded(n)
 					dgamma, dbeta := make([]float32, m.Channels), make([]float32, m.Channels)
 					b := BatchNormGrads{
-						DX: dx, DGamma: dgamma, DBeta: dbeta, G: g, X: x, Y: y, Mean: mean, RStd: rstd, Gamma: gamma, Beta: beta,
+						DX: f32(dx), DGamma: dgamma, DBeta: dbeta, G: f32(g), X: f32(x), Y: f32(y), Mean: mean, RStd: rstd, Gamma: gamma, Beta: beta,
 						ReLU: relu, Residual: add, Training: true,
 					}
 					if add && relu {
-						b.DResidual = dr
+						b.DResidual = f32(dr)
 					}
 					BatchNormBackward(p, b, m)
 					mustBeNear(t, name+" dx", dx, want.dx, 1e-4)
 					mustBeNear(t, name+" dgamma", dgamma, want.dgamma, 1e-4)
 					mustBeNear(t, name+" dbeta", dbeta, want.dbeta, 1e-5)
-					if b.DResidual != nil {
+					if b.DResidual.isSet() {
 						mustBeNear(t, name+" dr", dr, want.dr, 0)
 					}
 					if !intact() || !dxIntact() || !drIntact() {
@@ -133,14 +135,14 @@ func TestBatchNorm(t *testing.T) {
 					}
 					// In two halves, as over ranks, and without the residual's gradient.
 					sums := make([]float64, 2*m.Channels)
-					BatchMoments(p, sums, x, m)
+					BatchMoments(p, sums, f32(x), m)
 					mean2, rstd2 := make([]float32, m.Channels), make([]float32, m.Channels)
 					BatchStats(mean2, rstd2, sums, m.count(), RunningStats{}, eps)
 					mustEqualBits(t, name+" mean in halves", mean2, mean)
 					y2, dx2 := make([]float32, n), make([]float32, n)
-					BatchNormApply(p, y2, mean2, rstd2, x, gamma, beta, m, Fusion{r, relu})
+					BatchNormApply(p, f32(y2), mean2, rstd2, f32(x), gamma, beta, m, Fusion{f32(r), relu})
 					mustEqualBits(t, name+" forward in halves", y2, y)
-					b.DX, b.DResidual = dx2, nil
+					b.DX, b.DResidual = f32(dx2), Mixed{}
 					BatchNormGradSums(p, sums, b, m)
 					BatchNormGradApply(p, sums, m.count(), b, m)
 					mustEqualBits(t, name+" dx in halves", dx2, dx)
@@ -149,7 +151,7 @@ func TestBatchNorm(t *testing.T) {
 		}
 		x := []float32{1, 2, float32(math.NaN()), 4, 5, 6}
 		y, mean, rstd := make([]float32, 6), make([]float32, 2), make([]float32, 2)
-		BatchNorm(nil, y, mean, rstd, x, nil, nil, Images{1, 2, 3}, Fusion{ReLU: true}, RunningStats{}, eps)
+		BatchNorm(nil, f32(y), mean, rstd, f32(x), nil, nil, Images{1, 2, 3}, Fusion{ReLU: true}, RunningStats{}, eps)
 		for i, v := range y {
 			if (v != v) != (i < 3) {
 				t.Errorf("element %d of a norm with NaN in the first channel is %v", i, v)
@@ -194,9 +196,9 @@ func TestGroupNorm(t *testing.T) {
 					y, intact := guarded(n)
 					dx, dxIntact := guarded(n)
 					mean, rstd := make([]float32, plain.Channels), make([]float32, plain.Channels)
-					GroupNorm(p, y, mean, rstd, x, gamma, beta, m, groups, eps)
+					GroupNorm(p, f32(y), mean, rstd, f32(x), gamma, beta, m, groups, eps)
 					dgamma, dbeta := make([]float32, m.Channels), make([]float32, m.Channels)
-					GroupNormBackward(p, dx, dgamma, dbeta, g, x, mean, rstd, gamma, m, groups)
+					GroupNormBackward(p, f32(dx), dgamma, dbeta, f32(g), f32(x), mean, rstd, gamma, m, groups)
 					mustBeNear(t, name+" forward", y, wantY, 3e-5)
 					if plain.Plane > 1 { // one element divides by √eps, which magnifies rounding
 						mustBeNear(t, name+" dx", dx, want.dx, 1e-4)

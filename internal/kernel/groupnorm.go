@@ -11,21 +11,25 @@ import (
 // GroupNorm normalises each of groups runs of channels of each image to mean 0
 // and variance 1, then scales and shifts each channel by gamma and beta (Wu and
 // He 2018, §3.1). mean and rstd [num, groups] are kept for the backward pass. A
-// nil gamma means ones, a nil beta zeros. With as many groups as channels it is
+// nil gamma means ones, a nil beta zeros; dst and x may each be bfloat16. With as many groups as channels it is
 // an instance norm.
-func GroupNorm(p *work.Pool, dst, mean, rstd, x, gamma, beta []float32, m Images, groups int, eps float64) {
+func GroupNorm(p *work.Pool, dst Mixed, mean, rstd []float32, x Mixed, gamma, beta []float32, m Images, groups int, eps float64) {
 	v, wide := channelVec(), m.Channels/groups
 	m.overGroups(p, groups, func(u int) {
 		first := u * wide // the number of the group's first plane
 		sum, squares := 0.0, 0.0
-		inRuns(first*m.Plane, (first+wide)*m.Plane, callElems, func(lo, hi int) {
-			s, q := v.moments(x[lo:hi])
+		mixedRuns(first*m.Plane, (first+wide)*m.Plane, func(b *runBuffers, lo, hi int) {
+			s, q := v.moments(b.read(x, lo, hi))
 			sum, squares = sum+s, squares+q
-		})
+		}, x)
 		finishStats(u, mean, rstd, sum, squares, float64(wide*m.Plane), RunningStats{}, eps)
 		for i := first; i < first+wide; i++ {
 			s := m.groupScalars(u, i, mean, rstd, gamma, beta)
-			inRuns(i*m.Plane, (i+1)*m.Plane, callElems, func(lo, hi int) { v.norm(dst[lo:hi], x[lo:hi], s) })
+			mixedRuns(i*m.Plane, (i+1)*m.Plane, func(b *runBuffers, lo, hi int) {
+				to := b.write(dst, lo, hi)
+				v.norm(to, b.read(x, lo, hi), s)
+				b.done(dst, lo, hi, to)
+			}, dst, x)
 		}
 	})
 }
@@ -48,8 +52,8 @@ func (m Images) groupScalars(u, i int, mean, rstd, gamma, beta []float32) channe
 }
 
 // GroupNormBackward computes the gradients of [GroupNorm] from that of its
-// result, g. dgamma and dbeta may be nil.
-func GroupNormBackward(p *work.Pool, dx, dgamma, dbeta, g, x, mean, rstd, gamma []float32, m Images, groups int) {
+// result, g. dx, g and x may each be bfloat16; dgamma and dbeta may be nil.
+func GroupNormBackward(p *work.Pool, dx Mixed, dgamma, dbeta []float32, g, x Mixed, mean, rstd, gamma []float32, m Images, groups int) {
 	v, wide := channelVec(), m.Channels/groups
 	planes := m.Num * m.Channels
 	scratch := scratchList.get(4 * planes)
@@ -62,10 +66,10 @@ func GroupNormBackward(p *work.Pool, dx, dgamma, dbeta, g, x, mean, rstd, gamma 
 		for i := first; i < first+wide; i++ {
 			s := m.groupScalars(u, i, mean, rstd, gamma, nil)
 			sum, dot := 0.0, 0.0
-			inRuns(i*m.Plane, (i+1)*m.Plane, callElems, func(lo, hi int) {
-				a, b := v.sums(g[lo:hi], x[lo:hi], s)
+			mixedRuns(i*m.Plane, (i+1)*m.Plane, func(r *runBuffers, lo, hi int) {
+				a, b := v.sums(r.read(g, lo, hi), r.read(x, lo, hi), s)
 				sum, dot = sum+a, dot+b
-			})
+			}, g, x)
 			sums[2*i], sums[2*i+1] = sum, dot
 			total, dots = total+float64(s.scale)*sum, dots+float64(s.scale)*dot
 		}
@@ -73,7 +77,11 @@ func GroupNormBackward(p *work.Pool, dx, dgamma, dbeta, g, x, mean, rstd, gamma 
 		for i := first; i < first+wide; i++ {
 			s := m.groupScalars(u, i, mean, rstd, gamma, nil)
 			s.slope, s.offset = float32(-r*r*dots/count), float32(-total/count)
-			inRuns(i*m.Plane, (i+1)*m.Plane, callElems, func(lo, hi int) { v.grad(dx[lo:hi], g[lo:hi], x[lo:hi], s) })
+			mixedRuns(i*m.Plane, (i+1)*m.Plane, func(r *runBuffers, lo, hi int) {
+				to := r.write(dx, lo, hi)
+				v.grad(to, r.read(g, lo, hi), r.read(x, lo, hi), s)
+				r.done(dx, lo, hi, to)
+			}, dx, g, x)
 		}
 	})
 	for c := range m.Channels {

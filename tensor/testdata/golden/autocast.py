@@ -37,6 +37,10 @@ def attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
+def norm(x, w, b):
+    return F.batch_norm(x, None, None, w.float(), b.float(), training=True)
+
+
 targets = torch.tensor([2, -100, 0, 4, 1, 3])
 for prefix in "", "bf16 ":
     case(prefix + "matmul", lambda x, y: x @ y, (5, 40), (40, 7))
@@ -51,11 +55,19 @@ for prefix in "", "bf16 ":
     case(prefix + "embedding", lambda w: F.embedding(torch.tensor([[3, 1, 3], [0, 2, 3]]), w), (4, 6))
     case(prefix + "gelu", F.gelu, (4, 9))
     case(prefix + "sum", lambda x: x.sum(0), (33, 5))
+    for stride in 1, 2:
+        case(prefix + f"conv2d stride {stride}", lambda x, w, b: F.conv2d(x, w, b, stride, 1), (2, 5, 9, 8), (6, 5, 3, 3), (6,))
+    case(prefix + "batch norm", lambda x, w, b: norm(x, w, b), (3, 4, 5, 6), (4,), (4,))
+    case(prefix + "group norm", lambda x, w, b: F.group_norm(x, 2, w, b), (3, 4, 5, 6), (4,), (4,))
+    case(prefix + "max pool", lambda x: F.max_pool2d(x, 2), (2, 3, 6, 8))
+    case(prefix + "adaptive avg pool", lambda x: F.adaptive_avg_pool2d(x, 1), (2, 3, 6, 8))
 # What follows a product has bfloat16 operands under autocast.
 case("norm of linear", lambda x, w, g, b: F.layer_norm(F.linear(x, w), (24,), g, b), (6, 16), (24, 16), (24,), (24,))
 case("loss of linear", lambda x, w, b: F.cross_entropy(F.linear(x, w, b), targets), (6, 16), (5, 16), (5,))
 case("residual", lambda x, w: x + F.gelu(F.linear(x, w)), (5, 16), (16, 16))
 case("softmax of linear", lambda x, w: F.linear(x, w).softmax(-1), (5, 16), (7, 16))
+case("norm of conv2d", lambda x, w, g, b: norm(F.conv2d(x, w, padding=1), g, b).relu(), (3, 4, 7, 8), (6, 4, 3, 3), (6,), (6,))
+case("residual norm of conv2d", lambda x, w, g, b: (norm(F.conv2d(x, w, padding=1), g, b) + x).relu(), (3, 6, 7, 8), (6, 6, 3, 3), (6,), (6,))
 case("linear twice", lambda x, w, v: F.linear(F.relu(F.linear(x, w)), v), (5, 16), (12, 16), (9, 12))
 path = pathlib.Path(__file__).with_suffix(".safetensors")
 save_file({k: v.contiguous() for k, v in cases.items()}, path, metadata={"torch": torch.__version__.split("+")[0]})
