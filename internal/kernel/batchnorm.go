@@ -90,7 +90,14 @@ func BatchNorm(p *work.Pool, dst Mixed, mean, rstd []float32, x Mixed, gamma, be
 }
 
 // moments returns Σ x and Σ x² of a channel.
-func (m Images) moments(v *channelKernels, c int, x Mixed) (sum, squares float64) {
+func (m Images) moments(v *channelKernels[float32], c int, x Mixed) (sum, squares float64) {
+	if low := allLow(x); low != nil {
+		m.runs(c, func(lo, hi int) {
+			s, q := low.moments(x.BF16[lo:hi])
+			sum, squares = sum+s, squares+q
+		})
+		return sum, squares
+	}
 	m.mixedRuns(c, func(b *runBuffers, lo, hi int) {
 		s, q := v.moments(b.read(x, lo, hi))
 		sum, squares = sum+s, squares+q
@@ -141,20 +148,17 @@ func scalarsOf(c int, mean, rstd, gamma, beta []float32) channelScalars {
 	return s
 }
 
-func (m Images) normChannel(v *channelKernels, c int, dst Mixed, mean, rstd []float32, x Mixed, gamma, beta []float32, f Fusion) {
+func (m Images) normChannel(v *channelKernels[float32], c int, dst Mixed, mean, rstd []float32, x Mixed, gamma, beta []float32, f Fusion) {
 	s := scalarsOf(c, mean, rstd, gamma, beta)
+	if low := allLow(dst, x, f.Residual); low != nil {
+		m.runs(c, func(lo, hi int) {
+			low.normRun(dst.BF16[lo:hi], x.BF16[lo:hi], f.Residual.lowPart(lo, hi), f.ReLU, s)
+		})
+		return
+	}
 	m.mixedRuns(c, func(b *runBuffers, lo, hi int) {
-		x, to := b.read(x, lo, hi), b.write(dst, lo, hi)
-		switch {
-		case f.Residual.isSet() && f.ReLU:
-			v.normAddReLU(to, x, b.read(f.Residual, lo, hi), s)
-		case f.Residual.isSet():
-			v.normAdd(to, x, b.read(f.Residual, lo, hi), s)
-		case f.ReLU:
-			v.normReLU(to, x, s)
-		default:
-			v.norm(to, x, s)
-		}
+		to := b.write(dst, lo, hi)
+		v.normRun(to, b.read(x, lo, hi), b.read(f.Residual, lo, hi), f.ReLU, s)
 		b.done(dst, lo, hi, to)
 	}, dst, x, f.Residual)
 }
@@ -197,21 +201,28 @@ func BatchNormGradApply(p *work.Pool, sums []float64, count float64, b BatchNorm
 	m.overChannels(p, func(c int) { b.gradChannel(v, m, c, sums[c], sums[m.Channels+c], count) })
 }
 
-func (b *BatchNormGrads) sumChannel(v *channelKernels, m Images, c int) (sum, dot float64) {
+// mask returns the result where it is what tells which gradients pass a ReLU.
+func (b *BatchNormGrads) mask() Mixed {
+	if b.ReLU && b.Residual {
+		return b.Y
+	}
+	return Mixed{}
+}
+
+func (b *BatchNormGrads) sumChannel(v *channelKernels[float32], m Images, c int) (sum, dot float64) {
 	s := scalarsOf(c, b.Mean, b.RStd, b.Gamma, b.Beta)
-	m.mixedRuns(c, func(r *runBuffers, lo, hi int) {
-		g, x := r.read(b.G, lo, hi), r.read(b.X, lo, hi)
-		var s0, d0 float64
-		switch {
-		case b.ReLU && b.Residual:
-			s0, d0 = v.sumsMasked(g, x, r.read(b.Y, lo, hi), s)
-		case b.ReLU:
-			s0, d0 = v.sumsReLU(g, x, s)
-		default:
-			s0, d0 = v.sums(g, x, s)
-		}
-		sum, dot = sum+s0, dot+d0
-	}, b.G, b.X, b.Y)
+	y := b.mask()
+	if low := allLow(b.G, b.X, y); low != nil {
+		m.runs(c, func(lo, hi int) {
+			s0, d0 := low.sumsRun(b.G.BF16[lo:hi], b.X.BF16[lo:hi], y.lowPart(lo, hi), b.ReLU, s)
+			sum, dot = sum+s0, dot+d0
+		})
+	} else {
+		m.mixedRuns(c, func(r *runBuffers, lo, hi int) {
+			s0, d0 := v.sumsRun(r.read(b.G, lo, hi), r.read(b.X, lo, hi), r.read(y, lo, hi), b.ReLU, s)
+			sum, dot = sum+s0, dot+d0
+		}, b.G, b.X, y)
+	}
 	if b.DGamma != nil {
 		b.DGamma[c] = float32(dot * float64(b.RStd[c]))
 	}
@@ -221,7 +232,7 @@ func (b *BatchNormGrads) sumChannel(v *channelKernels, m Images, c int) (sum, do
 	return sum, dot
 }
 
-func (b *BatchNormGrads) gradChannel(v *channelKernels, m Images, c int, sum, dot, count float64) {
+func (b *BatchNormGrads) gradChannel(v *channelKernels[float32], m Images, c int, sum, dot, count float64) {
 	if !b.DX.isSet() {
 		return
 	}
@@ -231,25 +242,22 @@ func (b *BatchNormGrads) gradChannel(v *channelKernels, m Images, c int, sum, do
 		s.slope = float32(-float64(s.scale) * rstd * rstd * dot / count)
 		s.offset = float32(-float64(s.scale) * sum / count)
 	}
+	y, residual := b.mask(), b.DResidual
+	if !y.isSet() {
+		residual = Mixed{} // its gradient is G
+	}
+	if low := allLow(b.DX, residual, b.G, b.X, y); low != nil {
+		m.runs(c, func(lo, hi int) {
+			low.gradRun(b.DX.BF16[lo:hi], residual.lowPart(lo, hi), b.G.BF16[lo:hi], b.X.BF16[lo:hi], y.lowPart(lo, hi), b.ReLU, s)
+		})
+		return
+	}
 	m.mixedRuns(c, func(r *runBuffers, lo, hi int) {
-		dx, g, x := r.write(b.DX, lo, hi), r.read(b.G, lo, hi), r.read(b.X, lo, hi)
-		switch {
-		case b.ReLU && b.Residual:
-			dr := dx
-			if b.DResidual.isSet() {
-				dr = r.write(b.DResidual, lo, hi)
-			}
-			v.gradMasked(dx, dr, g, x, r.read(b.Y, lo, hi), s)
-			if b.DResidual.isSet() {
-				r.done(b.DResidual, lo, hi, dr)
-			}
-		case b.ReLU:
-			v.gradReLU(dx, g, x, s)
-		default:
-			v.grad(dx, g, x, s)
-		}
+		dx, dr := r.write(b.DX, lo, hi), r.write(residual, lo, hi)
+		v.gradRun(dx, dr, r.read(b.G, lo, hi), r.read(b.X, lo, hi), r.read(y, lo, hi), b.ReLU, s)
 		r.done(b.DX, lo, hi, dx)
-	}, b.DX, b.DResidual, b.G, b.X, b.Y)
+		r.done(residual, lo, hi, dr)
+	}, b.DX, residual, b.G, b.X, y)
 }
 
 // InverseDeviation computes dst = 1/√(variance + eps), in float64.

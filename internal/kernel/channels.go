@@ -3,25 +3,25 @@
 package kernel
 
 // channelKernels is one variant of the kernels that norms over channels are made
-// of; a call is for a run of elements of one channel.
-type channelKernels struct {
+// of; a call is for a run of elements of one channel, of float32 or bfloat16.
+type channelKernels[T float32 | uint16] struct {
 	// moments returns Σ x and Σ x².
-	moments func(x []float32) (sum, squares float64)
+	moments func(x []T) (sum, squares float64)
 	// norm computes dst = (x - mean)·scale + shift, norm…Add adds r to that, and
 	// …ReLU makes it 0 where it is negative.
-	norm, normReLU       func(dst, x []float32, s channelScalars)
-	normAdd, normAddReLU func(dst, x, r []float32, s channelScalars)
+	norm, normReLU       func(dst, x []T, s channelScalars)
+	normAdd, normAddReLU func(dst, x, r []T, s channelScalars)
 	// sums returns Σ g and Σ g·(x - mean); sumsReLU over where the result of
 	// normReLU is positive, sumsMasked over where y is.
-	sums, sumsReLU func(g, x []float32, s channelScalars) (sum, dot float64)
-	sumsMasked     func(g, x, y []float32, s channelScalars) (sum, dot float64)
+	sums, sumsReLU func(g, x []T, s channelScalars) (sum, dot float64)
+	sumsMasked     func(g, x, y []T, s channelScalars) (sum, dot float64)
 	// grad computes dx = g·scale + (x - mean)·slope + offset, with g masked as in
 	// the sums. gradMasked writes the masked g to dr; dr may be dx, which wins.
-	grad, gradReLU func(dx, g, x []float32, s channelScalars)
-	gradMasked     func(dx, dr, g, x, y []float32, s channelScalars)
-	// largest puts the elements of x that are greater than those of best, or no
+	grad, gradReLU func(dx, g, x []T, s channelScalars)
+	gradMasked     func(dx, dr, g, x, y []T, s channelScalars)
+	// largest, of float32 only, puts the elements of x that are greater than those of best, or no
 	// number, into best, and row into at.
-	largest func(best []float32, at []int32, x []float32, row int32)
+	largest func(best []T, at []int32, x []T, row int32)
 }
 
 // channelScalars are the numbers of a channel, in the order that the assembly
@@ -31,11 +31,11 @@ type channelScalars struct {
 	slope, offset      float32
 }
 
-func channelVec() *channelKernels { return channelTables[useISA] }
+func channelVec() *channelKernels[float32] { return channelTables[useISA] }
 
 // The portable twins.
 
-var portableChannel = channelKernels{
+var portableChannel = channelKernels[float32]{
 	moments: func(x []float32) (sum, squares float64) {
 		for _, v := range x {
 			sum += float64(v)

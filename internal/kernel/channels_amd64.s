@@ -1133,6 +1133,1420 @@ done1:
 	VZEROUPPER
 	RET
 
+// func momentsLow512(x []uint16) (sum float64, squares float64)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, SSE2
+TEXT ·momentsLow512(SB), NOSPLIT, $0-40
+	MOVQ   x_base+0(FP), AX
+	MOVQ   x_len+8(FP), DX
+	MOVQ   DX, CX
+	ANDQ   $0x0f, CX
+	MOVL   $0x00000001, BX
+	SHLL   CL, BX
+	DECL   BX
+	KMOVW  BX, K1
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	XORQ   CX, CX
+
+loop2:
+	LEAQ          32(CX), BX
+	CMPQ          BX, DX
+	JGT           after3
+	VPMOVZXWD     (AX)(CX*2), Z4
+	VPSLLD        $0x10, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y5
+	VCVTPS2PD     Y4, Z4
+	VCVTPS2PD     Y5, Z5
+	VADDPD        Z4, Z0, Z0
+	VFMADD231PD   Z4, Z4, Z1
+	VADDPD        Z5, Z2, Z2
+	VFMADD231PD   Z5, Z5, Z3
+	VPMOVZXWD     32(AX)(CX*2), Z4
+	VPSLLD        $0x10, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y5
+	VCVTPS2PD     Y4, Z4
+	VCVTPS2PD     Y5, Z5
+	VADDPD        Z4, Z0, Z0
+	VFMADD231PD   Z4, Z4, Z1
+	VADDPD        Z5, Z2, Z2
+	VFMADD231PD   Z5, Z5, Z3
+	MOVQ          BX, CX
+	JMP           loop2
+
+after3:
+loop4:
+	LEAQ          16(CX), BX
+	CMPQ          BX, DX
+	JGT           after5
+	VPMOVZXWD     (AX)(CX*2), Z4
+	VPSLLD        $0x10, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y5
+	VCVTPS2PD     Y4, Z4
+	VCVTPS2PD     Y5, Z5
+	VADDPD        Z4, Z0, Z0
+	VFMADD231PD   Z4, Z4, Z1
+	VADDPD        Z5, Z2, Z2
+	VFMADD231PD   Z5, Z5, Z3
+	MOVQ          BX, CX
+	JMP           loop4
+
+after5:
+	CMPQ          CX, DX
+	JGE           done1
+	VPMOVZXWD.Z   (AX)(CX*2), K1, Z4
+	VPSLLD        $0x10, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y5
+	VCVTPS2PD     Y4, Z4
+	VCVTPS2PD     Y5, Z5
+	VADDPD        Z4, Z0, Z0
+	VFMADD231PD   Z4, Z4, Z1
+	VADDPD        Z5, Z2, Z2
+	VFMADD231PD   Z5, Z5, Z3
+
+done1:
+	VADDPD        Z2, Z0, Z0
+	VEXTRACTF64X4 $0x01, Z0, Y2
+	VADDPD        Y2, Y0, Y2
+	VEXTRACTF64X2 $0x01, Y2, X0
+	VADDPD        X2, X0, X2
+	VPERMILPD     $0x01, X2, X0
+	VADDSD        X0, X2, X2
+	MOVSD         X2, sum+24(FP)
+	VADDPD        Z3, Z1, Z1
+	VEXTRACTF64X4 $0x01, Z1, Y0
+	VADDPD        Y0, Y1, Y0
+	VEXTRACTF64X2 $0x01, Y0, X1
+	VADDPD        X0, X1, X0
+	VPERMILPD     $0x01, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, squares+32(FP)
+	VZEROUPPER
+	RET
+
+// func channelNormLow512(dst []uint16, x []uint16, s *float32)
+// Requires: AVX, AVX512F
+TEXT ·channelNormLow512(SB), NOSPLIT, $0-56
+	MOVQ         dst_len+8(FP), AX
+	MOVQ         dst_base+0(FP), DX
+	MOVQ         x_base+24(FP), BX
+	MOVQ         AX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, SI
+	SHLL         CL, SI
+	DECL         SI
+	KMOVW        SI, K1
+	MOVQ         s+48(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z2
+	VPXORD       Z3, Z3, Z3
+	XORQ         CX, CX
+
+loop2:
+	LEAQ        64(CX), SI
+	CMPQ        SI, AX
+	JGT         after3
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, (DX)(CX*2)
+	VPMOVZXWD   32(BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, 32(DX)(CX*2)
+	VPMOVZXWD   64(BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, 64(DX)(CX*2)
+	VPMOVZXWD   96(BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, 96(DX)(CX*2)
+	MOVQ        SI, CX
+	JMP         loop2
+
+after3:
+loop4:
+	LEAQ        16(CX), SI
+	CMPQ        SI, AX
+	JGT         after5
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, (DX)(CX*2)
+	MOVQ        SI, CX
+	JMP         loop4
+
+after5:
+	CMPQ        CX, AX
+	JGE         done1
+	VPMOVZXWD.Z (BX)(CX*2), K1, Z3
+	VPSLLD      $0x10, Z3, Z3
+	VSUBPS      Z0, Z3, Z0
+	VMOVAPS     Z0, Z0
+	VFMADD213PS Z2, Z1, Z0
+	VPSRLD      $0x10, Z0, Z1
+	VPANDD      vectorConstants<>+0(SB), Z1, Z1
+	VPADDD      vectorConstants<>+64(SB), Z1, Z1
+	VPADDD      Z0, Z1, Z1
+	VCMPPS      $0x03, Z0, Z0, K2
+	VPORD       vectorConstants<>+128(SB), Z0, K2, Z1
+	VPSRLD      $0x10, Z1, Z1
+	VPMOVDW     Z1, K1, (DX)(CX*2)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func channelNormReLULow512(dst []uint16, x []uint16, s *float32)
+// Requires: AVX, AVX512F
+TEXT ·channelNormReLULow512(SB), NOSPLIT, $0-56
+	MOVQ         dst_len+8(FP), AX
+	MOVQ         dst_base+0(FP), DX
+	MOVQ         x_base+24(FP), BX
+	MOVQ         AX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, SI
+	SHLL         CL, SI
+	DECL         SI
+	KMOVW        SI, K1
+	MOVQ         s+48(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z2
+	VPXORD       Z3, Z3, Z3
+	XORQ         CX, CX
+
+loop2:
+	LEAQ        64(CX), SI
+	CMPQ        SI, AX
+	JGT         after3
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, (DX)(CX*2)
+	VPMOVZXWD   32(BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, 32(DX)(CX*2)
+	VPMOVZXWD   64(BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, 64(DX)(CX*2)
+	VPMOVZXWD   96(BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, 96(DX)(CX*2)
+	MOVQ        SI, CX
+	JMP         loop2
+
+after3:
+loop4:
+	LEAQ        16(CX), SI
+	CMPQ        SI, AX
+	JGT         after5
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, (DX)(CX*2)
+	MOVQ        SI, CX
+	JMP         loop4
+
+after5:
+	CMPQ        CX, AX
+	JGE         done1
+	VPMOVZXWD.Z (BX)(CX*2), K1, Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z4, Z0
+	VMOVAPS     Z0, Z0
+	VFMADD213PS Z2, Z1, Z0
+	VMAXPS      Z0, Z3, Z0
+	VPSRLD      $0x10, Z0, Z1
+	VPANDD      vectorConstants<>+0(SB), Z1, Z1
+	VPADDD      vectorConstants<>+64(SB), Z1, Z1
+	VPADDD      Z0, Z1, Z1
+	VCMPPS      $0x03, Z0, Z0, K2
+	VPORD       vectorConstants<>+128(SB), Z0, K2, Z1
+	VPSRLD      $0x10, Z1, Z1
+	VPMOVDW     Z1, K1, (DX)(CX*2)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func channelNormAddLow512(dst []uint16, x []uint16, r []uint16, s *float32)
+// Requires: AVX, AVX512F
+TEXT ·channelNormAddLow512(SB), NOSPLIT, $0-80
+	MOVQ         dst_len+8(FP), AX
+	MOVQ         dst_base+0(FP), DX
+	MOVQ         x_base+24(FP), BX
+	MOVQ         r_base+48(FP), SI
+	MOVQ         AX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, DI
+	SHLL         CL, DI
+	DECL         DI
+	KMOVW        DI, K1
+	MOVQ         s+72(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z2
+	VPXORD       Z3, Z3, Z3
+	XORQ         CX, CX
+
+loop2:
+	LEAQ        64(CX), DI
+	CMPQ        DI, AX
+	JGT         after3
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   (SI)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VADDPS      Z4, Z3, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, (DX)(CX*2)
+	VPMOVZXWD   32(BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   32(SI)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VADDPS      Z4, Z3, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, 32(DX)(CX*2)
+	VPMOVZXWD   64(BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   64(SI)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VADDPS      Z4, Z3, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, 64(DX)(CX*2)
+	VPMOVZXWD   96(BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   96(SI)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VADDPS      Z4, Z3, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, 96(DX)(CX*2)
+	MOVQ        DI, CX
+	JMP         loop2
+
+after3:
+loop4:
+	LEAQ        16(CX), DI
+	CMPQ        DI, AX
+	JGT         after5
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   (SI)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z3, Z3
+	VMOVAPS     Z3, Z3
+	VFMADD213PS Z2, Z1, Z3
+	VADDPS      Z4, Z3, Z3
+	VPSRLD      $0x10, Z3, Z4
+	VPANDD      vectorConstants<>+0(SB), Z4, Z4
+	VPADDD      vectorConstants<>+64(SB), Z4, Z4
+	VPADDD      Z3, Z4, Z4
+	VCMPPS      $0x03, Z3, Z3, K2
+	VPORD       vectorConstants<>+128(SB), Z3, K2, Z4
+	VPSRLD      $0x10, Z4, Z4
+	VPMOVDW     Z4, (DX)(CX*2)
+	MOVQ        DI, CX
+	JMP         loop4
+
+after5:
+	CMPQ        CX, AX
+	JGE         done1
+	VPMOVZXWD.Z (BX)(CX*2), K1, Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD.Z (SI)(CX*2), K1, Z4
+	VPSLLD      $0x10, Z4, Z4
+	VSUBPS      Z0, Z3, Z0
+	VMOVAPS     Z0, Z0
+	VFMADD213PS Z2, Z1, Z0
+	VADDPS      Z4, Z0, Z0
+	VPSRLD      $0x10, Z0, Z1
+	VPANDD      vectorConstants<>+0(SB), Z1, Z1
+	VPADDD      vectorConstants<>+64(SB), Z1, Z1
+	VPADDD      Z0, Z1, Z1
+	VCMPPS      $0x03, Z0, Z0, K2
+	VPORD       vectorConstants<>+128(SB), Z0, K2, Z1
+	VPSRLD      $0x10, Z1, Z1
+	VPMOVDW     Z1, K1, (DX)(CX*2)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func channelNormAddReLULow512(dst []uint16, x []uint16, r []uint16, s *float32)
+// Requires: AVX, AVX512F
+TEXT ·channelNormAddReLULow512(SB), NOSPLIT, $0-80
+	MOVQ         dst_len+8(FP), AX
+	MOVQ         dst_base+0(FP), DX
+	MOVQ         x_base+24(FP), BX
+	MOVQ         r_base+48(FP), SI
+	MOVQ         AX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, DI
+	SHLL         CL, DI
+	DECL         DI
+	KMOVW        DI, K1
+	MOVQ         s+72(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z2
+	VPXORD       Z3, Z3, Z3
+	XORQ         CX, CX
+
+loop2:
+	LEAQ        64(CX), DI
+	CMPQ        DI, AX
+	JGT         after3
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD   (SI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VADDPS      Z5, Z4, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, (DX)(CX*2)
+	VPMOVZXWD   32(BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD   32(SI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VADDPS      Z5, Z4, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, 32(DX)(CX*2)
+	VPMOVZXWD   64(BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD   64(SI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VADDPS      Z5, Z4, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, 64(DX)(CX*2)
+	VPMOVZXWD   96(BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD   96(SI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VADDPS      Z5, Z4, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, 96(DX)(CX*2)
+	MOVQ        DI, CX
+	JMP         loop2
+
+after3:
+loop4:
+	LEAQ        16(CX), DI
+	CMPQ        DI, AX
+	JGT         after5
+	VPMOVZXWD   (BX)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD   (SI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z4, Z4
+	VMOVAPS     Z4, Z4
+	VFMADD213PS Z2, Z1, Z4
+	VADDPS      Z5, Z4, Z4
+	VMAXPS      Z4, Z3, Z4
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, (DX)(CX*2)
+	MOVQ        DI, CX
+	JMP         loop4
+
+after5:
+	CMPQ        CX, AX
+	JGE         done1
+	VPMOVZXWD.Z (BX)(CX*2), K1, Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD.Z (SI)(CX*2), K1, Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z4, Z0
+	VMOVAPS     Z0, Z0
+	VFMADD213PS Z2, Z1, Z0
+	VADDPS      Z5, Z0, Z0
+	VMAXPS      Z0, Z3, Z0
+	VPSRLD      $0x10, Z0, Z1
+	VPANDD      vectorConstants<>+0(SB), Z1, Z1
+	VPADDD      vectorConstants<>+64(SB), Z1, Z1
+	VPADDD      Z0, Z1, Z1
+	VCMPPS      $0x03, Z0, Z0, K2
+	VPORD       vectorConstants<>+128(SB), Z0, K2, Z1
+	VPSRLD      $0x10, Z1, Z1
+	VPMOVDW     Z1, K1, (DX)(CX*2)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func channelSumsLow512(g []uint16, x []uint16, s *float32) (sum float64, dot float64)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, SSE2
+TEXT ·channelSumsLow512(SB), NOSPLIT, $0-72
+	MOVQ         g_base+0(FP), AX
+	MOVQ         x_base+24(FP), DX
+	MOVQ         g_len+8(FP), BX
+	MOVQ         BX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, SI
+	SHLL         CL, SI
+	DECL         SI
+	KMOVW        SI, K1
+	MOVQ         s+48(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	VPXORD       Z6, Z6, Z6
+	XORQ         CX, CX
+
+loop2:
+	LEAQ          32(CX), SI
+	CMPQ          SI, BX
+	JGT           after3
+	VPMOVZXWD     (AX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VPMOVZXWD     (DX)(CX*2), Z2
+	VPSLLD        $0x10, Z2, Z2
+	VSUBPS        Z0, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z1, Y7
+	VCVTPS2PD     Y1, Z1
+	VCVTPS2PD     Y7, Z7
+	VEXTRACTF64X4 $0x01, Z2, Y8
+	VCVTPS2PD     Y2, Z2
+	VCVTPS2PD     Y8, Z8
+	VADDPD        Z1, Z3, Z3
+	VADDPD        Z7, Z5, Z5
+	VFMADD231PD   Z2, Z1, Z4
+	VFMADD231PD   Z8, Z7, Z6
+	VPMOVZXWD     32(AX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VPMOVZXWD     32(DX)(CX*2), Z2
+	VPSLLD        $0x10, Z2, Z2
+	VSUBPS        Z0, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z1, Y7
+	VCVTPS2PD     Y1, Z1
+	VCVTPS2PD     Y7, Z7
+	VEXTRACTF64X4 $0x01, Z2, Y8
+	VCVTPS2PD     Y2, Z2
+	VCVTPS2PD     Y8, Z8
+	VADDPD        Z1, Z3, Z3
+	VADDPD        Z7, Z5, Z5
+	VFMADD231PD   Z2, Z1, Z4
+	VFMADD231PD   Z8, Z7, Z6
+	MOVQ          SI, CX
+	JMP           loop2
+
+after3:
+loop4:
+	LEAQ          16(CX), SI
+	CMPQ          SI, BX
+	JGT           after5
+	VPMOVZXWD     (AX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VPMOVZXWD     (DX)(CX*2), Z2
+	VPSLLD        $0x10, Z2, Z2
+	VSUBPS        Z0, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z1, Y7
+	VCVTPS2PD     Y1, Z1
+	VCVTPS2PD     Y7, Z7
+	VEXTRACTF64X4 $0x01, Z2, Y8
+	VCVTPS2PD     Y2, Z2
+	VCVTPS2PD     Y8, Z8
+	VADDPD        Z1, Z3, Z3
+	VADDPD        Z7, Z5, Z5
+	VFMADD231PD   Z2, Z1, Z4
+	VFMADD231PD   Z8, Z7, Z6
+	MOVQ          SI, CX
+	JMP           loop4
+
+after5:
+	CMPQ          CX, BX
+	JGE           done1
+	VPMOVZXWD.Z   (AX)(CX*2), K1, Z1
+	VPSLLD        $0x10, Z1, Z1
+	VPMOVZXWD.Z   (DX)(CX*2), K1, Z2
+	VPSLLD        $0x10, Z2, Z2
+	VSUBPS        Z0, Z2, Z0
+	VEXTRACTF64X4 $0x01, Z1, Y2
+	VCVTPS2PD     Y1, Z1
+	VCVTPS2PD     Y2, Z2
+	VEXTRACTF64X4 $0x01, Z0, Y7
+	VCVTPS2PD     Y0, Z0
+	VCVTPS2PD     Y7, Z7
+	VADDPD        Z1, Z3, Z3
+	VADDPD        Z2, Z5, Z5
+	VFMADD231PD   Z0, Z1, Z4
+	VFMADD231PD   Z7, Z2, Z6
+
+done1:
+	VADDPD        Z5, Z3, Z3
+	VEXTRACTF64X4 $0x01, Z3, Y0
+	VADDPD        Y0, Y3, Y0
+	VEXTRACTF64X2 $0x01, Y0, X1
+	VADDPD        X0, X1, X0
+	VPERMILPD     $0x01, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, sum+56(FP)
+	VADDPD        Z6, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y0
+	VADDPD        Y0, Y4, Y0
+	VEXTRACTF64X2 $0x01, Y0, X1
+	VADDPD        X0, X1, X0
+	VPERMILPD     $0x01, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, dot+64(FP)
+	VZEROUPPER
+	RET
+
+// func channelSumsReLULow512(g []uint16, x []uint16, s *float32) (sum float64, dot float64)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, SSE2
+TEXT ·channelSumsReLULow512(SB), NOSPLIT, $0-72
+	MOVQ         g_base+0(FP), AX
+	MOVQ         x_base+24(FP), DX
+	MOVQ         g_len+8(FP), BX
+	MOVQ         BX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, SI
+	SHLL         CL, SI
+	DECL         SI
+	KMOVW        SI, K1
+	MOVQ         s+48(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	VPXORD       Z6, Z6, Z6
+	VPXORD       Z7, Z7, Z7
+	XORQ         CX, CX
+
+loop2:
+	LEAQ          32(CX), SI
+	CMPQ          SI, BX
+	JGT           after3
+	VPMOVZXWD     (AX)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z8
+	VPMOVZXWD     (DX)(CX*2), Z9
+	VPSLLD        $0x10, Z9, Z9
+	VSUBPS        Z0, Z9, Z9
+	VMOVAPS       Z9, Z14
+	VFMADD213PS   Z2, Z1, Z14
+	VCMPPS        $0x1e, Z3, Z14, K2
+	VBLENDMPS     Z8, Z3, K2, Z10
+	VEXTRACTF64X4 $0x01, Z10, Y14
+	VCVTPS2PD     Y10, Z8
+	VCVTPS2PD     Y14, Z14
+	VEXTRACTF64X4 $0x01, Z9, Y15
+	VCVTPS2PD     Y9, Z9
+	VCVTPS2PD     Y15, Z15
+	VADDPD        Z8, Z4, Z4
+	VADDPD        Z14, Z6, Z6
+	VFMADD231PD   Z9, Z8, Z5
+	VFMADD231PD   Z15, Z14, Z7
+	VPMOVZXWD     32(AX)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z8
+	VPMOVZXWD     32(DX)(CX*2), Z9
+	VPSLLD        $0x10, Z9, Z9
+	VSUBPS        Z0, Z9, Z9
+	VMOVAPS       Z9, Z14
+	VFMADD213PS   Z2, Z1, Z14
+	VCMPPS        $0x1e, Z3, Z14, K2
+	VBLENDMPS     Z8, Z3, K2, Z11
+	VEXTRACTF64X4 $0x01, Z11, Y14
+	VCVTPS2PD     Y11, Z8
+	VCVTPS2PD     Y14, Z14
+	VEXTRACTF64X4 $0x01, Z9, Y15
+	VCVTPS2PD     Y9, Z9
+	VCVTPS2PD     Y15, Z15
+	VADDPD        Z8, Z4, Z4
+	VADDPD        Z14, Z6, Z6
+	VFMADD231PD   Z9, Z8, Z5
+	VFMADD231PD   Z15, Z14, Z7
+	MOVQ          SI, CX
+	JMP           loop2
+
+after3:
+loop4:
+	LEAQ          16(CX), SI
+	CMPQ          SI, BX
+	JGT           after5
+	VPMOVZXWD     (AX)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z8
+	VPMOVZXWD     (DX)(CX*2), Z9
+	VPSLLD        $0x10, Z9, Z9
+	VSUBPS        Z0, Z9, Z9
+	VMOVAPS       Z9, Z10
+	VFMADD213PS   Z2, Z1, Z10
+	VCMPPS        $0x1e, Z3, Z10, K2
+	VBLENDMPS     Z8, Z3, K2, Z12
+	VEXTRACTF64X4 $0x01, Z12, Y10
+	VCVTPS2PD     Y12, Z8
+	VCVTPS2PD     Y10, Z10
+	VEXTRACTF64X4 $0x01, Z9, Y11
+	VCVTPS2PD     Y9, Z9
+	VCVTPS2PD     Y11, Z11
+	VADDPD        Z8, Z4, Z4
+	VADDPD        Z10, Z6, Z6
+	VFMADD231PD   Z9, Z8, Z5
+	VFMADD231PD   Z11, Z10, Z7
+	MOVQ          SI, CX
+	JMP           loop4
+
+after5:
+	CMPQ          CX, BX
+	JGE           done1
+	VPMOVZXWD.Z   (AX)(CX*2), K1, Z8
+	VPSLLD        $0x10, Z8, Z8
+	VPMOVZXWD.Z   (DX)(CX*2), K1, Z9
+	VPSLLD        $0x10, Z9, Z9
+	VSUBPS        Z0, Z9, Z0
+	VMOVAPS       Z0, Z9
+	VFMADD213PS   Z2, Z1, Z9
+	VCMPPS        $0x1e, Z3, Z9, K1
+	VBLENDMPS     Z8, Z3, K1, Z13
+	VEXTRACTF64X4 $0x01, Z13, Y1
+	VCVTPS2PD     Y13, Z2
+	VCVTPS2PD     Y1, Z1
+	VEXTRACTF64X4 $0x01, Z0, Y3
+	VCVTPS2PD     Y0, Z0
+	VCVTPS2PD     Y3, Z3
+	VADDPD        Z2, Z4, Z4
+	VADDPD        Z1, Z6, Z6
+	VFMADD231PD   Z0, Z2, Z5
+	VFMADD231PD   Z3, Z1, Z7
+
+done1:
+	VADDPD        Z6, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y0
+	VADDPD        Y0, Y4, Y0
+	VEXTRACTF64X2 $0x01, Y0, X1
+	VADDPD        X0, X1, X0
+	VPERMILPD     $0x01, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, sum+56(FP)
+	VADDPD        Z7, Z5, Z5
+	VEXTRACTF64X4 $0x01, Z5, Y0
+	VADDPD        Y0, Y5, Y0
+	VEXTRACTF64X2 $0x01, Y0, X1
+	VADDPD        X0, X1, X0
+	VPERMILPD     $0x01, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, dot+64(FP)
+	VZEROUPPER
+	RET
+
+// func channelSumsMaskedLow512(g []uint16, x []uint16, y []uint16, s *float32) (sum float64, dot float64)
+// Requires: AVX, AVX512DQ, AVX512F, AVX512VL, SSE2
+TEXT ·channelSumsMaskedLow512(SB), NOSPLIT, $0-96
+	MOVQ         g_base+0(FP), AX
+	MOVQ         x_base+24(FP), DX
+	MOVQ         g_len+8(FP), BX
+	MOVQ         y_base+48(FP), SI
+	MOVQ         BX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, DI
+	SHLL         CL, DI
+	DECL         DI
+	KMOVW        DI, K1
+	MOVQ         s+72(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	VPXORD       Z6, Z6, Z6
+	XORQ         CX, CX
+
+loop2:
+	LEAQ          32(CX), DI
+	CMPQ          DI, BX
+	JGT           after3
+	VPMOVZXWD     (AX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VPMOVZXWD     (DX)(CX*2), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VSUBPS        Z0, Z11, Z11
+	VPMOVZXWD     (SI)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z12
+	VCMPPS        $0x1e, Z2, Z12, K2
+	VBLENDMPS     Z1, Z2, K2, Z7
+	VEXTRACTF64X4 $0x01, Z7, Y12
+	VCVTPS2PD     Y7, Z1
+	VCVTPS2PD     Y12, Z12
+	VEXTRACTF64X4 $0x01, Z11, Y13
+	VCVTPS2PD     Y11, Z11
+	VCVTPS2PD     Y13, Z13
+	VADDPD        Z1, Z3, Z3
+	VADDPD        Z12, Z5, Z5
+	VFMADD231PD   Z11, Z1, Z4
+	VFMADD231PD   Z13, Z12, Z6
+	VPMOVZXWD     32(AX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VPMOVZXWD     32(DX)(CX*2), Z11
+	VPSLLD        $0x10, Z11, Z11
+	VSUBPS        Z0, Z11, Z11
+	VPMOVZXWD     32(SI)(CX*2), Z12
+	VPSLLD        $0x10, Z12, Z12
+	VCMPPS        $0x1e, Z2, Z12, K2
+	VBLENDMPS     Z1, Z2, K2, Z8
+	VEXTRACTF64X4 $0x01, Z8, Y12
+	VCVTPS2PD     Y8, Z1
+	VCVTPS2PD     Y12, Z12
+	VEXTRACTF64X4 $0x01, Z11, Y13
+	VCVTPS2PD     Y11, Z11
+	VCVTPS2PD     Y13, Z13
+	VADDPD        Z1, Z3, Z3
+	VADDPD        Z12, Z5, Z5
+	VFMADD231PD   Z11, Z1, Z4
+	VFMADD231PD   Z13, Z12, Z6
+	MOVQ          DI, CX
+	JMP           loop2
+
+after3:
+loop4:
+	LEAQ          16(CX), DI
+	CMPQ          DI, BX
+	JGT           after5
+	VPMOVZXWD     (AX)(CX*2), Z1
+	VPSLLD        $0x10, Z1, Z1
+	VPMOVZXWD     (DX)(CX*2), Z7
+	VPSLLD        $0x10, Z7, Z7
+	VSUBPS        Z0, Z7, Z7
+	VPMOVZXWD     (SI)(CX*2), Z8
+	VPSLLD        $0x10, Z8, Z8
+	VCMPPS        $0x1e, Z2, Z8, K2
+	VBLENDMPS     Z1, Z2, K2, Z9
+	VEXTRACTF64X4 $0x01, Z9, Y8
+	VCVTPS2PD     Y9, Z1
+	VCVTPS2PD     Y8, Z8
+	VEXTRACTF64X4 $0x01, Z7, Y11
+	VCVTPS2PD     Y7, Z7
+	VCVTPS2PD     Y11, Z11
+	VADDPD        Z1, Z3, Z3
+	VADDPD        Z8, Z5, Z5
+	VFMADD231PD   Z7, Z1, Z4
+	VFMADD231PD   Z11, Z8, Z6
+	MOVQ          DI, CX
+	JMP           loop4
+
+after5:
+	CMPQ          CX, BX
+	JGE           done1
+	VPMOVZXWD.Z   (AX)(CX*2), K1, Z1
+	VPSLLD        $0x10, Z1, Z1
+	VPMOVZXWD.Z   (DX)(CX*2), K1, Z7
+	VPSLLD        $0x10, Z7, Z7
+	VSUBPS        Z0, Z7, Z0
+	VPMOVZXWD.Z   (SI)(CX*2), K1, Z7
+	VPSLLD        $0x10, Z7, Z7
+	VCMPPS        $0x1e, Z2, Z7, K1
+	VBLENDMPS     Z1, Z2, K1, Z10
+	VEXTRACTF64X4 $0x01, Z10, Y1
+	VCVTPS2PD     Y10, Z2
+	VCVTPS2PD     Y1, Z1
+	VEXTRACTF64X4 $0x01, Z0, Y7
+	VCVTPS2PD     Y0, Z0
+	VCVTPS2PD     Y7, Z7
+	VADDPD        Z2, Z3, Z3
+	VADDPD        Z1, Z5, Z5
+	VFMADD231PD   Z0, Z2, Z4
+	VFMADD231PD   Z7, Z1, Z6
+
+done1:
+	VADDPD        Z5, Z3, Z3
+	VEXTRACTF64X4 $0x01, Z3, Y0
+	VADDPD        Y0, Y3, Y0
+	VEXTRACTF64X2 $0x01, Y0, X1
+	VADDPD        X0, X1, X0
+	VPERMILPD     $0x01, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, sum+80(FP)
+	VADDPD        Z6, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y0
+	VADDPD        Y0, Y4, Y0
+	VEXTRACTF64X2 $0x01, Y0, X1
+	VADDPD        X0, X1, X0
+	VPERMILPD     $0x01, X0, X1
+	VADDSD        X1, X0, X0
+	MOVSD         X0, dot+88(FP)
+	VZEROUPPER
+	RET
+
+// func channelGradLow512(dx []uint16, g []uint16, x []uint16, s *float32)
+// Requires: AVX, AVX512F
+TEXT ·channelGradLow512(SB), NOSPLIT, $0-80
+	MOVQ         dx_len+8(FP), AX
+	MOVQ         dx_base+0(FP), DX
+	MOVQ         g_base+24(FP), BX
+	MOVQ         x_base+48(FP), SI
+	MOVQ         AX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, DI
+	SHLL         CL, DI
+	DECL         DI
+	KMOVW        DI, K1
+	MOVQ         s+72(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z2
+	VBROADCASTSS 12(CX), Z2
+	VBROADCASTSS 16(CX), Z4
+	VPXORD       Z3, Z3, Z3
+	XORQ         CX, CX
+
+loop2:
+	LEAQ        32(CX), DI
+	CMPQ        DI, AX
+	JGT         after3
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   (SI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z5, Z5
+	VMOVAPS     Z5, Z5
+	VFMADD213PS Z4, Z2, Z5
+	VFMADD231PS Z1, Z3, Z5
+	VPSRLD      $0x10, Z5, Z3
+	VPANDD      vectorConstants<>+0(SB), Z3, Z3
+	VPADDD      vectorConstants<>+64(SB), Z3, Z3
+	VPADDD      Z5, Z3, Z3
+	VCMPPS      $0x03, Z5, Z5, K2
+	VPORD       vectorConstants<>+128(SB), Z5, K2, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, (DX)(CX*2)
+	VPMOVZXWD   32(BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   32(SI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z5, Z5
+	VMOVAPS     Z5, Z5
+	VFMADD213PS Z4, Z2, Z5
+	VFMADD231PS Z1, Z3, Z5
+	VPSRLD      $0x10, Z5, Z3
+	VPANDD      vectorConstants<>+0(SB), Z3, Z3
+	VPADDD      vectorConstants<>+64(SB), Z3, Z3
+	VPADDD      Z5, Z3, Z3
+	VCMPPS      $0x03, Z5, Z5, K2
+	VPORD       vectorConstants<>+128(SB), Z5, K2, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, 32(DX)(CX*2)
+	MOVQ        DI, CX
+	JMP         loop2
+
+after3:
+loop4:
+	LEAQ        16(CX), DI
+	CMPQ        DI, AX
+	JGT         after5
+	VPMOVZXWD   (BX)(CX*2), Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD   (SI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z5, Z5
+	VMOVAPS     Z5, Z5
+	VFMADD213PS Z4, Z2, Z5
+	VFMADD231PS Z1, Z3, Z5
+	VPSRLD      $0x10, Z5, Z3
+	VPANDD      vectorConstants<>+0(SB), Z3, Z3
+	VPADDD      vectorConstants<>+64(SB), Z3, Z3
+	VPADDD      Z5, Z3, Z3
+	VCMPPS      $0x03, Z5, Z5, K2
+	VPORD       vectorConstants<>+128(SB), Z5, K2, Z3
+	VPSRLD      $0x10, Z3, Z3
+	VPMOVDW     Z3, (DX)(CX*2)
+	MOVQ        DI, CX
+	JMP         loop4
+
+after5:
+	CMPQ        CX, AX
+	JGE         done1
+	VPMOVZXWD.Z (BX)(CX*2), K1, Z3
+	VPSLLD      $0x10, Z3, Z3
+	VPMOVZXWD.Z (SI)(CX*2), K1, Z5
+	VPSLLD      $0x10, Z5, Z5
+	VSUBPS      Z0, Z5, Z0
+	VMOVAPS     Z0, Z0
+	VFMADD213PS Z4, Z2, Z0
+	VFMADD231PS Z1, Z3, Z0
+	VPSRLD      $0x10, Z0, Z1
+	VPANDD      vectorConstants<>+0(SB), Z1, Z1
+	VPADDD      vectorConstants<>+64(SB), Z1, Z1
+	VPADDD      Z0, Z1, Z1
+	VCMPPS      $0x03, Z0, Z0, K2
+	VPORD       vectorConstants<>+128(SB), Z0, K2, Z1
+	VPSRLD      $0x10, Z1, Z1
+	VPMOVDW     Z1, K1, (DX)(CX*2)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func channelGradReLULow512(dx []uint16, g []uint16, x []uint16, s *float32)
+// Requires: AVX, AVX512F
+TEXT ·channelGradReLULow512(SB), NOSPLIT, $0-80
+	MOVQ         dx_len+8(FP), AX
+	MOVQ         dx_base+0(FP), DX
+	MOVQ         g_base+24(FP), BX
+	MOVQ         x_base+48(FP), SI
+	MOVQ         AX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, DI
+	SHLL         CL, DI
+	DECL         DI
+	KMOVW        DI, K1
+	MOVQ         s+72(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z2
+	VBROADCASTSS 12(CX), Z3
+	VBROADCASTSS 16(CX), Z4
+	VPXORD       Z5, Z5, Z5
+	XORQ         CX, CX
+
+loop2:
+	LEAQ        32(CX), DI
+	CMPQ        DI, AX
+	JGT         after3
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVZXWD   (SI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VSUBPS      Z0, Z7, Z7
+	VMOVAPS     Z7, Z12
+	VFMADD213PS Z2, Z1, Z12
+	VCMPPS      $0x1e, Z5, Z12, K2
+	VBLENDMPS   Z6, Z5, K2, Z8
+	VMOVAPS     Z7, Z6
+	VFMADD213PS Z4, Z3, Z6
+	VFMADD231PS Z1, Z8, Z6
+	VPSRLD      $0x10, Z6, Z7
+	VPANDD      vectorConstants<>+0(SB), Z7, Z7
+	VPADDD      vectorConstants<>+64(SB), Z7, Z7
+	VPADDD      Z6, Z7, Z7
+	VCMPPS      $0x03, Z6, Z6, K2
+	VPORD       vectorConstants<>+128(SB), Z6, K2, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, (DX)(CX*2)
+	VPMOVZXWD   32(BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVZXWD   32(SI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VSUBPS      Z0, Z7, Z7
+	VMOVAPS     Z7, Z12
+	VFMADD213PS Z2, Z1, Z12
+	VCMPPS      $0x1e, Z5, Z12, K2
+	VBLENDMPS   Z6, Z5, K2, Z9
+	VMOVAPS     Z7, Z6
+	VFMADD213PS Z4, Z3, Z6
+	VFMADD231PS Z1, Z9, Z6
+	VPSRLD      $0x10, Z6, Z7
+	VPANDD      vectorConstants<>+0(SB), Z7, Z7
+	VPADDD      vectorConstants<>+64(SB), Z7, Z7
+	VPADDD      Z6, Z7, Z7
+	VCMPPS      $0x03, Z6, Z6, K2
+	VPORD       vectorConstants<>+128(SB), Z6, K2, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, 32(DX)(CX*2)
+	MOVQ        DI, CX
+	JMP         loop2
+
+after3:
+loop4:
+	LEAQ        16(CX), DI
+	CMPQ        DI, AX
+	JGT         after5
+	VPMOVZXWD   (BX)(CX*2), Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVZXWD   (SI)(CX*2), Z7
+	VPSLLD      $0x10, Z7, Z7
+	VSUBPS      Z0, Z7, Z7
+	VMOVAPS     Z7, Z8
+	VFMADD213PS Z2, Z1, Z8
+	VCMPPS      $0x1e, Z5, Z8, K2
+	VBLENDMPS   Z6, Z5, K2, Z10
+	VMOVAPS     Z7, Z6
+	VFMADD213PS Z4, Z3, Z6
+	VFMADD231PS Z1, Z10, Z6
+	VPSRLD      $0x10, Z6, Z7
+	VPANDD      vectorConstants<>+0(SB), Z7, Z7
+	VPADDD      vectorConstants<>+64(SB), Z7, Z7
+	VPADDD      Z6, Z7, Z7
+	VCMPPS      $0x03, Z6, Z6, K2
+	VPORD       vectorConstants<>+128(SB), Z6, K2, Z7
+	VPSRLD      $0x10, Z7, Z7
+	VPMOVDW     Z7, (DX)(CX*2)
+	MOVQ        DI, CX
+	JMP         loop4
+
+after5:
+	CMPQ        CX, AX
+	JGE         done1
+	VPMOVZXWD.Z (BX)(CX*2), K1, Z6
+	VPSLLD      $0x10, Z6, Z6
+	VPMOVZXWD.Z (SI)(CX*2), K1, Z7
+	VPSLLD      $0x10, Z7, Z7
+	VSUBPS      Z0, Z7, Z0
+	VMOVAPS     Z0, Z7
+	VFMADD213PS Z2, Z1, Z7
+	VCMPPS      $0x1e, Z5, Z7, K2
+	VBLENDMPS   Z6, Z5, K2, Z11
+	VMOVAPS     Z0, Z0
+	VFMADD213PS Z4, Z3, Z0
+	VFMADD231PS Z1, Z11, Z0
+	VPSRLD      $0x10, Z0, Z1
+	VPANDD      vectorConstants<>+0(SB), Z1, Z1
+	VPADDD      vectorConstants<>+64(SB), Z1, Z1
+	VPADDD      Z0, Z1, Z1
+	VCMPPS      $0x03, Z0, Z0, K2
+	VPORD       vectorConstants<>+128(SB), Z0, K2, Z1
+	VPSRLD      $0x10, Z1, Z1
+	VPMOVDW     Z1, K1, (DX)(CX*2)
+
+done1:
+	VZEROUPPER
+	RET
+
+// func channelGradMaskedLow512(dx []uint16, dr []uint16, g []uint16, x []uint16, y []uint16, s *float32)
+// Requires: AVX, AVX512F
+TEXT ·channelGradMaskedLow512(SB), NOSPLIT, $0-128
+	MOVQ         dx_len+8(FP), AX
+	MOVQ         dx_base+0(FP), DX
+	MOVQ         dr_base+24(FP), BX
+	MOVQ         g_base+48(FP), SI
+	MOVQ         x_base+72(FP), DI
+	MOVQ         y_base+96(FP), R8
+	MOVQ         AX, CX
+	ANDQ         $0x0f, CX
+	MOVL         $0x00000001, R9
+	SHLL         CL, R9
+	DECL         R9
+	KMOVW        R9, K1
+	MOVQ         s+120(FP), CX
+	VBROADCASTSS (CX), Z0
+	VBROADCASTSS 4(CX), Z1
+	VBROADCASTSS 8(CX), Z2
+	VBROADCASTSS 12(CX), Z2
+	VBROADCASTSS 16(CX), Z8
+	VPXORD       Z3, Z3, Z3
+	XORQ         CX, CX
+
+loop2:
+	LEAQ        32(CX), R9
+	CMPQ        R9, AX
+	JGT         after3
+	VPMOVZXWD   (SI)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VPMOVZXWD   (DI)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VPMOVZXWD   (R8)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z11
+	VSUBPS      Z0, Z10, Z10
+	VCMPPS      $0x1e, Z3, Z11, K2
+	VBLENDMPS   Z9, Z3, K2, Z4
+	VMOVAPS     Z10, Z9
+	VFMADD213PS Z8, Z2, Z9
+	VFMADD231PS Z1, Z4, Z9
+	VPSRLD      $0x10, Z4, Z10
+	VPANDD      vectorConstants<>+0(SB), Z10, Z10
+	VPADDD      vectorConstants<>+64(SB), Z10, Z10
+	VPADDD      Z4, Z10, Z10
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, (BX)(CX*2)
+	VPSRLD      $0x10, Z9, Z10
+	VPANDD      vectorConstants<>+0(SB), Z10, Z10
+	VPADDD      vectorConstants<>+64(SB), Z10, Z10
+	VPADDD      Z9, Z10, Z10
+	VCMPPS      $0x03, Z9, Z9, K2
+	VPORD       vectorConstants<>+128(SB), Z9, K2, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, (DX)(CX*2)
+	VPMOVZXWD   32(SI)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VPMOVZXWD   32(DI)(CX*2), Z10
+	VPSLLD      $0x10, Z10, Z10
+	VPMOVZXWD   32(R8)(CX*2), Z11
+	VPSLLD      $0x10, Z11, Z11
+	VSUBPS      Z0, Z10, Z10
+	VCMPPS      $0x1e, Z3, Z11, K2
+	VBLENDMPS   Z9, Z3, K2, Z5
+	VMOVAPS     Z10, Z9
+	VFMADD213PS Z8, Z2, Z9
+	VFMADD231PS Z1, Z5, Z9
+	VPSRLD      $0x10, Z5, Z10
+	VPANDD      vectorConstants<>+0(SB), Z10, Z10
+	VPADDD      vectorConstants<>+64(SB), Z10, Z10
+	VPADDD      Z5, Z10, Z10
+	VCMPPS      $0x03, Z5, Z5, K2
+	VPORD       vectorConstants<>+128(SB), Z5, K2, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, 32(BX)(CX*2)
+	VPSRLD      $0x10, Z9, Z10
+	VPANDD      vectorConstants<>+0(SB), Z10, Z10
+	VPADDD      vectorConstants<>+64(SB), Z10, Z10
+	VPADDD      Z9, Z10, Z10
+	VCMPPS      $0x03, Z9, Z9, K2
+	VPORD       vectorConstants<>+128(SB), Z9, K2, Z10
+	VPSRLD      $0x10, Z10, Z10
+	VPMOVDW     Z10, 32(DX)(CX*2)
+	MOVQ        R9, CX
+	JMP         loop2
+
+after3:
+loop4:
+	LEAQ        16(CX), R9
+	CMPQ        R9, AX
+	JGT         after5
+	VPMOVZXWD   (SI)(CX*2), Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD   (DI)(CX*2), Z5
+	VPSLLD      $0x10, Z5, Z5
+	VPMOVZXWD   (R8)(CX*2), Z9
+	VPSLLD      $0x10, Z9, Z9
+	VSUBPS      Z0, Z5, Z5
+	VCMPPS      $0x1e, Z3, Z9, K2
+	VBLENDMPS   Z4, Z3, K2, Z6
+	VMOVAPS     Z5, Z4
+	VFMADD213PS Z8, Z2, Z4
+	VFMADD231PS Z1, Z6, Z4
+	VPSRLD      $0x10, Z6, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z6, Z5, Z5
+	VCMPPS      $0x03, Z6, Z6, K2
+	VPORD       vectorConstants<>+128(SB), Z6, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, (BX)(CX*2)
+	VPSRLD      $0x10, Z4, Z5
+	VPANDD      vectorConstants<>+0(SB), Z5, Z5
+	VPADDD      vectorConstants<>+64(SB), Z5, Z5
+	VPADDD      Z4, Z5, Z5
+	VCMPPS      $0x03, Z4, Z4, K2
+	VPORD       vectorConstants<>+128(SB), Z4, K2, Z5
+	VPSRLD      $0x10, Z5, Z5
+	VPMOVDW     Z5, (DX)(CX*2)
+	MOVQ        R9, CX
+	JMP         loop4
+
+after5:
+	CMPQ        CX, AX
+	JGE         done1
+	VPMOVZXWD.Z (SI)(CX*2), K1, Z4
+	VPSLLD      $0x10, Z4, Z4
+	VPMOVZXWD.Z (DI)(CX*2), K1, Z5
+	VPSLLD      $0x10, Z5, Z5
+	VPMOVZXWD.Z (R8)(CX*2), K1, Z6
+	VPSLLD      $0x10, Z6, Z6
+	VSUBPS      Z0, Z5, Z0
+	VCMPPS      $0x1e, Z3, Z6, K2
+	VBLENDMPS   Z4, Z3, K2, Z7
+	VMOVAPS     Z0, Z0
+	VFMADD213PS Z8, Z2, Z0
+	VFMADD231PS Z1, Z7, Z0
+	VPSRLD      $0x10, Z7, Z1
+	VPANDD      vectorConstants<>+0(SB), Z1, Z1
+	VPADDD      vectorConstants<>+64(SB), Z1, Z1
+	VPADDD      Z7, Z1, Z1
+	VCMPPS      $0x03, Z7, Z7, K2
+	VPORD       vectorConstants<>+128(SB), Z7, K2, Z1
+	VPSRLD      $0x10, Z1, Z1
+	VPMOVDW     Z1, K1, (BX)(CX*2)
+	VPSRLD      $0x10, Z0, Z1
+	VPANDD      vectorConstants<>+0(SB), Z1, Z1
+	VPADDD      vectorConstants<>+64(SB), Z1, Z1
+	VPADDD      Z0, Z1, Z1
+	VCMPPS      $0x03, Z0, Z0, K2
+	VPORD       vectorConstants<>+128(SB), Z0, K2, Z1
+	VPSRLD      $0x10, Z1, Z1
+	VPMOVDW     Z1, K1, (DX)(CX*2)
+
+done1:
+	VZEROUPPER
+	RET
+
 // func moments256(x []float32) (sum float64, squares float64)
 // Requires: AVX, FMA3, SSE2
 TEXT ·moments256(SB), NOSPLIT, $0-40
@@ -2246,7 +3660,55 @@ done1:
 	VZEROUPPER
 	RET
 
-GLOBL vectorConstants<>(SB), RODATA|NOPTR, $0
+DATA vectorConstants<>+0(SB)/4, $0x00000001
+DATA vectorConstants<>+4(SB)/4, $0x00000001
+DATA vectorConstants<>+8(SB)/4, $0x00000001
+DATA vectorConstants<>+12(SB)/4, $0x00000001
+DATA vectorConstants<>+16(SB)/4, $0x00000001
+DATA vectorConstants<>+20(SB)/4, $0x00000001
+DATA vectorConstants<>+24(SB)/4, $0x00000001
+DATA vectorConstants<>+28(SB)/4, $0x00000001
+DATA vectorConstants<>+32(SB)/4, $0x00000001
+DATA vectorConstants<>+36(SB)/4, $0x00000001
+DATA vectorConstants<>+40(SB)/4, $0x00000001
+DATA vectorConstants<>+44(SB)/4, $0x00000001
+DATA vectorConstants<>+48(SB)/4, $0x00000001
+DATA vectorConstants<>+52(SB)/4, $0x00000001
+DATA vectorConstants<>+56(SB)/4, $0x00000001
+DATA vectorConstants<>+60(SB)/4, $0x00000001
+DATA vectorConstants<>+64(SB)/4, $0x00007fff
+DATA vectorConstants<>+68(SB)/4, $0x00007fff
+DATA vectorConstants<>+72(SB)/4, $0x00007fff
+DATA vectorConstants<>+76(SB)/4, $0x00007fff
+DATA vectorConstants<>+80(SB)/4, $0x00007fff
+DATA vectorConstants<>+84(SB)/4, $0x00007fff
+DATA vectorConstants<>+88(SB)/4, $0x00007fff
+DATA vectorConstants<>+92(SB)/4, $0x00007fff
+DATA vectorConstants<>+96(SB)/4, $0x00007fff
+DATA vectorConstants<>+100(SB)/4, $0x00007fff
+DATA vectorConstants<>+104(SB)/4, $0x00007fff
+DATA vectorConstants<>+108(SB)/4, $0x00007fff
+DATA vectorConstants<>+112(SB)/4, $0x00007fff
+DATA vectorConstants<>+116(SB)/4, $0x00007fff
+DATA vectorConstants<>+120(SB)/4, $0x00007fff
+DATA vectorConstants<>+124(SB)/4, $0x00007fff
+DATA vectorConstants<>+128(SB)/4, $0x00400000
+DATA vectorConstants<>+132(SB)/4, $0x00400000
+DATA vectorConstants<>+136(SB)/4, $0x00400000
+DATA vectorConstants<>+140(SB)/4, $0x00400000
+DATA vectorConstants<>+144(SB)/4, $0x00400000
+DATA vectorConstants<>+148(SB)/4, $0x00400000
+DATA vectorConstants<>+152(SB)/4, $0x00400000
+DATA vectorConstants<>+156(SB)/4, $0x00400000
+DATA vectorConstants<>+160(SB)/4, $0x00400000
+DATA vectorConstants<>+164(SB)/4, $0x00400000
+DATA vectorConstants<>+168(SB)/4, $0x00400000
+DATA vectorConstants<>+172(SB)/4, $0x00400000
+DATA vectorConstants<>+176(SB)/4, $0x00400000
+DATA vectorConstants<>+180(SB)/4, $0x00400000
+DATA vectorConstants<>+184(SB)/4, $0x00400000
+DATA vectorConstants<>+188(SB)/4, $0x00400000
+GLOBL vectorConstants<>(SB), RODATA|NOPTR, $192
 
 DATA vectorMasks<>+0(SB)/4, $0xffffffff
 DATA vectorMasks<>+4(SB)/4, $0xffffffff

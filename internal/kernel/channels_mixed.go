@@ -3,7 +3,8 @@
 package kernel
 
 // Norms over channels take bfloat16 as well as float32 in each operand, and
-// compute in float32. Runs of bfloat16 are widened in the first-level cache.
+// compute in float32. Where all operands are bfloat16, AVX-512 widens and rounds
+// in registers; elsewhere runs of bfloat16 are widened in the first-level cache.
 
 // lowRun is how many elements are widened at a time.
 const lowRun = 1024
@@ -52,10 +53,69 @@ func (b *runBuffers) each(lo, hi, most int, fn func(b *runBuffers, lo, hi int)) 
 	})
 }
 
-// read returns elements [lo, hi) of x as float32.
+// allLow returns the kernels for operands that are all bfloat16 or absent, nil
+// where they are not or there are none.
+func allLow(operands ...Mixed) *channelKernels[uint16] {
+	for _, x := range operands {
+		if x.F32 != nil {
+			return nil
+		}
+	}
+	return channelLow()
+}
+
+// lowPart returns elements [lo, hi) of an operand of bfloat16, nil of an absent one.
+func (m Mixed) lowPart(lo, hi int) []uint16 {
+	if m.BF16 == nil {
+		return nil
+	}
+	return m.BF16[lo:hi]
+}
+
+// normRun computes a run of a norm; r is nil for no residual.
+func (v *channelKernels[T]) normRun(dst, x, r []T, relu bool, s channelScalars) {
+	switch {
+	case r != nil && relu:
+		v.normAddReLU(dst, x, r, s)
+	case r != nil:
+		v.normAdd(dst, x, r, s)
+	case relu:
+		v.normReLU(dst, x, s)
+	default:
+		v.norm(dst, x, s)
+	}
+}
+
+// sumsRun returns the sums of a run: masked by y, if not nil, or by a ReLU.
+func (v *channelKernels[T]) sumsRun(g, x, y []T, relu bool, s channelScalars) (sum, dot float64) {
+	switch {
+	case y != nil:
+		return v.sumsMasked(g, x, y, s)
+	case relu:
+		return v.sumsReLU(g, x, s)
+	}
+	return v.sums(g, x, s)
+}
+
+// gradRun computes a run of the gradient, masked as sumsRun is; dr may be nil.
+func (v *channelKernels[T]) gradRun(dx, dr, g, x, y []T, relu bool, s channelScalars) {
+	switch {
+	case y != nil:
+		if dr == nil {
+			dr = dx
+		}
+		v.gradMasked(dx, dr, g, x, y, s)
+	case relu:
+		v.gradReLU(dx, g, x, s)
+	default:
+		v.grad(dx, g, x, s)
+	}
+}
+
+// read returns elements [lo, hi) of x as float32, nil of an absent operand.
 func (b *runBuffers) read(x Mixed, lo, hi int) []float32 {
 	if x.BF16 == nil {
-		return x.F32[lo:hi]
+		return x.floatPart(lo, hi)
 	}
 	run := b.next(hi - lo)
 	fromBF16(run, x.BF16[lo:hi])
@@ -65,9 +125,16 @@ func (b *runBuffers) read(x Mixed, lo, hi int) []float32 {
 // write returns where to put elements [lo, hi) of x, which done then stores.
 func (b *runBuffers) write(x Mixed, lo, hi int) []float32 {
 	if x.BF16 == nil {
-		return x.F32[lo:hi]
+		return x.floatPart(lo, hi)
 	}
 	return b.next(hi - lo)
+}
+
+func (m Mixed) floatPart(lo, hi int) []float32 {
+	if m.F32 == nil {
+		return nil
+	}
+	return m.F32[lo:hi]
 }
 
 func (b *runBuffers) done(x Mixed, lo, hi int, run []float32) {

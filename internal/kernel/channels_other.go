@@ -4,4 +4,6 @@
 
 package kernel
 
-var channelTables = [...]*channelKernels{portable: &portableChannel, avx2: &portableChannel, avx512: &portableChannel}
+var channelTables = [...]*channelKernels[float32]{portable: &portableChannel, avx2: &portableChannel, avx512: &portableChannel}
+
+func channelLow() *channelKernels[uint16] { return nil }

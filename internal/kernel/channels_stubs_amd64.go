@@ -64,6 +64,61 @@ func channelGradReLU512(dx []float32, g []float32, x []float32, s *float32)
 //go:noescape
 func channelGradMasked512(dx []float32, dr []float32, g []float32, x []float32, y []float32, s *float32)
 
+// momentsLow512 returns Σ x and Σ x². Arrays are bfloat16.
+//
+//go:noescape
+func momentsLow512(x []uint16) (sum float64, squares float64)
+
+// channelNormLow512 computes dst = (x - mean)·scale + shift. Arrays are bfloat16.
+//
+//go:noescape
+func channelNormLow512(dst []uint16, x []uint16, s *float32)
+
+// channelNormReLULow512 computes dst = (x - mean)·scale + shift, and 0 where that is negative. Arrays are bfloat16.
+//
+//go:noescape
+func channelNormReLULow512(dst []uint16, x []uint16, s *float32)
+
+// channelNormAddLow512 computes dst = (x - mean)·scale + shift + r. Arrays are bfloat16.
+//
+//go:noescape
+func channelNormAddLow512(dst []uint16, x []uint16, r []uint16, s *float32)
+
+// channelNormAddReLULow512 computes dst = (x - mean)·scale + shift + r, and 0 where that is negative. Arrays are bfloat16.
+//
+//go:noescape
+func channelNormAddReLULow512(dst []uint16, x []uint16, r []uint16, s *float32)
+
+// channelSumsLow512 returns Σ g and Σ g·(x - mean). Arrays are bfloat16.
+//
+//go:noescape
+func channelSumsLow512(g []uint16, x []uint16, s *float32) (sum float64, dot float64)
+
+// channelSumsReLULow512 returns Σ g and Σ g·(x - mean) over where (x - mean)·scale + shift > 0. Arrays are bfloat16.
+//
+//go:noescape
+func channelSumsReLULow512(g []uint16, x []uint16, s *float32) (sum float64, dot float64)
+
+// channelSumsMaskedLow512 returns Σ g and Σ g·(x - mean) over where y > 0. Arrays are bfloat16.
+//
+//go:noescape
+func channelSumsMaskedLow512(g []uint16, x []uint16, y []uint16, s *float32) (sum float64, dot float64)
+
+// channelGradLow512 computes dx = g·scale + (x - mean)·slope + offset. Arrays are bfloat16.
+//
+//go:noescape
+func channelGradLow512(dx []uint16, g []uint16, x []uint16, s *float32)
+
+// channelGradReLULow512 does it with g = 0 where (x - mean)·scale + shift ≤ 0. Arrays are bfloat16.
+//
+//go:noescape
+func channelGradReLULow512(dx []uint16, g []uint16, x []uint16, s *float32)
+
+// channelGradMaskedLow512 does it with g = 0 where y ≤ 0, and writes that g to dr. Arrays are bfloat16.
+//
+//go:noescape
+func channelGradMaskedLow512(dx []uint16, dr []uint16, g []uint16, x []uint16, y []uint16, s *float32)
+
 // moments256 returns Σ x and Σ x².
 //
 //go:noescape

@@ -4,6 +4,7 @@ package kernel
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -105,6 +106,19 @@ func TestNormsOfBF16(t *testing.T) {
 				wantGroup := group(f32(wideX), f32(wideG), f32(make32()), f32(make32()))
 				for k, got := range group(x, g, as(3, make32()), as(4, make32())) {
 					mustBeNear(t, fmt.Sprintf("%s, result %d of a group norm", name, k), got, widen(wantGroup[k]), 1.0/256)
+				}
+			}
+		}
+		// A NaN reaches all of its channel, an infinity too, and nothing else.
+		for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
+			m := Images{1, 2, 40}
+			wide := uniform(rng, m.elems(), -1, 1)
+			wide[37] = bad
+			x, y := lowOrNot(true, wide), lowOrNot(true, make([]float32, m.elems()))
+			BatchNorm(nil, y, make([]float32, 2), make([]float32, 2), x, nil, nil, m, Fusion{}, RunningStats{}, eps)
+			for i, v := range y.floats() {
+				if (v != v) != (i < 40) {
+					t.Errorf("element %d of a norm with %v in the first channel is %v", i, bad, v)
 				}
 			}
 		}

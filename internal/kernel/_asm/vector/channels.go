@@ -13,6 +13,16 @@ import (
 func (g *lanes) channels() {
 	g.moments()
 	g.largest()
+	g.norms()
+	if g.wide() {
+		g.low = true
+		g.moments()
+		g.norms()
+		g.low = false
+	}
+}
+
+func (g *lanes) norms() {
 	for _, k := range []struct {
 		name, args, reads string
 		add, relu         bool

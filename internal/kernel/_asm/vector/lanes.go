@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"math"
+	"strings"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
@@ -18,6 +19,7 @@ import (
 type lanes struct {
 	width  int // floats in a register
 	suffix string
+	low    bool // arrays are bfloat16; with AVX-512 only
 
 	// While masked is set, loads and stores touch the tail's lanes only, and
 	// loads give zeros in the others.
@@ -47,9 +49,15 @@ func (g *lanes) label(name string) string {
 // begin opens a function; its pointer arguments do not escape.
 func (g *lanes) begin(name, signature, doc string) {
 	g.masked, g.hoisted, g.labels = false, 0, 0
-	TEXT(name+g.suffix, 4 /* NOSPLIT */, signature)
+	name += g.suffix
+	if g.low {
+		name = strings.TrimSuffix(name, g.suffix) + "Low" + g.suffix
+		signature = strings.ReplaceAll(signature, "[]float32", "[]uint16")
+		doc += " Arrays are bfloat16."
+	}
+	TEXT(name, 4 /* NOSPLIT */, signature)
 	Pragma("noescape")
-	Doc(name + g.suffix + " " + doc)
+	Doc(name + " " + doc)
 }
 
 func end() {
@@ -248,6 +256,12 @@ func (g *lanes) choose(predicate int, a VecVirtual, b Op, yes, no VecVirtual) Ve
 func (g *lanes) load(m Mem) VecVirtual {
 	v := g.vec()
 	switch {
+	case g.low && g.masked:
+		VPMOVZXWD_Z(m, g.opmask, v)
+		VPSLLD(Imm(16), v, v)
+	case g.low:
+		VPMOVZXWD(m, v)
+		VPSLLD(Imm(16), v, v)
 	case !g.masked:
 		VMOVUPS(m, v)
 	case g.wide():
@@ -260,6 +274,10 @@ func (g *lanes) load(m Mem) VecVirtual {
 
 func (g *lanes) store(v Register, m Mem) {
 	switch {
+	case g.low && g.masked:
+		VPMOVDW(g.rounded(v), g.opmask, m)
+	case g.low:
+		VPMOVDW(g.rounded(v), m)
 	case !g.masked:
 		VMOVUPS(v, m)
 	case g.wide():
@@ -267,6 +285,20 @@ func (g *lanes) store(v Register, m Mem) {
 	default:
 		VMASKMOVPS(v, g.vecmask, m)
 	}
+}
+
+// rounded returns floats rounded to bfloat16, to nearest even, in the low halves
+// of lanes: what is cut off counts by an addition that carries. A NaN stays one.
+func (g *lanes) rounded(v Register) VecVirtual {
+	r, k := g.vec(), K()
+	VPSRLD(Imm(16), v, r)
+	VPANDD(constantMem(1), r, r)
+	VPADDD(constantMem(0x7fff), r, r)
+	VPADDD(v, r, r)
+	VCMPPS(Imm(unordered), v, v, k)
+	VPORD(constantMem(0x00400000), v, k, r)
+	VPSRLD(Imm(16), r, r)
+	return r
 }
 
 // tailOnly clears the lanes beyond the tail, so that they add nothing.
@@ -329,7 +361,11 @@ type cursor struct {
 }
 
 func (c cursor) of(base Register) Mem {
-	return Mem{Base: base, Index: c.j, Scale: 4, Disp: 4 * c.g.width * c.u}
+	size := 4
+	if c.g.low {
+		size = 2
+	}
+	return Mem{Base: base, Index: c.j, Scale: uint8(size), Disp: size * c.g.width * c.u}
 }
 
 // over walks over n elements: unrolled, then by vectors, then the tail under
