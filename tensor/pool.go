@@ -123,17 +123,17 @@ func adaptive(op string, x *Tensor, height, width int) (h, w kernel.Windows) {
 func pooled(x *Tensor, h, w kernel.Windows) (shape []int, planes *Tensor) {
 	n := len(x.shape)
 	shape = append(append([]int{}, x.shape[:n-2]...), len(h.At), len(w.At))
-	return shape, x.To(Float32).Contiguous().Reshape(numElems(x.shape[:n-2]), h.In*w.In)
+	return shape, x.mixed().Contiguous().Reshape(numElems(x.shape[:n-2]), h.In*w.In)
 }
 
 // maxPool also returns where the elements are, int32 [planes, windows].
 func maxPool(op string, x *Tensor, h, w kernel.Windows) (out, at *Tensor) {
 	shape, src := pooled(x, h, w)
 	planes, in, size := src.shape[0], src.shape[1], len(h.At)*len(w.At)
-	out = result(op, Float32, []int{planes, size}, src)
+	out = result(op, src.dtype, []int{planes, size}, src)
 	at = result(op, Int32, out.shape, src)
 	fused(op, poolParams(h, w, 0), []*Tensor{out, at, src}, func(p *work.Pool, a []device.Array) {
-		kernel.MaxPool2d(p, a[0].Float32s(), device.Elems[int32](a[1]), a[2].Float32s(), planes, h, w)
+		kernel.MaxPool2d(p, mixedOf(a[0]), device.Elems[int32](a[1]), mixedOf(a[2]), planes, h, w)
 	})
 	out = out.record(op, []*Tensor{src}, []*Tensor{at}, func(b *backprop, g *Tensor) { b.give(0, spreadTo(at, in, g)) })
 	return out.Reshape(shape...).To(x.dtype), at
@@ -145,9 +145,9 @@ func spreadTo(at *Tensor, in int, g *Tensor) *Tensor {
 	const op = "max pool grad"
 	g = g.Contiguous()
 	planes, size := at.shape[0], at.shape[1]
-	dx := result(op, Float32, []int{planes, in}, g)
+	dx := result(op, g.dtype, []int{planes, in}, g)
 	fused(op, nil, []*Tensor{dx, g, at}, func(p *work.Pool, a []device.Array) {
-		kernel.MaxPool2dBackward(p, a[0].Float32s(), a[1].Float32s(), device.Elems[int32](a[2]), planes, in, size)
+		kernel.MaxPool2dBackward(p, mixedOf(a[0]), mixedOf(a[1]), device.Elems[int32](a[2]), planes, in, size)
 	})
 	return dx.record(op, []*Tensor{g}, []*Tensor{at}, func(b *backprop, gg *Tensor) { b.give(0, pickFrom(at, gg)) })
 }
@@ -157,9 +157,9 @@ func pickFrom(at, x *Tensor) *Tensor {
 	const op = "max pool grad grad"
 	x = x.Contiguous()
 	planes, size, in := at.shape[0], at.shape[1], x.shape[1]
-	out := result(op, Float32, []int{planes, size}, x)
+	out := result(op, x.dtype, []int{planes, size}, x)
 	fused(op, nil, []*Tensor{out, x, at}, func(p *work.Pool, a []device.Array) {
-		kernel.PickAt(p, a[0].Float32s(), a[1].Float32s(), device.Elems[int32](a[2]), planes, in, size)
+		kernel.PickAt(p, mixedOf(a[0]), mixedOf(a[1]), device.Elems[int32](a[2]), planes, in, size)
 	})
 	return out.record(op, []*Tensor{x}, []*Tensor{at}, func(b *backprop, g *Tensor) { b.give(0, spreadTo(at, in, g)) })
 }
@@ -172,9 +172,9 @@ func avgPool(op string, x *Tensor, h, w kernel.Windows, divisor int) *Tensor {
 // averages and spread are linear, and each is the other's gradient.
 func averages(op string, src *Tensor, h, w kernel.Windows, divisor int) *Tensor {
 	planes := src.shape[0]
-	out := result(op, Float32, []int{planes, len(h.At) * len(w.At)}, src)
+	out := result(op, src.dtype, []int{planes, len(h.At) * len(w.At)}, src)
 	fused(op, poolParams(h, w, divisor), []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
-		kernel.AvgPool2d(p, a[0].Float32s(), a[1].Float32s(), planes, h, w, divisor)
+		kernel.AvgPool2d(p, mixedOf(a[0]), mixedOf(a[1]), planes, h, w, divisor)
 	})
 	return out.record(op, []*Tensor{src}, nil, func(b *backprop, g *Tensor) { b.give(0, spread(op, g, h, w, divisor)) })
 }
@@ -182,9 +182,9 @@ func averages(op string, src *Tensor, h, w kernel.Windows, divisor int) *Tensor 
 func spread(op string, g *Tensor, h, w kernel.Windows, divisor int) *Tensor {
 	g = g.Contiguous()
 	planes := g.shape[0]
-	dx := result(op, Float32, []int{planes, h.In * w.In}, g)
+	dx := result(op, g.dtype, []int{planes, h.In * w.In}, g)
 	fused(op+" grad", poolParams(h, w, divisor), []*Tensor{dx, g}, func(p *work.Pool, a []device.Array) {
-		kernel.AvgPool2dBackward(p, a[0].Float32s(), a[1].Float32s(), planes, h, w, divisor)
+		kernel.AvgPool2dBackward(p, mixedOf(a[0]), mixedOf(a[1]), planes, h, w, divisor)
 	})
 	return dx.record(op+" grad", []*Tensor{g}, nil, func(b *backprop, gg *Tensor) {
 		b.give(0, averages(op, gg.Contiguous(), h, w, divisor))

@@ -59,14 +59,40 @@ func overPlanes(p *work.Pool, planes, elems int, fn func(i int)) {
 	Images{Num: 1, Channels: planes, Plane: elems}.overChannels(p, fn)
 }
 
+// overMixedPlanes calls fn for planes of results of out and operands of in
+// elements; those of bfloat16 are widened, and rounded when they are done.
+func overMixedPlanes(p *work.Pool, planes int, dst Mixed, out int, x Mixed, in int, fn func(i int, dst, x []float32)) {
+	overPlanes(p, planes, in+out, func(i int) {
+		if dst.BF16 == nil && x.BF16 == nil {
+			fn(i, dst.F32[i*out:(i+1)*out], x.F32[i*in:(i+1)*in])
+			return
+		}
+		s := scratchList.get(out + in)
+		defer scratchList.put(s)
+		to, from := s.floats[:out], s.floats[out:][:in]
+		if x.BF16 != nil {
+			convert(nil, fromBF16, from, x.BF16[i*in:(i+1)*in])
+		} else {
+			from = x.F32[i*in : (i+1)*in]
+		}
+		if dst.BF16 == nil {
+			to = dst.F32[i*out : (i+1)*out]
+		}
+		fn(i, to, from)
+		if dst.BF16 != nil {
+			convert(nil, toBF16, dst.BF16[i*out:(i+1)*out], to)
+		}
+	})
+}
+
 // MaxPool2d takes the largest element of each window of planes of x [planes,
 // h.In, w.In]. index gets its position in its plane, for the backward pass. The
 // first of equal elements counts, and NaN is larger than all. A window that lies
 // in the padding alone gives -Inf and position -1.
-func MaxPool2d(p *work.Pool, dst []float32, index []int32, x []float32, planes int, h, w Windows) {
+func MaxPool2d(p *work.Pool, dst Mixed, index []int32, x Mixed, planes int, h, w Windows) {
 	in, out := h.In*w.In, len(h.At)*len(w.At)
-	overPlanes(p, planes, in, func(i int) {
-		maxPoolPlane(dst[i*out:(i+1)*out], index[i*out:(i+1)*out], x[i*in:(i+1)*in], h, w)
+	overMixedPlanes(p, planes, dst, out, x, in, func(i int, dst, x []float32) {
+		maxPoolPlane(dst, index[i*out:(i+1)*out], x, h, w)
 	})
 }
 
@@ -112,11 +138,10 @@ func maxPoolPlane(dst []float32, index []int32, x []float32, h, w Windows) {
 
 // MaxPool2dBackward adds each element of g [planes, out] to dx [planes, in],
 // which it clears first, at its position in the plane.
-func MaxPool2dBackward(p *work.Pool, dx, g []float32, index []int32, planes, in, out int) {
-	overPlanes(p, planes, in+out, func(i int) {
-		d := dx[i*in : (i+1)*in]
+func MaxPool2dBackward(p *work.Pool, dx, g Mixed, index []int32, planes, in, out int) {
+	overMixedPlanes(p, planes, dx, in, g, out, func(i int, d, gi []float32) {
 		clear(d)
-		gi, at := g[i*out:(i+1)*out], index[i*out:(i+1)*out]
+		at := index[i*out : (i+1)*out]
 		for j, v := range gi {
 			if k := at[j]; k >= 0 {
 				d[k] += v
@@ -127,10 +152,9 @@ func MaxPool2dBackward(p *work.Pool, dx, g []float32, index []int32, planes, in,
 
 // PickAt computes dst[i, j] = x[i, index[i, j]] for each of planes planes, 0 where
 // the index is negative: what the gradient of [MaxPool2dBackward] is.
-func PickAt(p *work.Pool, dst, x []float32, index []int32, planes, in, out int) {
-	overPlanes(p, planes, in+out, func(i int) {
-		d, at, xi := dst[i*out:(i+1)*out], index[i*out:(i+1)*out], x[i*in:(i+1)*in]
-		for j, k := range at {
+func PickAt(p *work.Pool, dst, x Mixed, index []int32, planes, in, out int) {
+	overMixedPlanes(p, planes, dst, out, x, in, func(i int, d, xi []float32) {
+		for j, k := range index[i*out : (i+1)*out] {
 			d[j] = 0
 			if k >= 0 {
 				d[j] = xi[k]
@@ -141,11 +165,10 @@ func PickAt(p *work.Pool, dst, x []float32, index []int32, planes, in, out int) 
 
 // AvgPool2d takes the mean of each window of planes of x [planes, h.In, w.In]:
 // the sum over divisor, or if that is 0 over the window's size.
-func AvgPool2d(p *work.Pool, dst, x []float32, planes int, h, w Windows, divisor int) {
+func AvgPool2d(p *work.Pool, dst, x Mixed, planes int, h, w Windows, divisor int) {
 	in, out := h.In*w.In, len(h.At)*len(w.At)
 	sum := vec().sum
-	overPlanes(p, planes, in, func(i int) {
-		xi, d := x[i*in:(i+1)*in], dst[i*out:(i+1)*out]
+	overMixedPlanes(p, planes, dst, out, x, in, func(_ int, d, xi []float32) {
 		o := 0
 		for _, row := range h.At {
 			for _, col := range w.At {
@@ -177,10 +200,9 @@ func meanOver(row, col Window, divisor int) float64 {
 
 // AvgPool2dBackward spreads each element of g [planes, out] evenly over its
 // window of dx [planes, in], which it clears first.
-func AvgPool2dBackward(p *work.Pool, dx, g []float32, planes int, h, w Windows, divisor int) {
+func AvgPool2dBackward(p *work.Pool, dx, g Mixed, planes int, h, w Windows, divisor int) {
 	in, out := h.In*w.In, len(h.At)*len(w.At)
-	overPlanes(p, planes, in, func(i int) {
-		d, gi := dx[i*in:(i+1)*in], g[i*out:(i+1)*out]
+	overMixedPlanes(p, planes, dx, in, g, out, func(_ int, d, gi []float32) {
 		clear(d)
 		o := 0
 		for _, row := range h.At {

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/cohort-ml/cohort/internal/work"
 )
 
 func TestMaxPool2d(t *testing.T) {
@@ -52,16 +54,16 @@ func TestMaxPool2d(t *testing.T) {
 				name := fmt.Sprintf("%+v, %d threads", c, threads(p))
 				dst, intact := guarded(planes * size)
 				index := make([]int32, planes*size)
-				MaxPool2d(p, dst, index, x, planes, h, w)
+				MaxPool2d(p, f32(dst), index, f32(x), planes, h, w)
 				mustEqualBits(t, name, dst, want)
 				if !slices.Equal(index, where) {
 					t.Fatalf("%s: positions differ", name)
 				}
 				dx, dxIntact := guarded(planes * in)
-				MaxPool2dBackward(p, dx, g, index, planes, in, size)
+				MaxPool2dBackward(p, f32(dx), f32(g), index, planes, in, size)
 				mustEqualBits(t, name+" backward", dx, back)
 				picked := make([]float32, planes*size)
-				PickAt(p, picked, x, index, planes, in, size)
+				PickAt(p, f32(picked), f32(x), index, planes, in, size)
 				mustEqualBits(t, name+" picked", picked, want)
 				if !intact() || !dxIntact() {
 					t.Fatalf("%s: wrote outside a result", name)
@@ -90,8 +92,8 @@ func TestAvgPool2dBackward(t *testing.T) {
 		var first [2][]float32
 		for i, p := range pools(t) {
 			y, dx := make([]float32, planes*out), make([]float32, planes*in)
-			AvgPool2d(p, y, x, planes, c.h, c.w, c.divisor)
-			AvgPool2dBackward(p, dx, g, planes, c.h, c.w, c.divisor)
+			AvgPool2d(p, f32(y), f32(x), planes, c.h, c.w, c.divisor)
+			AvgPool2dBackward(p, f32(dx), f32(g), planes, c.h, c.w, c.divisor)
 			left, right := 0.0, 0.0
 			for j := range y {
 				left += float64(y[j]) * float64(g[j])
@@ -111,11 +113,49 @@ func TestAvgPool2dBackward(t *testing.T) {
 	}
 }
 
+// Of bfloat16 the results are those of float32 on the same elements, rounded.
+func TestPoolsOfBF16(t *testing.T) {
+	const planes = 4
+	h, w := SlidingWindows(9, 5, 3, 2, 1, 1, true), SlidingWindows(70, 35, 3, 2, 1, 1, true)
+	in, out := h.In*w.In, len(h.At)*len(w.At)
+	ps := pools(t)
+	forEachISA(t, func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(testSeed, 34))
+		wideX, wideG := uniform(rng, planes*in, -1, 1), uniform(rng, planes*out, -1, 1)
+		x, g := lowOrNot(true, wideX), lowOrNot(true, wideG)
+		run := func(p *work.Pool, low bool, x, g Mixed) (all [][]float32, index []int32) {
+			result := func(n int) Mixed { return lowOrNot(low, make([]float32, n)) }
+			index = make([]int32, planes*out)
+			y, dx, picked, mean, spread := result(planes*out), result(planes*in), result(planes*out), result(planes*out), result(planes*in)
+			MaxPool2d(p, y, index, x, planes, h, w)
+			MaxPool2dBackward(p, dx, g, index, planes, in, out)
+			PickAt(p, picked, x, index, planes, in, out)
+			AvgPool2d(p, mean, x, planes, h, w, 0)
+			AvgPool2dBackward(p, spread, g, planes, h, w, 0)
+			for _, m := range []Mixed{y, dx, picked, mean, spread} {
+				all = append(all, m.floats())
+			}
+			return all, index
+		}
+		want, where := run(nil, false, f32(wideX), f32(wideG))
+		for _, p := range ps {
+			got, index := run(p, true, x, g)
+			if !slices.Equal(index, where) {
+				t.Fatal("positions differ")
+			}
+			for k := range want {
+				lowOrNot(true, want[k]) // rounds
+				mustEqualBits(t, fmt.Sprintf("result %d", k), got[k], want[k])
+			}
+		}
+	})
+}
+
 func BenchmarkMaxPool2d(b *testing.B) {
 	h := SlidingWindows(112, 56, 3, 2, 1, 1, true)
 	x, y, at := make([]float32, 256*112*112), make([]float32, 256*56*56), make([]int32, 256*56*56)
 	copy(x, uniform(rand.New(rand.NewPCG(testSeed, 33)), len(x), -1, 1))
 	for b.Loop() {
-		MaxPool2d(nil, y, at, x, 256, h, h)
+		MaxPool2d(nil, f32(y), at, f32(x), 256, h, h)
 	}
 }
