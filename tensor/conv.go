@@ -83,11 +83,11 @@ func channels(n int) string {
 //
 // and outWidth likewise. bias [out] may be nil. Dtypes are those of [Linear].
 //
-// Kernels of 3 by 3 and stride 1 are computed by Winograd's transforms, of 4 by
-// 4 elements, where that is quicker: a NaN or an infinity can show one element
-// further than it reaches by the definition. Rounding is that of a sum in
-// float32: with 64 to 512 channels of ReLUs, at most 3e-6 of the results' root
-// mean square.
+// In float32, kernels of 3 by 3 and stride 1 are computed by Winograd's
+// transforms, of 4 by 4 elements, where that is quicker: a NaN or an infinity can
+// show one element further than it reaches by the definition. Rounding is that of
+// a sum in float32: with 64 to 512 channels of ReLUs, at most 3e-6 of the results'
+// root mean square.
 func Conv2d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
 	operands := []*Tensor{x, weight, bias}
 	dtype := convDType("conv2d", operands)
@@ -284,15 +284,14 @@ func giveWeightGrad(b *backprop, i int, c conv, g, x *Tensor, dtype DType) {
 // giveChannelSums gives input i, of dtype, the sums of g over all but its second
 // dim.
 func giveChannelSums(b *backprop, i int, g *Tensor, dtype DType) {
-	g = g.To(Float32)
 	if b.create {
-		b.give(i, g.Sum(0, 2, 3).To(dtype))
+		b.give(i, g.To(Float32).Sum(0, 2, 3).To(dtype))
 		return
 	}
 	batch, channels, plane := g.shape[0], g.shape[1], g.shape[2]*g.shape[3]
 	sums := func(dst *Tensor, beta float32) {
 		fused("conv2d bias grad", []float64{float64(beta)}, []*Tensor{dst, g}, func(p *work.Pool, a []device.Array) {
-			kernel.Conv2dBackwardBias(p, a[0].Float32s(), a[1].Float32s(), batch, channels, plane, beta != 0)
+			kernel.Conv2dBackwardBias(p, a[0].Float32s(), mixedOf(a[1]), batch, channels, plane, beta != 0)
 		})
 	}
 	if dtype == Float32 {

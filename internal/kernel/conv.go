@@ -156,17 +156,18 @@ func Conv2dBackwardWeight(p *work.Pool, s Conv2dShape, dw, g, x []float32, beta 
 
 // Conv2dBackwardBias computes dbias [channels], the sums of each channel of g
 // [batch, channels, plane], or adds them.
-func Conv2dBackwardBias(p *work.Pool, dbias, g []float32, batch, channels, plane int, accumulate bool) {
-	dbias, g = dbias[:channels], g[:batch*channels*plane]
-	overItems(p, channels, len(g), func(lo, hi int) {
+func Conv2dBackwardBias(p *work.Pool, dbias []float32, g Mixed, batch, channels, plane int, accumulate bool) {
+	dbias = dbias[:channels]
+	m := Images{batch, channels, plane}
+	overItems(p, channels, m.elems(), func(lo, hi int) {
 		for c := lo; c < hi; c++ {
 			var sum float64
-			for n := range batch {
-				row := g[(n*channels+c)*plane:][:plane]
-				for at := 0; at < plane; at += sumBlock {
-					sum += vec().sum(row[at:min(at+sumBlock, plane)])
+			m.mixedRuns(c, func(b *runBuffers, lo, hi int) {
+				row := b.read(g, lo, hi)
+				for at := 0; at < len(row); at += sumBlock {
+					sum += vec().sum(row[at:min(at+sumBlock, len(row))])
 				}
-			}
+			}, g)
 			if accumulate {
 				sum += float64(dbias[c])
 			}

@@ -199,13 +199,20 @@ func TestConv2dBackwardBias(t *testing.T) {
 	for i, v := range g {
 		want[i/plane%channels] += float64(v)
 	}
-	Conv2dBackwardBias(nil, got, g, batch, channels, plane, false)
+	Conv2dBackwardBias(nil, got, f32(g), batch, channels, plane, false)
 	mustBeNear(t, "bias", got, want, 1e-6)
 	for i := range want {
 		want[i] *= 2
 	}
-	Conv2dBackwardBias(nil, got, g, batch, channels, plane, true)
+	Conv2dBackwardBias(nil, got, f32(g), batch, channels, plane, true)
 	mustBeNear(t, "accumulated bias", got, want, 1e-6)
+	low := lowOrNot(true, g)
+	Conv2dBackwardBias(nil, got, low, batch, channels, plane, false)
+	clear(want)
+	for i, v := range g {
+		want[i/plane%channels] += float64(v)
+	}
+	mustBeNear(t, "bias of bfloat16", got, want, 1e-6)
 }
 
 // NaN of the input reaches every output that reads it, and no other.
@@ -227,88 +234,122 @@ func TestConv2dKeepsNaN(t *testing.T) {
 	})
 }
 
+// lowConvCase is a convolution of rounded operands: what they are, and the
+// results by the definition.
+type lowConvCase struct {
+	s           Conv2dShape
+	x, w, g     Mixed
+	bias, start []float32 // start is what the weight's gradient is added to
+	beta        float32
+	y, dx, dw   []float64
+}
+
+func newLowConvCase(r *rand.Rand, s Conv2dShape) *lowConvCase {
+	// Some operands are given as float32, which is then to be rounded.
+	operand := func(n int) (Mixed, []float32) {
+		wide := randomFloats(r, n)
+		rounded := append([]float32(nil), wide...)
+		low := lowOrNot(true, rounded)
+		if r.IntN(3) == 0 {
+			return f32(wide), rounded
+		}
+		return low, rounded
+	}
+	c := &lowConvCase{s: s, beta: float32(r.IntN(2))}
+	var x, w, g []float32
+	c.x, x = operand(s.inputElems())
+	c.w, w = operand(s.weightElems())
+	c.g, g = operand(s.outputElems())
+	c.y, c.dx, c.dw = make([]float64, len(g)), make([]float64, len(x)), make([]float64, len(w))
+	convOracle(s, func(xi, wi, yi int) {
+		c.y[yi] += float64(x[xi]) * float64(w[wi])
+		c.dx[xi] += float64(g[yi]) * float64(w[wi])
+		c.dw[wi] += float64(g[yi]) * float64(x[xi])
+	})
+	if r.IntN(2) == 0 {
+		c.bias = randomFloats(r, s.Out)
+		for i := range c.y {
+			c.y[i] += float64(c.bias[i/(s.OutHeight()*s.OutWidth())%s.Out])
+		}
+	}
+	c.start = nans(len(w))
+	if c.beta != 0 {
+		c.start = randomFloats(r, len(w))
+		for i := range c.dw {
+			c.dw[i] += float64(c.start[i])
+		}
+	}
+	return c
+}
+
+// run returns the results as float32, computed into that or into bfloat16.
+func (c *lowConvCase) run(p *work.Pool, low bool) (y, dx, dw []float32) {
+	toY, toDX := lowOrNot(low, nans(len(c.y))), lowOrNot(low, nans(len(c.dx)))
+	dw = append([]float32(nil), c.start...)
+	Conv2dBF16(p, c.s, toY, c.x, c.w, c.bias)
+	Conv2dBackwardInputBF16(p, c.s, toDX, c.g, c.w)
+	Conv2dBackwardWeightBF16(p, c.s, f32(dw), c.g, c.x, c.beta)
+	return toY.floats(), toDX.floats(), dw
+}
+
 // Of bfloat16 the three products are those of the rounded operands, whichever of
 // operands and results are float32, and with any number of threads.
 func TestConv2dBF16(t *testing.T) {
 	p := work.New(3)
 	defer p.Close()
+	r := rand.New(rand.NewPCG(9, 10))
+	var cases []*lowConvCase
+	for _, s := range append(convShapes(r),
+		squareConv(3, 10, 17, 14, 1, 1, 0, 1, 1),    // plain, a long sum for the weight
+		squareConv(3, 20, 15, 40, 3, 2, 1, 1, 1),    // odd, too
+		squareConv(2, 200, 9, 24, 3, 2, 1, 1, 1),    // k in blocks
+		squareConv(1, 24, 6, 600, 3, 2, 1, 1, 1),    // and in the input's gradient, of every other element
+		squareConv(2, 250, 7, 33, 3, 1, 1, 1, 1),    // k in blocks, tiles across images
+		squareConv(1, 6, 20, 9, 9, 1, 2, 1, 1),      // a large kernel
+		squareConv(1, 24, 12, 264, 3, 1, 1, 1, 2)) { // many channels in two groups
+		cases = append(cases, newLowConvCase(r, s))
+	}
 	forEachBF16(t, func(t *testing.T) {
-		r := rand.New(rand.NewPCG(9, 10))
-		shapes := append(convShapes(r),
-			squareConv(3, 10, 17, 14, 1, 1, 0, 1, 1),  // plain, a long sum for the weight
-			squareConv(3, 20, 15, 40, 3, 2, 1, 1, 1),  // odd, too
-			squareConv(2, 200, 9, 24, 3, 2, 1, 1, 1),  // k in blocks, of every other element
-			squareConv(2, 250, 7, 33, 3, 1, 1, 1, 1),  // k in blocks, tiles across images
-			squareConv(1, 6, 30, 9, 9, 1, 2, 1, 1),    // a large kernel
-			squareConv(2, 24, 12, 264, 3, 1, 1, 1, 2)) // many channels in two groups
-		for _, s := range shapes {
-			name := fmt.Sprintf("%+v", s)
-			// operand returns n elements rounded to bfloat16, and as they are given.
-			operand := func(n int) (Mixed, []float32) {
-				wide, low := randomFloats(r, n), make([]uint16, n)
-				ToBF16(nil, low, wide)
-				rounded := make([]float32, n)
-				FromBF16(nil, rounded, low)
-				if r.IntN(3) == 0 {
-					return Mixed{F32: wide}, rounded
-				}
-				return Mixed{BF16: low}, rounded
-			}
-			x, xs := operand(s.inputElems())
-			w, ws := operand(s.weightElems())
-			g, gs := operand(s.outputElems())
-			y, dx, dw := make([]float64, len(gs)), make([]float64, len(xs)), make([]float64, len(ws))
-			convOracle(s, func(xi, wi, yi int) {
-				y[yi] += float64(xs[xi]) * float64(ws[wi])
-				dx[xi] += float64(gs[yi]) * float64(ws[wi])
-				dw[wi] += float64(gs[yi]) * float64(xs[xi])
-			})
-			var bias []float32
-			if r.IntN(2) == 0 {
-				bias = randomFloats(r, s.Out)
-				for i := range y {
-					y[i] += float64(bias[i/(s.OutHeight()*s.OutWidth())%s.Out])
-				}
-			}
-			start, beta := nans(len(ws)), float32(r.IntN(2))
-			if beta != 0 {
-				start = randomFloats(r, len(ws))
-				for i := range dw {
-					dw[i] += float64(start[i])
-				}
-			}
-			// run returns the results as float32, computed into float32 or bfloat16.
-			run := func(p *work.Pool, low bool) (y, dx, dw []float32) {
-				y, dx, dw = nans(len(gs)), nans(len(xs)), append([]float32(nil), start...)
-				toY, toDX := Mixed{F32: y}, Mixed{F32: dx}
-				if low {
-					toY, toDX = Mixed{BF16: make([]uint16, len(y))}, Mixed{BF16: make([]uint16, len(dx))}
-					ToBF16(nil, toY.BF16, y)
-					ToBF16(nil, toDX.BF16, dx)
-				}
-				Conv2dBF16(p, s, toY, x, w, bias)
-				Conv2dBackwardInputBF16(p, s, toDX, g, w)
-				Conv2dBackwardWeightBF16(p, s, Mixed{F32: dw}, g, x, beta)
-				if low {
-					FromBF16(nil, y, toY.BF16)
-					FromBF16(nil, dx, toDX.BF16)
-				}
-				return y, dx, dw
-			}
+		for _, c := range cases {
+			s := c.s
 			sums := math.Sqrt(float64(1 + s.In*s.taps() + s.Out*s.taps()))
 			for _, low := range []bool{false, true} {
-				y1, dx1, dw1 := run(nil, low)
-				y3, dx3, dw3 := run(p, low)
-				mustBeSame(t, "y of "+name, y3, y1)
-				mustBeSame(t, "dx of "+name, dx3, dx1)
-				mustBeSame(t, "dw of "+name, dw3, dw1)
+				name := fmt.Sprintf("%+v, bfloat16 results %t", s, low)
+				y, dx, dw := c.run(nil, low)
 				tol := 2e-6 * sums
 				if low {
 					tol = 1.0 / 256
 				}
-				mustBeNear(t, fmt.Sprintf("y (bfloat16 %t) of %s", low, name), y1, y, tol)
-				mustBeNear(t, fmt.Sprintf("dx (bfloat16 %t) of %s", low, name), dx1, dx, tol)
-				mustBeNear(t, "dw of "+name, dw1, dw, 4e-6*math.Sqrt(float64(1+s.Batch*s.OutHeight()*s.OutWidth())))
+				mustBeNear(t, "y of "+name, y, c.y, tol)
+				mustBeNear(t, "dx of "+name, dx, c.dx, tol)
+				mustBeNear(t, "dw of "+name, dw, c.dw, 4e-6*math.Sqrt(float64(1+s.Batch*s.OutHeight()*s.OutWidth())))
+				y3, dx3, dw3 := c.run(p, low)
+				mustBeSame(t, "y of "+name, y3, y)
+				mustBeSame(t, "dx of "+name, dx3, dx)
+				mustBeSame(t, "dw of "+name, dw3, dw)
+			}
+		}
+	})
+}
+
+// A NaN or infinity of an image or a bias reaches the results that read it, and
+// no other.
+func TestConv2dBF16KeepsNaN(t *testing.T) {
+	forEachBF16(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(11, 12))
+		for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
+			s := squareConv(1, 3, 9, 4, 3, 2, 1, 1, 1)
+			x, w, y := randomFloats(r, s.inputElems()), randomFloats(r, s.weightElems()), make([]float32, s.outputElems())
+			bias := randomFloats(r, s.Out)
+			at := 4*9 + 4
+			x[at], bias[2] = bad, bad
+			Conv2dBF16(nil, s, f32(y), lowOrNot(true, x), f32(w), bias)
+			want := make([]bool, len(y))
+			convOracle(s, func(xi, _, yi int) { want[yi] = want[yi] || xi == at || yi/(5*5) == 2 })
+			for i, v := range y {
+				if finite := v-v == 0; finite == want[i] {
+					t.Fatalf("output %d is %v, finite wanted: %t", i, v, !want[i])
+				}
 			}
 		}
 	})
