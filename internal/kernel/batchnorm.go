@@ -91,12 +91,11 @@ func BatchNorm(p *work.Pool, dst Mixed, mean, rstd []float32, x Mixed, gamma, be
 
 // moments returns Σ x and Σ x² of a channel.
 func (m Images) moments(v *channelKernels[float32], c int, x Mixed) (sum, squares float64) {
+	if x.F32 != nil {
+		return momentsOf(m, c, v, x.F32)
+	}
 	if low := allLow(x); low != nil {
-		m.runs(c, func(lo, hi int) {
-			s, q := low.moments(x.BF16[lo:hi])
-			sum, squares = sum+s, squares+q
-		})
-		return sum, squares
+		return momentsOf(m, c, low, x.BF16)
 	}
 	m.mixedRuns(c, func(b *runBuffers, lo, hi int) {
 		s, q := v.moments(b.read(x, lo, hi))
@@ -150,10 +149,12 @@ func scalarsOf(c int, mean, rstd, gamma, beta []float32) channelScalars {
 
 func (m Images) normChannel(v *channelKernels[float32], c int, dst Mixed, mean, rstd []float32, x Mixed, gamma, beta []float32, f Fusion) {
 	s := scalarsOf(c, mean, rstd, gamma, beta)
+	if noneLow(dst, x, f.Residual) {
+		normRuns(m, c, v, dst.F32, x.F32, f.Residual.F32, f.ReLU, s)
+		return
+	}
 	if low := allLow(dst, x, f.Residual); low != nil {
-		m.runs(c, func(lo, hi int) {
-			low.normRun(dst.BF16[lo:hi], x.BF16[lo:hi], f.Residual.lowPart(lo, hi), f.ReLU, s)
-		})
+		normRuns(m, c, low, dst.BF16, x.BF16, f.Residual.BF16, f.ReLU, s)
 		return
 	}
 	m.mixedRuns(c, func(b *runBuffers, lo, hi int) {
@@ -212,11 +213,10 @@ func (b *BatchNormGrads) mask() Mixed {
 func (b *BatchNormGrads) sumChannel(v *channelKernels[float32], m Images, c int) (sum, dot float64) {
 	s := scalarsOf(c, b.Mean, b.RStd, b.Gamma, b.Beta)
 	y := b.mask()
-	if low := allLow(b.G, b.X, y); low != nil {
-		m.runs(c, func(lo, hi int) {
-			s0, d0 := low.sumsRun(b.G.BF16[lo:hi], b.X.BF16[lo:hi], y.lowPart(lo, hi), b.ReLU, s)
-			sum, dot = sum+s0, dot+d0
-		})
+	if noneLow(b.G, b.X, y) {
+		sum, dot = sumsRuns(m, c, v, b.G.F32, b.X.F32, y.F32, b.ReLU, s)
+	} else if low := allLow(b.G, b.X, y); low != nil {
+		sum, dot = sumsRuns(m, c, low, b.G.BF16, b.X.BF16, y.BF16, b.ReLU, s)
 	} else {
 		m.mixedRuns(c, func(r *runBuffers, lo, hi int) {
 			s0, d0 := v.sumsRun(r.read(b.G, lo, hi), r.read(b.X, lo, hi), r.read(y, lo, hi), b.ReLU, s)
@@ -246,10 +246,12 @@ func (b *BatchNormGrads) gradChannel(v *channelKernels[float32], m Images, c int
 	if !y.isSet() {
 		residual = Mixed{} // its gradient is G
 	}
+	if noneLow(b.DX, residual, b.G, b.X, y) {
+		gradRuns(m, c, v, b.DX.F32, residual.F32, b.G.F32, b.X.F32, y.F32, b.ReLU, s)
+		return
+	}
 	if low := allLow(b.DX, residual, b.G, b.X, y); low != nil {
-		m.runs(c, func(lo, hi int) {
-			low.gradRun(b.DX.BF16[lo:hi], residual.lowPart(lo, hi), b.G.BF16[lo:hi], b.X.BF16[lo:hi], y.lowPart(lo, hi), b.ReLU, s)
-		})
+		gradRuns(m, c, low, b.DX.BF16, residual.BF16, b.G.BF16, b.X.BF16, y.BF16, b.ReLU, s)
 		return
 	}
 	m.mixedRuns(c, func(r *runBuffers, lo, hi int) {

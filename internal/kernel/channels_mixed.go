@@ -64,12 +64,51 @@ func allLow(operands ...Mixed) *channelKernels[uint16] {
 	return channelLow()
 }
 
-// lowPart returns elements [lo, hi) of an operand of bfloat16, nil of an absent one.
-func (m Mixed) lowPart(lo, hi int) []uint16 {
-	if m.BF16 == nil {
+// noneLow reports whether no operand is bfloat16.
+func noneLow(operands ...Mixed) bool {
+	for _, x := range operands {
+		if x.BF16 != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// part returns elements [lo, hi), nil of an absent operand.
+func part[T any](x []T, lo, hi int) []T {
+	if x == nil {
 		return nil
 	}
-	return m.BF16[lo:hi]
+	return x[lo:hi]
+}
+
+// momentsOf and the functions named …Runs go over a channel of operands of one
+// dtype.
+
+func momentsOf[T float32 | uint16](m Images, c int, v *channelKernels[T], x []T) (sum, squares float64) {
+	m.runs(c, func(lo, hi int) {
+		s, q := v.moments(x[lo:hi])
+		sum, squares = sum+s, squares+q
+	})
+	return sum, squares
+}
+
+func normRuns[T float32 | uint16](m Images, c int, v *channelKernels[T], dst, x, r []T, relu bool, s channelScalars) {
+	m.runs(c, func(lo, hi int) { v.normRun(dst[lo:hi], x[lo:hi], part(r, lo, hi), relu, s) })
+}
+
+func sumsRuns[T float32 | uint16](m Images, c int, v *channelKernels[T], g, x, y []T, relu bool, s channelScalars) (sum, dot float64) {
+	m.runs(c, func(lo, hi int) {
+		s0, d0 := v.sumsRun(g[lo:hi], x[lo:hi], part(y, lo, hi), relu, s)
+		sum, dot = sum+s0, dot+d0
+	})
+	return sum, dot
+}
+
+func gradRuns[T float32 | uint16](m Images, c int, v *channelKernels[T], dx, dr, g, x, y []T, relu bool, s channelScalars) {
+	m.runs(c, func(lo, hi int) {
+		v.gradRun(dx[lo:hi], part(dr, lo, hi), g[lo:hi], x[lo:hi], part(y, lo, hi), relu, s)
+	})
 }
 
 // normRun computes a run of a norm; r is nil for no residual.
@@ -115,7 +154,7 @@ func (v *channelKernels[T]) gradRun(dx, dr, g, x, y []T, relu bool, s channelSca
 // read returns elements [lo, hi) of x as float32, nil of an absent operand.
 func (b *runBuffers) read(x Mixed, lo, hi int) []float32 {
 	if x.BF16 == nil {
-		return x.floatPart(lo, hi)
+		return part(x.F32, lo, hi)
 	}
 	run := b.next(hi - lo)
 	fromBF16(run, x.BF16[lo:hi])
@@ -125,16 +164,9 @@ func (b *runBuffers) read(x Mixed, lo, hi int) []float32 {
 // write returns where to put elements [lo, hi) of x, which done then stores.
 func (b *runBuffers) write(x Mixed, lo, hi int) []float32 {
 	if x.BF16 == nil {
-		return x.floatPart(lo, hi)
+		return part(x.F32, lo, hi)
 	}
 	return b.next(hi - lo)
-}
-
-func (m Mixed) floatPart(lo, hi int) []float32 {
-	if m.F32 == nil {
-		return nil
-	}
-	return m.F32[lo:hi]
 }
 
 func (b *runBuffers) done(x Mixed, lo, hi int, run []float32) {
