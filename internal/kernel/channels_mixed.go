@@ -93,22 +93,54 @@ func momentsOf[T float32 | uint16](m Images, c int, v *channelKernels[T], x []T)
 	return sum, squares
 }
 
+// The short runs of small images are many: what they call is chosen before.
+
 func normRuns[T float32 | uint16](m Images, c int, v *channelKernels[T], dst, x, r []T, relu bool, s channelScalars) {
-	m.runs(c, func(lo, hi int) { v.normRun(dst[lo:hi], x[lo:hi], part(r, lo, hi), relu, s) })
+	if r != nil {
+		f := v.normAdd
+		if relu {
+			f = v.normAddReLU
+		}
+		m.runs(c, func(lo, hi int) { f(dst[lo:hi], x[lo:hi], r[lo:hi], s) })
+		return
+	}
+	f := v.norm
+	if relu {
+		f = v.normReLU
+	}
+	m.runs(c, func(lo, hi int) { f(dst[lo:hi], x[lo:hi], s) })
 }
 
 func sumsRuns[T float32 | uint16](m Images, c int, v *channelKernels[T], g, x, y []T, relu bool, s channelScalars) (sum, dot float64) {
+	if y != nil {
+		f := v.sumsMasked
+		m.runs(c, func(lo, hi int) {
+			s0, d0 := f(g[lo:hi], x[lo:hi], y[lo:hi], s)
+			sum, dot = sum+s0, dot+d0
+		})
+		return sum, dot
+	}
+	f := v.sums
+	if relu {
+		f = v.sumsReLU
+	}
 	m.runs(c, func(lo, hi int) {
-		s0, d0 := v.sumsRun(g[lo:hi], x[lo:hi], part(y, lo, hi), relu, s)
+		s0, d0 := f(g[lo:hi], x[lo:hi], s)
 		sum, dot = sum+s0, dot+d0
 	})
 	return sum, dot
 }
 
 func gradRuns[T float32 | uint16](m Images, c int, v *channelKernels[T], dx, dr, g, x, y []T, relu bool, s channelScalars) {
-	m.runs(c, func(lo, hi int) {
-		v.gradRun(dx[lo:hi], part(dr, lo, hi), g[lo:hi], x[lo:hi], part(y, lo, hi), relu, s)
-	})
+	if y != nil {
+		m.runs(c, func(lo, hi int) { v.gradRun(dx[lo:hi], part(dr, lo, hi), g[lo:hi], x[lo:hi], y[lo:hi], relu, s) })
+		return
+	}
+	f := v.grad
+	if relu {
+		f = v.gradReLU
+	}
+	m.runs(c, func(lo, hi int) { f(dx[lo:hi], g[lo:hi], x[lo:hi], s) })
 }
 
 // normRun computes a run of a norm; r is nil for no residual.
