@@ -101,7 +101,7 @@ func TestResNetTrainsAsInPyTorch(t *testing.T) {
 					}
 					continue
 				}
-				compareValues(t, b.Name(), b.Data, want)
+				compareValues(t, b.Name(), b.Data, want, 1e-4) // after 20 steps of two roundings
 			}
 		})
 	}
@@ -202,13 +202,13 @@ func TestResNetStateMovesThroughACheckpoint(t *testing.T) {
 			}
 			continue
 		}
-		compareValues(t, s.Name, s.Tensor, want[i].Tensor)
+		compareValues(t, s.Name, s.Tensor, want[i].Tensor, 0)
 	}
 }
 
-func compareValues(t *testing.T, what string, got, want *tensor.Tensor) {
+func compareValues(t *testing.T, what string, got, want *tensor.Tensor, tolerance float64) {
 	t.Helper()
-	if d := maxDiff(got.Float32s(), want.Float32s(), 1e-2); !(d <= 1e-5) {
+	if d := maxDiff(got.Float32s(), want.Float32s(), 1e-2); !(d <= tolerance) {
 		t.Errorf("%s is off by %.1e of its largest element", what, d)
 	}
 }
