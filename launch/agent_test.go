@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -18,6 +19,9 @@ import (
 func TestAgentSignals(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
 		t.Run(signalName(sig), func(t *testing.T) {
+			if signal.Ignored(sig) {
+				t.Skip("this process was told to ignore it, as by nohup, and its children are too")
+			}
 			a := startAgent(t, Config{NumRanks: 2}, "wait")
 			a.out.await(t, 2, "ready")
 			_ = a.Process.Signal(sig)
