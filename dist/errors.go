@@ -31,7 +31,7 @@ var (
 	ErrDied = collective.ErrDied
 )
 
-// ReduceOp is how an all-reduce or a reduce-scatter makes one element of the ranks' elements.
+// ReduceOp is how a reduction makes one element of the ranks' elements.
 type ReduceOp = collective.ReduceOp
 
 // The reductions.
@@ -40,4 +40,12 @@ const (
 	Product = collective.Product
 	Min     = collective.Min
 	Max     = collective.Max
+	Avg     = collective.Avg
+	BAnd    = collective.BAnd
+	BOr     = collective.BOr
+	BXor    = collective.BXor
 )
+
+// PremulSum is the sum of the ranks' elements, each multiplied by its rank's
+// factor first. The factor is each rank's own and may differ between ranks.
+func PremulSum(factor float32) ReduceOp { return collective.PremulSum(factor) }

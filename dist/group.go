@@ -123,7 +123,7 @@ func (g *Group) ended() {
 func (g *Group) perform(r *request) error {
 	defer g.ended()
 	if g.backend == nil {
-		return collective.Alone(r.call, r.in, r.out)
+		return collective.Alone(&r.call, r.in, r.out)
 	}
 	switch r.call.Op {
 	case collective.OpSend:

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/envvar"
@@ -134,13 +135,15 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 			}
 		}
 	}
-	cfg := native.Config{Group: worldName, Rank: m.rank, Members: g.members, Timeout: m.timeout, Obituary: m.agent.obituary}
+	cfg := native.Config{Group: worldName, Rank: m.rank, Members: g.members, Timeout: m.timeout, Options: m.algorithms, Obituary: m.agent.obituary}
 	if g.transport, err = chooseTransport(all); err != nil {
 		return nil, err
 	}
 	if g.transport == "shm" {
+		cfg.Topology = collective.OneNode(m.worldSize)
 		err = m.joinShm(ctx, g, cfg, all)
 	} else {
+		cfg.Topology = collective.Apart(m.worldSize)
 		err = m.joinRing(ctx, g, cfg)
 	}
 	if err != nil {

@@ -5,6 +5,8 @@ package dist
 import (
 	"fmt"
 	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 // DefaultTimeout limits an operation whose context has no earlier end. It is
@@ -26,6 +28,16 @@ type options struct {
 	url     string
 	timeout time.Duration
 	node    string
+	// algorithms is what the user asks of the choice of algorithms.
+	algorithms collective.Options
+}
+
+// WithDeterministic makes reductions go in the order of ranks: sums have the
+// same bits on every transport and topology and for every size. Between nodes
+// that costs connections between all pairs of ranks and working memory as
+// large as the data.
+func WithDeterministic() Option {
+	return func(o *options) error { o.algorithms.Deterministic = true; return nil }
 }
 
 // WithURL says where the ranks meet: "env://" (the default: RANK, WORLD_SIZE,

@@ -68,7 +68,7 @@ func goGroups(n int, opts native.GoRanksOptions, limit time.Duration) []*Group {
 	}
 	var ranks []*native.Shm
 	if n > 1 {
-		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, Timeout: limit}, opts)
+		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, Timeout: limit, Topology: collective.OneNode(n)}, opts)
 	}
 	shared := store.NewMemory()
 	groups := make([]*Group, n)

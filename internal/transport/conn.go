@@ -11,6 +11,7 @@ import (
 	"io"
 	"math"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -192,6 +193,22 @@ func (c *Conn) ReadPayload(p []byte) error {
 		return c.fail("read", err)
 	}
 	return nil
+}
+
+// Begun reports whether a frame has begun to come, waiting for it at most until
+// the read deadline; err is nil if it has not come by then.
+func (c *Conn) Begun() (bool, error) {
+	if c.br.Buffered() > 0 {
+		return true, nil
+	}
+	_, err := c.br.Peek(1)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return false, nil
+	}
+	if err != nil {
+		return false, c.fail("read", err)
+	}
+	return true, nil
 }
 
 // Unread returns how many bytes of the current frame have not been read.

@@ -21,10 +21,23 @@ const (
 	OpSend
 	OpRecv
 	OpReduceScatter
+	OpReduce
+	OpGather
+	OpScatter
+	OpAllToAll
 )
 
 var opNames = [...]string{OpBarrier: "barrier", OpAllReduce: "all_reduce", OpBroadcast: "broadcast",
-	OpAllGather: "all_gather", OpSend: "send", OpRecv: "recv", OpReduceScatter: "reduce_scatter"}
+	OpAllGather: "all_gather", OpSend: "send", OpRecv: "recv", OpReduceScatter: "reduce_scatter",
+	OpReduce: "reduce", OpGather: "gather", OpScatter: "scatter", OpAllToAll: "all_to_all"}
+
+// Reduces reports whether an operation makes one element of the ranks' elements.
+func (o Op) Reduces() bool { return o == OpAllReduce || o == OpReduceScatter || o == OpReduce }
+
+// Rooted reports whether one rank of the group is not like the others.
+func (o Op) Rooted() bool {
+	return o == OpBroadcast || o == OpReduce || o == OpGather || o == OpScatter
+}
 
 func (o Op) String() string {
 	if o >= OpBarrier && int(o) < len(opNames) {
@@ -32,30 +45,6 @@ func (o Op) String() string {
 	}
 	return fmt.Sprintf("op(%d)", uint8(o))
 }
-
-// ReduceOp is how the elements of several ranks become one.
-type ReduceOp uint8
-
-// The reductions. Their numbers travel between ranks: add at the end only.
-const (
-	Sum ReduceOp = iota
-	Product
-	Min
-	Max
-	numReduceOps
-)
-
-var reduceNames = [numReduceOps]string{"sum", "product", "min", "max"}
-
-func (r ReduceOp) String() string {
-	if r < numReduceOps {
-		return reduceNames[r]
-	}
-	return fmt.Sprintf("reduction(%d)", uint8(r))
-}
-
-// Valid reports whether r is one of the reductions.
-func (r ReduceOp) Valid() bool { return r < numReduceOps }
 
 // DType is the type of an element, as it travels between ranks.
 type DType uint8
@@ -124,16 +113,30 @@ func (d Data) Check() error {
 	return nil
 }
 
+// AnyRank as the root of a receive stands for whichever rank sends first.
+const AnyRank = -1
+
 // Call is one operation as a rank asked for it. What must agree between ranks
 // is compared through [Call.Matches].
 type Call struct {
 	Op     Op
-	Reduce ReduceOp // all-reduce and reduce-scatter only
+	Reduce ReduceOp // of the operations that reduce
 	DType  DType
-	Root   int // broadcast: the source; send and recv: the peer; else 0
-	// Count is how many elements this rank contributes; for a reduce-scatter,
-	// how many it gets.
+	Root   int // of the rooted operations; send and recv: the peer, or AnyRank; else 0
+	// Count is how many elements this rank contributes, to every rank if that
+	// is more than one (all_to_all); for a reduce-scatter and a scatter, how
+	// many it gets.
 	Count int
+	// Parts is how many elements each rank contributes or gets where that is
+	// not Count for all of them, nil where it is: in an all-gather the
+	// contributions and in a reduce-scatter the results, which all ranks know
+	// alike; at the root of a gather the contributions and of a scatter the
+	// results; in an all-to-all what this rank sends to each.
+	Parts []int
+	// Recvs is what this rank gets from each in an all-to-all with Parts.
+	Recvs []int
+	// Layout stands for Parts where all ranks must agree on them, else 0.
+	Layout uint64
 	// Seq counts the collectives of a group, or the messages of one ordered
 	// pair of ranks, from 1.
 	Seq uint64
@@ -142,26 +145,75 @@ type Call struct {
 	Background bool
 }
 
-// Matches reports whether two ranks' calls of one sequence number fit together.
-func (c Call) Matches(o Call) bool {
-	return c.Op == o.Op && c.Reduce == o.Reduce && c.DType == o.DType && c.Root == o.Root && c.Count == o.Count && c.Seq == o.Seq
+// Matches reports whether two ranks' calls of one sequence number fit
+// together. Where a rank's count is its own affair, its receiver compares it
+// with what comes.
+func (c *Call) Matches(o *Call) bool {
+	return c.Op == o.Op && c.Reduce.Kind() == o.Reduce.Kind() && c.DType == o.DType && c.Root == o.Root &&
+		c.Layout == o.Layout && c.Seq == o.Seq && (c.Count == o.Count || !c.countsAgree())
+}
+
+// countsAgree reports whether all ranks of the call have the same count.
+func (c *Call) countsAgree() bool {
+	switch c.Op {
+	case OpGather, OpScatter, OpAllToAll:
+		return false
+	}
+	return c.Layout == 0
+}
+
+// SetParts makes an all-gather's or a reduce-scatter's call one of uneven
+// parts, of which this rank's is the rank-th.
+func (c *Call) SetParts(parts []int, rank int) {
+	c.Parts, c.Count, c.Layout = parts, parts[rank], layoutOf(parts)
+}
+
+// layoutOf is a number that differs, all but surely, where the parts do, and is
+// not 0: FNV-1a over the numbers.
+func layoutOf(parts []int) uint64 {
+	h := uint64(14695981039346656037)
+	for _, p := range parts {
+		for v := uint64(p); ; v >>= 7 {
+			h = (h ^ v&0x7f ^ (v>>7)&0x80) * 1099511628211
+			if v < 0x80 {
+				break
+			}
+		}
+		h = (h ^ 0xff) * 1099511628211
+	}
+	return max(h, 1)
 }
 
 // String is the call without its number: "all_reduce sum of 4 float32".
 func (c Call) String() string {
+	uneven := ""
+	if c.Layout != 0 || c.Parts != nil {
+		uneven = " (uneven)"
+	}
 	switch c.Op {
 	case OpBarrier:
 		return "barrier"
-	case OpAllReduce, OpReduceScatter:
-		return fmt.Sprintf("%v %v of %d %v", c.Op, c.Reduce, c.Count, c.DType)
+	case OpAllReduce:
+		return fmt.Sprintf("all_reduce %v of %d %v", c.Reduce, c.Count, c.DType)
+	case OpReduceScatter:
+		return fmt.Sprintf("reduce_scatter %v of %d %v%s", c.Reduce, c.Count, c.DType, uneven)
+	case OpReduce:
+		return fmt.Sprintf("reduce %v to rank %d of %d %v", c.Reduce, c.Root, c.Count, c.DType)
+	case OpGather:
+		return fmt.Sprintf("gather to rank %d of %d %v%s", c.Root, c.Count, c.DType, uneven)
+	case OpScatter:
+		return fmt.Sprintf("scatter from rank %d of %d %v%s", c.Root, c.Count, c.DType, uneven)
 	case OpBroadcast:
 		return fmt.Sprintf("broadcast from rank %d of %d %v", c.Root, c.Count, c.DType)
 	case OpSend:
 		return fmt.Sprintf("send of %d %v to rank %d", c.Count, c.DType, c.Root)
 	case OpRecv:
+		if c.Root == AnyRank {
+			return fmt.Sprintf("recv of %d %v from any rank", c.Count, c.DType)
+		}
 		return fmt.Sprintf("recv of %d %v from rank %d", c.Count, c.DType, c.Root)
 	}
-	return fmt.Sprintf("%v of %d %v", c.Op, c.Count, c.DType)
+	return fmt.Sprintf("%v of %d %v%s", c.Op, c.Count, c.DType, uneven)
 }
 
 // Backend moves the data of one rank's calls.
@@ -171,15 +223,26 @@ func (c Call) String() string {
 // all three may run at once. An error from any of them is final: the backend
 // has told the other ranks, and every later call fails at once.
 type Backend interface {
-	// Collective runs anything but a send or a receive. in and out are the
-	// same data except for an all-gather, whose out holds the contribution of
-	// every rank in rank order, and a reduce-scatter, whose in holds what it
-	// contributes to every rank's out in rank order.
+	// Collective runs anything but a send or a receive. What in and out hold:
+	//
+	//	all_reduce, broadcast  in and out are the same data
+	//	reduce                 in; out is in at the root, no data elsewhere
+	//	all_gather             out: everybody's in, in rank order
+	//	gather                 likewise at the root; no data elsewhere
+	//	reduce_scatter         in: what becomes everybody's out, in rank order
+	//	scatter                likewise at the root; no data elsewhere
+	//	all_to_all             in: what goes to each rank, out: what comes from each
+	//
+	// in stays as it is where it is not out.
 	Collective(ctx context.Context, c Call, in, out Data) error
 	// Send returns when data may be changed again.
 	Send(ctx context.Context, c Call, data Data) error
-	// Recv returns when data has been written.
+	// Recv returns when data has been written. c.Root is not AnyRank.
 	Recv(ctx context.Context, c Call, data Data) error
+	// AwaitAny returns a rank from which a message has begun to come that no
+	// Recv has taken. It is never called while a Recv, or another AwaitAny,
+	// runs. c is the receive that waits, for errors.
+	AwaitAny(ctx context.Context, c Call) (src int, err error)
 	// Fail makes pending and later calls of every rank fail with err; other
 	// ranks see it as a [RankError] that names this rank.
 	Fail(err error)

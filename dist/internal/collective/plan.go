@@ -19,14 +19,15 @@ const (
 // PlanFor returns a rank's part in a collective of numRanks ranks. It is where
 // an algorithm is chosen; backends run whatever it returns, unless they know a
 // quicker way to serve an operation.
-func PlanFor(c Call, rank, numRanks int) (Plan, error) {
+func PlanFor(c *Call, rank int, t Topology, _ Options) (Plan, error) {
+	n := t.NumRanks()
 	if c.Op == OpBarrier || c.Count == 0 {
-		return RingBarrier(numRanks, rank), nil
+		return RingBarrier(n, rank), nil
 	}
 	if !c.DType.Valid() {
 		return Plan{}, fmt.Errorf("dist: %v: no such element type", c)
 	}
-	n, size := numRanks, c.DType.Size()
+	size := c.DType.Size()
 	piece := PieceBytes / size
 	switch c.Op {
 	case OpAllReduce:
@@ -50,6 +51,8 @@ func PlanFor(c Call, rank, numRanks int) (Plan, error) {
 //
 // The steps work on the output itself or, if Work is not 0, in working memory.
 type Plan struct {
+	// Why says in a few words which algorithm this is and why it was chosen.
+	Why string
 	// OffRing says that some rank, not necessarily this one, sends to another
 	// than the next one on the ring of ranks. Then a backend whose ranks find
 	// mismatched calls by what comes round the ring sends something round it
@@ -142,8 +145,8 @@ func copies(to, from []byte, cs []Copy, size int, reduce Reducer) {
 }
 
 // Alone runs a collective of a group of one rank.
-func Alone(c Call, in, out Data) error {
-	p, err := PlanFor(c, 0, 1)
+func Alone(c *Call, in, out Data) error {
+	p, err := PlanFor(c, 0, OneNode(1), Options{})
 	if err == nil && (len(p.Sends)+len(p.Recvs) > 0 || p.Work > 0) {
 		err = fmt.Errorf("dist: %v: the plan for one rank has more than copies", c)
 	}

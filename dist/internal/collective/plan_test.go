@@ -216,7 +216,7 @@ func TestPlanForEverything(t *testing.T) {
 			for _, count := range []int{0, 1, 300, 200_000} {
 				for rank := range n {
 					c := Call{Op: op, DType: Int64, Count: count, Root: n - 1}
-					p, err := PlanFor(c, rank, n)
+					p, err := PlanFor(&c, rank, OneNode(n), Options{})
 					if known := op >= OpBarrier && int(op) < len(opNames) && !message || count == 0; (err == nil) != known {
 						t.Fatalf("rank %d of %d, %v: %v", rank, n, c, err)
 					}

@@ -31,7 +31,7 @@ func (e *ReduceError) Error() string {
 // ReducerFor returns the reduction of elements of a type, or a [ReduceError].
 func ReducerFor(op ReduceOp, dtype DType) (Reducer, error) {
 	if op.Valid() && dtype.Valid() {
-		if r := reducers[dtype][op]; r != nil {
+		if r := reducers[dtype][op.Kind()]; r != nil {
 			return r, nil
 		}
 	}

@@ -55,7 +55,7 @@ func members(n int) []collective.Member {
 
 func goPlanners(_ *testing.T, n int) []planner {
 	ranks := make([]planner, n)
-	for r, s := range NewGoRanks(Config{Group: "test", Members: members(n), Timeout: time.Minute}, GoRanksOptions{}) {
+	for r, s := range NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{}) {
 		ranks[r] = planner{s, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
 			return s.exec.run(ctx, s, c, p, in, out)
 		}}
@@ -78,7 +78,7 @@ func socketPlanners(t *testing.T, n int, addr string, open func(cfg Config, end 
 	var wg sync.WaitGroup
 	for r := range n {
 		wg.Go(func() {
-			ranks[r], errs[r] = open(Config{Group: "test", Rank: r, Members: members(n), Timeout: time.Minute}, ends[r], addrs, token)
+			ranks[r], errs[r] = open(Config{Group: "test", Rank: r, Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, ends[r], addrs, token)
 		})
 	}
 	wg.Wait()
@@ -182,7 +182,7 @@ func TestPlansThatCannotRun(t *testing.T) {
 		"off the ring":            {Sends: []collective.Send{{To: 2}}},
 		"a piece too large":       {Sends: []collective.Send{{To: 1, Range: collective.Range{Hi: collective.PieceBytes}}}},
 	} {
-		s := NewGoRanks(Config{Group: "test", Members: members(n), Timeout: time.Minute}, GoRanksOptions{})[0]
+		s := NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{})[0]
 		data := make([]byte, 8*collective.PieceBytes)
 		if err := s.exec.run(t.Context(), s, &collective.Call{Op: 100, DType: collective.Int64}, &p, data, data); err == nil {
 			t.Errorf("%s: the plan ran", name)

@@ -15,6 +15,9 @@ type Config struct {
 	Group   string
 	Rank    int
 	Members []collective.Member // by rank
+	// Topology is where the ranks are, Options how their plans are chosen.
+	Topology collective.Topology
+	Options  collective.Options
 	// Timeout limits a call whose context has no earlier end.
 	Timeout time.Duration
 	// Obituary returns what is known of how a rank's process ended. It may

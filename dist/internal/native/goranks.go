@@ -42,6 +42,14 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 			}
 			return &pipe{block: w.pipe(goPipe{key.peer, s.cfg.Rank, key.use})}, nil
 		}
+		s.pipes.opened = func(key pipeKey) *pipe {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if b := w.pipes[goPipe{key.peer, s.cfg.Rank, key.use}]; b != nil {
+				return &pipe{block: b}
+			}
+			return nil
+		}
 		ranks[r] = s
 	}
 	return ranks

@@ -48,6 +48,30 @@ type pipes struct {
 	byID map[pipeKey]*pipe
 	// open makes the pipe to a peer, or waits for the one from a peer.
 	open func(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error)
+	// opened returns the pipe that a peer has made to this rank, nil if it has
+	// not yet.
+	opened func(key pipeKey) *pipe
+}
+
+// has returns a pipe if it is there, without waiting for it.
+func (ps *pipes) has(key pipeKey) *pipe {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p := ps.byID[key]
+	if p == nil {
+		if p = ps.opened(key); p != nil {
+			ps.add(key, p)
+		}
+	}
+	return p
+}
+
+// add takes in a pipe; the pipes are locked.
+func (ps *pipes) add(key pipeKey, p *pipe) {
+	if ps.byID == nil {
+		ps.byID = map[pipeKey]*pipe{}
+	}
+	ps.byID[key] = p
 }
 
 func (ps *pipes) get(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
@@ -64,10 +88,7 @@ func (ps *pipes) get(ctx context.Context, c *collective.Call, key pipeKey) (*pip
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if ps.byID == nil {
-		ps.byID = map[pipeKey]*pipe{}
-	}
-	ps.byID[key] = p
+	ps.add(key, p)
 	return p, nil
 }
 
@@ -255,4 +276,58 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 		raise(s.park, &p.block.taken, p.count)
 	}
 	return nil
+}
+
+// anyPause is the longest that a receive from any rank looks away.
+const anyPause = time.Millisecond
+
+// AwaitAny implements [collective.Backend]: it looks into the pipes of all
+// peers in turn.
+func (s *Shm) AwaitAny(ctx context.Context, c collective.Call) (src int, err error) {
+	if err := s.usable(&c); err != nil {
+		return 0, err
+	}
+	start, pause := time.Now(), time.Microsecond
+	for {
+		for i := 1; i < s.n; i++ {
+			peer := (s.cfg.Rank + i) % s.n
+			p := s.pipes.has(pipeKey{peer, false, pipeMessages})
+			if p != nil && p.block.sent.reached(p.count+1) {
+				return peer, nil
+			}
+		}
+		if err := s.troubleWithAll(ctx, &c, start); err != nil {
+			return 0, s.fail(err)
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+		pause = min(2*pause, anyPause)
+	}
+}
+
+// troubleWithAll returns why waiting for a message from any peer is in vain,
+// nil if it is not: it is when one rank fails, or all have left.
+func (s *Shm) troubleWithAll(ctx context.Context, c *collective.Call, start time.Time) error {
+	var err error
+	for i := 1; i < s.n; i++ {
+		peer := (s.cfg.Rank + i) % s.n
+		if err = s.trouble(ctx, c, peer, start); err == nil {
+			return nil
+		}
+		var late *collective.TimeoutError
+		var other *collective.RankError
+		switch {
+		case errors.As(err, &late):
+			late.Missing = append([]collective.Member(nil), s.cfg.Members...)
+			late.Missing = append(late.Missing[:s.cfg.Rank], late.Missing[s.cfg.Rank+1:]...)
+			return err
+		case !errors.As(err, &other) || !errors.Is(err, collective.ErrLeft):
+			return err
+		}
+	}
+	return err
 }

@@ -42,7 +42,7 @@ func OpenShm(ctx context.Context, cfg Config, end *Endpoint, addrs []string, tok
 	p.shm = s
 	p.slabs = newSlabSpace(p.fetch)
 	p.star = newStar(cfg.Rank, n, s.Report, s.reportLeft)
-	s.space, s.pipes.open, s.onClose = p.slabs, p.openPipe, p.close
+	s.space, s.pipes.open, s.pipes.opened, s.onClose = p.slabs, p.openPipe, p.openedPipe, p.close
 	s.onFault = p.star.spread
 	if err := p.meet(ctx); err != nil {
 		_ = p.close()
@@ -276,6 +276,16 @@ func (p *process) takePipe(conn *transport.Conn, peer int, use uint64) error {
 	default:
 		_ = in.close()
 		return fmt.Errorf("rank %d has opened this pipe before", peer)
+	}
+}
+
+// openedPipe returns the pipe that a peer has handed over, nil if it has not.
+func (p *process) openedPipe(key pipeKey) *pipe {
+	select {
+	case in := <-p.incoming[key.peer][key.use]:
+		return in
+	default:
+		return nil
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -33,7 +34,7 @@ func (r *Ring) Collective(ctx context.Context, c collective.Call, in, out collec
 }
 
 func (r *Ring) collective(ctx context.Context, c *collective.Call, in, out collective.Data) error {
-	p, err := collective.PlanFor(*c, r.cfg.Rank, r.n)
+	p, err := collective.PlanFor(c, r.cfg.Rank, r.cfg.Topology, r.cfg.Options)
 	if err != nil {
 		return err
 	}
@@ -143,7 +144,7 @@ func (r *Ring) writePiece(conn *transport.Conn, c *collective.Call, data []byte)
 
 // readCall reads the head of a frame, whose data is to be want bytes, and the
 // call of the peer, which must match.
-func (r *Ring) readCall(conn *transport.Conn, c *collective.Call, peer int, matches func(collective.Call) bool, want int) error {
+func (r *Ring) readCall(conn *transport.Conn, c *collective.Call, peer int, matches func(*collective.Call) bool, want int) error {
 	kind, length, err := conn.ReadHeader(callSize + messagePiece)
 	if err != nil {
 		return late(err)
@@ -159,7 +160,7 @@ func (r *Ring) readCall(conn *transport.Conn, c *collective.Call, peer int, matc
 	if err != nil {
 		return &protocolError{err}
 	}
-	if !matches(there) {
+	if !matches(&there) {
 		return &collective.MismatchError{Group: r.cfg.Group, Seq: c.Seq,
 			Here: collective.RankCall{Rank: r.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: peer, Call: there}}
 	}
@@ -242,7 +243,7 @@ func (r *Ring) recv(ctx context.Context, c *collective.Call, data []byte) error 
 		return err
 	}
 	defer r.bound(ctx, conn)()
-	matches := func(there collective.Call) bool {
+	matches := func(there *collective.Call) bool {
 		return there.Op == collective.OpSend && there.Root == r.cfg.Rank && there.DType == c.DType && there.Count == c.Count && there.Seq == c.Seq
 	}
 	for first := true; first || len(data) > 0; first = false {
@@ -256,4 +257,85 @@ func (r *Ring) recv(ctx context.Context, c *collective.Call, data []byte) error 
 		data = data[n:]
 	}
 	return nil
+}
+
+// anyGlance is how long a receive from any rank looks at one connection.
+const anyGlance = 50 * time.Microsecond
+
+// AwaitAny implements [collective.Backend]: it looks at the connections from
+// all peers in turn.
+func (r *Ring) AwaitAny(ctx context.Context, c collective.Call) (src int, err error) {
+	if err := r.usable(&c); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	for {
+		for i := 1; i < r.n; i++ {
+			peer := (r.cfg.Rank + i) % r.n
+			conn := r.arrived(way{peer, forMessages})
+			if conn == nil {
+				continue
+			}
+			_ = conn.SetReadDeadline(time.Now().Add(anyGlance))
+			begun, err := conn.Begun()
+			if begun {
+				return peer, nil
+			}
+			if err != nil && !r.hasGone(peer) {
+				return 0, r.fail(r.explain(&c, peer, err))
+			}
+		}
+		if err := r.troubleWithAll(ctx, &c, start); err != nil {
+			return 0, r.fail(err)
+		}
+		timer := time.NewTimer(anyPause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+	}
+}
+
+// arrived returns the connection that a peer has opened, nil if it has not.
+func (r *Ring) arrived(w way) *transport.Conn {
+	came := r.waitingFor(w)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	select {
+	case conn := <-came:
+		r.incoming[w] = conn
+	default:
+	}
+	return r.incoming[w]
+}
+
+func (r *Ring) hasGone(peer int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.left[peer]
+}
+
+// troubleWithAll returns why waiting for a message from any peer is in vain,
+// nil if it is not.
+func (r *Ring) troubleWithAll(ctx context.Context, c *collective.Call, start time.Time) error {
+	r.mu.Lock()
+	fault, numLeft := r.fault, len(r.left)
+	r.mu.Unlock()
+	others := append([]collective.Member(nil), r.cfg.Members[:r.cfg.Rank]...)
+	others = append(others, r.cfg.Members[r.cfg.Rank+1:]...)
+	cause := ctx.Err()
+	switch {
+	case fault != nil:
+		return r.cfg.faultError(c, fault.rank, fault.kind, fault.text)
+	case numLeft == r.n-1:
+		return r.cfg.faultError(c, others[0].Rank, kindLeft, "")
+	case cause != nil:
+		cause = context.Cause(ctx)
+	case time.Since(start) >= r.cfg.Timeout:
+		cause = fmt.Errorf("the group's limit of %v: %w", r.cfg.Timeout, context.DeadlineExceeded)
+	default:
+		return nil
+	}
+	return &collective.TimeoutError{Group: r.cfg.Group, Op: c.Op.String(), Seq: c.Seq, Missing: others, Cause: cause}
 }

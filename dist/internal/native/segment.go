@@ -74,7 +74,7 @@ type callBlock struct {
 	// How many rounds the rank has put into its slots, reduced, and taken
 	// from the others' slots.
 	ready, reduced, done flag
-	_                    [40]byte
+	_                    [32]byte
 }
 
 // record is a call as it stands in shared memory.
@@ -84,6 +84,7 @@ type record struct {
 	root              uint32
 	count             uint64
 	seq               uint64
+	layout            uint64
 	in, out           location
 }
 
@@ -102,13 +103,14 @@ type pipeBlock struct {
 	slots   [numSlots][slotSize]byte
 }
 
-const pipeRecordSize = 64
+const pipeRecordSize = 128
 
 // pipeRecord describes a slot: the message it belongs to and how many bytes
 // of it lie in the slot, or where all of it lies in a slab.
 type pipeRecord struct {
 	record
 	size uint64
+	_    [pipeRecordSize - 72]byte
 }
 
 // The layout is shared between processes, which run the same binary; still,
@@ -204,12 +206,12 @@ const (
 
 // fill writes what a rank calls.
 func (r *record) fill(c *collective.Call) {
-	r.op, r.reduce, r.dtype, r.root = uint8(c.Op), uint8(c.Reduce), uint8(c.DType), uint32(c.Root)
-	r.count, r.seq, r.slabs = uint64(c.Count), c.Seq, 0
+	r.op, r.reduce, r.dtype, r.root = uint8(c.Op), uint8(c.Reduce.Kind()), uint8(c.DType), uint32(c.Root)
+	r.count, r.seq, r.layout, r.slabs = uint64(c.Count), c.Seq, c.Layout, 0
 }
 
 // call returns the call that a record describes.
 func (r *record) call() collective.Call {
 	return collective.Call{Op: collective.Op(r.op), Reduce: collective.ReduceOp(r.reduce), DType: collective.DType(r.dtype),
-		Root: int(r.root), Count: int(r.count), Seq: r.seq}
+		Root: int(r.root), Count: int(r.count), Seq: r.seq, Layout: r.layout}
 }

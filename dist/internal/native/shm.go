@@ -110,7 +110,7 @@ func (s *Shm) collective(ctx context.Context, c *collective.Call, in, out *colle
 	case c.Op == collective.OpAllGather:
 		return m.allGather()
 	}
-	p, err := collective.PlanFor(*c, s.cfg.Rank, s.n)
+	p, err := collective.PlanFor(c, s.cfg.Rank, s.cfg.Topology, s.cfg.Options)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func (s *Shm) compare(c *collective.Call) (lentIn, lentOut bool, err error) {
 	lentIn, lentOut = true, true
 	for r := range s.n {
 		rec := &s.seg.block(r).calls[c.Seq&1].record
-		if there := rec.call(); !c.Matches(there) {
+		if there := rec.call(); !c.Matches(&there) {
 			return false, false, &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
 				Here: collective.RankCall{Rank: s.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: r, Call: there}}
 		}

@@ -102,14 +102,15 @@ func parseFault(b []byte, numRanks int) (rank int, kind uint32, text string, err
 }
 
 // callSize is the length of an encoded call, which begins every data frame.
-const callSize = 24
+const callSize = 32
 
 // appendCall encodes what ranks must agree on.
 func appendCall(b []byte, c *collective.Call) []byte {
-	b = append(b, byte(c.Op), byte(c.Reduce), byte(c.DType), 0)
+	b = append(b, byte(c.Op), byte(c.Reduce.Kind()), byte(c.DType), 0)
 	b = binary.LittleEndian.AppendUint32(b, uint32(c.Root))
 	b = binary.LittleEndian.AppendUint64(b, uint64(c.Count))
-	return binary.LittleEndian.AppendUint64(b, c.Seq)
+	b = binary.LittleEndian.AppendUint64(b, c.Seq)
+	return binary.LittleEndian.AppendUint64(b, c.Layout)
 }
 
 func parseCall(b []byte) (collective.Call, error) {
@@ -122,7 +123,7 @@ func parseCall(b []byte) (collective.Call, error) {
 	}
 	return collective.Call{
 		Op: collective.Op(b[0]), Reduce: collective.ReduceOp(b[1]), DType: collective.DType(b[2]),
-		Root: int(binary.LittleEndian.Uint32(b[4:])), Count: int(count), Seq: binary.LittleEndian.Uint64(b[16:]),
+		Root: int(binary.LittleEndian.Uint32(b[4:])), Count: int(count), Seq: binary.LittleEndian.Uint64(b[16:]), Layout: binary.LittleEndian.Uint64(b[24:]),
 	}, nil
 }
 

@@ -4,12 +4,13 @@ package native
 
 import (
 	"bytes"
+	"reflect"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
-var sampleCall = collective.Call{Op: collective.OpBroadcast, DType: collective.Int64, Root: 3, Count: 1 << 40, Seq: 1<<33 + 5}
+var sampleCall = collective.Call{Op: collective.OpBroadcast, DType: collective.Int64, Root: 3, Count: 1 << 40, Seq: 1<<33 + 5, Layout: 1<<63 + 7}
 
 func TestWireRoundTrip(t *testing.T) {
 	h := hello{purpose: forSlab, rank: 6, number: 1 << 60, group: "world"}
@@ -22,7 +23,7 @@ func TestWireRoundTrip(t *testing.T) {
 	if _, err := parseHello(h.encode(), "world", 6); err == nil {
 		t.Error("a hello from a rank beyond the group is taken")
 	}
-	if got, err := parseCall(appendCall(nil, &sampleCall)); err != nil || got != sampleCall {
+	if got, err := parseCall(appendCall(nil, &sampleCall)); err != nil || !reflect.DeepEqual(got, sampleCall) {
 		t.Errorf("call: %+v, %v", got, err)
 	}
 	rank, kind, text, err := parseFault(encodeFault(2, kindFailed, "why"), 3)
@@ -31,7 +32,7 @@ func TestWireRoundTrip(t *testing.T) {
 	}
 	m := &collective.MismatchError{Group: "world", Seq: sampleCall.Seq,
 		Here: collective.RankCall{Rank: 0, Call: sampleCall}, There: collective.RankCall{Rank: 2, Call: sampleCall}}
-	if got, err := parseMismatch(encodeMismatch(m), "world", 3); err != nil || *got != *m {
+	if got, err := parseMismatch(encodeMismatch(m), "world", 3); err != nil || !reflect.DeepEqual(got, m) {
 		t.Errorf("mismatch: %+v, %v", got, err)
 	}
 }
