@@ -153,6 +153,9 @@ func (c *Call) Matches(o *Call) bool {
 		c.Layout == o.Layout && c.Seq == o.Seq && (c.Count == o.Count || !c.countsAgree())
 }
 
+// Empty reports whether nothing is to be moved: all ranks need only to come.
+func (c *Call) Empty() bool { return c.Op == OpBarrier || c.Count == 0 && c.countsAgree() }
+
 // countsAgree reports whether all ranks of the call have the same count.
 func (c *Call) countsAgree() bool {
 	switch c.Op {

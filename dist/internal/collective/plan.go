@@ -21,7 +21,7 @@ const (
 // quicker way to serve an operation.
 func PlanFor(c *Call, rank int, t Topology, _ Options) (Plan, error) {
 	n := t.NumRanks()
-	if c.Op == OpBarrier || c.Count == 0 {
+	if c.Empty() {
 		return RingBarrier(n, rank), nil
 	}
 	if !c.DType.Valid() {
@@ -35,12 +35,26 @@ func PlanFor(c *Call, rank int, t Topology, _ Options) (Plan, error) {
 			return GatherAllReduce(n, rank, c.Count, piece), nil
 		}
 		return RingAllReduce(n, rank, c.Count, max(1, shareAlign/size), piece), nil
+	case OpReduceScatter, OpAllGather:
+		if c.Parts != nil {
+			return Plan{}, fmt.Errorf("dist: %v: no algorithm for uneven parts", c)
+		}
+	}
+	switch c.Op {
 	case OpReduceScatter:
 		return RingReduceScatter(n, rank, c.Count, piece), nil
 	case OpAllGather:
 		return RingAllGather(n, rank, c.Count, piece), nil
 	case OpBroadcast:
 		return RingBroadcast(n, rank, c.Root, c.Count, piece), nil
+	case OpReduce:
+		return DirectReduce(n, rank, c.Root, c.Count, piece), nil
+	case OpGather:
+		return DirectGather(n, rank, c.Root, c.Count, c.Parts, piece), nil
+	case OpScatter:
+		return DirectScatter(n, rank, c.Root, c.Count, c.Parts, piece), nil
+	case OpAllToAll:
+		return DirectAllToAll(n, rank, c.Count, c.Parts, c.Recvs, piece), nil
 	}
 	return Plan{}, fmt.Errorf("dist: no collective %v", c.Op)
 }

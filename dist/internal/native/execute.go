@@ -37,7 +37,7 @@ type executor struct {
 func (e *executor) run(ctx context.Context, l link, c *collective.Call, p *collective.Plan, in, out []byte) error {
 	size := c.DType.Size()
 	var reduce collective.Reducer
-	if c.Op == collective.OpAllReduce || c.Op == collective.OpReduceScatter {
+	if c.Op.Reduces() {
 		var err error
 		if reduce, err = collective.ReducerFor(c.Reduce, c.DType); err != nil {
 			return err

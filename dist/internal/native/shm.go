@@ -78,7 +78,7 @@ func (s *Shm) collective(ctx context.Context, c *collective.Call, in, out *colle
 	call.done.value.Store(0)
 	rec := &call.record
 	rec.fill(c)
-	quick := quickWay(c.Op) && c.Count > 0
+	quick := quickWay(c.Op) && c.Parts == nil && !c.Empty()
 	eager := quick && s.eager(len(inBytes))
 	if eager && (c.Op != collective.OpBroadcast || c.Root == s.cfg.Rank) {
 		copy(mine.eager[c.Seq&1][:], inBytes)
@@ -101,13 +101,13 @@ func (s *Shm) collective(ctx context.Context, c *collective.Call, in, out *colle
 		return err
 	}
 	switch m := (move{s, ctx, c, inBytes, outBytes, eager, lentIn, lentOut}); {
-	case c.Op == collective.OpBarrier || c.Count == 0:
+	case c.Empty():
 		return nil // all have come
 	case c.Op == collective.OpAllReduce:
 		return m.allReduce()
 	case c.Op == collective.OpBroadcast:
 		return m.broadcast()
-	case c.Op == collective.OpAllGather:
+	case c.Op == collective.OpAllGather && c.Parts == nil:
 		return m.allGather()
 	}
 	p, err := collective.PlanFor(c, s.cfg.Rank, s.cfg.Topology, s.cfg.Options)
