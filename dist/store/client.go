@@ -25,6 +25,7 @@ const (
 
 // Client is a Store in another process. Close it when it is no longer needed.
 type Client struct {
+	verbs
 	conn *transport.Conn
 	addr string
 
@@ -56,6 +57,7 @@ func newClient(conn *transport.Conn, addr string) *Client {
 		conn: conn, addr: addr, writer: make(chan struct{}, 1),
 		pending: map[uint64]chan reply{}, gone: make(chan struct{}), ended: make(chan struct{}),
 	}
+	c.verbs.do = c.do
 	go c.read()
 	return c
 }
@@ -120,8 +122,8 @@ func (c *Client) do(ctx context.Context, q request) (reply, error) {
 	fail := func(keys []string, err error) (reply, error) {
 		return reply{}, &Error{Op: q.op.String(), Keys: keys, Addr: c.addr, Err: err}
 	}
-	if err := q.check(); err != nil {
-		return fail(q.keys, err)
+	if keys, err := q.check(); err != nil {
+		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
 		return fail(q.keys, context.Cause(ctx))
@@ -159,7 +161,7 @@ func (c *Client) do(ctx context.Context, q request) (reply, error) {
 			return fail(q.keys, fmt.Errorf("no answer before the call ended: %w", context.Cause(ctx)))
 		}
 		if r.status == statusCancelled {
-			return fail(r.missing, missingError(ctx))
+			return fail(r.missing, missingError(ctx, q.op))
 		}
 	}
 	if err := r.err(); err != nil {
@@ -221,7 +223,7 @@ func (c *Client) write(ctx context.Context, id uint64, q *request) error {
 func (c *Client) giveUp(id uint64, q *request, answered <-chan reply) (r reply) {
 	grace, release := context.WithTimeout(context.Background(), cancelGrace)
 	defer release()
-	if q.op == opGet || q.op == opWait {
+	if q.op.waits() {
 		if c.write(grace, id, &request{op: opCancel}) != nil {
 			return reply{}
 		}
@@ -232,40 +234,4 @@ func (c *Client) giveUp(id uint64, q *request, answered <-chan reply) (r reply) 
 	case <-grace.Done():
 	}
 	return r
-}
-
-// Set implements Store.
-func (c *Client) Set(ctx context.Context, key string, value []byte) error {
-	_, err := c.do(ctx, request{op: opSet, keys: []string{key}, value: value})
-	return err
-}
-
-// Get implements Store.
-func (c *Client) Get(ctx context.Context, key string) ([]byte, error) {
-	r, err := c.do(ctx, request{op: opGet, keys: []string{key}})
-	return r.value, err
-}
-
-// Add implements Store.
-func (c *Client) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	r, err := c.do(ctx, request{op: opAdd, keys: []string{key}, delta: delta})
-	return r.number, err
-}
-
-// CompareAndSet implements Store.
-func (c *Client) CompareAndSet(ctx context.Context, key string, expected, desired []byte) ([]byte, bool, error) {
-	r, err := c.do(ctx, request{op: opCAS, keys: []string{key}, expected: expected, value: desired})
-	return r.value, r.status == statusOK, err
-}
-
-// Wait implements Store.
-func (c *Client) Wait(ctx context.Context, keys ...string) error {
-	_, err := c.do(ctx, request{op: opWait, keys: keys})
-	return err
-}
-
-// Delete implements Store.
-func (c *Client) Delete(ctx context.Context, key string) (bool, error) {
-	r, err := c.do(ctx, request{op: opDelete, keys: []string{key}})
-	return r.status == statusOK, err
 }

@@ -4,8 +4,10 @@ package store
 
 import (
 	"bytes"
+	"container/list"
 	"math"
 	"strconv"
+	"strings"
 )
 
 // opcode is what a request asks for. The numbers are the wire's.
@@ -18,9 +20,24 @@ const (
 	opCAS    opcode = 4
 	opWait   opcode = 5
 	opDelete opcode = 6
-	// opCancel ends a Get or Wait of the same client that has not been answered.
-	opCancel opcode = 7
+	// opCancel ends a call of the same client that waits.
+	opCancel   opcode = 7
+	opAppend   opcode = 8
+	opMultiGet opcode = 9
+	opMultiSet opcode = 10
+	opPush     opcode = 11
+	opPop      opcode = 12
+	opQueueLen opcode = 13
+	opNumKeys  opcode = 14
 )
+
+// waits says whether an operation may have to wait for others' requests.
+func (o opcode) waits() bool {
+	return o == opGet || o == opWait || o == opMultiGet || o == opPop
+}
+
+// isMulti says whether an operation has any number of keys, not one.
+func (o opcode) isMulti() bool { return o == opWait || o == opMultiGet || o == opMultiSet }
 
 func (o opcode) String() string {
 	switch o {
@@ -38,6 +55,20 @@ func (o opcode) String() string {
 		return "delete"
 	case opCancel:
 		return "cancel"
+	case opAppend:
+		return "append"
+	case opMultiGet:
+		return "multi get"
+	case opMultiSet:
+		return "multi set"
+	case opPush:
+		return "queue push"
+	case opPop:
+		return "queue pop"
+	case opQueueLen:
+		return "queue len"
+	case opNumKeys:
+		return "num keys"
 	}
 	return "operation " + strconv.Itoa(int(o))
 }
@@ -45,8 +76,9 @@ func (o opcode) String() string {
 // request is one operation.
 type request struct {
 	op       opcode
-	keys     []string // one, except for a wait
-	value    []byte   // set: the value; compare and set: the desired one
+	keys     []string // one, unless op.isMulti; for a number of keys, what they begin with
+	value    []byte   // set, append, push: the value; compare and set: the desired one
+	values   [][]byte // multi set: one for each key
 	expected []byte   // nil: the key must not exist
 	delta    int64
 }
@@ -59,14 +91,16 @@ const (
 	statusNo         status = 2 // compare and set: another value; delete: no such key
 	statusNotInteger status = 3
 	statusCancelled  status = 4
-	statusLimit      status = 5
+	statusLimit      status = 5 // a malformed request, or too many waits
+	statusTooLarge   status = 6 // what would come of it is over MaxValue
 )
 
 // reply is how an operation ended and what it returns.
 type reply struct {
 	status  status
-	value   []byte   // get, compare and set; nil where there is none
-	number  int64    // add
+	value   []byte   // get, compare and set, pop; nil where there is none
+	values  [][]byte // multi get
+	number  int64    // add, and numbers of keys and of values in a queue
 	missing []string // cancelled: keys that did not exist
 }
 
@@ -83,28 +117,41 @@ type answer struct {
 }
 
 // machine is the state of a store: a pure function of the requests so far.
-// It has no lock, clock or connection; Memory and Server drive it. Values in
-// it are never written to, so replies may share them.
+// It has no lock, clock or connection; Memory, Server and File drive it. The
+// bytes of values in it are never written to, so replies may share them (an
+// append writes behind them).
 type machine struct {
 	values map[string][]byte
+	queues map[string]*queue // those that are not empty, or are waited for
 	// Each waiting call is listed under one key that it misses: when that
 	// comes, the call looks for another one.
 	waiting map[string][]*waiter
 	calls   map[uint64]map[uint64]*waiter // waiting calls by client and id
 }
 
-// waiter is a Get or a Wait that has not been answered.
+// waiter is a call that has not been answered.
 type waiter struct {
 	call
 	op   opcode
 	keys []string
 	// the key that it is listed under, and its place in that list
 	on, place int
+	turn      *list.Element // a pop's place in its queue
 }
+
+// queue is a list of values, or of pops that wait for some; never both.
+type queue struct {
+	values [][]byte
+	head   int       // values before it are gone
+	pops   list.List // of *waiter, oldest first
+}
+
+func (q *queue) len() int { return len(q.values) - q.head }
 
 func newMachine() *machine {
 	return &machine{
 		values:  map[string][]byte{},
+		queues:  map[string]*queue{},
 		waiting: map[string][]*waiter{},
 		calls:   map[uint64]map[uint64]*waiter{},
 	}
@@ -119,18 +166,55 @@ func (m *machine) apply(c call, q request, out []answer) []answer {
 	case opSet:
 		out = append(out, answer{c, reply{status: statusOK}})
 		return m.set(q.keys[0], q.value, out)
-	case opGet, opWait:
+	case opMultiSet:
+		// All are there before any wait is looked at.
+		for i, k := range q.keys {
+			m.put(k, q.values[i])
+		}
+		out = append(out, answer{c, reply{status: statusOK}})
+		for _, k := range q.keys {
+			out = m.awake(k, out)
+		}
+		return out
+	case opAppend:
+		old := m.values[q.keys[0]]
+		if len(old)+len(q.value) > MaxValue {
+			return append(out, answer{c, reply{status: statusTooLarge}})
+		}
+		out = append(out, answer{c, reply{status: statusOK}})
+		if old == nil {
+			return m.set(q.keys[0], q.value, out)
+		}
+		// Room behind a value is the machine's own, for put leaves none and
+		// append makes some; it is used once.
+		m.values[q.keys[0]] = append(old, q.value...)
+		return out
+	case opGet, opWait, opMultiGet:
 		w := &waiter{call: c, op: q.op, keys: q.keys}
 		if m.settle(w) {
 			return append(out, m.answer(w))
 		}
-		mine := m.calls[c.client]
-		if mine == nil {
-			mine = map[uint64]*waiter{}
-			m.calls[c.client] = mine
-		}
-		mine[c.id] = w
+		m.remember(w)
 		return out
+	case opPush:
+		out = append(out, answer{c, reply{status: statusOK}})
+		return m.push(q.keys[0], q.value, out)
+	case opPop:
+		w := &waiter{call: c, op: q.op, keys: q.keys}
+		if v, ok := m.pop(q.keys[0]); ok {
+			return append(out, answer{c, reply{status: statusOK, value: v}})
+		}
+		w.turn = m.queue(q.keys[0]).pops.PushBack(w)
+		m.remember(w)
+		return out
+	case opQueueLen:
+		n := 0
+		if l := m.queues[q.keys[0]]; l != nil {
+			n = l.len()
+		}
+		return append(out, answer{c, reply{status: statusOK, number: int64(n)}})
+	case opNumKeys:
+		return append(out, answer{c, reply{status: statusOK, number: m.numKeys(q.keys[0])}})
 	case opAdd:
 		n := int64(0)
 		if old, ok := m.values[q.keys[0]]; ok {
@@ -165,12 +249,110 @@ func (m *machine) apply(c call, q request, out []answer) []answer {
 	return append(out, answer{c, reply{status: statusLimit}})
 }
 
-// set stores a value and answers the calls that waited for its key.
-func (m *machine) set(key string, value []byte, out []answer) []answer {
+// ready says whether a request would be answered at once.
+func (m *machine) ready(q *request) bool {
+	if q.op == opPop {
+		l := m.queues[q.keys[0]]
+		return l != nil && l.len() > 0
+	}
+	return !q.op.waits() || len(m.missing(q.keys)) == 0
+}
+
+// missing returns those of keys that do not exist.
+func (m *machine) missing(keys []string) (missing []string) {
+	for _, k := range keys {
+		if _, ok := m.values[k]; !ok {
+			missing = append(missing, k)
+		}
+	}
+	return missing
+}
+
+// numKeys counts the keys that begin with prefix.
+func (m *machine) numKeys(prefix string) (n int64) {
+	if prefix == "" {
+		return int64(len(m.values))
+	}
+	for k := range m.values {
+		if strings.HasPrefix(k, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// queue returns the queue at key, a new one if there is none.
+func (m *machine) queue(key string) *queue {
+	l := m.queues[key]
+	if l == nil {
+		l = &queue{}
+		m.queues[key] = l
+	}
+	return l
+}
+
+// push gives a value to the pop that has waited longest, or keeps it.
+func (m *machine) push(key string, value []byte, out []answer) []answer {
 	if value == nil {
 		value = []byte{} // nil is no value
 	}
-	m.values[key] = value
+	l := m.queue(key)
+	if first := l.pops.Front(); first != nil {
+		w := first.Value.(*waiter)
+		m.unlist(w)
+		m.forget(w)
+		return append(out, answer{w.call, reply{status: statusOK, value: value}})
+	}
+	l.values = append(l.values, value)
+	return out
+}
+
+// pop takes the oldest value of a queue.
+func (m *machine) pop(key string) (value []byte, ok bool) {
+	l := m.queues[key]
+	if l == nil || l.len() == 0 {
+		return nil, false
+	}
+	value = l.values[l.head]
+	l.values[l.head] = nil
+	l.head++
+	switch {
+	case l.len() == 0:
+		delete(m.queues, key)
+	case l.head > len(l.values)/2: // a queue that is never empty must not grow for ever
+		n := copy(l.values, l.values[l.head:])
+		clear(l.values[n:])
+		l.values, l.head = l.values[:n], 0
+	}
+	return value, true
+}
+
+// remember lists a call as waiting.
+func (m *machine) remember(w *waiter) {
+	mine := m.calls[w.client]
+	if mine == nil {
+		mine = map[uint64]*waiter{}
+		m.calls[w.client] = mine
+	}
+	mine[w.id] = w
+}
+
+// put stores a value.
+func (m *machine) put(key string, value []byte) {
+	if value == nil {
+		value = []byte{} // nil is no value
+	}
+	m.values[key] = value[:len(value):len(value)] // what is behind it is not the machine's
+}
+
+// set stores a value and answers the calls that waited for its key.
+func (m *machine) set(key string, value []byte, out []answer) []answer {
+	m.put(key, value)
+	return m.awake(key, out)
+}
+
+// awake answers calls that waited for key and now have all.
+func (m *machine) awake(key string, out []answer) []answer {
 	listed, ok := m.waiting[key]
 	if !ok {
 		return out
@@ -203,8 +385,18 @@ func (m *machine) settle(w *waiter) bool {
 // answer is what a settled waiter gets.
 func (m *machine) answer(w *waiter) answer {
 	r := reply{status: statusOK}
-	if w.op == opGet {
+	switch w.op {
+	case opGet:
 		r.value = m.values[w.keys[0]]
+	case opMultiGet:
+		r.values = make([][]byte, len(w.keys))
+		total := 0
+		for i, k := range w.keys {
+			r.values[i] = m.values[k]
+			if total += len(r.values[i]); total > MaxValue {
+				return answer{w.call, reply{status: statusTooLarge}}
+			}
+		}
 	}
 	return answer{w.call, r}
 }
@@ -218,11 +410,9 @@ func (m *machine) cancel(c call, out []answer) []answer {
 	}
 	m.unlist(w)
 	m.forget(w)
-	var missing []string
-	for _, k := range w.keys {
-		if _, ok := m.values[k]; !ok {
-			missing = append(missing, k)
-		}
+	missing := w.keys
+	if w.op != opPop {
+		missing = m.missing(w.keys)
 	}
 	return append(out, answer{c, reply{status: statusCancelled, missing: missing}})
 }
@@ -257,6 +447,14 @@ func (m *machine) forget(w *waiter) {
 // a client may go that has thousands.
 func (m *machine) unlist(w *waiter) {
 	key := w.keys[w.on]
+	if w.turn != nil {
+		l := m.queues[key]
+		l.pops.Remove(w.turn)
+		if l.pops.Len() == 0 && l.len() == 0 {
+			delete(m.queues, key)
+		}
+		return
+	}
 	listed := m.waiting[key]
 	last := listed[len(listed)-1]
 	listed[w.place], last.place = last, w.place

@@ -3,7 +3,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"sync"
@@ -15,6 +14,8 @@ const maxWaiting = 64 << 10
 // Memory is a Store in this process. It can be used directly and be served to
 // other processes at the same time. Make one with NewMemory.
 type Memory struct {
+	verbs
+
 	mu      sync.Mutex
 	m       *machine
 	last    uint64 // client that came last
@@ -29,6 +30,7 @@ type Memory struct {
 // NewMemory returns an empty store.
 func NewMemory() *Memory {
 	s := &Memory{m: newMachine(), sinks: map[uint64]func(uint64, reply){}, pending: map[uint64]chan reply{}}
+	s.verbs.do = s.do
 	s.sinks[0] = func(id uint64, r reply) {
 		s.pending[id] <- r
 		delete(s.pending, id)
@@ -70,7 +72,7 @@ func (s *Memory) apply(c call, q request) (own reply, done bool) {
 }
 
 func (s *Memory) applyLocked(c call, q request) (own reply, done bool) {
-	if (q.op == opGet || q.op == opWait) && s.m.numWaiting(c.client) >= maxWaiting {
+	if q.op.waits() && s.m.numWaiting(c.client) >= maxWaiting {
 		return reply{status: statusLimit}, true
 	}
 	s.scratch = s.m.apply(c, q, s.scratch[:0])
@@ -102,12 +104,13 @@ func (s *Memory) do(ctx context.Context, q request) (reply, error) {
 	fail := func(keys []string, err error) (reply, error) {
 		return reply{}, &Error{Op: q.op.String(), Keys: keys, Addr: "memory", Err: err}
 	}
-	if err := q.check(); err != nil {
-		return fail(q.keys, err)
+	if keys, err := q.check(); err != nil {
+		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
 		return fail(q.keys, context.Cause(ctx))
 	}
+	q = q.clone()
 	var answered chan reply
 	s.mu.Lock()
 	s.lastID++
@@ -126,19 +129,23 @@ func (s *Memory) do(ctx context.Context, q request) (reply, error) {
 		case <-ctx.Done():
 			s.cancel(c) // or it has been answered just now
 			if r = <-answered; r.status == statusCancelled {
-				return fail(r.missing, missingError(ctx))
+				return fail(r.missing, missingError(ctx, q.op))
 			}
 		}
 	}
 	if err := r.err(); err != nil {
 		return fail(q.keys, err)
 	}
-	return r, nil
+	return r.clone(), nil
 }
 
 // missingError says that a wait ended with its context.
-func missingError(ctx context.Context) error {
-	return fmt.Errorf("not set by anybody before the wait ended: %w", context.Cause(ctx))
+func missingError(ctx context.Context, op opcode) error {
+	what := "not set by anybody"
+	if op == opPop {
+		what = "nothing was pushed for this call"
+	}
+	return fmt.Errorf("%s before the wait ended: %w", what, context.Cause(ctx))
 }
 
 // err turns a status that is a failure into an error.
@@ -150,42 +157,8 @@ func (r *reply) err() error {
 		return ErrNotInteger
 	case statusLimit:
 		return fmt.Errorf("%w: the server refused the request", ErrLimit)
+	case statusTooLarge:
+		return fmt.Errorf("%w: the value, or the values together, would have more than %d bytes", ErrLimit, MaxValue)
 	}
 	return fmt.Errorf("a reply with status %d, which this version does not know", r.status)
-}
-
-// Set implements Store.
-func (s *Memory) Set(ctx context.Context, key string, value []byte) error {
-	_, err := s.do(ctx, request{op: opSet, keys: []string{key}, value: bytes.Clone(value)})
-	return err
-}
-
-// Get implements Store.
-func (s *Memory) Get(ctx context.Context, key string) ([]byte, error) {
-	r, err := s.do(ctx, request{op: opGet, keys: []string{key}})
-	return bytes.Clone(r.value), err
-}
-
-// Add implements Store.
-func (s *Memory) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	r, err := s.do(ctx, request{op: opAdd, keys: []string{key}, delta: delta})
-	return r.number, err
-}
-
-// CompareAndSet implements Store.
-func (s *Memory) CompareAndSet(ctx context.Context, key string, expected, desired []byte) ([]byte, bool, error) {
-	r, err := s.do(ctx, request{op: opCAS, keys: []string{key}, expected: bytes.Clone(expected), value: bytes.Clone(desired)})
-	return bytes.Clone(r.value), r.status == statusOK, err
-}
-
-// Wait implements Store.
-func (s *Memory) Wait(ctx context.Context, keys ...string) error {
-	_, err := s.do(ctx, request{op: opWait, keys: append([]string(nil), keys...)})
-	return err
-}
-
-// Delete implements Store.
-func (s *Memory) Delete(ctx context.Context, key string) (bool, error) {
-	r, err := s.do(ctx, request{op: opDelete, keys: []string{key}})
-	return r.status == statusOK, err
 }

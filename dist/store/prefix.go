@@ -40,12 +40,45 @@ func (p *prefixed) CompareAndSet(ctx context.Context, key string, expected, desi
 	return p.s.CompareAndSet(ctx, p.key(key), expected, desired)
 }
 
-func (p *prefixed) Wait(ctx context.Context, keys ...string) error {
+// keys returns keys of the underlying store.
+func (p *prefixed) keys(keys []string) []string {
 	full := make([]string, len(keys))
 	for i, k := range keys {
 		full[i] = p.key(k)
 	}
-	return p.s.Wait(ctx, full...)
+	return full
+}
+
+func (p *prefixed) Wait(ctx context.Context, keys ...string) error {
+	return p.s.Wait(ctx, p.keys(keys)...)
+}
+
+func (p *prefixed) Append(ctx context.Context, key string, value []byte) error {
+	return p.s.Append(ctx, p.key(key), value)
+}
+
+func (p *prefixed) MultiGet(ctx context.Context, keys ...string) ([][]byte, error) {
+	return p.s.MultiGet(ctx, p.keys(keys)...)
+}
+
+func (p *prefixed) MultiSet(ctx context.Context, keys []string, values [][]byte) error {
+	return p.s.MultiSet(ctx, p.keys(keys), values)
+}
+
+func (p *prefixed) QueuePush(ctx context.Context, key string, value []byte) error {
+	return p.s.QueuePush(ctx, p.key(key), value)
+}
+
+func (p *prefixed) QueuePop(ctx context.Context, key string) ([]byte, error) {
+	return p.s.QueuePop(ctx, p.key(key))
+}
+
+func (p *prefixed) QueueLen(ctx context.Context, key string) (int, error) {
+	return p.s.QueueLen(ctx, p.key(key))
+}
+
+func (p *prefixed) NumKeys(ctx context.Context, prefix string) (int, error) {
+	return p.s.NumKeys(ctx, p.prefix+prefix)
 }
 
 func (p *prefixed) Delete(ctx context.Context, key string) (bool, error) {

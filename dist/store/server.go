@@ -106,9 +106,12 @@ func (s *Server) serve(c *transport.Conn) {
 		// again, nor hold on to one that is mostly something else.
 		if cap(payload) <= reuseLimit || len(q.value) < cap(payload)/2 {
 			q.value = bytes.Clone(q.value)
+			for i, v := range q.values {
+				q.values[i] = bytes.Clone(v)
+			}
 		}
 		r, done := reply{status: statusLimit}, true
-		if q.check() == nil {
+		if _, err := q.check(); err == nil {
 			r, done = s.mem.apply(call{client, id}, q)
 		}
 		if !done {

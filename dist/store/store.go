@@ -5,7 +5,8 @@
 //
 // A [Store] maps keys to values, both any bytes. Get and Wait wait for keys
 // that do not exist yet, which makes "publish my address, read yours" two
-// calls. [Memory] keeps the map in the process; [Serve] offers a Memory on a
+// calls; MultiSet, MultiGet and Append do it for many keys in one round trip
+// each, and queues hand work out. [Memory] keeps the map in the process; [Serve] offers a Memory on a
 // [transport.Port], and [Connect] gives the other processes a Store that
 // speaks to it over one connection, on which any number of calls may be under
 // way. [Prefix] is a part of a store, so that users of one do not collide.
@@ -38,9 +39,9 @@ import (
 // Limits of every store. A value of MaxValue bytes is a misuse that works:
 // tensors travel by collectives.
 const (
-	MaxKey      = 4 << 10  // bytes
-	MaxValue    = 64 << 20 // bytes
-	MaxWaitKeys = 64 << 10 // keys in one Wait
+	MaxKey   = 4 << 10  // bytes
+	MaxValue = 64 << 20 // bytes: of a value, and of all values in one call
+	MaxKeys  = 64 << 10 // keys in one call
 	// DefaultTimeout bounds a call whose context has no deadline.
 	DefaultTimeout = 5 * time.Minute
 )
@@ -63,6 +64,25 @@ type Store interface {
 	Wait(ctx context.Context, keys ...string) error
 	// Delete removes the key and says whether it existed.
 	Delete(ctx context.Context, key string) (bool, error)
+	// Append adds value to the end of the key's value (an empty one when the
+	// key does not exist). The whole may have MaxValue bytes.
+	Append(ctx context.Context, key string, value []byte) error
+	// MultiGet waits until all keys exist at once and returns their values at
+	// that moment, in order: at most MaxValue bytes together.
+	MultiGet(ctx context.Context, keys ...string) ([][]byte, error)
+	// MultiSet makes each of values the value of the key at its place, all at
+	// once. Of a key that is there twice the last value counts.
+	MultiSet(ctx context.Context, keys []string, values [][]byte) error
+	// QueuePush adds value to the end of the queue of that name. Queues are
+	// beside the keys: Get, Wait, Delete and NumKeys know nothing of them.
+	QueuePush(ctx context.Context, key string, value []byte) error
+	// QueuePop takes the value that is at the head of the queue, waiting until
+	// there is one. Each value goes to one caller.
+	QueuePop(ctx context.Context, key string) ([]byte, error)
+	// QueueLen returns how many values are in the queue, 0 when there is none of that name.
+	QueueLen(ctx context.Context, key string) (int, error)
+	// NumKeys returns how many keys begin with prefix; all do with "".
+	NumKeys(ctx context.Context, prefix string) (int, error)
 }
 
 // Causes that callers tell apart with errors.Is. A wait that gave up is its
@@ -80,10 +100,14 @@ var (
 
 // Error is a failed operation on a store.
 type Error struct {
-	Op string // "set", "get", "add", "compare and set", "wait", "delete", "connect"
-	// Keys are those of the operation; for a wait that gave up, those that were missing.
+	// Op is "set", "get", "add", "compare and set", "wait", "delete", "append",
+	// "multi get", "multi set", "queue push", "queue pop", "queue len",
+	// "num keys", "connect" or "open".
+	Op string
+	// Keys are those of the operation; for a wait that gave up those that were
+	// missing, for one over a limit those that are.
 	Keys []string
-	// Addr is the server's address, or "memory".
+	// Addr is the server's address, "memory", or the file's path.
 	Addr string
 	Err  error
 }
@@ -112,35 +136,41 @@ func quoteKeys(keys []string) string {
 	return b.String()
 }
 
-// check tests a request against the limits.
-func (q *request) check() error {
-	switch q.op {
-	case opWait:
-		if len(q.keys) > MaxWaitKeys {
-			return fmt.Errorf("%w: %d keys, at most %d", ErrLimit, len(q.keys), MaxWaitKeys)
+// check tests a request against the limits. With the error it returns the keys at fault.
+func (q *request) check() ([]string, error) {
+	switch {
+	case q.op.isMulti():
+		if len(q.keys) > MaxKeys {
+			return q.keys, fmt.Errorf("%w: %d keys, at most %d", ErrLimit, len(q.keys), MaxKeys)
 		}
-	default:
-		if len(q.keys) != 1 {
-			return fmt.Errorf("%w: %d keys, want one", ErrLimit, len(q.keys))
+		if q.op == opMultiSet && len(q.values) != len(q.keys) {
+			return q.keys, fmt.Errorf("%d values for %d keys, want as many", len(q.values), len(q.keys))
 		}
+	case len(q.keys) != 1:
+		return q.keys, fmt.Errorf("%w: %d keys, want one", ErrLimit, len(q.keys))
 	}
 	total := 0
-	for _, k := range q.keys {
-		if k == "" {
-			return fmt.Errorf("%w: an empty key", ErrLimit)
+	for i, k := range q.keys {
+		if k == "" && q.op != opNumKeys {
+			return q.keys[i : i+1], fmt.Errorf("%w: an empty key", ErrLimit)
 		}
 		if len(k) > MaxKey {
-			return fmt.Errorf("%w: a key of %d bytes, at most %d", ErrLimit, len(k), MaxKey)
+			return q.keys[i : i+1], fmt.Errorf("%w: a key of %d bytes, at most %d", ErrLimit, len(k), MaxKey)
 		}
-		total += len(k)
-	}
-	if total > MaxValue {
-		return fmt.Errorf("%w: %d bytes of keys, at most %d", ErrLimit, total, MaxValue)
+		if total += len(k); total > MaxValue {
+			return q.keys, fmt.Errorf("%w: more than %d bytes of keys", ErrLimit, MaxValue)
+		}
 	}
 	if n := max(len(q.value), len(q.expected)); n > MaxValue {
-		return fmt.Errorf("%w: a value of %d bytes, at most %d", ErrLimit, n, MaxValue)
+		return q.keys, fmt.Errorf("%w: a value of %d bytes, at most %d", ErrLimit, n, MaxValue)
 	}
-	return nil
+	total = 0
+	for i, v := range q.values {
+		if total += len(v); total > MaxValue {
+			return q.keys[i : i+1], fmt.Errorf("%w: a value of %d bytes, %d with those before it, at most %d", ErrLimit, len(v), total, MaxValue)
+		}
+	}
+	return nil, nil
 }
 
 // deadline gives ctx the default one when it has none.

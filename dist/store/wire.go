@@ -13,16 +13,19 @@ import (
 // call's id (8 bytes, little endian), chosen by the client, unique among its
 // unanswered calls. Then:
 //
-//	set               key, value (the rest)
-//	get, delete       key
-//	add               key, delta (varint)
-//	compare and set   key, 0: must not exist | 1, expected; desired (the rest)
-//	wait              number of keys (uvarint), keys
-//	cancel            nothing; the call that id names gets its reply
-//	reply             content byte, then by it: nothing | value (the rest) |
-//	                  number (varint) | number of keys (uvarint), missing keys
+//	set, append, push   key, value (the rest)
+//	get, delete, pop,
+//	queue len, num keys key
+//	add                 key, delta (varint)
+//	compare and set     key, 0: must not exist | 1, expected; desired (the rest)
+//	wait, multi get     number of keys (uvarint), keys
+//	multi set           number of keys (uvarint), keys, as many values
+//	cancel              nothing; the call that id names gets its reply
+//	reply               content byte, then by it: nothing | value (the rest) |
+//	                    number (varint) | number of keys (uvarint), missing keys |
+//	                    number of values (uvarint), values
 //
-// A key and an expected value is its length (uvarint) and its bytes. What
+// A key, an expected value and one of several is its length (uvarint) and its bytes. What
 // does not parse, or has the id of a call that waits, ends the connection.
 const (
 	maxFrame = 2*MaxValue + 1<<20
@@ -34,6 +37,7 @@ const (
 	contentValue   = 1
 	contentNumber  = 2
 	contentMissing = 3
+	contentValues  = 4
 )
 
 var errMalformed = errors.New("a message that does not parse")
@@ -41,11 +45,15 @@ var errMalformed = errors.New("a message that does not parse")
 // appendRequest appends a request's payload up to its last value, which is
 // returned to be written behind it.
 func appendRequest(b []byte, id uint64, q *request) (head, tail []byte) {
-	b = binary.LittleEndian.AppendUint64(b, id)
+	return appendBody(binary.LittleEndian.AppendUint64(b, id), q)
+}
+
+// appendBody is appendRequest without the id.
+func appendBody(b []byte, q *request) (head, tail []byte) {
 	switch q.op {
-	case opSet:
+	case opSet, opAppend, opPush:
 		return appendBytes(b, q.keys[0]), q.value
-	case opGet, opDelete:
+	case opGet, opDelete, opPop, opQueueLen, opNumKeys:
 		return appendBytes(b, q.keys[0]), nil
 	case opAdd:
 		return binary.AppendVarint(appendBytes(b, q.keys[0]), q.delta), nil
@@ -55,10 +63,13 @@ func appendRequest(b []byte, id uint64, q *request) (head, tail []byte) {
 			return append(b, 0), q.value
 		}
 		return appendBytes(append(b, 1), q.expected), q.value
-	case opWait:
+	case opWait, opMultiGet, opMultiSet:
 		b = binary.AppendUvarint(b, uint64(len(q.keys)))
 		for _, k := range q.keys {
 			b = appendBytes(b, k)
+		}
+		for _, v := range q.values {
+			b = appendBytes(b, v)
 		}
 	}
 	return b, nil
@@ -68,12 +79,20 @@ func appendRequest(b []byte, id uint64, q *request) (head, tail []byte) {
 func parseRequest(kind byte, payload []byte) (id uint64, q request, err error) {
 	r := reader{rest: payload}
 	id = r.uint64()
+	if q, err = parseBody(kind, r); err != nil {
+		return 0, request{}, err
+	}
+	return id, q, nil
+}
+
+// parseBody reads what appendBody wrote.
+func parseBody(kind byte, r reader) (q request, err error) {
 	q.op = opcode(kind)
 	switch q.op {
-	case opSet:
+	case opSet, opAppend, opPush:
 		q.keys = []string{string(r.bytes())}
 		q.value = r.all()
-	case opGet, opDelete:
+	case opGet, opDelete, opPop, opQueueLen, opNumKeys:
 		q.keys = []string{string(r.bytes())}
 	case opAdd:
 		q.keys = []string{string(r.bytes())}
@@ -90,16 +109,19 @@ func parseRequest(kind byte, payload []byte) (id uint64, q request, err error) {
 			r.bad = true
 		}
 		q.value = r.all()
-	case opWait:
+	case opWait, opMultiGet:
 		q.keys = r.keys()
+	case opMultiSet:
+		q.keys = r.keys()
+		q.values = r.values(uint64(len(q.keys)))
 	case opCancel:
 	default:
 		r.bad = true
 	}
 	if r.bad || len(r.rest) > 0 {
-		return 0, request{}, errMalformed
+		return request{}, errMalformed
 	}
-	return id, q, nil
+	return q, nil
 }
 
 // appendReply appends a reply's payload up to its value, which is returned
@@ -109,6 +131,12 @@ func appendReply(b []byte, id uint64, r *reply) (head, tail []byte) {
 	switch {
 	case r.value != nil:
 		return append(b, contentValue), r.value
+	case r.values != nil:
+		b = binary.AppendUvarint(append(b, contentValues), uint64(len(r.values)))
+		for _, v := range r.values {
+			b = appendBytes(b, v)
+		}
+		return b, nil
 	case r.number != 0:
 		return binary.AppendVarint(append(b, contentNumber), r.number), nil
 	case r.missing != nil:
@@ -136,10 +164,12 @@ func parseReply(kind byte, payload []byte) (id uint64, r reply, err error) {
 		r.number = in.varint()
 	case contentMissing:
 		r.missing = in.keys()
+	case contentValues:
+		r.values = in.values(in.uvarint())
 	default:
 		in.bad = true
 	}
-	if in.bad || len(in.rest) > 0 || r.status < statusOK || r.status > statusLimit {
+	if in.bad || len(in.rest) > 0 || r.status < statusOK || r.status > statusTooLarge {
 		return 0, reply{}, errMalformed
 	}
 	return id, r, nil
@@ -210,7 +240,7 @@ func (r *reader) keys() []string {
 		r.bad, r.rest = true, nil
 		return nil
 	}
-	keys := make([]string, 0, min(n, MaxWaitKeys))
+	keys := make([]string, 0, min(n, MaxKeys))
 	for range n {
 		keys = append(keys, string(r.bytes()))
 		if r.bad {
@@ -218,4 +248,24 @@ func (r *reader) keys() []string {
 		}
 	}
 	return keys
+}
+
+// values reads n values, none of them nil.
+func (r *reader) values(n uint64) [][]byte {
+	if n > uint64(len(r.rest)) {
+		r.bad, r.rest = true, nil
+		return nil
+	}
+	values := make([][]byte, 0, min(n, MaxKeys))
+	for range n {
+		v := r.bytes()
+		if r.bad {
+			return nil
+		}
+		if v == nil {
+			v = []byte{}
+		}
+		values = append(values, v)
+	}
+	return values
 }

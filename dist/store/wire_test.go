@@ -18,16 +18,21 @@ func TestRequestsSurviveTheWire(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		key := rapid.StringN(1, 20, 100)
 		data := rapid.SliceOfN(rapid.Byte(), 0, 50)
-		q := request{op: opcode(rapid.IntRange(1, 7).Draw(t, "op"))}
+		q := request{op: opcode(rapid.IntRange(1, 14).Draw(t, "op"))}
 		switch q.op {
 		case opCancel:
-		case opWait:
+		case opWait, opMultiGet, opMultiSet:
 			q.keys = append([]string{}, rapid.SliceOfN(key, 0, 5).Draw(t, "keys")...)
 		default:
 			q.keys = []string{key.Draw(t, "key")}
 		}
 		switch q.op {
-		case opSet:
+		case opMultiSet:
+			q.values = [][]byte{}
+			for range q.keys {
+				q.values = append(q.values, append([]byte{}, data.Draw(t, "values")...))
+			}
+		case opSet, opAppend, opPush:
 			q.value = append([]byte{}, data.Draw(t, "value")...)
 		case opAdd:
 			q.delta = rapid.Int64().Draw(t, "delta")
@@ -52,6 +57,9 @@ func TestRepliesSurviveTheWire(t *testing.T) {
 		{status: statusOK, value: []byte{}},
 		{status: statusNo, value: []byte("x")},
 		{status: statusOK, number: -1 << 63},
+		{status: statusTooLarge},
+		{status: statusOK, values: [][]byte{}},
+		{status: statusOK, values: [][]byte{[]byte("a"), {}, []byte("b")}},
 		{status: statusCancelled, missing: []string{"a", "", "b"}},
 	} {
 		head, tail := appendReply(nil, 7, &r)
@@ -71,11 +79,19 @@ func FuzzParseRequest(f *testing.F) {
 		{op: opCAS, keys: []string{"k"}, expected: []byte("e"), value: []byte("v")},
 		{op: opWait, keys: []string{"a", "b"}},
 		{op: opCancel},
+		{op: opAppend, keys: []string{"k"}, value: []byte("v")},
+		{op: opMultiGet, keys: []string{"a", "b"}},
+		{op: opMultiSet, keys: []string{"a", "b"}, values: [][]byte{[]byte("1"), {}}},
+		{op: opPush, keys: []string{"q"}, value: []byte("v")},
+		{op: opPop, keys: []string{"q"}},
+		{op: opQueueLen, keys: []string{"q"}},
+		{op: opNumKeys, keys: []string{""}},
 	} {
 		head, tail := appendRequest(nil, 1, &q)
 		f.Add(byte(q.op), append(head, tail...))
 	}
 	f.Add(byte(opWait), append(make([]byte, 8), 255, 255, 255, 255, 255, 255, 255, 255, 255, 1))
+	f.Add(byte(opMultiSet), append(make([]byte, 8), 2, 1, 'a', 1, 'b', 1, '1')) // a value is missing
 	f.Fuzz(func(t *testing.T, kind byte, payload []byte) {
 		id, q, err := parseRequest(kind, payload)
 		if err != nil {
@@ -92,7 +108,7 @@ func FuzzParseRequest(f *testing.F) {
 // FuzzParseReply is FuzzParseRequest for the other direction.
 func FuzzParseReply(f *testing.F) {
 	for _, r := range []reply{{status: statusOK}, {status: statusOK, value: []byte("v")}, {status: statusOK, number: 5},
-		{status: statusCancelled, missing: []string{"a"}}} {
+		{status: statusCancelled, missing: []string{"a"}}, {status: statusOK, values: [][]byte{[]byte("a"), {}}}} {
 		head, tail := appendReply(nil, 1, &r)
 		f.Add(byte(r.status), append(head, tail...))
 	}
@@ -127,6 +143,10 @@ func FuzzServer(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(frame(opGet, 1, 0, 0, 0, 0, 0, 0, 0, 1, 'k'))
 	f.Add(frame(opSet, 1, 0, 0, 0, 0, 0, 0, 0, 1, 'k', 'v'))
+	f.Add(frame(opPop, 1, 0, 0, 0, 0, 0, 0, 0, 1, 'k'))
+	f.Add(bytes.Join([][]byte{frame(opPop, 1, 0, 0, 0, 0, 0, 0, 0, 1, 'q'), frame(opPush, 2, 0, 0, 0, 0, 0, 0, 0, 1, 'q', 'v')}, nil))
+	f.Add(frame(opMultiSet, 1, 0, 0, 0, 0, 0, 0, 0, 2, 1, 'a', 1, 'b', 1, '1', 0))
+	f.Add(frame(opMultiGet, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1, 'a'))
 	f.Add(bytes.Join([][]byte{frame(opGet, 1, 0, 0, 0, 0, 0, 0, 0, 1, 'k'), frame(opCancel, 1, 0, 0, 0, 0, 0, 0, 0)}, nil))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		srv := &Server{mem: NewMemory(), conns: map[*transport.Conn]struct{}{}}
@@ -157,7 +177,7 @@ func FuzzServer(f *testing.F) {
 		<-served
 		client.Close()
 		srv.running.Wait()
-		if len(srv.mem.m.calls) > 0 || len(srv.mem.sinks) > 1 {
+		if len(srv.mem.m.calls) > 0 || len(srv.mem.m.waiting) > 0 || len(srv.mem.sinks) > 1 {
 			t.Fatal("the server remembers a client that has gone")
 		}
 	})
