@@ -35,16 +35,10 @@ func PlanFor(c *Call, rank int, t Topology, _ Options) (Plan, error) {
 			return GatherAllReduce(n, rank, c.Count, piece), nil
 		}
 		return RingAllReduce(n, rank, c.Count, max(1, shareAlign/size), piece), nil
-	case OpReduceScatter, OpAllGather:
-		if c.Parts != nil {
-			return Plan{}, fmt.Errorf("dist: %v: no algorithm for uneven parts", c)
-		}
-	}
-	switch c.Op {
 	case OpReduceScatter:
-		return RingReduceScatter(n, rank, c.Count, piece), nil
+		return RingReduceScatter(n, rank, c.Count, c.Parts, piece), nil
 	case OpAllGather:
-		return RingAllGather(n, rank, c.Count, piece), nil
+		return RingAllGather(n, rank, c.Count, c.Parts, piece), nil
 	case OpBroadcast:
 		return RingBroadcast(n, rank, c.Root, c.Count, piece), nil
 	case OpReduce:

@@ -184,7 +184,7 @@ func TestAllReduce(t *testing.T) {
 
 func TestRingReduceScatter(t *testing.T) {
 	forAll(t, func(n, count, piece int, room bool) error {
-		return runAll(n, n*count, count, room, func(r int) Plan { return RingReduceScatter(n, r, count, piece) },
+		return runAll(n, n*count, count, room, func(r int) Plan { return RingReduceScatter(n, r, count, nil, piece) },
 			func(r, i int) int64 { return sum(n, r*count+i) })
 	})
 }
@@ -194,8 +194,53 @@ func TestRingAllGather(t *testing.T) {
 		if count == 0 {
 			return nil // runAll would take the outputs for inputs
 		}
-		return runAll(n, count, n*count, room, func(r int) Plan { return RingAllGather(n, r, count, piece) },
+		return runAll(n, count, n*count, room, func(r int) Plan { return RingAllGather(n, r, count, nil, piece) },
 			func(_, i int) int64 { return element(i/count, i%count) })
+	})
+}
+
+// TestUnevenParts gives ranks parts of different sizes, some of them empty.
+func TestUnevenParts(t *testing.T) {
+	forAll(t, func(n, count, piece int, room bool) error {
+		parts, owner, first := make([]int, n), []int(nil), make([]int, n)
+		for r := range parts {
+			parts[r] = (count*(r+1) + r) % 13
+			first[r] = len(owner)
+			for range parts[r] {
+				owner = append(owner, r)
+			}
+		}
+		all := len(owner)
+		reduced := make([][]int64, n)
+		for r := range reduced {
+			reduced[r] = make([]int64, parts[r])
+		}
+		in := fresh(n, all)
+		if _, err := simulate(plansOf(n, func(r int) Plan { return RingReduceScatter(n, r, parts[r], parts, piece) }), in, reduced, room); err != nil {
+			return err
+		}
+		for r := range n {
+			for i, got := range reduced[r] {
+				if got != sum(n, first[r]+i) {
+					return fmt.Errorf("reduce-scatter: rank %d element %d is %d", r, i, got)
+				}
+			}
+		}
+		out := make([][]int64, n)
+		for r := range out {
+			out[r] = make([]int64, all)
+		}
+		if _, err := simulate(plansOf(n, func(r int) Plan { return RingAllGather(n, r, parts[r], parts, piece) }), fresh(n, 13), out, room); err != nil {
+			return err
+		}
+		for r := range n {
+			for i, got := range out[r] {
+				if got != element(owner[i], i-first[owner[i]]) {
+					return fmt.Errorf("all-gather: rank %d element %d is %d", r, i, got)
+				}
+			}
+		}
+		return nil
 	})
 }
 
@@ -238,8 +283,8 @@ func TestWhoIsMissing(t *testing.T) {
 	const n = 6
 	makers := map[string]func(rank int) Plan{
 		"barrier":        func(r int) Plan { return RingBarrier(n, r) },
-		"reduce-scatter": func(r int) Plan { return RingReduceScatter(n, r, 10, 100) },
-		"all-gather":     func(r int) Plan { return RingAllGather(n, r, 10, 3) },
+		"reduce-scatter": func(r int) Plan { return RingReduceScatter(n, r, 10, nil, 100) },
+		"all-gather":     func(r int) Plan { return RingAllGather(n, r, 10, nil, 3) },
 		"all-reduce":     func(r int) Plan { return RingAllReduce(n, r, 60, 1, 100) },
 	}
 	for name, maker := range makers {

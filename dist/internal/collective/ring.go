@@ -48,42 +48,42 @@ func RingAllReduce(n, rank, count, align, piece int) Plan {
 // the order of ranks: half the steps of [RingAllReduce] and n/2 times the data.
 func GatherAllReduce(n, rank, count, piece int) Plan {
 	p := Plan{Work: n * count}
-	p.gather(n, rank, count, piece)
+	p.gather(n, rank, count, nil, piece)
 	for r := range n {
 		p.Store = append(p.Store, Copy{From: block(r, count), Reduce: r > 0})
 	}
 	return p
 }
 
-// RingReduceScatter leaves rank r the reduction of all ranks' elements
-// [r*count, (r+1)*count): the first half of [RingAllReduce], in working memory
-// as large as the input, which stays as it is.
-func RingReduceScatter(n, rank, count, piece int) Plan {
+// RingReduceScatter leaves rank r the reduction of all ranks' elements of its
+// part (count each, or parts[r]), which lie in rank order: the first half of
+// [RingAllReduce], in working memory as large as the input, which stays as it
+// is.
+func RingReduceScatter(n, rank, count int, parts []int, piece int) Plan {
+	of := func(i int) Range { return part(parts, mod(i, n), count) }
+	all := Range{0, of(n - 1).Hi}
 	if n == 1 {
-		return Plan{Load: []Copy{{From: Range{0, count}}}}
+		return Plan{Load: []Copy{{From: all}}}
 	}
-	own := block(rank, count)
-	p := Plan{Work: n * count, Load: []Copy{{From: Range{0, n * count}}}, Store: []Copy{{From: own}}}
-	p.rounds(n, rank, n-1, piece, block(mod(rank-1, n), count), func(t int) (Range, bool) {
-		return block(mod(rank-2-t, n), count), true
-	})
+	p := Plan{Work: all.Len(), Load: []Copy{{From: all}}, Store: []Copy{{From: of(rank)}}}
+	p.rounds(n, rank, n-1, piece, of(rank-1), func(t int) (Range, bool) { return of(rank - 2 - t), true })
 	return p
 }
 
-// RingAllGather brings every rank's count elements to all: element i of rank r
-// is element r*count+i of the result.
-func RingAllGather(n, rank, count, piece int) Plan {
+// RingAllGather brings every rank's elements to all, in rank order: count of
+// each, or parts[r] of rank r.
+func RingAllGather(n, rank, count int, parts []int, piece int) Plan {
 	var p Plan
-	p.gather(n, rank, count, piece)
+	p.gather(n, rank, count, parts, piece)
 	return p
 }
 
 // gather adds the rounds of an all-gather to a plan.
-func (p *Plan) gather(n, rank, count, piece int) {
-	own := block(rank, count)
-	p.Load = append(p.Load, Copy{To: own.Lo, From: Range{0, count}})
+func (p *Plan) gather(n, rank, count int, parts []int, piece int) {
+	own := part(parts, rank, count)
+	p.Load = append(p.Load, Copy{To: own.Lo, From: Range{0, own.Len()}})
 	p.rounds(n, rank, n-1, piece, own, func(t int) (Range, bool) {
-		return block(mod(rank-1-t, n), count), false
+		return part(parts, mod(rank-1-t, n), count), false
 	})
 }
 
