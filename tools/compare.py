@@ -14,9 +14,12 @@ best counts. --python may be given several times, for several versions.
 Cases: step (mlp and gpt, 2 threads), step1 (the same with 1), step_bf16 (gpt in
 bfloat16 against float32, both ours), images (cnn and resnet50, 2 threads, PyTorch
 with both memory layouts), ddp (1 and 2 ranks of one thread, beside the same step
-without data parallelism), collectives (all-reduce of 4 bytes and 64 MiB, 2 ranks),
-gemm (against OpenBLAS's cblas_sgemm, and cblas_sgemv for vectors, and 2 threads
+without data parallelism), gemm (against OpenBLAS's cblas_sgemm, and cblas_sgemv for vectors, and 2 threads
 against 1), gemm_bf16 (bfloat16 operands and results against float32, both ours).
+collectives (2 and 4 ranks, beside gloo), collectives_tcp (without shared memory,
+beside gloo, and at 64 MiB beside a socket that two ranks fill both ways), mpi (beside
+Open MPI, which needs mpicc and mpirun), waiting (4 ranks on 2 CPUs beside 2 ranks; the
+processor time of ranks that wait for a late one).
 step and images also compare how much memory a model grows by: over start-up, and
 PyTorch over its import. What the project wants of each figure stands behind it.
 
@@ -32,24 +35,13 @@ import ctypes.util
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 
+import compare_collectives
+from measure import Figure, Runner, row
+
 # ---------------------------------------------------------------- peers
-
-def loop_time(fn, barrier, reps):
-    """The median over 3 loops, each closed by a barrier, of the time of a call."""
-    out = []
-    for _ in range(3):
-        barrier()
-        start = time.perf_counter()
-        for _ in range(reps):
-            fn()
-        barrier()
-        out.append((time.perf_counter() - start) / reps)
-    return statistics.median(out)
-
 
 def status_bytes(field):
     with open("/proc/self/status") as f:
@@ -179,19 +171,8 @@ def rank_ddp(torch, dist, steps):
     return {"median_us": statistics.median(times) * 1e6}
 
 
-def rank_all_reduce(torch, dist, size):
-    x = torch.zeros(size // 4)
-    dist.all_reduce(x)
-    reps = 300 if size <= 65536 else 7
-    return {"median_us": loop_time(lambda: dist.all_reduce(x), dist.barrier, reps) * 1e6}
-
-
 def peer_ddp(ranks, steps):
     return on_ranks(int(ranks), rank_ddp, int(steps))
-
-
-def peer_all_reduce(size):
-    return on_ranks(2, rank_all_reduce, int(size))
 
 
 def peer_gemm(library, shapes):
@@ -235,74 +216,9 @@ def peer_gemm(library, shapes):
     return {"gflop_per_s": out}
 
 
-PEERS = {"step": peer_step, "ddp": peer_ddp, "all_reduce": peer_all_reduce, "gemm": peer_gemm}
+PEERS = {"step": peer_step, "ddp": peer_ddp, "gemm": peer_gemm}
 
 # ---------------------------------------------------------------- comparison
-
-class Runner:
-    def __init__(self, options):
-        self.o = options
-        self.cpus = {int(c) for c in options.cpus.split(",")} if options.cpus else None
-
-    def busy(self, seconds=0.3):
-        """The share of time that the CPUs have been busy."""
-        def read():
-            idle = total = 0
-            with open("/proc/stat") as f:
-                for line in f:
-                    name, *fields = line.split()
-                    if name.startswith("cpu") and name != "cpu" and (not self.cpus or int(name[3:]) in self.cpus):
-                        v = [int(x) for x in fields[:8]]
-                        idle, total = idle + v[3] + v[4], total + sum(v)
-            return idle, total
-        i0, t0 = read()
-        time.sleep(seconds)
-        i1, t1 = read()
-        return 1 - (i1 - i0) / max(1, t1 - t0)
-
-    def run(self, args, env=()):
-        """Runs a command on the chosen CPUs; returns the objects that it printed."""
-        deadline = time.monotonic() + self.o.quiet
-        while self.o.quiet and self.busy() > 0.1 and time.monotonic() < deadline:
-            pass
-        pin = (lambda: os.sched_setaffinity(0, self.cpus)) if self.cpus else None
-        done = subprocess.run(args, env={**os.environ, **dict(env)}, preexec_fn=pin, stdout=subprocess.PIPE, text=True, timeout=600)
-        if done.returncode != 0:
-            sys.exit(f"compare: {' '.join(args)} ended with code {done.returncode}")
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-    def ours(self, *args):
-        return self.run([self.o.cohort, "bench", *map(str, args), "--json"])
-
-    def peer(self, python, *args, threads=1, blas=1):
-        env = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": str(blas), "MKL_NUM_THREADS": str(blas)}
-        return self.run([python, os.path.abspath(__file__), "--peer", *map(str, args)], env)[-1]
-
-
-class Figure:
-    """What one contender scored, round by round."""
-    def __init__(self):
-        self.values, self.note = [], ""
-
-    def add(self, value):
-        self.values.append(value)
-
-    def median(self):
-        return statistics.median(self.values)
-
-
-def show(us):
-    return f"{us / 1e3:.2f} ms" if us >= 1000 else f"{us:.2f} µs"
-
-
-def row(name, ours, peer, want, peer_name, unit=show, higher=False):
-    """Prints a line; want is the most (or least, if higher) that ours may be, as a share of the peer's."""
-    ratio = ours.median() / peer.median()
-    best = max if higher else min
-    ok = (" ok " if (ratio >= want if higher else ratio <= want) else "MISS") + f" want {'>=' if higher else '<='} {want:.2f}"
-    print(f"{name:34} {unit(ours.median()):>12} (best {unit(best(ours.values)):>11})  {peer_name:24} "
-          f"{unit(peer.median()):>12} (best {unit(best(peer.values)):>11})  ratio {ratio:6.3f} {ok}", flush=True)
-
 
 # What the step of a model may take on two threads, as a share of PyTorch's time.
 WANT_STEP = {"gpt": 1 / 1.4, "mlp": 1 / 1.2}
@@ -358,21 +274,6 @@ def case_ddp(r):
         row(f"ddp --ranks {n}", (one, two)[n - 1], f, 1, f.note)
 
 
-def case_collectives(r):
-    for size, want in ((4, 1 / 3), (64 << 20, 1 / 3)):
-        ours, peers = {}, {py: Figure() for py in r.o.python}
-        for _ in range(r.o.rounds):
-            for got in r.ours("collectives", "--ranks", 2, "--ops", "all_reduce", "--bytes", size):
-                ours.setdefault(got["memory"], Figure()).add(got["median_us"])
-            for py, f in peers.items():
-                got = r.peer(py, "all_reduce", size)
-                f.add(got["median_us"])
-                f.note = f"torch {got['version'].split('+')[0]} gloo"
-        best = min(peers.values(), key=Figure.median)
-        for memory, f in ours.items():
-            row(f"all_reduce {size} B, {memory}", f, best, want, best.note)
-
-
 def gemm_rates(r, figures, *args):
     for got in r.ours("gemm", "--time", "200ms", *args):
         figures.setdefault(f"{got['case']}/{got['layout']}", Figure()).add(got["gflop_per_s"])
@@ -408,7 +309,7 @@ def case_gemm_bf16(r):
 IMAGE_STEPS = (("cnn", 30), ("resnet50", 5))
 CASES = {
     "step": lambda r: case_step(r, 2), "images": lambda r: case_step(r, 2, IMAGE_STEPS), "step1": lambda r: case_step(r, 1),
-    "step_bf16": case_step_bf16, "ddp": case_ddp, "collectives": case_collectives, "gemm": case_gemm, "gemm_bf16": case_gemm_bf16,
+    "step_bf16": case_step_bf16, "ddp": case_ddp, **compare_collectives.CASES, "gemm": case_gemm, "gemm_bf16": case_gemm_bf16,
 }
 
 
@@ -423,6 +324,9 @@ def main():
     p.add_argument("--openblas", default=ctypes.util.find_library("openblas"), help="OpenBLAS's shared library")
     p.add_argument("--cpus", default="", help="run everything on these, as in 0,1")
     p.add_argument("--rounds", type=int, default=5)
+    p.add_argument("--ranks", default="2,4", help="of the cases of collectives, as in 2,4")
+    p.add_argument("--ops", default="", help="only these collectives, as in all_reduce,broadcast")
+    p.add_argument("--bytes", default="", help="only these sizes, as in 4,65536")
     p.add_argument("--quiet", type=float, default=0, help="before each run, wait at most so many seconds for the CPUs to be idle")
     o = p.parse_args()
     o.python = o.python or [sys.executable]

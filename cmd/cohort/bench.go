@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime/pprof"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/bench"
-	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/launch"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -82,7 +80,7 @@ func (f *benchFlags) profiled(fn func() error) (err error) {
 }
 
 // onRanks starts rank processes with numThreads threads each and runs fn on
-// every one of them, with the group of all.
+// every one of them, with the group of all. env is added to their environment.
 func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env []string, fn func(ctx context.Context, g *dist.Group) error) error {
 	opts := launch.SpawnOptions{PassRank0: true, Env: append(os.Environ(), env...)}
 	rank := dist.Main(func(ctx context.Context, g *dist.Group) error {
@@ -224,46 +222,5 @@ data parallelism is
 	}
 	cmd.Flags().IntVar(&numRanks, "ranks", 2, "`number` of ranks")
 	cmd.Flags().IntVar(&numSteps, "steps", 30, "steps to measure")
-	return cmd
-}
-
-func newBenchCollectivesCommand(f *benchFlags) *cobra.Command {
-	var numRanks int
-	var backend, transport string
-	o := bench.CollectivesOptions{}
-	cmd := &cobra.Command{
-		Use:   "collectives",
-		Short: "Collectives between rank processes",
-		Long: `Collectives measures operations of all ranks on tensors of several sizes, in
-memory that the ranks of a node share (as the gradients of data parallelism are)
-and in memory of their own. A time is that of a loop, closed by a barrier, by the
-number of its calls; p99 is of single calls on rank 0.`,
-		Example: "  cohort bench collectives --ranks 2 --ops all_reduce --bytes 4,67108864 --json",
-		Args:    noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := errors.Join(bench.CheckBackend(backend), bench.CheckTransport(transport), o.Validate()); err != nil {
-				return usageError{fmt.Errorf("bench collectives: %w", err)}
-			}
-			if numRanks == 1 {
-				return usageError{errors.New("bench collectives: a collective needs at least 2 ranks")}
-			}
-			env := []string{envvar.Transport.Assign(transport)}
-			return f.onRanks(cmd.Context(), numRanks, 1, env, func(ctx context.Context, g *dist.Group) error {
-				emit := func(bench.Result) error { return nil }
-				if g.Rank() == 0 {
-					emit = f.emitter(cmd)
-				}
-				return bench.Collectives(ctx, g, o, emit)
-			})
-		},
-	}
-	fl := cmd.Flags()
-	fl.IntVar(&numRanks, "ranks", 2, "`number` of ranks")
-	fl.StringVar(&backend, "backend", "native", "`name` of what does the collectives: native")
-	fl.StringVar(&transport, "transport", "auto", "`way` between the ranks: auto, shm or tcp")
-	fl.StringSliceVar(&o.Ops, "ops", bench.CollectiveOps(), "`operations` to measure")
-	fl.IntSliceVar(&o.Bytes, "bytes", []int{4, 4096, 65536, 1 << 20, 16 << 20, 64 << 20}, "`sizes` of a rank's tensor")
-	fl.StringSliceVar(&o.Memory, "memory", bench.MemoryKinds(), "`kinds` of memory: shared, private")
-	fl.IntVar(&o.Reps, "reps", 0, "`calls` in a loop (default by size)")
 	return cmd
 }

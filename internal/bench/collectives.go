@@ -5,6 +5,7 @@ package bench
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -16,15 +17,15 @@ import (
 // CollectivesOptions choose what Collectives measures.
 type CollectivesOptions struct {
 	Ops   []string // of [CollectiveOps]
-	Bytes []int    // sizes of each rank's tensor, multiples of 4
+	Bytes []int    // sizes, multiples of an element's
+	DType string   // of the tensors' elements, of [CollectiveDTypes]
 	// Memory are kinds of tensor memory: "shared" (tensor.NewShared, which the
 	// ranks of a node reduce in place) and "private".
 	Memory []string
 	Reps   int // calls in a loop; 0 chooses by size
+	// LateBy is how late rank 0 comes in the case "late"; 0 means 100 ms.
+	LateBy time.Duration
 }
-
-// CollectiveOps are the operations that Collectives knows.
-func CollectiveOps() []string { return []string{"all_reduce", "broadcast", "all_gather", "barrier"} }
 
 // MemoryKinds are the kinds of memory that Collectives knows.
 func MemoryKinds() []string { return []string{"shared", "private"} }
@@ -34,6 +35,40 @@ func Backends() []string { return []string{"native"} }
 
 // Transports are how ranks can be told to exchange data.
 func Transports() []string { return []string{"auto", "shm", "tcp"} }
+
+// CollectiveDTypes are the types of elements that Collectives knows.
+func CollectiveDTypes() []string {
+	var names []string
+	for _, d := range collectiveDTypes {
+		names = append(names, d.String())
+	}
+	return names
+}
+
+var collectiveDTypes = []tensor.DType{
+	tensor.Float32, tensor.Float64, tensor.BFloat16, tensor.Float16, tensor.Int64, tensor.Int32, tensor.Int8, tensor.Uint8,
+}
+
+// dtype returns the type of the elements; float32 where none is given.
+func (o CollectivesOptions) dtype() (tensor.DType, error) {
+	name := cmp.Or(o.DType, "float32")
+	for _, d := range collectiveDTypes {
+		if d.String() == name {
+			return d, nil
+		}
+	}
+	return 0, oneOf("dtype", name, CollectiveDTypes(), nil)
+}
+
+// DefaultBytes are the sizes that are measured where none are asked for: one
+// element, 4 KiB, 64 KiB, 1 MiB, 16 MiB, 64 MiB.
+func DefaultBytes(dtype string) []int {
+	first := 4
+	if d, err := (CollectivesOptions{DType: dtype}).dtype(); err == nil {
+		first = max(first, d.Size())
+	}
+	return []int{first, 4096, 65536, 1 << 20, 16 << 20, 64 << 20}
+}
 
 // CheckBackend reports a backend that there is not.
 func CheckBackend(name string) error { return oneOf("backend", name, Backends(), []string{"gloo"}) }
@@ -58,13 +93,31 @@ func (o CollectivesOptions) Validate() error {
 			return err
 		}
 	}
+	dtype, err := o.dtype()
+	if err != nil {
+		return err
+	}
 	for _, n := range o.Bytes {
-		if n < 4 || n > maxCollectiveBytes || n%4 != 0 {
-			return fmt.Errorf("%d bytes: want a multiple of 4 (float32) from 4 to %d", n, maxCollectiveBytes)
+		if n < 1 || n > maxCollectiveBytes || n%dtype.Size() != 0 {
+			return fmt.Errorf("%d bytes: want a multiple of %d (%v) up to %d", n, dtype.Size(), dtype, maxCollectiveBytes)
 		}
 	}
 	if o.Reps < 0 || o.Reps > maxSteps {
 		return fmt.Errorf("%d calls in a loop: want 1 to %d, or 0 to choose by size", o.Reps, maxSteps)
+	}
+	if o.LateBy < 0 || o.LateBy > time.Minute {
+		return fmt.Errorf("late by %v: want up to a minute", o.LateBy)
+	}
+	return nil
+}
+
+// CheckRanks reports operations that a number of ranks does not allow.
+func (o CollectivesOptions) CheckRanks(numRanks int) error {
+	if numRanks == 1 {
+		return errors.New("a collective needs at least 2 ranks")
+	}
+	if numRanks != 2 && slices.Contains(o.Ops, rawSocketOp) {
+		return fmt.Errorf("%s is between 2 ranks, not %d", rawSocketOp, numRanks)
 	}
 	return nil
 }
@@ -73,88 +126,95 @@ func (o CollectivesOptions) Validate() error {
 // calls it with the same options. The median is over loops, each closed by a
 // barrier and divided by its length: with more ranks than cores, one rank's
 // clock around one call lies. The 99th percentile is of single calls by this
-// rank's clock. A size is that of the tensor that a rank puts in, and
-// gb_per_s is that size by the time.
+// rank's clock. gb_per_s is the size by the time; what a size is of, see
+// [CollectiveOps].
 func Collectives(ctx context.Context, group *dist.Group, o CollectivesOptions, emit func(Result) error) error {
-	if err := o.Validate(); err != nil {
+	err := o.Validate()
+	if err == nil {
+		err = o.CheckRanks(group.Size())
+	}
+	if err != nil {
+		return fmt.Errorf("bench collectives: %w", err)
+	}
+	dtype, err := o.dtype()
+	if err != nil {
 		return fmt.Errorf("bench collectives: %w", err)
 	}
 	for _, bytes := range o.Bytes {
-		for _, memory := range o.Memory {
+		for i, memory := range o.Memory {
 			for _, op := range o.Ops {
-				if op == "barrier" {
-					continue
+				b := &bed{ctx: ctx, group: group, dtype: dtype, memory: memory, bytes: bytes}
+				switch {
+				case op == barrierOp || op == lateOp:
+				case op == rawSocketOp && i > 0: // a socket knows no kinds of memory
+				case op == rawSocketOp:
+					err = rawSocket(b, o.Reps, emit)
+				default:
+					err = b.measureOp(op, o.Reps, emit)
 				}
-				c, err := newCollective(ctx, group, op, memory, bytes)
 				if err != nil {
-					return err
-				}
-				if err := c.measure(ctx, o.Reps, emit); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	if !slices.Contains(o.Ops, "barrier") {
-		return nil
-	}
-	c := &collective{group: group, op: "barrier", call: func() error { return group.Barrier(ctx) }}
-	return c.measure(ctx, o.Reps, emit)
-}
-
-// collective is one operation on its tensors.
-type collective struct {
-	group      *dist.Group
-	op, memory string
-	bytes      int
-	call       func() error
-}
-
-func newCollective(ctx context.Context, group *dist.Group, op, memory string, bytes int) (*collective, error) {
-	ones := func(n int) *tensor.Tensor {
-		make := tensor.New
-		if memory == "shared" {
-			make = tensor.NewShared
+	if slices.Contains(o.Ops, barrierOp) {
+		b := &bed{ctx: ctx, group: group}
+		if err := b.measure(barrierOp, func() error { return group.Barrier(ctx) }, o.Reps, emit); err != nil {
+			return err
 		}
-		t := make(tensor.CPU(), tensor.Float32, n)
-		t.Fill(1)
-		return t
 	}
-	c := &collective{group: group, op: op, memory: memory, bytes: bytes}
-	numElems := bytes / 4
-	x := ones(numElems)
-	want, result := 1.0, x
-	switch op {
-	case "all_reduce":
-		want = float64(group.Size())
-		c.call = func() error { return group.AllReduce(ctx, x, dist.Sum) }
-	case "broadcast":
-		c.call = func() error { return group.Broadcast(ctx, x, 0) }
-	case "all_gather":
-		result = ones(numElems * group.Size())
-		result.Fill(0)
-		c.call = func() error { return group.AllGather(ctx, result, x) }
+	if slices.Contains(o.Ops, lateOp) {
+		return late(ctx, group, cmp.Or(o.LateBy, 100*time.Millisecond), emit)
 	}
+	return nil
+}
+
+// bed is what one case is measured on.
+type bed struct {
+	ctx    context.Context
+	group  *dist.Group
+	dtype  tensor.DType
+	memory string
+	bytes  int
+}
+
+// ones returns a tensor of n ones in the case's kind of memory.
+func (b *bed) ones(n int) *tensor.Tensor {
+	make := tensor.New
+	if b.memory == "shared" {
+		make = tensor.NewShared
+	}
+	t := make(tensor.CPU(), b.dtype, n)
+	t.Fill(1)
+	return t
+}
+
+// measureOp measures one operation of the table.
+func (b *bed) measureOp(name string, reps int, emit func(Result) error) error {
+	o := operations[slices.IndexFunc(operations, func(o operation) bool { return o.name == name })].setUp(b)
 	// The first call maps memory and fills caches, and has to be right.
-	if err := c.call(); err != nil {
-		return nil, err
+	if err := o.call(); err != nil {
+		return err
 	}
-	for _, v := range []float64{result.Narrow(0, 0, 1).Item(), result.Narrow(0, result.NumElems()-1, 1).Item()} {
-		if v != want {
-			return nil, fmt.Errorf("bench collectives: %s of %d bytes of ones over %d ranks gave %v, want %v", op, bytes, group.Size(), v, want)
+	if o.result != nil {
+		for _, at := range []int{0, o.result.NumElems() - 1} {
+			if v := o.result.Narrow(0, at, 1).Item(); v != o.want {
+				return fmt.Errorf("bench collectives: %s of %d bytes of ones over %d ranks gave %v, want %v", name, b.bytes, b.group.Size(), v, o.want)
+			}
 		}
 	}
-	x.Fill(0) // sums stay what they are
-	return c, nil
+	o.input.Fill(0) // sums stay what they are
+	return b.measure(name, o.call, reps, emit)
 }
 
-// measure times the operation and emits the result.
-func (c *collective) measure(ctx context.Context, reps int, emit func(Result) error) error {
+// measure times calls and emits the result.
+func (b *bed) measure(name string, call func() error, reps int, emit func(Result) error) error {
 	if reps == 0 {
-		reps = min(2000, max(15, (64<<20)/max(1, c.bytes)))
+		reps = min(2000, max(15, (64<<20)/max(1, b.bytes)))
 	}
 	loop := func(each func() error) (time.Duration, error) {
-		if err := c.group.Barrier(ctx); err != nil {
+		if err := b.group.Barrier(b.ctx); err != nil {
 			return 0, err
 		}
 		start := time.Now()
@@ -163,12 +223,12 @@ func (c *collective) measure(ctx context.Context, reps int, emit func(Result) er
 				return 0, err
 			}
 		}
-		err := c.group.Barrier(ctx)
+		err := b.group.Barrier(b.ctx)
 		return time.Since(start), err
 	}
 	var loops, calls times
 	for range 3 {
-		took, err := loop(c.call)
+		took, err := loop(call)
 		if err != nil {
 			return err
 		}
@@ -176,16 +236,27 @@ func (c *collective) measure(ctx context.Context, reps int, emit func(Result) er
 	}
 	if _, err := loop(func() error {
 		start := time.Now()
-		err := c.call()
+		err := call()
 		calls = append(calls, time.Since(start))
 		return err
 	}); err != nil {
 		return err
 	}
 	median := loops.median()
-	return emit(Result{
-		Bench: "collectives", Case: c.op, Backend: "native", Transport: c.group.Transport(), Memory: c.memory,
-		Ranks: c.group.Size(), Bytes: c.bytes, MedianMicros: micros(cmp.Or(median, 1)), MinMicros: micros(loops.quantile(0)),
-		P99Micros: micros(calls.quantile(0.99)), GBPerSec: perSecond(float64(c.bytes), median),
-	})
+	r := b.result(name)
+	r.MedianMicros, r.MinMicros = micros(cmp.Or(median, 1)), micros(loops.quantile(0))
+	r.P99Micros, r.GBPerSec = micros(calls.quantile(0.99)), perSecond(float64(b.bytes), median)
+	return emit(r)
+}
+
+// result returns the result of a case, without figures.
+func (b *bed) result(name string) Result {
+	r := Result{
+		Bench: "collectives", Case: name, Backend: "native", Transport: b.group.Transport(), Memory: b.memory,
+		Ranks: b.group.Size(), Bytes: b.bytes,
+	}
+	if b.dtype.Valid() {
+		r.DType = b.dtype.String()
+	}
+	return r
 }

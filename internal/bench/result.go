@@ -32,7 +32,9 @@ type Result struct {
 	MinMicros    float64 `json:"min_us,omitempty"`
 	P99Micros    float64 `json:"p99_us,omitempty"`
 	GBPerSec     float64 `json:"gb_per_s,omitempty"` // Bytes by MedianMicros, in 10⁹ bytes
-	GFlopPerSec  float64 `json:"gflop_per_s,omitempty"`
+	// WaitCPUMicros is the processor time that a rank spent waiting for another.
+	WaitCPUMicros float64 `json:"wait_cpu_us,omitempty"`
+	GFlopPerSec   float64 `json:"gflop_per_s,omitempty"`
 	// PeakRSSBytes is the most memory the process has had; GrowthBytes is
 	// that less what it had before the case began.
 	PeakRSSBytes int64 `json:"peak_rss_bytes,omitempty"`
@@ -93,6 +95,9 @@ func (r Result) WriteText(w io.Writer) error {
 	}
 	if r.GBPerSec > 0 {
 		fmt.Fprintf(&b, "  %7.3f GB/s", r.GBPerSec)
+	}
+	if r.WaitCPUMicros > 0 {
+		fmt.Fprintf(&b, "  waiting took %s of processor time", strings.TrimSpace(span(r.WaitCPUMicros)))
 	}
 	if r.GFlopPerSec > 0 {
 		fmt.Fprintf(&b, "  %6.1f GFLOP/s", r.GFlopPerSec)

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// rawSocket measures what a TCP connection between ranks 0 and 1 carries, both
+// ways at once, with nothing around the data: a thread that writes and one that
+// reads, in blocking calls on whole buffers.
+func rawSocket(b *bed, reps int, emit func(Result) error) error {
+	conn, err := rawConnection(b)
+	if err != nil {
+		return fmt.Errorf("bench collectives: %s: %w", rawSocketOp, err)
+	}
+	// A blocking call notices neither a context nor Close.
+	defer context.AfterFunc(b.ctx, conn.interrupt)()
+	out, in := make([]byte, b.bytes), make([]byte, b.bytes)
+	for i := range out {
+		out[i], in[i] = 1, 0 // pages that are there
+	}
+	work, sent := make(chan struct{}), make(chan error, 1)
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for range work {
+			_, err := conn.Write(out)
+			sent <- err
+		}
+	})
+	defer func() {
+		close(work)
+		conn.interrupt()
+		writer.Wait()
+		_ = conn.Close()
+	}()
+	raw := &bed{ctx: b.ctx, group: b.group, bytes: b.bytes}
+	return raw.measure(rawSocketOp, func() error {
+		work <- struct{}{}
+		_, err := io.ReadFull(conn, in)
+		return errors.Join(err, <-sent)
+	}, reps, func(r Result) error {
+		r.Backend, r.Transport = "none", "tcp"
+		return emit(r)
+	})
+}
+
+// blockingConn is a connection whose reads and writes block in the kernel.
+type blockingConn struct {
+	*os.File
+	tcp *net.TCPConn // the same socket
+}
+
+// newBlockingConn takes the socket of a connection out of the runtime's poller.
+func newBlockingConn(conn net.Conn) (*blockingConn, error) {
+	c := &blockingConn{tcp: conn.(*net.TCPConn)}
+	var err error
+	if c.File, err = c.tcp.File(); err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	c.File.Fd() // leaves it in blocking mode
+	return c, nil
+}
+
+// interrupt ends reads and writes, on both sides, that are under way.
+func (c *blockingConn) interrupt() { _ = errors.Join(c.tcp.CloseWrite(), c.tcp.CloseRead()) }
+
+func (c *blockingConn) Close() error { return errors.Join(c.File.Close(), c.tcp.Close()) }
+
+// rawConnection connects ranks 0 and 1.
+func rawConnection(b *bed) (*blockingConn, error) {
+	host := envvar.MasterAddr.Get("127.0.0.1")
+	// What rank 0 tells: its port, and a number by which it knows rank 1 from
+	// anything else on this machine that may connect.
+	told := tensor.New(tensor.CPU(), tensor.Int64, 2)
+	told.Fill(0)
+	var l net.Listener
+	if b.group.Rank() == 0 {
+		var err error
+		if l, err = net.Listen("tcp", net.JoinHostPort(host, "0")); err != nil {
+			return nil, err
+		}
+		defer l.Close()
+		n, err := rand.Int(rand.Reader, big.NewInt(1<<53)) // a float64 has it whole
+		if err != nil {
+			return nil, err
+		}
+		told.Narrow(0, 0, 1).Fill(float64(l.Addr().(*net.TCPAddr).Port))
+		told.Narrow(0, 1, 1).Fill(float64(n.Int64()))
+	}
+	if err := b.group.Broadcast(b.ctx, told, 0); err != nil {
+		return nil, err
+	}
+	port, number := told.Int64s()[0], told.Int64s()[1]
+	const patience = 10 * time.Second
+	hello := make([]byte, 16)
+	if b.group.Rank() != 0 {
+		d := net.Dialer{Timeout: patience}
+		conn, err := d.DialContext(b.ctx, "tcp", net.JoinHostPort(host, strconv.FormatInt(port, 10)))
+		if err != nil {
+			return nil, err
+		}
+		if _, err := conn.Write(fmt.Appendf(nil, "%016x", number)); err != nil {
+			_ = conn.Close()
+			return nil, err
+		}
+		return newBlockingConn(conn)
+	}
+	if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(patience)); err != nil {
+		return nil, err
+	}
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if err := conn.SetDeadline(time.Now().Add(patience)); err == nil {
+			_, err = io.ReadFull(conn, hello)
+			if err == nil && string(hello) == fmt.Sprintf("%016x", number) {
+				return newBlockingConn(conn)
+			}
+		}
+		_ = conn.Close()
+	}
+}
