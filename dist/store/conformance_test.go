@@ -4,6 +4,7 @@ package store_test
 
 import (
 	"context"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -35,6 +36,16 @@ func served(t *testing.T, addr string) (mem *store.Memory, connect func() *store
 	}
 }
 
+func openFile(t *testing.T, path string) *store.File {
+	t.Helper()
+	s, err := store.OpenFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	return s
+}
+
 // kinds are the implementations, each with two views of one empty store.
 var kinds = []struct {
 	name string
@@ -57,6 +68,14 @@ var kinds = []struct {
 	{"tcp and memory", func(t *testing.T) (store.Store, store.Store) {
 		m, connect := served(t, "127.0.0.1:0")
 		return m, connect()
+	}},
+	{"file", func(t *testing.T) (store.Store, store.Store) {
+		path := filepath.Join(t.TempDir(), "store")
+		return openFile(t, path), openFile(t, path)
+	}},
+	{"one file", func(t *testing.T) (store.Store, store.Store) {
+		s := openFile(t, filepath.Join(t.TempDir(), "store"))
+		return s, s
 	}},
 	{"prefix", func(t *testing.T) (store.Store, store.Store) {
 		m, connect := served(t, "127.0.0.1:0")

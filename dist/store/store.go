@@ -9,12 +9,13 @@
 // each, and queues hand work out. [Memory] keeps the map in the process; [Serve] offers a Memory on a
 // [transport.Port], and [Connect] gives the other processes a Store that
 // speaks to it over one connection, on which any number of calls may be under
-// way. [Prefix] is a part of a store, so that users of one do not collide.
+// way. [OpenFile] gives processes that share a file system a [File], without
+// server and port. [Prefix] is a part of a store, so that users of one do not collide.
 //
 // Every operation is atomic, and the operations of all clients happen in one
 // order (the store is linearizable): one state machine behind all
-// implementations takes requests one by one. Waits are held in it; nothing
-// polls.
+// implementations takes requests one by one. Waits are held in it, and nothing
+// polls but the waits of a File.
 //
 // # Caveats
 //
@@ -25,7 +26,7 @@
 // the connection was lost or ctx ended may still have taken effect, so the
 // client repeats nothing and does not connect again. When the server is lost
 // every pending call fails at once with [ErrLost], and so does every later
-// one. Values passed in and returned are copies. Nothing is kept on disk.
+// one. Values passed in and returned are copies. Nothing but a File is kept on disk.
 package store
 
 import (
