@@ -3,7 +3,6 @@
 package transport
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -24,7 +23,6 @@ const (
 	// Frames up to this size are gathered into one buffer and written with one
 	// system call; beyond it the copy costs more than a vectored write.
 	gatherLimit = 16 << 10
-	readBuffer  = 8 << 10
 	// ReadFrame trusts a length for this much before the bytes have come.
 	firstTrust = 1 << 20
 )
@@ -38,12 +36,12 @@ const (
 // write; one at a time may read.
 type Conn struct {
 	proto string
-	nc    net.Conn  // writes, deadlines, Close
-	src   io.Reader // reads: nc, or what also gathers descriptors from it
-	fds   *fdReader // nil where descriptors cannot be passed
+	nc    net.Conn // writes, deadlines, Close
+	sys   system   // what the system offers for nc, or nil
+	fds   *fdQueue // nil where descriptors cannot be passed
 
-	br     *bufio.Reader
-	unread int // of the current frame's payload
+	in     reader // of nc, or of what also gathers descriptors from it
+	unread int    // of the current frame's payload
 
 	wmu    sync.Mutex
 	werr   error // a write that failed part way leaves no place to go on from
@@ -55,12 +53,17 @@ type Conn struct {
 // NewConn makes a Conn of an established connection, with no handshake. The
 // proto only names it in errors.
 func NewConn(nc net.Conn, proto string) *Conn {
-	c := &Conn{proto: proto, nc: nc, src: nc}
-	if r := newFDReader(nc); r != nil {
-		c.fds, c.src = r, r
+	src, fds := newSource(nc)
+	sys, _ := src.(system)
+	return &Conn{proto: proto, nc: nc, sys: sys, fds: fds, in: reader{src: src, sys: sys, buf: make([]byte, readBuffer)}}
+}
+
+// SetPatience says how the connection waits from now on. It may be called at
+// any time; without it waits are those of the runtime's poller alone.
+func (c *Conn) SetPatience(p Patience) {
+	if c.sys != nil {
+		c.sys.setPatience(p)
 	}
-	c.br = bufio.NewReaderSize(c.src, readBuffer)
-	return c
 }
 
 // Proto returns what the connection carries.
@@ -110,6 +113,7 @@ func (c *Conn) WriteFrame(kind byte, payloads ...[]byte) error {
 		for _, p := range payloads {
 			c.gather = append(c.gather, p...)
 		}
+		sending()
 		_, err := c.nc.Write(c.gather)
 		return c.wrote("write", err)
 	}
@@ -119,8 +123,13 @@ func (c *Conn) WriteFrame(kind byte, payloads ...[]byte) error {
 			c.vec = append(c.vec, p)
 		}
 	}
-	c.rest = c.vec
-	_, err := c.rest.WriteTo(c.nc)
+	var err error
+	if c.sys != nil {
+		err = c.sys.writev(c.vec)
+	} else {
+		c.rest = c.vec
+		_, err = c.rest.WriteTo(c.nc)
+	}
 	clear(c.vec)
 	return c.wrote("write", err)
 }
@@ -144,12 +153,13 @@ func (c *Conn) Write(p []byte) (int, error) {
 	if c.werr != nil {
 		return 0, c.werr
 	}
+	sending()
 	n, err := c.nc.Write(p)
 	return n, c.wrote("write", err)
 }
 
 // Read reads bytes whatever frame they belong to.
-func (c *Conn) Read(p []byte) (int, error) { return c.br.Read(p) }
+func (c *Conn) Read(p []byte) (int, error) { return c.in.Read(p) }
 
 // ReadHeader waits for the next frame and returns its kind and the number of
 // bytes of payload, at most limit, which ReadPayload then gets. At the end of
@@ -159,7 +169,7 @@ func (c *Conn) ReadHeader(limit int) (kind byte, size int, err error) {
 	if c.unread != 0 {
 		return 0, 0, c.fail("read", fmt.Errorf("%d bytes of the last frame have not been read", c.unread))
 	}
-	head, err := c.br.Peek(headerSize)
+	head, err := c.in.peek(headerSize)
 	if err != nil {
 		if len(head) > 0 && err == io.EOF {
 			err = io.ErrUnexpectedEOF
@@ -171,7 +181,7 @@ func (c *Conn) ReadHeader(limit int) (kind byte, size int, err error) {
 	if limit < 0 || length > uint64(limit) || length > math.MaxInt {
 		return 0, 0, c.fail("read", fmt.Errorf("%w: kind %d, %d bytes, limit %d", ErrFrameTooLarge, kind, length, limit))
 	}
-	if _, err := c.br.Discard(headerSize); err != nil {
+	if _, err := c.in.discard(headerSize); err != nil {
 		return 0, 0, c.fail("read", err)
 	}
 	c.unread = int(length)
@@ -184,7 +194,7 @@ func (c *Conn) ReadPayload(p []byte) error {
 	if len(p) > c.unread {
 		return c.fail("read", fmt.Errorf("%d bytes wanted of a frame with %d left", len(p), c.unread))
 	}
-	n, err := io.ReadFull(c.br, p)
+	n, err := c.in.full(p)
 	c.unread -= n
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF
@@ -216,7 +226,7 @@ func (c *Conn) Unread() int { return c.unread }
 
 // Discard skips what is left of the current frame.
 func (c *Conn) Discard() error {
-	n, err := c.br.Discard(c.unread)
+	n, err := c.in.discard(c.unread)
 	c.unread -= n
 	if err == io.EOF {
 		err = io.ErrUnexpectedEOF

@@ -35,11 +35,11 @@ type Fault struct {
 
 // Inject puts a Fault under c, which must not have been used yet.
 func Inject(c *Conn) *Fault {
-	f := &Fault{Conn: c.nc, src: c.src, toWrite: math.MaxInt64, toRead: math.MaxInt64}
+	f := &Fault{Conn: c.nc, src: c.in.src, toWrite: math.MaxInt64, toRead: math.MaxInt64}
 	f.cond.L = &f.mu
 	c.nc = f
-	c.src = f
-	c.br.Reset(f)
+	c.sys = nil
+	c.in = reader{src: f, buf: c.in.buf}
 	return f
 }
 

@@ -7,11 +7,8 @@ package transport
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"os"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -19,89 +16,21 @@ import (
 // maxQueuedFDs bounds the descriptors received and not yet taken.
 const maxQueuedFDs = 64
 
-// fdReader reads a unix socket and keeps the descriptors that come with the
-// bytes. It must do all the reading of the socket: a plain read of a byte that
-// carries descriptors drops them, and the buffered reader above reads ahead.
-type fdReader struct {
-	raw syscall.RawConn
-
-	// the read in progress; fields so that receive is made once
-	p       []byte
-	n       int
-	err     error
-	oob     []byte
-	msg     message
-	receive func(fd uintptr) bool
-
+// fdQueue keeps the descriptors that came with the bytes read so far.
+type fdQueue struct {
 	mu     sync.Mutex
 	queue  []int
 	closed bool
 }
 
-// newFDReader returns nil when descriptors cannot be passed over nc.
-func newFDReader(nc net.Conn) *fdReader {
-	uc, ok := nc.(*net.UnixConn)
-	if !ok {
-		return nil
-	}
-	raw, err := uc.SyscallConn()
-	if err != nil {
-		return nil
-	}
-	r := &fdReader{raw: raw, oob: make([]byte, unix.CmsgSpace(4*maxQueuedFDs))}
-	r.receive = func(fd uintptr) bool {
-		for {
-			n, oobn, flags, err := r.msg.receive(int(fd), r.p, r.oob)
-			switch err {
-			case unix.EINTR:
-				continue
-			case unix.EAGAIN:
-				return false
-			case nil:
-				r.n, r.err = n, nil
-				if oobn > 0 {
-					r.err = r.keep(r.oob[:oobn])
-				}
-				if flags&unix.MSG_CTRUNC != 0 && r.err == nil {
-					r.err = errors.New("more descriptors in one message than a reader takes")
-				}
-			default:
-				r.n, r.err = 0, os.NewSyscallError("recvmsg", err)
-			}
-			return true
-		}
-	}
-	return r
-}
-
-// Read implements io.Reader.
-func (r *fdReader) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	r.p = p
-	err := r.raw.Read(r.receive)
-	r.p = nil
-	if err != nil {
-		return 0, err
-	}
-	if r.err != nil {
-		return 0, r.err
-	}
-	if r.n == 0 {
-		return 0, io.EOF
-	}
-	return r.n, nil
-}
-
 // keep queues the descriptors of a control message.
-func (r *fdReader) keep(oob []byte) error {
+func (q *fdQueue) keep(oob []byte) error {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return fmt.Errorf("control message: %w", err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	var failed error
 	for i := range messages {
 		fds, err := unix.ParseUnixRights(&messages[i])
@@ -109,39 +38,39 @@ func (r *fdReader) keep(oob []byte) error {
 			continue
 		}
 		for _, fd := range fds {
-			if r.closed || len(r.queue) == maxQueuedFDs {
+			if q.closed || len(q.queue) == maxQueuedFDs {
 				unix.Close(fd)
 				failed = fmt.Errorf("more than %d descriptors wait to be taken", maxQueuedFDs)
 				continue
 			}
 			unix.CloseOnExec(fd)
-			r.queue = append(r.queue, fd)
+			q.queue = append(q.queue, fd)
 		}
 	}
 	return failed
 }
 
 // take returns the descriptor that came first.
-func (r *fdReader) take() (int, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.queue) == 0 {
+func (q *fdQueue) take() (int, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.queue) == 0 {
 		return -1, errors.New("no descriptor came with the frames read so far")
 	}
-	fd := r.queue[0]
-	r.queue = append(r.queue[:0], r.queue[1:]...)
+	fd := q.queue[0]
+	q.queue = append(q.queue[:0], q.queue[1:]...)
 	return fd, nil
 }
 
 // close closes the descriptors that nobody took.
-func (r *fdReader) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
-	for _, fd := range r.queue {
+func (q *fdQueue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	for _, fd := range q.queue {
 		unix.Close(fd)
 	}
-	r.queue = nil
+	q.queue = nil
 }
 
 // SendFD writes a frame that carries a descriptor, of which the peer gets a
@@ -170,6 +99,7 @@ func (c *Conn) SendFD(kind byte, fd int, payloads ...[]byte) error {
 	}
 	// The descriptor goes with the first byte; a short write is completed
 	// without it.
+	sending()
 	n, _, err := uc.WriteMsgUnix(frame, unix.UnixRights(fd), nil)
 	if err == nil && n < len(frame) {
 		_, err = uc.Write(frame[n:])

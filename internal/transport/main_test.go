@@ -17,6 +17,13 @@ import (
 const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == peerArg {
+		if err := runPeer(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	before := openFiles()
 	code := m.Run()
 	if code == 0 {
@@ -54,6 +61,8 @@ type link struct {
 var links = []link{
 	{"tcp", func(t testing.TB) (*Conn, *Conn) { return connect(t, "127.0.0.1:0") }},
 	{"unix", func(t testing.TB) (*Conn, *Conn) { return connect(t, "unix:") }},
+	{"tcp-patient", func(t testing.TB) (*Conn, *Conn) { return connectPatient(t, "127.0.0.1:0") }},
+	{"unix-patient", func(t testing.TB) (*Conn, *Conn) { return connectPatient(t, "unix:") }},
 	{"pipe", func(t testing.TB) (*Conn, *Conn) {
 		near, far := Pipe("test")
 		t.Cleanup(func() { near.Close(); far.Close() })
@@ -92,5 +101,14 @@ func connect(t testing.TB, addr string) (near, far *Conn) {
 	}
 	far = <-accepted
 	t.Cleanup(func() { near.Close(); far.Close(); p.Close() })
+	return near, far
+}
+
+// connectPatient is connect with ends that spin and block.
+func connectPatient(t testing.TB, addr string) (near, far *Conn) {
+	near, far = connect(t, addr)
+	p := Patience{Spin: 100 * time.Microsecond, Block: 2 * time.Millisecond}
+	near.SetPatience(p)
+	far.SetPatience(p)
 	return near, far
 }
