@@ -31,11 +31,11 @@ type system interface {
 // over them, and Linux.
 type Patience struct {
 	// Spin is how long a read of a header or of little data asks the socket
-	// again and again, which takes the core. A wait that is over sooner ends
-	// without a wake-up; one that is not has cost this much processor time. It
-	// should not be shorter than a wake-up (about 50 µs) or two ranks that each
-	// wait for the other's can be caught in a state where no spin succeeds, and
-	// should be 0 where ranks outnumber cores.
+	// again and again, with room for others on the core in between. A wait that
+	// is over sooner ends without a wake-up; one that is not has cost this much
+	// processor time. It should not be shorter than a wake-up (about 50 µs), or
+	// two ranks that each wait for the other's are caught in a state where no
+	// spin succeeds.
 	Spin time.Duration
 	// Block is how long a read or a write after that waits in the system, which
 	// takes a thread but no processor time. Close and deadlines that are set

@@ -23,8 +23,6 @@ const (
 	// wakeBytes is for how many bytes of a longer read the system is asked to
 	// wait before it wakes the reader.
 	wakeBytes = 256 << 10
-	// pollsPerLook is how often the socket is asked between looks at the clock.
-	pollsPerLook = 8
 )
 
 // socket reads and writes a TCP or unix socket by calls of its own, where
@@ -137,7 +135,7 @@ func (s *socket) receive(fd uintptr) bool {
 		spin = 0
 	}
 	var began time.Time
-	for polls := 0; ; polls++ {
+	for {
 		t.header.Control = nil
 		t.header.SetControllen(0)
 		if t.oob != nil {
@@ -158,11 +156,13 @@ func (s *socket) receive(fd uintptr) bool {
 			return true
 		}
 		if spin > 0 {
-			if polls == 0 {
-				began = time.Now()
-				continue
+			now := time.Now()
+			if began.IsZero() {
+				began = now
 			}
-			if polls%pollsPerLook != 0 || time.Since(began) < spin {
+			if now.Sub(began) < spin {
+				// The peer may be waiting for this very core.
+				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 				continue
 			}
 			spin = 0
