@@ -49,7 +49,6 @@ func BenchmarkVector(b *testing.B) {
 			{"AddScaled", 3, func(p *work.Pool) { AddScaled(p, h, x, 0.5, y) }},
 			{"MulScalar", 2, func(p *work.Pool) { MulScalar(p, h, x, 0.5) }},
 			{"AddRow", 2, func(p *work.Pool) { AddRow(p, h, x, row, rows, cols) }},
-			{"AddTo", 3, func(p *work.Pool) { AddTo(h, x) }},
 			{"SumRows", 1, func(p *work.Pool) { SumRows(p, sums, x, rows, cols, false) }},
 			{"SumSquares", 1, func(p *work.Pool) { SumSquares(p, x) }},
 			{"Sum", 1, func(p *work.Pool) { Sum(p, x) }},

@@ -380,62 +380,13 @@ func TestMaximumKeepsNaN(t *testing.T) {
 		for _, n := range []int{1, 5, 16, 37, 80} {
 			for i := range n {
 				x := make([]float32, n)
-				y := make([]float32, n)
 				x[i] = nan
 				var got [1]float32
 				MaxCols(nil, got[:], x, 1, n)
 				if got[0] == got[0] {
 					t.Fatalf("MaxCols of %d elements lost the NaN at %d", n, i)
 				}
-				for name, f := range map[string]func(dst, src []float32){"MaxTo": MaxTo, "MinTo": MinTo, "AddTo": AddTo, "MulTo": MulTo} {
-					left, right := append([]float32(nil), x...), append([]float32(nil), y...)
-					f(left, y)
-					f(right, x)
-					if left[i] == left[i] || right[i] == right[i] {
-						t.Fatalf("%s of %d elements lost the NaN at %d", name, n, i)
-					}
-				}
 			}
 		}
 	})
-}
-
-// TestCollectiveReductions checks the serial reductions.
-func TestCollectiveReductions(t *testing.T) {
-	forEachISA(t, func(t *testing.T) {
-		rng := rand.New(rand.NewPCG(testSeed, 4))
-		for _, n := range lengths {
-			a, b := uniform(rng, n, -3, 3), uniform(rng, n, -3, 3)
-			for _, op := range []struct {
-				name string
-				call func(dst, src []float32)
-				one  func(a, b float32) float32
-			}{
-				{"AddTo", AddTo, func(a, b float32) float32 { return a + b }},
-				{"MulTo", MulTo, func(a, b float32) float32 { return a * b }},
-				{"MaxTo", MaxTo, func(a, b float32) float32 { return max(a, b) }},
-				{"MinTo", MinTo, func(a, b float32) float32 { return min(a, b) }},
-			} {
-				dst, intact := guarded(n)
-				copy(dst, a)
-				op.call(dst, b)
-				for i := range dst {
-					if dst[i] != op.one(a[i], b[i]) {
-						t.Fatalf("%s, n=%d: element %d is %v of %v and %v", op.name, n, i, dst[i], a[i], b[i])
-					}
-				}
-				if !intact() {
-					t.Fatalf("%s, n=%d: wrote outside dst", op.name, n)
-				}
-			}
-		}
-	})
-	dst := []int64{1, -5, 7, math.MaxInt64}
-	AddInt64To(dst, []int64{2, 3, -4, 1})
-	MulInt64To(dst, []int64{2, 3, 4, 1})
-	MaxInt64To(dst, []int64{0, 0, 13, 0})
-	MinInt64To(dst, []int64{100, -1, 5, 1})
-	if want := [4]int64{6, -1, 5, 0}; [4]int64(dst) != want {
-		t.Errorf("int64 reductions give %v, want %v", dst, want)
-	}
 }

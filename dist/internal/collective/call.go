@@ -50,7 +50,7 @@ func (o Op) String() string {
 type DType uint8
 
 // The element types. Their numbers travel between ranks: add at the end only.
-// All can be moved; which are reduced, [ReducerFor] says.
+// All can be moved; how they are reduced, [Reduction] says.
 const (
 	Float32 DType = iota + 1
 	Int64

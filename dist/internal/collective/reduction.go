@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collective
+
+import (
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/internal/kernel"
+)
+
+// Reduction computes one [ReduceOp] on elements of one type for a group of some
+// size. Its methods take whole elements, aligned to their size, and allocate
+// nothing. The zero value is of no use; [ReductionFor] makes one.
+//
+// A collective goes through three steps. Each rank prepares its own
+// contribution ([Reduction.Prepare], for [PremulSum] only). Contributions are
+// reduced, either two at a time ([Reduction.Into]) or all of them at once in the
+// order of ranks ([Reduction.All]). What was reduced two at a time is finished
+// once ([Reduction.Finish], for [Avg] only); All does that itself.
+//
+// What it means, by the type of the elements:
+//
+//   - Floats: Min and Max are NaN if one element is. bfloat16 and float16 are
+//     computed in float32 and rounded when they are stored: after every step of
+//     Into, once in All.
+//   - Integers wrap around on overflow. Avg is the (wrapped) sum divided by the
+//     number of ranks, cut off towards zero.
+//   - Booleans are bytes 0 and 1: Sum and Max are "or", Product and Min "and".
+//     There is no average of them.
+//   - BAnd, BOr and BXor are of integers and booleans, PremulSum is of floats.
+type Reduction struct {
+	elem     kernel.Elem
+	merging  kernel.Merging
+	numRanks int // what Avg divides by, 1 for other reductions
+	divisor  int // what All divides by
+	factor   float32
+	scaled   bool // contributions are multiplied by factor first
+}
+
+// ReductionFor returns the reduction of elements of a type over numRanks ranks,
+// or a [ReduceError].
+func ReductionFor(op ReduceOp, dtype DType, numRanks int) (Reduction, error) {
+	if !op.Valid() || !dtype.Valid() || mergings[dtype][op.Kind()] == noMerging || numRanks < 1 {
+		return Reduction{}, &ReduceError{op, dtype}
+	}
+	r := Reduction{
+		elem:     elems[dtype],
+		merging:  mergings[dtype][op.Kind()],
+		numRanks: 1,
+		divisor:  1,
+		factor:   op.Factor(),
+		scaled:   op.Kind() == premulSum,
+	}
+	if op == Avg {
+		r.numRanks, r.divisor = numRanks, numRanks
+	}
+	return r, nil
+}
+
+var elems = [numDTypes]kernel.Elem{
+	Float32: kernel.ElemFloat32, Float64: kernel.ElemFloat64, BFloat16: kernel.ElemBFloat16, Float16: kernel.ElemFloat16,
+	Int64: kernel.ElemInt64, Int32: kernel.ElemInt32, Int8: kernel.ElemInt8, Uint8: kernel.ElemUint8, Bool: kernel.ElemUint8,
+}
+
+const noMerging kernel.Merging = 255
+
+var (
+	ofFloats = [numReduceOps]kernel.Merging{
+		Sum: kernel.MergeSum, Product: kernel.MergeProduct, Min: kernel.MergeMin, Max: kernel.MergeMax,
+		Avg: kernel.MergeSum, BAnd: noMerging, BOr: noMerging, BXor: noMerging, premulSum: kernel.MergeSum,
+	}
+	ofIntegers = [numReduceOps]kernel.Merging{
+		Sum: kernel.MergeSum, Product: kernel.MergeProduct, Min: kernel.MergeMin, Max: kernel.MergeMax,
+		Avg: kernel.MergeSum, BAnd: kernel.MergeAnd, BOr: kernel.MergeOr, BXor: kernel.MergeXor, premulSum: noMerging,
+	}
+	ofBools = [numReduceOps]kernel.Merging{
+		Sum: kernel.MergeOr, Product: kernel.MergeAnd, Min: kernel.MergeAnd, Max: kernel.MergeOr,
+		Avg: noMerging, BAnd: kernel.MergeAnd, BOr: kernel.MergeOr, BXor: kernel.MergeXor, premulSum: noMerging,
+	}
+	mergings = [numDTypes]*[numReduceOps]kernel.Merging{
+		Float32: &ofFloats, Float64: &ofFloats, BFloat16: &ofFloats, Float16: &ofFloats,
+		Int64: &ofIntegers, Int32: &ofIntegers, Int8: &ofIntegers, Uint8: &ofIntegers, Bool: &ofBools,
+	}
+)
+
+// NeedsPrepare reports whether Prepare does more than to copy. It is the same on
+// all ranks, whatever their factors.
+func (r *Reduction) NeedsPrepare() bool { return r.scaled }
+
+// Prepare writes to dst what this rank contributes, if src is its data. dst may
+// be src.
+func (r *Reduction) Prepare(dst, src []byte) {
+	if r.scaled {
+		kernel.Premultiply(r.elem, dst, src, r.factor)
+	} else if unsafe.SliceData(dst) != unsafe.SliceData(src) {
+		copy(dst, src)
+	}
+}
+
+// Into computes dst = dst ∘ src. It is commutative bit for bit (but for the bits
+// of NaNs), not associative.
+func (r *Reduction) Into(dst, src []byte) {
+	dsts, srcs := [1][]byte{dst}, [2][]byte{dst, src}
+	kernel.Merge(r.elem, r.merging, dsts[:], srcs[:], 1)
+}
+
+// All computes dst = srcs[0] ∘ srcs[1] ∘ … and finishes it, in one pass over
+// memory. srcs are what all ranks contribute, as long as dst, which may be one
+// of them.
+func (r *Reduction) All(dst []byte, srcs [][]byte) {
+	dsts := [1][]byte{dst}
+	kernel.Merge(r.elem, r.merging, dsts[:], srcs, r.divisor)
+}
+
+// AllTo is All with several destinations, each of which may be one of srcs: what
+// is reduced is written to all of them in the same pass.
+func (r *Reduction) AllTo(dsts, srcs [][]byte) {
+	kernel.Merge(r.elem, r.merging, dsts, srcs, r.divisor)
+}
+
+// Partial returns the reduction for contributions of some of the ranks only: its
+// All and AllTo leave it to Finish to finish.
+func (r *Reduction) Partial() Reduction {
+	p := *r
+	p.divisor = 1
+	return p
+}
+
+// NeedsFinish reports whether Finish changes anything.
+func (r *Reduction) NeedsFinish() bool { return r.numRanks > 1 }
+
+// Finish makes the result of what all ranks contributed and Into reduced.
+func (r *Reduction) Finish(data []byte) {
+	if r.numRanks > 1 {
+		one := [1][]byte{data}
+		kernel.Merge(r.elem, r.merging, one[:], one[:], r.numRanks)
+	}
+}

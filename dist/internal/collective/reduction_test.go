@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collective
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+var allReduceOps = []ReduceOp{Sum, Product, Min, Max, Avg, BAnd, BOr, BXor, PremulSum(0.5)}
+
+// TestWhatIsReduced holds the table of reductions against PyTorch's rules.
+func TestWhatIsReduced(t *testing.T) {
+	for dtype := DType(1); dtype < numDTypes; dtype++ {
+		float := dtype == Float32 || dtype == Float64 || dtype == BFloat16 || dtype == Float16
+		for _, op := range allReduceOps {
+			want := true
+			switch op.Kind() {
+			case BAnd, BOr, BXor:
+				want = !float
+			case premulSum:
+				want = float
+			case Avg:
+				want = dtype != Bool
+			}
+			r, err := ReductionFor(op, dtype, 3)
+			if want != (err == nil) {
+				t.Errorf("%v of %v: %v", op, dtype, err)
+			}
+			var refused *ReduceError
+			if err != nil && (!errors.As(err, &refused) || refused.DType != dtype || refused.Op != op ||
+				!strings.Contains(err.Error(), dtype.String()) || !strings.Contains(err.Error(), op.String())) {
+				t.Errorf("%v of %v: the error is %#v", op, dtype, err)
+			}
+			if err == nil && (r.NeedsPrepare() != (op.Kind() == premulSum) || r.NeedsFinish() != (op == Avg)) {
+				t.Errorf("%v of %v: prepares %v, finishes %v", op, dtype, r.NeedsPrepare(), r.NeedsFinish())
+			}
+			byPairs, err := ReducerFor(op, dtype)
+			if pairs := want && op != Avg && op.Kind() != premulSum; pairs != (err == nil && byPairs != nil) {
+				t.Errorf("%v of %v by pairs: %v", op, dtype, err)
+			}
+		}
+	}
+	for _, bad := range []struct {
+		op    ReduceOp
+		dtype DType
+		ranks int
+	}{{Sum, 0, 2}, {Sum, numDTypes, 2}, {numReduceOps, Float32, 2}, {Sum | 1<<8, Float32, 2}, {Avg, Float32, 0}} {
+		if _, err := ReductionFor(bad.op, bad.dtype, bad.ranks); err == nil {
+			t.Errorf("%+v is accepted", bad)
+		}
+	}
+}
+
+// bytesOf returns what float32 are in memory.
+func bytesOf(xs ...float32) []byte {
+	var b []byte
+	for _, x := range xs {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
+	}
+	return b
+}
+
+// TestSteps runs the steps by pairs and at once.
+func TestSteps(t *testing.T) {
+	for _, c := range []struct {
+		op   ReduceOp
+		want []byte
+	}{
+		{Sum, bytesOf(111, 9)}, {Avg, bytesOf(37, 3)}, {Max, bytesOf(100, 9)},
+		{Min, bytesOf(1, -2)}, {Product, bytesOf(1000, -36)}, {PremulSum(0.5), bytesOf(55.5, 4.5)},
+	} {
+		r, err := ReductionFor(c.op, Float32, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var srcs [][]byte
+		for _, b := range [][]byte{bytesOf(1, 2), bytesOf(10, 9), bytesOf(100, -2)} {
+			prepared := make([]byte, len(b))
+			r.Prepare(prepared, b)
+			r.Prepare(b, b)
+			if !bytes.Equal(prepared, b) {
+				t.Errorf("%v: prepared in place it is another", c.op)
+			}
+			srcs = append(srcs, b)
+		}
+		all, to := make([]byte, 8), [][]byte{make([]byte, 8), make([]byte, 8)}
+		r.All(all, srcs)
+		r.AllTo(to, srcs)
+		pairs, partial := bytes.Clone(srcs[0]), make([]byte, 8)
+		r.Into(pairs, srcs[1])
+		r.Into(pairs, srcs[2])
+		r.Finish(pairs)
+		part := r.Partial()
+		part.All(partial, srcs[:2])
+		part.All(partial, [][]byte{partial, srcs[2]})
+		part.Finish(partial)
+		for i, got := range [][]byte{all, to[0], to[1], pairs, partial} {
+			if !bytes.Equal(got, c.want) {
+				t.Errorf("%v, way %d: %x, want %x", c.op, i, got, c.want)
+			}
+		}
+	}
+}
+
+// TestBooleans: whatever the operation, bytes 0 and 1 come out.
+func TestBooleans(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	const n, ranks = 101, 3
+	srcs := make([][]byte, ranks)
+	for r := range srcs {
+		srcs[r] = make([]byte, n)
+		for i := range srcs[r] {
+			srcs[r][i] = byte(rng.IntN(2))
+		}
+	}
+	for op, want := range map[ReduceOp]func(ones int) bool{
+		Sum: func(ones int) bool { return ones > 0 }, Max: func(ones int) bool { return ones > 0 }, BOr: func(ones int) bool { return ones > 0 },
+		Product: func(ones int) bool { return ones == ranks }, Min: func(ones int) bool { return ones == ranks }, BAnd: func(ones int) bool { return ones == ranks },
+		BXor: func(ones int) bool { return ones%2 == 1 },
+	} {
+		r, err := ReductionFor(op, Bool, ranks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, n)
+		r.All(got, srcs)
+		for i, b := range got {
+			ones := int(srcs[0][i] + srcs[1][i] + srcs[2][i])
+			if (b == 1) != want(ones) || b > 1 {
+				t.Fatalf("%v of %d of %d is %d", op, ones, ranks, b)
+			}
+		}
+	}
+}
+
+// TestIntegers: overflow wraps around, averages are cut off towards zero.
+func TestIntegers(t *testing.T) {
+	for _, c := range []struct {
+		op   ReduceOp
+		want []int8
+	}{
+		{Sum, []int8{-56, -7, -5, -128}}, {Avg, []int8{-28, -3, -2, -64}}, {Product, []int8{16, 12, -36, 0}},
+		{Max, []int8{100, -3, 4, -64}}, {Min, []int8{100, -4, -9, -64}},
+		{BXor, []int8{0, 1, -13, 0}},
+	} {
+		r, err := ReductionFor(c.op, Int8, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		as := func(xs ...int8) (b []byte) {
+			for _, x := range xs {
+				b = append(b, byte(x))
+			}
+			return b
+		}
+		dst := make([]byte, 4)
+		r.All(dst, [][]byte{as(100, -3, 4, -64), as(100, -4, -9, -64)})
+		if want := as(c.want...); !bytes.Equal(dst, want) {
+			t.Errorf("%v is %v, want %v", c.op, dst, want)
+		}
+	}
+}
+
+// TestRoundedOnce: sums of 16 bits keep what each step would lose.
+func TestRoundedOnce(t *testing.T) {
+	as := func(h uint16) []byte { return binary.LittleEndian.AppendUint16(nil, h) }
+	for _, c := range []struct {
+		dtype            DType
+		one, tiny, total uint16 // tiny is a quarter of a unit at one
+	}{
+		{BFloat16, 0x3f80, 0x3b00, 0x3f81}, // 1, 2^-9, 1 + 2^-7
+		{Float16, 0x3c00, 0x0c00, 0x3c01},  // 1, 2^-12, 1 + 2^-10
+	} {
+		r, err := ReductionFor(Sum, c.dtype, 5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dst := make([]byte, 2)
+		r.All(dst, [][]byte{as(c.one), as(c.tiny), as(c.tiny), as(c.tiny), as(c.tiny)})
+		if got := binary.LittleEndian.Uint16(dst); got != c.total {
+			t.Errorf("%v: at once %#x, want %#x", c.dtype, got, c.total)
+		}
+		pairs := as(c.one)
+		for range 4 {
+			r.Into(pairs, as(c.tiny))
+		}
+		if got := binary.LittleEndian.Uint16(pairs); got != c.one {
+			t.Errorf("%v: by pairs %#x, want %#x", c.dtype, got, c.one)
+		}
+	}
+}
+
+// TestReductionAllocatesNothing: reductions run on every call of a collective.
+func TestReductionAllocatesNothing(t *testing.T) {
+	a, b := make([]byte, 4000), make([]byte, 4000)
+	srcs := [][]byte{a, b}
+	if got := testing.AllocsPerRun(20, func() {
+		r, err := ReductionFor(Avg, BFloat16, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Prepare(a, b)
+		r.Into(a, b)
+		r.All(a, srcs)
+		r.AllTo(srcs, srcs)
+		r.Finish(b)
+	}); got != 0 {
+		t.Errorf("%v allocations", got)
+	}
+}
