@@ -33,6 +33,7 @@ var sets = map[string]func(g *lanes){
 	"optimizers":  func(g *lanes) { g.optimizers() },
 	"transformer": func(g *lanes) { g.transformer() },
 	"channels":    func(g *lanes) { g.channels() },
+	"collective":  func(g *lanes) { g.merges() },
 	"elements": func(g *lanes) {
 		g.dropout()
 		if !g.wide() {
