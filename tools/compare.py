@@ -14,14 +14,17 @@ best counts. --python may be given several times, for several versions.
 Cases: step (mlp and gpt, 2 threads), step1 (the same with 1), step_bf16 (gpt in
 bfloat16 against float32, both ours), images (cnn and resnet50, 2 threads, PyTorch
 with both memory layouts), ddp (1 and 2 ranks of one thread, beside the same step
-without data parallelism), gemm (against OpenBLAS's cblas_sgemm, and cblas_sgemv for vectors, and 2 threads
-against 1), gemm_bf16 (bfloat16 operands and results against float32, both ours).
-collectives (2 and 4 ranks, beside gloo), collectives_tcp (without shared memory,
-beside gloo, and at 64 MiB beside a socket that two ranks fill both ways), mpi (beside
-Open MPI, which needs mpicc and mpirun), waiting (4 ranks on 2 CPUs beside 2 ranks; the
-processor time of ranks that wait for a late one).
-step and images also compare how much memory a model grows by: over start-up, and
-PyTorch over its import. What the project wants of each figure stands behind it.
+without data parallelism), gemm (against OpenBLAS's cblas_sgemm, and cblas_sgemv
+for vectors, and 2 threads against 1), gemm_bf16 (bfloat16 operands and results
+against float32, both ours). step and images also compare how much memory a model
+grows by: over start-up, and PyTorch over its import.
+
+Of collectives: collectives (2 and 4 ranks, beside gloo), collectives_tcp (without
+shared memory, beside gloo, and at 64 MiB beside a socket that two ranks fill both
+ways), mpi (beside Open MPI, which needs mpicc and mpirun), waiting (4 ranks on 2
+CPUs beside 2 ranks; the processor time of ranks that wait for a late one), form
+(256 processes, 1,000 goroutines). What the project wants of each figure stands
+behind it.
 
 On a machine that others use too, --quiet waits for pauses, and starting the whole
 under "chrt -r 1" (root, Linux) keeps the others off the CPUs for both contenders;

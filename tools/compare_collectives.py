@@ -171,4 +171,14 @@ def case_waiting(r):
         row(f"{key[0]} x{key[1]}, processor time", f, peers[key], float("inf"), "gloo")
 
 
-CASES = {"collectives": case_collectives, "collectives_tcp": case_collectives_tcp, "mpi": case_mpi, "waiting": case_waiting}
+def case_form(r):
+    """How long ranks need to find each other: 256 processes, 1,000 goroutines."""
+    for kind, ranks, most in (("processes", 256, 5_000_000), ("goroutines", 1000, 1_000_000)):
+        ours, limit = Figure(), Figure()
+        limit.add(most)
+        for _ in range(r.o.rounds):
+            ours.add(r.ours("form", "--ranks", ranks, "--kind", kind)[0]["median_us"])
+        row(f"form {kind} x{ranks}", ours, limit, 1, "at most")
+
+
+CASES = {"collectives": case_collectives, "collectives_tcp": case_collectives_tcp, "mpi": case_mpi, "waiting": case_waiting, "form": case_form}

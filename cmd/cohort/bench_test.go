@@ -43,6 +43,8 @@ func TestBench(t *testing.T) {
 		{"collectives --ranks 3 --transport tcp --bytes 8 --ops barrier,all_gather --memory private --reps 2", 2,
 			fields{"case": "all_gather", "ranks": 3., "transport": "tcp", "memory": "private"}},
 		{"collectives --dtype int64 --ops broadcast,raw_socket --bytes 64 --memory shared --reps 2", 2, fields{"case": "broadcast", "dtype": "int64", "bytes": 64.}},
+		{"form --ranks 3", 1, fields{"bench": "form", "case": "processes", "ranks": 3., "transport": "shm"}},
+		{"form --ranks 50 --kind goroutines", 1, fields{"bench": "form", "case": "goroutines", "ranks": 50., "transport": "goroutines"}},
 		{"collectives --ops late --late-by 1ms", 2, fields{"case": "late_all_reduce", "bytes": 1048576., "memory": "shared"}},
 	} {
 		out := cohortProcess(t, "bench "+tt.args+" --json")
@@ -95,6 +97,8 @@ func TestBadBenchCommandLines(t *testing.T) {
 		"ddp --ranks 0":                          "0 ranks",
 		"ddp --ranks 1000000":                    "1000000 ranks on a machine of",
 		"ddp --steps 0":                          "0 steps",
+		"form --kind threads":                    `no kind "threads": there is processes, goroutines`,
+		"form --ranks 0":                         "0 ranks",
 		"collectives --ranks 1":                  "at least 2 ranks",
 		"collectives --ranks 0":                  "0 ranks",
 		"collectives --backend gloo":             "backend gloo comes with a later version",
