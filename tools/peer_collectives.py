@@ -31,11 +31,6 @@ OPS = {  # operation: its forms
 LATE_SECONDS = 0.1
 
 
-def loop_length(size):
-    """Calls in a loop: enough that its barrier and its end do not count."""
-    return 300 if size <= 65536 else 50 if size <= 1 << 20 else 8 if size <= 16 << 20 else 4
-
-
 def make_call(torch, dist, form, size, rank, ranks):
     """Returns a function that does one call, on tensors of its own."""
     n = max(1, size // 4)
@@ -86,7 +81,21 @@ def make_call(torch, dist, form, size, rank, ranks):
     raise ValueError(f"no operation {form}")
 
 
-def loop_time(dist, call, reps):
+def loop_length(torch, dist, call):
+    """Calls in a loop: enough that its barrier does not count, for about a third of a second. All ranks must do as many."""
+    trials = 5
+    dist.barrier()
+    start = time.perf_counter()
+    for _ in range(trials):
+        call()
+    dist.barrier()
+    reps = torch.tensor([min(1000, max(4, int(0.3 * trials / (time.perf_counter() - start))))])
+    dist.broadcast(reps, 0)
+    return reps.item()
+
+
+def loop_time(torch, dist, call):
+    reps = loop_length(torch, dist, call)
     took = []
     for _ in range(3):
         dist.barrier()
@@ -139,10 +148,10 @@ def run_rank(rank, ranks, ops, sizes, with_late):
                 except (RuntimeError, NotImplementedError, ValueError) as e:
                     say(case=op, form=form, bytes=size, unsupported=str(e).splitlines()[0][:200])
                     continue
-                took = loop_time(dist, call, loop_length(size))
+                took = loop_time(torch, dist, call)
                 say(case=op, form=form, bytes=size, median_us=took * 1e6, gb_per_s=size / took / 1e9)
     if "barrier" in ops:
-        say(case="barrier", form="barrier", bytes=0, median_us=loop_time(dist, dist.barrier, 300) * 1e6)
+        say(case="barrier", form="barrier", bytes=0, median_us=loop_time(torch, dist, dist.barrier) * 1e6)
     if with_late:
         late(torch, dist, rank, ranks, say)
     dist.destroy_process_group()
