@@ -5,7 +5,9 @@ package dist
 import (
 	"errors"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,25 +19,38 @@ import (
 // say how it died. Sockets are quicker than the agent by a little.
 const newsPatience = 250 * time.Millisecond
 
-// agentWatch listens to the agent that launched this process, if there is
-// one: it knows first-hand which local rank has died and of what.
+// agentWatch knows which processes of the job have ended. It listens to the
+// agent that launched this process, if there is one: the agent knows first-hand
+// which local rank has died and of what. And it hears of deaths that a group
+// finds out, and tells all groups that have the rank as a member.
 type agentWatch struct {
 	reader *agentpipe.Reader // nil: no agent
 	ended  chan struct{}     // closed when listening has ended
 
-	mu     sync.Mutex
-	dead   map[int]native.Obituary
-	news   chan struct{} // closed and replaced at every death
-	onDead func(rank int)
-	early  func(*RankError) // until forward: a death while the group is formed
+	mu       sync.Mutex
+	dead     map[int]death // by rank in the job
+	news     chan struct{} // closed and replaced when the agent tells of a death
+	watchers map[*watcher]struct{}
 }
 
-func watchAgent(early func(*RankError)) (*agentWatch, error) {
+// death is what is known of a process that has ended.
+type death struct {
+	native.Obituary
+	who Member
+}
+
+// watcher is told of deaths.
+type watcher struct {
+	told map[int]bool // by rank in the job
+	tell func(rank int, d death)
+}
+
+func watchAgent() (*agentWatch, error) {
 	r, err := agentpipe.Open()
 	if err != nil {
 		return nil, err
 	}
-	w := &agentWatch{reader: r, ended: make(chan struct{}), dead: map[int]native.Obituary{}, news: make(chan struct{}), early: early}
+	w := &agentWatch{reader: r, ended: make(chan struct{}), dead: map[int]death{}, news: make(chan struct{}), watchers: map[*watcher]struct{}{}}
 	if r == nil {
 		close(w.ended)
 		return w, nil
@@ -57,19 +72,70 @@ func (w *agentWatch) listen() {
 			}
 			continue
 		}
+		d := death{native.Obituary{Known: true, Signal: e.Signal, Code: e.Code}, Member{Rank: e.Rank, Host: e.Host, PID: e.PID}}
 		w.mu.Lock()
-		o := native.Obituary{Known: true, Signal: e.Signal, Code: e.Code}
-		w.dead[e.Rank] = o
+		w.dead[e.Rank] = d
 		close(w.news)
 		w.news = make(chan struct{})
-		onDead, early := w.onDead, w.early
 		w.mu.Unlock()
-		if onDead != nil {
-			onDead(e.Rank)
-		} else {
-			early(native.DeathError(worldName, Member{Rank: e.Rank, Host: e.Host, PID: e.PID}, o))
+		w.spread(e.Rank, d)
+	}
+}
+
+// died takes the news of a death from a group that has found it out.
+func (w *agentWatch) died(rank int) {
+	w.mu.Lock()
+	d, known := w.dead[rank]
+	if !known {
+		w.dead[rank] = d
+	}
+	w.mu.Unlock()
+	w.spread(rank, d)
+}
+
+// spread tells of a death all that watch and have not heard of it.
+func (w *agentWatch) spread(rank int, d death) {
+	w.mu.Lock()
+	var tell []*watcher
+	for v := range w.watchers {
+		if !v.told[rank] {
+			v.told[rank] = true
+			tell = append(tell, v)
 		}
 	}
+	w.mu.Unlock()
+	for _, v := range tell {
+		v.tell(rank, d)
+	}
+}
+
+// watchAll calls tell for every death, past ones first, until stop is called.
+func (w *agentWatch) watchAll(tell func(rank int, d death)) (stop func()) {
+	v := &watcher{told: map[int]bool{}, tell: tell}
+	w.mu.Lock()
+	w.watchers[v] = struct{}{}
+	before := maps.Clone(w.dead)
+	for r := range before {
+		v.told[r] = true
+	}
+	w.mu.Unlock()
+	for r, d := range before {
+		tell(r, d)
+	}
+	return func() {
+		w.mu.Lock()
+		delete(w.watchers, v)
+		w.mu.Unlock()
+	}
+}
+
+// watch calls tell for every death of a member of a group, with its rank there.
+func (w *agentWatch) watch(world []int, tell func(rank int)) (stop func()) {
+	return w.watchAll(func(rank int, _ death) {
+		if i := slices.Index(world, rank); i >= 0 {
+			tell(i)
+		}
+	})
 }
 
 // isLine reports whether an error is about one line, after which others come.
@@ -78,28 +144,13 @@ func isLine(err error) bool {
 	return !errors.As(err, &pe)
 }
 
-// forward sends news of deaths to a group's backend from now on, past deaths
-// first.
-func (w *agentWatch) forward(onDead func(rank int)) {
-	w.mu.Lock()
-	w.onDead = onDead
-	var before []int
-	for r := range w.dead {
-		before = append(before, r)
-	}
-	w.mu.Unlock()
-	for _, r := range before {
-		onDead(r)
-	}
-}
-
 // obituary says how a rank died, waiting a moment for the news.
 func (w *agentWatch) obituary(rank int) native.Obituary {
 	deadline := time.NewTimer(newsPatience)
 	defer deadline.Stop()
 	for {
 		w.mu.Lock()
-		o, news := w.dead[rank], w.news
+		o, news := w.dead[rank].Obituary, w.news
 		w.mu.Unlock()
 		if o.Known || w.reader == nil {
 			return o

@@ -18,6 +18,14 @@
 // messages run in order for each pair of ranks and direction, independent of
 // the collectives. Until an operation has ended, its tensors belong to it.
 //
+// # Groups of some ranks
+//
+// [Group.NewGroup] and [Group.Split] make groups of some of a group's ranks. A
+// rank may be in any number of them, with operations under way on all at once;
+// the members alone take part in the making, and each group has its own order
+// of operations, its own faults and its own keys in the store. Closing a group
+// closes those that were made from it.
+//
 // # Reductions
 //
 // All ranks get the same bits. Ranks that share memory reduce in the order of

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/store"
@@ -20,14 +21,26 @@ type Group struct {
 	localRank   int
 	localSize   int
 	node        string
-	members     []Member
+	nodes       []string // by rank
+	members     []Member // by rank
+	world       []int    // the ranks' numbers in the job
+	key         string   // by which the members have met
+	home        home     // nil if the job is one rank
+	parent      *Group   // nil for the group of all ranks
+	timeout     time.Duration
+	algorithms  collective.Options
 	backend     collective.Backend // nil for a group of one rank
+	unwatch     func()             // ends the news of deaths
+	abort       context.CancelCauseFunc
 	onClose     func() error
+	base        store.Store // of the group of all ranks: where the groups' stores are
 	store       store.Store
 	transport   string
 	collectives lane
 	mu          sync.Mutex
 	pairs       map[pair]*lane
+	children    map[*Group]struct{} // made from this one and not closed
+	made        map[string]int      // how many groups of some ranks and name
 	closed      bool
 	running     int        // calls that have been issued and not ended
 	noneRunning *sync.Cond // on mu
@@ -56,7 +69,9 @@ func (g *Group) LocalSize() int { return g.localSize }
 // Node returns the id of the node that this rank runs on.
 func (g *Group) Node() string { return g.node }
 
-// Name returns the group's name as errors show it: "world" for the group of all ranks.
+// Name returns the group's name as errors show it: "world" for the group of all
+// ranks, for others that of [WithName] or one made of the name of the group
+// that they were made from and a number that their members agree on.
 func (g *Group) Name() string { return g.name }
 
 // Members returns who the ranks are, in rank order.
@@ -66,8 +81,9 @@ func (g *Group) Members() []Member { return append([]Member(nil), g.members...) 
 // rank), "goroutines", "shm" or "tcp".
 func (g *Group) Transport() string { return g.transport }
 
-// Store returns the key-value store that the ranks of the group share. Rank 0
-// serves it; it ends with rank 0's membership.
+// Store returns the key-value store that the ranks of the group share; each
+// group has its own keys. Rank 0 of the job serves it; it ends with that rank's
+// membership in the group of all ranks.
 func (g *Group) Store() store.Store { return g.store }
 
 func (g *Group) String() string {
@@ -177,25 +193,43 @@ func (g *Group) begin(r request) *Work {
 	return w
 }
 
-// Close leaves the group and gives back all it holds. Operations that are
-// still under way, here or on ranks that need this one, fail. Calls after the
-// first return what the first one did.
+// Close leaves the group, and first the groups made from it, and gives back
+// all it holds. Operations that are still under way, here or on ranks that need
+// this one, fail. Calls after the first return what the first one did.
 func (g *Group) Close() error {
 	g.closeOnce.Do(func() {
 		g.mu.Lock()
 		g.closed = true
 		pending := g.running > 0
+		// While the group is being formed there is none; meet closes it then.
+		backend, unwatch, abort := g.backend, g.unwatch, g.abort
 		g.mu.Unlock()
-		if pending && g.backend != nil {
-			g.backend.Fail(fmt.Errorf("closed the group with operations under way: %w", ErrClosed))
+		if abort != nil {
+			abort(ErrClosed) // the forming, if it is still under way
+		}
+		for _, c := range g.offspring() {
+			if err := c.Close(); g.closeErr == nil {
+				g.closeErr = err
+			}
+		}
+		if pending && backend != nil {
+			backend.Fail(fmt.Errorf("closed the group with operations under way: %w", ErrClosed))
 		}
 		g.mu.Lock()
 		for g.running > 0 {
 			g.noneRunning.Wait()
 		}
 		g.mu.Unlock()
-		if g.backend != nil {
-			g.closeErr = g.backend.Close()
+		if unwatch != nil {
+			unwatch()
+		}
+		if backend != nil {
+			if err := backend.Close(); g.closeErr == nil {
+				g.closeErr = err
+			}
+		}
+		if g.parent != nil {
+			g.parent.forget(g)
 		}
 		if g.onClose != nil {
 			if err := g.onClose(); g.closeErr == nil {

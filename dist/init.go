@@ -52,12 +52,14 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch, err := watchAgent(func(e *RankError) { cancel(e) })
+	watch, err := watchAgent()
 	if err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
 	m := &meeting{options: o, place: pl, agent: watch}
+	stop := watch.watchAll(func(rank int, d death) { cancel(native.DeathError(worldName, d.who, d.Obituary)) })
 	g, err := m.form(ctx)
+	stop()
 	if err != nil {
 		m.giveUp()
 		var died *RankError
@@ -71,13 +73,15 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 
 func aloneGroup(o options) *Group {
 	host, _ := os.Hostname() // for messages only
-	g := &Group{name: worldName, size: 1, localSize: 1, node: nodeID(o.node), transport: "none",
-		members: []Member{{Host: host, PID: os.Getpid()}}, store: store.NewMemory()}
+	node, mem := nodeID(o.node), store.NewMemory()
+	g := &Group{name: worldName, key: worldName, size: 1, localSize: 1, node: node, nodes: []string{node}, world: []int{0}, transport: "none",
+		members: []Member{{Host: host, PID: os.Getpid()}}, base: mem, store: store.Prefix(mem, "user/"), timeout: o.timeout, algorithms: o.algorithms}
 	g.init()
 	return g
 }
 
-// meeting is the forming of a group: what a rank has opened so far.
+// meeting is what a rank that is a process has opened so far, and then what
+// its groups have in common.
 type meeting struct {
 	options
 	place
@@ -87,8 +91,9 @@ type meeting struct {
 	server *store.Server
 	client *store.Client
 	store  store.Store
-	unix   *native.Endpoint // until a backend owns it
-	tcp    *native.Endpoint // likewise
+	fabric *native.Fabric
+	me     introduction
+	all    []introduction // by rank
 }
 
 // introduction is what a rank tells the others about itself.
@@ -97,6 +102,7 @@ type introduction struct {
 	PID       int    `json:"pid"`
 	Node      string `json:"node"`
 	Transport string `json:"transport"`
+	Agreed    uint64 `json:"agreed"`
 	Unix      string `json:"unix,omitempty"`
 }
 
@@ -108,120 +114,139 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	if m.token, err = transport.TokenFromEnv(); err != nil {
 		return nil, err
 	}
+	m.fabric = native.NewFabric(m.token)
 	if err := m.openStore(ctx); err != nil {
 		return nil, err
 	}
-	me := introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind}
-	me.Host, _ = os.Hostname() // for messages only
+	m.me = introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind, Agreed: agreed(m.algorithms)}
+	m.me.Host, _ = os.Hostname() // for messages only
 	if native.SharedMemory && kind != "tcp" {
 		port, err := transport.Listen("unix:", m.token)
 		if err != nil {
 			return nil, err
 		}
-		m.unix, me.Unix = native.NewEndpoint(port, true), port.Addr()
+		m.fabric.Listen(port, true)
+		m.me.Unix = port.Addr()
 	}
-	all, err := exchange(ctx, m, "introduction", me)
-	if err != nil {
+	if m.all, err = exchange(ctx, m, "introduction", m.me); err != nil {
 		return nil, err
 	}
-	g := &Group{name: worldName, rank: m.rank, size: m.worldSize, node: me.Node, store: store.Prefix(m.store, "user/")}
-	g.init()
-	for r, in := range all {
-		g.members = append(g.members, Member{Rank: r, Host: in.Host, PID: in.PID})
-		if r == m.rank || in.Node != "" && in.Node == me.Node {
-			g.localSize++
-			if r < m.rank {
-				g.localRank++
-			}
+	for r, in := range m.all {
+		switch {
+		case in.Transport != m.all[0].Transport:
+			return nil, fmt.Errorf("%s is %q on rank 0 and %q on rank %d: set it to the same on all", envvar.Transport, m.all[0].Transport, in.Transport, r)
+		case in.Agreed != m.all[0].Agreed:
+			return nil, fmt.Errorf("rank 0 and rank %d give different options to Init: WithDeterministic is for all or none", r)
 		}
 	}
-	cfg := native.Config{Group: worldName, Rank: m.rank, Members: g.members, Timeout: m.timeout, Options: m.algorithms, Obituary: m.agent.obituary}
-	if g.transport, err = chooseTransport(all); err != nil {
-		return nil, err
-	}
-	if g.transport == "shm" {
-		cfg.Topology = collective.OneNode(m.worldSize)
-		err = m.joinShm(ctx, g, cfg, all)
-	} else {
-		cfg.Topology = collective.Apart(m.worldSize)
-		err = m.joinRing(ctx, g, cfg)
-	}
-	if err != nil {
-		return nil, err
-	}
+	g := &Group{name: worldName, key: worldName, rank: m.rank, size: m.worldSize, node: m.me.Node, home: m,
+		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, algorithms: m.algorithms}
+	g.init()
 	g.onClose = m.close
-	m.agent.forward(g.backend.(interface{ Died(rank int) }).Died)
-	// All have come when all have passed this.
-	if err := g.Barrier(ctx); err != nil {
-		_ = g.backend.Close()
+	for r, in := range m.all {
+		g.members = append(g.members, Member{Rank: r, Host: in.Host, PID: in.PID})
+		g.nodes = append(g.nodes, in.Node)
+		g.world = append(g.world, r)
+	}
+	g.setLocal()
+	if err := m.publish(ctx, g.world); err != nil {
+		return nil, err
+	}
+	if err := g.meet(ctx, worldName); err != nil {
 		return nil, err
 	}
 	return g, nil
 }
 
-// chooseTransport decides from what all ranks said, so that all decide alike.
-func chooseTransport(all []introduction) (string, error) {
-	kind := "shm"
-	for r, in := range all {
-		if in.Transport == "tcp" || in.Node == "" || in.Node != all[0].Node || in.Unix == "" {
-			kind = "tcp"
-		}
-		if in.Transport != all[0].Transport {
-			return "", fmt.Errorf("%s is %q on rank 0 and %q on rank %d: set it to the same on all", envvar.Transport, all[0].Transport, in.Transport, r)
+// shares reports whether ranks of the job, given by their numbers in it, can
+// all share memory. Every rank decides alike, from what all have said.
+func (m *meeting) shares(world []int) bool {
+	for _, r := range world {
+		if in := &m.all[r]; in.Transport == "tcp" || in.Node == "" || in.Node != m.all[world[0]].Node || in.Unix == "" {
+			return false
 		}
 	}
-	if kind != "shm" && all[0].Transport == "shm" {
-		return "", fmt.Errorf("%s=shm: the ranks are on several nodes, or this system has no shared memory between processes", envvar.Transport)
-	}
-	return kind, nil
+	return true
 }
 
-func (m *meeting) joinShm(ctx context.Context, g *Group, cfg native.Config, all []introduction) error {
-	addrs := make([]string, len(all))
-	for r, in := range all {
-		addrs[r] = in.Unix
+// publish gives everybody everybody's addresses. Where all ranks share memory
+// nobody listens on a TCP port beside the store's.
+func (m *meeting) publish(ctx context.Context, world []int) error {
+	book := make([]native.Address, m.worldSize)
+	for r, in := range m.all {
+		book[r].Unix = in.Unix
 	}
-	end := m.unix
-	m.unix = nil
-	b, err := native.OpenShm(ctx, cfg, end, addrs, m.token)
+	defer func() { m.fabric.SetBook(book) }()
+	if m.shares(world) {
+		return nil
+	}
+	if m.me.Transport == "shm" {
+		return fmt.Errorf("%s=shm: the ranks are on several nodes, or this system has no shared memory between processes", envvar.Transport)
+	}
+	addr, err := m.listen(ctx)
 	if err != nil {
 		return err
-	}
-	g.backend = b
-	return nil
-}
-
-func (m *meeting) joinRing(ctx context.Context, g *Group, cfg native.Config) error {
-	if m.unix != nil {
-		_ = m.unix.Close()
-		m.unix = nil
-	}
-	addr := m.master
-	if m.rank == 0 {
-		m.tcp = native.NewEndpoint(m.port, false)
-	} else {
-		host, err := transport.ReachableHost(ctx, m.master)
-		if err != nil {
-			return err
-		}
-		port, err := transport.Listen(net.JoinHostPort(host, "0"), m.token)
-		if err != nil {
-			return err
-		}
-		m.tcp, addr = native.NewEndpoint(port, true), port.Addr()
 	}
 	addrs, err := exchange(ctx, m, "address", addr)
 	if err != nil {
 		return err
 	}
-	end := m.tcp
-	m.tcp = nil
-	b, err := native.OpenRing(ctx, cfg, end, addrs, m.token)
-	if err != nil {
-		return err
+	for r := range book {
+		book[r].TCP = addrs[r]
 	}
-	g.backend = b
 	return nil
+}
+
+// listen opens this process's TCP port, at rank 0 the one of the store.
+func (m *meeting) listen(ctx context.Context) (addr string, err error) {
+	if m.port != nil {
+		m.fabric.Listen(m.port, false)
+		return m.master, nil
+	}
+	host, err := transport.ReachableHost(ctx, m.master)
+	if err != nil {
+		return "", err
+	}
+	port, err := transport.Listen(net.JoinHostPort(host, "0"), m.token)
+	if err != nil {
+		return "", err
+	}
+	m.fabric.Listen(port, true)
+	return port.Addr(), nil
+}
+
+// open implements [home].
+func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collective.Backend, string, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	cfg.Obituary = func(rank int) native.Obituary { return m.agent.obituary(cfg.World[rank]) }
+	cfg.Deaths = func(rank int) { m.agent.died(cfg.World[rank]) }
+	// Until there is a backend that can be told, a death ends the forming.
+	leave := m.agent.watch(cfg.World, func(rank int) {
+		cancel(native.DeathError(g.name, g.members[rank], cfg.Obituary(rank)))
+	})
+	defer leave()
+	var backend interface {
+		collective.Backend
+		Died(rank int)
+	}
+	var kind string
+	var err error
+	if m.shares(cfg.World) {
+		cfg.Topology, kind = collective.OneNode(g.size), "shm"
+		backend, err = native.OpenShm(ctx, cfg, m.fabric)
+	} else {
+		cfg.Topology, kind = collective.Apart(g.size), "tcp"
+		backend, err = native.OpenRing(ctx, cfg, m.fabric)
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	unwatch := m.agent.watch(cfg.World, backend.Died)
+	g.mu.Lock()
+	g.unwatch = unwatch
+	g.mu.Unlock()
+	return backend, kind, nil
 }
 
 // openStore serves the store on rank 0 and connects to it elsewhere.
@@ -326,10 +351,8 @@ func (m *meeting) close() error {
 	if m.server != nil {
 		errs = append(errs, m.server.Close())
 	}
-	for _, e := range []*native.Endpoint{m.unix, m.tcp} {
-		if e != nil {
-			errs = append(errs, e.Close())
-		}
+	if m.fabric != nil {
+		errs = append(errs, m.fabric.Close())
 	}
 	if m.port != nil {
 		errs = append(errs, m.port.Close())

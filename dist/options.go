@@ -4,7 +4,9 @@ package dist
 
 import (
 	"fmt"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -21,13 +23,17 @@ const DefaultInitTimeout = 5 * time.Minute
 // worldName is the name of the group of all ranks.
 const worldName = "world"
 
-// Option changes what [Init] does.
+// Option changes what [Init] or [Group.NewGroup] does. An option that makes no
+// sense for the one at hand is an error.
 type Option func(*options) error
 
 type options struct {
-	url     string
-	timeout time.Duration
-	node    string
+	// forGroup says that the options are for a group of some ranks.
+	forGroup bool
+	name     string
+	url      string
+	timeout  time.Duration
+	node     string
 	// algorithms is what the user asks of the choice of algorithms.
 	algorithms collective.Options
 }
@@ -44,7 +50,7 @@ func WithDeterministic() Option {
 // MASTER_ADDR, MASTER_PORT) or "tcp://host:port?rank=R&world_size=N", where
 // host:port is rank 0's to listen on.
 func WithURL(url string) Option {
-	return func(o *options) error { o.url = url; return nil }
+	return func(o *options) error { o.url = url; return o.onlyInit("WithURL") }
 }
 
 // WithTimeout sets the group's time limit in place of [DefaultTimeout].
@@ -64,12 +70,35 @@ func WithBackend(name string) Option {
 		if name != "native" {
 			return fmt.Errorf("no backend %q: there is \"native\"", name)
 		}
-		return nil
+		return o.onlyInit("WithBackend")
 	}
 }
 
 // WithNodeID names the node that this rank runs on, in place of
 // COHORT_NODE_ID. Ranks of equal node id share memory.
 func WithNodeID(id string) Option {
-	return func(o *options) error { o.node = id; return nil }
+	return func(o *options) error { o.node = id; return o.onlyInit("WithNodeID") }
+}
+
+// WithName names a group that [Group.NewGroup] or [Group.Split] makes. Its
+// members give the same name.
+func WithName(name string) Option {
+	return func(o *options) error {
+		if !o.forGroup {
+			return fmt.Errorf("WithName is for groups of some ranks: that of all is %q", worldName)
+		}
+		if name == "" || len(name) > maxName || strings.ContainsFunc(name, unicode.IsControl) {
+			return fmt.Errorf("the name %q: want 1 to %d bytes without control characters", name, maxName)
+		}
+		o.name = name
+		return nil
+	}
+}
+
+// onlyInit is an error if the options are not for Init.
+func (o *options) onlyInit(option string) error {
+	if o.forGroup {
+		return fmt.Errorf("%s is an option of Init: groups inherit it", option)
+	}
+	return nil
 }

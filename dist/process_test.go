@@ -34,6 +34,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"wait":     waitForever,
 	"measure":  measure,
 	"overlap":  overlap,
+	"groups":   groupsAtOnce,
 }
 
 func TestMain(m *testing.M) {
@@ -152,7 +153,7 @@ func (p *rankProcess) stacks() string {
 }
 
 func TestProcesses(t *testing.T) {
-	for _, name := range []string{"oracle", "messages", "slabs"} {
+	for _, name := range []string{"oracle", "messages", "slabs", "groups"} {
 		for _, tc := range []struct {
 			n         int
 			transport string

@@ -44,9 +44,7 @@ func spawn(ctx context.Context, n int, opts native.GoRanksOptions, limit time.Du
 				_ = g.Close()
 				return
 			}
-			if g.backend != nil {
-				g.backend.Fail(err)
-			}
+			g.fail(err)
 			_ = g.Close()
 			mu.Lock()
 			defer mu.Unlock()
@@ -62,18 +60,19 @@ func spawn(ctx context.Context, n int, opts native.GoRanksOptions, limit time.Du
 // goGroups returns a group for each of n goroutine ranks.
 func goGroups(n int, opts native.GoRanksOptions, limit time.Duration) []*Group {
 	host, _ := os.Hostname() // for messages only
-	members := make([]Member, n)
+	members, nodes, world := make([]Member, n), make([]string, n), make([]int, n)
 	for r := range members {
-		members[r] = Member{Rank: r, Host: host}
+		members[r], nodes[r], world[r] = Member{Rank: r, Host: host}, host, r
 	}
 	var ranks []*native.Shm
 	if n > 1 {
-		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, Timeout: limit, Topology: collective.OneNode(n)}, opts)
+		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, World: world, Timeout: limit, Topology: collective.OneNode(n)}, opts)
 	}
-	shared := store.NewMemory()
+	shared, meetings := store.NewMemory(), goHome{native.NewGoMeetings(opts)}
 	groups := make([]*Group, n)
 	for r := range groups {
-		g := &Group{name: worldName, rank: r, size: n, localRank: r, localSize: n, node: host, members: members, transport: "none", store: shared}
+		g := &Group{name: worldName, key: worldName, rank: r, size: n, localRank: r, localSize: n, node: host, nodes: nodes, members: members, world: world,
+			transport: "none", home: meetings, timeout: limit, base: shared, store: store.Prefix(shared, "user/")}
 		if n > 1 {
 			g.backend, g.transport = ranks[r], "goroutines"
 		}
@@ -81,6 +80,18 @@ func goGroups(n int, opts native.GoRanksOptions, limit time.Duration) []*Group {
 		groups[r] = g
 	}
 	return groups
+}
+
+// goHome is the [home] of ranks that are goroutines of one process.
+type goHome struct{ meetings *native.GoMeetings }
+
+func (h goHome) open(_ context.Context, g *Group, cfg native.Config) (collective.Backend, string, error) {
+	cfg.Topology = collective.OneNode(g.size)
+	s, err := h.meetings.Join(cfg)
+	if err != nil {
+		return nil, "", err
+	}
+	return s, "goroutines", nil
 }
 
 // runRank calls main and makes an error of a panic.
@@ -119,8 +130,8 @@ func Main(main func(ctx context.Context, g *Group) error, opts ...Option) func(c
 		if errors.As(err, &other) {
 			// Let the launcher see the rank that failed first end first.
 			time.Sleep(consequencePause)
-		} else if err != nil && g.backend != nil {
-			g.backend.Fail(err) // the other ranks' errors tell why
+		} else if err != nil {
+			g.fail(err) // the other ranks' errors tell why
 		}
 		if closeErr := g.Close(); err == nil {
 			err = closeErr

@@ -3,6 +3,7 @@
 package native
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -10,15 +11,13 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// Endpoint is where the other ranks of a group reach this one: a port that
-// offers [Proto]. It may be made, and its address told, before there is a
-// group: connections wait until there is.
+// Endpoint is where a [Fabric] hands over the connections that are for one
+// group.
 type Endpoint struct {
-	port  *transport.Port
-	owned bool
-
-	ready chan struct{} // closed when serve is set, or the endpoint closed
-	serve func(*transport.Conn) (keep bool)
+	fabric   *Fabric
+	group    string
+	numRanks int
+	serve    func(*transport.Conn, hello) (keep bool)
 
 	mu      sync.Mutex
 	open    map[*transport.Conn]struct{} // being answered
@@ -26,73 +25,99 @@ type Endpoint struct {
 	running sync.WaitGroup
 }
 
-// NewEndpoint offers [Proto] on a port, which Close closes if it is owned.
-func NewEndpoint(port *transport.Port, owned bool) *Endpoint {
-	e := &Endpoint{port: port, owned: owned, ready: make(chan struct{}), open: map[*transport.Conn]struct{}{}}
-	port.Handle(Proto, e.handle)
-	return e
+// attach makes a group reachable: serve answers its connections, those that
+// have come already first. The connections have a deadline for the answer.
+func (f *Fabric) attach(group string, numRanks int, serve func(*transport.Conn, hello) (keep bool)) (*Endpoint, error) {
+	e := &Endpoint{fabric: f, group: group, numRanks: numRanks, serve: serve, open: map[*transport.Conn]struct{}{}}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, was := f.closed[group]
+	switch {
+	case f.ended:
+		return nil, errors.New("this rank has left the job")
+	case f.ends[group] != nil || was:
+		return nil, fmt.Errorf("group %q has been made before", group)
+	}
+	f.ends[group] = e
+	if made := f.parked[group]; made != nil {
+		close(made)
+		delete(f.parked, group)
+	}
+	return e, nil
 }
 
-// attach sets who answers connections. Once, and not after Close.
-func (e *Endpoint) attach(serve func(*transport.Conn) (keep bool)) {
-	e.serve = serve
-	close(e.ready)
-}
-
-// handle answers a connection, which is closed after unless it is to be kept.
-func (e *Endpoint) handle(conn *transport.Conn) {
+// answer serves a connection, unless the group is closed.
+func (e *Endpoint) answer(conn *transport.Conn, h hello) (keep bool) {
 	e.mu.Lock()
 	if e.closed {
 		e.mu.Unlock()
-		conn.Close()
-		return
+		refuse(conn, errors.New("this rank has closed the group"))
+		return false
 	}
 	e.open[conn] = struct{}{}
 	e.running.Add(1)
 	e.mu.Unlock()
 	defer e.running.Done()
-
-	<-e.ready
-	keep := false
-	if e.serve != nil {
+	if h.rank >= e.numRanks {
+		refuse(conn, fmt.Errorf("hello from rank %d of a group of %d", h.rank, e.numRanks))
+	} else {
 		_ = conn.SetDeadline(time.Now().Add(replyTimeout))
-		keep = e.serve(conn)
+		keep = e.serve(conn, h)
 	}
 	e.mu.Lock()
 	delete(e.open, conn)
 	e.mu.Unlock()
-	if !keep {
-		conn.Close()
-	}
+	return keep
 }
 
-// Close withdraws the offer, ends what is being answered and waits for it.
-func (e *Endpoint) Close() error {
+// Close withdraws the group: what is being answered ends, and hellos that
+// come later are refused.
+func (e *Endpoint) Close() {
 	e.mu.Lock()
 	if e.closed {
 		e.mu.Unlock()
-		return nil
+		return
 	}
 	e.closed = true
 	for c := range e.open {
 		c.Close()
 	}
 	e.mu.Unlock()
-	if e.serve == nil {
-		close(e.ready)
-	}
-	e.port.Handle(Proto, nil)
-	var err error
-	if e.owned {
-		err = e.port.Close()
-	}
+	f := e.fabric
+	f.mu.Lock()
+	delete(f.ends, e.group)
+	f.markClosed(e.group)
+	f.mu.Unlock()
 	e.running.Wait()
-	return err
+}
+
+// markClosed remembers that a group is no more; the fabric is locked.
+func (f *Fabric) markClosed(group string) {
+	f.closed[group] = struct{}{}
+	f.order = append(f.order, group)
+	if len(f.order) > maxClosed {
+		delete(f.closed, f.order[0])
+		f.order = f.order[1:]
+	}
+	if made := f.parked[group]; made != nil {
+		close(made) // nobody waits for it any more
+		delete(f.parked, group)
+	}
+}
+
+// Forget says that a group that this rank was to make will not be: hellos to
+// it are refused.
+func (f *Fabric) Forget(group string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, was := f.closed[group]; !was && f.ends[group] == nil {
+		f.markClosed(group)
+	}
 }
 
 // takeHello reads the first frame of a connection. A hello that makes no
 // sense is answered with why.
-func takeHello(conn *transport.Conn, group string, numRanks int) (hello, error) {
+func takeHello(conn *transport.Conn) (hello, error) {
 	kind, payload, err := conn.ReadFrame(nil, maxHello)
 	if err != nil {
 		return hello{}, err
@@ -100,9 +125,9 @@ func takeHello(conn *transport.Conn, group string, numRanks int) (hello, error) 
 	if kind != frameHello {
 		return hello{}, fmt.Errorf("first frame of kind %d", kind)
 	}
-	h, err := parseHello(payload, group, numRanks)
+	h, err := parseHello(payload)
 	if err != nil {
-		_ = conn.WriteFrame(frameRefused, []byte(err.Error()))
+		refuse(conn, err)
 	}
 	return h, err
 }

@@ -64,21 +64,24 @@ func goPlanners(_ *testing.T, n int) []planner {
 }
 
 // socketPlanners returns ranks that meet at ports, each opened by open.
-func socketPlanners(t *testing.T, n int, addr string, open func(cfg Config, end *Endpoint, addrs []string, token transport.Token) (planner, error)) []planner {
+func socketPlanners(t *testing.T, n int, addr string, open func(cfg Config, fabric *Fabric) (planner, error)) []planner {
 	token := transport.NewToken()
-	ends, addrs := make([]*Endpoint, n), make([]string, n)
+	fabrics, book, world := make([]*Fabric, n), make([]Address, n), make([]int, n)
 	for r := range n {
 		port, err := transport.Listen(addr, token)
 		if err != nil {
 			t.Fatal(err)
 		}
-		ends[r], addrs[r] = NewEndpoint(port, true), port.Addr()
+		fabrics[r], book[r], world[r] = NewFabric(token), Address{Unix: port.Addr(), TCP: port.Addr()}, r
+		fabrics[r].Listen(port, true)
+		fabrics[r].SetBook(book)
+		t.Cleanup(func() { _ = fabrics[r].Close() })
 	}
 	ranks, errs := make([]planner, n), make([]error, n)
 	var wg sync.WaitGroup
 	for r := range n {
 		wg.Go(func() {
-			ranks[r], errs[r] = open(Config{Group: "test", Rank: r, Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, ends[r], addrs, token)
+			ranks[r], errs[r] = open(Config{Group: "test", Key: "test", World: world, Rank: r, Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, fabrics[r])
 		})
 	}
 	wg.Wait()
@@ -89,8 +92,8 @@ func socketPlanners(t *testing.T, n int, addr string, open func(cfg Config, end 
 }
 
 func tcpPlanners(t *testing.T, n int) []planner {
-	return socketPlanners(t, n, "127.0.0.1:0", func(cfg Config, end *Endpoint, addrs []string, token transport.Token) (planner, error) {
-		r, err := OpenRing(t.Context(), cfg, end, addrs, token)
+	return socketPlanners(t, n, "127.0.0.1:0", func(cfg Config, fabric *Fabric) (planner, error) {
+		r, err := OpenRing(t.Context(), cfg, fabric)
 		if err != nil {
 			return planner{}, err
 		}
@@ -102,8 +105,8 @@ func shmPlanners(t *testing.T, n int) []planner {
 	if !SharedMemory {
 		t.Skip("processes cannot share memory on this system")
 	}
-	return socketPlanners(t, n, "unix:", func(cfg Config, end *Endpoint, addrs []string, token transport.Token) (planner, error) {
-		s, err := OpenShm(t.Context(), cfg, end, addrs, token)
+	return socketPlanners(t, n, "unix:", func(cfg Config, fabric *Fabric) (planner, error) {
+		s, err := OpenShm(t.Context(), cfg, fabric)
 		if err != nil {
 			return planner{}, err
 		}

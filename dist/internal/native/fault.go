@@ -3,6 +3,7 @@
 package native
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -15,11 +16,21 @@ type Config struct {
 	Group   string
 	Rank    int
 	Members []collective.Member // by rank
+	// Key is what the members meet by, which differs for groups of one name,
+	// and World each rank's number in the job, by which the [Fabric] knows it.
+	Key   string
+	World []int
+	// Agreed is a hash of what members must have in common; who comes with
+	// another is refused.
+	Agreed uint64
 	// Topology is where the ranks are, Options how their plans are chosen.
 	Topology collective.Topology
 	Options  collective.Options
 	// Timeout limits a call whose context has no earlier end.
 	Timeout time.Duration
+	// Deaths is told of ranks whose process has ended, as far as this group
+	// finds it out first. May be nil.
+	Deaths func(rank int)
 	// Obituary returns what is known of how a rank's process ended. It may
 	// wait a moment for the news. May be nil.
 	Obituary func(rank int) Obituary
@@ -57,7 +68,7 @@ func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text st
 	if rank >= 0 && rank < len(cfg.Members) {
 		m = cfg.Members[rank]
 	}
-	e := &collective.RankError{Rank: rank, Host: m.Host, PID: m.PID, Group: cfg.Group}
+	e := &collective.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: cfg.Group}
 	switch kind {
 	case kindDied:
 		o := Obituary{Known: text != "", Signal: text}
@@ -102,4 +113,17 @@ func again(err error, c *collective.Call) error {
 		return &later
 	}
 	return fmt.Errorf("dist: %v %d: the group has failed before: %w", c.Op, c.Seq, err)
+}
+
+// absent returns the error of a rank that could not be joined: a time-out
+// that names it, if ctx has ended.
+func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	var other *collective.RankError
+	if cause := context.Cause(ctx); errors.As(cause, &other) {
+		return cause
+	}
+	return &collective.TimeoutError{Group: cfg.Group, Op: "init", Missing: []collective.Member{cfg.Members[rank]}, Cause: context.Cause(ctx)}
 }

@@ -55,6 +55,50 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 	return ranks
 }
 
+// GoMeetings is where ranks that are goroutines of one process meet to form
+// groups: who comes first to a group makes it for all.
+type GoMeetings struct {
+	opts GoRanksOptions
+
+	mu    sync.Mutex
+	begun map[string]*goMeeting // by key, until all have come
+}
+
+type goMeeting struct {
+	agreed uint64
+	ranks  []*Shm // nil for those that have come
+	left   int
+}
+
+// NewGoMeetings returns meetings that make groups with the given options.
+func NewGoMeetings(opts GoRanksOptions) *GoMeetings {
+	return &GoMeetings{opts: opts, begun: map[string]*goMeeting{}}
+}
+
+// Join returns a rank's backend in a group, and does not wait for the others.
+func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	g := m.begun[cfg.Key]
+	if g == nil {
+		g = &goMeeting{agreed: cfg.Agreed, ranks: NewGoRanks(cfg, m.opts), left: len(cfg.Members)}
+		m.begun[cfg.Key] = g
+	}
+	if cfg.Rank >= len(g.ranks) || g.ranks[cfg.Rank] == nil {
+		return nil, fmt.Errorf("rank %d has joined group %q before", cfg.Rank, cfg.Group)
+	}
+	s := g.ranks[cfg.Rank]
+	g.ranks[cfg.Rank] = nil
+	if g.left--; g.left == 0 {
+		delete(m.begun, cfg.Key)
+	}
+	if g.agreed != cfg.Agreed {
+		return nil, s.fail(fmt.Errorf("rank %d has made group %q with other options than the first to come", cfg.Rank, cfg.Group))
+	}
+	s.cfg.Timeout = cfg.Timeout // its own affair
+	return s, nil
+}
+
 // goWorld is what goroutine ranks have in common beside the segment.
 type goWorld struct {
 	lent [][2]lending // by rank and parity of the call; nil: nothing is reachable

@@ -24,13 +24,13 @@ const SharedMemory = sharedMemory
 // answers at once.
 const replyTimeout = 10 * time.Second
 
-// OpenShm forms the group of processes of one node that share memory. end is
-// this rank's unix socket and addrs are all ranks'. The group owns the
-// endpoint from now on, error or not. It returns when this rank has the control segment;
-// others may still be on their way, which the first collective will notice.
-func OpenShm(ctx context.Context, cfg Config, end *Endpoint, addrs []string, token transport.Token) (*Shm, error) {
+// OpenShm forms a group of processes of one node that share memory and are
+// reached by the unix sockets of a fabric. It returns when this rank has the
+// control segment; others may still be on their way, which the first
+// collective will notice.
+func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	n := len(cfg.Members)
-	p := &process{cfg: cfg, end: end, addrs: addrs, token: token, incoming: make([][numPipeUses]chan *pipe, n)}
+	p := &process{cfg: cfg, fabric: fabric, incoming: make([][numPipeUses]chan *pipe, n)}
 	for r := range p.incoming {
 		for use := range p.incoming[r] {
 			p.incoming[r][use] = make(chan *pipe, 1)
@@ -41,7 +41,7 @@ func OpenShm(ctx context.Context, cfg Config, end *Endpoint, addrs []string, tok
 	s.whole, s.endWhole = context.WithCancel(context.Background())
 	p.shm = s
 	p.slabs = newSlabSpace(p.fetch)
-	p.star = newStar(cfg.Rank, n, s.Report, s.reportLeft)
+	p.star = newStar(&p.cfg, s.Report, s.reportLeft)
 	s.space, s.pipes.open, s.pipes.opened, s.onClose = p.slabs, p.openPipe, p.openedPipe, p.close
 	s.onFault = p.star.spread
 	if err := p.meet(ctx); err != nil {
@@ -56,9 +56,8 @@ func OpenShm(ctx context.Context, cfg Config, end *Endpoint, addrs []string, tok
 type process struct {
 	cfg     Config
 	shm     *Shm
-	end     *Endpoint
-	addrs   []string
-	token   transport.Token
+	fabric  *Fabric
+	end     *Endpoint // nil until this rank can answer
 	star    *star
 	slabs   *slabSpace
 	segment *mem.Slab // the hub's own
@@ -77,12 +76,14 @@ func (p *process) meet(ctx context.Context) error {
 			return fmt.Errorf("dist: control segment: %w", err)
 		}
 		p.shm.seg = newSegment(p.segment.Bytes(), n)
-		p.end.attach(p.serve)
-		return p.star.awaitSpokes(ctx, &p.cfg)
+		if p.end, err = p.fabric.attach(p.cfg.Key, n, p.serve); err != nil {
+			return err
+		}
+		return p.star.awaitSpokes(ctx)
 	}
-	conn, err := p.dial(ctx, 0, forControl, 0)
+	conn, err := p.dial(ctx, 0, forControl, p.cfg.Agreed)
 	if err != nil {
-		return err
+		return p.cfg.absent(ctx, 0, err)
 	}
 	err = conn.Do(ctx, func() error { return p.takeSegment(conn, size) })
 	if err == nil {
@@ -93,10 +94,10 @@ func (p *process) meet(ctx context.Context) error {
 	}
 	if err != nil {
 		conn.Close()
-		return fmt.Errorf("dist: join group %q at %v: %w", p.cfg.Group, p.cfg.Members[0], err)
+		return p.cfg.absent(ctx, 0, fmt.Errorf("dist: join group %q at %v: %w", p.cfg.Group, p.cfg.Members[0], err))
 	}
-	p.end.attach(p.serve)
-	return nil
+	p.end, err = p.fabric.attach(p.cfg.Key, n, p.serve)
+	return err
 }
 
 func (p *process) takeSegment(conn *transport.Conn, size int) error {
@@ -121,13 +122,7 @@ func (p *process) takeSegment(conn *transport.Conn, size int) error {
 
 // dial connects to a peer's socket and says what for.
 func (p *process) dial(ctx context.Context, peer int, why purpose, number uint64) (*transport.Conn, error) {
-	conn, err := transport.Dial(ctx, p.addrs[peer], Proto, p.token)
-	if err == nil {
-		h := hello{purpose: why, rank: p.cfg.Rank, number: number, group: p.cfg.Group}
-		if err = conn.WriteFrame(frameHello, h.encode()); err != nil {
-			conn.Close()
-		}
-	}
+	conn, err := p.fabric.dial(ctx, p.cfg.World[peer], true, hello{purpose: why, rank: p.cfg.Rank, number: number, group: p.cfg.Key})
 	if err != nil {
 		return nil, fmt.Errorf("dist: group %q: connect to %v: %w", p.cfg.Group, p.cfg.Members[peer], err)
 	}
@@ -136,14 +131,11 @@ func (p *process) dial(ctx context.Context, peer int, why purpose, number uint64
 
 // serve answers one connection to this rank's socket and reports whether it
 // is kept.
-func (p *process) serve(conn *transport.Conn) (keep bool) {
-	h, err := takeHello(conn, p.cfg.Group, len(p.cfg.Members))
-	if err != nil {
-		return false
-	}
+func (p *process) serve(conn *transport.Conn, h hello) (keep bool) {
+	var err error
 	switch h.purpose {
 	case forControl:
-		keep, err = p.admit(conn, h.rank)
+		keep, err = p.admit(conn, h)
 	case forSlab:
 		err = p.giveSlab(conn, h.number)
 	case forPipe:
@@ -158,15 +150,15 @@ func (p *process) serve(conn *transport.Conn) (keep bool) {
 }
 
 // admit gives a spoke the control segment and keeps its connection.
-func (p *process) admit(conn *transport.Conn, rank int) (bool, error) {
-	if p.cfg.Rank != 0 || rank == 0 {
-		return false, fmt.Errorf("rank %d cannot join at rank %d", rank, p.cfg.Rank)
+func (p *process) admit(conn *transport.Conn, h hello) (bool, error) {
+	if err := p.star.mayJoin(h); err != nil {
+		return false, err
 	}
 	if err := conn.SendFD(frameSegment, p.segment.FD); err != nil {
 		return false, nil // the spoke sees it
 	}
 	_ = conn.SetDeadline(time.Time{})
-	if err := p.star.join(rank, conn); err != nil {
+	if err := p.star.join(h.rank, conn); err != nil {
 		return false, err
 	}
 	return true, nil
@@ -322,8 +314,12 @@ func (p *process) awaitPipe(ctx context.Context, c *collective.Call, key pipeKey
 func (p *process) close() error {
 	p.shm.endWhole()
 	p.star.close()
-	err := p.end.Close()
-	errs := []error{err, p.shm.pipes.closeAll(), p.slabs.close()}
+	if p.end != nil {
+		p.end.Close()
+	} else {
+		p.fabric.Forget(p.cfg.Key)
+	}
+	errs := []error{p.shm.pipes.closeAll(), p.slabs.close()}
 	for _, uses := range p.incoming {
 		for _, came := range uses {
 			select {

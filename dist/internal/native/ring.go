@@ -19,12 +19,11 @@ import (
 // connections of their own. There is one for each pair and direction; those
 // that are not of the ring are opened on first use.
 type Ring struct {
-	cfg   Config
-	n     int
-	end   *Endpoint
-	addrs []string
-	token transport.Token
-	star  *star
+	cfg    Config
+	n      int
+	fabric *Fabric
+	end    *Endpoint
+	star   *star
 
 	next, prev *transport.Conn // of the ring: what most plans use alone
 
@@ -60,16 +59,18 @@ type ringFault struct {
 	text string
 }
 
-// OpenRing forms a group over TCP. end is this rank's port and addrs are all
-// ranks'. The group owns the endpoint from now on, error or not.
-func OpenRing(ctx context.Context, cfg Config, end *Endpoint, addrs []string, token transport.Token) (*Ring, error) {
+// OpenRing forms a group over TCP.
+func OpenRing(ctx context.Context, cfg Config, fabric *Fabric) (*Ring, error) {
 	n := len(cfg.Members)
-	r := &Ring{cfg: cfg, n: n, end: end, addrs: addrs, token: token, exec: executor{rank: cfg.Rank, numRanks: n},
+	r := &Ring{cfg: cfg, n: n, fabric: fabric, exec: executor{rank: cfg.Rank, numRanks: n},
 		conns: map[*transport.Conn]struct{}{}, outgoing: map[way]*transport.Conn{}, incoming: map[way]*transport.Conn{},
 		waiting: map[way]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
 	r.whole, r.endWhole = context.WithCancel(context.Background())
-	r.star = newStar(cfg.Rank, n, r.heard, r.hasLeft)
-	end.attach(r.serve)
+	r.star = newStar(&r.cfg, r.heard, r.hasLeft)
+	var err error
+	if r.end, err = fabric.attach(cfg.Key, n, r.serve); err != nil {
+		return nil, err
+	}
 	if err := r.meet(ctx); err != nil {
 		_ = r.Close()
 		return nil, err
@@ -81,8 +82,11 @@ func OpenRing(ctx context.Context, cfg Config, end *Endpoint, addrs []string, to
 func (r *Ring) meet(ctx context.Context) error {
 	if r.cfg.Rank != 0 {
 		hub, err := r.dial(ctx, 0, forControl)
+		if err == nil {
+			err = hub.Do(ctx, func() error { return awaitDone(hub) })
+		}
 		if err != nil {
-			return err
+			return r.cfg.absent(ctx, 0, err)
 		}
 		if err := r.star.join(0, hub); err != nil {
 			hub.Close()
@@ -117,10 +121,12 @@ func (r *Ring) meet(ctx context.Context) error {
 			r.mu.Unlock()
 			r.prev = conn
 			if r.cfg.Rank == 0 {
-				return r.star.awaitSpokes(ctx, &r.cfg)
+				return r.star.awaitSpokes(ctx)
 			}
 			return nil
 		case <-news:
+		case err := <-r.star.trouble:
+			return err
 		case <-ctx.Done():
 			return &collective.TimeoutError{Group: r.cfg.Group, Op: "init", Missing: []collective.Member{r.cfg.Members[prev]}, Cause: context.Cause(ctx)}
 		}
@@ -128,13 +134,7 @@ func (r *Ring) meet(ctx context.Context) error {
 }
 
 func (r *Ring) dial(ctx context.Context, peer int, why purpose) (*transport.Conn, error) {
-	conn, err := transport.Dial(ctx, r.addrs[peer], Proto, r.token)
-	if err == nil {
-		h := hello{purpose: why, rank: r.cfg.Rank, group: r.cfg.Group}
-		if err = conn.WriteFrame(frameHello, h.encode()); err != nil {
-			conn.Close()
-		}
-	}
+	conn, err := r.fabric.dial(ctx, r.cfg.World[peer], false, hello{purpose: why, rank: r.cfg.Rank, number: r.cfg.Agreed, group: r.cfg.Key})
 	if err != nil {
 		return nil, fmt.Errorf("dist: group %q: connect to %v: %w", r.cfg.Group, r.cfg.Members[peer], err)
 	}
@@ -154,18 +154,25 @@ func (r *Ring) keep(c *transport.Conn) bool {
 }
 
 // serve takes a connection from another rank.
-func (r *Ring) serve(conn *transport.Conn) bool {
-	h, err := takeHello(conn, r.cfg.Group, r.n)
-	if err != nil || h.rank == r.cfg.Rank {
+func (r *Ring) serve(conn *transport.Conn, h hello) bool {
+	if h.rank == r.cfg.Rank {
 		return false
 	}
 	_ = conn.SetDeadline(time.Time{})
 	switch h.purpose {
 	case forControl:
-		if r.cfg.Rank != 0 || r.star.join(h.rank, conn) != nil {
-			return false
+		err := r.star.mayJoin(h)
+		if err == nil {
+			// Before it has joined, for news may follow.
+			if conn.WriteFrame(frameDone) != nil {
+				return false
+			}
+			err = r.star.join(h.rank, conn)
 		}
-		return true
+		if err != nil {
+			refuse(conn, err)
+		}
+		return err == nil
 	case forCollectives, forMessages:
 		if !r.keep(conn) {
 			return false
@@ -364,13 +371,22 @@ func (r *Ring) Close() error {
 	}
 	r.endWhole()
 	r.star.close()
-	err := r.end.Close()
+	r.end.Close()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for c := range r.conns {
 		c.Close()
 	}
 	clear(r.conns)
+	return nil
+}
+
+// awaitDone reads a peer's word that it has taken a connection.
+func awaitDone(conn *transport.Conn) error {
+	kind, payload, err := conn.ReadFrame(nil, maxControl)
+	if err == nil && kind != frameDone {
+		err = fmt.Errorf("refused: %s", payload)
+	}
 	return err
 }
 

@@ -144,8 +144,9 @@ func TestFetchFromTheDead(t *testing.T) {
 	}
 	s := &Shm{}
 	s.whole, s.endWhole = context.WithCancel(context.Background())
-	p := &process{shm: s, addrs: []string{"", "unix:@cohort-test-nobody"}, token: transport.NewToken(),
-		cfg: Config{Group: "world", Members: make([]collective.Member, 2)}}
+	fabric := NewFabric(transport.NewToken())
+	fabric.SetBook([]Address{{}, {Unix: "unix:@cohort-test-nobody"}})
+	p := &process{shm: s, fabric: fabric, cfg: Config{Group: "world", Members: make([]collective.Member, 2), World: []int{0, 1}}}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	time.AfterFunc(10*time.Millisecond, s.endWhole)

@@ -18,6 +18,7 @@ import (
 // spoke sees it. A rank that leaves in good order says so first. Once the hub
 // has left, nobody watches the others any more.
 type star struct {
+	cfg            *Config
 	rank, numRanks int
 	// heard is called for a fault of another rank, left for one that has left.
 	heard func(rank int, kind uint32, text string)
@@ -27,11 +28,35 @@ type star struct {
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
 	closing bool
 	readers sync.WaitGroup
-	joined  chan int // ranks as they join
+	joined  chan int   // ranks as they join
+	trouble chan error // the first fault, for who waits for ranks to join
 }
 
-func newStar(rank, numRanks int, heard func(rank int, kind uint32, text string), left func(rank int)) *star {
-	return &star{rank: rank, numRanks: numRanks, heard: heard, left: left, conns: map[int]*transport.Conn{}, joined: make(chan int, numRanks)}
+func newStar(cfg *Config, heard func(rank int, kind uint32, text string), left func(rank int)) *star {
+	n := len(cfg.Members)
+	return &star{cfg: cfg, rank: cfg.Rank, numRanks: n, heard: heard, left: left, conns: map[int]*transport.Conn{},
+		joined: make(chan int, n), trouble: make(chan error, 1)}
+}
+
+// mayJoin returns why the sender of a hello cannot join at this rank.
+func (s *star) mayJoin(h hello) error {
+	switch {
+	case s.rank != 0 || h.rank == 0:
+		return fmt.Errorf("rank %d cannot join at rank %d", h.rank, s.rank)
+	case h.number != s.cfg.Agreed:
+		err := fmt.Errorf("rank %d has made group %q with other options than rank %d", h.rank, s.cfg.Group, s.rank)
+		s.alarm(err)
+		return err
+	}
+	return nil
+}
+
+// alarm ends the wait for ranks that have not joined.
+func (s *star) alarm(err error) {
+	select {
+	case s.trouble <- err:
+	default: // not the first
+	}
 }
 
 // join adds the connection to a rank and watches it.
@@ -56,7 +81,8 @@ func (s *star) join(rank int, c *transport.Conn) error {
 
 // awaitSpokes waits at the hub until all have joined: who joins later would
 // miss the news that came before.
-func (s *star) awaitSpokes(ctx context.Context, cfg *Config) error {
+func (s *star) awaitSpokes(ctx context.Context) error {
+	cfg := s.cfg
 	missing := map[int]bool{}
 	for r := 1; r < s.numRanks; r++ {
 		missing[r] = true
@@ -65,6 +91,8 @@ func (s *star) awaitSpokes(ctx context.Context, cfg *Config) error {
 		select {
 		case r := <-s.joined:
 			delete(missing, r)
+		case err := <-s.trouble:
+			return err
 		case <-ctx.Done():
 			e := &collective.TimeoutError{Group: cfg.Group, Op: "init", Cause: context.Cause(ctx)}
 			for r, m := range cfg.Members {
@@ -127,11 +155,16 @@ func (s *star) drop(rank int) bool {
 func (s *star) news(from, about int, kind uint32, text string) {
 	s.heard(about, kind, text)
 	s.tell(from, frameFault, encodeFault(about, kind, text))
+	if kind == kindDied && s.cfg.Deaths != nil {
+		s.cfg.Deaths(about)
+	}
+	s.alarm(s.cfg.faultError(nil, about, kind, text))
 }
 
 // gone takes a rank's leave.
 func (s *star) gone(rank int) {
 	s.left(rank)
+	s.alarm(s.cfg.faultError(nil, rank, kindLeft, ""))
 	s.tell(rank, frameLeft, encodeFault(rank, kindLeft, ""))
 }
 

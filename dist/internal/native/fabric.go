@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// Address is where a process listens for the others; a part is empty where it
+// does not.
+type Address struct {
+	Unix string // for ranks of its node: descriptors, and data
+	TCP  string // for all
+}
+
+const (
+	// parkLimit is how long a connection to a group that this rank has not
+	// made yet waits for it.
+	parkLimit = 5 * time.Minute
+	// parkedPerRank bounds the connections that wait so: each rank of the job
+	// forms one group at a time, or a few.
+	parkedPerRank = 4
+	parkedAtLeast = 64
+	// maxClosed bounds the names of closed groups that are remembered, to tell
+	// late comers.
+	maxClosed = 1024
+)
+
+// Fabric is what the groups of a process have in common: the ports at which
+// the other processes reach it, the addresses of all of them, and the
+// distribution of the connections that come. The first frame of a connection,
+// the hello, names the group that it is for. A hello to a group that is not
+// made yet waits for it, for members do not come at the same time; a hello to
+// a closed group is refused. Nothing is connected before a group needs it, and
+// a fabric knows of no group but those that its process is a member of.
+type Fabric struct {
+	token transport.Token
+	ports []ownedPort
+
+	mu      sync.Mutex
+	book    []Address // by rank in the job
+	ends    map[string]*Endpoint
+	parked  map[string]chan struct{} // groups that somebody waits for; closed when made
+	open    map[*transport.Conn]struct{}
+	closed  map[string]struct{}
+	order   []string // of closed, oldest first
+	done    chan struct{}
+	ended   bool
+	running sync.WaitGroup
+}
+
+type ownedPort struct {
+	*transport.Port
+	owned bool
+}
+
+// NewFabric returns a fabric without ports or addresses.
+func NewFabric(token transport.Token) *Fabric {
+	return &Fabric{token: token, ends: map[string]*Endpoint{}, parked: map[string]chan struct{}{},
+		open: map[*transport.Conn]struct{}{}, closed: map[string]struct{}{}, done: make(chan struct{})}
+}
+
+// Listen offers [Proto] on a port, which Close closes if it is owned.
+func (f *Fabric) Listen(port *transport.Port, owned bool) {
+	f.ports = append(f.ports, ownedPort{port, owned})
+	port.Handle(Proto, f.handle)
+}
+
+// SetBook says where the ranks of the job listen. Before any group is made.
+func (f *Fabric) SetBook(book []Address) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.book = book
+}
+
+// dial connects to a rank of the job, given by its number there, and says
+// what for. local asks for the unix socket.
+func (f *Fabric) dial(ctx context.Context, rank int, local bool, h hello) (*transport.Conn, error) {
+	f.mu.Lock()
+	var at Address
+	if rank >= 0 && rank < len(f.book) {
+		at = f.book[rank]
+	}
+	f.mu.Unlock()
+	addr := at.TCP
+	if local {
+		addr = at.Unix
+	}
+	if addr == "" {
+		return nil, errors.New("it does not listen for this kind of connection")
+	}
+	conn, err := transport.Dial(ctx, addr, Proto, f.token)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.WriteFrame(frameHello, h.encode()); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+// handle answers a connection: it hands it to its group.
+func (f *Fabric) handle(conn *transport.Conn) {
+	f.mu.Lock()
+	if f.ended {
+		f.mu.Unlock()
+		conn.Close()
+		return
+	}
+	f.open[conn] = struct{}{}
+	f.running.Add(1)
+	f.mu.Unlock()
+	defer f.running.Done()
+
+	keep := false
+	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
+	if h, err := takeHello(conn); err == nil {
+		e, err := f.endpoint(h.group)
+		if err != nil {
+			refuse(conn, err)
+		} else {
+			keep = e.answer(conn, h)
+		}
+	}
+	f.mu.Lock()
+	delete(f.open, conn)
+	f.mu.Unlock()
+	if !keep {
+		conn.Close()
+	}
+}
+
+// refuse tells a peer why its connection is not taken.
+func refuse(conn *transport.Conn, err error) {
+	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
+	_ = conn.WriteFrame(frameRefused, []byte(err.Error()))
+}
+
+// endpoint returns a group's endpoint, waiting until there is one.
+func (f *Fabric) endpoint(group string) (*Endpoint, error) {
+	limit := time.NewTimer(parkLimit)
+	defer limit.Stop()
+	for {
+		f.mu.Lock()
+		if e := f.ends[group]; e != nil {
+			f.mu.Unlock()
+			return e, nil
+		}
+		if _, was := f.closed[group]; was {
+			f.mu.Unlock()
+			return nil, errors.New("this rank has closed the group")
+		}
+		if most := max(parkedAtLeast, parkedPerRank*len(f.book)); len(f.open) > most {
+			f.mu.Unlock()
+			return nil, fmt.Errorf("this rank has not made the group yet, and more than %d connections wait for such", most)
+		}
+		made := f.parked[group]
+		if made == nil {
+			made = make(chan struct{})
+			f.parked[group] = made
+		}
+		f.mu.Unlock()
+		select {
+		case <-made:
+		case <-f.done:
+			return nil, errors.New("this rank has left the job")
+		case <-limit.C:
+			f.mu.Lock()
+			if f.parked[group] == made && f.ends[group] == nil {
+				delete(f.parked, group)
+				close(made) // the others that wait make it anew
+			}
+			f.mu.Unlock()
+			return nil, fmt.Errorf("this rank has not made the group within %v", parkLimit)
+		}
+	}
+}
+
+// Close withdraws the offers, ends what is being answered and waits for it.
+// The groups are closed before.
+func (f *Fabric) Close() error {
+	f.mu.Lock()
+	if f.ended {
+		f.mu.Unlock()
+		return nil
+	}
+	f.ended = true
+	close(f.done)
+	for c := range f.open {
+		c.Close()
+	}
+	f.mu.Unlock()
+	var errs []error
+	for _, p := range f.ports {
+		p.Handle(Proto, nil)
+		if p.owned {
+			errs = append(errs, p.Close())
+		}
+	}
+	f.running.Wait()
+	return errors.Join(errs...)
+}
