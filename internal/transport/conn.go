@@ -208,10 +208,7 @@ func (c *Conn) ReadPayload(p []byte) error {
 // Begun reports whether a frame has begun to come, waiting for it at most until
 // the read deadline; err is nil if it has not come by then.
 func (c *Conn) Begun() (bool, error) {
-	if c.br.Buffered() > 0 {
-		return true, nil
-	}
-	_, err := c.br.Peek(1)
+	_, err := c.in.peek(1)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return false, nil
 	}
