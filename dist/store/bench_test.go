@@ -90,3 +90,21 @@ func BenchmarkClients(b *testing.B) {
 	wg.Wait()
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
 }
+
+// BenchmarkSetAsync measures sets of one caller that does not wait for answers.
+func BenchmarkSetAsync(b *testing.B) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	c := serve(b, "127.0.0.1:0")
+	value := make([]byte, 64)
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := c.SetAsync(ctx, "k", value); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := c.Flush(ctx); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "ops/s")
+}

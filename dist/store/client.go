@@ -8,38 +8,56 @@ import (
 	"fmt"
 	"io"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-const (
-	// A call whose context has ended asks the server to end its wait, and
-	// gives it this long to say which keys are missing.
-	cancelGrace = 250 * time.Millisecond
-	// A write that is under way when its context ends is let finish for this
-	// long; then the connection, which has half a frame, is given up.
-	writeGrace = time.Second
-)
+// A call whose context has ended asks the server to end its wait, and gives it
+// this long to say which keys are missing.
+const cancelGrace = 250 * time.Millisecond
 
 // Client is a Store in another process. Close it when it is no longer needed.
+//
+// Calls of several goroutines share the connection, and the more of them are
+// under way at once the fewer system calls each takes: a process needs one
+// Client for a server.
 type Client struct {
 	verbs
 	conn *transport.Conn
 	addr string
 
-	// A semaphore and not a mutex: callers wait for it only as long as their contexts last.
-	writer  chan struct{}
-	head    []byte        // the writer's
-	writing atomic.Uint64 // id of the call being written, 0 for none
-
 	mu      sync.Mutex
 	lastID  uint64
-	pending map[uint64]chan reply
-	err     error         // why there will be no more replies
-	gone    chan struct{} // closed with err
-	ended   chan struct{} // closed when the reading goroutine has ended
+	pending map[uint64]*pendingCall
+	out     []byte // frames that are yet to be written
+	spare   []byte // that out is exchanged for
+	// Who sets writing writes: the caller itself, or a goroutine that lives as
+	// long as there is something in out.
+	writing bool
+	free    chan struct{} // gets a token when writing has ended and waiters want it
+	waiters int
+	// Requests of which no answer has come, and the last one that wants none
+	// with the last one known to have been read: with none the server has read everything.
+	unanswered      int
+	lastQuiet, read uint64
+	err             error         // why there will be no more replies
+	gone            chan struct{} // closed with err
+	ended           chan struct{} // closed when the reading goroutine has ended
+
+	calls sync.Pool // of *pendingCall; the client's own, for they belong to its tests' bubble of time
+}
+
+// pendingCall is a call that waits for its reply. It is used again.
+type pendingCall struct {
+	answered chan reply
+	timer    *time.Timer
+}
+
+func newPendingCall() any {
+	p := &pendingCall{make(chan reply, 1), time.NewTimer(time.Hour)}
+	p.timer.Stop()
+	return p
 }
 
 // Connect connects to the store served on the port at addr, waiting for it to be
@@ -54,11 +72,12 @@ func Connect(ctx context.Context, addr string, token transport.Token) (*Client, 
 
 func newClient(conn *transport.Conn, addr string) *Client {
 	c := &Client{
-		conn: conn, addr: addr, writer: make(chan struct{}, 1),
-		pending: map[uint64]chan reply{}, gone: make(chan struct{}), ended: make(chan struct{}),
+		conn: conn, addr: addr, pending: map[uint64]*pendingCall{},
+		free: make(chan struct{}, 1), gone: make(chan struct{}), ended: make(chan struct{}),
 	}
 	c.verbs.do = c.do
-	go c.read()
+	c.calls.New = newPendingCall
+	go c.receive()
 	return c
 }
 
@@ -90,22 +109,20 @@ func (c *Client) lose(err error) {
 	}
 }
 
-// read hands replies to their callers until the connection ends.
-func (c *Client) read() {
+// receive hands replies to their callers until the connection ends.
+func (c *Client) receive() {
 	defer close(c.ended)
+	scratch := make([]byte, 256)
 	for {
-		kind, payload, err := c.conn.ReadFrame(nil, maxFrame)
+		kind, payload, err := c.conn.ReadFrame(scratch[:0], maxFrame)
 		if err == nil {
 			var id uint64
 			var r reply
 			if id, r, err = parseReply(kind, payload); err == nil {
-				c.mu.Lock()
-				answered := c.pending[id]
-				delete(c.pending, id)
-				c.mu.Unlock()
-				if answered != nil {
-					answered <- r
+				if len(payload) <= cap(scratch) {
+					r = r.clone() // scratch is used again
 				}
+				c.deliver(id, r)
 				continue
 			}
 		}
@@ -114,6 +131,17 @@ func (c *Client) read() {
 		}
 		c.lose(fmt.Errorf("%w: %w", ErrLost, err))
 		return
+	}
+}
+
+func (c *Client) deliver(id uint64, r reply) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.unanswered--
+	c.read = max(c.read, id)
+	if p := c.pending[id]; p != nil {
+		delete(c.pending, id)
+		p.answered <- r // has room
 	}
 }
 
@@ -128,46 +156,72 @@ func (c *Client) do(ctx context.Context, q request) (reply, error) {
 	if ctx.Err() != nil {
 		return fail(q.keys, context.Cause(ctx))
 	}
-	ctx, release := deadline(ctx)
-	defer release()
-
-	answered := make(chan reply, 1)
-	c.mu.Lock()
-	if err := c.err; err != nil {
-		c.mu.Unlock()
-		return fail(q.keys, err)
+	p := c.calls.Get().(*pendingCall)
+	limit := limit{ctx: ctx}
+	if _, ok := ctx.Deadline(); !ok {
+		p.timer.Reset(DefaultTimeout)
+		limit.expired = p.timer.C
 	}
-	c.lastID++
-	id := c.lastID
-	c.pending[id] = answered
-	c.mu.Unlock()
-	defer c.forget(id)
-
-	if err := c.write(ctx, id, &q); err != nil {
+	id, err := c.send(limit, &q, p)
+	if err != nil {
+		c.forget(id, p)
 		return fail(q.keys, err)
 	}
 	var r reply
 	select {
-	case r = <-answered:
+	case r = <-p.answered:
+		c.done(p)
 	case <-c.gone:
-		select {
-		case r = <-answered: // just before
-		default:
+		if r = c.forget(id, p); r.status == 0 {
 			return fail(q.keys, c.reason())
 		}
 	case <-ctx.Done():
-		r = c.giveUp(id, &q, answered)
-		if r.status == 0 {
-			return fail(q.keys, fmt.Errorf("no answer before the call ended: %w", context.Cause(ctx)))
-		}
-		if r.status == statusCancelled {
-			return fail(r.missing, missingError(ctx, q.op))
-		}
+		r = c.giveUp(id, &q, p)
+	case <-limit.expired:
+		r = c.giveUp(id, &q, p)
+	}
+	switch r.status {
+	case 0:
+		return fail(q.keys, fmt.Errorf("no answer before the call ended: %w", limit.cause()))
+	case statusCancelled:
+		return fail(r.missing, missingError(limit.cause(), q.op))
 	}
 	if err := r.err(); err != nil {
 		return fail(q.keys, err)
 	}
 	return r, nil
+}
+
+// SetAsync is Set that does not wait for the server's answer: what this Client
+// is asked for later comes after it, but other clients may not see the value
+// for a while after SetAsync has returned. Flush waits until they do. A
+// connection that is lost takes values along that were not flushed.
+func (c *Client) SetAsync(ctx context.Context, key string, value []byte) error {
+	q := request{op: opSetQuiet, keys: []string{key}, value: value}
+	fail := func(keys []string, err error) error {
+		return &Error{Op: q.op.String(), Keys: keys, Addr: c.addr, Err: err}
+	}
+	if keys, err := q.check(); err != nil {
+		return fail(keys, err)
+	}
+	if ctx.Err() != nil {
+		return fail(q.keys, context.Cause(ctx))
+	}
+	if _, err := c.send(limit{ctx: ctx}, &q, nil); err != nil {
+		return fail(q.keys, err)
+	}
+	return nil
+}
+
+// Flush waits until the server has done everything that this Client was asked
+// for, SetAsync included, other than calls that wait.
+func (c *Client) Flush(ctx context.Context) error {
+	_, err := c.do(ctx, request{op: opWait}) // for nothing
+	var e *Error
+	if errors.As(err, &e) {
+		e.Op = "flush"
+	}
+	return err
 }
 
 // reason returns why the connection has ended.
@@ -177,61 +231,39 @@ func (c *Client) reason() error {
 	return c.err
 }
 
-// forget takes a call that has ended out of the list.
-func (c *Client) forget(id uint64) {
+// forget takes a call that has ended out of the list, and returns a reply that came just before.
+func (c *Client) forget(id uint64, p *pendingCall) (r reply) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	delete(c.pending, id)
+	c.mu.Unlock()
+	select {
+	case r = <-p.answered:
+	default:
+	}
+	c.done(p)
+	return r
 }
 
-// write sends a request, or fails: when nothing of it has been sent as soon as
-// ctx is done, and otherwise only with the connection.
-func (c *Client) write(ctx context.Context, id uint64, q *request) error {
-	select {
-	case c.writer <- struct{}{}:
-	default:
-		select {
-		case c.writer <- struct{}{}:
-		case <-c.gone:
-			return c.reason()
-		case <-ctx.Done():
-			return fmt.Errorf("the connection was taken up by other calls: %w", context.Cause(ctx))
-		}
-	}
-	defer func() { <-c.writer }()
-	c.writing.Store(id)
-	defer c.writing.Store(0)
-	stop := context.AfterFunc(ctx, func() {
-		time.AfterFunc(writeGrace, func() {
-			if c.writing.Load() == id {
-				c.lose(fmt.Errorf("%w: the server took no data for longer than a call's context: %w", ErrLost, context.Cause(ctx)))
-			}
-		})
-	})
-	defer stop()
-	var tail []byte
-	c.head, tail = appendRequest(c.head[:0], id, q)
-	if err := c.conn.WriteFrame(byte(q.op), c.head, tail); err != nil {
-		c.lose(fmt.Errorf("%w: %w", ErrLost, err))
-		return c.reason()
-	}
-	return nil
+// done takes back a call that is in no list.
+func (c *Client) done(p *pendingCall) {
+	p.timer.Stop() // nothing is left in its channel
+	c.calls.Put(p)
 }
 
 // giveUp asks the server to end a wait. It returns the call's reply, which
 // may have been on its way, or the zero reply when none came in time.
-func (c *Client) giveUp(id uint64, q *request, answered <-chan reply) (r reply) {
-	grace, release := context.WithTimeout(context.Background(), cancelGrace)
-	defer release()
+func (c *Client) giveUp(id uint64, q *request, p *pendingCall) (r reply) {
 	if q.op.waits() {
-		if c.write(grace, id, &request{op: opCancel}) != nil {
-			return reply{}
-		}
+		c.cancel(id)
 	}
+	grace := time.NewTimer(cancelGrace)
+	defer grace.Stop()
 	select {
-	case r = <-answered:
+	case r = <-p.answered:
+		c.done(p)
+		return r
 	case <-c.gone:
-	case <-grace.Done():
+	case <-grace.C:
 	}
-	return r
+	return c.forget(id, p)
 }

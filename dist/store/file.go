@@ -158,7 +158,7 @@ func (s *File) do(ctx context.Context, q request) (reply, error) {
 		}
 		if err := s.sleep(ctx, &pause); err != nil {
 			if ctx.Err() != nil {
-				err = missingError(ctx, q.op)
+				err = missingError(context.Cause(ctx), q.op)
 			}
 			return fail(missing, err)
 		}

@@ -29,6 +29,8 @@ const (
 	opPop      opcode = 12
 	opQueueLen opcode = 13
 	opNumKeys  opcode = 14
+	// opSetQuiet is a set without a reply; the machine gets an opSet.
+	opSetQuiet opcode = 15
 )
 
 // waits says whether an operation may have to wait for others' requests.
@@ -69,6 +71,8 @@ func (o opcode) String() string {
 		return "queue len"
 	case opNumKeys:
 		return "num keys"
+	case opSetQuiet:
+		return "set async"
 	}
 	return "operation " + strconv.Itoa(int(o))
 }

@@ -56,19 +56,45 @@ func (s *Memory) detach(client uint64) {
 	delete(s.sinks, client)
 }
 
-// isWaiting says whether a call of that client and id has not been answered.
-func (s *Memory) isWaiting(c call) bool {
+// outcome is what became of a request of a client.
+type outcome int
+
+const (
+	answered outcome = iota
+	waiting          // the reply comes to the client's sink later
+	idInUse          // another call of that id waits; nothing was done
+)
+
+// apply does a request that has passed its check. The request's slices become the store's.
+func (s *Memory) apply(c call, q request) (reply, outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.m.isWaiting(c)
+	if s.m.isWaiting(c) {
+		return reply{}, idInUse
+	}
+	own, done := s.applyLocked(c, q)
+	if !done {
+		return reply{}, waiting
+	}
+	return own, answered
 }
 
-// apply does a request that has passed its check. When done is false the
-// reply comes to the client's sink later. The request's slices become the store's.
-func (s *Memory) apply(c call, q request) (own reply, done bool) {
+// glance answers the payload of a get whose key exists, without taking it
+// apart into things of their own.
+func (s *Memory) glance(client uint64, payload []byte) (id uint64, value []byte, ok bool) {
+	r := reader{rest: payload}
+	id = r.uint64()
+	key := r.bytes()
+	if r.bad || len(r.rest) > 0 {
+		return 0, nil, false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.applyLocked(c, q)
+	if s.m.isWaiting(call{client, id}) {
+		return 0, nil, false
+	}
+	value, ok = s.m.values[string(key)]
+	return id, value, ok
 }
 
 func (s *Memory) applyLocked(c call, q request) (own reply, done bool) {
@@ -129,7 +155,7 @@ func (s *Memory) do(ctx context.Context, q request) (reply, error) {
 		case <-ctx.Done():
 			s.cancel(c) // or it has been answered just now
 			if r = <-answered; r.status == statusCancelled {
-				return fail(r.missing, missingError(ctx, q.op))
+				return fail(r.missing, missingError(context.Cause(ctx), q.op))
 			}
 		}
 	}
@@ -140,12 +166,12 @@ func (s *Memory) do(ctx context.Context, q request) (reply, error) {
 }
 
 // missingError says that a wait ended with its context.
-func missingError(ctx context.Context, op opcode) error {
+func missingError(cause error, op opcode) error {
 	what := "not set by anybody"
 	if op == opPop {
 		what = "nothing was pushed for this call"
 	}
-	return fmt.Errorf("%s before the wait ended: %w", what, context.Cause(ctx))
+	return fmt.Errorf("%s before the wait ended: %w", what, cause)
 }
 
 // err turns a status that is a failure into an error.

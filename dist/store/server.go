@@ -12,8 +12,8 @@ import (
 // proto is what the store is called on a port.
 const proto = "store"
 
-// reuseLimit is the size of requests that are read into a buffer that is used again.
-const reuseLimit = 16 << 10
+// keepOut is how much room for replies an idle client may keep.
+const keepOut = 4 << 10
 
 // Server offers a Memory to the members of the job.
 type Server struct {
@@ -82,11 +82,24 @@ func (s *Server) serve(c *transport.Conn) {
 	defer s.mem.detach(client)
 
 	buf := make([]byte, 0, 512)
-	var head []byte
 	for {
+		// The answers to all requests that have come are written at once.
+		if len(p.out) > 0 && !c.FrameBuffered() {
+			if p.flush() != nil {
+				return
+			}
+		}
 		kind, payload, err := c.ReadFrame(buf, maxFrame)
 		if err != nil {
 			return
+		}
+		if opcode(kind) == opGet {
+			if id, value, ok := s.mem.glance(client, payload); ok {
+				if p.reply(id, &reply{status: statusOK, value: value}) != nil {
+					return
+				}
+				continue
+			}
 		}
 		id, q, err := parseRequest(kind, payload)
 		if err != nil {
@@ -96,30 +109,34 @@ func (s *Server) serve(c *transport.Conn) {
 			s.mem.cancel(call{client, id})
 			continue
 		}
-		if s.mem.isWaiting(call{client, id}) {
-			return // one id for two calls: no answer would be safe to give
-		}
-		if cap(payload) <= reuseLimit {
-			buf = payload[:0]
+		quiet := q.op == opSetQuiet
+		if quiet {
+			q.op = opSet
 		}
 		// The store keeps the value: it may not share a buffer that is used
 		// again, nor hold on to one that is mostly something else.
-		if cap(payload) <= reuseLimit || len(q.value) < cap(payload)/2 {
+		if cap(payload) <= cap(buf) || len(q.value) < cap(payload)/2 {
 			q.value = bytes.Clone(q.value)
 			for i, v := range q.values {
 				q.values[i] = bytes.Clone(v)
 			}
 		}
-		r, done := reply{status: statusLimit}, true
+		r := reply{status: statusLimit}
 		if _, err := q.check(); err == nil {
-			r, done = s.mem.apply(call{client, id}, q)
+			var what outcome
+			if r, what = s.mem.apply(call{client, id}, q); what == idInUse {
+				return // no answer would be safe to give
+			} else if what == waiting {
+				continue
+			}
 		}
-		if !done {
+		if quiet {
+			if r.status != statusOK {
+				return // there is no other way to say it
+			}
 			continue
 		}
-		var tail []byte
-		head, tail = appendReply(head[:0], id, &r)
-		if c.WriteFrame(byte(r.status), head, tail) != nil {
+		if p.reply(id, &r) != nil {
 			return
 		}
 	}
@@ -129,8 +146,12 @@ func (s *Server) serve(c *transport.Conn) {
 // another client's request, which must not be held up by this client's
 // connection: so the replies are queued and written by a goroutine that lives
 // only as long as there are some.
+//
+// The replies of calls that do not wait are gathered in out, which belongs to
+// the goroutine that reads the requests.
 type patron struct {
 	conn *transport.Conn
+	out  []byte
 
 	mu      sync.Mutex
 	queue   []answer
@@ -151,7 +172,7 @@ func (p *patron) wake(id uint64, r reply) {
 
 func (p *patron) write() {
 	defer p.running.Done()
-	var head []byte
+	var out []byte
 	for {
 		p.mu.Lock()
 		batch := p.queue
@@ -162,14 +183,58 @@ func (p *patron) write() {
 			return
 		}
 		p.mu.Unlock()
+		var err error
 		for i := range batch {
-			var tail []byte
-			head, tail = appendReply(head[:0], batch[i].id, &batch[i].reply)
-			if p.conn.WriteFrame(byte(batch[i].status), head, tail) != nil {
-				// The reader finds the connection broken too, and ends the client.
-				p.conn.Close()
+			if out, err = p.gather(out, batch[i].id, &batch[i].reply); err != nil {
 				break
 			}
 		}
+		if err == nil && len(out) > 0 {
+			_, err = p.conn.Write(out)
+			out = out[:0]
+		}
+		if err != nil {
+			// The reader finds the connection broken too, and ends the client.
+			p.conn.Close()
+		}
 	}
+}
+
+// reply gathers a reply.
+func (p *patron) reply(id uint64, r *reply) (err error) {
+	p.out, err = p.gather(p.out, id, r)
+	return err
+}
+
+// flush writes the gathered replies.
+func (p *patron) flush() error {
+	_, err := p.conn.Write(p.out)
+	p.out = p.out[:0]
+	if cap(p.out) > keepOut {
+		p.out = nil // thousands of clients may have had much to say once
+	}
+	return err
+}
+
+// gather appends a reply's frame to out, or writes both when they are long.
+func (p *patron) gather(out []byte, id uint64, r *reply) ([]byte, error) {
+	if len(r.value) <= gatherLimit && len(r.values) == 0 && len(r.missing) == 0 {
+		begin := len(out)
+		out = append(out, make([]byte, transport.HeaderSize)...)
+		out, tail := appendReply(out, id, r)
+		out = append(out, tail...)
+		transport.PutHeader(out[begin:], byte(r.status), len(out)-begin-transport.HeaderSize)
+		if len(out) <= gatherLimit {
+			return out, nil
+		}
+		_, err := p.conn.Write(out)
+		return out[:0], err
+	}
+	if len(out) > 0 {
+		if _, err := p.conn.Write(out); err != nil {
+			return nil, err
+		}
+	}
+	head, tail := appendReply(nil, id, r)
+	return out[:0], p.conn.WriteFrame(byte(r.status), head, tail)
 }

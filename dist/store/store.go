@@ -103,7 +103,7 @@ var (
 type Error struct {
 	// Op is "set", "get", "add", "compare and set", "wait", "delete", "append",
 	// "multi get", "multi set", "queue push", "queue pop", "queue len",
-	// "num keys", "connect" or "open".
+	// "num keys", "set async", "flush", "connect" or "open".
 	Op string
 	// Keys are those of the operation; for a wait that gave up those that were
 	// missing, for one over a limit those that are.
@@ -174,10 +174,12 @@ func (q *request) check() ([]string, error) {
 	return nil, nil
 }
 
+var errDefaultTimeout = fmt.Errorf("no answer within %v, the default for a context without a deadline: %w", DefaultTimeout, context.DeadlineExceeded)
+
 // deadline gives ctx the default one when it has none.
 func deadline(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
 	}
-	return context.WithTimeoutCause(ctx, DefaultTimeout, fmt.Errorf("no answer within %v, the default for a context without a deadline: %w", DefaultTimeout, context.DeadlineExceeded))
+	return context.WithTimeoutCause(ctx, DefaultTimeout, errDefaultTimeout)
 }

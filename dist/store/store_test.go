@@ -278,12 +278,12 @@ func TestTooManyWaitsAreRefused(t *testing.T) {
 	client := s.attach(func(uint64, reply) {})
 	defer s.detach(client)
 	for id := range uint64(maxWaiting) {
-		if _, done := s.apply(call{client, id}, request{op: opGet, keys: []string{"k"}}); done {
+		if _, what := s.apply(call{client, id}, request{op: opGet, keys: []string{"k"}}); what != waiting {
 			t.Fatal("answered")
 		}
 	}
-	if r, done := s.apply(call{client, maxWaiting}, request{op: opGet, keys: []string{"k"}}); !done || r.status != statusLimit {
-		t.Errorf("call %d: %v %v, want a refusal", maxWaiting, r, done)
+	if r, what := s.apply(call{client, maxWaiting}, request{op: opGet, keys: []string{"k"}}); what != answered || r.status != statusLimit {
+		t.Errorf("call %d: %v %v, want a refusal", maxWaiting, r, what)
 	}
 }
 
@@ -355,4 +355,111 @@ func TestErrorsStayReadable(t *testing.T) {
 	if n := len(e.Error()); n > 2000 || !strings.Contains(e.Error(), "992 more") {
 		t.Errorf("%d bytes: %s", n, e.Error())
 	}
+}
+
+// What is set without waiting is there for the client's own calls, in order,
+// and for others after Flush.
+func TestSetAsync(t *testing.T) {
+	h := newHost(t, "127.0.0.1:0")
+	c := h.client(t)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	large := make([]byte, 3*gatherLimit)
+	for i := range 3000 {
+		v := fmt.Append(nil, i)
+		if i%500 == 7 {
+			v = append(v, large...)
+		}
+		if err := c.SetAsync(ctx, "k", v); err != nil {
+			t.Fatal(err)
+		}
+		clear(v) // the slice is the caller's again
+		if i%100 == 7 {
+			if got, err := c.Get(ctx, "k"); err != nil || !strings.HasPrefix(string(got), fmt.Sprint(i)) {
+				t.Fatalf("after set %d: %.20q, %v", i, got, err)
+			}
+		}
+		if err := c.SetAsync(ctx, fmt.Sprint(i), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := h.mem.Get(ctx, "k"); string(v) != "2999" || err != nil {
+		t.Errorf("%q, %v", v, err)
+	}
+	if n, err := h.mem.NumKeys(ctx, ""); n != 3001 || err != nil {
+		t.Errorf("%d keys, %v", n, err)
+	}
+	if err := c.SetAsync(ctx, "", nil); !errors.Is(err, ErrLimit) {
+		t.Errorf("an empty key: %v", err)
+	}
+	if err := c.SetAsync(ctx, "long", make([]byte, MaxValue+1)); !errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), "long") {
+		t.Errorf("a long value: %v", err)
+	}
+	h.srv.Close()
+	<-c.Lost()
+	if err := c.SetAsync(ctx, "k", nil); !errors.Is(err, ErrLost) {
+		t.Errorf("after the server's end: %v", err)
+	}
+	var e *Error
+	if err := c.Flush(ctx); !errors.Is(err, ErrLost) || !errors.As(err, &e) || e.Op != "flush" {
+		t.Errorf("after the server's end: %v", err)
+	}
+}
+
+// A server that takes nothing stops a caller who does not wait for answers
+// when there is much before it, until its context ends.
+func TestSetAsyncIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		srv := &Server{mem: NewMemory(), conns: map[*transport.Conn]struct{}{}}
+		c, fault := pipeClient(t, srv)
+		fault.Stall()
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		began := time.Now()
+		value := make([]byte, 1000)
+		var err error
+		n := 0
+		for ; err == nil && n < 10000; n++ {
+			err = c.SetAsync(ctx, "k", value)
+		}
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(began) != 3*time.Second || n < 100 {
+			t.Errorf("%v after %v and %d sets, want the deadline", err, time.Since(began), n)
+		}
+		if err := c.Set(context.Background(), "k", nil); !errors.Is(err, context.DeadlineExceeded) || time.Since(began) > 3*time.Second+DefaultTimeout+cancelGrace {
+			t.Errorf("%v after %v, want the default deadline", err, time.Since(began))
+		}
+		fault.Resume()
+		if err := c.Flush(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Small and large requests of many callers on one connection stay apart.
+func TestSharedConnection(t *testing.T) {
+	c := serve(t, "127.0.0.1:0")
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i := range 16 {
+		wg.Go(func() {
+			key := fmt.Sprint("k", i)
+			for j := range 60 {
+				v := make([]byte, 1+(i*j*997)%(2*gatherLimit))
+				v[0] = byte(j)
+				if err := c.Set(ctx, key, v); err != nil {
+					t.Error(err)
+					return
+				}
+				if got, err := c.Get(ctx, key); err != nil || len(got) != len(v) || got[0] != v[0] {
+					t.Errorf("%s, round %d: %d bytes, %v, want %d", key, j, len(got), err, len(v))
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
 }

@@ -13,7 +13,8 @@ import (
 // call's id (8 bytes, little endian), chosen by the client, unique among its
 // unanswered calls. Then:
 //
-//	set, append, push   key, value (the rest)
+//	set, append, push,
+//	set async           key, value (the rest); set async gets no reply
 //	get, delete, pop,
 //	queue len, num keys key
 //	add                 key, delta (varint)
@@ -51,7 +52,7 @@ func appendRequest(b []byte, id uint64, q *request) (head, tail []byte) {
 // appendBody is appendRequest without the id.
 func appendBody(b []byte, q *request) (head, tail []byte) {
 	switch q.op {
-	case opSet, opAppend, opPush:
+	case opSet, opSetQuiet, opAppend, opPush:
 		return appendBytes(b, q.keys[0]), q.value
 	case opGet, opDelete, opPop, opQueueLen, opNumKeys:
 		return appendBytes(b, q.keys[0]), nil
@@ -89,7 +90,7 @@ func parseRequest(kind byte, payload []byte) (id uint64, q request, err error) {
 func parseBody(kind byte, r reader) (q request, err error) {
 	q.op = opcode(kind)
 	switch q.op {
-	case opSet, opAppend, opPush:
+	case opSet, opSetQuiet, opAppend, opPush:
 		q.keys = []string{string(r.bytes())}
 		q.value = r.all()
 	case opGet, opDelete, opPop, opQueueLen, opNumKeys:
