@@ -77,7 +77,7 @@ of that job, which may be on several nodes.`,
 	fl.IntSliceVar(&o.Bytes, "bytes", bench.DefaultBytes(""), "`sizes` of a rank's tensor")
 	fl.StringVar(&o.DType, "dtype", "float32", "`type` of the elements")
 	fl.StringSliceVar(&o.Memory, "memory", bench.MemoryKinds(), "`kinds` of memory: shared, private")
-	fl.IntVar(&o.Reps, "reps", 0, "`calls` in a loop (default by size)")
+	fl.IntVar(&o.Reps, "reps", 0, "`calls` in a loop (default as many as take 50 ms)")
 	fl.DurationVar(&o.LateBy, "late-by", 100*time.Millisecond, "`time` by which rank 0 is late in the case late")
 	return cmd
 }

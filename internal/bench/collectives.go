@@ -22,7 +22,7 @@ type CollectivesOptions struct {
 	// Memory are kinds of tensor memory: "shared" (tensor.NewShared, which the
 	// ranks of a node reduce in place) and "private".
 	Memory []string
-	Reps   int // calls in a loop; 0 chooses by size
+	Reps   int // calls in a loop; 0 chooses by the time of a call
 	// LateBy is how late rank 0 comes in the case "late"; 0 means 100 ms.
 	LateBy time.Duration
 }
@@ -211,7 +211,10 @@ func (b *bed) measureOp(name string, reps int, emit func(Result) error) error {
 // measure times calls and emits the result.
 func (b *bed) measure(name string, call func() error, reps int, emit func(Result) error) error {
 	if reps == 0 {
-		reps = min(2000, max(15, (64<<20)/max(1, b.bytes)))
+		var err error
+		if reps, err = b.loopLength(call); err != nil {
+			return err
+		}
 	}
 	loop := func(each func() error) (time.Duration, error) {
 		if err := b.group.Barrier(b.ctx); err != nil {
@@ -247,6 +250,34 @@ func (b *bed) measure(name string, call func() error, reps int, emit func(Result
 	r.MedianMicros, r.MinMicros = micros(cmp.Or(median, 1)), micros(loops.quantile(0))
 	r.P99Micros, r.GBPerSec = micros(calls.quantile(0.99)), perSecond(float64(b.bytes), median)
 	return emit(r)
+}
+
+// loopLength returns how many calls make a loop: as many as take about loopTime
+// by rank 0's clock, and a few at least. Longer loops give the scheduler time to
+// give every rank a CPU of its own, where there are enough.
+func (b *bed) loopLength(call func() error) (int, error) {
+	const (
+		loopTime = 50 * time.Millisecond
+		trials   = 5
+	)
+	if err := b.group.Barrier(b.ctx); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	for range trials {
+		if err := call(); err != nil {
+			return 0, err
+		}
+	}
+	if err := b.group.Barrier(b.ctx); err != nil {
+		return 0, err
+	}
+	reps := tensor.New(tensor.CPU(), tensor.Int64, 1)
+	reps.Fill(float64(min(20000, max(trials, trials*loopTime/max(1, time.Since(start))))))
+	if err := b.group.Broadcast(b.ctx, reps, 0); err != nil {
+		return 0, err
+	}
+	return int(reps.Item()), nil
 }
 
 // result returns the result of a case, without figures.
