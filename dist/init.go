@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -107,7 +108,7 @@ type introduction struct {
 }
 
 func (m *meeting) form(ctx context.Context) (*Group, error) {
-	kind, err := envvar.Transport.OneOf("auto", "shm", "tcp")
+	kind, err := envvar.Transport.OneOf("auto", "shm", "unix", "tcp")
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +121,7 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	}
 	m.me = introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind, Agreed: agreed(m.algorithms)}
 	m.me.Host, _ = os.Hostname() // for messages only
-	if native.SharedMemory && kind != "tcp" {
+	if native.SharedMemory && kind != "tcp" || kind == "unix" {
 		port, err := transport.Listen("unix:", m.token)
 		if err != nil {
 			return nil, err
@@ -162,11 +163,52 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 // all share memory. Every rank decides alike, from what all have said.
 func (m *meeting) shares(world []int) bool {
 	for _, r := range world {
-		if in := &m.all[r]; in.Transport == "tcp" || in.Node == "" || in.Node != m.all[world[0]].Node || in.Unix == "" {
+		if in := &m.all[r]; in.Transport == "tcp" || in.Transport == "unix" || in.Node == "" || in.Node != m.all[world[0]].Node || in.Unix == "" {
 			return false
 		}
 	}
 	return true
+}
+
+// numberNodes returns the number of each rank's node among those of ranks of the
+// job, as [collective.Topology] wants it.
+func (m *meeting) numberNodes(world []int) []int {
+	numbers, node := map[string]int{}, make([]int, len(world))
+	next := 0
+	for i, r := range world {
+		id := m.all[r].Node
+		number, ok := numbers[id]
+		if !ok || id == "" {
+			number, next = next, next+1
+			numbers[id] = number
+		}
+		node[i] = number
+	}
+	return node
+}
+
+// links decides how ranks of the job that do not all share memory talk: the
+// topology by which plans are chosen, the link between ranks of one node, and
+// the name of it all.
+func (m *meeting) links(world []int) (collective.Topology, native.LocalLink, string) {
+	node := m.numberNodes(world)
+	numNodes := slices.Max(node) + 1
+	link, kind := native.LocalShm, "shm"
+	for _, r := range world {
+		switch {
+		case m.all[r].Transport == "tcp" || m.all[r].Unix == "":
+			link, kind = native.LocalTCP, "tcp"
+		case m.all[r].Transport == "unix" && link != native.LocalTCP:
+			link, kind = native.LocalUnix, "unix"
+		}
+	}
+	switch {
+	case numNodes == 1: // ranks that talk over sockets all the same
+		return collective.Apart(len(world)), link, kind
+	case numNodes == len(world) || link == native.LocalTCP:
+		return collective.Topology{Node: node}, link, "tcp"
+	}
+	return collective.Topology{Node: node}, link, kind + "+tcp"
 }
 
 // publish gives everybody everybody's addresses. Where all ranks share memory
@@ -177,7 +219,7 @@ func (m *meeting) publish(ctx context.Context, world []int) error {
 		book[r].Unix = in.Unix
 	}
 	defer func() { m.fabric.SetBook(book) }()
-	if m.shares(world) {
+	if _, link, kind := m.links(world); m.shares(world) || kind == "unix" && link == native.LocalUnix {
 		return nil
 	}
 	if m.me.Transport == "shm" {
@@ -236,8 +278,9 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 		cfg.Topology, kind = collective.OneNode(g.size), "shm"
 		backend, err = native.OpenShm(ctx, cfg, m.fabric)
 	} else {
-		cfg.Topology, kind = collective.Apart(g.size), "tcp"
-		backend, err = native.OpenRing(ctx, cfg, m.fabric)
+		var link native.LocalLink
+		cfg.Topology, link, kind = m.links(cfg.World)
+		backend, err = native.OpenMesh(ctx, cfg, m.fabric, m.numberNodes(cfg.World), link)
 	}
 	if err != nil {
 		return nil, "", err

@@ -96,7 +96,7 @@ func declarations() []declaration {
 		{Job, "marks the processes of one launch, so that none is left behind; not secret", false},
 		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
 		{Interface, "network interface or local IP address that peers are told to connect to", false},
-		{Transport, "links between ranks of one node: auto, shm or tcp", false},
+		{Transport, "links between ranks of one node: auto, shm, unix or tcp", false},
 	}
 }
 

@@ -20,9 +20,18 @@
 // else runs as a plan of package collective, whose pieces go through pipes
 // between pairs of ranks, as messages do.
 //
-// Ranks of several nodes ([Ring]) run every collective as a plan. Each holds
-// one TCP connection to the next rank; others are opened when a plan or a
-// message first needs them. One executor runs plans on both kinds of link.
+// Ranks that do not all share memory ([Mesh]) run every collective as a plan.
+// Any two have a link of their own, opened when it is first needed: a
+// connection, or between ranks of a node the pipes of a Shm that the mesh has
+// inside. One executor runs plans on both kinds of link.
+//
+// What the groups of a process have in common is its [Fabric]: a TCP port, a
+// unix socket, the addresses of all ranks of the job, and the distribution of
+// the connections that come by the group that their first frame names. A group
+// is formed by its members alone: each has one connection to the group's rank
+// 0 (the [star]), which carries nothing while all is well and by which every
+// member learns within moments that another has died, failed or left. What else
+// is connected is what is used.
 //
 // Waiting is always the same: look for some microseconds, then sleep until
 // woken; wake somebody only if somebody sleeps. A sleeper looks up now and

@@ -9,8 +9,8 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
-// link carries the pieces of a plan between the ranks of a group: over TCP
-// ([Ring]) or through shared memory ([Shm]). Sends come from one goroutine and
+// link carries the pieces of a plan between the ranks of a group: over
+// connections ([Mesh]) or through shared memory ([Shm]). Sends come from one goroutine and
 // receives from one, which may be another.
 type link interface {
 	// prepare opens the ways to the peers of a plan and bounds the waits on

@@ -93,7 +93,7 @@ func socketPlanners(t *testing.T, n int, addr string, open func(cfg Config, fabr
 
 func tcpPlanners(t *testing.T, n int) []planner {
 	return socketPlanners(t, n, "127.0.0.1:0", func(cfg Config, fabric *Fabric) (planner, error) {
-		r, err := OpenRing(t.Context(), cfg, fabric)
+		r, err := OpenMesh(t.Context(), cfg, fabric, cfg.World, LocalTCP)
 		if err != nil {
 			return planner{}, err
 		}

@@ -164,6 +164,9 @@ func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit i
 		return err
 	}
 	slot := p.count % numSlots
+	if there := p.block.records[slot].call(); !c.Matches(&there) {
+		return s.mismatch(c, from, &there)
+	}
 	if size := p.block.records[slot].size; size != uint64(len(into)) {
 		return fmt.Errorf("dist: %v of group %q: %v sent a piece of %d bytes, want %d",
 			c, s.cfg.Group, s.cfg.Members[from], size, len(into))
@@ -177,6 +180,13 @@ func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit i
 	p.count++
 	raise(s.park, &p.block.taken, p.count)
 	return nil
+}
+
+// mismatch returns the error of a call to which a peer's does not fit.
+func (s *Shm) mismatch(c *collective.Call, peer int, there *collective.Call) error {
+	return &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
+		Here:  collective.RankCall{Rank: s.cfg.Members[s.cfg.Rank].Rank, Call: *c},
+		There: collective.RankCall{Rank: s.cfg.Members[peer].Rank, Call: *there}}
 }
 
 // Send implements [collective.Backend]. It returns when the message lies in the
@@ -250,8 +260,7 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 		if first {
 			there := rec.call()
 			if there.Op != collective.OpSend || there.Root != s.cfg.Rank || there.DType != c.DType || there.Count != c.Count || there.Seq != c.Seq {
-				return &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
-					Here: collective.RankCall{Rank: s.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: c.Root, Call: there}}
+				return s.mismatch(c, c.Root, &there)
 			}
 		}
 		if rec.slabs&slabIn != 0 {

@@ -23,10 +23,14 @@ type star struct {
 	// heard is called for a fault of another rank, left for one that has left.
 	heard func(rank int, kind uint32, text string)
 	left  func(rank int)
+	// stalled is called for the collective that another rank waits in. May be
+	// nil; set before any rank joins.
+	stalled func(rank int, c *collective.Call)
 
 	mu      sync.Mutex
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
 	closing bool
+	passed  uint64 // the hub: number of the last collective passed on by tellStalled
 	readers sync.WaitGroup
 	joined  chan int   // ranks as they join
 	trouble chan error // the first fault, for who waits for ranks to join
@@ -123,6 +127,17 @@ func (s *star) watch(rank int, c *transport.Conn) {
 			s.drop(rank)
 			s.gone(rank)
 			return
+		case frameStalled:
+			about, c, err := parseStalled(payload, s.numRanks)
+			if err != nil || s.rank == 0 && about != rank {
+				s.drop(rank)
+				s.news(rank, rank, kindFailed, "broke the protocol")
+				return
+			}
+			if s.stalled != nil {
+				s.stalled(about, &c)
+			}
+			s.tellStalled(about, &c)
 		case frameFault, frameLeft:
 			about, what, text, err := parseFault(payload, s.numRanks)
 			if err != nil {
@@ -187,6 +202,21 @@ func (s *star) tell(from int, kind byte, payload []byte) {
 			_ = c.WriteFrame(kind, payload)
 		}
 	}
+}
+
+// tellStalled says what collective a rank waits in: a spoke what it waits in
+// itself, to the hub, and the hub to all, once for each number.
+func (s *star) tellStalled(rank int, c *collective.Call) {
+	if s.rank == 0 {
+		s.mu.Lock()
+		news := c.Seq > s.passed
+		s.passed = max(s.passed, c.Seq)
+		s.mu.Unlock()
+		if !news {
+			return
+		}
+	}
+	s.tell(rank, frameStalled, encodeStalled(rank, c))
 }
 
 // close takes leave of all and waits for the watchers.

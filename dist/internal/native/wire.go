@@ -26,6 +26,7 @@ const (
 	frameBye                     // the sender leaves the group
 	frameLeft                    // hub to spoke: another rank has left
 	frameData                    // a piece of a collective or a message
+	frameStalled                 // a rank and the collective that it waits in
 )
 
 // purpose is what a connection is for.
@@ -123,6 +124,23 @@ func parseCall(b []byte) (collective.Call, error) {
 		Op: collective.Op(b[0]), Reduce: collective.ReduceOp(b[1]), DType: collective.DType(b[2]),
 		Root: int(binary.LittleEndian.Uint32(b[4:])), Count: int(count), Seq: binary.LittleEndian.Uint64(b[16:]), Layout: binary.LittleEndian.Uint64(b[24:]),
 	}, nil
+}
+
+// encodeStalled makes the payload of frameStalled.
+func encodeStalled(rank int, c *collective.Call) []byte {
+	return appendCall(binary.LittleEndian.AppendUint32(nil, uint32(rank)), c)
+}
+
+func parseStalled(b []byte, numRanks int) (rank int, c collective.Call, err error) {
+	if len(b) != 4+callSize {
+		return 0, c, fmt.Errorf("a call under way of %d bytes", len(b))
+	}
+	r := binary.LittleEndian.Uint32(b)
+	if uint64(r) >= uint64(numRanks) {
+		return 0, c, fmt.Errorf("a call under way of rank %d of %d", r, numRanks)
+	}
+	c, err = parseCall(b[4:])
+	return int(r), c, err
 }
 
 // encodeMismatch makes the text of a fault of kindMismatch.

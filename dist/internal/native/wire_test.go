@@ -24,6 +24,9 @@ func TestWireRoundTrip(t *testing.T) {
 	if rank != 2 || kind != kindFailed || text != "why" || err != nil {
 		t.Errorf("fault: %d %d %q %v", rank, kind, text, err)
 	}
+	if rank, got, err := parseStalled(encodeStalled(2, &sampleCall), 3); rank != 2 || err != nil || !reflect.DeepEqual(got, sampleCall) {
+		t.Errorf("call under way: %d %+v %v", rank, got, err)
+	}
 	m := &collective.MismatchError{Group: "world", Seq: sampleCall.Seq,
 		Here: collective.RankCall{Rank: 0, Call: sampleCall}, There: collective.RankCall{Rank: 2, Call: sampleCall}}
 	if got, err := parseMismatch(encodeMismatch(m), "world", 3); err != nil || !reflect.DeepEqual(got, m) {
@@ -37,6 +40,7 @@ func FuzzWire(f *testing.F) {
 	h := hello{purpose: forCollectives, rank: 1, group: "world"}
 	f.Add(h.encode())
 	f.Add(appendCall(nil, &sampleCall))
+	f.Add(encodeStalled(1, &sampleCall))
 	f.Add(encodeFault(1, kindDied, "killed"))
 	f.Add([]byte(encodeMismatch(&collective.MismatchError{Here: collective.RankCall{Call: sampleCall}, There: collective.RankCall{Rank: 1, Call: sampleCall}})))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -48,6 +52,9 @@ func FuzzWire(f *testing.F) {
 		}
 		if c, err := parseCall(b); err == nil && !bytes.Equal(appendCall(nil, &c), b) {
 			t.Errorf("call %+v of %x", c, b)
+		}
+		if rank, c, err := parseStalled(b, 4); err == nil && !bytes.Equal(encodeStalled(rank, &c), b) {
+			t.Errorf("call under way %d %+v of %x", rank, c, b)
 		}
 		if m, err := parseMismatch(string(b), "world", 4); err == nil && encodeMismatch(m) != string(b) {
 			t.Errorf("mismatch %+v of %x", m, b)

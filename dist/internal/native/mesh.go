@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// LocalLink is how ranks of one node talk in a [Mesh].
+type LocalLink int
+
+const (
+	LocalShm  LocalLink = iota // through shared memory
+	LocalUnix                  // over unix sockets
+	LocalTCP                   // like ranks of different nodes
+)
+
+// Mesh is a rank of a group whose ranks do not all share memory. Any two ranks
+// have a link of their own, which is opened when a plan or a message first
+// needs it: a connection for each direction, or between ranks of a node the
+// pipes of a [Shm] that the mesh has inside. Collectives and messages have
+// links apart, so that neither waits for the other. Every collective is a plan,
+// which does not care which kind of link a piece takes.
+//
+// What holds the group together is a [star] of connections to rank 0, and for
+// the ranks of a node their Shm's own. A wait on a link ends with the news of
+// a fault that comes over them; while all is well they carry nothing, but for
+// the call of a rank that has waited for long (see stall.go).
+type Mesh struct {
+	cfg    Config
+	n      int
+	fabric *Fabric
+	end    *Endpoint
+	star   *star
+	unix   []bool // by rank: is reached by its unix socket
+
+	local   *Shm  // among the ranks of this node; nil if there is none
+	localOf []int // by rank: its number in local, or -1
+
+	// to and from are the connections of collectives, by rank; nil until they
+	// are needed. One call at a time uses them.
+	to, from []*transport.Conn
+
+	// whole ends with the first fault; it is the one context that lives as
+	// long as the group.
+	whole    context.Context
+	endWhole context.CancelFunc
+
+	mu       sync.Mutex
+	conns    map[*transport.Conn]struct{} // all that a fault must cut
+	outgoing map[int]*transport.Conn      // of messages, by peer
+	incoming map[int]*transport.Conn
+	waiting  map[way]chan *transport.Conn // incoming ones not yet taken
+	left     map[int]bool                 // ranks that have closed the group
+	fault    *meshFault
+	news     chan struct{} // closed and replaced when left or fault changes
+
+	failed atomic.Pointer[failure]
+	closed atomic.Bool
+	exec   executor
+	in     []byte // scratch: a piece to be reduced
+	links  []int  // scratch: pieces for each local rank
+	watch  watchdog
+	past   history
+}
+
+// way is what a connection carries, to a peer or from it.
+type way struct {
+	peer int
+	why  purpose
+}
+
+type meshFault struct {
+	rank int
+	kind uint32
+	text string
+}
+
+// OpenMesh forms a group of ranks on the nodes whose numbers node gives by
+// rank; those of one node talk as link says.
+func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, node []int, link LocalLink) (*Mesh, error) {
+	n := len(cfg.Members)
+	m := &Mesh{cfg: cfg, n: n, fabric: fabric, exec: executor{rank: cfg.Rank, numRanks: n},
+		unix: make([]bool, n), localOf: make([]int, n), to: make([]*transport.Conn, n), from: make([]*transport.Conn, n), links: make([]int, n),
+		conns: map[*transport.Conn]struct{}{}, outgoing: map[int]*transport.Conn{}, incoming: map[int]*transport.Conn{},
+		waiting: map[way]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
+	m.watch.mesh = m
+	m.whole, m.endWhole = context.WithCancel(context.Background())
+	m.star = newStar(&m.cfg, m.heard, m.hasLeft)
+	m.star.stalled = m.heardCall
+	var local []int
+	for r := range n {
+		m.localOf[r] = -1
+		if node[r] == node[cfg.Rank] {
+			m.unix[r] = link != LocalTCP
+			local = append(local, r)
+		}
+	}
+	var err error
+	if m.end, err = fabric.attach(cfg.Key, n, m.serve); err != nil {
+		return nil, err
+	}
+	err = m.meet(ctx)
+	if err == nil && link == LocalShm && len(local) > 1 {
+		err = m.meetLocally(ctx, local)
+	}
+	if err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// meet opens the connections of the star.
+func (m *Mesh) meet(ctx context.Context) error {
+	if m.cfg.Rank == 0 {
+		return m.star.awaitSpokes(ctx)
+	}
+	hub, err := m.dial(ctx, 0, forControl)
+	if err == nil {
+		err = hub.Do(ctx, func() error { return awaitDone(hub) })
+		if err != nil {
+			hub.Close()
+			err = fmt.Errorf("dist: join group %q at %v: %w", m.cfg.Group, m.cfg.Members[0], err)
+		}
+	}
+	if err != nil {
+		return m.cfg.absent(ctx, 0, err)
+	}
+	return m.star.join(0, hub)
+}
+
+// awaitDone reads a peer's word that it has taken a connection.
+func awaitDone(conn *transport.Conn) error {
+	kind, payload, err := conn.ReadFrame(nil, maxControl)
+	if err == nil && kind != frameDone {
+		err = fmt.Errorf("refused: %s", payload)
+	}
+	return err
+}
+
+// meetLocally forms the group of the ranks of this node.
+func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
+	cfg := m.cfg
+	cfg.Key, cfg.Members, cfg.World = m.cfg.Key+" local", nil, nil
+	cfg.Topology = collective.OneNode(len(ranks))
+	for i, r := range ranks {
+		m.localOf[r] = i
+		cfg.Members = append(cfg.Members, m.cfg.Members[r])
+		cfg.World = append(cfg.World, m.cfg.World[r])
+	}
+	cfg.Rank = m.localOf[m.cfg.Rank]
+	if tell := m.cfg.Deaths; tell != nil {
+		cfg.Deaths = func(i int) { tell(ranks[i]) }
+	}
+	if ask := m.cfg.Obituary; ask != nil {
+		cfg.Obituary = func(i int) Obituary { return ask(ranks[i]) }
+	}
+	// Where a rank of another node fails, this must not wait in vain.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(m.whole, func() {
+		cancel(m.explain(nil, 0, errors.New("the group has failed")))
+	})()
+	local, err := OpenShm(ctx, cfg, m.fabric)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	m.local = local
+	fault := m.fault
+	m.mu.Unlock()
+	if fault != nil {
+		return m.cfg.faultError(nil, fault.rank, fault.kind, fault.text)
+	}
+	return nil
+}
+
+func (m *Mesh) dial(ctx context.Context, peer int, why purpose) (*transport.Conn, error) {
+	conn, err := m.fabric.dial(ctx, m.cfg.World[peer], m.unix[peer],
+		hello{purpose: why, rank: m.cfg.Rank, number: m.cfg.Agreed, group: m.cfg.Key})
+	if err != nil {
+		return nil, fmt.Errorf("dist: group %q: connect to %v: %w", m.cfg.Group, m.cfg.Members[peer], err)
+	}
+	return conn, nil
+}
+
+// keep adds a connection to those that end with the group; false if it has ended.
+func (m *Mesh) keep(c *transport.Conn) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed.Load() || m.fault != nil {
+		c.Close()
+		return false
+	}
+	m.conns[c] = struct{}{}
+	return true
+}
+
+// serve takes a connection from another rank.
+func (m *Mesh) serve(conn *transport.Conn, h hello) bool {
+	if h.rank == m.cfg.Rank {
+		return false
+	}
+	_ = conn.SetDeadline(time.Time{})
+	switch h.purpose {
+	case forControl:
+		err := m.star.mayJoin(h)
+		if err == nil {
+			// Before it has joined, for news may follow.
+			if conn.WriteFrame(frameDone) != nil {
+				return false
+			}
+			err = m.star.join(h.rank, conn)
+		}
+		if err != nil {
+			refuse(conn, err)
+		}
+		return err == nil
+	case forCollectives, forMessages:
+		if !m.keep(conn) {
+			return false
+		}
+		select {
+		case m.waitingFor(way{h.rank, h.purpose}) <- conn:
+			m.mu.Lock()
+			m.tellNews() // to who waits for any rank
+			m.mu.Unlock()
+			return true
+		default:
+			return false
+		}
+	}
+	return false
+}
+
+// waitingFor returns where a connection from a peer is handed over.
+func (m *Mesh) waitingFor(w way) chan *transport.Conn {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ch := m.waiting[w]
+	if ch == nil {
+		ch = make(chan *transport.Conn, 1)
+		m.waiting[w] = ch
+	}
+	return ch
+}
+
+// tellNews wakes who waits for news; the mesh is locked.
+func (m *Mesh) tellNews() {
+	close(m.news)
+	m.news = make(chan struct{})
+}
+
+// heard takes the news of a fault: every wait ends.
+func (m *Mesh) heard(rank int, kind uint32, text string) {
+	m.mu.Lock()
+	if m.fault != nil {
+		m.mu.Unlock()
+		return
+	}
+	m.fault = &meshFault{rank, kind, text}
+	m.endWhole()
+	for c := range m.conns {
+		c.Close()
+	}
+	m.tellNews()
+	local := m.local
+	m.mu.Unlock()
+	if local != nil {
+		// Who waits there asks the mesh what has happened.
+		local.Report(local.cfg.Rank, kindFailed, "the group has failed")
+	}
+}
+
+// hasLeft takes a rank's leave.
+func (m *Mesh) hasLeft(rank int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.left[rank] = true
+	m.tellNews()
+}
+
+// Died tells the group that a rank's process has ended.
+func (m *Mesh) Died(rank int) {
+	if rank >= 0 && rank < m.n && rank != m.cfg.Rank {
+		m.heard(rank, kindDied, "")
+		m.star.spread(rank, kindDied, "")
+	}
+}
+
+// usable returns an error if no call can be made any more.
+func (m *Mesh) usable(c *collective.Call) error {
+	if m.closed.Load() {
+		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, m.cfg.Group, collective.ErrClosed)
+	}
+	if f := m.failed.Load(); f != nil {
+		return again(f.err, c)
+	}
+	m.mu.Lock()
+	fault := m.fault
+	m.mu.Unlock()
+	if fault != nil {
+		return m.fail(m.cfg.faultError(c, fault.rank, fault.kind, fault.text))
+	}
+	return nil
+}
+
+// fail makes err the end of the group, here and for the others.
+func (m *Mesh) fail(err error) error {
+	m.failed.CompareAndSwap(nil, &failure{err})
+	rank, kind, text := m.cfg.faultOf(err)
+	m.mu.Lock()
+	known := m.fault != nil
+	m.mu.Unlock()
+	if !known {
+		// Others first: when the connections are cut they look for the reason.
+		m.star.spread(rank, kind, text)
+		m.heard(rank, kind, text)
+	}
+	return err
+}
+
+// Fail implements [collective.Backend].
+func (m *Mesh) Fail(err error) { _ = m.fail(err) }
+
+// Close implements [collective.Backend].
+func (m *Mesh) Close() error {
+	if m.closed.Swap(true) {
+		return nil
+	}
+	m.endWhole()
+	m.watch.close()
+	m.mu.Lock()
+	local := m.local
+	m.mu.Unlock()
+	var err error
+	m.star.close()
+	if local != nil {
+		err = local.Close()
+	}
+	m.end.Close()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for c := range m.conns {
+		c.Close()
+	}
+	clear(m.conns)
+	return err
+}
+
+// newsPatience is how long a cut connection waits for the star to say why.
+const newsPatience = 500 * time.Millisecond
+
+// explain returns the error of a call whose connection with peer has ended
+// with err: what the star says of it, or that the connection is lost.
+func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
+	timer := time.NewTimer(newsPatience)
+	defer timer.Stop()
+	for {
+		m.mu.Lock()
+		fault, left, news := m.fault, m.left[peer], m.news
+		m.mu.Unlock()
+		switch {
+		case fault != nil:
+			return m.cfg.faultError(c, fault.rank, fault.kind, fault.text)
+		case left:
+			return m.cfg.faultError(c, peer, kindLeft, "")
+		}
+		select {
+		case <-news:
+		case <-timer.C:
+			return m.cfg.faultError(c, peer, kindFailed, "lost the connection: "+err.Error())
+		}
+	}
+}
+
+// errLate marks the error of a wait that the context or the limit has ended.
+var errLate = errors.New("out of time")
+
+// broken returns the error of a call from that of a connection.
+func (m *Mesh) broken(ctx context.Context, c *collective.Call, peer int, missing int, err error) error {
+	if !errors.Is(err, errLate) {
+		return m.explain(c, peer, err)
+	}
+	return m.late(ctx, c, m.cfg.Members[missing])
+}
+
+// late returns the error of a call that has run out of time.
+func (m *Mesh) late(ctx context.Context, c *collective.Call, missing ...collective.Member) error {
+	cause := context.Cause(ctx)
+	if cause == nil {
+		cause = fmt.Errorf("the group's limit of %v: %w", m.cfg.Timeout, context.DeadlineExceeded)
+	}
+	return &collective.TimeoutError{Group: m.cfg.Group, Op: c.Op.String(), Seq: c.Seq, Missing: missing, Cause: cause}
+}
+
+// others returns all members but this rank.
+func (m *Mesh) others() []collective.Member {
+	return slices.Delete(slices.Clone(m.cfg.Members), m.cfg.Rank, m.cfg.Rank+1)
+}

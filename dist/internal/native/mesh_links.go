@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// inlineLimit is what may be on its way to a rank that does not read at the
+// moment: below it a rank can send and then receive.
+const inlineLimit = 16 << 10
+
+// prepare implements [link]. Every rank opens its outgoing connections before
+// it waits for those that come.
+//
+// All sends fit if those over each connection are few bytes, and those through
+// each pipe no more than its slots. That what was sent in the call before may
+// still be in the pipe does no harm: of the ranks, those that are furthest
+// behind have nothing older before them, so that one of them can always go on.
+func (m *Mesh) prepare(ctx context.Context, c *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
+	w := m.watch.begin(ctx, c, true)
+	release = func() { m.watch.end(w) }
+	fits = true
+	total, size := 0, c.DType.Size()
+	for i := range p.Sends {
+		to := p.Sends[i].To
+		if m.localOf[to] >= 0 {
+			if m.links[to]++; m.links[to] > numSlots {
+				fits = false
+			}
+			continue
+		}
+		total += p.Sends[i].Len()*size + callSize
+		if m.to[to] == nil {
+			if m.to[to], err = m.connect(ctx, c, way{to, forCollectives}); err != nil {
+				release()
+				return nil, false, err
+			}
+		}
+		w.uses(m.to[to])
+	}
+	for i := range p.Sends {
+		m.links[p.Sends[i].To] = 0
+	}
+	for i := range p.Recvs {
+		from := p.Recvs[i].From
+		if m.localOf[from] >= 0 {
+			continue
+		}
+		if m.from[from] == nil {
+			if m.from[from], err = m.accept(ctx, c, way{from, forCollectives}); err != nil {
+				release()
+				return nil, false, err
+			}
+		}
+		w.uses(m.from[from])
+	}
+	return release, fits && total <= inlineLimit, nil
+}
+
+// connect opens a connection to a peer.
+func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
+	limit, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
+	defer cancel()
+	defer context.AfterFunc(m.whole, cancel)()
+	conn, err := m.dial(limit, w.peer, w.why)
+	if err != nil {
+		if limit.Err() != nil && m.whole.Err() == nil {
+			err = errLate
+		}
+		return nil, m.broken(ctx, c, w.peer, w.peer, err)
+	}
+	if !m.keep(conn) {
+		return nil, m.explain(c, w.peer, collective.ErrClosed)
+	}
+	return conn, nil
+}
+
+// accept returns the connection from a peer, which the peer opens when it
+// first has something to send.
+func (m *Mesh) accept(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
+	limit, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
+	defer cancel()
+	came := m.waitingFor(w)
+	for {
+		m.mu.Lock()
+		fault, left, news := m.fault, m.left[w.peer], m.news
+		m.mu.Unlock()
+		select {
+		case conn := <-came:
+			return conn, nil
+		default:
+		}
+		if fault != nil {
+			return nil, m.explain(c, w.peer, collective.ErrLeft)
+		}
+		var gone <-chan time.Time
+		if left { // but what it opened before may still be on its way in
+			gone = time.After(newsPatience)
+		}
+		select {
+		case conn := <-came:
+			return conn, nil
+		case <-news:
+		case <-gone:
+			return nil, m.explain(c, w.peer, collective.ErrLeft)
+		case <-limit.Done():
+			return nil, m.broken(ctx, c, w.peer, w.peer, errLate)
+		}
+	}
+}
+
+// messagesTo and messagesFrom return the connections of messages with a peer.
+func (m *Mesh) messagesTo(ctx context.Context, c *collective.Call, peer int) (*transport.Conn, error) {
+	m.mu.Lock()
+	conn := m.outgoing[peer]
+	m.mu.Unlock()
+	if conn != nil {
+		return conn, nil
+	}
+	conn, err := m.connect(ctx, c, way{peer, forMessages})
+	if err == nil {
+		m.mu.Lock()
+		m.outgoing[peer] = conn
+		m.mu.Unlock()
+	}
+	return conn, err
+}
+
+func (m *Mesh) messagesFrom(ctx context.Context, c *collective.Call, peer int) (*transport.Conn, error) {
+	if conn := m.arrived(peer); conn != nil {
+		return conn, nil
+	}
+	conn, err := m.accept(ctx, c, way{peer, forMessages})
+	if err == nil {
+		m.mu.Lock()
+		m.incoming[peer] = conn
+		m.mu.Unlock()
+	}
+	return conn, err
+}
+
+// arrived returns the connection of messages that a peer has opened, nil if it
+// has not.
+func (m *Mesh) arrived(peer int) *transport.Conn {
+	came := m.waitingFor(way{peer, forMessages})
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case conn := <-came:
+		m.incoming[peer] = conn
+	default:
+	}
+	return m.incoming[peer]
+}
+
+// fromLocal returns the error of a call from that of the Shm inside: the
+// mesh's reason, if that is what has ended the wait there.
+func (m *Mesh) fromLocal(c *collective.Call, peer int, err error) error {
+	if err == nil {
+		return nil
+	}
+	m.mu.Lock()
+	fault := m.fault
+	m.mu.Unlock()
+	var late *collective.TimeoutError
+	var mismatch *collective.MismatchError
+	if errors.As(err, &mismatch) {
+		for _, call := range []*collective.Call{&mismatch.Here.Call, &mismatch.There.Call} {
+			if call.Op == collective.OpSend || call.Op == collective.OpRecv {
+				call.Root = m.local.cfg.Members[call.Root].Rank
+			}
+		}
+		return err
+	}
+	switch {
+	case fault != nil:
+		return m.cfg.faultError(c, fault.rank, fault.kind, fault.text)
+	case errors.As(err, &late) || m.local.seg == nil:
+		return err
+	}
+	if _, _, _, failed := m.local.seg.fault(); failed {
+		return m.explain(c, peer, err)
+	}
+	return err
+}

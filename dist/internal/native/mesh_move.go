@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// messagePiece is the bytes of a frame of a message.
+const messagePiece = 1 << 20
+
+// Collective implements [collective.Backend].
+func (m *Mesh) Collective(ctx context.Context, c collective.Call, in, out collective.Data) error {
+	if err := m.usable(&c); err != nil {
+		return err
+	}
+	if err := m.collective(ctx, &c, in, out); err != nil {
+		return m.fail(err)
+	}
+	return nil
+}
+
+func (m *Mesh) collective(ctx context.Context, c *collective.Call, in, out collective.Data) error {
+	p, err := collective.PlanFor(c, m.cfg.Rank, m.cfg.Topology, m.cfg.Options)
+	if err != nil {
+		return err
+	}
+	return m.run(ctx, c, &p, in.Bytes(), out.Bytes())
+}
+
+// run runs a plan. Ranks whose calls differ find out by the first piece that
+// comes, or by what a rank says that waits for long.
+func (m *Mesh) run(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+	if err := m.past.add(&m.cfg, c); err != nil {
+		return err
+	}
+	return m.exec.run(ctx, m, c, p, in, out)
+}
+
+// sendPiece implements [link].
+func (m *Mesh) sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error {
+	if i := m.localOf[to]; i >= 0 {
+		return m.fromLocal(c, to, m.local.sendPiece(ctx, c, i, data))
+	}
+	if err := writePiece(m.to[to], c, data); err != nil {
+		return m.broken(ctx, c, to, to, err)
+	}
+	return nil
+}
+
+// recvPiece implements [link].
+func (m *Mesh) recvPiece(ctx context.Context, c *collective.Call, from, culprit int, into []byte, reduce collective.Reducer) error {
+	if i := m.localOf[from]; i >= 0 {
+		err := m.local.recvPiece(ctx, c, i, i, into, reduce)
+		var late *collective.TimeoutError
+		if errors.As(err, &late) {
+			late.Missing = []collective.Member{m.cfg.Members[culprit]}
+		}
+		return m.fromLocal(c, from, err)
+	}
+	conn := m.from[from]
+	if err := m.readCall(conn, c, from, c.Matches, len(into)); err != nil {
+		return m.pieceError(ctx, c, from, culprit, err)
+	}
+	to := into
+	if reduce != nil {
+		if m.in == nil {
+			m.in = aligned(collective.PieceBytes)
+		}
+		to = m.in[:len(into)]
+	}
+	if err := late(conn.ReadPayload(to)); err != nil {
+		return m.broken(ctx, c, from, culprit, err)
+	}
+	if reduce != nil {
+		reduce(into, to)
+	}
+	return nil
+}
+
+// writePiece writes a frame: the call, then data.
+func writePiece(conn *transport.Conn, c *collective.Call, data []byte) error {
+	var head [callSize]byte
+	return late(conn.WriteFrame(frameData, appendCall(head[:0], c), data))
+}
+
+// readCall reads the head of a frame, whose data is to be want bytes, and the
+// call of the peer, which must match.
+func (m *Mesh) readCall(conn *transport.Conn, c *collective.Call, peer int, matches func(*collective.Call) bool, want int) error {
+	kind, length, err := conn.ReadHeader(callSize + messagePiece)
+	if err != nil {
+		return late(err)
+	}
+	if kind != frameData || length < callSize {
+		return &protocolError{fmt.Errorf("a frame of kind %d and %d bytes", kind, length)}
+	}
+	var head [callSize]byte
+	if err := conn.ReadPayload(head[:]); err != nil {
+		return late(err)
+	}
+	there, err := parseCall(head[:])
+	if err != nil {
+		return &protocolError{err}
+	}
+	if !matches(&there) {
+		return &collective.MismatchError{Group: m.cfg.Group, Seq: c.Seq,
+			Here: collective.RankCall{Rank: m.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: peer, Call: there}}
+	}
+	if length != callSize+want {
+		return &protocolError{fmt.Errorf("a piece of %d bytes, want %d", length-callSize, want)}
+	}
+	return nil
+}
+
+// protocolError is a frame that no rank would send.
+type protocolError struct{ err error }
+
+func (e *protocolError) Error() string { return "broke the protocol: " + e.err.Error() }
+
+// pieceError returns the error of a call from that of readCall.
+func (m *Mesh) pieceError(ctx context.Context, c *collective.Call, peer, missing int, err error) error {
+	var mismatch *collective.MismatchError
+	var protocol *protocolError
+	switch {
+	case errors.As(err, &mismatch):
+		return err
+	case errors.As(err, &protocol):
+		return m.cfg.faultError(c, peer, kindFailed, err.Error())
+	}
+	return m.broken(ctx, c, peer, missing, err)
+}
+
+// late marks the error of a connection that has run into its deadline.
+func late(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return errLate
+	}
+	return err
+}
+
+// Send implements [collective.Backend]. Over a connection it returns when the
+// system has taken the message.
+func (m *Mesh) Send(ctx context.Context, c collective.Call, data collective.Data) error {
+	if err := m.usable(&c); err != nil {
+		return err
+	}
+	if err := m.send(ctx, &c, data); err != nil {
+		return m.fail(err)
+	}
+	return nil
+}
+
+func (m *Mesh) send(ctx context.Context, c *collective.Call, d collective.Data) error {
+	peer := c.Root
+	if i := m.localOf[peer]; i >= 0 {
+		c.Root = i // as the Shm inside numbers its ranks
+		return m.fromLocal(c, peer, m.local.send(ctx, c, &d))
+	}
+	conn, err := m.messagesTo(ctx, c, peer)
+	if err != nil {
+		return err
+	}
+	w := m.watch.begin(ctx, c, false)
+	defer m.watch.end(w)
+	w.uses(conn)
+	data := d.Bytes()
+	for first := true; first || len(data) > 0; first = false {
+		n := min(len(data), messagePiece)
+		if err := writePiece(conn, c, data[:n]); err != nil {
+			return m.broken(ctx, c, peer, peer, err)
+		}
+		data = data[n:]
+	}
+	return nil
+}
+
+// Recv implements [collective.Backend].
+func (m *Mesh) Recv(ctx context.Context, c collective.Call, data collective.Data) error {
+	if err := m.usable(&c); err != nil {
+		return err
+	}
+	if err := m.recv(ctx, &c, data); err != nil {
+		return m.fail(err)
+	}
+	return nil
+}
+
+func (m *Mesh) recv(ctx context.Context, c *collective.Call, d collective.Data) error {
+	peer := c.Root
+	if i := m.localOf[peer]; i >= 0 {
+		c.Root = i
+		return m.fromLocal(c, peer, m.local.recv(ctx, c, &d))
+	}
+	conn, err := m.messagesFrom(ctx, c, peer)
+	if err != nil {
+		return err
+	}
+	w := m.watch.begin(ctx, c, false)
+	defer m.watch.end(w)
+	w.uses(conn)
+	matches := func(there *collective.Call) bool {
+		return there.Op == collective.OpSend && there.Root == m.cfg.Rank && there.DType == c.DType && there.Count == c.Count && there.Seq == c.Seq
+	}
+	data := d.Bytes()
+	for first := true; first || len(data) > 0; first = false {
+		n := min(len(data), messagePiece)
+		if err := m.readCall(conn, c, peer, matches, n); err != nil {
+			return m.pieceError(ctx, c, peer, peer, err)
+		}
+		if err := late(conn.ReadPayload(data[:n])); err != nil {
+			return m.broken(ctx, c, peer, peer, err)
+		}
+		data = data[n:]
+	}
+	return nil
+}

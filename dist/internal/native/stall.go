@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// A call over connections sets no deadline and no timer: those cost more than
+// a small call may. Instead a [Mesh] has one timer, which runs while calls are
+// under way and looks at them now and then. A call whose context or time has
+// ended is ended by a deadline in the past on the connections that it uses.
+//
+// A collective that has been under way for some time tells the others what it
+// is: ranks that call different things may wait for each other without a word
+// between them. The hub of the star passes the first such call of a number on,
+// and every rank compares it with its own of that number, now or when it comes
+// to it.
+const (
+	watchPeriod = 50 * time.Millisecond
+	stallAfter  = 200 * time.Millisecond
+)
+
+// watchdog looks after the calls of a mesh that are under way.
+type watchdog struct {
+	mesh *Mesh
+
+	mu     sync.Mutex
+	calls  []*watched
+	free   []*watched
+	timer  *time.Timer
+	armed  bool
+	closed bool
+}
+
+// watched is a call under way.
+type watched struct {
+	dog        *watchdog
+	ctx        context.Context
+	call       collective.Call
+	collective bool
+	start      time.Time
+	conns      []*transport.Conn
+	told, cut  bool
+}
+
+// begin looks after a call until end.
+func (d *watchdog) begin(ctx context.Context, c *collective.Call, coll bool) *watched {
+	now := time.Now()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var w *watched
+	if n := len(d.free); n > 0 {
+		w, d.free = d.free[n-1], d.free[:n-1]
+	} else {
+		w = &watched{dog: d}
+	}
+	w.ctx, w.call, w.collective, w.start = ctx, *c, coll, now
+	w.call.Parts, w.call.Recvs = nil, nil
+	d.calls = append(d.calls, w)
+	if !d.armed && !d.closed {
+		d.armed = true
+		if d.timer == nil {
+			d.timer = time.AfterFunc(watchPeriod, d.look)
+		} else {
+			d.timer.Reset(watchPeriod)
+		}
+	}
+	return w
+}
+
+// uses says that a call waits on a connection.
+func (w *watched) uses(c *transport.Conn) {
+	if n := len(w.conns); n > 0 && w.conns[n-1] == c || slices.Contains(w.conns, c) {
+		return
+	}
+	w.dog.mu.Lock()
+	w.conns = append(w.conns, c)
+	if w.cut {
+		_ = c.SetDeadline(time.Unix(1, 0))
+	}
+	w.dog.mu.Unlock()
+}
+
+// end takes a call out.
+func (d *watchdog) end(w *watched) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if w.cut { // it may have ended well just then: the next one is not to suffer
+		for _, c := range w.conns {
+			_ = c.SetDeadline(time.Time{})
+		}
+	}
+	i := slices.Index(d.calls, w)
+	last := len(d.calls) - 1
+	d.calls[i], d.calls[last] = d.calls[last], nil
+	d.calls = d.calls[:last]
+	clear(w.conns)
+	*w = watched{dog: d, conns: w.conns[:0]}
+	d.free = append(d.free, w)
+}
+
+// look ends calls that are out of time and speaks for those that wait.
+func (d *watchdog) look() {
+	now := time.Now()
+	var stalled *collective.Call
+	d.mu.Lock()
+	for _, w := range d.calls {
+		waited := now.Sub(w.start)
+		if !w.cut && (w.ctx.Err() != nil || waited >= d.mesh.cfg.Timeout) {
+			w.cut = true
+			for _, c := range w.conns {
+				_ = c.SetDeadline(time.Unix(1, 0))
+			}
+		}
+		if w.collective && !w.told && waited >= stallAfter {
+			w.told = true
+			call := w.call
+			stalled = &call
+		}
+	}
+	d.armed = len(d.calls) > 0 && !d.closed
+	if d.armed {
+		d.timer.Reset(watchPeriod)
+	}
+	d.mu.Unlock()
+	if stalled != nil {
+		d.mesh.star.tellStalled(d.mesh.cfg.Rank, stalled)
+	}
+}
+
+// close stops the timer. A look under way finds nothing to do.
+func (d *watchdog) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+}
+
+// pastCalls is how many collectives a rank remembers.
+const pastCalls = 16
+
+// history is the collectives that a rank has called last, and one that
+// another rank has called and waits in.
+type history struct {
+	mu    sync.Mutex
+	calls [pastCalls]collective.Call // by number, modulo
+	there collective.RankCall        // with number 0: none
+}
+
+// add takes down a call that begins and returns an error if another rank has
+// told of a different one.
+func (h *history) add(cfg *Config, c *collective.Call) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	mine := &h.calls[c.Seq%pastCalls]
+	*mine = *c
+	mine.Parts, mine.Recvs = nil, nil
+	return h.compare(cfg, c.Seq)
+}
+
+// heard compares what another rank waits in with this rank's call of that
+// number, if it has come so far.
+func (h *history) heard(cfg *Config, rank int, c *collective.Call) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.there = collective.RankCall{Rank: rank, Call: *c}
+	return h.compare(cfg, c.Seq)
+}
+
+func (h *history) compare(cfg *Config, seq uint64) error {
+	mine := &h.calls[seq%pastCalls]
+	if mine.Seq != seq || h.there.Call.Seq != seq || mine.Matches(&h.there.Call) {
+		return nil
+	}
+	return &collective.MismatchError{Group: cfg.Group, Seq: seq, Here: collective.RankCall{Rank: cfg.Rank, Call: *mine}, There: h.there}
+}
+
+// heardCall takes the call that another rank waits in.
+func (m *Mesh) heardCall(rank int, c *collective.Call) {
+	if err := m.past.heard(&m.cfg, rank, c); err != nil {
+		m.Fail(err)
+	}
+}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// virtualNodes are the nodes that ranks of a test say they are on: ranks of one
+// letter share memory, others talk over TCP.
+var virtualNodes = map[int]string{2: "ab", 3: "aba", 4: "aabb", 5: "aabbc", 8: "abcabcaa", 16: "aaaabbbbccccdddd"}
+
+// mixedRanks is [initRanks] for ranks of several nodes that are all here.
+func mixedRanks(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
+	return ranksOnNodes(ctx, virtualNodes[n], n, main, opts...)
+}
+
+// ranksOnNodes makes a rank on each of the nodes, or where none are given n on
+// this one.
+func ranksOnNodes(ctx context.Context, nodes string, n int, main func(context.Context, *Group) error, opts ...Option) error {
+	os.Unsetenv("COHORT_TRANSPORT")
+	addr := freeAddr()
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			opts := append([]Option{WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, r, n))}, opts...)
+			if nodes != "" {
+				opts = append(opts, WithNodeID("node "+nodes[r:r+1]))
+			}
+			g, err := Init(ctx, opts...)
+			if err != nil {
+				errs[r] = err
+				return
+			}
+			if errs[r] = main(ctx, g); errs[r] != nil {
+				g.fail(errs[r])
+			}
+			if err := g.Close(); err != nil && errs[r] == nil {
+				errs[r] = fmt.Errorf("close: %w", err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// TestTopologies runs collectives, messages and groups over ranks that are
+// spread over nodes in many ways.
+func TestTopologies(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	for nodes, want := range map[string]string{"aabb": "shm+tcp", "abab": "shm+tcp", "aaab": "shm+tcp", "aabbc": "shm+tcp", "abc": "tcp", "aaa": "shm"} {
+		t.Run(nodes, func(t *testing.T) {
+			err := ranksOnNodes(t.Context(), nodes, len(nodes), func(ctx context.Context, g *Group) error {
+				if g.Transport() != want {
+					return fmt.Errorf("the transport is %s, want %s", g.Transport(), want)
+				}
+				if local := strings.Count(nodes, nodes[g.Rank():g.Rank()+1]); g.LocalSize() != local {
+					return fmt.Errorf("%d ranks are on this node, want %d", g.LocalSize(), local)
+				}
+				all := make([]int, g.Size())
+				for r := range all {
+					all[r] = r
+				}
+				for _, count := range []int{1, 100, 5000, 300_003} {
+					if err := sumOver(ctx, g, all, g.Rank(), count); err != nil {
+						return err
+					}
+				}
+				return groupsAtOnce(ctx, g)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestAnyMessageOverMixedLinks receives from whichever rank sends first, local
+// or not.
+func TestAnyMessageOverMixedLinks(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	const rounds = 5
+	err := ranksOnNodes(t.Context(), "aabb", 4, func(ctx context.Context, g *Group) error {
+		x := private(collective.Int64, 3)
+		if g.Rank() != 0 {
+			for range rounds {
+				set(x, 1, int64(g.Rank()))
+				if err := g.run(g.send(ctx, x, 0)); err != nil {
+					return err
+				}
+			}
+			return g.Barrier(ctx)
+		}
+		seq := make([]uint64, g.Size())
+		var got []int
+		for range rounds * (g.Size() - 1) {
+			c := collective.Call{Op: collective.OpRecv, DType: collective.Int64, Count: 3, Root: collective.AnyRank}
+			src, err := g.backend.AwaitAny(ctx, c)
+			if err != nil {
+				return err
+			}
+			seq[src]++
+			c.Root, c.Seq = src, seq[src]
+			if err := g.backend.Recv(ctx, c, x); err != nil {
+				return err
+			}
+			if get(x, 1) != int64(src) {
+				return fmt.Errorf("a message of rank %d came as rank %d's", get(x, 1), src)
+			}
+			got = append(got, src)
+		}
+		slices.Sort(got)
+		for i, src := range got {
+			if src != 1+i/rounds {
+				return fmt.Errorf("messages came from %v", got)
+			}
+		}
+		return g.Barrier(ctx)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
