@@ -11,14 +11,15 @@
 // finds a mismatch at once and makes the end of the previous call certain, so
 // that blocks and slots need no other protection. Then the data moves:
 //
-//   - up to some KiB it lies beside the call, and each rank reduces for itself;
-//   - data in slabs that peers may map is reduced and copied in place, every
-//     rank working on its share of everybody's data;
+//   - up to some KiB it lies beside the call, and who gets it copies or reduces
+//     for itself;
+//   - data in slabs that peers may map is copied, or reduced, straight from
+//     where it is to where it goes; all ranks share the work of an all-reduce;
 //   - private data passes through the staging slots, a pipeline of rounds.
 //
-// That is how all-reduce, broadcast and all-gather are done there. Everything
-// else runs as a plan of package collective, whose pieces go through pipes
-// between pairs of ranks, as messages do.
+// Each rank says with its call which of these ways leads to its data. Sums are
+// made in the order of ranks whatever the ways, so that they have the same bits.
+// Messages, and the pieces of plans, go through pipes between pairs of ranks.
 //
 // Ranks that do not all share memory ([Mesh]) run every collective as a plan.
 // Any two have a link of their own, opened when it is first needed: a

@@ -57,7 +57,8 @@ func goPlanners(_ *testing.T, n int) []planner {
 	ranks := make([]planner, n)
 	for r, s := range NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{}) {
 		ranks[r] = planner{s, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
-			return s.exec.run(ctx, s, c, p, in, out)
+			e := executor{rank: r, numRanks: n}
+			return e.run(ctx, s, c, p, in, out)
 		}}
 	}
 	return ranks
@@ -111,7 +112,8 @@ func shmPlanners(t *testing.T, n int) []planner {
 			return planner{}, err
 		}
 		return planner{s, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
-			return s.exec.run(ctx, s, c, p, in, out)
+			e := executor{rank: cfg.Rank, numRanks: n}
+			return e.run(ctx, s, c, p, in, out)
 		}}, nil
 	})
 }
@@ -187,7 +189,7 @@ func TestPlansThatCannotRun(t *testing.T) {
 	} {
 		s := NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{})[0]
 		data := make([]byte, 8*collective.PieceBytes)
-		if err := s.exec.run(t.Context(), s, &collective.Call{Op: 100, DType: collective.Int64}, &p, data, data); err == nil {
+		if err := (&executor{numRanks: n}).run(t.Context(), s, &collective.Call{Op: 100, DType: collective.Int64}, &p, data, data); err == nil {
 			t.Errorf("%s: the plan ran", name)
 		}
 	}

@@ -4,7 +4,6 @@ package native
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -32,11 +31,10 @@ type parking interface {
 	wake(f *flag)
 	// wakeAll wakes all that sleep in this process, to look for trouble.
 	wakeAll()
-	// look is called between two looks at a flag, i counting from 0; false
-	// means that it is time to sleep: after limit since start.
-	look(i int, start time.Time, limit time.Duration) bool
-	// patience returns the longest that looking makes sense.
-	patience() time.Duration
+	// look is called between two looks at a flag, i counting from 0, and may
+	// let others run; false means that it is time to sleep. start is when the
+	// wait began, and background says that this process has other work.
+	look(i int, start time.Time, background bool) bool
 }
 
 // raise sets the flag and wakes those that sleep on it.
@@ -49,6 +47,15 @@ func raise(p parking, f *flag, value uint32) {
 	}
 }
 
+// ring wakes who waits for a bell, if somebody does. Anybody may ring it; what
+// it is rung for must be there before.
+func ring(p parking, bell *flag) {
+	if bell.sleepers.Load() > 0 {
+		bell.value.Add(1)
+		p.wake(bell)
+	}
+}
+
 // doze waits in p until the flag may have come to want, once. heard is the
 // number of alarms before the caller last looked for trouble.
 func doze(ctx context.Context, p parking, f *flag, want, heard uint32, limit time.Duration) {
@@ -57,75 +64,4 @@ func doze(ctx context.Context, p parking, f *flag, want, heard uint32, limit tim
 		p.sleep(ctx, f, seen, heard, limit)
 	}
 	f.sleepers.Add(-1)
-}
-
-// goParking parks goroutines of one process: it needs nothing of the system
-// and sees a context end at once.
-type goParking struct {
-	looks  int
-	rung   atomic.Uint32
-	shards [16]struct {
-		mu      sync.Mutex
-		waiting map[*flag]chan struct{}
-	}
-}
-
-func newGoParking(looks int) *goParking {
-	p := &goParking{looks: looks}
-	for i := range p.shards {
-		p.shards[i].waiting = map[*flag]chan struct{}{}
-	}
-	return p
-}
-
-func (p *goParking) shard(f *flag) (mu *sync.Mutex, waiting map[*flag]chan struct{}) {
-	s := &p.shards[flagHash(f)%uintptr(len(p.shards))]
-	return &s.mu, s.waiting
-}
-
-func (p *goParking) sleep(ctx context.Context, f *flag, seen, heard uint32, limit time.Duration) {
-	mu, waiting := p.shard(f)
-	mu.Lock()
-	if f.value.Load() != seen || p.rung.Load() != heard {
-		mu.Unlock()
-		return
-	}
-	ch := waiting[f]
-	if ch == nil {
-		ch = make(chan struct{})
-		waiting[f] = ch
-	}
-	mu.Unlock()
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case <-ch:
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-}
-
-func (p *goParking) wake(f *flag) {
-	mu, waiting := p.shard(f)
-	mu.Lock()
-	if ch := waiting[f]; ch != nil {
-		close(ch)
-		delete(waiting, f)
-	}
-	mu.Unlock()
-}
-
-func (p *goParking) alarms() uint32 { return p.rung.Load() }
-
-func (p *goParking) wakeAll() {
-	p.rung.Add(1) // before the locks: who falls asleep later sees it
-	for i := range p.shards {
-		s := &p.shards[i]
-		s.mu.Lock()
-		for f, ch := range s.waiting {
-			close(ch)
-			delete(s.waiting, f)
-		}
-		s.mu.Unlock()
-	}
 }

@@ -5,7 +5,6 @@ package native
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
 	"unsafe"
 
@@ -28,14 +27,11 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 		w.lent = make([][2]lending, n)
 		w.messages = map[uint64][]byte{}
 	}
-	seg := newSegment(aligned(segmentSize(n, opts.Private)), n)
-	// Yielding lets the ranks waited for run; with a core for each it is as
-	// quick as looking.
-	park := newGoParking(min(goschedPerLook, 4*goschedPerLook*runtime.GOMAXPROCS(0)/n))
+	seg, park := newLocalSegment(n), newGoParking(n)
 	ranks := make([]*Shm, n)
 	for r := range ranks {
 		cfg.Rank = r
-		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, bufs: make([][]byte, n), exec: executor{rank: r, numRanks: n}}
+		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, scratch: newScratch(n)}
 		s.pipes.open = func(_ context.Context, _ *collective.Call, key pipeKey) (*pipe, error) {
 			if key.outgoing {
 				return &pipe{block: w.pipe(goPipe{s.cfg.Rank, key.peer, key.use})}, nil
@@ -139,7 +135,7 @@ func (w *goWorld) lend(rank int, c *collective.Call, d *collective.Data, out boo
 	return location{}, true
 }
 
-func (w *goWorld) reach(peer int, c *collective.Call, at location, out bool, size int) ([]byte, error) {
+func (w *goWorld) reach(peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error) {
 	var data []byte
 	switch {
 	case c.Op == collective.OpRecv:
@@ -152,10 +148,10 @@ func (w *goWorld) reach(peer int, c *collective.Call, at location, out bool, siz
 	default:
 		data = w.lent[peer][c.Seq&1].in
 	}
-	if len(data) != size {
-		return nil, fmt.Errorf("%d bytes were lent, want %d", len(data), size)
+	if offset > len(data) || size > len(data)-offset {
+		return nil, fmt.Errorf("%d bytes were lent, want %d at %d", len(data), size, offset)
 	}
-	return data, nil
+	return data[offset:][:size:size], nil
 }
 
 func (w *goWorld) close() error { return nil }

@@ -11,6 +11,9 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
+// anyPause is the longest that a receive from any rank looks away from pipes.
+const anyPause = time.Millisecond
+
 // AwaitAny implements [collective.Backend]: each connection from a peer is
 // watched by a goroutine while the wait lasts; pipes are looked into, more and
 // more seldom.

@@ -3,44 +3,151 @@
 package native
 
 import (
+	"context"
 	"runtime"
+	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 )
 
-// How long a rank looks at a flag before it sleeps. Falling asleep and being
-// woken costs some 50 µs, so looking about as long loses at most half; but
-// where ranks share cores, or other goroutines compute while this one waits,
-// the core is better used by them. In between, a rank learns.
-const (
-	lookAlone      = 64 * time.Microsecond
-	lookShared     = 4 * time.Microsecond
-	looksPerTime   = 64 // looks between two readings of the clock
-	goschedPerLook = 40 // looks of a goroutine rank, each yielding
-)
+// goschedLooks is how often a goroutine rank looks before it sleeps, each time
+// letting another one run.
+const goschedLooks = 40
 
-// futexNap is how long a thread sleeps before it looks up: the time in which
+// nap is how long a thread sleeps before it looks up: the time in which
 // a fault without a wake-up, or the end of a context, is noticed.
-const futexNap = 50 * time.Millisecond
+const nap = 50 * time.Millisecond
 
-// flagHash spreads flags, which lie cache lines apart, over shards.
-func flagHash(f *flag) uintptr {
+// goParking parks goroutines of one process: it needs nothing of the system
+// and sees a context end at once.
+type goParking struct {
+	looks  int
+	rung   atomic.Uint32
+	shards [16]shard
+	spares sync.Pool // sleepers: a wait needs no memory of its own
+}
+
+// shard holds the sleepers of some of the flags.
+type shard struct {
+	mu      sync.Mutex
+	waiting map[*flag]*sleeper // the last who fell asleep on a flag, and so on
+}
+
+// sleeper is a goroutine that sleeps, or a spare one.
+type sleeper struct {
+	next  *sleeper
+	woken chan struct{} // of one token
+	timer *time.Timer
+}
+
+// newGoParking returns the parking of n ranks. Looking lets the ranks waited
+// for run; with a core for each it is as quick as looking at nothing else.
+func newGoParking(n int) *goParking {
+	p := &goParking{looks: min(goschedLooks, 4*goschedLooks*runtime.GOMAXPROCS(0)/n)}
+	for i := range p.shards {
+		p.shards[i].waiting = map[*flag]*sleeper{}
+	}
+	p.spares.New = func() any {
+		t := time.NewTimer(time.Hour)
+		t.Stop()
+		return &sleeper{woken: make(chan struct{}, 1), timer: t}
+	}
+	return p
+}
+
+// shard returns where those wait that wait for a flag; flags lie cache lines
+// apart.
+func (p *goParking) shard(f *flag) *shard {
 	h := uintptr(unsafe.Pointer(f)) / 8
-	return h ^ h>>7 ^ h>>13
+	return &p.shards[(h^h>>7^h>>13)%uintptr(len(p.shards))]
+}
+
+func (p *goParking) sleep(ctx context.Context, f *flag, seen, heard uint32, limit time.Duration) {
+	s := p.shard(f)
+	s.mu.Lock()
+	if f.value.Load() != seen || p.rung.Load() != heard {
+		s.mu.Unlock()
+		return
+	}
+	me := p.spares.Get().(*sleeper)
+	me.next = s.waiting[f]
+	s.waiting[f] = me
+	s.mu.Unlock()
+	me.timer.Reset(limit)
+	select {
+	case <-me.woken:
+		me.timer.Stop()
+		p.spares.Put(me)
+		return
+	case <-ctx.Done():
+	case <-me.timer.C:
+	}
+	me.timer.Stop()
+	s.mu.Lock()
+	s.leave(f, me)
+	s.mu.Unlock()
+	select {
+	case <-me.woken: // somebody was about to wake it
+	default:
+	}
+	p.spares.Put(me)
+}
+
+// leave takes a sleeper that was not woken off the list; the shard is locked.
+func (s *shard) leave(f *flag, me *sleeper) {
+	if s.waiting[f] == me && me.next == nil {
+		delete(s.waiting, f)
+	}
+	for at := s.waiting[f]; at != nil; at = at.next {
+		if at == me {
+			s.waiting[f] = me.next
+			return
+		}
+		if at.next == me {
+			at.next = me.next
+			return
+		}
+	}
+}
+
+func (p *goParking) wake(f *flag) {
+	s := p.shard(f)
+	s.mu.Lock()
+	s.wake(f)
+	s.mu.Unlock()
+}
+
+// wake wakes all that sleep on a flag; the shard is locked.
+func (s *shard) wake(f *flag) {
+	for at := s.waiting[f]; at != nil; {
+		next := at.next
+		at.next = nil
+		at.woken <- struct{}{}
+		at = next
+	}
+	delete(s.waiting, f)
+}
+
+func (p *goParking) alarms() uint32 { return p.rung.Load() }
+
+func (p *goParking) wakeAll() {
+	p.rung.Add(1) // before the locks: who falls asleep later sees it
+	for i := range p.shards {
+		s := &p.shards[i]
+		s.mu.Lock()
+		for f := range s.waiting {
+			s.wake(f)
+		}
+		s.mu.Unlock()
+	}
 }
 
 // look yields to other goroutines, among which are the ranks waited for.
-func (p *goParking) look(i int, _ time.Time, _ time.Duration) bool {
+func (p *goParking) look(i int, _ time.Time, _ bool) bool {
 	if i >= p.looks {
 		return false
 	}
 	runtime.Gosched()
 	return true
-}
-
-func (p *goParking) patience() time.Duration { return lookShared }
-
-// lookFor spins, reading the clock now and then.
-func lookFor(i int, start time.Time, limit time.Duration) bool {
-	return i%looksPerTime != looksPerTime-1 || time.Since(start) < limit
 }

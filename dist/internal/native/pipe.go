@@ -136,6 +136,7 @@ func (s *Shm) sendPiece(ctx context.Context, c *collective.Call, to int, data []
 	}
 	rec := &p.block.records[slot]
 	rec.fill(c)
+	rec.seq = c.Seq
 	rec.size = uint64(copy(p.block.slots[slot][:], data))
 	p.count++
 	raise(s.park, &p.block.sent, p.count)
@@ -164,10 +165,11 @@ func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit i
 		return err
 	}
 	slot := p.count % numSlots
-	if there := p.block.records[slot].call(); !c.Matches(&there) {
-		return s.mismatch(c, from, &there)
+	rec := p.block.records[slot] // read once: it is the peer's memory
+	if there := rec.call(rec.seq); !c.Matches(&there) {
+		return s.mismatch(c, from, there)
 	}
-	if size := p.block.records[slot].size; size != uint64(len(into)) {
+	if size := rec.size; size != uint64(len(into)) {
 		return fmt.Errorf("dist: %v of group %q: %v sent a piece of %d bytes, want %d",
 			c, s.cfg.Group, s.cfg.Members[from], size, len(into))
 	}
@@ -180,13 +182,6 @@ func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit i
 	p.count++
 	raise(s.park, &p.block.taken, p.count)
 	return nil
-}
-
-// mismatch returns the error of a call to which a peer's does not fit.
-func (s *Shm) mismatch(c *collective.Call, peer int, there *collective.Call) error {
-	return &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
-		Here:  collective.RankCall{Rank: s.cfg.Members[s.cfg.Rank].Rank, Call: *c},
-		There: collective.RankCall{Rank: s.cfg.Members[peer].Rank, Call: *there}}
 }
 
 // Send implements [collective.Backend]. It returns when the message lies in the
@@ -219,14 +214,16 @@ func (s *Shm) send(ctx context.Context, c *collective.Call, data *collective.Dat
 		}
 		rec := &p.block.records[slot]
 		rec.fill(c)
+		rec.seq = c.Seq
 		if direct {
-			rec.slabs, rec.in, rec.size, left = slabIn, at, 0, nil
+			rec.ways, rec.in, rec.size, left = inLent, at, 0, nil
 		} else {
 			n := copy(p.block.slots[slot][:], left)
 			rec.size, left = uint64(n), left[n:]
 		}
 		p.count++
 		raise(s.park, &p.block.sent, p.count)
+		ring(s.park, &s.seg.block(c.Root).bell)
 	}
 	if direct {
 		return s.await(ctx, c, c.Root, &p.block.taken, p.count)
@@ -258,13 +255,13 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 		slot := p.count % numSlots
 		rec := p.block.records[slot] // read once: it is the peer's memory
 		if first {
-			there := rec.call()
+			there := rec.call(rec.seq)
 			if there.Op != collective.OpSend || there.Root != s.cfg.Rank || there.DType != c.DType || there.Count != c.Count || there.Seq != c.Seq {
-				return s.mismatch(c, c.Root, &there)
+				return s.mismatch(c, c.Root, there)
 			}
 		}
-		if rec.slabs&slabIn != 0 {
-			from, err := s.space.reach(c.Root, c, rec.in, false, len(left))
+		if rec.ways&inLent != 0 {
+			from, err := s.space.reach(c.Root, c, rec.in, false, 0, len(left))
 			if err != nil {
 				if reason := s.trouble(ctx, c, c.Root, time.Now()); reason != nil {
 					return reason // the peer has died, or left
@@ -287,35 +284,42 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 	return nil
 }
 
-// anyPause is the longest that a receive from any rank looks away.
-const anyPause = time.Millisecond
-
 // AwaitAny implements [collective.Backend]: it looks into the pipes of all
-// peers in turn.
+// peers in turn, and sleeps until one of them rings this rank's bell.
 func (s *Shm) AwaitAny(ctx context.Context, c collective.Call) (src int, err error) {
 	if err := s.usable(&c); err != nil {
 		return 0, err
 	}
-	start, pause := time.Now(), time.Microsecond
+	start := time.Now()
+	for i := 0; s.park.look(i, start, c.Background); i++ {
+		if src, ok := s.anyMessage(); ok {
+			return src, nil
+		}
+	}
+	bell := &s.seg.block(s.cfg.Rank).bell
+	bell.sleepers.Add(1) // before the looks: who sends later rings
+	defer bell.sleepers.Add(-1)
 	for {
-		for i := 1; i < s.n; i++ {
-			peer := (s.cfg.Rank + i) % s.n
-			p := s.pipes.has(pipeKey{peer, false, pipeMessages})
-			if p != nil && p.block.sent.reached(p.count+1) {
-				return peer, nil
-			}
+		seen, heard := bell.value.Load(), s.park.alarms()
+		if src, ok := s.anyMessage(); ok {
+			return src, nil
 		}
 		if err := s.troubleWithAll(ctx, &c, start); err != nil {
 			return 0, s.fail(err)
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
-		pause = min(2*pause, anyPause)
+		s.park.sleep(ctx, bell, seen, heard, s.cfg.Timeout-time.Since(start))
 	}
+}
+
+// anyMessage returns a rank from which a message has begun to come.
+func (s *Shm) anyMessage() (src int, ok bool) {
+	for i := 1; i < s.n; i++ {
+		peer := s.after(i)
+		if p := s.pipes.has(pipeKey{peer, false, pipeMessages}); p != nil && p.block.sent.reached(p.count+1) {
+			return peer, true
+		}
+	}
+	return 0, false
 }
 
 // troubleWithAll returns why waiting for a message from any peer is in vain,

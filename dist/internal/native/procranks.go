@@ -36,8 +36,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 			p.incoming[r][use] = make(chan *pipe, 1)
 		}
 	}
-	s := &Shm{cfg: cfg, n: n, park: newProcessParking(n <= runtime.NumCPU()), bufs: make([][]byte, n),
-		exec: executor{rank: cfg.Rank, numRanks: n}}
+	s := &Shm{cfg: cfg, n: n, park: newProcessParking(n <= runtime.NumCPU()), scratch: newScratch(n)}
 	s.whole, s.endWhole = context.WithCancel(context.Background())
 	p.shm = s
 	p.slabs = newSlabSpace(p.fetch)
@@ -69,7 +68,7 @@ type process struct {
 // meet gets the control segment: the hub makes it and hands it to everybody.
 func (p *process) meet(ctx context.Context) error {
 	n := len(p.cfg.Members)
-	size := segmentSize(n, true)
+	size := segmentSize(n)
 	if p.cfg.Rank == 0 {
 		var err error
 		if p.segment, err = mem.NewSlab(size); err != nil {
@@ -285,7 +284,7 @@ func (p *process) openedPipe(key pipeKey) *pipe {
 func (p *process) awaitPipe(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
 	came := p.incoming[key.peer][key.use]
 	start := time.Now()
-	tick := time.NewTicker(futexNap)
+	tick := time.NewTicker(nap)
 	defer tick.Stop()
 	for {
 		select {

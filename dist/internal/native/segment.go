@@ -5,6 +5,7 @@ package native
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -23,6 +24,7 @@ const (
 	// maxFaultText is the most that a rank says about why it gave up.
 	maxFaultText = 1024
 	pageSize     = 4096
+	cacheLine    = 64
 )
 
 var segmentMagic = [8]byte{'c', 'o', 'h', 'o', 'r', 't', 's', '1'}
@@ -59,34 +61,51 @@ const (
 	kindMismatch            // the text is two calls that do not fit, encoded
 )
 
-// block is what one rank writes and the others read.
+// block is what one rank writes and the others read. The memory for what
+// travels beside its calls lies behind it.
 type block struct {
 	calls [2]callBlock // of even and odd sequence numbers
 	left  atomic.Uint32
-	pad   [pageSize - 2*128 - 4]byte
-	eager [2][eagerLimit]byte
+	_     [cacheLine - 4]byte
+	// bell is rung by those who send to this rank while it waits for a message
+	// from any of them: the one thing here that others write.
+	bell flag
+	_    [cacheLine - 8]byte
 }
 
-// callBlock is a rank's current call: two cache lines.
+// callBlock is a rank's current call: two cache lines. The first says what it
+// is, the second how far it has come.
 type callBlock struct {
 	entry  flag // raised to the call's sequence number when record is written
 	record record
-	// How many rounds the rank has put into its slots, reduced, and taken
-	// from the others' slots.
-	ready, reduced, done flag
-	_                    [32]byte
+	below  flag // raised likewise when all ranks below this one in the tree have come
+	ready  flag // rounds that the rank has put into its slots
+	done   flag // rounds that it has taken from the others' slots
+	// reduced counts rounds whose reduction lies in its slots.
+	reduced flag
+	over    flag // 1: it no longer needs what the others have lent
+	_       [cacheLine - 5*8]byte
 }
 
 // record is a call as it stands in shared memory.
 type record struct {
 	op, reduce, dtype uint8
-	slabs             uint8 // bits: slabIn, slabOut
+	ways              access
 	root              uint32
 	count             uint64
-	seq               uint64
 	layout            uint64
 	in, out           location
 }
+
+// access is how peers reach a rank's data: bits.
+type access uint8
+
+const (
+	inBeside access = 1 << iota // the input lies beside the call
+	inLent                      // the input lies where the record says
+	outLent                     // the output does
+	inTable                     // how the input is cut stands in the rank's table
+)
 
 // location is where data lies in a slab of the rank.
 type location struct{ slab, offset uint64 }
@@ -109,6 +128,7 @@ const pipeRecordSize = 128
 // of it lie in the slot, or where all of it lies in a slab.
 type pipeRecord struct {
 	record
+	seq  uint64
 	size uint64
 	_    [pipeRecordSize - 72]byte
 }
@@ -116,47 +136,90 @@ type pipeRecord struct {
 // The layout is shared between processes, which run the same binary; still,
 // what depends on it fails to compile when it changes by accident.
 var (
-	_ [0]byte = [unsafe.Sizeof(block{}) - pageSize - 2*eagerLimit]byte{}
-	_ [0]byte = [unsafe.Sizeof(callBlock{}) - 128]byte{}
+	_ [0]byte = [unsafe.Sizeof(block{}) - 6*cacheLine]byte{}
+	_ [0]byte = [unsafe.Sizeof(callBlock{}) - 2*cacheLine]byte{}
 	_ [0]byte = [unsafe.Sizeof(pipeRecord{}) - pipeRecordSize]byte{}
 	_ [0]byte = [unsafe.Sizeof(pipeBlock{}) - pageSize - numSlots*slotSize]byte{}
 )
 
-// segment is a control segment: header, a block for each rank, and the
-// staging slots of each rank.
+// segment is a control segment: header, a block for each rank with room for
+// what travels beside its calls, and, used by few groups and only then memory,
+// each rank's staging slots and table.
 type segment struct {
 	data     []byte
 	numRanks int
+	eager    int // bytes that travel beside a call
+	slots    []func() []byte
+	tables   []func() []byte
 }
 
-// segmentSize returns the bytes of a control segment. Slots are memory only
-// when they are used.
-func segmentSize(numRanks int, slots bool) int {
-	n := pageSize + numRanks*int(unsafe.Sizeof(block{}))
-	if slots {
-		n += numRanks * numSlots * slotSize
-	}
-	return n
+// eagerSize returns how many bytes travel beside a call: fewer if there are
+// many ranks to read from.
+func eagerSize(numRanks int) int {
+	return max(cacheLine, min(eagerLimit, eagerTotal/numRanks&^(cacheLine-1)))
+}
+
+func blockSize(numRanks int) int { return int(unsafe.Sizeof(block{})) + 2*eagerSize(numRanks) }
+
+// tableSize returns the bytes of a rank's table: for either of two calls the
+// bounds of its parts.
+func tableSize(numRanks int) int { return (2*(numRanks+1)*8 + pageSize - 1) &^ (pageSize - 1) }
+
+// controlSize returns the bytes of a control segment without slots and tables.
+func controlSize(numRanks int) int {
+	return (pageSize + numRanks*blockSize(numRanks) + pageSize - 1) &^ (pageSize - 1)
+}
+
+// segmentSize returns the bytes of a control segment between processes. Slots
+// and tables are memory only when they are used.
+func segmentSize(numRanks int) int {
+	return controlSize(numRanks) + numRanks*(numSlots*slotSize+tableSize(numRanks))
 }
 
 // newSegment lays a segment out in cleared memory of segmentSize bytes.
 func newSegment(data []byte, numRanks int) *segment {
-	s := &segment{data: data, numRanks: numRanks}
+	s := mapSegment(data, numRanks)
 	h := s.header()
 	h.magic, h.numRanks, h.size = segmentMagic, uint32(numRanks), uint64(len(data))
 	return s
 }
 
+// newLocalSegment makes a segment for ranks of one process, whose slots and
+// tables are allocated when they are first used.
+func newLocalSegment(numRanks int) *segment {
+	s := &segment{data: aligned(controlSize(numRanks)), numRanks: numRanks, eager: eagerSize(numRanks)}
+	for range numRanks {
+		s.slots = append(s.slots, sync.OnceValue(func() []byte { return aligned(numSlots * slotSize) }))
+		s.tables = append(s.tables, sync.OnceValue(func() []byte { return aligned(tableSize(numRanks)) }))
+	}
+	return s
+}
+
 // openSegment checks a segment that another process has laid out.
 func openSegment(data []byte, numRanks int) (*segment, error) {
-	if len(data) != segmentSize(numRanks, true) {
-		return nil, fmt.Errorf("control segment of %d bytes, want %d for %d ranks", len(data), segmentSize(numRanks, true), numRanks)
+	if len(data) != segmentSize(numRanks) {
+		return nil, fmt.Errorf("control segment of %d bytes, want %d for %d ranks", len(data), segmentSize(numRanks), numRanks)
 	}
-	s := &segment{data: data, numRanks: numRanks}
+	s := mapSegment(data, numRanks)
 	if h := s.header(); h.magic != segmentMagic || h.numRanks != uint32(numRanks) || h.size != uint64(len(data)) {
 		return nil, errors.New("control segment has another layout: the ranks run different versions of this program")
 	}
 	return s, nil
+}
+
+func mapSegment(data []byte, numRanks int) *segment {
+	s := &segment{data: data, numRanks: numRanks, eager: eagerSize(numRanks)}
+	rest := data[controlSize(numRanks):]
+	next := func(size int) func() []byte {
+		piece := rest[:size:size]
+		rest = rest[size:]
+		return func() []byte { return piece }
+	}
+	for range numRanks {
+		s.slots = append(s.slots, next(numSlots*slotSize))
+		s.tables = append(s.tables, next(tableSize(numRanks)))
+	}
+	return s
 }
 
 func (s *segment) header() *segmentHeader {
@@ -164,13 +227,27 @@ func (s *segment) header() *segmentHeader {
 }
 
 func (s *segment) block(rank int) *block {
-	return (*block)(unsafe.Pointer(&s.data[pageSize+rank*int(unsafe.Sizeof(block{}))]))
+	return (*block)(unsafe.Pointer(&s.data[pageSize+rank*blockSize(s.numRanks)]))
+}
+
+// beside returns the memory beside a rank's call.
+func (s *segment) beside(rank int, seq uint64) []byte {
+	at := pageSize + rank*blockSize(s.numRanks) + int(unsafe.Sizeof(block{})) + int(seq&1)*s.eager
+	return s.data[at : at+s.eager : at+s.eager]
 }
 
 // slot returns the staging slot of a round.
 func (s *segment) slot(rank, round int) []byte {
-	at := segmentSize(s.numRanks, false) + (rank*numSlots+round%numSlots)*slotSize
-	return s.data[at : at+slotSize : at+slotSize]
+	at := round % numSlots * slotSize
+	return s.slots[rank]()[at : at+slotSize : at+slotSize]
+}
+
+// table returns the bounds of a rank's parts in a call, in elements: part r is
+// that between bound r and bound r+1.
+func (s *segment) table(rank int, seq uint64) []uint64 {
+	all := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(s.tables[rank]()))), 2*(s.numRanks+1))
+	at := int(seq&1) * (s.numRanks + 1)
+	return all[at : at+s.numRanks+1]
 }
 
 // setFault records a fault unless there is one, and reports whether it did.
@@ -198,20 +275,14 @@ func (s *segment) fault() (rank int, kind uint32, text string, ok bool) {
 	return rank, f.kind, string(f.text[:min(f.textLen, maxFaultText)]), true
 }
 
-// Bits of record.slabs: whether peers can reach the rank's input and output.
-const (
-	slabIn = 1 << iota
-	slabOut
-)
-
 // fill writes what a rank calls.
 func (r *record) fill(c *collective.Call) {
 	r.op, r.reduce, r.dtype, r.root = uint8(c.Op), uint8(c.Reduce.Kind()), uint8(c.DType), uint32(c.Root)
-	r.count, r.seq, r.layout, r.slabs = uint64(c.Count), c.Seq, c.Layout, 0
+	r.count, r.layout, r.ways = uint64(c.Count), c.Layout, 0
 }
 
-// call returns the call that a record describes.
-func (r *record) call() collective.Call {
+// call returns the call of a number that a record describes.
+func (r *record) call(seq uint64) collective.Call {
 	return collective.Call{Op: collective.Op(r.op), Reduce: collective.ReduceOp(r.reduce), DType: collective.DType(r.dtype),
-		Root: int(r.root), Count: int(r.count), Seq: r.seq, Layout: r.layout}
+		Root: int(r.root), Count: int(r.count), Seq: seq, Layout: r.layout}
 }

@@ -32,23 +32,22 @@ type Shm struct {
 	whole    context.Context
 	endWhole context.CancelFunc
 
-	patience atomic.Int64 // nanoseconds that it has paid to look for
-
 	failed   atomic.Pointer[failure]
 	closed   atomic.Bool
 	gate     sync.RWMutex // news from other goroutines touch memory under it
 	detached bool
-	bufs     [][]byte // scratch: the ranks' data of one call
-	exec     executor
+	move     move // the collective under way
+	scratch  scratch
 }
 
 // space is how ranks reach each other's data.
 type space interface {
 	// lend makes data reachable for the peers during a call and returns where
-	// it is; false if peers cannot reach it. out tells an all-gather's result.
+	// it is; false if peers cannot reach it. out tells the result from the input.
 	lend(rank int, c *collective.Call, d *collective.Data, out bool) (location, bool)
-	// reach returns size bytes that a peer has lent for a call.
-	reach(peer int, c *collective.Call, at location, out bool, size int) ([]byte, error)
+	// reach returns size bytes, from offset on, of what a peer has lent for a
+	// call. offset and size are not negative.
+	reach(peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error)
 	// close gives back what reach has mapped.
 	close() error
 }
@@ -61,133 +60,69 @@ func (s *Shm) Collective(ctx context.Context, c collective.Call, in, out collect
 	if err := s.usable(&c); err != nil {
 		return err
 	}
-	if err := s.collective(ctx, &c, &in, &out); err != nil {
+	// One call runs at a time: a small one needs no memory of its own.
+	m := &s.move
+	*m = move{s: s, ctx: ctx, call: c, me: s.cfg.Rank, inData: in, outData: out, in: in.Bytes(), out: out.Bytes()}
+	m.c = &m.call
+	err := m.collective()
+	*m = move{}
+	if err != nil {
 		return s.fail(err)
 	}
 	return nil
 }
 
-func (s *Shm) collective(ctx context.Context, c *collective.Call, in, out *collective.Data) error {
-	inBytes, outBytes := in.Bytes(), out.Bytes()
-	mine := s.seg.block(s.cfg.Rank)
-	call := &mine.calls[c.Seq&1]
+// collective enters a call and moves its data.
+func (m *move) collective() error {
+	mine := m.s.call(m.me, m.c.Seq)
 	// Nobody waits for these any more: all have passed the call before the
 	// last, or the last call's entry would not have completed.
-	call.ready.value.Store(0)
-	call.reduced.value.Store(0)
-	call.done.value.Store(0)
-	rec := &call.record
-	rec.fill(c)
-	quick := quickWay(c.Op) && c.Parts == nil && !c.Empty()
-	eager := quick && s.eager(len(inBytes))
-	if eager && (c.Op != collective.OpBroadcast || c.Root == s.cfg.Rank) {
-		copy(mine.eager[c.Seq&1][:], inBytes)
-	}
-	if quick && !eager {
-		var ok bool
-		if rec.in, ok = s.space.lend(s.cfg.Rank, c, in, false); ok {
-			rec.slabs |= slabIn
-		}
-		if rec.out, ok = s.space.lend(s.cfg.Rank, c, out, true); ok {
-			rec.slabs |= slabOut
+	mine.ready.value.Store(0)
+	mine.done.value.Store(0)
+	mine.reduced.value.Store(0)
+	mine.over.value.Store(0)
+	mine.record.fill(m.c)
+	if !m.c.Empty() {
+		if err := m.offer(&mine.record); err != nil {
+			return err
 		}
 	}
-	raise(s.park, &call.entry, uint32(c.Seq))
-	if err := s.awaitAll(ctx, c, entryFlag, uint32(c.Seq)); err != nil {
+	if err := m.s.enter(m.ctx, m.c); err != nil || m.c.Empty() {
 		return err
 	}
-	lentIn, lentOut, err := s.compare(c)
-	if err != nil {
-		return err
-	}
-	switch m := (move{s, ctx, c, inBytes, outBytes, eager, lentIn, lentOut}); {
-	case c.Empty():
-		return nil // all have come
-	case c.Op == collective.OpAllReduce:
-		return m.allReduce()
-	case c.Op == collective.OpBroadcast:
-		return m.broadcast()
-	case c.Op == collective.OpAllGather && c.Parts == nil:
-		return m.allGather()
-	}
-	p, err := collective.PlanFor(c, s.cfg.Rank, s.cfg.Topology, s.cfg.Options)
-	if err != nil {
-		return err
-	}
-	return s.exec.run(ctx, s, c, &p, inBytes, outBytes)
+	return m.run()
 }
 
-// quickWay reports whether ranks serve an operation by looking into each
-// other's memory, which the switch in collective then does, instead of by a
-// plan.
-func quickWay(op collective.Op) bool {
-	return op == collective.OpAllReduce || op == collective.OpBroadcast || op == collective.OpAllGather
-}
-
-// eager reports whether the data of a call travels beside it.
-func (s *Shm) eager(size int) bool {
-	return size <= eagerLimit && size*s.n <= eagerTotal
-}
-
-// compare checks that all ranks have made the same call and reports whether
-// all have lent their input, and their output, for the others to reach.
-func (s *Shm) compare(c *collective.Call) (lentIn, lentOut bool, err error) {
-	lentIn, lentOut = true, true
-	for r := range s.n {
-		rec := &s.seg.block(r).calls[c.Seq&1].record
-		if there := rec.call(); !c.Matches(&there) {
-			return false, false, &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
-				Here: collective.RankCall{Rank: s.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: r, Call: there}}
-		}
-		lentIn = lentIn && rec.slabs&slabIn != 0
-		lentOut = lentOut && rec.slabs&slabOut != 0
-	}
-	return lentIn, lentOut, nil
-}
-
-// lends reports whether a rank has lent its input.
-func (s *Shm) lends(c *collective.Call, rank int) bool {
-	return s.seg.block(rank).calls[c.Seq&1].record.slabs&slabIn != 0
-}
-
-// peerData returns the data that a rank has lent for a call.
-func (s *Shm) peerData(peer int, c *collective.Call, out bool, size int) ([]byte, error) {
-	rec := &s.seg.block(peer).calls[c.Seq&1].record
-	at := rec.in
-	if out {
-		at = rec.out
-	}
-	data, err := s.space.reach(peer, c, at, out, size)
-	if err != nil {
-		if reason := s.trouble(context.Background(), c, peer, time.Now()); reason != nil {
-			return nil, reason // the peer has died, or left
-		}
-		return nil, fmt.Errorf("dist: reach the memory of %v: %w", s.cfg.Members[peer], err)
-	}
-	return data, nil
-}
+// call returns the block of a rank's call.
+func (s *Shm) call(rank int, seq uint64) *callBlock { return &s.seg.block(rank).calls[seq&1] }
 
 // Which flag of a rank's call is waited for.
 type flagKind int
 
 const (
 	entryFlag flagKind = iota
+	belowFlag
 	readyFlag
-	reducedFlag
 	doneFlag
+	reducedFlag
+	overFlag
 )
 
 func (s *Shm) flag(rank int, c *collective.Call, kind flagKind) *flag {
-	b := &s.seg.block(rank).calls[c.Seq&1]
+	b := s.call(rank, c.Seq)
 	switch kind {
 	case entryFlag:
 		return &b.entry
+	case belowFlag:
+		return &b.below
 	case readyFlag:
 		return &b.ready
+	case doneFlag:
+		return &b.done
 	case reducedFlag:
 		return &b.reduced
 	}
-	return &b.done
+	return &b.over
 }
 
 // post raises a flag of this rank.
@@ -198,29 +133,47 @@ func (s *Shm) post(c *collective.Call, kind flagKind, value uint32) {
 // awaitAll waits until a flag of every other rank has come to want.
 func (s *Shm) awaitAll(ctx context.Context, c *collective.Call, kind flagKind, want uint32) error {
 	for i := 1; i < s.n; i++ {
-		// Each rank begins with its right neighbour: they do not all look at one.
-		peer := s.cfg.Rank + i
-		if peer >= s.n {
-			peer -= s.n
-		}
-		f := s.flag(peer, c, kind)
-		if f.reached(want) {
-			continue
-		}
-		if err := s.await(ctx, c, peer, f, want); err != nil {
-			var late *collective.TimeoutError
-			if errors.As(err, &late) {
-				late.Missing = late.Missing[:0]
-				for r, m := range s.cfg.Members {
-					if r != s.cfg.Rank && !s.flag(r, c, kind).reached(want) {
-						late.Missing = append(late.Missing, m)
-					}
-				}
-			}
+		if err := s.awaitFlag(ctx, c, s.after(i), kind, want); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// after returns the rank i places after this one: ranks begin with their right
+// neighbours, so that they do not all look at one.
+func (s *Shm) after(i int) int {
+	if r := s.cfg.Rank + i; r < s.n {
+		return r
+	}
+	return s.cfg.Rank + i - s.n
+}
+
+// awaitFlag waits until a flag of a rank has come to want. If it does not come
+// in time, all whose flag has not are missing.
+func (s *Shm) awaitFlag(ctx context.Context, c *collective.Call, peer int, kind flagKind, want uint32) error {
+	f := s.flag(peer, c, kind)
+	if f.reached(want) {
+		return nil
+	}
+	err := s.await(ctx, c, peer, f, want)
+	if err == nil {
+		return nil
+	}
+	var late *collective.TimeoutError
+	if !errors.As(err, &late) {
+		return err
+	}
+	if kind == belowFlag {
+		kind = entryFlag // who has not come at all
+	}
+	late.Missing = late.Missing[:0]
+	for r, m := range s.cfg.Members {
+		if r != s.cfg.Rank && !s.flag(r, c, kind).reached(want) {
+			late.Missing = append(late.Missing, m)
+		}
+	}
+	return err
 }
 
 // await waits until a flag that peer raises has come to want.
@@ -229,17 +182,11 @@ func (s *Shm) await(ctx context.Context, c *collective.Call, peer int, f *flag, 
 		return nil
 	}
 	start := time.Now()
-	limit := lookShared
-	if !c.Background {
-		limit = max(lookShared, time.Duration(s.patience.Load()))
-	}
-	for i := 0; s.park.look(i, start, limit); i++ {
+	for i := 0; s.park.look(i, start, c.Background); i++ {
 		if f.reached(want) {
-			s.learn(c, limit, start)
 			return nil
 		}
 	}
-	defer s.learn(c, limit, start)
 	for {
 		heard := s.park.alarms()
 		err := s.trouble(ctx, c, peer, start)
@@ -254,23 +201,6 @@ func (s *Shm) await(ctx context.Context, c *collective.Call, peer int, f *flag, 
 			return nil
 		}
 	}
-}
-
-// learn adapts how long it pays to look: longer if the wait that has ended
-// could have been spent looking, else shorter. Without this, either ranks that
-// share cores look in vain while others have work, or ranks that could answer
-// each other at once keep waking each other.
-func (s *Shm) learn(c *collective.Call, limit time.Duration, start time.Time) {
-	most := s.park.patience()
-	if c.Background || limit == most && limit == lookShared {
-		return
-	}
-	if time.Since(start) < most {
-		limit = min(2*limit, most)
-	} else {
-		limit = max(limit/2, lookShared)
-	}
-	s.patience.Store(int64(limit))
 }
 
 // trouble returns why waiting for peer is in vain, nil if it is not.
@@ -376,6 +306,7 @@ func (s *Shm) wakeAll() {
 	s.park.wakeAll()
 	for r := range s.n {
 		s.wakeWaitersFor(r)
+		ring(s.park, &s.seg.block(r).bell)
 	}
 	s.pipes.wakeAll(s.park)
 }
@@ -383,8 +314,8 @@ func (s *Shm) wakeAll() {
 // wakeWaitersFor wakes those who wait for a rank's flags.
 func (s *Shm) wakeWaitersFor(rank int) {
 	for i := range 2 {
-		b := &s.seg.block(rank).calls[i]
-		for _, f := range [...]*flag{&b.entry, &b.ready, &b.reduced, &b.done} {
+		b := s.call(rank, uint64(i))
+		for _, f := range [...]*flag{&b.entry, &b.below, &b.ready, &b.done, &b.reduced, &b.over} {
 			if f.sleepers.Load() > 0 {
 				s.park.wake(f)
 			}
@@ -400,6 +331,9 @@ func (s *Shm) Close() error {
 	s.seg.block(s.cfg.Rank).left.Store(1)
 	s.park.wakeAll()
 	s.wakeWaitersFor(s.cfg.Rank)
+	for r := range s.n {
+		ring(s.park, &s.seg.block(r).bell)
+	}
 	s.pipes.wakeAll(s.park)
 	var err error
 	if s.onClose != nil {

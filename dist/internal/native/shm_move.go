@@ -4,340 +4,345 @@ package native
 
 import (
 	"context"
+	"fmt"
+	"math"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
-const (
-	// pieceSize is how much is reduced before it is copied to the peers: it
-	// is read again from the first-level cache or close to it.
-	pieceSize = 32 << 10
-	// shareAlign keeps ranks from writing to one cache line, in bytes.
-	shareAlign = 64
-)
-
-// move is the part of a collective with a quick way that comes when all ranks
-// have posted the same call: moving and reducing data. in and out are this
-// rank's.
+// move is one rank's part in the movement of a collective's data, which comes
+// when all ranks have entered the call. in and out are this rank's.
+//
+// Every rank says with its call which way the others reach what it puts in:
+// beside the call, in place, or else through its staging slots. So ranks need
+// not agree on it, and who takes looks at each rank's way.
 type move struct {
 	s       *Shm
 	ctx     context.Context
-	c       *collective.Call
-	in, out []byte
-
-	eager           bool // the data lies beside the calls
-	lentIn, lentOut bool // all ranks can reach the others' input, output
+	call    collective.Call
+	c       *collective.Call // call
+	me      int
+	in, out []byte // of inData and outData
+	inData  collective.Data
+	outData collective.Data
+	// What goes to each rank and what comes from each lies between these
+	// bounds, in bytes; nil: in even parts.
+	put, got []int
+	red      collective.Reduction // of the operations that reduce
+	// scaled says that what this rank puts in is its data times its own factor:
+	// the data themselves are of no use to the others, nor to this rank.
+	scaled bool
 }
 
-func (m *move) allReduce() error {
-	switch {
-	case m.eager:
-		return m.reduceEager()
-	case m.lentOut:
-		return m.reduceInPlace()
+// scratch is memory that a rank's calls use in turn.
+type scratch struct {
+	put, got         []int // bounds of parts
+	srcs, dsts       [][]byte
+	srcCuts, dstCuts [][]byte
+}
+
+func newScratch(n int) scratch {
+	return scratch{put: make([]int, n+1), got: make([]int, n+1), srcs: make([][]byte, n), dsts: make([][]byte, 0, n),
+		srcCuts: make([][]byte, n), dstCuts: make([][]byte, n)}
+}
+
+// puts reports whether a rank of a call has something for others.
+func puts(c *collective.Call, rank int) bool {
+	return rank == c.Root || c.Op != collective.OpBroadcast && c.Op != collective.OpScatter
+}
+
+// gets reports whether a rank of a call gets something from others.
+func gets(c *collective.Call, rank int) bool {
+	switch c.Op {
+	case collective.OpGather, collective.OpReduce:
+		return rank == c.Root
+	case collective.OpBroadcast:
+		return rank != c.Root
 	}
-	return m.reduceStaged()
+	return true
 }
 
-func (m *move) broadcast() error {
-	switch {
-	case m.eager:
-		return m.broadcastEager()
-	case m.s.lends(m.c, m.c.Root):
-		return m.broadcastInPlace()
-	}
-	return m.broadcastStaged()
+// deals reports whether what a rank puts in is cut into parts for the others,
+// rather than the same for all who get it.
+func deals(op collective.Op) bool {
+	return op == collective.OpReduceScatter || op == collective.OpScatter || op == collective.OpAllToAll
 }
 
-func (m *move) allGather() error {
-	switch {
-	case m.eager:
-		return m.gatherEager()
-	case m.lentIn:
-		return m.gatherRead()
-	case m.lentOut:
-		return m.gatherWrite()
-	}
-	return m.gatherStaged()
-}
-
-// share returns the bytes of size that a rank works on.
-func (m *move) share(size, rank int) collective.Range {
-	return collective.Share(size, m.s.n, shareAlign, rank)
-}
-
-func (m *move) reducer() (collective.Reducer, error) {
-	return collective.ReducerFor(m.c.Reduce, m.c.DType)
-}
-
-func (m *move) eagerOf(rank int) []byte {
-	return m.s.seg.block(rank).eager[m.c.Seq&1][:len(m.in)]
-}
-
-// lent returns the lent data of all ranks, this rank's own among them.
-func (m *move) lent(out bool) ([][]byte, error) {
-	bufs := m.s.bufs
-	for r := range bufs {
-		own := m.in
-		if out {
-			own = m.out
-		}
-		if r == m.s.cfg.Rank {
-			bufs[r] = own
-			continue
-		}
-		b, err := m.s.peerData(r, m.c, out, len(own))
-		if err != nil {
-			return nil, err
-		}
-		bufs[r] = b
-	}
-	return bufs, nil
-}
-
-// finish says that this rank no longer needs the others' data and waits
-// until they no longer need its own.
-func (m *move) finish() error {
-	m.s.post(m.c, doneFlag, 1)
-	return m.s.awaitAll(m.ctx, m.c, doneFlag, 1)
-}
-
-// reduceEager reduces what lies beside the calls, every rank for itself. No
-// rank waits for the others to finish: the slots are used again two calls
-// later, which cannot begin before all have finished this one.
-func (m *move) reduceEager() error {
-	reduce, err := m.reducer()
-	if err != nil {
-		return err
-	}
-	copy(m.out, m.eagerOf(0))
-	for r := 1; r < m.s.n; r++ {
-		reduce(m.out, m.eagerOf(r))
-	}
-	return nil
-}
-
-// reduceInPlace has every rank reduce its share of everybody's data and write
-// the result into everybody's data.
-func (m *move) reduceInPlace() error {
-	reduce, err := m.reducer()
-	if err != nil {
-		return err
-	}
-	bufs, err := m.lent(true)
-	if err != nil {
-		return err
-	}
-	// Reduced in the order of ranks. The first two commute, so rank 1 may
-	// begin with its own data, which its caches are more likely to hold.
-	first, second := 0, 1
-	if m.s.cfg.Rank == 1 {
-		first, second = 1, 0
-	}
-	m.share(len(m.out), m.s.cfg.Rank).Pieces(pieceSize, func(p collective.Range) {
-		acc := bufs[first][p.Lo:p.Hi]
-		reduce(acc, bufs[second][p.Lo:p.Hi])
-		for _, b := range bufs[2:] {
-			reduce(acc, b[p.Lo:p.Hi])
-		}
-		for r, b := range bufs {
-			if r != first {
-				copy(b[p.Lo:p.Hi], acc)
-			}
-		}
-	})
-	return m.finish()
-}
-
-// rounds cuts size bytes into pieces that fit a slot.
-func rounds(size int) int { return (size + slotSize - 1) / slotSize }
-
-// round returns the bytes of a round.
-func round(size, i int) collective.Range {
-	return collective.Range{Lo: i * slotSize, Hi: min((i+1)*slotSize, size)}
-}
-
-// reduceStaged passes private data through the slots in rounds. In a round,
-// every rank (A) puts its data into its slot, but for its own share; (B)
-// reduces its share of all and puts the result there; (C) takes the results
-// of the others. A, B and C of successive rounds follow each other, so that a
-// rank seldom waits for one that is a little late.
-func (m *move) reduceStaged() error {
-	s, c, me, n := m.s, m.c, m.s.cfg.Rank, m.s.n
-	reduce, err := m.reducer()
-	if err != nil {
-		return err
-	}
-	total := rounds(len(m.out))
-	for i := range total + 2 {
-		if k := i; k < total { // A
-			if k >= numSlots {
-				if err := s.awaitAll(m.ctx, c, doneFlag, uint32(k-numSlots+1)); err != nil {
-					return err
-				}
-			}
-			at := round(len(m.out), k)
-			slot, own, mine := s.seg.slot(me, k), m.out[at.Lo:at.Hi], m.share(at.Len(), me)
-			copy(slot[:mine.Lo], own[:mine.Lo])
-			copy(slot[mine.Hi:], own[mine.Hi:])
-			s.post(c, readyFlag, uint32(k+1))
-		}
-		if k := i - 1; k >= 0 && k < total { // B
-			if err := s.awaitAll(m.ctx, c, readyFlag, uint32(k+1)); err != nil {
-				return err
-			}
-			at := round(len(m.out), k)
-			mine := m.share(at.Len(), me)
-			own := m.out[at.Lo+mine.Lo : at.Lo+mine.Hi]
-			result := s.seg.slot(me, k)[mine.Lo:mine.Hi]
-			part := func(r int) []byte {
-				if r == me {
-					return own
-				}
-				return s.seg.slot(r, k)[mine.Lo:mine.Hi]
-			}
-			if me <= 1 {
-				// The first two commute: reduce into the own data.
-				reduce(own, part(1-me))
-				for r := 2; r < n; r++ {
-					reduce(own, part(r))
-				}
-				copy(result, own)
-			} else {
-				copy(result, part(0))
-				for r := 1; r < n; r++ {
-					reduce(result, part(r))
-				}
-				copy(own, result)
-			}
-			s.post(c, reducedFlag, uint32(k+1))
-		}
-		if k := i - 2; k >= 0 { // C
-			if err := s.awaitAll(m.ctx, c, reducedFlag, uint32(k+1)); err != nil {
-				return err
-			}
-			at := round(len(m.out), k)
-			for j := 1; j < n; j++ {
-				r := (me + j) % n
-				theirs := m.share(at.Len(), r)
-				copy(m.out[at.Lo+theirs.Lo:at.Lo+theirs.Hi], s.seg.slot(r, k)[theirs.Lo:theirs.Hi])
-			}
-			s.post(c, doneFlag, uint32(k+1))
-		}
-	}
-	return nil
-}
-
-func (m *move) broadcastEager() error {
-	if m.s.cfg.Rank != m.c.Root {
-		copy(m.out, m.eagerOf(m.c.Root))
-	}
-	return nil
-}
-
-// broadcastInPlace has every rank copy from the root's data; the root waits.
-func (m *move) broadcastInPlace() error {
-	s, c := m.s, m.c
-	if s.cfg.Rank == c.Root {
-		return s.awaitAll(m.ctx, c, doneFlag, 1)
-	}
-	from, err := s.peerData(c.Root, c, false, len(m.out))
-	if err != nil {
-		return err
-	}
-	copy(m.out, from)
-	s.post(c, doneFlag, 1)
-	return nil
-}
-
-// broadcastStaged passes the root's private data through its slots.
-func (m *move) broadcastStaged() error {
-	s, c := m.s, m.c
-	for k := range rounds(len(m.in)) {
-		at := round(len(m.in), k)
-		if s.cfg.Rank == c.Root {
-			if k >= numSlots {
-				if err := s.awaitAll(m.ctx, c, doneFlag, uint32(k-numSlots+1)); err != nil {
-					return err
-				}
-			}
-			copy(s.seg.slot(c.Root, k), m.in[at.Lo:at.Hi])
-			s.post(c, readyFlag, uint32(k+1))
-			continue
-		}
-		if err := s.await(m.ctx, c, c.Root, s.flag(c.Root, c, readyFlag), uint32(k+1)); err != nil {
+// offer puts this rank's data where the others will look for it, and says in
+// the record which way that is.
+func (m *move) offer(rec *record) error {
+	c, seg := m.c, m.s.seg
+	if c.Op.Reduces() {
+		var err error
+		if m.red, err = collective.ReductionFor(c.Reduce, c.DType, m.s.n); err != nil {
 			return err
 		}
-		copy(m.out[at.Lo:at.Hi], s.seg.slot(c.Root, k))
-		s.post(c, doneFlag, uint32(k+1))
 	}
-	return nil
-}
-
-// part returns the place of a rank's contribution in gathered data.
-func (m *move) part(out []byte, rank int) []byte {
-	return out[rank*len(m.in) : (rank+1)*len(m.in)]
-}
-
-func (m *move) gatherEager() error {
-	for r := range m.s.n {
-		copy(m.part(m.out, r), m.eagerOf(r))
-	}
-	return nil
-}
-
-// gatherRead has every rank copy the others' contributions.
-func (m *move) gatherRead() error {
-	bufs, err := m.lent(false)
-	if err != nil {
-		return err
-	}
-	for i := range bufs {
-		r := (m.s.cfg.Rank + i) % m.s.n
-		copy(m.part(m.out, r), bufs[r])
-	}
-	return m.finish()
-}
-
-// gatherWrite has every rank write its contribution into everybody's result.
-func (m *move) gatherWrite() error {
-	bufs, err := m.lent(true)
-	if err != nil {
-		return err
-	}
-	for i := range bufs {
-		r := (m.s.cfg.Rank + i) % m.s.n
-		copy(m.part(bufs[r], m.s.cfg.Rank), m.in)
-	}
-	return m.finish()
-}
-
-// gatherStaged passes private contributions through the slots.
-func (m *move) gatherStaged() error {
-	s, c, me := m.s, m.c, m.s.cfg.Rank
-	total := rounds(len(m.in))
-	copy(m.part(m.out, me), m.in)
-	for i := range total + 1 {
-		if k := i; k < total {
-			if k >= numSlots {
-				if err := s.awaitAll(m.ctx, c, doneFlag, uint32(k-numSlots+1)); err != nil {
-					return err
-				}
-			}
-			at := round(len(m.in), k)
-			copy(s.seg.slot(me, k), m.in[at.Lo:at.Hi])
-			s.post(c, readyFlag, uint32(k+1))
+	m.layOut(rec)
+	if puts(c, m.me) {
+		switch whole := c.Op == collective.OpAllReduce || c.Op == collective.OpReduce && m.me == c.Root; {
+		case len(m.in) <= seg.eager:
+			m.fill(seg.beside(m.me, c.Seq), m.in)
+			rec.ways |= inBeside
+		case m.red.NeedsPrepare() && whole:
+			m.red.Prepare(m.out, m.in) // the result will come over it
+		case m.red.NeedsPrepare():
+			m.scaled = true
 		}
-		if k := i - 1; k >= 0 {
-			if err := s.awaitAll(m.ctx, c, readyFlag, uint32(k+1)); err != nil {
+	}
+	if rec.ways&inBeside != 0 {
+		return nil
+	}
+	var ok bool
+	if puts(c, m.me) && !m.scaled && c.Op != collective.OpAllReduce {
+		if rec.in, ok = m.s.space.lend(m.me, c, &m.inData, false); ok {
+			rec.ways |= inLent
+		}
+	}
+	// The others write to what reductions and all-gathers result in.
+	if c.Op == collective.OpAllGather || c.Op == collective.OpAllReduce || c.Op == collective.OpReduce && m.me == c.Root {
+		if rec.out, ok = m.s.space.lend(m.me, c, &m.outData, true); ok {
+			rec.ways |= outLent
+		}
+	}
+	return nil
+}
+
+// layOut finds the bounds of uneven parts and, where the others do not know
+// them, writes them into this rank's table.
+func (m *move) layOut(rec *record) {
+	c, size := m.c, m.c.DType.Size()
+	bounds := func(to []int, parts []int) []int {
+		to[0] = 0
+		for i, n := range parts {
+			to[i+1] = to[i] + n*size
+		}
+		return to
+	}
+	if c.Parts == nil {
+		return
+	}
+	switch c.Op {
+	case collective.OpAllGather, collective.OpGather:
+		m.got = bounds(m.s.scratch.got, c.Parts)
+	case collective.OpAllToAll:
+		m.got = bounds(m.s.scratch.got, c.Recvs)
+		m.put = bounds(m.s.scratch.put, c.Parts)
+	default:
+		m.put = bounds(m.s.scratch.put, c.Parts)
+	}
+	if c.Op == collective.OpAllToAll || c.Op == collective.OpScatter {
+		table := m.s.seg.table(m.me, c.Seq)
+		for i, at := range m.put {
+			table[i] = uint64(at / size)
+		}
+		rec.ways |= inTable
+	}
+}
+
+// fill writes what this rank contributes, of which src is a piece, to dst.
+func (m *move) fill(dst, src []byte) {
+	if m.red.NeedsPrepare() {
+		m.red.Prepare(dst[:len(src)], src)
+	} else {
+		copy(dst, src)
+	}
+}
+
+// run moves the data.
+func (m *move) run() error {
+	switch m.c.Op {
+	case collective.OpAllReduce, collective.OpReduce:
+		return m.reduce()
+	case collective.OpReduceScatter:
+		return m.reduceScatter()
+	}
+	return m.exchange()
+}
+
+// ways returns the ways to a rank's data.
+func (m *move) ways(rank int) access { return m.s.call(rank, m.c.Seq).record.ways }
+
+// cut returns part i between bounds, or the i-th of even parts.
+func (m *move) cut(bounds []int, i int) collective.Range {
+	if bounds != nil {
+		return collective.Range{Lo: bounds[i], Hi: bounds[i+1]}
+	}
+	size := m.c.Count * m.c.DType.Size()
+	return collective.Range{Lo: i * size, Hi: (i + 1) * size}
+}
+
+// from returns where what a rank has for this one begins in that rank's data,
+// and where it goes in this rank's.
+func (m *move) from(rank int) (src int, dst collective.Range, err error) {
+	dst.Hi = len(m.out)
+	switch m.c.Op {
+	case collective.OpAllGather:
+		return 0, m.cut(m.got, rank), nil
+	case collective.OpReduceScatter:
+		return m.cut(m.put, m.me).Lo, dst, nil
+	case collective.OpGather:
+		dst = m.cut(m.got, rank)
+		count := m.s.call(rank, m.c.Seq).record.count
+		return 0, dst, m.expect(rank, count, dst)
+	case collective.OpAllToAll:
+		dst = m.cut(m.got, rank)
+		fallthrough
+	case collective.OpScatter:
+		var count uint64
+		src, count = m.dealt(rank)
+		return src, dst, m.expect(rank, count, dst)
+	}
+	return 0, dst, nil
+}
+
+// dealt returns where a rank's data for this one begin, in bytes, and how many
+// elements they are; both as the rank says.
+func (m *move) dealt(rank int) (src int, count uint64) {
+	rec := &m.s.call(rank, m.c.Seq).record
+	lo, count := uint64(m.me)*rec.count, rec.count
+	if rec.ways&inTable != 0 {
+		table := m.s.seg.table(rank, m.c.Seq)
+		lo = table[m.me]
+		count = table[m.me+1] - lo
+	}
+	if lo > math.MaxInt/16 {
+		return math.MaxInt / 16, count // beyond all data: who looks there is told
+	}
+	return int(lo) * m.c.DType.Size(), count
+}
+
+// expect checks that what a rank has for this one is as much as it wants.
+func (m *move) expect(rank int, count uint64, dst collective.Range) error {
+	if count == uint64(dst.Len()/m.c.DType.Size()) {
+		return nil
+	}
+	there := m.s.call(rank, m.c.Seq).record.call(m.c.Seq)
+	there.Count = int(count)
+	return m.s.mismatch(m.c, rank, there)
+}
+
+// reach returns what a rank has beside its call or has lent, and false if it
+// comes through its slots.
+func (m *move) reach(rank, src, size int) ([]byte, bool, error) {
+	ways := m.ways(rank)
+	switch {
+	case rank == m.me && m.scaled:
+		return nil, false, nil
+	case rank == m.me && !m.red.NeedsPrepare():
+		return m.in[src:][:size:size], true, nil
+	case ways&inBeside != 0:
+		beside := m.s.seg.beside(rank, m.c.Seq)
+		if src > len(beside) || size > len(beside)-src {
+			return nil, false, fmt.Errorf("dist: %v of group %q: %v has %d bytes at %d beside its call, which has room for %d",
+				m.c, m.s.cfg.Group, m.s.cfg.Members[rank], size, src, len(beside))
+		}
+		return beside[src:][:size:size], true, nil
+	case ways&inLent != 0:
+		data, err := m.lent(rank, false, src, size)
+		return data, true, err
+	}
+	return nil, false, nil
+}
+
+// lent returns size bytes, from offset on, of what a rank has lent.
+func (m *move) lent(rank int, out bool, offset, size int) ([]byte, error) {
+	if rank == m.me {
+		if out {
+			return m.out[offset:][:size:size], nil
+		}
+		return m.in[offset:][:size:size], nil
+	}
+	rec := &m.s.call(rank, m.c.Seq).record
+	at := rec.in
+	if out {
+		at = rec.out
+	}
+	data, err := m.s.space.reach(rank, m.c, at, out, offset, size)
+	if err != nil {
+		if reason := m.s.trouble(context.Background(), m.c, rank, time.Now()); reason != nil {
+			return nil, reason // the peer has died, or left
+		}
+		return nil, fmt.Errorf("dist: %v of group %q: reach the memory of %v: %w", m.c, m.s.cfg.Group, m.s.cfg.Members[rank], err)
+	}
+	return data, nil
+}
+
+// exchange serves the operations that only move data: every rank takes what the
+// others have for it.
+func (m *move) exchange() error {
+	pushed := m.pushed()
+	take := 0
+	if gets(m.c, m.me) {
+		for i := range m.s.n {
+			p := m.s.after(i)
+			if !puts(m.c, p) {
+				continue
+			}
+			src, dst, err := m.from(p)
+			if err != nil {
 				return err
 			}
-			at := round(len(m.in), k)
-			for j := 1; j < s.n; j++ {
-				r := (me + j) % s.n
-				copy(m.part(m.out, r)[at.Lo:at.Hi], s.seg.slot(r, k))
+			data, here, err := m.reach(p, src, dst.Len())
+			switch {
+			case err != nil:
+				return err
+			case here:
+				copy(m.out[dst.Lo:dst.Hi], data)
+			case !pushed:
+				take = max(take, m.numRounds(dst.Len()))
 			}
-			s.post(c, doneFlag, uint32(k+1))
+		}
+	}
+	if pushed && m.ways(m.me)&(inBeside|inLent) == 0 {
+		if err := m.push(); err != nil {
+			return err
+		}
+	} else if err := m.pass(m.putRounds(), take); err != nil {
+		return err
+	}
+	return m.finish(pushed)
+}
+
+// pushed reports whether ranks write private data into the others' results,
+// which all of them have lent: the case of an all-gather from private memory.
+func (m *move) pushed() bool {
+	if m.c.Op != collective.OpAllGather {
+		return false
+	}
+	for r := range m.s.n {
+		if m.ways(r)&outLent == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// push writes this rank's data into everybody's result.
+func (m *move) push() error {
+	at := m.cut(m.got, m.me)
+	for i := 1; i < m.s.n; i++ {
+		out, err := m.lent(m.s.after(i), true, at.Lo, at.Len())
+		if err != nil {
+			return err
+		}
+		copy(out, m.in)
+	}
+	return nil
+}
+
+// finish says that this rank no longer needs what the others have lent and
+// waits until they no longer need what it has.
+func (m *move) finish(pushed bool) error {
+	m.s.post(m.c, overFlag, 1)
+	mine := m.ways(m.me)
+	for i := 1; i < m.s.n; i++ {
+		p := m.s.after(i)
+		if mine&inLent != 0 && gets(m.c, p) || pushed && m.ways(p)&(inBeside|inLent) == 0 {
+			if err := m.s.awaitFlag(m.ctx, m.c, p, overFlag, 1); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

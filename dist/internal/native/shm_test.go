@@ -49,7 +49,7 @@ func TestReachStaysInsideTheSlab(t *testing.T) {
 		{location{1, 2}, 4, false},
 		{location{2, 0}, 4, false},
 	} {
-		data, err := s.reach(0, c, tc.at, false, tc.size)
+		data, err := s.reach(0, c, tc.at, false, 0, tc.size)
 		if (err == nil) != tc.ok || tc.ok && len(data) != tc.size {
 			t.Errorf("%d bytes at %+v: %d bytes, %v", tc.size, tc.at, len(data), err)
 		}
@@ -71,13 +71,13 @@ func TestSlabOfALiar(t *testing.T) {
 	}
 	s := newSlabSpace(func(context.Context, int, uint64) (int, int, error) { return dup(t, slab.FD), 1 << 20, nil })
 	defer s.close()
-	if _, err := s.reach(0, &collective.Call{DType: collective.Float32}, location{1, 0}, false, 1<<20); err == nil {
+	if _, err := s.reach(0, &collective.Call{DType: collective.Float32}, location{1, 0}, false, 0, 1<<20); err == nil {
 		t.Error("memory beyond the end of a file was mapped")
 	}
 }
 
 func TestOpenSegmentChecksItsLayout(t *testing.T) {
-	data := aligned(segmentSize(2, true))
+	data := aligned(segmentSize(2))
 	if _, err := openSegment(data, 2); err == nil {
 		t.Error("empty memory is taken for a segment")
 	}
@@ -91,7 +91,7 @@ func TestOpenSegmentChecksItsLayout(t *testing.T) {
 }
 
 func TestFirstFaultStands(t *testing.T) {
-	s := newSegment(aligned(segmentSize(3, false)), 3)
+	s := newLocalSegment(3)
 	if _, _, _, ok := s.fault(); ok {
 		t.Error("a new segment has a fault")
 	}

@@ -68,15 +68,16 @@ func (s *slabSpace) slab(id uint64) (fd, size int, err error) {
 	return slab.FD, len(slab.Bytes()), nil
 }
 
-func (s *slabSpace) reach(peer int, c *collective.Call, at location, _ bool, size int) ([]byte, error) {
+func (s *slabSpace) reach(peer int, c *collective.Call, at location, _ bool, offset, size int) ([]byte, error) {
 	data, err := s.mapping(slabKey{peer, at.slab})
 	if err != nil {
 		return nil, err
 	}
-	if at.offset > uint64(len(data)) || uint64(size) > uint64(len(data))-at.offset || at.offset%uint64(c.DType.Size()) != 0 {
-		return nil, fmt.Errorf("%d bytes at offset %d of a slab of %d", size, at.offset, len(data))
+	room := uint64(len(data))
+	if at.offset > room || uint64(offset) > room-at.offset || uint64(size) > room-at.offset-uint64(offset) || at.offset%uint64(c.DType.Size()) != 0 {
+		return nil, fmt.Errorf("%d bytes at offset %d+%d of a slab of %d", size, at.offset, offset, len(data))
 	}
-	return data[at.offset:][:size:size], nil
+	return data[at.offset+uint64(offset):][:size:size], nil
 }
 
 // mapping returns a peer's slab, mapped.

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+const (
+	// flatLimit is up to how many ranks everybody looks at everybody.
+	flatLimit = 32
+	// fanOut is how many ranks hang below one in the tree of larger groups.
+	fanOut = 16
+)
+
+// enter tells all that this rank has come to a call, waits until all have, and
+// checks that they have come to the same one.
+//
+// In a small group every rank looks at every other one. In a large group, where
+// that would be work that grows with the square of the ranks, each waits for
+// those right below it in a tree, says that all below have come, and waits for
+// the top to say so; a mismatch that one rank finds reaches the others as a
+// fault.
+func (s *Shm) enter(ctx context.Context, c *collective.Call) error {
+	seq := uint32(c.Seq)
+	s.post(c, entryFlag, seq)
+	if s.n <= flatLimit {
+		for i := 1; i < s.n; i++ {
+			peer := s.after(i)
+			if err := s.awaitFlag(ctx, c, peer, entryFlag, seq); err != nil {
+				return err
+			}
+			if err := s.compare(c, peer); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	first := s.cfg.Rank*fanOut + 1
+	for peer := first; peer < min(first+fanOut, s.n); peer++ {
+		if err := s.awaitFlag(ctx, c, peer, belowFlag, seq); err != nil {
+			return err
+		}
+		if err := s.compare(c, peer); err != nil {
+			return err
+		}
+	}
+	s.post(c, belowFlag, seq)
+	if s.cfg.Rank == 0 {
+		return nil
+	}
+	return s.awaitFlag(ctx, c, 0, belowFlag, seq)
+}
+
+// compare checks that a rank that has come has made the same call.
+func (s *Shm) compare(c *collective.Call, peer int) error {
+	if there := s.call(peer, c.Seq).record.call(c.Seq); !c.Matches(&there) {
+		return s.mismatch(c, peer, there)
+	}
+	return nil
+}
+
+// mismatch is the error that a rank has called something else.
+func (s *Shm) mismatch(c *collective.Call, peer int, there collective.Call) error {
+	return &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
+		Here:  collective.RankCall{Rank: s.cfg.Members[s.cfg.Rank].Rank, Call: *c},
+		There: collective.RankCall{Rank: s.cfg.Members[peer].Rank, Call: there}}
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import "github.com/cohort-ml/cohort/dist/internal/collective"
+
+// shareAlign keeps ranks from writing to one cache line, in bytes.
+const shareAlign = cacheLine
+
+// share returns the bytes of size that a rank reduces.
+func (m *move) share(size, rank int) collective.Range {
+	return collective.Share(size, m.s.n, shareAlign, rank)
+}
+
+// merge reduces the bytes of all ranks' data in a range, in rank order, and
+// writes them to the same range of every destination.
+func (m *move) merge(dsts, srcs [][]byte, at collective.Range) {
+	cut := func(into, of [][]byte) [][]byte {
+		into = into[:len(of)]
+		for i, b := range of {
+			into[i] = b[at.Lo:at.Hi]
+		}
+		return into
+	}
+	m.red.AllTo(cut(m.s.scratch.dstCuts, dsts), cut(m.s.scratch.srcCuts, srcs))
+}
+
+// into is a list of one place to write to.
+func (m *move) into(dst []byte) [][]byte { return append(m.s.scratch.dsts[:0], dst) }
+
+// reduceScatter reduces this rank's part of everybody's data.
+func (m *move) reduceScatter() error {
+	srcs, take := m.s.scratch.srcs, 0
+	for i := range m.s.n {
+		p := m.s.after(i)
+		src, dst, err := m.from(p)
+		if err != nil {
+			return err
+		}
+		data, here, err := m.reach(p, src, dst.Len())
+		if err != nil {
+			return err
+		}
+		srcs[p] = data
+		if !here {
+			take = m.numRounds(dst.Len())
+		}
+	}
+	if take == 0 {
+		m.merge(m.into(m.out), srcs, collective.Range{Hi: len(m.out)})
+	}
+	if err := m.pass(m.putRounds(), take); err != nil {
+		return err
+	}
+	return m.finish(false)
+}
+
+// reduceRound reduces a round of this rank's part.
+func (m *move) reduceRound(k int) error {
+	at := m.piece(len(m.out), k)
+	srcs := m.s.scratch.srcCuts
+	for p, data := range m.s.scratch.srcs {
+		if data != nil {
+			srcs[p] = data[at.Lo:at.Hi]
+			continue
+		}
+		var err error
+		if srcs[p], err = m.inSlot(p, k, at.Len()); err != nil {
+			return err
+		}
+	}
+	m.red.AllTo(m.into(m.out[at.Lo:at.Hi]), srcs)
+	return nil
+}
+
+// reduce serves an all-reduce, and a reduction to the root, whose sources have
+// the same size on all ranks.
+func (m *move) reduce() error {
+	switch {
+	case m.ways(m.me)&inBeside != 0:
+		return m.reduceBeside()
+	case m.allInPlace():
+		return m.reduceInPlace()
+	}
+	return m.reduceStaged()
+}
+
+// reduceBeside reduces what lies beside the calls, every rank for itself. No
+// rank waits for the others to finish: that memory is used again two calls
+// later, which cannot begin before all have finished this one.
+func (m *move) reduceBeside() error {
+	if !gets(m.c, m.me) {
+		return nil
+	}
+	for r := range m.s.n {
+		m.s.scratch.srcs[r] = m.s.seg.beside(r, m.c.Seq)[:len(m.in)]
+	}
+	m.merge(m.into(m.out), m.s.scratch.srcs, collective.Range{Hi: len(m.out)})
+	return nil
+}
+
+// allInPlace reports whether all ranks have lent what a reduction in place
+// needs.
+func (m *move) allInPlace() bool {
+	for r := range m.s.n {
+		need := outLent
+		if !gets(m.c, r) {
+			need = inLent
+		}
+		if m.ways(r)&need == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// reduceInPlace has every rank reduce its share of everybody's data and write
+// the result to all who get it.
+func (m *move) reduceInPlace() error {
+	srcs, dsts := m.s.scratch.srcs, m.s.scratch.dsts[:0]
+	share := m.share(len(m.in), m.me)
+	for r := range m.s.n {
+		var err error
+		if srcs[r], err = m.lent(r, gets(m.c, r), 0, len(m.in)); err != nil {
+			return err
+		}
+		if gets(m.c, r) {
+			dsts = append(dsts, srcs[r])
+		}
+	}
+	m.merge(dsts, srcs, share)
+	m.s.post(m.c, overFlag, 1)
+	return m.s.awaitAll(m.ctx, m.c, overFlag, 1)
+}
+
+// reduceStaged passes private data through the slots. In a round, every rank
+// (A) puts its data into its slot, but for its own share; (B) reduces its share
+// of all and puts the result there; (C) takes the results of the others, if it
+// gets them. A, B and C of successive rounds follow each other, so that a rank
+// seldom waits for one that is a little late.
+func (m *move) reduceStaged() error {
+	s, c, me := m.s, m.c, m.me
+	takes := gets(c, me)
+	total := m.numRounds(len(m.in))
+	for i := range total + 2 {
+		if k := i; k < total { // A
+			if k >= numSlots {
+				if err := m.awaitTaken(k - numSlots + 1); err != nil {
+					return err
+				}
+			}
+			at := m.piece(len(m.in), k)
+			slot, own, mine := s.seg.slot(me, k), m.in[at.Lo:at.Hi], m.share(at.Len(), me)
+			if m.scaled {
+				m.fill(slot, own)
+			} else {
+				copy(slot[:mine.Lo], own[:mine.Lo])
+				copy(slot[mine.Hi:], own[mine.Hi:])
+			}
+			s.post(c, readyFlag, uint32(k+1))
+		}
+		if k := i - 1; k >= 0 && k < total { // B
+			if err := s.awaitAll(m.ctx, c, readyFlag, uint32(k+1)); err != nil {
+				return err
+			}
+			at := m.piece(len(m.in), k)
+			mine := m.share(at.Len(), me)
+			srcs := s.scratch.srcs
+			for r := range s.n {
+				srcs[r] = s.seg.slot(r, k)[:at.Len()]
+			}
+			dsts := m.into(srcs[me])
+			if !m.scaled {
+				srcs[me] = m.in[at.Lo:at.Hi]
+			}
+			if takes {
+				dsts = append(dsts, m.out[at.Lo:at.Hi])
+			}
+			m.merge(dsts, srcs, mine)
+			s.post(c, reducedFlag, uint32(k+1))
+		}
+		if k := i - 2; k >= 0 && takes { // C
+			if err := s.awaitAll(m.ctx, c, reducedFlag, uint32(k+1)); err != nil {
+				return err
+			}
+			at := m.piece(len(m.in), k)
+			for j := 1; j < s.n; j++ {
+				r := s.after(j)
+				theirs := m.share(at.Len(), r)
+				copy(m.out[at.Lo+theirs.Lo:at.Lo+theirs.Hi], s.seg.slot(r, k)[theirs.Lo:theirs.Hi])
+			}
+			s.post(c, doneFlag, uint32(k+1))
+		}
+	}
+	return nil
+}
+
+// awaitTaken waits until all who get the result of a reduction have taken the
+// given number of rounds.
+func (m *move) awaitTaken(rounds int) error {
+	if m.c.Op == collective.OpReduce {
+		if m.me == m.c.Root {
+			return nil
+		}
+		return m.s.awaitFlag(m.ctx, m.c, m.c.Root, doneFlag, uint32(rounds))
+	}
+	return m.s.awaitAll(m.ctx, m.c, doneFlag, uint32(rounds))
+}
