@@ -5,6 +5,7 @@ package native
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -110,8 +111,8 @@ func newPlay(rng *rand.Rand, n int, op collective.Op, red collective.ReduceOp, d
 	at := func(parts []int, i int) int { return total(parts[:i]) * size }
 	fresh := func(elems int) []byte {
 		b := aligned(elems * size)
-		for i := range elems {
-			fillElem(b[i*size:][:size], dt, rng)
+		for at := copy(b, numbers[dt][rng.IntN(numNumbers)*size:]); at < len(b); {
+			at += copy(b[at:], numbers[dt])
 		}
 		return b
 	}
@@ -222,21 +223,20 @@ func newPlay(rng *rand.Rand, n int, op collective.Op, red collective.ReduceOp, d
 	return p
 }
 
-// fillElem writes a number whose sums are not exact, so that their order shows.
-func fillElem(b []byte, dt collective.DType, rng *rand.Rand) {
-	switch dt {
-	case collective.Float32:
+// numbers are random ones whose sums are not exact, so that their order shows.
+var numbers = func() map[collective.DType][]byte {
+	rng := rand.New(rand.NewPCG(1, 2))
+	f32, bf16 := make([]byte, 0, 4*numNumbers), make([]byte, 0, 2*numNumbers)
+	for range numNumbers {
 		v := math.Float32bits(float32(rng.NormFloat64()))
-		b[0], b[1], b[2], b[3] = byte(v), byte(v>>8), byte(v>>16), byte(v>>24)
-	case collective.BFloat16:
-		v := math.Float32bits(float32(rng.NormFloat64())) >> 16
-		b[0], b[1] = byte(v), byte(v>>8)
-	default:
-		for i := range b {
-			b[i] = byte(rng.Uint32())
-		}
+		f32 = binary.LittleEndian.AppendUint32(f32, v)
+		bf16 = binary.LittleEndian.AppendUint16(bf16, uint16(v>>16))
 	}
-}
+	return map[collective.DType][]byte{collective.Float32: f32, collective.BFloat16: bf16}
+}()
+
+// numNumbers is prime: a part in another's place shows.
+const numNumbers = 10_007
 
 // run plays it on the ranks as call seq.
 func (p *play) run(ranks []*Shm, seq uint64) error {
