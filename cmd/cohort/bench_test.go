@@ -46,6 +46,8 @@ func TestBench(t *testing.T) {
 		{"form --ranks 3", 1, fields{"bench": "form", "case": "processes", "ranks": 3., "transport": "shm"}},
 		{"form --ranks 50 --kind goroutines", 1, fields{"bench": "form", "case": "goroutines", "ranks": 50., "transport": "goroutines"}},
 		{"collectives --ops late --late-by 1ms", 2, fields{"case": "late_all_reduce", "bytes": 1048576., "memory": "shared"}},
+		{"store --clients 1,4 --time 10ms", 12, fields{"bench": "store", "case": "set", "clients": 1., "connections": 1., "bytes": 64.}},
+		{"store --clients 6 --processes 3 --connections own --ops add --time 10ms", 1, fields{"case": "add", "clients": 6., "connections": 6.}},
 	} {
 		out := cohortProcess(t, "bench "+tt.args+" --json")
 		lines := strings.Split(strings.TrimSuffix(out, "\n"), "\n")
@@ -111,6 +113,13 @@ func TestBadBenchCommandLines(t *testing.T) {
 		"collectives --dtype complex64":          `no dtype "complex64"`,
 		"collectives --late-by 1h":               "late by 1h0m0s",
 		"collectives --ranks 3 --ops raw_socket": "between 2 ranks, not 3",
+		"store --clients 0":                      "0 clients",
+		"store --clients 5 --processes 2":        "5 clients cannot be shared out over 2 processes",
+		"store --ops push":                       `no operation "push"`,
+		"store --connections many":               `no kind of connections "many"`,
+		"store --bytes 0":                        "values of 0 bytes",
+		"store --time 0s":                        "rounds of 0s",
+		"store --processes 0":                    "0 processes",
 	} {
 		code, out, errs := cohort(strings.Fields("bench " + args)...)
 		if code != exitUsage || out != "" || !strings.Contains(errs, want) || strings.Count(errs, "\n") != 1 {

@@ -13,9 +13,15 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// A call whose context has ended asks the server to end its wait, and gives it
-// this long to say which keys are missing.
-const cancelGrace = 250 * time.Millisecond
+const (
+	// A call whose context has ended asks the server to end its wait, and gives it
+	// this long to say which keys are missing.
+	cancelGrace = 250 * time.Millisecond
+	// idleTime is how long a connection that callers read is left alone.
+	idleTime = time.Millisecond
+	// scratchSize is the size of replies that are read without taking memory.
+	scratchSize = 256
+)
 
 // Client is a Store in another process. Close it when it is no longer needed.
 //
@@ -41,9 +47,16 @@ type Client struct {
 	// with the last one known to have been read: with none the server has read everything.
 	unanswered      int
 	lastQuiet, read uint64
-	err             error         // why there will be no more replies
-	gone            chan struct{} // closed with err
-	ended           chan struct{} // closed when the reading goroutine has ended
+	// Who sets reading reads: a goroutine, or a caller that is alone and gets its
+	// reply without a wake-up of that.
+	reading bool
+	polls   bool          // the connection can be asked without waiting for it
+	numRead int           // replies that callers have read
+	spins   spinner       // of who reads
+	resume  chan struct{} // gives the reading back to the goroutine
+	err     error         // why there will be no more replies
+	gone    chan struct{} // closed with err
+	ended   chan struct{} // closed when the reading goroutine has ended
 
 	calls sync.Pool // of *pendingCall; the client's own, for they belong to its tests' bubble of time
 }
@@ -52,10 +65,11 @@ type Client struct {
 type pendingCall struct {
 	answered chan reply
 	timer    *time.Timer
+	scratch  []byte
 }
 
 func newPendingCall() any {
-	p := &pendingCall{make(chan reply, 1), time.NewTimer(time.Hour)}
+	p := &pendingCall{make(chan reply, 1), time.NewTimer(time.Hour), make([]byte, scratchSize)}
 	p.timer.Stop()
 	return p
 }
@@ -73,6 +87,7 @@ func Connect(ctx context.Context, addr string, token transport.Token) (*Client, 
 func newClient(conn *transport.Conn, addr string) *Client {
 	c := &Client{
 		conn: conn, addr: addr, pending: map[uint64]*pendingCall{},
+		reading: true, polls: conn.CanPoll(), resume: make(chan struct{}, 1),
 		free: make(chan struct{}, 1), gone: make(chan struct{}), ended: make(chan struct{}),
 	}
 	c.verbs.do = c.do
@@ -109,29 +124,63 @@ func (c *Client) lose(err error) {
 	}
 }
 
-// receive hands replies to their callers until the connection ends.
+// receive is the goroutine that hands replies to their callers until the connection
+// ends. When all have theirs it leaves the reading to callers, until they have had
+// none for a while: somebody has to notice the connection's end.
 func (c *Client) receive() {
 	defer close(c.ended)
-	scratch := make([]byte, 256)
+	scratch := make([]byte, scratchSize)
 	for {
-		kind, payload, err := c.conn.ReadFrame(scratch[:0], maxFrame)
-		if err == nil {
-			var id uint64
-			var r reply
-			if id, r, err = parseReply(kind, payload); err == nil {
-				if len(payload) <= cap(scratch) {
-					r = r.clone() // scratch is used again
+		if c.readOne(scratch) != nil {
+			return
+		}
+		c.mu.Lock()
+		c.reading = len(c.pending) > 0 || !c.polls || c.conn.FrameBuffered()
+		reading, seen := c.reading, c.numRead
+		c.mu.Unlock()
+		if reading {
+			continue
+		}
+		idle := time.NewTicker(idleTime)
+		for !reading {
+			select {
+			case <-c.resume:
+				reading = true
+			case <-c.gone:
+				idle.Stop()
+				return
+			case <-idle.C:
+				c.mu.Lock()
+				if !c.reading && c.numRead == seen {
+					c.reading, reading = true, true
 				}
-				c.deliver(id, r)
-				continue
+				seen = c.numRead
+				c.mu.Unlock()
 			}
 		}
-		if errors.Is(err, io.EOF) {
-			err = errors.New("the server closed it")
-		}
-		c.lose(fmt.Errorf("%w: %w", ErrLost, err))
-		return
+		idle.Stop()
 	}
+}
+
+// readOne reads a reply for whom it may concern. An error is the connection's end.
+func (c *Client) readOne(scratch []byte) error {
+	kind, payload, err := c.conn.ReadFrame(scratch[:0], maxFrame)
+	if err == nil {
+		var id uint64
+		var r reply
+		if id, r, err = parseReply(kind, payload); err == nil {
+			if len(payload) <= cap(scratch) {
+				r = r.clone() // scratch is used again
+			}
+			c.deliver(id, r)
+			return nil
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		err = errors.New("the server closed it")
+	}
+	c.lose(fmt.Errorf("%w: %w", ErrLost, err))
+	return err
 }
 
 func (c *Client) deliver(id uint64, r reply) {
@@ -142,6 +191,26 @@ func (c *Client) deliver(id uint64, r reply) {
 	if p := c.pending[id]; p != nil {
 		delete(c.pending, id)
 		p.answered <- r // has room
+	}
+}
+
+// readMine reads replies, as the one who reads, until the call has its own or
+// nothing has come for a while.
+func (c *Client) readMine(p *pendingCall) {
+	for len(p.answered) == 0 {
+		if !c.spins.wait(c.conn, nil) || !c.conn.FrameBuffered() || c.readOne(p.scratch) != nil {
+			break
+		}
+	}
+	c.mu.Lock()
+	c.numRead++
+	alone := len(c.pending) == 0 && !c.conn.FrameBuffered()
+	if alone {
+		c.reading = false
+	}
+	c.mu.Unlock()
+	if !alone {
+		c.resume <- struct{}{} // has room: who reads gives it back once
 	}
 }
 
@@ -162,10 +231,13 @@ func (c *Client) do(ctx context.Context, q request) (reply, error) {
 		p.timer.Reset(DefaultTimeout)
 		limit.expired = p.timer.C
 	}
-	id, err := c.send(limit, &q, p)
+	id, mine, err := c.send(limit, &q, p)
 	if err != nil {
 		c.forget(id, p)
 		return fail(q.keys, err)
+	}
+	if mine {
+		c.readMine(p)
 	}
 	var r reply
 	select {
@@ -207,7 +279,7 @@ func (c *Client) SetAsync(ctx context.Context, key string, value []byte) error {
 	if ctx.Err() != nil {
 		return fail(q.keys, context.Cause(ctx))
 	}
-	if _, err := c.send(limit{ctx: ctx}, &q, nil); err != nil {
+	if _, _, err := c.send(limit{ctx: ctx}, &q, nil); err != nil {
 		return fail(q.keys, err)
 	}
 	return nil

@@ -40,30 +40,32 @@ func (l limit) cause() error {
 
 // send hands a request to the connection, or fails; when p is not nil the reply
 // goes there. What was handed over may be written after send has returned, but
-// the slices of q may be used again.
-func (c *Client) send(l limit, q *request, p *pendingCall) (id uint64, err error) {
+// the slices of q may be used again. When mine is true the caller has become the one
+// who reads.
+func (c *Client) send(l limit, q *request, p *pendingCall) (id uint64, mine bool, err error) {
 	size := q.size()
 	if size > gatherLimit {
-		return c.sendLarge(l, q, p)
+		id, err = c.sendLarge(l, q, p)
+		return id, false, err
 	}
 	c.mu.Lock()
 	for c.err == nil && len(c.out) > maxOut {
 		c.mu.Unlock()
 		if err := c.acquire(l); err != nil {
-			return 0, err
+			return 0, false, err
 		}
 		go c.flush()
 		c.mu.Lock()
 	}
 	if c.err != nil {
 		defer c.mu.Unlock()
-		return 0, c.err
+		return 0, false, c.err
 	}
 	id = c.register(q, p)
 	c.out = appendRequestFrame(c.out, id, q)
 	if c.writing {
 		c.mu.Unlock() // the one who writes looks again
-		return id, nil
+		return id, false, nil
 	}
 	c.writing = true
 	// The system takes a small request at once when the server has read all
@@ -71,12 +73,15 @@ func (c *Client) send(l limit, q *request, p *pendingCall) (id uint64, err error
 	if p == nil || c.unanswered > 1 || c.lastQuiet > c.read || len(c.out) > inlineLimit {
 		c.mu.Unlock()
 		go c.flush()
-		return id, nil
+		return id, false, nil
 	}
 	err = c.writeOut()
 	c.endTurn()
+	if mine = !c.reading && c.err == nil; mine {
+		c.reading = true
+	}
 	c.mu.Unlock()
-	return id, err
+	return id, mine, err
 }
 
 // register gives a request its id, with the lock held.

@@ -5,6 +5,7 @@ package store
 import (
 	"bytes"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -19,6 +20,7 @@ const keepOut = 4 << 10
 type Server struct {
 	port *transport.Port
 	mem  *Memory
+	last atomic.Uint64 // the client that was served last
 
 	mu      sync.Mutex
 	conns   map[*transport.Conn]struct{}
@@ -81,6 +83,8 @@ func (s *Server) serve(c *transport.Conn) {
 	defer c.Close()
 	defer s.mem.detach(client)
 
+	alone := func() bool { return s.last.Load() == client }
+	var spins spinner
 	buf := make([]byte, 0, 512)
 	for {
 		// The answers to all requests that have come are written at once.
@@ -88,10 +92,17 @@ func (s *Server) serve(c *transport.Conn) {
 			if p.flush() != nil {
 				return
 			}
+			// A client that is alone may have its next request ready soon.
+			if s.last.Load() == client {
+				spins.wait(c, alone)
+			}
 		}
 		kind, payload, err := c.ReadFrame(buf, maxFrame)
 		if err != nil {
 			return
+		}
+		if !alone() {
+			s.last.Store(client)
 		}
 		if opcode(kind) == opGet {
 			if id, value, ok := s.mem.glance(client, payload); ok {

@@ -28,6 +28,9 @@ type Result struct {
 	Batch        int     `json:"batch,omitempty"`   // samples or sequences of a rank's step
 	Bytes        int     `json:"bytes,omitempty"`   // of each rank's tensor
 	Params       int     `json:"params,omitempty"`
+	Clients      int     `json:"clients,omitempty"`     // callers with one call under way each
+	Connections  int     `json:"connections,omitempty"` // that they have together
+	OpsPerSec    float64 `json:"ops_per_s,omitempty"`   // of all clients
 	MedianMicros float64 `json:"median_us"`
 	MinMicros    float64 `json:"min_us,omitempty"`
 	P99Micros    float64 `json:"p99_us,omitempty"`
@@ -72,7 +75,7 @@ func (r Result) WriteText(w io.Writer) error {
 	for _, n := range []struct {
 		n    int
 		unit string
-	}{{r.Ranks, "ranks"}, {r.Threads, "threads"}} {
+	}{{r.Ranks, "ranks"}, {r.Threads, "threads"}, {r.Clients, "clients"}, {r.Connections, "connections"}} {
 		if n.n == 1 {
 			n.unit = strings.TrimSuffix(n.unit, "s") + " "
 		}
@@ -98,6 +101,9 @@ func (r Result) WriteText(w io.Writer) error {
 	}
 	if r.WaitCPUMicros > 0 {
 		fmt.Fprintf(&b, "  waiting took %s of processor time", strings.TrimSpace(span(r.WaitCPUMicros)))
+	}
+	if r.OpsPerSec > 0 {
+		fmt.Fprintf(&b, "  %9.0f a second", r.OpsPerSec)
 	}
 	if r.GFlopPerSec > 0 {
 		fmt.Fprintf(&b, "  %6.1f GFLOP/s", r.GFlopPerSec)

@@ -39,6 +39,10 @@ type socket struct {
 	lowWater    int          // what SO_RCVLOWAT is
 
 	in, out transfer
+
+	// of the poll in progress
+	haste  Haste
+	glance func(fd uintptr) bool
 }
 
 // transfer is one direction of a socket: the arguments and results of the

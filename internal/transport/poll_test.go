@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"errors"
+	"io"
+	"net"
+	"testing"
+	"time"
+)
+
+// Poll finds what has come, and nothing while nothing has; frames that came
+// together are known to be whole, parts of one are not.
+func TestPoll(t *testing.T) {
+	for _, network := range []string{"tcp", "unix"} {
+		t.Run(network, func(t *testing.T) {
+			addr := "127.0.0.1:0"
+			if network == "unix" {
+				addr = t.TempDir() + "/s"
+			}
+			ln, err := net.Listen(network, addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			out, err := net.Dial(network, ln.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer out.Close()
+			in, err := ln.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := NewConn(in, "test")
+			defer c.Close()
+			if !c.CanPoll() {
+				if c.Poll(Haste{Spin: time.Hour, Block: time.Hour}) {
+					t.Error("a connection that cannot be polled has something")
+				}
+				return
+			}
+			asked := 0
+			for name, h := range map[string]Haste{
+				"at once": {},
+				"spin":    {Spin: 100 * time.Microsecond},
+				"block":   {Block: time.Millisecond},
+				"stopped": {Spin: time.Hour, GoOn: func() bool { asked++; return asked < 5 }},
+			} {
+				if c.Poll(h) {
+					t.Errorf("%s: something, and nothing was sent", name)
+				}
+			}
+			if asked != 5 {
+				t.Errorf("asked %d times whether to go on, want 5", asked)
+			}
+			frame := make([]byte, HeaderSize+3)
+			PutHeader(frame, 7, 3)
+			copy(frame[HeaderSize:], "abc")
+			both := append(append([]byte{}, frame...), frame[:HeaderSize+1]...)
+			if _, err := out.Write(both); err != nil {
+				t.Fatal(err)
+			}
+			// It comes soon, whichever way it is waited for.
+			if !c.Poll(Haste{Spin: time.Second}) && !c.Poll(Haste{Block: time.Minute}) {
+				t.Fatal("nothing came")
+			}
+			if !c.FrameBuffered() {
+				t.Error("the first frame is not whole")
+			}
+			if kind, p, err := c.ReadFrame(nil, 10); kind != 7 || string(p) != "abc" || err != nil {
+				t.Errorf("%d, %q, %v", kind, p, err)
+			}
+			if c.FrameBuffered() {
+				t.Error("half a frame counts as whole")
+			}
+			if !c.Poll(Haste{}) {
+				t.Error("half a frame is something")
+			}
+			go out.Write(frame[HeaderSize+1:])
+			if kind, p, err := c.ReadFrame(nil, 10); kind != 7 || string(p) != "abc" || err != nil {
+				t.Errorf("%d, %q, %v", kind, p, err)
+			}
+			out.Close()
+			for !c.Poll(Haste{Block: time.Minute}) {
+			}
+			if _, _, err := c.ReadFrame(nil, 10); !errors.Is(err, io.EOF) {
+				t.Errorf("%v, want the end", err)
+			}
+		})
+	}
+	a, b := Pipe("test")
+	defer a.Close()
+	defer b.Close()
+	if a.CanPoll() || a.Poll(Haste{Spin: time.Hour}) {
+		t.Error("a pipe cannot be polled")
+	}
+}
