@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package etcd_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/dist/store/etcd"
+	"github.com/cohort-ml/cohort/dist/store/storetest"
+)
+
+// server is the etcd that all tests use, each below a root of its own. It is
+// started by the first one that needs it; endpoint is empty where there is none.
+var server struct {
+	once     sync.Once
+	cmd      *exec.Cmd
+	endpoint string
+	why      string
+	dir      string
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if server.cmd != nil {
+		_ = server.cmd.Process.Kill()
+		_ = server.cmd.Wait()
+	}
+	if server.dir != "" {
+		_ = os.RemoveAll(server.dir)
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+func start() {
+	exe, err := exec.LookPath("etcd")
+	if err != nil {
+		server.why = "there is no etcd on the PATH (Debian's package etcd-server has it): " + err.Error()
+		return
+	}
+	if server.dir, err = os.MkdirTemp("", "etcd"); err != nil {
+		server.why = err.Error()
+		return
+	}
+	var urls []string
+	for range 2 {
+		ln, err := net.Listen("tcp", "127.0.0.1:0") // another process may take it; then etcd does not come up
+		if err != nil {
+			server.why = err.Error()
+			return
+		}
+		urls = append(urls, "http://"+ln.Addr().String())
+		ln.Close()
+	}
+	var log bytes.Buffer
+	server.cmd = exec.Command(exe, "--data-dir", server.dir, "--name", "test",
+		"--listen-client-urls", urls[0], "--advertise-client-urls", urls[0],
+		"--listen-peer-urls", urls[1], "--initial-advertise-peer-urls", urls[1], "--initial-cluster", "test="+urls[1])
+	server.cmd.Stdout, server.cmd.Stderr = &log, &log
+	server.cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH=arm64")
+	if err := server.cmd.Start(); err != nil {
+		server.cmd, server.why = nil, err.Error()
+		return
+	}
+	c, err := dial(urls[0])
+	if err != nil {
+		server.why = err.Error()
+		return
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	if _, err := c.Get(ctx, "up"); err != nil {
+		_ = server.cmd.Process.Kill()
+		_ = server.cmd.Wait()
+		server.cmd, server.why = nil, fmt.Sprintf("etcd did not come up: %v\n%s", err, log.String())
+		return
+	}
+	server.endpoint = urls[0]
+}
+
+func dial(endpoint string) (*clientv3.Client, error) {
+	return clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, DialTimeout: 5 * time.Second, Logger: zap.NewNop()})
+}
+
+// client connects to the test's etcd, or skips the test where there is none.
+func client(t *testing.T) *clientv3.Client {
+	t.Helper()
+	server.once.Do(start)
+	if server.endpoint == "" {
+		if strings.HasPrefix(server.why, "there is no etcd") {
+			t.Skip(server.why)
+		}
+		t.Fatal(server.why)
+	}
+	c, err := dial(server.endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func TestConformance(t *testing.T) {
+	storetest.Run(t, storetest.Config{MaxValue: etcd.MaxValue, Patience: time.Minute, Open: func(t *testing.T) (store.Store, store.Store) {
+		return etcd.New(client(t), t.Name()), etcd.New(client(t), t.Name()+"/")
+	}})
+}
+
+// Stores below different roots, and queues and keys of like names, do not meet.
+func TestApart(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c := client(t)
+	a, b := etcd.New(c, t.Name()+"/a"), etcd.New(c, t.Name()+"/ab")
+	for i, s := range []store.Store{a, b, store.Prefix(a, "sub")} {
+		if err := s.Set(ctx, "k", fmt.Append(nil, i)); err != nil {
+			t.Fatal(err)
+		}
+		for _, q := range []string{"q", "q/1/q", "1/q"} {
+			if err := s.QueuePush(ctx, q, fmt.Append(nil, q, i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for i, s := range []store.Store{a, b, store.Prefix(a, "sub")} {
+		if v, err := s.Get(ctx, "k"); string(v) != fmt.Sprint(i) || err != nil {
+			t.Errorf("store %d: %q, %v", i, v, err)
+		}
+		for _, q := range []string{"q", "q/1/q", "1/q"} {
+			if n, err := s.QueueLen(ctx, q); n != 1 || err != nil {
+				t.Errorf("store %d: %d values in queue %s, %v", i, n, q, err)
+			}
+		}
+	}
+	if n, err := a.NumKeys(ctx, ""); n != 2 || err != nil {
+		t.Errorf("%d keys, %v, want 2", n, err)
+	}
+}
+
+// More keys than one request of etcd takes are read as of one moment.
+func TestManyKeys(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	a, b := etcd.New(client(t), t.Name()), etcd.New(client(t), t.Name())
+	const num = 2*etcd.MaxMultiSet + 5
+	var keys []string
+	for i := range num {
+		keys = append(keys, fmt.Sprint("k", i))
+	}
+	first, last := keys[0], keys[num-1]
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if values, err := b.MultiGet(ctx, keys...); err != nil || len(values) != num || string(values[num-1]) != "1" {
+			t.Errorf("%d values, %v", len(values), err)
+		}
+	})
+	for part := keys[1 : num-1]; len(part) > 0; {
+		n := min(len(part), etcd.MaxMultiSet)
+		if err := a.MultiSet(ctx, part[:n], make([][]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+		part = part[n:]
+	}
+	if err := a.MultiSet(ctx, []string{first, last}, [][]byte{[]byte("1"), []byte("1")}); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	// The first and the last are of two requests, and change together.
+	stop := make(chan struct{})
+	wg.Go(func() {
+		for i := 2; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			v := fmt.Append(nil, i)
+			if err := a.MultiSet(ctx, []string{first, last}, [][]byte{v, v}); err != nil {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	for range 20 {
+		if values, err := b.MultiGet(ctx, keys...); err != nil || !bytes.Equal(values[0], values[num-1]) {
+			t.Errorf("values of two moments: %q and %q, %v", values[0], values[num-1], err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+	if err := a.MultiSet(ctx, keys, make([][]byte, num)); !errors.Is(err, store.ErrLimit) || !strings.Contains(err.Error(), "128") {
+		t.Errorf("%v, want the limit", err)
+	}
+}
+
+// Compaction of what a wait has seen does not end it.
+func TestCompaction(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c := client(t)
+	s := etcd.New(c, t.Name())
+	for i := range 50 {
+		key := fmt.Sprint("k", i)
+		got := make(chan error, 1)
+		go func() {
+			v, err := s.Get(ctx, key)
+			if err == nil && string(v) != key {
+				err = fmt.Errorf("got %q", v)
+			}
+			got <- err
+		}()
+		r, err := c.Put(ctx, t.Name()+"-other", key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Compact(ctx, r.Header.Revision); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Set(ctx, key, []byte(key)); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-got; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A cluster that is not there is an error at the deadline that names where it was sought.
+func TestAway(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := ln.Addr().String()
+	ln.Close()
+	c, err := dial(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s := etcd.New(c, "job")
+	for name, call := range map[string]func(ctx context.Context) error{
+		"set":       func(ctx context.Context) error { return s.Set(ctx, "key", nil) },
+		"get":       func(ctx context.Context) error { _, err := s.Get(ctx, "key"); return err },
+		"add":       func(ctx context.Context) error { _, err := s.Add(ctx, "key", 1); return err },
+		"queue pop": func(ctx context.Context) error { _, err := s.QueuePop(ctx, "key"); return err },
+	} {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		err := call(ctx)
+		cancel()
+		var e *store.Error
+		if !errors.As(err, &e) || !errors.Is(err, context.DeadlineExceeded) || e.Op != name || !strings.Contains(err.Error(), addr) || !strings.Contains(err.Error(), `"key"`) {
+			t.Errorf("%s: %v, want the deadline, the operation, the key and the address", name, err)
+		}
+	}
+}
