@@ -58,6 +58,7 @@ const (
 	NumThreads Var = "COHORT_NUM_THREADS"
 	Interface  Var = "COHORT_INTERFACE"
 	Transport  Var = "COHORT_TRANSPORT"
+	Encrypt    Var = "COHORT_ENCRYPT"
 )
 
 // declaration is what is known of a variable besides its name.
@@ -97,6 +98,7 @@ func declarations() []declaration {
 		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
 		{Interface, "network interface or local IP address that peers are told to connect to", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp", false},
+		{Encrypt, "what goes through TLS between nodes: control (default: all but the data of collectives), all or none", false},
 	}
 }
 

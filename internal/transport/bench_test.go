@@ -87,17 +87,17 @@ func BenchmarkStream(b *testing.B) {
 
 // BenchmarkDial connects, with the handshake, and closes.
 func BenchmarkDial(b *testing.B) {
-	for _, addr := range []string{"127.0.0.1:0", "unix:"} {
-		b.Run(addr, func(b *testing.B) {
+	for _, c := range []struct{ name, addr string }{{"tcp", "127.0.0.1:0"}, {"tls", "127.0.0.1:0"}, {"unix", "unix:"}} {
+		b.Run(c.name, func(b *testing.B) {
 			token := NewToken()
-			p, err := Listen(addr, token)
+			p, err := Listen(c.addr, token)
 			if err != nil {
 				b.Fatal(err)
 			}
 			defer p.Close()
 			p.Handle("bench", func(c *Conn) { c.Close() })
 			for b.Loop() {
-				c, err := Dial(context.Background(), p.Addr(), "bench", token)
+				c, err := Dial(context.Background(), p.Addr(), "bench", token, WithTLS(c.name == "tls"))
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -36,9 +36,10 @@ const (
 // write; one at a time may read.
 type Conn struct {
 	proto string
-	nc    net.Conn // writes, deadlines, Close
-	sys   system   // what the system offers for nc, or nil
-	fds   *fdQueue // nil where descriptors cannot be passed
+	nc    net.Conn     // writes, deadlines, Close
+	many  vectorWriter // writes of several slices, or nil
+	waits patienter    // or nil
+	fds   *fdQueue     // nil where descriptors cannot be passed
 
 	in     reader // of nc, or of what also gathers descriptors from it
 	unread int    // of the current frame's payload
@@ -53,16 +54,25 @@ type Conn struct {
 // NewConn makes a Conn of an established connection, with no handshake. The
 // proto only names it in errors.
 func NewConn(nc net.Conn, proto string) *Conn {
+	c := &Conn{proto: proto, nc: nc}
+	if link, ok := nc.(*tlsLink); ok {
+		c.many, c.waits = link, link.wire
+		c.in = reader{src: nc, buf: make([]byte, maxRecord)}
+		return c
+	}
 	src, fds := newSource(nc)
-	sys, _ := src.(system)
-	return &Conn{proto: proto, nc: nc, sys: sys, fds: fds, in: reader{src: src, sys: sys, buf: make([]byte, readBuffer)}}
+	c.fds, c.in = fds, reader{src: src, buf: make([]byte, readBuffer)}
+	if sys, ok := src.(system); ok {
+		c.in.sys, c.many, c.waits = sys, sys, sys
+	}
+	return c
 }
 
 // SetPatience says how the connection waits from now on. It may be called at
 // any time; without it waits are those of the runtime's poller alone.
 func (c *Conn) SetPatience(p Patience) {
-	if c.sys != nil {
-		c.sys.setPatience(p)
+	if c.waits != nil {
+		c.waits.setPatience(p)
 	}
 }
 
@@ -124,8 +134,8 @@ func (c *Conn) WriteFrame(kind byte, payloads ...[]byte) error {
 		}
 	}
 	var err error
-	if c.sys != nil {
-		err = c.sys.writev(c.vec)
+	if c.many != nil {
+		err = c.many.writev(c.vec)
 	} else {
 		c.rest = c.vec
 		_, err = c.rest.WriteTo(c.nc)

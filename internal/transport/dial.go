@@ -29,11 +29,24 @@ const (
 	maxPause      = 250 * time.Millisecond
 )
 
+// A DialOption changes how Dial connects.
+type DialOption func(*dialing)
+
+type dialing struct{ tls bool }
+
+// WithTLS makes Dial go through TLS if on. Unix sockets do not leave the host:
+// for them it has no effect.
+func WithTLS(on bool) DialOption { return func(d *dialing) { d.tls = on } }
+
 // Dial connects to the port at addr, proves the token and asks for a
 // protocol. While nobody listens there it tries again, until ctx is done, or
 // for a minute when ctx has no deadline; a peer with another token, or
 // without the protocol, is an error within about a second.
-func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
+func Dial(ctx context.Context, addr, proto string, token Token, options ...DialOption) (*Conn, error) {
+	var with dialing
+	for _, option := range options {
+		option(&with)
+	}
 	fail := func(op string, err error) (*Conn, error) {
 		return nil, &Error{Op: op, Proto: proto, Addr: addr, Err: err}
 	}
@@ -63,8 +76,9 @@ func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
 		op := "dial"
 		if err == nil {
 			op = "handshake"
-			if err = shake(ctx, nc, proto, token); err == nil {
-				return NewConn(nc, proto), nil
+			var link net.Conn
+			if link, err = shake(ctx, nc, proto, token, with.tls && network == "tcp"); err == nil {
+				return NewConn(link, proto), nil
 			}
 			nc.Close()
 			switch {
@@ -105,26 +119,38 @@ func Dial(ctx context.Context, addr, proto string, token Token) (*Conn, error) {
 	}
 }
 
-// shake runs the client's side of the handshake within ctx.
-func shake(ctx context.Context, nc net.Conn, proto string, token Token) error {
+// shake runs the client's side of the handshake within ctx, through TLS if
+// asked to, and returns what the connection then is.
+func shake(ctx context.Context, nc net.Conn, proto string, token Token, through bool) (net.Conn, error) {
 	by := time.Now().Add(handshakeTimeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(by) {
 		by = d
 	}
 	nc.SetDeadline(by)
 	stop := context.AfterFunc(ctx, func() { nc.SetDeadline(time.Unix(1, 0)) })
-	err := clientHandshake(nc, proto, token)
+	link, err := clientSide(nc, proto, token, through)
 	if !stop() {
 		if err == nil {
 			err = context.Cause(ctx)
 		}
-		return err
+		return nil, err
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("no answer within %v: %w", handshakeTimeout, err)
+		return nil, fmt.Errorf("no answer within %v: %w", handshakeTimeout, err)
 	}
 	nc.SetDeadline(time.Time{})
-	return err
+	return link, err
+}
+
+func clientSide(nc net.Conn, proto string, token Token, through bool) (net.Conn, error) {
+	if !through {
+		return nc, clientHandshake(nc, proto, token, nil)
+	}
+	link, key, err := clientTLS(nc, token)
+	if err != nil {
+		return nil, err
+	}
+	return link, clientHandshake(link, proto, token, key)
 }
 
 // worthRetrying says whether the cause of a failed connect may go away.

@@ -43,10 +43,24 @@
 //
 // The handshake proves who is there when the connection begins. It does not
 // hide or protect what follows from someone who controls the network between
-// the hosts. That is TLS's work, and its place is under the handshake: a Port will tell a
-// TLS client hello (first byte 22) by its first byte, Dial will ask for it
-// between nodes, and the session's exported key will join the labels above, so
-// that a proof cannot be carried from one session into another.
+// the hosts.
+//
+// # TLS
+//
+// That is the work of TLS 1.3, which goes under the handshake where Dial is
+// told [WithTLS]; [Encrypt] is the policy that says where. A Port tells a
+// client hello by its first byte (22), so that one port serves both. The
+// token (HKDF-SHA256) gives an Ed25519 key, the job's certificate authority:
+// each member makes itself a certificate by it, in memory, and demands one of
+// its peer. The client hello offers one application protocol, a nonce and an
+// HMAC of it under the token, so that a stranger is closed without an answer
+// here too. A key exported from the session (RFC 8446, section 7.5) is part of
+// every H above, so that no proof can be carried from one session into another.
+//
+// A frame costs about twice the processor time of a plain one when it is
+// large (AES-GCM at both ends), and a connection about 1 ms of it. Descriptors
+// do not pass through TLS. Close does not say goodbye in TLS's words; frames
+// tell an end from a cut.
 //
 // # Waiting
 //
@@ -72,6 +86,8 @@ package transport
 import (
 	"errors"
 	"fmt"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // Error is a failed operation on a connection or a listener.
@@ -103,6 +119,8 @@ var (
 	ErrImpostor = errors.New("the peer could not prove that it knows the job's token")
 	// ErrNoProtocol is a peer that is a member but does not offer the protocol.
 	ErrNoProtocol = errors.New("the peer does not offer this protocol")
+	// ErrNeedsTLS is a peer that takes the protocol through TLS only.
+	ErrNeedsTLS = errors.New("the peer takes this protocol through TLS only: " + string(envvar.Encrypt) + " must be the same for all members of the job")
 	// ErrNoToken is a missing token.
 	ErrNoToken = errors.New("no job token: set the same one for all members of the job with\n\texport COHORT_TOKEN=$(openssl rand -hex 32)\n(or the output of `cohort token`, or COHORT_TOKEN_FILE naming a file that holds it)")
 )

@@ -31,12 +31,16 @@ type verdict byte
 const (
 	accepted   verdict = 1
 	noProtocol verdict = 2
+	needsTLS   verdict = 3
 )
 
 // transcript proves knowledge of a token over what both sides have said.
 type transcript struct {
 	token Token
-	proto [maxProto]byte
+	// session is the key of the TLS session under the handshake, zeros where
+	// there is none.
+	session [sessionKeySize]byte
+	proto   [maxProto]byte
 	// client nonce, then server nonce
 	nonces [2 * nonceSize]byte
 }
@@ -49,6 +53,7 @@ func (t *transcript) prove(label string, extra byte) []byte {
 	mac.Write([]byte{version})
 	io.WriteString(mac, label)
 	mac.Write([]byte{0, extra})
+	mac.Write(t.session[:])
 	mac.Write(t.proto[:])
 	mac.Write(t.nonces[:])
 	return mac.Sum(nil)
@@ -71,8 +76,10 @@ func checkProto(proto string) error {
 }
 
 // clientHandshake runs the dialling side over rw, which has a deadline.
-func clientHandshake(rw io.ReadWriter, proto string, token Token) error {
+// session is the key of the TLS session that rw is, nil for a plain connection.
+func clientHandshake(rw io.ReadWriter, proto string, token Token, session []byte) error {
 	t := transcript{token: token}
+	copy(t.session[:], session)
 	copy(t.proto[:], proto)
 	rand.Read(t.nonces[:nonceSize])
 
@@ -110,6 +117,8 @@ func clientHandshake(rw io.ReadWriter, proto string, token Token) error {
 		return nil
 	case noProtocol:
 		return ErrNoProtocol
+	case needsTLS:
+		return ErrNeedsTLS
 	}
 	return fmt.Errorf("the peer ended the handshake with verdict %d, which this version does not know", last[0])
 }
@@ -123,9 +132,9 @@ func refusal(err error) error {
 }
 
 // serverHandshake runs the accepting side over rw, which has a deadline. It
-// returns the protocol, which offers has approved. On an error nothing, or
+// returns the protocol, which judge has accepted. On an error nothing, or
 // nothing more, has been said to the peer.
-func serverHandshake(rw io.ReadWriter, token Token, offers func(proto string) bool) (string, error) {
+func serverHandshake(rw io.ReadWriter, token Token, session []byte, judge func(proto string) verdict) (string, error) {
 	var hello [helloSize]byte
 	// The first bytes alone decide whether to go on reading, so that a
 	// stranger who speaks something else is closed at once.
@@ -143,6 +152,7 @@ func serverHandshake(rw io.ReadWriter, token Token, offers func(proto string) bo
 		return "", err
 	}
 	t := transcript{token: token}
+	copy(t.session[:], session)
 	copy(t.proto[:], rest)
 	copy(t.nonces[:nonceSize], rest[maxProto:])
 	if !t.verify("hello", 0, rest[maxProto+nonceSize:]) {
@@ -164,19 +174,22 @@ func serverHandshake(rw io.ReadWriter, token Token, offers func(proto string) bo
 	}
 
 	proto := protoName(t.proto)
-	v := accepted
-	if checkProto(proto) != nil || !offers(proto) {
-		v = noProtocol
+	v := noProtocol
+	if checkProto(proto) == nil {
+		v = judge(proto)
 	}
 	last := append(make([]byte, 0, verdictSize), byte(v))
 	last = append(last, t.prove("verdict", byte(v))...)
 	if _, err := rw.Write(last); err != nil {
 		return "", err
 	}
-	if v != accepted {
-		return "", fmt.Errorf("protocol %q: %w", proto, ErrNoProtocol)
+	switch v {
+	case accepted:
+		return proto, nil
+	case needsTLS:
+		return "", fmt.Errorf("protocol %q: %w", proto, ErrNeedsTLS)
 	}
-	return proto, nil
+	return "", fmt.Errorf("protocol %q: %w", proto, ErrNoProtocol)
 }
 
 // protoName undoes the padding with zeros.

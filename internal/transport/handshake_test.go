@@ -14,18 +14,23 @@ import (
 	"time"
 )
 
-func offersTest(proto string) bool { return proto == "test" }
+func offersTest(proto string) verdict {
+	if proto == "test" {
+		return accepted
+	}
+	return noProtocol
+}
 
 // meet runs both sides over a pipe and returns their errors.
 func meet(client, server Token, proto string) (clientErr, serverErr error) {
 	near, far := Pipe("")
 	done := make(chan error, 1)
 	go func() {
-		_, err := serverHandshake(far, server, offersTest)
+		_, err := serverHandshake(far, server, nil, offersTest)
 		far.Close()
 		done <- err
 	}()
-	clientErr = clientHandshake(near, proto, client)
+	clientErr = clientHandshake(near, proto, client, nil)
 	near.Close()
 	return clientErr, <-done
 }
@@ -63,10 +68,10 @@ func record(t testing.TB, token Token) (client, server []byte) {
 	nearTape, farTape := &tape{ReadWriter: near}, &tape{ReadWriter: far}
 	done := make(chan error, 1)
 	go func() {
-		_, err := serverHandshake(farTape, token, offersTest)
+		_, err := serverHandshake(farTape, token, nil, offersTest)
 		done <- err
 	}()
-	if err := clientHandshake(nearTape, "test", token); err != nil {
+	if err := clientHandshake(nearTape, "test", token, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-done; err != nil {
@@ -80,7 +85,7 @@ func converse(token Token, said []byte) (answer []byte, err error) {
 	near, far := Pipe("")
 	done := make(chan error, 1)
 	go func() {
-		_, err := serverHandshake(far, token, offersTest)
+		_, err := serverHandshake(far, token, nil, offersTest)
 		far.Close()
 		done <- err
 	}()
@@ -129,7 +134,7 @@ func TestReplayIsRefused(t *testing.T) {
 	near, far := Pipe("")
 	defer near.Close()
 	far.Write(server)
-	if err := clientHandshake(near, "test", token); !errors.Is(err, ErrImpostor) {
+	if err := clientHandshake(near, "test", token, nil); !errors.Is(err, ErrImpostor) {
 		t.Errorf("the client met a recording: %v, want ErrImpostor", err)
 	}
 	far.Close()
@@ -146,7 +151,7 @@ func TestReflectionIsRefused(t *testing.T) {
 		n, _ := far.Read(buf)
 		far.Write(buf[:n])
 	}()
-	if err := clientHandshake(near, "test", token); !errors.Is(err, ErrImpostor) {
+	if err := clientHandshake(near, "test", token, nil); !errors.Is(err, ErrImpostor) {
 		t.Errorf("the client met its mirror: %v, want ErrImpostor", err)
 	}
 	far.Close()
@@ -154,7 +159,7 @@ func TestReflectionIsRefused(t *testing.T) {
 	near, far = Pipe("")
 	done := make(chan error, 1)
 	go func() {
-		_, err := serverHandshake(far, token, offersTest)
+		_, err := serverHandshake(far, token, nil, offersTest)
 		far.Close()
 		done <- err
 	}()
@@ -216,7 +221,7 @@ func TestHandshakeDeadline(t *testing.T) {
 			far.SetDeadline(time.Now().Add(time.Second))
 			near.Write(client[:n])
 			began := time.Now()
-			if _, err := serverHandshake(far, token, offersTest); err == nil {
+			if _, err := serverHandshake(far, token, nil, offersTest); err == nil {
 				t.Errorf("%d bytes: the server accepted half a handshake", n)
 			}
 			if d := time.Since(began); d > time.Second {
@@ -231,7 +236,7 @@ func TestHandshakeDeadline(t *testing.T) {
 			defer far.Close()
 			far.Write(server[:n])
 			began := time.Now()
-			if err := shake(context.Background(), near.nc, "test", token); err == nil {
+			if _, err := shake(context.Background(), near.nc, "test", token, false); err == nil {
 				t.Errorf("%d bytes: the client accepted half a handshake", n)
 			}
 			if d := time.Since(began); d > handshakeTimeout {
@@ -250,7 +255,7 @@ func TestShakeEndsWithItsContext(t *testing.T) {
 		why := errors.New("enough")
 		time.AfterFunc(time.Second, func() { cancel(why) })
 		began := time.Now()
-		if err := shake(ctx, near.nc, "test", NewToken()); err == nil {
+		if _, err := shake(ctx, near.nc, "test", NewToken(), false); err == nil {
 			t.Error("no error")
 		}
 		if d := time.Since(began); d != time.Second {
@@ -301,7 +306,7 @@ func FuzzClientHandshake(f *testing.F) {
 		defer far.Close()
 		far.Write(said)
 		shutWrite(far)
-		if err := clientHandshake(near, "test", NewToken()); err == nil {
+		if err := clientHandshake(near, "test", NewToken(), nil); err == nil {
 			t.Fatal("accepted")
 		}
 	})

@@ -63,6 +63,8 @@ var links = []link{
 	{"unix", func(t testing.TB) (*Conn, *Conn) { return connect(t, "unix:") }},
 	{"tcp-patient", func(t testing.TB) (*Conn, *Conn) { return connectPatient(t, "127.0.0.1:0") }},
 	{"unix-patient", func(t testing.TB) (*Conn, *Conn) { return connectPatient(t, "unix:") }},
+	{"tls", func(t testing.TB) (*Conn, *Conn) { return connect(t, "127.0.0.1:0", WithTLS(true)) }},
+	{"tls-patient", func(t testing.TB) (*Conn, *Conn) { return connectPatient(t, "127.0.0.1:0", WithTLS(true)) }},
 	{"pipe", func(t testing.TB) (*Conn, *Conn) {
 		near, far := Pipe("test")
 		t.Cleanup(func() { near.Close(); far.Close() })
@@ -84,7 +86,7 @@ func eachLink(t *testing.T, f func(t *testing.T, near, far *Conn)) {
 }
 
 // connect makes a connection through a Port, which ends with the test.
-func connect(t testing.TB, addr string) (near, far *Conn) {
+func connect(t testing.TB, addr string, options ...DialOption) (near, far *Conn) {
 	t.Helper()
 	token := NewToken()
 	p, err := Listen(addr, token)
@@ -95,7 +97,7 @@ func connect(t testing.TB, addr string) (near, far *Conn) {
 	p.Handle("test", func(c *Conn) { accepted <- c })
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	near, err = Dial(ctx, p.Addr(), "test", token)
+	near, err = Dial(ctx, p.Addr(), "test", token, options...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,8 +107,8 @@ func connect(t testing.TB, addr string) (near, far *Conn) {
 }
 
 // connectPatient is connect with ends that spin and block.
-func connectPatient(t testing.TB, addr string) (near, far *Conn) {
-	near, far = connect(t, addr)
+func connectPatient(t testing.TB, addr string, options ...DialOption) (near, far *Conn) {
+	near, far = connect(t, addr, options...)
 	p := Patience{Spin: 100 * time.Microsecond, Block: 2 * time.Millisecond}
 	near.SetPatience(p)
 	far.SetPatience(p)

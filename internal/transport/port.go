@@ -5,8 +5,10 @@ package transport
 import (
 	"container/list"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -26,12 +28,15 @@ type Port struct {
 	addr  string
 	dir   string // to remove at the end, or empty
 	token Token
+	tls   *tls.Config
 
 	timeout     time.Duration // of a handshake
 	maxHalfOpen int
 
 	mu       sync.Mutex
 	handlers map[string]func(*Conn)
+	forTLS   map[string]bool // protocols that plain connections from other hosts do not get
+	allTLS   bool
 	halfOpen *list.List // of net.Conn, oldest first
 	closed   bool
 
@@ -54,6 +59,10 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 	if err != nil {
 		return nil, &Error{Op: "listen", Addr: addr, Err: err}
 	}
+	secure, err := tlsConfig(token)
+	if err != nil {
+		return nil, &Error{Op: "listen", Addr: addr, Err: err}
+	}
 	dir := ""
 	if network == "unix" && address == "" {
 		if address, dir, err = freshUnix(); err != nil {
@@ -73,9 +82,9 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 		return nil, &Error{Op: "listen", Addr: addr, Err: err}
 	}
 	p := &Port{
-		ln: ln, addr: addressOf(ln.Addr()), dir: dir, token: token,
+		ln: ln, addr: addressOf(ln.Addr()), dir: dir, token: token, tls: secure,
 		timeout: timeout, maxHalfOpen: maxHalfOpen,
-		handlers: map[string]func(*Conn){}, halfOpen: list.New(), stop: make(chan struct{}),
+		handlers: map[string]func(*Conn){}, forTLS: map[string]bool{}, halfOpen: list.New(), stop: make(chan struct{}),
 	}
 	p.running.Add(1)
 	go p.accept()
@@ -105,10 +114,38 @@ func (p *Port) Handle(proto string, handler func(*Conn)) {
 	p.handlers[proto] = handler
 }
 
-func (p *Port) handler(proto string) func(*Conn) {
+// RequireTLS refuses protocols, or all when none is named, to plain
+// connections from other hosts. What comes from this host is taken either way.
+func (p *Port) RequireTLS(protos ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.handlers[proto]
+	p.allTLS = p.allTLS || len(protos) == 0
+	for _, proto := range protos {
+		p.forTLS[proto] = true
+	}
+}
+
+// judge decides on a member that asks for a protocol.
+func (p *Port) judge(proto string, exposed bool) verdict {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.handlers[proto] == nil:
+		return noProtocol
+	case exposed && (p.allTLS || p.forTLS[proto]):
+		return needsTLS
+	}
+	return accepted
+}
+
+// sameHost says whether both ends of a connection are on this host.
+func sameHost(nc net.Conn) bool {
+	remote, ok := nc.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return true
+	}
+	local, ok := nc.LocalAddr().(*net.TCPAddr)
+	return remote.IP.IsLoopback() || ok && remote.IP.Equal(local.IP)
 }
 
 // Close stops listening, ends the handshakes under way and waits for them.
@@ -189,7 +226,7 @@ func (p *Port) admit(nc net.Conn) {
 // serve runs the handshake, then the handler.
 func (p *Port) serve(nc net.Conn, place *list.Element) {
 	nc.SetDeadline(time.Now().Add(p.timeout))
-	proto, err := serverHandshake(nc, p.token, func(proto string) bool { return p.handler(proto) != nil })
+	link, proto, err := p.shake(nc)
 
 	p.mu.Lock()
 	p.halfOpen.Remove(place)
@@ -202,5 +239,40 @@ func (p *Port) serve(nc net.Conn, place *list.Element) {
 		return
 	}
 	nc.SetDeadline(time.Time{})
-	handler(NewConn(nc, proto))
+	handler(NewConn(link, proto))
+}
+
+// shake runs the handshake, plain or through TLS: the first byte tells.
+func (p *Port) shake(nc net.Conn) (link net.Conn, proto string, err error) {
+	first := &firstByte{Conn: nc}
+	if _, err := io.ReadFull(nc, first.b[:]); err != nil {
+		return nil, "", err
+	}
+	if first.b[0] != tlsFirst {
+		exposed := !sameHost(nc)
+		proto, err = serverHandshake(first, p.token, nil, func(proto string) verdict { return p.judge(proto, exposed) })
+		return nc, proto, err
+	}
+	secure, key, err := serverTLS(nc, first.b[:], p.token, p.tls)
+	if err != nil {
+		return nil, "", err
+	}
+	proto, err = serverHandshake(secure, p.token, key, func(proto string) verdict { return p.judge(proto, false) })
+	return secure, proto, err
+}
+
+// firstByte is a connection whose first byte has been read.
+type firstByte struct {
+	net.Conn
+	b    [1]byte
+	done bool
+}
+
+func (f *firstByte) Read(p []byte) (int, error) {
+	if !f.done && len(p) > 0 {
+		f.done = true
+		p[0] = f.b[0]
+		return 1, nil
+	}
+	return f.Conn.Read(p)
 }

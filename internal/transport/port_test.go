@@ -147,7 +147,7 @@ func TestSilentStrangersDoNotKeepMembersOut(t *testing.T) {
 
 func TestSilentStrangerIsClosedAtTheDeadline(t *testing.T) {
 	p, _ := newPort(t, "127.0.0.1:0", 20*time.Millisecond, 5)
-	for _, said := range []string{"", "\xc0", magic, "GET / HTTP/1.1\r\n\r\n"} {
+	for _, said := range []string{"", "\xc0", magic, "GET / HTTP/1.1\r\n\r\n", "\x16", "\x16\x03\x01\x01\x00"} {
 		nc, err := net.Dial("tcp", p.Addr())
 		if err != nil {
 			t.Fatal(err)

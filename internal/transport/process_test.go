@@ -22,6 +22,7 @@ type job struct {
 	Token         string
 	Patience      Patience
 	Raw           bool // sockets and loops, without frames
+	TLS           bool
 	RoundTrip     bool // answers; otherwise both send at once
 	Bytes         int  // sent each way at a time
 	Frame         int  // bytes of data in a frame
@@ -57,7 +58,7 @@ func runPeer(text string) error {
 			}
 			return NewConn(nc, "bench"), nil
 		}
-		return Dial(ctx, j.Addr, proto, token)
+		return Dial(ctx, j.Addr, proto, token, WithTLS(j.TLS))
 	}
 	out, err := dial("up")
 	if err != nil {
@@ -259,6 +260,7 @@ func benchSteps(b *testing.B, j job) {
 // ways at once over two connections, between two processes; "raw" is a bare
 // socket with loops of writes and reads.
 func BenchmarkProcesses(b *testing.B) {
+	const whole = 64 << 20
 	for _, network := range []string{"tcp", "unix"} {
 		for _, size := range []int{8, 4096, 65536} {
 			name := network + "/round-trip-" + strconv.Itoa(size) + "/"
@@ -271,7 +273,16 @@ func BenchmarkProcesses(b *testing.B) {
 				})
 			}
 		}
-		const whole = 64 << 20
+		if network == "tcp" {
+			for _, w := range patiences {
+				b.Run("tls/round-trip-8/"+w.name, func(b *testing.B) {
+					benchSteps(b, job{Network: network, TLS: true, Patience: w.Patience, RoundTrip: true, Bytes: 8, Frame: 8})
+				})
+				b.Run("tls/two-way/1024KiB-"+w.name, func(b *testing.B) {
+					benchSteps(b, job{Network: network, TLS: true, Patience: w.Patience, Bytes: whole, Frame: 1 << 20})
+				})
+			}
+		}
 		b.Run(network+"/two-way/raw", func(b *testing.B) {
 			benchSteps(b, job{Network: network, Raw: true, Bytes: whole, Frame: 1 << 20})
 		})

@@ -19,10 +19,16 @@ type system interface {
 	// readv reads into p, and into spare what comes after. At least sure bytes
 	// are certain to come, so that a wait may last until they have.
 	readv(p, spare []byte, sure int) (int, error)
+	vectorWriter
+	patienter
+}
+
+type vectorWriter interface {
 	// writev writes all of bufs, whose elements it changes.
 	writev(bufs [][]byte) error
-	setPatience(Patience)
 }
+
+type patienter interface{ setPatience(Patience) }
 
 // Patience is how a connection waits. The runtime's poller, which is all that
 // the zero Patience uses, costs nothing however long a wait is, and two
