@@ -3,7 +3,6 @@
 package transport
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
@@ -11,11 +10,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // parseAddress splits an address as the package comment has them.
@@ -64,30 +60,6 @@ func freshUnix() (address, dir string, err error) {
 	return filepath.Join(dir, "s"), dir, nil
 }
 
-// ReachableHost returns the IP address under which peers reach this process,
-// to be published with a port's number: the one that COHORT_INTERFACE gives,
-// otherwise the local end of the route to addr ("host:port", where the master
-// listens). No packet is sent, and the own host name is never looked up.
-func ReachableHost(ctx context.Context, addr string) (string, error) {
-	if name, ok := envvar.Interface.Lookup(); ok {
-		return InterfaceHost(name)
-	}
-	network, address, err := parseAddress(addr)
-	if err != nil {
-		return "", err
-	}
-	if network != "tcp" {
-		return "", fmt.Errorf("address %q: no route leads to a unix socket", addr)
-	}
-	// Connecting a datagram socket only chooses the route.
-	nc, err := new(net.Dialer).DialContext(ctx, "udp", address)
-	if err != nil {
-		return "", fmt.Errorf("no route to %s: %w: set %s to the interface that peers reach", addr, plain(err), envvar.Interface)
-	}
-	defer nc.Close()
-	return hostOf(nc.LocalAddr())
-}
-
 // LocalHost returns the IP address of the connection's local end, which is
 // one that the peer can reach.
 func (c *Conn) LocalHost() (string, error) { return hostOf(c.LocalAddr()) }
@@ -98,63 +70,4 @@ func hostOf(a net.Addr) (string, error) {
 		return "", fmt.Errorf("%s address %q has no IP address", a.Network(), a)
 	}
 	return ap.Addr().Unmap().String(), nil
-}
-
-// InterfaceHost returns the address of a network interface (IPv4 before
-// IPv6, neither link-local unless there is nothing else), or of name itself
-// when it is an IP address of this machine.
-func InterfaceHost(name string) (string, error) {
-	interfaces, err := net.Interfaces()
-	if err != nil {
-		return "", fmt.Errorf("list the network interfaces: %w", err)
-	}
-	wanted, wantIP := netip.ParseAddr(name)
-	var known []string
-	for _, ifc := range interfaces {
-		var usable []netip.Addr
-		addrs, err := ifc.Addrs()
-		if err != nil {
-			continue
-		}
-		for _, a := range addrs {
-			prefix, err := netip.ParsePrefix(a.String())
-			if err != nil {
-				continue
-			}
-			ip := prefix.Addr().Unmap()
-			if wantIP == nil && ip == wanted.Unmap().WithZone("") {
-				return wanted.String(), nil
-			}
-			if ip.IsLinkLocalUnicast() && ip.Is6() {
-				ip = ip.WithZone(ifc.Name)
-			}
-			usable = append(usable, ip)
-		}
-		slices.SortStableFunc(usable, func(a, b netip.Addr) int { return preference(a) - preference(b) })
-		if ifc.Name == name {
-			if len(usable) == 0 {
-				return "", fmt.Errorf("network interface %s has no IP address", name)
-			}
-			if ifc.Flags&net.FlagUp == 0 {
-				return "", fmt.Errorf("network interface %s is down", name)
-			}
-			return usable[0].String(), nil
-		}
-		if len(usable) > 0 {
-			known = append(known, fmt.Sprintf("%s (%s)", ifc.Name, usable[0]))
-		}
-	}
-	return "", fmt.Errorf("no network interface or local address %q: this machine has %s (chosen by %s)", name, strings.Join(known, ", "), envvar.Interface)
-}
-
-// preference orders addresses: lower is better.
-func preference(a netip.Addr) int {
-	p := 0
-	if !a.Is4() {
-		p++
-	}
-	if a.IsLinkLocalUnicast() {
-		p += 2
-	}
-	return p
 }

@@ -46,7 +46,7 @@ func TestReachableHost(t *testing.T) {
 	for _, bad := range []string{"nosuch0", "192.0.2.77"} {
 		t.Setenv(string(envvar.Interface), bad)
 		_, err := ReachableHost(t.Context(), "127.0.0.1:1")
-		if err == nil || !strings.Contains(err.Error(), bad) || !strings.Contains(err.Error(), loopback(t)) {
+		if err == nil || !strings.Contains(err.Error(), string(envvar.Interface)) || !strings.Contains(err.Error(), bad) || !strings.Contains(err.Error(), loopback(t)) {
 			t.Errorf("%q: %v, want the name and what there is", bad, err)
 		}
 	}

@@ -19,8 +19,9 @@
 // connections carry descriptors ([Conn.SendFD]).
 //
 // Peers need an address that they can reach, which is seldom the one that was
-// listened on: [ReachableHost] finds it from the route to the master, or from
-// COHORT_INTERFACE, and never asks what the host's name resolves to.
+// listened on: [ChooseInterface] finds it from the route to the master, or from
+// COHORT_INTERFACE (a name, an address or a network), and never asks what the
+// host's name resolves to. Its [Choice] prints what was chosen and why.
 //
 // # Handshake
 //

@@ -16,10 +16,17 @@ import (
 // patience bounds what should take no time; reaching it fails the test.
 const patience = 20 * time.Second
 
+// failed begins what a process that a test has started says before it fails.
+const failed = "failed:"
+
 func TestMain(m *testing.M) {
-	if len(os.Args) == 3 && os.Args[1] == peerArg {
-		if err := runPeer(os.Args[2]); err != nil {
-			fmt.Fprintln(os.Stderr, err)
+	if len(os.Args) > 1 && (os.Args[1] == peerArg || os.Args[1] == namespaceArg) {
+		run := runNamespace
+		if os.Args[1] == peerArg {
+			run = func() error { return runPeer(os.Args[2]) }
+		}
+		if err := run(); err != nil {
+			fmt.Fprintln(os.Stderr, failed, err)
 			os.Exit(1)
 		}
 		return
