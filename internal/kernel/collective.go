@@ -45,6 +45,13 @@ const (
 // memory.
 const mergeCallBytes = 1 << 20
 
+const (
+	// mergeStreamBytes is from where on a destination that is no source is
+	// written past the caches: it would push everything else out of them.
+	mergeStreamBytes = 4 << 20
+	mergeLineBytes   = 64
+)
+
 // Merge merges the elements of all sources in their order, element by element,
 // and writes the results to all destinations, in one pass: it reads each source
 // once and writes each destination once. Sums are divided by divisor, which is 1
@@ -69,10 +76,18 @@ func Merge(e Elem, m Merging, dsts, srcs [][]byte, divisor int) {
 	if n == 0 {
 		return
 	}
+	stream, lo := false, 0
+	if n >= mergeStreamBytes && len(dsts) == 1 && !isOneOf(dsts[0], srcs) {
+		// Written past the caches, a line need not be read first. The start is
+		// done apart, up to where a line begins.
+		stream = true
+		lo = int(-uintptr(unsafe.Pointer(unsafe.SliceData(dsts[0]))) % mergeLineBytes)
+		mergeGo(e, m, dsts, srcs, 0, lo, divisor)
+	}
 	step := max(mergeCallBytes/(len(dsts)+len(srcs))&^(mergeBlockBytes-1), mergeBlockBytes)
-	for lo := 0; lo < n; lo += step {
+	for ; lo < n; lo += step {
 		hi := min(lo+step, n)
-		if at := mergeVectors(e, m, dsts, srcs, lo, hi, divisor); at < hi {
+		if at := mergeVectors(e, m, dsts, srcs, lo, hi, divisor, stream); at < hi {
 			mergeGo(e, m, dsts, srcs, at, hi, divisor)
 		}
 	}

@@ -24,8 +24,9 @@ var vectorMerges = [numElems]uint{
 }
 
 // mergeVectors merges the beginning of the bytes [lo, hi) and returns where it
-// stopped.
-func mergeVectors(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int) int {
+// stopped. With stream it writes past the caches; then lo is where the only
+// destination is aligned to a line.
+func mergeVectors(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int, stream bool) int {
 	n := (hi - lo) &^ (mergeUnit - 1)
 	if n == 0 || useISA < avx2 || e == ElemFloat16 && !hasF16C {
 		return lo
@@ -33,9 +34,9 @@ func mergeVectors(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int) i
 	hi = lo + n
 	if m >= MergeAnd {
 		if useISA == avx512 {
-			mergeBits512(int(m), dsts, srcs, lo, hi, 1)
+			mergeBits512(int(m), dsts, srcs, lo, hi, 1, stream)
 		} else {
-			mergeBits256(int(m), dsts, srcs, lo, hi, 1)
+			mergeBits256(int(m), dsts, srcs, lo, hi, 1, stream)
 		}
 		return hi
 	}
@@ -46,53 +47,53 @@ func mergeVectors(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int) i
 		return lo
 	}
 	if useISA == avx512 {
-		merge512(e, int(m), dsts, srcs, lo, hi, float32(divisor))
+		merge512(e, int(m), dsts, srcs, lo, hi, float32(divisor), stream)
 	} else {
-		merge256(e, int(m), dsts, srcs, lo, hi, float32(divisor))
+		merge256(e, int(m), dsts, srcs, lo, hi, float32(divisor), stream)
 	}
 	return hi
 }
 
 // The calls are direct, so that slices of slices need not be on the heap.
 
-func merge512(e Elem, m int, dsts, srcs [][]byte, lo, hi int, divisor float32) {
+func merge512(e Elem, m int, dsts, srcs [][]byte, lo, hi int, divisor float32, stream bool) {
 	switch e {
 	case ElemFloat32:
-		mergeFloat32512(m, dsts, srcs, lo, hi, divisor)
+		mergeFloat32512(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemFloat64:
-		mergeFloat64512(m, dsts, srcs, lo, hi, divisor)
+		mergeFloat64512(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemBFloat16:
-		mergeBFloat16512(m, dsts, srcs, lo, hi, divisor)
+		mergeBFloat16512(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemFloat16:
-		mergeFloat16512(m, dsts, srcs, lo, hi, divisor)
+		mergeFloat16512(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemInt64:
-		mergeInt64512(m, dsts, srcs, lo, hi, divisor)
+		mergeInt64512(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemInt32:
-		mergeInt32512(m, dsts, srcs, lo, hi, divisor)
+		mergeInt32512(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemInt8:
-		mergeInt8512(m, dsts, srcs, lo, hi, divisor)
+		mergeInt8512(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemUint8:
-		mergeUint8512(m, dsts, srcs, lo, hi, divisor)
+		mergeUint8512(m, dsts, srcs, lo, hi, divisor, stream)
 	}
 }
 
-func merge256(e Elem, m int, dsts, srcs [][]byte, lo, hi int, divisor float32) {
+func merge256(e Elem, m int, dsts, srcs [][]byte, lo, hi int, divisor float32, stream bool) {
 	switch e {
 	case ElemFloat32:
-		mergeFloat32256(m, dsts, srcs, lo, hi, divisor)
+		mergeFloat32256(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemFloat64:
-		mergeFloat64256(m, dsts, srcs, lo, hi, divisor)
+		mergeFloat64256(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemBFloat16:
-		mergeBFloat16256(m, dsts, srcs, lo, hi, divisor)
+		mergeBFloat16256(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemFloat16:
-		mergeFloat16256(m, dsts, srcs, lo, hi, divisor)
+		mergeFloat16256(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemInt64:
-		mergeInt64256(m, dsts, srcs, lo, hi, divisor)
+		mergeInt64256(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemInt32:
-		mergeInt32256(m, dsts, srcs, lo, hi, divisor)
+		mergeInt32256(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemInt8:
-		mergeInt8256(m, dsts, srcs, lo, hi, divisor)
+		mergeInt8256(m, dsts, srcs, lo, hi, divisor, stream)
 	case ElemUint8:
-		mergeUint8256(m, dsts, srcs, lo, hi, divisor)
+		mergeUint8256(m, dsts, srcs, lo, hi, divisor, stream)
 	}
 }

@@ -4,761 +4,763 @@
 
 #include "textflag.h"
 
-// func mergeFloat32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512DQ, AVX512F
-TEXT ·mergeFloat32512(SB), NOSPLIT, $0-76
+// func mergeFloat32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
+TEXT ·mergeFloat32512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPS (AX)(CX*1), Z0, Z0
 	VADDPS 64(AX)(CX*1), Z1, Z1
-	VADDPS 128(AX)(CX*1), Z2, Z2
-	VADDPS 192(AX)(CX*1), Z3, Z3
-	VADDPS 256(AX)(CX*1), Z4, Z4
-	VADDPS 320(AX)(CX*1), Z5, Z5
-	VADDPS 384(AX)(CX*1), Z6, Z6
-	VADDPS 448(AX)(CX*1), Z7, Z7
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPS (AX)(CX*1), Z0, Z0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x01
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ   R10
-	JZ     folded17
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold20:
+	DECQ   R11
+	JZ     folded21
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VMULPS (AX)(CX*1), Z0, Z0
 	VMULPS 64(AX)(CX*1), Z1, Z1
-	VMULPS 128(AX)(CX*1), Z2, Z2
-	VMULPS 192(AX)(CX*1), Z3, Z3
-	VMULPS 256(AX)(CX*1), Z4, Z4
-	VMULPS 320(AX)(CX*1), Z5, Z5
-	VMULPS 384(AX)(CX*1), Z6, Z6
-	VMULPS 448(AX)(CX*1), Z7, Z7
-	JMP    fold16
+	JMP    fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
 
-fold21:
-	DECQ   R10
-	JZ     folded22
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
-	VMULPS (AX)(CX*1), Z0, Z0
-	JMP    fold21
+written24:
+	MOVQ R12, CX
+	JMP  loop18
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write23:
-	MOVQ    (R9), AX
-	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
-
-after20:
-	JMP done1
-
-other13:
-	CMPQ AX, $0x02
-	JNE  other24
-
+after19:
 loop25:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
 	JGT     after26
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold27:
-	DECQ     R10
-	JZ       folded28
-	ADDQ     $0x18, R9
-	MOVQ     (R9), AX
-	VMOVUPS  (AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z0, K1
-	VADDPS   Z8, Z0, Z9
-	VRANGEPS $0x04, Z8, Z0, Z0
-	VMOVAPS  Z9, K1, Z0
-	VMOVUPS  64(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z1, K1
-	VADDPS   Z8, Z1, Z9
-	VRANGEPS $0x04, Z8, Z1, Z1
-	VMOVAPS  Z9, K1, Z1
-	VMOVUPS  128(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z2, K1
-	VADDPS   Z8, Z2, Z9
-	VRANGEPS $0x04, Z8, Z2, Z2
-	VMOVAPS  Z9, K1, Z2
-	VMOVUPS  192(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z3, K1
-	VADDPS   Z8, Z3, Z9
-	VRANGEPS $0x04, Z8, Z3, Z3
-	VMOVAPS  Z9, K1, Z3
-	VMOVUPS  256(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z4, K1
-	VADDPS   Z8, Z4, Z9
-	VRANGEPS $0x04, Z8, Z4, Z4
-	VMOVAPS  Z9, K1, Z4
-	VMOVUPS  320(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z5, K1
-	VADDPS   Z8, Z5, Z9
-	VRANGEPS $0x04, Z8, Z5, Z5
-	VMOVAPS  Z9, K1, Z5
-	VMOVUPS  384(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z6, K1
-	VADDPS   Z8, Z6, Z9
-	VRANGEPS $0x04, Z8, Z6, Z6
-	VMOVAPS  Z9, K1, Z6
-	VMOVUPS  448(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z7, K1
-	VADDPS   Z8, Z7, Z9
-	VRANGEPS $0x04, Z8, Z7, Z7
-	VMOVAPS  Z9, K1, Z7
-	JMP      fold27
+	DECQ   R11
+	JZ     folded28
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
+	VMULPS (AX)(CX*1), Z0, Z0
+	JMP    fold27
 
 folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
 write29:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	JMP     written31
+
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
 
 after26:
-loop30:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
+	JMP done1
 
-fold32:
-	DECQ     R10
-	JZ       folded33
-	ADDQ     $0x18, R9
-	MOVQ     (R9), AX
+other17:
+	CMPQ AX, $0x02
+	JNE  other32
+
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	VMOVUPS 64(AX)(CX*1), Z1
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold35:
+	DECQ     R11
+	JZ       folded36
+	ADDQ     $0x18, R10
+	MOVQ     (R10), AX
+	VMOVUPS  (AX)(CX*1), Z2
+	VCMPPS   $0x03, Z2, Z0, K1
+	VADDPS   Z2, Z0, Z3
+	VRANGEPS $0x04, Z2, Z0, Z0
+	VMOVAPS  Z3, K1, Z0
+	VMOVUPS  64(AX)(CX*1), Z2
+	VCMPPS   $0x03, Z2, Z1, K1
+	VADDPS   Z2, Z1, Z3
+	VRANGEPS $0x04, Z2, Z1, Z1
+	VMOVAPS  Z3, K1, Z1
+	JMP      fold35
+
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
+
+write37:
+	MOVQ    (R10), AX
+	VMOVUPS Z0, (AX)(CX*1)
+	VMOVUPS Z1, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
+
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold42:
+	DECQ     R11
+	JZ       folded43
+	ADDQ     $0x18, R10
+	MOVQ     (R10), AX
 	VMOVUPS  (AX)(CX*1), Z1
 	VCMPPS   $0x03, Z1, Z0, K1
 	VADDPS   Z1, Z0, Z2
 	VRANGEPS $0x04, Z1, Z0, Z0
 	VMOVAPS  Z2, K1, Z0
-	JMP      fold32
+	JMP      fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ    (R9), AX
+write44:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
 
-after31:
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 	CMPQ AX, $0x03
-	JNE  other35
+	JNE  other47
 
-loop36:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
-	JGT     after37
-	MOVQ    (DI), AX
+loop48:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after49
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold38:
-	DECQ     R10
-	JZ       folded39
-	ADDQ     $0x18, R9
-	MOVQ     (R9), AX
-	VMOVUPS  (AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z0, K1
-	VADDPS   Z8, Z0, Z9
-	VRANGEPS $0x05, Z8, Z0, Z0
-	VMOVAPS  Z9, K1, Z0
-	VMOVUPS  64(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z1, K1
-	VADDPS   Z8, Z1, Z9
-	VRANGEPS $0x05, Z8, Z1, Z1
-	VMOVAPS  Z9, K1, Z1
-	VMOVUPS  128(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z2, K1
-	VADDPS   Z8, Z2, Z9
-	VRANGEPS $0x05, Z8, Z2, Z2
-	VMOVAPS  Z9, K1, Z2
-	VMOVUPS  192(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z3, K1
-	VADDPS   Z8, Z3, Z9
-	VRANGEPS $0x05, Z8, Z3, Z3
-	VMOVAPS  Z9, K1, Z3
-	VMOVUPS  256(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z4, K1
-	VADDPS   Z8, Z4, Z9
-	VRANGEPS $0x05, Z8, Z4, Z4
-	VMOVAPS  Z9, K1, Z4
-	VMOVUPS  320(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z5, K1
-	VADDPS   Z8, Z5, Z9
-	VRANGEPS $0x05, Z8, Z5, Z5
-	VMOVAPS  Z9, K1, Z5
-	VMOVUPS  384(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z6, K1
-	VADDPS   Z8, Z6, Z9
-	VRANGEPS $0x05, Z8, Z6, Z6
-	VMOVAPS  Z9, K1, Z6
-	VMOVUPS  448(AX)(CX*1), Z8
-	VCMPPS   $0x03, Z8, Z7, K1
-	VADDPS   Z8, Z7, Z9
-	VRANGEPS $0x05, Z8, Z7, Z7
-	VMOVAPS  Z9, K1, Z7
-	JMP      fold38
+fold50:
+	DECQ     R11
+	JZ       folded51
+	ADDQ     $0x18, R10
+	MOVQ     (R10), AX
+	VMOVUPS  (AX)(CX*1), Z2
+	VCMPPS   $0x03, Z2, Z0, K1
+	VADDPS   Z2, Z0, Z3
+	VRANGEPS $0x05, Z2, Z0, Z0
+	VMOVAPS  Z3, K1, Z0
+	VMOVUPS  64(AX)(CX*1), Z2
+	VCMPPS   $0x03, Z2, Z1, K1
+	VADDPS   Z2, Z1, Z3
+	VRANGEPS $0x05, Z2, Z1, Z1
+	VMOVAPS  Z3, K1, Z1
+	JMP      fold50
 
-folded39:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded51:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past53
 
-write40:
-	MOVQ    (R9), AX
+write52:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write40
-	MOVQ    R11, CX
-	JMP     loop36
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write52
+	JMP     written54
 
-after37:
-loop41:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after42
-	MOVQ    (DI), AX
+past53:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past53
+
+written54:
+	MOVQ R12, CX
+	JMP  loop48
+
+after49:
+loop55:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after56
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold43:
-	DECQ     R10
-	JZ       folded44
-	ADDQ     $0x18, R9
-	MOVQ     (R9), AX
+fold57:
+	DECQ     R11
+	JZ       folded58
+	ADDQ     $0x18, R10
+	MOVQ     (R10), AX
 	VMOVUPS  (AX)(CX*1), Z1
 	VCMPPS   $0x03, Z1, Z0, K1
 	VADDPS   Z1, Z0, Z2
 	VRANGEPS $0x05, Z1, Z0, Z0
 	VMOVAPS  Z2, K1, Z0
-	JMP      fold43
+	JMP      fold57
 
-folded44:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded58:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past60
 
-write45:
-	MOVQ    (R9), AX
+write59:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write45
-	MOVQ    R11, CX
-	JMP     loop41
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write59
+	JMP     written61
 
-after42:
+past60:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past60
+
+written61:
+	MOVQ R12, CX
+	JMP  loop55
+
+after56:
 	JMP done1
 
-other35:
+other47:
 	CMPQ         AX, $0x07
-	JNE          other46
+	JNE          other62
 	VBROADCASTSS divisor+72(FP), Z0
 
-loop47:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
-	JGT     after48
-	MOVQ    (DI), AX
+loop63:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after64
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z1
 	VMOVUPS 64(AX)(CX*1), Z2
-	VMOVUPS 128(AX)(CX*1), Z3
-	VMOVUPS 192(AX)(CX*1), Z4
-	VMOVUPS 256(AX)(CX*1), Z5
-	VMOVUPS 320(AX)(CX*1), Z6
-	VMOVUPS 384(AX)(CX*1), Z7
-	VMOVUPS 448(AX)(CX*1), Z8
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold49:
-	DECQ   R10
-	JZ     folded50
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold65:
+	DECQ   R11
+	JZ     folded66
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPS (AX)(CX*1), Z1, Z1
 	VADDPS 64(AX)(CX*1), Z2, Z2
-	VADDPS 128(AX)(CX*1), Z3, Z3
-	VADDPS 192(AX)(CX*1), Z4, Z4
-	VADDPS 256(AX)(CX*1), Z5, Z5
-	VADDPS 320(AX)(CX*1), Z6, Z6
-	VADDPS 384(AX)(CX*1), Z7, Z7
-	VADDPS 448(AX)(CX*1), Z8, Z8
-	JMP    fold49
+	JMP    fold65
 
-folded50:
+folded66:
 	VDIVPS Z0, Z1, Z1
 	VDIVPS Z0, Z2, Z2
-	VDIVPS Z0, Z3, Z3
-	VDIVPS Z0, Z4, Z4
-	VDIVPS Z0, Z5, Z5
-	VDIVPS Z0, Z6, Z6
-	VDIVPS Z0, Z7, Z7
-	VDIVPS Z0, Z8, Z8
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past68
 
-write51:
-	MOVQ    (R9), AX
+write67:
+	MOVQ    (R10), AX
 	VMOVUPS Z1, (AX)(CX*1)
 	VMOVUPS Z2, 64(AX)(CX*1)
-	VMOVUPS Z3, 128(AX)(CX*1)
-	VMOVUPS Z4, 192(AX)(CX*1)
-	VMOVUPS Z5, 256(AX)(CX*1)
-	VMOVUPS Z6, 320(AX)(CX*1)
-	VMOVUPS Z7, 384(AX)(CX*1)
-	VMOVUPS Z8, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write51
-	MOVQ    R11, CX
-	JMP     loop47
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write67
+	JMP     written69
 
-after48:
-loop52:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after53
-	MOVQ    (DI), AX
+past68:
+	MOVQ     (R10), AX
+	VMOVNTPS Z1, (AX)(CX*1)
+	VMOVNTPS Z2, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past68
+
+written69:
+	MOVQ R12, CX
+	JMP  loop63
+
+after64:
+loop70:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after71
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z1
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold54:
-	DECQ   R10
-	JZ     folded55
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold72:
+	DECQ   R11
+	JZ     folded73
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPS (AX)(CX*1), Z1, Z1
-	JMP    fold54
+	JMP    fold72
 
-folded55:
+folded73:
 	VDIVPS Z0, Z1, Z1
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past75
 
-write56:
-	MOVQ    (R9), AX
+write74:
+	MOVQ    (R10), AX
 	VMOVUPS Z1, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write56
-	MOVQ    R11, CX
-	JMP     loop52
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write74
+	JMP     written76
 
-after53:
+past75:
+	MOVQ     (R10), AX
+	VMOVNTPS Z1, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past75
+
+written76:
+	MOVQ R12, CX
+	JMP  loop70
+
+after71:
 	JMP done1
 
-other46:
+other62:
 done1:
+	TESTB BL, BL
+	JZ    fenced77
+	SFENCE
+
+fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeFloat64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512F
-TEXT ·mergeFloat64512(SB), NOSPLIT, $0-76
+// func mergeFloat64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mergeFloat64512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPD (AX)(CX*1), Z0, Z0
 	VADDPD 64(AX)(CX*1), Z1, Z1
-	VADDPD 128(AX)(CX*1), Z2, Z2
-	VADDPD 192(AX)(CX*1), Z3, Z3
-	VADDPD 256(AX)(CX*1), Z4, Z4
-	VADDPD 320(AX)(CX*1), Z5, Z5
-	VADDPD 384(AX)(CX*1), Z6, Z6
-	VADDPD 448(AX)(CX*1), Z7, Z7
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPD (AX)(CX*1), Z0, Z0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ         AX, $0x07
-	JNE          other13
+	JNE          other17
 	VXORPD       X0, X0, X0
 	VCVTSS2SD    divisor+72(FP), X0, X0
 	VBROADCASTSD X0, Z0
 
-loop14:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z1
 	VMOVUPS 64(AX)(CX*1), Z2
-	VMOVUPS 128(AX)(CX*1), Z3
-	VMOVUPS 192(AX)(CX*1), Z4
-	VMOVUPS 256(AX)(CX*1), Z5
-	VMOVUPS 320(AX)(CX*1), Z6
-	VMOVUPS 384(AX)(CX*1), Z7
-	VMOVUPS 448(AX)(CX*1), Z8
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ   R10
-	JZ     folded17
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold20:
+	DECQ   R11
+	JZ     folded21
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPD (AX)(CX*1), Z1, Z1
 	VADDPD 64(AX)(CX*1), Z2, Z2
-	VADDPD 128(AX)(CX*1), Z3, Z3
-	VADDPD 192(AX)(CX*1), Z4, Z4
-	VADDPD 256(AX)(CX*1), Z5, Z5
-	VADDPD 320(AX)(CX*1), Z6, Z6
-	VADDPD 384(AX)(CX*1), Z7, Z7
-	VADDPD 448(AX)(CX*1), Z8, Z8
-	JMP    fold16
+	JMP    fold20
 
-folded17:
+folded21:
 	VDIVPD Z0, Z1, Z1
 	VDIVPD Z0, Z2, Z2
-	VDIVPD Z0, Z3, Z3
-	VDIVPD Z0, Z4, Z4
-	VDIVPD Z0, Z5, Z5
-	VDIVPD Z0, Z6, Z6
-	VDIVPD Z0, Z7, Z7
-	VDIVPD Z0, Z8, Z8
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Z1, (AX)(CX*1)
 	VMOVUPS Z2, 64(AX)(CX*1)
-	VMOVUPS Z3, 128(AX)(CX*1)
-	VMOVUPS Z4, 192(AX)(CX*1)
-	VMOVUPS Z5, 256(AX)(CX*1)
-	VMOVUPS Z6, 320(AX)(CX*1)
-	VMOVUPS Z7, 384(AX)(CX*1)
-	VMOVUPS Z8, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Z1, (AX)(CX*1)
+	VMOVNTPS Z2, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z1
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ   R10
-	JZ     folded22
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold27:
+	DECQ   R11
+	JZ     folded28
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPD (AX)(CX*1), Z1, Z1
-	JMP    fold21
+	JMP    fold27
 
-folded22:
+folded28:
 	VDIVPD Z0, Z1, Z1
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past30
 
-write23:
-	MOVQ    (R9), AX
+write29:
+	MOVQ    (R10), AX
 	VMOVUPS Z1, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
 
-after20:
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Z1, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 done1:
+	TESTB BL, BL
+	JZ    fenced32
+	SFENCE
+
+fenced32:
 	VZEROUPPER
 	RET
 
-// func mergeBFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512DQ, AVX512F
-TEXT ·mergeBFloat16512(SB), NOSPLIT, $0-76
+// func mergeBFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
+TEXT ·mergeBFloat16512(SB), NOSPLIT, $0-77
 	MOVQ    m+0(FP), AX
 	MOVQ    lo+56(FP), CX
 	MOVQ    hi+64(FP), DX
-	MOVQ    dsts_base+8(FP), BX
-	MOVQ    dsts_len+16(FP), SI
-	MOVQ    srcs_base+32(FP), DI
-	MOVQ    srcs_len+40(FP), R8
+	MOVB    stream+76(FP), BL
+	MOVQ    dsts_base+8(FP), SI
+	MOVQ    dsts_len+16(FP), DI
+	MOVQ    srcs_base+32(FP), R8
+	MOVQ    srcs_len+40(FP), R9
 	CMPQ    AX, $0x00
 	JNE     other2
 	VMOVUPS vectorConstants<>+0(SB), Z0
@@ -767,158 +769,155 @@ TEXT ·mergeBFloat16512(SB), NOSPLIT, $0-76
 	VMOVUPS vectorConstants<>+192(SB), Z3
 
 loop3:
-	LEAQ    256(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z4
 	VPSLLD  $0x10, Z4, Z5
 	VPANDD  Z0, Z4, Z4
 	VMOVUPS 64(AX)(CX*1), Z6
 	VPSLLD  $0x10, Z6, Z7
 	VPANDD  Z0, Z6, Z6
-	VMOVUPS 128(AX)(CX*1), Z8
-	VPSLLD  $0x10, Z8, Z9
-	VPANDD  Z0, Z8, Z8
-	VMOVUPS 192(AX)(CX*1), Z10
-	VPSLLD  $0x10, Z10, Z11
-	VPANDD  Z0, Z10, Z10
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ    R10
+	DECQ    R11
 	JZ      folded6
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VMOVUPS (AX)(CX*1), Z12
-	VPSLLD  $0x10, Z12, Z13
-	VPANDD  Z0, Z12, Z12
-	VADDPS  Z13, Z5, Z5
-	VADDPS  Z12, Z4, Z4
-	VMOVUPS 64(AX)(CX*1), Z12
-	VPSLLD  $0x10, Z12, Z13
-	VPANDD  Z0, Z12, Z12
-	VADDPS  Z13, Z7, Z7
-	VADDPS  Z12, Z6, Z6
-	VMOVUPS 128(AX)(CX*1), Z12
-	VPSLLD  $0x10, Z12, Z13
-	VPANDD  Z0, Z12, Z12
-	VADDPS  Z13, Z9, Z9
-	VADDPS  Z12, Z8, Z8
-	VMOVUPS 192(AX)(CX*1), Z12
-	VPSLLD  $0x10, Z12, Z13
-	VPANDD  Z0, Z12, Z12
-	VADDPS  Z13, Z11, Z11
-	VADDPS  Z12, Z10, Z10
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VMOVUPS (AX)(CX*1), Z8
+	VPSLLD  $0x10, Z8, Z9
+	VPANDD  Z0, Z8, Z8
+	VADDPS  Z9, Z5, Z5
+	VADDPS  Z8, Z4, Z4
+	VMOVUPS 64(AX)(CX*1), Z8
+	VPSLLD  $0x10, Z8, Z9
+	VPANDD  Z0, Z8, Z8
+	VADDPS  Z9, Z7, Z7
+	VADDPS  Z8, Z6, Z6
 	JMP     fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
-	VPSRLD  $0x10, Z5, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z5, Z12, Z12
+	MOVQ    (R10), AX
+	VPSRLD  $0x10, Z5, Z8
+	VPANDD  Z1, Z8, Z8
+	VPADDD  Z2, Z8, Z8
+	VPADDD  Z5, Z8, Z8
 	VCMPPS  $0x03, Z5, Z5, K1
-	VPORD   Z3, Z5, K1, Z12
-	VPSRLD  $0x10, Z4, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z4, Z13, Z13
+	VPORD   Z3, Z5, K1, Z8
+	VPSRLD  $0x10, Z4, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z4, Z9, Z9
 	VCMPPS  $0x03, Z4, Z4, K1
-	VPORD   Z3, Z4, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, (AX)(CX*1)
-	VPSRLD  $0x10, Z7, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z7, Z12, Z12
+	VPORD   Z3, Z4, K1, Z9
+	VPSRLD  $0x10, Z8, Z8
+	VPANDD  Z0, Z9, Z9
+	VPORD   Z8, Z9, Z9
+	VMOVUPS Z9, (AX)(CX*1)
+	VPSRLD  $0x10, Z7, Z8
+	VPANDD  Z1, Z8, Z8
+	VPADDD  Z2, Z8, Z8
+	VPADDD  Z7, Z8, Z8
 	VCMPPS  $0x03, Z7, Z7, K1
-	VPORD   Z3, Z7, K1, Z12
-	VPSRLD  $0x10, Z6, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z6, Z13, Z13
+	VPORD   Z3, Z7, K1, Z8
+	VPSRLD  $0x10, Z6, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z6, Z9, Z9
 	VCMPPS  $0x03, Z6, Z6, K1
-	VPORD   Z3, Z6, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 64(AX)(CX*1)
-	VPSRLD  $0x10, Z9, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z9, Z12, Z12
-	VCMPPS  $0x03, Z9, Z9, K1
-	VPORD   Z3, Z9, K1, Z12
-	VPSRLD  $0x10, Z8, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z8, Z13, Z13
-	VCMPPS  $0x03, Z8, Z8, K1
-	VPORD   Z3, Z8, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 128(AX)(CX*1)
-	VPSRLD  $0x10, Z11, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z11, Z12, Z12
-	VCMPPS  $0x03, Z11, Z11, K1
-	VPORD   Z3, Z11, K1, Z12
-	VPSRLD  $0x10, Z10, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z10, Z13, Z13
-	VCMPPS  $0x03, Z10, Z10, K1
-	VPORD   Z3, Z10, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 192(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	VPORD   Z3, Z6, K1, Z9
+	VPSRLD  $0x10, Z8, Z8
+	VPANDD  Z0, Z9, Z9
+	VPORD   Z8, Z9, Z9
+	VMOVUPS Z9, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z5, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z5, Z8, Z8
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z8
+	VPSRLD   $0x10, Z4, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z4, Z9, Z9
+	VCMPPS   $0x03, Z4, Z4, K1
+	VPORD    Z3, Z4, K1, Z9
+	VPSRLD   $0x10, Z8, Z8
+	VPANDD   Z0, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVNTPS Z9, (AX)(CX*1)
+	VPSRLD   $0x10, Z7, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z7, Z8, Z8
+	VCMPPS   $0x03, Z7, Z7, K1
+	VPORD    Z3, Z7, K1, Z8
+	VPSRLD   $0x10, Z6, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z6, Z9, Z9
+	VCMPPS   $0x03, Z6, Z6, K1
+	VPORD    Z3, Z6, K1, Z9
+	VPSRLD   $0x10, Z8, Z8
+	VPANDD   Z0, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVNTPS Z9, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z4
 	VPSLLD  $0x10, Z4, Z5
 	VPANDD  Z0, Z4, Z4
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ    R10
-	JZ      folded11
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold12:
+	DECQ    R11
+	JZ      folded13
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VMOVUPS (AX)(CX*1), Z6
 	VPSLLD  $0x10, Z6, Z7
 	VPANDD  Z0, Z6, Z6
 	VADDPS  Z7, Z5, Z5
 	VADDPS  Z6, Z4, Z4
-	JMP     fold10
+	JMP     fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VPSRLD  $0x10, Z5, Z6
 	VPANDD  Z1, Z6, Z6
 	VPADDD  Z2, Z6, Z6
@@ -935,176 +934,198 @@ write12:
 	VPANDD  Z0, Z7, Z7
 	VPORD   Z6, Z7, Z7
 	VMOVUPS Z7, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z5, Z6
+	VPANDD   Z1, Z6, Z6
+	VPADDD   Z2, Z6, Z6
+	VPADDD   Z5, Z6, Z6
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z6
+	VPSRLD   $0x10, Z4, Z7
+	VPANDD   Z1, Z7, Z7
+	VPADDD   Z2, Z7, Z7
+	VPADDD   Z4, Z7, Z7
+	VCMPPS   $0x03, Z4, Z4, K1
+	VPORD    Z3, Z4, K1, Z7
+	VPSRLD   $0x10, Z6, Z6
+	VPANDD   Z0, Z7, Z7
+	VPORD    Z6, Z7, Z7
+	VMOVNTPS Z7, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ    AX, $0x01
-	JNE     other13
+	JNE     other17
 	VMOVUPS vectorConstants<>+0(SB), Z0
 	VMOVUPS vectorConstants<>+64(SB), Z1
 	VMOVUPS vectorConstants<>+128(SB), Z2
 	VMOVUPS vectorConstants<>+192(SB), Z3
 
-loop14:
-	LEAQ    256(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z4
 	VPSLLD  $0x10, Z4, Z5
 	VPANDD  Z0, Z4, Z4
 	VMOVUPS 64(AX)(CX*1), Z6
 	VPSLLD  $0x10, Z6, Z7
 	VPANDD  Z0, Z6, Z6
-	VMOVUPS 128(AX)(CX*1), Z8
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold20:
+	DECQ    R11
+	JZ      folded21
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VMOVUPS (AX)(CX*1), Z8
 	VPSLLD  $0x10, Z8, Z9
 	VPANDD  Z0, Z8, Z8
-	VMOVUPS 192(AX)(CX*1), Z10
-	VPSLLD  $0x10, Z10, Z11
-	VPANDD  Z0, Z10, Z10
-	MOVQ    DI, R9
-	MOVQ    R8, R10
+	VMULPS  Z9, Z5, Z5
+	VMULPS  Z8, Z4, Z4
+	VMOVUPS 64(AX)(CX*1), Z8
+	VPSLLD  $0x10, Z8, Z9
+	VPANDD  Z0, Z8, Z8
+	VMULPS  Z9, Z7, Z7
+	VMULPS  Z8, Z6, Z6
+	JMP     fold20
 
-fold16:
-	DECQ    R10
-	JZ      folded17
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VMOVUPS (AX)(CX*1), Z12
-	VPSLLD  $0x10, Z12, Z13
-	VPANDD  Z0, Z12, Z12
-	VMULPS  Z13, Z5, Z5
-	VMULPS  Z12, Z4, Z4
-	VMOVUPS 64(AX)(CX*1), Z12
-	VPSLLD  $0x10, Z12, Z13
-	VPANDD  Z0, Z12, Z12
-	VMULPS  Z13, Z7, Z7
-	VMULPS  Z12, Z6, Z6
-	VMOVUPS 128(AX)(CX*1), Z12
-	VPSLLD  $0x10, Z12, Z13
-	VPANDD  Z0, Z12, Z12
-	VMULPS  Z13, Z9, Z9
-	VMULPS  Z12, Z8, Z8
-	VMOVUPS 192(AX)(CX*1), Z12
-	VPSLLD  $0x10, Z12, Z13
-	VPANDD  Z0, Z12, Z12
-	VMULPS  Z13, Z11, Z11
-	VMULPS  Z12, Z10, Z10
-	JMP     fold16
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write18:
-	MOVQ    (R9), AX
-	VPSRLD  $0x10, Z5, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z5, Z12, Z12
+write22:
+	MOVQ    (R10), AX
+	VPSRLD  $0x10, Z5, Z8
+	VPANDD  Z1, Z8, Z8
+	VPADDD  Z2, Z8, Z8
+	VPADDD  Z5, Z8, Z8
 	VCMPPS  $0x03, Z5, Z5, K1
-	VPORD   Z3, Z5, K1, Z12
-	VPSRLD  $0x10, Z4, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z4, Z13, Z13
+	VPORD   Z3, Z5, K1, Z8
+	VPSRLD  $0x10, Z4, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z4, Z9, Z9
 	VCMPPS  $0x03, Z4, Z4, K1
-	VPORD   Z3, Z4, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, (AX)(CX*1)
-	VPSRLD  $0x10, Z7, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z7, Z12, Z12
+	VPORD   Z3, Z4, K1, Z9
+	VPSRLD  $0x10, Z8, Z8
+	VPANDD  Z0, Z9, Z9
+	VPORD   Z8, Z9, Z9
+	VMOVUPS Z9, (AX)(CX*1)
+	VPSRLD  $0x10, Z7, Z8
+	VPANDD  Z1, Z8, Z8
+	VPADDD  Z2, Z8, Z8
+	VPADDD  Z7, Z8, Z8
 	VCMPPS  $0x03, Z7, Z7, K1
-	VPORD   Z3, Z7, K1, Z12
-	VPSRLD  $0x10, Z6, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z6, Z13, Z13
+	VPORD   Z3, Z7, K1, Z8
+	VPSRLD  $0x10, Z6, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z6, Z9, Z9
 	VCMPPS  $0x03, Z6, Z6, K1
-	VPORD   Z3, Z6, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 64(AX)(CX*1)
-	VPSRLD  $0x10, Z9, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z9, Z12, Z12
-	VCMPPS  $0x03, Z9, Z9, K1
-	VPORD   Z3, Z9, K1, Z12
-	VPSRLD  $0x10, Z8, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z8, Z13, Z13
-	VCMPPS  $0x03, Z8, Z8, K1
-	VPORD   Z3, Z8, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 128(AX)(CX*1)
-	VPSRLD  $0x10, Z11, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z11, Z12, Z12
-	VCMPPS  $0x03, Z11, Z11, K1
-	VPORD   Z3, Z11, K1, Z12
-	VPSRLD  $0x10, Z10, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z10, Z13, Z13
-	VCMPPS  $0x03, Z10, Z10, K1
-	VPORD   Z3, Z10, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 192(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	VPORD   Z3, Z6, K1, Z9
+	VPSRLD  $0x10, Z8, Z8
+	VPANDD  Z0, Z9, Z9
+	VPORD   Z8, Z9, Z9
+	VMOVUPS Z9, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z5, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z5, Z8, Z8
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z8
+	VPSRLD   $0x10, Z4, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z4, Z9, Z9
+	VCMPPS   $0x03, Z4, Z4, K1
+	VPORD    Z3, Z4, K1, Z9
+	VPSRLD   $0x10, Z8, Z8
+	VPANDD   Z0, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVNTPS Z9, (AX)(CX*1)
+	VPSRLD   $0x10, Z7, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z7, Z8, Z8
+	VCMPPS   $0x03, Z7, Z7, K1
+	VPORD    Z3, Z7, K1, Z8
+	VPSRLD   $0x10, Z6, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z6, Z9, Z9
+	VCMPPS   $0x03, Z6, Z6, K1
+	VPORD    Z3, Z6, K1, Z9
+	VPSRLD   $0x10, Z8, Z8
+	VPANDD   Z0, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVNTPS Z9, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z4
 	VPSLLD  $0x10, Z4, Z5
 	VPANDD  Z0, Z4, Z4
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ    R10
-	JZ      folded22
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold27:
+	DECQ    R11
+	JZ      folded28
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VMOVUPS (AX)(CX*1), Z6
 	VPSLLD  $0x10, Z6, Z7
 	VPANDD  Z0, Z6, Z6
 	VMULPS  Z7, Z5, Z5
 	VMULPS  Z6, Z4, Z4
-	JMP     fold21
+	JMP     fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ    (R9), AX
+write29:
+	MOVQ    (R10), AX
 	VPSRLD  $0x10, Z5, Z6
 	VPANDD  Z1, Z6, Z6
 	VPADDD  Z2, Z6, Z6
@@ -1121,187 +1142,195 @@ write23:
 	VPANDD  Z0, Z7, Z7
 	VPORD   Z6, Z7, Z7
 	VMOVUPS Z7, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
 
-after20:
+past30:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z5, Z6
+	VPANDD   Z1, Z6, Z6
+	VPADDD   Z2, Z6, Z6
+	VPADDD   Z5, Z6, Z6
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z6
+	VPSRLD   $0x10, Z4, Z7
+	VPANDD   Z1, Z7, Z7
+	VPADDD   Z2, Z7, Z7
+	VPADDD   Z4, Z7, Z7
+	VCMPPS   $0x03, Z4, Z4, K1
+	VPORD    Z3, Z4, K1, Z7
+	VPSRLD   $0x10, Z6, Z6
+	VPANDD   Z0, Z7, Z7
+	VPORD    Z6, Z7, Z7
+	VMOVNTPS Z7, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ    AX, $0x02
-	JNE     other24
+	JNE     other32
 	VMOVUPS vectorConstants<>+0(SB), Z0
 	VMOVUPS vectorConstants<>+64(SB), Z1
 	VMOVUPS vectorConstants<>+128(SB), Z2
 	VMOVUPS vectorConstants<>+192(SB), Z3
 
-loop25:
-	LEAQ    256(CX), R11
-	CMPQ    R11, DX
-	JGT     after26
-	MOVQ    (DI), AX
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z4
 	VPSLLD  $0x10, Z4, Z5
 	VPANDD  Z0, Z4, Z4
 	VMOVUPS 64(AX)(CX*1), Z6
 	VPSLLD  $0x10, Z6, Z7
 	VPANDD  Z0, Z6, Z6
-	VMOVUPS 128(AX)(CX*1), Z8
-	VPSLLD  $0x10, Z8, Z9
-	VPANDD  Z0, Z8, Z8
-	VMOVUPS 192(AX)(CX*1), Z10
-	VPSLLD  $0x10, Z10, Z11
-	VPANDD  Z0, Z10, Z10
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold27:
-	DECQ     R10
-	JZ       folded28
-	ADDQ     $0x18, R9
-	MOVQ     (R9), AX
-	VMOVUPS  (AX)(CX*1), Z12
-	VPSLLD   $0x10, Z12, Z13
-	VPANDD   Z0, Z12, Z12
-	VCMPPS   $0x03, Z13, Z5, K1
-	VADDPS   Z13, Z5, Z14
-	VRANGEPS $0x04, Z13, Z5, Z5
-	VMOVAPS  Z14, K1, Z5
-	VCMPPS   $0x03, Z12, Z4, K1
-	VADDPS   Z12, Z4, Z13
-	VRANGEPS $0x04, Z12, Z4, Z4
-	VMOVAPS  Z13, K1, Z4
-	VMOVUPS  64(AX)(CX*1), Z12
-	VPSLLD   $0x10, Z12, Z13
-	VPANDD   Z0, Z12, Z12
-	VCMPPS   $0x03, Z13, Z7, K1
-	VADDPS   Z13, Z7, Z14
-	VRANGEPS $0x04, Z13, Z7, Z7
-	VMOVAPS  Z14, K1, Z7
-	VCMPPS   $0x03, Z12, Z6, K1
-	VADDPS   Z12, Z6, Z13
-	VRANGEPS $0x04, Z12, Z6, Z6
-	VMOVAPS  Z13, K1, Z6
-	VMOVUPS  128(AX)(CX*1), Z12
-	VPSLLD   $0x10, Z12, Z13
-	VPANDD   Z0, Z12, Z12
-	VCMPPS   $0x03, Z13, Z9, K1
-	VADDPS   Z13, Z9, Z14
-	VRANGEPS $0x04, Z13, Z9, Z9
-	VMOVAPS  Z14, K1, Z9
-	VCMPPS   $0x03, Z12, Z8, K1
-	VADDPS   Z12, Z8, Z13
-	VRANGEPS $0x04, Z12, Z8, Z8
-	VMOVAPS  Z13, K1, Z8
-	VMOVUPS  192(AX)(CX*1), Z12
-	VPSLLD   $0x10, Z12, Z13
-	VPANDD   Z0, Z12, Z12
-	VCMPPS   $0x03, Z13, Z11, K1
-	VADDPS   Z13, Z11, Z14
-	VRANGEPS $0x04, Z13, Z11, Z11
-	VMOVAPS  Z14, K1, Z11
-	VCMPPS   $0x03, Z12, Z10, K1
-	VADDPS   Z12, Z10, Z13
-	VRANGEPS $0x04, Z12, Z10, Z10
-	VMOVAPS  Z13, K1, Z10
-	JMP      fold27
+fold35:
+	DECQ     R11
+	JZ       folded36
+	ADDQ     $0x18, R10
+	MOVQ     (R10), AX
+	VMOVUPS  (AX)(CX*1), Z8
+	VPSLLD   $0x10, Z8, Z9
+	VPANDD   Z0, Z8, Z8
+	VCMPPS   $0x03, Z9, Z5, K1
+	VADDPS   Z9, Z5, Z10
+	VRANGEPS $0x04, Z9, Z5, Z5
+	VMOVAPS  Z10, K1, Z5
+	VCMPPS   $0x03, Z8, Z4, K1
+	VADDPS   Z8, Z4, Z9
+	VRANGEPS $0x04, Z8, Z4, Z4
+	VMOVAPS  Z9, K1, Z4
+	VMOVUPS  64(AX)(CX*1), Z8
+	VPSLLD   $0x10, Z8, Z9
+	VPANDD   Z0, Z8, Z8
+	VCMPPS   $0x03, Z9, Z7, K1
+	VADDPS   Z9, Z7, Z10
+	VRANGEPS $0x04, Z9, Z7, Z7
+	VMOVAPS  Z10, K1, Z7
+	VCMPPS   $0x03, Z8, Z6, K1
+	VADDPS   Z8, Z6, Z9
+	VRANGEPS $0x04, Z8, Z6, Z6
+	VMOVAPS  Z9, K1, Z6
+	JMP      fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ    (R9), AX
-	VPSRLD  $0x10, Z5, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z5, Z12, Z12
+write37:
+	MOVQ    (R10), AX
+	VPSRLD  $0x10, Z5, Z8
+	VPANDD  Z1, Z8, Z8
+	VPADDD  Z2, Z8, Z8
+	VPADDD  Z5, Z8, Z8
 	VCMPPS  $0x03, Z5, Z5, K1
-	VPORD   Z3, Z5, K1, Z12
-	VPSRLD  $0x10, Z4, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z4, Z13, Z13
+	VPORD   Z3, Z5, K1, Z8
+	VPSRLD  $0x10, Z4, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z4, Z9, Z9
 	VCMPPS  $0x03, Z4, Z4, K1
-	VPORD   Z3, Z4, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, (AX)(CX*1)
-	VPSRLD  $0x10, Z7, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z7, Z12, Z12
+	VPORD   Z3, Z4, K1, Z9
+	VPSRLD  $0x10, Z8, Z8
+	VPANDD  Z0, Z9, Z9
+	VPORD   Z8, Z9, Z9
+	VMOVUPS Z9, (AX)(CX*1)
+	VPSRLD  $0x10, Z7, Z8
+	VPANDD  Z1, Z8, Z8
+	VPADDD  Z2, Z8, Z8
+	VPADDD  Z7, Z8, Z8
 	VCMPPS  $0x03, Z7, Z7, K1
-	VPORD   Z3, Z7, K1, Z12
-	VPSRLD  $0x10, Z6, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z6, Z13, Z13
+	VPORD   Z3, Z7, K1, Z8
+	VPSRLD  $0x10, Z6, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z6, Z9, Z9
 	VCMPPS  $0x03, Z6, Z6, K1
-	VPORD   Z3, Z6, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 64(AX)(CX*1)
-	VPSRLD  $0x10, Z9, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z9, Z12, Z12
-	VCMPPS  $0x03, Z9, Z9, K1
-	VPORD   Z3, Z9, K1, Z12
-	VPSRLD  $0x10, Z8, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z8, Z13, Z13
-	VCMPPS  $0x03, Z8, Z8, K1
-	VPORD   Z3, Z8, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 128(AX)(CX*1)
-	VPSRLD  $0x10, Z11, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z11, Z12, Z12
-	VCMPPS  $0x03, Z11, Z11, K1
-	VPORD   Z3, Z11, K1, Z12
-	VPSRLD  $0x10, Z10, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z10, Z13, Z13
-	VCMPPS  $0x03, Z10, Z10, K1
-	VPORD   Z3, Z10, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 192(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	VPORD   Z3, Z6, K1, Z9
+	VPSRLD  $0x10, Z8, Z8
+	VPANDD  Z0, Z9, Z9
+	VPORD   Z8, Z9, Z9
+	VMOVUPS Z9, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
 
-after26:
-loop30:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
+past38:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z5, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z5, Z8, Z8
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z8
+	VPSRLD   $0x10, Z4, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z4, Z9, Z9
+	VCMPPS   $0x03, Z4, Z4, K1
+	VPORD    Z3, Z4, K1, Z9
+	VPSRLD   $0x10, Z8, Z8
+	VPANDD   Z0, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVNTPS Z9, (AX)(CX*1)
+	VPSRLD   $0x10, Z7, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z7, Z8, Z8
+	VCMPPS   $0x03, Z7, Z7, K1
+	VPORD    Z3, Z7, K1, Z8
+	VPSRLD   $0x10, Z6, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z6, Z9, Z9
+	VCMPPS   $0x03, Z6, Z6, K1
+	VPORD    Z3, Z6, K1, Z9
+	VPSRLD   $0x10, Z8, Z8
+	VPANDD   Z0, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVNTPS Z9, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z4
 	VPSLLD  $0x10, Z4, Z5
 	VPANDD  Z0, Z4, Z4
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold32:
-	DECQ     R10
-	JZ       folded33
-	ADDQ     $0x18, R9
-	MOVQ     (R9), AX
+fold42:
+	DECQ     R11
+	JZ       folded43
+	ADDQ     $0x18, R10
+	MOVQ     (R10), AX
 	VMOVUPS  (AX)(CX*1), Z6
 	VPSLLD   $0x10, Z6, Z7
 	VPANDD   Z0, Z6, Z6
@@ -1313,14 +1342,16 @@ fold32:
 	VADDPS   Z6, Z4, Z7
 	VRANGEPS $0x04, Z6, Z4, Z4
 	VMOVAPS  Z7, K1, Z4
-	JMP      fold32
+	JMP      fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ    (R9), AX
+write44:
+	MOVQ    (R10), AX
 	VPSRLD  $0x10, Z5, Z6
 	VPANDD  Z1, Z6, Z6
 	VPADDD  Z2, Z6, Z6
@@ -1337,187 +1368,195 @@ write34:
 	VPANDD  Z0, Z7, Z7
 	VPORD   Z6, Z7, Z7
 	VMOVUPS Z7, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
 
-after31:
+past45:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z5, Z6
+	VPANDD   Z1, Z6, Z6
+	VPADDD   Z2, Z6, Z6
+	VPADDD   Z5, Z6, Z6
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z6
+	VPSRLD   $0x10, Z4, Z7
+	VPANDD   Z1, Z7, Z7
+	VPADDD   Z2, Z7, Z7
+	VPADDD   Z4, Z7, Z7
+	VCMPPS   $0x03, Z4, Z4, K1
+	VPORD    Z3, Z4, K1, Z7
+	VPSRLD   $0x10, Z6, Z6
+	VPANDD   Z0, Z7, Z7
+	VPORD    Z6, Z7, Z7
+	VMOVNTPS Z7, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 	CMPQ    AX, $0x03
-	JNE     other35
+	JNE     other47
 	VMOVUPS vectorConstants<>+0(SB), Z0
 	VMOVUPS vectorConstants<>+64(SB), Z1
 	VMOVUPS vectorConstants<>+128(SB), Z2
 	VMOVUPS vectorConstants<>+192(SB), Z3
 
-loop36:
-	LEAQ    256(CX), R11
-	CMPQ    R11, DX
-	JGT     after37
-	MOVQ    (DI), AX
+loop48:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after49
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z4
 	VPSLLD  $0x10, Z4, Z5
 	VPANDD  Z0, Z4, Z4
 	VMOVUPS 64(AX)(CX*1), Z6
 	VPSLLD  $0x10, Z6, Z7
 	VPANDD  Z0, Z6, Z6
-	VMOVUPS 128(AX)(CX*1), Z8
-	VPSLLD  $0x10, Z8, Z9
-	VPANDD  Z0, Z8, Z8
-	VMOVUPS 192(AX)(CX*1), Z10
-	VPSLLD  $0x10, Z10, Z11
-	VPANDD  Z0, Z10, Z10
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold38:
-	DECQ     R10
-	JZ       folded39
-	ADDQ     $0x18, R9
-	MOVQ     (R9), AX
-	VMOVUPS  (AX)(CX*1), Z12
-	VPSLLD   $0x10, Z12, Z13
-	VPANDD   Z0, Z12, Z12
-	VCMPPS   $0x03, Z13, Z5, K1
-	VADDPS   Z13, Z5, Z14
-	VRANGEPS $0x05, Z13, Z5, Z5
-	VMOVAPS  Z14, K1, Z5
-	VCMPPS   $0x03, Z12, Z4, K1
-	VADDPS   Z12, Z4, Z13
-	VRANGEPS $0x05, Z12, Z4, Z4
-	VMOVAPS  Z13, K1, Z4
-	VMOVUPS  64(AX)(CX*1), Z12
-	VPSLLD   $0x10, Z12, Z13
-	VPANDD   Z0, Z12, Z12
-	VCMPPS   $0x03, Z13, Z7, K1
-	VADDPS   Z13, Z7, Z14
-	VRANGEPS $0x05, Z13, Z7, Z7
-	VMOVAPS  Z14, K1, Z7
-	VCMPPS   $0x03, Z12, Z6, K1
-	VADDPS   Z12, Z6, Z13
-	VRANGEPS $0x05, Z12, Z6, Z6
-	VMOVAPS  Z13, K1, Z6
-	VMOVUPS  128(AX)(CX*1), Z12
-	VPSLLD   $0x10, Z12, Z13
-	VPANDD   Z0, Z12, Z12
-	VCMPPS   $0x03, Z13, Z9, K1
-	VADDPS   Z13, Z9, Z14
-	VRANGEPS $0x05, Z13, Z9, Z9
-	VMOVAPS  Z14, K1, Z9
-	VCMPPS   $0x03, Z12, Z8, K1
-	VADDPS   Z12, Z8, Z13
-	VRANGEPS $0x05, Z12, Z8, Z8
-	VMOVAPS  Z13, K1, Z8
-	VMOVUPS  192(AX)(CX*1), Z12
-	VPSLLD   $0x10, Z12, Z13
-	VPANDD   Z0, Z12, Z12
-	VCMPPS   $0x03, Z13, Z11, K1
-	VADDPS   Z13, Z11, Z14
-	VRANGEPS $0x05, Z13, Z11, Z11
-	VMOVAPS  Z14, K1, Z11
-	VCMPPS   $0x03, Z12, Z10, K1
-	VADDPS   Z12, Z10, Z13
-	VRANGEPS $0x05, Z12, Z10, Z10
-	VMOVAPS  Z13, K1, Z10
-	JMP      fold38
+fold50:
+	DECQ     R11
+	JZ       folded51
+	ADDQ     $0x18, R10
+	MOVQ     (R10), AX
+	VMOVUPS  (AX)(CX*1), Z8
+	VPSLLD   $0x10, Z8, Z9
+	VPANDD   Z0, Z8, Z8
+	VCMPPS   $0x03, Z9, Z5, K1
+	VADDPS   Z9, Z5, Z10
+	VRANGEPS $0x05, Z9, Z5, Z5
+	VMOVAPS  Z10, K1, Z5
+	VCMPPS   $0x03, Z8, Z4, K1
+	VADDPS   Z8, Z4, Z9
+	VRANGEPS $0x05, Z8, Z4, Z4
+	VMOVAPS  Z9, K1, Z4
+	VMOVUPS  64(AX)(CX*1), Z8
+	VPSLLD   $0x10, Z8, Z9
+	VPANDD   Z0, Z8, Z8
+	VCMPPS   $0x03, Z9, Z7, K1
+	VADDPS   Z9, Z7, Z10
+	VRANGEPS $0x05, Z9, Z7, Z7
+	VMOVAPS  Z10, K1, Z7
+	VCMPPS   $0x03, Z8, Z6, K1
+	VADDPS   Z8, Z6, Z9
+	VRANGEPS $0x05, Z8, Z6, Z6
+	VMOVAPS  Z9, K1, Z6
+	JMP      fold50
 
-folded39:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded51:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past53
 
-write40:
-	MOVQ    (R9), AX
-	VPSRLD  $0x10, Z5, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z5, Z12, Z12
+write52:
+	MOVQ    (R10), AX
+	VPSRLD  $0x10, Z5, Z8
+	VPANDD  Z1, Z8, Z8
+	VPADDD  Z2, Z8, Z8
+	VPADDD  Z5, Z8, Z8
 	VCMPPS  $0x03, Z5, Z5, K1
-	VPORD   Z3, Z5, K1, Z12
-	VPSRLD  $0x10, Z4, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z4, Z13, Z13
+	VPORD   Z3, Z5, K1, Z8
+	VPSRLD  $0x10, Z4, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z4, Z9, Z9
 	VCMPPS  $0x03, Z4, Z4, K1
-	VPORD   Z3, Z4, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, (AX)(CX*1)
-	VPSRLD  $0x10, Z7, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z7, Z12, Z12
+	VPORD   Z3, Z4, K1, Z9
+	VPSRLD  $0x10, Z8, Z8
+	VPANDD  Z0, Z9, Z9
+	VPORD   Z8, Z9, Z9
+	VMOVUPS Z9, (AX)(CX*1)
+	VPSRLD  $0x10, Z7, Z8
+	VPANDD  Z1, Z8, Z8
+	VPADDD  Z2, Z8, Z8
+	VPADDD  Z7, Z8, Z8
 	VCMPPS  $0x03, Z7, Z7, K1
-	VPORD   Z3, Z7, K1, Z12
-	VPSRLD  $0x10, Z6, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z6, Z13, Z13
+	VPORD   Z3, Z7, K1, Z8
+	VPSRLD  $0x10, Z6, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z6, Z9, Z9
 	VCMPPS  $0x03, Z6, Z6, K1
-	VPORD   Z3, Z6, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 64(AX)(CX*1)
-	VPSRLD  $0x10, Z9, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z9, Z12, Z12
-	VCMPPS  $0x03, Z9, Z9, K1
-	VPORD   Z3, Z9, K1, Z12
-	VPSRLD  $0x10, Z8, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z8, Z13, Z13
-	VCMPPS  $0x03, Z8, Z8, K1
-	VPORD   Z3, Z8, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 128(AX)(CX*1)
-	VPSRLD  $0x10, Z11, Z12
-	VPANDD  Z1, Z12, Z12
-	VPADDD  Z2, Z12, Z12
-	VPADDD  Z11, Z12, Z12
-	VCMPPS  $0x03, Z11, Z11, K1
-	VPORD   Z3, Z11, K1, Z12
-	VPSRLD  $0x10, Z10, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z10, Z13, Z13
-	VCMPPS  $0x03, Z10, Z10, K1
-	VPORD   Z3, Z10, K1, Z13
-	VPSRLD  $0x10, Z12, Z12
-	VPANDD  Z0, Z13, Z13
-	VPORD   Z12, Z13, Z13
-	VMOVUPS Z13, 192(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write40
-	MOVQ    R11, CX
-	JMP     loop36
+	VPORD   Z3, Z6, K1, Z9
+	VPSRLD  $0x10, Z8, Z8
+	VPANDD  Z0, Z9, Z9
+	VPORD   Z8, Z9, Z9
+	VMOVUPS Z9, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write52
+	JMP     written54
 
-after37:
-loop41:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after42
-	MOVQ    (DI), AX
+past53:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z5, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z5, Z8, Z8
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z8
+	VPSRLD   $0x10, Z4, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z4, Z9, Z9
+	VCMPPS   $0x03, Z4, Z4, K1
+	VPORD    Z3, Z4, K1, Z9
+	VPSRLD   $0x10, Z8, Z8
+	VPANDD   Z0, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVNTPS Z9, (AX)(CX*1)
+	VPSRLD   $0x10, Z7, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z7, Z8, Z8
+	VCMPPS   $0x03, Z7, Z7, K1
+	VPORD    Z3, Z7, K1, Z8
+	VPSRLD   $0x10, Z6, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z6, Z9, Z9
+	VCMPPS   $0x03, Z6, Z6, K1
+	VPORD    Z3, Z6, K1, Z9
+	VPSRLD   $0x10, Z8, Z8
+	VPANDD   Z0, Z9, Z9
+	VPORD    Z8, Z9, Z9
+	VMOVNTPS Z9, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past53
+
+written54:
+	MOVQ R12, CX
+	JMP  loop48
+
+after49:
+loop55:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after56
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z4
 	VPSLLD  $0x10, Z4, Z5
 	VPANDD  Z0, Z4, Z4
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold43:
-	DECQ     R10
-	JZ       folded44
-	ADDQ     $0x18, R9
-	MOVQ     (R9), AX
+fold57:
+	DECQ     R11
+	JZ       folded58
+	ADDQ     $0x18, R10
+	MOVQ     (R10), AX
 	VMOVUPS  (AX)(CX*1), Z6
 	VPSLLD   $0x10, Z6, Z7
 	VPANDD   Z0, Z6, Z6
@@ -1529,14 +1568,16 @@ fold43:
 	VADDPS   Z6, Z4, Z7
 	VRANGEPS $0x05, Z6, Z4, Z4
 	VMOVAPS  Z7, K1, Z4
-	JMP      fold43
+	JMP      fold57
 
-folded44:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded58:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past60
 
-write45:
-	MOVQ    (R9), AX
+write59:
+	MOVQ    (R10), AX
 	VPSRLD  $0x10, Z5, Z6
 	VPANDD  Z1, Z6, Z6
 	VPADDD  Z2, Z6, Z6
@@ -1553,187 +1594,205 @@ write45:
 	VPANDD  Z0, Z7, Z7
 	VPORD   Z6, Z7, Z7
 	VMOVUPS Z7, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write45
-	MOVQ    R11, CX
-	JMP     loop41
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write59
+	JMP     written61
 
-after42:
+past60:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z5, Z6
+	VPANDD   Z1, Z6, Z6
+	VPADDD   Z2, Z6, Z6
+	VPADDD   Z5, Z6, Z6
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z6
+	VPSRLD   $0x10, Z4, Z7
+	VPANDD   Z1, Z7, Z7
+	VPADDD   Z2, Z7, Z7
+	VPADDD   Z4, Z7, Z7
+	VCMPPS   $0x03, Z4, Z4, K1
+	VPORD    Z3, Z4, K1, Z7
+	VPSRLD   $0x10, Z6, Z6
+	VPANDD   Z0, Z7, Z7
+	VPORD    Z6, Z7, Z7
+	VMOVNTPS Z7, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past60
+
+written61:
+	MOVQ R12, CX
+	JMP  loop55
+
+after56:
 	JMP done1
 
-other35:
+other47:
 	CMPQ         AX, $0x07
-	JNE          other46
+	JNE          other62
 	VMOVUPS      vectorConstants<>+0(SB), Z0
 	VMOVUPS      vectorConstants<>+64(SB), Z1
 	VMOVUPS      vectorConstants<>+128(SB), Z2
 	VMOVUPS      vectorConstants<>+192(SB), Z3
 	VBROADCASTSS divisor+72(FP), Z4
 
-loop47:
-	LEAQ    256(CX), R11
-	CMPQ    R11, DX
-	JGT     after48
-	MOVQ    (DI), AX
+loop63:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after64
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z5
 	VPSLLD  $0x10, Z5, Z6
 	VPANDD  Z0, Z5, Z5
 	VMOVUPS 64(AX)(CX*1), Z7
 	VPSLLD  $0x10, Z7, Z8
 	VPANDD  Z0, Z7, Z7
-	VMOVUPS 128(AX)(CX*1), Z9
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold65:
+	DECQ    R11
+	JZ      folded66
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VMOVUPS (AX)(CX*1), Z9
 	VPSLLD  $0x10, Z9, Z10
 	VPANDD  Z0, Z9, Z9
-	VMOVUPS 192(AX)(CX*1), Z11
-	VPSLLD  $0x10, Z11, Z12
-	VPANDD  Z0, Z11, Z11
-	MOVQ    DI, R9
-	MOVQ    R8, R10
+	VADDPS  Z10, Z6, Z6
+	VADDPS  Z9, Z5, Z5
+	VMOVUPS 64(AX)(CX*1), Z9
+	VPSLLD  $0x10, Z9, Z10
+	VPANDD  Z0, Z9, Z9
+	VADDPS  Z10, Z8, Z8
+	VADDPS  Z9, Z7, Z7
+	JMP     fold65
 
-fold49:
-	DECQ    R10
-	JZ      folded50
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VMOVUPS (AX)(CX*1), Z13
-	VPSLLD  $0x10, Z13, Z14
-	VPANDD  Z0, Z13, Z13
-	VADDPS  Z14, Z6, Z6
-	VADDPS  Z13, Z5, Z5
-	VMOVUPS 64(AX)(CX*1), Z13
-	VPSLLD  $0x10, Z13, Z14
-	VPANDD  Z0, Z13, Z13
-	VADDPS  Z14, Z8, Z8
-	VADDPS  Z13, Z7, Z7
-	VMOVUPS 128(AX)(CX*1), Z13
-	VPSLLD  $0x10, Z13, Z14
-	VPANDD  Z0, Z13, Z13
-	VADDPS  Z14, Z10, Z10
-	VADDPS  Z13, Z9, Z9
-	VMOVUPS 192(AX)(CX*1), Z13
-	VPSLLD  $0x10, Z13, Z14
-	VPANDD  Z0, Z13, Z13
-	VADDPS  Z14, Z12, Z12
-	VADDPS  Z13, Z11, Z11
-	JMP     fold49
-
-folded50:
+folded66:
 	VDIVPS Z4, Z6, Z6
 	VDIVPS Z4, Z5, Z5
 	VDIVPS Z4, Z8, Z8
 	VDIVPS Z4, Z7, Z7
-	VDIVPS Z4, Z10, Z10
-	VDIVPS Z4, Z9, Z9
-	VDIVPS Z4, Z12, Z12
-	VDIVPS Z4, Z11, Z11
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past68
 
-write51:
-	MOVQ    (R9), AX
-	VPSRLD  $0x10, Z6, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z6, Z13, Z13
+write67:
+	MOVQ    (R10), AX
+	VPSRLD  $0x10, Z6, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z6, Z9, Z9
 	VCMPPS  $0x03, Z6, Z6, K1
-	VPORD   Z3, Z6, K1, Z13
-	VPSRLD  $0x10, Z5, Z14
-	VPANDD  Z1, Z14, Z14
-	VPADDD  Z2, Z14, Z14
-	VPADDD  Z5, Z14, Z14
+	VPORD   Z3, Z6, K1, Z9
+	VPSRLD  $0x10, Z5, Z10
+	VPANDD  Z1, Z10, Z10
+	VPADDD  Z2, Z10, Z10
+	VPADDD  Z5, Z10, Z10
 	VCMPPS  $0x03, Z5, Z5, K1
-	VPORD   Z3, Z5, K1, Z14
-	VPSRLD  $0x10, Z13, Z13
-	VPANDD  Z0, Z14, Z14
-	VPORD   Z13, Z14, Z14
-	VMOVUPS Z14, (AX)(CX*1)
-	VPSRLD  $0x10, Z8, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z8, Z13, Z13
+	VPORD   Z3, Z5, K1, Z10
+	VPSRLD  $0x10, Z9, Z9
+	VPANDD  Z0, Z10, Z10
+	VPORD   Z9, Z10, Z10
+	VMOVUPS Z10, (AX)(CX*1)
+	VPSRLD  $0x10, Z8, Z9
+	VPANDD  Z1, Z9, Z9
+	VPADDD  Z2, Z9, Z9
+	VPADDD  Z8, Z9, Z9
 	VCMPPS  $0x03, Z8, Z8, K1
-	VPORD   Z3, Z8, K1, Z13
-	VPSRLD  $0x10, Z7, Z14
-	VPANDD  Z1, Z14, Z14
-	VPADDD  Z2, Z14, Z14
-	VPADDD  Z7, Z14, Z14
+	VPORD   Z3, Z8, K1, Z9
+	VPSRLD  $0x10, Z7, Z10
+	VPANDD  Z1, Z10, Z10
+	VPADDD  Z2, Z10, Z10
+	VPADDD  Z7, Z10, Z10
 	VCMPPS  $0x03, Z7, Z7, K1
-	VPORD   Z3, Z7, K1, Z14
-	VPSRLD  $0x10, Z13, Z13
-	VPANDD  Z0, Z14, Z14
-	VPORD   Z13, Z14, Z14
-	VMOVUPS Z14, 64(AX)(CX*1)
-	VPSRLD  $0x10, Z10, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z10, Z13, Z13
-	VCMPPS  $0x03, Z10, Z10, K1
-	VPORD   Z3, Z10, K1, Z13
-	VPSRLD  $0x10, Z9, Z14
-	VPANDD  Z1, Z14, Z14
-	VPADDD  Z2, Z14, Z14
-	VPADDD  Z9, Z14, Z14
-	VCMPPS  $0x03, Z9, Z9, K1
-	VPORD   Z3, Z9, K1, Z14
-	VPSRLD  $0x10, Z13, Z13
-	VPANDD  Z0, Z14, Z14
-	VPORD   Z13, Z14, Z14
-	VMOVUPS Z14, 128(AX)(CX*1)
-	VPSRLD  $0x10, Z12, Z13
-	VPANDD  Z1, Z13, Z13
-	VPADDD  Z2, Z13, Z13
-	VPADDD  Z12, Z13, Z13
-	VCMPPS  $0x03, Z12, Z12, K1
-	VPORD   Z3, Z12, K1, Z13
-	VPSRLD  $0x10, Z11, Z14
-	VPANDD  Z1, Z14, Z14
-	VPADDD  Z2, Z14, Z14
-	VPADDD  Z11, Z14, Z14
-	VCMPPS  $0x03, Z11, Z11, K1
-	VPORD   Z3, Z11, K1, Z14
-	VPSRLD  $0x10, Z13, Z13
-	VPANDD  Z0, Z14, Z14
-	VPORD   Z13, Z14, Z14
-	VMOVUPS Z14, 192(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write51
-	MOVQ    R11, CX
-	JMP     loop47
+	VPORD   Z3, Z7, K1, Z10
+	VPSRLD  $0x10, Z9, Z9
+	VPANDD  Z0, Z10, Z10
+	VPORD   Z9, Z10, Z10
+	VMOVUPS Z10, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write67
+	JMP     written69
 
-after48:
-loop52:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after53
-	MOVQ    (DI), AX
+past68:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z6, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z6, Z9, Z9
+	VCMPPS   $0x03, Z6, Z6, K1
+	VPORD    Z3, Z6, K1, Z9
+	VPSRLD   $0x10, Z5, Z10
+	VPANDD   Z1, Z10, Z10
+	VPADDD   Z2, Z10, Z10
+	VPADDD   Z5, Z10, Z10
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z10
+	VPSRLD   $0x10, Z9, Z9
+	VPANDD   Z0, Z10, Z10
+	VPORD    Z9, Z10, Z10
+	VMOVNTPS Z10, (AX)(CX*1)
+	VPSRLD   $0x10, Z8, Z9
+	VPANDD   Z1, Z9, Z9
+	VPADDD   Z2, Z9, Z9
+	VPADDD   Z8, Z9, Z9
+	VCMPPS   $0x03, Z8, Z8, K1
+	VPORD    Z3, Z8, K1, Z9
+	VPSRLD   $0x10, Z7, Z10
+	VPANDD   Z1, Z10, Z10
+	VPADDD   Z2, Z10, Z10
+	VPADDD   Z7, Z10, Z10
+	VCMPPS   $0x03, Z7, Z7, K1
+	VPORD    Z3, Z7, K1, Z10
+	VPSRLD   $0x10, Z9, Z9
+	VPANDD   Z0, Z10, Z10
+	VPORD    Z9, Z10, Z10
+	VMOVNTPS Z10, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past68
+
+written69:
+	MOVQ R12, CX
+	JMP  loop63
+
+after64:
+loop70:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after71
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z5
 	VPSLLD  $0x10, Z5, Z6
 	VPANDD  Z0, Z5, Z5
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold54:
-	DECQ    R10
-	JZ      folded55
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold72:
+	DECQ    R11
+	JZ      folded73
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VMOVUPS (AX)(CX*1), Z7
 	VPSLLD  $0x10, Z7, Z8
 	VPANDD  Z0, Z7, Z7
 	VADDPS  Z8, Z6, Z6
 	VADDPS  Z7, Z5, Z5
-	JMP     fold54
+	JMP     fold72
 
-folded55:
+folded73:
 	VDIVPS Z4, Z6, Z6
 	VDIVPS Z4, Z5, Z5
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past75
 
-write56:
-	MOVQ    (R9), AX
+write74:
+	MOVQ    (R10), AX
 	VPSRLD  $0x10, Z6, Z7
 	VPANDD  Z1, Z7, Z7
 	VPADDD  Z2, Z7, Z7
@@ -1750,336 +1809,394 @@ write56:
 	VPANDD  Z0, Z8, Z8
 	VPORD   Z7, Z8, Z8
 	VMOVUPS Z8, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write56
-	MOVQ    R11, CX
-	JMP     loop52
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write74
+	JMP     written76
 
-after53:
+past75:
+	MOVQ     (R10), AX
+	VPSRLD   $0x10, Z6, Z7
+	VPANDD   Z1, Z7, Z7
+	VPADDD   Z2, Z7, Z7
+	VPADDD   Z6, Z7, Z7
+	VCMPPS   $0x03, Z6, Z6, K1
+	VPORD    Z3, Z6, K1, Z7
+	VPSRLD   $0x10, Z5, Z8
+	VPANDD   Z1, Z8, Z8
+	VPADDD   Z2, Z8, Z8
+	VPADDD   Z5, Z8, Z8
+	VCMPPS   $0x03, Z5, Z5, K1
+	VPORD    Z3, Z5, K1, Z8
+	VPSRLD   $0x10, Z7, Z7
+	VPANDD   Z0, Z8, Z8
+	VPORD    Z7, Z8, Z8
+	VMOVNTPS Z8, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past75
+
+written76:
+	MOVQ R12, CX
+	JMP  loop70
+
+after71:
 	JMP done1
 
-other46:
+other62:
 done1:
+	TESTB BL, BL
+	JZ    fenced77
+	SFENCE
+
+fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512DQ, AVX512F
-TEXT ·mergeFloat16512(SB), NOSPLIT, $0-76
+// func mergeFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
+TEXT ·mergeFloat16512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ      256(CX), R11
-	CMPQ      R11, DX
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
 	JGT       after4
-	MOVQ      (DI), AX
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z0
 	VCVTPH2PS 32(AX)(CX*1), Z1
 	VCVTPH2PS 64(AX)(CX*1), Z2
 	VCVTPH2PS 96(AX)(CX*1), Z3
-	VCVTPH2PS 128(AX)(CX*1), Z4
-	VCVTPH2PS 160(AX)(CX*1), Z5
-	VCVTPH2PS 192(AX)(CX*1), Z6
-	VCVTPH2PS 224(AX)(CX*1), Z7
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
 fold5:
-	DECQ      R10
+	DECQ      R11
 	JZ        folded6
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Z8
-	VCVTPH2PS 32(AX)(CX*1), Z9
-	VADDPS    Z8, Z0, Z0
-	VADDPS    Z9, Z1, Z1
-	VCVTPH2PS 64(AX)(CX*1), Z8
-	VCVTPH2PS 96(AX)(CX*1), Z9
-	VADDPS    Z8, Z2, Z2
-	VADDPS    Z9, Z3, Z3
-	VCVTPH2PS 128(AX)(CX*1), Z8
-	VCVTPH2PS 160(AX)(CX*1), Z9
-	VADDPS    Z8, Z4, Z4
-	VADDPS    Z9, Z5, Z5
-	VCVTPH2PS 192(AX)(CX*1), Z8
-	VCVTPH2PS 224(AX)(CX*1), Z9
-	VADDPS    Z8, Z6, Z6
-	VADDPS    Z9, Z7, Z7
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Z4
+	VCVTPH2PS 32(AX)(CX*1), Z5
+	VADDPS    Z4, Z0, Z0
+	VADDPS    Z5, Z1, Z1
+	VCVTPH2PS 64(AX)(CX*1), Z4
+	VCVTPH2PS 96(AX)(CX*1), Z5
+	VADDPS    Z4, Z2, Z2
+	VADDPS    Z5, Z3, Z3
 	JMP       fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ      (R9), AX
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z1, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Z2, 64(AX)(CX*1)
 	VCVTPS2PH $0x00, Z3, 96(AX)(CX*1)
-	VCVTPS2PH $0x00, Z4, 128(AX)(CX*1)
-	VCVTPS2PH $0x00, Z5, 160(AX)(CX*1)
-	VCVTPS2PH $0x00, Z6, 192(AX)(CX*1)
-	VCVTPS2PH $0x00, Z7, 224(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
+	ADDQ      $0x18, R10
+	DECQ      R11
 	JNZ       write7
-	MOVQ      R11, CX
-	JMP       loop3
+	JMP       written9
+
+past8:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z0, Y4
+	VMOVNTPS  Y4, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z1, Y4
+	VMOVNTPS  Y4, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Z2, Y4
+	VMOVNTPS  Y4, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Z3, Y4
+	VMOVNTPS  Y4, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after9
-	MOVQ      (DI), AX
+loop10:
+	LEAQ      64(CX), R12
+	CMPQ      R12, DX
+	JGT       after11
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z0
 	VCVTPH2PS 32(AX)(CX*1), Z1
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold10:
-	DECQ      R10
-	JZ        folded11
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold12:
+	DECQ      R11
+	JZ        folded13
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Z2
 	VCVTPH2PS 32(AX)(CX*1), Z3
 	VADDPS    Z2, Z0, Z0
 	VADDPS    Z3, Z1, Z1
-	JMP       fold10
+	JMP       fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ      (R9), AX
+write14:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z1, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write12
-	MOVQ      R11, CX
-	JMP       loop8
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write14
+	JMP       written16
 
-after9:
+past15:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z0, Y2
+	VMOVNTPS  Y2, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z1, Y2
+	VMOVNTPS  Y2, 32(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x01
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ      256(CX), R11
-	CMPQ      R11, DX
-	JGT       after15
-	MOVQ      (DI), AX
+loop18:
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
+	JGT       after19
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z0
 	VCVTPH2PS 32(AX)(CX*1), Z1
 	VCVTPH2PS 64(AX)(CX*1), Z2
 	VCVTPH2PS 96(AX)(CX*1), Z3
-	VCVTPH2PS 128(AX)(CX*1), Z4
-	VCVTPH2PS 160(AX)(CX*1), Z5
-	VCVTPH2PS 192(AX)(CX*1), Z6
-	VCVTPH2PS 224(AX)(CX*1), Z7
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold16:
-	DECQ      R10
-	JZ        folded17
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Z8
-	VCVTPH2PS 32(AX)(CX*1), Z9
-	VMULPS    Z8, Z0, Z0
-	VMULPS    Z9, Z1, Z1
-	VCVTPH2PS 64(AX)(CX*1), Z8
-	VCVTPH2PS 96(AX)(CX*1), Z9
-	VMULPS    Z8, Z2, Z2
-	VMULPS    Z9, Z3, Z3
-	VCVTPH2PS 128(AX)(CX*1), Z8
-	VCVTPH2PS 160(AX)(CX*1), Z9
-	VMULPS    Z8, Z4, Z4
-	VMULPS    Z9, Z5, Z5
-	VCVTPH2PS 192(AX)(CX*1), Z8
-	VCVTPH2PS 224(AX)(CX*1), Z9
-	VMULPS    Z8, Z6, Z6
-	VMULPS    Z9, Z7, Z7
-	JMP       fold16
+fold20:
+	DECQ      R11
+	JZ        folded21
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Z4
+	VCVTPH2PS 32(AX)(CX*1), Z5
+	VMULPS    Z4, Z0, Z0
+	VMULPS    Z5, Z1, Z1
+	VCVTPH2PS 64(AX)(CX*1), Z4
+	VCVTPH2PS 96(AX)(CX*1), Z5
+	VMULPS    Z4, Z2, Z2
+	VMULPS    Z5, Z3, Z3
+	JMP       fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ      (R9), AX
+write22:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z1, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Z2, 64(AX)(CX*1)
 	VCVTPS2PH $0x00, Z3, 96(AX)(CX*1)
-	VCVTPS2PH $0x00, Z4, 128(AX)(CX*1)
-	VCVTPS2PH $0x00, Z5, 160(AX)(CX*1)
-	VCVTPS2PH $0x00, Z6, 192(AX)(CX*1)
-	VCVTPS2PH $0x00, Z7, 224(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write18
-	MOVQ      R11, CX
-	JMP       loop14
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write22
+	JMP       written24
 
-after15:
-loop19:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after20
-	MOVQ      (DI), AX
+past23:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z0, Y4
+	VMOVNTPS  Y4, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z1, Y4
+	VMOVNTPS  Y4, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Z2, Y4
+	VMOVNTPS  Y4, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Z3, Y4
+	VMOVNTPS  Y4, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ      64(CX), R12
+	CMPQ      R12, DX
+	JGT       after26
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z0
 	VCVTPH2PS 32(AX)(CX*1), Z1
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold21:
-	DECQ      R10
-	JZ        folded22
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold27:
+	DECQ      R11
+	JZ        folded28
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Z2
 	VCVTPH2PS 32(AX)(CX*1), Z3
 	VMULPS    Z2, Z0, Z0
 	VMULPS    Z3, Z1, Z1
-	JMP       fold21
+	JMP       fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ      (R9), AX
+write29:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z1, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write23
-	MOVQ      R11, CX
-	JMP       loop19
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write29
+	JMP       written31
 
-after20:
+past30:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z0, Y2
+	VMOVNTPS  Y2, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z1, Y2
+	VMOVNTPS  Y2, 32(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ AX, $0x02
-	JNE  other24
+	JNE  other32
 
-loop25:
-	LEAQ      256(CX), R11
-	CMPQ      R11, DX
-	JGT       after26
-	MOVQ      (DI), AX
+loop33:
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
+	JGT       after34
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z0
 	VCVTPH2PS 32(AX)(CX*1), Z1
 	VCVTPH2PS 64(AX)(CX*1), Z2
 	VCVTPH2PS 96(AX)(CX*1), Z3
-	VCVTPH2PS 128(AX)(CX*1), Z4
-	VCVTPH2PS 160(AX)(CX*1), Z5
-	VCVTPH2PS 192(AX)(CX*1), Z6
-	VCVTPH2PS 224(AX)(CX*1), Z7
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold27:
-	DECQ      R10
-	JZ        folded28
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Z8
-	VCVTPH2PS 32(AX)(CX*1), Z9
-	VCMPPS    $0x03, Z8, Z0, K1
-	VADDPS    Z8, Z0, Z10
-	VRANGEPS  $0x04, Z8, Z0, Z0
-	VMOVAPS   Z10, K1, Z0
-	VCMPPS    $0x03, Z9, Z1, K1
-	VADDPS    Z9, Z1, Z8
-	VRANGEPS  $0x04, Z9, Z1, Z1
-	VMOVAPS   Z8, K1, Z1
-	VCVTPH2PS 64(AX)(CX*1), Z8
-	VCVTPH2PS 96(AX)(CX*1), Z9
-	VCMPPS    $0x03, Z8, Z2, K1
-	VADDPS    Z8, Z2, Z10
-	VRANGEPS  $0x04, Z8, Z2, Z2
-	VMOVAPS   Z10, K1, Z2
-	VCMPPS    $0x03, Z9, Z3, K1
-	VADDPS    Z9, Z3, Z8
-	VRANGEPS  $0x04, Z9, Z3, Z3
-	VMOVAPS   Z8, K1, Z3
-	VCVTPH2PS 128(AX)(CX*1), Z8
-	VCVTPH2PS 160(AX)(CX*1), Z9
-	VCMPPS    $0x03, Z8, Z4, K1
-	VADDPS    Z8, Z4, Z10
-	VRANGEPS  $0x04, Z8, Z4, Z4
-	VMOVAPS   Z10, K1, Z4
-	VCMPPS    $0x03, Z9, Z5, K1
-	VADDPS    Z9, Z5, Z8
-	VRANGEPS  $0x04, Z9, Z5, Z5
-	VMOVAPS   Z8, K1, Z5
-	VCVTPH2PS 192(AX)(CX*1), Z8
-	VCVTPH2PS 224(AX)(CX*1), Z9
-	VCMPPS    $0x03, Z8, Z6, K1
-	VADDPS    Z8, Z6, Z10
-	VRANGEPS  $0x04, Z8, Z6, Z6
-	VMOVAPS   Z10, K1, Z6
-	VCMPPS    $0x03, Z9, Z7, K1
-	VADDPS    Z9, Z7, Z8
-	VRANGEPS  $0x04, Z9, Z7, Z7
-	VMOVAPS   Z8, K1, Z7
-	JMP       fold27
+fold35:
+	DECQ      R11
+	JZ        folded36
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Z4
+	VCVTPH2PS 32(AX)(CX*1), Z5
+	VCMPPS    $0x03, Z4, Z0, K1
+	VADDPS    Z4, Z0, Z6
+	VRANGEPS  $0x04, Z4, Z0, Z0
+	VMOVAPS   Z6, K1, Z0
+	VCMPPS    $0x03, Z5, Z1, K1
+	VADDPS    Z5, Z1, Z4
+	VRANGEPS  $0x04, Z5, Z1, Z1
+	VMOVAPS   Z4, K1, Z1
+	VCVTPH2PS 64(AX)(CX*1), Z4
+	VCVTPH2PS 96(AX)(CX*1), Z5
+	VCMPPS    $0x03, Z4, Z2, K1
+	VADDPS    Z4, Z2, Z6
+	VRANGEPS  $0x04, Z4, Z2, Z2
+	VMOVAPS   Z6, K1, Z2
+	VCMPPS    $0x03, Z5, Z3, K1
+	VADDPS    Z5, Z3, Z4
+	VRANGEPS  $0x04, Z5, Z3, Z3
+	VMOVAPS   Z4, K1, Z3
+	JMP       fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ      (R9), AX
+write37:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z1, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Z2, 64(AX)(CX*1)
 	VCVTPS2PH $0x00, Z3, 96(AX)(CX*1)
-	VCVTPS2PH $0x00, Z4, 128(AX)(CX*1)
-	VCVTPS2PH $0x00, Z5, 160(AX)(CX*1)
-	VCVTPS2PH $0x00, Z6, 192(AX)(CX*1)
-	VCVTPS2PH $0x00, Z7, 224(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write29
-	MOVQ      R11, CX
-	JMP       loop25
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write37
+	JMP       written39
 
-after26:
-loop30:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after31
-	MOVQ      (DI), AX
+past38:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z0, Y4
+	VMOVNTPS  Y4, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z1, Y4
+	VMOVNTPS  Y4, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Z2, Y4
+	VMOVNTPS  Y4, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Z3, Y4
+	VMOVNTPS  Y4, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ      64(CX), R12
+	CMPQ      R12, DX
+	JGT       after41
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z0
 	VCVTPH2PS 32(AX)(CX*1), Z1
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold32:
-	DECQ      R10
-	JZ        folded33
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold42:
+	DECQ      R11
+	JZ        folded43
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Z2
 	VCVTPH2PS 32(AX)(CX*1), Z3
 	VCMPPS    $0x03, Z2, Z0, K1
@@ -2090,128 +2207,134 @@ fold32:
 	VADDPS    Z3, Z1, Z2
 	VRANGEPS  $0x04, Z3, Z1, Z1
 	VMOVAPS   Z2, K1, Z1
-	JMP       fold32
+	JMP       fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ      (R9), AX
+write44:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z1, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write34
-	MOVQ      R11, CX
-	JMP       loop30
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write44
+	JMP       written46
 
-after31:
+past45:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z0, Y2
+	VMOVNTPS  Y2, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z1, Y2
+	VMOVNTPS  Y2, 32(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 	CMPQ AX, $0x03
-	JNE  other35
+	JNE  other47
 
-loop36:
-	LEAQ      256(CX), R11
-	CMPQ      R11, DX
-	JGT       after37
-	MOVQ      (DI), AX
+loop48:
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
+	JGT       after49
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z0
 	VCVTPH2PS 32(AX)(CX*1), Z1
 	VCVTPH2PS 64(AX)(CX*1), Z2
 	VCVTPH2PS 96(AX)(CX*1), Z3
-	VCVTPH2PS 128(AX)(CX*1), Z4
-	VCVTPH2PS 160(AX)(CX*1), Z5
-	VCVTPH2PS 192(AX)(CX*1), Z6
-	VCVTPH2PS 224(AX)(CX*1), Z7
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold38:
-	DECQ      R10
-	JZ        folded39
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Z8
-	VCVTPH2PS 32(AX)(CX*1), Z9
-	VCMPPS    $0x03, Z8, Z0, K1
-	VADDPS    Z8, Z0, Z10
-	VRANGEPS  $0x05, Z8, Z0, Z0
-	VMOVAPS   Z10, K1, Z0
-	VCMPPS    $0x03, Z9, Z1, K1
-	VADDPS    Z9, Z1, Z8
-	VRANGEPS  $0x05, Z9, Z1, Z1
-	VMOVAPS   Z8, K1, Z1
-	VCVTPH2PS 64(AX)(CX*1), Z8
-	VCVTPH2PS 96(AX)(CX*1), Z9
-	VCMPPS    $0x03, Z8, Z2, K1
-	VADDPS    Z8, Z2, Z10
-	VRANGEPS  $0x05, Z8, Z2, Z2
-	VMOVAPS   Z10, K1, Z2
-	VCMPPS    $0x03, Z9, Z3, K1
-	VADDPS    Z9, Z3, Z8
-	VRANGEPS  $0x05, Z9, Z3, Z3
-	VMOVAPS   Z8, K1, Z3
-	VCVTPH2PS 128(AX)(CX*1), Z8
-	VCVTPH2PS 160(AX)(CX*1), Z9
-	VCMPPS    $0x03, Z8, Z4, K1
-	VADDPS    Z8, Z4, Z10
-	VRANGEPS  $0x05, Z8, Z4, Z4
-	VMOVAPS   Z10, K1, Z4
-	VCMPPS    $0x03, Z9, Z5, K1
-	VADDPS    Z9, Z5, Z8
-	VRANGEPS  $0x05, Z9, Z5, Z5
-	VMOVAPS   Z8, K1, Z5
-	VCVTPH2PS 192(AX)(CX*1), Z8
-	VCVTPH2PS 224(AX)(CX*1), Z9
-	VCMPPS    $0x03, Z8, Z6, K1
-	VADDPS    Z8, Z6, Z10
-	VRANGEPS  $0x05, Z8, Z6, Z6
-	VMOVAPS   Z10, K1, Z6
-	VCMPPS    $0x03, Z9, Z7, K1
-	VADDPS    Z9, Z7, Z8
-	VRANGEPS  $0x05, Z9, Z7, Z7
-	VMOVAPS   Z8, K1, Z7
-	JMP       fold38
+fold50:
+	DECQ      R11
+	JZ        folded51
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Z4
+	VCVTPH2PS 32(AX)(CX*1), Z5
+	VCMPPS    $0x03, Z4, Z0, K1
+	VADDPS    Z4, Z0, Z6
+	VRANGEPS  $0x05, Z4, Z0, Z0
+	VMOVAPS   Z6, K1, Z0
+	VCMPPS    $0x03, Z5, Z1, K1
+	VADDPS    Z5, Z1, Z4
+	VRANGEPS  $0x05, Z5, Z1, Z1
+	VMOVAPS   Z4, K1, Z1
+	VCVTPH2PS 64(AX)(CX*1), Z4
+	VCVTPH2PS 96(AX)(CX*1), Z5
+	VCMPPS    $0x03, Z4, Z2, K1
+	VADDPS    Z4, Z2, Z6
+	VRANGEPS  $0x05, Z4, Z2, Z2
+	VMOVAPS   Z6, K1, Z2
+	VCMPPS    $0x03, Z5, Z3, K1
+	VADDPS    Z5, Z3, Z4
+	VRANGEPS  $0x05, Z5, Z3, Z3
+	VMOVAPS   Z4, K1, Z3
+	JMP       fold50
 
-folded39:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded51:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past53
 
-write40:
-	MOVQ      (R9), AX
+write52:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z1, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Z2, 64(AX)(CX*1)
 	VCVTPS2PH $0x00, Z3, 96(AX)(CX*1)
-	VCVTPS2PH $0x00, Z4, 128(AX)(CX*1)
-	VCVTPS2PH $0x00, Z5, 160(AX)(CX*1)
-	VCVTPS2PH $0x00, Z6, 192(AX)(CX*1)
-	VCVTPS2PH $0x00, Z7, 224(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write40
-	MOVQ      R11, CX
-	JMP       loop36
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write52
+	JMP       written54
 
-after37:
-loop41:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after42
-	MOVQ      (DI), AX
+past53:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z0, Y4
+	VMOVNTPS  Y4, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z1, Y4
+	VMOVNTPS  Y4, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Z2, Y4
+	VMOVNTPS  Y4, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Z3, Y4
+	VMOVNTPS  Y4, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past53
+
+written54:
+	MOVQ R12, CX
+	JMP  loop48
+
+after49:
+loop55:
+	LEAQ      64(CX), R12
+	CMPQ      R12, DX
+	JGT       after56
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z0
 	VCVTPH2PS 32(AX)(CX*1), Z1
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold43:
-	DECQ      R10
-	JZ        folded44
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold57:
+	DECQ      R11
+	JZ        folded58
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Z2
 	VCVTPH2PS 32(AX)(CX*1), Z3
 	VCMPPS    $0x03, Z2, Z0, K1
@@ -2222,1400 +2345,1556 @@ fold43:
 	VADDPS    Z3, Z1, Z2
 	VRANGEPS  $0x05, Z3, Z1, Z1
 	VMOVAPS   Z2, K1, Z1
-	JMP       fold43
+	JMP       fold57
 
-folded44:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded58:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past60
 
-write45:
-	MOVQ      (R9), AX
+write59:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z1, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write45
-	MOVQ      R11, CX
-	JMP       loop41
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write59
+	JMP       written61
 
-after42:
+past60:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z0, Y2
+	VMOVNTPS  Y2, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z1, Y2
+	VMOVNTPS  Y2, 32(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past60
+
+written61:
+	MOVQ R12, CX
+	JMP  loop55
+
+after56:
 	JMP done1
 
-other35:
+other47:
 	CMPQ         AX, $0x07
-	JNE          other46
+	JNE          other62
 	VBROADCASTSS divisor+72(FP), Z0
 
-loop47:
-	LEAQ      256(CX), R11
-	CMPQ      R11, DX
-	JGT       after48
-	MOVQ      (DI), AX
+loop63:
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
+	JGT       after64
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z1
 	VCVTPH2PS 32(AX)(CX*1), Z2
 	VCVTPH2PS 64(AX)(CX*1), Z3
 	VCVTPH2PS 96(AX)(CX*1), Z4
-	VCVTPH2PS 128(AX)(CX*1), Z5
-	VCVTPH2PS 160(AX)(CX*1), Z6
-	VCVTPH2PS 192(AX)(CX*1), Z7
-	VCVTPH2PS 224(AX)(CX*1), Z8
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold49:
-	DECQ      R10
-	JZ        folded50
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Z9
-	VCVTPH2PS 32(AX)(CX*1), Z10
-	VADDPS    Z9, Z1, Z1
-	VADDPS    Z10, Z2, Z2
-	VCVTPH2PS 64(AX)(CX*1), Z9
-	VCVTPH2PS 96(AX)(CX*1), Z10
-	VADDPS    Z9, Z3, Z3
-	VADDPS    Z10, Z4, Z4
-	VCVTPH2PS 128(AX)(CX*1), Z9
-	VCVTPH2PS 160(AX)(CX*1), Z10
-	VADDPS    Z9, Z5, Z5
-	VADDPS    Z10, Z6, Z6
-	VCVTPH2PS 192(AX)(CX*1), Z9
-	VCVTPH2PS 224(AX)(CX*1), Z10
-	VADDPS    Z9, Z7, Z7
-	VADDPS    Z10, Z8, Z8
-	JMP       fold49
+fold65:
+	DECQ      R11
+	JZ        folded66
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Z5
+	VCVTPH2PS 32(AX)(CX*1), Z6
+	VADDPS    Z5, Z1, Z1
+	VADDPS    Z6, Z2, Z2
+	VCVTPH2PS 64(AX)(CX*1), Z5
+	VCVTPH2PS 96(AX)(CX*1), Z6
+	VADDPS    Z5, Z3, Z3
+	VADDPS    Z6, Z4, Z4
+	JMP       fold65
 
-folded50:
+folded66:
 	VDIVPS Z0, Z1, Z1
 	VDIVPS Z0, Z2, Z2
 	VDIVPS Z0, Z3, Z3
 	VDIVPS Z0, Z4, Z4
-	VDIVPS Z0, Z5, Z5
-	VDIVPS Z0, Z6, Z6
-	VDIVPS Z0, Z7, Z7
-	VDIVPS Z0, Z8, Z8
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past68
 
-write51:
-	MOVQ      (R9), AX
+write67:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z1, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z2, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Z3, 64(AX)(CX*1)
 	VCVTPS2PH $0x00, Z4, 96(AX)(CX*1)
-	VCVTPS2PH $0x00, Z5, 128(AX)(CX*1)
-	VCVTPS2PH $0x00, Z6, 160(AX)(CX*1)
-	VCVTPS2PH $0x00, Z7, 192(AX)(CX*1)
-	VCVTPS2PH $0x00, Z8, 224(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write51
-	MOVQ      R11, CX
-	JMP       loop47
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write67
+	JMP       written69
 
-after48:
-loop52:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after53
-	MOVQ      (DI), AX
+past68:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z1, Y5
+	VMOVNTPS  Y5, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z2, Y5
+	VMOVNTPS  Y5, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Z3, Y5
+	VMOVNTPS  Y5, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Z4, Y5
+	VMOVNTPS  Y5, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past68
+
+written69:
+	MOVQ R12, CX
+	JMP  loop63
+
+after64:
+loop70:
+	LEAQ      64(CX), R12
+	CMPQ      R12, DX
+	JGT       after71
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Z1
 	VCVTPH2PS 32(AX)(CX*1), Z2
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold54:
-	DECQ      R10
-	JZ        folded55
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold72:
+	DECQ      R11
+	JZ        folded73
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Z3
 	VCVTPH2PS 32(AX)(CX*1), Z4
 	VADDPS    Z3, Z1, Z1
 	VADDPS    Z4, Z2, Z2
-	JMP       fold54
+	JMP       fold72
 
-folded55:
+folded73:
 	VDIVPS Z0, Z1, Z1
 	VDIVPS Z0, Z2, Z2
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past75
 
-write56:
-	MOVQ      (R9), AX
+write74:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z1, (AX)(CX*1)
 	VCVTPS2PH $0x00, Z2, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write56
-	MOVQ      R11, CX
-	JMP       loop52
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write74
+	JMP       written76
 
-after53:
+past75:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Z1, Y3
+	VMOVNTPS  Y3, (AX)(CX*1)
+	VCVTPS2PH $0x00, Z2, Y3
+	VMOVNTPS  Y3, 32(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past75
+
+written76:
+	MOVQ R12, CX
+	JMP  loop70
+
+after71:
 	JMP done1
 
-other46:
+other62:
 done1:
+	TESTB BL, BL
+	JZ    fenced77
+	SFENCE
+
+fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeInt64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512F
-TEXT ·mergeInt64512(SB), NOSPLIT, $0-76
+// func mergeInt64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mergeInt64512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDQ (AX)(CX*1), Z0, Z0
 	VPADDQ 64(AX)(CX*1), Z1, Z1
-	VPADDQ 128(AX)(CX*1), Z2, Z2
-	VPADDQ 192(AX)(CX*1), Z3, Z3
-	VPADDQ 256(AX)(CX*1), Z4, Z4
-	VPADDQ 320(AX)(CX*1), Z5, Z5
-	VPADDQ 384(AX)(CX*1), Z6, Z6
-	VPADDQ 448(AX)(CX*1), Z7, Z7
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDQ (AX)(CX*1), Z0, Z0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 done1:
+	TESTB BL, BL
+	JZ    fenced17
+	SFENCE
+
+fenced17:
 	VZEROUPPER
 	RET
 
-// func mergeInt32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512F
-TEXT ·mergeInt32512(SB), NOSPLIT, $0-76
+// func mergeInt32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·mergeInt32512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDD (AX)(CX*1), Z0, Z0
 	VPADDD 64(AX)(CX*1), Z1, Z1
-	VPADDD 128(AX)(CX*1), Z2, Z2
-	VPADDD 192(AX)(CX*1), Z3, Z3
-	VPADDD 256(AX)(CX*1), Z4, Z4
-	VPADDD 320(AX)(CX*1), Z5, Z5
-	VPADDD 384(AX)(CX*1), Z6, Z6
-	VPADDD 448(AX)(CX*1), Z7, Z7
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDD (AX)(CX*1), Z0, Z0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x02
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ    R10
-	JZ      folded17
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold20:
+	DECQ    R11
+	JZ      folded21
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINSD (AX)(CX*1), Z0, Z0
 	VPMINSD 64(AX)(CX*1), Z1, Z1
-	VPMINSD 128(AX)(CX*1), Z2, Z2
-	VPMINSD 192(AX)(CX*1), Z3, Z3
-	VPMINSD 256(AX)(CX*1), Z4, Z4
-	VPMINSD 320(AX)(CX*1), Z5, Z5
-	VPMINSD 384(AX)(CX*1), Z6, Z6
-	VPMINSD 448(AX)(CX*1), Z7, Z7
-	JMP     fold16
+	JMP     fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
 
-fold21:
-	DECQ    R10
-	JZ      folded22
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VPMINSD (AX)(CX*1), Z0, Z0
-	JMP     fold21
+written24:
+	MOVQ R12, CX
+	JMP  loop18
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write23:
-	MOVQ    (R9), AX
-	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
-
-after20:
-	JMP done1
-
-other13:
-	CMPQ AX, $0x03
-	JNE  other24
-
+after19:
 loop25:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
 	JGT     after26
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold27:
-	DECQ    R10
+	DECQ    R11
 	JZ      folded28
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VPMINSD (AX)(CX*1), Z0, Z0
+	JMP     fold27
+
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
+
+write29:
+	MOVQ    (R10), AX
+	VMOVUPS Z0, (AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
+
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
+	JMP done1
+
+other17:
+	CMPQ AX, $0x03
+	JNE  other32
+
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	VMOVUPS 64(AX)(CX*1), Z1
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold35:
+	DECQ    R11
+	JZ      folded36
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMAXSD (AX)(CX*1), Z0, Z0
 	VPMAXSD 64(AX)(CX*1), Z1, Z1
-	VPMAXSD 128(AX)(CX*1), Z2, Z2
-	VPMAXSD 192(AX)(CX*1), Z3, Z3
-	VPMAXSD 256(AX)(CX*1), Z4, Z4
-	VPMAXSD 320(AX)(CX*1), Z5, Z5
-	VPMAXSD 384(AX)(CX*1), Z6, Z6
-	VPMAXSD 448(AX)(CX*1), Z7, Z7
-	JMP     fold27
+	JMP     fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ    (R9), AX
+write37:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
 
-after26:
-loop30:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold32:
-	DECQ    R10
-	JZ      folded33
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold42:
+	DECQ    R11
+	JZ      folded43
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMAXSD (AX)(CX*1), Z0, Z0
-	JMP     fold32
+	JMP     fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ    (R9), AX
+write44:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
 
-after31:
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 done1:
+	TESTB BL, BL
+	JZ    fenced47
+	SFENCE
+
+fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeInt8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512BW, AVX512F
-TEXT ·mergeInt8512(SB), NOSPLIT, $0-76
+// func mergeInt8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·mergeInt8512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDB (AX)(CX*1), Z0, Z0
 	VPADDB 64(AX)(CX*1), Z1, Z1
-	VPADDB 128(AX)(CX*1), Z2, Z2
-	VPADDB 192(AX)(CX*1), Z3, Z3
-	VPADDB 256(AX)(CX*1), Z4, Z4
-	VPADDB 320(AX)(CX*1), Z5, Z5
-	VPADDB 384(AX)(CX*1), Z6, Z6
-	VPADDB 448(AX)(CX*1), Z7, Z7
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDB (AX)(CX*1), Z0, Z0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x02
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ    R10
-	JZ      folded17
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold20:
+	DECQ    R11
+	JZ      folded21
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINSB (AX)(CX*1), Z0, Z0
 	VPMINSB 64(AX)(CX*1), Z1, Z1
-	VPMINSB 128(AX)(CX*1), Z2, Z2
-	VPMINSB 192(AX)(CX*1), Z3, Z3
-	VPMINSB 256(AX)(CX*1), Z4, Z4
-	VPMINSB 320(AX)(CX*1), Z5, Z5
-	VPMINSB 384(AX)(CX*1), Z6, Z6
-	VPMINSB 448(AX)(CX*1), Z7, Z7
-	JMP     fold16
+	JMP     fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
 
-fold21:
-	DECQ    R10
-	JZ      folded22
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VPMINSB (AX)(CX*1), Z0, Z0
-	JMP     fold21
+written24:
+	MOVQ R12, CX
+	JMP  loop18
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write23:
-	MOVQ    (R9), AX
-	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
-
-after20:
-	JMP done1
-
-other13:
-	CMPQ AX, $0x03
-	JNE  other24
-
+after19:
 loop25:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
 	JGT     after26
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold27:
-	DECQ    R10
+	DECQ    R11
 	JZ      folded28
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VPMAXSB (AX)(CX*1), Z0, Z0
-	VPMAXSB 64(AX)(CX*1), Z1, Z1
-	VPMAXSB 128(AX)(CX*1), Z2, Z2
-	VPMAXSB 192(AX)(CX*1), Z3, Z3
-	VPMAXSB 256(AX)(CX*1), Z4, Z4
-	VPMAXSB 320(AX)(CX*1), Z5, Z5
-	VPMAXSB 384(AX)(CX*1), Z6, Z6
-	VPMAXSB 448(AX)(CX*1), Z7, Z7
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VPMINSB (AX)(CX*1), Z0, Z0
 	JMP     fold27
 
 folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
 write29:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	JMP     written31
+
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
 
 after26:
-loop30:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
-
-fold32:
-	DECQ    R10
-	JZ      folded33
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VPMAXSB (AX)(CX*1), Z0, Z0
-	JMP     fold32
-
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write34:
-	MOVQ    (R9), AX
-	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
-
-after31:
 	JMP done1
 
-other24:
+other17:
+	CMPQ AX, $0x03
+	JNE  other32
+
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	VMOVUPS 64(AX)(CX*1), Z1
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold35:
+	DECQ    R11
+	JZ      folded36
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VPMAXSB (AX)(CX*1), Z0, Z0
+	VPMAXSB 64(AX)(CX*1), Z1, Z1
+	JMP     fold35
+
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
+
+write37:
+	MOVQ    (R10), AX
+	VMOVUPS Z0, (AX)(CX*1)
+	VMOVUPS Z1, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
+
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold42:
+	DECQ    R11
+	JZ      folded43
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VPMAXSB (AX)(CX*1), Z0, Z0
+	JMP     fold42
+
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
+
+write44:
+	MOVQ    (R10), AX
+	VMOVUPS Z0, (AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
+
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
+	JMP done1
+
+other32:
 done1:
+	TESTB BL, BL
+	JZ    fenced47
+	SFENCE
+
+fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeUint8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512BW, AVX512F
-TEXT ·mergeUint8512(SB), NOSPLIT, $0-76
+// func mergeUint8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512BW, AVX512F, MMX+
+TEXT ·mergeUint8512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDB (AX)(CX*1), Z0, Z0
 	VPADDB 64(AX)(CX*1), Z1, Z1
-	VPADDB 128(AX)(CX*1), Z2, Z2
-	VPADDB 192(AX)(CX*1), Z3, Z3
-	VPADDB 256(AX)(CX*1), Z4, Z4
-	VPADDB 320(AX)(CX*1), Z5, Z5
-	VPADDB 384(AX)(CX*1), Z6, Z6
-	VPADDB 448(AX)(CX*1), Z7, Z7
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDB (AX)(CX*1), Z0, Z0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x02
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ    R10
-	JZ      folded17
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold20:
+	DECQ    R11
+	JZ      folded21
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINUB (AX)(CX*1), Z0, Z0
 	VPMINUB 64(AX)(CX*1), Z1, Z1
-	VPMINUB 128(AX)(CX*1), Z2, Z2
-	VPMINUB 192(AX)(CX*1), Z3, Z3
-	VPMINUB 256(AX)(CX*1), Z4, Z4
-	VPMINUB 320(AX)(CX*1), Z5, Z5
-	VPMINUB 384(AX)(CX*1), Z6, Z6
-	VPMINUB 448(AX)(CX*1), Z7, Z7
-	JMP     fold16
+	JMP     fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
 
-fold21:
-	DECQ    R10
-	JZ      folded22
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VPMINUB (AX)(CX*1), Z0, Z0
-	JMP     fold21
+written24:
+	MOVQ R12, CX
+	JMP  loop18
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write23:
-	MOVQ    (R9), AX
-	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
-
-after20:
-	JMP done1
-
-other13:
-	CMPQ AX, $0x03
-	JNE  other24
-
+after19:
 loop25:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
 	JGT     after26
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold27:
-	DECQ    R10
+	DECQ    R11
 	JZ      folded28
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VPMAXUB (AX)(CX*1), Z0, Z0
-	VPMAXUB 64(AX)(CX*1), Z1, Z1
-	VPMAXUB 128(AX)(CX*1), Z2, Z2
-	VPMAXUB 192(AX)(CX*1), Z3, Z3
-	VPMAXUB 256(AX)(CX*1), Z4, Z4
-	VPMAXUB 320(AX)(CX*1), Z5, Z5
-	VPMAXUB 384(AX)(CX*1), Z6, Z6
-	VPMAXUB 448(AX)(CX*1), Z7, Z7
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VPMINUB (AX)(CX*1), Z0, Z0
 	JMP     fold27
 
 folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
 write29:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	JMP     written31
+
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
 
 after26:
-loop30:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
-
-fold32:
-	DECQ    R10
-	JZ      folded33
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VPMAXUB (AX)(CX*1), Z0, Z0
-	JMP     fold32
-
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write34:
-	MOVQ    (R9), AX
-	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
-
-after31:
 	JMP done1
 
-other24:
+other17:
+	CMPQ AX, $0x03
+	JNE  other32
+
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	VMOVUPS 64(AX)(CX*1), Z1
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold35:
+	DECQ    R11
+	JZ      folded36
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VPMAXUB (AX)(CX*1), Z0, Z0
+	VPMAXUB 64(AX)(CX*1), Z1, Z1
+	JMP     fold35
+
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
+
+write37:
+	MOVQ    (R10), AX
+	VMOVUPS Z0, (AX)(CX*1)
+	VMOVUPS Z1, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
+
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold42:
+	DECQ    R11
+	JZ      folded43
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VPMAXUB (AX)(CX*1), Z0, Z0
+	JMP     fold42
+
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
+
+write44:
+	MOVQ    (R10), AX
+	VMOVUPS Z0, (AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
+
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
+	JMP done1
+
+other32:
 done1:
+	TESTB BL, BL
+	JZ    fenced47
+	SFENCE
+
+fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeBits512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX512DQ, AVX512F
-TEXT ·mergeBits512(SB), NOSPLIT, $0-76
+// func mergeBits512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX512DQ, AVX512F, MMX+
+TEXT ·mergeBits512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x04
 	JNE  other2
 
 loop3:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VANDPS (AX)(CX*1), Z0, Z0
 	VANDPS 64(AX)(CX*1), Z1, Z1
-	VANDPS 128(AX)(CX*1), Z2, Z2
-	VANDPS 192(AX)(CX*1), Z3, Z3
-	VANDPS 256(AX)(CX*1), Z4, Z4
-	VANDPS 320(AX)(CX*1), Z5, Z5
-	VANDPS 384(AX)(CX*1), Z6, Z6
-	VANDPS 448(AX)(CX*1), Z7, Z7
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VANDPS (AX)(CX*1), Z0, Z0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x05
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
 	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ  R10
-	JZ    folded17
-	ADDQ  $0x18, R9
-	MOVQ  (R9), AX
+fold20:
+	DECQ  R11
+	JZ    folded21
+	ADDQ  $0x18, R10
+	MOVQ  (R10), AX
 	VORPS (AX)(CX*1), Z0, Z0
 	VORPS 64(AX)(CX*1), Z1, Z1
-	VORPS 128(AX)(CX*1), Z2, Z2
-	VORPS 192(AX)(CX*1), Z3, Z3
-	VORPS 256(AX)(CX*1), Z4, Z4
-	VORPS 320(AX)(CX*1), Z5, Z5
-	VORPS 384(AX)(CX*1), Z6, Z6
-	VORPS 448(AX)(CX*1), Z7, Z7
-	JMP   fold16
+	JMP   fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
 	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
 
-fold21:
-	DECQ  R10
-	JZ    folded22
-	ADDQ  $0x18, R9
-	MOVQ  (R9), AX
-	VORPS (AX)(CX*1), Z0, Z0
-	JMP   fold21
+written24:
+	MOVQ R12, CX
+	JMP  loop18
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write23:
-	MOVQ    (R9), AX
-	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
-
-after20:
-	JMP done1
-
-other13:
-	CMPQ AX, $0x06
-	JNE  other24
-
+after19:
 loop25:
-	LEAQ    512(CX), R11
-	CMPQ    R11, DX
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
 	JGT     after26
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Z0
-	VMOVUPS 64(AX)(CX*1), Z1
-	VMOVUPS 128(AX)(CX*1), Z2
-	VMOVUPS 192(AX)(CX*1), Z3
-	VMOVUPS 256(AX)(CX*1), Z4
-	VMOVUPS 320(AX)(CX*1), Z5
-	VMOVUPS 384(AX)(CX*1), Z6
-	VMOVUPS 448(AX)(CX*1), Z7
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold27:
-	DECQ   R10
-	JZ     folded28
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
-	VXORPS (AX)(CX*1), Z0, Z0
-	VXORPS 64(AX)(CX*1), Z1, Z1
-	VXORPS 128(AX)(CX*1), Z2, Z2
-	VXORPS 192(AX)(CX*1), Z3, Z3
-	VXORPS 256(AX)(CX*1), Z4, Z4
-	VXORPS 320(AX)(CX*1), Z5, Z5
-	VXORPS 384(AX)(CX*1), Z6, Z6
-	VXORPS 448(AX)(CX*1), Z7, Z7
-	JMP    fold27
+	DECQ  R11
+	JZ    folded28
+	ADDQ  $0x18, R10
+	MOVQ  (R10), AX
+	VORPS (AX)(CX*1), Z0, Z0
+	JMP   fold27
 
 folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
 write29:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Z0, (AX)(CX*1)
-	VMOVUPS Z1, 64(AX)(CX*1)
-	VMOVUPS Z2, 128(AX)(CX*1)
-	VMOVUPS Z3, 192(AX)(CX*1)
-	VMOVUPS Z4, 256(AX)(CX*1)
-	VMOVUPS Z5, 320(AX)(CX*1)
-	VMOVUPS Z6, 384(AX)(CX*1)
-	VMOVUPS Z7, 448(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	JMP     written31
+
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
 
 after26:
-loop30:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
-	VMOVUPS (AX)(CX*1), Z0
-	MOVQ    DI, R9
-	MOVQ    R8, R10
-
-fold32:
-	DECQ   R10
-	JZ     folded33
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
-	VXORPS (AX)(CX*1), Z0, Z0
-	JMP    fold32
-
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
-
-write34:
-	MOVQ    (R9), AX
-	VMOVUPS Z0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
-
-after31:
 	JMP done1
 
-other24:
+other17:
+	CMPQ AX, $0x06
+	JNE  other32
+
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	VMOVUPS 64(AX)(CX*1), Z1
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold35:
+	DECQ   R11
+	JZ     folded36
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
+	VXORPS (AX)(CX*1), Z0, Z0
+	VXORPS 64(AX)(CX*1), Z1, Z1
+	JMP    fold35
+
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
+
+write37:
+	MOVQ    (R10), AX
+	VMOVUPS Z0, (AX)(CX*1)
+	VMOVUPS Z1, 64(AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
+
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	VMOVNTPS Z1, 64(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    64(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
+	VMOVUPS (AX)(CX*1), Z0
+	MOVQ    R8, R10
+	MOVQ    R9, R11
+
+fold42:
+	DECQ   R11
+	JZ     folded43
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
+	VXORPS (AX)(CX*1), Z0, Z0
+	JMP    fold42
+
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
+
+write44:
+	MOVQ    (R10), AX
+	VMOVUPS Z0, (AX)(CX*1)
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
+
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Z0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
+	JMP done1
+
+other32:
 done1:
+	TESTB BL, BL
+	JZ    fenced47
+	SFENCE
+
+fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeFloat32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX
-TEXT ·mergeFloat32256(SB), NOSPLIT, $0-76
+// func mergeFloat32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, MMX+
+TEXT ·mergeFloat32256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPS (AX)(CX*1), Y0, Y0
 	VADDPS 32(AX)(CX*1), Y1, Y1
 	VADDPS 64(AX)(CX*1), Y2, Y2
@@ -3623,153 +3902,207 @@ fold5:
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPS (AX)(CX*1), Y0, Y0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x01
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ   R10
-	JZ     folded17
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold20:
+	DECQ   R11
+	JZ     folded21
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VMULPS (AX)(CX*1), Y0, Y0
 	VMULPS 32(AX)(CX*1), Y1, Y1
 	VMULPS 64(AX)(CX*1), Y2, Y2
 	VMULPS 96(AX)(CX*1), Y3, Y3
-	JMP    fold16
+	JMP    fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ   R10
-	JZ     folded22
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold27:
+	DECQ   R11
+	JZ     folded28
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VMULPS (AX)(CX*1), Y0, Y0
-	JMP    fold21
+	JMP    fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ    (R9), AX
+write29:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
 
-after20:
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ AX, $0x02
-	JNE  other24
+	JNE  other32
 
-loop25:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after26
-	MOVQ    (DI), AX
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold27:
-	DECQ      R10
-	JZ        folded28
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold35:
+	DECQ      R11
+	JZ        folded36
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VMOVUPS   (AX)(CX*1), Y4
 	VMINPS    Y0, Y4, Y5
 	VMINPS    Y4, Y0, Y6
@@ -3798,39 +4131,54 @@ fold27:
 	VCMPPS    $0x03, Y4, Y3, Y6
 	VADDPS    Y4, Y3, Y3
 	VBLENDVPS Y6, Y3, Y5, Y3
-	JMP       fold27
+	JMP       fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ    (R9), AX
+write37:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
 
-after26:
-loop30:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold32:
-	DECQ      R10
-	JZ        folded33
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold42:
+	DECQ      R11
+	JZ        folded43
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VMOVUPS   (AX)(CX*1), Y1
 	VMINPS    Y0, Y1, Y2
 	VMINPS    Y1, Y0, Y3
@@ -3838,45 +4186,57 @@ fold32:
 	VCMPPS    $0x03, Y1, Y0, Y3
 	VADDPS    Y1, Y0, Y0
 	VBLENDVPS Y3, Y0, Y2, Y0
-	JMP       fold32
+	JMP       fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ    (R9), AX
+write44:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
 
-after31:
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 	CMPQ AX, $0x03
-	JNE  other35
+	JNE  other47
 
-loop36:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after37
-	MOVQ    (DI), AX
+loop48:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after49
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold38:
-	DECQ      R10
-	JZ        folded39
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold50:
+	DECQ      R11
+	JZ        folded51
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VMOVUPS   (AX)(CX*1), Y4
 	VMAXPS    Y0, Y4, Y5
 	VMAXPS    Y4, Y0, Y6
@@ -3905,39 +4265,54 @@ fold38:
 	VCMPPS    $0x03, Y4, Y3, Y6
 	VADDPS    Y4, Y3, Y3
 	VBLENDVPS Y6, Y3, Y5, Y3
-	JMP       fold38
+	JMP       fold50
 
-folded39:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded51:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past53
 
-write40:
-	MOVQ    (R9), AX
+write52:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write40
-	MOVQ    R11, CX
-	JMP     loop36
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write52
+	JMP     written54
 
-after37:
-loop41:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after42
-	MOVQ    (DI), AX
+past53:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past53
+
+written54:
+	MOVQ R12, CX
+	JMP  loop48
+
+after49:
+loop55:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after56
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold43:
-	DECQ      R10
-	JZ        folded44
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold57:
+	DECQ      R11
+	JZ        folded58
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VMOVUPS   (AX)(CX*1), Y1
 	VMAXPS    Y0, Y1, Y2
 	VMAXPS    Y1, Y0, Y3
@@ -3945,142 +4320,187 @@ fold43:
 	VCMPPS    $0x03, Y1, Y0, Y3
 	VADDPS    Y1, Y0, Y0
 	VBLENDVPS Y3, Y0, Y2, Y0
-	JMP       fold43
+	JMP       fold57
 
-folded44:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded58:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past60
 
-write45:
-	MOVQ    (R9), AX
+write59:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write45
-	MOVQ    R11, CX
-	JMP     loop41
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write59
+	JMP     written61
 
-after42:
+past60:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past60
+
+written61:
+	MOVQ R12, CX
+	JMP  loop55
+
+after56:
 	JMP done1
 
-other35:
+other47:
 	CMPQ         AX, $0x07
-	JNE          other46
+	JNE          other62
 	VBROADCASTSS divisor+72(FP), Y0
 
-loop47:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after48
-	MOVQ    (DI), AX
+loop63:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after64
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y1
 	VMOVUPS 32(AX)(CX*1), Y2
 	VMOVUPS 64(AX)(CX*1), Y3
 	VMOVUPS 96(AX)(CX*1), Y4
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold49:
-	DECQ   R10
-	JZ     folded50
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold65:
+	DECQ   R11
+	JZ     folded66
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPS (AX)(CX*1), Y1, Y1
 	VADDPS 32(AX)(CX*1), Y2, Y2
 	VADDPS 64(AX)(CX*1), Y3, Y3
 	VADDPS 96(AX)(CX*1), Y4, Y4
-	JMP    fold49
+	JMP    fold65
 
-folded50:
+folded66:
 	VDIVPS Y0, Y1, Y1
 	VDIVPS Y0, Y2, Y2
 	VDIVPS Y0, Y3, Y3
 	VDIVPS Y0, Y4, Y4
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past68
 
-write51:
-	MOVQ    (R9), AX
+write67:
+	MOVQ    (R10), AX
 	VMOVUPS Y1, (AX)(CX*1)
 	VMOVUPS Y2, 32(AX)(CX*1)
 	VMOVUPS Y3, 64(AX)(CX*1)
 	VMOVUPS Y4, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write51
-	MOVQ    R11, CX
-	JMP     loop47
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write67
+	JMP     written69
 
-after48:
-loop52:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after53
-	MOVQ    (DI), AX
+past68:
+	MOVQ     (R10), AX
+	VMOVNTPS Y1, (AX)(CX*1)
+	VMOVNTPS Y2, 32(AX)(CX*1)
+	VMOVNTPS Y3, 64(AX)(CX*1)
+	VMOVNTPS Y4, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past68
+
+written69:
+	MOVQ R12, CX
+	JMP  loop63
+
+after64:
+loop70:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after71
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y1
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold54:
-	DECQ   R10
-	JZ     folded55
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold72:
+	DECQ   R11
+	JZ     folded73
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPS (AX)(CX*1), Y1, Y1
-	JMP    fold54
+	JMP    fold72
 
-folded55:
+folded73:
 	VDIVPS Y0, Y1, Y1
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past75
 
-write56:
-	MOVQ    (R9), AX
+write74:
+	MOVQ    (R10), AX
 	VMOVUPS Y1, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write56
-	MOVQ    R11, CX
-	JMP     loop52
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write74
+	JMP     written76
 
-after53:
+past75:
+	MOVQ     (R10), AX
+	VMOVNTPS Y1, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past75
+
+written76:
+	MOVQ R12, CX
+	JMP  loop70
+
+after71:
 	JMP done1
 
-other46:
+other62:
 done1:
+	TESTB BL, BL
+	JZ    fenced77
+	SFENCE
+
+fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeFloat64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX2
-TEXT ·mergeFloat64256(SB), NOSPLIT, $0-76
+// func mergeFloat64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·mergeFloat64256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPD (AX)(CX*1), Y0, Y0
 	VADDPD 32(AX)(CX*1), Y1, Y1
 	VADDPD 64(AX)(CX*1), Y2, Y2
@@ -4088,267 +4508,464 @@ fold5:
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPD (AX)(CX*1), Y0, Y0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ         AX, $0x07
-	JNE          other13
+	JNE          other17
 	VXORPD       X0, X0, X0
 	VCVTSS2SD    divisor+72(FP), X0, X0
 	VBROADCASTSD X0, Y0
 
-loop14:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y1
 	VMOVUPS 32(AX)(CX*1), Y2
 	VMOVUPS 64(AX)(CX*1), Y3
 	VMOVUPS 96(AX)(CX*1), Y4
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ   R10
-	JZ     folded17
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold20:
+	DECQ   R11
+	JZ     folded21
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPD (AX)(CX*1), Y1, Y1
 	VADDPD 32(AX)(CX*1), Y2, Y2
 	VADDPD 64(AX)(CX*1), Y3, Y3
 	VADDPD 96(AX)(CX*1), Y4, Y4
-	JMP    fold16
+	JMP    fold20
 
-folded17:
+folded21:
 	VDIVPD Y0, Y1, Y1
 	VDIVPD Y0, Y2, Y2
 	VDIVPD Y0, Y3, Y3
 	VDIVPD Y0, Y4, Y4
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Y1, (AX)(CX*1)
 	VMOVUPS Y2, 32(AX)(CX*1)
 	VMOVUPS Y3, 64(AX)(CX*1)
 	VMOVUPS Y4, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Y1, (AX)(CX*1)
+	VMOVNTPS Y2, 32(AX)(CX*1)
+	VMOVNTPS Y3, 64(AX)(CX*1)
+	VMOVNTPS Y4, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y1
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ   R10
-	JZ     folded22
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold27:
+	DECQ   R11
+	JZ     folded28
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VADDPD (AX)(CX*1), Y1, Y1
-	JMP    fold21
+	JMP    fold27
 
-folded22:
+folded28:
 	VDIVPD Y0, Y1, Y1
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past30
 
-write23:
-	MOVQ    (R9), AX
+write29:
+	MOVQ    (R10), AX
 	VMOVUPS Y1, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
 
-after20:
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Y1, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 done1:
+	TESTB BL, BL
+	JZ    fenced32
+	SFENCE
+
+fenced32:
 	VZEROUPPER
 	RET
 
-// func mergeBFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX2
-TEXT ·mergeBFloat16256(SB), NOSPLIT, $0-76
+// func mergeBFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·mergeBFloat16256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VPSLLD  $0x10, Y0, Y1
 	VPAND   vectorConstants<>+0(SB), Y0, Y0
 	VMOVUPS 32(AX)(CX*1), Y2
 	VPSLLD  $0x10, Y2, Y3
 	VPAND   vectorConstants<>+0(SB), Y2, Y2
-	MOVQ    DI, R9
+	VMOVUPS 64(AX)(CX*1), Y4
+	VPSLLD  $0x10, Y4, Y5
+	VPAND   vectorConstants<>+0(SB), Y4, Y4
+	VMOVUPS 96(AX)(CX*1), Y6
+	VPSLLD  $0x10, Y6, Y7
+	VPAND   vectorConstants<>+0(SB), Y6, Y6
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ    R10
+	DECQ    R11
 	JZ      folded6
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VMOVUPS (AX)(CX*1), Y4
-	VPSLLD  $0x10, Y4, Y5
-	VPAND   vectorConstants<>+0(SB), Y4, Y4
-	VADDPS  Y5, Y1, Y1
-	VADDPS  Y4, Y0, Y0
-	VMOVUPS 32(AX)(CX*1), Y4
-	VPSLLD  $0x10, Y4, Y5
-	VPAND   vectorConstants<>+0(SB), Y4, Y4
-	VADDPS  Y5, Y3, Y3
-	VADDPS  Y4, Y2, Y2
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VMOVUPS (AX)(CX*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   vectorConstants<>+0(SB), Y8, Y8
+	VADDPS  Y9, Y1, Y1
+	VADDPS  Y8, Y0, Y0
+	VMOVUPS 32(AX)(CX*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   vectorConstants<>+0(SB), Y8, Y8
+	VADDPS  Y9, Y3, Y3
+	VADDPS  Y8, Y2, Y2
+	VMOVUPS 64(AX)(CX*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   vectorConstants<>+0(SB), Y8, Y8
+	VADDPS  Y9, Y5, Y5
+	VADDPS  Y8, Y4, Y4
+	VMOVUPS 96(AX)(CX*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   vectorConstants<>+0(SB), Y8, Y8
+	VADDPS  Y9, Y7, Y7
+	VADDPS  Y8, Y6, Y6
 	JMP     fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ      (R9), AX
-	VPSRLD    $0x10, Y1, Y4
-	VPAND     vectorConstants<>+64(SB), Y4, Y4
-	VPADDD    vectorConstants<>+128(SB), Y4, Y4
-	VPADDD    Y1, Y4, Y4
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VPOR      vectorConstants<>+192(SB), Y1, Y6
-	VBLENDVPS Y5, Y6, Y4, Y4
-	VPSRLD    $0x10, Y0, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y0, Y5, Y5
-	VCMPPS    $0x03, Y0, Y0, Y6
-	VPOR      vectorConstants<>+192(SB), Y0, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y4, Y4
-	VPAND     vectorConstants<>+0(SB), Y5, Y5
-	VPOR      Y4, Y5, Y5
-	VMOVUPS   Y5, (AX)(CX*1)
-	VPSRLD    $0x10, Y3, Y4
-	VPAND     vectorConstants<>+64(SB), Y4, Y4
-	VPADDD    vectorConstants<>+128(SB), Y4, Y4
-	VPADDD    Y3, Y4, Y4
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VPOR      vectorConstants<>+192(SB), Y3, Y6
-	VBLENDVPS Y5, Y6, Y4, Y4
-	VPSRLD    $0x10, Y2, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VPOR      vectorConstants<>+192(SB), Y2, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y4, Y4
-	VPAND     vectorConstants<>+0(SB), Y5, Y5
-	VPOR      Y4, Y5, Y5
-	VMOVUPS   Y5, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y1, Y8, Y8
+	VCMPPS    $0x03, Y1, Y1, Y9
+	VPOR      vectorConstants<>+192(SB), Y1, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y0, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y0, Y9, Y9
+	VCMPPS    $0x03, Y0, Y0, Y10
+	VPOR      vectorConstants<>+192(SB), Y0, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, (AX)(CX*1)
+	VPSRLD    $0x10, Y3, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y3, Y8, Y8
+	VCMPPS    $0x03, Y3, Y3, Y9
+	VPOR      vectorConstants<>+192(SB), Y3, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y5, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y5, Y8, Y8
+	VCMPPS    $0x03, Y5, Y5, Y9
+	VPOR      vectorConstants<>+192(SB), Y5, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y7, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y7, Y8, Y8
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VPOR      vectorConstants<>+192(SB), Y7, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
 	JNZ       write7
-	MOVQ      R11, CX
-	JMP       loop3
+	JMP       written9
+
+past8:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y1, Y8, Y8
+	VCMPPS    $0x03, Y1, Y1, Y9
+	VPOR      vectorConstants<>+192(SB), Y1, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y0, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y0, Y9, Y9
+	VCMPPS    $0x03, Y0, Y0, Y10
+	VPOR      vectorConstants<>+192(SB), Y0, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, (AX)(CX*1)
+	VPSRLD    $0x10, Y3, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y3, Y8, Y8
+	VCMPPS    $0x03, Y3, Y3, Y9
+	VPOR      vectorConstants<>+192(SB), Y3, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y5, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y5, Y8, Y8
+	VCMPPS    $0x03, Y5, Y5, Y9
+	VPOR      vectorConstants<>+192(SB), Y5, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y7, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y7, Y8, Y8
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VPOR      vectorConstants<>+192(SB), Y7, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VPSLLD  $0x10, Y0, Y1
 	VPAND   vectorConstants<>+0(SB), Y0, Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ    R10
-	JZ      folded11
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold12:
+	DECQ    R11
+	JZ      folded13
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VMOVUPS (AX)(CX*1), Y2
 	VPSLLD  $0x10, Y2, Y3
 	VPAND   vectorConstants<>+0(SB), Y2, Y2
 	VADDPS  Y3, Y1, Y1
 	VADDPS  Y2, Y0, Y0
-	JMP     fold10
+	JMP     fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ      (R9), AX
+write14:
+	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     vectorConstants<>+64(SB), Y2, Y2
 	VPADDD    vectorConstants<>+128(SB), Y2, Y2
@@ -4367,128 +4984,292 @@ write12:
 	VPAND     vectorConstants<>+0(SB), Y3, Y3
 	VPOR      Y2, Y3, Y3
 	VMOVUPS   Y3, (AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write12
-	MOVQ      R11, CX
-	JMP       loop8
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write14
+	JMP       written16
 
-after9:
+past15:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y2
+	VPAND     vectorConstants<>+64(SB), Y2, Y2
+	VPADDD    vectorConstants<>+128(SB), Y2, Y2
+	VPADDD    Y1, Y2, Y2
+	VCMPPS    $0x03, Y1, Y1, Y3
+	VPOR      vectorConstants<>+192(SB), Y1, Y4
+	VBLENDVPS Y3, Y4, Y2, Y2
+	VPSRLD    $0x10, Y0, Y3
+	VPAND     vectorConstants<>+64(SB), Y3, Y3
+	VPADDD    vectorConstants<>+128(SB), Y3, Y3
+	VPADDD    Y0, Y3, Y3
+	VCMPPS    $0x03, Y0, Y0, Y4
+	VPOR      vectorConstants<>+192(SB), Y0, Y5
+	VBLENDVPS Y4, Y5, Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPAND     vectorConstants<>+0(SB), Y3, Y3
+	VPOR      Y2, Y3, Y3
+	VMOVNTPS  Y3, (AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x01
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VPSLLD  $0x10, Y0, Y1
 	VPAND   vectorConstants<>+0(SB), Y0, Y0
 	VMOVUPS 32(AX)(CX*1), Y2
 	VPSLLD  $0x10, Y2, Y3
 	VPAND   vectorConstants<>+0(SB), Y2, Y2
-	MOVQ    DI, R9
+	VMOVUPS 64(AX)(CX*1), Y4
+	VPSLLD  $0x10, Y4, Y5
+	VPAND   vectorConstants<>+0(SB), Y4, Y4
+	VMOVUPS 96(AX)(CX*1), Y6
+	VPSLLD  $0x10, Y6, Y7
+	VPAND   vectorConstants<>+0(SB), Y6, Y6
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ    R10
-	JZ      folded17
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VMOVUPS (AX)(CX*1), Y4
-	VPSLLD  $0x10, Y4, Y5
-	VPAND   vectorConstants<>+0(SB), Y4, Y4
-	VMULPS  Y5, Y1, Y1
-	VMULPS  Y4, Y0, Y0
-	VMOVUPS 32(AX)(CX*1), Y4
-	VPSLLD  $0x10, Y4, Y5
-	VPAND   vectorConstants<>+0(SB), Y4, Y4
-	VMULPS  Y5, Y3, Y3
-	VMULPS  Y4, Y2, Y2
-	JMP     fold16
+fold20:
+	DECQ    R11
+	JZ      folded21
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VMOVUPS (AX)(CX*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   vectorConstants<>+0(SB), Y8, Y8
+	VMULPS  Y9, Y1, Y1
+	VMULPS  Y8, Y0, Y0
+	VMOVUPS 32(AX)(CX*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   vectorConstants<>+0(SB), Y8, Y8
+	VMULPS  Y9, Y3, Y3
+	VMULPS  Y8, Y2, Y2
+	VMOVUPS 64(AX)(CX*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   vectorConstants<>+0(SB), Y8, Y8
+	VMULPS  Y9, Y5, Y5
+	VMULPS  Y8, Y4, Y4
+	VMOVUPS 96(AX)(CX*1), Y8
+	VPSLLD  $0x10, Y8, Y9
+	VPAND   vectorConstants<>+0(SB), Y8, Y8
+	VMULPS  Y9, Y7, Y7
+	VMULPS  Y8, Y6, Y6
+	JMP     fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ      (R9), AX
-	VPSRLD    $0x10, Y1, Y4
-	VPAND     vectorConstants<>+64(SB), Y4, Y4
-	VPADDD    vectorConstants<>+128(SB), Y4, Y4
-	VPADDD    Y1, Y4, Y4
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VPOR      vectorConstants<>+192(SB), Y1, Y6
-	VBLENDVPS Y5, Y6, Y4, Y4
-	VPSRLD    $0x10, Y0, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y0, Y5, Y5
-	VCMPPS    $0x03, Y0, Y0, Y6
-	VPOR      vectorConstants<>+192(SB), Y0, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y4, Y4
-	VPAND     vectorConstants<>+0(SB), Y5, Y5
-	VPOR      Y4, Y5, Y5
-	VMOVUPS   Y5, (AX)(CX*1)
-	VPSRLD    $0x10, Y3, Y4
-	VPAND     vectorConstants<>+64(SB), Y4, Y4
-	VPADDD    vectorConstants<>+128(SB), Y4, Y4
-	VPADDD    Y3, Y4, Y4
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VPOR      vectorConstants<>+192(SB), Y3, Y6
-	VBLENDVPS Y5, Y6, Y4, Y4
-	VPSRLD    $0x10, Y2, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VPOR      vectorConstants<>+192(SB), Y2, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y4, Y4
-	VPAND     vectorConstants<>+0(SB), Y5, Y5
-	VPOR      Y4, Y5, Y5
-	VMOVUPS   Y5, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write18
-	MOVQ      R11, CX
-	JMP       loop14
+write22:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y1, Y8, Y8
+	VCMPPS    $0x03, Y1, Y1, Y9
+	VPOR      vectorConstants<>+192(SB), Y1, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y0, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y0, Y9, Y9
+	VCMPPS    $0x03, Y0, Y0, Y10
+	VPOR      vectorConstants<>+192(SB), Y0, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, (AX)(CX*1)
+	VPSRLD    $0x10, Y3, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y3, Y8, Y8
+	VCMPPS    $0x03, Y3, Y3, Y9
+	VPOR      vectorConstants<>+192(SB), Y3, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y5, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y5, Y8, Y8
+	VCMPPS    $0x03, Y5, Y5, Y9
+	VPOR      vectorConstants<>+192(SB), Y5, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y7, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y7, Y8, Y8
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VPOR      vectorConstants<>+192(SB), Y7, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write22
+	JMP       written24
 
-after15:
-loop19:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y1, Y8, Y8
+	VCMPPS    $0x03, Y1, Y1, Y9
+	VPOR      vectorConstants<>+192(SB), Y1, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y0, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y0, Y9, Y9
+	VCMPPS    $0x03, Y0, Y0, Y10
+	VPOR      vectorConstants<>+192(SB), Y0, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, (AX)(CX*1)
+	VPSRLD    $0x10, Y3, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y3, Y8, Y8
+	VCMPPS    $0x03, Y3, Y3, Y9
+	VPOR      vectorConstants<>+192(SB), Y3, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y5, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y5, Y8, Y8
+	VCMPPS    $0x03, Y5, Y5, Y9
+	VPOR      vectorConstants<>+192(SB), Y5, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y7, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y7, Y8, Y8
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VPOR      vectorConstants<>+192(SB), Y7, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VPSLLD  $0x10, Y0, Y1
 	VPAND   vectorConstants<>+0(SB), Y0, Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ    R10
-	JZ      folded22
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold27:
+	DECQ    R11
+	JZ      folded28
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VMOVUPS (AX)(CX*1), Y2
 	VPSLLD  $0x10, Y2, Y3
 	VPAND   vectorConstants<>+0(SB), Y2, Y2
 	VMULPS  Y3, Y1, Y1
 	VMULPS  Y2, Y0, Y0
-	JMP     fold21
+	JMP     fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ      (R9), AX
+write29:
+	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     vectorConstants<>+64(SB), Y2, Y2
 	VPADDD    vectorConstants<>+128(SB), Y2, Y2
@@ -4507,135 +5288,317 @@ write23:
 	VPAND     vectorConstants<>+0(SB), Y3, Y3
 	VPOR      Y2, Y3, Y3
 	VMOVUPS   Y3, (AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write23
-	MOVQ      R11, CX
-	JMP       loop19
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write29
+	JMP       written31
 
-after20:
+past30:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y2
+	VPAND     vectorConstants<>+64(SB), Y2, Y2
+	VPADDD    vectorConstants<>+128(SB), Y2, Y2
+	VPADDD    Y1, Y2, Y2
+	VCMPPS    $0x03, Y1, Y1, Y3
+	VPOR      vectorConstants<>+192(SB), Y1, Y4
+	VBLENDVPS Y3, Y4, Y2, Y2
+	VPSRLD    $0x10, Y0, Y3
+	VPAND     vectorConstants<>+64(SB), Y3, Y3
+	VPADDD    vectorConstants<>+128(SB), Y3, Y3
+	VPADDD    Y0, Y3, Y3
+	VCMPPS    $0x03, Y0, Y0, Y4
+	VPOR      vectorConstants<>+192(SB), Y0, Y5
+	VBLENDVPS Y4, Y5, Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPAND     vectorConstants<>+0(SB), Y3, Y3
+	VPOR      Y2, Y3, Y3
+	VMOVNTPS  Y3, (AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ AX, $0x02
-	JNE  other24
+	JNE  other32
 
-loop25:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after26
-	MOVQ    (DI), AX
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VPSLLD  $0x10, Y0, Y1
 	VPAND   vectorConstants<>+0(SB), Y0, Y0
 	VMOVUPS 32(AX)(CX*1), Y2
 	VPSLLD  $0x10, Y2, Y3
 	VPAND   vectorConstants<>+0(SB), Y2, Y2
-	MOVQ    DI, R9
+	VMOVUPS 64(AX)(CX*1), Y4
+	VPSLLD  $0x10, Y4, Y5
+	VPAND   vectorConstants<>+0(SB), Y4, Y4
+	VMOVUPS 96(AX)(CX*1), Y6
+	VPSLLD  $0x10, Y6, Y7
+	VPAND   vectorConstants<>+0(SB), Y6, Y6
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold27:
-	DECQ      R10
-	JZ        folded28
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VMOVUPS   (AX)(CX*1), Y4
-	VPSLLD    $0x10, Y4, Y5
-	VPAND     vectorConstants<>+0(SB), Y4, Y4
-	VMINPS    Y1, Y5, Y6
-	VMINPS    Y5, Y1, Y7
-	VORPS     Y6, Y7, Y6
-	VCMPPS    $0x03, Y5, Y1, Y7
-	VADDPS    Y5, Y1, Y1
-	VBLENDVPS Y7, Y1, Y6, Y1
-	VMINPS    Y0, Y4, Y5
-	VMINPS    Y4, Y0, Y6
-	VORPS     Y5, Y6, Y5
-	VCMPPS    $0x03, Y4, Y0, Y6
-	VADDPS    Y4, Y0, Y0
-	VBLENDVPS Y6, Y0, Y5, Y0
-	VMOVUPS   32(AX)(CX*1), Y4
-	VPSLLD    $0x10, Y4, Y5
-	VPAND     vectorConstants<>+0(SB), Y4, Y4
-	VMINPS    Y3, Y5, Y6
-	VMINPS    Y5, Y3, Y7
-	VORPS     Y6, Y7, Y6
-	VCMPPS    $0x03, Y5, Y3, Y7
-	VADDPS    Y5, Y3, Y3
-	VBLENDVPS Y7, Y3, Y6, Y3
-	VMINPS    Y2, Y4, Y5
-	VMINPS    Y4, Y2, Y6
-	VORPS     Y5, Y6, Y5
-	VCMPPS    $0x03, Y4, Y2, Y6
-	VADDPS    Y4, Y2, Y2
-	VBLENDVPS Y6, Y2, Y5, Y2
-	JMP       fold27
+fold35:
+	DECQ      R11
+	JZ        folded36
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VMOVUPS   (AX)(CX*1), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+0(SB), Y8, Y8
+	VMINPS    Y1, Y9, Y10
+	VMINPS    Y9, Y1, Y11
+	VORPS     Y10, Y11, Y10
+	VCMPPS    $0x03, Y9, Y1, Y11
+	VADDPS    Y9, Y1, Y1
+	VBLENDVPS Y11, Y1, Y10, Y1
+	VMINPS    Y0, Y8, Y9
+	VMINPS    Y8, Y0, Y10
+	VORPS     Y9, Y10, Y9
+	VCMPPS    $0x03, Y8, Y0, Y10
+	VADDPS    Y8, Y0, Y0
+	VBLENDVPS Y10, Y0, Y9, Y0
+	VMOVUPS   32(AX)(CX*1), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+0(SB), Y8, Y8
+	VMINPS    Y3, Y9, Y10
+	VMINPS    Y9, Y3, Y11
+	VORPS     Y10, Y11, Y10
+	VCMPPS    $0x03, Y9, Y3, Y11
+	VADDPS    Y9, Y3, Y3
+	VBLENDVPS Y11, Y3, Y10, Y3
+	VMINPS    Y2, Y8, Y9
+	VMINPS    Y8, Y2, Y10
+	VORPS     Y9, Y10, Y9
+	VCMPPS    $0x03, Y8, Y2, Y10
+	VADDPS    Y8, Y2, Y2
+	VBLENDVPS Y10, Y2, Y9, Y2
+	VMOVUPS   64(AX)(CX*1), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+0(SB), Y8, Y8
+	VMINPS    Y5, Y9, Y10
+	VMINPS    Y9, Y5, Y11
+	VORPS     Y10, Y11, Y10
+	VCMPPS    $0x03, Y9, Y5, Y11
+	VADDPS    Y9, Y5, Y5
+	VBLENDVPS Y11, Y5, Y10, Y5
+	VMINPS    Y4, Y8, Y9
+	VMINPS    Y8, Y4, Y10
+	VORPS     Y9, Y10, Y9
+	VCMPPS    $0x03, Y8, Y4, Y10
+	VADDPS    Y8, Y4, Y4
+	VBLENDVPS Y10, Y4, Y9, Y4
+	VMOVUPS   96(AX)(CX*1), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+0(SB), Y8, Y8
+	VMINPS    Y7, Y9, Y10
+	VMINPS    Y9, Y7, Y11
+	VORPS     Y10, Y11, Y10
+	VCMPPS    $0x03, Y9, Y7, Y11
+	VADDPS    Y9, Y7, Y7
+	VBLENDVPS Y11, Y7, Y10, Y7
+	VMINPS    Y6, Y8, Y9
+	VMINPS    Y8, Y6, Y10
+	VORPS     Y9, Y10, Y9
+	VCMPPS    $0x03, Y8, Y6, Y10
+	VADDPS    Y8, Y6, Y6
+	VBLENDVPS Y10, Y6, Y9, Y6
+	JMP       fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ      (R9), AX
-	VPSRLD    $0x10, Y1, Y4
-	VPAND     vectorConstants<>+64(SB), Y4, Y4
-	VPADDD    vectorConstants<>+128(SB), Y4, Y4
-	VPADDD    Y1, Y4, Y4
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VPOR      vectorConstants<>+192(SB), Y1, Y6
-	VBLENDVPS Y5, Y6, Y4, Y4
-	VPSRLD    $0x10, Y0, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y0, Y5, Y5
-	VCMPPS    $0x03, Y0, Y0, Y6
-	VPOR      vectorConstants<>+192(SB), Y0, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y4, Y4
-	VPAND     vectorConstants<>+0(SB), Y5, Y5
-	VPOR      Y4, Y5, Y5
-	VMOVUPS   Y5, (AX)(CX*1)
-	VPSRLD    $0x10, Y3, Y4
-	VPAND     vectorConstants<>+64(SB), Y4, Y4
-	VPADDD    vectorConstants<>+128(SB), Y4, Y4
-	VPADDD    Y3, Y4, Y4
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VPOR      vectorConstants<>+192(SB), Y3, Y6
-	VBLENDVPS Y5, Y6, Y4, Y4
-	VPSRLD    $0x10, Y2, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VPOR      vectorConstants<>+192(SB), Y2, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y4, Y4
-	VPAND     vectorConstants<>+0(SB), Y5, Y5
-	VPOR      Y4, Y5, Y5
-	VMOVUPS   Y5, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write29
-	MOVQ      R11, CX
-	JMP       loop25
+write37:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y1, Y8, Y8
+	VCMPPS    $0x03, Y1, Y1, Y9
+	VPOR      vectorConstants<>+192(SB), Y1, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y0, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y0, Y9, Y9
+	VCMPPS    $0x03, Y0, Y0, Y10
+	VPOR      vectorConstants<>+192(SB), Y0, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, (AX)(CX*1)
+	VPSRLD    $0x10, Y3, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y3, Y8, Y8
+	VCMPPS    $0x03, Y3, Y3, Y9
+	VPOR      vectorConstants<>+192(SB), Y3, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y5, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y5, Y8, Y8
+	VCMPPS    $0x03, Y5, Y5, Y9
+	VPOR      vectorConstants<>+192(SB), Y5, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y7, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y7, Y8, Y8
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VPOR      vectorConstants<>+192(SB), Y7, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write37
+	JMP       written39
 
-after26:
-loop30:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
+past38:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y1, Y8, Y8
+	VCMPPS    $0x03, Y1, Y1, Y9
+	VPOR      vectorConstants<>+192(SB), Y1, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y0, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y0, Y9, Y9
+	VCMPPS    $0x03, Y0, Y0, Y10
+	VPOR      vectorConstants<>+192(SB), Y0, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, (AX)(CX*1)
+	VPSRLD    $0x10, Y3, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y3, Y8, Y8
+	VCMPPS    $0x03, Y3, Y3, Y9
+	VPOR      vectorConstants<>+192(SB), Y3, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y5, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y5, Y8, Y8
+	VCMPPS    $0x03, Y5, Y5, Y9
+	VPOR      vectorConstants<>+192(SB), Y5, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y7, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y7, Y8, Y8
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VPOR      vectorConstants<>+192(SB), Y7, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VPSLLD  $0x10, Y0, Y1
 	VPAND   vectorConstants<>+0(SB), Y0, Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold32:
-	DECQ      R10
-	JZ        folded33
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold42:
+	DECQ      R11
+	JZ        folded43
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VMOVUPS   (AX)(CX*1), Y2
 	VPSLLD    $0x10, Y2, Y3
 	VPAND     vectorConstants<>+0(SB), Y2, Y2
@@ -4651,14 +5614,16 @@ fold32:
 	VCMPPS    $0x03, Y2, Y0, Y4
 	VADDPS    Y2, Y0, Y0
 	VBLENDVPS Y4, Y0, Y3, Y0
-	JMP       fold32
+	JMP       fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ      (R9), AX
+write44:
+	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     vectorConstants<>+64(SB), Y2, Y2
 	VPADDD    vectorConstants<>+128(SB), Y2, Y2
@@ -4677,135 +5642,317 @@ write34:
 	VPAND     vectorConstants<>+0(SB), Y3, Y3
 	VPOR      Y2, Y3, Y3
 	VMOVUPS   Y3, (AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write34
-	MOVQ      R11, CX
-	JMP       loop30
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write44
+	JMP       written46
 
-after31:
+past45:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y2
+	VPAND     vectorConstants<>+64(SB), Y2, Y2
+	VPADDD    vectorConstants<>+128(SB), Y2, Y2
+	VPADDD    Y1, Y2, Y2
+	VCMPPS    $0x03, Y1, Y1, Y3
+	VPOR      vectorConstants<>+192(SB), Y1, Y4
+	VBLENDVPS Y3, Y4, Y2, Y2
+	VPSRLD    $0x10, Y0, Y3
+	VPAND     vectorConstants<>+64(SB), Y3, Y3
+	VPADDD    vectorConstants<>+128(SB), Y3, Y3
+	VPADDD    Y0, Y3, Y3
+	VCMPPS    $0x03, Y0, Y0, Y4
+	VPOR      vectorConstants<>+192(SB), Y0, Y5
+	VBLENDVPS Y4, Y5, Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPAND     vectorConstants<>+0(SB), Y3, Y3
+	VPOR      Y2, Y3, Y3
+	VMOVNTPS  Y3, (AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 	CMPQ AX, $0x03
-	JNE  other35
+	JNE  other47
 
-loop36:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after37
-	MOVQ    (DI), AX
+loop48:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after49
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VPSLLD  $0x10, Y0, Y1
 	VPAND   vectorConstants<>+0(SB), Y0, Y0
 	VMOVUPS 32(AX)(CX*1), Y2
 	VPSLLD  $0x10, Y2, Y3
 	VPAND   vectorConstants<>+0(SB), Y2, Y2
-	MOVQ    DI, R9
+	VMOVUPS 64(AX)(CX*1), Y4
+	VPSLLD  $0x10, Y4, Y5
+	VPAND   vectorConstants<>+0(SB), Y4, Y4
+	VMOVUPS 96(AX)(CX*1), Y6
+	VPSLLD  $0x10, Y6, Y7
+	VPAND   vectorConstants<>+0(SB), Y6, Y6
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold38:
-	DECQ      R10
-	JZ        folded39
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VMOVUPS   (AX)(CX*1), Y4
-	VPSLLD    $0x10, Y4, Y5
-	VPAND     vectorConstants<>+0(SB), Y4, Y4
-	VMAXPS    Y1, Y5, Y6
-	VMAXPS    Y5, Y1, Y7
-	VANDPS    Y6, Y7, Y6
-	VCMPPS    $0x03, Y5, Y1, Y7
-	VADDPS    Y5, Y1, Y1
-	VBLENDVPS Y7, Y1, Y6, Y1
-	VMAXPS    Y0, Y4, Y5
-	VMAXPS    Y4, Y0, Y6
-	VANDPS    Y5, Y6, Y5
-	VCMPPS    $0x03, Y4, Y0, Y6
-	VADDPS    Y4, Y0, Y0
-	VBLENDVPS Y6, Y0, Y5, Y0
-	VMOVUPS   32(AX)(CX*1), Y4
-	VPSLLD    $0x10, Y4, Y5
-	VPAND     vectorConstants<>+0(SB), Y4, Y4
-	VMAXPS    Y3, Y5, Y6
-	VMAXPS    Y5, Y3, Y7
-	VANDPS    Y6, Y7, Y6
-	VCMPPS    $0x03, Y5, Y3, Y7
-	VADDPS    Y5, Y3, Y3
-	VBLENDVPS Y7, Y3, Y6, Y3
-	VMAXPS    Y2, Y4, Y5
-	VMAXPS    Y4, Y2, Y6
-	VANDPS    Y5, Y6, Y5
-	VCMPPS    $0x03, Y4, Y2, Y6
-	VADDPS    Y4, Y2, Y2
-	VBLENDVPS Y6, Y2, Y5, Y2
-	JMP       fold38
+fold50:
+	DECQ      R11
+	JZ        folded51
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VMOVUPS   (AX)(CX*1), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+0(SB), Y8, Y8
+	VMAXPS    Y1, Y9, Y10
+	VMAXPS    Y9, Y1, Y11
+	VANDPS    Y10, Y11, Y10
+	VCMPPS    $0x03, Y9, Y1, Y11
+	VADDPS    Y9, Y1, Y1
+	VBLENDVPS Y11, Y1, Y10, Y1
+	VMAXPS    Y0, Y8, Y9
+	VMAXPS    Y8, Y0, Y10
+	VANDPS    Y9, Y10, Y9
+	VCMPPS    $0x03, Y8, Y0, Y10
+	VADDPS    Y8, Y0, Y0
+	VBLENDVPS Y10, Y0, Y9, Y0
+	VMOVUPS   32(AX)(CX*1), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+0(SB), Y8, Y8
+	VMAXPS    Y3, Y9, Y10
+	VMAXPS    Y9, Y3, Y11
+	VANDPS    Y10, Y11, Y10
+	VCMPPS    $0x03, Y9, Y3, Y11
+	VADDPS    Y9, Y3, Y3
+	VBLENDVPS Y11, Y3, Y10, Y3
+	VMAXPS    Y2, Y8, Y9
+	VMAXPS    Y8, Y2, Y10
+	VANDPS    Y9, Y10, Y9
+	VCMPPS    $0x03, Y8, Y2, Y10
+	VADDPS    Y8, Y2, Y2
+	VBLENDVPS Y10, Y2, Y9, Y2
+	VMOVUPS   64(AX)(CX*1), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+0(SB), Y8, Y8
+	VMAXPS    Y5, Y9, Y10
+	VMAXPS    Y9, Y5, Y11
+	VANDPS    Y10, Y11, Y10
+	VCMPPS    $0x03, Y9, Y5, Y11
+	VADDPS    Y9, Y5, Y5
+	VBLENDVPS Y11, Y5, Y10, Y5
+	VMAXPS    Y4, Y8, Y9
+	VMAXPS    Y8, Y4, Y10
+	VANDPS    Y9, Y10, Y9
+	VCMPPS    $0x03, Y8, Y4, Y10
+	VADDPS    Y8, Y4, Y4
+	VBLENDVPS Y10, Y4, Y9, Y4
+	VMOVUPS   96(AX)(CX*1), Y8
+	VPSLLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+0(SB), Y8, Y8
+	VMAXPS    Y7, Y9, Y10
+	VMAXPS    Y9, Y7, Y11
+	VANDPS    Y10, Y11, Y10
+	VCMPPS    $0x03, Y9, Y7, Y11
+	VADDPS    Y9, Y7, Y7
+	VBLENDVPS Y11, Y7, Y10, Y7
+	VMAXPS    Y6, Y8, Y9
+	VMAXPS    Y8, Y6, Y10
+	VANDPS    Y9, Y10, Y9
+	VCMPPS    $0x03, Y8, Y6, Y10
+	VADDPS    Y8, Y6, Y6
+	VBLENDVPS Y10, Y6, Y9, Y6
+	JMP       fold50
 
-folded39:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded51:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past53
 
-write40:
-	MOVQ      (R9), AX
-	VPSRLD    $0x10, Y1, Y4
-	VPAND     vectorConstants<>+64(SB), Y4, Y4
-	VPADDD    vectorConstants<>+128(SB), Y4, Y4
-	VPADDD    Y1, Y4, Y4
-	VCMPPS    $0x03, Y1, Y1, Y5
-	VPOR      vectorConstants<>+192(SB), Y1, Y6
-	VBLENDVPS Y5, Y6, Y4, Y4
-	VPSRLD    $0x10, Y0, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y0, Y5, Y5
-	VCMPPS    $0x03, Y0, Y0, Y6
-	VPOR      vectorConstants<>+192(SB), Y0, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y4, Y4
-	VPAND     vectorConstants<>+0(SB), Y5, Y5
-	VPOR      Y4, Y5, Y5
-	VMOVUPS   Y5, (AX)(CX*1)
-	VPSRLD    $0x10, Y3, Y4
-	VPAND     vectorConstants<>+64(SB), Y4, Y4
-	VPADDD    vectorConstants<>+128(SB), Y4, Y4
-	VPADDD    Y3, Y4, Y4
-	VCMPPS    $0x03, Y3, Y3, Y5
-	VPOR      vectorConstants<>+192(SB), Y3, Y6
-	VBLENDVPS Y5, Y6, Y4, Y4
-	VPSRLD    $0x10, Y2, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VPOR      vectorConstants<>+192(SB), Y2, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y4, Y4
-	VPAND     vectorConstants<>+0(SB), Y5, Y5
-	VPOR      Y4, Y5, Y5
-	VMOVUPS   Y5, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write40
-	MOVQ      R11, CX
-	JMP       loop36
+write52:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y1, Y8, Y8
+	VCMPPS    $0x03, Y1, Y1, Y9
+	VPOR      vectorConstants<>+192(SB), Y1, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y0, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y0, Y9, Y9
+	VCMPPS    $0x03, Y0, Y0, Y10
+	VPOR      vectorConstants<>+192(SB), Y0, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, (AX)(CX*1)
+	VPSRLD    $0x10, Y3, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y3, Y8, Y8
+	VCMPPS    $0x03, Y3, Y3, Y9
+	VPOR      vectorConstants<>+192(SB), Y3, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y5, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y5, Y8, Y8
+	VCMPPS    $0x03, Y5, Y5, Y9
+	VPOR      vectorConstants<>+192(SB), Y5, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y7, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y7, Y8, Y8
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VPOR      vectorConstants<>+192(SB), Y7, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVUPS   Y9, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write52
+	JMP       written54
 
-after37:
-loop41:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after42
-	MOVQ    (DI), AX
+past53:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y1, Y8, Y8
+	VCMPPS    $0x03, Y1, Y1, Y9
+	VPOR      vectorConstants<>+192(SB), Y1, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y0, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y0, Y9, Y9
+	VCMPPS    $0x03, Y0, Y0, Y10
+	VPOR      vectorConstants<>+192(SB), Y0, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, (AX)(CX*1)
+	VPSRLD    $0x10, Y3, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y3, Y8, Y8
+	VCMPPS    $0x03, Y3, Y3, Y9
+	VPOR      vectorConstants<>+192(SB), Y3, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y5, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y5, Y8, Y8
+	VCMPPS    $0x03, Y5, Y5, Y9
+	VPOR      vectorConstants<>+192(SB), Y5, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y7, Y8
+	VPAND     vectorConstants<>+64(SB), Y8, Y8
+	VPADDD    vectorConstants<>+128(SB), Y8, Y8
+	VPADDD    Y7, Y8, Y8
+	VCMPPS    $0x03, Y7, Y7, Y9
+	VPOR      vectorConstants<>+192(SB), Y7, Y10
+	VBLENDVPS Y9, Y10, Y8, Y8
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y8, Y8
+	VPAND     vectorConstants<>+0(SB), Y9, Y9
+	VPOR      Y8, Y9, Y9
+	VMOVNTPS  Y9, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past53
+
+written54:
+	MOVQ R12, CX
+	JMP  loop48
+
+after49:
+loop55:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after56
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VPSLLD  $0x10, Y0, Y1
 	VPAND   vectorConstants<>+0(SB), Y0, Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold43:
-	DECQ      R10
-	JZ        folded44
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold57:
+	DECQ      R11
+	JZ        folded58
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VMOVUPS   (AX)(CX*1), Y2
 	VPSLLD    $0x10, Y2, Y3
 	VPAND     vectorConstants<>+0(SB), Y2, Y2
@@ -4821,14 +5968,16 @@ fold43:
 	VCMPPS    $0x03, Y2, Y0, Y4
 	VADDPS    Y2, Y0, Y0
 	VBLENDVPS Y4, Y0, Y3, Y0
-	JMP       fold43
+	JMP       fold57
 
-folded44:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded58:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past60
 
-write45:
-	MOVQ      (R9), AX
+write59:
+	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     vectorConstants<>+64(SB), Y2, Y2
 	VPADDD    vectorConstants<>+128(SB), Y2, Y2
@@ -4847,135 +5996,303 @@ write45:
 	VPAND     vectorConstants<>+0(SB), Y3, Y3
 	VPOR      Y2, Y3, Y3
 	VMOVUPS   Y3, (AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write45
-	MOVQ      R11, CX
-	JMP       loop41
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write59
+	JMP       written61
 
-after42:
+past60:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y1, Y2
+	VPAND     vectorConstants<>+64(SB), Y2, Y2
+	VPADDD    vectorConstants<>+128(SB), Y2, Y2
+	VPADDD    Y1, Y2, Y2
+	VCMPPS    $0x03, Y1, Y1, Y3
+	VPOR      vectorConstants<>+192(SB), Y1, Y4
+	VBLENDVPS Y3, Y4, Y2, Y2
+	VPSRLD    $0x10, Y0, Y3
+	VPAND     vectorConstants<>+64(SB), Y3, Y3
+	VPADDD    vectorConstants<>+128(SB), Y3, Y3
+	VPADDD    Y0, Y3, Y3
+	VCMPPS    $0x03, Y0, Y0, Y4
+	VPOR      vectorConstants<>+192(SB), Y0, Y5
+	VBLENDVPS Y4, Y5, Y3, Y3
+	VPSRLD    $0x10, Y2, Y2
+	VPAND     vectorConstants<>+0(SB), Y3, Y3
+	VPOR      Y2, Y3, Y3
+	VMOVNTPS  Y3, (AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past60
+
+written61:
+	MOVQ R12, CX
+	JMP  loop55
+
+after56:
 	JMP done1
 
-other35:
+other47:
 	CMPQ         AX, $0x07
-	JNE          other46
+	JNE          other62
 	VBROADCASTSS divisor+72(FP), Y0
 
-loop47:
-	LEAQ    64(CX), R11
-	CMPQ    R11, DX
-	JGT     after48
-	MOVQ    (DI), AX
+loop63:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after64
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y1
 	VPSLLD  $0x10, Y1, Y2
 	VPAND   vectorConstants<>+0(SB), Y1, Y1
 	VMOVUPS 32(AX)(CX*1), Y3
 	VPSLLD  $0x10, Y3, Y4
 	VPAND   vectorConstants<>+0(SB), Y3, Y3
-	MOVQ    DI, R9
+	VMOVUPS 64(AX)(CX*1), Y5
+	VPSLLD  $0x10, Y5, Y6
+	VPAND   vectorConstants<>+0(SB), Y5, Y5
+	VMOVUPS 96(AX)(CX*1), Y7
+	VPSLLD  $0x10, Y7, Y8
+	VPAND   vectorConstants<>+0(SB), Y7, Y7
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold49:
-	DECQ    R10
-	JZ      folded50
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
-	VMOVUPS (AX)(CX*1), Y5
-	VPSLLD  $0x10, Y5, Y6
-	VPAND   vectorConstants<>+0(SB), Y5, Y5
-	VADDPS  Y6, Y2, Y2
-	VADDPS  Y5, Y1, Y1
-	VMOVUPS 32(AX)(CX*1), Y5
-	VPSLLD  $0x10, Y5, Y6
-	VPAND   vectorConstants<>+0(SB), Y5, Y5
-	VADDPS  Y6, Y4, Y4
-	VADDPS  Y5, Y3, Y3
-	JMP     fold49
+fold65:
+	DECQ    R11
+	JZ      folded66
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
+	VMOVUPS (AX)(CX*1), Y9
+	VPSLLD  $0x10, Y9, Y10
+	VPAND   vectorConstants<>+0(SB), Y9, Y9
+	VADDPS  Y10, Y2, Y2
+	VADDPS  Y9, Y1, Y1
+	VMOVUPS 32(AX)(CX*1), Y9
+	VPSLLD  $0x10, Y9, Y10
+	VPAND   vectorConstants<>+0(SB), Y9, Y9
+	VADDPS  Y10, Y4, Y4
+	VADDPS  Y9, Y3, Y3
+	VMOVUPS 64(AX)(CX*1), Y9
+	VPSLLD  $0x10, Y9, Y10
+	VPAND   vectorConstants<>+0(SB), Y9, Y9
+	VADDPS  Y10, Y6, Y6
+	VADDPS  Y9, Y5, Y5
+	VMOVUPS 96(AX)(CX*1), Y9
+	VPSLLD  $0x10, Y9, Y10
+	VPAND   vectorConstants<>+0(SB), Y9, Y9
+	VADDPS  Y10, Y8, Y8
+	VADDPS  Y9, Y7, Y7
+	JMP     fold65
 
-folded50:
+folded66:
 	VDIVPS Y0, Y2, Y2
 	VDIVPS Y0, Y1, Y1
 	VDIVPS Y0, Y4, Y4
 	VDIVPS Y0, Y3, Y3
-	MOVQ   BX, R9
+	VDIVPS Y0, Y6, Y6
+	VDIVPS Y0, Y5, Y5
+	VDIVPS Y0, Y8, Y8
+	VDIVPS Y0, Y7, Y7
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past68
 
-write51:
-	MOVQ      (R9), AX
-	VPSRLD    $0x10, Y2, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y2, Y5, Y5
-	VCMPPS    $0x03, Y2, Y2, Y6
-	VPOR      vectorConstants<>+192(SB), Y2, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y1, Y6
-	VPAND     vectorConstants<>+64(SB), Y6, Y6
-	VPADDD    vectorConstants<>+128(SB), Y6, Y6
-	VPADDD    Y1, Y6, Y6
-	VCMPPS    $0x03, Y1, Y1, Y7
-	VPOR      vectorConstants<>+192(SB), Y1, Y8
-	VBLENDVPS Y7, Y8, Y6, Y6
-	VPSRLD    $0x10, Y5, Y5
-	VPAND     vectorConstants<>+0(SB), Y6, Y6
-	VPOR      Y5, Y6, Y6
-	VMOVUPS   Y6, (AX)(CX*1)
-	VPSRLD    $0x10, Y4, Y5
-	VPAND     vectorConstants<>+64(SB), Y5, Y5
-	VPADDD    vectorConstants<>+128(SB), Y5, Y5
-	VPADDD    Y4, Y5, Y5
-	VCMPPS    $0x03, Y4, Y4, Y6
-	VPOR      vectorConstants<>+192(SB), Y4, Y7
-	VBLENDVPS Y6, Y7, Y5, Y5
-	VPSRLD    $0x10, Y3, Y6
-	VPAND     vectorConstants<>+64(SB), Y6, Y6
-	VPADDD    vectorConstants<>+128(SB), Y6, Y6
-	VPADDD    Y3, Y6, Y6
-	VCMPPS    $0x03, Y3, Y3, Y7
-	VPOR      vectorConstants<>+192(SB), Y3, Y8
-	VBLENDVPS Y7, Y8, Y6, Y6
-	VPSRLD    $0x10, Y5, Y5
-	VPAND     vectorConstants<>+0(SB), Y6, Y6
-	VPOR      Y5, Y6, Y6
-	VMOVUPS   Y6, 32(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write51
-	MOVQ      R11, CX
-	JMP       loop47
+write67:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y1, Y10
+	VPAND     vectorConstants<>+64(SB), Y10, Y10
+	VPADDD    vectorConstants<>+128(SB), Y10, Y10
+	VPADDD    Y1, Y10, Y10
+	VCMPPS    $0x03, Y1, Y1, Y11
+	VPOR      vectorConstants<>+192(SB), Y1, Y12
+	VBLENDVPS Y11, Y12, Y10, Y10
+	VPSRLD    $0x10, Y9, Y9
+	VPAND     vectorConstants<>+0(SB), Y10, Y10
+	VPOR      Y9, Y10, Y10
+	VMOVUPS   Y10, (AX)(CX*1)
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y3, Y10
+	VPAND     vectorConstants<>+64(SB), Y10, Y10
+	VPADDD    vectorConstants<>+128(SB), Y10, Y10
+	VPADDD    Y3, Y10, Y10
+	VCMPPS    $0x03, Y3, Y3, Y11
+	VPOR      vectorConstants<>+192(SB), Y3, Y12
+	VBLENDVPS Y11, Y12, Y10, Y10
+	VPSRLD    $0x10, Y9, Y9
+	VPAND     vectorConstants<>+0(SB), Y10, Y10
+	VPOR      Y9, Y10, Y10
+	VMOVUPS   Y10, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y5, Y10
+	VPAND     vectorConstants<>+64(SB), Y10, Y10
+	VPADDD    vectorConstants<>+128(SB), Y10, Y10
+	VPADDD    Y5, Y10, Y10
+	VCMPPS    $0x03, Y5, Y5, Y11
+	VPOR      vectorConstants<>+192(SB), Y5, Y12
+	VBLENDVPS Y11, Y12, Y10, Y10
+	VPSRLD    $0x10, Y9, Y9
+	VPAND     vectorConstants<>+0(SB), Y10, Y10
+	VPOR      Y9, Y10, Y10
+	VMOVUPS   Y10, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y8, Y9, Y9
+	VCMPPS    $0x03, Y8, Y8, Y10
+	VPOR      vectorConstants<>+192(SB), Y8, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y7, Y10
+	VPAND     vectorConstants<>+64(SB), Y10, Y10
+	VPADDD    vectorConstants<>+128(SB), Y10, Y10
+	VPADDD    Y7, Y10, Y10
+	VCMPPS    $0x03, Y7, Y7, Y11
+	VPOR      vectorConstants<>+192(SB), Y7, Y12
+	VBLENDVPS Y11, Y12, Y10, Y10
+	VPSRLD    $0x10, Y9, Y9
+	VPAND     vectorConstants<>+0(SB), Y10, Y10
+	VPOR      Y9, Y10, Y10
+	VMOVUPS   Y10, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write67
+	JMP       written69
 
-after48:
-loop52:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after53
-	MOVQ    (DI), AX
+past68:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y2, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y2, Y9, Y9
+	VCMPPS    $0x03, Y2, Y2, Y10
+	VPOR      vectorConstants<>+192(SB), Y2, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y1, Y10
+	VPAND     vectorConstants<>+64(SB), Y10, Y10
+	VPADDD    vectorConstants<>+128(SB), Y10, Y10
+	VPADDD    Y1, Y10, Y10
+	VCMPPS    $0x03, Y1, Y1, Y11
+	VPOR      vectorConstants<>+192(SB), Y1, Y12
+	VBLENDVPS Y11, Y12, Y10, Y10
+	VPSRLD    $0x10, Y9, Y9
+	VPAND     vectorConstants<>+0(SB), Y10, Y10
+	VPOR      Y9, Y10, Y10
+	VMOVNTPS  Y10, (AX)(CX*1)
+	VPSRLD    $0x10, Y4, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y4, Y9, Y9
+	VCMPPS    $0x03, Y4, Y4, Y10
+	VPOR      vectorConstants<>+192(SB), Y4, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y3, Y10
+	VPAND     vectorConstants<>+64(SB), Y10, Y10
+	VPADDD    vectorConstants<>+128(SB), Y10, Y10
+	VPADDD    Y3, Y10, Y10
+	VCMPPS    $0x03, Y3, Y3, Y11
+	VPOR      vectorConstants<>+192(SB), Y3, Y12
+	VBLENDVPS Y11, Y12, Y10, Y10
+	VPSRLD    $0x10, Y9, Y9
+	VPAND     vectorConstants<>+0(SB), Y10, Y10
+	VPOR      Y9, Y10, Y10
+	VMOVNTPS  Y10, 32(AX)(CX*1)
+	VPSRLD    $0x10, Y6, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y6, Y9, Y9
+	VCMPPS    $0x03, Y6, Y6, Y10
+	VPOR      vectorConstants<>+192(SB), Y6, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y5, Y10
+	VPAND     vectorConstants<>+64(SB), Y10, Y10
+	VPADDD    vectorConstants<>+128(SB), Y10, Y10
+	VPADDD    Y5, Y10, Y10
+	VCMPPS    $0x03, Y5, Y5, Y11
+	VPOR      vectorConstants<>+192(SB), Y5, Y12
+	VBLENDVPS Y11, Y12, Y10, Y10
+	VPSRLD    $0x10, Y9, Y9
+	VPAND     vectorConstants<>+0(SB), Y10, Y10
+	VPOR      Y9, Y10, Y10
+	VMOVNTPS  Y10, 64(AX)(CX*1)
+	VPSRLD    $0x10, Y8, Y9
+	VPAND     vectorConstants<>+64(SB), Y9, Y9
+	VPADDD    vectorConstants<>+128(SB), Y9, Y9
+	VPADDD    Y8, Y9, Y9
+	VCMPPS    $0x03, Y8, Y8, Y10
+	VPOR      vectorConstants<>+192(SB), Y8, Y11
+	VBLENDVPS Y10, Y11, Y9, Y9
+	VPSRLD    $0x10, Y7, Y10
+	VPAND     vectorConstants<>+64(SB), Y10, Y10
+	VPADDD    vectorConstants<>+128(SB), Y10, Y10
+	VPADDD    Y7, Y10, Y10
+	VCMPPS    $0x03, Y7, Y7, Y11
+	VPOR      vectorConstants<>+192(SB), Y7, Y12
+	VBLENDVPS Y11, Y12, Y10, Y10
+	VPSRLD    $0x10, Y9, Y9
+	VPAND     vectorConstants<>+0(SB), Y10, Y10
+	VPOR      Y9, Y10, Y10
+	VMOVNTPS  Y10, 96(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past68
+
+written69:
+	MOVQ R12, CX
+	JMP  loop63
+
+after64:
+loop70:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after71
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y1
 	VPSLLD  $0x10, Y1, Y2
 	VPAND   vectorConstants<>+0(SB), Y1, Y1
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold54:
-	DECQ    R10
-	JZ      folded55
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold72:
+	DECQ    R11
+	JZ      folded73
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VMOVUPS (AX)(CX*1), Y3
 	VPSLLD  $0x10, Y3, Y4
 	VPAND   vectorConstants<>+0(SB), Y3, Y3
 	VADDPS  Y4, Y2, Y2
 	VADDPS  Y3, Y1, Y1
-	JMP     fold54
+	JMP     fold72
 
-folded55:
+folded73:
 	VDIVPS Y0, Y2, Y2
 	VDIVPS Y0, Y1, Y1
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past75
 
-write56:
-	MOVQ      (R9), AX
+write74:
+	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y2, Y3
 	VPAND     vectorConstants<>+64(SB), Y3, Y3
 	VPADDD    vectorConstants<>+128(SB), Y3, Y3
@@ -4994,284 +6311,496 @@ write56:
 	VPAND     vectorConstants<>+0(SB), Y4, Y4
 	VPOR      Y3, Y4, Y4
 	VMOVUPS   Y4, (AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write56
-	MOVQ      R11, CX
-	JMP       loop52
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write74
+	JMP       written76
 
-after53:
+past75:
+	MOVQ      (R10), AX
+	VPSRLD    $0x10, Y2, Y3
+	VPAND     vectorConstants<>+64(SB), Y3, Y3
+	VPADDD    vectorConstants<>+128(SB), Y3, Y3
+	VPADDD    Y2, Y3, Y3
+	VCMPPS    $0x03, Y2, Y2, Y4
+	VPOR      vectorConstants<>+192(SB), Y2, Y5
+	VBLENDVPS Y4, Y5, Y3, Y3
+	VPSRLD    $0x10, Y1, Y4
+	VPAND     vectorConstants<>+64(SB), Y4, Y4
+	VPADDD    vectorConstants<>+128(SB), Y4, Y4
+	VPADDD    Y1, Y4, Y4
+	VCMPPS    $0x03, Y1, Y1, Y5
+	VPOR      vectorConstants<>+192(SB), Y1, Y6
+	VBLENDVPS Y5, Y6, Y4, Y4
+	VPSRLD    $0x10, Y3, Y3
+	VPAND     vectorConstants<>+0(SB), Y4, Y4
+	VPOR      Y3, Y4, Y4
+	VMOVNTPS  Y4, (AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past75
+
+written76:
+	MOVQ R12, CX
+	JMP  loop70
+
+after71:
 	JMP done1
 
-other46:
+other62:
 done1:
+	TESTB BL, BL
+	JZ    fenced77
+	SFENCE
+
+fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, F16C
-TEXT ·mergeFloat16256(SB), NOSPLIT, $0-76
+// func mergeFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, F16C, MMX+
+TEXT ·mergeFloat16256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
 	JGT       after4
-	MOVQ      (DI), AX
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y0
 	VCVTPH2PS 16(AX)(CX*1), Y1
 	VCVTPH2PS 32(AX)(CX*1), Y2
 	VCVTPH2PS 48(AX)(CX*1), Y3
-	MOVQ      DI, R9
+	VCVTPH2PS 64(AX)(CX*1), Y4
+	VCVTPH2PS 80(AX)(CX*1), Y5
+	VCVTPH2PS 96(AX)(CX*1), Y6
+	VCVTPH2PS 112(AX)(CX*1), Y7
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
 fold5:
-	DECQ      R10
+	DECQ      R11
 	JZ        folded6
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Y4
-	VCVTPH2PS 16(AX)(CX*1), Y5
-	VADDPS    Y4, Y0, Y0
-	VADDPS    Y5, Y1, Y1
-	VCVTPH2PS 32(AX)(CX*1), Y4
-	VCVTPH2PS 48(AX)(CX*1), Y5
-	VADDPS    Y4, Y2, Y2
-	VADDPS    Y5, Y3, Y3
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Y8
+	VCVTPH2PS 16(AX)(CX*1), Y9
+	VADDPS    Y8, Y0, Y0
+	VADDPS    Y9, Y1, Y1
+	VCVTPH2PS 32(AX)(CX*1), Y8
+	VCVTPH2PS 48(AX)(CX*1), Y9
+	VADDPS    Y8, Y2, Y2
+	VADDPS    Y9, Y3, Y3
+	VCVTPH2PS 64(AX)(CX*1), Y8
+	VCVTPH2PS 80(AX)(CX*1), Y9
+	VADDPS    Y8, Y4, Y4
+	VADDPS    Y9, Y5, Y5
+	VCVTPH2PS 96(AX)(CX*1), Y8
+	VCVTPH2PS 112(AX)(CX*1), Y9
+	VADDPS    Y8, Y6, Y6
+	VADDPS    Y9, Y7, Y7
 	JMP       fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ      (R9), AX
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(CX*1)
 	VCVTPS2PH $0x00, Y2, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Y3, 48(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
+	VCVTPS2PH $0x00, Y4, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
 	JNZ       write7
-	MOVQ      R11, CX
-	JMP       loop3
+	JMP       written9
+
+past8:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y0, X8
+	VMOVNTPS  X8, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y1, X8
+	VMOVNTPS  X8, 16(AX)(CX*1)
+	VCVTPS2PH $0x00, Y2, X8
+	VMOVNTPS  X8, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Y3, X8
+	VMOVNTPS  X8, 48(AX)(CX*1)
+	VCVTPS2PH $0x00, Y4, X8
+	VMOVNTPS  X8, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, X8
+	VMOVNTPS  X8, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, X8
+	VMOVNTPS  X8, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, X8
+	VMOVNTPS  X8, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ      32(CX), R11
-	CMPQ      R11, DX
-	JGT       after9
-	MOVQ      (DI), AX
+loop10:
+	LEAQ      32(CX), R12
+	CMPQ      R12, DX
+	JGT       after11
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y0
 	VCVTPH2PS 16(AX)(CX*1), Y1
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold10:
-	DECQ      R10
-	JZ        folded11
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold12:
+	DECQ      R11
+	JZ        folded13
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Y2
 	VCVTPH2PS 16(AX)(CX*1), Y3
 	VADDPS    Y2, Y0, Y0
 	VADDPS    Y3, Y1, Y1
-	JMP       fold10
+	JMP       fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ      (R9), AX
+write14:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write12
-	MOVQ      R11, CX
-	JMP       loop8
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write14
+	JMP       written16
 
-after9:
+past15:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y0, X2
+	VMOVNTPS  X2, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y1, X2
+	VMOVNTPS  X2, 16(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x01
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after15
-	MOVQ      (DI), AX
+loop18:
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
+	JGT       after19
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y0
 	VCVTPH2PS 16(AX)(CX*1), Y1
 	VCVTPH2PS 32(AX)(CX*1), Y2
 	VCVTPH2PS 48(AX)(CX*1), Y3
-	MOVQ      DI, R9
+	VCVTPH2PS 64(AX)(CX*1), Y4
+	VCVTPH2PS 80(AX)(CX*1), Y5
+	VCVTPH2PS 96(AX)(CX*1), Y6
+	VCVTPH2PS 112(AX)(CX*1), Y7
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold16:
-	DECQ      R10
-	JZ        folded17
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Y4
-	VCVTPH2PS 16(AX)(CX*1), Y5
-	VMULPS    Y4, Y0, Y0
-	VMULPS    Y5, Y1, Y1
-	VCVTPH2PS 32(AX)(CX*1), Y4
-	VCVTPH2PS 48(AX)(CX*1), Y5
-	VMULPS    Y4, Y2, Y2
-	VMULPS    Y5, Y3, Y3
-	JMP       fold16
+fold20:
+	DECQ      R11
+	JZ        folded21
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Y8
+	VCVTPH2PS 16(AX)(CX*1), Y9
+	VMULPS    Y8, Y0, Y0
+	VMULPS    Y9, Y1, Y1
+	VCVTPH2PS 32(AX)(CX*1), Y8
+	VCVTPH2PS 48(AX)(CX*1), Y9
+	VMULPS    Y8, Y2, Y2
+	VMULPS    Y9, Y3, Y3
+	VCVTPH2PS 64(AX)(CX*1), Y8
+	VCVTPH2PS 80(AX)(CX*1), Y9
+	VMULPS    Y8, Y4, Y4
+	VMULPS    Y9, Y5, Y5
+	VCVTPH2PS 96(AX)(CX*1), Y8
+	VCVTPH2PS 112(AX)(CX*1), Y9
+	VMULPS    Y8, Y6, Y6
+	VMULPS    Y9, Y7, Y7
+	JMP       fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ      (R9), AX
+write22:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(CX*1)
 	VCVTPS2PH $0x00, Y2, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Y3, 48(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write18
-	MOVQ      R11, CX
-	JMP       loop14
+	VCVTPS2PH $0x00, Y4, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write22
+	JMP       written24
 
-after15:
-loop19:
-	LEAQ      32(CX), R11
-	CMPQ      R11, DX
-	JGT       after20
-	MOVQ      (DI), AX
+past23:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y0, X8
+	VMOVNTPS  X8, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y1, X8
+	VMOVNTPS  X8, 16(AX)(CX*1)
+	VCVTPS2PH $0x00, Y2, X8
+	VMOVNTPS  X8, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Y3, X8
+	VMOVNTPS  X8, 48(AX)(CX*1)
+	VCVTPS2PH $0x00, Y4, X8
+	VMOVNTPS  X8, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, X8
+	VMOVNTPS  X8, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, X8
+	VMOVNTPS  X8, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, X8
+	VMOVNTPS  X8, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ      32(CX), R12
+	CMPQ      R12, DX
+	JGT       after26
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y0
 	VCVTPH2PS 16(AX)(CX*1), Y1
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold21:
-	DECQ      R10
-	JZ        folded22
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold27:
+	DECQ      R11
+	JZ        folded28
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Y2
 	VCVTPH2PS 16(AX)(CX*1), Y3
 	VMULPS    Y2, Y0, Y0
 	VMULPS    Y3, Y1, Y1
-	JMP       fold21
+	JMP       fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ      (R9), AX
+write29:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write23
-	MOVQ      R11, CX
-	JMP       loop19
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write29
+	JMP       written31
 
-after20:
+past30:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y0, X2
+	VMOVNTPS  X2, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y1, X2
+	VMOVNTPS  X2, 16(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ AX, $0x02
-	JNE  other24
+	JNE  other32
 
-loop25:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after26
-	MOVQ      (DI), AX
+loop33:
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
+	JGT       after34
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y0
 	VCVTPH2PS 16(AX)(CX*1), Y1
 	VCVTPH2PS 32(AX)(CX*1), Y2
 	VCVTPH2PS 48(AX)(CX*1), Y3
-	MOVQ      DI, R9
+	VCVTPH2PS 64(AX)(CX*1), Y4
+	VCVTPH2PS 80(AX)(CX*1), Y5
+	VCVTPH2PS 96(AX)(CX*1), Y6
+	VCVTPH2PS 112(AX)(CX*1), Y7
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold27:
-	DECQ      R10
-	JZ        folded28
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Y4
-	VCVTPH2PS 16(AX)(CX*1), Y5
-	VMINPS    Y0, Y4, Y6
-	VMINPS    Y4, Y0, Y7
-	VORPS     Y6, Y7, Y6
-	VCMPPS    $0x03, Y4, Y0, Y7
-	VADDPS    Y4, Y0, Y0
-	VBLENDVPS Y7, Y0, Y6, Y0
-	VMINPS    Y1, Y5, Y4
-	VMINPS    Y5, Y1, Y6
-	VORPS     Y4, Y6, Y4
-	VCMPPS    $0x03, Y5, Y1, Y6
-	VADDPS    Y5, Y1, Y1
-	VBLENDVPS Y6, Y1, Y4, Y1
-	VCVTPH2PS 32(AX)(CX*1), Y4
-	VCVTPH2PS 48(AX)(CX*1), Y5
-	VMINPS    Y2, Y4, Y6
-	VMINPS    Y4, Y2, Y7
-	VORPS     Y6, Y7, Y6
-	VCMPPS    $0x03, Y4, Y2, Y7
-	VADDPS    Y4, Y2, Y2
-	VBLENDVPS Y7, Y2, Y6, Y2
-	VMINPS    Y3, Y5, Y4
-	VMINPS    Y5, Y3, Y6
-	VORPS     Y4, Y6, Y4
-	VCMPPS    $0x03, Y5, Y3, Y6
-	VADDPS    Y5, Y3, Y3
-	VBLENDVPS Y6, Y3, Y4, Y3
-	JMP       fold27
+fold35:
+	DECQ      R11
+	JZ        folded36
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Y8
+	VCVTPH2PS 16(AX)(CX*1), Y9
+	VMINPS    Y0, Y8, Y10
+	VMINPS    Y8, Y0, Y11
+	VORPS     Y10, Y11, Y10
+	VCMPPS    $0x03, Y8, Y0, Y11
+	VADDPS    Y8, Y0, Y0
+	VBLENDVPS Y11, Y0, Y10, Y0
+	VMINPS    Y1, Y9, Y8
+	VMINPS    Y9, Y1, Y10
+	VORPS     Y8, Y10, Y8
+	VCMPPS    $0x03, Y9, Y1, Y10
+	VADDPS    Y9, Y1, Y1
+	VBLENDVPS Y10, Y1, Y8, Y1
+	VCVTPH2PS 32(AX)(CX*1), Y8
+	VCVTPH2PS 48(AX)(CX*1), Y9
+	VMINPS    Y2, Y8, Y10
+	VMINPS    Y8, Y2, Y11
+	VORPS     Y10, Y11, Y10
+	VCMPPS    $0x03, Y8, Y2, Y11
+	VADDPS    Y8, Y2, Y2
+	VBLENDVPS Y11, Y2, Y10, Y2
+	VMINPS    Y3, Y9, Y8
+	VMINPS    Y9, Y3, Y10
+	VORPS     Y8, Y10, Y8
+	VCMPPS    $0x03, Y9, Y3, Y10
+	VADDPS    Y9, Y3, Y3
+	VBLENDVPS Y10, Y3, Y8, Y3
+	VCVTPH2PS 64(AX)(CX*1), Y8
+	VCVTPH2PS 80(AX)(CX*1), Y9
+	VMINPS    Y4, Y8, Y10
+	VMINPS    Y8, Y4, Y11
+	VORPS     Y10, Y11, Y10
+	VCMPPS    $0x03, Y8, Y4, Y11
+	VADDPS    Y8, Y4, Y4
+	VBLENDVPS Y11, Y4, Y10, Y4
+	VMINPS    Y5, Y9, Y8
+	VMINPS    Y9, Y5, Y10
+	VORPS     Y8, Y10, Y8
+	VCMPPS    $0x03, Y9, Y5, Y10
+	VADDPS    Y9, Y5, Y5
+	VBLENDVPS Y10, Y5, Y8, Y5
+	VCVTPH2PS 96(AX)(CX*1), Y8
+	VCVTPH2PS 112(AX)(CX*1), Y9
+	VMINPS    Y6, Y8, Y10
+	VMINPS    Y8, Y6, Y11
+	VORPS     Y10, Y11, Y10
+	VCMPPS    $0x03, Y8, Y6, Y11
+	VADDPS    Y8, Y6, Y6
+	VBLENDVPS Y11, Y6, Y10, Y6
+	VMINPS    Y7, Y9, Y8
+	VMINPS    Y9, Y7, Y10
+	VORPS     Y8, Y10, Y8
+	VCMPPS    $0x03, Y9, Y7, Y10
+	VADDPS    Y9, Y7, Y7
+	VBLENDVPS Y10, Y7, Y8, Y7
+	JMP       fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ      (R9), AX
+write37:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(CX*1)
 	VCVTPS2PH $0x00, Y2, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Y3, 48(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write29
-	MOVQ      R11, CX
-	JMP       loop25
+	VCVTPS2PH $0x00, Y4, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write37
+	JMP       written39
 
-after26:
-loop30:
-	LEAQ      32(CX), R11
-	CMPQ      R11, DX
-	JGT       after31
-	MOVQ      (DI), AX
+past38:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y0, X8
+	VMOVNTPS  X8, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y1, X8
+	VMOVNTPS  X8, 16(AX)(CX*1)
+	VCVTPS2PH $0x00, Y2, X8
+	VMOVNTPS  X8, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Y3, X8
+	VMOVNTPS  X8, 48(AX)(CX*1)
+	VCVTPS2PH $0x00, Y4, X8
+	VMOVNTPS  X8, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, X8
+	VMOVNTPS  X8, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, X8
+	VMOVNTPS  X8, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, X8
+	VMOVNTPS  X8, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ      32(CX), R12
+	CMPQ      R12, DX
+	JGT       after41
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y0
 	VCVTPH2PS 16(AX)(CX*1), Y1
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold32:
-	DECQ      R10
-	JZ        folded33
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold42:
+	DECQ      R11
+	JZ        folded43
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Y2
 	VCVTPH2PS 16(AX)(CX*1), Y3
 	VMINPS    Y0, Y2, Y4
@@ -5286,108 +6815,186 @@ fold32:
 	VCMPPS    $0x03, Y3, Y1, Y4
 	VADDPS    Y3, Y1, Y1
 	VBLENDVPS Y4, Y1, Y2, Y1
-	JMP       fold32
+	JMP       fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ      (R9), AX
+write44:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write34
-	MOVQ      R11, CX
-	JMP       loop30
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write44
+	JMP       written46
 
-after31:
+past45:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y0, X2
+	VMOVNTPS  X2, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y1, X2
+	VMOVNTPS  X2, 16(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 	CMPQ AX, $0x03
-	JNE  other35
+	JNE  other47
 
-loop36:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after37
-	MOVQ      (DI), AX
+loop48:
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
+	JGT       after49
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y0
 	VCVTPH2PS 16(AX)(CX*1), Y1
 	VCVTPH2PS 32(AX)(CX*1), Y2
 	VCVTPH2PS 48(AX)(CX*1), Y3
-	MOVQ      DI, R9
+	VCVTPH2PS 64(AX)(CX*1), Y4
+	VCVTPH2PS 80(AX)(CX*1), Y5
+	VCVTPH2PS 96(AX)(CX*1), Y6
+	VCVTPH2PS 112(AX)(CX*1), Y7
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold38:
-	DECQ      R10
-	JZ        folded39
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Y4
-	VCVTPH2PS 16(AX)(CX*1), Y5
-	VMAXPS    Y0, Y4, Y6
-	VMAXPS    Y4, Y0, Y7
-	VANDPS    Y6, Y7, Y6
-	VCMPPS    $0x03, Y4, Y0, Y7
-	VADDPS    Y4, Y0, Y0
-	VBLENDVPS Y7, Y0, Y6, Y0
-	VMAXPS    Y1, Y5, Y4
-	VMAXPS    Y5, Y1, Y6
-	VANDPS    Y4, Y6, Y4
-	VCMPPS    $0x03, Y5, Y1, Y6
-	VADDPS    Y5, Y1, Y1
-	VBLENDVPS Y6, Y1, Y4, Y1
-	VCVTPH2PS 32(AX)(CX*1), Y4
-	VCVTPH2PS 48(AX)(CX*1), Y5
-	VMAXPS    Y2, Y4, Y6
-	VMAXPS    Y4, Y2, Y7
-	VANDPS    Y6, Y7, Y6
-	VCMPPS    $0x03, Y4, Y2, Y7
-	VADDPS    Y4, Y2, Y2
-	VBLENDVPS Y7, Y2, Y6, Y2
-	VMAXPS    Y3, Y5, Y4
-	VMAXPS    Y5, Y3, Y6
-	VANDPS    Y4, Y6, Y4
-	VCMPPS    $0x03, Y5, Y3, Y6
-	VADDPS    Y5, Y3, Y3
-	VBLENDVPS Y6, Y3, Y4, Y3
-	JMP       fold38
+fold50:
+	DECQ      R11
+	JZ        folded51
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Y8
+	VCVTPH2PS 16(AX)(CX*1), Y9
+	VMAXPS    Y0, Y8, Y10
+	VMAXPS    Y8, Y0, Y11
+	VANDPS    Y10, Y11, Y10
+	VCMPPS    $0x03, Y8, Y0, Y11
+	VADDPS    Y8, Y0, Y0
+	VBLENDVPS Y11, Y0, Y10, Y0
+	VMAXPS    Y1, Y9, Y8
+	VMAXPS    Y9, Y1, Y10
+	VANDPS    Y8, Y10, Y8
+	VCMPPS    $0x03, Y9, Y1, Y10
+	VADDPS    Y9, Y1, Y1
+	VBLENDVPS Y10, Y1, Y8, Y1
+	VCVTPH2PS 32(AX)(CX*1), Y8
+	VCVTPH2PS 48(AX)(CX*1), Y9
+	VMAXPS    Y2, Y8, Y10
+	VMAXPS    Y8, Y2, Y11
+	VANDPS    Y10, Y11, Y10
+	VCMPPS    $0x03, Y8, Y2, Y11
+	VADDPS    Y8, Y2, Y2
+	VBLENDVPS Y11, Y2, Y10, Y2
+	VMAXPS    Y3, Y9, Y8
+	VMAXPS    Y9, Y3, Y10
+	VANDPS    Y8, Y10, Y8
+	VCMPPS    $0x03, Y9, Y3, Y10
+	VADDPS    Y9, Y3, Y3
+	VBLENDVPS Y10, Y3, Y8, Y3
+	VCVTPH2PS 64(AX)(CX*1), Y8
+	VCVTPH2PS 80(AX)(CX*1), Y9
+	VMAXPS    Y4, Y8, Y10
+	VMAXPS    Y8, Y4, Y11
+	VANDPS    Y10, Y11, Y10
+	VCMPPS    $0x03, Y8, Y4, Y11
+	VADDPS    Y8, Y4, Y4
+	VBLENDVPS Y11, Y4, Y10, Y4
+	VMAXPS    Y5, Y9, Y8
+	VMAXPS    Y9, Y5, Y10
+	VANDPS    Y8, Y10, Y8
+	VCMPPS    $0x03, Y9, Y5, Y10
+	VADDPS    Y9, Y5, Y5
+	VBLENDVPS Y10, Y5, Y8, Y5
+	VCVTPH2PS 96(AX)(CX*1), Y8
+	VCVTPH2PS 112(AX)(CX*1), Y9
+	VMAXPS    Y6, Y8, Y10
+	VMAXPS    Y8, Y6, Y11
+	VANDPS    Y10, Y11, Y10
+	VCMPPS    $0x03, Y8, Y6, Y11
+	VADDPS    Y8, Y6, Y6
+	VBLENDVPS Y11, Y6, Y10, Y6
+	VMAXPS    Y7, Y9, Y8
+	VMAXPS    Y9, Y7, Y10
+	VANDPS    Y8, Y10, Y8
+	VCMPPS    $0x03, Y9, Y7, Y10
+	VADDPS    Y9, Y7, Y7
+	VBLENDVPS Y10, Y7, Y8, Y7
+	JMP       fold50
 
-folded39:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded51:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past53
 
-write40:
-	MOVQ      (R9), AX
+write52:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(CX*1)
 	VCVTPS2PH $0x00, Y2, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Y3, 48(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write40
-	MOVQ      R11, CX
-	JMP       loop36
+	VCVTPS2PH $0x00, Y4, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write52
+	JMP       written54
 
-after37:
-loop41:
-	LEAQ      32(CX), R11
-	CMPQ      R11, DX
-	JGT       after42
-	MOVQ      (DI), AX
+past53:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y0, X8
+	VMOVNTPS  X8, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y1, X8
+	VMOVNTPS  X8, 16(AX)(CX*1)
+	VCVTPS2PH $0x00, Y2, X8
+	VMOVNTPS  X8, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Y3, X8
+	VMOVNTPS  X8, 48(AX)(CX*1)
+	VCVTPS2PH $0x00, Y4, X8
+	VMOVNTPS  X8, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, X8
+	VMOVNTPS  X8, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, X8
+	VMOVNTPS  X8, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, X8
+	VMOVNTPS  X8, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past53
+
+written54:
+	MOVQ R12, CX
+	JMP  loop48
+
+after49:
+loop55:
+	LEAQ      32(CX), R12
+	CMPQ      R12, DX
+	JGT       after56
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y0
 	VCVTPH2PS 16(AX)(CX*1), Y1
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold43:
-	DECQ      R10
-	JZ        folded44
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold57:
+	DECQ      R11
+	JZ        folded58
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Y2
 	VCVTPH2PS 16(AX)(CX*1), Y3
 	VMAXPS    Y0, Y2, Y4
@@ -5402,153 +7009,236 @@ fold43:
 	VCMPPS    $0x03, Y3, Y1, Y4
 	VADDPS    Y3, Y1, Y1
 	VBLENDVPS Y4, Y1, Y2, Y1
-	JMP       fold43
+	JMP       fold57
 
-folded44:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded58:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past60
 
-write45:
-	MOVQ      (R9), AX
+write59:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y1, 16(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write45
-	MOVQ      R11, CX
-	JMP       loop41
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write59
+	JMP       written61
 
-after42:
+past60:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y0, X2
+	VMOVNTPS  X2, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y1, X2
+	VMOVNTPS  X2, 16(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past60
+
+written61:
+	MOVQ R12, CX
+	JMP  loop55
+
+after56:
 	JMP done1
 
-other35:
+other47:
 	CMPQ         AX, $0x07
-	JNE          other46
+	JNE          other62
 	VBROADCASTSS divisor+72(FP), Y0
 
-loop47:
-	LEAQ      64(CX), R11
-	CMPQ      R11, DX
-	JGT       after48
-	MOVQ      (DI), AX
+loop63:
+	LEAQ      128(CX), R12
+	CMPQ      R12, DX
+	JGT       after64
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y1
 	VCVTPH2PS 16(AX)(CX*1), Y2
 	VCVTPH2PS 32(AX)(CX*1), Y3
 	VCVTPH2PS 48(AX)(CX*1), Y4
-	MOVQ      DI, R9
+	VCVTPH2PS 64(AX)(CX*1), Y5
+	VCVTPH2PS 80(AX)(CX*1), Y6
+	VCVTPH2PS 96(AX)(CX*1), Y7
+	VCVTPH2PS 112(AX)(CX*1), Y8
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold49:
-	DECQ      R10
-	JZ        folded50
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
-	VCVTPH2PS (AX)(CX*1), Y5
-	VCVTPH2PS 16(AX)(CX*1), Y6
-	VADDPS    Y5, Y1, Y1
-	VADDPS    Y6, Y2, Y2
-	VCVTPH2PS 32(AX)(CX*1), Y5
-	VCVTPH2PS 48(AX)(CX*1), Y6
-	VADDPS    Y5, Y3, Y3
-	VADDPS    Y6, Y4, Y4
-	JMP       fold49
+fold65:
+	DECQ      R11
+	JZ        folded66
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
+	VCVTPH2PS (AX)(CX*1), Y9
+	VCVTPH2PS 16(AX)(CX*1), Y10
+	VADDPS    Y9, Y1, Y1
+	VADDPS    Y10, Y2, Y2
+	VCVTPH2PS 32(AX)(CX*1), Y9
+	VCVTPH2PS 48(AX)(CX*1), Y10
+	VADDPS    Y9, Y3, Y3
+	VADDPS    Y10, Y4, Y4
+	VCVTPH2PS 64(AX)(CX*1), Y9
+	VCVTPH2PS 80(AX)(CX*1), Y10
+	VADDPS    Y9, Y5, Y5
+	VADDPS    Y10, Y6, Y6
+	VCVTPH2PS 96(AX)(CX*1), Y9
+	VCVTPH2PS 112(AX)(CX*1), Y10
+	VADDPS    Y9, Y7, Y7
+	VADDPS    Y10, Y8, Y8
+	JMP       fold65
 
-folded50:
+folded66:
 	VDIVPS Y0, Y1, Y1
 	VDIVPS Y0, Y2, Y2
 	VDIVPS Y0, Y3, Y3
 	VDIVPS Y0, Y4, Y4
-	MOVQ   BX, R9
+	VDIVPS Y0, Y5, Y5
+	VDIVPS Y0, Y6, Y6
+	VDIVPS Y0, Y7, Y7
+	VDIVPS Y0, Y8, Y8
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past68
 
-write51:
-	MOVQ      (R9), AX
+write67:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y1, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y2, 16(AX)(CX*1)
 	VCVTPS2PH $0x00, Y3, 32(AX)(CX*1)
 	VCVTPS2PH $0x00, Y4, 48(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write51
-	MOVQ      R11, CX
-	JMP       loop47
+	VCVTPS2PH $0x00, Y5, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y8, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write67
+	JMP       written69
 
-after48:
-loop52:
-	LEAQ      32(CX), R11
-	CMPQ      R11, DX
-	JGT       after53
-	MOVQ      (DI), AX
+past68:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y1, X9
+	VMOVNTPS  X9, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y2, X9
+	VMOVNTPS  X9, 16(AX)(CX*1)
+	VCVTPS2PH $0x00, Y3, X9
+	VMOVNTPS  X9, 32(AX)(CX*1)
+	VCVTPS2PH $0x00, Y4, X9
+	VMOVNTPS  X9, 48(AX)(CX*1)
+	VCVTPS2PH $0x00, Y5, X9
+	VMOVNTPS  X9, 64(AX)(CX*1)
+	VCVTPS2PH $0x00, Y6, X9
+	VMOVNTPS  X9, 80(AX)(CX*1)
+	VCVTPS2PH $0x00, Y7, X9
+	VMOVNTPS  X9, 96(AX)(CX*1)
+	VCVTPS2PH $0x00, Y8, X9
+	VMOVNTPS  X9, 112(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past68
+
+written69:
+	MOVQ R12, CX
+	JMP  loop63
+
+after64:
+loop70:
+	LEAQ      32(CX), R12
+	CMPQ      R12, DX
+	JGT       after71
+	MOVQ      (R8), AX
 	VCVTPH2PS (AX)(CX*1), Y1
 	VCVTPH2PS 16(AX)(CX*1), Y2
-	MOVQ      DI, R9
 	MOVQ      R8, R10
+	MOVQ      R9, R11
 
-fold54:
-	DECQ      R10
-	JZ        folded55
-	ADDQ      $0x18, R9
-	MOVQ      (R9), AX
+fold72:
+	DECQ      R11
+	JZ        folded73
+	ADDQ      $0x18, R10
+	MOVQ      (R10), AX
 	VCVTPH2PS (AX)(CX*1), Y3
 	VCVTPH2PS 16(AX)(CX*1), Y4
 	VADDPS    Y3, Y1, Y1
 	VADDPS    Y4, Y2, Y2
-	JMP       fold54
+	JMP       fold72
 
-folded55:
+folded73:
 	VDIVPS Y0, Y1, Y1
 	VDIVPS Y0, Y2, Y2
-	MOVQ   BX, R9
 	MOVQ   SI, R10
+	MOVQ   DI, R11
+	TESTB  BL, BL
+	JNZ    past75
 
-write56:
-	MOVQ      (R9), AX
+write74:
+	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y1, (AX)(CX*1)
 	VCVTPS2PH $0x00, Y2, 16(AX)(CX*1)
-	ADDQ      $0x18, R9
-	DECQ      R10
-	JNZ       write56
-	MOVQ      R11, CX
-	JMP       loop52
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       write74
+	JMP       written76
 
-after53:
+past75:
+	MOVQ      (R10), AX
+	VCVTPS2PH $0x00, Y1, X3
+	VMOVNTPS  X3, (AX)(CX*1)
+	VCVTPS2PH $0x00, Y2, X3
+	VMOVNTPS  X3, 16(AX)(CX*1)
+	ADDQ      $0x18, R10
+	DECQ      R11
+	JNZ       past75
+
+written76:
+	MOVQ R12, CX
+	JMP  loop70
+
+after71:
 	JMP done1
 
-other46:
+other62:
 done1:
+	TESTB BL, BL
+	JZ    fenced77
+	SFENCE
+
+fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeInt64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX2
-TEXT ·mergeInt64256(SB), NOSPLIT, $0-76
+// func mergeInt64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·mergeInt64256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDQ (AX)(CX*1), Y0, Y0
 	VPADDQ 32(AX)(CX*1), Y1, Y1
 	VPADDQ 64(AX)(CX*1), Y2, Y2
@@ -5556,90 +7246,123 @@ fold5:
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDQ (AX)(CX*1), Y0, Y0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 done1:
+	TESTB BL, BL
+	JZ    fenced17
+	SFENCE
+
+fenced17:
 	VZEROUPPER
 	RET
 
-// func mergeInt32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX2
-TEXT ·mergeInt32256(SB), NOSPLIT, $0-76
+// func mergeInt32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·mergeInt32256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDD (AX)(CX*1), Y0, Y0
 	VPADDD 32(AX)(CX*1), Y1, Y1
 	VPADDD 64(AX)(CX*1), Y2, Y2
@@ -5647,244 +7370,331 @@ fold5:
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDD (AX)(CX*1), Y0, Y0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x02
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ    R10
-	JZ      folded17
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold20:
+	DECQ    R11
+	JZ      folded21
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINSD (AX)(CX*1), Y0, Y0
 	VPMINSD 32(AX)(CX*1), Y1, Y1
 	VPMINSD 64(AX)(CX*1), Y2, Y2
 	VPMINSD 96(AX)(CX*1), Y3, Y3
-	JMP     fold16
+	JMP     fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ    R10
-	JZ      folded22
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold27:
+	DECQ    R11
+	JZ      folded28
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINSD (AX)(CX*1), Y0, Y0
-	JMP     fold21
+	JMP     fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ    (R9), AX
+write29:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
 
-after20:
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ AX, $0x03
-	JNE  other24
+	JNE  other32
 
-loop25:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after26
-	MOVQ    (DI), AX
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold27:
-	DECQ    R10
-	JZ      folded28
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold35:
+	DECQ    R11
+	JZ      folded36
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMAXSD (AX)(CX*1), Y0, Y0
 	VPMAXSD 32(AX)(CX*1), Y1, Y1
 	VPMAXSD 64(AX)(CX*1), Y2, Y2
 	VPMAXSD 96(AX)(CX*1), Y3, Y3
-	JMP     fold27
+	JMP     fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ    (R9), AX
+write37:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
 
-after26:
-loop30:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold32:
-	DECQ    R10
-	JZ      folded33
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold42:
+	DECQ    R11
+	JZ      folded43
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMAXSD (AX)(CX*1), Y0, Y0
-	JMP     fold32
+	JMP     fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ    (R9), AX
+write44:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
 
-after31:
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 done1:
+	TESTB BL, BL
+	JZ    fenced47
+	SFENCE
+
+fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeInt8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX2
-TEXT ·mergeInt8256(SB), NOSPLIT, $0-76
+// func mergeInt8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·mergeInt8256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDB (AX)(CX*1), Y0, Y0
 	VPADDB 32(AX)(CX*1), Y1, Y1
 	VPADDB 64(AX)(CX*1), Y2, Y2
@@ -5892,244 +7702,331 @@ fold5:
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDB (AX)(CX*1), Y0, Y0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x02
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ    R10
-	JZ      folded17
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold20:
+	DECQ    R11
+	JZ      folded21
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINSB (AX)(CX*1), Y0, Y0
 	VPMINSB 32(AX)(CX*1), Y1, Y1
 	VPMINSB 64(AX)(CX*1), Y2, Y2
 	VPMINSB 96(AX)(CX*1), Y3, Y3
-	JMP     fold16
+	JMP     fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ    R10
-	JZ      folded22
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold27:
+	DECQ    R11
+	JZ      folded28
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINSB (AX)(CX*1), Y0, Y0
-	JMP     fold21
+	JMP     fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ    (R9), AX
+write29:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
 
-after20:
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ AX, $0x03
-	JNE  other24
+	JNE  other32
 
-loop25:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after26
-	MOVQ    (DI), AX
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold27:
-	DECQ    R10
-	JZ      folded28
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold35:
+	DECQ    R11
+	JZ      folded36
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMAXSB (AX)(CX*1), Y0, Y0
 	VPMAXSB 32(AX)(CX*1), Y1, Y1
 	VPMAXSB 64(AX)(CX*1), Y2, Y2
 	VPMAXSB 96(AX)(CX*1), Y3, Y3
-	JMP     fold27
+	JMP     fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ    (R9), AX
+write37:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
 
-after26:
-loop30:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold32:
-	DECQ    R10
-	JZ      folded33
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold42:
+	DECQ    R11
+	JZ      folded43
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMAXSB (AX)(CX*1), Y0, Y0
-	JMP     fold32
+	JMP     fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ    (R9), AX
+write44:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
 
-after31:
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 done1:
+	TESTB BL, BL
+	JZ    fenced47
+	SFENCE
+
+fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeUint8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX, AVX2
-TEXT ·mergeUint8256(SB), NOSPLIT, $0-76
+// func mergeUint8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, AVX2, MMX+
+TEXT ·mergeUint8256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x00
 	JNE  other2
 
 loop3:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDB (AX)(CX*1), Y0, Y0
 	VPADDB 32(AX)(CX*1), Y1, Y1
 	VPADDB 64(AX)(CX*1), Y2, Y2
@@ -6137,244 +8034,331 @@ fold5:
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VPADDB (AX)(CX*1), Y0, Y0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x02
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ    R10
-	JZ      folded17
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold20:
+	DECQ    R11
+	JZ      folded21
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINUB (AX)(CX*1), Y0, Y0
 	VPMINUB 32(AX)(CX*1), Y1, Y1
 	VPMINUB 64(AX)(CX*1), Y2, Y2
 	VPMINUB 96(AX)(CX*1), Y3, Y3
-	JMP     fold16
+	JMP     fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ    R10
-	JZ      folded22
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold27:
+	DECQ    R11
+	JZ      folded28
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMINUB (AX)(CX*1), Y0, Y0
-	JMP     fold21
+	JMP     fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ    (R9), AX
+write29:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
 
-after20:
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ AX, $0x03
-	JNE  other24
+	JNE  other32
 
-loop25:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after26
-	MOVQ    (DI), AX
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold27:
-	DECQ    R10
-	JZ      folded28
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold35:
+	DECQ    R11
+	JZ      folded36
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMAXUB (AX)(CX*1), Y0, Y0
 	VPMAXUB 32(AX)(CX*1), Y1, Y1
 	VPMAXUB 64(AX)(CX*1), Y2, Y2
 	VPMAXUB 96(AX)(CX*1), Y3, Y3
-	JMP     fold27
+	JMP     fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ    (R9), AX
+write37:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
 
-after26:
-loop30:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold32:
-	DECQ    R10
-	JZ      folded33
-	ADDQ    $0x18, R9
-	MOVQ    (R9), AX
+fold42:
+	DECQ    R11
+	JZ      folded43
+	ADDQ    $0x18, R10
+	MOVQ    (R10), AX
 	VPMAXUB (AX)(CX*1), Y0, Y0
-	JMP     fold32
+	JMP     fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ    (R9), AX
+write44:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
 
-after31:
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 done1:
+	TESTB BL, BL
+	JZ    fenced47
+	SFENCE
+
+fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeBits256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
-// Requires: AVX
-TEXT ·mergeBits256(SB), NOSPLIT, $0-76
+// func mergeBits256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// Requires: AVX, MMX+
+TEXT ·mergeBits256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVQ dsts_base+8(FP), BX
-	MOVQ dsts_len+16(FP), SI
-	MOVQ srcs_base+32(FP), DI
-	MOVQ srcs_len+40(FP), R8
+	MOVB stream+76(FP), BL
+	MOVQ dsts_base+8(FP), SI
+	MOVQ dsts_len+16(FP), DI
+	MOVQ srcs_base+32(FP), R8
+	MOVQ srcs_len+40(FP), R9
 	CMPQ AX, $0x04
 	JNE  other2
 
 loop3:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
 	JGT     after4
-	MOVQ    (DI), AX
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
 fold5:
-	DECQ   R10
+	DECQ   R11
 	JZ     folded6
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VANDPS (AX)(CX*1), Y0, Y0
 	VANDPS 32(AX)(CX*1), Y1, Y1
 	VANDPS 64(AX)(CX*1), Y2, Y2
@@ -6382,211 +8366,297 @@ fold5:
 	JMP    fold5
 
 folded6:
-	MOVQ BX, R9
-	MOVQ SI, R10
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past8
 
 write7:
-	MOVQ    (R9), AX
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
+	ADDQ    $0x18, R10
+	DECQ    R11
 	JNZ     write7
-	MOVQ    R11, CX
-	JMP     loop3
+	JMP     written9
+
+past8:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past8
+
+written9:
+	MOVQ R12, CX
+	JMP  loop3
 
 after4:
-loop8:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after9
-	MOVQ    (DI), AX
+loop10:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after11
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold10:
-	DECQ   R10
-	JZ     folded11
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold12:
+	DECQ   R11
+	JZ     folded13
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VANDPS (AX)(CX*1), Y0, Y0
-	JMP    fold10
+	JMP    fold12
 
-folded11:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded13:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past15
 
-write12:
-	MOVQ    (R9), AX
+write14:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write12
-	MOVQ    R11, CX
-	JMP     loop8
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write14
+	JMP     written16
 
-after9:
+past15:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past15
+
+written16:
+	MOVQ R12, CX
+	JMP  loop10
+
+after11:
 	JMP done1
 
 other2:
 	CMPQ AX, $0x05
-	JNE  other13
+	JNE  other17
 
-loop14:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after15
-	MOVQ    (DI), AX
+loop18:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after19
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold16:
-	DECQ  R10
-	JZ    folded17
-	ADDQ  $0x18, R9
-	MOVQ  (R9), AX
+fold20:
+	DECQ  R11
+	JZ    folded21
+	ADDQ  $0x18, R10
+	MOVQ  (R10), AX
 	VORPS (AX)(CX*1), Y0, Y0
 	VORPS 32(AX)(CX*1), Y1, Y1
 	VORPS 64(AX)(CX*1), Y2, Y2
 	VORPS 96(AX)(CX*1), Y3, Y3
-	JMP   fold16
+	JMP   fold20
 
-folded17:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded21:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past23
 
-write18:
-	MOVQ    (R9), AX
+write22:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write18
-	MOVQ    R11, CX
-	JMP     loop14
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write22
+	JMP     written24
 
-after15:
-loop19:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after20
-	MOVQ    (DI), AX
+past23:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past23
+
+written24:
+	MOVQ R12, CX
+	JMP  loop18
+
+after19:
+loop25:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after26
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold21:
-	DECQ  R10
-	JZ    folded22
-	ADDQ  $0x18, R9
-	MOVQ  (R9), AX
+fold27:
+	DECQ  R11
+	JZ    folded28
+	ADDQ  $0x18, R10
+	MOVQ  (R10), AX
 	VORPS (AX)(CX*1), Y0, Y0
-	JMP   fold21
+	JMP   fold27
 
-folded22:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded28:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past30
 
-write23:
-	MOVQ    (R9), AX
+write29:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write23
-	MOVQ    R11, CX
-	JMP     loop19
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write29
+	JMP     written31
 
-after20:
+past30:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past30
+
+written31:
+	MOVQ R12, CX
+	JMP  loop25
+
+after26:
 	JMP done1
 
-other13:
+other17:
 	CMPQ AX, $0x06
-	JNE  other24
+	JNE  other32
 
-loop25:
-	LEAQ    128(CX), R11
-	CMPQ    R11, DX
-	JGT     after26
-	MOVQ    (DI), AX
+loop33:
+	LEAQ    128(CX), R12
+	CMPQ    R12, DX
+	JGT     after34
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
 	VMOVUPS 32(AX)(CX*1), Y1
 	VMOVUPS 64(AX)(CX*1), Y2
 	VMOVUPS 96(AX)(CX*1), Y3
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold27:
-	DECQ   R10
-	JZ     folded28
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold35:
+	DECQ   R11
+	JZ     folded36
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VXORPS (AX)(CX*1), Y0, Y0
 	VXORPS 32(AX)(CX*1), Y1, Y1
 	VXORPS 64(AX)(CX*1), Y2, Y2
 	VXORPS 96(AX)(CX*1), Y3, Y3
-	JMP    fold27
+	JMP    fold35
 
-folded28:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded36:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past38
 
-write29:
-	MOVQ    (R9), AX
+write37:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
 	VMOVUPS Y1, 32(AX)(CX*1)
 	VMOVUPS Y2, 64(AX)(CX*1)
 	VMOVUPS Y3, 96(AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write29
-	MOVQ    R11, CX
-	JMP     loop25
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write37
+	JMP     written39
 
-after26:
-loop30:
-	LEAQ    32(CX), R11
-	CMPQ    R11, DX
-	JGT     after31
-	MOVQ    (DI), AX
+past38:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	VMOVNTPS Y1, 32(AX)(CX*1)
+	VMOVNTPS Y2, 64(AX)(CX*1)
+	VMOVNTPS Y3, 96(AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past38
+
+written39:
+	MOVQ R12, CX
+	JMP  loop33
+
+after34:
+loop40:
+	LEAQ    32(CX), R12
+	CMPQ    R12, DX
+	JGT     after41
+	MOVQ    (R8), AX
 	VMOVUPS (AX)(CX*1), Y0
-	MOVQ    DI, R9
 	MOVQ    R8, R10
+	MOVQ    R9, R11
 
-fold32:
-	DECQ   R10
-	JZ     folded33
-	ADDQ   $0x18, R9
-	MOVQ   (R9), AX
+fold42:
+	DECQ   R11
+	JZ     folded43
+	ADDQ   $0x18, R10
+	MOVQ   (R10), AX
 	VXORPS (AX)(CX*1), Y0, Y0
-	JMP    fold32
+	JMP    fold42
 
-folded33:
-	MOVQ BX, R9
-	MOVQ SI, R10
+folded43:
+	MOVQ  SI, R10
+	MOVQ  DI, R11
+	TESTB BL, BL
+	JNZ   past45
 
-write34:
-	MOVQ    (R9), AX
+write44:
+	MOVQ    (R10), AX
 	VMOVUPS Y0, (AX)(CX*1)
-	ADDQ    $0x18, R9
-	DECQ    R10
-	JNZ     write34
-	MOVQ    R11, CX
-	JMP     loop30
+	ADDQ    $0x18, R10
+	DECQ    R11
+	JNZ     write44
+	JMP     written46
 
-after31:
+past45:
+	MOVQ     (R10), AX
+	VMOVNTPS Y0, (AX)(CX*1)
+	ADDQ     $0x18, R10
+	DECQ     R11
+	JNZ      past45
+
+written46:
+	MOVQ R12, CX
+	JMP  loop40
+
+after41:
 	JMP done1
 
-other24:
+other32:
 done1:
+	TESTB BL, BL
+	JZ    fenced47
+	SFENCE
+
+fenced47:
 	VZEROUPPER
 	RET
 

@@ -5,4 +5,4 @@
 package kernel
 
 // mergeVectors leaves everything to the portable merge.
-func mergeVectors(_ Elem, _ Merging, _, _ [][]byte, lo, _, _ int) int { return lo }
+func mergeVectors(_ Elem, _ Merging, _, _ [][]byte, lo, _, _ int, _ bool) int { return lo }

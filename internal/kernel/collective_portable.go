@@ -5,6 +5,7 @@ package kernel
 import (
 	wire "encoding/binary"
 	"math"
+	"math/bits"
 	"unsafe"
 )
 
@@ -41,16 +42,21 @@ func mergeGo(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int) {
 // is read, nil if there is none.
 func accumulator(dsts, srcs [][]byte) []byte {
 	late := srcs[min(2, len(srcs)):]
-next:
 	for _, d := range dsts {
-		for _, s := range late {
-			if same(d, s) {
-				continue next
-			}
+		if !isOneOf(d, late) {
+			return d
 		}
-		return d
 	}
 	return nil
+}
+
+func isOneOf(d []byte, srcs [][]byte) bool {
+	for _, s := range srcs {
+		if same(d, s) {
+			return true
+		}
+	}
+	return false
 }
 
 func same(a, b []byte) bool { return unsafe.SliceData(a) == unsafe.SliceData(b) }
@@ -139,8 +145,20 @@ func divide[T number](x []T, divisor int) {
 		}
 		return
 	}
+	if unsafe.Sizeof(half) == 8 || divisor >= math.MaxInt32 {
+		for i := range x {
+			x[i] = T(int64(x[i]) / int64(divisor))
+		}
+		return
+	}
+	// With m = ⌈2⁶⁴/d⌉ and |x| ≤ 2³¹, m·|x|/2⁶⁴ exceeds |x|/d by less than
+	// |x|/2⁶⁴, which is less than the 1/d that is missing to the next integer.
+	m := math.MaxUint64/uint64(divisor) + 1
 	for i := range x {
-		x[i] = T(int64(x[i]) / int64(divisor))
+		v := int64(x[i])
+		sign := v >> 63
+		q, _ := bits.Mul64(m, uint64((v^sign)-sign))
+		x[i] = T((int64(q) ^ sign) - sign)
 	}
 }
 

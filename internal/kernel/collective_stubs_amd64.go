@@ -4,92 +4,92 @@
 
 package kernel
 
-// mergeFloat32512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeFloat32512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeFloat32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeFloat64512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeFloat64512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeFloat64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeBFloat16512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeBFloat16512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeBFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeBFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeFloat16512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeFloat16512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeInt64512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeInt64512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeInt64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeInt32512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeInt32512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeInt32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeInt8512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeInt8512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeInt8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeUint8512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeUint8512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeUint8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeUint8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeBits512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeBits512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeBits512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeBits512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeFloat32256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeFloat32256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeFloat32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeFloat64256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeFloat64256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeFloat64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeBFloat16256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeBFloat16256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeBFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeBFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeFloat16256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeFloat16256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeInt64256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeInt64256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeInt64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeInt32256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeInt32256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeInt32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeInt8256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeInt8256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeInt8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeUint8256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeUint8256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeUint8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeUint8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
 
-// mergeBits256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.
+// mergeBits256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeBits256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32)
+func mergeBits256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)

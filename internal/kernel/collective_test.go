@@ -249,19 +249,44 @@ func (e *mergeElem) check(t *testing.T, rng *rand.Rand, m Merging, c mergeCase, 
 	}
 }
 
-// TestMergeLong crosses the borders of calls.
+// TestMergeLong crosses the borders of calls, and writes past the caches to
+// what begins within a line.
 func TestMergeLong(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testSeed, 5))
-	n := mergeCallBytes/3 + 1001
-	dst, a, b := make([]byte, n), make([]byte, n), make([]byte, n)
+	n := mergeStreamBytes + 100_002
+	room, a, b := make([]byte, n+102), make([]byte, n), make([]byte, n)
 	for i := range a {
 		a[i], b[i] = byte(rng.Uint32()), byte(rng.Uint32())
 	}
 	forEachISA(t, func(t *testing.T) {
-		Merge(ElemUint8, MergeSum, [][]byte{dst}, [][]byte{a, b}, 1)
-		for i := range dst {
-			if dst[i] != a[i]+b[i] {
-				t.Fatalf("element %d of %d is %d, want %d", i, n, dst[i], a[i]+b[i])
+		for i := range mergeElems {
+			e := &mergeElems[i]
+			for _, at := range []int{0, 24} {
+				clear(room)
+				size := elemSizes[e.elem]
+				dst := room[at : at+n/size*size]
+				Merge(e.elem, MergeMin, [][]byte{dst}, [][]byte{a, b}, 1)
+				for j := 0; j < n/size; j += 1 + rng.IntN(200) {
+					want := e.oracle(MergeMin, []uint64{getElem(a, size, j), getElem(b, size, j)}, 1)
+					if got := getElem(dst, size, j); !e.equal(got, want) {
+						t.Fatalf("%s at %d: element %d is %#x, want %#x", e.name, at, j, got, want)
+					}
+				}
+				for j, x := range room {
+					if x != 0 && (j < at || j >= at+len(dst)) {
+						t.Fatalf("%s at %d: byte %d of %d was written", e.name, at, j, len(dst))
+					}
+				}
+			}
+			// The same bits as in place, which is not streamed.
+			size := elemSizes[e.elem]
+			dst, again := room[8:8+n/size*size], bytes.Clone(a)
+			Merge(e.elem, MergeSum, [][]byte{dst}, [][]byte{a, b}, 1)
+			Merge(e.elem, MergeSum, [][]byte{again}, [][]byte{again, b}, 1)
+			for j := range n / size {
+				if got, want := getElem(dst, size, j), getElem(again, size, j); got != want && !e.equal(got, want) {
+					t.Fatalf("%s: element %d is %#x, %#x in place", e.name, j, got, want)
+				}
 			}
 		}
 	})

@@ -37,7 +37,7 @@ type element struct {
 	divide   func(acc, divisor VecVirtual)
 	// Of 16 bits; others are loaded and stored as they are.
 	load  func(at Mem) []VecVirtual
-	store func(acc []VecVirtual, at Mem)
+	store func(acc []VecVirtual, at Mem, stream bool)
 }
 
 // merges emits a function for each type of elements.
@@ -67,12 +67,12 @@ func (g *lanes) merges() {
 				g.andBits(upper, v, odd)
 				return []VecVirtual{even, odd}
 			},
-			store: func(acc []VecVirtual, at Mem) {
+			store: func(acc []VecVirtual, at Mem, stream bool) {
 				even, odd := g.roundUpper(acc[0], round), g.roundUpper(acc[1], round)
 				VPSRLD(Imm(16), even, even)
 				g.andBits(upper, odd, odd)
 				g.orBits(even, odd, odd)
-				g.moveTo(odd, at)
+				g.moveTo(odd, at, stream)
 			}},
 		{name: "Float16", mergings: ofFloats, divide: divide,
 			load: func(at Mem) []VecVirtual {
@@ -81,9 +81,20 @@ func (g *lanes) merges() {
 				VCVTPH2PS(at.Offset(2*g.width), w)
 				return []VecVirtual{v, w}
 			},
-			store: func(acc []VecVirtual, at Mem) {
-				VCVTPS2PH(Imm(0), acc[0], at)
-				VCVTPS2PH(Imm(0), acc[1], at.Offset(2*g.width))
+			store: func(acc []VecVirtual, at Mem, stream bool) {
+				for i, v := range acc {
+					to := at.Offset(2 * g.width * i)
+					if !stream {
+						VCVTPS2PH(Imm(0), v, to)
+						continue
+					}
+					half := VecVirtual(XMM())
+					if g.wide() {
+						half = YMM()
+					}
+					VCVTPS2PH(Imm(0), v, half)
+					VMOVNTPS(half, to)
+				}
 			}},
 		{name: "Int64", mergings: []merging{
 			{code: mergeSum, fold: func(acc VecVirtual, x Op) { VPADDQ(x, acc, acc) }},
@@ -109,16 +120,16 @@ func (g *lanes) merges() {
 			{code: mergeXor, fold: func(acc VecVirtual, x Op) { VXORPS(x, acc, acc) }},
 		}},
 	} {
-		e.unroll = g.width / 2
+		e.unroll = 32 / g.width // 128 bytes a turn: more at once is slower from memory
 		if e.load == nil {
 			e.load = func(at Mem) []VecVirtual {
 				v := g.vec()
 				g.move(at, v)
 				return []VecVirtual{v}
 			}
-			e.store = func(acc []VecVirtual, at Mem) { g.moveTo(acc[0], at) }
+			e.store = func(acc []VecVirtual, at Mem, stream bool) { g.moveTo(acc[0], at, stream) }
 		} else {
-			e.unroll /= 2
+			e.unroll = 32 / g.width // 128 bytes a turn: more at once is slower from memory
 		}
 		g.merge(&e, func() {
 			upper = g.bits(0xffff0000)
@@ -129,9 +140,9 @@ func (g *lanes) merges() {
 
 // merge emits the function of one type. prepare loads constants.
 func (g *lanes) merge(e *element, prepare func()) {
-	g.begin("merge"+e.name, "func(m int, dsts, srcs [][]byte, lo, hi int, divisor float32)",
-		"merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers.")
-	m, lo, hi := count("m"), count("lo"), count("hi")
+	g.begin("merge"+e.name, "func(m int, dsts, srcs [][]byte, lo, hi int, divisor float32, stream bool)",
+		"merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.")
+	m, lo, hi, stream := count("m"), count("lo"), count("hi"), Load(Param("stream"), GP8())
 	dsts, numDsts, srcs, numSrcs := pointer("dsts"), length("dsts"), pointer("srcs"), length("srcs")
 	done := g.label("done")
 	for _, k := range e.mergings {
@@ -155,7 +166,8 @@ func (g *lanes) merge(e *element, prepare func()) {
 			}
 		}
 		for _, step := range []int{e.unroll, 1} {
-			loop, after, fold, folded, write := g.label("loop"), g.label("after"), g.label("fold"), g.label("folded"), g.label("write")
+			loop, after, fold, folded := g.label("loop"), g.label("after"), g.label("fold"), g.label("folded")
+			write, past, written := g.label("write"), g.label("past"), g.label("written")
 			at, list, left, end := GP64(), GP64(), GP64(), GP64()
 			unit := func(u int) Mem { return Mem{Base: at, Index: lo, Scale: 1, Disp: 4 * g.width * u} }
 			Label(loop)
@@ -194,14 +206,22 @@ func (g *lanes) merge(e *element, prepare func()) {
 			}
 			MOVQ(dsts, list)
 			MOVQ(numDsts, left)
-			Label(write)
-			MOVQ(Mem{Base: list}, at)
-			for u := range acc {
-				e.store(acc[u], unit(u))
+			TESTB(stream, stream)
+			JNZ(LabelRef(past))
+			for _, way := range []string{write, past} {
+				Label(way)
+				MOVQ(Mem{Base: list}, at)
+				for u := range acc {
+					e.store(acc[u], unit(u), way == past)
+				}
+				ADDQ(Imm(24), list)
+				DECQ(left)
+				JNZ(LabelRef(way))
+				if way == write {
+					JMP(LabelRef(written))
+				}
 			}
-			ADDQ(Imm(24), list)
-			DECQ(left)
-			JNZ(LabelRef(write))
+			Label(written)
 			MOVQ(end, lo)
 			JMP(LabelRef(loop))
 			Label(after)
@@ -210,6 +230,11 @@ func (g *lanes) merge(e *element, prepare func()) {
 		Label(other)
 	}
 	Label(done)
+	fenced := g.label("fenced")
+	TESTB(stream, stream)
+	JZ(LabelRef(fenced))
+	SFENCE() // another process may be told next that the results are there
+	Label(fenced)
 	end()
 }
 
@@ -268,8 +293,15 @@ func (g *lanes) roundUpper(v VecVirtual, constants [3]Op) VecVirtual {
 	return r
 }
 
-func (g *lanes) move(at Mem, v VecVirtual)   { VMOVUPS(at, v) }
-func (g *lanes) moveTo(v VecVirtual, at Mem) { VMOVUPS(v, at) }
+func (g *lanes) move(at Mem, v VecVirtual) { VMOVUPS(at, v) }
+
+func (g *lanes) moveTo(v VecVirtual, at Mem, stream bool) {
+	if stream {
+		VMOVNTPS(v, at)
+	} else {
+		VMOVUPS(v, at)
+	}
+}
 
 // andBits and orBits stay with integers.
 func (g *lanes) andBits(a Op, b, dst VecVirtual) {
