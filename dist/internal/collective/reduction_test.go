@@ -4,7 +4,10 @@ package collective
 
 import (
 	"bytes"
+	_ "embed"
 	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"math"
 	"math/rand/v2"
@@ -192,6 +195,90 @@ func TestRoundedOnce(t *testing.T) {
 		}
 		if got := binary.LittleEndian.Uint16(pairs); got != c.one {
 			t.Errorf("%v: by pairs %#x, want %#x", c.dtype, got, c.one)
+		}
+	}
+}
+
+//go:embed testdata/reduction.json
+var goldenReductions []byte
+
+// TestAsInPyTorch compares bits with what PyTorch's ranks get from each other
+// (testdata/reduction.py), those of NaNs aside.
+func TestAsInPyTorch(t *testing.T) {
+	var cases []struct {
+		DType, Op string
+		In        []string
+		Out       string
+	}
+	if err := json.Unmarshal(goldenReductions, &cases); err != nil {
+		t.Fatal(err)
+	}
+	if len(cases) < 48 {
+		t.Fatalf("%d cases", len(cases))
+	}
+	decode := func(text string) []byte {
+		b, err := hex.DecodeString(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for _, c := range cases {
+		var dtype DType
+		for d := Float32; d < numDTypes; d++ {
+			if d.String() == c.DType {
+				dtype = d
+			}
+		}
+		op := numReduceOps
+		for _, o := range allReduceOps {
+			if o.String() == c.Op {
+				op = o
+			}
+		}
+		r, err := ReductionFor(op, dtype, len(c.In))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var srcs [][]byte
+		for _, in := range c.In {
+			srcs = append(srcs, decode(in))
+		}
+		got, want := make([]byte, len(srcs[0])), decode(c.Out)
+		r.All(got, srcs)
+		compareBits(t, c.DType+" "+c.Op, dtype, got, want, srcs)
+		if len(srcs) == 2 {
+			for _, first := range []int{0, 1} {
+				pair := bytes.Clone(srcs[first])
+				r.Into(pair, srcs[1-first])
+				compareBits(t, c.DType+" "+c.Op+" by pairs", dtype, pair, want, srcs)
+			}
+		}
+	}
+}
+
+func compareBits(t *testing.T, what string, dtype DType, got, want []byte, srcs [][]byte) {
+	t.Helper()
+	size := dtype.Size()
+	isNaN := func(b []byte) bool {
+		switch dtype {
+		case Float32:
+			x := math.Float32frombits(binary.LittleEndian.Uint32(b))
+			return x != x
+		case Float64:
+			return math.IsNaN(math.Float64frombits(binary.LittleEndian.Uint64(b)))
+		case BFloat16:
+			return binary.LittleEndian.Uint16(b)&0x7fff > 0x7f80
+		case Float16:
+			return binary.LittleEndian.Uint16(b)&0x7fff > 0x7c00
+		}
+		return false
+	}
+	for i := 0; i < len(want); i += size {
+		g, w := got[i:i+size], want[i:i+size]
+		if !bytes.Equal(g, w) && !(isNaN(g) && isNaN(w)) {
+			t.Errorf("%s: element %d is %x of %x and %x…, want %x", what, i/size, g, srcs[0][i:i+size], srcs[1][i:i+size], w)
+			return
 		}
 	}
 }
