@@ -17,15 +17,17 @@ const (
 )
 
 // How long a thread looks at a flag before it sleeps. Falling asleep and being
-// woken costs some 50 µs, so looking about as long loses at most half. Between
-// looks it first does nothing, if every rank has a core of its own, and then
-// offers the core to the other ranks, which costs little if nobody wants it.
-// Where other goroutines of the process compute meanwhile, it sleeps soon.
+// woken costs some 50 µs, so looking about as long loses at most half. Where
+// ranks share cores, it offers its core to the others between looks: handing it
+// over costs a few µs, and next to nothing if nobody wants it. Where every rank
+// has a core of its own it does not: two that happened to be on one core would
+// stay there, while a sleeper is woken on an idle one. And where other
+// goroutines of the process have work meanwhile, it sleeps soon.
 const (
-	lookTime       = 100 * time.Microsecond
+	lookTime       = 64 * time.Microsecond
 	lookBackground = 4 * time.Microsecond
-	looksAlone     = 2000 // looks before the first offer
-	looksPerTime   = 8    // looks between two readings of the clock
+	looksPerTime   = 64 // looks between two readings of the clock
+	offersPerTime  = 8  // likewise, looks with an offer between them
 )
 
 // sharedMemory reports whether ranks of several processes can share memory here.
@@ -33,17 +35,10 @@ const sharedMemory = true
 
 // futexParking parks threads of several processes on the flags themselves.
 type futexParking struct {
-	looks int // before it offers its core to others
+	alone bool // every local rank has a core of its own
 }
 
-// newProcessParking returns the parking of a rank. alone says that every local
-// rank has a core of its own.
-func newProcessParking(alone bool) parking {
-	if alone {
-		return &futexParking{looksAlone}
-	}
-	return &futexParking{}
-}
+func newProcessParking(alone bool) parking { return &futexParking{alone} }
 
 func (p *futexParking) sleep(ctx context.Context, f *flag, seen, _ uint32, limit time.Duration) {
 	if ctx.Err() != nil {
@@ -65,14 +60,13 @@ func (p *futexParking) alarms() uint32 { return 0 }
 func (p *futexParking) wakeAll() {}
 
 func (p *futexParking) look(i int, start time.Time, background bool) bool {
-	if i >= p.looks && !background {
+	limit, every := lookTime, looksPerTime
+	switch {
+	case background:
+		limit = lookBackground
+	case !p.alone:
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		every = offersPerTime
 	}
-	if i%looksPerTime != looksPerTime-1 {
-		return true
-	}
-	if background {
-		return time.Since(start) < lookBackground
-	}
-	return time.Since(start) < lookTime
+	return i%every != every-1 || time.Since(start) < limit
 }
