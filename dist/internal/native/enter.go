@@ -10,7 +10,7 @@ import (
 
 const (
 	// flatLimit is up to how many ranks everybody looks at everybody.
-	flatLimit = 32
+	flatLimit = 16
 	// fanOut is how many ranks hang below one in the tree of larger groups.
 	fanOut = 16
 )

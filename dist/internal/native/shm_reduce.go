@@ -85,17 +85,34 @@ func (m *move) reduce() error {
 	return m.reduceStaged()
 }
 
-// reduceBeside reduces what lies beside the calls, every rank for itself. No
-// rank waits for the others to finish: that memory is used again two calls
-// later, which cannot begin before all have finished this one.
+// reduceBeside reduces what lies beside the calls: every rank that gets the
+// result for itself, or in a large group, where that would be work that grows
+// with the square of the ranks, one for all. No rank waits for the others to
+// finish: that memory is used again two calls later, which cannot begin before
+// all have finished this one.
 func (m *move) reduceBeside() error {
-	if !gets(m.c, m.me) {
+	s, c := m.s, m.c
+	forAll := s.n > flatLimit && c.Op == collective.OpAllReduce
+	result := s.seg.beside(0, c.Seq)[:len(m.in)]
+	switch {
+	case !gets(c, m.me):
+		return nil
+	case forAll && m.me != 0:
+		if err := s.awaitFlag(m.ctx, c, 0, readyFlag, 1); err != nil {
+			return err
+		}
+		copy(m.out, result)
 		return nil
 	}
-	for r := range m.s.n {
-		m.s.scratch.srcs[r] = m.s.seg.beside(r, m.c.Seq)[:len(m.in)]
+	srcs := s.scratch.srcs
+	for r := range s.n {
+		srcs[r] = s.seg.beside(r, c.Seq)[:len(m.in)]
 	}
-	m.merge(m.into(m.out), m.s.scratch.srcs, collective.Range{Hi: len(m.out)})
+	m.red.AllTo(m.into(m.out), srcs)
+	if forAll {
+		copy(result, m.out)
+		s.post(c, readyFlag, 1)
+	}
 	return nil
 }
 
