@@ -138,6 +138,7 @@ func (s *Shm) sendPiece(ctx context.Context, c *collective.Call, to int, data []
 	rec.fill(c)
 	rec.seq = c.Seq
 	rec.size = uint64(copy(p.block.slots[slot][:], data))
+	sending()
 	p.count++
 	raise(s.park, &p.block.sent, p.count)
 	return nil
@@ -164,6 +165,7 @@ func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit i
 		}
 		return err
 	}
+	received()
 	slot := p.count % numSlots
 	rec := p.block.records[slot] // read once: it is the peer's memory
 	if there := rec.call(rec.seq); !c.Matches(&there) {
