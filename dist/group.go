@@ -5,13 +5,12 @@ package dist
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/tensor"
 )
 
 // Group is this rank's membership in a group of ranks.
@@ -37,11 +36,17 @@ type Group struct {
 	store       store.Store
 	transport   string
 	collectives lane
+	requests    sync.Pool // of *request
+	staging     staging
+	monitored   atomic.Uint64 // monitored barriers begun
 	mu          sync.Mutex
 	pairs       map[pair]*lane
 	children    map[*Group]struct{} // made from this one and not closed
 	made        map[string]int      // how many groups of some ranks and name
+	gate        receiveGate
 	closed      bool
+	closing     context.Context // ends when this rank closes the group
+	endWaits    context.CancelCauseFunc
 	running     int        // calls that have been issued and not ended
 	noneRunning *sync.Cond // on mu
 	closeOnce   sync.Once
@@ -94,104 +99,7 @@ func (g *Group) String() string {
 func (g *Group) init() {
 	g.noneRunning = sync.NewCond(&g.mu)
 	g.pairs = map[pair]*lane{}
-}
-
-// request is a call with what it works on.
-type request struct {
-	ctx     context.Context
-	call    collective.Call
-	in, out collective.Data
-	tensors []*tensor.Tensor // that in and out are borrowed from
-}
-
-// start admits a call: it counts it as running and returns the lane it takes.
-func (g *Group) start(r *request) (*lane, error) {
-	if err := r.ctx.Err(); err != nil {
-		return nil, fmt.Errorf("dist: %v of group %q was not begun: %w", r.call, g.name, context.Cause(r.ctx))
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return nil, fmt.Errorf("dist: %v of group %q: %w", r.call, g.name, ErrClosed)
-	}
-	g.running++
-	if r.call.Op != collective.OpSend && r.call.Op != collective.OpRecv {
-		return &g.collectives, nil
-	}
-	key := pair{r.call.Root, r.call.Op == collective.OpSend}
-	l := g.pairs[key]
-	if l == nil {
-		l = &lane{}
-		g.pairs[key] = l
-	}
-	return l, nil
-}
-
-func (g *Group) ended() {
-	g.mu.Lock()
-	g.running--
-	if g.running == 0 && g.closed {
-		g.noneRunning.Broadcast()
-	}
-	g.mu.Unlock()
-}
-
-// perform runs a call to its end.
-func (g *Group) perform(r *request) error {
-	defer g.ended()
-	if g.backend == nil {
-		return collective.Alone(&r.call, r.in, r.out)
-	}
-	switch r.call.Op {
-	case collective.OpSend:
-		return g.backend.Send(r.ctx, r.call, r.in)
-	case collective.OpRecv:
-		return g.backend.Recv(r.ctx, r.call, r.in)
-	}
-	return g.backend.Collective(r.ctx, r.call, r.in, r.out)
-}
-
-// do runs a call and waits for it. When nothing else is under way it runs on
-// the caller's goroutine: handing a call over costs more than a small one takes.
-func (g *Group) do(r request) error {
-	l, err := g.start(&r)
-	if err != nil {
-		return err
-	}
-	l.mu.Lock()
-	l.seq++
-	r.call.Seq = l.seq
-	if l.busy {
-		w := l.enqueue(g, r)
-		l.mu.Unlock()
-		<-w.done
-		return w.err
-	}
-	l.busy = true
-	l.mu.Unlock()
-	err = g.perform(&r)
-	runtime.KeepAlive(r.tensors)
-	l.release()
-	return err
-}
-
-// begin starts a call and returns at once.
-func (g *Group) begin(r request) *Work {
-	l, err := g.start(&r)
-	if err != nil {
-		return failedWork(err)
-	}
-	r.call.Background = true
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.seq++
-	r.call.Seq = l.seq
-	w := l.enqueue(g, r)
-	if !l.busy {
-		l.busy = true
-		go l.drain()
-	}
-	return w
+	g.closing, g.endWaits = context.WithCancelCause(context.Background())
 }
 
 // Close leaves the group, and first the groups made from it, and gives back
@@ -216,6 +124,7 @@ func (g *Group) Close() error {
 		if pending && backend != nil {
 			backend.Fail(fmt.Errorf("closed the group with operations under way: %w", ErrClosed))
 		}
+		g.endWaits(ErrClosed)
 		g.mu.Lock()
 		for g.running > 0 {
 			g.noneRunning.Wait()
@@ -231,6 +140,9 @@ func (g *Group) Close() error {
 		}
 		if g.parent != nil {
 			g.parent.forget(g)
+		}
+		if err := g.staging.close(); g.closeErr == nil {
+			g.closeErr = err
 		}
 		if g.onClose != nil {
 			if err := g.onClose(); g.closeErr == nil {

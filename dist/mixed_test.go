@@ -12,8 +12,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // virtualNodes are the nodes that ranks of a test say they are on: ranks of one
@@ -92,31 +92,24 @@ func TestAnyMessageOverMixedLinks(t *testing.T) {
 	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	const rounds = 5
 	err := ranksOnNodes(t.Context(), "aabb", 4, func(ctx context.Context, g *Group) error {
-		x := private(collective.Int64, 3)
+		x := private(tensor.Int64, 3)
 		if g.Rank() != 0 {
 			for range rounds {
-				set(x, 1, int64(g.Rank()))
-				if err := g.run(g.send(ctx, x, 0)); err != nil {
+				fill(x, func(int) float64 { return float64(g.Rank()) })
+				if err := g.Send(ctx, x, 0); err != nil {
 					return err
 				}
 			}
 			return g.Barrier(ctx)
 		}
-		seq := make([]uint64, g.Size())
 		var got []int
 		for range rounds * (g.Size() - 1) {
-			c := collective.Call{Op: collective.OpRecv, DType: collective.Int64, Count: 3, Root: collective.AnyRank}
-			src, err := g.backend.AwaitAny(ctx, c)
+			src, err := g.RecvAny(ctx, x)
 			if err != nil {
 				return err
 			}
-			seq[src]++
-			c.Root, c.Seq = src, seq[src]
-			if err := g.backend.Recv(ctx, c, x); err != nil {
+			if err := check("a message", x, func(int) int64 { return int64(src) }); err != nil {
 				return err
-			}
-			if get(x, 1) != int64(src) {
-				return fmt.Errorf("a message of rank %d came as rank %d's", get(x, 1), src)
 			}
 			got = append(got, src)
 		}

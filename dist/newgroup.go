@@ -11,12 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/mem"
 )
 
 // maxName bounds a group's name, which travels and is part of every error.
@@ -80,9 +78,8 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 // collective of g. A rank whose color is negative becomes member of no group
 // and gets nil.
 func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Group, error) {
-	mine, all := make([]int64, 2), make([]int64, 2*g.size)
-	mine[0], mine[1] = int64(max(color, -1)), int64(key)
-	if err := g.run(g.allGather(ctx, numbers(all), numbers(mine))); err != nil {
+	all, err := g.gatherNumbers(ctx, int64(max(color, -1)), int64(key))
+	if err != nil {
 		return nil, err
 	}
 	if color < 0 {
@@ -96,12 +93,6 @@ func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Gro
 	}
 	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
 	return g.NewGroup(ctx, ranks, opts...)
-}
-
-// numbers lends integers to a collective.
-func numbers(v []int64) collective.Data {
-	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 8*len(v))
-	return collective.Data{Buffer: mem.Buffer{Data: b}, DType: collective.Int64, NumElems: len(v)}
 }
 
 // checkMembers returns what is wrong with the ranks of a group to be made.

@@ -14,29 +14,22 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // sumOver checks an all-reduce of a group against the sum over the numbers
 // that its members have in the world.
 func sumOver(ctx context.Context, g *Group, world []int, me, count int) error {
-	x := private(collective.Int64, count)
-	for i := range count {
-		set(x, i, value(world[me], i))
-	}
-	if err := g.run(g.allReduce(ctx, x, Sum)); err != nil {
+	x := filled(tensor.Int64, count, world[me])
+	if err := g.AllReduce(ctx, x, Sum); err != nil {
 		return err
 	}
-	for i := range count {
-		want := int64(0)
+	return check(fmt.Sprintf("group %q, ranks %v of the world", g.Name(), world), x, func(i int) (want int64) {
 		for _, r := range world {
 			want += value(r, i)
 		}
-		if got := get(x, i); got != want {
-			return fmt.Errorf("group %q, ranks %v of the world: element %d of %d is %d, want %d", g.Name(), world, i, count, got, want)
-		}
-	}
-	return nil
+		return want
+	})
 }
 
 // subsets are groups of ranks of a world of n, in which every rank is.

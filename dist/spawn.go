@@ -24,16 +24,26 @@ const maxSpawn = 1 << 14
 // several devices in one process. The group is closed when main returns.
 //
 // The first rank that fails gives the error: the others' errors, which name
-// that rank, only follow from it. A panic in main is an error of its rank.
-func Spawn(ctx context.Context, n int, main func(ctx context.Context, g *Group) error) error {
-	return spawn(ctx, n, native.GoRanksOptions{}, DefaultTimeout, main)
+// that rank, only follow from it. A panic in main is an error of its rank. The
+// options are [WithTimeout] and [WithDeterministic].
+func Spawn(ctx context.Context, n int, main func(ctx context.Context, g *Group) error, opts ...Option) error {
+	return spawn(ctx, n, native.GoRanksOptions{}, main, opts)
 }
 
-func spawn(ctx context.Context, n int, opts native.GoRanksOptions, limit time.Duration, main func(context.Context, *Group) error) error {
+func spawn(ctx context.Context, n int, how native.GoRanksOptions, main func(context.Context, *Group) error, opts []Option) error {
 	if n < 1 || n > maxSpawn {
 		return fmt.Errorf("dist: Spawn of %d ranks: want 1 to %d", n, maxSpawn)
 	}
-	groups := goGroups(n, opts, limit)
+	o := options{forGroup: true, timeout: DefaultTimeout}
+	for _, opt := range opts {
+		if err := opt(&o); err != nil {
+			return fmt.Errorf("dist: Spawn of %d ranks: %w", n, err)
+		}
+	}
+	if o.name != "" {
+		return fmt.Errorf("dist: Spawn of %d ranks: WithName is for the groups made by NewGroup", n)
+	}
+	groups := goGroups(n, how, o)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var first error
@@ -58,7 +68,7 @@ func spawn(ctx context.Context, n int, opts native.GoRanksOptions, limit time.Du
 }
 
 // goGroups returns a group for each of n goroutine ranks.
-func goGroups(n int, opts native.GoRanksOptions, limit time.Duration) []*Group {
+func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 	host, _ := os.Hostname() // for messages only
 	members, nodes, world := make([]Member, n), make([]string, n), make([]int, n)
 	for r := range members {
@@ -66,13 +76,13 @@ func goGroups(n int, opts native.GoRanksOptions, limit time.Duration) []*Group {
 	}
 	var ranks []*native.Shm
 	if n > 1 {
-		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, World: world, Timeout: limit, Topology: collective.OneNode(n)}, opts)
+		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, World: world, Timeout: o.timeout, Options: o.algorithms, Topology: collective.OneNode(n)}, how)
 	}
-	shared, meetings := store.NewMemory(), goHome{native.NewGoMeetings(opts)}
+	shared, meetings := store.NewMemory(), goHome{native.NewGoMeetings(how)}
 	groups := make([]*Group, n)
 	for r := range groups {
 		g := &Group{name: worldName, key: worldName, rank: r, size: n, localRank: r, localSize: n, node: host, nodes: nodes, members: members, world: world,
-			transport: "none", home: meetings, timeout: limit, base: shared, store: store.Prefix(shared, "user/")}
+			transport: "none", home: meetings, timeout: o.timeout, algorithms: o.algorithms, base: shared, store: store.Prefix(shared, "user/")}
 		if n > 1 {
 			g.backend, g.transport = ranks[r], "goroutines"
 		}

@@ -6,14 +6,25 @@ import (
 	"context"
 	"fmt"
 	"sync"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 // Work is an operation under way. Its tensors belong to it until it has ended.
 type Work struct {
 	done chan struct{}
 	err  error // valid when done is closed
-	g    *Group
-	req  request
+	call collective.Call
+	req  *request // nil for the work of several requests
+	src  int      // valid when done is closed
+
+	whole *Work // of which this is a part, or nil
+	mu    sync.Mutex
+	parts int // that have not ended, of a whole
+}
+
+func newWork(r *request) *Work {
+	return &Work{done: make(chan struct{}), call: r.call, req: r, src: collective.AnyRank, whole: r.whole}
 }
 
 // Wait returns when the operation has ended, with its error, or when ctx
@@ -29,18 +40,74 @@ func (w *Work) Wait(ctx context.Context) error {
 	case <-w.done:
 		return w.err
 	case <-ctx.Done():
-		return fmt.Errorf("dist: waiting for %v: %w", w.req.call, context.Cause(ctx))
+		return fmt.Errorf("dist: waiting for %v: %w", w.call, context.Cause(ctx))
 	}
 }
 
 // Done is closed when the operation has ended.
 func (w *Work) Done() <-chan struct{} { return w.done }
 
+// Source returns the rank whose message a receive took, once the work has
+// ended without error: what one learns of [Group.RecvAnyAsync]. Of other works
+// it is -1.
+func (w *Work) Source() int {
+	select {
+	case <-w.done:
+		return w.src
+	default:
+		return collective.AnyRank
+	}
+}
+
 // failedWork is work that ended before it began.
 func failedWork(err error) *Work {
-	w := &Work{done: make(chan struct{}), err: err}
+	w := &Work{done: make(chan struct{}), err: err, src: collective.AnyRank}
 	close(w.done)
 	return w
+}
+
+// run runs the request to its end.
+func (w *Work) run() {
+	r := w.req
+	w.req = nil
+	err := r.g.perform(r)
+	if r.call.Op == collective.OpRecv && err == nil {
+		w.src = r.call.Root
+	}
+	if r.call.Background { // else its caller waits and gives it back
+		r.release()
+	}
+	w.end(err)
+}
+
+func (w *Work) end(err error) {
+	w.err = err
+	whole := w.whole
+	close(w.done)
+	if whole != nil {
+		whole.partEnded(err)
+	}
+}
+
+// newWhole returns work that ends when parts have ended, with the error of the
+// first that failed.
+func newWhole(c collective.Call, parts int) *Work {
+	w := &Work{done: make(chan struct{}), call: c, parts: parts, src: collective.AnyRank}
+	if parts == 0 {
+		close(w.done)
+	}
+	return w
+}
+
+func (w *Work) partEnded(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err == nil {
+		w.err = err
+	}
+	if w.parts--; w.parts == 0 {
+		close(w.done)
+	}
 }
 
 // lane runs calls one after the other in the order in which they were issued:
@@ -52,11 +119,17 @@ type lane struct {
 	seq   uint64
 }
 
-// enqueue adds a call; the lane is locked.
-func (l *lane) enqueue(g *Group, r request) *Work {
-	w := &Work{done: make(chan struct{}), g: g, req: r}
+// add makes a work the lane's next one.
+func (l *lane) add(w *Work) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.seq++
+	w.req.call.Seq = l.seq
 	l.queue = append(l.queue, w)
-	return w
+	if !l.busy {
+		l.busy = true
+		go l.drain()
+	}
 }
 
 // release ends a call that ran on its caller's goroutine.
@@ -83,7 +156,6 @@ func (l *lane) drain() {
 		l.queue[0] = nil
 		l.queue = l.queue[1:]
 		l.mu.Unlock()
-		w.err = w.g.perform(&w.req)
-		close(w.done)
+		w.run()
 	}
 }

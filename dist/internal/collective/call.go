@@ -135,7 +135,8 @@ type Call struct {
 	Parts []int
 	// Recvs is what this rank gets from each in an all-to-all with Parts.
 	Recvs []int
-	// Layout stands for Parts where all ranks must agree on them, else 0.
+	// Layout stands for Parts where all ranks must agree on them; of an
+	// all-to-all with Parts it is 1, for all must have theirs; else 0.
 	Layout uint64
 	// Seq counts the collectives of a group, or the messages of one ordered
 	// pair of ranks, from 1.
@@ -159,7 +160,7 @@ func (c *Call) Empty() bool { return c.Op == OpBarrier || c.Count == 0 && c.coun
 // countsAgree reports whether all ranks of the call have the same count.
 func (c *Call) countsAgree() bool {
 	switch c.Op {
-	case OpGather, OpScatter, OpAllToAll:
+	case OpGather, OpScatter:
 		return false
 	}
 	return c.Layout == 0
@@ -169,6 +170,16 @@ func (c *Call) countsAgree() bool {
 // parts, of which this rank's is the rank-th.
 func (c *Call) SetParts(parts []int, rank int) {
 	c.Parts, c.Count, c.Layout = parts, parts[rank], layoutOf(parts)
+}
+
+// SetExchange makes an all-to-all's call one of uneven parts: what this rank
+// sends to each rank, and gets from each.
+func (c *Call) SetExchange(sends, recvs []int) {
+	c.Parts, c.Recvs, c.Layout = sends, recvs, 1
+	c.Count = 0
+	for _, n := range sends {
+		c.Count += n
+	}
 }
 
 // layoutOf is a number that differs, all but surely, where the parts do, and is

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/mem"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// request is an operation as this rank asks for it. Each operation has a
+// function that makes its request from the arguments, which it checks, and two
+// methods: one runs the request, the other starts it. An error found while it
+// is made has sent nothing and marked no tensor as written.
+//
+// Requests of calls that have ended are used again, with the memory of their
+// lists.
+type request struct {
+	g       *Group
+	ctx     context.Context
+	call    collective.Call
+	in, out operand
+	inPlace bool // out is in, of which then is said:
+	loads   bool // what it holds before matters
+	stores  bool // it holds the result
+	held    []held
+	parts   []int // what call.Parts is made in
+	recvs   []int // likewise call.Recvs
+	whole   *Work // the batch that this is a part of, or nil
+	err     error // the first thing that is wrong with the arguments
+}
+
+// held is a tensor that a request has borrowed from: it must not be collected
+// before the request has ended.
+type held struct {
+	tensor  *tensor.Tensor
+	written bool
+}
+
+func (g *Group) newRequest(ctx context.Context, op collective.Op) *request {
+	r, _ := g.requests.Get().(*request)
+	if r == nil {
+		r = &request{}
+	}
+	r.g, r.ctx, r.call.Op = g, ctx, op
+	return r
+}
+
+// release gives back a request that nobody uses any more.
+func (r *request) release() {
+	g := r.g
+	clear(r.held)
+	clear(r.in.pieces)
+	clear(r.out.pieces)
+	*r = request{held: r.held[:0], parts: r.parts[:0], recvs: r.recvs[:0],
+		in: operand{pieces: r.in.pieces[:0]}, out: operand{pieces: r.out.pieces[:0]}}
+	g.requests.Put(r)
+}
+
+// refuse notes what is wrong with an argument, unless something else is.
+func (r *request) refuse(format string, args ...any) {
+	if r.err == nil {
+		r.err = fmt.Errorf("dist: %v of group %q on rank %d: %w", r.call.Op, r.g.name, r.g.rank, fmt.Errorf(format, args...))
+	}
+}
+
+// of says of what type the elements are and how many of them this rank's count is.
+func (r *request) of(d collective.DType, count int) { r.call.DType, r.call.Count = d, count }
+
+// rooted checks the rank that an operation begins or ends at.
+func (r *request) rooted(what string, root int) {
+	r.call.Root = root
+	if err := r.g.checkRank(what, root); err != nil {
+		r.refuse("%w", err)
+	}
+}
+
+func (g *Group) checkRank(what string, rank int) error {
+	if rank < 0 || rank >= g.size {
+		return fmt.Errorf("%s is rank %d of a group of %d", what, rank, g.size)
+	}
+	return nil
+}
+
+// reduces says how the elements of the source are reduced, which their type
+// must allow.
+func (r *request) reduces(op ReduceOp) {
+	r.call.Reduce = op
+	r.of(r.in.data.DType, r.in.data.NumElems)
+	if r.err == nil {
+		if err := r.g.reducible(op, r.call.DType); err != nil {
+			r.refuse("%w", err)
+		}
+	}
+}
+
+// reducible returns a [ReduceError] if elements of a type are not reduced so.
+func (g *Group) reducible(op ReduceOp, d collective.DType) error {
+	_, err := collective.ReducerFor(op, d)
+	return err
+}
+
+// sameTypes checks that the destination takes what the source has.
+func (r *request) sameTypes() {
+	if r.err == nil && r.out.data.DType != r.in.data.DType {
+		r.refuse("the destination has elements of type %v, the source of %v", r.out.data.DType, r.in.data.DType)
+	}
+}
+
+// sized checks the size of a tensor that has a part for every rank.
+func (r *request) sized(what string, numElems, part int) {
+	if want := r.g.size * part; numElems != want {
+		r.refuse("%s has %d elements, want %d: %d for each of %d ranks", what, numElems, want, part, r.g.size)
+	}
+}
+
+// oneEach checks that a list has a tensor for every rank.
+func (r *request) oneEach(what string, n int) {
+	if n != r.g.size {
+		r.refuse("the number of %ss is %d, want one for each of %d ranks", what, n, r.g.size)
+	}
+}
+
+// none checks that a list is not there on a rank that has no use for it.
+func (r *request) none(what string, n, root int) {
+	if n > 0 {
+		r.refuse("there are %d %ss on a rank other than rank %d", n, what, root)
+	}
+}
+
+// own checks that the tensor for this rank in a list has the size of the
+// other argument.
+func (r *request) own(what string, numElems int, list string, ts []*tensor.Tensor) {
+	if r.err == nil && ts[r.g.rank].NumElems() != numElems {
+		r.refuse("%s has %d elements; %s %d, of this rank, has %d", what, numElems, list, r.g.rank, ts[r.g.rank].NumElems())
+	}
+}
+
+// before returns how many elements a list has for the ranks before this one.
+func (r *request) before(ts []*tensor.Tensor) int {
+	n := 0
+	if r.err == nil {
+		for _, t := range ts[:r.g.rank] {
+			n += t.NumElems()
+		}
+	}
+	return n
+}
+
+// uneven reports whether the tensors of a list differ in size, and notes
+// their sizes.
+func (r *request) uneven(ts []*tensor.Tensor) bool {
+	if r.err != nil {
+		return false
+	}
+	differ := false
+	for _, t := range ts {
+		r.parts = append(r.parts, t.NumElems())
+		differ = differ || r.parts[0] != t.NumElems()
+	}
+	return differ
+}
+
+// partsOf makes the call one of parts that all ranks know: the sizes of a list.
+func (r *request) partsOf(ts []*tensor.Tensor) {
+	if r.uneven(ts) {
+		r.call.SetParts(r.parts, r.g.rank)
+	} else if r.err == nil {
+		r.call.Count = r.parts[0]
+	}
+}
+
+// interleave makes an operand of large tensors, each of which has a part for
+// every rank, one of runs for every rank that have all tensors' parts.
+func (r *request) interleave(o *operand, what string, large []*tensor.Tensor, part string, small []*tensor.Tensor) {
+	if len(large) != len(small) {
+		r.refuse("the number of %ss is %d, that of %ss %d", what, len(large), part, len(small))
+	}
+	if r.err != nil {
+		return
+	}
+	sum := 0
+	for i, t := range small {
+		if have, want := large[i].NumElems(), r.g.size*t.NumElems(); have != want {
+			r.refuse("%s %d has %d elements, want %d: %d for each of %d ranks", what, i, have, want, t.NumElems(), r.g.size)
+			return
+		}
+		sum += t.NumElems()
+	}
+	if len(large) == 1 {
+		return
+	}
+	for rank := range r.g.size {
+		at := rank * sum
+		for i, t := range small {
+			p := o.pieces[i]
+			n := t.NumElems()
+			p.lo, p.hi, p.at = rank*n, (rank+1)*n, at
+			o.stage(p)
+			at += n
+		}
+	}
+	kept := copy(o.pieces, o.pieces[len(large):])
+	clear(o.pieces[kept:])
+	o.pieces = o.pieces[:kept]
+	o.data.Buffer = mem.Buffer{}
+}
+
+// run runs a request whose arguments are right and waits for it.
+func (g *Group) run(r *request) error {
+	err := r.err
+	if err == nil {
+		err = g.do(r)
+	}
+	r.release()
+	return err
+}
+
+// runAsync starts a request whose arguments are right.
+func (g *Group) runAsync(r *request) *Work {
+	if r.err == nil {
+		return g.begin(r)
+	}
+	w := failedWork(r.err)
+	r.release()
+	return w
+}
+
+// start admits a request: it counts it as running and returns the lane that
+// it takes; none for a receive that the gate holds back or that takes from any.
+func (g *Group) start(r *request) (l *lane, held *Work, err error) {
+	if err := r.ctx.Err(); err != nil {
+		return nil, nil, fmt.Errorf("dist: %v of group %q was not begun: %w", r.call, g.name, context.Cause(r.ctx))
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, nil, fmt.Errorf("dist: %v of group %q: %w", r.call, g.name, ErrClosed)
+	}
+	g.running++
+	for _, h := range r.held {
+		if h.written {
+			h.tensor.MarkWritten()
+		}
+	}
+	switch r.call.Op {
+	case collective.OpSend:
+		return g.pairLane(r.call.Root, true), nil, nil
+	case collective.OpRecv:
+		if !g.gate.admit(r) {
+			return nil, g.gate.hold(r), nil
+		}
+		if r.call.Root == collective.AnyRank {
+			return nil, nil, nil
+		}
+		return g.pairLane(r.call.Root, false), nil, nil
+	}
+	return &g.collectives, nil, nil
+}
+
+// pairLane returns the lane of the messages to or from a peer. The group is locked.
+func (g *Group) pairLane(peer int, send bool) *lane {
+	key := pair{peer, send}
+	l := g.pairs[key]
+	if l == nil {
+		l = &lane{}
+		g.pairs[key] = l
+	}
+	return l
+}
+
+// ended counts a request as no longer running and lets those go on that have
+// waited for it.
+func (g *Group) ended(r *request, fromAny bool) {
+	g.mu.Lock()
+	g.running--
+	if r.call.Op == collective.OpRecv {
+		g.gate.leave(g, fromAny)
+	}
+	if g.running == 0 && g.closed {
+		g.noneRunning.Broadcast()
+	}
+	g.mu.Unlock()
+}
+
+// perform runs a request to its end.
+func (g *Group) perform(r *request) error {
+	fromAny := r.call.Op == collective.OpRecv && r.call.Root == collective.AnyRank
+	defer g.ended(r, fromAny)
+	staged, err := r.stage()
+	if err != nil {
+		err = fmt.Errorf("dist: %v of group %q: %w", r.call, g.name, err)
+		if g.backend != nil {
+			g.backend.Fail(err) // the others count on this rank
+		}
+		return err
+	}
+	in, out := r.in.data, r.out.data
+	if r.inPlace && r.stores || r.call.Op == collective.OpBroadcast {
+		out = in
+	}
+	switch {
+	case g.backend == nil:
+		err = collective.Alone(&r.call, in, out)
+	case fromAny:
+		err = g.recvAny(r, in)
+	case r.call.Op == collective.OpSend:
+		err = g.backend.Send(r.ctx, r.call, in)
+	case r.call.Op == collective.OpRecv:
+		err = g.backend.Recv(r.ctx, r.call, in)
+	default:
+		err = g.backend.Collective(r.ctx, r.call, in, out)
+	}
+	r.unstage(staged, err == nil)
+	runtime.KeepAlive(r.held)
+	return err
+}
+
+// do runs a request and waits for it. When nothing else is under way it runs on
+// the caller's goroutine: handing a call over costs more than a small one takes.
+func (g *Group) do(r *request) error {
+	l, held, err := g.start(r)
+	switch {
+	case err != nil:
+		return err
+	case held != nil:
+		<-held.done
+		return held.err
+	case l == nil:
+		return g.perform(r)
+	}
+	l.mu.Lock()
+	l.seq++
+	r.call.Seq = l.seq
+	if l.busy {
+		w := newWork(r)
+		l.queue = append(l.queue, w)
+		l.mu.Unlock()
+		<-w.done
+		return w.err
+	}
+	l.busy = true
+	l.mu.Unlock()
+	err = g.perform(r)
+	l.release()
+	return err
+}
+
+// begin starts a request and returns at once. The request is given back when
+// its work has ended.
+func (g *Group) begin(r *request) *Work {
+	r.call.Background = true
+	l, held, err := g.start(r)
+	switch {
+	case err != nil:
+		if r.whole != nil {
+			r.whole.partEnded(err)
+		}
+		r.release()
+		return failedWork(err)
+	case held != nil:
+		return held
+	}
+	w := newWork(r)
+	if l == nil {
+		go w.run()
+	} else {
+		l.add(w)
+	}
+	return w
+}

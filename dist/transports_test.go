@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// transports are the ways in which the tests form a group: every test of a
+// collective runs over all of them. A new way is a row here.
+var transports = []struct {
+	name string
+	run  func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error
+}{
+	{"goroutines", func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
+		return spawn(ctx, n, native.GoRanksOptions{}, main, opts)
+	}},
+	{"staged", func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
+		return spawn(ctx, n, native.GoRanksOptions{Private: true}, main, opts)
+	}},
+	{"shm", initRanks("shm")},
+	{"tcp", initRanks("tcp")},
+	{"unix", initRanks("unix")},
+	{"mixed", mixedRanks},
+}
+
+// initRanks makes ranks of goroutines that know each other through nothing
+// but [Init], as processes would.
+func initRanks(kind string) func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
+	return func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
+		os.Setenv("COHORT_TRANSPORT", kind) // read by Init; tests of this package do not run in parallel
+		defer os.Unsetenv("COHORT_TRANSPORT")
+		addr := freeAddr()
+		errs := make([]error, n)
+		var wg sync.WaitGroup
+		for r := range n {
+			wg.Go(func() {
+				url := WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, r, n))
+				g, err := Init(ctx, append([]Option{url}, opts...)...)
+				if err != nil {
+					errs[r] = err
+					return
+				}
+				if n > 1 && g.Transport() != kind {
+					errs[r] = fmt.Errorf("the transport is %s, want %s", g.Transport(), kind)
+				}
+				if err := main(ctx, g); err != nil {
+					if g.backend != nil {
+						g.backend.Fail(err)
+					}
+					errs[r] = err
+				}
+				if err := g.Close(); err != nil && errs[r] == nil {
+					errs[r] = fmt.Errorf("close: %w", err)
+				}
+			})
+		}
+		wg.Wait()
+		return errors.Join(errs...)
+	}
+}
+
+// freeAddr returns an address on which nobody listens at the moment, below the
+// range from which the system takes ports for connections that go out.
+func freeAddr() string {
+	for {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
+		if err != nil {
+			continue
+		}
+		defer ln.Close()
+		return ln.Addr().String()
+	}
+}
+
+// onEveryTransport runs a test for every transport and the given world sizes.
+func onEveryTransport(t *testing.T, sizes []int, main func(ctx context.Context, g *Group) error) {
+	t.Helper()
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	for _, tr := range transports {
+		for _, n := range sizes {
+			t.Run(fmt.Sprintf("%s/%d", tr.name, n), func(t *testing.T) {
+				if err := tr.run(t.Context(), n, main); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cohort-ml/cohort/internal/mem"
+)
+
+// Loan is a tensor's memory as [Tensor.Lend] lends it. It is valid while the
+// borrower keeps the tensor reachable and its tape open.
+type Loan struct {
+	mem.Buffer           // from the first element to the last, with what lies between
+	Shape, Strides []int // the tensor's own, not to be changed; strides in elements
+}
+
+// Lend lends a tensor's memory for communication, whatever its strides; of a
+// value that has been freed, or whose device has no data, that is an error. A
+// borrower that writes calls [Tensor.MarkWritten].
+func (t *Tensor) Lend() (Loan, error) {
+	if t.storage.freed {
+		return Loan{}, fmt.Errorf("has been freed: Backward consumed it, or its tape was closed")
+	}
+	size := t.dtype.Size()
+	n := span(t.shape, t.strides)
+	b := t.storage.dev.Host(t.storage.mem, t.offset*size, n*size)
+	if b == nil && n > 0 {
+		return Loan{}, fmt.Errorf("has no data on device %s", t.storage.dev.Name())
+	}
+	return Loan{mem.Buffer{Data: b, Slab: t.storage.mem.Slab, Offset: t.offset * size}, t.shape, t.strides}, nil
+}
+
+// span returns the number of elements from the first one of a view to the last.
+func span(shape, strides []int) int {
+	n := 1
+	for i, s := range shape {
+		if s == 0 {
+			return 0
+		}
+		n += (s - 1) * strides[i]
+	}
+	return n
+}
+
+// IsOverlapping reports whether several elements share their memory, as those
+// of an expanded tensor do. Writing to such a tensor makes no sense.
+func (t *Tensor) IsOverlapping() bool {
+	if t.IsContiguous() {
+		return false
+	}
+	type dim struct{ size, stride int }
+	dims := make([]dim, 0, 8)
+	for i, s := range t.shape {
+		if s > 1 {
+			dims = append(dims, dim{s, t.strides[i]})
+		}
+	}
+	slices.SortFunc(dims, func(a, b dim) int { return a.stride - b.stride })
+	reach := 0 // the last element that the dims so far lead to
+	for _, d := range dims {
+		if d.stride <= reach {
+			return true
+		}
+		reach += (d.size - 1) * d.stride
+	}
+	return false
+}
