@@ -31,7 +31,7 @@ type Haste struct {
 
 // CanPoll says whether Poll may find something.
 func (c *Conn) CanPoll() bool {
-	_, ok := c.sys.(poller)
+	_, ok := c.in.sys.(poller)
 	return ok
 }
 
@@ -44,7 +44,7 @@ func (c *Conn) Poll(h Haste) bool {
 	if c.in.r < c.in.w || c.in.err != nil {
 		return true
 	}
-	p, ok := c.sys.(poller)
+	p, ok := c.in.sys.(poller)
 	if !ok {
 		return false
 	}

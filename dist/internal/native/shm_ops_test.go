@@ -393,7 +393,7 @@ func TestSizesThatDoNotFit(t *testing.T) {
 			return c, dataOf(f32, make([]byte, 80*(1-r))), dataOf(f32, make([]byte, 4*c.Count))
 		},
 		"all_to_all": func(r int) (collective.Call, collective.Data, collective.Data) {
-			c := collective.Call{Op: collective.OpAllToAll, DType: f32, Parts: []int{5, 5 + r}, Recvs: []int{5, 6}}
+			c := collective.Call{Op: collective.OpAllToAll, DType: f32, Layout: 1, Parts: []int{5, 5 + r}, Recvs: []int{5, 6}}
 			return c, dataOf(f32, make([]byte, 40+4*r)), dataOf(f32, make([]byte, 44))
 		},
 	} {
@@ -418,9 +418,9 @@ func TestLiesInSharedMemory(t *testing.T) {
 		c   collective.Call
 		lie func(rec *record, table []uint64)
 	}{
-		"table beyond the data": {collective.Call{Op: collective.OpAllToAll, Parts: []int{5120, 5120}, Recvs: []int{5120, 5120}},
+		"table beyond the data": {collective.Call{Op: collective.OpAllToAll, Layout: 1, Parts: []int{5120, 5120}, Recvs: []int{5120, 5120}},
 			func(_ *record, table []uint64) { table[0], table[1] = 10_000, 15_120 }},
-		"table that wraps around": {collective.Call{Op: collective.OpAllToAll, Parts: []int{5120, 5120}, Recvs: []int{5120, 5120}},
+		"table that wraps around": {collective.Call{Op: collective.OpAllToAll, Layout: 1, Parts: []int{5120, 5120}, Recvs: []int{5120, 5120}},
 			func(_ *record, table []uint64) { table[0], table[1] = math.MaxUint64-5119, 0 }},
 		"data said to lie beside the call": {collective.Call{Op: collective.OpAllToAll, Count: 5120},
 			func(rec *record, _ []uint64) { rec.ways = inBeside }},
