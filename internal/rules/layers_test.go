@@ -57,7 +57,7 @@ var (
 		"examples": {},
 	}
 	// testOnly may be imported by any test.
-	testOnly = []string{"github.com/google/go-cmp", "go.uber.org/goleak", "pgregory.net/rapid"}
+	testOnly = []string{"github.com/anishathalye/porcupine", "github.com/google/go-cmp", "go.uber.org/goleak", "pgregory.net/rapid"}
 )
 
 func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
