@@ -23,7 +23,7 @@ type operation struct {
 // prepared is an operation with its tensors.
 type prepared struct {
 	call  func() error
-	input *tensor.Tensor // what this rank puts in
+	input *tensor.Tensor // what this rank puts in, nil where that is nothing
 	// result is what a call with ones leaves in every element, nil where this
 	// rank gets nothing.
 	result *tensor.Tensor
@@ -47,6 +47,27 @@ func (b *bed) zeros(n int) *tensor.Tensor {
 	return t
 }
 
+// atRoot returns the tensor on the rank that is the root, and nil elsewhere.
+func (b *bed) atRoot(t *tensor.Tensor) *tensor.Tensor {
+	if b.group.Rank() != 0 {
+		return nil
+	}
+	return t
+}
+
+// parts cuts a tensor into one part for each rank; nothing of nil.
+func (b *bed) parts(t *tensor.Tensor) []*tensor.Tensor {
+	if t == nil {
+		return nil
+	}
+	parts := make([]*tensor.Tensor, b.group.Size())
+	n := t.NumElems() / len(parts)
+	for r := range parts {
+		parts[r] = t.Narrow(0, r*n, n)
+	}
+	return parts
+}
+
 var operations = []operation{
 	{"all_reduce", func(b *bed) prepared {
 		x := b.ones(b.elems())
@@ -56,6 +77,10 @@ var operations = []operation{
 		x := b.ones(b.elems())
 		return prepared{func() error { return b.group.Broadcast(b.ctx, x, 0) }, x, x, 1}
 	}},
+	{"reduce", func(b *bed) prepared {
+		x := b.ones(b.elems())
+		return prepared{func() error { return b.group.Reduce(b.ctx, x, 0, dist.Sum) }, x, b.atRoot(x), b.sum()}
+	}},
 	{"all_gather", func(b *bed) prepared {
 		x, all := b.ones(b.elems()), b.zeros(b.elems()*b.group.Size())
 		return prepared{func() error { return b.group.AllGather(b.ctx, all, x) }, x, all, 1}
@@ -63,6 +88,20 @@ var operations = []operation{
 	{"reduce_scatter", func(b *bed) prepared {
 		x, mine := b.ones(b.part()*b.group.Size()), b.zeros(b.part())
 		return prepared{func() error { return b.group.ReduceScatter(b.ctx, mine, x, dist.Sum) }, x, mine, b.sum()}
+	}},
+	{"all_to_all", func(b *bed) prepared {
+		x, y := b.ones(b.part()*b.group.Size()), b.zeros(b.part()*b.group.Size())
+		return prepared{func() error { return b.group.AllToAllSingle(b.ctx, y, x, nil, nil) }, x, y, 1}
+	}},
+	{"gather", func(b *bed) prepared {
+		x, all := b.ones(b.elems()), b.atRoot(b.zeros(b.elems()*b.group.Size()))
+		parts := b.parts(all)
+		return prepared{func() error { return b.group.Gather(b.ctx, parts, x, 0) }, x, all, 1}
+	}},
+	{"scatter", func(b *bed) prepared {
+		x, mine := b.atRoot(b.ones(b.part()*b.group.Size())), b.zeros(b.part())
+		parts := b.parts(x)
+		return prepared{func() error { return b.group.Scatter(b.ctx, mine, parts, 0) }, x, mine, 1}
 	}},
 	{"sendrecv", func(b *bed) prepared {
 		x := b.ones(b.elems())
