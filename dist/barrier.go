@@ -5,7 +5,6 @@ package dist
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -64,11 +63,9 @@ func (g *Group) MonitoredBarrier(ctx context.Context) error {
 
 // monitor returns the ranks that have not come to a monitored barrier. What
 // is decided is the first verdict that gets into the store: that all have come,
-// by rank 0, or who is missing, by whichever rank runs out of time first.
+// by the last one, or who is missing, by the first that runs out of time.
 func (g *Group) monitor(ctx context.Context, seq uint64) (missing []int, err error) {
-	keys := store.Prefix(g.base, "monitored/"+g.key+"/")
-	came := func(rank int) string { return fmt.Sprintf("%d/%d", seq, rank) }
-	verdict := func(seq uint64) string { return fmt.Sprintf("%d/verdict", seq) }
+	keys := store.Prefix(g.base, fmt.Sprintf("monitored/%s/%d/", g.key, seq))
 	limited, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
 	defer context.AfterFunc(g.closing, cancel)()
@@ -76,63 +73,61 @@ func (g *Group) monitor(ctx context.Context, seq uint64) (missing []int, err err
 	after, cancelAfter := context.WithTimeout(context.WithoutCancel(ctx), g.timeout+verdictPatience)
 	defer cancelAfter()
 
-	if err := keys.Set(after, came(g.rank), []byte{1}); err != nil {
+	me := strconv.Itoa(g.rank)
+	if err := keys.Set(after, me, []byte{1}); err != nil {
 		return nil, err
 	}
-	defer func() { // nobody asks any more: the verdict is there
-		if _, failed := keys.Delete(after, came(g.rank)); err == nil {
-			err = failed
-		}
-	}()
+	came, err := keys.Add(after, "count", 1)
+	if err != nil {
+		return nil, err
+	}
 	var text []byte
-	if g.rank == 0 {
-		all := make([]string, g.size)
-		for r := range all {
-			all[r] = came(r)
-		}
-		if err = keys.Wait(limited, all...); err == nil {
-			text, _, err = keys.CompareAndSet(after, verdict(seq), nil, []byte("[]"))
-		}
+	if came == int64(g.size) {
+		text, _, err = keys.CompareAndSet(after, "verdict", nil, []byte("[]"))
 	} else {
-		text, err = keys.Get(limited, verdict(seq))
-	}
-	if g.closing.Err() != nil {
-		return nil, ErrClosed
-	}
-	if err != nil && limited.Err() == nil {
-		return nil, err
+		text, err = keys.Get(limited, "verdict")
 	}
 	if err != nil {
-		if missing, err = absent(after, keys, g.size, came); err != nil {
+		if g.closing.Err() != nil {
+			return nil, ErrClosed
+		}
+		if limited.Err() == nil {
 			return nil, err
 		}
-		if text, err = json.Marshal(missing); err != nil {
-			return nil, err
-		}
-		if text, _, err = keys.CompareAndSet(after, verdict(seq), nil, text); err != nil {
+		if text, err = g.accuse(after, keys); err != nil {
 			return nil, err
 		}
 	}
-	missing = nil
 	if err := json.Unmarshal(text, &missing); err != nil {
 		return nil, fmt.Errorf("the verdict in the store: %w", err)
 	}
 	for _, m := range missing {
 		if m < 0 || m >= g.size {
-			return nil, errors.New("the verdict in the store names rank " + strconv.Itoa(m))
+			return nil, fmt.Errorf("the verdict in the store names rank %d", m)
 		}
 	}
-	if g.rank == 0 && len(missing) == 0 && seq > 1 { // all have passed the barrier before
-		_, err = keys.Delete(after, verdict(seq-1))
+	// Who is there is no more of interest, and after the last rank nothing is.
+	if _, err := keys.Delete(after, me); err != nil {
+		return nil, err
 	}
-	return missing, err
+	if gone, err := keys.Add(after, "count", 1); err != nil || gone < 2*int64(g.size) {
+		return missing, err
+	}
+	for _, key := range []string{"count", "verdict"} {
+		if _, err := keys.Delete(after, key); err != nil {
+			return nil, err
+		}
+	}
+	return missing, nil
 }
 
-// absent returns the ranks whose keys are not in the store.
-func absent(ctx context.Context, keys store.Store, numRanks int, key func(rank int) string) (missing []int, err error) {
-	for r := range numRanks {
+// accuse makes the ranks that have not come the verdict, unless there is one,
+// and returns what is the verdict then.
+func (g *Group) accuse(ctx context.Context, keys store.Store) (verdict []byte, err error) {
+	missing := []int{}
+	for r := range g.size {
 		// What nobody has as its value is not replaced: this only looks.
-		current, _, err := keys.CompareAndSet(ctx, key(r), []byte{}, []byte{})
+		current, _, err := keys.CompareAndSet(ctx, strconv.Itoa(r), []byte{}, []byte{})
 		if err != nil {
 			return nil, err
 		}
@@ -140,5 +135,10 @@ func absent(ctx context.Context, keys store.Store, numRanks int, key func(rank i
 			missing = append(missing, r)
 		}
 	}
-	return missing, nil
+	text, err := json.Marshal(missing)
+	if err != nil {
+		return nil, err
+	}
+	verdict, _, err = keys.CompareAndSet(ctx, "verdict", nil, text)
+	return verdict, err
 }
