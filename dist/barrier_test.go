@@ -69,12 +69,12 @@ func TestMonitoredBarrierNamesTheLate(t *testing.T) {
 }
 
 // TestMonitoredBarrierInVirtualTime gives every rank a limit of its own, which
-// are hours: the verdict is the first one's, and the same for all.
+// are minutes: the verdict is the first one's, and the same for all.
 func TestMonitoredBarrierInVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		err := Spawn(t.Context(), 5, func(ctx context.Context, g *Group) error {
-			limit := time.Duration(g.Rank()+1) * time.Hour
-			return missesOne(ctx, g, 3, limit, func() error { time.Sleep(75 * time.Minute); return nil }, func() {})
+			limit := time.Duration(g.Rank()+10) * time.Minute
+			return missesOne(ctx, g, 3, limit, func() error { time.Sleep(25 * time.Minute); return nil }, func() {})
 		})
 		if err != nil {
 			t.Error(err)

@@ -192,6 +192,30 @@ func TestRankThatLeaves(t *testing.T) {
 	}
 }
 
+// TestMessageToAnyOutlivesItsSender receives what ranks sent before they left,
+// from whichever comes first.
+func TestMessageToAnyOutlivesItsSender(t *testing.T) {
+	for range 20 {
+		onEveryTransport(t, []int{3}, func(ctx context.Context, g *Group) error {
+			if g.Rank() != 0 {
+				return g.Send(ctx, number(float64(g.Rank())), 0)
+			}
+			x, came := number(0), 0
+			for range 2 {
+				src, err := g.RecvAny(ctx, x)
+				if err != nil {
+					return err
+				}
+				came += src
+			}
+			if came != 3 {
+				return fmt.Errorf("the messages of ranks 1 and 2 came as %d", came)
+			}
+			return nil
+		})
+	}
+}
+
 // TestMessageOutlivesItsSender receives what a rank sent before it left.
 func TestMessageOutlivesItsSender(t *testing.T) {
 	onEveryTransport(t, []int{2}, func(ctx context.Context, g *Group) error {

@@ -4,6 +4,7 @@ package native
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -49,6 +50,8 @@ func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
 		}
 	}()
 	pause := time.Microsecond
+	var gone <-chan time.Time // when all have left: until what they opened before must have come in
+	overdue := false
 	for {
 		m.mu.Lock()
 		fault, numLeft, news := m.fault, len(m.left), m.news
@@ -83,8 +86,12 @@ func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
 			if r.err == nil {
 				return r.peer, nil
 			}
-			if !m.hasGone(r.peer) { // one that has left sends nothing more
-				return 0, m.explain(c, r.peer, r.err)
+			// One that has left sends nothing more; its note may come after the
+			// end of its connection.
+			if !m.hasGone(r.peer) {
+				if err := m.explain(c, r.peer, r.err); !errors.Is(err, collective.ErrLeft) {
+					return 0, err
+				}
 			}
 			continue
 		default:
@@ -93,13 +100,20 @@ func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
 		case fault != nil:
 			return 0, m.cfg.faultError(c, fault.rank, fault.kind, fault.text)
 		case numLeft == m.n-1 && m.nothingComes(ready, &watchers):
-			return 0, m.cfg.faultError(c, m.others()[0].Rank, kindLeft, "")
+			if overdue {
+				return 0, m.cfg.faultError(c, m.others()[0].Rank, kindLeft, "")
+			}
+			if gone == nil {
+				gone = time.After(newsPatience)
+			}
 		}
 		select {
 		case r := <-ready:
 			ready <- r
 		case <-news:
 		case <-look:
+		case <-gone:
+			overdue = true
 		case <-ctx.Done():
 			return 0, m.late(ctx, c, m.others()...)
 		case <-limit.C:
