@@ -45,7 +45,7 @@ func (c choice) one(numRanks int) one {
 	// Of many ranks each has less: the oracle's time grows with their square.
 	count := min(numElems[c[byCount]], 1_000_003/(numRanks*numRanks))
 	return one{operations[c[byOperation]], dtypes[c[byDType]], reductions[c[byReduction]], layouts[c[byLayout]],
-		count, partings[c[byParting]], c[byForm] == 1}
+		count, partings[c[byParting]], c[byForm] == 1, nil}
 }
 
 // has reports whether a factor matters to the chosen operation.

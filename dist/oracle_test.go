@@ -22,6 +22,8 @@ type one struct {
 	count  int    // elements of a tensor
 	parts  string // how parts differ, of the operations where they may
 	async  bool
+	// started is called when an asynchronous run has begun; nil for nothing.
+	started func()
 }
 
 func (c one) String() string {
@@ -182,7 +184,11 @@ func (c one) run(ctx context.Context, g *Group) error {
 // and sees refused what must be.
 func (c one) wait(ctx context.Context, g *Group, plain func() error, async func() *Work) (done bool, err error) {
 	if c.async {
-		err = async().Wait(ctx)
+		w := async()
+		if c.started != nil {
+			c.started()
+		}
+		err = w.Wait(ctx)
 	} else {
 		err = plain()
 	}
