@@ -3,6 +3,7 @@
 package dist
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -23,9 +24,55 @@ type place struct {
 	master          string // host:port; empty with one rank
 }
 
-// placeFromEnv reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Without
-// any of them the process is a job of one rank.
-func placeFromEnv() (place, error) {
+// findPlace returns where this process stands, from the options and what they
+// leave to the environment.
+func (o *options) findPlace() (place, error) {
+	var pl place
+	var err error
+	switch {
+	case o.url != "" && o.url != "env://":
+		if o.store != nil || o.place != nil {
+			return place{}, errors.New("WithURL says where the ranks meet and who this one is: it cannot be together with WithStore or WithRank")
+		}
+		return placeFromURL(o.url)
+	case o.place != nil:
+		pl = *o.place
+	default:
+		pl, err = ranksFromEnv()
+	}
+	if err != nil || pl.worldSize == 1 {
+		return pl, err
+	}
+	pl.master, err = masterFromEnv(o.store == nil)
+	return pl, err
+}
+
+// placeFromEnv reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+func placeFromEnv() (place, error) { return new(options).findPlace() }
+
+// masterFromEnv reads MASTER_ADDR and MASTER_PORT. Where nobody needs to listen
+// there, it is no more than a hint at the network that the ranks share.
+func masterFromEnv(needed bool) (string, error) {
+	host, ok := envvar.MasterAddr.Lookup()
+	if !ok && needed {
+		return "", together(envvar.WorldSize, envvar.MasterAddr)
+	}
+	if _, hasPort := envvar.MasterPort.Lookup(); !ok || !hasPort {
+		if needed {
+			return "", together(envvar.WorldSize, envvar.MasterPort)
+		}
+		return "", nil
+	}
+	port, err := envvar.MasterPort.Int(1, math.MaxUint16)
+	if err != nil {
+		return "", err
+	}
+	return net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port)), nil
+}
+
+// ranksFromEnv reads RANK and WORLD_SIZE. Without either the process is a job
+// of one rank.
+func ranksFromEnv() (place, error) {
 	_, hasSize := envvar.WorldSize.Lookup()
 	_, hasRank := envvar.Rank.Lookup()
 	switch {
@@ -47,21 +94,7 @@ func placeFromEnv() (place, error) {
 	if rank >= size {
 		return place{}, fmt.Errorf("%s is %d, but %s is %d: ranks are 0 to %d", envvar.Rank, rank, envvar.WorldSize, size, size-1)
 	}
-	if size == 1 {
-		return place{0, 1, ""}, nil
-	}
-	host, ok := envvar.MasterAddr.Lookup()
-	if !ok {
-		return place{}, together(envvar.WorldSize, envvar.MasterAddr)
-	}
-	if _, ok := envvar.MasterPort.Lookup(); !ok {
-		return place{}, together(envvar.WorldSize, envvar.MasterPort)
-	}
-	port, err := envvar.MasterPort.Int(1, math.MaxUint16)
-	if err != nil {
-		return place{}, err
-	}
-	return place{rank, size, net.JoinHostPort(strings.Trim(host, "[]"), strconv.Itoa(port))}, nil
+	return place{rank, size, ""}, nil
 }
 
 // together says that a variable makes no sense without another.

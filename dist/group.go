@@ -35,6 +35,7 @@ type Group struct {
 	base        store.Store // of the group of all ranks: where the groups' stores are
 	store       store.Store
 	transport   string
+	reached     string // how other processes reach this one over TCP
 	collectives lane
 	requests    sync.Pool // of *request
 	staging     staging
@@ -86,6 +87,12 @@ func (g *Group) Members() []Member { return append([]Member(nil), g.members...) 
 // rank), "goroutines", "shm", "unix" or "tcp", and for ranks of several nodes
 // of which some have more than one rank "shm+tcp" or "unix+tcp".
 func (g *Group) Transport() string { return g.transport }
+
+// Interface returns the network interface and address at which the other ranks
+// reach this one, and why it was chosen, for the start of a run:
+// "eth0 10.0.0.3 (route to 10.0.0.1:29500)". It is empty where nothing of the
+// job goes over TCP but the store.
+func (g *Group) Interface() string { return g.reached }
 
 // Store returns the key-value store that the ranks of the group share; each
 // group has its own keys. Rank 0 of the job serves it; it ends with that rank's

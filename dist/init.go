@@ -28,9 +28,10 @@ import (
 // which the launcher makes.
 //
 // Rank 0 listens on MASTER_ADDR:MASTER_PORT for the store through which the
-// ranks find each other. Ranks of one node then talk through shared memory
-// (COHORT_TRANSPORT=tcp keeps them from it); ranks of several nodes over TCP.
-// ctx bounds the forming of the group only.
+// ranks find each other, unless [WithStore] gives one. Ranks of one node then
+// talk through shared memory (COHORT_TRANSPORT=tcp or unix keeps them from it),
+// ranks of several nodes over TCP, at the address of the interface that
+// [Group.Interface] names. ctx bounds the forming of the group only.
 func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	o := options{timeout: DefaultTimeout}
 	for _, opt := range opts {
@@ -38,7 +39,7 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 			return nil, fmt.Errorf("dist: init: %w", err)
 		}
 	}
-	pl, err := placeFromURL(o.url)
+	pl, err := o.findPlace()
 	if err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
@@ -95,6 +96,8 @@ type meeting struct {
 	fabric *native.Fabric
 	me     introduction
 	all    []introduction // by rank
+	// choice is how others reach this process; empty if it has no TCP port.
+	choice transport.Choice
 }
 
 // introduction is what a rank tells the others about itself.
@@ -144,14 +147,17 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, algorithms: m.algorithms}
 	g.init()
 	g.onClose = m.close
+	g.world = m.ranks()
 	for r, in := range m.all {
 		g.members = append(g.members, Member{Rank: r, Host: in.Host, PID: in.PID})
 		g.nodes = append(g.nodes, in.Node)
-		g.world = append(g.world, r)
 	}
 	g.setLocal()
 	if err := m.publish(ctx, g.world); err != nil {
 		return nil, err
+	}
+	if m.choice != (transport.Choice{}) {
+		g.reached = m.choice.String()
 	}
 	if err := g.meet(ctx, worldName); err != nil {
 		return nil, err
@@ -241,20 +247,56 @@ func (m *meeting) publish(ctx context.Context, world []int) error {
 
 // listen opens this process's TCP port, at rank 0 the one of the store.
 func (m *meeting) listen(ctx context.Context) (addr string, err error) {
+	if m.choice, err = m.chooseInterface(ctx); err != nil {
+		return "", err
+	}
 	if m.port != nil {
 		m.fabric.Listen(m.port, false)
 		return m.master, nil
 	}
-	host, err := transport.ReachableHost(ctx, m.master)
-	if err != nil {
-		return "", err
-	}
-	port, err := transport.Listen(net.JoinHostPort(host, "0"), m.token)
+	port, err := transport.Listen(net.JoinHostPort(m.choice.Host, "0"), m.token)
 	if err != nil {
 		return "", err
 	}
 	m.fabric.Listen(port, true)
 	return port.Addr(), nil
+}
+
+// somewhere are addresses that nobody has (RFC 5737 and 3849): the route to
+// them is the one to most of the world.
+var somewhere = []string{"192.0.2.1:9", "[2001:db8::1]:9"}
+
+// chooseInterface returns the address under which the other ranks reach this
+// one. Where there is no master to ask the way to, and no way to the world
+// either, ranks of one node have the loopback interface.
+func (m *meeting) chooseInterface(ctx context.Context) (transport.Choice, error) {
+	if m.master != "" {
+		return transport.ChooseInterface(ctx, m.master)
+	}
+	var errs []error
+	for _, to := range somewhere {
+		c, err := transport.ChooseInterface(ctx, to)
+		if err == nil {
+			if !envvar.Interface.IsSet() {
+				c.Why = "default route"
+			}
+			return c, nil
+		}
+		errs = append(errs, err)
+	}
+	if node := m.numberNodes(m.ranks()); slices.Max(node) == 0 && !envvar.Interface.IsSet() {
+		return transport.ChooseInterface(ctx, "127.0.0.1:9")
+	}
+	return transport.Choice{}, errors.Join(errs...)
+}
+
+// ranks returns the numbers of all ranks of the job.
+func (m *meeting) ranks() []int {
+	all := make([]int, m.worldSize)
+	for r := range all {
+		all[r] = r
+	}
+	return all
 }
 
 // open implements [home].
@@ -292,8 +334,15 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 	return backend, kind, nil
 }
 
-// openStore serves the store on rank 0 and connects to it elsewhere.
+// openStore serves the store on rank 0 and connects to it elsewhere, unless
+// one is given.
 func (m *meeting) openStore(ctx context.Context) error {
+	if m.options.store != nil {
+		run, _ := envvar.RunID.Lookup()
+		again, _ := envvar.RestartCount.Lookup()
+		m.store = store.Prefix(m.options.store, "cohort/"+run+"/"+again+"/")
+		return nil
+	}
 	if m.rank != 0 {
 		var err error
 		if m.client, err = store.Connect(ctx, m.master, m.token); err != nil {
@@ -331,23 +380,26 @@ func exchange[T any](ctx context.Context, m *meeting, what string, mine T) ([]T,
 	if current, ok, err := m.store.CompareAndSet(ctx, key(m.rank), nil, value); err != nil {
 		return nil, err
 	} else if !ok {
-		return nil, fmt.Errorf("a process has joined as rank %d before: %s", m.rank, current)
+		why := ""
+		if m.options.store != nil {
+			why = "; a store that outlives a run wants a prefix for each"
+		}
+		return nil, fmt.Errorf("a process has joined as rank %d before%s: %s", m.rank, why, current)
 	}
 	if m.rank == 0 {
 		keys := make([]string, m.worldSize)
 		for r := range keys {
 			keys[r] = key(r)
 		}
-		if err := m.store.Wait(ctx, keys...); err != nil {
+		values, err := m.store.MultiGet(ctx, keys...)
+		if err != nil {
 			return nil, missingRanks(ctx, err)
 		}
-		values := make([]json.RawMessage, m.worldSize)
-		for r := range values {
-			if values[r], err = m.store.Get(ctx, keys[r]); err != nil {
-				return nil, err
-			}
+		raw := make([]json.RawMessage, len(values))
+		for r, v := range values {
+			raw[r] = v
 		}
-		list, err := json.Marshal(values)
+		list, err := json.Marshal(raw)
 		if err != nil {
 			return nil, err
 		}

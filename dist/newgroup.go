@@ -136,7 +136,7 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 		_ = binary.Write(h, binary.LittleEndian, uint32(r))
 	}
 	id := hex.EncodeToString(h.Sum(nil)[:8])
-	sub := &Group{size: len(ranks), node: g.node, home: g.home, parent: g, transport: "none",
+	sub := &Group{size: len(ranks), node: g.node, home: g.home, parent: g, transport: "none", reached: g.reached,
 		timeout: o.timeout, algorithms: o.algorithms}
 	for i, r := range ranks {
 		m := g.members[r]

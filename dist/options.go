@@ -3,12 +3,14 @@
 package dist
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 	"unicode"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/store"
 )
 
 // DefaultTimeout limits an operation whose context has no earlier end. It is
@@ -31,9 +33,13 @@ type options struct {
 	// forGroup says that the options are for a group of some ranks.
 	forGroup bool
 	name     string
-	url      string
-	timeout  time.Duration
-	node     string
+	// store is where the ranks meet in place of one that rank 0 serves, and
+	// place who this one is, if given.
+	store   store.Store
+	place   *place
+	url     string
+	timeout time.Duration
+	node    string
 	// algorithms is what the user asks of the choice of algorithms.
 	algorithms collective.Options
 }
@@ -51,6 +57,35 @@ func WithDeterministic() Option {
 // host:port is rank 0's to listen on.
 func WithURL(url string) Option {
 	return func(o *options) error { o.url = url; return o.onlyInit("WithURL") }
+}
+
+// WithStore makes the ranks meet in a store of the caller's, such as etcd or a
+// file that all can open, so that nobody listens at MASTER_ADDR:MASTER_PORT,
+// which need not be set. The store stays the caller's to close, after the group.
+//
+// What lies in a store from another run is not this run's: the keys used begin
+// with TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT, as far as they are
+// set; without, give every run a part of its own by [store.Prefix].
+func WithStore(s store.Store) Option {
+	return func(o *options) error {
+		if s == nil {
+			return errors.New("WithStore was given no store")
+		}
+		o.store = s
+		return o.onlyInit("WithStore")
+	}
+}
+
+// WithRank says which rank of how many this process is, in place of RANK and
+// WORLD_SIZE.
+func WithRank(rank, worldSize int) Option {
+	return func(o *options) error {
+		if worldSize < 1 || worldSize > maxWorldSize || rank < 0 || rank >= worldSize {
+			return fmt.Errorf("WithRank: rank %d of %d ranks: want 0 to one less than that, of 1 to %d ranks", rank, worldSize, maxWorldSize)
+		}
+		o.place = &place{rank: rank, worldSize: worldSize}
+		return o.onlyInit("WithRank")
+	}
 }
 
 // WithTimeout sets the group's time limit in place of [DefaultTimeout].

@@ -28,12 +28,18 @@ import (
 // function of rankMains to run.
 const rankMain = "DIST_TEST_RANK_MAIN"
 
+// rankNodes is the variable that gives each rank a node: a letter for each.
+const rankNodes = "DIST_TEST_RANK_NODES"
+
 var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"oracle":   someOfEverything,
 	"messages": messagesRoundTheRing,
 	"wait":     waitForever,
 	"overlap":  overlap,
 	"groups":   groupsAtOnce,
+	"barrier":  barrierOnly,
+
+	"two groups": twoGroups,
 }
 
 func TestMain(m *testing.M) {
@@ -50,7 +56,15 @@ func TestMain(m *testing.M) {
 
 func runAsRank(main func(context.Context, *Group) error) error {
 	ctx := context.Background()
-	g, err := Init(ctx)
+	var opts []Option
+	if nodes := os.Getenv(rankNodes); nodes != "" {
+		rank, err := envvar.Rank.Int(0, len(nodes)-1)
+		if err != nil {
+			return err
+		}
+		opts = append(opts, WithNodeID("node "+nodes[rank:rank+1]))
+	}
+	g, err := Init(ctx, opts...)
 	if err != nil {
 		return err
 	}

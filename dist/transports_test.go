@@ -55,9 +55,7 @@ func initRanks(kind string) func(ctx context.Context, n int, main func(context.C
 					errs[r] = fmt.Errorf("the transport is %s, want %s", g.Transport(), kind)
 				}
 				if err := main(ctx, g); err != nil {
-					if g.backend != nil {
-						g.backend.Fail(err)
-					}
+					g.fail(err)
 					errs[r] = err
 				}
 				if err := g.Close(); err != nil && errs[r] == nil {

@@ -51,6 +51,9 @@ func (c *Console) Start(s Start) {
 	fmt.Fprintf(c.w, "model   %s: %.2f M parameters\n", s.Model, float64(s.NumParams)/1e6)
 	fmt.Fprintf(c.w, "data    %s: %.1f MB to train on, %.1f MB to validate\n", s.Data, float64(s.TrainBytes)/1e6, float64(s.ValidationBytes)/1e6)
 	fmt.Fprintf(c.w, "ranks   %d of %d %s, transport %s\n", s.Ranks, s.Threads, plural(s.Threads, "thread"), s.Transport)
+	if s.Interface != "" {
+		fmt.Fprintf(c.w, "network %s\n", s.Interface)
+	}
 	if s.DType != "float32" {
 		fmt.Fprintf(c.w, "dtype   %s, with weights of float32\n", s.DType)
 	}

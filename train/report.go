@@ -32,6 +32,7 @@ type Start struct {
 	GzipBitsPerByte float64 // of the evaluated text, the figure to beat
 	Ranks, Threads  int
 	Transport       string
+	Interface       string // at which the other ranks reach this one; "" if by none
 	FirstStep       int // steps done before
 	Steps           int
 	Resumed         string // the checkpoint, "" for a new run
@@ -88,7 +89,7 @@ func (r *lmRun) start(saved *savedRun) Start {
 		DType:     r.cfg.DType,
 		NumParams: nn.NumParams(r.model), Data: r.corpus.Name,
 		TrainBytes: r.corpus.Train.Size(), ValidationBytes: r.corpus.Validation.Size(),
-		Ranks: r.group.Size(), Threads: tensor.NumThreads(), Transport: r.group.Transport(),
+		Ranks: r.group.Size(), Threads: tensor.NumThreads(), Transport: r.group.Transport(), Interface: r.group.Interface(),
 		FirstStep: r.step, Steps: r.cfg.Steps,
 	}
 	if saved != nil {
