@@ -84,7 +84,7 @@ func (g *Group) Name() string { return g.name }
 func (g *Group) Members() []Member { return append([]Member(nil), g.members...) }
 
 // Transport returns how the ranks of the group exchange data: "none" (one
-// rank), "goroutines", "shm", "unix" or "tcp", and for ranks of several nodes
+// rank), "goroutines", "shm", "unix", "tcp" or "tls", and for ranks of several nodes
 // of which some have more than one rank "shm+tcp" or "unix+tcp".
 func (g *Group) Transport() string { return g.transport }
 

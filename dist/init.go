@@ -29,7 +29,7 @@ import (
 //
 // Rank 0 listens on MASTER_ADDR:MASTER_PORT for the store through which the
 // ranks find each other, unless [WithStore] gives one. Ranks of one node then
-// talk through shared memory (COHORT_TRANSPORT=tcp or unix keeps them from it),
+// talk through shared memory (COHORT_TRANSPORT=unix, tcp or tls keeps them from it),
 // ranks of several nodes over TCP, at the address of the interface that
 // [Group.Interface] names. ctx bounds the forming of the group only.
 func Init(ctx context.Context, opts ...Option) (*Group, error) {
@@ -111,7 +111,7 @@ type introduction struct {
 }
 
 func (m *meeting) form(ctx context.Context) (*Group, error) {
-	kind, err := envvar.Transport.OneOf("auto", "shm", "unix", "tcp")
+	kind, err := envvar.Transport.OneOf("auto", "shm", "unix", "tcp", "tls")
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	}
 	m.me = introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind, Agreed: agreed(m.algorithms)}
 	m.me.Host, _ = os.Hostname() // for messages only
-	if native.SharedMemory && kind != "tcp" || kind == "unix" {
+	if native.SharedMemory && (kind == "auto" || kind == "shm") || kind == "unix" {
 		port, err := transport.Listen("unix:", m.token)
 		if err != nil {
 			return nil, err
@@ -169,7 +169,7 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 // all share memory. Every rank decides alike, from what all have said.
 func (m *meeting) shares(world []int) bool {
 	for _, r := range world {
-		if in := &m.all[r]; in.Transport == "tcp" || in.Transport == "unix" || in.Node == "" || in.Node != m.all[world[0]].Node || in.Unix == "" {
+		if in := &m.all[r]; in.Transport != "auto" && in.Transport != "shm" || in.Node == "" || in.Node != m.all[world[0]].Node || in.Unix == "" {
 			return false
 		}
 	}
@@ -194,27 +194,35 @@ func (m *meeting) numberNodes(world []int) []int {
 }
 
 // links decides how ranks of the job that do not all share memory talk: the
-// topology by which plans are chosen, the link between ranks of one node, and
-// the name of it all.
-func (m *meeting) links(world []int) (collective.Topology, native.LocalLink, string) {
+// topology by which plans are chosen, the links, and the name of it all.
+func (m *meeting) links(world []int) (collective.Topology, native.MeshOptions, string) {
 	node := m.numberNodes(world)
 	numNodes := slices.Max(node) + 1
-	link, kind := native.LocalShm, "shm"
+	links := native.MeshOptions{Node: node}
+	local, remote := "shm", "tcp"
+	switch m.me.Transport { // as on all ranks
+	case "unix":
+		links.Local, local = native.LocalUnix, "unix"
+	case "tcp":
+		links.Local = native.LocalTCP
+	case "tls":
+		links.Local, links.TLS, remote = native.LocalTCP, true, "tls"
+	}
 	for _, r := range world {
-		switch {
-		case m.all[r].Transport == "tcp" || m.all[r].Unix == "":
-			link, kind = native.LocalTCP, "tcp"
-		case m.all[r].Transport == "unix" && link != native.LocalTCP:
-			link, kind = native.LocalUnix, "unix"
+		if m.all[r].Unix == "" {
+			links.Local = native.LocalTCP
 		}
+	}
+	if links.Local == native.LocalTCP {
+		local = remote
 	}
 	switch {
 	case numNodes == 1: // ranks that talk over sockets all the same
-		return collective.Apart(len(world)), link, kind
-	case numNodes == len(world) || link == native.LocalTCP:
-		return collective.Topology{Node: node}, link, "tcp"
+		return collective.Apart(len(world)), links, local
+	case numNodes == len(world) || local == remote:
+		return collective.Topology{Node: node}, links, remote
 	}
-	return collective.Topology{Node: node}, link, kind + "+tcp"
+	return collective.Topology{Node: node}, links, local + "+" + remote
 }
 
 // publish gives everybody everybody's addresses. Where all ranks share memory
@@ -225,7 +233,7 @@ func (m *meeting) publish(ctx context.Context, world []int) error {
 		book[r].Unix = in.Unix
 	}
 	defer func() { m.fabric.SetBook(book) }()
-	if _, link, kind := m.links(world); m.shares(world) || kind == "unix" && link == native.LocalUnix {
+	if _, _, kind := m.links(world); m.shares(world) || kind == "unix" {
 		return nil
 	}
 	if m.me.Transport == "shm" {
@@ -320,9 +328,9 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 		cfg.Topology, kind = collective.OneNode(g.size), "shm"
 		backend, err = native.OpenShm(ctx, cfg, m.fabric)
 	} else {
-		var link native.LocalLink
-		cfg.Topology, link, kind = m.links(cfg.World)
-		backend, err = native.OpenMesh(ctx, cfg, m.fabric, m.numberNodes(cfg.World), link)
+		var links native.MeshOptions
+		cfg.Topology, links, kind = m.links(cfg.World)
+		backend, err = native.OpenMesh(ctx, cfg, m.fabric, links)
 	}
 	if err != nil {
 		return nil, "", err

@@ -31,6 +31,7 @@ var transports = []struct {
 	{"shm", initRanks("shm")},
 	{"tcp", initRanks("tcp")},
 	{"unix", initRanks("unix")},
+	{"tls", initRanks("tls")},
 	{"mixed", mixedRanks},
 }
 

@@ -94,7 +94,7 @@ func socketPlanners(t *testing.T, n int, addr string, open func(cfg Config, fabr
 
 func tcpPlanners(t *testing.T, n int) []planner {
 	return socketPlanners(t, n, "127.0.0.1:0", func(cfg Config, fabric *Fabric) (planner, error) {
-		r, err := OpenMesh(t.Context(), cfg, fabric, cfg.World, LocalTCP)
+		r, err := OpenMesh(t.Context(), cfg, fabric, MeshOptions{Node: cfg.World, Local: LocalTCP})
 		if err != nil {
 			return planner{}, err
 		}

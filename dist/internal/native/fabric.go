@@ -79,9 +79,18 @@ func (f *Fabric) SetBook(book []Address) {
 	f.book = book
 }
 
+// route is the way to a rank.
+type route uint8
+
+const (
+	overTCP route = iota
+	overTLS
+	overUnix
+)
+
 // dial connects to a rank of the job, given by its number there, and says
-// what for. local asks for the unix socket.
-func (f *Fabric) dial(ctx context.Context, rank int, local bool, h hello) (*transport.Conn, error) {
+// what for.
+func (f *Fabric) dial(ctx context.Context, rank int, by route, h hello) (*transport.Conn, error) {
 	f.mu.Lock()
 	var at Address
 	if rank >= 0 && rank < len(f.book) {
@@ -89,13 +98,13 @@ func (f *Fabric) dial(ctx context.Context, rank int, local bool, h hello) (*tran
 	}
 	f.mu.Unlock()
 	addr := at.TCP
-	if local {
+	if by == overUnix {
 		addr = at.Unix
 	}
 	if addr == "" {
 		return nil, errors.New("it does not listen for this kind of connection")
 	}
-	conn, err := transport.Dial(ctx, addr, Proto, f.token)
+	conn, err := transport.Dial(ctx, addr, Proto, f.token, transport.WithTLS(by == overTLS))
 	if err != nil {
 		return nil, err
 	}

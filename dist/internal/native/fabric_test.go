@@ -32,7 +32,7 @@ func answer(t *testing.T, f *Fabric, h hello) (kind byte, text string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	conn, err := f.dial(ctx, 0, false, h)
+	conn, err := f.dial(ctx, 0, overTCP, h)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +106,7 @@ func TestHelloFlood(t *testing.T) {
 	at, from := newTestFabric(t)
 	var conns []*transport.Conn
 	for range parkedAtLeast {
-		conn, err := from.dial(t.Context(), 0, false, hello{group: "nobody's"})
+		conn, err := from.dial(t.Context(), 0, overTCP, hello{group: "nobody's"})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -24,6 +24,13 @@ const (
 	LocalTCP                   // like ranks of different nodes
 )
 
+// MeshOptions say how the ranks of a [Mesh] talk.
+type MeshOptions struct {
+	Node  []int     // by rank: the number of its node
+	Local LocalLink // between ranks of one node
+	TLS   bool      // encrypts what goes over TCP
+}
+
 // Mesh is a rank of a group whose ranks do not all share memory. Any two ranks
 // have a link of their own, which is opened when a plan or a message first
 // needs it: a connection for each direction, or between ranks of a node the
@@ -41,7 +48,7 @@ type Mesh struct {
 	fabric *Fabric
 	end    *Endpoint
 	star   *star
-	unix   []bool // by rank: is reached by its unix socket
+	routes []route // by rank: of connections to it
 
 	local   *Shm  // among the ranks of this node; nil if there is none
 	localOf []int // by rank: its number in local, or -1
@@ -85,12 +92,12 @@ type meshFault struct {
 	text string
 }
 
-// OpenMesh forms a group of ranks on the nodes whose numbers node gives by
-// rank; those of one node talk as link says.
-func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, node []int, link LocalLink) (*Mesh, error) {
+// OpenMesh forms a group of ranks of several nodes, or of one that do not
+// share memory.
+func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions) (*Mesh, error) {
 	n := len(cfg.Members)
 	m := &Mesh{cfg: cfg, n: n, fabric: fabric, exec: executor{rank: cfg.Rank, numRanks: n},
-		unix: make([]bool, n), localOf: make([]int, n), to: make([]*transport.Conn, n), from: make([]*transport.Conn, n), links: make([]int, n),
+		routes: make([]route, n), localOf: make([]int, n), to: make([]*transport.Conn, n), from: make([]*transport.Conn, n), links: make([]int, n),
 		conns: map[*transport.Conn]struct{}{}, outgoing: map[int]*transport.Conn{}, incoming: map[int]*transport.Conn{},
 		waiting: map[way]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
 	m.watch.mesh = m
@@ -100,8 +107,11 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, node []int, link 
 	var local []int
 	for r := range n {
 		m.localOf[r] = -1
-		if node[r] == node[cfg.Rank] {
-			m.unix[r] = link != LocalTCP
+		if opts.TLS {
+			m.routes[r] = overTLS
+		}
+		if opts.Node[r] == opts.Node[cfg.Rank] && opts.Local != LocalTCP {
+			m.routes[r] = overUnix
 			local = append(local, r)
 		}
 	}
@@ -110,7 +120,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, node []int, link 
 		return nil, err
 	}
 	err = m.meet(ctx)
-	if err == nil && link == LocalShm && len(local) > 1 {
+	if err == nil && opts.Local == LocalShm && len(local) > 1 {
 		err = m.meetLocally(ctx, local)
 	}
 	if err != nil {
@@ -186,7 +196,7 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 }
 
 func (m *Mesh) dial(ctx context.Context, peer int, why purpose) (*transport.Conn, error) {
-	conn, err := m.fabric.dial(ctx, m.cfg.World[peer], m.unix[peer],
+	conn, err := m.fabric.dial(ctx, m.cfg.World[peer], m.routes[peer],
 		hello{purpose: why, rank: m.cfg.Rank, number: m.cfg.Agreed, group: m.cfg.Key})
 	if err != nil {
 		return nil, fmt.Errorf("dist: group %q: connect to %v: %w", m.cfg.Group, m.cfg.Members[peer], err)

@@ -121,7 +121,7 @@ func (p *process) takeSegment(conn *transport.Conn, size int) error {
 
 // dial connects to a peer's socket and says what for.
 func (p *process) dial(ctx context.Context, peer int, why purpose, number uint64) (*transport.Conn, error) {
-	conn, err := p.fabric.dial(ctx, p.cfg.World[peer], true, hello{purpose: why, rank: p.cfg.Rank, number: number, group: p.cfg.Key})
+	conn, err := p.fabric.dial(ctx, p.cfg.World[peer], overUnix, hello{purpose: why, rank: p.cfg.Rank, number: number, group: p.cfg.Key})
 	if err != nil {
 		return nil, fmt.Errorf("dist: group %q: connect to %v: %w", p.cfg.Group, p.cfg.Members[peer], err)
 	}
