@@ -312,6 +312,11 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	cfg.Obituary = func(rank int) native.Obituary { return m.agent.obituary(cfg.World[rank]) }
+	for _, in := range m.all {
+		if in.Node == m.me.Node {
+			cfg.NumLocal++
+		}
+	}
 	cfg.Deaths = func(rank int) { m.agent.died(cfg.World[rank]) }
 	// Until there is a backend that can be told, a death ends the forming.
 	leave := m.agent.watch(cfg.World, func(rank int) {

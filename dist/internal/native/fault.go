@@ -20,6 +20,9 @@ type Config struct {
 	// and World each rank's number in the job, by which the [Fabric] knows it.
 	Key   string
 	World []int
+	// NumLocal is how many ranks of the job, members or not, are processes of
+	// this node and share its cores; 0 if it is not known.
+	NumLocal int
 	// Agreed is a hash of what members must have in common; who comes with
 	// another is refused.
 	Agreed uint64

@@ -5,6 +5,7 @@ package native
 import (
 	"context"
 	"math"
+	"runtime"
 	"time"
 	"unsafe"
 
@@ -27,7 +28,6 @@ const (
 	lookTime       = 64 * time.Microsecond
 	lookBackground = 4 * time.Microsecond
 	looksPerTime   = 64 // looks between two readings of the clock
-	offersPerTime  = 8  // likewise, looks with an offer between them
 )
 
 // sharedMemory reports whether ranks of several processes can share memory here.
@@ -38,7 +38,11 @@ type futexParking struct {
 	alone bool // every local rank has a core of its own
 }
 
-func newProcessParking(alone bool) parking { return &futexParking{alone} }
+// newProcessParking returns the parking of one of several processes on this
+// node's cores.
+func newProcessParking(numLocal int) parking {
+	return &futexParking{alone: numLocal <= runtime.NumCPU()}
+}
 
 func (p *futexParking) sleep(ctx context.Context, f *flag, seen, _ uint32, limit time.Duration) {
 	if ctx.Err() != nil {
@@ -60,13 +64,13 @@ func (p *futexParking) alarms() uint32 { return 0 }
 func (p *futexParking) wakeAll() {}
 
 func (p *futexParking) look(i int, start time.Time, background bool) bool {
-	limit, every := lookTime, looksPerTime
+	limit := lookTime
 	switch {
 	case background:
 		limit = lookBackground
 	case !p.alone:
 		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-		every = offersPerTime
+		i = -1 // the clock costs little beside it
 	}
-	return i%every != every-1 || time.Since(start) < limit
+	return (i+1)%looksPerTime != 0 || time.Since(start) < limit
 }

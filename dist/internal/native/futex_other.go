@@ -9,6 +9,6 @@ package native
 // processes talk over TCP.
 const sharedMemory = false
 
-func newProcessParking(bool) parking {
+func newProcessParking(int) parking {
 	panic("native: no shared memory between processes on this system")
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"runtime"
 	"time"
 	"unsafe"
 
@@ -36,7 +35,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 			p.incoming[r][use] = make(chan *pipe, 1)
 		}
 	}
-	s := &Shm{cfg: cfg, n: n, park: newProcessParking(n <= runtime.NumCPU()), scratch: newScratch(n)}
+	s := &Shm{cfg: cfg, n: n, park: newProcessParking(max(n, cfg.NumLocal)), scratch: newScratch(n)}
 	s.whole, s.endWhole = context.WithCancel(context.Background())
 	p.shm = s
 	p.slabs = newSlabSpace(p.fetch)

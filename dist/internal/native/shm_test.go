@@ -133,7 +133,7 @@ func anyProcessParking() parking {
 	if !sharedMemory {
 		return nil
 	}
-	return newProcessParking(true)
+	return newProcessParking(1)
 }
 
 // TestFetchFromTheDead: a slab whose owner has died is not waited for once the
