@@ -10,11 +10,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // maxName bounds a group's name, which travels and is part of every error.
@@ -181,7 +183,7 @@ func (g *Group) meet(ctx context.Context, key string) error {
 		return nil
 	}
 	cfg := native.Config{Group: g.name, Key: key, Rank: g.rank, Members: g.members, World: g.world,
-		Timeout: g.timeout, Options: g.algorithms, Agreed: agreed(g.algorithms)}
+		Timeout: g.timeout, Options: g.algorithms, Agreed: agreed(g.algorithms), Explain: explainer(g.name, g.rank)}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
 	g.mu.Lock()
@@ -212,6 +214,15 @@ func (g *Group) meet(ctx context.Context, key string) error {
 		return err
 	}
 	return nil
+}
+
+// explainer returns what prints how a group's collectives are served, if the
+// environment asks for it: on one rank, since all do the same.
+func explainer(group string, rank int) *native.Explainer {
+	if rank != 0 || !envvar.Debug.IsSet() {
+		return nil
+	}
+	return native.NewExplainer(group, func(line string) { fmt.Fprintln(os.Stderr, line) })
 }
 
 // agreed is what members of a group must have in common, as a number.

@@ -76,7 +76,7 @@ func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 	}
 	var ranks []*native.Shm
 	if n > 1 {
-		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, World: world, Timeout: o.timeout, Options: o.algorithms, Topology: collective.OneNode(n)}, how)
+		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, World: world, Timeout: o.timeout, Options: o.algorithms, Topology: collective.OneNode(n), Explain: explainer(worldName, 0)}, how)
 	}
 	shared, meetings := store.NewMemory(), goHome{native.NewGoMeetings(how)}
 	groups := make([]*Group, n)

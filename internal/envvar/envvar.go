@@ -59,6 +59,7 @@ const (
 	Interface  Var = "COHORT_INTERFACE"
 	Transport  Var = "COHORT_TRANSPORT"
 	Encrypt    Var = "COHORT_ENCRYPT"
+	Debug      Var = "COHORT_DEBUG"
 )
 
 // declaration is what is known of a variable besides its name.
@@ -97,6 +98,7 @@ func declarations() []declaration {
 		{Job, "marks the processes of one launch, so that none is left behind; not secret", false},
 		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
 		{Interface, "network interface (name, local IP address or CIDR) on which peers reach this process (default: the one on the route to the master)", false},
+		{Debug, "when set, rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: all but the data of collectives), all or none", false},
 	}

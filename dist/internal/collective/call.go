@@ -135,8 +135,8 @@ type Call struct {
 	Parts []int
 	// Recvs is what this rank gets from each in an all-to-all with Parts.
 	Recvs []int
-	// Layout stands for Parts where all ranks must agree on them; of an
-	// all-to-all with Parts it is 1, for all must have theirs; else 0.
+	// Layout stands for what all ranks must know alike of the Parts, 0 for
+	// nothing: see SetParts, SetExchange and SetEven.
 	Layout uint64
 	// Seq counts the collectives of a group, or the messages of one ordered
 	// pair of ranks, from 1.
@@ -161,10 +161,19 @@ func (c *Call) Empty() bool { return c.Op == OpBarrier || c.Count == 0 && c.coun
 func (c *Call) countsAgree() bool {
 	switch c.Op {
 	case OpGather, OpScatter:
-		return false
+		return c.Layout == layoutEven
 	}
 	return c.Layout == 0
 }
+
+// layoutEven is the layout of a gather or a scatter whose parts all ranks know
+// to be of one size.
+const layoutEven = 1
+
+// SetEven says of a gather or a scatter that its parts are of one size, which
+// ranks then compare. Knowing it, they can pass blocks on for each other;
+// otherwise only the root knows, and all data goes straight to its receiver.
+func (c *Call) SetEven() { c.Layout = layoutEven }
 
 // SetParts makes an all-gather's or a reduce-scatter's call one of uneven
 // parts, of which this rank's is the rank-th.
@@ -183,7 +192,7 @@ func (c *Call) SetExchange(sends, recvs []int) {
 }
 
 // layoutOf is a number that differs, all but surely, where the parts do, and is
-// not 0: FNV-1a over the numbers.
+// not that of even parts: FNV-1a over the numbers.
 func layoutOf(parts []int) uint64 {
 	h := uint64(14695981039346656037)
 	for _, p := range parts {
@@ -195,13 +204,13 @@ func layoutOf(parts []int) uint64 {
 		}
 		h = (h ^ 0xff) * 1099511628211
 	}
-	return max(h, 1)
+	return max(h, layoutEven+1)
 }
 
 // String is the call without its number: "all_reduce sum of 4 float32".
 func (c Call) String() string {
 	uneven := ""
-	if c.Layout != 0 || c.Parts != nil {
+	if c.Layout > layoutEven || c.Op == OpAllToAll && c.Layout != 0 || c.Parts != nil {
 		uneven = " (uneven)"
 	}
 	switch c.Op {

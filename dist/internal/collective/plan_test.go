@@ -4,123 +4,381 @@ package collective
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"sync"
 	"testing"
 )
 
-// simulate runs the plans of all ranks without time: a rank does whatever it
-// can, until nobody can do anything. in and out are by rank. With room, sends
-// go on their way as soon as they may; without, a send waits until its receiver
-// comes to it. It returns how many receives each rank completed.
-func simulate(plans []Plan, in, out [][]int64, room bool) ([]int, error) {
-	type way struct{ from, to int }
-	n := len(plans)
-	links := map[way][][]int64{} // sent and not yet received
-	sent, received := make([]int, n), make([]int, n)
-	data := make([][]int64, n)
-	for r, p := range plans {
-		if err := p.Check(r, n, 1); err != nil {
+// trial is a collective of a group as the tests play it.
+type trial struct {
+	op     Op
+	dtype  DType
+	count  int
+	root   int
+	uneven bool // in parts
+	top    Topology
+	piece  int
+	strict bool
+}
+
+func (tr trial) String() string {
+	return fmt.Sprintf("%v of %d over nodes %v, root %d, uneven %v, pieces of %d", tr.op, tr.count, tr.top.Node, tr.root, tr.uneven, tr.piece)
+}
+
+// amount is how much one rank has for another in an uneven call.
+func (tr trial) amount(from, to int) int { return (tr.count*(from+1) + 3*to) % (tr.count + 5) }
+
+// part is the size of a rank's part in an uneven call.
+func (tr trial) part(rank int) int { return tr.amount(rank, 0) }
+
+func (tr trial) call(rank int) *Call {
+	n := tr.top.NumRanks()
+	c := &Call{Op: tr.op, DType: tr.dtype, Count: tr.count, Seq: 1}
+	if tr.op.Rooted() {
+		c.Root = tr.root
+	}
+	if !tr.uneven {
+		switch tr.op {
+		case OpGather, OpScatter:
+			c.SetEven()
+		}
+		return c
+	}
+	parts := make([]int, n)
+	for r := range parts {
+		parts[r] = tr.part(r)
+	}
+	switch tr.op {
+	case OpAllGather, OpReduceScatter:
+		c.SetParts(parts, rank)
+	case OpGather, OpScatter:
+		c.Count = parts[rank]
+		if rank == tr.root {
+			c.Parts = parts
+		}
+	case OpAllToAll:
+		sends, recvs := make([]int, n), make([]int, n)
+		for r := range n {
+			sends[r], recvs[r] = tr.amount(rank, r), tr.amount(r, rank)
+		}
+		c.SetExchange(sends, recvs)
+	}
+	return c
+}
+
+func (tr trial) problems() ([]*problem, error) {
+	ps := make([]*problem, tr.top.NumRanks())
+	l := layoutFor(tr.top)
+	for r := range ps {
+		p, err := problemFor(tr.call(r), r, l, Options{Deterministic: tr.strict})
+		if err != nil {
 			return nil, err
 		}
-		if p.OffRing != plans[0].OffRing {
-			return nil, fmt.Errorf("ranks 0 and %d do not agree whether the plan is off the ring", r)
+		if p.piece = tr.piece; p.piece == 0 {
+			p.piece = PieceBytes / max(1, tr.dtype.Size())
 		}
-		data[r] = out[r]
-		if p.Work > 0 {
-			data[r] = make([]int64, p.Work)
+		p.align = 4
+		ps[r] = p
+	}
+	return ps, nil
+}
+
+// element is what a rank has, or what it has for another.
+func element[E number](rank, to, i int) E {
+	return E(rank*1000003+to*4099+i*17) * scale[E](rank)
+}
+
+// scale makes sums of floats depend on their order.
+func scale[E number](rank int) E {
+	var e E
+	if _, float := any(e).(float32); float && rank%3 == 1 {
+		return E(1<<20) + 1
+	}
+	return 1
+}
+
+// sum is the sum over the ranks in their order.
+func sum[E number](n, to, i int) E {
+	s := element[E](0, to, i)
+	for r := 1; r < n; r++ {
+		s += element[E](r, to, i)
+	}
+	return s
+}
+
+// data returns the inputs and outputs of all ranks before a call, and the
+// outputs after it.
+func data[E number](tr trial, ps []*problem) (in, out, want [][]E) {
+	n := len(ps)
+	var total []E // of whole vectors
+	if tr.op == OpAllReduce || tr.op == OpReduce {
+		for i := range tr.count {
+			total = append(total, sum[E](n, 0, i))
 		}
-		addAll(data[r], in[r], p.Load)
 	}
-	send := func(r int) {
-		s := plans[r].Sends[sent[r]]
-		w := way{r, s.To}
-		links[w] = append(links[w], append([]int64(nil), data[r][s.Lo:s.Hi]...))
-		sent[r]++
-	}
-	maySend := func(r int) bool {
-		return sent[r] < len(plans[r].Sends) && received[r] >= plans[r].Sends[sent[r]].After
-	}
-	for moved := true; moved; {
-		moved = false
-		for r, p := range plans {
-			for room && maySend(r) {
-				send(r)
-				moved = true
+	in, out, want = make([][]E, n), make([][]E, n), make([][]E, n)
+	for r, p := range ps {
+		numOut, numIn := p.regions()
+		if p.idle {
+			numOut, numIn = 0, 0
+		}
+		out[r], in[r] = make([]E, numOut), make([]E, numIn)
+		add := func(to *[]E, count int, f func(i int) E) {
+			for i := range count {
+				*to = append(*to, f(i))
 			}
-			if received[r] == len(p.Recvs) {
-				continue
+		}
+		whole := func(to []E) {
+			for i := range to {
+				to[i] = element[E](r, 0, i)
 			}
-			v := p.Recvs[received[r]]
-			if from := v.From; !room && maySend(from) && plans[from].Sends[sent[from]].To == r {
-				send(from)
+		}
+		blocksOf := func(q *problem, f func(rank, i int) E) {
+			for s := range n {
+				add(&want[r], q.block(s).Len(), func(i int) E { return f(s, i) })
 			}
-			came := links[way{v.From, r}]
-			if len(came) == 0 {
-				continue
+		}
+		if p.idle {
+			continue
+		}
+		switch c := p.c; tr.op {
+		case OpAllReduce:
+			whole(out[r])
+			want[r] = total[:numOut]
+		case OpBroadcast:
+			whole(out[r])
+			add(&want[r], numOut, func(i int) E { return element[E](c.Root, 0, i) })
+		case OpReduce:
+			whole(out[r])
+			whole(in[r])
+			want[r] = total[:numOut]
+		case OpAllGather:
+			whole(in[r])
+			blocksOf(p, func(s, i int) E { return element[E](s, 0, i) })
+		case OpGather:
+			whole(in[r])
+			if numOut > 0 {
+				blocksOf(p, func(s, i int) E { return element[E](s, 0, i) })
 			}
-			links[way{v.From, r}] = came[1:]
-			if len(came[0]) != v.Len() {
-				return nil, fmt.Errorf("rank %d, receive %d: %d elements came, want %d", r, received[r], len(came[0]), v.Len())
-			}
-			for i, x := range came[0] {
-				if v.Reduce {
-					x += data[r][v.Lo+i]
+		case OpReduceScatter, OpScatter:
+			in[r] = in[r][:0]
+			if numIn > 0 {
+				for s := range n {
+					add(&in[r], p.block(s).Len(), func(i int) E { return element[E](r, s, i) })
 				}
-				data[r][v.Lo+i] = x
 			}
-			received[r]++
-			moved = true
-		}
-	}
-	left := 0
-	for _, l := range links {
-		left += len(l)
-	}
-	for r, p := range plans {
-		if sent[r] != len(p.Sends) || received[r] != len(p.Recvs) || left != 0 {
-			return received, fmt.Errorf("rank %d stands still after %d of %d sends and %d of %d receives; %d messages are left over",
-				r, sent[r], len(p.Sends), received[r], len(p.Recvs), left)
-		}
-		addAll(out[r], data[r], p.Store)
-	}
-	return received, nil
-}
-
-func addAll(to, from []int64, cs []Copy) {
-	for _, c := range cs {
-		for i, x := range from[c.From.Lo:c.From.Hi] {
-			if c.Reduce {
-				x += to[c.To+i]
+			add(&want[r], numOut, func(i int) E {
+				if tr.op == OpScatter {
+					return element[E](c.Root, r, i)
+				}
+				return sum[E](n, r, i)
+			})
+		case OpAllToAll:
+			in[r] = in[r][:0]
+			sends, recvs := startsOf(c.Parts), startsOf(c.Recvs)
+			for s := range n {
+				add(&in[r], blockOf(sends, s, c.Count).Len(), func(i int) E { return element[E](r, s, i) })
+				add(&want[r], blockOf(recvs, s, c.Count).Len(), func(i int) E { return element[E](s, r, i) })
 			}
-			to[c.To+i] = x
 		}
 	}
+	return in, out, want
 }
 
-func element(rank, i int) int64 { return int64(rank*1000003 + i*17) }
-
-func fresh(n, count int) [][]int64 {
-	data := make([][]int64, n)
-	for r := range data {
-		data[r] = make([]int64, count)
-		for i := range data[r] {
-			data[r][i] = element(r, i)
+// play runs an algorithm and compares what comes out. check compares elements.
+func play[E number](tr trial, a *algorithm, room, careful bool, same func(got, want E) bool) error {
+	ps, err := tr.problems()
+	if err != nil {
+		return err
+	}
+	in, out, want := data[E](tr, ps)
+	plans := make([]Plan, len(ps))
+	for r, p := range ps {
+		plans[r] = p.plan(a)
+	}
+	before := make([][]E, len(in))
+	for r := range in {
+		before[r] = slices.Clone(in[r])
+	}
+	s := simulation[E]{plans: plans, in: in, out: out, room: room, careful: careful}
+	if err := s.run(); err != nil {
+		return err
+	}
+	for r := range ps {
+		if !slices.EqualFunc(out[r], want[r], same) {
+			return fmt.Errorf("rank %d has %v, want %v", r, out[r], want[r])
+		}
+		if !slices.Equal(in[r], before[r]) {
+			return fmt.Errorf("rank %d's input has changed", r)
 		}
 	}
-	return data
+	return nil
 }
 
-// forAll runs f for many group sizes, counts, and piece sizes.
-func forAll(t *testing.T, f func(n, count, piece int, room bool) error) {
-	t.Helper()
-	for _, n := range []int{1, 2, 3, 4, 5, 8, 16, 33} {
-		for _, count := range []int{0, 1, 2, 15, 16, 17, 100, 300} {
-			for _, piece := range []int{1, 7, 64, 1 << 20} {
-				if piece < 10 && n*count > 5000 {
+func equalTo[E number](got, want E) bool { return got == want }
+
+// topologies are places for n ranks: with levels, and first the one without.
+func topologies(n int) []Topology {
+	ts := []Topology{Apart(n)}
+	add := func(node func(r int) int) {
+		t := OneNode(n)
+		for r := range t.Node {
+			t.Node[r] = node(r)
+		}
+		ts = append(ts, t)
+	}
+	add(func(r int) int { return r / 2 })
+	add(func(r int) int { return r % 2 })       // in turns
+	add(func(r int) int { return r / 4 })       // the last may have fewer
+	add(func(r int) int { return min(r/3, 2) }) // the last has most
+	return ts
+}
+
+// inParallel runs f for each number on all cores.
+func inParallel(n int, f func(i int)) {
+	var wg sync.WaitGroup
+	next := make(chan int, n)
+	for i := range n {
+		next <- i
+	}
+	close(next)
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for i := range next {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(400) // simulated ranks leave much behind, and little stays
+	os.Exit(m.Run())
+}
+
+// TestAlgorithms plays every algorithm of every operation for all group sizes up
+// to 33, with whole and empty and uneven parts, in pieces and whole, with room
+// on the way and without.
+func TestAlgorithms(t *testing.T) {
+	inParallel(33, func(i int) {
+		n := 33 - i
+		for op := OpBarrier; int(op) < len(tables); op++ {
+			for a := range tables[op] {
+				a := &tables[op][a]
+				for ti, top := range topologies(n) {
+					if ti > 0 && a.fits == nil && n > 8 {
+						continue
+					}
+					for _, tr := range trials(op, n, top) {
+						if t.Failed() {
+							return
+						}
+						ps, err := tr.problems()
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						if ps[0].idle != (op == OpBarrier) || !ps[0].allows(a) {
+							continue
+						}
+						for _, room := range []bool{true, false} {
+							if err := play(tr, a, room, tr.piece > 20 && n <= 12, equalTo[int64]); err != nil {
+								t.Errorf("%s, room %v: %v: %v", a.name, room, tr, err)
+							}
+						}
+					}
+				}
+			}
+		}
+	})
+}
+
+func trials(op Op, n int, top Topology) []trial {
+	var ts []trial
+	for _, count := range []int{0, 1, 9, 50} {
+		if op == OpBarrier && count > 0 {
+			break
+		}
+		for _, piece := range []int{7, 1000} {
+			for _, uneven := range []bool{false, true} {
+				if uneven && !slices.Contains([]Op{OpAllGather, OpReduceScatter, OpGather, OpScatter, OpAllToAll}, op) {
+					continue
+				}
+				if n > 9 && (count == 50 || count == 1 || uneven) == (piece < 20) {
 					continue // much of the same
 				}
-				for _, room := range []bool{true, false} {
-					if err := f(n, count, piece, room); err != nil {
-						t.Errorf("%d ranks, %d elements, pieces of %d, room %v: %v", n, count, piece, room, err)
+				ts = append(ts, trial{op: op, dtype: Int64, count: count, root: (count + n/2) % n, uneven: uneven, top: top, piece: piece})
+			}
+		}
+	}
+	return ts
+}
+
+// TestOrderOfRanks: what is called exact adds in the order of ranks, and so
+// gives the same bits whatever the topology; what is not gives all ranks of an
+// all-reduce the same bits.
+func TestOrderOfRanks(t *testing.T) {
+	for op := range tables {
+		if !Op(op).Reduces() {
+			continue
+		}
+		for i := range tables[op] {
+			a := &tables[op][i]
+			for _, n := range []int{2, 3, 5, 8, 13} {
+				for _, top := range topologies(n) {
+					tr := trial{op: Op(op), dtype: Float32, count: 40, root: n / 2, top: top, piece: 6}
+					ps, err := tr.problems()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if !ps[0].allows(a) {
+						continue
+					}
+					if a.exact {
+						if err := play(tr, a, true, false, equalTo[float32]); err != nil {
+							t.Errorf("%s: %v: %v", a.name, tr, err)
+						}
+						continue
+					}
+					if Op(op) != OpAllReduce {
+						continue
+					}
+					first := map[int]float32{}
+					at := 0
+					if err := play(tr, a, true, false, func(got, _ float32) bool {
+						i := at % tr.count
+						at++
+						if at <= tr.count {
+							first[i] = got
+						}
+						return got == first[i]
+					}); err != nil {
+						t.Errorf("%s: %v: ranks differ: %v", a.name, tr, err)
+					}
+				}
+			}
+		}
+	}
+	// And asked for, only such are chosen.
+	for op := range tables {
+		if !Op(op).Reduces() {
+			continue
+		}
+		for _, n := range []int{2, 3, 64, 100} {
+			for _, top := range topologies(n) {
+				for _, count := range []int{1, 1000, 1 << 20} {
+					tr := trial{op: Op(op), dtype: BFloat16, count: count, top: top, strict: true}
+					ps, err := tr.problems()
+					if err != nil {
+						t.Fatal(err)
+					}
+					if a, why := ps[n-1].choose(); a == nil || !a.exact {
+						t.Errorf("%v: %s", tr, why)
 					}
 				}
 			}
@@ -128,128 +386,39 @@ func forAll(t *testing.T, f func(n, count, piece int, room bool) error) {
 	}
 }
 
-func plansOf(n int, f func(rank int) Plan) []Plan {
-	ps := make([]Plan, n)
-	for r := range ps {
-		ps[r] = f(r)
-	}
-	return ps
-}
-
-// runAll simulates the plans of all ranks on inputs and outputs of the given
-// numbers of elements and compares the outputs with want. Without inputs of
-// their own, the outputs begin with the ranks' elements.
-func runAll(n, numIn, numOut int, room bool, plan func(rank int) Plan, want func(rank, i int) int64) error {
-	in, out := fresh(n, numIn), fresh(n, numOut)
-	if numIn == 0 {
-		in = out
-	}
-	if _, err := simulate(plansOf(n, plan), in, out, room); err != nil {
-		return err
-	}
-	for r := range n {
-		for i, got := range out[r] {
-			if got != want(r, i) {
-				return fmt.Errorf("rank %d element %d is %d, want %d", r, i, got, want(r, i))
+// TestManyRanks plays what is chosen for many ranks, sampled.
+func TestManyRanks(t *testing.T) {
+	seed := uint64(4)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	for _, n := range []int{64, 100, 255, 1024, 4096} {
+		for op := OpBarrier; int(op) < len(tables); op++ {
+			if tables[op] == nil {
+				continue
 			}
-		}
-		for i := range numIn {
-			if in[r][i] != element(r, i) {
-				return fmt.Errorf("rank %d: element %d of its input has changed", r, i)
-			}
-		}
-	}
-	return nil
-}
-
-// sum returns element i of the sum over n ranks.
-func sum(n, i int) int64 {
-	var s int64
-	for r := range n {
-		s += element(r, i)
-	}
-	return s
-}
-
-func TestAllReduce(t *testing.T) {
-	forAll(t, func(n, count, piece int, room bool) error {
-		total := func(_, i int) int64 { return sum(n, i) }
-		err := runAll(n, 0, count, room, func(r int) Plan { return RingAllReduce(n, r, count, 4, piece) }, total)
-		if err == nil {
-			err = runAll(n, 0, count, room, func(r int) Plan { return GatherAllReduce(n, r, count, piece) }, total)
-		}
-		return err
-	})
-}
-
-func TestRingReduceScatter(t *testing.T) {
-	forAll(t, func(n, count, piece int, room bool) error {
-		return runAll(n, n*count, count, room, func(r int) Plan { return RingReduceScatter(n, r, count, nil, piece) },
-			func(r, i int) int64 { return sum(n, r*count+i) })
-	})
-}
-
-func TestRingAllGather(t *testing.T) {
-	forAll(t, func(n, count, piece int, room bool) error {
-		if count == 0 {
-			return nil // runAll would take the outputs for inputs
-		}
-		return runAll(n, count, n*count, room, func(r int) Plan { return RingAllGather(n, r, count, nil, piece) },
-			func(_, i int) int64 { return element(i/count, i%count) })
-	})
-}
-
-// TestUnevenParts gives ranks parts of different sizes, some of them empty.
-func TestUnevenParts(t *testing.T) {
-	forAll(t, func(n, count, piece int, room bool) error {
-		parts, owner, first := make([]int, n), []int(nil), make([]int, n)
-		for r := range parts {
-			parts[r] = (count*(r+1) + r) % 13
-			first[r] = len(owner)
-			for range parts[r] {
-				owner = append(owner, r)
-			}
-		}
-		all := len(owner)
-		reduced := make([][]int64, n)
-		for r := range reduced {
-			reduced[r] = make([]int64, parts[r])
-		}
-		in := fresh(n, all)
-		if _, err := simulate(plansOf(n, func(r int) Plan { return RingReduceScatter(n, r, parts[r], parts, piece) }), in, reduced, room); err != nil {
-			return err
-		}
-		for r := range n {
-			for i, got := range reduced[r] {
-				if got != sum(n, first[r]+i) {
-					return fmt.Errorf("reduce-scatter: rank %d element %d is %d", r, i, got)
+			for i, top := range topologies(n)[:4] {
+				if n > 256 && i > 0 && (int(op)+i)%3 > 0 {
+					continue
+				}
+				count := []int{1, n}[rng.IntN(2)]
+				switch op {
+				case OpAllGather, OpReduceScatter, OpAllToAll, OpGather, OpScatter:
+					count = 1
+					if n > 256 {
+						continue // n times n elements
+					}
+				}
+				tr := trial{op: op, dtype: Int64, count: count, root: rng.IntN(n), top: top, piece: 1 << 14}
+				ps, err := tr.problems()
+				if err != nil {
+					t.Fatal(err)
+				}
+				a, _ := ps[0].choose()
+				if err := play(tr, a, true, false, equalTo[int64]); err != nil {
+					t.Errorf("seed %d: %s: %d ranks, topology %d: %v", seed, a.name, n, i, err)
 				}
 			}
 		}
-		out := make([][]int64, n)
-		for r := range out {
-			out[r] = make([]int64, all)
-		}
-		if _, err := simulate(plansOf(n, func(r int) Plan { return RingAllGather(n, r, parts[r], parts, piece) }), fresh(n, 13), out, room); err != nil {
-			return err
-		}
-		for r := range n {
-			for i, got := range out[r] {
-				if got != element(owner[i], i-first[owner[i]]) {
-					return fmt.Errorf("all-gather: rank %d element %d is %d", r, i, got)
-				}
-			}
-		}
-		return nil
-	})
-}
-
-func TestRingBroadcast(t *testing.T) {
-	forAll(t, func(n, count, piece int, room bool) error {
-		root := count % n
-		return runAll(n, 0, count, room, func(r int) Plan { return RingBroadcast(n, r, root, count, piece) },
-			func(_, i int) int64 { return element(root, i) })
-	})
+	}
 }
 
 // TestPlanForEverything: there is a plan for every collective, which keeps to
@@ -262,7 +431,8 @@ func TestPlanForEverything(t *testing.T) {
 				for rank := range n {
 					c := Call{Op: op, DType: Int64, Count: count, Root: n - 1}
 					p, err := PlanFor(&c, rank, OneNode(n), Options{})
-					if known := op >= OpBarrier && int(op) < len(opNames) && !message || count == 0; (err == nil) != known {
+					known := op >= OpBarrier && int(op) < len(opNames) && !message || c.Empty()
+					if (err == nil) != known {
 						t.Fatalf("rank %d of %d, %v: %v", rank, n, c, err)
 					}
 					if err != nil {
@@ -271,36 +441,61 @@ func TestPlanForEverything(t *testing.T) {
 					if err := p.Check(rank, n, 8); err != nil {
 						t.Errorf("rank %d of %d, %v: %v", rank, n, c, err)
 					}
+					if p.Algorithm == "" || p.Why == "" {
+						t.Errorf("rank %d of %d, %v: no reason given", rank, n, c)
+					}
 				}
 			}
 		}
 	}
 }
 
-// TestWhoIsMissing leaves one rank out and checks that the rank that every
-// other one names is that one.
+// TestWhoIsMissing leaves one rank out. Rings and direct algorithms name it;
+// others name it, or a rank that has not been heard of yet.
 func TestWhoIsMissing(t *testing.T) {
 	const n = 6
-	makers := map[string]func(rank int) Plan{
-		"barrier":        func(r int) Plan { return RingBarrier(n, r) },
-		"reduce-scatter": func(r int) Plan { return RingReduceScatter(n, r, 10, nil, 100) },
-		"all-gather":     func(r int) Plan { return RingAllGather(n, r, 10, nil, 3) },
-		"all-reduce":     func(r int) Plan { return RingAllReduce(n, r, 60, 1, 100) },
-	}
-	for name, maker := range makers {
-		for missing := range n {
-			plans := plansOf(n, maker)
-			plans[missing] = Plan{}
-			received, err := simulate(plans, fresh(n, n*10), fresh(n, n*10), true)
-			if err == nil {
-				t.Fatalf("%s ended without rank %d", name, missing)
-			}
-			for r := range n {
-				if r == missing {
+	for op := range tables {
+		for i := range tables[op] {
+			a := &tables[op][i]
+			for _, top := range topologies(n) {
+				tr := trial{op: Op(op), dtype: Int64, count: 60, top: top, piece: 100}
+				ps, err := tr.problems()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !ps[0].allows(a) {
 					continue
 				}
-				if got := plans[r].Recvs[received[r]].Culprit; got != missing {
-					t.Errorf("%s without rank %d: rank %d names rank %d", name, missing, r, got)
+				for missing := range n {
+					in, out, _ := data[int64](tr, ps)
+					plans := make([]Plan, n)
+					for r, p := range ps {
+						if r != missing {
+							plans[r] = p.plan(a)
+						}
+					}
+					plans[missing] = Plan{NumOut: len(out[missing]), NumIn: len(in[missing])}
+					s := simulation[int64]{plans: plans, in: in, out: out, room: true}
+					if s.run() == nil {
+						continue // nobody needed it
+					}
+					for r, p := range plans {
+						if r == missing || s.received[r] == len(p.Recvs) {
+							continue
+						}
+						v := p.Recvs[s.received[r]]
+						if v.Culprit == missing {
+							continue
+						}
+						if a.name == "ring" || a.name == "direct" || a.name == "exchange" {
+							t.Errorf("%v %s without rank %d: rank %d names rank %d", Op(op), a.name, missing, r, v.Culprit)
+						}
+						for _, before := range p.Recvs[:s.received[r]] {
+							if before.From == v.Culprit && len(top.Node) == slices.Max(top.Node)+1 {
+								t.Errorf("%v %s without rank %d: rank %d names rank %d, of which it has heard", Op(op), a.name, missing, r, v.Culprit)
+							}
+						}
+					}
 				}
 			}
 		}

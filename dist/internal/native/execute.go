@@ -5,6 +5,7 @@ package native
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -26,56 +27,150 @@ type link interface {
 	fail(err error) error
 }
 
-// executor runs a rank's plans, one at a time.
+// executor runs a rank's plans, one at a time. It keeps the plans that it has
+// run, so that a call that is made again allocates nothing.
 type executor struct {
 	rank, numRanks int
+	kept           map[planKey]*keptPlan
 
-	work []byte // scratch: working memory, kept at the largest size so far
+	work, input []byte // scratch: working memory, and the input where it is prepared
+	steps       steps
+}
+
+// planKey is what a plan depends on, but for parts that only this rank knows.
+type planKey struct {
+	op          collective.Op
+	reduce      collective.ReduceOp
+	dtype       collective.DType
+	root, count int
+	layout      uint64
+}
+
+type keptPlan struct {
+	collective.Plan
+	parts, recvs []int
+	runner
+}
+
+// maxKept is how many plans are kept.
+const maxKept = 256
+
+// planFor returns the plan of a call, which is valid until the next.
+func (e *executor) planFor(cfg *Config, c *collective.Call) (*keptPlan, error) {
+	key := planKey{c.Op, c.Reduce.Kind(), c.DType, c.Root, c.Count, c.Layout}
+	if k := e.kept[key]; k != nil && slices.Equal(k.parts, c.Parts) && slices.Equal(k.recvs, c.Recvs) {
+		return k, nil
+	}
+	p, err := collective.PlanFor(c, e.rank, cfg.Topology, cfg.Options)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Check(e.rank, e.numRanks, c.DType.Size()); err != nil {
+		return nil, fmt.Errorf("dist: the plan of %v: %w", c, err)
+	}
+	cfg.Explain.say(c, p.Why)
+	k := &keptPlan{Plan: p, parts: slices.Clone(c.Parts), recvs: slices.Clone(c.Recvs)}
+	if e.kept == nil || len(e.kept) >= maxKept {
+		e.kept = map[planKey]*keptPlan{}
+	}
+	e.kept[key] = k
+	return k, nil
+}
+
+// collective runs the plan that is chosen for a call.
+func (e *executor) collective(ctx context.Context, l link, cfg *Config, c *collective.Call, in, out []byte) error {
+	k, err := e.planFor(cfg, c)
+	if err != nil {
+		return err
+	}
+	return e.do(ctx, l, c, &k.Plan, &k.runner, in, out)
 }
 
 // run runs a rank's plan for a call on a link.
 func (e *executor) run(ctx context.Context, l link, c *collective.Call, p *collective.Plan, in, out []byte) error {
-	size := c.DType.Size()
-	var reduce collective.Reducer
-	if c.Op.Reduces() {
-		var err error
-		if reduce, err = collective.ReducerFor(c.Reduce, c.DType); err != nil {
-			return err
-		}
-	}
-	if err := p.Check(e.rank, e.numRanks, size); err != nil {
+	if err := p.Check(e.rank, e.numRanks, c.DType.Size()); err != nil {
 		return fmt.Errorf("dist: the plan of %v: %w", c, err)
+	}
+	return e.do(ctx, l, c, p, &runner{}, in, out)
+}
+
+// runner is what reduces in a plan.
+type runner struct {
+	op        collective.ReduceOp
+	reduction collective.Reduction
+	into      collective.Reducer // reduction's, nil until it has been made
+}
+
+// prepare makes the reduction of a call.
+func (r *runner) prepare(c *collective.Call, numRanks int) error {
+	if !c.Op.Reduces() || r.into != nil && r.op == c.Reduce {
+		return nil
+	}
+	var err error
+	if r.reduction, err = collective.ReductionFor(c.Reduce, c.DType, numRanks); err == nil && r.into == nil {
+		r.into = r.reduction.Into
+	}
+	r.op = c.Reduce
+	return err
+}
+
+func (e *executor) do(ctx context.Context, l link, c *collective.Call, p *collective.Plan, r *runner, in, out []byte) error {
+	if err := r.prepare(c, e.numRanks); err != nil {
+		return err
 	}
 	release, fits, err := l.prepare(ctx, c, p)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if need := p.Work * size; len(e.work) < need {
-		e.work = aligned(need)
+	size := c.DType.Size()
+	work := grown(&e.work, p.Work*size)
+	if c.Op.Reduces() && r.reduction.NeedsPrepare() {
+		if p.NumIn > 0 {
+			own := grown(&e.input, len(in))
+			r.reduction.Prepare(own, in)
+			in = own
+		} else {
+			r.reduction.Prepare(out, out)
+		}
 	}
-	s := steps{ctx, l, c, p, p.Start(in, out, e.work[:p.Work*size], size), size, reduce}
+	s := &e.steps
+	s.ctx, s.link, s.c, s.p, s.r, s.stepped = ctx, l, c, p, r, 0
+	p.Map(&s.mem, in, out, work, size)
 	if fits {
 		err = s.inTurn()
 	} else {
 		err = s.atOnce()
 	}
-	if err == nil {
-		p.Finish(out, s.data, size, reduce)
-	}
+	s.ctx, s.link, s.c, s.p, s.r = nil, nil, nil, nil, nil
+	s.mem.Drop()
 	return err
 }
 
-// steps are the sends and receives of a plan, on data whose elements have size
-// bytes.
+// grown returns scratch memory of a size.
+func grown(scratch *[]byte, size int) []byte {
+	if len(*scratch) < size {
+		*scratch = aligned(size)
+	}
+	return (*scratch)[:size]
+}
+
+// steps is a run of a plan.
 type steps struct {
-	ctx    context.Context
-	link   link
-	c      *collective.Call
-	p      *collective.Plan
-	data   []byte
-	size   int
-	reduce collective.Reducer
+	ctx     context.Context
+	link    link
+	c       *collective.Call
+	p       *collective.Plan
+	r       *runner
+	mem     collective.Memory
+	stepped int // how many of the plan's steps have been done
+}
+
+// take does the steps that come after so many receives.
+func (s *steps) take(received int) {
+	for ; s.stepped < len(s.p.Steps) && s.p.Steps[s.stepped].After <= received; s.stepped++ {
+		s.mem.Do(&s.p.Steps[s.stepped], &s.r.reduction)
+	}
 }
 
 // inTurn sends what can be sent, receives once, and so on. Nobody waits to
@@ -83,6 +178,7 @@ type steps struct {
 func (s *steps) inTurn() error {
 	sends, next := s.p.Sends, 0
 	for received := 0; ; received++ {
+		s.take(received)
 		for next < len(sends) && sends[next].After <= received {
 			if err := s.send(&sends[next]); err != nil {
 				return err
@@ -99,9 +195,9 @@ func (s *steps) inTurn() error {
 }
 
 // atOnce sends on a goroutine of its own, so that a rank receives while its
-// sends wait for room. It has its own copy of the steps: those of small calls
-// need no memory of their own.
-func (s steps) atOnce() error {
+// sends wait for room.
+func (s *steps) atOnce() error {
+	s.take(0)
 	progress := make(chan struct{}, len(s.p.Recvs)) // a token for each receive
 	sent := make(chan error, 1)
 	stop := make(chan struct{})
@@ -113,6 +209,7 @@ func (s steps) atOnce() error {
 			<-sent
 			return err
 		}
+		s.take(i + 1)
 		progress <- struct{}{}
 	}
 	return <-sent
@@ -137,13 +234,20 @@ func (s *steps) sendAll(progress, stop <-chan struct{}) error {
 }
 
 func (s *steps) send(v *collective.Send) error {
-	return s.link.sendPiece(s.ctx, s.c, v.To, s.data[v.Lo*s.size:v.Hi*s.size])
+	return s.link.sendPiece(s.ctx, s.c, v.To, s.mem.At(v.Range))
 }
 
 func (s *steps) recv(v *collective.Recv) error {
-	reduce := s.reduce
-	if !v.Reduce {
-		reduce = nil
+	var reduce collective.Reducer
+	if v.Reduce {
+		reduce = s.r.into
 	}
-	return s.link.recvPiece(s.ctx, s.c, v.From, v.Culprit, s.data[v.Lo*s.size:v.Hi*s.size], reduce)
+	data := s.mem.At(v.Range)
+	if err := s.link.recvPiece(s.ctx, s.c, v.From, v.Culprit, data, reduce); err != nil {
+		return err
+	}
+	if v.Finish {
+		s.r.reduction.Finish(data)
+	}
+	return nil
 }

@@ -19,20 +19,15 @@ import (
 // block to every other one, without the help of those between. Block i of the
 // input goes to rank i, whose output has it in the place of the sender.
 func exchange(n, rank, count, piece int) collective.Plan {
-	own := collective.Range{Lo: rank * count, Hi: (rank + 1) * count}
-	all := collective.Range{Lo: 0, Hi: n * count}
-	p := collective.Plan{
-		OffRing: true,
-		Work:    2 * n * count, // the input, then the output
-		Load:    []collective.Copy{{From: all}, {To: n*count + own.Lo, From: own}},
-		Store:   []collective.Copy{{From: collective.Range{Lo: n * count, Hi: 2 * n * count}}},
-	}
+	p := collective.Plan{NumOut: n * count, NumIn: n * count, Steps: []collective.Step{
+		{Range: collective.Range{Lo: rank * count, Hi: (rank + 1) * count}, From: (n + rank) * count, Num: 1},
+	}}
 	for i := 1; i < n; i++ {
 		to, from := (rank+i)%n, (rank+n-i)%n
-		collective.Range{Lo: to * count, Hi: (to + 1) * count}.Pieces(piece, func(r collective.Range) {
+		collective.Range{Lo: (n + to) * count, Hi: (n + to + 1) * count}.Pieces(piece, func(r collective.Range) {
 			p.Sends = append(p.Sends, collective.Send{Range: r, To: to})
 		})
-		collective.Range{Lo: (n + from) * count, Hi: (n + from + 1) * count}.Pieces(piece, func(r collective.Range) {
+		collective.Range{Lo: from * count, Hi: (from + 1) * count}.Pieces(piece, func(r collective.Range) {
 			p.Recvs = append(p.Recvs, collective.Recv{Range: r, From: from, Culprit: from})
 		})
 	}
@@ -98,7 +93,9 @@ func tcpPlanners(t *testing.T, n int) []planner {
 		if err != nil {
 			return planner{}, err
 		}
-		return planner{r, r.run}, nil
+		return planner{r, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+			return r.exec.run(ctx, r, c, p, in, out)
+		}}, nil
 	})
 }
 
@@ -182,10 +179,13 @@ func bytesOf(v []int64) []byte {
 func TestPlansThatCannotRun(t *testing.T) {
 	const n = 3
 	for name, p := range map[string]collective.Plan{
-		"a peer beyond the group": {OffRing: true, Sends: []collective.Send{{To: n}}},
-		"itself":                  {OffRing: true, Recvs: []collective.Recv{{From: 0}}},
-		"off the ring":            {Sends: []collective.Send{{To: 2}}},
-		"a piece too large":       {Sends: []collective.Send{{To: 1, Range: collective.Range{Hi: collective.PieceBytes}}}},
+		"a peer beyond the group": {Sends: []collective.Send{{To: n}}},
+		"itself":                  {Recvs: []collective.Recv{{From: 0}}},
+		"a piece too large":       {NumOut: collective.PieceBytes, Sends: []collective.Send{{To: 1, Range: collective.Range{Hi: collective.PieceBytes}}}},
+		"beyond its memory":       {NumOut: 1, Sends: []collective.Send{{To: 1, Range: collective.Range{Hi: 2}}}},
+		"across a border":         {NumOut: 1, Work: 1, Recvs: []collective.Recv{{From: 1, Range: collective.Range{Hi: 2}}}},
+		"writes the input":        {NumIn: 1, Recvs: []collective.Recv{{From: 1, Range: collective.Range{Hi: 1}}}},
+		"waits for nothing":       {Sends: []collective.Send{{To: 1, After: 1}}},
 	} {
 		s := NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{})[0]
 		data := make([]byte, 8*collective.PieceBytes)

@@ -29,6 +29,8 @@ type Config struct {
 	// Topology is where the ranks are, Options how their plans are chosen.
 	Topology collective.Topology
 	Options  collective.Options
+	// Explain is told how each operation is served. May be nil.
+	Explain *Explainer
 	// Timeout limits a call whose context has no earlier end.
 	Timeout time.Duration
 	// Deaths is told of ranks whose process has ended, as far as this group

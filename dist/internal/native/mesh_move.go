@@ -27,20 +27,12 @@ func (m *Mesh) Collective(ctx context.Context, c collective.Call, in, out collec
 }
 
 func (m *Mesh) collective(ctx context.Context, c *collective.Call, in, out collective.Data) error {
-	p, err := collective.PlanFor(c, m.cfg.Rank, m.cfg.Topology, m.cfg.Options)
-	if err != nil {
-		return err
-	}
-	return m.run(ctx, c, &p, in.Bytes(), out.Bytes())
-}
-
-// run runs a plan. Ranks whose calls differ find out by the first piece that
-// comes, or by what a rank says that waits for long.
-func (m *Mesh) run(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+	// Ranks whose calls differ find out by the first piece that comes, or by
+	// what a rank says that waits for long.
 	if err := m.past.add(&m.cfg, c); err != nil {
 		return err
 	}
-	return m.exec.run(ctx, m, c, p, in, out)
+	return m.exec.collective(ctx, m, &m.cfg, c, in.Bytes(), out.Bytes())
 }
 
 // sendPiece implements [link].

@@ -86,6 +86,9 @@ func (m *move) collective() error {
 		if err := m.offer(&mine.record); err != nil {
 			return err
 		}
+		if e := m.s.cfg.Explain; e != nil {
+			e.say(m.c, mine.record.ways.why())
+		}
 	}
 	if err := m.s.enter(m.ctx, m.c); err != nil || m.c.Empty() {
 		return err

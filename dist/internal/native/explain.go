@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"fmt"
+	"math/bits"
+	"sync"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+// Explainer tells how the collectives of a group are served and why, once for
+// each operation and size class: sizes up to the same power of two. The nil one
+// tells nothing.
+type Explainer struct {
+	group string
+	write func(line string)
+
+	mu   sync.Mutex
+	told map[sizeClass]bool
+}
+
+type sizeClass struct {
+	op  collective.Op
+	log int
+}
+
+// NewExplainer returns one that writes lines about a group.
+func NewExplainer(group string, write func(line string)) *Explainer {
+	return &Explainer{group: group, write: write, told: map[sizeClass]bool{}}
+}
+
+// say tells of a call, if it is the first of its class.
+func (e *Explainer) say(c *collective.Call, why string) {
+	if e == nil {
+		return
+	}
+	bytes := c.Count * c.DType.Size()
+	class := sizeClass{c.Op, bits.Len(uint(bytes))}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.told[class] {
+		e.told[class] = true
+		e.write(fmt.Sprintf("dist: group %q: %v, %d bytes: %s", e.group, c, bytes, why))
+	}
+}
+
+// why says how this rank's data reaches ranks that share memory.
+func (a access) why() string {
+	switch {
+	case a&inBeside != 0:
+		return "shared memory, beside the call: small"
+	case a&(inLent|outLent) != 0:
+		return "shared memory, in place: in memory that peers have mapped"
+	}
+	return "shared memory, through staging slots: in private memory"
+}
