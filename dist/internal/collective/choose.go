@@ -11,6 +11,9 @@ const (
 	// maxExact is up to how many ranks elements of 16 bits are summed all at
 	// once in float32, and rounded once, in groups without levels.
 	maxExact = 16
+	// orderWorth is what part of its cost an algorithm is forgiven for
+	// reducing in the order of ranks.
+	orderWorth = 16
 	// maxGathered is up to how many bytes a rank gathers to reduce or to sort
 	// them by itself.
 	maxGathered = 4 << 20
@@ -118,7 +121,9 @@ func blockOf(starts []int, i, count int) Range {
 	return Range{starts[i], starts[i+1]}
 }
 
-// choose returns the algorithm that costs least and why.
+// choose returns the algorithm that costs least and why. One that reduces in the
+// order of ranks may cost a little more: its sums have the bits that ranks which
+// share memory get.
 func (p *problem) choose() (best *algorithm, why string) {
 	var least, next int64
 	second := ""
@@ -127,7 +132,11 @@ func (p *problem) choose() (best *algorithm, why string) {
 		if !p.allows(a) {
 			continue
 		}
-		switch cost := a.cost(p); {
+		cost := a.cost(p)
+		if a.exact && !p.exact {
+			cost -= cost / orderWorth
+		}
+		switch {
 		case best == nil || cost < least:
 			if best != nil {
 				next, second = least, best.name
@@ -221,9 +230,14 @@ func (p *problem) regions() (out, in int) {
 
 // arms returns the links between all ranks.
 func (p *problem) arms() arms {
-	a := arms{Costs: p.costs, n: p.n, far: p.costs.Local, near: p.costs.Local}
+	a := arms{Costs: p.costs, n: p.n, far: p.costs.Local, near: p.costs.Local, here: p.n, nodes: 1}
 	if len(p.layout.nodes) > 1 {
-		a.near, a.far = p.costs.Net, p.costs.Net.shared(p.layout.most)
+		l := p.layout
+		// Of a node's ranks, no more talk to others at once than there are others.
+		a.near, a.far, a.here = p.costs.Net, p.costs.Net.shared(min(l.most, p.n-l.most)), 1
+		if a.nodes = len(l.nodes); l.even() && powerOfTwo(l.most) {
+			a.here = l.most
+		}
 	}
 	return a
 }
@@ -231,12 +245,12 @@ func (p *problem) arms() arms {
 // mates and peers return the links within a node, and between nodes of which
 // users ranks each talk.
 func (p *problem) mates() arms {
-	return arms{Costs: p.costs, n: p.layout.most, far: p.costs.Local, near: p.costs.Local}
+	return arms{Costs: p.costs, n: p.layout.most, far: p.costs.Local, near: p.costs.Local, here: p.layout.most, nodes: 1}
 }
 
 func (p *problem) peers(users int) arms {
 	l := p.costs.Net.shared(users)
-	return arms{Costs: p.costs, n: len(p.layout.nodes), far: l, near: l}
+	return arms{Costs: p.costs, n: len(p.layout.nodes), far: l, near: l, here: 1, nodes: len(p.layout.nodes)}
 }
 
 // all is the team of all ranks in their order, ordered that by nodes.

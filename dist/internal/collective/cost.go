@@ -24,14 +24,14 @@ const (
 	microsecond = 1000 * nanosecond
 )
 
-// DefaultCosts are of two processes of a present server that pass pieces
-// through shared memory, which copies twice, and of TCP on its loopback or a
-// fast local network. A slower network moves the border between algorithms
+// DefaultCosts are of processes of a present server that pass pieces through
+// shared memory, which copies twice, and of TCP over 10 Gbit/s, or its loopback
+// with all cores busy. A slower network moves the border between algorithms
 // little: where bytes count, those that move the fewest win on any.
 func DefaultCosts() Costs {
 	return Costs{
 		Local:  Link{Latency: 500 * nanosecond, Overhead: 200 * nanosecond, PerByte: 150},
-		Net:    Link{Latency: 15 * microsecond, Overhead: 4 * microsecond, PerByte: 350},
+		Net:    Link{Latency: 15 * microsecond, Overhead: 4 * microsecond, PerByte: 800},
 		Reduce: 60,
 		Copy:   60,
 	}
@@ -61,6 +61,9 @@ func (l Link) shared(n int) Link {
 	return l
 }
 
+// overlapped returns how long two ways take that chunks pass one after the other.
+func overlapped(a, b, numChunks int64) int64 { return max(a, b) + min(a, b)/numChunks }
+
 // log2 returns how often n is doubled from 1, rounded up.
 func log2(n int) int64 { return int64(bits.Len(uint(n - 1))) }
 
@@ -69,9 +72,11 @@ func powerOfTwo(n int) bool { return n&(n-1) == 0 }
 // arms is the links that a team's algorithm uses.
 type arms struct {
 	Costs
-	far  Link // between any two
+	far  Link // between any two, of all at once
 	near Link // between neighbours in order of nodes
 	n    int
+	// here is how many ranks of a node a tree joins before it leaves the node.
+	here, nodes int
 }
 
 // The costs of an all-reduce of size bytes.
@@ -114,11 +119,18 @@ func (a arms) ringAllReduce(size int64) int64 {
 
 // The costs of a broadcast, or a reduce, of size bytes.
 
-func (a arms) binomial(size int64) int64 { return log2(a.n) * a.far.step(size) }
+func (a arms) binomial(size int64) int64 {
+	t, n := int64(0), a.n
+	for ; n > a.here; n = (n + 1) / 2 {
+		t += a.near.step(size)
+	}
+	return t + log2(n)*a.Local.step(size)
+}
 
 func (a arms) chain(size int64) int64 {
-	n, piece := int64(a.n), min(size, PieceBytes)
-	return (n-2)*a.near.step(piece) + a.near.send(size) + a.near.Latency + a.near.Overhead
+	piece := min(size, PieceBytes)
+	slow := a.near.step(piece) - a.Local.step(piece) // where it leaves a node
+	return int64(a.n-2)*a.Local.step(piece) + int64(a.nodes-1)*slow + a.near.send(size) + a.near.Latency + a.near.Overhead
 }
 
 // The costs of a reduce-scatter or an all-gather of size bytes in all.
@@ -152,7 +164,11 @@ func (a arms) bruck(size int64) int64 {
 func (a arms) scatterTree(size int64) int64 {
 	t, n := int64(0), a.n
 	for part := size / 2; n > 1; n, part = (n+1)/2, part/2 {
-		t += a.far.step(part)
+		if n > a.here {
+			t += a.near.step(part)
+		} else {
+			t += a.Local.step(part)
+		}
 	}
 	return t
 }

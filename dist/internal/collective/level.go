@@ -237,11 +237,31 @@ func (b *builder) levelBarrier(l *layout, rank int) {
 	}
 }
 
+// lag is how many nodes behind what comes from a node is given to its mates:
+// small blocks wait until all have come, for each would wait for a message's
+// latency; large ones pass on while others come. most is the largest block.
+func (b *builder) lag(l *layout, most int) int {
+	if most < b.piece/4 {
+		return len(l.nodes)
+	}
+	return 1
+}
+
+// largest returns the most elements that any rank's block has.
+func largest(l *layout, block blocks) int {
+	most := 0
+	for r := range l.node {
+		most = max(most, block(r).Len())
+	}
+	return most
+}
+
 // levelAllGather sends every rank's block to one rank of every other node, which
-// gives it to the others there, one node behind.
+// gives it to the others there.
 func (b *builder) levelAllGather(l *layout, rank int, block blocks) {
 	num, here, mates := len(l.nodes), l.node[rank], l.mates(rank)
-	for d := range num + 1 {
+	lag := b.lag(l, largest(l, block))
+	for d := range num + lag {
 		if d > 0 && d < num {
 			from := mod(here-d, num)
 			b.send(l.handler(mod(here+d, num), rank), block(rank))
@@ -249,17 +269,15 @@ func (b *builder) levelAllGather(l *layout, rank int, block blocks) {
 				b.recv(r, block(r))
 			}
 		}
-		if d == 0 {
-			continue
-		}
-		// What a mate has of the node that came a round before.
+		// What a mate has of an earlier round, at first its own.
+		behind := d - lag
 		of := func(mate int) []int {
-			if d == 1 {
+			if behind == 0 {
 				return []int{mate}
 			}
-			return l.served(mod(here-d+1, num), mate)
+			return l.served(mod(here-behind, num), mate)
 		}
-		for e := 1; e < mates.n; e++ {
+		for e := 1; e < mates.n && behind >= 0; e++ {
 			to, from := mates.at(mates.me+e), mates.at(mates.me-e)
 			for _, r := range of(rank) {
 				b.send(to, block(r))
@@ -275,6 +293,7 @@ func (b *builder) levelAllGather(l *layout, rank int, block blocks) {
 // one of this node reduces what its ranks have and sends the sum.
 func (b *builder) levelReduceScatter(l *layout, rank int, src blocks, acc Range) {
 	num, here, mates := len(l.nodes), l.node[rank], l.mates(rank)
+	lag := b.lag(l, largest(l, src))
 	b.part(false, func() {
 		b.reduceServed(mates, []int{rank}, func(mate int) []int { return []int{mate} }, src, []Range{acc})
 	})
@@ -282,35 +301,30 @@ func (b *builder) levelReduceScatter(l *layout, rank int, src blocks, acc Range)
 	if mates.n > 1 {
 		own = acc
 	}
-	type outgoing struct {
-		ranks []int
-		sums  []Range
-	}
-	var going outgoing // in the next round
-	for d := 1; d <= num; d++ {
-		var now outgoing
+	sums := make([][]Range, num) // of what this rank serves, by round
+	for d := 1; d < num+lag; d++ {
 		if d < num {
 			to := mod(here+d, num)
-			now.ranks = l.served(to, rank)
-			for _, r := range now.ranks {
+			ranks := l.served(to, rank)
+			for _, r := range ranks {
+				sum := src(r)
 				if mates.n > 1 {
-					now.sums = append(now.sums, b.scratch(src(r).Len()))
-				} else {
-					now.sums = append(now.sums, src(r))
+					sum = b.scratch(sum.Len())
 				}
+				sums[d] = append(sums[d], sum)
 			}
 			b.part(false, func() {
-				b.reduceServed(mates, now.ranks, func(mate int) []int { return l.served(to, mate) }, src, now.sums)
+				b.reduceServed(mates, ranks, func(mate int) []int { return l.served(to, mate) }, src, sums[d])
 			})
 		}
-		if d > 1 {
-			for i, r := range going.ranks {
-				b.send(r, going.sums[i])
+		if behind := d - lag; behind > 0 {
+			for i, r := range l.served(mod(here+behind, num), rank) {
+				b.send(r, sums[behind][i])
 			}
-			b.part(true, func() { b.reduce(l.handler(mod(here-d+1, num), rank), own, acc, d == num) })
+			from := l.handler(mod(here-behind, num), rank)
+			b.part(true, func() { b.reduce(from, own, acc, behind == num-1) })
 			own = acc
 		}
-		going = now
 	}
 }
 

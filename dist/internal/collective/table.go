@@ -109,6 +109,12 @@ var inners = []inner{
 	},
 }
 
+// numChunks is how many chunks a two-level all-reduce among so many ranks has.
+func (p *problem) numChunks(ranks int) int64 {
+	b := builder{piece: p.piece}
+	return int64(b.numChunks(Range{0, p.total}, ranks))
+}
+
 // levelAllReduces are the two-level all-reduces: by counterparts, and by leaders.
 func levelAllReduces() []algorithm {
 	var as []algorithm
@@ -120,15 +126,17 @@ func levelAllReduces() []algorithm {
 			},
 			cost: func(p *problem) int64 {
 				m, k := p.mates(), int64(p.layout.most)
-				return m.directAllReduce(p.bytes) + in.cost(p.peers(p.layout.most), p.bytes/k)
+				return overlapped(m.directAllReduce(p.bytes), in.cost(p.peers(p.layout.most), p.bytes/k), p.numChunks(p.n))
 			},
 			add: func(p *problem, b *builder) { b.levelAllReduce(p.layout, p.rank, b.out(), p.align, in.add(p.align)) },
 		}, algorithm{
 			name: "two-level by leaders, " + in.name,
-			fits: func(p *problem) bool { return leveled(p) && in.fits(p, len(p.layout.nodes), p.bytes) },
+			fits: func(p *problem) bool {
+				return leveled(p) && !p.layout.even() && in.fits(p, len(p.layout.nodes), p.bytes)
+			},
 			cost: func(p *problem) int64 {
 				m := p.mates()
-				return 2*m.binomial(p.bytes) + log2(m.n)*p.bytes*m.Reduce + in.cost(p.peers(1), p.bytes)
+				return overlapped(2*m.binomial(p.bytes)+log2(m.n)*p.bytes*m.Reduce, in.cost(p.peers(1), p.bytes), p.numChunks(len(p.layout.nodes)))
 			},
 			add: func(p *problem, b *builder) { b.leaderAllReduce(p.layout, p.rank, b.out(), p.align, in.add(p.align)) },
 		})
@@ -237,6 +245,12 @@ func (p *problem) place(b *builder) { b.copy(p.block(p.rank).Lo, b.in()) }
 
 var broadcasts = []algorithm{
 	{
+		name: "two-level binomial tree",
+		fits: leveled,
+		cost: func(p *problem) int64 { return p.peers(1).binomial(p.bytes) + p.mates().binomial(p.bytes) },
+		add:  func(p *problem, b *builder) { b.levelBroadcast(p.layout, p.rank, p.c.Root, b.out()) },
+	},
+	{
 		name: "binomial tree",
 		cost: func(p *problem) int64 { return p.arms().binomial(p.bytes) },
 		add:  func(p *problem, b *builder) { b.binomialBroadcast(p.rooted(), b.out()) },
@@ -265,15 +279,21 @@ var broadcasts = []algorithm{
 			b.ringAllGather(t, share)
 		},
 	},
-	{
-		name: "two-level binomial tree",
-		fits: leveled,
-		cost: func(p *problem) int64 { return p.peers(1).binomial(p.bytes) + p.mates().binomial(p.bytes) },
-		add:  func(p *problem, b *builder) { b.levelBroadcast(p.layout, p.rank, p.c.Root, b.out()) },
-	},
 }
 
 var reduces = []algorithm{
+	{
+		name: "two-level binomial tree",
+		fits: leveled,
+		cost: func(p *problem) int64 {
+			m, x := p.mates(), p.peers(1)
+			return m.binomial(p.bytes) + x.binomial(p.bytes) + (log2(m.n)+log2(x.n))*p.bytes*m.Reduce
+		},
+		add: func(p *problem, b *builder) {
+			own, acc := p.reduced(b, true)
+			b.levelReduce(p.layout, p.rank, p.c.Root, own, acc)
+		},
+	},
 	{
 		name: "direct", exact: true,
 		fits: fewOrStrict,
@@ -309,18 +329,6 @@ var reduces = []algorithm{
 		add: func(p *problem, b *builder) {
 			own, acc := p.reduced(b, true)
 			b.chainReduce(p.rooted(), own, acc)
-		},
-	},
-	{
-		name: "two-level binomial tree",
-		fits: leveled,
-		cost: func(p *problem) int64 {
-			m, x := p.mates(), p.peers(1)
-			return m.binomial(p.bytes) + x.binomial(p.bytes) + (log2(m.n)+log2(x.n))*p.bytes*m.Reduce
-		},
-		add: func(p *problem, b *builder) {
-			own, acc := p.reduced(b, true)
-			b.levelReduce(p.layout, p.rank, p.c.Root, own, acc)
 		},
 	},
 }
