@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
@@ -146,7 +147,7 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	g := &Group{name: worldName, key: worldName, rank: m.rank, size: m.worldSize, node: m.me.Node, home: m,
 		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, algorithms: m.algorithms}
 	g.init()
-	g.onClose = m.close
+	g.onClose = func() error { return m.close(storePatience) }
 	g.world = m.ranks()
 	for r, in := range m.all {
 		g.members = append(g.members, Member{Rank: r, Host: in.Host, PID: in.PID})
@@ -381,6 +382,10 @@ func (m *meeting) openStore(ctx context.Context) error {
 	return nil
 }
 
+// storePatience is how long rank 0, when it leaves, serves the store for those
+// who have not yet.
+const storePatience = 500 * time.Millisecond
+
 // exchange gives every rank what each rank has to say, by rank. Rank 0 waits
 // for all and publishes the whole, so that n ranks make some 2n requests.
 func exchange[T any](ctx context.Context, m *meeting, what string, mine T) ([]T, error) {
@@ -449,14 +454,16 @@ func missingRanks(ctx context.Context, err error) error {
 	return late
 }
 
-// close gives back what the meeting still holds when the group is closed.
-func (m *meeting) close() error {
+// close gives back what the meeting still holds. The store is served for as
+// long as patience says if others still use it.
+func (m *meeting) close(patience time.Duration) error {
 	var errs []error
 	m.agent.close()
 	if m.client != nil {
 		errs = append(errs, m.client.Close())
 	}
 	if m.server != nil {
+		m.server.Linger(patience)
 		errs = append(errs, m.server.Close())
 	}
 	if m.fabric != nil {
@@ -469,4 +476,4 @@ func (m *meeting) close() error {
 }
 
 // giveUp closes everything after a failure.
-func (m *meeting) giveUp() { _ = m.close() }
+func (m *meeting) giveUp() { _ = m.close(0) }

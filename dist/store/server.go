@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -25,6 +26,7 @@ type Server struct {
 	mu      sync.Mutex
 	conns   map[*transport.Conn]struct{}
 	closed  bool
+	empty   chan struct{} // to be closed when there is no connection; or nil
 	running sync.WaitGroup
 }
 
@@ -33,6 +35,27 @@ func Serve(port *transport.Port, mem *Memory) *Server {
 	s := &Server{port: port, mem: mem, conns: map[*transport.Conn]struct{}{}}
 	port.Handle(proto, s.serve)
 	return s
+}
+
+// Linger withdraws the offer and waits until all clients have gone, but not
+// longer than patience. A server that ends right after its last answer would
+// take that answer, still on its way, from those who wait for it.
+func (s *Server) Linger(patience time.Duration) {
+	s.port.Handle(proto, nil)
+	gone := make(chan struct{})
+	s.mu.Lock()
+	if len(s.conns) > 0 {
+		s.empty = gone
+	} else {
+		close(gone)
+	}
+	s.mu.Unlock()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-gone:
+	case <-timer.C:
+	}
 }
 
 // Close withdraws the offer, closes all clients' connections and waits until
@@ -64,6 +87,10 @@ func (s *Server) enter(c *transport.Conn) bool {
 func (s *Server) leave(c *transport.Conn) {
 	s.mu.Lock()
 	delete(s.conns, c)
+	if len(s.conns) == 0 && s.empty != nil {
+		close(s.empty)
+		s.empty = nil
+	}
 	s.mu.Unlock()
 	s.running.Done()
 }

@@ -292,17 +292,6 @@ func Alone(c *Call, in, out Data) error {
 		reduce.Prepare(out.Bytes(), in.Bytes())
 		return nil
 	}
-	p, err := PlanFor(c, 0, OneNode(1), Options{})
-	if err != nil {
-		return err
-	}
-	if len(p.Sends)+len(p.Recvs) > 0 || p.Work > 0 {
-		return fmt.Errorf("dist: %v: the plan for one rank has more than copies", c)
-	}
-	var m Memory
-	p.Map(&m, in.Bytes(), out.Bytes(), nil, c.DType.Size())
-	for i := range p.Steps {
-		m.Do(&p.Steps[i], nil)
-	}
+	copy(out.Bytes(), in.Bytes())
 	return nil
 }
