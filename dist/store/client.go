@@ -135,7 +135,7 @@ func (c *Client) receive() {
 			return
 		}
 		c.mu.Lock()
-		c.reading = len(c.pending) > 0 || !c.polls || c.conn.FrameBuffered()
+		c.reading = len(c.pending) > 0 || !c.polls || underWay.Load() > 1 || c.conn.FrameBuffered()
 		reading, seen := c.reading, c.numRead
 		c.mu.Unlock()
 		if reading {
@@ -225,6 +225,8 @@ func (c *Client) do(ctx context.Context, q request) (reply, error) {
 	if ctx.Err() != nil {
 		return fail(q.keys, context.Cause(ctx))
 	}
+	underWay.Add(1)
+	defer underWay.Add(-1)
 	p := c.calls.Get().(*pendingCall)
 	limit := limit{ctx: ctx}
 	if _, ok := ctx.Deadline(); !ok {

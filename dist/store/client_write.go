@@ -64,6 +64,7 @@ func (c *Client) send(l limit, q *request, p *pendingCall) (id uint64, mine bool
 	id = c.register(q, p)
 	c.out = appendRequestFrame(c.out, id, q)
 	if c.writing {
+		c.wantReader(p)
 		c.mu.Unlock() // the one who writes looks again
 		return id, false, nil
 	}
@@ -71,17 +72,28 @@ func (c *Client) send(l limit, q *request, p *pendingCall) (id uint64, mine bool
 	// The system takes a small request at once when the server has read all
 	// before it, so the caller can write it, whatever ends its context.
 	if p == nil || c.unanswered > 1 || c.lastQuiet > c.read || len(c.out) > inlineLimit {
+		c.wantReader(p)
 		c.mu.Unlock()
 		go c.flush()
 		return id, false, nil
 	}
 	err = c.writeOut()
 	c.endTurn()
-	if mine = !c.reading && c.err == nil; mine {
+	if mine = !c.reading && c.err == nil && underWay.Load() == 1; mine {
 		c.reading = true
+	} else {
+		c.wantReader(p)
 	}
 	c.mu.Unlock()
 	return id, mine, err
+}
+
+// wantReader sees to it that somebody reads the reply of a call, with the lock held.
+func (c *Client) wantReader(p *pendingCall) {
+	if p != nil && !c.reading {
+		c.reading = true
+		c.resume <- struct{}{} // has room: nobody else gives the reading away
+	}
 }
 
 // register gives a request its id, with the lock held.
@@ -234,6 +246,7 @@ func (c *Client) sendLarge(l limit, q *request, p *pendingCall) (id uint64, err 
 		return 0, c.err
 	}
 	id = c.register(q, p)
+	c.wantReader(p)
 	c.mu.Unlock()
 	head, tail := appendRequest(nil, id, q)
 	err = c.conn.WriteFrame(byte(q.op), head, tail)

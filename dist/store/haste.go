@@ -3,6 +3,7 @@
 package store
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -16,7 +17,15 @@ const (
 	blockTime = 2 * time.Millisecond
 	// maxSkip is how many waits in a row do without a spin at most.
 	maxSkip = 1024
+	// minStreak is how many requests of one client in a row make the server
+	// think that it is alone.
+	minStreak = 16
 )
+
+// underWay counts the calls of all clients in this process. To spin, or to sleep
+// in the system, keeps a core from the process's other goroutines, so only a call
+// that is alone does so: the cores are the process's, and so is the count.
+var underWay atomic.Int64
 
 // spinner decides whether to spin. It pays where both sides have a core for
 // themselves, and is the worst that one can do where they have not, so each time

@@ -112,6 +112,7 @@ func (s *Server) serve(c *transport.Conn) {
 
 	alone := func() bool { return s.last.Load() == client }
 	var spins spinner
+	streak := 0 // requests in a row without one of another client
 	buf := make([]byte, 0, 512)
 	for {
 		// The answers to all requests that have come are written at once.
@@ -120,7 +121,7 @@ func (s *Server) serve(c *transport.Conn) {
 				return
 			}
 			// A client that is alone may have its next request ready soon.
-			if s.last.Load() == client {
+			if streak >= minStreak && alone() {
 				spins.wait(c, alone)
 			}
 		}
@@ -128,8 +129,9 @@ func (s *Server) serve(c *transport.Conn) {
 		if err != nil {
 			return
 		}
-		if !alone() {
+		if streak++; !alone() {
 			s.last.Store(client)
+			streak = 0
 		}
 		if opcode(kind) == opGet {
 			if id, value, ok := s.mem.glance(client, payload); ok {
