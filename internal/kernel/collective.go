@@ -45,12 +45,8 @@ const (
 // memory.
 const mergeCallBytes = 1 << 20
 
-const (
-	// mergeStreamBytes is from where on a destination that is no source is
-	// written past the caches: it would push everything else out of them.
-	mergeStreamBytes = 4 << 20
-	mergeLineBytes   = 64
-)
+// mergeLineBytes is where writing past the caches begins.
+const mergeLineBytes = 64
 
 // Merge merges the elements of all sources in their order, element by element,
 // and writes the results to all destinations, in one pass: it reads each source
@@ -65,7 +61,10 @@ const (
 //
 // All slices are as long as the first destination. A destination may be one of
 // the sources; other overlaps are not allowed. There is at least one source.
-func Merge(e Elem, m Merging, dsts, srcs [][]byte, divisor int) {
+//
+// With past, a single destination that is no source is written past the caches:
+// for results of which nothing will be left there when somebody reads them.
+func Merge(e Elem, m Merging, dsts, srcs [][]byte, divisor int, past bool) {
 	n := len(dsts[0])
 	for _, d := range dsts {
 		_ = d[:n]
@@ -76,18 +75,18 @@ func Merge(e Elem, m Merging, dsts, srcs [][]byte, divisor int) {
 	if n == 0 {
 		return
 	}
-	stream, lo := false, 0
-	if n >= mergeStreamBytes && len(dsts) == 1 && !isOneOf(dsts[0], srcs) {
-		// Written past the caches, a line need not be read first. The start is
-		// done apart, up to where a line begins.
-		stream = true
-		lo = int(-uintptr(unsafe.Pointer(unsafe.SliceData(dsts[0]))) % mergeLineBytes)
+	lo := 0
+	past = past && len(dsts) == 1 && !isOneOf(dsts[0], srcs)
+	if past {
+		// A line that is written whole need not be read first. The start is done
+		// apart, up to where a line begins.
+		lo = min(n, int(-uintptr(unsafe.Pointer(unsafe.SliceData(dsts[0])))%mergeLineBytes))
 		mergeGo(e, m, dsts, srcs, 0, lo, divisor)
 	}
 	step := max(mergeCallBytes/(len(dsts)+len(srcs))&^(mergeBlockBytes-1), mergeBlockBytes)
 	for ; lo < n; lo += step {
 		hi := min(lo+step, n)
-		if at := mergeVectors(e, m, dsts, srcs, lo, hi, divisor, stream); at < hi {
+		if at := mergeVectors(e, m, dsts, srcs, lo, hi, divisor, past); at < hi {
 			mergeGo(e, m, dsts, srcs, at, hi, divisor)
 		}
 	}

@@ -24,9 +24,9 @@ var vectorMerges = [numElems]uint{
 }
 
 // mergeVectors merges the beginning of the bytes [lo, hi) and returns where it
-// stopped. With stream it writes past the caches; then lo is where the only
+// stopped. With past it writes past the caches; then lo is where the only
 // destination is aligned to a line.
-func mergeVectors(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int, stream bool) int {
+func mergeVectors(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int, past bool) int {
 	n := (hi - lo) &^ (mergeUnit - 1)
 	if n == 0 || useISA < avx2 || e == ElemFloat16 && !hasF16C {
 		return lo
@@ -34,9 +34,9 @@ func mergeVectors(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int, s
 	hi = lo + n
 	if m >= MergeAnd {
 		if useISA == avx512 {
-			mergeBits512(int(m), dsts, srcs, lo, hi, 1, stream)
+			mergeBits512(int(m), dsts, srcs, lo, hi, 1, past)
 		} else {
-			mergeBits256(int(m), dsts, srcs, lo, hi, 1, stream)
+			mergeBits256(int(m), dsts, srcs, lo, hi, 1, past)
 		}
 		return hi
 	}
@@ -47,53 +47,53 @@ func mergeVectors(e Elem, m Merging, dsts, srcs [][]byte, lo, hi, divisor int, s
 		return lo
 	}
 	if useISA == avx512 {
-		merge512(e, int(m), dsts, srcs, lo, hi, float32(divisor), stream)
+		merge512(e, int(m), dsts, srcs, lo, hi, float32(divisor), past)
 	} else {
-		merge256(e, int(m), dsts, srcs, lo, hi, float32(divisor), stream)
+		merge256(e, int(m), dsts, srcs, lo, hi, float32(divisor), past)
 	}
 	return hi
 }
 
 // The calls are direct, so that slices of slices need not be on the heap.
 
-func merge512(e Elem, m int, dsts, srcs [][]byte, lo, hi int, divisor float32, stream bool) {
+func merge512(e Elem, m int, dsts, srcs [][]byte, lo, hi int, divisor float32, past bool) {
 	switch e {
 	case ElemFloat32:
-		mergeFloat32512(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeFloat32512(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemFloat64:
-		mergeFloat64512(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeFloat64512(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemBFloat16:
-		mergeBFloat16512(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeBFloat16512(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemFloat16:
-		mergeFloat16512(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeFloat16512(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemInt64:
-		mergeInt64512(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeInt64512(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemInt32:
-		mergeInt32512(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeInt32512(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemInt8:
-		mergeInt8512(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeInt8512(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemUint8:
-		mergeUint8512(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeUint8512(m, dsts, srcs, lo, hi, divisor, past)
 	}
 }
 
-func merge256(e Elem, m int, dsts, srcs [][]byte, lo, hi int, divisor float32, stream bool) {
+func merge256(e Elem, m int, dsts, srcs [][]byte, lo, hi int, divisor float32, past bool) {
 	switch e {
 	case ElemFloat32:
-		mergeFloat32256(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeFloat32256(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemFloat64:
-		mergeFloat64256(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeFloat64256(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemBFloat16:
-		mergeBFloat16256(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeBFloat16256(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemFloat16:
-		mergeFloat16256(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeFloat16256(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemInt64:
-		mergeInt64256(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeInt64256(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemInt32:
-		mergeInt32256(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeInt32256(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemInt8:
-		mergeInt8256(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeInt8256(m, dsts, srcs, lo, hi, divisor, past)
 	case ElemUint8:
-		mergeUint8256(m, dsts, srcs, lo, hi, divisor, stream)
+		mergeUint8256(m, dsts, srcs, lo, hi, divisor, past)
 	}
 }

@@ -4,13 +4,13 @@
 
 #include "textflag.h"
 
-// func mergeFloat32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeFloat32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·mergeFloat32512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -41,7 +41,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -52,13 +52,13 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -86,7 +86,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -96,12 +96,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -137,7 +137,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -148,13 +148,13 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -182,7 +182,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -192,12 +192,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -241,7 +241,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -252,13 +252,13 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -290,7 +290,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -300,12 +300,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -349,7 +349,7 @@ folded51:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past53
+	JNZ   around53
 
 write52:
 	MOVQ    (R10), AX
@@ -360,13 +360,13 @@ write52:
 	JNZ     write52
 	JMP     written54
 
-past53:
+around53:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past53
+	JNZ      around53
 
 written54:
 	MOVQ R12, CX
@@ -398,7 +398,7 @@ folded58:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past60
+	JNZ   around60
 
 write59:
 	MOVQ    (R10), AX
@@ -408,12 +408,12 @@ write59:
 	JNZ     write59
 	JMP     written61
 
-past60:
+around60:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past60
+	JNZ      around60
 
 written61:
 	MOVQ R12, CX
@@ -452,7 +452,7 @@ folded66:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past68
+	JNZ    around68
 
 write67:
 	MOVQ    (R10), AX
@@ -463,13 +463,13 @@ write67:
 	JNZ     write67
 	JMP     written69
 
-past68:
+around68:
 	MOVQ     (R10), AX
 	VMOVNTPS Z1, (AX)(CX*1)
 	VMOVNTPS Z2, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past68
+	JNZ      around68
 
 written69:
 	MOVQ R12, CX
@@ -498,7 +498,7 @@ folded73:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past75
+	JNZ    around75
 
 write74:
 	MOVQ    (R10), AX
@@ -508,12 +508,12 @@ write74:
 	JNZ     write74
 	JMP     written76
 
-past75:
+around75:
 	MOVQ     (R10), AX
 	VMOVNTPS Z1, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past75
+	JNZ      around75
 
 written76:
 	MOVQ R12, CX
@@ -532,13 +532,13 @@ fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeFloat64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeFloat64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·mergeFloat64512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -569,7 +569,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -580,13 +580,13 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -614,7 +614,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -624,12 +624,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -670,7 +670,7 @@ folded21:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past23
+	JNZ    around23
 
 write22:
 	MOVQ    (R10), AX
@@ -681,13 +681,13 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Z1, (AX)(CX*1)
 	VMOVNTPS Z2, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -716,7 +716,7 @@ folded28:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past30
+	JNZ    around30
 
 write29:
 	MOVQ    (R10), AX
@@ -726,12 +726,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Z1, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -750,13 +750,13 @@ fenced32:
 	VZEROUPPER
 	RET
 
-// func mergeBFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeBFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·mergeBFloat16512(SB), NOSPLIT, $0-77
 	MOVQ    m+0(FP), AX
 	MOVQ    lo+56(FP), CX
 	MOVQ    hi+64(FP), DX
-	MOVB    stream+76(FP), BL
+	MOVB    past+76(FP), BL
 	MOVQ    dsts_base+8(FP), SI
 	MOVQ    dsts_len+16(FP), DI
 	MOVQ    srcs_base+32(FP), R8
@@ -803,7 +803,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -844,7 +844,7 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z5, Z8
 	VPANDD   Z1, Z8, Z8
@@ -880,7 +880,7 @@ past8:
 	VMOVNTPS Z9, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -914,7 +914,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -939,7 +939,7 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z5, Z6
 	VPANDD   Z1, Z6, Z6
@@ -959,7 +959,7 @@ past15:
 	VMOVNTPS Z7, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -1011,7 +1011,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -1052,7 +1052,7 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z5, Z8
 	VPANDD   Z1, Z8, Z8
@@ -1088,7 +1088,7 @@ past23:
 	VMOVNTPS Z9, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -1122,7 +1122,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -1147,7 +1147,7 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z5, Z6
 	VPANDD   Z1, Z6, Z6
@@ -1167,7 +1167,7 @@ past30:
 	VMOVNTPS Z7, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -1231,7 +1231,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -1272,7 +1272,7 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z5, Z8
 	VPANDD   Z1, Z8, Z8
@@ -1308,7 +1308,7 @@ past38:
 	VMOVNTPS Z9, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -1348,7 +1348,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -1373,7 +1373,7 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z5, Z6
 	VPANDD   Z1, Z6, Z6
@@ -1393,7 +1393,7 @@ past45:
 	VMOVNTPS Z7, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -1457,7 +1457,7 @@ folded51:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past53
+	JNZ   around53
 
 write52:
 	MOVQ    (R10), AX
@@ -1498,7 +1498,7 @@ write52:
 	JNZ     write52
 	JMP     written54
 
-past53:
+around53:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z5, Z8
 	VPANDD   Z1, Z8, Z8
@@ -1534,7 +1534,7 @@ past53:
 	VMOVNTPS Z9, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past53
+	JNZ      around53
 
 written54:
 	MOVQ R12, CX
@@ -1574,7 +1574,7 @@ folded58:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past60
+	JNZ   around60
 
 write59:
 	MOVQ    (R10), AX
@@ -1599,7 +1599,7 @@ write59:
 	JNZ     write59
 	JMP     written61
 
-past60:
+around60:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z5, Z6
 	VPANDD   Z1, Z6, Z6
@@ -1619,7 +1619,7 @@ past60:
 	VMOVNTPS Z7, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past60
+	JNZ      around60
 
 written61:
 	MOVQ R12, CX
@@ -1676,7 +1676,7 @@ folded66:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past68
+	JNZ    around68
 
 write67:
 	MOVQ    (R10), AX
@@ -1717,7 +1717,7 @@ write67:
 	JNZ     write67
 	JMP     written69
 
-past68:
+around68:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z6, Z9
 	VPANDD   Z1, Z9, Z9
@@ -1753,7 +1753,7 @@ past68:
 	VMOVNTPS Z10, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past68
+	JNZ      around68
 
 written69:
 	MOVQ R12, CX
@@ -1789,7 +1789,7 @@ folded73:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past75
+	JNZ    around75
 
 write74:
 	MOVQ    (R10), AX
@@ -1814,7 +1814,7 @@ write74:
 	JNZ     write74
 	JMP     written76
 
-past75:
+around75:
 	MOVQ     (R10), AX
 	VPSRLD   $0x10, Z6, Z7
 	VPANDD   Z1, Z7, Z7
@@ -1834,7 +1834,7 @@ past75:
 	VMOVNTPS Z8, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past75
+	JNZ      around75
 
 written76:
 	MOVQ R12, CX
@@ -1853,13 +1853,13 @@ fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·mergeFloat16512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -1898,7 +1898,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ      (R10), AX
@@ -1911,7 +1911,7 @@ write7:
 	JNZ       write7
 	JMP       written9
 
-past8:
+around8:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, Y4
 	VMOVNTPS  Y4, (AX)(CX*1)
@@ -1923,7 +1923,7 @@ past8:
 	VMOVNTPS  Y4, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past8
+	JNZ       around8
 
 written9:
 	MOVQ R12, CX
@@ -1955,7 +1955,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ      (R10), AX
@@ -1966,7 +1966,7 @@ write14:
 	JNZ       write14
 	JMP       written16
 
-past15:
+around15:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, Y2
 	VMOVNTPS  Y2, (AX)(CX*1)
@@ -1974,7 +1974,7 @@ past15:
 	VMOVNTPS  Y2, 32(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past15
+	JNZ       around15
 
 written16:
 	MOVQ R12, CX
@@ -2018,7 +2018,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ      (R10), AX
@@ -2031,7 +2031,7 @@ write22:
 	JNZ       write22
 	JMP       written24
 
-past23:
+around23:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, Y4
 	VMOVNTPS  Y4, (AX)(CX*1)
@@ -2043,7 +2043,7 @@ past23:
 	VMOVNTPS  Y4, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past23
+	JNZ       around23
 
 written24:
 	MOVQ R12, CX
@@ -2075,7 +2075,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ      (R10), AX
@@ -2086,7 +2086,7 @@ write29:
 	JNZ       write29
 	JMP       written31
 
-past30:
+around30:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, Y2
 	VMOVNTPS  Y2, (AX)(CX*1)
@@ -2094,7 +2094,7 @@ past30:
 	VMOVNTPS  Y2, 32(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past30
+	JNZ       around30
 
 written31:
 	MOVQ R12, CX
@@ -2150,7 +2150,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ      (R10), AX
@@ -2163,7 +2163,7 @@ write37:
 	JNZ       write37
 	JMP       written39
 
-past38:
+around38:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, Y4
 	VMOVNTPS  Y4, (AX)(CX*1)
@@ -2175,7 +2175,7 @@ past38:
 	VMOVNTPS  Y4, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past38
+	JNZ       around38
 
 written39:
 	MOVQ R12, CX
@@ -2213,7 +2213,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ      (R10), AX
@@ -2224,7 +2224,7 @@ write44:
 	JNZ       write44
 	JMP       written46
 
-past45:
+around45:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, Y2
 	VMOVNTPS  Y2, (AX)(CX*1)
@@ -2232,7 +2232,7 @@ past45:
 	VMOVNTPS  Y2, 32(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past45
+	JNZ       around45
 
 written46:
 	MOVQ R12, CX
@@ -2288,7 +2288,7 @@ folded51:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past53
+	JNZ   around53
 
 write52:
 	MOVQ      (R10), AX
@@ -2301,7 +2301,7 @@ write52:
 	JNZ       write52
 	JMP       written54
 
-past53:
+around53:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, Y4
 	VMOVNTPS  Y4, (AX)(CX*1)
@@ -2313,7 +2313,7 @@ past53:
 	VMOVNTPS  Y4, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past53
+	JNZ       around53
 
 written54:
 	MOVQ R12, CX
@@ -2351,7 +2351,7 @@ folded58:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past60
+	JNZ   around60
 
 write59:
 	MOVQ      (R10), AX
@@ -2362,7 +2362,7 @@ write59:
 	JNZ       write59
 	JMP       written61
 
-past60:
+around60:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z0, Y2
 	VMOVNTPS  Y2, (AX)(CX*1)
@@ -2370,7 +2370,7 @@ past60:
 	VMOVNTPS  Y2, 32(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past60
+	JNZ       around60
 
 written61:
 	MOVQ R12, CX
@@ -2419,7 +2419,7 @@ folded66:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past68
+	JNZ    around68
 
 write67:
 	MOVQ      (R10), AX
@@ -2432,7 +2432,7 @@ write67:
 	JNZ       write67
 	JMP       written69
 
-past68:
+around68:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z1, Y5
 	VMOVNTPS  Y5, (AX)(CX*1)
@@ -2444,7 +2444,7 @@ past68:
 	VMOVNTPS  Y5, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past68
+	JNZ       around68
 
 written69:
 	MOVQ R12, CX
@@ -2478,7 +2478,7 @@ folded73:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past75
+	JNZ    around75
 
 write74:
 	MOVQ      (R10), AX
@@ -2489,7 +2489,7 @@ write74:
 	JNZ       write74
 	JMP       written76
 
-past75:
+around75:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Z1, Y3
 	VMOVNTPS  Y3, (AX)(CX*1)
@@ -2497,7 +2497,7 @@ past75:
 	VMOVNTPS  Y3, 32(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past75
+	JNZ       around75
 
 written76:
 	MOVQ R12, CX
@@ -2516,13 +2516,13 @@ fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeInt64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeInt64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·mergeInt64512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -2553,7 +2553,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -2564,13 +2564,13 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -2598,7 +2598,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -2608,12 +2608,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -2632,13 +2632,13 @@ fenced17:
 	VZEROUPPER
 	RET
 
-// func mergeInt32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeInt32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·mergeInt32512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -2669,7 +2669,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -2680,13 +2680,13 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -2714,7 +2714,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -2724,12 +2724,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -2765,7 +2765,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -2776,13 +2776,13 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -2810,7 +2810,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -2820,12 +2820,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -2861,7 +2861,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -2872,13 +2872,13 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -2906,7 +2906,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -2916,12 +2916,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -2940,13 +2940,13 @@ fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeInt8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeInt8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·mergeInt8512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -2977,7 +2977,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -2988,13 +2988,13 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -3022,7 +3022,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -3032,12 +3032,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -3073,7 +3073,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -3084,13 +3084,13 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -3118,7 +3118,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -3128,12 +3128,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -3169,7 +3169,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -3180,13 +3180,13 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -3214,7 +3214,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -3224,12 +3224,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -3248,13 +3248,13 @@ fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeUint8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeUint8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512BW, AVX512F, MMX+
 TEXT ·mergeUint8512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -3285,7 +3285,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -3296,13 +3296,13 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -3330,7 +3330,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -3340,12 +3340,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -3381,7 +3381,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -3392,13 +3392,13 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -3426,7 +3426,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -3436,12 +3436,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -3477,7 +3477,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -3488,13 +3488,13 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -3522,7 +3522,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -3532,12 +3532,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -3556,13 +3556,13 @@ fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeBits512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeBits512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX512DQ, AVX512F, MMX+
 TEXT ·mergeBits512(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -3593,7 +3593,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -3604,13 +3604,13 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -3638,7 +3638,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -3648,12 +3648,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -3689,7 +3689,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -3700,13 +3700,13 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -3734,7 +3734,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -3744,12 +3744,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -3785,7 +3785,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -3796,13 +3796,13 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	VMOVNTPS Z1, 64(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -3830,7 +3830,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -3840,12 +3840,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Z0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -3864,13 +3864,13 @@ fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeFloat32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeFloat32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, MMX+
 TEXT ·mergeFloat32256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -3905,7 +3905,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -3918,7 +3918,7 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -3926,7 +3926,7 @@ past8:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -3954,7 +3954,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -3964,12 +3964,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -4009,7 +4009,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -4022,7 +4022,7 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -4030,7 +4030,7 @@ past23:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -4058,7 +4058,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -4068,12 +4068,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -4137,7 +4137,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -4150,7 +4150,7 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -4158,7 +4158,7 @@ past38:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -4192,7 +4192,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -4202,12 +4202,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -4271,7 +4271,7 @@ folded51:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past53
+	JNZ   around53
 
 write52:
 	MOVQ    (R10), AX
@@ -4284,7 +4284,7 @@ write52:
 	JNZ     write52
 	JMP     written54
 
-past53:
+around53:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -4292,7 +4292,7 @@ past53:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past53
+	JNZ      around53
 
 written54:
 	MOVQ R12, CX
@@ -4326,7 +4326,7 @@ folded58:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past60
+	JNZ   around60
 
 write59:
 	MOVQ    (R10), AX
@@ -4336,12 +4336,12 @@ write59:
 	JNZ     write59
 	JMP     written61
 
-past60:
+around60:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past60
+	JNZ      around60
 
 written61:
 	MOVQ R12, CX
@@ -4386,7 +4386,7 @@ folded66:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past68
+	JNZ    around68
 
 write67:
 	MOVQ    (R10), AX
@@ -4399,7 +4399,7 @@ write67:
 	JNZ     write67
 	JMP     written69
 
-past68:
+around68:
 	MOVQ     (R10), AX
 	VMOVNTPS Y1, (AX)(CX*1)
 	VMOVNTPS Y2, 32(AX)(CX*1)
@@ -4407,7 +4407,7 @@ past68:
 	VMOVNTPS Y4, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past68
+	JNZ      around68
 
 written69:
 	MOVQ R12, CX
@@ -4436,7 +4436,7 @@ folded73:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past75
+	JNZ    around75
 
 write74:
 	MOVQ    (R10), AX
@@ -4446,12 +4446,12 @@ write74:
 	JNZ     write74
 	JMP     written76
 
-past75:
+around75:
 	MOVQ     (R10), AX
 	VMOVNTPS Y1, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past75
+	JNZ      around75
 
 written76:
 	MOVQ R12, CX
@@ -4470,13 +4470,13 @@ fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeFloat64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeFloat64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX2, MMX+
 TEXT ·mergeFloat64256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -4511,7 +4511,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -4524,7 +4524,7 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -4532,7 +4532,7 @@ past8:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -4560,7 +4560,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -4570,12 +4570,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -4622,7 +4622,7 @@ folded21:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past23
+	JNZ    around23
 
 write22:
 	MOVQ    (R10), AX
@@ -4635,7 +4635,7 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Y1, (AX)(CX*1)
 	VMOVNTPS Y2, 32(AX)(CX*1)
@@ -4643,7 +4643,7 @@ past23:
 	VMOVNTPS Y4, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -4672,7 +4672,7 @@ folded28:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past30
+	JNZ    around30
 
 write29:
 	MOVQ    (R10), AX
@@ -4682,12 +4682,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Y1, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -4706,13 +4706,13 @@ fenced32:
 	VZEROUPPER
 	RET
 
-// func mergeBFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeBFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX2, MMX+
 TEXT ·mergeBFloat16256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -4771,7 +4771,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ      (R10), AX
@@ -4852,7 +4852,7 @@ write7:
 	JNZ       write7
 	JMP       written9
 
-past8:
+around8:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y8
 	VPAND     vectorConstants<>+64(SB), Y8, Y8
@@ -4928,7 +4928,7 @@ past8:
 	VMOVNTPS  Y9, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past8
+	JNZ       around8
 
 written9:
 	MOVQ R12, CX
@@ -4962,7 +4962,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ      (R10), AX
@@ -4989,7 +4989,7 @@ write14:
 	JNZ       write14
 	JMP       written16
 
-past15:
+around15:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     vectorConstants<>+64(SB), Y2, Y2
@@ -5011,7 +5011,7 @@ past15:
 	VMOVNTPS  Y3, (AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past15
+	JNZ       around15
 
 written16:
 	MOVQ R12, CX
@@ -5075,7 +5075,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ      (R10), AX
@@ -5156,7 +5156,7 @@ write22:
 	JNZ       write22
 	JMP       written24
 
-past23:
+around23:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y8
 	VPAND     vectorConstants<>+64(SB), Y8, Y8
@@ -5232,7 +5232,7 @@ past23:
 	VMOVNTPS  Y9, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past23
+	JNZ       around23
 
 written24:
 	MOVQ R12, CX
@@ -5266,7 +5266,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ      (R10), AX
@@ -5293,7 +5293,7 @@ write29:
 	JNZ       write29
 	JMP       written31
 
-past30:
+around30:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     vectorConstants<>+64(SB), Y2, Y2
@@ -5315,7 +5315,7 @@ past30:
 	VMOVNTPS  Y3, (AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past30
+	JNZ       around30
 
 written31:
 	MOVQ R12, CX
@@ -5419,7 +5419,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ      (R10), AX
@@ -5500,7 +5500,7 @@ write37:
 	JNZ       write37
 	JMP       written39
 
-past38:
+around38:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y8
 	VPAND     vectorConstants<>+64(SB), Y8, Y8
@@ -5576,7 +5576,7 @@ past38:
 	VMOVNTPS  Y9, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past38
+	JNZ       around38
 
 written39:
 	MOVQ R12, CX
@@ -5620,7 +5620,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ      (R10), AX
@@ -5647,7 +5647,7 @@ write44:
 	JNZ       write44
 	JMP       written46
 
-past45:
+around45:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     vectorConstants<>+64(SB), Y2, Y2
@@ -5669,7 +5669,7 @@ past45:
 	VMOVNTPS  Y3, (AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past45
+	JNZ       around45
 
 written46:
 	MOVQ R12, CX
@@ -5773,7 +5773,7 @@ folded51:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past53
+	JNZ   around53
 
 write52:
 	MOVQ      (R10), AX
@@ -5854,7 +5854,7 @@ write52:
 	JNZ       write52
 	JMP       written54
 
-past53:
+around53:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y8
 	VPAND     vectorConstants<>+64(SB), Y8, Y8
@@ -5930,7 +5930,7 @@ past53:
 	VMOVNTPS  Y9, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past53
+	JNZ       around53
 
 written54:
 	MOVQ R12, CX
@@ -5974,7 +5974,7 @@ folded58:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past60
+	JNZ   around60
 
 write59:
 	MOVQ      (R10), AX
@@ -6001,7 +6001,7 @@ write59:
 	JNZ       write59
 	JMP       written61
 
-past60:
+around60:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y1, Y2
 	VPAND     vectorConstants<>+64(SB), Y2, Y2
@@ -6023,7 +6023,7 @@ past60:
 	VMOVNTPS  Y3, (AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past60
+	JNZ       around60
 
 written61:
 	MOVQ R12, CX
@@ -6096,7 +6096,7 @@ folded66:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past68
+	JNZ    around68
 
 write67:
 	MOVQ      (R10), AX
@@ -6177,7 +6177,7 @@ write67:
 	JNZ       write67
 	JMP       written69
 
-past68:
+around68:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y2, Y9
 	VPAND     vectorConstants<>+64(SB), Y9, Y9
@@ -6253,7 +6253,7 @@ past68:
 	VMOVNTPS  Y10, 96(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past68
+	JNZ       around68
 
 written69:
 	MOVQ R12, CX
@@ -6289,7 +6289,7 @@ folded73:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past75
+	JNZ    around75
 
 write74:
 	MOVQ      (R10), AX
@@ -6316,7 +6316,7 @@ write74:
 	JNZ       write74
 	JMP       written76
 
-past75:
+around75:
 	MOVQ      (R10), AX
 	VPSRLD    $0x10, Y2, Y3
 	VPAND     vectorConstants<>+64(SB), Y3, Y3
@@ -6338,7 +6338,7 @@ past75:
 	VMOVNTPS  Y4, (AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past75
+	JNZ       around75
 
 written76:
 	MOVQ R12, CX
@@ -6357,13 +6357,13 @@ fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, F16C, MMX+
 TEXT ·mergeFloat16256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -6414,7 +6414,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ      (R10), AX
@@ -6431,7 +6431,7 @@ write7:
 	JNZ       write7
 	JMP       written9
 
-past8:
+around8:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, X8
 	VMOVNTPS  X8, (AX)(CX*1)
@@ -6451,7 +6451,7 @@ past8:
 	VMOVNTPS  X8, 112(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past8
+	JNZ       around8
 
 written9:
 	MOVQ R12, CX
@@ -6483,7 +6483,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ      (R10), AX
@@ -6494,7 +6494,7 @@ write14:
 	JNZ       write14
 	JMP       written16
 
-past15:
+around15:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, X2
 	VMOVNTPS  X2, (AX)(CX*1)
@@ -6502,7 +6502,7 @@ past15:
 	VMOVNTPS  X2, 16(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past15
+	JNZ       around15
 
 written16:
 	MOVQ R12, CX
@@ -6558,7 +6558,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ      (R10), AX
@@ -6575,7 +6575,7 @@ write22:
 	JNZ       write22
 	JMP       written24
 
-past23:
+around23:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, X8
 	VMOVNTPS  X8, (AX)(CX*1)
@@ -6595,7 +6595,7 @@ past23:
 	VMOVNTPS  X8, 112(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past23
+	JNZ       around23
 
 written24:
 	MOVQ R12, CX
@@ -6627,7 +6627,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ      (R10), AX
@@ -6638,7 +6638,7 @@ write29:
 	JNZ       write29
 	JMP       written31
 
-past30:
+around30:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, X2
 	VMOVNTPS  X2, (AX)(CX*1)
@@ -6646,7 +6646,7 @@ past30:
 	VMOVNTPS  X2, 16(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past30
+	JNZ       around30
 
 written31:
 	MOVQ R12, CX
@@ -6742,7 +6742,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ      (R10), AX
@@ -6759,7 +6759,7 @@ write37:
 	JNZ       write37
 	JMP       written39
 
-past38:
+around38:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, X8
 	VMOVNTPS  X8, (AX)(CX*1)
@@ -6779,7 +6779,7 @@ past38:
 	VMOVNTPS  X8, 112(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past38
+	JNZ       around38
 
 written39:
 	MOVQ R12, CX
@@ -6821,7 +6821,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ      (R10), AX
@@ -6832,7 +6832,7 @@ write44:
 	JNZ       write44
 	JMP       written46
 
-past45:
+around45:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, X2
 	VMOVNTPS  X2, (AX)(CX*1)
@@ -6840,7 +6840,7 @@ past45:
 	VMOVNTPS  X2, 16(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past45
+	JNZ       around45
 
 written46:
 	MOVQ R12, CX
@@ -6936,7 +6936,7 @@ folded51:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past53
+	JNZ   around53
 
 write52:
 	MOVQ      (R10), AX
@@ -6953,7 +6953,7 @@ write52:
 	JNZ       write52
 	JMP       written54
 
-past53:
+around53:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, X8
 	VMOVNTPS  X8, (AX)(CX*1)
@@ -6973,7 +6973,7 @@ past53:
 	VMOVNTPS  X8, 112(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past53
+	JNZ       around53
 
 written54:
 	MOVQ R12, CX
@@ -7015,7 +7015,7 @@ folded58:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past60
+	JNZ   around60
 
 write59:
 	MOVQ      (R10), AX
@@ -7026,7 +7026,7 @@ write59:
 	JNZ       write59
 	JMP       written61
 
-past60:
+around60:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y0, X2
 	VMOVNTPS  X2, (AX)(CX*1)
@@ -7034,7 +7034,7 @@ past60:
 	VMOVNTPS  X2, 16(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past60
+	JNZ       around60
 
 written61:
 	MOVQ R12, CX
@@ -7099,7 +7099,7 @@ folded66:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past68
+	JNZ    around68
 
 write67:
 	MOVQ      (R10), AX
@@ -7116,7 +7116,7 @@ write67:
 	JNZ       write67
 	JMP       written69
 
-past68:
+around68:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y1, X9
 	VMOVNTPS  X9, (AX)(CX*1)
@@ -7136,7 +7136,7 @@ past68:
 	VMOVNTPS  X9, 112(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past68
+	JNZ       around68
 
 written69:
 	MOVQ R12, CX
@@ -7170,7 +7170,7 @@ folded73:
 	MOVQ   SI, R10
 	MOVQ   DI, R11
 	TESTB  BL, BL
-	JNZ    past75
+	JNZ    around75
 
 write74:
 	MOVQ      (R10), AX
@@ -7181,7 +7181,7 @@ write74:
 	JNZ       write74
 	JMP       written76
 
-past75:
+around75:
 	MOVQ      (R10), AX
 	VCVTPS2PH $0x00, Y1, X3
 	VMOVNTPS  X3, (AX)(CX*1)
@@ -7189,7 +7189,7 @@ past75:
 	VMOVNTPS  X3, 16(AX)(CX*1)
 	ADDQ      $0x18, R10
 	DECQ      R11
-	JNZ       past75
+	JNZ       around75
 
 written76:
 	MOVQ R12, CX
@@ -7208,13 +7208,13 @@ fenced77:
 	VZEROUPPER
 	RET
 
-// func mergeInt64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeInt64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX2, MMX+
 TEXT ·mergeInt64256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -7249,7 +7249,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -7262,7 +7262,7 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -7270,7 +7270,7 @@ past8:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -7298,7 +7298,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -7308,12 +7308,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -7332,13 +7332,13 @@ fenced17:
 	VZEROUPPER
 	RET
 
-// func mergeInt32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeInt32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX2, MMX+
 TEXT ·mergeInt32256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -7373,7 +7373,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -7386,7 +7386,7 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -7394,7 +7394,7 @@ past8:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -7422,7 +7422,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -7432,12 +7432,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -7477,7 +7477,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -7490,7 +7490,7 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -7498,7 +7498,7 @@ past23:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -7526,7 +7526,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -7536,12 +7536,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -7581,7 +7581,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -7594,7 +7594,7 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -7602,7 +7602,7 @@ past38:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -7630,7 +7630,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -7640,12 +7640,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -7664,13 +7664,13 @@ fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeInt8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeInt8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX2, MMX+
 TEXT ·mergeInt8256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -7705,7 +7705,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -7718,7 +7718,7 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -7726,7 +7726,7 @@ past8:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -7754,7 +7754,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -7764,12 +7764,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -7809,7 +7809,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -7822,7 +7822,7 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -7830,7 +7830,7 @@ past23:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -7858,7 +7858,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -7868,12 +7868,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -7913,7 +7913,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -7926,7 +7926,7 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -7934,7 +7934,7 @@ past38:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -7962,7 +7962,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -7972,12 +7972,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -7996,13 +7996,13 @@ fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeUint8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeUint8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, AVX2, MMX+
 TEXT ·mergeUint8256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -8037,7 +8037,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -8050,7 +8050,7 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -8058,7 +8058,7 @@ past8:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -8086,7 +8086,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -8096,12 +8096,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -8141,7 +8141,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -8154,7 +8154,7 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -8162,7 +8162,7 @@ past23:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -8190,7 +8190,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -8200,12 +8200,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -8245,7 +8245,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -8258,7 +8258,7 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -8266,7 +8266,7 @@ past38:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -8294,7 +8294,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -8304,12 +8304,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX
@@ -8328,13 +8328,13 @@ fenced47:
 	VZEROUPPER
 	RET
 
-// func mergeBits256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+// func mergeBits256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 // Requires: AVX, MMX+
 TEXT ·mergeBits256(SB), NOSPLIT, $0-77
 	MOVQ m+0(FP), AX
 	MOVQ lo+56(FP), CX
 	MOVQ hi+64(FP), DX
-	MOVB stream+76(FP), BL
+	MOVB past+76(FP), BL
 	MOVQ dsts_base+8(FP), SI
 	MOVQ dsts_len+16(FP), DI
 	MOVQ srcs_base+32(FP), R8
@@ -8369,7 +8369,7 @@ folded6:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past8
+	JNZ   around8
 
 write7:
 	MOVQ    (R10), AX
@@ -8382,7 +8382,7 @@ write7:
 	JNZ     write7
 	JMP     written9
 
-past8:
+around8:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -8390,7 +8390,7 @@ past8:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past8
+	JNZ      around8
 
 written9:
 	MOVQ R12, CX
@@ -8418,7 +8418,7 @@ folded13:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past15
+	JNZ   around15
 
 write14:
 	MOVQ    (R10), AX
@@ -8428,12 +8428,12 @@ write14:
 	JNZ     write14
 	JMP     written16
 
-past15:
+around15:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past15
+	JNZ      around15
 
 written16:
 	MOVQ R12, CX
@@ -8473,7 +8473,7 @@ folded21:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past23
+	JNZ   around23
 
 write22:
 	MOVQ    (R10), AX
@@ -8486,7 +8486,7 @@ write22:
 	JNZ     write22
 	JMP     written24
 
-past23:
+around23:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -8494,7 +8494,7 @@ past23:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past23
+	JNZ      around23
 
 written24:
 	MOVQ R12, CX
@@ -8522,7 +8522,7 @@ folded28:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past30
+	JNZ   around30
 
 write29:
 	MOVQ    (R10), AX
@@ -8532,12 +8532,12 @@ write29:
 	JNZ     write29
 	JMP     written31
 
-past30:
+around30:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past30
+	JNZ      around30
 
 written31:
 	MOVQ R12, CX
@@ -8577,7 +8577,7 @@ folded36:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past38
+	JNZ   around38
 
 write37:
 	MOVQ    (R10), AX
@@ -8590,7 +8590,7 @@ write37:
 	JNZ     write37
 	JMP     written39
 
-past38:
+around38:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	VMOVNTPS Y1, 32(AX)(CX*1)
@@ -8598,7 +8598,7 @@ past38:
 	VMOVNTPS Y3, 96(AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past38
+	JNZ      around38
 
 written39:
 	MOVQ R12, CX
@@ -8626,7 +8626,7 @@ folded43:
 	MOVQ  SI, R10
 	MOVQ  DI, R11
 	TESTB BL, BL
-	JNZ   past45
+	JNZ   around45
 
 write44:
 	MOVQ    (R10), AX
@@ -8636,12 +8636,12 @@ write44:
 	JNZ     write44
 	JMP     written46
 
-past45:
+around45:
 	MOVQ     (R10), AX
 	VMOVNTPS Y0, (AX)(CX*1)
 	ADDQ     $0x18, R10
 	DECQ     R11
-	JNZ      past45
+	JNZ      around45
 
 written46:
 	MOVQ R12, CX

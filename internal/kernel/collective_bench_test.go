@@ -44,16 +44,16 @@ func BenchmarkMerge(b *testing.B) {
 						continue
 					}
 					what := fmt.Sprintf("%d/%s", c.e, mergingNames[m])
-					run(fmt.Sprintf("%s/%d", what, n), (n+1)*size, func() { Merge(c.e, m, bufs[8:], bufs[:n], 1) })
+					run(fmt.Sprintf("%s/%d", what, n), (n+1)*size, func() { Merge(c.e, m, bufs[8:], bufs[:n], 1, size > 1<<20) })
 					if m == MergeSum && c.e <= ElemFloat16 {
-						run(fmt.Sprintf("%s/%dto%d", what, n, n), 2*n*size, func() { Merge(c.e, m, bufs[:n], bufs[:n], 1) })
+						run(fmt.Sprintf("%s/%dto%d", what, n, n), 2*n*size, func() { Merge(c.e, m, bufs[:n], bufs[:n], 1, size > 1<<20) })
 					}
 				}
 			}
 		}
-		run("mean", 3*size, func() { Merge(ElemFloat32, MergeSum, bufs[8:], bufs[:2], 2) })
-		run("mean int32", 3*size, func() { Merge(ElemInt32, MergeSum, bufs[8:], bufs[:2], 3) })
-		run("mean int8", 3*size, func() { Merge(ElemInt8, MergeSum, bufs[8:], bufs[:2], 3) })
+		run("mean", 3*size, func() { Merge(ElemFloat32, MergeSum, bufs[8:], bufs[:2], 2, size > 1<<20) })
+		run("mean int32", 3*size, func() { Merge(ElemInt32, MergeSum, bufs[8:], bufs[:2], 3, size > 1<<20) })
+		run("mean int8", 3*size, func() { Merge(ElemInt8, MergeSum, bufs[8:], bufs[:2], 3, size > 1<<20) })
 		run("premultiply bfloat16", 2*size, func() { Premultiply(ElemBFloat16, bufs[8], bufs[0], 0.5) })
 	}
 }

@@ -4,92 +4,92 @@
 
 package kernel
 
-// mergeFloat32512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeFloat32512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeFloat32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeFloat64512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeFloat64512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeFloat64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeBFloat16512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeBFloat16512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeBFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeBFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeFloat16512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeFloat16512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeFloat16512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeInt64512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeInt64512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeInt64512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeInt32512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeInt32512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeInt32512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeInt8512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeInt8512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeInt8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeUint8512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeUint8512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeUint8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeUint8512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeBits512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeBits512 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeBits512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeBits512(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeFloat32256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeFloat32256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeFloat32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeFloat64256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeFloat64256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeFloat64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeBFloat16256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeBFloat16256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeBFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeBFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeFloat16256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeFloat16256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeFloat16256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeInt64256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeInt64256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeInt64256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeInt32256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeInt32256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeInt32256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeInt8256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeInt8256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeInt8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeInt8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeUint8256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeUint8256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeUint8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeUint8256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)
 
-// mergeBits256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.
+// mergeBits256 merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.
 //
 //go:noescape
-func mergeBits256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, stream bool)
+func mergeBits256(m int, dsts [][]byte, srcs [][]byte, lo int, hi int, divisor float32, past bool)

@@ -227,7 +227,7 @@ func (e *mergeElem) check(t *testing.T, rng *rand.Rand, m Merging, c mergeCase, 
 		}
 		want[j] = e.oracle(m, in, c.divisor)
 	}
-	Merge(e.elem, m, dsts, srcs, c.divisor)
+	Merge(e.elem, m, dsts, srcs, c.divisor, rng.IntN(2) == 0)
 	what := fmt.Sprintf("%s %s of %d elements, %+v", e.name, mergingNames[m], n, c)
 	for _, d := range dsts {
 		for j := range n {
@@ -253,7 +253,7 @@ func (e *mergeElem) check(t *testing.T, rng *rand.Rand, m Merging, c mergeCase, 
 // what begins within a line.
 func TestMergeLong(t *testing.T) {
 	rng := rand.New(rand.NewPCG(testSeed, 5))
-	n := mergeStreamBytes + 100_002
+	n := mergeCallBytes + 100_002
 	room, a, b := make([]byte, n+102), make([]byte, n), make([]byte, n)
 	for i := range a {
 		a[i], b[i] = byte(rng.Uint32()), byte(rng.Uint32())
@@ -265,7 +265,7 @@ func TestMergeLong(t *testing.T) {
 				clear(room)
 				size := elemSizes[e.elem]
 				dst := room[at : at+n/size*size]
-				Merge(e.elem, MergeMin, [][]byte{dst}, [][]byte{a, b}, 1)
+				Merge(e.elem, MergeMin, [][]byte{dst}, [][]byte{a, b}, 1, true)
 				for j := 0; j < n/size; j += 1 + rng.IntN(200) {
 					want := e.oracle(MergeMin, []uint64{getElem(a, size, j), getElem(b, size, j)}, 1)
 					if got := getElem(dst, size, j); !e.equal(got, want) {
@@ -278,11 +278,11 @@ func TestMergeLong(t *testing.T) {
 					}
 				}
 			}
-			// The same bits as in place, which is not streamed.
+			// The same bits as in place, which is in the caches.
 			size := elemSizes[e.elem]
 			dst, again := room[8:8+n/size*size], bytes.Clone(a)
-			Merge(e.elem, MergeSum, [][]byte{dst}, [][]byte{a, b}, 1)
-			Merge(e.elem, MergeSum, [][]byte{again}, [][]byte{again, b}, 1)
+			Merge(e.elem, MergeSum, [][]byte{dst}, [][]byte{a, b}, 1, true)
+			Merge(e.elem, MergeSum, [][]byte{again}, [][]byte{again, b}, 1, false)
 			for j := range n / size {
 				if got, want := getElem(dst, size, j), getElem(again, size, j); got != want && !e.equal(got, want) {
 					t.Fatalf("%s: element %d is %#x, %#x in place", e.name, j, got, want)
@@ -299,8 +299,8 @@ func TestMergeAllocatesNothing(t *testing.T) {
 		for _, e := range mergeElems {
 			if got := testing.AllocsPerRun(10, func() {
 				dsts, srcs := [2][]byte{c, b}, [3][]byte{a, b, c}
-				Merge(e.elem, MergeSum, dsts[:], srcs[:], 3)
-				Merge(e.elem, MergeMax, dsts[:1], srcs[:2], 1)
+				Merge(e.elem, MergeSum, dsts[:], srcs[:], 3, false)
+				Merge(e.elem, MergeMax, dsts[:1], srcs[:2], 1, true)
 				if e.float {
 					Premultiply(e.elem, a, a, 1)
 				}

@@ -35,6 +35,7 @@ type Reduction struct {
 	divisor  int // what All divides by
 	factor   float32
 	scaled   bool // contributions are multiplied by factor first
+	large    bool // results go past the caches
 }
 
 // ReductionFor returns the reduction of elements of a type over numRanks ranks,
@@ -101,7 +102,7 @@ func (r *Reduction) Prepare(dst, src []byte) {
 // of NaNs), not associative.
 func (r *Reduction) Into(dst, src []byte) {
 	dsts, srcs := [1][]byte{dst}, [2][]byte{dst, src}
-	kernel.Merge(r.elem, r.merging, dsts[:], srcs[:], 1)
+	kernel.Merge(r.elem, r.merging, dsts[:], srcs[:], 1, false)
 }
 
 // All computes dst = srcs[0] ∘ srcs[1] ∘ … and finishes it, in one pass over
@@ -109,13 +110,13 @@ func (r *Reduction) Into(dst, src []byte) {
 // of them.
 func (r *Reduction) All(dst []byte, srcs [][]byte) {
 	dsts := [1][]byte{dst}
-	kernel.Merge(r.elem, r.merging, dsts[:], srcs, r.divisor)
+	kernel.Merge(r.elem, r.merging, dsts[:], srcs, r.divisor, r.past(dst))
 }
 
 // AllTo is All with several destinations, each of which may be one of srcs: what
 // is reduced is written to all of them in the same pass.
 func (r *Reduction) AllTo(dsts, srcs [][]byte) {
-	kernel.Merge(r.elem, r.merging, dsts, srcs, r.divisor)
+	kernel.Merge(r.elem, r.merging, dsts, srcs, r.divisor, r.past(dsts[0]))
 }
 
 // Partial returns the reduction for contributions of some of the ranks only: its
@@ -126,6 +127,21 @@ func (r *Reduction) Partial() Reduction {
 	return p
 }
 
+// largeBytes is from where on results are written past the caches: they would
+// push everything else out of them, and be gone before they are read.
+const largeBytes = 4 << 20
+
+// Large returns the reduction for a result of numBytes that All writes in
+// pieces: it does not keep a large one in the caches, unless it lies where a
+// source is. All does so by itself for what it writes at once.
+func (r *Reduction) Large(numBytes int) Reduction {
+	l := *r
+	l.large = numBytes >= largeBytes
+	return l
+}
+
+func (r *Reduction) past(dst []byte) bool { return r.large || len(dst) >= largeBytes }
+
 // NeedsFinish reports whether Finish changes anything.
 func (r *Reduction) NeedsFinish() bool { return r.numRanks > 1 }
 
@@ -133,6 +149,6 @@ func (r *Reduction) NeedsFinish() bool { return r.numRanks > 1 }
 func (r *Reduction) Finish(data []byte) {
 	if r.numRanks > 1 {
 		one := [1][]byte{data}
-		kernel.Merge(r.elem, r.merging, one[:], one[:], r.numRanks)
+		kernel.Merge(r.elem, r.merging, one[:], one[:], r.numRanks, false)
 	}
 }

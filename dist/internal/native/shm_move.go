@@ -78,6 +78,7 @@ func (m *move) offer(rec *record) error {
 		if m.red, err = collective.ReductionFor(c.Reduce, c.DType, m.s.n); err != nil {
 			return err
 		}
+		m.red = m.red.Large(len(m.out))
 	}
 	m.layOut(rec)
 	if puts(c, m.me) {

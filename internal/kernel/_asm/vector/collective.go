@@ -37,7 +37,7 @@ type element struct {
 	divide   func(acc, divisor VecVirtual)
 	// Of 16 bits; others are loaded and stored as they are.
 	load  func(at Mem) []VecVirtual
-	store func(acc []VecVirtual, at Mem, stream bool)
+	store func(acc []VecVirtual, at Mem, past bool)
 }
 
 // merges emits a function for each type of elements.
@@ -67,12 +67,12 @@ func (g *lanes) merges() {
 				g.andBits(upper, v, odd)
 				return []VecVirtual{even, odd}
 			},
-			store: func(acc []VecVirtual, at Mem, stream bool) {
+			store: func(acc []VecVirtual, at Mem, past bool) {
 				even, odd := g.roundUpper(acc[0], round), g.roundUpper(acc[1], round)
 				VPSRLD(Imm(16), even, even)
 				g.andBits(upper, odd, odd)
 				g.orBits(even, odd, odd)
-				g.moveTo(odd, at, stream)
+				g.moveTo(odd, at, past)
 			}},
 		{name: "Float16", mergings: ofFloats, divide: divide,
 			load: func(at Mem) []VecVirtual {
@@ -81,10 +81,10 @@ func (g *lanes) merges() {
 				VCVTPH2PS(at.Offset(2*g.width), w)
 				return []VecVirtual{v, w}
 			},
-			store: func(acc []VecVirtual, at Mem, stream bool) {
+			store: func(acc []VecVirtual, at Mem, past bool) {
 				for i, v := range acc {
 					to := at.Offset(2 * g.width * i)
-					if !stream {
+					if !past {
 						VCVTPS2PH(Imm(0), v, to)
 						continue
 					}
@@ -127,7 +127,7 @@ func (g *lanes) merges() {
 				g.move(at, v)
 				return []VecVirtual{v}
 			}
-			e.store = func(acc []VecVirtual, at Mem, stream bool) { g.moveTo(acc[0], at, stream) }
+			e.store = func(acc []VecVirtual, at Mem, past bool) { g.moveTo(acc[0], at, past) }
 		} else {
 			e.unroll = 32 / g.width // 128 bytes a turn: more at once is slower from memory
 		}
@@ -140,9 +140,9 @@ func (g *lanes) merges() {
 
 // merge emits the function of one type. prepare loads constants.
 func (g *lanes) merge(e *element, prepare func()) {
-	g.begin("merge"+e.name, "func(m int, dsts, srcs [][]byte, lo, hi int, divisor float32, stream bool)",
-		"merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With stream it writes past the caches, to addresses that are multiples of a register.")
-	m, lo, hi, stream := count("m"), count("lo"), count("hi"), Load(Param("stream"), GP8())
+	g.begin("merge"+e.name, "func(m int, dsts, srcs [][]byte, lo, hi int, divisor float32, past bool)",
+		"merges the bytes [lo, hi) of all sources into all destinations, a whole number of registers. With past it writes past the caches, to addresses that are multiples of a register.")
+	m, lo, hi, past := count("m"), count("lo"), count("hi"), Load(Param("past"), GP8())
 	dsts, numDsts, srcs, numSrcs := pointer("dsts"), length("dsts"), pointer("srcs"), length("srcs")
 	done := g.label("done")
 	for _, k := range e.mergings {
@@ -167,7 +167,7 @@ func (g *lanes) merge(e *element, prepare func()) {
 		}
 		for _, step := range []int{e.unroll, 1} {
 			loop, after, fold, folded := g.label("loop"), g.label("after"), g.label("fold"), g.label("folded")
-			write, past, written := g.label("write"), g.label("past"), g.label("written")
+			write, around, written := g.label("write"), g.label("around"), g.label("written")
 			at, list, left, end := GP64(), GP64(), GP64(), GP64()
 			unit := func(u int) Mem { return Mem{Base: at, Index: lo, Scale: 1, Disp: 4 * g.width * u} }
 			Label(loop)
@@ -206,13 +206,13 @@ func (g *lanes) merge(e *element, prepare func()) {
 			}
 			MOVQ(dsts, list)
 			MOVQ(numDsts, left)
-			TESTB(stream, stream)
-			JNZ(LabelRef(past))
-			for _, way := range []string{write, past} {
+			TESTB(past, past)
+			JNZ(LabelRef(around))
+			for _, way := range []string{write, around} {
 				Label(way)
 				MOVQ(Mem{Base: list}, at)
 				for u := range acc {
-					e.store(acc[u], unit(u), way == past)
+					e.store(acc[u], unit(u), way == around)
 				}
 				ADDQ(Imm(24), list)
 				DECQ(left)
@@ -231,7 +231,7 @@ func (g *lanes) merge(e *element, prepare func()) {
 	}
 	Label(done)
 	fenced := g.label("fenced")
-	TESTB(stream, stream)
+	TESTB(past, past)
 	JZ(LabelRef(fenced))
 	SFENCE() // another process may be told next that the results are there
 	Label(fenced)
@@ -295,8 +295,8 @@ func (g *lanes) roundUpper(v VecVirtual, constants [3]Op) VecVirtual {
 
 func (g *lanes) move(at Mem, v VecVirtual) { VMOVUPS(at, v) }
 
-func (g *lanes) moveTo(v VecVirtual, at Mem, stream bool) {
-	if stream {
+func (g *lanes) moveTo(v VecVirtual, at Mem, past bool) {
+	if past {
 		VMOVNTPS(v, at)
 	} else {
 		VMOVUPS(v, at)
