@@ -92,8 +92,8 @@ func mergeBlock(e Elem, m Merging, sum []byte, srcs [][]byte, at, end, divisor i
 		mergeNumbers[int8](m, sum, srcs, at, end, divisor)
 	case e == ElemUint8:
 		mergeNumbers[uint8](m, sum, srcs, at, end, divisor)
-	case len(srcs) <= 2:
-		mergeTwoHalves(e, m, sum, srcs, at, end, divisor)
+	case end-at < 128:
+		mergeFewHalves(e, m, sum, srcs, at, end, divisor)
 	default:
 		mergeHalves(e, m, sum, srcs, at, end, divisor)
 	}
@@ -201,17 +201,14 @@ func mergeTwoBits(m Merging, dst, a, b []byte) {
 	}
 }
 
-// mergeTwoHalves needs no room: every element is widened and rounded by itself.
-func mergeTwoHalves(e Elem, m Merging, sum []byte, srcs [][]byte, at, end, divisor int) {
-	dst, a := elemsOf[uint16](sum), elemsOf[uint16](srcs[0][at:end])
-	var b []uint16
-	if len(srcs) > 1 {
-		b = elemsOf[uint16](srcs[1][at:end])
-	}
+// mergeFewHalves needs no room: it goes from element to element, not from source
+// to source.
+func mergeFewHalves(e Elem, m Merging, sum []byte, srcs [][]byte, at, end, divisor int) {
+	dst, first := elemsOf[uint16](sum), elemsOf[uint16](srcs[0][at:end])
 	for i := range dst {
-		x := wide(e, a[i])
-		if b != nil {
-			x = mergeFloats(m, x, wide(e, b[i]))
+		x := wide(e, first[i])
+		for _, s := range srcs[1:] {
+			x = mergeFloats(m, x, wide(e, elemsOf[uint16](s[at:end])[i]))
 		}
 		if divisor != 1 {
 			x /= float32(divisor)
