@@ -72,7 +72,7 @@ of that job, which may be on several nodes.`,
 	fl := cmd.Flags()
 	fl.IntVar(&numRanks, "ranks", 2, "`number` of ranks")
 	fl.StringVar(&backend, "backend", "native", "`name` of what does the collectives: native")
-	fl.StringVar(&transport, "transport", "auto", "`way` between the ranks: auto, shm or tcp")
+	fl.StringVar(&transport, "transport", "auto", "`way` between the ranks: auto, shm, unix, tcp or tls")
 	fl.StringSliceVar(&o.Ops, "ops", []string{"all"}, "`operations` to measure")
 	fl.IntSliceVar(&o.Bytes, "bytes", bench.DefaultBytes(""), "`sizes` of a rank's tensor")
 	fl.StringVar(&o.DType, "dtype", "float32", "`type` of the elements")

@@ -34,7 +34,7 @@ func MemoryKinds() []string { return []string{"shared", "private"} }
 func Backends() []string { return []string{"native"} }
 
 // Transports are how ranks can be told to exchange data.
-func Transports() []string { return []string{"auto", "shm", "tcp"} }
+func Transports() []string { return []string{"auto", "shm", "unix", "tcp", "tls"} }
 
 // CollectiveDTypes are the types of elements that Collectives knows.
 func CollectiveDTypes() []string {
@@ -74,9 +74,7 @@ func DefaultBytes(dtype string) []int {
 func CheckBackend(name string) error { return oneOf("backend", name, Backends(), []string{"gloo"}) }
 
 // CheckTransport reports a transport that there is not.
-func CheckTransport(name string) error {
-	return oneOf("transport", name, Transports(), []string{"unix"})
-}
+func CheckTransport(name string) error { return oneOf("transport", name, Transports(), nil) }
 
 // maxCollectiveBytes bounds a rank's tensor.
 const maxCollectiveBytes = 1 << 32
