@@ -109,7 +109,7 @@ func ScatterObject[T any](ctx context.Context, g *Group, vs []T, src int) (T, er
 		return none, fmt.Errorf("dist: %s of group %q on rank %d: the number of values is %d, want %d: one for each rank on rank %d, none elsewhere",
 			op, g.name, g.rank, len(vs), want, src)
 	}
-	var parts []int
+	parts := []int{} // which are the root's affair
 	var sizes []int64
 	for _, v := range vs {
 		text, err := g.encode(op, v)
@@ -216,7 +216,8 @@ func (g *Group) gatherNumbers(ctx context.Context, mine ...int64) ([]int64, erro
 }
 
 // raw runs an operation on memory that is no tensor's. peer is its root, or the
-// other rank of a message; parts are those of an operation that has them.
+// other rank of a message; parts are those of an operation that has them, which
+// all ranks of a gather know, and of a scatter only the root.
 func (g *Group) raw(ctx context.Context, op collective.Op, peer int, in, out collective.Data, parts []int) error {
 	r := g.newRequest(ctx, op)
 	r.in.data, r.out.data = in, out
@@ -231,7 +232,11 @@ func (g *Group) raw(ctx context.Context, op collective.Op, peer int, in, out col
 	switch {
 	case op == collective.OpScatter:
 		r.of(out.DType, out.NumElems)
-		r.call.Parts = parts
+		if r.call.Parts = parts; parts == nil {
+			r.call.SetEven()
+		}
+	case op == collective.OpGather && slices.Max(parts) == slices.Min(parts):
+		r.call.SetEven()
 	case op == collective.OpGather && g.rank == peer:
 		r.call.Parts = parts
 	case op == collective.OpAllGather && parts != nil && slices.Max(parts) != slices.Min(parts):

@@ -125,18 +125,23 @@ func (l *layout) served(node, handler int) []int {
 // reducer adds the all-reduce of a range by a team to a plan.
 type reducer func(b *builder, t team, r Range)
 
-// chunkPieces is how many pieces of a chunk go to each rank, maxChunks how many
-// chunks there are at most: while one passes between nodes, the next is reduced
-// within them.
 const (
-	chunkPieces = 2
-	maxChunks   = 16
+	// sharePieces is how many pieces of a chunk each rank of a node has a hand
+	// in: as many go in and out of it within the node while it waits for other
+	// nodes, which must fit the way to each mate.
+	sharePieces = 2
+	// shareNodes is between how many nodes such a share is cut before it grows.
+	shareNodes = 8
+	// maxChunks bounds a plan.
+	maxChunks = 1024
 )
 
-// chunks cuts a range so that ways that follow each other overlap.
-func (b *builder) chunks(r Range, numRanks, align int) blocks {
-	num := b.numChunks(r, numRanks)
-	return func(i int) Range {
+// chunks cuts a range so that ways that follow each other overlap: while one
+// chunk passes between nodes, the next is reduced within them. hands is how many
+// ranks of a node share the work.
+func (b *builder) chunks(r Range, l *layout, hands, align int) (num int, chunk blocks) {
+	num = b.numChunks(r.Len(), l, hands)
+	return num, func(i int) Range {
 		if i < 0 || i >= num {
 			return Range{r.Lo, r.Lo}
 		}
@@ -144,15 +149,16 @@ func (b *builder) chunks(r Range, numRanks, align int) blocks {
 	}
 }
 
-func (b *builder) numChunks(r Range, numRanks int) int {
-	return min(max(r.Len()/(numRanks*chunkPieces*b.piece), 1), maxChunks)
+func (b *builder) numChunks(count int, l *layout, hands int) int {
+	share := sharePieces * b.piece * max(1, len(l.nodes)/shareNodes)
+	return min(max(count/(hands*share), 1), maxChunks)
 }
 
 // levelAllReduce reduce-scatters within each node, all-reduces the shares among
 // counterparts, and all-gathers within each node. All nodes have as many ranks.
 func (b *builder) levelAllReduce(l *layout, rank int, r Range, align int, inner reducer) {
 	mates, peers := l.mates(rank), l.counterparts(rank)
-	num, chunk := b.numChunks(r, len(l.node)), b.chunks(r, len(l.node), align)
+	num, chunk := b.chunks(r, l, mates.n, align)
 	for i := range num + 2 {
 		if c := chunk(i); c.Len() > 0 {
 			share := sharesOf(c, mates.n, align)
@@ -180,7 +186,7 @@ func (b *builder) part(last bool, add func()) {
 func (b *builder) leaderAllReduce(l *layout, rank int, r Range, align int, inner reducer) {
 	leaders, lead := l.leaders(rank, l.nodes[0][0])
 	crew := l.crew(rank, l.nodes[0][0])
-	num, chunk := b.numChunks(r, len(l.nodes)), b.chunks(r, len(l.nodes), align)
+	num, chunk := b.chunks(r, l, 1, align)
 	for i := range num + 2 {
 		if c := chunk(i); c.Len() > 0 {
 			b.part(false, func() { b.binomialReduce(crew, c, c) })

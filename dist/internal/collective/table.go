@@ -109,10 +109,10 @@ var inners = []inner{
 	},
 }
 
-// numChunks is how many chunks a two-level all-reduce among so many ranks has.
-func (p *problem) numChunks(ranks int) int64 {
+// numChunks is in how many chunks a two-level all-reduce goes.
+func (p *problem) numChunks(hands int) int64 {
 	b := builder{piece: p.piece}
-	return int64(b.numChunks(Range{0, p.total}, ranks))
+	return int64(b.numChunks(p.total, p.layout, hands))
 }
 
 // levelAllReduces are the two-level all-reduces: by counterparts, and by leaders.
@@ -126,7 +126,7 @@ func levelAllReduces() []algorithm {
 			},
 			cost: func(p *problem) int64 {
 				m, k := p.mates(), int64(p.layout.most)
-				return overlapped(m.directAllReduce(p.bytes), in.cost(p.peers(p.layout.most), p.bytes/k), p.numChunks(p.n))
+				return overlapped(m.directAllReduce(p.bytes), in.cost(p.peers(p.layout.most), p.bytes/k), p.numChunks(p.layout.most))
 			},
 			add: func(p *problem, b *builder) { b.levelAllReduce(p.layout, p.rank, b.out(), p.align, in.add(p.align)) },
 		}, algorithm{
@@ -136,7 +136,7 @@ func levelAllReduces() []algorithm {
 			},
 			cost: func(p *problem) int64 {
 				m := p.mates()
-				return overlapped(2*m.binomial(p.bytes)+log2(m.n)*p.bytes*m.Reduce, in.cost(p.peers(1), p.bytes), p.numChunks(len(p.layout.nodes)))
+				return overlapped(2*m.binomial(p.bytes)+log2(m.n)*p.bytes*m.Reduce, in.cost(p.peers(1), p.bytes), p.numChunks(1))
 			},
 			add: func(p *problem, b *builder) { b.leaderAllReduce(p.layout, p.rank, b.out(), p.align, in.add(p.align)) },
 		})
