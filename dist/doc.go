@@ -3,20 +3,69 @@
 // Package dist lets ranks talk: it forms groups of ranks and moves tensors
 // between them.
 //
-// A [Group] is a value with a rank, a size and the operations of a collective
-// library: all-reduce, reduce-scatter, broadcast, all-gather, barrier, send
-// and receive.
-// Every rank of the group calls the same collectives in the same order with
-// the same shapes; a rank that does not is told so ([MismatchError]), and so
-// is everybody else. Ranks are processes that meet through their environment
-// ([Init], under `cohort run` or torchrun's variables), or goroutines of one
-// process ([Spawn]); the code between is the same.
+// A [Group] is a value with a rank, a size and the operations of
+// torch.distributed. Every rank of the group calls the same collectives in the
+// same order with the same shapes; a rank that does not is told so
+// ([MismatchError]), and so is everybody else. Ranks are processes that meet
+// through their environment ([Init], under `cohort run` or torchrun's
+// variables), or goroutines of one process ([Spawn]); the code between is the
+// same.
 //
-// Each operation has a form that returns when its tensor is ready and an
-// asynchronous one that returns a [Work]. Collectives of a group run one after
-// the other in the order in which they were called, whatever their form;
-// messages run in order for each pair of ranks and direction, independent of
-// the collectives. Until an operation has ended, its tensors belong to it.
+// # Operations
+//
+// Names and meanings are PyTorch's; arguments are in its order, destination
+// first, and roots are ranks of the group.
+//
+//	torch.distributed          here
+//	all_reduce                 Group.AllReduce
+//	all_reduce_coalesced       Group.AllReduceCoalesced
+//	reduce                     Group.Reduce
+//	broadcast                  Group.Broadcast, Group.BroadcastCoalesced
+//	all_gather_into_tensor     Group.AllGather, Group.AllGatherCoalesced
+//	all_gather                 Group.AllGatherList
+//	gather                     Group.Gather
+//	reduce_scatter_tensor      Group.ReduceScatter, Group.ReduceScatterCoalesced
+//	reduce_scatter             Group.ReduceScatterList
+//	scatter                    Group.Scatter
+//	all_to_all_single          Group.AllToAllSingle
+//	all_to_all                 Group.AllToAll
+//	barrier                    Group.Barrier
+//	monitored_barrier          Group.MonitoredBarrier
+//	send, recv, isend, irecv   Group.Send, Group.Recv, Group.SendAsync, Group.RecvAsync
+//	recv(src=None)             Group.RecvAny
+//	batch_isend_irecv          Group.Batch
+//	all_gather_object          AllGatherObject
+//	gather_object              GatherObject
+//	broadcast_object_list      BroadcastObject
+//	scatter_object_list        ScatterObject
+//	send_object_list           SendObject
+//	recv_object_list           RecvObject
+//	new_group                  Group.NewGroup
+//	split_group                Group.Split
+//
+// Each but the monitored barrier and those on objects has a form that returns
+// when it has ended and an asynchronous one, …Async, that returns a [Work].
+// Collectives of a group run one after the other in the order in which they
+// were called, whatever their form; messages run in order for each pair of
+// ranks and direction, independent of the collectives. The context of an
+// operation bounds its wait; without an end of its own, the group's timeout
+// does.
+//
+// # Tensors
+//
+// Tensors are on the CPU, of any element type and any strides. Until an
+// operation has ended its tensors belong to it; a list may be used again at
+// once. What an operation writes must not overlap itself, as expanded tensors
+// do, and counts as written when the operation begins: a backward pass that has
+// saved the old value fails. Otherwise it does not matter to an operation
+// whether a tensor is recorded or a parameter. Sources stay as they are; one
+// that shares memory with the destination is copied first, unless it is its own
+// rank's part there.
+//
+// A dense tensor is used in place, and so is a list of tensors that lie one
+// after the other in memory. Others are packed into staging memory, which the
+// group keeps for the next such operation. Tensors from tensor.NewShared are
+// read and written by the ranks of a node directly; so is staging memory.
 //
 // # Groups of some ranks
 //

@@ -216,8 +216,8 @@ func (g *Group) gatherNumbers(ctx context.Context, mine ...int64) ([]int64, erro
 }
 
 // raw runs an operation on memory that is no tensor's. peer is its root, or the
-// other rank of a message; parts are those of an operation that has them, which
-// all ranks of a gather know, and of a scatter only the root.
+// other rank of a message; parts are those of an operation that has them, of a
+// gather and a scatter on the root, and nil on all ranks where they are even.
 func (g *Group) raw(ctx context.Context, op collective.Op, peer int, in, out collective.Data, parts []int) error {
 	r := g.newRequest(ctx, op)
 	r.in.data, r.out.data = in, out
@@ -235,7 +235,7 @@ func (g *Group) raw(ctx context.Context, op collective.Op, peer int, in, out col
 		if r.call.Parts = parts; parts == nil {
 			r.call.SetEven()
 		}
-	case op == collective.OpGather && slices.Max(parts) == slices.Min(parts):
+	case op == collective.OpGather && parts == nil:
 		r.call.SetEven()
 	case op == collective.OpGather && g.rank == peer:
 		r.call.Parts = parts

@@ -5,6 +5,7 @@ package dist
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -43,6 +44,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 }
 
 func TestMain(m *testing.M) {
+	flag.Parse()
 	if name := os.Getenv(rankMain); name != "" {
 		if err := runAsRank(rankMains[name]); err != nil {
 			fmt.Fprintln(os.Stderr, err)

@@ -100,7 +100,7 @@ func (r *request) reduces(op ReduceOp) {
 
 // reducible returns a [ReduceError] if elements of a type are not reduced so.
 func (g *Group) reducible(op ReduceOp, d collective.DType) error {
-	_, err := collective.ReducerFor(op, d)
+	_, err := collective.ReductionFor(op, d, g.size)
 	return err
 }
 

@@ -125,33 +125,34 @@ func blockOf(starts []int, i, count int) Range {
 // order of ranks may cost a little more: its sums have the bits that ranks which
 // share memory get.
 func (p *problem) choose() (best *algorithm, why string) {
+	var second *algorithm
+	worth := func(a *algorithm) int64 {
+		cost := a.cost(p)
+		if a.exact && !p.exact {
+			cost -= cost / orderWorth
+		}
+		return cost
+	}
 	var least, next int64
-	second := ""
 	for i := range p.table() {
 		a := &p.table()[i]
 		if !p.allows(a) {
 			continue
 		}
-		cost := a.cost(p)
-		if a.exact && !p.exact {
-			cost -= cost / orderWorth
-		}
-		switch {
+		switch cost := worth(a); {
 		case best == nil || cost < least:
-			if best != nil {
-				next, second = least, best.name
-			}
+			second, next = best, least
 			best, least = a, cost
-		case second == "" || cost < next:
-			next, second = cost, a.name
+		case second == nil || cost < next:
+			second, next = a, cost
 		}
 	}
 	if best == nil {
 		return nil, ""
 	}
-	why = fmt.Sprintf("%s: estimated %s", best.name, duration(least))
-	if second != "" {
-		why += fmt.Sprintf("; %s %s", second, duration(next))
+	why = fmt.Sprintf("%s: estimated %s", best.name, duration(best.cost(p)))
+	if second != nil {
+		why += fmt.Sprintf("; %s %s", second.name, duration(second.cost(p)))
 	}
 	switch {
 	case p.strict:

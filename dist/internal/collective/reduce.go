@@ -30,26 +30,3 @@ func (e *ReduceError) Error() string {
 	}
 	return text
 }
-
-// ReducerFor returns the reduction of elements of a type by pairs, or a
-// [ReduceError]. Those that need more than pairs are left to [ReductionFor].
-func ReducerFor(op ReduceOp, dtype DType) (Reducer, error) {
-	if op.Valid() && dtype.Valid() {
-		if r := reducers[dtype][op.Kind()]; r != nil {
-			return r, nil
-		}
-	}
-	return nil, &ReduceError{op, dtype}
-}
-
-var reducers = func() (rs [numDTypes][numReduceOps]Reducer) {
-	for dtype := range rs {
-		for op := range rs[dtype] {
-			r, err := ReductionFor(ReduceOp(op), DType(dtype), 2)
-			if err == nil && !r.NeedsPrepare() && !r.NeedsFinish() {
-				rs[dtype][op] = r.Into
-			}
-		}
-	}
-	return rs
-}()

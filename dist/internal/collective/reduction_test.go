@@ -43,10 +43,6 @@ func TestWhatIsReduced(t *testing.T) {
 			if err == nil && (r.NeedsPrepare() != (op.Kind() == premulSum) || r.NeedsFinish() != (op == Avg)) {
 				t.Errorf("%v of %v: prepares %v, finishes %v", op, dtype, r.NeedsPrepare(), r.NeedsFinish())
 			}
-			byPairs, err := ReducerFor(op, dtype)
-			if pairs := want && op != Avg && op.Kind() != premulSum; pairs != (err == nil && byPairs != nil) {
-				t.Errorf("%v of %v by pairs: %v", op, dtype, err)
-			}
 		}
 	}
 	for _, bad := range []struct {
