@@ -38,7 +38,6 @@ type Conn struct {
 	proto string
 	nc    net.Conn     // writes, deadlines, Close
 	many  vectorWriter // writes of several slices, or nil
-	waits patienter    // or nil
 	fds   *fdQueue     // nil where descriptors cannot be passed
 
 	in     reader // of nc, or of what also gathers descriptors from it
@@ -56,24 +55,16 @@ type Conn struct {
 func NewConn(nc net.Conn, proto string) *Conn {
 	c := &Conn{proto: proto, nc: nc}
 	if link, ok := nc.(*tlsLink); ok {
-		c.many, c.waits = link, link.wire
+		c.many = link
 		c.in = reader{src: nc, buf: make([]byte, maxRecord)}
 		return c
 	}
 	src, fds := newSource(nc)
 	c.fds, c.in = fds, reader{src: src, buf: make([]byte, readBuffer)}
 	if sys, ok := src.(system); ok {
-		c.in.sys, c.many, c.waits = sys, sys, sys
+		c.in.sys, c.many = sys, sys
 	}
 	return c
-}
-
-// SetPatience says how the connection waits from now on. It may be called at
-// any time; without it waits are those of the runtime's poller alone.
-func (c *Conn) SetPatience(p Patience) {
-	if c.waits != nil {
-		c.waits.setPatience(p)
-	}
 }
 
 // Proto returns what the connection carries.

@@ -67,9 +67,9 @@
 //
 // A read that finds nothing is parked until the runtime's poller wakes it,
 // which costs nothing while it lasts and about 50 µs at its end.
-// [Conn.SetPatience] lets it ask the socket for some microseconds first, and
-// then wait in the system for some milliseconds, which is what ranks do that
-// expect an answer at once. Long payloads are read where they belong by calls
+// [Conn.Poll] asks the socket for some microseconds, and then waits in the
+// system for some milliseconds, which is what a client does that expects an
+// answer at once and has a core for it. Long payloads are read where they belong by calls
 // that take the next frame's header along, and the reader is woken when much
 // has come, so that a frame costs few calls and fewer wake-ups.
 //

@@ -68,10 +68,7 @@ type link struct {
 var links = []link{
 	{"tcp", func(t testing.TB) (*Conn, *Conn) { return connect(t, "127.0.0.1:0") }},
 	{"unix", func(t testing.TB) (*Conn, *Conn) { return connect(t, "unix:") }},
-	{"tcp-patient", func(t testing.TB) (*Conn, *Conn) { return connectPatient(t, "127.0.0.1:0") }},
-	{"unix-patient", func(t testing.TB) (*Conn, *Conn) { return connectPatient(t, "unix:") }},
 	{"tls", func(t testing.TB) (*Conn, *Conn) { return connect(t, "127.0.0.1:0", WithTLS(true)) }},
-	{"tls-patient", func(t testing.TB) (*Conn, *Conn) { return connectPatient(t, "127.0.0.1:0", WithTLS(true)) }},
 	{"pipe", func(t testing.TB) (*Conn, *Conn) {
 		near, far := Pipe("test")
 		t.Cleanup(func() { near.Close(); far.Close() })
@@ -110,14 +107,5 @@ func connect(t testing.TB, addr string, options ...DialOption) (near, far *Conn)
 	}
 	far = <-accepted
 	t.Cleanup(func() { near.Close(); far.Close(); p.Close() })
-	return near, far
-}
-
-// connectPatient is connect with ends that spin and block.
-func connectPatient(t testing.TB, addr string, options ...DialOption) (near, far *Conn) {
-	near, far = connect(t, addr, options...)
-	p := Patience{Spin: 100 * time.Microsecond, Block: 2 * time.Millisecond}
-	near.SetPatience(p)
-	far.SetPatience(p)
 	return near, far
 }

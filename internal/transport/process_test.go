@@ -20,7 +20,6 @@ import (
 type job struct {
 	Network, Addr string
 	Token         string
-	Patience      Patience
 	Raw           bool // sockets and loops, without frames
 	TLS           bool
 	RoundTrip     bool // answers; otherwise both send at once
@@ -86,8 +85,6 @@ type party struct {
 }
 
 func newParty(j *job, out, in *Conn) *party {
-	out.SetPatience(j.Patience)
-	in.SetPatience(j.Patience)
 	return &party{job: j, out: out, in: in, src: bytes.Repeat([]byte{1}, j.Bytes), dst: bytes.Repeat([]byte{2}, j.Bytes)}
 }
 
@@ -228,16 +225,6 @@ func withPeer(b *testing.B, j job) *party {
 	return newParty(&j, out, in)
 }
 
-// patiences are the ways to wait that the benchmarks compare.
-var patiences = []struct {
-	name string
-	Patience
-}{
-	{"poller", Patience{}},
-	{"block", Patience{Block: 2 * time.Millisecond}},
-	{"spin", Patience{Spin: 100 * time.Microsecond, Block: 2 * time.Millisecond}},
-}
-
 func benchSteps(b *testing.B, j job) {
 	p := withPeer(b, j)
 	for range 3 { // buffers grow, pages come
@@ -267,31 +254,25 @@ func BenchmarkProcesses(b *testing.B) {
 			b.Run(name+"raw", func(b *testing.B) {
 				benchSteps(b, job{Network: network, Raw: true, RoundTrip: true, Bytes: size, Frame: size})
 			})
-			for _, w := range patiences {
-				b.Run(name+w.name, func(b *testing.B) {
-					benchSteps(b, job{Network: network, Patience: w.Patience, RoundTrip: true, Bytes: size, Frame: size})
-				})
-			}
+			b.Run(name+"frames", func(b *testing.B) {
+				benchSteps(b, job{Network: network, RoundTrip: true, Bytes: size, Frame: size})
+			})
 		}
 		if network == "tcp" {
-			for _, w := range patiences {
-				b.Run("tls/round-trip-8/"+w.name, func(b *testing.B) {
-					benchSteps(b, job{Network: network, TLS: true, Patience: w.Patience, RoundTrip: true, Bytes: 8, Frame: 8})
-				})
-				b.Run("tls/two-way/1024KiB-"+w.name, func(b *testing.B) {
-					benchSteps(b, job{Network: network, TLS: true, Patience: w.Patience, Bytes: whole, Frame: 1 << 20})
-				})
-			}
+			b.Run("tls/round-trip-8", func(b *testing.B) {
+				benchSteps(b, job{Network: network, TLS: true, RoundTrip: true, Bytes: 8, Frame: 8})
+			})
+			b.Run("tls/two-way/1024KiB", func(b *testing.B) {
+				benchSteps(b, job{Network: network, TLS: true, Bytes: whole, Frame: 1 << 20})
+			})
 		}
 		b.Run(network+"/two-way/raw", func(b *testing.B) {
 			benchSteps(b, job{Network: network, Raw: true, Bytes: whole, Frame: 1 << 20})
 		})
 		for _, frame := range []int{256 << 10, 1 << 20} {
-			for _, w := range patiences {
-				b.Run(network+"/two-way/"+strconv.Itoa(frame>>10)+"KiB-"+w.name, func(b *testing.B) {
-					benchSteps(b, job{Network: network, Patience: w.Patience, Bytes: whole, Frame: frame})
-				})
-			}
+			b.Run(network+"/two-way/"+strconv.Itoa(frame>>10)+"KiB", func(b *testing.B) {
+				benchSteps(b, job{Network: network, Bytes: whole, Frame: frame})
+			})
 		}
 	}
 }

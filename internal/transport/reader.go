@@ -4,7 +4,6 @@ package transport
 
 import (
 	"io"
-	"time"
 )
 
 const (
@@ -20,33 +19,11 @@ type system interface {
 	// are certain to come, so that a wait may last until they have.
 	readv(p, spare []byte, sure int) (int, error)
 	vectorWriter
-	patienter
 }
 
 type vectorWriter interface {
 	// writev writes all of bufs, whose elements it changes.
 	writev(bufs [][]byte) error
-}
-
-type patienter interface{ setPatience(Patience) }
-
-// Patience is how a connection waits. The runtime's poller, which is all that
-// the zero Patience uses, costs nothing however long a wait is, and two
-// wake-ups at its end. Who expects an answer soon does better to ask for it,
-// and then to be woken by the system itself. It has an effect on sockets, TLS
-// over them, and Linux.
-type Patience struct {
-	// Spin is how long a read of a header or of little data asks the socket
-	// again and again, with room for others on the core in between. A wait that
-	// is over sooner ends without a wake-up; one that is not has cost this much
-	// processor time. It should not be shorter than a wake-up (about 50 µs), or
-	// two ranks that each wait for the other's are caught in a state where no
-	// spin succeeds.
-	Spin time.Duration
-	// Block is how long a read or a write after that waits in the system, which
-	// takes a thread but no processor time. Close and deadlines that are set
-	// during it are noticed when it ends: a few milliseconds are enough.
-	Block time.Duration
 }
 
 // reader is the buffered reading side of a connection.

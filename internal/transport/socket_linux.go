@@ -7,19 +7,16 @@ import (
 	"io"
 	"net"
 	"os"
-	"sync/atomic"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// spinReads is the most bytes that a read may want and still spin: what is
-	// longer comes in many parts, and to take them one by one as they come
-	// costs more than it wins.
-	spinReads = 16 << 10
+	// shortRead is the most bytes that a read takes so quickly that it is over
+	// before the scheduler could be told of it.
+	shortRead = 16 << 10
 	// wakeBytes is for how many bytes of a longer read the system is asked to
 	// wait before it wakes the reader.
 	wakeBytes = 256 << 10
@@ -27,7 +24,7 @@ const (
 
 // socket reads and writes a TCP or unix socket by calls of its own, where
 // package net has none that would do: it reads into two places at once, takes
-// the descriptors that come along, and waits as its [Patience] says.
+// the descriptors that come along, and can be asked without waiting.
 //
 // It must do all the reading of a unix socket: a plain read of a byte that
 // carries descriptors drops them. One goroutine at a time may read, and one write.
@@ -35,8 +32,7 @@ type socket struct {
 	raw syscall.RawConn
 	fds *fdQueue // nil for TCP
 
-	spin, block atomic.Int64 // nanoseconds
-	lowWater    int          // what SO_RCVLOWAT is
+	lowWater int // what SO_RCVLOWAT is
 
 	in, out transfer
 
@@ -79,12 +75,6 @@ func newSource(nc net.Conn) (io.Reader, *fdQueue) {
 	s.in.attempt = s.receive
 	s.out.attempt = s.send
 	return s, s.fds
-}
-
-// setPatience implements [system].
-func (s *socket) setPatience(p Patience) {
-	s.spin.Store(int64(p.Spin))
-	s.block.Store(int64(p.Block))
 }
 
 // Read implements io.Reader.
@@ -134,11 +124,6 @@ func (s *socket) readv(p, spare []byte, sure int) (int, error) {
 // parks the goroutine until the socket is readable.
 func (s *socket) receive(fd uintptr) bool {
 	t := &s.in
-	spin, block := time.Duration(s.spin.Load()), time.Duration(s.block.Load())
-	if t.sure > spinReads {
-		spin = 0
-	}
-	var began time.Time
 	for {
 		t.header.Control = nil
 		t.header.SetControllen(0)
@@ -159,26 +144,10 @@ func (s *socket) receive(fd uintptr) bool {
 			t.errno = errno
 			return true
 		}
-		if spin > 0 {
-			now := time.Now()
-			if began.IsZero() {
-				began = now
-			}
-			if now.Sub(began) < spin {
-				// The peer may be waiting for this very core.
-				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
-				continue
-			}
-			spin = 0
-		}
 		if s.setLowWater(fd, min(t.sure, wakeBytes)) {
 			continue // what came before the change woke nobody
 		}
-		if block <= 0 {
-			return false
-		}
-		await(fd, unix.POLLIN, block)
-		block = 0
+		return false
 	}
 }
 
@@ -189,7 +158,7 @@ func (s *socket) setLowWater(fd uintptr, n int) bool {
 	if s.fds != nil { // unix sockets wake for any
 		return false
 	}
-	if n <= spinReads {
+	if n <= shortRead {
 		n = 1
 	}
 	if n == s.lowWater {
@@ -243,7 +212,6 @@ func (s *socket) writev(bufs [][]byte) error {
 // send is to writev what receive is to readv.
 func (s *socket) send(fd uintptr) bool {
 	t := &s.out
-	block := time.Duration(s.block.Load())
 	for {
 		n, _, errno := unix.Syscall(unix.SYS_SENDMSG, fd, uintptr(unsafe.Pointer(&t.header)), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		switch errno {
@@ -253,36 +221,21 @@ func (s *socket) send(fd uintptr) bool {
 		case unix.EINTR:
 			continue
 		case unix.EAGAIN:
+			return false
 		default:
 			t.errno = errno
 			return true
 		}
-		if block <= 0 {
-			return false
-		}
-		await(fd, unix.POLLOUT, block)
-		block = 0
 	}
 }
 
-// tryReceive calls recvmsg. A call that moves little is over before the
-// scheduler could be told of it.
+// tryReceive calls recvmsg.
 func tryReceive(fd uintptr, header *unix.Msghdr) (int, syscall.Errno) {
 	const flags = unix.MSG_CMSG_CLOEXEC | unix.MSG_DONTWAIT
-	if header.Iov.Len <= spinReads {
+	if header.Iov.Len <= shortRead {
 		n, _, errno := unix.RawSyscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(header)), flags)
 		return int(n), errno
 	}
 	n, _, errno := unix.Syscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(header)), flags)
 	return int(n), errno
-}
-
-// await waits in the system until the socket may be ready or the time is up.
-// To wake a thread that waits so takes less than to wake the runtime's poller
-// and through it a goroutine.
-func await(fd uintptr, events int16, d time.Duration) {
-	fds := [1]unix.PollFd{{Fd: int32(fd), Events: events}}
-	limit := unix.NsecToTimespec(int64(d))
-	// Neither result matters: the caller tries again.
-	_, _ = unix.Ppoll(fds[:], &limit, nil)
 }

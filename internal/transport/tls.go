@@ -255,12 +255,6 @@ func newWire(nc net.Conn) *wire {
 	return w
 }
 
-func (w *wire) setPatience(p Patience) {
-	if s, ok := w.src.(patienter); ok {
-		s.setPatience(p)
-	}
-}
-
 // Read implements io.Reader. It reads ahead, for records are asked for one by one.
 func (w *wire) Read(p []byte) (int, error) {
 	if len(w.in) == 0 {
