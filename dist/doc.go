@@ -78,11 +78,12 @@
 // # Reductions
 //
 // All ranks get the same bits. Ranks that share memory reduce in the order of
-// ranks: ((x0 + x1) + x2) + …. The ring between nodes reduces small data in
-// that order too, but large data in another: the share of rank i begins with
-// rank i+1 and goes round, so for more than two ranks its float sums differ
-// from shared memory's in the last bits. A reduce-scatter goes round the ring
-// on every transport.
+// ranks: ((x0 + x1) + x2) + …. So do the others as long as it costs little; for
+// large data between nodes, or many ranks, an algorithm with another order may
+// be chosen, and its float sums differ in the last bits. [WithDeterministic]
+// keeps to the order of ranks always, at a cost: the same bits on every
+// transport and topology. Elements of 16 bits are summed in float32. COHORT_DEBUG
+// prints what was chosen and why.
 //
 // # Failure
 //

@@ -68,6 +68,34 @@ func ExampleGroup_AllGatherList() {
 	// Output: float32[1] [0] float32[2] [1 1] float32[3] [2 2 2]
 }
 
+// Even and odd ranks talk among themselves while all have a sum under way.
+func ExampleGroup_Split() {
+	ctx := context.Background()
+	err := dist.Spawn(ctx, 4, func(ctx context.Context, g *dist.Group) error {
+		pair, err := g.Split(ctx, g.Rank()%2, g.Rank()) // ranks 0 and 2, ranks 1 and 3
+		if err != nil {
+			return err
+		}
+		x := tensor.Full(float64(g.Rank()), 2).To(tensor.BFloat16)
+		sum := g.AllReduceAsync(ctx, x, dist.Sum) // goes on while the pair talks
+		y := tensor.Full(float64(g.Rank()), 2)
+		if err := pair.AllReduce(ctx, y, dist.Avg); err != nil {
+			return err
+		}
+		if err := sum.Wait(ctx); err != nil {
+			return err
+		}
+		if g.Rank() == 3 {
+			fmt.Println(x, y)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+	}
+	// Output: bfloat16[2] [6 6] float32[2] [2 2]
+}
+
 // Tokens go to the ranks of their experts, of which each gets another number.
 func ExampleGroup_AllToAllSingle() {
 	err := dist.Spawn(context.Background(), 2, func(ctx context.Context, g *dist.Group) error {

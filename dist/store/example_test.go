@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // Rank 0 serves the store and uses it in memory; rank 1 connects. Each
@@ -17,17 +16,16 @@ import (
 func Example() {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	token := transport.NewToken() // a job has it from transport.TokenFromEnv
+	token := "5d8d1ad5c5a0c3f4f0b8e0d7c1f3a29e6f1f0b7e9a4d3c2b1a09f8e7d6c5b4a3" // from cohort token
 
-	port, err := transport.Listen("127.0.0.1:0", token)
+	server, err := store.Listen("127.0.0.1:0", token)
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer port.Close()
-	rank0 := store.NewMemory()
-	defer store.Serve(port, rank0).Close()
+	defer server.Close()
+	rank0 := server.Store()
 
-	rank1, err := store.Connect(ctx, port.Addr(), token)
+	rank1, err := store.Dial(ctx, server.Addr(), token)
 	if err != nil {
 		log.Fatal(err)
 	}

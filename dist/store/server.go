@@ -19,9 +19,10 @@ const keepOut = 4 << 10
 
 // Server offers a Memory to the members of the job.
 type Server struct {
-	port *transport.Port
-	mem  *Memory
-	last atomic.Uint64 // the client that was served last
+	port  *transport.Port
+	owned bool // ends with the server
+	mem   *Memory
+	last  atomic.Uint64 // the client that was served last
 
 	mu      sync.Mutex
 	conns   map[*transport.Conn]struct{}
@@ -30,7 +31,8 @@ type Server struct {
 	running sync.WaitGroup
 }
 
-// Serve offers mem on a port, until Close.
+// Serve offers mem on a port that has other uses, until Close; [Listen] makes a
+// port for the store alone.
 func Serve(port *transport.Port, mem *Memory) *Server {
 	s := &Server{port: port, mem: mem, conns: map[*transport.Conn]struct{}{}}
 	port.Handle(proto, s.serve)
@@ -59,7 +61,7 @@ func (s *Server) Linger(patience time.Duration) {
 }
 
 // Close withdraws the offer, closes all clients' connections and waits until
-// their goroutines have ended. The Memory and the port stay.
+// their goroutines have ended. The Memory stays, and a port that was given to [Serve].
 func (s *Server) Close() error {
 	s.port.Handle(proto, nil)
 	s.mu.Lock()
@@ -69,6 +71,9 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	s.running.Wait()
+	if s.owned {
+		return s.port.Close()
+	}
 	return nil
 }
 

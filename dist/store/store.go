@@ -6,11 +6,13 @@
 // A [Store] maps keys to values, both any bytes. Get and Wait wait for keys
 // that do not exist yet, which makes "publish my address, read yours" two
 // calls; MultiSet, MultiGet and Append do it for many keys in one round trip
-// each, and queues hand work out. [Memory] keeps the map in the process; [Serve] offers a Memory on a
-// [transport.Port], and [Connect] gives the other processes a Store that
-// speaks to it over one connection, on which any number of calls may be under
-// way. [OpenFile] gives processes that share a file system a [File], without
-// server and port. [Prefix] is a part of a store, so that users of one do not collide.
+// each, and queues hand work out. [Memory] keeps the map in the process. [Listen]
+// serves one over TCP, and [Dial] gives other processes a Store that speaks to it
+// over one connection, on which any number of calls may be under way; a group of
+// package dist has one already (Group.Store). [OpenFile] gives processes that
+// share a file system a [File], without server and port, and package etcd keeps a
+// store in an etcd cluster. [Prefix] is a part of a store, so that users of one do
+// not collide.
 //
 // Every operation is atomic, and the operations of all clients happen in one
 // order (the store is linearizable): one state machine behind all

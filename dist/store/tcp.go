@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// Listen serves a new store on a TCP address, host:port, where port 0 is any
+// that is free and no host is all interfaces. It ends with [Server.Close].
+//
+// Clients prove that they know the token: 64 hexadecimal digits, as `cohort
+// token` prints them. An empty token is that of the environment, COHORT_TOKEN or
+// COHORT_TOKEN_FILE. What is said is not encrypted on this port; ranks of a job
+// that asks for encryption use the job's own store.
+func Listen(addr, token string) (*Server, error) {
+	t, err := tokenOf(token)
+	if err != nil {
+		return nil, fmt.Errorf("store: listen on %s: %w", addr, err)
+	}
+	port, err := transport.Listen(addr, t)
+	if err != nil {
+		return nil, fmt.Errorf("store: listen on %s: %w", addr, err)
+	}
+	s := Serve(port, NewMemory())
+	s.owned = true
+	return s, nil
+}
+
+// Dial connects to a store that [Listen] serves, with the same token, waiting
+// for it to be there until ctx ends.
+func Dial(ctx context.Context, addr, token string) (*Client, error) {
+	t, err := tokenOf(token)
+	if err != nil {
+		return nil, fmt.Errorf("store: dial %s: %w", addr, err)
+	}
+	return Connect(ctx, addr, t)
+}
+
+func tokenOf(text string) (transport.Token, error) {
+	if text == "" {
+		return transport.TokenFromEnv()
+	}
+	return transport.ParseToken(text)
+}
+
+// Addr returns the address at which the store is served: host:port.
+func (s *Server) Addr() string { return s.port.Addr() }
+
+// Store returns the store that is served, for use in this process.
+func (s *Server) Store() Store { return s.mem }
