@@ -194,25 +194,43 @@ func checkSpan(t *testing.T, span string, known map[string]map[string]bool) stri
 	return ""
 }
 
-// TestDocumentExample: the program in the README is the one in examples.
-func TestDocumentExample(t *testing.T) {
-	var source, shown string
+// TestDocumentExamples: the README shows the program of examples/ddp whole,
+// and what else it shows is part of an example that the tests run.
+func TestDocumentExamples(t *testing.T) {
+	// dense leaves out how lines are indented, and comments at their ends.
+	dense := func(code string) string {
+		var b strings.Builder
+		for line := range strings.Lines(code) {
+			line, _, _ = strings.Cut(line, " // ")
+			b.WriteString(strings.TrimSpace(line) + "\n")
+		}
+		return b.String()
+	}
+	var program, examples string
+	var shown []string
 	for _, f := range all(t) {
-		switch f.path {
-		case "examples/ddp/main.go":
+		switch {
+		case f.path == "examples/ddp/main.go":
 			// The licence is not news to the README's reader.
-			_, source, _ = strings.Cut(string(f.text), "\n\n")
-		case "README.md":
+			_, program, _ = strings.Cut(string(f.text), "\n\n")
+		case filepath.Base(f.path) == "example_test.go":
+			examples += dense(string(f.text))
+		case f.path == "README.md":
 			blocks, _ := markdown(f)
 			for _, b := range blocks {
 				if b.lang == "go" {
-					shown = b.text
+					shown = append(shown, b.text)
 				}
 			}
 		}
 	}
-	if source == "" || shown != source {
-		t.Error("README.md does not show examples/ddp/main.go as it is: copy it into the block marked go, without the licence line")
+	if program == "" || !slices.Contains(shown, program) {
+		t.Error("README.md does not show examples/ddp/main.go as it is: copy it into a block marked go, without the licence line")
+	}
+	for _, code := range shown {
+		if code != program && !strings.Contains(examples, dense(code)) {
+			t.Errorf("README.md shows code that is in no example_test.go, so that nothing runs it:\n%s", code)
+		}
 	}
 }
 
