@@ -31,8 +31,8 @@ type Group struct {
 	backend     collective.Backend // nil for a group of one rank
 	unwatch     func()             // ends the news of deaths
 	abort       context.CancelCauseFunc
-	onClose     func() error
-	base        store.Store // of the group of all ranks: where the groups' stores are
+	onClose     func(pending bool) error // pending: with operations under way
+	base        store.Store              // of the group of all ranks: where the groups' stores are
 	store       store.Store
 	transport   string
 	reached     string // how other processes reach this one over TCP
@@ -152,7 +152,7 @@ func (g *Group) Close() error {
 			g.closeErr = err
 		}
 		if g.onClose != nil {
-			if err := g.onClose(); g.closeErr == nil {
+			if err := g.onClose(pending); g.closeErr == nil {
 				g.closeErr = err
 			}
 		}

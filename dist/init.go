@@ -147,7 +147,12 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	g := &Group{name: worldName, key: worldName, rank: m.rank, size: m.worldSize, node: m.me.Node, home: m,
 		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, algorithms: m.algorithms}
 	g.init()
-	g.onClose = func() error { return m.close(storePatience) }
+	g.onClose = func(pending bool) error {
+		if pending {
+			return m.close(0) // the job has failed, or is being stopped
+		}
+		return m.close(storePatience)
+	}
 	g.world = m.ranks()
 	for r, in := range m.all {
 		g.members = append(g.members, Member{Rank: r, Host: in.Host, PID: in.PID})
