@@ -88,15 +88,16 @@ func aloneGroup(o options) *Group {
 type meeting struct {
 	options
 	place
-	agent  *agentWatch
-	token  transport.Token
-	port   *transport.Port // rank 0: at MASTER_PORT
-	server *store.Server
-	client *store.Client
-	store  store.Store
-	fabric *native.Fabric
-	me     introduction
-	all    []introduction // by rank
+	agent   *agentWatch
+	token   transport.Token
+	port    *transport.Port // rank 0: at MASTER_PORT
+	server  *store.Server
+	client  *store.Client
+	store   store.Store
+	fabric  *native.Fabric
+	me      introduction
+	all     []introduction // by rank
+	encrypt transport.Encrypt
 	// choice is how others reach this process; empty if it has no TCP port.
 	choice transport.Choice
 }
@@ -107,6 +108,7 @@ type introduction struct {
 	PID       int    `json:"pid"`
 	Node      string `json:"node"`
 	Transport string `json:"transport"`
+	Encrypt   string `json:"encrypt"`
 	Agreed    uint64 `json:"agreed"`
 	Unix      string `json:"unix,omitempty"`
 }
@@ -119,11 +121,14 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	if m.token, err = transport.TokenFromEnv(); err != nil {
 		return nil, err
 	}
+	if m.encrypt, err = transport.EncryptFromEnv(); err != nil {
+		return nil, err
+	}
 	m.fabric = native.NewFabric(m.token)
 	if err := m.openStore(ctx); err != nil {
 		return nil, err
 	}
-	m.me = introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind, Agreed: agreed(m.algorithms)}
+	m.me = introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind, Encrypt: m.encrypt.String(), Agreed: agreed(m.algorithms)}
 	m.me.Host, _ = os.Hostname() // for messages only
 	if native.SharedMemory && (kind == "auto" || kind == "shm") || kind == "unix" {
 		port, err := transport.Listen("unix:", m.token)
@@ -140,6 +145,8 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 		switch {
 		case in.Transport != m.all[0].Transport:
 			return nil, fmt.Errorf("%s is %q on rank 0 and %q on rank %d: set it to the same on all", envvar.Transport, m.all[0].Transport, in.Transport, r)
+		case in.Encrypt != m.all[0].Encrypt:
+			return nil, fmt.Errorf("%s is %q on rank 0 and %q on rank %d: set it to the same on all", envvar.Encrypt, m.all[0].Encrypt, in.Encrypt, r)
 		case in.Agreed != m.all[0].Agreed:
 			return nil, fmt.Errorf("rank 0 and rank %d give different options to Init: WithDeterministic is for all or none", r)
 		}
@@ -204,15 +211,19 @@ func (m *meeting) numberNodes(world []int) []int {
 func (m *meeting) links(world []int) (collective.Topology, native.MeshOptions, string) {
 	node := m.numberNodes(world)
 	numNodes := slices.Max(node) + 1
-	links := native.MeshOptions{Node: node}
+	links := native.MeshOptions{Node: node, TLS: m.encrypt}
 	local, remote := "shm", "tcp"
+	if m.encrypt == transport.EncryptAll {
+		remote = "tls"
+	}
 	switch m.me.Transport { // as on all ranks
 	case "unix":
 		links.Local, local = native.LocalUnix, "unix"
 	case "tcp":
 		links.Local = native.LocalTCP
 	case "tls":
-		links.Local, links.TLS, remote = native.LocalTCP, true, "tls"
+		links.Local, links.LocalTLS, remote = native.LocalTCP, true, "tls"
+		links.TLS = transport.EncryptAll
 	}
 	for _, r := range world {
 		if m.all[r].Unix == "" {
@@ -220,7 +231,9 @@ func (m *meeting) links(world []int) (collective.Topology, native.MeshOptions, s
 		}
 	}
 	if links.Local == native.LocalTCP {
-		local = remote
+		if local = "tcp"; links.LocalTLS {
+			local = "tls"
+		}
 	}
 	switch {
 	case numNodes == 1: // ranks that talk over sockets all the same
@@ -364,7 +377,7 @@ func (m *meeting) openStore(ctx context.Context) error {
 	}
 	if m.rank != 0 {
 		var err error
-		if m.client, err = store.Connect(ctx, m.master, m.token); err != nil {
+		if m.client, err = store.Connect(ctx, m.master, m.token, m.encrypt); err != nil {
 			return fmt.Errorf("connect to rank 0, which listens at %s: %w", m.master, err)
 		}
 		m.store = m.client

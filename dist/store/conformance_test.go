@@ -27,7 +27,7 @@ func served(t *testing.T, addr string) (mem *store.Memory, connect func() *store
 	return mem, func() *store.Client {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
-		c, err := store.Connect(ctx, port.Addr(), token)
+		c, err := store.Connect(ctx, port.Addr(), token, transport.EncryptControl)
 		if err != nil {
 			t.Fatal(err)
 		}

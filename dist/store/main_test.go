@@ -73,7 +73,7 @@ func (h *host) client(t testing.TB) *Client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	c, err := Connect(ctx, h.port.Addr(), h.token)
+	c, err := Connect(ctx, h.port.Addr(), h.token, transport.EncryptControl)
 	if err != nil {
 		t.Fatal(err)
 	}

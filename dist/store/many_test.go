@@ -152,7 +152,7 @@ func TestTenThousandClients(t *testing.T) {
 		t.Logf("%s: %v for %d clients", what, time.Since(began).Round(time.Millisecond), num)
 	}
 	each("connect", 64, func(i int) (err error) {
-		clients[i], err = Connect(ctx, addr, token)
+		clients[i], err = Connect(ctx, addr, token, transport.EncryptControl)
 		return err
 	})
 	each("set", 64, func(i int) error { return clients[i].Set(ctx, strconv.Itoa(i), fmt.Append(nil, "value ", i)) })

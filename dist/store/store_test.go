@@ -314,7 +314,7 @@ func TestManyClients(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			c, err := Connect(ctx, h.port.Addr(), h.token)
+			c, err := Connect(ctx, h.port.Addr(), h.token, transport.EncryptControl)
 			if err != nil {
 				t.Error(err)
 				return
@@ -339,7 +339,7 @@ func TestConnectErrors(t *testing.T) {
 	h := newHost(t, "127.0.0.1:0")
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_, err := Connect(ctx, h.port.Addr(), transport.NewToken())
+	_, err := Connect(ctx, h.port.Addr(), transport.NewToken(), transport.EncryptControl)
 	var e *Error
 	if !errors.As(err, &e) || !errors.Is(err, transport.ErrRejected) || !strings.Contains(err.Error(), h.port.Addr()) {
 		t.Errorf("%v", err)

@@ -14,8 +14,7 @@ import (
 //
 // Clients prove that they know the token: 64 hexadecimal digits, as `cohort
 // token` prints them. An empty token is that of the environment, COHORT_TOKEN or
-// COHORT_TOKEN_FILE. What is said is not encrypted on this port; ranks of a job
-// that asks for encryption use the job's own store.
+// COHORT_TOKEN_FILE.
 func Listen(addr, token string) (*Server, error) {
 	t, err := tokenOf(token)
 	if err != nil {
@@ -31,13 +30,18 @@ func Listen(addr, token string) (*Server, error) {
 }
 
 // Dial connects to a store that [Listen] serves, with the same token, waiting
-// for it to be there until ctx ends.
+// for it to be there until ctx ends. Between hosts the connection is encrypted,
+// unless COHORT_ENCRYPT is none.
 func Dial(ctx context.Context, addr, token string) (*Client, error) {
 	t, err := tokenOf(token)
 	if err != nil {
 		return nil, fmt.Errorf("store: dial %s: %w", addr, err)
 	}
-	return Connect(ctx, addr, t)
+	policy, err := transport.EncryptFromEnv()
+	if err != nil {
+		return nil, fmt.Errorf("store: dial %s: %w", addr, err)
+	}
+	return Connect(ctx, addr, t, policy)
 }
 
 func tokenOf(text string) (transport.Token, error) {

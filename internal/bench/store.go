@@ -115,7 +115,7 @@ func Store(ctx context.Context, job store.Store, me int, o StoreOptions, emit fu
 		return err
 	}
 	b := &storeBench{StoreOptions: o, job: job, me: me, connect: func() (*store.Client, error) {
-		return store.Connect(ctx, string(addr), token)
+		return store.Connect(ctx, string(addr), token, transport.EncryptControl)
 	}}
 	for _, n := range o.Clients {
 		mine := n / o.Processes

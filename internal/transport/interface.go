@@ -68,6 +68,28 @@ func ChooseInterface(ctx context.Context, master string) (Choice, error) {
 	return c, nil
 }
 
+// LeavesHost reports whether what is sent to an address of a port leaves this
+// host, as far as the route to it tells; no packet is sent. An address to which
+// there is no way yet does.
+func LeavesHost(ctx context.Context, addr string) bool {
+	network, address, err := parseAddress(addr)
+	if err != nil || network == "unix" {
+		return err != nil
+	}
+	nc, err := new(net.Dialer).DialContext(ctx, "udp", address)
+	if err != nil {
+		return true
+	}
+	defer nc.Close()
+	// To one of its own addresses a host sends from that very address.
+	here, err := hostOf(nc.LocalAddr())
+	if err != nil {
+		return true
+	}
+	there, err := hostOf(nc.RemoteAddr())
+	return err != nil || here != there
+}
+
 // ReachableHost is ChooseInterface's address alone.
 func ReachableHost(ctx context.Context, master string) (string, error) {
 	c, err := ChooseInterface(ctx, master)

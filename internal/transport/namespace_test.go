@@ -66,6 +66,11 @@ func runNamespace() error {
 		p.Close()
 		fmt.Println(choice)
 	}
+	for addr, leaves := range map[string]bool{"10.98.0.1:29500": true, "10.99.0.1:29500": true, "10.99.0.3:29500": false, "127.0.0.1:29500": false, "unix:x": false, name + ":29500": true} {
+		if LeavesHost(ctx, addr) != leaves {
+			return fmt.Errorf("that what goes to %s leaves the host is %v, want %v", addr, !leaves, leaves)
+		}
+	}
 	os.Setenv(string(envvar.Interface), "eth9")
 	_, err = ChooseInterface(ctx, "10.98.0.1:29500")
 	fmt.Println(err)

@@ -28,7 +28,10 @@ const (
 type MeshOptions struct {
 	Node  []int     // by rank: the number of its node
 	Local LocalLink // between ranks of one node
-	TLS   bool      // encrypts what goes over TCP
+	// TLS says which connections between nodes are encrypted, LocalTLS whether
+	// those within a node are that go over TCP.
+	TLS      transport.Encrypt
+	LocalTLS bool
 }
 
 // Mesh is a rank of a group whose ranks do not all share memory. Any two ranks
@@ -48,7 +51,7 @@ type Mesh struct {
 	fabric *Fabric
 	end    *Endpoint
 	star   *star
-	routes []route // by rank: of connections to it
+	opts   MeshOptions
 
 	local   *Shm  // among the ranks of this node; nil if there is none
 	localOf []int // by rank: its number in local, or -1
@@ -97,7 +100,7 @@ type meshFault struct {
 func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions) (*Mesh, error) {
 	n := len(cfg.Members)
 	m := &Mesh{cfg: cfg, n: n, fabric: fabric, exec: executor{rank: cfg.Rank, numRanks: n},
-		routes: make([]route, n), localOf: make([]int, n), to: make([]*transport.Conn, n), from: make([]*transport.Conn, n), links: make([]int, n),
+		opts: opts, localOf: make([]int, n), to: make([]*transport.Conn, n), from: make([]*transport.Conn, n), links: make([]int, n),
 		conns: map[*transport.Conn]struct{}{}, outgoing: map[int]*transport.Conn{}, incoming: map[int]*transport.Conn{},
 		waiting: map[way]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
 	m.watch.mesh = m
@@ -107,11 +110,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 	var local []int
 	for r := range n {
 		m.localOf[r] = -1
-		if opts.TLS {
-			m.routes[r] = overTLS
-		}
-		if opts.Node[r] == opts.Node[cfg.Rank] && opts.Local != LocalTCP {
-			m.routes[r] = overUnix
+		if m.near(r) && opts.Local != LocalTCP {
 			local = append(local, r)
 		}
 	}
@@ -195,8 +194,23 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 	return nil
 }
 
+// near reports whether a rank is on this one's node.
+func (m *Mesh) near(rank int) bool { return m.opts.Node[rank] == m.opts.Node[m.cfg.Rank] }
+
+// route returns how a connection to a rank goes.
+func (m *Mesh) route(rank int, why purpose) route {
+	near := m.near(rank)
+	switch {
+	case near && m.opts.Local != LocalTCP:
+		return overUnix
+	case near && m.opts.LocalTLS || m.opts.TLS.TLS(near, why != forControl):
+		return overTLS
+	}
+	return overTCP
+}
+
 func (m *Mesh) dial(ctx context.Context, peer int, why purpose) (*transport.Conn, error) {
-	conn, err := m.fabric.dial(ctx, m.cfg.World[peer], m.routes[peer],
+	conn, err := m.fabric.dial(ctx, m.cfg.World[peer], m.route(peer, why),
 		hello{purpose: why, rank: m.cfg.Rank, number: m.cfg.Agreed, group: m.cfg.Key})
 	if err != nil {
 		return nil, fmt.Errorf("dist: group %q: connect to %v: %w", m.cfg.Group, m.cfg.Members[peer], err)
