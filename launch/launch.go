@@ -46,7 +46,7 @@ import (
 
 // maxRanksPerCore bounds what counts as a number of ranks and not as a slip of
 // the keyboard.
-const maxRanksPerCore = 64
+const maxRanksPerCore = 128
 
 // Config is what to run. Program (or Module) and NumRanks have to be set; the
 // zero value of every other field is its default.
