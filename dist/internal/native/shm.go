@@ -266,11 +266,8 @@ func (s *Shm) spread(rank int, kind uint32, text string) {
 	if s.endWhole != nil {
 		s.endWhole()
 	}
-	if s.seg.setFault(rank, kind, text) {
-		s.wakeAll()
-		if s.onFault != nil {
-			s.onFault(rank, kind, text)
-		}
+	if s.record(rank, kind, text) && s.onFault != nil {
+		s.onFault(rank, kind, text)
 	}
 }
 
@@ -279,11 +276,19 @@ func (s *Shm) Report(rank int, kind uint32, text string) {
 	if s.endWhole != nil {
 		defer s.endWhole()
 	}
+	s.record(rank, kind, text)
+}
+
+// record writes a fault down, unless there is one or the memory has been given
+// back, and wakes who sleeps.
+func (s *Shm) record(rank int, kind uint32, text string) bool {
 	s.gate.RLock()
 	defer s.gate.RUnlock()
-	if !s.detached && s.seg != nil && s.seg.setFault(rank, kind, text) {
-		s.wakeAll()
+	if s.detached || s.seg == nil || !s.seg.setFault(rank, kind, text) {
+		return false
 	}
+	s.wakeAll()
+	return true
 }
 
 // Died tells the group that a rank's process has ended.

@@ -154,3 +154,15 @@ func TestFetchFromTheDead(t *testing.T) {
 		t.Errorf("fetch ended with %v, the deadline with %v", err, ctx.Err())
 	}
 }
+
+// TestFailAfterClose: a rank may fail, or hear of a death, when it has given
+// the memory of its group back.
+func TestFailAfterClose(t *testing.T) {
+	for _, r := range shmPlanners(t, 2) {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		r.Backend.(*Shm).Died(1)
+		r.Fail(errors.New("too late"))
+	}
+}
