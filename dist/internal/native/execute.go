@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -201,9 +202,20 @@ func (s *steps) atOnce() error {
 	progress := make(chan struct{}, len(s.p.Recvs)) // a token for each receive
 	sent := make(chan error, 1)
 	stop := make(chan struct{})
-	go func() { sent <- s.sendAll(progress, stop) }()
+	var broken atomic.Pointer[failure] // why the sender gave up
+	go func() {
+		err := s.sendAll(progress, stop)
+		if err != nil {
+			broken.Store(&failure{err})
+			_ = s.link.fail(err) // ends the receiver's wait
+		}
+		sent <- err
+	}()
 	for i := range s.p.Recvs {
 		if err := s.recv(&s.p.Recvs[i]); err != nil {
+			if f := broken.Load(); f != nil {
+				err = f.err
+			}
 			close(stop)
 			_ = s.link.fail(err) // ends the sender's wait
 			<-sent

@@ -194,3 +194,48 @@ func TestPlansThatCannotRun(t *testing.T) {
 		}
 	}
 }
+
+// brokenWay is a link on which nothing can be sent, and nothing comes.
+type brokenWay struct {
+	link
+	failed context.Context
+	fails  context.CancelFunc
+}
+
+var errWay = errors.New("no way to send")
+
+func (brokenWay) prepare(context.Context, *collective.Call, *collective.Plan) (release func(), fits bool, err error) {
+	return func() {}, false, nil
+}
+
+func (brokenWay) sendPiece(context.Context, *collective.Call, int, []byte) error { return errWay }
+
+func (l brokenWay) recvPiece(ctx context.Context, _ *collective.Call, _, _ int, _ []byte, _ collective.Reducer) error {
+	select {
+	case <-l.failed.Done():
+		return errors.New("the group has failed")
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (l brokenWay) fail(err error) error {
+	l.fails()
+	return err
+}
+
+// TestSendThatFailsEndsTheCall: a rank that cannot send does not wait for what
+// will not come.
+func TestSendThatFailsEndsTheCall(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var l brokenWay
+	l.failed, l.fails = context.WithCancel(t.Context())
+	const count = 10
+	p := exchange(2, 0, count, count)
+	data := make([]int64, 2*count)
+	c := collective.Call{Op: 100, DType: collective.Int64, Count: count, Seq: 1}
+	if err := (&executor{numRanks: 2}).run(ctx, l, &c, &p, bytesOf(data), bytesOf(data)); !errors.Is(err, errWay) {
+		t.Errorf("the call ended with %v, want %v", err, errWay)
+	}
+}
