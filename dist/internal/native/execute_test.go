@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -237,5 +238,51 @@ func TestSendThatFailsEndsTheCall(t *testing.T) {
 	c := collective.Call{Op: 100, DType: collective.Int64, Count: count, Seq: 1}
 	if err := (&executor{numRanks: 2}).run(ctx, l, &c, &p, bytesOf(data), bytesOf(data)); !errors.Is(err, errWay) {
 		t.Errorf("the call ended with %v, want %v", err, errWay)
+	}
+}
+
+// TestPipeWrapsAround sends across the overflow of a pipe's counters to a rank
+// that is late.
+func TestPipeWrapsAround(t *testing.T) {
+	const pieces = 4 * numSlots
+	first := ^uint32(0) - 1
+	ranks := testRanks(2, GoRanksOptions{})
+	c := collective.Call{Op: 100, DType: collective.Int64, Count: 1, Seq: 1}
+	var pipes [2]*pipe
+	for r, s := range ranks {
+		p, err := s.pipes.get(t.Context(), &c, pipeKey{1 - r, r == 0, pipeCollectives})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.count, pipes[r] = first, p
+	}
+	block := pipes[0].block
+	block.sent.value.Store(first)
+	block.taken.value.Store(first)
+	sent := make(chan error, 1)
+	go func() {
+		for i := range pieces {
+			if err := ranks[0].sendPiece(t.Context(), &c, 1, bytesOf([]int64{int64(i)})); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- nil
+	}()
+	// All that there is room for, and no more, is sent before any is received.
+	for full := first + numSlots; block.taken.sleepers.Load() == 0 && int32(block.sent.value.Load()-full) <= 0; {
+		runtime.Gosched()
+	}
+	for i := range pieces {
+		got := []int64{-1}
+		if err := ranks[1].recvPiece(t.Context(), &c, 0, 0, bytesOf(got), nil); err != nil {
+			t.Fatal(err)
+		}
+		if got[0] != int64(i) {
+			t.Errorf("piece %d came where %d was due", got[0], i)
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
 	}
 }

@@ -146,9 +146,8 @@ func (s *Shm) sendPiece(ctx context.Context, c *collective.Call, to int, data []
 
 // emptySlot waits for the next slot of a pipe to a peer to be empty.
 func (s *Shm) emptySlot(ctx context.Context, c *collective.Call, p *pipe, peer int) (slot uint32, err error) {
-	if p.count >= numSlots {
-		err = s.await(ctx, c, peer, &p.block.taken, p.count-numSlots+1)
-	}
+	// Of the first slots this asks for less than none, which taken has reached.
+	err = s.await(ctx, c, peer, &p.block.taken, p.count-numSlots+1)
 	return p.count % numSlots, err
 }
 
