@@ -236,12 +236,13 @@ func (r *reader) bytes() []byte { return r.take(r.uvarint()) }
 
 func (r *reader) keys() []string {
 	n := r.uvarint()
-	// Each key takes a byte at least, so a count beyond the bytes is a lie.
-	if n > uint64(len(r.rest)) {
+	// Each key takes a byte at least, so a count beyond the bytes is a lie; and
+	// a key of one byte takes twenty times as much memory.
+	if n > MaxKeys || n > uint64(len(r.rest)) {
 		r.bad, r.rest = true, nil
 		return nil
 	}
-	keys := make([]string, 0, min(n, MaxKeys))
+	keys := make([]string, 0, n)
 	for range n {
 		keys = append(keys, string(r.bytes()))
 		if r.bad {
@@ -253,11 +254,11 @@ func (r *reader) keys() []string {
 
 // values reads n values, none of them nil.
 func (r *reader) values(n uint64) [][]byte {
-	if n > uint64(len(r.rest)) {
+	if n > MaxKeys || n > uint64(len(r.rest)) {
 		r.bad, r.rest = true, nil
 		return nil
 	}
-	values := make([][]byte, 0, min(n, MaxKeys))
+	values := make([][]byte, 0, n)
 	for range n {
 		v := r.bytes()
 		if r.bad {

@@ -5,6 +5,7 @@ package store
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"reflect"
 	"testing"
 	"time"
@@ -66,6 +67,24 @@ func TestRepliesSurviveTheWire(t *testing.T) {
 		id, got, err := parseReply(byte(r.status), append(head, tail...))
 		if err != nil || id != 7 || !reflect.DeepEqual(got, r) {
 			t.Errorf("sent %+v, got %+v, %v", r, got, err)
+		}
+	}
+}
+
+// TestNumbersThatLie: a message cannot say that it has more keys or values than
+// any call may have, however many bytes it brings along.
+func TestNumbersThatLie(t *testing.T) {
+	const n = MaxKeys + 1
+	b := append(binary.AppendUvarint(make([]byte, idSize), n), make([]byte, 2*n)...)
+	for _, op := range []opcode{opWait, opMultiGet, opMultiSet} {
+		if _, q, err := parseRequest(byte(op), b); err == nil {
+			t.Errorf("a %v of %d keys parsed", op, len(q.keys))
+		}
+	}
+	for _, content := range []byte{contentMissing, contentValues} {
+		reply := append(append(make([]byte, idSize), content), b[idSize:len(b)-n]...)
+		if _, r, err := parseReply(byte(statusOK), reply); err == nil {
+			t.Errorf("a reply with %d keys and %d values parsed", len(r.missing), len(r.values))
 		}
 	}
 }
