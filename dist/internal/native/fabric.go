@@ -131,7 +131,7 @@ func (f *Fabric) handle(conn *transport.Conn) {
 	keep := false
 	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
 	if h, err := takeHello(conn); err == nil {
-		e, err := f.endpoint(h.group)
+		e, err := f.endpoint(conn, h.group)
 		if err != nil {
 			refuse(conn, err)
 		} else {
@@ -152,10 +152,12 @@ func refuse(conn *transport.Conn, err error) {
 	_ = conn.WriteFrame(frameRefused, []byte(err.Error()))
 }
 
-// endpoint returns a group's endpoint, waiting until there is one.
-func (f *Fabric) endpoint(group string) (*Endpoint, error) {
+// endpoint returns the endpoint of the group that a connection is for, waiting
+// until there is one or the peer has gone.
+func (f *Fabric) endpoint(conn *transport.Conn, group string) (*Endpoint, error) {
 	limit := time.NewTimer(parkLimit)
 	defer limit.Stop()
+	var gone <-chan struct{}
 	for {
 		f.mu.Lock()
 		if e := f.ends[group]; e != nil {
@@ -176,19 +178,50 @@ func (f *Fabric) endpoint(group string) (*Endpoint, error) {
 			f.parked[group] = made
 		}
 		f.mu.Unlock()
+		if gone == nil {
+			var release func()
+			gone, release = watchEnd(conn)
+			defer release()
+		}
 		select {
 		case <-made:
 		case <-f.done:
 			return nil, errors.New("this rank has left the job")
+		case <-gone:
+			f.unpark(group, made)
+			return nil, errors.New("the peer has ended the connection")
 		case <-limit.C:
-			f.mu.Lock()
-			if f.parked[group] == made && f.ends[group] == nil {
-				delete(f.parked, group)
-				close(made) // the others that wait make it anew
-			}
-			f.mu.Unlock()
+			f.unpark(group, made)
 			return nil, fmt.Errorf("this rank has not made the group within %v", parkLimit)
 		}
+	}
+}
+
+// unpark ends the wait for a group; the others that wait for it begin anew.
+func (f *Fabric) unpark(group string, made chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.parked[group] == made && f.ends[group] == nil {
+		delete(f.parked, group)
+		close(made)
+	}
+}
+
+// watchEnd returns a channel that is closed when the peer ends a connection
+// before it has said more, until release is called. The connection's read
+// deadline has then passed.
+func watchEnd(conn *transport.Conn) (gone <-chan struct{}, release func()) {
+	_ = conn.SetReadDeadline(time.Time{})
+	ended, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		if _, err := conn.Begun(); err != nil {
+			close(ended)
+		}
+	}()
+	return ended, func() {
+		_ = conn.SetReadDeadline(time.Unix(1, 0))
+		<-done
 	}
 }
 

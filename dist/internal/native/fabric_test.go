@@ -128,3 +128,34 @@ func TestHelloFlood(t *testing.T) {
 		c.Close()
 	}
 }
+
+// TestHelloOfTheDead: a connection that waits for a group gives its place up
+// when its peer has gone.
+func TestHelloOfTheDead(t *testing.T) {
+	at, from := newTestFabric(t)
+	awaitOpen := func(want int) {
+		for open := -1; open != want; time.Sleep(time.Millisecond) {
+			at.mu.Lock()
+			open = len(at.open)
+			at.mu.Unlock()
+		}
+	}
+	var conns []*transport.Conn
+	for range parkedAtLeast {
+		conn, err := from.dial(t.Context(), 0, overTCP, hello{group: "nobody's"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	awaitOpen(parkedAtLeast)
+	for _, c := range conns {
+		c.Close()
+	}
+	awaitOpen(0)
+	at.mu.Lock()
+	defer at.mu.Unlock()
+	if len(at.parked) > 0 {
+		t.Errorf("%d groups are waited for by nobody", len(at.parked))
+	}
+}
