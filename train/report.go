@@ -33,7 +33,7 @@ type Start struct {
 	Ranks, Threads  int
 	Transport       string
 	Interface       string // at which the other ranks reach this one; "" if by none
-	FirstStep       int // steps done before
+	FirstStep       int    // steps done before
 	Steps           int
 	Resumed         string // the checkpoint, "" for a new run
 }
