@@ -236,10 +236,13 @@ func (s *segment) beside(rank int, seq uint64) []byte {
 	return s.data[at : at+s.eager : at+s.eager]
 }
 
-// slot returns the staging slot of a round.
-func (s *segment) slot(rank, round int) []byte {
-	at := round % numSlots * slotSize
-	return s.slots[rank]()[at : at+slotSize : at+slotSize]
+// slot returns the staging slot of a round of a call, which has size bytes. Calls
+// go round the whole memory: what was used long ago lies in the shared cache,
+// from which it is had twice as fast as from another core's own.
+func (s *segment) slot(rank int, seq uint64, round, size int) []byte {
+	all := s.slots[rank]()
+	at := int((seq*numSlots+uint64(round))%uint64(len(all)/size)) * size
+	return all[at : at+size : at+size]
 }
 
 // table returns the bounds of a rank's parts in a call, in elements: part r is

@@ -99,6 +99,8 @@ func (m *move) offer(rec *record) error {
 	if puts(c, m.me) && !m.scaled && c.Op != collective.OpAllReduce {
 		if rec.in, ok = m.s.space.lend(m.me, c, &m.inData, false); ok {
 			rec.ways |= inLent
+		} else {
+			rec.in.offset = uint64(stageUnit(m.longest(), m.unitLimit()))
 		}
 	}
 	// The others write to what reductions and all-gathers result in.
@@ -292,7 +294,7 @@ func (m *move) exchange() error {
 			case here:
 				copy(m.out[dst.Lo:dst.Hi], data)
 			case !pushed:
-				take = max(take, m.numRounds(dst.Len()))
+				take = max(take, numRounds(dst.Len(), m.unit(p)))
 			}
 		}
 	}

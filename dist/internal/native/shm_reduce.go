@@ -30,7 +30,7 @@ func (m *move) into(dst []byte) [][]byte { return append(m.s.scratch.dsts[:0], d
 
 // reduceScatter reduces this rank's part of everybody's data.
 func (m *move) reduceScatter() error {
-	srcs, take := m.s.scratch.srcs, 0
+	srcs, take, unit := m.s.scratch.srcs, 0, m.unit(m.me)
 	for i := range m.s.n {
 		p := m.s.after(i)
 		src, dst, err := m.from(p)
@@ -43,7 +43,7 @@ func (m *move) reduceScatter() error {
 		}
 		srcs[p] = data
 		if !here {
-			take = m.numRounds(dst.Len())
+			take = numRounds(dst.Len(), unit)
 		}
 	}
 	if take == 0 {
@@ -57,7 +57,7 @@ func (m *move) reduceScatter() error {
 
 // reduceRound reduces a round of this rank's part.
 func (m *move) reduceRound(k int) error {
-	at := m.piece(len(m.out), k)
+	at := piece(len(m.out), m.unit(m.me), k)
 	srcs := m.s.scratch.srcCuts
 	for p, data := range m.s.scratch.srcs {
 		if data != nil {
@@ -158,7 +158,8 @@ func (m *move) reduceInPlace() error {
 func (m *move) reduceStaged() error {
 	s, c, me := m.s, m.c, m.me
 	takes := gets(c, me)
-	total := m.numRounds(len(m.in))
+	unit := stageUnit(len(m.in), m.unitLimit())
+	total := numRounds(len(m.in), unit)
 	for i := range total + 2 {
 		if k := i; k < total { // A
 			if k >= numSlots {
@@ -166,8 +167,8 @@ func (m *move) reduceStaged() error {
 					return err
 				}
 			}
-			at := m.piece(len(m.in), k)
-			slot, own, mine := s.seg.slot(me, k), m.in[at.Lo:at.Hi], m.share(at.Len(), me)
+			at := piece(len(m.in), unit, k)
+			slot, own, mine := s.seg.slot(me, c.Seq, k, unit), m.in[at.Lo:at.Hi], m.share(at.Len(), me)
 			if m.scaled {
 				m.fill(slot, own)
 			} else {
@@ -180,11 +181,11 @@ func (m *move) reduceStaged() error {
 			if err := s.awaitAll(m.ctx, c, readyFlag, uint32(k+1)); err != nil {
 				return err
 			}
-			at := m.piece(len(m.in), k)
+			at := piece(len(m.in), unit, k)
 			mine := m.share(at.Len(), me)
 			srcs := s.scratch.srcs
 			for r := range s.n {
-				srcs[r] = s.seg.slot(r, k)[:at.Len()]
+				srcs[r] = s.seg.slot(r, c.Seq, k, unit)[:at.Len()]
 			}
 			dsts := m.into(srcs[me])
 			if !m.scaled {
@@ -200,11 +201,11 @@ func (m *move) reduceStaged() error {
 			if err := s.awaitAll(m.ctx, c, reducedFlag, uint32(k+1)); err != nil {
 				return err
 			}
-			at := m.piece(len(m.in), k)
+			at := piece(len(m.in), unit, k)
 			for j := 1; j < s.n; j++ {
 				r := s.after(j)
 				theirs := m.share(at.Len(), r)
-				copy(m.out[at.Lo+theirs.Lo:at.Lo+theirs.Hi], s.seg.slot(r, k)[theirs.Lo:theirs.Hi])
+				copy(m.out[at.Lo+theirs.Lo:at.Lo+theirs.Hi], s.seg.slot(r, c.Seq, k, unit)[theirs.Lo:theirs.Hi])
 			}
 			s.post(c, doneFlag, uint32(k+1))
 		}

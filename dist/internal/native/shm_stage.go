@@ -13,38 +13,77 @@ import "github.com/cohort-ml/cohort/dist/internal/collective"
 // A rank puts round i+1 before it takes round i, so that it seldom waits for
 // one that is a little late.
 
-// unit returns how many bytes of what a rank has for another fit a slot.
-func (m *move) unit() int {
+const (
+	// numUnits is in how many rounds a little data passes: taking what has been
+	// put goes on beside the putting of the rest.
+	numUnits = 4
+	// leastUnit is below which a round costs more than it hides.
+	leastUnit = 16 << 10
+)
+
+// stageUnit returns how many of size bytes pass in a round, of at most limit.
+func stageUnit(size, limit int) int {
+	return min(limit, max(leastUnit, (size/numUnits+pageSize-1)&^(pageSize-1)))
+}
+
+// unitLimit returns the most that a rank has in a slot for another.
+func (m *move) unitLimit() int {
 	if deals(m.c.Op) {
 		return slotSize / m.s.n &^ (cacheLine - 1)
 	}
 	return slotSize
 }
 
-// numRounds returns in how many rounds size bytes for one rank pass.
-func (m *move) numRounds(size int) int { return (size + m.unit() - 1) / m.unit() }
+// longest returns the bytes of the longest part that this rank puts in.
+func (m *move) longest() int {
+	if !deals(m.c.Op) {
+		return len(m.in)
+	}
+	longest := 0
+	for r := range m.s.n {
+		if r != m.me || m.c.Op == collective.OpReduceScatter {
+			longest = max(longest, m.cut(m.put, r).Len())
+		}
+	}
+	return longest
+}
+
+// unit returns how much of what a rank has for another it puts into a slot. All
+// know that of a reduce-scatter; else the rank says so in the place of where it
+// would have lent its data.
+func (m *move) unit(rank int) int {
+	if m.c.Op == collective.OpReduceScatter {
+		return stageUnit(m.longest(), m.unitLimit())
+	}
+	unit, limit := m.s.call(rank, m.c.Seq).record.in.offset, m.unitLimit()
+	if unit == 0 || unit > uint64(limit) || unit%cacheLine != 0 {
+		return limit // it lies: any data are as good
+	}
+	return int(unit)
+}
+
+// slotSize returns the bytes of a slot with a unit for each who gets one.
+func (m *move) slotSize(unit int) int {
+	if deals(m.c.Op) {
+		return m.s.n * unit
+	}
+	return unit
+}
+
+// numRounds returns in how many rounds size bytes pass.
+func numRounds(size, unit int) int { return (size + unit - 1) / unit }
 
 // piece returns the bytes of round k out of size.
-func (m *move) piece(size, k int) collective.Range {
-	unit := m.unit()
+func piece(size, unit, k int) collective.Range {
 	return collective.Range{Lo: min(k*unit, size), Hi: min((k+1)*unit, size)}
 }
 
 // putRounds returns in how many rounds this rank's data pass through its slots.
 func (m *move) putRounds() int {
-	switch {
-	case !puts(m.c, m.me) || m.ways(m.me)&(inBeside|inLent) != 0:
+	if !puts(m.c, m.me) || m.ways(m.me)&(inBeside|inLent) != 0 {
 		return 0
-	case !deals(m.c.Op):
-		return m.numRounds(len(m.in))
 	}
-	longest := 0
-	for r := range m.s.n {
-		if r != m.me || m.scaled {
-			longest = max(longest, m.cut(m.put, r).Len())
-		}
-	}
-	return m.numRounds(longest)
+	return numRounds(m.longest(), m.unit(m.me))
 }
 
 // pass puts and takes the given numbers of rounds.
@@ -67,11 +106,11 @@ func (m *move) pass(put, take int) error {
 
 // putRound copies a piece of this rank's data into a slot.
 func (m *move) putRound(k int) error {
-	s, c := m.s, m.c
+	s, c, unit := m.s, m.c, m.unit(m.me)
 	if before := k - numSlots; before >= 0 {
 		for i := 1; i < s.n; i++ {
 			p := s.after(i)
-			if !gets(c, p) || deals(c.Op) && m.piece(m.cut(m.put, p).Len(), before).Len() == 0 {
+			if !gets(c, p) || deals(c.Op) && piece(m.cut(m.put, p).Len(), unit, before).Len() == 0 {
 				continue // takes nothing from that slot
 			}
 			if err := s.awaitFlag(m.ctx, c, p, doneFlag, uint32(before+1)); err != nil {
@@ -79,17 +118,17 @@ func (m *move) putRound(k int) error {
 			}
 		}
 	}
-	slot := s.seg.slot(m.me, k)
+	slot := s.seg.slot(m.me, c.Seq, k, m.slotSize(unit))
 	if deals(c.Op) {
 		for r := range s.n {
 			if r != m.me || m.scaled {
 				part := m.cut(m.put, r)
-				at := m.piece(part.Len(), k)
-				m.fill(slot[r*m.unit():], m.in[part.Lo+at.Lo:part.Lo+at.Hi])
+				at := piece(part.Len(), unit, k)
+				m.fill(slot[r*unit:], m.in[part.Lo+at.Lo:part.Lo+at.Hi])
 			}
 		}
 	} else {
-		at := m.piece(len(m.in), k)
+		at := piece(len(m.in), unit, k)
 		m.fill(slot, m.in[at.Lo:at.Hi])
 	}
 	s.post(c, readyFlag, uint32(k+1))
@@ -104,11 +143,11 @@ func (m *move) inSlot(rank, k, size int) ([]byte, error) {
 			return nil, err
 		}
 	}
-	at := 0
+	unit, at := m.unit(rank), 0
 	if deals(m.c.Op) {
-		at = m.me * m.unit()
+		at = m.me * unit
 	}
-	return m.s.seg.slot(rank, k)[at:][:size:size], nil
+	return m.s.seg.slot(rank, m.c.Seq, k, m.slotSize(unit))[at:][:size:size], nil
 }
 
 // takeRound takes a round of what comes through slots.
@@ -125,7 +164,7 @@ func (m *move) takeRound(k int) error {
 		if err != nil {
 			return err
 		}
-		at := m.piece(dst.Len(), k)
+		at := piece(dst.Len(), m.unit(p), k)
 		if at.Len() == 0 {
 			continue
 		}
