@@ -36,7 +36,9 @@ const verdictPatience = 10 * time.Second
 // (PyTorch's monitored_barrier, with wait_all_ranks=True, but that the answer
 // does not hang on rank 0.)
 func (g *Group) MonitoredBarrier(ctx context.Context) error {
-	r := g.newRequest(ctx, collective.OpBarrier)
+	// A rank whose time is up already has come all the same: were it not counted,
+	// it would be one barrier behind the others from then on.
+	r := g.newRequest(context.WithoutCancel(ctx), collective.OpBarrier)
 	_, _, err := g.start(r)
 	if err != nil {
 		r.release()

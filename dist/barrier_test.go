@@ -82,6 +82,34 @@ func TestMonitoredBarrierInVirtualTime(t *testing.T) {
 	})
 }
 
+// TestMonitoredBarrierAfterItsTime has one rank come with a context that has
+// ended, as it does where all have one deadline: it too learns who was late, and
+// the next barrier is the same one for all.
+func TestMonitoredBarrierAfterItsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		err := Spawn(t.Context(), 3, func(ctx context.Context, g *Group) error {
+			short, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			if g.Rank() == 2 {
+				time.Sleep(2 * time.Minute)
+			}
+			if err := g.MonitoredBarrier(short); !isMissing(err, 2) {
+				return fmt.Errorf("rank %d: got %v, want a time-out that misses rank 2", g.Rank(), err)
+			}
+			for i := range 3 {
+				err := g.MonitoredBarrier(ctx)
+				if seq := g.monitored.Load(); err != nil || seq != uint64(i+2) {
+					return fmt.Errorf("rank %d has come to %d barriers, want %d: %v", g.Rank(), seq, i+2, err)
+				}
+			}
+			return nil
+		}, WithTimeout(time.Hour))
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestMonitoredBarrierEndsWithTheGroup closes a group under a barrier that
 // would last for half an hour.
 func TestMonitoredBarrierEndsWithTheGroup(t *testing.T) {
