@@ -283,6 +283,20 @@ func TestLaterCallsFailAtOnce(t *testing.T) {
 	})
 }
 
+func TestRankThatEndsItsGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		err := Spawn(t.Context(), 3, func(ctx context.Context, g *Group) error {
+			if g.Rank() == 1 {
+				runtime.Goexit()
+			}
+			return g.Barrier(ctx)
+		})
+		if err == nil || !strings.HasPrefix(err.Error(), "rank 1: its goroutine was ended") {
+			t.Errorf("got %v, want that rank 1 has ended its goroutine", err)
+		}
+	})
+}
+
 func TestClosedGroup(t *testing.T) {
 	for _, n := range []int{1, 2} {
 		err := Spawn(t.Context(), n, func(ctx context.Context, g *Group) error {

@@ -24,8 +24,9 @@ const maxSpawn = 1 << 14
 // several devices in one process. The group is closed when main returns.
 //
 // The first rank that fails gives the error: the others' errors, which name
-// that rank, only follow from it. A panic in main is an error of its rank. The
-// options are [WithTimeout] and [WithDeterministic].
+// that rank, only follow from it. A panic in main is an error of its rank, and so
+// is the end of main's goroutine, as by a test's FailNow. The options are
+// [WithTimeout] and [WithDeterministic].
 func Spawn(ctx context.Context, n int, main func(ctx context.Context, g *Group) error, opts ...Option) error {
 	return spawn(ctx, n, native.GoRanksOptions{}, main, opts)
 }
@@ -49,18 +50,21 @@ func spawn(ctx context.Context, n int, how native.GoRanksOptions, main func(cont
 	var first error
 	for _, g := range groups {
 		wg.Go(func() {
-			err := runRank(ctx, g, main)
-			if err == nil {
+			err := errGoexit // unless main returns
+			defer func() {
+				if err == nil {
+					_ = g.Close()
+					return
+				}
+				g.fail(err)
 				_ = g.Close()
-				return
-			}
-			g.fail(err)
-			_ = g.Close()
-			mu.Lock()
-			defer mu.Unlock()
-			if first == nil || isConsequence(first) && !isConsequence(err) {
-				first = fmt.Errorf("rank %d: %w", g.rank, err)
-			}
+				mu.Lock()
+				defer mu.Unlock()
+				if first == nil || isConsequence(first) && !isConsequence(err) {
+					first = fmt.Errorf("rank %d: %w", g.rank, err)
+				}
+			}()
+			err = runRank(ctx, g, main)
 		})
 	}
 	wg.Wait()
@@ -103,6 +107,8 @@ func (h goHome) open(_ context.Context, g *Group, cfg native.Config) (collective
 	}
 	return s, "goroutines", nil
 }
+
+var errGoexit = errors.New("its goroutine was ended (by runtime.Goexit, or FailNow of a test): return an error instead")
 
 // runRank calls main and makes an error of a panic.
 func runRank(ctx context.Context, g *Group, main func(context.Context, *Group) error) (err error) {
