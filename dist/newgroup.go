@@ -45,12 +45,10 @@ type home interface {
 // The options are [WithName], [WithTimeout] and [WithDeterministic]; what is
 // not given is as in g.
 func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {
-	o := options{forGroup: true, timeout: g.timeout, algorithms: g.algorithms}
 	err := g.checkMembers(ranks)
-	for _, opt := range opts {
-		if err == nil {
-			err = opt(&o)
-		}
+	var o options
+	if err == nil {
+		o, err = g.groupOptions(opts)
 	}
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -80,6 +78,9 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 // collective of g. A rank whose color is negative becomes member of no group
 // and gets nil.
 func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Group, error) {
+	if _, err := g.groupOptions(opts); err != nil { // before the others count on this rank
+		return nil, fmt.Errorf("dist: split of group %q on rank %d: %w", g.name, g.rank, err)
+	}
 	all, err := g.gatherNumbers(ctx, int64(max(color, -1)), int64(key))
 	if err != nil {
 		return nil, err
@@ -95,6 +96,17 @@ func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Gro
 	}
 	slices.SortStableFunc(ranks, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
 	return g.NewGroup(ctx, ranks, opts...)
+}
+
+// groupOptions are those of a group to be made.
+func (g *Group) groupOptions(opts []Option) (options, error) {
+	o := options{forGroup: true, timeout: g.timeout, algorithms: g.algorithms}
+	for _, opt := range opts {
+		if err := opt(&o); err != nil {
+			return options{}, err
+		}
+	}
+	return o, nil
 }
 
 // checkMembers returns what is wrong with the ranks of a group to be made.

@@ -195,6 +195,11 @@ func TestNewGroupArguments(t *testing.T) {
 					return fmt.Errorf("an option gave %v, want %q", err, want)
 				}
 			}
+			limit, stop := context.WithTimeout(ctx, 10*time.Second)
+			defer stop()
+			if _, err := g.Split(limit, 0, 0, WithTimeout(0)); err == nil || !strings.Contains(err.Error(), "split of group \"world\" on rank 1: a time limit of 0s") {
+				return fmt.Errorf("an option of Split gave %v", err)
+			}
 			over, cancel := context.WithCancel(ctx)
 			cancel()
 			if _, err := g.NewGroup(over, []int{0, 1}); !errors.Is(err, context.Canceled) {
