@@ -166,6 +166,54 @@ func TestTimeoutNamesTheMissing(t *testing.T) {
 	})
 }
 
+// TestContextOfAQueuedCall: the context of a call that has not had its turn ends
+// its wait too, and with it the group.
+func TestContextOfAQueuedCall(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	sum := func(ctx context.Context, g *Group) *Work { return g.AllReduceAsync(ctx, tensor.Zeros(3), Sum) }
+	now := func(err error) *Work { return failedWork(err) }
+	for name, calls := range map[string][2]func(ctx context.Context, g *Group) *Work{
+		"started": {sum, sum},
+		"called":  {sum, func(ctx context.Context, g *Group) *Work { return now(g.AllReduce(ctx, tensor.Zeros(3), Sum)) }},
+		"messages": {
+			func(ctx context.Context, g *Group) *Work { return g.RecvAsync(ctx, tensor.Zeros(3), 1) },
+			func(ctx context.Context, g *Group) *Work { return now(g.Recv(ctx, tensor.Zeros(3), 1)) },
+		},
+		"from any": {
+			func(ctx context.Context, g *Group) *Work { return g.RecvAnyAsync(ctx, tensor.Zeros(3)) },
+			func(ctx context.Context, g *Group) *Work { return now(g.Recv(ctx, tensor.Zeros(3), 1)) },
+		},
+	} {
+		for _, tr := range transports {
+			t.Run(name+"/"+tr.name, func(t *testing.T) {
+				over := make(chan struct{})
+				err := tr.run(t.Context(), 2, func(ctx context.Context, g *Group) error {
+					if g.Rank() == 1 {
+						<-over
+						return nil
+					}
+					defer close(over)
+					first := calls[0](ctx, g)
+					limit, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+					defer cancel()
+					err := calls[1](limit, g).Wait(ctx)
+					var late *TimeoutError
+					if !errors.As(err, &late) || len(late.Missing) != 0 || !errors.Is(err, context.DeadlineExceeded) {
+						return fmt.Errorf("the call behind another gave %v, want a time-out of its own", err)
+					}
+					if err := first.Wait(ctx); err == nil || !strings.Contains(err.Error(), "waiting for its turn") {
+						return fmt.Errorf("the call before gave %v", err)
+					}
+					return nil
+				}, WithTimeout(5*time.Second))
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
 func TestRankThatLeaves(t *testing.T) {
 	for name, call := range map[string]func(ctx context.Context, g *Group) error{
 		"collective": func(ctx context.Context, g *Group) error { return g.Barrier(ctx) },

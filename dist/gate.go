@@ -31,6 +31,7 @@ func (q *receiveGate) admit(r *request) bool {
 // hold makes a receive that was not admitted wait.
 func (q *receiveGate) hold(r *request) *Work {
 	w := newWork(r)
+	w.bound()
 	q.waiting = append(q.waiting, w)
 	return w
 }

@@ -338,6 +338,7 @@ func (g *Group) do(r *request) error {
 	r.call.Seq = l.seq
 	if l.busy {
 		w := newWork(r)
+		w.bound()
 		l.queue = append(l.queue, w)
 		l.mu.Unlock()
 		<-w.done

@@ -18,6 +18,9 @@ type Work struct {
 	req  *request // nil for the work of several requests
 	src  int      // valid when done is closed
 
+	unbound func() bool    // ends what bound began; nil where nothing was
+	late    sync.WaitGroup // until the end of the wait for a turn has been told
+
 	whole *Work // of which this is a part, or nil
 	mu    sync.Mutex
 	parts int // that have not ended, of a whole
@@ -70,6 +73,9 @@ func failedWork(err error) *Work {
 func (w *Work) run() {
 	r := w.req
 	w.req = nil
+	if w.unbound != nil && !w.unbound() {
+		w.late.Wait() // the group must not be closed meanwhile
+	}
 	err := r.g.perform(r)
 	if r.call.Op == collective.OpRecv && err == nil {
 		w.src = r.call.Root
@@ -78,6 +84,20 @@ func (w *Work) run() {
 		r.release()
 	}
 	w.end(err)
+}
+
+// bound has the end of the request's context end the wait for its turn, which
+// fails the group: what is under way may take as long as the group's limit.
+func (w *Work) bound() {
+	g, ctx, op, seq := w.req.g, w.req.ctx, w.req.call.Op, w.req.call.Seq
+	if w.unbound != nil || g.backend == nil || ctx.Done() == nil {
+		return
+	}
+	w.late.Add(1)
+	w.unbound = context.AfterFunc(ctx, func() {
+		defer w.late.Done()
+		g.backend.Fail(&TimeoutError{Group: g.name, Op: op.String(), Seq: seq, Cause: context.Cause(ctx)})
+	})
 }
 
 func (w *Work) end(err error) {
@@ -126,10 +146,12 @@ func (l *lane) add(w *Work) {
 	l.seq++
 	w.req.call.Seq = l.seq
 	l.queue = append(l.queue, w)
-	if !l.busy {
-		l.busy = true
-		go l.drain()
+	if l.busy {
+		w.bound()
+		return
 	}
+	l.busy = true
+	go l.drain()
 }
 
 // release ends a call that ran on its caller's goroutine.

@@ -81,7 +81,7 @@ type TimeoutError struct {
 	Group   string
 	Op      string
 	Seq     uint64
-	Missing []Member // the ranks that were waited for
+	Missing []Member // the ranks that were waited for; none if it had not begun
 	// Cause is the context's error, or context.DeadlineExceeded for the
 	// group's own time limit.
 	Cause error
@@ -97,6 +97,9 @@ func (e *TimeoutError) Error() string {
 		b.WriteString("timed out")
 	}
 	b.WriteString(" waiting for ")
+	if len(e.Missing) == 0 {
+		b.WriteString("its turn, after what was called before it")
+	}
 	for i, m := range e.Missing {
 		if i > 0 {
 			b.WriteString(", ")
