@@ -78,12 +78,20 @@
 // # Reductions
 //
 // All ranks get the same bits. Ranks that share memory reduce in the order of
-// ranks: ((x0 + x1) + x2) + …. So do the others as long as it costs little; for
-// large data between nodes, or many ranks, an algorithm with another order may
-// be chosen, and its float sums differ in the last bits. [WithDeterministic]
-// keeps to the order of ranks always, at a cost: the same bits on every
-// transport and topology. Elements of 16 bits are summed in float32. COHORT_DEBUG
-// prints what was chosen and why.
+// ranks: ((x0 + x1) + x2) + …. So do others where all contributions meet on one
+// rank, as those of small data among few ranks do; elsewhere the order depends on
+// the size of the data and on who is where, and float sums differ in the last
+// bits from those of ranks that share memory. [WithDeterministic] makes it the
+// order of ranks everywhere. COHORT_DEBUG tells what is chosen, and why.
+//
+// float16 and bfloat16 are summed in float32 and rounded once where all ranks
+// share memory, under [WithDeterministic], and in groups of up to 16 ranks that
+// are all on one node or all on nodes of their own; elsewhere sums are rounded on
+// the way too. [Min] and [Max] of floats are NaN if one element is. Integers wrap
+// around. [Avg] of integers is their (wrapped) sum divided by the number of ranks,
+// cut off towards zero. Of bool, [Sum] and [Max] are "or", [Product] and [Min]
+// "and"; it has no [Avg]. [BAnd], [BOr] and [BXor] are of integers and bool,
+// [PremulSum] is of floats. What has no meaning is a [ReduceError].
 //
 // # Failure
 //
@@ -93,7 +101,9 @@
 // more use. Contexts and the group's time limit end a wait with a
 // [TimeoutError] that names the missing ranks; this too fails the group, for
 // nobody knows how far the others have come. Errors about arguments come back
-// before anything is sent and leave the group as it was.
+// before anything is sent and leave the group as it was, and so does the error of
+// a call whose context has ended before: it was not begun, and the rank's next
+// call takes its place.
 //
 // # Concurrency
 //

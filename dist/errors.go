@@ -34,14 +34,15 @@ var (
 // ReduceOp is how a reduction makes one element of the ranks' elements.
 type ReduceOp = collective.ReduceOp
 
-// The reductions.
+// The reductions. Package dist's section Reductions says what they mean by the
+// type of the elements.
 const (
 	Sum     = collective.Sum
 	Product = collective.Product
 	Min     = collective.Min
 	Max     = collective.Max
-	Avg     = collective.Avg
-	BAnd    = collective.BAnd
+	Avg     = collective.Avg  // the sum divided by the number of ranks
+	BAnd    = collective.BAnd // bit by bit
 	BOr     = collective.BOr
 	BXor    = collective.BXor
 )

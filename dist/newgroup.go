@@ -36,7 +36,9 @@ type home interface {
 // the same ranks and options, and nobody else does; it returns when all of
 // them have. Members that make several groups of the same ranks make them in
 // the same order. ctx bounds the forming of the group only; without a deadline
-// of its own, [DefaultInitTimeout] does.
+// of its own, [DefaultInitTimeout] does. To try again after an error that not all
+// members have had, give a new name by [WithName]: who had come to the first
+// group would wait for a second one of that name, the others for the first.
 //
 // The new group is independent of g: both may have operations under way, and
 // the failure of one does not end the other, but for the death of a process,
