@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -271,6 +272,55 @@ func TestGroupWithoutMember(t *testing.T) {
 		}
 		return g.Barrier(ctx)
 	})
+}
+
+// TestLateToAGroup: who comes when the others have given up is told at once, and
+// what they had is given back.
+func TestLateToAGroup(t *testing.T) {
+	const num = 200
+	err := Spawn(t.Context(), 2, func(ctx context.Context, g *Group) error {
+		if g.Rank() == 1 {
+			if err := g.Barrier(ctx); err != nil {
+				return err
+			}
+			for range num {
+				var left *RankError
+				if _, err := g.NewGroup(ctx, []int{0, 1}); !errors.As(err, &left) || left.Rank != 0 || !errors.Is(err, ErrLeft) {
+					return fmt.Errorf("a group that rank 0 has left gave %v", err)
+				}
+			}
+			return nil
+		}
+		var before, now runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		for range num {
+			limit, cancel := context.WithCancel(ctx)
+			var giveUp sync.WaitGroup
+			giveUp.Go(func() {
+				for len(g.offspring()) == 0 { // it has not begun
+					runtime.Gosched()
+				}
+				cancel()
+			})
+			_, err := g.NewGroup(limit, []int{0, 1})
+			giveUp.Wait()
+			if err == nil {
+				return errors.New("a group was made by one of two")
+			}
+		}
+		for range 3 { // pools outlive two
+			runtime.GC()
+		}
+		runtime.ReadMemStats(&now)
+		if grown := int64(now.HeapAlloc) - int64(before.HeapAlloc); grown > num*8<<10 {
+			return fmt.Errorf("%d groups that nobody came to hold %d bytes", num, grown)
+		}
+		return g.Barrier(ctx)
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // TestGroupOptionsDiffer: members must agree on what they make.

@@ -62,8 +62,10 @@ type GoMeetings struct {
 
 type goMeeting struct {
 	agreed uint64
-	ranks  []*Shm // nil for those that have come
+	ranks  []*Shm // nil for those that have come; none when nobody is there any more
 	left   int
+	there  int // how many have come and not closed the group
+	gone   int // who closed it last
 }
 
 // NewGoMeetings returns meetings that make groups with the given options.
@@ -80,19 +82,42 @@ func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
 		g = &goMeeting{agreed: cfg.Agreed, ranks: NewGoRanks(cfg, m.opts), left: len(cfg.Members)}
 		m.begun[cfg.Key] = g
 	}
+	if g.ranks == nil {
+		// The others have come, waited in vain and left.
+		if g.left--; g.left == 0 {
+			delete(m.begun, cfg.Key)
+		}
+		return nil, cfg.faultError(nil, g.gone, kindLeft, "")
+	}
 	if cfg.Rank >= len(g.ranks) || g.ranks[cfg.Rank] == nil {
 		return nil, fmt.Errorf("rank %d has joined group %q before", cfg.Rank, cfg.Group)
 	}
 	s := g.ranks[cfg.Rank]
 	g.ranks[cfg.Rank] = nil
+	g.there++
+	s.onClose = func() error {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		g.leave(cfg.Rank)
+		return nil
+	}
 	if g.left--; g.left == 0 {
 		delete(m.begun, cfg.Key)
 	}
 	if g.agreed != cfg.Agreed {
+		g.leave(cfg.Rank)
 		return nil, s.fail(fmt.Errorf("rank %d has made group %q with other options than the first to come", cfg.Rank, cfg.Group))
 	}
 	s.cfg.Timeout = cfg.Timeout // its own affair
 	return s, nil
+}
+
+// leave counts out a rank that has come. What a group that never was complete
+// has of memory goes with the last one.
+func (g *goMeeting) leave(rank int) {
+	if g.there--; g.there == 0 {
+		g.ranks, g.gone = nil, rank
+	}
 }
 
 // goWorld is what goroutine ranks have in common beside the segment.
