@@ -354,7 +354,7 @@ func TestClosedGroup(t *testing.T) {
 			if err := g.Close(); err != nil {
 				return fmt.Errorf("second close: %w", err)
 			}
-			if err := g.Barrier(ctx); !errors.Is(err, ErrClosed) {
+			if err := g.Barrier(ctx); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), fmt.Sprintf("on rank %d", g.Rank())) {
 				return fmt.Errorf("a call on a closed group: %v", err)
 			}
 			return nil

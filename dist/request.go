@@ -234,12 +234,12 @@ func (g *Group) runAsync(r *request) *Work {
 // it takes; none for a receive that the gate holds back or that takes from any.
 func (g *Group) start(r *request) (l *lane, held *Work, err error) {
 	if err := r.ctx.Err(); err != nil {
-		return nil, nil, fmt.Errorf("dist: %v of group %q was not begun: %w", r.call, g.name, context.Cause(r.ctx))
+		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, context.Cause(r.ctx))
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return nil, nil, fmt.Errorf("dist: %v of group %q: %w", r.call, g.name, ErrClosed)
+		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d: %w", r.call, g.name, g.rank, ErrClosed)
 	}
 	g.running++
 	for _, h := range r.held {
@@ -293,7 +293,7 @@ func (g *Group) perform(r *request) error {
 	defer g.ended(r, fromAny)
 	staged, err := r.stage()
 	if err != nil {
-		err = fmt.Errorf("dist: %v of group %q: %w", r.call, g.name, err)
+		err = fmt.Errorf("dist: %v of group %q on rank %d: %w", r.call, g.name, g.rank, err)
 		if g.backend != nil {
 			g.backend.Fail(err) // the others count on this rank
 		}
