@@ -7,10 +7,12 @@ import "github.com/cohort-ml/cohort/dist/internal/collective"
 // Errors of operations, to be found with [errors.As].
 type (
 	// RankError says that an operation cannot complete because of another
-	// rank: it died, left, or gave up.
+	// rank: it died, left, fell silent, or gave up.
 	RankError = collective.RankError
 	// MismatchError says that two ranks called different things.
 	MismatchError = collective.MismatchError
+	// RankCall is what one rank called, and where.
+	RankCall = collective.RankCall
 	// TimeoutError says that an operation did not complete in time, and
 	// which ranks it was waiting for.
 	TimeoutError = collective.TimeoutError
@@ -29,6 +31,9 @@ var (
 	ErrLeft = collective.ErrLeft
 	// ErrDied is the cause when another rank's process has ended.
 	ErrDied = collective.ErrDied
+	// ErrSilent is the cause when nothing was heard of another rank for the
+	// silence limit.
+	ErrSilent = collective.ErrSilent
 )
 
 // ReduceOp is how a reduction makes one element of the ranks' elements.

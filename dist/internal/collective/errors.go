@@ -19,6 +19,13 @@ var ErrLeft = errors.New("left the group")
 // ErrDied is the cause in a [RankError] about a rank whose process ended.
 var ErrDied = errors.New("process ended")
 
+// ErrSilent is the cause in a [RankError] about a rank of which nothing was
+// heard for the silence limit, though nothing says that its process has ended.
+// Who wraps it says for how long, and what else is known:
+//
+//	fmt.Errorf("%w for %v; its process is stopped", ErrSilent, limit)
+var ErrSilent = errors.New("nothing was heard of it")
+
 // RankError says that an operation cannot complete because of another rank.
 type RankError struct {
 	Rank  int    // the rank at fault
@@ -27,10 +34,13 @@ type RankError struct {
 	Group string
 	Op    string // the operation that failed here, "" if none was under way
 	Seq   uint64 // its number in the group, 0 if none was under way
+	// Site is where this rank called it, "path/file.go:88 pkg.Func", "" if not
+	// known.
+	Site string
 	// Signal is the name of the signal that ended the process, when the
 	// launcher has told: "killed" for SIGKILL.
 	Signal string
-	// Cause is [ErrDied], [ErrLeft], or an error with what the rank itself
+	// Cause is [ErrDied], [ErrLeft], [ErrSilent], or an error with what the rank itself
 	// said before it gave up.
 	Cause error
 }
@@ -38,7 +48,7 @@ type RankError struct {
 func (e *RankError) Error() string {
 	var b strings.Builder
 	b.WriteString("dist: ")
-	writeWhere(&b, e.Op, e.Seq, e.Group)
+	writeWhere(&b, e.Op, e.Seq, e.Group, e.Site)
 	b.WriteString(Member{Rank: e.Rank, Host: e.Host, PID: e.PID}.String())
 	switch {
 	case e.Signal != "":
@@ -47,6 +57,8 @@ func (e *RankError) Error() string {
 		fmt.Fprintf(&b, " died: %v", e.Cause)
 	case errors.Is(e.Cause, ErrLeft):
 		b.WriteString(" has left the group")
+	case errors.Is(e.Cause, ErrSilent):
+		fmt.Fprintf(&b, " is silent: %v", e.Cause)
 	default:
 		fmt.Fprintf(&b, " failed: %v", e.Cause)
 	}
@@ -59,6 +71,14 @@ func (e *RankError) Unwrap() error { return e.Cause }
 type RankCall struct {
 	Rank int
 	Call Call
+	Site string // where, "path/file.go:88 pkg.Func", "" if not known
+}
+
+func (c RankCall) String() string {
+	if c.Site == "" {
+		return fmt.Sprintf("rank %d %v", c.Rank, c.Call)
+	}
+	return fmt.Sprintf("rank %d %v at %s", c.Rank, c.Call, c.Site)
 }
 
 // MismatchError says that two ranks called different things in one sequence
@@ -71,8 +91,8 @@ type MismatchError struct {
 }
 
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("dist: group %q, call %d: ranks called different things: rank %d %v; rank %d %v",
-		e.Group, e.Seq, e.Here.Rank, e.Here.Call, e.There.Rank, e.There.Call)
+	return fmt.Sprintf("dist: group %q, call %d: ranks called different things: %v; %v",
+		e.Group, e.Seq, e.Here, e.There)
 }
 
 // TimeoutError says that an operation did not complete in time and which
@@ -81,6 +101,7 @@ type TimeoutError struct {
 	Group   string
 	Op      string
 	Seq     uint64
+	Site    string   // where this rank called it, as in a [RankError]
 	Missing []Member // the ranks that were waited for; none if it had not begun
 	// Cause is the context's error, or context.DeadlineExceeded for the
 	// group's own time limit.
@@ -90,7 +111,7 @@ type TimeoutError struct {
 func (e *TimeoutError) Error() string {
 	var b strings.Builder
 	b.WriteString("dist: ")
-	writeWhere(&b, e.Op, e.Seq, e.Group)
+	writeWhere(&b, e.Op, e.Seq, e.Group, e.Site)
 	if errors.Is(e.Cause, context.Canceled) {
 		b.WriteString("cancelled")
 	} else {
@@ -121,10 +142,25 @@ func (e *TimeoutError) Unwrap() error { return e.Cause }
 // Timeout reports true: it satisfies net.Error's idea of a time-out.
 func (e *TimeoutError) Timeout() bool { return !errors.Is(e.Cause, context.Canceled) }
 
-func writeWhere(b *strings.Builder, op string, seq uint64, group string) {
-	if op != "" {
-		fmt.Fprintf(b, "%s %d of group %q: ", op, seq, group)
-	} else {
+func writeWhere(b *strings.Builder, op string, seq uint64, group, site string) {
+	if op == "" {
 		fmt.Fprintf(b, "group %q: ", group)
+		return
 	}
+	fmt.Fprintf(b, "%s %d of group %q", op, seq, group)
+	if line := siteLine(site); line != "" {
+		fmt.Fprintf(b, " (%s)", line)
+	}
+	b.WriteString(": ")
+}
+
+// siteLine returns file and line of a site without the file's folder:
+// "file.go:88". Folders may have spaces, and names of functions slashes.
+func siteLine(site string) string {
+	line := site
+	if file, rest, ok := strings.Cut(site, ".go:"); ok {
+		number, _, _ := strings.Cut(rest, " ")
+		line = file + ".go:" + number
+	}
+	return line[strings.LastIndexByte(line, '/')+1:]
 }

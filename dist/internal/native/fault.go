@@ -39,6 +39,11 @@ type Config struct {
 	// Obituary returns what is known of how a rank's process ended. It may
 	// wait a moment for the news. May be nil.
 	Obituary func(rank int) Obituary
+	// Site returns where this rank's program made a call, given by operation
+	// and number (of messages by peer too): "path/file.go:88 pkg.Func", or ""
+	// if that is not known any more. It is asked when something has gone wrong.
+	// May be nil.
+	Site func(c collective.Call) string
 }
 
 // Obituary is how a process ended, from the agent that launched it.

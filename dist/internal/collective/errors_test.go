@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+)
+
+// TestErrorTexts holds the words of errors that people read at night: who, in
+// which operation, called from where.
+func TestErrorTexts(t *testing.T) {
+	const site = "example.org/app/train.go:88 main.train"
+	sum := Call{Op: OpAllReduce, Reduce: Sum, DType: Float32, Count: 4, Seq: 42}
+	barrier := Call{Op: OpBarrier, Seq: 42}
+	for _, tc := range []struct {
+		err  error
+		want string
+	}{
+		{&RankError{Rank: 3, Host: "h", PID: 4711, Group: "world", Op: "all_reduce", Seq: 42, Site: site,
+			Cause: fmt.Errorf("%w for 3s; its process is stopped", ErrSilent)},
+			`dist: all_reduce 42 of group "world" (train.go:88): rank 3 (host h, pid 4711) is silent: nothing was heard of it for 3s; its process is stopped`},
+		{&RankError{Rank: 3, Group: "world", Op: "all_reduce", Seq: 42, Site: site, Signal: "killed", Cause: ErrDied},
+			`dist: all_reduce 42 of group "world" (train.go:88): rank 3 died: signal killed`},
+		{&RankError{Rank: 3, Group: "world", Op: "all_reduce", Seq: 42, Cause: ErrLeft},
+			`dist: all_reduce 42 of group "world": rank 3 has left the group`},
+		{&RankError{Rank: 3, Group: "world", Site: site, Cause: ErrLeft}, // none under way
+			`dist: group "world": rank 3 has left the group`},
+		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Site: "/my work/train.go:90 example.org/app.main", Missing: []Member{{Rank: 1}}, Cause: context.DeadlineExceeded},
+			`dist: barrier 7 of group "world" (train.go:90): timed out waiting for rank 1`},
+		{&MismatchError{Group: "world", Seq: 42, Here: RankCall{Rank: 0, Call: sum, Site: site}, There: RankCall{Rank: 1, Call: barrier, Site: "app/eval.go:12 main.eval"}},
+			`dist: group "world", call 42: ranks called different things: rank 0 all_reduce sum of 4 float32 at example.org/app/train.go:88 main.train; rank 1 barrier at app/eval.go:12 main.eval`},
+		{&MismatchError{Group: "world", Seq: 42, Here: RankCall{Rank: 0, Call: sum}, There: RankCall{Rank: 1, Call: barrier}},
+			`dist: group "world", call 42: ranks called different things: rank 0 all_reduce sum of 4 float32; rank 1 barrier`},
+	} {
+		if got := tc.err.Error(); got != tc.want {
+			t.Errorf("the text is\n\t%s\nwant\n\t%s", got, tc.want)
+		}
+	}
+	if err := error(&RankError{Cause: fmt.Errorf("%w for 3s", ErrSilent)}); !errors.Is(err, ErrSilent) {
+		t.Error("the cause of a silent rank's error is not ErrSilent")
+	}
+}
