@@ -306,6 +306,10 @@ func (s *Shm) AwaitAny(ctx context.Context, c collective.Call) (src int, err err
 			return src, nil
 		}
 		if err := s.troubleWithAll(ctx, &c, start); err != nil {
+			// Between the two looks a rank may have sent, and left.
+			if src, ok := s.anyMessage(); ok && errors.Is(err, collective.ErrLeft) {
+				return src, nil
+			}
 			return 0, s.fail(err)
 		}
 		s.park.sleep(ctx, bell, seen, heard, s.cfg.Timeout-time.Since(start))
