@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix
+
+package transport
+
+import (
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// socketOf returns the socket below a connection, nil if it has none.
+func (c *Conn) socketOf() syscall.RawConn {
+	nc := c.nc
+	if link, ok := nc.(*tlsLink); ok {
+		nc = link.wire.Conn
+	}
+	switch nc := nc.(type) {
+	case *net.TCPConn:
+		raw, _ := nc.SyscallConn()
+		return raw
+	case *net.UnixConn:
+		raw, _ := nc.SyscallConn()
+		return raw
+	}
+	return nil
+}
+
+// Pending reports whether something has come, bytes or the stream's end, that
+// nobody has read yet: a reader may be slow to get a processor. Any goroutine
+// may ask. Connections without a socket never have.
+func (c *Conn) Pending() bool {
+	raw := c.socketOf()
+	if raw == nil {
+		return false
+	}
+	pending := false
+	_ = raw.Control(func(fd uintptr) {
+		var b [1]byte
+		for {
+			_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+			if err != unix.EINTR {
+				pending = err != unix.EAGAIN
+				return
+			}
+		}
+	})
+	return pending
+}
