@@ -33,10 +33,20 @@ type agentWatch struct {
 	watchers map[*watcher]struct{}
 }
 
+// error returns the error of a group about a member that has died or fallen
+// silent.
+func (d *death) error(group string, m Member, how func() native.Obituary) *RankError {
+	if d.silent != "" {
+		return native.SilenceError(group, m, d.silent)
+	}
+	return native.DeathError(group, m, how())
+}
+
 // death is what is known of a process that has ended.
 type death struct {
 	native.Obituary
-	who Member
+	who    Member
+	silent string // for one that has not ended but fallen silent: what is known
 }
 
 // watcher is told of deaths.
@@ -72,7 +82,7 @@ func (w *agentWatch) listen() {
 			}
 			continue
 		}
-		d := death{native.Obituary{Known: true, Signal: e.Signal, Code: e.Code}, Member{Rank: e.Rank, Host: e.Host, PID: e.PID}}
+		d := death{Obituary: native.Obituary{Known: true, Signal: e.Signal, Code: e.Code}, who: Member{Rank: e.Rank, Host: e.Host, PID: e.PID}}
 		w.mu.Lock()
 		w.dead[e.Rank] = d
 		close(w.news)
@@ -91,6 +101,12 @@ func (w *agentWatch) died(rank int) {
 	}
 	w.mu.Unlock()
 	w.spread(rank, d)
+}
+
+// fellSilent takes the news of a rank that has fallen silent. It is told to the
+// groups there are: those that are made later find out for themselves.
+func (w *agentWatch) fellSilent(who Member, text string) {
+	w.spread(who.Rank, death{who: who, silent: text})
 }
 
 // spread tells of a death all that watch and have not heard of it.
@@ -130,10 +146,10 @@ func (w *agentWatch) watchAll(tell func(rank int, d death)) (stop func()) {
 }
 
 // watch calls tell for every death of a member of a group, with its rank there.
-func (w *agentWatch) watch(world []int, tell func(rank int)) (stop func()) {
-	return w.watchAll(func(rank int, _ death) {
+func (w *agentWatch) watch(world []int, tell func(rank int, d death)) (stop func()) {
+	return w.watchAll(func(rank int, d death) {
 		if i := slices.Index(world, rank); i >= 0 {
-			tell(i)
+			tell(i, d)
 		}
 	})
 }

@@ -27,6 +27,8 @@ type Group struct {
 	home        home     // nil if the job is one rank
 	parent      *Group   // nil for the group of all ranks
 	timeout     time.Duration
+	silence     time.Duration // 0: nobody is taken for silent
+	progress    progress
 	algorithms  collective.Options
 	backend     collective.Backend // nil for a group of one rank
 	unwatch     func()             // ends the news of deaths

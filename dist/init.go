@@ -34,7 +34,10 @@ import (
 // ranks of several nodes over TCP, at the address of the interface that
 // [Group.Interface] names. ctx bounds the forming of the group only.
 func Init(ctx context.Context, opts ...Option) (*Group, error) {
-	o := options{timeout: DefaultTimeout}
+	o := options{timeout: DefaultTimeout, silence: DefaultSilence}
+	if err := o.silenceFromEnv(); err != nil {
+		return nil, fmt.Errorf("dist: init: %w", err)
+	}
 	for _, opt := range opts {
 		if err := opt(&o); err != nil {
 			return nil, fmt.Errorf("dist: init: %w", err)
@@ -60,7 +63,9 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
 	m := &meeting{options: o, place: pl, agent: watch}
-	stop := watch.watchAll(func(rank int, d death) { cancel(native.DeathError(worldName, d.who, d.Obituary)) })
+	stop := watch.watchAll(func(rank int, d death) {
+		cancel(d.error(worldName, d.who, func() native.Obituary { return d.Obituary }))
+	})
 	g, err := m.form(ctx)
 	stop()
 	if err != nil {
@@ -78,7 +83,7 @@ func aloneGroup(o options) *Group {
 	host, _ := os.Hostname() // for messages only
 	node, mem := nodeID(o.node), store.NewMemory()
 	g := &Group{name: worldName, key: worldName, size: 1, localSize: 1, node: node, nodes: []string{node}, world: []int{0}, transport: "none",
-		members: []Member{{Host: host, PID: os.Getpid()}}, base: mem, store: store.Prefix(mem, "user/"), timeout: o.timeout, algorithms: o.algorithms}
+		members: []Member{{Host: host, PID: os.Getpid()}}, base: mem, store: store.Prefix(mem, "user/"), timeout: o.timeout, silence: o.silence, algorithms: o.algorithms}
 	g.init()
 	return g
 }
@@ -128,7 +133,7 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	if err := m.openStore(ctx); err != nil {
 		return nil, err
 	}
-	m.me = introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind, Encrypt: m.encrypt.String(), Agreed: agreed(m.algorithms)}
+	m.me = introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind, Encrypt: m.encrypt.String(), Agreed: agreed(m.algorithms, m.silence)}
 	m.me.Host, _ = os.Hostname() // for messages only
 	if native.SharedMemory && (kind == "auto" || kind == "shm") || kind == "unix" {
 		port, err := transport.Listen("unix:", m.token)
@@ -148,11 +153,11 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 		case in.Encrypt != m.all[0].Encrypt:
 			return nil, fmt.Errorf("%s is %q on rank 0 and %q on rank %d: set it to the same on all", envvar.Encrypt, m.all[0].Encrypt, in.Encrypt, r)
 		case in.Agreed != m.all[0].Agreed:
-			return nil, fmt.Errorf("rank 0 and rank %d give different options to Init: WithDeterministic is for all or none", r)
+			return nil, fmt.Errorf("rank 0 and rank %d give different options to Init: WithDeterministic is for all or none, and WithSilence (%s) the same on all", r, envvar.Silence)
 		}
 	}
 	g := &Group{name: worldName, key: worldName, rank: m.rank, size: m.worldSize, node: m.me.Node, home: m,
-		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, algorithms: m.algorithms}
+		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, silence: m.silence, algorithms: m.algorithms}
 	g.init()
 	g.onClose = func(pending bool) error {
 		if pending {
@@ -337,14 +342,20 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 		}
 	}
 	cfg.Deaths = func(rank int) { m.agent.died(cfg.World[rank]) }
+	cfg.Silences = func(rank int, text string) {
+		who := g.members[rank]
+		who.Rank = cfg.World[rank]
+		m.agent.fellSilent(who, text)
+	}
 	// Until there is a backend that can be told, a death ends the forming.
-	leave := m.agent.watch(cfg.World, func(rank int) {
-		cancel(native.DeathError(g.name, g.members[rank], cfg.Obituary(rank)))
+	leave := m.agent.watch(cfg.World, func(rank int, d death) {
+		cancel(d.error(g.name, g.members[rank], func() native.Obituary { return cfg.Obituary(rank) }))
 	})
 	defer leave()
 	var backend interface {
 		collective.Backend
 		Died(rank int)
+		Silent(rank int, text string)
 	}
 	var kind string
 	var err error
@@ -359,7 +370,13 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 	if err != nil {
 		return nil, "", err
 	}
-	unwatch := m.agent.watch(cfg.World, backend.Died)
+	unwatch := m.agent.watch(cfg.World, func(rank int, d death) {
+		if d.silent != "" {
+			backend.Silent(rank, d.silent)
+		} else {
+			backend.Died(rank)
+		}
+	})
 	g.mu.Lock()
 	g.unwatch = unwatch
 	g.mu.Unlock()

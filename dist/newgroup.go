@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
@@ -41,10 +42,10 @@ type home interface {
 // group would wait for a second one of that name, the others for the first.
 //
 // The new group is independent of g: both may have operations under way, and
-// the failure of one does not end the other, but for the death of a process,
-// which ends all groups that it is in. Closing g closes the groups made from it.
+// the failure of one does not end the other, but for the death or silence of
+// a process, which ends all groups that it is in. Closing g closes the groups made from it.
 //
-// The options are [WithName], [WithTimeout] and [WithDeterministic]; what is
+// The options are [WithName], [WithTimeout], [WithSilence] and [WithDeterministic]; what is
 // not given is as in g.
 func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {
 	err := g.checkMembers(ranks)
@@ -102,7 +103,7 @@ func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Gro
 
 // groupOptions are those of a group to be made.
 func (g *Group) groupOptions(opts []Option) (options, error) {
-	o := options{forGroup: true, timeout: g.timeout, algorithms: g.algorithms}
+	o := options{forGroup: true, timeout: g.timeout, silence: g.silence, algorithms: g.algorithms}
 	for _, opt := range opts {
 		if err := opt(&o); err != nil {
 			return options{}, err
@@ -153,7 +154,7 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 	}
 	id := hex.EncodeToString(h.Sum(nil)[:8])
 	sub := &Group{size: len(ranks), node: g.node, home: g.home, parent: g, transport: "none", reached: g.reached,
-		timeout: o.timeout, algorithms: o.algorithms}
+		timeout: o.timeout, silence: o.silence, algorithms: o.algorithms}
 	for i, r := range ranks {
 		m := g.members[r]
 		m.Rank = i
@@ -197,7 +198,7 @@ func (g *Group) meet(ctx context.Context, key string) error {
 		return nil
 	}
 	cfg := native.Config{Group: g.name, Key: key, Rank: g.rank, Members: g.members, World: g.world,
-		Timeout: g.timeout, Options: g.algorithms, Agreed: agreed(g.algorithms), Explain: explainer(g.name, g.rank)}
+		Timeout: g.timeout, Silence: g.silence, Progress: g.progress.sum, Options: g.algorithms, Agreed: agreed(g.algorithms, g.silence), Explain: explainer(g.name, g.rank)}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
 	g.mu.Lock()
@@ -240,11 +241,12 @@ func explainer(group string, rank int) *native.Explainer {
 }
 
 // agreed is what members of a group must have in common, as a number.
-func agreed(o collective.Options) uint64 {
+func agreed(o collective.Options, silence time.Duration) uint64 {
+	n := uint64(silence) << 1 // who beats seldom must not be listened to for often
 	if o.Deterministic {
-		return 1
+		n++
 	}
-	return 0
+	return n
 }
 
 // setLocal counts the members on this rank's node.

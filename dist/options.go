@@ -39,6 +39,7 @@ type options struct {
 	place   *place
 	url     string
 	timeout time.Duration
+	silence time.Duration
 	node    string
 	// algorithms is what the user asks of the choice of algorithms.
 	algorithms collective.Options

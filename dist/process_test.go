@@ -39,6 +39,8 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"overlap":  overlap,
 	"groups":   groupsAtOnce,
 	"barrier":  barrierOnly,
+	"stopped":  stoppedRank,
+	"busy":     busyRank,
 
 	"two groups": twoGroups,
 }

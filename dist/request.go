@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/mem"
@@ -313,7 +314,9 @@ func (g *Group) perform(r *request) error {
 	case r.call.Op == collective.OpRecv:
 		err = g.backend.Recv(r.ctx, r.call, in)
 	default:
+		begun := time.Now()
 		err = g.backend.Collective(r.ctx, r.call, in, out)
+		g.progress.add(time.Since(begun))
 	}
 	r.unstage(staged, err == nil)
 	runtime.KeepAlive(r.held)

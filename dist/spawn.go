@@ -35,7 +35,7 @@ func spawn(ctx context.Context, n int, how native.GoRanksOptions, main func(cont
 	if n < 1 || n > maxSpawn {
 		return fmt.Errorf("dist: Spawn of %d ranks: want 1 to %d", n, maxSpawn)
 	}
-	o := options{forGroup: true, timeout: DefaultTimeout}
+	o := options{forGroup: true, timeout: DefaultTimeout, silence: DefaultSilence}
 	for _, opt := range opts {
 		if err := opt(&o); err != nil {
 			return fmt.Errorf("dist: Spawn of %d ranks: %w", n, err)
@@ -86,7 +86,7 @@ func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 	groups := make([]*Group, n)
 	for r := range groups {
 		g := &Group{name: worldName, key: worldName, rank: r, size: n, localRank: r, localSize: n, node: host, nodes: nodes, members: members, world: world,
-			transport: "none", home: meetings, timeout: o.timeout, algorithms: o.algorithms, base: shared, store: store.Prefix(shared, "user/")}
+			transport: "none", home: meetings, timeout: o.timeout, silence: o.silence, algorithms: o.algorithms, base: shared, store: store.Prefix(shared, "user/")}
 		if n > 1 {
 			g.backend, g.transport = ranks[r], "goroutines"
 		}

@@ -15,6 +15,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Var is the name of an environment variable.
@@ -59,6 +60,7 @@ const (
 	Interface  Var = "COHORT_INTERFACE"
 	Transport  Var = "COHORT_TRANSPORT"
 	Encrypt    Var = "COHORT_ENCRYPT"
+	Silence    Var = "COHORT_SILENCE"
 	Debug      Var = "COHORT_DEBUG"
 )
 
@@ -101,6 +103,7 @@ func declarations() []declaration {
 		{Debug, "when set, rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: all but the data of collectives), all or none", false},
+		{Silence, "for how long nothing may be heard of a rank before the others give it up (default: 3s), the same on all ranks; 0 never does, for debuggers", false},
 	}
 }
 
@@ -207,6 +210,20 @@ func (v Var) OneOf(choices ...string) (string, error) {
 		}
 	}
 	return "", &Error{Var: v, Value: clip(value), Want: "one of " + strings.Join(choices, ", ")}
+}
+
+// DurationOr returns the value as a duration such as 500ms, 3s or 1m30s, from lo
+// to hi, or as 0; fallback when the variable is not set.
+func (v Var) DurationOr(fallback, lo, hi time.Duration) (time.Duration, error) {
+	value, ok := v.Lookup()
+	if !ok {
+		return fallback, nil
+	}
+	d, err := time.ParseDuration(value)
+	if err != nil || d != 0 && (d < lo || d > hi) {
+		return 0, &Error{Var: v, Value: clip(value), Want: fmt.Sprintf("0, or a duration from %v to %v such as 3s", lo, hi)}
+	}
+	return d, nil
 }
 
 // clip shortens a value for an error message.

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Every constant of type Var is in the list, once, with its meaning.
@@ -104,4 +105,21 @@ func TestParsing(t *testing.T) {
 	check("x", func() (any, error) { return v.Get("y"), nil }, "x")
 	check("", func() (any, error) { return v.Get("y"), nil }, "y")
 	check("x", func() (any, error) { return v.Assign("z"), nil }, "COHORT_TEST_VALUE=z")
+}
+
+func TestDurations(t *testing.T) {
+	const v Var = "COHORT_TEST_VALUE"
+	for value, want := range map[string]time.Duration{"": time.Minute, "3s": 3 * time.Second, " 1m30s ": 90 * time.Second, "0": 0, "0s": 0} {
+		t.Setenv(string(v), value)
+		if got, err := v.DurationOr(time.Minute, time.Second, time.Hour); err != nil || got != want {
+			t.Errorf("%q: %v, %v, want %v", value, got, err, want)
+		}
+	}
+	for _, value := range []string{"3", "-1s", "1ms", "2h", "x", "1s1"} {
+		t.Setenv(string(v), value)
+		var e *Error
+		if got, err := v.DurationOr(time.Minute, time.Second, time.Hour); !errors.As(err, &e) || e.Var != v || !strings.Contains(err.Error(), "from 1s to 1h0m0s") {
+			t.Errorf("%q: %v, %v, want an error that says what is accepted", value, got, err)
+		}
+	}
 }

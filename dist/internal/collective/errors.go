@@ -49,6 +49,7 @@ func (e *RankError) Error() string {
 	var b strings.Builder
 	b.WriteString("dist: ")
 	writeWhere(&b, e.Op, e.Seq, e.Group, e.Site)
+	var silent *SilentError
 	b.WriteString(Member{Rank: e.Rank, Host: e.Host, PID: e.PID}.String())
 	switch {
 	case e.Signal != "":
@@ -57,6 +58,8 @@ func (e *RankError) Error() string {
 		fmt.Fprintf(&b, " died: %v", e.Cause)
 	case errors.Is(e.Cause, ErrLeft):
 		b.WriteString(" has left the group")
+	case errors.As(e.Cause, &silent) && silent.Here:
+		fmt.Fprintf(&b, ", this one, was given up by the others: %v", e.Cause)
 	case errors.Is(e.Cause, ErrSilent):
 		fmt.Fprintf(&b, " is silent: %v", e.Cause)
 	default:

@@ -39,6 +39,16 @@ func TestErrorTexts(t *testing.T) {
 			t.Errorf("the text is\n\t%s\nwant\n\t%s", got, tc.want)
 		}
 	}
+	for _, here := range []bool{false, true} {
+		err := error(&RankError{Rank: 3, Group: "world", Cause: &SilentError{Text: "for 3s", Here: here}})
+		want := `dist: group "world": rank 3 is silent: nothing was heard of it for 3s`
+		if here {
+			want = `dist: group "world": rank 3, this one, was given up by the others: nothing was heard of it for 3s`
+		}
+		if !errors.Is(err, ErrSilent) || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
 	if err := error(&RankError{Cause: fmt.Errorf("%w for 3s", ErrSilent)}); !errors.Is(err, ErrSilent) {
 		t.Error("the cause of a silent rank's error is not ErrSilent")
 	}

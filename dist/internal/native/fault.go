@@ -36,6 +36,13 @@ type Config struct {
 	// Deaths is told of ranks whose process has ended, as far as this group
 	// finds it out first. May be nil.
 	Deaths func(rank int)
+	// Silence is for how long nothing may be heard of a rank; 0 is for ever.
+	// Silences is told of ranks that have been silent for longer. May be nil.
+	Silence  time.Duration
+	Silences func(rank int, text string)
+	// Progress returns how many collectives of the group this rank has ended,
+	// and for how long it was in them. May be nil.
+	Progress func() (calls uint64, waited time.Duration)
 	// Obituary returns what is known of how a rank's process ended. It may
 	// wait a moment for the news. May be nil.
 	Obituary func(rank int) Obituary
@@ -60,6 +67,11 @@ func DeathError(group string, m collective.Member, o Obituary) *collective.RankE
 		e.Cause = fmt.Errorf("%w with exit code %d", collective.ErrDied, o.Code)
 	}
 	return e
+}
+
+// SilenceError returns the error about a rank that has fallen silent.
+func SilenceError(group string, m collective.Member, text string) *collective.RankError {
+	return &collective.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: group, Cause: &collective.SilentError{Text: text}}
 }
 
 // faultError returns the error of a call that ends because of a fault; c is
@@ -88,6 +100,8 @@ func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text st
 		e = DeathError(cfg.Group, m, o)
 	case kindLeft:
 		e.Cause = collective.ErrLeft
+	case kindSilent:
+		e.Cause = &collective.SilentError{Text: text, Here: rank == cfg.Rank}
 	default:
 		e.Cause = errors.New(text)
 	}
@@ -111,6 +125,10 @@ func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 		return re.Rank, kindDied, re.Signal
 	case errors.Is(re.Cause, collective.ErrLeft):
 		return re.Rank, kindLeft, ""
+	}
+	var silent *collective.SilentError
+	if errors.As(re.Cause, &silent) {
+		return re.Rank, kindSilent, silent.Text
 	}
 	return re.Rank, kindFailed, re.Cause.Error()
 }

@@ -43,7 +43,7 @@ type MeshOptions struct {
 //
 // What holds the group together is a [star] of connections to rank 0, and for
 // the ranks of a node their Shm's own. A wait on a link ends with the news of
-// a fault that comes over them; while all is well they carry nothing, but for
+// a fault that comes over them; while all is well they carry beats, and
 // the call of a rank that has waited for long (see stall.go).
 type Mesh struct {
 	cfg    Config
@@ -168,6 +168,7 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 		cfg.World = append(cfg.World, m.cfg.World[r])
 	}
 	cfg.Rank = m.localOf[m.cfg.Rank]
+	cfg.Silence, cfg.Silences, cfg.Progress = 0, nil, nil // the mesh sees to it
 	if tell := m.cfg.Deaths; tell != nil {
 		cfg.Deaths = func(i int) { tell(ranks[i]) }
 	}
@@ -319,6 +320,14 @@ func (m *Mesh) Died(rank int) {
 	if rank >= 0 && rank < m.n && rank != m.cfg.Rank {
 		m.heard(rank, kindDied, "")
 		m.star.spread(rank, kindDied, "")
+	}
+}
+
+// Silent tells the group that a rank has fallen silent.
+func (m *Mesh) Silent(rank int, text string) {
+	if rank >= 0 && rank < m.n {
+		m.heard(rank, kindSilent, text)
+		m.star.spread(rank, kindSilent, text)
 	}
 }
 

@@ -59,6 +59,7 @@ const (
 	kindLeft                // the rank closed its group
 	kindFailed              // the rank gave up; the text is why
 	kindMismatch            // the text is two calls that do not fit, encoded
+	kindSilent              // nothing was heard of the rank; the text says for how long
 )
 
 // block is what one rank writes and the others read. The memory for what

@@ -298,6 +298,13 @@ func (s *Shm) Died(rank int) {
 	}
 }
 
+// Silent tells the group that a rank has fallen silent.
+func (s *Shm) Silent(rank int, text string) {
+	if rank >= 0 && rank < s.n {
+		s.Report(rank, kindSilent, text)
+	}
+}
+
 // reportLeft hears that a rank has left: it has marked its block itself.
 func (s *Shm) reportLeft(int) {}
 

@@ -12,8 +12,8 @@ import (
 )
 
 // star watches the ranks of a group and spreads the news of a fault. Every
-// rank (a spoke) holds one connection to rank 0 (the hub); it carries nothing
-// while all is well. When a process ends, however it ends, the system closes
+// rank (a spoke) holds one connection to rank 0 (the hub); while all is well it
+// carries nothing but beats (see pulse). When a process ends, however it ends, the system closes
 // its connection, and the hub tells the others; when the hub ends, every
 // spoke sees it. A rank that leaves in good order says so first. Once the hub
 // has left, nobody watches the others any more.
@@ -27,6 +27,8 @@ type star struct {
 	// nil; set before any rank joins.
 	stalled func(rank int, c *collective.Call)
 
+	pulse *pulse // nil: no beats
+
 	mu      sync.Mutex
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
 	closing bool
@@ -38,8 +40,10 @@ type star struct {
 
 func newStar(cfg *Config, heard func(rank int, kind uint32, text string), left func(rank int)) *star {
 	n := len(cfg.Members)
-	return &star{cfg: cfg, rank: cfg.Rank, numRanks: n, heard: heard, left: left, conns: map[int]*transport.Conn{},
+	s := &star{cfg: cfg, rank: cfg.Rank, numRanks: n, heard: heard, left: left, conns: map[int]*transport.Conn{},
 		joined: make(chan int, n), trouble: make(chan error, 1)}
+	s.pulse = newPulse(s)
+	return s
 }
 
 // mayJoin returns why the sender of a hello cannot join at this rank.
@@ -76,6 +80,7 @@ func (s *star) join(rank int, c *transport.Conn) error {
 	s.conns[rank] = c
 	s.readers.Add(1)
 	go s.watch(rank, c)
+	s.pulse.start()
 	select {
 	case s.joined <- rank:
 	default: // a rank that joined, was lost and came again
@@ -122,7 +127,9 @@ func (s *star) watch(rank int, c *transport.Conn) {
 			}
 			return
 		}
+		s.pulse.took(rank)
 		switch kind {
+		case frameBeat:
 		case frameBye:
 			s.drop(rank)
 			s.gone(rank)
@@ -173,6 +180,9 @@ func (s *star) news(from, about int, kind uint32, text string) {
 	if kind == kindDied && s.cfg.Deaths != nil {
 		s.cfg.Deaths(about)
 	}
+	if kind == kindSilent && s.cfg.Silences != nil {
+		s.cfg.Silences(about, text)
+	}
 	s.alarm(s.cfg.faultError(nil, about, kind, text))
 }
 
@@ -222,7 +232,10 @@ func (s *star) tellStalled(rank int, c *collective.Call) {
 // close takes leave of all and waits for the watchers.
 func (s *star) close() {
 	s.mu.Lock()
-	s.closing = true
+	s.closing = true // before the pulse: nobody joins any more
+	s.mu.Unlock()
+	s.pulse.close()
+	s.mu.Lock()
 	for r, c := range s.conns {
 		_ = c.WriteFrame(frameBye)
 		c.Close()

@@ -27,6 +27,7 @@ const (
 	frameLeft                    // hub to spoke: another rank has left
 	frameData                    // a piece of a collective or a message
 	frameStalled                 // a rank and the collective that it waits in
+	frameBeat                    // the sender is there, and how far (see pulse)
 )
 
 // purpose is what a connection is for.
@@ -94,7 +95,7 @@ func parseFault(b []byte, numRanks int) (rank int, kind uint32, text string, err
 	}
 	r := binary.LittleEndian.Uint32(b)
 	kind = binary.LittleEndian.Uint32(b[4:])
-	if uint64(r) >= uint64(numRanks) || kind < kindDied || kind > kindMismatch {
+	if uint64(r) >= uint64(numRanks) || kind < kindDied || kind > kindSilent {
 		return 0, 0, "", fmt.Errorf("fault of kind %d about rank %d of %d", kind, r, numRanks)
 	}
 	return int(r), kind, string(b[8:]), nil

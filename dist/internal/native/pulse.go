@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+const (
+	// beatPeriod is the time between two beats. A beat costs either side some
+	// microseconds, so that what a group costs at rest cannot be measured.
+	beatPeriod = 250 * time.Millisecond
+	// beatsPerLimit is how many beats must be missed at least.
+	beatsPerLimit = 4
+	// maxUnheard is how many beats are sent to a rank that sends none: those
+	// that it does not read fill the room on the way to it.
+	maxUnheard = 64
+	// beatSize is the payload of a beat.
+	beatSize = 16
+)
+
+// pulse finds ranks that have fallen silent without having ended: whose
+// process is stopped, whose machine has gone, whose line is cut without a word.
+// Over every connection of a [star] either side sends a beat now and then,
+// from a goroutine that does nothing else, so that a rank beats however long
+// its program computes. A spoke of which the hub has heard nothing for the
+// silence limit is at fault, and so is the hub for a spoke.
+//
+// Time counts as silence only while this goroutine is itself awake and on
+// time, and what has come and waits to be read is heard: a rank that was
+// stopped, or starved of its processors, has no grounds to accuse others.
+type pulse struct {
+	star   *star
+	limit  time.Duration // 0: beats are sent, and nobody is accused
+	period time.Duration
+	peers  []peerPulse // by rank
+
+	begin sync.Once
+	stop  chan struct{}
+	ended chan struct{}
+	conns []rankConn // scratch
+}
+
+// peerPulse is what is known of the beats of one rank.
+type peerPulse struct {
+	frames  atomic.Uint64 // that have come from it
+	seen    uint64        // of them at the last look
+	missed  time.Duration // since
+	unheard int           // beats sent since
+	accused bool
+}
+
+type rankConn struct {
+	rank int
+	conn *transport.Conn
+}
+
+// newPulse returns the pulse of a star, nil if it has none.
+func newPulse(s *star) *pulse {
+	cfg := s.cfg
+	if cfg.Silence <= 0 && cfg.Progress == nil {
+		return nil
+	}
+	p := &pulse{star: s, limit: max(cfg.Silence, 0), period: beatPeriod, peers: make([]peerPulse, s.numRanks),
+		stop: make(chan struct{}), ended: make(chan struct{})}
+	if p.limit > 0 {
+		p.period = min(p.period, p.limit/beatsPerLimit)
+	}
+	return p
+}
+
+// start begins to beat, once.
+func (p *pulse) start() {
+	if p != nil {
+		p.begin.Do(func() { go p.run() })
+	}
+}
+
+// close ends the beats. Nobody starts them after.
+func (p *pulse) close() {
+	if p != nil {
+		close(p.stop)
+		p.begin.Do(func() { close(p.ended) })
+		<-p.ended
+	}
+}
+
+// took notes that a frame has come from a rank.
+func (p *pulse) took(rank int) {
+	if p != nil {
+		p.peers[rank].frames.Add(1)
+	}
+}
+
+func (p *pulse) run() {
+	defer close(p.ended)
+	tick := time.NewTicker(p.period)
+	defer tick.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-p.stop:
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		awake := min(now.Sub(last), p.period*3/2)
+		last = now
+		p.conns = p.star.connections(p.conns[:0])
+		p.beat()
+		p.look(awake)
+	}
+}
+
+// beat tells all that this rank is there, and how far.
+func (p *pulse) beat() {
+	var b [beatSize]byte
+	if report := p.star.cfg.Progress; report != nil {
+		calls, waited := report()
+		binary.LittleEndian.PutUint64(b[:], calls)
+		binary.LittleEndian.PutUint64(b[8:], uint64(waited))
+	}
+	for _, c := range p.conns {
+		if peer := &p.peers[c.rank]; peer.unheard < maxUnheard {
+			peer.unheard++
+			// A connection that cannot be written has a reader that finds out.
+			_ = c.conn.WriteFrame(frameBeat, b[:])
+		}
+	}
+}
+
+// look accuses those of which nothing has come for too long.
+func (p *pulse) look(awake time.Duration) {
+	for _, c := range p.conns {
+		peer := &p.peers[c.rank]
+		if frames := peer.frames.Load(); frames != peer.seen {
+			peer.seen, peer.missed, peer.unheard = frames, 0, 0
+			continue
+		}
+		peer.missed += awake
+		if p.limit > 0 && peer.missed >= p.limit && !peer.accused {
+			if c.conn.Pending() { // it is this rank that has not come to read
+				peer.missed = 0
+				continue
+			}
+			peer.accused = true
+			p.star.news(p.star.rank, c.rank, kindSilent, p.star.cfg.whySilent(c.rank, p.limit))
+		}
+	}
+}
+
+// whySilent is the text of a fault of kindSilent.
+func (cfg *Config) whySilent(rank int, limit time.Duration) string {
+	text := fmt.Sprintf("for %v", limit)
+	if m := cfg.Members[rank]; m.PID > 0 && m.Host == cfg.Members[cfg.Rank].Host {
+		text += whyIdle(m.PID)
+	}
+	return text
+}
+
+// connections appends the star's connections to a list.
+func (s *star) connections(to []rankConn) []rankConn {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for r, c := range s.conns {
+		to = append(to, rankConn{r, c})
+	}
+	return to
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+// DefaultSilence is for how long nothing may be heard of a rank before the
+// others give it up, where neither [WithSilence] nor COHORT_SILENCE says
+// otherwise.
+const DefaultSilence = 3 * time.Second
+
+// Silence limits are from minSilence to maxSilence: below, the system's whims
+// would be taken for silence.
+const (
+	minSilence = 100 * time.Millisecond
+	maxSilence = 24 * time.Hour
+)
+
+// WithSilence sets for how long nothing may be heard of a rank before the
+// others give it up, in place of [DefaultSilence] or COHORT_SILENCE: whether its
+// process is stopped, its machine has gone or the line to it is cut. Operations
+// then fail with a [RankError] that names it, whose cause is [ErrSilent]. A
+// group beats for that, by itself, so a rank that merely computes for long is
+// not silent; 0 gives nobody up, for work with a debugger. All ranks of a group
+// have the same limit. Ranks that are goroutines of one process are never
+// silent.
+func WithSilence(d time.Duration) Option {
+	return func(o *options) error {
+		if d != 0 && (d < minSilence || d > maxSilence) {
+			return fmt.Errorf("a silence limit of %v: want 0 (none) or %v to %v", d, minSilence, maxSilence)
+		}
+		o.silence = d
+		return nil
+	}
+}
+
+// silenceFromEnv takes the limit that the environment gives, if it does.
+func (o *options) silenceFromEnv() (err error) {
+	o.silence, err = envvar.Silence.DurationOr(o.silence, minSilence, maxSilence)
+	return err
+}
+
+// progress is how many collectives of a group a rank has ended, and how long it
+// was in them.
+type progress struct{ calls, waited atomic.Uint64 }
+
+func (p *progress) add(d time.Duration) {
+	p.waited.Add(uint64(max(d, 0)))
+	p.calls.Add(1)
+}
+
+func (p *progress) sum() (calls uint64, waited time.Duration) {
+	return p.calls.Load(), time.Duration(p.waited.Load())
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// silenceTable makes TestStoppedProcess run every transport with worlds of 2 to
+// 8 ranks and the default limit, and print how long each rank took: some three
+// minutes.
+var silenceTable = flag.Bool("silence.table", false, "measure how long silence goes unnoticed")
+
+// silenceBusy makes TestBusyProcesses go on for longer.
+var silenceBusy = flag.Duration("silence.busy", time.Second, "for how long ranks are busy that must not be taken for silent")
+
+// busyFor is the variable that says how long busyRank is busy.
+const busyFor = "DIST_TEST_BUSY"
+
+// silenceKinds are the links of ranks that are processes of this host: a
+// transport, and for some of several nodes which each rank is on.
+var silenceKinds = []struct{ name, transport, nodes string }{
+	{"shm", "shm", ""}, {"unix", "unix", ""}, {"tcp", "tcp", ""}, {"tls", "tls", ""}, {"mixed", "auto", "aabbaabb"},
+}
+
+// stoppedRank runs collectives until one fails, says so with the time, and
+// stays until it is told to end, so that nobody's leaving is taken for the cause.
+func stoppedRank(ctx context.Context, g *Group) error {
+	x := filled(tensor.Float32, 50_000, g.Rank())
+	for i := 0; ; i++ {
+		if i == 10 {
+			fmt.Println("ready")
+		}
+		if err := g.AllReduce(ctx, x, Max); err != nil {
+			again := g.Barrier(ctx)
+			fmt.Printf("failed at %d: %v\nlater: %v\n", time.Now().UnixNano(), err, again)
+			var re *RankError
+			if !errors.As(err, &re) || !errors.Is(err, ErrSilent) || !errors.Is(again, ErrSilent) {
+				return fmt.Errorf("not silence: %w, %w", err, again)
+			}
+			time.Sleep(time.Hour)
+		}
+	}
+}
+
+// saidLine waits for a line of output that begins so, and returns what follows.
+func (p *rankProcess) saidLine(t testing.TB, prefix string, limit time.Duration) string {
+	t.Helper()
+	for deadline := time.Now().Add(limit); ; time.Sleep(2 * time.Millisecond) {
+		for line := range strings.Lines(p.output()) {
+			if rest, ok := strings.CutPrefix(line, prefix); ok && strings.HasSuffix(rest, "\n") {
+				return strings.TrimSpace(rest)
+			}
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a rank has not said %q within %v; its output:\n%s", prefix, limit, p.stacks())
+		}
+	}
+}
+
+// TestStoppedProcess stops one process of several: the others name it within
+// the silence limit and a second, and so does the one itself when it goes on.
+func TestStoppedProcess(t *testing.T) {
+	type run struct {
+		kind, n, victim int
+		limit           time.Duration
+	}
+	var runs []run
+	for k := range silenceKinds {
+		if !*silenceTable {
+			runs = append(runs, run{k, 3, k % 2 * 2, 500 * time.Millisecond})
+			continue
+		}
+		for _, n := range []int{2, 3, 4, 8} {
+			runs = append(runs, run{k, n, 0, DefaultSilence}, run{k, n, n - 1, DefaultSilence})
+		}
+	}
+	for _, r := range runs {
+		kind := silenceKinds[r.kind]
+		t.Run(fmt.Sprintf("%s/%d/rank%d", kind.name, r.n, r.victim), func(t *testing.T) {
+			env := []string{envvar.Transport.Assign(kind.transport), envvar.Silence.Assign(r.limit.String())}
+			if kind.nodes != "" {
+				env = append(env, rankNodes+"="+kind.nodes)
+			}
+			ps := startRanks(t, r.n, "stopped", env...)
+			for _, p := range ps {
+				p.saidLine(t, "ready", 30*time.Second)
+			}
+			victim := ps[r.victim].cmd.Process
+			stopped := time.Now()
+			if err := victim.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			var took []time.Duration
+			for i, p := range ps {
+				if i == r.victim {
+					continue
+				}
+				said := p.saidLine(t, "failed at ", r.limit+5*time.Second)
+				var at int64
+				if _, err := fmt.Sscanf(said, "%d:", &at); err != nil {
+					t.Fatalf("rank %d said %q", i, said)
+				}
+				took = append(took, time.Duration(at-stopped.UnixNano()))
+				want := fmt.Sprintf(": rank %d (host", r.victim)
+				if !strings.Contains(said, want) || !strings.Contains(said, "is silent: nothing was heard of it for") || !strings.Contains(said, "its process is stopped") {
+					t.Errorf("rank %d does not say that rank %d is silent, and stopped: %s", i, r.victim, said)
+				}
+			}
+			if most := slices.Max(took); most > r.limit+time.Second {
+				t.Errorf("a rank heard of it after %v, want %v and a second at most", most, r.limit)
+			}
+			if err := victim.Signal(syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			said := ps[r.victim].saidLine(t, "failed at ", 10*time.Second)
+			if want := fmt.Sprintf("rank %d (host", r.victim); !strings.Contains(said, want) || !strings.Contains(said, ", this one, was given up by the others") {
+				t.Errorf("rank %d does not hear that the others have given it up: %s", r.victim, said)
+			}
+			t.Logf("limit %v: noticed after %v to %v", r.limit, slices.Min(took).Round(time.Millisecond), slices.Max(took).Round(time.Millisecond))
+		})
+	}
+}
+
+// busyRank has many goroutines compute and make garbage, beside collectives.
+func busyRank(ctx context.Context, g *Group) error {
+	long, err := time.ParseDuration(os.Getenv(busyFor))
+	if err != nil {
+		return err
+	}
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	stop := make(chan struct{})
+	defer close(stop)
+	for i := range 4 * runtime.GOMAXPROCS(0) {
+		busy.Go(func() {
+			for list := [][]byte(nil); ; {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if list = append(list, make([]byte, 100*i+100)); len(list) > 10_000 {
+					list = nil
+				}
+			}
+		})
+	}
+	x := filled(tensor.Float32, 50_000, g.Rank())
+	// All end with the same call: a vote, since their clocks differ.
+	for start, votes := time.Now(), number(0); votes.Item() == 0; {
+		if err := g.AllReduce(ctx, x, Max); err != nil {
+			return err
+		}
+		votes = number(0)
+		if time.Since(start) > long {
+			votes = number(1)
+		}
+		if err := g.AllReduce(ctx, votes, Max); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TestBusyProcesses has processes fight for the cores with many goroutines each
+// and a short limit: busy is not silent.
+func TestBusyProcesses(t *testing.T) {
+	for _, kind := range []string{"shm", "tcp"} {
+		t.Run(kind, func(t *testing.T) {
+			ps := startRanks(t, 4, "busy", envvar.Transport.Assign(kind), envvar.Silence.Assign("500ms"), busyFor+"="+silenceBusy.String())
+			for r, p := range ps {
+				if err := p.await(t, *silenceBusy+time.Minute); err != nil {
+					t.Errorf("rank %d: %v\n%s", r, err, p.output())
+				}
+			}
+		})
+	}
+}
