@@ -28,8 +28,9 @@ type agentWatch struct {
 	ended  chan struct{}     // closed when listening has ended
 
 	mu       sync.Mutex
-	dead     map[int]death // by rank in the job
-	news     chan struct{} // closed and replaced when the agent tells of a death
+	dead     map[int]death     // by rank in the job
+	asked    map[int]time.Time // when it was first asked how a rank died
+	news     chan struct{}     // closed and replaced when the agent tells of a death
 	watchers map[*watcher]struct{}
 }
 
@@ -60,7 +61,7 @@ func watchAgent() (*agentWatch, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &agentWatch{reader: r, ended: make(chan struct{}), dead: map[int]death{}, news: make(chan struct{}), watchers: map[*watcher]struct{}{}}
+	w := &agentWatch{reader: r, ended: make(chan struct{}), dead: map[int]death{}, asked: map[int]time.Time{}, news: make(chan struct{}), watchers: map[*watcher]struct{}{}}
 	if r == nil {
 		close(w.ended)
 		return w, nil
@@ -160,9 +161,17 @@ func isLine(err error) bool {
 	return !errors.As(err, &pe)
 }
 
-// obituary says how a rank died, waiting a moment for the news.
+// obituary says how a rank died. Who asks first, and others meanwhile, wait a
+// moment for the news.
 func (w *agentWatch) obituary(rank int) native.Obituary {
-	deadline := time.NewTimer(newsPatience)
+	w.mu.Lock()
+	first, ok := w.asked[rank]
+	if !ok {
+		first = time.Now()
+		w.asked[rank] = first
+	}
+	w.mu.Unlock()
+	deadline := time.NewTimer(time.Until(first.Add(newsPatience)))
 	defer deadline.Stop()
 	for {
 		w.mu.Lock()

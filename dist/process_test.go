@@ -41,6 +41,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"barrier":  barrierOnly,
 	"stopped":  stoppedRank,
 	"busy":     busyRank,
+	"survive":  survive,
 
 	"two groups": twoGroups,
 }
