@@ -75,5 +75,6 @@ func (g *Group) recvAny(r *request, data collective.Data) error {
 	l.seq++
 	r.call.Root, r.call.Seq = src, l.seq
 	l.mu.Unlock()
+	g.log.Numbered(r.ticket, src, r.call.Seq)
 	return g.backend.Recv(r.ctx, r.call, data)
 }

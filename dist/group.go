@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -37,7 +38,8 @@ type Group struct {
 	base        store.Store              // of the group of all ranks: where the groups' stores are
 	store       store.Store
 	transport   string
-	reached     string // how other processes reach this one over TCP
+	reached     string      // how other processes reach this one over TCP
+	log         *flight.Log // nil records nothing
 	collectives lane
 	requests    sync.Pool // of *request
 	staging     staging
@@ -147,6 +149,7 @@ func (g *Group) Close() error {
 				g.closeErr = err
 			}
 		}
+		g.log.Close()
 		if g.parent != nil {
 			g.parent.forget(g)
 		}

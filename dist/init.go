@@ -85,6 +85,7 @@ func aloneGroup(o options) *Group {
 	g := &Group{name: worldName, key: worldName, size: 1, localSize: 1, node: node, nodes: []string{node}, world: []int{0}, transport: "none",
 		members: []Member{{Host: host, PID: os.Getpid()}}, base: mem, store: store.Prefix(mem, "user/"), timeout: o.timeout, silence: o.silence, algorithms: o.algorithms}
 	g.init()
+	g.openLog()
 	return g
 }
 
@@ -171,6 +172,7 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 		g.nodes = append(g.nodes, in.Node)
 	}
 	g.setLocal()
+	g.openLog()
 	if err := m.publish(ctx, g.world); err != nil {
 		return nil, err
 	}

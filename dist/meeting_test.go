@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -160,8 +161,8 @@ func TestKilledInTwoGroups(t *testing.T) {
 					t.Errorf("rank %d took %v", r, took)
 				}
 				for _, group := range []string{"group 0", "group 1"} {
-					want := fmt.Sprintf("of group %q: rank 2 (host", group)
-					if out := p.output(); !strings.Contains(out, want) || strings.Count(out, "died: signal killed") != 2 {
+					want := regexp.MustCompile(fmt.Sprintf(`of group %q \(meeting_test\.go:\d+\): rank 2 \(host`, group))
+					if out := p.output(); !want.MatchString(out) || strings.Count(out, "died: signal killed") != 2 {
 						t.Errorf("rank %d does not name rank 2 as killed in %s:\n%s", r, group, out)
 					}
 				}

@@ -191,6 +191,7 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 	g.made[kind]++
 	g.children[sub] = struct{}{}
 	sub.base, sub.store = g.base, store.Prefix(g.base, "group/"+sub.key+"/")
+	sub.openLog()
 	return sub, sub.key, nil
 }
 
@@ -200,7 +201,8 @@ func (g *Group) meet(ctx context.Context, key string) error {
 		return nil
 	}
 	cfg := native.Config{Group: g.name, Key: key, Rank: g.rank, Members: g.members, World: g.world,
-		Timeout: g.timeout, Silence: g.silence, Progress: g.progress.sum, Options: g.algorithms, Agreed: agreed(g.algorithms, g.silence), Explain: explainer(g.name, g.rank)}
+		Timeout: g.timeout, Silence: g.silence, Progress: g.progress.sum, Site: g.log.Site, Options: g.algorithms,
+		Agreed: agreed(g.algorithms, g.silence), Explain: explainer(g.name, g.rank)}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)
 	g.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -32,6 +33,7 @@ type request struct {
 	parts   []int // what call.Parts is made in
 	recvs   []int // likewise call.Recvs
 	whole   *Work // the batch that this is a part of, or nil
+	ticket  flight.Ticket
 	err     error // the first thing that is wrong with the arguments
 }
 
@@ -253,9 +255,11 @@ func (g *Group) start(r *request) (l *lane, held *Work, err error) {
 		return g.pairLane(r.call.Root, true), nil, nil
 	case collective.OpRecv:
 		if !g.gate.admit(r) {
+			r.ticket = g.log.Called(&r.call, false) // its number comes later
 			return nil, g.gate.hold(r), nil
 		}
 		if r.call.Root == collective.AnyRank {
+			r.ticket = g.log.Called(&r.call, true)
 			return nil, nil, nil
 		}
 		return g.pairLane(r.call.Root, false), nil, nil
@@ -288,8 +292,19 @@ func (g *Group) ended(r *request, fromAny bool) {
 	g.mu.Unlock()
 }
 
-// perform runs a request to its end.
+// perform runs a request to its end, and has it recorded.
 func (g *Group) perform(r *request) error {
+	r.ticket = g.log.Begun(r.ticket)
+	err := g.move(r)
+	if err != nil {
+		err = g.sited(err, &r.call)
+	}
+	g.log.Ended(r.ticket, &r.call, err)
+	return err
+}
+
+// move runs a request to its end.
+func (g *Group) move(r *request) error {
 	fromAny := r.call.Op == collective.OpRecv && r.call.Root == collective.AnyRank
 	defer g.ended(r, fromAny)
 	staged, err := r.stage()
@@ -339,6 +354,7 @@ func (g *Group) do(r *request) error {
 	l.mu.Lock()
 	l.seq++
 	r.call.Seq = l.seq
+	r.ticket = g.log.Called(&r.call, !l.busy)
 	if l.busy {
 		w := newWork(r)
 		w.bound()

@@ -91,6 +91,7 @@ func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 			g.backend, g.transport = ranks[r], "goroutines"
 		}
 		g.init()
+		g.openLog()
 		groups[r] = g
 	}
 	return groups

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/flight"
 )
 
 // Work is an operation under way. Its tensors belong to it until it has ended.
@@ -144,7 +145,13 @@ func (l *lane) add(w *Work) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.seq++
-	w.req.call.Seq = l.seq
+	r := w.req
+	r.call.Seq = l.seq
+	if r.ticket == (flight.Ticket{}) {
+		r.ticket = r.g.log.Called(&r.call, false)
+	} else {
+		r.g.log.Numbered(r.ticket, r.call.Root, l.seq)
+	}
 	l.queue = append(l.queue, w)
 	if l.busy {
 		w.bound()

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flight
+
+import (
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+// BenchmarkCollective is the recorder's whole cost for a collective that runs
+// on its caller's goroutine: called and begun, ended.
+func BenchmarkCollective(b *testing.B) {
+	l := New(Who{WorldSize: 2}).Group("world", "world", 0, nil, nil, nil)
+	c := collective.Call{Op: collective.OpAllReduce, Reduce: collective.Sum, DType: collective.Float32, Count: 1}
+	deep(16, func() {
+		b.ReportAllocs()
+		for b.Loop() {
+			c.Seq++
+			t := l.Called(&c, true)
+			l.Ended(t, &c, nil)
+		}
+	})
+}
+
+// BenchmarkAsync is the same for one that another goroutine runs: it begins
+// some time after it was called.
+func BenchmarkAsync(b *testing.B) {
+	l := New(Who{WorldSize: 2}).Group("world", "world", 0, nil, nil, nil)
+	c := collective.Call{Op: collective.OpAllReduce, Reduce: collective.Sum, DType: collective.Float32, Count: 1}
+	deep(16, func() {
+		b.ReportAllocs()
+		for b.Loop() {
+			c.Seq++
+			t := l.Begun(l.Called(&c, false))
+			l.Ended(t, &c, nil)
+		}
+	})
+}
+
+func BenchmarkHashStack(b *testing.B) {
+	deep(16, func() {
+		for b.Loop() {
+			hashStack()
+		}
+	})
+}
+
+// deep calls f with so many frames below it.
+//
+//go:noinline
+func deep(n int, f func()) int {
+	if n == 0 {
+		f()
+		return 0
+	}
+	return deep(n-1, f) + 1
+}
