@@ -78,11 +78,8 @@ func SilenceError(group string, m collective.Member, text string) *collective.Ra
 // nil when none is under way.
 func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text string) error {
 	if kind == kindMismatch {
-		if e, err := parseMismatch(text, cfg.Group, len(cfg.Members)); err == nil {
-			if e.There.Rank == cfg.Rank { // as seen from here
-				e.Here, e.There = e.There, e.Here
-			}
-			return e
+		if m, err := parseMismatch(text, len(cfg.Members)); err == nil {
+			return m.error(cfg.Group, cfg.Rank)
 		}
 		kind, text = kindFailed, "told of a mismatch that cannot be read"
 	}
@@ -116,8 +113,8 @@ func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 	var re *collective.RankError
 	var mismatch *collective.MismatchError
 	switch {
-	case errors.As(err, &mismatch):
-		return cfg.Rank, kindMismatch, encodeMismatch(mismatch)
+	case errors.As(err, &mismatch) && mismatch.Group == cfg.Group:
+		return cfg.Rank, kindMismatch, newMismatch(mismatch).encode()
 	case !errors.As(err, &re):
 		return cfg.Rank, kindFailed, err.Error()
 	// The culprit is another rank: the others are told about that one.

@@ -29,6 +29,7 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 	}
 	seg, park := newLocalSegment(n), newGoParking(n)
 	ranks := make([]*Shm, n)
+	all := make([]*Shm, n) // ranks is the caller's
 	for r := range ranks {
 		cfg.Rank = r
 		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, scratch: newScratch(n)}
@@ -46,7 +47,8 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 			}
 			return nil
 		}
-		ranks[r] = s
+		s.settle = s.settleHere(all)
+		ranks[r], all[r] = s, s
 	}
 	return ranks
 }
@@ -108,7 +110,7 @@ func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
 		g.leave(cfg.Rank)
 		return nil, s.fail(fmt.Errorf("rank %d has made group %q with other options than the first to come", cfg.Rank, cfg.Group))
 	}
-	s.cfg.Timeout = cfg.Timeout // its own affair
+	s.cfg.Timeout, s.cfg.Site = cfg.Timeout, cfg.Site // its own affair
 	return s, nil
 }
 

@@ -106,7 +106,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 	m.watch.mesh = m
 	m.whole, m.endWhole = context.WithCancel(context.Background())
 	m.star = newStar(&m.cfg, m.heard, m.hasLeft)
-	m.star.stalled = m.heardCall
+	m.star.stalled, m.star.past = m.heardCall, m.past.call
 	var local []int
 	for r := range n {
 		m.localOf[r] = -1
@@ -348,8 +348,19 @@ func (m *Mesh) usable(c *collective.Call) error {
 	return nil
 }
 
-// fail makes err the end of the group, here and for the others.
+// fail makes err the end of the group, here and for the others, and returns
+// the error that this rank reports.
 func (m *Mesh) fail(err error) error {
+	m.Fail(err)
+	if e, ok := err.(*collective.MismatchError); ok {
+		err = m.star.settled(e)
+		m.failed.Store(&failure{err})
+	}
+	return err
+}
+
+// Fail implements [collective.Backend].
+func (m *Mesh) Fail(err error) {
 	m.failed.CompareAndSwap(nil, &failure{err})
 	rank, kind, text := m.cfg.faultOf(err)
 	m.mu.Lock()
@@ -360,11 +371,7 @@ func (m *Mesh) fail(err error) error {
 		m.star.spread(rank, kind, text)
 		m.heard(rank, kind, text)
 	}
-	return err
 }
-
-// Fail implements [collective.Backend].
-func (m *Mesh) Fail(err error) { _ = m.fail(err) }
 
 // Close implements [collective.Backend].
 func (m *Mesh) Close() error {

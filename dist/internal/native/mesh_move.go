@@ -101,8 +101,7 @@ func (m *Mesh) readCall(conn *transport.Conn, c *collective.Call, peer int, matc
 		return &protocolError{err}
 	}
 	if !matches(&there) {
-		return &collective.MismatchError{Group: m.cfg.Group, Seq: c.Seq,
-			Here: collective.RankCall{Rank: m.cfg.Rank, Call: *c}, There: collective.RankCall{Rank: peer, Call: there}}
+		return m.mismatch(c, peer, there)
 	}
 	if length != callSize+want {
 		return &protocolError{fmt.Errorf("a piece of %d bytes, want %d", length-callSize, want)}

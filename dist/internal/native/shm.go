@@ -25,6 +25,8 @@ type Shm struct {
 	// onFault spreads a fault beyond the segment. May be nil.
 	onFault func(rank int, kind uint32, text string)
 	onClose func() error
+	// settle returns the error of a mismatch as all ranks have it. May be nil.
+	settle func(*collective.MismatchError) *collective.MismatchError
 
 	// whole ends with the first fault; it is the one context that lives as
 	// long as the group. Both are nil for goroutine ranks, which wait for no
@@ -250,16 +252,26 @@ func (s *Shm) faultError(c *collective.Call, rank int, kind uint32, text string)
 
 // fail makes err the end of the group, here and for the others, and returns
 // the error that this rank reports. The ranks that see a mismatch of
-// collectives all find it themselves; telling them again changes nothing.
+// collectives all find it themselves; the first that does is the group's.
 func (s *Shm) fail(err error) error {
-	s.failed.CompareAndSwap(nil, &failure{err})
-	rank, kind, text := s.cfg.faultOf(err)
-	s.spread(rank, kind, text)
+	s.Fail(err)
+	if e, ok := err.(*collective.MismatchError); ok && s.settle != nil {
+		err = s.settle(e)
+		s.failed.Store(&failure{err})
+	}
 	return err
 }
 
 // Fail implements [collective.Backend].
-func (s *Shm) Fail(err error) { _ = s.fail(err) }
+func (s *Shm) Fail(err error) {
+	s.failed.CompareAndSwap(nil, &failure{err})
+	rank, kind, text := s.cfg.faultOf(err)
+	s.spread(rank, kind, text)
+}
+
+// SetSite sets [Config.Site] of a rank that is a goroutine, before its first
+// call: groups made by [NewGoRanks] have one Config for all ranks.
+func (s *Shm) SetSite(site func(c collective.Call) string) { s.cfg.Site = site }
 
 // spread records a fault for all ranks and wakes them.
 func (s *Shm) spread(rank int, kind uint32, text string) {

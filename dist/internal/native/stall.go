@@ -176,6 +176,28 @@ func (h *history) heard(cfg *Config, rank int, c *collective.Call) error {
 	return h.compare(cfg, c.Seq)
 }
 
+// call returns the collective of a number, if it is remembered.
+func (h *history) call(seq uint64) (collective.Call, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	c := h.calls[seq%pastCalls]
+	return c, c.Seq == seq && seq > 0
+}
+
+// mismatch is the error that a rank has called something else. A piece of an
+// earlier number than the one that is waited for was sent by a call that was
+// another than this rank's of that number.
+func (m *Mesh) mismatch(c *collective.Call, peer int, there collective.Call) error {
+	mine := *c
+	if !isMessage(c) && there.Seq < c.Seq {
+		if then, ok := m.past.call(there.Seq); ok && !then.Matches(&there) {
+			mine = then
+		}
+	}
+	return &collective.MismatchError{Group: m.cfg.Group, Seq: mine.Seq,
+		Here: collective.RankCall{Rank: m.cfg.Rank, Call: mine}, There: collective.RankCall{Rank: peer, Call: there}}
+}
+
 func (h *history) compare(cfg *Config, seq uint64) error {
 	mine := &h.calls[seq%pastCalls]
 	if mine.Seq != seq || h.there.Call.Seq != seq || mine.Matches(&h.there.Call) {

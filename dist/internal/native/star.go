@@ -28,6 +28,10 @@ type star struct {
 	stalled func(rank int, c *collective.Call)
 
 	pulse *pulse // nil: no beats
+	// past returns this rank's collective of a number, if it is remembered. May
+	// be nil; set before any rank joins.
+	past       func(seq uint64) (collective.Call, bool)
+	settlement settlement
 
 	mu      sync.Mutex
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
@@ -164,6 +168,9 @@ func (s *star) watch(rank int, c *transport.Conn) {
 // drop closes a connection and reports whether its end is news: not when this
 // rank is leaving.
 func (s *star) drop(rank int) bool {
+	if s.rank != 0 {
+		defer s.unsettle() // after the lock
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.conns[rank]; c != nil {
@@ -176,7 +183,7 @@ func (s *star) drop(rank int) bool {
 // news takes a fault that came from a rank.
 func (s *star) news(from, about int, kind uint32, text string) {
 	s.heard(about, kind, text)
-	s.tell(from, frameFault, encodeFault(about, kind, text))
+	s.pass(from, about, kind, text)
 	if kind == kindDied && s.cfg.Deaths != nil {
 		s.cfg.Deaths(about)
 	}
@@ -195,7 +202,18 @@ func (s *star) gone(rank int) {
 
 // spread tells all others of a fault that this rank has found.
 func (s *star) spread(about int, kind uint32, text string) {
-	s.tell(s.rank, frameFault, encodeFault(about, kind, text))
+	s.pass(s.rank, about, kind, text)
+}
+
+// pass tells those of a fault who have not heard of it.
+func (s *star) pass(from, about int, kind uint32, text string) {
+	if kind == kindMismatch {
+		if m, err := parseMismatch(text, s.numRanks); err == nil {
+			s.mismatched(from, about, m)
+			return
+		}
+	}
+	s.tell(from, frameFault, encodeFault(about, kind, text))
 }
 
 // tell passes news on: from the hub to all spokes but the one it came from,
@@ -231,6 +249,7 @@ func (s *star) tellStalled(rank int, c *collective.Call) {
 
 // close takes leave of all and waits for the watchers.
 func (s *star) close() {
+	s.unsettle()
 	s.mu.Lock()
 	s.closing = true // before the pulse: nobody joins any more
 	s.mu.Unlock()

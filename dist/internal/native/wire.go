@@ -143,34 +143,3 @@ func parseStalled(b []byte, numRanks int) (rank int, c collective.Call, err erro
 	c, err = parseCall(b[4:])
 	return int(r), c, err
 }
-
-// encodeMismatch makes the text of a fault of kindMismatch.
-func encodeMismatch(e *collective.MismatchError) string {
-	b := make([]byte, 0, 2*(4+callSize))
-	for _, rc := range []*collective.RankCall{&e.Here, &e.There} {
-		b = binary.LittleEndian.AppendUint32(b, uint32(rc.Rank))
-		b = appendCall(b, &rc.Call)
-	}
-	return string(b)
-}
-
-// parseMismatch reads what encodeMismatch wrote.
-func parseMismatch(text, group string, numRanks int) (*collective.MismatchError, error) {
-	if len(text) != 2*(4+callSize) {
-		return nil, fmt.Errorf("mismatch of %d bytes", len(text))
-	}
-	e := &collective.MismatchError{Group: group}
-	for i, rc := range []*collective.RankCall{&e.Here, &e.There} {
-		b := []byte(text[i*(4+callSize):][:4+callSize])
-		rc.Rank = int(binary.LittleEndian.Uint32(b))
-		var err error
-		if rc.Call, err = parseCall(b[4:]); err != nil {
-			return nil, err
-		}
-		if rc.Rank >= numRanks {
-			return nil, fmt.Errorf("mismatch of rank %d of %d", rc.Rank, numRanks)
-		}
-	}
-	e.Seq = e.Here.Call.Seq
-	return e, nil
-}

@@ -27,9 +27,8 @@ func TestWireRoundTrip(t *testing.T) {
 	if rank, got, err := parseStalled(encodeStalled(2, &sampleCall), 3); rank != 2 || err != nil || !reflect.DeepEqual(got, sampleCall) {
 		t.Errorf("call under way: %d %+v %v", rank, got, err)
 	}
-	m := &collective.MismatchError{Group: "world", Seq: sampleCall.Seq,
-		Here: collective.RankCall{Rank: 0, Call: sampleCall}, There: collective.RankCall{Rank: 2, Call: sampleCall}}
-	if got, err := parseMismatch(encodeMismatch(m), "world", 3); err != nil || !reflect.DeepEqual(got, m) {
+	m := &mismatch{calls: [2]collective.RankCall{{Rank: 0, Call: sampleCall}, {Rank: 2, Call: sampleCall, Site: "é.go:8 main.f"}}, said: [2]bool{false, true}}
+	if got, err := parseMismatch(m.encode(), 3); err != nil || !reflect.DeepEqual(got, m) {
 		t.Errorf("mismatch: %+v, %v", got, err)
 	}
 }
@@ -42,7 +41,7 @@ func FuzzWire(f *testing.F) {
 	f.Add(appendCall(nil, &sampleCall))
 	f.Add(encodeStalled(1, &sampleCall))
 	f.Add(encodeFault(1, kindDied, "killed"))
-	f.Add([]byte(encodeMismatch(&collective.MismatchError{Here: collective.RankCall{Call: sampleCall}, There: collective.RankCall{Rank: 1, Call: sampleCall}})))
+	f.Add([]byte((&mismatch{calls: [2]collective.RankCall{{Call: sampleCall, Site: "a.go:1"}, {Rank: 1, Call: sampleCall}}, said: [2]bool{true, false}}).encode()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := parseHello(b); err == nil && !bytes.Equal(h.encode(), b) {
 			t.Errorf("hello %+v of %x encodes to %x", h, b, h.encode())
@@ -56,7 +55,7 @@ func FuzzWire(f *testing.F) {
 		if rank, c, err := parseStalled(b, 4); err == nil && !bytes.Equal(encodeStalled(rank, &c), b) {
 			t.Errorf("call under way %d %+v of %x", rank, c, b)
 		}
-		if m, err := parseMismatch(string(b), "world", 4); err == nil && encodeMismatch(m) != string(b) {
+		if m, err := parseMismatch(string(b), 4); err == nil && m.encode() != string(b) {
 			t.Errorf("mismatch %+v of %x", m, b)
 		}
 	})

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+// maxSite is the most bytes of a call site that travel between ranks.
+const maxSite = 256
+
+// siteText returns a call site as it may stand in another rank's error: one
+// line, printable, and of a long one the end, for it has the file and the line.
+func siteText(site string) string {
+	site = strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, site)
+	if len(site) <= maxSite {
+		return site
+	}
+	const dots = "..."
+	from := len(site) - maxSite + len(dots)
+	for !utf8.RuneStart(site[from]) {
+		from++
+	}
+	return dots + site[from:]
+}
+
+// mismatch is two calls that do not fit, and whether the two ranks have said
+// where they made them.
+type mismatch struct {
+	calls [2]collective.RankCall
+	said  [2]bool // of a rank that has nothing to say too
+}
+
+// newMismatch returns what an error says; what it does not know is unsaid.
+func newMismatch(e *collective.MismatchError) *mismatch {
+	m := &mismatch{calls: [2]collective.RankCall{e.Here, e.There}}
+	for i := range m.calls {
+		rc := &m.calls[i]
+		rc.Call.Parts, rc.Call.Recvs = nil, nil // the two calls' own
+		rc.Site = siteText(rc.Site)
+		m.said[i] = rc.Site != ""
+	}
+	return m
+}
+
+// complete reports whether nothing more is to be said.
+func (m *mismatch) complete() bool { return m.said[0] && m.said[1] }
+
+// giveUp takes what has not been said for not known.
+func (m *mismatch) giveUp() { m.said = [2]bool{true, true} }
+
+// say notes where a rank made its call, if it is one of the two and has not
+// said it yet, and reports whether that is so. past returns this rank's
+// collective of a number; nil if it is not asked.
+func (m *mismatch) say(rank int, site func(collective.Call) string, past func(seq uint64) (collective.Call, bool)) bool {
+	news := false
+	for i := range m.calls {
+		mine, other := &m.calls[i], &m.calls[1-i]
+		if mine.Rank != rank || m.said[i] {
+			continue
+		}
+		m.said[i], news = true, true
+		// Who finds a piece of another number among those that it waits for
+		// cannot know what its sender did at the same number.
+		if past != nil && !isMessage(&mine.Call) && mine.Call.Seq != other.Call.Seq {
+			if c, ok := past(other.Call.Seq); ok && !c.Matches(&other.Call) {
+				mine.Call = c
+			}
+		}
+		if site != nil {
+			mine.Site = siteText(site(mine.Call))
+		}
+	}
+	return news
+}
+
+func isMessage(c *collective.Call) bool { return c.Op == collective.OpSend || c.Op == collective.OpRecv }
+
+// merge takes over what a rank has said of its own call.
+func (m *mismatch) merge(rank int, o *mismatch) {
+	for i := range m.calls {
+		for j := range o.calls {
+			if m.calls[i].Rank == rank && o.calls[j].Rank == rank && o.said[j] && !m.said[i] {
+				m.calls[i], m.said[i] = o.calls[j], true
+			}
+		}
+	}
+}
+
+// error returns the error of one of the group's ranks: if its own call is one
+// of the two, that is the first.
+func (m *mismatch) error(group string, rank int) *collective.MismatchError {
+	e := &collective.MismatchError{Group: group, Here: m.calls[0], There: m.calls[1]}
+	if e.There.Rank == rank {
+		e.Here, e.There = e.There, e.Here
+	}
+	e.Seq = e.Here.Call.Seq
+	return e
+}
+
+const (
+	// rankCallSize is the length of one of two encoded calls without its site.
+	rankCallSize = 4 + callSize + 1 + 2
+	maxMismatch  = 2 * (rankCallSize + maxSite)
+)
+
+var _ [0]byte = [max(0, maxMismatch-maxFaultText)]byte{} // it is the text of a fault
+
+// encode makes the text of a fault of kindMismatch.
+func (m *mismatch) encode() string {
+	b := make([]byte, 0, maxMismatch)
+	for i := range m.calls {
+		rc := &m.calls[i]
+		b = binary.LittleEndian.AppendUint32(b, uint32(rc.Rank))
+		b = appendCall(b, &rc.Call)
+		said := byte(0)
+		if m.said[i] {
+			said = 1
+		}
+		b = append(b, said)
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(rc.Site)))
+		b = append(b, rc.Site...)
+	}
+	return string(b)
+}
+
+// parseMismatch reads what encode wrote.
+func parseMismatch(text string, numRanks int) (*mismatch, error) {
+	m := &mismatch{}
+	rest := []byte(text)
+	for i := range m.calls {
+		if len(rest) < rankCallSize {
+			return nil, fmt.Errorf("a mismatch of %d bytes", len(text))
+		}
+		rc := &m.calls[i]
+		rc.Rank = int(binary.LittleEndian.Uint32(rest))
+		if rc.Rank >= numRanks {
+			return nil, fmt.Errorf("a mismatch of rank %d of %d", rc.Rank, numRanks)
+		}
+		var err error
+		if rc.Call, err = parseCall(rest[4:][:callSize]); err != nil {
+			return nil, err
+		}
+		said, n := rest[4+callSize], int(binary.LittleEndian.Uint16(rest[4+callSize+1:]))
+		rest = rest[rankCallSize:]
+		if said > 1 || n > len(rest) || n > maxSite || n > 0 && said == 0 {
+			return nil, fmt.Errorf("a mismatch with a site of %d bytes", n)
+		}
+		m.said[i], rc.Site = said == 1, string(rest[:n])
+		if siteText(rc.Site) != rc.Site {
+			return nil, fmt.Errorf("a mismatch with a site that no rank would send: %q", rc.Site)
+		}
+		rest = rest[n:]
+	}
+	if len(rest) != 0 {
+		return nil, fmt.Errorf("a mismatch of %d bytes, %d too many", len(text), len(rest))
+	}
+	return m, nil
+}
