@@ -95,6 +95,13 @@
 //
 // # Failure
 //
+// Two ranks that call different things, in operation, count, type, reduction,
+// root, parts or order, make every rank of the group fail at once with one
+// [MismatchError]: both calls, and the lines of the programs that made them. A
+// rank that only sends in an operation, such as a root over TCP, has then done
+// its part: it is told by its next call, or within a tenth of a second if it
+// makes none.
+//
 // When a rank dies, closes the group, gives up or calls something else, the
 // pending operations of every rank end with an error that names it
 // ([RankError]), and so does every later one: a group that has failed is of no

@@ -92,6 +92,9 @@ func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 		}
 		g.init()
 		g.openLog()
+		if n > 1 {
+			ranks[r].SetSite(g.log.Site)
+		}
 		groups[r] = g
 	}
 	return groups

@@ -5,6 +5,7 @@ package collective
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/cohort-ml/cohort/internal/mem"
 )
@@ -154,6 +155,31 @@ func (c *Call) Matches(o *Call) bool {
 		c.Layout == o.Layout && c.Seq == o.Seq && (c.Count == o.Count || !c.countsAgree())
 }
 
+// Wants returns how many elements this rank expects from another one that is
+// to have something for it, where that is the two ranks' own affair.
+func (c *Call) Wants(from int) (n int, own bool) {
+	switch {
+	case c.countsAgree():
+		return 0, false
+	case c.Op == OpAllToAll:
+		return c.Recvs[from], true
+	case c.Op == OpGather && c.Parts != nil:
+		return c.Parts[from], true
+	case c.Op == OpGather, c.Op == OpScatter:
+		return c.Count, true
+	}
+	return 0, false
+}
+
+// HasFor returns how many elements this rank has for another one, in a call
+// that [Call.Wants] is about: what pieces for it say as their count.
+func (c *Call) HasFor(to int) int {
+	if c.Parts != nil && (c.Op == OpAllToAll || c.Op == OpScatter) {
+		return c.Parts[to]
+	}
+	return c.Count
+}
+
 // Empty reports whether nothing is to be moved: all ranks need only to come.
 func (c *Call) Empty() bool { return c.Op == OpBarrier || c.Count == 0 && c.countsAgree() }
 
@@ -211,7 +237,7 @@ func layoutOf(parts []int) uint64 {
 func (c Call) String() string {
 	uneven := ""
 	if c.Layout > layoutEven || c.Op == OpAllToAll && c.Layout != 0 || c.Parts != nil {
-		uneven = " (uneven)"
+		uneven = " (uneven" + partsText(c.Parts) + ")"
 	}
 	switch c.Op {
 	case OpBarrier:
@@ -237,6 +263,15 @@ func (c Call) String() string {
 		return fmt.Sprintf("recv of %d %v from rank %d", c.Count, c.DType, c.Root)
 	}
 	return fmt.Sprintf("%v of %d %v%s", c.Op, c.Count, c.DType, uneven)
+}
+
+// partsText is the numbers of elements of uneven parts, unless they are many.
+func partsText(parts []int) string {
+	const most = 16
+	if len(parts) == 0 || len(parts) > most {
+		return ""
+	}
+	return ": " + strings.ReplaceAll(strings.Trim(fmt.Sprint(parts), "[]"), " ", ", ")
 }
 
 // Backend moves the data of one rank's calls.

@@ -91,11 +91,54 @@ type MismatchError struct {
 	Seq   uint64
 	Here  RankCall
 	There RankCall
+	// Parcel is set where the two calls fit but for how many elements one rank
+	// has for the other.
+	Parcel *Parcel
+}
+
+// Parcel is what one rank has for another in a call, and what that expects.
+type Parcel struct {
+	From, To, Have, Want int
 }
 
 func (e *MismatchError) Error() string {
-	return fmt.Sprintf("dist: group %q, call %d: ranks called different things: %v; %v",
-		e.Group, e.Seq, e.Here, e.There)
+	var b strings.Builder
+	fmt.Fprintf(&b, "dist: group %q, call %d: ranks called different things: ", e.Group, e.Seq)
+	for i, rc := range []*RankCall{&e.Here, &e.There} {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(rc.String())
+		if rc.Call.Seq != e.Seq {
+			fmt.Fprintf(&b, ", its call %d", rc.Call.Seq)
+		}
+	}
+	if p := e.Parcel; p != nil {
+		fmt.Fprintf(&b, "; rank %d has %s for rank %d, which expects %d", p.From, elements(p.Have), p.To, p.Want)
+	} else if i := differing(&e.Here.Call, &e.There.Call); i >= 0 {
+		fmt.Fprintf(&b, "; the part of rank %d has %s, %d for rank %d", i, elements(e.Here.Call.Parts[i]), e.There.Call.Parts[i], e.There.Rank)
+	}
+	return b.String()
+}
+
+func elements(n int) string {
+	if n == 1 {
+		return "1 element"
+	}
+	return fmt.Sprint(n, " elements")
+}
+
+// differing returns the first rank whose parts differ in two calls in which all
+// ranks should know them alike, -1 if there is none or one's are not known.
+func differing(here, there *Call) int {
+	if here.Op == there.Op && (here.Op == OpAllGather || here.Op == OpReduceScatter) && len(here.Parts) == len(there.Parts) {
+		for i := range here.Parts {
+			if here.Parts[i] != there.Parts[i] {
+				return i
+			}
+		}
+	}
+	return -1
 }
 
 // TimeoutError says that an operation did not complete in time and which

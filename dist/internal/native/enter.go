@@ -63,8 +63,15 @@ func (s *Shm) compare(c *collective.Call, peer int) error {
 }
 
 // mismatch is the error that a rank has called something else.
-func (s *Shm) mismatch(c *collective.Call, peer int, there collective.Call) error {
+func (s *Shm) mismatch(c *collective.Call, peer int, there collective.Call) *collective.MismatchError {
 	return &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
 		Here:  collective.RankCall{Rank: s.cfg.Members[s.cfg.Rank].Rank, Call: *c},
 		There: collective.RankCall{Rank: s.cfg.Members[peer].Rank, Call: there}}
+}
+
+// parcelError makes a mismatch one of how many elements the other rank has for
+// this one.
+func parcelError(e *collective.MismatchError, have, want int) error {
+	e.Parcel = &collective.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: have, Want: want}
+	return e
 }

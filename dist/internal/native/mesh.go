@@ -44,7 +44,8 @@ type MeshOptions struct {
 // What holds the group together is a [star] of connections to rank 0, and for
 // the ranks of a node their Shm's own. A wait on a link ends with the news of
 // a fault that comes over them; while all is well they carry beats, and
-// the call of a rank that has waited for long (see stall.go).
+// the call of a rank that has waited for long, or has seen nobody's (see
+// stall.go).
 type Mesh struct {
 	cfg    Config
 	n      int
@@ -353,8 +354,13 @@ func (m *Mesh) usable(c *collective.Call) error {
 func (m *Mesh) fail(err error) error {
 	m.Fail(err)
 	if e, ok := err.(*collective.MismatchError); ok {
-		err = m.star.settled(e)
-		m.failed.Store(&failure{err})
+		m.mu.Lock()
+		fault := m.fault
+		m.mu.Unlock()
+		if fault != nil && fault.kind == kindMismatch {
+			err = m.star.settled(e)
+			m.failed.Store(&failure{err})
+		}
 	}
 	return err
 }

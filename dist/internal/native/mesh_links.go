@@ -24,6 +24,7 @@ const inlineLimit = 16 << 10
 // behind have nothing older before them, so that one of them can always go on.
 func (m *Mesh) prepare(ctx context.Context, c *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
 	w := m.watch.begin(ctx, c, true)
+	w.quiet = len(p.Recvs) == 0
 	release = func() { m.watch.end(w) }
 	fits = true
 	total, size := 0, c.DType.Size()

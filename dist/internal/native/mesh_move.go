@@ -37,6 +37,11 @@ func (m *Mesh) collective(ctx context.Context, c *collective.Call, in, out colle
 
 // sendPiece implements [link].
 func (m *Mesh) sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error {
+	if n := c.HasFor(to); n != c.Count {
+		own := *c
+		own.Count = n
+		c = &own
+	}
 	if i := m.localOf[to]; i >= 0 {
 		return m.fromLocal(c, to, m.local.sendPiece(ctx, c, i, data))
 	}
@@ -102,6 +107,9 @@ func (m *Mesh) readCall(conn *transport.Conn, c *collective.Call, peer int, matc
 	}
 	if !matches(&there) {
 		return m.mismatch(c, peer, there)
+	}
+	if want, own := c.Wants(peer); own && there.Count != want {
+		return parcelError(m.mismatch(c, peer, there), there.Count, want)
 	}
 	if length != callSize+want {
 		return &protocolError{fmt.Errorf("a piece of %d bytes, want %d", length-callSize, want)}

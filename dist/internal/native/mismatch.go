@@ -4,7 +4,10 @@ package native
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -40,14 +43,24 @@ func siteText(site string) string {
 type mismatch struct {
 	calls [2]collective.RankCall
 	said  [2]bool // of a rank that has nothing to say too
+	// differs says that the calls fit but for what the second rank has for the
+	// first, which wants another number of elements.
+	differs    bool
+	have, want int
 }
 
 // newMismatch returns what an error says; what it does not know is unsaid.
 func newMismatch(e *collective.MismatchError) *mismatch {
 	m := &mismatch{calls: [2]collective.RankCall{e.Here, e.There}}
+	if p := e.Parcel; p != nil {
+		if p.To == e.There.Rank {
+			m.calls[0], m.calls[1] = m.calls[1], m.calls[0]
+		}
+		m.differs, m.have, m.want = true, p.Have, p.Want
+	}
 	for i := range m.calls {
 		rc := &m.calls[i]
-		rc.Call.Parts, rc.Call.Recvs = nil, nil // the two calls' own
+		rc.Call.Parts, rc.Call.Recvs = slices.Clone(rc.Call.Parts), nil
 		rc.Site = siteText(rc.Site)
 		m.said[i] = rc.Site != ""
 	}
@@ -62,7 +75,7 @@ func (m *mismatch) giveUp() { m.said = [2]bool{true, true} }
 
 // say notes where a rank made its call, if it is one of the two and has not
 // said it yet, and reports whether that is so. past returns this rank's
-// collective of a number; nil if it is not asked.
+// collective of a number, if that is remembered.
 func (m *mismatch) say(rank int, site func(collective.Call) string, past func(seq uint64) (collective.Call, bool)) bool {
 	news := false
 	for i := range m.calls {
@@ -71,11 +84,15 @@ func (m *mismatch) say(rank int, site func(collective.Call) string, past func(se
 			continue
 		}
 		m.said[i], news = true, true
-		// Who finds a piece of another number among those that it waits for
-		// cannot know what its sender did at the same number.
-		if past != nil && !isMessage(&mine.Call) && mine.Call.Seq != other.Call.Seq {
-			if c, ok := past(other.Call.Seq); ok && !c.Matches(&other.Call) {
-				mine.Call = c
+		if !isMessage(&mine.Call) {
+			// What others have seen of this rank's call lacks the parts, and
+			// who finds a piece of another number among those that it waits
+			// for cannot know what its sender did at the same number.
+			for _, seq := range []uint64{other.Call.Seq, mine.Call.Seq} {
+				if c, ok := past(seq); ok && (!c.Matches(&other.Call) || seq == mine.Call.Seq && c.Matches(&mine.Call)) {
+					mine.Call = c
+					break
+				}
 			}
 		}
 		if site != nil {
@@ -85,7 +102,9 @@ func (m *mismatch) say(rank int, site func(collective.Call) string, past func(se
 	return news
 }
 
-func isMessage(c *collective.Call) bool { return c.Op == collective.OpSend || c.Op == collective.OpRecv }
+func isMessage(c *collective.Call) bool {
+	return c.Op == collective.OpSend || c.Op == collective.OpRecv
+}
 
 // merge takes over what a rank has said of its own call.
 func (m *mismatch) merge(rank int, o *mismatch) {
@@ -102,6 +121,9 @@ func (m *mismatch) merge(rank int, o *mismatch) {
 // of the two, that is the first.
 func (m *mismatch) error(group string, rank int) *collective.MismatchError {
 	e := &collective.MismatchError{Group: group, Here: m.calls[0], There: m.calls[1]}
+	if m.differs {
+		e.Parcel = &collective.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: m.have, Want: m.want}
+	}
 	if e.There.Rank == rank {
 		e.Here, e.There = e.There, e.Here
 	}
@@ -110,9 +132,13 @@ func (m *mismatch) error(group string, rank int) *collective.MismatchError {
 }
 
 const (
-	// rankCallSize is the length of one of two encoded calls without its site.
-	rankCallSize = 4 + callSize + 1 + 2
-	maxMismatch  = 2 * (rankCallSize + maxSite)
+	// rankCallSize is the length of one of two encoded calls without its parts
+	// and its site.
+	rankCallSize = 4 + callSize + 1 + 2 + 2
+	// maxParts is the most bytes of parts that travel; of more ranks than that
+	// has room for, nothing is said.
+	maxParts    = 160
+	maxMismatch = 2*(rankCallSize+maxParts+maxSite) + 2*8
 )
 
 var _ [0]byte = [max(0, maxMismatch-maxFaultText)]byte{} // it is the text of a fault
@@ -129,8 +155,20 @@ func (m *mismatch) encode() string {
 			said = 1
 		}
 		b = append(b, said)
+		var parts []byte
+		for _, n := range rc.Call.Parts {
+			parts = binary.AppendUvarint(parts, uint64(n))
+		}
+		if len(parts) > maxParts {
+			parts = nil
+		}
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(parts)))
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(rc.Site)))
-		b = append(b, rc.Site...)
+		b = append(append(b, parts...), rc.Site...)
+	}
+	if m.differs {
+		b = binary.LittleEndian.AppendUint64(b, uint64(m.have))
+		b = binary.LittleEndian.AppendUint64(b, uint64(m.want))
 	}
 	return string(b)
 }
@@ -152,19 +190,51 @@ func parseMismatch(text string, numRanks int) (*mismatch, error) {
 		if rc.Call, err = parseCall(rest[4:][:callSize]); err != nil {
 			return nil, err
 		}
-		said, n := rest[4+callSize], int(binary.LittleEndian.Uint16(rest[4+callSize+1:]))
+		said := rest[4+callSize]
+		ofParts, n := int(binary.LittleEndian.Uint16(rest[4+callSize+1:])), int(binary.LittleEndian.Uint16(rest[4+callSize+3:]))
 		rest = rest[rankCallSize:]
-		if said > 1 || n > len(rest) || n > maxSite || n > 0 && said == 0 {
-			return nil, fmt.Errorf("a mismatch with a site of %d bytes", n)
+		if said > 1 || ofParts > maxParts || n > maxSite || ofParts+n > len(rest) || n > 0 && said == 0 {
+			return nil, fmt.Errorf("a mismatch with parts of %d bytes and a site of %d", ofParts, n)
 		}
+		if rc.Call.Parts, err = parseParts(rest[:ofParts], numRanks); err != nil {
+			return nil, err
+		}
+		rest = rest[ofParts:]
 		m.said[i], rc.Site = said == 1, string(rest[:n])
 		if siteText(rc.Site) != rc.Site {
 			return nil, fmt.Errorf("a mismatch with a site that no rank would send: %q", rc.Site)
 		}
 		rest = rest[n:]
 	}
+	if len(rest) == 2*8 {
+		have, want := binary.LittleEndian.Uint64(rest), binary.LittleEndian.Uint64(rest[8:])
+		if have > math.MaxInt || want > math.MaxInt {
+			return nil, fmt.Errorf("a mismatch of %d and %d elements", have, want)
+		}
+		m.differs, m.have, m.want = true, int(have), int(want)
+		rest = nil
+	}
 	if len(rest) != 0 {
 		return nil, fmt.Errorf("a mismatch of %d bytes, %d too many", len(text), len(rest))
 	}
 	return m, nil
+}
+
+// parseParts reads a number for each rank, or none.
+func parseParts(b []byte, numRanks int) ([]int, error) {
+	if len(b) == 0 {
+		return nil, nil
+	}
+	var parts []int
+	for len(b) > 0 {
+		v, n := binary.Uvarint(b)
+		if n <= 0 || v > math.MaxInt || n > 1 && b[n-1] == 0 {
+			return nil, errors.New("a mismatch with parts that cannot be read")
+		}
+		parts, b = append(parts, int(v)), b[n:]
+	}
+	if len(parts) != numRanks {
+		return nil, fmt.Errorf("a mismatch with %d parts of %d ranks", len(parts), numRanks)
+	}
+	return parts, nil
 }

@@ -169,6 +169,8 @@ func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit i
 	rec := p.block.records[slot] // read once: it is the peer's memory
 	if there := rec.call(rec.seq); !c.Matches(&there) {
 		return s.mismatch(c, from, there)
+	} else if want, own := c.Wants(s.cfg.Members[from].Rank); own && there.Count != want {
+		return parcelError(s.mismatch(c, from, there), there.Count, want)
 	}
 	if size := rec.size; size != uint64(len(into)) {
 		return fmt.Errorf("dist: %v of group %q: %v sent a piece of %d bytes, want %d",

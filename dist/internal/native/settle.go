@@ -31,18 +31,16 @@ type settlement struct {
 	mu    sync.Mutex
 	begun *mismatch // nil while there is none
 	ended bool
-	done  chan struct{} // closed when ended, nil while there is no mismatch
+	done  chan struct{} // closed when ended
 	timer *time.Timer   // the hub's
 }
 
 // finish ends a settlement; it is locked.
 func (st *settlement) finish() {
-	if st.begun == nil || st.ended {
-		st.ended = true
+	if st.ended {
 		return
 	}
 	st.ended = true
-	st.begun.giveUp()
 	close(st.done)
 	if st.timer != nil {
 		st.timer.Stop()
@@ -61,7 +59,7 @@ func (s *star) mismatched(from, about int, m *mismatch) {
 	first := st.begun == nil
 	switch {
 	case first:
-		st.begun, st.done = m, make(chan struct{})
+		st.begun = m
 	case s.rank == 0:
 		st.begun.merge(from, m)
 	case from == 0: // the hub's word counts
@@ -114,24 +112,20 @@ func (s *star) unsettle() {
 }
 
 // settled returns the error of a mismatch as all ranks have it, which it waits
-// for. It must not be called by who reads the star's connections.
+// for: nothing else has ended the group before. It must not be called by who
+// reads the star's connections.
 func (s *star) settled(e *collective.MismatchError) *collective.MismatchError {
 	st := &s.settlement
-	st.mu.Lock()
-	done := st.done
-	st.mu.Unlock()
-	if done != nil {
-		patience := time.NewTimer(sitePatience)
-		defer patience.Stop()
-		select {
-		case <-done:
-		case <-patience.C:
-		}
+	patience := time.NewTimer(sitePatience)
+	defer patience.Stop()
+	select {
+	case <-st.done:
+	case <-patience.C:
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	m := st.begun
-	if m == nil { // something else had ended the group before
+	if m == nil { // the star had come to its end
 		m = newMismatch(e)
 		m.say(s.rank, s.cfg.Site, s.past)
 	}
@@ -149,7 +143,7 @@ func (s *Shm) settleHere(ranks []*Shm) func(*collective.MismatchError) *collecti
 			}
 		}
 		for r := range ranks {
-			m.say(r, ranks[r].cfg.Site, nil)
+			m.say(r, ranks[r].cfg.Site, ranks[r].past.call)
 		}
 		return m.error(s.cfg.Group, s.cfg.Rank)
 	}

@@ -39,6 +39,7 @@ type Shm struct {
 	gate     sync.RWMutex // news from other goroutines touch memory under it
 	detached bool
 	move     move // the collective under way
+	past     history
 	scratch  scratch
 }
 
@@ -66,6 +67,9 @@ func (s *Shm) Collective(ctx context.Context, c collective.Call, in, out collect
 	m := &s.move
 	*m = move{s: s, ctx: ctx, call: c, me: s.cfg.Rank, inData: in, outData: out, in: in.Bytes(), out: out.Bytes()}
 	m.c = &m.call
+	if c.Parts != nil {
+		s.past.note(&c)
+	}
 	err := m.collective()
 	*m = move{}
 	if err != nil {
@@ -256,8 +260,10 @@ func (s *Shm) faultError(c *collective.Call, rank int, kind uint32, text string)
 func (s *Shm) fail(err error) error {
 	s.Fail(err)
 	if e, ok := err.(*collective.MismatchError); ok && s.settle != nil {
-		err = s.settle(e)
-		s.failed.Store(&failure{err})
+		if _, kind, _, ok := s.seg.fault(); ok && kind == kindMismatch {
+			err = s.settle(e)
+			s.failed.Store(&failure{err})
+		}
 	}
 	return err
 }

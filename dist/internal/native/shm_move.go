@@ -222,8 +222,7 @@ func (m *move) expect(rank int, count uint64, dst collective.Range) error {
 		return nil
 	}
 	there := m.s.call(rank, m.c.Seq).record.call(m.c.Seq)
-	there.Count = int(count)
-	return m.s.mismatch(m.c, rank, there)
+	return parcelError(m.s.mismatch(m.c, rank, there), int(count), dst.Len()/m.c.DType.Size())
 }
 
 // reach returns what a rank has beside its call or has lent, and false if it

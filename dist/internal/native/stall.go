@@ -21,10 +21,13 @@ import (
 // is: ranks that call different things may wait for each other without a word
 // between them. The hub of the star passes the first such call of a number on,
 // and every rank compares it with its own of that number, now or when it comes
-// to it.
+// to it. A rank that has only sent in a collective, and so has seen nobody's
+// call, tells the others likewise if it makes no other one soon: two ranks that
+// each took themselves for the root have both done their part.
 const (
 	watchPeriod = 50 * time.Millisecond
 	stallAfter  = 200 * time.Millisecond
+	quietAfter  = 50 * time.Millisecond
 )
 
 // watchdog looks after the calls of a mesh that are under way.
@@ -36,6 +39,8 @@ type watchdog struct {
 	free   []*watched
 	timer  *time.Timer
 	armed  bool
+	quiet  collective.Call // the last collective, if nobody's piece came in it
+	since  time.Time       // when it ended
 	closed bool
 }
 
@@ -45,6 +50,7 @@ type watched struct {
 	ctx        context.Context
 	call       collective.Call
 	collective bool
+	quiet      bool // this rank gets nothing from anybody in it
 	start      time.Time
 	conns      []*transport.Conn
 	told, cut  bool
@@ -64,15 +70,24 @@ func (d *watchdog) begin(ctx context.Context, c *collective.Call, coll bool) *wa
 	w.ctx, w.call, w.collective, w.start = ctx, *c, coll, now
 	w.call.Parts, w.call.Recvs = nil, nil
 	d.calls = append(d.calls, w)
-	if !d.armed && !d.closed {
-		d.armed = true
-		if d.timer == nil {
-			d.timer = time.AfterFunc(watchPeriod, d.look)
-		} else {
-			d.timer.Reset(watchPeriod)
-		}
+	if coll {
+		d.quiet.Seq = 0
 	}
+	d.arm()
 	return w
+}
+
+// arm has the timer look; the watchdog is locked.
+func (d *watchdog) arm() {
+	if d.armed || d.closed {
+		return
+	}
+	d.armed = true
+	if d.timer == nil {
+		d.timer = time.AfterFunc(watchPeriod, d.look)
+	} else {
+		d.timer.Reset(watchPeriod)
+	}
 }
 
 // uses says that a call waits on a connection.
@@ -101,6 +116,10 @@ func (d *watchdog) end(w *watched) {
 	last := len(d.calls) - 1
 	d.calls[i], d.calls[last] = d.calls[last], nil
 	d.calls = d.calls[:last]
+	if w.quiet && !w.cut {
+		d.quiet, d.since = w.call, time.Now()
+		d.arm()
+	}
 	clear(w.conns)
 	*w = watched{dog: d, conns: w.conns[:0]}
 	d.free = append(d.free, w)
@@ -125,7 +144,11 @@ func (d *watchdog) look() {
 			stalled = &call
 		}
 	}
-	d.armed = len(d.calls) > 0 && !d.closed
+	if d.quiet.Seq != 0 && stalled == nil && now.Sub(d.since) >= quietAfter {
+		call := d.quiet
+		stalled, d.quiet.Seq = &call, 0
+	}
+	d.armed = (len(d.calls) > 0 || d.quiet.Seq != 0) && !d.closed
 	if d.armed {
 		d.timer.Reset(watchPeriod)
 	}
@@ -153,6 +176,7 @@ const pastCalls = 16
 type history struct {
 	mu    sync.Mutex
 	calls [pastCalls]collective.Call // by number, modulo
+	parts [pastCalls][2][]int        // likewise: memory for their parts
 	there collective.RankCall        // with number 0: none
 }
 
@@ -161,10 +185,27 @@ type history struct {
 func (h *history) add(cfg *Config, c *collective.Call) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	mine := &h.calls[c.Seq%pastCalls]
-	*mine = *c
-	mine.Parts, mine.Recvs = nil, nil
+	h.keep(c)
 	return h.compare(cfg, c.Seq)
+}
+
+// keep takes down a call; the history is locked. Its parts are the caller's.
+func (h *history) keep(c *collective.Call) {
+	i := c.Seq % pastCalls
+	h.calls[i] = *c
+	for j, list := range []*[]int{&h.calls[i].Parts, &h.calls[i].Recvs} {
+		if *list != nil {
+			h.parts[i][j] = append(h.parts[i][j][:0], *list...)
+			*list = h.parts[i][j]
+		}
+	}
+}
+
+// note takes down a call of which others do not see everything.
+func (h *history) note(c *collective.Call) {
+	h.mu.Lock()
+	h.keep(c)
+	h.mu.Unlock()
 }
 
 // heard compares what another rank waits in with this rank's call of that
@@ -181,20 +222,26 @@ func (h *history) call(seq uint64) (collective.Call, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	c := h.calls[seq%pastCalls]
+	c.Parts, c.Recvs = slices.Clone(c.Parts), slices.Clone(c.Recvs)
 	return c, c.Seq == seq && seq > 0
 }
 
 // mismatch is the error that a rank has called something else. A piece of an
 // earlier number than the one that is waited for was sent by a call that was
 // another than this rank's of that number.
-func (m *Mesh) mismatch(c *collective.Call, peer int, there collective.Call) error {
+func (m *Mesh) mismatch(c *collective.Call, peer int, there collective.Call) *collective.MismatchError {
 	mine := *c
+	var parcel *collective.Parcel
 	if !isMessage(c) && there.Seq < c.Seq {
 		if then, ok := m.past.call(there.Seq); ok && !then.Matches(&there) {
 			mine = then
+		} else if ok { // more than it was to send
+			if want, own := then.Wants(peer); own {
+				mine, parcel = then, &collective.Parcel{From: peer, To: m.cfg.Rank, Have: there.Count, Want: want}
+			}
 		}
 	}
-	return &collective.MismatchError{Group: m.cfg.Group, Seq: mine.Seq,
+	return &collective.MismatchError{Group: m.cfg.Group, Seq: mine.Seq, Parcel: parcel,
 		Here: collective.RankCall{Rank: m.cfg.Rank, Call: mine}, There: collective.RankCall{Rank: peer, Call: there}}
 }
 

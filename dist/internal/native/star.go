@@ -28,8 +28,8 @@ type star struct {
 	stalled func(rank int, c *collective.Call)
 
 	pulse *pulse // nil: no beats
-	// past returns this rank's collective of a number, if it is remembered. May
-	// be nil; set before any rank joins.
+	// past returns this rank's collective of a number, if it is remembered. Set
+	// before any rank joins.
 	past       func(seq uint64) (collective.Call, bool)
 	settlement settlement
 
@@ -45,7 +45,7 @@ type star struct {
 func newStar(cfg *Config, heard func(rank int, kind uint32, text string), left func(rank int)) *star {
 	n := len(cfg.Members)
 	s := &star{cfg: cfg, rank: cfg.Rank, numRanks: n, heard: heard, left: left, conns: map[int]*transport.Conn{},
-		joined: make(chan int, n), trouble: make(chan error, 1)}
+		settlement: settlement{done: make(chan struct{})}, joined: make(chan int, n), trouble: make(chan error, 1)}
 	s.pulse = newPulse(s)
 	return s
 }
