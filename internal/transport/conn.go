@@ -76,6 +76,13 @@ func (c *Conn) Peer() string { return addressOf(c.nc.RemoteAddr()) }
 // LocalAddr returns this side's address.
 func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
 
+// Sheltered says whether the connection goes through TLS or stays on this host,
+// so that nobody between hosts reads what is said.
+func (c *Conn) Sheltered() bool {
+	_, secure := c.nc.(*tlsLink)
+	return secure || sameHost(c.nc)
+}
+
 // RemoteAddr returns the other side's address.
 func (c *Conn) RemoteAddr() net.Addr { return c.nc.RemoteAddr() }
 

@@ -19,9 +19,9 @@ const (
 	// A name that does not resolve may belong to a host that is still being
 	// started, but more likely to nobody.
 	namePatience = 10 * time.Second
-	// A handshake that the peer ends is tried again a few times: the peer may
-	// have been closing an earlier listener, or have been flooded.
-	maxRejections = 4
+	// A handshake that the peer ends is tried again for a while: the peer may
+	// have been closing an earlier listener, or be flooded by strangers.
+	rejectPatience = 500 * time.Millisecond
 	// A protocol that is not offered may be about to be: a port listens before
 	// its protocols are added.
 	offerPatience = time.Second
@@ -68,9 +68,9 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 	dialer := net.Dialer{KeepAliveConfig: keepAlive}
 	began := time.Now()
 	pause := firstPause
-	rejections, final := 0, false
-	var notOffered time.Time // when that was first said
-	var last error           // what kept us from connecting, as long as it was worth another try
+	final := false
+	var rejected, notOffered time.Time // when that was first said
+	var last error                     // what kept us from connecting, as long as it was worth another try
 	for tries := 1; ; tries++ {
 		nc, err := dialer.DialContext(ctx, network, address)
 		op := "dial"
@@ -83,7 +83,10 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 			nc.Close()
 			switch {
 			case errors.Is(err, ErrRejected):
-				rejections++
+				if rejected.IsZero() {
+					rejected = time.Now()
+				}
+				final = time.Since(rejected) > rejectPatience
 			case errors.Is(err, ErrNoProtocol):
 				if notOffered.IsZero() {
 					notOffered = time.Now()
@@ -98,7 +101,7 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 		}
 		if ctx.Err() == nil { // else the deadline speaks, not the peer
 			last = plain(err)
-			if final || rejections > maxRejections || op == "dial" && !worthRetrying(err, time.Since(began)) {
+			if final || op == "dial" && !worthRetrying(err, time.Since(began)) {
 				return fail(op, last)
 			}
 			// Ranks start together: spread their tries.

@@ -35,12 +35,18 @@
 //	server → client   verdict, H(verdict)                                   33 bytes
 //
 // The labels differ by direction, so nothing that one side said can be sent
-// back to it, and the nonces are fresh, so nothing can be replayed further
-// than a server nonce. A stranger gets no byte: a hello that does not verify
-// is closed without an answer. Handshakes have a deadline, and the
-// number of connections inside one is bounded: when there are too many the
-// oldest is closed, so that strangers who connect and say nothing cannot keep
-// members out.
+// back to it. A stranger gets no byte: a hello that does not verify is closed
+// without an answer, and so is one that this process has heard before. (A
+// recorded hello that is repeated to another process of the job gets a
+// challenge, 64 bytes that say nothing to who does not know the token, and
+// then nothing more.)
+//
+// Handshakes have a deadline, and the number of connections inside one is
+// bounded: when there are too many, the source with the most of them loses its
+// oldest that has not proven the token, so that strangers who connect and say
+// nothing cannot keep members out. Who is turned away is counted, and reported
+// where [Port.OnRefusal] says, seldom enough that a log is not drowned and in
+// words that nobody else has a say in.
 //
 // The handshake proves who is there when the connection begins. It does not
 // hide or protect what follows from someone who controls the network between
@@ -49,12 +55,14 @@
 // # TLS
 //
 // That is the work of TLS 1.3, which goes under the handshake where Dial is
-// told [WithTLS]; [Encrypt] is the policy that says where. A Port tells a
+// told [WithTLS]; [Encrypt] is the policy that says where, and [Port.RequireTLS] holds
+// others to it. A Port tells a
 // client hello by its first byte (22), so that one port serves both. The
 // token (HKDF-SHA256) gives an Ed25519 key, the job's certificate authority:
 // each member makes itself a certificate by it, in memory, and demands one of
-// its peer. The client hello offers one application protocol, a nonce and an
-// HMAC of it under the token, so that a stranger is closed without an answer
+// its peer; they end never, and no clock is asked. The client hello offers one
+// application protocol, a nonce and an HMAC of it under the token, so that a
+// stranger, and who repeats a member's hello, is closed without an answer
 // here too. A key exported from the session (RFC 8446, section 7.5) is part of
 // every H above, so that no proof can be carried from one session into another.
 //

@@ -142,10 +142,10 @@ func serverHandshake(rw io.ReadWriter, token Token, session []byte, judge func(p
 		return "", err
 	}
 	if string(hello[:len(magic)]) != magic {
-		return "", errors.New("not a Cohort connection")
+		return "", errGarbage
 	}
-	if v := hello[len(magic)]; v != version {
-		return "", fmt.Errorf("handshake version %d, this side speaks %d", v, version)
+	if hello[len(magic)] != version {
+		return "", errVersion
 	}
 	rest := hello[len(magic)+1:]
 	if _, err := io.ReadFull(rw, rest); err != nil {
@@ -156,7 +156,10 @@ func serverHandshake(rw io.ReadWriter, token Token, session []byte, judge func(p
 	copy(t.proto[:], rest)
 	copy(t.nonces[:nonceSize], rest[maxProto:])
 	if !t.verify("hello", 0, rest[maxProto+nonceSize:]) {
-		return "", errors.New("the hello does not prove the job's token")
+		return "", errNoProof
+	}
+	if !token.said.fresh(t.nonces[:nonceSize]) {
+		return "", errRepeated
 	}
 
 	rand.Read(t.nonces[nonceSize:])
@@ -170,7 +173,7 @@ func serverHandshake(rw io.ReadWriter, token Token, session []byte, judge func(p
 		return "", err
 	}
 	if !t.verify("proof", 0, proof[:]) {
-		return "", errors.New("the proof does not prove the job's token")
+		return "", errNoProof
 	}
 
 	proto := protoName(t.proto)

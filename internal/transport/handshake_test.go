@@ -5,6 +5,7 @@ package transport
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"io"
 	"net"
@@ -126,8 +127,16 @@ func TestReplayIsRefused(t *testing.T) {
 	if err == nil {
 		t.Error("the server accepted a replay")
 	}
-	if len(answer) > challengeSize {
-		t.Errorf("the server answered %d bytes to a replay, more than its challenge", len(answer))
+	if len(answer) > 0 {
+		t.Errorf("the server answered %d bytes to a replay", len(answer))
+	}
+	if !errors.Is(err, errRepeated) {
+		t.Errorf("%v, want errRepeated", err)
+	}
+	// A process that has not heard it answers with a challenge, and no more.
+	elsewhere, _ := ParseToken(token.Text())
+	if answer, err := converse(elsewhere, client); err == nil || len(answer) != challengeSize {
+		t.Errorf("another process answered %d bytes to a replay, %v", len(answer), err)
 	}
 
 	// A recorded server does not convince a new client.
@@ -138,6 +147,17 @@ func TestReplayIsRefused(t *testing.T) {
 		t.Errorf("the client met a recording: %v, want ErrImpostor", err)
 	}
 	far.Close()
+}
+
+// newHello returns a hello that was never said.
+func newHello(token Token, proto string) []byte {
+	tr := transcript{token: token}
+	copy(tr.proto[:], proto)
+	rand.Read(tr.nonces[:nonceSize])
+	hello := append([]byte(magic), version)
+	hello = append(hello, tr.proto[:]...)
+	hello = append(hello, tr.nonces[:nonceSize]...)
+	return append(hello, tr.prove("hello", 0)...)
 }
 
 // What the server says cannot be used to answer it, on the same connection
@@ -163,8 +183,7 @@ func TestReflectionIsRefused(t *testing.T) {
 		far.Close()
 		done <- err
 	}()
-	hello, _ := record(t, token)
-	near.Write(hello[:helloSize])
+	near.Write(newHello(token, "test"))
 	challenge := make([]byte, challengeSize)
 	if _, err := io.ReadFull(near, challenge); err != nil {
 		t.Fatal(err)

@@ -30,14 +30,14 @@ type Port struct {
 	token Token
 	tls   *tls.Config
 
-	timeout     time.Duration // of a handshake
-	maxHalfOpen int
+	timeout time.Duration // of a handshake
+	refused refusals
 
 	mu       sync.Mutex
 	handlers map[string]func(*Conn)
 	forTLS   map[string]bool // protocols that plain connections from other hosts do not get
 	allTLS   bool
-	halfOpen *list.List // of net.Conn, oldest first
+	halfOpen lobby
 	closed   bool
 
 	stop    chan struct{}
@@ -83,8 +83,8 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 	}
 	p := &Port{
 		ln: ln, addr: addressOf(ln.Addr()), dir: dir, token: token, tls: secure,
-		timeout: timeout, maxHalfOpen: maxHalfOpen,
-		handlers: map[string]func(*Conn){}, forTLS: map[string]bool{}, halfOpen: list.New(), stop: make(chan struct{}),
+		timeout:  timeout,
+		handlers: map[string]func(*Conn){}, forTLS: map[string]bool{}, halfOpen: newLobby(maxHalfOpen), stop: make(chan struct{}),
 	}
 	p.running.Add(1)
 	go p.accept()
@@ -158,12 +158,11 @@ func (p *Port) Close() error {
 	}
 	p.closed = true
 	close(p.stop)
-	for e := p.halfOpen.Front(); e != nil; e = e.Next() {
-		e.Value.(net.Conn).Close()
-	}
+	p.halfOpen.closeAll()
 	p.mu.Unlock()
 	err := p.ln.Close()
 	p.running.Wait()
+	p.refused.flush(p.addr)
 	if p.dir != "" {
 		os.RemoveAll(p.dir)
 	}
@@ -185,7 +184,7 @@ func (p *Port) accept() {
 		// again, or for want of descriptors or memory: those come back.
 		p.mu.Lock()
 		closed := p.closed
-		p.evict()
+		p.halfOpen.evict()
 		p.mu.Unlock()
 		if closed {
 			return
@@ -199,40 +198,34 @@ func (p *Port) accept() {
 	}
 }
 
-// evict closes the oldest connection that has not finished its handshake.
-func (p *Port) evict() {
-	if e := p.halfOpen.Front(); e != nil {
-		e.Value.(net.Conn).Close()
-		p.halfOpen.Remove(e)
-	}
-}
-
 // admit starts the handshake with a connection.
 func (p *Port) admit(nc net.Conn) {
+	v := &visitor{nc: nc, from: sourceOf(nc)}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		nc.Close()
 		return
 	}
-	if p.halfOpen.Len() >= p.maxHalfOpen {
-		p.evict()
-	}
-	place := p.halfOpen.PushBack(nc)
+	place := p.halfOpen.enter(v)
 	p.running.Add(1)
-	go p.serve(nc, place)
+	go p.serve(v, place)
 }
 
 // serve runs the handshake, then the handler.
-func (p *Port) serve(nc net.Conn, place *list.Element) {
+func (p *Port) serve(v *visitor, place *list.Element) {
+	nc := v.nc
 	nc.SetDeadline(time.Now().Add(p.timeout))
-	link, proto, err := p.shake(nc)
+	link, proto, err := p.shake(v)
 
 	p.mu.Lock()
-	p.halfOpen.Remove(place)
+	p.halfOpen.leave(place)
 	handler := p.handlers[proto]
-	closed := p.closed
+	closed, evicted := p.closed, v.evicted
 	p.mu.Unlock()
+	if why := whyRefused(err, evicted); why != nil && !closed {
+		p.refused.add(p.addr, v.from, why, time.Now())
+	}
 	p.running.Done()
 	if err != nil || handler == nil || closed {
 		nc.Close()
@@ -243,17 +236,32 @@ func (p *Port) serve(nc net.Conn, place *list.Element) {
 }
 
 // shake runs the handshake, plain or through TLS: the first byte tells.
-func (p *Port) shake(nc net.Conn) (link net.Conn, proto string, err error) {
-	first := &firstByte{Conn: nc}
+func (p *Port) shake(v *visitor) (link net.Conn, proto string, err error) {
+	proven := func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		v.proven = true
+	}
+	nc := v.nc
+	first := &opened{Conn: nc, proven: proven}
 	if _, err := io.ReadFull(nc, first.b[:]); err != nil {
+		if errors.Is(err, io.EOF) || isReset(err) {
+			err = errNoWord
+		}
 		return nil, "", err
 	}
-	if first.b[0] != tlsFirst {
+	switch b := first.b[0]; {
+	case b == magic[0]:
 		exposed := !sameHost(nc)
 		proto, err = serverHandshake(first, p.token, nil, func(proto string) verdict { return p.judge(proto, exposed) })
 		return nc, proto, err
+	case b == tlsFirst:
+	case b >= ' ' && b <= '~':
+		return nil, "", errText
+	default:
+		return nil, "", errGarbage
 	}
-	secure, key, err := serverTLS(nc, first.b[:], p.token, p.tls)
+	secure, key, err := serverTLS(nc, first.b[:], p.token, p.tls, proven)
 	if err != nil {
 		return nil, "", err
 	}
@@ -261,14 +269,23 @@ func (p *Port) shake(nc net.Conn) (link net.Conn, proto string, err error) {
 	return secure, proto, err
 }
 
-// firstByte is a connection whose first byte has been read.
-type firstByte struct {
+// opened is a connection whose first byte has been read. Its first write is
+// what nobody gets who has not proven the token.
+type opened struct {
 	net.Conn
-	b    [1]byte
-	done bool
+	b      [1]byte
+	done   bool
+	proven func()
 }
 
-func (f *firstByte) Read(p []byte) (int, error) {
+// Write implements io.Writer.
+func (f *opened) Write(p []byte) (int, error) {
+	f.proven()
+	return f.Conn.Write(p)
+}
+
+// Read implements io.Reader.
+func (f *opened) Read(p []byte) (int, error) {
 	if !f.done && len(p) > 0 {
 		f.done = true
 		p[0] = f.b[0]

@@ -132,7 +132,7 @@ func TestSilentStrangersDoNotKeepMembersOut(t *testing.T) {
 		mustEcho(t, p, token)
 	}
 	p.mu.Lock()
-	open := p.halfOpen.Len()
+	open := p.halfOpen.visitors.Len()
 	p.mu.Unlock()
 	if open > 5 {
 		t.Errorf("%d handshakes are open, the bound is 5", open)

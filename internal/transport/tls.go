@@ -73,12 +73,17 @@ const (
 	// tlsBuffer gathers records, so that a call moves several of them: a fifth
 	// of the processor time of long transfers less than record by record.
 	tlsBuffer = 128 << 10
+	// helloBuffer is what a stranger gets instead: a client hello fits.
+	helloBuffer = 2 << 10
 )
+
+// anyTime is a time at which all certificates hold.
+var anyTime = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // tlsConfig makes the configuration of a member: a certificate authority,
 // the same for all who know the token, and a certificate by it, whose key is
-// new and never leaves this process. Certificates hold for ever, since hosts'
-// clocks differ and the job's end is theirs.
+// new and never leaves this process. Certificates hold for ever and are not
+// held against a clock: hosts' clocks differ, and the job's end is theirs.
 func tlsConfig(token Token) (*tls.Config, error) {
 	seed, err := hkdf.Key(sha256.New, token.key[:], nil, "cohort transport certificate authority", ed25519.SeedSize)
 	if err != nil {
@@ -119,6 +124,8 @@ func tlsConfig(token Token) (*tls.Config, error) {
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: private}},
 		RootCAs:      pool, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert, ServerName: tlsName,
+		// Certificates do not end, and no host's clock has a say in that.
+		Time: func() time.Time { return anyTime },
 		// Every session is new, so that each has fresh keys.
 		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true,
 	}, nil
@@ -126,7 +133,7 @@ func tlsConfig(token Token) (*tls.Config, error) {
 
 // greeting returns a word for a client hello that only a member can make, so
 // that a stranger is turned away before anything is answered or computed. It
-// is in the clear and could be repeated; the certificates are the proof.
+// is in the clear: a process takes each once, and the certificates are the proof.
 func greeting(token Token, nonce []byte) string {
 	mac := hmac.New(sha256.New, token.key[:])
 	io.WriteString(mac, "cohort transport greeting\x00")
@@ -134,14 +141,14 @@ func greeting(token Token, nonce []byte) string {
 	return tlsGreeting + hex.EncodeToString(nonce) + hex.EncodeToString(mac.Sum(nil))
 }
 
-// greets says whether a word is a member's greeting.
-func greets(token Token, word string) bool {
+// greets says whether a word is a member's greeting, and gives its nonce.
+func greets(token Token, word string) (nonce []byte, ok bool) {
 	text, ok := strings.CutPrefix(word, tlsGreeting)
 	if !ok || len(text) != 2*(greetingNonce+sha256.Size) {
-		return false
+		return nil, false
 	}
 	nonce, err := hex.DecodeString(text[:2*greetingNonce])
-	return err == nil && hmac.Equal([]byte(word), []byte(greeting(token, nonce)))
+	return nonce, err == nil && hmac.Equal([]byte(word), []byte(greeting(token, nonce)))
 }
 
 // clientTLS puts a session over nc, which has a deadline, and returns it with
@@ -173,16 +180,25 @@ func clientTLS(nc net.Conn, token Token) (*tlsLink, []byte, error) {
 }
 
 // serverTLS is the accepting side of clientTLS, for a connection of which the
-// bytes in said have been read. A client that is no member gets no answer.
-func serverTLS(nc net.Conn, said []byte, token Token, config *tls.Config) (*tlsLink, []byte, error) {
+// bytes in said have been read. A client that is no member gets no answer;
+// greeted is called for one that is.
+func serverTLS(nc net.Conn, said []byte, token Token, config *tls.Config, greeted func()) (*tlsLink, []byte, error) {
 	w := newWire(nc)
 	w.in = said
 	c := config.Clone()
 	c.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-		if len(hello.SupportedProtos) != 1 || !greets(token, hello.SupportedProtos[0]) {
-			return nil, errors.New("the client hello does not prove the job's token")
+		if len(hello.SupportedProtos) != 1 {
+			return nil, errNoProof
+		}
+		nonce, ok := greets(token, hello.SupportedProtos[0])
+		if !ok {
+			return nil, errNoProof
+		}
+		if !token.said.fresh(nonce) {
+			return nil, errRepeated
 		}
 		w.open = true
+		greeted()
 		member := config.Clone()
 		member.NextProtos = hello.SupportedProtos
 		return member, nil
@@ -259,6 +275,9 @@ func newWire(nc net.Conn) *wire {
 func (w *wire) Read(p []byte) (int, error) {
 	if len(w.in) == 0 {
 		if w.buf == nil {
+			w.buf = make([]byte, helloBuffer)
+		}
+		if w.open && len(w.buf) < tlsBuffer {
 			w.buf = make([]byte, tlsBuffer)
 		}
 		n, err := w.src.Read(w.buf)

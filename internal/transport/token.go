@@ -3,6 +3,7 @@
 package transport
 
 import (
+	"crypto/hmac"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -11,21 +12,29 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"syscall"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // Token is the secret that the members of a job share. The zero Token is no
-// token: Listen and Dial refuse it. Printing a Token with any verb does not
-// show it; Text does.
+// token: Listen and Dial refuse it. Printing a Token with any verb, also as a
+// field of something else, does not show it, nor does the trace of a panic;
+// Text does.
 type Token struct {
-	key [32]byte
-	ok  bool
+	// A pointer, for what is in arguments and fields gets into traces and
+	// printed structures.
+	*secret
+}
+
+type secret struct {
+	key  [32]byte
+	said seen // first words of members, so that none is taken twice
 }
 
 // NewToken returns a random token.
 func NewToken() Token {
-	t := Token{ok: true}
+	t := Token{new(secret)}
 	rand.Read(t.key[:])
 	return t
 }
@@ -36,7 +45,7 @@ func ParseToken(text string) (Token, error) {
 	if text == "" {
 		return Token{}, ErrNoToken
 	}
-	t := Token{ok: true}
+	t := Token{new(secret)}
 	if len(text) != 2*len(t.key) {
 		return Token{}, fmt.Errorf("a job token is %d hexadecimal digits (as `openssl rand -hex 32` prints), not %d characters", 2*len(t.key), len(text))
 	}
@@ -84,6 +93,9 @@ func ReadTokenFile(path string) (Token, error) {
 	if !info.Mode().IsRegular() {
 		return Token{}, fmt.Errorf("%s: a token file is a regular file, this is %s", path, info.Mode().Type())
 	}
+	if owner, ok := fileOwner(info); ok && owner != 0 && owner != os.Geteuid() {
+		return Token{}, fmt.Errorf("%s: the file belongs to another user (id %d), who knows its token: make one of your own with `(umask 077; cohort token > FILE)`", path, owner)
+	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return Token{}, fmt.Errorf("%s: others than its owner can use this file (mode %04o), so its token is no secret: run `chmod 600 %s`", path, info.Mode().Perm(), path)
 	}
@@ -101,11 +113,25 @@ func ReadTokenFile(path string) (Token, error) {
 	return t, nil
 }
 
+// fileOwner returns the id of a file's owner, where the system has such.
+func fileOwner(info os.FileInfo) (id int, ok bool) {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(stat.Uid), true
+}
+
 // Text returns the secret as 64 hexadecimal digits, to be handed to a member.
 func (t Token) Text() string { return hex.EncodeToString(t.key[:]) }
 
 // IsZero says whether t is no token.
-func (t Token) IsZero() bool { return !t.ok }
+func (t Token) IsZero() bool { return t.secret == nil }
+
+// Equal says whether two tokens are the same secret.
+func (t Token) Equal(u Token) bool {
+	return t.IsZero() && u.IsZero() || !t.IsZero() && !u.IsZero() && hmac.Equal(t.key[:], u.key[:])
+}
 
 // Format keeps the secret out of whatever is printed.
 func (t Token) Format(s fmt.State, _ rune) { io.WriteString(s, "Token(hidden)") }

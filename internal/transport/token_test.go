@@ -18,10 +18,10 @@ import (
 func TestTokenText(t *testing.T) {
 	token := NewToken()
 	again, err := ParseToken(" " + token.Text() + "\n")
-	if err != nil || again != token {
+	if err != nil || !again.Equal(token) {
 		t.Errorf("%v: the text form does not give the token back", err)
 	}
-	if token == NewToken() {
+	if token.Equal(NewToken()) {
 		t.Error("two tokens are equal")
 	}
 	for _, bad := range []string{"12", strings.Repeat("g", 64), strings.Repeat("0", 64), strings.Repeat("a", 65)} {
@@ -60,7 +60,7 @@ func TestTokenFromEnv(t *testing.T) {
 
 	token := NewToken()
 	t.Setenv(string(envvar.Token), token.Text())
-	if got, err := TokenFromEnv(); err != nil || got != token {
+	if got, err := TokenFromEnv(); err != nil || !got.Equal(token) {
 		t.Error(err)
 	}
 	t.Setenv(string(envvar.Token), "secret but short")
@@ -75,7 +75,7 @@ func TestTokenFromEnv(t *testing.T) {
 		t.Errorf("no file: %v", err)
 	}
 	os.WriteFile(path, []byte(token.Text()+"\n"), 0o600)
-	if got, err := TokenFromEnv(); err != nil || got != token {
+	if got, err := TokenFromEnv(); err != nil || !got.Equal(token) {
 		t.Error(err)
 	}
 	os.Chmod(path, 0o640)

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// stranger connects to a port, says something, and returns what it gets.
+func stranger(t *testing.T, p *Port, said []byte, closeWrite bool) []byte {
+	t.Helper()
+	network, address, err := parseAddress(p.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := net.Dial(network, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	nc.SetDeadline(time.Now().Add(patience))
+	nc.Write(said)
+	if half, ok := nc.(interface{ CloseWrite() error }); ok && closeWrite {
+		half.CloseWrite()
+	}
+	answer, err := io.ReadAll(nc)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("%q: the port neither answers nor closes", said[:min(len(said), 20)])
+	}
+	return answer
+}
+
+// ledger keeps a port's reports.
+type ledger struct {
+	mu    sync.Mutex
+	lines []Refusals
+}
+
+func (l *ledger) add(r Refusals) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, r)
+}
+
+func (l *ledger) all() []Refusals {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lines
+}
+
+// Whatever a stranger says, it gets nothing, and the port says why in words of its own.
+func TestRefusalsLeaveATrace(t *testing.T) {
+	token := NewToken()
+	recorded, _ := record(t, token)
+	for _, tt := range []struct {
+		name  string
+		said  []byte
+		close bool
+		why   error
+	}{
+		{"scan", nil, true, errNoWord},
+		{"http", []byte("GET /secret HTTP/1.1\r\nHost: x\r\n\r\n"), false, errText},
+		{"pytorch", append([]byte{9, 0x5a, 0x41, 0xb1, 0x3c}, make([]byte, 200)...), false, errGarbage},
+		{"one wrong byte", []byte{0}, false, errGarbage},
+		{"magic, then garbage", append([]byte(magic[:4]), pattern(100, 1)...), false, errGarbage},
+		{"version", append([]byte(magic+"\x02"), make([]byte, 200)...), false, errVersion},
+		{"other token", newHello(NewToken(), "echo"), false, errNoProof},
+		{"a hello cut short", newHello(token, "echo")[:helloSize-1], true, errCut},
+		{"too little", []byte(magic), false, errSlow},
+		{"replay", recorded, false, errRepeated},
+		{"tls without a greeting", append([]byte{22, 3, 1, 0, 5, 1, 0, 0, 1, 0}, pattern(300, 1)...), false, errGarbage},
+		{"tls, a record too long", append([]byte{22, 3, 1, 0xff, 0xff}, pattern(300, 1)...), false, errGarbage},
+	} {
+		p, err := listen("127.0.0.1:0", token, 50*time.Millisecond, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var reports ledger
+		p.OnRefusal(reports.add)
+		if answer := stranger(t, p, tt.said, tt.close); len(answer) > 0 {
+			t.Errorf("%s: the stranger got %d bytes", tt.name, len(answer))
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		got := reports.all()
+		if len(got) != 1 || !errors.Is(got[0].Why, tt.why) || got[0].Num != 1 || len(got[0].From) != 1 || got[0].From[0] != "127.0.0.1" {
+			t.Errorf("%s: reports %v, want one because %v", tt.name, got, tt.why)
+		}
+		for _, r := range got {
+			if line := r.String(); strings.Contains(line, "secret") || !strings.Contains(line, p.Addr()) || strings.Contains(line, "\n") {
+				t.Errorf("%s: %q", tt.name, line)
+			}
+		}
+	}
+}
+
+// Many refusals make one report at once, and one of the others when the port closes.
+func TestRefusalsAreGathered(t *testing.T) {
+	var reports ledger
+	var r refusals
+	r.report = reports.add
+	now := time.Now()
+	for i := range 1000 {
+		r.add("here:1", []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"}[i%5], errNoProof, now.Add(time.Duration(i)*time.Millisecond))
+	}
+	r.add("here:1", "10.0.0.9", errNoWord, now.Add(refusalPause))
+	r.add("here:1", "10.0.0.9", errNoWord, now.Add(refusalPause+1))
+	r.flush("here:1")
+	r.flush("here:1")
+	got := reports.all()
+	if len(got) != 3 || got[0].Num != 1 || got[1].Num != 1000 || len(got[1].From) != maxSources || got[2].Num != 1 || got[2].Total != 1002 {
+		t.Errorf("reports %+v", got)
+	}
+	want := "turned away 1000 connections to here:1 from 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5 and perhaps others: " + errNoWord.Error()
+	if line := got[1].String(); line != want {
+		t.Error(line)
+	}
+}
+
+// A member that asks for what is not offered yet is no stranger, one that
+// breaks the policy is worth a line.
+func TestMembersAreNoStrangers(t *testing.T) {
+	p, token := newPort(t, "127.0.0.1:0", patience, 10)
+	for range 3 {
+		mustEcho(t, p, token)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if c, err := Dial(ctx, p.Addr(), "nothing", token); err == nil {
+		c.Close()
+		t.Error("connected to what is not offered")
+	}
+	if n := p.Refused(); n != 0 {
+		t.Errorf("%d members were counted as strangers", n)
+	}
+}
+
+// The room is shared by source: a flood from one host pushes out its own, and
+// of those the ones that have proven nothing.
+func TestLobbySharesRoom(t *testing.T) {
+	l := newLobby(8)
+	in := func(from string) *visitor {
+		near, far := Pipe("")
+		t.Cleanup(func() { near.Close(); far.Close() })
+		v := &visitor{nc: near, from: from}
+		l.enter(v)
+		return v
+	}
+	member, alsoThere := in("member"), in("flood")
+	alsoThere.proven = true
+	for range 100 {
+		in("flood")
+	}
+	if member.evicted || alsoThere.evicted || l.visitors.Len() != 8 || l.from["flood"] != 7 {
+		t.Errorf("evicted: member %v, proven %v; %d visitors, %v", member.evicted, alsoThere.evicted, l.visitors.Len(), l.from)
+	}
+	for range 100 { // from many sources
+		in("flood" + string(rune('a'+len(l.from))))
+	}
+	if l.visitors.Len() != 8 {
+		t.Errorf("%d visitors, %v", l.visitors.Len(), l.from)
+	}
+	first := l.visitors.Front()
+	l.leave(first)
+	if l.visitors.Len() != 7 {
+		t.Errorf("%d visitors after one has left", l.visitors.Len())
+	}
+	for l.visitors.Len() > 0 {
+		l.evict()
+	}
+	l.evict()
+	if len(l.from) != 0 {
+		t.Errorf("%v is left", l.from)
+	}
+}
+
+func TestSeenForgetsTheOldest(t *testing.T) {
+	var s seen
+	nonce := make([]byte, nonceSize)
+	say := func(i int) bool {
+		nonce[0], nonce[1], nonce[2] = byte(i), byte(i>>8), byte(i>>16)
+		return s.fresh(nonce)
+	}
+	for i := range maxSeen + 10 {
+		if !say(i) {
+			t.Fatalf("nonce %d was seen before", i)
+		}
+	}
+	if say(maxSeen+9) || say(10) {
+		t.Error("what was said lately is taken again")
+	}
+	if !say(0) || len(s.nonces) != maxSeen || len(s.order) != maxSeen {
+		t.Errorf("%d nonces, %d in order, want %d", len(s.nonces), len(s.order), maxSeen)
+	}
+}
+
+// traceMain makes the test binary panic with a token in its hands.
+const traceMain = "TRANSPORT_TEST_TRACE"
+
+//go:noinline
+func panicWith(t Token, tr transcript, holder struct{ token Token }) { panic(any(holder)) }
+
+// The trace of a panic, which may end up in a log or a report, does not show
+// the token that is among its arguments.
+func TestTokenIsNotInTraces(t *testing.T) {
+	if text := os.Getenv(traceMain); text != "" {
+		token, err := ParseToken(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		panicWith(token, transcript{token: token}, struct{ token Token }{token})
+	}
+	token := NewToken()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestTokenIsNotInTraces$")
+	cmd.Env = append(os.Environ(), traceMain+"="+token.Text(), "GOTRACEBACK=system")
+	out, err := cmd.CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "panicWith(") {
+		t.Fatalf("no trace: %v\n%s", err, out)
+	}
+	if hidden := strings.ToLower(string(out)); strings.Contains(hidden, token.Text()[:16]) || strings.Contains(hidden, fmt.Sprintf("%#x, %#x, %#x", token.key[0], token.key[1], token.key[2])) {
+		t.Errorf("the token is in the trace:\n%s", out)
+	}
+}
