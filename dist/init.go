@@ -32,7 +32,9 @@ import (
 // ranks find each other, unless [WithStore] gives one. Ranks of one node then
 // talk through shared memory (COHORT_TRANSPORT=unix, tcp or tls keeps them from it),
 // ranks of several nodes over TCP, at the address of the interface that
-// [Group.Interface] names. ctx bounds the forming of the group only.
+// [Group.Interface] names. Connections that do not prove the token are closed
+// without an answer, and a line on standard error says so. ctx bounds the forming
+// of the group only.
 func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	o := options{timeout: DefaultTimeout, silence: DefaultSilence}
 	if err := o.silenceFromEnv(); err != nil {
@@ -130,7 +132,7 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	if m.encrypt, err = transport.EncryptFromEnv(); err != nil {
 		return nil, err
 	}
-	m.fabric = native.NewFabric(m.token)
+	m.fabric = native.NewFabric(m.token, m.encrypt)
 	if err := m.openStore(ctx); err != nil {
 		return nil, err
 	}
@@ -141,6 +143,7 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 		if err != nil {
 			return nil, err
 		}
+		m.guard(port)
 		m.fabric.Listen(port, true)
 		m.me.Unix = port.Addr()
 	}
@@ -292,6 +295,7 @@ func (m *meeting) listen(ctx context.Context) (addr string, err error) {
 	if err != nil {
 		return "", err
 	}
+	m.guard(port)
 	m.fabric.Listen(port, true)
 	return port.Addr(), nil
 }
@@ -414,6 +418,7 @@ func (m *meeting) openStore(ctx context.Context) error {
 	if m.port, err = transport.Listen(addr, m.token); err != nil {
 		return err
 	}
+	m.guard(m.port)
 	mem := store.NewMemory()
 	m.server, m.store = store.Serve(m.port, mem), mem
 	return nil

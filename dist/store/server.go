@@ -31,6 +31,10 @@ type Server struct {
 	running sync.WaitGroup
 }
 
+// RequireTLS has a port refuse the store's clients of other hosts that do not
+// come through TLS. Before [Serve].
+func RequireTLS(port *transport.Port) { port.RequireTLS(proto) }
+
 // Serve offers mem on a port that has other uses, until Close; [Listen] makes a
 // port for the store alone.
 func Serve(port *transport.Port, mem *Memory) *Server {

@@ -14,15 +14,23 @@ import (
 //
 // Clients prove that they know the token: 64 hexadecimal digits, as `cohort
 // token` prints them. An empty token is that of the environment, COHORT_TOKEN or
-// COHORT_TOKEN_FILE.
+// COHORT_TOKEN_FILE. Clients of other hosts have to come through TLS, unless
+// COHORT_ENCRYPT is none.
 func Listen(addr, token string) (*Server, error) {
 	t, err := tokenOf(token)
+	if err != nil {
+		return nil, fmt.Errorf("store: listen on %s: %w", addr, err)
+	}
+	policy, err := transport.EncryptFromEnv()
 	if err != nil {
 		return nil, fmt.Errorf("store: listen on %s: %w", addr, err)
 	}
 	port, err := transport.Listen(addr, t)
 	if err != nil {
 		return nil, fmt.Errorf("store: listen on %s: %w", addr, err)
+	}
+	if policy.TLS(false, false) {
+		RequireTLS(port)
 	}
 	s := Serve(port, NewMemory())
 	s.owned = true

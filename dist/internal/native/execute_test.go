@@ -69,7 +69,7 @@ func socketPlanners(t *testing.T, n int, addr string, open func(cfg Config, fabr
 		if err != nil {
 			t.Fatal(err)
 		}
-		fabrics[r], book[r], world[r] = NewFabric(token), Address{Unix: port.Addr(), TCP: port.Addr()}, r
+		fabrics[r], book[r], world[r] = NewFabric(token, transport.EncryptControl), Address{Unix: port.Addr(), TCP: port.Addr()}, r
 		fabrics[r].Listen(port, true)
 		fabrics[r].SetBook(book)
 		t.Cleanup(func() { _ = fabrics[r].Close() })

@@ -40,8 +40,9 @@ const (
 // a closed group is refused. Nothing is connected before a group needs it, and
 // a fabric knows of no group but those that its process is a member of.
 type Fabric struct {
-	token transport.Token
-	ports []ownedPort
+	token   transport.Token
+	encrypt transport.Encrypt
+	ports   []ownedPort
 
 	mu      sync.Mutex
 	book    []Address // by rank in the job
@@ -60,9 +61,10 @@ type ownedPort struct {
 	owned bool
 }
 
-// NewFabric returns a fabric without ports or addresses.
-func NewFabric(token transport.Token) *Fabric {
-	return &Fabric{token: token, ends: map[string]*Endpoint{}, parked: map[string]chan struct{}{},
+// NewFabric returns a fabric without ports or addresses. What encrypt wants to go
+// through TLS is refused to connections from other hosts that do not.
+func NewFabric(token transport.Token, encrypt transport.Encrypt) *Fabric {
+	return &Fabric{token: token, encrypt: encrypt, ends: map[string]*Endpoint{}, parked: map[string]chan struct{}{},
 		open: map[*transport.Conn]struct{}{}, closed: map[string]struct{}{}, done: make(chan struct{})}
 }
 
@@ -131,7 +133,11 @@ func (f *Fabric) handle(conn *transport.Conn) {
 	keep := false
 	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
 	if h, err := takeHello(conn); err == nil {
-		e, err := f.endpoint(conn, h.group)
+		var e *Endpoint
+		err := f.checkShelter(conn, h.purpose)
+		if err == nil {
+			e, err = f.endpoint(conn, h.group)
+		}
 		if err != nil {
 			refuse(conn, err)
 		} else {
@@ -144,6 +150,15 @@ func (f *Fabric) handle(conn *transport.Conn) {
 	if !keep {
 		conn.Close()
 	}
+}
+
+// checkShelter refuses a connection from another host that should have gone
+// through TLS. The port cannot: what a connection is for is known from its hello.
+func (f *Fabric) checkShelter(conn *transport.Conn, why purpose) error {
+	if f.encrypt.TLS(conn.Sheltered(), why != forControl) {
+		return fmt.Errorf("from another host %w", transport.ErrNeedsTLS)
+	}
+	return nil
 }
 
 // refuse tells a peer why its connection is not taken.

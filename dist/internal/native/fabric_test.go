@@ -20,7 +20,7 @@ func newTestFabric(t *testing.T) (at, from *Fabric) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	at, from = NewFabric(token), NewFabric(token)
+	at, from = NewFabric(token, transport.EncryptControl), NewFabric(token, transport.EncryptControl)
 	at.Listen(port, true)
 	from.SetBook([]Address{{TCP: port.Addr()}})
 	t.Cleanup(func() { _ = at.Close() })

@@ -144,7 +144,7 @@ func TestFetchFromTheDead(t *testing.T) {
 	}
 	s := &Shm{}
 	s.whole, s.endWhole = context.WithCancel(context.Background())
-	fabric := NewFabric(transport.NewToken())
+	fabric := NewFabric(transport.NewToken(), transport.EncryptControl)
 	fabric.SetBook([]Address{{}, {Unix: "unix:@cohort-test-nobody"}})
 	p := &process{shm: s, fabric: fabric, cfg: Config{Group: "world", Members: make([]collective.Member, 2), World: []int{0, 1}}}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
