@@ -484,7 +484,7 @@ func missingRanks(ctx context.Context, err error) error {
 	if !errors.As(err, &se) || ctx.Err() == nil {
 		return err
 	}
-	late := &TimeoutError{Group: worldName, Op: "init", Cause: se.Err}
+	late := &TimeoutError{Group: worldName, Op: "init", Cause: collective.Ending(ctx)}
 	for _, k := range se.Keys {
 		if r, err := strconv.Atoi(k[strings.LastIndexByte(k, '/')+1:]); err == nil {
 			late.Missing = append(late.Missing, Member{Rank: r})

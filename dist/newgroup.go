@@ -56,7 +56,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		o, err = g.groupOptions(opts)
 	}
 	if err == nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
+		err = collective.Ending(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dist: new group of ranks %s of group %q on rank %d: %w", some(ranks), g.name, g.rank, err)

@@ -237,7 +237,7 @@ func (g *Group) runAsync(r *request) *Work {
 // it takes; none for a receive that the gate holds back or that takes from any.
 func (g *Group) start(r *request) (l *lane, held *Work, err error) {
 	if err := r.ctx.Err(); err != nil {
-		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, context.Cause(r.ctx))
+		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, collective.Ending(r.ctx))
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

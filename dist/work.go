@@ -44,7 +44,7 @@ func (w *Work) Wait(ctx context.Context) error {
 	case <-w.done:
 		return w.err
 	case <-ctx.Done():
-		return fmt.Errorf("dist: waiting for %v: %w", w.call, context.Cause(ctx))
+		return fmt.Errorf("dist: waiting for %v: %w", w.call, collective.Ending(ctx))
 	}
 }
 

@@ -149,8 +149,9 @@ type TimeoutError struct {
 	Seq     uint64
 	Site    string   // where this rank called it, as in a [RankError]
 	Missing []Member // the ranks that were waited for; none if it had not begun
-	// Cause is the context's error, or context.DeadlineExceeded for the
-	// group's own time limit.
+	// Cause is why the wait ended: the context's cause, or that the group's own
+	// time limit was over. It is context.Canceled or context.DeadlineExceeded
+	// for errors.Is, whatever reason was given besides.
 	Cause error
 }
 
@@ -158,10 +159,13 @@ func (e *TimeoutError) Error() string {
 	var b strings.Builder
 	b.WriteString("dist: ")
 	writeWhere(&b, e.Op, e.Seq, e.Group, e.Site)
+	what := "timed out"
 	if errors.Is(e.Cause, context.Canceled) {
-		b.WriteString("cancelled")
-	} else {
-		b.WriteString("timed out")
+		what = "cancelled"
+	}
+	b.WriteString(what)
+	if why := reason(e.Cause); why != "" {
+		fmt.Fprintf(&b, " (%s) while", why)
 	}
 	b.WriteString(" waiting for ")
 	if len(e.Missing) == 0 {

@@ -30,6 +30,12 @@ func TestErrorTexts(t *testing.T) {
 			`dist: group "world": rank 3 has left the group`},
 		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Site: "/my work/train.go:90 example.org/app.main", Missing: []Member{{Rank: 1}}, Cause: context.DeadlineExceeded},
 			`dist: barrier 7 of group "world" (train.go:90): timed out waiting for rank 1`},
+		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Missing: []Member{{Rank: 1}}, Cause: fmt.Errorf("the group's limit of 1m0s: %w", context.DeadlineExceeded)},
+			`dist: barrier 7 of group "world": timed out (the group's limit of 1m0s) while waiting for rank 1`},
+		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Missing: []Member{{Rank: 0}}, Cause: Ending(cancelled(errors.New("rank 1 got SIGTERM")))},
+			`dist: barrier 7 of group "world": cancelled (rank 1 got SIGTERM) while waiting for rank 0`},
+		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Missing: []Member{{Rank: 0}}, Cause: Ending(cancelled(nil))},
+			`dist: barrier 7 of group "world": cancelled waiting for rank 0`},
 		{&MismatchError{Group: "world", Seq: 42, Here: RankCall{Rank: 0, Call: sum, Site: site}, There: RankCall{Rank: 1, Call: barrier, Site: "app/eval.go:12 main.eval"}},
 			`dist: group "world", call 42: ranks called different things: rank 0 all_reduce sum of 4 float32 at example.org/app/train.go:88 main.train; rank 1 barrier at app/eval.go:12 main.eval`},
 		{&MismatchError{Group: "world", Seq: 42, Here: RankCall{Rank: 0, Call: sum}, There: RankCall{Rank: 1, Call: barrier}},
@@ -51,5 +57,42 @@ func TestErrorTexts(t *testing.T) {
 	}
 	if err := error(&RankError{Cause: fmt.Errorf("%w for 3s", ErrSilent)}); !errors.Is(err, ErrSilent) {
 		t.Error("the cause of a silent rank's error is not ErrSilent")
+	}
+}
+
+// cancelled returns a context that has been cancelled for a reason, or none.
+func cancelled(why error) context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(why)
+	return ctx
+}
+
+// TestEndingIsWhatPeopleBranchOn asks the end of a context what it is.
+func TestEndingIsWhatPeopleBranchOn(t *testing.T) {
+	why := errors.New("my own reason")
+	late, stop := context.WithTimeoutCause(context.Background(), 0, why)
+	defer stop()
+	<-late.Done()
+	for _, tc := range []struct {
+		err     error
+		is      []error
+		timeout bool
+	}{
+		{Ending(cancelled(why)), []error{why, context.Canceled}, false},
+		{Ending(cancelled(nil)), []error{context.Canceled}, false},
+		{Ending(late), []error{why, context.DeadlineExceeded}, true},
+	} {
+		e := &TimeoutError{Cause: tc.err}
+		for _, want := range tc.is {
+			if !errors.Is(e, want) {
+				t.Errorf("%v: not %v", e, want)
+			}
+		}
+		if e.Timeout() != tc.timeout {
+			t.Errorf("%v: Timeout is %v", e, e.Timeout())
+		}
+	}
+	if err := Ending(context.Background()); err != nil {
+		t.Errorf("a context that goes on: %v", err)
 	}
 }

@@ -150,5 +150,5 @@ func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
 	if cause := context.Cause(ctx); errors.As(cause, &other) {
 		return cause
 	}
-	return &collective.TimeoutError{Group: cfg.Group, Op: "init", Missing: []collective.Member{cfg.Members[rank]}, Cause: context.Cause(ctx)}
+	return &collective.TimeoutError{Group: cfg.Group, Op: "init", Missing: []collective.Member{cfg.Members[rank]}, Cause: collective.Ending(ctx)}
 }

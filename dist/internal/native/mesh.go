@@ -443,7 +443,7 @@ func (m *Mesh) broken(ctx context.Context, c *collective.Call, peer int, missing
 
 // late returns the error of a call that has run out of time.
 func (m *Mesh) late(ctx context.Context, c *collective.Call, missing ...collective.Member) error {
-	cause := context.Cause(ctx)
+	cause := collective.Ending(ctx)
 	if cause == nil {
 		cause = fmt.Errorf("the group's limit of %v: %w", m.cfg.Timeout, context.DeadlineExceeded)
 	}

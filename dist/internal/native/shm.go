@@ -223,12 +223,11 @@ func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int, start t
 	if s.seg.block(peer).left.Load() != 0 {
 		return s.faultError(c, peer, kindLeft, "")
 	}
-	cause := ctx.Err()
-	if cause != nil {
-		cause = context.Cause(ctx)
-	} else if time.Since(start) >= s.cfg.Timeout {
+	cause := collective.Ending(ctx)
+	if cause == nil && time.Since(start) >= s.cfg.Timeout {
 		cause = fmt.Errorf("the group's limit of %v: %w", s.cfg.Timeout, context.DeadlineExceeded)
-	} else {
+	}
+	if cause == nil {
 		return nil
 	}
 	return &collective.TimeoutError{Group: s.cfg.Group, Op: c.Op.String(), Seq: c.Seq,

@@ -107,7 +107,7 @@ func (s *star) awaitSpokes(ctx context.Context) error {
 		case err := <-s.trouble:
 			return err
 		case <-ctx.Done():
-			e := &collective.TimeoutError{Group: cfg.Group, Op: "init", Cause: context.Cause(ctx)}
+			e := &collective.TimeoutError{Group: cfg.Group, Op: "init", Cause: collective.Ending(ctx)}
 			for r, m := range cfg.Members {
 				if missing[r] {
 					e.Missing = append(e.Missing, m)
