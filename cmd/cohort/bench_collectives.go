@@ -18,6 +18,7 @@ import (
 
 func newBenchCollectivesCommand(f *benchFlags) *cobra.Command {
 	var numRanks int
+	var deterministic bool
 	var backend, transport string
 	o := bench.CollectivesOptions{}
 	cmd := &cobra.Command{
@@ -65,6 +66,12 @@ of that job, which may be on several nodes.`,
 				if g.Rank() == 0 {
 					emit = f.emitter(cmd)
 				}
+				if deterministic {
+					var err error
+					if g, err = g.Split(ctx, 0, g.Rank(), dist.WithDeterministic()); err != nil {
+						return err
+					}
+				}
 				return bench.Collectives(ctx, g, o, emit)
 			})
 		},
@@ -77,6 +84,7 @@ of that job, which may be on several nodes.`,
 	fl.IntSliceVar(&o.Bytes, "bytes", bench.DefaultBytes(""), "`sizes` of a rank's tensor")
 	fl.StringVar(&o.DType, "dtype", "float32", "`type` of the elements")
 	fl.StringSliceVar(&o.Memory, "memory", bench.MemoryKinds(), "`kinds` of memory: shared, private")
+	fl.BoolVar(&deterministic, "deterministic", false, "sum in the order of ranks always: the same bits on every transport")
 	fl.IntVar(&o.Reps, "reps", 0, "`calls` in a loop (default as many as take 50 ms)")
 	fl.DurationVar(&o.LateBy, "late-by", 100*time.Millisecond, "`time` by which rank 0 is late in the case late")
 	return cmd
