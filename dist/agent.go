@@ -28,9 +28,10 @@ type agentWatch struct {
 	ended  chan struct{}     // closed when listening has ended
 
 	mu       sync.Mutex
-	dead     map[int]death     // by rank in the job
-	asked    map[int]time.Time // when it was first asked how a rank died
-	news     chan struct{}     // closed and replaced when the agent tells of a death
+	dump     func(request uint64) // answers the agent's requests for dumps; nil: not yet
+	dead     map[int]death        // by rank in the job
+	asked    map[int]time.Time    // when it was first asked how a rank died
+	news     chan struct{}        // closed and replaced when the agent tells of a death
 	watchers map[*watcher]struct{}
 }
 
@@ -77,10 +78,18 @@ func (w *agentWatch) listen() {
 		if errors.Is(err, io.EOF) || errors.Is(err, os.ErrClosed) {
 			return
 		}
-		if err != nil || e.Kind != agentpipe.KindExited {
-			if err != nil && !isLine(err) {
-				return
+		switch {
+		case err != nil && !isLine(err):
+			return
+		case err == nil && e.Kind == agentpipe.KindDump:
+			w.mu.Lock()
+			dump := w.dump
+			w.mu.Unlock()
+			if dump != nil {
+				dump(e.Request)
 			}
+			continue
+		case err != nil || e.Kind != agentpipe.KindExited:
 			continue
 		}
 		d := death{Obituary: native.Obituary{Known: true, Signal: e.Signal, Code: e.Code}, who: Member{Rank: e.Rank, Host: e.Host, PID: e.PID}}
@@ -91,6 +100,13 @@ func (w *agentWatch) listen() {
 		w.mu.Unlock()
 		w.spread(e.Rank, d)
 	}
+}
+
+// setDump says what answers the agent's requests for dumps.
+func (w *agentWatch) setDump(dump func(request uint64)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dump = dump
 }
 
 // died takes the news of a death from a group that has found it out.

@@ -40,6 +40,8 @@ type Group struct {
 	transport   string
 	reached     string      // how other processes reach this one over TCP
 	log         *flight.Log // nil records nothing
+	box         *blackBox   // this rank's, of all its groups
+	failedOnce  sync.Once
 	collectives lane
 	requests    sync.Pool // of *request
 	staging     staging

@@ -88,6 +88,9 @@ func aloneGroup(o options) *Group {
 		members: []Member{{Host: host, PID: os.Getpid()}}, base: mem, store: store.Prefix(mem, "user/"), timeout: o.timeout, silence: o.silence, algorithms: o.algorithms}
 	g.init()
 	g.openLog()
+	if stop := g.box.dumpOn(o.dumpSignal); stop != nil {
+		g.onClose = func(bool) error { stop(); return nil }
+	}
 	return g
 }
 
@@ -106,6 +109,8 @@ type meeting struct {
 	me      introduction
 	all     []introduction // by rank
 	encrypt transport.Encrypt
+	// stopDumps ends what WithDumpSignal began, nil if that was nothing.
+	stopDumps func()
 	// choice is how others reach this process; empty if it has no TCP port.
 	choice transport.Choice
 }
@@ -176,6 +181,8 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	}
 	g.setLocal()
 	g.openLog()
+	m.agent.setDump(g.box.answer)
+	m.stopDumps = g.box.dumpOn(m.dumpSignal)
 	if err := m.publish(ctx, g.world); err != nil {
 		return nil, err
 	}
@@ -500,6 +507,10 @@ func missingRanks(ctx context.Context, err error) error {
 // long as patience says if others still use it.
 func (m *meeting) close(patience time.Duration) error {
 	var errs []error
+	if m.stopDumps != nil {
+		m.stopDumps()
+		m.stopDumps = nil
+	}
 	m.agent.close()
 	if m.client != nil {
 		errs = append(errs, m.client.Close())

@@ -290,6 +290,7 @@ func (g *Group) fail(err error) {
 	for _, c := range g.offspring() {
 		c.fail(err)
 	}
+	g.recordFailure(err)
 	g.mu.Lock()
 	backend := g.backend
 	g.mu.Unlock()

@@ -5,6 +5,7 @@ package dist
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 	"unicode"
@@ -41,6 +42,8 @@ type options struct {
 	timeout time.Duration
 	silence time.Duration
 	node    string
+	// dumpSignal is what makes this process write its flight recorder, or nil.
+	dumpSignal os.Signal
 	// algorithms is what the user asks of the choice of algorithms.
 	algorithms collective.Options
 }

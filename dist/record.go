@@ -3,21 +3,45 @@
 package dist
 
 import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"sync"
+
+	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
+
+// blackBox is a rank's flight recorder, which its groups share, and the file
+// that it is written to. A nil blackBox writes nothing.
+type blackBox struct {
+	recorder *flight.Recorder
+
+	mu     sync.Mutex // one file after the other: the last written is the latest
+	reason string     // of the first failure
+	asked  uint64     // the launcher's last request
+}
 
 // openLog gives the group its part of this rank's flight recorder. Who the
 // members are is known by then.
 func (g *Group) openLog() {
-	var r *flight.Recorder
-	if g.parent != nil && g.parent.log != nil {
-		r = g.parent.log.Recorder()
-	} else {
-		me := g.members[g.rank]
-		r = flight.New(flight.Who{Rank: g.rank, WorldSize: g.size, Host: me.Host, PID: me.PID})
+	if g.parent != nil {
+		g.box = g.parent.box
 	}
-	g.log = r.Group(g.name, g.key, g.rank, g.members, g.world, nil)
+	if g.box == nil {
+		me := g.members[g.rank]
+		g.box = &blackBox{recorder: flight.New(flight.Who{Rank: g.rank, WorldSize: g.size, Host: me.Host, PID: me.PID})}
+	}
+	g.log = g.box.recorder.Group(g.name, g.key, g.rank, g.members, g.world, func() string {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return g.transport
+	})
 }
 
 // sited returns the error of a call with the place where this rank made it. A
@@ -38,4 +62,123 @@ func (g *Group) sited(err error, c *collective.Call) error {
 		}
 	}
 	return err
+}
+
+// recordFailure writes the recorder's dump, if this is the group's first
+// failure and the environment says where to.
+func (g *Group) recordFailure(err error) {
+	if g.size == 1 {
+		return
+	}
+	g.failedOnce.Do(func() { g.box.failed(err) })
+}
+
+func (b *blackBox) failed(err error) {
+	dir, ok := envvar.RecorderDir.Lookup()
+	if b == nil || !ok {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.reason == "" {
+		b.reason = "failed: " + err.Error()
+	}
+	b.write(dir)
+}
+
+// answer writes the dump that the launcher asks for.
+func (b *blackBox) answer(request uint64) {
+	dir, ok := envvar.RecorderDir.Lookup()
+	if b == nil || !ok {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.asked = request
+	b.write(dir)
+}
+
+// write writes the dump. An error goes nowhere: there is no caller to tell, and
+// the launcher names ranks whose dump is missing.
+func (b *blackBox) write(dir string) {
+	d := b.dump()
+	if os.MkdirAll(dir, 0o700) == nil {
+		_ = flightlog.Write(dir, d)
+	}
+}
+
+// dump takes a dump. The box is locked.
+func (b *blackBox) dump() *flightlog.Dump {
+	reason := b.reason
+	if reason == "" {
+		reason = "asked"
+	}
+	d := b.recorder.Dump(reason)
+	d.Asked = b.asked
+	return d
+}
+
+// Dump writes what this rank's flight recorder holds, of all groups that the
+// rank is in: its last calls with their times, states and call sites. It is a
+// JSON object, which package flightlog documents, reads and merges with those
+// of other ranks. It may be called at any time, also while calls are under way.
+func (g *Group) Dump(w io.Writer) error {
+	g.box.mu.Lock()
+	d := g.box.dump()
+	g.box.mu.Unlock()
+	text, err := json.Marshal(d)
+	if err == nil {
+		_, err = w.Write(append(text, '\n'))
+	}
+	if err != nil {
+		return fmt.Errorf("dist: dump of group %q on rank %d: %w", g.name, g.rank, err)
+	}
+	return nil
+}
+
+// WithDumpSignal makes the process write its flight recorder when it gets a
+// signal, such as syscall.SIGUSR1, until the group is closed: as JSON to the
+// directory COHORT_RECORDER_DIR, or, where that is not set, as a report on this
+// rank alone to standard error. Without this option no signal is caught; under
+// `cohort run` it is enough to send SIGUSR1 to the launcher.
+func WithDumpSignal(sig os.Signal) Option {
+	return func(o *options) error {
+		if sig == nil {
+			return errors.New("WithDumpSignal was given no signal")
+		}
+		o.dumpSignal = sig
+		return o.onlyInit("WithDumpSignal")
+	}
+}
+
+// dumpOn writes the dump on each of a signal until stop is called. Without a
+// signal it does nothing and returns nil.
+func (b *blackBox) dumpOn(sig os.Signal) (stop func()) {
+	if sig == nil {
+		return nil
+	}
+	ch, done, ended := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
+	signal.Notify(ch, sig)
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-done:
+				return
+			case <-ch:
+			}
+			b.mu.Lock()
+			if dir, ok := envvar.RecorderDir.Lookup(); ok {
+				b.write(dir)
+			} else {
+				_ = flightlog.Merge([]*flightlog.Dump{b.dump()}).WriteText(os.Stderr)
+			}
+			b.mu.Unlock()
+		}
+	}()
+	return func() {
+		signal.Stop(ch)
+		close(done)
+		<-ended
+	}
 }

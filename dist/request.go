@@ -300,6 +300,9 @@ func (g *Group) perform(r *request) error {
 		err = g.sited(err, &r.call)
 	}
 	g.log.Ended(r.ticket, &r.call, err)
+	if err != nil {
+		g.recordFailure(err)
+	}
 	return err
 }
 

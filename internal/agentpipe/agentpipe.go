@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package agentpipe carries news from an agent (the process that launched a
-// node's ranks) to each of its workers: at present, that another local worker
-// has ended badly. A rank that waits for a dead peer learns from its socket
+// node's ranks) to each of its workers: that another local worker has ended
+// badly, and that the agent wants to see the worker's flight recorder. A rank that waits for a dead peer learns from its socket
 // that the peer is gone; only the agent, its parent, knows by which signal.
 //
 // The agent makes one pipe for each worker with [Pipe]. The worker inherits the
@@ -10,6 +10,7 @@
 // gets it with [Open]. On the pipe travel lines of JSON, one [Event] a line:
 //
 //	{"event":"exited","rank":1,"local_rank":1,"pid":4711,"host":"h","code":-1,"signal":"killed"}
+//	{"event":"dump","request":1}
 //
 // A worker need not read: [Writer.Send] gives up rather than wait for it. The
 // end of the stream means that the agent itself has ended. Only one reader a
@@ -44,6 +45,10 @@ const sendPatience = 20 * time.Millisecond
 // KindExited says that a local worker ended with a code other than 0 or by a signal.
 const KindExited = "exited"
 
+// KindDump asks a worker to write its flight recorder into the directory that
+// [envvar.RecorderDir] names. What it writes says which Request it answers.
+const KindDump = "dump"
+
 // Event is one piece of news. Which fields are set depends on Kind.
 type Event struct {
 	Kind      string `json:"event"`
@@ -51,14 +56,17 @@ type Event struct {
 	LocalRank int    `json:"local_rank"`
 	PID       int    `json:"pid"`
 	Host      string `json:"host"`
-	Code      int    `json:"code"`             // exit code, -1 when a signal ended the process
-	Signal    string `json:"signal,omitempty"` // "killed", "segmentation fault", …; empty for an exit
+	Code      int    `json:"code"`              // exit code, -1 when a signal ended the process
+	Signal    string `json:"signal,omitempty"`  // "killed", "segmentation fault", …; empty for an exit
+	Request   uint64 `json:"request,omitempty"` // of KindDump: its number, from 1
 }
 
 // String describes the event for an error message: `rank 1 (host h, pid 4711) ended by signal: killed`.
 func (e Event) String() string {
 	who := fmt.Sprintf("rank %d (host %s, pid %d)", e.Rank, e.Host, e.PID)
 	switch {
+	case e.Kind == KindDump:
+		return fmt.Sprintf("the agent asks for a dump (request %d)", e.Request)
 	case e.Kind != KindExited:
 		return fmt.Sprintf("%s: %s", who, e.Kind)
 	case e.Signal != "":

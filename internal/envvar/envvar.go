@@ -50,18 +50,19 @@ const (
 
 // Cohort's own.
 const (
-	Token      Var = "COHORT_TOKEN"
-	TokenFile  Var = "COHORT_TOKEN_FILE"
-	NodeID     Var = "COHORT_NODE_ID"
-	AgentFD    Var = "COHORT_AGENT_FD"
-	Spawn      Var = "COHORT_SPAWN"
-	Job        Var = "COHORT_JOB"
-	NumThreads Var = "COHORT_NUM_THREADS"
-	Interface  Var = "COHORT_INTERFACE"
-	Transport  Var = "COHORT_TRANSPORT"
-	Encrypt    Var = "COHORT_ENCRYPT"
-	Silence    Var = "COHORT_SILENCE"
-	Debug      Var = "COHORT_DEBUG"
+	Token       Var = "COHORT_TOKEN"
+	TokenFile   Var = "COHORT_TOKEN_FILE"
+	NodeID      Var = "COHORT_NODE_ID"
+	AgentFD     Var = "COHORT_AGENT_FD"
+	Spawn       Var = "COHORT_SPAWN"
+	Job         Var = "COHORT_JOB"
+	NumThreads  Var = "COHORT_NUM_THREADS"
+	Interface   Var = "COHORT_INTERFACE"
+	Transport   Var = "COHORT_TRANSPORT"
+	Encrypt     Var = "COHORT_ENCRYPT"
+	Silence     Var = "COHORT_SILENCE"
+	Debug       Var = "COHORT_DEBUG"
+	RecorderDir Var = "COHORT_RECORDER_DIR"
 )
 
 // declaration is what is known of a variable besides its name.
@@ -101,6 +102,7 @@ func declarations() []declaration {
 		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
 		{Interface, "network interface (name, local IP address or CIDR) on which peers reach this process (default: the one on the route to the master)", false},
 		{Debug, "when set, rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
+		{RecorderDir, "directory into which ranks write their flight recorders when a group fails or the launcher asks; not written where it is not set (cohort run sets it)", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: all but the data of collectives), all or none", false},
 		{Silence, "for how long nothing may be heard of a rank before the others give it up (default: 3s), the same on all ranks; 0 never does, for debuggers", false},

@@ -15,7 +15,8 @@
 // a few instructions of assembly gather by walking frame pointers. The first
 // call of a stack looks its frames up and keeps them under that hash; their
 // text is made when somebody asks. The site of a call is the innermost frame
-// that is not this module's own (examples and tests count as others), or, where there is none, the innermost outside of package dist.
+// of the user's program; where there is none, one of the module's own packages
+// (see site.go).
 //
 // [Recorder.Dump] turns the entries into what package flightlog documents,
 // reads and merges. All methods are safe for concurrent use; the zero values

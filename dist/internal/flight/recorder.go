@@ -83,13 +83,13 @@ func newSize(who Who, most int) *Recorder {
 
 // Log is the part of a recorder that is about one group.
 type Log struct {
-	r       *Recorder
-	name    string
-	key     string
-	rank    int
-	members []collective.Member // by rank
-	world   []int               // the members' ranks in the job
-	details func() Details
+	r         *Recorder
+	name      string
+	key       string
+	rank      int
+	members   []collective.Member // by rank
+	world     []int               // the members' ranks in the job
+	transport func() string
 
 	// Guarded by the recorder's lock.
 	seqCalled, seqBegun, seqEnded uint64 // of collectives
@@ -99,17 +99,12 @@ type Log struct {
 	failedAt                      int64
 }
 
-// Details is what a group says of itself when it is dumped.
-type Details struct {
-	Transport string
-}
-
 // Group makes the log of a group that this recorder's rank is a member of:
 // its name, the key by which its members know it, this rank's number in it, its
-// members and their numbers in the job. details is asked at each dump; it may
-// be nil.
-func (r *Recorder) Group(name, key string, rank int, members []collective.Member, world []int, details func() Details) *Log {
-	l := &Log{r: r, name: name, key: key, rank: rank, members: members, world: world, details: details}
+// members and their numbers in the job. transport is asked at each dump how
+// they exchange data; it may be nil.
+func (r *Recorder) Group(name, key string, rank int, members []collective.Member, world []int, transport func() string) *Log {
+	l := &Log{r: r, name: name, key: key, rank: rank, members: members, world: world, transport: transport}
 	r.mu.Lock()
 	r.open[l] = struct{}{}
 	r.mu.Unlock()

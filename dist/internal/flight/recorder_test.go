@@ -139,3 +139,30 @@ func TestConcurrent(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestOwners: the line that is shown is the user's, or what is nearest to it.
+func TestOwners(t *testing.T) {
+	root := sourceRoot()
+	for _, tc := range []struct {
+		function, file string
+		want           owner
+	}{
+		{"main.train", "/src/app/main.go", programs},
+		{"example.com/app/model.(*Net).Step", "/src/app/model/net.go", programs},
+		{"main.train", root + "examples/ddp/main.go", programs},
+		{"github.com/cohort-ml/cohort/parallel.TestDDP.func1", root + "parallel/ddp_test.go", programs},
+		{"main.newTrainCommand.func1", root + "cmd/cohort/train.go", commands},
+		{"github.com/cohort-ml/cohort/dist.(*Group).AllReduce", root + "dist/reduce.go", nobodys},
+		{"github.com/cohort-ml/cohort/dist/store.Serve", root + "dist/store/server.go", nobodys},
+		{"github.com/cohort-ml/cohort/parallel.(*DDP).flush", root + "parallel/ddp.go", wrappers},
+		{"github.com/cohort-ml/cohort/train.(*loop).step", root + "train/loop.go", recipes},
+		{"sync.(*WaitGroup).Go.func1", "/go/src/sync/waitgroup.go", nobodys},
+		{"slices.SortFunc[...]", "/go/src/slices/sort.go", nobodys},
+		{"runtime.goexit", "/go/src/runtime/asm_amd64.s", nobodys},
+		{"", "", nobodys},
+	} {
+		if got := ownerOf(tc.function, tc.file); got != tc.want {
+			t.Errorf("%s in %s is of owner %d, want %d", tc.function, tc.file, got, tc.want)
+		}
+	}
+}

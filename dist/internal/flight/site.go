@@ -17,8 +17,7 @@ const (
 	// maxSiteBytes bounds the text of a site.
 	maxSiteBytes = 160
 
-	module  = "github.com/cohort-ml/cohort/"
-	distPkg = module + "dist"
+	module = "github.com/cohort-ml/cohort/"
 )
 
 // site is a stack from which calls are made. Its text is made when asked for.
@@ -45,22 +44,27 @@ func (s *site) String() string {
 	return s.text
 }
 
-// describe names the frame that made the call. Within the module's own
-// packages that is the innermost one outside of package dist; a frame of
-// somebody else's further out goes before it.
+// describe names the frame that made the call: the innermost of the program's
+// own. A program that is the module's, or a goroutine of its packages, has none;
+// then it is the innermost of a recipe, such as the trainer's, or of a wrapper,
+// such as DDP's.
 func describe(pcs []uintptr) string {
 	frames := runtime.CallersFrames(pcs)
-	nearest := ""
+	nearest := [wrappers + 1]string{}
 	for {
 		f, more := frames.Next()
-		switch kind := belongs(f.Function, f.File); {
-		case kind == others:
+		o := ownerOf(f.Function, f.File)
+		if o == programs {
 			return siteText(f)
-		case kind == modules && nearest == "":
-			nearest = siteText(f)
 		}
-		if !more {
-			return nearest
+		if o <= wrappers && nearest[o] == "" {
+			nearest[o] = siteText(f)
+		}
+		if !more || o == commands {
+			if nearest[recipes] != "" {
+				return nearest[recipes]
+			}
+			return nearest[wrappers]
 		}
 	}
 }
@@ -69,28 +73,39 @@ func describe(pcs []uintptr) string {
 type owner uint8
 
 const (
-	others  owner = iota // a program's, an example's, a test's
-	modules              // the module's, other than dist's
-	nobodys              // dist's or the standard library's
+	programs owner = iota // a user's, an example's, a test's
+	recipes               // the module's packages that are whole jobs, and models
+	wrappers              // its other packages but dist
+	commands              // its own program: what is further out is not of interest
+	nobodys               // dist's, or of the standard library's that call back
 )
 
-func belongs(function, file string) owner {
-	switch {
-	case function == "":
+func ownerOf(function, file string) owner {
+	if function == "" {
 		return nobodys
-	case strings.HasSuffix(file, "_test.go"):
-		return others
 	}
 	pkg := packageOf(function)
+	inside, ours := strings.CutPrefix(pkg, module)
+	tree, _, _ := strings.Cut(inside, "/")
 	switch {
-	case pkg == distPkg || strings.HasPrefix(pkg, distPkg+"/"):
+	case strings.HasSuffix(file, "_test.go"), ours && tree == "examples":
+		return programs
+	case pkg == "main" && strings.HasPrefix(file, sourceRoot()+"cmd/"):
+		return commands
+	case !ours && !callsBack(pkg):
+		return programs
+	case !ours || tree == "dist":
 		return nobodys
-	case standard(pkg):
-		return nobodys
-	case strings.HasPrefix(pkg, module) && !strings.HasPrefix(pkg, module+"examples/"):
-		return modules
+	case tree == "train" || tree == "models" || strings.HasPrefix(inside, "internal/bench"):
+		return recipes
 	}
-	return others
+	return wrappers
+}
+
+// sourceRoot is where the module's files are as the compiler has called them.
+func sourceRoot() string {
+	_, file, _, _ := runtime.Caller(0)
+	return strings.TrimSuffix(file, "dist/internal/flight/site.go")
 }
 
 // packageOf returns the import path of a function's package.
@@ -102,11 +117,10 @@ func packageOf(function string) string {
 	return function
 }
 
-// standard reports whether a package is one of the standard library's that
-// call back.
-func standard(pkg string) bool {
-	first, _, _ := strings.Cut(pkg, "/")
-	switch first {
+// callsBack reports whether a package is one of the standard library's that
+// programs run their functions by.
+func callsBack(pkg string) bool {
+	switch first, _, _ := strings.Cut(pkg, "/"); first {
 	case "runtime", "iter", "slices", "maps", "sync", "sort", "testing", "reflect", "context", "time":
 		return true
 	}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package flightlog reads what the ranks' flight recorders wrote, and makes of
+// it one report on the job: which call everybody waits in, who never came, who
+// called something else, who is slow.
+//
+// Every rank keeps its last calls, always (2,048 of them, for some 150 ns a
+// call). They are written as a [Dump], a file rank-N.json that its owner alone
+// may read, into the directory that COHORT_RECORDER_DIR names: when a group
+// fails, when the launcher asks (`cohort run` does at a failure, and when it
+// gets SIGUSR1), and on the signal of an option of dist.Init. [Load] reads the
+// files and [Merge] makes the [Report], which `cohort recorder` prints.
+//
+// # The dump
+//
+// One JSON object a rank. Times in nanoseconds count from start, on the clock
+// of that rank alone.
+//
+//	version     1
+//	rank        the rank in the job, of world_size
+//	host, pid   where it runs
+//	reason      why it was written: "failed: …", "asked", "signal …"
+//	asked       the number of the launcher's request that it answers
+//	start       when the recorder began, RFC 3339 with nanoseconds
+//	time_ns     when the dump was made
+//	sites       texts of call sites, "dir/file.go:88 pkg.Func"; the first is ""
+//	groups      the groups of this rank, each
+//	  name, key   the name in errors; the key tells groups of one name apart
+//	  rank, size  this rank's number in it, and how many there are
+//	  ranks       the members' numbers in the job; left out where they are 0 to size-1
+//	  members     rank, host and pid of the members, in the group of all ranks
+//	  transport   how the members exchange data
+//	  called, begun, ended   the number of the last collective that was made,
+//	              that began to run, that ended without error
+//	  calls, waited_ns       how many have ended, and how long they took in all
+//	  error, error_ns        the first error of a call, and when
+//	  culprits    the ranks in the job that this error names
+//	  closed      whether this rank has left the group
+//	entries     the calls, oldest first, each
+//	  group       its place in groups
+//	  op, dtype, count, reduce, root, layout   what was called; layout stands
+//	              for the sizes of uneven parts
+//	  peer        of a send or a recv: the other rank of the group, -1 for any
+//	  seq         the number of the collective in the group, or of the message
+//	              between the two ranks in that direction
+//	  called_ns, begun_ns, ended_ns   when; left out where it has not come to that
+//	  state       "called" (it waits for calls before it), "begun" (it runs),
+//	              "ended" or "failed"
+//	  error       of a failed call
+//	  site        its place in sites
+//
+// # The report
+//
+// [Report] as JSON (`cohort recorder --json`) has the fields that its
+// documentation describes; ranks are numbers in the job throughout. As text its
+// first line names the ranks that are waited for.
+//
+// Dumps are input like any other: [Read] has limits, and what is printed has no
+// control characters.
+package flightlog

@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flightlog
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+const (
+	// clockError is how far the clocks of two hosts may differ before a rank
+	// is said to have come late.
+	clockError = 500 * time.Millisecond
+	// minSkewCalls is over how many collectives it is said who is slow, and
+	// slowShare from what part of the time between two of them.
+	minSkewCalls = 10
+	slowShare    = 0.10
+)
+
+// view is a group as the dumps of its members see it.
+type view struct {
+	name, key string
+	size      int
+	ranks     []int // by rank in the group, nil if the same
+	parts     []*part
+	byRank    map[int]*part // by rank in the job
+}
+
+// part is one rank's dump of a group.
+type part struct {
+	dump     *Dump
+	group    *Group
+	calls    []*Entry // collectives, oldest first
+	messages []*Entry
+}
+
+// Merge makes one report of the dumps of a job's ranks. Of several of a rank
+// the latest counts.
+func Merge(dumps []*Dump) *Report {
+	r := &Report{Version: Version, members: map[int]Member{}}
+	latest := map[int]*Dump{}
+	for _, d := range dumps {
+		if r.WorldSize != 0 && d.WorldSize != r.WorldSize && len(r.Notes) == 0 {
+			r.Notes = append(r.Notes, fmt.Sprintf("dumps of jobs of %d and of %d ranks are mixed", r.WorldSize, d.WorldSize))
+		}
+		r.WorldSize = max(r.WorldSize, d.WorldSize)
+		if before := latest[d.Rank]; before == nil || d.Time().After(before.Time()) {
+			latest[d.Rank] = d
+		}
+	}
+	var present []int
+	for rank := range latest {
+		present = append(present, rank)
+	}
+	r.Dumps = ranksOf(present)
+	r.NoDump = r.Dumps.without(r.WorldSize)
+
+	views := map[string]*view{}
+	for _, rank := range present { // in rising order: the result is the same each time
+		d := latest[rank]
+		parts := make([]*part, len(d.Groups))
+		for i := range d.Groups {
+			g := &d.Groups[i]
+			for _, m := range g.Members {
+				if _, ok := r.members[m.Rank]; !ok {
+					r.members[m.Rank] = m
+				}
+			}
+			v := views[g.Key]
+			if v == nil {
+				v = &view{name: g.Name, key: g.Key, size: g.Size, ranks: g.Ranks, byRank: map[int]*part{}}
+				views[g.Key] = v
+			}
+			if v.byRank[rank] != nil {
+				continue // a dump that names a group twice
+			}
+			parts[i] = &part{dump: d, group: g}
+			v.byRank[rank] = parts[i]
+			v.parts = append(v.parts, parts[i])
+		}
+		r.members[rank] = Member{Rank: rank, Host: d.Host, PID: d.PID}
+		for i := range d.Entries {
+			e := &d.Entries[i]
+			p := parts[e.Group]
+			switch {
+			case p == nil:
+			case e.message():
+				p.messages = append(p.messages, e)
+			default:
+				p.calls = append(p.calls, e)
+			}
+		}
+	}
+	for _, v := range views {
+		r.Groups = append(r.Groups, v.report(r, latest))
+	}
+	slices.SortFunc(r.Groups, func(a, b GroupReport) int {
+		return cmp.Or(cmp.Compare(b.trouble(), a.trouble()), cmp.Compare(b.Size, a.Size), cmp.Compare(a.Key, b.Key))
+	})
+	return r
+}
+
+// member returns who a rank is, as far as that is known.
+func (r *Report) member(rank int) Member {
+	m, ok := r.members[rank]
+	if !ok {
+		m = Member{Rank: rank}
+		r.members[rank] = m
+	}
+	return m
+}
+
+// trouble orders groups: what is wrong with them, and for how long.
+func (g *GroupReport) trouble() float64 {
+	switch {
+	case len(g.Mismatches) > 0:
+		return 4e18
+	case g.Waiting != nil && g.Waiting.Missing.Count() > 0:
+		return 2e18 + float64(g.Waiting.LongestNS)/1e3
+	case !g.calm():
+		return 1
+	}
+	return 0
+}
+
+func (v *view) report(r *Report, dumps map[int]*Dump) GroupReport {
+	g := GroupReport{Name: v.name, Key: v.key, Size: v.size}
+	for i, p := range v.parts {
+		if i == 0 || p.group.Ended < g.EndedMin {
+			g.EndedMin = p.group.Ended
+		}
+		g.EndedMax = max(g.EndedMax, p.group.Ended)
+	}
+	g.Told = v.told()
+	g.Mismatches = v.mismatches()
+	if seq, ok := v.stuck(); ok {
+		g.Waiting = v.waiting(r, seq, &g, dumps)
+	}
+	g.Messages = v.messagesWaiting(r)
+	g.Slow = v.slow()
+	return g
+}
+
+// open reports whether a call has begun and not ended well.
+func open(e *Entry) bool { return e.State == Begun || e.State == Failed }
+
+// stuck returns the first collective that a rank waits in or has given up.
+func (v *view) stuck() (seq uint64, ok bool) {
+	for _, p := range v.parts {
+		for _, e := range p.calls {
+			if open(e) && (!ok || e.Seq < seq) {
+				seq, ok = e.Seq, true
+			}
+		}
+	}
+	return seq, ok
+}
+
+// find returns a rank's call of a number, nil if it is not remembered.
+func (p *part) find(seq uint64) *Entry {
+	for _, e := range slices.Backward(p.calls) {
+		if e.Seq == seq {
+			return e
+		}
+	}
+	return nil
+}
+
+// waiting describes the collective that ranks are stuck in.
+func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dump) *Waiting {
+	w := &Waiting{Seq: seq}
+	var came, absent []int
+	sites := map[string][]int{}
+	var gaveUp time.Time // when the first rank did
+	var gaveUpHost string
+	var longest, longestFailed int64
+	for _, p := range v.parts {
+		e := p.find(seq)
+		if e == nil {
+			continue
+		}
+		if open(e) {
+			if w.Call == "" {
+				w.Call = e.Op
+			}
+			if e.State == Begun {
+				longest = max(longest, p.dump.TimeNS-e.BegunNS)
+				continue
+			}
+			w.GaveUp = true
+			longestFailed = max(longestFailed, e.EndedNS-e.BegunNS)
+			if at := p.dump.at(e.EndedNS); gaveUp.IsZero() || at.Before(gaveUp) {
+				gaveUp, gaveUpHost = at, p.dump.Host
+			}
+		}
+	}
+	if w.LongestNS = longest; w.GaveUp {
+		w.LongestNS = longestFailed
+	}
+	blamed := g.culprits()
+	late := map[int]int64{}
+	for _, p := range v.parts {
+		rank := p.dump.Rank
+		e := p.find(seq)
+		if e == nil && p.group.Called < seq {
+			absent = append(absent, rank)
+			continue
+		}
+		if e != nil && !gaveUp.IsZero() && (blamed.Count() == 0 || blamed.Has(rank)) {
+			by := p.dump.at(e.CalledNS).Sub(gaveUp)
+			if by > clockError || by > 0 && p.dump.Host == gaveUpHost {
+				late[rank] = int64(by)
+				absent = append(absent, rank)
+				continue
+			}
+		}
+		came = append(came, rank)
+		if e != nil {
+			s := p.dump.site(e)
+			sites[s] = append(sites[s], rank)
+		}
+	}
+	w.Ranks = ranksOf(came)
+	silent := v.silent()
+	w.Missing = ranksOf(slices.Clone(absent)).union(silent)
+	for s, ranks := range sites {
+		if s != "" {
+			w.Sites = append(w.Sites, SiteCount{Site: s, Ranks: ranksOf(ranks)})
+		}
+	}
+	slices.SortFunc(w.Sites, func(a, b SiteCount) int {
+		return cmp.Or(b.Ranks.Count()-a.Ranks.Count(), cmp.Compare(a.Site, b.Site))
+	})
+	w.Sites = w.Sites[:min(len(w.Sites), maxDetails)]
+	for _, rank := range absent {
+		if len(w.Absent) == maxDetails {
+			return w
+		}
+		w.Absent = append(w.Absent, v.absence(rank, late[rank]))
+	}
+	for _, s := range silent {
+		for rank := s.First; rank <= s.Last; rank++ {
+			if len(w.Absent) == maxDetails {
+				return w
+			}
+			a := Absence{Member: r.member(rank), Why: "no dump"}
+			if dumps[rank] != nil {
+				a.Why = "not made the group, or left it"
+				a.Doing = doing(dumps[rank])
+			}
+			w.Absent = append(w.Absent, a)
+		}
+	}
+	return w
+}
+
+// silent returns the members of which no dump knows the group.
+func (v *view) silent() Ranks {
+	var known []int
+	for rank := range v.byRank {
+		known = append(known, rank)
+	}
+	if v.ranks == nil {
+		return ranksOf(known).without(v.size)
+	}
+	var out []int
+	for _, rank := range v.ranks {
+		if v.byRank[rank] == nil {
+			out = append(out, rank)
+		}
+	}
+	return ranksOf(out)
+}
+
+// absence describes a member that has a dump and did not come.
+func (v *view) absence(rank int, lateNS int64) Absence {
+	p := v.byRank[rank]
+	a := Absence{Member: Member{Rank: rank, Host: p.dump.Host, PID: p.dump.PID}, Why: "elsewhere", LateNS: lateNS}
+	switch {
+	case lateNS > 0:
+		a.Why = "late"
+	case p.group.Closed:
+		a.Why = "left the group"
+	}
+	if n := len(p.calls); n > 0 {
+		a.Last = lastCall(p.dump, p.calls[n-1])
+	}
+	a.Doing = doing(p.dump)
+	if p.dump.Reason != "asked" {
+		a.Reason = p.dump.Reason
+	}
+	return a
+}
+
+// doing returns the call that a rank has been running for longest, nil if there is none.
+func doing(d *Dump) *LastCall {
+	for i := range d.Entries {
+		if e := &d.Entries[i]; e.State == Begun {
+			return lastCall(d, e)
+		}
+	}
+	return nil
+}
+
+func lastCall(d *Dump, e *Entry) *LastCall {
+	since := e.CalledNS
+	switch e.State {
+	case Begun:
+		since = e.BegunNS
+	case Ended, Failed:
+		since = e.EndedNS
+	}
+	return &LastCall{Group: d.Groups[e.Group].Name, Call: e.Op, Seq: e.Seq, State: e.State, Site: d.site(e), AgoNS: max(0, d.TimeNS-since)}
+}
+
+// told gathers the errors that the members got.
+func (v *view) told() []Told {
+	type news struct {
+		ranks, culprits []int
+	}
+	all := map[string]*news{}
+	var order []string
+	for _, p := range v.parts {
+		if p.group.Error == "" {
+			continue
+		}
+		n := all[p.group.Error]
+		if n == nil {
+			n = &news{culprits: slices.Clone(p.group.Culprits)}
+			all[p.group.Error] = n
+			order = append(order, p.group.Error)
+		}
+		n.ranks = append(n.ranks, p.dump.Rank)
+	}
+	var out []Told
+	for _, text := range order {
+		n := all[text]
+		out = append(out, Told{Ranks: ranksOf(n.ranks), Error: text, Culprits: ranksOf(n.culprits)})
+	}
+	slices.SortStableFunc(out, func(a, b Told) int { return b.Ranks.Count() - a.Ranks.Count() })
+	return out[:min(len(out), maxDetails)]
+}
+
+// culprits returns the ranks that the group's errors name.
+func (g *GroupReport) culprits() Ranks {
+	var all Ranks
+	for _, t := range g.Told {
+		all = all.union(t.Culprits)
+	}
+	return all
+}
+
+// mismatches returns the first collectives that ranks called differently.
+func (v *view) mismatches() []Mismatch {
+	first := map[uint64]*Entry{}
+	differ := map[uint64]bool{}
+	for _, p := range v.parts {
+		for _, e := range p.calls {
+			if f := first[e.Seq]; f == nil {
+				first[e.Seq] = e
+			} else if !f.fits(e) {
+				differ[e.Seq] = true
+			}
+		}
+	}
+	var seqs []uint64
+	for seq := range differ {
+		seqs = append(seqs, seq)
+	}
+	slices.Sort(seqs)
+	const most = 3 // what follows a mismatch is another one
+	var out []Mismatch
+	for _, seq := range seqs[:min(len(seqs), most)] {
+		out = append(out, v.mismatch(seq))
+	}
+	return out
+}
+
+func (v *view) mismatch(seq uint64) Mismatch {
+	type side struct{ call, site string }
+	sides := map[side][]int{}
+	for _, p := range v.parts {
+		if e := p.find(seq); e != nil {
+			s := side{e.String(), p.dump.site(e)}
+			sides[s] = append(sides[s], p.dump.Rank)
+		}
+	}
+	m := Mismatch{Seq: seq}
+	for s, ranks := range sides {
+		m.Sides = append(m.Sides, Side{Ranks: ranksOf(ranks), Call: s.call, Site: s.site})
+	}
+	slices.SortFunc(m.Sides, func(a, b Side) int {
+		return cmp.Or(b.Ranks.Count()-a.Ranks.Count(), a.Ranks[0].First-b.Ranks[0].First)
+	})
+	m.Sides = m.Sides[:min(len(m.Sides), maxDetails)]
+	return m
+}
+
+// messagesWaiting returns the sends and receives that wait for their peer.
+func (v *view) messagesWaiting(r *Report) []MessageWait {
+	var out []MessageWait
+	for _, p := range v.parts {
+		for _, e := range p.messages {
+			if !open(e) {
+				continue
+			}
+			if len(out) == maxDetails {
+				return out
+			}
+			m := MessageWait{Rank: p.dump.Rank, Peer: -1, Call: *lastCall(p.dump, e)}
+			if e.State == Failed {
+				m.Call.AgoNS = max(0, e.EndedNS-e.BegunNS) // how long it waited
+			}
+			if *e.Peer >= 0 {
+				m.Peer = p.group.world(*e.Peer)
+				r.member(m.Peer)
+				m.PeerSeq, m.PeerKnown = v.peerSeq(m.Peer, p.group.Rank, e.Op)
+			}
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// peerSeq returns the number of the last message that a peer has called for,
+// on its side of a direction.
+func (v *view) peerSeq(peer, rank int, op string) (seq uint64, known bool) {
+	p := v.byRank[peer]
+	if p == nil {
+		return 0, false
+	}
+	for _, e := range p.messages {
+		if e.Op != op && *e.Peer == rank {
+			seq = max(seq, e.Seq)
+		}
+	}
+	return seq, true
+}
+
+// slow compares how long ranks have waited in the same collectives: who waits
+// least came last. Only durations are compared, so clocks need not agree.
+func (v *view) slow() []Slow {
+	if len(v.parts) < v.size || v.size < 2 {
+		return nil
+	}
+	lo, hi := uint64(1), ^uint64(0)
+	for _, p := range v.parts {
+		first, last := p.endedRange()
+		lo, hi = max(lo, first), min(hi, last)
+	}
+	if hi < lo || hi-lo+1 < minSkewCalls {
+		return nil
+	}
+	n := int64(hi - lo + 1)
+	waited, period := make([]int64, len(v.parts)), make([]int64, len(v.parts))
+	most := int64(0)
+	for i, p := range v.parts {
+		var begin, end int64
+		for _, e := range p.calls {
+			if e.State != Ended || e.Seq < lo || e.Seq > hi {
+				continue
+			}
+			waited[i] += max(0, e.EndedNS-e.BegunNS)
+			if begin == 0 || e.BegunNS < begin {
+				begin = e.BegunNS
+			}
+			end = max(end, e.EndedNS)
+		}
+		period[i] = max(0, end-begin) / n
+		most = max(most, waited[i])
+	}
+	var out []Slow
+	for i, p := range v.parts {
+		late := (most - waited[i]) / n
+		if period[i] > 0 && float64(late) > slowShare*float64(period[i]) {
+			out = append(out, Slow{Rank: p.dump.Rank, LateNS: late, PeriodNS: period[i], NumCalls: int(n)})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Slow) int { return cmp.Compare(b.LateNS, a.LateNS) })
+	return out[:min(len(out), maxDetails/2)]
+}
+
+// endedRange returns the numbers of the last collectives that have ended, one
+// after the other, as far as they are remembered.
+func (p *part) endedRange() (first, last uint64) {
+	for _, e := range slices.Backward(p.calls) {
+		switch {
+		case e.State != Ended:
+		case last == 0:
+			first, last = e.Seq, e.Seq
+		case e.Seq+1 == first:
+			first = e.Seq
+		default:
+			return first, last
+		}
+	}
+	return first, last
+}

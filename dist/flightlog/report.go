@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flightlog
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// Report is what the dumps of a job's ranks say together.
+type Report struct {
+	Version   int `json:"version"`
+	WorldSize int `json:"world_size"`
+	// Dumps are the ranks whose dumps there are, NoDump the others: they had
+	// ended, were stopped, or wrote elsewhere.
+	Dumps  Ranks `json:"dumps"`
+	NoDump Ranks `json:"no_dump,omitempty"`
+	// Groups are the groups of the job, those in trouble first.
+	Groups []GroupReport `json:"groups"`
+	// Notes are what makes the report less sure.
+	Notes []string `json:"notes,omitempty"`
+
+	members map[int]Member
+}
+
+// GroupReport is what is known of one group.
+type GroupReport struct {
+	Name string `json:"name"`
+	Key  string `json:"key"`
+	Size int    `json:"size"`
+	// EndedMin and EndedMax are the numbers of the last collective that has
+	// ended, on the rank that is behind and on the one that is ahead.
+	EndedMin uint64 `json:"ended_min"`
+	EndedMax uint64 `json:"ended_max"`
+	// Waiting is the first collective that ranks wait in, or have given up.
+	Waiting *Waiting `json:"waiting,omitempty"`
+	// Mismatches are collectives that ranks called differently, the first ones.
+	Mismatches []Mismatch `json:"mismatches,omitempty"`
+	// Messages are sends and receives that wait for their peer.
+	Messages []MessageWait `json:"messages,omitempty"`
+	// Told are the errors that ended calls of the group.
+	Told []Told `json:"told,omitempty"`
+	// Slow are the ranks that the others wait for, the slowest first.
+	Slow []Slow `json:"slow,omitempty"`
+}
+
+// Waiting is a collective that has not ended.
+type Waiting struct {
+	Seq   uint64 `json:"seq"`
+	Call  string `json:"call"`
+	Ranks Ranks  `json:"ranks"` // that came to it
+	// LongestNS is how long the rank that came first has waited.
+	LongestNS int64 `json:"longest_ns"`
+	GaveUp    bool  `json:"gave_up"` // it has failed
+	// Sites are the lines that called it, those of most ranks first.
+	Sites []SiteCount `json:"sites,omitempty"`
+	// Missing are the ranks that did not come to it, with those that came
+	// after the others had given up; Absent says more of some of them.
+	Missing Ranks     `json:"missing,omitempty"`
+	Absent  []Absence `json:"absent,omitempty"`
+}
+
+// SiteCount is a call site and the ranks that called from there.
+type SiteCount struct {
+	Site  string `json:"site"`
+	Ranks Ranks  `json:"ranks"`
+}
+
+// Absence is what is known of a rank that others wait for.
+type Absence struct {
+	Member
+	// Why is "no dump", "left the group", "not in the group", "late" or
+	// "elsewhere": it has done other things so far.
+	Why string `json:"why"`
+	// LateNS is how long after the others had given up it came, by the clocks
+	// of the hosts.
+	LateNS int64 `json:"late_ns,omitempty"`
+	// Last is the last collective of the group that it called, and Doing what it
+	// runs now, here or in another group.
+	Last  *LastCall `json:"last,omitempty"`
+	Doing *LastCall `json:"doing,omitempty"`
+	// Reason is why it wrote its dump, where that is a failure of its own.
+	Reason string `json:"reason,omitempty"`
+}
+
+// LastCall is a call of one rank.
+type LastCall struct {
+	Group string `json:"group"`
+	Call  string `json:"call"`
+	Seq   uint64 `json:"seq"`
+	State State  `json:"state"`
+	Site  string `json:"site,omitempty"`
+	// AgoNS is the time from its end, or its beginning if it has not ended, to
+	// the rank's dump.
+	AgoNS int64 `json:"ago_ns"`
+}
+
+// Mismatch is a collective that ranks called differently.
+type Mismatch struct {
+	Seq   uint64 `json:"seq"`
+	Sides []Side `json:"sides"`
+}
+
+// Side is the ranks that called the same thing from the same line.
+type Side struct {
+	Ranks Ranks  `json:"ranks"`
+	Call  string `json:"call"`
+	Site  string `json:"site,omitempty"`
+}
+
+// MessageWait is a send or a receive that waits.
+type MessageWait struct {
+	Rank int      `json:"rank"`
+	Peer int      `json:"peer"` // -1 for any
+	Call LastCall `json:"call"`
+	// PeerSeq is how many messages the peer has called for on its side; known
+	// only where its dump is there and remembers one.
+	PeerSeq   uint64 `json:"peer_seq"`
+	PeerKnown bool   `json:"peer_known"`
+}
+
+// Told is an error and the ranks that got it.
+type Told struct {
+	Ranks    Ranks  `json:"ranks"`
+	Error    string `json:"error"`
+	Culprits Ranks  `json:"culprits,omitempty"`
+}
+
+// Slow is how much the others wait for a rank.
+type Slow struct {
+	Rank int `json:"rank"`
+	// LateNS is how much less than the rank that waits most it waits in a
+	// collective, by the mean over NumCalls of them; PeriodNS is the time from
+	// one collective to the next.
+	LateNS   int64 `json:"late_ns"`
+	PeriodNS int64 `json:"period_ns"`
+	NumCalls int   `json:"num_calls"`
+}
+
+// maxDetails is how many ranks, sides or messages of one kind are described.
+const maxDetails = 16
+
+// Lines returns the report as text, a line an element. The first names the
+// ranks that are waited for, if there are any.
+func (r *Report) Lines() []string {
+	var out []string
+	for i := range r.Groups {
+		out = append(out, r.Groups[i].lines(r)...)
+	}
+	if r.NoDump.Count() > 0 {
+		line := fmt.Sprintf("no dump of %s of %d", r.NoDump.phrase(), r.WorldSize)
+		if len(out) == 0 || r.Groups[0].calm() {
+			out = append([]string{line}, out...)
+		} else {
+			out = append(out, line)
+		}
+	}
+	for _, n := range r.Notes {
+		out = append(out, "note: "+n)
+	}
+	if len(out) == 0 {
+		out = []string{"there are no dumps"}
+	}
+	return out
+}
+
+// WriteText writes the report as text.
+func (r *Report) WriteText(w io.Writer) error {
+	_, err := io.WriteString(w, strings.Join(r.Lines(), "\n")+"\n")
+	return err
+}
+
+// calm reports whether nothing is wrong with the group.
+func (g *GroupReport) calm() bool {
+	return g.Waiting == nil && len(g.Mismatches) == 0 && len(g.Told) == 0 && len(g.Messages) == 0
+}
+
+func (g *GroupReport) lines(r *Report) []string {
+	var out []string
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	for _, m := range g.Mismatches {
+		if w := g.Waiting; w != nil && w.Missing.Count() > 0 && w.Seq < m.Seq {
+			continue // it comes second
+		}
+		out = append(out, m.lines(g)...)
+	}
+	early := len(out) > 0
+	if w := g.Waiting; w != nil {
+		out = append(out, w.lines(g, r)...)
+	}
+	if !early {
+		for _, m := range g.Mismatches {
+			out = append(out, m.lines(g)...)
+		}
+	}
+	for _, m := range g.Messages {
+		peer := "any rank"
+		if m.Peer >= 0 {
+			peer = r.members[m.Peer].String()
+		}
+		verb, way := "waits in", "of"
+		if m.Call.State == Failed {
+			verb = "gave up"
+		}
+		if m.Call.Call == "send" {
+			way = "to"
+		}
+		add("group %q: rank %d %s %s %d, for %s, %s %s%s", g.Name, m.Rank, verb, m.Call.Call, m.Call.Seq, span(m.Call.AgoNS), way, peer, at(m.Call.Site))
+		if m.PeerKnown {
+			add("  rank %d has called %d in that direction", m.Peer, m.PeerSeq)
+		}
+	}
+	if len(out) == 0 && len(g.Told) > 0 {
+		add("group %q has failed", g.Name)
+	}
+	for _, t := range g.Told {
+		add("  told to %s: %s", t.Ranks.phrase(), t.Error)
+	}
+	if len(out) == 0 {
+		ended := fmt.Sprintf("its %d collectives have", g.EndedMax)
+		if g.EndedMin != g.EndedMax {
+			ended = fmt.Sprintf("%d to %d collectives have", g.EndedMin, g.EndedMax)
+		}
+		add("group %q of %d ranks: nobody waits; %s ended", g.Name, g.Size, ended)
+	}
+	for _, s := range g.Slow {
+		add("  rank %d is slow: the others wait %s of %s a collective for it (over %d)", s.Rank, span(s.LateNS), span(s.PeriodNS), s.NumCalls)
+	}
+	return out
+}
+
+func (w *Waiting) lines(g *GroupReport, r *Report) []string {
+	var out []string
+	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	missing := w.Missing.Count()
+	verb := "waits"
+	if w.GaveUp {
+		verb = "waited"
+	}
+	site := ""
+	if len(w.Sites) > 0 {
+		site = at(w.Sites[0].Site)
+	}
+	if missing == 0 {
+		if w.GaveUp {
+			add("group %q: %s %d failed on %s%s; all %d ranks had called it", g.Name, w.Call, w.Seq, w.Ranks.phrase(), site, g.Size)
+		} else {
+			add("group %q: %s %d runs on %s, for %s%s; all %d ranks have called it", g.Name, w.Call, w.Seq, w.Ranks.phrase(), span(w.LongestNS), site, g.Size)
+		}
+		return out
+	}
+	blame := ""
+	for _, c := range g.culprits() {
+		if !w.Missing.Has(c.First) || !w.Missing.Has(c.Last) {
+			blame = "; its error names " + g.culprits().phrase()
+		}
+	}
+	add("group %q: %s %d %s for %s of %d, %s%s%s", g.Name, w.Call, w.Seq, verb, w.Missing.phrase(), g.Size, span(w.LongestNS), site, blame)
+	for i := range w.Absent {
+		out = append(out, "  "+w.Absent[i].line())
+	}
+	if rest := missing - len(w.Absent); rest > 0 && len(w.Absent) > 0 {
+		add("  and %d more", rest)
+	}
+	for _, s := range w.Sites {
+		add("  called by %s%s", s.Ranks.phrase(), at(s.Site))
+	}
+	return out
+}
+
+func (a *Absence) line() string {
+	var b strings.Builder
+	b.WriteString(a.Member.String() + ": ")
+	switch a.Why {
+	case "no dump":
+		b.WriteString("no dump: it has ended, does not answer, or its dump is elsewhere")
+	case "late":
+		fmt.Fprintf(&b, "came %s after the others had given up", span(a.LateNS))
+	case "elsewhere":
+		b.WriteString("has not called it")
+	default:
+		b.WriteString("has " + a.Why)
+	}
+	if d := a.Doing; d != nil && a.Why != "late" {
+		fmt.Fprintf(&b, "; runs %s %d of group %q, for %s%s", d.Call, d.Seq, d.Group, span(d.AgoNS), at(d.Site))
+	}
+	if l := a.Last; l != nil && a.Why != "late" {
+		if l.State == Ended {
+			fmt.Fprintf(&b, "; its last was %s %d, ended %s before its dump%s", l.Call, l.Seq, span(l.AgoNS), at(l.Site))
+		} else {
+			fmt.Fprintf(&b, "; its last was %s %d, %s%s", l.Call, l.Seq, l.State, at(l.Site))
+		}
+	}
+	if a.Reason != "" {
+		b.WriteString("; " + a.Reason)
+	}
+	return b.String()
+}
+
+func (m *Mismatch) lines(g *GroupReport) []string {
+	out := []string{""}
+	var sides []string
+	for _, s := range m.Sides {
+		sides = append(sides, s.Ranks.phrase()+" "+s.Call)
+		out = append(out, fmt.Sprintf("  %s: %s%s", s.Ranks.phrase(), s.Call, at(s.Site)))
+	}
+	out[0] = fmt.Sprintf("group %q: call %d differs: %s", g.Name, m.Seq, strings.Join(sides, "; "))
+	return out
+}
+
+// at is a call site in a sentence.
+func at(site string) string {
+	if site == "" {
+		return ""
+	}
+	return " (" + site + ")"
+}
+
+// span is a duration as people read it.
+func span(ns int64) string {
+	d := time.Duration(ns)
+	switch {
+	case d >= time.Minute:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return d.Round(10 * time.Millisecond).String()
+	case d >= time.Millisecond:
+		return d.Round(10 * time.Microsecond).String()
+	}
+	return d.Round(100 * time.Nanosecond).String()
+}
