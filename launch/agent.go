@@ -38,6 +38,8 @@ type agent struct {
 	guard   *guard
 	relays  sync.WaitGroup
 	begin   time.Time
+	// recorders is where the ranks' flight recorders are.
+	recorders *recorders
 
 	startErr   error
 	unkillable []int
@@ -65,6 +67,8 @@ func newAgent(cfg Config, j job, prog *program) *agent {
 		cfg: cfg, prog: prog, job: j, host: host,
 		machine: newMachine(cfg.NumRanks, p),
 		exits:   make(chan exited, cfg.NumRanks),
+
+		recorders: newRecorders(&cfg, j),
 	}
 }
 
@@ -99,7 +103,8 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	signal.Notify(childEnded, syscall.SIGCHLD)
 	defer signal.Stop(childEnded)
 
-	failed, err := a.startAll()
+	stdout, stderr := newSinks(a.cfg.Stdout, a.cfg.Stderr)
+	failed, err := a.startAll(stdout, stderr)
 	// The guard, where no build has needed it before, comes after the workers:
 	// they are the ones that are waited for.
 	if a.guard = a.prog.guard; a.guard == nil {
@@ -131,6 +136,8 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			a.do(e)
 		case s := <-sig.ch:
 			a.do(signalled{s.(syscall.Signal)})
+		case <-sig.dump:
+			a.view(stderr)
 		case <-canceled:
 			canceled = nil
 			a.do(cancelled{})
@@ -183,6 +190,8 @@ func (a *agent) tell(end ending) {
 			_ = w.pipe.Send(e)
 		}
 	}
+	// Ranks that do not hear of it in a call of their own say where they are.
+	a.ask()
 }
 
 // deliver signals whole process groups. A stopped process acts on a signal only
@@ -201,7 +210,7 @@ func (a *agent) deliver(sig syscall.Signal) {
 
 // startAll starts the workers in the order of their ranks. On an error, i is
 // the first that does not run.
-func (a *agent) startAll() (i int, err error) {
+func (a *agent) startAll(stdout, stderr *sink) (i int, err error) {
 	a.workers = make([]*worker, a.cfg.NumRanks)
 	for i := range a.workers {
 		a.workers[i] = &worker{}
@@ -211,8 +220,7 @@ func (a *agent) startAll() (i int, err error) {
 		return 0, err
 	}
 	defer null.Close()
-	stdout, stderr := newSinks(a.cfg.Stdout, a.cfg.Stderr)
-	for i, env := range environ(&a.cfg, a.job) {
+	for i, env := range environ(&a.cfg, a.job, a.recorders.dir) {
 		if err := a.start(i, env, null, stdout, stderr); err != nil {
 			return i, fmt.Errorf("start rank %d (%s): %w", i, a.prog.argv[0], err)
 		}
@@ -350,6 +358,7 @@ func (a *agent) result(ctx context.Context) error {
 	for _, i := range a.unkillable {
 		e.Unkillable = append(e.Unkillable, a.workers[i].proc.Pid)
 	}
+	e.Recorders, e.RecorderDir = a.recorders.finish(len(e.Failures) > 0, a.begin)
 	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
 		return nil
 	}

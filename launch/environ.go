@@ -23,7 +23,7 @@ type job struct {
 
 // environ makes the environment of every worker: what is inherited, then
 // torchrun's variables for one node and no restarts, then Cohort's own.
-func environ(cfg *Config, j job) [][]string {
+func environ(cfg *Config, j job, recorderDir string) [][]string {
 	size := strconv.Itoa(cfg.NumRanks)
 	common := []string{
 		envvar.LocalWorldSize.Assign(size),
@@ -43,6 +43,7 @@ func environ(cfg *Config, j job) [][]string {
 		envvar.Token.Assign(j.token),
 		envvar.NodeID.Assign(j.nodeID),
 		envvar.AgentFD.Assign(strconv.Itoa(agentFD)),
+		envvar.RecorderDir.Assign(recorderDir),
 	}
 	common = append(common, cfg.extra...)
 	if valueOf(cfg.Env, envvar.NumThreads) == "" {

@@ -65,6 +65,7 @@ func init() {
 		"parent":   roleParent,
 		"daemons":  roleDaemons,
 		"tty":      roleTTY,
+		"reduce":   roleReduce,
 		"panicker": func(string) int { panic("boom") },
 	}
 }

@@ -43,6 +43,11 @@ type Error struct {
 	StartErr   error          // a rank could not be started
 	Unkillable []int          // PIDs of workers that SIGKILL did not end
 	NumStrays  int            // processes of workers that SIGKILL did not end
+	// Recorders are the first lines of what the ranks' flight recorders say
+	// together, RecorderDir the directory of their dumps, for package
+	// flightlog; empty where no rank wrote one.
+	Recorders   []string
+	RecorderDir string
 }
 
 // Error is one line; Report tells more.
@@ -108,6 +113,13 @@ func (e *Error) Report(w io.Writer) {
 		f := &failed[i]
 		fmt.Fprintf(&b, "  then: rank %d (local rank %d), host %s, pid %d %s %v later\n",
 			f.Rank, f.LocalRank, f.Host, f.PID, f.how(), f.Time.Sub(failed[0].Time).Round(time.Millisecond))
+	}
+	if len(e.Recorders) > 0 {
+		b.WriteString("  the ranks' flight recorders say:\n")
+		for _, line := range e.Recorders {
+			fmt.Fprintf(&b, "    | %s\n", line)
+		}
+		fmt.Fprintf(&b, "    all of it: cohort recorder %s\n", e.RecorderDir)
 	}
 	switch {
 	case e.Signal != 0:

@@ -13,6 +13,7 @@ import (
 type signals struct {
 	ch   chan os.Signal
 	pipe chan os.Signal
+	dump chan os.Signal // asks where the ranks are
 }
 
 // catch begins. SIGHUP stays ignored where it is (nohup).
@@ -27,9 +28,12 @@ func (s *signals) catch() {
 	// is never read.
 	s.pipe = make(chan os.Signal, 1)
 	signal.Notify(s.pipe, syscall.SIGPIPE)
+	s.dump = make(chan os.Signal, 1)
+	signal.Notify(s.dump, syscall.SIGUSR1)
 }
 
 func (s *signals) release() {
 	signal.Stop(s.ch)
 	signal.Stop(s.pipe)
+	signal.Stop(s.dump)
 }

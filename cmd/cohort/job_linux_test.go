@@ -66,7 +66,7 @@ func startWith(t *testing.T, env []string, stdout *os.File, args ...string) *job
 	t.Helper()
 	j := &job{mark: cliMark + "=" + strconv.FormatUint(rand.Uint64(), 36), ended: make(chan struct{}), more: make(chan struct{})}
 	j.cmd = exec.Command(os.Args[0], args...)
-	j.cmd.Env = append(os.Environ(), cliMain+"=1", j.mark, "GORACE=atexit_sleep_ms=0")
+	j.cmd.Env = append(os.Environ(), cliMain+"=1", j.mark, "GORACE=atexit_sleep_ms=0", "TMPDIR="+t.TempDir())
 	j.cmd.Env = append(j.cmd.Env, env...)
 	j.cmd.Stdout, j.cmd.Stderr = stream{j, &j.stdout}, stream{j, &j.stderr}
 	if stdout != nil {

@@ -45,6 +45,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newEnvCommand(),
 		newBenchCommand(),
 		newTokenCommand(),
+		newRecorderCommand(),
 	)
 	return root
 }

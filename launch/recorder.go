@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/flightlog"
+	"github.com/cohort-ml/cohort/internal/agentpipe"
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+const (
+	// answerPatience is how long the agent waits for dumps that it has asked
+	// for, and answerPoll the time between two looks.
+	answerPatience = 2 * time.Second
+	answerPoll     = 10 * time.Millisecond
+	// maxReportLines is how many lines of the recorders' report a failure
+	// report has.
+	maxReportLines = 8
+)
+
+// recorders is where the ranks' flight recorders write, and what becomes of it.
+// The ranks make the directory when there is something to write.
+type recorders struct {
+	dir   string
+	ours  bool // the directory is of this run alone: it goes if all went well
+	asked uint64
+	views sync.WaitGroup // what is being printed
+	busy  atomic.Bool    // a view is: who asks again meanwhile gets that one
+}
+
+// newRecorders chooses the directory: the user's, or one of the run's own.
+func newRecorders(cfg *Config, j job) *recorders {
+	if dir := valueOf(cfg.Env, envvar.RecorderDir); dir != "" {
+		if abs, err := filepath.Abs(dir); err == nil && cfg.Dir == "" {
+			dir = abs
+		} else if !filepath.IsAbs(dir) {
+			dir = filepath.Join(cfg.Dir, dir)
+		}
+		return &recorders{dir: dir}
+	}
+	return &recorders{dir: filepath.Join(os.TempDir(), "cohort-"+j.id), ours: true}
+}
+
+// ask makes every live worker write its dump.
+func (a *agent) ask() (request uint64, asked []int) {
+	a.recorders.asked++
+	for i, w := range a.workers {
+		if w.proc != nil && !w.ended && w.pipe.Send(agentpipe.Event{Kind: agentpipe.KindDump, Request: a.recorders.asked}) == nil {
+			asked = append(asked, i)
+		}
+	}
+	return a.recorders.asked, asked
+}
+
+// view asks all ranks for their dumps and prints what they say together, once
+// all have answered or time is up.
+func (a *agent) view(dst *sink) {
+	if !a.recorders.busy.CompareAndSwap(false, true) {
+		return
+	}
+	request, asked := a.ask()
+	pids := make([]int, len(a.workers))
+	for i, w := range a.workers {
+		if w.proc != nil {
+			pids[i] = w.proc.Pid
+		}
+	}
+	dir := a.recorders.dir
+	a.recorders.views.Go(func() {
+		defer a.recorders.busy.Store(false)
+		dumps, silent := await(dir, request, asked, time.Now().Add(answerPatience))
+		lines := flightlog.Merge(dumps).Lines()
+		if len(dumps) == 0 {
+			lines = []string{"no rank has a flight recorder: none has passed dist.Init, or the program is not Cohort's"}
+		} else {
+			for _, i := range silent {
+				lines = append(lines, fmt.Sprintf("rank %d (pid %d) does not answer%s", i, pids[i], stateOf(pids[i])))
+			}
+			lines = append(lines, "the dumps are in "+dir)
+		}
+		var b strings.Builder
+		for _, l := range lines {
+			b.WriteString("cohort: " + l + "\n")
+		}
+		_, _ = dst.Write([]byte(b.String()))
+	})
+}
+
+// await collects the dumps that answer a request, and the ranks whose do not come.
+func await(dir string, request uint64, asked []int, deadline time.Time) (dumps []*flightlog.Dump, silent []int) {
+	seen := map[int]time.Time{}
+	for {
+		var left []int
+		for _, rank := range asked {
+			path := filepath.Join(dir, flightlog.FileName(rank))
+			st, err := os.Stat(path)
+			if err == nil && !st.ModTime().Equal(seen[rank]) {
+				seen[rank] = st.ModTime()
+				if ds, err := flightlog.Load(path); err == nil && ds[0].Asked >= request {
+					dumps = append(dumps, ds[0])
+					continue
+				}
+			}
+			left = append(left, rank)
+		}
+		if asked = left; len(asked) == 0 || time.Now().After(deadline) {
+			return dumps, asked
+		}
+		time.Sleep(answerPoll)
+	}
+}
+
+// finish returns the first lines of what the ranks' recorders say about a job
+// that failed, and where the rest is. Dumps from before its beginning are of
+// another. The directory of a job that did not fail goes.
+func (r *recorders) finish(failed bool, begin time.Time) (lines []string, dir string) {
+	r.views.Wait()
+	if !failed {
+		if r.ours {
+			_ = os.RemoveAll(r.dir)
+		}
+		return nil, ""
+	}
+	if _, err := os.Stat(r.dir); err != nil {
+		return nil, "" // nothing was written
+	}
+	dumps, _ := flightlog.Load(r.dir)
+	dumps = slices.DeleteFunc(dumps, func(d *flightlog.Dump) bool { return d.Time().Before(begin) })
+	if len(dumps) == 0 {
+		return nil, ""
+	}
+	lines = flightlog.Merge(dumps).Lines()
+	return lines[:min(len(lines), maxReportLines)], r.dir
+}

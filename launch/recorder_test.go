@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/flightlog"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// roleReduce makes all-reduces; after the fifth the rank that arg names sleeps.
+// Without one the job ends well.
+func roleReduce(arg string) int {
+	return ExitCode(Spawn(context.Background(), 0, dist.Main(func(ctx context.Context, g *dist.Group) error {
+		x := tensor.Zeros(8)
+		for i := range 10 {
+			if i == 5 {
+				say("ready %d", os.Getpid())
+				if arg == strconv.Itoa(g.Rank()) {
+					time.Sleep(time.Minute)
+				}
+			}
+			if err := g.AllReduce(ctx, x, dist.Sum); err != nil {
+				return err
+			}
+		}
+		return nil
+	})))
+}
+
+// TestRecorders: the launcher says where the ranks are, when it is asked while
+// one of them keeps the others waiting, and when the job has failed.
+func TestRecorders(t *testing.T) {
+	tmp := t.TempDir()
+	a := startProcess(t, `agent:{"NumRanks":3}`, "LAUNCH_TEST_WORKER=reduce:2", "TMPDIR="+tmp, "COHORT_SILENCE=0")
+	a.out.await(t, 3, "ready")
+	pids := a.out.numbers("[rank2] ready")
+	if len(pids) != 1 {
+		t.Fatalf("rank 2 is not among the processes:\n%s", a.out.String())
+	}
+	match := func(want string) {
+		t.Helper()
+		if text := a.errs.String(); !regexp.MustCompile(want).MatchString(text) {
+			t.Errorf("the standard error has no %s:\n%s", want, text)
+		}
+	}
+	// The others are there when the first answer says so.
+	eventually(t, func() string {
+		_ = a.Process.Signal(syscall.SIGUSR1)
+		time.Sleep(20 * time.Millisecond)
+		if !strings.Contains(a.errs.String(), "all_reduce 7 waits for rank 2 of 3") {
+			return "no rank waits:\n" + a.errs.String()
+		}
+		return ""
+	})
+	match(`(?m)^cohort: group "world": all_reduce 7 waits for rank 2 of 3, .* \(launch/recorder_test\.go:\d+ launch\.roleReduce\.`)
+	match(`(?m)^cohort:   rank 2 \(host .*, pid ` + strconv.Itoa(pids[0]) + `\): has not called it; its last was all_reduce 6, `)
+
+	// A rank that is stopped cannot answer.
+	_ = syscall.Kill(pids[0], syscall.SIGSTOP)
+	eventually(t, func() string {
+		_ = a.Process.Signal(syscall.SIGUSR1) // passed over while an answer is on its way
+		time.Sleep(20 * time.Millisecond)
+		if !strings.Contains(a.errs.String(), "does not answer") {
+			return "nobody is said not to answer"
+		}
+		return ""
+	})
+	match(`(?m)^cohort: rank 2 \(pid ` + strconv.Itoa(pids[0]) + `\) does not answer: its process is stopped$`)
+
+	_ = syscall.Kill(pids[0], syscall.SIGKILL)
+	if code, took := a.end(t); code != 1 || took > 10*time.Second {
+		t.Errorf("exit code %d after %v", code, took)
+	}
+	match(`(?m)^  the ranks' flight recorders say:\n    \| group "world": all_reduce 7 waited for rank 2 of 3`)
+	match(`(?m)^    \|   told to ranks 0-1: dist: all_reduce 7 of group "world" \(recorder_test\.go:\d+\): rank 2 \(host .*, pid \d+\) died: signal killed$`)
+	found, _ := filepath.Glob(filepath.Join(tmp, "cohort-*"))
+	if len(found) != 1 {
+		t.Fatalf("the directories of dumps are %v, want one", found)
+	}
+	match(`(?m)^    all of it: cohort recorder ` + regexp.QuoteMeta(found[0]) + `$`)
+	if info, err := os.Stat(found[0]); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the directory of dumps has mode %v (%v), want 0700", info.Mode(), err)
+	}
+	if dumps, err := flightlog.Load(found[0]); err != nil || len(dumps) != 3 {
+		t.Errorf("there are %d dumps, want 3: %v", len(dumps), err)
+	}
+}
+
+// TestRecordersOfGoodJob: nothing stays of a job that ended well, though
+// somebody asked where it was.
+func TestRecordersOfGoodJob(t *testing.T) {
+	tmp := t.TempDir()
+	a := startProcess(t, `agent:{"NumRanks":2}`, "LAUNCH_TEST_WORKER=reduce", "TMPDIR="+tmp)
+	a.out.await(t, 1, "ready")
+	_ = a.Process.Signal(syscall.SIGUSR1)
+	if code, _ := a.end(t); code != 0 {
+		t.Errorf("exit code %d:\n%s", code, a.errs.String())
+	}
+	if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
+		t.Errorf("%v is left", left)
+	}
+}
+
+// TestRecordersOfUser: a directory that the user names is used, stays, and what
+// an earlier job wrote there is not taken for this one's.
+func TestRecordersOfUser(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "flight")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	old := &flightlog.Dump{Version: flightlog.Version, Rank: 7, WorldSize: 8, Reason: "asked", Start: time.Now().Add(-time.Hour)}
+	if err := flightlog.Write(dir, old); err != nil {
+		t.Fatal(err)
+	}
+	cfg := self(t, 2, "reduce:1")
+	var out, errs output
+	cfg.Stdout, cfg.Stderr = &out, &errs
+	cfg.Env = append(cfg.Env, "COHORT_RECORDER_DIR="+dir)
+	done := make(chan error, 1)
+	go func() { done <- Run(t.Context(), cfg) }()
+	out.await(t, 2, "ready")
+	_ = syscall.Kill(out.numbers("[rank1] ready")[0], syscall.SIGKILL)
+	e := ended(t, <-done)
+	if e.RecorderDir != dir || len(e.Recorders) == 0 || !strings.Contains(e.Recorders[0], "waited for rank 1 of 2") {
+		t.Errorf("of %s the report says %q", e.RecorderDir, e.Recorders)
+	}
+}

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build !linux
+
+package launch
+
+// stateOf says why a process may not answer, where the system tells.
+func stateOf(int) string { return "" }
