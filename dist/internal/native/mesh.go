@@ -78,8 +78,9 @@ type Mesh struct {
 	failed atomic.Pointer[failure]
 	closed atomic.Bool
 	exec   executor
-	in     []byte // scratch: a piece to be reduced
-	links  []int  // scratch: pieces for each local rank
+	in     []byte          // scratch: a piece to be reduced
+	links  []int           // scratch: pieces for each local rank
+	dealt  collective.Call // scratch: a call as one rank's pieces show it
 	watch  watchdog
 	past   history
 }

@@ -38,9 +38,9 @@ func (m *Mesh) collective(ctx context.Context, c *collective.Call, in, out colle
 // sendPiece implements [link].
 func (m *Mesh) sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error {
 	if n := c.HasFor(to); n != c.Count {
-		own := *c
-		own.Count = n
-		c = &own
+		m.dealt = *c
+		m.dealt.Count = n
+		c = &m.dealt
 	}
 	if i := m.localOf[to]; i >= 0 {
 		return m.fromLocal(c, to, m.local.sendPiece(ctx, c, i, data))
