@@ -19,8 +19,21 @@ type (
 	// ReduceError says that the elements of a tensor are of a type that is not
 	// reduced; the group is as it was.
 	ReduceError = collective.ReduceError
+	// Doing is what a rank was about while others waited for it.
+	Doing = collective.Doing
+	// Parcel is what one rank has for another in a mismatched call.
+	Parcel = collective.Parcel
 	// Member is a rank as errors name it.
 	Member = collective.Member
+)
+
+// What a rank was doing, in a [Doing].
+const (
+	DoingUnknown  = collective.DoingUnknown
+	DoingNothing  = collective.DoingNothing
+	DoingUnderWay = collective.DoingUnderWay
+	DoingEnded    = collective.DoingEnded
+	DoingFailed   = collective.DoingFailed
 )
 
 // Causes, to be found with [errors.Is].

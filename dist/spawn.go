@@ -80,7 +80,7 @@ func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 	}
 	var ranks []*native.Shm
 	if n > 1 {
-		ranks = native.NewGoRanks(native.Config{Group: worldName, Members: members, World: world, Timeout: o.timeout, Options: o.algorithms, Topology: collective.OneNode(n), Explain: explainer(worldName, 0)}, how)
+		ranks = native.NewGoRanks(native.Config{Group: worldName, Key: worldName, Members: members, World: world, Timeout: o.timeout, Options: o.algorithms, Topology: collective.OneNode(n), Explain: explainer(worldName, 0)}, how)
 	}
 	shared, meetings := store.NewMemory(), goHome{native.NewGoMeetings(how)}
 	groups := make([]*Group, n)
@@ -93,7 +93,7 @@ func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 		g.init()
 		g.openLog()
 		if n > 1 {
-			ranks[r].SetSite(g.log.Site)
+			ranks[r].SetRecorder(g.log.Site, g.log.Doing)
 		}
 		groups[r] = g
 	}

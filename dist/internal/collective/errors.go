@@ -40,8 +40,10 @@ type RankError struct {
 	// Signal is the name of the signal that ended the process, when the
 	// launcher has told: "killed" for SIGKILL.
 	Signal string
-	// Cause is [ErrDied], [ErrLeft], [ErrSilent], or an error with what the rank itself
-	// said before it gave up.
+	// Last is what a rank that has left the group did last, nil if not known.
+	Last *Doing
+	// Cause is [ErrDied], [ErrLeft], [ErrSilent], or an error with what the rank
+	// itself said before it gave up.
 	Cause error
 }
 
@@ -58,6 +60,9 @@ func (e *RankError) Error() string {
 		fmt.Fprintf(&b, " died: %v", e.Cause)
 	case errors.Is(e.Cause, ErrLeft):
 		b.WriteString(" has left the group")
+		if e.Last != nil && e.Last.State != DoingUnknown {
+			fmt.Fprintf(&b, " (%v)", e.Last)
+		}
 	case errors.As(e.Cause, &silent) && silent.Here:
 		fmt.Fprintf(&b, ", this one, was given up by the others: %v", e.Cause)
 	case errors.Is(e.Cause, ErrSilent):
@@ -75,13 +80,21 @@ type RankCall struct {
 	Rank int
 	Call Call
 	Site string // where, "path/file.go:88 pkg.Func", "" if not known
+	// Group is the group that it called it on, if that is another than the
+	// error's. Rank is the rank's number in the error's group all the same.
+	Group string
 }
 
 func (c RankCall) String() string {
-	if c.Site == "" {
-		return fmt.Sprintf("rank %d %v", c.Rank, c.Call)
+	var b strings.Builder
+	fmt.Fprintf(&b, "rank %d %v", c.Rank, c.Call)
+	if c.Group != "" {
+		fmt.Fprintf(&b, " on group %q", c.Group)
 	}
-	return fmt.Sprintf("rank %d %v at %s", c.Rank, c.Call, c.Site)
+	if c.Site != "" {
+		fmt.Fprintf(&b, " at %s", c.Site)
+	}
+	return b.String()
 }
 
 // MismatchError says that two ranks called different things in one sequence
@@ -149,6 +162,9 @@ type TimeoutError struct {
 	Seq     uint64
 	Site    string   // where this rank called it, as in a [RankError]
 	Missing []Member // the ranks that were waited for; none if it had not begun
+	// Instead is what the first of the missing ranks were doing, as far as they
+	// could be asked.
+	Instead []Doing
 	// Cause is why the wait ended: the context's cause, or that the group's own
 	// time limit was over. It is context.Canceled or context.DeadlineExceeded
 	// for errors.Is, whatever reason was given besides.
@@ -180,6 +196,9 @@ func (e *TimeoutError) Error() string {
 			break
 		}
 		b.WriteString(m.String())
+		if i < len(e.Instead) && e.Instead[i].State != DoingUnknown {
+			fmt.Fprintf(&b, " (%v)", e.Instead[i])
+		}
 	}
 	return b.String()
 }

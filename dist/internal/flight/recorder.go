@@ -41,6 +41,7 @@ type Recorder struct {
 	next    int    // the slot to be used next
 	ids     uint64 // of entries, given out so far
 	sites   map[uint64]*site
+	caller  uintptr // the goroutine that has made all calls; several if more have
 	open    map[*Log]struct{}
 }
 
@@ -59,6 +60,7 @@ type entry struct {
 	called, begun, ended int64
 	reduce               collective.ReduceOp
 	op                   collective.Op
+	background           bool // the goroutine that called it went on
 	dtype                collective.DType
 }
 
@@ -138,6 +140,9 @@ func (l *Log) Called(c *collective.Call, begins bool) Ticket {
 	stack := hashStack()
 	now := max(1, int64(time.Since(r.start)))
 	r.mu.Lock()
+	if caller := goroutine(); r.caller != caller {
+		r.called(caller)
+	}
 	s := r.sites[stack]
 	if s == nil {
 		s = r.newSite(stack)
@@ -146,7 +151,7 @@ func (l *Log) Called(c *collective.Call, begins bool) Ticket {
 	e := &r.entries[slot]
 	r.ids++
 	*e = entry{id: r.ids, log: l, site: s, seq: c.Seq, layout: c.Layout, count: c.Count, root: c.Root,
-		called: now, reduce: c.Reduce.Kind(), op: c.Op, dtype: c.DType}
+		called: now, reduce: c.Reduce.Kind(), op: c.Op, background: c.Background, dtype: c.DType}
 	t := Ticket{id: r.ids, slot: slot}
 	if begins {
 		e.begun, t.begun = now, now

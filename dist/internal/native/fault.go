@@ -51,6 +51,8 @@ type Config struct {
 	// if that is not known any more. It is asked when something has gone wrong.
 	// May be nil.
 	Site func(c collective.Call) string
+	// Doing returns what this rank is doing, in whatever group. May be nil.
+	Doing func() collective.Doing
 }
 
 // Obituary is how a process ended, from the agent that launched it.

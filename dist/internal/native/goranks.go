@@ -48,6 +48,7 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 			return nil
 		}
 		s.settle = s.settleHere(all)
+		s.ask = func(rank int) collective.Doing { return all[rank].cfg.doing() }
 		ranks[r], all[r] = s, s
 	}
 	return ranks
@@ -110,7 +111,7 @@ func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
 		g.leave(cfg.Rank)
 		return nil, s.fail(fmt.Errorf("rank %d has made group %q with other options than the first to come", cfg.Rank, cfg.Group))
 	}
-	s.cfg.Timeout, s.cfg.Site = cfg.Timeout, cfg.Site // its own affair
+	s.cfg.Timeout, s.cfg.Site, s.cfg.Doing = cfg.Timeout, cfg.Site, cfg.Doing // its own affair
 	return s, nil
 }
 

@@ -353,6 +353,7 @@ func (m *Mesh) usable(c *collective.Call) error {
 // fail makes err the end of the group, here and for the others, and returns
 // the error that this rank reports.
 func (m *Mesh) fail(err error) error {
+	m.cfg.askMissing(err, m.star.ask)
 	m.Fail(err)
 	if e, ok := err.(*collective.MismatchError); ok {
 		m.mu.Lock()

@@ -61,7 +61,7 @@ func newMismatch(e *collective.MismatchError) *mismatch {
 	for i := range m.calls {
 		rc := &m.calls[i]
 		rc.Call.Parts, rc.Call.Recvs = slices.Clone(rc.Call.Parts), nil
-		rc.Site = siteText(rc.Site)
+		rc.Site, rc.Group = siteText(rc.Site), nameText(rc.Group)
 		m.said[i] = rc.Site != ""
 	}
 	return m
@@ -133,12 +133,12 @@ func (m *mismatch) error(group string, rank int) *collective.MismatchError {
 
 const (
 	// rankCallSize is the length of one of two encoded calls without its parts
-	// and its site.
-	rankCallSize = 4 + callSize + 1 + 2 + 2
+	// and its texts.
+	rankCallSize = 4 + callSize + 1 + 2 + 2 + 1
 	// maxParts is the most bytes of parts that travel; of more ranks than that
 	// has room for, nothing is said.
-	maxParts    = 160
-	maxMismatch = 2*(rankCallSize+maxParts+maxSite) + 2*8
+	maxParts    = 120
+	maxMismatch = 2*(rankCallSize+maxParts+maxSite+maxTextName) + 2*8
 )
 
 var _ [0]byte = [max(0, maxMismatch-maxFaultText)]byte{} // it is the text of a fault
@@ -164,7 +164,8 @@ func (m *mismatch) encode() string {
 		}
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(parts)))
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(rc.Site)))
-		b = append(append(b, parts...), rc.Site...)
+		b = append(b, byte(len(rc.Group)))
+		b = append(append(append(b, parts...), rc.Site...), rc.Group...)
 	}
 	if m.differs {
 		b = binary.LittleEndian.AppendUint64(b, uint64(m.have))
@@ -192,8 +193,9 @@ func parseMismatch(text string, numRanks int) (*mismatch, error) {
 		}
 		said := rest[4+callSize]
 		ofParts, n := int(binary.LittleEndian.Uint16(rest[4+callSize+1:])), int(binary.LittleEndian.Uint16(rest[4+callSize+3:]))
+		ofName := int(rest[4+callSize+5])
 		rest = rest[rankCallSize:]
-		if said > 1 || ofParts > maxParts || n > maxSite || ofParts+n > len(rest) || n > 0 && said == 0 {
+		if said > 1 || ofParts > maxParts || n > maxSite || ofName > maxTextName || ofParts+n+ofName > len(rest) || n > 0 && said == 0 {
 			return nil, fmt.Errorf("a mismatch with parts of %d bytes and a site of %d", ofParts, n)
 		}
 		if rc.Call.Parts, err = parseParts(rest[:ofParts], numRanks); err != nil {
@@ -201,10 +203,11 @@ func parseMismatch(text string, numRanks int) (*mismatch, error) {
 		}
 		rest = rest[ofParts:]
 		m.said[i], rc.Site = said == 1, string(rest[:n])
-		if siteText(rc.Site) != rc.Site {
-			return nil, fmt.Errorf("a mismatch with a site that no rank would send: %q", rc.Site)
+		rc.Group = string(rest[n:][:ofName])
+		if siteText(rc.Site) != rc.Site || nameText(rc.Group) != rc.Group {
+			return nil, fmt.Errorf("a mismatch with texts that no rank would send: %q %q", rc.Site, rc.Group)
 		}
-		rest = rest[n:]
+		rest = rest[n+ofName:]
 	}
 	if len(rest) == 2*8 {
 		have, want := binary.LittleEndian.Uint64(rest), binary.LittleEndian.Uint64(rest[8:])

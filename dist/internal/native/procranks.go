@@ -41,6 +41,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	p.slabs = newSlabSpace(p.fetch)
 	p.star = newStar(&p.cfg, s.Report, s.reportLeft)
 	s.space, s.pipes.open, s.pipes.opened, s.onClose = p.slabs, p.openPipe, p.openedPipe, p.close
+	s.ask = p.star.ask
 	s.onFault, s.settle, p.star.past = p.star.spread, p.star.settled, s.past.call
 	if err := p.meet(ctx); err != nil {
 		_ = p.close()

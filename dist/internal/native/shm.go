@@ -27,6 +27,8 @@ type Shm struct {
 	onClose func() error
 	// settle returns the error of a mismatch as all ranks have it. May be nil.
 	settle func(*collective.MismatchError) *collective.MismatchError
+	// ask returns what another rank is doing. May be nil.
+	ask func(rank int) collective.Doing
 
 	// whole ends with the first fault; it is the one context that lives as
 	// long as the group. Both are nil for goroutine ranks, which wait for no
@@ -257,6 +259,9 @@ func (s *Shm) faultError(c *collective.Call, rank int, kind uint32, text string)
 // the error that this rank reports. The ranks that see a mismatch of
 // collectives all find it themselves; the first that does is the group's.
 func (s *Shm) fail(err error) error {
+	if s.ask != nil {
+		s.cfg.askMissing(err, s.ask)
+	}
 	s.Fail(err)
 	if e, ok := err.(*collective.MismatchError); ok && s.settle != nil {
 		if _, kind, _, ok := s.seg.fault(); ok && kind == kindMismatch {
@@ -274,9 +279,12 @@ func (s *Shm) Fail(err error) {
 	s.spread(rank, kind, text)
 }
 
-// SetSite sets [Config.Site] of a rank that is a goroutine, before its first
-// call: groups made by [NewGoRanks] have one Config for all ranks.
-func (s *Shm) SetSite(site func(c collective.Call) string) { s.cfg.Site = site }
+// SetRecorder sets [Config.Site] and Doing of a rank that is a goroutine,
+// before its first call: groups made by [NewGoRanks] have one Config for all
+// ranks.
+func (s *Shm) SetRecorder(site func(c collective.Call) string, doing func() collective.Doing) {
+	s.cfg.Site, s.cfg.Doing = site, doing
+}
 
 // spread records a fault for all ranks and wakes them.
 func (s *Shm) spread(rank int, kind uint32, text string) {

@@ -32,6 +32,7 @@ type star struct {
 	// before any rank joins.
 	past       func(seq uint64) (collective.Call, bool)
 	settlement settlement
+	asks       asks
 
 	mu      sync.Mutex
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
@@ -45,7 +46,7 @@ type star struct {
 func newStar(cfg *Config, heard func(rank int, kind uint32, text string), left func(rank int)) *star {
 	n := len(cfg.Members)
 	s := &star{cfg: cfg, rank: cfg.Rank, numRanks: n, heard: heard, left: left, conns: map[int]*transport.Conn{},
-		settlement: settlement{done: make(chan struct{})}, joined: make(chan int, n), trouble: make(chan error, 1)}
+		settlement: settlement{done: make(chan struct{})}, asks: newAsks(), joined: make(chan int, n), trouble: make(chan error, 1)}
 	s.pulse = newPulse(s)
 	return s
 }
@@ -134,7 +135,18 @@ func (s *star) watch(rank int, c *transport.Conn) {
 		s.pulse.took(rank)
 		switch kind {
 		case frameBeat:
+		case frameAsk, frameDoing:
+			take := s.asked
+			if kind == frameDoing {
+				take = s.answered
+			}
+			if err := take(rank, payload); err != nil {
+				s.drop(rank)
+				s.news(rank, rank, kindFailed, "broke the protocol: "+err.Error())
+				return
+			}
 		case frameBye:
+			s.part(rank, payload)
 			s.drop(rank)
 			s.gone(rank)
 			return
@@ -157,6 +169,7 @@ func (s *star) watch(rank int, c *transport.Conn) {
 				return
 			}
 			if kind == frameLeft {
+				s.part(about, []byte(text))
 				s.left(about)
 				continue
 			}
@@ -197,7 +210,7 @@ func (s *star) news(from, about int, kind uint32, text string) {
 func (s *star) gone(rank int) {
 	s.left(rank)
 	s.alarm(s.cfg.faultError(nil, rank, kindLeft, ""))
-	s.tell(rank, frameLeft, encodeFault(rank, kindLeft, ""))
+	s.tell(rank, frameLeft, encodeFault(rank, kindLeft, string(s.partingOf(rank))))
 }
 
 // spread tells all others of a fault that this rank has found.
@@ -250,13 +263,14 @@ func (s *star) tellStalled(rank int, c *collective.Call) {
 // close takes leave of all and waits for the watchers.
 func (s *star) close() {
 	s.unsettle()
+	words := s.words()
 	s.mu.Lock()
 	s.closing = true // before the pulse: nobody joins any more
 	s.mu.Unlock()
 	s.pulse.close()
 	s.mu.Lock()
 	for r, c := range s.conns {
-		_ = c.WriteFrame(frameBye)
+		_ = c.WriteFrame(frameBye, words)
 		c.Close()
 		delete(s.conns, r)
 	}

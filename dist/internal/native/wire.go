@@ -28,6 +28,8 @@ const (
 	frameData                    // a piece of a collective or a message
 	frameStalled                 // a rank and the collective that it waits in
 	frameBeat                    // the sender is there, and how far (see pulse)
+	frameAsk                     // what is a rank doing?
+	frameDoing                   // what a rank is doing
 )
 
 // purpose is what a connection is for.

@@ -5,7 +5,9 @@ package native
 import (
 	"bytes"
 	"reflect"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -27,9 +29,33 @@ func TestWireRoundTrip(t *testing.T) {
 	if rank, got, err := parseStalled(encodeStalled(2, &sampleCall), 3); rank != 2 || err != nil || !reflect.DeepEqual(got, sampleCall) {
 		t.Errorf("call under way: %d %+v %v", rank, got, err)
 	}
-	m := &mismatch{calls: [2]collective.RankCall{{Rank: 0, Call: sampleCall}, {Rank: 2, Call: sampleCall, Site: "é.go:8 main.f"}}, said: [2]bool{false, true}}
+	m := &mismatch{calls: [2]collective.RankCall{{Rank: 0, Call: sampleCall}, {Rank: 2, Call: sampleCall, Site: "é.go:8 main.f", Group: "tp"}}, said: [2]bool{false, true}}
 	if got, err := parseMismatch(m.encode(), 3); err != nil || !reflect.DeepEqual(got, m) {
 		t.Errorf("mismatch: %+v, %v", got, err)
+	}
+}
+
+var sampleDoing = collective.Doing{State: collective.DoingUnderWay, Group: "tp", Key: 1<<63 + 1, Call: sampleCall,
+	Site: "a.go:8 main.f", For: time.Second, ID: 9, Blocking: true}
+
+// TestAnswers sends what a rank is doing to another one, and texts that no
+// error may show.
+func TestAnswers(t *testing.T) {
+	asker, about, number, d, err := parseDoing(encodeDoing(2, 1, 77, &sampleDoing), 3)
+	if asker != 2 || about != 1 || number != 77 || err != nil || !reflect.DeepEqual(d, sampleDoing) {
+		t.Errorf("%d %d %d %+v %v", asker, about, number, d, err)
+	}
+	for _, tc := range []struct{ text, site, name string }{
+		{"a.go:8 main.f", "a.go:8 main.f", "a.go:8 main.f"},
+		{"line\nbreak\x1b[31m \xff", "line?break?[31m ?", "line?break?[31m ?"},
+		{strings.Repeat("é", 200), "..." + strings.Repeat("é", 126), strings.Repeat("é", 38) + "..."},
+	} {
+		if got := siteText(tc.text); got != tc.site || siteText(got) != got {
+			t.Errorf("the site %q of %d bytes, want %q", got, len(got), tc.site)
+		}
+		if got := nameText(tc.text); got != tc.name || nameText(got) != got {
+			t.Errorf("the name %q of %d bytes, want %q", got, len(got), tc.name)
+		}
 	}
 }
 
@@ -42,6 +68,8 @@ func FuzzWire(f *testing.F) {
 	f.Add(encodeStalled(1, &sampleCall))
 	f.Add(encodeFault(1, kindDied, "killed"))
 	f.Add([]byte((&mismatch{calls: [2]collective.RankCall{{Call: sampleCall, Site: "a.go:1"}, {Rank: 1, Call: sampleCall}}, said: [2]bool{true, false}}).encode()))
+	f.Add(encodeAsk(1, 2, 3))
+	f.Add(encodeDoing(1, 2, 3, &sampleDoing))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if h, err := parseHello(b); err == nil && !bytes.Equal(h.encode(), b) {
 			t.Errorf("hello %+v of %x encodes to %x", h, b, h.encode())
@@ -54,6 +82,12 @@ func FuzzWire(f *testing.F) {
 		}
 		if rank, c, err := parseStalled(b, 4); err == nil && !bytes.Equal(encodeStalled(rank, &c), b) {
 			t.Errorf("call under way %d %+v of %x", rank, c, b)
+		}
+		if asker, about, number, err := parseAsk(b, 4); err == nil && !bytes.Equal(encodeAsk(asker, about, number), b) {
+			t.Errorf("question %d %d %d of %x", asker, about, number, b)
+		}
+		if asker, about, number, d, err := parseDoing(b, 4); err == nil && !bytes.Equal(encodeDoing(asker, about, number, &d), b) {
+			t.Errorf("answer %d %d %d %+v of %x", asker, about, number, d, b)
 		}
 		if m, err := parseMismatch(string(b), 4); err == nil && m.encode() != string(b) {
 			t.Errorf("mismatch %+v of %x", m, b)

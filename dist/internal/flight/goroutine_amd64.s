@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "textflag.h"
+
+// func goroutine() uintptr
+TEXT ·goroutine(SB), NOSPLIT|NOFRAME, $0-8
+	MOVQ (TLS), AX
+	MOVQ AX, ret+0(FP)
+	RET

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+// Who waits in vain asks those whom it waits for what they are doing, over the
+// star: a spoke through the hub. The answer comes from who reads the star's
+// connection, whatever the rank's own goroutines do. A rank that leaves says it
+// with its leave.
+const (
+	askPatience = 250 * time.Millisecond
+	// maxAsked is how many missing ranks are asked, maxAskedOfAll how many
+	// ranks where it is not known who is missing.
+	maxAsked      = 4
+	maxAskedOfAll = 64
+)
+
+// asks is what a rank has asked and been told.
+type asks struct {
+	mu      sync.Mutex
+	last    uint32 // question asked
+	open    map[uint32]chan collective.Doing
+	parting map[int]collective.Doing // what ranks said that have left
+	parted  chan struct{}            // closed and replaced when one leaves
+}
+
+func newAsks() asks {
+	return asks{open: map[uint32]chan collective.Doing{}, parting: map[int]collective.Doing{}, parted: make(chan struct{})}
+}
+
+// doing returns what this rank itself is doing.
+func (cfg *Config) doing() collective.Doing {
+	if cfg.Doing == nil {
+		return collective.Doing{}
+	}
+	return cfg.Doing()
+}
+
+// ask returns what another rank is doing, or was when it left; a zero Doing if
+// it does not say.
+func (s *star) ask(rank int) collective.Doing {
+	a := &s.asks
+	a.mu.Lock()
+	a.last++
+	number, answer := a.last, make(chan collective.Doing, 1)
+	a.open[number] = answer
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		delete(a.open, number)
+		a.mu.Unlock()
+	}()
+	s.tellOne(rank, frameAsk, encodeAsk(s.rank, rank, number))
+	timer := time.NewTimer(askPatience)
+	defer timer.Stop()
+	for {
+		a.mu.Lock()
+		d, has := a.parting[rank]
+		parted := a.parted
+		a.mu.Unlock()
+		if has {
+			return d
+		}
+		select {
+		case d := <-answer:
+			return d
+		case <-parted:
+		case <-timer.C:
+			return collective.Doing{}
+		}
+	}
+}
+
+// tellOne sends a frame to one rank: from the hub, or over it.
+func (s *star) tellOne(rank int, kind byte, payload []byte) {
+	if s.rank != 0 {
+		rank = 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.conns[rank]; c != nil {
+		_ = c.WriteFrame(kind, payload)
+	}
+}
+
+// asked answers a question that came from a rank's connection, or passes it on.
+func (s *star) asked(from int, payload []byte) error {
+	asker, about, number, err := parseAsk(payload, s.numRanks)
+	if err != nil || s.rank == 0 && asker != from {
+		return fmt.Errorf("a question of rank %d: %w", asker, err)
+	}
+	switch {
+	case about == s.rank:
+		d := s.cfg.doing()
+		s.tellOne(asker, frameDoing, encodeDoing(asker, s.rank, number, &d))
+	case s.rank == 0:
+		s.tellOne(about, frameAsk, payload)
+	}
+	return nil
+}
+
+// answered takes the answer to a question, or passes it on.
+func (s *star) answered(from int, payload []byte) error {
+	asker, about, number, d, err := parseDoing(payload, s.numRanks)
+	switch {
+	case err != nil:
+		return err
+	case s.rank == 0 && about != from:
+		return fmt.Errorf("rank %d answers for rank %d", from, about)
+	case asker != s.rank:
+		if s.rank == 0 {
+			s.tellOne(asker, frameDoing, payload)
+		}
+		return nil
+	}
+	s.asks.mu.Lock()
+	defer s.asks.mu.Unlock()
+	if answer := s.asks.open[number]; answer != nil {
+		select {
+		case answer <- d:
+		default: // there was one
+		}
+	}
+	return nil
+}
+
+// part notes what a rank said when it left, if that can be read.
+func (s *star) part(rank int, words []byte) {
+	_, about, _, d, err := parseDoing(words, s.numRanks)
+	if err != nil || about != rank {
+		d = collective.Doing{}
+	}
+	s.asks.mu.Lock()
+	s.asks.parting[rank] = d
+	close(s.asks.parted)
+	s.asks.parted = make(chan struct{})
+	s.asks.mu.Unlock()
+}
+
+// partingOf returns what a rank said when it left.
+func (s *star) partingOf(rank int) []byte {
+	s.asks.mu.Lock()
+	defer s.asks.mu.Unlock()
+	d := s.asks.parting[rank]
+	return encodeDoing(rank, rank, 0, &d)
+}
+
+// words are what this rank says when it leaves.
+func (s *star) words() []byte {
+	d := s.cfg.doing()
+	return encodeDoing(s.rank, s.rank, 0, &d)
+}
+
+// askMissing adds to an error that is about ranks that do not come what they
+// are doing instead.
+func (cfg *Config) askMissing(err error, ask func(rank int) collective.Doing) {
+	switch e := err.(type) {
+	case *collective.TimeoutError:
+		if e.Instead == nil && len(e.Missing) > 0 && e.Timeout() {
+			cfg.findMissing(e, ask)
+		}
+	case *collective.RankError:
+		if e.Last == nil && e.Cause == collective.ErrLeft && e.Rank != cfg.Rank {
+			d := ask(e.Rank)
+			e.Last = &d
+		}
+	}
+}
+
+// findMissing asks the ranks that a call has waited for. One that has made the
+// call itself, and waited for others, is not missing: then all are asked.
+func (cfg *Config) findMissing(e *collective.TimeoutError, ask func(rank int) collective.Doing) {
+	e.Instead = cfg.askAll(e.Missing[:min(len(e.Missing), maxAsked)], ask)
+	here := collective.KeyNumber(cfg.Key)
+	came := func(d collective.Doing) bool {
+		return d.State != collective.DoingUnknown && d.Key == here && d.Call.Seq == e.Seq && !isMessage(&d.Call) &&
+			e.Op != collective.OpSend.String() && e.Op != collective.OpRecv.String()
+	}
+	if !slices.ContainsFunc(e.Instead, came) {
+		return
+	}
+	all := slices.DeleteFunc(slices.Clone(cfg.Members), func(m collective.Member) bool { return m.Rank == cfg.Members[cfg.Rank].Rank })
+	if len(all) > maxAskedOfAll {
+		return
+	}
+	doing := cfg.askAll(all, ask)
+	var missing []collective.Member
+	var instead []collective.Doing
+	for i, d := range doing {
+		if !came(d) {
+			missing, instead = append(missing, all[i]), append(instead, d)
+		}
+	}
+	if len(missing) > 0 {
+		e.Missing, e.Instead = missing, instead
+	}
+}
+
+func (cfg *Config) askAll(members []collective.Member, ask func(rank int) collective.Doing) []collective.Doing {
+	doing := make([]collective.Doing, len(members))
+	var all sync.WaitGroup
+	for i, m := range members {
+		if m.Rank != cfg.Rank {
+			all.Go(func() { doing[i] = ask(m.Rank) })
+		}
+	}
+	all.Wait()
+	return doing
+}
+
+// Ask returns what another rank is doing; a zero Doing if it does not say.
+func (m *Mesh) Ask(rank int) collective.Doing { return m.star.ask(rank) }
+
+// Ask returns what another rank is doing; a zero Doing if it does not say.
+func (s *Shm) Ask(rank int) collective.Doing {
+	if s.ask == nil || rank < 0 || rank >= s.n {
+		return collective.Doing{}
+	}
+	return s.ask(rank)
+}
+
+func encodeAsk(asker, about int, number uint32) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, uint32(asker))
+	b = binary.LittleEndian.AppendUint32(b, uint32(about))
+	return binary.LittleEndian.AppendUint32(b, number)
+}
+
+func parseAsk(b []byte, numRanks int) (asker, about int, number uint32, err error) {
+	if len(b) != 12 {
+		return 0, 0, 0, fmt.Errorf("a question of %d bytes", len(b))
+	}
+	from, to := binary.LittleEndian.Uint32(b), binary.LittleEndian.Uint32(b[4:])
+	if uint64(from) >= uint64(numRanks) || uint64(to) >= uint64(numRanks) {
+		return 0, 0, 0, fmt.Errorf("a question of rank %d about rank %d of %d", from, to, numRanks)
+	}
+	return int(from), int(to), binary.LittleEndian.Uint32(b[8:]), nil
+}
+
+const (
+	// maxTextName is the most bytes of a group's name that travel in answers
+	// and mismatches.
+	maxTextName = 80
+	doingHead   = 12 + 2 + 8 + callSize + 8 + 8
+)
+
+// nameText returns a group's name as another rank's error may show it.
+func nameText(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if r == '�' || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, name)
+	if len(name) <= maxTextName {
+		return name
+	}
+	const dots = "..."
+	return strings.ToValidUTF8(name[:maxTextName-len(dots)], "") + dots
+}
+
+// encodeDoing makes the payload of frameDoing and frameBye: as an ask, then
+// what the rank is doing.
+func encodeDoing(asker, about int, number uint32, d *collective.Doing) []byte {
+	b := encodeAsk(asker, about, number)
+	flags := byte(0)
+	if d.Blocking {
+		flags |= 1
+	}
+	if d.Solo {
+		flags |= 2
+	}
+	b = append(b, byte(d.State), flags)
+	b = binary.LittleEndian.AppendUint64(b, d.Key)
+	b = appendCall(b, &d.Call)
+	b = binary.LittleEndian.AppendUint64(b, uint64(max(0, d.For)))
+	b = binary.LittleEndian.AppendUint64(b, d.ID)
+	for _, text := range []string{nameText(d.Group), siteText(d.Site)} {
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(text)))
+		b = append(b, text...)
+	}
+	return b
+}
+
+func parseDoing(b []byte, numRanks int) (asker, about int, number uint32, d collective.Doing, err error) {
+	fail := func(format string, args ...any) (int, int, uint32, collective.Doing, error) {
+		return 0, 0, 0, collective.Doing{}, fmt.Errorf("an answer "+format, args...)
+	}
+	if len(b) < doingHead {
+		return fail("of %d bytes", len(b))
+	}
+	if asker, about, number, err = parseAsk(b[:12], numRanks); err != nil {
+		return 0, 0, 0, d, err
+	}
+	d.State = collective.DoingState(b[12])
+	if !d.State.Valid() || b[13] > 3 {
+		return fail("of state %d, flags %d", b[12], b[13])
+	}
+	d.Blocking, d.Solo = b[13]&1 != 0, b[13]&2 != 0
+	d.Key = binary.LittleEndian.Uint64(b[14:])
+	if d.Call, err = parseCall(b[22:][:callSize]); err != nil {
+		return fail("with %w", err)
+	}
+	took := binary.LittleEndian.Uint64(b[22+callSize:])
+	if took > math.MaxInt64 {
+		return fail("about a call of %d ns", took)
+	}
+	d.For, d.ID = time.Duration(took), binary.LittleEndian.Uint64(b[30+callSize:])
+	rest := b[doingHead:]
+	for i, text := range []*string{&d.Group, &d.Site} {
+		if len(rest) < 2 || int(binary.LittleEndian.Uint16(rest)) > len(rest)-2 {
+			return fail("of %d bytes that ends in a text", len(b))
+		}
+		n := int(binary.LittleEndian.Uint16(rest))
+		*text, rest = string(rest[2:][:n]), rest[2+n:]
+		if clean := [...]func(string) string{nameText, siteText}[i]; clean(*text) != *text {
+			return fail("with a text that no rank would send: %q", *text)
+		}
+	}
+	if len(rest) != 0 {
+		return fail("of %d bytes, %d too many", len(b), len(rest))
+	}
+	return asker, about, number, d, nil
+}
