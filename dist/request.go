@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"runtime"
-	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
@@ -332,9 +331,8 @@ func (g *Group) move(r *request) error {
 	case r.call.Op == collective.OpRecv:
 		err = g.backend.Recv(r.ctx, r.call, in)
 	default:
-		begun := time.Now()
 		err = g.backend.Collective(r.ctx, r.call, in, out)
-		g.progress.add(time.Since(begun))
+		g.tellUnmarked(r.call.Seq)
 	}
 	r.unstage(staged, err == nil)
 	runtime.KeepAlive(r.held)

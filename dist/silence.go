@@ -4,7 +4,6 @@ package dist
 
 import (
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
@@ -44,17 +43,4 @@ func WithSilence(d time.Duration) Option {
 func (o *options) silenceFromEnv() (err error) {
 	o.silence, err = envvar.Silence.DurationOr(o.silence, minSilence, maxSilence)
 	return err
-}
-
-// progress is how many collectives of a group a rank has ended, and how long it
-// was in them.
-type progress struct{ calls, waited atomic.Uint64 }
-
-func (p *progress) add(d time.Duration) {
-	p.waited.Add(uint64(max(d, 0)))
-	p.calls.Add(1)
-}
-
-func (p *progress) sum() (calls uint64, waited time.Duration) {
-	return p.calls.Load(), time.Duration(p.waited.Load())
 }

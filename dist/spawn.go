@@ -88,6 +88,7 @@ func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 		g := &Group{name: worldName, key: worldName, rank: r, size: n, localRank: r, localSize: n, node: host, nodes: nodes, members: members, world: world,
 			transport: "none", home: meetings, timeout: o.timeout, silence: o.silence, algorithms: o.algorithms, base: shared, store: store.Prefix(shared, "user/")}
 		if n > 1 {
+			ranks[r].SetProgress(g.howFar)
 			g.backend, g.transport = ranks[r], "goroutines"
 		}
 		g.init()

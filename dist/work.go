@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
@@ -18,6 +20,8 @@ type Work struct {
 	call collective.Call
 	req  *request // nil for the work of several requests
 	src  int      // valid when done is closed
+	// stood counts the time for which somebody waits for a collective.
+	stood *atomic.Int64
 
 	unbound func() bool    // ends what bound began; nil where nothing was
 	late    sync.WaitGroup // until the end of the wait for a turn has been told
@@ -28,7 +32,11 @@ type Work struct {
 }
 
 func newWork(r *request) *Work {
-	return &Work{done: make(chan struct{}), call: r.call, req: r, src: collective.AnyRank, whole: r.whole}
+	w := &Work{done: make(chan struct{}), call: r.call, req: r, src: collective.AnyRank, whole: r.whole}
+	if op := r.call.Op; op != collective.OpSend && op != collective.OpRecv {
+		w.stood = &r.g.progress.stood
+	}
+	return w
 }
 
 // Wait returns when the operation has ended, with its error, or when ctx
@@ -39,6 +47,10 @@ func (w *Work) Wait(ctx context.Context) error {
 	case <-w.done:
 		return w.err
 	default:
+	}
+	if w.stood != nil {
+		begun := time.Now()
+		defer func() { w.stood.Add(int64(time.Since(begun))) }()
 	}
 	select {
 	case <-w.done:

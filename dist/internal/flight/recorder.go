@@ -96,7 +96,7 @@ type Log struct {
 	// Guarded by the recorder's lock.
 	seqCalled, seqBegun, seqEnded uint64 // of collectives
 	calls                         uint64 // collectives that have ended
-	waited                        int64  // ns from their beginning to their end
+	waited                        int64  // ns from their beginning to their end, of those that a caller stands still in
 	failed                        error
 	failedAt                      int64
 }
@@ -247,14 +247,17 @@ func (l *Log) Ended(t Ticket, c *collective.Call, err error) {
 	case isCollective(c.Op):
 		l.seqEnded = c.Seq
 		l.calls++
-		l.waited += now - t.begun
+		if !c.Background {
+			l.waited += now - t.begun
+		}
 	}
 	r.mu.Unlock()
 }
 
 // Waited returns how many collectives of the group have ended on this rank, and
-// the nanoseconds that they took in all. A rank that waits less than the others
-// is the one that they wait for.
+// the nanoseconds that they took in all, but for those in the background,
+// beside which the caller does something else. A rank that waits less than the
+// others is the one that they wait for.
 func (l *Log) Waited() (calls uint64, ns int64) {
 	if l == nil {
 		return 0, 0

@@ -40,9 +40,9 @@ type Config struct {
 	// Silences is told of ranks that have been silent for longer. May be nil.
 	Silence  time.Duration
 	Silences func(rank int, text string)
-	// Progress returns how many collectives of the group this rank has ended,
-	// and for how long it was in them. May be nil.
-	Progress func() (calls uint64, waited time.Duration)
+	// Progress returns how far this rank has come. May be nil: then nobody
+	// finds out who is late.
+	Progress func() Progress
 	// Obituary returns what is known of how a rank's process ended. It may
 	// wait a moment for the news. May be nil.
 	Obituary func(rank int) Obituary

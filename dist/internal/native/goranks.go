@@ -28,11 +28,11 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 		w.messages = map[uint64][]byte{}
 	}
 	seg, park := newLocalSegment(n), newGoParking(n)
-	ranks := make([]*Shm, n)
+	ranks, b := make([]*Shm, n), &board{track: newTracker(n)}
 	all := make([]*Shm, n) // ranks is the caller's
 	for r := range ranks {
 		cfg.Rank = r
-		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, scratch: newScratch(n)}
+		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, board: b, scratch: newScratch(n)}
 		s.pipes.open = func(_ context.Context, _ *collective.Call, key pipeKey) (*pipe, error) {
 			if key.outgoing {
 				return &pipe{block: w.pipe(goPipe{s.cfg.Rank, key.peer, key.use})}, nil
@@ -111,7 +111,7 @@ func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
 		g.leave(cfg.Rank)
 		return nil, s.fail(fmt.Errorf("rank %d has made group %q with other options than the first to come", cfg.Rank, cfg.Group))
 	}
-	s.cfg.Timeout, s.cfg.Site, s.cfg.Doing = cfg.Timeout, cfg.Site, cfg.Doing // its own affair
+	s.cfg.Timeout, s.cfg.Site, s.cfg.Doing, s.cfg.Progress = cfg.Timeout, cfg.Site, cfg.Doing, cfg.Progress // its own affair
 	return s, nil
 }
 

@@ -333,6 +333,12 @@ func (m *Mesh) Silent(rank int, text string) {
 	}
 }
 
+// Skew returns how late the ranks are, as far as it is known.
+func (m *Mesh) Skew() []RankSkew { return m.star.pulse.latest() }
+
+// StepEnded says that the program has ended a step.
+func (m *Mesh) StepEnded() { m.star.pulse.soon() }
+
 // usable returns an error if no call can be made any more.
 func (m *Mesh) usable(c *collective.Call) error {
 	if m.closed.Load() {

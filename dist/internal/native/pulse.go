@@ -3,7 +3,7 @@
 package native
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -21,8 +21,12 @@ const (
 	// maxUnheard is how many beats are sent to a rank that sends none: those
 	// that it does not read fill the room on the way to it.
 	maxUnheard = 64
-	// beatSize is the payload of a beat.
-	beatSize = 16
+	// beatSize is the payload of a beat: see [Progress].
+	beatSize = 32
+	// nudgeGap is the least time between beats that are asked for, and nudgeShare
+	// what of it there is for each rank of a large group.
+	nudgeGap   = 10 * time.Millisecond
+	nudgeShare = 500 * time.Microsecond
 )
 
 // pulse finds ranks that have fallen silent without having ended: whose
@@ -40,6 +44,14 @@ type pulse struct {
 	limit  time.Duration // 0: beats are sent, and nobody is accused
 	period time.Duration
 	peers  []peerPulse // by rank
+
+	// of the hub
+	mu    sync.Mutex
+	track *tracker
+	told  []byte // scratch: the table as it travels
+
+	table atomic.Pointer[[]RankSkew] // nil until it is known
+	nudge chan struct{}              // of one token
 
 	begin sync.Once
 	stop  chan struct{}
@@ -68,7 +80,10 @@ func newPulse(s *star) *pulse {
 		return nil
 	}
 	p := &pulse{star: s, limit: max(cfg.Silence, 0), period: beatPeriod, peers: make([]peerPulse, s.numRanks),
-		stop: make(chan struct{}), ended: make(chan struct{})}
+		nudge: make(chan struct{}, 1), stop: make(chan struct{}), ended: make(chan struct{})}
+	if s.rank == 0 && cfg.Progress != nil {
+		p.track = newTracker(s.numRanks)
+	}
 	if p.limit > 0 {
 		p.period = min(p.period, p.limit/beatsPerLimit)
 	}
@@ -98,41 +113,117 @@ func (p *pulse) took(rank int) {
 	}
 }
 
+// beaten takes a beat: the hub counts with the sender's progress.
+func (p *pulse) beaten(rank int, payload []byte) error {
+	progress, err := parseProgress(payload)
+	if err == nil && p != nil && p.track != nil {
+		p.mu.Lock()
+		p.track.add(rank, progress)
+		p.mu.Unlock()
+	}
+	return err
+}
+
+// skew takes the hub's table.
+func (p *pulse) skew(rank int, payload []byte) error {
+	if p == nil || rank != 0 {
+		return errors.New("a table of late ranks that only a hub sends")
+	}
+	table, err := parseSkew(payload, p.star.numRanks)
+	if err == nil {
+		p.table.Store(&table)
+	}
+	return err
+}
+
+// soon asks for a beat before its time.
+func (p *pulse) soon() {
+	if p == nil {
+		return
+	}
+	select {
+	case p.nudge <- struct{}{}:
+	default:
+	}
+}
+
+// latest returns the last table.
+func (p *pulse) latest() []RankSkew {
+	if p != nil {
+		if table := p.table.Load(); table != nil {
+			return *table
+		}
+	}
+	return nil
+}
+
 func (p *pulse) run() {
 	defer close(p.ended)
 	tick := time.NewTicker(p.period)
 	defer tick.Stop()
 	last := time.Now()
+	beaten := last
+	gap := max(nudgeGap, time.Duration(p.star.numRanks)*nudgeShare)
 	for {
+		nudged := false
 		select {
 		case <-p.stop:
 			return
 		case <-tick.C:
+		case <-p.nudge:
+			nudged = true
 		}
 		now := time.Now()
-		awake := min(now.Sub(last), p.period*3/2)
-		last = now
+		if nudged && now.Sub(beaten) < gap {
+			continue
+		}
 		p.conns = p.star.connections(p.conns[:0])
+		beaten = now
 		p.beat()
-		p.look(awake)
+		if !nudged {
+			awake := min(now.Sub(last), p.period*3/2)
+			last = now
+			p.look(awake)
+		}
 	}
 }
 
 // beat tells all that this rank is there, and how far.
 func (p *pulse) beat() {
-	var b [beatSize]byte
+	var mine Progress
 	if report := p.star.cfg.Progress; report != nil {
-		calls, waited := report()
-		binary.LittleEndian.PutUint64(b[:], calls)
-		binary.LittleEndian.PutUint64(b[8:], uint64(waited))
+		mine = report()
 	}
+	b := encodeProgress(mine)
+	news := p.reckon(mine)
 	for _, c := range p.conns {
 		if peer := &p.peers[c.rank]; peer.unheard < maxUnheard {
 			peer.unheard++
 			// A connection that cannot be written has a reader that finds out.
 			_ = c.conn.WriteFrame(frameBeat, b[:])
+			if news != nil {
+				_ = c.conn.WriteFrame(frameSkew, news)
+			}
 		}
 	}
+}
+
+// reckon makes a new table at the hub, if there is something new, and returns it
+// as it travels.
+func (p *pulse) reckon(mine Progress) []byte {
+	if p.track == nil {
+		return nil
+	}
+	p.mu.Lock()
+	p.track.add(0, mine)
+	table := p.track.table()
+	p.mu.Unlock()
+	if table == nil {
+		return nil
+	}
+	p.table.Store(&table)
+	p.told = encodeSkew(p.told[:0], table)
+	return p.told
 }
 
 // look accuses those of which nothing has come for too long.

@@ -29,6 +29,10 @@ type Shm struct {
 	settle func(*collective.MismatchError) *collective.MismatchError
 	// ask returns what another rank is doing. May be nil.
 	ask func(rank int) collective.Doing
+	// pulse knows who is late among ranks that are processes, board among
+	// goroutines. One of them, or both, are nil.
+	pulse *pulse
+	board *board
 
 	// whole ends with the first fault; it is the one context that lives as
 	// long as the group. Both are nil for goroutine ranks, which wait for no
@@ -327,6 +331,23 @@ func (s *Shm) Died(rank int) {
 func (s *Shm) Silent(rank int, text string) {
 	if rank >= 0 && rank < s.n {
 		s.Report(rank, kindSilent, text)
+	}
+}
+
+// Skew returns how late the ranks are, as far as it is known.
+func (s *Shm) Skew() []RankSkew {
+	if s.board != nil {
+		return s.board.latest()
+	}
+	return s.pulse.latest()
+}
+
+// StepEnded says that the program has ended a step.
+func (s *Shm) StepEnded() {
+	if s.board != nil {
+		s.board.note(s.cfg.Rank, s.cfg.Progress)
+	} else {
+		s.pulse.soon()
 	}
 }
 

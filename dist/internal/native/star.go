@@ -134,12 +134,9 @@ func (s *star) watch(rank int, c *transport.Conn) {
 		}
 		s.pulse.took(rank)
 		switch kind {
-		case frameBeat:
-		case frameAsk, frameDoing:
-			take := s.asked
-			if kind == frameDoing {
-				take = s.answered
-			}
+		case frameBeat, frameSkew, frameAsk, frameDoing:
+			take := map[byte]func(int, []byte) error{frameBeat: s.pulse.beaten, frameSkew: s.pulse.skew,
+				frameAsk: s.asked, frameDoing: s.answered}[kind]
 			if err := take(rank, payload); err != nil {
 				s.drop(rank)
 				s.news(rank, rank, kindFailed, "broke the protocol: "+err.Error())

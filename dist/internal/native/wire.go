@@ -30,6 +30,7 @@ const (
 	frameBeat                    // the sender is there, and how far (see pulse)
 	frameAsk                     // what is a rank doing?
 	frameDoing                   // what a rank is doing
+	frameSkew                    // hub to spoke: who is late
 )
 
 // purpose is what a connection is for.
@@ -47,7 +48,7 @@ const (
 	// MaxKey is the most bytes of the name by which members of a group meet.
 	MaxKey     = 512
 	maxHello   = 64 + MaxKey
-	maxControl = 64 + maxFaultText
+	maxControl = 64 + max(maxFaultText, maxTold*skewEntry)
 )
 
 // hello opens a connection between ranks.
