@@ -49,6 +49,7 @@ type DDP struct {
 	shared  []*bufferSync   // nil when buffers are left alone
 	sparse  []*nn.Parameter `name:"-"` // nor these; see rows.go
 	sync    bool
+	late    stragglerWatch
 
 	bucketOf map[*nn.Parameter]*bucket
 	tapes    []weak.Pointer[tensor.Tape] // of the passes that Forward has prepared
@@ -66,6 +67,7 @@ type DDPOption func(*ddpOptions)
 type ddpOptions struct {
 	firstBucketBytes, bucketBytes int
 	keepBuffers                   bool
+	onStraggler                   func(Straggler)
 }
 
 // BucketBytes sets the sizes at which buckets are full: that of the first one
@@ -104,7 +106,7 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	for _, opt := range opts {
 		opt(&o)
 	}
-	d := &DDP{Model: model, group: group, sync: true, bucketOf: make(map[*nn.Parameter]*bucket)}
+	d := &DDP{Model: model, group: group, sync: true, late: stragglerWatch{o.onStraggler, -1}, bucketOf: make(map[*nn.Parameter]*bucket)}
 	if err := verifySame(ctx, group, model); err != nil {
 		return nil, err
 	}
@@ -344,5 +346,8 @@ func (d *DDP) finish(ctx context.Context) error {
 		b.reduced = true
 	}
 	d.reducing = first != nil
+	if first == nil {
+		d.late.look(d.group)
+	}
 	return first
 }

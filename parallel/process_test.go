@@ -59,6 +59,17 @@ func rankMain(optimizer string) int {
 	return 0
 }
 
+// freeAddr returns an address on which nobody listens at the moment.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
 // TestProcessesStayEqual: processes get the same bits as each other, and as
 // ranks that are goroutines, over shared memory and over TCP.
 func TestProcessesStayEqual(t *testing.T) {
@@ -75,12 +86,7 @@ func TestProcessesStayEqual(t *testing.T) {
 	}
 	for _, link := range []string{"shm", "tcp"} {
 		t.Run(link, func(t *testing.T) {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
-			}
-			host, port, _ := net.SplitHostPort(l.Addr().String())
-			l.Close()
+			host, port, _ := net.SplitHostPort(freeAddr(t))
 			token := transport.NewToken().Text()
 			var ranks [2]*exec.Cmd
 			var outs, errs [2]bytes.Buffer

@@ -191,7 +191,7 @@ func (r *lmRun) buildModel(ctx context.Context, saved *savedRun) (err error) {
 		}
 	}
 	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float32, 2)
-	r.ddp, err = parallel.NewDDP(ctx, r.model, r.group)
+	r.ddp, err = parallel.NewDDP(ctx, r.model, r.group, parallel.OnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
 	return err
 }
 

@@ -33,7 +33,7 @@ const (
 	// skewSteps is over how many steps lateness is told: two halves of as many
 	// steps, of which the better one counts, so that one slow step does not
 	// make a slow rank.
-	skewSteps = 6
+	skewSteps = 5
 	// skewTime is how long half a window is at least where steps are not
 	// marked, and a step is a collective.
 	skewTime = 500 * time.Millisecond

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// heavy is a model whose forward pass takes some time.
+type heavy struct {
+	*toy
+	time time.Duration
+}
+
+func (m *heavy) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
+	time.Sleep(m.time)
+	return c.Call(m.toy, ids)
+}
+
+// namesStraggler trains with a rank that is slower by 30 % and returns at which
+// step, counted from 1, and as what it was named first.
+func namesStraggler(ctx context.Context, g *dist.Group, slow int) (step int, what Straggler, err error) {
+	m := &heavy{newToy(1, width), 20 * time.Millisecond}
+	if g.Rank() == slow {
+		m.time = 26 * time.Millisecond
+	}
+	told, at := 0, 0
+	ddp, err := NewDDP(ctx, m, g, small, OnStraggler(func(s Straggler) {
+		if told++; told == 1 {
+			step, what = at, s
+		}
+	}))
+	if err != nil {
+		return 0, what, err
+	}
+	opt := optimizers["sgd"](nn.Parameters(m))
+	in := newBatches(g.Rank(), g.Size(), 8)
+	for at = 1; at <= 24; at++ {
+		opt.ZeroGrad()
+		ids, targets := in.next()
+		if _, err := backward(ctx, ddp, ids, targets); err != nil {
+			return 0, what, err
+		}
+		opt.Step(1)
+	}
+	if told != 1 {
+		return 0, what, fmt.Errorf("rank %d was told of a straggler %d times", g.Rank(), told)
+	}
+	return step, what, nil
+}
+
+// TestStragglerIsNamed slows one rank of three down by 30 %: within 20 steps all
+// know which it is, once.
+func TestStragglerIsNamed(t *testing.T) {
+	check := func(ctx context.Context, g *dist.Group) error {
+		const slow = 2
+		step, what, err := namesStraggler(ctx, g, slow)
+		if err != nil {
+			return err
+		}
+		if step > 20 || what.Rank != slow || what.Wait < 2*time.Millisecond || what.Step < 20*time.Millisecond ||
+			!strings.Contains(what.String(), "is slow: the others wait") || !strings.HasPrefix(what.String(), "rank 2") {
+			return fmt.Errorf("rank %d: in step %d: %v", g.Rank(), step, what)
+		}
+		t.Logf("rank %d, step %d: %v", g.Rank(), step, what)
+		return nil
+	}
+	t.Run("goroutines", func(t *testing.T) {
+		tensor.CPU() // starts threads that outlive the bubble
+		synctest.Test(t, func(t *testing.T) {
+			if err := spawn(t, 3, check); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	for _, link := range []string{"shm", "tcp"} {
+		t.Run(link, func(t *testing.T) {
+			t.Setenv("COHORT_TRANSPORT", link)
+			var err error
+			for range 3 { // on a machine with other work, others may be slow too
+				if err = initRanks(t, 3, check); err == nil {
+					return
+				}
+				t.Log(err)
+			}
+			t.Error(err)
+		})
+	}
+}
+
+// initRanks runs ranks that find each other as processes do.
+func initRanks(t *testing.T, n int, main func(ctx context.Context, g *dist.Group) error) error {
+	addr := freeAddr(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			g, err := dist.Init(ctx, dist.WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, r, n)))
+			if err == nil {
+				err = errors.Join(main(ctx, g), g.Close())
+			}
+			errs[r] = err
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// TestStragglerNews: a slow rank is told of once, until it changes.
+func TestStragglerNews(t *testing.T) {
+	w := stragglerWatch{named: -1}
+	for i, tc := range []struct {
+		shares []float64
+		want   int
+	}{
+		{nil, -1},
+		{[]float64{0, 0.09, 0}, -1},
+		{[]float64{0, 0.3, 0.2}, 1},
+		{[]float64{0, 0.3, 0.2}, -1},
+		{[]float64{0, 0.2, 0.21}, -1}, // about as slow as the one that is known
+		{[]float64{0, 0.2, 0.3}, 2},
+		{[]float64{0, 0, 0.06}, -1},
+		{[]float64{0, 0, 0.3}, -1}, // it never was quick
+		{[]float64{0, 0, 0.04}, -1},
+		{[]float64{0, 0, 0.3}, 2},
+		{[]float64{0.4, 0, 0}, 0},
+	} {
+		var skew []dist.RankSkew
+		for r, s := range tc.shares {
+			skew = append(skew, dist.RankSkew{Rank: r, Share: s, Step: 100 * time.Millisecond})
+		}
+		got := -1
+		if row, ok := w.news(skew); ok {
+			got = row.Rank
+		}
+		if got != tc.want {
+			t.Errorf("case %d: told of rank %d, want %d", i, got, tc.want)
+		}
+	}
+	if _, ok := (&stragglerWatch{named: -1}).news([]dist.RankSkew{{Rank: 0, Share: 0.5, Step: time.Millisecond}}); ok {
+		t.Error("half a millisecond was worth a word")
+	}
+	s := Straggler{Member: dist.Member{Rank: 2, Host: "h", PID: 4711}, Wait: 13_123_456 * time.Nanosecond, Step: 1_345_678_901 * time.Nanosecond}
+	if want := "rank 2 (host h, pid 4711) is slow: the others wait 13.1ms of 1.35s a step for it"; s.String() != want {
+		t.Errorf("%q, want %q", s, want)
+	}
+}
