@@ -3,6 +3,8 @@
 package dist
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -68,15 +70,17 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	stop := watch.watchAll(func(rank int, d death) {
 		cancel(d.error(worldName, d.who, func() native.Obituary { return d.Obituary }))
 	})
-	g, err := m.form(ctx)
+	g, err := m.form(ctx, cancel)
 	stop()
 	if err != nil {
-		m.giveUp()
-		var died *RankError
-		if errors.As(context.Cause(ctx), &died) {
-			return nil, died
+		var other *RankError
+		var late *TimeoutError
+		if cause := context.Cause(ctx); errors.As(cause, &other) || errors.As(cause, &late) {
+			err = cause // of another rank, or from one
 		}
-		return nil, fmt.Errorf("dist: init rank %d of %d: %w", pl.rank, pl.worldSize, err)
+		err = m.settle(err)
+		m.giveUp()
+		return nil, within(fmt.Sprintf("dist: init rank %d of %d: ", pl.rank, pl.worldSize), worldName, err)
 	}
 	return g, nil
 }
@@ -113,12 +117,16 @@ type meeting struct {
 	stopDumps func()
 	// choice is how others reach this process; empty if it has no TCP port.
 	choice transport.Choice
+	// joined is called on rank 0 when all have joined: from then on one may leave.
+	joined func()
 }
 
 // introduction is what a rank tells the others about itself.
 type introduction struct {
 	Host      string `json:"host"`
 	PID       int    `json:"pid"`
+	WorldSize int    `json:"world_size"`
+	Client    string `json:"client,omitempty"` // its connection to the store, as rank 0 sees it
 	Node      string `json:"node"`
 	Transport string `json:"transport"`
 	Encrypt   string `json:"encrypt"`
@@ -126,24 +134,30 @@ type introduction struct {
 	Unix      string `json:"unix,omitempty"`
 }
 
-func (m *meeting) form(ctx context.Context) (*Group, error) {
-	kind, err := envvar.Transport.OneOf("auto", "shm", "unix", "tcp", "tls")
-	if err != nil {
-		return nil, err
-	}
+func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group, error) {
+	var err error
 	if m.token, err = transport.TokenFromEnv(); err != nil {
 		return nil, err
 	}
-	if m.encrypt, err = transport.EncryptFromEnv(); err != nil {
-		return nil, err
-	}
-	m.fabric = native.NewFabric(m.token, m.encrypt)
-	if err := m.openStore(ctx); err != nil {
-		return nil, err
-	}
-	m.me = introduction{PID: os.Getpid(), Node: nodeID(m.node), Transport: kind, Encrypt: m.encrypt.String(), Agreed: agreed(m.algorithms, m.silence)}
+	m.me = introduction{PID: os.Getpid(), WorldSize: m.worldSize, Node: nodeID(m.node), Agreed: agreed(m.algorithms, m.silence)}
 	m.me.Host, _ = os.Hostname() // for messages only
-	if native.SharedMemory && (kind == "auto" || kind == "shm") || kind == "unix" {
+	wrong := m.readEnvironment()
+	m.fabric = native.NewFabric(m.token, m.encrypt)
+	reach := ctx
+	if wrong != nil { // the others are to know, if they can be told soon
+		var cancel context.CancelFunc
+		reach, cancel = context.WithTimeout(ctx, storePatience)
+		defer cancel()
+	}
+	if err := m.openStore(reach); err != nil || wrong != nil {
+		return nil, cmp.Or(wrong, err)
+	}
+	if m.rank == 0 {
+		defer m.watchForming(ctx, end)()
+	} else if m.client != nil {
+		m.me.Client = m.client.LocalAddr()
+	}
+	if kind := m.me.Transport; native.SharedMemory && (kind == "auto" || kind == "shm") || kind == "unix" {
 		port, err := transport.Listen("unix:", m.token)
 		if err != nil {
 			return nil, err
@@ -152,28 +166,20 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 		m.fabric.Listen(port, true)
 		m.me.Unix = port.Addr()
 	}
+	if err := m.agree(ctx); err != nil {
+		return nil, err
+	}
 	if m.all, err = exchange(ctx, m, "introduction", m.me); err != nil {
 		return nil, err
 	}
-	for r, in := range m.all {
-		switch {
-		case in.Transport != m.all[0].Transport:
-			return nil, fmt.Errorf("%s is %q on rank 0 and %q on rank %d: set it to the same on all", envvar.Transport, m.all[0].Transport, in.Transport, r)
-		case in.Encrypt != m.all[0].Encrypt:
-			return nil, fmt.Errorf("%s is %q on rank 0 and %q on rank %d: set it to the same on all", envvar.Encrypt, m.all[0].Encrypt, in.Encrypt, r)
-		case in.Agreed != m.all[0].Agreed:
-			return nil, fmt.Errorf("rank 0 and rank %d give different options to Init: WithDeterministic is for all or none, and WithSilence (%s) the same on all", r, envvar.Silence)
+	for r := range m.all {
+		if err := goTogether(0, &m.all[0], r, &m.all[r]); err != nil {
+			return nil, err
 		}
 	}
 	g := &Group{name: worldName, key: worldName, rank: m.rank, size: m.worldSize, node: m.me.Node, home: m,
 		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, silence: m.silence, algorithms: m.algorithms}
 	g.init()
-	g.onClose = func(pending bool) error {
-		if pending {
-			return m.close(0) // the job has failed, or is being stopped
-		}
-		return m.close(storePatience)
-	}
 	g.world = m.ranks()
 	for r, in := range m.all {
 		g.members = append(g.members, Member{Rank: r, Host: in.Host, PID: in.PID})
@@ -192,7 +198,24 @@ func (m *meeting) form(ctx context.Context) (*Group, error) {
 	if err := g.meet(ctx, worldName); err != nil {
 		return nil, err
 	}
+	g.onClose = func(pending bool) error {
+		if pending {
+			return m.close(0) // the job has failed, or is being stopped
+		}
+		return m.close(storePatience)
+	}
 	return g, nil
+}
+
+// readEnvironment reads the variables that are about this rank's connections,
+// needed or not: one that is wrong is to be told before it matters.
+func (m *meeting) readEnvironment() (err error) {
+	if m.me.Transport, err = envvar.Transport.OneOf("auto", "shm", "unix", "tcp", "tls"); err != nil {
+		return err
+	}
+	m.encrypt, err = transport.EncryptFromEnv()
+	m.me.Encrypt = m.encrypt.String()
+	return err
 }
 
 // shares reports whether ranks of the job, given by their numbers in it, can
@@ -383,6 +406,9 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 	if err != nil {
 		return nil, "", err
 	}
+	if g.parent == nil && m.joined != nil {
+		m.joined()
+	}
 	unwatch := m.agent.watch(cfg.World, func(rank int, d death) {
 		if d.silent != "" {
 			backend.Silent(rank, d.silent)
@@ -438,13 +464,12 @@ const storePatience = 500 * time.Millisecond
 // exchange gives every rank what each rank has to say, by rank. Rank 0 waits
 // for all and publishes the whole, so that n ranks make some 2n requests.
 func exchange[T any](ctx context.Context, m *meeting, what string, mine T) ([]T, error) {
-	key := func(rank int) string { return "dist/" + worldName + "/" + what + "/" + strconv.Itoa(rank) }
-	whole := "dist/" + worldName + "/" + what
+	whole := listKey(what)
 	value, err := json.Marshal(mine)
 	if err != nil {
 		return nil, err
 	}
-	if current, ok, err := m.store.CompareAndSet(ctx, key(m.rank), nil, value); err != nil {
+	if current, ok, err := m.store.CompareAndSet(ctx, entryKey(what, m.rank), nil, value); err != nil {
 		return nil, err
 	} else if !ok {
 		why := ""
@@ -456,7 +481,7 @@ func exchange[T any](ctx context.Context, m *meeting, what string, mine T) ([]T,
 	if m.rank == 0 {
 		keys := make([]string, m.worldSize)
 		for r := range keys {
-			keys[r] = key(r)
+			keys[r] = entryKey(what, r)
 		}
 		values, err := m.store.MultiGet(ctx, keys...)
 		if err != nil {
@@ -476,13 +501,41 @@ func exchange[T any](ctx context.Context, m *meeting, what string, mine T) ([]T,
 	}
 	list, err := m.store.Get(ctx, whole)
 	if err != nil {
-		return nil, err
+		return nil, m.whoIsMissing(ctx, what, err)
+	}
+	if bytes.HasPrefix(list, []byte("{")) {
+		var no struct{ Failed json.RawMessage }
+		if err := json.Unmarshal(list, &no); err != nil {
+			return nil, fmt.Errorf("the list of %ss from rank 0: %w", what, err)
+		}
+		return nil, parseFailure(no.Failed).error()
 	}
 	var all []T
-	if err := json.Unmarshal(list, &all); err != nil || len(all) != m.worldSize {
-		return nil, fmt.Errorf("the list of %ss from rank 0 has %d entries, want %d: %w", what, len(all), m.worldSize, err)
+	if err := json.Unmarshal(list, &all); err != nil {
+		return nil, fmt.Errorf("the list of %ss from rank 0: %w", what, err)
+	}
+	if len(all) != m.worldSize {
+		return nil, fmt.Errorf("the list of %ss from rank 0 has %d entries, want %d", what, len(all), m.worldSize)
 	}
 	return all, nil
+}
+
+// whoIsMissing asks the store, when the wait for a list has run out of time, who
+// has not come.
+func (m *meeting) whoIsMissing(ctx context.Context, what string, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellPatience)
+	defer cancel()
+	keys := make([]string, m.worldSize)
+	for r := range keys {
+		keys[r] = entryKey(what, r)
+	}
+	if _, e := m.store.MultiGet(limit, keys...); e != nil {
+		return missingRanks(ctx, e)
+	}
+	return &TimeoutError{Group: worldName, Op: "init", Missing: []Member{{}}, Cause: collective.Ending(ctx)}
 }
 
 // missingRanks makes a time-out that names ranks of one that names keys.

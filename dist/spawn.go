@@ -143,12 +143,14 @@ const consequencePause = 200 * time.Millisecond
 func Main(main func(ctx context.Context, g *Group) error, opts ...Option) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
 		g, err := Init(ctx, opts...)
+		if isConsequence(err) {
+			time.Sleep(consequencePause)
+		}
 		if err != nil {
 			return err
 		}
 		err = main(ctx, g)
-		var other *RankError
-		if errors.As(err, &other) {
+		if isConsequence(err) {
 			// Let the launcher see the rank that failed first end first.
 			time.Sleep(consequencePause)
 		} else if err != nil {

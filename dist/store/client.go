@@ -104,6 +104,10 @@ func (c *Client) Addr() string { return c.addr }
 // the server's host can reach.
 func (c *Client) LocalHost() (string, error) { return c.conn.LocalHost() }
 
+// LocalAddr returns the address of this end of the connection: what the server
+// calls this client, unless addresses are translated on the way.
+func (c *Client) LocalAddr() string { return c.conn.LocalAddr().String() }
+
 // Lost returns a channel that is closed when the connection has ended.
 func (c *Client) Lost() <-chan struct{} { return c.gone }
 

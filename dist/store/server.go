@@ -28,6 +28,7 @@ type Server struct {
 	conns   map[*transport.Conn]struct{}
 	closed  bool
 	empty   chan struct{} // to be closed when there is no connection; or nil
+	left    func(peer string)
 	running sync.WaitGroup
 }
 
@@ -41,6 +42,15 @@ func Serve(port *transport.Port, mem *Memory) *Server {
 	s := &Server{port: port, mem: mem, conns: map[*transport.Conn]struct{}{}}
 	port.Handle(proto, s.serve)
 	return s
+}
+
+// OnLeave has left called, with its address, when a client's connection has
+// ended, other than by [Server.Close]; nil ends that. left may take its time: only
+// Close waits for it.
+func (s *Server) OnLeave(left func(peer string)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.left = left
 }
 
 // Linger withdraws the offer and waits until all clients have gone, but not
@@ -100,7 +110,14 @@ func (s *Server) leave(c *transport.Conn) {
 		close(s.empty)
 		s.empty = nil
 	}
+	left := s.left
+	if s.closed {
+		left = nil
+	}
 	s.mu.Unlock()
+	if left != nil {
+		left(c.Peer())
+	}
 	s.running.Done()
 }
 

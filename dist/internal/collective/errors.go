@@ -212,7 +212,7 @@ func (e *TimeoutError) Unwrap() error { return e.Cause }
 func (e *TimeoutError) Timeout() bool { return !errors.Is(e.Cause, context.Canceled) }
 
 func writeWhere(b *strings.Builder, op string, seq uint64, group, site string) {
-	if op == "" {
+	if op == "" || seq == 0 { // none, or the making of the group
 		fmt.Fprintf(b, "group %q: ", group)
 		return
 	}

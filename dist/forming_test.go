@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// formBadly has ranks form a group, each in its own way, which must fail on
+// all of them well before the time that they have.
+func formBadly(t *testing.T, ranks ...func(ctx context.Context, url func(rank, size int) Option) (*Group, error)) []error {
+	t.Helper()
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	addr := freeAddr()
+	url := func(rank, size int) Option {
+		return WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, rank, size))
+	}
+	errs := make([]error, len(ranks))
+	var wg sync.WaitGroup
+	for i, form := range ranks {
+		wg.Go(func() {
+			var g *Group
+			if g, errs[i] = form(ctx, url); errs[i] == nil {
+				errs[i] = g.Close()
+			}
+		})
+	}
+	wg.Wait()
+	for i, err := range errs {
+		if err == nil || ctx.Err() != nil {
+			t.Fatalf("forming did not fail in time, at %d; the errors:\n%v", i, errors.Join(errs...))
+		}
+	}
+	return errs
+}
+
+// as forms the group as a rank of a number of ranks.
+func as(rank, size int, opts ...Option) func(context.Context, func(int, int) Option) (*Group, error) {
+	return func(ctx context.Context, url func(int, int) Option) (*Group, error) {
+		return Init(ctx, append(opts, url(rank, size))...)
+	}
+}
+
+// TestNumberOfRanksDiffers: all say so at once, whoever waits for ranks that
+// will not come.
+func TestNumberOfRanksDiffers(t *testing.T) {
+	for name, tc := range map[string]struct{ zero, one int }{"more on rank 1": {2, 3}, "more on rank 0": {3, 2}} {
+		t.Run(name, func(t *testing.T) {
+			want := fmt.Sprintf("(WORLD_SIZE) is %d on rank 0 and %d on rank 1", tc.zero, tc.one)
+			for _, err := range formBadly(t, as(0, tc.zero), as(1, tc.one)) {
+				if !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "%!") {
+					t.Errorf("got %q, want %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+// TestOneRankOptsOut: the rank whose options differ says so, and so do those
+// that wait for nobody but a fourth, which never comes.
+func TestOneRankOptsOut(t *testing.T) {
+	for _, err := range formBadly(t, as(0, 4), as(1, 4), as(2, 4, WithDeterministic())) {
+		if !strings.Contains(err.Error(), "give different options to Init: WithDeterministic is for all or none") {
+			t.Error(err)
+		}
+	}
+}
+
+// TestRankZeroFailsToForm: rank 0 is told to stop while it waits for a rank that
+// does not come: the one that has come learns why before the store is closed.
+func TestRankZeroFailsToForm(t *testing.T) {
+	errs := formBadly(t, func(ctx context.Context, url func(int, int) Option) (*Group, error) {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer time.AfterFunc(300*time.Millisecond, func() { cancel(errors.New("my own reason")) }).Stop()
+		return Init(ctx, url(0, 3))
+	}, as(1, 3))
+	if want := "cancelled (my own reason) while waiting for rank 2"; !strings.Contains(errs[0].Error(), want) || !errors.Is(errs[0], context.Canceled) {
+		t.Errorf("rank 0: %v, want %q", errs[0], want)
+	}
+	var other *RankError
+	if !errors.As(errs[1], &other) || other.Rank != 0 || !strings.Contains(errs[1].Error(), "rank 0 (host ") ||
+		!strings.Contains(errs[1].Error(), "failed: cancelled (my own reason) while waiting for rank 2") {
+		t.Errorf("rank 1: %v, want why rank 0 failed", errs[1])
+	}
+	for r, err := range errs {
+		if strings.Count(err.Error(), "dist: ") > 1 {
+			t.Errorf("rank %d says twice where it comes from: %v", r, err)
+		}
+	}
+}
+
+// TestLostWhileForming: a rank introduces itself and goes without a word, while
+// another one has not come yet.
+func TestLostWhileForming(t *testing.T) {
+	errs := formBadly(t, as(0, 4), as(1, 4), func(ctx context.Context, url func(int, int) Option) (*Group, error) {
+		var o options
+		if err := url(2, 4)(&o); err != nil {
+			return nil, err
+		}
+		pl, err := o.findPlace()
+		if err != nil {
+			return nil, err
+		}
+		token, err := transport.TokenFromEnv()
+		if err != nil {
+			return nil, err
+		}
+		c, err := store.Connect(ctx, pl.master, token, transport.EncryptNone)
+		if err != nil {
+			return nil, err
+		}
+		in, err := json.Marshal(introduction{Host: "elsewhere", PID: 4711, WorldSize: 4, Client: c.LocalAddr()})
+		if err == nil {
+			err = c.Set(ctx, entryKey("introduction", 2), in)
+		}
+		return nil, errors.Join(err, c.Close(), errors.New("gone"))
+	})
+	for r, err := range errs[:2] {
+		var other *RankError
+		if !errors.As(err, &other) || other.Rank != 2 || other.PID != 4711 || !errors.Is(err, ErrDied) {
+			t.Errorf("rank %d: %v, want the death of rank 2", r, err)
+		}
+	}
+}
