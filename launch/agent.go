@@ -355,6 +355,7 @@ func (a *agent) result(ctx context.Context) error {
 			Stopped: f.stopped, Tail: w.tail.last(),
 		})
 	}
+	causeFirst(e.Failures)
 	for _, i := range a.unkillable {
 		e.Unkillable = append(e.Unkillable, a.workers[i].proc.Pid)
 	}

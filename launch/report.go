@@ -5,6 +5,7 @@ package launch
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -37,7 +38,7 @@ func (f *Failure) how() string {
 type Error struct {
 	Program    string
 	NumRanks   int
-	Failures   []Failure      // in the order in which they were seen; the first is the likely cause
+	Failures   []Failure      // the likely cause, then the others in the order in which they were seen
 	Signal     syscall.Signal // that stopped the job, sent to the agent; 0: none
 	Cause      error          // why the context ended that stopped the job
 	StartErr   error          // a rank could not be started
@@ -100,10 +101,13 @@ func (e *Error) Report(w io.Writer) {
 		}
 	}
 	if len(failed) > 0 {
-		f := &failed[0]
+		f, which := &failed[0], "first failure"
+		if slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) }) {
+			which = "likely cause"
+		}
 		fmt.Fprintf(&b, "cohort: %s failed: rank %d %s\n", e.Program, f.Rank, f.how())
-		fmt.Fprintf(&b, "  first failure: rank %d (local rank %d), host %s, pid %d, at %s, %v after the start\n",
-			f.Rank, f.LocalRank, f.Host, f.PID, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
+		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d, at %s, %v after the start\n",
+			which, f.Rank, f.LocalRank, f.Host, f.PID, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
 		if f.Signal == syscall.SIGKILL {
 			b.WriteString("  nobody here sent it SIGKILL; where memory ran out, the kernel does (see dmesg)\n")
 		}
@@ -111,8 +115,12 @@ func (e *Error) Report(w io.Writer) {
 	}
 	for i := 1; i < len(failed); i++ {
 		f := &failed[i]
-		fmt.Fprintf(&b, "  then: rank %d (local rank %d), host %s, pid %d %s %v later\n",
-			f.Rank, f.LocalRank, f.Host, f.PID, f.how(), f.Time.Sub(failed[0].Time).Round(time.Millisecond))
+		order, by, when := "then", f.Time.Sub(failed[0].Time), "later"
+		if by < 0 {
+			order, by, when = "before", -by, "earlier, for what another rank did"
+		}
+		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d %s %v %s\n",
+			order, f.Rank, f.LocalRank, f.Host, f.PID, f.how(), by.Round(time.Millisecond), when)
 	}
 	if len(e.Recorders) > 0 {
 		b.WriteString("  the ranks' flight recorders say:\n")
