@@ -134,3 +134,23 @@ func TestLostWhileForming(t *testing.T) {
 		}
 	}
 }
+
+// TestWrongVariablesAreToldUnasked sets variables to what nobody can use, where
+// they matter and where they do not.
+func TestWrongVariablesAreToldUnasked(t *testing.T) {
+	for _, v := range []string{"COHORT_INTERFACE=eth77", "COHORT_INTERFACE=127.0.0.1/33", "COHORT_TRANSPORT=pigeon", "COHORT_ENCRYPT=rot13"} {
+		t.Run(v, func(t *testing.T) {
+			name, value, _ := strings.Cut(v, "=")
+			t.Setenv(name, value)
+			want := fmt.Sprintf("environment variable %s is %q: want ", name, value)
+			for _, err := range formBadly(t, as(0, 2), as(1, 2)) {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("got %v, want %q", err, want)
+				}
+			}
+			if g, err := Init(t.Context(), WithRank(0, 1)); err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("one rank: got %v and %v, want %q", g, err, want)
+			}
+		})
+	}
+}

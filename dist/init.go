@@ -52,6 +52,9 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
 	if pl.worldSize == 1 {
+		if err := new(meeting).readEnvironment(); err != nil {
+			return nil, fmt.Errorf("dist: init: %w", err)
+		}
 		return aloneGroup(o), nil
 	}
 	if _, ok := ctx.Deadline(); !ok {
@@ -75,7 +78,7 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	if err != nil {
 		var other *RankError
 		var late *TimeoutError
-		if cause := context.Cause(ctx); errors.As(cause, &other) || errors.As(cause, &late) {
+		if cause := context.Cause(ctx); (errors.As(cause, &other) || errors.As(cause, &late)) && (errors.Is(err, cause) || isLoss(err)) {
 			err = cause // of another rank, or from one
 		}
 		err = m.settle(err)
@@ -213,9 +216,11 @@ func (m *meeting) readEnvironment() (err error) {
 	if m.me.Transport, err = envvar.Transport.OneOf("auto", "shm", "unix", "tcp", "tls"); err != nil {
 		return err
 	}
-	m.encrypt, err = transport.EncryptFromEnv()
+	if m.encrypt, err = transport.EncryptFromEnv(); err != nil {
+		return err
+	}
 	m.me.Encrypt = m.encrypt.String()
-	return err
+	return transport.CheckInterface()
 }
 
 // shares reports whether ranks of the job, given by their numbers in it, can

@@ -32,12 +32,8 @@ func (c Choice) String() string {
 // otherwise the local end of the route to master ("host:port", where the
 // master listens). No packet is sent, and the own host name is never looked up.
 func ChooseInterface(ctx context.Context, master string) (Choice, error) {
-	if wanted, ok := envvar.Interface.Lookup(); ok {
-		all, err := interfaces()
-		if err != nil {
-			return Choice{}, err
-		}
-		return pick(wanted, all)
+	if c, ok, err := interfaceFromEnv(); ok {
+		return c, err
 	}
 	network, address, err := parseAddress(master)
 	if err != nil {
@@ -88,6 +84,27 @@ func LeavesHost(ctx context.Context, addr string) bool {
 	}
 	there, err := hostOf(nc.RemoteAddr())
 	return err != nil || here != there
+}
+
+// interfaceFromEnv returns what COHORT_INTERFACE asks for, if it is set.
+func interfaceFromEnv() (c Choice, ok bool, err error) {
+	wanted, ok := envvar.Interface.Lookup()
+	if !ok {
+		return Choice{}, false, nil
+	}
+	all, err := interfaces()
+	if err != nil {
+		return Choice{}, true, err
+	}
+	c, err = pick(wanted, all)
+	return c, true, err
+}
+
+// CheckInterface returns what is wrong with COHORT_INTERFACE, whether or not
+// anything will be reached through it.
+func CheckInterface() error {
+	_, _, err := interfaceFromEnv()
+	return err
 }
 
 // ReachableHost is ChooseInterface's address alone.
