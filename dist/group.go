@@ -116,8 +116,8 @@ func (g *Group) init() {
 }
 
 // Close leaves the group, and first the groups made from it, and gives back
-// all it holds. Operations that are still under way, here or on ranks that need
-// this one, fail. Calls after the first return what the first one did.
+// all it holds. Operations that are still under way fail: here with [ErrClosed], on
+// ranks that need this one with a [RankError] of cause [ErrLeft]. Calls after the first return what the first one did.
 func (g *Group) Close() error {
 	g.closeOnce.Do(func() {
 		g.mu.Lock()
@@ -135,7 +135,7 @@ func (g *Group) Close() error {
 			}
 		}
 		if pending && backend != nil {
-			backend.Fail(fmt.Errorf("closed the group with operations under way: %w", ErrClosed))
+			backend.Fail(ErrClosed)
 		}
 		g.endWaits(ErrClosed)
 		g.mu.Lock()

@@ -98,6 +98,9 @@ func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text st
 		}
 		e = DeathError(cfg.Group, m, o)
 	case kindLeft:
+		if rank == cfg.Rank {
+			return cfg.closed(c)
+		}
 		e.Cause = collective.ErrLeft
 	case kindSilent:
 		e.Cause = &collective.SilentError{Text: text, Here: rank == cfg.Rank}
@@ -110,11 +113,22 @@ func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text st
 	return e
 }
 
+// closed returns the error of a call on a group that this rank has closed,
+// before it or under it.
+func (cfg *Config) closed(c *collective.Call) error {
+	if c == nil {
+		return fmt.Errorf("dist: group %q on rank %d: %w", cfg.Group, cfg.Rank, collective.ErrClosed)
+	}
+	return fmt.Errorf("dist: %v %d of group %q on rank %d: %w", c.Op, c.Seq, cfg.Group, cfg.Rank, collective.ErrClosed)
+}
+
 // faultOf returns what to tell the other ranks of an error on this one.
 func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 	var re *collective.RankError
 	var mismatch *collective.MismatchError
 	switch {
+	case err == collective.ErrClosed: // by this rank, with operations under way
+		return cfg.Rank, kindLeft, ""
 	case errors.As(err, &mismatch) && mismatch.Group == cfg.Group:
 		return cfg.Rank, kindMismatch, newMismatch(mismatch).encode()
 	case !errors.As(err, &re):
@@ -133,7 +147,10 @@ func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 }
 
 // again returns the error of an earlier call as that of a later one.
-func again(err error, c *collective.Call) error {
+func (cfg *Config) again(err error, c *collective.Call) error {
+	if err == collective.ErrClosed {
+		return cfg.closed(c)
+	}
 	if re, ok := err.(*collective.RankError); ok {
 		later := *re
 		later.Op, later.Seq = c.Op.String(), c.Seq

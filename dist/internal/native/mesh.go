@@ -342,10 +342,10 @@ func (m *Mesh) StepEnded() { m.star.pulse.soon() }
 // usable returns an error if no call can be made any more.
 func (m *Mesh) usable(c *collective.Call) error {
 	if m.closed.Load() {
-		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, m.cfg.Group, collective.ErrClosed)
+		return m.cfg.closed(c)
 	}
 	if f := m.failed.Load(); f != nil {
-		return again(f.err, c)
+		return m.cfg.again(f.err, c)
 	}
 	m.mu.Lock()
 	fault := m.fault

@@ -224,6 +224,9 @@ func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int, start t
 		return s.faultError(c, rank, kind, text)
 	}
 	if f := s.failed.Load(); f != nil {
+		if f.err == collective.ErrClosed {
+			return s.cfg.closed(c)
+		}
 		return f.err
 	}
 	if s.seg.block(peer).left.Load() != 0 {
@@ -243,10 +246,10 @@ func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int, start t
 // usable returns an error if no call can be made any more.
 func (s *Shm) usable(c *collective.Call) error {
 	if s.closed.Load() {
-		return fmt.Errorf("dist: %v %d of group %q: %w", c.Op, c.Seq, s.cfg.Group, collective.ErrClosed)
+		return s.cfg.closed(c)
 	}
 	if f := s.failed.Load(); f != nil {
-		return again(f.err, c)
+		return s.cfg.again(f.err, c)
 	}
 	if rank, kind, text, ok := s.seg.fault(); ok {
 		return s.fail(s.faultError(c, rank, kind, text))
