@@ -25,6 +25,8 @@ type Group struct {
 	members     []Member // by rank
 	world       []int    // the ranks' numbers in the job
 	key         string   // by which the members have met
+	meeting     string   // what members call the group by its ranks alone
+	names       sync.Map // on the group of all ranks: the names in use, to *Group
 	home        home     // nil if the job is one rank
 	parent      *Group   // nil for the group of all ranks
 	timeout     time.Duration

@@ -71,9 +71,10 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 	if err != nil {
 		return nil, fmt.Errorf("dist: new group of ranks %s of group %q on rank %d: %w", some(ranks), g.name, g.rank, err)
 	}
-	if err := sub.meet(ctx, key); err != nil {
+	waits := sub.await(ctx)
+	if err := waits.over(ctx, sub.meet(ctx, key)); err != nil {
 		g.forget(sub)
-		return nil, fmt.Errorf("dist: new group %q of ranks %s of group %q on rank %d: %w", sub.name, some(ranks), g.name, g.rank, err)
+		return nil, within(fmt.Sprintf("dist: new group %q of ranks %s of group %q on rank %d: ", sub.name, some(ranks), g.name, g.rank), sub.name, err)
 	}
 	return sub, nil
 }
@@ -175,6 +176,11 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 	if g.closed {
 		return nil, "", ErrClosed
 	}
+	if o.name != "" {
+		if _, inUse := g.root().names.LoadOrStore(o.name, sub); inUse || o.name == worldName {
+			return nil, "", fmt.Errorf("this rank has a group of the name %q: close it before, or give another name by WithName", o.name)
+		}
+	}
 	kind := id + " " + o.name
 	count := g.made[kind]
 	if g.made == nil {
@@ -187,7 +193,7 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 	if len(sub.name) > maxName {
 		return nil, "", fmt.Errorf("the name %q has %d bytes, want at most %d: give a shorter one by WithName", sub.name, len(sub.name), maxName)
 	}
-	sub.key = fmt.Sprintf("%s %s.%d", sub.name, id, count)
+	sub.key, sub.meeting = fmt.Sprintf("%s %s.%d", sub.name, id, count), id
 	g.made[kind]++
 	g.children[sub] = struct{}{}
 	sub.base, sub.store = g.base, store.Prefix(g.base, "group/"+sub.key+"/")
@@ -266,8 +272,17 @@ func (g *Group) setLocal() {
 	}
 }
 
+// root returns the group of all ranks.
+func (g *Group) root() *Group {
+	for g.parent != nil {
+		g = g.parent
+	}
+	return g
+}
+
 // forget lets a closed group go.
 func (g *Group) forget(child *Group) {
+	g.root().names.CompareAndDelete(child.name, child)
 	g.mu.Lock()
 	delete(g.children, child)
 	g.mu.Unlock()

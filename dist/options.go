@@ -120,7 +120,7 @@ func WithNodeID(id string) Option {
 }
 
 // WithName names a group that [Group.NewGroup] or [Group.Split] makes. Its
-// members give the same name.
+// members give the same name, and a rank has one open group of a name.
 func WithName(name string) Option {
 	return func(o *options) error {
 		if !o.forGroup {

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A member that waits for the others of a new group says so in the job's store,
+// unless they come soon: which group it waits for, at a place that members find
+// whatever they call the group. Who runs out of time learns there who has come
+// and waits like itself, and who waits for the same ranks under another name.
+const (
+	// sayAfter is how long the others have before a member says that it waits.
+	sayAfter = 100 * time.Millisecond
+	// askPatience is how long the store may take.
+	askPatience = time.Second
+)
+
+// awaited is where members of a group say that they wait for it.
+type awaited struct {
+	group *Group
+	said  bool
+	timer *time.Timer
+	done  chan struct{}
+	stop  context.CancelFunc
+}
+
+func (g *Group) awaitedKey(rank int) string { return "awaited/" + g.meeting + "/" + strconv.Itoa(rank) }
+
+// await begins to wait for the members of a group.
+func (g *Group) await(ctx context.Context) *awaited {
+	a := &awaited{group: g, done: make(chan struct{})}
+	after := sayAfter
+	if end, ok := ctx.Deadline(); ok {
+		after = min(after, time.Until(end)/4)
+	}
+	ctx, a.stop = context.WithTimeout(ctx, after+askPatience)
+	a.timer = time.AfterFunc(after, func() {
+		defer close(a.done)
+		a.said = a.say(ctx) == nil
+	})
+	return a
+}
+
+func (a *awaited) say(ctx context.Context) error {
+	g := a.group
+	return g.base.Set(ctx, g.awaitedKey(g.rank), []byte(g.key))
+}
+
+// over ends the wait: all have come, or err says why they have not, and the
+// error to report is returned.
+func (a *awaited) over(ctx context.Context, err error) error {
+	a.stop()
+	if !a.timer.Stop() {
+		<-a.done
+	}
+	if err == nil && !a.said {
+		return nil
+	}
+	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), askPatience)
+	defer cancel()
+	if err == nil {
+		// Not to be found by who waits for another group of these members.
+		_, _ = a.group.base.Delete(limit, a.group.awaitedKey(a.group.rank))
+		return nil
+	}
+	if !a.said && a.say(limit) != nil {
+		return err
+	}
+	return a.group.whoWaits(limit, err)
+}
+
+// whoWaits returns the error of a group that did not come together in time,
+// here or for a rank that has left, from what this rank knows of it and what
+// the members have said.
+func (g *Group) whoWaits(ctx context.Context, err error) error {
+	result := &TimeoutError{Group: g.name, Op: "init"}
+	var late *TimeoutError
+	var left *RankError
+	switch {
+	case errors.As(err, &late):
+		result.Cause = late.Cause
+	case errors.As(err, &left) && gaveUp(left) && g.said(ctx, left.Rank) == g.key:
+		result.Cause = fmt.Errorf("rank %d has given up: %w", left.Rank, context.DeadlineExceeded)
+	default:
+		return err
+	}
+	elsewhere := map[string][]string{} // by key: who waits for that group
+	var known []Member                 // those that this rank has waited for
+	for r, m := range g.members {
+		if r == g.rank {
+			continue
+		}
+		key := g.said(ctx, r)
+		if key == g.key {
+			continue
+		}
+		if key != "" {
+			elsewhere[key] = append(elsewhere[key], "rank "+strconv.Itoa(r))
+		}
+		result.Missing = append(result.Missing, m)
+		if late != nil && slices.ContainsFunc(late.Missing, func(k Member) bool { return k.Rank == r }) {
+			known = append(known, m)
+		}
+	}
+	if ctx.Err() != nil || len(result.Missing) == 0 {
+		return err
+	}
+	if len(known) > 0 {
+		result.Missing = known
+	}
+	text := "this rank waited for the group " + about(g.key)
+	for _, key := range slices.Sorted(maps.Keys(elsewhere)) {
+		text += fmt.Sprintf("; the group %s of the same ranks is waited for by %s", about(key), strings.Join(elsewhere[key], ", "))
+	}
+	return fmt.Errorf("%w (%s)", result, text)
+}
+
+// gaveUp reports whether an error says of a rank that it has left or failed
+// because others had not come.
+func gaveUp(e *RankError) bool {
+	return errors.Is(e, ErrLeft) || e.Signal == "" && !errors.Is(e, ErrDied) && !errors.Is(e, ErrSilent) && strings.Contains(e.Cause.Error(), " waiting for ")
+}
+
+// said returns the key of the group that a member has said it waits for, "" if
+// it has not.
+func (g *Group) said(ctx context.Context, rank int) string {
+	// What nobody has as its value is not replaced: this only looks.
+	key, _, _ := g.base.CompareAndSet(ctx, g.awaitedKey(rank), []byte{}, []byte{})
+	return string(key)
+}
+
+// about describes a group by its key: its name, and which of that name it is.
+func about(key string) string {
+	name, count := key, ""
+	if i := strings.LastIndexByte(key, ' '); i >= 0 {
+		name = key[:i]
+		_, count, _ = strings.Cut(key[i:], ".")
+	}
+	if count == "0" || count == "" {
+		return strconv.Quote(name)
+	}
+	return fmt.Sprintf("%q (number %s of that name, from 0)", name, count)
+}
