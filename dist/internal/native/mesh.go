@@ -58,8 +58,10 @@ type Mesh struct {
 	localOf []int // by rank: its number in local, or -1
 
 	// to and from are the connections of collectives, by rank; nil until they
-	// are needed. One call at a time uses them.
+	// are needed. One call at a time uses them: from's and running's user is the
+	// goroutine that receives.
 	to, from []*transport.Conn
+	running  *watched // the collective under way
 
 	// whole ends with the first fault; it is the one context that lives as
 	// long as the group.

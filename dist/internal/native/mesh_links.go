@@ -15,8 +15,10 @@ import (
 // moment: below it a rank can send and then receive.
 const inlineLimit = 16 << 10
 
-// prepare implements [link]. Every rank opens its outgoing connections before
-// it waits for those that come.
+// prepare implements [link]. It opens the connections that go out. Those that
+// come are waited for by the first receive from each (see incomingFrom), when
+// this rank has sent what it could: a rank that waited here for an absent one
+// would keep others waiting for itself, and they would blame it.
 //
 // All sends fit if those over each connection are few bytes, and those through
 // each pipe no more than its slots. That what was sent in the call before may
@@ -50,18 +52,27 @@ func (m *Mesh) prepare(ctx context.Context, c *collective.Call, p *collective.Pl
 	}
 	for i := range p.Recvs {
 		from := p.Recvs[i].From
-		if m.localOf[from] >= 0 {
-			continue
+		if m.from[from] != nil {
+			w.uses(m.from[from])
 		}
-		if m.from[from] == nil {
-			if m.from[from], err = m.accept(ctx, c, way{from, forCollectives}); err != nil {
-				release()
-				return nil, false, err
-			}
-		}
-		w.uses(m.from[from])
 	}
+	m.running = w
 	return release, fits && total <= inlineLimit, nil
+}
+
+// incomingFrom returns the connection on which a peer sends its pieces, for the
+// collective under way. culprit is who is missing if none comes.
+func (m *Mesh) incomingFrom(ctx context.Context, c *collective.Call, peer, culprit int) (*transport.Conn, error) {
+	if conn := m.from[peer]; conn != nil {
+		return conn, nil
+	}
+	conn, err := m.accept(ctx, c, way{peer, forCollectives}, culprit)
+	if err != nil {
+		return nil, err
+	}
+	m.from[peer] = conn
+	m.running.uses(conn)
+	return conn, nil
 }
 
 // connect opens a connection to a peer.
@@ -83,8 +94,8 @@ func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transpo
 }
 
 // accept returns the connection from a peer, which the peer opens when it
-// first has something to send.
-func (m *Mesh) accept(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
+// first has something to send. culprit is who is missing if none comes.
+func (m *Mesh) accept(ctx context.Context, c *collective.Call, w way, culprit int) (*transport.Conn, error) {
 	limit, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
 	defer cancel()
 	came := m.waitingFor(w)
@@ -111,7 +122,7 @@ func (m *Mesh) accept(ctx context.Context, c *collective.Call, w way) (*transpor
 		case <-gone:
 			return nil, m.explain(c, w.peer, collective.ErrLeft)
 		case <-limit.Done():
-			return nil, m.broken(ctx, c, w.peer, w.peer, errLate)
+			return nil, m.broken(ctx, c, w.peer, culprit, errLate)
 		}
 	}
 }
@@ -137,7 +148,7 @@ func (m *Mesh) messagesFrom(ctx context.Context, c *collective.Call, peer int) (
 	if conn := m.arrived(peer); conn != nil {
 		return conn, nil
 	}
-	conn, err := m.accept(ctx, c, way{peer, forMessages})
+	conn, err := m.accept(ctx, c, way{peer, forMessages}, peer)
 	if err == nil {
 		m.mu.Lock()
 		m.incoming[peer] = conn

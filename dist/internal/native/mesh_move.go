@@ -61,7 +61,10 @@ func (m *Mesh) recvPiece(ctx context.Context, c *collective.Call, from, culprit 
 		}
 		return m.fromLocal(c, from, err)
 	}
-	conn := m.from[from]
+	conn, err := m.incomingFrom(ctx, c, from, culprit)
+	if err != nil {
+		return err
+	}
 	if err := m.readCall(conn, c, from, c.Matches, len(into)); err != nil {
 		return m.pieceError(ctx, c, from, culprit, err)
 	}

@@ -90,7 +90,8 @@ func (d *watchdog) arm() {
 	}
 }
 
-// uses says that a call waits on a connection.
+// uses says that a call waits on a connection. The goroutine that runs the call
+// says so, and no other.
 func (w *watched) uses(c *transport.Conn) {
 	if n := len(w.conns); n > 0 && w.conns[n-1] == c || slices.Contains(w.conns, c) {
 		return
