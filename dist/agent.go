@@ -57,10 +57,14 @@ type watcher struct {
 	tell func(rank int, d death)
 }
 
-func watchAgent() (*agentWatch, error) {
-	r, err := agentpipe.Open()
-	if err != nil {
-		return nil, err
+// watchAgent begins to watch. With launched false there is no agent to listen to.
+func watchAgent(launched bool) (*agentWatch, error) {
+	var r *agentpipe.Reader
+	if launched {
+		var err error
+		if r, err = agentpipe.Open(); err != nil {
+			return nil, err
+		}
 	}
 	w := &agentWatch{reader: r, ended: make(chan struct{}), dead: map[int]death{}, asked: map[int]time.Time{}, news: make(chan struct{}), watchers: map[*watcher]struct{}{}}
 	if r == nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -21,14 +22,15 @@ type Group struct {
 	localRank   int
 	localSize   int
 	node        string
-	nodes       []string // by rank
-	members     []Member // by rank
-	world       []int    // the ranks' numbers in the job
-	key         string   // by which the members have met
-	meeting     string   // what members call the group by its ranks alone
-	names       sync.Map // on the group of all ranks: the names in use, to *Group
-	home        home     // nil if the job is one rank
-	parent      *Group   // nil for the group of all ranks
+	nodes       []string     // by rank
+	members     []Member     // by rank
+	world       []int        // the ranks' numbers in the job
+	key         string       // by which the members have met
+	meeting     string       // what members call the group by its ranks alone
+	names       sync.Map     // on the group of all ranks: the names in use, to *Group
+	home        home         // nil if the job is one rank
+	host        *native.Host // nil but in a network inside the process
+	parent      *Group       // nil for the group of all ranks
 	timeout     time.Duration
 	silence     time.Duration // 0: nobody is taken for silent
 	progress    progress

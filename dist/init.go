@@ -65,7 +65,7 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	watch, err := watchAgent()
+	watch, err := watchAgent(o.host == nil)
 	if err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
@@ -92,7 +92,7 @@ func aloneGroup(o options) *Group {
 	host, _ := os.Hostname() // for messages only
 	node, mem := nodeID(o.node), store.NewMemory()
 	g := &Group{name: worldName, key: worldName, size: 1, localSize: 1, node: node, nodes: []string{node}, world: []int{0}, transport: "none",
-		members: []Member{{Host: host, PID: os.Getpid()}}, base: mem, store: store.Prefix(mem, "user/"), timeout: o.timeout, silence: o.silence, algorithms: o.algorithms}
+		members: []Member{{Host: host, PID: os.Getpid()}}, base: mem, store: store.Prefix(mem, "user/"), timeout: o.timeout, silence: o.silence, algorithms: o.algorithms, host: o.host}
 	g.init()
 	g.openLog()
 	if stop := g.box.dumpOn(o.dumpSignal); stop != nil {
@@ -139,13 +139,19 @@ type introduction struct {
 
 func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group, error) {
 	var err error
-	if m.token, err = transport.TokenFromEnv(); err != nil {
+	if m.host != nil {
+		m.token = m.host.Token
+	} else if m.token, err = transport.TokenFromEnv(); err != nil {
 		return nil, err
 	}
 	m.me = introduction{PID: os.Getpid(), WorldSize: m.worldSize, Node: nodeID(m.node), Agreed: agreed(m.algorithms, m.silence)}
 	m.me.Host, _ = os.Hostname() // for messages only
 	wrong := m.readEnvironment()
 	m.fabric = native.NewFabric(m.token, m.encrypt)
+	if h := m.host; h != nil {
+		m.me.Host, m.me.PID = h.Name, h.PID
+		m.fabric.Over(h)
+	}
 	reach := ctx
 	if wrong != nil { // the others are to know, if they can be told soon
 		var cancel context.CancelFunc
@@ -180,7 +186,7 @@ func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 			return nil, err
 		}
 	}
-	g := &Group{name: worldName, key: worldName, rank: m.rank, size: m.worldSize, node: m.me.Node, home: m,
+	g := &Group{name: worldName, key: worldName, rank: m.rank, size: m.worldSize, node: m.me.Node, home: m, host: m.host,
 		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, silence: m.silence, algorithms: m.algorithms}
 	g.init()
 	g.world = m.ranks()
@@ -211,8 +217,14 @@ func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 }
 
 // readEnvironment reads the variables that are about this rank's connections,
-// needed or not: one that is wrong is to be told before it matters.
+// needed or not: one that is wrong is to be told before it matters. A host of a
+// network inside the process has none of that.
 func (m *meeting) readEnvironment() (err error) {
+	if m.host != nil {
+		m.me.Transport, m.encrypt = "tcp", transport.EncryptNone
+		m.me.Encrypt = m.encrypt.String()
+		return nil
+	}
 	if m.me.Transport, err = envvar.Transport.OneOf("auto", "shm", "unix", "tcp", "tls"); err != nil {
 		return err
 	}
@@ -319,6 +331,9 @@ func (m *meeting) publish(ctx context.Context, world []int) error {
 
 // listen opens this process's TCP port, at rank 0 the one of the store.
 func (m *meeting) listen(ctx context.Context) (addr string, err error) {
+	if m.host != nil {
+		return m.listenOn(m.host)
+	}
 	if m.choice, err = m.chooseInterface(ctx); err != nil {
 		return "", err
 	}

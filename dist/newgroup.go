@@ -156,7 +156,7 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 		_ = binary.Write(h, binary.LittleEndian, uint32(r))
 	}
 	id := hex.EncodeToString(h.Sum(nil)[:8])
-	sub := &Group{size: len(ranks), node: g.node, home: g.home, parent: g, transport: "none", reached: g.reached,
+	sub := &Group{size: len(ranks), node: g.node, home: g.home, host: g.host, parent: g, transport: "none", reached: g.reached,
 		timeout: o.timeout, silence: o.silence, algorithms: o.algorithms}
 	for i, r := range ranks {
 		m := g.members[r]

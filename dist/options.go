@@ -11,6 +11,7 @@ import (
 	"unicode"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -44,6 +45,7 @@ type options struct {
 	node    string
 	// dumpSignal is what makes this process write its flight recorder, or nil.
 	dumpSignal os.Signal
+	host       *native.Host // nil but in a network inside the process
 	// algorithms is what the user asks of the choice of algorithms.
 	algorithms collective.Options
 }

@@ -294,7 +294,7 @@ func (g *Group) ended(r *request, fromAny bool) {
 // perform runs a request to its end, and has it recorded.
 func (g *Group) perform(r *request) error {
 	r.ticket = g.log.Begun(r.ticket)
-	err := g.move(r)
+	err := g.around(r)
 	if err != nil {
 		err = g.sited(err, &r.call)
 	}

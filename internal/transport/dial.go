@@ -32,7 +32,10 @@ const (
 // A DialOption changes how Dial connects.
 type DialOption func(*dialing)
 
-type dialing struct{ tls bool }
+type dialing struct {
+	tls    bool
+	dialer DialFunc
+}
 
 // WithTLS makes Dial go through TLS if on. Unix sockets do not leave the host:
 // for them it has no effect.
@@ -65,14 +68,17 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 		ctx, cancel = context.WithTimeout(ctx, dialPatience)
 		defer cancel()
 	}
-	dialer := net.Dialer{KeepAliveConfig: keepAlive}
+	dial := with.dialer
+	if dial == nil {
+		dial = (&net.Dialer{KeepAliveConfig: keepAlive}).DialContext
+	}
 	began := time.Now()
 	pause := firstPause
 	final := false
 	var rejected, notOffered time.Time // when that was first said
 	var last error                     // what kept us from connecting, as long as it was worth another try
 	for tries := 1; ; tries++ {
-		nc, err := dialer.DialContext(ctx, network, address)
+		nc, err := dial(ctx, network, address)
 		op := "dial"
 		if err == nil {
 			op = "handshake"
@@ -105,7 +111,10 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 				return fail(op, last)
 			}
 			// Ranks start together: spread their tries.
-			jittered := pause/2 + rand.N(pause)
+			jittered := pause
+			if with.dialer == nil {
+				jittered = pause/2 + rand.N(pause)
+			}
 			pause = min(2*pause, maxPause)
 			timer := time.NewTimer(jittered)
 			select {

@@ -30,8 +30,11 @@ func (c *Conn) socketOf() syscall.RawConn {
 
 // Pending reports whether something has come, bytes or the stream's end, that
 // nobody has read yet: a reader may be slow to get a processor. Any goroutine
-// may ask. Connections without a socket never have.
+// may ask. Connections without a socket never have, but for those that can tell.
 func (c *Conn) Pending() bool {
+	if link, ok := c.nc.(interface{ Pending() bool }); ok {
+		return link.Pending()
+	}
 	raw := c.socketOf()
 	if raw == nil {
 		return false

@@ -81,14 +81,24 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 		}
 		return nil, &Error{Op: "listen", Addr: addr, Err: err}
 	}
-	p := &Port{
-		ln: ln, addr: addressOf(ln.Addr()), dir: dir, token: token, tls: secure,
+	p := makePort(ln, token, secure, timeout, maxHalfOpen)
+	p.dir = dir
+	p.open()
+	return p, nil
+}
+
+func makePort(ln net.Listener, token Token, secure *tls.Config, timeout time.Duration, maxHalfOpen int) *Port {
+	return &Port{
+		ln: ln, addr: addressOf(ln.Addr()), token: token, tls: secure,
 		timeout:  timeout,
 		handlers: map[string]func(*Conn){}, forTLS: map[string]bool{}, halfOpen: newLobby(maxHalfOpen), stop: make(chan struct{}),
 	}
+}
+
+// open starts to take connections.
+func (p *Port) open() {
 	p.running.Add(1)
 	go p.accept()
-	return p, nil
 }
 
 // keepAlive finds a peer whose machine has gone without a word.

@@ -43,6 +43,8 @@ type Fabric struct {
 	token   transport.Token
 	encrypt transport.Encrypt
 	ports   []ownedPort
+	// dialer is the way to the others where that is not the system's network.
+	dialer transport.DialFunc
 
 	mu      sync.Mutex
 	book    []Address // by rank in the job
@@ -106,7 +108,7 @@ func (f *Fabric) dial(ctx context.Context, rank int, by route, h hello) (*transp
 	if addr == "" {
 		return nil, errors.New("it does not listen for this kind of connection")
 	}
-	conn, err := transport.Dial(ctx, addr, Proto, f.token, transport.WithTLS(by == overTLS))
+	conn, err := transport.Dial(ctx, addr, Proto, f.token, transport.WithTLS(by == overTLS), transport.WithDialer(f.dialer))
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"errors"
+
+	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// WithHost puts a rank on a host of a network inside this process. It is for
+// package disttest, which alone makes such hosts; [WithStore] and [WithRank] go
+// with it.
+func WithHost(h *native.Host) Option {
+	return func(o *options) error {
+		if h == nil {
+			return errors.New("WithHost was given no host")
+		}
+		o.host = h
+		return o.onlyInit("WithHost")
+	}
+}
+
+// around moves a request, between what a host does before and after.
+func (g *Group) around(r *request) error {
+	if g.host == nil {
+		return g.move(r)
+	}
+	return g.host.Around(g.name, r.call, func() error { return g.move(r) })
+}
+
+// listenOn opens this rank's port in the network inside the process.
+func (m *meeting) listenOn(h *native.Host) (addr string, err error) {
+	ln, err := h.Listen()
+	if err != nil {
+		return "", err
+	}
+	port, err := transport.ListenOn(ln, m.token)
+	if err != nil {
+		_ = ln.Close()
+		return "", err
+	}
+	m.fabric.Listen(port, true)
+	return port.Addr(), nil
+}
