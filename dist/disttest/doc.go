@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package disttest is a cluster inside `go test`: ranks on a network of its
+// own, with latencies, rates and faults, in virtual time.
+//
+//	func TestTraining(t *testing.T) {
+//		res := disttest.Run(t, 4, train,
+//			disttest.WithFaults(disttest.Kill(2).AtCall(2, 100)))
+//		var failed *dist.RankError
+//		if !errors.As(res.Ranks[0].Err, &failed) || failed.Rank != 2 {
+//			t.Errorf("rank 0 ended with %v, want an error that names rank 2", res.Ranks[0].Err)
+//		}
+//	}
+//
+// [Run] calls a main function for each rank, as [dist.Main] does in a process:
+// the ranks find each other, form a group over connections, and leave it at the
+// end. What moves the data, watches the others and makes the errors is what does
+// so between hosts; only the wires are of this package. The function is a
+// training loop of yours, or any other use of package dist.
+//
+// # Time
+//
+// A run is in a bubble of [testing/synctest]: time stands still while anything
+// computes and jumps when all wait. A time-out of half an hour takes as long as
+// it takes to notice that nobody does anything; a transfer over a line of 1
+// Gbit/s takes a second of virtual time for 125 MB, and one of real time for
+// what copying them takes. Computing takes no virtual time at all: where
+// a step is to take 30 ms, let it call time.Sleep. Inside the bubble main must wait only for what
+// is inside it: timers, channels made there, dist; no sockets, no processes.
+//
+// [Simulate] is a run where it is called: in virtual time inside a bubble of
+// yours, in real time outside of one.
+//
+// # Faults
+//
+// A [Fault] happens at a time, or when a rank begins its k-th operation, or
+// when main asks for it ([Inject]):
+//
+//	Kill(r)        the process ends: the system closes its connections
+//	Stop(r)        the process stops, as by SIGSTOP: silence
+//	Cut(a, b)      nothing passes between two ranks, and neither is told
+//	CutOneWay(a, b) nothing passes from a to b
+//	Isolate(r…)    nothing passes between these ranks and all others
+//	Slow(a, b, l)  the line between two ranks becomes another
+//
+// All but Kill may last for some time only (For). A line that is cut loses
+// nothing for good: what was sent comes when it is mended, as TCP repeats it,
+// unless somebody has given up before.
+//
+// # The same again
+//
+// What is random (the jitter of lines, faults of [WithRandomFaults]) comes from
+// a seed, which Run prints. A run with the same seed and the same program goes
+// the same way: calls begin and end at the same nanosecond, with the same
+// errors ([Result.Trace]). That takes a program that is the same itself: main
+// must not draw from unseeded generators, nor race goroutines of its own.
+//
+// # Caveats
+//
+// Ranks share the process: package variables, the tensor library's threads, its
+// memory. A rank that is killed or stopped is so for the others and at its
+// calls of package dist; what main computes between them goes on, so a killed
+// rank should return when its context ends, or a call fails. The store that
+// [dist.Group.Store] returns is not on the network: no fault reaches it. All
+// ranks are joined by connections; shared memory between ranks of a node is
+// not played.
+package disttest
