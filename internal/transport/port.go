@@ -32,6 +32,7 @@ type Port struct {
 
 	timeout time.Duration // of a handshake
 	refused refusals
+	pace    pacer
 
 	mu       sync.Mutex
 	handlers map[string]func(*Conn)
@@ -69,7 +70,7 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 			return nil, &Error{Op: "listen", Addr: addr, Err: err}
 		}
 	}
-	config := net.ListenConfig{KeepAliveConfig: keepAlive}
+	config := net.ListenConfig{KeepAlive: -1} // until it is a member's
 	ln, err := config.Listen(context.Background(), network, address)
 	if err != nil {
 		if dir != "" {
@@ -90,7 +91,7 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 func makePort(ln net.Listener, token Token, secure *tls.Config, timeout time.Duration, maxHalfOpen int) *Port {
 	return &Port{
 		ln: ln, addr: addressOf(ln.Addr()), token: token, tls: secure,
-		timeout:  timeout,
+		timeout: timeout, pace: newPacer(time.Now()),
 		handlers: map[string]func(*Conn){}, forTLS: map[string]bool{}, halfOpen: newLobby(maxHalfOpen), stop: make(chan struct{}),
 	}
 }
@@ -184,6 +185,12 @@ func (p *Port) accept() {
 	defer p.running.Done()
 	pause := time.Duration(0)
 	for {
+		if d := p.pace.wait(time.Now()); d > 0 {
+			if !p.sleep(d) {
+				return
+			}
+			continue
+		}
 		nc, err := p.ln.Accept()
 		if err == nil {
 			pause = 0
@@ -200,11 +207,19 @@ func (p *Port) accept() {
 			return
 		}
 		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-		select {
-		case <-time.After(pause):
-		case <-p.stop:
+		if !p.sleep(pause) {
 			return
 		}
+	}
+}
+
+// sleep waits, and says whether the port is still open.
+func (p *Port) sleep(d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-p.stop:
+		return false
 	}
 }
 
@@ -237,9 +252,15 @@ func (p *Port) serve(v *visitor, place *list.Element) {
 		p.refused.add(p.addr, v.from, why, time.Now())
 	}
 	p.running.Done()
+	if err == nil {
+		p.pace.admitted(time.Now())
+	}
 	if err != nil || handler == nil || closed {
 		nc.Close()
 		return
+	}
+	if tcp, ok := nc.(*net.TCPConn); ok {
+		_ = tcp.SetKeepAliveConfig(keepAlive) // a hint, without which silence is found out later
 	}
 	nc.SetDeadline(time.Time{})
 	handler(NewConn(link, proto))
