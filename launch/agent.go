@@ -30,6 +30,7 @@ type agent struct {
 	cfg     Config
 	prog    *program
 	job     job
+	secret  secret
 	host    string
 	machine *machine
 	workers []*worker
@@ -64,7 +65,7 @@ func newAgent(cfg Config, j job, prog *program) *agent {
 	p := defaultPatience
 	p.fail, p.grace = cfg.FailGrace, cfg.Grace
 	return &agent{
-		cfg: cfg, prog: prog, job: j, host: host,
+		cfg: cfg, prog: prog, job: j, secret: newSecret(j.token), host: host,
 		machine: newMachine(cfg.NumRanks, p),
 		exits:   make(chan exited, cfg.NumRanks),
 
@@ -278,7 +279,7 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	if !pass {
 		w.tail = &tail{}
 		prefix := fmt.Appendf(nil, "[rank%d] ", i)
-		out, errs := &relay{prefix: prefix, dst: stdout}, &relay{prefix: prefix, dst: stderr, tail: w.tail}
+		out, errs := &relay{prefix: prefix, dst: stdout, secret: a.secret}, &relay{prefix: prefix, dst: stderr, tail: w.tail, secret: a.secret}
 		a.relays.Go(func() { out.run(w.files[0]) })
 		a.relays.Go(func() { errs.run(w.files[1]) })
 	}

@@ -26,6 +26,11 @@
 // process that has both left its session and cleared its environment survives
 // a kill -9 of the agent.
 //
+// Secrets. The token goes to the workers in their environment, never in
+// arguments. Where a rank prints it, the agent covers it with asterisks, in output
+// and reports (not in what [Config].PassRank0 lets through). [KeepSecrets] is for
+// a process that is a launcher only.
+//
 // Caveats. An agent catches signals and, on Linux, makes its process the one
 // that orphans fall to, for as long as Run or Spawn is running: these belong to
 // the process, so run one agent at a time in it. Workers are killed when the

@@ -73,7 +73,8 @@ func sameFile(a, b io.Writer) bool {
 type relay struct {
 	prefix  []byte
 	dst     *sink
-	tail    *tail // nil: not kept
+	tail    *tail  // nil: not kept
+	secret  secret // not to be shown
 	partial []byte
 	out     []byte
 }
@@ -171,6 +172,7 @@ func (c *relay) line(rest []byte) {
 	c.out = append(c.out, c.partial...)
 	c.out = append(c.out, rest...)
 	c.partial = c.partial[:0]
+	c.secret.hide(c.out[start:])
 	if c.tail != nil {
 		c.tail.add(c.out[start:])
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -146,9 +147,11 @@ func buildGo(ctx context.Context, cfg *Config, job string, sig *signals, dir, ta
 	fmt.Fprintf(cfg.Stderr, "cohort: building %s\n", cfg.Program)
 	var out bytes.Buffer
 	cmd := exec.Command(goTool, "build", "-o", p.path, target)
-	cmd.Dir, cmd.Stdout, cmd.Stderr, cmd.Env = abs, &out, &out, cfg.Env
+	cmd.Dir, cmd.Stdout, cmd.Stderr = abs, &out, &out
+	// A compiler has no use for the token.
+	cmd.Env = slices.DeleteFunc(slices.Clone(cfg.Env), func(kv string) bool { return strings.HasPrefix(kv, envvar.Token.Assign("")) })
 	if valueOf(cfg.Env, goTempDir) == "" {
-		cmd.Env = append(cfg.Env[:len(cfg.Env):len(cfg.Env)], goTempDir.Assign(tmpDir))
+		cmd.Env = append(cmd.Env, goTempDir.Assign(tmpDir))
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

@@ -80,6 +80,27 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// A token file has the job's token, if nobody else can read it.
+func TestRunTokenFile(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", strings.Repeat("ef", 32)) // the flag counts
+	path := filepath.Join(t.TempDir(), "token")
+	token := strings.Repeat("ab", 32)
+	if err := os.WriteFile(path, []byte(token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"run", "--token-file", path, "sh", "-c", `echo "$COHORT_TOKEN" | tr ab cd`}
+	if code, out, errs := cohort(args...); code != 0 || out != "[rank0] "+strings.Repeat("cd", 32)+"\n" {
+		t.Errorf("code %d, printed %q and %q", code, out, errs)
+	}
+	if err := os.Chmod(path, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := cohort(args...)
+	if code != exitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "chmod 600 "+path) || strings.Contains(errs, token) {
+		t.Errorf("readable by others: code %d, printed %q and %q", code, out, errs)
+	}
+}
+
 func TestToken(t *testing.T) {
 	_, a, _ := cohort("token")
 	code, b, _ := cohort("token")

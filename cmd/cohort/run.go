@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/launch"
 )
 
@@ -26,6 +28,7 @@ type runFlags struct {
 	runID       string
 	module      bool
 	noPython    bool
+	tokenFile   string
 }
 
 func newRunCommand() *cobra.Command {
@@ -44,6 +47,10 @@ Each line that a rank prints appears behind "[rank0] ". A rank finds its place i
 RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; cohort env lists the
 variables. ${local_rank} in ARGS stands for the local rank.
 
+The ranks share a token that nobody else gets: a new one, or that of COHORT_TOKEN,
+or of the file that --token-file or COHORT_TOKEN_FILE names. What they print is
+shown without it.
+
 The exit code is 0 if every rank ended with 0, 1 if one failed or the job was
 stopped, 2 if it could not be started as asked.`,
 		Example: `  cohort run --nproc-per-node 2 ./examples/ddp
@@ -61,6 +68,7 @@ stopped, 2 if it could not be started as asked.`,
 			}
 			cfg.Program, cfg.Args = args[0], args[1:]
 			cfg.Stdout, cfg.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			launch.KeepSecrets()
 			return launch.Run(cmd.Context(), cfg)
 		},
 	}
@@ -78,6 +86,7 @@ stopped, 2 if it could not be started as asked.`,
 	flags.IntVar(&f.maxRestarts, "max-restarts", 0, "`times` to restart after a failure: 0 in this version")
 	flags.StringVar(&f.runID, "rdzv-id", "none", "`name` of the job, for its workers to see")
 	flags.BoolVarP(&f.module, "module", "m", false, "PROGRAM is a Python module, as in python3 -m")
+	flags.StringVar(&f.tokenFile, "token-file", "", "`file` that holds the job's token, for its owner alone to read (default: a new token)")
 	flags.BoolVar(&f.noPython, "no-python", false, "run PROGRAM as it is, whatever its name ends with")
 	return cmd
 }
@@ -90,6 +99,9 @@ func (f *runFlags) config(set *pflag.FlagSet) (launch.Config, error) {
 	}
 	bad := func(format string, args ...any) (launch.Config, error) {
 		return launch.Config{}, usageError{fmt.Errorf(format, args...)}
+	}
+	if f.tokenFile != "" {
+		cfg.Env = append(os.Environ(), envvar.Token.Assign(""), envvar.TokenFile.Assign(f.tokenFile))
 	}
 	switch f.numRanks {
 	case "cpu", "auto":

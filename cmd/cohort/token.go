@@ -18,7 +18,12 @@ func newTokenCommand() *cobra.Command {
 does not is not let in. cohort run makes one by itself; for ranks started by
 hand, export it on every machine:
 
-  export COHORT_TOKEN=$(cohort token)`,
+  export COHORT_TOKEN=$(cohort token)
+
+or keep it in a file that nobody else can read, and name that in COHORT_TOKEN_FILE
+or by cohort run --token-file:
+
+  (umask 077; cohort token > FILE)`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), transport.NewToken().Text())

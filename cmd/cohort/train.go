@@ -59,6 +59,7 @@ tokenizer.json, and besides the optimizer's state and the progress.`,
 			explicit := make(map[string]bool)
 			cmd.Flags().Visit(func(f *pflag.Flag) { explicit[f.Name] = true })
 			if !launch.IsRank() {
+				launch.KeepSecrets()
 				if err := train.CheckLM(cmd.Context(), cfg, explicit); err != nil {
 					return usageError{err}
 				}
