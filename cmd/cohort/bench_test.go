@@ -49,6 +49,8 @@ func TestBench(t *testing.T) {
 		{"form --ranks 50 --kind goroutines", 1, fields{"bench": "form", "case": "goroutines", "ranks": 50., "transport": "goroutines"}},
 		{"collectives --ops late --late-by 1ms", 2, fields{"case": "late_all_reduce", "bytes": 1048576., "memory": "shared"}},
 		{"store --clients 1,4 --time 10ms", 12, fields{"bench": "store", "case": "set", "clients": 1., "connections": 1., "bytes": 64.}},
+		{"security --bytes 64,100000 --reps 3", 14, fields{"bench": "security", "case": "connect", "transport": "bare"}},
+		{"security --cases refuse --reps 2", 2, fields{"case": "refuse", "transport": "token"}},
 		{"store --clients 6 --processes 3 --connections own --ops add --time 10ms", 1, fields{"case": "add", "clients": 6., "connections": 6.}},
 	} {
 		out := cohortProcess(t, "bench "+tt.args+" --json")
@@ -114,6 +116,10 @@ func TestBadBenchCommandLines(t *testing.T) {
 		"collectives --dtype complex64":          `no dtype "complex64"`,
 		"collectives --late-by 1h":               "late by 1h0m0s",
 		"collectives --ranks 3 --ops raw_socket": "between 2 ranks, not 3",
+		"security --cases shake":                 `no case "shake"`,
+		"security --links rope":                  `no link "rope"`,
+		"security --bytes 0":                     "0 bytes",
+		"security --reps -1":                     "-1 repetitions",
 		"store --clients 0":                      "0 clients",
 		"store --clients 5 --processes 2":        "5 clients cannot be shared out over 2 processes",
 		"store --ops push":                       `no operation "push"`,

@@ -37,7 +37,9 @@ type Result struct {
 	GBPerSec     float64 `json:"gb_per_s,omitempty"` // Bytes by MedianMicros, in 10⁹ bytes
 	// WaitCPUMicros is the processor time that a rank spent waiting for another.
 	WaitCPUMicros float64 `json:"wait_cpu_us,omitempty"`
-	GFlopPerSec   float64 `json:"gflop_per_s,omitempty"`
+	// CPUMicros is the processor time of one operation, at both ends.
+	CPUMicros   float64 `json:"cpu_us,omitempty"`
+	GFlopPerSec float64 `json:"gflop_per_s,omitempty"`
 	// PeakRSSBytes is the most memory the process has had; GrowthBytes is
 	// that less what it had before the case began.
 	PeakRSSBytes int64 `json:"peak_rss_bytes,omitempty"`
@@ -98,6 +100,9 @@ func (r Result) WriteText(w io.Writer) error {
 	}
 	if r.GBPerSec > 0 {
 		fmt.Fprintf(&b, "  %7.3f GB/s", r.GBPerSec)
+	}
+	if r.CPUMicros > 0 {
+		fmt.Fprintf(&b, "  processor %s", span(r.CPUMicros))
 	}
 	if r.WaitCPUMicros > 0 {
 		fmt.Fprintf(&b, "  waiting took %s of processor time", strings.TrimSpace(span(r.WaitCPUMicros)))
