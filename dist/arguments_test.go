@@ -154,7 +154,7 @@ func TestRefusedCallsWriteNothing(t *testing.T) {
 }
 
 // alone returns a group of one rank.
-func alone(t *testing.T) *Group {
+func alone(t testing.TB) *Group {
 	t.Helper()
 	for _, v := range []string{"RANK", "WORLD_SIZE"} {
 		t.Setenv(v, "")

@@ -37,11 +37,14 @@ func (g *Group) openLog() {
 		me := g.members[g.rank]
 		g.box = &blackBox{recorder: flight.New(flight.Who{Rank: g.rank, WorldSize: g.size, Host: me.Host, PID: me.PID})}
 	}
-	g.log = g.box.recorder.Group(g.name, g.key, g.rank, g.members, g.world, func() string {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		return g.transport
-	})
+	g.log = g.box.recorder.Group(g.name, g.key, g.rank, g.members, g.world, g.describe)
+}
+
+// describe adds to a dump what the group knows of itself.
+func (g *Group) describe(d *flightlog.Group) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	d.Transport = g.transport
 }
 
 // sited returns the error of a call with the place where this rank made it. A

@@ -36,6 +36,9 @@
 //	  error, error_ns        the first error of a call, and when
 //	  culprits    the ranks in the job that this error names
 //	  closed      whether this rank has left the group
+//	  skew        how late ranks of the job come, as far as it is known: rank,
+//	              late_ns (a collective, on average), share (of all time, 0 to
+//	              1), step_ns (a step, or a collective and what lies before it)
 //	entries     the calls, oldest first, each
 //	  group       its place in groups
 //	  op, dtype, count, reduce, root, layout   what was called; layout stands
@@ -48,6 +51,7 @@
 //	              "ended" or "failed"
 //	  error       of a failed call
 //	  site        its place in sites
+//	  background  whether the caller went on meanwhile
 //
 // # The report
 //

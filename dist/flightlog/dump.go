@@ -46,6 +46,15 @@ type Group struct {
 	ErrorNS   int64    `json:"error_ns,omitempty"`
 	Culprits  []int    `json:"culprits,omitempty"`
 	Closed    bool     `json:"closed,omitempty"`
+	Skew      []Skew   `json:"skew,omitempty"`
+}
+
+// Skew is how late a rank of the job comes to the collectives of a group.
+type Skew struct {
+	Rank   int     `json:"rank"`
+	LateNS int64   `json:"late_ns"`
+	Share  float64 `json:"share"`
+	StepNS int64   `json:"step_ns"`
 }
 
 // Member is a rank of the job and where it runs.
@@ -93,6 +102,8 @@ type Entry struct {
 	State    State  `json:"state"`
 	Error    string `json:"error,omitempty"`
 	Site     int    `json:"site,omitempty"`
+	// Background says that the caller went on while it ran.
+	Background bool `json:"background,omitempty"`
 }
 
 // message reports whether the call is a send or a receive.

@@ -112,6 +112,11 @@ func (d *Dump) check() error {
 				}
 			}
 		}
+		for _, s := range g.Skew {
+			if s.Rank < 0 || s.Rank >= d.WorldSize {
+				return fmt.Errorf("groups[%d] has the lateness of rank %d of %d", i, s.Rank, d.WorldSize)
+			}
+		}
 		for _, m := range g.Members {
 			if m.Rank < 0 || m.Rank >= d.WorldSize {
 				return fmt.Errorf("groups[%d] has member %d of %d", i, m.Rank, d.WorldSize)

@@ -5,6 +5,7 @@ package flightlog
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -439,9 +440,34 @@ func (v *view) peerSeq(peer, rank int, op string) (seq uint64, known bool) {
 	return seq, true
 }
 
-// slow compares how long ranks have waited in the same collectives: who waits
-// least came last. Only durations are compared, so clocks need not agree.
+// slow returns the ranks that the others wait for: as the ranks themselves have
+// found while the job ran, or else by the calls that are remembered.
 func (v *view) slow() []Slow {
+	var out []Slow
+	known := false
+	for _, p := range v.parts {
+		for _, s := range p.group.Skew {
+			known = true
+			if s.Share > slowShare && !math.IsInf(s.Share, 0) {
+				out = append(out, Slow{Rank: s.Rank, WaitNS: int64(s.Share * float64(s.StepNS)), StepNS: s.StepNS})
+			}
+		}
+		if known {
+			break // all ranks have the same table, more or less old
+		}
+	}
+	if !known {
+		out = v.slowByCalls()
+	}
+	slices.SortStableFunc(out, func(a, b Slow) int { return cmp.Compare(b.WaitNS, a.WaitNS) })
+	return out[:min(len(out), maxDetails/2)]
+}
+
+// slowByCalls compares how long ranks have waited in the same collectives: who
+// waits least came last. Only durations are compared, so clocks need not agree.
+// Calls in the background do not count: how long they take says nothing of when
+// their callers would have come to wait.
+func (v *view) slowByCalls() []Slow {
 	if len(v.parts) < v.size || v.size < 2 {
 		return nil
 	}
@@ -453,33 +479,35 @@ func (v *view) slow() []Slow {
 	if hi < lo || hi-lo+1 < minSkewCalls {
 		return nil
 	}
-	n := int64(hi - lo + 1)
 	waited, period := make([]int64, len(v.parts)), make([]int64, len(v.parts))
 	most := int64(0)
 	for i, p := range v.parts {
-		var begin, end int64
+		var begin, end, n int64
 		for _, e := range p.calls {
-			if e.State != Ended || e.Seq < lo || e.Seq > hi {
+			if e.State != Ended || e.Seq < lo || e.Seq > hi || e.Background {
 				continue
 			}
+			n++
 			waited[i] += max(0, e.EndedNS-e.BegunNS)
 			if begin == 0 || e.BegunNS < begin {
 				begin = e.BegunNS
 			}
 			end = max(end, e.EndedNS)
 		}
+		if n < minSkewCalls {
+			return nil
+		}
+		waited[i] /= n
 		period[i] = max(0, end-begin) / n
 		most = max(most, waited[i])
 	}
 	var out []Slow
 	for i, p := range v.parts {
-		late := (most - waited[i]) / n
-		if period[i] > 0 && float64(late) > slowShare*float64(period[i]) {
-			out = append(out, Slow{Rank: p.dump.Rank, LateNS: late, PeriodNS: period[i], NumCalls: int(n)})
+		if late := most - waited[i]; period[i] > 0 && float64(late) > slowShare*float64(period[i]) {
+			out = append(out, Slow{Rank: p.dump.Rank, WaitNS: late, StepNS: period[i]})
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Slow) int { return cmp.Compare(b.LateNS, a.LateNS) })
-	return out[:min(len(out), maxDetails/2)]
+	return out
 }
 
 // endedRange returns the numbers of the last collectives that have ended, one

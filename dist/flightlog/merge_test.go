@@ -158,7 +158,15 @@ func TestReport(t *testing.T) {
 			return ds
 		}, []string{
 			`group "world" of 3 ranks: nobody waits; its 20 collectives have ended`,
-			`  rank 1 is slow: the others wait 5ms of 9.6ms a collective for it (over 20)`,
+			`  rank 1 is slow: the others wait 5ms of 9.6ms a step for it`,
+		}},
+		{"slow by its table", func() []*Dump {
+			ds := job(3, 20)
+			ds[1].Groups[0].Skew = []Skew{{Rank: 0, LateNS: 1}, {Rank: 2, LateNS: 12 * ms, Share: 0.3, StepNS: 40 * ms}}
+			return ds
+		}, []string{
+			`group "world" of 3 ranks: nobody waits; its 20 collectives have ended`,
+			`  rank 2 is slow: the others wait 12ms of 40ms a step for it`,
 		}},
 		{"no dumps", func() []*Dump { return nil }, []string{`there are no dumps`}},
 	} {

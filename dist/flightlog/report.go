@@ -131,12 +131,10 @@ type Told struct {
 // Slow is how much the others wait for a rank.
 type Slow struct {
 	Rank int `json:"rank"`
-	// LateNS is how much less than the rank that waits most it waits in a
-	// collective, by the mean over NumCalls of them; PeriodNS is the time from
-	// one collective to the next.
-	LateNS   int64 `json:"late_ns"`
-	PeriodNS int64 `json:"period_ns"`
-	NumCalls int   `json:"num_calls"`
+	// WaitNS is for how long the others wait for it a step, of StepNS. Where
+	// nobody marked steps a collective, with what lies before it, counts as one.
+	WaitNS int64 `json:"wait_ns"`
+	StepNS int64 `json:"step_ns"`
 }
 
 // maxDetails is how many ranks, sides or messages of one kind are described.
@@ -226,7 +224,7 @@ func (g *GroupReport) lines(r *Report) []string {
 		add("group %q of %d ranks: nobody waits; %s ended", g.Name, g.Size, ended)
 	}
 	for _, s := range g.Slow {
-		add("  rank %d is slow: the others wait %s of %s a collective for it (over %d)", s.Rank, span(s.LateNS), span(s.PeriodNS), s.NumCalls)
+		add("  rank %d is slow: the others wait %s of %s a step for it", s.Rank, span(s.WaitNS), span(s.StepNS))
 	}
 	return out
 }

@@ -92,8 +92,8 @@ func (l *Log) dump(closed bool) flightlog.Group {
 			g.Members = append(g.Members, flightlog.Member{Rank: m.Rank, Host: m.Host, PID: m.PID})
 		}
 	}
-	if l.transport != nil {
-		g.Transport = l.transport()
+	if l.about != nil {
+		l.about(&g)
 	}
 	if l.failed != nil {
 		g.Error, g.ErrorNS, g.Culprits = l.failed.Error(), l.failedAt, l.culprits(l.failed)
@@ -124,7 +124,7 @@ func (l *Log) culprits(err error) []int {
 }
 
 func (e *entry) dump() flightlog.Entry {
-	out := flightlog.Entry{Op: e.op.String(), Seq: e.seq, Count: e.count, CalledNS: e.called, BegunNS: e.begun, EndedNS: e.ended}
+	out := flightlog.Entry{Op: e.op.String(), Seq: e.seq, Count: e.count, CalledNS: e.called, BegunNS: e.begun, EndedNS: e.ended, Background: e.background}
 	if e.op != collective.OpBarrier {
 		out.DType = e.dtype.String()
 	}

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
@@ -85,13 +86,13 @@ func newSize(who Who, most int) *Recorder {
 
 // Log is the part of a recorder that is about one group.
 type Log struct {
-	r         *Recorder
-	name      string
-	key       string
-	rank      int
-	members   []collective.Member // by rank
-	world     []int               // the members' ranks in the job
-	transport func() string
+	r       *Recorder
+	name    string
+	key     string
+	rank    int
+	members []collective.Member // by rank
+	world   []int               // the members' ranks in the job
+	about   func(*flightlog.Group)
 
 	// Guarded by the recorder's lock.
 	seqCalled, seqBegun, seqEnded uint64 // of collectives
@@ -103,10 +104,10 @@ type Log struct {
 
 // Group makes the log of a group that this recorder's rank is a member of:
 // its name, the key by which its members know it, this rank's number in it, its
-// members and their numbers in the job. transport is asked at each dump how
-// they exchange data; it may be nil.
-func (r *Recorder) Group(name, key string, rank int, members []collective.Member, world []int, transport func() string) *Log {
-	l := &Log{r: r, name: name, key: key, rank: rank, members: members, world: world, transport: transport}
+// members and their numbers in the job. about fills in what else is known of
+// the group at each dump; it may be nil.
+func (r *Recorder) Group(name, key string, rank int, members []collective.Member, world []int, about func(*flightlog.Group)) *Log {
+	l := &Log{r: r, name: name, key: key, rank: rank, members: members, world: world, about: about}
 	r.mu.Lock()
 	r.open[l] = struct{}{}
 	r.mu.Unlock()
