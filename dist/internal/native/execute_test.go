@@ -198,7 +198,6 @@ func TestPlansThatCannotRun(t *testing.T) {
 
 // brokenWay is a link on which nothing can be sent, and nothing comes.
 type brokenWay struct {
-	link
 	failed context.Context
 	fails  context.CancelFunc
 }
