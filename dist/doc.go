@@ -112,6 +112,15 @@
 // a call whose context has ended before: it was not begun, and the rank's next
 // call takes its place.
 //
+// # Flight recorder
+//
+// Every rank remembers its last calls, always, with their times and the line
+// that made them, which errors name too. [Group.Dump] writes what it remembers;
+// so does every rank of a group that fails, into the directory that
+// COHORT_RECORDER_DIR names, if it is set, and when the launcher asks
+// ([WithDumpSignal] for jobs without one). Package flightlog documents the form
+// and merges the ranks' dumps: who is where, who did not come, who is slow.
+//
 // # Concurrency
 //
 // A Group may be used by several goroutines; then they must agree on the

@@ -43,8 +43,17 @@ func (g *Group) openLog() {
 // describe adds to a dump what the group knows of itself.
 func (g *Group) describe(d *flightlog.Group) {
 	g.mu.Lock()
-	defer g.mu.Unlock()
 	d.Transport = g.transport
+	b, ok := g.backend.(skewed)
+	g.mu.Unlock()
+	if !ok {
+		return
+	}
+	for _, s := range b.Skew() {
+		if s.Rank >= 0 && s.Rank < len(g.world) {
+			d.Skew = append(d.Skew, flightlog.Skew{Rank: g.world[s.Rank], LateNS: int64(s.Late), Share: s.Share, StepNS: int64(s.Step)})
+		}
+	}
 }
 
 // sited returns the error of a call with the place where this rank made it. A

@@ -38,7 +38,7 @@
 //	  closed      whether this rank has left the group
 //	  skew        how late ranks of the job come, as far as it is known: rank,
 //	              late_ns (a collective, on average), share (of all time, 0 to
-//	              1), step_ns (a step, or a collective and what lies before it)
+//	              1), step_ns (a step, or a collective and what is before it)
 //	entries     the calls, oldest first, each
 //	  group       its place in groups
 //	  op, dtype, count, reduce, root, layout   what was called; layout stands
@@ -55,9 +55,39 @@
 //
 // # The report
 //
-// [Report] as JSON (`cohort recorder --json`) has the fields that its
-// documentation describes; ranks are numbers in the job throughout. As text its
+// One JSON object (`cohort recorder --json`). Ranks are numbers in the job
+// throughout, sets of them texts such as "0-3,7". As text (`cohort recorder`) its
 // first line names the ranks that are waited for.
+//
+//	version, world_size
+//	dumps       the ranks whose dumps there are
+//	no_dump     the others: they had ended, did not answer, or wrote elsewhere
+//	groups      those in trouble first, each
+//	  name, key, size
+//	  ended_min, ended_max   the last collective that has ended, on the rank
+//	              that is behind and on the one that is ahead
+//	  waiting     the first collective that ranks wait in or have given up
+//	    seq, call           its number and operation
+//	    ranks               that came to it
+//	    longest_ns          how long the first of them has waited
+//	    gave_up             whether it has failed
+//	    sites               the lines that called it: site, ranks
+//	    missing             the ranks that did not come
+//	    absent              of these, at most 16, each
+//	      rank, host, pid
+//	      why               "elsewhere", "late", "no dump", "left the group", …
+//	      late_ns           how long after the others had given up it came
+//	      last              the last collective of the group that it called, and
+//	      doing             the call that it runs now, in whichever group: group,
+//	                        call, seq, state, site, ago_ns
+//	      reason            of its dump, if it failed itself
+//	  mismatches  collectives that ranks called differently: seq, and sides,
+//	              each with ranks, call, site
+//	  messages    sends and receives that wait: rank, peer, call (as last),
+//	              peer_seq and peer_known (what the peer has called on its side)
+//	  told        errors of calls: ranks, error, culprits
+//	  slow        who the others wait for: rank, wait_ns of step_ns
+//	notes       what makes the report less sure
 //
 // Dumps are input like any other: [Read] has limits, and what is printed has no
 // control characters.

@@ -107,6 +107,41 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
+// TestDocumentedJSON: the package's documentation has every field.
+func TestDocumentedJSON(t *testing.T) {
+	doc, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := map[string]bool{}
+	for _, w := range strings.FieldsFunc(string(doc), func(r rune) bool { return r != '_' && !unicode.IsLetter(r) }) {
+		words[w] = true
+	}
+	seen := map[reflect.Type]bool{}
+	var walk func(typ reflect.Type)
+	walk = func(typ reflect.Type) {
+		switch {
+		case typ.Kind() == reflect.Slice || typ.Kind() == reflect.Pointer:
+			walk(typ.Elem())
+		case typ.Kind() == reflect.Struct && typ.PkgPath() == reflect.TypeFor[Dump]().PkgPath() && !seen[typ] && typ != reflect.TypeFor[Span]():
+			seen[typ] = true
+			for i := range typ.NumField() {
+				f := typ.Field(i)
+				name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+				if f.IsExported() && !f.Anonymous && !words[name] {
+					t.Errorf("the documentation has no %q, the field %s of %s", name, f.Name, typ)
+				}
+				walk(f.Type)
+			}
+		}
+	}
+	walk(reflect.TypeFor[Dump]())
+	walk(reflect.TypeFor[Report]())
+	if len(seen) < 12 {
+		t.Errorf("only %d types were looked at", len(seen))
+	}
+}
+
 // TestNothingForTheTerminal: texts from files cannot act on a terminal.
 func TestNothingForTheTerminal(t *testing.T) {
 	d := job(2, 3)[0]

@@ -14,10 +14,12 @@ const (
 	// clockError is how far the clocks of two hosts may differ before a rank
 	// is said to have come late.
 	clockError = 500 * time.Millisecond
-	// minSkewCalls is over how many collectives it is said who is slow, and
-	// slowShare from what part of the time between two of them.
+	// minSkewCalls is over how many collectives it is said who is slow,
+	// slowShare from what part of a step and slowWait from what time: ranks
+	// that do nothing but talk are late by microseconds, in turns.
 	minSkewCalls = 10
 	slowShare    = 0.10
+	slowWait     = 100 * time.Microsecond
 )
 
 // view is a group as the dumps of its members see it.
@@ -459,6 +461,7 @@ func (v *view) slow() []Slow {
 	if !known {
 		out = v.slowByCalls()
 	}
+	out = slices.DeleteFunc(out, func(s Slow) bool { return s.WaitNS < int64(slowWait) })
 	slices.SortStableFunc(out, func(a, b Slow) int { return cmp.Compare(b.WaitNS, a.WaitNS) })
 	return out[:min(len(out), maxDetails/2)]
 }
