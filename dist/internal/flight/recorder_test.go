@@ -166,3 +166,25 @@ func TestOwners(t *testing.T) {
 		}
 	}
 }
+
+// TestMovedStack: a stack that the runtime has moved, because it grew or a
+// collection shrank it, is the same stack.
+func TestMovedStack(t *testing.T) {
+	l := testLog(16)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 40 {
+			if i%4 == 1 {
+				deep(1000<<(i/8), func() {}) // grows
+			} else if i%4 == 3 {
+				runtime.GC() // shrinks
+			}
+			l.Called(allReduce(uint64(i)), true)
+		}
+	}()
+	<-done
+	if n := len(l.r.sites); n != 1 {
+		t.Errorf("%d sites for the calls of a loop, want 1", n)
+	}
+}
