@@ -73,6 +73,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 	}
 	waits := sub.await(ctx)
 	if err := waits.over(ctx, sub.meet(ctx, key)); err != nil {
+		sub.log.Close()
 		g.forget(sub)
 		return nil, within(fmt.Sprintf("dist: new group %q of ranks %s of group %q on rank %d: ", sub.name, some(ranks), g.name, g.rank), sub.name, err)
 	}

@@ -118,12 +118,18 @@ func (r *Recorder) Group(name, key string, rank int, members []collective.Member
 func (l *Log) Recorder() *Recorder { return l.r }
 
 // Close says that this rank has left the group. It stays in dumps for as long
-// as the recorder remembers calls of it.
+// as the recorder remembers calls of it, and what is known of the group stays as
+// it is now: the log no longer keeps the group alive.
 func (l *Log) Close() {
 	if l == nil {
 		return
 	}
+	var last flightlog.Group
+	if l.about != nil {
+		l.about(&last)
+	}
 	l.r.mu.Lock()
+	l.about = func(g *flightlog.Group) { g.Transport, g.Skew = last.Transport, last.Skew }
 	delete(l.r.open, l)
 	l.r.mu.Unlock()
 }
