@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -360,7 +361,7 @@ func (a *agent) result(ctx context.Context) error {
 	for _, i := range a.unkillable {
 		e.Unkillable = append(e.Unkillable, a.workers[i].proc.Pid)
 	}
-	e.Recorders, e.RecorderDir = a.recorders.finish(len(e.Failures) > 0, a.begin)
+	e.Recorders, e.RecorderDir = a.recorders.finish(slices.ContainsFunc(e.Failures, tellsOfRanks), a.begin)
 	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
 		return nil
 	}

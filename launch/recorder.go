@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/flightlog"
@@ -118,6 +119,10 @@ func await(dir string, request uint64, asked []int, deadline time.Time) (dumps [
 		time.Sleep(answerPoll)
 	}
 }
+
+// tellsOfRanks reports whether it is of interest where the ranks were when one
+// failed so: not if it ended because it was asked to.
+func tellsOfRanks(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIGKILL }
 
 // finish returns the first lines of what the ranks' recorders say about a job
 // that failed, and where the rest is. Dumps from before its beginning are of

@@ -18,15 +18,22 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// roleReduce makes all-reduces; after the fifth the rank that arg names sleeps.
-// Without one the job ends well.
+// roleReduce makes all-reduces; after the fifth the rank that arg names sleeps,
+// whatever happens or ("1+polite") until it is asked to end. Without one the job
+// ends well.
 func roleReduce(arg string) int {
 	return ExitCode(Spawn(context.Background(), 0, dist.Main(func(ctx context.Context, g *dist.Group) error {
 		x := tensor.Zeros(8)
 		for i := range 10 {
 			if i == 5 {
 				say("ready %d", os.Getpid())
-				if arg == strconv.Itoa(g.Rank()) {
+				rank, polite := strings.CutSuffix(arg, "+polite")
+				switch {
+				case rank != strconv.Itoa(g.Rank()):
+				case polite:
+					<-ctx.Done()
+					return context.Cause(ctx)
+				default:
 					time.Sleep(time.Minute)
 				}
 			}
@@ -134,5 +141,31 @@ func TestRecordersOfUser(t *testing.T) {
 	e := ended(t, <-done)
 	if e.RecorderDir != dir || len(e.Recorders) == 0 || !strings.Contains(e.Recorders[0], "waited for rank 1 of 2") {
 		t.Errorf("of %s the report says %q", e.RecorderDir, e.Recorders)
+	}
+}
+
+// TestRecordersOfStoppedJob: a job that ends because it is asked to has nothing
+// to tell, one that does not end says where it hangs.
+func TestRecordersOfStoppedJob(t *testing.T) {
+	for _, tc := range []struct {
+		worker string
+		want   bool
+	}{{"reduce:1+polite", false}, {"reduce:1", true}} {
+		t.Run(tc.worker, func(t *testing.T) {
+			tmp := t.TempDir()
+			a := startProcess(t, `agent:{"NumRanks":2,"Grace":300000000}`, "LAUNCH_TEST_WORKER="+tc.worker, "TMPDIR="+tmp)
+			a.out.await(t, 2, "ready")
+			_ = a.Process.Signal(syscall.SIGTERM)
+			if code, _ := a.end(t); code != 1 {
+				t.Errorf("exit code %d", code)
+			}
+			text := a.errs.String()
+			if got := strings.Contains(text, "waits for rank 1 of 2") || strings.Contains(text, "waited for rank 1 of 2"); got != tc.want {
+				t.Errorf("the report says who is waited for: %v, want %v:\n%s", got, tc.want, text)
+			}
+			if left, _ := filepath.Glob(filepath.Join(tmp, "*")); (len(left) > 0) != tc.want {
+				t.Errorf("%v is left", left)
+			}
+		})
 	}
 }
