@@ -49,6 +49,9 @@ func Merge(dumps []*Dump) *Report {
 			r.Notes = append(r.Notes, fmt.Sprintf("dumps of jobs of %d and of %d ranks are mixed", r.WorldSize, d.WorldSize))
 		}
 		r.WorldSize = max(r.WorldSize, d.WorldSize)
+		if d.Time().After(r.latest) {
+			r.latest = d.Time()
+		}
 		if before := latest[d.Rank]; before == nil || d.Time().After(before.Time()) {
 			latest[d.Rank] = d
 		}
@@ -241,7 +244,11 @@ func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dum
 		if len(w.Absent) == maxDetails {
 			return w
 		}
-		w.Absent = append(w.Absent, v.absence(rank, late[rank]))
+		a := v.absence(rank, late[rank])
+		if stale := r.latest.Sub(dumps[rank].Time()); stale > clockError {
+			a.StaleNS = int64(stale)
+		}
+		w.Absent = append(w.Absent, a)
 	}
 	for _, s := range silent {
 		for rank := s.First; rank <= s.Last; rank++ {

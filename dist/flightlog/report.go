@@ -23,6 +23,7 @@ type Report struct {
 	Notes []string `json:"notes,omitempty"`
 
 	members map[int]Member
+	latest  time.Time // when the latest dump was made
 }
 
 // GroupReport is what is known of one group.
@@ -77,6 +78,9 @@ type Absence struct {
 	// LateNS is how long after the others had given up it came, by the clocks
 	// of the hosts.
 	LateNS int64 `json:"late_ns,omitempty"`
+	// StaleNS is how much older its dump is than the latest, if that is so much
+	// that it may have come since.
+	StaleNS int64 `json:"stale_ns,omitempty"`
 	// Last is the last collective of the group that it called, and Doing what it
 	// runs now, here or in another group.
 	Last  *LastCall `json:"last,omitempty"`
@@ -278,6 +282,9 @@ func (a *Absence) line() string {
 		fmt.Fprintf(&b, "came %s after the others had given up", span(a.LateNS))
 	case "elsewhere":
 		b.WriteString("has not called it")
+		if a.StaleNS > 0 {
+			fmt.Fprintf(&b, " by its dump, which is %s older than the latest", span(a.StaleNS))
+		}
 	default:
 		b.WriteString("has " + a.Why)
 	}
