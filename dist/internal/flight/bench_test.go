@@ -3,6 +3,7 @@
 package flight
 
 import (
+	"encoding/json"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -55,4 +56,22 @@ func deep(n int, f func()) int {
 		return 0
 	}
 	return deep(n-1, f) + 1
+}
+
+// BenchmarkDump is what a rank does when its group fails, but for the writing:
+// a full recorder as JSON.
+func BenchmarkDump(b *testing.B) {
+	l := New(Who{WorldSize: 2}).Group("world", "world", 0, nil, nil, nil)
+	c := collective.Call{Op: collective.OpAllReduce, Reduce: collective.Sum, DType: collective.Float32, Count: 1}
+	for range 2 * NumEntries {
+		c.Seq++
+		l.Ended(l.Called(&c, true), &c, nil)
+	}
+	for b.Loop() {
+		text, err := json.Marshal(l.Recorder().Dump("failed: as a test"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.ReportMetric(float64(len(text)), "bytes")
+	}
 }
