@@ -116,7 +116,9 @@ type meeting struct {
 	me      introduction
 	all     []introduction // by rank
 	encrypt transport.Encrypt
-	// stopDumps ends what WithDumpSignal began, nil if that was nothing.
+	// box is there from the start, to say that this rank waits here; stopDumps
+	// ends what WithDumpSignal began, nil if that was nothing.
+	box       *blackBox
 	stopDumps func()
 	// choice is how others reach this process; empty if it has no TCP port.
 	choice transport.Choice
@@ -152,6 +154,9 @@ func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		m.me.Host, m.me.PID = h.Name, h.PID
 		m.fabric.Over(h)
 	}
+	m.box = newBlackBox(m.rank, m.worldSize, m.me.Host, m.me.PID)
+	m.agent.setDump(m.box.answer)
+	m.stopDumps = m.box.dumpOn(m.dumpSignal)
 	reach := ctx
 	if wrong != nil { // the others are to know, if they can be told soon
 		var cancel context.CancelFunc
@@ -195,9 +200,8 @@ func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		g.nodes = append(g.nodes, in.Node)
 	}
 	g.setLocal()
+	g.box = m.box
 	g.openLog()
-	m.agent.setDump(g.box.answer)
-	m.stopDumps = g.box.dumpOn(m.dumpSignal)
 	if err := m.publish(ctx, g.world); err != nil {
 		return nil, err
 	}

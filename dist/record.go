@@ -27,6 +27,10 @@ type blackBox struct {
 	asked  uint64     // the launcher's last request
 }
 
+func newBlackBox(rank, worldSize int, host string, pid int) *blackBox {
+	return &blackBox{recorder: flight.New(flight.Who{Rank: rank, WorldSize: worldSize, Host: host, PID: pid})}
+}
+
 // openLog gives the group its part of this rank's flight recorder. Who the
 // members are is known by then.
 func (g *Group) openLog() {
@@ -35,7 +39,7 @@ func (g *Group) openLog() {
 	}
 	if g.box == nil {
 		me := g.members[g.rank]
-		g.box = &blackBox{recorder: flight.New(flight.Who{Rank: g.rank, WorldSize: g.size, Host: me.Host, PID: me.PID})}
+		g.box = newBlackBox(g.rank, g.size, me.Host, me.PID)
 	}
 	g.log = g.box.recorder.Group(g.name, g.key, g.rank, g.members, g.world, g.describe)
 }

@@ -66,6 +66,7 @@ func init() {
 		"daemons":  roleDaemons,
 		"tty":      roleTTY,
 		"reduce":   roleReduce,
+		"late":     roleLate,
 		"panicker": func(string) int { panic("boom") },
 	}
 }

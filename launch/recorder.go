@@ -21,7 +21,7 @@ import (
 const (
 	// answerPatience is how long the agent waits for dumps that it has asked
 	// for, and answerPoll the time between two looks.
-	answerPatience = 2 * time.Second
+	answerPatience = time.Second
 	answerPoll     = 10 * time.Millisecond
 	// maxReportLines is how many lines of the recorders' report a failure
 	// report has.
@@ -81,7 +81,7 @@ func (a *agent) view(dst *sink) {
 		dumps, silent := await(dir, request, asked, time.Now().Add(answerPatience))
 		lines := flightlog.Merge(dumps).Lines()
 		if len(dumps) == 0 {
-			lines = []string{"no rank has a flight recorder: none has passed dist.Init, or the program is not Cohort's"}
+			lines = []string{"no rank has a flight recorder: none has called dist.Init, or the program is not Cohort's"}
 		} else {
 			for _, i := range silent {
 				lines = append(lines, fmt.Sprintf("rank %d (pid %d) does not answer%s", i, pids[i], stateOf(pids[i])))

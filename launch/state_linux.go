@@ -27,5 +27,5 @@ func stateOf(pid int) string {
 	case 'D':
 		return ": its process waits in the kernel"
 	}
-	return ": it has not passed dist.Init, or the program is not Cohort's"
+	return ": it has not called dist.Init, or the program is not Cohort's"
 }

@@ -62,6 +62,7 @@
 //	version, world_size
 //	dumps       the ranks whose dumps there are
 //	no_dump     the others: they had ended, did not answer, or wrote elsewhere
+//	forming     the ranks that wait in dist.Init for others
 //	groups      those in trouble first, each
 //	  name, key, size
 //	  ended_min, ended_max   the last collective that has ended, on the rank

@@ -63,9 +63,13 @@ func Merge(dumps []*Dump) *Report {
 	r.Dumps = ranksOf(present)
 	r.NoDump = r.Dumps.without(r.WorldSize)
 
+	var forming []int
 	views := map[string]*view{}
 	for _, rank := range present { // in rising order: the result is the same each time
 		d := latest[rank]
+		if len(d.Groups) == 0 {
+			forming = append(forming, rank)
+		}
 		parts := make([]*part, len(d.Groups))
 		for i := range d.Groups {
 			g := &d.Groups[i]
@@ -99,6 +103,7 @@ func Merge(dumps []*Dump) *Report {
 			}
 		}
 	}
+	r.Forming = ranksOf(forming)
 	for _, v := range views {
 		r.Groups = append(r.Groups, v.report(r, latest))
 	}

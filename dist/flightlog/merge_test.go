@@ -177,6 +177,13 @@ func TestReport(t *testing.T) {
 			`group "world" of 3 ranks: nobody waits; its 20 collectives have ended`,
 			`  rank 2 is slow: the others wait 12ms of 40ms a step for it`,
 		}},
+		{"forming", func() []*Dump {
+			ds := job(4, 0)
+			for _, d := range ds {
+				d.Groups = nil
+			}
+			return append(ds[:2], ds[3])
+		}, []string{`ranks 0-1, 3 of 4 wait in Init for rank 2`}},
 		{"no dumps", func() []*Dump { return nil }, []string{`there are no dumps`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -17,6 +17,8 @@ type Report struct {
 	// ended, were stopped, or wrote elsewhere.
 	Dumps  Ranks `json:"dumps"`
 	NoDump Ranks `json:"no_dump,omitempty"`
+	// Forming are the ranks that wait in dist.Init for others to come to it.
+	Forming Ranks `json:"forming,omitempty"`
 	// Groups are the groups of the job, those in trouble first.
 	Groups []GroupReport `json:"groups"`
 	// Notes are what makes the report less sure.
@@ -151,7 +153,17 @@ func (r *Report) Lines() []string {
 	for i := range r.Groups {
 		out = append(out, r.Groups[i].lines(r)...)
 	}
-	if r.NoDump.Count() > 0 {
+	if n := r.Forming.Count(); n > 0 {
+		verb := "wait"
+		if n == 1 {
+			verb = "waits"
+		}
+		line := fmt.Sprintf("%s of %d %s in Init", r.Forming.phrase(), r.WorldSize, verb)
+		if r.NoDump.Count() > 0 {
+			line += " for " + r.NoDump.phrase()
+		}
+		out = append([]string{line}, out...)
+	} else if r.NoDump.Count() > 0 {
 		line := fmt.Sprintf("no dump of %s of %d", r.NoDump.phrase(), r.WorldSize)
 		if len(out) == 0 || r.Groups[0].calm() {
 			out = append([]string{line}, out...)
