@@ -102,6 +102,13 @@
 // its part: it is told by its next call, or within a tenth of a second if it
 // makes none.
 //
+// Two ranks that wait for each other in calls that do not meet, on two groups or
+// in a collective and a message, get a MismatchError too, within a second, if
+// on each of them the goroutine that waits has made all calls of its rank so
+// far. Where several goroutines make calls nothing is certain, and the time
+// limit ends the wait: its error says what the ranks that did not come were
+// doing instead, and where.
+//
 // When a rank dies, closes the group, gives up or calls something else, the
 // pending operations of every rank end with an error that names it
 // ([RankError]), and so does every later one: a group that has failed is of no

@@ -49,6 +49,7 @@ type Group struct {
 	collectives lane
 	requests    sync.Pool // of *request
 	staging     staging
+	guard       *guard        // of the group of all ranks
 	monitored   atomic.Uint64 // monitored barriers begun
 	mu          sync.Mutex
 	pairs       map[pair]*lane
@@ -142,6 +143,7 @@ func (g *Group) Close() error {
 			backend.Fail(ErrClosed)
 		}
 		g.endWaits(ErrClosed)
+		g.guard.close()
 		g.mu.Lock()
 		for g.running > 0 {
 			g.noneRunning.Wait()

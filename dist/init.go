@@ -217,6 +217,7 @@ func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		}
 		return m.close(storePatience)
 	}
+	g.watchCalls()
 	return g, nil
 }
 

@@ -94,7 +94,8 @@ func goGroups(n int, how native.GoRanksOptions, o options) []*Group {
 		g.init()
 		g.openLog()
 		if n > 1 {
-			ranks[r].SetRecorder(g.log.Site, g.log.Doing)
+			ranks[r].SetRecorder(g.log.Site, g.doing)
+			g.watchCalls()
 		}
 		groups[r] = g
 	}

@@ -24,6 +24,9 @@ type Doing struct {
 	// Solo that it has made all calls of its rank: nobody else will make one
 	// meanwhile, as far as can be told.
 	Blocking, Solo bool
+	// Called is how many collectives the rank has called of the group whose
+	// member asks, Sent and Received how many messages to that one and from it.
+	Called, Sent, Received uint64
 }
 
 // DoingState is what became of a rank's last call.

@@ -71,6 +71,13 @@ func (l *Log) Doing() collective.Doing {
 // Key returns the number that stands for the group in a [collective.Doing].
 func (l *Log) Key() uint64 { return collective.KeyNumber(l.key) }
 
+// NumCalls returns how many calls the rank has made, in all groups.
+func (l *Log) NumCalls() uint64 {
+	l.r.mu.Lock()
+	defer l.r.mu.Unlock()
+	return l.r.ids
+}
+
 // LastCalled returns the number of the last collective that this rank has called.
 func (l *Log) LastCalled() uint64 {
 	l.r.mu.Lock()

@@ -40,17 +40,17 @@ func newAsks() asks {
 	return asks{open: map[uint32]chan collective.Doing{}, parting: map[int]collective.Doing{}, parted: make(chan struct{})}
 }
 
-// doing returns what this rank itself is doing.
-func (cfg *Config) doing() collective.Doing {
+// doing returns what this rank itself is doing, for another.
+func (cfg *Config) doing(asker int) collective.Doing {
 	if cfg.Doing == nil {
 		return collective.Doing{}
 	}
-	return cfg.Doing()
+	return cfg.Doing(asker)
 }
 
 // ask returns what another rank is doing, or was when it left; a zero Doing if
-// it does not say.
-func (s *star) ask(rank int) collective.Doing {
+// it does not say. stop, which may be nil, ends the wait.
+func (s *star) ask(rank int, stop <-chan struct{}) collective.Doing {
 	a := &s.asks
 	a.mu.Lock()
 	a.last++
@@ -77,6 +77,8 @@ func (s *star) ask(rank int) collective.Doing {
 		case d := <-answer:
 			return d
 		case <-parted:
+		case <-stop:
+			return collective.Doing{}
 		case <-timer.C:
 			return collective.Doing{}
 		}
@@ -103,7 +105,7 @@ func (s *star) asked(from int, payload []byte) error {
 	}
 	switch {
 	case about == s.rank:
-		d := s.cfg.doing()
+		d := s.cfg.doing(asker)
 		s.tellOne(asker, frameDoing, encodeDoing(asker, s.rank, number, &d))
 	case s.rank == 0:
 		s.tellOne(about, frameAsk, payload)
@@ -159,13 +161,13 @@ func (s *star) partingOf(rank int) []byte {
 
 // words are what this rank says when it leaves.
 func (s *star) words() []byte {
-	d := s.cfg.doing()
+	d := s.cfg.doing(s.rank)
 	return encodeDoing(s.rank, s.rank, 0, &d)
 }
 
 // askMissing adds to an error that is about ranks that do not come what they
 // are doing instead.
-func (cfg *Config) askMissing(err error, ask func(rank int) collective.Doing) {
+func (cfg *Config) askMissing(err error, ask func(rank int, stop <-chan struct{}) collective.Doing) {
 	switch e := err.(type) {
 	case *collective.TimeoutError:
 		if e.Instead == nil && len(e.Missing) > 0 && e.Timeout() {
@@ -173,7 +175,7 @@ func (cfg *Config) askMissing(err error, ask func(rank int) collective.Doing) {
 		}
 	case *collective.RankError:
 		if e.Last == nil && e.Cause == collective.ErrLeft && e.Rank != cfg.Rank {
-			d := ask(e.Rank)
+			d := ask(e.Rank, nil)
 			e.Last = &d
 		}
 	}
@@ -181,7 +183,7 @@ func (cfg *Config) askMissing(err error, ask func(rank int) collective.Doing) {
 
 // findMissing asks the ranks that a call has waited for. One that has made the
 // call itself, and waited for others, is not missing: then all are asked.
-func (cfg *Config) findMissing(e *collective.TimeoutError, ask func(rank int) collective.Doing) {
+func (cfg *Config) findMissing(e *collective.TimeoutError, ask func(rank int, stop <-chan struct{}) collective.Doing) {
 	e.Instead = cfg.askAll(e.Missing[:min(len(e.Missing), maxAsked)], ask)
 	here := collective.KeyNumber(cfg.Key)
 	came := func(d collective.Doing) bool {
@@ -208,12 +210,12 @@ func (cfg *Config) findMissing(e *collective.TimeoutError, ask func(rank int) co
 	}
 }
 
-func (cfg *Config) askAll(members []collective.Member, ask func(rank int) collective.Doing) []collective.Doing {
+func (cfg *Config) askAll(members []collective.Member, ask func(rank int, stop <-chan struct{}) collective.Doing) []collective.Doing {
 	doing := make([]collective.Doing, len(members))
 	var all sync.WaitGroup
 	for i, m := range members {
 		if m.Rank != cfg.Rank {
-			all.Go(func() { doing[i] = ask(m.Rank) })
+			all.Go(func() { doing[i] = ask(m.Rank, nil) })
 		}
 	}
 	all.Wait()
@@ -221,14 +223,15 @@ func (cfg *Config) askAll(members []collective.Member, ask func(rank int) collec
 }
 
 // Ask returns what another rank is doing; a zero Doing if it does not say.
-func (m *Mesh) Ask(rank int) collective.Doing { return m.star.ask(rank) }
+// stop ends the wait for its answer.
+func (m *Mesh) Ask(rank int, stop <-chan struct{}) collective.Doing { return m.star.ask(rank, stop) }
 
-// Ask returns what another rank is doing; a zero Doing if it does not say.
-func (s *Shm) Ask(rank int) collective.Doing {
+// Ask is [Mesh.Ask].
+func (s *Shm) Ask(rank int, stop <-chan struct{}) collective.Doing {
 	if s.ask == nil || rank < 0 || rank >= s.n {
 		return collective.Doing{}
 	}
-	return s.ask(rank)
+	return s.ask(rank, stop)
 }
 
 func encodeAsk(asker, about int, number uint32) []byte {
@@ -252,7 +255,7 @@ const (
 	// maxTextName is the most bytes of a group's name that travel in answers
 	// and mismatches.
 	maxTextName = 80
-	doingHead   = 12 + 2 + 8 + callSize + 8 + 8
+	doingHead   = 12 + 2 + 8 + callSize + 8 + 8 + 3*8
 )
 
 // nameText returns a group's name as another rank's error may show it.
@@ -285,7 +288,9 @@ func encodeDoing(asker, about int, number uint32, d *collective.Doing) []byte {
 	b = binary.LittleEndian.AppendUint64(b, d.Key)
 	b = appendCall(b, &d.Call)
 	b = binary.LittleEndian.AppendUint64(b, uint64(max(0, d.For)))
-	b = binary.LittleEndian.AppendUint64(b, d.ID)
+	for _, n := range []uint64{d.ID, d.Called, d.Sent, d.Received} {
+		b = binary.LittleEndian.AppendUint64(b, n)
+	}
 	for _, text := range []string{nameText(d.Group), siteText(d.Site)} {
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(text)))
 		b = append(b, text...)
@@ -316,7 +321,10 @@ func parseDoing(b []byte, numRanks int) (asker, about int, number uint32, d coll
 	if took > math.MaxInt64 {
 		return fail("about a call of %d ns", took)
 	}
-	d.For, d.ID = time.Duration(took), binary.LittleEndian.Uint64(b[30+callSize:])
+	d.For = time.Duration(took)
+	for i, n := range []*uint64{&d.ID, &d.Called, &d.Sent, &d.Received} {
+		*n = binary.LittleEndian.Uint64(b[30+callSize+8*i:])
+	}
 	rest := b[doingHead:]
 	for i, text := range []*string{&d.Group, &d.Site} {
 		if len(rest) < 2 || int(binary.LittleEndian.Uint16(rest)) > len(rest)-2 {

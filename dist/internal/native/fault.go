@@ -51,8 +51,9 @@ type Config struct {
 	// if that is not known any more. It is asked when something has gone wrong.
 	// May be nil.
 	Site func(c collective.Call) string
-	// Doing returns what this rank is doing, in whatever group. May be nil.
-	Doing func() collective.Doing
+	// Doing returns what this rank is doing, in whatever group, for a member of
+	// this one. May be nil.
+	Doing func(asker int) collective.Doing
 }
 
 // Obituary is how a process ended, from the agent that launched it.

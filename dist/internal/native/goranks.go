@@ -48,7 +48,7 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 			return nil
 		}
 		s.settle = s.settleHere(all)
-		s.ask = func(rank int) collective.Doing { return all[rank].cfg.doing() }
+		s.ask = func(rank int, _ <-chan struct{}) collective.Doing { return all[rank].cfg.doing(s.cfg.Rank) }
 		ranks[r], all[r] = s, s
 	}
 	return ranks

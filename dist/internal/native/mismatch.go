@@ -84,7 +84,7 @@ func (m *mismatch) say(rank int, site func(collective.Call) string, past func(se
 			continue
 		}
 		m.said[i], news = true, true
-		if !isMessage(&mine.Call) {
+		if !isMessage(&mine.Call) && !isMessage(&other.Call) && mine.Group == "" && other.Group == "" {
 			// What others have seen of this rank's call lacks the parts, and
 			// who finds a piece of another number among those that it waits
 			// for cannot know what its sender did at the same number.

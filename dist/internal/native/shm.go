@@ -28,7 +28,7 @@ type Shm struct {
 	// settle returns the error of a mismatch as all ranks have it. May be nil.
 	settle func(*collective.MismatchError) *collective.MismatchError
 	// ask returns what another rank is doing. May be nil.
-	ask func(rank int) collective.Doing
+	ask func(rank int, stop <-chan struct{}) collective.Doing
 	// pulse knows who is late among ranks that are processes, board among
 	// goroutines. One of them, or both, are nil.
 	pulse *pulse
@@ -289,7 +289,7 @@ func (s *Shm) Fail(err error) {
 // SetRecorder sets [Config.Site] and Doing of a rank that is a goroutine,
 // before its first call: groups made by [NewGoRanks] have one Config for all
 // ranks.
-func (s *Shm) SetRecorder(site func(c collective.Call) string, doing func() collective.Doing) {
+func (s *Shm) SetRecorder(site func(c collective.Call) string, doing func(asker int) collective.Doing) {
 	s.cfg.Site, s.cfg.Doing = site, doing
 }
 

@@ -36,7 +36,7 @@ func TestWireRoundTrip(t *testing.T) {
 }
 
 var sampleDoing = collective.Doing{State: collective.DoingUnderWay, Group: "tp", Key: 1<<63 + 1, Call: sampleCall,
-	Site: "a.go:8 main.f", For: time.Second, ID: 9, Blocking: true}
+	Site: "a.go:8 main.f", For: time.Second, ID: 9, Blocking: true, Called: 1 << 40, Sent: 2, Received: 3}
 
 // TestAnswers sends what a rank is doing to another one, and texts that no
 // error may show.
