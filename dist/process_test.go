@@ -109,6 +109,13 @@ func (p *rankProcess) output() string {
 // rankMains, each under the environment that a launcher would give it.
 func startRanks(t testing.TB, n int, name string, env ...string) []*rankProcess {
 	t.Helper()
+	return startRanksBy(t, n, name, nil, env...)
+}
+
+// startRanksBy is startRanks with a command that starts each of them, which may
+// be nil.
+func startRanksBy(t testing.TB, n int, name string, by func(rank int) []string, env ...string) []*rankProcess {
+	t.Helper()
 	host, port, err := net.SplitHostPort(freeAddr())
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +123,11 @@ func startRanks(t testing.TB, n int, name string, env ...string) []*rankProcess 
 	token := transport.NewToken().Text()
 	ps := make([]*rankProcess, n)
 	for r := range ps {
-		p := &rankProcess{cmd: exec.CommandContext(t.Context(), os.Args[0]), line: make(chan struct{}), waited: make(chan struct{})}
+		args := []string{os.Args[0]}
+		if by != nil {
+			args = append(by(r), args...)
+		}
+		p := &rankProcess{cmd: exec.CommandContext(t.Context(), args[0], args[1:]...), line: make(chan struct{}), waited: make(chan struct{})}
 		p.cmd.Env = append(os.Environ(), rankMain+"="+name, envvar.Token.Assign(token),
 			envvar.Rank.Assign(strconv.Itoa(r)), envvar.WorldSize.Assign(strconv.Itoa(n)),
 			envvar.MasterAddr.Assign(host), envvar.MasterPort.Assign(port))

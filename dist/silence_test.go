@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -189,5 +190,82 @@ func TestBusyProcesses(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLateReader has a rank read late what fills the way to it, and another wait
+// for it: for many times the limit nothing passes, and nobody is silent.
+func TestLateReader(t *testing.T) {
+	const limit, late = 100 * time.Millisecond, 600 * time.Millisecond
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	for _, tr := range transports {
+		if tr.name != "tcp" && tr.name != "mixed" && !*silenceTable {
+			continue // to be quick
+		}
+		t.Run(tr.name, func(t *testing.T) {
+			err := tr.run(t.Context(), 2, func(ctx context.Context, g *Group) error {
+				x := filled(tensor.Float32, 4_000_000, 0)
+				if g.Rank() == 0 {
+					if err := g.Send(ctx, x, 1); err != nil {
+						return err
+					}
+					return g.Barrier(ctx)
+				}
+				time.Sleep(late)
+				if err := g.Recv(ctx, x, 0); err != nil {
+					return err
+				}
+				time.Sleep(late)
+				return g.Barrier(ctx)
+			}, WithSilence(limit))
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestSilenceOptions: limits that make no sense are refused, and ranks that do
+// not agree on one are told so.
+func TestSilenceOptions(t *testing.T) {
+	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	for _, d := range []time.Duration{-1, time.Millisecond, 48 * time.Hour} {
+		if _, err := Init(t.Context(), WithSilence(d)); err == nil || !strings.Contains(err.Error(), "silence limit") {
+			t.Errorf("a limit of %v gives %v", d, err)
+		}
+	}
+	t.Setenv(string(envvar.Silence), "fast")
+	if _, err := Init(t.Context()); err == nil || !strings.Contains(err.Error(), "COHORT_SILENCE") {
+		t.Errorf("a limit that is no duration gives %v", err)
+	}
+	os.Unsetenv(string(envvar.Silence))
+	addr := freeAddr()
+	errs := make([]error, 2)
+	var wg sync.WaitGroup
+	for r := range errs {
+		wg.Go(func() {
+			g, err := Init(t.Context(), WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=2", addr, r)), WithSilence(time.Duration(r+1)*time.Second))
+			if errs[r] = err; err == nil {
+				_ = g.Close()
+			}
+		})
+	}
+	wg.Wait()
+	if errs[0] == nil || errs[1] == nil || !strings.Contains(errors.Join(errs...).Error(), "WithSilence") {
+		t.Errorf("ranks with different limits: %v", errs)
+	}
+	// 0 is nobody's limit, and is inherited or replaced in groups of some.
+	err := initRanks("tcp")(t.Context(), 2, func(ctx context.Context, g *Group) error {
+		sub, err := g.NewGroup(ctx, []int{1, 0}, WithSilence(time.Second))
+		if err != nil {
+			return err
+		}
+		if g.silence != 0 || sub.silence != time.Second {
+			return fmt.Errorf("the limits are %v and %v", g.silence, sub.silence)
+		}
+		return sub.Barrier(ctx)
+	}, WithSilence(0))
+	if err != nil {
+		t.Error(err)
 	}
 }

@@ -7,6 +7,7 @@ package transport
 import (
 	"net"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,4 +52,19 @@ func (c *Conn) Pending() bool {
 		}
 	})
 	return pending
+}
+
+// Probe makes the system ask the peer's machine on a TCP connection that is at
+// rest whether it is still there, and end the connection when nothing has been
+// answered for about limit. The system counts in seconds.
+func (c *Conn) Probe(limit time.Duration) {
+	nc := c.nc
+	if link, ok := nc.(*tlsLink); ok {
+		nc = link.wire.Conn
+	}
+	if tcp, ok := nc.(*net.TCPConn); ok {
+		every := max(time.Second, (limit / 3).Truncate(time.Second))
+		// Without, what was set when the connection was made holds.
+		_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: every, Interval: every, Count: max(2, int(limit/every))})
+	}
 }

@@ -69,8 +69,8 @@ type Mesh struct {
 	endWhole context.CancelFunc
 
 	mu       sync.Mutex
-	conns    map[*transport.Conn]struct{} // all that a fault must cut
-	outgoing map[int]*transport.Conn      // of messages, by peer
+	conns    map[*transport.Conn]int // all that a fault must cut, and to whom
+	outgoing map[int]*transport.Conn // of messages, by peer
 	incoming map[int]*transport.Conn
 	waiting  map[way]chan *transport.Conn // incoming ones not yet taken
 	left     map[int]bool                 // ranks that have closed the group
@@ -83,6 +83,7 @@ type Mesh struct {
 	in     []byte          // scratch: a piece to be reduced
 	links  []int           // scratch: pieces for each local rank
 	dealt  collective.Call // scratch: a call as one rank's pieces show it
+	lines  []heldLine      // scratch: of the pulse
 	watch  watchdog
 	past   history
 }
@@ -105,11 +106,12 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 	n := len(cfg.Members)
 	m := &Mesh{cfg: cfg, n: n, fabric: fabric, exec: executor{rank: cfg.Rank, numRanks: n},
 		opts: opts, localOf: make([]int, n), to: make([]*transport.Conn, n), from: make([]*transport.Conn, n), links: make([]int, n),
-		conns: map[*transport.Conn]struct{}{}, outgoing: map[int]*transport.Conn{}, incoming: map[int]*transport.Conn{},
+		conns: map[*transport.Conn]int{}, outgoing: map[int]*transport.Conn{}, incoming: map[int]*transport.Conn{},
 		waiting: map[way]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
 	m.watch.mesh = m
 	m.whole, m.endWhole = context.WithCancel(context.Background())
 	m.star = newStar(&m.cfg, m.heard, m.hasLeft)
+	m.star.lines = m.checkLines
 	m.star.stalled, m.star.past = m.heardCall, m.past.call
 	var local []int
 	for r := range n {
@@ -224,14 +226,17 @@ func (m *Mesh) dial(ctx context.Context, peer int, why purpose) (*transport.Conn
 }
 
 // keep adds a connection to those that end with the group; false if it has ended.
-func (m *Mesh) keep(c *transport.Conn) bool {
+func (m *Mesh) keep(c *transport.Conn, peer int) bool {
+	if m.cfg.Silence > 0 {
+		c.Probe(m.cfg.Silence)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed.Load() || m.fault != nil {
 		c.Close()
 		return false
 	}
-	m.conns[c] = struct{}{}
+	m.conns[c] = peer
 	return true
 }
 
@@ -256,7 +261,7 @@ func (m *Mesh) serve(conn *transport.Conn, h hello) bool {
 		}
 		return err == nil
 	case forCollectives, forMessages:
-		if !m.keep(conn) {
+		if !m.keep(conn, h.rank) {
 			return false
 		}
 		select {
@@ -386,6 +391,9 @@ func (m *Mesh) Fail(err error) {
 		// Others first: when the connections are cut they look for the reason.
 		m.star.spread(rank, kind, text)
 		m.heard(rank, kind, text)
+		if kind == kindSilent && m.cfg.Silences != nil {
+			m.cfg.Silences(rank, text) // which this rank has found out
+		}
 	}
 }
 
@@ -435,6 +443,9 @@ func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
 		select {
 		case <-news:
 		case <-timer.C:
+			if noWay(err) && m.cfg.Silence > 0 {
+				return m.cfg.faultError(c, peer, kindSilent, m.cutText(m.cfg.Silence))
+			}
 			return m.cfg.faultError(c, peer, kindFailed, "lost the connection: "+err.Error())
 		}
 	}

@@ -77,17 +77,20 @@ func (m *Mesh) incomingFrom(ctx context.Context, c *collective.Call, peer, culpr
 
 // connect opens a connection to a peer.
 func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
-	limit, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
+	limit, cancel := m.dialPatience(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.whole, cancel)()
 	conn, err := m.dial(limit, w.peer, w.why)
 	if err != nil {
 		if limit.Err() != nil && m.whole.Err() == nil {
+			if errors.Is(context.Cause(limit), errCut) {
+				return nil, m.cfg.faultError(c, w.peer, kindSilent, m.cutText(2*m.cfg.Silence))
+			}
 			err = errLate
 		}
 		return nil, m.broken(ctx, c, w.peer, w.peer, err)
 	}
-	if !m.keep(conn) {
+	if !m.keep(conn, w.peer) {
 		return nil, m.explain(c, w.peer, collective.ErrClosed)
 	}
 	return conn, nil

@@ -184,6 +184,9 @@ func (p *pulse) run() {
 			awake := min(now.Sub(last), p.period*3/2)
 			last = now
 			p.look(awake)
+			if p.limit > 0 && p.star.lines != nil {
+				p.star.lines(p.limit)
+			}
 		}
 	}
 }

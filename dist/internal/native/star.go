@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -28,6 +29,9 @@ type star struct {
 	stalled func(rank int, c *collective.Call)
 
 	pulse *pulse // nil: no beats
+	// lines is called now and then to look for lines that are cut. May be nil;
+	// set before any rank joins.
+	lines func(limit time.Duration)
 	// past returns this rank's collective of a number, if it is remembered. Set
 	// before any rank joins.
 	past       func(seq uint64) (collective.Call, bool)
@@ -135,9 +139,17 @@ func (s *star) watch(rank int, c *transport.Conn) {
 		s.pulse.took(rank)
 		switch kind {
 		case frameBeat, frameSkew, frameAsk, frameDoing:
-			take := map[byte]func(int, []byte) error{frameBeat: s.pulse.beaten, frameSkew: s.pulse.skew,
-				frameAsk: s.asked, frameDoing: s.answered}[kind]
-			if err := take(rank, payload); err != nil {
+			switch kind {
+			case frameBeat:
+				err = s.pulse.beaten(rank, payload)
+			case frameSkew:
+				err = s.pulse.skew(rank, payload)
+			case frameAsk:
+				err = s.asked(rank, payload)
+			case frameDoing:
+				err = s.answered(rank, payload)
+			}
+			if err != nil {
 				s.drop(rank)
 				s.news(rank, rank, kindFailed, "broke the protocol: "+err.Error())
 				return

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+// machines are network namespaces, one a rank, at a switch that can cut the
+// lines between them without a word to either side.
+type machines struct {
+	name  string
+	ports []string
+}
+
+// newMachines makes n of them, or skips the test where that is not allowed.
+func newMachines(t *testing.T, n int) *machines {
+	t.Helper()
+	for _, tool := range []string{"ip", "bridge"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skip(err)
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces want root")
+	}
+	m := &machines{name: fmt.Sprintf("cohort-cut-%d", os.Getpid())}
+	hub := m.name + "-switch"
+	t.Cleanup(func() {
+		for i := range n {
+			_ = exec.Command("ip", "netns", "del", m.machine(i)).Run()
+		}
+		_ = exec.Command("ip", "netns", "del", hub).Run()
+	})
+	must := func(args ...string) {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("no networks of its own: %v: %v: %s", args, err, out)
+		}
+	}
+	must("ip", "netns", "add", hub)
+	must("ip", "-n", hub, "link", "add", "sw", "type", "bridge")
+	must("ip", "-n", hub, "link", "set", "sw", "up")
+	for i := range n {
+		port := fmt.Sprintf("port%d", i)
+		m.ports = append(m.ports, port)
+		must("ip", "netns", "add", m.machine(i))
+		must("ip", "link", "add", "line", "netns", m.machine(i), "type", "veth", "peer", "name", port, "netns", hub)
+		must("ip", "-n", m.machine(i), "addr", "add", m.addr(i)+"/24", "dev", "line")
+		must("ip", "-n", m.machine(i), "link", "set", "lo", "up")
+		must("ip", "-n", m.machine(i), "link", "set", "line", "up")
+		must("ip", "-n", hub, "link", "set", port, "master", "sw")
+		must("ip", "-n", hub, "link", "set", port, "up")
+	}
+	return m
+}
+
+func (m *machines) machine(i int) string { return fmt.Sprintf("%s-%d", m.name, i) }
+func (m *machines) addr(i int) string    { return fmt.Sprintf("10.213.9.%d", i+1) }
+
+// cut cuts the lines between two machines, or those of one to all.
+func (m *machines) cut(t *testing.T, ports ...int) {
+	t.Helper()
+	for _, p := range ports {
+		args := []string{"bridge", "-n", m.name + "-switch", "link", "set", "dev", m.ports[p], "isolated", "on"}
+		if len(ports) == 1 { // a port that forwards nothing; the machine's end stays up
+			args = []string{"bridge", "-n", m.name + "-switch", "link", "set", "dev", m.ports[p], "state", "0"}
+		}
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", args, err, out)
+		}
+	}
+}
+
+// TestCutLine cuts lines without a word to either side, while data goes over
+// them: that to one rank, to the hub, or between two that both reach the hub.
+func TestCutLine(t *testing.T) {
+	const limit = time.Second
+	for _, tc := range []struct {
+		name  string
+		ports []int
+		says  [3]string // what the ranks say
+	}{
+		{"a rank", []int{2}, [3]string{"rank 2 ", "rank 2 ", "rank 0 "}},
+		{"the hub", []int{0}, [3]string{"rank ", "rank 0 ", "rank 0 "}},
+		{"between two", []int{1, 2}, [3]string{"the line between the two is cut", "the line between the two is cut", "the line between the two is cut"}},
+	} {
+		for _, kind := range []string{"tcp", "tls"} {
+			if kind == "tls" && !*silenceTable {
+				continue // to be quick
+			}
+			t.Run(tc.name+"/"+kind, func(t *testing.T) {
+				m := newMachines(t, 3)
+				ps := startRanksBy(t, 3, "stopped", func(rank int) []string { return []string{"ip", "netns", "exec", m.machine(rank)} },
+					envvar.MasterAddr.Assign(m.addr(0)), envvar.MasterPort.Assign("29500"), rankNodes+"=abc",
+					envvar.Transport.Assign(kind), envvar.Silence.Assign(limit.String()))
+				for _, p := range ps {
+					p.saidLine(t, "ready", 30*time.Second)
+				}
+				begun := time.Now()
+				m.cut(t, tc.ports...)
+				var took []time.Duration
+				for r, p := range ps {
+					said := p.saidLine(t, "failed at ", 20*time.Second)
+					var at int64
+					if _, err := fmt.Sscanf(said, "%d:", &at); err != nil {
+						t.Fatalf("rank %d said %q", r, said)
+					}
+					took = append(took, time.Duration(at-begun.UnixNano()))
+					if !strings.Contains(said, tc.says[r]) || !strings.Contains(said, "nothing was heard of it for") {
+						t.Errorf("rank %d does not say %q: %s", r, tc.says[r], said)
+					}
+				}
+				t.Logf("noticed after %v to %v", slices.Min(took).Round(time.Millisecond), slices.Max(took).Round(time.Millisecond))
+				if most := slices.Max(took); most > limit+time.Second {
+					t.Errorf("a rank heard of it after %v, want %v and a second at most", most, limit)
+				}
+			})
+		}
+	}
+}

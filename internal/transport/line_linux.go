@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package transport
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Unanswered returns for how long the peer's machine has answered nothing of
+// what this one has sent again and again, data or probes ([Conn.Probe]); 0 where
+// there is nothing to answer. That the peer's program reads slowly, or is
+// stopped, does not count: its machine answers. Any goroutine may ask.
+func (c *Conn) Unanswered() time.Duration {
+	raw := c.socketOf()
+	if raw == nil {
+		return 0
+	}
+	var info *unix.TCPInfo
+	_ = raw.Control(func(fd uintptr) {
+		// No such thing is known of unix sockets: they give an error.
+		info, _ = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	})
+	if info == nil {
+		return 0
+	}
+	// A full peer answers with a window of 0, less and less often.
+	again := info.Unacked > 0 && info.Retransmits >= 2 && info.Snd_wnd > 0
+	if again || info.Probes >= 2 {
+		return time.Duration(info.Last_ack_recv) * time.Millisecond
+	}
+	return 0
+}
