@@ -119,6 +119,18 @@
 // a call whose context has ended before: it was not begun, and the rank's next
 // call takes its place.
 //
+// A rank may also fall silent: its process is stopped, its machine has gone, the
+// line to it is cut without a word. Groups of processes exchange beats with
+// their rank 0, whatever their programs do, and after three seconds without
+// ([WithSilence]) the rank is at fault, with the cause [ErrSilent], in all groups
+// that it is in. So is a rank that reaches rank 0 but not another one that it has
+// data for. A rank that is only busy, late or starved of its processors beats
+// on; its lateness is in [Group.Skew].
+//
+// The ranks that are left after a death or a silence may go on: they make a new
+// group of themselves from the failed one by [Group.NewGroup], and load a
+// checkpoint.
+//
 // # Flight recorder
 //
 // Every rank remembers its last calls, always, with their times and the line

@@ -5,6 +5,7 @@ package disttest_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -88,6 +89,23 @@ func TestPartition(t *testing.T) {
 		}
 		if took := rank.Ended - res.Faults[0].At; took > silence {
 			t.Errorf("rank %d learned of it after %v", r, took)
+		}
+	}
+}
+
+// TestCutBetweenTwo: two ranks that reach rank 0 but not each other are found
+// out, and all hear of it.
+func TestCutBetweenTwo(t *testing.T) {
+	for _, f := range []disttest.Fault{disttest.Cut(1, 2), disttest.CutOneWay(1, 2)} {
+		res := disttest.Run(t, 3, sums(100, 10*time.Millisecond), disttest.WithFaults(f.At(300*time.Millisecond)))
+		for r, rank := range res.Ranks {
+			var failed *dist.RankError
+			if !errors.As(rank.Err, &failed) || failed.Rank == 0 || !errors.Is(failed, dist.ErrSilent) || !strings.Contains(failed.Error(), "the line between the two is cut") {
+				t.Errorf("%v: rank %d ended with %v, want an error that names the cut line", f, r, rank.Err)
+			}
+			if took := rank.Ended - res.Faults[0].At; took > silence {
+				t.Errorf("%v: rank %d learned of it after %v", f, r, took)
+			}
 		}
 	}
 }

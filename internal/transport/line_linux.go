@@ -13,6 +13,9 @@ import (
 // there is nothing to answer. That the peer's program reads slowly, or is
 // stopped, does not count: its machine answers. Any goroutine may ask.
 func (c *Conn) Unanswered() time.Duration {
+	if link, ok := c.nc.(interface{ Unanswered() time.Duration }); ok {
+		return link.Unanswered()
+	}
 	raw := c.socketOf()
 	if raw == nil {
 		return 0

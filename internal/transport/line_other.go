@@ -8,4 +8,9 @@ import "time"
 
 // Unanswered returns for how long the peer's machine has answered nothing. This
 // system does not tell: a line that is cut ends with an error in the end.
-func (c *Conn) Unanswered() time.Duration { return 0 }
+func (c *Conn) Unanswered() time.Duration {
+	if link, ok := c.nc.(interface{ Unanswered() time.Duration }); ok {
+		return link.Unanswered()
+	}
+	return 0
+}

@@ -428,6 +428,7 @@ const newsPatience = 500 * time.Millisecond
 // explain returns the error of a call whose connection with peer has ended
 // with err: what the star says of it, or that the connection is lost.
 func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
+	start := time.Now()
 	timer := time.NewTimer(newsPatience)
 	defer timer.Stop()
 	for {
@@ -443,6 +444,12 @@ func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
 		select {
 		case <-news:
 		case <-timer.C:
+			// When the hub is silent nobody passes news on: who found it out
+			// first cuts its lines, and others do not hear why.
+			if m.star.pulse.misses(0) && time.Since(start) < m.cfg.Silence {
+				timer.Reset(m.star.pulse.period)
+				continue
+			}
 			if noWay(err) && m.cfg.Silence > 0 {
 				return m.cfg.faultError(c, peer, kindSilent, m.cutText(m.cfg.Silence))
 			}

@@ -16,6 +16,9 @@ const (
 	// beatPeriod is the time between two beats. A beat costs either side some
 	// microseconds, so that what a group costs at rest cannot be measured.
 	beatPeriod = 250 * time.Millisecond
+	// manyRanks is from how many on the time is longer in proportion, for the hub
+	// beats with each.
+	manyRanks = 64
 	// beatsPerLimit is how many beats must be missed at least.
 	beatsPerLimit = 4
 	// maxUnheard is how many beats are sent to a rank that sends none: those
@@ -56,14 +59,15 @@ type pulse struct {
 	begin sync.Once
 	stop  chan struct{}
 	ended chan struct{}
-	conns []rankConn // scratch
+	conns []rankConn     // scratch
+	mine  [beatSize]byte // likewise
 }
 
 // peerPulse is what is known of the beats of one rank.
 type peerPulse struct {
 	frames  atomic.Uint64 // that have come from it
 	seen    uint64        // of them at the last look
-	missed  time.Duration // since
+	missed  atomic.Int64  // ns since
 	unheard int           // beats sent since
 	accused bool
 }
@@ -79,7 +83,7 @@ func newPulse(s *star) *pulse {
 	if cfg.Silence <= 0 && cfg.Progress == nil {
 		return nil
 	}
-	p := &pulse{star: s, limit: max(cfg.Silence, 0), period: beatPeriod, peers: make([]peerPulse, s.numRanks),
+	p := &pulse{star: s, limit: max(cfg.Silence, 0), period: beatPeriod * time.Duration(max(1, s.numRanks/manyRanks)), peers: make([]peerPulse, s.numRanks),
 		nudge: make(chan struct{}, 1), stop: make(chan struct{}), ended: make(chan struct{})}
 	if s.rank == 0 && cfg.Progress != nil {
 		p.track = newTracker(s.numRanks)
@@ -147,6 +151,11 @@ func (p *pulse) soon() {
 	}
 }
 
+// misses reports whether a rank is late with its beats, and may become silent.
+func (p *pulse) misses(rank int) bool {
+	return p != nil && p.limit > 0 && rank != p.star.rank && time.Duration(p.peers[rank].missed.Load()) >= 2*p.period
+}
+
 // latest returns the last table.
 func (p *pulse) latest() []RankSkew {
 	if p != nil {
@@ -197,13 +206,13 @@ func (p *pulse) beat() {
 	if report := p.star.cfg.Progress; report != nil {
 		mine = report()
 	}
-	b := encodeProgress(mine)
+	b := encodeProgress(p.mine[:0], mine)
 	news := p.reckon(mine)
 	for _, c := range p.conns {
 		if peer := &p.peers[c.rank]; peer.unheard < maxUnheard {
 			peer.unheard++
 			// A connection that cannot be written has a reader that finds out.
-			_ = c.conn.WriteFrame(frameBeat, b[:])
+			_ = c.conn.WriteFrame(frameBeat, b)
 			if news != nil {
 				_ = c.conn.WriteFrame(frameSkew, news)
 			}
@@ -234,13 +243,14 @@ func (p *pulse) look(awake time.Duration) {
 	for _, c := range p.conns {
 		peer := &p.peers[c.rank]
 		if frames := peer.frames.Load(); frames != peer.seen {
-			peer.seen, peer.missed, peer.unheard = frames, 0, 0
+			peer.seen, peer.unheard = frames, 0
+			peer.missed.Store(0)
 			continue
 		}
-		peer.missed += awake
-		if p.limit > 0 && peer.missed >= p.limit && !peer.accused {
+		missed := time.Duration(peer.missed.Add(int64(awake)))
+		if p.limit > 0 && missed >= p.limit && !peer.accused {
 			if c.conn.Pending() { // it is this rank that has not come to read
-				peer.missed = 0
+				peer.missed.Store(0)
 				continue
 			}
 			peer.accused = true

@@ -148,13 +148,11 @@ func (t *tracker) half(rank, half int) (waited, step, calls float64) {
 }
 
 // encodeProgress makes the payload of frameBeat.
-func encodeProgress(p Progress) [beatSize]byte {
-	var b [beatSize]byte
-	binary.LittleEndian.PutUint64(b[:], p.Steps)
-	binary.LittleEndian.PutUint64(b[8:], p.Calls)
-	binary.LittleEndian.PutUint64(b[16:], uint64(p.Waited))
-	binary.LittleEndian.PutUint64(b[24:], uint64(p.At))
-	return b
+func encodeProgress(to []byte, p Progress) []byte {
+	to = binary.LittleEndian.AppendUint64(to, p.Steps)
+	to = binary.LittleEndian.AppendUint64(to, p.Calls)
+	to = binary.LittleEndian.AppendUint64(to, uint64(p.Waited))
+	return binary.LittleEndian.AppendUint64(to, uint64(p.At))
 }
 
 func parseProgress(b []byte) (Progress, error) {

@@ -116,6 +116,21 @@ func (c *conn) Pending() bool {
 	return c.unread > 0 || c.ended || c.broken != nil || c.host.stopped > 0
 }
 
+// Unanswered returns for how long no answer can have come from the far host,
+// whose system would answer at once.
+func (c *conn) Unanswered() time.Duration {
+	n := c.host.net
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	since := n.now()
+	for _, way := range []*path{n.path(c.host.number, c.far.number), n.path(c.far.number, c.host.number)} {
+		if way.cuts > 0 {
+			since = min(since, way.cutAt)
+		}
+	}
+	return time.Duration(n.now() - since)
+}
+
 // room is how much may be sent now.
 func (c *conn) room() int {
 	way := c.host.net.path(c.host.number, c.far.number)

@@ -57,6 +57,7 @@ type path struct {
 	busy   int64 // until when what was sent is being put on the line
 	last   int64 // when the last of it arrives
 	cuts   int   // faults that it is cut by
+	cutAt  int64 // when the first of them came
 	epoch  int   // changes when cuts becomes 0 or 1
 	held   []parcel
 }
@@ -250,6 +251,7 @@ func (n *Network) Cut(from, to int) {
 	if p.cuts++; p.cuts > 1 {
 		return
 	}
+	p.cutAt = n.now()
 	p.epoch++
 	epoch := p.epoch
 	n.at(n.now()+int64(keepAlive), func() {
