@@ -106,7 +106,7 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	for _, opt := range opts {
 		opt(&o)
 	}
-	d := &DDP{Model: model, group: group, sync: true, late: stragglerWatch{o.onStraggler, -1}, bucketOf: make(map[*nn.Parameter]*bucket)}
+	d := &DDP{Model: model, group: group, sync: true, late: stragglerWatch{tell: o.onStraggler, named: -1}, bucketOf: make(map[*nn.Parameter]*bucket)}
 	if err := verifySame(ctx, group, model); err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -11,9 +12,14 @@ import (
 
 const (
 	// A rank is slow if the others wait for it for slowShare of the time, and
-	// for slowWait a step at least; it is not any more below half of that share.
+	// for slowWait a step at least, longer than for most: on a machine with too
+	// much to do all ranks are late now and then. It is not slow any more below
+	// half of that share.
 	slowShare = 0.10
 	slowWait  = time.Millisecond
+	// quietSteps is for how many steps nothing more is told, twice as many each
+	// time: where ranks are late in turns nobody wants to know of each.
+	quietSteps = 100
 )
 
 // Straggler is a rank that the others wait for.
@@ -42,7 +48,8 @@ func short(d time.Duration) time.Duration {
 // OnStraggler has tell called when one rank makes the others wait for more than
 // a tenth of the time, at the end of a backward pass of every rank, once until
 // another rank does, or the same one again after it did not. It takes a dozen
-// steps to know, see [dist.Group.Skew].
+// steps to know, see [dist.Group.Skew], and after each call a hundred until the
+// next one, then two hundred, and so on.
 func OnStraggler(tell func(Straggler)) DDPOption {
 	return func(o *ddpOptions) { o.onStraggler = tell }
 }
@@ -51,6 +58,11 @@ func OnStraggler(tell func(Straggler)) DDPOption {
 type stragglerWatch struct {
 	tell  func(Straggler) // may be nil
 	named int             // the rank that was told of; -1 for none
+	steps int             // so far
+	quiet int             // for how many steps nothing was to be told after the last time
+	until int             // up to which step that is
+
+	shares []float64 // scratch
 }
 
 // look is called when a step has ended.
@@ -69,11 +81,14 @@ func (w *stragglerWatch) news(skew []dist.RankSkew) (slowest dist.RankSkew, ok b
 	if len(skew) == 0 {
 		return slowest, false
 	}
+	w.steps++
 	named := 0.0
+	w.shares = w.shares[:0]
 	for _, row := range skew {
 		if row.Share > slowest.Share {
 			slowest = row
 		}
+		w.shares = append(w.shares, row.Share)
 		if row.Rank == w.named {
 			named = row.Share
 		}
@@ -81,10 +96,13 @@ func (w *stragglerWatch) news(skew []dist.RankSkew) (slowest dist.RankSkew, ok b
 	if named < slowShare/2 {
 		w.named = -1
 	}
-	slow := slowest.Share >= slowShare && slowest.Share*float64(slowest.Step) >= float64(slowWait)
-	if !slow || slowest.Rank == w.named || w.named >= 0 && slowest.Share < 1.2*named {
+	slices.Sort(w.shares)
+	most := w.shares[(len(w.shares)-1)/2]
+	slow := slowest.Share-most >= slowShare && slowest.Share*float64(slowest.Step) >= float64(slowWait)
+	if !slow || w.steps < w.until || slowest.Rank == w.named || w.named >= 0 && slowest.Share < 1.2*named {
 		return slowest, false
 	}
-	w.named = slowest.Rank
+	w.named, w.quiet = slowest.Rank, max(quietSteps, 2*w.quiet)
+	w.until = w.steps + w.quiet
 	return slowest, true
 }

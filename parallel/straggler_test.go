@@ -126,14 +126,15 @@ func TestStragglerNews(t *testing.T) {
 	w := stragglerWatch{named: -1}
 	for i, tc := range []struct {
 		shares []float64
-		want   int
+		want   int // at the end of a quiet time
 	}{
 		{nil, -1},
 		{[]float64{0, 0.09, 0}, -1},
-		{[]float64{0, 0.3, 0.2}, 1},
-		{[]float64{0, 0.3, 0.2}, -1},
-		{[]float64{0, 0.2, 0.21}, -1}, // about as slow as the one that is known
-		{[]float64{0, 0.2, 0.3}, 2},
+		{[]float64{0.1, 0.19, 0.1}, -1}, // all are late now and then
+		{[]float64{0, 0.3, 0.1}, 1},
+		{[]float64{0, 0.3, 0.1}, -1},
+		{[]float64{0, 0.05, 0.055}, -1},
+		{[]float64{0, 0.1, 0.3}, 2},
 		{[]float64{0, 0, 0.06}, -1},
 		{[]float64{0, 0, 0.3}, -1}, // it never was quick
 		{[]float64{0, 0, 0.04}, -1},
@@ -145,12 +146,29 @@ func TestStragglerNews(t *testing.T) {
 			skew = append(skew, dist.RankSkew{Rank: r, Share: s, Step: 100 * time.Millisecond})
 		}
 		got := -1
+		w.until = 0
 		if row, ok := w.news(skew); ok {
 			got = row.Rank
 		}
 		if got != tc.want {
 			t.Errorf("case %d: told of rank %d, want %d", i, got, tc.want)
 		}
+	}
+	// Ranks that are late in turns are told of less and less often.
+	w = stragglerWatch{named: -1}
+	told := 0
+	for i := range 100_000 {
+		skew := make([]dist.RankSkew, 3)
+		for r := range skew {
+			skew[r] = dist.RankSkew{Rank: r, Step: 100 * time.Millisecond}
+		}
+		skew[i/20%3].Share = 0.3
+		if _, ok := w.news(skew); ok {
+			told++
+		}
+	}
+	if told < 5 || told > 11 {
+		t.Errorf("ranks that are late in turns were told of %d times", told)
 	}
 	if _, ok := (&stragglerWatch{named: -1}).news([]dist.RankSkew{{Rank: 0, Share: 0.5, Step: time.Millisecond}}); ok {
 		t.Error("half a millisecond was worth a word")
