@@ -41,6 +41,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"barrier":  barrierOnly,
 	"stopped":  stoppedRank,
 	"busy":     busyRank,
+	"idle":     idleRank,
 	"survive":  survive,
 
 	"two groups": twoGroups,

@@ -27,7 +27,7 @@ import (
 var silenceTable = flag.Bool("silence.table", false, "measure how long silence goes unnoticed")
 
 // silenceBusy makes TestBusyProcesses go on for longer.
-var silenceBusy = flag.Duration("silence.busy", time.Second, "for how long ranks are busy that must not be taken for silent")
+var silenceBusy = flag.Duration("silence.busy", 700*time.Millisecond, "for how long ranks are busy that must not be taken for silent")
 
 // busyFor is the variable that says how long busyRank is busy.
 const busyFor = "DIST_TEST_BUSY"
@@ -199,7 +199,7 @@ func TestLateReader(t *testing.T) {
 	const limit, late = 100 * time.Millisecond, 600 * time.Millisecond
 	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	for _, tr := range transports {
-		if tr.name != "tcp" && tr.name != "mixed" && !*silenceTable {
+		if tr.name != "tcp" && !*silenceTable {
 			continue // to be quick
 		}
 		t.Run(tr.name, func(t *testing.T) {
@@ -267,5 +267,44 @@ func TestSilenceOptions(t *testing.T) {
 	}, WithSilence(0))
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// idleRank does nothing in a group for a while, and says what that costs.
+func idleRank(ctx context.Context, g *Group) error {
+	long, err := time.ParseDuration(os.Getenv(busyFor))
+	if err != nil {
+		return err
+	}
+	if err := g.Barrier(ctx); err != nil {
+		return err
+	}
+	time.Sleep(long / 2) // what the runtime does after a start
+	before := processorTime()
+	time.Sleep(long)
+	fmt.Printf("spent %d ns\n", processorTime()-before)
+	return g.Barrier(ctx)
+}
+
+// TestIdleIsCheap looks at what processes spend on their beats.
+func TestIdleIsCheap(t *testing.T) {
+	long, sizes := time.Second/2, []int{8}
+	if *silenceTable {
+		long, sizes = 20*time.Second, []int{2, 8}
+	}
+	for _, n := range sizes {
+		var spent []time.Duration
+		for _, p := range startRanks(t, n, "idle", busyFor+"="+long.String()) {
+			var ns int64
+			if _, err := fmt.Sscan(strings.TrimSuffix(p.saidLine(t, "spent ", long+time.Minute), " ns"), &ns); err != nil {
+				t.Fatal(err)
+			}
+			spent = append(spent, time.Duration(ns))
+		}
+		t.Logf("%d ranks: rank 0 spends %.3f %% of a core, others %.3f %% at most", n,
+			100*spent[0].Seconds()/long.Seconds(), 100*slices.Max(spent[1:]).Seconds()/long.Seconds())
+		if most := slices.Max(spent); most > long/20 {
+			t.Errorf("a rank of %d at rest spent %v in %v", n, most, long)
+		}
 	}
 }

@@ -63,8 +63,8 @@ func TestSurvivors(t *testing.T) {
 	const limit = 300 * time.Millisecond
 	for i, kind := range silenceKinds {
 		for j, how := range []string{"killed", "stopped"} {
-			if !*silenceTable && i%2 != j {
-				continue // half of them, to be quick
+			if !*silenceTable && (i%2 != j || i > 0 && i < 3) {
+				continue // some of them, to be quick
 			}
 			signal := []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP}[j]
 			t.Run(kind.name+"/"+how, func(t *testing.T) {
