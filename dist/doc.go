@@ -119,6 +119,12 @@
 // a call whose context has ended before: it was not begun, and the rank's next
 // call takes its place.
 //
+// An operation that has returned, with an error or without, leaves its tensors to
+// the program: no other rank of the node reads or writes them any more. After a
+// failure this may take a second, while the others that are at them leave off.
+// They do so within milliseconds, but for a process that is stopped just then and
+// has not been found silent: what it was about to write it writes when it goes on.
+//
 // A rank may also fall silent: its process is stopped, its machine has gone, the
 // line to it is cut without a word. Groups of processes exchange beats with
 // their rank 0, whatever their programs do, and after three seconds without

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -32,7 +33,7 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 	all := make([]*Shm, n) // ranks is the caller's
 	for r := range ranks {
 		cfg.Rank = r
-		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, board: b, scratch: newScratch(n)}
+		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, board: b, gone: make([]atomic.Bool, n), scratch: newScratch(n)}
 		s.pipes.open = func(_ context.Context, _ *collective.Call, key pipeKey) (*pipe, error) {
 			if key.outgoing {
 				return &pipe{block: w.pipe(goPipe{s.cfg.Rank, key.peer, key.use})}, nil

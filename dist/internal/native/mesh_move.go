@@ -149,11 +149,17 @@ func late(err error) error {
 // Send implements [collective.Backend]. Over a connection it returns when the
 // system has taken the message.
 func (m *Mesh) Send(ctx context.Context, c collective.Call, data collective.Data) error {
+	peer := c.Root
 	if err := m.usable(&c); err != nil {
 		return err
 	}
 	if err := m.send(ctx, &c, data); err != nil {
-		return m.fail(err)
+		err = m.fail(err)
+		if i := m.localOf[peer]; i >= 0 {
+			m.local.Report(m.local.cfg.Rank, kindFailed, "the group has failed") // if nobody has yet
+			m.local.awaitTaken(i)
+		}
+		return err
 	}
 	return nil
 }

@@ -194,7 +194,9 @@ func (s *Shm) Send(ctx context.Context, c collective.Call, data collective.Data)
 		return err
 	}
 	if err := s.send(ctx, &c, &data); err != nil {
-		return s.fail(err)
+		err = s.fail(err)
+		s.awaitTaken(c.Root)
+		return err
 	}
 	return nil
 }
@@ -264,14 +266,13 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 			}
 		}
 		if rec.ways&inLent != 0 {
-			from, err := s.space.reach(c.Root, c, rec.in, false, 0, len(left))
+			err := s.takeLent(c, p, rec.in, left)
 			if err != nil {
 				if reason := s.trouble(ctx, c, c.Root, time.Now()); reason != nil {
 					return reason // the peer has died, or left
 				}
 				return fmt.Errorf("dist: reach the memory of %v: %w", s.cfg.Members[c.Root], err)
 			}
-			copy(left, from)
 			left = nil
 		} else {
 			if rec.size > slotSize || rec.size > uint64(len(left)) || (rec.size == 0 && len(left) > 0) {
@@ -285,6 +286,20 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 		raise(s.park, &p.block.taken, p.count)
 	}
 	return nil
+}
+
+// takeLent copies a message from where its sender has it.
+func (s *Shm) takeLent(c *collective.Call, p *pipe, at location, into []byte) error {
+	p.block.reading.Store(1)
+	defer p.block.reading.Store(0)
+	if err := s.mayTouch(c); err != nil {
+		return err
+	}
+	from, err := s.space.reach(c.Root, c, at, false, 0, len(into))
+	if err == nil {
+		copy(into, from)
+	}
+	return err
 }
 
 // AwaitAny implements [collective.Backend]: it looks into the pipes of all

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -35,7 +36,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 			p.incoming[r][use] = make(chan *pipe, 1)
 		}
 	}
-	s := &Shm{cfg: cfg, n: n, park: newProcessParking(max(n, cfg.NumLocal)), scratch: newScratch(n)}
+	s := &Shm{cfg: cfg, n: n, gone: make([]atomic.Bool, n), park: newProcessParking(max(n, cfg.NumLocal)), scratch: newScratch(n)}
 	s.whole, s.endWhole = context.WithCancel(context.Background())
 	p.shm = s
 	p.slabs = newSlabSpace(p.fetch)

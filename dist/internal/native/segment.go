@@ -85,7 +85,10 @@ type callBlock struct {
 	// reduced counts rounds whose reduction lies in its slots.
 	reduced flag
 	over    flag // 1: it no longer needs what the others have lent
-	_       [cacheLine - 5*8]byte
+	// left is the call's number when the rank has returned from it, with or
+	// without an error: it touches nothing of the others any more.
+	left atomic.Uint32
+	_    [cacheLine - 5*8 - 4]byte
 }
 
 // record is a call as it stands in shared memory.
@@ -116,8 +119,9 @@ type location struct{ slab, offset uint64 }
 type pipeBlock struct {
 	sent    flag // slots filled since the beginning
 	_       [56]byte
-	taken   flag // slots emptied since the beginning
-	_       [56]byte
+	taken   flag          // slots emptied since the beginning
+	reading atomic.Uint32 // 1: the receiver copies a message from where the sender has it
+	_       [52]byte
 	records [numSlots]pipeRecord
 	_       [pageSize - 128 - numSlots*pipeRecordSize]byte
 	slots   [numSlots][slotSize]byte
@@ -265,6 +269,9 @@ func (s *segment) setFault(rank int, kind uint32, text string) bool {
 	f.state.Store(faultSet)
 	return true
 }
+
+// faultless reports whether no fault has been recorded, nor is being.
+func (s *segment) faultless() bool { return s.header().fault.state.Load() == faultNone }
 
 // fault returns the recorded fault, if there is one.
 func (s *segment) fault() (rank int, kind uint32, text string, ok bool) {

@@ -42,7 +42,8 @@ type Shm struct {
 
 	failed   atomic.Pointer[failure]
 	closed   atomic.Bool
-	gate     sync.RWMutex // news from other goroutines touch memory under it
+	gone     []atomic.Bool // by rank: its process has ended, or nothing is heard of it
+	gate     sync.RWMutex  // news from other goroutines touch memory under it
 	detached bool
 	move     move // the collective under way
 	past     history
@@ -77,11 +78,17 @@ func (s *Shm) Collective(ctx context.Context, c collective.Call, in, out collect
 		s.past.note(&c)
 	}
 	err := m.collective()
+	lent := m.lent
 	*m = move{}
-	if err != nil {
-		return s.fail(err)
+	s.call(s.cfg.Rank, c.Seq).left.Store(uint32(c.Seq))
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = s.fail(err)
+	if lent {
+		s.awaitLeave(c.Seq)
+	}
+	return err
 }
 
 // collective enters a call and moves its data.
@@ -307,6 +314,9 @@ func (s *Shm) spread(rank int, kind uint32, text string) {
 func (s *Shm) Report(rank int, kind uint32, text string) {
 	if s.endWhole != nil {
 		defer s.endWhole()
+	}
+	if kind == kindDied || kind == kindSilent {
+		s.gone[rank].Store(true)
 	}
 	s.record(rank, kind, text)
 }

@@ -33,6 +33,7 @@ type move struct {
 	// scaled says that what this rank puts in is its data times its own factor:
 	// the data themselves are of no use to the others, nor to this rank.
 	scaled bool
+	lent   bool // others may reach this rank's data
 }
 
 // scratch is memory that a rank's calls use in turn.
@@ -99,6 +100,7 @@ func (m *move) offer(rec *record) error {
 	if puts(c, m.me) && !m.scaled && c.Op != collective.OpAllReduce {
 		if rec.in, ok = m.s.space.lend(m.me, c, &m.inData, false); ok {
 			rec.ways |= inLent
+			m.lent = true
 		} else {
 			rec.in.offset = uint64(stageUnit(m.longest(), m.unitLimit()))
 		}
@@ -107,6 +109,7 @@ func (m *move) offer(rec *record) error {
 	if c.Op == collective.OpAllGather || c.Op == collective.OpAllReduce || c.Op == collective.OpReduce && m.me == c.Root {
 		if rec.out, ok = m.s.space.lend(m.me, c, &m.outData, true); ok {
 			rec.ways |= outLent
+			m.lent = true
 		}
 	}
 	return nil
@@ -242,19 +245,22 @@ func (m *move) reach(rank, src, size int) ([]byte, bool, error) {
 		}
 		return beside[src:][:size:size], true, nil
 	case ways&inLent != 0:
-		data, err := m.lent(rank, false, src, size)
+		data, err := m.reachLent(rank, false, src, size)
 		return data, true, err
 	}
 	return nil, false, nil
 }
 
-// lent returns size bytes, from offset on, of what a rank has lent.
-func (m *move) lent(rank int, out bool, offset, size int) ([]byte, error) {
+// reachLent returns size bytes, from offset on, of what a rank has lent.
+func (m *move) reachLent(rank int, out bool, offset, size int) ([]byte, error) {
 	if rank == m.me {
 		if out {
 			return m.out[offset:][:size:size], nil
 		}
 		return m.in[offset:][:size:size], nil
+	}
+	if err := m.s.mayTouch(m.c); err != nil {
+		return nil, err
 	}
 	rec := &m.s.call(rank, m.c.Seq).record
 	at := rec.in
@@ -325,7 +331,7 @@ func (m *move) pushed() bool {
 func (m *move) push() error {
 	at := m.cut(m.got, m.me)
 	for i := 1; i < m.s.n; i++ {
-		out, err := m.lent(m.s.after(i), true, at.Lo, at.Len())
+		out, err := m.reachLent(m.s.after(i), true, at.Lo, at.Len())
 		if err != nil {
 			return err
 		}

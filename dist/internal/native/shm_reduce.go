@@ -138,7 +138,7 @@ func (m *move) reduceInPlace() error {
 	share := m.share(len(m.in), m.me)
 	for r := range m.s.n {
 		var err error
-		if srcs[r], err = m.lent(r, gets(m.c, r), 0, len(m.in)); err != nil {
+		if srcs[r], err = m.reachLent(r, gets(m.c, r), 0, len(m.in)); err != nil {
 			return err
 		}
 		if gets(m.c, r) {
