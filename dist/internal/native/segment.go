@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -258,11 +259,21 @@ func (s *segment) table(rank int, seq uint64) []uint64 {
 	return all[at : at+s.numRanks+1]
 }
 
-// setFault records a fault unless there is one, and reports whether it did.
+// setFault records a fault unless there is one, and reports whether it did. A
+// rank may die in the middle of it: what has been begun for longer than a nap
+// when a rank is reported as gone is begun again.
 func (s *segment) setFault(rank int, kind uint32, text string) bool {
 	f := &s.header().fault
 	if !f.state.CompareAndSwap(faultNone, faultWriting) {
-		return false
+		if kind != kindDied && kind != kindSilent {
+			return false
+		}
+		for start := time.Now(); f.state.Load() == faultWriting && time.Since(start) < nap; {
+			time.Sleep(nap / 50)
+		}
+		if f.state.Load() != faultWriting {
+			return false
+		}
 	}
 	f.rank, f.kind = int32(rank), kind
 	f.textLen = uint32(copy(f.text[:], text))

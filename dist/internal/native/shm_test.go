@@ -7,6 +7,7 @@ import (
 	"errors"
 	"runtime"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -165,4 +166,21 @@ func TestFailAfterClose(t *testing.T) {
 		r.Backend.(*Shm).Died(1)
 		r.Fail(errors.New("too late"))
 	}
+}
+
+// TestRankThatDiesWritingAFault: a fault that is never finished keeps nobody from
+// hearing of the death of the rank that began it.
+func TestRankThatDiesWritingAFault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ranks := NewGoRanks(Config{Group: "test", Members: members(2), Timeout: time.Minute}, GoRanksOptions{})
+		ranks[0].seg.header().fault.state.Store(faultWriting)
+		start := time.Now()
+		ranks[0].Died(1)
+		if rank, kind, _, ok := ranks[0].seg.fault(); !ok || rank != 1 || kind != kindDied {
+			t.Errorf("the fault is rank %d, kind %d, %v; want the death of rank 1", rank, kind, ok)
+		}
+		if took := time.Since(start); took > 2*nap {
+			t.Errorf("it was told after %v", took)
+		}
+	})
 }
