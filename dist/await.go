@@ -88,7 +88,7 @@ func (g *Group) whoWaits(ctx context.Context, err error) error {
 	switch {
 	case errors.As(err, &late):
 		result.Cause = late.Cause
-	case errors.As(err, &left) && gaveUp(left) && g.said(ctx, left.Rank) == g.key:
+	case errors.As(err, &left) && left.Group == g.name && gaveUp(left) && g.said(ctx, left.Rank) == g.key:
 		result.Cause = fmt.Errorf("rank %d has given up: %w", left.Rank, context.DeadlineExceeded)
 	default:
 		return err

@@ -219,6 +219,12 @@ func (g *Group) meet(ctx context.Context, key string) error {
 	if closed {
 		return ErrClosed
 	}
+	members := g.expectMembers(abort)
+	return members.stop(g.form(ctx, cfg))
+}
+
+// form opens a group's backend and waits for all members.
+func (g *Group) form(ctx context.Context, cfg native.Config) error {
 	backend, transport, err := g.home.open(ctx, g, cfg)
 	if err != nil {
 		return err

@@ -429,3 +429,27 @@ func TestOverlappingGroups(t *testing.T) {
 		return g.Barrier(ctx)
 	})
 }
+
+// TestGroupWithAMemberThatHasLeft: a member that has closed the group that the new
+// one is made from cannot come, and is not waited for.
+func TestGroupWithAMemberThatHasLeft(t *testing.T) {
+	for _, gone := range []int{0, 1} {
+		t.Run(fmt.Sprintf("rank%d", gone), func(t *testing.T) {
+			failing(t, 3, func(ctx context.Context, g *Group) error {
+				if g.Rank() == gone {
+					return g.Close()
+				}
+				_, err := g.NewGroup(ctx, []int{2, 1, 0})
+				return err
+			}, func(errs []error) error {
+				for r, err := range errs {
+					var other *RankError
+					if r != gone && (!errors.As(err, &other) || !errors.Is(err, ErrLeft) || other.Rank != gone) {
+						return fmt.Errorf("rank %d is not told that rank %d, a member, has left", r, gone)
+					}
+				}
+				return errs[gone]
+			})
+		})
+	}
+}

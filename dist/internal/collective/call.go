@@ -304,6 +304,8 @@ type Backend interface {
 	// Fail makes pending and later calls of every rank fail with err; other
 	// ranks see it as a [RankError] that names this rank.
 	Fail(err error)
+	// HasLeft reports whether a rank has left the group, as far as is known.
+	HasLeft(rank int) bool
 	// Close leaves the group: calls of other ranks that still need this one fail.
 	Close() error
 }

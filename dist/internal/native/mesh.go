@@ -324,6 +324,13 @@ func (m *Mesh) hasLeft(rank int) {
 	m.tellNews()
 }
 
+// HasLeft implements [collective.Backend].
+func (m *Mesh) HasLeft(rank int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.left[rank] || m.fault != nil && m.fault.kind == kindLeft && m.fault.rank == rank
+}
+
 // Died tells the group that a rank's process has ended.
 func (m *Mesh) Died(rank int) {
 	if rank >= 0 && rank < m.n && rank != m.cfg.Rank {

@@ -88,7 +88,7 @@ func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
 			}
 			// One that has left sends nothing more; its note may come after the
 			// end of its connection.
-			if !m.hasGone(r.peer) {
+			if !m.HasLeft(r.peer) {
 				if err := m.explain(c, r.peer, r.err); !errors.Is(err, collective.ErrLeft) {
 					return 0, err
 				}
@@ -127,12 +127,6 @@ func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
 func (m *Mesh) nothingComes(ready chan readiness, watchers *sync.WaitGroup) bool {
 	watchers.Wait() // the ranks have closed their connections
 	return len(ready) == 0
-}
-
-func (m *Mesh) hasGone(peer int) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.left[peer]
 }
 
 // hasMessage reports whether a message from a peer has begun to come.

@@ -333,6 +333,13 @@ func (s *Shm) record(rank int, kind uint32, text string) bool {
 	return true
 }
 
+// HasLeft implements [collective.Backend].
+func (s *Shm) HasLeft(rank int) bool {
+	s.gate.RLock()
+	defer s.gate.RUnlock()
+	return !s.detached && s.seg.block(rank).left.Load() != 0
+}
+
 // Died tells the group that a rank's process has ended.
 func (s *Shm) Died(rank int) {
 	if rank >= 0 && rank < s.n && rank != s.cfg.Rank {
