@@ -53,8 +53,9 @@ type Group struct {
 	monitored   atomic.Uint64 // monitored barriers begun
 	mu          sync.Mutex
 	pairs       map[pair]*lane
-	children    map[*Group]struct{} // made from this one and not closed
-	made        map[string]int      // how many groups of some ranks and name
+	objects     map[pair]chan struct{} // of one token: an object is on its way
+	children    map[*Group]struct{}    // made from this one and not closed
+	made        map[string]int         // how many groups of some ranks and name
 	gate        receiveGate
 	closed      bool
 	closing     context.Context // ends when this rank closes the group

@@ -132,22 +132,37 @@ func ScatterObject[T any](ctx context.Context, g *Group, vs []T, src int) (T, er
 	return decode[T](g, op, text, src)
 }
 
-// SendObject sends a value to rank dst, which calls [RecvObject].
+// SendObject sends a value to rank dst, which calls [RecvObject]. It is two
+// messages, which stay together where several goroutines send objects to one rank,
+// or receive them from one. Other messages between the two ranks in that direction
+// must not be under way at the same time, nor receives from any rank: they could
+// come between.
 func SendObject[T any](ctx context.Context, g *Group, v T, dst int) error {
 	text, err := g.encode("send_object", v)
 	if err != nil {
 		return err
 	}
+	release, err := g.oneObject(ctx, "send_object", pair{dst, true})
+	if err != nil {
+		return err
+	}
+	defer release()
 	if err := g.raw(ctx, collective.OpSend, dst, numbers([]int64{int64(len(text))}), collective.Data{}, nil); err != nil {
 		return err
 	}
 	return g.raw(ctx, collective.OpSend, dst, rawBytes(text), collective.Data{}, nil)
 }
 
-// RecvObject returns the value that rank src sends by [SendObject].
+// RecvObject returns the value that rank src sends by [SendObject], whose
+// conditions hold here too.
 func RecvObject[T any](ctx context.Context, g *Group, src int) (T, error) {
 	const op = "recv_object"
 	var none T
+	release, err := g.oneObject(ctx, op, pair{src, false})
+	if err != nil {
+		return none, err
+	}
+	defer release()
 	size := make([]int64, 1)
 	if err := g.raw(ctx, collective.OpRecv, src, numbers(size), collective.Data{}, nil); err != nil {
 		return none, err
@@ -160,6 +175,33 @@ func RecvObject[T any](ctx context.Context, g *Group, src int) (T, error) {
 		return none, err
 	}
 	return decode[T](g, op, text, src)
+}
+
+// oneObject waits until no other object is on its way between this rank and a
+// peer in a direction, and keeps others from it until release is called.
+func (g *Group) oneObject(ctx context.Context, op string, way pair) (release func(), err error) {
+	if g.checkRank("", way.peer) != nil {
+		return func() {}, nil // the message will be refused
+	}
+	g.mu.Lock()
+	busy := g.objects[way]
+	if busy == nil {
+		if g.objects == nil {
+			g.objects = map[pair]chan struct{}{}
+		}
+		busy = make(chan struct{}, 1)
+		g.objects[way] = busy
+	}
+	g.mu.Unlock()
+	select {
+	case busy <- struct{}{}:
+		return func() { <-busy }, nil
+	case <-g.closing.Done():
+		err = ErrClosed
+	case <-ctx.Done():
+		err = collective.Ending(ctx)
+	}
+	return nil, fmt.Errorf("dist: %s of group %q on rank %d was not begun, behind another with the same rank: %w", op, g.name, g.rank, err)
 }
 
 // encode returns an object's text.
