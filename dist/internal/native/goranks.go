@@ -34,6 +34,9 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 	for r := range ranks {
 		cfg.Rank = r
 		s := &Shm{cfg: cfg, n: n, seg: seg, park: park, space: w, board: b, gone: make([]atomic.Bool, n), scratch: newScratch(n)}
+		if r != 0 {
+			s.cfg.Explain = nil // one explains for all
+		}
 		s.pipes.open = func(_ context.Context, _ *collective.Call, key pipeKey) (*pipe, error) {
 			if key.outgoing {
 				return &pipe{block: w.pipe(goPipe{s.cfg.Rank, key.peer, key.use})}, nil
@@ -112,7 +115,8 @@ func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
 		g.leave(cfg.Rank)
 		return nil, s.fail(fmt.Errorf("rank %d has made group %q with other options than the first to come", cfg.Rank, cfg.Group))
 	}
-	s.cfg.Timeout, s.cfg.Site, s.cfg.Doing, s.cfg.Progress = cfg.Timeout, cfg.Site, cfg.Doing, cfg.Progress // its own affair
+	s.cfg.Timeout, s.cfg.Site, s.cfg.Doing = cfg.Timeout, cfg.Site, cfg.Doing // its own affair
+	s.cfg.Progress, s.cfg.Explain = cfg.Progress, cfg.Explain
 	return s, nil
 }
 
