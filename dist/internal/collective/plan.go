@@ -97,6 +97,9 @@ func (p *Plan) Check(rank, numRanks, size int) error {
 		}
 	}
 	for i, s := range p.Steps {
+		if s.After > len(p.Recvs) {
+			return fmt.Errorf("step %d after %d of %d receives is not of this plan", i, s.After, len(p.Recvs))
+		}
 		if r := p.region(s.Range); r == nowhere || r == input {
 			return fmt.Errorf("step %d cannot write %v", i, s.Range)
 		}
