@@ -5,6 +5,7 @@ package dist
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -91,6 +92,11 @@ func (g *Group) Node() string { return g.node }
 // ranks, for others that of [WithName] or one made of the name of the group
 // that they were made from and a number that their members agree on.
 func (g *Group) Name() string { return g.name }
+
+// Ranks returns what the group's ranks are in the job: by rank in the group, the
+// rank in the group of all ranks. The group of all has 0, 1, 2, …; to translate
+// back, look where a rank stands in it ([slices.Index]).
+func (g *Group) Ranks() []int { return slices.Clone(g.world) }
 
 // Members returns who the ranks are, in rank order.
 func (g *Group) Members() []Member { return append([]Member(nil), g.members...) }

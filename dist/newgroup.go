@@ -72,7 +72,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		return nil, fmt.Errorf("dist: new group of ranks %s of group %q on rank %d: %w", some(ranks), g.name, g.rank, err)
 	}
 	waits := sub.await(ctx)
-	if err := waits.over(ctx, sub.meet(ctx, key)); err != nil {
+	if err := waits.over(ctx, collective.Among(sub.members, sub.meet(ctx, key))); err != nil {
 		sub.log.Close()
 		g.forget(sub)
 		return nil, within(fmt.Sprintf("dist: new group %q of ranks %s of group %q on rank %d: ", sub.name, some(ranks), g.name, g.rank), sub.name, err)
@@ -160,9 +160,7 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 	sub := &Group{size: len(ranks), node: g.node, home: g.home, host: g.host, parent: g, transport: "none", reached: g.reached,
 		timeout: o.timeout, silence: o.silence, algorithms: o.algorithms}
 	for i, r := range ranks {
-		m := g.members[r]
-		m.Rank = i
-		sub.members = append(sub.members, m)
+		sub.members = append(sub.members, g.members[r])
 		sub.world = append(sub.world, g.world[r])
 		sub.nodes = append(sub.nodes, g.nodes[r])
 		if r == g.rank {
@@ -198,6 +196,9 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 	g.made[kind]++
 	g.children[sub] = struct{}{}
 	sub.base, sub.store = g.base, store.Prefix(g.base, "group/"+sub.key+"/")
+	for i, m := range sub.members {
+		sub.members[i] = collective.MemberOf(sub.name, i, m)
+	}
 	sub.openLog()
 	return sub, sub.key, nil
 }

@@ -60,9 +60,11 @@ func (g *Group) describe(d *flightlog.Group) {
 	}
 }
 
-// sited returns the error of a call with the place where this rank made it. A
-// backend keeps its errors for later calls, so it is a copy that is filled.
+// sited returns the error of a call with the place where this rank made it, and
+// with what the ranks that it names are in the job. A backend keeps its errors for
+// later calls, so it is a copy that is filled.
 func (g *Group) sited(err error, c *collective.Call) error {
+	err = collective.Among(g.members, err)
 	switch e := err.(type) {
 	case *RankError:
 		if e.Site == "" && e.Op != "" {

@@ -309,20 +309,3 @@ type Backend interface {
 	// Close leaves the group: calls of other ranks that still need this one fail.
 	Close() error
 }
-
-// Member is a rank as errors name it.
-type Member struct {
-	Rank int    `json:"rank"`
-	Host string `json:"host,omitempty"`
-	PID  int    `json:"pid,omitempty"`
-}
-
-func (m Member) String() string {
-	switch {
-	case m.Host != "" && m.PID != 0:
-		return fmt.Sprintf("rank %d (host %s, pid %d)", m.Rank, m.Host, m.PID)
-	case m.PID != 0:
-		return fmt.Sprintf("rank %d (pid %d)", m.Rank, m.PID)
-	}
-	return fmt.Sprintf("rank %d", m.Rank)
-}

@@ -45,6 +45,20 @@ type RankError struct {
 	// Cause is [ErrDied], [ErrLeft], [ErrSilent], or an error with what the rank
 	// itself said before it gave up.
 	Cause error
+
+	who Member // with its number in the job, if that is another
+}
+
+// JobRank returns the number in the job of the rank at fault.
+func (e *RankError) JobRank() int { return e.member().JobRank() }
+
+func (e *RankError) member() Member {
+	m := e.who
+	if m.group == "" {
+		m = Member{Rank: e.Rank}
+	}
+	m.Host, m.PID = e.Host, e.PID
+	return m
 }
 
 func (e *RankError) Error() string {
@@ -52,7 +66,7 @@ func (e *RankError) Error() string {
 	b.WriteString("dist: ")
 	writeWhere(&b, e.Op, e.Seq, e.Group, e.Site)
 	var silent *SilentError
-	b.WriteString(Member{Rank: e.Rank, Host: e.Host, PID: e.PID}.String())
+	b.WriteString(e.member().String())
 	switch {
 	case e.Signal != "":
 		fmt.Fprintf(&b, " died: signal %s", e.Signal)
@@ -83,11 +97,25 @@ type RankCall struct {
 	// Group is the group that it called it on, if that is another than the
 	// error's. Rank is the rank's number in the error's group all the same.
 	Group string
+
+	who Member // with its number in the job, if that is another
+}
+
+// JobRank returns the rank's number in the job.
+func (c RankCall) JobRank() int { return c.member().JobRank() }
+
+func (c RankCall) member() Member {
+	if c.who.group == "" {
+		return Member{Rank: c.Rank}
+	}
+	m := c.who
+	m.Host, m.PID = "", 0
+	return m
 }
 
 func (c RankCall) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "rank %d %v", c.Rank, c.Call)
+	fmt.Fprintf(&b, "%v %v", c.member(), c.Call)
 	if c.Group != "" {
 		fmt.Fprintf(&b, " on group %q", c.Group)
 	}
