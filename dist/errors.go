@@ -4,26 +4,101 @@ package dist
 
 import "github.com/cohort-ml/cohort/dist/internal/collective"
 
-// Errors of operations, to be found with [errors.As].
+// Errors of operations, to be found with [errors.As]. They are pointers to
+// structs, and the comments list the fields.
 type (
 	// RankError says that an operation cannot complete because of another
 	// rank: it died, left, fell silent, or gave up.
+	//
+	//	type RankError struct {
+	//		Rank   int    // the rank at fault, by its number in the group
+	//		Host   string // where it ran, "" if not known
+	//		PID    int    // its process, 0 if not known or in this process
+	//		Group  string // the group's name
+	//		Op     string // the operation that failed here, "all_reduce"; "" if none was under way
+	//		Seq    uint64 // its number in the group, 0 if none was under way
+	//		Site   string // where this rank called it, "path/file.go:88 pkg.Func"; "" if not known
+	//		Signal string // the signal that ended the process, "killed"; "" if not told
+	//		Last   *Doing // what a rank that has left did last, nil if not known
+	//		Cause  error  // ErrDied, ErrLeft, ErrSilent, or what the rank said before it gave up
+	//	}
+	//	func (e *RankError) JobRank() int // the rank at fault, by its number in the job
+	//	func (e *RankError) Unwrap() error // Cause
 	RankError = collective.RankError
 	// MismatchError says that two ranks called different things.
+	//
+	//	type MismatchError struct {
+	//		Group  string   // the group's name
+	//		Seq    uint64   // the number of the call in the group
+	//		Here   RankCall // what this rank called, or the first of two others
+	//		There  RankCall // what the other one called
+	//		Parcel *Parcel  // set where but for a number of elements the calls fit
+	//	}
 	MismatchError = collective.MismatchError
 	// RankCall is what one rank called, and where.
+	//
+	//	type RankCall struct {
+	//		Rank  int    // by its number in the error's group
+	//		Call  Call   // prints as "all_reduce sum of 4 float32"
+	//		Site  string // where, "path/file.go:88 pkg.Func"; "" if not known
+	//		Group string // on which group, if it was another than the error's
+	//	}
+	//	func (c RankCall) JobRank() int // the rank, by its number in the job
 	RankCall = collective.RankCall
-	// TimeoutError says that an operation did not complete in time, and
-	// which ranks it was waiting for.
+	// TimeoutError says that an operation did not complete in time, or was
+	// cancelled, and which ranks it was waiting for.
+	//
+	//	type TimeoutError struct {
+	//		Group   string   // the group's name
+	//		Op      string   // the operation, "all_reduce"; "init" while a group is made
+	//		Seq     uint64   // its number in the group
+	//		Site    string   // where this rank called it, as in a RankError
+	//		Missing []Member // the ranks that were waited for; none if it had not begun
+	//		Instead []Doing  // what the first of them were doing, as far as they could be asked
+	//		Cause   error    // why the wait ended: context.Canceled or DeadlineExceeded by errors.Is
+	//	}
+	//	func (e *TimeoutError) Timeout() bool // not cancelled
+	//	func (e *TimeoutError) Unwrap() error // Cause
 	TimeoutError = collective.TimeoutError
 	// ReduceError says that the elements of a tensor are of a type that is not
 	// reduced; the group is as it was.
+	//
+	//	type ReduceError struct {
+	//		Op    ReduceOp // the reduction, such as Avg
+	//		DType DType    // prints as the element type, "bool"
+	//	}
 	ReduceError = collective.ReduceError
 	// Doing is what a rank was about while others waited for it.
+	//
+	//	type Doing struct {
+	//		State    DoingState    // DoingUnknown and so on
+	//		Group    string        // of the call, which need not be the one that others wait in
+	//		Key      uint64        // stands for how the members of that group have met
+	//		Call     Call          // prints as "all_reduce sum of 4 float32"
+	//		Site     string        // where it called, "" if not known
+	//		For      time.Duration // since when it has been at that
+	//		ID       uint64        // tells this call from all others of the rank
+	//		Blocking bool          // the goroutine that made the call waits for its end
+	//		Solo     bool          // that goroutine has made all calls of the rank
+	//	}
 	Doing = collective.Doing
 	// Parcel is what one rank has for another in a mismatched call.
+	//
+	//	type Parcel struct {
+	//		From, To int // the ranks
+	//		Have     int // how many elements the one has
+	//		Want     int // how many the other expects
+	//	}
 	Parcel = collective.Parcel
 	// Member is a rank as errors name it.
+	//
+	//	type Member struct {
+	//		Rank int    // its number in the group
+	//		Host string // where it runs, "" if not known
+	//		PID  int    // its process, 0 if not known or in this process
+	//	}
+	//	func (m Member) JobRank() int // its number in the job
+	//	func (m Member) String() string // "rank 1 (host h, pid 4711)"
 	Member = collective.Member
 )
 
@@ -49,7 +124,13 @@ var (
 	ErrSilent = collective.ErrSilent
 )
 
-// ReduceOp is how a reduction makes one element of the ranks' elements.
+// ReduceOp is how a reduction makes one element of the ranks' elements: a number
+// that the constants below and [PremulSum] give. Its zero value is [Sum].
+//
+//	func (r ReduceOp) Factor() float32 // of a PremulSum, else 1
+//	func (r ReduceOp) Kind() ReduceOp  // without the factor: what ranks must agree on
+//	func (r ReduceOp) String() string  // "sum", "premul_sum"
+//	func (r ReduceOp) Valid() bool     // whether it is one of the reductions
 type ReduceOp = collective.ReduceOp
 
 // The reductions. Package dist's section Reductions says what they mean by the
