@@ -44,7 +44,7 @@ Started by "cohort run", or with the variables that it sets, it measures the ran
 of that job, which may be on several nodes.`,
 		Example: `  cohort bench collectives --ranks 2 --ops all_reduce --bytes 4,67108864 --json
   cohort bench collectives --ranks 4 --ops late
-  cohort bench collectives --transport tcp --ops all_reduce,raw_socket --bytes 67108864`,
+  cohort bench collectives --transport tcp --ops all_reduce,raw_socket --bytes 64M`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.Ops = bench.ExpandOps(o.Ops)
@@ -81,7 +81,8 @@ of that job, which may be on several nodes.`,
 	fl.StringVar(&backend, "backend", "native", "`name` of what does the collectives: native")
 	fl.StringVar(&transport, "transport", "auto", "`way` between the ranks: auto, shm, unix, tcp or tls")
 	fl.StringSliceVar(&o.Ops, "ops", []string{"all"}, "`operations` to measure")
-	fl.IntSliceVar(&o.Bytes, "bytes", bench.DefaultBytes(""), "`sizes` of a rank's tensor")
+	o.Bytes = bench.DefaultBytes("")
+	fl.Var(&sizes{values: &o.Bytes}, "bytes", "`sizes` of a rank's tensor, in bytes, or with K, M or G in powers of 1024")
 	fl.StringVar(&o.DType, "dtype", "float32", "`type` of the elements")
 	fl.StringSliceVar(&o.Memory, "memory", bench.MemoryKinds(), "`kinds` of memory: shared, private")
 	fl.BoolVar(&deterministic, "deterministic", false, "sum in the order of ranks always: the same bits on every transport")

@@ -42,7 +42,7 @@ func TestBench(t *testing.T) {
 		{"collectives --ranks 2 --bytes 4,64 --ops all_reduce,sendrecv,barrier --reps 2", 9, fields{"bench": "collectives", "case": "all_reduce", "ranks": 2., "bytes": 4., "backend": "native", "memory": "shared"}},
 		{"collectives --ranks 3 --transport tcp --bytes 8 --ops barrier,all_gather --memory private --reps 2", 2,
 			fields{"case": "all_gather", "ranks": 3., "transport": "tcp", "memory": "private"}},
-		{"collectives --transport unix --ops all_to_all,gather --bytes 64 --memory private --reps 2", 2, fields{"case": "all_to_all", "transport": "unix"}},
+		{"collectives --transport unix --ops all_to_all,gather --bytes 1K --memory private --reps 2", 2, fields{"case": "all_to_all", "transport": "unix", "bytes": 1024.}},
 		{"collectives --transport tls --ops scatter --bytes 64 --memory private --reps 2", 1, fields{"case": "scatter", "transport": "tls"}},
 		{"collectives --dtype int64 --ops broadcast,raw_socket --bytes 64 --memory shared --reps 2", 2, fields{"case": "broadcast", "dtype": "int64", "bytes": 64.}},
 		{"form --ranks 3", 1, fields{"bench": "form", "case": "processes", "ranks": 3., "transport": "shm"}},
