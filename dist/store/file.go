@@ -65,6 +65,9 @@ func OpenFile(path string) (*File, error) {
 }
 
 func openFile(ctx context.Context, path string) (*File, error) {
+	if path == "" {
+		return nil, errors.New("the path is empty: give that of a file, which is made if there is none")
+	}
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err

@@ -463,3 +463,23 @@ func TestSharedConnection(t *testing.T) {
 	}
 	wg.Wait()
 }
+
+// TestPrefixIsToldOfInLimits: a key that fits alone may not fit behind a prefix.
+func TestPrefixIsToldOfInLimits(t *testing.T) {
+	long := strings.Repeat("k", MaxKey)
+	s := Prefix(Prefix(NewMemory(), "outer"), "inner")
+	want := `6 of them are the prefix "outer/"`
+	err := s.Set(t.Context(), long, nil)
+	if err == nil || !errors.Is(err, ErrLimit) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `6 of them are the prefix "inner/"`) {
+		t.Errorf("got %v, want %q and the inner one", err, want)
+	}
+	if _, err := s.MultiGet(t.Context(), "a", long); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %q", err, want)
+	}
+}
+
+func TestOpenFileWithoutPath(t *testing.T) {
+	if s, err := OpenFile(""); err == nil || !strings.Contains(err.Error(), "the path is empty") {
+		t.Errorf("got %v and %v", s, err)
+	}
+}
