@@ -117,7 +117,9 @@
 // nobody knows how far the others have come. Errors about arguments come back
 // before anything is sent and leave the group as it was, and so does the error of
 // a call whose context has ended before: it was not begun, and the rank's next
-// call takes its place.
+// call takes its place. Nobody else hears of such an error: where one rank alone
+// has it, the others wait for its call until their limit, unless the rank makes
+// the call again in another way, closes the group or ends.
 //
 // An operation that has returned, with an error or without, leaves its tensors to
 // the program: no other rank of the node reads or writes them any more. After a

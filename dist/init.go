@@ -42,10 +42,8 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	if err := o.silenceFromEnv(); err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
-	for _, opt := range opts {
-		if err := opt(&o); err != nil {
-			return nil, fmt.Errorf("dist: init: %w", err)
-		}
+	if err := o.apply(opts); err != nil {
+		return nil, fmt.Errorf("dist: init: %w", err)
 	}
 	pl, err := o.findPlace()
 	if err != nil {

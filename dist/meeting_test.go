@@ -91,6 +91,7 @@ func TestMeetInStore(t *testing.T) {
 
 func TestPlaceOptions(t *testing.T) {
 	for want, opts := range map[string][]Option{
+		"option 2 of 2 is nil":               {WithRank(0, 1), nil},
 		"given no store":                     {WithStore(nil)},
 		"rank 2 of 2":                        {WithRank(2, 2)},
 		"rank -1 of 2":                       {WithRank(-1, 2)},

@@ -108,12 +108,7 @@ func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Gro
 // groupOptions are those of a group to be made.
 func (g *Group) groupOptions(opts []Option) (options, error) {
 	o := options{forGroup: true, timeout: g.timeout, silence: g.silence, algorithms: g.algorithms}
-	for _, opt := range opts {
-		if err := opt(&o); err != nil {
-			return options{}, err
-		}
-	}
-	return o, nil
+	return o, o.apply(opts)
 }
 
 // checkMembers returns what is wrong with the ranks of a group to be made.
@@ -252,7 +247,7 @@ func (g *Group) form(ctx context.Context, cfg native.Config) error {
 // explainer returns what prints how a group's collectives are served, if the
 // environment asks for it: on one rank, since all do the same.
 func explainer(group string, rank int) *native.Explainer {
-	if rank != 0 || !envvar.Debug.IsSet() {
+	if rank != 0 || !envvar.Debug.IsOn() {
 		return nil
 	}
 	return native.NewExplainer(group, func(line string) { fmt.Fprintln(os.Stderr, line) })

@@ -50,6 +50,19 @@ type options struct {
 	algorithms collective.Options
 }
 
+// apply takes the options one after the other.
+func (o *options) apply(opts []Option) error {
+	for i, opt := range opts {
+		if opt == nil {
+			return fmt.Errorf("option %d of %d is nil", i+1, len(opts))
+		}
+		if err := opt(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // WithDeterministic makes reductions go in the order of ranks: sums have the
 // same bits on every transport and topology and for every size. Between nodes
 // that costs connections between all pairs of ranks and working memory as

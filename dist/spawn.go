@@ -36,10 +36,8 @@ func spawn(ctx context.Context, n int, how native.GoRanksOptions, main func(cont
 		return fmt.Errorf("dist: Spawn of %d ranks: want 1 to %d", n, maxSpawn)
 	}
 	o := options{forGroup: true, timeout: DefaultTimeout, silence: DefaultSilence}
-	for _, opt := range opts {
-		if err := opt(&o); err != nil {
-			return fmt.Errorf("dist: Spawn of %d ranks: %w", n, err)
-		}
+	if err := o.apply(opts); err != nil {
+		return fmt.Errorf("dist: Spawn of %d ranks: %w", n, err)
 	}
 	if o.name != "" {
 		return fmt.Errorf("dist: Spawn of %d ranks: WithName is for the groups made by NewGroup", n)

@@ -101,7 +101,7 @@ func declarations() []declaration {
 		{Job, "marks the processes of one launch, so that none is left behind; not secret", false},
 		{NumThreads, "threads of the work pool (default: cores divided by local ranks)", false},
 		{Interface, "network interface (name, local IP address or CIDR) on which peers reach this process (default: the one on the route to the master)", false},
-		{Debug, "when set, rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
+		{Debug, "when set, other than to 0, false, no or off, rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
 		{RecorderDir, "directory into which ranks write their flight recorders when a group fails or the launcher asks; not written where it is not set (cohort run sets it)", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: all but the data of collectives), all or none", false},
@@ -156,6 +156,17 @@ func (v Var) Lookup() (string, bool) {
 
 // IsSet says whether the variable has a value that is not empty.
 func (v Var) IsSet() bool { _, ok := v.Lookup(); return ok }
+
+// IsOn says whether the variable is set to something other than a word for off:
+// 0, false, no or off, in capitals or not.
+func (v Var) IsOn() bool {
+	value, ok := v.Lookup()
+	switch strings.ToLower(value) {
+	case "0", "false", "no", "off":
+		return false
+	}
+	return ok
+}
 
 // Assign returns "NAME=value", as the environment of a child process has it.
 func (v Var) Assign(value string) string { return string(v) + "=" + value }

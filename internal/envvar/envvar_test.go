@@ -123,3 +123,12 @@ func TestDurations(t *testing.T) {
 		}
 	}
 }
+
+func TestIsOn(t *testing.T) {
+	for value, want := range map[string]bool{"": false, "0": false, " 0 ": false, "false": false, "No": false, "OFF": false, "1": true, "on": true, "2": true, "all_reduce": true} {
+		t.Setenv(string(Debug), value)
+		if got := Debug.IsOn(); got != want {
+			t.Errorf("%s=%q is on: %v, want %v", Debug, value, got, want)
+		}
+	}
+}
