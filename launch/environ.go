@@ -31,7 +31,7 @@ func environ(cfg *Config, j job, recorderDir string) [][]string {
 		envvar.RoleWorldSize.Assign(size),
 		envvar.GroupWorldSize.Assign("1"), // nodes
 		envvar.GroupRank.Assign("0"),      // of this node
-		envvar.RoleName.Assign("default"),
+		envvar.RoleName.Assign(cfg.Role),
 		envvar.MasterAddr.Assign(cfg.MasterAddr),
 		envvar.MasterPort.Assign(strconv.Itoa(cfg.MasterPort)),
 		envvar.RestartCount.Assign("0"),

@@ -78,6 +78,8 @@ type Config struct {
 	MasterPort int
 	// RunID names the job to its workers (TORCHELASTIC_RUN_ID); default "none".
 	RunID string
+	// Role names the ranks' role to them (ROLE_NAME); default "default".
+	Role string
 
 	// Dir is the workers' working directory, default this process's.
 	Dir string
@@ -189,6 +191,9 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	if cfg.RunID == "" {
 		cfg.RunID = "none"
+	}
+	if cfg.Role == "" {
+		cfg.Role = "default"
 	}
 	if cfg.Env == nil {
 		cfg.Env = os.Environ()

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -51,6 +52,16 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --master-addr 192.0.2.1 true", "not an address of this machine"},
 		{"run --standalone --master-port 29500 true", "--standalone"},
 		{"run -m --no-python true", "contradict"},
+		{"run --rdzv-backend etcd true", "--rdzv-backend etcd: on one machine there are static and c10d"},
+		{"run --rdzv-backend c10d --rdzv-endpoint 192.0.2.77:29400 true", `"192.0.2.77" is not this machine`},
+		{"run --rdzv_endpoint localhost:http true", `port "http"`},
+		{"run --rdzv-endpoint localhost:29400 --master-port 29500 true", "is not what --master-addr and --master-port say"},
+		{"run --log-dir /tmp true", "--log-dir is a flag of torchrun that cohort run does not have: this version writes no log files"},
+		{"run -r 3 true", "--redirects is a flag of torchrun"},
+		{"run --tee 3 true", "--tee is a flag of torchrun"},
+		{"run --local_ranks_filter 0 true", "--local-ranks-filter is a flag of torchrun"},
+		{"run --run-path true", "--run-path is a flag of torchrun"},
+		{"run --shutdown-timeout 0 true", "--shutdown-timeout 0: give a number of seconds above 0"},
 		{"run no-such-program", "not in PATH"},
 		{"run ./no/such", "program ./no/such does not exist"},
 		{"run " + script, "is not executable"},
@@ -77,6 +88,26 @@ func TestRun(t *testing.T) {
 	code, _, errs = cohort("run", "--nproc-per-node", "2", "sh", "-c", `echo no luck >&2; exit $((7 * RANK))`)
 	if code != exitFailed || !strings.Contains(errs, "rank 1 exited with code 7") || !strings.Contains(errs, "    | no luck\n") {
 		t.Errorf("code %d, standard error %q", code, errs)
+	}
+}
+
+// TestRunAsTorchrun: command lines that torchrun takes on one machine work.
+func TestRunAsTorchrun(t *testing.T) {
+	name, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	show := []string{"sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT $ROLE_NAME $TORCHELASTIC_RUN_ID"}
+	for args, want := range map[string]string{
+		"--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:29400 --rdzv-id=456": "[rank0] 127.0.0.1:[0-9]+ default 456\n",
+		"--rdzv_backend c10d --rdzv_endpoint " + name + " --role trainer":              "[rank0] 127.0.0.1:[0-9]+ trainer none\n",
+		"--rdzv-endpoint 127.0.0.2:0 --monitor-interval 0.1 --start-method fork":       "[rank0] 127.0.0.2:[0-9]+ default none\n",
+		"--standalone --rdzv-backend c10d --rdzv-endpoint far:1 --rdzv-conf timeout=9": "[rank0] 127.0.0.1:[0-9]+ default none\n",
+	} {
+		code, out, errs := cohort(append(append([]string{"run"}, strings.Fields(args)...), show...)...)
+		if ok, err := regexp.MatchString("^"+strings.ReplaceAll(want, "[rank0]", `\[rank0\]`)+"$", out); code != 0 || errs != "" || err != nil || !ok {
+			t.Errorf("cohort run %s: code %d, printed %q and %q, want %q", args, code, out, errs, want)
+		}
 	}
 }
 

@@ -29,6 +29,7 @@ type runFlags struct {
 	module      bool
 	noPython    bool
 	tokenFile   string
+	torchrun    torchrunFlags
 }
 
 func newRunCommand() *cobra.Command {
@@ -40,8 +41,9 @@ func newRunCommand() *cobra.Command {
 
 PROGRAM is the path of a binary or its name in PATH, the directory of a Go main
 package or a .go file (built once, first), or a .py script (started with
-python3 -u, or the interpreter that PYTHON_EXEC names). The flags are torchrun's,
-also with underscores; everything behind PROGRAM belongs to it.
+python3 -u, or the interpreter that PYTHON_EXEC names). The flags are those of
+torchrun that make sense on one machine, also with underscores, and --token-file;
+its others are errors that say what to do. Everything behind PROGRAM belongs to it.
 
 Each line that a rank prints appears behind "[rank0] ". A rank finds its place in
 RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; cohort env lists the
@@ -88,6 +90,7 @@ stopped, 2 if it could not be started as asked.`,
 	flags.BoolVarP(&f.module, "module", "m", false, "PROGRAM is a Python module, as in python3 -m")
 	flags.StringVar(&f.tokenFile, "token-file", "", "`file` that holds the job's token, for its owner alone to read (default: a new token)")
 	flags.BoolVar(&f.noPython, "no-python", false, "run PROGRAM as it is, whatever its name ends with")
+	f.torchrun.add(flags)
 	return cmd
 }
 
@@ -128,6 +131,9 @@ func (f *runFlags) config(set *pflag.FlagSet) (launch.Config, error) {
 		return bad("--module and --no-python contradict each other: leave one out")
 	case f.standalone && (set.Changed("master-addr") || set.Changed("master-port")):
 		return bad("--standalone picks address and port itself: leave out either it or --master-addr and --master-port")
+	}
+	if err := f.torchrun.apply(set, &cfg, f.standalone); err != nil {
+		return bad("%w", err)
 	}
 	return cfg, nil
 }

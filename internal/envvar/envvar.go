@@ -80,7 +80,7 @@ func declarations() []declaration {
 		{LocalWorldSize, "number of ranks on this node", false},
 		{GroupRank, "this node's rank among the nodes", false},
 		{GroupWorldSize, "number of nodes", false},
-		{RoleName, "role of this process; Cohort sets \"default\"", false},
+		{RoleName, "role of this process, as --role says (default \"default\")", false},
 		{RoleRank, "this process's rank among those of its role", false},
 		{RoleWorldSize, "number of ranks of this role", false},
 		{MasterAddr, "host on which rank 0 listens", false},
