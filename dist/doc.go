@@ -41,6 +41,7 @@
 //	send_object_list           SendObject
 //	recv_object_list           RecvObject
 //	new_group                  Group.NewGroup
+//	get_process_group_ranks    Group.Ranks
 //	split_group                Group.Split
 //
 // Each but the monitored barrier and those on objects has a form that returns

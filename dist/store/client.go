@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -228,7 +229,7 @@ func (c *Client) do(ctx context.Context, q request) (reply, error) {
 		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
-		return fail(q.keys, context.Cause(ctx))
+		return fail(q.keys, ending.Of(ctx))
 	}
 	underWay.Add(1)
 	defer underWay.Add(-1)
@@ -284,7 +285,7 @@ func (c *Client) SetAsync(ctx context.Context, key string, value []byte) error {
 		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
-		return fail(q.keys, context.Cause(ctx))
+		return fail(q.keys, ending.Of(ctx))
 	}
 	if _, _, err := c.send(limit{ctx: ctx}, &q, nil); err != nil {
 		return fail(q.keys, err)

@@ -9,6 +9,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/ending"
 )
 
 const (
@@ -139,7 +141,7 @@ func (s *File) do(ctx context.Context, q request) (reply, error) {
 		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
-		return fail(q.keys, context.Cause(ctx))
+		return fail(q.keys, ending.Of(ctx))
 	}
 	ctx, release := deadline(ctx)
 	defer release()
@@ -161,7 +163,7 @@ func (s *File) do(ctx context.Context, q request) (reply, error) {
 		}
 		if err := s.sleep(ctx, &pause); err != nil {
 			if ctx.Err() != nil {
-				err = missingError(context.Cause(ctx), q.op)
+				err = missingError(ending.Of(ctx), q.op)
 			}
 			return fail(missing, err)
 		}
@@ -181,7 +183,7 @@ func (s *File) take(ctx context.Context) error {
 	case <-s.closed:
 		return ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("the file was taken up by other calls: %w", context.Cause(ctx))
+		return fmt.Errorf("the file was taken up by other calls: %w", ending.Of(ctx))
 	}
 }
 
@@ -196,7 +198,7 @@ func (s *File) sleep(ctx context.Context, pause *time.Duration) error {
 	case <-s.closed:
 		return ErrClosed
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return ending.Of(ctx)
 	}
 }
 

@@ -89,7 +89,7 @@ type Store interface {
 }
 
 // Causes that callers tell apart with errors.Is. A wait that gave up is its
-// context's error.
+// context's error, and its context's cause.
 var (
 	// ErrLost is a server that can no longer be reached.
 	ErrLost = errors.New("the connection to the store is lost")

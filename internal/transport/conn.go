@@ -14,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/ending"
 )
 
 const (
@@ -277,7 +279,7 @@ func (c *Conn) Do(ctx context.Context, f func() error) error {
 		return f()
 	}
 	if err := ctx.Err(); err != nil {
-		return c.fail("use", context.Cause(ctx))
+		return c.fail("use", ending.Of(ctx))
 	}
 	cut := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -291,7 +293,7 @@ func (c *Conn) Do(ctx context.Context, f func() error) error {
 	<-cut
 	c.nc.SetDeadline(time.Time{})
 	if err != nil {
-		return fmt.Errorf("%w: %w", err, context.Cause(ctx))
+		return fmt.Errorf("%w: %w", err, ending.Of(ctx))
 	}
 	return nil
 }

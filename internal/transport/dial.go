@@ -11,6 +11,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/ending"
 )
 
 const (
@@ -127,7 +129,7 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 		if last == nil {
 			last = plain(err)
 		}
-		return fail(op, fmt.Errorf("gave up after %v and %d tries: %w (%w)", time.Since(began).Round(time.Millisecond), tries, last, context.Cause(ctx)))
+		return fail(op, fmt.Errorf("gave up after %v and %d tries: %w (%w)", time.Since(began).Round(time.Millisecond), tries, last, ending.Of(ctx)))
 	}
 }
 
@@ -143,7 +145,7 @@ func shake(ctx context.Context, nc net.Conn, proto string, token Token, through 
 	link, err := clientSide(nc, proto, token, through)
 	if !stop() {
 		if err == nil {
-			err = context.Cause(ctx)
+			err = ending.Of(ctx)
 		}
 		return nil, err
 	}

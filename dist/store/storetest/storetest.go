@@ -393,9 +393,14 @@ func endedContext(t *testing.T, ctx context.Context, a, _ store.Store, _ int) {
 		"multi set":  a.MultiSet(ended, []string{"key"}, [][]byte{nil}),
 	} {
 		var e *store.Error
-		if !errors.As(err, &e) || !errors.Is(err, why) || e.Op != name || !strings.Contains(err.Error(), `key"`) {
-			t.Errorf("%s: %v, want the context's cause, the operation and the key", name, err)
+		if !errors.As(err, &e) || !errors.Is(err, why) || !errors.Is(err, context.Canceled) || e.Op != name || !strings.Contains(err.Error(), `key"`) {
+			t.Errorf("%s: %v, want the context's error and cause, the operation and the key", name, err)
 		}
+	}
+	waiting, stop := context.WithCancelCause(ctx)
+	time.AfterFunc(time.Millisecond, func() { stop(why) })
+	if _, err := a.Get(waiting, "key"); !errors.Is(err, why) || !errors.Is(err, context.Canceled) {
+		t.Errorf("get that waits: %v, want the context's error and cause", err)
 	}
 	if n, err := a.NumKeys(ctx, ""); n != 0 || err != nil {
 		t.Errorf("%d keys, %v: a call with an ended context did something", n, err)
