@@ -5,11 +5,13 @@ package dist
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -28,9 +30,10 @@ func (g *Group) barrier(ctx context.Context) *request {
 const verdictPatience = 10 * time.Second
 
 // MonitoredBarrier returns when all ranks have called it, or when the first of
-// them runs out of time, by its context or the group's limit. Then it returns
+// them runs out of time, by its context or the group's limit. In the latter case it returns
 // on every rank, on those that come late too, the same [TimeoutError] with all
-// the ranks that had not come, and the group works on. It goes through the
+// the ranks that had not come, and the group works on. A rank that dies, falls
+// silent or leaves ends it as it does other calls. It goes through the
 // store and takes milliseconds: it is for finding out who hangs.
 //
 // (PyTorch's monitored_barrier, with wait_all_ranks=True, but that the answer
@@ -50,11 +53,14 @@ func (g *Group) MonitoredBarrier(ctx context.Context) error {
 	}()
 	seq := g.monitored.Add(1)
 	missing, err := g.monitor(ctx, seq)
+	var other *RankError
 	switch {
+	case errors.As(err, &other):
+		return err
 	case err != nil:
 		return fmt.Errorf("dist: monitored_barrier %d of group %q on rank %d: %w", seq, g.name, g.rank, err)
 	case len(missing) > 0:
-		late := &TimeoutError{Group: g.name, Op: "monitored_barrier", Seq: seq, Cause: context.DeadlineExceeded}
+		late := &TimeoutError{Group: g.name, Op: "monitored_barrier", Seq: seq, Site: flight.Here(), Cause: context.DeadlineExceeded}
 		for _, m := range missing {
 			late.Missing = append(late.Missing, g.members[m])
 		}
@@ -68,12 +74,15 @@ func (g *Group) MonitoredBarrier(ctx context.Context) error {
 // by the last one, or who is missing, by the first that runs out of time.
 func (g *Group) monitor(ctx context.Context, seq uint64) (missing []int, err error) {
 	keys := store.Prefix(g.base, fmt.Sprintf("monitored/%s/%d/", g.key, seq))
+	ctx, look := g.lookOut(ctx, seq)
+	defer func() { err = look.end(err) }()
 	limited, cancel := context.WithTimeout(ctx, g.timeout)
 	defer cancel()
 	defer context.AfterFunc(g.closing, cancel)()
 	// What follows the end of the time must not be ended by it.
 	after, cancelAfter := context.WithTimeout(context.WithoutCancel(ctx), g.timeout+verdictPatience)
 	defer cancelAfter()
+	defer context.AfterFunc(look.trouble, cancelAfter)()
 
 	me := strconv.Itoa(g.rank)
 	if err := keys.Set(after, me, []byte{1}); err != nil {
@@ -93,13 +102,14 @@ func (g *Group) monitor(ctx context.Context, seq uint64) (missing []int, err err
 		if g.closing.Err() != nil {
 			return nil, ErrClosed
 		}
-		if limited.Err() == nil {
+		if limited.Err() == nil || look.trouble.Err() != nil {
 			return nil, err
 		}
 		if text, err = g.accuse(after, keys); err != nil {
 			return nil, err
 		}
 	}
+	look.decided.Store(true)
 	if err := json.Unmarshal(text, &missing); err != nil {
 		return nil, fmt.Errorf("the verdict in the store: %w", err)
 	}

@@ -301,6 +301,10 @@ type Backend interface {
 	// Recv has taken. It is never called while a Recv, or another AwaitAny,
 	// runs. c is the receive that waits, for errors.
 	AwaitAny(ctx context.Context, c Call) (src int, err error)
+	// Trouble returns why a call that needs all ranks cannot end well, as the
+	// error of c: that the group has failed, or that a rank has left it; nil if
+	// it can. It is for waits that do not go through the backend.
+	Trouble(c Call) error
 	// Fail makes pending and later calls of every rank fail with err; other
 	// ranks see it as a [RankError] that names this rank.
 	Fail(err error)

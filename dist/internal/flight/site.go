@@ -39,6 +39,12 @@ func (r *Recorder) newSite(stack uint64) *site {
 	return s
 }
 
+// Here returns the call site of who calls it, for calls that are not recorded.
+func Here() string {
+	var pcs [2 * maxFrames]uintptr
+	return describe(pcs[:runtime.Callers(2, pcs[:])])
+}
+
 func (s *site) String() string {
 	s.once.Do(func() { s.text = describe(s.pcs) })
 	return s.text

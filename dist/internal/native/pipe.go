@@ -268,7 +268,7 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 		if rec.ways&inLent != 0 {
 			err := s.takeLent(c, p, rec.in, left)
 			if err != nil {
-				if reason := s.trouble(ctx, c, c.Root, time.Now()); reason != nil {
+				if reason := s.unreached(ctx, c, c.Root, time.Now(), err); reason != nil {
 					return reason // the peer has died, or left
 				}
 				return fmt.Errorf("dist: reach the memory of %v: %w", s.cfg.Members[c.Root], err)

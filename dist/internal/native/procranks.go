@@ -180,13 +180,13 @@ func (p *process) fetch(ctx context.Context, peer int, id uint64) (fd, size int,
 	defer context.AfterFunc(p.shm.whole, cancel)() // a dead peer will not answer
 	conn, err := p.dial(ctx, peer, forSlab, id)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, &lostError{err}
 	}
 	defer conn.Close()
 	err = conn.Do(ctx, func() error {
 		kind, payload, err := conn.ReadFrame(nil, maxControl)
 		if err != nil {
-			return err
+			return &lostError{err}
 		}
 		if kind != frameSlab || len(payload) != 8 {
 			return fmt.Errorf("%v refused: %s", p.cfg.Members[peer], payload)
@@ -214,7 +214,7 @@ func (p *process) openPipe(ctx context.Context, c *collective.Call, key pipeKey)
 	defer context.AfterFunc(p.shm.whole, cancel)() // a dead peer will not answer
 	if err := p.handOver(limit, slab, key); err != nil {
 		_ = slab.Close()
-		if reason := p.shm.trouble(ctx, c, key.peer, start); reason != nil {
+		if reason := p.shm.unreached(ctx, c, key.peer, start, err); reason != nil {
 			return nil, reason
 		}
 		return nil, err
@@ -225,18 +225,21 @@ func (p *process) openPipe(ctx context.Context, c *collective.Call, key pipeKey)
 func (p *process) handOver(ctx context.Context, slab *mem.Slab, key pipeKey) error {
 	conn, err := p.dial(ctx, key.peer, forPipe, uint64(key.use))
 	if err != nil {
-		return err
+		return &lostError{err}
 	}
 	defer conn.Close()
 	return conn.Do(ctx, func() error {
 		if err := conn.SendFD(framePipe, slab.FD); err != nil {
-			return err
+			return &lostError{err}
 		}
 		kind, payload, err := conn.ReadFrame(nil, maxControl)
-		if err == nil && kind != frameDone {
-			err = fmt.Errorf("dist: message pipe: %v refused: %s", p.cfg.Members[key.peer], payload)
+		if err != nil {
+			return &lostError{err}
 		}
-		return err
+		if kind != frameDone {
+			return fmt.Errorf("dist: message pipe: %v refused: %s", p.cfg.Members[key.peer], payload)
+		}
+		return nil
 	})
 }
 

@@ -269,7 +269,7 @@ func (m *move) reachLent(rank int, out bool, offset, size int) ([]byte, error) {
 	}
 	data, err := m.s.space.reach(rank, m.c, at, out, offset, size)
 	if err != nil {
-		if reason := m.s.trouble(context.Background(), m.c, rank, time.Now()); reason != nil {
+		if reason := m.s.unreached(m.ctx, m.c, rank, time.Now(), err); reason != nil {
 			return nil, reason // the peer has died, or left
 		}
 		return nil, fmt.Errorf("dist: %v of group %q: reach the memory of %v: %w", m.c, m.s.cfg.Group, m.s.cfg.Members[rank], err)
