@@ -16,12 +16,15 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// transports are the ways in which the tests form a group: every test of a
-// collective runs over all of them. A new way is a row here.
-var transports = []struct {
+// transportRow is a way in which the tests form a group.
+type transportRow struct {
 	name string
 	run  func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error
-}{
+}
+
+// transports are the ways in which the tests form a group: every test of a
+// collective runs over all of them. A new way is a row here.
+var transports = []transportRow{
 	{"goroutines", func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
 		return spawn(ctx, n, native.GoRanksOptions{}, main, opts)
 	}},

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// chaosFault is the variable that tells a process which fault it takes part in.
+const chaosFault = "DIST_TEST_CHAOS"
+
+// chaosEvent is what a rank says of what has come to it: a line of JSON.
+type chaosEvent struct {
+	What string // see chaosRank
+	Rank int    // who says so
+	At   int64  // when, in ns since 1970
+	// Of an error: the rank that it names (-1 for none), its cause, text and
+	// the place of the call.
+	Named int
+	Cause string
+	Text  string
+	Site  string
+	// Begun is when something began that has ended at At.
+	Begun int64
+	Leaks []string
+	Links [][2]string // of a cut: the ends of the victim's connections
+}
+
+// chaosPatience is how long a rank waits for what must come at once.
+const chaosPatience = 10 * time.Second
+
+// chaosRank is the main function of the processes of TestChaos: one rank, or
+// all of them. Each says "ready" when its group is there and runs collectives
+// drawn from the seed, which all draw alike. The victim says "fault" and does
+// what the fault is. The others say "failed" with the error they get, "later"
+// with that of a call after it, "formed" when the survivors have a group, "used"
+// when that has worked, and at the end the process says "left" with what it
+// holds that it did not hold at first.
+func chaosRank() error {
+	var f fault
+	if err := json.Unmarshal([]byte(os.Getenv(chaosFault)), &f); err != nil {
+		return err
+	}
+	signal.Ignore(syscall.SIGXFSZ) // of a full memory; the call's error says it too
+	before := holding()
+	ignored := goleak.IgnoreCurrent()
+
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var err error
+	if f.Inside {
+		i := slices.IndexFunc(transports, func(tr transportRow) bool { return tr.name == f.Transport })
+		err = transports[i].run(ctx, f.Ranks, func(ctx context.Context, g *Group) error {
+			err := f.takePart(ctx, g)
+			if err != nil && !errors.Is(err, errChaos) {
+				say(chaosEvent{What: "wrong", Rank: g.Rank(), Text: err.Error()})
+			}
+			return err
+		})
+		if errors.Is(err, errChaos) || errors.Is(err, errGoexit) {
+			err = nil
+		}
+	} else {
+		err = f.beRank(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	say(chaosEvent{What: "left", Leaks: leaks(before, ignored)})
+	return nil
+}
+
+// beRank is the rank of a process of its own.
+func (f *fault) beRank(ctx context.Context) error {
+	g, err := Init(ctx, f.options()...)
+	if err != nil {
+		return err
+	}
+	err = f.takePart(ctx, g)
+	return errors.Join(err, g.Close())
+}
+
+var chaosOut sync.Mutex
+
+func say(e chaosEvent) {
+	e.At = time.Now().UnixNano()
+	line, err := json.Marshal(e)
+	if err != nil {
+		panic(err)
+	}
+	chaosOut.Lock()
+	defer chaosOut.Unlock()
+	fmt.Printf("chaos %s\n", line)
+}
+
+// errChaos is what a rank returns that is to fail.
+var errChaos = errors.New("chaos has come")
+
+// sayError says what an error names.
+func sayError(what string, rank int, err error) (named int) {
+	e := chaosEvent{What: what, Rank: rank, Named: -1, Text: err.Error()}
+	var re *RankError
+	var te *TimeoutError
+	var me *MismatchError
+	switch {
+	case errors.As(err, &me):
+		e.Cause = "mismatch"
+	case errors.As(err, &te):
+		e.Cause, e.Site = "late", te.Site
+		if len(te.Missing) == 1 {
+			e.Named = te.Missing[0].Rank
+		}
+	case errors.As(err, &re):
+		e.Named, e.Site, e.Cause = re.Rank, re.Site, "failed"
+		switch {
+		case errors.Is(err, ErrDied):
+			e.Cause = "died"
+		case errors.Is(err, ErrSilent):
+			e.Cause = "silent"
+		case errors.Is(err, ErrLeft):
+			e.Cause = "left"
+		}
+	}
+	say(e)
+	return e.Named
+}
+
+// takePart runs collectives until one fails, or to the end if none should.
+func (f *fault) takePart(ctx context.Context, g *Group) error {
+	me := g.Rank()
+	say(chaosEvent{What: "ready", Rank: me})
+	rng := rand.New(rand.NewPCG(f.Seed, 0))
+	mine := rand.New(rand.NewPCG(f.Seed, uint64(me)+1))
+	var pending *Work
+	for i := 0; ; i++ {
+		if f.harmless() && i == f.Call+chaosCallsAfter {
+			say(chaosEvent{What: "unharmed", Rank: me})
+			return nil
+		}
+		c := drawOne(rng, g.Size())
+		along := rng.IntN(4) == 0
+		if along {
+			pending = g.AllReduceAsync(ctx, filled(tensor.Float32, 1+rng.IntN(5000), me), Max)
+		}
+		if me == f.Victim && i == f.Call {
+			if err := f.strike(ctx, g, mine); err != nil {
+				return err
+			}
+		}
+		err := c.run(ctx, g)
+		if err == nil && along {
+			err = pending.Wait(ctx)
+		}
+		if err != nil {
+			return f.survive(ctx, g, err, pending)
+		}
+	}
+}
+
+// drawOne draws a collective that is not too large for a loop of them.
+func drawOne(rng *rand.Rand, numRanks int) one {
+	var c choice
+	for i, n := range factorSizes() {
+		c[i] = rng.IntN(n)
+	}
+	o := c.one(numRanks)
+	o.count = min(o.count, 100_003/(numRanks*numRanks))
+	return o
+}
+
+// survive is what a rank does after a fault.
+func (f *fault) survive(ctx context.Context, g *Group, err error, pending *Work) error {
+	me := g.Rank()
+	named := sayError("failed", me, err)
+	begun := time.Now()
+	if pending != nil {
+		limit, cancel := context.WithTimeout(ctx, chaosPatience)
+		_ = pending.Wait(limit) // it may have been done before
+		cancel()
+	}
+	again := g.Barrier(ctx)
+	if again == nil {
+		return errors.New("a barrier after the failure passed")
+	}
+	sayError("later", me, again)
+	if took := time.Since(begun); took > time.Second {
+		return fmt.Errorf("pending and later calls failed after %v", took)
+	}
+	if me == f.Victim || named < 0 || named == me {
+		return nil // it has been given up, or cannot know by whom to go on
+	}
+	var alive []int
+	for r := range g.Size() {
+		if r != named {
+			alive = append(alive, r)
+		}
+	}
+	limit, cancel := context.WithTimeout(ctx, chaosPatience)
+	defer cancel()
+	start := time.Now().UnixNano()
+	sub, err := g.NewGroup(limit, alive)
+	if err != nil {
+		return fmt.Errorf("the survivors' group: %w", err)
+	}
+	say(chaosEvent{What: "formed", Rank: me, Begun: start})
+	x := number(1)
+	if err := sub.AllReduce(limit, x, Sum); err != nil {
+		return fmt.Errorf("in the survivors' group: %w", err)
+	}
+	if got := x.Item(); got != float64(len(alive)) {
+		return fmt.Errorf("the survivors count %v, want %d", got, len(alive))
+	}
+	if err := sub.Close(); err != nil {
+		return err
+	}
+	say(chaosEvent{What: "used", Rank: me})
+	return nil
+}
+
+// strike makes the fault happen on the victim: now, or a moment later while the
+// program goes on.
+func (f *fault) strike(ctx context.Context, g *Group, rng *rand.Rand) error {
+	self := func(s syscall.Signal) func() {
+		return func() {
+			say(chaosEvent{What: "fault", Rank: f.Victim})
+			_ = syscall.Kill(os.Getpid(), s)
+		}
+	}
+	switch f.Kind {
+	case "kill":
+		f.soon(self(syscall.SIGKILL))
+	case "stop":
+		f.soon(self(syscall.SIGSTOP))
+	case "error":
+		say(chaosEvent{What: "fault", Rank: f.Victim})
+		return errChaos
+	case "panic":
+		say(chaosEvent{What: "fault", Rank: f.Victim})
+		panic(errChaos)
+	case "exit":
+		say(chaosEvent{What: "fault", Rank: f.Victim})
+		runtime.Goexit()
+	case "leave":
+		say(chaosEvent{What: "fault", Rank: f.Victim})
+		if err := g.Close(); err != nil {
+			return err
+		}
+		return errChaos
+	default:
+		return fmt.Errorf("no fault %q", f.Kind)
+	}
+	return nil
+}
+
+// soon does something after the fault's delay.
+func (f *fault) soon(do func()) {
+	if f.Delay == 0 {
+		do()
+		return
+	}
+	time.AfterFunc(f.Delay, do)
+}
+
+// holding returns what the process has open, by how often: files, and mappings
+// of shared memory.
+func holding() map[string]int {
+	held := map[string]int{}
+	if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
+		for _, e := range entries {
+			if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil {
+				kind, _, _ := strings.Cut(to, "[")
+				held["file "+kind]++
+			}
+		}
+	}
+	text, _ := os.ReadFile("/proc/self/maps")
+	held["shared mappings"] = strings.Count(string(text), "memfd:")
+	return held
+}
+
+// leaks returns what the process holds that it did not hold before, once that
+// becomes no less.
+func leaks(before map[string]int, ignored goleak.Option) []string {
+	var more []string
+	for range 100 {
+		more = nil
+		for what, n := range holding() {
+			if n > before[what] && what != "file anon_inode:" { // the runtime's poller
+				more = append(more, fmt.Sprintf("%d of %s", n-before[what], what))
+			}
+		}
+		if more == nil {
+			break
+		}
+		runtime.GC()
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := goleak.Find(ignored, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve")); err != nil {
+		more = append(more, err.Error())
+	}
+	return more
+}
