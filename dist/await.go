@@ -59,23 +59,33 @@ func (a *awaited) say(ctx context.Context) error {
 // error to report is returned.
 func (a *awaited) over(ctx context.Context, err error) error {
 	a.stop()
-	if !a.timer.Stop() {
-		<-a.done
-	}
-	if err == nil && !a.said {
+	begun := !a.timer.Stop()
+	if err == nil {
+		if begun {
+			a.group.settling.Go(a.unsay) // the store's rank may have gone: nobody waits for it
+		}
 		return nil
+	}
+	if begun {
+		<-a.done
 	}
 	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), askPatience)
 	defer cancel()
-	if err == nil {
-		// Not to be found by who waits for another group of these members.
-		_, _ = a.group.base.Delete(limit, a.group.awaitedKey(a.group.rank))
-		return nil
-	}
 	if !a.said && a.say(limit) != nil {
 		return err
 	}
 	return a.group.whoWaits(limit, err)
+}
+
+// unsay takes back what this rank has said, not to be found by who waits for
+// another group of these members.
+func (a *awaited) unsay() {
+	if <-a.done; !a.said {
+		return
+	}
+	limit, cancel := context.WithTimeout(context.Background(), askPatience)
+	defer cancel()
+	_, _ = a.group.base.Delete(limit, a.group.awaitedKey(a.group.rank))
 }
 
 // whoWaits returns the error of a group that did not come together in time,

@@ -61,8 +61,9 @@ type Group struct {
 	closed      bool
 	closing     context.Context // ends when this rank closes the group
 	endWaits    context.CancelCauseFunc
-	running     int        // calls that have been issued and not ended
-	noneRunning *sync.Cond // on mu
+	running     int            // calls that have been issued and not ended
+	noneRunning *sync.Cond     // on mu
+	settling    sync.WaitGroup // what may end after the group is there
 	closeOnce   sync.Once
 	closeErr    error
 }
@@ -168,6 +169,7 @@ func (g *Group) Close() error {
 		if g.parent != nil {
 			g.parent.forget(g)
 		}
+		g.settling.Wait()
 		if err := g.staging.close(); g.closeErr == nil {
 			g.closeErr = err
 		}
