@@ -159,6 +159,15 @@ func (s *star) partingOf(rank int) []byte {
 	return encodeDoing(rank, rank, 0, &d)
 }
 
+// lastOf returns the number of the last collective of the group that a rank had
+// called when it left; false if it did not say.
+func (s *star) lastOf(rank int) (seq uint64, known bool) {
+	s.asks.mu.Lock()
+	defer s.asks.mu.Unlock()
+	d := s.asks.parting[rank]
+	return d.Call.Seq, d.State != collective.DoingUnknown && d.Key == collective.KeyNumber(s.cfg.Key) && !isMessage(&d.Call)
+}
+
 // words are what this rank says when it leaves.
 func (s *star) words() []byte {
 	d := s.cfg.doing(s.rank)

@@ -174,10 +174,9 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 		cfg.World = append(cfg.World, m.cfg.World[r])
 	}
 	cfg.Rank = m.localOf[m.cfg.Rank]
-	cfg.Silence, cfg.Silences, cfg.Progress = 0, nil, nil // the mesh sees to it
-	if tell := m.cfg.Deaths; tell != nil {
-		cfg.Deaths = func(i int) { tell(ranks[i]) }
-	}
+	// The mesh sees to these: its star knows who died first, and of what others
+	// have died since.
+	cfg.Silence, cfg.Silences, cfg.Progress, cfg.Deaths = 0, nil, nil, nil
 	if ask := m.cfg.Obituary; ask != nil {
 		cfg.Obituary = func(i int) Obituary { return ask(ranks[i]) }
 	}
@@ -334,16 +333,16 @@ func (m *Mesh) HasLeft(rank int) bool {
 // Died tells the group that a rank's process has ended.
 func (m *Mesh) Died(rank int) {
 	if rank >= 0 && rank < m.n && rank != m.cfg.Rank {
+		m.star.spread(rank, kindDied, "") // others first: this process may end of it
 		m.heard(rank, kindDied, "")
-		m.star.spread(rank, kindDied, "")
 	}
 }
 
 // Silent tells the group that a rank has fallen silent.
 func (m *Mesh) Silent(rank int, text string) {
 	if rank >= 0 && rank < m.n {
-		m.heard(rank, kindSilent, text)
 		m.star.spread(rank, kindSilent, text)
+		m.heard(rank, kindSilent, text)
 	}
 }
 
@@ -447,6 +446,10 @@ func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
 			return m.cfg.faultError(c, fault.rank, fault.kind, fault.text)
 		case left:
 			return m.cfg.faultError(c, peer, kindLeft, "")
+		case m.HasLeft(0): // nobody tells why the peer has given up
+			if r, ok := m.deserter(c); ok {
+				return m.cfg.faultError(c, r, kindLeft, "")
+			}
 		}
 		select {
 		case <-news:
@@ -460,9 +463,28 @@ func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
 			if noWay(err) && m.cfg.Silence > 0 {
 				return m.cfg.faultError(c, peer, kindSilent, m.cutText(m.cfg.Silence))
 			}
+			if r, ok := m.deserter(c); ok {
+				return m.cfg.faultError(c, r, kindLeft, "")
+			}
 			return m.cfg.faultError(c, peer, kindFailed, "lost the connection: "+err.Error())
 		}
 	}
+}
+
+// deserter returns a rank that has left before it did its part of a collective:
+// others that have found that out have ended their connections.
+func (m *Mesh) deserter(c *collective.Call) (rank int, ok bool) {
+	if c == nil || isMessage(c) {
+		return 0, false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for r := range m.left {
+		if last, known := m.star.lastOf(r); !known || last < c.Seq {
+			return r, true
+		}
+	}
+	return 0, false
 }
 
 // errLate marks the error of a wait that the context or the limit has ended.
