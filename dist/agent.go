@@ -114,14 +114,15 @@ func (w *agentWatch) setDump(dump func(request uint64)) {
 }
 
 // died takes the news of a death from a group that has found it out.
-func (w *agentWatch) died(rank int) {
+func (w *agentWatch) died(who Member) {
 	w.mu.Lock()
-	d, known := w.dead[rank]
+	d, known := w.dead[who.Rank]
 	if !known {
-		w.dead[rank] = d
+		d.who = who
+		w.dead[who.Rank] = d
 	}
 	w.mu.Unlock()
-	w.spread(rank, d)
+	w.spread(who.Rank, d)
 }
 
 // fellSilent takes the news of a rank that has fallen silent. It is told to the

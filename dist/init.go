@@ -400,12 +400,13 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 			cfg.NumLocal++
 		}
 	}
-	cfg.Deaths = func(rank int) { m.agent.died(cfg.World[rank]) }
-	cfg.Silences = func(rank int, text string) {
-		who := g.members[rank]
-		who.Rank = cfg.World[rank]
-		m.agent.fellSilent(who, text)
+	who := func(rank int) Member {
+		of := g.members[rank]
+		of.Rank = cfg.World[rank]
+		return of
 	}
+	cfg.Deaths = func(rank int) { m.agent.died(who(rank)) }
+	cfg.Silences = func(rank int, text string) { m.agent.fellSilent(who(rank), text) }
 	// Until there is a backend that can be told, a death ends the forming.
 	leave := m.agent.watch(cfg.World, func(rank int, d death) {
 		cancel(d.error(g.name, g.members[rank], func() native.Obituary { return cfg.Obituary(rank) }))
