@@ -45,6 +45,7 @@ type rank struct {
 	cluster *cluster
 	number  int
 	host    *vnet.Host
+	ctx     context.Context
 	kill    context.CancelCauseFunc
 
 	// of what follows the cluster's lock is the guard
@@ -62,7 +63,9 @@ func newCluster(ctx context.Context, n int, o *options) *cluster {
 	c.ctx = context.WithValue(ctx, clusterKey{}, c)
 	c.net = vnet.New(n, o.seed, func(from, to int) vnet.Link { return vnet.Link(o.link(from, to)) })
 	for r := range n {
-		c.ranks = append(c.ranks, &rank{cluster: c, number: r, host: c.net.Host(r)})
+		k := &rank{cluster: c, number: r, host: c.net.Host(r)}
+		k.ctx, k.kill = context.WithCancelCause(c.ctx)
+		c.ranks = append(c.ranks, k)
 	}
 	return c
 }
@@ -75,17 +78,15 @@ func (c *cluster) run(main func(ctx context.Context, g *dist.Group) error) *Resu
 	}
 	var all sync.WaitGroup
 	for _, r := range c.ranks {
-		ctx, kill := context.WithCancelCause(c.ctx)
-		r.kill = kill
 		opts := append([]dist.Option{dist.WithRank(r.number, len(c.ranks)), dist.WithStore(meeting), dist.WithNodeID(fmt.Sprintf("disttest/%d", c.o.node(r.number))),
 			dist.WithHost(&native.Host{
 				Name: fmt.Sprintf("node%d", c.o.node(r.number)), PID: firstPID + r.number, Token: token,
 				Listen: r.host.Listen, Dial: r.host.Dial, Around: r.around,
 			})}, c.o.init...)
 		all.Go(func() {
-			defer kill(nil)
+			defer r.kill(nil)
 			time.Sleep(time.Duration(r.number+1) * stride)
-			r.ended(dist.Main(r.main(main), opts...)(ctx))
+			r.ended(dist.Main(r.main(main), opts...)(r.ctx))
 		})
 	}
 	all.Wait()

@@ -86,6 +86,9 @@ func (f Fault) For(d time.Duration) Fault {
 	return f
 }
 
+// Ranks returns the ranks that the fault is about.
+func (f Fault) Ranks() []int { return slices.Clone(f.ranks) }
+
 // String says what the fault is, and when.
 func (f Fault) String() string {
 	var b strings.Builder

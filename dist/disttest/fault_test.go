@@ -40,12 +40,22 @@ func TestKill(t *testing.T) {
 	}
 }
 
-// TestKilledWhileForming kills a rank before the group is there.
+// TestKilledWhileForming kills a rank that has come, but before the group is
+// there, at many moments of that.
 func TestKilledWhileForming(t *testing.T) {
-	res := disttest.Run(t, 4, sums(1, 0), disttest.WithFaults(disttest.Kill(3).At(70*time.Microsecond)))
-	for r, rank := range res.Ranks {
-		if rank.Err == nil || rank.Began != 0 {
-			t.Errorf("rank %d ended with %v, and its main began at %v", r, rank.Err, rank.Began)
+	formed := disttest.Run(t, 4, sums(1, 0), disttest.WithSeed(1)).Ranks[0].Began
+	for at := 10 * time.Microsecond; at < formed; at += formed / 50 {
+		res := disttest.Run(t, 4, sums(1, 0), disttest.WithSeed(1), disttest.WithFaults(disttest.Kill(3).At(at)))
+		for r, rank := range res.Ranks {
+			var failed *dist.RankError
+			var late *dist.TimeoutError
+			switch {
+			case r == 3 && errors.Is(rank.Err, disttest.ErrKilled):
+			case r != 3 && errors.As(rank.Err, &failed) && failed.Rank == 3:
+			case r != 3 && errors.As(rank.Err, &late) && len(late.Missing) == 1 && late.Missing[0].Rank == 3:
+			default:
+				t.Errorf("killed at %v: rank %d ended with %v after %v", at, r, rank.Err, rank.Ended)
+			}
 		}
 	}
 }

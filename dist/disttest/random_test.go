@@ -6,8 +6,12 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -15,20 +19,28 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// More runs: go test ./dist/disttest -run TestRandomFaults -runs 1000.
-var numRuns = flag.Int("runs", 25, "how many runs with random faults to play")
+// More runs: go test ./dist/disttest -run TestRandomFaults -runs 1000. One of
+// them again: -runs 1 -seed N.
+var (
+	numRuns   = flag.Int("runs", 25, "how many runs with random faults to play")
+	firstSeed = flag.Uint64("seed", 0, "the seed of the first of them, 0 for a random one")
+)
 
 // TestRandomFaults plays jobs of 2 to 8 ranks with faults that a seed chooses.
 // However they fall, every rank ends in time, and with an error that says whom
 // it is about, or well.
 func TestRandomFaults(t *testing.T) {
+	tensor.CPU() // outside of the bubbles
 	const limit = 20 * time.Second
-	first := rand.Uint64()
+	first := *firstSeed
+	if first == 0 {
+		first = rand.Uint64()
+	}
 	failed := 0
 	for i := range uint64(*numRuns) {
 		seed := first + i
 		n := 2 + int(seed%7)
-		res := disttest.Run(t, n, func(ctx context.Context, g *dist.Group) error {
+		main := func(ctx context.Context, g *dist.Group) error {
 			for step := range 40 {
 				x := tensor.Full(1, 1+step*step*40)
 				if err := g.AllReduce(ctx, x, dist.Sum); err != nil {
@@ -40,8 +52,16 @@ func TestRandomFaults(t *testing.T) {
 				time.Sleep(20 * time.Millisecond)
 			}
 			return nil
-		}, disttest.WithSeed(seed), disttest.WithRandomFaults(1+int(seed%2), time.Second), disttest.WithInit(dist.WithTimeout(limit)),
-			disttest.WithLink(disttest.Link{Latency: 100 * time.Microsecond, Jitter: 200 * time.Microsecond, BytesPerSecond: 1e8}))
+		}
+		var res *disttest.Result
+		synctest.Test(t, func(t *testing.T) { // Run would print every seed
+			var err error
+			res, err = disttest.Simulate(t.Context(), n, main, disttest.WithSeed(seed), disttest.WithRandomFaults(1+int(seed%2), time.Second),
+				disttest.WithInit(dist.WithTimeout(limit)), disttest.WithLink(disttest.Link{Latency: 100 * time.Microsecond, Jitter: 200 * time.Microsecond, BytesPerSecond: 1e8}))
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
 		for r, rank := range res.Ranks {
 			var other *dist.RankError
 			var late *dist.TimeoutError
@@ -54,6 +74,10 @@ func TestRandomFaults(t *testing.T) {
 			default:
 				t.Errorf("seed %d: rank %d ended with %v, which names nobody:\n%v", seed, r, err, res)
 			}
+			// A rank that the fault is about may find others silent, any of them.
+			if fault := res.Faults[0].Fault; len(res.Faults) == 1 && !slices.Contains(fault.Ranks(), r) && !mentions(rank.Err, fault.Ranks()) {
+				t.Errorf("seed %d: rank %d ended with %v, which does not name who is at fault:\n%v", seed, r, rank.Err, res)
+			}
 			failed++
 		}
 		if most := limit + keepAlive + 10*time.Second; res.Elapsed > most {
@@ -61,6 +85,11 @@ func TestRandomFaults(t *testing.T) {
 		}
 	}
 	t.Logf("%d runs from seed %d: %d ranks ended with an error", *numRuns, first, failed)
+}
+
+// mentions reports whether an error's text has one of some ranks.
+func mentions(err error, ranks []int) bool {
+	return slices.ContainsFunc(ranks, func(r int) bool { return strings.Contains(err.Error(), fmt.Sprintf("rank %d (host", r)) })
 }
 
 // keepAlive is how long the system's sockets take to give up a silent peer.
