@@ -149,6 +149,12 @@
 // ([WithDumpSignal] for jobs without one). Package flightlog documents the form
 // and merges the ranks' dumps: who is where, who did not come, who is slow.
 //
+// # Tests
+//
+// Package disttest is a cluster inside `go test`: it runs a main function such
+// as a training loop on ranks of a virtual network in virtual time, kills and
+// stops ranks, cuts lines, and plays the same again.
+//
 // # Concurrency
 //
 // A Group may be used by several goroutines; then they must agree on the

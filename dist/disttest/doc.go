@@ -25,8 +25,13 @@
 // it takes to notice that nobody does anything; a transfer over a line of 1
 // Gbit/s takes a second of virtual time for 125 MB, and one of real time for
 // what copying them takes. Computing takes no virtual time at all: where
-// a step is to take 30 ms, let it call time.Sleep. Inside the bubble main must wait only for what
-// is inside it: timers, channels made there, dist; no sockets, no processes.
+// a step is to take 30 ms, let it call time.Sleep.
+//
+// Inside the bubble main must wait only for what is inside it: timers, channels
+// made there, dist; no sockets, no processes. Nor for a lock whose holder waits
+// for time to pass, as in a call of dist: time stands still while anybody waits
+// for a lock, so both would wait for ever. The tensor library's threads are
+// outside; who waits for them computes.
 //
 // [Simulate] is a run where it is called: in virtual time inside a bubble of
 // yours, in real time outside of one.
@@ -59,8 +64,9 @@
 //
 // Ranks share the process: package variables, the tensor library's threads, its
 // memory. A rank that is killed or stopped is so for the others and at its
-// calls of package dist; what main computes between them goes on, so a killed
-// rank should return when its context ends, or a call fails. The store that
+// calls of package dist. What main does between them goes on, and so do its
+// timers: a killed rank should return when its context ends, or a call fails.
+// The store that
 // [dist.Group.Store] returns is not on the network: no fault reaches it. All
 // ranks are joined by connections; shared memory between ranks of a node is
 // not played.
