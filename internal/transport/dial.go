@@ -24,6 +24,9 @@ const (
 	// A handshake that the peer ends is tried again for a while: the peer may
 	// have been closing an earlier listener, or be flooded by strangers.
 	rejectPatience = 500 * time.Millisecond
+	// answerPatience is how long a peer may take for the handshake: somewhat more
+	// than a full queue of strangers lasts, which a [Port] takes in slowly.
+	answerPatience = 20 * time.Second
 	// A protocol that is not offered may be about to be: a port listens before
 	// its protocols are added.
 	offerPatience = time.Second
@@ -136,7 +139,7 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 // shake runs the client's side of the handshake within ctx, through TLS if
 // asked to, and returns what the connection then is.
 func shake(ctx context.Context, nc net.Conn, proto string, token Token, through bool) (net.Conn, error) {
-	by := time.Now().Add(handshakeTimeout)
+	by := time.Now().Add(answerPatience)
 	if d, ok := ctx.Deadline(); ok && d.Before(by) {
 		by = d
 	}
@@ -150,7 +153,7 @@ func shake(ctx context.Context, nc net.Conn, proto string, token Token, through 
 		return nil, err
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, fmt.Errorf("no answer within %v: %w", handshakeTimeout, err)
+		return nil, fmt.Errorf("no answer within %v: %w", answerPatience, err)
 	}
 	nc.SetDeadline(time.Time{})
 	return link, err

@@ -12,6 +12,8 @@ const (
 	// none turns out to be a member's. To turn one away costs about 80 µs of
 	// processor time, most of it the system's: at this rate two per cent of a core.
 	strangersPerSec = 250
+	// strangersAtOnce is how many are taken in together.
+	strangersAtOnce = 64
 	// bunch is for how long after a member has come the port takes in whatever
 	// comes: members come in bunches.
 	bunch = time.Second
@@ -27,14 +29,14 @@ type pacer struct {
 	member time.Time // when one has come
 }
 
-func newPacer(now time.Time) pacer { return pacer{tokens: strangersPerSec, last: now, member: now} }
+func newPacer(now time.Time) pacer { return pacer{tokens: strangersAtOnce, last: now, member: now} }
 
 // wait returns how long to wait before the next connection is taken in, and
 // takes a token if that is no time.
 func (p *pacer) wait(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tokens = min(strangersPerSec, p.tokens+strangersPerSec*now.Sub(p.last).Seconds())
+	p.tokens = min(strangersAtOnce, p.tokens+strangersPerSec*now.Sub(p.last).Seconds())
 	p.last = now
 	if p.tokens < 1 {
 		if now.Sub(p.member) >= bunch {
@@ -50,6 +52,6 @@ func (p *pacer) wait(now time.Time) time.Duration {
 func (p *pacer) admitted(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tokens = min(strangersPerSec, p.tokens+1)
+	p.tokens = min(strangersAtOnce, p.tokens+1)
 	p.member = now
 }

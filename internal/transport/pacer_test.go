@@ -30,7 +30,7 @@ func TestPacer(t *testing.T) {
 	now := time.Now()
 	p := newPacer(now.Add(-bunch))
 	first := taken(&p, now, time.Second, 0)
-	if first < strangersPerSec || first > 2*strangersPerSec+1 {
+	if first < strangersPerSec || first > strangersPerSec+strangersAtOnce+1 {
 		t.Errorf("%d strangers in the first second", first)
 	}
 	now = now.Add(time.Second)
