@@ -292,8 +292,12 @@ func (p *Port) shake(v *visitor) (link net.Conn, proto string, err error) {
 	default:
 		return nil, "", errGarbage
 	}
-	secure, key, err := serverTLS(nc, first.b[:], p.token, p.tls, proven)
+	greeted := false
+	secure, key, err := serverTLS(nc, first.b[:], p.token, p.tls, func() { greeted = true; proven() })
 	if err != nil {
+		if greeted { // who then fails has no certificate, or not the right one
+			err = fmt.Errorf("%w (%w)", errNoTrust, err)
+		}
 		return nil, "", err
 	}
 	proto, err = serverHandshake(secure, p.token, key, func(proto string) verdict { return p.judge(proto, false) })

@@ -3,7 +3,6 @@
 package transport
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -127,7 +126,6 @@ func (r *refusals) flushLocked(addr string) {
 // whyRefused returns the fixed text for the error of a handshake, nil for
 // what is no refusal: a member that asks for what is not offered (yet) is told so.
 func whyRefused(err error, evicted bool) error {
-	var untrusted *tls.CertificateVerificationError
 	switch {
 	case err == nil || errors.Is(err, ErrNoProtocol):
 		return nil
@@ -135,12 +133,10 @@ func whyRefused(err error, evicted bool) error {
 		return errCrowded
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return errSlow
-	case errors.As(err, &untrusted):
-		return errNoTrust
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), isReset(err):
 		return errCut
 	}
-	for _, known := range []error{ErrNeedsTLS, errNoWord, errText, errVersion, errNoProof, errRepeated} {
+	for _, known := range []error{ErrNeedsTLS, errNoTrust, errNoWord, errText, errVersion, errNoProof, errRepeated} {
 		if errors.Is(err, known) {
 			return known
 		}

@@ -4,9 +4,17 @@ package transport
 
 import (
 	"context"
+	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"os"
 	"os/exec"
@@ -231,4 +239,61 @@ func TestTokenIsNotInTraces(t *testing.T) {
 	if hidden := strings.ToLower(string(out)); strings.Contains(hidden, token.Text()[:16]) || strings.Contains(hidden, fmt.Sprintf("%#x, %#x, %#x", token.key[0], token.key[1], token.key[2])) {
 		t.Errorf("the token is in the trace:\n%s", out)
 	}
+}
+
+// Certificates that are not the job's, or have ended, say so on the side that
+// refuses. Neither can occur between members; who has heard a greeting can try.
+func TestRefusalOfCertificates(t *testing.T) {
+	token := NewToken()
+	ended, err := tlsConfig(token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended.Certificates = []tls.Certificate{endedCertificate(t, token)}
+	for name, config := range map[string]*tls.Config{"self-signed": selfSigned(t), "ended": ended} {
+		p, err := listen("127.0.0.1:0", token, patience, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var reports ledger
+		p.OnRefusal(reports.add)
+		nonce := make([]byte, greetingNonce)
+		rand.Read(nonce)
+		config.InsecureSkipVerify = true
+		config.NextProtos = []string{greeting(token, nonce)}
+		nc, err := tls.Dial("tcp", p.Addr(), config)
+		if err == nil { // the client is done first
+			nc.SetDeadline(time.Now().Add(patience))
+			_, err = nc.Read(make([]byte, 1))
+			nc.Close()
+		}
+		if err == nil {
+			t.Errorf("%s: the port has something to say", name)
+		}
+		p.Close()
+		if got := reports.all(); len(got) != 1 || !errors.Is(got[0].Why, errNoTrust) {
+			t.Errorf("%s: reports %v, want one because %v", name, got, errNoTrust)
+		}
+	}
+}
+
+// endedCertificate is a certificate by the job's authority that no longer holds.
+func endedCertificate(t *testing.T, token Token) tls.Certificate {
+	seed, err := hkdf.Key(sha256.New, token.key[:], nil, "cohort transport certificate authority", ed25519.SeedSize)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authorityKey := ed25519.NewKeyFromSeed(seed)
+	public, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "job.cohort"}, IsCA: true, BasicConstraintsValid: true}
+	leaf := &x509.Certificate{SerialNumber: big.NewInt(2), DNSNames: []string{tlsName}, NotBefore: anyTime.AddDate(-2, 0, 0), NotAfter: anyTime.AddDate(-1, 0, 0),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	der, err := x509.CreateCertificate(nil, leaf, authority, public, authorityKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: private}
 }
