@@ -107,7 +107,6 @@ func rawConnection(b *bed) (*blockingConn, error) {
 	}
 	port, number := told.Int64s()[0], told.Int64s()[1]
 	const patience = 10 * time.Second
-	hello := make([]byte, 16)
 	if b.group.Rank() != 0 {
 		d := net.Dialer{Timeout: patience}
 		conn, err := d.DialContext(b.ctx, "tcp", net.JoinHostPort(host, strconv.FormatInt(port, 10)))
@@ -123,17 +122,52 @@ func rawConnection(b *bed) (*blockingConn, error) {
 	if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(patience)); err != nil {
 		return nil, err
 	}
-	for {
+	return acceptNumber(l, fmt.Sprintf("%016x", number), patience)
+}
+
+// maxVisitors bounds who may come before rank 1.
+const maxVisitors = 256
+
+// acceptNumber returns the connection that says a number first. Others, who
+// may say nothing, hold nobody up.
+func acceptNumber(l net.Listener, number string, patience time.Duration) (*blockingConn, error) {
+	var visitors []net.Conn
+	var reading sync.WaitGroup
+	found := make(chan net.Conn, maxVisitors)
+	for range maxVisitors {
 		conn, err := l.Accept()
 		if err != nil {
-			return nil, err
+			break // out of time, or closed because it has come
 		}
-		if err := conn.SetDeadline(time.Now().Add(patience)); err == nil {
-			_, err = io.ReadFull(conn, hello)
-			if err == nil && string(hello) == fmt.Sprintf("%016x", number) {
-				return newBlockingConn(conn)
+		visitors = append(visitors, conn)
+		reading.Go(func() {
+			hello := make([]byte, len(number))
+			if conn.SetDeadline(time.Now().Add(patience)) != nil {
+				return
 			}
-		}
-		_ = conn.Close()
+			if _, err := io.ReadFull(conn, hello); err == nil && string(hello) == number {
+				found <- conn
+				_ = l.Close()
+			}
+		})
 	}
+	var came net.Conn
+	select {
+	case came = <-found:
+	default:
+	}
+	for _, conn := range visitors {
+		if conn != came {
+			_ = conn.Close()
+		}
+	}
+	reading.Wait()
+	if came == nil {
+		return nil, fmt.Errorf("rank 1 has not come within %v", patience)
+	}
+	if err := came.SetDeadline(time.Time{}); err != nil {
+		_ = came.Close()
+		return nil, err
+	}
+	return newBlockingConn(came)
 }
