@@ -11,6 +11,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 func cohort(args ...string) (code int, stdout, stderr string) {
@@ -137,6 +139,19 @@ func TestToken(t *testing.T) {
 	code, b, _ := cohort("token")
 	if code != 0 || a == b || len(a) != 65 || strings.Trim(a, "0123456789abcdef\n") != "" {
 		t.Errorf("tokens %q and %q, code %d", a, b, code)
+	}
+}
+
+func TestTokenFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	code, out, errs := cohort("token", "--file", path)
+	token, err := transport.ReadTokenFile(path)
+	if code != 0 || out != "" || errs != "" || err != nil {
+		t.Errorf("code %d, printed %q and %q; %v", code, out, errs, err)
+	}
+	code, _, errs = cohort("token", "--file", path)
+	if again, err := transport.ReadTokenFile(path); code != exitUsage || !strings.Contains(errs, "exists") || err != nil || !again.Equal(token) {
+		t.Errorf("a file that is there: code %d, %q, %v", code, errs, err)
 	}
 }
 

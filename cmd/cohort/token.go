@@ -3,7 +3,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -11,23 +13,34 @@ import (
 )
 
 func newTokenCommand() *cobra.Command {
-	return &cobra.Command{
+	var file string
+	cmd := &cobra.Command{
 		Use:   "token",
 		Short: "Make a job token, for jobs started by hand on several machines",
-		Long: `Token prints a new random job token. Every process of a job has to know it; who
-does not is not let in. cohort run makes one by itself; for ranks started by
-hand, export it on every machine:
+		Long: `Token prints a new random job token, or writes it to a new file that nobody else
+can read. Every process of a job has to know it; who does not is not let in. cohort
+run makes one by itself; for ranks started by hand, export it on every machine:
 
   export COHORT_TOKEN=$(cohort token)
 
-or keep it in a file that nobody else can read, and name that in COHORT_TOKEN_FILE
-or by cohort run --token-file:
-
-  (umask 077; cohort token > FILE)`,
+or name a file that holds it in COHORT_TOKEN_FILE, or by cohort run --token-file.`,
+		Example: `  cohort token --file token.txt
+  cohort run --token-file token.txt --nproc-per-node 2 ./examples/ddp`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), transport.NewToken().Text())
-			return err
+			text := transport.NewToken().Text()
+			if file == "" {
+				_, err := fmt.Fprintln(cmd.OutOrStdout(), text)
+				return err
+			}
+			f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+			if err != nil {
+				return usageError{fmt.Errorf("--file: %w", err)}
+			}
+			_, err = fmt.Fprintln(f, text)
+			return errors.Join(err, f.Close())
 		},
 	}
+	cmd.Flags().StringVar(&file, "file", "", "new `file` to write the token to, for its owner alone (default: print it)")
+	return cmd
 }

@@ -94,7 +94,7 @@ func ReadTokenFile(path string) (Token, error) {
 		return Token{}, fmt.Errorf("%s: a token file is a regular file, this is %s", path, info.Mode().Type())
 	}
 	if owner, ok := fileOwner(info); ok && owner != 0 && owner != os.Geteuid() {
-		return Token{}, fmt.Errorf("%s: the file belongs to another user (id %d), who knows its token: make one of your own with `(umask 077; cohort token > FILE)`", path, owner)
+		return Token{}, fmt.Errorf("%s: the file belongs to another user (id %d), who knows its token: make one of your own with `cohort token --file FILE`", path, owner)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
 		return Token{}, fmt.Errorf("%s: others than its owner can use this file (mode %04o), so its token is no secret: run `chmod 600 %s`", path, info.Mode().Perm(), path)
@@ -105,7 +105,7 @@ func ReadTokenFile(path string) (Token, error) {
 	}
 	t, err := ParseToken(string(text))
 	if errors.Is(err, ErrNoToken) {
-		return Token{}, fmt.Errorf("%s: the file is empty: fill it with `openssl rand -hex 32`", path)
+		return Token{}, fmt.Errorf("%s: the file is empty: fill it with `openssl rand -hex 32`, or make a new one with `cohort token --file FILE`", path)
 	}
 	if err != nil {
 		return Token{}, fmt.Errorf("%s: %w", path, err)
