@@ -3,6 +3,11 @@
 package transport
 
 import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -48,5 +53,47 @@ func TestPacer(t *testing.T) {
 	p = newPacer(now)
 	if n := taken(&p, now, bunch/2, 0); n < 20_000 {
 		t.Errorf("%d connections when a port has just been opened, want all", n)
+	}
+}
+
+// A member that comes when a thousand strangers hold and fill a port gets in
+// within seconds, and the next one at once.
+func TestMemberAmongAThousandStrangers(t *testing.T) {
+	p, token := newPort(t, "127.0.0.1:0", handshakeTimeout, maxHalfOpen)
+	ctx, cancel := context.WithCancel(t.Context())
+	var strangers sync.WaitGroup
+	var came atomic.Int64
+	for range 1000 {
+		strangers.Go(func() {
+			for ctx.Err() == nil {
+				nc, err := net.Dial("tcp", p.Addr())
+				if err != nil {
+					continue
+				}
+				came.Add(1)
+				stop := context.AfterFunc(ctx, func() { nc.Close() })
+				io.WriteString(nc, magic[:1])
+				io.Copy(io.Discard, nc) // until it is turned away
+				stop()
+				nc.Close()
+			}
+		})
+	}
+	defer strangers.Wait()
+	defer cancel()
+	for came.Load() < 1000 {
+		time.Sleep(time.Millisecond)
+	}
+	p.pace.mu.Lock()
+	p.pace.member = time.Now().Add(-time.Minute)
+	p.pace.mu.Unlock()
+	for i, limit := range []time.Duration{patience, patience / 4} {
+		start := time.Now()
+		mustEcho(t, p, token)
+		took := time.Since(start)
+		t.Logf("member %d is in after %v; %d strangers came, %d were turned away", i, took, came.Load(), p.Refused())
+		if took > limit {
+			t.Errorf("member %d waited %v", i, took)
+		}
 	}
 }
