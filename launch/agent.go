@@ -70,7 +70,7 @@ func newAgent(cfg Config, j job, prog *program) *agent {
 		machine: newMachine(cfg.NumRanks, p),
 		exits:   make(chan exited, cfg.NumRanks),
 
-		recorders: newRecorders(&cfg, j),
+		recorders: newRecorders(&cfg),
 	}
 }
 

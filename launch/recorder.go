@@ -38,8 +38,10 @@ type recorders struct {
 	busy  atomic.Bool    // a view is: who asks again meanwhile gets that one
 }
 
-// newRecorders chooses the directory: the user's, or one of the run's own.
-func newRecorders(cfg *Config, j job) *recorders {
+// newRecorders chooses the directory: the user's, or one of the run's own, whose
+// name nobody can guess: in a directory that is there before the ranks make it,
+// another user could put dumps of its own. (The job's id is in the guard's arguments.)
+func newRecorders(cfg *Config) *recorders {
 	if dir := valueOf(cfg.Env, envvar.RecorderDir); dir != "" {
 		if abs, err := filepath.Abs(dir); err == nil && cfg.Dir == "" {
 			dir = abs
@@ -48,7 +50,7 @@ func newRecorders(cfg *Config, j job) *recorders {
 		}
 		return &recorders{dir: dir}
 	}
-	return &recorders{dir: filepath.Join(os.TempDir(), "cohort-"+j.id), ours: true}
+	return &recorders{dir: filepath.Join(os.TempDir(), "cohort-"+randomHex(16)), ours: true}
 }
 
 // ask makes every live worker write its dump.
