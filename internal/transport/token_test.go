@@ -92,3 +92,21 @@ func TestTokenFromEnv(t *testing.T) {
 		t.Error("a directory was read as a token")
 	}
 }
+
+// FuzzParseToken: what is accepted is the token that its text says, and what is
+// not is never quoted.
+func FuzzParseToken(f *testing.F) {
+	f.Add(strings.Repeat("5c", 32))
+	f.Add(" " + strings.Repeat("5C", 32) + "\n")
+	f.Add(strings.Repeat("0", 64))
+	f.Add("hush-hush")
+	f.Fuzz(func(t *testing.T, text string) {
+		token, err := ParseToken(text)
+		if err == nil && token.Text() != strings.ToLower(strings.TrimSpace(text)) {
+			t.Errorf("%q is read as another token", text)
+		}
+		if err != nil && (!token.IsZero() || len(text) > 20 && strings.Contains(err.Error(), text[:20])) {
+			t.Errorf("%q: %v", text, err)
+		}
+	})
+}
