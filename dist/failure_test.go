@@ -557,20 +557,25 @@ func TestNothingIsLeft(t *testing.T) {
 func TestWaitingIsCheap(t *testing.T) {
 	const late = 100 * time.Millisecond
 	onEveryTransport(t, []int{2}, func(ctx context.Context, g *Group) error {
-		if err := g.Barrier(ctx); err != nil {
-			return err
+		least := late
+		for range 5 { // of which a collection, or the time of another test's end, spoils some
+			if err := g.Barrier(ctx); err != nil {
+				return err
+			}
+			before := processorTime()
+			if g.Rank() == 1 {
+				time.Sleep(late)
+			}
+			if err := g.Barrier(ctx); err != nil {
+				return err
+			}
+			least = min(least, processorTime()-before)
+			enough, err := BroadcastObject(ctx, g, least <= late/5, 0)
+			if enough || err != nil {
+				return err
+			}
 		}
-		before := processorTime()
-		if g.Rank() == 1 {
-			time.Sleep(late)
-		}
-		if err := g.Barrier(ctx); err != nil {
-			return err
-		}
-		if spent := processorTime() - before; g.Rank() == 0 && spent > late/5 {
-			return fmt.Errorf("waiting %v took %v of processor time", late, spent)
-		}
-		return nil
+		return fmt.Errorf("waiting %v took %v of processor time", late, least)
 	})
 }
 

@@ -146,26 +146,36 @@ func (s *File) do(ctx context.Context, q request) (reply, error) {
 	ctx, release := deadline(ctx)
 	defer release()
 	q = q.clone()
+	var missing []string // at the last look
+	gaveUp := func(err error) (reply, error) {
+		switch {
+		case missing == nil:
+			return fail(q.keys, err)
+		case ctx.Err() != nil:
+			err = missingError(ending.Of(ctx), q.op)
+		}
+		return fail(missing, err)
+	}
 	for pause := firstLook; ; {
 		if err := s.take(ctx); err != nil {
-			return fail(q.keys, err)
+			return gaveUp(err)
 		}
-		r, missing, err := s.try(ctx, q)
+		r, lacking, err := s.try(ctx, q)
 		<-s.turn
 		switch {
+		case err != nil && ctx.Err() != nil:
+			return gaveUp(err)
 		case err != nil:
 			return fail(q.keys, err)
-		case missing == nil:
+		case lacking == nil:
 			if err := r.err(); err != nil {
 				return fail(q.keys, err)
 			}
 			return r.clone(), nil
 		}
+		missing = lacking
 		if err := s.sleep(ctx, &pause); err != nil {
-			if ctx.Err() != nil {
-				err = missingError(ending.Of(ctx), q.op)
-			}
-			return fail(missing, err)
+			return gaveUp(err)
 		}
 	}
 }
