@@ -303,12 +303,16 @@ func (g *Group) offspring() []*Group {
 }
 
 // fail makes this rank's failure known to the members of the group and of all
-// that were made from it.
+// that were made from it, and then has it recorded.
 func (g *Group) fail(err error) {
-	for _, c := range g.offspring() {
-		c.fail(err)
-	}
+	g.spreadFailure(err)
 	g.recordFailure(err)
+}
+
+func (g *Group) spreadFailure(err error) {
+	for _, c := range g.offspring() {
+		c.spreadFailure(err)
+	}
 	g.mu.Lock()
 	backend := g.backend
 	g.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -22,10 +23,19 @@ import (
 type blackBox struct {
 	recorder *flight.Recorder
 
-	mu     sync.Mutex // one file after the other: the last written is the latest
-	reason string     // of the first failure
-	asked  uint64     // the launcher's last request
+	mu       sync.Mutex // one file after the other: the last written is the latest
+	reason   string     // of the first failure
+	asked    uint64     // the launcher's last request
+	failures int        // groups of which the failure has been written
+	written  time.Time  // when the last of them was
 }
+
+// A rank may be in very many groups, all of which fail when one of its peers
+// dies: from manyFailures on, they are written only so often.
+const (
+	manyFailures    = 16
+	failureInterval = time.Second
+)
 
 func newBlackBox(rank, worldSize int, host string, pid int) *blackBox {
 	return &blackBox{recorder: flight.New(flight.Who{Rank: rank, WorldSize: worldSize, Host: host, PID: pid})}
@@ -101,7 +111,12 @@ func (b *blackBox) failed(err error) {
 	if b.reason == "" {
 		b.reason = "failed: " + err.Error()
 	}
+	if b.failures >= manyFailures && time.Since(b.written) < failureInterval {
+		return
+	}
 	b.write(dir)
+	b.failures++
+	b.written = time.Now()
 }
 
 // answer writes the dump that the launcher asks for.

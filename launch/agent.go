@@ -193,7 +193,10 @@ func (a *agent) tell(end ending) {
 		}
 	}
 	// Ranks that do not hear of it in a call of their own say where they are.
-	a.ask()
+	if !a.recorders.told {
+		a.recorders.told = true
+		a.ask()
+	}
 }
 
 // deliver signals whole process groups. A stopped process acts on a signal only

@@ -34,6 +34,7 @@ type recorders struct {
 	dir   string
 	ours  bool // the directory is of this run alone: it goes if all went well
 	asked uint64
+	told  bool           // all have been asked because of a failure
 	views sync.WaitGroup // what is being printed
 	busy  atomic.Bool    // a view is: who asks again meanwhile gets that one
 }

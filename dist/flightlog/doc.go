@@ -78,7 +78,8 @@
 //	      rank, host, pid
 //	      why               "elsewhere", "late", "no dump", "left the group", …
 //	      late_ns           how long after the others had given up it came
-//	      stale_ns          how much older its dump is than the latest, if much
+//	      stale_ns          how much older its dump is than the latest, if it
+//	                        is from before the others came
 //	      last              the last collective of the group that it called, and
 //	      doing             the call that it runs now, in whichever group: group,
 //	                        call, seq, state, site, ago_ns

@@ -186,6 +186,8 @@ func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dum
 	sites := map[string][]int{}
 	var gaveUp time.Time // when the first rank did
 	var gaveUpHost string
+	var first time.Time // when the first rank came
+	var firstHost string
 	var longest, longestFailed int64
 	for _, p := range v.parts {
 		e := p.find(seq)
@@ -195,6 +197,9 @@ func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dum
 		if open(e) {
 			if w.Call == "" {
 				w.Call = e.Op
+			}
+			if at := p.dump.at(e.BegunNS); first.IsZero() || at.Before(first) {
+				first, firstHost = at, p.dump.Host
 			}
 			if e.State == Begun {
 				longest = max(longest, p.dump.TimeNS-e.BegunNS)
@@ -250,8 +255,11 @@ func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dum
 			return w
 		}
 		a := v.absence(rank, late[rank])
-		if stale := r.latest.Sub(dumps[rank].Time()); stale > clockError {
-			a.StaleNS = int64(stale)
+		// A dump from before the others came says nothing of what followed,
+		// unless it was written at this rank's end.
+		d := dumps[rank]
+		if by := first.Sub(d.Time()); d.Reason == "asked" && (by > clockError || by > 0 && d.Host == firstHost) {
+			a.StaleNS = int64(r.latest.Sub(d.Time()))
 		}
 		w.Absent = append(w.Absent, a)
 	}

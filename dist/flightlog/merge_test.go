@@ -99,11 +99,11 @@ func TestReport(t *testing.T) {
 		{"an old dump", func() []*Dump {
 			ds := job(2, 20)
 			ds[0].call("all_reduce")
-			ds[1].TimeNS -= 1000 * ms
+			ds[1].TimeNS = 205 * ms
 			return ds
 		}, []string{
 			`group "world": all_reduce 21 waits for rank 1 of 2, 2.99s` + site,
-			`  rank 1 (host h0, pid 1001): has not called it by its dump, which is 1s older than the latest; its last was all_reduce 20, ended 2s before its dump` + site,
+			`  rank 1 (host h0, pid 1001): has not called it by its dump, which is 3s older than the latest; its last was all_reduce 20, ended 3ms before its dump` + site,
 		}},
 		{"late", func() []*Dump {
 			ds := job(2, 20)

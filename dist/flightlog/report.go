@@ -80,8 +80,8 @@ type Absence struct {
 	// LateNS is how long after the others had given up it came, by the clocks
 	// of the hosts.
 	LateNS int64 `json:"late_ns,omitempty"`
-	// StaleNS is how much older its dump is than the latest, if that is so much
-	// that it may have come since.
+	// StaleNS is how much older its dump is than the latest, if it is from before
+	// the others came: it may have come since.
 	StaleNS int64 `json:"stale_ns,omitempty"`
 	// Last is the last collective of the group that it called, and Doing what it
 	// runs now, here or in another group.
