@@ -12,8 +12,9 @@ import (
 
 const (
 	// maxFrames is how many return addresses make a call site: enough to reach
-	// out of a backward pass that starts collectives.
-	maxFrames = 24
+	// out of a backward pass that starts collectives. Stacks that differ further
+	// out only are one.
+	maxFrames = 48
 	// maxSiteBytes bounds the text of a site.
 	maxSiteBytes = 160
 
