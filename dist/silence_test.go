@@ -50,8 +50,8 @@ func stoppedRank(ctx context.Context, g *Group) error {
 			again := g.Barrier(ctx)
 			fmt.Printf("failed at %d: %v\nlater: %v\n", time.Now().UnixNano(), err, again)
 			var re *RankError
-			if !errors.As(err, &re) || !errors.Is(err, ErrSilent) || !errors.Is(again, ErrSilent) {
-				return fmt.Errorf("not silence: %w, %w", err, again)
+			if !errors.As(err, &re) || !errors.Is(again, re.Cause) && !errors.Is(again, ErrSilent) {
+				return fmt.Errorf("two reasons: %w, %w", err, again)
 			}
 			time.Sleep(time.Hour)
 		}
@@ -69,6 +69,23 @@ func (p *rankProcess) saidLine(t testing.TB, prefix string, limit time.Duration)
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("a rank has not said %q within %v; its output:\n%s", prefix, limit, p.stacks())
+		}
+	}
+}
+
+// TestKilledProcess kills one process of several: the others name it within a
+// second. It is for -silence.table; TestKilledRank is quicker.
+func TestKilledProcess(t *testing.T) {
+	if !*silenceTable {
+		t.Skip("for -silence.table")
+	}
+	for _, kind := range silenceKinds {
+		for _, n := range []int{2, 3, 4, 8} {
+			for _, victim := range []int{0, n - 1} {
+				t.Run(fmt.Sprintf("%s/%d/rank%d", kind.name, n, victim), func(t *testing.T) {
+					loseRank(t, kind.transport, kind.nodes, n, victim, syscall.SIGKILL, DefaultSilence, time.Second, " died: ")
+				})
+			}
 		}
 	}
 }
@@ -93,48 +110,55 @@ func TestStoppedProcess(t *testing.T) {
 	for _, r := range runs {
 		kind := silenceKinds[r.kind]
 		t.Run(fmt.Sprintf("%s/%d/rank%d", kind.name, r.n, r.victim), func(t *testing.T) {
-			env := []string{envvar.Transport.Assign(kind.transport), envvar.Silence.Assign(r.limit.String())}
-			if kind.nodes != "" {
-				env = append(env, rankNodes+"="+kind.nodes)
-			}
-			ps := startRanks(t, r.n, "stopped", env...)
-			for _, p := range ps {
-				p.saidLine(t, "ready", 30*time.Second)
-			}
-			victim := ps[r.victim].cmd.Process
-			stopped := time.Now()
-			if err := victim.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			var took []time.Duration
-			for i, p := range ps {
-				if i == r.victim {
-					continue
-				}
-				said := p.saidLine(t, "failed at ", r.limit+5*time.Second)
-				var at int64
-				if _, err := fmt.Sscanf(said, "%d:", &at); err != nil {
-					t.Fatalf("rank %d said %q", i, said)
-				}
-				took = append(took, time.Duration(at-stopped.UnixNano()))
-				want := fmt.Sprintf(": rank %d (host", r.victim)
-				if !strings.Contains(said, want) || !strings.Contains(said, "is silent: nothing was heard of it for") || !strings.Contains(said, "its process is stopped") {
-					t.Errorf("rank %d does not say that rank %d is silent, and stopped: %s", i, r.victim, said)
-				}
-			}
-			if most := slices.Max(took); most > r.limit+time.Second {
-				t.Errorf("a rank heard of it after %v, want %v and a second at most", most, r.limit)
-			}
-			if err := victim.Signal(syscall.SIGCONT); err != nil {
+			ps := loseRank(t, kind.transport, kind.nodes, r.n, r.victim, syscall.SIGSTOP, r.limit, r.limit+time.Second,
+				" is silent: nothing was heard of it for "+r.limit.String()+"; its process is stopped")
+			if err := ps[r.victim].cmd.Process.Signal(syscall.SIGCONT); err != nil {
 				t.Fatal(err)
 			}
 			said := ps[r.victim].saidLine(t, "failed at ", 10*time.Second)
 			if want := fmt.Sprintf("rank %d (host", r.victim); !strings.Contains(said, want) || !strings.Contains(said, ", this one, was given up by the others") {
 				t.Errorf("rank %d does not hear that the others have given it up: %s", r.victim, said)
 			}
-			t.Logf("limit %v: noticed after %v to %v", r.limit, slices.Min(took).Round(time.Millisecond), slices.Max(took).Round(time.Millisecond))
 		})
 	}
+}
+
+// loseRank starts ranks, sends one of them a signal, and checks that the others
+// say so soon.
+func loseRank(t *testing.T, link, nodes string, n, victim int, signal syscall.Signal, limit, most time.Duration, want string) []*rankProcess {
+	t.Helper()
+	env := []string{envvar.Transport.Assign(link), envvar.Silence.Assign(limit.String())}
+	if nodes != "" {
+		env = append(env, rankNodes+"="+nodes)
+	}
+	ps := startRanks(t, n, "stopped", env...)
+	for _, p := range ps {
+		p.saidLine(t, "ready", 30*time.Second)
+	}
+	begun := time.Now()
+	if err := ps[victim].cmd.Process.Signal(signal); err != nil {
+		t.Fatal(err)
+	}
+	var took []time.Duration
+	for r, p := range ps {
+		if r == victim {
+			continue
+		}
+		said := p.saidLine(t, "failed at ", limit+5*time.Second)
+		var at int64
+		if _, err := fmt.Sscanf(said, "%d:", &at); err != nil {
+			t.Fatalf("rank %d said %q", r, said)
+		}
+		took = append(took, time.Duration(at-begun.UnixNano()))
+		if who := fmt.Sprintf(": rank %d (host", victim); !strings.Contains(said, who) || !strings.Contains(said, want) {
+			t.Errorf("rank %d does not say that rank %d%s: %s", r, victim, want, said)
+		}
+	}
+	if slices.Max(took) > most {
+		t.Errorf("a rank heard of it after %v, want %v at most", slices.Max(took), most)
+	}
+	t.Logf("noticed after %v to %v", slices.Min(took).Round(time.Millisecond), slices.Max(took).Round(time.Millisecond))
+	return ps
 }
 
 // busyRank has many goroutines compute and make garbage, beside collectives.

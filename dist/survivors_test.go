@@ -44,14 +44,15 @@ func survive(ctx context.Context, g *Group) error {
 		if !errors.As(err, &re) || !errors.Is(err, ErrDied) && !errors.Is(err, ErrSilent) {
 			return err
 		}
-		fmt.Printf("lost %d: %d ns\n", alive[re.Rank], time.Now().UnixNano())
-		alive = slices.Delete(alive, re.Rank, re.Rank+1)
-		i = 0
-		sub, err := world.NewGroup(ctx, alive)
-		if err != nil {
-			return err
+		for err != nil { // another one may be lost meanwhile
+			if !errors.As(err, &re) || !errors.Is(err, ErrDied) && !errors.Is(err, ErrSilent) {
+				return err
+			}
+			fmt.Printf("lost %d: %d ns\n", alive[re.Rank], time.Now().UnixNano())
+			alive = slices.Delete(alive, re.Rank, re.Rank+1)
+			g, err = world.NewGroup(ctx, alive)
 		}
-		g = sub
+		i = 0
 		fmt.Printf("formed %d: %d ns\n", len(alive), time.Now().UnixNano())
 	}
 }
@@ -113,6 +114,42 @@ func TestSurvivors(t *testing.T) {
 						t.Errorf("rank %d: %v\n%s", r, err, ps[r].output())
 					}
 				}
+			})
+		}
+	}
+}
+
+// TestSurvivorsOfTwo loses two ranks at once, that with the store and the hub
+// among them: the others, who may hear first of the one or of the other, come
+// together all the same.
+func TestSurvivorsOfTwo(t *testing.T) {
+	const limit = 300 * time.Millisecond
+	for i, kind := range silenceKinds {
+		for j, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
+			if !*silenceTable && (i%2 != j || i > 0 && i < 3) {
+				continue // some of them, to be quick
+			}
+			t.Run(fmt.Sprintf("%s/%v", kind.name, signal), func(t *testing.T) {
+				env := []string{envvar.Transport.Assign(kind.transport), envvar.Silence.Assign(limit.String())}
+				if kind.nodes != "" {
+					env = append(env, rankNodes+"="+kind.nodes)
+				}
+				ps := startRanks(t, 4, "survive", env...)
+				for _, p := range ps {
+					p.saidLine(t, "ready 4", 30*time.Second)
+				}
+				begun := time.Now()
+				for _, r := range []int{0, 3} {
+					if err := ps[r].cmd.Process.Signal(signal); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, r := range []int{1, 2} {
+					if err := ps[r].await(t, 20*time.Second); err != nil {
+						t.Errorf("rank %d: %v\n%s", r, err, ps[r].output())
+					}
+				}
+				t.Logf("two ranks went on and ended after %v", time.Since(begun).Round(time.Millisecond))
 			})
 		}
 	}
