@@ -40,6 +40,9 @@ func (o Op) Rooted() bool {
 	return o == OpBroadcast || o == OpReduce || o == OpGather || o == OpScatter
 }
 
+// message reports whether an operation is one of two ranks.
+func (o Op) message() bool { return o == OpSend || o == OpRecv }
+
 func (o Op) String() string {
 	if o >= OpBarrier && int(o) < len(opNames) {
 		return opNames[o]

@@ -126,7 +126,8 @@ func (c RankCall) String() string {
 }
 
 // MismatchError says that two ranks called different things in one sequence
-// number: their programs have taken different paths.
+// number, or are in calls that wait for each other's next: their programs have
+// taken different paths.
 type MismatchError struct {
 	Group string
 	Seq   uint64
@@ -144,13 +145,19 @@ type Parcel struct {
 
 func (e *MismatchError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "dist: group %q, call %d: ranks called different things: ", e.Group, e.Seq)
+	here, there := e.Here.Call.Op, e.There.Call.Op
+	apart := e.Here.Group != "" || e.There.Group != "" || here.message() != there.message() || here.message() && here == there
+	if apart {
+		fmt.Fprintf(&b, "dist: group %q: ranks wait for each other in calls that do not meet: ", e.Group)
+	} else {
+		fmt.Fprintf(&b, "dist: group %q, call %d: ranks called different things: ", e.Group, e.Seq)
+	}
 	for i, rc := range []*RankCall{&e.Here, &e.There} {
 		if i > 0 {
 			b.WriteString("; ")
 		}
 		b.WriteString(rc.String())
-		if rc.Call.Seq != e.Seq {
+		if apart || rc.Call.Seq != e.Seq {
 			fmt.Fprintf(&b, ", its call %d", rc.Call.Seq)
 		}
 	}

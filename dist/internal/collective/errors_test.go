@@ -38,6 +38,8 @@ func TestErrorTexts(t *testing.T) {
 			`dist: barrier 7 of group "world": cancelled waiting for rank 0`},
 		{&MismatchError{Group: "world", Seq: 42, Here: RankCall{Rank: 0, Call: sum, Site: site}, There: RankCall{Rank: 1, Call: barrier, Site: "app/eval.go:12 main.eval"}},
 			`dist: group "world", call 42: ranks called different things: rank 0 all_reduce sum of 4 float32 at example.org/app/train.go:88 main.train; rank 1 barrier at app/eval.go:12 main.eval`},
+		{&MismatchError{Group: "world", Seq: 42, Here: RankCall{Rank: 0, Call: sum}, There: RankCall{Rank: 1, Call: barrier, Group: "tp"}},
+			`dist: group "world": ranks wait for each other in calls that do not meet: rank 0 all_reduce sum of 4 float32, its call 42; rank 1 barrier on group "tp", its call 42`},
 		{&MismatchError{Group: "world", Seq: 42, Here: RankCall{Rank: 0, Call: sum}, There: RankCall{Rank: 1, Call: barrier}},
 			`dist: group "world", call 42: ranks called different things: rank 0 all_reduce sum of 4 float32; rank 1 barrier`},
 	} {

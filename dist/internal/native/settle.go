@@ -148,3 +148,20 @@ func (s *Shm) settleHere(ranks []*Shm) func(*collective.MismatchError) *collecti
 		return m.error(s.cfg.Group, s.cfg.Rank)
 	}
 }
+
+// awaitWritten waits until a fault that another rank is writing down stands
+// there, but not for long: it may have died over it.
+func (s *segment) awaitWritten() {
+	for i := 0; s.header().fault.state.Load() == faultWriting && i < 1000; i++ {
+		time.Sleep(50 * time.Microsecond)
+	}
+}
+
+// faultKind returns of what kind the recorded fault is, 0 if there is none.
+func (s *segment) faultKind() uint32 {
+	_, kind, _, ok := s.fault()
+	if !ok {
+		return 0
+	}
+	return kind
+}

@@ -278,7 +278,7 @@ func (s *Shm) fail(err error) error {
 	}
 	s.Fail(err)
 	if e, ok := err.(*collective.MismatchError); ok && s.settle != nil {
-		if _, kind, _, ok := s.seg.fault(); ok && kind == kindMismatch {
+		if s.seg.awaitWritten(); s.seg.faultKind() == kindMismatch {
 			err = s.settle(e)
 			s.failed.Store(&failure{err})
 		}

@@ -206,13 +206,8 @@ func (s *star) drop(rank int) bool {
 // this rank's calls have failed its process may end, and be taken for the cause
 // by who hears only of that.
 func (s *star) news(from, about int, kind uint32, text string) {
-	if kind == kindMismatch {
-		s.heard(about, kind, text)
-		s.pass(from, about, kind, text)
-	} else {
-		s.pass(from, about, kind, text)
-		s.heard(about, kind, text)
-	}
+	s.pass(from, about, kind, text)
+	s.heard(about, kind, text)
 	if kind == kindDied && s.cfg.Deaths != nil {
 		s.cfg.Deaths(about)
 	}
