@@ -34,6 +34,12 @@
 // member learns within moments that another has died, failed or left. What else
 // is connected is what is used.
 //
+// Who finds a mismatch makes it known like any fault. The hub of the star then
+// settles what all ranks say of it ([settlement]): one pair of calls, each with
+// the line of the program that made it, which the ranks are asked for. In the
+// same way a rank that waits in vain asks what others are doing ([asks]). Before
+// something is wrong neither sends anything.
+//
 // Waiting is always the same: look for some microseconds, then sleep until
 // woken; wake somebody only if somebody sleeps. A sleeper looks up now and
 // then for a fault, a cancelled context, or the end of its time.
