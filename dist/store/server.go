@@ -128,7 +128,7 @@ func (s *Server) serve(c *transport.Conn) {
 		return
 	}
 	defer s.leave(c)
-	p := &patron{conn: c}
+	p := newPatron(c)
 	client := s.mem.attach(p.wake)
 	// Order matters: first nothing can be queued any more, then the
 	// connection is closed so that a writer in progress ends, then we wait for it.
@@ -187,6 +187,9 @@ func (s *Server) serve(c *transport.Conn) {
 				q.values[i] = bytes.Clone(v)
 			}
 		}
+		if q.op.waits() {
+			p.awaitRoom()
+		}
 		r := reply{status: statusLimit}
 		if _, err := q.check(); err == nil {
 			var what outcome
@@ -213,6 +216,9 @@ func (s *Server) serve(c *transport.Conn) {
 // connection: so the replies are queued and written by a goroutine that lives
 // only as long as there are some.
 //
+// A client that does not read its replies is not to fill the server's memory:
+// while many are unwritten, no more requests of it that wait are taken.
+//
 // The replies of calls that do not wait are gathered in out, which belongs to
 // the goroutine that reads the requests.
 type patron struct {
@@ -221,13 +227,50 @@ type patron struct {
 
 	mu      sync.Mutex
 	queue   []answer
+	unsent  int        // replies queued, or being written
+	load    int        // bytes of their values
+	written *sync.Cond // on mu: unsent and load have become less
 	writing bool
 	running sync.WaitGroup
+}
+
+const (
+	// maxUnsent bounds the replies that wait to be written to a client when it
+	// makes another request that waits, maxLoad the bytes of their values. Replies
+	// of requests that wait already, maxWaiting of them, may come on top.
+	maxUnsent = 4 << 10
+	maxLoad   = 2 * MaxValue
+)
+
+func newPatron(c *transport.Conn) *patron {
+	p := &patron{conn: c}
+	p.written = sync.NewCond(&p.mu)
+	return p
+}
+
+// awaitRoom waits until there are few unwritten replies.
+func (p *patron) awaitRoom() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.unsent >= maxUnsent || p.load >= maxLoad {
+		p.written.Wait()
+	}
+}
+
+// load returns the bytes of a reply's values.
+func (r *reply) load() int {
+	n := len(r.value)
+	for _, v := range r.values {
+		n += len(v)
+	}
+	return n
 }
 
 func (p *patron) wake(id uint64, r reply) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.unsent++
+	p.load += r.load()
 	p.queue = append(p.queue, answer{call{id: id}, r})
 	if !p.writing {
 		p.writing = true
@@ -263,6 +306,13 @@ func (p *patron) write() {
 			// The reader finds the connection broken too, and ends the client.
 			p.conn.Close()
 		}
+		p.mu.Lock()
+		p.unsent -= len(batch)
+		for i := range batch {
+			p.load -= batch[i].load()
+		}
+		p.written.Broadcast()
+		p.mu.Unlock()
 	}
 }
 
