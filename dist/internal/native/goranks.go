@@ -168,7 +168,7 @@ func (w *goWorld) lend(rank int, c *collective.Call, d *collective.Data, out boo
 	return location{}, true
 }
 
-func (w *goWorld) reach(peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error) {
+func (w *goWorld) reach(_ context.Context, peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error) {
 	var data []byte
 	switch {
 	case c.Op == collective.OpRecv:

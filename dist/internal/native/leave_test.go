@@ -22,10 +22,10 @@ type slowSpace struct {
 	at      atomic.Bool
 }
 
-func (s *slowSpace) reach(peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error) {
+func (s *slowSpace) reach(ctx context.Context, peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error) {
 	s.at.Store(true)
 	s.reached()
-	data, err := s.space.reach(peer, c, at, out, offset, size)
+	data, err := s.space.reach(ctx, peer, c, at, out, offset, size)
 	s.at.Store(false)
 	return data, err
 }

@@ -266,7 +266,7 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 			}
 		}
 		if rec.ways&inLent != 0 {
-			err := s.takeLent(c, p, rec.in, left)
+			err := s.takeLent(ctx, c, p, rec.in, left)
 			if err != nil {
 				if reason := s.unreached(ctx, c, c.Root, time.Now(), err); reason != nil {
 					return reason // the peer has died, or left
@@ -289,13 +289,13 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 }
 
 // takeLent copies a message from where its sender has it.
-func (s *Shm) takeLent(c *collective.Call, p *pipe, at location, into []byte) error {
+func (s *Shm) takeLent(ctx context.Context, c *collective.Call, p *pipe, at location, into []byte) error {
 	p.block.reading.Store(1)
 	defer p.block.reading.Store(0)
 	if err := s.mayTouch(c); err != nil {
 		return err
 	}
-	from, err := s.space.reach(c.Root, c, at, false, 0, len(into))
+	from, err := s.space.reach(ctx, c.Root, c, at, false, 0, len(into))
 	if err == nil {
 		copy(into, from)
 	}

@@ -56,8 +56,8 @@ type space interface {
 	// it is; false if peers cannot reach it. out tells the result from the input.
 	lend(rank int, c *collective.Call, d *collective.Data, out bool) (location, bool)
 	// reach returns size bytes, from offset on, of what a peer has lent for a
-	// call. offset and size are not negative.
-	reach(peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error)
+	// call, of whose wait ctx is the end. offset and size are not negative.
+	reach(ctx context.Context, peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error)
 	// close gives back what reach has mapped.
 	close() error
 }

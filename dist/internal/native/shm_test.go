@@ -50,7 +50,7 @@ func TestReachStaysInsideTheSlab(t *testing.T) {
 		{location{1, 2}, 4, false},
 		{location{2, 0}, 4, false},
 	} {
-		data, err := s.reach(0, c, tc.at, false, 0, tc.size)
+		data, err := s.reach(t.Context(), 0, c, tc.at, false, 0, tc.size)
 		if (err == nil) != tc.ok || tc.ok && len(data) != tc.size {
 			t.Errorf("%d bytes at %+v: %d bytes, %v", tc.size, tc.at, len(data), err)
 		}
@@ -72,7 +72,7 @@ func TestSlabOfALiar(t *testing.T) {
 	}
 	s := newSlabSpace(func(context.Context, int, uint64) (int, int, error) { return dup(t, slab.FD), 1 << 20, nil })
 	defer s.close()
-	if _, err := s.reach(0, &collective.Call{DType: collective.Float32}, location{1, 0}, false, 0, 1<<20); err == nil {
+	if _, err := s.reach(t.Context(), 0, &collective.Call{DType: collective.Float32}, location{1, 0}, false, 0, 1<<20); err == nil {
 		t.Error("memory beyond the end of a file was mapped")
 	}
 }
@@ -183,4 +183,22 @@ func TestRankThatDiesWritingAFault(t *testing.T) {
 			t.Errorf("it was told after %v", took)
 		}
 	})
+}
+
+// TestFetchEndsWithTheCall: a peer that does not hand over its slab keeps a call no
+// longer than the call's context.
+func TestFetchEndsWithTheCall(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := newSlabSpace(func(ctx context.Context, _ int, _ uint64) (int, int, error) {
+		cancel()
+		select {
+		case <-ctx.Done():
+			return 0, 0, ctx.Err()
+		case <-time.After(fetchTimeout / 2):
+			return 0, 0, errors.New("the fetch did not end with the call")
+		}
+	})
+	if _, err := s.reach(ctx, 0, &collective.Call{DType: collective.Float32}, location{1, 0}, false, 0, 4); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
 }

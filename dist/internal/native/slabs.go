@@ -68,8 +68,8 @@ func (s *slabSpace) slab(id uint64) (fd, size int, err error) {
 	return slab.FD, len(slab.Bytes()), nil
 }
 
-func (s *slabSpace) reach(peer int, c *collective.Call, at location, _ bool, offset, size int) ([]byte, error) {
-	data, err := s.mapping(slabKey{peer, at.slab})
+func (s *slabSpace) reach(ctx context.Context, peer int, c *collective.Call, at location, _ bool, offset, size int) ([]byte, error) {
+	data, err := s.mapping(ctx, slabKey{peer, at.slab})
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (s *slabSpace) reach(peer int, c *collective.Call, at location, _ bool, off
 }
 
 // mapping returns a peer's slab, mapped.
-func (s *slabSpace) mapping(key slabKey) ([]byte, error) {
+func (s *slabSpace) mapping(ctx context.Context, key slabKey) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.clock++
@@ -89,7 +89,7 @@ func (s *slabSpace) mapping(key slabKey) ([]byte, error) {
 		m.used = s.clock
 		return m.data, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), fetchTimeout)
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	// Nobody but the calls of this rank needs the lock for long, and those
 	// need what is fetched; the peers' requests go through slab.
