@@ -84,11 +84,7 @@ func (g *Group) BatchAsync(ctx context.Context, ms ...Message) *Work {
 		}
 		return failedWork(refused)
 	}
-	var call collective.Call
-	if len(rs) > 0 {
-		call = rs[0].call
-	}
-	whole := newWhole(call, len(rs))
+	whole := newWhole(g, len(rs))
 	for _, r := range rs {
 		r.whole = whole
 		g.begin(r)

@@ -15,6 +15,7 @@ import (
 
 // Work is an operation under way. Its tensors belong to it until it has ended.
 type Work struct {
+	g    *Group // nil for work that ended before it began
 	done chan struct{}
 	err  error // valid when done is closed
 	call collective.Call
@@ -28,11 +29,12 @@ type Work struct {
 
 	whole *Work // of which this is a part, or nil
 	mu    sync.Mutex
-	parts int // that have not ended, of a whole
+	num   int // of parts, of a whole
+	parts int // that have not ended
 }
 
 func newWork(r *request) *Work {
-	w := &Work{done: make(chan struct{}), call: r.call, req: r, src: collective.AnyRank, whole: r.whole}
+	w := &Work{g: r.g, done: make(chan struct{}), call: r.call, req: r, src: collective.AnyRank, whole: r.whole}
 	if op := r.call.Op; op != collective.OpSend && op != collective.OpRecv {
 		w.stood = &r.g.progress.stood
 	}
@@ -56,7 +58,11 @@ func (w *Work) Wait(ctx context.Context) error {
 	case <-w.done:
 		return w.err
 	case <-ctx.Done():
-		return fmt.Errorf("dist: waiting for %v: %w", w.call, collective.Ending(ctx))
+		what := w.call.String()
+		if w.num > 0 {
+			what = fmt.Sprintf("a batch of %d messages", w.num)
+		}
+		return fmt.Errorf("dist: waiting for %s of group %q on rank %d: %w", what, w.g.name, w.g.rank, collective.Ending(ctx))
 	}
 }
 
@@ -124,8 +130,8 @@ func (w *Work) end(err error) {
 
 // newWhole returns work that ends when parts have ended, with the error of the
 // first that failed.
-func newWhole(c collective.Call, parts int) *Work {
-	w := &Work{done: make(chan struct{}), call: c, parts: parts, src: collective.AnyRank}
+func newWhole(g *Group, parts int) *Work {
+	w := &Work{g: g, done: make(chan struct{}), num: parts, parts: parts, src: collective.AnyRank}
 	if parts == 0 {
 		close(w.done)
 	}

@@ -247,15 +247,24 @@ func (e *TimeoutError) Unwrap() error { return e.Cause }
 func (e *TimeoutError) Timeout() bool { return !errors.Is(e.Cause, context.Canceled) }
 
 func writeWhere(b *strings.Builder, op string, seq uint64, group, site string) {
-	if op == "" || seq == 0 { // none, or the making of the group
+	if op == "" || op == "init" { // none, or the making of the group
 		fmt.Fprintf(b, "group %q: ", group)
 		return
 	}
-	fmt.Fprintf(b, "%s %d of group %q", op, seq, group)
+	fmt.Fprintf(b, "%s of group %q", Numbered(op, seq), group)
 	if line := siteLine(site); line != "" {
 		fmt.Fprintf(b, " (%s)", line)
 	}
 	b.WriteString(": ")
+}
+
+// Numbered is a call by its operation and number: "recv 3", or "recv" for one that
+// has not had its turn and so no number.
+func Numbered(op string, seq uint64) string {
+	if seq == 0 {
+		return op
+	}
+	return fmt.Sprintf("%s %d", op, seq)
 }
 
 // siteLine returns file and line of a site without the file's folder:

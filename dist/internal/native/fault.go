@@ -120,7 +120,7 @@ func (cfg *Config) closed(c *collective.Call) error {
 	if c == nil {
 		return fmt.Errorf("dist: group %q on rank %d: %w", cfg.Group, cfg.Rank, collective.ErrClosed)
 	}
-	return fmt.Errorf("dist: %v %d of group %q on rank %d: %w", c.Op, c.Seq, cfg.Group, cfg.Rank, collective.ErrClosed)
+	return fmt.Errorf("dist: %s of group %q on rank %d: %w", collective.Numbered(c.Op.String(), c.Seq), cfg.Group, cfg.Rank, collective.ErrClosed)
 }
 
 // faultOf returns what to tell the other ranks of an error on this one.
@@ -157,7 +157,7 @@ func (cfg *Config) again(err error, c *collective.Call) error {
 		later.Op, later.Seq = c.Op.String(), c.Seq
 		return &later
 	}
-	return fmt.Errorf("dist: %v %d: the group has failed before: %w", c.Op, c.Seq, err)
+	return fmt.Errorf("dist: %s: the group has failed before: %w", collective.Numbered(c.Op.String(), c.Seq), err)
 }
 
 // absent returns the error of a rank that could not be joined: a time-out
