@@ -35,7 +35,7 @@ const (
 	roundTripBytes = 64
 	// numRefused is how many strangers come: few enough that the port does not
 	// make them wait.
-	numRefused = 60
+	numRefused = 30
 	// maxFrameBytes bounds a frame of the case send.
 	maxFrameBytes = 1 << 30
 	// securityTime is how long one of three rounds takes.

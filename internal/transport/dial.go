@@ -26,7 +26,7 @@ const (
 	rejectPatience = 500 * time.Millisecond
 	// answerPatience is how long a peer may take for the handshake: somewhat more
 	// than a full queue of strangers lasts, which a [Port] takes in slowly.
-	answerPatience = 20 * time.Second
+	answerPatience = 45 * time.Second
 	// A protocol that is not offered may be about to be: a port listens before
 	// its protocols are added.
 	offerPatience = time.Second

@@ -45,7 +45,7 @@
 // bounded: when there are too many, the source with the most of them loses its
 // oldest that has not proven the token, so that strangers who connect and say
 // nothing cannot keep members out. While nobody who comes is a member, a port
-// takes in some hundreds a second and leaves the others to wait in the system,
+// takes in a hundred a second and leaves the others to wait in the system,
 // so that strangers cost little processor time. Who is turned away is counted, and reported
 // where [Port.OnRefusal] says, seldom enough that a log is not drowned and in
 // words that nobody else has a say in.

@@ -10,10 +10,12 @@ import (
 const (
 	// strangersPerSec is how many connections a second a port takes in while
 	// none turns out to be a member's. To turn one away costs about 80 µs of
-	// processor time, most of it the system's: at this rate two per cent of a core.
-	strangersPerSec = 250
+	// processor time, of which the system has 60 for any connection: at this rate
+	// one per cent of a core. A member that comes behind a thousand strangers
+	// waits ten seconds.
+	strangersPerSec = 100
 	// strangersAtOnce is how many are taken in together.
-	strangersAtOnce = 64
+	strangersAtOnce = 32
 	// bunch is for how long after a member has come the port takes in whatever
 	// comes: members come in bunches.
 	bunch = time.Second

@@ -4,24 +4,23 @@ package transport
 
 import (
 	"net"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 )
 
-// peerUser names the user at the other end of a unix socket, "" if it is not known.
-func peerUser(nc net.Conn) string {
+// peerUser returns the user at the other end of a unix socket.
+func peerUser(nc net.Conn) (uid int, ok bool) {
 	uc, ok := nc.(*net.UnixConn)
 	if !ok {
-		return ""
+		return 0, false
 	}
 	raw, err := uc.SyscallConn()
 	if err != nil {
-		return ""
+		return 0, false
 	}
 	var cred *unix.Ucred
 	if raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }) != nil || err != nil {
-		return ""
+		return 0, false
 	}
-	return "user " + strconv.FormatUint(uint64(cred.Uid), 10) + " of this host"
+	return int(cred.Uid), true
 }

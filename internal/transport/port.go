@@ -225,7 +225,13 @@ func (p *Port) sleep(d time.Duration) bool {
 
 // admit starts the handshake with a connection.
 func (p *Port) admit(nc net.Conn) {
-	v := &visitor{nc: nc, from: sourceOf(nc)}
+	from, foreign := sourceOf(nc)
+	if foreign {
+		nc.Close()
+		p.refused.add(p.addr, from, errOtherUser, time.Now())
+		return
+	}
+	v := &visitor{nc: nc, from: from}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {

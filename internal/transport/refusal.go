@@ -24,16 +24,17 @@ const maxSources = 4
 // These, and ErrNeedsTLS, are
 // all that is said of a stranger: nothing of what a stranger sent gets into a log.
 var (
-	errNoWord   = errors.New("nothing was said, as by a port scan")
-	errText     = errors.New("HTTP was spoken")
-	errGarbage  = errors.New("it was no connection of a Cohort job")
-	errVersion  = errors.New("another version of the handshake was spoken: the processes of a job need the same release of Cohort")
-	errNoProof  = errors.New("the job's token was not proven: another job's process, started with this port's address, or a stranger")
-	errCrowded  = errors.New("there were more handshakes at once than are allowed")
-	errSlow     = errors.New("the handshake was not finished in time")
-	errCut      = errors.New("the connection ended within the handshake")
-	errNoTrust  = errors.New("its certificate is not of this job")
-	errRepeated = errors.New("somebody repeated what a member of the job had said")
+	errNoWord    = errors.New("nothing was said, as by a port scan")
+	errText      = errors.New("HTTP was spoken")
+	errGarbage   = errors.New("it was no connection of a Cohort job")
+	errVersion   = errors.New("another version of the handshake was spoken: the processes of a job need the same release of Cohort")
+	errNoProof   = errors.New("the job's token was not proven: another job's process, started with this port's address, or a stranger")
+	errCrowded   = errors.New("there were more handshakes at once than are allowed")
+	errSlow      = errors.New("the handshake was not finished in time")
+	errCut       = errors.New("the connection ended within the handshake")
+	errOtherUser = errors.New("it was another user's than the job's")
+	errNoTrust   = errors.New("its certificate is not of this job")
+	errRepeated  = errors.New("somebody repeated what a member of the job had said")
 )
 
 // Refusals are connections that a port has turned away since the last report.

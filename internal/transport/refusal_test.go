@@ -270,6 +270,9 @@ func TestRefusalOfCertificates(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: the port has something to say", name)
 		}
+		for by := time.Now().Add(patience); p.Refused() == 0 && time.Now().Before(by); { // the alert comes first
+			time.Sleep(time.Millisecond)
+		}
 		p.Close()
 		if got := reports.all(); len(got) != 1 || !errors.Is(got[0].Why, errNoTrust) {
 			t.Errorf("%s: reports %v, want one because %v", name, got, errNoTrust)

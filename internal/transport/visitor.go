@@ -4,7 +4,9 @@ package transport
 
 import (
 	"container/list"
+	"fmt"
 	"net"
+	"os"
 )
 
 // visitor is a connection that is inside the handshake.
@@ -91,13 +93,19 @@ func (l *lobby) closeAll() {
 	}
 }
 
-// sourceOf returns where a connection comes from, without its port.
-func sourceOf(nc net.Conn) string {
+// nobodyKnown is the number of a user of whom no number is known here, as of
+// one in a container.
+const nobodyKnown = 65534
+
+// sourceOf returns where a connection comes from, without its port, and whether
+// it is another user of this host, who can be no member: a job is one user's.
+func sourceOf(nc net.Conn) (from string, foreign bool) {
 	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
-		return tcp.IP.String()
+		return tcp.IP.String(), false
 	}
-	if user := peerUser(nc); user != "" {
-		return user
+	uid, ok := peerUser(nc)
+	if !ok {
+		return "this host", false
 	}
-	return "this host"
+	return fmt.Sprintf("user %d of this host", uid), uid != 0 && uid != nobodyKnown && uid != os.Geteuid()
 }
