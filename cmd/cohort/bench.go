@@ -92,6 +92,9 @@ func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env 
 		}
 		return fn(ctx, g)
 	})
+	if !launch.IsRank() { // it starts them and waits
+		launch.KeepSecrets()
+	}
 	return opts.Spawn(ctx, numRanks, func(ctx context.Context) error {
 		if err := tensor.SetNumThreads(numThreads); err != nil {
 			return err
