@@ -80,6 +80,7 @@ type (
 	//		ID       uint64        // tells this call from all others of the rank
 	//		Blocking bool          // the goroutine that made the call waits for its end
 	//		Solo     bool          // that goroutine has made all calls of the rank
+	//		Called, Sent, Received uint64 // collectives called of the asker's group, messages to it and from it
 	//	}
 	Doing = collective.Doing
 	// Parcel is what one rank has for another in a mismatched call.
