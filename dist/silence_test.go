@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -207,14 +208,47 @@ func busyRank(ctx context.Context, g *Group) error {
 func TestBusyProcesses(t *testing.T) {
 	for _, kind := range []string{"shm", "tcp"} {
 		t.Run(kind, func(t *testing.T) {
-			ps := startRanks(t, 4, "busy", envvar.Transport.Assign(kind), envvar.Silence.Assign("500ms"), busyFor+"="+silenceBusy.String())
+			const limit = 500 * time.Millisecond
+			starved := watchStarvation(t)
+			ps := startRanks(t, 4, "busy", envvar.Transport.Assign(kind), envvar.Silence.Assign(limit.String()), busyFor+"="+silenceBusy.String())
 			for r, p := range ps {
-				if err := p.await(t, *silenceBusy+time.Minute); err != nil {
+				err := p.await(t, *silenceBusy+time.Minute)
+				if err != nil && starved() > limit/10 {
+					t.Skipf("others keep this machine so busy that an idle process waits %v for its turn", starved())
+				}
+				if err != nil {
 					t.Errorf("rank %d: %v\n%s", r, err, p.output())
 				}
 			}
 		})
 	}
+}
+
+// watchStarvation returns how long this process, which does nothing, has had to
+// wait for a processor at most: the ranks' own work is for them to get along
+// with, that of other programs is not.
+func watchStarvation(t *testing.T) (longest func() time.Duration) {
+	const nap = 10 * time.Millisecond
+	var most atomic.Int64
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for last := time.Now(); ; {
+			select {
+			case <-stop:
+				return
+			case <-time.After(nap):
+			}
+			now := time.Now()
+			most.Store(max(most.Load(), int64(now.Sub(last)-nap)))
+			last = now
+		}
+	}()
+	t.Cleanup(func() {
+		close(stop)
+		<-ended
+	})
+	return func() time.Duration { return time.Duration(most.Load()) }
 }
 
 // TestLateReader has a rank read late what fills the way to it, and another wait
