@@ -338,10 +338,11 @@ func lastCall(d *Dump, e *Entry) *LastCall {
 	return &LastCall{Group: d.Groups[e.Group].Name, Call: e.Op, Seq: e.Seq, State: e.State, Site: d.site(e), AgoNS: max(0, d.TimeNS-since)}
 }
 
-// told gathers the errors that the members got.
+// told gathers the errors that the members got, those of most members first.
 func (v *view) told() []Told {
 	type news struct {
 		ranks, culprits []int
+		at              time.Time // of the first
 	}
 	all := map[string]*news{}
 	var order []string
@@ -356,23 +357,28 @@ func (v *view) told() []Told {
 			order = append(order, p.group.Error)
 		}
 		n.ranks = append(n.ranks, p.dump.Rank)
+		if at := p.dump.at(p.group.ErrorNS); n.at.IsZero() || at.Before(n.at) {
+			n.at = at
+		}
 	}
+	slices.SortStableFunc(order, func(a, b string) int {
+		return cmp.Or(len(all[b].ranks)-len(all[a].ranks), all[a].at.Compare(all[b].at))
+	})
 	var out []Told
 	for _, text := range order {
 		n := all[text]
 		out = append(out, Told{Ranks: ranksOf(n.ranks), Error: text, Culprits: ranksOf(n.culprits)})
 	}
-	slices.SortStableFunc(out, func(a, b Told) int { return b.Ranks.Count() - a.Ranks.Count() })
 	return out[:min(len(out), maxDetails)]
 }
 
-// culprits returns the ranks that the group's errors name.
+// culprits returns the ranks that the errors of most members name, or of those
+// who heard first: what others are told may only follow from it.
 func (g *GroupReport) culprits() Ranks {
-	var all Ranks
-	for _, t := range g.Told {
-		all = all.union(t.Culprits)
+	if len(g.Told) == 0 {
+		return nil
 	}
-	return all
+	return g.Told[0].Culprits
 }
 
 // mismatches returns the first collectives that ranks called differently.

@@ -180,6 +180,14 @@ func (r *Report) Lines() []string {
 	return out
 }
 
+// who names ranks, and a single one in full.
+func (r *Report) who(ranks Ranks) string {
+	if ranks.Count() == 1 {
+		return r.member(ranks[0].First).String()
+	}
+	return ranks.phrase()
+}
+
 // WriteText writes the report as text.
 func (r *Report) WriteText(w io.Writer) error {
 	_, err := io.WriteString(w, strings.Join(r.Lines(), "\n")+"\n")
@@ -258,20 +266,20 @@ func (w *Waiting) lines(g *GroupReport, r *Report) []string {
 		site = at(w.Sites[0].Site)
 	}
 	if missing == 0 {
-		if w.GaveUp {
+		if c := g.culprits(); w.GaveUp && c.Count() > 0 {
+			add("group %q: %s %d failed because of %s of %d, after %s%s; all had called it", g.Name, w.Call, w.Seq, r.who(c), g.Size, span(w.LongestNS), site)
+		} else if w.GaveUp {
 			add("group %q: %s %d failed on %s%s; all %d ranks had called it", g.Name, w.Call, w.Seq, w.Ranks.phrase(), site, g.Size)
 		} else {
 			add("group %q: %s %d runs on %s, for %s%s; all %d ranks have called it", g.Name, w.Call, w.Seq, w.Ranks.phrase(), span(w.LongestNS), site, g.Size)
 		}
 		return out
 	}
-	blame := ""
-	for _, c := range g.culprits() {
-		if !w.Missing.Has(c.First) || !w.Missing.Has(c.Last) {
-			blame = "; its error names " + g.culprits().phrase()
-		}
+	if c := g.culprits(); w.GaveUp && c.Count() > 0 && c.String() != w.Missing.String() {
+		add("group %q: %s %d failed because of %s of %d, after %s%s; %s had not come", g.Name, w.Call, w.Seq, r.who(c), g.Size, span(w.LongestNS), site, w.Missing.phrase())
+	} else {
+		add("group %q: %s %d %s for %s of %d, %s%s", g.Name, w.Call, w.Seq, verb, w.Missing.phrase(), g.Size, span(w.LongestNS), site)
 	}
-	add("group %q: %s %d %s for %s of %d, %s%s%s", g.Name, w.Call, w.Seq, verb, w.Missing.phrase(), g.Size, span(w.LongestNS), site, blame)
 	for i := range w.Absent {
 		out = append(out, "  "+w.Absent[i].line())
 	}
