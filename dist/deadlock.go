@@ -72,8 +72,11 @@ func (g *Group) watchCalls() {
 	if g.size < 2 {
 		return
 	}
-	g.guard = &guard{root: g, stop: make(chan struct{})}
-	g.guard.timer = time.AfterFunc(guardPeriod, g.guard.look)
+	w := &guard{root: g, stop: make(chan struct{})}
+	g.guard = w
+	w.mu.Lock() // the first look may begin before the timer is known
+	w.timer = time.AfterFunc(guardPeriod, w.look)
+	w.mu.Unlock()
 }
 
 // close ends the looks; nil has none.
