@@ -8,23 +8,42 @@ import (
 	"strconv"
 )
 
-// whyIdle says why a process of this host does nothing, if the system shows it.
-func whyIdle(pid int) string {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return ""
-	}
-	return idleOf(stat)
+// procState is what the system shows of a process of this host.
+type procState struct {
+	state byte   // 'R' running, 'S' asleep, 'T' stopped …
+	ticks uint64 // of processor time that it has had
 }
 
-// idleOf reads what /proc/PID/stat says (proc_pid_stat(5)): the state follows
-// the program's name, which is in parentheses and may have any in it.
-func idleOf(stat []byte) string {
-	end := bytes.LastIndexByte(stat, ')')
-	if end < 0 || len(stat) < end+3 {
-		return ""
+// stateOf looks at a process. It is not known what there is to see on systems
+// without /proc.
+func stateOf(pid int) (procState, bool) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return procState{}, false
 	}
-	switch stat[end+2] {
+	return parseState(stat)
+}
+
+// parseState reads what /proc/PID/stat says (proc_pid_stat(5)): the state
+// follows the program's name, which is in parentheses and may have any in it.
+func parseState(stat []byte) (s procState, ok bool) {
+	end := bytes.LastIndexByte(stat, ')')
+	if end < 0 {
+		return s, false
+	}
+	fields := bytes.Fields(stat[end+1:])
+	const state, user, system = 0, 11, 12
+	if len(fields) <= system || len(fields[state]) != 1 {
+		return s, false
+	}
+	u, err := strconv.ParseUint(string(fields[user]), 10, 64)
+	k, errK := strconv.ParseUint(string(fields[system]), 10, 64)
+	return procState{fields[state][0], u + k}, err == nil && errK == nil
+}
+
+// why says why a process does nothing, if it shows.
+func (s procState) why() string {
+	switch s.state {
 	case 'T':
 		return "; its process is stopped"
 	case 't':

@@ -24,6 +24,9 @@ const (
 	// maxUnheard is how many beats are sent to a rank that sends none: those
 	// that it does not read fill the room on the way to it.
 	maxUnheard = 64
+	// busyLimits is after how many limits a process of this host is silent that
+	// uses processor time.
+	busyLimits = 4
 	// beatSize is the payload of a beat: see [Progress].
 	beatSize = 32
 	// nudgeGap is the least time between beats that are asked for, and nudgeShare
@@ -41,7 +44,9 @@ const (
 //
 // Time counts as silence only while this goroutine is itself awake and on
 // time, and what has come and waits to be read is heard: a rank that was
-// stopped, or starved of its processors, has no grounds to accuse others.
+// stopped, or starved of its processors, has no grounds to accuse others. And
+// a process of the same host that uses processor time is not silent for some
+// more limits: where many fight for few processors its beats may come late.
 type pulse struct {
 	star   *star
 	limit  time.Duration // 0: beats are sent, and nobody is accused
@@ -70,6 +75,8 @@ type peerPulse struct {
 	missed  atomic.Int64  // ns since
 	unheard int           // beats sent since
 	accused bool
+	ticks   uint64 // of processor time that its process had at half the limit
+	near    bool   // it was looked at then
 }
 
 type rankConn struct {
@@ -243,29 +250,38 @@ func (p *pulse) look(awake time.Duration) {
 	for _, c := range p.conns {
 		peer := &p.peers[c.rank]
 		if frames := peer.frames.Load(); frames != peer.seen {
-			peer.seen, peer.unheard = frames, 0
+			peer.seen, peer.unheard, peer.near = frames, 0, false
 			peer.missed.Store(0)
 			continue
 		}
 		missed := time.Duration(peer.missed.Add(int64(awake)))
+		if p.limit > 0 && !peer.near && missed >= p.limit/2 {
+			if s, ok := p.star.cfg.neighbour(c.rank); ok {
+				peer.ticks, peer.near = s.ticks, true
+			}
+		}
 		if p.limit > 0 && missed >= p.limit && !peer.accused {
 			if c.conn.Pending() { // it is this rank that has not come to read
 				peer.missed.Store(0)
 				continue
 			}
+			s, local := p.star.cfg.neighbour(c.rank)
+			if local && peer.near && s.ticks > peer.ticks && missed < busyLimits*p.limit {
+				continue // it computes, and its beats do not get a processor
+			}
 			peer.accused = true
-			p.star.news(p.star.rank, c.rank, kindSilent, p.star.cfg.whySilent(c.rank, p.limit))
+			p.star.news(p.star.rank, c.rank, kindSilent, fmt.Sprintf("for %v%s", max(p.limit, missed.Round(p.limit)), s.why()))
 		}
 	}
 }
 
-// whySilent is the text of a fault of kindSilent.
-func (cfg *Config) whySilent(rank int, limit time.Duration) string {
-	text := fmt.Sprintf("for %v", limit)
-	if m := cfg.Members[rank]; m.PID > 0 && m.Host == cfg.Members[cfg.Rank].Host {
-		text += whyIdle(m.PID)
+// neighbour looks at the process of a rank, if it is one of this host.
+func (cfg *Config) neighbour(rank int) (procState, bool) {
+	m, me := cfg.Members[rank], cfg.Members[cfg.Rank]
+	if m.PID <= 0 || m.PID == me.PID || m.Host != me.Host {
+		return procState{}, false
 	}
-	return text
+	return stateOf(m.PID)
 }
 
 // connections appends the star's connections to a list.

@@ -5,6 +5,7 @@ package native
 import (
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -143,10 +144,29 @@ func TestSkewTravels(t *testing.T) {
 	}
 }
 
+// TestProcState reads what the system says of processes, this one among them.
+func TestProcState(t *testing.T) {
+	s, ok := parseState([]byte("4711 (a) b (c)) T 1 4711 4711 0 -1 4194560 100 0 0 0 17 4 0 0 20 0 5 0 100"))
+	if !ok || s != (procState{'T', 21}) || s.why() != "; its process is stopped" {
+		t.Errorf("%+v, %t", s, ok)
+	}
+	for _, bad := range []string{"", "1 (x", "1 (x)", "1 (x) R 1", "1 (x) R 1 2 3 4 5 6 7 8 9 10 a b"} {
+		if s, ok := parseState([]byte(bad)); ok {
+			t.Errorf("%q is %+v", bad, s)
+		}
+	}
+	if _, err := os.Stat("/proc/self/stat"); err == nil {
+		if s, ok := stateOf(os.Getpid()); !ok || s.state == 'T' {
+			t.Errorf("this process is %+v, %t", s, ok)
+		}
+	}
+}
+
 // FuzzBeat: what a beat or a table says that is accepted makes sense, and is
 // read as it was written.
 func FuzzBeat(f *testing.F) {
 	f.Add(encodeProgress(nil, Progress{1, 2, 3, 4}))
+	f.Add([]byte("4711 (a) b (c)) T 1 4711 4711 0 -1 4194560 100 0 0 0 17 4 0 0 20 0 5 0 100"))
 	f.Add(encodeSkew(nil, []RankSkew{{1, 2, 0.5, 3}, {2, 0, 0, 0}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if p, err := parseProgress(b); err == nil {
@@ -161,8 +181,8 @@ func FuzzBeat(f *testing.F) {
 				}
 			}
 		}
-		if text := idleOf(b); len(text) > 100 {
-			t.Errorf("%q", text)
+		if s, ok := parseState(b); ok && (s.state == 0 || s.state == ' ') {
+			t.Errorf("%q is %+v", b, s)
 		}
 	})
 }
