@@ -71,6 +71,9 @@ func (a *awaited) over(ctx context.Context, err error) error {
 	}
 	limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), askPatience)
 	defer cancel()
+	if errors.Is(err, ErrDied) || errors.Is(err, ErrSilent) {
+		return err // that says it; and it may be who serves the store
+	}
 	if !a.said && a.say(limit) != nil {
 		return err
 	}

@@ -92,23 +92,13 @@ const (
 	overUnix
 )
 
+// errNotListening is the error of a connection that a rank does not take.
+var errNotListening = errors.New("it does not listen for this kind of connection")
+
 // dial connects to a rank of the job, given by its number there, and says
 // what for.
 func (f *Fabric) dial(ctx context.Context, rank int, by route, h hello) (*transport.Conn, error) {
-	f.mu.Lock()
-	var at Address
-	if rank >= 0 && rank < len(f.book) {
-		at = f.book[rank]
-	}
-	f.mu.Unlock()
-	addr := at.TCP
-	if by == overUnix {
-		addr = at.Unix
-	}
-	if addr == "" {
-		return nil, errors.New("it does not listen for this kind of connection")
-	}
-	conn, err := transport.Dial(ctx, addr, Proto, f.token, transport.WithTLS(by == overTLS), transport.WithDialer(f.dialer))
+	conn, err := f.connect(ctx, rank, by)
 	if err != nil {
 		return nil, err
 	}

@@ -138,8 +138,11 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 // meet opens the connections of the star.
 func (m *Mesh) meet(ctx context.Context) error {
 	if m.cfg.Rank == 0 {
+		defer m.fabric.askAbsent(ctx, &m.cfg, func(rank int) route { return m.route(rank, forControl) }, m.star.absent, m.star.lost)()
 		return m.star.awaitSpokes(ctx)
 	}
+	ctx, stop := m.fabric.withHub(ctx, &m.cfg, m.route(0, forControl))
+	defer stop()
 	hub, err := m.dial(ctx, 0, forControl)
 	if err == nil {
 		err = hub.Do(ctx, func() error { return awaitDone(hub) })

@@ -80,8 +80,11 @@ func (p *process) meet(ctx context.Context) error {
 		if p.end, err = p.fabric.attach(p.cfg.Key, n, p.serve); err != nil {
 			return err
 		}
+		defer p.fabric.askAbsent(ctx, &p.cfg, func(int) route { return overUnix }, p.star.absent, p.star.lost)()
 		return p.star.awaitSpokes(ctx)
 	}
+	ctx, stop := p.fabric.withHub(ctx, &p.cfg, overUnix)
+	defer stop()
 	conn, err := p.dial(ctx, 0, forControl, p.cfg.Agreed)
 	if err != nil {
 		return p.cfg.absent(ctx, 0, err)

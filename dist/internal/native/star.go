@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -28,7 +29,8 @@ type star struct {
 	// nil; set before any rank joins.
 	stalled func(rank int, c *collective.Call)
 
-	pulse *pulse // nil: no beats
+	pulse    *pulse      // nil: no beats
+	troubled atomic.Bool // trouble has its error, or will
 	// lines is called now and then to look for lines that are cut. May be nil;
 	// set before any rank joins.
 	lines func(limit time.Duration)
@@ -68,11 +70,11 @@ func (s *star) mayJoin(h hello) error {
 	return nil
 }
 
-// alarm ends the wait for ranks that have not joined.
+// alarm ends the wait for ranks that have not joined, unless there is a reason
+// already.
 func (s *star) alarm(err error) {
-	select {
-	case s.trouble <- err:
-	default: // not the first
+	if !s.troubled.Swap(true) {
+		s.trouble <- err
 	}
 }
 
@@ -206,6 +208,8 @@ func (s *star) drop(rank int) bool {
 // this rank's calls have failed its process may end, and be taken for the cause
 // by who hears only of that.
 func (s *star) news(from, about int, kind uint32, text string) {
+	// Those who hear of it leave at once, which is not to be taken for the reason.
+	first := !s.troubled.Swap(true)
 	s.pass(from, about, kind, text)
 	s.heard(about, kind, text)
 	if kind == kindDied && s.cfg.Deaths != nil {
@@ -214,7 +218,9 @@ func (s *star) news(from, about int, kind uint32, text string) {
 	if kind == kindSilent && s.cfg.Silences != nil {
 		s.cfg.Silences(about, text)
 	}
-	s.alarm(s.cfg.faultError(nil, about, kind, text))
+	if first {
+		s.trouble <- s.cfg.faultError(nil, about, kind, text)
+	}
 }
 
 // gone takes a rank's leave.
