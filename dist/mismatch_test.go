@@ -190,6 +190,9 @@ var mismatches = []struct {
 	{"shape: large, what is sent is not what is expected",
 		func(p *player) error { return p.exchange(200_000) },
 		func(p *player) error { return p.exchange(100_000) }, []string{"has 100000 elements for rank", "which expects 200000"}, false},
+	{"shape: nothing is sent and something expected",
+		func(p *player) error { return p.exchange(2) },
+		func(p *player) error { return p.exchange(0) }, []string{"has 0 elements for rank", "which expects 2"}, false},
 	{"shape: of one rank, gathered",
 		func(p *player) error { return p.gatherOf(3) },
 		func(p *player) error { return p.gatherOf(4) }, []string{"has 4 elements for rank", "which expects 3"}, false},
@@ -432,9 +435,45 @@ func makeMismatch(t *testing.T, way, kind, n int, rng *rand.Rand) (time.Duration
 				return last, fmt.Errorf("rank %d: no %q in: %v", r, want, err)
 			}
 		}
-		if last > time.Second {
+		limit := time.Second
+		if tc.apart {
+			limit *= 3 // the groups are made first
+		}
+		if last > limit {
 			return last, fmt.Errorf("the last rank knew after %v", last)
 		}
 	}
 	return last, nil
+}
+
+// TestNothingComes has a rank of an all-to-all that takes its parts for empty
+// do something else: those who wait for them are told meanwhile.
+func TestNothingComes(t *testing.T) {
+	told := make(chan struct{}, 2)
+	failing(t, 3, func(ctx context.Context, g *Group) error {
+		p := &player{ctx: ctx, g: g, odd: 1}
+		if g.Rank() == 1 {
+			if err := p.exchange(0); err != nil {
+				return err
+			}
+			<-told
+			<-told
+			return g.Barrier(ctx)
+		}
+		start := time.Now()
+		err := p.exchange(2)
+		told <- struct{}{}
+		if took := time.Since(start); took > time.Second {
+			return fmt.Errorf("told after %v: %w", took, err)
+		}
+		return err
+	}, func(errs []error) error {
+		for r, err := range errs {
+			var m *MismatchError
+			if !errors.As(err, &m) || m.Parcel == nil || m.Parcel.From != 1 || m.Parcel.Have != 0 || m.Parcel.Want != 2 {
+				return fmt.Errorf("rank %d: not told that rank 1 has nothing: %v", r, err)
+			}
+		}
+		return nil
+	})
 }

@@ -91,6 +91,7 @@ func (m *mismatch) say(rank int, site func(collective.Call) string, past func(se
 			for _, seq := range []uint64{other.Call.Seq, mine.Call.Seq} {
 				if c, ok := past(seq); ok && (!c.Matches(&other.Call) || seq == mine.Call.Seq && c.Matches(&mine.Call)) {
 					mine.Call = c
+					m.differs = m.differs && c.Matches(&other.Call)
 					break
 				}
 			}
@@ -112,6 +113,7 @@ func (m *mismatch) merge(rank int, o *mismatch) {
 		for j := range o.calls {
 			if m.calls[i].Rank == rank && o.calls[j].Rank == rank && o.said[j] && !m.said[i] {
 				m.calls[i], m.said[i] = o.calls[j], true
+				m.differs = m.differs && o.differs
 			}
 		}
 	}

@@ -155,6 +155,7 @@ func (d *watchdog) look() {
 	}
 	d.mu.Unlock()
 	if stalled != nil {
+		d.mesh.past.wants(d.mesh.cfg.Rank, d.mesh.n, stalled)
 		d.mesh.star.tellStalled(d.mesh.cfg.Rank, stalled)
 	}
 }
@@ -241,6 +242,14 @@ func (m *Mesh) mismatch(c *collective.Call, peer int, there collective.Call) *co
 				mine, parcel = then, &collective.Parcel{From: peer, To: m.cfg.Rank, Have: there.Count, Want: want}
 			}
 		}
+	} else if !isMessage(c) && there.Seq > c.Seq {
+		// It has gone on without a word: it had nothing for this rank, or has
+		// called something else, as it will say.
+		if want, own := c.Wants(peer); own {
+			there = *c
+			there.Count, there.Parts, there.Recvs = 0, nil, nil
+			parcel = &collective.Parcel{From: peer, To: m.cfg.Rank, Want: want}
+		}
 	}
 	return &collective.MismatchError{Group: m.cfg.Group, Seq: mine.Seq, Parcel: parcel,
 		Here: collective.RankCall{Rank: m.cfg.Rank, Call: mine}, There: collective.RankCall{Rank: peer, Call: there}}
@@ -248,10 +257,51 @@ func (m *Mesh) mismatch(c *collective.Call, peer int, there collective.Call) *co
 
 func (h *history) compare(cfg *Config, seq uint64) error {
 	mine := &h.calls[seq%pastCalls]
-	if mine.Seq != seq || h.there.Call.Seq != seq || mine.Matches(&h.there.Call) {
+	if mine.Seq != seq || h.there.Call.Seq != seq {
+		return nil
+	}
+	if mine.Matches(&h.there.Call) {
+		if wants := h.there.Call.Recvs; cfg.Rank < len(wants) && wants[cfg.Rank] >= 0 {
+			return h.parcel(cfg, mine, wants[cfg.Rank])
+		}
 		return nil
 	}
 	return &collective.MismatchError{Group: cfg.Group, Seq: seq, Here: collective.RankCall{Rank: cfg.Rank, Call: *mine}, There: h.there}
+}
+
+// parcel returns an error if this rank had not as much for another one as that
+// waits for: nothing at all comes of a part that its sender takes for empty.
+func (h *history) parcel(cfg *Config, mine *collective.Call, want int) error {
+	have := mine.HasFor(h.there.Rank)
+	if have == want {
+		return nil
+	}
+	there := h.there
+	there.Call.Recvs = nil
+	return &collective.MismatchError{Group: cfg.Group, Seq: mine.Seq, Here: collective.RankCall{Rank: cfg.Rank, Call: *mine}, There: there,
+		Parcel: &collective.Parcel{From: cfg.Rank, To: there.Rank, Have: have, Want: want}}
+}
+
+// wants adds to a call that this rank waits in what it expects from each rank,
+// where the others do not know it.
+func (h *history) wants(rank, numRanks int, c *collective.Call) {
+	mine, ok := h.call(c.Seq)
+	c.Recvs = nil
+	if !ok || c.Op == collective.OpGather && c.Root != rank || c.Op == collective.OpScatter && c.Root == rank {
+		return
+	}
+	var all []int
+	for from := range numRanks {
+		n, own := mine.Wants(from)
+		switch {
+		case !own:
+			return
+		case from == rank, c.Op == collective.OpScatter && from != c.Root:
+			n = -1
+		}
+		all = append(all, n)
+	}
+	c.Recvs = all
 }
 
 // heardCall takes the call that another rank waits in.

@@ -130,19 +130,40 @@ func parseCall(b []byte) (collective.Call, error) {
 	}, nil
 }
 
-// encodeStalled makes the payload of frameStalled.
+// encodeStalled makes the payload of frameStalled: a call and, where that is the
+// ranks' own affair, what the rank wants from each in it, as its Recvs: -1 where
+// it wants nothing that it could know of.
 func encodeStalled(rank int, c *collective.Call) []byte {
-	return appendCall(binary.LittleEndian.AppendUint32(nil, uint32(rank)), c)
+	b := appendCall(binary.LittleEndian.AppendUint32(nil, uint32(rank)), c)
+	bare := len(b)
+	for _, n := range c.Recvs {
+		b = binary.AppendUvarint(b, uint64(n+1))
+	}
+	if len(b) > bare+maxWants {
+		return b[:bare] // too many ranks: they are not told
+	}
+	return b
 }
 
+// maxWants is the most bytes of what a rank wants from the others.
+const maxWants = 512
+
 func parseStalled(b []byte, numRanks int) (rank int, c collective.Call, err error) {
-	if len(b) != 4+callSize {
+	if len(b) < 4+callSize || len(b) > 4+callSize+maxWants {
 		return 0, c, fmt.Errorf("a call under way of %d bytes", len(b))
 	}
 	r := binary.LittleEndian.Uint32(b)
 	if uint64(r) >= uint64(numRanks) {
 		return 0, c, fmt.Errorf("a call under way of rank %d of %d", r, numRanks)
 	}
-	c, err = parseCall(b[4:])
-	return int(r), c, err
+	if c, err = parseCall(b[4:][:callSize]); err != nil {
+		return 0, c, err
+	}
+	if c.Recvs, err = parseParts(b[4+callSize:], numRanks); err != nil {
+		return 0, c, err
+	}
+	for i := range c.Recvs {
+		c.Recvs[i]--
+	}
+	return int(r), c, nil
 }

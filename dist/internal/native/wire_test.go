@@ -26,6 +26,11 @@ func TestWireRoundTrip(t *testing.T) {
 	if rank != 2 || kind != kindFailed || text != "why" || err != nil {
 		t.Errorf("fault: %d %d %q %v", rank, kind, text, err)
 	}
+	waits := sampleCall
+	waits.Recvs = []int{-1, 300, 0}
+	if rank, got, err := parseStalled(encodeStalled(1, &waits), 3); rank != 1 || err != nil || !reflect.DeepEqual(got, waits) {
+		t.Errorf("call under way that wants something: %d %+v %v", rank, got, err)
+	}
 	if rank, got, err := parseStalled(encodeStalled(2, &sampleCall), 3); rank != 2 || err != nil || !reflect.DeepEqual(got, sampleCall) {
 		t.Errorf("call under way: %d %+v %v", rank, got, err)
 	}
@@ -66,6 +71,7 @@ func FuzzWire(f *testing.F) {
 	f.Add(h.encode())
 	f.Add(appendCall(nil, &sampleCall))
 	f.Add(encodeStalled(1, &sampleCall))
+	f.Add(append(encodeStalled(1, &sampleCall), 0, 3, 1, 7))
 	f.Add(encodeFault(1, kindDied, "killed"))
 	f.Add([]byte((&mismatch{calls: [2]collective.RankCall{{Call: sampleCall, Site: "a.go:1"}, {Rank: 1, Call: sampleCall}}, said: [2]bool{true, false}}).encode()))
 	f.Add(encodeAsk(1, 2, 3))
