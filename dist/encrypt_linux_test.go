@@ -34,13 +34,13 @@ ip route replace local 10.99.0.3 dev lo table local src 10.99.0.4
 ip route replace local 10.99.0.4 dev lo table local src 10.99.0.3
 exec "$@"`
 
-// inTwoHosts is set in the process of a test that twoHosts runs.
-const inTwoHosts = "DIST_TEST_TWO_HOSTS"
+// inOwnNetwork is set in the process of a test that has a network of its own.
+const inOwnNetwork = "DIST_TEST_OWN_NETWORK"
 
-// rerunInTwoHosts runs the test once more where there are two hosts, and says
-// whether this is that run.
-func rerunInTwoHosts(t *testing.T) bool {
-	if os.Getenv(inTwoHosts) != "" {
+// rerunInNetwork runs the test once more in a network of its own that a script
+// makes, and says whether this is that run.
+func rerunInNetwork(t *testing.T, script string) bool {
+	if os.Getenv(inOwnNetwork) != "" {
 		return true
 	}
 	for _, tool := range []string{"ip", "unshare"} {
@@ -48,14 +48,14 @@ func rerunInTwoHosts(t *testing.T) bool {
 			t.Skip(err)
 		}
 	}
-	args := []string{"--net", "sh", "-c", twoHosts, "sh", os.Args[0], "-test.run", "^" + t.Name() + "$"}
+	args := []string{"--net", "sh", "-c", script, "sh", os.Args[0], "-test.run", "^" + t.Name() + "$"}
 	if os.Geteuid() != 0 {
 		args = append([]string{"--map-root-user"}, args...)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "unshare", args...)
-	cmd.Env = append(os.Environ(), inTwoHosts+"=1")
+	cmd.Env = append(os.Environ(), inOwnNetwork+"=1")
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -144,7 +144,7 @@ func twoRanks(t *testing.T, policies [2]string, main func(context.Context, *Grou
 // failed, cannot be read on the way, unless the job wants it so; the data of
 // collectives can, unless the job wants it hidden.
 func TestEncryptBetweenHosts(t *testing.T) {
-	if !rerunInTwoHosts(t) {
+	if !rerunInNetwork(t, twoHosts) {
 		return
 	}
 	t.Setenv(string(envvar.Token), transport.NewToken().Text())
@@ -193,7 +193,7 @@ func TestEncryptBetweenHosts(t *testing.T) {
 
 // Ranks of different policies are told so.
 func TestEncryptMismatch(t *testing.T) {
-	if !rerunInTwoHosts(t) {
+	if !rerunInNetwork(t, twoHosts) {
 		return
 	}
 	t.Setenv(string(envvar.Token), transport.NewToken().Text())

@@ -62,6 +62,7 @@ type Mesh struct {
 	// goroutine that receives.
 	to, from []*transport.Conn
 	running  *watched // the collective under way
+	inline   int      // bytes that may be on their way over each of to
 
 	// whole ends with the first fault; it is the one context that lives as
 	// long as the group.
@@ -108,7 +109,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 		opts: opts, localOf: make([]int, n), to: make([]*transport.Conn, n), from: make([]*transport.Conn, n), links: make([]int, n),
 		conns: map[*transport.Conn]int{}, outgoing: map[int]*transport.Conn{}, incoming: map[int]*transport.Conn{},
 		waiting: map[way]chan *transport.Conn{}, left: map[int]bool{}, news: make(chan struct{})}
-	m.watch.mesh = m
+	m.watch.mesh, m.inline = m, inlineLimit
 	m.whole, m.endWhole = context.WithCancel(context.Background())
 	m.star = newStar(&m.cfg, m.heard, m.hasLeft)
 	m.star.lines = m.checkLines

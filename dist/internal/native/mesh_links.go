@@ -11,9 +11,25 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// inlineLimit is what may be on its way to a rank that does not read at the
-// moment: below it a rank can send and then receive.
-const inlineLimit = 16 << 10
+const (
+	// inlineLimit is what may be on its way to a rank that does not read at the
+	// moment: below it a rank can send and then receive. Where sockets have less
+	// room than usual it is less.
+	inlineLimit = 16 << 10
+	// inlinePart is the part of a connection's buffers, at both ends, that is
+	// counted on: small pieces take up much more there than their bytes.
+	inlinePart = 8
+)
+
+// inlineRoom returns what may be on its way over a connection. The peer's buffers
+// are taken to be like those here.
+func inlineRoom(conn *transport.Conn) int {
+	out, in := conn.Buffers()
+	if out+in == 0 { // not known
+		return inlineLimit
+	}
+	return min(inlineLimit, (out+in)/inlinePart)
+}
 
 // prepare implements [link]. It opens the connections that go out. Those that
 // come are waited for by the first receive from each (see incomingFrom), when
@@ -44,6 +60,7 @@ func (m *Mesh) prepare(ctx context.Context, c *collective.Call, p *collective.Pl
 				release()
 				return nil, false, err
 			}
+			m.inline = min(m.inline, inlineRoom(m.to[to]))
 		}
 		w.uses(m.to[to])
 	}
@@ -57,7 +74,7 @@ func (m *Mesh) prepare(ctx context.Context, c *collective.Call, p *collective.Pl
 		}
 	}
 	m.running = w
-	return release, fits && total <= inlineLimit, nil
+	return release, fits && total <= m.inline, nil
 }
 
 // incomingFrom returns the connection on which a peer sends its pieces, for the
