@@ -263,10 +263,11 @@ func TestMain(m *testing.M) {
 
 // TestAlgorithms plays every algorithm of every operation for all group sizes up
 // to 33, with whole and empty and uneven parts, in pieces and whole, with room
-// on the way and without.
+// on the way and without: of more than five ranks a sample (see -all).
 func TestAlgorithms(t *testing.T) {
 	inParallel(33, func(i int) {
 		n := 33 - i
+		pick := sample(n)
 		for op := OpBarrier; int(op) < len(tables); op++ {
 			for a := range tables[op] {
 				a := &tables[op][a]
@@ -275,6 +276,9 @@ func TestAlgorithms(t *testing.T) {
 						continue
 					}
 					for _, tr := range trials(op, n, top) {
+						if n > 5 && !pick(4) {
+							continue
+						}
 						if t.Failed() {
 							return
 						}
@@ -288,7 +292,7 @@ func TestAlgorithms(t *testing.T) {
 						}
 						for _, room := range []bool{true, false} {
 							if err := play(tr, a, room, tr.piece > 20 && n <= 12, equalTo[int64]); err != nil {
-								t.Errorf("%s, room %v: %v: %v", a.name, room, tr, err)
+								t.Errorf("seed %d: %s, room %v: %v: %v", *seed, a.name, room, tr, err)
 							}
 						}
 					}
@@ -386,10 +390,10 @@ func TestOrderOfRanks(t *testing.T) {
 	}
 }
 
-// TestManyRanks plays what is chosen for many ranks, sampled.
+// TestManyRanks plays what is chosen for many ranks, a sample (see -all).
 func TestManyRanks(t *testing.T) {
-	seed := uint64(4)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := rand.New(rand.NewPCG(*seed, 0))
+	pick := sample(0)
 	for _, n := range []int{64, 100, 255, 1024, 4096} {
 		for op := OpBarrier; int(op) < len(tables); op++ {
 			if tables[op] == nil {
@@ -397,6 +401,9 @@ func TestManyRanks(t *testing.T) {
 			}
 			for i, top := range topologies(n)[:4] {
 				if n > 256 && i > 0 && (int(op)+i)%3 > 0 {
+					continue
+				}
+				if !pick(3) {
 					continue
 				}
 				count := []int{1, n}[rng.IntN(2)]
@@ -414,7 +421,7 @@ func TestManyRanks(t *testing.T) {
 				}
 				a, _ := ps[0].choose()
 				if err := play(tr, a, true, false, equalTo[int64]); err != nil {
-					t.Errorf("seed %d: %s: %d ranks, topology %d: %v", seed, a.name, n, i, err)
+					t.Errorf("seed %d: %s: %d ranks, topology %d: %v", *seed, a.name, n, i, err)
 				}
 			}
 		}

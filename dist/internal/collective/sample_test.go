@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package collective
+
+import (
+	"flag"
+	"math/rand/v2"
+)
+
+// The tests of the plans of many ranks play some of what there is, other ones each
+// time, and with -all everything. A failure names its -seed.
+var (
+	everything = flag.Bool("all", false, "play the plans of all trials, not of a sample")
+	seed       = flag.Uint64("seed", rand.Uint64(), "of the sample of trials whose plans are played")
+)
+
+// sample returns what picks one of so many trials.
+func sample(stream int) func(of int) bool {
+	rng := rand.New(rand.NewPCG(*seed, uint64(stream)))
+	return func(of int) bool { return rng.IntN(of) == 0 || *everything }
+}
