@@ -58,7 +58,11 @@ func (g *Group) MonitoredBarrier(ctx context.Context) error {
 	case errors.As(err, &other):
 		return err
 	case err != nil:
-		return fmt.Errorf("dist: monitored_barrier %d of group %q on rank %d: %w", seq, g.name, g.rank, err)
+		err = fmt.Errorf("dist: monitored_barrier %d of group %q on rank %d: %w", seq, g.name, g.rank, err)
+		if g.backend != nil && errors.Is(err, store.ErrLost) {
+			g.backend.Fail(err) // this rank cannot come, which the others do not know
+		}
+		return err
 	case len(missing) > 0:
 		late := &TimeoutError{Group: g.name, Op: "monitored_barrier", Seq: seq, Site: flight.Here(), Cause: context.DeadlineExceeded}
 		for _, m := range missing {

@@ -307,10 +307,17 @@ func (c *Conn) fail(op string, err error) error {
 	return &Error{Op: op, Proto: c.proto, Addr: c.Peer(), Err: plain(err)}
 }
 
+// ErrAlert is the cause of the end of a TLS connection whose other side could not
+// read what came.
+var ErrAlert = errors.New("the other side could not read what came")
+
 // plain takes away the addresses that package net puts before a cause: Error has them.
 func plain(err error) error {
 	var op *net.OpError
 	if errors.As(err, &op) {
+		if op.Op == "remote error" { // as crypto/tls says
+			return fmt.Errorf("%w: %w", ErrAlert, op.Err)
+		}
 		return op.Err
 	}
 	return err

@@ -90,8 +90,8 @@ func (s *star) absent() []int {
 	return ranks
 }
 
-// lost takes a rank that does not answer before it has joined.
-func (s *star) lost(rank int, text string) { s.news(s.rank, rank, kindSilent, text) }
+// mute takes a rank that does not answer before it has joined.
+func (s *star) mute(rank int, text string) { s.news(s.rank, rank, kindSilent, text) }
 
 // withHub returns a context that ends when the process of a group's hub, which
 // this spoke waits for, does not answer.

@@ -5,9 +5,11 @@ package native
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -51,7 +53,7 @@ func (e *Endpoint) answer(conn *transport.Conn, h hello) (keep bool) {
 	e.mu.Lock()
 	if e.closed {
 		e.mu.Unlock()
-		refuse(conn, errors.New("this rank has closed the group"))
+		refuse(conn, errors.New(closedText))
 		return false
 	}
 	e.open[conn] = struct{}{}
@@ -86,14 +88,15 @@ func (e *Endpoint) Close() {
 	f := e.fabric
 	f.mu.Lock()
 	delete(f.ends, e.group)
-	f.markClosed(e.group)
+	f.markClosed(e.group, "")
 	f.mu.Unlock()
 	e.running.Wait()
 }
 
-// markClosed remembers that a group is no more; the fabric is locked.
-func (f *Fabric) markClosed(group string) {
-	f.closed[group] = struct{}{}
+// markClosed remembers that a group is no more, and why if it has never been;
+// the fabric is locked.
+func (f *Fabric) markClosed(group, why string) {
+	f.closed[group] = why
 	f.order = append(f.order, group)
 	if len(f.order) > maxClosed {
 		delete(f.closed, f.order[0])
@@ -105,14 +108,44 @@ func (f *Fabric) markClosed(group string) {
 	}
 }
 
-// Forget says that a group that this rank was to make will not be: hellos to
-// it are refused.
-func (f *Fabric) Forget(group string) {
+// Forget says that a group that this rank was to make will not be, and why:
+// hellos to it are refused.
+func (f *Fabric) Forget(group, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, was := f.closed[group]; !was && f.ends[group] == nil {
-		f.markClosed(group)
+		f.markClosed(group, why)
 	}
+}
+
+// closedText is the refusal of who comes to a group that this rank has closed,
+// with what it failed of behind a colon if it never was.
+const closedText = "this rank has closed the group"
+
+// refusal makes the error of a refused hello.
+func refusal(text []byte) error {
+	if why, ok := strings.CutPrefix(string(text), closedText); ok {
+		return &closedError{strings.TrimPrefix(why, ": ")}
+	}
+	return fmt.Errorf("refused: %s", text)
+}
+
+// closedError is that a rank has closed the group, or has failed to make it.
+type closedError struct{ why string }
+
+func (e *closedError) Error() string {
+	if e.why == "" {
+		return closedText
+	}
+	return closedText + ": " + e.why
+}
+
+// cause is that of an error about the rank.
+func (e *closedError) cause() error {
+	if e.why == "" {
+		return collective.ErrLeft
+	}
+	return errors.New(e.why)
 }
 
 // takeHello reads the first frame of a connection. A hello that makes no

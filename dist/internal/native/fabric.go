@@ -51,8 +51,8 @@ type Fabric struct {
 	ends    map[string]*Endpoint
 	parked  map[string]chan struct{} // groups that somebody waits for; closed when made
 	open    map[*transport.Conn]struct{}
-	closed  map[string]struct{}
-	order   []string // of closed, oldest first
+	closed  map[string]string // why, if they have never been
+	order   []string          // of closed, oldest first
 	done    chan struct{}
 	ended   bool
 	running sync.WaitGroup
@@ -67,7 +67,7 @@ type ownedPort struct {
 // through TLS is refused to connections from other hosts that do not.
 func NewFabric(token transport.Token, encrypt transport.Encrypt) *Fabric {
 	return &Fabric{token: token, encrypt: encrypt, ends: map[string]*Endpoint{}, parked: map[string]chan struct{}{},
-		open: map[*transport.Conn]struct{}{}, closed: map[string]struct{}{}, done: make(chan struct{})}
+		open: map[*transport.Conn]struct{}{}, closed: map[string]string{}, done: make(chan struct{})}
 }
 
 // Listen offers [Proto] on a port, which Close closes if it is owned.
@@ -171,9 +171,9 @@ func (f *Fabric) endpoint(conn *transport.Conn, group string) (*Endpoint, error)
 			f.mu.Unlock()
 			return e, nil
 		}
-		if _, was := f.closed[group]; was {
+		if why, was := f.closed[group]; was {
 			f.mu.Unlock()
-			return nil, errors.New("this rank has closed the group")
+			return nil, &closedError{why}
 		}
 		if most := max(parkedAtLeast, parkedPerRank*len(f.book)); len(f.open) > most {
 			f.mu.Unlock()

@@ -94,7 +94,7 @@ func TestHelloWaitsForItsGroup(t *testing.T) {
 	if _, err := at.attach("late", 2, done); err == nil {
 		t.Error("a closed group was made again under its key")
 	}
-	at.Forget("never")
+	at.Forget("never", "")
 	if kind, text := answer(t, from, hello{group: "never"}); kind != frameRefused || !strings.Contains(text, "closed") {
 		t.Errorf("a hello to a group that will not be made got %d %q", kind, text)
 	}

@@ -164,6 +164,11 @@ func (cfg *Config) again(err error, c *collective.Call) error {
 // that names it, if ctx has ended.
 func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
 	if ctx.Err() == nil {
+		var closed *closedError
+		if errors.As(err, &closed) {
+			m := cfg.Members[rank]
+			return &collective.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: cfg.Group, Op: "init", Cause: closed.cause()}
+		}
 		return err
 	}
 	var other *collective.RankError

@@ -130,6 +130,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 		err = m.meetLocally(ctx, local)
 	}
 	if err != nil {
+		m.Fail(err) // who has come already waits for this rank
 		_ = m.Close()
 		return nil, err
 	}
@@ -139,7 +140,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 // meet opens the connections of the star.
 func (m *Mesh) meet(ctx context.Context) error {
 	if m.cfg.Rank == 0 {
-		defer m.fabric.askAbsent(ctx, &m.cfg, func(rank int) route { return m.route(rank, forControl) }, m.star.absent, m.star.lost)()
+		defer m.fabric.askAbsent(ctx, &m.cfg, func(rank int) route { return m.route(rank, forControl) }, m.star.absent, m.star.mute)()
 		return m.star.awaitSpokes(ctx)
 	}
 	ctx, stop := m.fabric.withHub(ctx, &m.cfg, m.route(0, forControl))
@@ -162,7 +163,7 @@ func (m *Mesh) meet(ctx context.Context) error {
 func awaitDone(conn *transport.Conn) error {
 	kind, payload, err := conn.ReadFrame(nil, maxControl)
 	if err == nil && kind != frameDone {
-		err = fmt.Errorf("refused: %s", payload)
+		err = refusal(payload)
 	}
 	return err
 }
@@ -192,6 +193,10 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 	})()
 	local, err := OpenShm(ctx, cfg, m.fabric)
 	if err != nil {
+		var other *collective.RankError
+		if errors.As(err, &other) && errors.Is(err, collective.ErrLeft) { // the mesh knows of what
+			return m.explain(nil, other.Rank, err)
+		}
 		return err
 	}
 	m.mu.Lock()

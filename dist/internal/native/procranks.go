@@ -46,6 +46,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	s.onFault, s.settle, p.star.past = p.star.spread, p.star.settled, s.past.call
 	s.pulse = p.star.pulse
 	if err := p.meet(ctx); err != nil {
+		p.why = err.Error()
 		_ = p.close()
 		return nil, err
 	}
@@ -59,6 +60,7 @@ type process struct {
 	shm     *Shm
 	fabric  *Fabric
 	end     *Endpoint // nil until this rank can answer
+	why     string    // the group could not be made
 	star    *star
 	slabs   *slabSpace
 	segment *mem.Slab // the hub's own
@@ -80,7 +82,7 @@ func (p *process) meet(ctx context.Context) error {
 		if p.end, err = p.fabric.attach(p.cfg.Key, n, p.serve); err != nil {
 			return err
 		}
-		defer p.fabric.askAbsent(ctx, &p.cfg, func(int) route { return overUnix }, p.star.absent, p.star.lost)()
+		defer p.fabric.askAbsent(ctx, &p.cfg, func(int) route { return overUnix }, p.star.absent, p.star.mute)()
 		return p.star.awaitSpokes(ctx)
 	}
 	ctx, stop := p.fabric.withHub(ctx, &p.cfg, overUnix)
@@ -110,7 +112,7 @@ func (p *process) takeSegment(conn *transport.Conn, size int) error {
 		return err
 	}
 	if kind != frameSegment {
-		return fmt.Errorf("%s", payload)
+		return refusal(payload)
 	}
 	fd, err := conn.RecvFD()
 	if err != nil {
@@ -324,7 +326,7 @@ func (p *process) close() error {
 	if p.end != nil {
 		p.end.Close()
 	} else {
-		p.fabric.Forget(p.cfg.Key)
+		p.fabric.Forget(p.cfg.Key, p.why)
 	}
 	errs := []error{p.shm.pipes.closeAll(), p.slabs.close()}
 	for _, uses := range p.incoming {

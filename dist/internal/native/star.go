@@ -4,9 +4,13 @@ package native
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -133,9 +137,7 @@ func (s *star) watch(rank int, c *transport.Conn) {
 	for {
 		kind, payload, err := c.ReadFrame(buf, maxControl)
 		if err != nil {
-			if s.drop(rank) {
-				s.news(rank, rank, kindDied, "")
-			}
+			s.lost(rank, c, err)
 			return
 		}
 		s.pulse.took(rank)
@@ -152,8 +154,7 @@ func (s *star) watch(rank int, c *transport.Conn) {
 				err = s.answered(rank, payload)
 			}
 			if err != nil {
-				s.drop(rank)
-				s.news(rank, rank, kindFailed, "broke the protocol: "+err.Error())
+				s.disown(rank, c, err)
 				return
 			}
 		case frameBye:
@@ -162,21 +163,22 @@ func (s *star) watch(rank int, c *transport.Conn) {
 			s.gone(rank)
 			return
 		case frameStalled:
-			about, c, err := parseStalled(payload, s.numRanks)
-			if err != nil || s.rank == 0 && about != rank {
-				s.drop(rank)
-				s.news(rank, rank, kindFailed, "broke the protocol")
+			about, call, err := parseStalled(payload, s.numRanks)
+			if err == nil && s.rank == 0 && about != rank {
+				err = fmt.Errorf("it speaks for rank %d", about)
+			}
+			if err != nil {
+				s.disown(rank, c, err)
 				return
 			}
 			if s.stalled != nil {
-				s.stalled(about, &c)
+				s.stalled(about, &call)
 			}
-			s.tellStalled(about, &c)
+			s.tellStalled(about, &call)
 		case frameFault, frameLeft:
 			about, what, text, err := parseFault(payload, s.numRanks)
 			if err != nil {
-				s.drop(rank)
-				s.news(rank, rank, kindFailed, "broke the protocol: "+err.Error())
+				s.disown(rank, c, err)
 				return
 			}
 			if kind == frameLeft {
@@ -185,7 +187,42 @@ func (s *star) watch(rank int, c *transport.Conn) {
 				continue
 			}
 			s.news(rank, about, what, text)
+			if about == s.rank && what == kindFailed { // it has no more to do with this rank
+				s.drop(rank)
+				return
+			}
+		default:
+			s.disown(rank, c, fmt.Errorf("a frame of kind %d", kind))
+			return
 		}
+	}
+}
+
+// lost takes the end of a connection. That a rank's process has ended is what it
+// means, unless what came could not be read.
+func (s *star) lost(rank int, c *transport.Conn, err error) {
+	var number syscall.Errno
+	switch {
+	case errors.Is(err, transport.ErrAlert): // after which nothing can be said to it
+		if s.drop(rank) {
+			s.news(rank, s.rank, kindFailed, fmt.Sprintf("rank %d could not read what it sent: %v", s.cfg.Members[rank].Rank, err))
+		}
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), errors.As(err, &number):
+		if s.drop(rank) {
+			s.news(rank, rank, kindDied, "")
+		}
+	default:
+		s.disown(rank, c, err)
+	}
+}
+
+// disown ends the connection to a rank that has sent what no rank sends. It is
+// told, for it may be the hub, through which alone the others can hear of it.
+func (s *star) disown(rank int, c *transport.Conn, err error) {
+	text := "broke the protocol: " + err.Error()
+	_ = c.WriteFrame(frameFault, encodeFault(rank, kindFailed, text))
+	if s.drop(rank) {
+		s.news(rank, rank, kindFailed, text)
 	}
 }
 
