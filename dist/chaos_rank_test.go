@@ -7,11 +7,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/signal"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,6 +21,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -58,6 +61,7 @@ func chaosRank() error {
 		return err
 	}
 	signal.Ignore(syscall.SIGXFSZ) // of a full memory; the call's error says it too
+	go f.obey()
 	before := holding()
 	ignored := goleak.IgnoreCurrent()
 
@@ -86,10 +90,31 @@ func chaosRank() error {
 	return nil
 }
 
+// obey does what the parent says on standard input.
+func (f *fault) obey() {
+	var links [][2]string
+	for in := json.NewDecoder(os.Stdin); in.Decode(&links) == nil; {
+		cutFrom(links)
+	}
+}
+
 // beRank is the rank of a process of its own.
 func (f *fault) beRank(ctx context.Context) error {
+	if f.Kind == "never comes" {
+		limited, cancel := context.WithTimeout(ctx, f.Delay)
+		defer cancel()
+		ctx = limited
+	}
+	if f.Kind == "comes late" && f.rank() == f.Victim {
+		time.Sleep(f.Delay)
+		say(chaosEvent{What: "fault", Rank: f.Victim})
+	}
 	g, err := Init(ctx, f.options()...)
 	if err != nil {
+		if f.Kind == "never comes" || f.Kind == "comes twice" {
+			sayError("failed", f.rank(), err)
+			return nil
+		}
 		return err
 	}
 	err = f.takePart(ctx, g)
@@ -153,7 +178,21 @@ func (f *fault) takePart(ctx context.Context, g *Group) error {
 			say(chaosEvent{What: "unharmed", Rank: me})
 			return nil
 		}
-		c := drawOne(rng, g.Size())
+		if f.Kind == "half-open" || f.Kind == "garbage" {
+			if i == f.Call {
+				end, err := strangers(mine, f.Kind == "garbage")
+				if err != nil {
+					return err
+				}
+				defer end()
+			}
+		}
+		if f.Kind == "full" && i == f.Call+5 {
+			if err := f.groupWhenFull(ctx, g); err != nil {
+				return err
+			}
+		}
+		c := f.drawOne(rng, g.Size())
 		along := rng.IntN(4) == 0
 		if along {
 			pending = g.AllReduceAsync(ctx, filled(tensor.Float32, 1+rng.IntN(5000), me), Max)
@@ -174,13 +213,19 @@ func (f *fault) takePart(ctx context.Context, g *Group) error {
 }
 
 // drawOne draws a collective that is not too large for a loop of them.
-func drawOne(rng *rand.Rand, numRanks int) one {
+func (f *fault) drawOne(rng *rand.Rand, numRanks int) one {
 	var c choice
 	for i, n := range factorSizes() {
 		c[i] = rng.IntN(n)
 	}
 	o := c.one(numRanks)
 	o.count = min(o.count, 100_003/(numRanks*numRanks))
+	switch f.Kind {
+	case "full", "cut": // the program itself asks for no shared memory
+		o.layout = "dense"
+	case "spoilt": // garbage inside of a long piece would be data
+		o.count = min(o.count, 1000)
+	}
 	return o
 }
 
@@ -247,6 +292,23 @@ func (f *fault) strike(ctx context.Context, g *Group, rng *rand.Rand) error {
 		f.soon(self(syscall.SIGKILL))
 	case "stop":
 		f.soon(self(syscall.SIGSTOP))
+	case "cut":
+		f.soon(func() {
+			links, err := cutOff()
+			if err != nil {
+				say(chaosEvent{What: "wrong", Rank: f.Victim, Text: err.Error()})
+			}
+			say(chaosEvent{What: "fault", Rank: f.Victim, Links: links})
+		})
+	case "spoilt":
+		say(chaosEvent{What: "fault", Rank: f.Victim})
+		return spoil(rng)
+	case "full":
+		say(chaosEvent{What: "fault", Rank: f.Victim})
+		return syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: 1, Max: math.MaxUint64})
+	case "half-open", "garbage", "comes twice":
+		say(chaosEvent{What: "fault", Rank: f.Victim})
+	case "comes late":
 	case "error":
 		say(chaosEvent{What: "fault", Rank: f.Victim})
 		return errChaos
@@ -266,6 +328,45 @@ func (f *fault) strike(ctx context.Context, g *Group, rng *rand.Rand) error {
 		return fmt.Errorf("no fault %q", f.Kind)
 	}
 	return nil
+}
+
+// groupWhenFull makes a group whose first rank, which makes the memory that all
+// share, gets no memory to share. The group that it is made from stays as it was.
+func (f *fault) groupWhenFull(ctx context.Context, g *Group) error {
+	ranks := []int{f.Victim}
+	for r := range g.Size() {
+		if r != f.Victim {
+			ranks = append(ranks, r)
+		}
+	}
+	sub, err := g.NewGroup(ctx, ranks)
+	if err == nil {
+		return sub.Close()
+	}
+	var re *RankError
+	var te *TimeoutError
+	if errors.As(err, &re) { // it counts as the new group does
+		here := *re
+		here.Rank = ranks[re.Rank]
+		err = &here
+	} else if errors.As(err, &te) {
+		here := *te
+		here.Missing = slices.Clone(te.Missing)
+		for i := range here.Missing {
+			here.Missing[i].Rank = ranks[here.Missing[i].Rank]
+		}
+		err = &here
+	} else if g.Rank() == f.Victim {
+		err = fmt.Errorf("%w (%w)", &RankError{Rank: g.Rank(), Cause: err}, err)
+	}
+	sayError("failed", g.Rank(), err)
+	return nil
+}
+
+// rank is that of this process.
+func (f *fault) rank() int {
+	rank, _ := strconv.Atoi(os.Getenv(string(envvar.Rank)))
+	return rank
 }
 
 // soon does something after the fault's delay.

@@ -64,8 +64,9 @@ type chaosKind struct {
 	// inside says whether the ranks are goroutines of one process, processes, or either.
 	inside, processes bool
 	transports        []string
-	cause             string // what the survivors' errors give as the cause
+	cause             string // what the survivors' errors give as the cause; "" if nobody should notice
 	stall             bool   // noticed by silence
+	perhaps           bool   // or nobody notices
 }
 
 var (
@@ -77,6 +78,14 @@ var (
 var chaosKinds = []chaosKind{
 	{name: "kill", weight: 8, processes: true, transports: processTransports, cause: "died"},
 	{name: "stop", weight: 6, processes: true, transports: processTransports, cause: "silent", stall: true},
+	{name: "cut", weight: 4, processes: true, transports: []string{"tcp", "tls"}, cause: "silent or failed", stall: true},
+	{name: "half-open", weight: 2, processes: true, transports: processTransports},
+	{name: "garbage", weight: 2, processes: true, transports: processTransports},
+	{name: "spoilt", weight: 3, processes: true, transports: processTransports, cause: "failed or left or died", perhaps: true},
+	{name: "comes late", weight: 1, processes: true, transports: processTransports},
+	{name: "comes twice", weight: 1, processes: true, transports: processTransports},
+	{name: "never comes", weight: 1, processes: true, transports: processTransports, cause: "late"},
+	{name: "full", weight: 2, processes: true, transports: []string{"shm", "mixed"}, cause: "failed or left or late", perhaps: true},
 	{name: "error", weight: 2, inside: true, transports: insideTransports, cause: "failed"},
 	{name: "leave", weight: 2, inside: true, transports: insideTransports, cause: "left or failed"},
 	{name: "panic", weight: 1, inside: true, transports: spawnedTransports, cause: "failed"},
@@ -90,8 +99,8 @@ func (f *fault) kind() *chaosKind {
 	return &chaosKinds[slices.IndexFunc(chaosKinds, func(k chaosKind) bool { return k.name == f.Kind })]
 }
 
-// harmless reports whether nobody should notice the fault.
-func (f *fault) harmless() bool { return f.kind().cause == "" }
+// harmless reports whether the job may go on as if nothing had happened.
+func (f *fault) harmless() bool { return f.kind().cause == "" || f.kind().perhaps }
 
 // drawFault draws a fault; the same number and seed give the same one.
 func drawFault(seed uint64, number int) *fault {
@@ -118,6 +127,14 @@ func drawFault(seed uint64, number int) *fault {
 	}
 	f.Call = rng.IntN(60)
 	f.Delay = []time.Duration{0, time.Duration(rng.IntN(200_000)), time.Duration(rng.IntN(5_000_000))}[rng.IntN(3)]
+	switch f.Kind {
+	case "comes late":
+		f.Call, f.Delay = 0, time.Duration(rng.IntN(int(time.Second)))
+	case "comes twice":
+		f.Victim = 1 + rng.IntN(f.Ranks-1) // rank 0 cannot listen where there is one
+	case "never comes":
+		f.Delay = time.Second
+	}
 	f.Silence = chaosSilence
 	return f
 }
@@ -144,10 +161,14 @@ type outcome struct {
 	slowest time.Duration // of the survivors to have their error
 	group   time.Duration // from the last survivor's asking to the last one's having the group
 	named   bool          // by all survivors
-	leaks   []string
-	wrong   []string // what is not as it must be, time apart
-	slow    []string // what took too long
-	again   bool     // it was slow at first, beside others, and repeated alone
+	// unharmed says that nobody noticed, where that is how it should be, or may be.
+	unharmed bool
+	// store says that it was a connection to the store that was spoilt.
+	store bool
+	leaks []string
+	wrong []string // what is not as it must be, time apart
+	slow  []string // what took too long
+	again bool     // it was slow at first, beside others, and repeated alone
 }
 
 // bound is how long the survivors may take to have their errors.
@@ -361,6 +382,9 @@ func (j *chaosJob) start(ctx context.Context, rank int) error {
 // end ends what is left of the processes.
 func (j *chaosJob) end() {
 	for _, p := range j.ps {
+		if p == nil {
+			continue
+		}
 		_ = p.cmd.Process.Kill()
 		<-p.waited
 		if p.agent != nil {
@@ -390,13 +414,24 @@ func (j *chaosJob) hung(rank int, what string) {
 	case <-p.waited:
 	case <-time.After(5 * time.Second):
 	}
+	wrongs := j.wrongs()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var events strings.Builder
-	for _, e := range p.events {
+	for _, e := range slices.Concat(p.events, wrongs) {
 		fmt.Fprintf(&events, "%s of rank %d: %s\n", e.What, e.Rank, e.Text)
 	}
 	j.wrong("rank %d has not said %q; it said:\n%s%s", rank, what, events.String(), ownStacks(p.other.String()))
+}
+
+// wrongs returns what ranks have said that is wrong.
+func (j *chaosJob) wrongs() (all []chaosEvent) {
+	for _, p := range j.ps {
+		if e, ok := p.said(j.fault.Victim, "wrong"); ok && p == j.of(j.fault.Victim) {
+			all = append(all, e)
+		}
+	}
+	return all
 }
 
 // ownStacks leaves of the stacks that a process has printed those that are in
@@ -433,7 +468,7 @@ func makeFault(ctx context.Context, f *fault) *outcome {
 		}
 		taken := false // the port, by somebody else, since we looked
 		for _, p := range j.ps {
-			taken = taken || strings.Contains(p.other.String(), "address already in use")
+			taken = taken || p != nil && strings.Contains(p.other.String(), "address already in use")
 		}
 		if !taken {
 			return j.out
@@ -451,23 +486,12 @@ func (j *chaosJob) run(ctx context.Context) error {
 		numProcesses = 1
 	}
 	for r := range numProcesses {
+		if f.Kind == "never comes" && r == f.Victim {
+			j.ps = append(j.ps, nil)
+			continue
+		}
 		if err := j.start(ctx, r); err != nil {
 			return err
-		}
-	}
-	// From when the victim strikes the others have their time.
-	struck, ok := j.of(f.Victim).await(f.Victim, "fault", time.Now().Add(startPatience))
-	if !ok {
-		j.hung(f.Victim, "fault")
-		return nil
-	}
-	if f.Kind == "kill" {
-		victim := j.of(f.Victim)
-		<-victim.waited
-		for _, p := range j.ps {
-			if f.Agent && p != victim {
-				_ = p.agent.Send(agentpipe.Event{Kind: agentpipe.KindExited, Rank: f.Victim, Code: -1, Signal: "killed"})
-			}
 		}
 	}
 	var survivors []int
@@ -476,21 +500,121 @@ func (j *chaosJob) run(ctx context.Context) error {
 			survivors = append(survivors, r)
 		}
 	}
-	deadline := time.Now().Add(f.bound() + chaosPatience)
-	if !j.eachSays(survivors, "failed", deadline) {
+	if f.Kind == "never comes" {
+		return j.miss(survivors)
+	}
+	// From when the victim strikes the others have their time.
+	struck, ok := j.of(f.Victim).await(f.Victim, "fault", time.Now().Add(startPatience))
+	if !ok {
+		j.hung(f.Victim, "fault")
 		return nil
 	}
-	j.checkErrors(survivors, struck.At)
-	if j.out.named && !(j.eachSays(survivors, "formed", deadline) && j.eachSays(survivors, "used", deadline)) {
+	switch f.Kind {
+	case "kill":
+		victim := j.of(f.Victim)
+		<-victim.waited
+		for _, p := range j.ps {
+			if f.Agent && p != victim {
+				_ = p.agent.Send(agentpipe.Event{Kind: agentpipe.KindExited, Rank: f.Victim, Code: -1, Signal: "killed"})
+			}
+		}
+	case "cut":
+		text, err := json.Marshal(struck.Links)
+		if err != nil {
+			return err
+		}
+		for _, r := range survivors {
+			_, _ = j.of(r).stdin.Write(append(text, '\n'))
+		}
+	case "comes twice":
+		if err := j.twice(ctx); err != nil {
+			return err
+		}
+	}
+	if !j.outlive(survivors, struck.At) {
 		return nil
 	}
-	if j.out.named {
-		j.timeGroup(survivors)
-	}
-	if f.Kind == "stop" {
+	switch f.Kind {
+	case "stop":
 		j.goOn()
+	case "cut":
+		victim := j.of(f.Victim)
+		if e, ok := victim.await(f.Victim, "failed", time.Now().Add(chaosPatience)); !ok {
+			j.hung(f.Victim, "failed")
+		} else if took := time.Duration(e.At - struck.At); took > f.bound() {
+			j.out.slow = append(j.out.slow, fmt.Sprintf("rank %d, which was cut off, had its error after %v, %v more than the %v it may take", f.Victim, took, took-f.bound(), f.bound()))
+		}
 	}
 	j.checkEnds()
+	return nil
+}
+
+// outlive sees the survivors through the fault.
+func (j *chaosJob) outlive(survivors []int, struck int64) bool {
+	f := j.fault
+	deadline := time.Now().Add(f.bound() + chaosPatience)
+	if f.harmless() {
+		unharmed := 0
+		for _, r := range append(survivors, f.Victim) {
+			if _, ok := j.of(r).await(r, "unharmed", deadline); ok {
+				unharmed++
+			} else if !f.kind().perhaps {
+				j.hung(r, "unharmed")
+				return false
+			}
+		}
+		_, failed := j.of(survivors[0]).said(survivors[0], "failed")
+		if unharmed == f.Ranks && !failed {
+			j.out.unharmed = true
+			return true
+		}
+		if unharmed == f.Ranks { // the world is; a group was not formed
+			if !j.eachSays(survivors, "failed", deadline) {
+				return false
+			}
+			j.checkErrors(survivors, struck)
+			return true
+		}
+	}
+	if !j.eachSays(survivors, "failed", deadline) {
+		return false
+	}
+	j.checkErrors(survivors, struck)
+	if !j.out.named || j.out.store {
+		return true
+	}
+	if !j.eachSays(survivors, "formed", deadline) || !j.eachSays(survivors, "used", deadline) {
+		return false
+	}
+	j.timeGroup(survivors)
+	return true
+}
+
+// miss looks at what ranks say of one that never comes.
+func (j *chaosJob) miss(survivors []int) error {
+	if !j.eachSays(survivors, "failed", time.Now().Add(startPatience)) {
+		return nil
+	}
+	j.out.named = true
+	for _, r := range survivors {
+		if e, _ := j.of(r).said(r, "failed"); e.Named != j.fault.Victim && !strings.Contains(e.Text, fmt.Sprintf("connect to rank %d,", j.fault.Victim)) {
+			j.out.named = false
+			j.wrong("rank %d does not miss rank %d: %s", r, j.fault.Victim, e.Text)
+		}
+	}
+	j.checkEnds()
+	return nil
+}
+
+// twice starts a second process of the victim's rank, which must be told.
+func (j *chaosJob) twice(ctx context.Context) error {
+	if err := j.start(ctx, j.fault.Victim); err != nil {
+		return err
+	}
+	p := j.ps[len(j.ps)-1]
+	if e, ok := p.await(j.fault.Victim, "failed", time.Now().Add(chaosPatience)); !ok || !strings.Contains(e.Text, fmt.Sprintf("joined as rank %d before", j.fault.Victim)) {
+		j.wrong("a second rank %d is not told that there is one: %s%s", j.fault.Victim, e.Text, p.other.String())
+	}
 	return nil
 }
 
@@ -517,12 +641,17 @@ func (j *chaosJob) checkErrors(survivors []int, struck int64) {
 			j.out.slow = append(j.out.slow, fmt.Sprintf("rank %d had its error after %v, %v more than the %v it may take", r, took, took-bound, bound))
 		}
 		for _, what := range []string{"failed", "later"} {
-			if e, ok := j.of(r).said(r, what); ok && (e.Named != f.Victim || !slices.Contains(strings.Split(f.kind().cause, " or "), e.Cause)) {
+			e, ok := j.of(r).said(r, what)
+			if f.Kind == "spoilt" && strings.Contains(e.Text, "the connection to the store is lost") {
+				j.out.store = true // who has lost it knows no more, nor do the others
+				continue
+			}
+			if ok && (e.Named != f.Victim || !slices.Contains(strings.Split(f.kind().cause, " or "), e.Cause)) {
 				j.out.named = false
 				j.wrong("rank %d says (%s) that rank %d %s, want that rank %d %s: %s", r, what, e.Named, e.Cause, f.Victim, f.kind().cause, e.Text)
 			}
 		}
-		if e.Site == "" {
+		if e.Site == "" && f.Kind != "full" && !j.out.store {
 			j.wrong("rank %d does not say where it called: %s", r, e.Text)
 		}
 	}
@@ -557,6 +686,9 @@ func (j *chaosJob) goOn() {
 func (j *chaosJob) checkEnds() {
 	f := j.fault
 	for _, p := range j.ps {
+		if p == nil {
+			continue
+		}
 		dies := f.Kind == "kill" && p.rank == f.Victim
 		select {
 		case <-p.waited:
@@ -591,8 +723,8 @@ func chaosTable(outcomes []*outcome, byRanks bool) string {
 		ranks           int
 	}
 	type sum struct {
-		n, named, leaks, wrong, again int
-		slowest, group                time.Duration
+		n, named, unharmed, leaks, wrong, again int
+		slowest, group                          time.Duration
 	}
 	sums := map[row]*sum{}
 	add := func(r row, o *outcome) {
@@ -604,6 +736,9 @@ func chaosTable(outcomes []*outcome, byRanks bool) string {
 		s.n++
 		if o.named {
 			s.named++
+		}
+		if o.unharmed {
+			s.unharmed++
 		}
 		if len(o.wrong) > 0 {
 			s.wrong++
@@ -635,14 +770,14 @@ func chaosTable(outcomes []*outcome, byRanks bool) string {
 		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.transport, b.transport), cmp.Compare(a.ranks, b.ranks))
 	})
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n%-18s %-18s %5s %6s %6s %10s %10s %6s %6s %6s\n", "kind", "transport", "ranks", "number", "named", "slowest", "group", "leaks", "wrong", "again")
+	fmt.Fprintf(&b, "\n%-18s %-18s %5s %6s %6s %8s %10s %10s %6s %6s %6s\n", "kind", "transport", "ranks", "number", "named", "unharmed", "slowest", "group", "leaks", "wrong", "again")
 	for _, r := range rows {
 		ranks := "all"
 		if r.ranks > 0 {
 			ranks = strconv.Itoa(r.ranks)
 		}
 		s := sums[r]
-		fmt.Fprintf(&b, "%-18s %-18s %5s %6d %6d %10v %10v %6d %6d %6d\n", r.kind, r.transport, ranks, s.n, s.named,
+		fmt.Fprintf(&b, "%-18s %-18s %5s %6d %6d %8d %10v %10v %6d %6d %6d\n", r.kind, r.transport, ranks, s.n, s.named, s.unharmed,
 			s.slowest.Round(100*time.Microsecond), s.group.Round(100*time.Microsecond), s.leaks, s.wrong, s.again)
 	}
 	return b.String()
