@@ -247,7 +247,7 @@ func (f *fault) survive(ctx context.Context, g *Group, err error, pending *Work)
 	if took := time.Since(begun); took > time.Second {
 		return fmt.Errorf("pending and later calls failed after %v", took)
 	}
-	if me == f.Victim || named < 0 || named == me {
+	if me == f.Victim && f.Kind != "spoilt" || named < 0 || named == me {
 		return nil // it has been given up, or cannot know by whom to go on
 	}
 	var alive []int
