@@ -475,6 +475,10 @@ func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
 			if r, ok := m.deserter(c); ok {
 				return m.cfg.faultError(c, r, kindLeft, "")
 			}
+			var other *collective.RankError
+			if errors.As(err, &other) { // the ranks of this node know
+				return other
+			}
 			return m.cfg.faultError(c, peer, kindFailed, "lost the connection: "+err.Error())
 		}
 	}
