@@ -41,12 +41,12 @@
 // A [Fault] happens at a time, or when a rank begins its k-th operation, or
 // when main asks for it ([Inject]):
 //
-//	Kill(r)        the process ends: the system closes its connections
-//	Stop(r)        the process stops, as by SIGSTOP: silence
-//	Cut(a, b)      nothing passes between two ranks, and neither is told
-//	CutOneWay(a, b) nothing passes from a to b
-//	Isolate(r…)    nothing passes between these ranks and all others
-//	Slow(a, b, l)  the line between two ranks becomes another
+//	Kill(r)          the process ends: the system closes its connections
+//	Stop(r)          the process stops, as by SIGSTOP: silence
+//	Cut(a, b)        nothing passes between two ranks, and neither is told
+//	CutOneWay(a, b)  nothing passes from a to b
+//	Isolate(r…)      nothing passes between these ranks and all others
+//	Slow(a, b, l)    the line between two ranks becomes another
 //
 // All but Kill may last for some time only (For). A line that is cut loses
 // nothing for good: what was sent comes when it is mended, as TCP repeats it,
