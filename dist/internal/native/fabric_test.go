@@ -4,6 +4,9 @@ package native
 
 import (
 	"context"
+	"errors"
+	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -157,5 +160,39 @@ func TestHelloOfTheDead(t *testing.T) {
 	defer at.mu.Unlock()
 	if len(at.parked) > 0 {
 		t.Errorf("%d groups are waited for by nobody", len(at.parked))
+	}
+}
+
+// between is a connection between two addresses.
+type between struct {
+	net.Conn
+	local, remote string
+}
+
+func (b between) LocalAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(b.local))
+}
+
+func (b between) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(b.remote))
+}
+
+// What the policy wants to go through TLS is not taken plain from another host.
+func TestPlainConnectionsOfOtherHosts(t *testing.T) {
+	for _, tt := range []struct {
+		policy        transport.Encrypt
+		control, data bool // taken
+	}{{transport.EncryptControl, false, true}, {transport.EncryptAll, false, false}, {transport.EncryptNone, true, true}} {
+		f := NewFabric(transport.NewToken(), tt.policy)
+		far := transport.NewConn(between{local: "10.0.0.1:1", remote: "10.0.0.2:1"}, Proto)
+		near := transport.NewConn(between{local: "10.0.0.1:1", remote: "10.0.0.1:2"}, Proto)
+		for why, taken := range map[purpose]bool{forControl: tt.control, forCollectives: tt.data, forMessages: tt.data} {
+			if err := f.checkShelter(far, why); (err == nil) != taken || err != nil && !errors.Is(err, transport.ErrNeedsTLS) {
+				t.Errorf("%v: purpose %d from another host: %v, want it taken: %v", tt.policy, why, err, taken)
+			}
+			if err := f.checkShelter(near, why); err != nil {
+				t.Errorf("%v: purpose %d from this host: %v", tt.policy, why, err)
+			}
+		}
 	}
 }

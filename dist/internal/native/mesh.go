@@ -253,6 +253,12 @@ func (m *Mesh) serve(conn *transport.Conn, h hello) bool {
 	if h.rank == m.cfg.Rank {
 		return false
 	}
+	if !m.near(h.rank) {
+		if err := m.fabric.checkShelter(conn, h.purpose); err != nil {
+			refuse(conn, err)
+			return false
+		}
+	}
 	_ = conn.SetDeadline(time.Time{})
 	switch h.purpose {
 	case forControl:
