@@ -333,9 +333,34 @@ func (m *Mesh) heard(rank int, kind uint32, text string) {
 // hasLeft takes a rank's leave.
 func (m *Mesh) hasLeft(rank int) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.left[rank] = true
 	m.tellNews()
+	m.mu.Unlock()
+	// The others may wait for each other in a collective that cannot end.
+	if m.watch.anyCollective(func(c *collective.Call) bool { return m.deserted(c, rank) }) {
+		m.star.spread(rank, kindLeft, "")
+		m.heard(rank, kindLeft, "")
+	}
+}
+
+// deserted reports whether a rank that has left is known not to have made a
+// collective.
+func (m *Mesh) deserted(c *collective.Call, rank int) bool {
+	last, known := m.star.lastOf(rank)
+	return known && last < c.Seq
+}
+
+// anyDeserted returns the error of a collective that begins after a rank has
+// left that has not made it.
+func (m *Mesh) anyDeserted(c *collective.Call) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for r := range m.left {
+		if m.deserted(c, r) {
+			return m.cfg.faultError(c, r, kindLeft, "")
+		}
+	}
+	return nil
 }
 
 // HasLeft implements [collective.Backend].

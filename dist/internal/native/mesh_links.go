@@ -44,6 +44,10 @@ func (m *Mesh) prepare(ctx context.Context, c *collective.Call, p *collective.Pl
 	w := m.watch.begin(ctx, c, true)
 	w.quiet = len(p.Recvs) == 0
 	release = func() { m.watch.end(w) }
+	if err := m.anyDeserted(c); err != nil {
+		release()
+		return nil, false, err
+	}
 	fits = true
 	total, size := 0, c.DType.Size()
 	for i := range p.Sends {
@@ -218,6 +222,10 @@ func (m *Mesh) fromLocal(c *collective.Call, peer int, err error) error {
 	}
 	if _, _, _, failed := m.local.seg.fault(); failed {
 		return m.explain(c, peer, err)
+	}
+	var gone *collective.RankError
+	if errors.As(err, &gone) && errors.Is(err, collective.ErrLeft) { // the star knows of what
+		return m.explain(c, gone.Rank, err)
 	}
 	return err
 }

@@ -126,6 +126,13 @@ func (d *watchdog) end(w *watched) {
 	d.free = append(d.free, w)
 }
 
+// anyCollective reports whether a collective is under way of which something is true.
+func (d *watchdog) anyCollective(is func(c *collective.Call) bool) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.calls, func(w *watched) bool { return w.collective && is(&w.call) })
+}
+
 // look ends calls that are out of time and speaks for those that wait.
 func (d *watchdog) look() {
 	now := time.Now()
