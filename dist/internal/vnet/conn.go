@@ -58,10 +58,10 @@ func (c *conn) state(by *deadline) (stopped bool, err error) {
 	switch {
 	case c.host.dead:
 		return false, syscall.ECONNRESET
+	case c.closed: // then what happens to the host does not wake who waits
+		return false, net.ErrClosed
 	case c.host.stopped > 0:
 		return true, nil
-	case c.closed:
-		return false, net.ErrClosed
 	case by.passed():
 		return false, os.ErrDeadlineExceeded
 	}

@@ -164,6 +164,10 @@ func TestEnds(t *testing.T) {
 			near.Close()
 			n.At(n.Now()+time.Hour, n.Host(0).Continue)
 		}, io.EOF, time.Hour + time.Millisecond},
+		{"own close while stopped", func(n *Network, _, far net.Conn) {
+			n.Host(1).Stop()
+			time.AfterFunc(time.Second, func() { far.Close() })
+		}, net.ErrClosed, time.Second},
 		{"end of the network", func(n *Network, _, _ net.Conn) { time.AfterFunc(time.Second, n.Close) }, syscall.ECONNRESET, time.Second},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
