@@ -77,7 +77,7 @@ func TestRandomFaults(t *testing.T) {
 			case err == nil:
 				continue
 			case errors.Is(err, disttest.ErrKilled) || errors.Is(err, disttest.ErrStopped):
-			case errors.As(err, &other) && (other.Rank != r || errors.Is(other, dist.ErrSilent)):
+			case errors.As(err, &other) && (other.Rank != r || errors.Is(other, dist.ErrSilent) || rank.Began == 0):
 			case errors.As(err, &late) && len(late.Missing) > 0:
 			case rank.Began == 0 && errors.As(err, new(*transport.Error)) && strings.Contains(err.Error(), " rank 0 "): // not reached: whose fault that is, is not known
 			default:
