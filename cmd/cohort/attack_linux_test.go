@@ -353,7 +353,10 @@ func attackJob(t *testing.T, kind string) {
 	}
 
 	// In turns, so that what else this machine does falls on both alike.
-	var rates, costs [2][]float64 // steps a second, processor time of a step in ms: at rest, attacked
+	// At rest and attacked: steps a second, by turns, and the ranks' processor
+	// time and steps of all turns together, for the system counts in hundredths of a second.
+	var rates [2][]float64
+	var costs, made [2]float64
 	const numTurns = 6
 	numDone := func() int { stdout, _ := j.output(); return strings.Count(stdout, `"loss"`) }
 	turn := max(atRest/(4*numTurns), 100*time.Millisecond)
@@ -376,7 +379,8 @@ func attackJob(t *testing.T, kind string) {
 		}
 		if done := numDone(); done < numSteps && done > before && i%3 < 2 {
 			rates[i%3] = append(rates[i%3], float64(done-before)/time.Since(now).Seconds())
-			costs[i%3] = append(costs[i%3], float64(cpuTime(ranks)-spent)/1e6/float64(done-before))
+			costs[i%3] += float64(cpuTime(ranks)-spent) / 1e6
+			made[i%3] += float64(done - before)
 		}
 		cancel()
 		wg.Wait()
@@ -398,7 +402,7 @@ func attackJob(t *testing.T, kind string) {
 	}
 	for i := range 2 {
 		slices.Sort(rates[i])
-		slices.Sort(costs[i])
+		costs[i] /= max(1, made[i])
 	}
 	if len(rates[0]) == 0 || len(rates[1]) == 0 || tried.Load() < 100 {
 		t.Fatalf("%d turns at rest, %d under attack, %d connections: too few", len(rates[0]), len(rates[1]), tried.Load())
@@ -406,11 +410,11 @@ func attackJob(t *testing.T, kind string) {
 	middle := func(of []float64) float64 { return of[len(of)/2] }
 	t.Logf("%s: %d listeners, %d steps in %v (alone %v)", kind, len(attacks), numSteps, took.Round(time.Millisecond), atRest.Round(time.Millisecond))
 	t.Logf("%s: steps a second: %.0f at rest, %.0f under attack (%.3f)", kind, middle(rates[0]), middle(rates[1]), middle(rates[1])/middle(rates[0]))
-	t.Logf("%s: processor time of a step: %.3f ms at rest, %.3f under attack (%.3f)", kind, middle(costs[0]), middle(costs[1]), middle(costs[1])/middle(costs[0]))
+	t.Logf("%s: processor time of a step: %.3f ms at rest, %.3f under attack (%.3f)", kind, costs[0], costs[1], costs[1]/costs[0])
 	t.Logf("%s: strangers made %d connections and got %d bytes", kind, tried.Load(), answered.Load())
 	// The strangers compute on the same cores, which makes steps longer, but not the ranks' part of them.
-	if middle(costs[1]) > 3*middle(costs[0])+2 {
-		t.Errorf("a step takes %.3f ms of processor time under attack, %.3f at rest", middle(costs[1]), middle(costs[0]))
+	if *attackTime > 0 && costs[1] > 1.5*costs[0] {
+		t.Errorf("a step takes %.3f ms of processor time under attack, %.3f at rest", costs[1], costs[0])
 	}
 }
 
