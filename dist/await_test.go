@@ -14,7 +14,7 @@ import (
 // newGroups has every rank of three make a group of all, with an option of its
 // own or, for nil, not at all; all must end with a time-out.
 func newGroups(t *testing.T, opts func(rank int) []Option, check func(rank int, late *TimeoutError, text string) error) {
-	failing(t, 3, func(ctx context.Context, g *Group) error {
+	failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
 		opt := opts(g.Rank())
 		if opt == nil {
 			return nil

@@ -14,7 +14,7 @@ import (
 // while it waits: callers find their reason and that it was a cancelling.
 func TestCancellingSaysWhy(t *testing.T) {
 	mine := errors.New("my own reason")
-	failing(t, 2, func(ctx context.Context, g *Group) error {
+	failingAtOnce(t, 2, func(ctx context.Context, g *Group) error {
 		if g.Rank() == 1 {
 			return nil
 		}

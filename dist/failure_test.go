@@ -24,9 +24,24 @@ import (
 // main's error is the result, not a failure of the test.
 func failing(t *testing.T, n int, main func(ctx context.Context, g *Group) error, check func(errs []error) error) {
 	t.Helper()
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	failOn(t, false, n, main, check)
+}
+
+// failingAtOnce is [failing] on all transports at the same time, for tests that
+// wait: what main and check share is theirs to guard, and not there yet when it
+// returns.
+func failingAtOnce(t *testing.T, n int, main func(ctx context.Context, g *Group) error, check func(errs []error) error) {
+	t.Helper()
+	failOn(t, true, n, main, check)
+}
+
+func failOn(t *testing.T, atOnce bool, n int, main func(ctx context.Context, g *Group) error, check func(errs []error) error) {
+	t.Helper()
 	for _, tr := range transports {
 		t.Run(tr.name, func(t *testing.T) {
+			if atOnce {
+				t.Parallel()
+			}
 			errs := make([]error, n)
 			var ended sync.WaitGroup
 			ended.Add(n)
@@ -78,7 +93,7 @@ func TestMismatch(t *testing.T) {
 		{"plan", scatter, reduce(tensor.Float32, 4, Sum)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			failing(t, 3, func(ctx context.Context, g *Group) error {
+			failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
 				if err := g.Barrier(ctx); err != nil {
 					return err
 				}
@@ -109,7 +124,7 @@ func TestMismatch(t *testing.T) {
 }
 
 func TestMismatchedMessage(t *testing.T) {
-	failing(t, 2, func(ctx context.Context, g *Group) error {
+	failingAtOnce(t, 2, func(ctx context.Context, g *Group) error {
 		x := private(tensor.Float32, 10)
 		if g.Rank() == 0 {
 			if err := g.Send(ctx, x, 1); err != nil {
@@ -130,7 +145,7 @@ func TestMismatchedMessage(t *testing.T) {
 }
 
 func TestTimeoutNamesTheMissing(t *testing.T) {
-	failing(t, 3, func(ctx context.Context, g *Group) error {
+	failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
 		if err := g.Barrier(ctx); err != nil || g.Rank() == 1 {
 			return err
 		}
@@ -222,7 +237,7 @@ func TestRankThatLeaves(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			failing(t, 3, func(ctx context.Context, g *Group) error {
+			failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
 				if g.Rank() == 1 {
 					return g.Close()
 				}
@@ -313,7 +328,7 @@ func TestFailedRankIsNamed(t *testing.T) {
 
 // TestLaterCallsFailAtOnce calls again after a failure.
 func TestLaterCallsFailAtOnce(t *testing.T) {
-	failing(t, 2, func(ctx context.Context, g *Group) error {
+	failingAtOnce(t, 2, func(ctx context.Context, g *Group) error {
 		if g.Rank() == 1 {
 			return g.Close()
 		}
@@ -367,7 +382,7 @@ func TestClosedGroup(t *testing.T) {
 
 // TestCloseEndsPendingWork closes a group under a work that cannot end.
 func TestCloseEndsPendingWork(t *testing.T) {
-	failing(t, 2, func(ctx context.Context, g *Group) error {
+	failingAtOnce(t, 2, func(ctx context.Context, g *Group) error {
 		if g.Rank() == 1 {
 			return nil
 		}

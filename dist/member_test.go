@@ -26,7 +26,7 @@ func TestErrorsTellBothRanks(t *testing.T) {
 		"left":     {func(_ context.Context, g *Group) error { return g.Close() }, `rank 1 of "evens" (rank 2 of the job`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			failing(t, 3, func(ctx context.Context, g *Group) error {
+			failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
 				if g.Rank() == 1 {
 					return nil
 				}

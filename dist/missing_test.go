@@ -28,7 +28,7 @@ func TestMissingCall(t *testing.T) {
 			[]string{"has left the group", "(its last call was barrier, number ", "of group \"world\", at dist/missing_test.go:"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			failing(t, 3, func(ctx context.Context, g *Group) error {
+			failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
 				if err := g.Barrier(ctx); err != nil {
 					return err
 				}

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -28,7 +27,7 @@ func mixedRanks(ctx context.Context, n int, main func(context.Context, *Group) e
 // ranksOnNodes makes a rank on each of the nodes, or where none are given n on
 // this one.
 func ranksOnNodes(ctx context.Context, nodes string, n int, main func(context.Context, *Group) error, opts ...Option) error {
-	os.Unsetenv("COHORT_TRANSPORT")
+	begun := initialise(n, "")
 	addr := freeAddr()
 	errs := make([]error, n)
 	var wg sync.WaitGroup
@@ -39,6 +38,7 @@ func ranksOnNodes(ctx context.Context, nodes string, n int, main func(context.Co
 				opts = append(opts, WithNodeID("node "+nodes[r:r+1]))
 			}
 			g, err := Init(ctx, opts...)
+			begun()
 			if err != nil {
 				errs[r] = err
 				return

@@ -435,7 +435,7 @@ func TestOverlappingGroups(t *testing.T) {
 func TestGroupWithAMemberThatHasLeft(t *testing.T) {
 	for _, gone := range []int{0, 1} {
 		t.Run(fmt.Sprintf("rank%d", gone), func(t *testing.T) {
-			failing(t, 3, func(ctx context.Context, g *Group) error {
+			failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
 				if g.Rank() == gone {
 					return g.Close()
 				}

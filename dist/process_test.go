@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -59,6 +60,13 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if os.Getenv("COHORT_TOKEN") == "" {
+		os.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	}
+	// Tests that run in parallel wait rather than work.
+	if err := flag.Set("test.parallel", strconv.Itoa(max(len(transports), runtime.GOMAXPROCS(0)))); err != nil {
+		panic(err)
 	}
 	// The CPU's threads live as long as the process.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))

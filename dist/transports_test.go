@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist/internal/native"
@@ -42,8 +43,7 @@ var transports = []transportRow{
 // but [Init], as processes would.
 func initRanks(kind string) func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
 	return func(ctx context.Context, n int, main func(context.Context, *Group) error, opts ...Option) error {
-		os.Setenv("COHORT_TRANSPORT", kind) // read by Init; tests of this package do not run in parallel
-		defer os.Unsetenv("COHORT_TRANSPORT")
+		begun := initialise(n, kind)
 		addr := freeAddr()
 		errs := make([]error, n)
 		var wg sync.WaitGroup
@@ -51,6 +51,7 @@ func initRanks(kind string) func(ctx context.Context, n int, main func(context.C
 			wg.Go(func() {
 				url := WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, r, n))
 				g, err := Init(ctx, append([]Option{url}, opts...)...)
+				begun()
 				if err != nil {
 					errs[r] = err
 					return
@@ -69,6 +70,27 @@ func initRanks(kind string) func(ctx context.Context, n int, main func(context.C
 		}
 		wg.Wait()
 		return errors.Join(errs...)
+	}
+}
+
+// initialising is held while ranks are in Init, which reads the environment.
+var initialising sync.Mutex
+
+// initialise has n ranks, which now call Init, take a kind of transport, "" for
+// what is best; each calls begun when it has returned from there.
+func initialise(n int, kind string) (begun func()) {
+	initialising.Lock()
+	os.Unsetenv("COHORT_TRANSPORT")
+	if kind != "" {
+		os.Setenv("COHORT_TRANSPORT", kind)
+	}
+	var left atomic.Int64
+	left.Store(int64(n))
+	return func() {
+		if left.Add(-1) == 0 {
+			os.Unsetenv("COHORT_TRANSPORT")
+			initialising.Unlock()
+		}
 	}
 }
 
