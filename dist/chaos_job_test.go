@@ -239,6 +239,9 @@ func makeFault(ctx context.Context, f *fault) *outcome {
 	}
 }
 
+// isolateAfter is how long the others have to cut their ends.
+const isolateAfter = 20 * time.Millisecond
+
 // startPatience is how long ranks may take to be there.
 const startPatience = 60 * time.Second
 
@@ -289,6 +292,8 @@ func (j *chaosJob) run(ctx context.Context) error {
 		for _, r := range survivors {
 			_, _ = j.of(r).stdin.Write(append(text, '\n'))
 		}
+		time.Sleep(isolateAfter)
+		_, _ = j.of(f.Victim).stdin.Write([]byte("[]\n"))
 	case "comes twice":
 		if err := j.twice(ctx); err != nil {
 			return err

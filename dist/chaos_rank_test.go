@@ -94,6 +94,9 @@ func chaosRank() error {
 func (f *fault) obey() {
 	var links [][2]string
 	for in := json.NewDecoder(os.Stdin); in.Decode(&links) == nil; {
+		if len(links) == 0 {
+			isolate()
+		}
 		cutFrom(links)
 	}
 }

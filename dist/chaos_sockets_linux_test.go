@@ -67,17 +67,9 @@ func (s *socket) deafen() error {
 }
 
 // cutOff has nothing of what is sent to this process come over TCP any more, on
-// the connections there are; new ones it cannot make, for want of descriptors. What
-// it sends itself is dropped at the other ends by cutFrom.
+// the connections there are. What it sends itself is dropped at the other ends by
+// cutFrom; then isolate keeps it from making new ones.
 func cutOff() (links [][2]string, err error) {
-	var was syscall.Rlimit
-	if err := errors.Join(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was), syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: was.Max})); err != nil {
-		return nil, err
-	}
-	time.AfterFunc(cutFor, func() {
-		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was)
-	})
-	time.Sleep(2 * time.Millisecond) // for those that are being made
 	for _, s := range ownSockets() {
 		if s.tcp() && !s.listens {
 			if err := s.deafen(); err != nil && !errors.Is(err, unix.EBADF) { // it has just been closed
@@ -87,6 +79,18 @@ func cutOff() (links [][2]string, err error) {
 		}
 	}
 	return links, nil
+}
+
+// isolate leaves this process no descriptors for new connections for a while. Not
+// before all is cut: it may fail of that at once, and the ports of its connections
+// be given to others.
+func isolate() {
+	_, _ = cutOff() // what has been made since
+	var was syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was) == nil {
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 3, Max: was.Max})
+		time.AfterFunc(cutFor, func() { _ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was) })
+	}
 }
 
 // cutFrom drops what comes over the connections of a process that is cut off.

@@ -12,5 +12,6 @@ import (
 // TestChaos is skipped where these are.
 func cutOff() ([][2]string, error)                           { return nil, errors.ErrUnsupported }
 func cutFrom([][2]string)                                    {}
+func isolate()                                               {}
 func spoil(*rand.Rand) error                                 { return errors.ErrUnsupported }
 func strangers(rng *rand.Rand, garbage bool) (func(), error) { return nil, errors.ErrUnsupported }
