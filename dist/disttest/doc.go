@@ -66,8 +66,7 @@
 // memory. A rank that is killed or stopped is so for the others and at its
 // calls of package dist. What main does between them goes on, and so do its
 // timers: a killed rank should return when its context ends, or a call fails.
-// The store that
-// [dist.Group.Store] returns is not on the network: no fault reaches it. All
-// ranks are joined by connections; shared memory between ranks of a node is
-// not played.
+// The store that [dist.Group.Store] returns is not on the network: no fault
+// reaches it. All ranks are joined by connections; shared memory between ranks
+// of a node is not played.
 package disttest
