@@ -43,11 +43,15 @@ func failOn(t *testing.T, atOnce bool, n int, main func(ctx context.Context, g *
 				t.Parallel()
 			}
 			errs := make([]error, n)
-			var ended sync.WaitGroup
+			var begun, ended sync.WaitGroup
+			begun.Add(n)
 			ended.Add(n)
 			err := tr.run(t.Context(), n, func(ctx context.Context, g *Group) error {
-				// Passing this, all have returned from Init: main may fail.
-				if errs[g.Rank()] = g.Barrier(ctx); errs[g.Rank()] == nil {
+				// Passing this, all have returned from Init, and from the barrier: main may fail.
+				errs[g.Rank()] = g.Barrier(ctx)
+				begun.Done()
+				begun.Wait()
+				if errs[g.Rank()] == nil {
 					errs[g.Rank()] = main(ctx, g)
 				}
 				// A rank that has its error waits until all have, so that
