@@ -105,7 +105,9 @@ func cutFrom(links [][2]string) {
 // cutFor is for how long a process that is cut off makes no connections.
 const cutFor = chaosSilence + time.Second
 
-// spoil writes garbage into a connection of this process.
+// spoil writes garbage into a connection of this process. It is longer than the
+// head of a frame: a few bytes before a true one may make it one of great length,
+// for the rest of which the reader waits.
 func spoil(rng *rand.Rand) error {
 	var open []socket
 	for _, s := range ownSockets() {
@@ -116,7 +118,7 @@ func spoil(rng *rand.Rand) error {
 	if len(open) == 0 {
 		return fmt.Errorf("no connection to spoil")
 	}
-	_, err := unix.Write(open[rng.IntN(len(open))].fd, noise(rng, 1+rng.IntN(200)))
+	_, err := unix.Write(open[rng.IntN(len(open))].fd, noise(rng, 16+rng.IntN(200)))
 	return err
 }
 
