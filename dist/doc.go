@@ -100,8 +100,9 @@
 // root, parts or order, make every rank of the group fail at once with one
 // [MismatchError]: both calls, and the lines of the programs that made them. A
 // rank that only sends in an operation, such as a root over TCP, has then done
-// its part: it is told by its next call, or within a tenth of a second if it
-// makes none.
+// its part: it is told by its next call, or by [Group.Close] if it makes none.
+// After such a call Close compares the last sixteen calls of all ranks before it
+// leaves, and waits up to a quarter of a second for ranks that have not come as far.
 //
 // Two ranks that wait for each other in calls that do not meet, on two groups or
 // in a collective and a message, get a MismatchError too, within a second, if

@@ -130,7 +130,9 @@ func (g *Group) init() {
 
 // Close leaves the group, and first the groups made from it, and gives back
 // all it holds. Operations that are still under way fail: here with [ErrClosed], on
-// ranks that need this one with a [RankError] of cause [ErrLeft]. Calls after the first return what the first one did.
+// ranks that need this one with a [RankError] of cause [ErrLeft]. Where the last
+// calls of the ranks did not fit and no call has said so yet, its error is the
+// [MismatchError]. Calls after the first return what the first one did.
 func (g *Group) Close() error {
 	g.closeOnce.Do(func() {
 		g.mu.Lock()
@@ -161,7 +163,7 @@ func (g *Group) Close() error {
 			unwatch()
 		}
 		if backend != nil {
-			if err := backend.Close(); g.closeErr == nil {
+			if err := collective.Among(g.members, backend.Close()); g.closeErr == nil {
 				g.closeErr = err
 			}
 		}

@@ -26,7 +26,7 @@ func checks() map[string]func(seq uint64) bool {
 		"sockets 2": func(seq uint64) bool {
 			c := small
 			c.Seq = seq
-			if h.add(cfg, &c) != nil {
+			if _, err := h.add(cfg, &c); err != nil {
 				return false
 			}
 			var head [callSize]byte

@@ -78,15 +78,17 @@ type Mesh struct {
 	fault    *meshFault
 	news     chan struct{} // closed and replaced when left or fault changes
 
-	failed atomic.Pointer[failure]
-	closed atomic.Bool
-	exec   executor
-	in     []byte          // scratch: a piece to be reduced
-	links  []int           // scratch: pieces for each local rank
-	dealt  collective.Call // scratch: a call as one rank's pieces show it
-	lines  []heldLine      // scratch: of the pulse
-	watch  watchdog
-	past   history
+	failed  atomic.Pointer[failure]
+	failing sync.Mutex  // held while the others are told of failed
+	told    atomic.Bool // a call has returned it
+	closed  atomic.Bool
+	exec    executor
+	in      []byte          // scratch: a piece to be reduced
+	links   []int           // scratch: pieces for each local rank
+	dealt   collective.Call // scratch: a call as one rank's pieces show it
+	lines   []heldLine      // scratch: of the pulse
+	watch   watchdog
+	past    history
 }
 
 // way is what a connection carries, to a peer or from it.
@@ -113,7 +115,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 	m.whole, m.endWhole = context.WithCancel(context.Background())
 	m.star = newStar(&m.cfg, m.heard, m.hasLeft)
 	m.star.lines = m.checkLines
-	m.star.stalled, m.star.past = m.heardCall, m.past.call
+	m.star.stalled, m.star.past, m.star.compare = m.heardCall, m.past.call, m.compareCalls
 	var local []int
 	for r := range n {
 		m.localOf[r] = -1
@@ -398,6 +400,10 @@ func (m *Mesh) usable(c *collective.Call) error {
 		return m.cfg.closed(c)
 	}
 	if f := m.failed.Load(); f != nil {
+		m.awaitTold()
+		if _, ok := f.err.(*collective.MismatchError); ok && !m.told.Load() { // found by who reads the star
+			return m.fail(f.err)
+		}
 		return m.cfg.again(f.err, c)
 	}
 	m.mu.Lock()
@@ -412,6 +418,7 @@ func (m *Mesh) usable(c *collective.Call) error {
 // fail makes err the end of the group, here and for the others, and returns
 // the error that this rank reports.
 func (m *Mesh) fail(err error) error {
+	m.told.Store(true)
 	m.cfg.askMissing(err, m.star.ask)
 	m.Fail(err)
 	if e, ok := err.(*collective.MismatchError); ok {
@@ -426,8 +433,17 @@ func (m *Mesh) fail(err error) error {
 	return err
 }
 
+// awaitTold waits until the others have been told of a failure: this rank must
+// not leave, or its process end, before.
+func (m *Mesh) awaitTold() {
+	m.failing.Lock()
+	defer m.failing.Unlock()
+}
+
 // Fail implements [collective.Backend].
 func (m *Mesh) Fail(err error) {
+	m.failing.Lock()
+	defer m.failing.Unlock()
 	m.failed.CompareAndSwap(nil, &failure{err})
 	rank, kind, text := m.cfg.faultOf(err)
 	m.mu.Lock()
@@ -445,18 +461,25 @@ func (m *Mesh) Fail(err error) {
 
 // Close implements [collective.Backend].
 func (m *Mesh) Close() error {
+	if m.closed.Load() {
+		return nil
+	}
+	wrong := m.confirm()
 	if m.closed.Swap(true) {
 		return nil
 	}
+	m.awaitTold()
 	m.endWhole()
 	m.watch.close()
 	m.mu.Lock()
 	local := m.local
 	m.mu.Unlock()
-	var err error
 	m.star.close()
+	err := wrong
 	if local != nil {
-		err = local.Close()
+		if cerr := local.Close(); err == nil {
+			err = cerr
+		}
 	}
 	m.end.Close()
 	m.mu.Lock()

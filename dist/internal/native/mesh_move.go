@@ -29,8 +29,12 @@ func (m *Mesh) Collective(ctx context.Context, c collective.Call, in, out collec
 func (m *Mesh) collective(ctx context.Context, c *collective.Call, in, out collective.Data) error {
 	// Ranks whose calls differ find out by the first piece that comes, or by
 	// what a rank says that waits for long.
-	if err := m.past.add(&m.cfg, c); err != nil {
+	fit, err := m.past.add(&m.cfg, c)
+	if err != nil {
 		return err
+	}
+	if fit > 0 {
+		m.star.fits(fit)
 	}
 	return m.exec.collective(ctx, m, &m.cfg, c, in.Bytes(), out.Bytes())
 }

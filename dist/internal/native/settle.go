@@ -30,6 +30,7 @@ const (
 type settlement struct {
 	mu    sync.Mutex
 	begun *mismatch // nil while there is none
+	about int       // the rank that found it
 	ended bool
 	done  chan struct{} // closed when ended
 	timer *time.Timer   // the hub's
@@ -59,7 +60,7 @@ func (s *star) mismatched(from, about int, m *mismatch) {
 	first := st.begun == nil
 	switch {
 	case first:
-		st.begun = m
+		st.begun, st.about = m, about
 	case s.rank == 0:
 		st.begun.merge(from, m)
 	case from == 0: // the hub's word counts
@@ -81,18 +82,18 @@ func (s *star) mismatched(from, about int, m *mismatch) {
 		st.finish()
 	case first:
 		tell(from)
-		st.timer = time.AfterFunc(hubPatience, func() { s.settleNow(about) })
+		st.timer = time.AfterFunc(hubPatience, s.settleNow)
 	}
 }
 
 // settleNow has the hub tell all ranks what it knows.
-func (s *star) settleNow(about int) {
+func (s *star) settleNow() {
 	st := &s.settlement
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if !st.ended {
+	if st.begun != nil && !st.ended {
 		st.begun.giveUp()
-		s.tell(s.rank, frameFault, encodeFault(about, kindMismatch, st.begun.encode()))
+		s.tell(s.rank, frameFault, encodeFault(st.about, kindMismatch, st.begun.encode()))
 		st.finish()
 	}
 }

@@ -187,21 +187,29 @@ type history struct {
 	calls [pastCalls]collective.Call // by number, modulo
 	parts [pastCalls][2][]int        // likewise: memory for their parts
 	there collective.RankCall        // with number 0: none
+	last  uint64                     // number of the last one
+	asked []askedCalls               // what ranks that want to leave have called
 }
 
 // add takes down a call that begins and returns an error if another rank has
-// told of a different one.
-func (h *history) add(cfg *Config, c *collective.Call) error {
+// told of a different one. fit is the number up to which calls are now known to
+// fit that another rank has asked about, 0 if none has.
+func (h *history) add(cfg *Config, c *collective.Call) (fit uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.keep(c)
-	return h.compare(cfg, c.Seq)
+	if len(h.asked) > 0 {
+		if fit, err = h.catchUp(cfg); err != nil {
+			return 0, err
+		}
+	}
+	return fit, h.compare(cfg, c.Seq)
 }
 
 // keep takes down a call; the history is locked. Its parts are the caller's.
 func (h *history) keep(c *collective.Call) {
 	i := c.Seq % pastCalls
-	h.calls[i] = *c
+	h.calls[i], h.last = *c, c.Seq
 	for j, list := range []*[]int{&h.calls[i].Parts, &h.calls[i].Recvs} {
 		if *list != nil {
 			h.parts[i][j] = append(h.parts[i][j][:0], *list...)

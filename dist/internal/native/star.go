@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -43,6 +44,10 @@ type star struct {
 	past       func(seq uint64) (collective.Call, bool)
 	settlement settlement
 	asks       asks
+	inquiries  inquiries
+	// compare compares another rank's last calls with this one's and reports
+	// whether it has made them all. May be nil; set before any rank joins.
+	compare func(rank int, calls []collective.Call) (fits bool)
 
 	mu      sync.Mutex
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
@@ -56,7 +61,7 @@ type star struct {
 func newStar(cfg *Config, heard func(rank int, kind uint32, text string), left func(rank int)) *star {
 	n := len(cfg.Members)
 	s := &star{cfg: cfg, rank: cfg.Rank, numRanks: n, heard: heard, left: left, conns: map[int]*transport.Conn{},
-		settlement: settlement{done: make(chan struct{})}, asks: newAsks(), joined: make(chan int, n), trouble: make(chan error, 1)}
+		settlement: settlement{done: make(chan struct{})}, asks: newAsks(), inquiries: newInquiries(), joined: make(chan int, n), trouble: make(chan error, 1)}
 	s.pulse = newPulse(s)
 	return s
 }
@@ -142,7 +147,7 @@ func (s *star) watch(rank int, c *transport.Conn) {
 		}
 		s.pulse.took(rank)
 		switch kind {
-		case frameBeat, frameSkew, frameAsk, frameDoing:
+		case frameBeat, frameSkew, frameAsk, frameDoing, frameCheck, frameChecked:
 			switch kind {
 			case frameBeat:
 				err = s.pulse.beaten(rank, payload)
@@ -152,6 +157,10 @@ func (s *star) watch(rank int, c *transport.Conn) {
 				err = s.asked(rank, payload)
 			case frameDoing:
 				err = s.answered(rank, payload)
+			case frameCheck:
+				err = s.check(rank, payload)
+			case frameChecked:
+				err = s.checked(rank, payload)
 			}
 			if err != nil {
 				s.disown(rank, c, err)
@@ -229,8 +238,11 @@ func (s *star) disown(rank int, c *transport.Conn, err error) {
 // drop closes a connection and reports whether its end is news: not when this
 // rank is leaving.
 func (s *star) drop(rank int) bool {
-	if s.rank != 0 {
-		defer s.unsettle() // after the lock
+	if s.rank != 0 { // after the lock
+		defer s.unsettle()
+		defer s.confirmed()
+	} else {
+		defer s.came(rank, math.MaxUint64)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -316,6 +328,9 @@ func (s *star) tellStalled(rank int, c *collective.Call) {
 
 // close takes leave of all and waits for the watchers.
 func (s *star) close() {
+	if s.rank == 0 {
+		s.settleNow()
+	}
 	s.unsettle()
 	words := s.words()
 	s.mu.Lock()

@@ -31,6 +31,8 @@ const (
 	frameAsk                     // what is a rank doing?
 	frameDoing                   // what a rank is doing
 	frameSkew                    // hub to spoke: who is late
+	frameCheck                   // the last calls of a rank that wants to leave
+	frameChecked                 // a rank has made them; hub to spoke: all have
 )
 
 // purpose is what a connection is for.

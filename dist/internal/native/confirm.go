@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+// Some collectives end on a rank that has seen nobody's call, or not that of
+// everybody: two ranks that take themselves for the root of a broadcast both
+// send and are through. The next collective that brings the two together shows
+// it, without a message of its own; after the last there is none. So a rank
+// that leaves after such a call first says to the hub of the star which calls
+// it has made last. The hub says it to all ranks, and each compares them with
+// its own, whatever its goroutines do, as soon as it has come as far, and
+// answers if they fit. When all have, the hub lets go who wants to leave.
+const (
+	// confirmPatience is how long a rank that leaves waits for ranks that have
+	// not come as far as it has.
+	confirmPatience = 250 * time.Millisecond
+	// maxInquiries is how many numbers of calls may be asked about in a group,
+	// for each of its ranks: each asks once, when it leaves.
+	maxInquiries = 2
+)
+
+// inquiry is what is known of who has made the calls up to a number.
+type inquiry struct {
+	came    []bool // by rank
+	missing int
+	asking  []int // spokes that wait to leave
+	done    chan struct{}
+}
+
+// inquiries are those of a star. A spoke has only the done of its own.
+type inquiries struct {
+	mu   sync.Mutex
+	of   map[uint64]*inquiry // at the hub: by number
+	done chan struct{}       // at a spoke: closed when all have made its calls, or nobody can tell
+	over bool                // it is closed
+}
+
+func newInquiries() inquiries {
+	return inquiries{of: map[uint64]*inquiry{}, done: make(chan struct{})}
+}
+
+// confirm asks whether all ranks have made this one's last calls. What it
+// returns is closed when they have, or when nobody can tell.
+func (s *star) confirm(calls []collective.Call) <-chan struct{} {
+	if s.rank == 0 {
+		return s.inquire(0, calls)
+	}
+	if !s.hasHub() {
+		s.confirmed()
+	}
+	s.tellOne(0, frameCheck, encodeCheck(s.rank, calls))
+	return s.inquiries.done
+}
+
+// confirmed ends a spoke's wait.
+func (s *star) confirmed() {
+	s.inquiries.mu.Lock()
+	defer s.inquiries.mu.Unlock()
+	if !s.inquiries.over {
+		s.inquiries.over = true
+		close(s.inquiries.done)
+	}
+}
+
+// inquire has the hub ask all ranks about one's calls.
+func (s *star) inquire(from int, calls []collective.Call) <-chan struct{} {
+	seq := calls[len(calls)-1].Seq
+	q := &s.inquiries
+	q.mu.Lock()
+	a := q.of[seq]
+	first := a == nil
+	if first {
+		a = &inquiry{came: make([]bool, s.numRanks), missing: s.numRanks, done: make(chan struct{})}
+		if len(q.of) < maxInquiries*s.numRanks {
+			q.of[seq] = a
+		}
+		s.mu.Lock()
+		for r := 1; r < s.numRanks; r++ {
+			if s.conns[r] == nil { // it has left
+				a.came[r] = true
+				a.missing--
+			}
+		}
+		s.mu.Unlock()
+	}
+	if from != 0 {
+		a.asking = append(a.asking, from)
+	}
+	q.mu.Unlock()
+	if first {
+		s.tell(from, frameCheck, encodeCheck(from, calls))
+	}
+	s.came(from, seq)
+	return a.done
+}
+
+// came notes at the hub that a rank's calls up to a number fit.
+func (s *star) came(rank int, seq uint64) {
+	q := &s.inquiries
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for number, a := range q.of {
+		if number > seq {
+			continue
+		}
+		if !a.came[rank] {
+			a.came[rank] = true
+			if a.missing--; a.missing == 0 {
+				close(a.done)
+			}
+		}
+		if a.missing == 0 {
+			for _, r := range a.asking {
+				s.tellOne(r, frameChecked, encodeChecked(r, number))
+			}
+			a.asking = nil
+		}
+	}
+}
+
+// fits says that this rank has made calls that another one has asked about.
+func (s *star) fits(seq uint64) {
+	if s.rank == 0 {
+		s.came(0, seq)
+	} else {
+		s.tellOne(0, frameChecked, encodeChecked(s.rank, seq))
+	}
+}
+
+// check takes a rank's last calls.
+func (s *star) check(from int, payload []byte) error {
+	rank, calls, err := parseCheck(payload, s.numRanks)
+	switch {
+	case err != nil:
+		return err
+	case s.rank == 0 && rank != from:
+		return fmt.Errorf("it speaks for rank %d", rank)
+	case s.compare == nil:
+		return nil
+	}
+	fits := s.compare(rank, calls)
+	if s.rank == 0 {
+		s.inquire(rank, calls)
+	}
+	if fits {
+		s.fits(calls[len(calls)-1].Seq)
+	}
+	return nil
+}
+
+// checked takes the word that a rank's calls fit, or at a spoke that all have.
+func (s *star) checked(from int, payload []byte) error {
+	rank, seq, err := parseChecked(payload, s.numRanks)
+	switch {
+	case err != nil:
+		return err
+	case s.rank != 0:
+		s.confirmed()
+	case rank != from:
+		return fmt.Errorf("it speaks for rank %d", rank)
+	default:
+		s.came(rank, seq)
+	}
+	return nil
+}
+
+// unconfirmed returns the last calls of this rank, the oldest first, if it
+// cannot know that all ranks have made the last one.
+func (h *history) unconfirmed() []collective.Call {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last := &h.calls[h.last%pastCalls]
+	if h.last == 0 || last.Seq != h.last || !last.Op.Rooted() && last.Parts == nil {
+		return nil
+	}
+	var calls []collective.Call
+	for i := uint64(1); i <= pastCalls; i++ {
+		if c := h.calls[(h.last+i)%pastCalls]; c.Seq != 0 {
+			c.Parts, c.Recvs = nil, nil
+			calls = append(calls, c)
+		}
+	}
+	return calls
+}
+
+// checks compares another rank's last calls with this one's, if it has come as
+// far, and else keeps them until it does. fits says that it has and they fit.
+func (h *history) checks(cfg *Config, rank int, calls []collective.Call) (fits bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	seq := calls[len(calls)-1].Seq
+	if err := h.differ(cfg, rank, calls); err != nil {
+		return false, err
+	}
+	if seq <= h.last {
+		return true, nil
+	}
+	if len(h.asked) < maxInquiries*len(cfg.Members) {
+		h.asked = append(h.asked, askedCalls{rank, calls})
+	}
+	return false, nil
+}
+
+// askedCalls are another rank's calls that this one has not all made yet.
+type askedCalls struct {
+	rank  int
+	calls []collective.Call
+}
+
+// catchUp compares what others have asked about with the call that begins, and
+// returns the number up to which they now fit, 0 if nobody waits for that. The
+// history is locked.
+func (h *history) catchUp(cfg *Config) (fit uint64, err error) {
+	for _, a := range h.asked {
+		if err := h.differ(cfg, a.rank, a.calls); err != nil {
+			return 0, err
+		}
+		if seq := a.calls[len(a.calls)-1].Seq; seq <= h.last {
+			fit = max(fit, seq)
+		}
+	}
+	h.asked = slices.DeleteFunc(h.asked, func(a askedCalls) bool { return a.calls[len(a.calls)-1].Seq <= h.last })
+	return fit, nil
+}
+
+// differ returns an error if a rank's calls and this one's of the same numbers
+// do not fit. The history is locked.
+func (h *history) differ(cfg *Config, rank int, calls []collective.Call) error {
+	for i := range calls {
+		mine := &h.calls[calls[i].Seq%pastCalls]
+		if mine.Seq == calls[i].Seq && !mine.Matches(&calls[i]) {
+			return &collective.MismatchError{Group: cfg.Group, Seq: mine.Seq,
+				Here: collective.RankCall{Rank: cfg.Rank, Call: *mine}, There: collective.RankCall{Rank: rank, Call: calls[i]}}
+		}
+	}
+	return nil
+}
+
+// compareCalls takes the last calls of a rank that wants to leave.
+func (m *Mesh) compareCalls(rank int, calls []collective.Call) (fits bool) {
+	fits, err := m.past.checks(&m.cfg, rank, calls)
+	if err != nil {
+		m.Fail(err)
+	}
+	return fits
+}
+
+// confirm returns an error of a call that has ended well here and was not the
+// others': one found meanwhile, or in the last calls.
+func (m *Mesh) confirm() error {
+	if calls := m.past.unconfirmed(); calls != nil && m.whole.Err() == nil {
+		patience := time.NewTimer(confirmPatience)
+		defer patience.Stop()
+		select {
+		case <-m.star.confirm(calls):
+		case <-m.whole.Done():
+		case <-patience.C:
+		}
+	}
+	m.mu.Lock()
+	fault := m.fault
+	m.mu.Unlock()
+	if fault == nil || fault.kind != kindMismatch || m.told.Load() {
+		return nil
+	}
+	err := m.cfg.faultError(nil, fault.rank, fault.kind, fault.text)
+	if e, ok := err.(*collective.MismatchError); !ok || e.Here.Group != "" || e.There.Group != "" {
+		return nil // a call on another group tells it
+	}
+	return m.fail(err)
+}
+
+// encodeCheck makes the payload of frameCheck: a rank and its last calls.
+func encodeCheck(rank int, calls []collective.Call) []byte {
+	b := binary.LittleEndian.AppendUint32(nil, uint32(rank))
+	for i := range calls {
+		b = appendCall(b, &calls[i])
+	}
+	return b
+}
+
+func parseCheck(b []byte, numRanks int) (rank int, calls []collective.Call, err error) {
+	if n := len(b) - 4; n < callSize || n > pastCalls*callSize || n%callSize != 0 {
+		return 0, nil, fmt.Errorf("last calls of %d bytes", len(b))
+	}
+	r := binary.LittleEndian.Uint32(b)
+	if uint64(r) >= uint64(numRanks) {
+		return 0, nil, fmt.Errorf("last calls of rank %d of %d", r, numRanks)
+	}
+	for b = b[4:]; len(b) > 0; b = b[callSize:] {
+		c, err := parseCall(b[:callSize])
+		if err != nil {
+			return 0, nil, err
+		}
+		if n := len(calls); c.Seq == 0 || n > 0 && c.Seq <= calls[n-1].Seq {
+			return 0, nil, fmt.Errorf("last calls of which one has number %d", c.Seq)
+		}
+		calls = append(calls, c)
+	}
+	return int(r), calls, nil
+}
+
+// encodeChecked makes the payload of frameChecked: a rank, and the number up to
+// which calls fit.
+func encodeChecked(rank int, seq uint64) []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint32(nil, uint32(rank)), seq)
+}
+
+func parseChecked(b []byte, numRanks int) (rank int, seq uint64, err error) {
+	if len(b) != 12 {
+		return 0, 0, fmt.Errorf("a word about calls of %d bytes", len(b))
+	}
+	r := binary.LittleEndian.Uint32(b)
+	if uint64(r) >= uint64(numRanks) {
+		return 0, 0, fmt.Errorf("a word about calls of rank %d of %d", r, numRanks)
+	}
+	return int(r), binary.LittleEndian.Uint64(b[4:]), nil
+}
