@@ -7,6 +7,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 const (
@@ -117,6 +119,5 @@ func (f *forming) look(patience time.Duration) error {
 	if first < 0 || now.Sub(f.since[first]) < patience {
 		return nil
 	}
-	m := f.g.members[first]
-	return &RankError{Rank: f.at[f.g.world[first]], Host: m.Host, PID: m.PID, Group: parent.name, Cause: ErrLeft}
+	return collective.NewRankError(parent.name, parent.members[f.at[f.g.world[first]]], ErrLeft)
 }

@@ -49,6 +49,11 @@ type RankError struct {
 	who Member // with its number in the job, if that is another
 }
 
+// NewRankError returns the error about a member of a group.
+func NewRankError(group string, m Member, cause error) *RankError {
+	return &RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: group, Cause: cause, who: m}
+}
+
 // JobRank returns the number in the job of the rank at fault.
 func (e *RankError) JobRank() int { return e.member().JobRank() }
 

@@ -98,3 +98,24 @@ func TestEndingIsWhatPeopleBranchOn(t *testing.T) {
 		t.Errorf("a context that goes on: %v", err)
 	}
 }
+
+// TestJobRanks: the number in the job is that of the rank at fault, whatever the
+// error is about and however it is wrapped.
+func TestJobRanks(t *testing.T) {
+	members := []Member{MemberOf("rest", 0, Member{Rank: 1}), MemberOf("rest", 1, Member{Rank: 2}), MemberOf("rest", 2, Member{Rank: 3})}
+	died := NewRankError("rest", members[2], ErrDied)
+	for name, tc := range map[string]struct {
+		err  error
+		want int
+	}{
+		"of the group":        {Among(members, died), 3},
+		"without its members": {Among(members, &RankError{Rank: 2, Group: "rest", Cause: ErrDied}), 3},
+		"of its parent":       {Among(members, NewRankError("world", Member{Rank: 2}, ErrLeft)), 2},
+		"a forming cancelled": {Among(members, &TimeoutError{Group: "rest", Op: "init", Cause: Ending(cancelled(died))}), 3},
+	} {
+		var re *RankError
+		if !errors.As(tc.err, &re) || re.JobRank() != tc.want {
+			t.Errorf("%s: %v: rank %d of the job, want %d", name, tc.err, re.JobRank(), tc.want)
+		}
+	}
+}

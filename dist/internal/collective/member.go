@@ -69,7 +69,8 @@ func Among(members []Member, err error) error {
 	}
 	switch e := err.(type) {
 	case *RankError:
-		if m := who(e.Rank); m.group != "" {
+		// It may be about another group, in which the number is somebody else's.
+		if m := who(e.Rank); m.group != "" && m.group == e.Group && e.who.group == "" {
 			told := *e
 			told.who = m
 			return &told

@@ -65,7 +65,8 @@ type Obituary struct {
 
 // DeathError returns the error about a rank whose process has ended.
 func DeathError(group string, m collective.Member, o Obituary) *collective.RankError {
-	e := &collective.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: group, Signal: o.Signal, Cause: collective.ErrDied}
+	e := collective.NewRankError(group, m, collective.ErrDied)
+	e.Signal = o.Signal
 	if o.Known && o.Signal == "" {
 		e.Cause = fmt.Errorf("%w with exit code %d", collective.ErrDied, o.Code)
 	}
@@ -74,7 +75,7 @@ func DeathError(group string, m collective.Member, o Obituary) *collective.RankE
 
 // SilenceError returns the error about a rank that has fallen silent.
 func SilenceError(group string, m collective.Member, text string) *collective.RankError {
-	return &collective.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: group, Cause: &collective.SilentError{Text: text}}
+	return collective.NewRankError(group, m, &collective.SilentError{Text: text})
 }
 
 // faultError returns the error of a call that ends because of a fault; c is
@@ -90,7 +91,7 @@ func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text st
 	if rank >= 0 && rank < len(cfg.Members) {
 		m = cfg.Members[rank]
 	}
-	e := &collective.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: cfg.Group}
+	e := collective.NewRankError(cfg.Group, m, nil)
 	switch kind {
 	case kindDied:
 		o := Obituary{Known: text != "", Signal: text}

@@ -123,6 +123,10 @@ func (s *star) awaitSpokes(ctx context.Context) error {
 		case err := <-s.trouble:
 			return err
 		case <-ctx.Done():
+			var other *collective.RankError
+			if cause := context.Cause(ctx); errors.As(cause, &other) {
+				return cause
+			}
 			e := &collective.TimeoutError{Group: cfg.Group, Op: "init", Cause: collective.Ending(ctx)}
 			for r, m := range cfg.Members {
 				if missing[r] {
