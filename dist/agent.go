@@ -33,6 +33,14 @@ type agentWatch struct {
 	asked    map[int]time.Time    // when it was first asked how a rank died
 	news     chan struct{}        // closed and replaced when the agent tells of a death
 	watchers map[*watcher]struct{}
+	lost     bool // a rank has died or fallen silent
+}
+
+// hasLost reports whether a rank has died or fallen silent, as far as is known.
+func (w *agentWatch) hasLost() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.lost
 }
 
 // error returns the error of a group about a member that has died or fallen
@@ -134,6 +142,7 @@ func (w *agentWatch) fellSilent(who Member, text string) {
 // spread tells of a death all that watch and have not heard of it.
 func (w *agentWatch) spread(rank int, d death) {
 	w.mu.Lock()
+	w.lost = true
 	var tell []*watcher
 	for v := range w.watchers {
 		if !v.told[rank] {

@@ -395,6 +395,7 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	cfg.Obituary = func(rank int) native.Obituary { return m.agent.obituary(cfg.World[rank]) }
+	cfg.Survivors = m.agent.hasLost()
 	for _, in := range m.all {
 		if in.Node == m.me.Node {
 			cfg.NumLocal++

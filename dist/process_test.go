@@ -44,6 +44,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"busy":     busyRank,
 	"idle":     idleRank,
 	"survive":  survive,
+	"regroup":  regroup,
 
 	"two groups": twoGroups,
 }

@@ -40,11 +40,23 @@ type DialOption func(*dialing)
 type dialing struct {
 	tls    bool
 	dialer DialFunc
+	there  bool
 }
 
 // WithTLS makes Dial go through TLS if on. Unix sockets do not leave the host:
 // for them it has no effect.
 func WithTLS(on bool) DialOption { return func(d *dialing) { d.tls = on } }
+
+// WithListener says that the port has been listening: when its system says that
+// nobody does, Dial returns an error for which [NobodyListens] is true, instead
+// of trying again.
+func WithListener() DialOption { return func(d *dialing) { d.there = true } }
+
+// NobodyListens reports whether an error of [Dial] is that the system of the
+// other side was reached, and nobody listened at the address.
+func NobodyListens(err error) bool {
+	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
+}
 
 // Dial connects to the port at addr, proves the token and asks for a
 // protocol. While nobody listens there it tries again, until ctx is done, or
@@ -112,7 +124,7 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 		}
 		if ctx.Err() == nil { // else the deadline speaks, not the peer
 			last = plain(err)
-			if final || op == "dial" && !worthRetrying(err, time.Since(began)) {
+			if final || op == "dial" && (!worthRetrying(err, time.Since(began)) || with.there && NobodyListens(err)) {
 				return fail(op, last)
 			}
 			// Ranks start together: spread their tries.

@@ -4,8 +4,11 @@ package native
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -23,20 +26,32 @@ const (
 	// answerWithin is what an answer may take at least: a handshake is several
 	// turns of processes that may have little of a processor.
 	answerWithin = time.Second
+	// askSoon is how soon survivors ask for a second time, and askLate how seldom
+	// they ask at last where there is no silence limit.
+	askSoon = 50 * time.Millisecond
+	askLate = 3 * time.Second
+	// endPatience is how long the process of this host may take to end that has
+	// closed its sockets.
+	endPatience = 100 * time.Millisecond
 )
 
 // askAbsent asks the processes of members that have not come whether they are
 // there, until stop is called. absent returns the members' ranks; lost is
-// called for one that has not answered for the silence limit.
-func (f *Fabric) askAbsent(ctx context.Context, cfg *Config, route func(rank int) route, absent func() []int, lost func(rank int, text string)) (stop func()) {
-	if cfg.Silence <= 0 {
+// called for one that has ended, or has not answered for the silence limit.
+// Survivors ask at once, for the loss of one rank may not be the only one.
+func (f *Fabric) askAbsent(ctx context.Context, cfg *Config, route func(rank int) route, absent func() []int, lost func(rank int, kind uint32, text string)) (stop func()) {
+	if cfg.Silence <= 0 && !cfg.Survivors {
 		return func() {}
 	}
 	most := max(cfg.Silence, answerWithin)
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {
-		pause := time.NewTimer(min(comeWithin, cfg.Silence))
+		first, next := min(comeWithin, cfg.Silence), cfg.Silence
+		if cfg.Survivors {
+			first, next = 0, askSoon
+		}
+		pause := time.NewTimer(first)
 		defer pause.Stop()
 		for {
 			select {
@@ -52,13 +67,24 @@ func (f *Fabric) askAbsent(ctx context.Context, cfg *Config, route func(rank int
 					defer func() { <-room }()
 					limit, cancel := context.WithTimeout(ctx, most)
 					defer cancel()
-					if err := f.reach(limit, cfg.World[r], route(r)); err != nil && ctx.Err() == nil {
-						lost(r, fmt.Sprintf("for %v while the group was formed: %v", most, err))
+					err := f.reach(limit, cfg.World[r], route(r))
+					if err == nil || ctx.Err() != nil {
+						return
+					}
+					if kind, ended := cfg.ended(r, err); ended {
+						lost(r, kind, "")
+					} else if cfg.Silence > 0 {
+						lost(r, kindSilent, fmt.Sprintf("for %v while the group was formed: %v", most, err))
 					}
 				})
 			}
 			asked.Wait()
-			pause.Reset(cfg.Silence)
+			pause.Reset(next)
+			if next *= 2; cfg.Silence > 0 {
+				next = min(next, cfg.Silence)
+			} else {
+				next = min(next, askLate)
+			}
 		}
 	})
 	return func() {
@@ -77,6 +103,24 @@ func (f *Fabric) reach(ctx context.Context, rank int, by route) error {
 	return err
 }
 
+// ended reports whether the error of a connection says that a rank's process has
+// ended, as a fault: nobody listens where it listened, or it has closed the
+// connection. A process of this host may be seen to be there still: then it has
+// left the job.
+func (cfg *Config) ended(rank int, err error) (kind uint32, ended bool) {
+	if !transport.NobodyListens(err) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		return 0, false
+	}
+	for end := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
+		if s, ok := cfg.neighbour(rank); !ok || s.state == 'Z' || s.state == 'X' {
+			return kindDied, true
+		}
+		if time.Now().After(end) {
+			return kindLeft, true
+		}
+	}
+}
+
 // absent returns the spokes that the hub has no connection to.
 func (s *star) absent() []int {
 	s.mu.Lock()
@@ -91,18 +135,37 @@ func (s *star) absent() []int {
 }
 
 // mute takes a rank that does not answer before it has joined.
-func (s *star) mute(rank int, text string) { s.news(s.rank, rank, kindSilent, text) }
+func (s *star) mute(rank int, kind uint32, text string) { s.news(s.rank, rank, kind, text) }
 
 // withHub returns a context that ends when the process of a group's hub, which
-// this spoke waits for, does not answer.
-func (f *Fabric) withHub(ctx context.Context, cfg *Config, by route) (context.Context, func()) {
+// this spoke waits for, does not answer. Survivors look for all members: the hub
+// may be there and wait for another group, of which it is a member that has heard
+// first of another loss than this rank.
+func (f *Fabric) withHub(ctx context.Context, cfg *Config, by func(rank int) route) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := f.askAbsent(ctx, cfg, func(int) route { return by }, func() []int { return []int{0} },
-		func(rank int, text string) { cancel(SilenceError(cfg.Group, cfg.Members[rank], text)) })
+	others := []int{0}
+	if cfg.Survivors {
+		for r := 1; r < len(cfg.Members); r++ {
+			if r != cfg.Rank {
+				others = append(others, r)
+			}
+		}
+	}
+	stop := f.askAbsent(ctx, cfg, by, func() []int { return others },
+		func(rank int, kind uint32, text string) { cancel(cfg.found(rank, kind, text)) })
 	return ctx, func() {
 		stop()
 		cancel(nil)
 	}
+}
+
+// found returns the error about a member that this rank finds to be lost while
+// it waits for the group, and has the other groups told.
+func (cfg *Config) found(rank int, kind uint32, text string) error {
+	if kind == kindDied && cfg.Deaths != nil {
+		cfg.Deaths(rank)
+	}
+	return cfg.faultError(nil, rank, kind, text)
 }
 
 // connect opens a connection to a rank of the job.
@@ -120,5 +183,5 @@ func (f *Fabric) connect(ctx context.Context, rank int, by route) (*transport.Co
 	if addr == "" {
 		return nil, errNotListening
 	}
-	return transport.Dial(ctx, addr, Proto, f.token, transport.WithTLS(by == overTLS), transport.WithDialer(f.dialer))
+	return transport.Dial(ctx, addr, Proto, f.token, transport.WithListener(), transport.WithTLS(by == overTLS), transport.WithDialer(f.dialer))
 }

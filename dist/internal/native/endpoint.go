@@ -24,6 +24,7 @@ type Endpoint struct {
 	mu      sync.Mutex
 	open    map[*transport.Conn]struct{} // being answered
 	closed  bool
+	why     string // the group could not be made
 	running sync.WaitGroup
 }
 
@@ -52,8 +53,9 @@ func (f *Fabric) attach(group string, numRanks int, serve func(*transport.Conn, 
 func (e *Endpoint) answer(conn *transport.Conn, h hello) (keep bool) {
 	e.mu.Lock()
 	if e.closed {
+		why := e.why
 		e.mu.Unlock()
-		refuse(conn, errors.New(closedText))
+		refuse(conn, &closedError{why})
 		return false
 	}
 	e.open[conn] = struct{}{}
@@ -72,6 +74,14 @@ func (e *Endpoint) answer(conn *transport.Conn, h hello) (keep bool) {
 	return keep
 }
 
+// fail says why the group, which is about to be closed, could not be made: see
+// [Config.reason].
+func (e *Endpoint) fail(why string) {
+	e.mu.Lock()
+	e.why = why
+	e.mu.Unlock()
+}
+
 // Close withdraws the group: what is being answered ends, and hellos that
 // come later are refused.
 func (e *Endpoint) Close() {
@@ -88,7 +98,7 @@ func (e *Endpoint) Close() {
 	f := e.fabric
 	f.mu.Lock()
 	delete(f.ends, e.group)
-	f.markClosed(e.group, "")
+	f.markClosed(e.group, e.why)
 	f.mu.Unlock()
 	e.running.Wait()
 }
@@ -130,22 +140,53 @@ func refusal(text []byte) error {
 	return fmt.Errorf("refused: %s", text)
 }
 
-// closedError is that a rank has closed the group, or has failed to make it.
+// closedError is that a rank has closed the group, or has failed to make it: why
+// is a [Config.reason].
 type closedError struct{ why string }
 
+// reason is why a group could not be made, as it travels to who comes late: the
+// text, and where another rank is at fault a zero byte and the fault. Who comes
+// late is to blame that one too, and not the rank that says so.
+func (cfg *Config) reason(err error) string {
+	const most = 300 // bytes each, of a frame
+	text := strings.ReplaceAll(err.Error(), "\x00", "")
+	text = text[:min(len(text), most)]
+	var other *collective.RankError
+	if !errors.As(err, &other) {
+		return text
+	}
+	rank, kind, about := cfg.faultOf(err)
+	return text + "\x00" + string(encodeFault(rank, kind, about[:min(len(about), most)]))
+}
+
+// fault returns the fault that a group of so many ranks could not be made for.
+func (e *closedError) fault(numRanks int) (rank int, kind uint32, text string, ok bool) {
+	_, about, ok := strings.Cut(e.why, "\x00")
+	if !ok {
+		return 0, 0, "", false
+	}
+	rank, kind, text, err := parseFault([]byte(about), numRanks)
+	return rank, kind, text, err == nil
+}
+
+func (e *closedError) text() string {
+	text, _, _ := strings.Cut(e.why, "\x00")
+	return text
+}
+
 func (e *closedError) Error() string {
-	if e.why == "" {
+	if e.text() == "" {
 		return closedText
 	}
-	return closedText + ": " + e.why
+	return closedText + ": " + e.text()
 }
 
 // cause is that of an error about the rank.
 func (e *closedError) cause() error {
-	if e.why == "" {
+	if e.text() == "" {
 		return collective.ErrLeft
 	}
-	return errors.New(e.why)
+	return errors.New(e.text())
 }
 
 // takeHello reads the first frame of a connection. A hello that makes no

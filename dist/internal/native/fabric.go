@@ -153,7 +153,12 @@ func (f *Fabric) checkShelter(conn *transport.Conn, why purpose) error {
 // refuse tells a peer why its connection is not taken.
 func refuse(conn *transport.Conn, err error) {
 	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
-	_ = conn.WriteFrame(frameRefused, []byte(err.Error()))
+	text := err.Error()
+	var closed *closedError
+	if errors.As(err, &closed) && closed.why != "" {
+		text = closedText + ": " + closed.why
+	}
+	_ = conn.WriteFrame(frameRefused, []byte(text))
 }
 
 // endpoint returns the endpoint of the group that a connection is for, waiting

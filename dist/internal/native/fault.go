@@ -31,6 +31,8 @@ type Config struct {
 	Options  collective.Options
 	// Explain is told how each operation is served. May be nil.
 	Explain *Explainer
+	// Survivors is set where a rank of the job has been lost before.
+	Survivors bool
 	// Timeout limits a call whose context has no earlier end.
 	Timeout time.Duration
 	// Deaths is told of ranks whose process has ended, as far as this group
@@ -167,8 +169,15 @@ func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
 	if ctx.Err() == nil {
 		var closed *closedError
 		if errors.As(err, &closed) {
-			m := cfg.Members[rank]
-			return &collective.RankError{Rank: m.Rank, Host: m.Host, PID: m.PID, Group: cfg.Group, Op: "init", Cause: closed.cause()}
+			if about, kind, text, ok := closed.fault(len(cfg.Members)); ok && kind != kindMismatch {
+				return cfg.found(about, kind, text)
+			}
+			e := collective.NewRankError(cfg.Group, cfg.Members[rank], closed.cause())
+			e.Op = "init"
+			return e
+		}
+		if kind, ended := cfg.ended(rank, err); ended {
+			return cfg.found(rank, kind, "")
 		}
 		return err
 	}

@@ -133,6 +133,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 	}
 	if err != nil {
 		m.Fail(err) // who has come already waits for this rank
+		m.end.fail(m.cfg.reason(err))
 		_ = m.Close()
 		return nil, err
 	}
@@ -145,7 +146,7 @@ func (m *Mesh) meet(ctx context.Context) error {
 		defer m.fabric.askAbsent(ctx, &m.cfg, func(rank int) route { return m.route(rank, forControl) }, m.star.absent, m.star.mute)()
 		return m.star.awaitSpokes(ctx)
 	}
-	ctx, stop := m.fabric.withHub(ctx, &m.cfg, m.route(0, forControl))
+	ctx, stop := m.fabric.withHub(ctx, &m.cfg, func(rank int) route { return m.route(rank, forControl) })
 	defer stop()
 	hub, err := m.dial(ctx, 0, forControl)
 	if err == nil {
@@ -183,7 +184,7 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 	cfg.Rank = m.localOf[m.cfg.Rank]
 	// The mesh sees to these: its star knows who died first, and of what others
 	// have died since.
-	cfg.Silence, cfg.Silences, cfg.Progress, cfg.Deaths = 0, nil, nil, nil
+	cfg.Silence, cfg.Silences, cfg.Progress, cfg.Deaths, cfg.Survivors = 0, nil, nil, nil, false
 	if ask := m.cfg.Obituary; ask != nil {
 		cfg.Obituary = func(i int) Obituary { return ask(ranks[i]) }
 	}
@@ -456,6 +457,9 @@ func (m *Mesh) Fail(err error) {
 		if kind == kindSilent && m.cfg.Silences != nil {
 			m.cfg.Silences(rank, text) // which this rank has found out
 		}
+		if kind == kindDied && m.cfg.Deaths != nil {
+			m.cfg.Deaths(rank)
+		}
 	}
 }
 
@@ -522,6 +526,9 @@ func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
 			if m.star.pulse.misses(0) && time.Since(start) < m.cfg.Silence {
 				timer.Reset(m.star.pulse.period)
 				continue
+			}
+			if kind, ended := m.cfg.ended(peer, err); ended && transport.NobodyListens(err) {
+				return m.cfg.faultError(c, peer, kind, "")
 			}
 			if noWay(err) && m.cfg.Silence > 0 {
 				return m.cfg.faultError(c, peer, kindSilent, m.cutText(m.cfg.Silence))

@@ -46,7 +46,14 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	s.onFault, s.settle, p.star.past = p.star.spread, p.star.settled, s.past.call
 	s.pulse = p.star.pulse
 	if err := p.meet(ctx); err != nil {
-		p.why = err.Error()
+		p.why = p.cfg.reason(err)
+		var other *collective.RankError
+		if errors.As(err, &other) && cfg.Rank == 0 { // who has come already waits for this rank
+			p.star.spread(p.cfg.faultOf(err))
+		}
+		if p.end != nil {
+			p.end.fail(p.why)
+		}
 		_ = p.close()
 		return nil, err
 	}
@@ -85,7 +92,7 @@ func (p *process) meet(ctx context.Context) error {
 		defer p.fabric.askAbsent(ctx, &p.cfg, func(int) route { return overUnix }, p.star.absent, p.star.mute)()
 		return p.star.awaitSpokes(ctx)
 	}
-	ctx, stop := p.fabric.withHub(ctx, &p.cfg, overUnix)
+	ctx, stop := p.fabric.withHub(ctx, &p.cfg, func(int) route { return overUnix })
 	defer stop()
 	conn, err := p.dial(ctx, 0, forControl, p.cfg.Agreed)
 	if err != nil {
