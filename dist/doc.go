@@ -139,7 +139,7 @@
 //
 // The ranks that are left after a death or a silence may go on: they make a new
 // group of themselves from the failed one by [Group.NewGroup], and load a
-// checkpoint.
+// checkpoint. `cohort run` lets them only with its flag --survivors.
 //
 // # Flight recorder
 //

@@ -45,7 +45,9 @@ type home interface {
 // the failure of one does not end the other, but for the death or silence of
 // a process, which ends all groups that it is in. The survivors then make a
 // new group of themselves from the failed one, with NewGroup as here, also when
-// it is rank 0 that is gone; only [Group.Store] is then of no use. Closing g closes the groups made from it.
+// it is rank 0 that is gone; only [Group.Store] is then of no use. Under `cohort run`
+// this takes the flag --survivors (launch.Config.Survivors): without it the launcher
+// ends the others a second after a rank has ended badly. Closing g closes the groups made from it.
 //
 // The options are [WithName], [WithTimeout], [WithSilence] and [WithDeterministic]; what is
 // not given is as in g.

@@ -56,6 +56,8 @@ type worker struct {
 	tail  *tail
 	files []*os.File // the agent's ends of its output pipes
 	ended bool
+
+	suspended bool // it was stopped (SIGSTOP) when the agent ended it
 }
 
 func newAgent(cfg Config, j job, prog *program) *agent {
@@ -65,9 +67,11 @@ func newAgent(cfg Config, j job, prog *program) *agent {
 	}
 	p := defaultPatience
 	p.fail, p.grace = cfg.FailGrace, cfg.Grace
+	m := newMachine(cfg.NumRanks, p)
+	m.survivors = cfg.Survivors
 	return &agent{
 		cfg: cfg, prog: prog, job: j, secret: newSecret(j.token), host: host,
-		machine: newMachine(cfg.NumRanks, p),
+		machine: m,
 		exits:   make(chan exited, cfg.NumRanks),
 
 		recorders: newRecorders(&cfg),
@@ -136,6 +140,9 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 		select {
 		case e := <-a.exits:
 			a.do(e)
+			if a.cfg.Survivors && a.onlyStopped() {
+				a.do(onlyStopped{})
+			}
 		case s := <-sig.ch:
 			a.do(signalled{s.(syscall.Signal)})
 		case <-sig.dump:
@@ -177,6 +184,20 @@ func (a *agent) do(e event) {
 	}
 }
 
+// onlyStopped reports whether there are live workers and all of them are stopped.
+func (a *agent) onlyStopped() bool {
+	left := false
+	for _, w := range a.workers {
+		if w.proc != nil && !w.ended {
+			if !isStopped(w.proc.Pid) {
+				return false
+			}
+			left = true
+		}
+	}
+	return left
+}
+
 // tell writes to the pipes of the live workers. One that does not read, or is
 // ending, misses the news; its socket to the dead rank still breaks.
 func (a *agent) tell(end ending) {
@@ -206,6 +227,7 @@ func (a *agent) deliver(sig syscall.Signal) {
 		if w.proc == nil || w.ended {
 			continue
 		}
+		w.suspended = w.suspended || isStopped(w.proc.Pid)
 		_ = syscall.Kill(-w.proc.Pid, sig)
 		if sig != syscall.SIGKILL {
 			_ = syscall.Kill(-w.proc.Pid, syscall.SIGCONT)
@@ -357,7 +379,7 @@ func (a *agent) result(ctx context.Context) error {
 		e.Failures = append(e.Failures, Failure{
 			Rank: f.local, LocalRank: f.local, Host: a.host, PID: w.proc.Pid,
 			Code: f.code, Signal: f.sig, Time: f.at, After: f.at.Sub(a.begin),
-			Stopped: f.stopped, Tail: w.tail.last(),
+			Stopped: f.stopped, Suspended: w.suspended, Tail: w.tail.last(),
 		})
 	}
 	causeFirst(e.Failures)
@@ -366,6 +388,11 @@ func (a *agent) result(ctx context.Context) error {
 	}
 	e.Recorders, e.RecorderDir = a.recorders.finish(slices.ContainsFunc(e.Failures, tellsOfRanks), a.begin)
 	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
+		return nil
+	}
+	if m.carriedOn() && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
+		e.carriedOn = true
+		e.Report(a.cfg.Stderr)
 		return nil
 	}
 	return e

@@ -67,6 +67,7 @@ func init() {
 		"tty":      roleTTY,
 		"reduce":   roleReduce,
 		"late":     roleLate,
+		"survive":  roleSurvive,
 		"panicker": func(string) int { panic("boom") },
 	}
 }

@@ -14,7 +14,8 @@
 // to end with errors of their own, and are then ended: SIGTERM, 30 seconds
 // later SIGKILL. A SIGINT, SIGTERM, SIGHUP or SIGQUIT that the agent gets goes
 // to the workers with the same grace; a second one, if it is SIGINT, kills at
-// once. The result is nil only if every rank ended with code 0 and nobody
+// once. With [Config.Survivors] the others are told and go on instead. Without it,
+// the result is nil only if every rank ended with code 0 and nobody
 // stopped the job; else it is an [*Error], whose Report says which rank failed
 // first and how, with the last lines of its standard error.
 //
@@ -101,6 +102,12 @@ type Config struct {
 	// FailGrace is how long the others may take to end by themselves after one
 	// has failed, before SIGTERM; default 1 s.
 	FailGrace time.Duration
+	// Survivors lets the other ranks go on when one ends badly: for programs
+	// whose ranks make a group of those that are left (dist.Group.NewGroup). The
+	// job ends when all its ranks have ended, or those that have not are stopped
+	// (SIGSTOP; on Linux). If at least one rank ended with code 0 and none failed
+	// after the first that did, Run returns nil, and who died and how goes to Stderr.
+	Survivors bool
 	// LeaveSignals leaves signals to the caller: only the context stops the job,
 	// with SIGTERM.
 	LeaveSignals bool

@@ -16,6 +16,8 @@ import (
 //	   │                             │                             │                          │
 //	   ├── signal or cancel ─────────┴────────────────────────────►┘                          │
 //	   └── every worker has ended (from any phase) ──► sweeping ── no stray left ──► done ◄────┘ KillPatience over
+//
+// With survivors, a failure is told and changes no phase.
 
 // phase is where the job stands.
 type phase int
@@ -61,6 +63,7 @@ type (
 	startFailed struct{ local int }          // this worker and those after it could not be started
 	strays      struct{ n int }              // the answer to a sweep
 	ticked      struct{}                     // the time of wake has come
+	onlyStopped struct{}                     // the live workers are all stopped (SIGSTOP): nobody waits for them
 )
 
 func (exited) isEvent()      {}
@@ -69,6 +72,7 @@ func (cancelled) isEvent()   {}
 func (startFailed) isEvent() {}
 func (strays) isEvent()      {}
 func (ticked) isEvent()      {}
+func (onlyStopped) isEvent() {}
 
 // An action is something for the agent to do, in order.
 type action interface{ isAction() }
@@ -109,6 +113,9 @@ type machine struct {
 	interrupted time.Time      // when it got the first
 	stopSignal  syscall.Signal // the first of them
 	canceled    bool
+	survivors   bool           // a failure does not end the others
+	endedWell   bool           // a worker has ended with code 0
+	brokeOff    bool           // a worker failed by itself after one had ended well
 	sweepSig    syscall.Signal // the strongest sent to strays so far
 	nextLook    time.Time      // sweeping: when to look again
 	numStrays   int            // at the last look
@@ -159,6 +166,10 @@ func (m *machine) step(now time.Time, e event) []action {
 			return m.beginSweep(syscall.SIGKILL)
 		}
 		return m.kill(now)
+	case onlyStopped:
+		if m.survivors && m.phase == running && m.numLive > 0 {
+			return m.stop(now, syscall.SIGTERM)
+		}
 	case strays:
 		return m.onStrays(now, e.n)
 	case ticked:
@@ -182,10 +193,14 @@ func (m *machine) onExit(now time.Time, e exited) []action {
 		if m.numLive > 0 && m.phase < killing {
 			out = append(out, tell{end})
 		}
-		if m.phase == running {
+		switch {
+		case m.survivors:
+			m.brokeOff = m.brokeOff || m.endedWell && !end.stopped
+		case m.phase == running:
 			m.phase, m.deadline = failing, now.Add(m.patience.fail)
 		}
 	}
+	m.endedWell = m.endedWell || !end.bad()
 	if m.numLive == 0 {
 		var sig syscall.Signal
 		if m.phase == killing {
@@ -278,6 +293,11 @@ func (m *machine) onStrays(now time.Time, n int) []action {
 	m.nextLook = now.Add(m.patience.poll)
 	return nil
 }
+
+// carriedOn reports whether workers have failed and those that were left have
+// ended well: they have gone on without them. One that fails after another has
+// ended well was itself among those left.
+func (m *machine) carriedOn() bool { return m.survivors && m.endedWell && !m.brokeOff }
 
 func (m *machine) stop(now time.Time, sig syscall.Signal) []action {
 	m.phase, m.deadline = stopping, now.Add(m.patience.grace)

@@ -107,6 +107,20 @@ func TestMachineScripts(t *testing.T) {
 			{5, ok(0), "look", sweeping},
 			{5, strays{0}, "finish []", done},
 		}, ""},
+		{"survivors go on", 3, []line{
+			{0, died(2, sigKILL), "tell 2", running},
+			{60000, ticked{}, "", running},
+			{60000, ok(0), "", running},
+			{60001, ok(1), "look", sweeping},
+			{60001, strays{0}, "finish []", done},
+		}, "2"},
+		{"survivors, and one that is stopped", 3, []line{
+			{0, code(1, 1), "tell 1", running},
+			{50, ok(0), "", running},
+			{50, onlyStopped{}, "deliver SIGTERM", stopping},
+			{60, died(2, sigTERM), "look", sweeping},
+			{60, strays{0}, "finish []", done},
+		}, "1 2*"},
 		{"strays that obey", 1, []line{
 			{0, ok(0), "look", sweeping},
 			{0, strays{2}, "sweep SIGTERM", sweeping},
@@ -162,6 +176,7 @@ func TestMachineScripts(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			m := newMachine(tt.n, defaultPatience)
+			m.survivors = strings.HasPrefix(tt.name, "survivors")
 			start := time.Unix(1000, 0)
 			for i, l := range tt.script {
 				var got []string

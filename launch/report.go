@@ -23,6 +23,7 @@ type Failure struct {
 	Time            time.Time      // when the agent saw it
 	After           time.Duration  // since the start of the job
 	Stopped         bool           // it ended after the agent had asked it to
+	Suspended       bool           // its process was stopped (SIGSTOP) when the agent asked it to
 	Tail            []string       // the last lines of its standard error
 }
 
@@ -32,6 +33,18 @@ func (f *Failure) how() string {
 		return "was killed by " + signalName(f.Signal)
 	}
 	return fmt.Sprintf("exited with code %d", f.Code)
+}
+
+// ended is how for a rank that the agent has asked to end.
+func (f *Failure) ended() string {
+	how := f.how()
+	if f.Signal != 0 {
+		how += ", sent by the launcher"
+	}
+	if f.Suspended {
+		return "had been stopped (SIGSTOP); it " + how
+	}
+	return how
 }
 
 // Error is a job that did not end well.
@@ -49,6 +62,8 @@ type Error struct {
 	// flightlog; empty where no rank wrote one.
 	Recorders   []string
 	RecorderDir string
+
+	carriedOn bool // those left have ended well: a notice, not an error
 }
 
 // Error is one line; Report tells more.
@@ -105,7 +120,11 @@ func (e *Error) Report(w io.Writer) {
 		if slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) }) {
 			which = "likely cause"
 		}
-		fmt.Fprintf(&b, "cohort: %s failed: rank %d %s\n", e.Program, f.Rank, f.how())
+		if e.carriedOn {
+			fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks: rank %d %s, and the others went on\n", e.Program, len(e.Failures), e.NumRanks, f.Rank, f.how())
+		} else {
+			fmt.Fprintf(&b, "cohort: %s failed: rank %d %s\n", e.Program, f.Rank, f.how())
+		}
 		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d, at %s, %v after the start\n",
 			which, f.Rank, f.LocalRank, f.Host, f.PID, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
 		if f.Signal == syscall.SIGKILL {
@@ -135,12 +154,15 @@ func (e *Error) Report(w io.Writer) {
 	case e.Cause != nil:
 		fmt.Fprintf(&b, "cohort: stopped: %v\n", e.Cause)
 	}
+	if e.carriedOn && len(failed) == 0 {
+		fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks\n", e.Program, len(e.Failures), e.NumRanks)
+	}
 	for i := range stopped {
 		f := &stopped[i]
 		if f.Signal == 0 && f.Code == 1 && e.Signal != 0 {
 			continue // it ended by itself, as it was asked to
 		}
-		fmt.Fprintf(&b, "  stopped: rank %d (pid %d) %s\n", f.Rank, f.PID, f.how())
+		fmt.Fprintf(&b, "  stopped: rank %d (pid %d) %s\n", f.Rank, f.PID, f.ended())
 	}
 	if len(e.Unkillable)+e.NumStrays > 0 {
 		fmt.Fprintf(&b, "cohort: %s\n", e.left())

@@ -10,16 +10,9 @@ import (
 
 // stateOf says why a process may not answer: ": its process is stopped".
 func stateOf(pid int) string {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
+	switch stateLetter(pid) {
+	case 0:
 		return ": its process has ended"
-	}
-	// The state follows the name, which is in parentheses and may hold some.
-	rest := bytes.TrimSpace(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(rest) == 0 {
-		return ""
-	}
-	switch rest[0] {
 	case 'T', 't':
 		return ": its process is stopped"
 	case 'Z', 'X':
@@ -28,4 +21,21 @@ func stateOf(pid int) string {
 		return ": its process waits in the kernel"
 	}
 	return ": it has not called dist.Init, or the program is not Cohort's"
+}
+
+// isStopped reports whether a process has been stopped, as by SIGSTOP.
+func isStopped(pid int) bool { return stateLetter(pid) == 'T' }
+
+// stateLetter is a process's state as the kernel writes it, 0 if there is none.
+func stateLetter(pid int) byte {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The state follows the name, which is in parentheses and may hold some.
+	rest := bytes.TrimSpace(stat[bytes.LastIndexByte(stat, ')')+1:])
+	if len(rest) == 0 {
+		return 0
+	}
+	return rest[0]
 }

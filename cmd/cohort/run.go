@@ -29,6 +29,7 @@ type runFlags struct {
 	module      bool
 	noPython    bool
 	tokenFile   string
+	survivors   bool
 	torchrun    torchrunFlags
 }
 
@@ -42,8 +43,8 @@ func newRunCommand() *cobra.Command {
 PROGRAM is the path of a binary or its name in PATH, the directory of a Go main
 package or a .go file (built once, first), or a .py script (started with
 python3 -u, or the interpreter that PYTHON_EXEC names). The flags are those of
-torchrun that make sense on one machine, also with underscores, and --token-file;
-its others are errors that say what to do. Everything behind PROGRAM belongs to it.
+torchrun that make sense on one machine, also with underscores, --token-file and
+--survivors; its others are errors that say what to do. Everything behind PROGRAM belongs to it.
 
 Each line that a rank prints appears behind "[rank0] ". A rank finds its place in
 RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; cohort env lists the
@@ -52,6 +53,11 @@ variables. ${local_rank} in ARGS stands for the local rank.
 The ranks share a token that nobody else gets: a new one, or that of COHORT_TOKEN,
 or of the file that --token-file or COHORT_TOKEN_FILE names. What they print is
 shown without it.
+
+When a rank ends badly, the others are ended a second later. With --survivors they
+go on: they can make a group of themselves (dist.Group.NewGroup) and continue. The
+job then ends when all have ended, well if those that were left ended well; the
+report says who died and how.
 
 The exit code is 0 if every rank ended with 0, 1 if one failed or the job was
 stopped, 2 if it could not be started as asked.`,
@@ -89,6 +95,7 @@ stopped, 2 if it could not be started as asked.`,
 	flags.StringVar(&f.runID, "rdzv-id", "none", "`name` of the job, for its workers to see")
 	flags.BoolVarP(&f.module, "module", "m", false, "PROGRAM is a Python module, as in python3 -m")
 	flags.StringVar(&f.tokenFile, "token-file", "", "`file` that holds the job's token, for its owner alone to read (default: a new token)")
+	flags.BoolVar(&f.survivors, "survivors", false, "when a rank ends badly, let the others go on, for programs that make a new group of them")
 	flags.BoolVar(&f.noPython, "no-python", false, "run PROGRAM as it is, whatever its name ends with")
 	f.torchrun.add(flags)
 	return cmd
@@ -98,7 +105,7 @@ stopped, 2 if it could not be started as asked.`,
 func (f *runFlags) config(set *pflag.FlagSet) (launch.Config, error) {
 	cfg := launch.Config{
 		MasterAddr: f.masterAddr, MasterPort: f.masterPort, RunID: f.runID,
-		Module: f.module, Direct: f.noPython, Exclusive: true,
+		Module: f.module, Direct: f.noPython, Exclusive: true, Survivors: f.survivors,
 	}
 	bad := func(format string, args ...any) (launch.Config, error) {
 		return launch.Config{}, usageError{fmt.Errorf(format, args...)}
