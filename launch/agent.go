@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -386,7 +387,10 @@ func (a *agent) result(ctx context.Context) error {
 	for _, i := range a.unkillable {
 		e.Unkillable = append(e.Unkillable, a.workers[i].proc.Pid)
 	}
-	e.Recorders, e.RecorderDir = a.recorders.finish(slices.ContainsFunc(e.Failures, tellsOfRanks), a.begin)
+	var culprits flightlog.Ranks
+	e.Recorders, e.RecorderDir, culprits = a.recorders.finish(slices.ContainsFunc(e.Failures, tellsOfRanks), a.begin)
+	e.Suspects = a.suspects(culprits, e.Failures)
+	suspectsFirst(e.Failures, e.Suspects)
 	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
 		return nil
 	}

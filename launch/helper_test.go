@@ -68,6 +68,7 @@ func init() {
 		"reduce":   roleReduce,
 		"late":     roleLate,
 		"survive":  roleSurvive,
+		"fault":    roleFault,
 		"panicker": func(string) int { panic("boom") },
 	}
 }

@@ -128,24 +128,25 @@ func await(dir string, request uint64, asked []int, deadline time.Time) (dumps [
 func tellsOfRanks(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIGKILL }
 
 // finish returns the first lines of what the ranks' recorders say about a job
-// that failed, and where the rest is. Dumps from before its beginning are of
+// that failed, where the rest is, and whom they name. Dumps from before its beginning are of
 // another. The directory of a job that did not fail goes.
-func (r *recorders) finish(failed bool, begin time.Time) (lines []string, dir string) {
+func (r *recorders) finish(failed bool, begin time.Time) (lines []string, dir string, culprits flightlog.Ranks) {
 	r.views.Wait()
 	if !failed {
 		if r.ours {
 			_ = os.RemoveAll(r.dir)
 		}
-		return nil, ""
+		return nil, "", nil
 	}
 	if _, err := os.Stat(r.dir); err != nil {
-		return nil, "" // nothing was written
+		return nil, "", nil // nothing was written
 	}
 	dumps, _ := flightlog.Load(r.dir)
 	dumps = slices.DeleteFunc(dumps, func(d *flightlog.Dump) bool { return d.Time().Before(begin) })
 	if len(dumps) == 0 {
-		return nil, ""
+		return nil, "", nil
 	}
-	lines = flightlog.Merge(dumps).Lines()
-	return lines[:min(len(lines), maxReportLines)], r.dir
+	report := flightlog.Merge(dumps)
+	lines = report.Lines()
+	return lines[:min(len(lines), maxReportLines)], r.dir, report.Culprits()
 }

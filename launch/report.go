@@ -62,6 +62,9 @@ type Error struct {
 	// flightlog; empty where no rank wrote one.
 	Recorders   []string
 	RecorderDir string
+	// Suspects are the ranks that the recorders name as the cause, where they
+	// agree. They need not be among Failures: a rank may have left, with code 0.
+	Suspects []Suspect
 
 	carriedOn bool // those left have ended well: a notice, not an error
 }
@@ -71,6 +74,8 @@ func (e *Error) Error() string {
 	switch {
 	case e.StartErr != nil:
 		return e.StartErr.Error()
+	case len(e.Failures) > 0 && !e.Failures[0].Stopped && len(e.blamed()) > 0:
+		return fmt.Sprintf("%s, of %d", accuse(e.blamed()), e.NumRanks)
 	case len(e.Failures) > 0 && !e.Failures[0].Stopped:
 		f := &e.Failures[0]
 		return fmt.Sprintf("rank %d of %d %s (pid %d, host %s)", f.Rank, e.NumRanks, f.how(), f.PID, f.Host)
@@ -117,16 +122,24 @@ func (e *Error) Report(w io.Writer) {
 	}
 	if len(failed) > 0 {
 		f, which := &failed[0], "first failure"
-		if slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) }) {
+		blamed := e.blamed()
+		if len(blamed) == 0 && slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) }) {
 			which = "likely cause"
 		}
 		if e.carriedOn {
 			fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks: rank %d %s, and the others went on\n", e.Program, len(e.Failures), e.NumRanks, f.Rank, f.how())
+		} else if len(blamed) > 0 {
+			fmt.Fprintf(&b, "cohort: %s failed: %s\n", e.Program, accuse(blamed))
+			fmt.Fprintf(&b, "  likely cause: the flight recorders of the others name %s; what follows ended because of that\n", ranksNamed(blamed))
 		} else {
 			fmt.Fprintf(&b, "cohort: %s failed: rank %d %s\n", e.Program, f.Rank, f.how())
 		}
-		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d, at %s, %v after the start\n",
-			which, f.Rank, f.LocalRank, f.Host, f.PID, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
+		how := ""
+		if len(blamed) > 0 {
+			how = " " + f.how()
+		}
+		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d%s, at %s, %v after the start\n",
+			which, f.Rank, f.LocalRank, f.Host, f.PID, how, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
 		if f.Signal == syscall.SIGKILL {
 			b.WriteString("  nobody here sent it SIGKILL; where memory ran out, the kernel does (see dmesg)\n")
 		}

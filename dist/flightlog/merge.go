@@ -372,13 +372,64 @@ func (v *view) told() []Told {
 	return out[:min(len(out), maxDetails)]
 }
 
-// culprits returns the ranks that the errors of most members name, or of those
-// who heard first: what others are told may only follow from it.
-func (g *GroupReport) culprits() Ranks {
-	if len(g.Told) == 0 {
+// Culprits returns the ranks that are at fault by the errors of the group in most
+// trouble: those whom most of its members name, or who were named first. It is nil
+// where that is not clear: calls differ, or the errors name nobody or most ranks.
+func (r *Report) Culprits() Ranks {
+	if len(r.Groups) == 0 || len(r.Groups[0].Mismatches) > 0 {
 		return nil
 	}
-	return g.Told[0].Culprits
+	g := &r.Groups[0]
+	if c := g.culprits(); 2*c.Count() <= g.Size {
+		return c
+	}
+	return nil
+}
+
+// culprits returns the ranks that the errors of most members name, or of those
+// who heard first: what others are told may only follow from it. A rank that is
+// named for having waited for another one stands for that one.
+func (g *GroupReport) culprits() Ranks {
+	var most Ranks
+	count := 0
+	by := map[string]int{}
+	for i, t := range g.Told { // of most members first, then as they came
+		c := g.behind(i)
+		by[c.String()] += t.Ranks.Count()
+	}
+	for i := range g.Told {
+		c := g.behind(i)
+		if n := by[c.String()]; n > count && c.Count() > 0 {
+			most, count = c, n
+		}
+	}
+	return most
+}
+
+// behind follows an error's culprit to the one that it names itself, and so on. Of
+// ranks that name each other, the first stays.
+func (g *GroupReport) behind(i int) Ranks {
+	c := g.Told[i].Culprits
+	seen := c
+	for c.Count() == 1 {
+		rank := c[0].First
+		var next Ranks
+		for _, t := range g.Told {
+			if t.Ranks.Has(rank) {
+				next = t.Culprits
+			}
+		}
+		if next.Count() == 0 || next.Has(rank) {
+			return c
+		}
+		for _, s := range next {
+			if seen.Has(s.First) {
+				return g.Told[i].Culprits
+			}
+		}
+		c, seen = next, seen.union(next)
+	}
+	return c
 }
 
 // mismatches returns the first collectives that ranks called differently.

@@ -250,3 +250,30 @@ func TestRanks(t *testing.T) {
 		}
 	}
 }
+
+// TestCulprits: whom the errors name who do not only follow from others.
+func TestCulprits(t *testing.T) {
+	one := func(ranks ...int) Ranks { return ranksOf(ranks) }
+	for name, tc := range map[string]struct {
+		told []Told
+		want string
+	}{
+		"most name it":                  {[]Told{{Ranks: one(0, 1), Culprits: one(3)}, {Ranks: one(2), Culprits: one(0)}}, "3"},
+		"one for another that it lost":  {[]Told{{Ranks: one(1, 3), Culprits: one(0)}, {Ranks: one(0), Culprits: one(2)}}, "2"},
+		"the same in different words":   {[]Told{{Ranks: one(3), Culprits: one(0)}, {Ranks: one(1), Culprits: one(2)}, {Ranks: one(4), Culprits: one(2)}}, "2"},
+		"each names the other":          {[]Told{{Ranks: one(0), Culprits: one(1)}, {Ranks: one(1), Culprits: one(0)}}, "1"},
+		"it was given up and wakes":     {[]Told{{Ranks: one(0, 1, 3), Culprits: one(2)}, {Ranks: one(2), Culprits: one(0)}}, "2"},
+		"most ranks":                    {[]Told{{Ranks: one(0), Culprits: one(1, 2, 3)}}, ""},
+		"nobody":                        {[]Told{{Ranks: one(0)}}, ""},
+		"some do not know, others know": {[]Told{{Ranks: one(0, 1)}, {Ranks: one(3), Culprits: one(2)}}, "2"},
+	} {
+		r := Report{Groups: []GroupReport{{Size: 5, Told: tc.told}}}
+		if got := r.Culprits().String(); got != tc.want {
+			t.Errorf("%s: %q, want %q", name, got, tc.want)
+		}
+		r.Groups[0].Mismatches = []Mismatch{{}}
+		if got := r.Culprits(); got != nil {
+			t.Errorf("%s, where calls differ: %v", name, got)
+		}
+	}
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/dist/flightlog"
+)
+
+// Suspect is a rank that the flight recorders of the others name as the cause.
+type Suspect struct {
+	Rank, PID int
+	// How is what the launcher knows of it: "exited with code 7", "ended with
+	// code 0 before the others", "had been stopped (SIGSTOP)".
+	How string
+}
+
+// suspects returns the ranks that the recorders name, where they are clear.
+func (a *agent) suspects(culprits flightlog.Ranks, failures []Failure) (out []Suspect) {
+	for _, span := range culprits {
+		for rank := max(0, span.First); rank <= min(span.Last, len(a.workers)-1); rank++ {
+			w := a.workers[rank]
+			if w.proc == nil {
+				continue
+			}
+			s := Suspect{Rank: rank, PID: w.proc.Pid, How: "ended with code 0 before the others"}
+			if i := slices.IndexFunc(failures, func(f Failure) bool { return f.Rank == rank }); i >= 0 {
+				s.How = failures[i].fault()
+			}
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// fault says what is known of a rank that the others waited for.
+func (f *Failure) fault() string {
+	switch {
+	case f.Suspended:
+		return "had been stopped (SIGSTOP)"
+	case f.Stopped:
+		return "kept the others waiting"
+	}
+	return f.how()
+}
+
+// suspectsFirst moves the failure of a rank that is named to the front, unless one
+// that is named is there already.
+func suspectsFirst(failures []Failure, suspects []Suspect) {
+	i := slices.IndexFunc(failures, func(f Failure) bool {
+		return !f.Stopped && slices.ContainsFunc(suspects, func(s Suspect) bool { return s.Rank == f.Rank })
+	})
+	if i < 0 {
+		return
+	}
+	cause := failures[i]
+	copy(failures[1:i+1], failures[:i])
+	failures[0] = cause
+}
+
+// blamed returns the ranks that are named and did not fail by themselves: they
+// stand before those whose failures follow.
+func (e *Error) blamed() []Suspect {
+	if len(e.Failures) > 0 && !e.Failures[0].Stopped && slices.ContainsFunc(e.Suspects, func(s Suspect) bool { return s.Rank == e.Failures[0].Rank }) {
+		return nil
+	}
+	return e.Suspects
+}
+
+func ranksNamed(suspects []Suspect) string {
+	if len(suspects) == 1 {
+		return fmt.Sprintf("rank %d", suspects[0].Rank)
+	}
+	return "these ranks"
+}
+
+// accuse is the suspects in a sentence, one by one while they are few.
+func accuse(suspects []Suspect) string {
+	const most = 3
+	var out []string
+	for _, s := range suspects[:min(len(suspects), most)] {
+		out = append(out, fmt.Sprintf("rank %d (pid %d) %s", s.Rank, s.PID, s.How))
+	}
+	if rest := len(suspects) - most; rest > 0 {
+		out = append(out, fmt.Sprintf("and %d more", rest))
+	}
+	return strings.Join(out, ", ")
+}

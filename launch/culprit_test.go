@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"errors"
+	"os"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// roleFault makes all-reduces, in which the rank that arg names ("2:stop") at the
+// third is at fault. What the others get is not theirs, yet they end first.
+func roleFault(arg string) int {
+	who, how, _ := strings.Cut(arg, ":")
+	return ExitCode(Spawn(context.Background(), 0, dist.Main(func(ctx context.Context, g *dist.Group) error {
+		x := tensor.Zeros(8)
+		for i := range 5 {
+			if i == 2 && who == strconv.Itoa(g.Rank()) {
+				switch how {
+				case "stop":
+					_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+				case "sleep":
+					time.Sleep(time.Minute)
+				case "leave":
+					_ = g.Close()
+					os.Exit(0)
+				case "fail":
+					return errors.New("the disk is full")
+				case "shape":
+					x = tensor.Zeros(9)
+				}
+			}
+			limit, cancel := context.WithTimeout(ctx, 10*time.Second)
+			if how == "sleep" {
+				limit, cancel = context.WithTimeout(ctx, 300*time.Millisecond)
+			}
+			err := g.AllReduce(limit, x, dist.Sum)
+			cancel()
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})))
+}
+
+// TestHeadline: the report's first lines name the rank that is at fault, not the
+// one that was the first to end because of it.
+func TestHeadline(t *testing.T) {
+	for arg, want := range map[string]string{
+		"2:stop":  `failed: rank 2 \(pid \d+\) had been stopped \(SIGSTOP\)\n  likely cause: .* name rank 2;`,
+		"1:sleep": `failed: rank 1 \(pid \d+\) kept the others waiting\n  likely cause: .* name rank 1;`,
+		"1:leave": `failed: rank 1 \(pid \d+\) ended with code 0 before the others\n  likely cause: .* name rank 1;`,
+		"3:fail":  `failed: rank 3 exited with code 1\n  (first failure|likely cause): rank 3 `,
+		"3:shape": `failed: rank \d exited with code 1\n  (first failure|likely cause): rank \d `,
+	} {
+		t.Run(arg, func(t *testing.T) {
+			t.Parallel()
+			if strings.HasSuffix(arg, "stop") && runtime.GOOS != "linux" {
+				t.Skip("who is stopped is known on Linux only")
+			}
+			a := startProcess(t, `agent:{"NumRanks":4,"FailGrace":500000000,"Grace":1000000000}`, "LAUNCH_TEST_WORKER=fault:"+arg, "TMPDIR="+t.TempDir(), "COHORT_SILENCE=1s")
+			if code, _ := a.end(t); code != 1 {
+				t.Errorf("exit code %d", code)
+			}
+			if text := a.errs.String(); !regexp.MustCompile(`cohort: \S+ ` + want).MatchString(text) {
+				t.Errorf("the report does not begin with %s:\n%s", want, text)
+			}
+			if testing.Verbose() {
+				t.Log(a.errs.String())
+			}
+		})
+	}
+}
