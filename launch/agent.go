@@ -133,6 +133,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	canceled := ctx.Done()
+	var look *lookout
 	for !a.over {
 		timer.Stop()
 		if w := a.machine.wake(); !w.IsZero() {
@@ -145,7 +146,14 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 				a.do(onlyStopped{})
 			}
 		case s := <-sig.ch:
-			a.do(signalled{s.(syscall.Signal)})
+			if s := s.(syscall.Signal); s == syscall.SIGINT && a.machine.phase == running && look == nil {
+				look = a.lookBefore(s, stderr)
+			} else {
+				look = a.passOn(look)
+				a.do(signalled{s})
+			}
+		case <-look.over():
+			look = a.passOn(look)
 		case <-sig.dump:
 			a.view(stderr)
 		case <-canceled:

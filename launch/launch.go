@@ -13,11 +13,12 @@
 // When a worker fails, the others are told (package agentpipe), have a second
 // to end with errors of their own, and are then ended: SIGTERM, 30 seconds
 // later SIGKILL. A SIGINT, SIGTERM, SIGHUP or SIGQUIT that the agent gets goes
-// to the workers with the same grace; a second one, if it is SIGINT, kills at
-// once. With [Config.Survivors] the others are told and go on instead. Without it,
-// the result is nil only if every rank ended with code 0 and nobody
-// stopped the job; else it is an [*Error], whose Report says which rank failed
-// first and how, with the last lines of its standard error.
+// to the workers with the same grace (a SIGINT after a look, of a second at most, at
+// whether ranks wait for each other, which is printed then); a second one, if it
+// is SIGINT, kills at once. The result is nil only if every rank ended with code 0
+// and nobody stopped the job; else it is an [*Error], whose Report says which rank
+// failed first and how, with the last lines of its standard error. With
+// [Config.Survivors] the others are told of a failure and go on instead.
 //
 // No process stays. Every worker leads a session of its own. What workers
 // started and left behind is ended after them (SIGTERM, a second later

@@ -23,6 +23,11 @@ const (
 	// for, and answerPoll the time between two looks.
 	answerPatience = time.Second
 	answerPoll     = 10 * time.Millisecond
+	// lookPatience is how long a SIGINT waits for the first dump: a program that
+	// is not Cohort's writes none. hangs is from what wait on a rank is said to
+	// keep the others waiting.
+	lookPatience = 200 * time.Millisecond
+	hangs        = time.Second
 	// maxReportLines is how many lines of the recorders' report a failure
 	// report has.
 	maxReportLines = 8
@@ -81,7 +86,7 @@ func (a *agent) view(dst *sink) {
 	dir := a.recorders.dir
 	a.recorders.views.Go(func() {
 		defer a.recorders.busy.Store(false)
-		dumps, silent := await(dir, request, asked, time.Now().Add(answerPatience))
+		dumps, silent := await(dir, request, asked, time.Now().Add(answerPatience), time.Now().Add(answerPatience))
 		lines := flightlog.Merge(dumps).Lines()
 		if len(dumps) == 0 {
 			lines = []string{"no rank has a flight recorder: none has called dist.Init, or the program is not Cohort's"}
@@ -91,16 +96,67 @@ func (a *agent) view(dst *sink) {
 			}
 			lines = append(lines, "the dumps are in "+dir)
 		}
-		var b strings.Builder
-		for _, l := range lines {
-			b.WriteString("cohort: " + l + "\n")
-		}
-		_, _ = dst.Write([]byte(b.String()))
+		write(dst, lines)
 	})
 }
 
-// await collects the dumps that answer a request, and the ranks whose do not come.
-func await(dir string, request uint64, asked []int, deadline time.Time) (dumps []*flightlog.Dump, silent []int) {
+// lookout is a look at where the ranks are before a SIGINT goes to them: a person
+// who stops a job that hangs wants to know where.
+type lookout struct {
+	sig  syscall.Signal
+	done chan struct{}
+}
+
+// over is closed when the look has ended; of none, it never is.
+func (l *lookout) over() <-chan struct{} {
+	if l == nil {
+		return nil
+	}
+	return l.done
+}
+
+// lookBefore begins to print where the ranks wait for each other, if they do.
+func (a *agent) lookBefore(sig syscall.Signal, dst *sink) *lookout {
+	l := &lookout{sig: sig, done: make(chan struct{})}
+	request, asked := a.ask()
+	dir := a.recorders.dir
+	a.recorders.views.Go(func() {
+		defer close(l.done)
+		dumps, silent := await(dir, request, asked, time.Now().Add(lookPatience), time.Now().Add(answerPatience))
+		report := flightlog.Merge(dumps)
+		if len(dumps) == 0 || !report.Waits(hangs) {
+			return
+		}
+		lines := report.Lines()
+		lines = append([]string{"before the job is stopped, its ranks are here:"}, lines[:min(len(lines), maxReportLines)]...)
+		for _, i := range silent {
+			lines = append(lines, fmt.Sprintf("rank %d does not answer", i))
+		}
+		write(dst, lines)
+	})
+	return l
+}
+
+// passOn delivers the signal of a look that has ended, or is not waited for.
+func (a *agent) passOn(l *lookout) *lookout {
+	if l != nil && a.machine.interrupts == 0 {
+		a.do(signalled{l.sig})
+	}
+	return nil
+}
+
+// write prints lines of the launcher.
+func write(dst *sink, lines []string) {
+	var b strings.Builder
+	for _, l := range lines {
+		b.WriteString("cohort: " + l + "\n")
+	}
+	_, _ = dst.Write([]byte(b.String()))
+}
+
+// await collects the dumps that answer a request, and the ranks whose do not come
+// by the deadline, or by the first one while nobody has answered.
+func await(dir string, request uint64, asked []int, first, deadline time.Time) (dumps []*flightlog.Dump, silent []int) {
 	seen := map[int]time.Time{}
 	for {
 		var left []int
@@ -116,7 +172,7 @@ func await(dir string, request uint64, asked []int, deadline time.Time) (dumps [
 			}
 			left = append(left, rank)
 		}
-		if asked = left; len(asked) == 0 || time.Now().After(deadline) {
+		if asked = left; len(asked) == 0 || time.Now().After(deadline) || len(dumps) == 0 && time.Now().After(first) {
 			return dumps, asked
 		}
 		time.Sleep(answerPoll)

@@ -169,3 +169,34 @@ func TestRecordersOfStoppedJob(t *testing.T) {
 		})
 	}
 }
+
+// TestInterruptedHang: Ctrl-C on ranks that wait for one of them says where, soon,
+// and says nothing where they do not, or the program has no recorder.
+func TestInterruptedHang(t *testing.T) {
+	for _, tc := range []struct {
+		worker string
+		wait   time.Duration
+		want   string
+	}{
+		{"reduce:1", 1200 * time.Millisecond, `(?m)^cohort: before the job is stopped, its ranks are here:\ncohort: group "world": all_reduce 7 waits for rank 1 of 3`},
+		{"reduce:1", 0, ""}, // has not waited for long
+		{"late", 300 * time.Millisecond, `(?m)^cohort: before the job .*\ncohort: ranks 0, 2 of 3 wait in Init for rank 1`},
+		{"wait", 0, ""},
+	} {
+		t.Run(tc.worker+" "+tc.wait.String(), func(t *testing.T) {
+			t.Parallel()
+			a := startProcess(t, `agent:{"NumRanks":3,"Grace":300000000}`, "LAUNCH_TEST_WORKER="+tc.worker, "TMPDIR="+t.TempDir(), "COHORT_SILENCE=0")
+			a.out.await(t, 3, "ready")
+			time.Sleep(tc.wait) // the ranks are to have waited
+			_ = a.Process.Signal(syscall.SIGINT)
+			code, took := a.end(t)
+			if code != 1 || took > 3*time.Second {
+				t.Errorf("exit code %d after %v", code, took)
+			}
+			text := a.errs.String()
+			if before := strings.Contains(text, "before the job is stopped"); before != (tc.want != "") || !regexp.MustCompile(tc.want).MatchString(text) {
+				t.Errorf("the standard error has no %q:\n%s", tc.want, text)
+			}
+		})
+	}
+}

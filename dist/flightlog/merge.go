@@ -386,6 +386,23 @@ func (r *Report) Culprits() Ranks {
 	return nil
 }
 
+// Waits reports whether ranks wait for others, and have for at least a time where
+// it is known for how long.
+func (r *Report) Waits(atLeast time.Duration) bool {
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		if w := g.Waiting; w != nil && w.LongestNS >= int64(atLeast) {
+			return true
+		}
+		for _, m := range g.Messages {
+			if m.Call.AgoNS >= int64(atLeast) {
+				return true
+			}
+		}
+	}
+	return r.Forming.Count() > 0 && r.Forming.Count() < r.WorldSize
+}
+
 // culprits returns the ranks that the errors of most members name, or of those
 // who heard first: what others are told may only follow from it. A rank that is
 // named for having waited for another one stands for that one.
