@@ -35,7 +35,8 @@ import (
 // talk through shared memory (COHORT_TRANSPORT=unix, tcp or tls keeps them from it),
 // ranks of several nodes over TCP, at the address of the interface that
 // [Group.Interface] names. Connections that do not prove the token are closed
-// without an answer, and a line on standard error says so. ctx bounds the forming
+// without an answer, and a line on standard error says so; another one says for whom
+// a rank waits, after five seconds and then once a minute. ctx bounds the forming
 // of the group only.
 func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	o := options{timeout: DefaultTimeout, silence: DefaultSilence}
@@ -161,7 +162,10 @@ func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		reach, cancel = context.WithTimeout(ctx, storePatience)
 		defer cancel()
 	}
-	if err := m.openStore(reach); err != nil || wrong != nil {
+	heard := m.reportWaiting(reach, rankZero)
+	err = m.openStore(reach)
+	heard()
+	if err != nil || wrong != nil {
 		return nil, cmp.Or(wrong, err)
 	}
 	if m.rank == 0 {
@@ -181,7 +185,10 @@ func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 	if err := m.agree(ctx); err != nil {
 		return nil, err
 	}
-	if m.all, err = exchange(ctx, m, "introduction", m.me); err != nil {
+	heard = m.reportWaiting(ctx, m.notJoined)
+	m.all, err = exchange(ctx, m, "introduction", m.me)
+	heard()
+	if err != nil {
 		return nil, err
 	}
 	for r := range m.all {
