@@ -115,7 +115,8 @@
 // pending operations of every rank end with an error that names it
 // ([RankError]), and so does every later one: a group that has failed is of no
 // more use. Contexts and the group's time limit end a wait with a
-// [TimeoutError] that names the missing ranks; this too fails the group, for
+// [TimeoutError] that names the missing ranks, on all ranks that wait in that call
+// when the first of them runs out of time; this too fails the group, for
 // nobody knows how far the others have come. Errors about arguments come back
 // before anything is sent and leave the group as it was, and so does the error of
 // a call whose context has ended before: it was not begun, and the rank's next

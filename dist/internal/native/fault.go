@@ -108,6 +108,11 @@ func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text st
 		e.Cause = collective.ErrLeft
 	case kindSilent:
 		e.Cause = &collective.SilentError{Text: text, Here: rank == cfg.Rank}
+	case kindTimeout:
+		e.Cause = cfg.overdueError(c, m, text)
+		if late, ok := e.Cause.(*collective.TimeoutError); ok {
+			return late
+		}
 	default:
 		e.Cause = errors.New(text)
 	}
@@ -130,11 +135,17 @@ func (cfg *Config) closed(c *collective.Call) error {
 func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 	var re *collective.RankError
 	var mismatch *collective.MismatchError
+	var late *collective.TimeoutError
 	switch {
 	case err == collective.ErrClosed: // by this rank, with operations under way
 		return cfg.Rank, kindLeft, ""
 	case errors.As(err, &mismatch) && mismatch.Group == cfg.Group:
 		return cfg.Rank, kindMismatch, newMismatch(mismatch).encode()
+	case errors.As(err, &late):
+		if text, ok := cfg.overdueOf(late); ok {
+			return cfg.Rank, kindTimeout, text
+		}
+		return cfg.Rank, kindFailed, err.Error()
 	case !errors.As(err, &re):
 		return cfg.Rank, kindFailed, err.Error()
 	// The culprit is another rank: the others are told about that one.

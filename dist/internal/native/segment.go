@@ -61,6 +61,7 @@ const (
 	kindFailed              // the rank gave up; the text is why
 	kindMismatch            // the text is two calls that do not fit, encoded
 	kindSilent              // nothing was heard of the rank; the text says for how long
+	kindTimeout             // the rank ran out of time; the text is for whom it waited, encoded
 )
 
 // block is what one rank writes and the others read. The memory for what

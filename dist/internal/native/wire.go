@@ -100,7 +100,7 @@ func parseFault(b []byte, numRanks int) (rank int, kind uint32, text string, err
 	}
 	r := binary.LittleEndian.Uint32(b)
 	kind = binary.LittleEndian.Uint32(b[4:])
-	if uint64(r) >= uint64(numRanks) || kind < kindDied || kind > kindSilent {
+	if uint64(r) >= uint64(numRanks) || kind < kindDied || kind > kindTimeout {
 		return 0, 0, "", fmt.Errorf("fault of kind %d about rank %d of %d", kind, r, numRanks)
 	}
 	return int(r), kind, string(b[8:]), nil

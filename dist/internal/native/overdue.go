@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package native
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+// Ranks that wait together for another one run out of time together, more or
+// less. The first to do so fails the group; the others are told whom it has
+// waited for, and their error is a time-out too if they were in the same call.
+
+const (
+	// maxOverdue is how many missing ranks are told, of a call with a name of no
+	// more than maxOpName bytes.
+	maxOverdue  = 64
+	maxOpName   = 32
+	overdueHead = 8 + 1 + 1
+)
+
+// overdue is a call of a group that has run out of time.
+type overdue struct {
+	op      string
+	seq     uint64
+	missing []int // ranks
+	why     string
+}
+
+// encode makes the text of a fault of kindTimeout.
+func (o *overdue) encode() string {
+	b := binary.LittleEndian.AppendUint64(nil, o.seq)
+	b = append(b, byte(len(o.op)), byte(len(o.missing)))
+	b = append(b, o.op...)
+	for _, r := range o.missing {
+		b = binary.LittleEndian.AppendUint32(b, uint32(r))
+	}
+	b = append(b, o.why...)
+	return string(b[:min(len(b), maxFaultText)])
+}
+
+// parseOverdue reads what encode wrote.
+func parseOverdue(text string, numRanks int) (*overdue, error) {
+	if len(text) < overdueHead {
+		return nil, fmt.Errorf("a time-out of %d bytes", len(text))
+	}
+	b := []byte(text)
+	o := &overdue{seq: binary.LittleEndian.Uint64(b)}
+	ofOp, num := int(b[8]), int(b[9])
+	b = b[overdueHead:]
+	if ofOp > maxOpName || num == 0 || num > maxOverdue || len(b) < ofOp+4*num {
+		return nil, fmt.Errorf("a time-out of %d bytes, with %d ranks", len(text), num)
+	}
+	o.op, b = string(b[:ofOp]), b[ofOp:]
+	for range num {
+		r := binary.LittleEndian.Uint32(b)
+		if uint64(r) >= uint64(numRanks) {
+			return nil, fmt.Errorf("a time-out for rank %d of %d", r, numRanks)
+		}
+		o.missing, b = append(o.missing, int(r)), b[4:]
+	}
+	o.why = string(b)
+	return o, nil
+}
+
+// overdueOf returns what to tell the others of a time-out; false if that says
+// nothing that they could take for their own.
+func (cfg *Config) overdueOf(e *collective.TimeoutError) (text string, ok bool) {
+	if e.Group != cfg.Group || e.Seq == 0 || !e.Timeout() || len(e.Missing) == 0 || len(e.Missing) > maxOverdue || len(e.Op) > maxOpName {
+		return "", false
+	}
+	o := &overdue{op: e.Op, seq: e.Seq, why: e.Error()}
+	for _, m := range e.Missing {
+		r := slices.IndexFunc(cfg.Members, func(of collective.Member) bool { return of.Rank == m.Rank })
+		if r < 0 {
+			return "", false
+		}
+		o.missing = append(o.missing, r)
+	}
+	return o.encode(), true
+}
+
+// overdueError returns the error of a call that ends because another rank has
+// run out of time: a time-out, if that waited in the same call for others.
+func (cfg *Config) overdueError(c *collective.Call, who collective.Member, text string) error {
+	o, err := parseOverdue(text, len(cfg.Members))
+	if err != nil {
+		return fmt.Errorf("told of %w", err)
+	}
+	if c == nil || isMessage(c) || c.Op.String() != o.op || c.Seq != o.seq || slices.Contains(o.missing, cfg.Rank) {
+		return fmt.Errorf("%s", strings.ToValidUTF8(o.why, "?"))
+	}
+	e := &collective.TimeoutError{Group: cfg.Group, Op: o.op, Seq: o.seq,
+		Cause: fmt.Errorf("%v gave up first: %w", who, context.DeadlineExceeded)}
+	for _, r := range o.missing {
+		e.Missing = append(e.Missing, cfg.Members[r])
+	}
+	return e
+}
