@@ -176,6 +176,10 @@ func (w *agentWatch) watchAll(tell func(rank int, d death)) (stop func()) {
 	}
 }
 
+// lastWords is how long a group waits after the news that a member's process has
+// ended of itself: with it comes what that had to tell, over other connections.
+const lastWords = 100 * time.Millisecond
+
 // watch calls tell for every death of a member of a group, with its rank there.
 func (w *agentWatch) watch(world []int, tell func(rank int, d death)) (stop func()) {
 	return w.watchAll(func(rank int, d death) {

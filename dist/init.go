@@ -442,10 +442,13 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 		m.joined()
 	}
 	unwatch := m.agent.watch(cfg.World, func(rank int, d death) {
-		if d.silent != "" {
+		switch {
+		case d.silent != "":
 			backend.Silent(rank, d.silent)
-		} else {
+		case d.Signal != "":
 			backend.Died(rank)
+		default:
+			time.AfterFunc(lastWords, func() { backend.Died(rank) })
 		}
 	})
 	g.mu.Lock()

@@ -45,6 +45,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"idle":     idleRank,
 	"survive":  survive,
 	"regroup":  regroup,
+	"stray":    strayLast,
 
 	"two groups": twoGroups,
 }
