@@ -115,6 +115,14 @@ func takeTwo(t *testing.T, n int, victims []int, env []string) time.Duration {
 			alive = append(alive, r)
 		}
 	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			for r, p := range ps {
+				out, _, _ := strings.Cut(p.output(), "SIGQUIT")
+				t.Logf("ranks %v of %d killed; rank %d said:\n%s", victims, n, r, out)
+			}
+		}
+	})
 	last := begun
 	for _, r := range alive {
 		said := ps[r].saidLine(t, fmt.Sprintf("went on with %v at ", alive), 20*time.Second)

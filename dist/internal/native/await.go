@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -103,12 +104,11 @@ func (f *Fabric) reach(ctx context.Context, rank int, by route) error {
 	return err
 }
 
-// ended reports whether the error of a connection says that a rank's process has
-// ended, as a fault: nobody listens where it listened, or it has closed the
-// connection. A process of this host may be seen to be there still: then it has
+// ended reports whether the error of a dial says that a rank's process has
+// ended, as a fault: nobody listens where it listened. A process of this host may be seen to be there still: then it has
 // left the job.
 func (cfg *Config) ended(rank int, err error) (kind uint32, ended bool) {
-	if !transport.NobodyListens(err) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+	if !transport.NobodyListens(err) {
 		return 0, false
 	}
 	for end := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
@@ -119,6 +119,35 @@ func (cfg *Config) ended(rank int, err error) (kind uint32, ended bool) {
 			return kindLeft, true
 		}
 	}
+}
+
+// lostHub returns the error of a spoke that could not join, by ctx, because of
+// err: where the hub has ended the connection, whether it is there. conn is the
+// connection, nil if there was none; the hub may count this rank in already, so
+// it is told why this rank leaves.
+func (s *star) lostHub(ctx context.Context, f *Fabric, by route, conn *transport.Conn, err error) error {
+	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if ctx.Err() == nil && errors.Is(err, end) {
+			limit, cancel := context.WithTimeout(ctx, answerWithin)
+			if e := f.reach(limit, s.cfg.World[0], by); e != nil && ctx.Err() == nil {
+				err = e
+			}
+			cancel()
+			break
+		}
+	}
+	err = s.cfg.absent(ctx, 0, err)
+	if conn == nil {
+		return err
+	}
+	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
+	var other *collective.RankError
+	if errors.As(err, &other) {
+		_ = conn.WriteFrame(frameFault, encodeFault(s.cfg.faultOf(err)))
+	}
+	_ = conn.WriteFrame(frameBye, s.words())
+	conn.Close()
+	return err
 }
 
 // absent returns the spokes that the hub has no connection to.

@@ -152,12 +152,11 @@ func (m *Mesh) meet(ctx context.Context) error {
 	if err == nil {
 		err = hub.Do(ctx, func() error { return awaitDone(hub) })
 		if err != nil {
-			hub.Close()
 			err = fmt.Errorf("dist: join group %q at %v: %w", m.cfg.Group, m.cfg.Members[0], err)
 		}
 	}
 	if err != nil {
-		return m.cfg.absent(ctx, 0, err)
+		return m.star.lostHub(ctx, m.fabric, m.route(0, forControl), hub, err)
 	}
 	return m.star.join(0, hub)
 }

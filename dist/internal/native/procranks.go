@@ -41,6 +41,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	p.shm = s
 	p.slabs = newSlabSpace(p.fetch)
 	p.star = newStar(&p.cfg, s.Report, s.reportLeft)
+	p.star.known = s.knownFault
 	s.space, s.pipes.open, s.pipes.opened, s.onClose = p.slabs, p.openPipe, p.openedPipe, p.close
 	s.ask = p.star.ask
 	s.onFault, s.settle, p.star.past = p.star.spread, p.star.settled, s.past.call
@@ -96,7 +97,7 @@ func (p *process) meet(ctx context.Context) error {
 	defer stop()
 	conn, err := p.dial(ctx, 0, forControl, p.cfg.Agreed)
 	if err != nil {
-		return p.cfg.absent(ctx, 0, err)
+		return p.star.lostHub(ctx, p.fabric, overUnix, nil, err)
 	}
 	err = conn.Do(ctx, func() error { return p.takeSegment(conn, size) })
 	if err == nil {
@@ -106,8 +107,7 @@ func (p *process) meet(ctx context.Context) error {
 		err = p.star.join(0, conn)
 	}
 	if err != nil {
-		conn.Close()
-		return p.cfg.absent(ctx, 0, fmt.Errorf("dist: join group %q at %v: %w", p.cfg.Group, p.cfg.Members[0], err))
+		return p.star.lostHub(ctx, p.fabric, overUnix, conn, fmt.Errorf("dist: join group %q at %v: %w", p.cfg.Group, p.cfg.Members[0], err))
 	}
 	p.end, err = p.fabric.attach(p.cfg.Key, n, p.serve)
 	return err

@@ -371,6 +371,16 @@ func (s *Shm) StepEnded() {
 	}
 }
 
+// knownFault returns the fault that is written down.
+func (s *Shm) knownFault() (rank int, kind uint32, text string, ok bool) {
+	s.gate.RLock()
+	defer s.gate.RUnlock()
+	if s.detached || s.seg == nil {
+		return 0, 0, "", false
+	}
+	return s.seg.fault()
+}
+
 // reportLeft hears that a rank has left: it has marked its block itself.
 func (s *Shm) reportLeft(int) {}
 

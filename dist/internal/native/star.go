@@ -41,7 +41,10 @@ type star struct {
 	lines func(limit time.Duration)
 	// past returns this rank's collective of a number, if it is remembered. Set
 	// before any rank joins.
-	past       func(seq uint64) (collective.Call, bool)
+	past func(seq uint64) (collective.Call, bool)
+	// known returns the fault that ranks have written down where all see it. May
+	// be nil; set before any rank joins.
+	known      func() (rank int, kind uint32, text string, ok bool)
 	settlement settlement
 	asks       asks
 	inquiries  inquiries
@@ -279,7 +282,13 @@ func (s *star) news(from, about int, kind uint32, text string) {
 // gone takes a rank's leave.
 func (s *star) gone(rank int) {
 	s.left(rank)
-	s.alarm(s.cfg.faultError(nil, rank, kindLeft, ""))
+	about, kind, text := rank, uint32(kindLeft), ""
+	if s.known != nil {
+		if r, k, t, ok := s.known(); ok { // which it has left for
+			about, kind, text = r, k, t
+		}
+	}
+	s.alarm(s.cfg.faultError(nil, about, kind, text))
 	s.tell(rank, frameLeft, encodeFault(rank, kindLeft, string(s.partingOf(rank))))
 }
 
