@@ -139,8 +139,9 @@
 // on; its lateness is in [Group.Skew].
 //
 // The ranks that are left after a death or a silence may go on: they make a new
-// group of themselves from the failed one by [Group.NewGroup], and load a
-// checkpoint. `cohort run` lets them only with its flag --survivors.
+// group of themselves from the failed one by [Group.NewGroup], whose example is
+// the loop for that, and load a checkpoint. `cohort run` lets them only with its
+// flag --survivors.
 //
 // # Flight recorder
 //

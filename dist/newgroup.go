@@ -49,6 +49,12 @@ type home interface {
 // this takes the flag --survivors (launch.Config.Survivors): without it the launcher
 // ends the others a second after a rank has ended badly. Closing g closes the groups made from it.
 //
+// Another rank may be lost meanwhile, or have been lost at the same time, so
+// survivors call NewGroup until it succeeds, as the example does. Errors of
+// NewGroup number ranks in the new group, not in g (and in g where a member has
+// left that): [RankError.JobRank] is the number in the job in any case. A rank
+// that was given up itself, for it was stopped, finds its own number there.
+//
 // The options are [WithName], [WithTimeout], [WithSilence] and [WithDeterministic]; what is
 // not given is as in g.
 func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {

@@ -48,10 +48,10 @@ func TestErrorTexts(t *testing.T) {
 		}
 	}
 	for _, here := range []bool{false, true} {
-		err := error(&RankError{Rank: 3, Group: "world", Cause: &SilentError{Text: "for 3s", Here: here}})
-		want := `dist: group "world": rank 3 is silent: nothing was heard of it for 3s`
+		err := error(&RankError{Rank: 3, Group: "world", Cause: &SilentError{Text: "for 3s; its process is stopped", Here: here}})
+		want := `dist: group "world": rank 3 is silent: nothing was heard of it for 3s; its process is stopped`
 		if here {
-			want = `dist: group "world": rank 3, this one, was given up by the others: nothing was heard of it for 3s`
+			want = `dist: group "world": rank 3, this one, was given up by the others: nothing was heard of it for 3s; its process was stopped`
 		}
 		if !errors.Is(err, ErrSilent) || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
