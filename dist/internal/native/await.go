@@ -121,21 +121,28 @@ func (cfg *Config) ended(rank int, err error) (kind uint32, ended bool) {
 	}
 }
 
-// lostHub returns the error of a spoke that could not join, by ctx, because of
-// err: where the hub has ended the connection, whether it is there. conn is the
-// connection, nil if there was none; the hub may count this rank in already, so
-// it is told why this rank leaves.
-func (s *star) lostHub(ctx context.Context, f *Fabric, by route, conn *transport.Conn, err error) error {
+// hungUp reports whether the hub has ended the connection of a spoke that was to
+// join. What that means is told by the next one: that the process has ended, or why
+// it has given up the group.
+func hungUp(ctx context.Context, err error) bool {
 	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
-		if ctx.Err() == nil && errors.Is(err, end) {
-			limit, cancel := context.WithTimeout(ctx, answerWithin)
-			if e := f.reach(limit, s.cfg.World[0], by); e != nil && ctx.Err() == nil {
-				err = e
-			}
-			cancel()
-			break
+		if errors.Is(err, end) {
+			return ctx.Err() == nil
 		}
 	}
+	return false
+}
+
+// maxJoins is how often a spoke tries to join, joinPause the time between.
+const (
+	maxJoins  = 5
+	joinPause = 5 * time.Millisecond
+)
+
+// lostHub returns the error of a spoke that could not join because of err. conn is
+// the connection, nil if there was none; the hub may count this rank in already,
+// so it is told why this rank leaves.
+func (s *star) lostHub(ctx context.Context, conn *transport.Conn, err error) error {
 	err = s.cfg.absent(ctx, 0, err)
 	if conn == nil {
 		return err

@@ -133,6 +133,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 	}
 	if err != nil {
 		m.Fail(err) // who has come already waits for this rank
+		m.star.giveUp(m.cfg.reason(err))
 		m.end.fail(m.cfg.reason(err))
 		_ = m.Close()
 		return nil, err
@@ -148,17 +149,27 @@ func (m *Mesh) meet(ctx context.Context) error {
 	}
 	ctx, stop := m.fabric.withHub(ctx, &m.cfg, func(rank int) route { return m.route(rank, forControl) })
 	defer stop()
-	hub, err := m.dial(ctx, 0, forControl)
-	if err == nil {
-		err = hub.Do(ctx, func() error { return awaitDone(hub) })
-		if err != nil {
-			err = fmt.Errorf("dist: join group %q at %v: %w", m.cfg.Group, m.cfg.Members[0], err)
+	var hub *transport.Conn
+	var err error
+	for try := 1; ; try++ {
+		if hub, err = m.dial(ctx, 0, forControl); err == nil {
+			err = hub.Do(ctx, func() error { return awaitDone(hub) })
 		}
+		if !hungUp(ctx, err) || try == maxJoins {
+			break
+		}
+		if hub != nil {
+			hub.Close()
+		}
+		time.Sleep(joinPause)
+	}
+	if hub != nil && err != nil {
+		err = fmt.Errorf("dist: join group %q at %v: %w", m.cfg.Group, m.cfg.Members[0], err)
 	}
 	if err != nil {
-		return m.star.lostHub(ctx, m.fabric, m.route(0, forControl), hub, err)
+		return m.star.lostHub(ctx, hub, err)
 	}
-	return m.star.join(0, hub)
+	return m.star.join(0, hub, nil)
 }
 
 // awaitDone reads a peer's word that it has taken a connection.
@@ -266,11 +277,7 @@ func (m *Mesh) serve(conn *transport.Conn, h hello) bool {
 	case forControl:
 		err := m.star.mayJoin(h)
 		if err == nil {
-			// Before it has joined, for news may follow.
-			if conn.WriteFrame(frameDone) != nil {
-				return false
-			}
-			err = m.star.join(h.rank, conn)
+			err = m.star.join(h.rank, conn, func() error { return conn.WriteFrame(frameDone) })
 		}
 		if err != nil {
 			refuse(conn, err)

@@ -59,7 +59,7 @@ func FuzzStar(f *testing.F) {
 				}
 			})
 			near, far := transport.Pipe(Proto)
-			if err := s.join(peer, near); err != nil {
+			if err := s.join(peer, near, nil); err != nil {
 				t.Fatal(err)
 			}
 			drained := make(chan struct{})

@@ -52,6 +52,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 		if errors.As(err, &other) && cfg.Rank == 0 { // who has come already waits for this rank
 			p.star.spread(p.cfg.faultOf(err))
 		}
+		p.star.giveUp(p.why)
 		if p.end != nil {
 			p.end.fail(p.why)
 		}
@@ -95,19 +96,31 @@ func (p *process) meet(ctx context.Context) error {
 	}
 	ctx, stop := p.fabric.withHub(ctx, &p.cfg, func(int) route { return overUnix })
 	defer stop()
-	conn, err := p.dial(ctx, 0, forControl, p.cfg.Agreed)
-	if err != nil {
-		return p.star.lostHub(ctx, p.fabric, overUnix, nil, err)
+	var conn *transport.Conn
+	var err error
+	for try := 1; ; try++ {
+		if conn, err = p.dial(ctx, 0, forControl, p.cfg.Agreed); err == nil {
+			err = conn.Do(ctx, func() error { return p.takeSegment(conn, size) })
+		}
+		if !hungUp(ctx, err) || try == maxJoins {
+			break
+		}
+		if conn != nil {
+			conn.Close()
+		}
+		time.Sleep(joinPause)
 	}
-	err = conn.Do(ctx, func() error { return p.takeSegment(conn, size) })
+	if conn == nil {
+		return p.star.lostHub(ctx, nil, err)
+	}
 	if err == nil {
 		p.shm.seg, err = openSegment(p.mapped, n)
 	}
 	if err == nil {
-		err = p.star.join(0, conn)
+		err = p.star.join(0, conn, nil)
 	}
 	if err != nil {
-		return p.star.lostHub(ctx, p.fabric, overUnix, conn, fmt.Errorf("dist: join group %q at %v: %w", p.cfg.Group, p.cfg.Members[0], err))
+		return p.star.lostHub(ctx, conn, fmt.Errorf("dist: join group %q at %v: %w", p.cfg.Group, p.cfg.Members[0], err))
 	}
 	p.end, err = p.fabric.attach(p.cfg.Key, n, p.serve)
 	return err
@@ -157,7 +170,7 @@ func (p *process) serve(conn *transport.Conn, h hello) (keep bool) {
 		err = fmt.Errorf("nothing is known of purpose %d", h.purpose)
 	}
 	if err != nil {
-		_ = conn.WriteFrame(frameRefused, []byte(err.Error()))
+		refuse(conn, err)
 	}
 	return keep
 }
@@ -167,11 +180,10 @@ func (p *process) admit(conn *transport.Conn, h hello) (bool, error) {
 	if err := p.star.mayJoin(h); err != nil {
 		return false, err
 	}
-	if err := conn.SendFD(frameSegment, p.segment.FD); err != nil {
-		return false, nil // the spoke sees it
-	}
-	_ = conn.SetDeadline(time.Time{})
-	if err := p.star.join(h.rank, conn); err != nil {
+	if err := p.star.join(h.rank, conn, func() error {
+		defer func() { _ = conn.SetDeadline(time.Time{}) }()
+		return conn.SendFD(frameSegment, p.segment.FD)
+	}); err != nil {
 		return false, err
 	}
 	return true, nil

@@ -34,10 +34,10 @@ func BenchmarkBeat(b *testing.B) {
 			for r := 1; r < n; r++ {
 				conn, err := transport.Dial(b.Context(), port.Addr(), "test", token)
 				if err == nil {
-					err = stars[r].join(0, conn)
+					err = stars[r].join(0, conn, nil)
 				}
 				if err == nil {
-					err = stars[0].join(r, <-accepted)
+					err = stars[0].join(r, <-accepted, nil)
 				}
 				if err != nil {
 					b.Fatal(err)

@@ -34,7 +34,7 @@ func newStars(n int, site func(rank int) string) []*star {
 	}
 	for r := 1; r < n; r++ {
 		hub, spoke := transport.Pipe(Proto)
-		if stars[0].join(r, hub) != nil || stars[r].join(0, spoke) != nil {
+		if stars[0].join(r, hub, nil) != nil || stars[r].join(0, spoke, nil) != nil {
 			panic("a rank cannot join")
 		}
 	}

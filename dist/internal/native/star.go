@@ -55,6 +55,7 @@ type star struct {
 	mu      sync.Mutex
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
 	closing bool
+	why     string // the group could not be made
 	passed  uint64 // the hub: number of the last collective passed on by tellStalled
 	readers sync.WaitGroup
 	joined  chan int   // ranks as they join
@@ -90,15 +91,28 @@ func (s *star) alarm(err error) {
 	}
 }
 
-// join adds the connection to a rank and watches it.
-func (s *star) join(rank int, c *transport.Conn) error {
+// giveUp says why the group could not be made, before close: see [Config.reason].
+func (s *star) giveUp(why string) {
+	s.mu.Lock()
+	s.why = why
+	s.mu.Unlock()
+}
+
+// join adds the connection to a rank and watches it. word, which may be nil, tells
+// the rank that it has joined, before any news.
+func (s *star) join(rank int, c *transport.Conn, word func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closing {
-		return fmt.Errorf("rank %d has left the group", s.rank)
+		return &closedError{s.why}
 	}
 	if s.conns[rank] != nil {
 		return fmt.Errorf("rank %d has joined before", rank)
+	}
+	if word != nil {
+		if err := word(); err != nil {
+			return err
+		}
 	}
 	s.conns[rank] = c
 	s.readers.Add(1)
