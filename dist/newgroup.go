@@ -223,6 +223,7 @@ func (g *Group) meet(ctx context.Context, key string) error {
 	if closed {
 		return ErrClosed
 	}
+	g.log.Forms()
 	members := g.expectMembers(abort)
 	return members.stop(g.form(ctx, cfg))
 }

@@ -127,7 +127,7 @@ func TestDumpAtFailure(t *testing.T) {
 	text := strings.Join(flightlog.Merge(dumps).Lines(), "\n")
 	for _, want := range []string{
 		`(?m)^group "sub": broadcast 2 waited for rank 1 of 3, .* \(dist/record_test\.go:\d+ `,
-		`(?m)^  rank 1: has not called it; its last was barrier 1, ended .*; failed: out of paper$`,
+		`(?m)^  rank 1: has not called it; its last was new_group 1, ended .*; failed: out of paper$`,
 		`(?m)^  told to rank.*: dist: broadcast 2 of group "sub" \(record_test\.go:\d+\): rank 2 .*failed: out of paper$`,
 		`(?m)^group "world": all_reduce 2 waited for rank 1 of 3`,
 	} {

@@ -42,7 +42,8 @@
 //	entries     the calls, oldest first, each
 //	  group       its place in groups
 //	  op, dtype, count, reduce, root, layout   what was called; layout stands
-//	              for the sizes of uneven parts
+//	              for the sizes of uneven parts; init and new_group are the
+//	              first collective, with which the group was formed
 //	  peer        of a send or a recv: the other rank of the group, -1 for any
 //	  seq         the number of the collective in the group, or of the message
 //	              between the two ranks in that direction

@@ -15,7 +15,7 @@ type Doing struct {
 	// others wait, Key a number that stands for how its members have met.
 	Group string
 	Key   uint64
-	Call  Call   // with the peer or root as its group numbers them
+	Call  Call   // with the peer or root as its group numbers them; barrier 0: the forming of the group
 	Site  string // where it called, "" if not known
 	For   time.Duration
 	// ID tells this call from all others of the rank.
@@ -44,6 +44,15 @@ const (
 // Valid reports whether s is one of the states.
 func (s DoingState) Valid() bool { return s < numDoingStates }
 
+// FormingOp is what the program has called whose rank forms a group: its barrier is
+// no call of the program's.
+func FormingOp(group string) string {
+	if group == "world" {
+		return "init"
+	}
+	return "new_group"
+}
+
 func (d Doing) String() string {
 	var b strings.Builder
 	switch d.State {
@@ -56,7 +65,11 @@ func (d Doing) String() string {
 	default:
 		return ""
 	}
-	fmt.Fprintf(&b, "%v, number %d of group %q", d.Call, d.Call.Seq, d.Group)
+	if d.Call.Op == OpBarrier && d.Call.Seq == 0 {
+		fmt.Fprintf(&b, "%s of group %q", FormingOp(d.Group), d.Group)
+	} else {
+		fmt.Fprintf(&b, "%v, number %d of group %q", d.Call, d.Call.Seq, d.Group)
+	}
 	if d.Site != "" {
 		fmt.Fprintf(&b, ", at %s", d.Site)
 	}

@@ -61,6 +61,9 @@ func (l *Log) Doing() collective.Doing {
 		d.State, since = collective.DoingFailed, best.ended
 	case best.ended != 0:
 		d.State, since = collective.DoingEnded, best.ended
+		if best.forming() {
+			d.Call.Seq = 0
+		}
 	case since == 0:
 		since = best.called // it waits for its turn
 	}

@@ -24,6 +24,11 @@ func TestDoing(t *testing.T) {
 		}
 	}
 	want("it has called nothing", false)
+	formed := r.Group("world", "key c", 0, nil, nil, nil)
+	formed.Forms()
+	forming := collective.Call{Op: collective.OpBarrier, Seq: 1}
+	formed.Ended(formed.Called(&forming, true), &forming, nil)
+	want(`its last call was init of group "world", at flight/doing_test.go:`, true)
 	barrier := collective.Call{Op: collective.OpBarrier, Seq: 1}
 	first := a.Called(&barrier, true)
 	want(`it is in barrier, number 1 of group "a", at flight/doing_test.go:`, true)

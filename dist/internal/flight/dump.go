@@ -134,6 +134,9 @@ func (e *entry) dump() flightlog.Entry {
 	if e.layout != 0 {
 		out.Layout = strconv.FormatUint(e.layout, 16)
 	}
+	if e.forming() {
+		out.Op = collective.FormingOp(e.log.name)
+	}
 	switch {
 	case !isCollective(e.op):
 		out.Peer = &e.root

@@ -95,6 +95,7 @@ type Log struct {
 	about   func(*flightlog.Group)
 
 	// Guarded by the recorder's lock.
+	forms                         bool   // collective 1 is the barrier that ends the forming
 	seqCalled, seqBegun, seqEnded uint64 // of collectives
 	calls                         uint64 // collectives that have ended
 	waited                        int64  // ns from their beginning to their end, of those that a caller stands still in
@@ -113,6 +114,20 @@ func (r *Recorder) Group(name, key string, rank int, members []collective.Member
 	r.mu.Unlock()
 	return l
 }
+
+// Forms says that the group's first collective will be the barrier that all members
+// pass when they have formed it: the program has made no such call.
+func (l *Log) Forms() {
+	if l == nil {
+		return
+	}
+	l.r.mu.Lock()
+	l.forms = true
+	l.r.mu.Unlock()
+}
+
+// forming reports whether a call is the barrier that ends the forming of its group.
+func (e *entry) forming() bool { return e.log.forms && e.op == collective.OpBarrier && e.seq == 1 }
 
 // Recorder returns the recorder that the log is a part of.
 func (l *Log) Recorder() *Recorder { return l.r }
