@@ -36,6 +36,23 @@ func (a *agent) suspects(culprits flightlog.Ranks, failures []Failure) (out []Su
 	return out
 }
 
+// fates says how the ranks' processes have ended.
+func (a *agent) fates(failures []Failure) map[int]string {
+	out := map[int]string{}
+	for rank, w := range a.workers {
+		if w.proc != nil {
+			out[rank] = "it ended with code 0"
+		}
+	}
+	for i := range failures {
+		f := &failures[i]
+		if out[f.Rank] = "it " + f.how(); f.Suspended {
+			out[f.Rank] = "its process had been stopped (SIGSTOP)"
+		}
+	}
+	return out
+}
+
 // fault says what is known of a rank that the others waited for.
 func (f *Failure) fault() string {
 	switch {

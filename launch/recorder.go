@@ -87,7 +87,13 @@ func (a *agent) view(dst *sink) {
 	a.recorders.views.Go(func() {
 		defer a.recorders.busy.Store(false)
 		dumps, silent := await(dir, request, asked, time.Now().Add(answerPatience), time.Now().Add(answerPatience))
-		lines := flightlog.Merge(dumps).Lines()
+		report := flightlog.Merge(dumps)
+		for rank, pid := range pids {
+			if fate := strings.TrimPrefix(stateOf(pid), ": "); fate != "" {
+				report.Tell(rank, fate)
+			}
+		}
+		lines := report.Lines()
 		if len(dumps) == 0 {
 			lines = []string{"no rank has a flight recorder: none has called dist.Init, or the program is not Cohort's"}
 		} else {
@@ -184,9 +190,9 @@ func await(dir string, request uint64, asked []int, first, deadline time.Time) (
 func tellsOfRanks(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIGKILL }
 
 // finish returns the first lines of what the ranks' recorders say about a job
-// that failed, where the rest is, and whom they name. Dumps from before its beginning are of
+// that failed (fates are how the ranks ended), where the rest is, and whom they name. Dumps from before its beginning are of
 // another. The directory of a job that did not fail goes.
-func (r *recorders) finish(failed bool, begin time.Time) (lines []string, dir string, culprits flightlog.Ranks) {
+func (r *recorders) finish(failed bool, begin time.Time, fates map[int]string) (lines []string, dir string, culprits flightlog.Ranks) {
 	r.views.Wait()
 	if !failed {
 		if r.ours {
@@ -203,6 +209,9 @@ func (r *recorders) finish(failed bool, begin time.Time) (lines []string, dir st
 		return nil, "", nil
 	}
 	report := flightlog.Merge(dumps)
+	for rank, fate := range fates {
+		report.Tell(rank, fate)
+	}
 	lines = report.Lines()
 	return lines[:min(len(lines), maxReportLines)], r.dir, report.Culprits()
 }

@@ -157,6 +157,9 @@ func (e *Error) Report(w io.Writer) {
 	if len(e.Recorders) > 0 {
 		b.WriteString("  the ranks' flight recorders say:\n")
 		for _, line := range e.Recorders {
+			if len(failed) > 0 {
+				line = said(line, failed[0].Tail)
+			}
 			fmt.Fprintf(&b, "    | %s\n", line)
 		}
 		fmt.Fprintf(&b, "    all of it: cohort recorder %s\n", e.RecorderDir)
@@ -180,6 +183,15 @@ func (e *Error) Report(w io.Writer) {
 	if len(e.Unkillable)+e.NumStrays > 0 {
 		fmt.Fprintf(&b, "cohort: %s\n", e.left())
 	}
+}
+
+// said shortens a line of the recorders that repeats one of those shown above.
+func said(line string, shown []string) string {
+	head, text, ok := strings.Cut(line, ": ")
+	if ok && strings.HasPrefix(head, "  told to ") && slices.Contains(shown, text) {
+		return head + ": the same as its last line above"
+	}
+	return line
 }
 
 func lastWords(b *strings.Builder, f *Failure) {

@@ -85,6 +85,7 @@
 //	      doing             the call that it runs now, in whichever group: group,
 //	                        call, seq, state, site, ago_ns
 //	      reason            of its dump, if it failed itself
+//	      fate              what the launcher knows of one that has no dump
 //	  mismatches  collectives that ranks called differently: seq, and sides,
 //	              each with ranks, call, site
 //	  messages    sends and receives that wait: rank, peer, call (as last),

@@ -131,6 +131,22 @@ func TestReport(t *testing.T) {
 			`  rank 1: barrier (app/eval.go:12 main.eval)`,
 			`group "world": all_reduce 21 runs on ranks 0-2, for 2.99s` + site + `; all 3 ranks have called it`,
 		}},
+		{"mismatch that was found before some came", func() []*Dump {
+			ds := job(3, 20)
+			const text = "dist: group \"world\", call 21: ranks called different things"
+			ds[0].fail(ds[0].call("all_reduce"), 5*ms, text+": rank 0 a, rank 1 b")
+			for _, r := range []int{1, 2} {
+				e := ds[r].call("all_reduce")
+				e.CalledNS, e.BegunNS, e.Count = e.CalledNS+7*ms, e.BegunNS+7*ms, 5
+				ds[r].fail(e, 1*ms, text+": rank 1 b, rank 0 a")
+			}
+			return ds
+		}, []string{
+			`group "world": call 21 differs: ranks 1-2 all_reduce sum of 5 float32; rank 0 all_reduce sum of 4 float32`,
+			`  ranks 1-2: all_reduce sum of 5 float32` + site,
+			`  rank 0: all_reduce sum of 4 float32` + site,
+			`  told to ranks 0-2: dist: group "world", call 21: ranks called different things: rank 1 b, rank 0 a`,
+		}},
 		{"deadlock of groups", func() []*Dump {
 			ds := job(2, 20)
 			for _, d := range ds {

@@ -5,6 +5,7 @@ package flightlog
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 )
@@ -89,6 +90,8 @@ type Absence struct {
 	Doing *LastCall `json:"doing,omitempty"`
 	// Reason is why it wrote its dump, where that is a failure of its own.
 	Reason string `json:"reason,omitempty"`
+	// Fate is what [Report.Tell] was told of a rank that has no dump.
+	Fate string `json:"fate,omitempty"`
 }
 
 // LastCall is a call of one rank.
@@ -209,7 +212,7 @@ func (g *GroupReport) lines(r *Report) []string {
 		out = append(out, m.lines(g)...)
 	}
 	early := len(out) > 0
-	if w := g.Waiting; w != nil {
+	if w := g.Waiting; w != nil && !(early && g.explained(w)) {
 		out = append(out, w.lines(g, r)...)
 	}
 	if !early {
@@ -237,7 +240,18 @@ func (g *GroupReport) lines(r *Report) []string {
 	if len(out) == 0 && len(g.Told) > 0 {
 		add("group %q has failed", g.Name)
 	}
-	for _, t := range g.Told {
+	told := g.Told
+	if early && len(told) > 1 { // each side of a mismatch says the same, itself first
+		all := told[0]
+		for _, t := range told[1:] {
+			if t.Culprits.Count() == 0 {
+				all.Ranks = all.Ranks.union(t.Ranks)
+			}
+		}
+		rest := slices.DeleteFunc(slices.Clone(told[1:]), func(t Told) bool { return t.Culprits.Count() == 0 })
+		told = append([]Told{all}, rest...)
+	}
+	for _, t := range told {
 		add("  told to %s: %s", t.Ranks.phrase(), t.Error)
 	}
 	if len(out) == 0 {
@@ -251,6 +265,27 @@ func (g *GroupReport) lines(r *Report) []string {
 		add("  rank %d is slow: the others wait %s of %s a step for it", s.Rank, span(s.WaitNS), span(s.StepNS))
 	}
 	return out
+}
+
+// explained reports whether a mismatch says all of a wait that was given up: the
+// call is the same, and who was missing came when the others had been told.
+func (g *GroupReport) explained(w *Waiting) bool {
+	return w.GaveUp && slices.ContainsFunc(g.Mismatches, func(m Mismatch) bool { return m.Seq == w.Seq }) &&
+		!slices.ContainsFunc(w.Absent, func(a Absence) bool { return a.Why != "late" })
+}
+
+// Tell adds what is known of a rank otherwise, such as how its process has ended,
+// for where its dump is missing.
+func (r *Report) Tell(rank int, fate string) {
+	for i := range r.Groups {
+		if w := r.Groups[i].Waiting; w != nil {
+			for k := range w.Absent {
+				if a := &w.Absent[k]; a.Rank == rank && a.Why == "no dump" {
+					a.Fate = fate
+				}
+			}
+		}
+	}
 }
 
 func (w *Waiting) lines(g *GroupReport, r *Report) []string {
@@ -297,6 +332,10 @@ func (a *Absence) line() string {
 	b.WriteString(a.Member.String() + ": ")
 	switch a.Why {
 	case "no dump":
+		if a.Fate != "" {
+			b.WriteString("no dump: " + a.Fate)
+			break
+		}
 		b.WriteString("no dump: it has ended, does not answer, or its dump is elsewhere")
 	case "late":
 		fmt.Fprintf(&b, "came %s after the others had given up", span(a.LateNS))
