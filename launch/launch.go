@@ -28,6 +28,10 @@
 // process that has both left its session and cleared its environment survives
 // a kill -9 of the agent.
 //
+// The ranks of a job that failed leave the dumps of their flight recorders in a
+// directory cohort-… of os.TempDir, which the report names. A later job of the same
+// user removes it after a week; COHORT_RECORDER_DIR names another one, which stays.
+//
 // Secrets. The token goes to the workers in their environment, never in
 // arguments. Where a rank prints it, the agent covers it with asterisks, in output
 // and reports (not in what [Config].PassRank0 lets through). [KeepSecrets] is for

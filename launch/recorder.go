@@ -4,6 +4,7 @@ package launch
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,6 +29,12 @@ const (
 	// keep the others waiting.
 	lookPatience = 200 * time.Millisecond
 	hangs        = time.Second
+	// keepDumps is for how long the dumps of a job that failed are kept, at least:
+	// a later job of the same user removes them. Their directory is dumpPrefix and
+	// dumpBytes random bytes in hexadecimal.
+	keepDumps  = 7 * 24 * time.Hour
+	dumpPrefix = "cohort-"
+	dumpBytes  = 16
 	// maxReportLines is how many lines of the recorders' report a failure
 	// report has.
 	maxReportLines = 8
@@ -56,7 +63,33 @@ func newRecorders(cfg *Config) *recorders {
 		}
 		return &recorders{dir: dir}
 	}
-	return &recorders{dir: filepath.Join(os.TempDir(), "cohort-"+randomHex(16)), ours: true}
+	removeOldDumps(os.TempDir(), time.Now().Add(-keepDumps))
+	return &recorders{dir: filepath.Join(os.TempDir(), dumpPrefix+randomHex(dumpBytes)), ours: true}
+}
+
+// removeOldDumps removes this user's directories of dumps of earlier jobs that
+// nothing has been written to since a time. In each only dumps go: a directory
+// that holds anything else stays, with that.
+func removeOldDumps(tmp string, before time.Time) {
+	dirs, _ := filepath.Glob(filepath.Join(tmp, dumpPrefix+strings.Repeat("[0-9a-f]", 2*dumpBytes)))
+	for _, dir := range dirs {
+		info, err := os.Lstat(dir)
+		if err != nil || !info.IsDir() || info.Mode().Perm()&0o077 != 0 || info.ModTime().After(before) {
+			continue
+		}
+		// What another user owns cannot be opened, nor changed.
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			continue
+		}
+		files, _ := fs.Glob(root.FS(), "rank-*.json")
+		hidden, _ := fs.Glob(root.FS(), ".rank-*") // of a rank that was killed while it wrote
+		for _, name := range append(files, hidden...) {
+			_ = root.Remove(name)
+		}
+		_ = root.Close()
+		_ = os.Remove(dir)
+	}
 }
 
 // ask makes every live worker write its dump.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -198,5 +199,52 @@ func TestInterruptedHang(t *testing.T) {
 				t.Errorf("the standard error has no %q:\n%s", tc.want, text)
 			}
 		})
+	}
+}
+
+// TestOldDumps: dumps of a job that failed long ago go, and nothing else does.
+func TestOldDumps(t *testing.T) {
+	tmp := t.TempDir()
+	old := time.Now().Add(-8 * 24 * time.Hour)
+	name := func(digit string) string { return dumpPrefix + strings.Repeat(digit, 2*dumpBytes) }
+	for dir, tc := range map[string]struct {
+		files []string
+		age   time.Time
+	}{
+		name("1"):         {[]string{"rank-0.json", "rank-1.json", ".rank-77"}, old},
+		name("2"):         {[]string{"rank-0.json"}, time.Now()},
+		name("3"):         {[]string{"rank-0.json", "notes"}, old},
+		"cohort-run-1234": {[]string{"rank-0.json"}, old},
+		"cohort-of-mine":  {[]string{"rank-0.json"}, old},
+	} {
+		path := filepath.Join(tmp, dir)
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range tc.files {
+			if err := os.WriteFile(filepath.Join(path, f), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Chtimes(path, tc.age, tc.age); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(filepath.Join(tmp, "cohort-of-mine"), filepath.Join(tmp, name("4"))); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", tmp)
+	newRecorders(&Config{})
+	var left []string
+	files, _ := filepath.Glob(filepath.Join(tmp, "*", "*"))
+	for _, f := range files {
+		left = append(left, strings.TrimPrefix(f, tmp+"/"))
+	}
+	want := []string{name("2") + "/rank-0.json", name("3") + "/notes", name("4") + "/rank-0.json", "cohort-of-mine/rank-0.json", "cohort-run-1234/rank-0.json"}
+	if !slices.Equal(left, want) {
+		t.Errorf("left are %q, want %q", left, want)
+	}
+	if _, err := os.Stat(filepath.Join(tmp, name("1"))); err == nil {
+		t.Error("the directory of old dumps is left")
 	}
 }

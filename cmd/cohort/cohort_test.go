@@ -129,7 +129,7 @@ func TestRunTokenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	code, out, errs := cohort(args...)
-	if code != exitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "chmod 600 "+path) || strings.Contains(errs, token) {
+	if code != exitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "chmod 600 "+path) || !strings.Contains(errs, "--token-file: ") || strings.Contains(errs, "COHORT_TOKEN_FILE") || strings.Contains(errs, token) {
 		t.Errorf("readable by others: code %d, printed %q and %q", code, out, errs)
 	}
 }
@@ -150,7 +150,7 @@ func TestTokenFile(t *testing.T) {
 		t.Errorf("code %d, printed %q and %q; %v", code, out, errs, err)
 	}
 	code, _, errs = cohort("token", "--file", path)
-	if again, err := transport.ReadTokenFile(path); code != exitUsage || !strings.Contains(errs, "exists") || err != nil || !again.Equal(token) {
+	if again, err := transport.ReadTokenFile(path); code != exitUsage || !strings.Contains(errs, "the file exists") || !strings.Contains(errs, "cohort run --token-file") || err != nil || !again.Equal(token) {
 		t.Errorf("a file that is there: code %d, %q, %v", code, errs, err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/launch"
 )
 
@@ -111,6 +112,9 @@ func (f *runFlags) config(set *pflag.FlagSet) (launch.Config, error) {
 		return launch.Config{}, usageError{fmt.Errorf(format, args...)}
 	}
 	if f.tokenFile != "" {
+		if _, err := transport.ReadTokenFile(f.tokenFile); err != nil {
+			return bad("--token-file: %w", err)
+		}
 		cfg.Env = append(os.Environ(), envvar.Token.Assign(""), envvar.TokenFile.Assign(f.tokenFile))
 	}
 	switch f.numRanks {

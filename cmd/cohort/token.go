@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"github.com/spf13/cobra"
@@ -34,6 +35,9 @@ or name a file that holds it in COHORT_TOKEN_FILE, or by cohort run --token-file
 				return err
 			}
 			f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+			if errors.Is(err, fs.ErrExist) {
+				return usageError{fmt.Errorf("--file %s: the file exists, and may hold the token of a job: use it with cohort run --token-file, name another file, or remove it first", file)}
+			}
 			if err != nil {
 				return usageError{fmt.Errorf("--file: %w", err)}
 			}
