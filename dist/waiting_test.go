@@ -4,6 +4,7 @@ package dist
 
 import (
 	"bytes"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,11 +12,30 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
+// lines is what has been written since it was looked at.
+type lines struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) take() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	defer l.b.Reset()
+	return l.b.String()
+}
+
 // TestWaitingForRanks: who waits long for others to join says for whom, first
 // after five seconds, then once a minute, and no more when all have come.
 func TestWaitingForRanks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var out bytes.Buffer
+		var out lines
 		mem := store.NewMemory()
 		m := &meeting{place: place{rank: 0, worldSize: 4, master: "127.0.0.1:29500"}, store: mem}
 		for _, r := range []int{0, 2} {
@@ -27,10 +47,9 @@ func TestWaitingForRanks(t *testing.T) {
 		check := func(want string) {
 			t.Helper()
 			synctest.Wait()
-			if out.String() != want {
-				t.Errorf("it says %q, want %q", out.String(), want)
+			if got := out.take(); got != want {
+				t.Errorf("it says %q, want %q", got, want)
 			}
-			out.Reset()
 		}
 		time.Sleep(4900 * time.Millisecond)
 		check("")
