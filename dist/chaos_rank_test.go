@@ -176,6 +176,11 @@ func (f *fault) takePart(ctx context.Context, g *Group) error {
 	rng := rand.New(rand.NewPCG(f.Seed, 0))
 	mine := rand.New(rand.NewPCG(f.Seed, uint64(me)+1))
 	var pending *Work
+	// Who passes this knows that all have returned from Init, of which the fault is
+	// not to make an error.
+	if err := g.Barrier(ctx); err != nil {
+		return f.survive(ctx, g, err, nil)
+	}
 	for i := 0; ; i++ {
 		if f.harmless() && i == f.Call+chaosCallsAfter {
 			say(chaosEvent{What: "unharmed", Rank: me})
