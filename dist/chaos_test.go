@@ -87,8 +87,8 @@ var chaosKinds = []chaosKind{
 	{name: "comes late", weight: 1, transports: processTransports},
 	{name: "comes twice", weight: 1, transports: processTransports},
 	{name: "never comes", weight: 1, transports: processTransports, cause: "late"},
-	{name: "full", weight: 2, transports: []string{"shm", "mixed"}, cause: "failed or left or late", perhaps: true},
-	{name: "error", weight: 2, inside: true, transports: insideTransports, cause: "failed or left"}, // it leaves right after
+	{name: "full", weight: 2, transports: []string{"shm", "mixed"}, cause: "failed or left or late or died", perhaps: true}, // the hub may end before it has said why
+	{name: "error", weight: 2, inside: true, transports: insideTransports, cause: "failed or left"},                         // it leaves right after
 	{name: "leave", weight: 2, inside: true, transports: insideTransports, cause: "left or failed"},
 	{name: "panic", weight: 1, inside: true, transports: spawnedTransports, cause: "failed"},
 	{name: "exit", weight: 1, inside: true, transports: spawnedTransports, cause: "failed"},

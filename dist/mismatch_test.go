@@ -11,6 +11,7 @@ import (
 	"path"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -190,7 +191,7 @@ var mismatches = []struct {
 	{"shape: large, what is sent is not what is expected",
 		func(p *player) error { return p.exchange(200_000) },
 		func(p *player) error { return p.exchange(100_000) }, []string{"has 100000 elements for rank", "which expects 200000"}, false},
-	{"shape: nothing is sent and something expected",
+	{nothingSent,
 		func(p *player) error { return p.exchange(2) },
 		func(p *player) error { return p.exchange(0) }, []string{"has 0 elements for rank", "which expects 2"}, false},
 	{"shape: of one rank, gathered",
@@ -362,6 +363,10 @@ func TestMismatches(t *testing.T) {
 	}
 }
 
+// nothingSent is a kind of which the odd rank may not know: it waits for nothing,
+// and may have gone on to its next call when it is asked.
+const nothingSent = "shape: nothing is sent and something expected"
+
 // makeMismatch makes one and returns how long it took until the last rank had
 // its error.
 func makeMismatch(t *testing.T, way, kind, n int, rng *rand.Rand) (time.Duration, error) {
@@ -424,6 +429,9 @@ func makeMismatch(t *testing.T, way, kind, n int, rng *rand.Rand) (time.Duration
 		}
 		if m.Here.Rank != odd && m.There.Rank != odd {
 			return last, fmt.Errorf("rank %d: rank %d is not named: %v", r, odd, err)
+		}
+		if tc.name == nothingSent && strings.Contains(err.Error(), "; rank "+strconv.Itoa(odd)+" barrier") {
+			continue
 		}
 		for _, rc := range []RankCall{m.Here, m.There} {
 			if !slices.ContainsFunc(players[rc.Rank].lines, func(line string) bool { return strings.Contains(rc.Site+" ", line+" ") }) {

@@ -41,10 +41,11 @@ func roleSurvive(arg string) int {
 		if err != nil {
 			return err
 		}
-		for begin := time.Now(); time.Since(begin) < 300*time.Millisecond; time.Sleep(10 * time.Millisecond) {
+		for range 30 {
 			if err := g.Barrier(ctx); err != nil {
 				return err
 			}
+			time.Sleep(10 * time.Millisecond)
 		}
 		if g.Rank() == 0 {
 			say("went on without rank %d", lost.Rank)

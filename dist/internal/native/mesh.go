@@ -181,6 +181,10 @@ func awaitDone(conn *transport.Conn) error {
 	return err
 }
 
+// meshFailed is what the Shm inside is told when the mesh has failed, which knows
+// why.
+const meshFailed = "the group has failed"
+
 // meetLocally forms the group of the ranks of this node.
 func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 	cfg := m.cfg
@@ -202,12 +206,12 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(m.whole, func() {
-		cancel(m.explain(nil, 0, errors.New("the group has failed")))
+		cancel(m.explain(nil, 0, errors.New(meshFailed)))
 	})()
 	local, err := OpenShm(ctx, cfg, m.fabric)
 	if err != nil {
 		var other *collective.RankError
-		if errors.As(err, &other) && errors.Is(err, collective.ErrLeft) { // the mesh knows of what
+		if errors.As(err, &other) && (errors.Is(err, collective.ErrLeft) || other.Cause.Error() == meshFailed) { // the mesh knows of what
 			return m.explain(nil, other.Rank, err)
 		}
 		return err
@@ -335,7 +339,7 @@ func (m *Mesh) heard(rank int, kind uint32, text string) {
 	m.mu.Unlock()
 	if local != nil {
 		// Who waits there asks the mesh what has happened.
-		local.Report(local.cfg.Rank, kindFailed, "the group has failed")
+		local.Report(local.cfg.Rank, kindFailed, meshFailed)
 	}
 }
 
