@@ -25,27 +25,27 @@ func loopback(t *testing.T) string {
 	return ""
 }
 
-func TestReachableHost(t *testing.T) {
+func TestChosenHost(t *testing.T) {
 	t.Setenv(string(envvar.Interface), "")
-	if got, err := ReachableHost(t.Context(), "127.0.0.1:29500"); err != nil || got != "127.0.0.1" {
+	if got, err := ChooseInterface(t.Context(), "127.0.0.1:29500"); err != nil || got.Host != "127.0.0.1" {
 		t.Errorf("%q, %v", got, err)
 	}
 	for _, bad := range []string{"127.0.0.1", "unix:@x"} {
-		if _, err := ReachableHost(t.Context(), bad); err == nil || !strings.Contains(err.Error(), bad) {
+		if _, err := ChooseInterface(t.Context(), bad); err == nil || !strings.Contains(err.Error(), bad) {
 			t.Errorf("%q: %v", bad, err)
 		}
 	}
 	t.Setenv(string(envvar.Interface), loopback(t))
-	if got, err := ReachableHost(t.Context(), "192.0.2.1:1"); err != nil || got != "127.0.0.1" {
+	if got, err := ChooseInterface(t.Context(), "192.0.2.1:1"); err != nil || got.Host != "127.0.0.1" {
 		t.Errorf("with COHORT_INTERFACE: %q, %v", got, err)
 	}
 	t.Setenv(string(envvar.Interface), "127.0.0.1")
-	if got, err := ReachableHost(t.Context(), "192.0.2.1:1"); err != nil || got != "127.0.0.1" {
+	if got, err := ChooseInterface(t.Context(), "192.0.2.1:1"); err != nil || got.Host != "127.0.0.1" {
 		t.Errorf("with an address in COHORT_INTERFACE: %q, %v", got, err)
 	}
 	for _, bad := range []string{"nosuch0", "192.0.2.77"} {
 		t.Setenv(string(envvar.Interface), bad)
-		_, err := ReachableHost(t.Context(), "127.0.0.1:1")
+		_, err := ChooseInterface(t.Context(), "127.0.0.1:1")
 		if err == nil || !strings.Contains(err.Error(), string(envvar.Interface)) || !strings.Contains(err.Error(), bad) || !strings.Contains(err.Error(), loopback(t)) {
 			t.Errorf("%q: %v, want the name and what there is", bad, err)
 		}

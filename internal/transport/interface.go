@@ -107,12 +107,6 @@ func CheckInterface() error {
 	return err
 }
 
-// ReachableHost is ChooseInterface's address alone.
-func ReachableHost(ctx context.Context, master string) (string, error) {
-	c, err := ChooseInterface(ctx, master)
-	return c.Host, err
-}
-
 // networkInterface is what matters of one, its best address first.
 type networkInterface struct {
 	name  string

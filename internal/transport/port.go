@@ -106,7 +106,7 @@ func (p *Port) open() {
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 // Addr returns the address to dial. For a TCP port that listens on all
-// interfaces its host is "::" or "0.0.0.0": peers need one from ReachableHost.
+// interfaces its host is "::" or "0.0.0.0": peers need one from ChooseInterface.
 func (p *Port) Addr() string { return p.addr }
 
 // Handle offers a protocol: handler is called for each connection that asks

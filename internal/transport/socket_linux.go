@@ -85,6 +85,13 @@ func (s *socket) readv(p, spare []byte, sure int) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
+	s.in.sure = sure
+	return s.recvmsg(p, spare, s.in.attempt)
+}
+
+// recvmsg receives into p and spare by attempts of one kind. It is errNothing
+// when they have given up.
+func (s *socket) recvmsg(p, spare []byte, attempt func(fd uintptr) bool) (int, error) {
 	t := &s.in
 	t.vector[0].Base = &p[0]
 	t.vector[0].SetLen(len(p))
@@ -96,13 +103,15 @@ func (s *socket) readv(p, spare []byte, sure int) (int, error) {
 	}
 	t.header.Iov = &t.vector[0]
 	t.header.SetIovlen(parts)
-	t.sure, t.n, t.errno, t.control = sure, 0, 0, 0
-	err := s.raw.Read(t.attempt)
+	t.n, t.errno, t.control = 0, 0, 0
+	err := s.raw.Read(attempt)
 	clear(t.vector[:parts])
-	if err != nil {
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	if t.errno != 0 {
+	case t.errno == unix.EAGAIN:
+		return 0, errNothing
+	case t.errno != 0:
 		return 0, os.NewSyscallError("recvmsg", t.errno)
 	}
 	received()
@@ -123,6 +132,18 @@ func (s *socket) readv(p, spare []byte, sure int) (int, error) {
 // receive is called until it returns true; when it returns false the runtime
 // parks the goroutine until the socket is readable.
 func (s *socket) receive(fd uintptr) bool {
+	for !s.take(fd) {
+		// If that is a change: what came before it woke nobody.
+		if !s.setLowWater(fd, min(s.in.sure, wakeBytes)) {
+			return false
+		}
+	}
+	return true
+}
+
+// take receives what there is and returns true, also if that fails, or
+// false if there is nothing.
+func (s *socket) take(fd uintptr) bool {
 	t := &s.in
 	for {
 		t.header.Control = nil
@@ -138,16 +159,12 @@ func (s *socket) receive(fd uintptr) bool {
 			t.control = int(t.header.Controllen)
 			return true
 		case unix.EINTR:
-			continue
 		case unix.EAGAIN:
+			return false
 		default:
 			t.errno = errno
 			return true
 		}
-		if s.setLowWater(fd, min(t.sure, wakeBytes)) {
-			continue // what came before the change woke nobody
-		}
-		return false
 	}
 }
 

@@ -167,10 +167,3 @@ func Share(count, n, align, i int) Range {
 	}
 	return Range{lo, hi}
 }
-
-// Pieces calls f for consecutive pieces of r of at most size elements.
-func (r Range) Pieces(size int, f func(Range)) {
-	for lo := r.Lo; lo < r.Hi; lo += size {
-		f(Range{lo, min(lo+size, r.Hi)})
-	}
-}

@@ -25,14 +25,21 @@ func exchange(n, rank, count, piece int) collective.Plan {
 	}}
 	for i := 1; i < n; i++ {
 		to, from := (rank+i)%n, (rank+n-i)%n
-		collective.Range{Lo: (n + to) * count, Hi: (n + to + 1) * count}.Pieces(piece, func(r collective.Range) {
+		inPieces((n+to)*count, count, piece, func(r collective.Range) {
 			p.Sends = append(p.Sends, collective.Send{Range: r, To: to})
 		})
-		collective.Range{Lo: from * count, Hi: (from + 1) * count}.Pieces(piece, func(r collective.Range) {
+		inPieces(from*count, count, piece, func(r collective.Range) {
 			p.Recvs = append(p.Recvs, collective.Recv{Range: r, From: from, Culprit: from})
 		})
 	}
 	return p
+}
+
+// inPieces calls f for consecutive pieces of count elements from at on.
+func inPieces(at, count, piece int, f func(collective.Range)) {
+	for lo := at; lo < at+count; lo += piece {
+		f(collective.Range{Lo: lo, Hi: min(lo+piece, at+count)})
+	}
 }
 
 // planner is a rank that runs a plan that it is given.

@@ -160,7 +160,7 @@ func (m *Mesh) Send(ctx context.Context, c collective.Call, data collective.Data
 	if err := m.send(ctx, &c, data); err != nil {
 		err = m.fail(err)
 		if i := m.localOf[peer]; i >= 0 {
-			m.local.Report(m.local.cfg.Rank, kindFailed, "the group has failed") // if nobody has yet
+			m.local.Report(m.local.cfg.Rank, kindFailed, meshFailed) // if nobody has yet
 			m.local.awaitTaken(i)
 		}
 		return err
