@@ -24,8 +24,9 @@ const (
 	leftLooks = 3
 )
 
-// forming is the wait for the members of a group that is made from another one.
-type forming struct {
+// absence is of members of a group that is being made: they have left the one that
+// it is made from.
+type absence struct {
 	g  *Group
 	at map[int]int // the number in the parent by that in the job; nil before the first look
 
@@ -37,8 +38,8 @@ type forming struct {
 
 // expectMembers ends the forming of a group, by abort, when a member has left the
 // group that it is made from: it cannot come any more.
-func (g *Group) expectMembers(abort context.CancelCauseFunc) *forming {
-	f := &forming{g: g}
+func (g *Group) expectMembers(abort context.CancelCauseFunc) *absence {
+	f := &absence{g: g}
 	if g.parent == nil {
 		return f
 	}
@@ -62,7 +63,7 @@ func (g *Group) expectMembers(abort context.CancelCauseFunc) *forming {
 // stop ends the watch and returns the error of the forming, given what it has
 // come to here: if a member has left, that is why, and the rest, such as that
 // another member has given up for that reason, follows from it.
-func (f *forming) stop(err error) error {
+func (f *absence) stop(err error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.over = true
@@ -88,7 +89,7 @@ func (f *forming) stop(err error) error {
 
 // look returns the error about the first member to leave the parent, if that was
 // so long ago.
-func (f *forming) look(patience time.Duration) error {
+func (f *absence) look(patience time.Duration) error {
 	parent := f.g.parent
 	parent.mu.Lock()
 	backend, closed := parent.backend, parent.closed
