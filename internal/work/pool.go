@@ -154,7 +154,7 @@ func (l *loop) await() {
 			return
 		}
 	}
-	l.parked.Store(true)
+	l.parked.Swap(true) // not Store: see next
 	if l.pending.Load() == 0 && l.parked.CompareAndSwap(true, false) {
 		return
 	}
@@ -193,7 +193,10 @@ func (w *worker) next() *loop {
 				return l
 			}
 		}
-		w.parked.Store(true)
+		// The store must be seen by others before the load below is done. Store
+		// says so too, but an emulator of arm64 (qemu 7.2) lets a load overtake it,
+		// and a wake-up was lost about once in a million loops.
+		w.parked.Swap(true)
 		if w.job.Load() != nil && w.parked.CompareAndSwap(true, false) {
 			continue // the loop came between the last look and parking
 		}
