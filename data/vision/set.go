@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vision
+
+import (
+	"context"
+	"fmt"
+	"hash/crc32"
+	"io"
+
+	"github.com/cohort-ml/cohort/data"
+)
+
+// Set is a labelled data set. It is a [data.Dataset] of Samples.
+type Set struct {
+	name    string
+	classes []string
+	labels  []uint16 // of every image
+	hash    uint32   // of what identifies the images
+	read    func(i int) (Image, error)
+	close   func() error
+}
+
+// Len implements [data.Dataset].
+func (s *Set) Len() int { return len(s.labels) }
+
+// Get implements [data.Dataset]. A sample does not depend on the epoch. The
+// error of an image that cannot be read or decoded is an [*Error].
+func (s *Set) Get(_ context.Context, key data.Key) (Sample, error) {
+	if key.Index < 0 || key.Index >= len(s.labels) {
+		return Sample{}, fmt.Errorf("vision: image %d of %d in %s", key.Index, len(s.labels), s.name)
+	}
+	img, err := s.read(key.Index)
+	return Sample{img, int(s.labels[key.Index])}, err
+}
+
+// Name says what the data is and where, for people.
+func (s *Set) Name() string { return s.name }
+
+// Classes are the names of the classes; a label is an index into them. The
+// caller must not change them.
+func (s *Set) Classes() []string { return s.classes }
+
+// Label returns the class of an image without reading it.
+func (s *Set) Label(i int) int { return int(s.labels[i]) }
+
+// Fingerprint tells one data set from another: a run is resumed only on the
+// one that it began with. It is made of names, labels and sizes; pixels are not
+// read.
+func (s *Set) Fingerprint() string {
+	h := s.hash
+	for _, l := range s.labels {
+		h = crc32.Update(h, crc32.IEEETable, []byte{byte(l), byte(l >> 8)})
+	}
+	return fmt.Sprintf("images n=%d classes=%d crc=%08x", len(s.labels), len(s.classes), h)
+}
+
+// Close closes the files. Nothing can be read after it.
+func (s *Set) Close() error {
+	if s.close == nil {
+		return nil
+	}
+	return s.close()
+}
+
+// Subset is the set of some of the images. It reads the files of s, which must
+// stay open.
+func (s *Set) Subset(name string, indices []int) *Set {
+	sub := &Set{name: name, classes: s.classes, labels: make([]uint16, len(indices)), hash: s.hash}
+	for i, j := range indices {
+		sub.labels[i] = s.labels[j]
+		sub.hash = crc32.Update(sub.hash, crc32.IEEETable, []byte{byte(j), byte(j >> 8), byte(j >> 16), byte(j >> 24)})
+	}
+	sub.read = func(i int) (Image, error) { return s.read(indices[i]) }
+	return sub
+}
+
+// stratify parts a set so that test has one of every `every` images of each
+// class, the last of each such group in the order of the set.
+func (s *Set) stratify(every int) (train, test []int) {
+	seen := make([]int, len(s.classes))
+	for i, l := range s.labels {
+		seen[l]++
+		if seen[l]%every == 0 {
+			test = append(test, i)
+		} else {
+			train = append(train, i)
+		}
+	}
+	return train, test
+}
+
+// records are images of one size that lie one after the other in a file.
+type records struct {
+	path                    string
+	r                       io.ReaderAt
+	offset                  int64 // of the first image's pixels
+	stride                  int64 // from one image to the next
+	width, height, channels int
+	planar                  bool // a channel after the other
+}
+
+// image reads one.
+func (f *records) image(i int) (Image, error) {
+	img := newImage(f.width, f.height, f.channels)
+	if n, err := f.r.ReadAt(img.Pix, f.offset+int64(i)*f.stride); n < len(img.Pix) {
+		return Image{}, &Error{f.path, fmt.Sprintf("image %d", i), err}
+	}
+	if f.planar {
+		plane := f.width * f.height
+		pix := make([]byte, len(img.Pix))
+		for p := range plane {
+			for c := range f.channels {
+				pix[p*f.channels+c] = img.Pix[c*plane+p]
+			}
+		}
+		img.Pix = pix
+	}
+	return img, nil
+}
+
+// numbered are the names of classes that have none.
+func numbered(n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprint(i)
+	}
+	return names
+}
