@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Projection is a module that multiplies by a matrix, which [LoRA] can adapt:
+// [Linear], and what models have beside it.
+type Projection interface {
+	Module
+	// Matrix returns the parameter, and whether it lies [in, out]; a Linear's
+	// lies [out, in].
+	Matrix() (weight *Parameter, inFirst bool)
+}
+
+// Matrix returns the weight, [out, in]; see [Projection].
+func (l *Linear) Matrix() (weight *Parameter, inFirst bool) { return l.Weight, false }
+
+// LoRAOptions say what a [LoRA] adds to a model.
+type LoRAOptions struct {
+	// Rank is that of the added matrices.
+	Rank int
+	// Alpha divided by Rank scales what they add; 0 is twice the rank.
+	Alpha float64
+	// RankStabilized divides by the root of the rank instead (Kalajdzievski 2023).
+	RankStabilized bool
+	// Dropout is the share of an adapter's inputs that is dropped in training.
+	Dropout float64
+	// Targets name the projections that are adapted: the last parts of their
+	// names, q_proj or attn.c_attn, or whole names.
+	Targets []string
+}
+
+// Scale returns the factor of what an adapter adds.
+func (o LoRAOptions) Scale() float64 {
+	alpha := o.Alpha
+	if alpha == 0 {
+		alpha = 2 * float64(o.Rank)
+	}
+	if o.RankStabilized {
+		return alpha / math.Sqrt(float64(o.Rank))
+	}
+	return alpha / float64(o.Rank)
+}
+
+// Validate reports options that make no adapter.
+func (o LoRAOptions) Validate() error {
+	switch {
+	case o.Rank < 1 || o.Rank > 1<<16:
+		return fmt.Errorf("nn: the rank of a LoRA is %d, want 1 to %d", o.Rank, 1<<16)
+	case !(o.Alpha >= 0 && o.Alpha <= math.MaxFloat32):
+		return fmt.Errorf("nn: the alpha of a LoRA is %v, want 0 (for twice the rank) or a finite number above", o.Alpha)
+	case !(o.Dropout >= 0 && o.Dropout < 1):
+		return fmt.Errorf("nn: the dropout of a LoRA is %v, want 0 up to, not including, 1", o.Dropout)
+	case len(o.Targets) == 0:
+		return fmt.Errorf("nn: a LoRA needs the names of the modules that it adapts")
+	}
+	for _, t := range o.Targets {
+		if strings.Trim(t, ". ") != t || t == "" {
+			return fmt.Errorf("nn: %q is no name of a module that a LoRA could adapt", t)
+		}
+	}
+	return nil
+}
+
+// match says whether a target names the module at a path.
+func (o LoRAOptions) match(path string) (target string, ok bool) {
+	i := slices.IndexFunc(o.Targets, func(t string) bool { return path == t || strings.HasSuffix(path, "."+t) })
+	if i < 0 {
+		return "", false
+	}
+	return o.Targets[i], true
+}
+
+// LoRA is a model whose weights are frozen, with low-rank matrices beside some
+// of them that are trained instead (Hu et al. 2021, "LoRA"): a projection W
+// computes W·x + scale·B·(A·x), where A is [rank, in] and B is [out, rank]. B
+// is zero at first, so that training starts from the model as it is.
+//
+// The model knows nothing of it: LoRA steps in where projections are called.
+// It takes the model's place in a DDP or a training pass and has its inputs and
+// outputs. The names of its parameters are those of PEFT's LoraModel:
+// base_model.model.h.0.attn.c_attn.lora_A.weight.
+type LoRA struct {
+	Options LoRAOptions `name:"-"`
+	// Base is the model that was given, its parameters frozen.
+	Base Module `name:"base_model.model"`
+	// Added are the matrices, A and B of each module in turn.
+	Added NamedParameters `name:""`
+
+	adapters map[any]*adapter `name:"-"`
+	order    []*adapter       `name:"-"` // as their modules come in the model
+}
+
+// adapter is what was added to one module.
+type adapter struct {
+	target Projection
+	a, b   *Parameter
+}
+
+// NewLoRA freezes the parameters of model and adds matrices to the projections
+// that o.Targets name, A drawn uniformly within 1/√in and B zero. A target that
+// names nothing is an error, which says what could be named.
+func NewLoRA(b *Build, model Module, o LoRAOptions) (*LoRA, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	if _, twice := model.(*LoRA); twice {
+		return nil, fmt.Errorf("nn: the model is a LoRA already: merge that one first")
+	}
+	l := &LoRA{Options: o, Base: model, adapters: make(map[any]*adapter)}
+	used := make(map[string]bool)
+	var others []string // projections that no target names
+	for path, m := range Modules(model) {
+		p, ok := m.(Projection)
+		if !ok {
+			continue
+		}
+		target, ok := o.match(path)
+		if !ok {
+			others = append(others, path)
+			continue
+		}
+		used[target] = true
+		in, out := projectionSize(p)
+		ad := &adapter{target: p, a: b.Uniform(fanInBound(in), o.Rank, in), b: b.Empty(out, o.Rank)}
+		l.adapters[m] = ad
+		l.order = append(l.order, ad)
+		name := join("base_model.model", path)
+		l.Added = append(l.Added,
+			NamedParameter{name + ".lora_A.weight", ad.a}, NamedParameter{name + ".lora_B.weight", ad.b})
+	}
+	for _, t := range o.Targets {
+		if !used[t] {
+			return nil, fmt.Errorf("nn: no projection of the model is called %q: LoRA can adapt %s", t, lastParts(append(others, l.targets()...)))
+		}
+	}
+	for _, p := range Parameters(model) {
+		p.Frozen = true
+	}
+	return l, nil
+}
+
+// projectionSize returns how many channels a projection takes and gives.
+func projectionSize(p Projection) (in, out int) {
+	w, inFirst := p.Matrix()
+	if inFirst {
+		return w.Data().Dim(0), w.Data().Dim(1)
+	}
+	return w.Data().Dim(1), w.Data().Dim(0)
+}
+
+// targets returns the names in the model of the adapted projections.
+func (l *LoRA) targets() []string {
+	var names []string
+	for i := 0; i < len(l.Added); i += 2 {
+		name := strings.TrimSuffix(l.Added[i].Name, ".lora_A.weight")
+		names = append(names, strings.TrimPrefix(strings.TrimPrefix(name, "base_model.model"), "."))
+	}
+	return names
+}
+
+// lastParts lists the last part of each name, once.
+func lastParts(names []string) string {
+	var parts []string
+	for _, n := range names {
+		parts = append(parts, n[strings.LastIndexByte(n, '.')+1:])
+	}
+	slices.Sort(parts)
+	if parts = slices.Compact(parts); len(parts) == 0 {
+		return "nothing of this model, which has no projections"
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Forward runs the model with what was added.
+func (l *LoRA) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return c.With(l).Call(l.Base, x)
+}
+
+// InterceptCall adds to the output of a projection.
+func (l *LoRA) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	y := next(x)
+	ad := l.adapters[module]
+	if ad == nil {
+		return y
+	}
+	in := x[0]
+	if c.Training() && l.Options.Dropout > 0 {
+		in = tensor.Dropout(in, l.Options.Dropout, c.Generator())
+	}
+	// The factor goes where there are fewest elements.
+	low := tensor.Linear(in, c.Param(ad.a), nil).MulScalar(l.Options.Scale())
+	return []*tensor.Tensor{y[0].Add(tensor.Linear(low, c.Param(ad.b), nil))}
+}
+
+// InterceptParam changes nothing.
+func (l *LoRA) InterceptParam(_ *Ctx, _ *Parameter, next func() *tensor.Tensor) *tensor.Tensor {
+	return next()
+}
+
+// State returns the added matrices by name: what an adapter's file holds.
+func (l *LoRA) State() NamedTensors {
+	var state NamedTensors
+	for _, p := range l.Added {
+		state = append(state, NamedTensor{p.Name, p.Parameter.Data()})
+	}
+	return state
+}
+
+// NumAdded returns the number of elements of the added matrices.
+func (l *LoRA) NumAdded() int {
+	n := 0
+	for _, p := range l.Added {
+		n += p.Parameter.Data().NumElems()
+	}
+	return n
+}
+
+// Merge adds the matrices to the model's own weights, so that the model alone
+// computes what both did, and sets B to zero, so that both still do. The
+// weights change: those that were saved before do not fit the adapter any more.
+func (l *LoRA) Merge() {
+	for _, ad := range l.order {
+		w, inFirst := ad.target.Matrix()
+		left, right := ad.b.Data(), ad.a.Data()
+		if inFirst {
+			left, right = right.T(), left.T()
+		}
+		w.Data().Axpy(l.Options.Scale(), left.MatMul(right))
+		ad.b.Data().Fill(0)
+	}
+}
