@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -26,6 +27,9 @@ type SaveOptions struct {
 	// MaxShardBytes bounds the tensors of one file; 0 is DefaultShardBytes. A
 	// tensor that is larger has a file of its own.
 	MaxShardBytes int64
+	// Weights is what the file of the tensors is called, "" for
+	// model.safetensors; of another name there is one, without shards.
+	Weights string
 	// Files are written as they are: config.json, tokenizer.json.
 	Files map[string][]byte
 }
@@ -39,6 +43,11 @@ func Save(dir string, tensors checkpoint.Tensors, o SaveOptions) (err error) {
 	}
 	if o.MaxShardBytes < 1 {
 		return fmt.Errorf("huggingface: shards of at most %d bytes: want a positive number", o.MaxShardBytes)
+	}
+	if o.Weights == "" {
+		o.Weights = singleFile
+	} else {
+		o.MaxShardBytes = math.MaxInt64
 	}
 	infos, err := checkpoint.Describe(tensors)
 	if err != nil {
@@ -65,7 +74,7 @@ func Save(dir string, tensors checkpoint.Tensors, o SaveOptions) (err error) {
 	if err := os.Chmod(temp, 0o755); err != nil {
 		return fmt.Errorf("huggingface: %w", err)
 	}
-	if err := writeAll(temp, split(infos, o.MaxShardBytes), values, o.Files); err != nil {
+	if err := writeAll(temp, split(infos, o.MaxShardBytes), values, o); err != nil {
 		return fmt.Errorf("huggingface: saving to %s: %w", dir, err)
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -105,10 +114,10 @@ func split(infos []safetensors.Info, maxBytes int64) [][]safetensors.Info {
 	return shards
 }
 
-func writeAll(dir string, shards [][]safetensors.Info, values map[string]*tensor.Tensor, files map[string][]byte) error {
+func writeAll(dir string, shards [][]safetensors.Info, values map[string]*tensor.Tensor, o SaveOptions) error {
 	x := index{WeightMap: map[string]string{}}
 	for i, infos := range shards {
-		name := singleFile
+		name := o.Weights
 		if len(shards) > 1 {
 			name = fmt.Sprintf("model-%05d-of-%05d.safetensors", i+1, len(shards))
 		}
@@ -137,7 +146,7 @@ func writeAll(dir string, shards [][]safetensors.Info, values map[string]*tensor
 			return err
 		}
 	}
-	for name, data := range files {
+	for name, data := range o.Files {
 		if name != filepath.Base(name) {
 			return fmt.Errorf("the name of a file, %q, has a path in it", name)
 		}

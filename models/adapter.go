@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package models
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/checkpoint/huggingface"
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
+	"github.com/cohort-ml/cohort/nn"
+)
+
+// The files of an adapter, as PEFT names them.
+const (
+	AdapterFile       = "adapter_model.safetensors"
+	adapterConfigFile = "adapter_config.json"
+
+	adapterPrefix   = "base_model.model."
+	maxAdapterJSON  = 1 << 20
+	maxAdapterNames = 1 << 20
+)
+
+// Matrix returns the weight, [in, out]; see nn.Projection.
+func (p *Conv1D) Matrix() (weight *nn.Parameter, inFirst bool) { return p.Weight, true }
+
+// adapterConfig is an adapter_config.json of PEFT, as far as it concerns us.
+type adapterConfig struct {
+	Base           *string  `json:"base_model_name_or_path"`
+	Bias           string   `json:"bias"`
+	FanInFanOut    bool     `json:"fan_in_fan_out"`
+	InferenceMode  bool     `json:"inference_mode"`
+	Init           any      `json:"init_lora_weights"`
+	Alpha          float64  `json:"lora_alpha"`
+	Dropout        float64  `json:"lora_dropout"`
+	ModulesToSave  []string `json:"modules_to_save"`
+	Type           string   `json:"peft_type"`
+	Rank           int      `json:"r"`
+	Targets        any      `json:"target_modules"` // names, or a pattern
+	Task           string   `json:"task_type"`
+	DoRA           bool     `json:"use_dora"`
+	RankStabilized bool     `json:"use_rslora"`
+}
+
+// AdapterConfig returns the adapter_config.json with which PEFT opens what
+// nn.LoRA.State holds. base is the folder, or the name, of the model that was
+// adapted, as PEFT's users will find it.
+func AdapterConfig(l *nn.LoRA, base string) ([]byte, error) {
+	o := l.Options
+	a := adapterConfig{
+		Base: &base, Bias: "none", InferenceMode: true, Init: true, Dropout: o.Dropout, Type: "LORA", Rank: o.Rank,
+		Alpha: o.Scale() * float64(o.Rank), Targets: o.Targets, Task: "CAUSAL_LM", RankStabilized: o.RankStabilized,
+	}
+	if o.RankStabilized {
+		a.Alpha = o.Scale() * math.Sqrt(float64(o.Rank))
+	}
+	// PEFT asks how the matrices of the base lie.
+	for _, m := range nn.Modules(l.Base) {
+		if _, ok := m.(*Conv1D); ok {
+			a.FanInFanOut = true
+			break
+		}
+	}
+	return json.MarshalIndent(a, "", "  ")
+}
+
+// SaveAdapter writes a folder that PEFT opens: adapter_config.json and the added
+// matrices. The folder must not exist yet or be empty; files are written beside.
+func SaveAdapter(dir string, l *nn.LoRA, base string, files map[string][]byte) error {
+	config, err := AdapterConfig(l, base)
+	if err != nil {
+		return err
+	}
+	all := map[string][]byte{adapterConfigFile: append(config, '\n')}
+	for name, data := range files {
+		all[name] = data
+	}
+	return huggingface.Save(dir, l.State().All(), huggingface.SaveOptions{Weights: AdapterFile, Files: all})
+}
+
+// LoadAdapter reads a folder that PEFT's save_pretrained or [SaveAdapter] wrote,
+// and returns the model with it. Adapters of other kinds than LoRA, and LoRAs
+// that compute in other ways than nn.LoRA does, are errors; tensors that do not
+// fit are all listed in a *checkpoint.StateDictError.
+func LoadAdapter(dir string, m Pretrained) (*nn.LoRA, error) {
+	a, err := readAdapterConfig(dir)
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(dir, AdapterFile)
+	f, err := safetensors.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("models: %s has %s but not %s: was it saved without safetensors?", dir, adapterConfigFile, AdapterFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	// Adapters of a model saved without its head lack the prefix that ours has.
+	ours := func(name string) string {
+		inner, ok := strings.CutPrefix(name, adapterPrefix)
+		if !ok {
+			return name
+		}
+		return adapterPrefix + m.fromHuggingFace(inner)
+	}
+	src, err := checkpoint.Rename(f, ours)
+	if err != nil {
+		return nil, err
+	}
+	o, err := a.options(path, src.Infos())
+	if err != nil {
+		return nil, err
+	}
+	l, err := nn.NewLoRA(&nn.Build{}, m, o)
+	if err != nil {
+		return nil, fmt.Errorf("%w (in %s)", err, path)
+	}
+	if err := checkpoint.LoadTensors(src, l.State().All(), checkpoint.Widen()); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// options returns what makes a LoRA with the tensors of a file: its targets are
+// the modules that there are tensors for, however the configuration names them.
+func (a adapterConfig) options(path string, infos []safetensors.Info) (nn.LoRAOptions, error) {
+	o := nn.LoRAOptions{Rank: a.Rank, Alpha: a.Alpha, Dropout: a.Dropout, RankStabilized: a.RankStabilized}
+	if len(infos) > maxAdapterNames {
+		return o, fmt.Errorf("models: %s has %d tensors, more than the %d allowed", path, len(infos), maxAdapterNames)
+	}
+	for _, info := range infos {
+		name, ok := strings.CutPrefix(info.Name, adapterPrefix)
+		target, isA := strings.CutSuffix(name, ".lora_A.weight")
+		_, isB := strings.CutSuffix(name, ".lora_B.weight")
+		if !ok || !isA && !isB {
+			return o, fmt.Errorf("models: %s has a tensor %q: a LoRA has matrices lora_A.weight and lora_B.weight beside modules of %s", path, info.Name, adapterPrefix)
+		}
+		if isA {
+			if len(info.Shape) != 2 || info.Shape[0] != a.Rank {
+				return o, fmt.Errorf("models: %s: %s has the shape %v, but %s says rank %d", path, info.Name, info.Shape, adapterConfigFile, a.Rank)
+			}
+			o.Targets = append(o.Targets, target)
+		}
+	}
+	slices.Sort(o.Targets)
+	return o, nil
+}
+
+// AdapterBase returns the folder of the model that the adapter in a folder is
+// for.
+func AdapterBase(dir string) (string, error) {
+	a, err := readAdapterConfig(dir)
+	if err != nil {
+		return "", err
+	}
+	return a.baseFolder(dir)
+}
+
+// baseFolder finds the base, which a configuration names by a path or, where it
+// came from a hub, by a name that is nowhere here.
+func (a adapterConfig) baseFolder(dir string) (string, error) {
+	if a.Base == nil || *a.Base == "" {
+		return "", fmt.Errorf("models: %s in %s does not name the model that it is for (base_model_name_or_path)", adapterConfigFile, dir)
+	}
+	if info, err := os.Stat(*a.Base); err != nil || !info.IsDir() {
+		return "", fmt.Errorf("models: the adapter in %s is for %q, which is no folder on this machine: put the model there, or its path into base_model_name_or_path of %s",
+			dir, *a.Base, adapterConfigFile)
+	}
+	return *a.Base, nil
+}
+
+func readAdapterConfig(dir string) (adapterConfig, error) {
+	path := filepath.Join(dir, adapterConfigFile)
+	f, err := os.Open(path)
+	if err != nil {
+		return adapterConfig{}, fmt.Errorf("models: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxAdapterJSON+1))
+	if err != nil {
+		return adapterConfig{}, fmt.Errorf("models: %w", err)
+	}
+	if len(text) > maxAdapterJSON {
+		return adapterConfig{}, fmt.Errorf("models: %s has more than the %d bytes allowed", path, maxAdapterJSON)
+	}
+	a, err := parseAdapterConfig(text)
+	if err != nil {
+		return adapterConfig{}, fmt.Errorf("models: %s: %w", path, err)
+	}
+	return a, nil
+}
+
+// elsewhere are settings by which an adapter computes what an nn.LoRA does not:
+// they must be absent, null, false or empty.
+var elsewhere = []string{
+	"alora_invocation_tokens", "alpha_pattern", "arrow_config", "corda_config", "kasa_config", "layer_replication", "loftq_config", "lora_bias",
+	"lora_ga_config", "modules_to_save", "monteclora_config", "rank_pattern", "target_parameters", "trainable_token_indices", "use_bdlora",
+	"use_dora", "use_qalora", "velora_config",
+}
+
+// firstValues are the settings of init_lora_weights that leave the base as it
+// is; the others move a part of it into the adapter.
+var firstValues = []any{nil, true, false, "gaussian", "orthogonal", "eva"}
+
+func parseAdapterConfig(text []byte) (adapterConfig, error) {
+	a := adapterConfig{Bias: "none", Rank: 8, Alpha: 8}
+	var all map[string]any
+	if err := json.Unmarshal(text, &all); err != nil {
+		return a, err
+	}
+	if kind, _ := all["peft_type"].(string); kind != "LORA" {
+		return a, fmt.Errorf("it is of an adapter of type %q; there is LORA", kind)
+	}
+	for _, key := range elsewhere {
+		switch v := all[key].(type) {
+		case nil:
+		case bool:
+			if v {
+				return a, fmt.Errorf("it wants %s, which there is not", key)
+			}
+		case map[string]any:
+			if len(v) > 0 {
+				return a, fmt.Errorf("it wants a %s, which there is not", key)
+			}
+		case []any:
+			if len(v) > 0 {
+				return a, fmt.Errorf("it wants %s, which there are not", key)
+			}
+		default:
+			return a, fmt.Errorf("it wants %s %v, which there is not", key, v)
+		}
+	}
+	if err := json.Unmarshal(text, &a); err != nil {
+		return a, err
+	}
+	if a.Bias != "none" {
+		return a, fmt.Errorf("it trains biases (bias %q); there is none", a.Bias)
+	}
+	if text, ok := a.Init.(string); ok && !slices.Contains(firstValues, any(text)) {
+		return a, fmt.Errorf("its init_lora_weights %q changed the weights of the base: merge it with PEFT, and open the merged model", text)
+	}
+	if a.Alpha == 0 {
+		return a, errors.New("its lora_alpha is 0, so that it adds nothing")
+	}
+	// Targets come from the tensors; what is checked here is the rest.
+	o := nn.LoRAOptions{Rank: a.Rank, Alpha: a.Alpha, Dropout: a.Dropout, Targets: []string{"any"}}
+	return a, o.Validate()
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package models
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/cohort-ml/cohort/nn"
+)
+
+// CausalLM is a model that names the token after each token: a [GPT] or a
+// [Llama].
+type CausalLM interface {
+	Pretrained
+	// Vocab is the number of tokens that it knows, Context how many it takes at
+	// once.
+	Vocab() int
+	Context() int
+	// IsBlock says whether a module is one of its layers, for nn.Recompute.
+	IsBlock(module any) bool
+	// LoRATargets are the projections that are adapted when nobody chooses: those
+	// that PEFT takes for this kind of model.
+	LoRATargets() []string
+}
+
+// Vocab is the number of tokens that the model knows.
+func (m *GPT) Vocab() int { return m.Config.Vocab }
+
+// Context is how many tokens it takes at once.
+func (m *GPT) Context() int { return m.Config.Context }
+
+// IsBlock says whether a module is one of the layers.
+func (*GPT) IsBlock(module any) bool { _, ok := module.(*GPTBlock); return ok }
+
+// LoRATargets is the projection to queries, keys and values.
+func (*GPT) LoRATargets() []string { return []string{"c_attn"} }
+
+// Vocab is the number of tokens that the model knows.
+func (m *Llama) Vocab() int { return m.Config.Vocab }
+
+// Context is how many tokens it takes at once.
+func (m *Llama) Context() int { return m.Config.Context }
+
+// IsBlock says whether a module is one of the layers.
+func (*Llama) IsBlock(module any) bool { _, ok := module.(*LlamaBlock); return ok }
+
+// LoRATargets are the projections to queries and values.
+func (*Llama) LoRATargets() []string { return []string{"q_proj", "v_proj"} }
+
+// LoadCausalLM opens a folder of a causal language model: one that
+// save_pretrained wrote (see [LoadHuggingFace]), or one of an adapter, whose
+// base must be a folder on this machine and into which it is merged.
+func LoadCausalLM(dir string) (CausalLM, error) {
+	if _, err := os.Stat(filepath.Join(dir, adapterConfigFile)); errors.Is(err, fs.ErrNotExist) {
+		return loadCausal(dir)
+	}
+	base, err := AdapterBase(dir)
+	if err != nil {
+		return nil, err
+	}
+	m, err := loadCausal(base)
+	if err != nil {
+		return nil, fmt.Errorf("the base of the adapter in %s: %w", dir, err)
+	}
+	l, err := LoadAdapter(dir, m)
+	if err != nil {
+		return nil, err
+	}
+	l.Merge()
+	for _, p := range nn.Parameters(m) {
+		p.Frozen = false
+	}
+	return m, nil
+}
+
+func loadCausal(dir string) (CausalLM, error) {
+	p, err := LoadHuggingFace(dir)
+	if err != nil {
+		return nil, err
+	}
+	m, ok := p.(CausalLM)
+	if !ok {
+		return nil, fmt.Errorf("models: %s holds a %T, which does not name the next token: a GPT-2 or a Llama does", dir, p)
+	}
+	return m, nil
+}
