@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package table feeds recommenders: rows of a CSV file as numbers, categories
+// and a label.
+//
+// A [Schema] says which columns are which; [Infer] proposes one from the first
+// rows. A [Reader] streams typed rows out of one file or many, compressed or
+// not, and stops at the first wrong one with a *[RowError], which has the file,
+// the line and the column. [Read] keeps all rows in a [Table]: four bytes a
+// value, so that text larger than memory mostly fits. [Generate] makes a table
+// of a known truth, for which the best possible figures are known too.
+//
+// A Table is parted into two sets that do not overlap by [Table.Split]; a
+// [Part] is a data.Dataset of [Row]s. [Scale] brings numbers to mean 0 and
+// deviation 1 by the training part's figures, and its Collate makes batches.
+//
+// Categories are hashed: a value becomes a row of an embedding table of
+// Schema.Buckets rows, by [Schema.Bucket]. Nothing has to be counted before,
+// values that come later need no special care, and two values may meet in a
+// row. Small whole numbers do not: they are their own hash.
+//
+// Missing values are numbers that are NaN until they are scaled, when they
+// become the mean, and bucket 0 of a category. A label must not be missing.
+//
+// Tables, parts and scales do not change after they are made and may be shared
+// by goroutines; the slices of a Row belong to its table. A Reader belongs to
+// one goroutine.
+package table
+
+import (
+	"context"
+	"fmt"
+	"hash/crc64"
+	"io"
+	"math"
+)
+
+// Row is one row of a table.
+type Row struct {
+	Label      float32   // 0 or 1
+	Numbers    []float32 // in the schema's order; NaN where missing
+	Categories []int32   // buckets, in the schema's order; 0 where missing
+}
+
+// Table has rows in memory.
+type Table struct {
+	Schema Schema
+	Name   string // where it comes from, for messages
+
+	labels     []float32
+	numbers    []float32 // [rows, numbers]
+	categories []int32   // [rows, categories]
+	truth      []float32 // of generated tables: the logit that each label was drawn by
+	digest     uint64    // of all values
+}
+
+// Len is the number of rows.
+func (t *Table) Len() int { return len(t.labels) }
+
+// Row returns row i, whose slices belong to the table.
+func (t *Table) Row(i int) Row {
+	n, c := len(t.Schema.Numbers), len(t.Schema.Categories)
+	return Row{Label: t.labels[i], Numbers: t.numbers[i*n : (i+1)*n : (i+1)*n], Categories: t.categories[i*c : (i+1)*c : (i+1)*c]}
+}
+
+// Read reads a whole file or directory as [Open] does. Progress, if not nil, is
+// called every so often with the number of rows so far.
+func Read(ctx context.Context, path string, f Format, s Schema, progress func(rows int)) (*Table, error) {
+	r, err := Open(path, f, s)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	t := &Table{Schema: s, Name: path}
+	for {
+		row, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		t.append(row)
+		if n := t.Len(); n%(1<<14) == 0 {
+			if err := ctx.Err(); err != nil {
+				return nil, fmt.Errorf("table: reading %s after %d rows: %w", path, n, context.Cause(ctx))
+			}
+			if progress != nil {
+				progress(n)
+			}
+		}
+	}
+	if t.Len() == 0 {
+		return nil, fmt.Errorf("table: %s has no rows", path)
+	}
+	return t, nil
+}
+
+var digests = crc64.MakeTable(crc64.ECMA)
+
+// append takes a copy of a row.
+func (t *Table) append(row Row) {
+	t.labels = append(t.labels, row.Label)
+	t.numbers = append(t.numbers, row.Numbers...)
+	t.categories = append(t.categories, row.Categories...)
+	var b [4]byte
+	mix := func(v uint32) {
+		b = [4]byte{byte(v), byte(v >> 8), byte(v >> 16), byte(v >> 24)}
+		t.digest = crc64.Update(t.digest, digests, b[:])
+	}
+	mix(math.Float32bits(row.Label))
+	for _, v := range row.Numbers {
+		mix(math.Float32bits(v))
+	}
+	for _, v := range row.Categories {
+		mix(uint32(v))
+	}
+}
+
+// Part is some of the rows of a table, as a data.Dataset.
+type Part struct {
+	table *Table
+	name  string
+	rows  []int32
+}
+
+// Split parts the table: about share of the rows, in 0..1, are for validation,
+// the others for training. A row's part depends on its position alone, so rows
+// that are added at the end of a file do not move those before them. A part
+// that would be empty is an error.
+func (t *Table) Split(share float64) (training, validation *Part, err error) {
+	if !(share > 0 && share < 1) {
+		return nil, nil, fmt.Errorf("table: a share of %v of %s for validation: want one between 0 and 1", share, t.Name)
+	}
+	training, validation = &Part{table: t, name: "training"}, &Part{table: t, name: "validation"}
+	for i := range t.Len() {
+		p := training
+		if float64(scramble(uint64(i))>>11) < share*(1<<53) {
+			p = validation
+		}
+		p.rows = append(p.rows, int32(i))
+	}
+	for _, p := range []*Part{training, validation} {
+		if p.Len() == 0 {
+			return nil, nil, fmt.Errorf("table: of the %d rows of %s none is left for %s at a share of %v for validation: use more rows or another share", t.Len(), t.Name, p.name, share)
+		}
+	}
+	return training, validation, nil
+}
+
+// scramble is a permutation of the 64-bit numbers that looks random: the
+// finisher of SplitMix64 (Steele, Lea and Flood 2014).
+func scramble(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Fingerprint describes the rows: a state of a loader belongs to equal ones.
+func (p *Part) Fingerprint() string {
+	return fmt.Sprintf("table rows=%d %s=%d crc=%016x", p.table.Len(), p.name, p.Len(), p.table.digest)
+}
