@@ -21,14 +21,16 @@ const progressVersion = 1
 // Progress is where a run was when it was saved: all that is needed beside
 // the tensors to go on as if it had never stopped.
 type Progress struct {
-	Step  int   `json:"step"`  // steps done
-	Epoch int   `json:"epoch"` // the one under way, from 0
-	Seed  int64 `json:"seed"`
+	Task  string `json:"task,omitempty"` // what was trained: "lm", "vision"; "" in those of before there was more than one
+	Step  int    `json:"step"`           // steps done
+	Epoch int    `json:"epoch"`          // the one under way, from 0
+	Seed  int64  `json:"seed"`
 	// Fingerprint is that of the model's tensors, see [Fingerprint].
 	Fingerprint string `json:"model_fingerprint"`
-	// Loader, Generators (by name) and Recipe (the run's settings) are their
-	// owners' own JSON.
+	// Loader, Trainer (the best evaluation), Generators (by name) and Recipe (the
+	// run's settings) are their owners' own JSON.
 	Loader     json.RawMessage            `json:"loader,omitempty"`
+	Trainer    json.RawMessage            `json:"trainer,omitempty"`
 	Generators map[string]json.RawMessage `json:"generators,omitempty"`
 	Recipe     json.RawMessage            `json:"recipe,omitempty"`
 }

@@ -37,6 +37,7 @@ type save struct {
 	dir       string
 	step      int
 	keep      int
+	alone     bool // no other checkpoint stays, see Replace
 	committed bool
 	// noSync leaves the files to the kernel: for measuring what durability costs.
 	noSync bool
@@ -82,9 +83,11 @@ func (s *save) run(ctx context.Context, write func(*Writer) error) (err error) {
 		}
 	}
 	final := Path(s.dir, s.step)
-	damaged, err := s.checkFree(ctx, final)
-	if err != nil {
-		return err
+	damaged := false
+	if !s.alone {
+		if damaged, err = s.checkFree(ctx, final); err != nil {
+			return err
+		}
 	}
 
 	temp, err := s.mkdirTemp(final)
@@ -106,12 +109,23 @@ func (s *save) run(ctx context.Context, write func(*Writer) error) (err error) {
 			return s.fail("rename", final, err)
 		}
 	}
+	old := ""
+	if s.alone {
+		if old, err = s.makeRoom(final); err != nil {
+			return err
+		}
+	}
 	if err := s.disk.rename(temp, final); err != nil {
 		return s.fail("rename", temp, err)
 	}
 	s.committed = true
 	if err := s.syncDir(s.dir); err != nil {
 		return s.fail("sync", s.dir, fmt.Errorf("it may not survive a power failure: %w", err))
+	}
+	if old != "" {
+		if err := s.disk.removeAll(old); err != nil {
+			return s.fail("prune", old, err)
+		}
 	}
 	return s.prune()
 }
@@ -225,6 +239,10 @@ func (s *save) prune() error {
 	for _, step := range steps { // newest first
 		path := Path(s.dir, step)
 		switch {
+		case s.alone:
+			if step == s.step {
+				continue
+			}
 		case step > s.step:
 			continue
 		case numKept < s.keep:

@@ -137,18 +137,12 @@ func TestRecompute(t *testing.T) {
 			t.Errorf("%s: %d bytes are held, without recomputation %d", dtype, less, held)
 		}
 		t.Logf("%s: %d KiB held before the backward pass, without recomputation %d", dtype, less>>10, held>>10)
-		saved, err := openLatest(t, c.Out)
-		if err != nil || !saved.recipe.Recompute || saved.recipe.NaN != nanStop {
-			t.Errorf("the recipe that was saved is %+v, error %v", saved.recipe, err)
+		saved, err := FindRun(t.Context(), "lm", c.Out, func(text string) { t.Log(text) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if recipe, err := savedRecipe(saved); err != nil || !recipe.Recompute || recipe.NaN != nanStop {
+			t.Errorf("the recipe that was saved is %+v, error %v", recipe, err)
 		}
 	}
-}
-
-func openLatest(t *testing.T, out string) (*savedRun, error) {
-	t.Helper()
-	ck, _, err := checkpoint.Latest(t.Context(), out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return openSaved(ck)
 }

@@ -23,14 +23,10 @@ func CheckLM(ctx context.Context, cfg LMConfig, explicit map[string]bool) error 
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
-	if info, err := os.Stat(cfg.Out); err == nil && info.IsDir() {
-		release, err := checkpoint.Claim(cfg.Out)
-		if err != nil {
-			return fmt.Errorf("train lm: %w", err)
-		}
-		defer release()
+	if err := CheckOut("lm", cfg.Out); err != nil {
+		return err
 	}
-	if _, err := r.findCheckpoint(ctx, explicit); err != nil {
+	if _, err := r.findRun(ctx, explicit); err != nil {
 		return err
 	}
 	if explicit["data"] && cfg.Data == "" {
@@ -41,12 +37,21 @@ func CheckLM(ctx context.Context, cfg LMConfig, explicit map[string]bool) error 
 			return fmt.Errorf("train lm: %w", err)
 		}
 	}
-	return canWrite(r.cfg.Out)
+	return nil
 }
 
-// canWrite tries whether a run's directory can be written, or made if it is not
-// there: the first checkpoint is saved when hours may have been spent on it.
-func canWrite(out string) error {
+// CheckOut reports what a run could not begin with: another one that is at work
+// in its directory, or a directory that cannot be written, or made if it is not
+// there; for the first checkpoint is saved when hours may have been spent on it.
+// It leaves nothing behind. task is for errors.
+func CheckOut(task, out string) error {
+	if info, err := os.Stat(out); err == nil && info.IsDir() {
+		release, err := checkpoint.Claim(out)
+		if err != nil {
+			return fmt.Errorf("train %s: %w", task, err)
+		}
+		defer release()
+	}
 	dir := filepath.Clean(out)
 	for {
 		_, err := os.Stat(dir)
@@ -57,12 +62,12 @@ func canWrite(out string) error {
 		break
 	}
 	f, err := os.CreateTemp(dir, ".cohort-*")
-	if err != nil {
-		return fmt.Errorf("train lm: checkpoints cannot be saved in %s: %w; give another --out", out, err)
+	if err == nil {
+		f.Close()
+		err = os.Remove(f.Name())
 	}
-	f.Close()
-	if err := os.Remove(f.Name()); err != nil {
-		return fmt.Errorf("train lm: checkpoints cannot be saved in %s: %w; give another --out", out, err)
+	if err != nil {
+		return fmt.Errorf("train %s: checkpoints cannot be saved in %s: %w; give another --out", task, out, err)
 	}
 	return nil
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
-	"github.com/cohort-ml/cohort/tensor"
 )
 
 // LMConfig is everything that decides a run of [LM], besides the text itself.
@@ -79,8 +78,8 @@ func (c LMConfig) Validate() error {
 	if _, ok := autocasts[c.DType]; !ok {
 		return fmt.Errorf("train lm: --dtype is %q, want float32 or bfloat16", c.DType)
 	}
-	if err := checkNaN(c.NaN); err != nil {
-		return err
+	if !isNaNPolicy(c.NaN) {
+		return fmt.Errorf("train lm: --nan is %q, want %s", c.NaN, strings.Join(nanPolicies, " or "))
 	}
 	// Written so that NaN, which compares with nothing, is refused too.
 	for _, f := range []struct {
@@ -109,10 +108,6 @@ func (c LMConfig) Validate() error {
 func (c LMConfig) model() models.GPTConfig {
 	return models.GPTConfig{Vocab: c.Vocab, Context: c.Context, Width: c.Width, Heads: c.Heads, Layers: c.Layers, Tanh: true}
 }
-
-// autocasts are the settings of DType, and what the passes of training and
-// evaluation then compute in; 0 is what the weights are in.
-var autocasts = map[string]tensor.DType{"float32": 0, "bfloat16": tensor.BFloat16}
 
 func (c LMConfig) autocast() nn.CtxOption { return nn.WithAutocast(autocasts[c.DType]) }
 

@@ -3,7 +3,6 @@
 package train
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -18,14 +17,14 @@ type Console struct {
 	command  string
 	now      func() time.Time
 
-	steps       int
-	firstStep   int
-	begun       time.Time
-	lastLine    time.Time
-	bitsPerByte float64
-	gzip        float64 // bits per byte, the figure to beat
-	loss        float64 // smoothed
-	open        bool    // the live line is on the screen
+	steps      int
+	firstStep  int
+	begun      time.Time
+	lastLine   time.Time
+	validation string  // the metric that counts
+	beside     string  // what it stands beside at the end
+	loss       float64 // smoothed
+	open       bool    // the live line is on the screen
 }
 
 // plainInterval is the time between lines where there is no terminal;
@@ -49,7 +48,7 @@ func NewConsole(w io.Writer, terminal bool, command string) *Console {
 func (c *Console) Start(s Start) {
 	c.steps, c.firstStep, c.begun = s.Steps, s.FirstStep, c.now()
 	fmt.Fprintf(c.w, "model   %s: %.2f M parameters\n", s.Model, float64(s.NumParams)/1e6)
-	fmt.Fprintf(c.w, "data    %s: %.1f MB to train on, %.1f MB to validate\n", s.Data, float64(s.TrainBytes)/1e6, float64(s.ValidationBytes)/1e6)
+	fmt.Fprintf(c.w, "data    %s\n", s.Data)
 	fmt.Fprintf(c.w, "ranks   %d of %d %s, transport %s\n", s.Ranks, s.Threads, plural(s.Threads, "thread"), s.Transport)
 	if s.Interface != "" {
 		fmt.Fprintf(c.w, "network %s\n", s.Interface)
@@ -57,9 +56,9 @@ func (c *Console) Start(s Start) {
 	if s.DType != "float32" {
 		fmt.Fprintf(c.w, "dtype   %s, with weights of float32\n", s.DType)
 	}
-	if s.GzipBitsPerByte > 0 {
-		c.gzip = s.GzipBitsPerByte
-		fmt.Fprintf(c.w, "goal    fewer bits per byte of validation text than gzip -9: %.3f\n", s.GzipBitsPerByte)
+	c.beside = s.Beside
+	if s.Goal != "" {
+		fmt.Fprintf(c.w, "goal    %s\n", s.Goal)
 	}
 	if s.Resumed != "" {
 		fmt.Fprintf(c.w, "resumed at step %d from %s\n", s.FirstStep, s.Resumed)
@@ -98,13 +97,15 @@ func (c *Console) line(s Step, now time.Time) {
 	if done == 1 {
 		elapsed = s.Duration
 	}
-	rate := float64(s.Tokens) * float64(done) / elapsed.Seconds()
 	left := time.Duration(float64(elapsed) / float64(done) * float64(c.steps-s.Step))
 	text := fmt.Sprintf("step %*d/%d  loss %.3f", len(fmt.Sprint(c.steps)), s.Step, c.steps, c.loss)
-	if c.bitsPerByte > 0 {
-		text += fmt.Sprintf("  validation %.3f bits/byte", c.bitsPerByte)
+	if c.validation != "" {
+		text += "  validation " + c.validation
 	}
-	text += fmt.Sprintf("  %s tokens/s", thousands(rate))
+	if s.Unit != "" {
+		rate := float64(s.Size) * float64(done) / elapsed.Seconds()
+		text += fmt.Sprintf("  %s %s/s", thousands(rate), s.Unit)
+	}
 	if s.Skipped > 0 {
 		text += fmt.Sprintf("  %d skipped", s.Skipped)
 	}
@@ -126,10 +127,10 @@ func thousands(v float64) string {
 	return fmt.Sprintf("%.1fk", v/1e3)
 }
 
-// Evaluation shows the quality on validation text.
+// Evaluation shows the quality on what was not trained on.
 func (c *Console) Evaluation(e Evaluation) {
-	c.bitsPerByte = e.BitsPerByte
-	c.println("step %d: validation %.3f bits per byte", e.Step, e.BitsPerByte)
+	c.validation = e.Metrics[0].String()
+	c.println("step %d: validation %v", e.Step, e.Metrics)
 }
 
 // Saved says where a checkpoint is.
@@ -138,20 +139,22 @@ func (c *Console) Saved(s Saved) { c.println("step %d: saved %s", s.Step, s.Path
 // Notice prints the text.
 func (c *Console) Notice(text string) { c.println("note: %s", text) }
 
-// Finish prints what the model writes and where everything is.
+// Finish prints what the task ends with and where everything is.
 func (c *Console) Finish(f Finish) {
-	if f.Sample != "" {
-		c.println("\nthe model writes:\n\n%s\n", f.Sample)
+	if f.Text != "" {
+		c.println("\n%s:\n\n%s\n", f.Title, f.Text)
 	}
-	if f.BitsPerByte > 0 {
+	if len(f.Metrics) > 0 {
 		beside := ""
-		if c.gzip > 0 {
-			beside = fmt.Sprintf(" (gzip -9: %.3f)", c.gzip)
+		if c.beside != "" {
+			beside = fmt.Sprintf(" (%s)", c.beside)
 		}
-		c.println("validation  %.3f bits per byte%s after %d steps, %s", f.BitsPerByte, beside, f.Steps, c.now().Sub(c.begun).Round(time.Second))
+		c.println("validation  %v%s after %d steps, %s", f.Metrics, beside, f.Steps, c.now().Sub(c.begun).Round(time.Second))
 	}
 	c.println("checkpoint  %s", f.Checkpoint)
-	c.println("go on with  %s generate --from %s --prompt %s", c.command, f.Out, quoted(f.Prompt))
+	if f.Next != "" {
+		c.println("go on with  %s %s", c.command, f.Next)
+	}
 }
 
 // quoted returns a shell's word.
@@ -165,69 +168,3 @@ func (c *Console) println(format string, args ...any) {
 	}
 	fmt.Fprintf(c.w, format+"\n", args...)
 }
-
-// JSONLines reports to a program: one object a line on Out. What people should
-// know goes to Notices.
-type JSONLines struct {
-	out     *json.Encoder
-	notices io.Writer
-}
-
-// NewJSONLines returns a reporter that writes objects to out.
-func NewJSONLines(out, notices io.Writer) *JSONLines {
-	return &JSONLines{json.NewEncoder(out), notices}
-}
-
-// encode writes one object. A reader that has gone must not end the training.
-func (j *JSONLines) encode(v any) { _ = j.out.Encode(v) }
-
-// Start writes nothing: the first object is that of the first step.
-func (j *JSONLines) Start(Start) {}
-
-// number returns what JSON has for v: null if it is not finite.
-func number(v float64) *float64 {
-	if !isFinite(v) {
-		return nil
-	}
-	return &v
-}
-
-// Step writes {"step", "loss", "tokens_per_s"}, and "skipped", the number of
-// steps that were left out, as soon as there are any. The loss is null where it
-// is not finite.
-func (j *JSONLines) Step(s Step) {
-	j.encode(struct {
-		Step         int      `json:"step"`
-		Loss         *float64 `json:"loss"`
-		TokensPerSec float64  `json:"tokens_per_s"`
-		Skipped      int      `json:"skipped,omitempty"`
-	}{s.Step, number(s.Loss), float64(s.Tokens) / s.Duration.Seconds(), s.Skipped})
-}
-
-// Evaluation writes {"val_bits_per_byte", "step"}.
-func (j *JSONLines) Evaluation(e Evaluation) {
-	j.encode(struct {
-		BitsPerByte *float64 `json:"val_bits_per_byte"`
-		Step        int      `json:"step"`
-	}{number(e.BitsPerByte), e.Step})
-}
-
-// Saved writes {"checkpoint", "step"}.
-func (j *JSONLines) Saved(s Saved) {
-	j.encode(struct {
-		Path string `json:"checkpoint"`
-		Step int    `json:"step"`
-	}{s.Path, s.Step})
-}
-
-// Finish writes {"sample", "checkpoint", "step"}.
-func (j *JSONLines) Finish(f Finish) {
-	j.encode(struct {
-		Sample string `json:"sample"`
-		Path   string `json:"checkpoint"`
-		Step   int    `json:"step"`
-	}{f.Sample, f.Checkpoint, f.Steps})
-}
-
-// Notice prints the text for people.
-func (j *JSONLines) Notice(text string) { fmt.Fprintln(j.notices, text) }

@@ -61,8 +61,10 @@ func TestGenerate(t *testing.T) {
 	}
 	// The sample at the end of the run, from the same settings.
 	o := GenerateOptions{NumTokens: c.SampleTokens, Temperature: 0.8, TopK: 50, Seed: c.Seed}
-	if got := l.finish.Prompt + text(l.finish.Prompt, o); got != l.finish.Sample || l.finish.Prompt == "" {
-		t.Errorf("%q, the run had printed %q", got, l.finish.Sample)
+	_, quotedPrompt, _ := strings.Cut(l.finish.Next, " --prompt '")
+	prompt := strings.TrimSuffix(quotedPrompt, "'")
+	if got := prompt + text(prompt, o); got != l.finish.Text || prompt == "" {
+		t.Errorf("%q, the run had printed %q", got, l.finish.Text)
 	}
 	o.Seed++
 	o.NumTokens = 30
@@ -197,20 +199,23 @@ func TestHugeRecipeAllocatesNothing(t *testing.T) {
 	if _, err := run(t, 1, c); err != nil {
 		t.Fatal(err)
 	}
-	ck, err := latest(t.Context(), c.Out, noNotice(t))
+	saved, err := FindRun(t.Context(), "lm", c.Out, noNotice(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	saved, err := openSaved(ck)
+	recipe, err := savedRecipe(saved)
 	if err != nil {
 		t.Fatal(err)
 	}
-	saved.recipe.Width, saved.recipe.Layers = saved.recipe.Heads<<16, 1<<10
-	if err := saved.recipe.model().Validate(); err != nil {
+	recipe.Width, recipe.Layers = recipe.Heads<<16, 1<<10
+	if err := recipe.model().Validate(); err != nil {
 		t.Fatal(err)
 	}
-	r := &lmRun{cfg: saved.recipe, tokenizer: saved.tokenizer, report: Discard}
-	if err := r.buildModel(t.Context(), saved); !errors.As(err, new(*checkpoint.StateDictError)) {
+	r := &lmRun{cfg: recipe, report: Discard}
+	if r.tokenizer, err = readTokenizer(saved.Checkpoint); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.buildModel(saved); !errors.As(err, new(*checkpoint.StateDictError)) {
 		t.Errorf("the error is %.200v", err)
 	}
 }

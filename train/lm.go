@@ -4,24 +4,22 @@ package train
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"strings"
 
-	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
-	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// lmRun is one rank's part of a run.
+// lmRun is one rank's part of a run: what makes the task.
 type lmRun struct {
 	cfg    LMConfig
 	group  *dist.Group
@@ -31,19 +29,10 @@ type lmRun struct {
 	tokenizer  *tokenizer.Tokenizer
 	windows    *data.Windows
 	validation *data.Validation
-	loader     *data.Loader[data.TokenWindow, data.TokenBatch]
 
 	model  *models.GPT
-	params []*nn.Parameter
-	ddp    *parallel.DDP
 	opt    *optim.AdamW
-	vote   *tensor.Tensor   // loss and wish to stop; see agree
 	around []nn.Interceptor // of the training passes
-
-	step         int // steps done
-	skipped      int // steps of this process whose update was left out
-	skippedInRow int
-	bitsPerByte  float64
 }
 
 // LM trains a GPT on text on all ranks of a group, each of which calls it with
@@ -64,9 +53,9 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[strin
 	return (&lmRun{cfg: cfg, group: group, report: report}).run(ctx, explicit)
 }
 
-// run does the job.
+// run makes the task and does it.
 func (r *lmRun) run(ctx context.Context, explicit map[string]bool) error {
-	saved, err := r.findCheckpoint(ctx, explicit)
+	saved, err := r.findRun(ctx, explicit)
 	if err != nil {
 		return err
 	}
@@ -76,57 +65,69 @@ func (r *lmRun) run(ctx context.Context, explicit map[string]bool) error {
 	if err := r.openData(ctx, saved); err != nil {
 		return err
 	}
-	if err := r.buildModel(ctx, saved); err != nil {
+	if err := r.buildModel(saved); err != nil {
 		return err
 	}
-	if err := r.startLoader(ctx, saved); err != nil {
-		return err
+	recipe, err := json.Marshal(r.cfg)
+	if err != nil {
+		return fmt.Errorf("train lm: save the recipe: %w", err)
 	}
-	defer r.loader.Close()
-	if r.group.Rank() == 0 {
-		release, err := checkpoint.Claim(r.cfg.Out)
-		if err != nil {
-			return fmt.Errorf("train lm: checkpoints cannot be saved in %s: %w", r.cfg.Out, err)
-		}
-		defer release()
-	}
-	if err := r.sameEverywhere(ctx); err != nil {
-		return err
-	}
-	r.report.Start(r.start(saved))
-	if r.step >= r.cfg.Steps {
-		r.report.Notice(fmt.Sprintf("%s is complete at step %d; --steps N with a larger N goes on, another --out starts afresh", r.cfg.Out, r.step))
-	} else if err := r.train(ctx); err != nil {
-		return err
-	}
-	return r.finish(ctx)
+	return Run(ctx, r.group, r.task(saved), Options{
+		Out: r.cfg.Out, From: saved, Steps: r.cfg.Steps, Batch: r.cfg.numSequences(), Accumulate: r.cfg.Accumulate,
+		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
+		EvalEvery: r.cfg.EvalEvery, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe,
+	}, r.report)
 }
 
-// findCheckpoint returns the newest checkpoint of the run's directory, nil if
-// there is none, and takes over its settings.
-func (r *lmRun) findCheckpoint(ctx context.Context, explicit map[string]bool) (*savedRun, error) {
-	ck, err := latest(ctx, r.cfg.Out, r.report.Notice)
-	if errors.Is(err, checkpoint.ErrNone) {
-		return nil, nil
+// task is what there is to know about training a GPT on text.
+func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
+	return Task[data.TokenBatch]{
+		Name: "lm", About: r.about(), Model: r.model, Optimizer: r.opt, Around: r.around,
+		Schedule: optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor),
+		Loss: func(c *nn.Ctx, model any, batch data.TokenBatch) *tensor.Tensor {
+			inputs, targets := tensorsOf(batch)
+			return tensor.CrossEntropy(c.Call(model.(nn.Module), inputs), targets)
+		},
+		Feed: func(ctx context.Context, from data.LoaderState) (Feed[data.TokenBatch], error) {
+			return r.feed(ctx, saved, from)
+		},
+		Samples: r.windows.Len(),
+		Size:    func(batch data.TokenBatch) int { return batch.Rows * batch.Length }, Unit: "tokens",
+		Evaluate: r.evaluate, Files: r.files, Finish: r.finish,
 	}
-	if err != nil {
-		return nil, fmt.Errorf("train lm: %w; move the directory away, or give another --out", err)
+}
+
+// findRun returns the newest checkpoint of the run's directory, nil if there is
+// none, and takes over its settings.
+func (r *lmRun) findRun(ctx context.Context, explicit map[string]bool) (*SavedRun, error) {
+	s, err := FindRun(ctx, "lm", r.cfg.Out, r.report.Notice)
+	if s == nil || err != nil {
+		return nil, err
 	}
-	s, err := openSaved(ck)
+	recipe, err := savedRecipe(s)
 	if err != nil {
 		return nil, err
 	}
-	return s, r.cfg.adopt(s.recipe, explicit)
+	return s, r.cfg.adopt(recipe, explicit)
+}
+
+// savedRecipe returns the settings of a saved run. What they do not say is as it
+// was before there was a choice.
+func savedRecipe(s *SavedRun) (LMConfig, error) {
+	recipe := LMConfig{Accumulate: 1, DType: "float32", NaN: nanStop}
+	return recipe, s.Recipe(&recipe)
 }
 
 // openData finds the text, its tokenizer, and the windows that are trained and
 // evaluated on.
-func (r *lmRun) openData(ctx context.Context, saved *savedRun) (err error) {
+func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	if r.corpus, err = data.OpenCorpus(ctx, r.cfg.Data); err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
 	if saved != nil {
-		r.tokenizer = saved.tokenizer
+		if r.tokenizer, err = readTokenizer(saved.Checkpoint); err != nil {
+			return err
+		}
 	} else if r.tokenizer, err = data.TrainTokenizer(ctx, r.corpus.Train, r.cfg.Vocab); err != nil {
 		return fmt.Errorf("train lm: tokenizer: %w", err)
 	}
@@ -143,6 +144,25 @@ func (r *lmRun) openData(ctx context.Context, saved *savedRun) (err error) {
 	return err
 }
 
+// about describes the run to people.
+func (r *lmRun) about() About {
+	a := About{
+		Model: fmt.Sprintf("GPT, %d %s of width %d, %d tokens of context, %d BPE tokens",
+			r.cfg.Layers, plural(r.cfg.Layers, "layer"), r.cfg.Width, r.cfg.Context, r.model.Config.Vocab),
+		Data: fmt.Sprintf("%s: %.1f MB to train on, %.1f MB to validate",
+			r.corpus.Name, float64(r.corpus.Train.Size())/1e6, float64(r.corpus.Validation.Size())/1e6),
+	}
+	if r.group.Rank() != 0 {
+		return a
+	}
+	// Only for comparison: a text that cannot be read fails where it is used.
+	if gzip, _ := r.validation.GzipBitsPerByte(); gzip > 0 {
+		a.Goal = fmt.Sprintf("fewer bits per byte of validation text than gzip -9: %.3f", gzip)
+		a.Beside = fmt.Sprintf("gzip -9: %.3f", gzip)
+	}
+	return a
+}
+
 // promptFor returns how a text of this kind begins.
 func promptFor(source string, text *data.Text) (string, error) {
 	if source == "" {
@@ -156,25 +176,23 @@ func promptFor(source string, text *data.Text) (string, error) {
 	return line, nil
 }
 
-// buildModel makes the model and the optimizer, takes over what was saved, and
-// wraps the model so that all ranks train it together.
-func (r *lmRun) buildModel(ctx context.Context, saved *savedRun) (err error) {
+// buildModel makes the model and the optimizer.
+func (r *lmRun) buildModel(saved *SavedRun) error {
 	size := r.cfg.model()
 	size.Vocab = r.tokenizer.Size() // a small text may not have as many pairs worth an entry
 	if saved != nil {
 		// The recipe is only what a file says: nothing is allocated for it before the
 		// weights agree.
-		if err := matchModel(saved.checkpoint, models.NewGPT(&nn.Build{Device: tensor.Meta}, size)); err != nil {
+		if err := matchModel(saved.Checkpoint, models.NewGPT(&nn.Build{Device: tensor.Meta}, size)); err != nil {
 			return fmt.Errorf("train lm: resume: %w", err)
 		}
 	}
 	r.model = models.NewGPT(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, size)
-	r.params = nn.Parameters(r.model)
 	if r.cfg.Recompute {
 		r.around = append(r.around, nn.Recompute(func(m any) bool { _, ok := m.(*models.GPTBlock); return ok }))
 	}
 	var matrices, vectors []*nn.Parameter
-	for _, p := range r.params {
+	for _, p := range nn.Parameters(r.model) {
 		if p.Data().NumDims() >= 2 {
 			matrices = append(matrices, p)
 		} else {
@@ -185,60 +203,28 @@ func (r *lmRun) buildModel(ctx context.Context, saved *savedRun) (err error) {
 	r.opt = optim.NewAdamW(matrices, o)
 	o.WeightDecay = 0 // pulling norms and biases to zero helps nothing
 	r.opt.AddGroup(vectors, o)
-	if saved != nil {
-		if err := saved.load(r); err != nil {
-			return err
-		}
-	}
-	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float32, 2)
-	r.ddp, err = parallel.NewDDP(ctx, r.model, r.group, parallel.OnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
-	return err
+	return nil
 }
 
-// startLoader starts making batches, from where the saved run was.
-func (r *lmRun) startLoader(ctx context.Context, saved *savedRun) error {
+// feed starts making batches, from where the saved run was.
+func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[data.TokenBatch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
 		Len: r.windows.Len(), Batch: r.cfg.Batch, Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
 	})
 	if err != nil {
-		return fmt.Errorf("train lm: %w", err)
+		return nil, err
 	}
-	var from data.LoaderState
-	if saved != nil {
-		from = saved.loader
-	}
-	r.loader, err = data.NewLoader(context.WithoutCancel(ctx), r.windows, sampler, data.CollateTokens, data.LoaderConfig{}, from)
+	loader, err := data.NewLoader(ctx, r.windows, sampler, data.CollateTokens, data.LoaderConfig{}, from)
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
 		// The settings have been compared; what is left is the text.
-		return fmt.Errorf("train lm: the text in %s has changed since %s was saved: put it back as it was, or give another --out to start afresh",
-			r.corpus.Name, saved.checkpoint.Path)
+		return nil, fmt.Errorf("the text in %s has changed since %s was saved: put it back as it was, or give another --out to start afresh",
+			r.corpus.Name, saved.Checkpoint.Path)
 	}
 	if err != nil {
-		return fmt.Errorf("train lm: %w", err)
+		return nil, err
 	}
-	return nil
+	return loader, nil
 }
-
-// sameEverywhere makes sure that all ranks read the same data in the same way,
-// and begin at the same step.
-func (r *lmRun) sameEverywhere(ctx context.Context) error {
-	key := fmt.Sprint(r.windows.Fingerprint(), r.cfg, r.step)
-	mine := int64(crc32.ChecksumIEEE([]byte(key)))
-	all := tensor.New(tensor.CPU(), tensor.Int64, r.group.Size())
-	if err := r.group.AllGather(ctx, all, tensor.FromInt64([]int64{mine})); err != nil {
-		return fmt.Errorf("train lm: compare the data of the ranks: %w", err)
-	}
-	digests := all.Int64s()
-	for rank, d := range digests {
-		if d != digests[0] {
-			return fmt.Errorf("train lm: rank %d sees other data, flags or checkpoints than rank 0 (data %s, out %s): give all ranks the same",
-				rank, r.corpus.Name, r.cfg.Out)
-		}
-	}
-	return nil
-}
-
-func (r *lmRun) tokensPerStep() int { return r.cfg.numSequences() * r.cfg.Context }
 
 // tensorsOf returns a batch as a model takes it, both [rows, length].
 func tensorsOf(batch data.TokenBatch) (inputs, targets *tensor.Tensor) {
@@ -255,20 +241,30 @@ func (r *lmRun) evalStep(ctx context.Context, batch data.TokenBatch) (nats float
 	return loss.Item() * float64(batch.Rows*batch.Length), nil
 }
 
-// finish prints what the model writes, and where everything is.
-func (r *lmRun) finish(ctx context.Context) error {
-	if r.group.Rank() == 0 {
-		text, err := r.sample(ctx)
+// evaluate computes the bits per byte of the validation text, of which every
+// rank takes a share.
+func (r *lmRun) evaluate(ctx context.Context) (Metrics, error) {
+	nats := 0.0
+	for batch := range r.validation.Batches(r.group.Rank(), r.group.Size(), r.cfg.Batch) {
+		loss, err := r.evalStep(ctx, batch)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		r.report.Finish(Finish{
-			Steps: r.step, BitsPerByte: r.bitsPerByte, Prompt: r.cfg.Prompt, Sample: text, Checkpoint: checkpoint.Path(r.cfg.Out, r.step), Out: r.cfg.Out,
-		})
+		nats += loss
 	}
-	// Nobody leaves before rank 0 has finished, which others would take for a failure.
-	if err := r.group.Barrier(ctx); err != nil {
-		return fmt.Errorf("train lm: end of the run: %w", err)
+	sum := tensor.Full(nats, 1)
+	if err := r.group.AllReduce(ctx, sum, dist.Sum); err != nil {
+		return nil, err
 	}
-	return nil
+	bits := data.BitsPerByte(sum.Item(), r.validation.Bytes())
+	return Metrics{{Name: "bits_per_byte", Value: bits, Unit: "bits per byte"}}, nil
+}
+
+// finish has the model write something.
+func (r *lmRun) finish(ctx context.Context) (Ending, error) {
+	text, err := r.sample(ctx)
+	return Ending{
+		Title: "the model writes", Text: text, Key: "sample",
+		Next: fmt.Sprintf("generate --from %s --prompt %s", r.cfg.Out, quoted(r.cfg.Prompt)),
+	}, err
 }

@@ -70,7 +70,7 @@ type log struct {
 func newLog() *log { return &log{losses: map[int]float64{}, evaluations: map[int]float64{}} }
 
 func (l *log) Start(s Start)           { l.start = s }
-func (l *log) Evaluation(e Evaluation) { l.evaluations[e.Step] = e.BitsPerByte }
+func (l *log) Evaluation(e Evaluation) { l.evaluations[e.Step] = e.Metrics[0].Value }
 func (l *log) Saved(s Saved)           { l.saved = append(l.saved, s.Step) }
 func (l *log) Notice(text string)      { l.notices = append(l.notices, text) }
 func (l *log) Finish(f Finish)         { l.finish = &f }
@@ -172,7 +172,7 @@ func TestResume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(whole.saved, []int{5, 10, 12}) || whole.finish == nil || whole.finish.Sample == "" {
+	if !slices.Equal(whole.saved, []int{5, 10, 12}) || whole.finish == nil || whole.finish.Text == "" {
 		t.Errorf("saved %v, finish %v", whole.saved, whole.finish)
 	}
 
@@ -228,7 +228,7 @@ func TestResume(t *testing.T) {
 	if !maps.Equal(l.losses, whole.losses) || !maps.Equal(l.evaluations, whole.evaluations) {
 		t.Errorf("losses\n%v, without a stop\n%v", l.losses, whole.losses)
 	}
-	if rest.finish.Sample != whole.finish.Sample || modelFile(t, parts.Out, 12) != modelFile(t, c.Out, 12) {
+	if rest.finish.Text != whole.finish.Text || modelFile(t, parts.Out, 12) != modelFile(t, c.Out, 12) {
 		t.Error("the weights at the end are not those of the run that never stopped")
 	}
 
@@ -260,7 +260,7 @@ func TestCompleteAndExtended(t *testing.T) {
 	if len(again.losses) != 0 || len(again.saved) != 0 || len(again.notices) != 1 || !strings.Contains(again.notices[0], "complete at step 12") {
 		t.Errorf("a complete run did %d steps, saved %v, said %q", len(again.losses), again.saved, again.notices)
 	}
-	if again.finish == nil || again.finish.Sample != first.finish.Sample {
+	if again.finish == nil || again.finish.Text != first.finish.Text {
 		t.Errorf("the sample is another one: %v", again.finish)
 	}
 	c.Steps = 14
@@ -567,15 +567,18 @@ func TestRanksDisagree(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "rank 2 sees other data, flags or checkpoints than rank 0") {
 		t.Errorf("another seed on rank 2 gives %v", err)
 	}
-	// A rank that found another checkpoint, as on a machine whose directory
-	// lacks the newest one, would train another model from its first step on.
+	// A rank that finds another checkpoint, as on a machine whose directory lacks
+	// the newest one, would train another model from its first step on.
+	if _, err := run(t, 2, c); err != nil {
+		t.Fatal(err)
+	}
+	c.Steps++
 	err = dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
-		r := &lmRun{cfg: c, group: g, report: Discard}
-		if err := r.openData(ctx, nil); err != nil {
-			return err
+		mine := c
+		if g.Rank() == 1 {
+			mine.Out += "-empty"
 		}
-		r.step = 5 * (1 - g.Rank())
-		return r.sameEverywhere(ctx)
+		return LM(ctx, g, mine, flags([]string{"steps"}), Discard)
 	})
 	if err == nil || !strings.Contains(err.Error(), "rank 1 sees other data, flags or checkpoints than rank 0") {
 		t.Errorf("a checkpoint that only rank 0 has gives %v", err)

@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/optim"
 )
 
-// What LMConfig.NaN may say about a step whose loss or gradients are not
+// What Options.NaN may say about a step whose loss or gradients are not
 // finite: the run ends, or the step's update is left out.
 const (
 	nanStop = "stop"
@@ -85,20 +85,20 @@ func checkFinite(params []*nn.Parameter, step int, loss, norm float64) error {
 // skip decides about a step that is not finite: it returns nil if the run goes
 // on without its update, and else the error that ends the run. All ranks decide
 // alike: what they look at is the same.
-func (r *lmRun) skip(err error) error {
+func (r *trainer[B]) skip(err error) error {
 	var bad *NonFiniteError
 	if !errors.As(err, &bad) {
 		return err
 	}
-	advice := fmt.Sprintf("nothing of this step was saved: lower --lr (now %v) and run again to go on from the last checkpoint", r.cfg.LR)
-	if r.cfg.NaN != nanSkip {
-		return fmt.Errorf("train lm: %w; %s, or leave such steps out by --nan skip", bad, advice)
+	advice := fmt.Sprintf("nothing of this step was saved: lower --lr (now %v) and run again to go on from the last checkpoint", r.task.Optimizer.Groups()[0].BaseLR())
+	if r.o.NaN != nanSkip {
+		return r.errorf("%w; %s, or leave such steps out by --nan skip", bad, advice)
 	}
 	r.skipped++
 	r.skippedInRow++
 	bad.InRow = r.skippedInRow
 	if r.skippedInRow == maxSkipsInRow {
-		return fmt.Errorf("train lm: %w; it is the last of %d steps in a row that were left out; %s", bad, r.skippedInRow, advice)
+		return r.errorf("%w; it is the last of %d steps in a row that were left out; %s", bad, r.skippedInRow, advice)
 	}
 	r.report.Notice(fmt.Sprintf("step %d is left out (%d so far): %s", bad.Step, r.skipped, bad.what()))
 	return nil
@@ -107,9 +107,4 @@ func (r *lmRun) skip(err error) error {
 // nanPolicies are the settings of NaN.
 var nanPolicies = []string{nanStop, nanSkip}
 
-func checkNaN(policy string) error {
-	if slices.Contains(nanPolicies, policy) {
-		return nil
-	}
-	return fmt.Errorf("train lm: --nan is %q, want %s", policy, strings.Join(nanPolicies, " or "))
-}
+func isNaNPolicy(policy string) bool { return slices.Contains(nanPolicies, policy) }

@@ -21,20 +21,27 @@ func (c *clock) now() time.Time { return c.t }
 
 // drive reports a run of four steps, two seconds each.
 func drive(r Reporter, c *clock) {
+	metrics := Metrics{{Name: "bits_per_byte", Value: 2.125, Unit: "bits per byte"}}
 	r.Start(Start{
-		Model: "GPT, small", DType: "bfloat16", NumParams: 1_234_567, Data: "text.txt", TrainBytes: 9_500_000, ValidationBytes: 500_000,
-		GzipBitsPerByte: 2.5, Ranks: 2, Threads: 1, Transport: "shm", Steps: 14, FirstStep: 10, Resumed: "out/step-00000010",
+		About: About{
+			Model: "GPT, small", Data: "text.txt: 9.5 MB to train on, 0.5 MB to validate",
+			Goal: "fewer bits per byte of validation text than gzip -9: 2.500", Beside: "gzip -9: 2.500",
+		},
+		DType: "bfloat16", NumParams: 1_234_567, Ranks: 2, Threads: 1, Transport: "shm", Steps: 14, FirstStep: 10, Resumed: "out/step-00000010",
 	})
 	for step := 11; step <= 14; step++ {
 		c.t = c.t.Add(2 * time.Second)
-		r.Step(Step{Step: step, Loss: 5 - float64(step)/10, Tokens: 4000, Duration: 2 * time.Second})
+		r.Step(Step{Step: step, Loss: 5 - float64(step)/10, Size: 4000, Unit: "tokens", Duration: 2 * time.Second})
 		if step == 13 {
-			r.Evaluation(Evaluation{Step: 13, BitsPerByte: 2.125})
+			r.Evaluation(Evaluation{Step: 13, Metrics: metrics})
 			r.Notice("something odd")
 		}
 	}
 	r.Saved(Saved{Step: 14, Path: "out/step-00000014"})
-	r.Finish(Finish{Steps: 14, BitsPerByte: 2.125, Prompt: "func main() {", Sample: "func main() {}\nvar x", Checkpoint: "out/step-00000014", Out: "out"})
+	ending := Ending{
+		Title: "the model writes", Text: "func main() {}\nvar x", Key: "sample", Next: "generate --from out --prompt 'func main() {'",
+	}
+	r.Finish(Finish{Ending: ending, Steps: 14, Metrics: metrics, Checkpoint: "out/step-00000014", Out: "out"})
 }
 
 func TestConsoleWithoutTerminal(t *testing.T) {
@@ -52,7 +59,7 @@ resumed at step 10 from out/step-00000010
 step 11/14  loss 3.900  2000 tokens/s
 step 13: validation 2.125 bits per byte
 note: something odd
-step 14/14  loss 3.844  validation 2.125 bits/byte  2000 tokens/s  0s left
+step 14/14  loss 3.844  validation 2.125 bits per byte  2000 tokens/s  0s left
 step 14: saved out/step-00000014
 
 the model writes:
@@ -109,7 +116,7 @@ func TestJSONLines(t *testing.T) {
 		t.Errorf("objects with keys %q, want %q", kinds, want)
 	}
 	b.Reset()
-	NewJSONLines(&b, &notices).Step(Step{Step: 3, Loss: math.NaN(), Tokens: 10, Duration: time.Second, Skipped: 2})
+	NewJSONLines(&b, &notices).Step(Step{Step: 3, Loss: math.NaN(), Size: 10, Unit: "tokens", Duration: time.Second, Skipped: 2})
 	if want := `{"step":3,"loss":null,"tokens_per_s":10,"skipped":2}` + "\n"; b.String() != want {
 		t.Errorf("a step that was left out is %q, want %q", b.String(), want)
 	}

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// standing is the best evaluation of a run so far. It is saved with every
+// checkpoint: a run that resumes does not take a worse model for a better one,
+// nor begin to be patient anew.
+type standing struct {
+	Step    int     `json:"best_step"` // 0 before the first evaluation that is a number
+	Value   float64 `json:"best_value"`
+	Patient int     `json:"without_better"` // evaluations since one that was better by MinDelta
+	Mark    float64 `json:"mark"`           // that one's value
+	Marked  bool    `json:"marked"`
+}
+
+// over reports whether there were more evaluations without a better one than a
+// run is to wait for.
+func (s standing) over(patience int) bool { return patience > 0 && s.Patient >= patience }
+
+// add takes an evaluation and reports whether it is the best of all.
+func (s *standing) add(step int, m Metric, minDelta float64) (best bool) {
+	better := func(than, by float64) bool { // NaN never is
+		if m.Higher {
+			return m.Value > than+by
+		}
+		return m.Value < than-by
+	}
+	s.Patient++
+	if isFinite(m.Value) && (!s.Marked || better(s.Mark, minDelta)) {
+		s.Patient, s.Mark, s.Marked = 0, m.Value, true
+	}
+	if isFinite(m.Value) && (s.Step == 0 || better(s.Value, 0)) {
+		s.Step, s.Value = step, m.Value
+		return true
+	}
+	return false
+}
+
+// evaluate has the task say how good the model is, and keeps the best one.
+func (r *trainer[B]) evaluate(ctx context.Context) error {
+	if r.task.Evaluate == nil {
+		return nil
+	}
+	metrics, err := r.task.Evaluate(ctx)
+	if err == nil && len(metrics) == 0 {
+		err = fmt.Errorf("Task.Evaluate returned no metric")
+	}
+	if err != nil {
+		return r.errorf("evaluate after step %d: %w", r.step, err)
+	}
+	// What follows depends on the value, so it must be the same one on all ranks.
+	first := tensor.New(tensor.CPU(), tensor.Float64, 1)
+	first.Fill(metrics[0].Value)
+	if err := r.group.Broadcast(ctx, first, 0); err != nil {
+		return r.errorf("evaluate after step %d: %w", r.step, err)
+	}
+	metrics[0].Value = first.Item()
+	r.metrics = metrics
+	r.report.Evaluation(Evaluation{Step: r.step, Metrics: metrics})
+	best := r.standing.add(r.step, metrics[0], r.o.MinDelta)
+	if best && r.o.Best {
+		if err := r.saveBest(ctx); err != nil {
+			return err
+		}
+	}
+	if r.standing.over(r.o.Patience) && r.step < r.o.Steps {
+		r.report.Notice(fmt.Sprintf("step %d of %d is the last: %d evaluations were no better than that of step %d, %v",
+			r.step, r.o.Steps, r.standing.Patient, r.standing.Step, Metric{metrics[0].Name, r.standing.Value, metrics[0].Higher, metrics[0].Unit}))
+	}
+	return nil
+}

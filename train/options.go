@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Options say how long and how a task is trained. Out, and Steps or Epochs, must
+// be there.
+type Options struct {
+	Out  string    // the run's directory
+	From *SavedRun // to go on from; nil has Run look into Out itself
+
+	Steps      int
+	Epochs     float64 // instead of Steps, for tasks with Samples; needs Batch
+	Batch      int     // samples of all ranks in a step
+	Accumulate int     // passes a step, whose gradients add up; 0 is 1
+	DType      string  // that is computed in: float32, the default, or bfloat16 with weights of float32
+	Clip       float64 // largest norm of all gradients together; 0 clips nothing
+	NaN        string  // what becomes of a step that is not finite: "stop", the default, or "skip"
+	Seed       int64   // of what is random in a pass
+
+	EvalEvery int     // steps; 0 evaluates at the end alone
+	Best      bool    // keep the best weights in Out/best
+	Patience  int     // evaluations without a better one until the run ends early; 0 is never
+	MinDelta  float64 // by how much one must be better to count for Patience
+	SaveEvery int     // steps; 0 saves at the end, or when the run is stopped
+	Keep      int     // checkpoints that stay; 0 is 2
+
+	Recipe json.RawMessage // the settings, saved with every checkpoint; must be the same on all ranks
+	Config []byte          // config.toml of the run's directory; nil for none
+}
+
+// autocasts are the settings of DType, and what the passes of training and
+// evaluation then compute in; 0 is what the weights are in.
+var autocasts = map[string]tensor.DType{"float32": 0, "bfloat16": tensor.BFloat16}
+
+// resolve fills in defaults and reports what makes no sense.
+func (o Options) resolve(task string, numSamples int) (Options, error) {
+	fail := func(format string, args ...any) (Options, error) {
+		return o, fmt.Errorf("train %s: options: %s", task, fmt.Sprintf(format, args...))
+	}
+	if o.Accumulate == 0 {
+		o.Accumulate = 1
+	}
+	if o.DType == "" {
+		o.DType = "float32"
+	}
+	if o.NaN == "" {
+		o.NaN = nanStop
+	}
+	if o.Keep == 0 {
+		o.Keep = 2
+	}
+	if o.Clip == 0 {
+		o.Clip = math.Inf(1)
+	}
+	switch {
+	case strings.TrimSpace(o.Out) == "":
+		return fail("Out must name the run's directory")
+	case o.Steps == 0 && o.Epochs == 0, o.Steps != 0 && o.Epochs != 0:
+		return fail("want either Steps or Epochs, got %d and %v", o.Steps, o.Epochs)
+	case o.Steps < 0 || !(o.Epochs >= 0) || math.IsInf(o.Epochs, 1):
+		return fail("%d steps, %v epochs: neither may be negative or infinite", o.Steps, o.Epochs)
+	case o.Epochs > 0 && (numSamples < 1 || o.Batch < 1):
+		return fail("%v epochs of %d samples in batches of %d: Task.Samples and Batch must be at least 1", o.Epochs, numSamples, o.Batch)
+	case o.Accumulate < 0, o.EvalEvery < 0, o.SaveEvery < 0, o.Keep < 0, o.Patience < 0, !(o.MinDelta >= 0), !(o.Clip > 0):
+		return fail("Accumulate %d, EvalEvery %d, SaveEvery %d, Keep %d, Patience %d, MinDelta %v, Clip %v: none may be negative",
+			o.Accumulate, o.EvalEvery, o.SaveEvery, o.Keep, o.Patience, o.MinDelta, o.Clip)
+	}
+	if _, ok := autocasts[o.DType]; !ok {
+		return fail("DType is %q, want float32 or bfloat16", o.DType)
+	}
+	if !isNaNPolicy(o.NaN) {
+		return fail("NaN is %q, want %s", o.NaN, strings.Join(nanPolicies, " or "))
+	}
+	if o.Epochs > 0 {
+		o.Steps = max(1, int(math.Ceil(o.Epochs*float64(numSamples)/float64(o.Batch))))
+	}
+	return o, nil
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/nn"
+)
+
+const (
+	// bestDir is where in a run's directory the best weights are.
+	bestDir = "best"
+	// settingsFile is the run's configuration in its directory.
+	settingsFile = "config.toml"
+)
+
+// BestDir returns the directory of a run's best weights: a directory with one
+// checkpoint, of the step with the best evaluation, without the optimizer's
+// state.
+func BestDir(out string) string { return filepath.Join(out, bestDir) }
+
+// SavedRun is a checkpoint of a run, opened to resume it.
+type SavedRun struct {
+	Checkpoint *checkpoint.Checkpoint
+	Progress   checkpoint.Progress
+
+	task     string
+	loader   data.LoaderState
+	standing standing
+}
+
+// FindRun opens the newest good checkpoint in a run's directory; nil if there is
+// none, for a run that has not begun. It calls notice for each newer one that is
+// damaged and was passed over; where all are damaged, the error tells. task is
+// for errors.
+func FindRun(ctx context.Context, task, out string, notice func(text string)) (*SavedRun, error) {
+	ck, err := latest(ctx, out, notice)
+	if errors.Is(err, checkpoint.ErrNone) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("train %s: %w; move the directory away, or give another --out", task, err)
+	}
+	s := &SavedRun{Checkpoint: ck, task: task}
+	if s.Progress, err = ck.ReadProgress(); err != nil {
+		return nil, fmt.Errorf("train %s: resume: %w", task, err)
+	}
+	if was := s.Progress.Task; was != "" && was != task {
+		return nil, fmt.Errorf("train %s: %s is of a train %s; give another --out", task, ck.Path, was)
+	}
+	if err := json.Unmarshal(s.Progress.Loader, &s.loader); err != nil {
+		return nil, fmt.Errorf("train %s: resume: the loader's state in %s: %w; give another --out", task, ck.Path, err)
+	}
+	if s.Progress.Trainer != nil {
+		if err := json.Unmarshal(s.Progress.Trainer, &s.standing); err != nil {
+			return nil, fmt.Errorf("train %s: resume: the evaluations in %s: %w; give another --out", task, ck.Path, err)
+		}
+	}
+	return s, nil
+}
+
+// Recipe puts the run's settings, which were [Options].Recipe, into v.
+func (s *SavedRun) Recipe(v any) error {
+	if err := json.Unmarshal(s.Progress.Recipe, v); err != nil {
+		return fmt.Errorf("train %s: resume: the recipe in %s: %w; give another --out", s.task, s.Checkpoint.Path, err)
+	}
+	return nil
+}
+
+// latest returns the newest good checkpoint in a directory and tells of damaged
+// ones that it passed over. Where all are damaged, the error tells.
+func latest(ctx context.Context, dir string, notice func(text string)) (*checkpoint.Checkpoint, error) {
+	ck, damaged, err := checkpoint.Latest(ctx, dir)
+	if err == nil {
+		for _, d := range damaged {
+			notice("passing over a damaged checkpoint: " + d.Error())
+		}
+	}
+	return ck, err
+}
+
+func (r *trainer[B]) weights() nn.NamedTensors {
+	if r.task.Weights != nil {
+		return r.task.Weights()
+	}
+	return nn.StateDict(r.task.Model)
+}
+
+func (r *trainer[B]) weightsFile() string { return cmp.Or(r.task.WeightsFile, checkpoint.ModelFile) }
+
+// load puts the saved weights and optimizer state into the run.
+func (r *trainer[B]) load(s *SavedRun) error {
+	if err := s.Checkpoint.LoadTensors(r.weightsFile(), r.weights().All()); err != nil {
+		return r.errorf("resume: %w", err)
+	}
+	if err := s.Checkpoint.LoadTensors(checkpoint.OptimizerFile, r.task.Optimizer.State().All()); err != nil {
+		return r.errorf("resume: %w", err)
+	}
+	r.step, r.standing = s.Progress.Step, s.standing
+	r.task.Optimizer.SetNumSteps(s.Progress.Step)
+	return nil
+}
+
+// save writes a checkpoint on rank 0; the others go on meanwhile.
+func (r *trainer[B]) save(ctx context.Context) error {
+	if r.group.Rank() != 0 {
+		return nil
+	}
+	progress, err := r.progress()
+	if err != nil {
+		return err
+	}
+	err = checkpoint.Save(ctx, r.o.Out, r.step, func(w *checkpoint.Writer) error {
+		if err := w.WriteTensors(checkpoint.OptimizerFile, r.task.Optimizer.State().All(), nil); err != nil {
+			return err
+		}
+		return r.write(w, progress)
+	}, r.o.Keep)
+	if err != nil {
+		return r.errorf("%w", err)
+	}
+	r.report.Saved(Saved{Step: r.step, Path: checkpoint.Path(r.o.Out, r.step)})
+	return nil
+}
+
+// saveBest puts the weights of this step in the place of those that were the
+// best so far.
+func (r *trainer[B]) saveBest(ctx context.Context) error {
+	if r.group.Rank() != 0 {
+		return nil
+	}
+	progress, err := r.progress()
+	if err != nil {
+		return err
+	}
+	err = checkpoint.Replace(ctx, BestDir(r.o.Out), r.step, func(w *checkpoint.Writer) error { return r.write(w, progress) })
+	if err != nil {
+		return r.errorf("%w", err)
+	}
+	return nil
+}
+
+// write writes what all checkpoints have.
+func (r *trainer[B]) write(w *checkpoint.Writer, progress checkpoint.Progress) error {
+	if err := w.WriteTensors(r.weightsFile(), r.weights().All(), map[string]string{"format": "pt"}); err != nil {
+		return err
+	}
+	if r.task.Files != nil {
+		if err := r.task.Files(w); err != nil {
+			return err
+		}
+	}
+	return w.WriteProgress(progress)
+}
+
+func (r *trainer[B]) progress() (checkpoint.Progress, error) {
+	state := r.feed.State()
+	loader, err := json.Marshal(state)
+	if err != nil {
+		return checkpoint.Progress{}, r.errorf("save the loader's state: %w", err)
+	}
+	standing, err := json.Marshal(r.standing)
+	if err != nil {
+		return checkpoint.Progress{}, r.errorf("save the evaluations: %w", err)
+	}
+	infos, err := checkpoint.Describe(r.weights().All())
+	if err != nil {
+		return checkpoint.Progress{}, r.errorf("save: %w", err)
+	}
+	p := checkpoint.Progress{
+		Task: r.task.Name, Step: r.step, Seed: r.o.Seed, Fingerprint: checkpoint.Fingerprint(infos), Loader: loader, Trainer: standing, Recipe: r.o.Recipe,
+	}
+	if r.task.Samples > 0 {
+		p.Epoch = int(state.Position / int64(r.task.Samples))
+	}
+	return p, nil
+}
+
+// writeSettings puts the configuration into the run's directory, for people and
+// to run it again.
+func (r *trainer[B]) writeSettings() error {
+	if r.group.Rank() != 0 || r.o.Config == nil {
+		return nil
+	}
+	path := filepath.Join(r.o.Out, settingsFile)
+	if old, err := os.ReadFile(path); err == nil && bytes.Equal(old, r.o.Config) {
+		return nil
+	}
+	temp := path + ".new"
+	err := os.WriteFile(temp, r.o.Config, 0o666)
+	if err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		return r.errorf("save the configuration: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Task is what is trained: all that the loop does not know. Every rank makes
+// one, with the same model, and gives it to [Run]. B is a batch of one rank.
+//
+// Model, Loss, Optimizer and Feed must be there; the rest may be left out.
+type Task[B any] struct {
+	Name  string // "lm": errors begin with "train lm"
+	About About
+
+	// Model is an nn.Module or nn.ModuleN. Run wraps it in DDP for the passes of
+	// training; evaluation calls it as it is.
+	Model any
+	// Weights are the tensors that are saved, in WeightsFile; nil is
+	// nn.StateDict(Model), "" model.safetensors.
+	Weights     func() nn.NamedTensors
+	WeightsFile string
+
+	// Loss runs the model, as it is wrapped, on a batch and returns the mean
+	// loss of its samples: tensor.CrossEntropy(c.Call(model.(nn.Module), x), y). A
+	// wrapped model is both an nn.Module and an nn.ModuleN; it takes what its
+	// model does.
+	Loss func(c *nn.Ctx, model any, batch B) *tensor.Tensor
+	// Around steps in on the passes of training, such as nn.Recompute.
+	Around []nn.Interceptor
+
+	Optimizer optim.Optimizer // over the parameters of Model that are trained
+	Schedule  optim.Schedule  // nil leaves the learning rates as they are
+
+	// Feed makes this rank's batches, from where a saved run was or from the
+	// start. A *data.Loader is one. Run closes it.
+	Feed    func(ctx context.Context, from data.LoaderState) (Feed[B], error)
+	Samples int               // in an epoch; 0 where there are no epochs
+	Size    func(batch B) int // of a batch in Unit, for the rate; nil counts nothing
+	Unit    string            // "tokens", "images"
+
+	// Evaluate says how good the model is. Every rank calls it after the same
+	// step, for it may use the group; what rank 0 returns counts, and the first
+	// metric decides which checkpoint is the best. nil is no evaluation.
+	Evaluate func(ctx context.Context) (Metrics, error)
+	// Files writes what a checkpoint needs besides the weights, on rank 0:
+	// config.json, a tokenizer, names of classes.
+	Files func(w *checkpoint.Writer) error
+	// Finish says on rank 0 what the user sees at the end.
+	Finish func(ctx context.Context) (Ending, error)
+}
+
+// Feed delivers batches of one rank, one after the other. A feed that is a
+// *[data.Loader] also proves in which order samples were taken.
+type Feed[B any] interface {
+	// Next returns the next batch; an error is the end of the run.
+	Next(ctx context.Context) (B, error)
+	// State is the place after the last batch, for a checkpoint.
+	State() data.LoaderState
+	Close()
+}
+
+// About describes a task to people.
+type About struct {
+	Model  string // "GPT, 3 layers of width 96"
+	Data   string // "digits: 1437 images to train on, 360 to validate"
+	Goal   string // what the first metric is to reach; "" for none
+	Beside string // what stands beside the first metric at the end, such as the figure of a peer
+}
+
+// Metric is one figure of an evaluation.
+type Metric struct {
+	Name   string // in JSON, after val_: "bits_per_byte"
+	Value  float64
+	Higher bool   // is better
+	Unit   string // for people: "bits per byte"; "%" prints a share of 1 in per cent
+}
+
+// String prints a metric for people.
+func (m Metric) String() string {
+	name := strings.ReplaceAll(m.Name, "_", " ")
+	switch m.Unit {
+	case "":
+		return fmt.Sprintf("%s %.4g", name, m.Value)
+	case "%":
+		return fmt.Sprintf("%s %.2f %%", name, 100*m.Value)
+	default:
+		return fmt.Sprintf("%.3f %s", m.Value, m.Unit)
+	}
+}
+
+// Metrics are the figures of an evaluation; the first is the one that counts.
+type Metrics []Metric
+
+// String prints all of them.
+func (ms Metrics) String() string {
+	texts := make([]string, len(ms))
+	for i, m := range ms {
+		texts[i] = m.String()
+	}
+	return strings.Join(texts, ", ")
+}
+
+// Ending is what a task leaves its user with.
+type Ending struct {
+	Title string // "the model writes"
+	Text  string // below it
+	Key   string // of Text in JSON: "sample"
+	Next  string // what to give to cohort next: "generate --from out/lm"
+}

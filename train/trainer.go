@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/parallel"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// trainer is one rank's part of a run.
+type trainer[B any] struct {
+	task   Task[B]
+	o      Options
+	group  *dist.Group
+	report Reporter
+
+	params []*nn.Parameter // of the optimizer
+	model  *parallel.DDP
+	feed   Feed[B]
+	vote   *tensor.Tensor // loss, size and wish to stop; see agree
+
+	step         int // steps done
+	size         int // of this rank's batches of the step under way
+	skipped      int // steps of this process whose update was left out
+	skippedInRow int
+	metrics      Metrics // of the last evaluation
+	standing     standing
+}
+
+// Run trains a task on all ranks of a group, each of which calls it with the
+// same task and options. Report is used on rank 0.
+//
+// When the run's directory has a checkpoint, Run goes on from it as if it had
+// never stopped, also on another number of ranks if Feed can: the same call
+// begins, resumes, and goes on after a restart by the launcher. When ctx ends,
+// it saves a checkpoint and returns an error that wraps [ErrStopped].
+func Run[B any](ctx context.Context, group *dist.Group, task Task[B], o Options, report Reporter) error {
+	if group.Rank() != 0 {
+		report = Discard
+	}
+	return (&trainer[B]{task: task, o: o, group: group, report: report}).run(ctx)
+}
+
+// run does the job.
+func (r *trainer[B]) run(ctx context.Context) (err error) {
+	if r.task.Model == nil || r.task.Loss == nil || r.task.Optimizer == nil || r.task.Feed == nil {
+		return r.errorf("a task needs Model, Loss, Optimizer and Feed")
+	}
+	if r.o, err = r.o.resolve(r.task.Name, r.task.Samples); err != nil {
+		return err
+	}
+	saved := r.o.From
+	if saved == nil {
+		if saved, err = FindRun(ctx, r.task.Name, r.o.Out, r.report.Notice); err != nil {
+			return err
+		}
+	}
+	if err := r.prepare(ctx, saved); err != nil {
+		return err
+	}
+	if err := r.startFeed(ctx, saved); err != nil {
+		return err
+	}
+	defer r.feed.Close()
+	if r.group.Rank() == 0 {
+		release, err := checkpoint.Claim(r.o.Out)
+		if err != nil {
+			return r.errorf("checkpoints cannot be saved in %s: %w", r.o.Out, err)
+		}
+		defer release()
+	}
+	if err := r.sameEverywhere(ctx); err != nil {
+		return err
+	}
+	if err := r.writeSettings(); err != nil {
+		return err
+	}
+	r.report.Start(r.start(saved))
+	if r.step >= r.o.Steps {
+		r.report.Notice(fmt.Sprintf("%s is complete at step %d; --steps N with a larger N goes on, another --out starts afresh", r.o.Out, r.step))
+	} else if err := r.train(ctx); err != nil {
+		return err
+	}
+	return r.finish(ctx)
+}
+
+// errorf makes an error that says whose it is.
+func (r *trainer[B]) errorf(format string, args ...any) error {
+	return fmt.Errorf("train "+r.task.Name+": "+format, args...)
+}
+
+// prepare takes over what was saved, and wraps the model so that all ranks train
+// it together.
+func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
+	nn.Parameters(r.task.Model) // gives them their names
+	for _, g := range r.task.Optimizer.Groups() {
+		r.params = append(r.params, g.Params()...)
+	}
+	if saved != nil {
+		if err := r.load(saved); err != nil {
+			return err
+		}
+	}
+	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float32, 3)
+	r.model, err = parallel.NewDDP(ctx, r.task.Model, r.group, parallel.OnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
+	return err
+}
+
+// startFeed starts making batches, from where the saved run was.
+func (r *trainer[B]) startFeed(ctx context.Context, saved *SavedRun) (err error) {
+	var from data.LoaderState
+	if saved != nil {
+		from = saved.loader
+	}
+	r.feed, err = r.task.Feed(context.WithoutCancel(ctx), from)
+	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
+		return r.errorf("the data are not those that %s was saved with: %w", saved.Checkpoint.Path, err)
+	}
+	if err != nil {
+		return r.errorf("%w", err)
+	}
+	return nil
+}
+
+// generator is the source of random numbers of a pass, such as dropout's: a
+// function of the seed, the step, the pass and the rank, so that a run that
+// resumes draws what it would have drawn.
+func (r *trainer[B]) generator(pass int) *tensor.Generator {
+	seed := uint64(r.o.Seed)
+	for _, v := range [...]int{r.step, pass, r.group.Rank()} {
+		seed = (seed ^ seed>>33 ^ uint64(v)) * 0xff51afd7ed558ccd
+		seed = (seed ^ seed>>33) * 0xc4ceb9fe1a85ec53
+	}
+	return tensor.NewGenerator(int64(seed >> 1))
+}
+
+// sameEverywhere makes sure that all ranks read the same data in the same way,
+// and begin at the same step.
+func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
+	o := r.o
+	o.Out, o.From, o.Config = "", nil, nil // may differ between machines
+	o.Recipe = nil
+	key := fmt.Sprint(r.feed.State(), o, string(r.o.Recipe), r.task.Samples, r.step)
+	mine := int64(crc32.ChecksumIEEE([]byte(key)))
+	all := tensor.New(tensor.CPU(), tensor.Int64, r.group.Size())
+	if err := r.group.AllGather(ctx, all, tensor.FromInt64([]int64{mine})); err != nil {
+		return r.errorf("compare the data of the ranks: %w", err)
+	}
+	digests := all.Int64s()
+	for rank, d := range digests {
+		if d != digests[0] {
+			return r.errorf("rank %d sees other data, flags or checkpoints than rank 0 (out %s): give all ranks the same", rank, r.o.Out)
+		}
+	}
+	return nil
+}
+
+// start describes the run.
+func (r *trainer[B]) start(saved *SavedRun) Start {
+	s := Start{
+		About: r.task.About, DType: r.o.DType, NumParams: nn.NumParams(r.task.Model),
+		Ranks: r.group.Size(), Threads: tensor.NumThreads(), Transport: r.group.Transport(), Interface: r.group.Interface(),
+		FirstStep: r.step, Steps: r.o.Steps,
+	}
+	if saved != nil {
+		s.Resumed = saved.Checkpoint.Path
+	}
+	return s
+}
+
+// finish says what there is, and where.
+func (r *trainer[B]) finish(ctx context.Context) error {
+	if r.group.Rank() == 0 {
+		f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}
+		if r.task.Finish != nil {
+			var err error
+			if f.Ending, err = r.task.Finish(ctx); err != nil {
+				return r.errorf("end of the run: %w", err)
+			}
+		}
+		r.report.Finish(f)
+	}
+	// Nobody leaves before rank 0 has finished, which others would take for a failure.
+	if err := r.group.Barrier(ctx); err != nil {
+		return r.errorf("end of the run: %w", err)
+	}
+	return nil
+}
