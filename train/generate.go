@@ -26,7 +26,7 @@ type GenerateOptions struct {
 // Generate goes on from a prompt: it calls emit with the bytes of each token
 // that it draws. A prompt longer than the model's context is cut at the front,
 // and where the text outgrows the context, its later half goes on alone.
-func Generate(ctx context.Context, m *models.GPT, tok *tokenizer.Tokenizer, prompt string, o GenerateOptions, emit func([]byte) error) error {
+func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, prompt string, o GenerateOptions, emit func([]byte) error) error {
 	if o.NumTokens < 0 || o.TopK < 0 || !(o.Temperature >= 0) {
 		return fmt.Errorf("generate: %d tokens of the likeliest %d at a temperature of %v: none may be negative, nor the temperature NaN", o.NumTokens, o.TopK, o.Temperature)
 	}
@@ -34,14 +34,16 @@ func Generate(ctx context.Context, m *models.GPT, tok *tokenizer.Tokenizer, prom
 	if len(ids) == 0 {
 		ids = tok.Encode([]byte("\n"))
 	}
-	ids = ids[max(0, len(ids)-m.Config.Context):]
-	g, cache := tensor.NewGenerator(o.Seed), nn.NewKVCache(m.Config.Context)
+	ids = ids[max(0, len(ids)-m.Context()):]
+	// Published models take contexts that are longer than most texts: a cache for
+	// all of it would be gigabytes.
+	g, cache := tensor.NewGenerator(o.Seed), nn.NewKVCache(min(m.Context(), len(ids)+o.NumTokens))
 	for range o.NumTokens {
 		if err := context.Cause(ctx); err != nil {
 			return fmt.Errorf("generate: %w", err)
 		}
-		if len(ids) > m.Config.Context {
-			ids = ids[len(ids)-max(1, m.Config.Context/2):]
+		if len(ids) > m.Context() {
+			ids = ids[len(ids)-max(1, m.Context()/2):]
 			cache.Reset()
 		}
 		logits, err := nextLogits(ctx, m, cache, ids[cache.Len():])
@@ -51,7 +53,8 @@ func Generate(ctx context.Context, m *models.GPT, tok *tokenizer.Tokenizer, prom
 		if i := slices.IndexFunc(logits, func(v float32) bool { return v != v }); i >= 0 {
 			return fmt.Errorf("generate: the score of token %d is NaN after %d tokens: the model has weights that are not finite, or too large", i, len(ids))
 		}
-		id := draw(logits, o, g)
+		// A model may have more rows than its tokenizer has tokens, to be a round number.
+		id := draw(logits[:min(len(logits), tok.Size())], o, g)
 		ids = append(ids, id)
 		if err := emit(tok.Token(id)); err != nil {
 			return err
@@ -62,7 +65,7 @@ func Generate(ctx context.Context, m *models.GPT, tok *tokenizer.Tokenizer, prom
 
 // nextLogits returns the logits of the token after ids, which follow those that
 // the cache has seen.
-func nextLogits(ctx context.Context, m *models.GPT, cache *nn.KVCache, ids []int64) (logits []float32, err error) {
+func nextLogits(ctx context.Context, m models.CausalLM, cache *nn.KVCache, ids []int64) (logits []float32, err error) {
 	c := nn.Evaluation(ctx, nn.WithKVCache(cache))
 	defer c.Close()
 	defer c.Recover(&err)

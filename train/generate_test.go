@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -119,6 +120,77 @@ func TestGenerate(t *testing.T) {
 	}
 }
 
+// TestFoldersOfModelsAreOpened: a GPT-2 and a Llama as Hugging Face's tools lay
+// them out, and an adapter with its base, generate without a run.
+func TestFoldersOfModelsAreOpened(t *testing.T) {
+	c := tiny(t, writeText(t, 20_000))
+	if _, err := run(t, 1, c); err != nil {
+		t.Fatal(err)
+	}
+	gpt, tok, err := LoadLM(t.Context(), c.Out, noNotice(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(checkpoint.Path(c.Out, 12), tokenizerFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	tokenizer := map[string][]byte{tokenizerFile: text}
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	// Twenty rows more than tokens, which are never drawn.
+	llama := models.NewLlama(&nn.Build{}, models.LlamaConfig{Vocab: tok.Size() + 20, Context: 16, Width: 16, Hidden: 24, Heads: 2, KeyHeads: 1, Layers: 1})
+	lora, err := nn.NewLoRA(&nn.Build{}, llama, nn.LoRAOptions{Rank: 2, Targets: llama.LoRATargets()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range lora.Added {
+		p.Parameter.Data().Fill(0.1)
+	}
+	for _, err := range []error{
+		models.SaveHuggingFace(at("gpt2"), gpt, 0, tokenizer),
+		models.SaveHuggingFace(at("llama"), llama, 2000, tokenizer),
+		models.SaveAdapter(at("adapter"), lora, at("llama"), nil), // its base has the tokenizer
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(dir string) string {
+		m, tok, err := LoadLM(t.Context(), dir, noNotice(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b strings.Builder
+		o := GenerateOptions{NumTokens: 40, Temperature: 1, Seed: 3} // beyond the context
+		if err := Generate(t.Context(), m, tok, "a", o, func(piece []byte) error { b.Write(piece); return nil }); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	if a, b := write(c.Out), write(at("gpt2")); a != b || a == "" {
+		t.Errorf("the run writes %q, its weights in a folder %q", a, b)
+	}
+	if a, b := write(at("llama")), write(at("adapter")); a == b || a == "" || b == "" {
+		t.Errorf("a Llama writes %q, with an adapter %q", a, b)
+	}
+
+	// A tokenizer of another model.
+	small := models.NewLlama(&nn.Build{}, models.LlamaConfig{Vocab: tok.Size() - 1, Context: 16, Width: 16, Hidden: 24, Heads: 2, KeyHeads: 1, Layers: 1})
+	if err := models.SaveHuggingFace(at("small"), small, 0, tokenizer); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := LoadLM(t.Context(), at("small"), noNotice(t)); err == nil || !strings.Contains(err.Error(), "has 300 tokens, the model knows 299") {
+		t.Errorf("a vocabulary that does not fit: %v", err)
+	}
+	if err := os.RemoveAll(at("llama")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := LoadLM(t.Context(), at("adapter"), noNotice(t)); err == nil || !strings.Contains(err.Error(), "no folder on this machine") {
+		t.Errorf("an adapter without its base: %v", err)
+	}
+}
+
 // noNotice fails the test when it is called.
 func noNotice(t *testing.T) func(string) {
 	return func(text string) { t.Errorf("a notice without a reason: %s", text) }
@@ -127,8 +199,11 @@ func noNotice(t *testing.T) func(string) {
 func TestLoadLMErrors(t *testing.T) {
 	dir := t.TempDir()
 	weights := filepath.Join("..", "models", "testdata", "golden", "gpt2")
-	if _, _, err := LoadLM(t.Context(), weights, noNotice(t)); err == nil || !strings.Contains(err.Error(), "LoadHuggingFace") {
-		t.Errorf("a folder of weights: %v", err)
+	if _, _, err := LoadLM(t.Context(), weights, noNotice(t)); err == nil || !strings.Contains(err.Error(), tokenizerFile) {
+		t.Errorf("a folder without a tokenizer: %v", err)
+	}
+	if _, _, err := LoadLM(t.Context(), dir, noNotice(t)); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), "neither the directory of a run") {
+		t.Errorf("an empty directory: %v", err)
 	}
 	if _, _, err := LoadLM(t.Context(), filepath.Join(dir, "no"), noNotice(t)); !errors.Is(err, checkpoint.ErrNone) || !strings.Contains(err.Error(), dir) {
 		t.Errorf("no directory: %v", err)
@@ -170,9 +245,10 @@ func TestLoadLMErrors(t *testing.T) {
 		want       []string
 	}{
 		{configFile, "{", []string{"config.json"}},
-		{configFile, `{"model_type":"llama"}`, []string{`"llama"`, "gpt2"}},
+		{configFile, `{"model_type":"llama"}`, []string{"vocabulary of a Llama"}},
+		{configFile, `{"model_type":"mamba"}`, []string{`"mamba"`, "gpt2"}},
 		{configFile, config("31", "300", "1"), []string{"31 % 2 = 1"}},
-		{configFile, config("32", "301", "1"), []string{tokenizerFile, "300", "301"}},
+		{configFile, config("32", "299", "1"), []string{"transformer.wte.weight", "299"}},
 		{configFile, config("64", "300", "1"), []string{"transformer.wte.weight", "transformer.ln_f.bias"}},
 		{configFile, config("1000000000000", "300", "1000000000000"), []string{"config.json"}},
 		{configFile, config("32", "300", "9223372036854775807"), []string{"config.json"}},
@@ -212,7 +288,7 @@ func TestHugeRecipeAllocatesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &lmRun{cfg: recipe, report: Discard}
-	if r.tokenizer, err = readTokenizer(saved.Checkpoint); err != nil {
+	if r.tokenizer, err = readTokenizer(saved.Checkpoint.Path); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.buildModel(saved); !errors.As(err, new(*checkpoint.StateDictError)) {

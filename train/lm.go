@@ -125,8 +125,8 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 		return fmt.Errorf("train lm: %w", err)
 	}
 	if saved != nil {
-		if r.tokenizer, err = readTokenizer(saved.Checkpoint); err != nil {
-			return err
+		if r.tokenizer, err = readTokenizer(saved.Checkpoint.Path); err != nil {
+			return fmt.Errorf("train lm: resume: %w", err)
 		}
 	} else if r.tokenizer, err = data.TrainTokenizer(ctx, r.corpus.Train, r.cfg.Vocab); err != nil {
 		return fmt.Errorf("train lm: tokenizer: %w", err)

@@ -14,10 +14,14 @@ func newGenerateCommand() *cobra.Command {
 	var from, prompt string
 	o := train.GenerateOptions{NumTokens: 200, Temperature: 0.8, TopK: 50, Seed: 1}
 	cmd := &cobra.Command{
-		Use:     "generate --from DIR",
-		Short:   "Go on from a prompt with a trained language model",
-		Example: "  cohort generate --from out/lm --prompt 'func main() {'",
-		Args:    noArgs,
+		Use:   "generate --from DIR",
+		Short: "Go on from a prompt with a trained language model",
+		Long: `Go on from a prompt with a language model: that of a run, of one checkpoint, or a
+GPT-2 or Llama, or an adapter of one, in a folder that Hugging Face's
+save_pretrained or PEFT wrote, with its tokenizer.json.`,
+		Example: `  cohort generate --from out/lm --prompt 'func main() {'
+  cohort generate --from path/to/llama --prompt 'Once upon a time' --temperature 0`,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.NumTokens < 0 || !(o.Temperature >= 0) || o.TopK < 0 {
 				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must be 0 or more, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
@@ -39,7 +43,7 @@ func newGenerateCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&from, "from", "out/lm", "`directory` of a run, or of one checkpoint")
+	f.StringVar(&from, "from", "out/lm", "`directory` of a run, of one checkpoint, or of a model as Hugging Face's tools lay it out")
 	f.StringVar(&prompt, "prompt", "", "`text` to go on from")
 	f.IntVar(&o.NumTokens, "tokens", o.NumTokens, "tokens to write")
 	f.Float64Var(&o.Temperature, "temperature", o.Temperature, "0 takes the likeliest token always")
