@@ -53,9 +53,13 @@ func checkLine(args []string, mention bool) error {
 // TestDocuments: what the documents tell a reader to type is a command of this
 // program, with flags that it has and values that they take.
 func TestDocuments(t *testing.T) {
-	docs, err := filepath.Glob(filepath.Join("..", "..", "*.md"))
-	if err != nil {
-		t.Fatal(err)
+	var docs []string
+	for _, pattern := range []string{"*.md", filepath.Join("docs", "*.md")} {
+		found, err := filepath.Glob(filepath.Join("..", "..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs = append(docs, found...)
 	}
 	numLines := 0
 	for _, name := range docs {

@@ -195,7 +195,8 @@ func checkSpan(t *testing.T, span string, known map[string]map[string]bool) stri
 }
 
 // TestDocumentExamples: the README shows the program of examples/ddp whole,
-// and what else it shows is part of an example that the tests run.
+// and what else it and the pages of docs show is part of an example that the
+// tests run.
 func TestDocumentExamples(t *testing.T) {
 	// dense leaves out how lines are indented, and comments at their ends.
 	dense := func(code string) string {
@@ -207,29 +208,30 @@ func TestDocumentExamples(t *testing.T) {
 		return b.String()
 	}
 	var program, examples string
-	var shown []string
+	shown := map[string]string{} // code to its document
 	for _, f := range all(t) {
-		switch {
-		case f.path == "examples/ddp/main.go":
+		if f.path == "examples/ddp/main.go" {
 			// The licence is not news to the README's reader.
 			_, program, _ = strings.Cut(string(f.text), "\n\n")
-		case filepath.Base(f.path) == "example_test.go":
+		}
+		switch {
+		case filepath.Base(f.path) == "example_test.go", within(f.dir, "examples") && filepath.Base(f.path) == "main.go":
 			examples += dense(string(f.text))
-		case f.path == "README.md":
+		case f.path == "README.md", within(f.dir, "docs"):
 			blocks, _ := markdown(f)
 			for _, b := range blocks {
 				if b.lang == "go" {
-					shown = append(shown, b.text)
+					shown[b.text] = f.path
 				}
 			}
 		}
 	}
-	if program == "" || !slices.Contains(shown, program) {
+	if program == "" || shown[program] != "README.md" {
 		t.Error("README.md does not show examples/ddp/main.go as it is: copy it into a block marked go, without the licence line")
 	}
-	for _, code := range shown {
+	for code, document := range shown {
 		if code != program && !strings.Contains(examples, dense(code)) {
-			t.Errorf("README.md shows code that is in no example_test.go, so that nothing runs it:\n%s", code)
+			t.Errorf("%s shows code that is in no example_test.go and no example's main.go, so that nothing runs it:\n%s", document, code)
 		}
 	}
 }

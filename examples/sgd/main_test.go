@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+)
+
+// asProgram makes the test's binary, and so its ranks, run the example.
+const asProgram = "COHORT_TEST_EXAMPLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// TestStartsItsRanks is `go run ./examples/sgd`.
+func TestStartsItsRanks(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	lines := strings.Split(strings.TrimSpace(stdout.String()), "\n")
+	if len(lines) != 6 {
+		t.Fatalf("%d lines, want 6, from rank 0 only:\n%s", len(lines), stdout.String())
+	}
+	for i, line := range lines {
+		var step int
+		var loss float64
+		if _, err := fmt.Sscanf(line, "[rank0] step %d loss %f", &step, &loss); err != nil || step != 200*i {
+			t.Fatalf("line %d is %q: %v", i, line, err)
+		}
+		if i == 0 && loss < 0.4 || i == 5 && loss > 0.03 {
+			t.Errorf("the loss is %v at step %d, want from about 0.6 to below 0.03", loss, step)
+		}
+	}
+}
+
+// TestRanksDoNotMatter: one rank, two and seven, which share the batch out
+// unevenly, end with the same weights up to rounding; the ranks of a group, to
+// the bit.
+func TestRanksDoNotMatter(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var alone []float32
+	for _, size := range []int{1, 2, 7} {
+		var mu sync.Mutex
+		ofRanks := make([][]float32, size)
+		err := dist.Spawn(ctx, size, func(ctx context.Context, group *dist.Group) error {
+			params, err := train(ctx, group)
+			mu.Lock()
+			defer mu.Unlock()
+			for _, p := range params {
+				ofRanks[group.Rank()] = append(ofRanks[group.Rank()], p.Data().Float32s()...)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if size == 1 {
+			alone = ofRanks[0]
+		}
+		most := 0.0
+		for rank, weights := range ofRanks {
+			if !slices.Equal(weights, ofRanks[0]) {
+				t.Errorf("rank %d of %d ends with other weights than rank 0", rank, size)
+			}
+			for i, w := range weights {
+				most = max(most, math.Abs(float64(w-alone[i])))
+			}
+		}
+		t.Logf("%d ranks: the weights differ by at most %.2g from those of one", size, most)
+		if most > 1e-4 {
+			t.Errorf("%d ranks end with weights that differ by %v from those of one", size, most)
+		}
+	}
+}
