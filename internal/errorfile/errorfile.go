@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package errorfile reads and writes the file in which a worker tells its
+// launcher what it has ended with. The launcher names the file in
+// TORCHELASTIC_ERROR_FILE. The format is torchrun's, in one of two forms:
+//
+//	{"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "…", "timestamp": "1763634466"}}}
+//	{"message": "boom", "timestamp": 1763634466}
+//
+// A launcher that is itself watched by another one hands the file of the worker
+// that failed first on, with the worker's exit code added ([WithCode]).
+//
+// What a worker has written is input from outside: at most [MaxSize] bytes of a
+// regular file are read, and every field may be missing.
+package errorfile
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// MaxSize bounds a file.
+const MaxSize = 1 << 20
+
+// Error is what a worker says of its end.
+type Error struct {
+	// Message is one line, such as "ValueError: boom".
+	Message string
+	// Callstack is where it happened, as the worker's language prints it; may be empty.
+	Callstack string
+	// Time is when, to the second; the zero time where the file does not say.
+	Time time.Time
+}
+
+// file is the format; Message is a text or a message.
+type file struct {
+	Message   json.RawMessage `json:"message"`
+	Timestamp json.RawMessage `json:"timestamp,omitempty"`
+}
+
+type message struct {
+	Message   string `json:"message"`
+	ExtraInfo extra  `json:"extraInfo"`
+}
+
+type extra struct {
+	Callstack string          `json:"py_callstack,omitempty"`
+	Timestamp json.RawMessage `json:"timestamp,omitempty"`
+}
+
+// Write makes the file at path, in one step, for its owner alone to read.
+func Write(path string, e Error) error {
+	stamp, err := json.Marshal(strconv.FormatInt(e.Time.Unix(), 10))
+	if err != nil {
+		return fmt.Errorf("error file %s: %w", path, err)
+	}
+	m, err := json.Marshal(message{Message: clip(e.Message), ExtraInfo: extra{clip(e.Callstack), stamp}})
+	if err != nil {
+		return fmt.Errorf("error file %s: %w", path, err)
+	}
+	b, err := json.Marshal(file{Message: m})
+	if err != nil {
+		return fmt.Errorf("error file %s: %w", path, err)
+	}
+	return WriteRaw(path, b)
+}
+
+// clip keeps the beginning of a text that would not fit.
+func clip(s string) string {
+	const most = MaxSize / 8 // a byte may become six in JSON
+	if len(s) <= most {
+		return s
+	}
+	return s[:most] + "…"
+}
+
+// WriteRaw makes the file at path of what another file held.
+func WriteRaw(path string, b []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".error-")
+	if err != nil {
+		return fmt.Errorf("error file %s: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return fmt.Errorf("error file %s: %w", path, err)
+	}
+	return nil
+}
+
+// Read reads the file at path, and returns its bytes too. The error is
+// fs.ErrNotExist where the worker has written none.
+func Read(path string) (*Error, []byte, error) {
+	// A worker could have made a pipe of it, to hold its launcher up.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("error file: %w", err)
+	}
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, nil, fmt.Errorf("error file: %w", err)
+	}
+	if !st.Mode().IsRegular() {
+		return nil, nil, fmt.Errorf("error file %s is not a regular file", path)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, MaxSize+1))
+	if err != nil {
+		return nil, nil, fmt.Errorf("error file %s: %w", path, err)
+	}
+	if len(b) > MaxSize {
+		return nil, nil, fmt.Errorf("error file %s has more than %d bytes", path, MaxSize)
+	}
+	e, err := Parse(b)
+	if err != nil {
+		return nil, nil, fmt.Errorf("error file %s: %w", path, err)
+	}
+	return e, b, nil
+}
+
+// Parse reads either form.
+func Parse(b []byte) (*Error, error) {
+	var f file
+	if err := json.Unmarshal(b, &f); err != nil {
+		return nil, fmt.Errorf("not the JSON of an error file: %w", err)
+	}
+	var text string
+	if json.Unmarshal(f.Message, &text) == nil {
+		return &Error{Message: text, Time: parseTime(f.Timestamp)}, nil
+	}
+	var m message
+	if err := json.Unmarshal(f.Message, &m); err != nil {
+		return nil, fmt.Errorf("its message is neither a text nor an object with one: %w", err)
+	}
+	return &Error{Message: m.Message, Callstack: m.ExtraInfo.Callstack, Time: parseTime(m.ExtraInfo.Timestamp)}, nil
+}
+
+// parseTime reads seconds since 1970, as a number or as a text.
+func parseTime(raw json.RawMessage) time.Time {
+	text := strings.Trim(string(raw), `"`)
+	whole, _, _ := strings.Cut(text, ".")
+	const most = 1 << 38 // some thousand years
+	n, err := strconv.ParseInt(whole, 10, 64)
+	if err != nil || n <= 0 || n > most {
+		return time.Time{}
+	}
+	return time.Unix(n, 0)
+}
+
+// WithCode returns the bytes of a file with the worker's exit code in them,
+// negative for a signal. The form with a plain text has no place for one and
+// stays as it is.
+func WithCode(b []byte, code int) []byte {
+	var f map[string]json.RawMessage
+	if json.Unmarshal(b, &f) != nil {
+		return b
+	}
+	var m map[string]json.RawMessage
+	if !bytes.HasPrefix(bytes.TrimSpace(f["message"]), []byte("{")) || json.Unmarshal(f["message"], &m) != nil {
+		return b
+	}
+	m["errorCode"] = json.RawMessage(strconv.Itoa(code))
+	inner, err := json.Marshal(m)
+	if err != nil {
+		return b
+	}
+	f["message"] = inner
+	out, err := json.Marshal(f)
+	if err != nil {
+		return b
+	}
+	return out
+}
