@@ -29,20 +29,20 @@ const drainPatience = time.Second
 // agent is the thin shell around the machine: it starts processes, turns what
 // happens into events and carries actions out. One goroutine runs it.
 type agent struct {
-	cfg     Config
-	prog    *program
-	job     job
+	*Host
+	attempt Attempt
 	secret  secret
 	host    string
 	machine *machine
 	workers []*worker
 	exits   chan exited
 	orphans *orphans
-	guard   *guard
 	relays  sync.WaitGroup
 	begin   time.Time
 	// recorders is where the ranks' flight recorders are.
 	recorders *recorders
+	logs      *attemptLogs
+	memory    *memoryWatch
 
 	startErr   error
 	unkillable []int
@@ -61,22 +61,29 @@ type worker struct {
 	suspended bool // it was stopped (SIGSTOP) when the agent ended it
 }
 
-func newAgent(cfg Config, j job, prog *program) *agent {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "localhost"
-	}
+func newAgent(h *Host, a Attempt) *agent {
 	p := defaultPatience
-	p.fail, p.grace = cfg.FailGrace, cfg.Grace
-	m := newMachine(cfg.NumRanks, p)
-	m.survivors = cfg.Survivors
+	p.fail, p.grace = h.cfg.FailGrace, h.cfg.Grace
+	m := newMachine(h.cfg.NumRanks, p)
+	m.survivors = h.cfg.Survivors
 	return &agent{
-		cfg: cfg, prog: prog, job: j, secret: newSecret(j.token), host: host,
+		Host: h, attempt: a, secret: newSecret(h.job.token), host: hostName(),
 		machine: m,
-		exits:   make(chan exited, cfg.NumRanks),
+		exits:   make(chan exited, h.cfg.NumRanks),
 
-		recorders: newRecorders(&cfg),
+		recorders: newRecorders(&h.cfg),
 	}
+}
+
+// rank is the rank of a worker in the job; local is the way back, -1 for a rank
+// of another host.
+func (a *agent) rank(local int) int { return a.attempt.FirstRank + local }
+
+func (a *agent) local(rank int) int {
+	if i := rank - a.attempt.FirstRank; i >= 0 && i < len(a.workers) {
+		return i
+	}
+	return -1
 }
 
 // newJob makes what the ranks share. A token, in whichever of its variables, or
@@ -104,6 +111,8 @@ func newJob(cfg *Config) (job, error) {
 // run starts the workers and stays until the machine is done.
 func (a *agent) run(ctx context.Context, sig *signals) error {
 	a.begin = time.Now()
+	a.memory = watchMemory()
+	defer a.memory.close()
 	a.orphans = openOrphans(a.cfg.Exclusive, a.job.id)
 	defer a.orphans.close()
 	childEnded := make(chan os.Signal, 1)
@@ -112,12 +121,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 
 	stdout, stderr := newSinks(a.cfg.Stdout, a.cfg.Stderr)
 	failed, err := a.startAll(stdout, stderr)
-	// The guard, where no build has needed it before, comes after the workers:
-	// they are the ones that are waited for.
-	if a.guard = a.prog.guard; a.guard == nil {
-		a.guard = startGuard(a.job.id, "")
-		defer a.guard.stop()
-	}
+	a.startGuard()
 	if a.guard != nil {
 		a.orphans.keep(a.guard.proc.Pid)
 		for _, w := range a.workers {
@@ -161,6 +165,12 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			a.do(cancelled{})
 		case <-timer.C:
 			a.do(ticked{})
+		case e, ok := <-a.attempt.News:
+			if !ok {
+				a.attempt.News = nil
+				break
+			}
+			a.pass(e)
 		case <-childEnded:
 			if a.machine.phase < sweeping {
 				a.orphans.reap()
@@ -168,6 +178,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 		}
 	}
 	a.drain(sig)
+	a.logs.end()
 	return a.result(ctx)
 }
 
@@ -177,7 +188,14 @@ func (a *agent) do(e event) {
 		a.workers[e.local].ended = true
 		a.guard.watch(a.workers[e.local].proc.Pid, false)
 	}
-	for _, act := range a.machine.step(time.Now(), e) {
+	known := len(a.machine.failures)
+	actions := a.machine.step(time.Now(), e)
+	for _, end := range a.machine.failures[known:] {
+		if a.attempt.OnFailure != nil {
+			a.attempt.OnFailure(a.failure(end))
+		}
+	}
+	for _, act := range actions {
 		switch act := act.(type) {
 		case tell:
 			a.tell(act.ended)
@@ -211,21 +229,26 @@ func (a *agent) onlyStopped() bool {
 // ending, misses the news; its socket to the dead rank still breaks.
 func (a *agent) tell(end ending) {
 	e := agentpipe.Event{
-		Kind: agentpipe.KindExited, Rank: end.local, LocalRank: end.local,
+		Kind: agentpipe.KindExited, Rank: a.rank(end.local), LocalRank: end.local,
 		PID: a.workers[end.local].proc.Pid, Host: a.host, Code: end.code,
 	}
 	if end.sig != 0 {
 		e.Signal = end.sig.String()
 	}
-	for _, w := range a.workers {
-		if w.proc != nil && !w.ended {
-			_ = w.pipe.Send(e)
-		}
-	}
+	a.pass(e)
 	// Ranks that do not hear of it in a call of their own say where they are.
 	if !a.recorders.told {
 		a.recorders.told = true
 		a.ask()
+	}
+}
+
+// pass sends an event to the live workers.
+func (a *agent) pass(e agentpipe.Event) {
+	for _, w := range a.workers {
+		if w.proc != nil && !w.ended {
+			_ = w.pipe.Send(e)
+		}
 	}
 }
 
@@ -256,9 +279,13 @@ func (a *agent) startAll(stdout, stderr *sink) (i int, err error) {
 		return 0, err
 	}
 	defer null.Close()
-	for i, env := range environ(&a.cfg, a.job, a.recorders.dir) {
+	if a.logs, err = a.Host.logs.begin(a.attempt.Number, a.cfg.NumRanks); err != nil {
+		return 0, fmt.Errorf("log files of attempt %d: %w", a.attempt.Number, err)
+	}
+	for i, env := range environ(&a.cfg, a.job, a.attempt, a.recorders.dir) {
+		env = append(env, envvar.ErrorFile.Assign(a.logs.errorFile(i)))
 		if err := a.start(i, env, null, stdout, stderr); err != nil {
-			return i, fmt.Errorf("start rank %d (%s): %w", i, a.prog.argv[0], err)
+			return i, fmt.Errorf("start rank %d (%s): %w", a.rank(i), a.prog.argv[0], err)
 		}
 	}
 	return 0, nil
@@ -294,6 +321,31 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 			files[fd] = wr
 		}
 	}
+	var relays []*relay
+	if !pass {
+		w.tail = &tail{}
+		prefix := func(teed bool) []byte {
+			return linePrefix(a.cfg.Logs.Prefix, a.cfg.Role, a.host, a.rank(i), i, teed)
+		}
+		for k, console := range []*sink{stdout, stderr} {
+			r, err := a.logs.relay(k, i, prefix, console)
+			if err != nil {
+				return err
+			}
+			r.secret = a.secret
+			if k == 1 {
+				r.tail = w.tail
+			}
+			relays = append(relays, r)
+		}
+		defer func() {
+			if err != nil {
+				for _, r := range relays {
+					r.close()
+				}
+			}
+		}()
+	}
 	if files[agentFD], w.pipe, err = agentpipe.Pipe(); err != nil {
 		return err
 	}
@@ -311,12 +363,8 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 		return err
 	}
 	a.orphans.worker(w.proc.Pid)
-	if !pass {
-		w.tail = &tail{}
-		prefix := fmt.Appendf(nil, "[rank%d] ", i)
-		out, errs := &relay{prefix: prefix, dst: stdout, secret: a.secret}, &relay{prefix: prefix, dst: stderr, tail: w.tail, secret: a.secret}
-		a.relays.Go(func() { out.run(w.files[0]) })
-		a.relays.Go(func() { errs.run(w.files[1]) })
+	for k, r := range relays {
+		a.relays.Go(func() { r.run(w.files[k]) })
 	}
 	go func() { a.exits <- wait(i, w.proc) }()
 	return nil
@@ -369,6 +417,18 @@ func (a *agent) drain(sig *signals) {
 	}
 }
 
+// failure is what is known of a worker that has ended badly.
+func (a *agent) failure(end ending) Failure {
+	w := a.workers[end.local]
+	f := Failure{
+		Rank: a.rank(end.local), LocalRank: end.local, Host: a.host, PID: w.proc.Pid,
+		Code: end.code, Signal: end.sig, Time: end.at, After: end.at.Sub(a.begin),
+		Stopped: end.stopped, Suspended: w.suspended, Tail: w.tail.last(),
+	}
+	a.readWords(&f)
+	return f
+}
+
 // result is nil or *Error.
 func (a *agent) result(ctx context.Context) error {
 	m := a.machine
@@ -377,20 +437,18 @@ func (a *agent) result(ctx context.Context) error {
 		name = a.cfg.argv0
 	}
 	e := &Error{
-		Program: name, NumRanks: a.cfg.NumRanks,
-		Signal: m.stopSignal, StartErr: a.startErr, NumStrays: m.numStrays,
+		Program: name, NumRanks: a.attempt.WorldSize,
+		Attempt: a.attempt.Number,
+		Signal:  m.stopSignal, StartErr: a.startErr, NumStrays: m.numStrays,
 	}
 	if m.canceled {
 		e.Cause = context.Cause(ctx)
 	}
 	for _, f := range m.failures {
-		w := a.workers[f.local]
-		e.Failures = append(e.Failures, Failure{
-			Rank: f.local, LocalRank: f.local, Host: a.host, PID: w.proc.Pid,
-			Code: f.code, Signal: f.sig, Time: f.at, After: f.at.Sub(a.begin),
-			Stopped: f.stopped, Suspended: w.suspended, Tail: w.tail.last(),
-		})
+		e.Failures = append(e.Failures, a.failure(f))
 	}
+	a.memory.explain(e.Failures)
+	firstFirst(e.Failures)
 	causeFirst(e.Failures)
 	for _, i := range a.unkillable {
 		e.Unkillable = append(e.Unkillable, a.workers[i].proc.Pid)

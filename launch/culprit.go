@@ -21,8 +21,9 @@ type Suspect struct {
 // suspects returns the ranks that the recorders name, where they are clear.
 func (a *agent) suspects(culprits flightlog.Ranks, failures []Failure) (out []Suspect) {
 	for _, span := range culprits {
-		for rank := max(0, span.First); rank <= min(span.Last, len(a.workers)-1); rank++ {
-			w := a.workers[rank]
+		first, last := max(a.rank(0), span.First), min(a.rank(len(a.workers)-1), span.Last)
+		for rank := first; rank <= last; rank++ {
+			w := a.workers[a.local(rank)]
 			if w.proc == nil {
 				continue
 			}
@@ -39,9 +40,9 @@ func (a *agent) suspects(culprits flightlog.Ranks, failures []Failure) (out []Su
 // fates says how the ranks' processes have ended.
 func (a *agent) fates(failures []Failure) map[int]string {
 	out := map[int]string{}
-	for rank, w := range a.workers {
+	for i, w := range a.workers {
 		if w.proc != nil {
-			out[rank] = "it ended with code 0"
+			out[a.rank(i)] = "it ended with code 0"
 		}
 	}
 	for i := range failures {

@@ -22,23 +22,22 @@ type job struct {
 }
 
 // environ makes the environment of every worker: what is inherited, then
-// torchrun's variables for one node and no restarts, then Cohort's own.
-func environ(cfg *Config, j job, recorderDir string) [][]string {
-	size := strconv.Itoa(cfg.NumRanks)
+// torchrun's variables, then Cohort's own.
+func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {
 	common := []string{
-		envvar.LocalWorldSize.Assign(size),
-		envvar.WorldSize.Assign(size),
-		envvar.RoleWorldSize.Assign(size),
-		envvar.GroupWorldSize.Assign("1"), // nodes
-		envvar.GroupRank.Assign("0"),      // of this node
+		envvar.LocalWorldSize.Assign(strconv.Itoa(cfg.NumRanks)),
+		envvar.WorldSize.Assign(strconv.Itoa(a.WorldSize)),
+		envvar.RoleWorldSize.Assign(strconv.Itoa(a.RoleWorldSize)),
+		envvar.GroupWorldSize.Assign(strconv.Itoa(a.NumNodes)),
+		envvar.GroupRank.Assign(strconv.Itoa(a.NodeRank)),
 		envvar.RoleName.Assign(cfg.Role),
-		envvar.MasterAddr.Assign(cfg.MasterAddr),
-		envvar.MasterPort.Assign(strconv.Itoa(cfg.MasterPort)),
-		envvar.RestartCount.Assign("0"),
-		envvar.MaxRestarts.Assign("0"),
+		envvar.MasterAddr.Assign(a.MasterAddr),
+		envvar.MasterPort.Assign(strconv.Itoa(a.MasterPort)),
+		envvar.RestartCount.Assign(strconv.Itoa(a.Number)),
+		envvar.MaxRestarts.Assign(strconv.Itoa(cfg.MaxRestarts)),
+		envvar.SignalsToHandle.Assign(signalNames(cfg.Signals)),
 		envvar.RunID.Assign(cfg.RunID),
 		envvar.UseAgentStore.Assign("False"), // rank 0 hosts the store
-		envvar.ErrorFile.Assign(""),          // not one inherited from an outer launcher
 		envvar.Job.Assign(j.id),
 		envvar.Token.Assign(j.token),
 		envvar.NodeID.Assign(j.nodeID),
@@ -56,7 +55,7 @@ func environ(cfg *Config, j job, recorderDir string) [][]string {
 		common = append(common, envvar.NCCLErrors.Assign("1"))
 	}
 
-	ours := map[string]bool{string(envvar.Rank): true, string(envvar.LocalRank): true, string(envvar.RoleRank): true, string(envvar.Spawn): true}
+	ours := map[string]bool{string(envvar.Rank): true, string(envvar.LocalRank): true, string(envvar.RoleRank): true, string(envvar.ErrorFile): true, string(envvar.Spawn): true}
 	for _, kv := range common {
 		k, _, _ := strings.Cut(kv, "=")
 		ours[k] = true
@@ -76,9 +75,10 @@ func environ(cfg *Config, j job, recorderDir string) [][]string {
 
 	envs := make([][]string, cfg.NumRanks)
 	for i := range envs {
-		rank := strconv.Itoa(i)
 		envs[i] = append(base[:len(base):len(base)],
-			envvar.Rank.Assign(rank), envvar.LocalRank.Assign(rank), envvar.RoleRank.Assign(rank))
+			envvar.Rank.Assign(strconv.Itoa(a.FirstRank+i)),
+			envvar.LocalRank.Assign(strconv.Itoa(i)),
+			envvar.RoleRank.Assign(strconv.Itoa(a.FirstRoleRank+i)))
 	}
 	return envs
 }

@@ -4,6 +4,7 @@ package launch
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 
@@ -19,6 +20,8 @@ import (
 // another one meanwhile), so that a daemon of a worker goes too. The
 // environment of the guard itself does not name the job.
 const guardScript = `
+job=$1
+shift
 groups=
 while read -r op pid; do
 	case $op in
@@ -29,14 +32,14 @@ done
 for g in $groups; do kill -KILL -"$g"; done
 for pass in 1 2 3 4 5; do
 	found=
-	for f in $(grep -lsF "$1" /proc/[0-9]*/environ); do
+	for f in $(grep -lsF "$job" /proc/[0-9]*/environ); do
 		p=${f#/proc/}; kill -KILL "${p%/environ}" && found=1
 	done
 	[ "$found" ] || break
 done
-[ "$2" ] || exit
+[ "$1" ] || exit
 # What has just been killed may write one file more.
-rm -rf -- "$2" || { sleep 1; rm -rf -- "$2"; }
+rm -rf -- "$@" || { sleep 1; rm -rf -- "$@"; }
 `
 
 // guard is the running shell. The kernel kills the workers themselves with
@@ -47,9 +50,9 @@ type guard struct {
 	proc *os.Process
 }
 
-// startGuard starts the shell; it removes the directory tmp too, with all that is
-// in it (unless tmp is empty). A nil guard does nothing.
-func startGuard(job, tmp string) *guard {
+// startGuard starts the shell; it removes directories too, with all that is in
+// them (those that are not empty texts). A nil guard does nothing.
+func startGuard(job string, dirs ...string) *guard {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil
@@ -61,7 +64,9 @@ func startGuard(job, tmp string) *guard {
 		return nil
 	}
 	defer null.Close()
-	proc, err := os.StartProcess("/bin/sh", []string{"cohort-guard", "-c", guardScript, "cohort-guard", envvar.Job.Assign(job), tmp}, &os.ProcAttr{
+	argv := []string{"cohort-guard", "-c", guardScript, "cohort-guard", envvar.Job.Assign(job)}
+	argv = append(argv, slices.DeleteFunc(dirs, func(dir string) bool { return dir == "" })...)
+	proc, err := os.StartProcess("/bin/sh", argv, &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin"},
 		Files: []*os.File{r, null, null},

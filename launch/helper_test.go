@@ -69,6 +69,10 @@ func init() {
 		"late":     roleLate,
 		"survive":  roleSurvive,
 		"fault":    roleFault,
+		"brittle":  roleBrittle,
+		"words":    roleWords,
+		"print":    rolePrint,
+		"greedy":   roleGreedy,
 		"panicker": func(string) int { panic("boom") },
 	}
 }
@@ -244,6 +248,8 @@ func roleSpawner(arg string) int {
 		switch {
 		case arg == "fail" && rank() == "2":
 			return errors.New("rank 2 has had enough")
+		case arg == "panic":
+			panic("out of range")
 		case arg == "wait":
 			say("ready %d", os.Getpid())
 			<-ctx.Done()

@@ -52,6 +52,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"syscall"
 	"time"
 )
 
@@ -101,6 +102,15 @@ type Config struct {
 	// has no last lines for rank 0: they were not seen.
 	PassRank0 bool
 
+	// Logs says where the output goes besides, and which of it is shown.
+	Logs Logs
+	// MaxRestarts is how often all ranks are started again after one has failed;
+	// default never. TORCHELASTIC_RESTART_COUNT tells them how often it has been.
+	MaxRestarts int
+	// Nodes makes the attempts of a job on several machines; nil means that the
+	// job is this machine's alone.
+	Nodes Nodes
+
 	// Grace is how long a worker may take to end after a signal, before
 	// SIGKILL; default 30 s.
 	Grace time.Duration
@@ -113,6 +123,9 @@ type Config struct {
 	// (SIGSTOP; on Linux). If at least one rank ended with code 0 and none failed
 	// after the first that did, Run returns nil, and who died and how goes to Stderr.
 	Survivors bool
+	// Signals are those that end the job: they are passed on to the workers.
+	// Default SIGTERM, SIGINT, SIGHUP, SIGQUIT.
+	Signals []syscall.Signal
 	// LeaveSignals leaves signals to the caller: only the context stops the job,
 	// with SIGTERM.
 	LeaveSignals bool
@@ -121,8 +134,15 @@ type Config struct {
 	// it has left the worker's session and cleared its environment (Linux).
 	Exclusive bool
 
-	argv0 string // of the workers, where it is not the program's path
-	extra []string
+	argv0   string // of the workers, where it is not the program's path
+	extra   []string
+	scratch string // the guard removes it
+}
+
+// Nodes joins this host with others, attempt by attempt, and runs the attempts
+// ([Host.Run]) until the job has ended.
+type Nodes interface {
+	Run(ctx context.Context, h *Host) error
 }
 
 // ConfigError is a job that cannot be started as asked. Nothing was started.
@@ -148,32 +168,23 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	var sig signals
-	if !cfg.LeaveSignals {
-		sig.catch()
-		defer sig.release()
-	}
-	if cfg.MasterPort == 0 {
-		if cfg.MasterPort, err = freePort(cfg.MasterAddr); err != nil {
-			return &ConfigError{Field: "MasterAddr", Err: err}
+	if cfg.Nodes == nil && cfg.MasterPort != 0 {
+		if err := checkPort(cfg.MasterAddr, cfg.MasterPort); err != nil {
+			return &ConfigError{Field: "MasterPort", Err: err}
 		}
-	} else if err := checkPort(cfg.MasterAddr, cfg.MasterPort); err != nil {
-		return &ConfigError{Field: "MasterPort", Err: err}
 	}
-	j, err := newJob(&cfg)
+	h, err := Open(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	prog, err := resolve(ctx, &cfg, j.id, &sig)
-	if err != nil {
-		return err
+	defer h.Close()
+	if cfg.Nodes != nil {
+		err = cfg.Nodes.Run(ctx, h)
+	} else {
+		err = h.runAlone(ctx)
 	}
-	defer prog.remove()
-
-	// The thread that starts workers must outlive them: see workerAttr.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return newAgent(cfg, j, prog).run(ctx, &sig)
+	handOn(err)
+	return err
 }
 
 func (cfg Config) withDefaults() (Config, error) {
@@ -200,6 +211,12 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	if cfg.MasterAddr == "" {
 		cfg.MasterAddr = "127.0.0.1"
+	}
+	if cfg.MaxRestarts < 0 {
+		return cfg, badConfig("MaxRestarts", "%d restarts: give 0 or more", cfg.MaxRestarts)
+	}
+	if len(cfg.Signals) == 0 {
+		cfg.Signals = defaultSignals()
 	}
 	if cfg.RunID == "" {
 		cfg.RunID = "none"

@@ -5,8 +5,10 @@ package launch
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -67,16 +69,25 @@ func sameFile(a, b io.Writer) bool {
 	return err == nil && err2 == nil && os.SameFile(sa, sb)
 }
 
-// relay copies one stream of one rank to a sink, each line behind a prefix. A
-// carriage return ends a line too, so that progress bars show; all complete
-// lines of a read go out in one write.
+// relay copies one stream of one rank to a sink, each line behind a prefix, to a
+// file as it is, or both. A carriage return ends a line too, so that progress bars
+// show; all complete lines of a read go out in one write.
 type relay struct {
 	prefix  []byte
-	dst     *sink
-	tail    *tail  // nil: not kept
-	secret  secret // not to be shown
+	dst     *sink    // nil: not shown
+	file    *os.File // nil: not kept
+	tail    *tail    // nil: not kept
+	secret  secret   // not to be shown
 	partial []byte
 	out     []byte
+
+	// filtered gets the lines, prefix and all, that contain one of needles; nil: none.
+	filtered *sink
+	needles  []string
+	matches  []byte
+
+	kept    []byte // for file
+	notices *sink  // is told of a file that cannot be written
 }
 
 // stream is what a relay reads: a pipe from a rank.
@@ -94,6 +105,7 @@ type stream interface {
 // holds is copied all the same, however long the destination takes.
 func (c *relay) run(r stream) {
 	defer r.Close()
+	defer c.close()
 	buf := make([]byte, readSize)
 	late, left := false, lateBytes
 	for {
@@ -119,6 +131,12 @@ func (c *relay) run(r stream) {
 	}
 }
 
+func (c *relay) close() {
+	if c.file != nil {
+		c.file.Close()
+	}
+}
+
 // take adds bytes of the stream; complete lines go to c.out.
 func (c *relay) take(b []byte) {
 	for len(b) > 0 {
@@ -136,8 +154,7 @@ func (c *relay) take(b []byte) {
 		if i < 0 {
 			c.partial = append(c.partial, b...)
 			if len(c.partial) > maxLine {
-				c.partial = append(c.partial, '\n')
-				c.line(nil)
+				c.broken()
 			}
 			return
 		}
@@ -165,32 +182,70 @@ func lineEnd(b []byte) int {
 	}
 }
 
-// line moves the partial line and what completes it to c.out.
+// line moves the partial line and what completes it to where it goes.
 func (c *relay) line(rest []byte) {
-	c.out = append(c.out, c.prefix...)
-	start := len(c.out)
-	c.out = append(c.out, c.partial...)
-	c.out = append(c.out, rest...)
-	c.partial = c.partial[:0]
-	c.secret.hide(c.out[start:])
-	if c.tail != nil {
-		c.tail.add(c.out[start:])
+	c.partial = append(c.partial, rest...)
+	c.secret.hide(c.partial)
+	if c.file != nil {
+		c.kept = append(c.kept, c.partial...)
 	}
+	c.show()
+}
+
+// broken makes a line of a partial one that has no end: a line end is shown
+// that the rank has not written.
+func (c *relay) broken() {
+	c.secret.hide(c.partial)
+	if c.file != nil {
+		c.kept = append(c.kept, c.partial...)
+	}
+	c.partial = append(c.partial, '\n')
+	c.show()
+}
+
+func (c *relay) show() {
+	if c.tail != nil {
+		c.tail.add(c.partial)
+	}
+	if c.dst != nil {
+		c.out = append(append(c.out, c.prefix...), c.partial...)
+	}
+	if c.filtered != nil && slices.ContainsFunc(c.needles, func(s string) bool { return bytes.Contains(c.partial, []byte(s)) }) {
+		c.matches = append(append(c.matches, c.prefix...), c.partial...)
+	}
+	c.partial = c.partial[:0]
 }
 
 // end completes a last line that has no end.
 func (c *relay) end() {
 	if len(c.partial) > 0 {
-		c.line([]byte{'\n'})
+		c.broken()
 	}
 }
 
+// flush writes what is complete. It returns false where nobody gets it any more,
+// and then the rank should know.
 func (c *relay) flush() bool {
+	if len(c.kept) > 0 && c.file != nil {
+		if _, err := c.file.Write(c.kept); err != nil {
+			c.file.Close()
+			c.file = nil
+			_, _ = fmt.Fprintf(c.notices, "cohort: a log file cannot be written any more, and ends here: %v\n", err)
+		}
+		c.kept = c.kept[:0]
+	}
+	if len(c.matches) > 0 {
+		_, _ = c.filtered.Write(c.matches)
+		c.matches = c.matches[:0]
+	}
 	if len(c.out) == 0 {
 		return true
 	}
 	_, err := c.dst.Write(c.out)
 	c.out = c.out[:0]
+	if err != nil && c.file != nil { // the file goes on
+		c.dst, err = nil, nil
+	}
 	return err == nil
 }
 

@@ -20,8 +20,8 @@ const (
 	portTries = 64
 )
 
-// freePort finds a port that nobody listens on.
-func freePort(addr string) (int, error) {
+// FreePort finds a port that nobody listens on, at an address of this machine.
+func FreePort(addr string) (int, error) {
 	var last error
 	for range portTries {
 		port := firstPort + rand.IntN(lastPort-firstPort+1)

@@ -161,7 +161,7 @@ func TestLocalRankInArguments(t *testing.T) {
 }
 
 func TestPorts(t *testing.T) {
-	port, err := freePort("127.0.0.1")
+	port, err := FreePort("127.0.0.1")
 	if err != nil || port < firstPort || port > lastPort {
 		t.Fatalf("free port %d, %v", port, err)
 	}

@@ -97,7 +97,7 @@ func (a *agent) ask() (request uint64, asked []int) {
 	a.recorders.asked++
 	for i, w := range a.workers {
 		if w.proc != nil && !w.ended && w.pipe.Send(agentpipe.Event{Kind: agentpipe.KindDump, Request: a.recorders.asked}) == nil {
-			asked = append(asked, i)
+			asked = append(asked, a.rank(i))
 		}
 	}
 	return a.recorders.asked, asked
@@ -110,10 +110,10 @@ func (a *agent) view(dst *sink) {
 		return
 	}
 	request, asked := a.ask()
-	pids := make([]int, len(a.workers))
+	pids := map[int]int{} // by rank
 	for i, w := range a.workers {
 		if w.proc != nil {
-			pids[i] = w.proc.Pid
+			pids[a.rank(i)] = w.proc.Pid
 		}
 	}
 	dir := a.recorders.dir

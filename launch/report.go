@@ -25,6 +25,16 @@ type Failure struct {
 	Stopped         bool           // it ended after the agent had asked it to
 	Suspended       bool           // its process was stopped (SIGSTOP) when the agent asked it to
 	Tail            []string       // the last lines of its standard error
+
+	// What the rank has said in its error file: Message is a line, Callstack where
+	// it happened, Raised when, to the second. ErrorFile is the file's path, where it stays.
+	Message, Callstack string
+	Raised             time.Time
+	ErrorFile          string
+	// Memory is what the system says of memory that had run out when the rank ended.
+	Memory string
+
+	raw []byte // the error file
 }
 
 // how says how the process ended: "exited with code 3", "was killed by SIGKILL".
@@ -51,6 +61,7 @@ func (f *Failure) ended() string {
 type Error struct {
 	Program    string
 	NumRanks   int
+	Attempt    int            // how often the ranks had been restarted
 	Failures   []Failure      // the likely cause, then the others in the order in which they were seen
 	Signal     syscall.Signal // that stopped the job, sent to the agent; 0: none
 	Cause      error          // why the context ended that stopped the job
@@ -103,6 +114,14 @@ func (e *Error) left() string {
 	return fmt.Sprintf("%d workers (pids %v) and %d processes that workers started survive SIGKILL: they hang in the kernel", len(e.Unkillable), e.Unkillable, e.NumStrays)
 }
 
+// again says which attempt it was, of a job that has been restarted.
+func (e *Error) again() string {
+	if e.Attempt == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" in attempt %d", e.Attempt)
+}
+
 // Report writes what a person at the terminal needs: the first failure with its
 // rank's last words, then the others, then who stopped the job.
 func (e *Error) Report(w io.Writer) {
@@ -129,10 +148,10 @@ func (e *Error) Report(w io.Writer) {
 		if e.carriedOn {
 			fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks: rank %d %s, and the others went on\n", e.Program, len(e.Failures), e.NumRanks, f.Rank, f.how())
 		} else if len(blamed) > 0 {
-			fmt.Fprintf(&b, "cohort: %s failed: %s\n", e.Program, accuse(blamed))
+			fmt.Fprintf(&b, "cohort: %s failed%s: %s\n", e.Program, e.again(), accuse(blamed))
 			fmt.Fprintf(&b, "  likely cause: the flight recorders of the others name %s; what follows ended because of that\n", ranksNamed(blamed))
 		} else {
-			fmt.Fprintf(&b, "cohort: %s failed: rank %d %s\n", e.Program, f.Rank, f.how())
+			fmt.Fprintf(&b, "cohort: %s failed%s: rank %d %s\n", e.Program, e.again(), f.Rank, f.how())
 		}
 		how := ""
 		if len(blamed) > 0 {
@@ -140,10 +159,13 @@ func (e *Error) Report(w io.Writer) {
 		}
 		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d%s, at %s, %v after the start\n",
 			which, f.Rank, f.LocalRank, f.Host, f.PID, how, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
-		if f.Signal == syscall.SIGKILL {
+		switch {
+		case f.Memory != "":
+			fmt.Fprintf(&b, "  %s\n", f.Memory)
+		case f.Signal == syscall.SIGKILL:
 			b.WriteString("  nobody here sent it SIGKILL; where memory ran out, the kernel does (see dmesg)\n")
 		}
-		lastWords(&b, f)
+		f.words(&b)
 	}
 	for i := 1; i < len(failed); i++ {
 		f := &failed[i]
@@ -192,16 +214,6 @@ func said(line string, shown []string) string {
 		return head + ": the same as its last line above"
 	}
 	return line
-}
-
-func lastWords(b *strings.Builder, f *Failure) {
-	if len(f.Tail) == 0 {
-		return
-	}
-	b.WriteString("  its last lines on standard error:\n")
-	for _, line := range f.Tail {
-		fmt.Fprintf(b, "    | %s\n", line)
-	}
 }
 
 // signalName is the name in capitals that people know.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -55,7 +56,7 @@ func TestRunEnvironment(t *testing.T) {
 		"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1",
 		"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": env0["MASTER_PORT"],
 		"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_RUN_ID": "job7",
-		"TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_ERROR_FILE": "", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+		"TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_ERROR_FILE": env1["TORCHELASTIC_ERROR_FILE"], "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 		"OMP_NUM_THREADS": "1", "COHORT_AGENT_FD": "3", "COHORT_NUM_THREADS": strconv.Itoa(max(1, numCores()/2)),
 		"COHORT_TOKEN": env0["COHORT_TOKEN"], "COHORT_NODE_ID": env0["COHORT_NODE_ID"], "COHORT_JOB": env0["COHORT_JOB"],
 		"THING": "kept",
@@ -67,6 +68,11 @@ func TestRunEnvironment(t *testing.T) {
 	}
 	if v, ok := env1["COHORT_SPAWN"]; ok {
 		t.Errorf("a rank of Run has COHORT_SPAWN=%s of its launcher", v)
+	}
+	if ok, _ := regexp.MatchString(`/job7_[0-9a-f]{8}/attempt_0/1/error.json$`, env1["TORCHELASTIC_ERROR_FILE"]); !ok {
+		t.Errorf("error file %q", env1["TORCHELASTIC_ERROR_FILE"])
+	} else if _, err := os.Stat(filepath.Dir(env1["TORCHELASTIC_ERROR_FILE"])); err == nil {
+		t.Errorf("the directory of error files is still there, though nobody has asked for it")
 	}
 	if env0["RANK"] != "0" {
 		t.Errorf("rank 0 has RANK=%q", env0["RANK"])

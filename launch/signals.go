@@ -3,9 +3,14 @@
 package launch
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // signals are those that the agent's process gets while it runs a job. The
@@ -16,24 +21,68 @@ type signals struct {
 	dump chan os.Signal // asks where the ranks are
 }
 
-// catch begins. SIGHUP stays ignored where it is (nohup).
-func (s *signals) catch() {
+// defaultSignals are those that end a job.
+func defaultSignals() []syscall.Signal {
+	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
+}
+
+// signalNames is a list of signals as torchrun writes it.
+func signalNames(list []syscall.Signal) string {
+	names := make([]string, len(list))
+	for i, s := range list {
+		names[i] = signalName(s)
+	}
+	return strings.Join(names, ",")
+}
+
+// ParseSignals reads names of signals with commas between them, with or without
+// SIG, as torchrun's --signals-to-handle has them.
+func ParseSignals(text string) ([]syscall.Signal, error) {
+	var out []syscall.Signal
+	for name := range strings.SplitSeq(text, ",") {
+		name = strings.ToUpper(strings.TrimSpace(name))
+		s := unix.SignalNum(name)
+		if s == 0 {
+			s = unix.SignalNum("SIG" + name)
+		}
+		switch {
+		case s == 0:
+			return nil, fmt.Errorf("%q is no signal of this system: give names such as SIGTERM,SIGUSR1", name)
+		case s == syscall.SIGKILL || s == syscall.SIGSTOP:
+			return nil, fmt.Errorf("%s cannot be handled by any program", name)
+		case s == syscall.SIGCHLD || s == syscall.SIGPIPE || s == syscall.SIGURG:
+			return nil, fmt.Errorf("the launcher needs %s for itself", name)
+		}
+		if !slices.Contains(out, s) {
+			out = append(out, s)
+		}
+	}
+	return out, nil
+}
+
+// catch begins, with these signals. SIGHUP stays ignored where it is (nohup).
+func (s *signals) catch(list []syscall.Signal) {
 	s.ch = make(chan os.Signal, 8)
-	signal.Notify(s.ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
-	if !signal.Ignored(syscall.SIGHUP) {
-		signal.Notify(s.ch, syscall.SIGHUP)
+	for _, sig := range list {
+		if sig != syscall.SIGHUP || !signal.Ignored(sig) {
+			signal.Notify(s.ch, sig)
+		}
 	}
 	// With a handler, a write to a closed standard output is an error that the
 	// relay hands on to the rank, and not the end of this process. The channel
 	// is never read.
 	s.pipe = make(chan os.Signal, 1)
 	signal.Notify(s.pipe, syscall.SIGPIPE)
-	s.dump = make(chan os.Signal, 1)
-	signal.Notify(s.dump, syscall.SIGUSR1)
+	if !slices.Contains(list, syscall.SIGUSR1) {
+		s.dump = make(chan os.Signal, 1)
+		signal.Notify(s.dump, syscall.SIGUSR1)
+	}
 }
 
 func (s *signals) release() {
-	signal.Stop(s.ch)
-	signal.Stop(s.pipe)
-	signal.Stop(s.dump)
+	for _, ch := range []chan os.Signal{s.ch, s.pipe, s.dump} {
+		if ch != nil {
+			signal.Stop(ch)
+		}
+	}
 }

@@ -57,7 +57,7 @@ type SpawnOptions struct {
 // run`, starts no more of them: it runs main, and n is what the launcher says.
 //
 // The context of main is done, with a cause that names the signal, when the rank
-// gets SIGINT, SIGTERM or SIGHUP; main then has the grace period to save what it
+// gets SIGINT, SIGTERM, SIGHUP, or another one of Config.Signals but SIGQUIT; main then has the grace period to save what it
 // wants and return. A rank whose main returns an error prints it and exits with
 // code 1. Deferred calls of the functions around Spawn do not run in a rank.
 //
@@ -124,6 +124,13 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 	defer cancel(nil)
 	ch := make(chan os.Signal, 1)
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	if more, err := ParseSignals(envvar.SignalsToHandle.Get("")); err == nil {
+		for _, s := range more {
+			if s != syscall.SIGQUIT { // prints where all goroutines are
+				signal.Notify(ch, s)
+			}
+		}
+	}
 	go func() {
 		s := <-ch
 		// The agent decides how long a rank may take from here on: later signals
@@ -134,15 +141,18 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 		if v := recover(); v != nil {
 			var misuse *tensor.Error
 			if err, ok := v.(error); ok && errors.As(err, &misuse) { // says where by itself
+				Record(misuse, "")
 				fmt.Fprintf(os.Stderr, "rank %s: %v\n", envvar.Rank.Get("?"), misuse)
 				os.Exit(1)
 			}
+			Record(fmt.Errorf("panic: %v", v), string(debug.Stack()))
 			// The message comes last: the job's report shows the last lines.
 			fmt.Fprintf(os.Stderr, "%s\nrank %s panicked: %v\n", debug.Stack(), envvar.Rank.Get("?"), v)
 			os.Exit(2)
 		}
 	}()
 	if err := main(ctx); err != nil {
+		Record(err, "")
 		fmt.Fprintf(os.Stderr, "%v\n", err)
 		return 1
 	}

@@ -46,6 +46,11 @@ const (
 	OMPNumThreads Var = "OMP_NUM_THREADS"
 	PythonExec    Var = "PYTHON_EXEC"
 	NCCLErrors    Var = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+	SignalsToHandle    Var = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+	LinePrefixTemplate Var = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+	ShutdownTimeout    Var = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+	VisibleGPUs        Var = "CUDA_VISIBLE_DEVICES"
 )
 
 // Cohort's own.
@@ -93,6 +98,10 @@ func declarations() []declaration {
 		{OMPNumThreads, "threads for programs that use OpenMP", false},
 		{PythonExec, "interpreter for .py programs (default python3)", false},
 		{NCCLErrors, "makes PyTorch's NCCL ranks end on an error of a peer; Cohort sets 1", false},
+		{SignalsToHandle, "signals that the launcher passes on to the workers, as --signals-to-handle says", false},
+		{LinePrefixTemplate, "what lines of ranks begin with, where --log-line-prefix-template does not say", false},
+		{ShutdownTimeout, "seconds that a rank has to end after a signal, where --shutdown-timeout does not say (default 30)", false},
+		{VisibleGPUs, "which GPUs ranks may use; --nproc-per-node gpu counts them, --virtual-local-rank gives each rank one", false},
 		{Token, "the job's token, 64 hexadecimal digits: all members prove that they know it", true},
 		{TokenFile, "file that holds the job's token, readable by its owner only", false},
 		{NodeID, "names the node: ranks of equal node id share memory", false},

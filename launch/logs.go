@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// Logs says where the output of the ranks goes besides the terminal, and which
+// of it is shown there. The zero value shows everything and keeps nothing.
+//
+// The files are torchrun's: below Dir there is a directory of this run, named by
+// Config.RunID and eight random digits, with a directory for each attempt and in it
+// one for each local rank:
+//
+//	Dir/none_1f0c9a7e/attempt_0/0/{stdout.log,stderr.log,error.json}
+//	Dir/none_1f0c9a7e/attempt_0/{filtered_stdout.log,filtered_stderr.log}
+//
+// stdout.log and stderr.log are there for streams that are redirected or teed;
+// error.json is where the worker finds TORCHELASTIC_ERROR_FILE and may say what it
+// ended with; the filtered files have the lines of all teed streams in which one
+// of the filters occurs. What is in the files is what the ranks wrote, byte for
+// byte, but for the token. An attempt of the same number begins its directory anew.
+type Logs struct {
+	// Dir is made if it does not exist. Empty, a new directory in os.TempDir is
+	// used: one that stays, and is named on Config.Stderr, where a stream is
+	// redirected or teed, else one for error files alone that goes with the job.
+	// os.DevNull means no files at all, whatever else is asked for.
+	Dir string
+	// Redirects are streams that go to files instead of the terminal, Tee those
+	// that go to both.
+	Redirects, Tee RankStreams
+	// LocalRanks are the ranks whose output is shown on the terminal; none means
+	// all. Files get everything.
+	LocalRanks []int
+	// StdoutFilters and StderrFilters are what lines of the filtered files contain.
+	StdoutFilters, StderrFilters []string
+	// Prefix is what each line on the terminal begins with, in which
+	// ${role_name}, ${rank}, ${local_rank} and ${hostname} stand for what they
+	// say. Default is "[rank0] ", and "[default0]:" (the role and the local
+	// rank) for teed streams.
+	Prefix string
+}
+
+// Streams are standard streams of a process.
+type Streams uint8
+
+// The streams that a rank writes.
+const (
+	Stdout Streams = 1 << iota
+	Stderr
+)
+
+// RankStreams are streams by local rank.
+type RankStreams map[int]Streams
+
+// AllRanks stands for every local rank that has no entry of its own.
+const AllRanks = -1
+
+// Of returns the streams of one local rank.
+func (s RankStreams) Of(local int) Streams {
+	if v, ok := s[local]; ok {
+		return v
+	}
+	return s[AllRanks]
+}
+
+func (s RankStreams) any() bool {
+	for _, v := range s {
+		if v != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// ParseRankStreams reads what torchrun's --redirects and --tee take: 0 to 3 for
+// all ranks (1 is standard output, 2 standard error, 3 both), or such numbers by
+// local rank, as in 0:3,1:2.
+func ParseRankStreams(text string) (RankStreams, error) {
+	bad := func(why string) (RankStreams, error) {
+		return nil, fmt.Errorf("%q: %s: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such numbers by local rank, as in 0:3,1:2", text, why)
+	}
+	streams := func(s string) (Streams, bool) {
+		n, err := strconv.ParseUint(s, 10, 8)
+		return Streams(n), err == nil && n <= uint64(Stdout|Stderr) && len(s) == 1
+	}
+	if v, ok := streams(text); ok {
+		return RankStreams{AllRanks: v}, nil
+	}
+	out := RankStreams{}
+	for pair := range strings.SplitSeq(text, ",") {
+		rank, value, ok := strings.Cut(pair, ":")
+		if !ok {
+			return bad("neither a number nor rank:number")
+		}
+		n, err := strconv.ParseUint(rank, 10, 16)
+		if err != nil {
+			return bad(fmt.Sprintf("%q is no local rank", rank))
+		}
+		v, ok := streams(value)
+		if !ok {
+			return bad(fmt.Sprintf("%q is not 0 to 3", value))
+		}
+		if _, twice := out[int(n)]; twice {
+			return bad(fmt.Sprintf("local rank %d is there twice", n))
+		}
+		out[int(n)] = v
+	}
+	return out, nil
+}
+
+// check says whether local ranks that are named exist.
+func (l *Logs) check(numRanks int) error {
+	within := func(what string, local int) error {
+		if local >= numRanks || local < AllRanks {
+			return badConfig("Logs", "%s name local rank %d: this host has local ranks 0 to %d", what, local, numRanks-1)
+		}
+		return nil
+	}
+	for local := range l.Redirects {
+		if err := within("redirects", local); err != nil {
+			return err
+		}
+	}
+	for local := range l.Tee {
+		if err := within("tee", local); err != nil {
+			return err
+		}
+	}
+	for _, local := range l.LocalRanks {
+		if err := within("the ranks to show", max(local, 0)); err != nil || local < 0 {
+			return badConfig("Logs", "the ranks to show name local rank %d: this host has local ranks 0 to %d", local, numRanks-1)
+		}
+	}
+	return nil
+}
+
+// logTree is the directory of a run.
+type logTree struct {
+	Logs
+	dir     string // of the run; empty: no files
+	scratch string // to remove in the end: holds error files alone
+}
+
+// openLogs makes the directory of the run.
+func openLogs(cfg *Config) (*logTree, error) {
+	l := &logTree{Logs: cfg.Logs}
+	if err := l.check(cfg.NumRanks); err != nil {
+		return nil, err
+	}
+	if l.Dir == os.DevNull {
+		return l, nil
+	}
+	base, err := filepath.Abs(l.Dir)
+	if err != nil {
+		return nil, badConfig("Logs", "log directory %s: %w", l.Dir, err)
+	}
+	switch {
+	case l.Dir != "":
+		err = os.MkdirAll(base, 0o777)
+	case l.Redirects.any() || l.Tee.any():
+		if base, err = os.MkdirTemp("", "torchelastic_"); err == nil {
+			fmt.Fprintf(cfg.Stderr, "cohort: log files are in %s (--log-dir chooses another place)\n", base)
+		}
+	default:
+		base, err = os.MkdirTemp("", "cohort-run-")
+		l.scratch = base
+	}
+	if err != nil {
+		return nil, logError(base, err)
+	}
+	// The name is a part of a path.
+	name := strings.Map(func(r rune) rune {
+		if r == filepath.Separator || r == 0 {
+			return '_'
+		}
+		return r
+	}, cfg.RunID)
+	const longest = 200 // names have 255 bytes
+	l.dir = filepath.Join(base, name[:min(len(name), longest)]+"_"+randomHex(4))
+	if err := os.Mkdir(l.dir, 0o700); err != nil {
+		l.close()
+		return nil, logError(base, err)
+	}
+	return l, nil
+}
+
+func logError(dir string, err error) error {
+	switch {
+	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, fs.ErrExist):
+		return badConfig("Logs", "log directory %s is, or is below, a file: name a directory, or one that does not exist yet (%w)", dir, err)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return badConfig("Logs", "log directory %s cannot be written: name another one, or let this user write there (%w)", dir, err)
+	default:
+		return badConfig("Logs", "log directory %s cannot be made: %w", dir, err)
+	}
+}
+
+// close removes what nobody needs.
+func (l *logTree) close() {
+	if l == nil || l.dir == "" {
+		return
+	}
+	if l.scratch != "" {
+		_ = os.RemoveAll(l.scratch)
+		return
+	}
+	_ = os.Remove(l.dir) // empty: nothing was started
+}
+
+// attemptLogs are the files of one attempt.
+type attemptLogs struct {
+	*logTree
+	dir      string
+	filtered [2]*os.File // by stream
+	sinks    [2]*sink
+}
+
+// begin makes the directories of an attempt, anew if it has been made before.
+func (l *logTree) begin(number, numRanks int) (_ *attemptLogs, err error) {
+	a := &attemptLogs{logTree: l}
+	if l.dir == "" {
+		return a, nil
+	}
+	a.dir = filepath.Join(l.dir, "attempt_"+strconv.Itoa(number))
+	if err := os.RemoveAll(a.dir); err != nil {
+		return nil, err
+	}
+	for i := range numRanks {
+		if err := os.MkdirAll(filepath.Join(a.dir, strconv.Itoa(i)), 0o777); err != nil {
+			return nil, err
+		}
+	}
+	for k, needles := range [][]string{l.StdoutFilters, l.StderrFilters} {
+		if len(needles) == 0 {
+			continue
+		}
+		f, err := os.Create(filepath.Join(a.dir, "filtered_"+streamNames[k]+".log"))
+		if err != nil {
+			a.end()
+			return nil, err
+		}
+		a.filtered[k], a.sinks[k] = f, &sink{w: f}
+	}
+	return a, nil
+}
+
+var streamNames = [2]string{"stdout", "stderr"}
+
+func (a *attemptLogs) end() {
+	if a == nil {
+		return
+	}
+	for _, f := range a.filtered {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// errorFile is where a worker may say what it ended with; empty: nowhere.
+func (a *attemptLogs) errorFile(local int) string {
+	if a == nil || a.dir == "" {
+		return ""
+	}
+	return filepath.Join(a.dir, strconv.Itoa(local), "error.json")
+}
+
+// relay makes what copies one stream of a worker: number k of streamNames.
+func (a *attemptLogs) relay(k, local int, prefix func(teed bool) []byte, console *sink) (*relay, error) {
+	stream := Streams(1 << k)
+	c := &relay{dst: console}
+	teed := a.Tee.Of(local)&stream != 0 && a.dir != ""
+	if a.dir != "" && (a.Redirects.Of(local)&stream != 0 || teed) {
+		f, err := os.Create(filepath.Join(a.dir, strconv.Itoa(local), streamNames[k]+".log"))
+		if err != nil {
+			return nil, err
+		}
+		c.file = f
+		if !teed {
+			c.dst = nil
+		}
+	}
+	if len(a.LocalRanks) > 0 && !slices.Contains(a.LocalRanks, local) {
+		c.dst = nil
+	} else if teed && a.sinks[k] != nil {
+		c.filtered, c.needles = a.sinks[k], [][]string{a.StdoutFilters, a.StderrFilters}[k]
+	}
+	c.prefix, c.notices = prefix(teed), console
+	return c, nil
+}
+
+var macro = regexp.MustCompile(`\$(\$|[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})`)
+
+// linePrefix is what the lines of a rank begin with on the terminal. Macros are
+// those of Python's string.Template: $name, ${name}, and $$ for a dollar sign; one that is
+// not known stays as it is.
+func linePrefix(template, role, host string, rank, local int, teed bool) []byte {
+	switch {
+	case template != "":
+		return macro.ReplaceAllFunc([]byte(template), func(m []byte) []byte {
+			switch strings.Trim(string(m[1:]), "{}") {
+			case "$":
+				return []byte("$")
+			case "role_name":
+				return []byte(role)
+			case "rank":
+				return strconv.AppendInt(nil, int64(rank), 10)
+			case "local_rank":
+				return strconv.AppendInt(nil, int64(local), 10)
+			case "hostname":
+				return []byte(host)
+			}
+			return m
+		})
+	case teed:
+		return fmt.Appendf(nil, "[%s%d]:", role, local)
+	default:
+		return fmt.Appendf(nil, "[rank%d] ", rank)
+	}
+}

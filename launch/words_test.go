@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/errorfile"
+)
+
+// roleWords: "go" returns an error of a Go main, "py" writes what torchrun's
+// @record writes, "text" the plain form, "junk" something else, "token" the job's
+// token; "late" writes at once and ends a while after the others. Rank 0 waits.
+func roleWords(arg string) int {
+	path := os.Getenv("TORCHELASTIC_ERROR_FILE")
+	if rank() == "0" && arg != "late" {
+		return roleWait("")
+	}
+	text := ""
+	switch arg {
+	case "go":
+		Record(errors.New("matrix is singular"), "main.solve\n\tsolve.go:7")
+		return 7
+	case "py":
+		text = fmt.Sprintf(`{"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "Traceback:\n  File x\nValueError: boom\n", "timestamp": "%d"}}}`, time.Now().Unix())
+		fmt.Fprintln(os.Stderr, "ValueError: boom")
+	case "text":
+		text = fmt.Sprintf(`{"message": "out of beans", "timestamp": %d}`, time.Now().Unix())
+	case "junk":
+		text = "\x00\x01"
+	case "token":
+		text = fmt.Sprintf(`{"message": "the token is %s"}`, os.Getenv("COHORT_TOKEN"))
+	case "late":
+		at := time.Now()
+		if rank() == "1" { // it knew first and ends last
+			at = at.Add(-3 * time.Second)
+			defer time.Sleep(100 * time.Millisecond)
+		}
+		text = fmt.Sprintf(`{"message": "rank %s", "timestamp": %d}`, rank(), at.Unix())
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		say("%v", err)
+	}
+	return 7
+}
+
+// roleGreedy: rank 1 takes memory until it is stopped.
+func roleGreedy(string) int {
+	if rank() != "1" {
+		return roleWait("")
+	}
+	var hold [][]byte
+	for range 4096 {
+		b := make([]byte, 1<<20)
+		for i := range b {
+			b[i] = byte(i)
+		}
+		hold = append(hold, b)
+	}
+	return len(hold) & 1
+}
+
+func TestErrorFiles(t *testing.T) {
+	for arg, want := range map[string][]string{
+		"go":    {"its error", "| matrix is singular", "| main.solve", "solve.go:7"},
+		"py":    {"its error", "| Traceback:", "|   File x", "| ValueError: boom"},
+		"text":  {"its error", "| out of beans"},
+		"junk":  {"cannot be read", "not the JSON"},
+		"token": {"the token is " + strings.Repeat("*", 64)},
+	} {
+		t.Run(arg, func(t *testing.T) {
+			outer := filepath.Join(t.TempDir(), "outer.json")
+			t.Setenv("TORCHELASTIC_ERROR_FILE", outer)
+			dir := t.TempDir()
+			cfg := self(t, 2, "words:"+arg)
+			cfg.Stdout, cfg.Stderr, cfg.FailGrace, cfg.Logs.Dir = &output{}, &output{}, 1, dir
+			job := ended(t, Run(t.Context(), cfg))
+			var b strings.Builder
+			job.Report(&b)
+			for _, w := range append(want, "rank 1 exited with code 7", "/attempt_0/1/error.json") {
+				if !strings.Contains(b.String(), w) {
+					t.Errorf("the report lacks %q:\n%s", w, b.String())
+				}
+			}
+			if strings.Count(b.String(), "ValueError: boom") > 1 {
+				t.Errorf("said twice:\n%s", b.String())
+			}
+			if !strings.HasPrefix(job.Failures[0].ErrorFile, dir) || job.Failures[1].ErrorFile != "" || !job.Failures[1].Stopped {
+				t.Errorf("%+v", job.Failures)
+			}
+			// Who has launched this launcher gets the file, with the code where it has a place.
+			e, raw, err := errorfile.Read(outer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if arg == "junk" {
+				if !strings.Contains(e.Message, "rank 1 of 2 exited with code 7") {
+					t.Errorf("handed on %+v", e)
+				}
+			} else if e.Message != job.Failures[0].Message {
+				t.Errorf("handed on %+v", e)
+			}
+			if got := strings.Contains(string(raw), `"errorCode":7`); got != (arg == "go" || arg == "py") {
+				t.Errorf("handed on %s", raw)
+			}
+		})
+	}
+}
+
+// Without a directory of logs the words are in the report, and no file stays.
+func TestErrorFilesGo(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	cfg := self(t, 2, "words:py")
+	cfg.Stdout, cfg.Stderr, cfg.FailGrace = &output{}, &output{}, 1
+	job := ended(t, Run(t.Context(), cfg))
+	if job.Failures[0].Message != "ValueError: boom" || job.Failures[0].ErrorFile != "" || job.Failures[0].Raised.IsZero() {
+		t.Errorf("%+v", job.Failures[0])
+	}
+	if left, _ := filepath.Glob(os.Getenv("TMPDIR") + "/*"); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// The rank whose error was first is the cause, though it ended last.
+func TestFirstErrorFirst(t *testing.T) {
+	cfg := self(t, 2, "words:late")
+	cfg.Stdout, cfg.Stderr = &output{}, &output{}
+	begin := time.Now()
+	job := ended(t, Run(t.Context(), cfg))
+	// The job is younger than what rank 1 says: such a clock is not believed.
+	if time.Since(begin) < 2*time.Second && job.Failures[0].Rank != 0 {
+		t.Errorf("a time before the job was believed: %+v", job.Failures)
+	}
+	at := time.Unix(1000, 0)
+	fs := []Failure{
+		{Rank: 0, Time: at.Add(5 * time.Second), After: time.Minute},
+		{Rank: 1, Time: at.Add(6 * time.Second), After: time.Minute, Raised: at.Add(2 * time.Second)},
+		{Rank: 2, Time: at.Add(6500 * time.Millisecond), After: time.Minute, Raised: at.Add(time.Hour)},
+		{Rank: 3, Time: at.Add(5900 * time.Millisecond), After: time.Minute, Raised: at.Add(5 * time.Second)},
+		{Rank: 4, Time: at.Add(7 * time.Second), After: time.Minute, Raised: at, Stopped: true},
+	}
+	firstFirst(fs)
+	var got []int
+	for _, f := range fs {
+		got = append(got, f.Rank)
+	}
+	if want := []int{1, 0, 3, 2, 4}; !slices.Equal(got, want) {
+		t.Errorf("order %v, want %v", got, want)
+	}
+}
+
+// A rank that Spawn runs records its error and its panics by itself.
+func TestSpawnRecords(t *testing.T) {
+	p := startProcess(t, "spawner:fail")
+	if code, _ := p.end(t); code != 1 {
+		t.Errorf("code %d", code)
+	}
+	if !strings.Contains(p.out.String(), "second: rank 2 of 3 exited with code 1") {
+		t.Errorf("printed\n%s", p.out.String())
+	}
+	path := filepath.Join(t.TempDir(), "error.json")
+	p = startProcess(t, "spawner:fail", "RANK=2", "WORLD_SIZE=3", "COHORT_SPAWN=2", "TORCHELASTIC_ERROR_FILE="+path)
+	if code, _ := p.end(t); code != 1 {
+		t.Errorf("code %d", code)
+	}
+	if e, _, err := errorfile.Read(path); err != nil || e.Message != "rank 2 has had enough" {
+		t.Errorf("recorded %+v, %v", e, err)
+	}
+	p = startProcess(t, "spawner:panic", "RANK=2", "WORLD_SIZE=3", "COHORT_SPAWN=2", "TORCHELASTIC_ERROR_FILE="+path)
+	if code, _ := p.end(t); code != 2 {
+		t.Errorf("code %d", code)
+	}
+	if e, _, err := errorfile.Read(path); err != nil || e.Message != "panic: out of range" || !strings.Contains(e.Callstack, "goroutine") {
+		t.Errorf("recorded %+v, %v", e, err)
+	}
+}
+
+func TestExitBySignalIsHandedOn(t *testing.T) {
+	outer := filepath.Join(t.TempDir(), "outer.json")
+	t.Setenv("TORCHELASTIC_ERROR_FILE", outer)
+	raw := []byte(`{"message": {"message": "m", "extraInfo": {}}}`)
+	handOn(&Error{Failures: []Failure{{Signal: syscall.SIGKILL, Code: -1, raw: raw}}})
+	if b, err := os.ReadFile(outer); err != nil || !strings.Contains(string(b), `"errorCode":-9`) {
+		t.Errorf("%s, %v", b, err)
+	}
+}
