@@ -73,11 +73,13 @@ type Stream struct {
 func NewStream(c StreamConfig) (*Stream, error) {
 	switch {
 	case c.Len < 1:
-		return nil, fmt.Errorf("data: stream over %d samples, want at least 1", c.Len)
+		return nil, fmt.Errorf("data: stream over %d samples, want at least 1: is the split empty?", c.Len)
 	case c.Batch < 1:
 		return nil, fmt.Errorf("data: stream with batches of %d, want at least 1", c.Batch)
 	case c.World < 1 || c.Rank < 0 || c.Rank >= c.World:
 		return nil, fmt.Errorf("data: stream for rank %d of %d, want a rank in 0..world-1", c.Rank, c.World)
+	case c.Len < c.World:
+		return nil, fmt.Errorf("data: stream over %d samples for %d ranks: fewer samples than ranks; use fewer ranks or more data", c.Len, c.World)
 	}
 	return &Stream{c: c}, nil
 }
@@ -139,7 +141,7 @@ type DistributedSampler struct {
 func NewDistributedSampler(c DistributedConfig) (*DistributedSampler, error) {
 	switch {
 	case c.Len < 1:
-		return nil, fmt.Errorf("data: distributed sampler over %d samples, want at least 1", c.Len)
+		return nil, fmt.Errorf("data: distributed sampler over %d samples, want at least 1: is the split empty?", c.Len)
 	case c.NumReplicas < 1 || c.Rank < 0 || c.Rank >= c.NumReplicas:
 		return nil, fmt.Errorf("data: distributed sampler for rank %d of %d, want a rank in 0..replicas-1", c.Rank, c.NumReplicas)
 	case c.Batch < 0:
@@ -162,29 +164,36 @@ func (s *DistributedSampler) NumSamples() int { return s.numSamples }
 // them.
 func (s *DistributedSampler) Indices(epoch int) []int {
 	return s.e.get(epoch, func() []int {
-		c, total := s.c, s.numSamples*s.c.NumReplicas
-		var order []int
-		if c.Shuffle {
-			order = random.NewMT(c.Seed + int64(epoch)).Perm(c.Len)
-		} else {
-			order = make([]int, c.Len)
-			for i := range order {
-				order[i] = i
-			}
-		}
-		// Without DropLast, total may exceed the dataset: the order begins
+		c := s.c
+		order := s.shuffled(epoch)
+		// Without DropLast there may be more places than samples: the order begins
 		// again, as often as it takes.
 		mine := make([]int, 0, s.numSamples)
-		for i := c.Rank; i < total; i += c.NumReplicas {
+		for i := c.Rank; i < s.total(); i += c.NumReplicas {
 			mine = append(mine, order[i%c.Len])
 		}
 		return mine
 	})
 }
 
+// shuffled is all samples in the order of an epoch.
+func (s *DistributedSampler) shuffled(epoch int) []int {
+	if s.c.Shuffle {
+		return random.NewMT(s.c.Seed + int64(epoch)).Perm(s.c.Len)
+	}
+	order := make([]int, s.c.Len)
+	for i := range order {
+		order[i] = i
+	}
+	return order
+}
+
+// total is the number of indices that all ranks get in an epoch.
+func (s *DistributedSampler) total() int { return s.numSamples * s.c.NumReplicas }
+
 // Batch implements [Sampler].
 func (s *DistributedSampler) Batch(dst []Key, position int64) ([]Key, int64) {
-	total := int64(s.numSamples) * int64(s.c.NumReplicas)
+	total := int64(s.total())
 	epoch := int(position / total)
 	from := int(position % total / int64(s.c.NumReplicas))
 	to := min(from+s.c.Batch, s.numSamples)

@@ -125,7 +125,7 @@ func TestStreamOrderDoesNotDependOnTheRanks(t *testing.T) {
 		}
 		var pos int64
 		for range 12 { // restarts
-			c.Batch, c.World = 1+r.IntN(9), 1+r.IntN(8)
+			c.Batch, c.World = 1+r.IntN(9), 1+r.IntN(min(8, c.Len))
 			ranks := make([]*Stream, c.World)
 			for i := range ranks {
 				c.Rank = i
@@ -171,7 +171,7 @@ func TestStreamOrderDoesNotDependOnTheRanks(t *testing.T) {
 }
 
 func TestSamplersRefuse(t *testing.T) {
-	for _, c := range []StreamConfig{{}, {Len: 1, Batch: 1}, {Len: 1, World: 1}, {Batch: 1, World: 1}, {Len: 1, Batch: 1, World: 2, Rank: 2}, {Len: 1, Batch: 1, World: 2, Rank: -1}} {
+	for _, c := range []StreamConfig{{}, {Len: 1, Batch: 1}, {Len: 1, World: 1}, {Batch: 1, World: 1}, {Len: 1, Batch: 1, World: 2, Rank: 2}, {Len: 1, Batch: 1, World: 2, Rank: -1}, {Len: 3, Batch: 1, World: 4}} {
 		if _, err := NewStream(c); err == nil {
 			t.Errorf("%+v was accepted", c)
 		}

@@ -10,7 +10,7 @@ import random
 import struct
 
 import torch
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, RandomSampler
 
 r = random.Random(17)
 args = [(10, 3, True, 3, False, 0), (10, 3, True, 3, True, 0), (2, 5, True, 3, False, 0), (7, 2, True, 3, True, 0), (1, 1, True, 0, False, 0), (8, 8, True, 1, True, 1), (3, 8, False, 0, False, 2)]
@@ -33,4 +33,20 @@ for n, w, shuffle, seed, drop, epoch in args:
     if len(cases) < 20:
         c["ranks"] = ranks
     cases.append(c)
-print(json.dumps({"torch": torch.__version__, "cases": cases}, separators=(",", ":")))
+
+args = [(5, False, 5, 1, 0), (5, False, 13, 1, 2), (5, True, 40, 1, 0), (1, True, 3, 1, 0)]
+for _ in range(1000):
+    n = r.choice([r.randrange(1, 20), r.randrange(1, 200), r.randrange(1, 3000)])
+    num = n if r.random() < 0.5 else r.randrange(1, 3 * n + 1)
+    args.append((n, r.random() < 0.5, num, r.randrange(-(2**40), 2**40), r.randrange(50)))
+randoms = []
+for n, replacement, num, seed, epoch in args:
+    g = torch.Generator()
+    g.manual_seed(seed + epoch)
+    order = list(RandomSampler(range(n), replacement, num, g))
+    c = {"len": n, "replacement": replacement, "num_samples": num, "seed": seed, "epoch": epoch}
+    c["sha256"] = hashlib.sha256(b"".join(struct.pack("<q", i) for i in order)).hexdigest()
+    if len(randoms) < 20:
+        c["order"] = order
+    randoms.append(c)
+print(json.dumps({"torch": torch.__version__, "cases": cases, "random": randoms}, separators=(",", ":")))
