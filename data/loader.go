@@ -7,11 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"runtime/debug"
 	"sync"
 	"time"
-
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // ErrClosed is what a closed [Loader] returns.
@@ -19,9 +16,26 @@ var ErrClosed = errors.New("data: the loader is closed")
 
 // LoaderConfig configures a [Loader].
 type LoaderConfig struct {
-	Workers  int // goroutines that make batches; 0 means 1
-	Prefetch int // batches made ahead; 0 means 2
+	// Workers is the number of goroutines that make samples and batches while
+	// others are used; 0 means that Next makes each batch when it is called.
+	Workers int
+
+	// Prefetch is the number of batches that workers make ahead, finished or
+	// not. 0 means 2, or more where batches have fewer samples than it takes to
+	// keep all workers busy.
+	Prefetch int
+
+	// OnError is what becomes of a sample that cannot be made.
+	OnError OnError
+
+	// OnSkip is told, within Next, of each sample that was replaced; may be nil.
+	OnSkip func(Skip)
 }
+
+const (
+	maxWorkers  = 1 << 12
+	maxPrefetch = 1 << 16
+)
 
 // LoaderState is where a loader is, for a checkpoint. The zero value is the
 // start of training.
@@ -41,63 +55,73 @@ func (e *ResumeError) Error() string {
 	return fmt.Sprintf("data: cannot resume: the state was saved for the samples {%s}, these are {%s}; use the same data, seed and settings, or start anew", e.Saved, e.Now)
 }
 
-// SampleError says which sample could not be made.
-type SampleError struct {
-	Key Key
-	Err error
-}
+// Releaser is a sample or a batch that wants to know when it is no longer
+// used, so that its memory can be used again. A [Loader] calls Release on a
+// sample when its batch has been collated, and on a batch when Next is called
+// for another one, or on Close. Types without this method are left to the
+// garbage collector, and their batches are the caller's for ever.
+type Releaser interface{ Release() }
 
-func (e *SampleError) Error() string {
-	return fmt.Sprintf("data: sample %d of epoch %d: %v", e.Key.Index, e.Key.Epoch, e.Err)
-}
-
-func (e *SampleError) Unwrap() error { return e.Err }
-
-// LoaderStats tells whether training waits for data.
-type LoaderStats struct {
-	Batches int64         // delivered
-	Waited  time.Duration // that Next was kept waiting, all batches together
-}
-
-// Loader makes the batches of a sampler over a dataset ahead of time and
-// delivers them in order. At most Prefetch batches wait, besides one that each
-// worker may be busy with. Its goroutines end when the context given to
-// [NewLoader] does, or on Close.
+// Loader makes the batches of a sampler over a dataset and delivers them in
+// order. Workers make them ahead of time, all of them samples of the earliest
+// batch that is not finished, so that the next batch comes as soon as it can;
+// a worker that is not needed sleeps. At most Prefetch batches are finished or
+// in the making, which bounds the memory. What is delivered does not depend on
+// the number of workers.
 //
+// Its goroutines end when the context given to [NewLoader] does, or on Close.
 // A Loader belongs to one goroutine.
 type Loader[S, B any] struct {
-	queue  chan *loading[B]
-	head   *loading[B] // taken from the queue, not delivered yet
+	ds       Dataset[S]
+	sampler  Sampler
+	collate  func([]S) (B, error)
+	c        LoaderConfig
+	grain    int  // samples that a worker takes at a time
+	releaseS bool // samples are Releasers
+	releaseB bool // batches are
+
 	ctx    context.Context
 	cancel context.CancelFunc
+	stop   func() bool // of what calls end when ctx ends
 	wg     sync.WaitGroup
-	state  LoaderState
-	stats  LoaderStats
-	failed error
-}
+	meters []meter // one a worker, or that of Next
 
-// loading is a batch on its way.
-type loading[B any] struct {
+	// The user's.
+	state    LoaderState
 	keys     []Key
-	next     int64
-	done     chan struct{} // closed when the rest is set
+	skipped  []Skip
 	batch    B
-	err      error
-	panicked *work.Panic
+	held     bool // batch is to be released
+	tally    LoaderStats
+	returned time.Time // when Next last did
+	failed   error
+
+	// Shared with the workers, as are the slots but for what is said there.
+	mu       sync.Mutex
+	wake     sync.Cond
+	ring     []slot[S, B] // batch i is in slot i modulo its length
+	head     int64        // the batch that Next delivers next
+	open     int64        // the batch of which samples are taken next
+	made     int          // batches from head on that are finished
+	position int64        // of the batch that is planned next
+	planning bool
+	asleep   int // workers
+	closed   bool
 }
 
-// NewLoader starts to make batches: collate makes a batch B of samples S. It
-// goes on from a state, where that is not zero; a state of another order of
-// samples is a *[ResumeError]. Close it after use.
+// NewLoader starts to make batches: collate makes a batch B of samples S,
+// of which it must keep none if they are [Releaser]s. The loader goes on from a state, where that is not zero; a state of another order
+// of samples is a *[ResumeError]. Close it after use.
 func NewLoader[S, B any](ctx context.Context, ds Dataset[S], sampler Sampler, collate func([]S) (B, error), c LoaderConfig, from LoaderState) (*Loader[S, B], error) {
-	if c.Workers < 0 || c.Prefetch < 0 {
-		return nil, fmt.Errorf("data: loader with %d workers and %d batches ahead: neither may be negative", c.Workers, c.Prefetch)
-	}
-	if c.Workers == 0 {
-		c.Workers = 1
-	}
-	if c.Prefetch == 0 {
-		c.Prefetch = 2
+	switch {
+	case c.Workers < 0 || c.Workers > maxWorkers:
+		return nil, fmt.Errorf("data: loader with %d workers, want 0 to %d", c.Workers, maxWorkers)
+	case c.Prefetch < 0 || c.Prefetch > maxPrefetch:
+		return nil, fmt.Errorf("data: loader with %d batches ahead, want 0 to %d", c.Prefetch, maxPrefetch)
+	case c.OnError != Fail && c.OnError != SkipSample:
+		return nil, fmt.Errorf("data: loader with the unknown policy %v for samples that cannot be made", c.OnError)
+	case ds.Len() < 1:
+		return nil, fmt.Errorf("data: loader over a dataset of %d samples: there is nothing to load; is the split empty?", ds.Len())
 	}
 	order := sampler.Order()
 	if d, ok := ds.(interface{ Fingerprint() string }); ok {
@@ -110,76 +134,109 @@ func NewLoader[S, B any](ctx context.Context, ds Dataset[S], sampler Sampler, co
 		return nil, &ResumeError{Saved: from.Order, Now: order}
 	}
 	l := &Loader[S, B]{
-		queue: make(chan *loading[B], c.Prefetch),
-		state: LoaderState{Position: from.Position, Order: order},
+		ds: ds, sampler: sampler, collate: collate, c: c,
+		meters:   make([]meter, max(c.Workers, 1)),
+		state:    LoaderState{Position: from.Position, Order: order},
+		position: from.Position,
+	}
+	l.wake.L = &l.mu
+	_, l.releaseS = any(*new(S)).(Releaser)
+	_, l.releaseB = any(*new(B)).(Releaser)
+	keys, _ := sampler.Batch(nil, from.Position)
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("data: the sampler {%s} has no sample at position %d", order, from.Position)
+	}
+	// A few portions a worker even out that some samples take longer.
+	l.grain = max(1, len(keys)/(4*max(1, c.Workers)))
+	switch {
+	case c.Workers == 0:
+		c.Prefetch = 1
+	case c.Prefetch == 0:
+		c.Prefetch = max(2, (2*c.Workers+len(keys)-1)/len(keys))
+	}
+	l.ring = make([]slot[S, B], c.Prefetch)
+	for i := range l.ring {
+		l.ring[i].ready = make(chan struct{}, 1)
 	}
 	l.ctx, l.cancel = context.WithCancel(ctx)
-	jobs := make(chan *loading[B])
-	l.wg.Go(func() {
-		defer close(jobs)
-		for pos := from.Position; ; {
-			job := &loading[B]{done: make(chan struct{})}
-			job.keys, job.next = sampler.Batch(nil, pos)
-			pos = job.next
-			// The queue is what bounds the work ahead, so it comes first.
-			select {
-			case l.queue <- job:
-			case <-l.ctx.Done():
-				return
-			}
-			select {
-			case jobs <- job:
-			case <-l.ctx.Done():
-				return
-			}
-		}
-	})
-	for range c.Workers {
-		l.wg.Go(func() {
-			for job := range jobs {
-				load(l.ctx, job, ds, collate)
-			}
-		})
+	l.stop = context.AfterFunc(l.ctx, l.end)
+	for i := range c.Workers {
+		l.wg.Go(func() { l.work(&l.meters[i]) })
 	}
 	return l, nil
 }
 
-// load makes the batch of a job. A panic is kept for the loader's user.
-func load[S, B any](ctx context.Context, job *loading[B], ds Dataset[S], collate func([]S) (B, error)) {
-	defer close(job.done)
-	defer func() {
-		if v := recover(); v != nil {
-			job.panicked = &work.Panic{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	samples := make([]S, len(job.keys))
-	for i, key := range job.keys {
-		s, err := ds.Get(ctx, key)
-		if err != nil {
-			job.err = &SampleError{Key: key, Err: err}
-			return
-		}
-		samples[i] = s
-	}
-	job.batch, job.err = collate(samples)
+// end lets the workers go home.
+func (l *Loader[S, B]) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.wake.Broadcast()
 }
 
 // Next returns the next batch. When ctx ends first, Next may be called again
 // and no batch is lost. Any other error is final: Next returns it from then on,
-// and the state stays before the batch that failed. A panic of the dataset or
-// of collate panics here, as a *work.Panic.
+// and the state stays before the batch that failed. A sample that cannot be
+// made is a *[SampleError], unless it is skipped. A panic of the dataset, the
+// sampler or collate panics here, as a *work.Panic.
 func (l *Loader[S, B]) Next(ctx context.Context) (B, error) {
 	var none B
 	if l.failed != nil {
 		return none, l.failed
 	}
 	began := time.Now()
+	if !l.returned.IsZero() {
+		l.tally.Stepped += began.Sub(l.returned)
+	}
+	if l.held {
+		any(l.batch).(Releaser).Release()
+		l.batch, l.held = none, false
+	}
+	batch, err := l.next(ctx)
+	l.returned = time.Now()
+	if l.tally.Batches == 0 {
+		l.tally.First += l.returned.Sub(began)
+	} else {
+		l.tally.Waited += l.returned.Sub(began)
+	}
+	if err != nil {
+		return none, err
+	}
+	l.tally.Batches++
+	l.tally.Samples += int64(len(l.keys))
+	l.tally.Skipped += int64(len(l.skipped))
+	if l.c.OnSkip != nil {
+		for _, s := range l.skipped {
+			l.c.OnSkip(s)
+		}
+	}
+	if l.releaseB {
+		l.batch, l.held = batch, true
+	}
+	return batch, nil
+}
+
+// next takes the batch out of its slot, when it is there.
+func (l *Loader[S, B]) next(ctx context.Context) (B, error) {
+	var none B
+	s := &l.ring[l.head%int64(len(l.ring))]
 	wait := func(err error) error {
 		return fmt.Errorf("data: waiting for the batch at position %d: %w", l.state.Position, err)
 	}
-	if l.head == nil {
+	switch {
+	case l.ctx.Err() != nil:
+		l.failed = wait(context.Cause(l.ctx))
+		return none, l.failed
+	case l.c.Workers == 0:
+		if err := l.makeNow(ctx, s); err != nil {
+			return none, wait(err)
+		}
+	}
+	select {
+	case <-s.ready: // what is there is delivered, also when time is up
+	default:
 		select {
-		case l.head = <-l.queue:
+		case <-s.ready:
 		case <-ctx.Done():
 			return none, wait(context.Cause(ctx))
 		case <-l.ctx.Done():
@@ -187,28 +244,31 @@ func (l *Loader[S, B]) Next(ctx context.Context) (B, error) {
 			return none, l.failed
 		}
 	}
-	job := l.head
-	select {
-	case <-job.done:
-	case <-ctx.Done():
-		return none, wait(context.Cause(ctx))
-	case <-l.ctx.Done():
+	switch {
+	case s.panicked != nil:
+		l.failed = s.panicked
+		panic(s.panicked)
+	case s.err != nil && l.ctx.Err() != nil:
 		l.failed = wait(context.Cause(l.ctx))
 		return none, l.failed
+	case s.err != nil:
+		l.failed = s.err
+		return none, l.failed
 	}
-	l.head = nil
-	switch {
-	case job.panicked != nil:
-		l.failed = job.panicked
-		panic(job.panicked)
-	case job.err != nil:
-		l.failed = job.err
-		return none, job.err
+	batch := s.batch
+	l.state.Position = s.next
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s.batch = none
+	s.keys, l.keys = l.keys, s.keys
+	s.skipped, l.skipped = l.skipped, s.skipped
+	s.planned = false
+	l.head++
+	l.made--
+	if l.asleep > 0 {
+		l.wake.Signal()
 	}
-	l.state.Position = job.next
-	l.stats.Batches++
-	l.stats.Waited += time.Since(began)
-	return job.batch, nil
+	return batch, nil
 }
 
 // All yields batches until there is an error, which comes last.
@@ -227,8 +287,24 @@ func (l *Loader[S, B]) All(ctx context.Context) iter.Seq2[B, error] {
 // ahead do not count.
 func (l *Loader[S, B]) State() LoaderState { return l.state }
 
-// Stats counts what Next has delivered.
-func (l *Loader[S, B]) Stats() LoaderStats { return l.stats }
+// Keys are the samples of the last batch that Next returned, row by row, as
+// they were ordered: a sample that was skipped is here, and not what stands in
+// its place. They are valid until Next is called again.
+func (l *Loader[S, B]) Keys() []Key { return l.keys }
+
+// Skipped are the samples of the last batch that were replaced, in the order
+// of its rows. They are valid until Next is called again.
+func (l *Loader[S, B]) Skipped() []Skip { return l.skipped }
+
+// Stats tells what has been done since the loader was made.
+func (l *Loader[S, B]) Stats() LoaderStats {
+	s := l.tally
+	s.Workers = l.c.Workers
+	for i := range l.meters {
+		l.meters[i].addTo(&s)
+	}
+	return s
+}
 
 // Close ends the loader's goroutines and waits for them. Batches made ahead
 // are thrown away; the state stays. It may be called more than once.
@@ -237,5 +313,26 @@ func (l *Loader[S, B]) Close() {
 		l.failed = ErrClosed
 	}
 	l.cancel()
+	if l.stop() {
+		l.end()
+	}
 	l.wg.Wait()
+	if l.held {
+		any(l.batch).(Releaser).Release()
+		l.batch, l.held = *new(B), false
+	}
+	if !l.releaseB && !l.releaseS {
+		return
+	}
+	for i := range l.ring {
+		s := &l.ring[i]
+		select {
+		case <-s.ready:
+			if l.releaseB && s.err == nil && s.panicked == nil {
+				any(s.batch).(Releaser).Release()
+			}
+		default:
+			l.drop(s)
+		}
+	}
 }

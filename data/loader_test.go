@@ -46,7 +46,7 @@ func TestLoaderResumesExactly(t *testing.T) {
 			ref := stream(t, n, 1, 0, 1)
 			var state LoaderState
 			for range 5 { // crashes
-				world, batch := 1+r.IntN(4), 1+r.IntN(5)
+				world, batch := 1+r.IntN(min(n, 4)), 1+r.IntN(5)
 				steps := r.IntN(8)
 				saved := state
 				for rank := range world {
@@ -106,7 +106,7 @@ func TestLoaderNextDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := FromFunc(100, func(_ context.Context, k Key) (Key, error) { time.Sleep(time.Second); return k, nil })
 		s := stream(t, 100, 1, 0, 1)
-		l, err := NewLoader(t.Context(), slow, s, keep, LoaderConfig{}, LoaderState{})
+		l, err := NewLoader(t.Context(), slow, s, keep, LoaderConfig{Workers: 1}, LoaderState{})
 		if err != nil {
 			t.Fatal(err)
 		}
