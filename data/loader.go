@@ -85,6 +85,7 @@ type Loader[S, B any] struct {
 	stop   func() bool // of what calls end when ctx ends
 	wg     sync.WaitGroup
 	meters []meter // one a worker, or that of Next
+	began  time.Time
 
 	// The user's.
 	state    LoaderState
@@ -137,7 +138,7 @@ func NewLoader[S, B any](ctx context.Context, ds Dataset[S], sampler Sampler, co
 		ds: ds, sampler: sampler, collate: collate, c: c,
 		meters:   make([]meter, max(c.Workers, 1)),
 		state:    LoaderState{Position: from.Position, Order: order},
-		position: from.Position,
+		position: from.Position, began: time.Now(),
 	}
 	l.wake.L = &l.mu
 	_, l.releaseS = any(*new(S)).(Releaser)
@@ -302,6 +303,10 @@ func (l *Loader[S, B]) Stats() LoaderStats {
 	s.Workers = l.c.Workers
 	for i := range l.meters {
 		l.meters[i].addTo(&s)
+	}
+	if s.Workers > 0 {
+		all := time.Duration(s.Workers) * time.Since(l.began)
+		s.Idle = max(all-s.Reading-s.Making-s.Collating, 0)
 	}
 	return s
 }

@@ -25,7 +25,7 @@ type LoaderStats struct {
 	Reading   time.Duration // what datasets say of their Get ([Reading])
 	Making    time.Duration // the rest of Get: decoding, transforms
 	Collating time.Duration
-	Idle      time.Duration // there was nothing to do: enough was made ahead
+	Idle      time.Duration // the rest of the workers' time: enough was made ahead
 }
 
 // WaitShare is the share of the time of training that it waits for data.
@@ -82,8 +82,8 @@ func (s LoaderStats) String() string {
 
 // meter counts what a worker does. It has cache lines of its own.
 type meter struct {
-	read, made, collated, idle atomic.Int64 // nanoseconds; made includes read
-	_                          [96]byte
+	read, made, collated atomic.Int64 // nanoseconds; made includes read
+	_                    [104]byte
 }
 
 func (m *meter) addTo(s *LoaderStats) {
@@ -91,7 +91,6 @@ func (m *meter) addTo(s *LoaderStats) {
 	s.Reading += time.Duration(read)
 	s.Making += time.Duration(max(m.made.Load()-read, 0))
 	s.Collating += time.Duration(m.collated.Load())
-	s.Idle += time.Duration(m.idle.Load())
 }
 
 // meterKey is the key under which the context of a Get has its worker's meter.

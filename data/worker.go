@@ -25,6 +25,7 @@ type slot[S, B any] struct {
 	taken    int   // rows that workers have taken
 	left     int   // rows that are not made
 	samples  []S
+	full     []bool // the rows of samples to release, if they are Releasers
 	skipped  []Skip
 	batch    B
 	err      error
@@ -59,11 +60,9 @@ func (l *Loader[S, B]) work(m *meter) {
 func (l *Loader[S, B]) take(m *meter) (s *slot[S, B], from, to int) {
 	for !l.closed {
 		if l.planning || l.open-l.head == int64(len(l.ring)) {
-			began := time.Now()
 			l.asleep++
 			l.wake.Wait()
 			l.asleep--
-			m.idle.Add(int64(time.Since(began)))
 			continue
 		}
 		s = &l.ring[l.open%int64(len(l.ring))]
@@ -131,6 +130,10 @@ func (l *Loader[S, B]) plan(s *slot[S, B]) {
 	}
 	l.position = s.next
 	s.samples = make([]S, len(s.keys)) // a new one, for collate may keep it
+	if l.releaseS {
+		s.full = slices.Grow(s.full[:0], len(s.keys))[:len(s.keys)]
+		clear(s.full)
+	}
 	s.taken, s.left, s.planned = 0, len(s.keys), true
 }
 
@@ -143,6 +146,9 @@ func (l *Loader[S, B]) fill(ctx context.Context, m *meter, s *slot[S, B], from, 
 		for row := from; row < to; row++ {
 			sample, skip, err := l.get(ctx, s.keys[row])
 			s.samples[row] = sample
+			if l.releaseS {
+				s.full[row] = err == nil
+			}
 			if err == nil && skip.Err == nil {
 				continue
 			}
@@ -192,9 +198,12 @@ func (l *Loader[S, B]) drop(s *slot[S, B]) {
 
 func (l *Loader[S, B]) releaseSamples(s *slot[S, B]) {
 	if l.releaseS {
-		for i := range s.samples {
-			any(s.samples[i]).(Releaser).Release()
+		for i, full := range s.full {
+			if full {
+				any(s.samples[i]).(Releaser).Release()
+			}
 		}
+		s.full = s.full[:0]
 	}
 	s.samples = nil
 }
