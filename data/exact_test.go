@@ -32,8 +32,8 @@ func keySum(keys []Key) (sum uint64) {
 // workers each, which need random time. The samples of its global batches are,
 // step by step, those of the uninterrupted run, and so is their multiset; the
 // logs of the ranks prove it. With the global batch fixed, as an elastic run
-// keeps it, each step's batch is compared with the step of the uninterrupted
-// run; with batches that change, with the sequence.
+// keeps it although it may not divide by the ranks, each step's batch is that
+// of the same step; where batches change, that of the same positions.
 //
 //	go test ./data -run TestExactOrder -exact.runs 3000 -exact.seed 7
 func TestExactOrder(t *testing.T) {
@@ -60,14 +60,14 @@ func exactRun(t *testing.T, seed uint64) {
 		return k, nil
 	})
 	shuffleSeed := r.Int64()
-	streamOf := func(batch, rank, world int) *Stream {
-		s, err := NewStream(StreamConfig{Len: n, Batch: batch, Rank: rank, World: world, Shuffle: true, Seed: shuffleSeed})
+	streamOf := func(batch, total, rank, world int) *Stream {
+		s, err := NewStream(StreamConfig{Len: n, Batch: batch, Total: total, Rank: rank, World: world, Shuffle: true, Seed: shuffleSeed})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return s
 	}
-	reference := streamOf(1, 0, 1)
+	reference := streamOf(1, 0, 0, 1)
 	between := func(from, to int64) []Key {
 		var keys []Key
 		for p := from; p < to; p++ {
@@ -85,28 +85,24 @@ func exactRun(t *testing.T, seed uint64) {
 	)
 	for done < steps {
 		world, passes := 1+r.IntN(8), 1+r.IntN(3)
-		batch := 1 + r.IntN(5)
+		batch, total := 1+r.IntN(5), 0
 		if elastic {
-			for perStep%world != 0 {
-				world = 1 + r.IntN(8)
-			}
-			if passes = 1; perStep/world%2 == 0 && r.IntN(2) == 0 {
-				passes = 2
-			}
-			batch = perStep / world / passes
+			passes = 1 << r.IntN(2)
+			world = min(world, perStep/passes)
+			total = perStep / passes
 		}
 		number++
 		c := LoaderConfig{Workers: r.IntN(9), Prefetch: r.IntN(4), OnError: SkipSample}
 		loaders, logs := make([]*Loader[Key, []Key], world), make([]*OrderLog, world)
 		for rank := range world {
 			var err error
-			if loaders[rank], err = NewLoader(t.Context(), ds, streamOf(batch, rank, world), keep, c, saved); err != nil {
+			if loaders[rank], err = NewLoader(t.Context(), ds, streamOf(batch, total, rank, world), keep, c, saved); err != nil {
 				t.Fatal(err)
 			}
 			if logs[rank], err = OpenOrderLog(dir, rank); err != nil {
 				t.Fatal(err)
 			}
-			if err := logs[rank].Begin(OrderAttempt{Attempt: number, World: world, Batch: batch, Step: done, From: loaders[rank].State()}); err != nil {
+			if err := logs[rank].Begin(OrderAttempt{Attempt: number, World: world, Batch: batch, Total: total, Step: done, From: loaders[rank].State()}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -258,7 +258,7 @@ func (c *orderCheck) read(rank int, path string) error {
 // begin notes that a rank has begun an attempt.
 func (c *orderCheck) begin(rank int, path string, line int, rec orderRecord) *attempt {
 	mine := OrderAttempt{
-		Attempt: rec.attempt, World: rec.world, Batch: rec.batch, Step: rec.step, From: LoaderState{Position: rec.position, Order: rec.order},
+		Attempt: rec.attempt, World: rec.world, Batch: rec.batch, Total: rec.total, Step: rec.step, From: LoaderState{Position: rec.position, Order: rec.order},
 	}
 	a := c.attempts[rec.attempt]
 	if a == nil {
@@ -476,13 +476,19 @@ func (c *orderCheck) blame(files map[int]string) error {
 // shareIsRight reports whether a rank took what it takes when ranks take turns,
 // which is how every sampler of this package shares out a step.
 func (c *orderCheck) shareIsRight(a *attempt, rank int, before int64, rec orderRecord) bool {
-	world := int64(a.World)
-	if rec.samples*world != rec.position-before {
+	all := rec.position - before
+	if a.share(rank, all) != rec.samples {
 		return false
 	}
+	total := all
+	if a.Total > 0 {
+		total = int64(a.Total)
+	}
 	var want uint64
-	for p := before + int64(rank); p < rec.position; p += world {
-		want += mixKey(c.sequence.at(p))
+	for ; before < rec.position; before += total {
+		for p := before + int64(rank); p < before+total; p += int64(a.World) {
+			want += mixKey(c.sequence.at(p))
+		}
 	}
 	return want == rec.keys
 }

@@ -24,7 +24,7 @@ import (
 // The lines of a log, of which each ends with a hash of itself and of all lines
 // before it:
 //
-//	begin version=1 attempt=2 rank=0 world=4 batch=8 step=120 position=3840 order="stream …" chain=…
+//	begin version=1 attempt=2 rank=0 world=4 batch=8 total=0 step=120 position=3840 order="stream …" chain=…
 //	skip step=121 epoch=0 index=17 by=90 chain=…
 //	step number=121 position=3872 samples=8 keys=… chain=…
 //	end step=500 chain=…
@@ -58,8 +58,25 @@ type OrderAttempt struct {
 	Attempt int64       // counts from 1; the same on all ranks, and larger than [OrderLog.Last] of each
 	World   int         // number of ranks
 	Batch   int         // samples that a rank takes at a time
+	Total   int         // samples that all ranks take at a time, if that is given instead of Batch ([StreamConfig])
 	Step    int         // steps done so far
 	From    LoaderState // that the loader began with: the position, and the order it counts
+}
+
+// share is how many of a step's samples are a rank's, -1 if there is no such
+// step: ranks take turns, and begin anew with each batch of all.
+func (a *OrderAttempt) share(rank int, samples int64) int64 {
+	world, total := int64(a.World), int64(a.Total)
+	if total == 0 {
+		total = samples
+		if samples%world != 0 {
+			return -1
+		}
+	}
+	if samples < 1 || samples%total != 0 {
+		return -1
+	}
+	return samples / total * ((total - int64(rank) + world - 1) / world)
 }
 
 const (
@@ -142,16 +159,21 @@ func (l *OrderLog) Begin(a OrderAttempt) error {
 		return l.misused("attempt %d after attempt %d: the ranks must agree on a larger number", a.Attempt, l.last)
 	case a.World < 1 || l.rank >= a.World || a.World > maxOrderRank:
 		return l.misused("rank %d of %d", l.rank, a.World)
-	case a.Batch < 1 || a.Step < 0 || a.From.Position < 0:
+	case a.Total < 0 || a.Total > 0 && a.Total < a.World:
+		return l.misused("batches of %d samples for %d ranks", a.Total, a.World)
+	case a.Total == 0 && a.Batch < 1 || a.Step < 0 || a.From.Position < 0:
 		return l.misused("an attempt with batches of %d, from step %d and position %d", a.Batch, a.Step, a.From.Position)
 	case a.From.Order == "" || len(a.From.Order) > maxOrderLine/8:
 		return l.misused("an order of %d bytes, want 1 to %d", len(a.From.Order), maxOrderLine/8)
+	}
+	if a.Total > 0 {
+		a.Batch = (a.Total + a.World - 1) / a.World
 	}
 	l.begun, l.last, l.step, l.position = a, a.Attempt, a.Step, a.From.Position
 	l.forget()
 	l.line = l.line[:0]
 	l.append(orderRecord{
-		kind: orderBegin, attempt: a.Attempt, rank: l.rank, world: a.World, batch: a.Batch,
+		kind: orderBegin, attempt: a.Attempt, rank: l.rank, world: a.World, batch: a.Batch, total: a.Total,
 		step: a.Step, position: a.From.Position, order: a.From.Order,
 	})
 	return l.write()
@@ -176,7 +198,7 @@ func (l *OrderLog) Step(step int, position int64) error {
 		return l.misused("step %d after step %d", step, l.step)
 	case l.samples < 1 || l.samples > maxOrderBatch:
 		return l.misused("step %d with %d samples, want 1 to %d", step, l.samples, maxOrderBatch)
-	case position-l.position != l.samples*int64(l.begun.World):
+	case l.samples != l.begun.share(l.rank, position-l.position):
 		return l.misused("step %d leads from position %d to %d, but the rank has added %d samples, one of %d ranks", step, l.position, position, l.samples, l.begun.World)
 	}
 	l.line = l.line[:0]
@@ -270,6 +292,7 @@ type orderRecord struct {
 	rank     int
 	world    int
 	batch    int
+	total    int
 	step     int
 	position int64
 	order    string
@@ -291,6 +314,7 @@ func (r orderRecord) appendTo(b []byte) []byte {
 		field(" rank=", int64(r.rank))
 		field(" world=", int64(r.world))
 		field(" batch=", int64(r.batch))
+		field(" total=", int64(r.total))
 		field(" step=", int64(r.step))
 		field(" position=", r.position)
 		b = strconv.AppendQuote(append(b, " order="...), r.order)
@@ -381,6 +405,9 @@ func parseOrderLine(line string) (r orderRecord, problem string) {
 	if r.kind == orderBegin && (r.attempt < 1 || r.world < 1 || r.world > maxOrderRank || r.rank >= r.world) {
 		return r, fmt.Sprintf("attempt %d of rank %d of %d", r.attempt, r.rank, r.world)
 	}
+	if r.total > 0 && r.total < r.world {
+		return r, fmt.Sprintf("batches of %d samples for %d ranks", r.total, r.world)
+	}
 	return r, ""
 }
 
@@ -396,6 +423,8 @@ func (r *orderRecord) set(name string, v int64) bool {
 		r.world = int(v)
 	case "batch":
 		r.batch = int(v)
+	case "total":
+		r.total = int(v)
 	case "step", "number":
 		r.step = int(v)
 	case "position":

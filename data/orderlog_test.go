@@ -328,6 +328,7 @@ func TestOrderLogRefusesMisuse(t *testing.T) {
 		func(a *OrderAttempt) { a.Attempt = 0 },
 		func(a *OrderAttempt) { a.World = 1 },
 		func(a *OrderAttempt) { a.Batch = 0 },
+		func(a *OrderAttempt) { a.Total = 1 },
 		func(a *OrderAttempt) { a.Step = -1 },
 		func(a *OrderAttempt) { a.From.Position = -1 },
 		func(a *OrderAttempt) { a.From.Order = "" },

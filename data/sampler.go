@@ -51,6 +51,7 @@ func (e *epochs) get(epoch int, order func() []int) []int {
 type StreamConfig struct {
 	Len     int   // samples in an epoch
 	Batch   int   // samples that a rank takes at a time
+	Total   int   // samples that all ranks take at a time, instead of Batch: their shares may differ by one
 	Rank    int   // of this process
 	World   int   // number of ranks
 	Shuffle bool  // a new order each epoch, else 0..Len-1
@@ -60,8 +61,8 @@ type StreamConfig struct {
 // Stream is the sampler of a run measured in steps. The sequence of samples is
 // a function of (seed, position) alone: epoch after epoch without a gap, each
 // sample once in each, nothing padded and nothing dropped. The batch of all
-// ranks is the next Batch·World samples of it, of which rank r takes every
-// World-th from the r-th on. So a run may be resumed with another number of
+// ranks is the next Total samples of it, which is Batch·World where it is not
+// given, and of these rank r takes every World-th from the r-th on. So a run may be resumed with another number of
 // ranks at any position and goes on with exactly the samples that would have
 // come.
 type Stream struct {
@@ -74,12 +75,16 @@ func NewStream(c StreamConfig) (*Stream, error) {
 	switch {
 	case c.Len < 1:
 		return nil, fmt.Errorf("data: stream over %d samples, want at least 1: is the split empty?", c.Len)
-	case c.Batch < 1:
-		return nil, fmt.Errorf("data: stream with batches of %d, want at least 1", c.Batch)
+	case c.Total < 0 || c.Total == 0 && c.Batch < 1:
+		return nil, fmt.Errorf("data: stream with batches of %d of a rank and %d of all, want at least 1", c.Batch, c.Total)
 	case c.World < 1 || c.Rank < 0 || c.Rank >= c.World:
 		return nil, fmt.Errorf("data: stream for rank %d of %d, want a rank in 0..world-1", c.Rank, c.World)
 	case c.Len < c.World:
 		return nil, fmt.Errorf("data: stream over %d samples for %d ranks: fewer samples than ranks; use fewer ranks or more data", c.Len, c.World)
+	case c.Total == 0:
+		c.Total = c.Batch * c.World
+	case c.Total < c.World:
+		return nil, fmt.Errorf("data: stream of %d samples at a time for %d ranks: some ranks would get none; use fewer ranks or larger batches", c.Total, c.World)
 	}
 	return &Stream{c: c}, nil
 }
@@ -100,10 +105,10 @@ func (s *Stream) order(epoch int) []int {
 
 // Batch implements [Sampler].
 func (s *Stream) Batch(dst []Key, position int64) ([]Key, int64) {
-	for i := range s.c.Batch {
-		dst = append(dst, s.At(position+int64(i)*int64(s.c.World)+int64(s.c.Rank)))
+	for i := s.c.Rank; i < s.c.Total; i += s.c.World {
+		dst = append(dst, s.At(position+int64(i)))
 	}
-	return dst, position + int64(s.c.Batch)*int64(s.c.World)
+	return dst, position + int64(s.c.Total)
 }
 
 // Order implements [Sampler]. It does not mention the batch and the ranks.

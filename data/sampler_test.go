@@ -171,7 +171,7 @@ func TestStreamOrderDoesNotDependOnTheRanks(t *testing.T) {
 }
 
 func TestSamplersRefuse(t *testing.T) {
-	for _, c := range []StreamConfig{{}, {Len: 1, Batch: 1}, {Len: 1, World: 1}, {Batch: 1, World: 1}, {Len: 1, Batch: 1, World: 2, Rank: 2}, {Len: 1, Batch: 1, World: 2, Rank: -1}, {Len: 3, Batch: 1, World: 4}} {
+	for _, c := range []StreamConfig{{}, {Len: 1, Batch: 1}, {Len: 1, World: 1}, {Batch: 1, World: 1}, {Len: 1, Batch: 1, World: 2, Rank: 2}, {Len: 1, Batch: 1, World: 2, Rank: -1}, {Len: 3, Batch: 1, World: 4}, {Len: 9, Total: 3, World: 4}, {Len: 9, Total: -1, Batch: 1, World: 4}} {
 		if _, err := NewStream(c); err == nil {
 			t.Errorf("%+v was accepted", c)
 		}
