@@ -12,32 +12,33 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/internal/config"
 )
 
 // CheckLM reports, before any rank is started, what [LM] would report on every
 // one of them: settings that make no sense, a checkpoint of another run, a text
 // that cannot be used, a directory that cannot be written. It leaves nothing
-// behind.
-func CheckLM(ctx context.Context, cfg LMConfig, explicit map[string]bool) error {
-	r := &lmRun{cfg: cfg, report: Discard}
+// behind, and returns the settings that the run would have, as TOML.
+func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolved []byte, err error) {
+	r := newLMRun(cfg, given, nil, Discard)
 	if err := cfg.Validate(); err != nil {
-		return err
+		return nil, err
 	}
 	if err := CheckOut("lm", cfg.Out); err != nil {
-		return err
+		return nil, err
 	}
-	if _, err := r.findRun(ctx, explicit); err != nil {
-		return err
+	if _, err := r.findRun(ctx); err != nil {
+		return nil, err
 	}
-	if explicit["data"] && cfg.Data == "" {
-		return errors.New("train lm: --data is empty: name a file or directory, or leave the flag out for the Go standard library's source")
+	if given["data"] == config.Flag && cfg.Data == "" {
+		return nil, errors.New("train lm: --data is empty: name a file or directory, or leave the flag out for the Go standard library's source")
 	}
 	if r.cfg.Data != "" {
 		if _, err := data.OpenCorpus(ctx, r.cfg.Data); err != nil {
-			return fmt.Errorf("train lm: %w", err)
+			return nil, fmt.Errorf("train lm: %w", err)
 		}
 	}
-	return nil
+	return r.config(), nil
 }
 
 // CheckOut reports what a run could not begin with: another one that is at work

@@ -5,47 +5,52 @@ package train
 import (
 	"fmt"
 	"math"
+	"path/filepath"
 	"strings"
 
+	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 )
 
 // LMConfig is everything that decides a run of [LM], besides the text itself.
-// It is saved with every checkpoint.
+// It is saved with every checkpoint. Its fields are the flags of `cohort train
+// lm` and the keys of its configuration file; package internal/config says what
+// the tags mean.
 type LMConfig struct {
-	Data string `json:"data"` // file or directory; "" is the Go standard library's source
-	Out  string `json:"-"`    // the run's directory
+	Ranks      int    `json:"ranks" run:"here" usage:"{number} of ranks, a process each"`
+	Data       string `json:"data" run:"fixed" usage:"{file} or directory of UTF-8 text; default is the Go standard library's source"`
+	Out        string `json:"-" flag:"out" run:"here" usage:"{directory} of the run"`
+	Steps      int    `json:"steps" usage:"training steps"`
+	Batch      int    `json:"batch" usage:"sequences a rank and pass"`
+	Accumulate int    `json:"accumulate" usage:"{passes} of a step, whose gradients add up: the sequences of a step are ranks × batch × accumulate"`
+	Seed       int64  `json:"seed" run:"fixed" usage:"decides the first weights and the order of the data"`
+	DType      string `json:"dtype" usage:"{type} that is computed in: float32 or bfloat16 (weights and checkpoints are float32 always)"`
+	Recompute  bool   `json:"recompute" usage:"keep only what goes in and out of each layer for the backward pass, and compute the rest again: less memory, more time"`
+	NaN        string `json:"nan" usage:"what to do about a step whose loss or gradients are not finite: {stop}, or skip its update (at most 10 in a row)"`
 
-	Ranks      int    `json:"ranks"`
-	Batch      int    `json:"batch"`      // sequences a rank and pass
-	Accumulate int    `json:"accumulate"` // passes a step, whose gradients add up
-	Steps      int    `json:"steps"`
-	Seed       int64  `json:"seed"`      // of the first weights and the order of the data
-	DType      string `json:"dtype"`     // float32, or bfloat16: autocast with float32 weights
-	Recompute  bool   `json:"recompute"` // keep only what goes in and out of a layer, and compute the rest twice
-	NaN        string `json:"nan"`       // what becomes of a step that is not finite: "stop" or "skip"
+	Vocab   int `json:"vocab" run:"fixed" usage:"entries of the tokenizer's vocabulary"`
+	Context int `json:"context" run:"fixed" usage:"tokens in a sequence"`
+	Width   int `json:"width" run:"fixed" usage:"width of the model"`
+	Heads   int `json:"heads" run:"fixed" usage:"attention heads; they divide the width"`
+	Layers  int `json:"layers" run:"fixed" usage:"layers of the model"`
 
-	Vocab   int `json:"vocab"`
-	Context int `json:"context"` // tokens in a sequence
-	Width   int `json:"width"`
-	Heads   int `json:"heads"`
-	Layers  int `json:"layers"`
+	LR          float64 `json:"lr" usage:"highest learning {rate}"`
+	WeightDecay float64 `json:"weight_decay" usage:"weight decay of the matrices"`
+	Beta2       float64 `json:"beta2" usage:"AdamW's second decay {rate}"`
+	Clip        float64 `json:"clip" usage:"largest {norm} of all gradients together"`
+	Warmup      float64 `json:"warmup" usage:"{share} of the steps in which the learning rate rises"`
+	LRFloor     float64 `json:"lr_floor" usage:"{share} of the learning rate that is left at the end"`
 
-	LR          float64 `json:"lr"`
-	WeightDecay float64 `json:"weight_decay"`
-	Beta2       float64 `json:"beta2"`
-	Clip        float64 `json:"clip"`     // largest norm of all gradients together
-	Warmup      float64 `json:"warmup"`   // share of the steps
-	LRFloor     float64 `json:"lr_floor"` // share of LR at the end
+	EvalEvery  int     `json:"eval_every" usage:"{steps} between evaluations"`
+	EvalTokens int     `json:"eval_tokens" usage:"validation {tokens} of an evaluation"`
+	Patience   int     `json:"patience" usage:"{evaluations} without a better one after which the run ends early; 0 is never"`
+	MinDelta   float64 `json:"min_delta" usage:"by how much an evaluation must be better to count for --patience"`
+	SaveEvery  int     `json:"save_every" usage:"{steps} between checkpoints"`
+	Keep       int     `json:"keep" usage:"{number} of checkpoints that stay, besides the best"`
 
-	EvalEvery  int `json:"eval_every"`
-	EvalTokens int `json:"eval_tokens"`
-	SaveEvery  int `json:"save_every"`
-	Keep       int `json:"keep"` // checkpoints that stay
-
-	SampleTokens int    `json:"sample_tokens"` // of text printed at the end
-	Prompt       string `json:"prompt"`        // that the text goes on from; "" for one that suits the data
+	SampleTokens int    `json:"sample_tokens" usage:"{tokens} of text to print at the end"`
+	Prompt       string `json:"prompt" usage:"{text} that the sample goes on from"`
 }
 
 // DefaultLM is the recipe for about three minutes on two cores.
@@ -70,6 +75,7 @@ func (c LMConfig) Validate() error {
 		{"vocab", c.Vocab, 257, 1 << 16}, {"context", c.Context, 8, 1 << 16},
 		{"eval-every", c.EvalEvery, 1, 1 << 40}, {"eval-tokens", c.EvalTokens, c.Context, 1 << 40},
 		{"save-every", c.SaveEvery, 1, 1 << 40}, {"keep", c.Keep, 1, 1 << 20}, {"sample-tokens", c.SampleTokens, 0, 1 << 20},
+		{"patience", c.Patience, 0, 1 << 40},
 	} {
 		if f.value < f.lo || f.value > f.hi {
 			return fmt.Errorf("train lm: --%s is %d, want %d to %d", f.name, f.value, f.lo, f.hi)
@@ -93,6 +99,7 @@ func (c LMConfig) Validate() error {
 		{"weight-decay", c.WeightDecay, c.WeightDecay >= 0 && c.WeightDecay <= math.MaxFloat32, "a finite number from 0 on"},
 		{"beta2", c.Beta2, c.Beta2 > 0 && c.Beta2 < 1, "a number between 0 and 1"},
 		{"warmup", c.Warmup, c.Warmup >= 0 && c.Warmup <= 1, "a share of the steps, 0 to 1"},
+		{"min-delta", c.MinDelta, c.MinDelta >= 0 && c.MinDelta <= math.MaxFloat32, "a finite number from 0 on"},
 		{"lr-floor", c.LRFloor, c.LRFloor >= 0 && c.LRFloor <= 1, "a share of the learning rate, 0 to 1"},
 	} {
 		if !f.ok {
@@ -117,55 +124,16 @@ func (c LMConfig) numSequences() int { return c.Ranks * c.Batch * c.Accumulate }
 func (c LMConfig) numWarmup() int { return int(c.Warmup * float64(c.Steps)) }
 
 // adopt takes over what a checkpoint's run was made with. What the user gave
-// in explicit (by flag name) stays, but must agree where it makes the run what
-// it is: model, seed, data, and the sequences of a step.
-func (c *LMConfig) adopt(saved LMConfig, explicit map[string]bool) error {
-	var conflicts []string
-	fixed := func(flag string, given, was any) {
-		if explicit[flag] && given != was {
-			conflicts = append(conflicts, fmt.Sprintf("--%s is %v, the checkpoint's %v", flag, given, was))
-		}
-	}
-	fixed("vocab", c.Vocab, saved.Vocab)
-	fixed("context", c.Context, saved.Context)
-	fixed("width", c.Width, saved.Width)
-	fixed("heads", c.Heads, saved.Heads)
-	fixed("layers", c.Layers, saved.Layers)
-	fixed("seed", c.Seed, saved.Seed)
-	fixed("data", c.Data, saved.Data)
-
-	given := *c
-	*c = saved
-	c.Out, c.Ranks = given.Out, given.Ranks
-	for flag, take := range map[string]func(){
-		"steps":         func() { c.Steps = given.Steps },
-		"batch":         func() { c.Batch = given.Batch },
-		"dtype":         func() { c.DType = given.DType },
-		"accumulate":    func() { c.Accumulate = given.Accumulate },
-		"recompute":     func() { c.Recompute = given.Recompute },
-		"nan":           func() { c.NaN = given.NaN },
-		"lr":            func() { c.LR = given.LR },
-		"weight-decay":  func() { c.WeightDecay = given.WeightDecay },
-		"beta2":         func() { c.Beta2 = given.Beta2 },
-		"clip":          func() { c.Clip = given.Clip },
-		"warmup":        func() { c.Warmup = given.Warmup },
-		"lr-floor":      func() { c.LRFloor = given.LRFloor },
-		"eval-every":    func() { c.EvalEvery = given.EvalEvery },
-		"eval-tokens":   func() { c.EvalTokens = given.EvalTokens },
-		"save-every":    func() { c.SaveEvery = given.SaveEvery },
-		"keep":          func() { c.Keep = given.Keep },
-		"sample-tokens": func() { c.SampleTokens = given.SampleTokens },
-		"prompt":        func() { c.Prompt = given.Prompt },
-	} {
-		if explicit[flag] {
-			take()
-		}
-	}
+// stays, but must agree where it makes the run what it is: model, seed, data, and
+// the sequences of a step.
+func (c *LMConfig) adopt(saved LMConfig, s *config.Settings, path string) error {
+	conflicts := s.Adopt(&saved, filepath.Base(path))
+	given := s.Given()
 	// The sequences of a step stay as many on another number of ranks.
 	total := saved.numSequences()
-	if each := c.Ranks * c.Accumulate; !explicit["batch"] && each > 0 && total%each == 0 {
+	if each := c.Ranks * c.Accumulate; given["batch"] == "" && each > 0 && total%each == 0 {
 		c.Batch = total / each
-	} else if each := c.Ranks * c.Batch; !explicit["accumulate"] && each > 0 && total%each == 0 {
+	} else if each := c.Ranks * c.Batch; given["accumulate"] == "" && each > 0 && total%each == 0 {
 		c.Accumulate = total / each
 	}
 	if c.numSequences() != total {

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
@@ -21,9 +22,10 @@ import (
 
 // lmRun is one rank's part of a run: what makes the task.
 type lmRun struct {
-	cfg    LMConfig
-	group  *dist.Group
-	report Reporter
+	cfg      LMConfig
+	settings *config.Settings // of cfg
+	group    *dist.Group
+	report   Reporter
 
 	corpus     *data.Corpus
 	tokenizer  *tokenizer.Tokenizer
@@ -36,26 +38,34 @@ type lmRun struct {
 }
 
 // LM trains a GPT on text on all ranks of a group, each of which calls it with
-// the same configuration. explicit names the flags that the user gave: when a
-// run is resumed they must agree with it. Report is used on rank 0.
+// the same configuration. given says where settings came from that the user
+// gave, by the names of flags ("flag", or a file's line): when a run is resumed
+// they must agree with it. Report is used on rank 0.
 //
 // When the run's directory has a checkpoint, LM goes on from it: the same
 // data, weights and optimizer as if it had never stopped. When ctx ends, it
 // saves one and returns an error that wraps [ErrStopped].
-func LM(ctx context.Context, group *dist.Group, cfg LMConfig, explicit map[string]bool, report Reporter) error {
+func LM(ctx context.Context, group *dist.Group, cfg LMConfig, given map[string]string, report Reporter) error {
 	if group.Rank() != 0 {
 		report = Discard
 	}
-	if explicit["ranks"] && cfg.Ranks != group.Size() {
+	if given["ranks"] != "" && cfg.Ranks != group.Size() {
 		return fmt.Errorf("train lm: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
 	}
 	cfg.Ranks = group.Size()
-	return (&lmRun{cfg: cfg, group: group, report: report}).run(ctx, explicit)
+	return newLMRun(cfg, given, group, report).run(ctx)
+}
+
+func newLMRun(cfg LMConfig, given map[string]string, group *dist.Group, report Reporter) *lmRun {
+	r := &lmRun{cfg: cfg, group: group, report: report}
+	r.settings = config.New(&r.cfg)
+	r.settings.SetGiven(given)
+	return r
 }
 
 // run makes the task and does it.
-func (r *lmRun) run(ctx context.Context, explicit map[string]bool) error {
-	saved, err := r.findRun(ctx, explicit)
+func (r *lmRun) run(ctx context.Context) error {
+	saved, err := r.findRun(ctx)
 	if err != nil {
 		return err
 	}
@@ -75,7 +85,8 @@ func (r *lmRun) run(ctx context.Context, explicit map[string]bool) error {
 	return Run(ctx, r.group, r.task(saved), Options{
 		Out: r.cfg.Out, From: saved, Steps: r.cfg.Steps, Batch: r.cfg.numSequences(), Accumulate: r.cfg.Accumulate,
 		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
-		EvalEvery: r.cfg.EvalEvery, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe,
+		EvalEvery: r.cfg.EvalEvery, Best: true, Patience: r.cfg.Patience, MinDelta: r.cfg.MinDelta,
+		SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
 	}, r.report)
 }
 
@@ -99,7 +110,7 @@ func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
-func (r *lmRun) findRun(ctx context.Context, explicit map[string]bool) (*SavedRun, error) {
+func (r *lmRun) findRun(ctx context.Context) (*SavedRun, error) {
 	s, err := FindRun(ctx, "lm", r.cfg.Out, r.report.Notice)
 	if s == nil || err != nil {
 		return nil, err
@@ -108,8 +119,11 @@ func (r *lmRun) findRun(ctx context.Context, explicit map[string]bool) (*SavedRu
 	if err != nil {
 		return nil, err
 	}
-	return s, r.cfg.adopt(recipe, explicit)
+	return s, r.cfg.adopt(recipe, r.settings, s.Checkpoint.Path)
 }
+
+// config is what config.toml says.
+func (r *lmRun) config() []byte { return settingsText("lm", r.settings) }
 
 // savedRecipe returns the settings of a saved run. What they do not say is as it
 // was before there was a choice.

@@ -19,6 +19,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/nn"
 )
 
@@ -98,10 +99,10 @@ func runWith(t *testing.T, numRanks int, c LMConfig, l *log, explicit ...string)
 	})
 }
 
-func flags(names []string) map[string]bool {
-	m := map[string]bool{}
+func flags(names []string) map[string]string {
+	m := map[string]string{}
 	for _, n := range names {
-		m[n] = true
+		m[n] = config.Flag
 	}
 	return m
 }
@@ -293,7 +294,7 @@ func TestFlagsAgainstCheckpoint(t *testing.T) {
 	}
 	before := tree(t, c.Out)
 	c.Width, c.Seed, c.Layers, c.Batch, c.Data = 64, 9, 2, 3, c.Data+"-other"
-	err := CheckLM(t.Context(), c, flags([]string{"width", "seed", "layers", "batch", "data"}))
+	_, err := CheckLM(t.Context(), c, flags([]string{"width", "seed", "layers", "batch", "data"}))
 	if err == nil {
 		t.Fatal("no error")
 	}
@@ -480,7 +481,7 @@ func TestCheckLM(t *testing.T) {
 		cfg := tiny(t, good)
 		cfg.Out = filepath.Join(outs, "a", "b")
 		c.set(&cfg)
-		err := CheckLM(t.Context(), cfg, nil)
+		_, err := CheckLM(t.Context(), cfg, nil)
 		if (err != nil) != (c.want != nil) {
 			t.Errorf("%s: error %v", c.what, err)
 		}
@@ -549,7 +550,7 @@ func TestUnwritable(t *testing.T) {
 		t.Fatal(err)
 	}
 	c = tiny(t, text)
-	if err := CheckLM(t.Context(), c, nil); err == nil || !strings.Contains(err.Error(), "unreadable") || !strings.Contains(err.Error(), text) {
+	if _, err := CheckLM(t.Context(), c, nil); err == nil || !strings.Contains(err.Error(), "unreadable") || !strings.Contains(err.Error(), text) {
 		t.Errorf("an unreadable text gives %v", err)
 	}
 }

@@ -79,7 +79,7 @@ func runAround(t *testing.T, c LMConfig, around []nn.Interceptor, l *log) (runs 
 	runs, told = make([]*lmRun, len(around)), make([]error, len(around))
 	c.Ranks = len(around)
 	job = dist.Spawn(ctx, len(around), func(ctx context.Context, g *dist.Group) error {
-		r := &lmRun{cfg: c, group: g, report: Discard}
+		r := newLMRun(c, nil, g, Discard)
 		if g.Rank() == 0 {
 			r.report = l
 		}
@@ -87,7 +87,7 @@ func runAround(t *testing.T, c LMConfig, around []nn.Interceptor, l *log) (runs 
 			r.around = []nn.Interceptor{i}
 		}
 		runs[g.Rank()] = r
-		told[g.Rank()] = r.run(ctx, nil)
+		told[g.Rank()] = r.run(ctx)
 		return told[g.Rank()]
 	})
 	return runs, told, job

@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/nn"
 )
 
@@ -184,6 +185,11 @@ func (r *trainer[B]) progress() (checkpoint.Progress, error) {
 		p.Epoch = int(state.Position / int64(r.task.Samples))
 	}
 	return p, nil
+}
+
+// settingsText is a configuration file of a recipe's settings.
+func settingsText(task string, s *config.Settings) []byte {
+	return s.TOML("The settings of a `cohort train "+task+"`, and where each came from.", "cohort train "+task+" --config THIS_FILE --out ANOTHER does the same again.")
 }
 
 // writeSettings puts the configuration into the run's directory, for people and

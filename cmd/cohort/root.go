@@ -85,16 +85,22 @@ func commandNames(cmd *cobra.Command) []string {
 
 // unknown reports a name that is none of known, with the nearest that is.
 func unknown(what, name string, known []string, command string) error {
+	if best := nearest(name, known); best != "" {
+		return usageError{fmt.Errorf("unknown %s %s for %s: did you mean %s?", what, name, command, best)}
+	}
+	return usageError{fmt.Errorf("unknown %s %s for %s (%s --help lists what there is)", what, name, command, command)}
+}
+
+// nearest returns the name among known that name was likely meant to be, "" if
+// there is none.
+func nearest(name string, known []string) string {
 	best, bestDist := "", max(2, len(name)/3)+1
 	for _, k := range known {
 		if d := distance(strings.ToLower(name), k); d < bestDist {
 			best, bestDist = k, d
 		}
 	}
-	if best != "" {
-		return usageError{fmt.Errorf("unknown %s %s for %s: did you mean %s?", what, name, command, best)}
-	}
-	return usageError{fmt.Errorf("unknown %s %s for %s (%s --help lists what there is)", what, name, command, command)}
+	return best
 }
 
 // distance is the number of letters to insert, delete or replace between two names.

@@ -52,7 +52,7 @@ var impure = []string{"net", "os", "sync", "golang.org/x", module + "/internal/t
 var (
 	core     = []string{"golang.org/x/sys", "golang.org/x/sync"}
 	external = map[string][]string{
-		"cmd":      {"github.com/spf13/cobra", "github.com/spf13/pflag", "golang.org/x/term"},
+		"cmd":      {"github.com/spf13/cobra", "github.com/spf13/pflag", "github.com/pelletier/go-toml/v2", "golang.org/x/term"},
 		"train":    {"golang.org/x/term"},
 		"examples": {},
 	}

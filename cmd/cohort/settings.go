@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+	"github.com/pelletier/go-toml/v2/unstable"
+	"github.com/spf13/cobra"
+
+	"github.com/cohort-ml/cohort/internal/config"
+)
+
+// settingFlag is a field of a recipe's settings as a flag.
+type settingFlag struct{ *config.Field }
+
+func (f settingFlag) String() string {
+	if f.Field == nil { // pflag asks the zero value
+		return ""
+	}
+	return f.Text()
+}
+
+func (f settingFlag) Set(text string) error { return f.SetText(text, config.Flag) }
+func (f settingFlag) Type() string          { return f.Kind() }
+
+// addSettings gives a command a flag for each field.
+func addSettings(cmd *cobra.Command, s *config.Settings) {
+	for _, f := range s.Fields() {
+		flag := cmd.Flags().VarPF(settingFlag{f}, f.Name, "", f.Usage)
+		if f.Kind() == "bool" {
+			flag.NoOptDefVal = "true"
+		}
+	}
+}
+
+// maxSettingsBytes bounds a configuration file.
+const maxSettingsBytes = 1 << 20
+
+// readSettings sets the fields that a TOML file has and no flag has set. An error
+// says file, line and column.
+func readSettings(path string, s *config.Settings) error {
+	text, err := readSettingsFile(path)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	return parseSettings(path, text, s)
+}
+
+func readSettingsFile(path string) ([]byte, error) {
+	info, err := os.Stat(path) // opening a pipe would wait for its writer
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a file", path)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxSettingsBytes+1))
+	if err == nil && len(text) > maxSettingsBytes {
+		err = fmt.Errorf("%s has more than %d bytes", path, maxSettingsBytes)
+	}
+	return text, err
+}
+
+// parseSettings is readSettings of a text.
+func parseSettings(path string, text []byte, s *config.Settings) error {
+	at := func(line, column int, format string, args ...any) error {
+		return fmt.Errorf("%s:%d:%d: %s", path, line, column, fmt.Sprintf(format, args...))
+	}
+	values := make(map[string]any)
+	if err := toml.Unmarshal(text, &values); err != nil {
+		var syntax *toml.DecodeError
+		if errors.As(err, &syntax) {
+			line, column := syntax.Position()
+			return at(line, column, "%s", strings.TrimPrefix(syntax.Error(), "toml: "))
+		}
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	// Once more, for where each key is.
+	var p unstable.Parser
+	p.Reset(text)
+	for p.NextExpression() {
+		e := p.Expression()
+		key := e.Key()
+		if !key.Next() {
+			continue // a comment
+		}
+		begin := p.Shape(key.Node().Raw).Start
+		name := string(key.Node().Data)
+		if e.Kind != unstable.KeyValue || key.Next() {
+			return at(begin.Line, begin.Column, "%s is a table: settings are flat, a line each, such as steps = 100", name)
+		}
+		f := s.Field(name)
+		if f == nil {
+			return at(begin.Line, begin.Column, "unknown setting %s%s", name, didYouMean(name, s.Names()))
+		}
+		if f.From == config.Flag {
+			continue
+		}
+		if err := f.Set(values[name], fmt.Sprintf("%s:%d", path, begin.Line)); err != nil {
+			return at(begin.Line, begin.Column, "%v", err)
+		}
+	}
+	if err := p.Error(); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
+// didYouMean returns what to say of a name that is none of known: the nearest
+// that is, or all of them.
+func didYouMean(name string, known []string) string {
+	if best := nearest(name, known); best != "" {
+		return ": did you mean " + best + "?"
+	}
+	return "; there are " + strings.Join(known, ", ")
+}
