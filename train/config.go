@@ -24,6 +24,7 @@ type LMConfig struct {
 	Steps      int    `json:"steps" usage:"training steps"`
 	Batch      int    `json:"batch" usage:"sequences a rank and pass"`
 	Accumulate int    `json:"accumulate" usage:"{passes} of a step, whose gradients add up: the sequences of a step are ranks × batch × accumulate"`
+	Workers    int    `json:"workers" usage:"{goroutines} of a rank that make batches ahead of the step; 0 makes them in it"`
 	Seed       int64  `json:"seed" run:"fixed" usage:"decides the first weights and the order of the data"`
 	DType      string `json:"dtype" usage:"{type} that is computed in: float32 or bfloat16 (weights and checkpoints are float32 always)"`
 	Recompute  bool   `json:"recompute" usage:"keep only what goes in and out of each layer for the backward pass, and compute the rest again: less memory, more time"`
@@ -56,7 +57,7 @@ type LMConfig struct {
 // DefaultLM is the recipe for about three minutes on two cores.
 func DefaultLM() LMConfig {
 	return LMConfig{
-		Out: "out/lm", Ranks: 2, Batch: 4, Accumulate: 1, Steps: 8000, Seed: 1, DType: "float32", NaN: nanStop,
+		Out: "out/lm", Ranks: 2, Batch: 4, Accumulate: 1, Workers: 1, Steps: 8000, Seed: 1, DType: "float32", NaN: nanStop,
 		Vocab: 1024, Context: 128, Width: 96, Heads: 3, Layers: 3,
 		LR: 7e-3, WeightDecay: 0.1, Beta2: 0.95, Clip: 1, Warmup: 0.05, LRFloor: 0.02,
 		EvalEvery: 1000, EvalTokens: 1 << 16, SaveEvery: 1000, Keep: 2,
@@ -75,6 +76,7 @@ func (c LMConfig) Validate() error {
 		{"vocab", c.Vocab, 257, 1 << 16}, {"context", c.Context, 8, 1 << 16},
 		{"eval-every", c.EvalEvery, 1, 1 << 40}, {"eval-tokens", c.EvalTokens, c.Context, 1 << 40},
 		{"save-every", c.SaveEvery, 1, 1 << 40}, {"keep", c.Keep, 1, 1 << 20}, {"sample-tokens", c.SampleTokens, 0, 1 << 20},
+		{"workers", c.Workers, 0, 256},
 		{"patience", c.Patience, 0, 1 << 40},
 	} {
 		if f.value < f.lo || f.value > f.hi {

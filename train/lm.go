@@ -128,7 +128,7 @@ func (r *lmRun) config() []byte { return settingsText("lm", r.settings) }
 // savedRecipe returns the settings of a saved run. What they do not say is as it
 // was before there was a choice.
 func savedRecipe(s *SavedRun) (LMConfig, error) {
-	recipe := LMConfig{Accumulate: 1, DType: "float32", NaN: nanStop}
+	recipe := LMConfig{Accumulate: 1, Workers: 1, DType: "float32", NaN: nanStop}
 	return recipe, s.Recipe(&recipe)
 }
 
@@ -228,7 +228,7 @@ func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState
 	if err != nil {
 		return nil, err
 	}
-	loader, err := data.NewLoader(ctx, r.windows, sampler, data.CollateTokens, data.LoaderConfig{}, from)
+	loader, err := data.NewLoader(ctx, r.windows, sampler, data.CollateTokens, data.LoaderConfig{Workers: r.cfg.Workers}, from)
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
 		// The settings have been compared; what is left is the text.
 		return nil, fmt.Errorf("the text in %s has changed since %s was saved: put it back as it was, or give another --out to start afresh",

@@ -36,6 +36,9 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			return err
 		}
 		r.step++
+		if err := r.proof.step(r.step, r.feed.State()); err != nil {
+			return r.errorf("step %d: %w", r.step, err)
+		}
 		r.report.Step(Step{Step: r.step, Loss: loss, Size: size, Unit: r.task.Unit, Duration: time.Since(start), Skipped: r.skipped})
 
 		last := r.step == r.o.Steps
@@ -102,6 +105,9 @@ func (r *trainer[B]) gradients(ctx context.Context) (loss float64, err error) {
 func (r *trainer[B]) pass(ctx context.Context, i int) (loss float64, err error) {
 	batch, err := r.feed.Next(ctx)
 	if err != nil {
+		return 0, err
+	}
+	if err := r.proof.add(); err != nil {
 		return 0, err
 	}
 	if r.task.Size != nil {

@@ -114,6 +114,9 @@ func (r *trainer[B]) load(s *SavedRun) error {
 
 // save writes a checkpoint on rank 0; the others go on meanwhile.
 func (r *trainer[B]) save(ctx context.Context) error {
+	if err := r.proof.sync(); err != nil {
+		return r.errorf("%w", err)
+	}
 	if r.group.Rank() != 0 {
 		return nil
 	}

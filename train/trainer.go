@@ -26,6 +26,7 @@ type trainer[B any] struct {
 	params []*nn.Parameter // of the optimizer
 	model  *parallel.DDP
 	feed   Feed[B]
+	proof  *proof
 	vote   *tensor.Tensor // loss, size and wish to stop; see agree
 
 	step         int // steps done
@@ -47,7 +48,11 @@ func Run[B any](ctx context.Context, group *dist.Group, task Task[B], o Options,
 	if group.Rank() != 0 {
 		report = Discard
 	}
-	return (&trainer[B]{task: task, o: o, group: group, report: report}).run(ctx)
+	err := (&trainer[B]{task: task, o: o, group: group, report: report}).run(ctx)
+	if err != nil && !errors.Is(err, ErrStopped) {
+		group.Fail(err) // the other ranks' errors tell why
+	}
+	return err
 }
 
 // run does the job.
@@ -84,6 +89,10 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 	if err := r.writeSettings(); err != nil {
 		return err
 	}
+	if err := r.openProof(ctx); err != nil {
+		return err
+	}
+	defer func() { r.proof.close() }()
 	r.report.Start(r.start(saved))
 	if r.step >= r.o.Steps {
 		r.report.Notice(fmt.Sprintf("%s is complete at step %d; --steps N with a larger N goes on, another --out starts afresh", r.o.Out, r.step))
@@ -182,6 +191,9 @@ func (r *trainer[B]) start(saved *SavedRun) Start {
 
 // finish says what there is, and where.
 func (r *trainer[B]) finish(ctx context.Context) error {
+	if err := r.proof.end(); err != nil {
+		return r.errorf("end of the run: %w", err)
+	}
 	if r.group.Rank() == 0 {
 		f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}
 		if r.task.Finish != nil {

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// orderDir is where in a run's directory the logs of the order of samples are.
+const orderDir = "order"
+
+// ordered is a [Feed] that says which samples it delivers: a *data.Loader.
+type ordered interface {
+	Keys() []data.Key
+	Skipped() []data.Skip
+}
+
+// proof writes down on which samples a rank is trained, so that data.CheckOrder
+// can prove that it was the promised ones in the promised order. It is nil for
+// a feed that does not say.
+type proof struct {
+	feed  ordered
+	log   *data.OrderLog
+	start data.OrderAttempt
+	begun bool
+}
+
+// openProof opens the rank's log. All ranks number the attempt alike.
+func (r *trainer[B]) openProof(ctx context.Context) error {
+	feed, ok := r.feed.(ordered)
+	from := r.feed.State()
+	// All ranks have the same feed, so either all of them go on or none.
+	if !ok || from.Order == "" {
+		return nil
+	}
+	log, err := data.OpenOrderLog(filepath.Join(r.o.Out, orderDir), r.group.Rank())
+	if err != nil {
+		return r.errorf("%w", err)
+	}
+	last := tensor.FromInt64([]int64{log.Last()})
+	if err := r.group.AllReduce(ctx, last, dist.Max); err != nil {
+		log.Close()
+		return r.errorf("number the attempt: %w", err)
+	}
+	r.proof = &proof{feed: feed, log: log, start: data.OrderAttempt{
+		Attempt: last.Int64s()[0] + 1, World: r.group.Size(), Step: r.step, From: from,
+	}}
+	return nil
+}
+
+// add notes the batch that the feed has delivered. The first one tells how large
+// they are.
+func (p *proof) add() error {
+	if p == nil {
+		return nil
+	}
+	keys := p.feed.Keys()
+	if !p.begun {
+		p.start.Batch = len(keys)
+		if err := p.log.Begin(p.start); err != nil {
+			return err
+		}
+		p.begun = true
+	}
+	p.log.Add(keys, p.feed.Skipped())
+	return nil
+}
+
+// step notes that a step is done.
+func (p *proof) step(step int, state data.LoaderState) error {
+	if p == nil {
+		return nil
+	}
+	return p.log.Step(step, state.Position)
+}
+
+// sync makes the log durable, before a checkpoint says that its steps are done.
+func (p *proof) sync() error {
+	if p == nil {
+		return nil
+	}
+	return p.log.Sync()
+}
+
+// end notes that the run is complete.
+func (p *proof) end() error {
+	if p == nil || !p.begun {
+		return nil
+	}
+	return p.log.End()
+}
+
+func (p *proof) close() {
+	if p != nil {
+		p.log.Close() // what matters was written, and synced where it had to be
+	}
+}
