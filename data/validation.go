@@ -35,6 +35,7 @@ func NewValidation(text *Text, tok *tokenizer.Tokenizer, length, maxTokens int) 
 	v := &Validation{tok: tok, length: length}
 	// Encode in pieces: what AppendPart leaves of one goes before the next.
 	const piece = 64 << 10
+	stream := tok.NewStream()
 	var rest []byte
 	for pos := int64(0); len(v.tokens) < want && pos < text.Size(); {
 		n := min(piece, text.Size()-pos)
@@ -45,7 +46,7 @@ func NewValidation(text *Text, tok *tokenizer.Tokenizer, length, maxTokens int) 
 		}
 		pos += n
 		var used int
-		v.tokens, used = tok.AppendPart(v.tokens, rest, want, pos == text.Size())
+		v.tokens, used = stream.Append(v.tokens, rest, want, pos == text.Size())
 		rest = append(rest[:0], rest[used:]...)
 	}
 	windows := (min(len(v.tokens), want) - 1) / length

@@ -3,12 +3,11 @@
 package tokenizer
 
 import (
-	"container/heap"
 	"encoding/binary"
 	"math/bits"
 )
 
-func pairKey(left, right uint16) uint32 { return uint32(left)<<16 | uint32(right) }
+func pairKey(left, right uint32) uint64 { return uint64(left)<<32 | uint64(right) }
 
 // pairTable maps pairs of tokens to the rank and the result of their merge: a
 // hash table with open addressing, filled once and then only read.
@@ -18,20 +17,20 @@ type pairTable struct {
 }
 
 type pairSlot struct {
-	key  uint32
+	key  uint64
 	rank uint32 // plus one; 0 is an empty slot
-	id   uint16
+	id   uint32
 }
 
 func (p *pairTable) init(n int) {
 	size := max(bits.Len(uint(n))+1, 4) // at most half full
 	p.slots = make([]pairSlot, 1<<size)
-	p.shift = uint(32 - size)
+	p.shift = uint(64 - size)
 }
 
-func (p *pairTable) slot(key uint32) *pairSlot {
-	mask := uint32(len(p.slots) - 1)
-	for i := key * 0x9e3779b1 >> p.shift; ; i = (i + 1) & mask {
+func (p *pairTable) slot(key uint64) *pairSlot {
+	mask := uint64(len(p.slots) - 1)
+	for i := key * 0x9e3779b97f4a7c15 >> p.shift; ; i = (i + 1) & mask {
 		s := &p.slots[i]
 		if s.rank == 0 || s.key == key {
 			return s
@@ -40,7 +39,7 @@ func (p *pairTable) slot(key uint32) *pairSlot {
 }
 
 // add reports false if the key is there already.
-func (p *pairTable) add(key, rank uint32, id uint16) bool {
+func (p *pairTable) add(key uint64, rank, id uint32) bool {
 	s := p.slot(key)
 	if s.rank != 0 {
 		return false
@@ -53,35 +52,37 @@ func (p *pairTable) add(key, rank uint32, id uint16) bool {
 type encoder struct {
 	t     *Tokenizer
 	cache []cached
-	syms  []uint16
+	syms  []uint32
 	ranks []uint32
+	next  []int32
+	prev  []int32
+	queue []uint64 // a heap
+	text  []byte   // a text with a space before it
 }
 
 const (
-	cacheBits = 13 // entries of 32 bytes: 256 KiB
+	cacheBits = 14 // entries of 64 bytes: 1 MiB
 	cacheWord = 15 // bytes of a word that can be cached
-	cacheIDs  = 7
-	heapFrom  = 48 // bytes from which merging keeps a heap
+	cacheIDs  = 11
+	heapFrom  = 48 // symbols from which merging keeps a heap
 )
 
 // cached is a word of at most 15 bytes, in lo and hi with its length in the
 // top byte, and its tokens. An empty entry has length 0.
 type cached struct {
 	lo, hi uint64
-	n      uint16
-	ids    [cacheIDs]uint16
+	n      uint32
+	ids    [cacheIDs]uint32
 }
 
 func newEncoder(t *Tokenizer) *encoder {
 	return &encoder{t: t, cache: make([]cached, 1<<cacheBits)}
 }
 
+// appendWord appends the tokens of a word to dst.
 func (e *encoder) appendWord(dst []int64, word []byte) []int64 {
-	if len(word) == 1 {
-		return append(dst, int64(e.t.byteID[word[0]]))
-	}
 	if len(word) > cacheWord {
-		return e.appendTokens(dst, e.bpe(word))
+		return appendIDs(dst, e.word(word))
 	}
 	var lo, hi uint64
 	if len(word) >= 8 {
@@ -97,39 +98,58 @@ func (e *encoder) appendWord(dst []int64, word []byte) []int64 {
 	h := (lo ^ bits.RotateLeft64(hi, 29)) * 0x9e3779b97f4a7c15
 	c := &e.cache[(h^h>>29)*0xbf58476d1ce4e5b9>>(64-cacheBits)]
 	if c.lo == lo && c.hi == hi {
-		for _, id := range c.ids[:c.n] {
-			dst = append(dst, int64(id))
+		if c.n == 1 {
+			return append(dst, int64(c.ids[0]))
 		}
-		return dst
+		return appendIDs(dst, c.ids[:c.n])
 	}
-	syms := e.bpe(word)
+	syms := e.word(word)
 	if len(syms) <= cacheIDs {
-		c.lo, c.hi, c.n = lo, hi, uint16(len(syms))
+		c.lo, c.hi, c.n = lo, hi, uint32(len(syms))
 		copy(c.ids[:], syms)
 	}
-	return e.appendTokens(dst, syms)
+	return appendIDs(dst, syms)
 }
 
-func (e *encoder) appendTokens(dst []int64, syms []uint16) []int64 {
-	for _, id := range syms {
+func appendIDs(dst []int64, ids []uint32) []int64 {
+	for _, id := range ids {
 		dst = append(dst, int64(id))
 	}
 	return dst
 }
 
-// bpe merges the bytes of a word: again and again the pair of lowest rank, the
-// leftmost of equals. The result is valid until the next call.
-func (e *encoder) bpe(word []byte) []uint16 {
+// word returns the tokens of a word, valid until the next call.
+func (e *encoder) word(word []byte) []uint32 {
+	t := e.t
+	if t.names != nil {
+		e.syms = t.appendChars(e.syms[:0], word)
+		return e.merge(e.syms)
+	}
 	syms := e.syms[:0]
+	if t.whole != nil {
+		if id, ok := t.whole[string(word)]; ok {
+			e.syms = append(syms, id)
+			return e.syms
+		}
+	}
 	for _, b := range word {
-		syms = append(syms, e.t.byteID[b])
+		if id := t.byteID[b]; id != none {
+			syms = append(syms, id)
+		} else if t.unk != none {
+			syms = append(syms, t.unk)
+		}
 	}
 	e.syms = syms
+	return e.merge(syms)
+}
+
+// merge merges symbols, in place: again and again the pair of lowest rank, the
+// leftmost of equals.
+func (e *encoder) merge(syms []uint32) []uint32 {
 	if len(syms) >= heapFrom {
-		return e.bpeLong(syms)
+		return e.mergeLong(syms)
 	}
-	const none = 1<<32 - 1
-	rank := func(l, r uint16) uint32 { return e.t.table.slot(pairKey(l, r)).rank - 1 } // none if absent
+	rank := func(l, r uint32) uint32 { return e.t.table.slot(pairKey(l, r)).rank - 1 } // none if absent
 	ranks := e.ranks[:0]
 	for i := 1; i < len(syms); i++ {
 		ranks = append(ranks, rank(syms[i-1], syms[i]))
@@ -157,78 +177,88 @@ func (e *encoder) bpe(word []byte) []uint16 {
 	}
 }
 
-// bpeLong is bpe for words that may be of any length (a file without spaces):
-// the pairs wait in a heap, so that n bytes take n·log(n) time.
-func (e *encoder) bpeLong(syms []uint16) []uint16 {
+// mergeLong is merge for words that may be of any length (a file without
+// spaces): the pairs wait in a heap, so that n symbols take n·log(n) time.
+func (e *encoder) mergeLong(syms []uint32) []uint32 {
+	const end, dead = -1, -2 // dead: prev of a symbol that a merge took away
 	n := len(syms)
-	next, prev := make([]int32, n), make([]int32, n)
-	h := make(pairHeap, 0, n)
-	look := func(i int32) (pairEntry, bool) {
-		j := next[i]
-		if int(j) >= n {
-			return pairEntry{}, false
-		}
-		s := e.t.table.slot(pairKey(syms[i], syms[j]))
-		return pairEntry{rank: s.rank - 1, at: i, key: s.key}, s.rank != 0
+	if cap(e.next) < n {
+		e.next, e.prev = make([]int32, n), make([]int32, n)
 	}
+	next, prev := e.next[:n], e.prev[:n]
+	queue := e.queue[:0] // rank and place, of which the smallest comes first
 	for i := range syms {
 		next[i], prev[i] = int32(i+1), int32(i-1)
 	}
-	for i := range syms {
-		if p, ok := look(int32(i)); ok {
-			h = append(h, p)
+	next[n-1] = end
+	for i := range n - 1 {
+		if s := e.t.table.slot(pairKey(syms[i], syms[i+1])); s.rank != 0 {
+			queue = append(queue, uint64(s.rank-1)<<32|uint64(i))
 		}
 	}
-	heap.Init(&h)
-	const dead = -2 // prev of a symbol that a merge took away
-	for len(h) > 0 {
-		p := heap.Pop(&h).(pairEntry)
-		j := int32(n)
-		if prev[p.at] != dead {
-			j = next[p.at]
+	for i := len(queue)/2 - 1; i >= 0; i-- {
+		siftDown(queue, i)
+	}
+	push := func(i int32) {
+		if s := e.t.table.slot(pairKey(syms[i], syms[next[i]])); s.rank != 0 {
+			queue = append(queue, uint64(s.rank-1)<<32|uint64(i))
+			siftUp(queue)
 		}
-		if int(j) >= n || pairKey(syms[p.at], syms[j]) != p.key {
+	}
+	for len(queue) > 0 {
+		top := queue[0]
+		queue[0] = queue[len(queue)-1]
+		queue = queue[:len(queue)-1]
+		siftDown(queue, 0)
+		i, m := int32(top&(1<<32-1)), e.t.merges[top>>32]
+		if prev[i] == dead || syms[i] != m.left || next[i] == end || syms[next[i]] != m.right {
 			continue // one of the two has been merged meanwhile
 		}
-		syms[p.at] = e.t.merges[p.rank].id
+		j := next[i]
+		syms[i] = m.id
+		next[i] = next[j]
 		prev[j] = dead
-		next[p.at] = next[j]
-		if int(next[j]) < n {
-			prev[next[j]] = p.at
+		if next[i] != end {
+			prev[next[i]] = i
+			push(i)
 		}
-		if q, ok := look(p.at); ok {
-			heap.Push(&h, q)
-		}
-		if prev[p.at] >= 0 {
-			if q, ok := look(prev[p.at]); ok {
-				heap.Push(&h, q)
-			}
+		if prev[i] >= 0 {
+			push(prev[i])
 		}
 	}
+	e.queue = queue
 	out := syms[:0]
-	for i := int32(0); int(i) < n; i = next[i] {
+	for i := int32(0); i != end; i = next[i] {
 		out = append(out, syms[i])
 	}
 	return out
 }
 
-type pairEntry struct {
-	rank uint32
-	at   int32
-	key  uint32
+func siftDown(q []uint64, i int) {
+	for {
+		child := 2*i + 1
+		if child >= len(q) {
+			return
+		}
+		if child+1 < len(q) && q[child+1] < q[child] {
+			child++
+		}
+		if q[i] <= q[child] {
+			return
+		}
+		q[i], q[child] = q[child], q[i]
+		i = child
+	}
 }
 
-type pairHeap []pairEntry
-
-func (h pairHeap) Len() int { return len(h) }
-func (h pairHeap) Less(i, j int) bool {
-	return h[i].rank < h[j].rank || h[i].rank == h[j].rank && h[i].at < h[j].at
-}
-func (h pairHeap) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
-func (h *pairHeap) Push(x any)   { *h = append(*h, x.(pairEntry)) }
-func (h *pairHeap) Pop() any {
-	old := *h
-	x := old[len(old)-1]
-	*h = old[:len(old)-1]
-	return x
+// siftUp puts the last entry in its place.
+func siftUp(q []uint64) {
+	for i := len(q) - 1; i > 0; {
+		parent := (i - 1) / 2
+		if q[parent] <= q[i] {
+			return
+		}
+		q[i], q[parent] = q[parent], q[i]
+		i = parent
+	}
 }

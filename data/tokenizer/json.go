@@ -5,18 +5,16 @@ package tokenizer
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"unicode/utf8"
 )
 
-// maxFile limits what [Read] takes in: a vocabulary of MaxVocab tokens is a
-// few megabytes.
-const maxFile = 64 << 20
+// maxFile limits what [Read] takes in: that of Llama 3 with its 128,000 tokens
+// has 9 MB.
+const maxFile = 256 << 20
 
 // FormatError reports a tokenizer.json that cannot be used: damaged, or of a
 // kind that would tokenize in another way than this package does.
@@ -41,90 +39,136 @@ func formatErr(field, format string, args ...any) error {
 	return &FormatError{Field: field, Msg: fmt.Sprintf(format, args...)}
 }
 
-// document is a Hugging Face tokenizer.json. Fields that must be absent or
-// null are read raw, so that they can be refused.
+// document is a Hugging Face tokenizer.json.
 type document struct {
-	Version       string           `json:"version"`
-	Truncation    *json.RawMessage `json:"truncation"`
-	Padding       *json.RawMessage `json:"padding"`
-	AddedTokens   []addedToken     `json:"added_tokens"`
-	Normalizer    *json.RawMessage `json:"normalizer"`
-	PreTokenizer  *preTokenizer    `json:"pre_tokenizer"`
-	PostProcessor *json.RawMessage `json:"post_processor"`
-	Decoder       *decoder         `json:"decoder"`
-	Model         model            `json:"model"`
-}
-
-type addedToken struct {
-	ID      int64  `json:"id"`
-	Content string `json:"content"`
-}
-
-type preTokenizer struct {
-	Type           string            `json:"type"`
-	Pretokenizers  []json.RawMessage `json:"pretokenizers,omitempty"`
-	Pattern        *pattern          `json:"pattern,omitempty"`
-	Behavior       string            `json:"behavior,omitempty"`
-	Invert         *bool             `json:"invert,omitempty"`
-	AddPrefixSpace *bool             `json:"add_prefix_space,omitempty"`
-	TrimOffsets    *bool             `json:"trim_offsets,omitempty"`
-	UseRegex       *bool             `json:"use_regex,omitempty"`
-}
-
-type pattern struct {
-	Regex string `json:"Regex"`
-}
-
-type decoder struct {
-	Type           string `json:"type"`
-	AddPrefixSpace bool   `json:"add_prefix_space"`
-	TrimOffsets    bool   `json:"trim_offsets"`
-	UseRegex       bool   `json:"use_regex"`
+	Version       string          `json:"version"`
+	Truncation    json.RawMessage `json:"truncation"`
+	Padding       json.RawMessage `json:"padding"`
+	AddedTokens   []AddedToken    `json:"added_tokens"`
+	Normalizer    json.RawMessage `json:"normalizer"`
+	PreTokenizer  json.RawMessage `json:"pre_tokenizer"`
+	PostProcessor json.RawMessage `json:"post_processor"`
+	Decoder       json.RawMessage `json:"decoder"`
+	Model         model           `json:"model"`
 }
 
 type model struct {
-	Type         string            `json:"type"`
-	Dropout      *float64          `json:"dropout"`
-	UnkToken     *string           `json:"unk_token"`
-	Prefix       *string           `json:"continuing_subword_prefix"`
-	Suffix       *string           `json:"end_of_word_suffix"`
-	FuseUnk      bool              `json:"fuse_unk"`
-	ByteFallback bool              `json:"byte_fallback"`
-	IgnoreMerges bool              `json:"ignore_merges"`
-	Vocab        map[string]int64  `json:"vocab"`
-	Merges       []json.RawMessage `json:"merges"`
+	Type         string           `json:"type"`
+	Dropout      *float64         `json:"dropout"`
+	UnkToken     *string          `json:"unk_token"`
+	Prefix       *string          `json:"continuing_subword_prefix"`
+	Suffix       *string          `json:"end_of_word_suffix"`
+	FuseUnk      bool             `json:"fuse_unk"`
+	ByteFallback bool             `json:"byte_fallback"`
+	IgnoreMerges bool             `json:"ignore_merges"`
+	Vocab        map[string]int64 `json:"vocab"`
+	Merges       mergeNames       `json:"merges"`
+}
+
+// mergeNames are merges by the names of their tokens. Files have them as "a b"
+// or, newer, as ["a", "b"].
+type mergeNames struct {
+	pairs [][2]string
+	asOne bool // written as "a b"
+}
+
+func (m *mergeNames) UnmarshalJSON(b []byte) error {
+	var lines []string
+	if json.Unmarshal(b, &lines) == nil {
+		m.pairs = make([][2]string, len(lines))
+		for i, line := range lines {
+			left, right, ok := strings.Cut(line, " ")
+			if !ok || strings.Contains(right, " ") {
+				return mergeErr(i, "%q must have two parts with a space between", line)
+			}
+			m.pairs[i] = [2]string{left, right}
+		}
+		return nil
+	}
+	var lists []json.RawMessage
+	if err := json.Unmarshal(b, &lists); err != nil {
+		return formatErr("model.merges", "%v", err)
+	}
+	var pair, one []string
+	m.pairs = make([][2]string, len(lists))
+	for i, raw := range lists {
+		if json.Unmarshal(raw, &pair) != nil || len(pair) != 2 {
+			if json.Unmarshal(append(append([]byte{'['}, raw...), ']'), &one) == nil {
+				pair = strings.Split(one[0], " ")
+			}
+			if len(pair) != 2 {
+				return mergeErr(i, "must be a string of two parts or a pair of strings")
+			}
+		}
+		m.pairs[i] = [2]string(pair)
+		pair = pair[:0]
+	}
+	return nil
+}
+
+func mergeErr(i int, format string, args ...any) error {
+	return formatErr(fmt.Sprintf("model.merges[%d]", i), format, args...)
+}
+
+func (m mergeNames) MarshalJSON() ([]byte, error) {
+	if !m.asOne {
+		if m.pairs == nil {
+			return []byte("[]"), nil
+		}
+		return marshal(m.pairs, "")
+	}
+	lines := make([]string, len(m.pairs))
+	for i, p := range m.pairs {
+		lines[i] = p[0] + " " + p[1]
+	}
+	return marshal(lines, "")
 }
 
 // Write writes the tokenizer as a Hugging Face tokenizer.json, which the
 // tokenizers and transformers packages open. The same tokenizer always gives
 // the same bytes.
 func (t *Tokenizer) Write(w io.Writer) error {
-	no, yes := false, true
-	raw := func(v any) json.RawMessage {
-		b, err := marshal(v, "")
-		if err != nil {
-			panic(err) // strings and booleans always marshal
-		}
-		return b
-	}
+	f := &t.front
 	doc := document{
-		Version:     "1.0",
-		AddedTokens: []addedToken{},
-		PreTokenizer: &preTokenizer{Type: "Sequence", Pretokenizers: []json.RawMessage{
-			raw(preTokenizer{Type: "Split", Pattern: &pattern{Pattern}, Behavior: "Isolated", Invert: &no}),
-			raw(preTokenizer{Type: "ByteLevel", AddPrefixSpace: &no, TrimOffsets: &yes, UseRegex: &no}),
-		}},
-		Decoder: &decoder{Type: "ByteLevel", TrimOffsets: true},
-		Model:   model{Type: "BPE", Vocab: make(map[string]int64, len(t.tokens))},
+		Version: "1.0", AddedTokens: t.added.list,
+		Normalizer: f.normalizer, PreTokenizer: f.preTokenizer, PostProcessor: f.postProcessor, Decoder: f.decoder,
+		Model: model{
+			Type: "BPE", FuseUnk: f.fuseUnk, ByteFallback: f.byteFallback, IgnoreMerges: f.ignoreMerges,
+			Vocab: make(map[string]int64, t.model), Merges: mergeNames{asOne: t.names == nil},
+		},
 	}
-	for id, tok := range t.tokens {
-		doc.Model.Vocab[visible(tok)] = int64(id)
+	if doc.AddedTokens == nil {
+		doc.AddedTokens = []AddedToken{}
+	}
+	if f.unkToken != "" {
+		doc.Model.UnkToken = &f.unkToken
+	}
+	if f.preTokenizer == nil && !f.chars {
+		doc.PreTokenizer, doc.Decoder = f.split.sections()
+	}
+	spelled := make(map[uint32]string) // tokens over bytes that are called by what they are
+	for _, a := range t.added.list {
+		spelled[uint32(a.ID)] = a.Content
+	}
+	if t.unk != none {
+		spelled[t.unk] = f.unkToken
+	}
+	name := func(id uint32) string {
+		if t.names != nil {
+			return t.names[id]
+		}
+		if n, ok := spelled[id]; ok {
+			return n
+		}
+		return visible(t.tokens[id])
+	}
+	for id := range uint32(t.model) {
+		if n := name(id); n != "" {
+			doc.Model.Vocab[n] = int64(id)
+		}
 	}
 	for _, m := range t.merges {
-		doc.Model.Merges = append(doc.Model.Merges, raw(visible(t.tokens[m.left])+" "+visible(t.tokens[m.right])))
-	}
-	if doc.Model.Merges == nil {
-		doc.Model.Merges = []json.RawMessage{}
+		doc.Model.Merges.pairs = append(doc.Model.Merges.pairs, [2]string{name(m.left), name(m.right)})
 	}
 	b, err := marshal(doc, " ")
 	if err != nil {
@@ -132,6 +176,23 @@ func (t *Tokenizer) Write(w io.Writer) error {
 	}
 	_, err = w.Write(b)
 	return err
+}
+
+// sections returns the pre_tokenizer and the decoder of a tokenizer over bytes
+// that was trained.
+func (s Split) sections() (preTokenizer, decoder json.RawMessage) {
+	regex := map[Split]string{SplitCode: Pattern, SplitGPT2: patternGPT2, SplitLlama3: patternLlama3}[s]
+	text, err := marshal(regex, "")
+	if err != nil {
+		panic(err) // a string always marshals
+	}
+	const level = `{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": `
+	pre := level + `true}`
+	if s != SplitGPT2 {
+		pre = `{"type": "Sequence", "pretokenizers": [{"type": "Split", "pattern": {"Regex": ` + string(bytes.TrimSpace(text)) +
+			`}, "behavior": "Isolated", "invert": false}, ` + level + `false}]}`
+	}
+	return json.RawMessage(pre), json.RawMessage(`{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}`)
 }
 
 func marshal(v any, indent string) ([]byte, error) {
@@ -143,27 +204,10 @@ func marshal(v any, indent string) ([]byte, error) {
 	return buf.Bytes(), err
 }
 
-// Load reads a tokenizer.json from a file.
-func Load(path string) (*Tokenizer, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
-	}
-	defer f.Close()
-	t, err := Read(f)
-	var format *FormatError
-	if errors.As(err, &format) {
-		format.Path = path
-	} else if err != nil {
-		err = fmt.Errorf("%s: %w", path, err)
-	}
-	return t, err
-}
-
-// Read reads a tokenizer.json: one that [Tokenizer.Write] wrote, or any other
-// with a byte-level BPE model, the split [Pattern], no normalizer and no added
-// tokens. Anything that would make this package's tokens differ from the
-// Hugging Face libraries' is refused with a *[FormatError].
+// Read reads a tokenizer.json: one that [Tokenizer.Write] wrote, or one of the
+// kinds that the package comment lists. Anything that would make this
+// package's tokens differ from the Hugging Face libraries' is refused with a
+// *[FormatError].
 func Read(r io.Reader) (*Tokenizer, error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
@@ -174,38 +218,70 @@ func Read(r io.Reader) (*Tokenizer, error) {
 	}
 	var doc document
 	if err := json.Unmarshal(b, &doc); err != nil {
+		if format, ok := err.(*FormatError); ok {
+			return nil, format
+		}
 		return nil, formatErr("", "not a tokenizer.json: %v", err)
 	}
-	if err := doc.check(); err != nil {
+	return doc.tokenizer()
+}
+
+// tokenizer makes the tokenizer that a document describes.
+func (d *document) tokenizer() (*Tokenizer, error) {
+	if err := d.check(); err != nil {
 		return nil, err
 	}
-	tokens, ids, err := doc.Model.tokens()
+	f, err := parseFront(d)
 	if err != nil {
 		return nil, err
 	}
-	merges, err := doc.Model.mergeList(tokens, ids)
+	names, err := d.Model.names()
 	if err != nil {
 		return nil, err
 	}
-	t, err := newTokenizer(tokens, merges)
+	merges, err := d.Model.mergeList()
+	if err != nil {
+		return nil, err
+	}
+	var t *Tokenizer
+	if f.chars {
+		t, err = newCharTokenizer(names, merges, f)
+	} else {
+		var tokens [][]byte
+		if tokens, err = d.byteTokens(names); err != nil {
+			return nil, err
+		}
+		t, err = newTokenizer(tokens, merges, f)
+		if err == nil && f.unkToken != "" {
+			id, ok := d.Model.Vocab[f.unkToken]
+			if !ok {
+				return nil, formatErr("model.unk_token", "%q is not in the vocabulary", f.unkToken)
+			}
+			t.unk = uint32(id)
+		}
+	}
 	if err != nil {
 		return nil, formatErr("model", "%s", strings.TrimPrefix(err.Error(), "tokenizer: "))
+	}
+	if err := t.setAdded(d.AddedTokens, d.Model.Vocab); err != nil {
+		return nil, err
+	}
+	for _, id := range slices.Concat(f.before, f.after) {
+		if t.Token(id) == nil {
+			return nil, formatErr("post_processor", "id %d has no token", id)
+		}
 	}
 	return t, nil
 }
 
-// check refuses everything that would change the tokens.
+// check refuses what would change the tokens and is in no part that is read.
 func (d *document) check() error {
-	null := func(raw *json.RawMessage) bool { return raw == nil || string(*raw) == "null" }
+	null := func(raw json.RawMessage) bool { return raw == nil || string(raw) == "null" }
 	switch {
 	case !null(d.Truncation):
 		return formatErr("truncation", "must be null")
 	case !null(d.Padding):
 		return formatErr("padding", "must be null")
-	case !null(d.Normalizer):
-		return formatErr("normalizer", "must be null: normalizers are not supported")
-	case len(d.AddedTokens) > 0:
-		return formatErr("added_tokens", "must be empty, has %q: added tokens are not supported", d.AddedTokens[0].Content)
 	case d.Model.Type != "BPE":
 		return formatErr("model.type", "is %q, only \"BPE\" is supported", d.Model.Type)
 	case d.Model.Dropout != nil && *d.Model.Dropout != 0:
@@ -214,112 +290,143 @@ func (d *document) check() error {
 		return formatErr("model.continuing_subword_prefix", "must be null")
 	case d.Model.Suffix != nil && *d.Model.Suffix != "":
 		return formatErr("model.end_of_word_suffix", "must be null")
-	case d.Model.IgnoreMerges:
-		return formatErr("model.ignore_merges", "must be false")
-	}
-	if !null(d.PostProcessor) {
-		var p struct {
-			Type string `json:"type"`
-		}
-		if json.Unmarshal(*d.PostProcessor, &p) != nil || p.Type != "ByteLevel" {
-			return formatErr("post_processor", "must be null or ByteLevel")
-		}
-	}
-	return d.PreTokenizer.check()
-}
-
-func (p *preTokenizer) check() error {
-	const field = "pre_tokenizer"
-	const want = "only a Sequence of a Split by this package's pattern and ByteLevel without use_regex is supported"
-	if p == nil || p.Type != "Sequence" || len(p.Pretokenizers) != 2 {
-		return formatErr(field, "%s", want)
-	}
-	var parts [2]preTokenizer
-	for i, raw := range p.Pretokenizers {
-		if err := json.Unmarshal(raw, &parts[i]); err != nil {
-			return formatErr(fmt.Sprintf("%s.pretokenizers[%d]", field, i), "%v", err)
-		}
-	}
-	split, level := parts[0], parts[1]
-	switch {
-	case split.Type != "Split" || level.Type != "ByteLevel":
-		return formatErr(field, "is %q and %q; %s", split.Type, level.Type, want)
-	case split.Pattern == nil || split.Pattern.Regex != Pattern:
-		return formatErr(field+".pretokenizers[0].pattern", "must be %q: other patterns are not supported", Pattern)
-	case split.Behavior != "Isolated" || split.Invert != nil && *split.Invert:
-		return formatErr(field+".pretokenizers[0]", "behavior must be Isolated and invert false")
-	case level.UseRegex == nil || *level.UseRegex || level.AddPrefixSpace == nil || *level.AddPrefixSpace:
-		return formatErr(field+".pretokenizers[1]", "use_regex and add_prefix_space must be false")
 	}
 	return nil
 }
 
-func (m *model) tokens() ([][]byte, map[string]uint16, error) {
+// names returns the names of the vocabulary by id, "" where no token has it.
+func (m *model) names() ([]string, error) {
+	if len(m.Vocab) == 0 {
+		return nil, formatErr("model", "the vocabulary is empty")
+	}
 	if len(m.Vocab) > MaxVocab {
-		return nil, nil, formatErr("model.vocab", "has %d tokens, at most %d are supported", len(m.Vocab), MaxVocab)
+		return nil, formatErr("model.vocab", "has %d tokens, at most %d are supported", len(m.Vocab), MaxVocab)
 	}
-	tokens := make([][]byte, len(m.Vocab))
-	ids := make(map[string]uint16, len(m.Vocab))
-	// In the order of the names, so that a bad file always gets the same error.
-	names := make([]string, 0, len(m.Vocab))
-	for name := range m.Vocab {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		id := m.Vocab[name]
-		tok, ok := fromVisible(name)
-		switch {
-		case !ok:
-			return nil, nil, formatErr("model.vocab", "token %q is not in byte-level form", name)
-		case id < 0 || id >= int64(len(tokens)):
-			return nil, nil, formatErr("model.vocab", "token %q has id %d, want 0..%d without gaps", name, id, len(tokens)-1)
-		case tokens[id] != nil:
-			return nil, nil, formatErr("model.vocab", "id %d is given to two tokens, one is %q", id, name)
-		case len(tok) == 0:
-			return nil, nil, formatErr("model.vocab", "token %d is empty", id)
+	size := int64(0)
+	// Of several mistakes the same is told always: that of the first name.
+	bad, why := "", ""
+	blame := func(name, format string, args ...any) {
+		if why == "" || name < bad {
+			bad, why = name, fmt.Sprintf(format, args...)
 		}
-		tokens[id] = tok
-		ids[string(tok)] = uint16(id)
 	}
-	return tokens, ids, nil
+	for name, id := range m.Vocab {
+		switch {
+		case id < 0 || id >= MaxVocab:
+			blame(name, "token %q has id %d, want 0..%d", name, id, MaxVocab-1)
+		case name == "":
+			blame(name, "token %d is empty", id)
+		default:
+			size = max(size, id+1)
+		}
+	}
+	if why != "" {
+		return nil, formatErr("model.vocab", "%s", why)
+	}
+	names := make([]string, size)
+	for name, id := range m.Vocab {
+		if names[id] != "" {
+			blame(min(name, names[id]), "id %d is given to two tokens, %q and %q", id, min(name, names[id]), max(name, names[id]))
+		}
+		names[id] = name
+	}
+	if why != "" {
+		return nil, formatErr("model.vocab", "%s", why)
+	}
+	return names, nil
 }
 
-// mergeList reads merges in the older form "a b" and the newer ["a", "b"].
-func (m *model) mergeList(tokens [][]byte, ids map[string]uint16) ([]merge, error) {
-	if len(m.Merges) > MaxVocab {
-		return nil, formatErr("model.merges", "has %d entries, at most %d are supported", len(m.Merges), MaxVocab)
+// byteTokens returns what the names stand for in a vocabulary over bytes. An
+// added token, and the token for unknown bytes, may be spelled as they like.
+func (d *document) byteTokens(names []string) ([][]byte, error) {
+	literal := make(map[string]bool)
+	for _, a := range d.AddedTokens {
+		literal[a.Content] = true
 	}
-	merges := make([]merge, 0, len(m.Merges))
-	for i, raw := range m.Merges {
-		field := fmt.Sprintf("model.merges[%d]", i)
-		var pair []string
-		var line string
-		if json.Unmarshal(raw, &line) == nil {
-			pair = strings.Split(line, " ")
-		} else if err := json.Unmarshal(raw, &pair); err != nil {
-			return nil, formatErr(field, "must be a string or a pair of strings")
+	if d.Model.UnkToken != nil {
+		literal[*d.Model.UnkToken] = true
+	}
+	tokens := make([][]byte, len(names))
+	for id, name := range names {
+		if name == "" {
+			continue
 		}
-		if len(pair) != 2 {
-			return nil, formatErr(field, "has %d parts, want 2", len(pair))
+		tok, ok := fromVisible(name)
+		if literal[name] {
+			tok, ok = []byte(name), true
 		}
-		var part [2]uint16
-		for j, name := range pair {
-			tok, ok := fromVisible(name)
-			id, known := ids[string(tok)]
-			if !ok || !known {
-				return nil, formatErr(field, "%q is not in the vocabulary", name)
-			}
-			part[j] = id
-		}
-		joined := string(tokens[part[0]]) + string(tokens[part[1]])
-		id, ok := ids[joined]
 		if !ok {
-			return nil, formatErr(field, "the result %q is not in the vocabulary", joined)
+			return nil, formatErr("model.vocab", "token %q is not in byte-level form", name)
 		}
-		merges = append(merges, merge{part[0], part[1], id})
+		tokens[id] = tok
+	}
+	return tokens, nil
+}
+
+func (m *model) mergeList() ([]merge, error) {
+	if len(m.Merges.pairs) > 2*MaxVocab {
+		return nil, formatErr("model.merges", "has %d entries, at most %d are supported", len(m.Merges.pairs), 2*MaxVocab)
+	}
+	merges := make([]merge, len(m.Merges.pairs))
+	for i, pair := range m.Merges.pairs {
+		left, ok := m.Vocab[pair[0]]
+		if !ok {
+			return nil, mergeErr(i, "%q is not in the vocabulary", pair[0])
+		}
+		right, ok := m.Vocab[pair[1]]
+		if !ok {
+			return nil, mergeErr(i, "%q is not in the vocabulary", pair[1])
+		}
+		id, ok := m.Vocab[pair[0]+pair[1]]
+		if !ok {
+			return nil, mergeErr(i, "the result %q is not in the vocabulary", pair[0]+pair[1])
+		}
+		merges[i] = merge{uint32(left), uint32(right), uint32(id)}
 	}
 	return merges, nil
+}
+
+// setAdded gives the tokenizer its added tokens, which may be in the model's
+// vocabulary or not.
+func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
+	next := int64(len(vocab)) // the id that the Hugging Face library gives to a new token
+	seen := make(map[string]bool, len(list))
+	for i, a := range list {
+		field := fmt.Sprintf("added_tokens[%d]", i)
+		want, inModel := vocab[a.Content]
+		switch {
+		case a.Content == "":
+			return formatErr(field, "is empty")
+		case len(a.Content) > MaxTokenLen:
+			return formatErr(field, "is %d bytes long, at most %d are supported", len(a.Content), MaxTokenLen)
+		case !utf8.ValidString(a.Content):
+			return formatErr(field, "%q is not UTF-8", a.Content)
+		case seen[a.Content]:
+			return formatErr(field, "%q is there twice", a.Content)
+		case a.Normalized && t.front.replace && strings.ContainsAny(a.Content, " "+mark):
+			return formatErr(field, "%q has spaces and is looked for after normalization, which is not supported", a.Content)
+		case !inModel:
+			want = next
+			next++
+		}
+		if a.ID != want {
+			return formatErr(field, "%q has id %d, the Hugging Face libraries would make it %d", a.Content, a.ID, want)
+		}
+		if a.ID >= MaxVocab {
+			return formatErr(field, "id %d, at most %d are supported", a.ID, MaxVocab-1)
+		}
+		seen[a.Content] = true
+		for a.ID >= int64(len(t.tokens)) {
+			t.tokens = append(t.tokens, nil)
+		}
+		if !inModel && t.tokens[a.ID] != nil {
+			return formatErr(field, "id %d is that of %q as well", a.ID, t.tokens[a.ID])
+		}
+		t.tokens[a.ID] = []byte(a.Content)
+		t.maxLen = max(t.maxLen, len(a.Content))
+	}
+	t.added = newAddedTokens(list, &t.front)
+	return nil
 }
 
 // Byte-level form: each byte as one printable character, as GPT-2's files have

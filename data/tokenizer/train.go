@@ -21,10 +21,18 @@ const (
 // enough for a thousand tokens. The error is ctx's, or a size outside
 // 256..[MaxVocab].
 func Train(ctx context.Context, sample []byte, size int) (*Tokenizer, error) {
+	return TrainSplit(ctx, sample, size, SplitCode)
+}
+
+// TrainSplit is Train with words parted in another way.
+func TrainSplit(ctx context.Context, sample []byte, size int, s Split) (*Tokenizer, error) {
+	if s > SplitLlama3 {
+		return nil, fmt.Errorf("tokenizer: %v is no way to split text for training", s)
+	}
 	if size < 256 || size > MaxVocab {
 		return nil, fmt.Errorf("tokenizer: vocabulary of %d tokens asked for, want 256 (the bytes alone) to %d", size, MaxVocab)
 	}
-	tr := newTrainer(sample)
+	tr := newTrainer(sample, s)
 	for len(tr.tokens) < size {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -33,45 +41,46 @@ func Train(ctx context.Context, sample []byte, size int) (*Tokenizer, error) {
 			break
 		}
 	}
-	return newTokenizer(tr.tokens, tr.merges)
+	return newTokenizer(tr.tokens, tr.merges, front{split: s})
 }
 
 // trainer holds the distinct words of the sample as symbols and, for every
 // pair of neighbours, how often it occurs and in which words.
 type trainer struct {
 	words  []trainedWord
-	pairs  map[uint32]*pairCount
+	pairs  map[uint64]*pairCount
 	queue  pairQueue
 	tokens [][]byte
-	ids    map[string]uint16
+	ids    map[string]uint32
 	merges []merge
 	raised []*pairCount // scratch: pairs that became more frequent
 }
 
 type trainedWord struct {
-	syms  []uint16
+	syms  []uint32
 	count int
 	seen  int // the last merge that looked at the word, plus one
 }
 
 type pairCount struct {
-	key   uint32
+	key   uint64
 	count int
 	words []int32 // where it occurs or once did
 	round int     // the last merge that raised it
 	done  bool    // merged, or too long to merge
 }
 
-func newTrainer(sample []byte) *trainer {
-	tr := &trainer{pairs: make(map[uint32]*pairCount, 1<<14), ids: make(map[string]uint16, 1024)}
+func newTrainer(sample []byte, s Split) *trainer {
+	tr := &trainer{pairs: make(map[uint64]*pairCount, 1<<14), ids: make(map[string]uint32, 1024)}
 	for b := range 256 {
 		tr.tokens = append(tr.tokens, []byte{byte(b)})
-		tr.ids[string([]byte{byte(b)})] = uint16(b)
+		tr.ids[string([]byte{byte(b)})] = uint32(b)
 	}
 	index := make(map[string]int32, 1<<14)
-	arena := make([]uint16, 0, 1<<16)
+	arena := make([]uint32, 0, 1<<16)
+	words := &Tokenizer{front: front{split: s}, kinds: unicodeKinds()}
 	for pos := 0; pos < len(sample); {
-		end := wordEnd(sample, pos)
+		end := words.wordEnd(sample, pos, true)
 		word := sample[pos:end]
 		pos = end
 		if len(word) < 2 || len(word) > trainWord {
@@ -82,11 +91,11 @@ func newTrainer(sample []byte) *trainer {
 			continue
 		}
 		if cap(arena)-len(arena) < len(word) {
-			arena = make([]uint16, 0, 1<<16)
+			arena = make([]uint32, 0, 1<<16)
 		}
 		start := len(arena)
 		for _, b := range word {
-			arena = append(arena, uint16(b))
+			arena = append(arena, uint32(b))
 		}
 		index[string(word)] = int32(len(tr.words))
 		tr.words = append(tr.words, trainedWord{syms: arena[start:len(arena):len(arena)], count: 1})
@@ -105,7 +114,7 @@ func newTrainer(sample []byte) *trainer {
 }
 
 // change adds n to the count of a pair, which occurs in the word.
-func (tr *trainer) change(left, right uint16, n int, word int32) {
+func (tr *trainer) change(left, right uint32, n int, word int32) {
 	key := pairKey(left, right)
 	p := tr.pairs[key]
 	if p == nil {
@@ -140,7 +149,7 @@ func (tr *trainer) mergeBest() bool {
 		if p.count < 2 {
 			return false
 		}
-		left, right := uint16(p.key>>16), uint16(p.key)
+		left, right := uint32(p.key>>32), uint32(p.key)
 		joined := string(tr.tokens[left]) + string(tr.tokens[right])
 		p.done = true
 		if len(joined) > trainToken {
@@ -148,7 +157,7 @@ func (tr *trainer) mergeBest() bool {
 		}
 		id, ok := tr.ids[joined] // the same bytes by another way
 		if !ok {
-			id = uint16(len(tr.tokens))
+			id = uint32(len(tr.tokens))
 			tr.tokens = append(tr.tokens, []byte(joined))
 			tr.ids[joined] = id
 		}
@@ -161,7 +170,7 @@ func (tr *trainer) mergeBest() bool {
 
 // apply replaces the pair by its token in every word and corrects the counts
 // of the pairs around it.
-func (tr *trainer) apply(p *pairCount, left, right, id uint16) {
+func (tr *trainer) apply(p *pairCount, left, right, id uint32) {
 	round := len(tr.merges)
 	tr.raised = tr.raised[:0]
 	for _, wi := range p.words {

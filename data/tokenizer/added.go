@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"cmp"
+	"slices"
+	"unicode/utf8"
+)
+
+// AddedToken is a token that is looked for in a text before the text is split,
+// as tokenizer.json has it.
+type AddedToken struct {
+	ID         int64  `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"` // only where no letter or digit touches it
+	LStrip     bool   `json:"lstrip"`      // takes the spaces before it
+	RStrip     bool   `json:"rstrip"`      // takes the spaces after it
+	Normalized bool   `json:"normalized"`  // looked for after normalization
+	Special    bool   `json:"special"`     // stands for no text
+}
+
+// addedTokens are the added tokens of a tokenizer. Those that are looked for in
+// the text as it is come first; between them, the others.
+type addedTokens struct {
+	list    []AddedToken
+	special map[int64]bool
+	plain   finder
+	normal  finder
+	leading finder // those of normal, where a mark that was put before the text belongs to them
+}
+
+// newAddedTokens takes tokens with distinct contents that are not empty.
+func newAddedTokens(list []AddedToken, f *front) addedTokens {
+	a := addedTokens{list: list, special: make(map[int64]bool)}
+	for i, tok := range list {
+		if tok.Special {
+			a.special[tok.ID] = true
+		}
+		switch {
+		case !tok.Normalized:
+			a.plain.add(i, tok.Content)
+		case f.lead == leadAlways:
+			// Its content is normalized like a text, and so begins with a mark, which
+			// is what a space of a text becomes.
+			a.normal.add(i, " "+tok.Content)
+			a.normal.add(i, mark+tok.Content)
+			a.leading.add(i, tok.Content)
+		default:
+			a.normal.add(i, tok.Content)
+		}
+	}
+	a.plain.sort()
+	a.normal.sort()
+	a.leading.sort()
+	return a
+}
+
+// AddedTokens returns the added tokens in the order of the file.
+func (t *Tokenizer) AddedTokens() []AddedToken { return slices.Clone(t.added.list) }
+
+// Special reports whether an id is a special token's: one that stands for no
+// text, such as <|endoftext|>.
+func (t *Tokenizer) Special(id int64) bool { return t.added.special[id] }
+
+// finder looks for the leftmost, and of those the longest, of some contents.
+type finder struct {
+	starts [256][]wanted // by first byte, longer ones first
+	num    int
+}
+
+type wanted struct {
+	content string
+	token   int // in addedTokens.list
+}
+
+func (f *finder) add(token int, content string) {
+	f.starts[content[0]] = append(f.starts[content[0]], wanted{content, token})
+	f.num++
+}
+
+func (f *finder) sort() {
+	for _, s := range f.starts {
+		slices.SortStableFunc(s, func(a, b wanted) int { return cmp.Compare(len(b.content), len(a.content)) })
+	}
+}
+
+// hit is a place in a text where there is an added token; token is -1 if there
+// is none up to start, from where on it cannot be told unless the text is
+// closed.
+type hit struct {
+	start, stop int
+	token       int
+}
+
+// find returns the first hit in text at or after from. The text before from is
+// looked at by tokens that want to be single words; prev is the character
+// before the text.
+func (f *finder) find(a *addedTokens, k *kindTable, text []byte, from int, closed bool, prev rune) hit {
+	if f.num == 0 {
+		return hit{len(text), len(text), -1}
+	}
+	for i := from; i < len(text); i++ {
+		for _, p := range f.starts[text[i]] {
+			rest := text[i:]
+			if len(rest) < len(p.content) {
+				if !closed && p.content[:len(rest)] == string(rest) {
+					return hit{i, i, -1}
+				}
+				continue
+			}
+			if string(rest[:len(p.content)]) != p.content {
+				continue
+			}
+			h := hit{i, i + len(p.content), p.token}
+			tok := &a.list[p.token]
+			if !closed && (tok.SingleWord || tok.RStrip) && len(text)-h.stop < utf8.UTFMax {
+				return hit{i, i, -1}
+			}
+			if tok.SingleWord {
+				if i > 0 {
+					prev, _ = utf8.DecodeLastRune(text[:i])
+				}
+				next, n := utf8.DecodeRune(text[h.stop:])
+				if k.isWord(prev) || n > 0 && k.isWord(next) {
+					i = h.stop - 1 // what it covers is not looked at again
+					break
+				}
+			}
+			if tok.LStrip {
+				for h.start > from {
+					r, n := utf8.DecodeLastRune(text[from:h.start])
+					if int(r) >= len(k) || k[r] != kindSpace {
+						break
+					}
+					h.start -= n
+				}
+			}
+			if tok.RStrip {
+				stop := k.run(text, h.stop, kindSpace)
+				if !closed && len(text)-stop < utf8.UTFMax {
+					return hit{i, i, -1}
+				}
+				h.stop = stop
+			}
+			return h
+		}
+	}
+	return hit{len(text), len(text), -1}
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"unicode/utf8"
+)
+
+// Stream encodes a text that comes in pieces, to the tokens that the whole of
+// it has. It belongs to one goroutine and to one text.
+type Stream struct {
+	t      *Tokenizer
+	inside bool // an added token is not what was last, nor is this the beginning
+	begun  bool
+	prev   rune // the last character that was encoded
+}
+
+// NewStream starts a text.
+func (t *Tokenizer) NewStream() *Stream { return &Stream{t: t} }
+
+// Append appends tokens of text, which follows what was encoded before, to
+// dst, word by word, until dst holds at least limit tokens or what there is of
+// the text ends. Unless final, it leaves out the end of text where what is to
+// come could change it. It returns dst and the number of bytes encoded: the
+// next call begins with the rest.
+func (s *Stream) Append(dst []int64, text []byte, limit int, final bool) ([]int64, int) {
+	e := s.t.encoders.Get().(*encoder)
+	defer s.t.encoders.Put(e)
+	a := &s.t.added
+	pos := 0
+	for pos < len(text) && len(dst) < limit {
+		outer := a.plain.find(a, s.t.kinds, text, pos, final, s.prev)
+		closed := final || outer.token >= 0
+		var n int
+		dst, n = s.piece(e, dst, text[pos:outer.start], limit, closed)
+		pos += n
+		if pos < outer.start || outer.token < 0 || len(dst) >= limit {
+			break
+		}
+		dst = s.special(dst, outer.token, text[:outer.stop])
+		pos = outer.stop
+	}
+	return dst, pos
+}
+
+// special appends an added token, at the end of text.
+func (s *Stream) special(dst []int64, token int, text []byte) []int64 {
+	s.inside, s.begun = false, true
+	s.prev, _ = utf8.DecodeLastRune(text)
+	return append(dst, s.t.added.list[token].ID)
+}
+
+// piece encodes what is between added tokens that are looked for in the text
+// as it is.
+func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed bool) ([]int64, int) {
+	a := &s.t.added
+	if a.normal.num == 0 {
+		return s.words(e, dst, text, limit, closed)
+	}
+	pos := 0
+	// A mark that normalization puts before the text may be a token's own.
+	lead := s.t.front.lead == leadAlways && !s.inside
+	if lead && len(text) > 0 {
+		first := a.leading.find(a, s.t.kinds, text, 0, closed, s.prev)
+		switch {
+		case first.start > 0:
+		case first.token < 0:
+			return dst, 0
+		default:
+			dst = s.special(dst, first.token, text[:first.stop])
+			s.inside = true
+			pos = first.stop
+		}
+	}
+	for pos < len(text) && len(dst) < limit {
+		inner := a.normal.find(a, s.t.kinds, text, pos, closed, s.prev)
+		var n int
+		if lead && inner.start == 0 && inner.token >= 0 {
+			dst = appendIDs(dst, e.word([]byte{' '}))
+		}
+		dst, n = s.words(e, dst, text[pos:inner.start], limit, closed || inner.token >= 0)
+		pos += n
+		if pos < inner.start || inner.token < 0 || len(dst) >= limit {
+			break
+		}
+		dst = s.special(dst, inner.token, text[:inner.stop])
+		s.inside = lead // what follows belongs to the same normalized text
+		pos = inner.stop
+	}
+	return dst, pos
+}
+
+// words encodes what is between added tokens.
+func (s *Stream) words(e *encoder, dst []int64, text []byte, limit int, closed bool) ([]int64, int) {
+	pos := 0
+	if !s.inside && len(text) > 0 && s.leads(text) {
+		end := s.t.leadEnd(e, text, closed)
+		if end < 0 {
+			return dst, 0
+		}
+		dst = appendIDs(dst, e.word(e.text))
+		pos, s.inside, s.begun = end, true, true
+	}
+	if s.t.front.split == SplitCode { // the loop below, by the shortest way
+		for pos < len(text) && len(dst) < limit {
+			end := wordEnd(text, pos)
+			if end == len(text) && !closed {
+				break
+			}
+			dst = e.appendWord(dst, text[pos:end])
+			pos = end
+		}
+	} else {
+		for pos < len(text) && len(dst) < limit {
+			end := s.t.wordEnd(text, pos, closed)
+			if end < 0 {
+				break
+			}
+			dst = e.appendWord(dst, text[pos:end])
+			pos = end
+		}
+	}
+	if pos > 0 {
+		s.inside, s.begun = true, true
+		s.prev, _ = utf8.DecodeLastRune(text[:pos])
+	}
+	return dst, pos
+}
+
+// leads reports whether a space goes before a text that does not go on from
+// another word.
+func (s *Stream) leads(text []byte) bool {
+	f := &s.t.front
+	switch f.lead {
+	case leadAlways:
+		return true
+	case leadUnlessSpace:
+		return text[0] != ' ' && (s.t.names == nil || markAt(text, 0) == 0) && !(f.leadFirst && s.begun)
+	}
+	return false
+}
+
+// leadEnd puts the first word, with a space before it, in e.text and returns
+// where it ends in text, or -1 if that cannot be told.
+func (t *Tokenizer) leadEnd(e *encoder, text []byte, closed bool) int {
+	// Nearly always a short beginning of the text tells.
+	for n := 256; ; n *= 16 {
+		all := n >= len(text)
+		e.text = append(append(e.text[:0], ' '), text[:min(n, len(text))]...)
+		end := t.wordEnd(e.text, 0, closed && all)
+		if end >= 0 {
+			e.text = e.text[:end]
+			return end - 1
+		}
+		if all {
+			return -1
+		}
+	}
+}
