@@ -9,10 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
 var big = flag.String("big", "", "`directory` that testdata/big.py has filled: compare with the Hugging Face tokenizers on whole vocabularies")
+
+var texts = flag.String("texts", "", "`files` to encode in BenchmarkBig, with commas between")
 
 type bigCase struct {
 	text      []byte
@@ -95,5 +98,34 @@ func TestBig(t *testing.T) {
 			}
 			t.Logf("%d bytes", size)
 		})
+	}
+}
+
+// BenchmarkBig wants -big DIR and texts to encode:
+//
+//	go test ./data/tokenizer -run '^$' -bench Big -cpu 1 -big DIR -texts english.txt,code.txt
+func BenchmarkBig(b *testing.B) {
+	if *big == "" || *texts == "" {
+		b.Skip("needs -big DIR and -texts FILE,FILE")
+	}
+	for _, kind := range []string{"gpt2", "llama3", "llama2"} {
+		tok, err := Load(filepath.Join(*big, kind))
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, path := range strings.Split(*texts, ",") {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Run(kind+"/"+filepath.Base(path), func(b *testing.B) {
+				ids := make([]int64, 0, len(text))
+				b.SetBytes(int64(len(text)))
+				for b.Loop() {
+					ids = tok.Append(ids[:0], text)
+				}
+				b.ReportMetric(float64(len(text))/float64(len(ids)), "B/token")
+			})
+		}
 	}
 }

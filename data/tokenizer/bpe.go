@@ -62,17 +62,17 @@ type encoder struct {
 
 const (
 	cacheBits = 14 // entries of 64 bytes: 1 MiB
-	cacheWord = 15 // bytes of a word that can be cached
-	cacheIDs  = 11
+	cacheWord = 23 // bytes of a word that can be cached
+	cacheIDs  = 9
 	heapFrom  = 48 // symbols from which merging keeps a heap
 )
 
-// cached is a word of at most 15 bytes, in lo and hi with its length in the
-// top byte, and its tokens. An empty entry has length 0.
+// cached is a word of at most 23 bytes, with its length in the top byte, and
+// its tokens: a line of the processor's cache. An empty entry has length 0.
 type cached struct {
-	lo, hi uint64
-	n      uint32
-	ids    [cacheIDs]uint32
+	word [3]uint64
+	n    uint32
+	ids  [cacheIDs]uint32
 }
 
 func newEncoder(t *Tokenizer) *encoder {
@@ -84,20 +84,28 @@ func (e *encoder) appendWord(dst []int64, word []byte) []int64 {
 	if len(word) > cacheWord {
 		return appendIDs(dst, e.word(word))
 	}
-	var lo, hi uint64
-	if len(word) >= 8 {
-		lo = binary.LittleEndian.Uint64(word)
-		// The last eight bytes overlap the first: they are shifted clear.
-		hi = binary.LittleEndian.Uint64(word[len(word)-8:]) >> (8 * uint(16-len(word)))
-	} else {
+	// Eight bytes at a time; the last eight overlap those before and are shifted
+	// clear.
+	var key [3]uint64
+	n := len(word)
+	switch {
+	case n >= 16:
+		key[0], key[1] = binary.LittleEndian.Uint64(word), binary.LittleEndian.Uint64(word[8:])
+		key[2] = binary.LittleEndian.Uint64(word[n-8:]) >> (8 * uint(24-n))
+	case n >= 8:
+		key[0] = binary.LittleEndian.Uint64(word)
+		key[1] = binary.LittleEndian.Uint64(word[n-8:]) >> (8 * uint(16-n))
+	case n >= 4:
+		key[0] = uint64(binary.LittleEndian.Uint32(word)) | uint64(binary.LittleEndian.Uint32(word[n-4:]))<<(8*uint(n-4))
+	default:
 		for i, b := range word {
-			lo |= uint64(b) << (8 * uint(i))
+			key[0] |= uint64(b) << (8 * uint(i))
 		}
 	}
-	hi |= uint64(len(word)) << 56
-	h := (lo ^ bits.RotateLeft64(hi, 29)) * 0x9e3779b97f4a7c15
+	key[2] |= uint64(n) << 56
+	h := (key[0] ^ bits.RotateLeft64(key[1], 29) ^ bits.RotateLeft64(key[2], 47)) * 0x9e3779b97f4a7c15
 	c := &e.cache[(h^h>>29)*0xbf58476d1ce4e5b9>>(64-cacheBits)]
-	if c.lo == lo && c.hi == hi {
+	if c.word == key {
 		if c.n == 1 {
 			return append(dst, int64(c.ids[0]))
 		}
@@ -105,7 +113,7 @@ func (e *encoder) appendWord(dst []int64, word []byte) []int64 {
 	}
 	syms := e.word(word)
 	if len(syms) <= cacheIDs {
-		c.lo, c.hi, c.n = lo, hi, uint32(len(syms))
+		c.word, c.n = key, uint32(len(syms))
 		copy(c.ids[:], syms)
 	}
 	return appendIDs(dst, syms)

@@ -59,8 +59,8 @@ func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed b
 	}
 	pos := 0
 	// A mark that normalization puts before the text may be a token's own.
-	lead := s.t.front.lead == leadAlways && !s.inside
-	if lead && len(text) > 0 {
+	lead := s.t.front.lead == leadAlways
+	if lead && !s.inside && len(text) > 0 {
 		first := a.leading.find(a, s.t.kinds, text, 0, closed, s.prev)
 		switch {
 		case first.start > 0:
@@ -75,8 +75,8 @@ func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed b
 	for pos < len(text) && len(dst) < limit {
 		inner := a.normal.find(a, s.t.kinds, text, pos, closed, s.prev)
 		var n int
-		if lead && inner.start == 0 && inner.token >= 0 {
-			dst = appendIDs(dst, e.word([]byte{' '}))
+		if lead && !s.inside && inner.start == 0 && inner.token >= 0 {
+			dst = appendIDs(dst, e.word([]byte{' '})) // the mark alone
 		}
 		dst, n = s.words(e, dst, text[pos:inner.start], limit, closed || inner.token >= 0)
 		pos += n
