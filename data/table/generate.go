@@ -30,13 +30,13 @@ type Generated struct {
 }
 
 // DefaultGenerated is a table that a laptop learns in seconds.
-func DefaultGenerated() Generated { return Generated{Rows: 200_000, Users: 1000, Items: 500} }
+func DefaultGenerated() Generated { return Generated{Rows: 300_000, Users: 500, Items: 300} }
 
 // Schema is that of the generated columns, of buckets in which no two users or
 // items meet.
 func (g Generated) Schema() Schema {
 	return Schema{
-		Label: "click", Numbers: []string{"age", "price"}, Categories: []string{"user", "item", "hour", "device"},
+		Label: "click", Numbers: []string{"age", "price"}, Categories: []string{"user_id", "item_id", "hour", "device"},
 		Buckets: max(g.Users, g.Items, numHours) + 2,
 	}
 }
@@ -161,7 +161,7 @@ func (g Generated) WriteCSV(w io.Writer) error {
 		return err
 	}
 	out := bufio.NewWriter(w)
-	out.WriteString("click,user,item,hour,device,age,price\n")
+	out.WriteString("click,user_id,item_id,hour,device,age,price\n")
 	err := g.all(func(m impression) error {
 		click, age := 0, ""
 		if m.click {

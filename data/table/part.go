@@ -13,6 +13,12 @@ import (
 // Len is the number of rows of the part.
 func (p *Part) Len() int { return len(p.rows) }
 
+// Name says where the rows come from.
+func (p *Part) Name() string { return p.table.Name }
+
+// Schema says what the columns are.
+func (p *Part) Schema() Schema { return p.table.Schema }
+
 // At returns row i of the part, whose slices belong to the table.
 func (p *Part) At(i int) Row { return p.table.Row(int(p.rows[i])) }
 
@@ -63,6 +69,15 @@ func Measure(p *Part) Scale {
 		if s.Width[j] = math.Sqrt(squares[j] / max(counts[j], 1)); s.Width[j] == 0 {
 			s.Width[j] = 1
 		}
+	}
+	return s
+}
+
+// Unscaled is the scale that leaves a schema's numbers as they are.
+func Unscaled(schema Schema) Scale {
+	s := Scale{Mean: make([]float64, len(schema.Numbers)), Width: make([]float64, len(schema.Numbers))}
+	for i := range s.Width {
+		s.Width[i] = 1
 	}
 	return s
 }
