@@ -27,7 +27,7 @@ func newTrainCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newTrainLMCommand())
+	cmd.AddCommand(newTrainLMCommand(), newTrainRecCommand())
 	return cmd
 }
 

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/table"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// recRun is one rank's part of a run: what makes the task.
+type recRun struct {
+	cfg      RecConfig
+	settings *config.Settings // of cfg
+	group    *dist.Group
+	report   Reporter
+
+	training    *table.Part
+	validation  *table.Part
+	labels      []float32 // of the validation rows
+	recommender *Recommender
+}
+
+// Rec trains a recommender on the rows of a table on all ranks of a group, each
+// of which calls it with the same configuration: to tell labels that are 0 or 1,
+// such as clicks, from categories and numbers. given says where settings came
+// from that the user gave, by the names of flags; see [LM]. Report is used on
+// rank 0.
+//
+// The tables' gradients go by rows, so that a step costs what its batch has and
+// not what the tables have. When the run's directory has a checkpoint, Rec goes
+// on from it.
+func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string]string, report Reporter) error {
+	if group.Rank() != 0 {
+		report = Discard
+	}
+	if given["ranks"] != "" && cfg.Ranks != group.Size() {
+		return fmt.Errorf("train rec: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
+	}
+	cfg.Ranks = group.Size()
+	return newRecRun(cfg, given, group, report).run(ctx)
+}
+
+// CheckRec reports, before any rank is started, what [Rec] would report on every
+// one of them, as far as settings, checkpoints and the first rows tell. It leaves
+// nothing behind, and returns the settings that the run would have, as TOML.
+func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (resolved []byte, err error) {
+	r := newRecRun(cfg, given, nil, Discard)
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := CheckOut("rec", cfg.Out); err != nil {
+		return nil, err
+	}
+	if given["data"] == config.Flag && cfg.Data == "" {
+		return nil, errors.New("train rec: --data is empty: name a CSV file or a directory of them, or leave the flag out for a generated table")
+	}
+	if _, err := r.findRun(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.resolve(); err != nil {
+		return nil, err
+	}
+	schema := r.cfg.schema()
+	if cfg.Data == "" {
+		schema = table.DefaultGenerated().Schema()
+	}
+	if _, err := r.cfg.recommender(&nn.Build{Device: tensor.Meta}, schema, table.Unscaled(schema)); err != nil {
+		return nil, fmt.Errorf("train rec: %w", err)
+	}
+	return r.config(), nil
+}
+
+func newRecRun(cfg RecConfig, given map[string]string, group *dist.Group, report Reporter) *recRun {
+	r := &recRun{cfg: cfg, group: group, report: report}
+	r.settings = config.New(&r.cfg)
+	r.settings.SetGiven(given)
+	return r
+}
+
+// findRun returns the newest checkpoint of the run's directory, nil if there is
+// none, and takes over its settings.
+func (r *recRun) findRun(ctx context.Context) (*SavedRun, error) {
+	s, err := FindRun(ctx, "rec", r.cfg.Out, r.report.Notice)
+	if s == nil || err != nil {
+		return nil, err
+	}
+	var recipe RecConfig
+	if err := s.Recipe(&recipe); err != nil {
+		return nil, err
+	}
+	return s, r.cfg.adopt(recipe, r.settings, s.Checkpoint.Path)
+}
+
+// config is what config.toml says.
+func (r *recRun) config() []byte { return settingsText("rec", r.settings) }
+
+// resolve fills in the settings that the data decides: which columns are which,
+// by the first rows of the file.
+func (r *recRun) resolve() error {
+	c := &r.cfg
+	if c.Data == "" {
+		for _, name := range []string{"label", "positive", "numbers", "categories", "separator", "no-header"} {
+			if f := r.settings.Field(name); f.From != config.Default && f.Text() != "" && f.Text() != "0" && f.Text() != "false" {
+				return fmt.Errorf("train rec: --%s is about a file, and there is none: name one (--data FILE)", name)
+			}
+		}
+		return nil
+	}
+	f, err := c.format()
+	if err != nil {
+		return err
+	}
+	if c.Label != "" && len(c.Numbers)+len(c.Categories) > 0 {
+		// All are named; what is missing in the file, its header tells now.
+		rows, err := table.Open(c.Data, f, c.schema())
+		if err != nil {
+			return fmt.Errorf("train rec: %w", err)
+		}
+		return rows.Close()
+	}
+	s, err := table.Infer(c.Data, f, c.Label, c.Buckets)
+	if err != nil {
+		return fmt.Errorf("train rec: %w", err)
+	}
+	from := "the first rows of " + filepath.Base(c.Data)
+	set := func(name string, columns []string) error {
+		values := []any{}
+		for _, column := range columns {
+			values = append(values, column)
+		}
+		return r.settings.Field(name).Set(values, from)
+	}
+	if c.Label == "" {
+		if err := r.settings.Field("label").Set(s.Label, from); err != nil {
+			return err
+		}
+	}
+	if len(c.Numbers)+len(c.Categories) > 0 {
+		return nil
+	}
+	if c.Model == recMF {
+		s.Numbers, s.Categories = nil, s.Categories[:min(2, len(s.Categories))]
+	}
+	if err := set("numbers", s.Numbers); err != nil {
+		return err
+	}
+	return set("categories", s.Categories)
+}
+
+// schema is that of the file, once all is resolved.
+func (c RecConfig) schema() table.Schema {
+	s := table.Schema{Label: c.Label, Numbers: c.Numbers, Categories: c.Categories, Buckets: c.Buckets}
+	if c.Positive != 0 {
+		s.Positive = &c.Positive
+	}
+	return s
+}
+
+// open reads or generates the table and parts it.
+func (c RecConfig) open(ctx context.Context) (training, validation *table.Part, err error) {
+	var rows *table.Table
+	if c.Data == "" {
+		g := table.DefaultGenerated()
+		g.Rows, g.Seed = c.Rows, c.Seed
+		rows, err = g.Table()
+	} else {
+		var f table.Format
+		if f, err = c.format(); err != nil {
+			return nil, nil, err
+		}
+		rows, err = table.Read(ctx, c.Data, f, c.schema(), nil)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return rows.Split(c.Validation)
+}
+
+// run makes the task and does it.
+func (r *recRun) run(ctx context.Context) error {
+	saved, err := r.findRun(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.cfg.Validate(); err != nil {
+		return err
+	}
+	if err := r.resolve(); err != nil {
+		return err
+	}
+	if r.training, r.validation, err = r.cfg.open(ctx); err != nil {
+		return fmt.Errorf("train rec: %w", err)
+	}
+	for i := range r.validation.Len() {
+		r.labels = append(r.labels, r.validation.At(i).Label)
+	}
+	if math.IsNaN(table.AUC(make([]float64, len(r.labels)), r.labels)) {
+		return fmt.Errorf("train rec: all %d rows to validate on have the label %v, so nothing can be told from them: use more rows, a larger --validation, or another --positive", len(r.labels), r.labels[0])
+	}
+	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
+	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), table.Measure(r.training)); err != nil {
+		return fmt.Errorf("train rec: %w", err)
+	}
+	recipe, err := json.Marshal(r.cfg)
+	if err != nil {
+		return fmt.Errorf("train rec: save the recipe: %w", err)
+	}
+	return Run(ctx, r.group, r.task(saved), Options{
+		Out: r.cfg.Out, From: saved, Epochs: r.cfg.Epochs, Batch: r.cfg.size().total(), Accumulate: r.cfg.Accumulate,
+		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
+		EvalEvery: r.cfg.EvalEvery, Best: r.cfg.Best, Patience: r.cfg.Patience, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
+	}, r.report)
+}
+
+// recommender makes the model.
+func (c RecConfig) recommender(b *nn.Build, schema table.Schema, scale table.Scale) (*Recommender, error) {
+	bottom, err := widths("bottom", c.Bottom)
+	if err != nil {
+		return nil, err
+	}
+	top, err := widths("top", c.Top)
+	if err != nil {
+		return nil, err
+	}
+	return NewRecommender(b, RecommenderConfig{ModelType: c.Model, Width: c.Width, Bottom: bottom, Top: top, Schema: schema, Scale: scale})
+}
+
+// task is what there is to know about training a recommender on a table.
+func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
+	model := r.recommender.Model
+	return Task[table.Batch]{
+		Name: "rec", About: r.about(), Model: model,
+		Optimizer: optim.NewAdagrad(nn.Parameters(model), optim.AdagradOptions{LR: r.cfg.LR, LRDecay: r.cfg.Decay}),
+		Loss: func(c *nn.Ctx, model any, b table.Batch) *tensor.Tensor {
+			return tensor.BCEWithLogits(r.recommender.Logits(c, model.(nn.ModuleN), b), tensor.FromFloat32(b.Labels, b.Rows))
+		},
+		Feed: func(ctx context.Context, from data.LoaderState) (Feed[table.Batch], error) {
+			return r.feed(ctx, saved, from)
+		},
+		Samples: r.training.Len(),
+		Size:    func(b table.Batch) int { return b.Rows }, Unit: "rows",
+		Evaluate: r.evaluate, Files: r.files,
+	}
+}
+
+// about describes the run. Of a generated table it says how good a model can be.
+func (r *recRun) about() About {
+	s, g := r.recommender.Config.Schema, r.recommender.Config
+	a := About{
+		Model: fmt.Sprintf("DLRM, %d tables of %d rows and width %d, %d numbers", len(s.Categories), s.Buckets, g.Width, len(s.Numbers)),
+		Data: fmt.Sprintf("%s: %d rows to train on, %d to validate; %s by %s", r.training.Name(), r.training.Len(), r.validation.Len(),
+			s.Label, strings.Join(slices.Concat(s.Categories, s.Numbers), ", ")),
+	}
+	if g.ModelType == recMF {
+		a.Model = fmt.Sprintf("matrix factorization of %s and %s, %d rows each, width %d", s.Categories[0], s.Categories[1], s.Buckets, g.Width)
+	}
+	if truth, ok := r.validation.Truth(); ok {
+		best := fmt.Sprintf("%.4f", table.AUC(truth, r.labels))
+		a.Goal = fmt.Sprintf("an area under the curve near %s, that of the probabilities that the labels were drawn by", best)
+		a.Beside = "the truth: " + best
+	}
+	return a
+}
+
+// feed starts making batches, from where the saved run was.
+func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[table.Batch], error) {
+	sampler, err := data.NewStream(data.StreamConfig{
+		Len: r.training.Len(), Batch: r.cfg.Batch, Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
+	})
+	if err != nil {
+		return nil, err
+	}
+	loader, err := data.NewLoader(ctx, r.training, sampler, r.recommender.Config.Scale.Collate, data.LoaderConfig{Workers: r.cfg.Workers}, from)
+	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
+		// The settings have been compared; what is left is the rows.
+		return nil, fmt.Errorf("the rows of %s have changed since %s was saved: put them back as they were, or give another --out to start afresh",
+			r.training.Name(), saved.Checkpoint.Path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return loader, nil
+}
+
+// evaluate scores the validation rows, of which every rank takes a share.
+func (r *recRun) evaluate(ctx context.Context) (Metrics, error) {
+	n := r.validation.Len()
+	each := (n + r.group.Size() - 1) / r.group.Size()
+	from := min(n, r.group.Rank()*each)
+	own, err := r.recommender.Score(ctx, r.validation, from, min(n, from+each), evalBatch, nn.WithAutocast(autocasts[r.cfg.DType]))
+	if err != nil {
+		return nil, err
+	}
+	share, all := make([]float32, each), tensor.Zeros(each*r.group.Size())
+	for i, v := range own {
+		share[i] = float32(v) // that is what the model computes in
+	}
+	if err := r.group.AllGather(ctx, all, tensor.FromFloat32(share, each)); err != nil {
+		return nil, err
+	}
+	logits := make([]float64, n)
+	for i, v := range all.Float32s()[:n] {
+		logits[i] = float64(v)
+	}
+	return recMetrics(logits, r.labels), nil
+}
+
+// evalBatch is how many rows are scored at a time.
+const evalBatch = 4096
+
+// recMetrics says how well logits tell labels.
+func recMetrics(logits []float64, labels []float32) Metrics {
+	return Metrics{
+		{Name: "auc", Value: table.AUC(logits, labels), Higher: true},
+		{Name: "log_loss", Value: table.LogLoss(logits, labels)},
+	}
+}
+
+// files writes what is to know besides the weights.
+func (r *recRun) files(w *checkpoint.Writer) error {
+	return w.WriteJSON(configFile, r.recommender.Config)
+}

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data/table"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/nn"
+)
+
+// smallRec is a run of a second.
+func smallRec(t *testing.T) RecConfig {
+	c := DefaultRec()
+	c.Out = filepath.Join(t.TempDir(), "run")
+	c.Rows, c.Epochs, c.Batch, c.EvalEvery, c.SaveEvery = 20_000, 1, 128, 40, 30
+	return c
+}
+
+// writeClicks puts a generated table into a file.
+func writeClicks(t *testing.T, rows int) string {
+	t.Helper()
+	g := table.DefaultGenerated()
+	g.Rows, g.Seed = rows, DefaultRec().Seed
+	var text bytes.Buffer
+	if err := g.WriteCSV(&text); err != nil {
+		t.Fatal(err)
+	}
+	return writeFile(t, "clicks.csv", text.String())
+}
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// trainRec runs a job of goroutines and returns what rank 0 reported.
+func trainRec(ctx context.Context, cfg RecConfig, given map[string]string, numRanks int, l *log) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return dist.Spawn(ctx, numRanks, func(ctx context.Context, group *dist.Group) error {
+		return Rec(ctx, group, cfg, given, l)
+	})
+}
+
+// TestRecNearsTheTruth: on clicks whose probabilities are known, a DLRM comes
+// near what anyone could reach, and a matrix factorization, which sees less,
+// less near.
+func TestRecNearsTheTruth(t *testing.T) {
+	if testing.Short() {
+		t.Skip("trains for some seconds")
+	}
+	g := table.DefaultGenerated()
+	g.Seed = DefaultRec().Seed
+	clicks, err := g.Table()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, validation, err := clicks.Split(DefaultRec().Validation)
+	if err != nil {
+		t.Fatal(err)
+	}
+	truth, _ := validation.Truth()
+	var labels []float32
+	for i := range validation.Len() {
+		labels = append(labels, validation.At(i).Label)
+	}
+	best := table.AUC(truth, labels)
+	reached := map[string]float64{}
+	for _, model := range recommenders {
+		c := smallRec(t)
+		c.Model, c.Rows, c.Epochs, c.Batch, c.EvalEvery = model, g.Rows, 4, 1024, 0
+		l := newLog()
+		if err := trainRec(t.Context(), c, nil, 2, l); err != nil {
+			t.Fatal(err)
+		}
+		reached[model] = l.finish.Metrics[0].Value
+		t.Logf("%s: %v, the truth has %.4f", model, l.finish.Metrics, best)
+		if loss := l.finish.Metrics[1].Value; loss < table.LogLoss(truth, labels) {
+			t.Errorf("the log loss of %s is %v, below the truth's %v: it has seen the validation rows", model, loss, table.LogLoss(truth, labels))
+		}
+	}
+	if reached[recDLRM] < best-0.015 || reached[recDLRM] > best {
+		t.Errorf("a dlrm has an AUC of %.4f, want within 0.015 of %.4f", reached[recDLRM], best)
+	}
+	if reached[recMF] < 0.78 || reached[recMF] > reached[recDLRM] {
+		t.Errorf("a matrix factorization has an AUC of %.4f, want 0.78 to that of the dlrm, %.4f", reached[recMF], reached[recDLRM])
+	}
+}
+
+// TestRecRanksDoNotMatter: the same rows a step on one rank, two and four, and on
+// two after a stop on four, train the same model, with gradients by rows.
+func TestRecRanksDoNotMatter(t *testing.T) {
+	for _, model := range recommenders {
+		var alone *log
+		for _, numRanks := range []int{1, 2, 4} {
+			c := smallRec(t)
+			c.Model, c.Batch = model, 256/numRanks
+			l := newLog()
+			if numRanks < 4 {
+				if err := trainRec(t.Context(), c, nil, numRanks, l); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				ctx, cancel := context.WithCancel(t.Context())
+				l.onStep = func(step int) {
+					if step == 33 {
+						cancel()
+					}
+				}
+				if err := trainRec(ctx, c, nil, numRanks, l); !errors.Is(err, ErrStopped) {
+					t.Fatalf("a run that is stopped returns %v", err)
+				}
+				l.onStep = nil
+				c.Batch = DefaultRec().Batch // it takes the checkpoint's, for as many rows a step
+				if err := trainRec(t.Context(), c, nil, 2, l); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if alone == nil {
+				alone = l
+				continue
+			}
+			if len(l.losses) != len(alone.losses) || len(alone.losses) < 60 {
+				t.Errorf("%s on %d ranks: %d steps, on one %d", model, numRanks, len(l.losses), len(alone.losses))
+			}
+			for step, loss := range alone.losses {
+				if d := math.Abs(l.losses[step] - loss); !(d < 1e-4) {
+					t.Errorf("%s on %d ranks: the loss of step %d is %v, on one %v", model, numRanks, step, l.losses[step], loss)
+					break
+				}
+			}
+			if d := math.Abs(l.finish.Metrics[0].Value - alone.finish.Metrics[0].Value); !(d < 1e-3) {
+				t.Errorf("%s on %d ranks: %v, on one %v", model, numRanks, l.finish.Metrics, alone.finish.Metrics)
+			}
+		}
+	}
+}
+
+// TestRecReadsItsTable: the rows of a file train the model that the same rows
+// train in memory, and the checkpoint scores them as the run did.
+func TestRecReadsItsTable(t *testing.T) {
+	generated := smallRec(t)
+	want := newLog()
+	if err := trainRec(t.Context(), generated, nil, 1, want); err != nil {
+		t.Fatal(err)
+	}
+	c := smallRec(t)
+	c.Data = writeClicks(t, c.Rows)
+	schema := table.DefaultGenerated().Schema()
+	c.Numbers, c.Categories, c.Buckets = schema.Numbers, schema.Categories, schema.Buckets
+	got := newLog()
+	if err := trainRec(t.Context(), c, nil, 1, got); err != nil {
+		t.Fatal(err)
+	}
+	if g, w := got.finish.Metrics[0], want.finish.Metrics[0]; g != w {
+		t.Errorf("from a file %v, from memory %v", g, w)
+	}
+
+	ck, _, err := checkpoint.Latest(t.Context(), c.Out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	model, err := OpenRecommender(ck)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Label = "click"
+	_, validation, err := c.open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	logits, err := model.Score(t.Context(), validation, 0, validation.Len(), 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var labels []float32
+	for i := range validation.Len() {
+		labels = append(labels, validation.At(i).Label)
+	}
+	if auc := table.AUC(logits, labels); math.Abs(auc-got.finish.Metrics[0].Value) > 1e-6 {
+		t.Errorf("the checkpoint has an AUC of %v, the run had %v", auc, got.finish.Metrics[0].Value)
+	}
+
+	// Columns that no flag names are inferred, and stay when the run goes on.
+	c = smallRec(t)
+	c.Data, c.Epochs = writeClicks(t, 3000), 2
+	if err := trainRec(t.Context(), c, nil, 1, newLog()); err != nil {
+		t.Fatal(err)
+	}
+	settings, err := os.ReadFile(filepath.Join(c.Out, "config.toml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{`label = "click"`, `categories = ["user_id", "item_id", "device"]`, `numbers = ["hour", "age", "price"]`} {
+		if !strings.Contains(string(settings), line) {
+			t.Errorf("config.toml has no line %s:\n%s", line, settings)
+		}
+	}
+	more := c
+	more.Epochs = 3
+	if err := trainRec(t.Context(), more, map[string]string{"epochs": config.Flag}, 1, newLog()); err != nil {
+		t.Errorf("going on: %v", err)
+	}
+	// Other rows are not those that the run was stopped among.
+	if err := os.WriteFile(c.Data, []byte("click,user_id,item_id,hour,device,age,price\n"+strings.Repeat("1,1,1,1,phone,1,1\n0,1,1,1,phone,1,1\n", 1500)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	more.Epochs = 4
+	if err := trainRec(t.Context(), more, map[string]string{"epochs": config.Flag}, 1, newLog()); err == nil || !strings.Contains(err.Error(), "have changed since") {
+		t.Errorf("going on with other rows: %v", err)
+	}
+}
+
+// TestRecBadInput: what is wrong is said, before ranks are started where it can
+// be.
+func TestRecBadInput(t *testing.T) {
+	clicks := writeClicks(t, 200)
+	for _, c := range []struct {
+		want   string
+		given  map[string]string
+		change func(c *RecConfig)
+	}{
+		{"--batch is 0", nil, func(c *RecConfig) { c.Batch = 0 }},
+		{`--model is "fm", want dlrm or mf`, nil, func(c *RecConfig) { c.Model = "fm" }},
+		{"--lr is NaN", nil, func(c *RecConfig) { c.LR = math.NaN() }},
+		{"--validation is 1, want a share", nil, func(c *RecConfig) { c.Validation = 1 }},
+		{`--separator is "ab"`, nil, func(c *RecConfig) { c.Separator = "ab" }},
+		{`--top has a layer of "x"`, nil, func(c *RecConfig) { c.Top = []string{"64", "x"} }},
+		{"--out must name", nil, func(c *RecConfig) { c.Out = " " }},
+		{"--label is about a file, and there is none", flags([]string{"label"}), func(c *RecConfig) { c.Label = "click" }},
+		{"--data is empty", flags([]string{"data"}), func(c *RecConfig) {}},
+		{"no such file", nil, func(c *RecConfig) { c.Data = "none.csv" }},
+		{`no column "clicked" among ["click" "user_id"`, nil, func(c *RecConfig) { c.Data, c.Label = clicks, "clicked" }},
+		{`no column "user" among`, nil, func(c *RecConfig) { c.Data, c.Label, c.Categories = clicks, "click", []string{"user"} }},
+		{`column "age" as a number and as`, nil, func(c *RecConfig) {
+			c.Data, c.Label, c.Categories, c.Numbers = clicks, "click", []string{"age"}, []string{"age"}
+		}},
+		{"matrix factorization needs two categories", nil, func(c *RecConfig) {
+			c.Data, c.Label, c.Categories, c.Model = clicks, "click", []string{"user_id"}, recMF
+		}},
+		{"needs at least one category", nil, func(c *RecConfig) { c.Data, c.Label, c.Numbers = clicks, "click", []string{"age"} }},
+		{"is empty", nil, func(c *RecConfig) { c.Data = writeFile(t, "a.csv", "") }},
+	} {
+		cfg := smallRec(t)
+		c.change(&cfg)
+		if _, err := CheckRec(t.Context(), cfg, c.given); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+		if _, err := os.Stat(cfg.Out); err == nil {
+			t.Errorf("%s: the check has left %s", c.want, cfg.Out)
+		}
+	}
+	// What only all rows tell ends all ranks, with the row named.
+	for text, want := range map[string]string{
+		"label,id\n" + strings.Repeat("1,a\n0,b\n", 20_000) + "2,c\n":   `a.csv:40002:1: column "label": the label is "2", want 0 or 1`,
+		"label,id\n" + strings.Repeat("1,a\n0,b\n", 20_000) + "1,c,d\n": "a.csv:40002:5: the row has 3 fields, the first line 2",
+		"label,id\n1,a\n": "none is left for validation",
+		"label,id\n" + strings.Repeat("1,a\n", 500): "have the label 1",
+	} {
+		cfg := smallRec(t)
+		cfg.Data, cfg.Batch = writeFile(t, "a.csv", text), 4
+		if err := trainRec(t.Context(), cfg, nil, 3, newLog()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+// TestOpenRecommender: a checkpoint whose description does not fit its weights,
+// or is none, is an error.
+func TestOpenRecommender(t *testing.T) {
+	c := smallRec(t)
+	c.Rows = 2000
+	if err := trainRec(t.Context(), c, nil, 1, newLog()); err != nil {
+		t.Fatal(err)
+	}
+	ck, _, err := checkpoint.Latest(t.Context(), c.Out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	model, err := OpenRecommender(ck)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(c *RecommenderConfig){
+		"no recommender":   func(c *RecommenderConfig) { c.ModelType = "gpt2" },
+		"want 1 to":        func(c *RecommenderConfig) { c.Width = -1 },
+		"buckets":          func(c *RecommenderConfig) { c.Schema.Buckets = 0 },
+		"a scale of 0":     func(c *RecommenderConfig) { c.Scale = table.Scale{} },
+		"width 0":          func(c *RecommenderConfig) { c.Scale.Width = []float64{0, 1} },
+		"emb_l.0.weight":   func(c *RecommenderConfig) { c.Schema.Buckets = 1 << 30 },
+		"at least one cat": func(c *RecommenderConfig) { c.Schema.Categories = nil },
+	} {
+		config := model.Config
+		change(&config)
+		dir := t.TempDir()
+		err := checkpoint.Save(t.Context(), dir, 1, func(w *checkpoint.Writer) error {
+			if err := w.WriteTensors(checkpoint.ModelFile, nn.StateDict(model.Model).All(), nil); err != nil {
+				return err
+			}
+			return w.WriteJSON(configFile, config)
+		}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad, _, err := checkpoint.Latest(t.Context(), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := OpenRecommender(bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data/table"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// The kinds of models of [Rec].
+const (
+	recDLRM = "dlrm"
+	recMF   = "mf"
+)
+
+var recommenders = []string{recDLRM, recMF}
+
+// RecommenderConfig is what is to know of a trained recommender besides its
+// weights: config.json of its checkpoints. A row that is read by Schema and
+// scaled by Scale goes in.
+type RecommenderConfig struct {
+	ModelType string       `json:"model_type"` // dlrm or mf
+	Width     int          `json:"width"`      // of a category's vectors
+	Bottom    []int        `json:"bottom"`     // of a dlrm, before the last, which is Width
+	Top       []int        `json:"top"`        // of a dlrm, before the last, which is 1
+	Schema    table.Schema `json:"schema"`
+	Scale     table.Scale  `json:"scale"`
+}
+
+// Recommender scores the rows of a table. Its model is a [models.DLRM] of all
+// columns or a [models.MatrixFactorization] of the first two categories.
+type Recommender struct {
+	Config RecommenderConfig
+	Model  nn.ModuleN
+}
+
+// NewRecommender returns a recommender of the given size. What makes none is an
+// error, for sizes come from files.
+func NewRecommender(b *nn.Build, c RecommenderConfig) (*Recommender, error) {
+	if err := c.Schema.Validate(); err != nil {
+		return nil, err
+	}
+	if err := c.Scale.Check(c.Schema); err != nil {
+		return nil, err
+	}
+	numCategories := len(c.Schema.Categories)
+	switch c.ModelType {
+	case recDLRM:
+		if numCategories == 0 {
+			return nil, errors.New("a dlrm needs at least one category: name columns of names or ids (--categories)")
+		}
+		g := models.DLRMConfig{Width: c.Width, Sparse: true}
+		for range numCategories {
+			g.Tables = append(g.Tables, c.Schema.Buckets)
+		}
+		g.Bottom = append(append([]int{max(1, len(c.Schema.Numbers))}, c.Bottom...), c.Width)
+		g.Top = append(append([]int{}, c.Top...), 1)
+		if err := g.Validate(); err != nil {
+			return nil, err
+		}
+		return &Recommender{c, models.NewDLRM(b, g)}, nil
+	case recMF:
+		if numCategories < 2 {
+			return nil, fmt.Errorf("matrix factorization needs two categories, users and items, and there are %d, %q: name two columns (--categories USER,ITEM)", numCategories, c.Schema.Categories)
+		}
+		g := models.MatrixFactorizationConfig{Users: c.Schema.Buckets, Items: c.Schema.Buckets, Width: c.Width, Sparse: true}
+		if err := g.Validate(); err != nil {
+			return nil, err
+		}
+		return &Recommender{c, models.NewMatrixFactorization(b, g)}, nil
+	}
+	return nil, fmt.Errorf("there is no recommender %q, only %q", c.ModelType, recommenders)
+}
+
+// OpenRecommender loads a recommender from a checkpoint of [Rec].
+func OpenRecommender(ck *checkpoint.Checkpoint) (*Recommender, error) {
+	fail := func(err error) (*Recommender, error) {
+		return nil, fmt.Errorf("load a recommender from %s: %w", ck.Path, err)
+	}
+	text, err := ck.ReadFile(configFile, 16<<20)
+	if err != nil {
+		return fail(err)
+	}
+	var c RecommenderConfig
+	if err := json.Unmarshal(text, &c); err != nil {
+		return fail(fmt.Errorf("%s: %w", configFile, err))
+	}
+	// The configuration is only what a file says: nothing is allocated for it
+	// before the weights' file agrees.
+	plan, err := NewRecommender(&nn.Build{Device: tensor.Meta}, c)
+	if err != nil {
+		return fail(fmt.Errorf("%s: %w", configFile, err))
+	}
+	if err := matchModel(ck, plan.Model); err != nil {
+		return fail(err)
+	}
+	r, err := NewRecommender(&nn.Build{}, c)
+	if err != nil {
+		return fail(err)
+	}
+	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(r.Model).All()); err != nil {
+		return fail(err)
+	}
+	return r, nil
+}
+
+// Logits runs a model, which may be r.Model in a wrapper, on a batch: [rows].
+func (r *Recommender) Logits(c *nn.Ctx, model nn.ModuleN, b table.Batch) *tensor.Tensor {
+	if r.Config.ModelType == recMF {
+		return c.CallN(model, tensor.FromInt64(b.IDs[0]), tensor.FromInt64(b.IDs[1]))[0]
+	}
+	dense := tensor.Zeros(b.Rows, 1) // where there are no numbers
+	if n := len(r.Config.Schema.Numbers); n > 0 {
+		dense = tensor.FromFloat32(b.Numbers, b.Rows, n)
+	}
+	in := []*tensor.Tensor{dense}
+	first := tensor.Arange(tensor.CPU(), b.Rows) // each bag has one id
+	for _, ids := range b.IDs {
+		in = append(in, tensor.FromInt64(ids), first)
+	}
+	return c.CallN(model, in...)[0].Flatten(0, 1)
+}
+
+// Score returns the logits of rows from..to-1 of a part, batch rows at a time.
+func (r *Recommender) Score(ctx context.Context, p *table.Part, from, to, batch int, opts ...nn.CtxOption) ([]float64, error) {
+	logits := make([]float64, 0, max(0, to-from))
+	rows := make([]table.Row, 0, batch)
+	for i := from; i < to; i += batch {
+		rows = rows[:0]
+		for j := i; j < min(i+batch, to); j++ {
+			rows = append(rows, p.At(j))
+		}
+		b, err := r.Config.Scale.Collate(rows)
+		if err != nil {
+			return nil, err
+		}
+		if logits, err = r.scoreBatch(ctx, logits, b, opts); err != nil {
+			return nil, fmt.Errorf("rows %d to %d: %w", i, i+len(rows)-1, err)
+		}
+	}
+	return logits, nil
+}
+
+func (r *Recommender) scoreBatch(ctx context.Context, logits []float64, b table.Batch, opts []nn.CtxOption) (_ []float64, err error) {
+	c := nn.Evaluation(ctx, opts...)
+	defer c.Close()
+	defer c.Recover(&err)
+	for _, v := range r.Logits(c, r.Model, b).To(tensor.Float32).Float32s() {
+		logits = append(logits, float64(v))
+	}
+	return logits, nil
+}
