@@ -56,6 +56,9 @@ func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {
 	}
 
 	ours := map[string]bool{string(envvar.Rank): true, string(envvar.LocalRank): true, string(envvar.RoleRank): true, string(envvar.ErrorFile): true, string(envvar.Spawn): true}
+	if cfg.VirtualLocalRank {
+		ours[string(envvar.VisibleGPUs)] = true
+	}
 	for _, kv := range common {
 		k, _, _ := strings.Cut(kv, "=")
 		ours[k] = true
@@ -73,11 +76,22 @@ func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {
 	slices.Reverse(base)
 	base = append(base, common...)
 
+	gpus := strings.Split(valueOf(cfg.Env, envvar.VisibleGPUs), ",")
 	envs := make([][]string, cfg.NumRanks)
 	for i := range envs {
-		envs[i] = append(base[:len(base):len(base)],
+		local := i
+		envs[i] = base[:len(base):len(base)]
+		if cfg.VirtualLocalRank {
+			local = 0
+			gpu := strconv.Itoa(i)
+			if i < len(gpus) && gpus[0] != "" {
+				gpu = strings.TrimSpace(gpus[i])
+			}
+			envs[i] = append(envs[i], envvar.VisibleGPUs.Assign(gpu))
+		}
+		envs[i] = append(envs[i],
 			envvar.Rank.Assign(strconv.Itoa(a.FirstRank+i)),
-			envvar.LocalRank.Assign(strconv.Itoa(i)),
+			envvar.LocalRank.Assign(strconv.Itoa(local)),
 			envvar.RoleRank.Assign(strconv.Itoa(a.FirstRoleRank+i)))
 	}
 	return envs

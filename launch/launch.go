@@ -52,8 +52,11 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // maxRanksPerCore bounds what counts as a number of ranks and not as a slip of
@@ -73,6 +76,8 @@ type Config struct {
 	Args []string
 	// Module takes Program as the name of a Python module (python3 -u -m).
 	Module bool
+	// Script takes Program as a Python script, whatever its name ends with.
+	Script bool
 	// Direct runs Program as it is, whatever its name ends with.
 	Direct bool
 
@@ -87,6 +92,10 @@ type Config struct {
 	RunID string
 	// Role names the ranks' role to them (ROLE_NAME); default "default".
 	Role string
+
+	// VirtualLocalRank gives every rank LOCAL_RANK 0 and one GPU to see: the one of
+	// CUDA_VISIBLE_DEVICES (default all) that its local rank would choose.
+	VirtualLocalRank bool
 
 	// Dir is the workers' working directory, default this process's.
 	Dir string
@@ -212,8 +221,14 @@ func (cfg Config) withDefaults() (Config, error) {
 	if cfg.MasterAddr == "" {
 		cfg.MasterAddr = "127.0.0.1"
 	}
+	if cfg.Env == nil {
+		cfg.Env = os.Environ()
+	}
 	if cfg.MaxRestarts < 0 {
 		return cfg, badConfig("MaxRestarts", "%d restarts: give 0 or more", cfg.MaxRestarts)
+	}
+	if gpus := valueOf(cfg.Env, envvar.VisibleGPUs); cfg.VirtualLocalRank && gpus != "" && cfg.NumRanks > 1+strings.Count(gpus, ",") {
+		return cfg, badConfig("VirtualLocalRank", "%d ranks, and %s: each rank needs one", cfg.NumRanks, envvar.VisibleGPUs.Assign(gpus))
 	}
 	if len(cfg.Signals) == 0 {
 		cfg.Signals = defaultSignals()
@@ -223,9 +238,6 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	if cfg.Role == "" {
 		cfg.Role = "default"
-	}
-	if cfg.Env == nil {
-		cfg.Env = os.Environ()
 	}
 	if cfg.Stdout == nil {
 		cfg.Stdout = os.Stdout

@@ -119,32 +119,6 @@ func ParseRankStreams(text string) (RankStreams, error) {
 	return out, nil
 }
 
-// check says whether local ranks that are named exist.
-func (l *Logs) check(numRanks int) error {
-	within := func(what string, local int) error {
-		if local >= numRanks || local < AllRanks {
-			return badConfig("Logs", "%s name local rank %d: this host has local ranks 0 to %d", what, local, numRanks-1)
-		}
-		return nil
-	}
-	for local := range l.Redirects {
-		if err := within("redirects", local); err != nil {
-			return err
-		}
-	}
-	for local := range l.Tee {
-		if err := within("tee", local); err != nil {
-			return err
-		}
-	}
-	for _, local := range l.LocalRanks {
-		if err := within("the ranks to show", max(local, 0)); err != nil || local < 0 {
-			return badConfig("Logs", "the ranks to show name local rank %d: this host has local ranks 0 to %d", local, numRanks-1)
-		}
-	}
-	return nil
-}
-
 // logTree is the directory of a run.
 type logTree struct {
 	Logs
@@ -155,9 +129,6 @@ type logTree struct {
 // openLogs makes the directory of the run.
 func openLogs(cfg *Config) (*logTree, error) {
 	l := &logTree{Logs: cfg.Logs}
-	if err := l.check(cfg.NumRanks); err != nil {
-		return nil, err
-	}
 	if l.Dir == os.DevNull {
 		return l, nil
 	}

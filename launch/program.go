@@ -41,6 +41,12 @@ func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*progr
 	}
 	name := cfg.Program
 	st, err := os.Stat(name)
+	if cfg.Script {
+		if err != nil {
+			return nil, noProgram(name, err)
+		}
+		return python(cfg, absolute(cfg, name))
+	}
 	isPath := strings.ContainsRune(name, filepath.Separator)
 	if !cfg.Direct && err == nil && st.IsDir() {
 		return buildGo(ctx, cfg, job, sig, name, ".")

@@ -3,12 +3,15 @@
 package main
 
 import (
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,89 +19,410 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/launch"
 )
 
-// torchrunFlags are flags of torchrun that mean little on one machine, so that
-// command lines written for it work, or say why they do not.
+// torchrunFlags are the flags of torchrun. Each takes its default from a variable
+// of its own, PET_ and its name, as there.
 type torchrunFlags struct {
-	backend, endpoint, conf string
-	role                    string
-	shutdown                float64
-	interval                float64
-	startMethod             string
+	numRanks, numNodes                   string
+	nodeRank, masterPort, maxRestarts    int
+	backend, endpoint, runID, conf       string
+	masterAddr, localAddr                string
+	standalone, module, noPython         bool
+	runPath, virtualLocalRank            bool
+	role, startMethod, events            string
+	shutdown, interval                   float64
+	logDir, redirects, tee               string
+	prefix, localRanks                   string
+	stdoutFilters, stderrFilters, sigset string
+
+	// What config has read.
+	minNodes, maxNodes int
+	rdzvConf           map[string]string
+	set                *pflag.FlagSet
+	pet                map[string]bool // flags that a variable has set
 }
 
-// notHere are flags of torchrun that would change what a job does and that have
-// no counterpart, with what to do instead.
-var notHere = map[string]string{
-	"log-dir":                  "this version writes no log files: redirect the output of cohort run, each line of which names its rank",
-	"redirects":                "this version writes no log files: redirect the output of cohort run, each line of which names its rank",
-	"tee":                      "this version writes no log files: pipe the output of cohort run, each line of which names its rank, through tee",
-	"logs-specs":               "this version writes no log files",
-	"log-line-prefix-template": "lines begin with \"[rank0] \"",
-	"local-ranks-filter":       "the output of all ranks is shown; filter it by the \"[rank0] \" that its lines begin with",
-	"duplicate-stdout-filters": "the output of all ranks is shown; filter it by the \"[rank0] \" that its lines begin with",
-	"duplicate-stderr-filters": "the output of all ranks is shown; filter it by the \"[rank0] \" that its lines begin with",
-	"event-log-handler":        "there are no events to handle: the report on standard error and the exit code say how the job ended",
-	"local-addr":               "give --master-addr, or set COHORT_INTERFACE",
-	"numa-binding":             "bind the whole job, as with numactl",
-	"signals-to-handle":        "SIGINT, SIGTERM, SIGHUP and SIGQUIT go to the ranks",
-	"run-path":                 "give the script as PROGRAM",
-	"virtual-local-rank":       "ranks compute on the CPU and share it",
+// elsewhere are flags of torchrun that have no counterpart, with what to do instead.
+var elsewhere = map[string]string{
+	"logs-specs":       "it names a Python plug-in; --log-dir, --redirects and --tee say where output goes",
+	"numa-binding":     "bind the whole job, as with numactl",
+	"print-completion": "cohort completion prints such a script",
 }
-
-// shorthands are the letters that torchrun has for flags that are not here.
-var shorthands = map[string]string{"redirects": "r", "tee": "t"}
 
 func (f *torchrunFlags) add(flags *pflag.FlagSet) {
-	flags.StringVar(&f.backend, "rdzv-backend", "static", "`way` in which nodes would meet: static or c10d, which are the same on one machine")
-	flags.StringVar(&f.endpoint, "rdzv-endpoint", "", "`address` and port of this machine: static has rank 0 listen there, c10d needs nobody to")
+	flags.StringVar(&f.numRanks, "nproc-per-node", "1", "ranks to start on this machine: a `number`, cpu (one a core), gpu (one a GPU), or auto (gpu if there is one, else cpu)")
+	flags.StringVar(&f.numNodes, "nnodes", "1:1", "machines of the job: a `number`, or MIN:MAX")
+	flags.IntVar(&f.nodeRank, "node-rank", 0, "`rank` of this machine, with --rdzv-backend static")
+	flags.BoolVar(&f.standalone, "standalone", false, "a job of this machine alone, on a free port (also the default), with a random --rdzv-id; other flags of how machines meet count for nothing")
+	flags.StringVar(&f.masterAddr, "master-addr", "127.0.0.1", "`address` of machine 0, where rank 0 listens, with --rdzv-backend static")
+	flags.IntVar(&f.masterPort, "master-port", 0, "`port` that rank 0 listens on, with --rdzv-backend static (default: a free one on one machine, 29500 on several)")
+	flags.StringVar(&f.localAddr, "local-addr", "", "`address` of this machine at which others reach it")
+	flags.StringVar(&f.backend, "rdzv-backend", "static", "`way` in which machines meet: static, c10d, etcd or file; on one machine nobody has to")
+	flags.StringVar(&f.endpoint, "rdzv-endpoint", "", "`address` and port at which they meet")
+	flags.StringVar(&f.runID, "rdzv-id", "none", "`name` of the job, the same on all machines, for its workers to see")
+	flags.StringVar(&f.conf, "rdzv-conf", "", "`settings` of how machines meet, as in join_timeout=60,last_call_timeout=5")
+	flags.IntVar(&f.maxRestarts, "max-restarts", 0, "`times` to start all ranks again after one has failed")
+	flags.BoolVarP(&f.module, "module", "m", false, "PROGRAM is a Python module, as in python3 -m")
+	flags.BoolVar(&f.noPython, "no-python", false, "run PROGRAM as it is, whatever its name ends with")
+	flags.BoolVar(&f.runPath, "run-path", false, "PROGRAM is a Python script, whatever its name ends with")
 	flags.StringVar(&f.role, "role", "default", "`name` of the workers' role, for them to see")
+	flags.StringVar(&f.logDir, "log-dir", "", "`directory` for log and error files: a new one below it for each run (/dev/null: no files)")
+	flags.StringVarP(&f.redirects, "redirects", "r", "0", "`streams` that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2")
+	flags.StringVarP(&f.tee, "tee", "t", "0", "`streams` that go to files and the terminal, written as for --redirects")
+	flags.StringVar(&f.localRanks, "local-ranks-filter", "", "local `ranks` whose output the terminal shows, as in 0,1 (default: all)")
+	flags.StringVar(&f.prefix, "log-line-prefix-template", "", "what lines begin with on the terminal, a `text` with ${role_name}, ${rank}, ${local_rank} and ${hostname}")
+	flags.StringVar(&f.stdoutFilters, "duplicate-stdout-filters", "", "`texts`, with commas between them: lines of teed standard output with one of them go to filtered_stdout.log too (,, is a comma)")
+	flags.StringVar(&f.stderrFilters, "duplicate-stderr-filters", "", "`texts`: the same for standard error and filtered_stderr.log")
+	flags.StringVar(&f.sigset, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "`signals` that end the job: the ranks get them too")
 	flags.Float64Var(&f.shutdown, "shutdown-timeout", 30, "`seconds` that a rank has to end after a signal, before SIGKILL")
-	flags.Float64Var(&f.interval, "monitor-interval", 0, "taken, but not needed: `seconds` between looks at the ranks, whose ends are seen at once")
-	flags.StringVar(&f.conf, "rdzv-conf", "", "taken, but not needed: `settings` of how nodes meet")
-	flags.StringVar(&f.startMethod, "start-method", "spawn", "taken, but not needed: `way` to start a rank, always a new process here")
-	for _, name := range slices.Sorted(maps.Keys(notHere)) {
-		flags.StringP(name, shorthands[name], "", notHere[name])
+	flags.BoolVar(&f.virtualLocalRank, "virtual-local-rank", false, "every rank has LOCAL_RANK 0 and sees one GPU")
+	flags.Float64Var(&f.interval, "monitor-interval", 0.1, "taken, but not needed: `seconds` between looks at the ranks, whose ends are seen at once")
+	flags.StringVar(&f.startMethod, "start-method", "spawn", "taken, but not needed: `way` to start a rank (spawn, fork, forkserver), always a new process here")
+	flags.StringVar(&f.events, "event-log-handler", "null", "taken, but not needed: `handler` of events; there is null")
+	for _, name := range slices.Sorted(maps.Keys(elsewhere)) {
+		flags.String(name, "", elsewhere[name])
 		flags.Lookup(name).Hidden = true
-		flags.Lookup(name).NoOptDefVal = map[string]string{"run-path": "true", "virtual-local-rank": "true"}[name]
 	}
 }
 
-// apply puts into a configuration what the flags say of it.
-func (f *torchrunFlags) apply(set *pflag.FlagSet, cfg *launch.Config, standalone bool) error {
-	for _, name := range slices.Sorted(maps.Keys(notHere)) {
-		if set.Changed(name) {
-			return fmt.Errorf("--%s is a flag of torchrun that cohort run does not have: %s", name, notHere[name])
+// notPET are flags without a variable: those of cohort run alone, and one that has
+// none in torchrun either.
+var notPET = []string{"help", "token-file", "survivors", "logs-specs", "numa-binding", "print-completion"}
+
+// fromEnvironment sets the flags that are not on the command line and have a variable.
+func (f *torchrunFlags) fromEnvironment(set *pflag.FlagSet) (err error) {
+	f.set, f.pet = set, map[string]bool{}
+	set.VisitAll(func(flag *pflag.Flag) {
+		if err != nil || flag.Changed || slices.Contains(notPET, flag.Name) {
+			return
+		}
+		name := envvar.PET(flag.Name)
+		value, ok := name.Lookup()
+		if !ok {
+			return
+		}
+		if slices.Contains([]string{"log-line-prefix-template", "duplicate-stdout-filters", "duplicate-stderr-filters"}, flag.Name) {
+			value = name.Text()
+		}
+		if flag.Value.Type() == "bool" && value != "0" && value != "1" { // torchrun reads a number
+			err = fmt.Errorf("environment variable %s is %q: want 0 or 1", name, value)
+			return
+		}
+		if e := set.Set(flag.Name, value); e != nil {
+			why := e
+			for inner := errors.Unwrap(why); inner != nil; inner = errors.Unwrap(why) {
+				why = inner
+			}
+			err = fmt.Errorf("environment variable %s is %q, which is not a value of --%s: %w", name, value, flag.Name, why)
+			return
+		}
+		f.pet[flag.Name] = true
+	})
+	return err
+}
+
+// given says a flag and its value as the user has given it: "--nnodes 2" or
+// "PET_NNODES=2".
+func (f *torchrunFlags) given(name string) string {
+	flag := f.set.Lookup(name)
+	switch {
+	case f.pet[name]:
+		return envvar.PET(name).Assign(flag.Value.String())
+	case flag.Value.Type() == "bool":
+		return "--" + name
+	default:
+		return "--" + name + " " + flag.Value.String()
+	}
+}
+
+func (f *torchrunFlags) has(name string) bool { return f.set.Changed(name) }
+
+// anyOf lists those of the flags that are given.
+func (f *torchrunFlags) anyOf(names ...string) (given []string) {
+	for _, name := range names {
+		if f.has(name) {
+			given = append(given, f.given(name))
 		}
 	}
-	cfg.Role = f.role
-	switch {
-	case f.backend != "static" && f.backend != "c10d":
-		return fmt.Errorf("--rdzv-backend %s: on one machine there are static and c10d; leave the flag out", f.backend)
-	case !(f.shutdown > 0) || f.shutdown > math.MaxInt32:
-		return fmt.Errorf("--shutdown-timeout %v: give a number of seconds above 0", f.shutdown)
+	return given
+}
+
+// config checks the flags and makes a launch configuration of them.
+func (f *torchrunFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(elsewhere)) {
+		if f.has(name) {
+			return cfg, nil, fmt.Errorf("--%s is a flag of torchrun that cohort run does not have: %s", name, elsewhere[name])
+		}
 	}
-	cfg.Grace = time.Duration(f.shutdown * float64(time.Second))
-	if f.endpoint == "" || standalone { // which has torchrun ignore it
-		return nil
+	cfg = launch.Config{
+		MasterAddr: f.masterAddr, MasterPort: f.masterPort, RunID: f.runID, Role: f.role,
+		Module: f.module, Direct: f.noPython && !f.runPath, Script: f.runPath,
+		MaxRestarts: f.maxRestarts, VirtualLocalRank: f.virtualLocalRank,
+	}
+	for _, step := range []func(*launch.Config) ([]string, error){f.contradictions, f.ranks, f.meeting, f.process, f.output} {
+		more, err := step(&cfg)
+		if err != nil {
+			return cfg, nil, err
+		}
+		notices = append(notices, more...)
+	}
+	return cfg, notices, nil
+}
+
+// contradictions names flags together that cannot both be meant, and those that
+// count for nothing beside another one.
+func (f *torchrunFlags) contradictions(*launch.Config) (notices []string, err error) {
+	if f.minNodes, f.maxNodes, err = parseNodes(f.numNodes); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.given("nnodes"), err)
+	}
+	switch {
+	case f.module && f.noPython:
+		return nil, fmt.Errorf("%s and %s contradict each other: leave one out", f.given("module"), f.given("no-python"))
+	case f.module && f.runPath:
+		return nil, fmt.Errorf("%s and %s contradict each other: leave one out", f.given("module"), f.given("run-path"))
+	case f.standalone && f.maxNodes > 1:
+		return nil, fmt.Errorf("%s and %s contradict each other: a job of several machines is not one of this machine alone; leave one out", f.given("standalone"), f.given("nnodes"))
+	case f.backend == "static" && !f.standalone && f.minNodes != f.maxNodes:
+		return nil, fmt.Errorf("%s and %s contradict each other: with static, nobody comes or goes; give one number of machines, or another backend, such as c10d", f.given("nnodes"), f.given("rdzv-backend"))
+	case f.nodeRank < 0:
+		return nil, fmt.Errorf("%s: ranks begin with 0", f.given("node-rank"))
+	case f.backend == "static" && !f.standalone && f.nodeRank >= f.maxNodes:
+		return nil, fmt.Errorf("%s and %s contradict each other: the ranks of machines are 0 to %d", f.given("node-rank"), f.given("nnodes"), f.maxNodes-1)
+	case f.has("master-port") && (f.masterPort < 1 || f.masterPort > 65535):
+		return nil, fmt.Errorf("%s: ports are 1 to 65535; leave it out for a free one", f.given("master-port"))
+	}
+	if f.standalone {
+		for _, flag := range f.anyOf("rdzv-backend", "rdzv-endpoint", "rdzv-id", "master-addr", "master-port", "node-rank") {
+			if flag != "--rdzv-backend c10d" { // which is what torchrun does by itself then
+				notices = append(notices, fmt.Sprintf("%s counts for nothing beside %s", flag, f.given("standalone")))
+			}
+		}
+	} else if f.backend != "static" {
+		for _, name := range f.anyOf("node-rank", "master-addr", "master-port") {
+			notices = append(notices, fmt.Sprintf("%s counts for nothing beside %s: it is for static", name, f.given("rdzv-backend")))
+		}
+	}
+	return notices, nil
+}
+
+// parseNodes reads N or MIN:MAX.
+func parseNodes(text string) (least, most int, err error) {
+	lo, hi, isRange := strings.Cut(text, ":")
+	if !isRange {
+		hi = lo
+	}
+	least, err = strconv.Atoi(lo)
+	most, err2 := strconv.Atoi(hi)
+	const limit = 1 << 20
+	if errors.Join(err, err2) != nil || least < 1 || most < least || most > limit {
+		return 0, 0, fmt.Errorf("give the number of machines, of at least 1, or the least and the most, as in 2:4")
+	}
+	return least, most, nil
+}
+
+// ranks says how many ranks this machine has.
+func (f *torchrunFlags) ranks(cfg *launch.Config) ([]string, error) {
+	kind := f.numRanks
+	gpus := 0
+	if kind == "gpu" || kind == "auto" {
+		var err error
+		if gpus, err = numGPUs(); err != nil {
+			return nil, err
+		}
+	}
+	switch kind {
+	case "auto", "cpu":
+		cfg.NumRanks = runtime.NumCPU()
+		if gpus > 0 {
+			cfg.NumRanks = gpus
+		}
+	case "gpu":
+		if cfg.NumRanks = gpus; gpus == 0 {
+			return nil, fmt.Errorf("%s: this machine has no GPU that ranks may use (/proc/driver/nvidia/gpus, %s); give a number, cpu or auto", f.given("nproc-per-node"), envvar.VisibleGPUs)
+		}
+	case "xpu":
+		return nil, fmt.Errorf("%s: Intel's GPUs are not counted; give a number, cpu, gpu or auto", f.given("nproc-per-node"))
+	default:
+		n, err := strconv.Atoi(kind)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%s: give a number of at least 1, cpu, gpu or auto", f.given("nproc-per-node"))
+		}
+		cfg.NumRanks = n
+	}
+	if f.maxRestarts < 0 {
+		return nil, fmt.Errorf("%s: give 0 or more", f.given("max-restarts"))
+	}
+	return nil, nil
+}
+
+// meeting says where ranks, and machines, meet.
+func (f *torchrunFlags) meeting(cfg *launch.Config) ([]string, error) {
+	var err error
+	if f.rdzvConf, err = parseConf(f.conf); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.given("rdzv-conf"), err)
+	}
+	if f.standalone {
+		f.backend, f.endpoint, f.nodeRank = "static", "", 0
+		cfg.MasterAddr, cfg.MasterPort, cfg.RunID = "", 0, rand.Text()
+		if f.localAddr != "" {
+			cfg.MasterAddr = f.localAddr
+		}
+		return nil, nil
+	}
+	backends := []string{"static", "c10d", "etcd", "etcd-v2", "file"}
+	if !slices.Contains(backends, f.backend) {
+		return nil, fmt.Errorf("%s: there are %s", f.given("rdzv-backend"), strings.Join(backends, ", "))
+	}
+	if f.several() {
+		return nil, nil
+	}
+	if f.backend == "c10d" {
+		if cfg.MasterAddr, cfg.MasterPort = "", 0; f.localAddr != "" {
+			cfg.MasterAddr = f.localAddr
+		}
+	}
+	if f.endpoint == "" {
+		return nil, nil
 	}
 	host, port, err := localEndpoint(f.endpoint)
 	if err != nil {
-		return fmt.Errorf("--rdzv-endpoint %s: %w", f.endpoint, err)
+		return nil, fmt.Errorf("%s: %w", f.given("rdzv-endpoint"), err)
 	}
-	if f.backend == "c10d" {
-		return nil
+	if f.backend == "c10d" { // of one machine: nobody has to meet there
+		return nil, nil
 	}
-	if set.Changed("master-addr") && host != cfg.MasterAddr || set.Changed("master-port") && port != 0 && port != cfg.MasterPort {
-		return fmt.Errorf("--rdzv-endpoint %s is not what --master-addr and --master-port say: leave out either", f.endpoint)
+	if f.has("master-addr") && host != cfg.MasterAddr || f.has("master-port") && port != 0 && port != cfg.MasterPort {
+		return nil, fmt.Errorf("%s is not what %s say: leave out either", f.given("rdzv-endpoint"), strings.Join(f.anyOf("master-addr", "master-port"), " and "))
 	}
 	cfg.MasterAddr = host
 	if port != 0 {
 		cfg.MasterPort = port
 	}
-	return nil
+	return nil, nil
+}
+
+// parseConf reads key=value pairs with commas between them.
+func parseConf(text string) (map[string]string, error) {
+	conf := map[string]string{}
+	if strings.TrimSpace(text) == "" {
+		return conf, nil
+	}
+	for pair := range strings.SplitSeq(text, ",") {
+		key, value, _ := strings.Cut(pair, "=")
+		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+		if key == "" || value == "" {
+			return nil, fmt.Errorf("%q is no key=value: give such pairs with commas between them", pair)
+		}
+		conf[key] = value
+	}
+	return conf, nil
+}
+
+// process says how ranks are started and ended.
+func (f *torchrunFlags) process(cfg *launch.Config) ([]string, error) {
+	var err error
+	if !slices.Contains([]string{"spawn", "fork", "forkserver"}, f.startMethod) {
+		return nil, fmt.Errorf("%s: there are spawn, fork and forkserver, which are the same here", f.given("start-method"))
+	}
+	if f.events != "null" {
+		return nil, fmt.Errorf("%s: there are no events to handle, only null; the report on standard error and the exit code say how the job ended", f.given("event-log-handler"))
+	}
+	if !(f.interval >= 0) || math.IsInf(f.interval, 0) {
+		return nil, fmt.Errorf("%s: give a number of seconds, of at least 0", f.given("monitor-interval"))
+	}
+	if cfg.Signals, err = launch.ParseSignals(f.sigset); err != nil {
+		return nil, fmt.Errorf("%s: %w", f.given("signals-to-handle"), err)
+	}
+	shutdown, name := f.shutdown, ""
+	if !f.has("shutdown-timeout") {
+		if text, ok := envvar.ShutdownTimeout.Lookup(); ok {
+			name = envvar.ShutdownTimeout.Assign(text)
+			if shutdown, err = strconv.ParseFloat(text, 64); err != nil {
+				shutdown = -1
+			}
+		}
+	} else {
+		name = f.given("shutdown-timeout")
+	}
+	if !(shutdown >= 0) || shutdown > math.MaxInt32 {
+		return nil, fmt.Errorf("%s: give a number of seconds, of at least 0", name)
+	}
+	cfg.Grace = max(1, time.Duration(shutdown*float64(time.Second))) // 0 would be the default
+	return nil, nil
+}
+
+// output says where the ranks' output goes.
+func (f *torchrunFlags) output(cfg *launch.Config) (notices []string, err error) {
+	cfg.Logs = launch.Logs{
+		Dir:           f.logDir,
+		StdoutFilters: filters(f.stdoutFilters), StderrFilters: filters(f.stderrFilters),
+		Prefix: f.prefix,
+	}
+	if f.prefix == "" {
+		cfg.Logs.Prefix = envvar.LinePrefixTemplate.Text()
+	}
+	if cfg.Logs.Redirects, err = launch.ParseRankStreams(f.redirects); err != nil {
+		return nil, fmt.Errorf("--redirects %w", err)
+	}
+	if cfg.Logs.Tee, err = launch.ParseRankStreams(f.tee); err != nil {
+		return nil, fmt.Errorf("--tee %w", err)
+	}
+	if f.localRanks != "" {
+		for text := range strings.SplitSeq(f.localRanks, ",") {
+			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
+			if err != nil {
+				return nil, fmt.Errorf("%s: give local ranks with commas between them, as in 0,1", f.given("local-ranks-filter"))
+			}
+			cfg.Logs.LocalRanks = append(cfg.Logs.LocalRanks, int(n))
+		}
+	}
+	for name, ranks := range map[string][]int{
+		"redirects":          slices.Collect(maps.Keys(cfg.Logs.Redirects)),
+		"tee":                slices.Collect(maps.Keys(cfg.Logs.Tee)),
+		"local-ranks-filter": cfg.Logs.LocalRanks,
+	} {
+		if n := slices.Max(append(ranks, 0)); n >= cfg.NumRanks {
+			notices = append(notices, fmt.Sprintf("%s names local rank %d: this machine has 0 to %d", f.given(name), n, cfg.NumRanks-1))
+		}
+	}
+	slices.Sort(notices)
+	return notices, nil
+}
+
+// filters splits a list at its commas; two of them are one that belongs to a text.
+func filters(list string) []string {
+	if list == "" {
+		return nil
+	}
+	const comma = "\x00" // no argument has one
+	out := strings.Split(strings.ReplaceAll(list, ",,", comma), ",")
+	for i := range out {
+		out[i] = strings.ReplaceAll(out[i], comma, ",")
+	}
+	return out
+}
+
+// numGPUs is how many GPUs of this machine ranks may use.
+func numGPUs() (int, error) {
+	cards, err := os.ReadDir("/proc/driver/nvidia/gpus")
+	if err != nil {
+		return 0, nil // no driver
+	}
+	list, ok := envvar.VisibleGPUs.Lookup()
+	if !ok {
+		return len(cards), nil
+	}
+	n := 0
+	for name := range strings.SplitSeq(list, ",") {
+		if name = strings.TrimSpace(name); name == "" || strings.HasPrefix(name, "-") {
+			break // as the driver reads it
+		}
+		n++
+	}
+	return n, nil
 }
 
 // localEndpoint reads host:port, or a host alone, which must be this machine.
@@ -130,5 +454,5 @@ func localEndpoint(text string) (host string, port int, err error) {
 			}
 		}
 	}
-	return "", 0, fmt.Errorf("%q is not this machine, the only one that this version runs on: give localhost, its name or one of its addresses", host)
+	return "", 0, fmt.Errorf("%q is not this machine, and the job has no other: give localhost, its name or one of its addresses, or say --nnodes", host)
 }

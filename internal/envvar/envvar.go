@@ -163,6 +163,10 @@ func (v Var) Lookup() (string, bool) {
 	return value, value != ""
 }
 
+// Text returns the value as it is, with its blanks, for those that begin or end
+// with some on purpose; it is empty when the variable is not set.
+func (v Var) Text() string { return os.Getenv(string(v)) }
+
 // IsSet says whether the variable has a value that is not empty.
 func (v Var) IsSet() bool { _, ok := v.Lookup(); return ok }
 
