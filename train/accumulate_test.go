@@ -89,7 +89,7 @@ func TestResumeAccumulated(t *testing.T) {
 	}
 	c.Batch, c.Accumulate = 5, 2
 	_, err = run(t, 2, c, "batch", "accumulate")
-	for _, part := range []string{"2 ranks × 5 sequences × 2 passes = 20 a step, the checkpoint's run has ", " = 12 (set --batch)"} {
+	for _, part := range []string{"ranks × sequences: 2 × 5 × 2 passes = 20 a step, the checkpoint's run has ", " = 12 (set --batch)"} {
 		if !strings.Contains(fmt.Sprint(err), part) {
 			t.Errorf("no %q in %v", part, err)
 		}

@@ -5,10 +5,20 @@ package train
 import "fmt"
 
 // stepSize is how many samples a step takes: those of a batch on every rank in
-// every pass.
-type stepSize struct{ ranks, batch, accumulate int }
+// every pass. Where a run goes on with a number of ranks among which its samples
+// cannot be shared out evenly, uneven is how many they are, and some ranks'
+// batches have one fewer.
+type stepSize struct{ ranks, batch, accumulate, uneven int }
 
-func (s stepSize) total() int { return s.ranks * s.batch * s.accumulate }
+func (s stepSize) total() int {
+	if s.uneven > 0 {
+		return s.uneven
+	}
+	return s.ranks * s.batch * s.accumulate
+}
+
+// pass is how many samples all ranks take in a pass.
+func (s stepSize) pass() int { return s.total() / s.accumulate }
 
 func (s stepSize) String() string {
 	if s.accumulate == 1 {
@@ -18,14 +28,19 @@ func (s stepSize) String() string {
 }
 
 // adopt makes a run that resumes on another number of ranks take as many samples
-// a step as before, by the batch or else by the passes, where the user has not
-// given them. It returns what is in the way; "" if nothing.
+// a step as before, where the user has not given batch and passes: by the batch
+// or else by the passes, and if neither can be, unevenly. It returns what is in
+// the way; "" if nothing.
 func (s *stepSize) adopt(was stepSize, given map[string]string, unit string) (conflict string) {
 	total := was.total()
-	if each := s.ranks * s.accumulate; given["batch"] == "" && each > 0 && total%each == 0 {
+	s.uneven = 0
+	switch each, passes := s.ranks*s.accumulate, s.ranks*s.batch; {
+	case given["batch"] == "" && each > 0 && total%each == 0:
 		s.batch = total / each
-	} else if each := s.ranks * s.batch; given["accumulate"] == "" && each > 0 && total%each == 0 {
-		s.accumulate = total / each
+	case given["accumulate"] == "" && passes > 0 && total%passes == 0:
+		s.accumulate = total / passes
+	case given["batch"] == "" && each > 0 && total%s.accumulate == 0 && total > each:
+		s.batch, s.uneven = (total+each-1)/each, total
 	}
 	if s.total() == total {
 		return ""

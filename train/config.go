@@ -52,6 +52,8 @@ type LMConfig struct {
 
 	SampleTokens int    `json:"sample_tokens" usage:"{tokens} of text to print at the end"`
 	Prompt       string `json:"prompt" usage:"{text} that the sample goes on from"`
+
+	Uneven int `json:"uneven,omitempty"` // sequences of a step that the ranks cannot share out evenly
 }
 
 // DefaultLM is the recipe for about three minutes on two cores.
@@ -120,8 +122,8 @@ func (c LMConfig) model() models.GPTConfig {
 
 func (c LMConfig) autocast() nn.CtxOption { return nn.WithAutocast(autocasts[c.DType]) }
 
-// numSequences returns how many sequences all ranks take in a step.
-func (c LMConfig) numSequences() int { return c.Ranks * c.Batch * c.Accumulate }
+// size is how many sequences a step takes.
+func (c LMConfig) size() stepSize { return stepSize{c.Ranks, c.Batch, c.Accumulate, c.Uneven} }
 
 func (c LMConfig) numWarmup() int { return int(c.Warmup * float64(c.Steps)) }
 
@@ -130,24 +132,11 @@ func (c LMConfig) numWarmup() int { return int(c.Warmup * float64(c.Steps)) }
 // the sequences of a step.
 func (c *LMConfig) adopt(saved LMConfig, s *config.Settings, path string) error {
 	conflicts := s.Adopt(&saved, filepath.Base(path))
-	given := s.Given()
-	// The sequences of a step stay as many on another number of ranks.
-	total := saved.numSequences()
-	if each := c.Ranks * c.Accumulate; given["batch"] == "" && each > 0 && total%each == 0 {
-		c.Batch = total / each
-	} else if each := c.Ranks * c.Batch; given["accumulate"] == "" && each > 0 && total%each == 0 {
-		c.Accumulate = total / each
+	size := c.size()
+	if conflict := size.adopt(saved.size(), s.Given(), "sequences"); conflict != "" {
+		conflicts = append(conflicts, conflict)
 	}
-	if c.numSequences() != total {
-		passes := func(c LMConfig) string {
-			if c.Accumulate == 1 {
-				return ""
-			}
-			return fmt.Sprintf(" × %d passes", c.Accumulate)
-		}
-		conflicts = append(conflicts, fmt.Sprintf("%d ranks × %d sequences%s = %d a step, the checkpoint's run has %d × %d%s = %d (set --batch)",
-			c.Ranks, c.Batch, passes(*c), c.numSequences(), saved.Ranks, saved.Batch, passes(saved), total))
-	}
+	c.Batch, c.Accumulate, c.Uneven = size.batch, size.accumulate, size.uneven
 	if len(conflicts) > 0 {
 		return fmt.Errorf("train lm: the checkpoint in %s is of another run: %s; drop these flags, or give another --out to start afresh",
 			c.Out, strings.Join(conflicts, "; "))

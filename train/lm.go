@@ -83,7 +83,7 @@ func (r *lmRun) run(ctx context.Context) error {
 		return fmt.Errorf("train lm: save the recipe: %w", err)
 	}
 	return Run(ctx, r.group, r.task(saved), Options{
-		Out: r.cfg.Out, From: saved, Steps: r.cfg.Steps, Batch: r.cfg.numSequences(), Accumulate: r.cfg.Accumulate,
+		Out: r.cfg.Out, From: saved, Steps: r.cfg.Steps, Batch: r.cfg.size().total(), Accumulate: r.cfg.Accumulate,
 		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
 		EvalEvery: r.cfg.EvalEvery, Best: true, Patience: r.cfg.Patience, MinDelta: r.cfg.MinDelta,
 		SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
@@ -223,7 +223,7 @@ func (r *lmRun) buildModel(saved *SavedRun) error {
 // feed starts making batches, from where the saved run was.
 func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[data.TokenBatch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
-		Len: r.windows.Len(), Batch: r.cfg.Batch, Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
+		Len: r.windows.Len(), Total: r.cfg.size().pass(), Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
 	})
 	if err != nil {
 		return nil, err

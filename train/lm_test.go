@@ -233,18 +233,30 @@ func TestResume(t *testing.T) {
 		t.Error("the weights at the end are not those of the run that never stopped")
 	}
 
-	// Another number of ranks with the same sequences a step goes on too.
-	if err := os.RemoveAll(checkpoint.Path(c.Out, 12)); err != nil {
-		t.Fatal(err)
-	}
-	alone, err := run(t, 1, c) // c.Batch is 2 and not explicit: it becomes 4
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, step := range []int{11, 12} {
-		if got, want := alone.losses[step], whole.losses[step]; !(math.Abs(got-want)/want < 1e-5) {
-			t.Errorf("step %d on one rank: loss %v, on two %v", step, got, want)
+	// Another number of ranks with the same sequences a step goes on too, and so
+	// does the next from what that has saved. c.Batch is 2 and not explicit: it
+	// becomes 4, and of three ranks one takes two sequences.
+	for _, ranks := range []int{1, 3, 2} {
+		if err := os.RemoveAll(checkpoint.Path(c.Out, 12)); err != nil {
+			t.Fatal(err)
 		}
+		l, err := run(t, ranks, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []int{11, 12} {
+			if got, want := l.losses[step], whole.losses[step]; !(math.Abs(got-want)/want < 1e-5) {
+				t.Errorf("step %d on %d ranks: loss %v, on two %v", step, ranks, got, want)
+			}
+		}
+	}
+	c.Steps = 14 // from a run whose ranks had uneven shares
+	if _, err := run(t, 3, c, "steps"); err != nil {
+		t.Fatal(err)
+	}
+	c.Steps = 16
+	if l, err := run(t, 2, c, "steps"); err != nil || len(l.losses) != 2 {
+		t.Errorf("%v, losses %v", err, l.losses)
 	}
 }
 
@@ -299,7 +311,7 @@ func TestFlagsAgainstCheckpoint(t *testing.T) {
 		t.Fatal("no error")
 	}
 	for _, part := range []string{"--width is 64, the checkpoint's 32", "--seed is 9, the checkpoint's 1", "--layers is 2, the checkpoint's 1",
-		"2 ranks × 3 sequences = 6 a step, the checkpoint's run has 1 × 2 = 2", "--data is ", c.Out, "another --out"} {
+		"ranks × sequences: 2 × 3 = 6 a step, the checkpoint's run has 1 × 2 = 2", "--data is ", c.Out, "another --out"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("the error lacks %q: %v", part, err)
 		}

@@ -79,14 +79,15 @@ func (r *trainer[B]) stopped(ctx, work context.Context) error {
 
 // gradients does the passes of one step of this rank: forward and backward, of
 // which the last averages the gradients of all of them over the ranks. It
-// returns the mean loss of the rank's samples.
+// returns the loss of the rank's samples; its mean over the ranks is that of all
+// samples.
 func (r *trainer[B]) gradients(ctx context.Context) (loss float64, err error) {
 	r.task.Optimizer.ZeroGrad()
 	r.size = 0
 	for i := range r.o.Accumulate {
 		pass := func() error {
 			l, err := r.pass(ctx, i)
-			loss += l / float64(r.o.Accumulate)
+			loss += l
 			return err
 		}
 		if last := i == r.o.Accumulate-1; last {
@@ -101,17 +102,12 @@ func (r *trainer[B]) gradients(ctx context.Context) (loss float64, err error) {
 	return loss, nil
 }
 
-// pass runs forward and backward on the next batch and returns its loss.
+// pass runs forward and backward on the next batch and returns its share of the
+// step's loss.
 func (r *trainer[B]) pass(ctx context.Context, i int) (loss float64, err error) {
-	batch, err := r.feed.Next(ctx)
+	batch, share, err := r.next(ctx)
 	if err != nil {
 		return 0, err
-	}
-	if err := r.proof.add(); err != nil {
-		return 0, err
-	}
-	if r.task.Size != nil {
-		r.size += r.task.Size(batch)
 	}
 	c := nn.Training(ctx, nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
 	defer c.Close()
@@ -120,12 +116,25 @@ func (r *trainer[B]) pass(ctx context.Context, i int) (loss float64, err error) 
 		c = c.With(around)
 	}
 	l := r.task.Loss(c, r.model, batch)
-	share := l
-	if r.o.Accumulate > 1 {
-		share = l.MulScalar(1 / float64(r.o.Accumulate))
+	loss = l.Item() * share
+	if share != 1 {
+		l = l.MulScalar(share)
 	}
-	loss = l.Item()
-	return loss, share.Backward(ctx)
+	return loss, l.Backward(ctx)
+}
+
+// next returns the next batch, and its share in the mean of the step: the passes
+// weigh the same, and in each of them the samples of all ranks do.
+func (r *trainer[B]) next(ctx context.Context) (batch B, share float64, err error) {
+	before := r.feed.State().Position
+	if batch, err = r.feed.Next(ctx); err != nil {
+		return batch, 0, err
+	}
+	weight, err := r.proof.add(r.feed.State().Position - before)
+	if r.task.Size != nil {
+		r.size += r.task.Size(batch)
+	}
+	return batch, weight / float64(r.o.Accumulate), err
 }
 
 // update ends a step of which loss is the mean of all ranks: it clips the

@@ -53,22 +53,28 @@ func (r *trainer[B]) openProof(ctx context.Context) error {
 	return nil
 }
 
-// add notes the batch that the feed has delivered. The first one tells how large
+// add notes the batch that the feed has delivered, one of those in which all
+// ranks together take total samples. It returns what the batch weighs in their
+// mean: 1 where all ranks have as many samples. The first batch tells how large
 // they are.
-func (p *proof) add() error {
+func (p *proof) add(total int64) (weight float64, err error) {
 	if p == nil {
-		return nil
+		return 1, nil
 	}
 	keys := p.feed.Keys()
+	mine := int64(len(keys)) * int64(p.start.World)
 	if !p.begun {
 		p.start.Batch = len(keys)
+		if mine != total {
+			p.start.Total = int(total)
+		}
 		if err := p.log.Begin(p.start); err != nil {
-			return err
+			return 0, err
 		}
 		p.begun = true
 	}
 	p.log.Add(keys, p.feed.Skipped())
-	return nil
+	return float64(mine) / float64(total), nil
 }
 
 // step notes that a step is done.

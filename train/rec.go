@@ -280,7 +280,7 @@ func (r *recRun) about() About {
 // feed starts making batches, from where the saved run was.
 func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[table.Batch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
-		Len: r.training.Len(), Batch: r.cfg.Batch, Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
+		Len: r.training.Len(), Total: r.cfg.size().pass(), Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
 	})
 	if err != nil {
 		return nil, err

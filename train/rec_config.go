@@ -55,6 +55,8 @@ type RecConfig struct {
 	SaveEvery int  `json:"save_every" usage:"{steps} between checkpoints; 0 saves at the end"`
 	Keep      int  `json:"keep" usage:"{number} of checkpoints that stay"`
 	Workers   int  `json:"workers" run:"here" usage:"{goroutines} a rank that make batches; 0 makes them in the step"`
+
+	Uneven int `json:"uneven,omitempty"` // rows of a step that the ranks cannot share out evenly
 }
 
 // DefaultRec is the recipe for some ten seconds on two cores.
@@ -152,7 +154,7 @@ func widths(flag string, texts []string) ([]int, error) {
 }
 
 // size returns how many rows a step takes.
-func (c RecConfig) size() stepSize { return stepSize{c.Ranks, c.Batch, c.Accumulate} }
+func (c RecConfig) size() stepSize { return stepSize{c.Ranks, c.Batch, c.Accumulate, c.Uneven} }
 
 // adopt takes over what a checkpoint's run was made with. What the user gave
 // stays, but must agree where it makes the run what it is: data, columns, model,
@@ -163,7 +165,7 @@ func (c *RecConfig) adopt(saved RecConfig, s *config.Settings, path string) erro
 	if conflict := size.adopt(saved.size(), s.Given(), "rows"); conflict != "" {
 		conflicts = append(conflicts, conflict)
 	}
-	c.Batch, c.Accumulate = size.batch, size.accumulate
+	c.Batch, c.Accumulate, c.Uneven = size.batch, size.accumulate, size.uneven
 	if len(conflicts) > 0 {
 		return fmt.Errorf("train rec: the checkpoint in %s is of another run: %s; drop these flags, or give another --out to start afresh",
 			c.Out, strings.Join(conflicts, "; "))

@@ -81,7 +81,7 @@ func (f *fitting) task(g *dist.Group) (Task[points], Options) {
 				x := 2*float32(key.Index)/float32(n) - 1
 				return point{x, 3*x + 1}, nil
 			})
-			order, err := data.NewStream(data.StreamConfig{Len: n, Batch: f.batch / g.Size(), Rank: g.Rank(), World: g.Size(), Shuffle: true, Seed: f.seed})
+			order, err := data.NewStream(data.StreamConfig{Len: n, Total: f.batch, Rank: g.Rank(), World: g.Size(), Shuffle: true, Seed: f.seed})
 			if err != nil {
 				return nil, err
 			}
@@ -339,6 +339,37 @@ func TestResumeIsExact(t *testing.T) {
 	maps.DeleteFunc(rest, func(step int, _ float64) bool { return step <= 10 })
 	if !maps.Equal(whole.log.losses, rest) {
 		t.Errorf("losses %v after a resume, want %v", whole.log.losses, rest)
+	}
+}
+
+// TestUnevenRanks: ranks among which the samples of a step cannot be shared out
+// evenly come to what one rank does, also in several passes.
+func TestUnevenRanks(t *testing.T) {
+	plain := func(_ int, task *Task[points], o *Options) {
+		m := nn.NewLinear(&nn.Build{Generator: tensor.NewGenerator(3)}, 1, 1)
+		task.Model, task.Optimizer = m, optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.3})
+		o.Steps, o.Clip = 20, 1
+	}
+	one := newFitting(t)
+	one.batch, one.set = 22, plain
+	if _, err := one.run(t, 1); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ ranks, passes int }{{3, 1}, {4, 1}, {3, 2}, {5, 2}} {
+		f := newFitting(t)
+		f.batch = 22 / c.passes
+		f.set = func(rank int, task *Task[points], o *Options) { plain(rank, task, o); o.Accumulate = c.passes }
+		if _, err := f.run(t, c.ranks); err != nil {
+			t.Fatal(err)
+		}
+		for step, want := range one.log.losses {
+			if got := f.log.losses[step]; !(math.Abs(got-want) <= 1e-4*want+1e-7) {
+				t.Errorf("%+v, step %d: loss %v, alone %v", c, step, got, want)
+			}
+		}
+		if report, err := data.CheckOrder(filepath.Join(f.out, orderDir), data.CheckOptions{Steps: 20}); err != nil || report.Err() != nil {
+			t.Errorf("%+v: %v, %v", c, err, report)
+		}
 	}
 }
 
