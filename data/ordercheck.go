@@ -16,7 +16,8 @@ import (
 
 // CheckOptions say what is known of a run besides its logs.
 type CheckOptions struct {
-	Steps int // that the logs must have, those of the newest checkpoint; 0 if unknown
+	Steps int         // that the logs must have, those of the newest checkpoint; 0 if unknown
+	State LoaderState // that it has; the zero value if unknown
 }
 
 // OrderReport is what the order logs of a run prove.
@@ -145,10 +146,23 @@ func CheckOrder(dir string, o CheckOptions) (*OrderReport, error) {
 	if err := c.blame(files); err != nil {
 		return nil, err
 	}
-	if r := c.report; r.Steps < o.Steps {
-		r.problem(dir, 0, "the run has a checkpoint of step %d, the logs end at step %d: they were cut off", o.Steps, r.Steps)
-	}
+	c.agree(o)
 	return c.report, nil
+}
+
+// agree compares the logs with a checkpoint.
+func (c *orderCheck) agree(o CheckOptions) {
+	r := c.report
+	at := o.Steps - c.base
+	switch {
+	case r.Steps < o.Steps:
+		r.problem(c.dir, 0, "the run has a checkpoint of step %d, the logs end at step %d: they were cut off", o.Steps, r.Steps)
+	case o.State.Order == "" || at < 0 || at >= len(c.history):
+	case o.State.Order != r.Order:
+		r.problem(c.dir, 0, "the run has a checkpoint of another order, {%s}", o.State.Order)
+	case o.State.Position != c.history[at].position:
+		r.problem(c.dir, 0, "the run has a checkpoint of step %d at position %d, in the logs that step ended at %d", o.Steps, o.State.Position, c.history[at].position)
+	}
 }
 
 // orderFiles finds the logs in a directory.
@@ -182,6 +196,8 @@ type orderCheck struct {
 	attempts map[int64]*attempt
 	bad      map[stepOf]int64 // steps whose batch is wrong, with the position before them
 	sequence sequence
+	base     int         // the step that the logs begin after
+	history  []orderDone // entry i is after step base+i of the run
 }
 
 // attempt is what the ranks have logged of an attempt, added up.
@@ -318,54 +334,52 @@ func (a *attempt) add(c *orderCheck, rank int, path string, line int, rec orderR
 func (c *orderCheck) merge() {
 	r := c.report
 	c.bad = map[stepOf]int64{}
-	base := 0               // the step that the logs begin after
-	var history []orderDone // entry i is after step base+i
 	for _, number := range slices.Sorted(maps.Keys(c.attempts)) {
 		a := c.attempts[number]
 		if !c.sameOrder(a) {
 			return
 		}
-		if len(history) == 0 {
+		if len(c.history) == 0 {
 			if a.Step != 0 || a.From.Position != 0 {
 				r.problem(a.path, a.line, "the logs begin after step %d: nothing proves the steps before", a.Step)
 			}
-			base = a.Step
-			history = append(history, orderDone{position: a.From.Position})
+			c.base = a.Step
+			c.history = append(c.history, orderDone{position: a.From.Position})
 		}
-		at := a.Step - base
+		at := a.Step - c.base
 		switch {
 		case at < 0:
-			r.problem(a.path, a.line, "attempt %d goes on after step %d, but the logs begin after step %d: some are missing", number, a.Step, base)
+			r.problem(a.path, a.line, "attempt %d goes on after step %d, but the logs begin after step %d: some are missing", number, a.Step, c.base)
 			return
-		case at >= len(history):
-			r.problem(a.path, a.line, "attempt %d goes on after step %d, but the logs end at step %d: they were cut off, or some are missing", number, a.Step, base+len(history)-1)
+		case at >= len(c.history):
+			r.problem(a.path, a.line, "attempt %d goes on after step %d, but the logs end at step %d: they were cut off, or some are missing", number, a.Step, c.base+len(c.history)-1)
 			return
-		case a.From.Position != history[at].position:
-			r.problem(a.path, a.line, "attempt %d begins at position %d, but step %d ended at %d", number, a.From.Position, a.Step, history[at].position)
+		case a.From.Position != c.history[at].position:
+			r.problem(a.path, a.line, "attempt %d begins at position %d, but step %d ended at %d", number, a.From.Position, a.Step, c.history[at].position)
 		}
 		complete := c.complete(a)
-		if again := min(len(history)-1-at, complete); again > 0 {
-			r.Redone = append(r.Redone, StepRange{a.Step + 1, a.Step + again, history[at+1].attempt})
+		if again := min(len(c.history)-1-at, complete); again > 0 {
+			r.Redone = append(r.Redone, StepRange{a.Step + 1, a.Step + again, c.history[at+1].attempt})
 		}
-		history = history[:at+1]
+		c.history = c.history[:at+1]
 		before := a.From.Position
 		for i, s := range a.steps[:complete] {
 			c.compare(a, a.Step+i+1, before, s)
 			before = s.position
-			history = append(history, orderDone{s.position, number, s.replaced})
+			c.history = append(c.history, orderDone{s.position, number, s.replaced})
 		}
 		if complete > 0 {
 			r.Attempts = append(r.Attempts, OrderStart{number, a.World, a.Batch, StepRange{From: a.Step + 1, To: a.Step + complete}})
 		}
 		r.Ended = len(a.ended) > 0
 	}
-	if len(history) == 0 {
+	if len(c.history) == 0 {
 		r.problem(c.dir, 0, "the logs are empty")
 		return
 	}
-	r.Steps = base + len(history) - 1
-	r.Samples = history[len(history)-1].position
-	for _, h := range history {
+	r.Steps = c.base + len(c.history) - 1
+	r.Samples = c.history[len(c.history)-1].position
+	for _, h := range c.history {
 		r.Replaced += h.replaced
 	}
 	r.Len, r.Once = c.sequence.len, c.sequence.once

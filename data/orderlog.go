@@ -88,6 +88,9 @@ const (
 	maxOrderCount = 1 << 62 // of anything
 )
 
+// OrderDir is the directory of the logs in that of a run.
+const OrderDir = "order"
+
 // orderFile is the name of a rank's log.
 func orderFile(rank int) string { return "rank-" + strconv.Itoa(rank) + orderEnding }
 

@@ -264,6 +264,15 @@ func TestCheckOrderFindsDamage(t *testing.T) {
 	if r := check(t, p.dir, 41); r.Err() == nil || !strings.Contains(r.String(), "the run has a checkpoint of step 41, the logs end at step 40") {
 		t.Errorf("a log that is shorter than the run:\n%s", r)
 	}
+	for _, c := range []struct {
+		state LoaderState
+		want  string
+	}{{p.state, ""}, {LoaderState{Position: 1, Order: p.state.Order}, "at position 1, in the logs that step ended at 440"}, {LoaderState{Position: 440, Order: "x"}, "of another order"}} {
+		r, err := CheckOrder(p.dir, CheckOptions{Steps: 40, State: c.state})
+		if err != nil || (r.Err() == nil) != (c.want == "") || !strings.Contains(r.String(), c.want) {
+			t.Errorf("a checkpoint %+v: %v\n%s", c.state, err, r)
+		}
+	}
 	var missing *SourceError
 	for _, dir := range []string{filepath.Join(p.dir, "none"), t.TempDir()} {
 		if _, err := CheckOrder(dir, CheckOptions{}); !errors.As(err, &missing) {

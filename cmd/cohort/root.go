@@ -44,6 +44,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newRunCommand(),
 		newEnvCommand(),
 		newBenchCommand(),
+		newDataCommand(),
 		newTokenCommand(),
 		newRecorderCommand(),
 	)
