@@ -50,6 +50,7 @@ func TestBench(t *testing.T) {
 		{"collectives --ops late --late-by 1ms", 2, fields{"case": "late_all_reduce", "bytes": 1048576., "memory": "shared"}},
 		{"store --clients 1,4 --time 10ms", 12, fields{"bench": "store", "case": "set", "clients": 1., "connections": 1., "bytes": 64.}},
 		{"security --bytes 64,100000 --reps 3", 14, fields{"bench": "security", "case": "connect", "transport": "bare"}},
+		{"loader --model cnn --pairs 2 --steps 1 --workers 2 --threads 1", 1, fields{"bench": "loader", "case": "cnn", "workers": 2., "pairs": 2., "batch": 64.}},
 		{"security --cases refuse --reps 2", 2, fields{"case": "refuse", "transport": "token"}},
 		{"store --clients 6 --processes 3 --connections own --ops add --time 10ms", 1, fields{"case": "add", "clients": 6., "connections": 6.}},
 	} {

@@ -45,6 +45,7 @@ type Result struct {
 	PeakRSSBytes int64 `json:"peak_rss_bytes,omitempty"`
 	GrowthBytes  int64 `json:"growth_bytes,omitempty"`
 	*Collected         // nil where it is not measured
+	*Loading           // of the bench loader alone
 }
 
 // Collected is what the garbage collector did while a case was measured. A
@@ -115,6 +116,9 @@ func (r Result) WriteText(w io.Writer) error {
 	}
 	if r.PeakRSSBytes > 0 {
 		fmt.Fprintf(&b, "  peak memory %s", size(r.PeakRSSBytes))
+	}
+	if r.Loading != nil {
+		r.Loading.writeText(&b)
 	}
 	b.WriteByte('\n')
 	_, err := io.WriteString(w, b.String())
