@@ -237,6 +237,8 @@ func (c *orderCheck) read(rank int, path string) error {
 	_, err = readOrder(path, f, func(line int, rec orderRecord, problem string) error {
 		if problem != "" {
 			r.problem(path, line, "%s", problem)
+		}
+		if rec.kind == "" {
 			return nil
 		}
 		if rec.kind != orderBegin && a == nil {
@@ -462,13 +464,13 @@ func (c *orderCheck) blame(files map[int]string) error {
 			return unreadable(files[rank], err)
 		}
 		var number int64
-		_, err = readOrder(files[rank], f, func(line int, rec orderRecord, problem string) error {
-			if problem == "" && rec.kind == orderBegin {
+		_, err = readOrder(files[rank], f, func(line int, rec orderRecord, _ string) error {
+			if rec.kind == orderBegin {
 				number = rec.attempt
 			}
 			at := stepOf{number, rec.step}
 			before, bad := c.bad[at]
-			if problem == "" && rec.kind == orderStep && bad && !c.shareIsRight(c.attempts[number], rank, before, rec) {
+			if rec.kind == orderStep && bad && !c.shareIsRight(c.attempts[number], rank, before, rec) {
 				found[at] = true
 				c.report.problem(files[rank], line, "step %d of attempt %d: the samples of rank %d are not those of positions %d to %d", rec.step, number, rank, before, rec.position-1)
 			}

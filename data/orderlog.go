@@ -447,7 +447,7 @@ func (r *orderRecord) set(name string, v int64) bool {
 }
 
 // readOrder calls each with every line of a log, until that returns an error: a
-// record, or a problem. It returns where the last whole line ends.
+// record, a problem, or both where a line was changed. It returns where the last whole line ends.
 func readOrder(path string, from io.Reader, each func(line int, rec orderRecord, problem string) error) (whole int64, err error) {
 	b := bufio.NewReaderSize(from, maxOrderLine)
 	var chain orderChainHash
@@ -464,10 +464,10 @@ func readOrder(path string, from io.Reader, each func(line int, rec orderRecord,
 		whole += int64(len(text))
 		text = text[:len(text)-1]
 		rec, problem := parseOrderLine(string(text))
-		if problem == "" {
-			if chain.next(text[:len(text)-len(orderChain)-chainSize]); string(chain.text) != rec.chain {
-				problem = "the line was changed, or one before it is missing"
-			}
+		if problem != "" {
+			rec = orderRecord{chain: rec.chain}
+		} else if chain.next(text[:len(text)-len(orderChain)-chainSize]); string(chain.text) != rec.chain {
+			problem = "the line was changed, or one before it is missing"
 		}
 		chain.text = append(chain.text[:0], rec.chain...) // one change is one problem
 		if err := each(line, rec, problem); err != nil {
