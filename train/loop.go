@@ -46,6 +46,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			if err := r.evaluate(work); err != nil {
 				return err
 			}
+			r.tellWaiting()
 			last = last || r.standing.over(r.o.Patience)
 		}
 		if due(r.step, r.o.SaveEvery) || last || stop {

@@ -35,6 +35,7 @@ type trainer[B any] struct {
 	skippedInRow int
 	metrics      Metrics // of the last evaluation
 	standing     standing
+	toldWaiting  bool // see tellWaiting
 }
 
 // Run trains a task on all ranks of a group, each of which calls it with the
