@@ -4,6 +4,8 @@ package vision
 
 import (
 	"fmt"
+
+	"github.com/cohort-ml/cohort/internal/kernel"
 )
 
 // Batch is samples as a model takes them.
@@ -63,6 +65,16 @@ func Collate(channels int, n Normalize) func([]Sample) (Batch, error) {
 		if b.Channels == 0 {
 			b.Channels = first.Channels
 		}
+		if b.Channels != 1 && b.Channels != 3 {
+			return Batch{}, fmt.Errorf("vision: a batch of %d channels, want 1 or 3", b.Channels)
+		}
+		var scale, shift [3]float32
+		for c := range b.Channels {
+			var err error
+			if scale[c], shift[c], err = n.line(c); err != nil {
+				return Batch{}, err
+			}
+		}
 		plane := b.Height * b.Width
 		b.Images = make([]float32, b.N*b.Channels*plane)
 		for i, s := range samples {
@@ -75,14 +87,14 @@ func Collate(channels int, n Normalize) func([]Sample) (Batch, error) {
 					i, m.Width, m.Height, m.Channels, b.Width, b.Height, b.Channels)
 			}
 			b.Labels[i] = int64(s.Label)
+			if m.Channels == 3 {
+				kernel.BytesToPlanes(b.Images[3*i*plane:3*(i+1)*plane], m.Pix, &scale, &shift)
+				continue
+			}
 			for c := range b.Channels {
-				scale, shift, err := n.line(c)
-				if err != nil {
-					return Batch{}, err
-				}
 				dst := b.Images[(i*b.Channels+c)*plane:][:plane]
-				for p := range dst {
-					dst[p] = float32(float32(m.Pix[p*m.Channels+min(c, m.Channels-1)])*scale) + shift // not fused: the same everywhere
+				for p, v := range m.Pix {
+					dst[p] = float32(float32(v)*scale[c]) + shift[c] // not fused: the same everywhere
 				}
 			}
 		}

@@ -13,10 +13,25 @@ import (
 )
 
 // Decode decodes a JPEG or PNG file to an image of three channels. Which it is,
-// is told by its beginning. As with Pillow's convert("RGB"), grey becomes three
+// is told by its beginning. The pixels of a JPEG are libjpeg's, and so Pillow's,
+// to the last bit, but for rare kinds, which image/jpeg decodes (CMYK, RGB, odd
+// samplings of chroma). As with Pillow's convert("RGB"), grey becomes three
 // equal channels, and what is transparent has the colour that is written under
 // it.
-func Decode(file []byte) (Image, error) {
+func Decode(b []byte) (Image, error) {
+	f := files.Get().(*file)
+	defer f.free()
+	f.path, f.decoded = "an image", nil
+	f.bytes = append(f.bytes[:0], b...)
+	if err := f.header(); err != nil {
+		return Image{}, err
+	}
+	img, err := f.decode(rectangle{0, 0, f.width, f.height}, nil)
+	return img, err
+}
+
+// decodeStandard decodes with the standard library.
+func decodeStandard(file []byte) (Image, error) {
 	switch {
 	case bytes.HasPrefix(file, []byte("\xff\xd8")):
 		return decodeWith(file, jpeg.DecodeConfig, jpeg.Decode)
@@ -35,8 +50,8 @@ func decodeWith(file []byte, config func(io.Reader) (image.Config, error), decod
 	if err != nil {
 		return Image{}, err
 	}
-	if c.Width < 1 || c.Height < 1 || c.Width > maxPixels/c.Height {
-		return Image{}, fmt.Errorf("vision: an image of %d·%d pixels, want 1 to %d", c.Width, c.Height, maxPixels)
+	if err := checkSize(c.Width, c.Height); err != nil {
+		return Image{}, err
 	}
 	m, err := decode(bytes.NewReader(file))
 	if err != nil {

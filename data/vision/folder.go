@@ -13,9 +13,8 @@ import (
 )
 
 const (
-	maxClasses  = 1 << 16 // labels are kept in 16 bits
-	maxFileSize = 1 << 30 // bytes of an image's file
-	folderTest  = 10      // one of so many images is for testing, where no directory says which
+	maxClasses = 1 << 16 // labels are kept in 16 bits
+	folderTest = 10      // one of so many images is for testing, where no directory says which
 )
 
 // testNames are the names of a directory of images for testing beside train.
@@ -102,28 +101,16 @@ func openClasses(dir string, classes []string, all bool) (*Set, error) {
 	if len(paths) == 0 {
 		return nil, broken(dir, "no images in it (.jpg, .jpeg or .png)")
 	}
-	set.read = func(i int) (Image, error) { return decodeFile(filepath.Join(dir, paths[i])) }
+	set.open = func(i int, f *file) error { return f.open(filepath.Join(dir, paths[i])) }
+	set.read = func(i int) (Image, error) {
+		f := files.Get().(*file)
+		defer f.free()
+		if err := set.open(i, f); err != nil {
+			return Image{}, err
+		}
+		return f.decode(rectangle{0, 0, f.width, f.height}, nil)
+	}
 	return set, nil
-}
-
-// decodeFile reads and decodes one image.
-func decodeFile(path string) (Image, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return Image{}, &Error{path, "", err}
-	}
-	if info.Size() > maxFileSize {
-		return Image{}, broken(path, "%d bytes, want at most %d", info.Size(), maxFileSize)
-	}
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return Image{}, &Error{path, "", err}
-	}
-	img, err := Decode(b)
-	if err != nil {
-		return Image{}, &Error{path, "", err}
-	}
-	return img, nil
 }
 
 // subdirectories returns the names of the directories in dir that are not

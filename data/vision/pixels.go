@@ -2,7 +2,12 @@
 
 package vision
 
-import "math"
+import (
+	"fmt"
+	"math"
+
+	"github.com/cohort-ml/cohort/internal/kernel"
+)
 
 // rectangle is a part of an image. It may reach beyond the image, where all is
 // black.
@@ -43,109 +48,142 @@ func flip(img Image) Image {
 	return out
 }
 
-// weights are the shares of source pixels in the pixels of a scaled row or
-// column: pixel i is the sum of the pixels from start[i] on, each times
-// one of shares[i·taps:], which are whole numbers of 1/2²².
-type weights struct {
-	start  []int
-	shares []int32
-	taps   int
+// view says what is made of an image: a part of it, scaled to a size, and of
+// that a window. So that of an image no more is decoded and scaled than is
+// kept.
+type view struct {
+	part          rectangle // inside the image
+	width, height int       // that the part is scaled to
+	window        rectangle // inside of these
 }
 
-const weightBits = 22
+// scaled is the view of a whole part.
+func scaled(part rectangle, width, height int) (view, error) {
+	if width < 1 || height < 1 || width > maxPixels/height {
+		return view{}, fmt.Errorf("vision: resize to %d·%d pixels, want at least one and at most %d", width, height, maxPixels)
+	}
+	return view{part, width, height, rectangle{0, 0, width, height}}, nil
+}
 
-// triangle returns the weights that scale n pixels, from and on, to size. When
+// axis is one dim of a view: n pixels from `from` on are scaled to size pixels,
+// of which those from lo to hi are made.
+type axis struct{ from, n, size, lo, hi int }
+
+func (v view) x() axis {
+	return axis{v.part.x, v.part.width, v.width, v.window.x, v.window.x + v.window.width}
+}
+
+func (v view) y() axis {
+	return axis{v.part.y, v.part.height, v.height, v.window.y, v.window.y + v.window.height}
+}
+
+// reach returns the pixels from and to (not with) that a new pixel is made of,
+// and where its center lies.
+func (a axis) reach(i int) (from, to int, center float64) {
+	ratio := float64(a.n) / float64(a.size)
+	support := max(ratio, 1)
+	center = (float64(i) + 0.5) * ratio
+	return max(int(center-support+0.5), 0), min(int(center+support+0.5), a.n), center
+}
+
+// span returns the source pixels that all new ones are made of.
+func (a axis) span() (from, to int) {
+	if a.n == a.size {
+		return a.from + a.lo, a.from + a.hi
+	}
+	from, _, _ = a.reach(a.lo)
+	_, to, _ = a.reach(a.hi - 1)
+	return a.from + from, a.from + to
+}
+
+// source returns the part of the image that a view is made of.
+func (v view) source() rectangle {
+	x0, x1 := v.x().span()
+	y0, y1 := v.y().span()
+	return rectangle{x0, y0, x1 - x0, y1 - y0}
+}
+
+// triangle sets the weights of an axis, counted from the pixel origin on. When
 // it scales down, the triangle is as wide as two pixels of the result: every
 // source pixel counts, so that there are no gaps to alias through. Pillow's
 // bilinear filter is the same to the last bit (with rows scaled before columns,
 // as it does but for some tall images from version 13 on), and with it
 // torchvision's Resize of an image.
-func triangle(from, n, size int) weights {
-	ratio := float64(n) / float64(size)
-	support := max(ratio, 1)
-	w := weights{start: make([]int, size), taps: int(math.Ceil(support))*2 + 1}
-	w.shares = make([]int32, size*w.taps)
-	share := make([]float64, w.taps)
-	for i := range size {
-		center := (float64(i) + 0.5) * ratio
-		lo := max(int(center-support+0.5), 0)
-		hi := min(int(center+support+0.5), n)
+func (a axis) triangle(w *kernel.PixelWeights, origin int) {
+	support := max(float64(a.n)/float64(a.size), 1)
+	w.Taps = (int(math.Ceil(support))*2 + 1 + 3) &^ 3 // whole groups of the kernel
+	num := a.hi - a.lo
+	w.Start = sized(w.Start, num)
+	w.Shares = sized(w.Shares, num*w.Taps)
+	clear(w.Shares)
+	var buffer [64]float64
+	share := buffer[:]
+	if w.Taps > len(share) {
+		share = make([]float64, w.Taps)
+	}
+	for i := range num {
+		from, to, center := a.reach(a.lo + i)
 		sum := 0.0
-		for k := lo; k < hi; k++ {
+		for k := from; k < to; k++ {
 			s := max(0, 1-math.Abs((float64(k)-center+0.5)*(1/support)))
-			share[k-lo] = s
+			share[k-from] = s
 			sum += s
 		}
-		w.start[i] = from + lo
-		for k := range hi - lo {
-			w.shares[i*w.taps+k] = int32(share[k]*(1/sum)*(1<<weightBits) + 0.5)
+		w.Start[i] = int32(a.from + from - origin)
+		for k := range to - from {
+			w.Shares[i*w.Taps+k] = int32(share[k]*(1/sum)*(1<<kernel.WeightBits) + 0.5)
 		}
 	}
-	return w
 }
 
-// scale scales a part, which is inside the image, to a size: the rows first,
-// rounded to bytes, then the columns.
-func scale(img Image, part rectangle, width, height int) Image {
-	if part.width == width && part.height == height {
-		return crop(img, part)
+// sized returns a slice of a length, of the same memory if it is enough.
+func sized[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
 	}
-	src, top := img, part.y
-	if part.width != width || part.x != 0 || part.width != img.Width {
-		src, top = scaleRows(img, part, width), 0
-	}
-	if part.height == height {
-		return crop(src, rectangle{0, top, width, height})
-	}
-	return scaleColumns(src, top, part.height, height)
+	return s[:n]
 }
 
-// scaleRows scales the rows of a part.
-func scaleRows(img Image, part rectangle, width int) Image {
-	out := newImage(width, part.height, img.Channels)
-	w := triangle(part.x, part.width, width)
-	for y := range part.height {
-		src, dst := img.row(part.y+y), out.row(y)
-		for x, start := range w.start {
-			shares := w.shares[x*w.taps : (x+1)*w.taps]
-			for c := range img.Channels {
-				sum := int32(1) << (weightBits - 1)
-				for k, share := range shares {
-					if share != 0 {
-						sum += share * int32(src[(start+k)*img.Channels+c])
-					}
-				}
-				dst[x*img.Channels+c] = clip(sum)
-			}
+// scaler is the memory of scaling.
+type scaler struct {
+	x, y kernel.PixelWeights
+	rows []byte
+}
+
+// render makes the view of an image of which img is the part at x0, y0: the
+// rows first, rounded to bytes, then the columns.
+func (s *scaler) render(img Image, x0, y0 int, v view) Image {
+	src := v.source()
+	if v.part.width == v.width && v.part.height == v.height {
+		return crop(img, rectangle{src.x - x0, src.y - y0, src.width, src.height})
+	}
+	width, height, channels := v.window.width, v.window.height, img.Channels
+	var rows Image // as wide as the result, its first row is src.y of the image
+	if v.part.width == v.width {
+		rows = crop(img, rectangle{src.x - x0, src.y - y0, src.width, src.height})
+	} else {
+		v.x().triangle(&s.x, x0)
+		if v.part.height == v.height { // then it is the result
+			rows = newImage(width, src.height, channels)
+		} else {
+			s.rows = sized(s.rows, width*src.height*channels)
+			rows = Image{width, src.height, channels, s.rows}
 		}
+		for y := range src.height {
+			kernel.ScaleRow(rows.row(y), img.Pix[(src.y-y0+y)*img.Width*channels:], &s.x, channels)
+		}
+	}
+	if v.part.height == v.height {
+		return rows
+	}
+	v.y().triangle(&s.y, src.y)
+	out := newImage(width, height, channels)
+	for y, start := range s.y.Start {
+		taps := s.y.Shares[y*s.y.Taps : (y+1)*s.y.Taps]
+		for taps[len(taps)-1] == 0 { // behind the last row there may be none
+			taps = taps[:len(taps)-1]
+		}
+		kernel.ScaleColumns(out.row(y), rows.Pix[int(start)*width*channels:], width*channels, taps)
 	}
 	return out
 }
-
-// scaleColumns scales n rows from top on to height rows.
-func scaleColumns(img Image, top, n, height int) Image {
-	out := newImage(img.Width, height, img.Channels)
-	w := triangle(top, n, height)
-	sums := make([]int32, img.Width*img.Channels)
-	for y, start := range w.start {
-		for i := range sums {
-			sums[i] = 1 << (weightBits - 1)
-		}
-		for k, share := range w.shares[y*w.taps : (y+1)*w.taps] {
-			if share == 0 {
-				continue
-			}
-			for i, v := range img.row(start + k) {
-				sums[i] += share * int32(v)
-			}
-		}
-		dst := out.row(y)
-		for i, s := range sums {
-			dst[i] = clip(s)
-		}
-	}
-	return out
-}
-
-// clip rounds a sum of weighted bytes to a byte.
-func clip(sum int32) byte { return byte(min(max(sum>>weightBits, 0), 255)) }

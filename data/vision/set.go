@@ -18,6 +18,7 @@ type Set struct {
 	labels  []uint16 // of every image
 	hash    uint32   // of what identifies the images
 	read    func(i int) (Image, error)
+	open    func(i int, f *file) error // where images are files of their own, else nil
 	close   func() error
 }
 
@@ -72,6 +73,9 @@ func (s *Set) Subset(name string, indices []int) *Set {
 		sub.hash = crc32.Update(sub.hash, crc32.IEEETable, []byte{byte(j), byte(j >> 8), byte(j >> 16), byte(j >> 24)})
 	}
 	sub.read = func(i int) (Image, error) { return s.read(indices[i]) }
+	if s.open != nil {
+		sub.open = func(i int, f *file) error { return s.open(indices[i], f) }
+	}
 	return sub
 }
 

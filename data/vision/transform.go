@@ -32,12 +32,18 @@ type transformed struct {
 
 // Get implements [data.Dataset].
 func (t *transformed) Get(ctx context.Context, key data.Key) (Sample, error) {
-	s, err := t.Dataset.Get(ctx, key)
+	r, transforms := rand.New(generator(t.seed, key)), t.transforms
+	var s Sample
+	var err error
+	if set, ok := t.Dataset.(*Set); ok && set.open != nil && len(transforms) > 0 {
+		s, transforms, err = set.getView(ctx, key, r, transforms)
+	} else {
+		s, err = t.Dataset.Get(ctx, key)
+	}
 	if err != nil {
 		return s, err
 	}
-	r := rand.New(generator(t.seed, key))
-	for _, f := range t.transforms {
+	for _, f := range transforms {
 		if s.Image, err = f.Apply(r, s.Image); err != nil {
 			return s, err
 		}
@@ -69,57 +75,66 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
+// viewer is a transform that keeps a scaled part, which it can say before the
+// pixels are there.
+type viewer interface {
+	Transform
+	view(r *rand.Rand, width, height int) (view, error)
+}
+
+// render applies a viewer to an image that is there.
+func render(t viewer, r *rand.Rand, img Image) (Image, error) {
+	if err := img.check(); err != nil {
+		return Image{}, err
+	}
+	v, err := t.view(r, img.Width, img.Height)
+	if err != nil {
+		return Image{}, err
+	}
+	return new(scaler).render(img, 0, 0, v), nil
+}
+
 // Resize scales so that the shorter side has Short pixels and the other keeps
 // the proportion, as torchvision's Resize of one number does.
 type Resize struct{ Short int }
 
 // Apply implements [Transform].
-func (t Resize) Apply(_ *rand.Rand, img Image) (Image, error) {
-	w, h, err := t.size(img.Width, img.Height)
-	if err != nil {
-		return Image{}, err
-	}
-	return scale(img, whole(img), w, h), nil
-}
+func (t Resize) Apply(r *rand.Rand, img Image) (Image, error) { return render(t, r, img) }
 
-func (t Resize) size(w, h int) (int, int, error) {
-	if t.Short < 1 {
-		return 0, 0, fmt.Errorf("vision: resize to a shorter side of %d pixels", t.Short)
-	}
-	if w <= h {
-		w, h = t.Short, max(1, t.Short*h/w)
+func (t Resize) view(_ *rand.Rand, width, height int) (view, error) {
+	w, h := t.Short, t.Short
+	if width <= height {
+		h = max(1, t.Short*height/width)
 	} else {
-		w, h = max(1, t.Short*w/h), t.Short
+		w = max(1, t.Short*width/height)
 	}
-	if w > maxPixels/h {
-		return 0, 0, fmt.Errorf("vision: resize to %d·%d pixels: too large", w, h)
-	}
-	return w, h, nil
+	return scaled(rectangle{0, 0, width, height}, w, h)
 }
 
 // ResizeTo scales to a size, whatever the proportion was.
 type ResizeTo struct{ Width, Height int }
 
 // Apply implements [Transform].
-func (t ResizeTo) Apply(_ *rand.Rand, img Image) (Image, error) {
-	if t.Width < 1 || t.Height < 1 || t.Width > maxPixels/t.Height {
-		return Image{}, fmt.Errorf("vision: resize to %d·%d pixels", t.Width, t.Height)
-	}
-	return scale(img, whole(img), t.Width, t.Height), nil
+func (t ResizeTo) Apply(r *rand.Rand, img Image) (Image, error) { return render(t, r, img) }
+
+func (t ResizeTo) view(_ *rand.Rand, width, height int) (view, error) {
+	return scaled(rectangle{0, 0, width, height}, t.Width, t.Height)
 }
 
 // CenterCrop keeps the middle. An image that is smaller is an error.
 type CenterCrop struct{ Width, Height int }
 
 // Apply implements [Transform].
-func (t CenterCrop) Apply(_ *rand.Rand, img Image) (Image, error) {
-	if t.Width < 1 || t.Height < 1 || t.Width > img.Width || t.Height > img.Height {
-		return Image{}, fmt.Errorf("vision: the middle %d·%d of an image of %d·%d pixels", t.Width, t.Height, img.Width, img.Height)
+func (t CenterCrop) Apply(r *rand.Rand, img Image) (Image, error) { return render(t, r, img) }
+
+func (t CenterCrop) view(_ *rand.Rand, width, height int) (view, error) {
+	if t.Width < 1 || t.Height < 1 || t.Width > width || t.Height > height {
+		return view{}, fmt.Errorf("vision: the middle %d·%d of an image of %d·%d pixels", t.Width, t.Height, width, height)
 	}
 	// torchvision rounds half to even, as Python does.
-	x := int(math.RoundToEven(float64(img.Width-t.Width) / 2))
-	y := int(math.RoundToEven(float64(img.Height-t.Height) / 2))
-	return crop(img, rectangle{x, y, t.Width, t.Height}), nil
+	x := int(math.RoundToEven(float64(width-t.Width) / 2))
+	y := int(math.RoundToEven(float64(height-t.Height) / 2))
+	return scaled(rectangle{x, y, t.Width, t.Height}, t.Width, t.Height)
 }
 
 // RandomCrop keeps Width·Height pixels from anywhere in the image, which gets
@@ -147,15 +162,14 @@ type RandomResizedCrop struct {
 }
 
 // Apply implements [Transform].
-func (t RandomResizedCrop) Apply(r *rand.Rand, img Image) (Image, error) {
-	if t.Width < 1 || t.Height < 1 || t.Width > maxPixels/t.Height {
-		return Image{}, fmt.Errorf("vision: resize to %d·%d pixels", t.Width, t.Height)
-	}
-	part, err := t.part(r, img.Width, img.Height)
+func (t RandomResizedCrop) Apply(r *rand.Rand, img Image) (Image, error) { return render(t, r, img) }
+
+func (t RandomResizedCrop) view(r *rand.Rand, width, height int) (view, error) {
+	part, err := t.part(r, width, height)
 	if err != nil {
-		return Image{}, err
+		return view{}, err
 	}
-	return scale(img, part, t.Width, t.Height), nil
+	return scaled(part, t.Width, t.Height)
 }
 
 // part draws which part of an image is kept. After ten that do not fit it is

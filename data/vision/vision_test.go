@@ -66,7 +66,11 @@ func TestScale(t *testing.T) {
 	for _, c := range golden.Resize {
 		img := congruence(c.Width, c.Height, c.Channels)
 		part := rectangle{c.Box[0], c.Box[1], c.Box[2] - c.Box[0], c.Box[3] - c.Box[1]}
-		got := scale(img, part, c.Size[0], c.Size[1])
+		v, err := scaled(part, c.Size[0], c.Size[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := new(scaler).render(img, 0, 0, v)
 		if err := got.check(); err != nil || got.Width != c.Size[0] || got.Height != c.Size[1] {
 			t.Errorf("%+v: %d·%d, %v", c, got.Width, got.Height, err)
 		}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vision
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"sync"
+
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/internal/jpeg"
+)
+
+const (
+	maxFileSize  = 1 << 30 // bytes of an image's file
+	largeScratch = 1 << 25 // bytes: what is larger is not kept for the next image
+)
+
+// file is an encoded image that was opened, and the memory for decoding, which
+// is used again.
+type file struct {
+	path          string
+	bytes         []byte
+	width, height int
+	decoded       *Image // of what is not decoded in parts
+	jpeg          jpeg.Decoder
+	pixels        []byte
+	scaler        scaler
+}
+
+// files are at hand for whoever decodes: as many as there are workers.
+var files = sync.Pool{New: func() any { return new(file) }}
+
+// open reads a file and its header.
+func (f *file) open(path string) error {
+	f.path, f.decoded = path, nil
+	if err := f.load(path); err != nil {
+		return &Error{path, "", err}
+	}
+	if err := f.header(); err != nil {
+		return &Error{path, "", err}
+	}
+	return nil
+}
+
+func (f *file) load(path string) error {
+	r, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	info, err := r.Stat()
+	if err != nil {
+		return err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
+		return fmt.Errorf("a %v of %d bytes, want a file of at most %d", info.Mode().Type(), info.Size(), maxFileSize)
+	}
+	f.bytes = sized(f.bytes, int(info.Size()))
+	_, err = io.ReadFull(r, f.bytes)
+	return err
+}
+
+// header finds the size. What is no usual JPEG is decoded here.
+func (f *file) header() (err error) {
+	if bytes.HasPrefix(f.bytes, []byte("\xff\xd8")) {
+		f.width, f.height, err = f.jpeg.Open(f.bytes)
+		if err == nil {
+			return checkSize(f.width, f.height)
+		}
+		if !errors.Is(err, jpeg.ErrUnsupported) {
+			return err
+		}
+	}
+	img, err := decodeStandard(f.bytes)
+	if err != nil {
+		return err
+	}
+	f.width, f.height, f.decoded = img.Width, img.Height, &img
+	return nil
+}
+
+// checkSize refuses what would take too much memory.
+func checkSize(width, height int) error {
+	if width < 1 || height < 1 || width > maxPixels/height {
+		return fmt.Errorf("vision: an image of %d·%d pixels, want 1 to %d", width, height, maxPixels)
+	}
+	return nil
+}
+
+// decode returns a part of the image in memory that grows from buffer.
+func (f *file) decode(part rectangle, buffer []byte) (Image, error) {
+	if f.decoded != nil {
+		return crop(*f.decoded, part), nil
+	}
+	img := Image{part.width, part.height, 3, sized(buffer, 3*part.width*part.height)}
+	if err := f.jpeg.Decode(img.Pix, part.x, part.y, part.width, part.height); err != nil {
+		return Image{}, &Error{f.path, "", err}
+	}
+	return img, nil
+}
+
+// render returns a view of the image.
+func (f *file) render(v view) (Image, error) {
+	if f.decoded != nil {
+		return f.scaler.render(*f.decoded, 0, 0, v), nil
+	}
+	src := v.source()
+	img, err := f.decode(src, f.pixels)
+	if err != nil {
+		return Image{}, err
+	}
+	f.pixels = img.Pix
+	out := f.scaler.render(img, src.x, src.y, v)
+	if len(out.Pix) > 0 && &out.Pix[0] == &img.Pix[0] {
+		f.pixels = nil // nothing was scaled: it is the caller's now
+	}
+	return out, nil
+}
+
+// free hands the memory back.
+func (f *file) free() {
+	f.decoded = nil
+	if cap(f.bytes)+cap(f.pixels)+cap(f.scaler.rows) < largeScratch {
+		files.Put(f)
+	}
+}
+
+// getView is Get and the first transforms, of an image that is a file of its
+// own. It returns the transforms that are left.
+func (s *Set) getView(ctx context.Context, key data.Key, r *rand.Rand, transforms []Transform) (Sample, []Transform, error) {
+	first, ok := transforms[0].(viewer)
+	if !ok || key.Index < 0 || key.Index >= len(s.labels) {
+		sample, err := s.Get(ctx, key)
+		return sample, transforms, err
+	}
+	f := files.Get().(*file)
+	defer f.free()
+	if err := s.open(key.Index, f); err != nil {
+		return Sample{}, nil, err
+	}
+	v, err := first.view(r, f.width, f.height)
+	if err != nil {
+		return Sample{}, nil, &Error{f.path, "", err}
+	}
+	transforms = transforms[1:]
+	if len(transforms) > 0 {
+		// The middle of what was scaled is all that has to be scaled.
+		if c, ok := transforms[0].(CenterCrop); ok {
+			inner, err := c.view(r, v.window.width, v.window.height)
+			if err != nil {
+				return Sample{}, nil, &Error{f.path, "", err}
+			}
+			v.window.x, v.window.y = v.window.x+inner.part.x, v.window.y+inner.part.y
+			v.window.width, v.window.height = inner.width, inner.height
+			transforms = transforms[1:]
+		}
+	}
+	img, err := f.render(v)
+	return Sample{img, int(s.labels[key.Index])}, transforms, err
+}
