@@ -4,6 +4,7 @@ package vision
 
 import (
 	"fmt"
+	"sync"
 
 	"github.com/cohort-ml/cohort/internal/kernel"
 )
@@ -13,6 +14,28 @@ type Batch struct {
 	Images                     []float32 // [N, Channels, Height, Width]
 	Labels                     []int64   // [N]
 	N, Channels, Height, Width int
+	memory                     *[]float32
+}
+
+// batches are the Images of batches that were released.
+var batches sync.Pool
+
+// Release lets the next batch have the memory of this one's Images, which must
+// not be used after it. [data.Loader] calls it.
+func (b Batch) Release() {
+	if b.memory != nil {
+		batches.Put(b.memory)
+	}
+}
+
+// newImages takes memory for n floats.
+func (b *Batch) newImages(n int) {
+	b.memory, _ = batches.Get().(*[]float32)
+	if b.memory == nil {
+		b.memory = new([]float32)
+	}
+	*b.memory = sized(*b.memory, n)
+	b.Images = *b.memory
 }
 
 // Normalize says what becomes of the bytes of an image: channel c is
@@ -76,7 +99,7 @@ func Collate(channels int, n Normalize) func([]Sample) (Batch, error) {
 			}
 		}
 		plane := b.Height * b.Width
-		b.Images = make([]float32, b.N*b.Channels*plane)
+		b.newImages(b.N * b.Channels * plane)
 		for i, s := range samples {
 			m := s.Image
 			if err := m.check(); err != nil {

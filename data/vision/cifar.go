@@ -4,6 +4,7 @@ package vision
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -140,12 +141,12 @@ func (c cifar) openFiles(dir string, files, classes []string) (set *Set, err err
 		})
 		starts = append(starts, starts[len(starts)-1]+n)
 	}
-	set.read = func(i int) (Image, error) {
+	set.read = func(ctx context.Context, i int) (Image, error) {
 		p := 0
 		for i >= starts[p+1] {
 			p++
 		}
-		return parts[p].image(i - starts[p])
+		return parts[p].image(ctx, i-starts[p])
 	}
 	return set, nil
 }

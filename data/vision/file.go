@@ -37,9 +37,12 @@ type file struct {
 var files = sync.Pool{New: func() any { return new(file) }}
 
 // open reads a file and its header.
-func (f *file) open(path string) error {
+func (f *file) open(ctx context.Context, path string) error {
 	f.path, f.decoded = path, nil
-	if err := f.load(path); err != nil {
+	t := data.Reading(ctx)
+	err := f.load(path)
+	t.Done()
+	if err != nil {
 		return &Error{path, "", err}
 	}
 	if err := f.header(); err != nil {
@@ -141,7 +144,7 @@ func (s *Set) getView(ctx context.Context, key data.Key, r *rand.Rand, transform
 	}
 	f := files.Get().(*file)
 	defer f.free()
-	if err := s.open(key.Index, f); err != nil {
+	if err := s.open(ctx, key.Index, f); err != nil {
 		return Sample{}, nil, err
 	}
 	v, err := first.view(r, f.width, f.height)

@@ -3,6 +3,7 @@
 package vision
 
 import (
+	"context"
 	"fmt"
 	"hash/crc32"
 	"io/fs"
@@ -101,11 +102,11 @@ func openClasses(dir string, classes []string, all bool) (*Set, error) {
 	if len(paths) == 0 {
 		return nil, broken(dir, "no images in it (.jpg, .jpeg or .png)")
 	}
-	set.open = func(i int, f *file) error { return f.open(filepath.Join(dir, paths[i])) }
-	set.read = func(i int) (Image, error) {
+	set.open = func(ctx context.Context, i int, f *file) error { return f.open(ctx, filepath.Join(dir, paths[i])) }
+	set.read = func(ctx context.Context, i int) (Image, error) {
 		f := files.Get().(*file)
 		defer f.free()
-		if err := set.open(i, f); err != nil {
+		if err := set.open(ctx, i, f); err != nil {
 			return Image{}, err
 		}
 		return f.decode(rectangle{0, 0, f.width, f.height}, nil)

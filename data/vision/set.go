@@ -17,8 +17,8 @@ type Set struct {
 	classes []string
 	labels  []uint16 // of every image
 	hash    uint32   // of what identifies the images
-	read    func(i int) (Image, error)
-	open    func(i int, f *file) error // where images are files of their own, else nil
+	read    func(ctx context.Context, i int) (Image, error)
+	open    func(ctx context.Context, i int, f *file) error // where images are files of their own, else nil
 	close   func() error
 }
 
@@ -27,11 +27,11 @@ func (s *Set) Len() int { return len(s.labels) }
 
 // Get implements [data.Dataset]. A sample does not depend on the epoch. The
 // error of an image that cannot be read or decoded is an [*Error].
-func (s *Set) Get(_ context.Context, key data.Key) (Sample, error) {
+func (s *Set) Get(ctx context.Context, key data.Key) (Sample, error) {
 	if key.Index < 0 || key.Index >= len(s.labels) {
 		return Sample{}, fmt.Errorf("vision: image %d of %d in %s", key.Index, len(s.labels), s.name)
 	}
-	img, err := s.read(key.Index)
+	img, err := s.read(ctx, key.Index)
 	return Sample{img, int(s.labels[key.Index])}, err
 }
 
@@ -72,9 +72,9 @@ func (s *Set) Subset(name string, indices []int) *Set {
 		sub.labels[i] = s.labels[j]
 		sub.hash = crc32.Update(sub.hash, crc32.IEEETable, []byte{byte(j), byte(j >> 8), byte(j >> 16), byte(j >> 24)})
 	}
-	sub.read = func(i int) (Image, error) { return s.read(indices[i]) }
+	sub.read = func(ctx context.Context, i int) (Image, error) { return s.read(ctx, indices[i]) }
 	if s.open != nil {
-		sub.open = func(i int, f *file) error { return s.open(indices[i], f) }
+		sub.open = func(ctx context.Context, i int, f *file) error { return s.open(ctx, indices[i], f) }
 	}
 	return sub
 }
@@ -105,9 +105,12 @@ type records struct {
 }
 
 // image reads one.
-func (f *records) image(i int) (Image, error) {
+func (f *records) image(ctx context.Context, i int) (Image, error) {
 	img := newImage(f.width, f.height, f.channels)
-	if n, err := f.r.ReadAt(img.Pix, f.offset+int64(i)*f.stride); n < len(img.Pix) {
+	t := data.Reading(ctx)
+	n, err := f.r.ReadAt(img.Pix, f.offset+int64(i)*f.stride)
+	t.Done()
+	if n < len(img.Pix) {
 		return Image{}, &Error{f.path, fmt.Sprintf("image %d", i), err}
 	}
 	if f.planar {

@@ -370,6 +370,7 @@ func TestCollate(t *testing.T) {
 	for range 6 {
 		want.Images = append(want.Images, -2, 1/(255*float32(0.25))*255-2)
 	}
+	b.memory = nil
 	if d := diff(want, b); d != "" {
 		t.Error(d)
 	}
