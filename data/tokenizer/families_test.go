@@ -174,6 +174,46 @@ func TestFamiliesStream(t *testing.T) {
 	}
 }
 
+// The tokens of parts between cuts are those of the whole.
+func TestFamiliesCut(t *testing.T) {
+	const seed = 82
+	r := rand.New(rand.NewPCG(seed, 0))
+	golden := families()
+	all := []*family{{Name: "trained", tok: trained()}}
+	for _, s := range []Split{SplitGPT2, SplitLlama3} {
+		tok, err := TrainSplit(t.Context(), goText(1, 50_000), 500, s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, &family{Name: "trained " + s.String(), tok: tok})
+	}
+	for _, f := range append(all, golden.Families...) {
+		cuts := 0
+		for i := range rounds(2000) {
+			var text []byte
+			for range 1 + r.IntN(4) {
+				text = append(text, golden.Texts[r.IntN(len(golden.Texts))]...)
+				text = append(text, []string{"", "\n", " \n", "\r\n", "\n\n ", "\n\t", ".\n", " x y", "\u2581 z"}[r.IntN(9)]...)
+			}
+			from := r.IntN(len(text) + 1)
+			text = text[from:min(from+400, len(text))]
+			at := f.tok.Cut(text[:r.IntN(len(text)+1)])
+			if at == 0 {
+				continue
+			}
+			cuts++
+			want := f.tok.Encode(text)
+			got, n := f.tok.NewStreamAfter(text[:at]).Append(f.tok.Encode(text[:at]), text[at:], 1<<30, true)
+			if at+n != len(text) || !slices.Equal(got, want) {
+				t.Fatalf("seed %d, %s, case %d: %q cut at %d\n got %d\nwant %d", seed, f.Name, i, text, at, got, want)
+			}
+		}
+		if never := f.Name == "gpt2-added" || f.Name == "llama1" || f.Name == "llama3" || f.Name == "qwen2"; never != (cuts == 0) {
+			t.Errorf("%s: %d cuts", f.Name, cuts)
+		}
+	}
+}
+
 // Bytes that are no valid UTF-8 come back as they were.
 func TestFamiliesRawBytes(t *testing.T) {
 	const seed = 81

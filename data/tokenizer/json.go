@@ -426,6 +426,7 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 		t.maxLen = max(t.maxLen, len(a.Content))
 	}
 	t.added = newAddedTokens(list, &t.front)
+	t.canCut = t.cuts()
 	return nil
 }
 

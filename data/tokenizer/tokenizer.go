@@ -69,6 +69,7 @@ type Tokenizer struct {
 	added  addedTokens
 	kinds  *kindTable
 	maxLen int // of a token, in bytes
+	canCut bool
 
 	fingerprint func() string
 	encoders    sync.Pool
@@ -148,6 +149,7 @@ func (t *Tokenizer) finish() {
 		t.maxLen = max(t.maxLen, len(tok))
 	}
 	t.kinds = unicodeKinds()
+	t.canCut = t.cuts()
 	t.fingerprint = sync.OnceValue(t.digest)
 	t.encoders.New = func() any { return newEncoder(t) }
 }
