@@ -29,36 +29,56 @@ type Pretrained interface {
 // LoadHuggingFace opens a folder that save_pretrained wrote: config.json says
 // which model it is, the weights are in one safetensors file or in shards. Tensors
 // that the model lacks or wants are all listed in a *checkpoint.StateDictError.
-func LoadHuggingFace(dir string) (Pretrained, error) {
-	f, err := huggingface.Open(dir)
+func LoadHuggingFace(dir string) (m Pretrained, err error) {
+	err = openHuggingFace(dir, func(src checkpoint.Source, build func(*nn.Build) Pretrained) error {
+		m = build(&nn.Build{})
+		// Published weights are often bfloat16; ours are float32, which holds them.
+		return checkpoint.LoadTensors(src, nn.StateDict(m).All(), checkpoint.Widen())
+	})
 	if err != nil {
 		return nil, err
+	}
+	return m, nil
+}
+
+// Outline returns the model that LoadHuggingFace would, on tensor.Meta: it
+// reports what LoadHuggingFace would, but for errors of the disk, and reads no
+// weights.
+func Outline(dir string) (m Pretrained, err error) {
+	err = openHuggingFace(dir, func(_ checkpoint.Source, build func(*nn.Build) Pretrained) error {
+		m = build(&nn.Build{Device: tensor.Meta})
+		return nil
+	})
+	return m, err
+}
+
+// openHuggingFace calls use with the tensors of a folder, under our names, and
+// with what builds the model that they have been compared with.
+func openHuggingFace(dir string, use func(src checkpoint.Source, build func(*nn.Build) Pretrained) error) error {
+	f, err := huggingface.Open(dir)
+	if err != nil {
+		return err
 	}
 	defer f.Close()
 	config, err := f.Config()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	build, err := parsePretrained(config)
 	if err != nil {
-		return nil, fmt.Errorf("%w (in %s)", err, dir)
+		return fmt.Errorf("%w (in %s)", err, dir)
 	}
 	// The configuration is only what a file says: nothing is allocated for it
 	// before the weights agree.
 	outline := build(&nn.Build{Device: tensor.Meta})
 	src, err := checkpoint.Rename(f, outline.fromHuggingFace)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	// Published weights are often bfloat16; ours are float32, which holds them.
 	if err := checkpoint.MatchTensors(src, nn.StateDict(outline).All(), checkpoint.Widen()); err != nil {
-		return nil, err
+		return err
 	}
-	m := build(&nn.Build{})
-	if err := checkpoint.LoadTensors(src, nn.StateDict(m).All(), checkpoint.Widen()); err != nil {
-		return nil, err
-	}
-	return m, nil
+	return use(src, build)
 }
 
 // SaveHuggingFace writes a folder that from_pretrained opens: config.json and

@@ -21,14 +21,23 @@ import (
 // behind, and returns the settings that the run would have, as TOML.
 func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolved []byte, err error) {
 	r := newLMRun(cfg, given, nil, Discard)
-	if err := cfg.Validate(); err != nil {
+	if err := r.cfg.tuneDefaults(given); err != nil {
 		return nil, err
 	}
-	if err := CheckOut("lm", cfg.Out); err != nil {
+	if err := r.cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if _, err := r.findRun(ctx); err != nil {
+	if err := CheckOut("lm", r.cfg.Out); err != nil {
 		return nil, err
+	}
+	saved, err := r.findRun(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if r.cfg.InitFrom != "" && (saved == nil || r.cfg.LoRA > 0) {
+		if err := r.checkBase(ctx); err != nil {
+			return nil, err
+		}
 	}
 	if given["data"] == config.Flag && cfg.Data == "" {
 		return nil, errors.New("train lm: --data is empty: name a file or directory, or leave the flag out for the Go standard library's source")

@@ -54,6 +54,7 @@ type LMConfig struct {
 	Prompt       string `json:"prompt" usage:"{text} that the sample goes on from"`
 
 	Uneven int `json:"uneven,omitempty"` // sequences of a step that the ranks cannot share out evenly
+	TuneConfig
 }
 
 // DefaultLM is the recipe for about three minutes on two cores.
@@ -75,12 +76,15 @@ func (c LMConfig) Validate() error {
 		lo, hi int
 	}{
 		{"ranks", c.Ranks, 1, 1 << 16}, {"batch", c.Batch, 1, 1 << 20}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"steps", c.Steps, 1, 1 << 40},
-		{"vocab", c.Vocab, 257, 1 << 16}, {"context", c.Context, 8, 1 << 16},
+		{"vocab", c.Vocab, 257, 1 << 16}, {"context", c.Context, 8, 1 << 20},
 		{"eval-every", c.EvalEvery, 1, 1 << 40}, {"eval-tokens", c.EvalTokens, c.Context, 1 << 40},
 		{"save-every", c.SaveEvery, 1, 1 << 40}, {"keep", c.Keep, 1, 1 << 20}, {"sample-tokens", c.SampleTokens, 0, 1 << 20},
 		{"workers", c.Workers, 0, 256},
 		{"patience", c.Patience, 0, 1 << 40},
 	} {
+		if c.InitFrom != "" && f.value == 0 && (f.name == "vocab" || f.name == "context") {
+			continue // the model's own
+		}
 		if f.value < f.lo || f.value > f.hi {
 			return fmt.Errorf("train lm: --%s is %d, want %d to %d", f.name, f.value, f.lo, f.hi)
 		}
@@ -113,6 +117,12 @@ func (c LMConfig) Validate() error {
 	if strings.TrimSpace(c.Out) == "" {
 		return fmt.Errorf("train lm: --out must name the run's directory")
 	}
+	if err := c.validateTune(); err != nil || c.InitFrom != "" {
+		return err
+	}
+	if c.Model == "llama" {
+		return c.llama(c.Vocab).Validate()
+	}
 	return c.model().Validate()
 }
 
@@ -132,6 +142,7 @@ func (c LMConfig) numWarmup() int { return int(c.Warmup * float64(c.Steps)) }
 // the sequences of a step.
 func (c *LMConfig) adopt(saved LMConfig, s *config.Settings, path string) error {
 	conflicts := s.Adopt(&saved, filepath.Base(path))
+	c.Base = saved.Base // which is no setting
 	size := c.size()
 	if conflict := size.adopt(saved.size(), s.Given(), "sequences"); conflict != "" {
 		conflicts = append(conflicts, conflict)

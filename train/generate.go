@@ -107,7 +107,7 @@ func (r *lmRun) sample(ctx context.Context) (string, error) {
 	}
 	text := []byte(r.cfg.Prompt)
 	o := GenerateOptions{NumTokens: r.cfg.SampleTokens, Temperature: 0.8, TopK: 50, Seed: r.cfg.Seed}
-	err := Generate(ctx, r.model, r.tokenizer, r.cfg.Prompt, o, func(piece []byte) error {
+	err := Generate(ctx, r.model(), r.tokenizer, r.cfg.Prompt, o, func(piece []byte) error {
 		text = append(text, piece...)
 		return nil
 	})

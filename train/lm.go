@@ -32,9 +32,21 @@ type lmRun struct {
 	windows    *data.Windows
 	validation *data.Validation
 
-	model  *models.GPT
+	base   models.CausalLM
+	lora   *nn.LoRA // beside base; nil if base itself is trained
 	opt    *optim.AdamW
 	around []nn.Interceptor // of the training passes
+
+	baseDir    string            // of the model that was begun with
+	companions map[string][]byte // its files beside the weights
+}
+
+// model is what is trained.
+func (r *lmRun) model() models.CausalLM {
+	if r.lora != nil {
+		return adapted{r.base, r.lora}
+	}
+	return r.base
 }
 
 // LM trains a GPT on text on all ranks of a group, each of which calls it with
@@ -72,6 +84,11 @@ func (r *lmRun) run(ctx context.Context) error {
 	if err := r.cfg.Validate(); err != nil {
 		return err
 	}
+	if r.cfg.InitFrom != "" {
+		if err := r.openBase(ctx, saved); err != nil {
+			return err
+		}
+	}
 	if err := r.openData(ctx, saved); err != nil {
 		return err
 	}
@@ -92,8 +109,8 @@ func (r *lmRun) run(ctx context.Context) error {
 
 // task is what there is to know about training a GPT on text.
 func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
-	return Task[data.TokenBatch]{
-		Name: "lm", About: r.about(), Model: r.model, Optimizer: r.opt, Around: r.around,
+	t := Task[data.TokenBatch]{
+		Name: "lm", About: r.about(), Model: r.base, Optimizer: r.opt, Around: r.around,
 		Schedule: optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor),
 		Loss: func(c *nn.Ctx, model any, batch data.TokenBatch) *tensor.Tensor {
 			inputs, targets := tensorsOf(batch)
@@ -106,11 +123,18 @@ func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 		Size:    func(batch data.TokenBatch) int { return batch.Rows * batch.Length }, Unit: "tokens",
 		Evaluate: r.evaluate, Files: r.files, Finish: r.finish,
 	}
+	if r.lora != nil {
+		t.Model, t.Weights, t.WeightsFile = r.lora, r.lora.State, models.AdapterFile
+	}
+	return t
 }
 
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *lmRun) findRun(ctx context.Context) (*SavedRun, error) {
+	if err := r.cfg.tuneDefaults(r.settings.Given()); err != nil {
+		return nil, err
+	}
 	s, err := FindRun(ctx, "lm", r.cfg.Out, r.report.Notice)
 	if s == nil || err != nil {
 		return nil, err
@@ -138,12 +162,16 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	if r.corpus, err = data.OpenCorpus(ctx, r.cfg.Data); err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
-	if saved != nil {
+	switch {
+	case r.tokenizer != nil: // that of the model which was begun with
+	case saved != nil:
 		if r.tokenizer, err = readTokenizer(saved.Checkpoint.Path); err != nil {
 			return fmt.Errorf("train lm: resume: %w", err)
 		}
-	} else if r.tokenizer, err = data.TrainTokenizer(ctx, r.corpus.Train, r.cfg.Vocab); err != nil {
-		return fmt.Errorf("train lm: tokenizer: %w", err)
+	default:
+		if r.tokenizer, err = data.TrainTokenizer(ctx, r.corpus.Train, r.cfg.Vocab); err != nil {
+			return fmt.Errorf("train lm: tokenizer: %w", err)
+		}
 	}
 	if r.windows, err = data.NewWindows(r.corpus.Train, r.tokenizer, r.cfg.Context); err != nil {
 		return fmt.Errorf("train lm: %w", err)
@@ -161,8 +189,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 // about describes the run to people.
 func (r *lmRun) about() About {
 	a := About{
-		Model: fmt.Sprintf("GPT, %d %s of width %d, %d tokens of context, %d BPE tokens",
-			r.cfg.Layers, plural(r.cfg.Layers, "layer"), r.cfg.Width, r.cfg.Context, r.model.Config.Vocab),
+		Model: r.describeModel(),
 		Data: fmt.Sprintf("%s: %.1f MB to train on, %.1f MB to validate",
 			r.corpus.Name, float64(r.corpus.Train.Size())/1e6, float64(r.corpus.Validation.Size())/1e6),
 	}
@@ -192,31 +219,42 @@ func promptFor(source string, text *data.Text) (string, error) {
 
 // buildModel makes the model and the optimizer.
 func (r *lmRun) buildModel(saved *SavedRun) error {
-	size := r.cfg.model()
-	size.Vocab = r.tokenizer.Size() // a small text may not have as many pairs worth an entry
-	if saved != nil {
-		// The recipe is only what a file says: nothing is allocated for it before the
-		// weights agree.
-		if err := matchModel(saved.Checkpoint, models.NewGPT(&nn.Build{Device: tensor.Meta}, size)); err != nil {
-			return fmt.Errorf("train lm: resume: %w", err)
+	if r.cfg.InitFrom == "" {
+		if saved != nil {
+			// The recipe is only what a file says: nothing is allocated for it before the
+			// weights agree.
+			if err := matchModel(saved.Checkpoint, r.cfg.newModel(&nn.Build{Device: tensor.Meta}, r.tokenizer)); err != nil {
+				return fmt.Errorf("train lm: resume: %w", err)
+			}
 		}
+		r.base = r.cfg.newModel(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, r.tokenizer)
 	}
-	r.model = models.NewGPT(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, size)
+	trained := any(r.base)
+	if r.cfg.LoRA > 0 {
+		if err := r.adapt(); err != nil {
+			return err
+		}
+		trained = r.lora
+	}
 	if r.cfg.Recompute {
-		r.around = append(r.around, nn.Recompute(func(m any) bool { _, ok := m.(*models.GPTBlock); return ok }))
+		r.around = append(r.around, nn.Recompute(r.base.IsBlock))
 	}
 	var matrices, vectors []*nn.Parameter
-	for _, p := range nn.Parameters(r.model) {
-		if p.Data().NumDims() >= 2 {
+	for _, p := range nn.Parameters(trained) {
+		switch {
+		case p.Frozen:
+		case p.Data().NumDims() >= 2:
 			matrices = append(matrices, p)
-		} else {
+		default:
 			vectors = append(vectors, p)
 		}
 	}
 	o := optim.AdamWOptions{LR: r.cfg.LR, Beta2: r.cfg.Beta2, WeightDecay: r.cfg.WeightDecay}
 	r.opt = optim.NewAdamW(matrices, o)
-	o.WeightDecay = 0 // pulling norms and biases to zero helps nothing
-	r.opt.AddGroup(vectors, o)
+	if len(vectors) > 0 {
+		o.WeightDecay = 0 // pulling norms and biases to zero helps nothing
+		r.opt.AddGroup(vectors, o)
+	}
 	return nil
 }
 
@@ -251,7 +289,7 @@ func (r *lmRun) evalStep(ctx context.Context, batch data.TokenBatch) (nats float
 	defer c.Close()
 	defer c.Recover(&err)
 	inputs, targets := tensorsOf(batch)
-	loss := tensor.CrossEntropy(c.Call(r.model, inputs), targets)
+	loss := tensor.CrossEntropy(c.Call(r.model(), inputs), targets)
 	return loss.Item() * float64(batch.Rows*batch.Length), nil
 }
 
@@ -277,8 +315,17 @@ func (r *lmRun) evaluate(ctx context.Context) (Metrics, error) {
 // finish has the model write something.
 func (r *lmRun) finish(ctx context.Context) (Ending, error) {
 	text, err := r.sample(ctx)
+	if err != nil {
+		return Ending{}, err
+	}
+	from := r.cfg.Out
+	if r.cfg.Merge {
+		if from, err = r.saveMerged(ctx); err != nil {
+			return Ending{}, err
+		}
+	}
 	return Ending{
 		Title: "the model writes", Text: text, Key: "sample",
-		Next: fmt.Sprintf("generate --from %s --prompt %s", r.cfg.Out, quoted(r.cfg.Prompt)),
-	}, err
+		Next: fmt.Sprintf("generate --from %s --prompt %s", from, quoted(r.cfg.Prompt)),
+	}, nil
 }

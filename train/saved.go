@@ -23,7 +23,10 @@ const (
 
 // files writes what makes a checkpoint a Hugging Face folder.
 func (r *lmRun) files(w *checkpoint.Writer) error {
-	config, err := r.model.HuggingFaceConfig()
+	if r.cfg.InitFrom != "" {
+		return r.tunedFiles(w)
+	}
+	config, err := r.base.HuggingFaceConfig()
 	if err != nil {
 		return err
 	}

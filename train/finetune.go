@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data/tokenizer"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// TuneConfig is the part of [LMConfig] that says what kind of model is trained
+// and, to fine-tune one, where it comes from and what of it changes.
+type TuneConfig struct {
+	Model       string   `json:"model,omitempty" run:"fixed" usage:"kind of {model}: gpt2 or llama"`
+	InitFrom    string   `json:"init_from,omitempty" run:"fixed" usage:"{directory} of a model to go on from, a run or as Hugging Face's tools lay it out, with its tokenizer"`
+	LoRA        int      `json:"lora,omitempty" flag:"lora" run:"fixed" usage:"train low-rank matrices of this {rank} beside the model's weights, and save them as PEFT does; 0 trains the weights themselves"`
+	LoRAAlpha   float64  `json:"lora_alpha,omitempty" run:"fixed" usage:"{factor}, divided by the rank, of what the matrices add; 0 is twice the rank"`
+	LoRADropout float64  `json:"lora_dropout,omitempty" usage:"{share} of the matrices' inputs that is dropped"`
+	LoRATargets []string `json:"lora_targets,omitempty" run:"fixed" usage:"{names} of the projections that get matrices, or all; default is PEFT's for the kind of model"`
+	Merge       bool     `json:"merge,omitempty" usage:"at the end, save the model with the matrices added to its weights in the run's directory, in merged"`
+	// Base is the checksum of the model in InitFrom.
+	Base string `json:"base,omitempty"`
+}
+
+const (
+	mergedDir  = "merged"
+	allTargets = "all"
+	// tunedContext is how many tokens a sequence has where nobody says.
+	tunedContext = 128
+)
+
+// companions are the files of a model, besides its weights and config.json, that
+// go with it into a checkpoint: what its users' tools ask for.
+var companions = []string{
+	tokenizerFile, tokenizerConfigFile, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+	"generation_config.json", "chat_template.jinja",
+}
+
+// maxCompanion bounds each of them.
+const maxCompanion = 256 << 20
+
+// tuneDefaults puts the defaults of fine-tuning in the place of those of a new
+// model; given says what the user gave, as for [LM]. Sizes are the model's own.
+func (c *LMConfig) tuneDefaults(given map[string]string) error {
+	if len(c.LoRATargets) == 0 {
+		c.LoRATargets = nil // a file's empty list is no other than none
+	}
+	if c.InitFrom == "" {
+		return nil
+	}
+	for flag, size := range map[string]*int{"vocab": &c.Vocab, "width": &c.Width, "heads": &c.Heads, "layers": &c.Layers} {
+		if given[flag] != "" && *size != 0 {
+			return fmt.Errorf("train lm: --%s cannot be given with --init-from: the model in %s decides it", flag, c.InitFrom)
+		}
+		*size = 0
+	}
+	rate := 1e-4
+	if c.LoRA > 0 {
+		rate = 1e-3
+	}
+	for flag, set := range map[string]func(){
+		"out":          func() { c.Out = filepath.Join("out", "tuned") },
+		"context":      func() { c.Context = 0 },
+		"steps":        func() { c.Steps = 200 },
+		"lr":           func() { c.LR = rate },
+		"weight-decay": func() { c.WeightDecay = 0.01 },
+		"beta2":        func() { c.Beta2 = 0.999 },
+		"eval-every":   func() { c.EvalEvery = 50 },
+		"save-every":   func() { c.SaveEvery = 100 },
+	} {
+		if given[flag] == "" {
+			set()
+		}
+	}
+	return nil
+}
+
+// validateTune reports settings of fine-tuning that make no sense.
+func (c LMConfig) validateTune() error {
+	if c.Model != "" && c.Model != "gpt2" && c.Model != "llama" {
+		return fmt.Errorf("train lm: --model is %q, want gpt2 or llama", c.Model)
+	}
+	if c.LoRA == 0 {
+		for flag, given := range map[string]bool{
+			"lora-alpha": c.LoRAAlpha != 0, "lora-dropout": c.LoRADropout != 0, "lora-targets": len(c.LoRATargets) > 0, "merge": c.Merge,
+		} {
+			if given {
+				return fmt.Errorf("train lm: --%s needs --lora RANK", flag)
+			}
+		}
+		return nil
+	}
+	if c.InitFrom == "" {
+		return fmt.Errorf("train lm: --lora needs --init-from: the model beside whose weights the matrices are trained")
+	}
+	o := c.loraOptions(nil)
+	if len(o.Targets) == 0 {
+		o.Targets = []string{allTargets}
+	}
+	if err := o.Validate(); err != nil {
+		return fmt.Errorf("train lm: --lora: %w", err)
+	}
+	return nil
+}
+
+// loraOptions returns what the settings make of a model; m may be nil where
+// targets do not matter.
+func (c LMConfig) loraOptions(m models.CausalLM) nn.LoRAOptions {
+	o := nn.LoRAOptions{Rank: c.LoRA, Alpha: c.LoRAAlpha, Dropout: c.LoRADropout, Targets: c.LoRATargets}
+	switch {
+	case m == nil:
+	case len(o.Targets) == 0:
+		o.Targets = m.LoRATargets()
+	case slices.Equal(o.Targets, []string{allTargets}):
+		o.Targets = nil
+		for path, module := range nn.Modules(m) {
+			if _, ok := module.(nn.Projection); ok && path != "lm_head" { // which PEFT leaves out too
+				o.Targets = append(o.Targets, path)
+			}
+		}
+	}
+	return o
+}
+
+// kindOf returns what --model calls a model.
+func kindOf(m models.Pretrained) string {
+	switch m.(type) {
+	case *models.GPT:
+		return "gpt2"
+	case *models.Llama:
+		return "llama"
+	}
+	return fmt.Sprintf("%T", m)
+}
+
+// modelFolder returns the folder with the config.json of the model at a place:
+// for an adapter that of its base.
+func modelFolder(path string) (string, error) {
+	if _, err := os.Stat(filepath.Join(path, adapterConfigFile)); errors.Is(err, fs.ErrNotExist) {
+		return path, nil
+	}
+	return models.AdapterBase(path)
+}
+
+// checkBase reports what openBase would, without reading weights.
+func (r *lmRun) checkBase(ctx context.Context) error {
+	c := r.cfg
+	fail := func(err error) error { return fmt.Errorf("train lm: --init-from: %w", err) }
+	at, err := findModel(ctx, c.InitFrom, Discard.Notice)
+	if err != nil {
+		return fail(err)
+	}
+	tok, err := readTokenizer(at.path)
+	if err != nil {
+		return fail(err)
+	}
+	folder, err := modelFolder(at.path)
+	if err != nil {
+		return fail(err)
+	}
+	p, err := models.Outline(folder)
+	if err != nil {
+		return fail(err)
+	}
+	m, ok := p.(models.CausalLM)
+	if !ok {
+		return fail(fmt.Errorf("%s holds a %T, which does not name the next token: a GPT-2 or a Llama does", folder, p))
+	}
+	if err := fits(tok, m); err != nil {
+		return fail(fmt.Errorf("%s: %w", at.path, err))
+	}
+	if err := c.fitsModel(m, at.path); err != nil {
+		return err
+	}
+	if c.Context == 0 {
+		r.cfg.Context = min(tunedContext, m.Context())
+	}
+	if c.LoRA > 0 {
+		if err := noAdapter(at.path); err != nil {
+			return fail(err)
+		}
+		if _, err := nn.NewLoRA(&nn.Build{Device: tensor.Meta}, m, c.loraOptions(m)); err != nil {
+			return fmt.Errorf("train lm: --lora-targets: %w", err)
+		}
+	}
+	return nil
+}
+
+// noAdapter reports a place with an adapter, which has no weights of its own to
+// put a LoRA beside.
+func noAdapter(path string) error {
+	if folder, err := modelFolder(path); err != nil || folder != path {
+		return fmt.Errorf("%s is itself an adapter: give its merged model, or train without --lora", path)
+	}
+	return nil
+}
+
+// fitsModel compares the settings with the model that they are for.
+func (c LMConfig) fitsModel(m models.CausalLM, path string) error {
+	if c.Model != "" && c.Model != kindOf(m) {
+		return fmt.Errorf("train lm: --model is %s, the model in %s is a %s: leave the flag out", c.Model, path, kindOf(m))
+	}
+	if c.Context > m.Context() {
+		return fmt.Errorf("train lm: --context is %d, the model in %s takes %d tokens", c.Context, path, m.Context())
+	}
+	return nil
+}
+
+// openBase loads the model that the run goes on from, and the tokenizer; a run
+// that resumes has the model of its checkpoint, unless it trains a LoRA, which
+// wants the one that it was begun with.
+func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
+	fail := func(err error) error { return fmt.Errorf("train lm: --init-from: %w", err) }
+	var at place
+	var err error
+	if saved != nil && r.cfg.LoRA == 0 {
+		at = place{saved.Checkpoint.Path, saved.Checkpoint}
+	} else if at, err = findModel(ctx, r.cfg.InitFrom, r.report.Notice); err != nil {
+		return fail(err)
+	}
+	if r.cfg.LoRA > 0 {
+		if err := noAdapter(at.path); err != nil {
+			return fail(err)
+		}
+	}
+	if r.base, r.tokenizer, err = at.loadLM(); err != nil {
+		return fail(err)
+	}
+	if r.cfg.Context == 0 {
+		r.cfg.Context = min(tunedContext, r.base.Context())
+	}
+	if err := r.cfg.fitsModel(r.base, at.path); err != nil {
+		return err
+	}
+	if saved == nil || r.cfg.LoRA > 0 {
+		sum, err := checksum(r.base)
+		if err != nil {
+			return fail(err)
+		}
+		if r.cfg.Base == "" {
+			r.cfg.Base = sum
+		} else if r.cfg.Base != sum {
+			return fmt.Errorf("train lm: the model in %s is not the one that %s was begun with (its weights have the checksum %s, they had %s): "+
+				"put it back as it was, or give another --out to start afresh", r.cfg.InitFrom, r.cfg.Out, sum, r.cfg.Base)
+		}
+	}
+	if r.baseDir, err = filepath.Abs(at.path); err != nil {
+		return fail(err)
+	}
+	if r.companions, err = readCompanions(at.path); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// checksum returns that of a model's weights, CRC-32C in hexadecimal.
+func checksum(m models.CausalLM) (string, error) {
+	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	for _, s := range nn.StateDict(m) {
+		if _, err := h.Write(s.Tensor.Buffer().Data); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("%08x", h.Sum32()), nil
+}
+
+// readCompanions reads the files that go with a model: of an adapter its own
+// and, where it has none, its base's.
+func readCompanions(path string) (map[string][]byte, error) {
+	folder, err := modelFolder(path)
+	if err != nil {
+		return nil, err
+	}
+	files := make(map[string][]byte)
+	read := func(as, path string) error {
+		f, err := os.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		text, err := io.ReadAll(io.LimitReader(f, maxCompanion+1))
+		if err != nil {
+			return err
+		}
+		if len(text) > maxCompanion {
+			return fmt.Errorf("%s has more than the %d bytes allowed", path, maxCompanion)
+		}
+		files[as] = text
+		return nil
+	}
+	for _, name := range companions {
+		for _, dir := range []string{folder, path} {
+			if err := read(name, filepath.Join(dir, name)); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return files, read(configFile, filepath.Join(folder, configFile))
+}
+
+// adapt puts a LoRA beside the model's weights.
+func (r *lmRun) adapt() (err error) {
+	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
+	if r.lora, err = nn.NewLoRA(b, r.base, r.cfg.loraOptions(r.base)); err != nil {
+		return fmt.Errorf("train lm: --lora-targets: %w", err)
+	}
+	return nil
+}
+
+// tunedFiles writes what makes a checkpoint a folder of Hugging Face's or, of a
+// LoRA, of PEFT's: the model's own files, with the type that its weights have.
+func (r *lmRun) tunedFiles(w *checkpoint.Writer) error {
+	for _, name := range companions {
+		if text, ok := r.companions[name]; ok {
+			if err := w.WriteFile(name, text); err != nil {
+				return err
+			}
+		}
+	}
+	if r.lora == nil {
+		config, err := tunedConfig(r.companions[configFile])
+		if err != nil {
+			return err
+		}
+		return w.WriteFile(configFile, config)
+	}
+	config, err := models.AdapterConfig(r.lora, r.baseDir)
+	if err != nil {
+		return err
+	}
+	return w.WriteFile(adapterConfigFile, append(config, '\n'))
+}
+
+// tunedConfig returns a model's config.json, all that is in it, for weights of
+// float32.
+func tunedConfig(text []byte) ([]byte, error) {
+	var config map[string]any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber() // as they are written
+	if err := d.Decode(&config); err != nil {
+		return nil, fmt.Errorf("%s of the model: %w", configFile, err)
+	}
+	delete(config, "dtype")
+	config["torch_dtype"] = "float32" // which new versions of transformers read too
+	return json.MarshalIndent(config, "", "  ")
+}
+
+// saveMerged saves the model with the matrices added to its weights. Rank 0
+// calls it when all is done, for the weights change.
+func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
+	r.lora.Merge()
+	config, err := tunedConfig(r.companions[configFile])
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(r.cfg.Out, mergedDir)
+	err = checkpoint.Replace(ctx, dir, r.cfg.Steps, func(w *checkpoint.Writer) error {
+		if err := w.WriteTensors(checkpoint.ModelFile, nn.StateDict(r.base).All(), map[string]string{"format": "pt"}); err != nil {
+			return err
+		}
+		for _, name := range companions {
+			if text, ok := r.companions[name]; ok {
+				if err := w.WriteFile(name, text); err != nil {
+					return err
+				}
+			}
+		}
+		return w.WriteFile(configFile, config)
+	})
+	return checkpoint.Path(dir, r.cfg.Steps), err
+}
+
+// adapted is a model with its LoRA, for what wants to know both.
+type adapted struct {
+	models.CausalLM
+	lora *nn.LoRA
+}
+
+func (a adapted) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return a.lora.Forward(c, x) }
+
+// newModel builds a model of the settings' sizes for a tokenizer.
+func (c LMConfig) newModel(b *nn.Build, tok *tokenizer.Tokenizer) models.CausalLM {
+	size := c.model()
+	size.Vocab = tok.Size() // a small text may not have as many pairs worth an entry
+	if c.Model == "llama" {
+		return models.NewLlama(b, c.llama(size.Vocab))
+	}
+	return models.NewGPT(b, size)
+}
+
+// llama returns the sizes of a Llama that has about as many parameters as the
+// GPT of the same settings.
+func (c LMConfig) llama(vocab int) models.LlamaConfig {
+	const multiple = 8
+	hidden := (8*c.Width/3 + multiple - 1) / multiple * multiple
+	return models.LlamaConfig{
+		Vocab: vocab, Context: c.Context, Width: c.Width, Hidden: hidden, Heads: c.Heads, KeyHeads: c.Heads, Layers: c.Layers, Tied: true,
+	}
+}
+
+// describeModel returns what is trained, for people.
+func (r *lmRun) describeModel() string {
+	kind := map[string]string{"gpt2": "GPT", "llama": "Llama"}[kindOf(r.base)]
+	if r.cfg.InitFrom == "" {
+		return fmt.Sprintf("%s, %d %s of width %d, %d tokens of context, %d BPE tokens",
+			kind, r.cfg.Layers, plural(r.cfg.Layers, "layer"), r.cfg.Width, r.cfg.Context, r.base.Vocab())
+	}
+	text := fmt.Sprintf("%s from %s, sequences of %d tokens", kind, r.cfg.InitFrom, r.cfg.Context)
+	if r.lora == nil {
+		return text
+	}
+	o := r.lora.Options
+	names := make(map[string]bool)
+	for _, t := range o.Targets {
+		names[t[strings.LastIndexByte(t, '.')+1:]] = true
+	}
+	var short []string
+	for n := range names {
+		short = append(short, n)
+	}
+	slices.Sort(short)
+	return fmt.Sprintf("%s; LoRA of rank %d beside %s: %d of its parameters are trained", text, o.Rank, strings.Join(short, ", "), r.lora.NumAdded())
+}
