@@ -25,12 +25,13 @@ type GenerateOptions struct {
 
 // Generate goes on from a prompt: it calls emit with the bytes of each token
 // that it draws. A prompt longer than the model's context is cut at the front,
-// and where the text outgrows the context, its later half goes on alone.
+// and where the text outgrows the context, its later half goes on alone. A
+// special token, such as that which ends a document, ends the text.
 func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, prompt string, o GenerateOptions, emit func([]byte) error) error {
 	if o.NumTokens < 0 || o.TopK < 0 || !(o.Temperature >= 0) {
 		return fmt.Errorf("generate: %d tokens of the likeliest %d at a temperature of %v: none may be negative, nor the temperature NaN", o.NumTokens, o.TopK, o.Temperature)
 	}
-	ids := tok.Encode([]byte(prompt))
+	ids := tok.EncodeInput([]byte(prompt))
 	if len(ids) == 0 {
 		ids = tok.Encode([]byte("\n"))
 	}
@@ -55,6 +56,9 @@ func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, 
 		}
 		// A model may have more rows than its tokenizer has tokens, to be a round number.
 		id := draw(logits[:min(len(logits), tok.Size())], o, g)
+		if tok.Special(id) {
+			return nil
+		}
 		ids = append(ids, id)
 		if err := emit(tok.Token(id)); err != nil {
 			return err

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -47,18 +46,25 @@ func findModel(ctx context.Context, dir string, notice func(text string)) (place
 // readTokenizer reads the tokenizer in the folder of a model or, if an adapter's
 // has none, in that of its base.
 func readTokenizer(dir string) (*tokenizer.Tokenizer, error) {
-	tok, err := tokenizer.Load(filepath.Join(dir, tokenizerFile))
-	if !errors.Is(err, fs.ErrNotExist) {
-		return tok, err
+	if hasTokenizer(dir) {
+		return tokenizer.Load(dir)
 	}
-	if _, statErr := os.Stat(filepath.Join(dir, adapterConfigFile)); statErr == nil {
-		base, err := models.AdapterBase(dir)
-		if err != nil {
-			return nil, err
+	folder, err := modelFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	return tokenizer.Load(folder)
+}
+
+// hasTokenizer says whether there is a file of a tokenizer in a folder, good or
+// not.
+func hasTokenizer(dir string) bool {
+	for _, name := range []string{tokenizerFile, "vocab.json"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return true
 		}
-		return tokenizer.Load(filepath.Join(base, tokenizerFile))
 	}
-	return nil, err
+	return false
 }
 
 // LoadLM opens a language model and its tokenizer: of the newest good checkpoint

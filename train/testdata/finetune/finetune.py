@@ -29,6 +29,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 HERE = pathlib.Path(__file__).parent
 VOCAB, CONTEXT = 320, 64
 END = "<|endoftext|>"
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def number(n):
@@ -55,18 +56,26 @@ def write_models():
             num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6, bos_token_id=VOCAB - 1, eos_token_id=VOCAB - 1)),
     }.items():
         tok = Tokenizer(models.BPE())
-        tok.pre_tokenizer = pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(r" ?[0-9A-Z_a-z\x{80}-\x{10FFFF}]+| ?[^\t\n\r 0-9A-Z_a-z\x{80}-\x{10FFFF}]+[\t\n\r]*|[\t\n\r]+| +"), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        if name == "gpt2":
+            tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            tok.post_processor = processors.ByteLevel(trim_offsets=False)
+        else:  # as Llama 3's
+            tok.pre_tokenizer = pre_tokenizers.Sequence([
+                pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
         tok.decoder = decoders.ByteLevel()
         tok.train_from_iterator([text], trainers.BpeTrainer(
-            vocab_size=VOCAB, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-        hf.PreTrainedTokenizerFast(tokenizer_object=tok).save_pretrained(HERE / name)
+            vocab_size=VOCAB - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+        tok.add_special_tokens([END])
+        if name == "llama":
+            tok.post_processor = processors.Sequence([
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(single=f"{END} $A", pair=f"{END} $A {END} $B", special_tokens=[(END, VOCAB - 1)])])
+        hf.PreTrainedTokenizerFast(tokenizer_object=tok, bos_token=END, eos_token=END).save_pretrained(HERE / name)
         tok.save(str(HERE / name / "tokenizer.json"))
         torch.manual_seed(5)
         model = make()
         # What it can do before it is tuned: the words, not the figures.
-        ids = torch.tensor(tok.encode("".join(line.split(", and")[0] + ".\n" for line in lines)).ids)
+        ids = torch.tensor(tok.encode("".join(line.split(", and")[0] + ".\n" for line in lines), add_special_tokens=False).ids)
         opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
         for _ in range(150):
             at = torch.randint(0, len(ids) - 33, (8,))
