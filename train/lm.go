@@ -283,22 +283,12 @@ func tensorsOf(batch data.TokenBatch) (inputs, targets *tensor.Tensor) {
 	return tensor.FromInt64(batch.Inputs, batch.Rows, batch.Length), tensor.FromInt64(batch.Targets, batch.Rows, batch.Length)
 }
 
-// evalStep returns the sum of the losses of one batch of this rank.
-func (r *lmRun) evalStep(ctx context.Context, batch data.TokenBatch) (nats float64, err error) {
-	c := nn.Evaluation(ctx, r.cfg.autocast())
-	defer c.Close()
-	defer c.Recover(&err)
-	inputs, targets := tensorsOf(batch)
-	loss := tensor.CrossEntropy(c.Call(r.model(), inputs), targets)
-	return loss.Item() * float64(batch.Rows*batch.Length), nil
-}
-
 // evaluate computes the bits per byte of the validation text, of which every
 // rank takes a share.
 func (r *lmRun) evaluate(ctx context.Context) (Metrics, error) {
 	nats := 0.0
 	for batch := range r.validation.Batches(r.group.Rank(), r.group.Size(), r.cfg.Batch) {
-		loss, err := r.evalStep(ctx, batch)
+		loss, err := score(ctx, r.model(), batch, r.cfg.autocast())
 		if err != nil {
 			return nil, err
 		}

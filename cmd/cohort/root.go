@@ -41,6 +41,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.AddCommand(
 		newTrainCommand(),
 		newGenerateCommand(),
+		newEvalCommand(),
 		newRunCommand(),
 		newEnvCommand(),
 		newBenchCommand(),

@@ -8,13 +8,15 @@
                                   batches and learning rates of its steps, and a LoRA's first
                                   matrices
     python finetune.py expected   trains in PyTorch on these, and writes expected.safetensors:
-                                  losses, and the logits of the trained model for one text
+                                  losses, and the logits of the trained model for one text;
+                                  and eval.json, how well the models foretell text.txt
     python finetune.py open DIR [ADAPTER]
                                   prints the logits of a saved model for the tokens 0 to 15
 
 Needs torch, transformers, peft, tokenizers, safetensors.
 """
 import json
+import math
 import pathlib
 import random
 import sys
@@ -123,6 +125,21 @@ def write_expected():
             logits = model(input_ids=torch.arange(16).reshape(1, 16)).logits
         save_file({"losses": torch.tensor(losses), "logits": logits.contiguous()}, folder / "expected.safetensors")
         print(folder.name, f"losses {losses[0]:.4f} … {losses[-1]:.4f}")
+    figures = {}
+    for base in ["gpt2", "llama"]:  # of `cohort eval --from BASE --data text.txt --all`
+        model = hf.AutoModelForCausalLM.from_pretrained(HERE / base).eval()
+        tok = Tokenizer.from_file(str(HERE / base / "tokenizer.json"))
+        text = (HERE / "text.txt").read_text()
+        ids = tok.encode(text, add_special_tokens=False).ids
+        windows = (len(ids) - 1) // CONTEXT
+        x = torch.tensor(ids[:windows * CONTEXT]).reshape(windows, CONTEXT)
+        y = torch.tensor(ids[1:windows * CONTEXT + 1])
+        with torch.no_grad():
+            loss = F.cross_entropy(model(input_ids=x).logits.flatten(0, 1).double(), y).item()
+        size = len(tok.decode(y.tolist(), skip_special_tokens=False).encode())
+        figures[base] = {"tokens": windows * CONTEXT, "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss * len(y) / math.log(2) / size}
+    (HERE / "eval.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(figures)
 
 
 def open_model(base, adapter=None):

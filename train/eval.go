@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+)
+
+// EvalOptions say on what a model is evaluated.
+type EvalOptions struct {
+	// Data is a path, of the kind that the model's recipe takes; "" is what the
+	// model was trained on.
+	Data string
+	// All takes everything in Data; else it is the part that training holds out.
+	All bool
+	// Batch is how many samples go through the model at once; 0 leaves it to the
+	// recipe.
+	Batch int
+	// Tokens bounds those of a text; 0 is all.
+	Tokens int
+	// Context is how many tokens a language model sees at once; 0 is as many as
+	// in training or, where nobody knows, as the model takes, up to 1,024.
+	Context int
+}
+
+// EvalResult is how good a model is.
+type EvalResult struct {
+	Task    string // "lm"
+	Path    string // of the checkpoint or folder that was opened
+	Step    int    // of the checkpoint; 0 where there is none
+	Model   string // for people
+	Data    string // for people
+	Samples int    // that the figures are of, in Unit
+	Unit    string // "tokens"
+	Metrics Metrics
+}
+
+// Eval opens the model in dir (the newest good checkpoint of a run, one
+// checkpoint's own directory, or a folder of a language model that Hugging
+// Face's tools wrote) and evaluates it. What kind of model it is, the
+// checkpoint says. It calls notice for each newer checkpoint that is damaged and
+// was passed over.
+func Eval(ctx context.Context, dir string, o EvalOptions, notice func(text string)) (EvalResult, error) {
+	if o.Batch < 0 || o.Tokens < 0 || o.Context < 0 {
+		return EvalResult{}, fmt.Errorf("eval: batches of %d, %d tokens, %d at once: none may be negative", o.Batch, o.Tokens, o.Context)
+	}
+	at, err := findModel(ctx, dir, notice)
+	if err != nil {
+		return EvalResult{}, fmt.Errorf("eval: %w", err)
+	}
+	task, err := at.task()
+	if err != nil {
+		return EvalResult{}, fmt.Errorf("eval: %w", err)
+	}
+	var result EvalResult
+	switch task {
+	case "lm":
+		result, err = at.evalLM(ctx, o)
+	default:
+		return EvalResult{}, fmt.Errorf("eval: %s is a checkpoint of the task %q, which is not one of `cohort train`: the program that trained it can evaluate it", at.path, task)
+	}
+	if err != nil {
+		return EvalResult{}, fmt.Errorf("eval: %w", err)
+	}
+	result.Task, result.Path = task, at.path
+	if at.checkpoint != nil {
+		result.Step = at.checkpoint.Step
+	}
+	return result, nil
+}
+
+// task returns what kind of model lies in a place, as the recipes are called.
+func (at place) task() (string, error) {
+	if at.checkpoint == nil || !at.checkpoint.Has(checkpoint.ProgressFile) {
+		return "lm", nil // a folder with a config.json, which says more
+	}
+	p, err := at.checkpoint.ReadProgress()
+	if err != nil {
+		return "", err
+	}
+	if p.Task == "" {
+		return "lm", nil // there was nothing else
+	}
+	return p.Task, nil
+}

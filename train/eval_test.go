@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+)
+
+// TestEvalIsTransformers: a model of Hugging Face's, on a whole text, has the
+// figures that transformers computes.
+func TestEvalIsTransformers(t *testing.T) {
+	text, err := os.ReadFile(tuned("eval.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var figures map[string]map[string]float64
+	if err := json.Unmarshal(text, &figures); err != nil {
+		t.Fatal(err)
+	}
+	for base, want := range figures {
+		r, err := Eval(t.Context(), tuned(base), EvalOptions{Data: tuned("text.txt"), All: true, Batch: 7}, noNotice(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Task != "lm" || float64(r.Samples) != want["tokens"] || len(r.Metrics) != 3 {
+			t.Errorf("%s: %+v", base, r)
+		}
+		for _, m := range r.Metrics {
+			if d := math.Abs(m.Value-want[m.Name]) / want[m.Name]; !(d <= 1e-5) {
+				t.Errorf("%s: %s is %v, by transformers %v", base, m.Name, m.Value, want[m.Name])
+			}
+		}
+	}
+}
+
+// TestEvalOfRuns: a run's newest checkpoint, on what training held out, has the
+// figure that the run printed.
+func TestEvalOfRuns(t *testing.T) {
+	c := tiny(t, writeText(t, 40_000))
+	l, err := run(t, 2, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := EvalOptions{Tokens: c.EvalTokens}
+	bits := func(dir string, o EvalOptions) float64 {
+		t.Helper()
+		r, err := Eval(t.Context(), dir, o, noNotice(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(r.Metrics) != 3 || r.Metrics[2].Name != "bits_per_byte" || r.Model == "" || r.Path == "" {
+			t.Fatalf("%+v", r)
+		}
+		return r.Metrics[2].Value
+	}
+	if got, want := bits(c.Out, o), l.evaluations[12]; math.Abs(got-want) > 1e-5 {
+		t.Errorf("%v bits per byte, the run printed %v", got, want)
+	}
+	if got, want := bits(checkpoint.Path(c.Out, 12), o), bits(c.Out, o); got != want {
+		t.Errorf("of the checkpoint itself %v bits per byte, want %v", got, want)
+	}
+	if one, many := bits(c.Out, EvalOptions{Batch: 1}), bits(c.Out, EvalOptions{Batch: 50}); math.Abs(one-many) > 1e-5 {
+		t.Errorf("one by one %v bits per byte, fifty at once %v", one, many)
+	}
+	all, err := Eval(t.Context(), c.Out, EvalOptions{All: true}, noNotice(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := Eval(t.Context(), c.Out, EvalOptions{}, noNotice(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if all.Samples < 10*part.Samples || part.Samples == 0 || part.Step != 12 {
+		t.Errorf("all of the text has %d tokens, the held-out part of step %d %d", all.Samples, part.Step, part.Samples)
+	}
+
+	small := filepath.Join(t.TempDir(), "small.txt")
+	if err := os.WriteFile(small, []byte(strings.Repeat("what a small text ", 20)), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	bits(c.Out, EvalOptions{Data: small, All: true})
+	binary := filepath.Join(t.TempDir(), "binary")
+	if err := os.WriteFile(binary, []byte("\xff\xfe\x00"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []struct {
+		dir  string
+		o    EvalOptions
+		want string
+	}{
+		{c.Out, EvalOptions{Data: small}, "at least 16384 are needed"},
+		{c.Out, EvalOptions{Data: binary, All: true}, "no UTF-8"},
+		{c.Out, EvalOptions{Data: filepath.Join(t.TempDir(), "no")}, "no"},
+		{c.Out, EvalOptions{Context: 17}, "--context is 17"},
+		{c.Out, EvalOptions{Batch: -1}, "negative"},
+		{c.Out, EvalOptions{Tokens: 3}, "less text than one sequence"},
+		{tuned("gpt2"), EvalOptions{}, "does not say what it was trained on"},
+		{tuned("gpt2-full"), EvalOptions{}, "neither the directory of a run"},
+		{filepath.Join("..", "models", "testdata", "golden", "bert"), EvalOptions{Data: small}, "tokenizer"},
+	} {
+		if _, err := Eval(t.Context(), f.dir, f.o, noNotice(t)); err == nil || !strings.Contains(err.Error(), f.want) {
+			t.Errorf("%s %+v: %v, want %q", f.dir, f.o, err, f.want)
+		}
+	}
+}
+
+// TestEvalOfOtherTasks: a checkpoint of a program's own task is none of ours.
+func TestEvalOfOtherTasks(t *testing.T) {
+	dir := t.TempDir()
+	err := checkpoint.Save(t.Context(), dir, 3, func(w *checkpoint.Writer) error {
+		return w.WriteProgress(checkpoint.Progress{Step: 3, Task: "protein"})
+	}, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Eval(t.Context(), dir, EvalOptions{}, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
+		t.Errorf("a task of somebody's: %v", err)
+	}
+}

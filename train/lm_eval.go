@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"unicode/utf8"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/tokenizer"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+const (
+	textContext = 1024
+	textBatch   = 8
+	// smallText is read as a whole where all of it is asked for: it may be too
+	// small to be parted, which evaluating does not need.
+	smallText = 1 << 20
+)
+
+// evalLM computes how well a language model foretells a text.
+func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
+	m, tok, err := at.loadLM()
+	if err != nil {
+		return EvalResult{}, err
+	}
+	if err := o.fillLM(at, m); err != nil {
+		return EvalResult{}, err
+	}
+	texts, name, err := evalTexts(ctx, o)
+	if err != nil {
+		return EvalResult{}, err
+	}
+	var sum scored
+	for _, text := range texts {
+		if err := sum.add(ctx, m, tok, text, o); err != nil {
+			return EvalResult{}, err
+		}
+	}
+	if sum.tokens == 0 {
+		return EvalResult{}, fmt.Errorf("%s has less text than one sequence of %d tokens: give more, or a shorter --context", name, o.Context)
+	}
+	loss := sum.nats / float64(sum.tokens)
+	return EvalResult{
+		Model: fmt.Sprintf("%s, %d parameters, %d tokens at once", map[string]string{"gpt2": "GPT", "llama": "Llama"}[kindOf(m)], nn.NumParams(m), o.Context),
+		Data:  name, Samples: sum.tokens, Unit: "tokens",
+		Metrics: Metrics{
+			{Name: "loss", Value: loss, Unit: "nats a token"},
+			{Name: "perplexity", Value: math.Exp(loss)},
+			{Name: "bits_per_byte", Value: data.BitsPerByte(sum.nats, sum.bytes), Unit: "bits per byte"},
+		},
+	}, nil
+}
+
+// fillLM puts what the run says, or else what suits the model, where nothing was
+// given.
+func (o *EvalOptions) fillLM(at place, m models.CausalLM) error {
+	context := min(textContext, m.Context())
+	if at.checkpoint != nil && at.checkpoint.Has(checkpoint.ProgressFile) {
+		p, err := at.checkpoint.ReadProgress()
+		if err != nil {
+			return err
+		}
+		var run LMConfig
+		if err := json.Unmarshal(p.Recipe, &run); err != nil {
+			return fmt.Errorf("the recipe in %s: %w", at.path, err)
+		}
+		if run.Context > 0 {
+			context = min(run.Context, m.Context())
+		}
+		if o.Data == "" {
+			o.Data = run.Data // "" is the standard library's source still
+		}
+	} else if o.Data == "" {
+		return fmt.Errorf("%s does not say what it was trained on: name a text by --data", at.path)
+	}
+	if o.Context == 0 {
+		o.Context = context
+	}
+	if o.Context > m.Context() {
+		return fmt.Errorf("--context is %d, the model in %s takes %d tokens", o.Context, at.path, m.Context())
+	}
+	if o.Batch == 0 {
+		o.Batch = textBatch
+	}
+	return nil
+}
+
+// evalTexts opens what is evaluated on, and says what it is.
+func evalTexts(ctx context.Context, o EvalOptions) (texts []*data.Text, name string, err error) {
+	if info, err := os.Stat(o.Data); o.All && err == nil && info.Mode().IsRegular() && info.Size() <= smallText {
+		text, err := os.ReadFile(o.Data)
+		if err != nil {
+			return nil, "", err
+		}
+		if len(text) == 0 || !utf8.Valid(text) {
+			return nil, "", fmt.Errorf("%s is empty or no UTF-8 text", o.Data)
+		}
+		return []*data.Text{data.NewText(o.Data, text)}, o.Data + ", all of it", nil
+	}
+	corpus, err := data.OpenCorpus(ctx, o.Data)
+	if err != nil {
+		return nil, "", err
+	}
+	if o.All {
+		return []*data.Text{corpus.Train, corpus.Validation}, corpus.Name + ", all of it", nil
+	}
+	return []*data.Text{corpus.Validation}, corpus.Name + ", the part that training holds out", nil
+}
+
+// scored is what a model made of texts.
+type scored struct {
+	nats   float64
+	tokens int
+	bytes  int64
+}
+
+// add scores the sequences of a text that follow each other; what is left at its
+// end is less than one.
+func (s *scored) add(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, text *data.Text, o EvalOptions) error {
+	most := math.MaxInt / 2
+	if o.Tokens > 0 {
+		if most = o.Tokens - s.tokens; most < o.Context {
+			return nil
+		}
+	}
+	// A text has at most as many tokens as bytes, and some more of a tokenizer that
+	// puts a space before it.
+	windows, err := data.NewValidation(text, tok, o.Context, min(most, max(o.Context, int(text.Size())+o.Context)))
+	if short := (*data.SourceError)(nil); errors.As(err, &short) && short.Problem == data.TooSmall {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for batch := range windows.Batches(0, 1, o.Batch) {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		nats, err := score(ctx, m, batch)
+		if err != nil {
+			return err
+		}
+		s.nats += nats
+		s.tokens += batch.Rows * batch.Length
+	}
+	s.bytes += windows.Bytes()
+	return nil
+}
+
+// score returns the sum of the losses of a batch.
+func score(ctx context.Context, m nn.Module, batch data.TokenBatch, opts ...nn.CtxOption) (nats float64, err error) {
+	c := nn.Evaluation(ctx, opts...)
+	defer c.Close()
+	defer c.Recover(&err)
+	inputs, targets := tensorsOf(batch)
+	loss := tensor.CrossEntropy(c.Call(m, inputs), targets)
+	return loss.Item() * float64(batch.Rows*batch.Length), nil
+}
