@@ -3,12 +3,15 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 )
 
 var (
@@ -41,7 +44,9 @@ func checkLine(args []string, mention bool) error {
 	if err != nil {
 		return err
 	}
-	if err := cmd.ParseFlags(rest); err != nil {
+	if err := cmd.ParseFlags(rest); errors.Is(err, pflag.ErrHelp) {
+		return nil
+	} else if err != nil {
 		return err
 	}
 	if mention && cmd.HasParent() {

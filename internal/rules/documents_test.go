@@ -162,7 +162,7 @@ var (
 
 // elsewhere are the beginnings of paths that are not of this repository: a
 // platform, a module, the standard library, the output of a run.
-var elsewhere = []string{"linux/", "darwin/", "golang.org/", "github.com/", "testing/", "out/", "docs/"}
+var elsewhere = []string{"linux/", "darwin/", "golang.org/", "github.com/", "testing/", "out/"}
 
 // TestDocumentNames: what stands between backquotes and looks like a path or
 // an exported identifier exists.
