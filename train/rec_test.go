@@ -5,6 +5,7 @@ package train
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // smallRec is a run of a second.
@@ -326,4 +328,22 @@ func TestOpenRecommender(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
+}
+
+// FuzzRecommenderConfig: whatever config.json says makes a plan of a model or an
+// error, and nothing is allocated for it.
+func FuzzRecommenderConfig(f *testing.F) {
+	f.Add([]byte(`{"model_type":"dlrm","width":8,"bottom":[16],"top":[32],"schema":{"label":"y","numbers":["a"],"categories":["b"],"buckets":9},"scale":{"mean":[0],"width":[1]}}`))
+	f.Add([]byte(`{"model_type":"mf","width":65536,"schema":{"label":"y","categories":["a","b"],"buckets":2147483648}}`))
+	f.Add([]byte(`{"model_type":"dlrm","width":1048576,"bottom":[1048576],"top":[1048576],"schema":{"label":"y","categories":["b"],"buckets":2147483648}}`))
+	f.Add([]byte(`{"model_type":"dlrm","width":-1,"bottom":[0],"schema":{"label":"y","categories":["y"],"buckets":-9}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var c RecommenderConfig
+		if json.Unmarshal(text, &c) != nil {
+			return
+		}
+		if r, err := NewRecommender(&nn.Build{Device: tensor.Meta}, c); err == nil {
+			nn.StateDict(r.Model)
+		}
+	})
 }
