@@ -73,6 +73,7 @@ func init() {
 		"words":    roleWords,
 		"print":    rolePrint,
 		"greedy":   roleGreedy,
+		"phoenix":  rolePhoenix,
 		"panicker": func(string) int { panic("boom") },
 	}
 }

@@ -46,6 +46,22 @@ func roleReduce(arg string) int {
 	})))
 }
 
+// rolePhoenix reduces, says so, and kills rank 1, in the first two attempts.
+func rolePhoenix(string) int {
+	return ExitCode(Spawn(context.Background(), 0, dist.Main(func(ctx context.Context, g *dist.Group) error {
+		x := tensor.FromFloat32([]float32{1}, 1)
+		if err := g.AllReduce(ctx, x, dist.Sum); err != nil {
+			return err
+		}
+		attempt := os.Getenv("TORCHELASTIC_RESTART_COUNT")
+		say("attempt %s: %v", attempt, x.Item())
+		if attempt < "2" && g.Rank() == 1 {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		return g.Barrier(ctx)
+	})))
+}
+
 // TestRecorders: the launcher says where the ranks are, when it is asked while
 // one of them keeps the others waiting, and when the job has failed.
 func TestRecorders(t *testing.T) {
