@@ -55,9 +55,6 @@ type Settings struct {
 	Timing      Timing
 }
 
-// fixed reports whether the job runs with one number of nodes only.
-func (s *Settings) fixed() bool { return s.Min == s.Max }
-
 // Node is one agent and what it brings.
 type Node struct {
 	ID       string `json:"id"`   // of this life of this agent
