@@ -9,8 +9,9 @@ import (
 
 // Replace makes the checkpoint of a step as [Save] does, and then removes every
 // other one in dir, also those of higher steps: afterwards [Latest] finds this
-// one. One of the same step is replaced. It is for directories that hold one
-// checkpoint, such as the best of a run.
+// one. One of the same step is replaced, and is gone if the machine stops
+// between two renames then. It is for directories that hold one checkpoint, such
+// as the best of a run.
 func Replace(ctx context.Context, dir string, step int, write func(*Writer) error) error {
 	return (&save{dir: dir, step: step, keep: 1, alone: true}).run(ctx, write)
 }

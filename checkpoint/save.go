@@ -116,6 +116,9 @@ func (s *save) run(ctx context.Context, write func(*Writer) error) (err error) {
 		}
 	}
 	if err := s.disk.rename(temp, final); err != nil {
+		if old != "" {
+			s.disk.rename(old, final) // if that fails too, the first error says it
+		}
 		return s.fail("rename", temp, err)
 	}
 	s.committed = true

@@ -109,6 +109,9 @@ func (c *Console) line(s Step, now time.Time) {
 	if s.Skipped > 0 {
 		text += fmt.Sprintf("  %d skipped", s.Skipped)
 	}
+	if s.Replaced > 0 {
+		text += fmt.Sprintf("  %d %s replaced", s.Replaced, plural(s.Replaced, "sample"))
+	}
 	if done > warmUpSteps {
 		text += fmt.Sprintf("  %s left", left.Round(time.Second))
 	}
@@ -150,6 +153,9 @@ func (c *Console) Finish(f Finish) {
 			beside = fmt.Sprintf(" (%s)", c.beside)
 		}
 		c.println("validation  %v%s after %d steps, %s", f.Metrics, beside, f.Steps, c.now().Sub(c.begun).Round(time.Second))
+	}
+	if f.Best != nil {
+		c.println("best        %s: %v after step %d", f.Best.Path, f.Best.Metric, f.Best.Step)
 	}
 	c.println("checkpoint  %s", f.Checkpoint)
 	if f.Next != "" {

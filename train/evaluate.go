@@ -18,7 +18,12 @@ type standing struct {
 	Patient int     `json:"without_better"` // evaluations since one that was better by MinDelta
 	Mark    float64 `json:"mark"`           // that one's value
 	Marked  bool    `json:"marked"`
+	Metric  string  `json:"metric,omitempty"` // what Value is of, for people
+	Unit    string  `json:"unit,omitempty"`
 }
+
+// metric is the best value.
+func (s standing) metric() Metric { return Metric{Name: s.Metric, Value: s.Value, Unit: s.Unit} }
 
 // over reports whether there were more evaluations without a better one than a
 // run is to wait for.
@@ -37,7 +42,7 @@ func (s *standing) add(step int, m Metric, minDelta float64) (best bool) {
 		s.Patient, s.Mark, s.Marked = 0, m.Value, true
 	}
 	if isFinite(m.Value) && (s.Step == 0 || better(s.Value, 0)) {
-		s.Step, s.Value = step, m.Value
+		s.Step, s.Value, s.Metric, s.Unit = step, m.Value, m.Name, m.Unit
 		return true
 	}
 	return false
@@ -72,7 +77,7 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	}
 	if r.standing.over(r.o.Patience) && r.step < r.o.Steps {
 		r.report.Notice(fmt.Sprintf("step %d of %d is the last: %d evaluations were no better than that of step %d, %v",
-			r.step, r.o.Steps, r.standing.Patient, r.standing.Step, Metric{metrics[0].Name, r.standing.Value, metrics[0].Higher, metrics[0].Unit}))
+			r.step, r.o.Steps, r.standing.Patient, r.standing.Step, r.standing.metric()))
 	}
 	return nil
 }

@@ -51,15 +51,19 @@ func (j *JSONLines) object(members ...member) {
 func (j *JSONLines) Start(Start) {}
 
 // Step writes {"step", "loss", "tokens_per_s"}, where the last is called after
-// the task's unit, and "skipped", the number of steps that were left out, as
-// soon as there are any. The loss is null where it is not finite.
+// the task's unit, and, as soon as there are any, "skipped", the number of steps
+// that were left out, and "replaced", that of samples. The loss is null where it
+// is not finite.
 func (j *JSONLines) Step(s Step) {
-	members := append(make([]member, 0, 4), member{"step", s.Step}, member{"loss", s.Loss})
+	members := append(make([]member, 0, 5), member{"step", s.Step}, member{"loss", s.Loss})
 	if s.Unit != "" {
 		members = append(members, member{s.Unit + "_per_s", float64(s.Size) / s.Duration.Seconds()})
 	}
 	if s.Skipped > 0 {
 		members = append(members, member{"skipped", s.Skipped})
+	}
+	if s.Replaced > 0 {
+		members = append(members, member{"replaced", s.Replaced})
 	}
 	j.object(members...)
 }
@@ -77,11 +81,14 @@ func (j *JSONLines) Evaluation(e Evaluation) {
 func (j *JSONLines) Saved(s Saved) { j.object(member{"checkpoint", s.Path}, member{"step", s.Step}) }
 
 // Finish writes {"sample", "checkpoint", "step"}, where the first is called as
-// the task says.
+// the task says, and before these "best", "best_step", if that is not the last.
 func (j *JSONLines) Finish(f Finish) {
 	var members []member
 	if f.Key != "" {
 		members = append(members, member{f.Key, f.Text})
+	}
+	if f.Best != nil {
+		members = append(members, member{"best", f.Best.Path}, member{"best_step", f.Best.Step})
 	}
 	j.object(append(members, member{"checkpoint", f.Checkpoint}, member{"step", f.Steps})...)
 }

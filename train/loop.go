@@ -24,22 +24,26 @@ func (r *trainer[B]) train(ctx context.Context) error {
 	work := context.WithoutCancel(ctx)
 	for r.step < r.o.Steps && !r.standing.over(r.o.Patience) {
 		start := time.Now()
-		loss, err := r.gradients(work)
+		mine, err := r.gradients(work)
 		if err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
-		loss, size, stop, err := r.agree(work, loss, ctx.Err() != nil)
+		all, err := r.agree(work, mine, ctx.Err() != nil)
 		if err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
-		if err := r.update(loss); err != nil {
+		if err := r.update(all.loss); err != nil {
 			return err
 		}
 		r.step++
 		if err := r.proof.step(r.step, r.feed.State()); err != nil {
 			return r.errorf("step %d: %w", r.step, err)
 		}
-		r.report.Step(Step{Step: r.step, Loss: loss, Size: size, Unit: r.task.Unit, Duration: time.Since(start), Skipped: r.skipped})
+		r.replaced += all.replaced
+		r.report.Step(Step{
+			Step: r.step, Loss: all.loss, Size: all.size, Unit: r.task.Unit, Duration: time.Since(start),
+			Skipped: r.skipped, Replaced: r.replaced,
+		})
 
 		last := r.step == r.o.Steps
 		if due(r.step, r.o.EvalEvery) || last {
@@ -49,12 +53,12 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			r.tellWaiting()
 			last = last || r.standing.over(r.o.Patience)
 		}
-		if due(r.step, r.o.SaveEvery) || last || stop {
+		if due(r.step, r.o.SaveEvery) || last || all.stop {
 			if err := r.save(work); err != nil {
 				return err
 			}
 		}
-		if stop && !last {
+		if all.stop && !last {
 			return r.stopped(ctx, work)
 		}
 	}
@@ -78,37 +82,38 @@ func (r *trainer[B]) stopped(ctx, work context.Context) error {
 	return r.errorf("%w at step %d of %d (%w)", ErrStopped, r.step, r.o.Steps, cause)
 }
 
+// share is what one rank has done in a step, or all of them.
+type share struct {
+	loss     float64 // its mean over the ranks is that of all samples
+	size     int     // of the batches
+	replaced int     // samples that could not be made
+	stop     bool    // somebody wants to
+}
+
 // gradients does the passes of one step of this rank: forward and backward, of
-// which the last averages the gradients of all of them over the ranks. It
-// returns the loss of the rank's samples; its mean over the ranks is that of all
-// samples.
-func (r *trainer[B]) gradients(ctx context.Context) (loss float64, err error) {
+// which the last averages the gradients of all of them over the ranks.
+func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 	r.task.Optimizer.ZeroGrad()
-	r.size = 0
 	for i := range r.o.Accumulate {
-		pass := func() error {
-			l, err := r.pass(ctx, i)
-			loss += l
-			return err
-		}
+		pass := func() error { return r.pass(ctx, i, &mine) }
 		if last := i == r.o.Accumulate-1; last {
 			err = pass()
 		} else {
 			err = r.model.NoSync(pass)
 		}
 		if err != nil {
-			return 0, err
+			return mine, err
 		}
 	}
-	return loss, nil
+	return mine, nil
 }
 
-// pass runs forward and backward on the next batch and returns its share of the
-// step's loss.
-func (r *trainer[B]) pass(ctx context.Context, i int) (loss float64, err error) {
-	batch, share, err := r.next(ctx)
+// pass runs forward and backward on the next batch, and adds it to the rank's
+// share.
+func (r *trainer[B]) pass(ctx context.Context, i int, mine *share) (err error) {
+	batch, weight, err := r.next(ctx, mine)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	c := nn.Training(ctx, nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
 	defer c.Close()
@@ -116,25 +121,26 @@ func (r *trainer[B]) pass(ctx context.Context, i int) (loss float64, err error) 
 	for _, around := range r.task.Around {
 		c = c.With(around)
 	}
-	l := r.task.Loss(c, r.model, batch)
-	loss = l.Item() * share
-	if share != 1 {
-		l = l.MulScalar(share)
+	loss := r.task.Loss(c, r.model, batch)
+	mine.loss += loss.Item() * weight
+	if weight != 1 {
+		loss = loss.MulScalar(weight)
 	}
-	return loss, l.Backward(ctx)
+	return loss.Backward(ctx)
 }
 
-// next returns the next batch, and its share in the mean of the step: the passes
+// next returns the next batch, and its weight in the mean of the step: the passes
 // weigh the same, and in each of them the samples of all ranks do.
-func (r *trainer[B]) next(ctx context.Context) (batch B, share float64, err error) {
+func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight float64, err error) {
 	before := r.feed.State().Position
 	if batch, err = r.feed.Next(ctx); err != nil {
 		return batch, 0, err
 	}
-	weight, err := r.proof.add(r.feed.State().Position - before)
 	if r.task.Size != nil {
-		r.size += r.task.Size(batch)
+		mine.size += r.task.Size(batch)
 	}
+	weight, replaced, err := r.proof.add(r.feed.State().Position - before)
+	mine.replaced += replaced
 	return batch, weight / float64(r.o.Accumulate), err
 }
 
@@ -154,18 +160,21 @@ func (r *trainer[B]) update(loss float64) error {
 	return nil
 }
 
-// agree returns the mean loss and the size of the batches of all ranks, and
+// numVotes is how many numbers ranks agree on in a step.
+const numVotes = 4
+
+// agree returns what all ranks have done, of which the loss is the mean, and
 // whether any of them wants to stop.
-func (r *trainer[B]) agree(ctx context.Context, loss float64, stop bool) (mean float64, size int, anyStops bool, err error) {
+func (r *trainer[B]) agree(ctx context.Context, mine share, stop bool) (all share, err error) {
 	r.vote.WithFloat32s(func(v []float32) {
-		v[0], v[1], v[2] = float32(loss), float32(r.size), 0
+		v[0], v[1], v[2], v[3] = float32(mine.loss), float32(mine.size), float32(mine.replaced), 0
 		if stop {
-			v[2] = 1
+			v[3] = 1
 		}
 	})
 	if err := r.group.AllReduce(ctx, r.vote, dist.Sum); err != nil {
-		return 0, 0, false, err
+		return all, err
 	}
 	v := r.vote.Float32s()
-	return float64(v[0]) / float64(r.group.Size()), int(v[1]), v[2] > 0, nil
+	return share{float64(v[0]) / float64(r.group.Size()), int(v[1]), int(v[2]), v[3] > 0}, nil
 }

@@ -55,13 +55,13 @@ func (r *trainer[B]) openProof(ctx context.Context) error {
 
 // add notes the batch that the feed has delivered, one of those in which all
 // ranks together take total samples. It returns what the batch weighs in their
-// mean: 1 where all ranks have as many samples. The first batch tells how large
-// they are.
-func (p *proof) add(total int64) (weight float64, err error) {
+// mean, 1 where all ranks have as many samples, and how many of its samples stand
+// in the place of others. The first batch tells how large they are.
+func (p *proof) add(total int64) (weight float64, replaced int, err error) {
 	if p == nil {
-		return 1, nil
+		return 1, 0, nil
 	}
-	keys := p.feed.Keys()
+	keys, skipped := p.feed.Keys(), p.feed.Skipped()
 	mine := int64(len(keys)) * int64(p.start.World)
 	if !p.begun {
 		p.start.Batch = len(keys)
@@ -69,12 +69,12 @@ func (p *proof) add(total int64) (weight float64, err error) {
 			p.start.Total = int(total)
 		}
 		if err := p.log.Begin(p.start); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		p.begun = true
 	}
-	p.log.Add(keys, p.feed.Skipped())
-	return float64(mine) / float64(total), nil
+	p.log.Add(keys, skipped)
+	return float64(mine) / float64(total), len(skipped), nil
 }
 
 // step notes that a step is done.

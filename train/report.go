@@ -36,6 +36,7 @@ type Step struct {
 	Unit     string  // "tokens"; "" where nothing is counted
 	Duration time.Duration
 	Skipped  int // steps left out since the run was started or resumed, with this one
+	Replaced int // samples of all ranks that could not be made and were replaced since then
 }
 
 // Evaluation is the model's quality after a step.
@@ -55,8 +56,16 @@ type Finish struct {
 	Ending
 	Steps      int
 	Metrics    Metrics // of the last evaluation; nil if this process did none
+	Best       *Best   // nil if that is the last one, or none is kept
 	Checkpoint string
 	Out        string
+}
+
+// Best is the best evaluation of a run, and where the weights of that step are.
+type Best struct {
+	Step   int
+	Metric Metric
+	Path   string
 }
 
 // Discard is a reporter that reports nothing.

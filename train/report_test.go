@@ -93,6 +93,34 @@ func TestConsoleOnTerminal(t *testing.T) {
 	}
 }
 
+// TestConsoleOfAnyTask: what there is of a task that counts images and has
+// several metrics.
+func TestConsoleOfAnyTask(t *testing.T) {
+	var b bytes.Buffer
+	c := &clock{time.Unix(1000, 0)}
+	console := NewConsole(&b, false, "cohort")
+	console.now = c.now
+	console.Start(Start{About: About{Model: "a CNN", Data: "digits"}, DType: "float32", NumParams: 2_000_000, Ranks: 1, Threads: 2, Transport: "none", Steps: 20})
+	c.t = c.t.Add(time.Second)
+	console.Step(Step{Step: 1, Loss: 2, Size: 64, Unit: "images", Duration: time.Second, Replaced: 1})
+	console.Evaluation(Evaluation{Step: 1, Metrics: Metrics{{Name: "accuracy", Value: 0.975, Higher: true, Unit: "%"}, {Name: "top_5", Value: 1.0 / 3}}})
+	console.Finish(Finish{
+		Steps: 20, Checkpoint: "out/step-00000020",
+		Best: &Best{Step: 1, Metric: Metric{Name: "accuracy", Value: 0.975, Unit: "%"}, Path: "out/best"},
+	})
+	want := `model   a CNN: 2.00 M parameters
+data    digits
+ranks   1 of 2 threads, transport none
+step  1/20  loss 2.000  64 images/s  1 sample replaced
+step 1: validation accuracy 97.50 %, top 5 0.3333
+best        out/best: accuracy 97.50 % after step 1
+checkpoint  out/step-00000020
+`
+	if got := b.String(); got != want {
+		t.Errorf("printed\n%s\nwant\n%s", got, want)
+	}
+}
+
 func TestJSONLines(t *testing.T) {
 	var b, notices bytes.Buffer
 	c := &clock{}
@@ -119,6 +147,18 @@ func TestJSONLines(t *testing.T) {
 	NewJSONLines(&b, &notices).Step(Step{Step: 3, Loss: math.NaN(), Size: 10, Unit: "tokens", Duration: time.Second, Skipped: 2})
 	if want := `{"step":3,"loss":null,"tokens_per_s":10,"skipped":2}` + "\n"; b.String() != want {
 		t.Errorf("a step that was left out is %q, want %q", b.String(), want)
+	}
+	b.Reset()
+	j := NewJSONLines(&b, &notices)
+	j.Step(Step{Step: 3, Loss: 1, Duration: time.Second, Replaced: 4})
+	j.Evaluation(Evaluation{Step: 3, Metrics: Metrics{{Name: "accuracy", Value: 0.5}, {Name: "loss", Value: math.Inf(1)}}})
+	j.Finish(Finish{Steps: 9, Checkpoint: "c", Best: &Best{Step: 3, Path: "out/best"}})
+	want = []string{
+		`{"step":3,"loss":1,"replaced":4}`, `{"val_accuracy":0.5,"val_loss":null,"step":3}`,
+		`{"best":"out/best","best_step":3,"checkpoint":"c","step":9}`,
+	}
+	if got := strings.Split(strings.TrimSpace(b.String()), "\n"); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 	if notices.String() != "something odd\n" {
 		t.Errorf("notices %q", notices.String())

@@ -27,10 +27,10 @@ type trainer[B any] struct {
 	model  *parallel.DDP
 	feed   Feed[B]
 	proof  *proof
-	vote   *tensor.Tensor // loss, size and wish to stop; see agree
+	vote   *tensor.Tensor // what ranks agree on
 
 	step         int // steps done
-	size         int // of this rank's batches of the step under way
+	replaced     int // samples of all ranks, in this process's steps
 	skipped      int // steps of this process whose update was left out
 	skippedInRow int
 	metrics      Metrics // of the last evaluation
@@ -123,7 +123,7 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 			return err
 		}
 	}
-	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float32, 3)
+	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float32, numVotes)
 	r.model, err = parallel.NewDDP(ctx, r.task.Model, r.group, parallel.OnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
 	return err
 }
@@ -197,6 +197,9 @@ func (r *trainer[B]) finish(ctx context.Context) error {
 	}
 	if r.group.Rank() == 0 {
 		f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}
+		if s := r.standing; r.o.Best && s.Step > 0 && s.Step != r.step {
+			f.Best = &Best{Step: s.Step, Metric: s.metric(), Path: BestDir(r.o.Out)}
+		}
 		if r.task.Finish != nil {
 			var err error
 			if f.Ending, err = r.task.Finish(ctx); err != nil {

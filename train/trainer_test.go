@@ -45,8 +45,11 @@ type fitting struct {
 	seed  int64
 	set   func(rank int, task *Task[points], o *Options) // may be nil
 	get   func(rank int, key data.Key) error             // of the dataset; may be nil
-	log   *log
-	epoch int // samples
+	skip  bool                                           // replace samples that get refuses
+	epoch int                                            // samples
+
+	log    *log
+	onStep func(Step) // may be nil
 }
 
 // line is a model with dropout, so that the generator of a pass matters.
@@ -72,6 +75,10 @@ func (f *fitting) task(g *dist.Group) (Task[points], Options) {
 			return tensor.MSE(c.Call(model.(nn.Module), p.x), p.y)
 		},
 		Feed: func(ctx context.Context, from data.LoaderState) (Feed[points], error) {
+			onError := data.Fail
+			if f.skip {
+				onError = data.SkipSample
+			}
 			ds := data.FromFunc(n, func(_ context.Context, key data.Key) (point, error) {
 				if f.get != nil {
 					if err := f.get(g.Rank(), key); err != nil {
@@ -85,7 +92,7 @@ func (f *fitting) task(g *dist.Group) (Task[points], Options) {
 			if err != nil {
 				return nil, err
 			}
-			return data.NewLoader(ctx, ds, order, collatePoints, data.LoaderConfig{Workers: 1}, from)
+			return data.NewLoader(ctx, ds, order, collatePoints, data.LoaderConfig{Workers: 1, OnError: onError}, from)
 		},
 	}
 	o := Options{Out: f.out, Batch: f.batch, Steps: 12, SaveEvery: 5, EvalEvery: 3, Seed: f.seed, Keep: 100}
@@ -104,10 +111,23 @@ func (f *fitting) run(t *testing.T, numRanks int) (told []error, job error) {
 	told = make([]error, numRanks)
 	job = dist.Spawn(ctx, numRanks, func(ctx context.Context, g *dist.Group) error {
 		task, o := f.task(g)
-		told[g.Rank()] = Run(ctx, g, task, o, f.log)
+		told[g.Rank()] = Run(ctx, g, task, o, watch{f.log, f.onStep})
 		return told[g.Rank()]
 	})
 	return told, job
+}
+
+// watch is a log with somebody who is shown each step.
+type watch struct {
+	*log
+	onStep func(Step)
+}
+
+func (w watch) Step(s Step) {
+	w.log.Step(s)
+	if w.onStep != nil {
+		w.onStep(s)
+	}
 }
 
 func newFitting(t *testing.T) *fitting {
@@ -195,6 +215,9 @@ func TestBestAndLast(t *testing.T) {
 		}
 		if got := f.log.finish.Metrics.String(); got != "score 0.8, size 25" {
 			t.Errorf("the last evaluation is %s", got)
+		}
+		if b := f.log.finish.Best; b == nil || b.Step != 6 || b.Path != BestDir(f.out) || b.Metric.String() != "score 0.9" {
+			t.Errorf("the best is reported as %+v", b)
 		}
 		if got := string(fileOf(t, f.out, settingsFile)); got != "steps = 12\n" {
 			t.Errorf("config.toml is %q", got)
@@ -339,6 +362,32 @@ func TestResumeIsExact(t *testing.T) {
 	maps.DeleteFunc(rest, func(step int, _ float64) bool { return step <= 10 })
 	if !maps.Equal(whole.log.losses, rest) {
 		t.Errorf("losses %v after a resume, want %v", whole.log.losses, rest)
+	}
+}
+
+// TestReplacedSamples: samples that cannot be made are counted over all ranks,
+// and the logs still prove the order.
+func TestReplacedSamples(t *testing.T) {
+	f := newFitting(t)
+	f.skip = true
+	f.get = func(_ int, key data.Key) error {
+		if key.Index%10 == 3 {
+			return errors.New("torn")
+		}
+		return nil
+	}
+	counts := map[int]int{}
+	f.set = func(_ int, _ *Task[points], o *Options) { o.Steps, o.SaveEvery = 25, 0 }
+	f.onStep = func(s Step) { counts[s.Step] = s.Replaced }
+	if _, err := f.run(t, 3); err != nil {
+		t.Fatal(err)
+	}
+	if counts[25] != 60 || counts[1] > counts[2] { // 25 · 24 samples are 6 epochs of 100
+		t.Errorf("replaced: %v", counts)
+	}
+	report, err := data.CheckOrder(filepath.Join(f.out, orderDir), data.CheckOptions{Steps: 25})
+	if err != nil || report.Err() != nil || report.Replaced != 60 {
+		t.Errorf("%v, %v", err, report)
 	}
 }
 
