@@ -4,6 +4,8 @@ package data
 
 import (
 	"context"
+	"fmt"
+	"syscall"
 	"testing"
 
 	"github.com/cohort-ml/cohort/data/tokenizer"
@@ -171,6 +173,68 @@ func TestCorpusFigures(t *testing.T) {
 			if want := []float64{0.92, 0.99}[epoch]; got < want {
 				t.Errorf("%d epochs cover %.3f of the text, want %v", epoch+1, got, want)
 			}
+		}
+	}
+}
+
+// BenchmarkLoader is what a loader adds to a batch of 64 samples that cost
+// nothing, and how often a thread of the process went to sleep for it.
+//
+//	go test -run - -bench Loader -cpu 2 ./data
+func BenchmarkLoader(b *testing.B) {
+	ds := FromSlice(make([]int, 1<<16))
+	collate := func(s []int) (int, error) { return len(s), nil }
+	for _, workers := range []int{0, 1, 4} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			s, err := NewStream(StreamConfig{Len: ds.Len(), Batch: 64, World: 1})
+			if err != nil {
+				b.Fatal(err)
+			}
+			ctx := context.Background()
+			l, err := NewLoader(ctx, ds, s, collate, LoaderConfig{Workers: workers}, LoaderState{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer l.Close()
+			before := sleeps()
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := l.Next(ctx); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric(float64(sleeps()-before)/float64(b.N), "sleeps/op")
+		})
+	}
+}
+
+// sleeps counts how often threads have waited.
+func sleeps() int64 {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return int64(u.Nvcsw)
+}
+
+// BenchmarkOrderLogStep is a step of 64 samples.
+func BenchmarkOrderLogStep(b *testing.B) {
+	l, err := OpenOrderLog(b.TempDir(), 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	if err := l.Begin(OrderAttempt{Attempt: 1, World: 1, Batch: 64, From: LoaderState{Order: "none"}}); err != nil {
+		b.Fatal(err)
+	}
+	keys := make([]Key, 64)
+	step := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		step++
+		l.Add(keys, nil)
+		if err := l.Step(step, int64(64*step)); err != nil {
+			b.Fatal(err)
 		}
 	}
 }
