@@ -11,18 +11,24 @@
 //     pure function of (epoch, i). [Validation] is the fixed set of windows
 //     that an evaluation covers.
 //   - A [Sampler] says which samples are in a batch of this rank: [Stream],
-//     whose order does not depend on the number of ranks, and
-//     [DistributedSampler], equal to PyTorch's. Samplers are pure functions of
-//     a position, the number of samples that all ranks have taken since the
-//     start of training. That is why the state of a run is one number, why it
-//     resumes exactly in the middle of an epoch, and why nothing needs to be
-//     replayed.
-//   - [Loader] runs a sampler over a dataset in the background, a bounded
-//     number of batches ahead, and delivers them in order.
+//     whose order does not depend on the number of ranks, and PyTorch's
+//     [DistributedSampler], [RandomSampler] and [SequentialSampler]. Samplers are
+//     pure functions of a position, the number of samples that all ranks have
+//     taken since the start of training. That is why the state of a run is one
+//     number, why it resumes exactly in the middle of an epoch, and why nothing
+//     needs to be replayed.
+//   - [Loader] runs a sampler over a dataset: its workers make batches in the
+//     background, a bounded number ahead, and Next delivers them in order. What
+//     is delivered is a function of the order alone, not of the workers: a
+//     sample that cannot be made is an error, or replaced by a function of its
+//     key ([SkipSample]). [LoaderStats] says who waits for whom.
+//   - [OrderLog] writes down what a rank was trained on, step by step, and
+//     [CheckOrder] proves from the logs of all ranks, through crashes and on
+//     other numbers of ranks, that it was what the order says.
 //
 // Datasets and samplers are immutable after they are made and may be shared by
-// goroutines. A Loader belongs to one goroutine. Nothing here knows tensors: a
-// batch of tokens is []int64, and whoever trains wraps it.
+// goroutines. A Loader and an OrderLog belong to one goroutine. Nothing here
+// knows tensors: a batch of tokens is []int64, and whoever trains wraps it.
 package data
 
 import (

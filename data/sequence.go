@@ -52,7 +52,7 @@ func parseSequence(order string) (sequence, error) {
 		var c RandomConfig
 		var epoch int
 		fmt.Sscanf(order, "random len=%d replacement=%t num_samples=%d seed=%d epoch=%d", &c.Len, &c.Replacement, &c.NumSamples, &c.Seed, &epoch)
-		if epoch < 1 || epoch > c.NumSamples {
+		if epoch < 1 || epoch > c.NumSamples || c.NumSamples > maxSequence {
 			break
 		}
 		var of *RandomSampler

@@ -57,14 +57,19 @@ type Loading struct {
 	SlowerPercent float64 `json:"slower_percent"`
 	LowPercent    float64 `json:"slower_low_percent"`
 	HighPercent   float64 `json:"slower_high_percent"`
-	Pairs         int     `json:"pairs"`
-	Says          string  `json:"says"` // the loader's statistics
+	// CPUPercent is the same of the process's processor time, which depends less
+	// on what else the machine does.
+	CPUPercent     float64 `json:"cpu_percent"`
+	CPULowPercent  float64 `json:"cpu_low_percent"`
+	CPUHighPercent float64 `json:"cpu_high_percent"`
+	Pairs          int     `json:"pairs"`
+	Says           string  `json:"says"` // the loader's statistics
 }
 
 // writeText writes what is told to people.
 func (l *Loading) writeText(w io.Writer) {
-	fmt.Fprintf(w, "  %2d workers  in memory %s  slower by %.2f %% (95 %%: %.2f to %.2f, %d pairs)\n  %s",
-		l.Workers, span(l.MemoryMicros), l.SlowerPercent, l.LowPercent, l.HighPercent, l.Pairs, l.Says)
+	fmt.Fprintf(w, "  %2d workers  in memory %s  slower by %.2f %% (95 %%: %.2f to %.2f), more processor time %.2f %% (%.2f to %.2f), %d pairs\n  %s",
+		l.Workers, span(l.MemoryMicros), l.SlowerPercent, l.LowPercent, l.HighPercent, l.CPUPercent, l.CPULowPercent, l.CPUHighPercent, l.Pairs, l.Says)
 }
 
 // batches delivers what a step is given.
@@ -98,55 +103,59 @@ func Loader(ctx context.Context, o LoaderOptions) (Result, error) {
 	}
 	defer feed.close()
 	x, y := w.x, w.y
-	block := func(loads bool, numSteps int) (times, error) {
+	block := func(loads bool, numSteps int) (times, float64, error) {
 		const settle = 2
 		ts := make(times, 0, numSteps)
+		cpu := 0.0
 		for i := range settle + numSteps {
 			start := time.Now()
 			w.x, w.y = x, y
 			if loads {
 				if w.x, w.y, err = feed.next(ctx); err != nil {
-					return nil, err
+					return nil, 0, err
 				}
 			}
 			if _, err := w.run(ctx, w.model); err != nil {
-				return nil, err
+				return nil, 0, err
+			}
+			if i == settle-1 {
+				cpu = readUsage().cpuSeconds
 			}
 			if i >= settle {
 				ts = append(ts, time.Since(start))
 			}
 		}
-		return ts, nil
+		return ts, readUsage().cpuSeconds - cpu, nil
 	}
 	for _, loads := range []bool{true, false} {
-		if _, err := block(loads, 3); err != nil {
+		if _, _, err := block(loads, 3); err != nil {
 			return Result{}, err
 		}
 	}
 	var all [2]times
-	ratios := make([]float64, o.Pairs)
+	ratios, cpuRatios := make([]float64, o.Pairs), make([]float64, o.Pairs)
 	for pair := range ratios {
-		var means [2]float64
+		var means, cpus [2]float64
 		for turn := range 2 {
 			kind := (pair + turn) % 2
-			ts, err := block(kind == 1, o.Steps)
+			ts, cpu, err := block(kind == 1, o.Steps)
 			if err != nil {
 				return Result{}, err
 			}
 			all[kind] = append(all[kind], ts...)
-			means[kind] = ts.trimmedMean()
+			means[kind], cpus[kind] = ts.trimmedMean(), cpu
 		}
-		ratios[pair] = means[1]/means[0] - 1
+		ratios[pair], cpuRatios[pair] = means[1]/means[0]-1, cpus[1]/cpus[0]-1
 	}
-	low, high := medianInterval(ratios)
 	hundredths := func(v float64) float64 { return math.Round(1e4*v) / 100 }
+	l := &Loading{Workers: o.Workers, MemoryMicros: micros(all[0].median()), Pairs: o.Pairs, Says: feed.stats().String()}
+	low, high := medianInterval(ratios)
+	l.SlowerPercent, l.LowPercent, l.HighPercent = hundredths(medianOf(ratios)), hundredths(low), hundredths(high)
+	low, high = medianInterval(cpuRatios)
+	l.CPUPercent, l.CPULowPercent, l.CPUHighPercent = hundredths(medianOf(cpuRatios)), hundredths(low), hundredths(high)
 	return Result{
 		Bench: "loader", Case: o.Model, DType: o.DType, Threads: tensor.NumThreads(), Batch: w.batch,
-		MedianMicros: micros(all[1].median()),
-		Loading: &Loading{
-			Workers: o.Workers, MemoryMicros: micros(all[0].median()), Pairs: o.Pairs,
-			SlowerPercent: hundredths(medianOf(ratios)), LowPercent: hundredths(low), HighPercent: hundredths(high), Says: feed.stats().String(),
-		},
+		MedianMicros: micros(all[1].median()), Loading: l,
 	}, nil
 }
 
