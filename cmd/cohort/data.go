@@ -47,7 +47,8 @@ taken once an epoch; and that the newest checkpoint is where the logs say.
 
 It says which steps were done again after a crash. What is wrong (a step with
 other samples, a log that is missing, was changed or cut off) is named with
-file, line and rank, and makes the command fail.`,
+file, line and rank, and makes the command fail. Where machines have disks of
+their own, bring the logs of all ranks together in one directory first.`,
 		Example: `  cohort data check out/lm
   cohort data check --json out/lm`,
 		Args: func(cmd *cobra.Command, args []string) error {

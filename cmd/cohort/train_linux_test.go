@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"net"
 	"os"
@@ -148,6 +149,10 @@ func TestKilledRank(t *testing.T) {
 			maps.Copy(got, rest)
 			if !maps.Equal(got, want) {
 				t.Errorf("the losses are not those of a job that was not killed: %d and %d", len(got), len(want))
+			}
+			report, err := checkRun(t.Context(), out, io.Discard)
+			if err != nil || report.Err() != nil || report.Steps != 300 || len(report.Attempts) != 2 || !report.Ended {
+				t.Errorf("the order logs: %v\n%v", err, report)
 			}
 		})
 	}
