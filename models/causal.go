@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // CausalLM is a model that names the token after each token: a [GPT] or a
@@ -50,6 +51,17 @@ func (*Llama) IsBlock(module any) bool { _, ok := module.(*LlamaBlock); return o
 
 // LoRATargets are the projections to queries and values.
 func (*Llama) LoRATargets() []string { return []string{"q_proj", "v_proj"} }
+
+// WithLoRA returns the model that a LoRA of m computes, for what wants to know
+// more of a model than a LoRA does: how many tokens it takes.
+func WithLoRA(m CausalLM, l *nn.LoRA) CausalLM { return adapted{m, l} }
+
+type adapted struct {
+	CausalLM
+	lora *nn.LoRA
+}
+
+func (a adapted) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return a.lora.Forward(c, x) }
 
 // LoadCausalLM opens a folder of a causal language model: one that
 // save_pretrained wrote (see [LoadHuggingFace]), or one of an adapter, whose

@@ -388,14 +388,6 @@ func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 	return checkpoint.Path(dir, r.cfg.Steps), err
 }
 
-// adapted is a model with its LoRA, for what wants to know both.
-type adapted struct {
-	models.CausalLM
-	lora *nn.LoRA
-}
-
-func (a adapted) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return a.lora.Forward(c, x) }
-
 // newModel builds a model of the settings' sizes for a tokenizer.
 func (c LMConfig) newModel(b *nn.Build, tok *tokenizer.Tokenizer) models.CausalLM {
 	size := c.model()

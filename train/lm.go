@@ -44,7 +44,7 @@ type lmRun struct {
 // model is what is trained.
 func (r *lmRun) model() models.CausalLM {
 	if r.lora != nil {
-		return adapted{r.base, r.lora}
+		return models.WithLoRA(r.base, r.lora)
 	}
 	return r.base
 }
