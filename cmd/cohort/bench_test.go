@@ -47,6 +47,7 @@ func TestBench(t *testing.T) {
 		{"collectives --dtype int64 --ops broadcast,raw_socket --bytes 64 --memory shared --reps 2", 2, fields{"case": "broadcast", "dtype": "int64", "bytes": 64.}},
 		{"form --ranks 3", 1, fields{"bench": "form", "case": "processes", "ranks": 3., "transport": "shm"}},
 		{"form --ranks 50 --kind goroutines", 1, fields{"bench": "form", "case": "goroutines", "ranks": 50., "transport": "goroutines"}},
+		{"launch --ranks 3 --reps 2", 1, fields{"bench": "launch", "case": "cohort", "ranks": 3.}},
 		{"collectives --ops late --late-by 1ms", 2, fields{"case": "late_all_reduce", "bytes": 1048576., "memory": "shared"}},
 		{"store --clients 1,4 --time 10ms", 12, fields{"bench": "store", "case": "set", "clients": 1., "connections": 1., "bytes": 64.}},
 		{"security --bytes 64,100000 --reps 3", 14, fields{"bench": "security", "case": "connect", "transport": "bare"}},
@@ -137,5 +138,22 @@ func TestBadBenchCommandLines(t *testing.T) {
 	_, _, errs := cohort("bench", "gemm", "--shapes", "8", "--cpuprofile", filepath.Join(t.TempDir(), "no", "such"))
 	if !strings.Contains(errs, "--cpuprofile") {
 		t.Errorf("a profile that cannot be written gives %q", errs)
+	}
+}
+
+// TestLaunchIsQuick: two ranks are started, reduce and have ended in less than 0.3 s.
+// The least of several counts: the machine may have other work.
+func TestLaunchIsQuick(t *testing.T) {
+	var r struct {
+		Min    float64 `json:"min_us"`
+		Median float64 `json:"median_us"`
+	}
+	out := cohortProcess(t, "bench launch --reps 9 --json")
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	t.Logf("median %.0f ms, least %.0f ms", r.Median/1000, r.Min/1000)
+	if r.Min <= 0 || r.Min > 300_000 {
+		t.Errorf("least time %.0f ms", r.Min/1000)
 	}
 }
