@@ -136,7 +136,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	canceled := ctx.Done()
+	canceled, kill := ctx.Done(), a.attempt.Kill
 	var look *lookout
 	for !a.over {
 		timer.Stop()
@@ -163,6 +163,9 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 		case <-canceled:
 			canceled = nil
 			a.do(cancelled{})
+		case <-kill:
+			kill = nil
+			a.do(hurried{})
 		case <-timer.C:
 			a.do(ticked{})
 		case e, ok := <-a.attempt.News:
@@ -187,6 +190,9 @@ func (a *agent) do(e event) {
 	if e, ok := e.(exited); ok {
 		a.workers[e.local].ended = true
 		a.guard.watch(a.workers[e.local].proc.Pid, false)
+	}
+	if e, ok := e.(signalled); ok && a.attempt.OnSignal != nil {
+		a.attempt.OnSignal(e.sig)
 	}
 	known := len(a.machine.failures)
 	actions := a.machine.step(time.Now(), e)

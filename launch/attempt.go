@@ -35,6 +35,11 @@ type Attempt struct {
 	// OnFailure is called for each worker that ends badly, as soon as it has, by
 	// the goroutine of [Host.Run]: it must not wait. May be nil.
 	OnFailure func(Failure)
+	// OnSignal is called when this process gets a signal that it passes on, in
+	// the same way. May be nil.
+	OnSignal func(syscall.Signal)
+	// Kill, when it is closed, has the workers killed at once. May be nil.
+	Kill <-chan struct{}
 }
 
 func (a Attempt) withDefaults(cfg *Config) (Attempt, error) {

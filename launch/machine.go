@@ -60,6 +60,7 @@ type (
 	}
 	signalled   struct{ sig syscall.Signal } // the agent got a signal
 	cancelled   struct{}                     // the context that the job runs under is done
+	hurried     struct{}                     // nobody wants to wait for the workers any more
 	startFailed struct{ local int }          // this worker and those after it could not be started
 	strays      struct{ n int }              // the answer to a sweep
 	ticked      struct{}                     // the time of wake has come
@@ -69,6 +70,7 @@ type (
 func (exited) isEvent()      {}
 func (signalled) isEvent()   {}
 func (cancelled) isEvent()   {}
+func (hurried) isEvent()     {}
 func (startFailed) isEvent() {}
 func (strays) isEvent()      {}
 func (ticked) isEvent()      {}
@@ -154,6 +156,11 @@ func (m *machine) step(now time.Time, e event) []action {
 		m.canceled = true
 		if m.phase == running || m.phase == failing {
 			return m.stop(now, syscall.SIGTERM)
+		}
+	case hurried:
+		if m.phase < killing {
+			m.canceled = true
+			return m.kill(now)
 		}
 	case startFailed:
 		for i := e.local; i < len(m.live); i++ {

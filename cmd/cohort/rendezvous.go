@@ -3,20 +3,147 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
 
+	"github.com/cohort-ml/cohort/dist/store/etcd"
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/launch/rendezvous"
 )
 
 // several reports whether the job needs others than this machine.
 func (f *torchrunFlags) several() bool {
-	return f.maxNodes > 1 || f.backend != "static" && f.backend != "c10d"
+	return !f.standalone && (f.maxNodes > 1 || f.backend != "static" && f.backend != "c10d")
 }
 
+// localReadTimeout is how long a store may be out of reach that one of the nodes
+// serves: when that node has died, it does not come back.
+const localReadTimeout = 20 * time.Second
+
 // nodes makes what joins this machine with the others.
-func (f *runFlags) nodes(*launch.Config) (launch.Nodes, error) {
-	if f.maxNodes > 1 {
-		return nil, fmt.Errorf("%s: this version runs on one machine; start it with --nnodes 1 or without the flag", f.given("nnodes"))
+func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
+	if f.tokenFile == "" && !envvar.Token.IsSet() && !envvar.TokenFile.IsSet() {
+		return nil, fmt.Errorf("%s: the machines of a job prove to each other that they belong together by a token, and this one has none: run `cohort token --file token.txt` on one of them, copy the file to the others, and give all of them --token-file token.txt (or export COHORT_TOKEN=$(cohort token) and set the same everywhere)", f.given("nnodes"))
 	}
-	return nil, fmt.Errorf("%s: on one machine there are static and c10d; leave the flag out", f.given("rdzv-backend"))
+	if f.survivors {
+		return nil, fmt.Errorf("--survivors and %s contradict each other: on several machines the launcher makes a new round of those that are left; leave one out", f.given("nnodes"))
+	}
+	n := &rendezvous.Nodes{
+		Settings: rendezvous.Settings{Job: f.runID, Min: f.minNodes, Max: f.maxNodes, MaxRestarts: cfg.MaxRestarts, Timing: rendezvous.DefaultTiming()},
+		Rank:     -1, Addr: f.localAddr,
+	}
+	if f.runID == "" || len(f.runID) > 255 || strings.ContainsAny(f.runID, "/\x00\n") {
+		return nil, fmt.Errorf("%s: give a name of 1 to 255 bytes without slashes", f.given("rdzv-id"))
+	}
+	if f.localAddr != "" && net.ParseIP(f.localAddr) == nil {
+		return nil, fmt.Errorf("%s: give the IP address under which the others reach this machine", f.given("local-addr"))
+	}
+	conf := maps.Clone(f.rdzvConf)
+	if f.backend != "etcd" && f.backend != "etcd-v2" && f.backend != "file" {
+		n.Settings.Timing.Read = localReadTimeout
+		if f.backend == "static" { // all nodes have to come, in any order
+			n.Settings.Timing.Read = n.Settings.Timing.Join
+		}
+	}
+	if err := n.Settings.Timing.Configure(conf); err != nil {
+		return nil, fmt.Errorf("--rdzv-conf %w", err)
+	}
+	if err := f.joins(n, cfg, conf); err != nil {
+		return nil, err
+	}
+	if len(conf) > 0 {
+		key := slices.Sorted(maps.Keys(conf))[0]
+		return nil, fmt.Errorf("--rdzv-conf %s=%s: there are join_timeout, last_call_timeout, close_timeout, keep_alive_interval, keep_alive_max_attempt, heartbeat_timeout, read_timeout, timeout, and for c10d is_host and store_type", key, conf[key])
+	}
+	return n, nil
+}
+
+// joins says where the machines meet.
+func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[string]string) (err error) {
+	m := &n.Meeting
+	bad := func(err error) error { return fmt.Errorf("%s: %w", f.given("rdzv-endpoint"), err) }
+	kind := conf["store_type"]
+	if f.backend == "c10d" {
+		delete(conf, "store_type")
+		if kind != "" && kind != "tcp" && kind != "file" {
+			return fmt.Errorf("--rdzv-conf store_type=%s: there are tcp and file", kind)
+		}
+	}
+	switch {
+	case f.backend == "file", f.backend == "c10d" && kind == "file":
+		if f.endpoint == "" {
+			return fmt.Errorf("%s: give --rdzv-endpoint PATH, of a file on a file system that all machines share", f.given("rdzv-backend"))
+		}
+		m.File, err = filepath.Abs(f.endpoint)
+		return err
+	case f.backend == "etcd", f.backend == "etcd-v2":
+		if f.endpoint == "" {
+			return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of one or more members of the cluster, with commas between them", f.given("rdzv-backend"))
+		}
+		var endpoints []string
+		for one := range strings.SplitSeq(f.endpoint, ",") {
+			one = strings.TrimSpace(one)
+			secure := strings.HasPrefix(one, "https://")
+			at, err := rendezvous.Endpoint(strings.TrimPrefix(strings.TrimPrefix(one, "https://"), "http://"), 2379)
+			if err != nil {
+				return bad(err)
+			}
+			if m.Via == "" {
+				m.Via = at
+			}
+			if secure {
+				at = "https://" + at
+			}
+			endpoints = append(endpoints, at)
+		}
+		m.Open = func(ctx context.Context) (*rendezvous.Opened, error) {
+			s, end, err := etcd.Dial(ctx, endpoints, "cohort")
+			if err != nil {
+				return nil, err
+			}
+			return &rendezvous.Opened{Store: s, Close: end, Lasting: true}, nil
+		}
+		return nil
+	case f.backend == "c10d":
+		if f.endpoint == "" {
+			return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of the machine that is to serve the store in which all meet", f.given("rdzv-backend"))
+		}
+		if text, ok := conf["is_host"]; ok {
+			hosts, err := strconv.ParseBool(text)
+			if err != nil {
+				return fmt.Errorf("--rdzv-conf is_host=%s: give true or false", text)
+			}
+			m.Hosts = &hosts
+			delete(conf, "is_host")
+		}
+		if m.Addr, err = rendezvous.Endpoint(f.endpoint, rendezvous.C10dPort); err != nil {
+			return bad(err)
+		}
+		return nil
+	default: // static: node 0 serves the store
+		hosts := f.nodeRank == 0
+		m.Hosts, n.Rank = &hosts, f.nodeRank
+		port := rendezvous.StaticPort
+		if cfg.MasterPort != 0 {
+			port = cfg.MasterPort
+		}
+		at := f.endpoint
+		if at == "" {
+			at = f.masterAddr
+		} else if f.has("master-addr") || f.has("master-port") {
+			return fmt.Errorf("%s and %s contradict each other: leave one out", f.given("rdzv-endpoint"), strings.Join(f.anyOf("master-addr", "master-port"), " and "))
+		}
+		if m.Addr, err = rendezvous.Endpoint(at, port); err != nil {
+			return bad(err)
+		}
+		return nil
+	}
 }

@@ -224,6 +224,12 @@ func (d *decider) gather(now time.Time, n *State) (changed bool) {
 	if host != nil && n.host() == nil && len(n.Members) > 0 {
 		return shut(n, false, fmt.Sprintf("%s, which serves the store that the nodes meet in, has gone", host.Name()))
 	}
+	for i := range n.Members {
+		// Ranks of others fail because one of them is asked to end.
+		if c := d.card(n.Members[i].ID); c != nil && c.Status == Leaving && n.Ending != nil && !n.Ending.Lost {
+			changed, n.Ending.Lost = true, true
+		}
+	}
 	if e := n.Ending; e != nil && !e.Judged && d.answered(n, e) {
 		changed = true
 		if d.judge(n, e) {

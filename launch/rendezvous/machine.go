@@ -36,6 +36,7 @@ type Machine struct {
 	arrived  bool   // this life's arrival is in the list
 	admitted bool   // and the state has had it
 	running  bool   // ranks run
+	runs     int    // the round that they run in
 	stopping bool   // and have been told to stop
 	killed   bool
 	leaving  bool
@@ -96,6 +97,11 @@ type (
 		Status Status // Done or Failed; what else, where the ranks had been told to stop, does not matter
 		Text   string
 	}
+	// Failing says that a rank has failed, and the others are about to end.
+	Failing struct {
+		Round int
+		Text  string
+	}
 	// Leave asks the node to go.
 	Leave struct{ Text string }
 	// Ticked says that the time of Wake has come.
@@ -108,6 +114,7 @@ func (Looked) isEvent()  {}
 func (Swapped) isEvent() {}
 func (Arrived) isEvent() {}
 func (Ended) isEvent()   {}
+func (Failing) isEvent() {}
 func (Leave) isEvent()   {}
 func (Ticked) isEvent()  {}
 
@@ -235,9 +242,12 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 		}
 		if m.answered(now, e.OK) {
 			out = m.learn(now, e.State)
+			if e.State == nil && m.state != nil {
+				out = append(out, m.again("the store in which the nodes meet has lost what was in it")...)
+			}
 			if e.State == nil && m.arrived && m.state == nil && !m.swapping && !m.leaving {
 				out = append(out, m.propose(nil, &State{
-					Version: 1, Job: m.set.Job, Min: m.set.Min, Max: m.set.Max, MaxRestarts: m.set.MaxRestarts,
+					Version: 1, Born: m.me.ID, Job: m.set.Job, Min: m.set.Min, Max: m.set.Max, MaxRestarts: m.set.MaxRestarts,
 					Decider: m.me.ID, Phase: Gathering, Fresh: true,
 				}))
 			}
@@ -274,6 +284,10 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 		}
 	case Ended:
 		out = m.ended(e)
+	case Failing:
+		if m.running && !m.stopping && !m.leaving && e.Round == m.runs {
+			m.status, m.text, m.dirty = Failed, clip(e.Text), true
+		}
 	case Leave:
 		out = m.leave(now, e.Text)
 	}
@@ -293,8 +307,11 @@ func (m *Machine) answered(now time.Time, ok bool) bool {
 
 // learn takes in a state.
 func (m *Machine) learn(now time.Time, s *State) (out []Action) {
+	if s != nil && m.state != nil && s.Born != m.state.Born {
+		out = m.again("the store in which the nodes meet is another one")
+	}
 	if s == nil || m.state != nil && s.Version <= m.state.Version {
-		return nil
+		return out
 	}
 	if m.state == nil {
 		if err := s.mismatch(&m.set); err != nil {
@@ -319,7 +336,7 @@ func (m *Machine) learn(now time.Time, s *State) (out []Action) {
 	in := mine >= 0 || find(s.Waiting, m.me.ID) >= 0
 	switch {
 	case s.Phase == Closed:
-		out = m.halt(s.Text)
+		out = append(out, m.halt(s.Text)...)
 		if !m.running {
 			m.status = Left
 		}
@@ -329,11 +346,7 @@ func (m *Machine) learn(now time.Time, s *State) (out []Action) {
 		// The others know.
 	case m.admitted:
 		// The others have given this node up; its ranks are of no use to them.
-		out = m.kill("the other nodes have given this one up: " + m.ending())
-		m.admitted, m.arrived, m.carded = false, false, false
-		m.me.ID = m.newID()
-		m.decider = newDecider(&m.set)
-		return out
+		return append(out, m.anew("the other nodes have given this one up: "+m.ending())...)
 	}
 	if !in || s.Phase == Closed {
 		return out
@@ -342,7 +355,7 @@ func (m *Machine) learn(now time.Time, s *State) (out []Action) {
 	case m.leaving:
 	case s.Phase == Gathering:
 		if m.running {
-			out = m.halt(m.ending())
+			out = append(out, m.halt(m.ending())...)
 		} else if m.status != Ready {
 			m.status, m.text, m.me.Port = Ready, "", m.port()
 		}
@@ -351,7 +364,7 @@ func (m *Machine) learn(now time.Time, s *State) (out []Action) {
 		}
 	case s.Phase == Running && mine >= 0 && s.Round > m.round && !m.running:
 		m.running, m.stopping, m.killed = true, false, false
-		m.status, m.round, m.text = Busy, s.Round, ""
+		m.status, m.round, m.runs, m.text = Busy, s.Round, s.Round, ""
 		if m.proof.Add(m.set.Timing.Fence()).Before(now) { // news from long ago
 			m.running, m.status, m.text = false, Ready, "the node had been cut off from the store"
 			return out
@@ -359,6 +372,20 @@ func (m *Machine) learn(now time.Time, s *State) (out []Action) {
 		out = append(out, Start{s.place(mine)})
 	}
 	return out
+}
+
+// anew begins another life of this agent: its ranks are of no use any more.
+func (m *Machine) anew(why string) []Action {
+	m.admitted, m.arrived, m.carded = false, false, false
+	m.me.ID, m.decider, m.list = m.newID(), newDecider(&m.set), nil
+	return m.kill(why)
+}
+
+// again is anew with a store that knows nothing of the job.
+func (m *Machine) again(why string) []Action {
+	m.state, m.order, m.round, m.told = nil, -1, 0, 0
+	m.vacant, m.dirty = time.Time{}, true
+	return m.anew(why)
 }
 
 func (m *Machine) ending() string {
@@ -370,7 +397,7 @@ func (m *Machine) ending() string {
 
 // ended deals with the end of all ranks of this node.
 func (m *Machine) ended(e Ended) []Action {
-	if !m.running || e.Round != m.round {
+	if !m.running || e.Round != m.runs {
 		return nil
 	}
 	m.running, m.dirty = false, true

@@ -34,11 +34,12 @@ type Timing struct {
 	Beat     time.Duration // between two writes of a card
 	Misses   int           // beats without which a node is lost
 	Read     time.Duration // how long the store may be out of reach
+	Call     time.Duration // how long it may take to answer
 }
 
 // DefaultTiming absorbs a change within about four seconds.
 func DefaultTiming() Timing {
-	return Timing{Join: 10 * time.Minute, LastCall: time.Second, Close: 5 * time.Second, Beat: 500 * time.Millisecond, Misses: 5, Read: time.Minute}
+	return Timing{Join: 10 * time.Minute, LastCall: time.Second, Close: 5 * time.Second, Beat: 500 * time.Millisecond, Misses: 5, Read: time.Minute, Call: time.Second}
 }
 
 // Lost is how long a card stands still before its node is given up.
@@ -139,6 +140,7 @@ type Refusal struct {
 // another one, with the next version.
 type State struct {
 	Version     uint64    `json:"version"`
+	Born        string    `json:"born"` // the node that wrote the first version
 	Job         string    `json:"job"`
 	Min         int       `json:"min"`
 	Max         int       `json:"max"`
@@ -321,7 +323,7 @@ func decodeState(b []byte) (*State, error) {
 		return nil, fmt.Errorf("%w: phase %.20q", errWire, s.Phase)
 	case s.Phase == Running && len(s.Members) == 0:
 		return nil, fmt.Errorf("%w: it runs without nodes", errWire)
-	case s.Decider != "" && !isID(s.Decider) || len(s.Job) > maxText || len(s.Text) > maxText:
+	case s.Decider != "" && !isID(s.Decider) || !isID(s.Born) || len(s.Job) > maxText || len(s.Text) > maxText:
 		return nil, fmt.Errorf("%w: a name that is none", errWire)
 	case s.Ending != nil && len(s.Ending.Text) > maxText:
 		return nil, fmt.Errorf("%w: a text of %d bytes", errWire, len(s.Ending.Text))

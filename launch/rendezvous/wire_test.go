@@ -12,7 +12,7 @@ const someID = "0123456789abcdef"
 
 func someState() *State {
 	return &State{
-		Version: 3, Job: "job", Min: 1, Max: 2, Phase: Running, Round: 1, Decider: someID,
+		Version: 3, Born: someID, Job: "job", Min: 1, Max: 2, Phase: Running, Round: 1, Decider: someID,
 		Members: []Node{{ID: someID, Host: "h", Addr: "10.0.0.1", Port: 1, NumRanks: 2, Role: "default", Rank: -1}},
 	}
 }

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/launch"
+)
+
+// Ports of torchrun, where the endpoint names none.
+const (
+	StaticPort = 29500
+	C10dPort   = 29400
+)
+
+// Meeting is where the nodes of a job meet.
+type Meeting struct {
+	// Addr is host:port of a store that one of the nodes serves; File the path
+	// of a file that all nodes see; Open another store. One of them is set.
+	Addr string
+	File string
+	Open Opener
+	// Via is an address, host:port, on the way to which is the interface that
+	// other nodes reach this one by, where Addr is not set. May be empty.
+	Via string
+	// Hosts says whether this node serves the store at Addr; nil: if Addr is an
+	// address of this machine, and nobody serves it yet.
+	Hosts *bool
+}
+
+// met is a meeting that has begun.
+type met struct {
+	open  Opener
+	addr  string // of this node
+	hosts bool
+	close func()
+}
+
+// begin reaches the store, or serves it.
+func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*met, error) {
+	m := &met{addr: n.Addr, close: func() {}}
+	var err error
+	switch {
+	case mt.Addr != "":
+		err = mt.serve(ctx, m, h)
+	case mt.File != "":
+		m.open = openFile(mt.File)
+	default:
+		m.open = mt.Open
+	}
+	if err != nil {
+		return nil, err
+	}
+	if m.addr == "" {
+		via := mt.Addr
+		if via == "" {
+			via = mt.Via
+		}
+		if m.addr = "127.0.0.1"; via != "" {
+			if m.addr, err = chosen(ctx, via); err != nil {
+				m.close()
+				return nil, err
+			}
+		}
+	}
+	if err := m.greet(ctx, mt, n, h.Config().Stderr); err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// serve makes this node the one that serves the store, if it is.
+func (mt *Meeting) serve(ctx context.Context, m *met, h *launch.Host) error {
+	token := h.Token()
+	m.open = func(ctx context.Context) (*Opened, error) {
+		c, err := store.Dial(ctx, mt.Addr, token)
+		if err != nil {
+			return nil, err
+		}
+		return &Opened{Store: c, Close: func() { _ = c.Close() }}, nil
+	}
+	if mt.Hosts != nil && !*mt.Hosts || mt.Hosts == nil && transport.LeavesHost(ctx, mt.Addr) {
+		return nil
+	}
+	server, err := store.Listen(mt.Addr, token)
+	switch {
+	case err == nil:
+	case errors.Is(err, syscall.EADDRINUSE) && mt.Hosts == nil:
+		return nil // another agent of this machine, as far as is known
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("port in use: this node is to serve the store at %s, and another program listens there: give another port on all nodes (%w)", mt.Addr, err)
+	default:
+		return fmt.Errorf("this node is to serve the store at %s, and cannot: %w", mt.Addr, err)
+	}
+	m.hosts = true
+	m.open = func(context.Context) (*Opened, error) {
+		return &Opened{Store: server.Store(), Close: func() {}, Lasting: true}, nil
+	}
+	m.close = func() { _ = server.Close() }
+	return nil
+}
+
+func openFile(path string) Opener {
+	return func(context.Context) (*Opened, error) {
+		f, err := store.OpenFile(path)
+		if err != nil {
+			return nil, err
+		}
+		return &Opened{Store: f, Close: func() { _ = f.Close() }, Lasting: true}, nil
+	}
+}
+
+// greet waits until the store is there and makes sure that it is this job's.
+func (m *met) greet(ctx context.Context, mt *Meeting, n *Nodes, out io.Writer) error {
+	patience := n.Settings.Timing.Read
+	call, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nobody has answered for %v", patience))
+	defer cancel()
+	story := time.AfterFunc(storyAfter, func() {
+		fmt.Fprintf(out, "cohort: waiting for the store in which the nodes meet, at %s\n", mt.where())
+	})
+	defer story.Stop()
+	first, err := m.open(call)
+	if err == nil {
+		err = m.claim(call, first.Store, mt, n)
+	}
+	switch {
+	case err == nil:
+	case errors.Is(err, transport.ErrRejected):
+		return fmt.Errorf("wrong token: who serves the store at %s has another one: give all nodes the same COHORT_TOKEN or --token-file (%w)", mt.where(), err)
+	case call.Err() != nil && ctx.Err() == nil:
+		return fmt.Errorf("the store in which the nodes meet, at %s, is out of reach: is the endpoint right, and does the node run that serves it? (%w)", mt.where(), err)
+	default:
+		return err
+	}
+	again := m.open
+	m.open = func(ctx context.Context) (*Opened, error) {
+		if o := first; o != nil {
+			first = nil
+			return o, nil
+		}
+		return again(ctx)
+	}
+	return nil
+}
+
+// claim says whose store it is, where one job alone has it.
+func (m *met) claim(ctx context.Context, s store.Store, mt *Meeting, n *Nodes) error {
+	if mt.Addr == "" {
+		_, _, err := s.CompareAndSet(ctx, "rendezvous", absent, absent)
+		return err
+	}
+	b, _, err := s.CompareAndSet(ctx, "rendezvous", nil, []byte(n.Settings.Job))
+	if err == nil && string(b) != n.Settings.Job {
+		err = fmt.Errorf("the job at %s is %q, this node's is %q: give --rdzv-id %s to join it, or another endpoint", mt.Addr, b, n.Settings.Job, b)
+	}
+	return err
+}
+
+func (mt *Meeting) where() string {
+	switch {
+	case mt.Addr != "":
+		return mt.Addr
+	case mt.File != "":
+		return mt.File
+	default:
+		return "the endpoint " + mt.Via
+	}
+}
+
+// Endpoint adds a port to a host that has none. An empty host is this machine.
+func Endpoint(text string, port int) (string, error) {
+	host := text
+	if h, p, err := net.SplitHostPort(text); err == nil {
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil || n == 0 {
+			return "", fmt.Errorf("port %q: want 1 to 65535", p)
+		}
+		host, port = h, int(n)
+	}
+	host = strings.Trim(host, "[]")
+	if strings.ContainsAny(host, "/ ,") || strings.Count(host, ":") == 1 {
+		return "", fmt.Errorf("%q: want HOST:PORT", text)
+	}
+	if host == "" {
+		host = "localhost"
+	}
+	return net.JoinHostPort(host, strconv.Itoa(port)), nil
+}
+
+// Configure changes times by torchrun's --rdzv-conf. What it does not know it
+// leaves in the map.
+func (t *Timing) Configure(conf map[string]string) error {
+	for _, c := range []struct {
+		key string
+		to  *time.Duration
+	}{
+		{"join_timeout", &t.Join}, {"timeout", &t.Join}, {"last_call_timeout", &t.LastCall}, {"close_timeout", &t.Close},
+		{"keep_alive_interval", &t.Beat}, {"heartbeat_timeout", &t.Call}, {"read_timeout", &t.Read},
+	} {
+		text, ok := conf[c.key]
+		if !ok {
+			continue
+		}
+		seconds, err := strconv.ParseFloat(text, 64)
+		if err != nil || !(seconds >= 0.01) && c.key != "last_call_timeout" || !(seconds >= 0) || seconds > 1e6 {
+			return fmt.Errorf("%s=%s: give seconds, 0.01 or more", c.key, text)
+		}
+		*c.to = time.Duration(seconds * float64(time.Second))
+		delete(conf, c.key)
+	}
+	if text, ok := conf["keep_alive_max_attempt"]; ok {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 2 || n > 1000 {
+			return fmt.Errorf("keep_alive_max_attempt=%s: give 2 to 1000 beats that may be missed", text)
+		}
+		t.Misses = n
+		delete(conf, "keep_alive_max_attempt")
+	}
+	// An answer that comes later than a node is given up is of no use.
+	t.Call = min(t.Call, t.Lost()/2)
+	return nil
+}
