@@ -47,7 +47,11 @@ func NewConsole(w io.Writer, terminal bool, command string) *Console {
 // Start describes the run.
 func (c *Console) Start(s Start) {
 	c.steps, c.firstStep, c.begun = s.Steps, s.FirstStep, c.now()
-	fmt.Fprintf(c.w, "model   %s: %.2f M parameters\n", s.Model, float64(s.NumParams)/1e6)
+	size := fmt.Sprintf("%.2f M", float64(s.NumParams)/1e6)
+	if s.NumParams < 100_000 {
+		size = fmt.Sprint(s.NumParams)
+	}
+	fmt.Fprintf(c.w, "model   %s: %s parameters\n", s.Model, size)
 	fmt.Fprintf(c.w, "data    %s\n", s.Data)
 	fmt.Fprintf(c.w, "ranks   %d of %d %s, transport %s\n", s.Ranks, s.Threads, plural(s.Threads, "thread"), s.Transport)
 	if s.Interface != "" {

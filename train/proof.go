@@ -11,9 +11,6 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// orderDir is where in a run's directory the logs of the order of samples are.
-const orderDir = "order"
-
 // ordered is a [Feed] that says which samples it delivers: a *data.Loader.
 type ordered interface {
 	Keys() []data.Key
@@ -38,7 +35,7 @@ func (r *trainer[B]) openProof(ctx context.Context) error {
 	if !ok || from.Order == "" {
 		return nil
 	}
-	log, err := data.OpenOrderLog(filepath.Join(r.o.Out, orderDir), r.group.Rank())
+	log, err := data.OpenOrderLog(filepath.Join(r.o.Out, data.OrderDir), r.group.Rank())
 	if err != nil {
 		return r.errorf("%w", err)
 	}

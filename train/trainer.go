@@ -96,9 +96,9 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 	defer func() { r.proof.close() }()
 	r.report.Start(r.start(saved))
 	if r.step >= r.o.Steps {
-		r.report.Notice(fmt.Sprintf("%s is complete at step %d; --steps N with a larger N goes on, another --out starts afresh", r.o.Out, r.step))
+		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more steps (--steps) go on, another directory (--out) starts afresh", r.o.Out, r.step))
 	} else if r.standing.over(r.o.Patience) {
-		r.report.Notice(fmt.Sprintf("%s ended early at step %d of %d: %d evaluations were no better than that of step %d; --patience 0 goes on, another --out starts afresh",
+		r.report.Notice(fmt.Sprintf("%s ended early at step %d of %d: %d evaluations were no better than that of step %d; without patience (--patience 0) it goes on, another directory (--out) starts afresh",
 			r.o.Out, r.step, r.o.Steps, r.standing.Patient, r.standing.Step))
 	} else if err := r.train(ctx); err != nil {
 		return err

@@ -335,7 +335,7 @@ func TestProof(t *testing.T) {
 			}
 		}
 	}
-	report, err := data.CheckOrder(filepath.Join(f.out, orderDir), data.CheckOptions{Steps: 40})
+	report, err := data.CheckOrder(filepath.Join(f.out, data.OrderDir), data.CheckOptions{Steps: 40})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -385,7 +385,7 @@ func TestReplacedSamples(t *testing.T) {
 	if counts[25] != 60 || counts[1] > counts[2] { // 25 · 24 samples are 6 epochs of 100
 		t.Errorf("replaced: %v", counts)
 	}
-	report, err := data.CheckOrder(filepath.Join(f.out, orderDir), data.CheckOptions{Steps: 25})
+	report, err := data.CheckOrder(filepath.Join(f.out, data.OrderDir), data.CheckOptions{Steps: 25})
 	if err != nil || report.Err() != nil || report.Replaced != 60 {
 		t.Errorf("%v, %v", err, report)
 	}
@@ -416,7 +416,7 @@ func TestUnevenRanks(t *testing.T) {
 				t.Errorf("%+v, step %d: loss %v, alone %v", c, step, got, want)
 			}
 		}
-		if report, err := data.CheckOrder(filepath.Join(f.out, orderDir), data.CheckOptions{Steps: 20}); err != nil || report.Err() != nil {
+		if report, err := data.CheckOrder(filepath.Join(f.out, data.OrderDir), data.CheckOptions{Steps: 20}); err != nil || report.Err() != nil {
 			t.Errorf("%+v: %v, %v", c, err, report)
 		}
 	}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/train"
+)
+
+// asProgram makes the test's binary, and so its ranks, run the example.
+const asProgram = "COHORT_TEST_EXAMPLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// TestStartsItsRanks is `go run ./examples/trainer`, twice.
+func TestStartsItsRanks(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	out := filepath.Join(t.TempDir(), "run")
+	program := func() string {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, os.Args[0], "-out", out)
+		cmd.Env = append(os.Environ(), asProgram+"=1")
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v\n%s", err, stderr.String())
+		}
+		return stdout.String()
+	}
+	first := program()
+	for _, want := range []string{"4482 parameters", "points/s", "step 1000: validation accuracy ", "step 1000: saved " + out} {
+		if !strings.Contains(first, want) {
+			t.Errorf("no %q in\n%s", want, first)
+		}
+	}
+	if again := program(); !strings.Contains(again, out+" is complete at step 1000") {
+		t.Errorf("a second time it says\n%s", again)
+	}
+}
+
+// recorder remembers losses, and stops the run at a step.
+type recorder struct {
+	train.Reporter
+	losses   map[int]float64
+	accuracy float64
+	stopAt   int
+	stop     context.CancelFunc
+}
+
+func (r *recorder) Step(s train.Step) {
+	r.losses[s.Step] = s.Loss
+	if s.Step == r.stopAt {
+		r.stop()
+	}
+}
+
+func (r *recorder) Evaluation(e train.Evaluation) { r.accuracy = e.Metrics[0].Value }
+
+// TestStopsAndGoesOn: stopped on two ranks, and gone on with on three, it is the
+// run that two ranks do at a stretch, and its logs prove it.
+func TestStopsAndGoesOn(t *testing.T) {
+	spawn := func(size int, out string, r *recorder) error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		r.stop = cancel
+		return dist.Spawn(context.WithoutCancel(ctx), size, func(_ context.Context, group *dist.Group) error {
+			return run(ctx, group, out, r)
+		})
+	}
+	newRecorder := func(stopAt int) *recorder {
+		return &recorder{Reporter: train.Discard, losses: map[int]float64{}, stopAt: stopAt}
+	}
+	whole, parts := newRecorder(-1), newRecorder(333)
+	if err := spawn(2, filepath.Join(t.TempDir(), "whole"), whole); err != nil {
+		t.Fatal(err)
+	}
+	if whole.accuracy < 0.9 {
+		t.Errorf("the accuracy is %v", whole.accuracy)
+	}
+	out := filepath.Join(t.TempDir(), "parts")
+	if err := spawn(2, out, parts); !errors.Is(err, train.ErrStopped) {
+		t.Fatalf("stopped: %v", err)
+	}
+	at := len(parts.losses)
+	if err := spawn(3, out, parts); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []int{1, at, at + 1, at + 10} {
+		if got, want := parts.losses[step], whole.losses[step]; !(math.Abs(got-want) < 1e-3*want) {
+			t.Errorf("step %d: loss %v, in the other run %v", step, got, want)
+		}
+	}
+	report, err := data.CheckOrder(filepath.Join(out, data.OrderDir), data.CheckOptions{Steps: 1000})
+	if err != nil || report.Err() != nil || !report.Once || len(report.Attempts) != 2 {
+		t.Errorf("%v, %v", err, report)
+	}
+}
