@@ -74,6 +74,9 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 		return fail("Accumulate %d, EvalEvery %d, SaveEvery %d, Keep %d, Patience %d, MinDelta %v, Clip %v: none may be negative",
 			o.Accumulate, o.EvalEvery, o.SaveEvery, o.Keep, o.Patience, o.MinDelta, o.Clip)
 	}
+	if o.Patience > 0 && o.EvalEvery == 0 {
+		return fail("Patience %d counts evaluations, of which there is one at the end alone: set EvalEvery", o.Patience)
+	}
 	if _, ok := autocasts[o.DType]; !ok {
 		return fail("DType is %q, want float32 or bfloat16", o.DType)
 	}

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
+	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
@@ -78,7 +81,7 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 	}
 	defer r.feed.Close()
 	if r.group.Rank() == 0 {
-		release, err := checkpoint.Claim(r.o.Out)
+		release, err := claim(ctx, r.o.Out)
 		if err != nil {
 			return r.errorf("checkpoints cannot be saved in %s: %w", r.o.Out, err)
 		}
@@ -104,6 +107,30 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 		return err
 	}
 	return r.finish(ctx)
+}
+
+// A job that the launcher has started again may find the last of the ranks of
+// before still at work in its directory, such as one on a host that was cut off:
+// it waits for as long as that rank may take to notice.
+const (
+	claimPatience = 15 * time.Second
+	claimInterval = 100 * time.Millisecond
+)
+
+// claim makes the run's directory that of this process.
+func claim(ctx context.Context, out string) (release func(), err error) {
+	restarts, _ := envvar.RestartCount.IntOr(0, 0, math.MaxInt32)
+	for deadline := time.Now().Add(claimPatience); ; {
+		release, err = checkpoint.Claim(out)
+		if busy := (*checkpoint.BusyError)(nil); !errors.As(err, &busy) || restarts == 0 || time.Now().After(deadline) {
+			return release, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(claimInterval):
+		}
+	}
 }
 
 // errorf makes an error that says whose it is.
@@ -163,18 +190,32 @@ func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
 	o.Out, o.From, o.Config = "", nil, nil // may differ between machines
 	o.Recipe = nil
 	key := fmt.Sprint(r.feed.State(), o, string(r.o.Recipe), r.task.Samples, r.step)
-	mine := int64(crc32.ChecksumIEEE([]byte(key)))
-	all := tensor.New(tensor.CPU(), tensor.Int64, r.group.Size())
-	if err := r.group.AllGather(ctx, all, tensor.FromInt64([]int64{mine})); err != nil {
+	const numbers = 2
+	mine := tensor.FromInt64([]int64{int64(crc32.ChecksumIEEE([]byte(key))), int64(r.step)})
+	all := tensor.New(tensor.CPU(), tensor.Int64, numbers*r.group.Size())
+	if err := r.group.AllGather(ctx, all, mine); err != nil {
 		return r.errorf("compare the data of the ranks: %w", err)
 	}
-	digests := all.Int64s()
-	for rank, d := range digests {
-		if d != digests[0] {
-			return r.errorf("rank %d sees other data, flags or checkpoints than rank 0 (out %s): give all ranks the same", rank, r.o.Out)
+	v := all.Int64s()
+	for rank := range r.group.Size() {
+		digest, step := v[numbers*rank], v[numbers*rank+1]
+		if step != v[1] {
+			return r.errorf("rank %d found %s, rank 0 %s (out %s): the ranks of all hosts must see the same directory, on a file system that they share",
+				rank, checkpointOf(step), checkpointOf(v[1]), r.o.Out)
+		}
+		if digest != v[0] {
+			return r.errorf("rank %d sees other data or flags than rank 0 (out %s): give all ranks the same", rank, r.o.Out)
 		}
 	}
 	return nil
+}
+
+// checkpointOf says what a rank found that begins after a step.
+func checkpointOf(step int64) string {
+	if step == 0 {
+		return "no checkpoint"
+	}
+	return fmt.Sprintf("that of step %d", step)
 }
 
 // start describes the run.

@@ -20,6 +20,7 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
@@ -551,6 +552,8 @@ func TestBadOptions(t *testing.T) {
 		{func(o *Options) { o.Steps, o.Epochs = 0, 1 }, "Task.Samples and Batch must be at least 1"},
 		{func(o *Options) { o.Clip = math.NaN() }, "none may be negative"},
 		{func(o *Options) { o.Patience = -1 }, "none may be negative"},
+		{func(o *Options) { o.Patience = 1 }, "Patience 1 counts evaluations"},
+		{func(o *Options) { o.Patience, o.EvalEvery = 1, 1 }, ""},
 		{func(o *Options) { o.DType = "float16" }, `DType is "float16", want float32 or bfloat16`},
 		{func(o *Options) { o.NaN = "hide" }, `NaN is "hide", want stop or skip`},
 	} {
@@ -578,5 +581,25 @@ func TestAnotherTask(t *testing.T) {
 	f.set = func(_ int, task *Task[points], _ *Options) { task.Name = "other" }
 	if _, err := f.run(t, 1); err == nil || !strings.Contains(err.Error(), "is of a train fit; give another --out") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestClaim: a run whose directory is another's ends at once; one that was
+// started again waits for what is left of its former ranks.
+func TestClaim(t *testing.T) {
+	f := newFitting(t)
+	release, err := checkpoint.Claim(f.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var busy *checkpoint.BusyError
+	told, _ := f.run(t, 2)
+	if !errors.As(told[0], &busy) || told[1] == nil || !strings.Contains(told[1].Error(), "another run is under way in "+f.out) {
+		t.Errorf("told %v", told)
+	}
+	t.Setenv(string(envvar.RestartCount), "1")
+	time.AfterFunc(3*claimInterval, release)
+	if _, err := f.run(t, 2); err != nil {
+		t.Errorf("started again: %v", err)
 	}
 }
