@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"sync"
 	"time"
 )
@@ -25,6 +26,11 @@ type LoaderConfig struct {
 	// keep all workers busy.
 	Prefetch int
 
+	// Timeout is how long Next waits for a batch that workers make before it is a
+	// *[StallError]; 0 means 30 minutes, and less that it waits for ever. Without
+	// workers it has no effect: Get is called by Next, with the context of that.
+	Timeout time.Duration
+
 	// OnError is what becomes of a sample that cannot be made.
 	OnError OnError
 
@@ -35,6 +41,9 @@ type LoaderConfig struct {
 const (
 	maxWorkers  = 1 << 12
 	maxPrefetch = 1 << 16
+
+	defaultTimeout = 30 * time.Minute // as long as collectives wait for a rank
+	closeTimeout   = 5 * time.Second
 )
 
 // LoaderState is where a loader is, for a checkpoint. The zero value is the
@@ -53,6 +62,25 @@ type ResumeError struct {
 
 func (e *ResumeError) Error() string {
 	return fmt.Sprintf("data: cannot resume: the state was saved for the samples {%s}, these are {%s}; use the same data, seed and settings, or start anew", e.Saved, e.Now)
+}
+
+// StallError says that workers did not make a batch in time, and which samples
+// they were at: a disk or a server that does not answer.
+type StallError struct {
+	Position int64 // of the batch
+	After    time.Duration
+	Keys     []Key // samples that workers are making
+}
+
+func (e *StallError) Error() string {
+	at := "no worker is making a sample: collating takes that long"
+	if len(e.Keys) > 0 {
+		at = fmt.Sprintf("sample %d of epoch %d is in the making", e.Keys[0].Index, e.Keys[0].Epoch)
+		if n := len(e.Keys) - 1; n > 0 {
+			at += fmt.Sprintf(", and %d others are", n)
+		}
+	}
+	return fmt.Sprintf("data: the batch at position %d was not made within %v: %s", e.Position, e.After, at)
 }
 
 // Releaser is a sample or a batch that wants to know when it is no longer
@@ -95,6 +123,7 @@ type Loader[S, B any] struct {
 	held     bool // batch is to be released
 	tally    LoaderStats
 	returned time.Time // when Next last did
+	timer    *time.Timer
 	failed   error
 
 	// Shared with the workers, as are the slots but for what is said there.
@@ -238,8 +267,12 @@ func (l *Loader[S, B]) next(ctx context.Context) (B, error) {
 	default:
 		select {
 		case <-s.ready:
+			l.timer.Stop()
 		case <-ctx.Done():
 			return none, wait(context.Cause(ctx))
+		case <-l.patience():
+			l.failed = l.stalled()
+			return none, l.failed
 		case <-l.ctx.Done():
 			l.failed = wait(context.Cause(l.ctx))
 			return none, l.failed
@@ -270,6 +303,37 @@ func (l *Loader[S, B]) next(ctx context.Context) (B, error) {
 		l.wake.Signal()
 	}
 	return batch, nil
+}
+
+// patience returns the channel of the timer, set anew.
+func (l *Loader[S, B]) patience() <-chan time.Time {
+	d := l.c.Timeout
+	switch {
+	case d < 0:
+		d = math.MaxInt64
+	case d == 0:
+		d = defaultTimeout
+	}
+	if l.timer == nil {
+		l.timer = time.NewTimer(d)
+	} else {
+		l.timer.Reset(d)
+	}
+	return l.timer.C
+}
+
+// stalled says what the workers are at.
+func (l *Loader[S, B]) stalled() error {
+	e := &StallError{Position: l.state.Position, After: l.c.Timeout}
+	if e.After == 0 {
+		e.After = defaultTimeout
+	}
+	for i := range l.meters {
+		if key, at := l.meters[i].at(); at {
+			e.Keys = append(e.Keys, key)
+		}
+	}
+	return e
 }
 
 // All yields batches until there is an error, which comes last.
@@ -311,17 +375,30 @@ func (l *Loader[S, B]) Stats() LoaderStats {
 	return s
 }
 
-// Close ends the loader's goroutines and waits for them. Batches made ahead
+// Close ends the loader's goroutines and waits for them, five seconds at most: a
+// Get that does not end with its context is left to itself. Batches made ahead
 // are thrown away; the state stays. It may be called more than once.
 func (l *Loader[S, B]) Close() {
 	if l.failed == nil {
 		l.failed = ErrClosed
 	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
 	l.cancel()
 	if l.stop() {
 		l.end()
 	}
-	l.wg.Wait()
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		l.wg.Wait()
+	}()
+	select {
+	case <-gone:
+	case <-time.After(closeTimeout):
+		return
+	}
 	if l.held {
 		any(l.batch).(Releaser).Release()
 		l.batch, l.held = *new(B), false

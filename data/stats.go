@@ -83,7 +83,23 @@ func (s LoaderStats) String() string {
 // meter counts what a worker does. It has cache lines of its own.
 type meter struct {
 	read, made, collated atomic.Int64 // nanoseconds; made includes read
-	_                    [104]byte
+	epoch, index         atomic.Int64 // of the sample in the making; index is one more, and 0 for none
+	_                    [88]byte
+}
+
+// making notes the sample that is in the making.
+func (m *meter) making(k Key) {
+	m.epoch.Store(int64(k.Epoch))
+	m.index.Store(int64(k.Index) + 1)
+}
+
+// rests notes that there is none.
+func (m *meter) rests() { m.index.Store(0) }
+
+// at returns the sample in the making.
+func (m *meter) at() (k Key, making bool) {
+	i := m.index.Load()
+	return Key{int(m.epoch.Load()), int(i) - 1}, i > 0
 }
 
 func (m *meter) addTo(s *LoaderStats) {

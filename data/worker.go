@@ -144,6 +144,7 @@ func (l *Loader[S, B]) fill(ctx context.Context, m *meter, s *slot[S, B], from, 
 	func() {
 		defer keepPanic(&panicked)
 		for row := from; row < to; row++ {
+			m.making(s.keys[row])
 			sample, skip, err := l.get(ctx, s.keys[row])
 			s.samples[row] = sample
 			if l.releaseS {
@@ -162,6 +163,7 @@ func (l *Loader[S, B]) fill(ctx context.Context, m *meter, s *slot[S, B], from, 
 			l.mu.Unlock()
 		}
 	}()
+	m.rests()
 	m.made.Add(int64(time.Since(began)))
 	if panicked != nil {
 		l.mu.Lock()

@@ -323,3 +323,67 @@ func TestLoaderAllocates(t *testing.T) {
 		l.Close()
 	}
 }
+
+// A sample that never comes is named, however long the others wait for it.
+func TestLoaderStalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const stuck = 5
+		ds := FromFunc(64, func(ctx context.Context, k Key) (int, error) {
+			if k.Index == stuck {
+				<-ctx.Done()
+			}
+			return 0, ctx.Err()
+		})
+		for _, timeout := range []time.Duration{0, time.Minute, -1} {
+			s, err := NewStream(StreamConfig{Len: 64, Batch: 4, World: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := NewLoader(t.Context(), ds, s, keep, LoaderConfig{Workers: 3, Timeout: timeout}, LoaderState{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.Next(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+			began := time.Now()
+			_, err = l.Next(ctx)
+			cancel()
+			took := time.Since(began)
+			var stall *StallError
+			switch want := max(timeout, 0); {
+			case timeout < 0:
+				if !errors.Is(err, context.DeadlineExceeded) || took != time.Hour {
+					t.Errorf("after %v: %v", took, err)
+				}
+			case !errors.As(err, &stall) || stall.Position != 4 || !slices.Equal(stall.Keys, []Key{{0, stuck}}):
+				t.Errorf("after %v: %v", took, err)
+			case want == 0 && took != defaultTimeout || want > 0 && took != want:
+				t.Errorf("%v: after %v", timeout, took)
+			case !strings.HasPrefix(err.Error(), fmt.Sprintf("data: the batch at position 4 was not made within %v: sample 5 of epoch 0 is in the making", took)):
+				t.Error(err)
+			}
+			l.Close()
+		}
+	})
+}
+
+// Close does not wait for ever for a Get that does not hear its context.
+func TestLoaderCloseLeavesWhoDoesNotHear(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		never := make(chan struct{})
+		ds := FromFunc(64, func(context.Context, Key) (int, error) { <-never; return 0, nil })
+		l, err := NewLoader(t.Context(), ds, stream(t, 64, 4, 0, 1), keep, LoaderConfig{Workers: 3}, LoaderState{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		began := time.Now()
+		l.Close()
+		if took := time.Since(began); took != closeTimeout {
+			t.Errorf("Close took %v", took)
+		}
+		close(never)
+	})
+}
