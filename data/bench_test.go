@@ -238,3 +238,43 @@ func BenchmarkOrderLogStep(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkCheckOrder is the check of a run of 8 ranks, 20,000 steps of 256
+// samples and 80 epochs.
+func BenchmarkCheckOrder(b *testing.B) {
+	dir := b.TempDir()
+	const world, batch, steps, n = 8, 32, 20000, 64000
+	for rank := range world {
+		l, err := OpenOrderLog(dir, rank)
+		if err != nil {
+			b.Fatal(err)
+		}
+		s, err := NewStream(StreamConfig{Len: n, Batch: batch, Rank: rank, World: world, Shuffle: true})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := l.Begin(OrderAttempt{Attempt: 1, World: world, Batch: batch, From: LoaderState{Order: s.Order()}}); err != nil {
+			b.Fatal(err)
+		}
+		var keys []Key
+		pos := int64(0)
+		for step := range steps {
+			keys, pos = s.Batch(keys[:0], pos)
+			l.Add(keys, nil)
+			if err := l.Step(step+1, pos); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := l.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		r, err := CheckOrder(dir, CheckOptions{Steps: steps})
+		if err != nil || r.Err() != nil {
+			b.Fatal(err, r.Err())
+		}
+	}
+	b.ReportMetric(float64(b.N)*world*steps/b.Elapsed().Seconds(), "lines/s")
+	b.ReportMetric(float64(b.N)*world*batch*steps/b.Elapsed().Seconds(), "samples/s")
+}

@@ -91,7 +91,11 @@ func (r *OrderReport) String() string {
 	}
 	fmt.Fprintf(&b, "\n  the order is {%s}\n", r.Order)
 	for _, a := range r.Attempts {
-		fmt.Fprintf(&b, "  attempt %d: %v on %d ranks with batches of %d\n", a.Attempt, a.StepRange, a.World, a.Batch)
+		ranks := "ranks"
+		if a.World == 1 {
+			ranks = "rank"
+		}
+		fmt.Fprintf(&b, "  attempt %d: %v on %d %s with batches of %d\n", a.Attempt, a.StepRange, a.World, ranks, a.Batch)
 	}
 	for _, s := range r.Redone {
 		fmt.Fprintf(&b, "  %v of attempt %d: done again by the next, the first time does not count\n", s, s.Attempt)
