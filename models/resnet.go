@@ -15,6 +15,10 @@ type ResNetConfig struct {
 	Blocks     [4]int // in each of the four stages
 	Bottleneck bool   // three convolutions a block instead of two
 	Classes    int    // 0 is ImageNet's 1000
+	// SmallImages begins with a convolution of 3·3 that keeps the size, and without
+	// pooling, as is done for images of some 32·32 (§4.2). The stem of 7·7 makes a
+	// quarter of each side.
+	SmallImages bool
 	// ZeroInitResidual starts each block as the identity: the last gamma of its
 	// branch is 0 (Goyal et al. 2017, §5.1).
 	ZeroInitResidual bool
@@ -47,7 +51,7 @@ func (r ResNetConfig) Validate() error {
 type ResNet struct {
 	Conv1                          *nn.Conv2d
 	BN1                            *nn.BatchNorm2d
-	MaxPool                        *nn.MaxPool2d `name:"maxpool"`
+	MaxPool                        *nn.MaxPool2d `name:"maxpool"` // nil for small images
 	Layer1, Layer2, Layer3, Layer4 *nn.Sequential
 	AvgPool                        *nn.AdaptiveAvgPool2d `name:"avgpool"`
 	FC                             *nn.Linear
@@ -69,6 +73,9 @@ func NewResNet(b *nn.Build, r ResNetConfig) *ResNet {
 		MaxPool: &nn.MaxPool2d{Kernel: nn.Square(3), Stride: nn.Square(2), Padding: nn.Square(1)},
 		AvgPool: &nn.AdaptiveAvgPool2d{Size: nn.Square(1)},
 	}
+	if r.SmallImages {
+		m.Conv1, m.MaxPool = newConv(b, 3, 64, 3, 1), nil
+	}
 	width := 64
 	for i, stage := range []**nn.Sequential{&m.Layer1, &m.Layer2, &m.Layer3, &m.Layer4} {
 		inner, stride := 64<<i, 1
@@ -89,7 +96,9 @@ func NewResNet(b *nn.Build, r ResNetConfig) *ResNet {
 // Forward turns images [batch, 3, height, width] into logits [batch, classes].
 func (m *ResNet) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	x = m.BN1.ReLU(c, c.Call(m.Conv1, x))
-	x = c.Call(m.MaxPool, x)
+	if m.MaxPool != nil {
+		x = c.Call(m.MaxPool, x)
+	}
 	for _, stage := range []*nn.Sequential{m.Layer1, m.Layer2, m.Layer3, m.Layer4} {
 		x = c.Call(stage, x)
 	}

@@ -27,7 +27,7 @@ func newTrainCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(newTrainLMCommand(), newTrainRecCommand())
+	cmd.AddCommand(newTrainLMCommand(), newTrainRecCommand(), newTrainVisionCommand())
 	return cmd
 }
 

@@ -108,7 +108,7 @@ func (c cifar) openFiles(dir string, files, classes []string) (set *Set, err err
 	}()
 	size := int64(c.labels + cifarPixels)
 	var parts []*records
-	set = &Set{name: c.name + " in " + dir, classes: classes, hash: crc32.ChecksumIEEE([]byte(c.name)), close: closeAll}
+	set = &Set{name: c.name + " in " + dir, classes: classes, hash: crc32.ChecksumIEEE([]byte(c.name)), close: closeAll, shape: [3]int{cifarSide, cifarSide, 3}}
 	starts := []int{0} // of the images of each part
 	for _, name := range files {
 		path := filepath.Join(dir, name)

@@ -50,7 +50,7 @@ func Digits() (train, test *Set, err error) {
 		b[i] = byte((int(v)*255 + 8) / 16)
 	}
 	r := &records{path: name, r: bytes.NewReader(b), stride: int64(h * w), width: w, height: h, channels: 1}
-	all := &Set{name: name, classes: numbered(10), labels: make([]uint16, n), hash: crc32.ChecksumIEEE(b), read: r.image}
+	all := &Set{name: name, classes: numbered(10), labels: make([]uint16, n), hash: crc32.ChecksumIEEE(b), read: r.image, shape: [3]int{h, w, 1}}
 	for i, v := range l {
 		all.labels[i] = uint16(v)
 	}

@@ -170,7 +170,7 @@ func newIDX(images string, pixels *idxFile, labels string) (*Set, error) {
 	r := &records{path: images, r: pixels, offset: pixels.size, stride: int64(h * w), width: w, height: h, channels: 1}
 	set := &Set{
 		name: images, classes: numbered(int(slices.Max(b)) + 1), labels: make([]uint16, len(b)),
-		hash: crc32.ChecksumIEEE(fmt.Appendf(nil, "idx %v", pixels.dims)), read: r.image, close: pixels.close,
+		hash: crc32.ChecksumIEEE(fmt.Appendf(nil, "idx %v", pixels.dims)), read: r.image, close: pixels.close, shape: [3]int{h, w, 1},
 	}
 	for i, l := range b {
 		set.labels[i] = uint16(l)

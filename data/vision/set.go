@@ -20,6 +20,7 @@ type Set struct {
 	read    func(ctx context.Context, i int) (Image, error)
 	open    func(ctx context.Context, i int, f *file) error // where images are files of their own, else nil
 	close   func() error
+	shape   [3]int // height, width and channels of every image; zeros where they differ
 }
 
 // Len implements [data.Dataset].
@@ -45,6 +46,12 @@ func (s *Set) Classes() []string { return s.classes }
 // Label returns the class of an image without reading it.
 func (s *Set) Label(i int) int { return int(s.labels[i]) }
 
+// Shape returns the size that all images have; ok is false where each has its
+// own, as in a folder.
+func (s *Set) Shape() (height, width, channels int, ok bool) {
+	return s.shape[0], s.shape[1], s.shape[2], s.shape[0] > 0
+}
+
 // Fingerprint tells one data set from another: a run is resumed only on the
 // one that it began with. It is made of names, labels and sizes; pixels are not
 // read.
@@ -67,7 +74,7 @@ func (s *Set) Close() error {
 // Subset is the set of some of the images. It reads the files of s, which must
 // stay open.
 func (s *Set) Subset(name string, indices []int) *Set {
-	sub := &Set{name: name, classes: s.classes, labels: make([]uint16, len(indices)), hash: s.hash}
+	sub := &Set{name: name, classes: s.classes, labels: make([]uint16, len(indices)), hash: s.hash, shape: s.shape}
 	for i, j := range indices {
 		sub.labels[i] = s.labels[j]
 		sub.hash = crc32.Update(sub.hash, crc32.IEEETable, []byte{byte(j), byte(j >> 8), byte(j >> 16), byte(j >> 24)})

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/vision"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// The kinds of models of [Vision].
+const (
+	visionMLP      = "mlp"
+	visionCNN      = "cnn"
+	visionResNet18 = "resnet18"
+	visionResNet50 = "resnet50"
+)
+
+var visionModels = []string{visionMLP, visionCNN, visionResNet18, visionResNet50}
+
+const (
+	maxSide      = 4096    // pixels of a side
+	maxClasses   = 1 << 16 // as data/vision
+	smallImages  = 96      // pixels of a side up to which a ResNet keeps them in its stem
+	maxConfusion = 256     // classes up to which mistakes are counted by class
+)
+
+// ClassifierConfig is what is to know of a trained classifier of images besides
+// its weights: config.json of its checkpoints.
+type ClassifierConfig struct {
+	ModelType string    `json:"model_type"` // mlp, cnn, resnet18 or resnet50
+	Size      int       `json:"size"`       // pixels of a side
+	Channels  int       `json:"channels"`   // 1 or 3
+	Widths    []int     `json:"widths,omitempty"`
+	Classes   []string  `json:"classes"` // names
+	Mean      []float64 `json:"mean"`    // of the channels, which are 0 to 1
+	Std       []float64 `json:"std"`
+}
+
+// Classifier tells the classes of images.
+type Classifier struct {
+	Config ClassifierConfig
+	Model  nn.Module
+}
+
+// NewClassifier returns a classifier. What makes none is an error, for sizes
+// come from files.
+func NewClassifier(b *nn.Build, c ClassifierConfig) (*Classifier, error) {
+	switch {
+	case c.Size < 1 || c.Size > maxSide:
+		return nil, fmt.Errorf("a classifier of images of %d·%d pixels: want 1 to %d a side", c.Size, c.Size, maxSide)
+	case c.Channels != 1 && c.Channels != 3:
+		return nil, fmt.Errorf("a classifier of images of %d channels: want 1 or 3", c.Channels)
+	case len(c.Classes) < 2 || len(c.Classes) > maxClasses:
+		return nil, fmt.Errorf("a classifier of %d classes: want 2 to %d", len(c.Classes), maxClasses)
+	}
+	for _, w := range c.Widths {
+		if w < 1 || w > 1<<16 {
+			return nil, fmt.Errorf("a classifier with a layer of width %d: want 1 to %d", w, 1<<16)
+		}
+	}
+	resnet := func(r models.ResNetConfig) (*Classifier, error) {
+		if c.Channels != 3 {
+			return nil, fmt.Errorf("a %s of images of %d channels: want 3", c.ModelType, c.Channels)
+		}
+		r.Classes, r.SmallImages, r.ZeroInitResidual = len(c.Classes), c.Size <= smallImages, true
+		return &Classifier{c, models.NewResNet(b, r)}, nil
+	}
+	switch c.ModelType {
+	case visionMLP:
+		layers := append([]int{c.Channels * c.Size * c.Size}, c.Widths...)
+		return &Classifier{c, models.NewMLP(b, append(layers, len(c.Classes))...)}, nil
+	case visionCNN:
+		g := models.CNNConfig{Channels: c.Channels, Widths: c.Widths, Classes: len(c.Classes)}
+		if err := g.Validate(); err != nil {
+			return nil, err
+		}
+		if c.Size < g.MinSide() {
+			return nil, fmt.Errorf("images of %d pixels a side are too small for %d stages, which need %d: give --size or fewer --widths", c.Size, len(c.Widths), g.MinSide())
+		}
+		return &Classifier{c, models.NewCNN(b, g)}, nil
+	case visionResNet18:
+		return resnet(models.ResNet18Config)
+	case visionResNet50:
+		return resnet(models.ResNet50Config)
+	}
+	return nil, fmt.Errorf("no classifier is called %q: there are %s", c.ModelType, strings.Join(visionModels, ", "))
+}
+
+// OpenClassifier makes the classifier of a checkpoint of [Vision].
+func OpenClassifier(ck *checkpoint.Checkpoint) (*Classifier, error) {
+	fail := func(err error) (*Classifier, error) {
+		return nil, fmt.Errorf("load a classifier from %s: %w", ck.Path, err)
+	}
+	var c ClassifierConfig
+	if err := ck.ReadJSON(configFile, &c); err != nil {
+		return fail(err)
+	}
+	// The configuration is only what a file says: nothing is allocated for it
+	// before the weights' file agrees.
+	plan, err := NewClassifier(&nn.Build{Device: tensor.Meta}, c)
+	if err != nil {
+		return fail(fmt.Errorf("%s: %w", configFile, err))
+	}
+	if err := matchModel(ck, plan.Model); err != nil {
+		return fail(err)
+	}
+	m, err := NewClassifier(&nn.Build{}, c)
+	if err != nil {
+		return fail(err)
+	}
+	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(m.Model).All()); err != nil {
+		return fail(err)
+	}
+	return m, nil
+}
+
+// String describes the model.
+func (m *Classifier) String() string {
+	kind := map[string]string{visionMLP: "MLP", visionCNN: "CNN", visionResNet18: "ResNet-18", visionResNet50: "ResNet-50"}[m.Config.ModelType]
+	if len(m.Config.Widths) > 0 {
+		kind += " of widths " + strings.Trim(fmt.Sprint(m.Config.Widths), "[]")
+	}
+	channels := "grey"
+	if m.Config.Channels == 3 {
+		channels = "colour"
+	}
+	return fmt.Sprintf("%s, %s images of %d·%d pixels", kind, channels, m.Config.Size, m.Config.Size)
+}
+
+// Logits runs a model, which may be m.Model in a wrapper, on a batch:
+// [n, classes].
+func (m *Classifier) Logits(c *nn.Ctx, model nn.Module, b vision.Batch) *tensor.Tensor {
+	x := tensor.FromFloat32(b.Images, b.N, b.Channels, b.Height, b.Width)
+	if m.Config.ModelType == visionMLP {
+		x = x.Reshape(b.N, -1)
+	}
+	return c.Call(model, x)
+}
+
+// collate makes batches as the model takes them.
+func (c ClassifierConfig) collate() func([]vision.Sample) (vision.Batch, error) {
+	return vision.Collate(c.Channels, vision.Normalize{Mean: c.Mean, Std: c.Std})
+}
+
+// sized are the transforms that bring the images of a set to the model's size:
+// of files of their own the middle, as is usual, of others all.
+func (c ClassifierConfig) sized(set *vision.Set) []vision.Transform {
+	h, w, _, ok := set.Shape()
+	switch {
+	case !ok:
+		return []vision.Transform{vision.Resize{Short: c.Size + c.Size/7}, vision.CenterCrop{Width: c.Size, Height: c.Size}}
+	case h != c.Size || w != c.Size:
+		return []vision.Transform{vision.ResizeTo{Width: c.Size, Height: c.Size}}
+	}
+	return nil
+}
+
+// varied are the transforms of images for training.
+func (c ClassifierConfig) varied(set *vision.Set, augment string) []vision.Transform {
+	shift := vision.RandomCrop{Width: c.Size, Height: c.Size, Pad: max(1, c.Size/8)}
+	switch augment {
+	case augmentShift:
+		return append(c.sized(set), shift)
+	case augmentMirror:
+		return append(c.sized(set), shift, vision.RandomFlip{})
+	case augmentZoom:
+		return []vision.Transform{vision.RandomResizedCrop{Width: c.Size, Height: c.Size}, vision.RandomFlip{}}
+	}
+	return c.sized(set)
+}
+
+// tally counts what a classifier got right.
+type tally struct {
+	seen, right int
+	skipped     int     // images that could not be read
+	loss        float64 // summed over the images
+	confusion   []int64 // [true class, told class]; nil where there are too many
+}
+
+// score classifies images from..to-1 of a set, batch of them at a time, which
+// workers goroutines read. With skip, what cannot be read is left out.
+func (m *Classifier) score(ctx context.Context, set *vision.Set, from, to, batch, workers int, skip bool, opts ...nn.CtxOption) (t tally, err error) {
+	if n := len(m.Config.Classes); n <= maxConfusion {
+		t.confusion = make([]int64, n*n)
+	}
+	images, collate := vision.Apply(set, 0, m.Config.sized(set)...), m.Config.collate()
+	for lo := from; lo < to; lo += batch {
+		hi := min(lo+batch, to)
+		samples, errs := make([]vision.Sample, hi-lo), make([]error, hi-lo)
+		var wg sync.WaitGroup
+		for w := range max(1, workers) {
+			wg.Go(func() {
+				for i := w; i < hi-lo; i += max(1, workers) {
+					samples[i], errs[i] = images.Get(ctx, data.Key{Index: lo + i})
+				}
+			})
+		}
+		wg.Wait()
+		good := samples[:0]
+		for i, err := range errs {
+			switch {
+			case err == nil:
+				good = append(good, samples[i])
+			case !skip || ctx.Err() != nil:
+				return t, fmt.Errorf("image %d of %s: %w", lo+i, set.Name(), err)
+			default:
+				t.skipped++
+			}
+		}
+		if len(good) == 0 {
+			continue
+		}
+		b, err := collate(good)
+		if err != nil {
+			return t, err
+		}
+		if err := m.count(ctx, &t, b, opts); err != nil {
+			return t, err
+		}
+		b.Release()
+	}
+	return t, nil
+}
+
+// count classifies a batch.
+func (m *Classifier) count(ctx context.Context, t *tally, b vision.Batch, opts []nn.CtxOption) (err error) {
+	for _, l := range b.Labels {
+		if l < 0 || int(l) >= len(m.Config.Classes) {
+			return fmt.Errorf("label %d is outside the %d classes that the model knows", l, len(m.Config.Classes))
+		}
+	}
+	c := nn.Evaluation(ctx, opts...)
+	defer c.Close()
+	defer c.Recover(&err)
+	logits := m.Logits(c, m.Model, b).To(tensor.Float32)
+	t.loss += tensor.CrossEntropy(logits, tensor.FromInt64(b.Labels, b.N)).Item() * float64(b.N)
+	for i, told := range logits.ArgMax(1).Int64s() {
+		label := b.Labels[i]
+		if told == label {
+			t.right++
+		}
+		if t.confusion != nil {
+			t.confusion[int(label)*len(m.Config.Classes)+int(told)]++
+		}
+	}
+	t.seen += b.N
+	return nil
+}
+
+// metrics says how good a classifier is.
+func (t tally) metrics() (Metrics, error) {
+	if t.seen == 0 {
+		return nil, fmt.Errorf("none of the %d images to test on can be read", t.skipped)
+	}
+	return Metrics{
+		{Name: "accuracy", Value: float64(t.right) / float64(t.seen), Higher: true, Unit: "%"},
+		{Name: "loss", Value: t.loss / float64(t.seen)},
+	}, nil
+}
+
+// mistakes lists the most common ones, "" if there are none.
+func (t tally) mistakes(classes []string) string {
+	const most = 5
+	var b strings.Builder
+	left := slices.Clone(t.confusion)
+	for range most {
+		at, n := -1, int64(0)
+		for i, v := range left {
+			if i/len(classes) != i%len(classes) && v > n {
+				at, n = i, v
+			}
+		}
+		if at < 0 {
+			break
+		}
+		left[at] = 0
+		times := "times"
+		if n == 1 {
+			times = "time"
+		}
+		fmt.Fprintf(&b, "%s for %s, %d %s\n", classes[at%len(classes)], classes[at/len(classes)], n, times)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}

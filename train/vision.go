@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/data/vision"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// visionRun is one rank's part of a run: what makes the task.
+type visionRun struct {
+	cfg      VisionConfig
+	settings *config.Settings // of cfg
+	group    *dist.Group
+	report   Reporter
+
+	training, test *vision.Set
+	classifier     *Classifier
+	last           tally // of all ranks, in the last evaluation
+}
+
+// Vision trains a classifier of images on all ranks of a group, each of which
+// calls it with the same configuration. given says where settings came from that
+// the user gave, by the names of flags; see [LM]. Report is used on rank 0. When
+// the run's directory has a checkpoint, Vision goes on from it.
+func Vision(ctx context.Context, group *dist.Group, cfg VisionConfig, given map[string]string, report Reporter) error {
+	if group.Rank() != 0 {
+		report = Discard
+	}
+	if given["ranks"] != "" && cfg.Ranks != group.Size() {
+		return fmt.Errorf("train vision: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
+	}
+	cfg.Ranks = group.Size()
+	return newVisionRun(cfg, given, group, report).run(ctx)
+}
+
+// CheckVision reports, before any rank is started, what [Vision] would report on
+// every one of them, as far as settings, checkpoints and the names of files tell.
+// It leaves nothing behind, and returns the settings that the run would have, as
+// TOML.
+func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string) (resolved []byte, err error) {
+	r := newVisionRun(cfg, given, nil, Discard)
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := CheckOut("vision", cfg.Out); err != nil {
+		return nil, err
+	}
+	if _, err := r.findRun(ctx); err != nil {
+		return nil, err
+	}
+	defer r.close()
+	if err := r.resolve(); err != nil {
+		return nil, err
+	}
+	if _, err := NewClassifier(&nn.Build{Device: tensor.Meta}, r.describe()); err != nil {
+		return nil, fmt.Errorf("train vision: %w", err)
+	}
+	return r.config(), nil
+}
+
+func newVisionRun(cfg VisionConfig, given map[string]string, group *dist.Group, report Reporter) *visionRun {
+	r := &visionRun{cfg: cfg, group: group, report: report}
+	r.settings = config.New(&r.cfg)
+	r.settings.SetGiven(given)
+	return r
+}
+
+// findRun returns the newest checkpoint of the run's directory, nil if there is
+// none, and takes over its settings.
+func (r *visionRun) findRun(ctx context.Context) (*SavedRun, error) {
+	s, err := FindRun(ctx, "vision", r.cfg.Out, r.report.Notice)
+	if s == nil || err != nil {
+		return nil, err
+	}
+	var recipe VisionConfig
+	if err := s.Recipe(&recipe); err != nil {
+		return nil, err
+	}
+	return s, r.cfg.adopt(recipe, r.settings, s.Checkpoint.Path)
+}
+
+// config is what config.toml says.
+func (r *visionRun) config() []byte { return settingsText("vision", r.settings) }
+
+// resolve opens the data and fills in the settings that it and the model decide.
+func (r *visionRun) resolve() (err error) {
+	c := &r.cfg
+	if r.training, r.test, err = vision.Open(c.Data); err != nil {
+		return fmt.Errorf("train vision: %w", err)
+	}
+	h, w, channels, fixed := r.training.Shape()
+	fill := func(name, text, from string) error { return r.settings.Field(name).SetText(text, from) }
+	if c.Size == 0 {
+		size, from := max(h, w), "the data"
+		if !fixed {
+			size, from = map[string]int{visionMLP: 32, visionCNN: 64, visionResNet18: 224, visionResNet50: 224}[c.Model], "the model"
+		}
+		if err := fill("size", strconv.Itoa(size), from); err != nil {
+			return err
+		}
+	}
+	if c.Augment == "" {
+		augment := augmentShift // grey images are mostly of characters, which have no mirror
+		switch {
+		case !fixed:
+			augment = augmentZoom
+		case channels == 3:
+			augment = augmentMirror
+		}
+		if err := fill("augment", augment, "the data"); err != nil {
+			return err
+		}
+	}
+	if c.LR == 0 {
+		lr := map[string]string{visionMLP: "0.003", visionCNN: "0.005", visionResNet18: "0.002", visionResNet50: "0.001"}[c.Model]
+		if err := fill("lr", lr, "the model"); err != nil {
+			return err
+		}
+	}
+	if len(c.Widths) == 0 {
+		if text := map[string]string{visionMLP: "256,128", visionCNN: "32,64"}[c.Model]; text != "" {
+			return fill("widths", text, "the model")
+		}
+	}
+	return nil
+}
+
+func (r *visionRun) close() {
+	for _, s := range []*vision.Set{r.training, r.test} {
+		if s != nil {
+			s.Close() // opened for reading alone
+		}
+	}
+}
+
+// describe returns the classifier's configuration, without what only pixels
+// tell.
+func (r *visionRun) describe() ClassifierConfig {
+	_, _, channels, fixed := r.training.Shape()
+	if !fixed || r.cfg.Model == visionResNet18 || r.cfg.Model == visionResNet50 {
+		channels = 3
+	}
+	layers, _ := widths("widths", r.cfg.Widths) // Validate has seen them
+	return ClassifierConfig{
+		ModelType: r.cfg.Model, Size: r.cfg.Size, Channels: channels, Widths: layers, Classes: r.training.Classes(),
+		Mean: vision.ImageNet.Mean, Std: vision.ImageNet.Std,
+	}
+}
+
+// run makes the task and does it.
+func (r *visionRun) run(ctx context.Context) error {
+	saved, err := r.findRun(ctx)
+	if err != nil {
+		return err
+	}
+	if err := r.cfg.Validate(); err != nil {
+		return err
+	}
+	defer r.close()
+	if err := r.resolve(); err != nil {
+		return err
+	}
+	described := r.describe()
+	if _, _, _, fixed := r.training.Shape(); fixed {
+		if err := r.measure(ctx, &described); err != nil {
+			return fmt.Errorf("train vision: %w", err)
+		}
+	}
+	if r.classifier, err = NewClassifier(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, described); err != nil {
+		return fmt.Errorf("train vision: %w", err)
+	}
+	recipe, err := json.Marshal(r.cfg)
+	if err != nil {
+		return fmt.Errorf("train vision: save the recipe: %w", err)
+	}
+	return Run(ctx, r.group, r.task(saved), Options{
+		Out: r.cfg.Out, From: saved, Epochs: r.cfg.Epochs, Batch: r.cfg.size().total(), Accumulate: r.cfg.Accumulate,
+		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
+		EvalEvery: r.cfg.EvalEvery, Best: r.cfg.Best, Patience: r.cfg.Patience, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
+	}, r.report)
+}
+
+// measured is how many images the mean and the deviation are taken of.
+const measured = 2000
+
+// measure sets the normalisation by the first training images, which all are of
+// one size.
+func (r *visionRun) measure(ctx context.Context, c *ClassifierConfig) error {
+	_, _, channels, _ := r.training.Shape()
+	sum, squares, n := make([]float64, channels), make([]float64, channels), 0.0
+	for i := range min(r.training.Len(), measured) {
+		s, err := r.training.Get(ctx, data.Key{Index: i})
+		if err != nil {
+			return err
+		}
+		for j, v := range s.Image.Pix {
+			x := float64(v) / 255
+			sum[j%channels] += x
+			squares[j%channels] += x * x
+		}
+		n += float64(len(s.Image.Pix) / channels)
+	}
+	c.Mean, c.Std = nil, nil
+	for i := range channels {
+		mean := sum[i] / n
+		std := math.Sqrt(max(squares[i]/n-mean*mean, 0))
+		if std < 1e-3 { // a constant channel says nothing, however it is scaled
+			std = 1
+		}
+		c.Mean, c.Std = append(c.Mean, mean), append(c.Std, std)
+	}
+	return nil
+}
+
+// task is what there is to know about training a classifier.
+func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
+	model := r.classifier.Model
+	var matrices, vectors []*nn.Parameter
+	for _, p := range nn.Parameters(model) {
+		if p.Data().NumDims() >= 2 {
+			matrices = append(matrices, p)
+		} else {
+			vectors = append(vectors, p)
+		}
+	}
+	o := optim.AdamWOptions{LR: r.cfg.LR, WeightDecay: r.cfg.WeightDecay}
+	opt := optim.NewAdamW(matrices, o)
+	o.WeightDecay = 0 // pulling norms and biases to zero helps nothing
+	opt.AddGroup(vectors, o)
+	numSteps := r.cfg.steps(r.training.Len())
+	return Task[vision.Batch]{
+		Name: "vision", Model: model, Optimizer: opt,
+		About: About{
+			Model: r.classifier.String(),
+			Data: fmt.Sprintf("%s: %d images to train on (augment: %s), %d to test, %d classes", r.training.Name(), r.training.Len(), r.cfg.Augment,
+				r.test.Len(), len(r.training.Classes())),
+		},
+		Schedule: optim.WarmupCosine(int(r.cfg.Warmup*float64(numSteps)), numSteps, r.cfg.LRFloor),
+		Loss: func(c *nn.Ctx, model any, b vision.Batch) *tensor.Tensor {
+			return tensor.CrossEntropy(r.classifier.Logits(c, model.(nn.Module), b), tensor.FromInt64(b.Labels, b.N))
+		},
+		Feed: func(ctx context.Context, from data.LoaderState) (Feed[vision.Batch], error) {
+			return r.feed(ctx, saved, from)
+		},
+		Samples: r.training.Len(),
+		Size:    func(b vision.Batch) int { return b.N }, Unit: "images",
+		Evaluate: r.evaluate, Files: r.files, Finish: r.finish,
+	}
+}
+
+// feed starts making batches, from where the saved run was.
+func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[vision.Batch], error) {
+	sampler, err := data.NewStream(data.StreamConfig{
+		Len: r.training.Len(), Total: r.cfg.size().pass(), Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
+	})
+	if err != nil {
+		return nil, err
+	}
+	policy, err := data.ParseOnError(r.cfg.OnError)
+	if err != nil {
+		return nil, err
+	}
+	c := r.classifier.Config
+	images := vision.Apply(r.training, r.cfg.Seed, c.varied(r.training, r.cfg.Augment)...)
+	loader, err := data.NewLoader(ctx, images, sampler, c.collate(), data.LoaderConfig{
+		Workers: r.cfg.Workers, OnError: policy, OnSkip: func(s data.Skip) { r.report.Notice(s.String()) },
+	}, from)
+	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
+		// The settings have been compared; what is left is the images.
+		return nil, fmt.Errorf("the images of %s have changed since %s was saved: put them back as they were, or give another --out to start afresh",
+			r.training.Name(), saved.Checkpoint.Path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return loader, nil
+}
+
+// evaluate classifies the test images, of which every rank takes a share.
+func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
+	// Running statistics are each rank's own within a pass; what is evaluated is
+	// what is saved, which are rank 0's.
+	for _, b := range nn.Buffers(r.classifier.Model) {
+		if err := r.group.Broadcast(ctx, b.Data, 0); err != nil {
+			return nil, err
+		}
+	}
+	n, ranks := r.test.Len(), r.group.Size()
+	from, to := n*r.group.Rank()/ranks, n*(r.group.Rank()+1)/ranks
+	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", nn.WithAutocast(autocasts[r.cfg.DType]))
+	if err != nil {
+		return nil, err
+	}
+	counts := tensor.FromInt64(append([]int64{int64(own.seen), int64(own.right), int64(own.skipped)}, own.confusion...))
+	loss := tensor.Full(own.loss, 1)
+	for _, t := range []*tensor.Tensor{counts, loss} {
+		if err := r.group.AllReduce(ctx, t, dist.Sum); err != nil {
+			return nil, err
+		}
+	}
+	all := counts.Int64s()
+	r.last = tally{seen: int(all[0]), right: int(all[1]), skipped: int(all[2]), loss: loss.Item()}
+	if own.confusion != nil {
+		r.last.confusion = all[3:]
+	}
+	if r.last.skipped > 0 {
+		r.report.Notice(fmt.Sprintf("%d of %d images to test on cannot be read and were left out", r.last.skipped, n))
+	}
+	return r.last.metrics()
+}
+
+// files writes what is to know besides the weights.
+func (r *visionRun) files(w *checkpoint.Writer) error {
+	return w.WriteJSON(configFile, r.classifier.Config)
+}
+
+// finish says what the classifier gets wrong.
+func (r *visionRun) finish(context.Context) (Ending, error) {
+	end := Ending{Next: "eval --from " + r.cfg.Out}
+	if text := r.last.mistakes(r.classifier.Config.Classes); text != "" {
+		end.Title, end.Text, end.Key = "most often taken", text, "mistakes"
+	}
+	return end, nil
+}

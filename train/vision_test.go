@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"image"
+	"image/color"
+	"image/jpeg"
+	"image/png"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data/vision"
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/nn"
+)
+
+// smallVision is a run of less than a second.
+func smallVision(t *testing.T) VisionConfig {
+	c := DefaultVision()
+	c.Out = filepath.Join(t.TempDir(), "run")
+	c.Model, c.Epochs, c.EvalEvery, c.SaveEvery = visionMLP, 2, 30, 10
+	return c
+}
+
+// trainVision runs a job of goroutines and keeps what rank 0 reported.
+func trainVision(ctx context.Context, cfg VisionConfig, given map[string]string, numRanks int, l *log) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	return dist.Spawn(ctx, numRanks, func(ctx context.Context, group *dist.Group) error {
+		return Vision(ctx, group, cfg, given, l)
+	})
+}
+
+// TestVisionReadsDigits: both small models tell more than 97 of 100 digits that
+// they have not seen.
+func TestVisionReadsDigits(t *testing.T) {
+	for _, model := range []string{visionMLP, visionCNN} {
+		if model == visionCNN && testing.Short() {
+			continue
+		}
+		c := DefaultVision()
+		c.Model, c.Out = model, filepath.Join(t.TempDir(), "run")
+		if model == visionCNN {
+			c.Epochs = 5
+		}
+		l := newLog()
+		if err := trainVision(t.Context(), c, nil, 2, l); err != nil {
+			t.Fatal(err)
+		}
+		accuracy := l.finish.Metrics[0].Value
+		if accuracy < 0.97 || accuracy > 1 {
+			t.Errorf("%s: %v", model, l.finish.Metrics)
+		}
+		// The checkpoint is the model of the last evaluation.
+		ck, _, err := checkpoint.Latest(t.Context(), c.Out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := OpenClassifier(ck)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, test, err := vision.Digits()
+		if err != nil {
+			t.Fatal(err)
+		}
+		tally, err := m.score(t.Context(), test, 0, test.Len(), 100, 2, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := float64(tally.right) / float64(tally.seen); got != accuracy || tally.seen != test.Len() {
+			t.Errorf("%s: the checkpoint tells %v of %d, the run said %v", model, got, tally.seen, accuracy)
+		}
+		wrong := int64(0)
+		for i, n := range tally.confusion {
+			if i/10 != i%10 {
+				wrong += n
+			}
+		}
+		if int(wrong) != tally.seen-tally.right {
+			t.Errorf("%s: %d mistakes counted, %d made", model, wrong, tally.seen-tally.right)
+		}
+	}
+}
+
+// TestVisionRanksDoNotMatter: as many images a step on one rank, two, and three
+// after a stop on four train the same model, augmentation included.
+func TestVisionRanksDoNotMatter(t *testing.T) {
+	var alone *log
+	for _, numRanks := range []int{1, 2, 4} {
+		c := smallVision(t)
+		c.Batch, c.Workers = 64/numRanks, numRanks-1
+		l := newLog()
+		if numRanks < 4 {
+			if err := trainVision(t.Context(), c, nil, numRanks, l); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			ctx, cancel := context.WithCancel(t.Context())
+			l.onStep = func(step int) {
+				if step == 17 {
+					cancel()
+				}
+			}
+			if err := trainVision(ctx, c, nil, 4, l); !errors.Is(err, ErrStopped) {
+				t.Fatalf("a run that is stopped returns %v", err)
+			}
+			l.onStep = nil
+			c.Batch = DefaultVision().Batch
+			if err := trainVision(t.Context(), c, nil, 3, l); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if alone == nil {
+			alone = l
+			continue
+		}
+		if len(l.losses) != len(alone.losses) || len(alone.losses) != 46 {
+			t.Errorf("%d ranks: %d steps, one: %d", numRanks, len(l.losses), len(alone.losses))
+		}
+		for step, loss := range alone.losses {
+			if d := math.Abs(l.losses[step] - loss); !(d < 1e-4) {
+				t.Errorf("%d ranks: the loss of step %d is %v, on one %v", numRanks, step, l.losses[step], loss)
+				break
+			}
+		}
+	}
+}
+
+// folder writes images of two classes that are told by their colour, as files
+// of several sizes.
+func folder(t *testing.T, each int) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i := range 2 * each {
+		class, c := "blue", color.RGBA{B: byte(200 + i%50), G: byte(i), A: 255}
+		if i%2 == 1 {
+			class, c = "red", color.RGBA{R: byte(200 + i%50), G: byte(i), A: 255}
+		}
+		m := image.NewRGBA(image.Rect(0, 0, 20+i%7, 18+i%5))
+		for y := range m.Rect.Dy() {
+			for x := range m.Rect.Dx() {
+				m.SetRGBA(x, y, c)
+			}
+		}
+		var b bytes.Buffer
+		path := filepath.Join(dir, class, fmt.Sprintf("%03d.jpg", i))
+		err := jpeg.Encode(&b, m, nil)
+		if i%3 == 0 {
+			b.Reset()
+			path, err = path[:len(path)-4]+".png", png.Encode(&b, m)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestVisionFolder: images of files of their own, one of which is torn: that ends
+// all ranks with its name, or is left out and counted.
+func TestVisionFolder(t *testing.T) {
+	dir := folder(t, 30)
+	var files []string
+	for _, pattern := range []string{"red/*.jpg", "blue/*.jpg"} {
+		found, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found[0])
+	}
+	small := func() VisionConfig {
+		c := smallVision(t)
+		c.Data, c.Model, c.Size, c.Batch, c.Epochs, c.Widths = dir, visionCNN, 16, 8, 4, []string{"4", "8"}
+		return c
+	}
+	l := newLog()
+	if err := trainVision(t.Context(), small(), nil, 2, l); err != nil {
+		t.Fatal(err)
+	}
+	if accuracy := l.finish.Metrics[0].Value; accuracy != 1 {
+		t.Errorf("red and blue are told apart with %v", l.finish.Metrics)
+	}
+	for _, f := range files {
+		if err := os.Truncate(f, 300); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := trainVision(t.Context(), small(), nil, 3, newLog()); err == nil || !strings.Contains(err.Error(), "blue") && !strings.Contains(err.Error(), "red") {
+		t.Errorf("with a torn image: %v", err)
+	}
+	c := small()
+	c.OnError = "skip"
+	l = newLog()
+	if err := trainVision(t.Context(), c, nil, 1, l); err != nil {
+		t.Fatal(err)
+	}
+	if notices := strings.Join(l.notices, "\n"); !strings.Contains(notices, "was replaced by") || !strings.Contains(notices, files[0]) {
+		t.Errorf("what was left out is not said: %s", notices)
+	}
+}
+
+// TestVisionModels: every model takes a step and comes back from its checkpoint,
+// but for ResNet-50, whose checkpoint is large; examples/resnet trains one.
+func TestVisionModels(t *testing.T) {
+	images := folder(t, 10)
+	for _, model := range []string{visionMLP, visionCNN, visionResNet18} {
+		c := smallVision(t)
+		c.Data, c.Size, c.Model, c.Epochs, c.Batch = images, 8, model, 0.2, 2
+		if err := trainVision(t.Context(), c, nil, 1, newLog()); err != nil {
+			t.Fatalf("%s: %v", model, err)
+		}
+		ck, _, err := checkpoint.Latest(t.Context(), c.Out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := OpenClassifier(ck)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.Config.Size != 8 || len(m.Config.Classes) != 2 || m.Config.ModelType != model {
+			t.Errorf("%s: %+v", model, m.Config)
+		}
+	}
+}
+
+// TestVisionBadInput: what is wrong is said before ranks are started.
+func TestVisionBadInput(t *testing.T) {
+	for _, c := range []struct {
+		want   string
+		change func(c *VisionConfig)
+	}{
+		{"--batch is 0", func(c *VisionConfig) { c.Batch = 0 }},
+		{`--model is "vgg", want mlp, cnn`, func(c *VisionConfig) { c.Model = "vgg" }},
+		{`--augment is "flip", want none, shift`, func(c *VisionConfig) { c.Augment = "flip" }},
+		{`--on-error is "ignore", want fail or skip`, func(c *VisionConfig) { c.OnError = "ignore" }},
+		{"--lr is NaN", func(c *VisionConfig) { c.LR = math.NaN() }},
+		{"--epochs is 0", func(c *VisionConfig) { c.Epochs = 0 }},
+		{"--data is empty", func(c *VisionConfig) { c.Data = "" }},
+		{"nowhere", func(c *VisionConfig) { c.Data = "nowhere" }},
+		{"no data set in it", func(c *VisionConfig) { c.Data = t.TempDir() }},
+		{"--widths is for mlp and cnn", func(c *VisionConfig) { c.Model, c.Widths = visionResNet18, []string{"4"} }},
+		{`--widths has a layer of "x"`, func(c *VisionConfig) { c.Widths = []string{"x"} }},
+		{"too small for 5 stages", func(c *VisionConfig) { c.Model, c.Widths = visionCNN, []string{"4", "4", "4", "4", "4"} }},
+	} {
+		cfg := smallVision(t)
+		c.change(&cfg)
+		if _, err := CheckVision(t.Context(), cfg, nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+		if _, err := os.Stat(cfg.Out); err == nil {
+			t.Errorf("%s: the check has left %s", c.want, cfg.Out)
+		}
+	}
+	c := smallVision(t)
+	text, err := CheckVision(t.Context(), c, map[string]string{"epochs": config.Flag})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"size = 8", `augment = "shift"`, `widths = ["256", "128"]`, "lr = 0.003"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the settings have no %s:\n%s", want, text)
+		}
+	}
+	// Fewer images than ranks leave some without any.
+	c.Data = folder(t, 10)
+	if err := trainVision(t.Context(), c, nil, 19, newLog()); err == nil || !strings.Contains(err.Error(), "18") {
+		t.Errorf("18 images on 19 ranks: %v", err)
+	}
+}
+
+// TestOpenClassifier: a checkpoint whose description does not fit its weights,
+// or is none, is an error.
+func TestOpenClassifier(t *testing.T) {
+	good := ClassifierConfig{ModelType: visionMLP, Size: 4, Channels: 1, Widths: []int{5}, Classes: []string{"a", "b"}}
+	m, err := NewClassifier(&nn.Build{}, good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, change := range map[string]func(c *ClassifierConfig){
+		"no classifier is called": func(c *ClassifierConfig) { c.ModelType = "gpt2" },
+		"pixels":                  func(c *ClassifierConfig) { c.Size = 1 << 30 },
+		"2 channels":              func(c *ClassifierConfig) { c.Channels = 2 },
+		"1 classes":               func(c *ClassifierConfig) { c.Classes = c.Classes[:1] },
+		"width -1":                func(c *ClassifierConfig) { c.Widths = []int{-1} },
+		"number of stages":        func(c *ClassifierConfig) { c.ModelType, c.Widths = visionCNN, make([]int, 0) },
+		"of images of 1 channels": func(c *ClassifierConfig) { c.ModelType = visionResNet18 },
+		"0.weight":                func(c *ClassifierConfig) { c.Size = 1000 },
+	} {
+		config := good
+		change(&config)
+		dir := t.TempDir()
+		err := checkpoint.Save(t.Context(), dir, 1, func(w *checkpoint.Writer) error {
+			if err := w.WriteTensors(checkpoint.ModelFile, nn.StateDict(m.Model).All(), nil); err != nil {
+				return err
+			}
+			return w.WriteJSON(configFile, config)
+		}, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		bad, _, err := checkpoint.Latest(t.Context(), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := OpenClassifier(bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
