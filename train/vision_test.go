@@ -82,6 +82,16 @@ func TestVisionReadsDigits(t *testing.T) {
 		if got := float64(tally.right) / float64(tally.seen); got != accuracy || tally.seen != test.Len() {
 			t.Errorf("%s: the checkpoint tells %v of %d, the run said %v", model, got, tally.seen, accuracy)
 		}
+		e, err := Eval(t.Context(), c.Out, EvalOptions{}, noNotice(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Task != "vision" || e.Samples != test.Len() || e.Metrics[0].Value != accuracy || e.Unit != "images" {
+			t.Errorf("%s: Eval says %+v", model, e)
+		}
+		if e, err = Eval(t.Context(), c.Out, EvalOptions{All: true}, noNotice(t)); err != nil || e.Samples != 1797 {
+			t.Errorf("%s: Eval of all says %+v, %v", model, e, err)
+		}
 		wrong := int64(0)
 		for i, n := range tally.confusion {
 			if i/10 != i%10 {
@@ -197,6 +207,9 @@ func TestVisionFolder(t *testing.T) {
 	}
 	if accuracy := l.finish.Metrics[0].Value; accuracy != 1 {
 		t.Errorf("red and blue are told apart with %v", l.finish.Metrics)
+	}
+	if _, err := Eval(t.Context(), l.finish.Out, EvalOptions{Data: vision.DigitsName}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "the model knows the 2 classes") {
+		t.Errorf("digits for a model of colours: %v", err)
 	}
 	for _, f := range files {
 		if err := os.Truncate(f, 300); err != nil {
