@@ -101,6 +101,9 @@ type Shards struct {
 
 // IsShards reports whether a path is a directory of token shards.
 func IsShards(path string) bool {
+	if path == "" {
+		return false
+	}
 	_, err := os.Stat(filepath.Join(path, ShardsFile))
 	return err == nil
 }

@@ -95,7 +95,7 @@ func (v *Validation) Batches(rank, world, rows int) iter.Seq[TokenBatch] {
 // GzipBitsPerByte is what gzip -9 needs for the bytes of the targets: the
 // figure to beat.
 func (v *Validation) GzipBitsPerByte() (float64, error) {
-	text, err := v.tok.Decode(v.tokens[1:])
+	text, err := v.tok.DecodeText(v.tokens[1:])
 	if err != nil {
 		return 0, err
 	}

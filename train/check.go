@@ -42,7 +42,12 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 	if given["data"] == config.Flag && cfg.Data == "" {
 		return nil, errors.New("train lm: --data is empty: name a file or directory, or leave the flag out for the Go standard library's source")
 	}
-	if r.cfg.Data != "" {
+	if data.IsShards(r.cfg.Data) {
+		defer r.closeShards()
+		if err := r.openShards(saved); err != nil {
+			return nil, err
+		}
+	} else if r.cfg.Data != "" {
 		if _, err := data.OpenCorpus(ctx, r.cfg.Data); err != nil {
 			return nil, fmt.Errorf("train lm: %w", err)
 		}

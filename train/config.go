@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
@@ -19,7 +20,7 @@ import (
 // the tags mean.
 type LMConfig struct {
 	Ranks      int    `json:"ranks" run:"here" usage:"{number} of ranks, a process each"`
-	Data       string `json:"data" run:"fixed" usage:"{file} or directory of UTF-8 text; default is the Go standard library's source"`
+	Data       string `json:"data" run:"fixed" usage:"{file} or directory of UTF-8 text, or directory of tokens from cohort tokenize; default is the Go standard library's source"`
 	Out        string `json:"-" flag:"out" run:"here" usage:"{directory} of the run"`
 	Steps      int    `json:"steps" usage:"training steps"`
 	Batch      int    `json:"batch" usage:"sequences a rank and pass"`
@@ -76,7 +77,7 @@ func (c LMConfig) Validate() error {
 		lo, hi int
 	}{
 		{"ranks", c.Ranks, 1, 1 << 16}, {"batch", c.Batch, 1, 1 << 20}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"steps", c.Steps, 1, 1 << 40},
-		{"vocab", c.Vocab, 257, 1 << 16}, {"context", c.Context, 8, 1 << 20},
+		{"vocab", c.Vocab, 257, tokenizer.MaxVocab}, {"context", c.Context, 8, 1 << 20},
 		{"eval-every", c.EvalEvery, 1, 1 << 40}, {"eval-tokens", c.EvalTokens, c.Context, 1 << 40},
 		{"save-every", c.SaveEvery, 1, 1 << 40}, {"keep", c.Keep, 1, 1 << 20}, {"sample-tokens", c.SampleTokens, 0, 1 << 20},
 		{"workers", c.Workers, 0, 256},

@@ -27,9 +27,10 @@ type lmRun struct {
 	group    *dist.Group
 	report   Reporter
 
-	corpus     *data.Corpus
+	corpus     *data.Corpus // nil where shards is not
+	shards     *data.Shards
 	tokenizer  *tokenizer.Tokenizer
-	windows    *data.Windows
+	windows    data.TokenSource
 	validation *data.Validation
 
 	base   models.CausalLM
@@ -89,6 +90,7 @@ func (r *lmRun) run(ctx context.Context) error {
 			return err
 		}
 	}
+	defer r.closeShards()
 	if err := r.openData(ctx, saved); err != nil {
 		return err
 	}
@@ -159,6 +161,9 @@ func savedRecipe(s *SavedRun) (LMConfig, error) {
 // openData finds the text, its tokenizer, and the windows that are trained and
 // evaluated on.
 func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
+	if data.IsShards(r.cfg.Data) {
+		return r.openShards(saved)
+	}
 	if r.corpus, err = data.OpenCorpus(ctx, r.cfg.Data); err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
@@ -190,8 +195,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 func (r *lmRun) about() About {
 	a := About{
 		Model: r.describeModel(),
-		Data: fmt.Sprintf("%s: %.1f MB to train on, %.1f MB to validate",
-			r.corpus.Name, float64(r.corpus.Train.Size())/1e6, float64(r.corpus.Validation.Size())/1e6),
+		Data:  r.describeData(),
 	}
 	if r.group.Rank() != 0 {
 		return a
@@ -270,7 +274,7 @@ func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
 		// The settings have been compared; what is left is the text.
 		return nil, fmt.Errorf("the text in %s has changed since %s was saved: put it back as it was, or give another --out to start afresh",
-			r.corpus.Name, saved.Checkpoint.Path)
+			r.dataName(), saved.Checkpoint.Path)
 	}
 	if err != nil {
 		return nil, err

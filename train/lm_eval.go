@@ -36,11 +36,17 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 	if err := o.fillLM(at, m); err != nil {
 		return EvalResult{}, err
 	}
-	texts, name, err := evalTexts(ctx, o)
+	var sum scored
+	var texts []*data.Text
+	var name string
+	if data.IsShards(o.Data) {
+		name, err = sum.addShards(ctx, m, tok, at.path, o)
+	} else {
+		texts, name, err = evalTexts(ctx, o)
+	}
 	if err != nil {
 		return EvalResult{}, err
 	}
-	var sum scored
 	for _, text := range texts {
 		if err := sum.add(ctx, m, tok, text, o); err != nil {
 			return EvalResult{}, err
@@ -142,7 +148,12 @@ func (s *scored) add(ctx context.Context, m models.CausalLM, tok *tokenizer.Toke
 	if err != nil {
 		return err
 	}
-	for batch := range windows.Batches(0, 1, o.Batch) {
+	return s.addWindows(ctx, m, windows, o.Batch)
+}
+
+// addWindows scores windows, so many at once.
+func (s *scored) addWindows(ctx context.Context, m models.CausalLM, windows *data.Validation, rows int) error {
+	for batch := range windows.Batches(0, 1, rows) {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}

@@ -47,6 +47,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newBenchCommand(),
 		newDataCommand(),
 		newTokenCommand(),
+		newTokenizeCommand(),
 		newRecorderCommand(),
 	)
 	return root

@@ -3,7 +3,10 @@
 package tokenizer
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"slices"
 	"unicode/utf8"
 )
@@ -58,6 +61,37 @@ func newAddedTokens(list []AddedToken, f *front) addedTokens {
 
 // AddedTokens returns the added tokens in the order of the file.
 func (t *Tokenizer) AddedTokens() []AddedToken { return slices.Clone(t.added.list) }
+
+// WithSpecial returns the tokenizer with more special tokens, which get the ids
+// from its size on. One that it has already stays as it is.
+func (t *Tokenizer) WithSpecial(contents ...string) (*Tokenizer, error) {
+	var b bytes.Buffer
+	if err := t.Write(&b); err != nil {
+		return nil, err
+	}
+	var d document
+	if err := json.Unmarshal(b.Bytes(), &d); err != nil {
+		return nil, fmt.Errorf("tokenizer: what was just written: %w", err)
+	}
+	next := int64(len(d.Model.Vocab))
+	for _, a := range d.AddedTokens {
+		if _, ok := d.Model.Vocab[a.Content]; !ok {
+			next++
+		}
+	}
+	for _, content := range contents {
+		if slices.ContainsFunc(d.AddedTokens, func(a AddedToken) bool { return a.Content == content }) {
+			continue
+		}
+		id, ok := d.Model.Vocab[content]
+		if !ok {
+			id = next
+			next++
+		}
+		d.AddedTokens = append(d.AddedTokens, AddedToken{ID: id, Content: content, Special: true})
+	}
+	return d.tokenizer()
+}
 
 // Special reports whether an id is a special token's: one that stands for no
 // text, such as <|endoftext|>.

@@ -259,3 +259,27 @@ func FuzzFamilies(f *testing.F) {
 		}
 	})
 }
+
+func TestWithSpecial(t *testing.T) {
+	for _, tok := range append([]*Tokenizer{trained()}, families().Families[0].tok, families().Families[4].tok) {
+		more, err := tok.WithSpecial("<|one|>", "<|two|>", "<|one|>")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := int64(tok.Size())
+		if id, ok := more.ID("<|two|>"); !ok || id != n+1 || more.Size() != int(n)+2 || !more.Special(n) {
+			t.Errorf("size %d became %d, <|two|> is %d", n, more.Size(), id)
+		}
+		text := []byte("x <|one|>y")
+		if got := more.Encode(text); !slices.Contains(got, n) || slices.Contains(got, n+1) {
+			t.Errorf("Encode(%q) = %d", text, got)
+		}
+		again, err := more.WithSpecial("<|one|>")
+		if err != nil || again.Fingerprint() != more.Fingerprint() || more.Fingerprint() == tok.Fingerprint() {
+			t.Errorf("fingerprints %s, %s, %s (%v)", tok.Fingerprint(), more.Fingerprint(), again.Fingerprint(), err)
+		}
+		if _, err := tok.WithSpecial(""); err == nil {
+			t.Error("an empty token was accepted")
+		}
+	}
+}
