@@ -61,6 +61,8 @@ func Eval(ctx context.Context, dir string, o EvalOptions, notice func(text strin
 		result, err = at.evalLM(ctx, o)
 	case "vision":
 		result, err = evalVision(ctx, at.checkpoint, o)
+	case "rec":
+		result, err = at.evalRec(ctx, o)
 	default:
 		return EvalResult{}, fmt.Errorf("eval: %s is a checkpoint of the task %q, which is not one of `cohort train`: the program that trained it can evaluate it", at.path, task)
 	}

@@ -77,7 +77,7 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 	}
 	schema := r.cfg.schema()
 	if cfg.Data == "" {
-		schema = table.DefaultGenerated().Schema()
+		schema = r.cfg.generated().Schema()
 	}
 	if _, err := r.cfg.recommender(&nn.Build{Device: tensor.Meta}, schema, table.Unscaled(schema)); err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
@@ -173,18 +173,7 @@ func (c RecConfig) schema() table.Schema {
 
 // open reads or generates the table and parts it.
 func (c RecConfig) open(ctx context.Context) (training, validation *table.Part, err error) {
-	var rows *table.Table
-	if c.Data == "" {
-		g := table.DefaultGenerated()
-		g.Rows, g.Seed = c.Rows, c.Seed
-		rows, err = g.Table()
-	} else {
-		var f table.Format
-		if f, err = c.format(); err != nil {
-			return nil, nil, err
-		}
-		rows, err = table.Read(ctx, c.Data, f, c.schema(), nil)
-	}
+	rows, err := c.read(ctx, c.schema())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -206,9 +195,7 @@ func (r *recRun) run(ctx context.Context) error {
 	if r.training, r.validation, err = r.cfg.open(ctx); err != nil {
 		return fmt.Errorf("train rec: %w", err)
 	}
-	for i := range r.validation.Len() {
-		r.labels = append(r.labels, r.validation.At(i).Label)
-	}
+	r.labels = r.validation.Labels()
 	if math.IsNaN(table.AUC(make([]float64, len(r.labels)), r.labels)) {
 		return fmt.Errorf("train rec: all %d rows to validate on have the label %v, so nothing can be told from them: use more rows, a larger --validation, or another --positive", len(r.labels), r.labels[0])
 	}
@@ -260,14 +247,11 @@ func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
 
 // about describes the run. Of a generated table it says how good a model can be.
 func (r *recRun) about() About {
-	s, g := r.recommender.Config.Schema, r.recommender.Config
+	s := r.recommender.Config.Schema
 	a := About{
-		Model: fmt.Sprintf("DLRM, %d tables of %d rows and width %d, %d numbers", len(s.Categories), s.Buckets, g.Width, len(s.Numbers)),
+		Model: r.recommender.String(),
 		Data: fmt.Sprintf("%s: %d rows to train on, %d to validate; %s by %s", r.training.Name(), r.training.Len(), r.validation.Len(),
 			s.Label, strings.Join(slices.Concat(s.Categories, s.Numbers), ", ")),
-	}
-	if g.ModelType == recMF {
-		a.Model = fmt.Sprintf("matrix factorization of %s and %s, %d rows each, width %d", s.Categories[0], s.Categories[1], s.Buckets, g.Width)
 	}
 	if truth, ok := r.validation.Truth(); ok {
 		best := fmt.Sprintf("%.4f", table.AUC(truth, r.labels))

@@ -22,6 +22,15 @@ func (p *Part) Schema() Schema { return p.table.Schema }
 // At returns row i of the part, whose slices belong to the table.
 func (p *Part) At(i int) Row { return p.table.Row(int(p.rows[i])) }
 
+// Labels returns the labels of the part, in order.
+func (p *Part) Labels() []float32 {
+	labels := make([]float32, len(p.rows))
+	for i, row := range p.rows {
+		labels[i] = p.table.labels[row]
+	}
+	return labels
+}
+
 // Get implements data.Dataset: rows are the same in every epoch.
 func (p *Part) Get(_ context.Context, key data.Key) (Row, error) {
 	if key.Index < 0 || key.Index >= p.Len() {

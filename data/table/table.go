@@ -124,6 +124,15 @@ type Part struct {
 	rows  []int32
 }
 
+// All is the whole table as one part.
+func (t *Table) All() *Part {
+	p := &Part{table: t, name: "all", rows: make([]int32, t.Len())}
+	for i := range p.rows {
+		p.rows[i] = int32(i)
+	}
+	return p
+}
+
 // Split parts the table: about share of the rows, in 0..1, are for validation,
 // the others for training. A row's part depends on its position alone, so rows
 // that are added at the end of a file do not move those before them. A part
