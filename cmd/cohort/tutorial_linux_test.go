@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/data/table"
+)
+
+var runDocs = flag.Bool("docs", false, "run the commands in the pages of docs")
+
+// inputs are the files of a reader's own that the pages speak of.
+var inputs = map[string]func(dir string) error{
+	"notes.txt": func(path string) error {
+		return os.WriteFile(path, []byte(strings.Repeat("We met at noon and spoke of many things, of ships and shoes and sealing wax.\n", 2000)), 0o644)
+	},
+	"clicks.csv": func(path string) error { return writeTable(path, table.DefaultGenerated()) },
+	"new.csv": func(path string) error {
+		return writeTable(path, table.Generated{Rows: 1000, Users: 500, Items: 300, Seed: 2})
+	},
+	"ratings.csv": func(path string) error {
+		return os.WriteFile(path, []byte("user_id,movie_id,rating\n"+strings.Repeat("1,10,5\n1,11,3\n2,10,4\n2,11,1\n3,12,2\n", 400)), 0o644)
+	},
+}
+
+func writeTable(path string, g table.Generated) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := g.WriteCSV(f); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+var (
+	named    = regexp.MustCompile("(?ms)^```toml\n# (\\S+)\n(.*?)^```$")
+	trainsLM = regexp.MustCompile(`(?m)^cohort train lm(.*)$`)
+)
+
+// TestTutorials does what the pages of docs tell their reader to do: it runs the
+// commands of each page in order, in a directory that looks like the repository
+// and has the files of which the pages speak. Every one must end well. A language
+// model is trained for a few steps only. It takes minutes, and so runs on demand:
+// go test -run TestTutorials ./cmd/cohort -docs
+func TestTutorials(t *testing.T) {
+	if !*runDocs {
+		t.Skip("on demand: -docs")
+	}
+	root, err := filepath.Abs(filepath.Join("..", ".."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "cohort"), ".")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("no pages: %v", err)
+	}
+	for _, page := range pages {
+		t.Run(filepath.Base(page), func(t *testing.T) {
+			text, err := os.ReadFile(page)
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := likeTheRepository(t, root)
+			for name, write := range inputs {
+				if err := write(filepath.Join(dir, name)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, m := range named.FindAllSubmatch(text, -1) {
+				if err := os.WriteFile(filepath.Join(dir, string(m[1])), m[2], 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, m := range fenced.FindAllSubmatch(text, -1) {
+				script := trainsLM.ReplaceAllStringFunc(string(m[1]), func(line string) string {
+					command, _, _ := strings.Cut(line, " #")
+					if strings.Contains(command, "--steps") {
+						return command
+					}
+					return command + " --steps 20"
+				})
+				runScript(t, dir, bin, script)
+			}
+		})
+	}
+}
+
+// likeTheRepository makes a directory with links to what is in the repository,
+// but with an out of its own.
+func likeTheRepository(t *testing.T, root string) string {
+	t.Helper()
+	dir := t.TempDir()
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.Name() == "out" {
+			continue
+		}
+		if err := os.Symlink(filepath.Join(root, e.Name()), filepath.Join(dir, e.Name())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// runScript runs a block of commands; the first that fails ends it.
+func runScript(t *testing.T, dir, bin, script string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-e", "-x", "-c", script)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"), "PWD="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+	began := time.Now()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+		return
+	}
+	t.Logf("%.1fs: %s", time.Since(began).Seconds(), strings.TrimSpace(script))
+}
