@@ -81,7 +81,7 @@ func (c RecConfig) read(ctx context.Context, s table.Schema) (*table.Table, erro
 	if err != nil {
 		return nil, err
 	}
-	return table.Read(ctx, c.Data, f, s, nil)
+	return table.Read(ctx, c.Data, f, s)
 }
 
 // generated is the table of a run without data.

@@ -63,9 +63,11 @@ func (t *Table) Row(i int) Row {
 	return Row{Label: t.labels[i], Numbers: t.numbers[i*n : (i+1)*n : (i+1)*n], Categories: t.categories[i*c : (i+1)*c : (i+1)*c]}
 }
 
-// Read reads a whole file or directory as [Open] does. Progress, if not nil, is
-// called every so often with the number of rows so far.
-func Read(ctx context.Context, path string, f Format, s Schema, progress func(rows int)) (*Table, error) {
+// maxRows is how many rows a part can tell apart.
+const maxRows = math.MaxInt32
+
+// Read reads a whole file or directory as [Open] does, until ctx ends.
+func Read(ctx context.Context, path string, f Format, s Schema) (*Table, error) {
 	r, err := Open(path, f, s)
 	if err != nil {
 		return nil, err
@@ -81,13 +83,10 @@ func Read(ctx context.Context, path string, f Format, s Schema, progress func(ro
 			return nil, err
 		}
 		t.append(row)
-		if n := t.Len(); n%(1<<14) == 0 {
-			if err := ctx.Err(); err != nil {
-				return nil, fmt.Errorf("table: reading %s after %d rows: %w", path, n, context.Cause(ctx))
-			}
-			if progress != nil {
-				progress(n)
-			}
+		if n := t.Len(); n%(1<<14) == 0 && ctx.Err() != nil {
+			return nil, fmt.Errorf("table: reading %s: stopped after %d rows: %w", path, n, context.Cause(ctx))
+		} else if n > maxRows {
+			return nil, fmt.Errorf("table: %s has more than %d rows: take a part of it", path, maxRows)
 		}
 	}
 	if t.Len() == 0 {
