@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/errorfile"
 )
 
 // maxSpawn bounds the ranks of one process: each has its block of memory.
@@ -138,10 +139,12 @@ func isConsequence(err error) bool {
 const consequencePause = 200 * time.Millisecond
 
 // Main makes of a rank's main function what launch.Spawn runs: the group of all
-// ranks is formed before it and left after it.
+// ranks is formed before it and left after it, and its error is put where the
+// launcher looks for it (TORCHELASTIC_ERROR_FILE).
 func Main(main func(ctx context.Context, g *Group) error, opts ...Option) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
 		g, err := Init(ctx, opts...)
+		errorfile.Record(err, "")
 		if isConsequence(err) {
 			time.Sleep(consequencePause)
 		}
@@ -149,6 +152,7 @@ func Main(main func(ctx context.Context, g *Group) error, opts ...Option) func(c
 			return err
 		}
 		err = main(ctx, g)
+		errorfile.Record(err, "")
 		if isConsequence(err) {
 			// Let the launcher see the rank that failed first end first.
 			time.Sleep(consequencePause)

@@ -36,6 +36,7 @@ type SpawnOptions struct {
 	Grace          time.Duration
 	FailGrace      time.Duration
 	Survivors      bool
+	MaxRestarts    int
 	LeaveSignals   bool
 	Exclusive      bool
 }
@@ -95,7 +96,7 @@ func (opts SpawnOptions) Spawn(ctx context.Context, n int, main func(ctx context
 		extra:    []string{envvar.Spawn.Assign(strconv.FormatInt(call, 10))},
 		NumRanks: n, MasterAddr: opts.MasterAddr, MasterPort: opts.MasterPort, Env: opts.Env,
 		Stdout: opts.Stdout, Stderr: opts.Stderr, PassRank0: opts.PassRank0,
-		Grace: opts.Grace, FailGrace: opts.FailGrace, Survivors: opts.Survivors, LeaveSignals: opts.LeaveSignals, Exclusive: opts.Exclusive,
+		Grace: opts.Grace, FailGrace: opts.FailGrace, Survivors: opts.Survivors, MaxRestarts: opts.MaxRestarts, LeaveSignals: opts.LeaveSignals, Exclusive: opts.Exclusive,
 	})
 }
 

@@ -122,13 +122,7 @@ func firstLine(s string) string {
 
 // Record writes the error that a rank ends with into the file that its launcher
 // has named for it (TORCHELASTIC_ERROR_FILE), so that the launcher's report says
-// it, and says which rank's was first. The functions that [Spawn] runs need not
-// call it: their errors and panics are recorded. It does nothing where no
-// launcher wants to know, or err is nil. The stack may be empty.
-func Record(err error, stack string) {
-	path, ok := envvar.ErrorFile.Lookup()
-	if !ok || err == nil {
-		return
-	}
-	_ = errorfile.Write(path, errorfile.Error{Message: err.Error(), Callstack: stack, Time: time.Now()})
-}
+// it, and says which rank's was first. What [Spawn] or dist.Main runs need not
+// call it: errors, and the panics of Spawn's, are recorded. It does nothing where
+// no launcher wants to know, or err is nil. The stack may be empty.
+func Record(err error, stack string) { errorfile.Record(err, stack) }

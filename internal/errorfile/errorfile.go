@@ -26,6 +26,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // MaxSize bounds a file.
@@ -102,6 +104,21 @@ func WriteRaw(path string, b []byte) (err error) {
 		return fmt.Errorf("error file %s: %w", path, err)
 	}
 	return nil
+}
+
+// Record writes the error that this process ends with into the file that its
+// launcher has named for it. It does nothing where no launcher wants to know, or
+// err is nil, or the file says it already: when it was first said counts. The stack may be
+// empty.
+func Record(err error, stack string) {
+	path, ok := envvar.ErrorFile.Lookup()
+	if !ok || err == nil {
+		return
+	}
+	if said, _, e := Read(path); e == nil && said.Message == err.Error() {
+		return
+	}
+	_ = Write(path, Error{Message: err.Error(), Callstack: stack, Time: time.Now()}) // its end says so too
 }
 
 // Read reads the file at path, and returns its bytes too. The error is

@@ -71,6 +71,30 @@ func TestWriteRead(t *testing.T) {
 	}
 }
 
+func TestRecord(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "error.json")
+	t.Setenv("TORCHELASTIC_ERROR_FILE", path)
+	Record(nil, "")
+	if _, _, err := Read(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("recorded that there was no error: %v", err)
+	}
+	if err := Write(path, Error{Message: "one", Time: time.Unix(5, 0)}); err != nil {
+		t.Fatal(err)
+	}
+	Record(errors.New("one"), "")
+	if e, _, err := Read(path); err != nil || !e.Time.Equal(time.Unix(5, 0)) {
+		t.Errorf("what was said is said again: %+v, %v", e, err)
+	}
+	Record(errors.New("two"), "here")
+	if e, _, err := Read(path); err != nil || e.Message != "two" || e.Callstack != "here" || time.Since(e.Time) > time.Minute {
+		t.Errorf("recorded %+v, %v", e, err)
+	}
+	t.Setenv("TORCHELASTIC_ERROR_FILE", "")
+	Record(errors.New("three"), "")
+	t.Setenv("TORCHELASTIC_ERROR_FILE", "/no/such/place")
+	Record(errors.New("four"), "")
+}
+
 func TestReadRefuses(t *testing.T) {
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "fifo")
