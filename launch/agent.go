@@ -289,6 +289,9 @@ func (a *agent) startAll(stdout, stderr *sink) (i int, err error) {
 		return 0, fmt.Errorf("log files of attempt %d: %w", a.attempt.Number, err)
 	}
 	for i, env := range environ(&a.cfg, a.job, a.attempt, a.recorders.dir) {
+		if a.bound != nil && valueOf(a.cfg.Env, envvar.NumThreads) == "" {
+			env = append(env, envvar.NumThreads.Assign(strconv.Itoa(threadsOf(a.bound, i))))
+		}
 		env = append(env, envvar.ErrorFile.Assign(a.logs.errorFile(i)))
 		if err := a.start(i, env, null, stdout, stderr); err != nil {
 			return i, fmt.Errorf("start rank %d (%s): %w", a.rank(i), a.prog.argv[0], err)
@@ -361,7 +364,14 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	for k, s := range a.prog.argv {
 		argv[k] = strings.ReplaceAll(s, "${local_rank}", strconv.Itoa(i))
 	}
-	w.proc, err = os.StartProcess(a.prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: workerAttr()})
+	var cpus []int
+	if a.bound != nil {
+		cpus = a.bound[i]
+	}
+	err = boundTo(cpus, func() (err error) {
+		w.proc, err = os.StartProcess(a.prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: workerAttr()})
+		return err
+	})
 	if err != nil {
 		if errors.Is(err, syscall.ENOEXEC) {
 			err = fmt.Errorf("%w: not a program of this system, nor a script whose first line is #! and its interpreter", err)

@@ -76,6 +76,7 @@ type Host struct {
 	job   job
 	prog  *program
 	logs  *logTree
+	bound [][]int // the processors of each rank; nil: all
 	sig   signals
 	guard *guard
 }
@@ -98,6 +99,12 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	}
 	if h.job, err = newJob(&cfg); err != nil {
 		return nil, err
+	}
+	if cfg.Binding != BindNone {
+		if h.bound, err = bind(cfg.Binding, cfg.NumRanks); err != nil {
+			err = badConfig("Binding", "bind ranks to processors (%s): %w", cfg.Binding, err)
+			return nil, err
+		}
 	}
 	if h.logs, err = openLogs(&cfg); err != nil {
 		return nil, err

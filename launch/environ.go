@@ -45,7 +45,9 @@ func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {
 		envvar.RecorderDir.Assign(recorderDir),
 	}
 	common = append(common, cfg.extra...)
-	if valueOf(cfg.Env, envvar.NumThreads) == "" {
+	// Bound ranks have as many as processors: see startAll.
+	threads := valueOf(cfg.Env, envvar.NumThreads)
+	if threads == "" && cfg.Binding == BindNone {
 		common = append(common, envvar.NumThreads.Assign(strconv.Itoa(max(1, numCores()/cfg.NumRanks))))
 	}
 	if valueOf(cfg.Env, envvar.OMPNumThreads) == "" && cfg.NumRanks > 1 {
@@ -56,6 +58,7 @@ func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {
 	}
 
 	ours := map[string]bool{string(envvar.Rank): true, string(envvar.LocalRank): true, string(envvar.RoleRank): true, string(envvar.ErrorFile): true, string(envvar.Spawn): true}
+	ours[string(envvar.NumThreads)] = ours[string(envvar.NumThreads)] || threads == ""
 	if cfg.VirtualLocalRank {
 		ours[string(envvar.VisibleGPUs)] = true
 	}

@@ -97,6 +97,9 @@ type Config struct {
 	// CUDA_VISIBLE_DEVICES (default all) that its local rank would choose.
 	VirtualLocalRank bool
 
+	// Binding is to which processors ranks are bound; default all (Linux).
+	Binding Binding
+
 	// Dir is the workers' working directory, default this process's.
 	Dir string
 	// Env is what workers inherit, KEY=VALUE, default os.Environ(); the rank's

@@ -70,7 +70,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"run -r 7 true", `--redirects "7": neither a number nor rank:number: give 0 (none), 1 (stdout)`},
 		{"run --tee 0:3,1:x true", `--tee "0:3,1:x": "x" is not 0 to 3`},
 		{"run --local_ranks_filter 0,a true", "--local-ranks-filter 0,a: give local ranks"},
-		{"run --numa-binding node true", "--numa-binding is a flag of torchrun that cohort run does not have: bind"},
+		{"run --numa-binding nodes true", "--numa-binding nodes: there are node, socket, exclusive and core-complex"},
 		{"run --logs-specs mine true", "--logs-specs is a flag of torchrun"},
 		{"run --event-log-handler console true", "only null"},
 		{"run --start-method thread true", "--start-method thread: there are spawn, fork and forkserver"},

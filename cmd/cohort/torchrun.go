@@ -37,6 +37,7 @@ type torchrunFlags struct {
 	logDir, redirects, tee               string
 	prefix, localRanks                   string
 	stdoutFilters, stderrFilters, sigset string
+	binding                              string
 
 	// What config has read.
 	minNodes, maxNodes int
@@ -48,7 +49,6 @@ type torchrunFlags struct {
 // elsewhere are flags of torchrun that have no counterpart, with what to do instead.
 var elsewhere = map[string]string{
 	"logs-specs":       "it names a Python plug-in; --log-dir, --redirects and --tee say where output goes",
-	"numa-binding":     "bind the whole job, as with numactl",
 	"print-completion": "cohort completion prints such a script",
 }
 
@@ -78,6 +78,7 @@ func (f *torchrunFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.stderrFilters, "duplicate-stderr-filters", "", "`texts`: the same for standard error and filtered_stderr.log")
 	flags.StringVar(&f.sigset, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "`signals` that end the job: the ranks get them too")
 	flags.Float64Var(&f.shutdown, "shutdown-timeout", 30, "`seconds` that a rank has to end after a signal, before SIGKILL")
+	flags.StringVar(&f.binding, "numa-binding", "", "`processors` that a rank is bound to: node, socket, exclusive or core-complex, of the NUMA node of its GPU, or else of one of the nodes in turn")
 	flags.BoolVar(&f.virtualLocalRank, "virtual-local-rank", false, "every rank has LOCAL_RANK 0 and sees one GPU")
 	flags.Float64Var(&f.interval, "monitor-interval", 0.1, "taken, but not needed: `seconds` between looks at the ranks, whose ends are seen at once")
 	flags.StringVar(&f.startMethod, "start-method", "spawn", "taken, but not needed: `way` to start a rank (spawn, fork, forkserver), always a new process here")
@@ -332,6 +333,11 @@ func (f *torchrunFlags) process(cfg *launch.Config) ([]string, error) {
 	}
 	if !(f.interval >= 0) || math.IsInf(f.interval, 0) {
 		return nil, fmt.Errorf("%s: give a number of seconds, of at least 0", f.given("monitor-interval"))
+	}
+	if f.binding != "" {
+		if cfg.Binding, err = launch.ParseBinding(f.binding); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.given("numa-binding"), err)
+		}
 	}
 	if cfg.Signals, err = launch.ParseSignals(f.sigset); err != nil {
 		return nil, fmt.Errorf("%s: %w", f.given("signals-to-handle"), err)

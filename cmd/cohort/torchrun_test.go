@@ -174,12 +174,15 @@ func TestTorchrunMeaning(t *testing.T) {
 			check(pet, f, cfg, err)
 		}()
 	}
+	if _, cfg, _, err := configOf("--numa-binding", "core-complex", "program"); err != nil || cfg.Binding != launch.BindCoreComplex {
+		t.Errorf("--numa-binding: %q, %v", cfg.Binding, err)
+	}
 	// Every flag has its row.
 	var f runFlags
 	set := pflag.NewFlagSet("run", pflag.ContinueOnError)
 	f.add(set)
 	set.VisitAll(func(flag *pflag.Flag) {
-		if !done[flag.Name] && !slices.Contains(notPET, flag.Name) {
+		if _, none := elsewhere[flag.Name]; !none && !done[flag.Name] && !slices.Contains(notPET, flag.Name) {
 			t.Errorf("--%s is in no row", flag.Name)
 		}
 	})
