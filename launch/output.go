@@ -249,12 +249,32 @@ func (c *relay) flush() bool {
 	return err == nil
 }
 
-// tail keeps the last lines of a stream. The relay that fills it and the agent
-// that reads it at the end are different goroutines.
+// tail keeps the last lines of a stream, and where a Go program has crashed, the first
+// that it said of it: the stacks of its goroutines, which follow, may be any number
+// of lines. The relay that fills it and the agent that reads it at the end are
+// different goroutines.
 type tail struct {
 	mu    sync.Mutex
 	lines []string
 	size  int
+	num   int // lines that there were
+	// crash are the first lines of a crash, of which the first was line number at.
+	crash []string
+	at    int
+}
+
+// crashLines is how many lines of a crash are kept: the message, and the top of
+// the stack that it is about.
+const crashLines = 8
+
+// isCrash reports whether a line is what the Go runtime begins with when it ends a program.
+func isCrash(line []byte) bool {
+	for _, begin := range []string{"panic: ", "fatal error: ", "unexpected fault address ", "runtime: out of memory"} {
+		if bytes.HasPrefix(line, []byte(begin)) {
+			return true
+		}
+	}
+	return false
 }
 
 func (t *tail) add(line []byte) {
@@ -264,7 +284,13 @@ func (t *tail) add(line []byte) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if n := len(t.crash); n == 0 && isCrash(line) {
+		t.crash, t.at = []string{string(line)}, t.num
+	} else if n > 0 && n < crashLines {
+		t.crash = append(t.crash, string(line))
+	}
 	t.lines = append(t.lines, string(line))
+	t.num++
 	t.size += len(line)
 	for len(t.lines) > tailLines || t.size > tailBytes {
 		t.size -= len(t.lines[0])
@@ -279,5 +305,12 @@ func (t *tail) last() []string {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return append([]string(nil), t.lines...)
+	var out []string
+	if gone := t.num - len(t.lines) - t.at; gone > 0 && len(t.crash) > 0 {
+		out = append(out, t.crash[:min(gone, len(t.crash))]...)
+		if more := gone - len(t.crash); more > 0 {
+			out = append(out, fmt.Sprintf("… %d lines", more))
+		}
+	}
+	return append(out, t.lines...)
 }

@@ -5,9 +5,12 @@ package launch
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -179,5 +182,43 @@ func TestRelayDeadline(t *testing.T) {
 	<-ended
 	if dst.String() != text {
 		t.Errorf("%d of %d bytes arrived", dst.Len(), len(text))
+	}
+}
+
+// TestTailOfCrash: however many goroutines a Go program has, what it died of is kept.
+func TestTailOfCrash(t *testing.T) {
+	for _, numAfter := range []int{0, 3, 10, 15, 19, 20, 22, 27, 28, 500} {
+		tl := &tail{}
+		for i := range 30 {
+			tl.add(fmt.Appendf(nil, "before %d\n", i))
+		}
+		tl.add([]byte("fatal error: all goroutines are asleep - deadlock!\n"))
+		for i := range numAfter {
+			tl.add(fmt.Appendf(nil, "stack %d\n", i))
+		}
+		got := tl.last()
+		i := slices.Index(got, "fatal error: all goroutines are asleep - deadlock!")
+		if i < 0 || len(got) > tailLines+crashLines+1 {
+			t.Fatalf("%d lines after it: kept %q", numAfter, got)
+		}
+		// Nothing is missing, or it is said how much.
+		want := 0
+		for _, line := range got[i+1:] {
+			if n, isGap := strings.CutPrefix(line, "… "); isGap {
+				gap, err := strconv.Atoi(strings.TrimSuffix(n, " lines"))
+				if err != nil || gap < 1 {
+					t.Fatalf("%q", line)
+				}
+				want += gap
+				continue
+			}
+			if line != fmt.Sprintf("stack %d", want) {
+				t.Fatalf("%d lines after it: kept %q, want stack %d at %q", numAfter, got, want, line)
+			}
+			want++
+		}
+		if want != numAfter {
+			t.Errorf("%d lines after it: kept %q", numAfter, got)
+		}
 	}
 }
