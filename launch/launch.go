@@ -20,6 +20,16 @@
 // failed first and how, with the last lines of its standard error. With
 // [Config.Survivors] the others are told of a failure and go on instead.
 //
+// A job is made of attempts. [Config].MaxRestarts starts all workers again after a
+// failure, at another port, so that no attempt meets what an earlier one has left.
+// Run is [Open], which checks everything and starts nothing, then an [Attempt]
+// after the other by [Host.Run], then [Host.Close]; [Config].Nodes takes the place
+// of the loop where other machines have a say in it.
+//
+// Output and errors. [Logs] writes torchrun's tree of files. Each worker finds in
+// TORCHELASTIC_ERROR_FILE where to say what it ends with; the functions that Spawn
+// runs do ([Record] is for others), and the report says it.
+//
 // No process stays. Every worker leads a session of its own. What workers
 // started and left behind is ended after them (SIGTERM, a second later
 // SIGKILL), on Linux wherever it has gone, elsewhere within the process group. If
