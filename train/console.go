@@ -54,6 +54,9 @@ func (c *Console) Start(s Start) {
 	fmt.Fprintf(c.w, "model   %s: %s parameters\n", s.Model, size)
 	fmt.Fprintf(c.w, "data    %s\n", s.Data)
 	fmt.Fprintf(c.w, "ranks   %d of %d %s, transport %s\n", s.Ranks, s.Threads, plural(s.Threads, "thread"), s.Transport)
+	if s.Given != "" {
+		fmt.Fprintf(c.w, "given   %s\n", s.Given)
+	}
 	if s.Interface != "" {
 		fmt.Fprintf(c.w, "network %s\n", s.Interface)
 	}

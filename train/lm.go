@@ -196,6 +196,7 @@ func (r *lmRun) about() About {
 	a := About{
 		Model: r.describeModel(),
 		Data:  r.describeData(),
+		Given: r.settings.Summary(),
 	}
 	if r.group.Rank() != 0 {
 		return a

@@ -249,6 +249,7 @@ func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
 func (r *recRun) about() About {
 	s := r.recommender.Config.Schema
 	a := About{
+		Given: r.settings.Summary(),
 		Model: r.recommender.String(),
 		Data: fmt.Sprintf("%s: %d rows to train on, %d to validate; %s by %s", r.training.Name(), r.training.Len(), r.validation.Len(),
 			s.Label, strings.Join(slices.Concat(s.Categories, s.Numbers), ", ")),

@@ -100,7 +100,7 @@ func TestConsoleOfAnyTask(t *testing.T) {
 	c := &clock{time.Unix(1000, 0)}
 	console := NewConsole(&b, false, "cohort")
 	console.now = c.now
-	console.Start(Start{About: About{Model: "a CNN", Data: "digits"}, DType: "float32", NumParams: 2_000_000, Ranks: 1, Threads: 2, Transport: "none", Steps: 20})
+	console.Start(Start{About: About{Model: "a CNN", Data: "digits", Given: "lr = 0.1 (flag)"}, DType: "float32", NumParams: 2_000_000, Ranks: 1, Threads: 2, Transport: "none", Steps: 20})
 	c.t = c.t.Add(time.Second)
 	console.Step(Step{Step: 1, Loss: 2, Size: 64, Unit: "images", Duration: time.Second, Replaced: 1})
 	console.Evaluation(Evaluation{Step: 1, Metrics: Metrics{{Name: "accuracy", Value: 0.975, Higher: true, Unit: "%"}, {Name: "top_5", Value: 1.0 / 3}}})
@@ -111,6 +111,7 @@ func TestConsoleOfAnyTask(t *testing.T) {
 	want := `model   a CNN: 2.00 M parameters
 data    digits
 ranks   1 of 2 threads, transport none
+given   lr = 0.1 (flag)
 step  1/20  loss 2.000  64 images/s  1 sample replaced
 step 1: validation accuracy 97.50 %, top 5 0.3333
 best        out/best: accuracy 97.50 % after step 1

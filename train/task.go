@@ -73,6 +73,7 @@ type Feed[B any] interface {
 type About struct {
 	Model  string // "GPT, 3 layers of width 96"
 	Data   string // "digits: 1437 images to train on, 360 to validate"
+	Given  string // settings that the user gave, and where; "" if none
 	Goal   string // what the first metric is to reach; "" for none
 	Beside string // what stands beside the first metric at the end, such as the figure of a peer
 }

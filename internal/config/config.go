@@ -137,6 +137,18 @@ func (s *Settings) Given() map[string]string {
 	return given
 }
 
+// Summary says in a line which settings the user gave, and where; those that
+// belong to this call alone are left out.
+func (s *Settings) Summary() string {
+	var parts []string
+	for _, f := range s.fields {
+		if f.From != Default && !f.adopted && f.run != here {
+			parts = append(parts, fmt.Sprintf("%s = %s (%s)", f.Name, f.toml(), oneLine(f.From)))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
 // SetGiven marks fields as given, as another value of the struct said.
 func (s *Settings) SetGiven(given map[string]string) {
 	for _, f := range s.fields {

@@ -112,6 +112,9 @@ func TestAdopt(t *testing.T) {
 	if got, want := s.Given(), map[string]string{"lr": Flag, "ranks": Flag}; !maps.Equal(got, want) {
 		t.Errorf("given %v, want %v", got, want)
 	}
+	if got, want := s.Summary(), "lr = 0.001 (flag)"; got != want {
+		t.Errorf("in a line: %q, want %q", got, want)
+	}
 	if from := s.Field("seed").From; from != "step-00000007" {
 		t.Errorf("the seed is from %s", from)
 	}
