@@ -53,6 +53,11 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	if r.task.Evaluate == nil {
 		return nil
 	}
+	// Running statistics are each rank's own after a pass. What is evaluated is
+	// what is saved: rank 0's.
+	if err := r.model.SyncBuffers(ctx); err != nil {
+		return r.errorf("evaluate after step %d: %w", r.step, err)
+	}
 	metrics, err := r.task.Evaluate(ctx)
 	if err == nil && len(metrics) == 0 {
 		err = fmt.Errorf("Task.Evaluate returned no metric")

@@ -392,6 +392,35 @@ func TestReplacedSamples(t *testing.T) {
 	}
 }
 
+// TestBuffers: running statistics are each rank's own after a pass; evaluated are
+// those that are saved, on all ranks.
+func TestBuffers(t *testing.T) {
+	f := newFitting(t)
+	seen := make([]map[int][]float32, 2)
+	f.set = func(rank int, task *Task[points], o *Options) {
+		b := &nn.Build{Generator: tensor.NewGenerator(3)}
+		m := nn.NewSequential(nn.NewLinear(b, 1, 4), nn.NewBatchNorm1d(b, 4, nn.BatchNormOptions{}), nn.NewLinear(b, 4, 1))
+		opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.01})
+		task.Model, task.Optimizer = m, opt
+		seen[rank] = map[int][]float32{}
+		task.Evaluate = func(context.Context) (Metrics, error) {
+			seen[rank][opt.NumSteps()] = slices.Clone(nn.Buffers(m)[0].Data.Float32s())
+			return Metrics{{Name: "x"}}, nil
+		}
+	}
+	if _, err := f.run(t, 2); err != nil {
+		t.Fatal(err)
+	}
+	for step, want := range seen[0] {
+		if got := seen[1][step]; !slices.Equal(got, want) {
+			t.Errorf("step %d: rank 1 evaluates with %v, rank 0 with %v", step, got, want)
+		}
+	}
+	if len(seen[0]) != 4 || slices.Equal(seen[0][3], seen[0][6]) {
+		t.Errorf("statistics %v", seen[0])
+	}
+}
+
 // TestUnevenRanks: ranks among which the samples of a step cannot be shared out
 // evenly come to what one rank does, also in several passes.
 func TestUnevenRanks(t *testing.T) {

@@ -245,6 +245,7 @@ func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 	return Task[vision.Batch]{
 		Name: "vision", Model: model, Optimizer: opt,
 		About: About{
+			Given: r.settings.Summary(),
 			Model: r.classifier.String(),
 			Data: fmt.Sprintf("%s: %d images to train on (augment: %s), %d to test, %d classes", r.training.Name(), r.training.Len(), r.cfg.Augment,
 				r.test.Len(), len(r.training.Classes())),
@@ -292,13 +293,6 @@ func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderS
 
 // evaluate classifies the test images, of which every rank takes a share.
 func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
-	// Running statistics are each rank's own within a pass; what is evaluated is
-	// what is saved, which are rank 0's.
-	for _, b := range nn.Buffers(r.classifier.Model) {
-		if err := r.group.Broadcast(ctx, b.Data, 0); err != nil {
-			return nil, err
-		}
-	}
 	n, ranks := r.test.Len(), r.group.Size()
 	from, to := n*r.group.Rank()/ranks, n*(r.group.Rank()+1)/ranks
 	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", nn.WithAutocast(autocasts[r.cfg.DType]))
