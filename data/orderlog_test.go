@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -363,6 +364,79 @@ func TestOrderLogRefusesMisuse(t *testing.T) {
 	}
 	if _, err := OpenOrderLog(t.TempDir(), -1); err == nil {
 		t.Error("rank -1")
+	}
+}
+
+// The order of PyTorch's sampler is proved as well, with the padding and the
+// short last batches that it has.
+func TestOrderLogOfADistributedSampler(t *testing.T) {
+	for _, drop := range []bool{false, true} {
+		dir := t.TempDir()
+		const world, steps = 3, 11
+		for rank := range world {
+			s, err := NewDistributedSampler(DistributedConfig{Len: 20, NumReplicas: world, Rank: rank, Shuffle: true, Seed: 2, DropLast: drop, Batch: 4})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l, err := OpenOrderLog(dir, rank)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			if err := l.Begin(OrderAttempt{Attempt: 1, World: world, Batch: 4, From: LoaderState{Order: s.Order()}}); err != nil {
+				t.Fatal(err)
+			}
+			var pos int64
+			for step := range steps {
+				var keys []Key
+				keys, pos = s.Batch(nil, pos)
+				l.Add(keys, nil)
+				if err := l.Step(step+1, pos); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		// An epoch has 7 samples of each rank, or 6, in two batches.
+		epoch := map[bool]int64{false: 21, true: 18}[drop]
+		r := check(t, dir, steps)
+		if want := 5*epoch + 12; r.Err() != nil || r.Samples != want || r.Epochs != 5 || r.Rest != 12 || r.Once {
+			t.Errorf("want %d samples:\n%s", want, r)
+		}
+	}
+}
+
+// A disk that is full is an error of the step, and of all later ones; what
+// was written before stays right.
+func TestOrderLogOnAFullDisk(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	l, err := OpenOrderLog(dir, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Begin(OrderAttempt{Attempt: 1, World: 1, Batch: 1, From: LoaderState{Order: "sequential len=9 epoch=9"}}); err != nil {
+		t.Fatal(err)
+	}
+	disk := l.file
+	l.file = full
+	l.Add([]Key{{0, 0}}, nil)
+	first := l.Step(1, 1)
+	l.file = disk
+	l.Add([]Key{{0, 1}}, nil)
+	if second := l.Step(2, 2); !errors.Is(first, syscall.ENOSPC) || second != first || l.Sync() != first {
+		t.Errorf("%v, then %v", first, second)
+	}
+	full.Close()
+	for range 2 {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if r := check(t, dir, 0); r.Err() != nil || r.Steps != 0 {
+		t.Errorf("%s", r)
 	}
 }
 
