@@ -12,7 +12,10 @@ import (
 	"testing"
 )
 
-func TestRandomSamplerAgainstPyTorch(t *testing.T) {
+func TestRandomSamplerAgainstPyTorch(t *testing.T) { randomAgainst(t, goldenJSON) }
+
+// randomAgainst compares with what golden.py has written.
+func randomAgainst(t *testing.T, text []byte) {
 	var golden struct {
 		Random []struct {
 			Len         int    `json:"len"`
@@ -24,7 +27,7 @@ func TestRandomSamplerAgainstPyTorch(t *testing.T) {
 			Order       []int  `json:"order"`
 		} `json:"random"`
 	}
-	if err := json.Unmarshal(goldenJSON, &golden); err != nil {
+	if err := json.Unmarshal(text, &golden); err != nil {
 		t.Fatal(err)
 	}
 	if len(golden.Random) < 1000 {

@@ -8,7 +8,11 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"flag"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/exec"
 	"slices"
 	"testing"
 )
@@ -40,7 +44,31 @@ func TestDistributedSamplerVectors(t *testing.T) {
 //go:embed testdata/golden.json
 var goldenJSON []byte
 
-func TestDistributedSamplerAgainstPyTorch(t *testing.T) {
+func TestDistributedSamplerAgainstPyTorch(t *testing.T) { distributedAgainst(t, goldenJSON) }
+
+var pytorch = flag.String("pytorch", "", "a Python with PyTorch, which TestSamplersAgainstARunningPyTorch runs")
+
+// 2,000 cases that nobody has seen before, where there is a PyTorch:
+//
+//	go test ./data -run Samplers -pytorch python3
+func TestSamplersAgainstARunningPyTorch(t *testing.T) {
+	if *pytorch == "" {
+		t.Skip("no -pytorch")
+	}
+	seed := rand.Uint32()
+	t.Logf("seed %d", seed)
+	cmd := exec.CommandContext(t.Context(), *pytorch, "testdata/golden.py", fmt.Sprint(seed))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	distributedAgainst(t, out)
+	randomAgainst(t, out)
+}
+
+// distributedAgainst compares with what golden.py has written.
+func distributedAgainst(t *testing.T, text []byte) {
 	var golden struct {
 		Cases []struct {
 			Len      int     `json:"len"`
@@ -53,7 +81,7 @@ func TestDistributedSamplerAgainstPyTorch(t *testing.T) {
 			Ranks    [][]int `json:"ranks"`
 		} `json:"cases"`
 	}
-	if err := json.Unmarshal(goldenJSON, &golden); err != nil {
+	if err := json.Unmarshal(text, &golden); err != nil {
 		t.Fatal(err)
 	}
 	if len(golden.Cases) < 1000 {

@@ -4,15 +4,18 @@
 # the ranks' indices, and in full for the first few.
 #
 #     python3 golden.py > golden.json
+#
+# With a number, the random cases are others: go test ./data -run Samplers -pytorch python3
 import hashlib
 import json
 import random
 import struct
+import sys
 
 import torch
 from torch.utils.data import DistributedSampler, RandomSampler
 
-r = random.Random(17)
+r = random.Random(int(sys.argv[1]) if len(sys.argv) > 1 else 17)
 args = [(10, 3, True, 3, False, 0), (10, 3, True, 3, True, 0), (2, 5, True, 3, False, 0), (7, 2, True, 3, True, 0), (1, 1, True, 0, False, 0), (8, 8, True, 1, True, 1), (3, 8, False, 0, False, 2)]
 for _ in range(1000):
     n = r.choice([r.randrange(1, 20), r.randrange(1, 200), r.randrange(1, 3000)])
