@@ -31,7 +31,7 @@ var (
 	source  = flag.String("data", "", "directory of images; default is generated ones")
 	out     = flag.String("out", "out/resnet", "directory of the run")
 	numRank = flag.Int("ranks", 2, "number of ranks")
-	steps   = flag.Int("steps", 80, "training steps")
+	steps   = flag.Int("steps", 60, "training steps")
 	batch   = flag.Int("batch", 16, "images of all ranks in a step")
 	side    = flag.Int("size", 48, "pixels of a side that the network sees")
 	dtype   = flag.String("dtype", "float32", "float32, or bfloat16")
@@ -137,20 +137,26 @@ func evaluate(ctx context.Context, group *dist.Group, net *models.ResNet, test d
 		}
 	}
 	numRight := 0.0
+	var samples []vision.Sample
 	for i := group.Rank(); i < test.Len(); i += group.Size() {
 		s, err := test.Get(ctx, data.Key{Index: i})
 		if err != nil {
 			return nil, err
 		}
-		b, err := collate([]vision.Sample{s})
+		samples = append(samples, s)
+		if len(samples) < *batch && i+group.Size() < test.Len() {
+			continue
+		}
+		b, err := collate(samples)
 		if err != nil {
 			return nil, err
 		}
 		images, labels := tensors(b)
 		c := nn.Evaluation(ctx)
-		numRight += nn.Accuracy(c.Call(net, images), labels)
+		numRight += nn.Accuracy(c.Call(net, images), labels) * float64(b.N)
 		c.Close()
 		b.Release()
+		samples = samples[:0]
 	}
 	right := tensor.Full(numRight, 1)
 	if err := group.AllReduce(ctx, right, dist.Sum); err != nil {
