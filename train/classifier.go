@@ -63,6 +63,9 @@ func NewClassifier(b *nn.Build, c ClassifierConfig) (*Classifier, error) {
 	case len(c.Classes) < 2 || len(c.Classes) > maxClasses:
 		return nil, fmt.Errorf("a classifier of %d classes: want 2 to %d", len(c.Classes), maxClasses)
 	}
+	if len(c.Widths) > 64 {
+		return nil, fmt.Errorf("a classifier of %d layers: want at most 64", len(c.Widths))
+	}
 	for _, w := range c.Widths {
 		if w < 1 || w > 1<<16 {
 			return nil, fmt.Errorf("a classifier with a layer of width %d: want 1 to %d", w, 1<<16)
