@@ -9,6 +9,7 @@ import (
 	"image/color"
 	"image/jpeg"
 	"image/png"
+	"os"
 	"strings"
 	"testing"
 
@@ -94,6 +95,40 @@ func TestBadFolder(t *testing.T) {
 	}
 	if _, _, err := Open(t.TempDir() + "/none"); err == nil || !strings.Contains(err.Error(), "none") {
 		t.Error(err)
+	}
+}
+
+// TestRareJPEG: what is not decoded here is by the standard library, also in
+// part.
+func TestRareJPEG(t *testing.T) {
+	for _, name := range []string{"rgb.jpg", "cmyk.jpg"} {
+		b, err := os.ReadFile("testdata/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		img, err := Decode(b)
+		if err != nil || img.Width != 30 || img.Height != 20 || img.Channels != 3 {
+			t.Fatalf("%s: %d·%d, %v", name, img.Width, img.Height, err)
+		}
+		set, err := OpenFolder(write(t, map[string][]byte{"a/" + name: b}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		part, err := Apply(set, 1, ResizeTo{10, 10}).Get(t.Context(), data.Key{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []struct {
+			img  Image
+			x, y int
+			want [3]int
+		}{{img, 5, 5, [3]int{200, 40, 90}}, {img, 25, 12, [3]int{10, 220, 60}}, {part.Image, 1, 8, [3]int{200, 40, 90}}} {
+			for i, v := range c.img.row(c.y)[3*c.x : 3*c.x+3] {
+				if d := int(v) - c.want[i]; d < -6 || d > 6 {
+					t.Errorf("%s: channel %d at %d, %d is %d, want about %d", name, i, c.x, c.y, v, c.want[i])
+				}
+			}
+		}
 	}
 }
 

@@ -99,6 +99,12 @@ func (d *Decoder) Open(file []byte) (width, height int, err error) {
 	if d.first == nil {
 		return 0, 0, d.fail("no image in the file")
 	}
+	// Where only a part is decoded the end of the file is not read, but a file that
+	// was cut off must be an error whatever part is asked for.
+	if bytes.LastIndex(file[d.pos:], []byte{0xff, eoi}) < 0 {
+		d.pos = len(file)
+		return 0, 0, d.fail("the file is cut off: it has no end marker")
+	}
 	return d.width, d.height, nil
 }
 
@@ -117,12 +123,6 @@ func (d *Decoder) open(file []byte) error {
 		return d.fail("not a JPEG file")
 	}
 	d.pos = 2
-	// Where only a part is decoded the end of the file is not read, but a file that
-	// was cut off must be an error whatever part is asked for.
-	if bytes.LastIndex(file, []byte{0xff, eoi}) < 0 {
-		d.pos = len(file)
-		return d.fail("the file is cut off: it has no end marker")
-	}
 	return nil
 }
 

@@ -156,6 +156,26 @@ func TestDamaged(t *testing.T) {
 	}
 }
 
+// TestThumbnail: a file that was cut off is told even where one of its markers
+// holds another image, whole.
+func TestThumbnail(t *testing.T) {
+	files := corpus(t)
+	file, small := files["420.jpg"], files["5x16.jpg"]
+	withThumbnail := append([]byte{0xff, soi, 0xff, 0xe1, byte((len(small) + 2) >> 8), byte(len(small) + 2)}, small...)
+	withThumbnail = append(withThumbnail, file[2:]...)
+	var d Decoder
+	whole, _, _, err := decode(&d, withThumbnail)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want, _, _, _ := decode(&d, file); !bytes.Equal(whole, want) {
+		t.Error("other pixels with a thumbnail")
+	}
+	if _, _, err := d.Open(withThumbnail[:len(withThumbnail)-100]); err == nil || !strings.Contains(err.Error(), "cut off") {
+		t.Errorf("cut off behind a thumbnail: %v", err)
+	}
+}
+
 func TestRareKinds(t *testing.T) {
 	file := corpus(t)["420.jpg"]
 	at := bytes.Index(file, []byte{0xff, sof0})

@@ -29,6 +29,13 @@ for width, height, channels, box, size in [
     # Rows first, which Pillow always did before version 13 and still does mostly.
     m = m.resize((size[0], m.height), Image.Resampling.BILINEAR).resize(size, Image.Resampling.BILINEAR)
     cases.append({"width": width, "height": height, "channels": channels, "box": box, "size": size, "crc": zlib.crc32(m.tobytes())})
+
+# JPEG of the kinds that are left to image/jpeg.
+m = Image.new("RGB", (30, 20), (200, 40, 90))
+m.paste((10, 220, 60), (15, 0, 30, 20))
+m.save("rgb.jpg", quality=95, keep_rgb=True)
+m.convert("CMYK").save("cmyk.jpg", quality=95)
+
 with open("golden.json", "w") as f:
     json.dump({"pillow": PIL.__version__, "resize": cases}, f, indent=1)
     f.write("\n")
