@@ -10,6 +10,8 @@
 //   - [Windows] makes a [Dataset] of a Text: sample i is a window of tokens, a
 //     pure function of (epoch, i). [Validation] is the fixed set of windows
 //     that an evaluation covers.
+//   - [EncodeShards] encodes a corpus once, to shards of tokens in a directory;
+//     [OpenShards] opens them and [ShardWindows] makes the Dataset.
 //   - A [Sampler] says which samples are in a batch of this rank: [Stream],
 //     whose order does not depend on the number of ranks, and PyTorch's
 //     [DistributedSampler], [RandomSampler] and [SequentialSampler]. Samplers are

@@ -4,6 +4,7 @@ package tokenizer
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -19,7 +20,6 @@ func newCharTokenizer(names []string, merges []merge, f front) (*Tokenizer, erro
 		chars: make(map[rune]uint32),
 	}
 	ids := make(map[string]uint32, len(names))
-	apart := true // no token has a mark after something else, so words can begin at marks
 	for id, name := range names {
 		if name == "" {
 			continue
@@ -29,7 +29,6 @@ func newCharTokenizer(names []string, merges []merge, f front) (*Tokenizer, erro
 		}
 		ids[name] = uint32(id)
 		t.tokens[id] = []byte(strings.ReplaceAll(name, mark, " "))
-		apart = apart && !strings.Contains(strings.TrimLeft(name, mark), mark)
 		if r, n := utf8.DecodeRuneInString(name); n == len(name) && (r != utf8.RuneError || n > 1) {
 			t.chars[r] = uint32(id)
 		}
@@ -61,14 +60,113 @@ func newCharTokenizer(names []string, merges []merge, f front) (*Tokenizer, erro
 		}
 		t.unk = id
 	}
-	if t.front.split == splitMarks && !(apart && hasMark && f.replace) {
-		t.front.split = splitWhole
+	isByte := make([]bool, len(names))
+	for _, id := range t.byteID {
+		if id != none {
+			isByte[id] = true
+		}
 	}
+	for _, m := range merges {
+		// Merges of bytes go across characters that no name has side by side.
+		if isByte[m.left] || isByte[m.right] {
+			t.front.split = splitWhole
+			break
+		}
+	}
+	t.setNear(hasMark)
 	if err := t.addMerges(func(id uint32) string { return names[id] }); err != nil {
 		return nil, err
 	}
 	t.finish()
 	return t, nil
+}
+
+// Characters are told apart by class: ASCII, the mark, and all others.
+const (
+	classMark = utf8.RuneSelf + iota
+	classOther
+	numClasses
+)
+
+// near says which characters may lie side by side in a word: elsewhere words
+// are parted, which changes nothing, because no merge goes across.
+type near [numClasses][numClasses]bool
+
+func (f *front) class(r rune) uint8 {
+	switch {
+	case r == markRune || r == ' ' && f.replace:
+		return classMark
+	case r < utf8.RuneSelf:
+		return uint8(r)
+	}
+	return classOther
+}
+
+// setNear finds out where words can be parted.
+func (t *Tokenizer) setNear(hasMark bool) {
+	f := &t.front
+	t.near = new(near)
+	for _, name := range t.names {
+		last := rune(-1)
+		for _, r := range name {
+			if last >= 0 {
+				t.near[f.class(last)][f.class(r)] = true
+			}
+			last = r
+		}
+	}
+	// Unknown characters become one token together: only where there are none may
+	// words be parted anywhere. A mark is known.
+	if slices.Contains(t.byteID[:], none) {
+		marks := [numClasses]bool{}
+		for c := range t.near {
+			marks[c] = t.near[c][classMark] || !hasMark
+			for d := range t.near[c] {
+				t.near[c][d] = true
+			}
+			t.near[c][classMark] = marks[c]
+		}
+		t.near[classMark][classMark] = true
+	}
+	if f.split == splitEachMark {
+		for c := range t.near {
+			t.near[c][classMark] = false
+		}
+	}
+}
+
+// atMarks reports whether a word always begins at a mark that comes after
+// another character.
+func (t *Tokenizer) atMarks() bool {
+	for c := range t.near {
+		if c != classMark && t.near[c][classMark] {
+			return false
+		}
+	}
+	return true
+}
+
+// charWord returns where the word of characters that starts at i ends.
+func (t *Tokenizer) charWord(text []byte, i int) int {
+	last := &t.near[classOther]
+	for begin := i; i < len(text); {
+		class, n := uint8(classOther), 1
+		if b := text[i]; b == ' ' {
+			class = t.front.class(' ')
+		} else if b < utf8.RuneSelf {
+			class = b
+		} else {
+			var r rune
+			r, n = utf8.DecodeRune(text[i:])
+			class = t.front.class(r)
+		}
+		if i > begin && !last[class] {
+			break
+		}
+		last = &t.near[class]
+		i += n
+	}
+	return i
 }
 
 // appendChars appends the symbols that a word begins as, before any merge: its
@@ -88,6 +186,9 @@ func (t *Tokenizer) appendChars(syms []uint32, word []byte) []uint32 {
 		}
 		char := word[i : i+n]
 		i += n
+		if id == none && char[0] == ' ' && t.front.replace {
+			char = []byte(mark)
+		}
 		switch {
 		case id != none:
 			syms = t.appendUnknown(syms, unknown)
@@ -115,8 +216,7 @@ func (t *Tokenizer) appendUnknown(syms []uint32, n int) []uint32 {
 	return syms
 }
 
-// hasBytes reports whether there is a token for each byte of a character. A
-// space is looked for as the mark that it becomes.
+// hasBytes reports whether there is a token for each byte of a character.
 func (t *Tokenizer) hasBytes(char []byte) bool {
 	for _, b := range char {
 		if t.byteID[b] == none {

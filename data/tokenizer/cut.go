@@ -18,7 +18,7 @@ func (t *Tokenizer) Cut(text []byte) int {
 		return 0
 	}
 	letter := func(b byte) bool { return 'a' <= b && b <= 'z' || 'A' <= b && b <= 'Z' }
-	marks := t.front.split == splitMarks || t.front.split == splitEachMark
+	marks := t.front.split == splitChars || t.front.split == splitEachMark
 	for i := len(text) - 2; i > 1; i-- {
 		switch before := text[i-1]; {
 		case text[i] == ' ' && letter(before) && (marks || letter(text[i+1])):
@@ -41,7 +41,7 @@ func (t *Tokenizer) Cut(text []byte) int {
 // cuts reports whether texts can be cut: not if they are one word, or if added
 // tokens might lie on both sides.
 func (t *Tokenizer) cuts() bool {
-	if t.front.split == splitWhole {
+	if t.front.split == splitWhole || t.near != nil && !t.atMarks() {
 		return false
 	}
 	for _, a := range t.added.list {

@@ -170,12 +170,12 @@ func (f *front) parsePreTokenizer(d *document) error {
 	}
 	switch kinds {
 	case "":
-		f.chars, f.split = true, splitMarks
+		f.chars, f.split = true, splitChars
 		return nil
 	case "Split ":
 		// Nothing is left of the spaces that it splits at.
 		if c := parts[0]; f.replace && c.Pattern != nil && c.Pattern.String != nil && *c.Pattern.String == " " {
-			f.chars, f.split = true, splitMarks
+			f.chars, f.split = true, splitChars
 			return nil
 		}
 	case "Metaspace ":
@@ -242,7 +242,7 @@ func (f *front) parseMetaspace(c component) error {
 	default:
 		return formatErr(field, "prepend_scheme %q is not known", scheme)
 	}
-	f.chars, f.replace, f.split = true, true, splitMarks
+	f.chars, f.replace, f.split = true, true, splitChars
 	if isTrue(c.Split, true) {
 		f.split = splitEachMark
 	}

@@ -63,6 +63,7 @@ type Tokenizer struct {
 	ascii  [128]uint32       // chars, of ASCII
 	whole  map[string]uint32 // tokens that a word is looked up in before it is merged
 	unk    uint32            // none if unknown characters are left out
+	near   *near             // over characters
 	merges []merge           // by rank
 	table  pairTable
 	front  front

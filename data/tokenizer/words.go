@@ -18,8 +18,8 @@ const (
 
 	splitQwen2    // the same with single digits
 	splitWhole    // not at all
-	splitMarks    // before each run of marks, over characters
-	splitEachMark // before each mark
+	splitChars    // between characters that no token has side by side
+	splitEachMark // the same, and before each mark
 )
 
 // String is the name of a split that can be trained with.
@@ -75,15 +75,8 @@ func (t *Tokenizer) wordEnd(text []byte, i int, closed bool) int {
 		end, looked = t.kinds.wordLlama3(text, i, 3)
 	case splitQwen2:
 		end, looked = t.kinds.wordLlama3(text, i, 1)
-	case splitMarks:
-		end = afterMarks(text, i)
-		looked = end
-	case splitEachMark:
-		end = i
-		if n := markAt(text, i); n > 0 {
-			end += n
-		}
-		end = beforeMark(text, end)
+	case splitChars, splitEachMark:
+		end = t.charWord(text, i)
 		looked = end
 	default:
 		end, looked = len(text), len(text)
@@ -221,21 +214,4 @@ func markAt(text []byte, i int) int {
 		return 3
 	}
 	return 0
-}
-
-func beforeMark(text []byte, i int) int {
-	for ; i < len(text); i++ {
-		if b := text[i]; (b == ' ' || b == mark[0]) && markAt(text, i) > 0 {
-			break
-		}
-	}
-	return i
-}
-
-// afterMarks returns the end of a word that may begin with marks.
-func afterMarks(text []byte, i int) int {
-	for n := markAt(text, i); n > 0; n = markAt(text, i) {
-		i += n
-	}
-	return beforeMark(text, i)
 }
