@@ -30,7 +30,7 @@ func (t *Tokenizer) Cut(text []byte) int {
 			// the end of a text changes how several spaces before it are parted.
 			next, _ := t.kinds.at(text, i)
 			r, _ := utf8.DecodeLastRune(text[:i-1])
-			if next != kindSpace && (t.front.split != SplitGPT2 || int(r) < len(t.kinds) && t.kinds[r] != kindSpace) {
+			if next != kindSpace && (t.front.split != SplitGPT2 && t.front.split != splitDigits || int(r) < len(t.kinds) && t.kinds[r] != kindSpace) {
 				return i
 			}
 		}

@@ -32,8 +32,9 @@ type family struct {
 }
 
 var families = sync.OnceValue(func() (golden struct {
-	Texts    []string  `json:"texts"`
-	Families []*family `json:"families"`
+	Kinds    map[string][]rune `json:"kinds"` // first, last, first, last, …
+	Texts    []string          `json:"texts"`
+	Families []*family         `json:"families"`
 }) {
 	if err := json.Unmarshal(familiesJSON, &golden); err != nil {
 		panic(err)
@@ -87,6 +88,38 @@ func TestFamilies(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The classes of all characters are those of the library.
+func TestKinds(t *testing.T) {
+	table := unicodeKinds()
+	for name, is := range map[string]func(r rune, k kind) bool{
+		"letter": func(_ rune, k kind) bool { return k == kindLetter },
+		"number": func(_ rune, k kind) bool { return k == kindNumber },
+		"space":  func(_ rune, k kind) bool { return k == kindSpace },
+		"word":   func(r rune, _ kind) bool { return table.isWord(r) },
+	} {
+		ranges := families().Kinds[name]
+		if len(ranges) < 10 {
+			t.Fatalf("%d ends of ranges of %s", len(ranges), name)
+		}
+		wrong := 0
+		for r := rune(0); r <= utf8.MaxRune; r++ {
+			if !utf8.ValidRune(r) {
+				continue
+			}
+			for len(ranges) > 0 && ranges[1] < r {
+				ranges = ranges[2:]
+			}
+			want := len(ranges) > 0 && ranges[0] <= r
+			k, _ := table.at([]byte(string(r)), 0)
+			if got := is(r, k); got != want {
+				if wrong++; wrong < 10 {
+					t.Errorf("%U is a %s: %t, want %t", r, name, got, want)
+				}
+			}
+		}
 	}
 }
 
@@ -147,7 +180,7 @@ func TestFamiliesStream(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	golden := families()
 	for _, f := range golden.Families {
-		for i := range rounds(600) {
+		for i := range rounds(2000) {
 			var text []byte
 			for range 1 + r.IntN(3) {
 				next := golden.Texts[r.IntN(len(golden.Texts))]

@@ -62,6 +62,8 @@ type component struct {
 	AddPrefixSpace *bool `json:"add_prefix_space"` // ByteLevel; Metaspace of old
 	UseRegex       *bool `json:"use_regex"`
 
+	IndividualDigits bool `json:"individual_digits"` // Digits
+
 	Replacement   string  `json:"replacement"` // Metaspace
 	PrependScheme *string `json:"prepend_scheme"`
 	Split         *bool   `json:"split"`
@@ -189,6 +191,12 @@ func (f *front) parsePreTokenizer(d *document) error {
 			f.lead = leadUnlessSpace
 		}
 		return f.overBytes()
+	case "Digits ByteLevel ":
+		if !parts[0].IndividualDigits || !isTrue(parts[1].UseRegex, true) || isTrue(parts[1].AddPrefixSpace, true) {
+			return formatErr(field, "Digits is supported with individual_digits only, before a ByteLevel with use_regex and without add_prefix_space")
+		}
+		f.split = splitDigits
+		return f.overBytes()
 	case "Split ByteLevel ":
 		c, level := parts[0], parts[1]
 		part := func(i int) string { return fmt.Sprintf("%s.pretokenizers[%d]", field, i) }
@@ -208,7 +216,7 @@ func (f *front) parsePreTokenizer(d *document) error {
 		}
 		return f.overBytes()
 	}
-	return formatErr(field, "[%s] is not supported: only ByteLevel, Split and ByteLevel, Metaspace, or none", kinds[:len(kinds)-1])
+	return formatErr(field, "[%s] is not supported: only ByteLevel, Digits or Split and ByteLevel, Metaspace, or none", kinds[:len(kinds)-1])
 }
 
 func (f *front) overBytes() error {

@@ -77,6 +77,7 @@ func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed b
 		var n int
 		if lead && !s.inside && inner.start == 0 && inner.token >= 0 {
 			dst = appendIDs(dst, e.word([]byte{' '})) // the mark alone
+			s.inside, s.begun = true, true
 		}
 		dst, n = s.words(e, dst, text[pos:inner.start], limit, closed || inner.token >= 0)
 		pos += n

@@ -33,6 +33,12 @@ var (
 		{Lo: 0x13460, Hi: 0x143fa}, {Lo: 0x16100, Hi: 0x1611d}, {Lo: 0x16d40, Hi: 0x16d6c}, {Lo: 0x18cff, Hi: 0x18cff}, {Lo: 0x1e5d0, Hi: 0x1e5ed},
 		{Lo: 0x1e5f0, Hi: 0x1e5f0}, {Lo: 0x2ebf0, Hi: 0x2ee5d},
 	}
+	newWords = []unicode.Range32{ // besides letters
+		{Lo: 0x897, Hi: 0x897}, {Lo: 0x10d40, Hi: 0x10d49}, {Lo: 0x10d69, Hi: 0x10d6d}, {Lo: 0x10efc, Hi: 0x10efc}, {Lo: 0x113b8, Hi: 0x113c0},
+		{Lo: 0x113c2, Hi: 0x113c2}, {Lo: 0x113c5, Hi: 0x113c5}, {Lo: 0x113c7, Hi: 0x113ca}, {Lo: 0x113cc, Hi: 0x113d0}, {Lo: 0x113d2, Hi: 0x113d2},
+		{Lo: 0x113e1, Hi: 0x113e2}, {Lo: 0x116d0, Hi: 0x116e3}, {Lo: 0x11bf0, Hi: 0x11bf9}, {Lo: 0x11f5a, Hi: 0x11f5a}, {Lo: 0x1611e, Hi: 0x16139},
+		{Lo: 0x16d70, Hi: 0x16d79}, {Lo: 0x1ccf0, Hi: 0x1ccf9}, {Lo: 0x1e5ee, Hi: 0x1e5ef}, {Lo: 0x1e5f1, Hi: 0x1e5fa}, {Lo: 0x2ebf0, Hi: 0x2ee5d},
+	}
 	newNumbers = []unicode.Range32{
 		{Lo: 0x10d40, Hi: 0x10d49}, {Lo: 0x116d0, Hi: 0x116e3}, {Lo: 0x11bf0, Hi: 0x11bf9}, {Lo: 0x16130, Hi: 0x16139}, {Lo: 0x16d70, Hi: 0x16d79},
 		{Lo: 0x1ccf0, Hi: 0x1ccf9}, {Lo: 0x1e5f1, Hi: 0x1e5fa},
@@ -101,10 +107,15 @@ func (t *kindTable) run(text []byte, i int, want kind) int {
 	return i
 }
 
-// isWord tells characters of \w: letters, numbers, marks, and what joins words.
+// isWord tells characters of \w: letters, marks, digits, and what joins words.
 func (t *kindTable) isWord(r rune) bool {
-	if int(r) < len(t) && (t[r] == kindLetter || t[r] == kindNumber) {
+	if int(r) < len(t) && t[r] == kindLetter {
 		return true
 	}
-	return unicode.In(r, unicode.L, unicode.M, unicode.N, unicode.Pc, unicode.Other_Alphabetic)
+	for _, new := range newWords {
+		if rune(new.Lo) <= r && r <= rune(new.Hi) {
+			return true
+		}
+	}
+	return unicode.In(r, unicode.L, unicode.M, unicode.Nd, unicode.Nl, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control)
 }

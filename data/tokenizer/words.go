@@ -17,6 +17,7 @@ const (
 	SplitLlama3              // as Llama 3 and GPT-4 do
 
 	splitQwen2    // the same with single digits
+	splitDigits   // as GPT-2 does between single digits
 	splitWhole    // not at all
 	splitChars    // between characters that no token has side by side
 	splitEachMark // the same, and before each mark
@@ -73,6 +74,8 @@ func (t *Tokenizer) wordEnd(text []byte, i int, closed bool) int {
 		end, looked = t.kinds.wordGPT2(text, i)
 	case SplitLlama3:
 		end, looked = t.kinds.wordLlama3(text, i, 3)
+	case splitDigits:
+		end, looked = t.kinds.wordDigits(text, i)
 	case splitQwen2:
 		end, looked = t.kinds.wordLlama3(text, i, 1)
 	case splitChars, splitEachMark:
@@ -109,6 +112,24 @@ func (t *kindTable) wordGPT2(text []byte, i int) (end, looked int) {
 		return end, end
 	}
 	return t.spaces(text, i)
+}
+
+// wordDigits is wordGPT2 where every digit is a word, and what is between
+// digits is parted as if it were a text of its own.
+func (t *kindTable) wordDigits(text []byte, i int) (end, looked int) {
+	k, n := t.at(text, i)
+	if k == kindNumber {
+		return i + n, i + n
+	}
+	if k == kindSpace {
+		run := t.run(text, i, kindSpace)
+		if run < len(text) {
+			if next, _ := t.at(text, run); next == kindNumber {
+				return run, run // the end of a text
+			}
+		}
+	}
+	return t.wordGPT2(text, i)
 }
 
 // spaces returns the end of a word of spaces: the last one of several goes

@@ -3,7 +3,7 @@
 # Llama 2, trained by the Hugging Face tokenizers package on this repository's
 # pages and the sentences below, and the tokens that it gives for a set of
 # texts, what it puts before them, and how it decodes all without special
-# tokens where that is not the text.
+# tokens where that is not the text; and the characters of its classes.
 # big.py is the same with whole vocabularies.
 #
 #     pip install tokenizers
@@ -35,7 +35,7 @@ code = open("../bpe.go").read()
 r = random.Random(7)
 texts = ["", " ", "  ", "\n", " \n ", "\n\n  x", "a  b   c", "x \n", "tab\tx\t\ty", "'s", "'S", "'ſ", "I'LL've 'lx 'Re we'd", "\u00a0x", "a\u3000 b"]
 texts += ["<s>", "a <s> b", "<s><s>", " <s>", "▁<s>", "▁a", "a▁ b", " ▁ ", "<|endoftext|>x", "a <mask>  b <mask>", "  <mask>", "one", "one one1 (one) oneone", "<0x41>"]
-texts += ["1234567 12 ٣٨ Ⅷ", "...\r\n\n  \r\n", "(a){b} !!c", "\U0002ebf0\U00016d40x", "x" * 70, "é" * 60, " " * 50 + "end", "世界" * 30]
+texts += ["1234567 12 ٣٨ Ⅷ", "...\r\n\n  \r\n", "(a){b} !!c", "\U0002ebf0\U00016d40x", "x" * 70, "  12  3 ", "é" * 60, " " * 50 + "end", "世界" * 30]
 texts += SENTENCES.splitlines() + [code[:1500], pages[1][:1500]]
 alphabets = [
     [chr(c) for c in range(128)],
@@ -56,6 +56,20 @@ for _ in range(15):  # random bytes, made valid
 families = []
 
 
+def ranges(regex):
+    """The characters of a class, as first, last, first, last, …"""
+    out = []
+    for base in range(0, 0x110000, 4096):
+        chars = "".join(chr(c) for c in range(base, base + 4096) if not 0xD800 <= c < 0xE000)
+        for run, _ in pre_tokenizers.Split(Regex(regex), "removed", invert=True).pre_tokenize_str(chars) if chars else ():
+            for c in map(ord, run):
+                if out and out[-1] == c - 1:
+                    out[-1] = c
+                else:
+                    out += [c, c]
+    return out
+
+
 def add(name, tok):
     tok = Tokenizer.from_str(tok if isinstance(tok, str) else tok.to_str())
     before = tok.encode("").ids
@@ -67,7 +81,7 @@ def add(name, tok):
         cases.append({"ids": ids} if decoded == t else {"ids": ids, "decoded": decoded})
     d = json.loads(tok.to_str())
     for f in families:  # share what is the same
-        if f["tokenizer"]["model"].get("vocab") == d["model"]["vocab"]:
+        if all(f["tokenizer"]["model"].get(k) == d["model"][k] for k in ("vocab", "merges")):
             del d["model"]["vocab"], d["model"]["merges"]
             d["model"]["as"] = f["name"]
             break
@@ -94,6 +108,9 @@ tok = over_bytes(400)
 tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
 tok.add_special_tokens([special("<mask>", lstrip=True, rstrip=True), AddedToken("one", single_word=True)])
 add("gpt2-added", tok)
+tok = over_bytes(450)
+tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+add("digits", tok)
 for name, regex in (("llama3", LLAMA3), ("qwen2", QWEN2)):
     d = json.loads(over_bytes(450).to_str())
     d["model"]["ignore_merges"] = True
@@ -148,5 +165,20 @@ over_characters("gemma", REPLACE, AT_SPACES)
 over_characters("unknown", PREPEND, None, byte_fallback=False, fuse_unk=False)
 over_characters("fused", PREPEND, None, byte_fallback=False, fuse_unk=True)
 
-json.dump({"tokenizers": tokenizers.__version__, "texts": texts, "families": families}, sys.stdout, ensure_ascii=False, separators=(",", ":"))
+def word_ranges():
+    """The characters that may not touch a token which wants to be a word of its own."""
+    tok = Tokenizer(models.BPE({"a": 0, "one": 1}, []))
+    tok.add_tokens([AddedToken("one", single_word=True)])
+    out = []
+    for c in range(0x110000):
+        if not 0xD800 <= c < 0xE000 and tok.encode("one" + chr(c)).ids != [1]:
+            if out and out[-1] == c - 1:
+                out[-1] = c
+            else:
+                out += [c, c]
+    return out
+
+
+kinds = {"letter": ranges(r"\p{L}"), "number": ranges(r"\p{N}"), "space": ranges(r"\s"), "word": word_ranges()}
+json.dump({"tokenizers": tokenizers.__version__, "kinds": kinds, "texts": texts, "families": families}, sys.stdout, ensure_ascii=False, separators=(",", ":"))
 print()
