@@ -123,4 +123,7 @@ func TestEvalOfOtherTasks(t *testing.T) {
 	if _, err := Eval(t.Context(), dir, EvalOptions{}, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
 		t.Errorf("a task of somebody's: %v", err)
 	}
+	if _, _, err := LoadLM(t.Context(), dir, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
+		t.Errorf("as a language model: %v", err)
+	}
 }

@@ -83,6 +83,12 @@ func (at place) loadLM() (models.CausalLM, *tokenizer.Tokenizer, error) {
 	fail := func(err error) (models.CausalLM, *tokenizer.Tokenizer, error) {
 		return nil, nil, fmt.Errorf("load a language model from %s: %w", at.path, err)
 	}
+	if task, err := at.task(); err != nil || task != "lm" {
+		if err == nil {
+			err = fmt.Errorf("it is a checkpoint of the task %q", task)
+		}
+		return fail(err)
+	}
 	tok, err := readTokenizer(at.path)
 	if err != nil {
 		return fail(err)

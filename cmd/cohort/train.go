@@ -51,10 +51,15 @@ The text is the source of the Go standard library that is on this machine, or
 any UTF-8 text (--data FILE or DIR). The run's directory (--out) gets a
 checkpoint every --save-every steps and at the end; run again, it resumes there.
 A checkpoint is a Hugging Face GPT-2: model.safetensors, config.json,
-tokenizer.json, and besides the optimizer's state and the progress.`,
+tokenizer.json, and besides the optimizer's state and the progress.
+
+With --init-from it goes on from a GPT-2 or Llama that there is, with its own
+tokenizer and sizes; --lora trains low-rank matrices beside the model's weights
+and saves them as PEFT does.`,
 		Example: `  cohort train lm --ranks 2
   cohort train lm --data notes.txt --out out/notes --steps 500
   cohort train lm --config out/notes/config.toml --out out/again
+  cohort train lm --init-from path/to/llama --data notes.txt --lora 8
   cohort generate --from out/lm --prompt 'func main() {'`,
 	})
 }
