@@ -34,13 +34,15 @@ func (s Schema) Validate() error {
 		return fmt.Errorf("table: %d buckets for a category: want 2 to %d", s.Buckets, maxBuckets)
 	}
 	seen := map[string]string{s.Label: "the label"}
-	for kind, names := range map[string][]string{"a number": s.Numbers, "a category": s.Categories} {
-		for _, name := range names {
-			if was, ok := seen[name]; ok {
-				return fmt.Errorf("table: the schema has column %q as %s and as %s: name it once", name, was, kind)
-			}
-			seen[name] = kind
+	for i, name := range slices.Concat(s.Numbers, s.Categories) {
+		kind := "a number"
+		if i >= len(s.Numbers) {
+			kind = "a category"
 		}
+		if was, ok := seen[name]; ok {
+			return fmt.Errorf("table: the schema has column %q as %s and as %s: name it once", name, was, kind)
+		}
+		seen[name] = kind
 	}
 	return nil
 }
