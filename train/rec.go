@@ -125,17 +125,25 @@ func (r *recRun) resolve() error {
 	if err != nil {
 		return err
 	}
-	if c.Label != "" && len(c.Numbers)+len(c.Categories) > 0 {
-		// All are named; what is missing in the file, its header tells now.
-		rows, err := table.Open(c.Data, f, c.schema())
-		if err != nil {
+	if c.Label == "" || len(c.Numbers)+len(c.Categories) == 0 {
+		if err := r.infer(f); err != nil {
 			return fmt.Errorf("train rec: %w", err)
 		}
-		return rows.Close()
 	}
-	s, err := table.Infer(c.Data, f, c.Label, c.Buckets)
+	// What is missing in the file, its header tells now.
+	rows, err := table.Open(c.Data, f, c.schema())
 	if err != nil {
 		return fmt.Errorf("train rec: %w", err)
+	}
+	return rows.Close()
+}
+
+// infer sets the columns that no setting names by the first rows of the file.
+func (r *recRun) infer(f table.Format) error {
+	c := &r.cfg
+	s, err := table.Infer(c.Data, f, c.Label, c.Buckets)
+	if err != nil {
+		return err
 	}
 	from := "the first rows of " + filepath.Base(c.Data)
 	set := func(name string, columns []string) error {

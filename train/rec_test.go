@@ -259,6 +259,9 @@ func TestRecBadInput(t *testing.T) {
 		}},
 		{"needs at least one category", nil, func(c *RecConfig) { c.Data, c.Label, c.Numbers = clicks, "click", []string{"age"} }},
 		{"is empty", nil, func(c *RecConfig) { c.Data = writeFile(t, "a.csv", "") }},
+		{`no column "user" among`, nil, func(c *RecConfig) { c.Data, c.Categories = clicks, []string{"user"} }},
+		{"separated by another character than ','", nil, func(c *RecConfig) { c.Data = writeFile(t, "a.csv", "a;label\n1;0\n") }},
+		{"neither a file nor a directory", nil, func(c *RecConfig) { c.Data = os.DevNull }},
 	} {
 		cfg := smallRec(t)
 		c.change(&cfg)

@@ -67,8 +67,11 @@ func open(path string, format Format) (*files, error) {
 		return nil, fmt.Errorf("table: %w", err)
 	}
 	f := &files{format: format, path: path, paths: []string{path}}
-	if !info.IsDir() {
+	if info.Mode().IsRegular() {
 		return f, nil
+	}
+	if !info.IsDir() {
+		return nil, fmt.Errorf("table: %s is neither a file nor a directory: rows are read more than once, which a pipe cannot do", path)
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {

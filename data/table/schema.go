@@ -105,6 +105,9 @@ func Infer(path string, f Format, label string, buckets int) (Schema, error) {
 		return Schema{}, err
 	}
 	names := slices.Clone(files.names)
+	if len(names) == 1 {
+		return Schema{}, &RowError{Path: files.text.path, Line: 1, Detail: fmt.Sprintf("there is one column, %q: are fields separated by another character than %q?", names[0], files.text.comma)}
+	}
 	s := Schema{Label: label, Buckets: buckets}
 	switch {
 	case label == "" && slices.Contains(names, "label"):
