@@ -204,6 +204,26 @@ func TestNoTemporaryFilesLeft(t *testing.T) {
 	})
 }
 
+// TestKilledAgentFiles: the directory of error files goes with an agent that is killed.
+func TestKilledAgentFiles(t *testing.T) {
+	tmp := t.TempDir()
+	a := startProcess(t, `agent:{"NumRanks":2}`, "LAUNCH_TEST_WORKER=wait", "TMPDIR="+tmp)
+	a.out.await(t, 2, "ready")
+	pattern := filepath.Join(tmp, "cohort-run-*", "none_*", "attempt_0", "*")
+	if dirs, _ := filepath.Glob(pattern); len(dirs) != 2 {
+		t.Errorf("%s has %v", pattern, dirs)
+	}
+	_ = a.Process.Kill()
+	a.end(t)
+	waitGone(t, a.mark)
+	eventually(t, func() string {
+		if left, _ := filepath.Glob(filepath.Join(tmp, "*")); len(left) > 0 {
+			return fmt.Sprintf("left: %v", left)
+		}
+		return ""
+	})
+}
+
 // TestKilledBuild: neither a build nor what it wrote stays, whatever ends the agent.
 func TestKilledBuild(t *testing.T) {
 	src, bin := t.TempDir(), t.TempDir()

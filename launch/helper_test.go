@@ -74,6 +74,7 @@ func init() {
 		"print":    rolePrint,
 		"greedy":   roleGreedy,
 		"phoenix":  rolePhoenix,
+		"ends":     roleEnds,
 		"panicker": func(string) int { panic("boom") },
 	}
 }

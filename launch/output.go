@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -274,7 +276,9 @@ func isCrash(line []byte) bool {
 			return true
 		}
 	}
-	return false
+	// "SIGSEGV: segmentation violation"
+	name, _, ok := bytes.Cut(line, []byte(": "))
+	return ok && bytes.HasPrefix(name, []byte("SIG")) && unix.SignalNum(string(name)) != 0
 }
 
 func (t *tail) add(line []byte) {

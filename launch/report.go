@@ -89,7 +89,11 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%s, of %d", accuse(e.blamed()), e.NumRanks)
 	case len(e.Failures) > 0 && !e.Failures[0].Stopped:
 		f := &e.Failures[0]
-		return fmt.Sprintf("rank %d of %d %s (pid %d, host %s)", f.Rank, e.NumRanks, f.how(), f.PID, f.Host)
+		text := fmt.Sprintf("rank %d of %d %s (pid %d, host %s)", f.Rank, e.NumRanks, f.how(), f.PID, f.Host)
+		if f.Message != "" {
+			text += ": " + firstLine(f.Message)
+		}
+		return text
 	case e.Signal != 0:
 		return "stopped by " + signalName(e.Signal)
 	case e.Cause != nil:

@@ -90,6 +90,9 @@ func TestErrorFiles(t *testing.T) {
 					t.Errorf("the report lacks %q:\n%s", w, b.String())
 				}
 			}
+			if line := job.Error(); !strings.HasSuffix(line, ": "+firstLine(job.Failures[0].Message)) || strings.Contains(line, "\n") {
+				t.Errorf("in a line: %q", line)
+			}
 			if strings.Count(b.String(), "ValueError: boom") > 1 {
 				t.Errorf("said twice:\n%s", b.String())
 			}
