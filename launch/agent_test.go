@@ -37,6 +37,21 @@ func TestAgentSignals(t *testing.T) {
 	}
 }
 
+// TestAgentOtherSignals: a signal that is chosen goes to the ranks, whose context knows it.
+func TestAgentOtherSignals(t *testing.T) {
+	a := startProcess(t, fmt.Sprintf(`agent:{"NumRanks":2,"Signals":[%d]}`, syscall.SIGUSR1), "LAUNCH_TEST_WORKER=reduce:0+polite", "TMPDIR="+t.TempDir())
+	a.out.await(t, 2, "ready")
+	_ = a.Process.Signal(syscall.SIGUSR1)
+	if code, took := a.end(t); code != 1 || took > 5*time.Second {
+		t.Errorf("exit code %d after %v", code, took)
+	}
+	for _, want := range []string{"stopped by SIGUSR1", "rank 0 got SIGUSR1"} {
+		if !strings.Contains(a.errs.String(), want) {
+			t.Errorf("no %q in\n%s", want, a.errs.String())
+		}
+	}
+}
+
 // A program that ignores signals ends at the second SIGINT, children and all.
 func TestAgentSecondInterrupt(t *testing.T) {
 	a := startAgent(t, Config{NumRanks: 2, Exclusive: true}, "deaf")
