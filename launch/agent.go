@@ -333,25 +333,12 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	var relays []*relay
 	if !pass {
 		w.tail = &tail{}
-		prefix := func(teed bool) []byte {
-			return linePrefix(a.cfg.Logs.Prefix, a.cfg.Role, a.host, a.rank(i), i, teed)
-		}
-		for k, console := range []*sink{stdout, stderr} {
-			r, err := a.logs.relay(k, i, prefix, console)
-			if err != nil {
-				return err
-			}
-			r.secret = a.secret
-			if k == 1 {
-				r.tail = w.tail
-			}
-			relays = append(relays, r)
+		if relays, err = a.relaysOf(i, w.tail, stdout, stderr); err != nil {
+			return err
 		}
 		defer func() {
 			if err != nil {
-				for _, r := range relays {
-					r.close()
-				}
+				closeRelays(relays)
 			}
 		}()
 	}
@@ -384,6 +371,30 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	}
 	go func() { a.exits <- wait(i, w.proc) }()
 	return nil
+}
+
+// relaysOf makes what copies the two streams of a worker.
+func (a *agent) relaysOf(i int, t *tail, consoles ...*sink) (relays []*relay, err error) {
+	prefix := func(teed bool) []byte {
+		return linePrefix(a.cfg.Logs.Prefix, a.cfg.Role, a.host, a.rank(i), i, teed)
+	}
+	for k, console := range consoles {
+		r, err := a.logs.relay(k, i, prefix, console)
+		if err != nil {
+			closeRelays(relays)
+			return nil, err
+		}
+		r.secret = a.secret
+		relays = append(relays, r)
+	}
+	relays[len(relays)-1].tail = t // of the standard error
+	return relays, nil
+}
+
+func closeRelays(relays []*relay) {
+	for _, r := range relays {
+		r.close()
+	}
 }
 
 func (w *worker) close() {
