@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -63,6 +64,9 @@ func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*progr
 	if !isPath && cfg.argv0 == "" {
 		path, lookErr := exec.LookPath(name)
 		if lookErr == nil {
+			if err := checkInterpreter(name, path); err != nil {
+				return nil, err
+			}
 			return &program{path: path, argv: append([]string{name}, cfg.Args...)}, nil
 		}
 		if err == nil {
@@ -78,11 +82,46 @@ func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*progr
 	case st.Mode()&0o111 == 0:
 		return nil, badConfig("Program", "program %s is not executable: chmod +x it, or name its interpreter in front", name)
 	}
+	if err := checkInterpreter(name, name); err != nil {
+		return nil, err
+	}
 	argv0 := name
 	if cfg.argv0 != "" {
 		argv0 = cfg.argv0
 	}
 	return &program{path: absolute(cfg, name), argv: append([]string{argv0}, cfg.Args...)}, nil
+}
+
+// checkInterpreter says of a script whether the program that its first line names is
+// there: the system's error would say that the script is not.
+func checkInterpreter(name, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil // what can be run need not be readable
+	}
+	defer f.Close()
+	head := make([]byte, 256) // as much as Linux reads
+	n, _ := io.ReadFull(f, head)
+	line, isScript := bytes.CutPrefix(head[:n], []byte("#!"))
+	if !isScript {
+		return nil
+	}
+	if i := bytes.IndexByte(line, '\n'); i >= 0 {
+		line = line[:i]
+	}
+	word := bytes.Trim(line, " \t")
+	if i := bytes.IndexAny(word, " \t"); i >= 0 {
+		word = word[:i]
+	}
+	interpreter := string(word)
+	switch _, err := os.Stat(interpreter); {
+	case interpreter == "" || err == nil || !filepath.IsAbs(interpreter):
+		return nil
+	case strings.HasSuffix(interpreter, "\r"):
+		return badConfig("Program", "program %s: its lines end with CR LF, so that its interpreter %q is not found: convert it, as with dos2unix", name, interpreter)
+	default:
+		return badConfig("Program", "program %s: its first line names %s as its interpreter: %w", name, interpreter, err)
+	}
 }
 
 // absolute makes a path hold in another working directory.

@@ -33,8 +33,11 @@ func TestResolveErrors(t *testing.T) {
 	t.Chdir(dir)
 	writeFiles(t, dir, map[string]string{"plain": "#!/bin/sh\n", "here": ""})
 	writeFiles(t, dir+"/empty", nil)
-	if err := os.Chmod("here", 0o755); err != nil {
-		t.Fatal(err)
+	writeFiles(t, dir, map[string]string{"lost": "#! /no/such/shell -e\n", "dos": "#!/bin/sh\r\necho\r\n"})
+	for _, name := range []string{"here", "lost", "dos"} {
+		if err := os.Chmod(name, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
 	tests := []struct {
 		cfg  Config
@@ -45,6 +48,8 @@ func TestResolveErrors(t *testing.T) {
 		{Config{Program: "nothing.go"}, "program nothing.go does not exist"},
 		{Config{Program: "no-such-program"}, "program no-such-program is not in PATH"},
 		{Config{Program: "here"}, "say ./here"},
+		{Config{Program: "./lost"}, "program ./lost: its first line names /no/such/shell as its interpreter: stat /no/such/shell: no such file"},
+		{Config{Program: "./dos"}, "its lines end with CR LF"},
 		{Config{Program: "./plain"}, "program ./plain is not executable: chmod +x"},
 		{Config{Program: "empty"}, "directory empty has no Go files"},
 		{Config{Program: "./empty", Direct: true}, "program ./empty is a directory"},
