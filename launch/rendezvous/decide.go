@@ -216,6 +216,18 @@ func (d *decider) gather(now time.Time, n *State) (changed bool) {
 		}
 	}
 	changed = changed || len(goneToo)+len(lostToo) > 0
+	if e := n.Ending; e != nil {
+		left := 0
+		for i := range n.Members[:e.Left] { // members has some of these, in the same order
+			if left < len(members) && members[left].ID == n.Members[i].ID {
+				left++
+			}
+		}
+		if e.Left = left; left == 0 {
+			// Nobody is left who was there: these nodes begin anew.
+			n.Ending, n.Restarts, n.Fresh, changed = nil, 0, true, true
+		}
+	}
 	n.Members, n.Waiting = members, waiting
 	for len(n.Members) < n.Max && len(n.Waiting) > 0 {
 		n.Members, n.Waiting = append(n.Members, n.Waiting[0]), n.Waiting[1:]
@@ -369,7 +381,7 @@ func (d *decider) watch(now time.Time, n *State) (changed bool) {
 // end ends a round.
 func end(n *State, why Cause, text string, lost bool) bool {
 	n.Phase, n.Fresh = Gathering, false
-	n.Ending = &Ending{Version: n.Version + 1, Cause: why, Text: clip(text), Lost: lost}
+	n.Ending = &Ending{Version: n.Version + 1, Cause: why, Text: clip(text), Lost: lost, Left: len(n.Members)}
 	return true
 }
 

@@ -27,10 +27,10 @@ const (
 	lookChunk = 1000
 	// newsPatience bounds one wait for news, retryPause is the time between two
 	// tries to reach a store that is out of reach.
-	newsPatience = 10 * time.Second
+	newsPatience = 20 * time.Second
 	retryPause   = 100 * time.Millisecond
 	// oldTurns is how many of them stay in the store.
-	oldTurns = 16
+	oldTurns = 64
 )
 
 // Opener opens the store that the nodes share. It is called again when the
@@ -258,26 +258,24 @@ func (l *link) ring(ctx context.Context, s store.Store, version uint64) error {
 // follow hands every new state on, until ctx is done.
 func (l *link) follow(ctx context.Context, news func(Event)) {
 	known, born := uint64(0), ""
-	for stale := true; ctx.Err() == nil; {
-		if stale {
-			s, err := l.peek(ctx)
-			if err == nil && s == nil && known > 0 { // another store is there now
-				known, born = 0, ""
-				news(Read{OK: true})
-			}
-			if err != nil || s == nil {
-				pause(ctx, retryPause)
-				continue
-			}
-			if s.Version > known || s.Born != born {
-				known, born = s.Version, s.Born
-				news(Read{OK: true, State: s})
-			}
-			stale = false
+	for ctx.Err() == nil {
+		s, err := l.peek(ctx)
+		if err == nil && s == nil && known > 0 { // another store is there now
+			known, born = 0, ""
+			news(Read{OK: true})
 		}
-		err := l.wait(ctx, keyTurn+strconv.FormatUint(known+1, 10))
-		stale = err == nil || !errors.Is(err, context.DeadlineExceeded)
-		if err != nil && stale {
+		if err != nil || s == nil {
+			pause(ctx, retryPause)
+			continue
+		}
+		if s.Version > known || s.Born != born {
+			known, born = s.Version, s.Born
+			news(Read{OK: true, State: s})
+		}
+		err = l.wait(ctx, keyTurn+strconv.FormatUint(known+1, 10))
+		// Without news it may be that they were missed: who is far behind waits for
+		// a version whose key has been removed.
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			pause(ctx, retryPause)
 		}
 	}

@@ -589,8 +589,8 @@ func (m *Machine) finished(now time.Time) bool {
 		return true
 	case !closed && m.admitted:
 		return !m.state.has(m.me.ID) && !m.decides()
-	case m.dirty || m.putting: // what is to be said last
-		return closed && m.told >= m.state.Version && !m.me.Hosts
+	case m.dirty || m.putting: // what is to be said last, unless the store has gone
+		return closed && m.told >= m.state.Version && !m.me.Hosts && now.Before(m.rest)
 	case !closed || !m.me.Hosts:
 		return true
 	}

@@ -131,14 +131,11 @@ func (w *world) problem(format string, args ...any) {
 func (w *world) join(name string, ranks int) *host {
 	h := &host{w: w, name: name, froze: map[int]bool{}}
 	w.nodes = append(w.nodes, h)
-	lives := 0
-	h.m = NewMachine(w.set, Node{Host: name, PID: len(w.nodes), Addr: name, NumRanks: ranks, Role: "default", Rank: -1}, func() string {
+	n, lives := len(w.nodes), 0
+	h.m = NewMachine(w.set, Node{Host: name, PID: n, Addr: name, NumRanks: ranks, Role: "default", Rank: -1}, func() string {
 		lives++
-		return fmt.Sprintf("%08x%08x", len(w.nodes), lives)
+		return fmt.Sprintf("%08x%08x", n, lives)
 	}, func() int { return 20000 + lives })
-	n := len(w.nodes)
-	h.m.newID = func() string { lives++; return fmt.Sprintf("%08x%08x", n, lives) }
-	h.m.me.ID = h.m.newID()
 	w.log("%s starts", name)
 	h.step(Ticked{})
 	return h
@@ -184,28 +181,33 @@ func (h *host) step(e Event) {
 // ask is a call of the store: do runs there, its result goes back.
 func (h *host) ask(do func() Event, failed Event) {
 	w := h.w
-	timeout := 2 * w.set.Timing.Beat
-	over := false
-	h.later(timeout, func() {
-		if !over {
-			over = true
-			h.step(failed)
-		}
-	})
+	sent, life := w.now, h.life
+	lost := func() {
+		h.later(max(0, sent.Add(w.set.Timing.Call).Sub(w.now)), func() { h.step(failed) })
+	}
 	if h.cut {
+		lost()
 		return
 	}
 	w.after(w.latency(), func() {
 		if h.cut {
+			if h.life == life {
+				lost()
+			}
 			return
 		}
 		w.calls++
 		answer := do()
 		w.after(w.latency(), func() {
-			if !h.cut && !over && !h.dead {
+			switch {
+			case h.life != life:
+			case h.cut:
+				lost()
+			default:
 				h.do(func() {
-					if !over {
-						over = true
+					if w.now.Sub(sent) > w.set.Timing.Call { // it thaws
+						h.step(failed)
+					} else {
 						h.step(answer)
 					}
 				})
@@ -278,7 +280,7 @@ func (w *world) publish(s *State) {
 			w.problem("round %d after %d, %s after %s", s.Round, old.Round, s.Phase, old.Phase)
 		case old.Phase == Closed:
 			w.problem("a state after the end")
-		case s.Restarts > s.MaxRestarts || s.Restarts < old.Restarts:
+		case s.Restarts > s.MaxRestarts || s.Restarts < old.Restarts && !(s.Restarts == 0 && s.Ending == nil && old.Phase == Gathering):
 			w.problem("%d restarts of %d after %d", s.Restarts, s.MaxRestarts, old.Restarts)
 		}
 	}

@@ -128,6 +128,7 @@ type Ending struct {
 	Text    string `json:"text"`             // for people: who, and why
 	Lost    bool   `json:"lost,omitempty"`   // nodes have been lost, or have left, since
 	Judged  bool   `json:"judged,omitempty"` // whether it counts as a failure is decided
+	Left    int    `json:"left,omitempty"`   // how many of the round's nodes are still there: the first of the members
 }
 
 // Refusal is a node that cannot take part.
@@ -325,8 +326,8 @@ func decodeState(b []byte) (*State, error) {
 		return nil, fmt.Errorf("%w: it runs without nodes", errWire)
 	case s.Decider != "" && !isID(s.Decider) || !isID(s.Born) || len(s.Job) > maxText || len(s.Text) > maxText:
 		return nil, fmt.Errorf("%w: a name that is none", errWire)
-	case s.Ending != nil && len(s.Ending.Text) > maxText:
-		return nil, fmt.Errorf("%w: a text of %d bytes", errWire, len(s.Ending.Text))
+	case s.Ending != nil && (len(s.Ending.Text) > maxText || s.Ending.Left < 0 || s.Ending.Left > len(s.Members)):
+		return nil, fmt.Errorf("%w: an ending of %d bytes, after which %d of %d nodes are left", errWire, len(s.Ending.Text), s.Ending.Left, len(s.Members))
 	}
 	seen := make(map[string]bool, len(s.Members)+len(s.Waiting))
 	for _, nodes := range [][]Node{s.Members, s.Waiting} {
