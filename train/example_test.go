@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
@@ -66,4 +67,42 @@ func ExampleRun() {
 	// Output:
 	// y = 3.00 x + 1.00
 	// <nil>
+}
+
+// A program with a loop of its own goes on where it was, whatever the number of
+// ranks was then.
+func ExampleResume() {
+	dir, err := os.MkdirTemp("", "run")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	run := func(ctx context.Context, group *dist.Group) error {
+		net := nn.NewLinear(&nn.Build{}, 3, 2)
+		step, err := train.Resume(ctx, group, dir, func(ck *checkpoint.Checkpoint) error {
+			return ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All())
+		})
+		if err != nil {
+			return err
+		}
+		if group.Rank() == 0 {
+			fmt.Printf("%d ranks begin after step %d\n", group.Size(), step)
+		}
+		for range 2 { // as many steps as there was time for
+			if step++; group.Rank() == 0 {
+				err = checkpoint.Save(ctx, dir, step, func(w *checkpoint.Writer) error {
+					return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(net).All(), nil)
+				}, 2)
+			}
+		}
+		return err
+	}
+	for _, ranks := range []int{2, 3} {
+		if err := dist.Spawn(context.Background(), ranks, run); err != nil {
+			panic(err)
+		}
+	}
+	// Output:
+	// 2 ranks begin after step 0
+	// 3 ranks begin after step 2
 }

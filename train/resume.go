@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/dist"
+)
+
+// Resume has a program with a loop of its own go on where it was: on as many ranks
+// as there are now, after a restart or a change of the machines that take part. ([Run]
+// does so by itself.)
+//
+//	step, err := train.Resume(ctx, group, dir, func(ck *checkpoint.Checkpoint) error {
+//		return ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All())
+//	})
+//	for ; err == nil && step < steps; step++ { … }
+//
+// Rank 0 looks for the newest good checkpoint in dir, which all ranks see; every
+// rank calls load with that one, and Resume returns its step. Without a checkpoint
+// the step is 0, and load is not called. Rank 0 says on standard error which damaged ones it passed
+// over. When one rank cannot load it, all have an error that names that rank.
+func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *checkpoint.Checkpoint) error) (step int, err error) {
+	fail := func(err error) (int, error) { return 0, fmt.Errorf("train: resume from %s: %w", dir, err) }
+	// What rank 0 has found, for all.
+	var found struct {
+		Path string // of the checkpoint, empty for none
+		Step int
+		Err  string
+	}
+	var ck *checkpoint.Checkpoint
+	if group.Rank() == 0 {
+		ck, err = latest(ctx, dir, func(text string) { fmt.Fprintf(os.Stderr, "train: resume: %s\n", text) })
+		switch {
+		case errors.Is(err, checkpoint.ErrNone):
+		case err != nil:
+			found.Err = err.Error()
+		default:
+			found.Path, found.Step = ck.Path, ck.Step
+		}
+	}
+	mine := err
+	if found, err = dist.BroadcastObject(ctx, group, found, 0); err != nil {
+		return fail(err)
+	}
+	switch {
+	case found.Err != "" && group.Rank() == 0:
+		return fail(mine)
+	case found.Err != "":
+		return fail(fmt.Errorf("rank 0: %s", found.Err))
+	case found.Path == "":
+		return 0, nil
+	}
+	if group.Rank() != 0 {
+		ck, err = checkpoint.Open(ctx, found.Path)
+	}
+	if err == nil {
+		err = load(ck)
+	}
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	texts, gathered := dist.AllGatherObject(ctx, group, text)
+	switch {
+	case err != nil:
+		return fail(err)
+	case gathered != nil:
+		return fail(gathered)
+	}
+	for rank, text := range texts {
+		if text != "" {
+			return fail(fmt.Errorf("rank %d: %s", rank, text))
+		}
+	}
+	return found.Step, nil
+}
