@@ -5,7 +5,9 @@ package train
 import (
 	"context"
 	"fmt"
+	"math"
 
+	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -20,6 +22,8 @@ type standing struct {
 	Marked  bool    `json:"marked"`
 	Metric  string  `json:"metric,omitempty"` // what Value is of, for people
 	Unit    string  `json:"unit,omitempty"`
+
+	Plateau *optim.PlateauState `json:"plateau,omitempty"` // that of the task
 }
 
 // metric is the best value.
@@ -74,6 +78,7 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	metrics[0].Value = first.Item()
 	r.metrics = metrics
 	r.report.Evaluation(Evaluation{Step: r.step, Metrics: metrics})
+	r.lowerRates(metrics[0].Value)
 	best := r.standing.add(r.step, metrics[0], r.o.MinDelta)
 	if best && r.o.Best {
 		if err := r.saveBest(ctx); err != nil {
@@ -85,4 +90,18 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 			r.step, r.o.Steps, r.standing.Patient, r.standing.Step, r.standing.metric()))
 	}
 	return nil
+}
+
+// lowerRates tells the task's plateau of an evaluation.
+func (r *trainer[B]) lowerRates(metric float64) {
+	p := r.task.Plateau
+	if p == nil {
+		return
+	}
+	if math.IsInf(metric, 0) {
+		metric = math.NaN() // never better, and an infinite best could not be saved
+	}
+	if p.Step(metric) {
+		r.report.Notice(fmt.Sprintf("step %d: nothing gets better, the learning rate is now %.4g", r.step, r.task.Optimizer.Groups()[0].LR()))
+	}
 }

@@ -108,6 +108,11 @@ func (r *trainer[B]) load(s *SavedRun) error {
 		return r.errorf("resume: %w", err)
 	}
 	r.step, r.standing = s.Progress.Step, s.standing
+	if p := r.task.Plateau; p != nil && s.standing.Plateau != nil {
+		if err := p.SetState(*s.standing.Plateau); err != nil {
+			return r.errorf("resume: %w", err)
+		}
+	}
 	r.task.Optimizer.SetNumSteps(s.Progress.Step)
 	return nil
 }
@@ -172,6 +177,10 @@ func (r *trainer[B]) progress() (checkpoint.Progress, error) {
 	loader, err := json.Marshal(state)
 	if err != nil {
 		return checkpoint.Progress{}, r.errorf("save the loader's state: %w", err)
+	}
+	if p := r.task.Plateau; p != nil {
+		plateau := p.State()
+		r.standing.Plateau = &plateau
 	}
 	standing, err := json.Marshal(r.standing)
 	if err != nil {

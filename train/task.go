@@ -40,6 +40,9 @@ type Task[B any] struct {
 
 	Optimizer optim.Optimizer // over the parameters of Model that are trained
 	Schedule  optim.Schedule  // nil leaves the learning rates as they are
+	// Plateau, in place of a Schedule, lowers the learning rates when the first
+	// metric gets no better; its Mode is "max" where higher is better. nil is none.
+	Plateau *optim.Plateau
 
 	// Feed makes this rank's batches, from where a saved run was or from the
 	// start. A *data.Loader is one. Run closes it.

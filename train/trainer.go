@@ -64,6 +64,9 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 	if r.task.Model == nil || r.task.Loss == nil || r.task.Optimizer == nil || r.task.Feed == nil {
 		return r.errorf("a task needs Model, Loss, Optimizer and Feed")
 	}
+	if r.task.Schedule != nil && r.task.Plateau != nil {
+		return r.errorf("a task has a Schedule or a Plateau, not both: each would overwrite the other's rates")
+	}
 	if r.o, err = r.o.resolve(r.task.Name, r.task.Samples); err != nil {
 		return err
 	}

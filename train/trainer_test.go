@@ -303,6 +303,51 @@ func TestEarlyStop(t *testing.T) {
 	}
 }
 
+// TestPlateau: the learning rate falls when nothing gets better, and a run that
+// resumes in between goes on counting.
+func TestPlateau(t *testing.T) {
+	scores := metricsOf(map[int]float64{3: 5, 6: 5, 9: 5, 12: 5, 15: 4, 18: 4}, false)
+	rates := make([]float64, 2)
+	fit := func(out string, steps int) *log {
+		t.Helper()
+		f := newFitting(t)
+		f.out = out
+		f.set = func(rank int, task *Task[points], o *Options) {
+			scores(rank, task, o)
+			opt := task.Optimizer
+			task.Plateau = optim.ReduceLROnPlateau(opt, optim.PlateauOptions{Factor: 0.5, Patience: 1})
+			evaluate := task.Evaluate
+			task.Evaluate = func(ctx context.Context) (Metrics, error) {
+				rates[rank] = opt.Groups()[0].LR() // of the steps since the last evaluation
+				return evaluate(ctx)
+			}
+			o.Steps = steps
+		}
+		if _, err := f.run(t, 2); err != nil {
+			t.Fatal(err)
+		}
+		return f.log
+	}
+	whole, parts := filepath.Join(t.TempDir(), "whole"), filepath.Join(t.TempDir(), "parts")
+	want := fit(whole, 18)
+	if len(want.notices) != 1 || want.notices[0] != "step 9: nothing gets better, the learning rate is now 0.01" || rates[0] != 0.01 || rates[1] != 0.01 {
+		t.Errorf("notices %q, rates %v", want.notices, rates)
+	}
+	first := fit(parts, 6) // one of two without a better one
+	rest := fit(parts, 18)
+	maps.Copy(first.losses, rest.losses)
+	if !maps.Equal(first.losses, want.losses) || len(rest.notices) != 1 {
+		t.Errorf("in two parts: losses %v, want %v; notices %q", first.losses, want.losses, rest.notices)
+	}
+	f := newFitting(t)
+	f.set = func(_ int, task *Task[points], _ *Options) {
+		task.Plateau, task.Schedule = optim.ReduceLROnPlateau(task.Optimizer, optim.PlateauOptions{}), optim.StepLR(1, 1)
+	}
+	if _, err := f.run(t, 1); err == nil || !strings.Contains(err.Error(), "a Schedule or a Plateau, not both") {
+		t.Errorf("both: %v", err)
+	}
+}
+
 // TestProof: a run through crashes, stops and other numbers of ranks takes each
 // sample in its turn, which its logs prove.
 func TestProof(t *testing.T) {
