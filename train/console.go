@@ -5,8 +5,11 @@ package train
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
+
+	"golang.org/x/term"
 )
 
 // Console reports to a person: on a terminal one line that is written over,
@@ -16,6 +19,7 @@ type Console struct {
 	terminal bool
 	command  string
 	now      func() time.Time
+	width    func() int // columns of the terminal, 0 if unknown
 
 	steps      int
 	firstStep  int
@@ -41,7 +45,17 @@ const warmUpSteps = 2
 // NewConsole returns a reporter that writes to w, a terminal or not. command is
 // how the user calls cohort, for the hint at the end.
 func NewConsole(w io.Writer, terminal bool, command string) *Console {
-	return &Console{w: w, terminal: terminal, command: command, now: time.Now}
+	c := &Console{w: w, terminal: terminal, command: command, now: time.Now, width: func() int { return 0 }}
+	if f, ok := w.(*os.File); ok && terminal {
+		c.width = func() int {
+			columns, _, err := term.GetSize(int(f.Fd()))
+			if err != nil {
+				return 0
+			}
+			return columns
+		}
+	}
+	return c
 }
 
 // Start describes the run.
@@ -123,6 +137,10 @@ func (c *Console) line(s Step, now time.Time) {
 		text += fmt.Sprintf("  %s left", left.Round(time.Second))
 	}
 	if c.terminal {
+		// A line that goes on in the next row could not be written over.
+		if width := c.width(); width > 0 && len(text) >= width {
+			text = strings.ToValidUTF8(text[:width-1], "")
+		}
 		fmt.Fprintf(c.w, "\r\x1b[K%s", text)
 		c.open = true
 	} else {

@@ -93,6 +93,27 @@ func TestConsoleOnTerminal(t *testing.T) {
 	}
 }
 
+// TestConsoleOnNarrowTerminal: the live line stays in its row, where it can be
+// written over.
+func TestConsoleOnNarrowTerminal(t *testing.T) {
+	for _, width := range []int{1, 20, 48} {
+		var b bytes.Buffer
+		c := &clock{time.Unix(1000, 0)}
+		console := NewConsole(&b, true, "cohort")
+		console.now, console.width = c.now, func() int { return width }
+		drive(console, c)
+		live := strings.Split(b.String(), "\r\x1b[K")[1:]
+		for _, line := range live {
+			if line, _, _ = strings.Cut(line, "\n"); len(line) >= width {
+				t.Errorf("%d columns: the line %q", width, line)
+			}
+		}
+		if want := "step 11/14  loss 3.900"[:min(22, width-1)]; !strings.HasPrefix(live[0], want) {
+			t.Errorf("%d columns: %q, want %q", width, live[0], want)
+		}
+	}
+}
+
 // TestConsoleOfAnyTask: what there is of a task that counts images and has
 // several metrics.
 func TestConsoleOfAnyTask(t *testing.T) {
