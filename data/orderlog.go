@@ -192,7 +192,11 @@ func (l *OrderLog) Add(keys []Key, skipped []Skip) {
 	l.skipped = append(l.skipped, skipped...)
 }
 
-// Step writes down that a step is done, which left the loader at a position.
+// Step writes down a step when all its samples have been taken, which left the
+// loader at a position. Call it before a collective of the step, such as that
+// which agrees on the loss: who has come out of it, and may save the step, then
+// knows that all ranks have written it down, however they end. A step that was
+// written down and not done is one that is done again.
 func (l *OrderLog) Step(step int, position int64) error {
 	switch {
 	case l.begun.World == 0:

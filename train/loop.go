@@ -28,6 +28,10 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		if err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
+		// Before the ranks agree, so that what one of them saves all have written down.
+		if err := r.proof.step(r.step+1, r.feed.State()); err != nil {
+			return r.errorf("step %d: %w", r.step+1, err)
+		}
 		all, err := r.agree(work, mine, ctx.Err() != nil)
 		if err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
@@ -36,9 +40,6 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			return err
 		}
 		r.step++
-		if err := r.proof.step(r.step, r.feed.State()); err != nil {
-			return r.errorf("step %d: %w", r.step, err)
-		}
 		r.replaced += all.replaced
 		r.report.Step(Step{
 			Step: r.step, Loss: all.loss, Size: all.size, Unit: r.task.Unit, Duration: time.Since(start),

@@ -74,7 +74,7 @@ func (p *proof) add(total int64) (weight float64, replaced int, err error) {
 	return float64(mine) / float64(total), len(skipped), nil
 }
 
-// step notes that a step is done.
+// step notes that a step's samples have been taken.
 func (p *proof) step(step int, state data.LoaderState) error {
 	if p == nil {
 		return nil
