@@ -52,7 +52,7 @@ func TestVisionReadsDigits(t *testing.T) {
 		c := DefaultVision()
 		c.Model, c.Out = model, filepath.Join(t.TempDir(), "run")
 		if model == visionCNN {
-			c.Epochs = 5
+			c.Epochs = 4
 		}
 		l := newLog()
 		if err := trainVision(t.Context(), c, nil, 2, l); err != nil {

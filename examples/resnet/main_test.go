@@ -7,6 +7,7 @@ import (
 	"context"
 	"math"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 	"github.com/cohort-ml/cohort/train"
 )
 
@@ -30,7 +32,7 @@ func (r *results) Evaluation(e train.Evaluation) {
 }
 
 // TestTellsStripes: a few steps on small images, and two ranks tell more than
-// chance would; what was saved opens as torchvision's ResNet-50.
+// chance would; what was saved has the names and shapes of torchvision's ResNet-50.
 func TestTellsStripes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains a ResNet-50 for some seconds")
@@ -51,11 +53,17 @@ func TestTellsStripes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	weights, err := ck.OpenSafetensors(checkpoint.ModelFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer weights.Close()
 	config := models.ResNet50Config
 	config.Classes = numStripes
-	net := models.NewResNet(&nn.Build{}, config)
-	if err := ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All()); err != nil {
-		t.Error(err)
+	for name, want := range nn.StateDict(models.NewResNet(&nn.Build{Device: tensor.Meta}, config)).All() {
+		if e, ok := weights.Lookup(name); !ok || !slices.Equal(e.Shape, want.Shape()) {
+			t.Errorf("%s of shape %v is saved with shape %v", name, want.Shape(), e.Shape)
+		}
 	}
 }
 
