@@ -80,12 +80,8 @@ func NewWindows(text *Text, tok *tokenizer.Tokenizer, length int) (*Windows, err
 }
 
 func tooShort(text *Text, length int, window int64) error {
-	name := "the text"
-	if len(text.segments) > 0 {
-		name = text.segments[0].file.path
-	}
 	return &SourceError{
-		Path: name, Problem: TooSmall, Detail: fmt.Sprintf("%d bytes; a window of %d tokens is about %d", text.Size(), length, window),
+		Path: text.name(), Problem: TooSmall, Detail: fmt.Sprintf("%d bytes; a window of %d tokens is about %d", text.Size(), length, window),
 		Advice: "give --data more text, or use shorter windows",
 	}
 }
@@ -148,7 +144,23 @@ func (w *Windows) Get(ctx context.Context, key Key) (TokenWindow, error) {
 			}
 			return s, nil
 		}
+		if n == enough {
+			// A tokenizer that was made elsewhere may know no token for much of the text,
+			// or take many spaces for one.
+			return TokenWindow{}, &SourceError{
+				Path: w.text.name(), Problem: NotText, Detail: fmt.Sprintf("%d bytes at %d are %d tokens of the tokenizer, a window needs %d", n, pos, len(tokens), w.length+1),
+				Advice: "use a tokenizer for text of this kind",
+			}
+		}
 	}
+}
+
+// name is the file at the beginning of the text.
+func (t *Text) name() string {
+	if len(t.segments) > 0 {
+		return t.segments[0].file.path
+	}
+	return "the text"
 }
 
 // TokenBatch is a number of windows as a model takes them.

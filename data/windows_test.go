@@ -287,3 +287,31 @@ func FuzzWindows(f *testing.F) {
 		}
 	})
 }
+
+// A tokenizer that has no token for most of a text, or one for a great deal of
+// it, is told, and no endless search.
+func TestWindowsOfAnotherText(t *testing.T) {
+	const file = `{"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}, "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}}`
+	tok, err := tokenizer.Read(strings.NewReader(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := NewText("letters", []byte(strings.Repeat("a", 5000)+strings.Repeat("b", 20_000)))
+	w, err := NewWindows(text, tok, 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var source *SourceError
+	failed := false
+	for i := range w.Len() {
+		if _, err := w.Get(t.Context(), Key{0, i}); err != nil {
+			failed = true
+			if !errors.As(err, &source) || source.Path != "letters" {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !failed {
+		t.Error("windows of letters without tokens were made")
+	}
+}
