@@ -46,6 +46,14 @@ func TestMachineScripts(t *testing.T) {
 		script   []line
 		failures string // local ranks, with a * when stopped
 	}{
+		{"nobody wants to wait", 2, []line{
+			{0, cancelled{}, "deliver SIGTERM", stopping},
+			{3, hurried{}, "deliver SIGKILL", killing},
+			{4, hurried{}, "", killing},
+			{5, died(0, sigKILL), "", killing},
+			{5, died(1, sigKILL), "sweep SIGKILL", sweeping},
+			{6, strays{0}, "finish []", done},
+		}, "0* 1*"},
 		{"all end well", 2, []line{
 			{5, ok(1), "", running},
 			{9, ok(0), "look", sweeping},

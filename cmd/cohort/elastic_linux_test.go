@@ -257,7 +257,9 @@ func playElastic(t *testing.T, withEtcd bool) {
 	}
 	e.train = e.command(out, steps)
 	if withEtcd {
-		e.flags = append(e.flags, "--rdzv-backend", "etcd", "--rdzv-endpoint", startEtcd(m))
+		const at = "10.213.8.254:2379"
+		startEtcd(t, at, "10.213.8.254:2380", func(start func()) { m.in(m.hub, start) })
+		e.flags = append(e.flags, "--rdzv-backend", "etcd", "--rdzv-endpoint", at)
 	} else {
 		e.flags = append(e.flags, "--rdzv-backend", "c10d", "--rdzv-endpoint", m.addr(0)+":29400")
 	}
@@ -333,23 +335,24 @@ func (e *elasticJob) command(out string, steps int) []string {
 	return append(args, "--data", e.text, "--out", out, "--steps", strconv.Itoa(steps))
 }
 
-// startEtcd starts an etcd beside the bridge, for all machines.
-func startEtcd(m *machines) (endpoint string) {
+// startEtcd starts an etcd that serves clients, and peers, at these addresses;
+// start calls the function that it is given where the process is to be.
+func startEtcd(t *testing.T, client, peer string, start func(start func())) {
+	t.Helper()
 	exe, err := exec.LookPath("etcd")
 	if err != nil {
-		m.t.Skip("there is no etcd on the PATH (Debian: etcd-server)")
+		t.Skip("there is no etcd on the PATH (Debian: etcd-server)")
 	}
-	client, peer := "http://10.213.8.254:2379", "http://10.213.8.254:2380"
-	cmd := exec.Command(exe, "--data-dir", m.t.TempDir(), "--name", "test", "--listen-client-urls", client, "--advertise-client-urls", client,
+	client, peer = "http://"+client, "http://"+peer
+	cmd := exec.Command(exe, "--data-dir", t.TempDir(), "--name", "test", "--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", "test="+peer)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	m.in(m.hub, func() { err = cmd.Start() })
+	start(func() { err = cmd.Start() })
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
-	m.t.Cleanup(func() {
+	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	return "10.213.8.254:2379"
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -26,13 +27,27 @@ func freeEndpoint(t *testing.T) string {
 	return l.Addr().String()
 }
 
+// listening waits until somebody listens at an address.
+func listening(t *testing.T, addr string) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if c, err := net.Dial("tcp", addr); err == nil {
+			c.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("nobody listens at %s", addr)
+		}
+	}
+}
+
 const showPlace = `echo "rank $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE role $ROLE_RANK/$ROLE_WORLD_SIZE restarts $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS id $TORCHELASTIC_RUN_ID store $TORCHELASTIC_USE_AGENT_STORE"`
 
 // TestNodes: two agents of this machine meet in every way, and each starts the
 // ranks that are its own.
 func TestNodes(t *testing.T) {
 	token := envvar.Token.Assign(transport.NewToken().Text())
-	static, c10d := freeEndpoint(t), freeEndpoint(t)
+	static, c10d, etcdAt := freeEndpoint(t), freeEndpoint(t), freeEndpoint(t)
 	_, port, _ := net.SplitHostPort(static)
 	for _, c := range []struct {
 		name  string
@@ -41,9 +56,13 @@ func TestNodes(t *testing.T) {
 		{"static", "--nnodes 2 --master-port " + port},
 		{"c10d", "--nnodes 2:2 --rdzv-backend c10d --rdzv-endpoint " + c10d},
 		{"file", "--nnodes 1:2 --rdzv-backend file --rdzv-endpoint " + filepath.Join(t.TempDir(), "meeting")},
+		{"etcd", "--nnodes 2:2 --rdzv-backend etcd --rdzv-endpoint " + etcdAt},
 		{"c10d in a file", "--nnodes 2 --rdzv-backend c10d --rdzv-conf store_type=file --rdzv-endpoint " + filepath.Join(t.TempDir(), "meeting")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if c.name == "etcd" {
+				startEtcd(t, etcdAt, freeEndpoint(t), func(start func()) { start() })
+			}
 			var jobs []*job
 			for node := range 2 {
 				args := append([]string{"run"}, strings.Fields(c.flags)...)
@@ -134,6 +153,8 @@ func TestNodesRefused(t *testing.T) {
 	static := freeEndpoint(t)
 	_, port, _ := net.SplitHostPort(static)
 	node0 := start(t, []string{mine}, "run", "--nnodes", "3", "--node-rank", "0", "--master-port", port, "true")
+	listening(t, serving)
+	listening(t, static)
 	for _, c := range []struct {
 		name, flags string
 		env         string

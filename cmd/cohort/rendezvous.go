@@ -49,12 +49,17 @@ func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
 	conf := maps.Clone(f.rdzvConf)
 	if f.backend != "etcd" && f.backend != "etcd-v2" && f.backend != "file" {
 		n.Settings.Timing.Read = localReadTimeout
-		if f.backend == "static" { // all nodes have to come, in any order
-			n.Settings.Timing.Read = n.Settings.Timing.Join
-		}
 	}
+	_, given := conf["read_timeout"]
 	if err := n.Settings.Timing.Configure(conf); err != nil {
 		return nil, fmt.Errorf("--rdzv-conf %w", err)
+	}
+	switch { // launchers are started in any order
+	case given:
+	case f.backend == "static":
+		n.Meeting.Patience = n.Settings.Timing.Join
+	case f.backend == "c10d":
+		n.Meeting.Patience = time.Minute
 	}
 	if err := f.joins(n, cfg, conf); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@
 package rendezvous
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,9 @@ type Meeting struct {
 	// Hosts says whether this node serves the store at Addr; nil: if Addr is an
 	// address of this machine, and nobody serves it yet.
 	Hosts *bool
+	// Patience is how long the store may take to be there at first; 0 is
+	// Timing.Read.
+	Patience time.Duration
 }
 
 // met is a meeting that has begun.
@@ -124,7 +128,7 @@ func openFile(path string) Opener {
 
 // greet waits until the store is there and makes sure that it is this job's.
 func (m *met) greet(ctx context.Context, mt *Meeting, n *Nodes, out io.Writer) error {
-	patience := n.Settings.Timing.Read
+	patience := cmp.Or(mt.Patience, n.Settings.Timing.Read)
 	call, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nobody has answered for %v", patience))
 	defer cancel()
 	story := time.AfterFunc(storyAfter, func() {
