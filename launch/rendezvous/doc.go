@@ -42,5 +42,14 @@
 // # Pieces
 //
 // state.go, decide.go and machine.go are pure: events in, actions out, so that ten
-// thousand agents and hundreds of histories are played in the tests.
+// thousand agents and hundreds of histories are played in the tests. [Nodes] is the
+// shell that runs them on a host, meet.go says over which store, link.go is the way
+// to it.
+//
+// # Caveats
+//
+// Who may write to the store decides what is run where in the job, but not what is
+// run: programs come from each agent's own command line. A process that is stopped
+// (SIGSTOP) while its ranks are not cannot kill them; they fail because the other
+// nodes stop theirs. Nodes that meet in a file add some hundred bytes a second each.
 package rendezvous

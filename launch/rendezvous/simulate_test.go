@@ -24,7 +24,7 @@ func settings(lo, hi, restarts int) Settings {
 // TestHistories plays random histories of nodes that come, leave, die, are cut off
 // or frozen, and ranks that fail. Whatever happens, ranks of one round alone run,
 // all nodes of a round know the same of it, and versions and rounds go up by one
-// (simulator_test.go). When it is over, a round of all nodes runs within the time
+// (simulator_test.go). In every third history a node serves the store. When it is over, a round of all nodes runs within the time
 // that a change may take, and the job ends well everywhere.
 func TestHistories(t *testing.T) {
 	t.Parallel()
@@ -54,6 +54,11 @@ func history(seed uint64) (absorbed time.Duration, lines, problems []string) {
 		lines = append(lines, fmt.Sprintf("%8.3fs ", w.now.Sub(w.start).Seconds())+fmt.Sprintf(format, args...))
 	}
 	w.log("nodes %d to %d", lo, hi)
+	var server *host
+	if seed%3 == 0 { // one node serves the store, and nothing may happen to it
+		server = w.join("s", 1)
+		server.m.me.Hosts = true
+	}
 	for i := range lo + rng.IntN(hi-lo+2) {
 		w.after(time.Duration(rng.IntN(3000))*time.Millisecond, func() { w.join(fmt.Sprintf("n%d", i), 1+rng.IntN(3)) })
 	}
@@ -61,7 +66,7 @@ func history(seed uint64) (absorbed time.Duration, lines, problems []string) {
 	for range 3 + rng.IntN(6) {
 		at += time.Duration(rng.IntN(8000)) * time.Millisecond
 		w.run(at, nil)
-		for _, d := range disturb(w, rng) {
+		for _, d := range disturb(w, rng, server) {
 			at = max(at, w.now.Sub(w.start)+d)
 		}
 	}
@@ -113,10 +118,10 @@ func numLive(w *world) int {
 }
 
 // disturb does one thing to a cluster, and says for how long.
-func disturb(w *world, rng *rand.Rand) (lasts []time.Duration) {
+func disturb(w *world, rng *rand.Rand, server *host) (lasts []time.Duration) {
 	var up []*host
 	for _, h := range w.nodes {
-		if !h.dead && h.end == nil && !h.m.leaving {
+		if !h.dead && h.end == nil && !h.m.leaving && h != server {
 			up = append(up, h)
 		}
 	}
