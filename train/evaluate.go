@@ -4,6 +4,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 
@@ -63,23 +64,20 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 		return r.errorf("evaluate after step %d: %w", r.step, err)
 	}
 	metrics, err := r.task.Evaluate(ctx)
-	if err == nil && len(metrics) == 0 {
-		err = fmt.Errorf("Task.Evaluate returned no metric")
+	if err == nil && len(metrics) == 0 && r.group.Rank() == 0 {
+		err = errors.New("Task.Evaluate returned no metric")
 	}
 	if err != nil {
 		return r.errorf("evaluate after step %d: %w", r.step, err)
 	}
-	// What follows depends on the value, so it must be the same one on all ranks.
-	first := tensor.New(tensor.CPU(), tensor.Float64, 1)
-	first.Fill(metrics[0].Value)
-	if err := r.group.Broadcast(ctx, first, 0); err != nil {
+	first, err := r.ofRank0(ctx, metrics)
+	if err != nil {
 		return r.errorf("evaluate after step %d: %w", r.step, err)
 	}
-	metrics[0].Value = first.Item()
 	r.metrics = metrics
 	r.report.Evaluation(Evaluation{Step: r.step, Metrics: metrics})
-	r.lowerRates(metrics[0].Value)
-	best := r.standing.add(r.step, metrics[0], r.o.MinDelta)
+	r.lowerRates(first.Value)
+	best := r.standing.add(r.step, first, r.o.MinDelta)
 	if best && r.o.Best {
 		if err := r.saveBest(ctx); err != nil {
 			return err
@@ -90,6 +88,27 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 			r.step, r.o.Steps, r.standing.Patient, r.standing.Step, r.standing.metric()))
 	}
 	return nil
+}
+
+// ofRank0 returns the first metric that rank 0 has: what follows from it must
+// follow on all ranks.
+func (r *trainer[B]) ofRank0(ctx context.Context, metrics Metrics) (first Metric, err error) {
+	if len(metrics) > 0 {
+		first = metrics[0]
+	}
+	shared := []float64{first.Value, 0}
+	if first.Higher {
+		shared[1] = 1
+	}
+	t := tensor.New(tensor.CPU(), tensor.Float64, len(shared))
+	for i, v := range shared {
+		t.Select(0, i).Fill(v)
+	}
+	if err := r.group.Broadcast(ctx, t, 0); err != nil {
+		return first, err
+	}
+	first.Value, first.Higher = t.Select(0, 0).Item(), t.Select(0, 1).Item() != 0
+	return first, nil
 }
 
 // lowerRates tells the task's plateau of an evaluation.

@@ -52,8 +52,9 @@ type Task[B any] struct {
 	Unit    string            // "tokens", "images"
 
 	// Evaluate says how good the model is. Every rank calls it after the same
-	// step, for it may use the group; what rank 0 returns counts, and the first
-	// metric decides which checkpoint is the best. nil is no evaluation.
+	// step, for it may use the group; what rank 0 returns counts, others may
+	// return none, and the first metric decides which checkpoint is the best. nil
+	// is no evaluation.
 	Evaluate func(ctx context.Context) (Metrics, error)
 	// Files writes what a checkpoint needs besides the weights, on rank 0:
 	// config.json, a tokenizer, names of classes.
