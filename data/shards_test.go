@@ -374,3 +374,21 @@ func FuzzShardList(f *testing.F) {
 		}
 	})
 }
+
+func BenchmarkShardWindows(b *testing.B) {
+	corpus, err := OpenCorpus(b.Context(), writeCorpus(b, 8, 4<<20))
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, s := encoded(b, corpus, smallTokenizer(b, tokenizer.SplitGPT2), EncodeConfig{EndOfText: 5})
+	w, err := NewShardWindows(s, 1024)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(1025 * 2)
+	for i := 0; b.Loop(); i++ {
+		if _, err := w.Get(b.Context(), Key{0, i % w.Len()}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

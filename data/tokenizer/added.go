@@ -27,15 +27,16 @@ type AddedToken struct {
 // the text as it is come first; between them, the others.
 type addedTokens struct {
 	list    []AddedToken
-	special map[int64]bool
-	plain   finder
-	normal  finder
-	leading finder // those of normal, where a mark that was put before the text belongs to them
+	special []bool // by id
+	plain   *finder
+	normal  *finder
+	leading *finder // those of normal, where a mark that was put before the text belongs to them
 }
 
-// newAddedTokens takes tokens with distinct contents that are not empty.
-func newAddedTokens(list []AddedToken, f *front) addedTokens {
-	a := addedTokens{list: list, special: make(map[int64]bool)}
+// newAddedTokens takes tokens with distinct contents that are not empty, and ids
+// below size.
+func newAddedTokens(list []AddedToken, size int, f *front) addedTokens {
+	a := addedTokens{list: list, special: make([]bool, size), plain: new(finder), normal: new(finder), leading: new(finder)}
 	for i, tok := range list {
 		if tok.Special {
 			a.special[tok.ID] = true
@@ -95,11 +96,14 @@ func (t *Tokenizer) WithSpecial(contents ...string) (*Tokenizer, error) {
 
 // Special reports whether an id is a special token's: one that stands for no
 // text, such as <|endoftext|>.
-func (t *Tokenizer) Special(id int64) bool { return t.added.special[id] }
+func (t *Tokenizer) Special(id int64) bool {
+	return id >= 0 && id < int64(len(t.added.special)) && t.added.special[id]
+}
 
 // finder looks for the leftmost, and of those the longest, of some contents.
 type finder struct {
 	starts [256][]wanted // by first byte, longer ones first
+	pairs  [1 << 16]bool // the first two bytes that any begins with: of Llama 3's 256, all by "<|"
 	num    int
 }
 
@@ -111,6 +115,11 @@ type wanted struct {
 func (f *finder) add(token int, content string) {
 	f.starts[content[0]] = append(f.starts[content[0]], wanted{content, token})
 	f.num++
+	for second := range 256 {
+		if len(content) == 1 || int(content[1]) == second {
+			f.pairs[int(content[0])<<8|second] = true
+		}
+	}
 }
 
 func (f *finder) sort() {
@@ -131,11 +140,15 @@ type hit struct {
 // looked at by tokens that want to be single words; prev is the character
 // before the text.
 func (f *finder) find(a *addedTokens, k *kindTable, text []byte, from int, closed bool, prev rune) hit {
-	if f.num == 0 {
+	if f == nil || f.num == 0 {
 		return hit{len(text), len(text), -1}
 	}
 	for i := from; i < len(text); i++ {
-		for _, p := range f.starts[text[i]] {
+		starts := f.starts[text[i]]
+		if len(starts) == 0 || i+1 < len(text) && !f.pairs[int(text[i])<<8|int(text[i+1])] {
+			continue
+		}
+		for _, p := range starts {
 			rest := text[i:]
 			if len(rest) < len(p.content) {
 				if !closed && p.content[:len(rest)] == string(rest) {

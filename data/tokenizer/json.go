@@ -425,7 +425,7 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 		t.tokens[a.ID] = []byte(a.Content)
 		t.maxLen = max(t.maxLen, len(a.Content))
 	}
-	t.added = newAddedTokens(list, &t.front)
+	t.added = newAddedTokens(list, len(t.tokens), &t.front)
 	t.canCut = t.cuts()
 	return nil
 }

@@ -54,7 +54,7 @@ func (s *Stream) special(dst []int64, token int, text []byte) []int64 {
 // as it is.
 func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed bool) ([]int64, int) {
 	a := &s.t.added
-	if a.normal.num == 0 {
+	if a.normal == nil || a.normal.num == 0 {
 		return s.words(e, dst, text, limit, closed)
 	}
 	pos := 0
