@@ -128,7 +128,7 @@ func Loader(ctx context.Context, o LoaderOptions) (Result, error) {
 		return ts, readUsage().cpuSeconds - cpu, nil
 	}
 	for _, loads := range []bool{true, false} {
-		if _, _, err := block(loads, 3); err != nil {
+		if _, _, err := block(loads, 1); err != nil {
 			return Result{}, err
 		}
 	}
