@@ -186,6 +186,7 @@ func (c ClassifierConfig) varied(set *vision.Set, augment string) []vision.Trans
 type tally struct {
 	seen, right int
 	skipped     int     // images that could not be read
+	unread      []error // the first of them
 	loss        float64 // summed over the images
 	confusion   []int64 // [true class, told class]; nil where there are too many
 }
@@ -217,7 +218,9 @@ func (m *Classifier) score(ctx context.Context, set *vision.Set, from, to, batch
 			case !skip || ctx.Err() != nil:
 				return t, fmt.Errorf("image %d of %s: %w", lo+i, set.Name(), err)
 			default:
-				t.skipped++
+				if t.skipped++; t.skipped <= maxUnread {
+					t.unread = append(t.unread, err)
+				}
 			}
 		}
 		if len(good) == 0 {

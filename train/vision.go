@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/cohort-ml/cohort/checkpoint"
@@ -29,7 +30,8 @@ type visionRun struct {
 
 	training, test *vision.Set
 	classifier     *Classifier
-	last           tally // of all ranks, in the last evaluation
+	last           tally    // of all ranks, in the last evaluation
+	unread         []string // what this rank could not read, for rank 0 to tell
 }
 
 // Vision trains a classifier of images on all ranks of a group, each of which
@@ -278,7 +280,7 @@ func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderS
 	c := r.classifier.Config
 	images := vision.Apply(r.training, r.cfg.Seed, c.varied(r.training, r.cfg.Augment)...)
 	loader, err := data.NewLoader(ctx, images, sampler, c.collate(), data.LoaderConfig{
-		Workers: r.cfg.Workers, OnError: policy, OnSkip: func(s data.Skip) { r.report.Notice(s.String()) },
+		Workers: r.cfg.Workers, OnError: policy, OnSkip: func(s data.Skip) { r.tell(s.String()) },
 	}, from)
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
 		// The settings have been compared; what is left is the images.
@@ -291,6 +293,20 @@ func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderS
 	return loader, nil
 }
 
+// maxUnread is how many images that cannot be read a rank names between two
+// evaluations. All are counted.
+const maxUnread = 20
+
+// tell has rank 0 say what this rank could not read: at once if it is rank 0,
+// else with the next evaluation.
+func (r *visionRun) tell(text string) {
+	if r.group.Rank() == 0 {
+		r.report.Notice(text)
+	} else if len(r.unread) < maxUnread {
+		r.unread = append(r.unread, fmt.Sprintf("rank %d: %s", r.group.Rank(), text))
+	}
+}
+
 // evaluate classifies the test images, of which every rank takes a share.
 func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 	n, ranks := r.test.Len(), r.group.Size()
@@ -298,6 +314,17 @@ func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", nn.WithAutocast(autocasts[r.cfg.DType]))
 	if err != nil {
 		return nil, err
+	}
+	for _, err := range own.unread {
+		r.tell("left out: " + err.Error())
+	}
+	unread, err := dist.GatherObject(ctx, r.group, r.unread, 0)
+	if err != nil {
+		return nil, err
+	}
+	r.unread = nil
+	for _, text := range slices.Concat(unread...) {
+		r.report.Notice(text)
 	}
 	counts := tensor.FromInt64(append([]int64{int64(own.seen), int64(own.right), int64(own.skipped)}, own.confusion...))
 	loss := tensor.Full(own.loss, 1)

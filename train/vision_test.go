@@ -219,14 +219,29 @@ func TestVisionFolder(t *testing.T) {
 	if err := trainVision(t.Context(), small(), nil, 3, newLog()); err == nil || !strings.Contains(err.Error(), "blue") && !strings.Contains(err.Error(), "red") {
 		t.Errorf("with a torn image: %v", err)
 	}
+	// One that is tested on, too: every tenth of a class.
+	found, err := filepath.Glob(filepath.Join(dir, "blue", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files = append(files, found[9])
+	if err := os.WriteFile(found[9], nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	c := small()
 	c.OnError = "skip"
 	l = newLog()
-	if err := trainVision(t.Context(), c, nil, 1, l); err != nil {
+	if err := trainVision(t.Context(), c, nil, 2, l); err != nil {
 		t.Fatal(err)
 	}
-	if notices := strings.Join(l.notices, "\n"); !strings.Contains(notices, "was replaced by") || !strings.Contains(notices, files[0]) {
-		t.Errorf("what was left out is not said: %s", notices)
+	notices := strings.Join(l.notices, "\n")
+	for _, f := range files {
+		if !strings.Contains(notices, f) {
+			t.Errorf("nothing is said of %s:\n%s", f, notices)
+		}
+	}
+	if !strings.Contains(notices, "was replaced by") || !strings.Contains(notices, "1 of 6 images to test on cannot be read") {
+		t.Errorf("what was left out is not counted:\n%s", notices)
 	}
 }
 

@@ -46,7 +46,7 @@ func TestTellsStripes(t *testing.T) {
 	}
 	t.Logf("losses %.2f, accuracies %.2f", r.losses, r.accuracies)
 	last := r.losses[len(r.losses)-1]
-	if best := max(r.accuracies[2], r.accuracies[3]); len(r.losses) != 8 || best < 0.4 || !(last < r.losses[0]) {
+	if best := max(r.accuracies[2], r.accuracies[3]); len(r.losses) != 8 || best < 0.33 || !(last < r.losses[0]) {
 		t.Errorf("losses %v, accuracies %v: want them to get better, from a quarter", r.losses, r.accuracies)
 	}
 	ck, _, err := checkpoint.Latest(ctx, *out)
