@@ -4,6 +4,7 @@ package train
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
@@ -188,6 +189,37 @@ func TestFoldersOfModelsAreOpened(t *testing.T) {
 	}
 	if _, _, err := LoadLM(t.Context(), at("adapter"), noNotice(t)); err == nil || !strings.Contains(err.Error(), "no folder on this machine") {
 		t.Errorf("an adapter without its base: %v", err)
+	}
+}
+
+// TestGreedyTextIsTransformers: the likeliest tokens, from prompts with and
+// without special tokens, words that the model knows and bytes that it does not,
+// are those that transformers writes.
+func TestGreedyTextIsTransformers(t *testing.T) {
+	text, err := os.ReadFile(tuned("generate.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var models map[string]map[string]string
+	if err := json.Unmarshal(text, &models); err != nil {
+		t.Fatal(err)
+	}
+	for name, texts := range models {
+		m, tok, err := LoadLM(t.Context(), tuned(name), noNotice(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for prompt, want := range texts {
+			var got strings.Builder
+			err := Generate(t.Context(), m, tok, prompt, GenerateOptions{NumTokens: 20}, func(piece []byte) error {
+				got.Write(piece)
+				return nil
+			})
+			// Where bytes are no text, Python has a sign for it.
+			if err != nil || strings.ToValidUTF8(got.String(), "\ufffd") != want {
+				t.Errorf("%s goes on from %q with %q (%v), by transformers %q", name, prompt, got.String(), err, want)
+			}
+		}
 	}
 }
 

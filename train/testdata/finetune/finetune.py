@@ -9,7 +9,8 @@
                                   matrices
     python finetune.py expected   trains in PyTorch on these, and writes expected.safetensors:
                                   losses, and the logits of the trained model for one text;
-                                  and eval.json, how well the models foretell text.txt
+                                  eval.json, how well the models foretell text.txt; and
+                                  generate.json, what they write
     python finetune.py open DIR [ADAPTER]
                                   prints the logits of a saved model for the tokens 0 to 15
 
@@ -125,7 +126,7 @@ def write_expected():
             logits = model(input_ids=torch.arange(16).reshape(1, 16)).logits
         save_file({"losses": torch.tensor(losses), "logits": logits.contiguous()}, folder / "expected.safetensors")
         print(folder.name, f"losses {losses[0]:.4f} … {losses[-1]:.4f}")
-    figures = {}
+    figures, written = {}, {}
     for base in ["gpt2", "llama"]:  # of `cohort eval --from BASE --data text.txt --all`
         model = hf.AutoModelForCausalLM.from_pretrained(HERE / base).eval()
         tok = Tokenizer.from_file(str(HERE / base / "tokenizer.json"))
@@ -137,9 +138,17 @@ def write_expected():
         with torch.no_grad():
             loss = F.cross_entropy(model(input_ids=x).logits.flatten(0, 1).double(), y).item()
         size = len(tok.decode(y.tolist(), skip_special_tokens=False).encode())
+        # And of `cohort generate --from BASE --temperature 0 --tokens 20`, from each prompt.
+        texts = {}
+        for prompt in ["six times", "", "19 × 7 = 133.\nüber, l'été 東京", END + "nine"]:
+            ids = tok.encode(prompt).ids or tok.encode("\n").ids  # a text has a beginning
+            out = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, pad_token_id=0)[0].tolist()
+            texts[prompt] = tok.decode([i for i in out[len(ids):] if i < VOCAB], skip_special_tokens=True)
+        written[base] = texts
         figures[base] = {"tokens": windows * CONTEXT, "loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss * len(y) / math.log(2) / size}
     (HERE / "eval.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(figures)
+    (HERE / "generate.json").write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
+    print(figures, written)
 
 
 def open_model(base, adapter=None):
