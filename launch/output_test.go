@@ -222,3 +222,44 @@ func TestTailOfCrash(t *testing.T) {
 		}
 	}
 }
+
+// TestRelayFile: a log file has what the rank wrote, byte for byte but for the token,
+// in whatever pieces it comes; filters see the same lines as the terminal.
+func TestRelayFile(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	r := rand.New(rand.NewPCG(seed, 2))
+	const token = "deadbeefcafe"
+	parts := []string{"apple", "plum", "\n", "\r\n", "\r", " ", token, "ü", strings.Repeat("x", 300)}
+	for round := range 200 {
+		var text strings.Builder
+		for range r.IntN(40) {
+			text.WriteString(parts[r.IntN(len(parts))])
+		}
+		f, err := os.CreateTemp(t.TempDir(), "log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var shown, filtered bytes.Buffer
+		c := &relay{
+			prefix: []byte("> "), dst: &sink{w: &shown}, file: f, secret: newSecret(token),
+			filtered: &sink{w: &filtered}, needles: []string{"plum"}, notices: &sink{w: &shown},
+		}
+		c.run(&spy{Reader: &pieces{text.String(), r}})
+		got, err := os.ReadFile(f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := strings.ReplaceAll(text.String(), token, strings.Repeat("*", len(token))); string(got) != want {
+			t.Fatalf("seed %d, round %d: the file has %q, want %q", seed, round, got, want)
+		}
+		var want strings.Builder
+		for line := range strings.SplitSeq(shown.String(), "> ") {
+			if strings.Contains(line, "plum") {
+				want.WriteString("> " + line)
+			}
+		}
+		if filtered.String() != want.String() {
+			t.Fatalf("seed %d, round %d: filtered %q, want %q", seed, round, filtered.String(), want.String())
+		}
+	}
+}
