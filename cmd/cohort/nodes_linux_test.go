@@ -55,7 +55,7 @@ func TestNodes(t *testing.T) {
 	}{
 		{"static", "--nnodes 2 --master-port " + port},
 		{"c10d", "--nnodes 2:2 --rdzv-backend c10d --rdzv-endpoint " + c10d},
-		{"file", "--nnodes 1:2 --rdzv-backend file --rdzv-endpoint " + filepath.Join(t.TempDir(), "meeting")},
+		{"file", "--nnodes 2:2 --rdzv-backend file --rdzv-endpoint " + filepath.Join(t.TempDir(), "meeting")},
 		{"etcd", "--nnodes 2:2 --rdzv-backend etcd --rdzv-endpoint " + etcdAt},
 		{"c10d in a file", "--nnodes 2 --rdzv-backend c10d --rdzv-conf store_type=file --rdzv-endpoint " + filepath.Join(t.TempDir(), "meeting")},
 	} {

@@ -37,6 +37,11 @@ also with underscores and with defaults from its variables (PET_NPROC_PER_NODE
 for --nproc-per-node), and besides --token-file and --survivors. Everything behind
 PROGRAM belongs to it.
 
+On several machines, the same command is given on each of them: --nnodes 2, or 2:4
+for a job that goes on while machines come and go, --rdzv-backend and
+--rdzv-endpoint for where they meet, and --token-file with the token that cohort
+token made on one of them.
+
 Each line that a rank prints appears behind "[rank0] ". A rank finds its place in
 RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; cohort env lists the
 variables. ${local_rank} in ARGS stands for the local rank.
@@ -54,7 +59,8 @@ The exit code is 0 if every rank ended with 0, 1 if one failed or the job was
 stopped, 2 if it could not be started as asked.`,
 		Example: `  cohort run --nproc-per-node 2 ./examples/ddp
   cohort run --standalone --nproc-per-node auto --max-restarts 3 train.py --epochs 3
-  cohort run --nproc-per-node 2 --log-dir logs --tee 3 ./examples/ddp`,
+  cohort run --nproc-per-node 2 --log-dir logs --tee 3 ./examples/ddp
+  cohort run --token-file token.txt --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 ./examples/ddp`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usageError{errors.New("run needs a program: a binary, a Go package directory or a .py script")}
