@@ -187,6 +187,7 @@ func (r *lmRun) checkBase(ctx context.Context) error {
 	if err := c.fitsModel(m, at.path); err != nil {
 		return err
 	}
+	r.tokenizer = tok
 	if c.Context == 0 {
 		r.cfg.Context = min(tunedContext, m.Context())
 	}

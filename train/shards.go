@@ -40,9 +40,6 @@ func (r *lmRun) openShards(saved *SavedRun) (err error) {
 		r.cfg.Vocab = tok.Size()
 	}
 	r.tokenizer = tok
-	if r.cfg.Context == 0 {
-		return nil // only looked at, before the model says what it takes
-	}
 	if r.windows, err = data.NewShardWindows(r.shards, r.cfg.Context); err != nil {
 		return fail(err)
 	}

@@ -32,11 +32,46 @@ func writeShards(t *testing.T, text string, vocab int) string {
 	if tok, err = tok.WithSpecial("<|endoftext|>"); err != nil {
 		t.Fatal(err)
 	}
+	return encodeShards(t, corpus, tok, int64(vocab-1))
+}
+
+func encodeShards(t *testing.T, corpus *data.Corpus, tok *tokenizer.Tokenizer, end int64) string {
+	t.Helper()
 	dir := filepath.Join(t.TempDir(), "tokens")
-	if _, err := data.EncodeShards(t.Context(), corpus, tok, dir, data.EncodeConfig{EndOfText: int64(vocab - 1), ShardTokens: 5000}); err != nil {
+	if _, err := data.EncodeShards(t.Context(), corpus, tok, dir, data.EncodeConfig{EndOfText: end, ShardTokens: 5000}); err != nil {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// TestTuneOnShards: a model is fine-tuned on tokens of its own tokenizer, and
+// on no others.
+func TestTuneOnShards(t *testing.T) {
+	text := writeText(t, 60_000)
+	c, given := tuneCases[0].config(t)
+	c.Data, c.Steps = writeShards(t, text, 320), 3
+	_, check := CheckLM(t.Context(), c, given)
+	for what, err := range map[string]error{"check": check, "run": runGiven(t, 1, c, newLog(), given)} {
+		if err == nil || !strings.Contains(err.Error(), "of another vocabulary (320 tokens) than the model's") || !strings.Contains(err.Error(), c.InitFrom) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	corpus, err := data.OpenCorpus(t.Context(), text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, err := tokenizer.Load(c.InitFrom)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Data = encodeShards(t, corpus, tok, -1)
+	if _, err := CheckLM(t.Context(), c, given); err != nil {
+		t.Error(err)
+	}
+	l := newLog()
+	if err := runGiven(t, 1, c, l, given); err != nil || len(l.losses) != 3 {
+		t.Errorf("%d steps: %v", len(l.losses), err)
+	}
 }
 
 // TestTrainOnShards: a run on tokens stops and goes on like one on text, and
