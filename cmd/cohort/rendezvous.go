@@ -50,6 +50,9 @@ func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
 	if f.backend != "etcd" && f.backend != "etcd-v2" && f.backend != "file" {
 		n.Settings.Timing.Read = localReadTimeout
 	}
+	if f.minNodes == f.maxNodes {
+		n.Settings.Timing.Misses = rendezvous.FixedMisses
+	}
 	_, given := conf["read_timeout"]
 	if err := n.Settings.Timing.Configure(conf); err != nil {
 		return nil, fmt.Errorf("--rdzv-conf %w", err)

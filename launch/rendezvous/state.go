@@ -42,6 +42,10 @@ func DefaultTiming() Timing {
 	return Timing{Join: 10 * time.Minute, LastCall: time.Second, Close: 5 * time.Second, Beat: 500 * time.Millisecond, Misses: 5, Read: time.Minute, Call: time.Second}
 }
 
+// FixedMisses is Misses for a job of one number of nodes: nobody can go on without
+// one that is silent, so that it may be silent for longer.
+const FixedMisses = 30
+
 // Lost is how long a card stands still before its node is given up.
 func (t Timing) Lost() time.Duration { return t.Beat * time.Duration(t.Misses) }
 
