@@ -140,11 +140,15 @@ func (e *encoder) word(word []byte) []uint32 {
 			return e.syms
 		}
 	}
+	fused := false // the last is an unknown token that stands for more
 	for _, b := range word {
-		if id := t.byteID[b]; id != none {
+		switch id := t.byteID[b]; {
+		case id != none:
 			syms = append(syms, id)
-		} else if t.unk != none {
+			fused = false
+		case t.unk != none && !fused:
 			syms = append(syms, t.unk)
+			fused = t.front.fuseUnk
 		}
 	}
 	e.syms = syms

@@ -12,9 +12,9 @@ import (
 	"unicode/utf8"
 )
 
-// maxFile limits what [Read] takes in: that of Llama 3 with its 128,000 tokens
-// has 9 MB.
-const maxFile = 256 << 20
+// maxFile limits what [Read] takes in: Llama 3's file with its 128,000 tokens has
+// 9 MB, and the largest known 33 MB.
+const maxFile = 64 << 20
 
 // FormatError reports a tokenizer.json that cannot be used: damaged, or of a
 // kind that would tokenize in another way than this package does.
@@ -252,6 +252,9 @@ func (d *document) tokenizer() (*Tokenizer, error) {
 			return nil, err
 		}
 		t, err = newTokenizer(tokens, merges, f)
+		if err == nil && f.byteFallback && slices.Contains(t.byteID[:], none) {
+			return nil, formatErr("model.byte_fallback", "must be false for a vocabulary over bytes that has not all of them")
+		}
 		if err == nil && f.unkToken != "" {
 			id, ok := d.Model.Vocab[f.unkToken]
 			if !ok {

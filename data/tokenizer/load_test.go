@@ -133,3 +133,53 @@ func FuzzMerges(f *testing.F) {
 		}
 	})
 }
+
+// Ids without a token, bytes without a token, and a token for them.
+func TestReadGaps(t *testing.T) {
+	read := func(file string) *Tokenizer {
+		t.Helper()
+		tok, err := Read(strings.NewReader(file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tok
+	}
+	const level = `{"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}, "model": {"type": "BPE", "merges": ["a b"], `
+	gaps := read(level + `"vocab": {"a": 0, "b": 3, "ab": 9}}}`)
+	if got := gaps.Encode([]byte("abcab?b")); gaps.Size() != 10 || !slices.Equal(got, []int64{9, 9, 3}) {
+		t.Errorf("size %d, ids %d", gaps.Size(), got)
+	}
+	var unknown *UnknownTokenError
+	if _, err := gaps.Decode([]int64{0, 5}); !errors.As(err, &unknown) || unknown.ID != 5 || !strings.Contains(err.Error(), "no token") {
+		t.Errorf("an id in a gap: %v", err)
+	}
+	if gaps.Token(5) != nil || gaps.Len(5) != 0 || gaps.Len(9) != 2 {
+		t.Errorf("lengths %d and %d", gaps.Len(5), gaps.Len(9))
+	}
+	unk := read(level + `"unk_token": "<unk>", "vocab": {"<unk>": 0, "a": 1, "b": 2, "ab": 3}}}`)
+	if got := unk.Encode([]byte("abcab")); !slices.Equal(got, []int64{3, 0, 3}) {
+		t.Errorf("ids with unknown bytes %d", got)
+	}
+	fused := read(level + `"unk_token": "<unk>", "fuse_unk": true, "vocab": {"<unk>": 0, "a": 1, "b": 2, "ab": 3}}}`)
+	for text, want := range map[string][2][]int64{ // by the Hugging Face library
+		"acc":    {{1, 0, 0}, {1, 0}},
+		"ac?é b": {{1, 0, 0, 0, 0, 0, 2}, {1, 0, 0, 0, 0, 2}},
+	} {
+		if got := [2][]int64{unk.Encode([]byte(text)), fused.Encode([]byte(text))}; !slices.Equal(got[0], want[0]) || !slices.Equal(got[1], want[1]) {
+			t.Errorf("Encode(%q) = %d, want %d", text, got, want)
+		}
+	}
+	var format *FormatError
+	if _, err := Read(strings.NewReader(level + `"byte_fallback": true, "vocab": {"a": 0, "b": 3, "ab": 9}}}`)); !errors.As(err, &format) || format.Field != "model.byte_fallback" {
+		t.Errorf("bytes that fall back to bytes: %v", err)
+	}
+	for _, tok := range []*Tokenizer{gaps, unk, fused} {
+		var b bytes.Buffer
+		if err := tok.Write(&b); err != nil {
+			t.Fatal(err)
+		}
+		if again := read(b.String()); again.Fingerprint() != tok.Fingerprint() {
+			t.Errorf("written and read it is another:\n%s", b.String())
+		}
+	}
+}
