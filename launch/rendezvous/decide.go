@@ -188,6 +188,7 @@ func (d *decider) leave(now time.Time, nodes []Node, out bool) (left []Node, gon
 			gone = append(gone, because(n, c))
 		case d.lost(now, n.ID):
 			lost = append(lost, n.Name())
+			delete(d.sights, n.ID) // should it come again, it is looked at again
 		default:
 			left = append(left, *n)
 		}

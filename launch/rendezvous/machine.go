@@ -26,23 +26,24 @@ type Machine struct {
 	proof   time.Time // when the last card was written that is known to have come
 	heard   time.Time // when the store last answered
 
-	status   Status
-	round    int // of the card
-	text     string
-	beat     uint64
-	dirty    bool   // the card says what is not so any more
-	carded   bool   // this life's card is in the store
-	told     uint64 // the newest version that the card in the store has seen
-	arrived  bool   // this life's arrival is in the list
-	admitted bool   // and the state has had it
-	running  bool   // ranks run
-	runs     int    // the round that they run in
-	stopping bool   // and have been told to stop
-	killed   bool
-	leaving  bool
-	leftAt   time.Time
-	over     bool
-	result   Result
+	status    Status
+	round     int // of the card
+	text      string
+	beat      uint64
+	dirty     bool      // the card says what is not so any more
+	carded    bool      // this life's card is in the store
+	told      uint64    // the newest version that the card in the store has seen
+	arrived   bool      // this life's arrival is in the list
+	arrivedAt time.Time // when it was put there
+	admitted  bool      // and the state has had it
+	running   bool      // ranks run
+	runs      int       // the round that they run in
+	stopping  bool      // and have been told to stop
+	killed    bool
+	leaving   bool
+	leftAt    time.Time
+	over      bool
+	result    Result
 
 	putting, peeking, looking, swapping, arriving bool
 	written                                       Card      // the last one
@@ -208,6 +209,9 @@ func (m *Machine) Wake() time.Time {
 	if m.running && !m.killed {
 		at(m.proof.Add(m.set.Timing.Fence()))
 	}
+	if m.arrived && !m.admitted {
+		at(m.arrivedAt.Add(m.set.Timing.Lost()))
+	}
 	if !m.leftAt.IsZero() {
 		at(m.leftAt.Add(m.set.Timing.Close))
 	}
@@ -280,7 +284,7 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 	case Arrived:
 		m.arriving = false
 		if m.answered(now, e.OK) {
-			m.arrived, m.peekAt = true, now
+			m.arrived, m.arrivedAt, m.peekAt = true, now, now
 		}
 	case Ended:
 		out = m.ended(e)
@@ -528,6 +532,11 @@ func (m *Machine) act(now time.Time) (out []Action) {
 		m.putting, m.dirty, m.putAt = true, false, now.Add(t.Beat)
 		m.written = m.card()
 		out = append(out, Write{m.written})
+	}
+	if m.arrived && !m.admitted && now.Sub(m.arrivedAt) >= t.Lost() {
+		// It may have been taken in, and given up again, without hearing of either.
+		m.arrived = m.leaving
+		m.arrivedAt = now
 	}
 	if m.carded && !m.arrived && !m.arriving && !m.leaving { // the card comes first
 		m.arriving = true
