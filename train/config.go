@@ -25,7 +25,7 @@ type LMConfig struct {
 	Steps      int    `json:"steps" usage:"training steps"`
 	Batch      int    `json:"batch" usage:"sequences a rank and pass"`
 	Accumulate int    `json:"accumulate" usage:"{passes} of a step, whose gradients add up: the sequences of a step are ranks × batch × accumulate"`
-	Workers    int    `json:"workers" usage:"{goroutines} of a rank that make batches ahead of the step; 0 makes them in it"`
+	Workers    int    `json:"workers" run:"here" usage:"{goroutines} of a rank that make batches ahead of the step; 0 makes them in it"`
 	Seed       int64  `json:"seed" run:"fixed" usage:"decides the first weights and the order of the data"`
 	DType      string `json:"dtype" usage:"{type} that is computed in: float32 or bfloat16 (weights and checkpoints are float32 always)"`
 	Recompute  bool   `json:"recompute" usage:"keep only what goes in and out of each layer for the backward pass, and compute the rest again: less memory, more time"`
