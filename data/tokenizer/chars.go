@@ -116,11 +116,12 @@ func (t *Tokenizer) setNear(hasMark bool) {
 		}
 	}
 	// Unknown characters become one token together: only where there are none may
-	// words be parted anywhere. A mark is known.
+	// words be parted anywhere. A mark is known; but without a token for unknown
+	// characters these are left out, and what lay around them is side by side.
 	if slices.Contains(t.byteID[:], none) {
 		marks := [numClasses]bool{}
 		for c := range t.near {
-			marks[c] = t.near[c][classMark] || !hasMark
+			marks[c] = t.near[c][classMark] || !hasMark || t.unk == none
 			for d := range t.near[c] {
 				t.near[c][d] = true
 			}

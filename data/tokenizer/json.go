@@ -261,6 +261,8 @@ func (d *document) tokenizer() (*Tokenizer, error) {
 				return nil, formatErr("model.unk_token", "%q is not in the vocabulary", f.unkToken)
 			}
 			t.unk = uint32(id)
+			t.tokens[id] = []byte(f.unkToken)
+			t.maxLen = max(t.maxLen, len(f.unkToken))
 		}
 	}
 	if err != nil {
@@ -340,7 +342,9 @@ func (m *model) names() ([]string, error) {
 }
 
 // byteTokens returns what the names stand for in a vocabulary over bytes. An
-// added token, and the token for unknown bytes, may be spelled as they like.
+// added token, and the token for unknown bytes, may be spelled as they like:
+// nil, if it is not as bytes are spelled, for then no bytes lead to it. (The
+// added token é still is what the byte 0xe9 becomes.)
 func (d *document) byteTokens(names []string) ([][]byte, error) {
 	literal := make(map[string]bool)
 	for _, a := range d.AddedTokens {
@@ -355,10 +359,7 @@ func (d *document) byteTokens(names []string) ([][]byte, error) {
 			continue
 		}
 		tok, ok := fromVisible(name)
-		if literal[name] {
-			tok, ok = []byte(name), true
-		}
-		if !ok {
+		if !ok && !literal[name] {
 			return nil, formatErr("model.vocab", "token %q is not in byte-level form", name)
 		}
 		tokens[id] = tok
@@ -394,6 +395,14 @@ func (m *model) mergeList() ([]merge, error) {
 func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 	next := int64(len(vocab)) // the id that the Hugging Face library gives to a new token
 	seen := make(map[string]bool, len(list))
+	// Tokens that begin with a space: the library finds them also where another
+	// has taken that space already.
+	spaced := make(map[bool]string)
+	for _, a := range list {
+		if r, _ := utf8.DecodeRuneInString(a.Content); int(r) < len(t.kinds) && t.kinds[r] == kindSpace {
+			spaced[a.Normalized] = a.Content
+		}
+	}
 	for i, a := range list {
 		field := fmt.Sprintf("added_tokens[%d]", i)
 		want, inModel := vocab[a.Content]
@@ -406,8 +415,10 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 			return formatErr(field, "%q is not UTF-8", a.Content)
 		case seen[a.Content]:
 			return formatErr(field, "%q is there twice", a.Content)
-		case a.Normalized && t.front.replace && strings.ContainsAny(a.Content, " "+mark):
-			return formatErr(field, "%q has spaces and is looked for after normalization, which is not supported", a.Content)
+		case a.Normalized && t.front.replace && (strings.ContainsAny(a.Content, " "+mark) || a.LStrip || a.RStrip):
+			return formatErr(field, "%q has or takes spaces and is looked for after normalization, which is not supported", a.Content)
+		case spaced[a.Normalized] != "" && a.RStrip:
+			return formatErr(field, "%q takes the spaces after it, with which %q begins, which is not supported", a.Content, spaced[a.Normalized])
 		case !inModel:
 			want = next
 			next++

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"slices"
+	"testing"
+)
+
+// reread returns the tokenizer of a family whose file was changed.
+func reread(t *testing.T, name string, change func(doc, model map[string]any)) (*Tokenizer, error) {
+	t.Helper()
+	i := slices.IndexFunc(families().Families, func(f *family) bool { return f.Name == name })
+	var doc map[string]any
+	if err := json.Unmarshal(families().Families[i].file, &doc); err != nil {
+		t.Fatal(err)
+	}
+	change(doc, doc["model"].(map[string]any))
+	file, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Read(bytes.NewReader(file))
+}
+
+// An added token in the vocabulary is looked for as it is spelled; what its
+// spelling means as bytes stays the token of those bytes. That é, which is how
+// the byte 0xe9 is spelled, is looked for does not leave 閕 (e9 96 95) without
+// its first byte.
+func TestAddedTokenIsAByte(t *testing.T) {
+	var id int64
+	tok, err := reread(t, "gpt2", func(doc, model map[string]any) {
+		id = int64(model["vocab"].(map[string]any)["é"].(float64))
+		doc["added_tokens"] = append(doc["added_tokens"].([]any), map[string]any{"id": id, "content": "é"})
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := reread(t, "gpt2", func(_, _ map[string]any) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := tok.Encode([]byte("閕")), plain.Encode([]byte("閕")); !slices.Equal(got, want) || want[0] != id {
+		t.Errorf("got %d, want %d, of which the first is %d", got, want, id)
+	}
+	if got := tok.Encode([]byte("é")); !slices.Equal(got, []int64{id}) {
+		t.Errorf("é is %d, want %d", got, id)
+	}
+}
+
+// Without a token for unknown characters these vanish, and the spaces around
+// them merge, as in the Hugging Face library.
+func TestUnknownBetweenSpaces(t *testing.T) {
+	vocab := map[string]any{"\u2581": 0, "\u2581\u2581": 1, "\u2581\u2581\u2581": 2, "x": 3}
+	tok, err := reread(t, "unknown", func(doc, model map[string]any) {
+		doc["added_tokens"], doc["normalizer"], doc["pre_tokenizer"], doc["post_processor"] = []any{}, nil, nil, nil
+		doc["normalizer"] = map[string]any{"type": "Replace", "pattern": map[string]any{"String": " "}, "content": "\u2581"}
+		model["vocab"], model["unk_token"], model["byte_fallback"] = vocab, nil, false
+		model["merges"] = []any{"\u2581 \u2581", "\u2581 \u2581\u2581", "\u2581\u2581 \u2581"}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := tok.Encode([]byte(" A  x")); !slices.Equal(got, []int64{2, 3}) {
+		t.Errorf("got %d, want [2 3]", got)
+	}
+}
+
+// What the library does with spaces that two tokens want is not done here, and
+// so refused.
+func TestAddedTokensWantTheSameSpace(t *testing.T) {
+	var size int
+	add := func(family string, tokens ...map[string]any) error {
+		_, err := reread(t, family, func(doc, model map[string]any) {
+			added := doc["added_tokens"].([]any)
+			size = len(model["vocab"].(map[string]any))
+			for _, a := range added {
+				if _, ok := model["vocab"].(map[string]any)[a.(map[string]any)["content"].(string)]; !ok {
+					size++
+				}
+			}
+			for i, a := range tokens {
+				a["id"] = size + i
+				added = append(added, a)
+			}
+			doc["added_tokens"] = added
+		})
+		return err
+	}
+	var format *FormatError
+	if err := add("gpt2", map[string]any{"content": "<a>", "rstrip": true}, map[string]any{"content": " <b>"}); !errors.As(err, &format) {
+		t.Errorf("<a> takes the space of ' <b>': %v", err)
+	}
+	if err := add("gpt2", map[string]any{"content": "<a>", "rstrip": true}, map[string]any{"content": "<b>"}); err != nil {
+		t.Error(err)
+	}
+	if err := add("llama1", map[string]any{"content": "<a>", "lstrip": true, "normalized": true}); !errors.As(err, &format) {
+		t.Errorf("<a> takes the mark before it: %v", err)
+	}
+}
