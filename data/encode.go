@@ -248,7 +248,7 @@ func readPieces(text *Text, tok *tokenizer.Tokenizer, emit func(*encodeJob) erro
 		var before []byte // the end of what has been encoded
 		var rest []byte   // read, not encoded
 		for want := int64(encodePiece); pos < end || len(rest) > 0; {
-			n := min(want-int64(len(rest)), end-pos)
+			n := max(0, min(want-int64(len(rest)), end-pos)) // what is left may be longer than a piece
 			buf := make([]byte, len(rest)+int(n))
 			copy(buf, rest)
 			if _, err := text.ReadAt(buf[len(rest):], pos); err != nil && !errors.Is(err, io.EOF) {
