@@ -436,7 +436,10 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 		if !inModel && t.tokens[a.ID] != nil {
 			return formatErr(field, "id %d is that of %q as well", a.ID, t.tokens[a.ID])
 		}
-		t.tokens[a.ID] = []byte(a.Content)
+		// A name of the model's that is bytes as they are spelled decodes to them.
+		if t.names != nil || t.tokens[a.ID] == nil {
+			t.tokens[a.ID] = []byte(a.Content)
+		}
 		t.maxLen = max(t.maxLen, len(a.Content))
 	}
 	t.added = newAddedTokens(list, len(t.tokens), &t.front)

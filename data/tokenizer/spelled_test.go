@@ -46,6 +46,9 @@ func TestAddedTokenIsAByte(t *testing.T) {
 	if got, want := tok.Encode([]byte("閕")), plain.Encode([]byte("閕")); !slices.Equal(got, want) || want[0] != id {
 		t.Errorf("got %d, want %d, of which the first is %d", got, want, id)
 	}
+	if got, err := tok.Decode(plain.Encode([]byte("閕"))); string(got) != "閕" {
+		t.Errorf("閕 is decoded to %q (%v)", got, err)
+	}
 	if got := tok.Encode([]byte("é")); !slices.Equal(got, []int64{id}) {
 		t.Errorf("é is %d, want %d", got, id)
 	}
@@ -99,5 +102,39 @@ func TestAddedTokensWantTheSameSpace(t *testing.T) {
 	}
 	if err := add("llama1", map[string]any{"content": "<a>", "lstrip": true, "normalized": true}); !errors.As(err, &format) {
 		t.Errorf("<a> takes the mark before it: %v", err)
+	}
+}
+
+// Tokens that are looked for after normalization are looked for in what lies
+// between the others, where a text begins and ends.
+func TestSingleWordBesideAnother(t *testing.T) {
+	var size int
+	tok, err := reread(t, "gpt2", func(doc, model map[string]any) {
+		size = len(model["vocab"].(map[string]any))
+		doc["added_tokens"] = []any{
+			map[string]any{"id": size, "content": "one\u2603"}, map[string]any{"id": size + 1, "content": "two"},
+			map[string]any{"id": size + 2, "content": "<s>", "single_word": true, "normalized": true},
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, two, s := int64(size), int64(size+1), int64(size+2)
+	for text, want := range map[string][]int64{"one\u2603<s>two": {one, s, two}, "two<s>": {two, s}, "two<s><s>": {two, s, s}} {
+		if got := tok.Encode([]byte(text)); !slices.Equal(got, want) {
+			t.Errorf("%q is %d, want %d", text, got, want)
+		}
+		stream, got, pos := tok.NewStream(), []int64(nil), 0
+		for end := 1; end <= len(text); end++ {
+			var n int
+			got, n = stream.Append(got, []byte(text[pos:end]), 1<<30, end == len(text))
+			pos += n
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q byte by byte is %d, want %d", text, got, want)
+		}
+	}
+	if got := tok.Encode([]byte("x<s>")); slices.Contains(got, s) {
+		t.Errorf("x<s> is %d", got)
 	}
 }

@@ -13,6 +13,7 @@ type Stream struct {
 	inside bool // an added token is not what was last, nor is this the beginning
 	begun  bool
 	prev   rune // the last character that was encoded
+	apart  bool // a token that is looked for in the text as it is was last: for the others a text begins
 }
 
 // NewStream starts a text.
@@ -38,6 +39,7 @@ func (s *Stream) Append(dst []int64, text []byte, limit int, final bool) ([]int6
 			break
 		}
 		dst = s.special(dst, outer.token, text[:outer.stop])
+		s.apart = true
 		pos = outer.stop
 	}
 	return dst, pos
@@ -45,7 +47,7 @@ func (s *Stream) Append(dst []int64, text []byte, limit int, final bool) ([]int6
 
 // special appends an added token, at the end of text.
 func (s *Stream) special(dst []int64, token int, text []byte) []int64 {
-	s.inside, s.begun = false, true
+	s.inside, s.begun, s.apart = false, true, false
 	s.prev, _ = utf8.DecodeLastRune(text)
 	return append(dst, s.t.added.list[token].ID)
 }
@@ -57,11 +59,14 @@ func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed b
 	if a.normal == nil || a.normal.num == 0 {
 		return s.words(e, dst, text, limit, closed)
 	}
-	pos := 0
+	pos, prev := 0, s.prev
+	if s.apart {
+		prev = 0
+	}
 	// A mark that normalization puts before the text may be a token's own.
 	lead := s.t.front.lead == leadAlways
 	if lead && !s.inside && len(text) > 0 {
-		first := a.leading.find(a, s.t.kinds, text, 0, closed, s.prev)
+		first := a.leading.find(a, s.t.kinds, text, 0, closed, prev)
 		switch {
 		case first.start > 0:
 		case first.token < 0:
@@ -73,11 +78,11 @@ func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed b
 		}
 	}
 	for pos < len(text) && len(dst) < limit {
-		inner := a.normal.find(a, s.t.kinds, text, pos, closed, s.prev)
+		inner := a.normal.find(a, s.t.kinds, text, pos, closed, prev)
 		var n int
 		if lead && !s.inside && inner.start == 0 && inner.token >= 0 {
 			dst = appendIDs(dst, e.word([]byte{' '})) // the mark alone
-			s.inside, s.begun = true, true
+			s.inside, s.begun, s.apart = true, true, false
 		}
 		dst, n = s.words(e, dst, text[pos:inner.start], limit, closed || inner.token >= 0)
 		pos += n
@@ -100,7 +105,7 @@ func (s *Stream) words(e *encoder, dst []int64, text []byte, limit int, closed b
 			return dst, 0
 		}
 		dst = appendIDs(dst, e.word(e.text))
-		pos, s.inside, s.begun = end, true, true
+		pos, s.inside, s.begun, s.apart = end, true, true, false
 	}
 	if s.t.front.split == SplitCode { // the loop below, by the shortest way
 		for pos < len(text) && len(dst) < limit {
@@ -122,7 +127,7 @@ func (s *Stream) words(e *encoder, dst []int64, text []byte, limit int, closed b
 		}
 	}
 	if pos > 0 {
-		s.inside, s.begun = true, true
+		s.inside, s.begun, s.apart = true, true, false
 		s.prev, _ = utf8.DecodeLastRune(text[:pos])
 	}
 	return dst, pos
