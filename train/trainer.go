@@ -178,7 +178,8 @@ func (r *trainer[B]) startFeed(ctx context.Context, saved *SavedRun) (err error)
 // function of the seed, the step, the pass and the rank, so that a run that
 // resumes draws what it would have drawn.
 func (r *trainer[B]) generator(pass int) *tensor.Generator {
-	seed := uint64(r.o.Seed)
+	// Seeds are near each other, and so are steps: the first must be far apart.
+	seed := (uint64(r.o.Seed) + 0x9e3779b97f4a7c15) * 0xff51afd7ed558ccd
 	for _, v := range [...]int{r.step, pass, r.group.Rank()} {
 		seed = (seed ^ seed>>33 ^ uint64(v)) * 0xff51afd7ed558ccd
 		seed = (seed ^ seed>>33) * 0xc4ceb9fe1a85ec53
