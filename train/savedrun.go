@@ -99,6 +99,28 @@ func (r *trainer[B]) weights() nn.NamedTensors {
 
 func (r *trainer[B]) weightsFile() string { return cmp.Or(r.task.WeightsFile, checkpoint.ModelFile) }
 
+// keptBest takes over how good the weights in Out/best are, which may be of a
+// step that the run lost with a crash, or not be there: what is said of the best
+// is said of what is kept. Only rank 0, which keeps it, has to know.
+func (r *trainer[B]) keptBest(ctx context.Context) {
+	if !r.o.Best || r.group.Rank() != 0 {
+		return
+	}
+	var kept standing
+	ck, err := latest(ctx, BestDir(r.o.Out), r.report.Notice)
+	if err == nil {
+		var progress checkpoint.Progress
+		if progress, err = ck.ReadProgress(); err == nil {
+			err = json.Unmarshal(progress.Trainer, &kept)
+		}
+	}
+	if err != nil && !errors.Is(err, checkpoint.ErrNone) {
+		r.report.Notice(fmt.Sprintf("the best weights cannot be used, the next evaluation takes their place: %v", err))
+		kept = standing{}
+	}
+	r.standing.Step, r.standing.Value, r.standing.Metric, r.standing.Unit = kept.Step, kept.Value, kept.Metric, kept.Unit
+}
+
 // load puts the saved weights and optimizer state into the run.
 func (r *trainer[B]) load(s *SavedRun) error {
 	if err := s.Checkpoint.LoadTensors(r.weightsFile(), r.weights().All()); err != nil {

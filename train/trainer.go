@@ -152,6 +152,7 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 		if err := r.load(saved); err != nil {
 			return err
 		}
+		r.keptBest(ctx)
 	}
 	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float32, numVotes)
 	r.model, err = parallel.NewDDP(ctx, r.task.Model, r.group, parallel.OnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
