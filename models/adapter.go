@@ -3,12 +3,12 @@
 package models
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,10 +58,7 @@ func AdapterConfig(l *nn.LoRA, base string) ([]byte, error) {
 	o := l.Options
 	a := adapterConfig{
 		Base: &base, Bias: "none", InferenceMode: true, Init: true, Dropout: o.Dropout, Type: "LORA", Rank: o.Rank,
-		Alpha: o.Scale() * float64(o.Rank), Targets: o.Targets, Task: "CAUSAL_LM", RankStabilized: o.RankStabilized,
-	}
-	if o.RankStabilized {
-		a.Alpha = o.Scale() * math.Sqrt(float64(o.Rank))
+		Alpha: cmp.Or(o.Alpha, 2*float64(o.Rank)), Targets: o.Targets, Task: "CAUSAL_LM", RankStabilized: o.RankStabilized,
 	}
 	// PEFT asks how the matrices of the base lie.
 	for _, m := range nn.Modules(l.Base) {

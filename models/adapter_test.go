@@ -291,3 +291,21 @@ func FuzzAdapterConfig(f *testing.F) {
 		}
 	})
 }
+
+// An adapter says the alpha that was asked for: a half-way division and
+// multiplication by the rank would make 0.9999999999999999 of 1.
+func TestAdapterAlpha(t *testing.T) {
+	for alpha, want := range map[float64]float64{0: 98, 1: 1, 0.5: 0.5} {
+		l, err := nn.NewLoRA(&nn.Build{Device: tensor.Meta}, openCausal(t, "gpt2"), nn.LoRAOptions{Rank: 49, Alpha: alpha, Targets: []string{"c_attn"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := AdapterConfig(l, "base")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, err := parseAdapterConfig(text); err != nil || a.Alpha != want {
+			t.Errorf("alpha %v is saved as %v, want %v (%v)", alpha, a.Alpha, want, err)
+		}
+	}
+}
