@@ -138,6 +138,31 @@ func TestNodeLeaves(t *testing.T) {
 	}
 }
 
+// TestNodeWaitsInVain: who still looks for the store ends when it is asked to.
+func TestNodeWaitsInVain(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	_, port, _ := net.SplitHostPort(silent.Addr().String())
+	j := start(t, []string{envvar.Token.Assign(transport.NewToken().Text())}, "run", "--nnodes", "2", "--node-rank", "1", "--master-port", port, "true")
+	c, err := silent.Accept() // from here on it waits for an answer
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := j.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if code := j.wait(t); code != 1 {
+		t.Errorf("code %d, want 1", code)
+	}
+	if _, stderr := j.output(); !strings.Contains(stderr, "stopped by SIGTERM") {
+		t.Errorf("standard error %q", stderr)
+	}
+}
+
 // TestNodesRefused: what cannot work is one message that says what to do, before
 // anything has started.
 func TestNodesRefused(t *testing.T) {

@@ -64,8 +64,15 @@ type agent struct {
 // Run implements [launch.Nodes]: it runs rounds on this host until the job has ended.
 func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	cfg := h.Config()
-	meet, err := n.Meeting.begin(ctx, n, h)
-	if err != nil {
+	// The store may take its time to be there: a signal ends that too.
+	waits, busy := h.Idle(ctx)
+	meet, err := n.Meeting.begin(waits, n, h)
+	asked := context.Cause(waits)
+	busy()
+	switch {
+	case err != nil && asked != nil:
+		return stopped(cfg, asked)
+	case err != nil:
 		return &launch.ConfigError{Field: "Nodes", Err: err}
 	}
 	defer meet.close()
@@ -280,11 +287,7 @@ func (a *agent) outcome() error {
 	case r.Good:
 		return nil
 	case r.Left && a.signal != nil:
-		var asked *launch.Error
-		if errors.As(a.signal, &asked) {
-			return asked
-		}
-		return &launch.Error{Program: cfg.Program, NumRanks: cfg.NumRanks, Cause: a.signal}
+		return stopped(cfg, a.signal)
 	}
 	text := plain(r.Text)
 	if since, err := a.link.failure(); err != nil && a.m.state == nil {
@@ -297,6 +300,16 @@ func (a *agent) outcome() error {
 		return &launch.ConfigError{Field: "Nodes", Err: errors.New(text)}
 	}
 	return &launch.Error{Program: cfg.Program, NumRanks: cfg.NumRanks, Cause: errors.New(text)}
+}
+
+// stopped is the end of a job for a reason from outside: a signal, or the end of
+// the caller's context.
+func stopped(cfg launch.Config, cause error) error {
+	var asked *launch.Error
+	if errors.As(cause, &asked) {
+		return asked
+	}
+	return &launch.Error{Program: cfg.Program, NumRanks: cfg.NumRanks, Cause: cause}
 }
 
 // plain is a text of another node's as a terminal may have it.
