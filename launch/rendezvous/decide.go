@@ -158,6 +158,9 @@ func (d *decider) admit(n *State, total int) bool {
 
 // refuse says why a node cannot take part, or nothing.
 func refuse(n *State, c *Card) string {
+	if c.Max == 0 {
+		return "the other nodes cannot read what this one says of itself: " + c.Text
+	}
 	if err := n.mismatch(&Settings{Job: n.Job, Min: c.Min, Max: c.Max, MaxRestarts: c.MaxRestarts}); err != nil {
 		return err.Error()
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -179,15 +180,16 @@ func (l *link) look(ctx context.Context, a Look) Event {
 			}
 			for i, b := range values {
 				if chunk[i] == keyArrivals {
-					e.List, err = decodeArrivals(b)
-				} else {
-					var c *Card
-					if c, err = decodeCard(b); err == nil {
-						e.Cards = append(e.Cards, *c)
+					if e.List, err = decodeArrivals(b); err != nil {
+						return fmt.Errorf("key %q: %w", chunk[i], err)
 					}
-				}
-				if err != nil {
-					return fmt.Errorf("key %q: %w", chunk[i], err)
+				} else {
+					id := strings.TrimPrefix(chunk[i], keyCard)
+					c, bad := decodeCard(b)
+					if bad != nil { // of one node: not to hold up the others
+						c = &Card{Node: Node{ID: id}, Text: clip(bad.Error())}
+					}
+					e.Cards = append(e.Cards, *c)
 				}
 			}
 			return nil

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -109,6 +110,38 @@ func TestLink(t *testing.T) {
 			stop()
 			following.Wait()
 		})
+	}
+}
+
+// TestUnreadableCard: a node whose card the others cannot read, such as one of
+// another version, is refused, and holds up nobody else.
+func TestUnreadableCard(t *testing.T) {
+	mem := store.NewMemory()
+	l := newLink(func(context.Context) (*Opened, error) {
+		return &Opened{Store: mem, Close: func() {}, Lasting: true}, nil
+	}, "job", time.Second)
+	defer l.close()
+	s := someState()
+	good, strange := Card{Node: s.Members[0], Min: s.Min, Max: s.Max, MaxRestarts: s.MaxRestarts, Beat: 1, Status: Ready}, "00000000deadbeef"
+	l.do(t.Context(), Write{good})
+	l.do(t.Context(), Arrive{strange})
+	if err := mem.Set(t.Context(), "rendezvous/job/"+keyCard+strange, []byte(`{"mood":"new"}`)); err != nil {
+		t.Fatal(err)
+	}
+	e := l.do(t.Context(), Look{IDs: []string{strange, good.Node.ID}, List: true}).(Looked)
+	if !e.OK || len(e.Cards) != 2 || e.Cards[1] != good {
+		t.Fatalf("look: %+v", e)
+	}
+	d, now := newDecider(&Settings{Timing: DefaultTiming()}), time.Now()
+	s.Arrived = 0
+	d.arrivals(s, e.List)
+	d.look(now, e.Cards)
+	next := d.decide(now, s, len(e.List))
+	if next == nil || len(next.Refused) == 0 || next.has(strange) {
+		t.Fatalf("the decision is %+v", next)
+	}
+	if r := next.Refused[len(next.Refused)-1]; r.ID != strange || !strings.Contains(r.Text, "another version") {
+		t.Errorf("refused: %+v", r)
 	}
 }
 

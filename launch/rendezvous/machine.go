@@ -79,7 +79,8 @@ type (
 		OK   bool
 		Sent time.Time
 	}
-	// Looked answers Look.
+	// Looked answers Look. A card that cannot be read has the zero value of all but
+	// its node's ID and Text, which says why.
 	Looked struct {
 		OK    bool
 		Cards []Card

@@ -15,7 +15,6 @@ import (
 
 // Limits of what is read from the store.
 const (
-	maxNodes = 1 << 16 // of a job
 	maxRanks = 1 << 16 // of a node
 	maxText  = 4 << 10 // bytes of a name or a message
 	maxState = 32 << 20
@@ -25,6 +24,9 @@ const (
 	// maxRefused is how many refusals the state remembers.
 	maxRefused = 16
 )
+
+// MaxNodes is how many nodes a job can have.
+const MaxNodes = 1 << 16
 
 // Timing is how long things may take. The zero value is no use; see [DefaultTiming].
 type Timing struct {
@@ -265,7 +267,7 @@ func (n *Node) check() error {
 		return fmt.Errorf("%w: a node id of %d bytes", errWire, len(n.ID))
 	case n.NumRanks < 1 || n.NumRanks > maxRanks:
 		return fmt.Errorf("%w: a node of %d ranks", errWire, n.NumRanks)
-	case n.Port < 0 || n.Port > 65535 || n.Rank < -1 || n.Rank >= maxNodes:
+	case n.Port < 0 || n.Port > 65535 || n.Rank < -1 || n.Rank >= MaxNodes:
 		return fmt.Errorf("%w: port %d, node rank %d", errWire, n.Port, n.Rank)
 	case len(n.Host) > maxText || len(n.Addr) > maxText || len(n.Role) > maxText:
 		return fmt.Errorf("%w: a name of more than %d bytes", errWire, maxText)
@@ -322,7 +324,7 @@ func decodeState(b []byte) (*State, error) {
 	switch {
 	case s.Version == 0 || s.Round < 0 || s.Restarts < 0 || s.MaxRestarts < 0 || s.Arrived < 0:
 		return nil, fmt.Errorf("%w: version %d, round %d, restarts %d of %d, arrived %d", errWire, s.Version, s.Round, s.Restarts, s.MaxRestarts, s.Arrived)
-	case s.Min < 1 || s.Max < s.Min || s.Max > maxNodes || len(s.Members) > s.Max || len(s.Waiting) > maxNodes || len(s.Refused) > maxRefused:
+	case s.Min < 1 || s.Max < s.Min || s.Max > MaxNodes || len(s.Members) > s.Max || len(s.Waiting) > MaxNodes || len(s.Refused) > maxRefused:
 		return nil, fmt.Errorf("%w: %d members and %d waiting of %d to %d", errWire, len(s.Members), len(s.Waiting), s.Min, s.Max)
 	case s.Phase != Gathering && s.Phase != Running && s.Phase != Closed:
 		return nil, fmt.Errorf("%w: phase %.20q", errWire, s.Phase)
