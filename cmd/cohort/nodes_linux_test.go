@@ -198,7 +198,11 @@ func TestNodesRefused(t *testing.T) {
 		{"a path that cannot be", "--nnodes 2:3 --rdzv-backend file --rdzv-endpoint /nowhere/at/all", mine, []string{"/nowhere/at/all", "no such file"}},
 		{"a setting that is none", "--nnodes 2:3 --rdzv-backend c10d --rdzv-conf last_cal_timeout=3 --rdzv-endpoint " + serving, mine, []string{"last_cal_timeout=3", "last_call_timeout"}},
 		{"a time that is none", "--nnodes 2:3 --rdzv-backend c10d --rdzv-conf join_timeout=soon --rdzv-endpoint " + serving, mine, []string{"join_timeout=soon", "seconds"}},
-		{"a name that is none", "--nnodes 2:3 --rdzv-id a/b --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{"--rdzv-id a/b"}},
+		{"a name that is none", "--nnodes 2:3 --rdzv-id a/b --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{`--rdzv-id "a/b"`}},
+		{"too many", "--nnodes 2:70000 --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{"--nnodes 2:70000", "65536"}},
+		{"a name for a terminal", "--nnodes 2:3 --rdzv-id \x1b[2J --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{`--rdzv-id "\x1b[2J"`}},
+		{"a name that is no text", "--nnodes 2:3 --rdzv-id a\xff --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{`--rdzv-id "a\xff"`}},
+		{"a role for a terminal", "--nnodes 2:3 --role \x1b[2J --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{`--role "\x1b[2J"`}},
 		{"survivors", "--nnodes 2 --survivors", mine, []string{"--survivors", "--nnodes 2", "contradict"}},
 		{"too few", "--nnodes 2 --rdzv-backend file --rdzv-conf join_timeout=0.5 --rdzv-endpoint " + filepath.Join(t.TempDir(), "lonely"), mine, []string{"1 of at least 2 nodes came within 500ms"}},
 	} {

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/cohort-ml/cohort/dist/store/etcd"
 	"github.com/cohort-ml/cohort/internal/envvar"
@@ -40,8 +42,11 @@ func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
 		Settings: rendezvous.Settings{Job: f.runID, Min: f.minNodes, Max: f.maxNodes, MaxRestarts: cfg.MaxRestarts, Timing: rendezvous.DefaultTiming()},
 		Rank:     -1, Addr: f.localAddr,
 	}
-	if f.runID == "" || len(f.runID) > 255 || strings.ContainsAny(f.runID, "/\x00\n") {
-		return nil, fmt.Errorf("%s: give a name of 1 to 255 bytes without slashes", f.given("rdzv-id"))
+	if !isName(f.runID) || strings.Contains(f.runID, "/") {
+		return nil, fmt.Errorf("--rdzv-id %q: give a name of 1 to 255 bytes, in UTF-8, without slashes and control characters", f.runID)
+	}
+	if f.role != "" && !isName(f.role) { // the others read it
+		return nil, fmt.Errorf("--role %q: give a name of 1 to 255 bytes, in UTF-8, without control characters", f.role)
 	}
 	if f.localAddr != "" && net.ParseIP(f.localAddr) == nil {
 		return nil, fmt.Errorf("%s: give the IP address under which the others reach this machine", f.given("local-addr"))
@@ -72,6 +77,11 @@ func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
 		return nil, fmt.Errorf("--rdzv-conf %s=%s: there are join_timeout, last_call_timeout, close_timeout, keep_alive_interval, keep_alive_max_attempt, heartbeat_timeout, read_timeout, timeout, and for c10d is_host and store_type", key, conf[key])
 	}
 	return n, nil
+}
+
+// isName reports whether a text may be a name that machines tell each other.
+func isName(text string) bool {
+	return text != "" && len(text) <= 255 && utf8.ValidString(text) && !strings.ContainsFunc(text, unicode.IsControl)
 }
 
 // joins says where the machines meet.

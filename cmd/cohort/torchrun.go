@@ -21,6 +21,7 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/launch/rendezvous"
 )
 
 // torchrunFlags are the flags of torchrun. Each takes its default from a variable
@@ -217,9 +218,8 @@ func parseNodes(text string) (least, most int, err error) {
 	}
 	least, err = strconv.Atoi(lo)
 	most, err2 := strconv.Atoi(hi)
-	const limit = 1 << 20
-	if errors.Join(err, err2) != nil || least < 1 || most < least || most > limit {
-		return 0, 0, fmt.Errorf("give the number of machines, of at least 1, or the least and the most, as in 2:4")
+	if errors.Join(err, err2) != nil || least < 1 || most < least || most > rendezvous.MaxNodes {
+		return 0, 0, fmt.Errorf("give the number of machines, 1 to %d, or the least and the most, as in 2:4", rendezvous.MaxNodes)
 	}
 	return least, most, nil
 }
