@@ -199,6 +199,7 @@ func TestNodesRefused(t *testing.T) {
 		{"a setting that is none", "--nnodes 2:3 --rdzv-backend c10d --rdzv-conf last_cal_timeout=3 --rdzv-endpoint " + serving, mine, []string{"last_cal_timeout=3", "last_call_timeout"}},
 		{"a time that is none", "--nnodes 2:3 --rdzv-backend c10d --rdzv-conf join_timeout=soon --rdzv-endpoint " + serving, mine, []string{"join_timeout=soon", "seconds"}},
 		{"a name that is none", "--nnodes 2:3 --rdzv-id a/b --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{`--rdzv-id "a/b"`}},
+		{"other signs of life", "--nnodes 2:3 --rdzv-conf keep_alive_interval=5 --rdzv-backend c10d --rdzv-id served --rdzv-endpoint " + serving, mine, []string{"2.5s", "25s", "keep_alive_interval", "give all nodes the same"}},
 		{"too many", "--nnodes 2:70000 --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{"--nnodes 2:70000", "65536"}},
 		{"a name for a terminal", "--nnodes 2:3 --rdzv-id \x1b[2J --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{`--rdzv-id "\x1b[2J"`}},
 		{"a name that is no text", "--nnodes 2:3 --rdzv-id a\xff --rdzv-backend c10d --rdzv-endpoint " + serving, mine, []string{`--rdzv-id "a\xff"`}},

@@ -161,7 +161,7 @@ func refuse(n *State, c *Card) string {
 	if c.Max == 0 {
 		return "the other nodes cannot read what this one says of itself: " + c.Text
 	}
-	if err := n.mismatch(&Settings{Job: n.Job, Min: c.Min, Max: c.Max, MaxRestarts: c.MaxRestarts}); err != nil {
+	if err := n.mismatch(&Settings{Job: n.Job, Min: c.Min, Max: c.Max, MaxRestarts: c.MaxRestarts, Timing: Timing{Beat: c.Lost, Misses: 1}}); err != nil {
 		return err.Error()
 	}
 	node := &c.Node

@@ -252,7 +252,7 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 			}
 			if e.State == nil && m.arrived && m.state == nil && !m.swapping && !m.leaving {
 				out = append(out, m.propose(nil, &State{
-					Version: 1, Born: m.me.ID, Job: m.set.Job, Min: m.set.Min, Max: m.set.Max, MaxRestarts: m.set.MaxRestarts,
+					Version: 1, Born: m.me.ID, Job: m.set.Job, Min: m.set.Min, Max: m.set.Max, MaxRestarts: m.set.MaxRestarts, Lost: m.set.Timing.Lost(),
 					Decider: m.me.ID, Phase: Gathering, Fresh: true,
 				}))
 			}
@@ -577,7 +577,7 @@ func (m *Machine) awaitsOthers() bool { return m.me.Hosts && m.state.Phase == Cl
 
 func (m *Machine) card() Card {
 	m.beat++
-	c := Card{Node: m.me, Min: m.set.Min, Max: m.set.Max, MaxRestarts: m.set.MaxRestarts, Beat: m.beat, Round: m.round, Status: m.status, Text: m.text}
+	c := Card{Node: m.me, Min: m.set.Min, Max: m.set.Max, MaxRestarts: m.set.MaxRestarts, Lost: m.set.Timing.Lost(), Beat: m.beat, Round: m.round, Status: m.status, Text: m.text}
 	if m.state != nil {
 		c.Seen = m.state.Version
 	}

@@ -94,9 +94,12 @@ const (
 // Card is what a node says of itself.
 type Card struct {
 	Node        Node `json:"node"`
-	Min         int  `json:"min"` // these three are the node's settings
+	Min         int  `json:"min"` // these four are the node's settings
 	Max         int  `json:"max"`
 	MaxRestarts int  `json:"max_restarts"`
+	// Lost is its Timing.Lost: with less than the others' it would give them up too
+	// early, with more it would let its ranks live for too long.
+	Lost time.Duration `json:"lost"`
 
 	Beat   uint64 `json:"beat"`           // goes up with every write
 	Seen   uint64 `json:"seen"`           // version of the state that the node has read
@@ -146,24 +149,26 @@ type Refusal struct {
 // State is what the nodes have agreed on. It is never changed: who decides makes
 // another one, with the next version.
 type State struct {
-	Version     uint64    `json:"version"`
-	Born        string    `json:"born"` // the node that wrote the first version
-	Job         string    `json:"job"`
-	Min         int       `json:"min"`
-	Max         int       `json:"max"`
-	MaxRestarts int       `json:"max_restarts"`
-	Decider     string    `json:"decider"` // empty: any node may
-	Phase       Phase     `json:"phase"`
-	Round       int       `json:"round"`    // the last one that began; the first is 1
-	Restarts    int       `json:"restarts"` // failures so far
-	Arrived     int       `json:"arrived"`  // how much of the list of arrivals is dealt with
-	Members     []Node    `json:"members"`  // running: in the order of their ranks
-	Waiting     []Node    `json:"waiting,omitempty"`
-	Fresh       bool      `json:"fresh,omitempty"`  // gathering: nodes have come, and more may
-	Ending      *Ending   `json:"ending,omitempty"` // of the last round, while gathering
-	Refused     []Refusal `json:"refused,omitempty"`
-	Good        bool      `json:"good,omitempty"` // closed: all ranks ended well
-	Text        string    `json:"text,omitempty"` // closed: why
+	Version     uint64 `json:"version"`
+	Born        string `json:"born"` // the node that wrote the first version
+	Job         string `json:"job"`
+	Min         int    `json:"min"`
+	Max         int    `json:"max"`
+	MaxRestarts int    `json:"max_restarts"`
+	// Lost is Timing.Lost of all nodes.
+	Lost     time.Duration `json:"lost"`
+	Decider  string        `json:"decider"` // empty: any node may
+	Phase    Phase         `json:"phase"`
+	Round    int           `json:"round"`    // the last one that began; the first is 1
+	Restarts int           `json:"restarts"` // failures so far
+	Arrived  int           `json:"arrived"`  // how much of the list of arrivals is dealt with
+	Members  []Node        `json:"members"`  // running: in the order of their ranks
+	Waiting  []Node        `json:"waiting,omitempty"`
+	Fresh    bool          `json:"fresh,omitempty"`  // gathering: nodes have come, and more may
+	Ending   *Ending       `json:"ending,omitempty"` // of the last round, while gathering
+	Refused  []Refusal     `json:"refused,omitempty"`
+	Good     bool          `json:"good,omitempty"` // closed: all ranks ended well
+	Text     string        `json:"text,omitempty"` // closed: why
 }
 
 // clone returns a copy that can be changed.
@@ -255,6 +260,9 @@ func (s *State) mismatch(set *Settings) error {
 	}
 	if s.MaxRestarts != set.MaxRestarts {
 		return fmt.Errorf("job %q was begun with --max-restarts %d, this node has %d: give all nodes the same", s.Job, s.MaxRestarts, set.MaxRestarts)
+	}
+	if lost := set.Timing.Lost(); s.Lost != lost {
+		return fmt.Errorf("job %q was begun with nodes that may be silent for %v, on this node it is %v: give all nodes the same keep_alive_interval and keep_alive_max_attempt in --rdzv-conf", s.Job, s.Lost, lost)
 	}
 	return nil
 }

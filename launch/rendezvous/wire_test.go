@@ -53,7 +53,7 @@ func FuzzDecode(f *testing.F) {
 				}
 			}
 			set := settings(s.Min, s.Max, s.MaxRestarts)
-			set.Job = s.Job
+			set.Job, s.Lost = s.Job, set.Timing.Lost()
 			m := NewMachine(set, someState().Members[0], func() string { return someID }, func() int { return 1 })
 			w := newWorld(1, set)
 			m.Step(w.now, Ticked{})
