@@ -15,7 +15,8 @@ import (
 // sight is what one node knows of another.
 type sight struct {
 	card  Card
-	moved time.Time // when the card was seen to change
+	first time.Time // when the card was seen first
+	moved time.Time // when it was seen to change
 }
 
 // decider is what a node needs to know to decide. It is begun anew with every
@@ -46,14 +47,14 @@ func (d *decider) look(now time.Time, cards []Card) {
 		g := d.sights[c.Node.ID]
 		switch {
 		case g == nil:
-			d.sights[c.Node.ID] = &sight{*c, now}
+			d.sights[c.Node.ID] = &sight{*c, now, now}
 		case c.Beat > g.card.Beat: // an old write may come late
 			g.card, g.moved = *c, now
 		}
 	}
 	if blind {
 		for _, g := range d.sights {
-			g.moved = now
+			g.first, g.moved = now, now
 		}
 	}
 	d.looked = now
@@ -140,6 +141,11 @@ func (d *decider) admit(n *State, total int) bool {
 		if c == nil {
 			return false // its card has not been read yet
 		}
+		// The node that has the rank may be an earlier life of this one: whether it is
+		// dead is known when it has given a sign of life since, or is given up.
+		if h := holder(n, c); h != nil && !d.lives(h.ID, d.sights[id].first) {
+			return false
+		}
 	}
 	for _, id := range d.list {
 		c := d.card(id)
@@ -168,17 +174,28 @@ func refuse(n *State, c *Card) string {
 	if node.Rank >= n.Max {
 		return fmt.Sprintf("--node-rank %d: with %d nodes, ranks are 0 to %d", node.Rank, n.Max, n.Max-1)
 	}
-	if node.Rank < 0 {
-		return ""
+	if h := holder(n, c); h != nil {
+		return fmt.Sprintf("--node-rank %d is that of %s already: give each node its own", node.Rank, h.Name())
 	}
+	return ""
+}
+
+// holder returns the node that has the rank that another one asks for, or nil.
+func holder(n *State, c *Card) *Node {
 	for _, nodes := range [][]Node{n.Members, n.Waiting} {
 		for i := range nodes {
-			if nodes[i].Rank == node.Rank {
-				return fmt.Sprintf("--node-rank %d is that of %s already: give each node its own", node.Rank, nodes[i].Name())
+			if c.Node.Rank >= 0 && nodes[i].Rank == c.Node.Rank {
+				return &nodes[i]
 			}
 		}
 	}
-	return ""
+	return nil
+}
+
+// lives reports whether a node that does not go has been heard of since a time.
+func (d *decider) lives(id string, since time.Time) bool {
+	g := d.sights[id]
+	return g != nil && g.moved.After(since) && g.card.Status != Leaving && g.card.Status != Left
 }
 
 // leave takes those out that have gone or are lost, and says who.

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestRankTaken: who asks for the rank of a node that lives is refused, and who asks
+// for that of one that is dead gets it: it may be the same, started again at once.
+func TestRankTaken(t *testing.T) {
+	for _, alive := range []bool{true, false} {
+		set := Settings{Job: "job", Min: 2, Max: 2, MaxRestarts: 1, Timing: DefaultTiming()}
+		s := &State{Version: 1, Born: someID, Job: set.Job, Min: set.Min, Max: set.Max, MaxRestarts: set.MaxRestarts, Lost: set.Timing.Lost(), Phase: Running, Round: 1, Arrived: 2}
+		var cards []*Card
+		for i := range 3 {
+			node := Node{ID: fmt.Sprintf("%016x", i), Host: fmt.Sprint("host", i), Addr: "10.0.0.1", NumRanks: 1, Rank: min(i, 1)}
+			c := &Card{Node: node, Min: set.Min, Max: set.Max, MaxRestarts: set.MaxRestarts, Lost: s.Lost, Round: 1, Status: Busy}
+			if cards = append(cards, c); i < 2 {
+				s.Members = append(s.Members, node)
+			}
+		}
+		again := cards[2]
+		again.Round, again.Status = 0, Ready
+		d, list := newDecider(&set), []string{cards[0].Node.ID, cards[1].Node.ID, again.Node.ID}
+		now := time.Now()
+		for range 100 {
+			now = now.Add(set.Timing.Beat)
+			var seen []Card
+			for i, c := range cards {
+				if i != 1 || alive {
+					c.Beat++
+					if c.Seen = s.Version; s.Phase == Gathering {
+						c.Status = Ready
+					}
+				}
+				seen = append(seen, *c)
+			}
+			d.arrivals(s, list)
+			d.look(now, seen)
+			if next := d.decide(now, s, len(list)); next != nil {
+				s = next
+			}
+		}
+		if alive && (len(s.Refused) != 1 || !strings.Contains(s.Refused[0].Text, "--node-rank 1 is that of host1") || s.Round != 1) {
+			t.Errorf("the node lives: %+v", s)
+		}
+		if !alive && (s.Round != 2 || s.Restarts != 1 || find(s.Members, again.Node.ID) != 1) {
+			t.Errorf("the node is dead: %+v", s)
+		}
+	}
+}
