@@ -52,7 +52,9 @@ type link struct {
 	prefix  string
 	timeout time.Duration
 
-	mu     sync.Mutex
+	opening sync.Mutex // held by the one that opens the store
+
+	mu     sync.Mutex // held for moments: the agent's loop asks for failures
 	opened *Opened
 	store  store.Store
 	last   error     // the last failure since it worked
@@ -77,16 +79,30 @@ func (l *link) call(ctx context.Context, timeout time.Duration, do func(ctx cont
 
 // get returns the store, opened anew if need be. One opens it, others wait.
 func (l *link) get(ctx context.Context) (store.Store, *Opened, error) {
+	if s, o := l.current(); o != nil {
+		return s, o, nil
+	}
+	l.opening.Lock()
+	defer l.opening.Unlock()
+	if s, o := l.current(); o != nil {
+		return s, o, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.timeout) // whatever the call may take
+	defer cancel()
+	o, err := l.open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.opened == nil {
-		o, err := l.open(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		l.opened, l.store = o, store.Prefix(o.Store, l.prefix)
-	}
-	return l.store, l.opened, nil
+	l.opened, l.store = o, store.Prefix(o.Store, l.prefix)
+	return l.store, o, nil
+}
+
+func (l *link) current() (store.Store, *Opened) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.store, l.opened
 }
 
 // note takes in how a call ended. After a failure the store is opened anew: an old

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -189,6 +190,30 @@ func TestLinkFailures(t *testing.T) {
 	if _, err := decodeArrivals([]byte(someID + "\n" + someID)); err == nil {
 		t.Error("half a line is read as an arrival")
 	}
+}
+
+// TestLinkOpening: while a store is being opened that does not answer, nobody waits
+// who only asks how it is, and those who want it wait no longer than for an answer.
+func TestLinkOpening(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		opening := make(chan struct{})
+		l := newLink(func(ctx context.Context) (*Opened, error) {
+			close(opening)
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}, "job", time.Second)
+		defer l.close()
+		began := time.Now()
+		var waiting sync.WaitGroup
+		waiting.Go(func() { _ = l.wait(t.Context(), "key") })
+		<-opening
+		if l.failure(); time.Since(began) > 0 {
+			t.Errorf("how the store is was known after %v", time.Since(began))
+		}
+		if waiting.Wait(); time.Since(began) != time.Second {
+			t.Errorf("the store was given up after %v, want 1s", time.Since(began))
+		}
+	})
 }
 
 // TestConfigure: the settings of torchrun's --rdzv-conf, and those that are none.
