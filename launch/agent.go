@@ -466,7 +466,7 @@ func (a *agent) result(ctx context.Context) error {
 	e := &Error{
 		Program: name, NumRanks: a.attempt.WorldSize,
 		Attempt: a.attempt.Number,
-		Signal:  m.stopSignal, StartErr: a.startErr, NumStrays: m.numStrays,
+		Signal:  m.stopSignal, Notice: a.Notice(), StartErr: a.startErr, NumStrays: m.numStrays,
 	}
 	if m.canceled {
 		e.Cause = context.Cause(ctx)

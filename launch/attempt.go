@@ -79,6 +79,8 @@ type Host struct {
 	bound [][]int // the processors of each rank; nil: all
 	sig   signals
 	guard *guard
+	// notice is nil where none is looked for.
+	notice *noticeWatch
 }
 
 // Open checks a configuration, builds the program and begins to catch signals;
@@ -97,6 +99,14 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	if !cfg.LeaveSignals {
 		h.sig.catch(cfg.Signals)
 	}
+	if cfg.Notice.isSet() {
+		if h.notice, err = openNotice(ctx, &cfg); err != nil {
+			return nil, err
+		}
+		if h.sig.ch == nil { // no signals, but a notice comes as one
+			h.sig.ch = make(chan os.Signal, 8)
+		}
+	}
 	if h.job, err = newJob(&cfg); err != nil {
 		return nil, err
 	}
@@ -114,6 +124,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		return nil, err
 	}
 	h.guard = h.prog.guard
+	h.watchNotice()
 	return h, nil
 }
 
@@ -145,7 +156,7 @@ func (h *Host) Idle(ctx context.Context) (context.Context, func()) {
 		defer close(ended)
 		select {
 		case s := <-h.sig.ch:
-			cancel(&Error{Program: h.cfg.Program, NumRanks: h.cfg.NumRanks, Signal: s.(syscall.Signal)})
+			cancel(&Error{Program: h.cfg.Program, NumRanks: h.cfg.NumRanks, Signal: s.(syscall.Signal), Notice: h.Notice()})
 			select {
 			case h.sig.ch <- s:
 			default: // others are waiting there
@@ -162,6 +173,7 @@ func (h *Host) Idle(ctx context.Context) (context.Context, func()) {
 
 // Close removes what the job has made for itself, and gives the signals back.
 func (h *Host) Close() {
+	h.notice.close()
 	h.logs.close()
 	if h.prog != nil {
 		if h.guard != h.prog.guard {

@@ -75,6 +75,7 @@ func init() {
 		"greedy":   roleGreedy,
 		"phoenix":  rolePhoenix,
 		"ends":     roleEnds,
+		"save":     roleSave,
 		"panicker": func(string) int { panic("boom") },
 	}
 }
@@ -390,8 +391,9 @@ func startAgent(t *testing.T, cfg Config, workerRole string) *process {
 	b, err := json.Marshal(struct {
 		NumRanks             int
 		Exclusive, PassRank0 bool
+		Notice               Notice
 		Grace, FailGrace     time.Duration
-	}{cfg.NumRanks, cfg.Exclusive, cfg.PassRank0, cfg.Grace, cfg.FailGrace})
+	}{cfg.NumRanks, cfg.Exclusive, cfg.PassRank0, cfg.Notice, cfg.Grace, cfg.FailGrace})
 	if err != nil {
 		t.Fatal(err)
 	}

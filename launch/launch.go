@@ -129,6 +129,8 @@ type Config struct {
 	// MaxRestarts is how often all ranks are started again after one has failed;
 	// default never. TORCHELASTIC_RESTART_COUNT tells them how often it has been.
 	MaxRestarts int
+	// Notice is where to look for notice that this machine is about to go.
+	Notice Notice
 	// Nodes makes the attempts of a job on several machines; nil means that the
 	// job is this machine's alone.
 	Nodes Nodes

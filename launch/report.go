@@ -64,6 +64,7 @@ type Error struct {
 	Attempt    int            // how often the ranks had been restarted
 	Failures   []Failure      // the likely cause, then the others in the order in which they were seen
 	Signal     syscall.Signal // that stopped the job, sent to the agent; 0: none
+	Notice     string         // what Signal came of, where it came of Config.Notice
 	Cause      error          // why the context ended that stopped the job
 	StartErr   error          // a rank could not be started
 	Unkillable []int          // PIDs of workers that SIGKILL did not end
@@ -95,7 +96,7 @@ func (e *Error) Error() string {
 		}
 		return text
 	case e.Signal != 0:
-		return "stopped by " + signalName(e.Signal)
+		return e.stopped()
 	case e.Cause != nil:
 		return fmt.Sprintf("stopped: %v", e.Cause)
 	default:
@@ -116,6 +117,14 @@ func (e *Error) Unwrap() []error {
 
 func (e *Error) left() string {
 	return fmt.Sprintf("%d workers (pids %v) and %d processes that workers started survive SIGKILL: they hang in the kernel", len(e.Unkillable), e.Unkillable, e.NumStrays)
+}
+
+// stopped says what stopped the job that a signal has stopped.
+func (e *Error) stopped() string {
+	if e.Notice != "" {
+		return "stopped, because this machine is about to go: " + e.Notice
+	}
+	return "stopped by " + signalName(e.Signal)
 }
 
 // again says which attempt it was, of a job that has been restarted.
@@ -192,7 +201,7 @@ func (e *Error) Report(w io.Writer) {
 	}
 	switch {
 	case e.Signal != 0:
-		fmt.Fprintf(&b, "cohort: stopped by %s\n", signalName(e.Signal))
+		fmt.Fprintf(&b, "cohort: %s\n", e.stopped())
 	case e.Cause != nil:
 		fmt.Fprintf(&b, "cohort: stopped: %v\n", e.Cause)
 	}

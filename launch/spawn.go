@@ -39,6 +39,7 @@ type SpawnOptions struct {
 	MaxRestarts    int
 	LeaveSignals   bool
 	Exclusive      bool
+	Notice         Notice
 }
 
 // Spawn runs main in n rank processes of this machine and waits for them; it is
@@ -57,9 +58,29 @@ type SpawnOptions struct {
 // A process that already is a rank, because the program was started by `cohort
 // run`, starts no more of them: it runs main, and n is what the launcher says.
 //
-// The context of main is done, with a cause that names the signal, when the rank
-// gets SIGINT, SIGTERM, SIGHUP, or another one of Config.Signals but SIGQUIT; main then has the grace period to save what it
-// wants and return. A rank whose main returns an error prints it and exits with
+// The context of main is done when the rank gets SIGINT, SIGTERM, SIGHUP, or another
+// one of Config.Signals but SIGQUIT; main then has the grace period to save what it
+// wants and return. The context's cause is a [*StopError] that names the signal and,
+// where there was one, the notice that the machine is to go:
+//
+//	<-ctx.Done()
+//	if stop := (*launch.StopError)(nil); errors.As(context.Cause(ctx), &stop) && stop.Notice != "" {
+//		… save until stop.Deadline …
+//	}
+//
+// Beside multiprocessing's spawn:
+//
+//	mp.spawn(fn, args, nprocs)      Spawn(ctx, n, main)
+//	the argument i of fn            RANK; Group.Rank with dist.Main
+//	ProcessRaisedException          the *Error that Spawn returns: rank, message, where
+//	ProcessExitedException          the same: exit code or signal
+//	the others get SIGTERM          a second later, then SIGKILL after Grace
+//	join=False                      go func() { … Spawn … }(), and ctx to end it
+//	start_method, daemon            none: always new processes, which end with their parent
+//
+// What main needs it finds as the first process does: in arguments, environment and files.
+//
+// A rank whose main returns an error prints it and exits with
 // code 1. Deferred calls of the functions around Spawn do not run in a rank.
 //
 // The errors are those of [Run].
@@ -96,7 +117,7 @@ func (opts SpawnOptions) Spawn(ctx context.Context, n int, main func(ctx context
 		extra:    []string{envvar.Spawn.Assign(strconv.FormatInt(call, 10))},
 		NumRanks: n, MasterAddr: opts.MasterAddr, MasterPort: opts.MasterPort, Env: opts.Env,
 		Stdout: opts.Stdout, Stderr: opts.Stderr, PassRank0: opts.PassRank0,
-		Grace: opts.Grace, FailGrace: opts.FailGrace, Survivors: opts.Survivors, MaxRestarts: opts.MaxRestarts, LeaveSignals: opts.LeaveSignals, Exclusive: opts.Exclusive,
+		Grace: opts.Grace, FailGrace: opts.FailGrace, Survivors: opts.Survivors, MaxRestarts: opts.MaxRestarts, LeaveSignals: opts.LeaveSignals, Exclusive: opts.Exclusive, Notice: opts.Notice,
 	})
 }
 
@@ -136,7 +157,7 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 		s := <-ch
 		// The agent decides how long a rank may take from here on: later signals
 		// are not for this process to act on.
-		cancel(fmt.Errorf("rank %s got %s", envvar.Rank.Get("?"), signalName(s.(syscall.Signal))))
+		cancel(newStopError(s.(syscall.Signal)))
 	}()
 	defer func() {
 		if v := recover(); v != nil {

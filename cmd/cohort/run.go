@@ -21,6 +21,7 @@ type runFlags struct {
 	torchrunFlags
 	tokenFile string
 	survivors bool
+	notice    launch.Notice
 }
 
 func newRunCommand() *cobra.Command {
@@ -34,7 +35,8 @@ PROGRAM is the path of a binary or its name in PATH, the directory of a Go main
 package or a .go file (built once, first), or a .py script (started with
 python3 -u, or the interpreter that PYTHON_EXEC names). The flags are torchrun's,
 also with underscores and with defaults from its variables (PET_NPROC_PER_NODE
-for --nproc-per-node), and besides --token-file and --survivors. Everything behind
+for --nproc-per-node), and besides --token-file,
+--survivors, --notice-file and --notice-url. Everything behind
 PROGRAM belongs to it.
 
 On several machines, the same command is given on each of them: --nnodes 2, or 2:4
@@ -54,6 +56,13 @@ When a rank ends badly, the others are ended a second later, and with --max-rest
 all are started again. With --survivors the others go on: they can make a group of
 themselves (dist.Group.NewGroup) and continue. The job then ends when all have
 ended, well if those that were left ended well; the report says who died and how.
+
+With --notice-file or --notice-url, notice that this machine is about to go ends the
+job as SIGTERM does: the ranks have the grace period to save, and are not started
+again. On several machines the others go on without this one. Every second it is
+looked whether there is the file, and the URL is asked, which may be the metadata
+service of Amazon (/latest/meta-data/spot/instance-action), Google
+(/computeMetadata/v1/instance/preempted) or Azure (/metadata/scheduledevents).
 
 The exit code is 0 if every rank ended with 0, 1 if one failed or the job was
 stopped, 2 if it could not be started as asked.`,
@@ -92,6 +101,8 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	})
 	f.torchrunFlags.add(flags)
 	flags.StringVar(&f.tokenFile, "token-file", "", "`file` that holds the job's token, for its owner alone to read (default: a new token)")
+	flags.StringVar(&f.notice.File, "notice-file", "", "when there is a `file` at this path, the machine is about to go: the ranks save and end")
+	flags.StringVar(&f.notice.URL, "notice-url", "", "a `url` that says so, such as the metadata service of a cloud")
 	flags.BoolVar(&f.survivors, "survivors", false, "when a rank ends badly, let the others go on, for programs that make a new group of them")
 }
 
@@ -104,7 +115,7 @@ func (f *runFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []stri
 	if cfg, notices, err = f.torchrunFlags.config(set); err != nil {
 		return cfg, nil, err
 	}
-	cfg.Exclusive, cfg.Survivors = true, f.survivors
+	cfg.Exclusive, cfg.Survivors, cfg.Notice = true, f.survivors, f.notice
 	if f.tokenFile != "" {
 		if _, err := transport.ReadTokenFile(f.tokenFile); err != nil {
 			return cfg, nil, fmt.Errorf("--token-file: %w", err)

@@ -68,6 +68,7 @@ const (
 	Silence     Var = "COHORT_SILENCE"
 	Debug       Var = "COHORT_DEBUG"
 	RecorderDir Var = "COHORT_RECORDER_DIR"
+	Notice      Var = "COHORT_NOTICE"
 )
 
 // declaration is what is known of a variable besides its name.
@@ -112,6 +113,7 @@ func declarations() []declaration {
 		{Interface, "network interface (name, local IP address or CIDR) on which peers reach this process (default: the one on the route to the master)", false},
 		{Debug, "when set, other than to 0, false, no or off, rank 0 of each group prints how collectives are served and why, once per operation and size class", false},
 		{RecorderDir, "directory into which ranks write their flight recorders when a group fails or the launcher asks; not written where it is not set (cohort run sets it)", false},
+		{Notice, "file that is there once the launcher has had notice that this machine is to go: JSON with notice and deadline; set where --notice-file or --notice-url is given", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: all but the data of collectives), all or none", false},
 		{Silence, "for how long nothing may be heard of a rank before the others give it up (default: 3s), the same on all ranks; 0 never does, for debuggers", false},

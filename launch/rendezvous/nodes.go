@@ -210,7 +210,11 @@ func (a *agent) start(p Place) {
 		FirstRoleRank: p.FirstRoleRank, RoleWorldSize: p.NumRoleRanks, MasterAddr: p.MasterAddr, MasterPort: p.MasterPort,
 		Kill: kill,
 		OnSignal: func(s syscall.Signal) {
-			a.running.Go(func() { a.happened(Leave{Text: "it got " + unix.SignalName(s)}) })
+			text := "it got " + unix.SignalName(s)
+			if notice := a.host.Notice(); notice != "" {
+				text = "it is about to go: " + notice
+			}
+			a.running.Go(func() { a.happened(Leave{Text: text}) })
 		},
 		OnFailure: func(f launch.Failure) {
 			if !f.Stopped {
