@@ -113,7 +113,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	a.begin = time.Now()
 	a.memory = watchMemory()
 	defer a.memory.close()
-	a.orphans = openOrphans(a.cfg.Exclusive, a.job.id)
+	a.orphans = openOrphans(a.cfg.Exclusive, a.job.id, a.cgroup)
 	defer a.orphans.close()
 	childEnded := make(chan os.Signal, 1)
 	signal.Notify(childEnded, syscall.SIGCHLD)
@@ -355,8 +355,10 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	if a.bound != nil {
 		cpus = a.bound[i]
 	}
+	attr := workerAttr()
+	a.cgroup.join(attr)
 	err = boundTo(cpus, func() (err error) {
-		w.proc, err = os.StartProcess(a.prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: workerAttr()})
+		w.proc, err = os.StartProcess(a.prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: attr})
 		return err
 	})
 	if err != nil {

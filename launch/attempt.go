@@ -72,13 +72,14 @@ func (a Attempt) withDefaults(cfg *Config) (Attempt, error) {
 // [Open] makes it, [Host.Run] runs one attempt after the other, and
 // [Host.Close] ends it. Its methods are for one goroutine at a time.
 type Host struct {
-	cfg   Config
-	job   job
-	prog  *program
-	logs  *logTree
-	bound [][]int // the processors of each rank; nil: all
-	sig   signals
-	guard *guard
+	cfg    Config
+	job    job
+	prog   *program
+	logs   *logTree
+	bound  [][]int // the processors of each rank; nil: all
+	sig    signals
+	guard  *guard
+	cgroup *cgroup
 	// notice is nil where none is looked for.
 	notice *noticeWatch
 }
@@ -119,7 +120,8 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	if h.logs, err = openLogs(&cfg); err != nil {
 		return nil, err
 	}
-	cfg.scratch = h.logs.scratch
+	h.cgroup = openCgroup(h.job.id)
+	cfg.scratch, cfg.cgroup = h.logs.scratch, h.cgroup.path()
 	if h.prog, err = resolve(ctx, &cfg, h.job.id, &h.sig); err != nil {
 		return nil, err
 	}
@@ -181,6 +183,7 @@ func (h *Host) Close() {
 		}
 		h.prog.remove()
 	}
+	h.cgroup.close()
 	h.sig.release()
 }
 
@@ -188,7 +191,7 @@ func (h *Host) Close() {
 // after the workers: they are the ones that are waited for.
 func (h *Host) startGuard() {
 	if h.guard == nil {
-		h.guard = startGuard(h.job.id, h.logs.scratch)
+		h.guard = startGuard(h.job.id, h.cgroup.path(), h.logs.scratch)
 	}
 }
 

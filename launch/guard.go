@@ -16,12 +16,13 @@ import (
 // end only the agent holds, and then kills. The lines that it reads say which
 // process groups have come (+) and gone (-): a number is not killed after it may
 // have passed to somebody else. On Linux, it goes on to kill every process
+// in the job's cgroup, if it has one, and every process
 // that has the job in its environment (in passes, because a process may start
 // another one meanwhile), so that a daemon of a worker goes too. The
 // environment of the guard itself does not name the job.
 const guardScript = `
-job=$1
-shift
+job=$1 cgroup=$2
+shift 2
 groups=
 while read -r op pid; do
 	case $op in
@@ -30,6 +31,7 @@ while read -r op pid; do
 	esac
 done
 for g in $groups; do kill -KILL -"$g"; done
+[ "$cgroup" ] && echo 1 >"$cgroup/cgroup.kill"
 for pass in 1 2 3 4 5; do
 	found=
 	for f in $(grep -lsF "$job" /proc/[0-9]*/environ); do
@@ -37,6 +39,13 @@ for pass in 1 2 3 4 5; do
 	done
 	[ "$found" ] || break
 done
+if [ "$cgroup" ]; then
+	for pass in 1 2 3 4 5; do
+		find "$cgroup" -depth -type d -exec rmdir {} \;
+		[ -d "$cgroup" ] || break
+		sleep 0.05 || sleep 1
+	done
+fi
 [ "$1" ] || exit
 # What has just been killed may write one file more.
 rm -rf -- "$@" || { sleep 1; rm -rf -- "$@"; }
@@ -50,9 +59,9 @@ type guard struct {
 	proc *os.Process
 }
 
-// startGuard starts the shell; it removes directories too, with all that is in
-// them (those that are not empty texts). A nil guard does nothing.
-func startGuard(job string, dirs ...string) *guard {
+// startGuard starts the shell; it kills and removes a cgroup, and it removes directories too, with all that is in
+// them (those that are not empty texts, as the cgroup may be). A nil guard does nothing.
+func startGuard(job, cgroup string, dirs ...string) *guard {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil
@@ -64,7 +73,7 @@ func startGuard(job string, dirs ...string) *guard {
 		return nil
 	}
 	defer null.Close()
-	argv := []string{"cohort-guard", "-c", guardScript, "cohort-guard", envvar.Job.Assign(job)}
+	argv := []string{"cohort-guard", "-c", guardScript, "cohort-guard", envvar.Job.Assign(job), cgroup}
 	argv = append(argv, slices.DeleteFunc(dirs, func(dir string) bool { return dir == "" })...)
 	proc, err := os.StartProcess("/bin/sh", argv, &os.ProcAttr{
 		Dir:   "/",

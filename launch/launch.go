@@ -34,9 +34,11 @@
 // started and left behind is ended after them (SIGTERM, a second later
 // SIGKILL), on Linux wherever it has gone, elsewhere within the process group. If
 // the agent itself is killed, the kernel kills the workers (Linux) and a guard,
-// a small shell process beside the agent, kills what is below them. Only a
-// process that has both left its session and cleared its environment survives
-// a kill -9 of the agent.
+// a small shell process beside the agent, kills what is below them. Where this process may
+// make a cgroup (v2), workers are born into one, from which nothing escapes; elsewhere
+// a process that has both left its session and cleared its environment survives
+// a kill -9 of the agent. Shared memory of ranks has no name, and their sockets
+// are abstract: both go with the last process that has them (Linux).
 //
 // The ranks of a job that failed leave the dumps of their flight recorders in a
 // directory cohort-… of os.TempDir, which the report names. A later job of the same
@@ -161,6 +163,7 @@ type Config struct {
 	argv0   string // of the workers, where it is not the program's path
 	extra   []string
 	scratch string // the guard removes it
+	cgroup  string // the guard kills and removes it
 }
 
 // Nodes joins this host with others, attempt by attempt, and runs the attempts

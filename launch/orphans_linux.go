@@ -33,13 +33,15 @@ type orphans struct {
 	before    map[int]bool // children that this process had already
 	known     map[int]bool // children that the agent waits for itself
 	sessions  map[int]bool // of the workers
+	cgroup    *cgroup      // may be nil
+	caught    map[int]bool // strays that only the cgroup has told of
 	restore   bool
 }
 
-func openOrphans(exclusive bool, job string) *orphans {
+func openOrphans(exclusive bool, job string, group *cgroup) *orphans {
 	o := &orphans{
-		exclusive: exclusive, marker: []byte(envvar.Job.Assign(job) + "\x00"),
-		before: map[int]bool{}, known: map[int]bool{}, sessions: map[int]bool{},
+		exclusive: exclusive, cgroup: group, marker: []byte(envvar.Job.Assign(job) + "\x00"),
+		before: map[int]bool{}, known: map[int]bool{}, sessions: map[int]bool{}, caught: map[int]bool{},
 	}
 	for _, pid := range children(os.Getpid()) {
 		o.before[pid] = true
@@ -62,43 +64,56 @@ func (o *orphans) worker(pid int) { o.known[pid], o.sessions[pid] = true, true }
 func (o *orphans) keep(pid int)   { o.known[pid] = true }
 
 // signal sends sig (unless 0) to every stray, reaps the ended ones, and returns
-// how many are left.
+// how many are left. It is for when all workers have ended.
 func (o *orphans) signal(sig syscall.Signal) int {
-	n := 0
+	seen := map[int]bool{}
+	o.strays(sig, seen)
+	for _, pid := range o.cgroup.pids() {
+		if !seen[pid] {
+			seen[pid], o.caught[pid] = true, true
+			if sig != 0 {
+				_ = syscall.Kill(pid, sig)
+			}
+		}
+	}
+	return len(seen)
+}
+
+// strays is signal for the strays that are children of this process and what is
+// below them, which it adds to those seen.
+func (o *orphans) strays(sig syscall.Signal, seen map[int]bool) {
 	for _, pid := range children(os.Getpid()) {
 		if o.known[pid] || o.before[pid] {
 			continue
 		}
 		state, session := procStat(pid)
-		if !o.exclusive && !o.sessions[session] && !o.marked(pid) {
+		if !o.exclusive && !o.sessions[session] && !o.caught[pid] && !o.marked(pid) {
 			continue
 		}
 		if state == 'Z' {
 			_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
 			continue
 		}
-		n += signalTree(pid, sig)
+		signalTree(pid, sig, seen)
 	}
-	return n
 }
 
 // reap removes ended orphans while workers still run: a worker that makes many
 // daemons must not fill the process table with them.
-func (o *orphans) reap() { o.signal(0) }
+func (o *orphans) reap() { o.strays(0, map[int]bool{}) }
 
 // signalTree signals pid after its descendants have been listed, and then those.
-func signalTree(pid int, sig syscall.Signal) int {
+func signalTree(pid int, sig syscall.Signal, seen map[int]bool) {
 	kids := children(pid)
 	if sig != 0 {
 		_ = syscall.Kill(pid, sig)
 	}
-	n := 1
+	seen[pid] = true
 	for _, kid := range kids {
 		if state, _ := procStat(kid); state != 'Z' && state != 0 {
-			n += signalTree(kid, sig)
+			signalTree(kid, sig, seen)
 		}
 	}
-	return n
 }
 
 func (o *orphans) marked(pid int) bool {

@@ -19,7 +19,7 @@ func selfPath() (string, error) { return os.Executable() }
 // process that has left its group is not found here.
 type orphans struct{ groups []int }
 
-func openOrphans(bool, string) *orphans { return &orphans{} }
+func openOrphans(bool, string, *cgroup) *orphans { return &orphans{} }
 
 func (o *orphans) close()         {}
 func (o *orphans) worker(pid int) { o.groups = append(o.groups, pid) }

@@ -180,7 +180,7 @@ func buildGo(ctx context.Context, cfg *Config, job string, sig *signals, dir, ta
 	}
 	p := &program{
 		path: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go"))),
-		tmp:  tmpDir, guard: startGuard(job, tmpDir, cfg.scratch),
+		tmp:  tmpDir, guard: startGuard(job, cfg.cgroup, tmpDir, cfg.scratch),
 	}
 	p.argv = append([]string{p.path}, cfg.Args...)
 	defer func() {

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build unix && !linux
+
+package launch
+
+import "syscall"
+
+// cgroup is nothing on systems without control groups.
+type cgroup struct{}
+
+func openCgroup(string) *cgroup { return nil }
+
+func (c *cgroup) path() string              { return "" }
+func (c *cgroup) join(*syscall.SysProcAttr) {}
+func (c *cgroup) close()                    {}
