@@ -263,6 +263,9 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 	if r.baseDir, err = filepath.Abs(at.path); err != nil {
 		return fail(err)
 	}
+	if r.cfg.LoRA > 0 && filepath.Clean(r.cfg.InitFrom) != filepath.Clean(at.path) {
+		r.report.Notice(fmt.Sprintf("what is saved needs the model in %s, which more steps of that run may remove: train beside a copy of it, or save both as one (--merge)", at.path))
+	}
 	if r.companions, err = readCompanions(at.path); err != nil {
 		return fail(err)
 	}
