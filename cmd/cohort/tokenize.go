@@ -299,6 +299,19 @@ func writeDecoded(w io.Writer, tok *tokenizer.Tokenizer, ids []int64, skip bool)
 	return err
 }
 
+// writeInner is writeDecoded of ids that others come before: the space that a
+// decoder takes off the beginning of a text is not at theirs.
+func writeInner(w io.Writer, tok *tokenizer.Tokenizer, ids []int64, skip bool) error {
+	var text []byte
+	for _, id := range ids {
+		if !skip || !tok.Special(id) {
+			text = append(text, tok.Token(id)...)
+		}
+	}
+	_, err := w.Write(text)
+	return err
+}
+
 func decodeShards(cmd *cobra.Command, dir string, first, num int64, skip bool) error {
 	s, err := data.OpenShards(dir)
 	if err != nil {
@@ -313,7 +326,11 @@ func decodeShards(cmd *cobra.Command, dir string, first, num int64, skip bool) e
 		if _, err := s.Train.ReadAt(ids, first); err != nil {
 			return err
 		}
-		if err := writeDecoded(cmd.OutOrStdout(), s.Tokenizer, ids, skip); err != nil {
+		decode := writeDecoded
+		if first > 0 {
+			decode = writeInner
+		}
+		if err := decode(cmd.OutOrStdout(), s.Tokenizer, ids, skip); err != nil {
 			return err
 		}
 		first += int64(len(ids))

@@ -61,6 +61,38 @@ func TestTokenize(t *testing.T) {
 	}
 }
 
+// A part of shards keeps the space that it begins with: only a text's own
+// beginning has one too many.
+func TestDecodePart(t *testing.T) {
+	dir := t.TempDir()
+	space := "\u2581"
+	file, err := json.Marshal(map[string]any{
+		"pre_tokenizer": map[string]any{"type": "Metaspace", "replacement": space, "prepend_scheme": "first"},
+		"decoder":       map[string]any{"type": "Metaspace", "replacement": space, "prepend_scheme": "first"},
+		"model": map[string]any{
+			"type": "BPE", "unk_token": "?", "vocab": map[string]int{"?": 0, space: 1, "a": 2, space + "a": 3}, "merges": []string{space + " a"},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tok, corpus, shards := filepath.Join(dir, "tokenizer.json"), filepath.Join(dir, "corpus.txt"), filepath.Join(dir, "tokens")
+	if err := os.WriteFile(tok, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(corpus, []byte(strings.Repeat("a ", 20000)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := cohort("tokenize", "encode", "--tokenizer", tok, "--data", corpus, "--out", shards); code != 0 {
+		t.Fatal(stderr)
+	}
+	for first, want := range map[string]string{"0": "a a a\n", "5": " a a a\n"} {
+		if _, got, stderr := cohort("tokenize", "decode", "--data", shards, "--first", first, "--tokens", "3"); got != want {
+			t.Errorf("from token %s: %q, want %q %s", first, got, want, stderr)
+		}
+	}
+}
+
 func TestTokenizeRefuses(t *testing.T) {
 	dir := t.TempDir()
 	cut := filepath.Join(dir, "tokenizer.json")
