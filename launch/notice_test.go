@@ -142,7 +142,7 @@ func TestNoticeURL(t *testing.T) {
 	if !strings.Contains(out.String(), "saved: rank 0 got SIGTERM; no time limit\n") {
 		t.Errorf("output:\n%s", out.String())
 	}
-	if n := strings.Count(errs.String(), "503"); n != 1 {
+	if n := strings.Count(errs.String(), "503 Service Unavailable"); n != 1 {
 		t.Errorf("trouble told %d times:\n%s", n, errs.String())
 	}
 }
