@@ -84,7 +84,12 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 		return fail("NaN is %q, want %s", o.NaN, strings.Join(nanPolicies, " or "))
 	}
 	if o.Epochs > 0 {
-		o.Steps = max(1, int(math.Ceil(o.Epochs*float64(numSamples)/float64(o.Batch))))
+		const most = 1 << 53 // larger numbers are not all there, and soon none is an int
+		steps := math.Ceil(o.Epochs * float64(numSamples) / float64(o.Batch))
+		if steps > most {
+			return fail("%v epochs of %d samples in batches of %d are %v steps, want at most %d", o.Epochs, numSamples, o.Batch, steps, int64(most))
+		}
+		o.Steps = max(1, int(steps))
 	}
 	return o, nil
 }

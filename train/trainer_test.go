@@ -632,6 +632,7 @@ func TestBadOptions(t *testing.T) {
 		{func(o *Options) { o.Steps = -1 }, "neither may be negative"},
 		{func(o *Options) { o.Steps, o.Epochs = 0, math.NaN() }, "neither may be negative"},
 		{func(o *Options) { o.Steps, o.Epochs = 0, 1 }, "Task.Samples and Batch must be at least 1"},
+		{func(o *Options) { o.Steps, o.Epochs, o.Batch = 0, 1e30, 1 }, "steps, want at most"}, // was one step
 		{func(o *Options) { o.Clip = math.NaN() }, "none may be negative"},
 		{func(o *Options) { o.Patience = -1 }, "none may be negative"},
 		{func(o *Options) { o.Patience = 1 }, "Patience 1 counts evaluations"},
