@@ -29,18 +29,26 @@ func (s stepSize) String() string {
 
 // adopt makes a run that resumes on another number of ranks take as many samples
 // a step as before, where the user has not given batch and passes: by the batch
-// or else by the passes, and if neither can be, unevenly. It returns what is in
-// the way; "" if nothing.
+// or else by the passes, and if neither can be, unevenly, in fewer passes if
+// there are more ranks than samples in one. It returns what is in the way; "" if
+// nothing.
 func (s *stepSize) adopt(was stepSize, given map[string]string, unit string) (conflict string) {
 	total := was.total()
 	s.uneven = 0
+	most := s.accumulate // passes that leave no rank without a sample
+	for most > 1 && given["accumulate"] == "" && (total%most != 0 || total/most < s.ranks) {
+		most--
+	}
 	switch each, passes := s.ranks*s.accumulate, s.ranks*s.batch; {
 	case given["batch"] == "" && each > 0 && total%each == 0:
 		s.batch = total / each
 	case given["accumulate"] == "" && passes > 0 && total%passes == 0:
 		s.accumulate = total / passes
-	case given["batch"] == "" && each > 0 && total%s.accumulate == 0 && total > each:
-		s.batch, s.uneven = (total+each-1)/each, total
+	case given["batch"] == "" && each > 0 && total%most == 0 && total/most > s.ranks:
+		s.accumulate = most
+		s.batch, s.uneven = (total+s.ranks*most-1)/(s.ranks*most), total
+	case given["batch"] == "" && each > 0 && total == s.ranks*most:
+		s.accumulate, s.batch = most, 1
 	}
 	if s.total() == total {
 		return ""
