@@ -110,7 +110,7 @@ func tune(ctx context.Context, group *dist.Group, report train.Reporter) error {
 
 	const perRank = 8
 	o := train.Options{Out: *out, Epochs: *epochs, Batch: perRank * group.Size(), Clip: 1, EvalEvery: 50, Best: true}
-	steps := int(*epochs) * len(learned) / o.Batch
+	steps := int(*epochs * float64(len(learned)) / float64(o.Batch))
 	return train.Run(ctx, group, train.Task[batch]{
 		Name:  "finetune",
 		About: train.About{Model: fmt.Sprintf("LoRA of rank %d beside %s", *rank, *from), Data: fmt.Sprintf("%d pairs to learn, %d to ask", len(learned), len(asked))},
