@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -39,6 +40,27 @@ func listening(t *testing.T, addr string) {
 			t.Fatalf("nobody listens at %s", addr)
 		}
 	}
+}
+
+// noStore is an address at which something else than a store answers.
+func noStore(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Read(make([]byte, 1))
+			_ = c.(*net.TCPConn).SetLinger(0) // a reset, as of a program that is rude
+			c.Close()
+		}
+	}()
+	return l.Addr().String()
 }
 
 const showPlace = `echo "rank $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE role $ROLE_RANK/$ROLE_WORLD_SIZE restarts $TORCHELASTIC_RESTART_COUNT/$TORCHELASTIC_MAX_RESTARTS id $TORCHELASTIC_RUN_ID store $TORCHELASTIC_USE_AGENT_STORE"`
@@ -163,6 +185,33 @@ func TestNodeWaitsInVain(t *testing.T) {
 	}
 }
 
+// TestNodesAgain: one job follows the other at the same endpoint, on each node as
+// soon as the one before has ended there.
+func TestNodesAgain(t *testing.T) {
+	token, at := envvar.Token.Assign(transport.NewToken().Text()), freeEndpoint(t)
+	_, port, _ := net.SplitHostPort(at)
+	for _, flags := range []string{"--rdzv-backend c10d --rdzv-endpoint " + at, "--rdzv-id other --master-port " + port} {
+		var nodes sync.WaitGroup
+		for node := range 2 {
+			nodes.Go(func() {
+				for range 4 {
+					args := append([]string{"run", "--nnodes", "2"}, strings.Fields(flags)...)
+					if strings.Contains(flags, "--master-port") {
+						args = append(args, "--node-rank", strconv.Itoa(node))
+					}
+					j := start(t, []string{token}, append(args, "true")...)
+					if <-j.ended; j.cmd.ProcessState.ExitCode() != 0 {
+						_, stderr := j.output()
+						t.Errorf("%s, node %d: code %d: %s", flags, node, j.cmd.ProcessState.ExitCode(), stderr)
+						return
+					}
+				}
+			})
+		}
+		nodes.Wait()
+	}
+}
+
 // TestNodesRefused: what cannot work is one message that says what to do, before
 // anything has started.
 func TestNodesRefused(t *testing.T) {
@@ -192,6 +241,7 @@ func TestNodesRefused(t *testing.T) {
 		{"other restarts", "--nnodes 2:3 --max-restarts 4 --rdzv-backend c10d --rdzv-id served --rdzv-endpoint " + serving, mine, []string{"--max-restarts 0", "has 4"}},
 		{"nobody there", "--nnodes 2:3 --rdzv-backend c10d --rdzv-conf is_host=false,read_timeout=0.5 --rdzv-endpoint " + freeEndpoint(t), mine, []string{"out of reach", "is the endpoint right"}},
 		{"port in use", "--nnodes 2 --node-rank 0 --master-port " + takenPort, mine, []string{"port in use", takenPort, "another port"}},
+		{"no store", "--nnodes 2:3 --rdzv-backend c10d --rdzv-endpoint " + noStore(t), mine, []string{"no store", "is the endpoint right", "another program"}},
 		{"rank taken", "--nnodes 3 --node-rank 0 --rdzv-conf read_timeout=1 --master-port " + port, mine, []string{"port in use"}},
 		{"no endpoint", "--nnodes 2:3 --rdzv-backend c10d", mine, []string{"--rdzv-endpoint HOST:PORT"}},
 		{"no path", "--nnodes 2:3 --rdzv-backend file", mine, []string{"--rdzv-endpoint PATH"}},

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"strings"
@@ -53,6 +52,45 @@ type met struct {
 
 // begin reaches the store, or serves it.
 func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*met, error) {
+	patience := cmp.Or(mt.Patience, n.Settings.Timing.Read)
+	call, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nobody has answered for %v", patience))
+	defer cancel()
+	story := time.AfterFunc(storyAfter, func() {
+		fmt.Fprintf(h.Config().Stderr, "cohort: waiting for the store in which the nodes meet, at %s\n", mt.where())
+	})
+	defer story.Stop()
+	for began := time.Now(); ; {
+		m, err := mt.try(call, n, h)
+		var left *leftOver
+		switch {
+		case err == nil:
+			return m, nil
+		case errors.As(err, &left) && (left.over || time.Since(began) < strangePatience) && call.Err() == nil:
+			pause(call, retryPause)
+		case call.Err() != nil && ctx.Err() == nil && (left == nil || !left.over):
+			return nil, fmt.Errorf("the store in which the nodes meet, at %s, is out of reach: is the endpoint right, and does the node run that serves it? (%w)", mt.where(), err)
+		default:
+			return nil, err
+		}
+	}
+}
+
+// strangePatience is how long what answers at the endpoint may be no store: it
+// may be that of the job before, which is just closing.
+const strangePatience = time.Second
+
+// leftOver is a store of a job that has ended, which is about to go with the node that
+// serves it, or, where over is false, something that is no store.
+type leftOver struct {
+	over bool
+	err  error
+}
+
+func (e *leftOver) Error() string { return e.err.Error() }
+func (e *leftOver) Unwrap() error { return e.err }
+
+// try reaches the store, or serves it, as it is now.
+func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*met, error) {
 	m := &met{addr: n.Addr, close: func() {}}
 	var err error
 	switch {
@@ -78,7 +116,7 @@ func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*met, e
 			}
 		}
 	}
-	if err := m.greet(ctx, mt, n, h.Config().Stderr); err != nil {
+	if err := m.greet(ctx, mt, n); err != nil {
 		m.close()
 		return nil, err
 	}
@@ -127,26 +165,23 @@ func openFile(path string) Opener {
 }
 
 // greet waits until the store is there and makes sure that it is this job's.
-func (m *met) greet(ctx context.Context, mt *Meeting, n *Nodes, out io.Writer) error {
-	patience := cmp.Or(mt.Patience, n.Settings.Timing.Read)
-	call, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nobody has answered for %v", patience))
-	defer cancel()
-	story := time.AfterFunc(storyAfter, func() {
-		fmt.Fprintf(out, "cohort: waiting for the store in which the nodes meet, at %s\n", mt.where())
-	})
-	defer story.Stop()
-	first, err := m.open(call)
+func (m *met) greet(ctx context.Context, mt *Meeting, n *Nodes) error {
+	first, err := m.open(ctx)
 	if err == nil {
-		err = m.claim(call, first.Store, mt, n)
+		if err = m.claim(ctx, first.Store, mt, n); err != nil {
+			first.Close()
+		}
 	}
+	var left *leftOver
 	switch {
-	case err == nil:
 	case errors.Is(err, transport.ErrRejected):
 		return fmt.Errorf("wrong token: who serves the store at %s has another one: give all nodes the same COHORT_TOKEN or --token-file (%w)", mt.where(), err)
-	case call.Err() != nil && ctx.Err() == nil:
-		return fmt.Errorf("the store in which the nodes meet, at %s, is out of reach: is the endpoint right, and does the node run that serves it? (%w)", mt.where(), err)
-	default:
+	case err != nil && first == nil && mt.Addr != "" && ctx.Err() == nil:
+		return &leftOver{err: fmt.Errorf("what answers at %s is no store in which nodes meet: is the endpoint right, or is its port that of another program? (%w)", mt.Addr, err)}
+	case err != nil && !errors.As(err, &left):
 		return err
+	case err != nil:
+		return left
 	}
 	again := m.open
 	m.open = func(ctx context.Context) (*Opened, error) {
@@ -166,8 +201,18 @@ func (m *met) claim(ctx context.Context, s store.Store, mt *Meeting, n *Nodes) e
 		return err
 	}
 	b, _, err := s.CompareAndSet(ctx, "rendezvous", nil, []byte(n.Settings.Job))
-	if err == nil && string(b) != n.Settings.Job {
+	if err != nil {
+		return err
+	}
+	state, _, err := s.CompareAndSet(ctx, "rendezvous/"+string(b)+"/"+keyState, absent, absent)
+	if err != nil {
+		return err
+	}
+	if string(b) != n.Settings.Job {
 		err = fmt.Errorf("the job at %s is %q, this node's is %q: give --rdzv-id %s to join it, or another endpoint", mt.Addr, b, n.Settings.Job, b)
+	}
+	if was, bad := decodeState(state); bad == nil && was.Phase == Closed {
+		return &leftOver{true, fmt.Errorf("job %q has ended at %s (%s), and the launcher that serves it there is still there: wait for it, or give another endpoint", was.Job, mt.Addr, plain(was.Text))}
 	}
 	return err
 }
