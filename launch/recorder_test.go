@@ -4,6 +4,7 @@ package launch
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -166,11 +167,12 @@ func TestRecordersOfUser(t *testing.T) {
 func TestRecordersOfStoppedJob(t *testing.T) {
 	for _, tc := range []struct {
 		worker string
+		grace  time.Duration
 		want   bool
-	}{{"reduce:1+polite", false}, {"reduce:1", true}} {
+	}{{"reduce:1+polite", 20 * time.Second, false}, {"reduce:1", 300 * time.Millisecond, true}} {
 		t.Run(tc.worker, func(t *testing.T) {
 			tmp := t.TempDir()
-			a := startProcess(t, `agent:{"NumRanks":2,"Grace":300000000}`, "LAUNCH_TEST_WORKER="+tc.worker, "TMPDIR="+tmp)
+			a := startProcess(t, fmt.Sprintf(`agent:{"NumRanks":2,"Grace":%d}`, tc.grace), "LAUNCH_TEST_WORKER="+tc.worker, "TMPDIR="+tmp)
 			a.out.await(t, 2, "ready")
 			_ = a.Process.Signal(syscall.SIGTERM)
 			if code, _ := a.end(t); code != 1 {
