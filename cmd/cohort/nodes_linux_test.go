@@ -235,6 +235,7 @@ func TestNodesRefused(t *testing.T) {
 		want        []string
 	}{
 		{"no token", "--nnodes 2", envvar.Token.Assign(""), []string{"--nnodes 2", "cohort token --file token.txt", "--token-file token.txt"}},
+		{"no token for etcd", "--rdzv-backend etcd --rdzv-endpoint 10.0.0.1", envvar.Token.Assign(""), []string{"--rdzv-backend etcd", "--token-file token.txt"}},
 		{"another token", "--nnodes 2:3 --rdzv-backend c10d --rdzv-id served --rdzv-endpoint " + serving, other, []string{"wrong token", serving, "--token-file"}},
 		{"another job", "--nnodes 2:3 --rdzv-backend c10d --rdzv-id mine --rdzv-endpoint " + serving, mine, []string{`"served"`, `"mine"`, "--rdzv-id served"}},
 		{"other numbers", "--nnodes 1:3 --rdzv-backend c10d --rdzv-id served --rdzv-endpoint " + serving, mine, []string{"--nnodes 2:3", "--nnodes 1:3"}},

@@ -32,11 +32,15 @@ const localReadTimeout = 20 * time.Second
 
 // nodes makes what joins this machine with the others.
 func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
+	why := "nnodes" // what makes it a job of several machines
+	if f.maxNodes == 1 {
+		why = "rdzv-backend"
+	}
 	if f.tokenFile == "" && !envvar.Token.IsSet() && !envvar.TokenFile.IsSet() {
-		return nil, fmt.Errorf("%s: the machines of a job prove to each other that they belong together by a token, and this one has none: run `cohort token --file token.txt` on one of them, copy the file to the others, and give all of them --token-file token.txt (or export COHORT_TOKEN=$(cohort token) and set the same everywhere)", f.given("nnodes"))
+		return nil, fmt.Errorf("%s: the machines of a job prove to each other that they belong together by a token, and this one has none: run `cohort token --file token.txt` on one of them, copy the file to the others, and give all of them --token-file token.txt (or export COHORT_TOKEN=$(cohort token) and set the same everywhere)", f.given(why))
 	}
 	if f.survivors {
-		return nil, fmt.Errorf("--survivors and %s contradict each other: on several machines the launcher makes a new round of those that are left; leave one out", f.given("nnodes"))
+		return nil, fmt.Errorf("--survivors and %s contradict each other: on several machines the launcher makes a new round of those that are left; leave one out", f.given(why))
 	}
 	n := &rendezvous.Nodes{
 		Settings: rendezvous.Settings{Job: f.runID, Min: f.minNodes, Max: f.maxNodes, MaxRestarts: cfg.MaxRestarts, Timing: rendezvous.DefaultTiming()},
