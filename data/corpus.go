@@ -45,6 +45,32 @@ type Corpus struct {
 	Train      *Text
 	Validation *Text
 	Skipped    int // files left out: not text, generated, or not regular files
+
+	from         string // the directory, if a user named one
+	firstSkipped string
+}
+
+// Note says which files were left out of a directory that a user named, "" if
+// none.
+func (c *Corpus) Note() string {
+	switch {
+	case c.Skipped == 0 || c.from == "":
+		return ""
+	case c.Skipped == 1:
+		return fmt.Sprintf("a file in %s is left out (not UTF-8 text, generated, or a link): %s", c.from, c.firstSkipped)
+	}
+	return fmt.Sprintf("%d files in %s are left out (not UTF-8 text, generated, or links), the first is %s", c.Skipped, c.from, c.firstSkipped)
+}
+
+// ByteSize is a number of bytes that prints as megabytes, or as kilobytes if it
+// is less than one.
+type ByteSize int64
+
+func (n ByteSize) String() string {
+	if n < 1e6 {
+		return fmt.Sprintf("%.1f kB", float64(n)/1e3)
+	}
+	return fmt.Sprintf("%.1f MB", float64(n)/1e6)
 }
 
 // OpenCorpus finds the text of a file or of a directory and everything below
@@ -76,24 +102,28 @@ func OpenCorpus(ctx context.Context, path string) (*Corpus, error) {
 		if info.Size() == 0 {
 			return nil, &SourceError{Path: path, Problem: Empty, Advice: "--data wants a file or directory of UTF-8 text"}
 		}
-		if files, c.Skipped, err = selectFiles(ctx, files, isText); err != nil {
+		if files, _, err = selectFiles(ctx, files, isText); err != nil {
 			return nil, err
 		}
 		if len(files) == 0 {
 			return nil, &SourceError{Path: path, Problem: NotText, Detail: "its beginning is not valid UTF-8 or holds a zero byte", Advice: "convert it, or point --data at a file or directory of UTF-8 text"}
 		}
 	case info.IsDir():
+		if err := unended(path); err != nil {
+			return nil, err
+		}
 		hidden := func(_ string, d fs.DirEntry) bool { return strings.HasPrefix(d.Name(), ".") }
 		found, odd, err := listFiles(ctx, root, hidden)
 		if err != nil {
 			return nil, err
 		}
-		if files, c.Skipped, err = selectFiles(ctx, found, func(f *file, head []byte) bool {
+		var skipped []string
+		if files, skipped, err = selectFiles(ctx, found, func(f *file, head []byte) bool {
 			return isText(f, head) && !(strings.HasSuffix(f.name, ".go") && isGenerated(head))
 		}); err != nil {
 			return nil, err
 		}
-		c.Skipped += odd
+		c.skip(path, append(skipped, odd...))
 		if len(files) == 0 {
 			return nil, &SourceError{Path: path, Problem: Empty, Detail: fmt.Sprintf("no text in it, %d files skipped", c.Skipped), Advice: "--data wants a file or directory of UTF-8 text"}
 		}
@@ -101,6 +131,13 @@ func OpenCorpus(ctx context.Context, path string) (*Corpus, error) {
 		return nil, &SourceError{Path: path, Problem: NotText, Detail: "it is neither a file nor a directory", Advice: "--data wants a file or directory of UTF-8 text"}
 	}
 	return c, c.part(path, files)
+}
+
+// skip notes the names of files that are left out.
+func (c *Corpus) skip(from string, names []string) {
+	if c.Skipped = len(names); c.Skipped > 0 {
+		c.from, c.firstSkipped = from, slices.Min(names)
+	}
 }
 
 func missing(path string, err error) error {
@@ -111,9 +148,9 @@ func missing(path string, err error) error {
 }
 
 // listFiles lists the regular files below root in the order of their paths,
-// and counts what is neither a file nor a directory. Empty files are left out
+// and names what is neither a file nor a directory. Empty files are left out
 // later, when their size is known.
-func listFiles(ctx context.Context, root string, skip func(rel string, d fs.DirEntry) bool) (files []*file, odd int, err error) {
+func listFiles(ctx context.Context, root string, skip func(rel string, d fs.DirEntry) bool) (files []*file, odd []string, err error) {
 	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return unreadable(p, err)
@@ -132,7 +169,7 @@ func listFiles(ctx context.Context, root string, skip func(rel string, d fs.DirE
 		case d.IsDir():
 			return ctx.Err()
 		case !d.Type().IsRegular():
-			odd++
+			odd = append(odd, rel)
 			return nil
 		}
 		files = append(files, &file{name: rel, path: p})
@@ -143,7 +180,7 @@ func listFiles(ctx context.Context, root string, skip func(rel string, d fs.DirE
 
 // selectFiles opens every file, notes its size, and keeps those that are not
 // empty and whose beginning is accepted. Several files are looked at at once.
-func selectFiles(ctx context.Context, files []*file, accept func(f *file, head []byte) bool) (kept []*file, skipped int, err error) {
+func selectFiles(ctx context.Context, files []*file, accept func(f *file, head []byte) bool) (kept []*file, skipped []string, err error) {
 	keep := make([]bool, len(files))
 	errs := make([]error, len(files))
 	var next atomic.Int64
@@ -169,16 +206,16 @@ func selectFiles(ctx context.Context, files []*file, accept func(f *file, head [
 	}
 	wg.Wait()
 	if err := ctx.Err(); err != nil {
-		return nil, 0, err
+		return nil, nil, err
 	}
 	for i, f := range files {
 		switch {
 		case errs[i] != nil:
-			return nil, 0, errs[i]
+			return nil, nil, errs[i]
 		case keep[i]:
 			kept = append(kept, f)
 		case f.size > 0:
-			skipped++
+			skipped = append(skipped, f.name)
 		}
 	}
 	return kept, skipped, nil

@@ -141,6 +141,9 @@ func TestCorpusSkips(t *testing.T) {
 			names[s.file.name] = true
 		}
 	}
+	if note := c.Note(); !strings.Contains(note, fmt.Sprintf("%d files in %s are left out", skipped, c.Name)) {
+		t.Errorf("the note is %q", note)
+	}
 	if len(names) != 3 || !names["a.txt"] || !names["c/not.go"] || !names["d.txt"] || c.Skipped != skipped {
 		t.Errorf("files %v, %d skipped", names, c.Skipped)
 	}

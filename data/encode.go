@@ -45,7 +45,7 @@ type EncodeStats struct {
 
 // EncodeShards encodes a corpus, which may be larger than memory, to token
 // shards in a directory, which must not have any yet: shards of the text to
-// train on and of that to validate on, tokenizer.json, and at the very end
+// train on and of that to validate on, then tokenizer.json, and at the very end
 // shards.json. Every file of the corpus is a document. The tokens are those of
 // the documents, one after the other, on any number of workers. (Of a file that
 // gives blocks to validation, what is between them are documents too.)
@@ -68,9 +68,6 @@ func EncodeShards(ctx context.Context, c *Corpus, tok *tokenizer.Tokenizer, dir 
 	}
 	var tokFile bytes.Buffer
 	if err := tok.Write(&tokFile); err != nil {
-		return EncodeStats{}, err
-	}
-	if err := writeDurable(filepath.Join(dir, shardsTokenizer), tokFile.Bytes()); err != nil {
 		return EncodeStats{}, err
 	}
 	list := shardList{Version: shardVersion, Source: c.Name, Tokenizer: tok.Fingerprint()}
@@ -102,6 +99,10 @@ func EncodeShards(ctx context.Context, c *Corpus, tok *tokenizer.Tokenizer, dir 
 	text, err := json.MarshalIndent(list, "", "  ")
 	if err != nil {
 		return EncodeStats{}, fmt.Errorf("data: %s: %w", ShardsFile, err)
+	}
+	// Not before the tokens, without which nobody could tell what the directory is.
+	if err := writeDurable(filepath.Join(dir, shardsTokenizer), tokFile.Bytes()); err != nil {
+		return EncodeStats{}, err
 	}
 	if err := writeDurable(filepath.Join(dir, ShardsFile), append(text, '\n')); err != nil {
 		return EncodeStats{}, err

@@ -108,6 +108,20 @@ func IsShards(path string) bool {
 	return err == nil
 }
 
+// unended returns the error of a directory with shards but without their list,
+// which is no text either; nil for others.
+func unended(dir string) error {
+	if IsShards(dir) {
+		return nil
+	}
+	for _, part := range []string{"train", "validation"} {
+		if _, err := os.Stat(filepath.Join(dir, shardName(part, 0))); err == nil {
+			return &ShardError{dir, fmt.Sprintf("tokens whose encoding did not end (there is no %s): encode the text again", ShardsFile)}
+		}
+	}
+	return nil
+}
+
 // OpenShards opens a directory of token shards. It reads the headers and
 // indexes of all; the tokens are checked when they are read. A directory that
 // is not complete, a shard that is cut off or damaged, and a tokenizer.json
@@ -119,7 +133,10 @@ func OpenShards(dir string) (*Shards, error) {
 	path := filepath.Join(dir, ShardsFile)
 	text, err := readSmall(path, maxShardsFile)
 	if errors.Is(err, os.ErrNotExist) {
-		return fail("there is no %s: not a directory of tokens, or one whose encoding did not end", ShardsFile)
+		if err := unended(dir); err != nil {
+			return nil, err
+		}
+		return fail("there is no %s: not a directory of tokens", ShardsFile)
 	} else if err != nil {
 		return fail("%v", err)
 	}

@@ -217,6 +217,9 @@ func TestEncodeShardsEnds(t *testing.T) {
 	if _, err := OpenShards(dir); !errors.As(err, &broken) || !strings.Contains(err.Error(), "did not end") {
 		t.Errorf("half of the tokens were opened: %v", err)
 	}
+	if _, err := OpenCorpus(t.Context(), dir); !errors.As(err, &broken) || !strings.Contains(err.Error(), "did not end") {
+		t.Errorf("half of the tokens were opened as text: %v", err)
+	}
 	// What is left is no obstacle.
 	if _, err := EncodeShards(t.Context(), corpus, tok, dir, EncodeConfig{EndOfText: -1}); err != nil {
 		t.Error(err)

@@ -94,8 +94,11 @@ func (w *shardWriter) endDocument() {
 	}
 }
 
+// shardName is what the i-th file of a part is called.
+func shardName(part string, i int) string { return fmt.Sprintf("%s-%05d%s", part, i, shardSuffix) }
+
 func (w *shardWriter) open() error {
-	path := filepath.Join(w.dir, fmt.Sprintf("%s-%05d%s", w.name, len(w.files), shardSuffix))
+	path := filepath.Join(w.dir, shardName(w.name, len(w.files)))
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {
 		return fmt.Errorf("data: writing tokens: %w", err)

@@ -46,11 +46,11 @@ func OpenStandardLibrary(ctx context.Context) (*Corpus, error) {
 		return nil, err
 	}
 	c := &Corpus{Name: "the Go standard library in " + src}
-	files, c.Skipped, err = selectFiles(ctx, files, func(_ *file, head []byte) bool { return !isGenerated(head) })
+	files, skipped, err := selectFiles(ctx, files, func(_ *file, head []byte) bool { return !isGenerated(head) })
 	if err != nil {
 		return nil, err
 	}
-	c.Skipped += odd
+	c.Skipped = len(skipped) + len(odd)
 	return c, c.part(src, files)
 }
 

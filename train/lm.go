@@ -167,6 +167,9 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	if r.corpus, err = data.OpenCorpus(ctx, r.cfg.Data); err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
+	if note := r.corpus.Note(); note != "" {
+		r.report.Notice(note)
+	}
 	switch {
 	case r.tokenizer != nil: // that of the model which was begun with
 	case saved != nil:

@@ -78,11 +78,10 @@ func (r *lmRun) dataName() string {
 // describeData says what the data is, for people.
 func (r *lmRun) describeData() string {
 	if s := r.shards; s != nil {
-		return fmt.Sprintf("tokens of %s in %s: %.1f M to train on, %.1f M to validate",
-			s.Source, s.Dir, float64(s.Train.Len())/1e6, float64(s.Validation.Len())/1e6)
+		return fmt.Sprintf("tokens of %s in %s: %d to train on, %d to validate", s.Source, s.Dir, s.Train.Len(), s.Validation.Len())
 	}
-	return fmt.Sprintf("%s: %.1f MB to train on, %.1f MB to validate",
-		r.corpus.Name, float64(r.corpus.Train.Size())/1e6, float64(r.corpus.Validation.Size())/1e6)
+	return fmt.Sprintf("%s: %s to train on, %s to validate",
+		r.corpus.Name, data.ByteSize(r.corpus.Train.Size()), data.ByteSize(r.corpus.Validation.Size()))
 }
 
 // sameTokens makes sure that tokens are what a model in a place knows by them.

@@ -9,8 +9,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -107,7 +110,7 @@ same text gives the same tokenizer.`,
 				return err
 			}
 			part := sample[:min(len(sample), 4<<20)]
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: %d tokens of %.1f MB of %s in %s; %.2f bytes a token\n", out, tok.Size(), float64(len(sample))/1e6, corpus.Name,
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: %d tokens of %s of %s in %s; %.2f bytes a token\n", out, tok.Size(), data.ByteSize(len(sample)), corpus.Name,
 				time.Since(began).Round(10*time.Millisecond), float64(len(part))/float64(max(len(tok.Encode(part)), 1)))
 			if tok.Size() < vocab {
 				fmt.Fprintf(cmd.ErrOrStderr(), "cohort: the text repeats no more than %d tokens' worth; --vocab asked for %d\n", tok.Size(), vocab)
@@ -133,7 +136,10 @@ func splitOf(name string) (tokenizer.Split, error) {
 		}
 		names = append(names, s.String())
 	}
-	return 0, unknown("split", name, names, "cohort tokenize train")
+	if best := nearest(name, names); best != "" {
+		return 0, unknown("split", name, names, "cohort tokenize train")
+	}
+	return 0, usageError{fmt.Errorf("--split is %q, want %s", name, strings.Join(names, ", "))}
 }
 
 func newTokenizeEncodeCommand() *cobra.Command {
@@ -145,7 +151,9 @@ func newTokenizeEncodeCommand() *cobra.Command {
 		Short: "Encode a corpus to token shards, or standard input to ids",
 		Long: `Encode a corpus, which may be larger than memory, to token shards in a directory:
 cohort train lm --data DIR trains on them. A 20th of the text is for validation,
-the same as when the text itself is trained on. Every file is a document.
+the same as when the text itself is trained on. Every file is a document; so is
+each part of a file between blocks that go to validation, which are taken out of
+files where these are few.
 
 Without --out, standard input is encoded and its ids are printed.`,
 		Example: `  cohort tokenize encode --tokenizer tokenizer.json --data books --out tokens
@@ -183,16 +191,24 @@ Without --out, standard input is encoded and its ids are printed.`,
 			if err != nil {
 				return err
 			}
+			if note := corpus.Note(); note != "" {
+				fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", note)
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+			defer stop()
 			bar := newProgressBar(cmd.ErrOrStderr())
 			o.Progress = bar.show
-			stats, err := data.EncodeShards(cmd.Context(), corpus, tok, out, o)
+			stats, err := data.EncodeShards(ctx, corpus, tok, out, o)
 			bar.end()
+			if err != nil && ctx.Err() != nil {
+				return fmt.Errorf("stopped: %s is not complete; encoding again starts anew", out)
+			}
 			if err != nil {
 				return err
 			}
 			seconds := max(stats.Elapsed.Seconds(), 1e-9)
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: %d tokens of %d documents, %.1f MB of text, in %d %s; %.2f bytes a token, %.1f MB/s\n", out, stats.Tokens, stats.Documents,
-				float64(stats.Bytes)/1e6, stats.Shards, shards(stats.Shards), float64(stats.Bytes)/float64(max(stats.Tokens, 1)), float64(stats.Bytes)/1e6/seconds)
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: %d tokens of %d documents, %s of text, in %d %s; %.2f bytes a token, %.1f MB/s\n", out, stats.Tokens, stats.Documents,
+				data.ByteSize(stats.Bytes), stats.Shards, shards(stats.Shards), float64(stats.Bytes)/float64(max(stats.Tokens, 1)), float64(stats.Bytes)/1e6/seconds)
 			return nil
 		},
 	}

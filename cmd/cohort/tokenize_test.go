@@ -48,7 +48,7 @@ func TestTokenize(t *testing.T) {
 		t.Errorf("decode without special tokens: %q %v", back, err)
 	}
 	code, stdout, stderr = cohort("tokenize", "encode", "--tokenizer", tok, "--data", corpus, "--out", shards, "--shard-tokens", "10000")
-	if code != 0 || !strings.Contains(stdout, fmt.Sprintf("%.1f MB", float64(len(text))/1e6)) {
+	if code != 0 || !strings.Contains(stdout, fmt.Sprintf("%.1f kB of text", float64(len(text))/1e3)) {
 		t.Fatalf("encode: %d %s %s", code, stdout, stderr)
 	}
 	code, stdout, stderr = cohort("tokenize", "decode", "--data", shards, "--tokens", "10000")
@@ -112,6 +112,7 @@ func TestTokenizeRefuses(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"tokenize encod", "did you mean encode?"},
 		{"tokenize train --split gpt", "did you mean gpt2?"},
+		{"tokenize train --split foo", `--split is "foo", want gpt2, llama3, code`},
 		{"tokenize train --vocab 200", "--vocab is 200"},
 		{"tokenize train --sample 0", "--sample is 0"},
 		{"tokenize train --data " + filepath.Join(dir, "none"), "none is missing"},
