@@ -65,8 +65,13 @@ func (c *Console) Start(s Start) {
 	if s.NumParams < 100_000 {
 		size = fmt.Sprint(s.NumParams)
 	}
-	fmt.Fprintf(c.w, "model   %s: %s parameters\n", s.Model, size)
-	fmt.Fprintf(c.w, "data    %s\n", s.Data)
+	if s.Model != "" {
+		size = s.Model + ": " + size
+	}
+	fmt.Fprintf(c.w, "model   %s parameters\n", size)
+	if s.Data != "" {
+		fmt.Fprintf(c.w, "data    %s\n", s.Data)
+	}
 	fmt.Fprintf(c.w, "ranks   %d of %d %s, transport %s\n", s.Ranks, s.Threads, plural(s.Threads, "thread"), s.Transport)
 	if s.Given != "" {
 		fmt.Fprintf(c.w, "given   %s\n", s.Given)

@@ -21,9 +21,11 @@ type standing struct {
 	Patient int     `json:"without_better"` // evaluations since one that was better by MinDelta
 	Mark    float64 `json:"mark"`           // that one's value
 	Marked  bool    `json:"marked"`
-	Metric  string  `json:"metric,omitempty"` // what Value is of, for people
+	MarkAt  int     `json:"mark_step,omitempty"` // and its step; 0 in older checkpoints
+	Metric  string  `json:"metric,omitempty"`    // what Value is of, for people
 	Unit    string  `json:"unit,omitempty"`
 
+	Batch   int                 `json:"batch,omitempty"`   // Options.Batch
 	Plateau *optim.PlateauState `json:"plateau,omitempty"` // that of the task
 }
 
@@ -33,6 +35,19 @@ func (s standing) metric() Metric { return Metric{Name: s.Metric, Value: s.Value
 // over reports whether there were more evaluations without a better one than a
 // run is to wait for.
 func (s standing) over(patience int) bool { return patience > 0 && s.Patient >= patience }
+
+// why says what patience has ended by.
+func (s standing) why(minDelta float64) string {
+	mark, at := s.metric(), s.Step
+	if s.MarkAt > 0 {
+		mark.Value, at = s.Mark, s.MarkAt
+	}
+	better := "no better than"
+	if minDelta > 0 {
+		better = fmt.Sprintf("not better by more than %v than", minDelta)
+	}
+	return fmt.Sprintf("%d evaluations were %s that of step %d, %v", s.Patient, better, at, mark)
+}
 
 // add takes an evaluation and reports whether it is the best of all.
 func (s *standing) add(step int, m Metric, minDelta float64) (best bool) {
@@ -44,7 +59,7 @@ func (s *standing) add(step int, m Metric, minDelta float64) (best bool) {
 	}
 	s.Patient++
 	if isFinite(m.Value) && (!s.Marked || better(s.Mark, minDelta)) {
-		s.Patient, s.Mark, s.Marked = 0, m.Value, true
+		s.Patient, s.Mark, s.Marked, s.MarkAt = 0, m.Value, true, step
 	}
 	if isFinite(m.Value) && (s.Step == 0 || better(s.Value, 0)) {
 		s.Step, s.Value, s.Metric, s.Unit = step, m.Value, m.Name, m.Unit
@@ -65,7 +80,11 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	}
 	metrics, err := r.task.Evaluate(ctx)
 	if err == nil && len(metrics) == 0 && r.group.Rank() == 0 {
-		err = errors.New("Task.Evaluate returned no metric")
+		if err = errors.New("Task.Evaluate returned no metric"); r.o.EvalEvery == 0 {
+			// The only evaluation: what was trained is worth saving all the same.
+			r.report.Notice(err.Error())
+			metrics, err = Metrics{{Value: math.NaN()}}, nil
+		}
 	}
 	if err != nil {
 		return r.errorf("evaluate after step %d: %w", r.step, err)
@@ -84,8 +103,7 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 		}
 	}
 	if r.standing.over(r.o.Patience) && r.step < r.o.Steps {
-		r.report.Notice(fmt.Sprintf("step %d of %d is the last: %d evaluations were no better than that of step %d, %v",
-			r.step, r.o.Steps, r.standing.Patient, r.standing.Step, r.standing.metric()))
+		r.report.Notice(fmt.Sprintf("step %d of %d is the last: %s", r.step, r.o.Steps, r.standing.why(r.o.MinDelta)))
 	}
 	return nil
 }

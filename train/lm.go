@@ -59,9 +59,7 @@ func (r *lmRun) model() models.CausalLM {
 // data, weights and optimizer as if it had never stopped. When ctx ends, it
 // saves one and returns an error that wraps [ErrStopped].
 func LM(ctx context.Context, group *dist.Group, cfg LMConfig, given map[string]string, report Reporter) error {
-	if group.Rank() != 0 {
-		report = Discard
-	}
+	report = reporterOf(group, report)
 	if given["ranks"] != "" && cfg.Ranks != group.Size() {
 		return fmt.Errorf("train lm: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
 	}

@@ -123,6 +123,9 @@ func (r *trainer[B]) pass(ctx context.Context, i int, mine *share) (err error) {
 		c = c.With(around)
 	}
 	loss := r.task.Loss(c, r.model, batch)
+	if loss == nil || loss.NumElems() != 1 {
+		return lossError(loss)
+	}
 	mine.loss += loss.Item() * weight
 	if weight != 1 {
 		loss = loss.MulScalar(weight)
@@ -140,7 +143,11 @@ func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight flo
 	if r.task.Size != nil {
 		mine.size += r.task.Size(batch)
 	}
-	weight, replaced, err := r.proof.add(r.feed.State().Position - before)
+	taken := r.feed.State().Position - before
+	if err := r.checkPass(taken); err != nil {
+		return batch, 0, err
+	}
+	weight, replaced, err := r.proof.add(taken)
 	mine.replaced += replaced
 	return batch, weight / float64(r.o.Accumulate), err
 }

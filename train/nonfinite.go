@@ -90,9 +90,9 @@ func (r *trainer[B]) skip(err error) error {
 	if !errors.As(err, &bad) {
 		return err
 	}
-	advice := fmt.Sprintf("nothing of this step was saved: lower --lr (now %v) and run again to go on from the last checkpoint", r.task.Optimizer.Groups()[0].BaseLR())
+	advice := fmt.Sprintf("nothing of this step was saved: lower %s (now %v) and run again to go on from the last checkpoint", r.o.name("lr"), r.task.Optimizer.Groups()[0].BaseLR())
 	if r.o.NaN != nanSkip {
-		return r.errorf("%w; %s, or leave such steps out by --nan skip", bad, advice)
+		return r.errorf("%w; %s, or leave such steps out by %s", bad, advice, r.o.name("nan"))
 	}
 	r.skipped++
 	r.skippedInRow++

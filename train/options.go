@@ -19,7 +19,7 @@ type Options struct {
 
 	Steps      int
 	Epochs     float64 // instead of Steps, for tasks with Samples; needs Batch
-	Batch      int     // samples of all ranks in a step
+	Batch      int     // samples of all ranks in a step, as many as Feed takes; 0 if there are no Epochs
 	Accumulate int     // passes a step, whose gradients add up; 0 is 1
 	DType      string  // that is computed in: float32, the default, or bfloat16 with weights of float32
 	Clip       float64 // largest norm of all gradients together; 0 clips nothing
@@ -35,6 +35,20 @@ type Options struct {
 
 	Recipe json.RawMessage // the settings, saved with every checkpoint; must be the same on all ranks
 	Config []byte          // config.toml of the run's directory; nil for none
+
+	length string // what more of makes the run longer, for people
+}
+
+// name is how a user changes an option: by the flag of a recipe, which alone
+// writes a configuration, or in the program.
+func (o Options) name(flag string) string {
+	inProgram := map[string]string{"out": "Out", "patience": "Patience", "lr": "the learning rate", "nan": `NaN: "skip"`}
+	if o.Config == nil {
+		return inProgram[flag]
+	}
+	return map[string]string{
+		"out": "directory (--out)", "patience": "patience (--patience 0)", "lr": "--lr", "nan": "--nan skip",
+	}[flag]
 }
 
 // autocasts are the settings of DType, and what the passes of training and
@@ -44,7 +58,7 @@ var autocasts = map[string]tensor.DType{"float32": 0, "bfloat16": tensor.BFloat1
 // resolve fills in defaults and reports what makes no sense.
 func (o Options) resolve(task string, numSamples int) (Options, error) {
 	fail := func(format string, args ...any) (Options, error) {
-		return o, fmt.Errorf("train %s: options: %s", task, fmt.Sprintf(format, args...))
+		return o, fmt.Errorf("%s: options: %s", trainOf(task), fmt.Sprintf(format, args...))
 	}
 	if o.Accumulate == 0 {
 		o.Accumulate = 1
@@ -82,6 +96,15 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 	}
 	if !isNaNPolicy(o.NaN) {
 		return fail("NaN is %q, want %s", o.NaN, strings.Join(nanPolicies, " or "))
+	}
+	o.length = "Steps"
+	switch {
+	case o.Config != nil && o.Epochs > 0:
+		o.length = "epochs (--epochs)"
+	case o.Config != nil:
+		o.length = "steps (--steps)"
+	case o.Epochs > 0:
+		o.length = "Epochs"
 	}
 	if o.Epochs > 0 {
 		const most = 1 << 53 // larger numbers are not all there, and soon none is an int

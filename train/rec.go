@@ -45,9 +45,7 @@ type recRun struct {
 // not what the tables have. When the run's directory has a checkpoint, Rec goes
 // on from it.
 func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string]string, report Reporter) error {
-	if group.Rank() != 0 {
-		report = Discard
-	}
+	report = reporterOf(group, report)
 	if given["ranks"] != "" && cfg.Ranks != group.Size() {
 		return fmt.Errorf("train rec: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
 	}

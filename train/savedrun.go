@@ -50,21 +50,21 @@ func FindRun(ctx context.Context, task, out string, notice func(text string)) (*
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("train %s: %w; move the directory away, or give another --out", task, err)
+		return nil, fmt.Errorf("%s: %w; move the directory away, or give another --out", trainOf(task), err)
 	}
 	s := &SavedRun{Checkpoint: ck, task: task}
 	if s.Progress, err = ck.ReadProgress(); err != nil {
-		return nil, fmt.Errorf("train %s: resume: %w", task, err)
+		return nil, fmt.Errorf("%s: resume: %w", trainOf(task), err)
 	}
 	if was := s.Progress.Task; was != "" && was != task {
-		return nil, fmt.Errorf("train %s: %s is of a train %s; give another --out", task, ck.Path, was)
+		return nil, fmt.Errorf("%s: %s is of a train %s; give another --out", trainOf(task), ck.Path, was)
 	}
 	if err := json.Unmarshal(s.Progress.Loader, &s.loader); err != nil {
-		return nil, fmt.Errorf("train %s: resume: the loader's state in %s: %w; give another --out", task, ck.Path, err)
+		return nil, fmt.Errorf("%s: resume: the loader's state in %s: %w; give another --out", trainOf(task), ck.Path, err)
 	}
 	if s.Progress.Trainer != nil {
 		if err := json.Unmarshal(s.Progress.Trainer, &s.standing); err != nil {
-			return nil, fmt.Errorf("train %s: resume: the evaluations in %s: %w; give another --out", task, ck.Path, err)
+			return nil, fmt.Errorf("%s: resume: the evaluations in %s: %w; give another --out", trainOf(task), ck.Path, err)
 		}
 	}
 	return s, nil
@@ -73,7 +73,7 @@ func FindRun(ctx context.Context, task, out string, notice func(text string)) (*
 // Recipe puts the run's settings, which were [Options].Recipe, into v.
 func (s *SavedRun) Recipe(v any) error {
 	if err := json.Unmarshal(s.Progress.Recipe, v); err != nil {
-		return fmt.Errorf("train %s: resume: the recipe in %s: %w; give another --out", s.task, s.Checkpoint.Path, err)
+		return fmt.Errorf("%s: resume: the recipe in %s: %w; give another --out", trainOf(s.task), s.Checkpoint.Path, err)
 	}
 	return nil
 }

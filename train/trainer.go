@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"hash/crc32"
 	"math"
+	"reflect"
+	"strings"
 	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
@@ -39,24 +41,31 @@ type trainer[B any] struct {
 	metrics      Metrics // of the last evaluation
 	standing     standing
 	toldWaiting  bool // see tellWaiting
+	shortPass    bool // the last pass took fewer samples than Options.Batch says
 }
 
 // Run trains a task on all ranks of a group, each of which calls it with the
-// same task and options. Report is used on rank 0.
+// same task and options. Report is used on rank 0; nil is [Discard].
 //
 // When the run's directory has a checkpoint, Run goes on from it as if it had
 // never stopped, also on another number of ranks if Feed can: the same call
 // begins, resumes, and goes on after a restart by the launcher. When ctx ends,
 // it saves a checkpoint and returns an error that wraps [ErrStopped].
 func Run[B any](ctx context.Context, group *dist.Group, task Task[B], o Options, report Reporter) error {
-	if group.Rank() != 0 {
-		report = Discard
-	}
+	report = reporterOf(group, report)
 	err := (&trainer[B]{task: task, o: o, group: group, report: report}).run(ctx)
 	if err != nil && !errors.Is(err, ErrStopped) {
 		group.Fail(err) // the other ranks' errors tell why
 	}
 	return err
+}
+
+// reporterOf is who is told of a run on this rank.
+func reporterOf(group *dist.Group, report Reporter) Reporter {
+	if group.Rank() != 0 || report == nil {
+		return Discard
+	}
+	return report
 }
 
 // run does the job.
@@ -102,10 +111,10 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 	defer func() { r.proof.close() }()
 	r.report.Start(r.start(saved))
 	if r.step >= r.o.Steps {
-		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more steps (--steps) go on, another directory (--out) starts afresh", r.o.Out, r.step))
+		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more %s go on, another %s starts afresh", r.o.Out, r.step, r.o.length, r.o.name("out")))
 	} else if r.standing.over(r.o.Patience) {
-		r.report.Notice(fmt.Sprintf("%s ended early at step %d of %d: %d evaluations were no better than that of step %d; without patience (--patience 0) it goes on, another directory (--out) starts afresh",
-			r.o.Out, r.step, r.o.Steps, r.standing.Patient, r.standing.Step))
+		r.report.Notice(fmt.Sprintf("%s ended early at step %d of %d: %s; without %s it goes on, another %s starts afresh",
+			r.o.Out, r.step, r.o.Steps, r.standing.why(r.o.MinDelta), r.o.name("patience"), r.o.name("out")))
 	} else if err := r.train(ctx); err != nil {
 		return err
 	}
@@ -136,9 +145,12 @@ func claim(ctx context.Context, out string) (release func(), err error) {
 	}
 }
 
+// trainOf is what errors of a task begin with.
+func trainOf(task string) string { return strings.TrimSpace("train " + task) }
+
 // errorf makes an error that says whose it is.
 func (r *trainer[B]) errorf(format string, args ...any) error {
-	return fmt.Errorf("train "+r.task.Name+": "+format, args...)
+	return fmt.Errorf(trainOf(r.task.Name)+": "+format, args...)
 }
 
 // prepare takes over what was saved, and wraps the model so that all ranks train
@@ -153,7 +165,11 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 			return err
 		}
 		r.keptBest(ctx)
+		if was := r.standing.Batch; was > 0 && r.o.Batch > 0 && was != r.o.Batch {
+			r.report.Notice(fmt.Sprintf("a step takes %d samples from here on, %d before: the steps of the run are counted as if all had %d", r.o.Batch, was, r.o.Batch))
+		}
 	}
+	r.standing.Batch = r.o.Batch
 	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float32, numVotes)
 	r.model, err = parallel.NewDDP(ctx, r.task.Model, r.group, parallel.OnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
 	return err
@@ -191,25 +207,38 @@ func (r *trainer[B]) generator(pass int) *tensor.Generator {
 // sameEverywhere makes sure that all ranks read the same data in the same way,
 // and begin at the same step.
 func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
-	o := r.o
-	o.Out, o.From, o.Config = "", nil, nil // may differ between machines
-	o.Recipe = nil
-	key := fmt.Sprint(r.feed.State(), o, string(r.o.Recipe), r.task.Samples, r.step)
-	const numbers = 2
-	mine := tensor.FromInt64([]int64{int64(crc32.ChecksumIEEE([]byte(key))), int64(r.step)})
+	names := []string{"", "the data (Task.Feed)", "Task.Samples"}
+	digest := func(v any) int64 { return int64(crc32.ChecksumIEEE(fmt.Append(nil, v))) }
+	mine := []int64{int64(r.step), digest(r.feed.State()), digest(r.task.Samples)}
+	options := reflect.ValueOf(r.o)
+	for i := range options.NumField() {
+		switch name := options.Type().Field(i).Name; name {
+		case "Out", "From", "Config", "length": // may differ between machines
+		default:
+			names, mine = append(names, "Options."+name), append(mine, digest(options.Field(i)))
+		}
+	}
+	numbers := len(mine)
 	all := tensor.New(tensor.CPU(), tensor.Int64, numbers*r.group.Size())
-	if err := r.group.AllGather(ctx, all, mine); err != nil {
+	if err := r.group.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
 		return r.errorf("compare the data of the ranks: %w", err)
 	}
 	v := all.Int64s()
 	for rank := range r.group.Size() {
-		digest, step := v[numbers*rank], v[numbers*rank+1]
-		if step != v[1] {
+		of := v[numbers*rank:]
+		if of[0] != v[0] {
 			return r.errorf("rank %d found %s, rank 0 %s (out %s): the ranks of all hosts must see the same directory, on a file system that they share",
-				rank, checkpointOf(step), checkpointOf(v[1]), r.o.Out)
+				rank, checkpointOf(of[0]), checkpointOf(v[0]), r.o.Out)
 		}
-		if digest != v[0] {
-			return r.errorf("rank %d sees other data or flags than rank 0 (out %s): give all ranks the same", rank, r.o.Out)
+		var differ []string
+		for i, name := range names {
+			if of[i] != v[i] {
+				differ = append(differ, name)
+			}
+		}
+		if len(differ) > 0 {
+			return r.errorf("rank %d sees other data or flags than rank 0 (out %s): %s not the same: give all ranks the same",
+				rank, r.o.Out, strings.Join(differ, ", "))
 		}
 	}
 	return nil

@@ -489,7 +489,10 @@ func TestUnevenRanks(t *testing.T) {
 	for _, c := range []struct{ ranks, passes int }{{3, 1}, {4, 1}, {3, 2}, {5, 2}} {
 		f := newFitting(t)
 		f.batch = 22 / c.passes
-		f.set = func(rank int, task *Task[points], o *Options) { plain(rank, task, o); o.Accumulate = c.passes }
+		f.set = func(rank int, task *Task[points], o *Options) {
+			plain(rank, task, o)
+			o.Accumulate, o.Batch = c.passes, 22
+		}
 		if _, err := f.run(t, c.ranks); err != nil {
 			t.Fatal(err)
 		}

@@ -39,9 +39,7 @@ type visionRun struct {
 // the user gave, by the names of flags; see [LM]. Report is used on rank 0. When
 // the run's directory has a checkpoint, Vision goes on from it.
 func Vision(ctx context.Context, group *dist.Group, cfg VisionConfig, given map[string]string, report Reporter) error {
-	if group.Rank() != 0 {
-		report = Discard
-	}
+	report = reporterOf(group, report)
 	if given["ranks"] != "" && cfg.Ranks != group.Size() {
 		return fmt.Errorf("train vision: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
 	}

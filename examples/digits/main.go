@@ -54,7 +54,7 @@ func train(ctx context.Context, group *dist.Group) (accuracy float64, err error)
 
 	// Every epoch has another order of the images, and each moved a little.
 	order, err := data.NewStream(data.StreamConfig{
-		Len: training.Len(), Batch: batchSize / group.Size(), Rank: group.Rank(), World: group.Size(), Shuffle: true, Seed: 1,
+		Len: training.Len(), Total: batchSize, Rank: group.Rank(), World: group.Size(), Shuffle: true, Seed: 1,
 	})
 	if err != nil {
 		return 0, err
