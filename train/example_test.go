@@ -4,6 +4,7 @@ package train_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -70,32 +71,63 @@ func ExampleRun() {
 }
 
 // A program with a loop of its own goes on where it was, whatever the number of
-// ranks was then.
+// ranks was then: with its weights, what the optimizer remembers, and the samples
+// that would have come.
 func ExampleResume() {
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
+	samples := data.FromSlice([]float32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+	collate := func(of []float32) ([]float32, error) { return of, nil }
 	run := func(ctx context.Context, group *dist.Group) error {
-		net := nn.NewLinear(&nn.Build{}, 3, 2)
+		net := nn.NewLinear(&nn.Build{}, 1, 1)
+		opt := optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01})
+		var state data.LoaderState // where the samples begin
 		step, err := train.Resume(ctx, group, dir, func(ck *checkpoint.Checkpoint) error {
-			return ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All())
+			opt.SetNumSteps(ck.Step)
+			return errors.Join(
+				ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All()),
+				ck.LoadTensors(checkpoint.OptimizerFile, opt.State().All()),
+				ck.ReadJSON("loader.json", &state),
+			)
 		})
 		if err != nil {
 			return err
 		}
+		order, err := data.NewStream(data.StreamConfig{Len: 16, Total: 6, Rank: group.Rank(), World: group.Size(), Seed: 1})
+		if err != nil {
+			return err
+		}
+		loader, err := data.NewLoader(ctx, samples, order, collate, data.LoaderConfig{}, state)
+		if err != nil {
+			return err
+		}
+		defer loader.Close()
 		if group.Rank() == 0 {
-			fmt.Printf("%d ranks begin after step %d\n", group.Size(), step)
+			fmt.Printf("%d ranks begin after step %d and %d samples\n", group.Size(), step, state.Position)
 		}
 		for range 2 { // as many steps as there was time for
-			if step++; group.Rank() == 0 {
-				err = checkpoint.Save(ctx, dir, step, func(w *checkpoint.Writer) error {
-					return w.WriteTensors(checkpoint.ModelFile, nn.StateDict(net).All(), nil)
+			if _, err := loader.Next(ctx); err != nil {
+				return err
+			}
+			opt.Step(1) // after a backward pass, which is left out here
+			step++
+			if group.Rank() == 0 {
+				err := checkpoint.Save(ctx, dir, step, func(w *checkpoint.Writer) error {
+					return errors.Join(
+						w.WriteTensors(checkpoint.ModelFile, nn.StateDict(net).All(), nil),
+						w.WriteTensors(checkpoint.OptimizerFile, opt.State().All(), nil),
+						w.WriteJSON("loader.json", loader.State()),
+					)
 				}, 2)
+				if err != nil {
+					return err
+				}
 			}
 		}
-		return err
+		return nil
 	}
 	for _, ranks := range []int{2, 3} {
 		if err := dist.Spawn(context.Background(), ranks, run); err != nil {
@@ -103,6 +135,6 @@ func ExampleResume() {
 		}
 	}
 	// Output:
-	// 2 ranks begin after step 0
-	// 3 ranks begin after step 2
+	// 2 ranks begin after step 0 and 0 samples
+	// 3 ranks begin after step 2 and 12 samples
 }

@@ -17,7 +17,12 @@ import (
 // does so by itself.)
 //
 //	step, err := train.Resume(ctx, group, dir, func(ck *checkpoint.Checkpoint) error {
-//		return ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All())
+//		opt.SetNumSteps(ck.Step)
+//		return errors.Join(
+//			ck.LoadTensors(checkpoint.ModelFile, nn.StateDict(net).All()),
+//			ck.LoadTensors(checkpoint.OptimizerFile, opt.State().All()),
+//			ck.ReadJSON("loader.json", &state), // of the loader, made with it later
+//		)
 //	})
 //	for ; err == nil && step < steps; step++ { … }
 //
