@@ -77,8 +77,10 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	}
 	defer meet.close()
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	said := newNotes(cfg.Stderr)
+	defer said.end()
 	a := &agent{
-		host: h, out: cfg.Stderr, ctx: life, events: make(chan Event, 16),
+		host: h, out: said, ctx: life, events: make(chan Event, 16),
 		link: newLink(meet.open, n.Settings.Job, n.Settings.Timing.Call),
 	}
 	defer a.link.close()
