@@ -153,6 +153,10 @@ func (a adapterConfig) options(path string, infos []safetensors.Info) (nn.LoRAOp
 	return o, nil
 }
 
+// AdapterBaseDir is the directory of a run in which the base of its adapters is,
+// where the run keeps it.
+const AdapterBaseDir = "base"
+
 // AdapterBase returns the folder of the model that the adapter in a folder is
 // for.
 func AdapterBase(dir string) (string, error) {
@@ -168,6 +172,16 @@ func AdapterBase(dir string) (string, error) {
 func (a adapterConfig) baseFolder(dir string) (string, error) {
 	if a.Base == nil || *a.Base == "" {
 		return "", fmt.Errorf("models: %s in %s does not name the model that it is for (base_model_name_or_path)", adapterConfigFile, dir)
+	}
+	// A run keeps its base beside its checkpoints, and best's in a directory of
+	// their own: there it is where somebody has moved the run.
+	if filepath.Base(filepath.Dir(*a.Base)) == AdapterBaseDir {
+		for _, up := range []string{"..", filepath.Join("..", "..")} {
+			path := filepath.Join(dir, up, AdapterBaseDir, filepath.Base(*a.Base))
+			if info, err := os.Stat(path); err == nil && info.IsDir() {
+				return path, nil
+			}
+		}
 	}
 	if info, err := os.Stat(*a.Base); err != nil || !info.IsDir() {
 		return "", fmt.Errorf("models: the adapter in %s is for %q, which is no folder on this machine: put the model there, or its path into base_model_name_or_path of %s",

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
@@ -34,16 +35,25 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 	if err != nil {
 		return nil, err
 	}
-	if r.cfg.InitFrom != "" && (saved == nil || r.cfg.LoRA > 0) {
-		if err := r.checkBase(ctx); err != nil {
+	switch moved := saved != nil && r.was.InitFrom != r.cfg.InitFrom; {
+	case r.cfg.InitFrom == "":
+	case moved: // only the weights tell whether it is the same model
+		if err := r.openBase(ctx, saved); err != nil {
+			return nil, err
+		}
+	case saved == nil || r.cfg.LoRA > 0:
+		if err := r.checkBase(ctx, saved); err != nil {
 			return nil, err
 		}
 	}
 	if given["data"] == config.Flag && cfg.Data == "" {
 		return nil, errors.New("train lm: --data is empty: name a file or directory, or leave the flag out for the Go standard library's source")
 	}
+	defer r.closeShards()
+	if saved != nil {
+		return r.config(), r.openData(ctx, saved)
+	}
 	if data.IsShards(r.cfg.Data) {
-		defer r.closeShards()
 		if err := r.openShards(saved); err != nil {
 			return nil, err
 		}
@@ -53,6 +63,41 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 		}
 	}
 	return r.config(), nil
+}
+
+// checkApart reports a run's directory that is among its data, which would change
+// as the run saves, or that of the model that it begins with. task is for errors.
+func checkApart(task, out, data, initFrom string) error {
+	place := func(path string) string {
+		rest := ""
+		for {
+			if real, err := filepath.EvalSymlinks(path); err == nil {
+				path = real
+				break
+			}
+			parent := filepath.Dir(path)
+			if parent == path {
+				break
+			}
+			path, rest = parent, filepath.Join(filepath.Base(path), rest)
+		}
+		path, err := filepath.Abs(filepath.Join(path, rest))
+		if err != nil {
+			return ""
+		}
+		return path
+	}
+	at := place(out)
+	if data != "" {
+		rel, err := filepath.Rel(place(data), at)
+		if first, _, _ := strings.Cut(filepath.ToSlash(rel), "/"); err == nil && first != ".." && (first == "." || !strings.HasPrefix(first, ".")) {
+			return fmt.Errorf("train %s: --out %s lies in --data %s: what the run saves would change its data; give another --out", task, out, data)
+		}
+	}
+	if initFrom != "" && place(initFrom) == at {
+		return fmt.Errorf("train %s: --out and --init-from are both %s: give another --out, the model stays as it is", task, out)
+	}
+	return nil
 }
 
 // CheckOut reports what a run could not begin with: another one that is at work

@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -20,7 +21,7 @@ import (
 // the tags mean.
 type LMConfig struct {
 	Ranks      int    `json:"ranks" run:"here" usage:"{number} of ranks, a process each"`
-	Data       string `json:"data" run:"fixed" usage:"{file} or directory of UTF-8 text, or directory of tokens from cohort tokenize; default is the Go standard library's source"`
+	Data       string `json:"data" usage:"{file} or directory of UTF-8 text, or directory of tokens from cohort tokenize; default is the Go standard library's source"`
 	Out        string `json:"-" flag:"out" run:"here" usage:"{directory} of the run"`
 	Steps      int    `json:"steps" usage:"training steps"`
 	Batch      int    `json:"batch" usage:"sequences a rank and pass"`
@@ -144,6 +145,9 @@ func (c LMConfig) numWarmup() int { return int(c.Warmup * float64(c.Steps)) }
 func (c *LMConfig) adopt(saved LMConfig, s *config.Settings, path string) error {
 	conflicts := s.Adopt(&saved, filepath.Base(path))
 	c.Base = saved.Base // which is no setting
+	if c.InitFrom != saved.InitFrom && (saved.InitFrom == "" || saved.Base == "") {
+		conflicts = append(conflicts, fmt.Sprintf("--init-from is %s, the checkpoint's run %s", c.InitFrom, cmp.Or(saved.InitFrom, "began with a new model")))
+	}
 	size := c.size()
 	if conflict := size.adopt(saved.size(), s.Given(), "sequences"); conflict != "" {
 		conflicts = append(conflicts, conflict)

@@ -27,7 +27,7 @@ import (
 // and, to fine-tune one, where it comes from and what of it changes.
 type TuneConfig struct {
 	Model       string   `json:"model,omitempty" run:"fixed" usage:"kind of {model}: gpt2 or llama"`
-	InitFrom    string   `json:"init_from,omitempty" run:"fixed" usage:"{directory} of a model to go on from, a run or as Hugging Face's tools lay it out, with its tokenizer"`
+	InitFrom    string   `json:"init_from,omitempty" usage:"{directory} of a model to go on from, a run or as Hugging Face's tools lay it out, with its tokenizer"`
 	LoRA        int      `json:"lora,omitempty" flag:"lora" run:"fixed" usage:"train low-rank matrices of this {rank} beside the model's weights, and save them as PEFT does; 0 trains the weights themselves"`
 	LoRAAlpha   float64  `json:"lora_alpha,omitempty" run:"fixed" usage:"{factor}, divided by the rank, of what the matrices add; 0 is twice the rank"`
 	LoRADropout float64  `json:"lora_dropout,omitempty" usage:"{share} of the matrices' inputs that is dropped"`
@@ -39,6 +39,7 @@ type TuneConfig struct {
 
 const (
 	mergedDir  = "merged"
+	baseDir    = models.AdapterBaseDir
 	allTargets = "all"
 	// tunedContext is how many tokens a sequence has where nobody says.
 	tunedContext = 128
@@ -158,10 +159,10 @@ func modelFolder(path string) (string, error) {
 }
 
 // checkBase reports what openBase would, without reading weights.
-func (r *lmRun) checkBase(ctx context.Context) error {
+func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 	c := r.cfg
 	fail := func(err error) error { return fmt.Errorf("train lm: --init-from: %w", err) }
-	at, err := findModel(ctx, c.InitFrom, Discard.Notice)
+	at, err := r.findBase(ctx, saved)
 	if err != nil {
 		return fail(err)
 	}
@@ -222,16 +223,28 @@ func (c LMConfig) fitsModel(m models.CausalLM, path string) error {
 	return nil
 }
 
+// findBase returns where the model is that the run goes on from. That of a LoRA
+// that resumes is where its adapter says: the directory that the run was begun
+// with may be of a run that has gone on since.
+func (r *lmRun) findBase(ctx context.Context, saved *SavedRun) (place, error) {
+	if saved != nil && r.was.InitFrom == r.cfg.InitFrom {
+		if r.cfg.LoRA == 0 {
+			return place{saved.Checkpoint.Path, saved.Checkpoint}, nil
+		}
+		if folder, err := models.AdapterBase(saved.Checkpoint.Path); err == nil {
+			return findModel(ctx, folder, r.report.Notice)
+		}
+	}
+	return findModel(ctx, r.cfg.InitFrom, r.report.Notice)
+}
+
 // openBase loads the model that the run goes on from, and the tokenizer; a run
 // that resumes has the model of its checkpoint, unless it trains a LoRA, which
 // wants the one that it was begun with.
 func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 	fail := func(err error) error { return fmt.Errorf("train lm: --init-from: %w", err) }
-	var at place
-	var err error
-	if saved != nil && r.cfg.LoRA == 0 {
-		at = place{saved.Checkpoint.Path, saved.Checkpoint}
-	} else if at, err = findModel(ctx, r.cfg.InitFrom, r.report.Notice); err != nil {
+	at, err := r.findBase(ctx, saved)
+	if err != nil {
 		return fail(err)
 	}
 	if r.cfg.LoRA > 0 {
@@ -248,7 +261,8 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 	if err := r.cfg.fitsModel(r.base, at.path); err != nil {
 		return err
 	}
-	if saved == nil || r.cfg.LoRA > 0 {
+	moved := saved != nil && r.was.InitFrom != r.cfg.InitFrom
+	if saved == nil || r.cfg.LoRA > 0 || moved {
 		sum, err := checksum(r.base)
 		if err != nil {
 			return fail(err)
@@ -260,12 +274,22 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 				"put it back as it was, or give another --out to start afresh", r.cfg.InitFrom, r.cfg.Out, sum, r.cfg.Base)
 		}
 	}
-	if r.baseDir, err = filepath.Abs(at.path); err != nil {
+	if moved && r.cfg.LoRA == 0 { // it is the right one, which is all there is to know of it
+		at = place{saved.Checkpoint.Path, saved.Checkpoint}
+		if r.base, r.tokenizer, err = at.loadLM(); err != nil {
+			return fail(err)
+		}
+	}
+	folder := at.path
+	if at.checkpoint != nil {
+		// Its run deletes it when it goes on, so that the adapter keeps a copy.
+		r.baseStep = at.checkpoint.Step
+		folder = checkpoint.Path(filepath.Join(r.cfg.Out, baseDir), r.baseStep)
+	}
+	if r.baseDir, err = filepath.Abs(folder); err != nil {
 		return fail(err)
 	}
-	if r.cfg.LoRA > 0 && filepath.Clean(r.cfg.InitFrom) != filepath.Clean(at.path) {
-		r.report.Notice(fmt.Sprintf("what is saved needs the model in %s, which more steps of that run may remove: train beside a copy of it, or save both as one (--merge)", at.path))
-	}
+	r.keepsBase = at.checkpoint != nil && r.cfg.LoRA > 0
 	if r.companions, err = readCompanions(at.path); err != nil {
 		return fail(err)
 	}
@@ -346,6 +370,11 @@ func (r *lmRun) tunedFiles(w *checkpoint.Writer) error {
 		}
 		return w.WriteFile(configFile, config)
 	}
+	if _, err := os.Stat(r.baseDir); r.keepsBase && err != nil {
+		if err := r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep); err != nil {
+			return err
+		}
+	}
 	config, err := models.AdapterConfig(r.lora, r.baseDir)
 	if err != nil {
 		return err
@@ -371,12 +400,18 @@ func tunedConfig(text []byte) ([]byte, error) {
 // calls it when all is done, for the weights change.
 func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 	r.lora.Merge()
+	dir = filepath.Join(r.cfg.Out, mergedDir)
+	return checkpoint.Path(dir, r.cfg.Steps), r.saveWhole(ctx, dir, r.cfg.Steps)
+}
+
+// saveWhole saves the base's weights, as they are now, as a checkpoint that is
+// alone in a directory.
+func (r *lmRun) saveWhole(ctx context.Context, dir string, step int) error {
 	config, err := tunedConfig(r.companions[configFile])
 	if err != nil {
-		return "", err
+		return err
 	}
-	dir = filepath.Join(r.cfg.Out, mergedDir)
-	err = checkpoint.Replace(ctx, dir, r.cfg.Steps, func(w *checkpoint.Writer) error {
+	return checkpoint.Replace(ctx, dir, step, func(w *checkpoint.Writer) error {
 		if err := w.WriteTensors(checkpoint.ModelFile, nn.StateDict(r.base).All(), map[string]string{"format": "pt"}); err != nil {
 			return err
 		}
@@ -389,7 +424,6 @@ func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 		}
 		return w.WriteFile(configFile, config)
 	})
-	return checkpoint.Path(dir, r.cfg.Steps), err
 }
 
 // newModel builds a model of the settings' sizes for a tokenizer.

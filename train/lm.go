@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -38,7 +39,10 @@ type lmRun struct {
 	opt    *optim.AdamW
 	around []nn.Interceptor // of the training passes
 
-	baseDir    string            // of the model that was begun with
+	baseDir    string            // of the model that was begun with, which the adapter names
+	baseStep   int               // of its checkpoint
+	keepsBase  bool              // in baseDir, in the run's directory
+	was        LMConfig          // of the run that is resumed
 	companions map[string][]byte // its files beside the weights
 }
 
@@ -135,6 +139,9 @@ func (r *lmRun) findRun(ctx context.Context) (*SavedRun, error) {
 	if err := r.cfg.tuneDefaults(r.settings.Given()); err != nil {
 		return nil, err
 	}
+	if err := checkApart("lm", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom); err != nil {
+		return nil, err
+	}
 	s, err := FindRun(ctx, "lm", r.cfg.Out, r.report.Notice)
 	if s == nil || err != nil {
 		return nil, err
@@ -143,11 +150,12 @@ func (r *lmRun) findRun(ctx context.Context) (*SavedRun, error) {
 	if err != nil {
 		return nil, err
 	}
+	r.was = recipe
 	return s, r.cfg.adopt(recipe, r.settings, s.Checkpoint.Path)
 }
 
 // config is what config.toml says.
-func (r *lmRun) config() []byte { return settingsText("lm", r.settings) }
+func (r *lmRun) config() []byte { return settingsText("lm", r.settings, r.cfg.size()) }
 
 // savedRecipe returns the settings of a saved run. What they do not say is as it
 // was before there was a choice.
@@ -186,10 +194,27 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	if err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
+	if err := r.sameText(saved); err != nil {
+		return fmt.Errorf("train lm: %w", err)
+	}
 	if r.cfg.Prompt == "" {
 		r.cfg.Prompt, err = promptFor(r.cfg.Data, r.corpus.Validation)
 	}
 	return err
+}
+
+// sameText reports a text that is not the one that a run was saved with. It may
+// lie elsewhere than it did.
+func (r *lmRun) sameText(saved *SavedRun) error {
+	switch {
+	case saved == nil || saved.loader.Order == "" || strings.HasSuffix(saved.loader.Order, "; "+r.windows.Fingerprint()):
+		return nil
+	case r.was.Data != r.cfg.Data:
+		return fmt.Errorf("the text in %s is not that which %s was saved with, in %s: drop --data, or give another --out to start afresh",
+			r.dataName(), saved.Checkpoint.Path, cmp.Or(r.was.Data, "the Go standard library"))
+	}
+	return fmt.Errorf("the text in %s has changed since %s was saved: put it back as it was, or give another --out to start afresh",
+		r.dataName(), saved.Checkpoint.Path)
 }
 
 // about describes the run to people.
@@ -274,9 +299,9 @@ func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState
 	}
 	loader, err := data.NewLoader(ctx, r.windows, sampler, data.CollateTokens, data.LoaderConfig{Workers: r.cfg.Workers}, from)
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
-		// The settings have been compared; what is left is the text.
-		return nil, fmt.Errorf("the text in %s has changed since %s was saved: put it back as it was, or give another --out to start afresh",
-			r.dataName(), saved.Checkpoint.Path)
+		// The settings and the text have been compared; what is left is a program of
+		// another version.
+		return nil, fmt.Errorf("%s cannot be gone on from: %w", saved.Checkpoint.Path, err)
 	}
 	if err != nil {
 		return nil, err

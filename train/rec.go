@@ -93,6 +93,9 @@ func newRecRun(cfg RecConfig, given map[string]string, group *dist.Group, report
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *recRun) findRun(ctx context.Context) (*SavedRun, error) {
+	if err := checkApart("rec", r.cfg.Out, r.cfg.Data, ""); err != nil {
+		return nil, err
+	}
 	s, err := FindRun(ctx, "rec", r.cfg.Out, r.report.Notice)
 	if s == nil || err != nil {
 		return nil, err
@@ -105,7 +108,7 @@ func (r *recRun) findRun(ctx context.Context) (*SavedRun, error) {
 }
 
 // config is what config.toml says.
-func (r *recRun) config() []byte { return settingsText("rec", r.settings) }
+func (r *recRun) config() []byte { return settingsText("rec", r.settings, r.cfg.size()) }
 
 // resolve fills in the settings that the data decides: which columns are which,
 // by the first rows of the file.

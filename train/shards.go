@@ -46,6 +46,9 @@ func (r *lmRun) openShards(saved *SavedRun) (err error) {
 	if r.validation, err = data.NewShardValidation(r.shards, r.cfg.Context, r.cfg.EvalTokens); err != nil {
 		return fail(err)
 	}
+	if err := r.sameText(saved); err != nil {
+		return fail(err)
+	}
 	if r.cfg.Prompt == "" {
 		start := make([]int64, min(8, r.shards.Validation.Len()))
 		if _, err := r.shards.Validation.ReadAt(start, 0); err != nil {

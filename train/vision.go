@@ -82,6 +82,9 @@ func newVisionRun(cfg VisionConfig, given map[string]string, group *dist.Group, 
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *visionRun) findRun(ctx context.Context) (*SavedRun, error) {
+	if err := checkApart("vision", r.cfg.Out, r.cfg.Data, ""); err != nil {
+		return nil, err
+	}
 	s, err := FindRun(ctx, "vision", r.cfg.Out, r.report.Notice)
 	if s == nil || err != nil {
 		return nil, err
@@ -94,7 +97,7 @@ func (r *visionRun) findRun(ctx context.Context) (*SavedRun, error) {
 }
 
 // config is what config.toml says.
-func (r *visionRun) config() []byte { return settingsText("vision", r.settings) }
+func (r *visionRun) config() []byte { return settingsText("vision", r.settings, r.cfg.size()) }
 
 // resolve opens the data and fills in the settings that it and the model decide.
 func (r *visionRun) resolve() (err error) {

@@ -182,6 +182,12 @@ func (f *Field) Text() string {
 	return fmt.Sprint(f.Value())
 }
 
+// SetInt sets the value of an int, and where it is from.
+func (f *Field) SetInt(n int, from string) {
+	f.value.SetInt(int64(n))
+	f.From = from
+}
+
 // errSyntax is of a text that is no value of its field.
 var errSyntax = errors.New("invalid syntax")
 

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+)
+
+// TestRunsAreTiedToTextNotPlace: a run goes on with its text by another path, and
+// not with another text.
+func TestRunsAreTiedToTextNotPlace(t *testing.T) {
+	c := tiny(t, writeText(t, 20_000))
+	if _, err := run(t, 1, c, "data"); err != nil {
+		t.Fatal(err)
+	}
+	moved := filepath.Join(t.TempDir(), filepath.Base(c.Data))
+	if err := os.Rename(c.Data, moved); err != nil {
+		t.Fatal(err)
+	}
+	was := c.Data
+	c.Data, c.Steps = moved, 13
+	if _, err := CheckLM(t.Context(), c, flags([]string{"data", "steps"})); err != nil {
+		t.Error(err)
+	}
+	if l, err := run(t, 1, c, "data", "steps"); err != nil || len(l.losses) != 1 {
+		t.Errorf("with the text elsewhere: %v, losses %v", err, l.losses)
+	}
+	// From now on it is there.
+	fresh := DefaultLM()
+	fresh.Out = c.Out
+	if _, err := CheckLM(t.Context(), fresh, nil); err != nil {
+		t.Error(err)
+	}
+	c.Data = writeText(t, 30_000)
+	for what, err := range map[string]error{"check": check(t, c, "data"), "run": runWith(t, 1, c, newLog(), "data")} {
+		if err == nil || !strings.Contains(err.Error(), "the text in "+c.Data+" is not that which") || !strings.Contains(err.Error(), moved) || strings.Contains(err.Error(), was) {
+			t.Errorf("%s of another text: %v", what, err)
+		}
+	}
+}
+
+func check(t *testing.T, c LMConfig, explicit ...string) error {
+	_, err := CheckLM(t.Context(), c, flags(explicit))
+	return err
+}
+
+// TestOutApart: what a run saves is neither its data nor the model that it begins
+// with.
+func TestOutApart(t *testing.T) {
+	dir := t.TempDir()
+	text, err := os.ReadFile(writeText(t, 20_000))
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "a.txt"), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for out, want := range map[string]string{dir: "lies in --data", filepath.Join(dir, "x", "y"): "lies in --data", filepath.Join(dir, ".run"): "", dir + "-run": ""} {
+		c := tiny(t, dir)
+		c.Out = out
+		v, r := DefaultVision(), DefaultRec()
+		v.Data, v.Out, r.Data, r.Out = dir, out, dir, out
+		_, vision := CheckVision(t.Context(), v, nil)
+		_, rec := CheckRec(t.Context(), r, nil)
+		for what, err := range map[string]error{"lm": check(t, c, "data"), "vision": vision, "rec": rec} {
+			if got := err != nil && strings.Contains(err.Error(), "lies in --data"); got != (want != "") {
+				t.Errorf("%s, --out %s: %v", what, out, err)
+			}
+		}
+		if err := runWith(t, 1, c, newLog(), "data"); want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("a run with --out %s: %v", out, err)
+		}
+	}
+	c, given := tuneCases[0].config(t)
+	c.InitFrom, c.Out = dir, dir
+	if _, err := CheckLM(t.Context(), c, given); err == nil || !strings.Contains(err.Error(), "--out and --init-from are both") {
+		t.Errorf("a model as its own run: %v", err)
+	}
+}
+
+// TestAdaptersKeepTheirBase: a LoRA beside a run's model outlives the checkpoint
+// that it was begun with, and moves with its directory.
+func TestAdaptersKeepTheirBase(t *testing.T) {
+	base := tiny(t, writeText(t, 20_000))
+	base.Keep = 1
+	if _, err := run(t, 1, base); err != nil {
+		t.Fatal(err)
+	}
+	c := tiny(t, base.Data)
+	c.InitFrom, c.LoRA, c.Steps = base.Out, 2, 5
+	c.Vocab, c.Width, c.Heads, c.Layers, c.Context = 0, 0, 0, 0, 0
+	given := []string{"data", "out", "init-from", "lora", "steps", "eval-every", "eval-tokens", "save-every"}
+	l, err := run(t, 1, c, given...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := Eval(t.Context(), c.Out, EvalOptions{}, noNotice(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base.Steps = 15
+	if _, err := run(t, 1, base, "steps"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(checkpoint.Path(base.Out, 12)); err == nil {
+		t.Fatal("the checkpoint that the LoRA was begun with is there still")
+	}
+	moved := filepath.Join(t.TempDir(), "moved")
+	if err := os.Rename(c.Out, moved); err != nil {
+		t.Fatal(err)
+	}
+	for _, at := range []string{moved, BestDir(moved)} {
+		got, err := Eval(t.Context(), at, EvalOptions{}, noNotice(t))
+		if err != nil || got.Metrics[0] != want.Metrics[0] {
+			t.Errorf("%s: %v, %v, want %v", at, err, got.Metrics, want.Metrics)
+		}
+	}
+	c.Out, c.Steps = moved, 7
+	if _, err := CheckLM(t.Context(), c, flags(given)); err != nil {
+		t.Error(err)
+	}
+	if l, err = run(t, 1, c, given...); err != nil || len(l.losses) != 2 {
+		t.Errorf("the LoRA does not go on: %v, losses %v", err, l.losses)
+	}
+}
+
+// TestConfigDoesTheSameAgain: config.toml has the samples of a step also where
+// the ranks share them out unevenly, and what a run that is complete was made
+// with.
+func TestConfigDoesTheSameAgain(t *testing.T) {
+	c := tiny(t, writeText(t, 20_000))
+	c.Batch = 4
+	if _, err := run(t, 2, c); err != nil {
+		t.Fatal(err)
+	}
+	c.Steps = 14
+	if _, err := run(t, 3, c, "steps"); err != nil {
+		t.Fatal(err)
+	}
+	read := func() string {
+		t.Helper()
+		text, err := os.ReadFile(filepath.Join(c.Out, settingsFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	text := read()
+	for _, want := range []string{"ranks = 2 ", "batch = 4 ", "accumulate = 1 ", "steps = 14 ", "# for 8 a step, which 3 ranks share out unevenly"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	c.Steps = 2
+	if _, err := run(t, 2, c, "steps"); err != nil {
+		t.Fatal(err)
+	}
+	if again := read(); again != text {
+		t.Errorf("a run that had nothing to do wrote\n%s", again)
+	}
+}
