@@ -20,6 +20,14 @@ func (s stepSize) total() int {
 // pass is how many samples all ranks take in a pass.
 func (s stepSize) pass() int { return s.total() / s.accumulate }
 
+// check says whether there are enough samples in an epoch.
+func (s stepSize) check(samples int) error {
+	if samples < s.ranks {
+		return fmt.Errorf("%d samples to train on for %d ranks: fewer samples than ranks; use fewer --ranks or more data", samples, s.ranks)
+	}
+	return nil
+}
+
 func (s stepSize) String() string {
 	if s.accumulate == 1 {
 		return fmt.Sprintf("%d × %d", s.ranks, s.batch)

@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -54,8 +56,8 @@ func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string
 }
 
 // CheckRec reports, before any rank is started, what [Rec] would report on every
-// one of them, as far as settings, checkpoints and the first rows tell. It leaves
-// nothing behind, and returns the settings that the run would have, as TOML.
+// one of them, as far as settings, checkpoints and the rows tell: all of them, or
+// of files above 64 MB the first. It leaves nothing behind, and returns the settings that the run would have, as TOML.
 func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (resolved []byte, err error) {
 	r := newRecRun(cfg, given, nil, Discard)
 	if err := cfg.Validate(); err != nil {
@@ -67,11 +69,17 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 	if given["data"] == config.Flag && cfg.Data == "" {
 		return nil, errors.New("train rec: --data is empty: name a CSV file or a directory of them, or leave the flag out for a generated table")
 	}
-	if _, err := r.findRun(ctx); err != nil {
+	saved, err := r.findRun(ctx)
+	if err != nil {
 		return nil, err
 	}
 	if err := r.resolve(); err != nil {
 		return nil, err
+	}
+	if isSmall(r.cfg.Data) {
+		if err := r.load(ctx, saved); err != nil {
+			return nil, err
+		}
 	}
 	schema := r.cfg.schema()
 	if cfg.Data == "" {
@@ -142,9 +150,12 @@ func (r *recRun) resolve() error {
 // infer sets the columns that no setting names by the first rows of the file.
 func (r *recRun) infer(f table.Format) error {
 	c := &r.cfg
-	s, err := table.Infer(c.Data, f, c.Label, c.Buckets)
+	s, doubts, err := table.Infer(c.Data, f, c.Label, c.Buckets)
 	if err != nil {
 		return err
+	}
+	for _, text := range doubts {
+		r.report.Notice(text + " (--no-header, --numbers and --categories say what is what)")
 	}
 	from := "the first rows of " + filepath.Base(c.Data)
 	set := func(name string, columns []string) error {
@@ -201,12 +212,8 @@ func (r *recRun) run(ctx context.Context) error {
 	if err := r.resolve(); err != nil {
 		return err
 	}
-	if r.training, r.validation, err = r.cfg.open(ctx); err != nil {
-		return fmt.Errorf("train rec: %w", err)
-	}
-	r.labels = r.validation.Labels()
-	if math.IsNaN(table.AUC(make([]float64, len(r.labels)), r.labels)) {
-		return fmt.Errorf("train rec: all %d rows to validate on have the label %v, so nothing can be told from them: use more rows, a larger --validation, or another --positive", len(r.labels), r.labels[0])
+	if err := r.load(ctx, saved); err != nil {
+		return err
 	}
 	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
 	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), table.Measure(r.training)); err != nil {
@@ -221,6 +228,50 @@ func (r *recRun) run(ctx context.Context) error {
 		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
 		EvalEvery: r.cfg.EvalEvery, Best: r.cfg.Best, Patience: r.cfg.Patience, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
 	}, r.report)
+}
+
+// smallBytes is the size of data that is read before the ranks start, to tell
+// once what is wrong with it: some seconds at most.
+const smallBytes = 64 << 20
+
+func isSmall(path string) bool {
+	size := int64(0)
+	err := filepath.WalkDir(path, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := os.Stat(path)
+		if err == nil {
+			size += info.Size()
+		}
+		return err
+	})
+	return err == nil && size <= smallBytes
+}
+
+// load reads the rows, or generates them, and looks whether they can be trained on.
+func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
+	if r.training, r.validation, err = r.cfg.open(ctx); err != nil {
+		return fmt.Errorf("train rec: %w", err)
+	}
+	r.labels = r.validation.Labels()
+	if math.IsNaN(table.AUC(make([]float64, len(r.labels)), r.labels)) {
+		return fmt.Errorf("train rec: all %d rows to validate on have the label %v, so nothing can be told from them: use more rows, a larger --validation, or another --positive", len(r.labels), r.labels[0])
+	}
+	if saved != nil && !saved.isOf(r.training) {
+		return fmt.Errorf("train rec: %w", r.changed(saved))
+	}
+	if err := r.cfg.size().check(r.training.Len()); err != nil {
+		return fmt.Errorf("train rec: %w", err)
+	}
+	return nil
+}
+
+// changed says that the rows are others than those of a saved run. The settings
+// have been compared.
+func (r *recRun) changed(saved *SavedRun) error {
+	return fmt.Errorf("the rows of %s have changed since %s was saved: put them back as they were, or give another --out to start afresh",
+		r.training.Name(), saved.Checkpoint.Path)
 }
 
 // recommender makes the model.
@@ -281,9 +332,7 @@ func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderStat
 	}
 	loader, err := data.NewLoader(ctx, r.training, sampler, r.recommender.Config.Scale.Collate, data.LoaderConfig{Workers: r.cfg.Workers}, from)
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
-		// The settings have been compared; what is left is the rows.
-		return nil, fmt.Errorf("the rows of %s have changed since %s was saved: put them back as they were, or give another --out to start afresh",
-			r.training.Name(), saved.Checkpoint.Path)
+		return nil, r.changed(saved)
 	}
 	if err != nil {
 		return nil, err

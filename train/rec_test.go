@@ -284,6 +284,37 @@ func TestRecBadInput(t *testing.T) {
 		if err := trainRec(t.Context(), cfg, nil, 3, newLog()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+		// A small file is looked at before any rank is started.
+		if _, err := CheckRec(t.Context(), cfg, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("before the ranks start: %v, want %q", err, want)
+		}
+	}
+	few := smallRec(t)
+	few.Data, few.Ranks = writeFile(t, "a.csv", "label,id\n"+strings.Repeat("1,a\n0,b\n", 20)), 50
+	if _, err := CheckRec(t.Context(), few, nil); err == nil || !strings.Contains(err.Error(), "samples to train on for 50 ranks: fewer samples than ranks") {
+		t.Errorf("few rows: %v", err)
+	}
+}
+
+// TestRecDoubtsAndChanges: what is odd in the first rows is a notice, and rows
+// that have changed are told before the ranks start.
+func TestRecDoubtsAndChanges(t *testing.T) {
+	c := smallRec(t)
+	text := "label,id,price\n" + strings.Repeat("1,a,2.5\n0,b,3\n", 500) + "1,b,inf\n"
+	c.Data, c.Batch = writeFile(t, "a.csv", text), 64
+	l := newLog()
+	if err := trainRec(t.Context(), c, nil, 2, l); err != nil {
+		t.Fatal(err)
+	}
+	want := `column "price" is taken for a category, though it is a number in 1000 of the first 1001 rows that have it; line 1002: "inf" is no finite number of 32 bits (--no-header, --numbers and`
+	if len(l.notices) != 1 || !strings.Contains(l.notices[0], want) {
+		t.Errorf("notices %q, want %q", l.notices, want)
+	}
+	if err := os.WriteFile(c.Data, []byte(text+"1,c,4\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := CheckRec(t.Context(), c, nil); err == nil || !strings.Contains(err.Error(), "a.csv have changed since") {
+		t.Errorf("other rows: %v", err)
 	}
 }
 

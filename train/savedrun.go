@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
@@ -68,6 +69,11 @@ func FindRun(ctx context.Context, task, out string, notice func(text string)) (*
 		}
 	}
 	return s, nil
+}
+
+// isOf says whether a run was saved with these samples.
+func (s *SavedRun) isOf(samples interface{ Fingerprint() string }) bool {
+	return strings.Contains(s.loader.Order, samples.Fingerprint())
 }
 
 // Recipe puts the run's settings, which were [Options].Recipe, into v.

@@ -59,12 +59,19 @@ func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string)
 	if err := CheckOut("vision", cfg.Out); err != nil {
 		return nil, err
 	}
-	if _, err := r.findRun(ctx); err != nil {
+	saved, err := r.findRun(ctx)
+	if err != nil {
 		return nil, err
 	}
 	defer r.close()
 	if err := r.resolve(); err != nil {
 		return nil, err
+	}
+	if saved != nil && !saved.isOf(r.training) {
+		return nil, fmt.Errorf("train vision: %w", r.changed(saved))
+	}
+	if err := r.cfg.size().check(r.training.Len()); err != nil {
+		return nil, fmt.Errorf("train vision: %w", err)
 	}
 	if _, err := NewClassifier(&nn.Build{Device: tensor.Meta}, r.describe()); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
@@ -104,6 +111,9 @@ func (r *visionRun) resolve() (err error) {
 	c := &r.cfg
 	if r.training, r.test, err = vision.Open(c.Data); err != nil {
 		return fmt.Errorf("train vision: %w", err)
+	}
+	if classes := r.training.Classes(); len(classes) < 2 {
+		return fmt.Errorf("train vision: %s has one class, %q: there is nothing to tell apart; want two or more", r.training.Name(), classes[0])
 	}
 	h, w, channels, fixed := r.training.Shape()
 	fill := func(name, text, from string) error { return r.settings.Field(name).SetText(text, from) }
@@ -177,6 +187,9 @@ func (r *visionRun) run(ctx context.Context) error {
 	if err := r.resolve(); err != nil {
 		return err
 	}
+	if text := unseen(r.training); text != "" {
+		r.report.Notice(text)
+	}
 	described := r.describe()
 	if _, _, _, fixed := r.training.Shape(); fixed {
 		if err := r.measure(ctx, &described); err != nil {
@@ -195,6 +208,24 @@ func (r *visionRun) run(ctx context.Context) error {
 		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
 		EvalEvery: r.cfg.EvalEvery, Best: r.cfg.Best, Patience: r.cfg.Patience, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
 	}, r.report)
+}
+
+// unseen says which classes have no image to train on; "" if all have some.
+func unseen(s *vision.Set) string {
+	seen := make([]bool, len(s.Classes()))
+	for i := range s.Len() {
+		seen[s.Label(i)] = true
+	}
+	var without []string
+	for i, class := range s.Classes() {
+		if !seen[i] {
+			without = append(without, class)
+		}
+	}
+	if without == nil {
+		return ""
+	}
+	return fmt.Sprintf("%d of the %d classes of %s have no image to train on: %s; is a label wrong?", len(without), len(seen), s.Name(), few(without))
 }
 
 // measured is how many images the mean and the deviation are taken of.
@@ -266,6 +297,13 @@ func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 	}
 }
 
+// changed says that the images are others than those of a saved run. The settings
+// have been compared.
+func (r *visionRun) changed(saved *SavedRun) error {
+	return fmt.Errorf("the images of %s have changed (their names, labels or sizes) since %s was saved: put them back as they were, or give another --out to start afresh",
+		r.training.Name(), saved.Checkpoint.Path)
+}
+
 // feed starts making batches, from where the saved run was.
 func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[vision.Batch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
@@ -284,9 +322,7 @@ func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderS
 		Workers: r.cfg.Workers, OnError: policy, OnSkip: func(s data.Skip) { r.tell(s.String()) },
 	}, from)
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
-		// The settings have been compared; what is left is the images.
-		return nil, fmt.Errorf("the images of %s have changed since %s was saved: put them back as they were, or give another --out to start afresh",
-			r.training.Name(), saved.Checkpoint.Path)
+		return nil, r.changed(saved)
 	}
 	if err != nil {
 		return nil, err

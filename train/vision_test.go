@@ -353,3 +353,53 @@ func TestOpenClassifier(t *testing.T) {
 		}
 	}
 }
+
+// TestVisionLabels: one class is nothing to tell apart, and classes without an
+// image are told of.
+func TestVisionLabels(t *testing.T) {
+	dir := folder(t, 11)
+	c := smallVision(t)
+	c.Data, c.Batch, c.Epochs = dir, 8, 1
+	if err := trainVision(t.Context(), c, nil, 1, newLog()); err != nil {
+		t.Fatal(err)
+	}
+	// An image in place of another of the same name.
+	paths, _ := filepath.Glob(filepath.Join(dir, "red", "*.jpg"))
+	if err := os.WriteFile(paths[0], []byte("other"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := CheckVision(t.Context(), c, nil); err == nil || !strings.Contains(err.Error(), "have changed (their names, labels or sizes) since") {
+		t.Errorf("another image: %v", err)
+	}
+	c.Out = filepath.Join(t.TempDir(), "run")
+	c.Ranks = 100
+	if _, err := CheckVision(t.Context(), c, nil); err == nil || !strings.Contains(err.Error(), "samples to train on for 100 ranks") {
+		t.Errorf("few images: %v", err)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "red")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := CheckVision(t.Context(), c, nil); err == nil || !strings.Contains(err.Error(), `has one class, "blue": there is nothing to tell apart`) {
+		t.Errorf("one class: %v", err)
+	}
+
+	// Labels 0 and 200 of IDX files.
+	dir = t.TempDir()
+	for _, split := range []string{"train", "t10k"} {
+		images := append([]byte{0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 8, 0, 0, 0, 8}, make([]byte, 2*64)...)
+		for name, b := range map[string][]byte{"images-idx3-ubyte": images, "labels-idx1-ubyte": {0, 0, 8, 1, 0, 0, 0, 2, 0, 200}} {
+			if err := os.WriteFile(filepath.Join(dir, split+"-"+name), b, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	c = smallVision(t)
+	c.Data, c.Batch, c.Epochs = dir, 2, 1
+	l := newLog()
+	if err := trainVision(t.Context(), c, nil, 1, l); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.notices) != 1 || !strings.Contains(l.notices[0], `199 of the 201 classes of `) || !strings.Contains(l.notices[0], `have no image to train on: ["1" "2" "3" "4" "5"], …`) {
+		t.Errorf("notices %q", l.notices)
+	}
+}

@@ -94,59 +94,68 @@ const inferRows = 10_000
 // of which every value is a number or missing are numbers, except where their
 // names say that they are ids ("id", "user_id", "userId"); the others are
 // categories. The label is the column of that name, or else the first. Columns
-// that are empty in all of the rows are left out.
-func Infer(path string, f Format, label string, buckets int) (Schema, error) {
+// that are empty in all of the rows are left out. doubts are sentences about what
+// a person should look at: names of columns that are numbers, and columns that
+// would be numbers but for some values.
+func Infer(path string, f Format, label string, buckets int) (s Schema, doubts []string, err error) {
 	files, err := open(path, f)
 	if err != nil {
-		return Schema{}, err
+		return Schema{}, nil, err
 	}
 	defer files.Close()
 	if err := files.advance(); err != nil {
-		return Schema{}, err
+		return Schema{}, nil, err
 	}
 	names := slices.Clone(files.names)
 	if len(names) == 1 {
-		return Schema{}, &RowError{Path: files.text.path, Line: 1, Detail: fmt.Sprintf("there is one column, %q: are fields separated by another character than %q?", names[0], files.text.comma)}
+		return Schema{}, nil, &RowError{Path: files.text.path, Line: 1, Detail: fmt.Sprintf("there is one column, %q: are fields separated by another character than %q?", names[0], files.text.comma)}
 	}
-	s := Schema{Label: label, Buckets: buckets}
+	if i := slices.IndexFunc(names, func(name string) bool { _, problem := parseNumber([]byte(name)); return problem == "" }); i >= 0 && !f.NoHeader {
+		doubts = append(doubts, fmt.Sprintf("the first line of %s names a column %q: is it a row, of a file without a header?", files.text.path, names[i]))
+	}
+	s = Schema{Label: label, Buckets: buckets}
 	switch {
 	case label == "" && slices.Contains(names, "label"):
 		s.Label = "label"
 	case label == "":
 		s.Label = names[0]
 	case !slices.Contains(names, label):
-		return Schema{}, files.noColumn(label)
+		return Schema{}, nil, files.noColumn(label)
 	}
-	filled, words := make([]bool, len(names)), make([]bool, len(names))
+	filled, words, first := make([]int, len(names)), make([]int, len(names)), make([]string, len(names))
 	for rows := 0; rows < inferRows; rows++ {
 		if err := files.record(); err != nil {
 			if err == io.EOF {
 				break
 			}
-			return Schema{}, err
+			return Schema{}, nil, err
 		}
 		for i := range names {
 			value := files.text.field(i)
 			if f.isMissing(value) {
 				continue
 			}
-			filled[i] = true
-			if !words[i] {
-				_, problem := parseNumber(value)
-				words[i] = problem != ""
+			filled[i]++
+			if _, problem := parseNumber(value); problem != "" {
+				if words[i]++; words[i] == 1 {
+					first[i] = fmt.Sprintf("line %d: %s", files.text.fields[i].line, problem)
+				}
 			}
 		}
 	}
 	for i, name := range names {
 		switch {
-		case name == s.Label || !filled[i]:
-		case words[i] || namesIDs(name):
+		case name == s.Label || filled[i] == 0:
+		case words[i] > 0 || namesIDs(name):
 			s.Categories = append(s.Categories, name)
+			if words[i] > 0 && words[i] <= filled[i]/10 && !namesIDs(name) {
+				doubts = append(doubts, fmt.Sprintf("column %q is taken for a category, though it is a number in %d of the first %d rows that have it; %s", name, filled[i]-words[i], filled[i], first[i]))
+			}
 		default:
 			s.Numbers = append(s.Numbers, name)
 		}
 	}
-	return s, s.Validate()
+	return s, doubts, s.Validate()
 }
 
 // namesIDs says whether a column's name ends in the word id.

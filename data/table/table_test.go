@@ -255,7 +255,10 @@ func TestBucket(t *testing.T) {
 
 func TestInfer(t *testing.T) {
 	path := write(t, "a.csv", "when,label,user_id,price,city,blank,mixed\n1,1,5,3.5,Rome,,1\n2,0,6,,Oslo,,x\n")
-	got, err := Infer(path, Format{}, "", 50)
+	got, doubts, err := Infer(path, Format{}, "", 50)
+	if len(doubts) > 0 {
+		t.Errorf("doubts %q", doubts)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,11 +266,28 @@ func TestInfer(t *testing.T) {
 	if diff := differ(want, got); diff != "" {
 		t.Error(diff)
 	}
-	if got, err = Infer(path, Format{NoHeader: true}, "2", 50); err != nil || got.Label != "2" || len(got.Categories) != 6 {
+	if got, _, err = Infer(path, Format{NoHeader: true}, "2", 50); err != nil || got.Label != "2" || len(got.Categories) != 6 {
 		t.Errorf("without a header: %+v, %v", got, err)
 	}
-	if _, err = Infer(path, Format{}, "click", 50); err == nil || !strings.Contains(err.Error(), `no column "click"`) {
+	if _, _, err = Infer(path, Format{}, "click", 50); err == nil || !strings.Contains(err.Error(), `no column "click"`) {
 		t.Errorf("a label that is not there: %v", err)
+	}
+}
+
+// TestDoubts: what looks wrong in the first rows is said, with its place.
+func TestDoubts(t *testing.T) {
+	for text, want := range map[string]string{
+		"label,price\n" + strings.Repeat("1,2.5\n0,3\n", 100) + "1,inf\n0,1e300\n": `column "price" is taken for a category, though it is a number in 200 of the first 202 rows that have it; line 202: "inf" is no finite number of 32 bits`,
+		"1,3.5\n0,2.5\n": `a.csv names a column "1": is it a row, of a file without a header?`,
+	} {
+		_, doubts, err := Infer(write(t, "a.csv", text), Format{}, "", 10)
+		if err != nil || len(doubts) != 1 || !strings.Contains(doubts[0], want) {
+			t.Errorf("doubts %q, %v, want %q", doubts, err, want)
+		}
+		_, doubts, err = Infer(write(t, "a.csv", strings.ReplaceAll(text, "inf", "7")), Format{NoHeader: true}, "1", 10)
+		if strings.HasPrefix(text, "1") && (err != nil || len(doubts) > 0) {
+			t.Errorf("without a header: doubts %q, %v", doubts, err)
+		}
 	}
 }
 
@@ -301,7 +321,7 @@ func FuzzRead(f *testing.F) {
 		if err := os.WriteFile(path, text, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		s, err := Infer(path, Format{}, "", 10)
+		s, _, err := Infer(path, Format{}, "", 10)
 		if err != nil {
 			return
 		}

@@ -94,9 +94,13 @@ func openClasses(dir string, classes []string, all bool) (*Set, error) {
 			return nil, broken(filepath.Join(dir, class), "no images in it (.jpg, .jpeg or .png): the class is empty")
 		}
 		for _, path := range files {
+			size := int64(0) // of a link to nowhere: who reads it is told
+			if info, err := os.Stat(filepath.Join(dir, path)); err == nil {
+				size = info.Size()
+			}
 			paths = append(paths, path)
 			set.labels = append(set.labels, uint16(label))
-			set.hash = crc32.Update(set.hash, crc32.IEEETable, []byte(filepath.ToSlash(path)+"\n"))
+			set.hash = crc32.Update(set.hash, crc32.IEEETable, fmt.Appendf(nil, "%s\n%d\n", filepath.ToSlash(path), size))
 		}
 	}
 	if len(paths) == 0 {

@@ -10,8 +10,10 @@ import (
 	"image/jpeg"
 	"image/png"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/data"
 )
@@ -73,6 +75,34 @@ func TestFolderSplit(t *testing.T) {
 	train, test, err := Open(write(t, files))
 	if err != nil || train.Len() != 46 || test.Len() != 4 {
 		t.Fatalf("%v, %v, %v", train, test, err)
+	}
+}
+
+// TestFolderFingerprint: a file of another size is another set, one that was
+// touched is not.
+func TestFolderFingerprint(t *testing.T) {
+	dir := write(t, map[string][]byte{"train/a/1.png": []byte("x"), "train/b/1.png": []byte("y"), "test/a/1.png": []byte("z")})
+	fingerprint := func() string {
+		t.Helper()
+		train, _, err := Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return train.Fingerprint()
+	}
+	before := fingerprint()
+	path := filepath.Join(dir, "train/b/1.png")
+	if err := os.Chtimes(path, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if after := fingerprint(); after != before {
+		t.Errorf("a file that was touched: %s, before %s", after, before)
+	}
+	if err := os.WriteFile(path, []byte("yy"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if after := fingerprint(); after == before {
+		t.Errorf("a file of another size: %s, as before", after)
 	}
 }
 

@@ -53,8 +53,9 @@ func (s *Set) Shape() (height, width, channels int, ok bool) {
 }
 
 // Fingerprint tells one data set from another: a run is resumed only on the
-// one that it began with. It is made of names, labels and sizes; pixels are not
-// read.
+// one that it began with. It is made of names, labels and the sizes of files, not
+// of times; pixels are not read, so images that were changed and have the same
+// sizes are taken for the same.
 func (s *Set) Fingerprint() string {
 	h := s.hash
 	for _, l := range s.labels {
