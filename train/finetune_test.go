@@ -497,28 +497,6 @@ func TestTunedRunsAreWhatTheyWere(t *testing.T) {
 	}
 }
 
-// TestBaseOfARun: an adapter beside a checkpoint that its run may remove says so.
-func TestBaseOfARun(t *testing.T) {
-	tc := tuneCases[1]
-	c, given := tc.config(t)
-	whole := c
-	whole.Out, whole.Steps, whole.LoRA, whole.LoRAAlpha, whole.LoRATargets = filepath.Join(t.TempDir(), "whole"), 1, 0, 0, nil
-	if err := runGiven(t, 1, whole, newLog(), given); err != nil {
-		t.Fatal(err)
-	}
-	c.Steps = 1
-	for base, want := range map[string]bool{whole.Out: true, checkpoint.Path(whole.Out, 1): false} {
-		c.InitFrom, c.Out = base, filepath.Join(t.TempDir(), "beside")
-		l := newLog()
-		if err := runGiven(t, 1, c, l, given); err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.Contains(strings.Join(l.notices, "\n"), "train beside a copy of it"); got != want {
-			t.Errorf("from %s: notices %q", base, l.notices)
-		}
-	}
-}
-
 // TestLlamasAreTrained: --model llama without anything to begin with.
 func TestLlamasAreTrained(t *testing.T) {
 	c := tiny(t, writeText(t, 20_000))
