@@ -77,12 +77,20 @@ func (r *OrderReport) Err() error {
 func (r *OrderReport) String() string {
 	var b strings.Builder
 	if len(r.Problems) > 0 {
-		fmt.Fprintf(&b, "WRONG: %d problems\n", len(r.Problems)+r.NumMore)
+		n, s := len(r.Problems)+r.NumMore, "s"
+		if n == 1 {
+			s = ""
+		}
+		fmt.Fprintf(&b, "WRONG: %d problem%s\n", n, s)
 		for _, p := range r.Problems {
 			fmt.Fprintf(&b, "  %s: %s\n", p.where(), p.Text)
 		}
 		if r.NumMore > 0 {
 			fmt.Fprintf(&b, "  and %d more\n", r.NumMore)
+		}
+		if r.Steps == 0 {
+			b.WriteString("no step could be checked\n")
+			return b.String()
 		}
 	}
 	fmt.Fprintf(&b, "%d steps took %d samples of a dataset of %d", r.Steps, r.Samples, r.Len)

@@ -109,7 +109,7 @@ func (c VisionConfig) Validate() error {
 		ok    bool
 		want  string
 	}{
-		{"epochs", c.Epochs, c.Epochs > 0 && c.Epochs <= 1e6, "a number above 0"},
+		{"epochs", c.Epochs, c.Epochs > 0 && c.Epochs <= 1e6, "a number above 0, at most a million"},
 		{"lr", c.LR, c.LR >= 0 && c.LR <= math.MaxFloat32, "a finite number from 0 on"},
 		{"weight-decay", c.WeightDecay, c.WeightDecay >= 0 && c.WeightDecay <= math.MaxFloat32, "a finite number from 0 on"},
 		{"clip", c.Clip, c.Clip >= 0, "a number from 0 on"},

@@ -101,6 +101,12 @@ func TestDataCheck(t *testing.T) {
 	if err == nil || !strings.Contains(text, "the run has a checkpoint of step 3, the logs end at step 2: they were cut off") {
 		t.Errorf("%v\n%s", err, text)
 	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if text, err = check(dir); err == nil || !strings.HasPrefix(text, "WRONG: ") || strings.Contains(text, "took 0 samples") {
+		t.Errorf("without a log: %v\n%s", err, text)
+	}
 	for _, c := range []struct {
 		args []string
 		want string

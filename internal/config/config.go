@@ -188,9 +188,6 @@ func (f *Field) SetInt(n int, from string) {
 	f.From = from
 }
 
-// errSyntax is of a text that is no value of its field.
-var errSyntax = errors.New("invalid syntax")
-
 // SetText sets the value by a text, as of a flag. from says where it is from.
 func (f *Field) SetText(text, from string) (err error) {
 	var v any
@@ -198,7 +195,12 @@ func (f *Field) SetText(text, from string) (err error) {
 	case bool:
 		v, err = strconv.ParseBool(text)
 	case int:
-		v, err = strconv.Atoi(text)
+		if v, err = strconv.Atoi(text); err != nil {
+			// 1e6 is a whole number, too.
+			if wide, no := strconv.ParseFloat(text, 64); no == nil && isWhole(wide) {
+				v, err = int(wide), nil
+			}
+		}
 	case int64:
 		v, err = strconv.ParseInt(text, 0, 64)
 	case float64:
@@ -216,15 +218,18 @@ func (f *Field) SetText(text, from string) (err error) {
 		if errors.Is(err, strconv.ErrRange) {
 			return strconv.ErrRange
 		}
-		return errSyntax
+		return fmt.Errorf("want %s", wanted[f.Kind()])
 	}
 	f.value.Set(reflect.ValueOf(v))
 	f.From = from
 	return nil
 }
 
+// isWhole says whether a number is a whole one that loses nothing as an int.
+func isWhole(v float64) bool { return v == math.Trunc(v) && math.Abs(v) <= 1<<53 }
+
 // Set sets the value by what a file has: a bool, int64, float64, string or
-// []any of strings. Another kind of value is an error.
+// []any of strings or whole numbers. Another kind of value is an error.
 func (f *Field) Set(v any, from string) error {
 	set := func(v any) error {
 		f.value.Set(reflect.ValueOf(v))
@@ -242,6 +247,9 @@ func (f *Field) Set(v any, from string) error {
 				return fmt.Errorf("%s is %d, out of range", f.Name, n)
 			}
 			return set(int(n))
+		}
+		if n, ok := v.(float64); ok && isWhole(n) {
+			return set(int(n)) // 1e3
 		}
 	case int64:
 		if n, ok := v.(int64); ok {
@@ -263,6 +271,9 @@ func (f *Field) Set(v any, from string) error {
 			texts := make([]string, len(list))
 			for i, e := range list {
 				text, ok := e.(string)
+				if n, isInt := e.(int64); isInt {
+					text, ok = strconv.FormatInt(n, 10), true
+				}
 				if !ok {
 					return fmt.Errorf("%s has %s as its element %d, want a string", f.Name, describe(e), i)
 				}

@@ -62,6 +62,12 @@ func TestFields(t *testing.T) {
 			t.Errorf("%s = %q: error %v, value %s from %s", name, text, err, f.Text(), f.From)
 		}
 	}
+	if err := s.Field("ranks").SetText("1e3", Flag); err != nil || v.Ranks != 1000 {
+		t.Errorf("1e3 is %d: %v", v.Ranks, err)
+	}
+	if err := s.Field("ranks").SetText("1.5", Flag); err == nil || err.Error() != "want a whole number" {
+		t.Errorf("1.5 ranks: %v", err)
+	}
 	if err := s.Field("seed").SetText("99999999999999999999", Flag); err == nil || !strings.Contains(err.Error(), "out of range") {
 		t.Errorf("a seed out of range: %v", err)
 	}
@@ -76,13 +82,14 @@ func TestValuesOfFiles(t *testing.T) {
 		{"ranks", int64(3), ""}, {"seed", int64(math.MinInt64), ""}, {"lr", 0.5, ""}, {"lr", int64(1), ""}, {"go-deep", true, ""},
 		{"targets", []any{"q"}, ""}, {"targets", []any{}, ""}, {"prompt", "", ""},
 		{"ranks", "3", `ranks is the string "3", want a whole number`},
-		{"ranks", 3.0, "ranks is 3, want a whole number"},
+		{"ranks", 3.5, "ranks is 3.5, want a whole number"}, {"ranks", 1e300, "ranks is 1e+300, want a whole number"},
+		{"ranks", 1e3, ""}, {"targets", []any{int64(64), "32"}, ""},
 		{"lr", "fast", `lr is the string "fast", want a number`},
 		{"go-deep", int64(1), "go-deep is 1, want true or false"},
 		{"prompt", true, "prompt is true, want a string in quotes"},
 		{"prompt", map[string]any{}, "prompt is a table, want a string in quotes"},
 		{"targets", "q,v", `targets is the string "q,v", want a list of strings`},
-		{"targets", []any{"q", int64(1)}, "targets has 1 as its element 1, want a string"},
+		{"targets", []any{"q", true}, "targets has true as its element 1, want a string"},
 	} {
 		s := New(defaults())
 		f := s.Field(c.name)
