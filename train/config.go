@@ -22,8 +22,8 @@ import (
 type LMConfig struct {
 	Ranks      int    `json:"ranks" run:"here" usage:"{number} of ranks, a process each"`
 	Data       string `json:"data" usage:"{file} or directory of UTF-8 text, or directory of tokens from cohort tokenize; default is the Go standard library's source"`
-	Out        string `json:"-" flag:"out" run:"here" usage:"{directory} of the run"`
-	Steps      int    `json:"steps" usage:"training steps"`
+	Out        string `json:"-" flag:"out" run:"here" usage:"{directory} of the run; with --init-from out/tuned, with --lora out/lora"`
+	Steps      int    `json:"steps" usage:"training steps; with --init-from 200"`
 	Batch      int    `json:"batch" usage:"sequences a rank and pass"`
 	Accumulate int    `json:"accumulate" usage:"{passes} of a step, whose gradients add up: the sequences of a step are ranks × batch × accumulate"`
 	Workers    int    `json:"workers" run:"here" usage:"{goroutines} of a rank that make batches ahead of the step; 0 makes them in it"`
@@ -32,24 +32,24 @@ type LMConfig struct {
 	Recompute  bool   `json:"recompute" usage:"keep only what goes in and out of each layer for the backward pass, and compute the rest again: less memory, more time"`
 	NaN        string `json:"nan" usage:"what to do about a step whose loss or gradients are not finite: {stop}, or skip its update (at most 10 in a row)"`
 
-	Vocab   int `json:"vocab" run:"fixed" usage:"entries of the tokenizer's vocabulary"`
-	Context int `json:"context" run:"fixed" usage:"tokens in a sequence"`
+	Vocab   int `json:"vocab" run:"fixed" usage:"entries of the tokenizer's vocabulary; this and the sizes below are the model's own with --init-from"`
+	Context int `json:"context" run:"fixed" usage:"tokens in a sequence; with --init-from at most as many as the model takes"`
 	Width   int `json:"width" run:"fixed" usage:"width of the model"`
 	Heads   int `json:"heads" run:"fixed" usage:"attention heads; they divide the width"`
 	Layers  int `json:"layers" run:"fixed" usage:"layers of the model"`
 
-	LR          float64 `json:"lr" usage:"highest learning {rate}"`
-	WeightDecay float64 `json:"weight_decay" usage:"weight decay of the matrices"`
-	Beta2       float64 `json:"beta2" usage:"AdamW's second decay {rate}"`
-	Clip        float64 `json:"clip" usage:"largest {norm} of all gradients together"`
+	LR          float64 `json:"lr" usage:"highest learning {rate}; with --init-from 0.0001, with --lora 0.001"`
+	WeightDecay float64 `json:"weight_decay" usage:"weight decay of the matrices; with --init-from 0.01"`
+	Beta2       float64 `json:"beta2" usage:"AdamW's second decay {rate}; with --init-from 0.999"`
+	Clip        float64 `json:"clip" usage:"largest {norm} of all gradients together; 0 clips nothing"`
 	Warmup      float64 `json:"warmup" usage:"{share} of the steps in which the learning rate rises"`
 	LRFloor     float64 `json:"lr_floor" usage:"{share} of the learning rate that is left at the end"`
 
-	EvalEvery  int     `json:"eval_every" usage:"{steps} between evaluations"`
+	EvalEvery  int     `json:"eval_every" usage:"{steps} between evaluations; with --init-from 50"`
 	EvalTokens int     `json:"eval_tokens" usage:"validation {tokens} of an evaluation"`
 	Patience   int     `json:"patience" usage:"{evaluations} without a better one after which the run ends early; 0 is never"`
 	MinDelta   float64 `json:"min_delta" usage:"by how much an evaluation must be better to count for --patience"`
-	SaveEvery  int     `json:"save_every" usage:"{steps} between checkpoints"`
+	SaveEvery  int     `json:"save_every" usage:"{steps} between checkpoints; with --init-from 100"`
 	Keep       int     `json:"keep" usage:"{number} of checkpoints that stay, besides the best"`
 
 	SampleTokens int    `json:"sample_tokens" usage:"{tokens} of text to print at the end"`
@@ -105,7 +105,7 @@ func (c LMConfig) Validate() error {
 		want  string
 	}{
 		{"lr", c.LR, c.LR > 0 && c.LR <= math.MaxFloat32, "a finite number above 0"},
-		{"clip", c.Clip, c.Clip > 0, "a number above 0 (inf clips nothing)"},
+		{"clip", c.Clip, c.Clip >= 0, "a number from 0 on"},
 		{"weight-decay", c.WeightDecay, c.WeightDecay >= 0 && c.WeightDecay <= math.MaxFloat32, "a finite number from 0 on"},
 		{"beta2", c.Beta2, c.Beta2 > 0 && c.Beta2 < 1, "a number between 0 and 1"},
 		{"warmup", c.Warmup, c.Warmup >= 0 && c.Warmup <= 1, "a share of the steps, 0 to 1"},
@@ -121,6 +121,9 @@ func (c LMConfig) Validate() error {
 	}
 	if err := c.validateTune(); err != nil || c.InitFrom != "" {
 		return err
+	}
+	if c.Width > 0 && c.Heads > 0 && c.Width%c.Heads != 0 {
+		return fmt.Errorf("train lm: --width is %d and --heads %d: the width must be a multiple of its heads, and %d %% %d = %d", c.Width, c.Heads, c.Width, c.Heads, c.Width%c.Heads)
 	}
 	if c.Model == "llama" {
 		return c.llama(c.Vocab).Validate()

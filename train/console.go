@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"golang.org/x/term"
 )
@@ -195,6 +196,17 @@ func (c *Console) Finish(f Finish) {
 
 // quoted returns a shell's word.
 func quoted(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// argument makes a path an argument for a shell: as it is where that is the same.
+func argument(path string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r > 0x7f && unicode.IsLetter(r) || strings.ContainsRune("/._-+:@%,=", r)
+	}
+	if path != "" && !strings.ContainsFunc(path, func(r rune) bool { return !plain(r) }) {
+		return path
+	}
+	return quoted(path)
+}
 
 // println writes a line, below the live one if there is one.
 func (c *Console) println(format string, args ...any) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data/tokenizer"
+	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
@@ -61,6 +62,9 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 	if len(c.LoRATargets) == 0 {
 		c.LoRATargets = nil // a file's empty list is no other than none
 	}
+	if given["eval-tokens"] == "" {
+		c.EvalTokens = max(c.EvalTokens, c.Context) // of one sequence at least
+	}
 	if c.InitFrom == "" {
 		return nil
 	}
@@ -70,12 +74,12 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 		}
 		*size = 0
 	}
-	rate := 1e-4
+	rate, out := 1e-4, filepath.Join("out", "tuned")
 	if c.LoRA > 0 {
-		rate = 1e-3
+		rate, out = 1e-3, filepath.Join("out", "lora")
 	}
 	for flag, set := range map[string]func(){
-		"out":          func() { c.Out = filepath.Join("out", "tuned") },
+		"out":          func() { c.Out = out },
 		"context":      func() { c.Context = 0 },
 		"steps":        func() { c.Steps = 200 },
 		"lr":           func() { c.LR = rate },
@@ -89,6 +93,28 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 		}
 	}
 	return nil
+}
+
+// markTuned has settings say that they are defaults of fine-tuning, or the
+// model's, until unmark is called.
+func (r *lmRun) markTuned() (unmark func()) {
+	var marked []*config.Field
+	for from, names := range map[string][]string{
+		"default of --init-from": {"out", "steps", "lr", "weight-decay", "beta2", "eval-every", "save-every"},
+		"the model's":            {"vocab", "context", "width", "heads", "layers"},
+	} {
+		for _, name := range names {
+			if f := r.settings.Field(name); r.cfg.InitFrom != "" && f.From == config.Default {
+				f.From = from
+				marked = append(marked, f)
+			}
+		}
+	}
+	return func() {
+		for _, f := range marked {
+			f.From = config.Default
+		}
+	}
 }
 
 // validateTune reports settings of fine-tuning that make no sense.

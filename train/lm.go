@@ -155,7 +155,10 @@ func (r *lmRun) findRun(ctx context.Context) (*SavedRun, error) {
 }
 
 // config is what config.toml says.
-func (r *lmRun) config() []byte { return settingsText("lm", r.settings, r.cfg.size()) }
+func (r *lmRun) config() []byte {
+	defer r.markTuned()()
+	return settingsText("lm", r.settings, r.cfg.size())
+}
 
 // savedRecipe returns the settings of a saved run. What they do not say is as it
 // was before there was a choice.
@@ -186,6 +189,9 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 		if r.tokenizer, err = data.TrainTokenizer(ctx, r.corpus.Train, r.cfg.Vocab); err != nil {
 			return fmt.Errorf("train lm: tokenizer: %w", err)
 		}
+		if n := r.tokenizer.Size(); r.settings.Given()["vocab"] != "" && n < r.cfg.Vocab {
+			r.report.Notice(fmt.Sprintf("the text repeats no more than %d tokens' worth; --vocab asked for %d", n, r.cfg.Vocab))
+		}
 	}
 	if r.windows, err = data.NewWindows(r.corpus.Train, r.tokenizer, r.cfg.Context); err != nil {
 		return fmt.Errorf("train lm: %w", err)
@@ -197,7 +203,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	if err := r.sameText(saved); err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
-	if r.cfg.Prompt == "" {
+	if r.cfg.Prompt == "" && r.settings.Given()["prompt"] != config.Flag {
 		r.cfg.Prompt, err = promptFor(r.cfg.Data, r.corpus.Validation)
 	}
 	return err
@@ -347,6 +353,6 @@ func (r *lmRun) finish(ctx context.Context) (Ending, error) {
 	}
 	return Ending{
 		Title: "the model writes", Text: text, Key: "sample",
-		Next: fmt.Sprintf("generate --from %s --prompt %s", from, quoted(r.cfg.Prompt)),
+		Next: fmt.Sprintf("generate --from %s --prompt %s", argument(from), quoted(r.cfg.Prompt)),
 	}, nil
 }

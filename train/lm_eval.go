@@ -114,6 +114,9 @@ func evalTexts(ctx context.Context, o EvalOptions) (texts []*data.Text, name str
 		return []*data.Text{data.NewText(o.Data, text)}, o.Data + ", all of it", nil
 	}
 	corpus, err := data.OpenCorpus(ctx, o.Data)
+	if small := (*data.SourceError)(nil); errors.As(err, &small) && small.Problem == data.TooSmall && !o.All {
+		small.Advice = "it is too small to hold a part out: take all of it (--all), or give --data more text"
+	}
 	if err != nil {
 		return nil, "", err
 	}

@@ -129,6 +129,39 @@ func TestAdaptersKeepTheirBase(t *testing.T) {
 	}
 }
 
+// TestArgument: a path can be copied from what is printed.
+func TestArgument(t *testing.T) {
+	for path, want := range map[string]string{"out/lm": "out/lm", "a b/ü": "'a b/ü'", "/x/ü-1_2.3": "/x/ü-1_2.3", "it's": `'it'\''s'`, "": "''", "$x": "'$x'"} {
+		if got := argument(path); got != want {
+			t.Errorf("%q is printed as %s, want %s", path, got, want)
+		}
+	}
+}
+
+// TestWhatTheTextDecides: an empty prompt is one, a vocabulary that the text does
+// not fill is told, and a small file can be evaluated whole.
+func TestWhatTheTextDecides(t *testing.T) {
+	c := tiny(t, writeText(t, 20_000))
+	c.Vocab, c.Steps, c.Clip = 50_000, 1, 0
+	l, err := run(t, 1, c, "vocab", "prompt", "clip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(l.finish.Next, "--prompt ''") {
+		t.Errorf("go on with %s", l.finish.Next)
+	}
+	if len(l.notices) != 1 || !strings.Contains(l.notices[0], "--vocab asked for 50000") {
+		t.Errorf("notices %q", l.notices)
+	}
+	small := filepath.Join(t.TempDir(), "small.txt")
+	if err := os.WriteFile(small, []byte(strings.Repeat("some words\n", 200)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Eval(t.Context(), c.Out, EvalOptions{Data: small}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "--all") {
+		t.Errorf("a small file: %v", err)
+	}
+}
+
 // TestConfigDoesTheSameAgain: config.toml has the samples of a step also where
 // the ranks share them out unevenly, and what a run that is complete was made
 // with.

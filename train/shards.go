@@ -9,6 +9,7 @@ import (
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/tokenizer"
+	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
 )
 
@@ -49,7 +50,7 @@ func (r *lmRun) openShards(saved *SavedRun) (err error) {
 	if err := r.sameText(saved); err != nil {
 		return fail(err)
 	}
-	if r.cfg.Prompt == "" {
+	if r.cfg.Prompt == "" && r.settings.Given()["prompt"] != config.Flag {
 		start := make([]int64, min(8, r.shards.Validation.Len()))
 		if _, err := r.shards.Validation.ReadAt(start, 0); err != nil {
 			return fail(err)

@@ -388,7 +388,7 @@ func (r *visionRun) files(w *checkpoint.Writer) error {
 
 // finish says what the classifier gets wrong.
 func (r *visionRun) finish(context.Context) (Ending, error) {
-	end := Ending{Next: "eval --from " + r.cfg.Out}
+	end := Ending{Next: "eval --from " + argument(r.cfg.Out)}
 	if text := r.last.mistakes(r.classifier.Config.Classes); text != "" {
 		end.Title, end.Text, end.Key = "most often taken", text, "mistakes"
 	}

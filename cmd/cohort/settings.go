@@ -26,8 +26,16 @@ func (f settingFlag) String() string {
 	return f.Text()
 }
 
-func (f settingFlag) Set(text string) error { return f.SetText(text, config.Flag) }
-func (f settingFlag) Type() string          { return f.Kind() }
+func (f settingFlag) Set(text string) error {
+	// Elsewhere the last one wins, as with other programs; two places of data are
+	// meant to be both.
+	if f.Name == "data" && f.From == config.Flag && f.Text() != text {
+		return fmt.Errorf("given before, as %q: name one file or directory, such as one with both in it", f.Text())
+	}
+	return f.SetText(text, config.Flag)
+}
+
+func (f settingFlag) Type() string { return f.Kind() }
 
 // addSettings gives a command a flag for each field.
 func addSettings(cmd *cobra.Command, s *config.Settings) {

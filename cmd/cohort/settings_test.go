@@ -107,6 +107,16 @@ func TestPrintConfig(t *testing.T) {
 	if got, want := values(printed("--config", again)), values(text); !reflect.DeepEqual(got, want) {
 		t.Errorf("%q\nfrom %q", got, want)
 	}
+	tuned := filepath.Join("..", "..", "train", "testdata", "finetune")
+	text = printed("--init-from", filepath.Join(tuned, "llama"), "--data", filepath.Join(tuned, "text.txt"), "--lora", "4")
+	for _, want := range []string{"\nout = \"out/lora\" ", "\nsteps = 200 ", "# default of --init-from\n", "\nlr = 0.001 ", "# the model's\n", "\nclip = 1.0 "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if code, _, stderr := cohort("train", "lm", "--data", "a", "--data", "b"); code == 0 || !strings.Contains(stderr, `given before, as "a"`) {
+		t.Errorf("two places of data: %d %s", code, stderr)
+	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 {
 		t.Errorf("%v is left, %v", left, err)
 	}
