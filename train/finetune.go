@@ -397,7 +397,7 @@ func (r *lmRun) tunedFiles(w *checkpoint.Writer) error {
 		return w.WriteFile(configFile, config)
 	}
 	if _, err := os.Stat(r.baseDir); r.keepsBase && err != nil {
-		if err := r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep); err != nil {
+		if err := r.saveWhole(context.Background(), filepath.Join(r.cfg.Out, baseDir), r.baseStep, nil); err != nil {
 			return err
 		}
 	}
@@ -426,13 +426,19 @@ func tunedConfig(text []byte) ([]byte, error) {
 // calls it when all is done, for the weights change.
 func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 	r.lora.Merge()
+	// The text that it was trained on and the length of a sequence, for evaluations.
+	recipe, err := json.Marshal(LMConfig{Data: r.cfg.Data, Context: r.cfg.Context})
+	if err != nil {
+		return "", err
+	}
 	dir = filepath.Join(r.cfg.Out, mergedDir)
-	return checkpoint.Path(dir, r.cfg.Steps), r.saveWhole(ctx, dir, r.cfg.Steps)
+	progress := checkpoint.Progress{Task: "lm", Step: r.cfg.Steps, Seed: r.cfg.Seed, Recipe: recipe}
+	return checkpoint.Path(dir, r.cfg.Steps), r.saveWhole(ctx, dir, r.cfg.Steps, &progress)
 }
 
 // saveWhole saves the base's weights, as they are now, as a checkpoint that is
-// alone in a directory.
-func (r *lmRun) saveWhole(ctx context.Context, dir string, step int) error {
+// alone in a directory, with a progress if there is one.
+func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *checkpoint.Progress) error {
 	config, err := tunedConfig(r.companions[configFile])
 	if err != nil {
 		return err
@@ -446,6 +452,11 @@ func (r *lmRun) saveWhole(ctx context.Context, dir string, step int) error {
 				if err := w.WriteFile(name, text); err != nil {
 					return err
 				}
+			}
+		}
+		if progress != nil {
+			if err := w.WriteProgress(*progress); err != nil {
+				return err
 			}
 		}
 		return w.WriteFile(configFile, config)

@@ -351,6 +351,18 @@ func TestMergedModels(t *testing.T) {
 	if d := furthest(logitsOf(t, merged), logitsOf(t, adapted)); !(d <= 1e-6) {
 		t.Errorf("merged, the logits differ by %.1e of the largest", d)
 	}
+	// It knows its text, and how long a sequence was.
+	var losses [2]Metric
+	for i, at := range []string{c.Out, dir} {
+		r, err := Eval(t.Context(), at, EvalOptions{}, noNotice(t))
+		if err != nil || !strings.Contains(r.Model, "24 tokens at once") {
+			t.Fatalf("%s: %v, %s", at, err, r.Model)
+		}
+		losses[i] = r.Metrics[0]
+	}
+	if d := losses[0].Value - losses[1].Value; !(math.Abs(d) < 1e-5) {
+		t.Errorf("merged, the loss is %v, before %v", losses[1], losses[0])
+	}
 	for _, name := range []string{tokenizerFile, tokenizerConfigFile} {
 		for _, at := range []string{checkpoint.Path(dir, 5), checkpoint.Path(c.Out, 5)} {
 			got, err := os.ReadFile(filepath.Join(at, name))
