@@ -213,7 +213,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 // lie elsewhere than it did.
 func (r *lmRun) sameText(saved *SavedRun) error {
 	switch {
-	case saved == nil || saved.loader.Order == "" || strings.HasSuffix(saved.loader.Order, "; "+r.windows.Fingerprint()):
+	case saved == nil || saved.loader.Order == "" || saved.isOf(r.windows):
 		return nil
 	case r.was.Data != r.cfg.Data:
 		return fmt.Errorf("the text in %s is not that which %s was saved with, in %s: drop --data, or give another --out to start afresh",

@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -270,6 +271,11 @@ func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
 // changed says that the rows are others than those of a saved run. The settings
 // have been compared.
 func (r *recRun) changed(saved *SavedRun) error {
+	var was RecConfig
+	if err := saved.Recipe(&was); err == nil && was.Data != r.cfg.Data {
+		return fmt.Errorf("the rows of %s are not those which %s was saved with, of %s: drop --data, or give another --out to start afresh",
+			r.training.Name(), saved.Checkpoint.Path, cmp.Or(was.Data, "a generated table"))
+	}
 	return fmt.Errorf("the rows of %s have changed since %s was saved: put them back as they were, or give another --out to start afresh",
 		r.training.Name(), saved.Checkpoint.Path)
 }

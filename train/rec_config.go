@@ -19,7 +19,7 @@ import (
 // `cohort train rec` and the keys of its configuration file; package
 // internal/config says what the tags mean.
 type RecConfig struct {
-	Data string `json:"data" run:"fixed" usage:"CSV {file}, plain or gzip, or a directory of them; default is a generated table"`
+	Data string `json:"data" usage:"CSV {file}, plain or gzip, or a directory of them; default is a generated table"`
 	Out  string `json:"-" flag:"out" run:"here" usage:"{directory} of the run"`
 
 	Ranks      int     `json:"ranks" run:"here" usage:"{number} of ranks, a process each"`

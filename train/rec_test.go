@@ -310,6 +310,13 @@ func TestRecDoubtsAndChanges(t *testing.T) {
 	if len(l.notices) != 1 || !strings.Contains(l.notices[0], want) {
 		t.Errorf("notices %q, want %q", l.notices, want)
 	}
+	for data, want := range map[string]string{writeFile(t, "b.csv", text): "", writeFile(t, "c.csv", text+"1,c,4\n"): "are not those which"} {
+		other := c
+		other.Data = data
+		if _, err := CheckRec(t.Context(), other, flags([]string{"data"})); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("with rows elsewhere: %v, want %q", err, want)
+		}
+	}
 	if err := os.WriteFile(c.Data, []byte(text+"1,c,4\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}

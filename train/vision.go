@@ -300,6 +300,11 @@ func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 // changed says that the images are others than those of a saved run. The settings
 // have been compared.
 func (r *visionRun) changed(saved *SavedRun) error {
+	var was VisionConfig
+	if err := saved.Recipe(&was); err == nil && was.Data != r.cfg.Data {
+		return fmt.Errorf("the images of %s are not those which %s was saved with, of %s: drop --data, or give another --out to start afresh",
+			r.training.Name(), saved.Checkpoint.Path, was.Data)
+	}
 	return fmt.Errorf("the images of %s have changed (their names, labels or sizes) since %s was saved: put them back as they were, or give another --out to start afresh",
 		r.training.Name(), saved.Checkpoint.Path)
 }

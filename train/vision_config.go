@@ -19,7 +19,7 @@ import (
 // `cohort train vision` and the keys of its configuration file; package
 // internal/config says what the tags mean.
 type VisionConfig struct {
-	Data string `json:"data" run:"fixed" usage:"digits, which are part of this program, or a {directory}: of MNIST's IDX files, of CIFAR's binary files, or with a directory of JPEG and PNG images for each class"`
+	Data string `json:"data" usage:"digits, which are part of this program, or a {directory}: of MNIST's IDX files, of CIFAR's binary files, or with a directory of JPEG and PNG images for each class"`
 	Out  string `json:"-" flag:"out" run:"here" usage:"{directory} of the run"`
 
 	Ranks      int     `json:"ranks" run:"here" usage:"{number} of ranks, a process each"`

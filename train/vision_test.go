@@ -363,6 +363,18 @@ func TestVisionLabels(t *testing.T) {
 	if err := trainVision(t.Context(), c, nil, 1, newLog()); err != nil {
 		t.Fatal(err)
 	}
+	// The same images by another path, and others.
+	moved := filepath.Join(t.TempDir(), "moved")
+	if err := os.CopyFS(moved, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	for data, want := range map[string]string{moved: "", folder(t, 12): "are not those which"} {
+		other := c
+		other.Data, other.Epochs = data, 2
+		if _, err := CheckVision(t.Context(), other, flags([]string{"data", "epochs"})); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("with images elsewhere: %v, want %q", err, want)
+		}
+	}
 	// An image in place of another of the same name.
 	paths, _ := filepath.Glob(filepath.Join(dir, "red", "*.jpg"))
 	if err := os.WriteFile(paths[0], []byte("other"), 0o644); err != nil {
