@@ -95,8 +95,7 @@ func TestAdaptersKeepTheirBase(t *testing.T) {
 	c.InitFrom, c.LoRA, c.Steps = base.Out, 2, 5
 	c.Vocab, c.Width, c.Heads, c.Layers, c.Context = 0, 0, 0, 0, 0
 	given := []string{"data", "out", "init-from", "lora", "steps", "eval-every", "eval-tokens", "save-every"}
-	l, err := run(t, 1, c, given...)
-	if err != nil {
+	if _, err := run(t, 1, c, given...); err != nil {
 		t.Fatal(err)
 	}
 	want, err := Eval(t.Context(), c.Out, EvalOptions{}, noNotice(t))
@@ -124,7 +123,7 @@ func TestAdaptersKeepTheirBase(t *testing.T) {
 	if _, err := CheckLM(t.Context(), c, flags(given)); err != nil {
 		t.Error(err)
 	}
-	if l, err = run(t, 1, c, given...); err != nil || len(l.losses) != 2 {
+	if l, err := run(t, 1, c, given...); err != nil || len(l.losses) != 2 {
 		t.Errorf("the LoRA does not go on: %v, losses %v", err, l.losses)
 	}
 }
