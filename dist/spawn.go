@@ -158,6 +158,7 @@ func Main(main func(ctx context.Context, g *Group) error, opts ...Option) func(c
 			time.Sleep(consequencePause)
 		} else if err != nil {
 			g.fail(err) // the other ranks' errors tell why
+			err = g.sayOnce(ctx, err)
 		}
 		if closeErr := g.Close(); err == nil {
 			err = closeErr

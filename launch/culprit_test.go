@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -22,9 +24,15 @@ import (
 // third is at fault. What the others get is not theirs, yet they end first.
 func roleFault(arg string) int {
 	who, how, _ := strings.Cut(arg, ":")
+	if how == "same" {
+		_ = os.Setenv(string(envvar.Spawn), "1") // as of a program that has started itself
+	}
 	return ExitCode(Spawn(context.Background(), 0, dist.Main(func(ctx context.Context, g *dist.Group) error {
 		x := tensor.Zeros(8)
 		for i := range 5 {
+			if how == "same" {
+				return errors.New("row 7 is wrong")
+			}
 			if i == 2 && who == strconv.Itoa(g.Rank()) {
 				switch how {
 				case "stop":
@@ -83,5 +91,23 @@ func TestHeadline(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestSameError: an error that all ranks have is told once, by one rank and by the
+// report, which has no flight recorders then.
+func TestSameError(t *testing.T) {
+	tmp := t.TempDir()
+	a := startProcess(t, `agent:{"NumRanks":4,"FailGrace":5000000000,"Grace":1000000000}`, "LAUNCH_TEST_WORKER=fault:0:same", "TMPDIR="+tmp)
+	if code, _ := a.end(t); code != 1 {
+		t.Errorf("exit code %d", code)
+	}
+	text := a.errs.String()
+	if n := strings.Count(text, "row 7 is wrong"); n != 2 || strings.Contains(text, "recorder") ||
+		!strings.Contains(text, "    | row 7 is wrong\n  and 3 other ranks with the same error\n") {
+		t.Errorf("the error stands there %d times, want 2:\n%s", n, text)
+	}
+	if left, _ := filepath.Glob(filepath.Join(tmp, dumpPrefix+"*")); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
 	}
 }

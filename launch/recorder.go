@@ -224,8 +224,10 @@ func tellsOfRanks(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIG
 
 // finish returns the first lines of what the ranks' recorders say about a job
 // that failed (fates are how the ranks ended), where the rest is, and whom they name. Dumps from before its beginning are of
-// another. The directory of a job that did not fail goes.
-func (r *recorders) finish(failed bool, begin time.Time, fates map[int]string) (lines []string, dir string, culprits flightlog.Ranks) {
+// another. The directory of a job that did not fail goes, and that of one whose
+// ranks have all ended with the same error (alike) while none waited for another:
+// the error says it all.
+func (r *recorders) finish(failed, alike bool, begin time.Time, fates map[int]string) (lines []string, dir string, culprits flightlog.Ranks) {
 	r.views.Wait()
 	if !failed {
 		if r.ours {
@@ -245,6 +247,12 @@ func (r *recorders) finish(failed bool, begin time.Time, fates map[int]string) (
 	for rank, fate := range fates {
 		report.Tell(rank, fate)
 	}
+	if culprits = report.Culprits(); alike && len(culprits) == 0 && !report.Waits(0) {
+		if r.ours {
+			_ = os.RemoveAll(r.dir)
+		}
+		return nil, "", nil
+	}
 	lines = report.Lines()
-	return lines[:min(len(lines), maxReportLines)], r.dir, report.Culprits()
+	return lines[:min(len(lines), maxReportLines)], r.dir, culprits
 }

@@ -180,8 +180,19 @@ func (e *Error) Report(w io.Writer) {
 		}
 		f.words(&b)
 	}
+	same := e.sameAsFirst()
+	switch n := len(same); n {
+	case 0:
+	case 1:
+		b.WriteString("  and another rank with the same error\n")
+	default:
+		fmt.Fprintf(&b, "  and %d other ranks with the same error\n", n)
+	}
 	for i := 1; i < len(failed); i++ {
 		f := &failed[i]
+		if slices.Contains(same, f.Rank) {
+			continue
+		}
 		order, by, when := "then", f.Time.Sub(failed[0].Time), "later"
 		if by < 0 {
 			order, by, when = "before", -by, "earlier, for what another rank did"
@@ -218,6 +229,21 @@ func (e *Error) Report(w io.Writer) {
 	if len(e.Unkillable)+e.NumStrays > 0 {
 		fmt.Fprintf(&b, "cohort: %s\n", e.left())
 	}
+}
+
+// sameAsFirst returns the ranks that ended by themselves, in the same way and with
+// the same error as the first.
+func (e *Error) sameAsFirst() (ranks []int) {
+	if len(e.Failures) == 0 || e.Failures[0].Message == "" {
+		return nil
+	}
+	first := &e.Failures[0]
+	for i := range e.Failures[1:] {
+		if f := &e.Failures[i+1]; !f.Stopped && f.Message == first.Message && f.how() == first.how() {
+			ranks = append(ranks, f.Rank)
+		}
+	}
+	return ranks
 }
 
 // said shortens a line of the recorders that repeats one of those shown above.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/errorfile"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -175,7 +176,9 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 	}()
 	if err := main(ctx); err != nil {
 		Record(err, "")
-		fmt.Fprintf(os.Stderr, "%v\n", err)
+		if repeated := (*errorfile.Repeated)(nil); !errors.As(err, &repeated) {
+			fmt.Fprintf(os.Stderr, "%v\n", err)
+		}
 		return 1
 	}
 	return 0
