@@ -29,10 +29,13 @@ func (s stepSize) check(samples int) error {
 }
 
 func (s stepSize) String() string {
-	if s.accumulate == 1 {
-		return fmt.Sprintf("%d × %d", s.ranks, s.batch)
+	if s.uneven > 0 {
+		return fmt.Sprintf("%d among %d ranks", s.uneven, s.ranks)
 	}
-	return fmt.Sprintf("%d × %d × %d passes", s.ranks, s.batch, s.accumulate)
+	if s.accumulate == 1 {
+		return fmt.Sprintf("%d × %d = %d", s.ranks, s.batch, s.total())
+	}
+	return fmt.Sprintf("%d × %d × %d passes = %d", s.ranks, s.batch, s.accumulate, s.total())
 }
 
 // adopt makes a run that resumes on another number of ranks take as many samples
@@ -61,5 +64,8 @@ func (s *stepSize) adopt(was stepSize, given map[string]string, unit string) (co
 	if s.total() == total {
 		return ""
 	}
-	return fmt.Sprintf("ranks × %s: %v = %d a step, the checkpoint's run has %v = %d (set --batch)", unit, *s, s.total(), was, total)
+	if total < s.ranks {
+		return fmt.Sprintf("it takes %d %s a step: at most %d ranks, not %d", total, unit, total, s.ranks)
+	}
+	return fmt.Sprintf("ranks × %s: %v a step, the checkpoint's run has %v (set --batch)", unit, *s, was)
 }

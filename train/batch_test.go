@@ -33,3 +33,26 @@ func TestStepSizeAdopts(t *testing.T) {
 		}
 	}
 }
+
+// TestStepSizeSays: what is in the way is said with sums that are right.
+func TestStepSizeSays(t *testing.T) {
+	for _, c := range []struct {
+		was, now stepSize
+		given    map[string]string
+		want     stepSize
+		conflict string
+	}{
+		{stepSize{2, 4, 1, 0}, stepSize{4, 4, 1, 0}, nil, stepSize{4, 2, 1, 0}, ""},
+		{stepSize{2, 4, 1, 0}, stepSize{3, 4, 1, 0}, nil, stepSize{3, 3, 1, 8}, ""},
+		{stepSize{2, 2, 2, 0}, stepSize{8, 2, 2, 0}, nil, stepSize{8, 1, 1, 0}, ""},
+		{stepSize{2, 2, 2, 0}, stepSize{5, 2, 2, 0}, nil, stepSize{5, 2, 1, 8}, ""},
+		{stepSize{5, 2, 1, 8}, stepSize{9, 2, 1, 0}, nil, stepSize{9, 2, 1, 0}, "it takes 8 sequences a step: at most 8 ranks, not 9"},
+		{stepSize{5, 2, 1, 8}, stepSize{2, 3, 1, 0}, map[string]string{"batch": "flag"}, stepSize{2, 3, 1, 0},
+			"ranks × sequences: 2 × 3 = 6 a step, the checkpoint's run has 8 among 5 ranks (set --batch)"},
+	} {
+		got := c.now
+		if conflict := got.adopt(c.was, c.given, "sequences"); conflict != c.conflict || got != c.want {
+			t.Errorf("%v after %v: %+v, %q, want %+v, %q", c.now, c.was, got, conflict, c.want, c.conflict)
+		}
+	}
+}

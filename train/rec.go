@@ -252,7 +252,11 @@ func isSmall(path string) bool {
 
 // load reads the rows, or generates them, and looks whether they can be trained on.
 func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
-	if r.training, r.validation, err = r.cfg.open(ctx); err != nil {
+	r.training, r.validation, err = r.cfg.open(ctx)
+	if row := (*table.RowError)(nil); errors.As(err, &row) && row.Field == r.cfg.Label && r.cfg.Positive == 0 {
+		return fmt.Errorf("train rec: %w (--positive VALUE says from which value on a label counts as 1)", err)
+	}
+	if err != nil {
 		return fmt.Errorf("train rec: %w", err)
 	}
 	r.labels = r.validation.Labels()

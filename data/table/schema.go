@@ -113,6 +113,11 @@ func Infer(path string, f Format, label string, buckets int) (s Schema, doubts [
 	if i := slices.IndexFunc(names, func(name string) bool { _, problem := parseNumber([]byte(name)); return problem == "" }); i >= 0 && !f.NoHeader {
 		doubts = append(doubts, fmt.Sprintf("the first line of %s names a column %q: is it a row, of a file without a header?", files.text.path, names[i]))
 	}
+	for i, name := range names {
+		if slices.Contains(names[:i], name) {
+			return Schema{}, nil, &RowError{Path: files.text.path, Line: 1, Detail: fmt.Sprintf("there are several columns %q", name)}
+		}
+	}
 	s = Schema{Label: label, Buckets: buckets}
 	switch {
 	case label == "" && slices.Contains(names, "label"):
