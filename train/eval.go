@@ -4,9 +4,12 @@ package train
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/data"
 )
 
 // EvalOptions say on what a model is evaluated.
@@ -36,13 +39,15 @@ type EvalResult struct {
 	Samples int    // that the figures are of, in Unit
 	Unit    string // "tokens"
 	Metrics Metrics
+
+	notes []string // for people who compare the figures with those of training
 }
 
 // Eval opens the model in dir (the newest good checkpoint of a run, one
 // checkpoint's own directory, or a folder of a language model that Hugging
 // Face's tools wrote) and evaluates it. What kind of model it is, the
 // checkpoint says. It calls notice for each newer checkpoint that is damaged and
-// was passed over.
+// was passed over, and where data or an adapter's base are no more those of training.
 func Eval(ctx context.Context, dir string, o EvalOptions, notice func(text string)) (EvalResult, error) {
 	if o.Batch < 0 || o.Tokens < 0 || o.Context < 0 {
 		return EvalResult{}, fmt.Errorf("eval: batches of %d, %d tokens, %d at once: none may be negative", o.Batch, o.Tokens, o.Context)
@@ -69,11 +74,25 @@ func Eval(ctx context.Context, dir string, o EvalOptions, notice func(text strin
 	if err != nil {
 		return EvalResult{}, fmt.Errorf("eval: %w", err)
 	}
+	for _, text := range result.notes {
+		notice(text)
+	}
 	result.Task, result.Path = task, at.path
 	if at.checkpoint != nil {
 		result.Step = at.checkpoint.Step
 	}
 	return result, nil
+}
+
+// changed notes where the data that a checkpoint was trained on are others now.
+func (r *EvalResult) changed(ck *checkpoint.Checkpoint, fingerprint string) {
+	var from data.LoaderState
+	if p, err := ck.ReadProgress(); err != nil || json.Unmarshal(p.Loader, &from) != nil || from.Order == "" {
+		return
+	}
+	if !strings.Contains(from.Order, fingerprint) {
+		r.notes = append(r.notes, fmt.Sprintf("the data have changed since %s was saved: what is held out now may have been trained on", ck.Path))
+	}
 }
 
 // task returns what kind of model lies in a place, as the recipes are called.

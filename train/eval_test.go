@@ -100,7 +100,7 @@ func TestEvalOfRuns(t *testing.T) {
 		{c.Out, EvalOptions{Data: filepath.Join(t.TempDir(), "no")}, "no"},
 		{c.Out, EvalOptions{Context: 17}, "--context is 17"},
 		{c.Out, EvalOptions{Batch: -1}, "negative"},
-		{c.Out, EvalOptions{Tokens: 3}, "less text than one sequence"},
+		{c.Out, EvalOptions{Tokens: 3}, "--tokens is 3, less than one sequence of 16"},
 		{tuned("gpt2"), EvalOptions{}, "does not say what it was trained on"},
 		{tuned("gpt2-full"), EvalOptions{}, "neither the directory of a run"},
 		{filepath.Join("..", "models", "testdata", "golden", "bert"), EvalOptions{Data: small}, "tokenizer"},
@@ -125,5 +125,52 @@ func TestEvalOfOtherTasks(t *testing.T) {
 	}
 	if _, _, err := LoadLM(t.Context(), dir, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
 		t.Errorf("as a language model: %v", err)
+	}
+}
+
+// TestEvalNotesChanges: figures of another text or another base than those of
+// training come with a note.
+func TestEvalNotesChanges(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(tuned("gpt2"))); err != nil {
+		t.Fatal(err)
+	}
+	c := tiny(t, writeText(t, 40_000))
+	c.InitFrom, c.LoRA, c.Steps, c.SampleTokens = dir, 2, 1, 0
+	c.Vocab, c.Width, c.Heads, c.Layers = 0, 0, 0, 0
+	if _, err := run(t, 1, c, "context", "out", "steps"); err != nil {
+		t.Fatal(err)
+	}
+	notes := func() (all []string) {
+		t.Helper()
+		if _, err := Eval(t.Context(), c.Out, EvalOptions{Tokens: 64}, func(text string) { all = append(all, text) }); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	if got := notes(); len(got) != 0 {
+		t.Errorf("nothing has changed, but %q", got)
+	}
+	weights := filepath.Join(dir, checkpoint.ModelFile)
+	text, err := os.ReadFile(weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text[len(text)-4] ^= 1
+	if err := os.WriteFile(weights, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(c.Data, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(strings.Repeat("and more\n", 100)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := notes(); len(got) != 2 || !strings.Contains(got[0], "was trained beside") || !strings.Contains(got[1], "the data have changed since") {
+		t.Errorf("the notes are %q", got)
 	}
 }

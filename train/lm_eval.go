@@ -29,11 +29,20 @@ const (
 
 // evalLM computes how well a language model foretells a text.
 func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
+	run, err := at.recipeLM()
+	if err != nil {
+		return EvalResult{}, err
+	}
+	var result EvalResult
+	if err := result.baseChanged(at, run); err != nil {
+		return EvalResult{}, err
+	}
 	m, tok, err := at.loadLM()
 	if err != nil {
 		return EvalResult{}, err
 	}
-	if err := o.fillLM(at, m); err != nil {
+	own := run != nil && (o.Data == "" || o.Data == run.Data)
+	if err := o.fillLM(at, run, m); err != nil {
 		return EvalResult{}, err
 	}
 	var sum scored
@@ -42,7 +51,10 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 	if data.IsShards(o.Data) {
 		name, err = sum.addShards(ctx, m, tok, at.path, o)
 	} else {
-		texts, name, err = evalTexts(ctx, o)
+		var training *data.Text
+		if texts, training, name, err = evalTexts(ctx, o); own && training != nil {
+			result.changed(at.checkpoint, "text="+training.Fingerprint()+" ")
+		}
 	}
 	if err != nil {
 		return EvalResult{}, err
@@ -52,11 +64,14 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 			return EvalResult{}, err
 		}
 	}
-	if sum.tokens == 0 {
+	if sum.tokens == 0 && o.Tokens > 0 && o.Tokens < o.Context {
+		return EvalResult{}, fmt.Errorf("--tokens is %d, less than one sequence of %d tokens: give more, or a shorter --context", o.Tokens, o.Context)
+	} else if sum.tokens == 0 {
 		return EvalResult{}, fmt.Errorf("%s has less text than one sequence of %d tokens: give more, or a shorter --context", name, o.Context)
 	}
 	loss := sum.nats / float64(sum.tokens)
 	return EvalResult{
+		notes: result.notes,
 		Model: fmt.Sprintf("%s, %d parameters, %d tokens at once", map[string]string{"gpt2": "GPT", "llama": "Llama"}[kindOf(m)], nn.NumParams(m), o.Context),
 		Data:  name, Samples: sum.tokens, Unit: "tokens",
 		Metrics: Metrics{
@@ -67,26 +82,57 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 	}, nil
 }
 
+// recipeLM returns the settings of the run that a checkpoint is of, nil where
+// it is of none.
+func (at place) recipeLM() (*LMConfig, error) {
+	if at.checkpoint == nil || !at.checkpoint.Has(checkpoint.ProgressFile) {
+		return nil, nil
+	}
+	p, err := at.checkpoint.ReadProgress()
+	if err != nil {
+		return nil, err
+	}
+	var run LMConfig
+	if err := json.Unmarshal(p.Recipe, &run); err != nil {
+		return nil, fmt.Errorf("the recipe in %s: %w", at.path, err)
+	}
+	return &run, nil
+}
+
+// baseChanged notes that the model beside which an adapter was trained is another
+// now.
+func (r *EvalResult) baseChanged(at place, run *LMConfig) error {
+	if run == nil || run.LoRA == 0 || run.Base == "" {
+		return nil
+	}
+	folder, err := modelFolder(at.path)
+	if err != nil {
+		return err
+	}
+	base, err := models.LoadCausalLM(folder)
+	if err != nil {
+		return fmt.Errorf("the base of the adapter in %s: %w", at.path, err)
+	}
+	sum, err := checksum(base)
+	if err == nil && sum != run.Base {
+		r.notes = append(r.notes, fmt.Sprintf("the model in %s is not the one that %s was trained beside (its weights have the checksum %s, they had %s)", folder, at.path, sum, run.Base))
+	}
+	return err
+}
+
 // fillLM puts what the run says, or else what suits the model, where nothing was
 // given.
-func (o *EvalOptions) fillLM(at place, m models.CausalLM) error {
+func (o *EvalOptions) fillLM(at place, run *LMConfig, m models.CausalLM) error {
 	context := min(textContext, m.Context())
-	if at.checkpoint != nil && at.checkpoint.Has(checkpoint.ProgressFile) {
-		p, err := at.checkpoint.ReadProgress()
-		if err != nil {
-			return err
-		}
-		var run LMConfig
-		if err := json.Unmarshal(p.Recipe, &run); err != nil {
-			return fmt.Errorf("the recipe in %s: %w", at.path, err)
-		}
+	switch {
+	case run != nil:
 		if run.Context > 0 {
 			context = min(run.Context, m.Context())
 		}
 		if o.Data == "" {
 			o.Data = run.Data // "" is the standard library's source still
 		}
-	} else if o.Data == "" {
+	case o.Data == "":
 		return fmt.Errorf("%s does not say what it was trained on: name a text by --data", at.path)
 	}
 	if o.Context == 0 {
@@ -101,29 +147,30 @@ func (o *EvalOptions) fillLM(at place, m models.CausalLM) error {
 	return nil
 }
 
-// evalTexts opens what is evaluated on, and says what it is.
-func evalTexts(ctx context.Context, o EvalOptions) (texts []*data.Text, name string, err error) {
+// evalTexts opens what is evaluated on, and says what it is. training
+// is what a run would be trained on, nil where the text was not parted.
+func evalTexts(ctx context.Context, o EvalOptions) (texts []*data.Text, training *data.Text, name string, err error) {
 	if info, err := os.Stat(o.Data); o.All && err == nil && info.Mode().IsRegular() && info.Size() <= smallText {
 		text, err := os.ReadFile(o.Data)
 		if err != nil {
-			return nil, "", err
+			return nil, nil, "", err
 		}
 		if len(text) == 0 || !utf8.Valid(text) {
-			return nil, "", fmt.Errorf("%s is empty or no UTF-8 text", o.Data)
+			return nil, nil, "", fmt.Errorf("%s is empty or no UTF-8 text", o.Data)
 		}
-		return []*data.Text{data.NewText(o.Data, text)}, o.Data + ", all of it", nil
+		return []*data.Text{data.NewText(o.Data, text)}, nil, o.Data + ", all of it", nil
 	}
 	corpus, err := data.OpenCorpus(ctx, o.Data)
 	if small := (*data.SourceError)(nil); errors.As(err, &small) && small.Problem == data.TooSmall && !o.All {
 		small.Advice = "it is too small to hold a part out: take all of it (--all), or give --data more text"
 	}
 	if err != nil {
-		return nil, "", err
+		return nil, nil, "", err
 	}
 	if o.All {
-		return []*data.Text{corpus.Train, corpus.Validation}, corpus.Name + ", all of it", nil
+		return []*data.Text{corpus.Train, corpus.Validation}, corpus.Train, corpus.Name + ", all of it", nil
 	}
-	return []*data.Text{corpus.Validation}, corpus.Name + ", the part that training holds out", nil
+	return []*data.Text{corpus.Validation}, corpus.Train, corpus.Name + ", the part that training holds out", nil
 }
 
 // scored is what a model made of texts.

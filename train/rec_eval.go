@@ -29,7 +29,8 @@ func (at place) evalRec(ctx context.Context, o EvalOptions) (EvalResult, error) 
 	if err := json.Unmarshal(p.Recipe, &run); err != nil {
 		return EvalResult{}, fmt.Errorf("the recipe in %s: %w", at.path, err)
 	}
-	if o.Data != "" {
+	own := o.Data == "" || o.Data == run.Data
+	if !own {
 		run.Data = o.Data
 	}
 	rows, err := run.read(ctx, r.Config.Schema)
@@ -57,6 +58,9 @@ func (at place) evalRec(ctx context.Context, o EvalOptions) (EvalResult, error) 
 		return EvalResult{}, fmt.Errorf("the %d rows of %s have labels of one kind, or scores that are no numbers: there is nothing to compare", len(labels), rows.Name)
 	}
 	result := EvalResult{Model: r.String(), Data: rows.Name + ", " + which, Samples: part.Len(), Unit: "rows", Metrics: metrics}
+	if training, _, err := rows.Split(run.Validation); own && err == nil {
+		result.changed(at.checkpoint, training.Fingerprint())
+	}
 	if truth, ok := part.Truth(); ok {
 		result.Data += fmt.Sprintf(" (the truth has %s)", recMetrics(truth, labels))
 	}

@@ -4,6 +4,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -14,6 +15,9 @@ import (
 
 // evalVision classifies the test images of a data set, or all of them.
 func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (EvalResult, error) {
+	if o.Tokens > 0 || o.Context > 0 {
+		return EvalResult{}, errors.New("--tokens and --context are about text: a classifier sees images")
+	}
 	m, err := OpenClassifier(ck)
 	if err != nil {
 		return EvalResult{}, err
@@ -26,7 +30,8 @@ func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (
 	if err := s.Recipe(&recipe); err != nil {
 		return EvalResult{}, err
 	}
-	if o.Data == "" {
+	own := o.Data == "" || o.Data == recipe.Data
+	if own {
 		o.Data = recipe.Data
 	}
 	if o.Batch == 0 {
@@ -60,6 +65,9 @@ func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (
 	}
 	if all.skipped > 0 {
 		result.Data += fmt.Sprintf(" but %d that cannot be read", all.skipped)
+	}
+	if own {
+		result.changed(ck, training.Fingerprint())
 	}
 	result.Metrics, err = all.metrics()
 	return result, err
