@@ -235,7 +235,7 @@ func (m *meeting) readEnvironment() (err error) {
 		m.me.Encrypt = m.encrypt.String()
 		return nil
 	}
-	if m.me.Transport, err = envvar.Transport.OneOf("auto", "shm", "unix", "tcp", "tls"); err != nil {
+	if m.me.Transport, err = envvar.Transport.OneOf(envvar.Transports()...); err != nil {
 		return err
 	}
 	if m.encrypt, err = transport.EncryptFromEnv(); err != nil {

@@ -14,11 +14,9 @@ import (
 // otherwise.
 const DefaultSilence = 3 * time.Second
 
-// Silence limits are from minSilence to maxSilence: below, the system's whims
-// would be taken for silence.
 const (
-	minSilence = 100 * time.Millisecond
-	maxSilence = 24 * time.Hour
+	minSilence = envvar.MinSilence
+	maxSilence = envvar.MaxSilence
 )
 
 // WithSilence sets for how long nothing may be heard of a rank before the

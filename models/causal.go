@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
@@ -96,7 +97,7 @@ func loadCausal(dir string) (CausalLM, error) {
 	}
 	m, ok := p.(CausalLM)
 	if !ok {
-		return nil, fmt.Errorf("models: %s holds a %T, which does not name the next token: a GPT-2 or a Llama does", dir, p)
+		return nil, fmt.Errorf("models: %s holds a %s, which does not name the next token: a GPT-2 or a Llama does", dir, strings.TrimPrefix(fmt.Sprintf("%T", p), "*models."))
 	}
 	return m, nil
 }

@@ -104,6 +104,9 @@ func OpenClassifier(ck *checkpoint.Checkpoint) (*Classifier, error) {
 	fail := func(err error) (*Classifier, error) {
 		return nil, fmt.Errorf("load a classifier from %s: %w", ck.Path, err)
 	}
+	if err := wantTask(ck, "vision"); err != nil {
+		return fail(err)
+	}
 	var c ClassifierConfig
 	if err := ck.ReadJSON(configFile, &c); err != nil {
 		return fail(err)

@@ -97,6 +97,9 @@ func (r *EvalResult) changed(ck *checkpoint.Checkpoint, fingerprint string) {
 
 // task returns what kind of model lies in a place, as the recipes are called.
 func (at place) task() (string, error) {
+	if ck := at.checkpoint; ck != nil && !ck.Has(checkpoint.ProgressFile) && !ck.Has(configFile) && !ck.Has(adapterConfigFile) {
+		return "", fmt.Errorf("%s is a checkpoint of a program with a loop of its own (it has neither %s nor %s): that program can open it", at.path, checkpoint.ProgressFile, configFile)
+	}
 	if at.checkpoint == nil || !at.checkpoint.Has(checkpoint.ProgressFile) {
 		return "lm", nil // a folder with a config.json, which says more
 	}
@@ -108,4 +111,19 @@ func (at place) task() (string, error) {
 		return "lm", nil // there was nothing else
 	}
 	return p.Task, nil
+}
+
+// wantTask reports a checkpoint of another recipe. One that does not say what it
+// is may be any.
+func wantTask(ck *checkpoint.Checkpoint, task string) error {
+	if !ck.Has(checkpoint.ProgressFile) {
+		return nil
+	}
+	if got, err := (place{ck.Path, ck}).task(); err != nil || got != task {
+		if err == nil {
+			err = fmt.Errorf("it is a checkpoint of the task %q, not %q", got, task)
+		}
+		return err
+	}
+	return nil
 }

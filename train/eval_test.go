@@ -126,6 +126,16 @@ func TestEvalOfOtherTasks(t *testing.T) {
 	if _, _, err := LoadLM(t.Context(), dir, noNotice(t)); err == nil || !strings.Contains(err.Error(), `"protein"`) {
 		t.Errorf("as a language model: %v", err)
 	}
+	ck, _, err := checkpoint.Latest(t.Context(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenClassifier(ck); err == nil || !strings.Contains(err.Error(), `the task "protein", not "vision"`) {
+		t.Errorf("as a classifier: %v", err)
+	}
+	if _, err := OpenRecommender(ck); err == nil || !strings.Contains(err.Error(), `the task "protein", not "rec"`) {
+		t.Errorf("as a recommender: %v", err)
+	}
 }
 
 // TestEvalNotesChanges: figures of another text or another base than those of

@@ -206,7 +206,7 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 	}
 	m, ok := p.(models.CausalLM)
 	if !ok {
-		return fail(fmt.Errorf("%s holds a %T, which does not name the next token: a GPT-2 or a Llama does", folder, p))
+		return fail(fmt.Errorf("%s holds a %s, which does not name the next token: a GPT-2 or a Llama does", folder, strings.TrimPrefix(fmt.Sprintf("%T", p), "*models.")))
 	}
 	if err := fits(tok, m); err != nil {
 		return fail(fmt.Errorf("%s: %w", at.path, err))

@@ -85,6 +85,9 @@ func OpenRecommender(ck *checkpoint.Checkpoint) (*Recommender, error) {
 	fail := func(err error) (*Recommender, error) {
 		return nil, fmt.Errorf("load a recommender from %s: %w", ck.Path, err)
 	}
+	if err := wantTask(ck, "rec"); err != nil {
+		return fail(err)
+	}
 	text, err := ck.ReadFile(configFile, 16<<20)
 	if err != nil {
 		return fail(err)

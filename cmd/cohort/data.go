@@ -95,6 +95,12 @@ func checkRun(ctx context.Context, dir string, stderr io.Writer) (*data.OrderRep
 	case err != nil:
 		return nil, err
 	}
+	if !ck.Has(checkpoint.ProgressFile) {
+		if _, err := os.Stat(logs); errors.Is(err, os.ErrNotExist) {
+			return nil, fmt.Errorf("%s is of a program with a loop of its own (it has no %s): it has kept no log of its samples in %s", ck.Path, checkpoint.ProgressFile, logs)
+		}
+		return data.CheckOrder(logs, data.CheckOptions{})
+	}
 	progress, err := ck.ReadProgress()
 	if err != nil {
 		return nil, err

@@ -24,9 +24,10 @@ calls that differ between ranks, and who is slow. The first line names the ranks
 that are waited for.
 
 The dumps are written when a group fails, into the directory that the report of
-cohort run names (in TMPDIR, where a later job removes them after a week), or that COHORT_RECORDER_DIR names to ranks that are started by
-hand. A running job under cohort run writes and prints them when the launcher
-gets SIGUSR1; a hang shows itself so without ending it.`,
+cohort run names (in TMPDIR, where a later job removes them after a week), or
+that COHORT_RECORDER_DIR names to ranks that are started by hand. A running job
+under cohort run writes and prints them when the launcher gets SIGUSR1; a hang
+shows itself so without ending it.`,
 		Example: `  cohort recorder out/flight
   cohort recorder --json node0/rank-0.json node1/rank-1.json`,
 		Args: func(_ *cobra.Command, args []string) error {

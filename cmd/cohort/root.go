@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -32,9 +33,18 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			if _, err := envvar.NumThreads.IntOr(1, 1, math.MaxInt32); err != nil {
 				return usageError{err}
 			}
+			// Every rank would say it.
+			if _, err := envvar.Transport.OneOf(envvar.Transports()...); err != nil {
+				return usageError{err}
+			}
+			if _, err := envvar.Silence.DurationOr(0, envvar.MinSilence, envvar.MaxSilence); err != nil {
+				return usageError{err}
+			}
 			return nil
 		},
 	}
+	root.Version = version(debug.ReadBuildInfo())
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(flagError)
@@ -49,16 +59,27 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newTokenCommand(),
 		newTokenizeCommand(),
 		newRecorderCommand(),
+		newVersionCommand(),
 	)
 	return root
 }
 
 // noArgs refuses arguments of a command that has none.
 func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usageError{fmt.Errorf("%s takes no argument, got %q", cmd.CommandPath(), args[0])}
+	if len(args) == 0 {
+		return nil
 	}
-	return nil
+	hint := ""
+	if args[0] == "true" || args[0] == "false" {
+		cmd.Flags().Visit(func(f *pflag.Flag) {
+			if f.Value.Type() == "bool" {
+				hint = fmt.Sprintf(": did you mean --%s=%s?", f.Name, args[0])
+			}
+		})
+	} else if cmd.Flags().Lookup("from") != nil && !cmd.Flags().Changed("from") {
+		hint = fmt.Sprintf(": did you mean --from %s?", args[0])
+	}
+	return usageError{fmt.Errorf("%s takes no argument, got %q%s", cmd.CommandPath(), args[0], hint)}
 }
 
 // flagError makes an error of the flag parser a usage error, and adds the

@@ -259,7 +259,7 @@ func newTokenizeDecodeCommand() *cobra.Command {
 	var first int64
 	num := int64(200)
 	cmd := &cobra.Command{
-		Use:   "decode --tokenizer FILE",
+		Use:   "decode --tokenizer FILE | --data DIR",
 		Short: "Decode ids from standard input, or a part of token shards, to text",
 		Example: `  echo '15496 11 995 0' | cohort tokenize decode --tokenizer gpt2
   cohort tokenize decode --data tokens --first 1000 --tokens 50`,

@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 )
@@ -26,7 +27,7 @@ func (s *Settings) Adopt(saved any, from string) (conflicts []string) {
 			f.value.Set(was)
 			f.From, f.adopted = from, true
 		case f.run == fixed && !same:
-			conflicts = append(conflicts, fmt.Sprintf("--%s is %s, the checkpoint's %s", f.Name, f.Text(), old.fields[i].Text()))
+			conflicts = append(conflicts, fmt.Sprintf("--%s is %s, the checkpoint's %s", f.Name, cmp.Or(f.Text(), `""`), cmp.Or(old.fields[i].Text(), `""`)))
 		}
 	}
 	return conflicts

@@ -186,3 +186,17 @@ func TestStructsThatAreNoSettings(t *testing.T) {
 		}()
 	}
 }
+
+// TestAdoptNothing: a setting that the checkpoint's run had not is named as such.
+func TestAdoptNothing(t *testing.T) {
+	type only struct {
+		From string `json:"from" run:"fixed" usage:"where it begins"`
+	}
+	s := New(&only{})
+	if err := s.Field("from").SetText("out/i", Flag); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := s.Adopt(&only{}, "x"), []string{`--from is out/i, the checkpoint's ""`}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

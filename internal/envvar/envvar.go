@@ -71,6 +71,16 @@ const (
 	Notice      Var = "COHORT_NOTICE"
 )
 
+// Silence is from MinSilence to MaxSilence: below, the system's whims would be
+// taken for silence.
+const (
+	MinSilence = 100 * time.Millisecond
+	MaxSilence = 24 * time.Hour
+)
+
+// Transports are the values of Transport, the default first.
+func Transports() []string { return []string{"auto", "shm", "unix", "tcp", "tls"} }
+
 // declaration is what is known of a variable besides its name.
 type declaration struct {
 	name    Var

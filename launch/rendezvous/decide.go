@@ -275,7 +275,7 @@ func (d *decider) gather(now time.Time, n *State) (changed bool) {
 			d.short = now
 		}
 		if now.Sub(d.short) > d.set.Timing.Join {
-			return shut(n, false, fmt.Sprintf("%d of at least %d nodes came within %v (%s)%s", len(n.Members), n.Min, d.set.Timing.Join, names(n.Members), after(n.Ending)))
+			return shut(n, false, fmt.Sprintf("%d of at least %d nodes came within %v (%s)%s", len(n.Members), n.Min, d.set.Timing.Join, names(n.Members), forgotten(n.Members)+after(n.Ending)))
 		}
 		return changed
 	}
@@ -446,4 +446,13 @@ func after(e *Ending) string {
 		return ""
 	}
 	return "; before that, " + e.Text
+}
+
+// forgotten asks about --node-rank where only nodes came that are node 0: with that
+// of the others forgotten, each of them waits in a store of its own.
+func forgotten(nodes []Node) string {
+	if len(nodes) == 0 || slices.ContainsFunc(nodes, func(n Node) bool { return n.Rank != 0 }) {
+		return ""
+	}
+	return "; was --node-rank forgotten on the others?"
 }

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+)
+
+// TestMistakes: a command that is nearly right is told what is meant, once,
+// before anything starts.
+func TestMistakes(t *testing.T) {
+	own := filepath.Join(t.TempDir(), "own") // what a program with a loop of its own leaves
+	err := checkpoint.Save(t.Context(), own, 3, func(w *checkpoint.Writer) error { return w.WriteFile("weights", []byte("x")) }, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args, env, want string
+		code            int
+	}{
+		{"eval out/n", "", `got "out/n": did you mean --from out/n?`, exitUsage},
+		{"generate out/n", "", "did you mean --from out/n?", exitUsage},
+		{"eval --from a out/n", "", `takes no argument, got "out/n"`, exitUsage},
+		{"train vision --best false", "", "did you mean --best=false?", exitUsage},
+		{"train rec", "COHORT_TRANSPORT=foo", `COHORT_TRANSPORT is "foo"`, exitUsage},
+		{"train rec", "COHORT_SILENCE=abc", `COHORT_SILENCE is "abc"`, exitUsage},
+		{"eval --from " + own, "", "of a program with a loop of its own", exitFailed},
+		{"generate --from " + own, "", "of a program with a loop of its own", exitFailed},
+		{"data check " + own, "", "of a program with a loop of its own", exitFailed},
+	} {
+		t.Run(c.args+c.env, func(t *testing.T) {
+			if name, value, ok := strings.Cut(c.env, "="); ok {
+				t.Setenv(name, value)
+			}
+			var out, errs strings.Builder
+			if code := run(strings.Fields(c.args), &out, &errs); code != c.code || !strings.Contains(errs.String(), c.want) || strings.Count(errs.String(), "\n") != 1 {
+				t.Errorf("code %d, want %d with %q\n%s", code, c.code, c.want, errs.String())
+			}
+		})
+	}
+}
+
+func TestVersion(t *testing.T) {
+	info := &debug.BuildInfo{Settings: []debug.BuildSetting{
+		{Key: "vcs.revision", Value: "0123456789abcdef"}, {Key: "vcs.time", Value: "2026-01-02T03:04:05Z"}, {Key: "vcs.modified", Value: "true"},
+	}}
+	info.Main.Version = "v1.2.3"
+	if got, want := version(info, true), "cohort v1.2.3 (0123456789ab of 2026-01-02T03:04:05Z, changed since), go"; !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want it to begin with %q", got, want)
+	}
+	if got := version(nil, false); !strings.HasPrefix(got, "cohort, go") {
+		t.Errorf("without a note of the build: %q", got)
+	}
+	for _, args := range []string{"version", "--version"} {
+		var out, errs strings.Builder
+		if code := run([]string{args}, &out, &errs); code != 0 || !strings.HasPrefix(out.String(), "cohort") || strings.Count(out.String(), "\n") != 1 {
+			t.Errorf("cohort %s: code %d, %q, %q", args, code, out.String(), errs.String())
+		}
+	}
+}
