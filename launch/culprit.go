@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/cohort-ml/cohort/dist/flightlog"
 )
@@ -18,8 +19,11 @@ type Suspect struct {
 	How string
 }
 
-// suspects returns the ranks that the recorders name, where they are clear.
+// suspects returns the ranks that the recorders name, where they are clear. A rank
+// that ended when it was asked to is none if another was struck down before: the
+// others then wait for it in what they do after that.
 func (a *agent) suspects(culprits flightlog.Ranks, failures []Failure) (out []Suspect) {
+	struck := slices.ContainsFunc(failures, Failure.struck)
 	for _, span := range culprits {
 		first, last := max(a.rank(0), span.First), min(a.rank(len(a.workers)-1), span.Last)
 		for rank := first; rank <= last; rank++ {
@@ -29,6 +33,9 @@ func (a *agent) suspects(culprits flightlog.Ranks, failures []Failure) (out []Su
 			}
 			s := Suspect{Rank: rank, PID: w.proc.Pid, How: "ended with code 0 before the others"}
 			if i := slices.IndexFunc(failures, func(f Failure) bool { return f.Rank == rank }); i >= 0 {
+				if f := &failures[i]; struck && f.Stopped && !f.Suspended {
+					continue
+				}
 				s.How = failures[i].fault()
 			}
 			out = append(out, s)
@@ -52,6 +59,16 @@ func (a *agent) fates(failures []Failure) map[int]string {
 		}
 	}
 	return out
+}
+
+// struck reports whether the rank ended by what never follows from another rank's
+// failure: a kill from outside, or a crash in the processor's eyes.
+func (f Failure) struck() bool {
+	switch f.Signal {
+	case syscall.SIGKILL, syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE:
+		return !f.Stopped
+	}
+	return false
 }
 
 // fault says what is known of a rank that the others waited for.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -109,5 +111,28 @@ func TestSameError(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(filepath.Join(tmp, dumpPrefix+"*")); len(left) > 0 {
 		t.Errorf("left behind: %q", left)
+	}
+}
+
+// TestStruckRankIsTheCause: who was asked to end because a rank was killed is not
+// the cause, although a third waited for it in what they did without the dead one.
+func TestStruckRankIsTheCause(t *testing.T) {
+	for _, tc := range []struct {
+		first Failure
+		want  []int
+	}{
+		{Failure{Rank: 2, Signal: syscall.SIGKILL}, nil},
+		{Failure{Rank: 2, Signal: syscall.SIGABRT}, []int{0}}, // as by a watchdog that waited for rank 0
+		{Failure{Rank: 2, Code: 1}, []int{0}},
+	} {
+		a := &agent{workers: []*worker{{proc: &os.Process{}}, {proc: &os.Process{}}, {proc: &os.Process{}}}}
+		got := a.suspects(flightlog.Ranks{{First: 0, Last: 0}}, []Failure{tc.first, {Rank: 0, Code: 1, Stopped: true}, {Rank: 1, Code: 1, Stopped: true}})
+		var ranks []int
+		for _, s := range got {
+			ranks = append(ranks, s.Rank)
+		}
+		if !slices.Equal(ranks, tc.want) {
+			t.Errorf("after %s the suspects are %v, want %v", tc.first.how(), ranks, tc.want)
+		}
 	}
 }
