@@ -53,7 +53,7 @@ func NewShardWindows(s *Shards, length int) (*ShardWindows, error) {
 func fewTokens(s *Shards, what string, t *Tokens, length int) error {
 	return &SourceError{
 		Path: s.Dir, Problem: TooSmall, Detail: fmt.Sprintf("%d tokens %s; a window needs %d", t.Len(), what, length+1),
-		Advice: "encode more text, or use shorter windows",
+		Advice: "encode more text, or use shorter windows (--context)",
 	}
 }
 

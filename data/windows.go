@@ -82,7 +82,7 @@ func NewWindows(text *Text, tok *tokenizer.Tokenizer, length int) (*Windows, err
 func tooShort(text *Text, length int, window int64) error {
 	return &SourceError{
 		Path: text.name(), Problem: TooSmall, Detail: fmt.Sprintf("%d bytes; a window of %d tokens is about %d", text.Size(), length, window),
-		Advice: "give --data more text, or use shorter windows",
+		Advice: "give --data more text, or use shorter windows (--context)",
 	}
 }
 

@@ -58,8 +58,14 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 			return nil, err
 		}
 	} else if r.cfg.Data != "" {
-		if _, err := data.OpenCorpus(ctx, r.cfg.Data); err != nil {
+		corpus, err := data.OpenCorpus(ctx, r.cfg.Data)
+		if err != nil {
 			return nil, fmt.Errorf("train lm: %w", err)
+		}
+		// A token has a byte at least.
+		if n := corpus.Validation.Size(); n < int64(r.cfg.Context) {
+			return nil, fmt.Errorf("train lm: --context is %d tokens, but of %s no more than %d bytes are held out to validate on: give --data more text, or a shorter --context",
+				r.cfg.Context, r.cfg.Data, n)
 		}
 	}
 	return r.config(), nil

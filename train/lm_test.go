@@ -492,7 +492,7 @@ func TestCheckLM(t *testing.T) {
 		{"warmup", func(c *LMConfig) { c.Warmup = math.NaN() }, []string{"--warmup is NaN, want a share"}},
 		{"lr floor", func(c *LMConfig) { c.LRFloor = -5 }, []string{"--lr-floor is -5, want a share"}},
 		{"no clipping", func(c *LMConfig) { c.Clip = 0 }, nil},
-		{"long", func(c *LMConfig) { c.Context, c.EvalTokens = 100_000, 65_536 }, nil},
+		{"long", func(c *LMConfig) { c.Context, c.EvalTokens = 100_000, 65_536 }, []string{good, "--context is 100000 tokens"}},
 		{"width", func(c *LMConfig) { c.Width, c.Heads = 64, 3 }, []string{"--width is 64 and --heads 3"}},
 		{"no out", func(c *LMConfig) { c.Out = " " }, []string{"--out"}},
 		{"out is a file", func(c *LMConfig) { c.Out = short }, []string{short, "not a directory", "--out"}},
