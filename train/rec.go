@@ -254,7 +254,7 @@ func isSmall(path string) bool {
 func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
 	r.training, r.validation, err = r.cfg.open(ctx)
 	if row := (*table.RowError)(nil); errors.As(err, &row) && row.Field == r.cfg.Label && r.cfg.Positive == 0 {
-		return fmt.Errorf("train rec: %w (--positive VALUE says from which value on a label counts as 1)", err)
+		return fmt.Errorf("train rec: %w (--positive VALUE)", err)
 	}
 	if err != nil {
 		return fmt.Errorf("train rec: %w", err)

@@ -274,7 +274,7 @@ func TestRecBadInput(t *testing.T) {
 	}
 	// What only all rows tell ends all ranks, with the row named.
 	for text, want := range map[string]string{
-		"label,id\n" + strings.Repeat("1,a\n0,b\n", 20_000) + "2,c\n": `(--positive VALUE says from which value on a label counts as 1)`,
+		"label,id\n" + strings.Repeat("1,a\n0,b\n", 20_000) + "2,c\n": `it counts as 1 (--positive VALUE)`,
 		"label,id\n" + strings.Repeat("1,a\n0,b\n", 10_000) + "2,c\n": `a.csv:20002:1: column "label": the label is "2", want 0 or 1`,
 		"label,id,id\n1,a,b\n": `a.csv:1: there are several columns "id"`,
 		"label,id\n" + strings.Repeat("1,a\n0,b\n", 20_000) + "1,c,d\n": "a.csv:40002:5: the row has 3 fields, the first line 2",
