@@ -125,7 +125,9 @@ type shard struct {
 
 func openShard(path string) (*shard, error) {
 	f, err := os.Open(path)
-	if err != nil {
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, &ShardError{path, "missing; encode the text again"}
+	} else if err != nil {
 		return nil, &ShardError{path, err.Error()}
 	}
 	info, err := f.Stat()
@@ -146,6 +148,9 @@ func openShard(path string) (*shard, error) {
 func readShard(path string, r io.ReaderAt, size int64) (*shard, error) {
 	fail := func(format string, args ...any) (*shard, error) {
 		return nil, &ShardError{path, fmt.Sprintf(format, args...)}
+	}
+	if size == 0 {
+		return fail("empty; encode the text again")
 	}
 	head := make([]byte, min(size, shardHeader))
 	if _, err := r.ReadAt(head, 0); err != nil && !errors.Is(err, io.EOF) {

@@ -255,10 +255,10 @@ func TestShardsDamaged(t *testing.T) {
 		name, file, want string
 		change           func(b []byte) []byte // nil removes the file
 	}{
-		{"missing", first, "no such file", nil},
+		{"missing", first, "missing; encode the text again", nil},
 		{"no list", ShardsFile, "did not end", nil},
 		{"no tokenizer", "tokenizer.json", "tokenizer.json", nil},
-		{"empty", first, "not a file of tokens", func(b []byte) []byte { return nil }},
+		{"empty", first, "empty; encode the text again", func(b []byte) []byte { return nil }},
 		{"another file", first, "not a file of tokens", func(b []byte) []byte { return []byte(strings.Repeat("text", 100)) }},
 		{"cut header", first, "not a file of tokens", func(b []byte) []byte { return b[:40] }},
 		{"cut", first, "cut off", func(b []byte) []byte { return b[:len(b)-1] }},

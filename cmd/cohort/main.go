@@ -10,7 +10,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"github.com/cohort-ml/cohort/launch"
 )
@@ -50,10 +53,24 @@ func report(err error, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "cohort: %v\n", err)
 		return launch.ExitCode(err)
 	case errors.As(err, &usage):
-		fmt.Fprintf(stderr, "cohort: %v\n", err)
+		fmt.Fprintf(stderr, "cohort: %s\n", inWords(err))
 		return exitUsage
 	default:
-		fmt.Fprintf(stderr, "cohort: %v\n", err)
+		fmt.Fprintf(stderr, "cohort: %s\n", inWords(err))
 		return exitFailed
 	}
+}
+
+// inWords is an error's text. Of a file that is missing in a directory that is
+// there it says that, in place of the system call that found it out.
+func inWords(err error) string {
+	text := err.Error()
+	var missing *fs.PathError
+	if !errors.As(err, &missing) || !errors.Is(missing, fs.ErrNotExist) {
+		return text
+	}
+	if _, err := os.Stat(filepath.Dir(missing.Path)); err != nil {
+		return text
+	}
+	return strings.Replace(text, missing.Error(), missing.Path+" does not exist", 1)
 }
