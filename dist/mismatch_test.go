@@ -419,7 +419,7 @@ func makeMismatch(t *testing.T, way, kind, n int, rng *rand.Rand) (time.Duration
 		}
 		if m.Here.Rank > m.There.Rank {
 			turned := *m
-			turned.Here, turned.There = m.There, m.Here
+			turned.Here, turned.There, turned.Seq = m.There, m.Here, m.There.Call.Seq
 			m = &turned
 		}
 		if text := m.Error(); pair == "" {
@@ -430,7 +430,7 @@ func makeMismatch(t *testing.T, way, kind, n int, rng *rand.Rand) (time.Duration
 		if m.Here.Rank != odd && m.There.Rank != odd {
 			return last, fmt.Errorf("rank %d: rank %d is not named: %v", r, odd, err)
 		}
-		if tc.name == nothingSent && strings.Contains(err.Error(), "; rank "+strconv.Itoa(odd)+" barrier") {
+		if tc.name == nothingSent && strings.Contains(err.Error(), " rank "+strconv.Itoa(odd)+" barrier") {
 			continue
 		}
 		for _, rc := range []RankCall{m.Here, m.There} {
