@@ -16,7 +16,7 @@ import (
 
 var (
 	wholeProduct = flag.Bool("product", false, "run every operation over the whole product of what it is tested with, and print a table")
-	caseSeed     = flag.Uint64("seed", 0, "the seed of the choice of runs; 0 for one of today")
+	caseSeed     = flag.Uint64("seed", 1, "the seed of the choice of runs; 0 for one of today")
 )
 
 var worldSizes = []int{1, 2, 3, 4, 5, 8, 16}
