@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
-	"strings"
 
 	"github.com/cohort-ml/cohort/data/tokenizer"
 	"github.com/cohort-ml/cohort/internal/config"
@@ -72,38 +71,26 @@ func DefaultLM() LMConfig {
 
 // Validate reports the first setting that makes no sense, and what would.
 func (c LMConfig) Validate() error {
-	for _, f := range []struct {
-		name   string
-		value  int
-		lo, hi int
-	}{
+	vocab, context := whole{"vocab", c.Vocab, 257, tokenizer.MaxVocab}, whole{"context", c.Context, 8, 1 << 20}
+	for _, f := range []*whole{&vocab, &context} {
+		if c.InitFrom != "" && f.value == 0 { // the model's own
+			f.lo = 0
+		}
+	}
+	if err := checkWholes("lm", []whole{
 		{"ranks", c.Ranks, 1, 1 << 16}, {"batch", c.Batch, 1, 1 << 20}, {"accumulate", c.Accumulate, 1, 1 << 20}, {"steps", c.Steps, 1, 1 << 40},
-		{"vocab", c.Vocab, 257, tokenizer.MaxVocab}, {"context", c.Context, 8, 1 << 20},
+		vocab, context,
 		{"eval-every", c.EvalEvery, 1, 1 << 40}, {"eval-tokens", c.EvalTokens, c.Context, 1 << 40},
 		{"save-every", c.SaveEvery, 1, 1 << 40}, {"keep", c.Keep, 1, 1 << 20}, {"sample-tokens", c.SampleTokens, 0, 1 << 20},
 		{"workers", c.Workers, 0, 256},
 		{"patience", c.Patience, 0, 1 << 40},
-	} {
-		if c.InitFrom != "" && f.value == 0 && (f.name == "vocab" || f.name == "context") {
-			continue // the model's own
-		}
-		if f.value < f.lo || f.value > f.hi {
-			return fmt.Errorf("train lm: --%s is %d, want %d to %d", f.name, f.value, f.lo, f.hi)
-		}
+	}); err != nil {
+		return err
 	}
-	if _, ok := autocasts[c.DType]; !ok {
-		return fmt.Errorf("train lm: --dtype is %q, want float32 or bfloat16", c.DType)
+	if err := checkPolicies("lm", c.DType, c.NaN); err != nil {
+		return err
 	}
-	if !isNaNPolicy(c.NaN) {
-		return fmt.Errorf("train lm: --nan is %q, want %s", c.NaN, strings.Join(nanPolicies, " or "))
-	}
-	// Written so that NaN, which compares with nothing, is refused too.
-	for _, f := range []struct {
-		name  string
-		value float64
-		ok    bool
-		want  string
-	}{
+	if err := checkNumbers("lm", []number{
 		{"lr", c.LR, c.LR > 0 && c.LR <= math.MaxFloat32, "a finite number above 0"},
 		{"clip", c.Clip, c.Clip >= 0, "a number from 0 on"},
 		{"weight-decay", c.WeightDecay, c.WeightDecay >= 0 && c.WeightDecay <= math.MaxFloat32, "a finite number from 0 on"},
@@ -111,13 +98,11 @@ func (c LMConfig) Validate() error {
 		{"warmup", c.Warmup, c.Warmup >= 0 && c.Warmup <= 1, "a share of the steps, 0 to 1"},
 		{"min-delta", c.MinDelta, c.MinDelta >= 0 && c.MinDelta <= math.MaxFloat32, "a finite number from 0 on"},
 		{"lr-floor", c.LRFloor, c.LRFloor >= 0 && c.LRFloor <= 1, "a share of the learning rate, 0 to 1"},
-	} {
-		if !f.ok {
-			return fmt.Errorf("train lm: --%s is %v, want %s", f.name, f.value, f.want)
-		}
+	}); err != nil {
+		return err
 	}
-	if strings.TrimSpace(c.Out) == "" {
-		return fmt.Errorf("train lm: --out must name the run's directory")
+	if err := checkNamed("lm", c.Out); err != nil {
+		return err
 	}
 	if err := c.validateTune(); err != nil || c.InitFrom != "" {
 		return err
@@ -156,9 +141,5 @@ func (c *LMConfig) adopt(saved LMConfig, s *config.Settings, path string) error 
 		conflicts = append(conflicts, conflict)
 	}
 	c.Batch, c.Accumulate, c.Uneven = size.batch, size.accumulate, size.uneven
-	if len(conflicts) > 0 {
-		return fmt.Errorf("train lm: the checkpoint in %s is of another run: %s; drop these flags, or give another --out to start afresh",
-			c.Out, strings.Join(conflicts, "; "))
-	}
-	return nil
+	return conflicting("lm", c.Out, conflicts)
 }

@@ -71,49 +71,32 @@ func DefaultRec() RecConfig {
 
 // Validate reports the first setting that makes no sense, and what would.
 func (c RecConfig) Validate() error {
-	for _, f := range []struct {
-		name   string
-		value  int
-		lo, hi int
-	}{
+	if err := checkWholes("rec", []whole{
 		{"ranks", c.Ranks, 1, 1 << 16}, {"batch", c.Batch, 1, 1 << 24}, {"accumulate", c.Accumulate, 1, 1 << 20},
 		{"buckets", c.Buckets, 2, math.MaxInt32}, {"rows", c.Rows, 1, 1 << 30}, {"width", c.Width, 1, 1 << 16},
 		{"eval-every", c.EvalEvery, 0, 1 << 40}, {"patience", c.Patience, 0, 1 << 40}, {"save-every", c.SaveEvery, 0, 1 << 40},
 		{"keep", c.Keep, 1, 1 << 20}, {"workers", c.Workers, 0, 1 << 10},
-	} {
-		if f.value < f.lo || f.value > f.hi {
-			return fmt.Errorf("train rec: --%s is %d, want %d to %d", f.name, f.value, f.lo, f.hi)
-		}
+	}); err != nil {
+		return err
 	}
 	if !slices.Contains(recommenders, c.Model) {
 		return fmt.Errorf("train rec: --model is %q, want %s", c.Model, strings.Join(recommenders, " or "))
 	}
-	if _, ok := autocasts[c.DType]; !ok {
-		return fmt.Errorf("train rec: --dtype is %q, want float32 or bfloat16", c.DType)
+	if err := checkPolicies("rec", c.DType, c.NaN); err != nil {
+		return err
 	}
-	if !isNaNPolicy(c.NaN) {
-		return fmt.Errorf("train rec: --nan is %q, want %s", c.NaN, strings.Join(nanPolicies, " or "))
-	}
-	// Written so that NaN, which compares with nothing, is refused too.
-	for _, f := range []struct {
-		name  string
-		value float64
-		ok    bool
-		want  string
-	}{
+	if err := checkNumbers("rec", []number{
 		{"epochs", c.Epochs, c.Epochs > 0 && c.Epochs <= 1e6, "a number above 0, at most a million"},
 		{"lr", c.LR, c.LR > 0 && c.LR <= math.MaxFloat32, "a finite number above 0"},
 		{"decay", c.Decay, c.Decay >= 0 && c.Decay <= math.MaxFloat32, "a finite number from 0 on"},
 		{"clip", c.Clip, c.Clip >= 0, "a number from 0 on"},
 		{"validation", c.Validation, c.Validation > 0 && c.Validation < 1, "a share between 0 and 1"},
 		{"positive", c.Positive, !math.IsNaN(c.Positive) && !math.IsInf(c.Positive, 0), "a finite number"},
-	} {
-		if !f.ok {
-			return fmt.Errorf("train rec: --%s is %v, want %s", f.name, f.value, f.want)
-		}
+	}); err != nil {
+		return err
 	}
-	if strings.TrimSpace(c.Out) == "" {
-		return fmt.Errorf("train rec: --out must name the run's directory")
+	if err := checkNamed("rec", c.Out); err != nil {
+		return err
 	}
 	if _, err := c.format(); err != nil {
 		return err
@@ -166,9 +149,5 @@ func (c *RecConfig) adopt(saved RecConfig, s *config.Settings, path string) erro
 		conflicts = append(conflicts, conflict)
 	}
 	c.Batch, c.Accumulate, c.Uneven = size.batch, size.accumulate, size.uneven
-	if len(conflicts) > 0 {
-		return fmt.Errorf("train rec: the checkpoint in %s is of another run: %s; drop these flags, or give another --out to start afresh",
-			c.Out, strings.Join(conflicts, "; "))
-	}
-	return nil
+	return conflicting("rec", c.Out, conflicts)
 }

@@ -74,18 +74,12 @@ func DefaultVision() VisionConfig {
 
 // Validate reports the first setting that makes no sense, and what would.
 func (c VisionConfig) Validate() error {
-	for _, f := range []struct {
-		name   string
-		value  int
-		lo, hi int
-	}{
+	if err := checkWholes("vision", []whole{
 		{"ranks", c.Ranks, 1, 1 << 16}, {"batch", c.Batch, 1, 1 << 20}, {"accumulate", c.Accumulate, 1, 1 << 20},
 		{"size", c.Size, 0, maxSide}, {"workers", c.Workers, 0, 1 << 10},
 		{"eval-every", c.EvalEvery, 0, 1 << 40}, {"patience", c.Patience, 0, 1 << 40}, {"save-every", c.SaveEvery, 0, 1 << 40}, {"keep", c.Keep, 1, 1 << 20},
-	} {
-		if f.value < f.lo || f.value > f.hi {
-			return fmt.Errorf("train vision: --%s is %d, want %d to %d", f.name, f.value, f.lo, f.hi)
-		}
+	}); err != nil {
+		return err
 	}
 	if !slices.Contains(visionModels, c.Model) {
 		return fmt.Errorf("train vision: --model is %q, want %s", c.Model, strings.Join(visionModels, ", "))
@@ -96,32 +90,21 @@ func (c VisionConfig) Validate() error {
 	if _, err := data.ParseOnError(c.OnError); err != nil {
 		return fmt.Errorf("train vision: --on-error is %q, want fail or skip", c.OnError)
 	}
-	if _, ok := autocasts[c.DType]; !ok {
-		return fmt.Errorf("train vision: --dtype is %q, want float32 or bfloat16", c.DType)
+	if err := checkPolicies("vision", c.DType, c.NaN); err != nil {
+		return err
 	}
-	if !isNaNPolicy(c.NaN) {
-		return fmt.Errorf("train vision: --nan is %q, want %s", c.NaN, strings.Join(nanPolicies, " or "))
-	}
-	// Written so that NaN, which compares with nothing, is refused too.
-	for _, f := range []struct {
-		name  string
-		value float64
-		ok    bool
-		want  string
-	}{
+	if err := checkNumbers("vision", []number{
 		{"epochs", c.Epochs, c.Epochs > 0 && c.Epochs <= 1e6, "a number above 0, at most a million"},
 		{"lr", c.LR, c.LR >= 0 && c.LR <= math.MaxFloat32, "a finite number from 0 on"},
 		{"weight-decay", c.WeightDecay, c.WeightDecay >= 0 && c.WeightDecay <= math.MaxFloat32, "a finite number from 0 on"},
 		{"clip", c.Clip, c.Clip >= 0, "a number from 0 on"},
 		{"warmup", c.Warmup, c.Warmup >= 0 && c.Warmup <= 1, "a share of the steps, 0 to 1"},
 		{"lr-floor", c.LRFloor, c.LRFloor >= 0 && c.LRFloor <= 1, "a share of the learning rate, 0 to 1"},
-	} {
-		if !f.ok {
-			return fmt.Errorf("train vision: --%s is %v, want %s", f.name, f.value, f.want)
-		}
+	}); err != nil {
+		return err
 	}
-	if strings.TrimSpace(c.Out) == "" {
-		return fmt.Errorf("train vision: --out must name the run's directory")
+	if err := checkNamed("vision", c.Out); err != nil {
+		return err
 	}
 	if c.Data == "" {
 		return fmt.Errorf("train vision: --data is empty: name a directory of images, or leave the flag out for the digits")
@@ -153,9 +136,5 @@ func (c *VisionConfig) adopt(saved VisionConfig, s *config.Settings, path string
 		conflicts = append(conflicts, conflict)
 	}
 	c.Batch, c.Accumulate, c.Uneven = size.batch, size.accumulate, size.uneven
-	if len(conflicts) > 0 {
-		return fmt.Errorf("train vision: the checkpoint in %s is of another run: %s; drop these flags, or give another --out to start afresh",
-			c.Out, strings.Join(conflicts, "; "))
-	}
-	return nil
+	return conflicting("vision", c.Out, conflicts)
 }
