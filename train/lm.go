@@ -276,22 +276,7 @@ func (r *lmRun) buildModel(saved *SavedRun) error {
 	if r.cfg.Recompute {
 		r.around = append(r.around, nn.Recompute(r.base.IsBlock))
 	}
-	var matrices, vectors []*nn.Parameter
-	for _, p := range nn.Parameters(trained) {
-		switch {
-		case p.Frozen:
-		case p.Data().NumDims() >= 2:
-			matrices = append(matrices, p)
-		default:
-			vectors = append(vectors, p)
-		}
-	}
-	o := optim.AdamWOptions{LR: r.cfg.LR, Beta2: r.cfg.Beta2, WeightDecay: r.cfg.WeightDecay}
-	r.opt = optim.NewAdamW(matrices, o)
-	if len(vectors) > 0 {
-		o.WeightDecay = 0 // pulling norms and biases to zero helps nothing
-		r.opt.AddGroup(vectors, o)
-	}
+	r.opt = adamW(nn.Parameters(trained), optim.AdamWOptions{LR: r.cfg.LR, Beta2: r.cfg.Beta2, WeightDecay: r.cfg.WeightDecay})
 	return nil
 }
 

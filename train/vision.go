@@ -263,18 +263,7 @@ func (r *visionRun) measure(ctx context.Context, c *ClassifierConfig) error {
 // task is what there is to know about training a classifier.
 func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 	model := r.classifier.Model
-	var matrices, vectors []*nn.Parameter
-	for _, p := range nn.Parameters(model) {
-		if p.Data().NumDims() >= 2 {
-			matrices = append(matrices, p)
-		} else {
-			vectors = append(vectors, p)
-		}
-	}
-	o := optim.AdamWOptions{LR: r.cfg.LR, WeightDecay: r.cfg.WeightDecay}
-	opt := optim.NewAdamW(matrices, o)
-	o.WeightDecay = 0 // pulling norms and biases to zero helps nothing
-	opt.AddGroup(vectors, o)
+	opt := adamW(nn.Parameters(model), optim.AdamWOptions{LR: r.cfg.LR, WeightDecay: r.cfg.WeightDecay})
 	numSteps := r.cfg.steps(r.training.Len())
 	return Task[vision.Batch]{
 		Name: "vision", Model: model, Optimizer: opt,
