@@ -46,6 +46,27 @@ func openFile(t *testing.T, path string) *store.File {
 	return s
 }
 
+// servedPyTorch returns a store that PyTorch can speak to, and a function that connects
+// to it as one of a generation.
+func servedPyTorch(t *testing.T) (srv *store.PyTorchServer, connect func(store.PyTorchGeneration) *store.PyTorchClient) {
+	t.Helper()
+	srv, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) { t.Error(r) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { srv.Close() })
+	return srv, func(g store.PyTorchGeneration) *store.PyTorchClient {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		c, err := store.DialPyTorch(ctx, srv.Addr(), store.PyTorchClientConfig{Generation: g})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+}
+
 // kinds are the implementations, each with two views of one empty store.
 var kinds = []struct {
 	name string
@@ -77,6 +98,18 @@ var kinds = []struct {
 		s := openFile(t, filepath.Join(t.TempDir(), "store"))
 		return s, s
 	}},
+	{"pytorch", func(t *testing.T) (store.Store, store.Store) {
+		_, connect := servedPyTorch(t)
+		return connect(store.PyTorch2), connect(0)
+	}},
+	{"pytorch and memory", func(t *testing.T) (store.Store, store.Store) {
+		srv, connect := servedPyTorch(t)
+		return connect(0), srv.Store()
+	}},
+	{"pytorch 1.13", func(t *testing.T) (store.Store, store.Store) {
+		_, connect := servedPyTorch(t)
+		return connect(store.PyTorch1), connect(store.PyTorch1)
+	}},
 	{"prefix", func(t *testing.T) (store.Store, store.Store) {
 		m, connect := served(t, "127.0.0.1:0")
 		// Neighbours that must not be seen.
@@ -88,8 +121,20 @@ var kinds = []struct {
 	}},
 }
 
+// weak are the cases that implementations do without: PyTorch's protocol promises less.
+var weak = map[string][]string{
+	"pytorch":            {"AddRefuses", "Limits", "LimitsOfSums"},
+	"pytorch and memory": {"AddRefuses", "Limits", "LimitsOfSums"},
+	"pytorch without libuv": {"AddRefuses", "Limits", "LimitsOfSums", "GetAndWaitWait", "EndedContext", "NumKeys", "Queue",
+		"QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
+	"pytorch 1.13": {"AddRefuses", "Limits", "LimitsOfSums", "ValuesStayApart", "GetAndWaitWait", "Append", "EndedContext",
+		"MultiSetIsAtomic", "NumKeys", "Queue", "QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
+}
+
 func TestConformance(t *testing.T) {
 	for _, k := range kinds {
-		t.Run(k.name, func(t *testing.T) { storetest.Run(t, storetest.Config{Open: k.open}) })
+		t.Run(k.name, func(t *testing.T) {
+			storetest.Run(t, storetest.Config{Open: k.open, Without: weak[k.name]})
+		})
 	}
 }

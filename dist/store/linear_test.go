@@ -34,6 +34,9 @@ func linearizable(ops []storetest.Operation) porcupine.CheckResult {
 func TestLinearizable(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
+			if weak[k.name] != nil {
+				t.Skip("PyTorch's protocol cannot say what would be needed, such as that a key was deleted between a wait and a get")
+			}
 			rounds, each := 20, 40
 			if testing.Short() {
 				rounds, each = 3, 25

@@ -35,7 +35,7 @@ const (
 
 // waits says whether an operation may have to wait for others' requests.
 func (o opcode) waits() bool {
-	return o == opGet || o == opWait || o == opMultiGet || o == opPop
+	return o == opGet || o == opWait || o == opMultiGet || o == opPop || o == opPyTorchWait || o == opPyTorchBarrier
 }
 
 // isMulti says whether an operation has any number of keys, not one.
@@ -74,6 +74,9 @@ func (o opcode) String() string {
 	case opSetQuiet:
 		return "set async"
 	}
+	if name := o.pyTorch(); name != "" {
+		return name
+	}
 	return "operation " + strconv.Itoa(int(o))
 }
 
@@ -85,6 +88,7 @@ type request struct {
 	values   [][]byte // multi set: one for each key
 	expected []byte   // nil: the key must not exist
 	delta    int64
+	need     int64 // PyTorch's barrier: what the counter must reach
 }
 
 // status is how an operation ended. The numbers are the wire's.
@@ -138,6 +142,7 @@ type waiter struct {
 	call
 	op   opcode
 	keys []string
+	need int64
 	// the key that it is listed under, and its place in that list
 	on, place int
 	turn      *list.Element // a pop's place in its queue
@@ -250,7 +255,7 @@ func (m *machine) apply(c call, q request, out []answer) []answer {
 		delete(m.values, q.keys[0])
 		return append(out, answer{c, reply{status: statusOK}})
 	}
-	return append(out, answer{c, reply{status: statusLimit}})
+	return m.applyPyTorch(c, q, out)
 }
 
 // ready says whether a request would be answered at once.
@@ -308,7 +313,7 @@ func (m *machine) push(key string, value []byte, out []answer) []answer {
 		return append(out, answer{w.call, reply{status: statusOK, value: value}})
 	}
 	l.values = append(l.values, value)
-	return out
+	return m.awake(key, out) // a wait of PyTorch's is for a queue too
 }
 
 // pop takes the oldest value of a queue.
@@ -376,7 +381,7 @@ func (m *machine) awake(key string, out []answer) []answer {
 func (m *machine) settle(w *waiter) bool {
 	for range w.keys {
 		key := w.keys[w.on]
-		if _, ok := m.values[key]; !ok {
+		if !m.has(w, key) {
 			w.place = len(m.waiting[key])
 			m.waiting[key] = append(m.waiting[key], w)
 			return false

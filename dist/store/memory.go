@@ -190,3 +190,11 @@ func (r *reply) err() error {
 	}
 	return fmt.Errorf("a reply with status %d, which this version does not know", r.status)
 }
+
+// peek returns a key's value. It belongs to the store.
+func (s *Memory) peek(key []byte) (value []byte, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	value, ok = s.m.values[string(key)]
+	return value, ok
+}

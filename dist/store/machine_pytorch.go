@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"math"
+	"strconv"
+)
+
+// Operations of PyTorch's store that differ from Cohort's. They are not on
+// Cohort's wire, and no File logs them.
+const (
+	opPyTorchCAS opcode = 128 + iota
+	// opPyTorchWait waits for keys, or for queues of their names with something in them.
+	opPyTorchWait
+	// opPyTorchCheck says at once what opPyTorchWait would wait for.
+	opPyTorchCheck
+	// opPyTorchGet returns the values of keys at once, nil for those that are missing.
+	opPyTorchGet
+	// opPyTorchPop takes a value from a queue if there is one.
+	opPyTorchPop
+	opPyTorchList
+	// opPyTorchBarrier adds to a counter and waits until it has reached what is needed.
+	opPyTorchBarrier
+)
+
+// pyTorch names one of these, and nothing else.
+func (o opcode) pyTorch() string {
+	switch o {
+	case opPyTorchCAS:
+		return "compare set"
+	case opPyTorchWait:
+		return "wait for keys or queues"
+	case opPyTorchCheck:
+		return "check"
+	case opPyTorchGet:
+		return "get what is there"
+	case opPyTorchPop:
+		return "queue pop at once"
+	case opPyTorchList:
+		return "list keys"
+	case opPyTorchBarrier:
+		return "barrier"
+	}
+	return ""
+}
+
+// has says whether a waiter has what it wants of a key.
+func (m *machine) has(w *waiter, key string) bool {
+	switch w.op {
+	case opPyTorchWait:
+		return m.holds(key)
+	case opPyTorchBarrier:
+		n, err := strconv.ParseInt(string(m.values[key]), 10, 64)
+		return err == nil && n >= w.need
+	}
+	_, ok := m.values[key]
+	return ok
+}
+
+// holds says whether there is a key, or a queue that is not empty.
+func (m *machine) holds(key string) bool {
+	if _, ok := m.values[key]; ok {
+		return true
+	}
+	l := m.queues[key]
+	return l != nil && l.len() > 0
+}
+
+// applyPyTorch is apply for PyTorch's operations.
+func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
+	switch q.op {
+	case opPyTorchCAS:
+		old, ok := m.values[q.keys[0]]
+		switch {
+		case ok && !bytes.Equal(old, q.expected):
+			return append(out, answer{c, reply{status: statusNo, value: old}})
+		case !ok && len(q.expected) > 0:
+			// PyTorch answers with what was expected, though there is nothing.
+			return append(out, answer{c, reply{status: statusNo, value: q.expected}})
+		}
+		out = append(out, answer{c, reply{status: statusOK, value: q.value}})
+		return m.set(q.keys[0], q.value, out)
+	case opPyTorchWait:
+		w := &waiter{call: c, op: q.op, keys: q.keys}
+		if m.settle(w) {
+			return append(out, m.answer(w))
+		}
+		m.remember(w)
+		return out
+	case opPyTorchCheck:
+		for _, k := range q.keys {
+			if !m.holds(k) {
+				return append(out, answer{c, reply{status: statusNo}})
+			}
+		}
+		return append(out, answer{c, reply{status: statusOK}})
+	case opPyTorchGet:
+		r := reply{status: statusOK, values: make([][]byte, len(q.keys))}
+		total := 0
+		for i, k := range q.keys {
+			r.values[i] = m.values[k]
+			if total += len(r.values[i]); total > MaxValue {
+				return append(out, answer{c, reply{status: statusTooLarge}})
+			}
+		}
+		return append(out, answer{c, r})
+	case opPyTorchPop:
+		n := 0
+		if l := m.queues[q.keys[0]]; l != nil {
+			n = l.len()
+		}
+		v, _ := m.pop(q.keys[0])
+		return append(out, answer{c, reply{status: statusOK, number: int64(n), value: v}})
+	case opPyTorchList:
+		r := reply{status: statusOK, values: make([][]byte, 0, len(m.values))}
+		total := 0
+		for k := range m.values {
+			if total += len(k); total > MaxValue {
+				return append(out, answer{c, reply{status: statusTooLarge}})
+			}
+			r.values = append(r.values, []byte(k))
+		}
+		return append(out, answer{c, r})
+	case opPyTorchBarrier:
+		return m.barrier(c, q, out)
+	}
+	return append(out, answer{c, reply{status: statusLimit}})
+}
+
+// barrier counts a caller in, and answers those who have waited for the last one.
+func (m *machine) barrier(c call, q request, out []answer) []answer {
+	key := q.keys[0]
+	if q.delta != 0 {
+		n := int64(0)
+		if old, ok := m.values[key]; ok {
+			var err error
+			if n, err = strconv.ParseInt(string(old), 10, 64); err != nil || n > math.MaxInt64-q.delta {
+				return append(out, answer{c, reply{status: statusNotInteger}})
+			}
+		}
+		out = m.set(key, strconv.AppendInt(nil, n+q.delta, 10), out)
+	}
+	w := &waiter{call: c, op: q.op, keys: q.keys, need: q.need}
+	if m.settle(w) {
+		return append(out, m.answer(w))
+	}
+	m.remember(w)
+	return out
+}

@@ -1,0 +1,503 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/ending"
+)
+
+const (
+	// idleLines is how many connections a client keeps for later calls.
+	idleLines = 16
+	// namedKeys is how many keys are asked for one by one when a wait gave up.
+	namedKeys = 256
+)
+
+// PyTorchClientConfig says how to be a client of PyTorch's store. Its zero value finds
+// out everything by itself.
+type PyTorchClientConfig struct {
+	// Generation is what the server speaks; 0 finds out, by one connection
+	// with a server of 2.4 and later.
+	Generation PyTorchGeneration
+}
+
+// PyTorchClient is a [Store] in a process of PyTorch's, or in a [PyTorchServer]. Close it
+// when it is no longer needed.
+//
+// PyTorch's protocol says less than this package promises, so through it
+//
+//   - CompareAndSet may say that it has set a value that another process has set at
+//     that moment, when the two values are equal; and one that expects no value may
+//     replace an empty one that has just been set;
+//   - MultiGet, and MultiSet of much, are not of one moment;
+//   - Add to what is no integer ends the client, for the server hangs up;
+//   - a server of 1.13 has neither Append nor queues, one before 2.8 no queues, and
+//     those without a list of their keys count them by the prefix "" alone. Such calls
+//     fail with [ErrUnsupported].
+//
+// Values have 8 MiB at most. The calls of several goroutines go over as many connections.
+type PyTorchClient struct {
+	verbs
+	addr  string
+	gen   PyTorchGeneration // known when the client is made, as is
+	pings bool              // whether its greeting has a ping
+
+	mu    sync.Mutex
+	idle  []*pyTorchLine
+	busy  map[*pyTorchLine]struct{}
+	knows map[verb]bool // what the server is known to have, or not to
+	err   error         // why there will be no more answers
+	gone  chan struct{} // closed with err
+}
+
+// DialPyTorch connects to a store of PyTorch's at addr, host:port, waiting for it to be
+// there until ctx ends. It does not count as one who has joined: see [PyTorchClient.Join].
+func DialPyTorch(ctx context.Context, addr string, config PyTorchClientConfig) (*PyTorchClient, error) {
+	c := &PyTorchClient{
+		addr: addr, gen: config.Generation, pings: config.Generation == PyTorch2,
+		busy: map[*pyTorchLine]struct{}{}, knows: map[verb]bool{}, gone: make(chan struct{}),
+	}
+	c.verbs.do = c.do
+	ctx, release := deadline(ctx)
+	defer release()
+	l, err := c.open(ctx)
+	if err != nil {
+		return nil, &Error{Op: "connect", Addr: addr, Err: err}
+	}
+	c.idle = append(c.idle, l)
+	return c, nil
+}
+
+// Addr returns the server's address.
+func (c *PyTorchClient) Addr() string { return c.addr }
+
+// Generation returns what the server speaks.
+func (c *PyTorchClient) Generation() PyTorchGeneration { return c.gen }
+
+// LocalHost returns the IP address of this end of the connection: one that the
+// server's host can reach.
+func (c *PyTorchClient) LocalHost() (string, error) {
+	l, err := c.take(context.Background())
+	if err != nil {
+		return "", err
+	}
+	defer c.give(l)
+	host, _, err := net.SplitHostPort(l.conn.LocalAddr().String())
+	return host, err
+}
+
+// Lost returns a channel that is closed when a call has found that the server has gone.
+func (c *PyTorchClient) Lost() <-chan struct{} { return c.gone }
+
+// Close closes all connections. Calls under way fail with ErrClosed.
+func (c *PyTorchClient) Close() error {
+	c.lose(ErrClosed)
+	return nil
+}
+
+// Join counts this process as one that has joined: PyTorch's process that serves the store
+// waits for all to have done so (wait_for_workers). It returns how many have.
+func (c *PyTorchClient) Join(ctx context.Context) (int, error) {
+	n, err := c.Add(ctx, pyTorchRaw+joinKey, 1)
+	return int(n), err
+}
+
+// lose ends the client for a reason; the first one counts.
+func (c *PyTorchClient) lose(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err == nil {
+		c.err = err
+		close(c.gone)
+		for _, l := range c.idle {
+			l.conn.Close()
+		}
+		for l := range c.busy {
+			l.conn.Close()
+		}
+		c.idle = nil
+	}
+	return c.err
+}
+
+// take gets a connection that has nothing under way.
+func (c *PyTorchClient) take(ctx context.Context) (*pyTorchLine, error) {
+	c.mu.Lock()
+	if c.err != nil {
+		defer c.mu.Unlock()
+		return nil, c.err
+	}
+	if n := len(c.idle); n > 0 {
+		l := c.idle[n-1]
+		c.idle = c.idle[:n-1]
+		c.busy[l] = struct{}{}
+		c.mu.Unlock()
+		return l, nil
+	}
+	c.mu.Unlock()
+	l, err := c.another(ctx)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		l.conn.Close()
+		return nil, c.err
+	}
+	c.busy[l] = struct{}{}
+	return l, nil
+}
+
+// another makes one more connection, to a server that has to be there.
+func (c *PyTorchClient) another(ctx context.Context) (*pyTorchLine, error) {
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "tcp", c.addr)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ending.Of(ctx)
+		}
+		return nil, c.lose(fmt.Errorf("%w: %w", ErrLost, err))
+	}
+	l := newPyTorchLine(conn)
+	switch {
+	case c.gen == PyTorch1:
+		return l, nil
+	case !c.pings:
+		l.out, _ = greeting(false) // goes with the first request
+		return l, nil
+	}
+	known, err := l.greet(ctx)
+	if known {
+		return l, nil
+	}
+	l.conn.Close()
+	if err == nil {
+		err = c.lose(fmt.Errorf("%w: %w at the greeting", ErrLost, errHungUp))
+	}
+	return nil, err
+}
+
+// give puts a connection back that has nothing under way.
+func (c *PyTorchClient) give(l *pyTorchLine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.busy, l)
+	if c.err != nil || len(c.idle) >= idleLines {
+		l.conn.Close()
+		return
+	}
+	c.idle = append(c.idle, l)
+}
+
+// drop closes a connection that is of no more use.
+func (c *PyTorchClient) drop(l *pyTorchLine) {
+	l.conn.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.busy, l)
+}
+
+// use runs a conversation over a connection. When ctx ends, what it reads or writes
+// fails, and the connection is given up.
+func (c *PyTorchClient) use(ctx context.Context, talk func(l *pyTorchLine) error) error {
+	l, err := c.take(ctx)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { l.conn.SetDeadline(past) })
+	err = talk(l)
+	switch {
+	case err == nil && stop():
+		c.give(l)
+		return nil
+	case err == nil: // ended too late to matter, but the deadline may yet be set
+		c.drop(l)
+		return nil
+	}
+	stop()
+	if l.forgot && l.conn.SetDeadline(time.Time{}) == nil {
+		l.forgot = false
+		c.give(l)
+		return err
+	}
+	c.drop(l)
+	if errors.Is(err, errWaitEnded) {
+		return err
+	}
+	select {
+	case <-c.gone:
+		return c.lose(nil) // the reason is there
+	default:
+	}
+	var timeout net.Error
+	if ctx.Err() != nil && errors.As(err, &timeout) && timeout.Timeout() {
+		return ending.Of(ctx)
+	}
+	if errors.Is(err, ErrUnsupported) || errors.Is(err, errNonsense) {
+		return err
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errHungUp
+	}
+	return c.lose(fmt.Errorf("%w: %w", ErrLost, err))
+}
+
+var (
+	// errWaitEnded is a wait that its context has ended.
+	errWaitEnded = errors.New("the wait has ended")
+	errNonsense  = errors.New("an answer that does not parse")
+)
+
+// ask gathers a request.
+func (c *PyTorchClient) ask(l *pyTorchLine, q *pyTorchRequest) {
+	l.out = appendPyTorch(l.out, c.gen, q)
+}
+
+// flush sends what has been gathered.
+func (l *pyTorchLine) flush() error {
+	_, err := l.conn.Write(l.out)
+	if l.out = l.out[:0]; cap(l.out) > 1<<20 {
+		l.out = nil
+	}
+	return err
+}
+
+// byte reads an answer of one byte.
+func (l *pyTorchLine) byte() (byte, error) { return l.in.ReadByte() }
+
+// number reads an answer that is a number.
+func (l *pyTorchLine) number() (int64, error) {
+	b, err := l.in.Peek(8)
+	if err != nil {
+		return 0, err
+	}
+	n := int64(binary.LittleEndian.Uint64(b))
+	_, err = l.in.Discard(8)
+	return n, err
+}
+
+// vec reads an answer that is a value.
+func (l *pyTorchLine) vec() ([]byte, error) {
+	n, err := l.number()
+	if err != nil {
+		return nil, err
+	}
+	if n < 0 || n > MaxValue {
+		return nil, fmt.Errorf("%w: a value of %d bytes, at most %d", errNonsense, n, MaxValue)
+	}
+	return readBytes(l.in, int(n))
+}
+
+// wait waits until the keys are there. What ends it is ctx, which then must not
+// have closed the connection: a server of 2.2 and later is asked to forget the wait.
+func (c *PyTorchClient) wait(ctx context.Context, l *pyTorchLine, keys []string) error {
+	c.ask(l, &pyTorchRequest{verb: verbWait, keys: keys})
+	if err := l.flush(); err != nil {
+		return err
+	}
+	b, err := l.byte()
+	if err == nil {
+		if b != saysReady {
+			return fmt.Errorf("%w: %d for a wait", errNonsense, b)
+		}
+		return nil
+	}
+	var timeout net.Error
+	if ctx.Err() == nil || !errors.As(err, &timeout) || !timeout.Timeout() {
+		return err
+	}
+	if c.gen == PyTorch2 {
+		come, forgot := c.cancelWait(l)
+		if come {
+			return nil
+		}
+		l.forgot = forgot
+	}
+	return errWaitEnded
+}
+
+// cancelWait has the server forget a wait whose context has ended. It may have come just
+// before: then it counts, and the connection goes on for a little while.
+func (c *PyTorchClient) cancelWait(l *pyTorchLine) (come, forgot bool) {
+	if l.conn.SetDeadline(time.Now().Add(cancelGrace)) != nil {
+		return false, false
+	}
+	c.ask(l, &pyTorchRequest{verb: verbCancelWait})
+	if l.flush() != nil {
+		return false, false
+	}
+	b, err := l.byte()
+	if err == nil && b == saysReady {
+		come = true
+		b, err = l.byte()
+	}
+	return come && err == nil, err == nil && b == saysCancelled
+}
+
+// missing says which of the keys are not there, when a wait for them has ended. Those
+// of which it cannot be told count as missing.
+func (c *PyTorchClient) missing(keys []string) []string {
+	if len(keys) == 1 || len(keys) > namedKeys {
+		return keys
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cancelGrace)
+	defer cancel()
+	missing := keys
+	_ = c.use(ctx, func(l *pyTorchLine) error {
+		for _, k := range keys {
+			c.ask(l, &pyTorchRequest{verb: verbCheck, keys: []string{k}})
+		}
+		if err := l.flush(); err != nil {
+			return err
+		}
+		var lacking []string
+		for _, k := range keys {
+			b, err := l.byte()
+			if err != nil {
+				return err
+			}
+			if b != saysReady {
+				lacking = append(lacking, k)
+			}
+		}
+		missing = lacking
+		return nil
+	})
+	return missing
+}
+
+// do runs a request.
+func (c *PyTorchClient) do(ctx context.Context, q request) (reply, error) {
+	fail := func(keys []string, err error) (reply, error) {
+		return reply{}, &Error{Op: q.op.String(), Keys: keys, Addr: c.addr, Err: err}
+	}
+	if keys, err := q.check(); err != nil {
+		return fail(keys, err)
+	}
+	if keys, err := q.checkPyTorch(); err != nil {
+		return fail(keys, err)
+	}
+	if ctx.Err() != nil {
+		return fail(q.keys, ending.Of(ctx))
+	}
+	ctx, release := deadline(ctx)
+	defer release()
+	if err := c.supports(ctx, q.op); err != nil {
+		return fail(q.keys, err)
+	}
+	r, err := c.run(ctx, &q)
+	switch {
+	case errors.Is(err, errWaitEnded) || err != nil && ctx.Err() != nil && q.op.waits() && c.reason() == nil:
+		missing := q.keys
+		if q.op != opPop {
+			missing = c.missing(q.keys)
+		}
+		return fail(missing, missingError(ending.Of(ctx), q.op))
+	case err != nil:
+		return fail(q.keys, err)
+	}
+	if err := r.err(); err != nil {
+		return fail(q.keys, err)
+	}
+	return r, nil
+}
+
+// reason says why the client has ended; nil if it has not.
+func (c *PyTorchClient) reason() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+// checkPyTorch tests a request against the limits of PyTorch's servers.
+func (q *request) checkPyTorch() ([]string, error) {
+	for i, v := range slices.Concat([][]byte{q.value, q.expected}, q.values) {
+		if len(v) > maxPyTorchValue {
+			keys := q.keys
+			if i >= 2 {
+				keys = q.keys[i-2 : i-1]
+			}
+			return keys, fmt.Errorf("%w: a value of %d bytes, at most %d with PyTorch", ErrLimit, len(v), maxPyTorchValue)
+		}
+	}
+	return nil, nil
+}
+
+// feature is the verb that an operation needs and some servers do not have.
+func (o opcode) feature() (v verb, needed bool) {
+	switch o {
+	case opAppend:
+		return verbAppend, true
+	case opPush, opPop, opQueueLen:
+		return verbQueueLen, true
+	}
+	return 0, false
+}
+
+// supports says whether the server has what an operation needs.
+func (c *PyTorchClient) supports(ctx context.Context, o opcode) error {
+	v, needed := o.feature()
+	if !needed {
+		return nil
+	}
+	known, err := c.has(ctx, v)
+	if err == nil && !known {
+		err = fmt.Errorf("%w: it is one of %s", ErrUnsupported, c.kind())
+	}
+	return err
+}
+
+// kind says what the server is.
+func (c *PyTorchClient) kind() string {
+	if c.gen == PyTorch1 {
+		return "PyTorch 1.13 or before"
+	}
+	return "a version of PyTorch 2 that is too old, or without libuv"
+}
+
+// has says whether the server has a verb. It asks once, over a connection of its own,
+// which a server that has not ends.
+func (c *PyTorchClient) has(ctx context.Context, v verb) (bool, error) {
+	if c.gen == PyTorch1 {
+		_, ok := opcodeOf(v, PyTorch1)
+		return ok, nil
+	}
+	if v == verbAppend {
+		return true, nil // all of 2.2 and later have it
+	}
+	c.mu.Lock()
+	known, asked := c.knows[v]
+	c.mu.Unlock()
+	if asked {
+		return known, nil
+	}
+	l, err := c.another(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer l.conn.Close()
+	q := pyTorchRequest{verb: v}
+	if v == verbQueueLen {
+		q.keys = []string{"a queue that nobody has"}
+	}
+	c.ask(l, &q)
+	_, err = l.exchange(ctx, l.out, 8, probeTime)
+	if err != nil && !errors.Is(err, errHungUp) {
+		return false, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.knows[v] = err == nil
+	return err == nil, nil
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/dist/store/storetest"
+)
+
+// Each PyTorch that is found is tested live, both ways. -pythons names more.
+var pythons = flag.String("pythons", "", "Python programs that have PyTorch, separated by commas, beside those that are found")
+
+// torch is a process that has PyTorch and does what it is told.
+type torch struct {
+	python     string
+	in         io.WriteCloser
+	out        *bufio.Reader
+	Version    string `json:"version"`
+	Generation store.PyTorchGeneration
+	Libuv      bool
+	Queues     bool
+	Lists      bool
+	Port       int
+	Keys       int
+	Error      string
+}
+
+// do has the process do one thing.
+func (p *torch) do(what string, args map[string]any) error {
+	line := map[string]any{"do": what}
+	for k, v := range args {
+		line[k] = v
+	}
+	b, err := json.Marshal(line)
+	if err != nil {
+		return err
+	}
+	if _, err := p.in.Write(append(b, '\n')); err != nil {
+		return err
+	}
+	answer, err := p.out.ReadBytes('\n')
+	if err != nil {
+		return err
+	}
+	p.Error = ""
+	if err := json.Unmarshal(answer, p); err != nil {
+		return err
+	}
+	if p.Error != "" {
+		return errors.New(p.Error)
+	}
+	return nil
+}
+
+// eachTorch runs a test with each PyTorch that is on this machine.
+func eachTorch(t *testing.T, test func(t *testing.T, p *torch)) {
+	candidates := []string{"python3", "/usr/bin/python3"}
+	if *pythons != "" {
+		candidates = append(candidates, strings.Split(*pythons, ",")...)
+	}
+	var paths []string
+	for _, c := range candidates {
+		if path, err := exec.LookPath(c); err == nil {
+			if !slices.Contains(paths, path) {
+				paths = append(paths, path)
+			}
+		} else if c != candidates[0] && c != candidates[1] {
+			t.Errorf("-pythons: %v", err)
+		}
+	}
+	t.Run("each", func(t *testing.T) {
+		for _, path := range paths {
+			t.Run(strings.ReplaceAll(strings.Trim(path, "/"), "/", "_"), func(t *testing.T) {
+				t.Parallel()
+				p := startTorch(t, path)
+				if p == nil {
+					t.Skipf("%s has no PyTorch (import torch.distributed)", path)
+				}
+				t.Logf("PyTorch %s, generation %v", p.Version, p.Generation)
+				test(t, p)
+			})
+		}
+	})
+}
+
+// startTorch starts a process; nil where there is no PyTorch.
+func startTorch(t *testing.T, python string) *torch {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	script, err := filepath.Abs("testdata/pytorch_store.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, python, script)
+	cmd.Dir = t.TempDir()
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &torch{python: python, in: in, out: bufio.NewReader(out)}
+	err = p.do("versions", nil)
+	t.Cleanup(func() {
+		in.Close()
+		werr := cmd.Wait()
+		cancel()
+		if err == nil && werr != nil {
+			t.Errorf("%s: %v\n%s", python, werr, stderr.String())
+		}
+		if t.Failed() {
+			t.Logf("%s said:\n%s", python, stderr.String())
+		}
+	})
+	if err != nil {
+		return nil
+	}
+	return p
+}
+
+// Every PyTorch that is here, one process each, which takes seconds to start.
+func TestLivePyTorch(t *testing.T) {
+	eachTorch(t, func(t *testing.T, p *torch) {
+		t.Run("client", func(t *testing.T) { liveClient(t, p) })
+		t.Run("server", func(t *testing.T) { liveServer(t, p) })
+		t.Run("join", func(t *testing.T) { liveJoin(t, p) })
+	})
+}
+
+// liveClient is PyTorch's client on our server: every operation that it has.
+func liveClient(t *testing.T, p *torch) {
+	srv, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) { t.Error(r) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer srv.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s := srv.Store()
+	if err := s.Set(ctx, "from go", []byte("value of go")); err != nil {
+		t.Fatal(err)
+	}
+	joined := make(chan error, 1)
+	go func() { joined <- srv.Join(ctx, 2) }()
+	if err := p.do("client", map[string]any{"port": portOf(t, srv.Addr()), "world": 2}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-joined; err != nil {
+		t.Error(err)
+	}
+	if g := srv.Generations(); len(g) != 1 || g[0] != p.Generation {
+		t.Errorf("PyTorch %s spoke generation %v, want %v", p.Version, g, p.Generation)
+	}
+	if v, err := s.Get(ctx, "cas"); string(v) != "second" || err != nil {
+		t.Errorf("%q, %v of what PyTorch has set", v, err)
+	}
+	if n, err := s.NumKeys(ctx, ""); n != p.Keys || err != nil {
+		t.Errorf("%d keys, %v, PyTorch says %d", n, err, p.Keys)
+	}
+	if n, err := s.NumKeys(ctx, "pre/"); n != 1 || err != nil {
+		t.Errorf("%d keys of PyTorch's PrefixStore, %v", n, err)
+	}
+}
+
+// liveServer is our client on PyTorch's servers: the conformance suite.
+func liveServer(t *testing.T, p *torch) {
+	for _, libuv := range []bool{false, true} {
+		if libuv && !p.Libuv {
+			continue
+		}
+		t.Run(fmt.Sprint("libuv=", libuv), func(t *testing.T) {
+			without := weak["pytorch"]
+			if p.Generation == store.PyTorch1 {
+				without = weak["pytorch 1.13"]
+			} else if !libuv {
+				without = weak["pytorch without libuv"]
+			}
+			storetest.Run(t, storetest.Config{Without: without, Open: func(t *testing.T) (a, b store.Store) {
+				if err := p.do("serve", map[string]any{"libuv": libuv, "modern": p.Generation == store.PyTorch2}); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				var clients [2]*store.PyTorchClient
+				for i := range clients {
+					c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", p.Port), store.PyTorchClientConfig{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { c.Close() })
+					if c.Generation() != p.Generation {
+						t.Fatalf("generation %v was found, want %v", c.Generation(), p.Generation)
+					}
+					clients[i] = c
+				}
+				return clients[0], clients[1]
+			}})
+		})
+	}
+}
+
+// liveJoin: a PyTorch process that serves the store waits for a Go process to join.
+func liveJoin(t *testing.T, p *torch) {
+	port := freePort(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	hosted := make(chan error, 1)
+	go func() { hosted <- p.do("host", map[string]any{"port": port, "world": 2}) }()
+	c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", port), store.PyTorchClientConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if n, err := c.Join(ctx); err != nil || n < 1 || n > 2 {
+		t.Errorf("%d have joined, %v", n, err)
+	}
+	if err := <-hosted; err != nil {
+		t.Error(err)
+	}
+	if n, err := c.NumKeys(ctx, ""); n != 0 || err != nil {
+		t.Errorf("%d keys, %v; that of those who join is PyTorch's own", n, err)
+	}
+}
+
+func portOf(t *testing.T, addr string) int {
+	t.Helper()
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// freePort returns a port that was free a moment ago.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return portOf(t, l.Addr().String())
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// PyTorchServerConfig says what a [PyTorchServer] serves, and to whom. Its zero
+// value is a new store for processes of this host.
+type PyTorchServerConfig struct {
+	// Store is what is served; nil is a new one. It can be served on Cohort's wire,
+	// and be used in this process, at the same time.
+	Store *Memory
+	// Admit says whether a client of that address may come in: PyTorch's protocol has
+	// no authentication, so whoever comes in can read and write everything. nil admits
+	// this host's processes alone; give the hosts that have authenticated otherwise.
+	Admit func(peer netip.Addr) bool
+	// Refused is told of each client that was not admitted, or was put out for
+	// what it sent; nil tells nobody. It may be called by several goroutines.
+	Refused func(*PyTorchRefusal)
+}
+
+// PyTorchServer serves a store to PyTorch's clients of all supported generations at
+// once: torch.distributed.TCPStore(host, port, is_master=False), and every process
+// group and launcher that is made of it.
+type PyTorchServer struct {
+	listener net.Listener
+	mem      *Memory
+	admit    func(netip.Addr) bool
+	refused  func(*PyTorchRefusal)
+	lastID   atomic.Uint64 // of waits in this process
+	client   uint64        // who waits in this process, to the store
+	joins    sync.Map      // id → chan reply
+
+	mu      sync.Mutex
+	conns   map[net.Conn]struct{}
+	closed  bool
+	empty   chan struct{} // closed when there is no connection; or nil
+	spoken  []PyTorchGeneration
+	first   chan struct{} // closed when the first client has shown its generation
+	running sync.WaitGroup
+}
+
+// ListenPyTorch serves PyTorch's store protocol on a TCP address, host:port, where
+// port 0 is any that is free, until [PyTorchServer.Close].
+func ListenPyTorch(addr string, c PyTorchServerConfig) (*PyTorchServer, error) {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("store: listen on %s for PyTorch: %w", addr, err)
+	}
+	return ServePyTorch(l, c), nil
+}
+
+// ServePyTorch is [ListenPyTorch] on a listener that the caller has made; it
+// ends with the server.
+func ServePyTorch(l net.Listener, c PyTorchServerConfig) *PyTorchServer {
+	s := &PyTorchServer{
+		listener: l, mem: c.Store, admit: c.Admit, refused: c.Refused,
+		conns: map[net.Conn]struct{}{}, first: make(chan struct{}),
+	}
+	if s.mem == nil {
+		s.mem = NewMemory()
+	}
+	s.client = s.mem.attach(func(id uint64, r reply) {
+		if ch, ok := s.joins.LoadAndDelete(id); ok {
+			ch.(chan reply) <- r // has room
+		}
+	})
+	s.running.Add(1)
+	go s.accept()
+	return s
+}
+
+// Addr returns the address at which the store is served: host:port.
+func (s *PyTorchServer) Addr() string { return s.listener.Addr().String() }
+
+// Store returns the store that is served, for use in this process.
+func (s *PyTorchServer) Store() Store { return s.mem }
+
+// Notice is one line that says who may use the server, and why it asks for no token.
+func (s *PyTorchServer) Notice() string {
+	who := "processes of this host"
+	if s.admit != nil {
+		who = "the hosts that it was told of"
+	}
+	return fmt.Sprintf("PyTorch's store at %s asks for no token, for PyTorch's protocol has no authentication; it admits %s alone", s.Addr(), who)
+}
+
+// Generations returns the protocol generations that clients have spoken so far,
+// in order.
+func (s *PyTorchServer) Generations() []PyTorchGeneration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.spoken)
+}
+
+// AwaitGeneration waits for a first client, and returns the oldest generation that is spoken.
+func (s *PyTorchServer) AwaitGeneration(ctx context.Context) (PyTorchGeneration, error) {
+	ctx, release := deadline(ctx)
+	defer release()
+	select {
+	case <-s.first:
+		return s.Generations()[0], nil
+	case <-ctx.Done():
+		return 0, &Error{Op: "wait", Addr: s.Addr(), Err: fmt.Errorf("no PyTorch process has come: %w", context.Cause(ctx))}
+	}
+}
+
+// Join counts this process in as PyTorch's process that serves the store does,
+// and waits until worldSize processes have joined.
+func (s *PyTorchServer) Join(ctx context.Context, worldSize int) error {
+	ctx, release := deadline(ctx)
+	defer release()
+	id := s.lastID.Add(1)
+	ch := make(chan reply, 1)
+	s.joins.Store(id, ch)
+	c := call{s.client, id}
+	key := pyTorchRaw + joinKey
+	r, what := s.mem.apply(c, request{op: opPyTorchBarrier, keys: []string{key}, delta: 1, need: int64(worldSize)})
+	if what == waiting {
+		select {
+		case r = <-ch:
+		case <-ctx.Done():
+			s.mem.cancel(c)
+			r = <-ch
+		}
+	} else {
+		s.joins.Delete(id)
+	}
+	switch {
+	case r.status == statusCancelled:
+		n, _ := s.mem.Add(context.WithoutCancel(ctx), key, 0)
+		return &Error{Op: "join", Addr: s.Addr(), Err: fmt.Errorf("%d of %d processes have joined: %w", n, worldSize, context.Cause(ctx))}
+	case r.err() != nil:
+		return &Error{Op: "join", Addr: s.Addr(), Err: r.err()}
+	}
+	return nil
+}
+
+// Linger takes no more clients and waits until all have gone, but not longer than
+// patience: see [Server.Linger].
+func (s *PyTorchServer) Linger(patience time.Duration) {
+	s.listener.Close()
+	gone := make(chan struct{})
+	s.mu.Lock()
+	if len(s.conns) > 0 {
+		s.empty = gone
+	} else {
+		close(gone)
+	}
+	s.mu.Unlock()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-gone:
+	case <-timer.C:
+	}
+}
+
+// Close ends the server and all its connections, and waits until their goroutines
+// have ended. The store stays.
+func (s *PyTorchServer) Close() error {
+	s.listener.Close()
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	if first {
+		s.mem.detach(s.client)
+	}
+	return nil
+}
+
+// accept takes clients until the listener is closed.
+func (s *PyTorchServer) accept() {
+	defer s.running.Done()
+	pause := time.Millisecond
+	for {
+		c, err := s.listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		} else if err != nil { // such as too many open files
+			time.Sleep(pause)
+			pause = min(2*pause, time.Second)
+			continue
+		}
+		pause = time.Millisecond
+		if !s.admits(c) {
+			s.report(c, 0, nil, errors.New("its host is not one of this job's"))
+			c.Close()
+			continue
+		}
+		if !s.enter(c) {
+			c.Close()
+			return
+		}
+		go func() {
+			defer s.leave(c)
+			s.serve(c)
+		}()
+	}
+}
+
+// admits says whether a client may come in.
+func (s *PyTorchServer) admits(c net.Conn) bool {
+	peer, ok := addrOf(c.RemoteAddr())
+	if !ok {
+		return false
+	}
+	if s.admit != nil {
+		return s.admit(peer)
+	}
+	mine, ok := addrOf(c.LocalAddr())
+	return peer.IsLoopback() || ok && peer == mine
+}
+
+func addrOf(a net.Addr) (netip.Addr, bool) {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Addr{}, false
+	}
+	return t.AddrPort().Addr().Unmap(), true
+}
+
+// report tells of a client that was refused.
+func (s *PyTorchServer) report(c net.Conn, g PyTorchGeneration, sent []byte, err error) {
+	if s.refused != nil {
+		s.refused(&PyTorchRefusal{Server: s.Addr(), Peer: c.RemoteAddr().String(), Generation: g, Sent: sent, Err: err})
+	}
+}
+
+// enter counts a connection in, unless the server is closed.
+func (s *PyTorchServer) enter(c net.Conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.conns[c] = struct{}{}
+	s.running.Add(1)
+	return true
+}
+
+func (s *PyTorchServer) leave(c net.Conn) {
+	c.Close()
+	s.mu.Lock()
+	delete(s.conns, c)
+	if len(s.conns) == 0 && s.empty != nil {
+		close(s.empty)
+		s.empty = nil
+	}
+	s.mu.Unlock()
+	s.running.Done()
+}
+
+// heard notes that a client speaks a generation.
+func (s *PyTorchServer) heard(g PyTorchGeneration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.Contains(s.spoken, g) {
+		return
+	}
+	if s.spoken = append(s.spoken, g); len(s.spoken) == 1 {
+		close(s.first)
+	}
+	slices.Sort(s.spoken)
+}
