@@ -38,6 +38,8 @@ import (
 //
 // A parameter that a pass did not reach counts as a gradient of zero, so ranks
 // that used different parts of a model stay together.
+//
+// The ranks may be of PyTorch's DistributedDataParallel too: see [PyTorch].
 type DDP struct {
 	// Model is what was wrapped, an nn.Module or nn.ModuleN. Its parameters have
 	// the same names in the DDP.
@@ -50,6 +52,7 @@ type DDP struct {
 	sparse  []*nn.Parameter `name:"-"` // nor these; see rows.go
 	sync    bool
 	late    stragglerWatch
+	pytorch *pytorchDDP // nil unless other ranks may be PyTorch's
 
 	bucketOf map[*nn.Parameter]*bucket
 	tapes    []weak.Pointer[tensor.Tape] // of the passes that Forward has prepared
@@ -68,6 +71,7 @@ type ddpOptions struct {
 	firstBucketBytes, bucketBytes int
 	keepBuffers                   bool
 	onStraggler                   func(Straggler)
+	pytorch                       *PyTorchOptions
 }
 
 // BucketBytes sets the sizes at which buckets are full: that of the first one
@@ -107,6 +111,18 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 		opt(&o)
 	}
 	d := &DDP{Model: model, group: group, sync: true, late: stragglerWatch{tell: o.onStraggler, named: -1}, bucketOf: make(map[*nn.Parameter]*bucket)}
+	if o.pytorch != nil {
+		for _, p := range nn.Parameters(model) {
+			if p.Frozen {
+				d.frozen = append(d.frozen, p)
+			}
+		}
+		var err error
+		if d.pytorch, err = newPyTorchDDP(ctx, model, group, &o); err != nil {
+			return nil, err
+		}
+		return d, nil
+	}
 	if err := verifySame(ctx, group, model); err != nil {
 		return nil, err
 	}
@@ -190,6 +206,9 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 // before an evaluation on several ranks, call it on all of them. With
 // [KeepBuffers] it does nothing.
 func (d *DDP) SyncBuffers(ctx context.Context) error {
+	if d.pytorch != nil {
+		return errors.New("ddp: SyncBuffers is not among the collectives of PyTorch's DDP, whose ranks broadcast buffers in their forward passes")
+	}
 	for _, s := range d.shared {
 		if err := s.broadcast(ctx, d.group); err != nil {
 			return err
@@ -223,7 +242,16 @@ func (d *DDP) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 // several times, but is prepared once.
 func (d *DDP) prepare(c *nn.Ctx) {
 	tape := c.Tape()
+	if d.pytorch != nil {
+		if err := d.pytorch.forward(c, tape.Recording(), d.sync); err != nil {
+			c.Fail(err)
+		}
+	}
 	if !tape.Recording() || !d.isNew(tape) {
+		return
+	}
+	if d.pytorch != nil {
+		d.preparePyTorch(tape, d.sync)
 		return
 	}
 	// The average is a sum of gradients that are small from the start.
@@ -237,6 +265,25 @@ func (d *DDP) prepare(c *nn.Ctx) {
 	tape.BeforeBackward(func(context.Context) error { return d.begin(sync) })
 	if sync {
 		tape.AfterBackward(d.finish)
+	}
+}
+
+// preparePyTorch is the end of prepare for ranks that keep step with PyTorch's.
+func (d *DDP) preparePyTorch(tape *tensor.Tape, sync bool) {
+	tape.BeforeBackward(func(context.Context) error {
+		if err := d.stillFrozen(); err != nil {
+			return err
+		}
+		return d.pytorch.begin(sync)
+	})
+	if sync {
+		tape.AfterBackward(func(ctx context.Context) error {
+			err := d.pytorch.finish(ctx)
+			if err == nil {
+				d.late.look(d.group)
+			}
+			return err
+		})
 	}
 }
 
@@ -266,15 +313,15 @@ func (d *DDP) NoSync(fn func() error) error {
 	return fn()
 }
 
+var errUnfinished = errors.New("ddp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")
+
 // begin prepares a backward pass.
 func (d *DDP) begin(sync bool) error {
 	if d.reducing {
-		return errors.New("ddp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")
+		return errUnfinished
 	}
-	for _, p := range d.frozen {
-		if !p.Frozen {
-			return fmt.Errorf("ddp: %s was frozen when NewDDP was called and is not any more, so its gradient would differ between ranks: call NewDDP again", p.Name())
-		}
+	if err := d.stillFrozen(); err != nil {
+		return err
 	}
 	if err := d.beginRows(); err != nil {
 		return err
@@ -292,6 +339,15 @@ func (d *DDP) begin(sync bool) error {
 			if p.Grad() != nil {
 				b.views[i].Scale(1 / float64(d.group.Size()))
 			}
+		}
+	}
+	return nil
+}
+
+func (d *DDP) stillFrozen() error {
+	for _, p := range d.frozen {
+		if !p.Frozen {
+			return fmt.Errorf("ddp: %s was frozen when NewDDP was called and is not any more, so its gradient would differ between ranks: call NewDDP again", p.Name())
 		}
 	}
 	return nil

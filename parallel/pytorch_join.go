@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// JoinOptions are those of PyTorch's join, which all ranks give alike.
+type JoinOptions struct {
+	// DivideByLive divides gradients by the number of ranks that still have
+	// inputs, instead of by the group's size: divide_by_initial_world_size=False.
+	DivideByLive bool
+	// ErrorOnEarlyEnd ends the training of all ranks with an [EarlyEndError]
+	// when one has no inputs any more: throw_on_early_termination.
+	ErrorOnEarlyEnd bool
+}
+
+// EarlyEndError says that a rank has run out of inputs before the others.
+type EarlyEndError struct {
+	Rank int  // this rank
+	Self bool // it is the one without inputs
+}
+
+func (e *EarlyEndError) Error() string {
+	if e.Self {
+		return fmt.Sprintf("ddp: join: rank %d has no more inputs, and ErrorOnEarlyEnd ends the training of all", e.Rank)
+	}
+	return fmt.Sprintf("ddp: join: another rank than %d has no more inputs, and ErrorOnEarlyEnd ends the training of all", e.Rank)
+}
+
+// joining is what a DDP does more inside Join.
+type joining struct{ o JoinOptions }
+
+// Join runs a training loop whose number of steps may differ between ranks, as
+// PyTorch's join does; it needs the option [PyTorch]. When fn has returned, the
+// rank goes on with collectives that match those of the ranks that still train:
+// it brings gradients of zero. At the end all ranks have the state of the
+// highest of those that trained longest. An error of fn is returned at once, and leaves the
+// other ranks waiting: fail or close the group then.
+//
+// All steps inside are forward passes of this DDP, followed by the backward pass
+// if it is training; the model must have no collectives of its own.
+func (d *DDP) Join(ctx context.Context, o JoinOptions, fn func() error) error {
+	p := d.pytorch
+	if p == nil {
+		return errors.New("ddp: Join needs the option PyTorch, on every rank")
+	}
+	if p.join != nil {
+		return errors.New("ddp: Join inside a Join")
+	}
+	p.join = &joining{o}
+	defer func() { p.join, p.divisor = nil, float64(p.group.Size()) }()
+	if err := fn(); err != nil {
+		return err
+	}
+	last := true
+	for ; ; last = false {
+		live, err := p.sumOf(ctx, 0, "count the ranks that still have inputs")
+		if err != nil {
+			return err
+		}
+		if live == 0 {
+			break
+		}
+		if o.ErrorOnEarlyEnd {
+			if _, err := p.sumOf(ctx, 1, "tell the ranks of the early end"); err != nil {
+				return err
+			}
+			return &EarlyEndError{Rank: p.group.Rank(), Self: true}
+		}
+		if err := p.shadow(ctx); err != nil {
+			return err
+		}
+	}
+	candidate := -1
+	if last {
+		candidate = p.group.Rank()
+	}
+	src, err := p.commonRank(ctx, candidate)
+	if err != nil {
+		return err
+	}
+	defer p.state.release()
+	return p.state.broadcast(ctx, p.group, src)
+}
+
+// notify tells ranks that have joined that this one has not.
+func (p *pytorchDDP) notify(ctx context.Context) error {
+	live, err := p.sumOf(ctx, 1, "count the ranks that still have inputs")
+	if err != nil {
+		return err
+	}
+	p.divisor = float64(p.group.Size())
+	if p.join.o.DivideByLive {
+		p.divisor = live
+	}
+	if !p.join.o.ErrorOnEarlyEnd {
+		return nil
+	}
+	ended, err := p.sumOf(ctx, 0, "ask for an early end")
+	if err == nil && ended != 0 {
+		err = &EarlyEndError{Rank: p.group.Rank()}
+	}
+	return err
+}
+
+// shadow takes part in a step of the ranks that still have inputs.
+func (p *pytorchDDP) shadow(ctx context.Context) error {
+	if p.reducing {
+		return errUnfinished
+	}
+	if p.rebuildDue() {
+		if err := p.rebuild(ctx); err != nil {
+			return err
+		}
+	}
+	if p.syncNext && p.buffers != nil {
+		src, err := p.commonRank(ctx, -1)
+		if err != nil {
+			return err
+		}
+		if err := p.buffers.broadcast(ctx, p.group, src); err != nil {
+			return err
+		}
+	}
+	syncing, err := p.sumOf(ctx, 0, "ask whether gradients will be averaged")
+	if err != nil {
+		return err
+	}
+	p.syncNext = syncing != 0
+	if !p.syncNext {
+		return nil
+	}
+	var works []*dist.Work
+	for _, b := range p.buckets {
+		b.flat.Fill(0)
+		works = append(works, p.group.AllReduceAsync(ctx, b.flat, dist.Sum))
+	}
+	if p.o.FindUnused {
+		p.used.Fill(0)
+		works = append(works, p.group.AllReduceAsync(ctx, p.used, dist.Sum))
+	}
+	for _, w := range works {
+		if err := w.Wait(context.WithoutCancel(ctx)); err != nil {
+			return fmt.Errorf("ddp: join: bring zeros for the other ranks' gradients: %w", err)
+		}
+	}
+	if !p.rebuilt && (p.o.StaticGraph || !p.o.FindUnused) && len(p.order) == 0 {
+		for k := range p.params {
+			p.order = append(p.order, k)
+		}
+	}
+	return nil
+}
+
+// sumOf adds up a number over the ranks.
+func (p *pytorchDDP) sumOf(ctx context.Context, v float64, what string) (float64, error) {
+	t := tensor.Full(v, 1)
+	if err := p.group.AllReduce(ctx, t, dist.Sum); err != nil {
+		return 0, fmt.Errorf("ddp: join: %s: %w", what, err)
+	}
+	return t.Item(), nil
+}
+
+// commonRank returns the highest rank that any rank proposes; -1 proposes none.
+func (p *pytorchDDP) commonRank(ctx context.Context, proposal int) (int, error) {
+	t := tensor.FromInt64([]int64{int64(proposal)})
+	if err := p.group.AllReduce(ctx, t, dist.Max); err != nil {
+		return 0, fmt.Errorf("ddp: join: agree on the rank whose state counts: %w", err)
+	}
+	rank := t.Int64s()[0]
+	if rank < 0 || rank >= int64(p.group.Size()) {
+		return 0, fmt.Errorf("ddp: join: the ranks agreed on rank %d of %d", rank, p.group.Size())
+	}
+	return int(rank), nil
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// stateBucketBytes is the size at which PyTorch cuts what it broadcasts of a
+// model's state.
+const stateBucketBytes = 250 << 20
+
+// assignBuckets is PyTorch's rule for buckets: tensors are taken in turn, each
+// added to the bucket of its dtype, which is closed when it has reached the
+// present limit; the dtype then goes on to the next limit, the last of which
+// stays. Tensor i has the index indices[i], or i, and then the buckets are
+// sorted by their first index. Buckets that are left open follow, in the order
+// in which their dtypes first came.
+func assignBuckets(numElems []int, dtypes []tensor.DType, limits, indices []int) [][]int {
+	type open struct {
+		indices      []int
+		bytes, limit int
+	}
+	byDType := map[tensor.DType]*open{}
+	var order []*open
+	var done [][]int
+	for i, n := range numElems {
+		o := byDType[dtypes[i]]
+		if o == nil {
+			o = &open{}
+			byDType[dtypes[i]] = o
+			order = append(order, o)
+		}
+		index := i
+		if indices != nil {
+			index = indices[i]
+		}
+		o.indices = append(o.indices, index)
+		o.bytes += n * dtypes[i].Size()
+		if o.bytes >= limits[min(o.limit, len(limits)-1)] {
+			done = append(done, o.indices)
+			o.indices, o.bytes = nil, 0
+			o.limit++
+		}
+	}
+	for _, o := range order {
+		if len(o.indices) > 0 {
+			done = append(done, o.indices)
+		}
+	}
+	if indices == nil {
+		slices.SortFunc(done, func(a, b []int) int { return cmp.Compare(a[0], b[0]) })
+	}
+	return done
+}
+
+// inPyTorchOrder sorts what modules hold as named_parameters and named_buffers
+// do: a module's own entries come before those of its children, whichever field
+// comes first.
+func inPyTorchOrder[T any](entries []T, name func(T) string) []T {
+	type module struct {
+		own      []T
+		children []*module
+		byName   map[string]*module
+	}
+	root := &module{byName: map[string]*module{}}
+	for _, e := range entries {
+		at := root
+		path := strings.Split(name(e), ".")
+		for _, part := range path[:len(path)-1] {
+			child := at.byName[part]
+			if child == nil {
+				child = &module{byName: map[string]*module{}}
+				at.byName[part] = child
+				at.children = append(at.children, child)
+			}
+			at = child
+		}
+		at.own = append(at.own, e)
+	}
+	sorted := make([]T, 0, len(entries))
+	var visit func(m *module)
+	visit = func(m *module) {
+		sorted = append(sorted, m.own...)
+		for _, c := range m.children {
+			visit(c)
+		}
+	}
+	visit(root)
+	return sorted
+}
+
+// coalesced is a list of tensors that are broadcast in as few pieces as
+// PyTorch does it in.
+type coalesced struct {
+	names   []string
+	tensors []*tensor.Tensor
+	runs    [][]int
+	flats   []*tensor.Tensor   // nil until they are needed
+	pieces  [][]*tensor.Tensor // of the flats, one a tensor
+}
+
+func newCoalesced[T any](entries []T, of func(T) (string, *tensor.Tensor)) *coalesced {
+	c := &coalesced{}
+	var numElems []int
+	var dtypes []tensor.DType
+	for _, e := range entries {
+		name, t := of(e)
+		c.names, c.tensors = append(c.names, name), append(c.tensors, t)
+		numElems, dtypes = append(numElems, t.NumElems()), append(dtypes, t.DType())
+	}
+	c.runs = assignBuckets(numElems, dtypes, []int{stateBucketBytes}, nil)
+	c.flats, c.pieces = make([]*tensor.Tensor, len(c.runs)), make([][]*tensor.Tensor, len(c.runs))
+	return c
+}
+
+// broadcast replaces every rank's tensors by those of rank src.
+func (c *coalesced) broadcast(ctx context.Context, group *dist.Group, src int) error {
+	for i, run := range c.runs {
+		if c.flats[i] == nil {
+			c.lay(i)
+		}
+		if group.Rank() == src {
+			for j, k := range run {
+				c.pieces[i][j].CopyFrom(c.tensors[k])
+			}
+		}
+		if err := group.Broadcast(ctx, c.flats[i], src); err != nil {
+			return fmt.Errorf("ddp: broadcast %d tensors (%s … %s) from rank %d: %w", len(run), c.names[run[0]], c.names[run[len(run)-1]], src, err)
+		}
+		if group.Rank() != src {
+			for j, k := range run {
+				c.tensors[k].CopyFrom(c.pieces[i][j])
+			}
+		}
+	}
+	return nil
+}
+
+// lay makes the memory of a run.
+func (c *coalesced) lay(run int) {
+	like := make([]*tensor.Tensor, len(c.runs[run]))
+	for j, k := range c.runs[run] {
+		like[j] = c.tensors[k]
+	}
+	c.flats[run], c.pieces[run] = flatten(tensor.New, like)
+}
+
+// release gives back the memory between two broadcasts that are far apart.
+func (c *coalesced) release() {
+	clear(c.flats)
+	clear(c.pieces)
+}
+
+// flatten returns memory for tensors of one dtype, back to back, and a view of
+// it for each.
+func flatten(alloc func(tensor.Device, tensor.DType, ...int) *tensor.Tensor, like []*tensor.Tensor) (flat *tensor.Tensor, views []*tensor.Tensor) {
+	numElems, offset := 0, 0
+	for _, t := range like {
+		numElems += t.NumElems()
+	}
+	flat = alloc(like[0].Device(), like[0].DType(), numElems)
+	for _, t := range like {
+		views = append(views, flat.Narrow(0, offset, t.NumElems()).Reshape(t.Shape()...))
+		offset += t.NumElems()
+	}
+	return flat, views
+}

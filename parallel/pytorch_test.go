@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+func TestAssignBuckets(t *testing.T) {
+	const f, i = tensor.Float32, tensor.Int64
+	for _, c := range []struct {
+		numElems []int
+		dtypes   []tensor.DType
+		limits   []int
+		indices  []int
+		want     string
+	}{
+		{nil, nil, []int{8}, nil, "[]"},
+		{[]int{1, 1, 1}, []tensor.DType{f, f, f}, []int{1 << 30}, nil, "[[0 1 2]]"},
+		{[]int{1, 1, 1}, []tensor.DType{f, f, f}, []int{4, 8}, nil, "[[0] [1 2]]"},
+		{[]int{1, 1, 1, 1, 1}, []tensor.DType{f, f, f, f, f}, []int{4, 8}, []int{4, 3, 2, 1, 0}, "[[4] [3 2] [1 0]]"},
+		// Dtypes have limits of their own, and the buckets are sorted.
+		{[]int{1, 1, 1, 1}, []tensor.DType{f, i, f, i}, []int{1 << 30}, nil, "[[0 2] [1 3]]"},
+		{[]int{1, 1, 1, 1}, []tensor.DType{f, i, f, i}, []int{8}, nil, "[[0 2] [1] [3]]"},
+		{[]int{1, 1, 1, 1}, []tensor.DType{f, i, f, i}, []int{8}, []int{3, 2, 1, 0}, "[[2] [3 1] [0]]"},
+		{[]int{0, 9, 0}, []tensor.DType{f, f, f}, []int{8}, nil, "[[0 1] [2]]"},
+	} {
+		if got := fmt.Sprint(assignBuckets(c.numElems, c.dtypes, c.limits, c.indices)); got != c.want {
+			t.Errorf("%v %v, limits %v, indices %v: %s, want %s", c.numElems, c.dtypes, c.limits, c.indices, got, c.want)
+		}
+	}
+}
+
+func TestPyTorchsOrder(t *testing.T) {
+	for text, want := range map[string]string{
+		"a b":                                     "a b",
+		"wte.weight pos h.0.w h.0.ln.b h.0.b":     "pos wte.weight h.0.w h.0.b h.0.ln.b",
+		"a.b.c a.c d a.d e.f d.g":                 "d a.c a.d a.b.c e.f d.g",
+		"layers.1.w layers.0.w layers.1.b last.w": "layers.1.w layers.1.b layers.0.w last.w",
+	} {
+		if got := strings.Join(inPyTorchOrder(strings.Fields(text), func(s string) string { return s }), " "); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}
+
+func build(seed int64) *nn.Build { return &nn.Build{Generator: tensor.NewGenerator(seed)} }
+
+// TestForeignModels: each rank says what the other has sent.
+func TestForeignModels(t *testing.T) {
+	more := func(b *nn.Build) nn.Module { return newBranches(b) }
+	same := func(b *nn.Build) nn.Module { return newMLP(b) }
+	wide := func(b *nn.Build) nn.Module {
+		m := newMLP(b)
+		m.FC2 = nn.NewLinear(b, 4, 6)
+		return m
+	}
+	for name, c := range map[string]struct {
+		models [2]func(*nn.Build) nn.Module
+		want   [2]string
+	}{
+		"number": {[2]func(*nn.Build) nn.Module{same, more},
+			[2]string{"rank 1 trains 8 parameters and this rank 6", "rank 0 trains 6 parameters and this rank 8"}},
+		"shape": {[2]func(*nn.Build) nn.Module{same, wide},
+			[2]string{"", "rank 0 sent the sizes and strides [4 6 6 1] where this rank has fc2.weight with [6 4 4 1]"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+				_, err := NewDDP(ctx, c.models[g.Rank()](build(0)), g, PyTorch(PyTorchOptions{}))
+				var foreign *PeerModelError
+				want := c.want[g.Rank()]
+				if want != "" && (!errors.As(err, &foreign) || foreign.Rank != 1-g.Rank() || !strings.Contains(err.Error(), want)) {
+					return fmt.Errorf("rank %d: %v, want a *PeerModelError with %q", g.Rank(), err, want)
+				}
+				// A rank that finds nothing amiss waits for rank 1, as PyTorch's would.
+				if want == "" && err == nil {
+					return errors.New("rank 0 has a DDP, although rank 1 has none")
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestLyingRank0: what it sends as the layout of buckets is not trusted.
+func TestLyingRank0(t *testing.T) {
+	params := []*nn.Parameter{nn.NewParameter(tensor.Zeros(2)), nn.NewParameter(tensor.Zeros(2)), nn.NewParameter(tensor.FromInt64([]int64{1}))}
+	p := &pytorchDDP{params: params}
+	if got, err := p.layoutOf([]int64{1, 0, 2}, []int64{2, 1}); err != nil || fmt.Sprint(got) != "[[1 0] [2]]" {
+		t.Errorf("%v, %v", got, err)
+	}
+	for want, c := range map[string][2][]int64{
+		"with 4 of 3 parameters":                   {{0, 1, 2}, {4}},
+		"bucket 1 of 2 with 0 of":                  {{0, 1, 2}, {2, 0}},
+		"bucket 0 of 1 with -1":                    {{0, 1, 2}, {-1}},
+		"bucket 0 of 1 with 9223372036854775807":   {{0, 1, 2}, {math.MaxInt64}},
+		"buckets with 2 of 3 parameters":           {{0, 1, 2}, {2}},
+		"parameter 0 of 3, out of range or twice":  {{0, 0, 2}, {2, 1}},
+		"parameter 3 of 3, out of range or twice":  {{0, 3, 2}, {2, 1}},
+		"parameter -1 of 3, out of range or twice": {{0, -1, 2}, {2, 1}},
+		"different dtypes":                         {{0, 2, 1}, {2, 1}},
+	} {
+		if got, err := p.layoutOf(c[0], c[1]); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, %v, want %q", c, got, err, want)
+		}
+	}
+}
+
+// passOf runs a training pass of random inputs.
+func passOf(ctx context.Context, m nn.Module, g *tensor.Generator) (err error) {
+	x := tensor.Zeros(5, 8)
+	g.Uniform(x, -1, 1)
+	c := nn.Training(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	y := c.Call(m, x)
+	return y.Mul(y).Mean().Backward(ctx)
+}
+
+func TestUnusedIsNamed(t *testing.T) {
+	for _, static := range []bool{false, true} {
+		t.Run(fmt.Sprint("static ", static), func(t *testing.T) {
+			err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+				m := newBranches(build(0))
+				ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{StaticGraph: static}))
+				if err != nil {
+					return err
+				}
+				random := tensor.NewGenerator(1)
+				want := []string{"never.weight", "never.bias", "sometimes.weight", "sometimes.bias"}
+				if static {
+					m.on = true
+					if err := passOf(ctx, ddp, random); err != nil {
+						return err
+					}
+					m.on = false
+					want = want[2:]
+				}
+				err = passOf(ctx, ddp, random)
+				var unused *UnusedError
+				if !errors.As(err, &unused) || !slices.Equal(unused.Params, want) || unused.Static != static {
+					return fmt.Errorf("%v, want an *UnusedError of %v", err, want)
+				}
+				if err := passOf(ctx, ddp, random); err == nil || !strings.Contains(err.Error(), "an earlier backward pass has not come to its end") {
+					return fmt.Errorf("the next pass: %v", err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// TestUnusedKeepsItsGradient: of a parameter that no rank has used; one that
+// any has used gets the average.
+func TestUnusedKeepsItsGradient(t *testing.T) {
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		m := newBranches(build(0))
+		ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{FindUnused: true}))
+		if err != nil {
+			return err
+		}
+		random := tensor.NewGenerator(int64(g.Rank()))
+		m.on = g.Rank() == 1
+		if err := passOf(ctx, ddp, random); err != nil {
+			return err
+		}
+		if m.Never.Weight.Grad() != nil {
+			return errors.New("a parameter that nobody has used has a gradient")
+		}
+		first := m.Sometimes.Weight.Grad()
+		if first == nil || slices.Max(first.Abs().Float32s()) == 0 {
+			return fmt.Errorf("rank %d: a parameter that rank 1 has used has the gradient %v", g.Rank(), first)
+		}
+		before := first.Float32s()
+		all := tensor.New(tensor.CPU(), tensor.Float32, 2, 36)
+		if err := g.AllGather(ctx, all, first.Reshape(1, 36)); err != nil {
+			return err
+		}
+		if v := all.Float32s(); !slices.Equal(v[:36], v[36:]) {
+			return errors.New("the ranks have different gradients")
+		}
+		// Nobody uses it, and nobody has dropped its gradient.
+		m.on = false
+		if err := passOf(ctx, ddp, random); err != nil {
+			return err
+		}
+		if !slices.Equal(before, m.Sometimes.Weight.Grad().Float32s()) {
+			return errors.New("the gradient that nobody has used has changed")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPyTorchsArithmetic: gradients that accumulate without synchronisation
+// are whole; the sum is of those multiplied by 1/ranks, in float32.
+func TestPyTorchsArithmetic(t *testing.T) {
+	const ranks = 3
+	alone := make([][]float32, ranks) // each rank's own two passes
+	for r := range alone {
+		m := newMLP(build(0))
+		random := tensor.NewGenerator(int64(r))
+		for range 2 {
+			if err := passOf(t.Context(), m, random); err != nil {
+				t.Fatal(err)
+			}
+		}
+		alone[r] = m.FC1.Weight.Grad().Float32s()
+	}
+	err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
+		m := newMLP(build(0))
+		ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{}), KeepBuffers())
+		if err != nil {
+			return err
+		}
+		random := tensor.NewGenerator(int64(g.Rank()))
+		if err := ddp.NoSync(func() error { return passOf(ctx, ddp, random) }); err != nil {
+			return err
+		}
+		if err := passOf(ctx, ddp, random); err != nil {
+			return err
+		}
+		third := float32(1.0 / ranks)
+		for i, got := range m.FC1.Weight.Grad().Float32s() {
+			want := float32(alone[0][i]*third) + float32(alone[1][i]*third)
+			want += float32(alone[2][i] * third)
+			if got != want {
+				return fmt.Errorf("element %d: %v, want %v", i, got, want)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestJoinEndsAlike: ranks with unlike numbers of steps have the same
+// parameters at the end, those of who trained longest.
+func TestJoinEndsAlike(t *testing.T) {
+	for name, o := range map[string]JoinOptions{"divided by all": {}, "divided by the live": {DivideByLive: true}} {
+		t.Run(name, func(t *testing.T) {
+			const ranks = 3
+			digests, last := make([]string, ranks), ""
+			err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
+				m := newMLP(build(int64(g.Rank())))
+				ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{}))
+				if err != nil {
+					return err
+				}
+				opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.1, Momentum: 0.9})
+				random := tensor.NewGenerator(int64(g.Rank()))
+				err = ddp.Join(ctx, o, func() error {
+					for range []int{4, 7, 2}[g.Rank()] {
+						opt.ZeroGrad()
+						if err := passOf(ctx, ddp, random); err != nil {
+							return err
+						}
+						opt.Step(1)
+					}
+					return nil
+				})
+				if err != nil {
+					return err
+				}
+				digests[g.Rank()] = stateDigest(m)
+				// The next step is one of all ranks again.
+				if err := passOf(ctx, ddp, random); err != nil {
+					return err
+				}
+				if g.Rank() == 1 {
+					last = digests[1]
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for rank, d := range digests {
+				if d != last {
+					t.Errorf("rank %d ends with %s, rank 1 with %s", rank, d, last)
+				}
+			}
+		})
+	}
+}
+
+func stateDigest(m any) string {
+	var b strings.Builder
+	for _, s := range nn.StateDict(m) {
+		if s.Tensor.DType().IsFloat() {
+			for _, v := range s.Tensor.Float32s() {
+				fmt.Fprintf(&b, "%08x", math.Float32bits(v))
+			}
+		} else {
+			fmt.Fprint(&b, s.Tensor.Int64s())
+		}
+	}
+	return b.String()
+}
+
+func TestPyTorchsMistakes(t *testing.T) {
+	err := spawn(t, 1, func(ctx context.Context, g *dist.Group) error {
+		sparse := newToy(0, width)
+		sparse.Tokens.Weight.Sparse = true
+		still := newMLP(build(0))
+		for _, p := range nn.Parameters(still) {
+			p.Frozen = true
+		}
+		for want, m := range map[string]nn.Module{"tokens.weight takes its gradient by rows": sparse, "no parameter of the model is trained": still} {
+			if _, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{})); err == nil || !strings.Contains(err.Error(), want) {
+				return fmt.Errorf("%v, want %q", err, want)
+			}
+		}
+		native, err := NewDDP(ctx, newMLP(build(0)), g)
+		if err != nil {
+			return err
+		}
+		if err := native.Join(ctx, JoinOptions{}, nil); err == nil || !strings.Contains(err.Error(), "the option PyTorch") {
+			return fmt.Errorf("Join: %v", err)
+		}
+		d, err := NewDDP(ctx, newMLP(build(0)), g, PyTorch(PyTorchOptions{}))
+		if err != nil {
+			return err
+		}
+		if err := d.SyncBuffers(ctx); err == nil {
+			return errors.New("SyncBuffers: no error")
+		}
+		err = d.Join(ctx, JoinOptions{}, func() error { return d.Join(ctx, JoinOptions{}, nil) })
+		if err == nil || !strings.Contains(err.Error(), "Join inside a Join") {
+			return fmt.Errorf("Join inside a Join: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
