@@ -73,6 +73,18 @@
 // do not pass through TLS. Close does not say goodbye in TLS's words; frames
 // tell an end from a cut.
 //
+// # Shared memory
+//
+// [DialShared] and [AcceptShared] turn a unix connection, once its handshake is
+// done, into one whose bytes go through memory that both processes map: a ring
+// of 1 MiB in each direction, in a memory file whose size is sealed. A frame is
+// two copies and no system call while the other side looks; a round trip of 8
+// bytes takes 0.3 µs. The reader and the writer copy at the same time, so that a
+// large payload takes little more than one copy. The socket stays, to wake a
+// reader that has been waiting for long, and to tell that the peer has died.
+// What the peer says in that memory is checked, and its bytes are copied before
+// they are looked at.
+//
 // # Waiting
 //
 // A read that finds nothing is parked until the runtime's poller wakes it,
@@ -103,7 +115,7 @@ import (
 
 // Error is a failed operation on a connection or a listener.
 type Error struct {
-	Op    string // "dial", "listen", "handshake", "read", "write", "send fd", "receive fd"
+	Op    string // "dial", "listen", "handshake", "read", "write", "send fd", "receive fd", "share memory"
 	Proto string // empty where there is none yet
 	Addr  string // the peer's address, or the listener's own
 	Err   error

@@ -20,12 +20,13 @@ const patience = 20 * time.Second
 const failed = "failed:"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == peerArg || os.Args[1] == namespaceArg) {
-		run := runNamespace
-		if os.Args[1] == peerArg {
-			run = func() error { return runPeer(os.Args[2]) }
-		}
-		if err := run(); err != nil {
+	roles := map[string]func() error{
+		namespaceArg: runNamespace,
+		peerArg:      func() error { return runPeer(os.Args[2]) },
+		sharedArg:    func() error { return runShared(os.Args[2], os.Args[3]) },
+	}
+	if len(os.Args) > 1 && roles[os.Args[1]] != nil {
+		if err := roles[os.Args[1]](); err != nil {
 			fmt.Fprintln(os.Stderr, failed, err)
 			os.Exit(1)
 		}
@@ -74,11 +75,42 @@ var links = []link{
 		t.Cleanup(func() { near.Close(); far.Close() })
 		return near, far
 	}},
+	{"shm", connectShared},
 }
 
-// eachLink runs f over every kind of connection.
+// connectShared makes a connection through shared memory.
+func connectShared(t testing.TB) (near, far *Conn) {
+	t.Helper()
+	token := NewToken()
+	p, err := Listen("unix:", token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	accepted := make(chan *Conn, 1)
+	p.Handle("test", func(c *Conn) {
+		c, err := AcceptShared(ctx, c)
+		if err != nil {
+			t.Error(err)
+		}
+		accepted <- c
+	})
+	near, err = DialShared(ctx, p.Addr(), "test", token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	far = <-accepted
+	t.Cleanup(func() { near.Close(); far.Close(); p.Close() })
+	return near, far
+}
+
+// eachLink runs f over every kind of connection that there is here.
 func eachLink(t *testing.T, f func(t *testing.T, near, far *Conn)) {
 	for _, l := range links {
+		if l.name == "shm" && !SharedMemory {
+			continue
+		}
 		t.Run(l.name, func(t *testing.T) {
 			near, far := l.connect(t)
 			by := time.Now().Add(patience)

@@ -22,6 +22,7 @@ type job struct {
 	Token         string
 	Raw           bool // sockets and loops, without frames
 	TLS           bool
+	Shared        bool // through shared memory
 	RoundTrip     bool // answers; otherwise both send at once
 	Bytes         int  // sent each way at a time
 	Frame         int  // bytes of data in a frame
@@ -56,6 +57,9 @@ func runPeer(text string) error {
 				return nil, err
 			}
 			return NewConn(nc, "bench"), nil
+		}
+		if j.Shared {
+			return DialShared(ctx, j.Addr, proto, token)
 		}
 		return Dial(ctx, j.Addr, proto, token, WithTLS(j.TLS))
 	}
@@ -185,8 +189,18 @@ func withPeer(b *testing.B, j job) *party {
 			b.Fatal(err)
 		}
 		b.Cleanup(func() { port.Close() })
-		port.Handle("up", func(c *Conn) { up <- c })
-		port.Handle("down", func(c *Conn) { down <- c })
+		for proto, arrived := range map[string]chan *Conn{"up": up, "down": down} {
+			port.Handle(proto, func(c *Conn) {
+				if j.Shared {
+					var err error
+					if c, err = AcceptShared(context.Background(), c); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+				arrived <- c
+			})
+		}
 		j.Addr = port.Addr()
 	}
 	text, err := json.Marshal(j)
@@ -232,15 +246,33 @@ func benchSteps(b *testing.B, j job) {
 			b.Fatal(err)
 		}
 	}
-	if !j.RoundTrip {
-		b.SetBytes(int64(j.Bytes))
-	}
+	b.SetBytes(int64(j.Bytes))
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := p.step(true); err != nil {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkShared measures the same between processes that share memory, and 64 MiB
+// one way, whose floor is a copy by each process at the same time.
+func BenchmarkShared(b *testing.B) {
+	if !SharedMemory {
+		b.Skip("no shared memory between processes on this system")
+	}
+	const whole = 64 << 20
+	for _, size := range []int{8, 4096, 65536} {
+		b.Run("round-trip-"+strconv.Itoa(size), func(b *testing.B) {
+			benchSteps(b, job{Network: "unix", Shared: true, RoundTrip: true, Bytes: size, Frame: size})
+		})
+	}
+	b.Run("round-trip-16MiB", func(b *testing.B) {
+		benchSteps(b, job{Network: "unix", Shared: true, RoundTrip: true, Bytes: 16 << 20, Frame: 16 << 20})
+	})
+	b.Run("two-way/1024KiB", func(b *testing.B) {
+		benchSteps(b, job{Network: "unix", Shared: true, Bytes: whole, Frame: 1 << 20})
+	})
 }
 
 // BenchmarkProcesses measures round trips of small frames, and 64 MiB both
