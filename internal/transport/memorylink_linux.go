@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -146,12 +147,17 @@ func (l *memoryLink) receive(p, spare []byte, h *Haste) (int, error) {
 			return n, nil
 		case err != nil:
 			return 0, err
+		case l.closed.Load(): // here, which is seen before its effects
+			return 0, net.ErrClosed
 		case ended:
 			return 0, io.EOF
-		case l.closed.Load():
-			return 0, net.ErrClosed
 		}
 		if h.Spin > 0 {
+			if looks == 1 {
+				// What this goroutine has just started would else wait for another
+				// thread to be woken: a hundred times as long.
+				runtime.Gosched()
+			}
 			if looks < quickLooks && began.IsZero() {
 				continue
 			}
@@ -260,6 +266,9 @@ func (l *memoryLink) send(p []byte, last bool) (int, error) {
 			return done, os.ErrDeadlineExceeded
 		}
 		if l.gone.Load() || l.out.control.left.Load() != 0 {
+			if l.closed.Load() { // here, which is seen before its effects
+				return done, net.ErrClosed
+			}
 			return done, syscall.EPIPE
 		}
 		n, err := l.out.put(p[done:])
