@@ -27,17 +27,21 @@ func CreateGraph() BackwardOption {
 // The error is that of a leaf's hook or of a collective on the way; the
 // gradients are then incomplete.
 func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
-	b := t.startBackward(ctx, "backward", nil, opts)
-	for _, fn := range t.tape.before {
-		if err := fn(ctx); err != nil {
+	return t.startBackward(ctx, "backward", nil, opts).pass(t.node)
+}
+
+// pass walks from root down to the first leaf, with what wrappers do around it.
+func (b *backprop) pass(root int) error {
+	for _, fn := range b.tape.before {
+		if err := fn(b.ctx); err != nil {
 			return err
 		}
 	}
-	if err := b.run(t.node, nil); err != nil {
+	if err := b.run(root, nil); err != nil {
 		return err
 	}
-	for _, fn := range t.tape.after {
-		if err := fn(ctx); err != nil {
+	for _, fn := range b.tape.after {
+		if err := fn(b.ctx); err != nil {
 			return err
 		}
 	}
@@ -82,7 +86,10 @@ type backprop struct {
 	grads  []*Tensor
 	retain bool
 	create bool
-	err    error
+	// crosses: gradients come and go by crossings; else one on the way is an error.
+	crosses bool
+	keep    []int // nodes of losses, whose values stay
+	err     error
 }
 
 func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opts []BackwardOption) *backprop {
@@ -94,15 +101,10 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 	}
 	given := seed != nil
 	if !given {
-		if op == "backward" && t.NumElems() != 1 {
-			fail(op, []*Tensor{t}, "wants a loss of one element")
-		}
-		seed = alloc(t.tape, t.Device(), t.dtype, t.shape, false)
-		start := 1.0
 		if op == "backward" {
-			start = t.tape.seed
+			t.wantLoss(op, t.tape)
 		}
-		seed.Device().Fill(seed.array(), start)
+		seed = t.firstGrad(op)
 	}
 	if !slices.Equal(seed.shape, t.shape) || seed.dtype != t.dtype {
 		fail(op, []*Tensor{t, seed}, "the seed must have the shape and dtype of the value")
@@ -110,8 +112,20 @@ func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opt
 	if given {
 		b.tape.own(seed.storage) // it stays the caller's: the pass neither adds to it nor frees it
 	}
+	b.keep = append(b.keep, t.node)
 	b.hold(t.node, seed)
 	return b
+}
+
+// firstGrad returns the gradient of t with respect to itself.
+func (t *Tensor) firstGrad(op string) *Tensor {
+	seed := alloc(t.tape, t.Device(), t.dtype, t.shape, false)
+	start := 1.0
+	if op == "backward" {
+		start = t.tape.seed
+	}
+	seed.Device().Fill(seed.array(), start)
+	return seed
 }
 
 // wantGradient fails, with the reason, for a value that no gradient flows into.
@@ -144,6 +158,11 @@ func (b *backprop) runTo(root, lowest int, stop func(node int, g *Tensor) bool) 
 	defer func() { tp.recording = recording }()
 
 	for i := root; i >= lowest; i-- {
+		if b.crosses && len(tp.crossings[i]) > 0 {
+			if err := b.cross(i); err != nil {
+				return err
+			}
+		}
 		n := &tp.nodes[i]
 		g := b.grads[i]
 		if g == nil && !n.written && !n.reached {
@@ -156,7 +175,7 @@ func (b *backprop) runTo(root, lowest int, stop func(node int, g *Tensor) bool) 
 			return err
 		}
 		if !b.retain {
-			b.consume(i, i == root)
+			b.consume(i, slices.Contains(b.keep, i))
 		}
 	}
 	return nil
@@ -167,6 +186,10 @@ func (b *backprop) visit(i int, g *Tensor, stop func(int, *Tensor) bool) error {
 	n := &tp.nodes[i]
 	b.node, b.grads[i] = i, nil
 	mark := len(tp.scope.live)
+	if stop == nil && !b.crosses && len(tp.crossings[i]) > 0 {
+		fail("backward", []*Tensor{n.out}, "the value crossed to or from another tape, where this pass does not go; "+
+			"what was sent or received by RPC is differentiated by Backward of its autograd.Context")
+	}
 	if g != nil && len(n.hooks) > 0 {
 		g = b.hook(n, g)
 	}

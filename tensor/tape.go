@@ -20,9 +20,10 @@ type Tape struct {
 	scope     *scope
 	before    []func(context.Context) error
 	after     []func(context.Context) error
-	seed      float64 // the gradient of the loss with respect to itself
-	scaled    bool    // ScaleGrads has set it
-	autocast  DType   // what SetAutocast chose, 0 for none
+	seed      float64            // the gradient of the loss with respect to itself
+	scaled    bool               // ScaleGrads has set it
+	autocast  DType              // what SetAutocast chose, 0 for none
+	crossings map[int][]Crossing // by node
 }
 
 // node is one recorded operation.
@@ -160,7 +161,7 @@ func (tp *Tape) Close() {
 	tp.scope.closed = true
 	tp.giveBack()
 	tp.nodes, tp.scope.live = make([]node, 1), nil // a kept value holds on to the tape, not to the graph
-	tp.before, tp.after = nil, nil
+	tp.before, tp.after, tp.crossings = nil, nil, nil
 	tp.recording = false
 }
 
