@@ -28,6 +28,7 @@ type Ctx struct {
 type pass struct {
 	tape   *tensor.Tape
 	leaves map[*Parameter]*tensor.Tensor
+	sink   func(p *Parameter) tensor.Leaf // nil: gradients go to the parameters
 	// calls are the modules being run, outermost first. A panic leaves it as
 	// it was, which tells where it came from.
 	calls []any
@@ -68,6 +69,13 @@ func WithDevice(d tensor.Device) CtxOption { return func(c *Ctx) { c.device = d 
 // no autocast.
 func WithAutocast(dtype tensor.DType) CtxOption {
 	return func(c *Ctx) { c.pass.tape.SetAutocast(dtype) }
+}
+
+// WithLeaves makes the gradients of the pass go where leaf says, and not to the
+// parameters themselves: it is called when a parameter that is not frozen is first
+// read. Distributed autograd keeps those of several passes apart so.
+func WithLeaves(leaf func(p *Parameter) tensor.Leaf) CtxOption {
+	return func(c *Ctx) { c.pass.sink = leaf }
 }
 
 // Training returns the carrier of a pass that can be followed by Backward.
@@ -185,7 +193,11 @@ func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {
 		return t
 	}
 	var sink tensor.Leaf
-	if !p.Frozen {
+	switch {
+	case p.Frozen:
+	case c.pass.sink != nil:
+		sink = c.pass.sink(p)
+	default:
 		sink = p
 	}
 	t := c.pass.tape.Watch(p.data, sink)

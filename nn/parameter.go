@@ -84,6 +84,22 @@ func (p *Parameter) SetGradBuffer(buf *tensor.Tensor) {
 	p.grad, p.holds = buf, false
 }
 
+// WithGrad runs fn with g and rows as the gradient, of which both may be nil, and
+// puts the present one back afterwards: an optimizer can step so on a gradient that
+// was kept elsewhere. g has the parameter's shape and dtype.
+func (p *Parameter) WithGrad(g *tensor.Tensor, rows *tensor.RowGrad, fn func()) {
+	if g != nil && (!slices.Equal(g.Shape(), p.data.Shape()) || g.DType() != p.data.DType()) {
+		panic(&tensor.Error{
+			Op: "with grad", Names: []string{p.name, ""}, Shapes: [][]int{p.data.Shape(), g.Shape()},
+			DTypes: []tensor.DType{p.data.DType(), g.DType()}, Msg: "the gradient must have the parameter's shape and dtype",
+		})
+	}
+	grad, holds, had := p.grad, p.holds, p.rows
+	defer func() { p.grad, p.holds, p.rows = grad, holds, had }()
+	p.grad, p.holds, p.rows = g, g != nil, rows
+	fn()
+}
+
 // OnGradReady calls fn in every backward pass, as soon as the parameter's
 // gradient is final in it, from the goroutine of the pass. An error ends the
 // pass. The function that is returned takes the hook off.

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nn
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// aside is a leaf that keeps a gradient beside the parameter.
+type aside struct{ grad *tensor.Tensor }
+
+func (a *aside) GradBuffer() (*tensor.Tensor, bool) { return a.grad, false }
+
+func (a *aside) GradReady(context.Context) error { return nil }
+
+// TestGradientsOfAPassGoElsewhere: what a parameter holds of another pass stays,
+// frozen parameters have no leaf, and a step can be taken on the gradient.
+func TestGradientsOfAPassGoElsewhere(t *testing.T) {
+	p, frozen := NewParameter(tensor.Full(3, 2)), NewParameter(tensor.Full(5, 2))
+	frozen.Frozen = true
+	pass := func(opts ...CtxOption) {
+		c := Training(t.Context(), opts...)
+		defer c.Close()
+		if err := c.Param(p).Mul(c.Param(frozen)).Sum().Backward(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pass()
+	leaf, asked := &aside{tensor.Zeros(2)}, 0
+	pass(WithLeaves(func(q *Parameter) tensor.Leaf {
+		asked++
+		if q != p {
+			t.Errorf("asked for the leaf of another parameter")
+		}
+		return leaf
+	}))
+	if got := p.Grad().Float32s(); !slices.Equal(got, []float32{5, 5}) || asked != 1 {
+		t.Errorf("the parameter holds %v after a pass of its own, and %d leaves were asked for; want [5 5] and 1", got, asked)
+	}
+	if got := leaf.grad.Float32s(); !slices.Equal(got, []float32{5, 5}) {
+		t.Errorf("the leaf holds %v, want [5 5]", got)
+	}
+	other := tensor.Full(7, 2)
+	p.WithGrad(other, nil, func() {
+		if p.Grad() != other {
+			t.Error("the gradient is not the one that was given")
+		}
+	})
+	p.WithGrad(nil, nil, func() {
+		if p.Grad() != nil {
+			t.Error("there is a gradient though none was given")
+		}
+	})
+	if got := p.Grad().Float32s(); !slices.Equal(got, []float32{5, 5}) {
+		t.Errorf("the parameter holds %v afterwards, want [5 5]", got)
+	}
+	defer func() {
+		var te *tensor.Error
+		if err, ok := recover().(error); !ok || !errors.As(err, &te) {
+			t.Errorf("a gradient of another shape panicked with %v, want a *tensor.Error", err)
+		}
+	}()
+	p.WithGrad(tensor.Zeros(3), nil, func() {})
+}
