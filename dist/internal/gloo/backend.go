@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/store"
+)
+
+// Generation is how the members of a group meet, by the version of PyTorch.
+type Generation uint8
+
+const (
+	// PerPair is Gloo's way until the middle of 2023, up to PyTorch 2.0: a rank
+	// listens at one address for each of the others.
+	PerPair Generation = iota + 1
+	// PerDevice is its way since, from PyTorch 2.1 on: a rank listens at one address,
+	// and who connects says for which pair of ranks.
+	PerDevice
+)
+
+func (g Generation) String() string {
+	switch g {
+	case PerPair:
+		return "an address for each pair (PyTorch up to 2.0)"
+	case PerDevice:
+		return "an address for each rank (PyTorch from 2.1 on)"
+	}
+	return fmt.Sprintf("generation %d", uint8(g))
+}
+
+// spareOpenings is how many connections of others than members may wait to say whose
+// they are.
+const spareOpenings = 16
+
+// DefaultTimeout is PyTorch's limit for a call.
+const DefaultTimeout = 30 * time.Minute
+
+// Config is what a backend needs to know of its group.
+type Config struct {
+	Group string
+	Rank  int
+	// Members are all ranks, in their order. Hosts that are not given are filled in
+	// from what the ranks publish.
+	Members []collective.Member
+	// Store is the group's part of the job's store. The keys are "0/3" for the
+	// address of rank 3 and "0/rank_3" for its host; 0 is the number of the context.
+	Store      store.Store
+	Generation Generation
+	// Addrs are the addresses of this machine at which the rank is reached, one for
+	// each context, over which the tags are spread; the loopback's if there are none.
+	Addrs []netip.Addr
+	// Hostname is what peers are told; ranks of one name are taken to be on one host.
+	Hostname string
+	// TLS encrypts and authenticates, nil for neither. See [LoadTLS].
+	TLS *tls.Config
+	// Lazy has peers of the generation [PerDevice] connect when they first need to.
+	Lazy bool
+	// Timeout limits a call whose context has no earlier end; 0 is [DefaultTimeout].
+	Timeout time.Duration
+	// Admit says whose connections are taken; nil takes all.
+	Admit func(netip.Addr) bool
+	// Deaths is told of ranks whose connection has ended. May be nil.
+	Deaths func(rank int)
+}
+
+func (cfg *Config) check() error {
+	n := len(cfg.Members)
+	switch {
+	case n < 1 || n > maxSize || cfg.Rank < 0 || cfg.Rank >= n:
+		return fmt.Errorf("rank %d of %d", cfg.Rank, n)
+	case cfg.Generation != PerPair && cfg.Generation != PerDevice:
+		return fmt.Errorf("%v, want PerPair or PerDevice", cfg.Generation)
+	case cfg.Store == nil:
+		return errors.New("no store")
+	case cfg.Lazy && cfg.Generation == PerPair:
+		return fmt.Errorf("ranks connect when they need to, but they meet by %v", cfg.Generation)
+	}
+	return nil
+}
+
+// Backend is one rank's part of a group. It implements [collective.Backend].
+type Backend struct {
+	cfg      Config
+	contexts []*mesh
+	tags     tags
+	anyone   waiter // a receive from any rank
+	run      run    // of collectives, one at a time
+	messages sync.Pool
+
+	mu        sync.Mutex
+	members   []collective.Member
+	losses    []loss
+	failure   error         // that has ended the group
+	failed    chan struct{} // closed then
+	listeners []net.Listener
+	opening   map[net.Conn]struct{} // have not said yet whose they are
+	closed    atomic.Bool
+	running   sync.WaitGroup
+}
+
+// mesh is the connections that come over one address.
+type mesh struct {
+	pairs []*pair // by rank; nil for the own
+}
+
+// loss is a connection that has ended.
+type loss struct {
+	rank int
+	at   time.Time
+	err  error
+}
+
+// pairFor returns the connection over which a tag goes to a rank.
+func (b *Backend) pairFor(rank int, tag uint32) *pair {
+	return b.contexts[int(tag%uint32(len(b.contexts)))].pairs[rank]
+}
+
+// Member returns what is known of a rank.
+func (b *Backend) Member(rank int) collective.Member {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if rank < 0 || rank >= len(b.members) {
+		return collective.Member{Rank: rank}
+	}
+	return b.members[rank]
+}
+
+// Members returns what is known of all ranks.
+func (b *Backend) Members() []collective.Member {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.members)
+}
+
+// Tag returns how many tags this rank has used: one for each collective, and two for
+// a [Backend.MonitoredBarrier].
+func (b *Backend) Tag() uint32 { return b.tags.next.Load() }
+
+// SkipTags counts collectives that this rank does not take part in, of which peers
+// have each used a tag.
+func (b *Backend) SkipTags(n int) {
+	for range n {
+		b.tags.take(ofAnything)
+	}
+}
+
+// lose takes note that a connection has ended.
+func (b *Backend) lose(p *pair, err error) {
+	if p.whyLost() != nil {
+		return
+	}
+	lost := &lostError{peer: p.describe(), err: err}
+	b.mu.Lock()
+	known := b.failure != nil
+	if !known {
+		b.losses = append(b.losses, loss{p.peer, time.Now(), lost})
+	}
+	b.mu.Unlock()
+	p.lose(lost)
+	b.anyone.ping()
+	if !known && b.cfg.Deaths != nil {
+		b.cfg.Deaths(p.peer)
+	}
+}
+
+// wrong ends the group because of what a peer has sent.
+func (b *Backend) wrong(p *pair, e *WireError) {
+	told := *e
+	told.Peer = p.describe()
+	b.end(b.blame(nil, p.peer, &told))
+}
+
+// end makes err the end of the group, unless it has ended: all connections are
+// closed, which other ranks notice.
+func (b *Backend) end(err error) {
+	b.mu.Lock()
+	if b.failure != nil {
+		b.mu.Unlock()
+		return
+	}
+	b.failure = err
+	close(b.failed)
+	listeners, opening := b.listeners, b.opening
+	b.listeners, b.opening = nil, nil
+	b.mu.Unlock()
+	for _, l := range listeners {
+		l.Close()
+	}
+	for conn := range opening {
+		conn.Close()
+	}
+	for _, x := range b.contexts {
+		for _, p := range x.pairs {
+			if p != nil {
+				p.lose(err)
+			}
+		}
+	}
+}
+
+// opens takes note of a connection that has yet to say whose it is, unless the group
+// has ended or there are more such than members could make.
+func (b *Backend) opens(conn net.Conn) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.failure != nil || len(b.opening) >= 2*len(b.cfg.Members)+spareOpenings {
+		return false
+	}
+	if b.opening == nil {
+		b.opening = map[net.Conn]struct{}{}
+	}
+	b.opening[conn] = struct{}{}
+	return true
+}
+
+func (b *Backend) opened(conn net.Conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.opening, conn)
+}
+
+// why returns what has ended the group, nil if it goes on.
+func (b *Backend) why() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.failure
+}
+
+// usable returns an error if no call can be made any more.
+func (b *Backend) usable(c *collective.Call) error {
+	if b.closed.Load() {
+		return b.closedError(c)
+	}
+	if err := b.why(); err != nil {
+		return b.again(c, err)
+	}
+	return nil
+}
+
+// broken ends the group with the error of a call of which an operation with a peer
+// has failed, and returns it. Nothing uses the call's memory any more.
+func (b *Backend) broken(c *collective.Call, peer int, begun time.Time, err error) error {
+	if first := b.why(); first != nil {
+		b.running.Wait()
+		return b.again(c, first)
+	}
+	var wire *WireError
+	if errors.As(err, &wire) {
+		told := *wire
+		told.Peer = b.pairFor(peer, 0).describe()
+		err = &told
+	} else {
+		// A rank that has ended takes others with it: the first one is at fault.
+		b.mu.Lock()
+		for _, l := range b.losses {
+			if !l.at.Before(begun) {
+				peer, err = l.rank, l.err
+				break
+			}
+		}
+		b.mu.Unlock()
+	}
+	return b.fail(b.blame(c, peer, err))
+}
+
+// fail ends the group with an error and returns it, or the one that has ended it
+// before, as that of this call.
+func (b *Backend) fail(err error) error {
+	b.end(err)
+	b.running.Wait()
+	return err
+}
+
+// Trouble implements [collective.Backend].
+func (b *Backend) Trouble(c collective.Call) error {
+	if err := b.usable(&c); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	losses := b.losses
+	b.mu.Unlock()
+	if len(losses) > 0 {
+		return b.blame(&c, losses[0].rank, losses[0].err)
+	}
+	return nil
+}
+
+// Fail implements [collective.Backend]: the other ranks see their connections with
+// this one end.
+func (b *Backend) Fail(err error) { b.end(err) }
+
+// Died tells the group that a rank's process has ended.
+func (b *Backend) Died(rank int) {
+	if rank >= 0 && rank < len(b.cfg.Members) && rank != b.cfg.Rank {
+		b.end(b.blame(nil, rank, collective.ErrDied))
+	}
+}
+
+// Silent tells the group that a rank has fallen silent.
+func (b *Backend) Silent(rank int, text string) {
+	if rank >= 0 && rank < len(b.cfg.Members) {
+		b.end(b.blame(nil, rank, &collective.SilentError{Text: text, Here: rank == b.cfg.Rank}))
+	}
+}
+
+// HasLeft implements [collective.Backend].
+func (b *Backend) HasLeft(rank int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.ContainsFunc(b.losses, func(l loss) bool { return l.rank == rank })
+}
+
+// Close implements [collective.Backend].
+func (b *Backend) Close() error {
+	b.closed.Store(true)
+	b.end(collective.ErrClosed)
+	b.running.Wait()
+	return nil
+}
+
+// Collective implements [collective.Backend].
+func (b *Backend) Collective(ctx context.Context, c collective.Call, in, out collective.Data) error {
+	if err := b.usable(&c); err != nil {
+		return err
+	}
+	tag, err := b.take(prefixOf(c.Op))
+	if err != nil {
+		return b.fail(b.blameFor(&c, err))
+	}
+	return b.run.do(ctx, &c, tag, in, out)
+}
+
+// take takes the next tag, unless peers have said that they are in another kind of
+// collective.
+func (b *Backend) take(kind prefix) (uint32, error) {
+	tag := b.tags.take(kind)
+	for _, p := range b.contexts[int(tag%uint32(len(b.contexts)))].pairs {
+		if p == nil {
+			continue
+		}
+		if err := p.arrive(tag, kind); err != nil {
+			return tag, &peerError{p, err}
+		}
+	}
+	return tag, nil
+}
+
+// peerError is an error about a peer that is yet to be blamed.
+type peerError struct {
+	p   *pair
+	err error
+}
+
+func (e *peerError) Error() string { return e.err.Error() }
+
+// blameFor makes the error of a call from a [peerError].
+func (b *Backend) blameFor(c *collective.Call, err error) error {
+	e, ok := err.(*peerError)
+	if !ok {
+		return err
+	}
+	if wire, ok := e.err.(*WireError); ok {
+		told := *wire
+		told.Peer = e.p.describe()
+		return b.blame(c, e.p.peer, &told)
+	}
+	return b.blame(c, e.p.peer, e.err)
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gloo moves the data of a group over the wire of PyTorch's Gloo process
+// group, so that its members may be PyTorch ranks. [Open] meets the other members in
+// a store and connects to each; the [Backend] that it returns serves a
+// [collective.Backend]'s calls.
+//
+// # The wire
+//
+// Every pair of ranks has one connection, on which each side announces what it
+// will send and grants what it will take: a message is sent only when its
+// receiver has posted memory for it ([opRecvReady], a credit). Messages belong to
+// slots: one for each collective, made of its kind and of its tag, and one for
+// each tag of a message between two ranks. In a slot they go in order; slots do
+// not wait for each other. A tag is the number of a collective, counted by every
+// rank for itself, so all must call the same collectives in the same order: there
+// is nothing in a message that says what it is a part of. What a peer asks for
+// tells as much: a rank that grants bytes in a slot of the right tag and another
+// kind is in another collective, and one that grants fewer or more bytes than
+// come has another size. Both are a [WireError] before anything is sent, for a
+// PyTorch rank that gets more than it has room for aborts its process.
+//
+// # Pieces
+//
+// schedule.go says, as a pure function of a call and a rank, which bytes go to and
+// come from whom, in which order; schedule_test.go plays all ranks in a table.
+// pair.go is the connection to one peer: its slots, one goroutine that reads, and
+// one that writes what does not go out at once. run.go does a schedule over pairs.
+// rendezvous.go has the two ways in which members have met: since the middle of
+// 2023 ([PerDevice]) a rank listens at one address and who dials says which pair
+// it is; before ([PerPair]) it listens at one for every peer.
+//
+// # Caveats
+//
+// Nothing of the wire is authenticated. Nobody says goodbye on it: a rank that has
+// died and one that has left its group look alike ([collective.ErrGone]).
+//
+// Sources: the formats as observed between running PyTorch 1.13 and 2.15 ranks.
+package gloo

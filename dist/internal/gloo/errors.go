@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+// WireError is the cause in a [collective.RankError] about a peer that has sent what
+// cannot be: nothing that the wire knows, or what does not fit this rank's call.
+type WireError struct {
+	// Sent is what it sent, Why what is wrong with it: "NOTIFY_RECV_READY of 16 bytes
+	// in broadcast with tag 5", "this rank's call with tag 5 is all_reduce".
+	Sent, Why string
+	// Peer is its host and address.
+	Peer string
+	// Other says that the peer is in another collective, or in one of another size.
+	Other bool
+}
+
+func (e *WireError) Error() string {
+	who := "it"
+	if e.Peer != "" {
+		who = fmt.Sprintf("it (%s)", e.Peer)
+	}
+	if e.Why == "" {
+		return fmt.Sprintf("%s sent %s", who, e.Sent)
+	}
+	return fmt.Sprintf("%s sent %s, but %s", who, e.Sent, e.Why)
+}
+
+// lostError is that a connection has ended, and why.
+type lostError struct {
+	peer string // host and address
+	err  error
+}
+
+func (e *lostError) Error() string {
+	if e.err == io.EOF {
+		return fmt.Sprintf("%v (%s)", collective.ErrGone, e.peer)
+	}
+	return fmt.Sprintf("%v (%s: %v)", collective.ErrGone, e.peer, e.err)
+}
+
+func (e *lostError) Unwrap() error { return collective.ErrGone }
+
+// blame returns the error about a peer; c is nil when no call is under way.
+func (b *Backend) blame(c *collective.Call, rank int, cause error) *collective.RankError {
+	e := collective.NewRankError(b.cfg.Group, b.Member(rank), cause)
+	if c != nil {
+		e.Op, e.Seq = c.Op.String(), c.Seq
+	}
+	return e
+}
+
+// closedError returns the error of a call on a group that this rank has closed.
+func (b *Backend) closedError(c *collective.Call) error {
+	return fmt.Errorf("dist: %s of group %q on rank %d: %w", collective.Numbered(c.Op.String(), c.Seq), b.cfg.Group, b.cfg.Rank, collective.ErrClosed)
+}
+
+// again returns the error that has ended the group as that of a call.
+func (b *Backend) again(c *collective.Call, err error) error {
+	if errors.Is(err, collective.ErrClosed) {
+		return b.closedError(c)
+	}
+	if e, ok := err.(*collective.RankError); ok {
+		later := *e
+		later.Op, later.Seq = c.Op.String(), c.Seq
+		return &later
+	}
+	return fmt.Errorf("dist: %s: the group has failed before: %w", collective.Numbered(c.Op.String(), c.Seq), err)
+}
+
+// late returns the error of a call that has run out of time, or whose context has
+// ended.
+func (b *Backend) late(ctx context.Context, c *collective.Call, missing []int) error {
+	cause := collective.Ending(ctx)
+	if cause == nil {
+		cause = fmt.Errorf("the group's limit of %v: %w", b.cfg.Timeout, context.DeadlineExceeded)
+	}
+	e := &collective.TimeoutError{Group: b.cfg.Group, Op: c.Op.String(), Seq: c.Seq, Cause: cause}
+	for _, r := range missing {
+		e.Missing = append(e.Missing, b.Member(r))
+	}
+	return e
+}

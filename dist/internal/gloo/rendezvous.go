@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+const (
+	// helloPatience is how long a connection has to say whose it is.
+	helloPatience = 10 * time.Second
+	// numDials is how often a connection is tried, dialPause how long after a failure.
+	numDials  = 4
+	dialPause = 100 * time.Millisecond
+)
+
+// Open meets the other members and connects to each of them. ctx bounds that only;
+// [Config].Timeout does too.
+func Open(ctx context.Context, cfg Config) (*Backend, error) {
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = DefaultTimeout
+	}
+	if len(cfg.Addrs) == 0 {
+		cfg.Addrs = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}
+	}
+	if err := cfg.check(); err != nil {
+		return nil, fmt.Errorf("dist: group %q over gloo: %w", cfg.Group, err)
+	}
+	b := &Backend{cfg: cfg, members: slices.Clone(cfg.Members), failed: make(chan struct{}), anyone: newWaiter()}
+	b.run.b, b.run.waiter = b, newWaiter()
+	for r := range b.members {
+		b.members[r].Rank = r
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Timeout,
+		fmt.Errorf("the group's limit of %v: %w", cfg.Timeout, context.DeadlineExceeded))
+	defer cancel()
+	for i := range cfg.Addrs {
+		x := &mesh{pairs: make([]*pair, len(cfg.Members))}
+		for r := range x.pairs {
+			if r != cfg.Rank {
+				x.pairs[r] = newPair(b, r)
+			}
+		}
+		b.contexts = append(b.contexts, x)
+		m := &meeting{b: b, mesh: x, index: i, addr: cfg.Addrs[i], attached: make(chan struct{}, 1)}
+		err := m.meet(ctx)
+		if err != nil {
+			b.end(err)
+			b.closed.Store(true)
+			b.running.Wait()
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// meeting is how the members of a context come together.
+type meeting struct {
+	b     *Backend
+	mesh  *mesh
+	index int
+	addr  netip.Addr
+	// attached has a token after a connection was made.
+	attached chan struct{}
+}
+
+func (m *meeting) meet(ctx context.Context) error {
+	if len(m.b.cfg.Members) == 1 {
+		return nil
+	}
+	if m.b.cfg.Generation == PerPair {
+		return m.meetPerPair(ctx)
+	}
+	return m.meetPerDevice(ctx)
+}
+
+// key is a key of this context in the group's store.
+func (m *meeting) key(name string, rank int) string {
+	return strconv.Itoa(m.index) + "/" + name + strconv.Itoa(rank)
+}
+
+// listen opens a listener, which the end of the group closes.
+func (m *meeting) listen(ctx context.Context) (net.Listener, netip.AddrPort, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", netip.AddrPortFrom(m.addr, 0).String())
+	if err != nil {
+		return nil, netip.AddrPort{}, fmt.Errorf("dist: group %q over gloo: listen at %v: %w", m.b.cfg.Group, m.addr, err)
+	}
+	m.b.mu.Lock()
+	m.b.listeners = append(m.b.listeners, l)
+	m.b.mu.Unlock()
+	return l, netip.AddrPortFrom(m.addr, l.Addr().(*net.TCPAddr).AddrPort().Port()), nil
+}
+
+// close closes listeners before the group ends.
+func (m *meeting) close(ls ...net.Listener) {
+	m.b.mu.Lock()
+	m.b.listeners = slices.DeleteFunc(m.b.listeners, func(l net.Listener) bool { return slices.Contains(ls, l) })
+	m.b.mu.Unlock()
+	for _, l := range ls {
+		if l != nil {
+			l.Close()
+		}
+	}
+}
+
+// get waits for a key of each of some ranks; take is called with each value, in
+// order.
+func (m *meeting) get(ctx context.Context, name string, ranks []int, take func(rank int, value []byte) error) error {
+	for i, r := range ranks {
+		v, err := m.b.cfg.Store.Get(ctx, m.key(name, r))
+		if err != nil {
+			return m.absent(ctx, name, ranks[i:], err)
+		}
+		if err := take(r, v); err != nil {
+			e := m.b.blame(nil, r, fmt.Errorf("what it has published: %w", err))
+			e.Op = "init"
+			return e
+		}
+	}
+	return nil
+}
+
+// absent returns the error of ranks that have not published a key.
+func (m *meeting) absent(ctx context.Context, name string, ranks []int, err error) error {
+	if ctx.Err() == nil {
+		return fmt.Errorf("dist: group %q over gloo: %w", m.b.cfg.Group, err)
+	}
+	var missing []int
+	for i, r := range ranks {
+		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), 50*time.Millisecond)
+		_, err := m.b.cfg.Store.Get(look, m.key(name, r))
+		cancel()
+		switch {
+		case err == nil:
+		case errors.Is(err, context.DeadlineExceeded):
+			missing = append(missing, r)
+		default: // it cannot be asked any more
+			missing = append(missing, ranks[i:]...)
+			return m.missing(ctx, missing)
+		}
+	}
+	return m.missing(ctx, missing)
+}
+
+// missing is the error of ranks that have not come.
+func (m *meeting) missing(ctx context.Context, ranks []int) error {
+	e := &collective.TimeoutError{Group: m.b.cfg.Group, Op: "init", Cause: collective.Ending(ctx)}
+	for _, r := range ranks {
+		e.Missing = append(e.Missing, m.b.Member(r))
+	}
+	return e
+}
+
+// others are all ranks but this one.
+func (m *meeting) others() []int {
+	var ranks []int
+	for r := range m.b.cfg.Members {
+		if r != m.b.cfg.Rank {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// named takes note of a rank's host.
+func (m *meeting) named(rank int, host string) {
+	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
+	if at := &m.b.members[rank]; at.Host == "" {
+		at.Host = strings.ToValidUTF8(host, "?")
+	}
+}
+
+// meetPerDevice: every rank listens at one address.
+func (m *meeting) meetPerDevice(ctx context.Context) error {
+	b := m.b
+	l, here, err := m.listen(ctx)
+	if err != nil {
+		return err
+	}
+	me := rankInfo{host: b.cfg.Hostname, addr: address{here, noSequence}}
+	if !b.cfg.Lazy {
+		// The number of a connection is the rank that makes it: so do ranks that
+		// connect when they need to.
+		for r := range b.cfg.Members {
+			me.ids = append(me.ids, int64(r))
+		}
+	}
+	b.running.Add(1)
+	go m.acceptAll(l, m.callerByNumber)
+	if err := b.cfg.Store.Set(ctx, m.key("", b.cfg.Rank), me.encode()); err != nil {
+		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
+	}
+	dials := &dialing{m: m, ctx: ctx, failed: make(chan error, len(b.cfg.Members))}
+	defer dials.end()
+	lazy := false
+	var awaited []int
+	err = m.get(ctx, "", m.others(), func(r int, v []byte) error {
+		info, err := parseRankInfo(v, len(b.cfg.Members))
+		if err != nil {
+			return err
+		}
+		m.named(r, info.host)
+		number, own := int64(b.cfg.Rank), int64(r)
+		if info.ids != nil {
+			number = info.ids[b.cfg.Rank]
+		}
+		if me.ids != nil {
+			own = me.ids[r]
+		}
+		first, err := (address{here, own}).dials(address{info.addr.addr, number})
+		switch {
+		case err != nil:
+			return err
+		case first:
+			awaited = append(awaited, r)
+			dials.start(r, info.addr.addr, binary.LittleEndian.AppendUint64(nil, uint64(number)))
+		case info.ids == nil:
+			lazy = true
+		default:
+			awaited = append(awaited, r)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.await(ctx, awaited, dials); err != nil {
+		return err
+	}
+	if !lazy {
+		m.close(l)
+	}
+	return nil
+}
+
+// meetPerPair: every rank listens at an address for each other.
+func (m *meeting) meetPerPair(ctx context.Context) error {
+	b := m.b
+	n, self := len(b.cfg.Members), b.cfg.Rank
+	listeners := make([]net.Listener, n)
+	addrs := make([]netip.AddrPort, n)
+	for _, r := range m.others() {
+		var err error
+		if listeners[r], addrs[r], err = m.listen(ctx); err != nil {
+			return err
+		}
+	}
+	for r, l := range listeners {
+		if l != nil {
+			b.running.Add(1)
+			go m.acceptAll(l, func(net.Conn) (int, error) { return r, nil })
+		}
+	}
+	host := b.cfg.Hostname
+	if err := b.cfg.Store.Set(ctx, m.key("rank_", self), []byte(host)); err != nil {
+		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
+	}
+	if err := b.cfg.Store.Set(ctx, m.key("", self), appendPairAddresses(nil, addrs, self)); err != nil {
+		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
+	}
+	dials := &dialing{m: m, ctx: ctx, failed: make(chan error, n)}
+	defer dials.end()
+	err := m.get(ctx, "", m.others(), func(r int, v []byte) error {
+		there, err := parsePairAddress(v, n, r, self)
+		if err != nil {
+			return err
+		}
+		first, err := (address{addrs[r], noSequence}).dials(there)
+		if err != nil {
+			return err
+		}
+		if first {
+			m.close(listeners[r])
+			dials.start(r, there.addr, nil)
+		}
+		return nil
+	})
+	if err == nil {
+		err = m.get(ctx, "rank_", m.others(), func(r int, v []byte) error {
+			if len(v) > maxHostname {
+				return fmt.Errorf("a host name of %d bytes, at most %d", len(v), maxHostname)
+			}
+			m.named(r, string(v))
+			return nil
+		})
+	}
+	if err != nil {
+		return err
+	}
+	if err := m.await(ctx, m.others(), dials); err != nil {
+		return err
+	}
+	m.close(listeners...)
+	return nil
+}
+
+// await waits until ranks are connected.
+func (m *meeting) await(ctx context.Context, ranks []int, dials *dialing) error {
+	for {
+		ranks = slices.DeleteFunc(ranks, func(r int) bool { return m.mesh.pairs[r].attached() })
+		if len(ranks) == 0 {
+			return nil
+		}
+		select {
+		case <-m.attached:
+		case err := <-dials.failed:
+			return err
+		case <-ctx.Done():
+			return m.missing(ctx, ranks)
+		}
+	}
+}
+
+// acceptAll takes connections until the listener is closed. caller says whose one is.
+func (m *meeting) acceptAll(l net.Listener, caller func(net.Conn) (int, error)) {
+	defer m.b.running.Done()
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) || m.b.why() != nil {
+				return
+			}
+			time.Sleep(dialPause) // out of descriptors, for example
+			continue
+		}
+		if !m.admits(conn) {
+			conn.Close()
+			continue
+		}
+		if !m.b.opens(conn) {
+			conn.Close()
+			continue
+		}
+		m.b.running.Add(1)
+		go func() {
+			defer m.b.running.Done()
+			ok := m.accept(conn, caller)
+			m.b.opened(conn)
+			if !ok {
+				conn.Close()
+			}
+		}()
+	}
+}
+
+// admits reports whether a connection may be a member's.
+func (m *meeting) admits(conn net.Conn) bool {
+	at, err := netip.ParseAddrPort(conn.RemoteAddr().String())
+	if err != nil {
+		return false
+	}
+	if m.b.cfg.Admit != nil {
+		return m.b.cfg.Admit(at.Addr().Unmap())
+	}
+	return true
+}
+
+// accept takes a connection, if it says whose it is.
+func (m *meeting) accept(conn net.Conn, caller func(net.Conn) (int, error)) bool {
+	_ = conn.SetDeadline(time.Now().Add(helloPatience))
+	rank, err := caller(conn)
+	if err != nil || rank < 0 || rank >= len(m.mesh.pairs) || m.mesh.pairs[rank] == nil {
+		return false
+	}
+	if cfg := m.b.cfg.TLS; cfg != nil {
+		conn = tls.Server(conn, cfg)
+		if err := conn.(*tls.Conn).Handshake(); err != nil {
+			return false
+		}
+	}
+	return m.attach(rank, conn)
+}
+
+// callerByNumber reads the number of a connection.
+func (m *meeting) callerByNumber(conn net.Conn) (int, error) {
+	var number [8]byte
+	for n := 0; n < len(number); {
+		k, err := conn.Read(number[n:])
+		if n += k; err != nil && n < len(number) {
+			return 0, err
+		}
+	}
+	rank := binary.LittleEndian.Uint64(number[:])
+	if rank >= uint64(len(m.mesh.pairs)) {
+		return 0, fmt.Errorf("a connection with the number %d, of %d ranks", rank, len(m.mesh.pairs))
+	}
+	return int(rank), nil
+}
+
+// attach gives a rank's pair its connection.
+func (m *meeting) attach(rank int, conn net.Conn) bool {
+	_ = conn.SetDeadline(time.Time{})
+	if !m.mesh.pairs[rank].attach(conn) {
+		return false
+	}
+	select {
+	case m.attached <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// dialing is the connections that this rank makes.
+type dialing struct {
+	m      *meeting
+	ctx    context.Context
+	failed chan error
+	under  sync.WaitGroup
+}
+
+// end waits for those that are under way, which end with the context.
+func (d *dialing) end() { d.under.Wait() }
+
+// start connects to a rank, and says hello.
+func (d *dialing) start(rank int, at netip.AddrPort, hello []byte) {
+	d.under.Go(func() {
+		conn, err := d.connect(at, hello)
+		if err == nil && !d.m.attach(rank, conn) {
+			conn.Close()
+			err = errors.New("there is a connection already")
+		}
+		if err == nil {
+			return
+		}
+		if d.ctx.Err() != nil {
+			d.failed <- d.m.missing(d.ctx, []int{rank})
+			return
+		}
+		e := d.m.b.blame(nil, rank, fmt.Errorf("connect to %v: %w", at, err))
+		e.Op = "init"
+		d.failed <- e
+	})
+}
+
+// connect makes a connection, trying a few times.
+func (d *dialing) connect(at netip.AddrPort, hello []byte) (conn net.Conn, err error) {
+	for try := range numDials {
+		if try > 0 {
+			select {
+			case <-time.After(dialPause << try):
+			case <-d.ctx.Done():
+				return nil, err
+			}
+		}
+		conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: d.m.addr.AsSlice(), Zone: d.m.addr.Zone()}}).DialContext(d.ctx, "tcp", at.String())
+		if err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	stop := context.AfterFunc(d.ctx, func() { conn.Close() })
+	defer stop()
+	if len(hello) > 0 {
+		if _, err := conn.Write(hello); err != nil {
+			conn.Close()
+			return nil, err
+		}
+	}
+	if cfg := d.m.b.cfg.TLS; cfg != nil {
+		client := tls.Client(conn, cfg)
+		if err := client.HandshakeContext(d.ctx); err != nil {
+			conn.Close()
+			return nil, err
+		}
+		return client, nil
+	}
+	return conn, nil
+}
