@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rref
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+// world plays programs on some nodes in virtual time, over a network that
+// loses, doubles, delays and reorders the messages of the protocol, while nodes
+// die, stand still and are cut off. It knows who has which handle, so it knows
+// which value may be freed and which must.
+type world struct {
+	rng    *rand.Rand
+	now    time.Time
+	start  time.Time
+	events events
+	serial int
+	faults faults
+	config Config
+	nodes  []*node
+	values map[Ref]*value
+	lost   map[[2]int]int // messages lost in a row
+	over   bool           // programs have ended
+	lines  []string
+	wrong  []string
+}
+
+// faults is what may happen.
+type faults struct {
+	loss, twice float64 // of a message of the protocol
+	delay       time.Duration
+	failure     float64 // of a call
+	kills       int
+	absences    int // nodes that stand still or are cut off, for shorter or longer than the lease
+}
+
+type node struct {
+	id      Node
+	m       *Machine
+	dead    bool
+	frozen  bool
+	cut     bool
+	handles []*grip
+	inbox   []func() // what came while it was frozen
+	disturb bool     // it has been away for longer than may go unnoticed
+}
+
+// grip is a handle in the hands of a program.
+type grip struct {
+	node     *node
+	h        Handle
+	released bool
+	lost     bool
+	reason   Reason
+}
+
+// value is what the oracle knows of a value.
+type value struct {
+	ref      Ref
+	created  bool // its owner has it, or had
+	running  bool
+	freed    bool
+	flights  []*node // where references to it will arrive
+	handles  []*grip
+	doubtful bool // the call that was to create it failed, or a reference came from, or to, a node after an absence
+}
+
+type event struct {
+	at     time.Time
+	serial int
+	do     func()
+}
+
+type events []event
+
+func (e events) Len() int { return len(e) }
+func (e events) Less(i, j int) bool {
+	return e[i].at.Before(e[j].at) || e[i].at.Equal(e[j].at) && e[i].serial < e[j].serial
+}
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
+func (e *events) Pop() any {
+	old := *e
+	x := old[len(old)-1]
+	*e = old[:len(old)-1]
+	return x
+}
+
+func newWorld(seed uint64, numNodes int, f faults) *world {
+	w := &world{
+		rng: rand.New(rand.NewPCG(seed, 9)), start: time.Unix(1_000_000, 0), now: time.Unix(1_000_000, 0),
+		faults: f, config: DefaultConfig(), values: map[Ref]*value{}, lost: map[[2]int]int{},
+	}
+	for i := range numNodes {
+		n := &node{id: Node(i), m: New(Node(i), w.config)}
+		w.nodes = append(w.nodes, n)
+		w.after(w.between(0, 500*time.Millisecond), func() { w.tick(n) })
+		w.after(w.between(0, time.Second), func() { w.step(n) })
+	}
+	return w
+}
+
+func (w *world) between(lo, hi time.Duration) time.Duration {
+	return lo + time.Duration(w.rng.Int64N(int64(hi-lo)+1))
+}
+
+func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
+
+func (w *world) after(d time.Duration, do func()) {
+	w.serial++
+	heap.Push(&w.events, event{w.now.Add(d), w.serial, do})
+}
+
+func (w *world) run(until time.Duration) {
+	end := w.start.Add(until)
+	for len(w.events) > 0 && !w.events[0].at.After(end) && len(w.wrong) == 0 {
+		e := heap.Pop(&w.events).(event)
+		w.now = e.at
+		e.do()
+	}
+	w.now = end
+}
+
+func (w *world) log(format string, args ...any) {
+	w.lines = append(w.lines, fmt.Sprintf("%8.3fs ", w.now.Sub(w.start).Seconds())+fmt.Sprintf(format, args...))
+}
+
+func (w *world) problem(format string, args ...any) {
+	w.log("WRONG "+format, args...)
+	w.wrong = append(w.wrong, fmt.Sprintf(format, args...))
+}
+
+// at runs something on a node: now, when it stands up again, or never.
+func (w *world) at(n *node, do func()) {
+	switch {
+	case n.dead:
+	case n.frozen:
+		n.inbox = append(n.inbox, do)
+	default:
+		do()
+		w.carryOut(n)
+	}
+}
+
+func (w *world) tick(n *node) {
+	if n.dead {
+		return
+	}
+	if !n.frozen {
+		n.m.Tick(w.now)
+		w.carryOut(n)
+	}
+	w.after(w.config.Retry/2, func() { w.tick(n) })
+}
+
+func (w *world) carryOut(n *node) {
+	for _, a := range n.m.Actions() {
+		switch a := a.(type) {
+		case Send:
+			w.send(n, w.nodes[a.To], a.Message)
+		case Free:
+			w.free(n, a.Ref)
+		case Lost:
+			w.lose(n, a)
+		case Lapsed:
+			w.log("node %d: the lease of %d ends, %d forks", n.id, a.Node, a.Forks)
+			if who := w.nodes[a.Node]; !who.dead && !who.disturb {
+				w.problem("node %d ended the lease of %d, which lives", n.id, a.Node)
+			}
+		}
+	}
+}
+
+func (w *world) send(from, to *node, msg Message) {
+	pair := [2]int{int(from.id), int(to.id)}
+	copies := 1
+	// Leases outlast a few losses in a row, not any number.
+	if w.chance(w.faults.loss) && w.lost[pair] < 4 {
+		copies = 0
+		w.lost[pair]++
+	} else {
+		w.lost[pair] = 0
+		if w.chance(w.faults.twice) {
+			copies = 2
+		}
+	}
+	for range copies {
+		w.after(w.between(0, w.faults.delay), func() {
+			if !from.cut && !to.cut || from == to {
+				w.at(to, func() { to.m.Receive(w.now, from.id, msg) })
+			}
+		})
+	}
+}
+
+// free checks that a value may go.
+func (w *world) free(n *node, r Ref) {
+	v := w.values[r]
+	w.log("node %d frees %v", n.id, r)
+	if v == nil || v.freed || r.Owner != n.id || v.running {
+		w.problem("node %d frees %v, which it has freed, does not own or still makes", n.id, r)
+		return
+	}
+	v.freed = true
+	for _, to := range v.flights {
+		if !to.disturb && !to.dead && !v.doubtful {
+			w.problem("%v is freed, and a reference to it is on its way to node %d", r, to.id)
+		}
+	}
+	for _, h := range v.handles {
+		if !h.released && !h.lost && !h.node.dead && !h.node.disturb && !v.doubtful {
+			w.problem("%v is freed, and node %d has fork %d of it", r, h.node.id, h.h.N)
+		}
+	}
+}
+
+func (w *world) lose(n *node, a Lost) {
+	w.log("node %d loses %v: %v", n.id, a.Handle, a.Reason)
+	v := w.values[a.Handle.Ref]
+	if !v.doubtful && !n.disturb && !w.nodes[v.ref.Owner].dead && !w.nodes[v.ref.Owner].disturb {
+		w.problem("node %d loses a good handle %v: %v", n.id, a.Handle, a.Reason)
+	}
+	for _, h := range n.handles {
+		if h.h == a.Handle && !h.released && !h.lost {
+			h.lost, h.reason = true, a.Reason
+			if h.h.N != 0 {
+				return
+			}
+		}
+	}
+}
+
+func (w *world) give(n *node, h Handle) *grip {
+	x := &grip{node: n, h: h}
+	n.handles = append(n.handles, x)
+	w.values[h.Ref].handles = append(w.values[h.Ref].handles, x)
+	return x
+}
+
+func (w *world) release(x *grip) {
+	if !x.released {
+		w.log("node %d releases %v", x.node.id, x.h)
+		x.released = true
+		if !x.lost {
+			x.node.m.Release(w.now, x.h)
+		}
+	}
+}
