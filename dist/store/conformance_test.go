@@ -67,6 +67,20 @@ func servedPyTorch(t *testing.T) (srv *store.PyTorchServer, connect func(store.P
 	}
 }
 
+func openPyTorchFile(t *testing.T, path string, numWorkers int) *store.PyTorchFile {
+	t.Helper()
+	s, err := store.OpenPyTorchFile(path, numWorkers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
 // kinds are the implementations, each with two views of one empty store.
 var kinds = []struct {
 	name string
@@ -110,6 +124,10 @@ var kinds = []struct {
 		_, connect := servedPyTorch(t)
 		return connect(store.PyTorch1), connect(store.PyTorch1)
 	}},
+	{"pytorch file", func(t *testing.T) (store.Store, store.Store) {
+		path := filepath.Join(t.TempDir(), "store")
+		return openPyTorchFile(t, path, -1), openPyTorchFile(t, path, -1)
+	}},
 	{"prefix", func(t *testing.T) (store.Store, store.Store) {
 		m, connect := served(t, "127.0.0.1:0")
 		// Neighbours that must not be seen.
@@ -125,6 +143,7 @@ var kinds = []struct {
 var weak = map[string][]string{
 	"pytorch":            {"AddRefuses", "Limits", "LimitsOfSums"},
 	"pytorch and memory": {"AddRefuses", "Limits", "LimitsOfSums"},
+	"pytorch file":       {"Queue", "QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
 	"pytorch without libuv": {"AddRefuses", "Limits", "LimitsOfSums", "GetAndWaitWait", "EndedContext", "NumKeys", "Queue",
 		"QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
 	"pytorch 1.13": {"AddRefuses", "Limits", "LimitsOfSums", "ValuesStayApart", "GetAndWaitWait", "Append", "EndedContext",

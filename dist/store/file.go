@@ -40,7 +40,8 @@ const (
 // its owner alone.
 type File struct {
 	verbs
-	path string
+	path   string
+	format fileFormat
 
 	turn chan struct{} // a semaphore: callers wait for it only as long as their contexts last
 	// The rest is its holder's.
@@ -54,27 +55,39 @@ type File struct {
 	closed  chan struct{}
 }
 
+// fileFormat is how a File's log is written down.
+type fileFormat interface {
+	// begin checks what a file begins with, or writes that in a new one. The lock is held.
+	begin(f *os.File) error
+	// headSize is the size of what comes before the first record.
+	headSize() int64
+	// appendRecord appends the record of a request that m has done.
+	appendRecord(b []byte, q *request, m *machine) []byte
+	// nextRecord is the function of that name.
+	nextRecord(b []byte, atEnd bool) (q request, size int, err error)
+}
+
 // OpenFile opens the store in the file at path, which is made if there is
 // none. A file that is something else is an error and stays as it is.
 func OpenFile(path string) (*File, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), openPatience)
 	defer cancel()
-	s, err := openFile(ctx, path)
+	s, err := openFile(ctx, path, ownFormat{}, 0o600)
 	if err != nil {
 		return nil, &Error{Op: "open", Addr: path, Err: plainPath(err)}
 	}
 	return s, nil
 }
 
-func openFile(ctx context.Context, path string) (*File, error) {
+func openFile(ctx context.Context, path string, format fileFormat, mode os.FileMode) (*File, error) {
 	if path == "" {
 		return nil, errors.New("the path is empty: give that of a file, which is made if there is none")
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, mode)
 	if err != nil {
 		return nil, err
 	}
-	s := &File{path: path, turn: make(chan struct{}, 1), f: f, closed: make(chan struct{})}
+	s := &File{path: path, format: format, turn: make(chan struct{}, 1), f: f, closed: make(chan struct{})}
 	s.verbs.do = s.do
 	s.append = func(b []byte, at int64) error {
 		_, err := f.WriteAt(b, at)
@@ -98,15 +111,7 @@ func (s *File) begin(ctx context.Context) error {
 		return err
 	}
 	defer s.unlock()
-	head := make([]byte, len(fileMagic))
-	n, err := s.f.ReadAt(head, 0)
-	if n < len(head) && string(head[:n]) == fileMagic[:n] { // new, or its maker died
-		if _, err = s.f.WriteAt([]byte(fileMagic), 0); err != nil {
-			return err
-		}
-	} else if string(head) != fileMagic {
-		return fmt.Errorf("%w: it begins with %q", errNoLog, head[:n])
-	} else if err != nil {
+	if err := s.format.begin(s.f); err != nil {
 		return err
 	}
 	s.forget()
@@ -129,7 +134,7 @@ func (s *File) Close() error {
 
 // forget empties the replica.
 func (s *File) forget() {
-	s.m, s.end = newMachine(), int64(len(fileMagic))
+	s.m, s.end = newMachine(), s.format.headSize()
 }
 
 // do runs a request.
@@ -268,7 +273,7 @@ func (s *File) change(q request) (reply, error) {
 	if r.status != statusOK || idle {
 		return r, nil // nothing has changed
 	}
-	b := appendRecord(s.buf[:0], &q)
+	b := s.format.appendRecord(s.buf[:0], &q, s.m)
 	if cap(b) <= logChunk {
 		s.buf = b
 	}
@@ -312,7 +317,7 @@ func (s *File) catchUp(locked bool) error {
 		}
 		used := 0
 		for {
-			q, n, err := nextRecord(b[used:], s.end+int64(len(b)-used) == size)
+			q, n, err := s.format.nextRecord(b[used:], s.end+int64(len(b)-used) == size)
 			if err == nil && !s.m.ready(&q) {
 				err = errDamaged // nobody logs a pop of nothing
 			}

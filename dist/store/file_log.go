@@ -5,7 +5,9 @@ package store
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"hash/crc32"
+	"os"
 )
 
 // The file of a File begins with fileMagic. Then come records, one after the
@@ -29,6 +31,28 @@ var (
 	// errUnsure is a reader that needs the lock to know.
 	errUnsure = errors.New("somebody may be writing")
 )
+
+// ownFormat is the format of a File.
+type ownFormat struct{}
+
+func (ownFormat) begin(f *os.File) error {
+	head := make([]byte, len(fileMagic))
+	n, err := f.ReadAt(head, 0)
+	if n < len(head) && string(head[:n]) == fileMagic[:n] { // new, or its maker died
+		_, err = f.WriteAt([]byte(fileMagic), 0)
+		return err
+	}
+	if string(head) != fileMagic {
+		return fmt.Errorf("%w: it begins with %q", errNoLog, head[:n])
+	}
+	return err
+}
+
+func (ownFormat) headSize() int64 { return int64(len(fileMagic)) }
+
+func (ownFormat) appendRecord(b []byte, q *request, _ *machine) []byte { return appendRecord(b, q) }
+
+func (ownFormat) nextRecord(b []byte, atEnd bool) (request, int, error) { return nextRecord(b, atEnd) }
 
 // changes says whether an operation may change the state.
 func (o opcode) changes() bool {

@@ -15,8 +15,8 @@ import (
 // A user's key k is "/"+k on PyTorch's wire, and k in a store of Cohort's, so a key
 // that one side sets is what the other reads. What PyTorch keeps for itself
 // comes without the slash ("init/", the counter of those who have joined); in a store of
-// Cohort's that is the key pyTorchRaw+"init/", which no user of PyTorch makes by
-// accident. An empty key, which PyTorch allows, is there for PyTorch alone.
+// Cohort's that is the key pyTorchRaw+"init/", and a user's key that begins so is
+// refused. An empty key, which PyTorch allows, is there for PyTorch alone.
 //
 // # Generations
 //

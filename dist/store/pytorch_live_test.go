@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -145,6 +146,7 @@ func TestLivePyTorch(t *testing.T) {
 	eachTorch(t, func(t *testing.T, p *torch) {
 		t.Run("client", func(t *testing.T) { liveClient(t, p) })
 		t.Run("server", func(t *testing.T) { liveServer(t, p) })
+		t.Run("file", func(t *testing.T) { liveFile(t, p) })
 		t.Run("join", func(t *testing.T) { liveJoin(t, p) })
 	})
 }
@@ -241,6 +243,48 @@ func liveJoin(t *testing.T, p *torch) {
 	}
 	if n, err := c.NumKeys(ctx, ""); n != 0 || err != nil {
 		t.Errorf("%d keys, %v; that of those who join is PyTorch's own", n, err)
+	}
+}
+
+// liveFile: PyTorch's FileStore and ours in one file, which is gone at the end.
+func liveFile(t *testing.T, p *torch) {
+	path := filepath.Join(t.TempDir(), "store")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s, err := store.OpenPyTorchFile(path, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Set(ctx, "from go", []byte("value of go")); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- p.do("file", map[string]any{"path": path, "world": 2}) }()
+	if err := s.Wait(ctx, "python done"); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{"text": "abcd", "n": "-2", "cas": "second"} {
+		if v, err := s.Get(ctx, key); string(v) != want || err != nil {
+			t.Errorf("%s: %q, %v, want %q of PyTorch's", key, v, err, want)
+		}
+	}
+	if n, err := s.NumKeys(ctx, ""); n != 5 || err != nil {
+		t.Errorf("%d keys, %v, want 5: gone was deleted, and PyTorch's own do not count", n, err)
+	}
+	if err := s.Append(ctx, "text", []byte("e")); err != nil {
+		t.Error(err)
+	}
+	if err := s.Set(ctx, "go done", []byte("1")); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is still there: %v", err)
 	}
 }
 

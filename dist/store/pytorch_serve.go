@@ -157,6 +157,9 @@ func (p *pyTorchConn) glance(v verb) (done bool, err error) {
 	if v == verbWait {
 		lists = 8
 	}
+	if in.Buffered() < lists+8 {
+		return false, nil // it is not all there yet
+	}
 	head, err := in.Peek(lists + 8)
 	if err != nil {
 		return false, err
@@ -165,7 +168,7 @@ func (p *pyTorchConn) glance(v verb) (done bool, err error) {
 		return false, nil
 	}
 	n := binary.LittleEndian.Uint64(head[lists:])
-	if n > uint64(in.Buffered()) { // or it is not all there yet
+	if n > uint64(in.Buffered()) {
 		return false, nil
 	}
 	size := lists + 8 + int(n)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 )
 
 // PyTorch's protocol has no frames: a request is an opcode and its arguments,
@@ -123,18 +124,31 @@ func (r *pyTorchReader) keyOf(n uint64) (string, error) {
 	if n > maxPyTorchKey {
 		return "", breach("a key of %d bytes, at most %d", n, maxPyTorchKey)
 	}
-	if b, err := r.in.Peek(int(n)); err == nil {
+	b, err := r.in.Peek(int(n))
+	switch {
+	case err == nil:
 		key := fromPyTorch(b)
-		_, err = r.in.Discard(int(n))
-		return key, err
-	} else if !errors.Is(err, bufio.ErrBufferFull) {
+		if _, err := r.in.Discard(int(n)); err != nil {
+			return "", err
+		}
+		return key, foreign(b, key)
+	case !errors.Is(err, bufio.ErrBufferFull):
 		return "", err
 	}
-	b := make([]byte, n)
+	b = make([]byte, n)
 	if _, err := io.ReadFull(r.in, b); err != nil {
 		return "", err
 	}
-	return fromPyTorch(b), nil
+	key := fromPyTorch(b)
+	return key, foreign(b, key)
+}
+
+// foreign refuses a user's key that would be one that PyTorch keeps for itself.
+func foreign(b []byte, key string) error {
+	if len(b) > 0 && b[0] == '/' && strings.HasPrefix(key, pyTorchRaw) {
+		return breach("the key %q, whose beginning is kept for PyTorch's own", key[:min(len(key), 64)])
+	}
+	return nil
 }
 
 // bytes reads a value.
