@@ -76,7 +76,7 @@ func (r *run) do(ctx context.Context, c *collective.Call, tag uint32, in, out co
 			return r.b.fail(fmt.Errorf("dist: %v of group %q on rank %d: %w", c, r.b.cfg.Group, r.b.cfg.Rank, err))
 		}
 	}
-	t := task{op: c.Op, rank: r.b.cfg.Rank, size: n, root: c.Root, elem: c.DType.Size(), empties: r.b.cfg.Generation == PerPair}
+	t := task{op: c.Op, rank: r.b.cfg.Rank, size: n, root: c.Root, elem: c.DType.Size()}
 	t.total = c.Count * t.elem
 	whole := dst
 	switch c.Op {
@@ -145,7 +145,7 @@ func (r *run) schedule(t task) *schedule {
 	if t.sends != nil || t.recvs != nil {
 		return scheduleOf(t)
 	}
-	key := taskKey{t.op, t.rank, t.size, t.root, t.elem, t.total, t.empties}
+	key := taskKey{t.op, t.rank, t.size, t.root, t.elem, t.total}
 	if s := r.kept[key]; s != nil {
 		return s
 	}
@@ -162,7 +162,6 @@ type taskKey struct {
 	op               collective.Op
 	rank, size, root int
 	elem, total      int
-	empties          bool
 }
 
 // ops returns operations for use, at least n.

@@ -56,9 +56,6 @@ type task struct {
 	// where that differs; sends what each rank has in a gather or an all-gather of
 	// uneven parts, or gets in a scatter. Else nil.
 	sends, recvs []int
-	// empties says that an all-gather of nothing sends empty messages, as Gloo did
-	// before it met by devices.
-	empties bool
 }
 
 // scheduleOf returns this rank's part.
@@ -223,7 +220,7 @@ func (s *schedule) broadcast(t task) {
 func (s *schedule) allGather(t task) {
 	n := t.total
 	s.copies = append(s.copies, span{t.rank * n, 0, n})
-	if n == 0 && !t.empties {
+	if n == 0 {
 		return
 	}
 	half := [2]int{n / 2, n - n/2}

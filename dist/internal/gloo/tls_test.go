@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gloo
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/store"
+)
+
+// certificates makes an authority, and a certificate of it with its key.
+func certificates(t *testing.T) (key, cert, ca string) {
+	t.Helper()
+	dir := t.TempDir()
+	write := func(name, kind string, der []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	make := func(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*ecdsa.PrivateKey, []byte) {
+		k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if signer == nil {
+			signer = k
+		}
+		template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+		der, err := x509.CreateCertificate(rand.Reader, template, parent, &k.PublicKey, signer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k, der
+	}
+	authority := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true,
+		BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	signer, der := make(authority, authority, nil)
+	ca = write("ca.pem", "CERTIFICATE", der)
+	rank := &x509.Certificate{SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "rank"}, KeyUsage: x509.KeyUsageDigitalSignature}
+	own, der := make(rank, authority, signer)
+	cert = write("cert.pem", "CERTIFICATE", der)
+	der, err := x509.MarshalPKCS8PrivateKey(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return write("key.pem", "PRIVATE KEY", der), cert, ca
+}
+
+// TestTLS has Go ranks talk through TLS.
+func TestTLS(t *testing.T) {
+	key, cert, ca := certificates(t)
+	for _, g := range []Generation{PerPair, PerDevice} {
+		together(t, g, 3, func(cfg *Config) {
+			var err error
+			if cfg.TLS, err = LoadTLS(key, cert, "", filepath.Dir(ca)); err != nil {
+				t.Error(err)
+			}
+		}, func(b *Backend) error { return everything(b, 5000) })
+	}
+}
+
+// TestTLSOfAnother: who shows a certificate of another authority is not taken, and
+// the error says who was waited for.
+func TestTLSOfAnother(t *testing.T) {
+	s := store.NewMemory()
+	var all sync.WaitGroup
+	for r := range 2 {
+		key, cert, ca := certificates(t)
+		all.Go(func() {
+			cfg := config(s, PerDevice, r, 2)
+			cfg.Timeout = 500 * time.Millisecond
+			var err error
+			if cfg.TLS, err = LoadTLS(key, cert, ca, ""); err != nil {
+				t.Error(err)
+				return
+			}
+			_, err = Open(context.Background(), cfg)
+			var late *collective.TimeoutError
+			var other *collective.RankError
+			switch {
+			case errors.As(err, &late) && len(late.Missing) == 1 && late.Missing[0].Rank == 1-r:
+			case errors.As(err, &other) && other.Rank == 1-r:
+			default:
+				t.Errorf("rank %d: %v", r, err)
+			}
+		})
+	}
+	all.Wait()
+}
