@@ -53,6 +53,19 @@ const (
 	VisibleGPUs        Var = "CUDA_VISIBLE_DEVICES"
 )
 
+// What PyTorch's ranks with the backend gloo are told, and so Cohort's among them.
+const (
+	GlooInterface    Var = "GLOO_SOCKET_IFNAME"
+	GlooTransport    Var = "GLOO_DEVICE_TRANSPORT"
+	GlooTLSKey       Var = "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY"
+	GlooTLSCert      Var = "GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT"
+	GlooTLSCAFile    Var = "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE"
+	GlooTLSCAPath    Var = "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_PATH"
+	GlooLazy         Var = "TORCH_GLOO_LAZY_INIT"
+	GlooRankSequence Var = "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER"
+	InitBarrier      Var = "TORCH_DIST_INIT_BARRIER"
+)
+
 // Cohort's own.
 const (
 	Token       Var = "COHORT_TOKEN"
@@ -113,6 +126,15 @@ func declarations() []declaration {
 		{LinePrefixTemplate, "what lines of ranks begin with, where --log-line-prefix-template does not say", false},
 		{ShutdownTimeout, "seconds that a rank has to end after a signal, where --shutdown-timeout does not say (default 30)", false},
 		{VisibleGPUs, "which GPUs ranks may use; --nproc-per-node gpu counts them, --virtual-local-rank gives each rank one", false},
+		{GlooInterface, "with backend gloo: network interfaces at which PyTorch ranks reach this one, separated by commas (default: the address of the host's name)", false},
+		{GlooTransport, "with backend gloo: TCP (default) or TCP_TLS, the same on all ranks", false},
+		{GlooTLSKey, "with TCP_TLS: PEM file of this rank's private key", false},
+		{GlooTLSCert, "with TCP_TLS: PEM file of this rank's certificate", false},
+		{GlooTLSCAFile, "with TCP_TLS: PEM file of the certificates that peers' are signed by", false},
+		{GlooTLSCAPath, "with TCP_TLS: directory of such files", false},
+		{GlooLazy, "with backend gloo: 1 where PyTorch 2.8 and later connect two ranks when they first talk, the same on all ranks", false},
+		{GlooRankSequence, "with backend gloo: 1 where PyTorch 2.8 and later say their rank when they connect, the same on all ranks", false},
+		{InitBarrier, "with backend gloo: 1 where PyTorch 2 waits for all ranks in the store after a group is made, the same on all ranks", false},
 		{Token, "the job's token, 64 hexadecimal digits: all members prove that they know it", true},
 		{TokenFile, "file that holds the job's token, readable by its owner only", false},
 		{NodeID, "names the node: ranks of equal node id share memory", false},
