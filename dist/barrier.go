@@ -38,7 +38,13 @@ const verdictPatience = 10 * time.Second
 //
 // (PyTorch's monitored_barrier, with wait_all_ranks=True, but that the answer
 // does not hang on rank 0.)
+//
+// In a group with PyTorch members it is theirs: the answer is rank 0's, the others
+// learn that it did not come, and the group has then failed.
 func (g *Group) MonitoredBarrier(ctx context.Context) error {
+	if g.job != nil {
+		return g.job.monitoredBarrier(ctx, g)
+	}
 	// A rank whose time is up already has come all the same: were it not counted,
 	// it would be one barrier behind the others from then on.
 	r := g.newRequest(context.WithoutCancel(ctx), collective.OpBarrier)

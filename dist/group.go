@@ -32,6 +32,7 @@ type Group struct {
 	home        home         // nil if the job is one rank
 	host        *native.Host // nil but in a network inside the process
 	parent      *Group       // nil for the group of all ranks
+	job         *glooJob     // of groups with PyTorch members; else nil
 	timeout     time.Duration
 	silence     time.Duration // 0: nobody is taken for silent
 	progress    progress

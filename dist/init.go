@@ -46,6 +46,11 @@ func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	if err := o.apply(opts); err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
+	if o.backend == glooBackend {
+		return initGloo(ctx, o)
+	} else if o.pytorch != pytorchAny {
+		return nil, fmt.Errorf("dist: init: WithPyTorch is about jobs with PyTorch ranks, which WithBackend(%q) makes", glooBackend)
+	}
 	pl, err := o.findPlace()
 	if err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)

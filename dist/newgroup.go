@@ -57,11 +57,15 @@ type home interface {
 //
 // The options are [WithName], [WithTimeout], [WithSilence] and [WithDeterministic]; what is
 // not given is as in g.
+//
+// In a job with PyTorch ranks it is new_group: every rank of the job calls it on the
+// group of all ranks, those that are no member too, which get nil, and the group's
+// ranks are in ascending order. With [WithLocalSynchronization] the members alone call it, and with
+// [WithBackend]("native") Go ranks make a group among themselves.
 func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {
-	err := g.checkMembers(ranks)
-	var o options
-	if err == nil {
-		o, err = g.groupOptions(opts)
+	o, err := g.groupOptions(opts)
+	if err == nil && g.job == nil {
+		err = g.checkMembers(ranks)
 	}
 	if err == nil && ctx.Err() != nil {
 		err = collective.Ending(ctx)
@@ -74,6 +78,13 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		ctx, cancel = context.WithTimeoutCause(ctx, DefaultInitTimeout,
 			fmt.Errorf("not all members came within %v: %w", DefaultInitTimeout, context.DeadlineExceeded))
 		defer cancel()
+	}
+	if g.job != nil {
+		sub, err := g.job.newGroup(ctx, g, ranks, o)
+		if err != nil {
+			err = within(fmt.Sprintf("dist: new group of ranks %s of group %q on rank %d: ", some(ranks), g.name, g.rank), "", err)
+		}
+		return sub, err
 	}
 	sub, key, err := g.member(ranks, o)
 	if err != nil {
@@ -93,6 +104,9 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 // collective of g. A rank whose color is negative becomes member of no group
 // and gets nil.
 func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Group, error) {
+	if g.job != nil {
+		return nil, g.job.unsupported(g, "split", "makes its groups by NewGroup, which all ranks call alike")
+	}
 	if _, err := g.groupOptions(opts); err != nil { // before the others count on this rank
 		return nil, fmt.Errorf("dist: split of group %q on rank %d: %w", g.name, g.rank, err)
 	}
@@ -116,7 +130,15 @@ func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Gro
 // groupOptions are those of a group to be made.
 func (g *Group) groupOptions(opts []Option) (options, error) {
 	o := options{forGroup: true, timeout: g.timeout, silence: g.silence, algorithms: g.algorithms}
-	return o, o.apply(opts)
+	err := o.apply(opts)
+	switch {
+	case err != nil || g.job != nil:
+	case o.backend == glooBackend:
+		err = errors.New("WithBackend: a group with PyTorch members is made in a job with them: give it to Init")
+	case o.local:
+		err = errors.New("WithLocalSynchronization is about jobs with PyTorch ranks")
+	}
+	return o, err
 }
 
 // checkMembers returns what is wrong with the ranks of a group to be made.

@@ -261,6 +261,9 @@ func (g *Group) gatherNumbers(ctx context.Context, mine ...int64) ([]int64, erro
 // other rank of a message; parts are those of an operation that has them, of a
 // gather and a scatter on the root, and nil on all ranks where they are even.
 func (g *Group) raw(ctx context.Context, op collective.Op, peer int, in, out collective.Data, parts []int) error {
+	if g.job != nil {
+		return g.job.unsupported(g, op.String(), "moves objects as Python's pickles, which are programs and not data: send tensors, or make a group of Go ranks by WithBackend(\"native\")")
+	}
 	r := g.newRequest(ctx, op)
 	r.in.data, r.out.data = in, out
 	switch op {

@@ -5,6 +5,7 @@ package dist
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"time"
@@ -37,12 +38,19 @@ type options struct {
 	name     string
 	// store is where the ranks meet in place of one that rank 0 serves, and
 	// place who this one is, if given.
-	store   store.Store
-	place   *place
-	url     string
-	timeout time.Duration
-	silence time.Duration
-	node    string
+	store store.Store
+	place *place
+	url   string
+	// backend is "" where nothing was said; pytorch is which one a gloo job has.
+	backend string
+	pytorch pytorch
+	// local says that only its members make a PyTorch group.
+	local bool
+	// admitted is from where PyTorch ranks may come, besides this host.
+	admitted []netip.Prefix
+	timeout  time.Duration
+	silence  time.Duration
+	node     string
 	// dumpSignal is what makes this process write its flight recorder, or nil.
 	dumpSignal os.Signal
 	host       *native.Host // nil but in a network inside the process
@@ -118,15 +126,24 @@ func WithTimeout(d time.Duration) Option {
 	}
 }
 
-// WithBackend chooses how data moves. There is one backend today, "native".
+// WithBackend chooses how data moves. "native", the default, is between Cohort's
+// ranks. "gloo" makes this process a rank of a PyTorch job; see the package's
+// section on PyTorch. Of the options of [Group.NewGroup], "native" makes a group
+// of Go members in such a job.
 func WithBackend(name string) Option {
 	return func(o *options) error {
-		if name != "native" {
-			return fmt.Errorf("no backend %q: there is \"native\"", name)
+		if name != nativeBackend && name != glooBackend {
+			return fmt.Errorf("no backend %q: there are %q and %q", name, nativeBackend, glooBackend)
 		}
-		return o.onlyInit("WithBackend")
+		o.backend = name
+		return nil
 	}
 }
+
+const (
+	nativeBackend = "native"
+	glooBackend   = "gloo"
+)
 
 // WithNodeID names the node that this rank runs on, in place of
 // COHORT_NODE_ID. Ranks of equal node id share memory.

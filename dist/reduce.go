@@ -115,6 +115,7 @@ func (g *Group) reduceScatterList(ctx context.Context, dst *tensor.Tensor, srcs 
 	r.separate(-1)
 	r.reduces(op)
 	r.partsOf(srcs)
+	g.job.reduceScatterList(r)
 	return r
 }
 

@@ -33,6 +33,8 @@ type request struct {
 	recvs   []int // likewise call.Recvs
 	whole   *Work // the batch that this is a part of, or nil
 	ticket  flight.Ticket
+	// instead moves the call in place of the backend's methods; or nil
+	instead func(c collective.Call, in, out collective.Data) error
 	err     error // the first thing that is wrong with the arguments
 }
 
@@ -238,6 +240,9 @@ func (g *Group) start(r *request) (l *lane, held *Work, err error) {
 	if err := r.ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, collective.Ending(r.ctx))
 	}
+	if err := g.job.admits(g, &r.call); err != nil {
+		return nil, nil, err
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -322,6 +327,8 @@ func (g *Group) move(r *request) error {
 		out = in
 	}
 	switch {
+	case r.instead != nil:
+		err = r.instead(r.call, in, out)
 	case g.backend == nil:
 		err = collective.Alone(&r.call, in, out)
 	case fromAny:

@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/gloo"
+	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// glooJob is what the groups of a rank in a PyTorch job have in common.
+//
+// Nothing of Cohort's own goes between the ranks here, but what PyTorch's would:
+// no beats, no comparison of calls, no barrier beside those that PyTorch has. What
+// is only in this process, such as the flight recorder, stays.
+type glooJob struct {
+	options // pytorch is what was found out
+	glooPlace
+	hostname  string // this machine's name
+	agent     *agentWatch
+	box       *blackBox
+	stopDumps func()
+	server    *store.PyTorchServer // rank 0, if it serves the store
+	client    *store.PyTorchClient // the others
+	keys      store.Store          // of the default group, before the group's name
+
+	mu     sync.Mutex
+	count  int // groups that this rank has named, as PyTorch's own counter has it
+	goes   *goMembers
+	making chan struct{} // of one token: groups are made one after the other
+}
+
+// Keys of a store that is served by Cohort, by which Go ranks learn what the
+// others speak.
+const (
+	glooHosted = "cohort/host"
+	glooSpoken = "cohort/spoken/1.13"
+	// glooJoined is PyTorch's own count of who has joined, as it stands in a store.
+	glooJoined = "\x00pytorch:init/"
+)
+
+// initGloo is [Init] with the backend "gloo".
+func initGloo(ctx context.Context, o options) (*Group, error) {
+	pl, err := o.findGlooPlace()
+	switch {
+	case err != nil:
+	case o.algorithms.Deterministic:
+		err = errors.New("WithDeterministic: in a PyTorch job it is Gloo that decides the order of a reduction, with the same bits on all ranks")
+	case o.host != nil:
+		err = errors.New("a network inside the process has no PyTorch ranks")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dist: init: %w", err)
+	}
+	if pl.worldSize == 1 {
+		return aloneGroup(o), nil
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, DefaultInitTimeout,
+			fmt.Errorf("not all ranks came within %v: %w", DefaultInitTimeout, context.DeadlineExceeded))
+		defer cancel()
+	}
+	watch, err := watchAgent(true)
+	if err != nil {
+		return nil, fmt.Errorf("dist: init: %w", err)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	j := &glooJob{options: o, glooPlace: pl, agent: watch, making: make(chan struct{}, 1)}
+	stop := watch.watchAll(func(rank int, d death) {
+		cancel(d.error(worldName, d.who, func() native.Obituary { return d.Obituary }))
+	})
+	g, err := j.form(ctx)
+	stop()
+	if err != nil {
+		var died *RankError
+		if cause := context.Cause(ctx); errors.As(cause, &died) {
+			err = cause
+		}
+		_ = j.close(0)
+		return nil, within(fmt.Sprintf("dist: init rank %d of %d with PyTorch: ", pl.rank, pl.worldSize), worldName, err)
+	}
+	return g, nil
+}
+
+func (j *glooJob) form(ctx context.Context) (*Group, error) {
+	host, _ := os.Hostname()
+	j.hostname = host
+	j.box = newBlackBox(j.rank, j.worldSize, host, os.Getpid())
+	j.agent.setDump(j.box.answer)
+	j.stopDumps = j.box.dumpOn(j.dumpSignal)
+	base, err := j.openStore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := j.findPyTorch(ctx, base); err != nil {
+		return nil, err
+	}
+	j.keys = j.prefixed(base)
+	g := &Group{name: worldName, key: worldName, rank: j.rank, size: j.worldSize, job: j, node: nodeID(j.node),
+		base: j.keys, store: store.Prefix(j.keys, "cohort/user"), timeout: j.timeout, box: j.box}
+	g.init()
+	for r := range j.worldSize {
+		g.world = append(g.world, r)
+		m := Member{Rank: r}
+		if r == j.rank {
+			m.Host, m.PID = host, os.Getpid()
+		}
+		g.members, g.nodes = append(g.members, m), append(g.nodes, "")
+	}
+	g.setLocal()
+	g.openLog()
+	name := j.nextName(nil, false)
+	if err := j.open(ctx, g, name); err != nil {
+		return nil, err
+	}
+	if err := j.met(ctx, g, name, j.keys, j.worldSize); err != nil {
+		_ = g.Close()
+		return nil, err
+	}
+	g.onClose = func(pending bool) error {
+		if pending {
+			return j.close(0)
+		}
+		return j.close(storePatience)
+	}
+	return g, nil
+}
+
+// openStore serves PyTorch's store or connects to it, and joins as PyTorch's
+// ranks do.
+func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
+	switch {
+	case j.options.store != nil:
+		return j.options.store, nil
+	case j.glooPlace.file != "":
+		return nil, fmt.Errorf("the ranks cannot meet in the file %s yet", j.glooPlace.file)
+	case j.rank == 0 && !j.glooPlace.agent:
+		var err error
+		j.server, err = store.ListenPyTorch(j.addr, store.PyTorchServerConfig{Admit: j.admitsFrom, Refused: func(r *store.PyTorchRefusal) {
+			fmt.Fprintf(os.Stderr, "cohort: rank 0: %v\n", r)
+		}})
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(os.Stderr, "cohort: rank 0: %s\n", j.server.Notice())
+		return j.server.Store(), nil
+	}
+	var err error
+	if j.client, err = store.DialPyTorch(ctx, j.addr, store.PyTorchClientConfig{}); err != nil {
+		return nil, fmt.Errorf("PyTorch's store at %s: %w", j.addr, err)
+	}
+	if _, err := j.client.Join(ctx); err != nil {
+		return nil, err
+	}
+	return j.client, nil
+}
+
+// findPyTorch finds out which PyTorch the other ranks run, unless it was said.
+func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
+	said := j.options.pytorch
+	found := said
+	switch {
+	case j.server != nil:
+		if err := j.server.Join(ctx, j.worldSize); err != nil {
+			return err
+		}
+		spoken := j.server.Generations()
+		if len(spoken) > 1 && said == pytorchAny {
+			return errors.New("some of the ranks speak as PyTorch 1.13 does and some as PyTorch 2: they cannot be in one group")
+		}
+		if found = pytorch2; slices.Contains(spoken, store.PyTorch1) {
+			found = pytorch1_13
+		}
+	case j.client != nil:
+		if j.client.Generation() == store.PyTorch1 {
+			found = pytorch1_13
+			break
+		}
+		hosted, err := base.Add(ctx, glooHosted, 0)
+		if err != nil {
+			return err
+		}
+		if found = pytorch2; hosted == 0 { // PyTorch serves it, and speaks for all
+			break
+		}
+		if said != pytorchAny {
+			found = said
+			break
+		}
+		if err := awaitJoined(ctx, base, j.worldSize); err != nil {
+			return err
+		}
+		old, err := base.Add(ctx, glooSpoken, 0)
+		if err != nil {
+			return err
+		}
+		if old != 0 {
+			found = pytorch1_13
+		}
+	default:
+		found = cmp.Or(said, pytorch2)
+	}
+	if said != pytorchAny && said != found {
+		return fmt.Errorf("WithPyTorch says %v, and the ranks that have come run %v", said, found)
+	}
+	j.pytorch = found
+	return nil
+}
+
+// awaitJoined waits until all ranks have joined the store, and so have spoken.
+func awaitJoined(ctx context.Context, base store.Store, numRanks int) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		n, err := base.Add(ctx, glooJoined, 0)
+		if err != nil || n >= int64(numRanks) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d ranks have joined the store: %w", n, numRanks, collective.Ending(ctx))
+		case <-tick.C:
+		}
+	}
+}
+
+// prefixed returns the part of a store that PyTorch's default group has.
+func (j *glooJob) prefixed(base store.Store) store.Store {
+	if j.options.store != nil {
+		return base // as PyTorch's store= argument
+	}
+	if j.glooPlace.agent && j.pytorch == pytorch1_13 {
+		base = store.Prefix(base, "/worker/attempt_"+envvar.RestartCount.Get("0"))
+	}
+	return store.Prefix(base, "default_pg")
+}
+
+// glooPrefixes returns the parts of the store that PyTorch's objects have, within that
+// of the default group and given the name of a group: those of its Gloo and those
+// of the group itself.
+func glooPrefixes(p pytorch, name string) (gloo, group string) {
+	switch {
+	case p == pytorch1_13:
+		return name, name
+	case name == "0":
+		group = "0/"
+	default:
+		group = "0//" + name + "/"
+	}
+	return group + "/cpu/", group
+}
+
+func (j *glooJob) groupKeys(name string) store.Store {
+	_, group := glooPrefixes(j.pytorch, name)
+	return store.Prefix(j.keys, group)
+}
+
+func (j *glooJob) glooKeys(name string) store.Store {
+	gloo, _ := glooPrefixes(j.pytorch, name)
+	return store.Prefix(j.keys, gloo)
+}
+
+// open opens a group's backend.
+func (j *glooJob) open(ctx context.Context, g *Group, name string) error {
+	cfg := gloo.Config{Group: g.name, Rank: g.rank, Members: g.members, Store: j.glooKeys(name), Generation: gloo.PerDevice,
+		Hostname: j.hostname, Timeout: g.timeout, Lazy: envvar.GlooLazy.Text() == "1"}
+	if j.pytorch == pytorch1_13 {
+		cfg.Generation, cfg.Lazy = gloo.PerPair, false
+	}
+	var err error
+	if cfg.Addrs, err = j.addresses(ctx); err != nil {
+		return err
+	}
+	if cfg.TLS, err = glooTLS(); err != nil {
+		return err
+	}
+	b, err := gloo.Open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	for r, m := range b.Members() {
+		g.members[r].Host = m.Host
+		g.nodes[r] = m.Host // as PyTorch has it
+	}
+	g.node = j.hostname
+	g.setLocal()
+	unwatch := j.agent.watch(g.world, func(rank int, d death) { b.Died(rank) })
+	g.mu.Lock()
+	g.backend, g.transport, g.unwatch = b, glooBackend, unwatch
+	closed := g.closed
+	g.mu.Unlock()
+	if closed {
+		unwatch()
+		_ = b.Close()
+		return ErrClosed
+	}
+	return nil
+}
+
+// addresses returns where this rank listens for the others: at the interfaces that
+// are named, or the one that leads to where all meet, or as PyTorch does.
+func (j *glooJob) addresses(ctx context.Context) ([]netip.Addr, error) {
+	if names := envvar.GlooInterface.Text(); names != "" || j.addr == "" {
+		return gloo.LocalAddrs(ctx, names)
+	}
+	c, err := transport.ChooseInterface(ctx, j.addr)
+	if err != nil {
+		return nil, err
+	}
+	a, err := netip.ParseAddr(c.Host)
+	if err != nil {
+		return nil, err
+	}
+	return []netip.Addr{a}, nil
+}
+
+// glooTLS returns what the environment says of encryption, nil for none.
+func glooTLS() (*tls.Config, error) {
+	kind, err := envvar.GlooTransport.OneOf("TCP", "TCP_TLS")
+	if err != nil || kind == "TCP" {
+		return nil, err
+	}
+	return gloo.LoadTLS(envvar.GlooTLSKey.Text(), envvar.GlooTLSCert.Text(), envvar.GlooTLSCAFile.Text(), envvar.GlooTLSCAPath.Text())
+}
+
+// met is the end of the making of a group: what PyTorch's ranks wait for in the
+// store then. keys are where, and numRanks how many of them there are.
+func (j *glooJob) met(ctx context.Context, g *Group, name string, keys store.Store, numRanks int) error {
+	if j.pytorch == pytorch1_13 {
+		j.mu.Lock()
+		count := j.count
+		j.mu.Unlock()
+		if err := storeBarrier(ctx, j.keys, strconv.Itoa(count), j.worldSize, false); err != nil {
+			return err
+		}
+		if g == nil || g.rank != 0 {
+			return nil
+		}
+		// Ranks of PyTorch 1.13 wait for a number that only messages to people show.
+		return j.groupKeys(name).Set(ctx, "SEQ_NUM_STORE_KEY", binary.LittleEndian.AppendUint64(nil, 1))
+	}
+	if envvar.InitBarrier.Text() != "1" {
+		return nil
+	}
+	return storeBarrier(ctx, keys, name, numRanks, true)
+}
+
+// storeBarrier waits until ranks have come in the store: with a last one that says
+// so, or by looking at how many have.
+func storeBarrier(ctx context.Context, keys store.Store, name string, numRanks int, last bool) error {
+	key := "store_based_barrier_key:" + name
+	n, err := keys.Add(ctx, key, 1)
+	if err != nil {
+		return err
+	}
+	if last {
+		if n == int64(numRanks) {
+			return keys.Set(ctx, key+":last_worker", []byte("1"))
+		}
+		return keys.Wait(ctx, key+":last_worker")
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for n != int64(numRanks) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d ranks have come to the barrier in the store: %w", n, numRanks, collective.Ending(ctx))
+		case <-tick.C:
+		}
+		if n, err = keys.Add(ctx, key, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// close gives back what the job holds. The store is served for as long as
+// patience says if others still use it.
+func (j *glooJob) close(patience time.Duration) error {
+	var errs []error
+	if j.stopDumps != nil {
+		j.stopDumps()
+		j.stopDumps = nil
+	}
+	j.agent.close()
+	errs = append(errs, j.goes.close())
+	if j.client != nil {
+		errs = append(errs, j.client.Close())
+	}
+	if j.server != nil {
+		j.server.Linger(patience)
+		errs = append(errs, j.server.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+)
+
+func TestGlooPlace(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		env  string // NAME=value, separated by spaces
+		opts []Option
+		want glooPlace
+		err  string
+	}{
+		{"environment", "RANK=1 WORLD_SIZE=3 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500", nil,
+			glooPlace{rank: 1, worldSize: 3, addr: "10.0.0.1:29500"}, ""},
+		{"agent", "RANK=0 WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True", nil,
+			glooPlace{worldSize: 3, addr: "h:29500", agent: true}, ""},
+		{"agent of another store", "MASTER_ADDR=h MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True", []Option{WithURL("tcp://h:29501?rank=0&world_size=2")},
+			glooPlace{worldSize: 2, addr: "h:29501"}, ""},
+		{"query over environment", "RANK=1 WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=29500", []Option{WithURL("env://?rank=2")},
+			glooPlace{rank: 2, worldSize: 3, addr: "h:29500"}, ""},
+		{"tcp and rank", "", []Option{WithURL("tcp://[::1]:2"), WithRank(1, 2)}, glooPlace{rank: 1, worldSize: 2, addr: "[::1]:2"}, ""},
+		{"libuv is a matter of the server's", "", []Option{WithURL("tcp://h:2?use_libuv=0"), WithRank(1, 2)}, glooPlace{rank: 1, worldSize: 2, addr: "h:2"}, ""},
+		{"file", "", []Option{WithURL("file:///tmp/x?rank=1&world_size=2")}, glooPlace{rank: 1, worldSize: 2, file: "/tmp/x"}, ""},
+		{"both", "", []Option{WithURL("tcp://h:2?rank=1&world_size=2"), WithRank(1, 2)}, glooPlace{}, "both say who this rank is"},
+		{"no size", "", []Option{WithURL("tcp://h:2?rank=1")}, glooPlace{}, "WORLD_SIZE is not set"},
+		{"rank too large", "", []Option{WithURL("tcp://h:2?rank=2&world_size=2")}, glooPlace{}, "rank 2 of 2 ranks"},
+		{"no master", "RANK=1 WORLD_SIZE=3", nil, glooPlace{}, "MASTER_ADDR"},
+		{"relative file", "", []Option{WithURL("file://x?rank=1&world_size=2")}, glooPlace{}, "no absolute path"},
+		{"scheme", "", []Option{WithURL("http://x?rank=1&world_size=2")}, glooPlace{}, `scheme "http"`},
+		{"no port", "", []Option{WithURL("tcp://x?rank=1&world_size=2")}, glooPlace{}, "no host and port"},
+		{"twice", "", []Option{WithURL("tcp://x:1?rank=1&rank=2&world_size=2")}, glooPlace{}, "more than once"},
+		{"unknown", "", []Option{WithURL("tcp://x:1?size=2")}, glooPlace{}, `nothing is known of "size"`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			for _, v := range []string{"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"} {
+				t.Setenv(v, "")
+			}
+			for v := range strings.FieldsSeq(tc.env) {
+				name, value, _ := strings.Cut(v, "=")
+				t.Setenv(name, value)
+			}
+			var o options
+			if err := o.apply(tc.opts); err != nil {
+				t.Fatal(err)
+			}
+			got, err := o.findGlooPlace()
+			if tc.err == "" && err == nil {
+				if got != tc.want {
+					t.Errorf("got %+v, want %+v", got, tc.want)
+				}
+			} else if tc.err == "" || err == nil || !strings.Contains(err.Error(), tc.err) {
+				t.Errorf("got %v, want an error with %q", err, tc.err)
+			}
+		})
+	}
+}
+
+func TestPyTorchVersions(t *testing.T) {
+	for version, want := range map[string]pytorch{
+		"1.13": pytorch1_13, "1.13.1": pytorch1_13, "1.13.0a0": pytorch1_13, "1.13.1+cpu": pytorch1_13,
+		"2": pytorch2, "2.2": pytorch2, "2.15.0+cu132": pytorch2,
+		"": pytorchAny, "1.12": pytorchAny, "2.1": pytorchAny, "2.0.1": pytorchAny, "3.0": pytorchAny, "1.130": pytorchAny, "two": pytorchAny,
+	} {
+		got, err := parsePyTorch(version)
+		if got != want || (err != nil) != (want == pytorchAny) {
+			t.Errorf("%q: got %v, %v, want %v", version, got, err, want)
+		}
+	}
+}
+
+// TestPyTorchNames compares names of groups with those that PyTorch has given: of
+// hashed ones sha1("0_2_3"), which is of ranks 0 and 2 as the fourth group.
+func TestPyTorchNames(t *testing.T) {
+	j := &glooJob{}
+	for i, want := range []string{"0", "1", "2"} {
+		if got := j.nextName(nil, false); got != want {
+			t.Errorf("name %d is %q, want %q", i, got, want)
+		}
+	}
+	if got, want := j.nextName([]int{0, 2}, true), "945843e1e47897cf38048c0589fbca87660b0866"; got != want {
+		t.Errorf("a hashed name is %q, want %q", got, want)
+	}
+	if got := j.nextName(nil, false); got != "4" {
+		t.Errorf("the name after a hashed one is %q, want 4", got)
+	}
+}
+
+func TestPyTorchKeys(t *testing.T) {
+	for _, tc := range []struct {
+		version     pytorch
+		name        string
+		gloo, group string
+	}{
+		{pytorch1_13, "0", "default_pg/0/", "default_pg/0/"},
+		{pytorch1_13, "1", "default_pg/1/", "default_pg/1/"},
+		{pytorch2, "0", "default_pg/0//cpu//", "default_pg/0//"},
+		{pytorch2, "1", "default_pg/0//1//cpu//", "default_pg/0//1//"},
+	} {
+		gloo, group := glooPrefixes(tc.version, tc.name)
+		if gloo, group = "default_pg/"+gloo+"/", "default_pg/"+group+"/"; gloo != tc.gloo || group != tc.group {
+			t.Errorf("group %s of %v: got %q and %q, want %q and %q", tc.name, tc.version, gloo, group, tc.gloo, tc.group)
+		}
+	}
+}
+
+// TestPyTorchRefusals is what Gloo was found not to have, by PyTorch's version.
+func TestPyTorchRefusals(t *testing.T) {
+	ok, no := true, false
+	for _, tc := range []struct {
+		call         collective.Call
+		in1_13, in_2 bool
+	}{
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32}, ok, ok},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Reduce: Avg}, no, ok},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Int64, Reduce: Avg}, no, no},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Int64, Reduce: BXor}, ok, ok},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Reduce: PremulSum(2)}, no, no},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.BFloat16}, no, ok},
+		{collective.Call{Op: collective.OpBroadcast, DType: collective.Bool}, no, ok},
+		{collective.Call{Op: collective.OpSend, DType: collective.Bool}, ok, ok},
+		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32}, no, ok},
+		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Parts: []int{1, 2}}, no, no},
+		{collective.Call{Op: collective.OpAllToAll, DType: collective.Float32, Parts: []int{1, 2}}, ok, ok},
+		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Parts: []int{1, 2}}, no, ok},
+	} {
+		for _, v := range []struct {
+			pytorch
+			want bool
+		}{{pytorch1_13, tc.in1_13}, {pytorch2, tc.in_2}} {
+			if reason := v.refuses(&tc.call); (reason == "") != v.want {
+				t.Errorf("%v of %v: refused for %q, want %v", tc.call, v.pytorch, reason, v.want)
+			}
+		}
+	}
+}
