@@ -38,6 +38,7 @@ type glooJob struct {
 	stopDumps func()
 	server    *store.PyTorchServer // rank 0, if it serves the store
 	client    *store.PyTorchClient // the others
+	shared    *store.PyTorchFile   // all of them, where there is one
 	keys      store.Store          // of the default group, before the group's name
 
 	mu     sync.Mutex
@@ -46,13 +47,12 @@ type glooJob struct {
 	making chan struct{} // of one token: groups are made one after the other
 }
 
-// Keys of a store that is served by Cohort, by which Go ranks learn what the
-// others speak.
+// Keys by which Go ranks learn what the others speak, where Cohort serves the store:
+// rank 0 or the launcher. The first is there from the start, the second when all
+// have joined.
 const (
-	glooHosted = "cohort/host"
-	glooSpoken = "cohort/spoken/1.13"
-	// glooJoined is PyTorch's own count of who has joined, as it stands in a store.
-	glooJoined = "\x00pytorch:init/"
+	glooHosted  = "cohort/host"
+	glooPyTorch = "cohort/pytorch" // "1.13" or "2"
 )
 
 // initGloo is [Init] with the backend "gloo".
@@ -150,11 +150,19 @@ func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
 	switch {
 	case j.options.store != nil:
 		return j.options.store, nil
-	case j.glooPlace.file != "":
-		return nil, fmt.Errorf("the ranks cannot meet in the file %s yet", j.glooPlace.file)
-	case j.rank == 0 && !j.glooPlace.agent:
+	case j.file != "":
 		var err error
-		j.server, err = store.ListenPyTorch(j.addr, store.PyTorchServerConfig{Admit: j.admitsFrom, Refused: func(r *store.PyTorchRefusal) {
+		if j.shared, err = store.OpenPyTorchFile(j.file, j.worldSize); err != nil {
+			return nil, err
+		}
+		return j.shared, nil
+	case j.rank == 0 && !j.glooPlace.agent:
+		mem := store.NewMemory()
+		err := mem.Set(ctx, glooHosted, []byte("1"))
+		if err != nil {
+			return nil, err
+		}
+		j.server, err = store.ListenPyTorch(j.addr, store.PyTorchServerConfig{Store: mem, Admit: j.admitsFrom, Refused: func(r *store.PyTorchRefusal) {
 			fmt.Fprintf(os.Stderr, "cohort: rank 0: %v\n", r)
 		}})
 		if err != nil {
@@ -176,70 +184,46 @@ func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
 // findPyTorch finds out which PyTorch the other ranks run, unless it was said.
 func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
 	said := j.options.pytorch
-	found := said
+	found := cmp.Or(said, pytorch2)
 	switch {
 	case j.server != nil:
 		if err := j.server.Join(ctx, j.worldSize); err != nil {
 			return err
 		}
-		spoken := j.server.Generations()
-		if len(spoken) > 1 && said == pytorchAny {
-			return errors.New("some of the ranks speak as PyTorch 1.13 does and some as PyTorch 2: they cannot be in one group")
+		// Go ranks speak as PyTorch 2 does until they know better.
+		text := "2"
+		if slices.Contains(j.server.Generations(), store.PyTorch1) {
+			found, text = pytorch1_13, "1.13"
 		}
-		if found = pytorch2; slices.Contains(spoken, store.PyTorch1) {
-			found = pytorch1_13
-		}
-	case j.client != nil:
-		if j.client.Generation() == store.PyTorch1 {
-			found = pytorch1_13
-			break
-		}
-		hosted, err := base.Add(ctx, glooHosted, 0)
-		if err != nil {
+		if err := base.Set(ctx, glooPyTorch, []byte(text)); err != nil {
 			return err
 		}
-		if found = pytorch2; hosted == 0 { // PyTorch serves it, and speaks for all
-			break
-		}
-		if said != pytorchAny {
-			found = said
-			break
-		}
-		if err := awaitJoined(ctx, base, j.worldSize); err != nil {
-			return err
-		}
-		old, err := base.Add(ctx, glooSpoken, 0)
-		if err != nil {
-			return err
-		}
-		if old != 0 {
-			found = pytorch1_13
-		}
+	case j.client == nil:
+	case j.client.Generation() == store.PyTorch1:
+		found = pytorch1_13
 	default:
-		found = cmp.Or(said, pytorch2)
+		// What nobody has as its value is not replaced: this only looks.
+		hosted, _, err := base.CompareAndSet(ctx, glooHosted, []byte{0}, []byte{0})
+		if err != nil {
+			return err
+		}
+		if hosted == nil { // PyTorch serves it, and speaks for all
+			found = pytorch2
+			break
+		}
+		text, err := base.Get(ctx, glooPyTorch)
+		if err != nil {
+			return err
+		}
+		if found, err = parsePyTorch(string(text)); err != nil {
+			return err
+		}
 	}
 	if said != pytorchAny && said != found {
 		return fmt.Errorf("WithPyTorch says %v, and the ranks that have come run %v", said, found)
 	}
 	j.pytorch = found
 	return nil
-}
-
-// awaitJoined waits until all ranks have joined the store, and so have spoken.
-func awaitJoined(ctx context.Context, base store.Store, numRanks int) error {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		n, err := base.Add(ctx, glooJoined, 0)
-		if err != nil || n >= int64(numRanks) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d of %d ranks have joined the store: %w", n, numRanks, collective.Ending(ctx))
-		case <-tick.C:
-		}
-	}
 }
 
 // prefixed returns the part of a store that PyTorch's default group has.
@@ -404,6 +388,9 @@ func (j *glooJob) close(patience time.Duration) error {
 	errs = append(errs, j.goes.close())
 	if j.client != nil {
 		errs = append(errs, j.client.Close())
+	}
+	if j.shared != nil {
+		errs = append(errs, j.shared.Close())
 	}
 	if j.server != nil {
 		j.server.Linger(patience)

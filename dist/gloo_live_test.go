@@ -4,16 +4,21 @@ package dist
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-var pytorchSeed = flag.Uint64("pytorch.seed", 1, "the seed of what is run with PyTorch")
+var (
+	pytorchSeed      = flag.Uint64("pytorch.seed", 1, "the seed of what is run with PyTorch")
+	pytorchSequences = flag.Uint64("pytorch.sequences", 2, "how many random sequences to play with PyTorch")
+)
 
 // alike are the operations that PyTorch ranks play too, by whether 1.13 has them.
 var alike = []struct {
@@ -63,21 +68,86 @@ func (p *python) canPlay(c one) bool {
 	return false
 }
 
-// both plays runs on both sides of a job.
-func (m mixedJob) both(t *testing.T, runs []one) {
-	t.Helper()
-	var steps []pyStep
-	for _, c := range runs {
-		steps = append(steps, pyOf(c, 0))
+// mixedStep is what both sides of a job do next.
+type mixedStep struct {
+	c     one
+	group int // 0: all ranks, n: the n-th that was made
+	flies bool
+	join  bool
+	// ranks are those of a group to be made, where there are some; local says that
+	// they alone make it.
+	ranks []int
+	local bool
+}
+
+func (s mixedStep) py() pyStep {
+	if s.ranks != nil {
+		return pyStep{Op: "new_group", Ranks: s.ranks, Local: s.local}
 	}
-	o := m.run(t, steps, func(ctx context.Context, g *Group) error {
-		for i, c := range runs {
-			if err := c.run(ctx, g); err != nil {
-				return fmt.Errorf("step %d: %w", i, err)
+	p := pyOf(s.c, s.group)
+	p.Async, p.Flies, p.Join = s.c.async || s.flies, s.flies, s.join
+	return p
+}
+
+// playSteps plays a Go rank's part.
+func playSteps(ctx context.Context, world *Group, steps []mixedStep) error {
+	groups := []*Group{world}
+	var flying sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	defer flying.Wait()
+	for i, s := range steps {
+		fail := func(err error) error { return fmt.Errorf("step %d: %w", i, err) }
+		if s.ranks != nil {
+			var opts []Option
+			if s.local {
+				opts = append(opts, WithLocalSynchronization())
+			}
+			g, err := world.NewGroup(ctx, s.ranks, opts...)
+			if err != nil {
+				return fail(err)
+			}
+			if (g != nil) != slices.Contains(s.ranks, world.Rank()) {
+				return fail(fmt.Errorf("a group of %v is %v on rank %d", s.ranks, g, world.Rank()))
+			}
+			groups = append(groups, g)
+			continue
+		}
+		g := groups[s.group]
+		if g != nil {
+			c := s.c
+			if s.flies {
+				begun := make(chan struct{})
+				c.async, c.started = true, sync.OnceFunc(func() { close(begun) })
+				flying.Go(func() {
+					defer c.started()
+					if err := c.run(ctx, g); err != nil {
+						mu.Lock()
+						errs = append(errs, fail(err))
+						mu.Unlock()
+					}
+				})
+				<-begun
+			} else if err := c.run(ctx, g); err != nil {
+				return fail(err)
 			}
 		}
-		return nil
-	})
+		if s.join {
+			flying.Wait()
+		}
+	}
+	flying.Wait()
+	return errors.Join(errs...)
+}
+
+// both plays steps on both sides of a job.
+func (m mixedJob) both(t *testing.T, steps []mixedStep) {
+	t.Helper()
+	var py []pyStep
+	for _, s := range steps {
+		py = append(py, s.py())
+	}
+	o := m.run(t, py, func(ctx context.Context, g *Group) error { return playSteps(ctx, g, steps) })
 	if err := o.err(); err != nil {
 		t.Error(err)
 	}
@@ -86,29 +156,32 @@ func (m mixedJob) both(t *testing.T, runs []one) {
 // pytorchSizes are numbers of elements: within a segment, several, many.
 var pytorchSizes = []int{1, 2, 3, 64, 1000, 4097, 70_001, 300_003}
 
-// sample returns runs of every operation with what else they may have drawn.
-func (p *python) sample(rng *rand.Rand, times int) (runs []one) {
-	for range times {
-		for _, a := range alike {
-			c := one{op: operationNamed(a.name)}
-			for try := 0; ; try++ {
-				c.dtype, c.reduce = dtypes[rng.IntN(len(dtypes))], reductions[rng.IntN(len(reductions))]
-				c.layout, c.count = layouts[rng.IntN(len(layouts))], pytorchSizes[rng.IntN(len(pytorchSizes))]
-				c.parts, c.async = partings[rng.IntN(len(partings))], rng.IntN(3) == 0
-				if !c.op.uneven {
-					c.parts = "even"
-				}
-				if p.canPlay(c) {
-					runs = append(runs, c)
-					break
-				}
-				if try == 200 { // it has no such operation
-					break
-				}
-			}
+// sample returns a step of every operation with what else it may have drawn.
+func (p *python) sample(rng *rand.Rand, group int) (steps []mixedStep) {
+	for _, a := range alike {
+		if c, ok := p.draw(rng, a.name, len(pytorchSizes)); ok {
+			steps = append(steps, mixedStep{c: c, group: group})
 		}
 	}
-	return runs
+	return steps
+}
+
+// draw draws a run of an operation that the PyTorch rank can play, of one of the
+// first sizes.
+func (p *python) draw(rng *rand.Rand, name string, sizes int) (c one, ok bool) {
+	c.op = operationNamed(name)
+	for range 200 {
+		c.dtype, c.reduce = dtypes[rng.IntN(len(dtypes))], reductions[rng.IntN(len(reductions))]
+		c.layout, c.count = layouts[rng.IntN(len(layouts))], pytorchSizes[rng.IntN(sizes)]
+		c.parts, c.async = partings[rng.IntN(len(partings))], rng.IntN(3) == 0
+		if !c.op.uneven {
+			c.parts = "even"
+		}
+		if p.canPlay(c) {
+			return c, true
+		}
+	}
+	return c, false
 }
 
 // TestPyTorchOperations runs jobs of 2 to 5 ranks with a Go rank in every place
@@ -122,9 +195,77 @@ func TestPyTorchOperations(t *testing.T) {
 			for place := range size {
 				t.Run(fmt.Sprintf("%d/%d", size, place), func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, uint64(size*10+place)))
-					mixedJob{python: p, size: size, goes: []int{place}}.both(t, p.sample(rng, 1))
+					mixedJob{python: p, size: size, goes: []int{place}}.both(t, p.sample(rng, 0))
 				})
 			}
+		}
+	})
+}
+
+// TestPyTorchGroups makes groups of some ranks, of which Go's and PyTorch's are
+// members or not, also such as only their members make, and uses them.
+func TestPyTorchGroups(t *testing.T) {
+	eachPython(t, func(t *testing.T, p *python) {
+		for _, goes := range [][]int{{0}, {3}, {1, 2}, {0, 1, 3}} {
+			t.Run(fmt.Sprint(goes), func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(*pytorchSeed, 7))
+				var steps []mixedStep
+				for i, ranks := range [][]int{{0, 1}, {3, 1, 2}, {2}, {0, 3}, {0, 1, 2, 3}, {1, 2}} {
+					steps = append(steps, mixedStep{ranks: ranks, local: i == 5 && !p.old()})
+				}
+				for group := range 7 {
+					for range 4 {
+						c, ok := p.draw(rng, alike[rng.IntN(len(alike))].name, 5)
+						if group == 3 && !c.op.reduces { // of one rank
+							c.op = operationNamed("all_reduce")
+							c.reduce = Sum
+						}
+						if ok && p.canPlay(c) {
+							steps = append(steps, mixedStep{c: c, group: group})
+						}
+					}
+				}
+				mixedJob{python: p, size: 4, goes: goes}.both(t, steps)
+			})
+		}
+	})
+}
+
+// flies are the operations that may be under way while others begin.
+var flies = []string{"all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_gather_list", "gather",
+	"scatter", "all_to_all", "all_to_all_single", "barrier"}
+
+// TestPyTorchSequences plays 200 operations from a seed on both sides, on groups that
+// overlap, with several under way at a time. More of them:
+//
+//	go test ./dist -run TestPyTorchSequences -pytorch.sequences 50 -v
+func TestPyTorchSequences(t *testing.T) {
+	eachPython(t, func(t *testing.T, p *python) {
+		for i := range *pytorchSequences {
+			seed := *pytorchSeed + i
+			size := 2 + int(seed%4)
+			t.Run(fmt.Sprintf("seed%d/%d", seed, size), func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(seed, 0))
+				sets := [][]int{nil}
+				var steps []mixedStep
+				for range 3 {
+					set := rng.Perm(size)[:min(size, 2+rng.IntN(size-1))]
+					sets = append(sets, set)
+					steps = append(steps, mixedStep{ranks: set})
+				}
+				for len(steps) < 203 {
+					c, ok := p.draw(rng, alike[rng.IntN(len(alike))].name, 6)
+					if !ok {
+						continue
+					}
+					s := mixedStep{c: c, group: rng.IntN(len(sets)), join: rng.IntN(12) == 0}
+					s.flies = slices.Contains(flies, c.op.name) && rng.IntN(2) == 0
+					steps = append(steps, s)
+				}
+				goes := rng.Perm(size)[:1+rng.IntN(size-1)]
+				t.Logf("Go ranks %v, groups %v", goes, sets[1:])
+				mixedJob{python: p, size: size, goes: goes}.both(t, steps)
+			})
 		}
 	})
 }

@@ -138,6 +138,15 @@ func (r *pyRank) kill() {
 	r.stderr.Close()
 }
 
+// ended ends a process that does not answer, and says how it was found.
+func (r *pyRank) ended(err error) error {
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		_ = r.cmd.Process.Kill()
+	}
+	_ = r.cmd.Wait()
+	return fmt.Errorf("%w (%v): %s", err, r.cmd.ProcessState, r.complaint())
+}
+
 // complaint is the end of what the process has written to standard error.
 func (r *pyRank) complaint() string {
 	text := make([]byte, 4<<10)
@@ -188,6 +197,8 @@ type pyStep struct {
 	Count  int    `json:"count"`
 	Parts  string `json:"parts,omitempty"`
 	Async  bool   `json:"async,omitempty"`
+	Flies  bool   `json:"flies,omitempty"` // the next steps begin before it has ended
+	Join   bool   `json:"join,omitempty"`  // what flies has ended before the next step
 	Ranks  []int  `json:"ranks,omitempty"` // new_group
 	Local  bool   `json:"local,omitempty"`
 	Code   int    `json:"code,omitempty"` // exit
@@ -225,12 +236,12 @@ type pyAnswer struct {
 // play has the process play a job to its end.
 func (r *pyRank) play(j pyJob) (a pyAnswer) {
 	if err := r.in.Encode(j); err != nil {
-		return pyAnswer{died: err}
+		return pyAnswer{died: r.ended(err)}
 	}
 	for {
 		a = pyAnswer{}
 		if err := r.read(&a, 2*time.Minute); err != nil {
-			return pyAnswer{died: fmt.Errorf("%w: %s", err, r.complaint())}
+			return pyAnswer{died: r.ended(err)}
 		}
 		if a.Said == "" {
 			return a
@@ -246,7 +257,7 @@ type mixedJob struct {
 	url    string
 	opts   []Option // of the Go ranks
 	env    map[string]string
-	limit  time.Duration // 0: a minute
+	limit  time.Duration // 0: half a minute
 }
 
 // freePort is a URL at which the ranks of a job can meet.
@@ -289,7 +300,7 @@ func (m mixedJob) run(t testing.TB, steps []pyStep, main func(ctx context.Contex
 	t.Helper()
 	limit := m.limit
 	if limit == 0 {
-		limit = 8 * time.Second
+		limit = 30 * time.Second
 	}
 	if m.url == "" {
 		m.url = freePort(t)

@@ -129,81 +129,88 @@ class Step:
     def call(self, f, *args, **kw):
         if self.background:
             kw["async_op"] = True
-        w = f(*args, group=self.group, **kw)
-        if self.background and w is not None:
-            w.wait()
+        return f(*args, group=self.group, **kw)
 
     def root(self):
         return (self.count + 1) % self.size
 
-    def run(self):
-        getattr(self, "play_" + self.op)()
+    def begin(self):
+        """Begins the operation; finish ends it and compares what came out."""
+        self.rest = getattr(self, "play_" + self.op)()
+        self.work = next(self.rest)
+        return self
+
+    def finish(self):
+        if self.work is not None:
+            self.work.wait()
+        for _ in self.rest:
+            pass
         return self.digest
 
     def red(self):
         return getattr(dist.ReduceOp, REDUCTIONS[self.reduce])
 
     def play_barrier(self):
-        self.call(dist.barrier)
+        yield self.call(dist.barrier)
 
     def play_monitored_barrier(self):
-        dist.monitored_barrier(group=self.group)
+        yield dist.monitored_barrier(group=self.group)
 
     def play_all_reduce(self):
         x = self.mine(0, self.count)
-        self.call(dist.all_reduce, x, op=self.red())
+        yield self.call(dist.all_reduce, x, op=self.red())
         self.compare("the result", x, self.reduced(0, self.count))
         self.done(x)
 
     def play_all_reduce_coalesced(self):
         sizes = [self.count, 5, self.count // 2 + 1]
         xs = [self.mine(sum(sizes[:j]), n) for j, n in enumerate(sizes)]
-        self.call(dist.all_reduce_coalesced, xs, op=self.red())
+        yield self.call(dist.all_reduce_coalesced, xs, op=self.red())
         for j, x in enumerate(xs):
             self.compare("result %d" % j, x, self.reduced(sum(sizes[:j]), sizes[j]))
         self.done(*xs)
 
     def play_reduce(self):
         x = self.mine(0, self.count)
-        self.call(dist.reduce, x, self.global_ranks[self.root()], op=self.red())
+        yield self.call(dist.reduce, x, self.global_ranks[self.root()], op=self.red())
         if self.rank == self.root():
             self.compare("the result", x, self.reduced(0, self.count))
 
     def play_reduce_scatter(self):
         x, y = self.mine(0, self.count * self.size), self.empty(self.count)
-        self.call(dist.reduce_scatter_tensor, y, x, op=self.red())
+        yield self.call(dist.reduce_scatter_tensor, y, x, op=self.red())
         self.compare("the result", y, self.reduced(self.rank * self.count, self.count))
 
     def play_reduce_scatter_list(self):
         sizes = [self.part(r) for r in range(self.size)]
         xs, y = [self.mine(sum(sizes[:r]), n) for r, n in enumerate(sizes)], self.empty(sizes[self.rank])
-        self.call(dist.reduce_scatter, y, xs, op=self.red())
+        yield self.call(dist.reduce_scatter, y, xs, op=self.red())
         self.compare("the result", y, self.reduced(sum(sizes[: self.rank]), sizes[self.rank]))
 
     def play_broadcast(self):
         x = self.mine(0, self.count)
-        self.call(dist.broadcast, x, self.global_ranks[self.root()])
+        yield self.call(dist.broadcast, x, self.global_ranks[self.root()])
         self.compare("the result", x, of(self.dtype, self.has(self.root(), 0, self.count)))
         self.done(x)
 
     def play_broadcast_coalesced(self):
         sizes = [self.count, 0, 7, self.count // 2]
         x = self.mine(0, sum(sizes))  # which torch flattens too where it broadcasts several
-        self.call(dist.broadcast, x, self.global_ranks[self.root()])
+        yield self.call(dist.broadcast, x, self.global_ranks[self.root()])
         self.compare("the result", x, of(self.dtype, self.has(self.root(), 0, sum(sizes))))
 
     def play_all_gather(self):
         x, y = self.mine(0, self.count), self.empty(self.count * self.size)
         if hasattr(dist, "all_gather_into_tensor") and not torch.__version__.startswith("1."):
-            self.call(dist.all_gather_into_tensor, y, x)
+            yield self.call(dist.all_gather_into_tensor, y, x)
         else:
-            self.call(dist.all_gather, list(y.split(self.count)) if self.count else [self.empty(0) for _ in range(self.size)], x)
+            yield self.call(dist.all_gather, list(y.split(self.count)) if self.count else [self.empty(0) for _ in range(self.size)], x)
         self.compare("the result", y, torch.cat([of(self.dtype, self.has(r, 0, self.count)) for r in range(self.size)]))
         self.done(y)
 
     def play_all_gather_list(self):
         x, ys = self.mine(0, self.part(self.rank)), [self.empty(self.part(r)) for r in range(self.size)]
-        self.call(dist.all_gather, ys, x)
+        yield self.call(dist.all_gather, ys, x)
         for r, y in enumerate(ys):
             self.compare("what comes from rank %d" % r, y, of(self.dtype, self.has(r, 0, self.part(r))))
         self.done(*ys)
@@ -212,7 +219,7 @@ class Step:
         sizes = [self.count, self.count // 3 + 1, 2]
         xs = [self.mine(sum(sizes[:j]), n) for j, n in enumerate(sizes)]
         ys = [[self.empty(n) for n in sizes] for _ in range(self.size)]
-        self.call(dist.all_gather_coalesced, ys, xs)
+        yield self.call(dist.all_gather_coalesced, ys, xs)
         for r in range(self.size):
             for j, y in enumerate(ys[r]):
                 self.compare("what comes from rank %d" % r, y, of(self.dtype, self.has(r, sum(sizes[:j]), sizes[j])))
@@ -221,7 +228,7 @@ class Step:
         x, root, ys = self.mine(0, self.part(self.rank)), self.root(), None
         if self.rank == root:
             ys = [self.empty(self.part(r)) for r in range(self.size)]
-        self.call(dist.gather, x, ys, dst=self.global_ranks[root])
+        yield self.call(dist.gather, x, ys, dst=self.global_ranks[root])
         for r, y in enumerate(ys or []):
             self.compare("what comes from rank %d" % r, y, of(self.dtype, self.has(r, 0, self.part(r))))
 
@@ -230,7 +237,7 @@ class Step:
         if self.rank == root:
             xs = [self.mine(sum(sizes[:r]), n) for r, n in enumerate(sizes)]
         y = self.empty(sizes[self.rank])
-        self.call(dist.scatter, y, xs, src=self.global_ranks[root])
+        yield self.call(dist.scatter, y, xs, src=self.global_ranks[root])
         self.compare("the result", y, of(self.dtype, self.has(root, sum(sizes[: self.rank]), sizes[self.rank])))
 
     def play_all_to_all(self):
@@ -240,10 +247,10 @@ class Step:
         ys = [self.empty(n) for n in recvs]
         if torch.__version__.startswith("1.") or self.parts != "even":  # has no lists here
             y = self.empty(sum(recvs))
-            self.call(dist.all_to_all_single, y, torch.cat(xs), recvs, sends)
+            yield self.call(dist.all_to_all_single, y, torch.cat(xs), recvs, sends)
             ys = list(y.split(recvs))
         else:
-            self.call(dist.all_to_all, ys, xs)
+            yield self.call(dist.all_to_all, ys, xs)
         for r, y in enumerate(ys):
             self.compare("what comes from rank %d" % r, y, of(self.dtype, self.has(r, self.before(r, self.rank), recvs[r])))
 
@@ -252,13 +259,14 @@ class Step:
         recvs = [self.parcel(r, self.rank) for r in range(self.size)]
         x, y = self.mine(0, 2 * sum(sends)).view(-1, 2), self.empty(2 * sum(recvs)).view(-1, 2)
         cut = (None, None) if self.parts == "even" else (recvs, sends)
-        self.call(dist.all_to_all_single, y, x, cut[0], cut[1])
+        yield self.call(dist.all_to_all_single, y, x, cut[0], cut[1])
         at = 0
         for r, n in enumerate(recvs):
             self.compare("what comes from rank %d" % r, y[at : at + n].reshape(-1), of(self.dtype, self.has(r, 2 * self.before(r, self.rank), 2 * n)))
             at += n
 
     def play_send(self):
+        yield
         following, previous = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         x, y = self.mine(0, self.count), self.empty(self.count)
         w = dist.isend(x, self.global_ranks[following], group=self.group)
@@ -267,6 +275,7 @@ class Step:
         self.compare("what comes", y, of(self.dtype, self.has(previous, 0, self.count)))
 
     def play_recv_any(self):
+        yield
         if self.rank != 0:
             dist.send(self.mine(0, self.count), self.global_ranks[0], group=self.group)
         else:
@@ -281,6 +290,7 @@ class Step:
         dist.barrier(group=self.group)
 
     def play_batch(self):
+        yield
         ops, got = [], {}
         for r in range(self.size):
             if r != self.rank:
@@ -296,7 +306,7 @@ class Step:
         """A sum of floats that are rounded: all ranks must get the same bits."""
         i = torch.arange(self.count, dtype=torch.float64)
         x = (torch.sin(i * (self.rank + 1)) * 100).to(self.dtype)
-        self.call(dist.all_reduce, x)
+        yield self.call(dist.all_reduce, x)
         self.done(x)
 
 
@@ -307,7 +317,7 @@ def play(job):
         kw["init_method"] = job["init_method"]
     dist.init_process_group("gloo", rank=job["rank"], world_size=job["size"], **kw)
     groups = [(None, list(range(job["size"])))]
-    digests = []
+    digests, flying = [], []
     for i, step in enumerate(job["steps"]):
         op = step["op"]
         try:
@@ -325,9 +335,19 @@ def play(job):
             else:
                 group, ranks = groups[step.get("group", 0)]
                 if job["rank"] in ranks:
-                    digests.append(Step(group, ranks.index(job["rank"]), len(ranks), dict(step, ranks=ranks)).run())
+                    begun = Step(group, ranks.index(job["rank"]), len(ranks), dict(step, ranks=ranks)).begin()
+                    if step.get("flies"):
+                        flying.append(begun)
+                    else:
+                        digests.append(begun.finish())
+            if step.get("join"):
+                for begun in flying:
+                    begun.finish()
+                flying = []
         except Exception as e:
             raise RuntimeError("step %d, %s: %s: %s" % (i, json.dumps(step), type(e).__name__, e)) from e
+    for begun in flying:
+        begun.finish()
     dist.barrier()
     dist.destroy_process_group()
     return digests
