@@ -29,6 +29,14 @@ type PyTorchServerConfig struct {
 	Refused func(*PyTorchRefusal)
 }
 
+// A [PyTorchServer] tells its clients of itself by keys with the value "1".
+const (
+	// PyTorchHosted is there from the start: a Cohort program serves the store.
+	PyTorchHosted = "cohort/host"
+	// PyTorchSpoken1 is there once a client of the generation [PyTorch1] has come.
+	PyTorchSpoken1 = "cohort/spoken/1.13"
+)
+
 // PyTorchServer serves a store to PyTorch's clients of all supported generations at
 // once: torch.distributed.TCPStore(host, port, is_master=False), and every process
 // group and launcher that is made of it.
@@ -75,6 +83,7 @@ func ServePyTorch(l net.Listener, c PyTorchServerConfig) *PyTorchServer {
 			ch.(chan reply) <- r // has room
 		}
 	})
+	s.tell(PyTorchHosted)
 	s.running.Add(1)
 	go s.accept()
 	return s
@@ -266,8 +275,17 @@ func (s *PyTorchServer) leave(c net.Conn) {
 	s.running.Done()
 }
 
-// heard notes that a client speaks a generation.
+// heard notes that a client speaks a generation, before its first request counts.
 func (s *PyTorchServer) heard(g PyTorchGeneration) {
+	s.mu.Lock()
+	known := slices.Contains(s.spoken, g)
+	s.mu.Unlock()
+	if known {
+		return
+	}
+	if g == PyTorch1 {
+		s.tell(PyTorchSpoken1)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if slices.Contains(s.spoken, g) {
@@ -277,4 +295,10 @@ func (s *PyTorchServer) heard(g PyTorchGeneration) {
 		close(s.first)
 	}
 	slices.Sort(s.spoken)
+}
+
+// tell sets a key by which clients in other processes learn of the server. One that
+// does not fit is not told: the store is full, and so says the next request.
+func (s *PyTorchServer) tell(key string) {
+	_ = s.mem.Set(context.Background(), key, []byte("1"))
 }
