@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/rpc/internal/hook"
+)
+
+// Agent is this process's place among those that call each other. It serves
+// methods and makes calls; any number of goroutines may use it. A process may have
+// several.
+type Agent struct {
+	name       string
+	rank       int
+	self       *Peer
+	token      transport.Token
+	timeout    time.Duration
+	maxMessage int
+	errors     []known
+	hook       hook.Hook
+	refs       references // nil: this agent has none
+	network    *Network
+	encrypt    transport.Encrypt
+	kind       string // of transport, as COHORT_TRANSPORT has it
+	me         record
+	meeting    *meeting // nil with WithPeers
+	gate       gate
+	nobody     *served // what counts calls of methods that there are not
+	calls      sync.Pool
+	ports      []*transport.Port
+	stats      stats
+
+	ctx         context.Context // ends with the agent
+	cancel      context.CancelCauseFunc
+	running     sync.WaitGroup // readers and dialling
+	underWay    atomic.Int64   // synchronous calls
+	outstanding counter        // calls, streams that this agent has begun
+	handling    counter        // calls that it answers
+	closing     atomic.Bool    // new calls are refused
+	opened      chan struct{}  // closed when calls may be answered
+	detach      func()         // of the hook, or nil
+
+	mu      sync.RWMutex
+	methods map[string]*served
+	peers   []*Peer // by rank
+	byName  map[string]*Peer
+	links   map[*link]struct{}
+	servers map[*serverLink]struct{}
+	opening map[*transport.Conn]struct{}
+	closed  bool
+	rounds  rounds // of shutdown, at the agent that leads it
+	notes   map[string]func(from *Peer, body []byte)
+	lost    []func(p *Peer, err error)
+}
+
+// references is what keeps remote references.
+type references interface {
+	// remote reads what a call says of the reference to its result.
+	remote(in *incoming, extra []byte) error
+	// leaks describes the references that nobody has released.
+	leaks() []string
+	close()
+}
+
+var agentName = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,127}$`)
+
+// Init makes an agent and lets it meet the others of its job: by [WithGroup] or
+// [WithStore], which waits until all have come, or [WithPeers], which does not.
+// Without any of these the agent is alone, and can call itself. Names are 1 to
+// 127 letters, digits or any of "_.:-"; each is taken once in a job.
+//
+// Calls that come before Init has returned are answered already.
+func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, initTimeout, fmt.Errorf("not all agents came within %v: %w", initTimeout, context.DeadlineExceeded))
+		defer cancel()
+	}
+	o := options{size: 1, timeout: DefaultTimeout, maxMessage: DefaultMaxMessage, limit: DefaultConcurrency, errors: builtinErrors()}
+	if err := o.apply(opts); err != nil {
+		return nil, fmt.Errorf("rpc: init %q: %w", name, err)
+	}
+	if !agentName.MatchString(name) {
+		return nil, fmt.Errorf("rpc: init %q: want a name of 1 to %d letters, digits or any of _.:-", name, maxName)
+	}
+	a := newAgent(name, &o)
+	err := a.addMethods(append(a.builtins(), o.serves...))
+	if err == nil {
+		err = a.open(ctx, &o)
+	}
+	if err == nil {
+		if h, ok := a.hook.(interface {
+			Attach(a *Agent) (detach func())
+		}); ok {
+			a.detach = h.Attach(a)
+		}
+		close(a.opened)
+	}
+	if err != nil {
+		a.shut(errClosed)
+		return nil, fmt.Errorf("rpc: init %q: %w", name, err)
+	}
+	return a, nil
+}
+
+// initTimeout limits Init when its context has no deadline.
+const initTimeout = 5 * time.Minute
+
+func newAgent(name string, o *options) *Agent {
+	a := &Agent{opened: make(chan struct{}), notes: map[string]func(*Peer, []byte){}, name: name, rank: o.rank, token: o.token, timeout: o.timeout, maxMessage: o.maxMessage, errors: o.errors, hook: o.hook,
+		network: o.network, methods: map[string]*served{}, byName: map[string]*Peer{},
+		links: map[*link]struct{}{}, servers: map[*serverLink]struct{}{}, opening: map[*transport.Conn]struct{}{}}
+	a.ctx, a.cancel = context.WithCancelCause(context.WithValue(background(), agentKey{}, a))
+	a.gate.limit = o.limit
+	a.calls.New = newCall
+	a.stats.init()
+	a.nobody = &served{methodInfo: methodInfo{name: "(unknown)"}, stats: a.stats.in("(unknown)", "")}
+	a.me = record{Name: name, Rank: o.rank, ID: newID(), Node: o.node, PID: os.Getpid()}
+	a.me.Host, _ = os.Hostname() // for messages only
+	a.rounds.init()
+	return a
+}
+
+// addMethods adds to what the agent serves.
+func (a *Agent) addMethods(list []*served) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range list {
+		if a.methods[s.name] != nil {
+			return fmt.Errorf("the method %q is served already", s.name)
+		}
+		s.stats = a.stats.in(s.name, s.text)
+		a.methods[s.name] = s
+	}
+	return nil
+}
+
+// Offer adds methods: options made by [Serve], [ServeAsync] and [ServeStream].
+func (a *Agent) Offer(opts ...Option) error {
+	var o options
+	if err := o.apply(opts); err != nil {
+		return fmt.Errorf("rpc: agent %q: %w", a.name, err)
+	}
+	if err := a.addMethods(o.serves); err != nil {
+		return fmt.Errorf("rpc: agent %q: %w", a.name, err)
+	}
+	return nil
+}
+
+// method returns what serves a method, nil if nothing does.
+func (a *Agent) method(name []byte) *served {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.methods[string(name)]
+}
+
+// methodList names what the agent serves, for messages.
+func (a *Agent) methodList() string {
+	a.mu.RLock()
+	names := slices.Sorted(maps.Keys(a.methods))
+	a.mu.RUnlock()
+	names = slices.DeleteFunc(names, reserved)
+	const most = 20
+	if len(names) > most {
+		names = append(names[:most], fmt.Sprintf("and %d more", len(names)-most))
+	}
+	if len(names) == 0 {
+		return "none"
+	}
+	return strings.Join(names, ", ")
+}
+
+// Name returns the agent's name.
+func (a *Agent) Name() string { return a.name }
+
+// Rank returns the agent's number in the job.
+func (a *Agent) Rank() int { return a.rank }
+
+// Size returns the number of agents in the job.
+func (a *Agent) Size() int {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return len(a.peers)
+}
+
+// Addr returns the address at which the agent listens for TCP, for clients that
+// are no agents; empty if it does not.
+func (a *Agent) Addr() string { return a.me.TCP }
+
+// Self returns the agent as its own peer: calls to it go the way of others, without
+// a network.
+func (a *Agent) Self() *Peer { return a.self }
+
+// Peer returns the agent of a name. If there is none, calls to what is returned
+// fail with [KindUnknownPeer].
+func (a *Agent) Peer(name string) *Peer {
+	a.mu.RLock()
+	p := a.byName[name]
+	a.mu.RUnlock()
+	if p == nil {
+		p = &Peer{agent: a, name: name, rank: -1}
+		p.err = errorf(KindUnknownPeer, "", p, "no agent of the job has this name; there are %s", a.names())
+	}
+	return p
+}
+
+// PeerRank returns the agent of a rank. If there is none, calls to what is returned
+// fail with [KindUnknownPeer].
+func (a *Agent) PeerRank(rank int) *Peer {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if rank >= 0 && rank < len(a.peers) {
+		return a.peers[rank]
+	}
+	p := &Peer{agent: a, name: fmt.Sprintf("(rank %d)", rank), rank: rank}
+	p.err = errorf(KindUnknownPeer, "", p, "the job has %d agents", len(a.peers))
+	return p
+}
+
+// Peers returns all agents of the job, this one included, by rank.
+func (a *Agent) Peers() []*Peer {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return slices.Clone(a.peers)
+}
+
+// names lists the names of the agents, for messages.
+func (a *Agent) names() string {
+	var names []string
+	for _, p := range a.Peers() {
+		names = append(names, p.name)
+		if len(names) == 20 {
+			names = append(names, "…")
+			break
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+func (a *Agent) String() string {
+	return fmt.Sprintf("agent %s (rank %d of %d)", a.name, a.rank, a.Size())
+}
+
+// Hook returns what [WithHook] gave the agent: for package autograd.
+func (a *Agent) Hook() hook.Hook { return a.hook }
+
+// OnPeerLost makes f be called when a connection with a peer has ended otherwise
+// than by this agent's end: the peer has left, or died, or cannot be reached. It
+// may be called more than once for a peer, and must not wait.
+func (a *Agent) OnPeerLost(f func(p *Peer, err error)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.lost = append(a.lost, f)
+}
+
+// lostPeer tells of a connection that has ended.
+func (a *Agent) lostPeer(p *Peer, err error) {
+	if p == a.self || a.ctx.Err() != nil {
+		return
+	}
+	a.mu.RLock()
+	lost := a.lost
+	a.mu.RUnlock()
+	for _, f := range lost {
+		f(p, err)
+	}
+}
+
+// takeRRef reads what a call says of the reference to its result.
+func (a *Agent) takeRRef(in *incoming, extra []byte) error {
+	if a.refs == nil {
+		return &Error{Rank: -1, Kind: KindProtocol, Msg: "this agent keeps no references"}
+	}
+	return a.refs.remote(in, extra)
+}
+
+// counter counts what is under way, and lets others wait for none.
+type counter struct {
+	mu      sync.Mutex
+	n       int
+	started uint64
+	refuses bool
+	changed chan struct{} // closed when n has changed; nil if nobody waits
+}
+
+// enter adds one, unless no more are taken.
+func (c *counter) enter() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.refuses {
+		return errClosed
+	}
+	c.n++
+	c.started++
+	return nil
+}
+
+func (c *counter) add(d int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n += d; d > 0 {
+		c.started += uint64(d)
+	}
+	if c.changed != nil {
+		close(c.changed)
+		c.changed = nil
+	}
+}
+
+// refuse makes enter fail from now on.
+func (c *counter) refuse() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refuses = true
+}
+
+// count returns how many are under way, and how many there have ever been.
+func (c *counter) count() (n int, started uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.n, c.started
+}
+
+// wait waits until none is under way.
+func (c *counter) wait(ctx context.Context) error {
+	for {
+		c.mu.Lock()
+		if c.changed == nil {
+			c.changed = make(chan struct{})
+		}
+		n, changed := c.n, c.changed
+		c.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ended(ctx)
+		}
+	}
+}

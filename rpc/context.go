@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// callContext is a handler's context: it ends at the caller's deadline, when the
+// caller cancels, and when the connection or the agent ends. What that takes is
+// made only when the handler asks for it.
+type callContext struct {
+	base     context.Context // values
+	deadline time.Time       // zero for none
+
+	mu     sync.Mutex
+	inner  context.Context // nil until somebody waits
+	cancel context.CancelCauseFunc
+	stop   context.CancelFunc
+	ended  error // why, if it has been ended
+}
+
+type agentKey struct{}
+type callerKey struct{}
+
+// AgentOf returns the agent that serves the call whose handler has ctx, nil
+// outside of handlers. Handlers make calls of their own with it.
+func AgentOf(ctx context.Context) *Agent {
+	a, _ := ctx.Value(agentKey{}).(*Agent)
+	return a
+}
+
+// Caller returns the peer that made the call whose handler has ctx, nil outside of
+// handlers. A client that is no member of the job has rank -1 and cannot be called.
+func Caller(ctx context.Context) *Peer {
+	p, _ := ctx.Value(callerKey{}).(*Peer)
+	return p
+}
+
+// Deadline implements [context.Context].
+func (c *callContext) Deadline() (time.Time, bool) {
+	if c.deadline.IsZero() {
+		return c.base.Deadline()
+	}
+	return c.deadline, true
+}
+
+// full returns the context that can be waited for.
+func (c *callContext) full() context.Context {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.inner == nil {
+		ctx, cancel := context.WithCancelCause(c.base)
+		c.cancel = cancel
+		if c.ended != nil {
+			cancel(c.ended)
+		} else if !c.deadline.IsZero() {
+			ctx, c.stop = context.WithDeadline(ctx, c.deadline)
+		}
+		c.inner = ctx
+	}
+	return c.inner
+}
+
+// Done implements [context.Context].
+func (c *callContext) Done() <-chan struct{} { return c.full().Done() }
+
+// Err implements [context.Context].
+func (c *callContext) Err() error {
+	c.mu.Lock()
+	idle := c.inner == nil && c.ended == nil
+	c.mu.Unlock()
+	if idle && (c.deadline.IsZero() || time.Now().Before(c.deadline)) {
+		return c.base.Err()
+	}
+	return c.full().Err()
+}
+
+// Value implements [context.Context].
+func (c *callContext) Value(key any) any {
+	switch key.(type) {
+	case agentKey, callerKey:
+		return c.base.Value(key)
+	}
+	c.mu.Lock()
+	inner := c.inner
+	c.mu.Unlock()
+	if inner != nil {
+		return inner.Value(key)
+	}
+	return c.base.Value(key)
+}
+
+// end ends the context for a reason, which context.Cause gives.
+func (c *callContext) end(why error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended == nil {
+		c.ended = why
+		if c.cancel != nil {
+			c.cancel(why)
+		}
+	}
+}
+
+// finish gives back what the context holds.
+func (c *callContext) finish() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stop != nil {
+		c.stop()
+	}
+	if c.cancel != nil {
+		c.cancel(nil)
+	}
+	if c.ended == nil {
+		c.ended = context.Canceled
+	}
+}

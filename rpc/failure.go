@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"runtime/debug"
+	"strings"
+)
+
+const (
+	maxMsg   = 64 << 10  // bytes of an error's message
+	maxStack = 256 << 10 // bytes of its stack
+)
+
+// panicked is a panic as an error.
+type panicked struct {
+	value any
+	stack string
+}
+
+func (p *panicked) Error() string { return fmt.Sprint(p.value) }
+
+// Unwrap returns the value if it is an error, as a *tensor.Error is.
+func (p *panicked) Unwrap() error {
+	err, _ := p.value.(error)
+	return err
+}
+
+// panicError is called by the deferred function that recovered v.
+func panicError(v any) error { return &panicked{v, string(debug.Stack())} }
+
+func isTooLarge(err error) bool { return errors.Is(err, errTooLarge) }
+
+// failure is an error on its way: the head of a failure is [id, extras, kind,
+// message, stack, code, value]. where is the line that says who served the method.
+func (o *outgoing) encodeFailure(id uint64, extra []byte, err error, where string, errs []known) {
+	kind, msg, stack, code := KindApplication, err.Error(), "", ""
+	var e *Error
+	var p *panicked
+	switch {
+	case errors.As(err, &p):
+		kind, stack = KindPanic, p.stack
+	case errors.As(err, &e):
+		if e == err && e.Peer == "" {
+			kind, msg = e.Kind, e.Msg // of this agent itself, not of another that it called
+		}
+		stack, code = e.Stack, e.Code
+	}
+	if where != "" {
+		if stack != "" && !strings.HasSuffix(stack, "\n") {
+			stack += "\n"
+		}
+		stack += where
+	}
+	var value any
+	if code == "" {
+		for _, k := range errs {
+			if v, ok := k.match(err); ok {
+				code, value = k.code, v
+				break
+			}
+		}
+	}
+	b := &o.enc.Encoder
+	b.Array(7)
+	b.Uint(id)
+	encodeExtras(b, extra, nil)
+	b.Text(string(kind))
+	b.Text(cut(msg, maxMsg))
+	b.Text(cut(stack, maxStack))
+	b.Text(code)
+	at := len(b.Buf)
+	if value == nil {
+		b.Null()
+		return
+	}
+	plan, perr := codec.Plan(reflect.TypeOf(value))
+	if perr == nil {
+		box := reflect.New(reflect.TypeOf(value))
+		box.Elem().Set(reflect.ValueOf(value))
+		plan.Encode(b, box.UnsafePointer())
+	}
+	if perr != nil || b.Err != nil || len(o.tensors) > 0 { // the code alone then
+		b.Err, b.Buf = nil, b.Buf[:at]
+		o.tensors = o.tensors[:0]
+		b.Null()
+	}
+}
+
+func cut(s string, most int) string {
+	if len(s) > most {
+		s = s[:most] + " …"
+	}
+	return strings.ToValidUTF8(s, "?")
+}
+
+// decodeFailure reads a failure behind its extras and makes the caller's error of it.
+func decodeFailure(d *decoding, method, types string, p *Peer) error {
+	e := &Error{Method: method, Peer: p.name, Rank: p.rank}
+	e.Kind, e.Msg, e.Stack, e.Code = Kind(d.Text()), string(d.Text()), string(d.Text()), string(d.Text())
+	if err := d.Err(); err != nil {
+		return errorf(KindProtocol, method, p, "a failure that cannot be read: %w", err)
+	}
+	switch e.Kind {
+	case KindTypes:
+		e.Msg += "; here it is " + types
+	case KindClosed:
+		e.err = errClosed
+	}
+	if e.Code == "" {
+		return e
+	}
+	for _, k := range p.agent.errors {
+		if k.code == e.Code {
+			e.err = k.revive(d)
+			break
+		}
+	}
+	return e
+}

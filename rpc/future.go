@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"sync"
+)
+
+// Future is the answer of a call that may not have come yet. Any number of
+// goroutines may wait for it. Futures come from [Method.Async], [Then] and
+// [NewFuture].
+type Future[R any] struct {
+	// Of a call: how its answer is read, which the first who wants it does.
+	method func(*Future[R]) error
+	peer   *Peer
+	call   call
+	stats  *methodStats
+	sent   int
+
+	mu    sync.Mutex
+	state futureState
+	done  chan struct{} // made when somebody waits
+	next  []func()      // to run, each in a goroutine, when the future is done
+	value R
+	err   error
+}
+
+type futureState uint8
+
+const (
+	futurePending futureState = iota
+	futureArrived             // the answer is there and has not been read
+	futureDone
+)
+
+// NewFuture returns a future and the function that gives it its value or error,
+// which counts once. Handlers of [ServeAsync] answer with it.
+func NewFuture[R any]() (f *Future[R], resolve func(value R, err error)) {
+	f = &Future[R]{}
+	return f, f.resolve
+}
+
+func (f *Future[R]) resolve(value R, err error) {
+	f.mu.Lock()
+	if f.state != futurePending {
+		f.mu.Unlock()
+		return
+	}
+	f.value, f.err, f.state = value, err, futureDone
+	f.wake()
+}
+
+// arrived implements [arrival].
+func (f *Future[R]) arrived() {
+	f.mu.Lock()
+	f.state = futureArrived
+	if f.call.reply == nil {
+		f.settle()
+	}
+	f.wake()
+}
+
+// wake tells those who wait, and unlocks.
+func (f *Future[R]) wake() {
+	if f.done != nil {
+		close(f.done)
+	}
+	next := f.next
+	f.next = nil
+	f.mu.Unlock()
+	for _, fn := range next {
+		go fn()
+	}
+}
+
+// settle reads an answer that has arrived, with the lock held.
+func (f *Future[R]) settle() {
+	if f.state != futureArrived {
+		return
+	}
+	c := &f.call
+	if c.reply != nil {
+		size := c.reply.size
+		f.err = f.method(f)
+		c.reply.release()
+		f.stats.ended(c.began, f.sent, size, f.err)
+	} else {
+		f.err = c.err
+		f.stats.failed()
+	}
+	f.state = futureDone
+	// Who keeps the future keeps its value, not the call.
+	f.call, f.method, f.stats = call{}, nil, nil
+}
+
+// Done returns a channel that is closed when the answer, or an error, is there.
+func (f *Future[R]) Done() <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.done == nil {
+		f.done = make(chan struct{})
+		if f.state != futurePending {
+			close(f.done)
+		}
+	}
+	return f.done
+}
+
+// Wait waits for the answer. The end of ctx ends the wait, not the call.
+func (f *Future[R]) Wait(ctx context.Context) (R, error) {
+	f.mu.Lock()
+	if f.state == futurePending {
+		if f.done == nil {
+			f.done = make(chan struct{})
+		}
+		f.mu.Unlock()
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			var zero R
+			return zero, fmt.Errorf("rpc: wait for an answer: %w", ended(ctx))
+		}
+		f.mu.Lock()
+	}
+	f.settle()
+	value, err := f.value, f.err
+	f.mu.Unlock()
+	return value, err
+}
+
+// onDone runs fn in a goroutine of its own when the future is done.
+func (f *Future[R]) onDone(fn func()) {
+	f.mu.Lock()
+	if f.state == futurePending {
+		f.next = append(f.next, fn)
+		f.mu.Unlock()
+		return
+	}
+	f.mu.Unlock()
+	go fn()
+}
+
+// result returns the answer of a future that is done.
+func (f *Future[R]) result() (R, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.settle()
+	return f.value, f.err
+}
+
+// Then returns the future of fn's result, which is called with f's value when that
+// is there, in a goroutine of its own. An error of f is the new future's too, and
+// fn is not called.
+func Then[R, S any](f *Future[R], fn func(R) (S, error)) *Future[S] {
+	g, resolve := NewFuture[S]()
+	f.onDone(func() {
+		value, err := f.result()
+		var out S
+		if err == nil {
+			out, err = guarded(fn, value)
+		}
+		resolve(out, err)
+	})
+	return g
+}
+
+// guarded calls fn and makes its panic an error.
+func guarded[R, S any](fn func(R) (S, error), value R) (out S, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = panicError(v)
+		}
+	}()
+	return fn(value)
+}
+
+// WaitAll waits for all futures and returns their values in order, or the error of
+// the first in order that failed.
+func WaitAll[R any](ctx context.Context, fs ...*Future[R]) ([]R, error) {
+	values := make([]R, len(fs))
+	var first error
+	for i, f := range fs {
+		v, err := f.Wait(ctx)
+		if err != nil && first == nil {
+			first = fmt.Errorf("future %d of %d: %w", i, len(fs), err)
+		}
+		values[i] = v
+	}
+	return values, first
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hook lets package autograd see the tensors of calls as they leave and
+// arrive, without package rpc knowing what is done with them.
+//
+// An agent has at most one [Hook]. It is called for every message of a call, with
+// the tensors in the order in which the arguments or the result refer to them. It
+// may put others into their places: what a receiver puts there is what the handler
+// or the caller sees. What it leaves in Extra of a message that is sent is in Extra
+// at the receiver, if that has a hook.
+//
+// # Caveats
+//
+// A hook is called by many goroutines at once: the caller's, the handler's, and
+// for the answer of an asynchronous call the one that waits for it. It must not
+// keep the Message.
+package hook
+
+import (
+	"context"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Hook sees messages. An error fails the call.
+type Hook interface {
+	// SendCall sees the arguments; ctx is the caller's.
+	SendCall(ctx context.Context, to Peer, m *Message) error
+	// ReceiveCall sees them at the other side, before they are decoded. The
+	// context that it returns, made from ctx, is the handler's.
+	ReceiveCall(ctx context.Context, from Peer, m *Message) (context.Context, error)
+	// SendReply sees the result; ctx is the handler's. When the handler failed,
+	// m.Failed is true and there are no tensors.
+	SendReply(ctx context.Context, to Peer, m *Message) error
+	// ReceiveReply sees it at the caller, whose context ctx is.
+	ReceiveReply(ctx context.Context, from Peer, m *Message) error
+}
+
+// Peer is the other side. Rank is -1 for a client that is no member of the job.
+type Peer struct {
+	Name string
+	Rank int
+}
+
+// Message is what is said of one.
+type Message struct {
+	Method  string
+	Tensors []*tensor.Tensor
+	Extra   []byte
+	Failed  bool
+}

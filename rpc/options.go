@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"reflect"
+	"time"
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/rpc/internal/hook"
+)
+
+const (
+	// DefaultTimeout limits a call whose context has no deadline, as in PyTorch.
+	DefaultTimeout = time.Minute
+	// DefaultMaxMessage is how many bytes a message has at most that an agent takes.
+	DefaultMaxMessage = 4 << 30
+	maxMessageLimit   = 1 << 48
+)
+
+// Option changes what [Init] does.
+type Option func(*options) error
+
+type options struct {
+	group *dist.Group
+	store store.Store
+	rank  int
+	size  int
+
+	peers      []PeerAddr
+	network    *Network
+	listen     string
+	node       string
+	token      transport.Token
+	timeout    time.Duration
+	maxMessage int
+	limit      int // of running handlers
+	serves     []*served
+	errors     []known
+	hook       hook.Hook
+}
+
+// Options makes one option of several.
+func Options(opts ...Option) Option {
+	return func(o *options) error { return o.apply(opts) }
+}
+
+func (o *options) apply(opts []Option) error {
+	for i, opt := range opts {
+		if opt == nil {
+			return fmt.Errorf("option %d of %d is nil", i+1, len(opts))
+		}
+		if err := opt(o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// PeerAddr is another agent, given by hand.
+type PeerAddr struct {
+	Name string
+	Addr string // host:port, or unix:/path or unix:@name on this host
+}
+
+// WithGroup makes the ranks of a group the job's agents: they meet in its store,
+// and each has its rank there.
+func WithGroup(g *dist.Group) Option {
+	return func(o *options) error {
+		if g == nil {
+			return errors.New("WithGroup was given no group")
+		}
+		o.group = g
+		return o.in(store.Prefix(g.Store(), "rpc/"), g.Rank(), g.Size())
+	}
+}
+
+// WithStore makes size agents meet in a store, of which this one is number rank.
+// A store that outlives a run wants a [store.Prefix] for each.
+func WithStore(s store.Store, rank, size int) Option {
+	return func(o *options) error {
+		if s == nil {
+			return errors.New("WithStore was given no store")
+		}
+		return o.in(s, rank, size)
+	}
+}
+
+func (o *options) in(s store.Store, rank, size int) error {
+	if o.store != nil || o.peers != nil {
+		return errors.New("WithGroup, WithStore and WithPeers each say where the agents meet: give one of them")
+	}
+	if size < 1 || size > maxAgents || rank < 0 || rank >= size {
+		return fmt.Errorf("rank %d of %d agents: want 0 to one less than that, of 1 to %d agents", rank, size, maxAgents)
+	}
+	o.store, o.rank, o.size = s, rank, size
+	return nil
+}
+
+// maxAgents bounds the agents of a job.
+const maxAgents = 1 << 16
+
+// WithPeers names the agents of the job by hand, in place of a store: everyone
+// gives the same list, itself included, in the same order, which gives the ranks.
+// An agent listens at its own address in the list unless [WithListen] gives
+// another. Nobody waits for the others before the first call to them.
+func WithPeers(peers []PeerAddr) Option {
+	return func(o *options) error {
+		if o.store != nil {
+			return errors.New("WithGroup, WithStore and WithPeers each say where the agents meet: give one of them")
+		}
+		if len(peers) == 0 || len(peers) > maxAgents {
+			return fmt.Errorf("WithPeers: %d agents, want 1 to %d", len(peers), maxAgents)
+		}
+		o.peers = append([]PeerAddr{}, peers...)
+		return nil
+	}
+}
+
+// WithListen says at which address the agent listens: host:port, of which port 0
+// is a free one. Without it is a free port at the interface that reaches the
+// others, see COHORT_INTERFACE.
+func WithListen(addr string) Option {
+	return func(o *options) error {
+		if _, _, err := net.SplitHostPort(addr); err != nil {
+			return fmt.Errorf("WithListen: address %q: want host:port", addr)
+		}
+		o.listen = addr
+		return nil
+	}
+}
+
+// WithToken gives the job's token as 64 hexadecimal digits, in place of
+// COHORT_TOKEN.
+func WithToken(text string) Option {
+	return func(o *options) (err error) {
+		o.token, err = transport.ParseToken(text)
+		return err
+	}
+}
+
+// WithNetwork puts the agent on a network inside the process.
+func WithNetwork(n *Network) Option {
+	return func(o *options) error {
+		if n == nil {
+			return errors.New("WithNetwork was given no network")
+		}
+		o.network = n
+		return nil
+	}
+}
+
+// WithTimeout limits calls whose context has no deadline, in place of
+// [DefaultTimeout]. 0 is no limit.
+func WithTimeout(d time.Duration) Option {
+	return func(o *options) error {
+		if d < 0 {
+			return fmt.Errorf("a time limit of %v", d)
+		}
+		o.timeout = d
+		return nil
+	}
+}
+
+// WithMaxMessage bounds the messages that the agent takes, in bytes, in place of
+// [DefaultMaxMessage].
+func WithMaxMessage(bytes int) Option {
+	return func(o *options) error {
+		if bytes < 1<<10 || bytes > maxMessageLimit {
+			return fmt.Errorf("messages of at most %d bytes: want %d to %d", bytes, 1<<10, maxMessageLimit)
+		}
+		o.maxMessage = bytes
+		return nil
+	}
+}
+
+// WithConcurrency bounds how many handlers run at once, in place of
+// [DefaultConcurrency]. Others wait for their turn. A bound that is lower than the
+// number of calls that wait for each other across agents is a deadlock, which
+// ends with their time limits.
+func WithConcurrency(n int) Option {
+	return func(o *options) error {
+		if n < 1 {
+			return fmt.Errorf("a concurrency of %d", n)
+		}
+		o.limit = n
+		return nil
+	}
+}
+
+// WithError gives an error value a code by which both sides know it: where a
+// handler's error is err, by errors.Is, the caller's is too, if its agent has the
+// same option.
+func WithError(code string, err error) Option {
+	return func(o *options) error {
+		if code == "" || err == nil {
+			return errors.New("WithError wants a code and an error")
+		}
+		return o.know(sentinel(code, err))
+	}
+}
+
+// WithErrorType gives an error type a code by which both sides know it: where a
+// handler's error is an E, by errors.As, the caller's is one with the same fields.
+// E is a pointer to a struct whose exported fields can travel, without tensors.
+func WithErrorType[E error](code string) Option {
+	return func(o *options) error {
+		t := reflect.TypeFor[E]()
+		if code == "" || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
+			return fmt.Errorf("WithErrorType[%v]: want a code, and a pointer to a struct", t)
+		}
+		plan, err := codec.Plan(t)
+		if err != nil {
+			return fmt.Errorf("WithErrorType[%v]: %w", t, err)
+		}
+		return o.know(known{code: code,
+			match: func(err error) (any, bool) {
+				var e E
+				ok := errors.As(err, &e)
+				return e, ok
+			},
+			revive: func(d *decoding) error {
+				var e E
+				plan.Decode(&d.Decoder, unsafe.Pointer(&e))
+				if d.Err() != nil || reflect.ValueOf(e).IsNil() {
+					return nil
+				}
+				return e
+			}})
+	}
+}
+
+func (o *options) know(k known) error {
+	for _, have := range o.errors {
+		if have.code == k.code {
+			return fmt.Errorf("two errors have the code %q", k.code)
+		}
+	}
+	o.errors = append(o.errors, k)
+	return nil
+}
+
+// WithHook gives the agent a hook: for package autograd.
+func WithHook(h hook.Hook) Option {
+	return func(o *options) error {
+		if o.hook != nil {
+			return errors.New("an agent has one hook")
+		}
+		o.hook = h
+		return nil
+	}
+}
+
+// background is the context of what no caller waits for.
+func background() context.Context { return context.Background() }

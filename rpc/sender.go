@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+
+	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// maxOut is for how many gathered bytes there is room before callers wait until
+// they are written.
+const maxOut = 1 << 20
+
+// sender is the writing side of a connection. Small messages are gathered, so that
+// one system call writes what several goroutines have to say; large ones are
+// written from where they are. Messages keep the order in which they were given.
+type sender struct {
+	conn *transport.Conn
+	lost func(error) // ends the connection
+
+	mu         sync.Mutex
+	out, spare []byte
+	large      []largeMessage
+	// Who sets writing writes: a sender itself, or a goroutine that lives as long
+	// as there is something to write.
+	writing bool
+	err     error
+	room    chan struct{} // closed when something has been written; nil if nobody waits
+	written atomic.Uint64 // bytes
+}
+
+// largeMessage stands among what is gathered, after so many bytes of out.
+type largeMessage struct {
+	after int
+	msg   *outgoing
+}
+
+// send takes a message over and releases it in time. It may be written after
+// send has returned. With hurry the caller writes itself if nobody else does.
+// ctx bounds the wait for room.
+func (s *sender) send(ctx context.Context, m *outgoing, hurry bool) error {
+	s.mu.Lock()
+	for s.err == nil && len(s.out) > maxOut {
+		if s.room == nil {
+			s.room = make(chan struct{})
+		}
+		room := s.room
+		s.mu.Unlock()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			err := ending.Of(ctx)
+			m.release(err)
+			return err
+		}
+		s.mu.Lock()
+	}
+	return s.sendLocked(m, hurry)
+}
+
+// post is send that does not wait for room: for short messages about others.
+func (s *sender) post(m *outgoing) {
+	s.mu.Lock()
+	_ = s.sendLocked(m, false) // who is concerned learns of the connection's end
+}
+
+// sendLocked is send with the lock held and room, and unlocks.
+func (s *sender) sendLocked(m *outgoing, hurry bool) error {
+	if err := s.err; err != nil {
+		s.mu.Unlock()
+		m.release(err)
+		return err
+	}
+	small := m.small()
+	if small {
+		s.out = m.appendTo(s.out)
+	} else {
+		s.large = append(s.large, largeMessage{len(s.out), m})
+	}
+	turn := !s.writing
+	s.writing = true
+	if turn && hurry {
+		s.writeOut()
+		s.endTurn()
+		turn = false
+	}
+	s.mu.Unlock()
+	if small {
+		m.release(nil)
+	}
+	if turn {
+		go s.flush()
+	}
+	return nil
+}
+
+// writeOut writes what there is, for the one who writes. The lock is held when it
+// is called and when it returns, but not in between.
+func (s *sender) writeOut() {
+	out, large := s.out, s.large
+	s.out, s.spare, s.large = s.spare, nil, nil
+	s.mu.Unlock()
+	err := s.write(out, large)
+	if err != nil {
+		s.lost(err)
+	}
+	s.mu.Lock()
+	if cap(out) <= 2*maxOut {
+		s.spare = out[:0]
+	}
+	if s.room != nil {
+		close(s.room)
+		s.room = nil
+	}
+}
+
+func (s *sender) write(out []byte, large []largeMessage) error {
+	at := 0
+	var err error
+	for _, l := range large {
+		if err == nil && l.after > at {
+			_, err = s.conn.Write(out[at:l.after])
+			at = l.after
+		}
+		if err == nil {
+			s.written.Add(uint64(l.msg.size))
+			err = l.msg.write(s.conn)
+		}
+		l.msg.release(err)
+	}
+	if err == nil && len(out) > at {
+		_, err = s.conn.Write(out[at:])
+	}
+	s.written.Add(uint64(len(out)))
+	return err
+}
+
+// endTurn ends the turn of the one who writes, with the lock held. A goroutine
+// takes it when there is more.
+func (s *sender) endTurn() {
+	if s.more() {
+		go s.flush()
+		return
+	}
+	s.writing = false
+}
+
+// busy says whether somebody is writing.
+func (s *sender) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.writing
+}
+
+func (s *sender) more() bool { return s.err == nil && len(s.out)+len(s.large) > 0 }
+
+// flush is a goroutine that has the turn, and writes while there is something to write.
+func (s *sender) flush() {
+	for {
+		// Those who are about to send something join in.
+		runtime.Gosched()
+		s.mu.Lock()
+		if !s.more() {
+			s.writing = false
+			s.mu.Unlock()
+			return
+		}
+		s.writeOut()
+		s.mu.Unlock()
+	}
+}
+
+// close ends the sending. What has not been written will not be.
+func (s *sender) close(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	large := s.large
+	s.large, s.out = nil, nil
+	if s.room != nil {
+		close(s.room)
+		s.room = nil
+	}
+	s.mu.Unlock()
+	for _, l := range large {
+		l.msg.release(err)
+	}
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// discardFactor says which oversized messages are read over, and which end the
+// connection: that many times what is allowed.
+const discardFactor = 4
+
+// serverLink is a connection on which a peer calls this agent.
+type serverLink struct {
+	agent *Agent
+	peer  *Peer
+	conn  *transport.Conn
+	limit int // of the peer's messages
+	sender
+	ctx    context.Context // of its calls: ends with the connection
+	cancel context.CancelCauseFunc
+
+	cmu    sync.Mutex
+	active map[uint64]*incoming
+	num    atomic.Int64 // of active
+	ended  bool
+}
+
+// serve reads calls until the connection ends.
+func (s *serverLink) serve() {
+	var err error
+	for err == nil {
+		err = s.readOne()
+	}
+	s.lose(err)
+}
+
+// lose ends the connection and the calls that came on it.
+func (s *serverLink) lose(err error) {
+	s.cmu.Lock()
+	if s.ended {
+		s.cmu.Unlock()
+		return
+	}
+	s.ended = true
+	active := s.active
+	s.active = nil
+	s.num.Store(0)
+	s.cmu.Unlock()
+	if !errors.Is(err, errClosed) {
+		err = fmt.Errorf("the connection of %s has ended: %w", s.peer.name, err)
+	}
+	s.agent.lostPeer(s.peer, err)
+	for _, in := range active {
+		in.own.end(err)
+		if in.flow != nil {
+			in.flow.fail(err)
+		}
+	}
+	s.cancel(err)
+	s.conn.Close()
+	s.sender.close(err)
+}
+
+// readOne reads a message. An error is the connection's end.
+func (s *serverLink) readOne() error {
+	r, err := readHead(s.conn)
+	if err != nil {
+		return err
+	}
+	if r.kind == frameNote {
+		return s.takeNote(r)
+	}
+	d := &r.dec
+	d.Array()
+	id := d.Uint()
+	if d.Err() != nil {
+		return protocolError("a message whose head cannot be read: %v", d.Err())
+	}
+	switch r.kind {
+	case frameCall:
+		return s.take(id, r)
+	case frameCancel:
+		r.release()
+		s.cmu.Lock()
+		in := s.active[id]
+		if in != nil {
+			delete(s.active, id)
+			s.num.Add(-1)
+		}
+		s.cmu.Unlock()
+		if in != nil {
+			in.own.end(context.Canceled)
+			if in.flow != nil {
+				in.flow.fail(errorf(KindCanceled, in.method.name, s.peer, "the peer has closed the stream"))
+			}
+		}
+		return s.conn.Discard()
+	case frameItem, frameEnd, frameCredit:
+		s.cmu.Lock()
+		var f *flow
+		if in := s.active[id]; in != nil {
+			f = in.flow
+		}
+		s.cmu.Unlock()
+		return takeFlow(s.conn, f, r, s.agent.maxMessage)
+	}
+	return protocolError("a frame of kind %d, which is none that a caller sends", r.kind)
+}
+
+// take reads a call and runs it.
+func (s *serverLink) take(id uint64, r *received) error {
+	a, d := s.agent, &r.dec
+	name := d.Text()
+	timeout, sig := d.Uint(), d.Uint()
+	r.readExtras()
+	if d.Err() != nil {
+		return protocolError("a call whose head cannot be read: %v", d.Err())
+	}
+	m := a.method(name)
+	in := &incoming{agent: a, from: s, caller: s.peer, id: id, method: m, msg: r, began: time.Now(), size: r.size}
+	in.own.base = s.ctx
+	if timeout > 0 {
+		in.own.deadline = in.began.Add(time.Duration(min(timeout, 1<<52)) * time.Microsecond)
+	}
+	var no *Error
+	switch {
+	case m == nil:
+		no = &Error{Kind: KindUnknownMethod, Msg: fmt.Sprintf("there is no method %q; it serves %s", name, a.methodList())}
+		in.method = a.nobody
+	case r.size > a.maxMessage:
+		no = &Error{Kind: KindTooLarge, Msg: fmt.Sprintf("the request has %d bytes, at most %d", r.size, a.maxMessage)}
+	case sig != 0 && sig != m.sig:
+		no = &Error{Kind: KindTypes, Msg: "the types differ: the method served is " + m.text}
+	}
+	if no == nil {
+		bad, err := r.readTensors(s.conn)
+		if err != nil {
+			return err
+		}
+		if bad != nil {
+			no = &Error{Kind: KindProtocol, Msg: bad.Error()}
+		}
+	}
+	if r.size > discardFactor*a.maxMessage {
+		return protocolError("a frame of %d bytes, at most %d", r.size, a.maxMessage)
+	}
+	if err := s.conn.Discard(); err != nil { // what has not been read
+		return err
+	}
+	if no == nil && m.open != nil {
+		m.open(in)
+	}
+	s.cmu.Lock()
+	switch {
+	case s.ended:
+		s.cmu.Unlock()
+		return errClosed
+	case s.active[id] != nil:
+		s.cmu.Unlock()
+		return protocolError("call %d is under way already", id)
+	}
+	if !in.method.hidden {
+		a.handling.add(1)
+	}
+	s.active[id] = in
+	s.num.Add(1)
+	s.cmu.Unlock()
+	in.method.stats.begun()
+	if no == nil && a.closing.Load() {
+		no = &Error{Kind: KindClosed, Msg: errClosed.Error()}
+	}
+	if no != nil {
+		no.Rank, no.Method = -1, string(name)
+		in.refuse(no)
+		return nil
+	}
+	if m.quick {
+		m.run(in)
+		return nil
+	}
+	g := m.gate
+	if g == nil {
+		g = &a.gate
+	}
+	now, full := g.enter(in)
+	switch {
+	case full:
+		in.refuse(&Error{Kind: KindBusy, Method: m.name, Rank: -1, Msg: fmt.Sprintf("%d calls wait for their turn", maxQueued)})
+	case now:
+		go g.runAll(in)
+	}
+	return nil
+}
+
+// refuse answers a call that no handler sees.
+func (in *incoming) refuse(err *Error) {
+	in.msg.release()
+	in.msg = nil
+	in.ctx = &in.own
+	in.reply(err, nil)
+}
+
+// done takes a call that is being answered off the list, and says whether it was
+// there: else the caller has given up, or gone.
+func (s *serverLink) done(in *incoming) bool {
+	s.cmu.Lock()
+	defer s.cmu.Unlock()
+	if s.active[in.id] != in {
+		return false
+	}
+	delete(s.active, in.id)
+	s.num.Add(-1)
+	return true
+}
+
+// alone says whether no other call is under way.
+func (s *serverLink) alone() bool { return s.num.Load() == 0 && !s.sender.busy() }

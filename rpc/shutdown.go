@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// meetMethod is how agents meet when they shut down: each says to the agent of
+// rank 0, round by round, how many calls it has begun and answered in all, and
+// gets the sum of all agents when all have come. When two rounds have the same
+// sum, and each agent had nothing under way before each, nothing is on its way.
+var meetMethod = NewMethod[meetArgs, uint64]("cohort.rpc.meet")
+
+type meetArgs struct {
+	Rank, Round int
+	Started     uint64
+}
+
+const (
+	// DefaultShutdownTimeout limits a Shutdown whose context has no deadline.
+	DefaultShutdownTimeout = 5 * time.Minute
+	// closePatience is how long Close waits for handlers to end, whose contexts have.
+	closePatience = time.Second
+	// lingerTime is how long the agent that leads a shutdown waits for the others to
+	// have its last answer.
+	lingerTime = 5 * time.Second
+)
+
+// rounds is what the agent of rank 0 knows of a shutdown.
+type rounds struct {
+	mu  sync.Mutex
+	all map[int]*round
+}
+
+type round struct {
+	came    map[int]bool
+	sum     uint64
+	f       *Future[uint64]
+	resolve func(uint64, error)
+}
+
+func (r *rounds) init() { r.all = map[int]*round{} }
+
+func (r *rounds) get(n int) *round {
+	if r.all[n] == nil {
+		f, resolve := NewFuture[uint64]()
+		r.all[n] = &round{came: map[int]bool{}, f: f, resolve: resolve}
+	}
+	return r.all[n]
+}
+
+// meet answers meetMethod.
+func (a *Agent) meet(_ context.Context, in meetArgs) *Future[uint64] {
+	r := &a.rounds
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	this := r.get(in.Round)
+	if in.Rank < 0 || in.Rank >= a.Size() || this.came[in.Rank] {
+		f, resolve := NewFuture[uint64]()
+		resolve(0, fmt.Errorf("agent %d cannot come to round %d, of %d agents", in.Rank, in.Round, a.Size()))
+		return f
+	}
+	this.came[in.Rank] = true
+	this.sum += in.Started
+	if len(this.came) == a.Size() {
+		this.resolve(this.sum, nil)
+	}
+	return this.f
+}
+
+// missing names the agents that have not come to the last round.
+func (a *Agent) missing() string {
+	r := &a.rounds
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	last := r.all[len(r.all)-1]
+	if last == nil {
+		return ""
+	}
+	var names []string
+	for _, p := range a.Peers() {
+		if !last.came[p.rank] {
+			names = append(names, p.String())
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// builtins are the methods that every agent serves.
+func (a *Agent) builtins() []*served {
+	var o options
+	opts := []Option{ServeAsync(meetMethod, a.meet)}
+	_ = o.apply(opts) // they have no options that could be wrong
+	return o.serves
+}
+
+// Shutdown leaves the job in good order. It waits until all agents have called it
+// and no call is under way between any of them, and then closes the agent. Until
+// then the agent goes on answering calls. References that are still held by
+// somebody are listed on standard error. When not all come in time, or one has
+// died, the agent is closed all the same and the error says who is missing.
+func (a *Agent) Shutdown(ctx context.Context) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, DefaultShutdownTimeout)
+		defer cancel()
+	}
+	err := a.settle(ctx)
+	if a.refs != nil {
+		for _, leak := range a.refs.leaks() {
+			fmt.Fprintf(os.Stderr, "cohort: rpc agent %s: %s\n", a.name, leak)
+		}
+	}
+	if err == nil {
+		a.linger(ctx)
+	}
+	if cerr := a.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// settle meets the other agents until nothing is on its way.
+func (a *Agent) settle(ctx context.Context) error {
+	if a.ctx.Err() != nil {
+		return nil // it has been closed
+	}
+	lead := a.PeerRank(0)
+	last := ^uint64(0)
+	for n := 0; ; n++ {
+		if err := a.quiet(ctx); err != nil {
+			return fmt.Errorf("rpc: shutdown of %s: calls of this agent are still under way: %w", a.name, err)
+		}
+		if n == 1 && a.meeting != nil { // all have come: nobody looks for this one any more
+			if err := a.meeting.leave(ctx, &a.me); err != nil {
+				return fmt.Errorf("rpc: shutdown of %s: %w", a.name, err)
+			}
+		}
+		_, out := a.outstanding.count()
+		_, in := a.handling.count()
+		sum, err := meetMethod.Call(ctx, lead, meetArgs{a.rank, n, out + in})
+		if err != nil {
+			who := ""
+			if a.rank == 0 {
+				who = a.missing()
+			}
+			if who != "" {
+				return fmt.Errorf("rpc: shutdown of %s: %s did not come: %w", a.name, who, err)
+			}
+			return fmt.Errorf("rpc: shutdown of %s: %w", a.name, err)
+		}
+		if sum == last {
+			return nil
+		}
+		last = sum
+	}
+}
+
+// quiet waits until this agent neither waits for an answer nor owes one.
+func (a *Agent) quiet(ctx context.Context) error {
+	for {
+		if err := a.outstanding.wait(ctx); err != nil {
+			return err
+		}
+		if err := a.handling.wait(ctx); err != nil {
+			return err
+		}
+		if n, _ := a.outstanding.count(); n == 0 {
+			return nil
+		}
+	}
+}
+
+// linger waits, on the agent of rank 0, until the others have closed their
+// connections: they have their last answers then.
+func (a *Agent) linger(ctx context.Context) {
+	if a.rank != 0 || a.Size() == 1 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, lingerTime)
+	defer cancel()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		a.mu.RLock()
+		n := 0
+		for s := range a.servers {
+			if s.peer != a.self && s.peer.err == nil {
+				n++
+			}
+		}
+		a.mu.RUnlock()
+		if n == 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Close closes the agent at once: calls under way fail, here and at the peers, and
+// the contexts of handlers end. It waits a moment for handlers to return.
+// Closing twice does nothing.
+func (a *Agent) Close() error {
+	return a.shut(errClosed)
+}
+
+func (a *Agent) shut(why error) error {
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		return nil
+	}
+	a.closed = true
+	a.closing.Store(true)
+	links, servers := make([]*link, 0, len(a.links)), make([]*serverLink, 0, len(a.servers))
+	for l := range a.links {
+		links = append(links, l)
+	}
+	for s := range a.servers {
+		servers = append(servers, s)
+	}
+	for c := range a.opening {
+		c.Close()
+	}
+	a.mu.Unlock()
+	a.outstanding.refuse()
+	a.cancel(why)
+	if a.detach != nil {
+		a.detach()
+	}
+	if a.refs != nil {
+		a.refs.close()
+	}
+	var errs []error
+	for _, p := range a.ports {
+		errs = append(errs, p.Close())
+	}
+	for _, l := range links {
+		l.lose(why)
+	}
+	for _, s := range servers {
+		s.lose(why)
+	}
+	if a.network != nil {
+		a.network.leave(a)
+	}
+	a.running.Wait()
+	ctx, cancel := context.WithTimeout(background(), closePatience)
+	defer cancel()
+	if err := a.handling.wait(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}

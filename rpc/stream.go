@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+	"math"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+)
+
+// streamWindow is how many bytes of a stream's messages may be on their way or
+// unread in each direction, and then the message that went over it.
+const streamWindow = 1 << 20
+
+// StreamMethod is a name and the types of the messages that go up, from the caller,
+// and down, from the one who serves. It is to [Stream] what [Method] is to a call.
+type StreamMethod[Up, Down any] struct {
+	methodInfo
+	up, down *cbor.Plan
+}
+
+// NewStream declares a method that both sides send messages for, any number of
+// them in each direction. Names and types are as [NewMethod] has them.
+func NewStream[Up, Down any](name string) *StreamMethod[Up, Down] {
+	checkMethodName(name)
+	m := &StreamMethod[Up, Down]{up: planOf[Up]("message up", name), down: planOf[Down]("message down", name)}
+	m.methodInfo = newMethodInfo(name, "stream "+m.up.Text+" -> stream "+m.down.Text)
+	return m
+}
+
+// Name returns the method's name.
+func (m *StreamMethod[Up, Down]) Name() string { return m.name }
+
+// Stream is one end of a conversation: it sends messages of type S and receives
+// messages of type R, in their order. One goroutine may send while another
+// receives. Who reads slowly slows the sender down.
+type Stream[S, R any] struct {
+	flow       *flow
+	send, recv *cbor.Plan
+}
+
+// flow is what of a stream does not depend on its types.
+type flow struct {
+	agent  *Agent
+	method *methodInfo
+	peer   *Peer
+	id     uint64
+	out    *sender
+	limit  int          // of the peer's messages
+	link   *link        // at the caller's end
+	stop   func() bool  // of what watches the caller's context
+	stats  *methodStats // at the caller's end
+	began  time.Time
+
+	mu       sync.Mutex
+	queue    []*received
+	queued   int   // bytes in queue
+	consumed int   // bytes taken out of it of which the peer does not know yet
+	credit   int64 // bytes that the peer has room for
+	over     bool  // the peer sends no more
+	sentEnd  bool
+	err      error         // how the stream has ended; io.EOF if well
+	changed  chan struct{} // closed when any of this has changed; nil if nobody waits
+}
+
+// wake tells those who wait, with the lock held.
+func (f *flow) wake() {
+	if f.changed != nil {
+		close(f.changed)
+		f.changed = nil
+	}
+}
+
+// wait waits for a change, with the lock held when it is called and returns.
+func (f *flow) wait(ctx context.Context, limit <-chan time.Time) error {
+	if f.changed == nil {
+		f.changed = make(chan struct{})
+	}
+	changed := f.changed
+	f.mu.Unlock()
+	defer f.mu.Lock()
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return timeoutError(f.method.name, f.peer, ctx, time.Since(f.began))
+	case <-limit:
+		return errorf(KindTimeout, f.method.name, f.peer, "nothing came on the stream within %v: %w", f.agent.timeout, context.DeadlineExceeded)
+	}
+}
+
+// limited returns what ends a wait under a context without a deadline.
+func (f *flow) limited(ctx context.Context) (<-chan time.Time, func()) {
+	if _, ok := ctx.Deadline(); ok || f.agent.timeout <= 0 {
+		return nil, func() {}
+	}
+	t := time.NewTimer(f.agent.timeout)
+	return t.C, func() { t.Stop() }
+}
+
+// fail ends the stream for a reason; the first one counts.
+func (f *flow) fail(err error) {
+	f.mu.Lock()
+	if f.err != nil {
+		f.mu.Unlock()
+		return
+	}
+	f.err = err
+	f.wake()
+	f.mu.Unlock()
+	if f.link == nil {
+		return
+	}
+	if f.stop != nil {
+		f.stop()
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	f.stats.ended(f.began, 0, 0, err)
+	f.agent.outstanding.add(-1)
+}
+
+// finish ends the caller's end by the answer to the call.
+func (f *flow) finish(r *received) {
+	err := error(io.EOF)
+	if r.kind == frameFailure {
+		err = decodeFailure(&r.dec, f.method.name, f.method.text, f.peer)
+	}
+	r.release()
+	f.fail(err)
+}
+
+// takeFlow reads a message of a stream, which may have ended: f is nil then.
+func takeFlow(conn *transport.Conn, f *flow, r *received, limit int) error {
+	switch {
+	case f == nil:
+	case r.size > limit:
+		f.fail(errorf(KindTooLarge, f.method.name, f.peer, "a message of the stream has %d bytes, at most %d", r.size, limit))
+	case r.kind == frameItem:
+		bad, err := r.readTensors(conn)
+		if err != nil {
+			return err
+		}
+		if bad != nil {
+			f.fail(errorf(KindProtocol, f.method.name, f.peer, "%w", bad))
+			break
+		}
+		f.mu.Lock()
+		f.queue = append(f.queue, r)
+		f.queued += r.size
+		queued := f.queued
+		f.wake()
+		f.mu.Unlock()
+		if queued > streamWindow+limit {
+			return protocolError("more on a stream than it has room for")
+		}
+		return conn.Discard()
+	case r.kind == frameEnd:
+		f.mu.Lock()
+		f.over = true
+		f.wake()
+		f.mu.Unlock()
+	case r.kind == frameCredit:
+		n := r.dec.Uint()
+		f.mu.Lock()
+		f.credit += int64(min(n, math.MaxInt32))
+		f.wake()
+		f.mu.Unlock()
+	}
+	r.release()
+	return conn.Discard()
+}
+
+// Open starts a conversation. It ends when the handler returns, with [Stream.Close],
+// and with ctx, whose deadline is the handler's too; the agent's time limit is for
+// single messages.
+func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up, Down], error) {
+	a := p.agent
+	if err := a.outstanding.enter(); err != nil {
+		return nil, errorf(KindClosed, m.name, p, "%w", err)
+	}
+	st := a.stats.out(p, &m.methodInfo)
+	c := &call{}
+	if err := m.prepare(ctx, p, c); err != nil {
+		a.outstanding.add(-1)
+		st.failed()
+		return nil, err
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		c.deadline = time.Time{}
+	}
+	msg := newOutgoing(frameCall, a, p)
+	var nothing struct{}
+	if err := msg.encodeCall(ctx, &m.methodInfo, c, callExtras{}, emptyPlan, unsafe.Pointer(&nothing)); err != nil {
+		msg.release(err)
+		a.outstanding.add(-1)
+		st.failed()
+		return nil, encodeError(err, m.name, p)
+	}
+	l := c.link
+	f := &flow{agent: a, method: &m.methodInfo, peer: p, id: c.id, out: &l.sender, limit: l.limit, link: l, credit: streamWindow, stats: st, began: c.began}
+	if ctx.Done() != nil {
+		f.stop = context.AfterFunc(ctx, func() { f.cancel(timeoutError(m.name, p, ctx, time.Since(f.began))) })
+	}
+	if err := l.startStream(ctx, f, msg); err != nil {
+		f.fail(err)
+		return nil, err
+	}
+	return &Stream[Up, Down]{f, m.up, m.down}, nil
+}
+
+var emptyPlan = planOf[struct{}]("request", "of streams")
+
+// startStream sends the call that opens a stream.
+func (l *link) startStream(ctx context.Context, f *flow, m *outgoing) error {
+	l.cmu.Lock()
+	if l.cerr != nil {
+		l.cmu.Unlock()
+		err := l.lostError(f.method)
+		m.release(err)
+		return err
+	}
+	l.streams[f.id] = f
+	l.wantReader()
+	l.cmu.Unlock()
+	if err := l.send(ctx, m, true); err != nil {
+		l.forgetStream(f)
+		return l.sendError(&call{method: f.method}, err)
+	}
+	return nil
+}
+
+// forgetStream takes a stream off the list and says whether it was there.
+func (l *link) forgetStream(f *flow) bool {
+	l.cmu.Lock()
+	defer l.cmu.Unlock()
+	if l.streams[f.id] != f {
+		return false
+	}
+	delete(l.streams, f.id)
+	return true
+}
+
+// cancel ends the caller's end before the handler has.
+func (f *flow) cancel(why error) {
+	if f.link.forgetStream(f) {
+		f.link.tell(frameCancel, f.id, 0)
+		f.fail(why)
+	}
+}
+
+// Send sends a message. It waits while the other side has no room for it. When the
+// stream has ended the error is why: io.EOF if the handler has returned.
+func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
+	f := s.flow
+	msg := newOutgoing(frameItem, f.agent, f.peer)
+	if err := s.encode(msg, &v); err != nil {
+		msg.release(err)
+		return encodeError(err, f.method.name, f.peer)
+	}
+	limit, stop := f.limited(ctx)
+	defer stop()
+	f.mu.Lock()
+	for f.err == nil && f.credit <= 0 && !f.sentEnd {
+		if err := f.wait(ctx, limit); err != nil {
+			f.mu.Unlock()
+			msg.release(err)
+			return err
+		}
+	}
+	err := f.err
+	if err == nil && f.sentEnd {
+		err = errorf(KindClosed, f.method.name, f.peer, "this side has said that it sends no more")
+	}
+	f.credit -= int64(msg.size)
+	f.mu.Unlock()
+	if err != nil {
+		msg.release(err)
+		return err
+	}
+	if err := f.out.send(ctx, msg, !f.out.busy()); err != nil {
+		return errorf(KindLost, f.method.name, f.peer, "%w", err)
+	}
+	return nil
+}
+
+// encode makes the head of an item: [id, tensors, value].
+func (s *Stream[S, R]) encode(o *outgoing, v *S) error {
+	e := &o.enc.Encoder
+	s.send.Encode(e, unsafe.Pointer(v))
+	if e.Err != nil {
+		return e.Err
+	}
+	b := &o.body
+	b.Buf = append(b.Buf[:0], 0, 0, 0, 0)
+	b.Array(3)
+	b.Uint(s.flow.id)
+	if err := o.describe(b); err != nil {
+		return err
+	}
+	o.join()
+	return o.finish(s.flow.limit)
+}
+
+// Recv returns the next message of the other side. When that sends no more the
+// error is io.EOF, or why the stream has failed.
+func (s *Stream[S, R]) Recv(ctx context.Context) (v R, err error) {
+	f := s.flow
+	limit, stop := f.limited(ctx)
+	defer stop()
+	f.mu.Lock()
+	for len(f.queue) == 0 && f.err == nil && !f.over {
+		if err := f.wait(ctx, limit); err != nil {
+			f.mu.Unlock()
+			return v, err
+		}
+	}
+	if len(f.queue) == 0 {
+		err := f.err
+		f.mu.Unlock()
+		if err == nil {
+			err = io.EOF
+		}
+		return v, err
+	}
+	r := f.queue[0]
+	f.queue[0] = nil
+	f.queue = f.queue[1:]
+	f.queued -= r.size
+	f.consumed += r.size
+	grant := 0
+	if f.consumed >= streamWindow/2 && f.err == nil {
+		grant, f.consumed = f.consumed, 0
+	}
+	f.mu.Unlock()
+	if grant > 0 {
+		tellOn(f.out, frameCredit, f.id, uint64(grant))
+	}
+	defer r.release()
+	r.dec.agent, r.dec.peer = f.agent, f.peer
+	s.recv.Decode(&r.dec.Decoder, unsafe.Pointer(&v))
+	if r.dec.End(); r.dec.Err() != nil {
+		var zero R
+		return zero, errorf(KindTypes, f.method.name, f.peer, "a message of the stream is no %s: %w", s.recv.Text, r.dec.Err())
+	}
+	return v, nil
+}
+
+// All returns the messages of the other side until it sends no more. An error is
+// the last thing that it yields.
+func (s *Stream[S, R]) All(ctx context.Context) iter.Seq2[R, error] {
+	return func(yield func(R, error) bool) {
+		for {
+			v, err := s.Recv(ctx)
+			if err == io.EOF || !yield(v, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// CloseSend says that this side sends no more. It may still receive.
+func (s *Stream[S, R]) CloseSend() {
+	f := s.flow
+	f.mu.Lock()
+	tell := !f.sentEnd && f.err == nil
+	f.sentEnd = true
+	f.wake()
+	f.mu.Unlock()
+	if tell {
+		tellOn(f.out, frameEnd, f.id, 0)
+	}
+}
+
+// Close ends the conversation, at once if the handler has not returned. At the end
+// of the one who serves it does nothing: returning does.
+func (s *Stream[S, R]) Close() {
+	if f := s.flow; f.link != nil {
+		f.cancel(errorf(KindCanceled, f.method.name, f.peer, "this side has closed the stream: %w", context.Canceled))
+	}
+}
+
+// ServeStream makes handler hold a method's conversations. The stream ends when it
+// returns, with its error.
+func ServeStream[Up, Down any](m *StreamMethod[Up, Down], handler func(ctx context.Context, s *Stream[Down, Up]) error, opts ...ServeOption) Option {
+	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
+	s.open = func(in *incoming) {
+		from := in.from
+		in.flow = &flow{agent: in.agent, method: &in.method.methodInfo, peer: in.caller, id: in.id, out: &from.sender, limit: from.limit, credit: streamWindow, began: in.began}
+	}
+	s.run = func(in *incoming) {
+		in.msg.release()
+		in.msg, in.ctx = nil, &in.own
+		stream := &Stream[Down, Up]{in.flow, m.down, m.up}
+		_, err := run(in, func(ctx context.Context, s *Stream[Down, Up]) (struct{}, error) { return struct{}{}, handler(ctx, s) }, stream)
+		in.flow.fail(io.EOF)
+		in.reply(err, func(e *cbor.Encoder) { e.Null() })
+	}
+	return serving(s, opts)
+}
