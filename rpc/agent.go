@@ -166,12 +166,16 @@ func (a *Agent) method(name []byte) *served {
 	return a.methods[string(name)]
 }
 
+// methodNames are those of what the agent serves, but for this module's own.
+func (a *Agent) methodNames() []string {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(a.methods)), reserved)
+}
+
 // methodList names what the agent serves, for messages.
 func (a *Agent) methodList() string {
-	a.mu.RLock()
-	names := slices.Sorted(maps.Keys(a.methods))
-	a.mu.RUnlock()
-	names = slices.DeleteFunc(names, reserved)
+	names := a.methodNames()
 	const most = 20
 	if len(names) > most {
 		names = append(names[:most], fmt.Sprintf("and %d more", len(names)-most))

@@ -208,11 +208,9 @@ func (l *link) readOne() error {
 
 // take hands a message to the call that it answers.
 func (l *link) take(r *received) error {
-	d := &r.dec
-	d.Array()
-	id := d.Uint()
-	if d.Err() != nil {
-		return protocolError("an answer whose head cannot be read: %v", d.Err())
+	id, err := r.items()
+	if err != nil {
+		return err
 	}
 	switch r.kind {
 	case frameItem, frameEnd, frameCredit:

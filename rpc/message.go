@@ -260,6 +260,27 @@ func readHeadOf(conn *transport.Conn, kind byte, size int) (r *received, err err
 	return r, nil
 }
 
+// items reads the head's array, which has the items of its kind of frame, and
+// what it is about: the number of a call.
+func (r *received) items() (id uint64, err error) {
+	d := &r.dec
+	n := d.Array()
+	id = d.Uint()
+	if d.Err() != nil {
+		return 0, protocolError("a frame of kind %d whose head cannot be read: %v", r.kind, d.Err())
+	}
+	if int(r.kind) >= len(numItems) || numItems[r.kind] == 0 {
+		return 0, protocolError("a frame of kind %d, which there is not", r.kind)
+	}
+	if n != numItems[r.kind] {
+		return 0, protocolError("a frame of kind %d with %d items, want %d", r.kind, n, numItems[r.kind])
+	}
+	return id, nil
+}
+
+// numItems is how many items the heads have.
+var numItems = [...]int{frameCall: 7, frameReply: 4, frameFailure: 7, frameCancel: 1, frameItem: 3, frameEnd: 1, frameCredit: 2}
+
 // readExtras reads the map of extras, or null.
 func (r *received) readExtras() {
 	d := &r.dec

@@ -46,9 +46,9 @@ func (p *Peer) note(subject string, body []byte) {
 // takeNote reads a note: [subject, body].
 func (s *serverLink) takeNote(r *received) error {
 	d := &r.dec
-	d.Array()
+	n := d.Array()
 	subject, body := d.Text(), d.Bytes()
-	if d.Err() != nil {
+	if d.Err() != nil || n != 2 {
 		return protocolError("a note that cannot be read: %v", d.Err())
 	}
 	s.agent.mu.RLock()

@@ -144,8 +144,10 @@ type incoming struct {
 	flow   *flow           // of a stream
 	// before are run in order before the handler is, in its goroutine.
 	before []func(ctx context.Context) error
-	// keep, if there is one, gets the result, and the caller an empty answer.
+	// keep, if there is one, gets the result or the error, and the caller the number
+	// kept in place of it.
 	keep func(value any, err error) error
+	kept uint64
 }
 
 // decodeArgs reads the arguments of a call, as far as that is not the handler's.
@@ -165,11 +167,6 @@ func (m *Method[A, R]) decodeArgs(in *incoming) (args A, err error) {
 		}
 		in.ctx = ctx
 		r.dec.tensors = msg.Tensors
-	}
-	if r.rref != nil {
-		if err := a.takeRRef(in, r.rref); err != nil {
-			return args, err
-		}
 	}
 	r.dec.agent, r.dec.peer, r.dec.call = a, in.caller, in
 	if m.args.Empty {
@@ -211,7 +208,7 @@ func run[A, R any](in *incoming, handler func(context.Context, A) (R, error), ar
 func (m *Method[A, R]) answer(in *incoming, out R, err error) {
 	if in.keep != nil {
 		err = in.keep(out, err)
-		in.reply(err, func(e *cbor.Encoder) { e.Null() })
+		in.reply(err, func(e *cbor.Encoder) { e.Uint(in.kept) })
 		return
 	}
 	if err != nil {

@@ -78,11 +78,9 @@ func (s *serverLink) readOne() error {
 	if r.kind == frameNote {
 		return s.takeNote(r)
 	}
-	d := &r.dec
-	d.Array()
-	id := d.Uint()
-	if d.Err() != nil {
-		return protocolError("a message whose head cannot be read: %v", d.Err())
+	id, err := r.items()
+	if err != nil {
+		return err
 	}
 	switch r.kind {
 	case frameCall:
@@ -155,6 +153,12 @@ func (s *serverLink) take(id uint64, r *received) error {
 	if err := s.conn.Discard(); err != nil { // what has not been read
 		return err
 	}
+	// A reference to the result is known from now on, not from when its call's turn comes.
+	if no == nil && r.rref != nil {
+		if err := a.takeRRef(in, r.rref); err != nil {
+			no = &Error{Kind: KindProtocol, Msg: err.Error()}
+		}
+	}
 	if no == nil && m.open != nil {
 		m.open(in)
 	}
@@ -205,6 +209,9 @@ func (in *incoming) refuse(err *Error) {
 	in.msg.release()
 	in.msg = nil
 	in.ctx = &in.own
+	if in.keep != nil {
+		_ = in.keep(nil, err) // the caller gets the same error
+	}
 	in.reply(err, nil)
 }
 

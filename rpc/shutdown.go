@@ -93,14 +93,6 @@ func (a *Agent) missing() string {
 	return strings.Join(names, ", ")
 }
 
-// builtins are the methods that every agent serves.
-func (a *Agent) builtins() []*served {
-	var o options
-	opts := []Option{ServeAsync(meetMethod, a.meet)}
-	_ = o.apply(opts) // they have no options that could be wrong
-	return o.serves
-}
-
 // Shutdown leaves the job in good order. It waits until all agents have called it
 // and no call is under way between any of them, and then closes the agent. Until
 // then the agent goes on answering calls. References that are still held by

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import "context"
+
+// MethodInfo is a method as an agent that serves it describes it.
+type MethodInfo struct {
+	Name  string
+	Types string // see [Method.Types]
+}
+
+// describeMethod tells what an agent serves: clients in other languages ask it.
+var describeMethod = NewMethod[struct{}, []MethodInfo]("cohort.rpc.describe")
+
+// Describe returns the methods that a peer serves, by name, without this module's own.
+func (p *Peer) Describe(ctx context.Context) ([]MethodInfo, error) {
+	return describeMethod.Call(ctx, p, struct{}{})
+}
+
+func (a *Agent) describe(context.Context, struct{}) ([]MethodInfo, error) {
+	names := a.methodNames()
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	list := make([]MethodInfo, len(names))
+	for i, name := range names {
+		list[i] = MethodInfo{name, a.methods[name].text}
+	}
+	return list, nil
+}
+
+// builtins are the methods that every agent serves.
+func (a *Agent) builtins() []*served {
+	var o options
+	_ = o.apply([]Option{ // none of which could be wrong
+		ServeAsync(meetMethod, a.meet),
+		Serve(describeMethod, a.describe),
+	})
+	return o.serves
+}
