@@ -41,6 +41,7 @@ type Conn struct {
 	nc    net.Conn     // writes, deadlines, Close
 	many  vectorWriter // writes of several slices, or nil
 	fds   *fdQueue     // nil where descriptors cannot be passed
+	asked poller       // for Poll, or nil
 
 	in     reader // of nc, or of what also gathers descriptors from it
 	unread int    // of the current frame's payload
@@ -59,6 +60,9 @@ func NewConn(nc net.Conn, proto string) *Conn {
 	if link, ok := nc.(*tlsLink); ok {
 		c.many = link
 		c.in = reader{src: nc, buf: make([]byte, maxRecord)}
+		if _, ok := link.wire.src.(poller); ok {
+			c.asked = link
+		}
 		return c
 	}
 	src, fds := newSource(nc)
@@ -66,6 +70,7 @@ func NewConn(nc net.Conn, proto string) *Conn {
 	if sys, ok := src.(system); ok {
 		c.in.sys, c.many = sys, sys
 	}
+	c.asked, _ = src.(poller)
 	return c
 }
 

@@ -38,7 +38,7 @@ func Inject(c *Conn) *Fault {
 	f := &Fault{Conn: c.nc, src: c.in.src, toWrite: math.MaxInt64, toRead: math.MaxInt64}
 	f.cond.L = &f.mu
 	c.nc = f
-	c.many = nil
+	c.many, c.asked = nil, nil
 	c.in = reader{src: f, buf: c.in.buf}
 	return f
 }

@@ -30,10 +30,7 @@ type Haste struct {
 }
 
 // CanPoll says whether Poll may find something.
-func (c *Conn) CanPoll() bool {
-	_, ok := c.in.sys.(poller)
-	return ok
-}
+func (c *Conn) CanPoll() bool { return c.asked != nil }
 
 // Poll waits for a short while for something to come, without parking its
 // goroutine, and says whether there is something to be read. Where an answer is
@@ -44,11 +41,10 @@ func (c *Conn) Poll(h Haste) bool {
 	if c.in.r < c.in.w || c.in.err != nil {
 		return true
 	}
-	p, ok := c.in.sys.(poller)
-	if !ok {
+	if c.asked == nil {
 		return false
 	}
-	n, err := p.poll(c.in.buf, h)
+	n, err := c.asked.poll(c.in.buf, h)
 	if errors.Is(err, errNothing) {
 		return false
 	}

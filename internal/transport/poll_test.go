@@ -3,6 +3,7 @@
 package transport
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -90,10 +91,51 @@ func TestPoll(t *testing.T) {
 			}
 		})
 	}
+	for _, link := range links {
+		if link.name == "tls" || link.name == "shm" && SharedMemory {
+			t.Run(link.name, func(t *testing.T) { pollFrames(t, link.connect) })
+		}
+	}
 	a, b := Pipe("test")
 	defer a.Close()
 	defer b.Close()
 	if a.CanPoll() || a.Poll(Haste{Spin: time.Hour}) {
 		t.Error("a pipe cannot be polled")
+	}
+}
+
+// pollFrames polls for frames that come in pieces, with long ones in between that
+// are read without a poll.
+func pollFrames(t *testing.T, connect func(testing.TB) (near, far *Conn)) {
+	near, far := connect(t)
+	if !far.CanPoll() {
+		t.Skip("cannot be polled on this system")
+	}
+	if far.Poll(Haste{}) || far.Poll(Haste{Spin: 50 * time.Microsecond, Block: time.Millisecond}) {
+		t.Error("something, and nothing was sent")
+	}
+	go func() {
+		for i := range 50 {
+			p := pattern(i*i*i*4, uint64(i))
+			frame := append(make([]byte, HeaderSize), p...)
+			PutHeader(frame, byte(i), len(p))
+			at := min(HeaderSize+i%7-3, len(frame))
+			near.Write(frame[:at])
+			near.Write(frame[at:])
+		}
+		near.Close()
+	}()
+	for i := range 50 {
+		for !far.Poll(Haste{Spin: time.Microsecond, Block: time.Millisecond}) {
+		}
+		kind, p, err := far.ReadFrame(nil, 1<<20)
+		if err != nil || int(kind) != i || !bytes.Equal(p, pattern(i*i*i*4, uint64(i))) {
+			t.Fatalf("frame %d: kind %d, %d bytes, %v", i, kind, len(p), err)
+		}
+	}
+	for !far.Poll(Haste{Block: time.Minute}) {
+	}
+	if _, _, err := far.ReadFrame(nil, 10); !errors.Is(err, io.EOF) {
+		t.Errorf("%v, want the end", err)
 	}
 }

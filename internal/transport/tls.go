@@ -250,13 +250,35 @@ func (l *tlsLink) writev(bufs [][]byte) error {
 	return err
 }
 
+// poll implements [poller]: records that have come are read, others waited for as h says.
+func (l *tlsLink) poll(p []byte, h Haste) (int, error) {
+	l.wire.haste = &h
+	n, err := l.Conn.Read(p)
+	l.wire.haste = nil
+	if errors.Is(err, errNotYet) {
+		err = errNothing
+	}
+	return n, err
+}
+
+// errNotYet is what a session reads of a wire in haste. What it has had of a
+// record it keeps, for the error is a passing one.
+var errNotYet net.Error = notYet{}
+
+type notYet struct{}
+
+func (notYet) Error() string   { return errNothing.Error() }
+func (notYet) Timeout() bool   { return true }
+func (notYet) Temporary() bool { return true }
+
 // wire is what a session's records travel over.
 type wire struct {
 	net.Conn
-	src  io.Reader
-	in   []byte // read and not yet taken
-	buf  []byte
-	open bool // whether anything may be written
+	src   io.Reader
+	haste *Haste // of the poll in progress, or nil
+	in    []byte // read and not yet taken
+	buf   []byte
+	open  bool // whether anything may be written
 
 	mu   sync.Mutex // the reader answers when the peer changes keys
 	held bool
@@ -280,7 +302,7 @@ func (w *wire) Read(p []byte) (int, error) {
 		if w.open && len(w.buf) < tlsBuffer {
 			w.buf = make([]byte, tlsBuffer)
 		}
-		n, err := w.src.Read(w.buf)
+		n, err := w.receive()
 		if err != nil {
 			return 0, err
 		}
@@ -289,6 +311,18 @@ func (w *wire) Read(p []byte) (int, error) {
 	n := copy(p, w.in)
 	w.in = w.in[n:]
 	return n, nil
+}
+
+// receive fills the buffer, within the time of a poll if there is one.
+func (w *wire) receive() (int, error) {
+	if w.haste == nil {
+		return w.src.Read(w.buf)
+	}
+	n, err := w.src.(poller).poll(w.buf, *w.haste)
+	if errors.Is(err, errNothing) {
+		return 0, errNotYet
+	}
+	return n, err
 }
 
 // Write implements io.Writer.
