@@ -40,6 +40,9 @@
 // it. A machine whose own clock jumps, because its process was stopped, takes
 // the jump for its own absence, not for that of the others.
 //
+// A process that is started again under the name of a dead one has a higher
+// instance, with which it counts on: its first message ends what the other had.
+//
 // Nothing here locks: one goroutine at a time calls a machine's methods, with a
 // time that never goes back, and carries out what [Machine.Actions] returns.
 package rref

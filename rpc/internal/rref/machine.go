@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Node names a process. A process that is started again is another node.
+// Node names a process. One that is started again is the same node, with a
+// higher instance.
 type Node uint64
 
 // Ref names a value: who owns it, who asked for it (the owner itself, if it put
@@ -192,14 +193,19 @@ type post struct {
 
 // peer is what is known of another node.
 type peer struct {
-	node  Node
-	heard time.Time
+	node     Node
+	instance uint64 // 0: not heard of
+	heard    time.Time
 
 	// its forks of values here
+	alive time.Time // when it last said something as their user
 	forks map[uint64]*owned
 	gone  spans  // counters of forks that never count again
 	top   uint64 // the highest counter that it has used
 	floor uint64 // what BeatBack says
+	// up to doomed they are of an instance before this one, and end at doom
+	doomed uint64
+	doom   time.Time
 
 	// forks of this node's of values there
 	uses     map[uint64]*use
@@ -218,24 +224,33 @@ type peer struct {
 
 // Machine is one node's part of the protocol. Make one with New.
 type Machine struct {
-	self    Node
-	config  Config
-	now     time.Time
-	ticked  time.Time
-	owned   map[Ref]*owned
-	awaited int
-	lastOwn uint64
-	peers   map[Node]*peer
-	actions []Action
+	self     Node
+	instance uint64
+	config   Config
+	now      time.Time
+	ticked   time.Time
+	owned    map[Ref]*owned
+	awaited  int
+	lastOwn  uint64
+	peers    map[Node]*peer
+	actions  []Action
 }
 
-// New returns the machine of node self.
-func New(self Node, c Config) *Machine {
+// New returns the machine of node self. All of its counters begin behind
+// instance, which must be more than any counter of the process that was this
+// node before: the time in nanoseconds will do.
+func New(self Node, instance uint64, c Config) *Machine {
 	if c.Limit == 0 {
 		c.Limit = 1_000_000
 	}
-	return &Machine{self: self, config: c, owned: map[Ref]*owned{}, peers: map[Node]*peer{}}
+	return &Machine{
+		self: self, instance: instance, config: c, lastOwn: instance,
+		owned: map[Ref]*owned{}, peers: map[Node]*peer{},
+	}
 }
+
+// Instance returns what New got; it goes with all messages.
+func (m *Machine) Instance() uint64 { return m.instance }
 
 // Actions returns what is to be done since the last call, in order.
 func (m *Machine) Actions() []Action {
@@ -279,9 +294,10 @@ func (m *Machine) peer(n Node) *peer {
 	p := m.peers[n]
 	if p == nil {
 		p = &peer{
-			node: n, heard: m.now, forks: map[uint64]*owned{}, uses: map[uint64]*use{},
+			node: n, heard: m.now, lastFork: m.instance, lastPass: m.instance, forks: map[uint64]*owned{}, uses: map[uint64]*use{},
 			given: map[uint64]*pass{}, post: map[letter]*post{},
 		}
+		p.done.trim(m.instance)
 		m.peers[n] = p
 	}
 	return p
@@ -309,11 +325,19 @@ func (m *Machine) engage(p *peer) {
 	}
 }
 
-// Receive takes a message from a node.
-func (m *Machine) Receive(now time.Time, from Node, msg Message) {
+// Receive takes a message from an instance of a node. What an earlier one has
+// sent is nothing; a later one ends all that there was with those before it.
+func (m *Machine) Receive(now time.Time, from Node, instance uint64, msg Message) {
 	m.at(now)
 	p := m.peer(from)
+	if !m.meet(p, instance) {
+		return
+	}
 	p.heard = m.now
+	switch msg.Kind {
+	case KindAdd, KindDrop, KindBeat:
+		p.alive = m.now
+	}
 	switch msg.Kind {
 	case KindAdd:
 		m.onAdd(p, msg)
@@ -343,14 +367,38 @@ func (m *Machine) Receive(now time.Time, from Node, msg Message) {
 	}
 }
 
+// meet notes which instance of a node is there, and says whether it is the one
+// that was heard of, or a later one.
+func (m *Machine) meet(p *peer, instance uint64) bool {
+	if instance > p.instance {
+		if p.instance != 0 {
+			// Forks of the one before still protect what it has passed on.
+			p.doomed, p.doom = instance-1, m.now.Add(m.config.Lease)
+			// What has not been confirmed, and what was passed on, may be at the new
+			// one; that will tell, or the lease.
+			for _, n := range sorted(p.uses) {
+				if u := p.uses[n]; u.state == held {
+					m.lose(p, u, Left)
+				}
+			}
+		}
+		p.instance = instance
+	}
+	return instance == p.instance
+}
+
 // Tick does what is due.
 func (m *Machine) Tick(now time.Time) {
 	m.at(now)
 	m.ticked = m.now
 	for _, n := range sorted(m.peers) {
 		p := m.peers[n]
-		if len(p.forks) > 0 && m.now.Sub(p.heard) > m.config.Lease {
+		if len(p.forks) > 0 && m.now.Sub(p.alive) > m.config.Lease {
 			m.lapse(p)
+		}
+		if p.doomed > 0 && m.now.After(p.doom) {
+			m.bury(p, 0, p.doomed)
+			p.doomed = 0
 		}
 		last := p.heard
 		if p.since.After(last) {
@@ -395,7 +443,9 @@ func (m *Machine) repeat(p *peer) {
 func (m *Machine) absent(d time.Duration) {
 	for _, p := range m.peers {
 		p.heard = p.heard.Add(d)
+		p.alive = p.alive.Add(d)
 		p.since = p.since.Add(d)
+		p.doom = p.doom.Add(d)
 		for _, g := range p.given {
 			g.until = g.until.Add(d)
 		}
@@ -409,7 +459,7 @@ func (m *Machine) absent(d time.Duration) {
 func (m *Machine) Leave(now time.Time, n Node) {
 	m.at(now)
 	p := m.peer(n)
-	m.bury(p)
+	m.bury(p, 0, p.top)
 	m.abandon(p, Left)
 	for _, t := range sorted(p.given) {
 		m.settle(p, t)

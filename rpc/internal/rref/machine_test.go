@@ -12,22 +12,22 @@ import (
 // A message that comes late or twice does not bring a fork back.
 func TestLateMessages(t *testing.T) {
 	now := time.Unix(1, 0)
-	owner, user := New(0, DefaultConfig()), New(1, DefaultConfig())
+	owner, user := New(0, 0, DefaultConfig()), New(1, 0, DefaultConfig())
 	h := owner.Own(now)
 	p, _ := owner.Share(now, h, 1, now)
 	fork, _ := user.Adopt(now, 0, p)
 	add := user.Actions()[0].(Send).Message
-	owner.Receive(now, 1, add)
-	user.Receive(now, 0, owner.Actions()[0].(Send).Message)
+	owner.Receive(now, 1, 1, add)
+	user.Receive(now, 0, 1, owner.Actions()[0].(Send).Message)
 	owner.Release(now, h)
 	user.Release(now, fork)
 	drop := user.Actions()[0].(Send).Message
-	owner.Receive(now, 1, drop)
+	owner.Receive(now, 1, 1, drop)
 	want := []Action{Free{h.Ref}, Send{1, Message{Kind: KindDropped, N: fork.N}}}
 	if got := owner.Actions(); !reflect.DeepEqual(got, want) {
 		t.Errorf("the last fork was dropped: %v, want %v", got, want)
 	}
-	owner.Receive(now, 1, add)
+	owner.Receive(now, 1, 1, add)
 	want = []Action{Send{1, Message{Kind: KindGone, N: fork.N}}}
 	if got := owner.Actions(); !reflect.DeepEqual(got, want) {
 		t.Errorf("the fork came again: %v, want %v", got, want)
@@ -37,10 +37,10 @@ func TestLateMessages(t *testing.T) {
 // A reference may be used up before the call that creates its value has come.
 func TestReleasedBeforeCreated(t *testing.T) {
 	now := time.Unix(1, 0)
-	owner, user := New(0, DefaultConfig()), New(1, DefaultConfig())
+	owner, user := New(0, 0, DefaultConfig()), New(1, 0, DefaultConfig())
 	h := user.Remote(now, 0)
 	user.Release(now, h)
-	owner.Receive(now, 1, user.Actions()[0].(Send).Message)
+	owner.Receive(now, 1, 1, user.Actions()[0].(Send).Message)
 	if s := owner.Create(now, 1, h.Ref); s != Unwanted {
 		t.Errorf("Create of a value whose reference has been released: %d, want Unwanted", s)
 	}
@@ -53,7 +53,7 @@ func TestReleasedBeforeCreated(t *testing.T) {
 func TestLease(t *testing.T) {
 	c := DefaultConfig()
 	now := time.Unix(1, 0)
-	owner := New(0, c)
+	owner := New(0, 0, c)
 	r := Ref{Owner: 0, Creator: 1, N: 1}
 	owner.Create(now, 1, r)
 	owner.Done(now, r)
@@ -75,10 +75,10 @@ func TestLease(t *testing.T) {
 func TestBackAfterLease(t *testing.T) {
 	c := DefaultConfig()
 	now := time.Unix(1, 0)
-	owner, user := New(0, c), New(1, c)
+	owner, user := New(0, 0, c), New(1, 0, c)
 	h := user.Remote(now, 0)
 	owner.Create(now, 1, h.Ref)
-	user.Confirm(now, h)
+	user.Confirm(now, h, 1)
 	for range 2*c.Lease/c.Retry + 2 {
 		now = now.Add(c.Retry / 2)
 		owner.Tick(now)
@@ -86,10 +86,10 @@ func TestBackAfterLease(t *testing.T) {
 	user.Tick(now)
 	owner.Actions()
 	for _, a := range user.Actions() {
-		owner.Receive(now, 1, a.(Send).Message)
+		owner.Receive(now, 1, 1, a.(Send).Message)
 	}
 	for _, a := range owner.Actions() {
-		user.Receive(now, 0, a.(Send).Message)
+		user.Receive(now, 0, 1, a.(Send).Message)
 	}
 	if got := user.Actions(); !reflect.DeepEqual(got, []Action{Lost{h, Expired}}) {
 		t.Errorf("after an absence: %v, want %v", got, []Action{Lost{h, Expired}})
@@ -146,13 +146,13 @@ func FuzzMessages(f *testing.F) {
 		now := time.Unix(1, 0)
 		c := DefaultConfig()
 		c.Limit = 8
-		m := New(0, c)
+		m := New(0, 0, c)
 		own := m.Own(now)
 		third := Ref{Owner: 0, Creator: 2, N: 1}
 		m.Create(now, 2, third)
 		m.Done(now, third)
 		ours := m.Remote(now, 2)
-		m.Confirm(now, ours)
+		m.Confirm(now, ours, 1)
 		word := func(x byte) uint64 {
 			if x > 250 {
 				return ^uint64(0) - uint64(255-x)
@@ -169,7 +169,7 @@ func FuzzMessages(f *testing.F) {
 			case 12:
 				m.Tick(now)
 			default:
-				m.Receive(now, 1, Message{Kind: k, N: word(b[1]), Ref: r, Pass: uint64(b[2])})
+				m.Receive(now, 1, 1, Message{Kind: k, N: word(b[1]), Ref: r, Pass: uint64(b[2])})
 			}
 			for _, a := range m.Actions() {
 				if fr, ok := a.(Free); ok && (fr.Ref == own.Ref || fr.Ref == third) {

@@ -37,7 +37,7 @@ func (m *Machine) Create(now time.Time, from Node, r Ref) Standing {
 		return Invalid
 	}
 	p := m.peer(from)
-	p.heard = m.now
+	p.heard, p.alive = m.now, m.now
 	p.top = max(p.top, r.N)
 	if p.gone.has(r.N) {
 		return Unwanted
@@ -178,12 +178,7 @@ func (m *Machine) uncount(p *peer, n uint64) {
 
 func (m *Machine) onBeat(p *peer, through uint64) {
 	if through > p.gone.through {
-		for _, n := range sorted(p.forks) {
-			if n <= through {
-				m.uncount(p, n)
-			}
-		}
-		p.gone.trim(through)
+		m.bury(p, p.doomed, through)
 	}
 	m.send(p, Message{Kind: KindBeatBack, N: p.floor})
 }
@@ -191,16 +186,19 @@ func (m *Machine) onBeat(p *peer, through uint64) {
 // lapse ends a node's lease.
 func (m *Machine) lapse(p *peer) {
 	m.do(Lapsed{Node: p.node, Forks: len(p.forks)})
-	m.bury(p)
+	m.bury(p, 0, p.top)
+	p.floor = max(p.floor, p.top)
 }
 
-// bury drops all forks of a node. None that it has made so far counts again.
-func (m *Machine) bury(p *peer) {
+// bury drops the forks of a node after one and up to another. None that it
+// has had up to then counts again.
+func (m *Machine) bury(p *peer, after, through uint64) {
 	for _, n := range sorted(p.forks) {
-		m.uncount(p, n)
+		if after < n && n <= through {
+			m.uncount(p, n)
+		}
 	}
-	p.gone.trim(p.top)
-	p.floor = max(p.floor, p.top)
+	p.gone.trim(through)
 }
 
 // review gives up awaited values that will not come.

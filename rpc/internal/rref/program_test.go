@@ -28,7 +28,7 @@ func (w *world) step(n *node) {
 		switch r := w.rng.IntN(20); {
 		case r < 2:
 			h := n.m.Own(w.now)
-			w.values[h.Ref] = &value{ref: h.Ref, created: true}
+			w.values[h.Ref] = &value{ref: h.Ref, owner: n, created: true}
 			w.give(n, h)
 			w.log("node %d owns %v", n.id, h.Ref)
 		case r < 6:
@@ -62,7 +62,7 @@ func (w *world) reachable(from, to *node) bool {
 // remote makes a call that leaves its result at another node.
 func (w *world) remote(from, to *node) {
 	h := from.m.Remote(w.now, to.id)
-	v := &value{ref: h.Ref}
+	v := &value{ref: h.Ref, owner: to}
 	w.values[h.Ref] = v
 	x := w.give(from, h)
 	w.log("node %d asks %d for %v", from.id, to.id, h.Ref)
@@ -107,7 +107,7 @@ func (w *world) remote(from, to *node) {
 			}
 			if back {
 				w.after(w.between(0, w.faults.delay), func() {
-					w.at(from, func() { from.m.Confirm(w.now, h) })
+					w.at(from, func() { from.m.Confirm(w.now, h, to.m.Instance()) })
 				})
 			}
 		})
@@ -146,7 +146,7 @@ func (w *world) share(x *grip, to *node) {
 				w.give(to, h)
 				w.log("node %d takes %v from %d", to.id, h, from.id)
 			case Unwanted:
-				if !v.doubtful {
+				if !v.doubtful && w.owner(p.Ref) != nil {
 					w.problem("node %d gets %v from %d, but it is gone", to.id, p.Ref, from.id)
 				}
 			default:
@@ -166,6 +166,12 @@ func (w *world) trouble(span time.Duration) {
 		w.after(w.between(0, span), func() {
 			w.log("node %d dies", n.id)
 			n.dead = true
+			if w.faults.reborn {
+				w.after(w.between(time.Millisecond, w.config.Lease/2), func() {
+					w.log("node %d is started again", n.id)
+					w.begin(n.id)
+				})
+			}
 		})
 	}
 	for range w.faults.absences {

@@ -33,6 +33,7 @@ func TestPrograms(t *testing.T) {
 		{"reordered", faults{delay: time.Second}, 10 * time.Second},
 		{"lost and doubled", faults{delay: time.Second, loss: 0.3, twice: 0.3, failure: 0.1}, 0},
 		{"dead nodes", faults{delay: time.Second, loss: 0.1, twice: 0.1, failure: 0.05, kills: 2}, 0},
+		{"dead nodes that are started again", faults{delay: time.Second, loss: 0.1, twice: 0.1, failure: 0.05, kills: 2, reborn: true}, 0},
 		{"absent nodes", faults{delay: time.Second, loss: 0.1, twice: 0.1, failure: 0.05, absences: 3}, 0},
 		{"all of it", faults{delay: 2 * time.Second, loss: 0.2, twice: 0.2, failure: 0.1, kills: 1, absences: 2}, 0},
 	}
@@ -96,7 +97,7 @@ func TestPrograms(t *testing.T) {
 func (w *world) checkTold() {
 	for _, n := range w.nodes {
 		for _, h := range n.handles {
-			if owner := w.nodes[h.h.Ref.Owner]; !n.dead && !owner.dead && !h.released && !h.lost && w.values[h.h.Ref].freed {
+			if w.owner(h.h.Ref) != nil && !n.dead && !h.released && !h.lost && w.values[h.h.Ref].freed {
 				w.problem("node %d does not know that %v is gone", n.id, h.h)
 			}
 		}
@@ -115,7 +116,7 @@ func (w *world) checkFreed() {
 		}
 	}
 	for r, v := range w.values {
-		if owner := w.nodes[r.Owner]; v.created && !v.freed && !owner.dead {
+		if v.created && !v.freed && w.owner(r) != nil {
 			w.problem("%v was never freed", r)
 		}
 	}

@@ -30,9 +30,12 @@ func (m *Machine) fork(p *peer, s useState) *use {
 }
 
 // Confirm says that the owner has answered the call of a handle that Remote
-// returned, and keeps the result.
-func (m *Machine) Confirm(now time.Time, h Handle) {
+// returned, and keeps the result. instance is the owner's.
+func (m *Machine) Confirm(now time.Time, h Handle, instance uint64) {
 	m.at(now)
+	if !m.meet(m.peer(h.Ref.Owner), instance) {
+		return
+	}
 	if u := m.use(h); u != nil && u.state == creating {
 		u.state = held
 	}

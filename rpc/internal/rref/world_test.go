@@ -14,19 +14,20 @@ import (
 // die, stand still and are cut off. It knows who has which handle, so it knows
 // which value may be freed and which must.
 type world struct {
-	rng    *rand.Rand
-	now    time.Time
-	start  time.Time
-	events events
-	serial int
-	faults faults
-	config Config
-	nodes  []*node
-	values map[Ref]*value
-	lost   map[[2]int]int // messages lost in a row
-	over   bool           // programs have ended
-	lines  []string
-	wrong  []string
+	rng       *rand.Rand
+	now       time.Time
+	start     time.Time
+	events    events
+	serial    int
+	instances uint64
+	faults    faults
+	config    Config
+	nodes     []*node
+	values    map[Ref]*value
+	lost      map[[2]int]int // messages lost in a row
+	over      bool           // programs have ended
+	lines     []string
+	wrong     []string
 }
 
 // faults is what may happen.
@@ -35,7 +36,8 @@ type faults struct {
 	delay       time.Duration
 	failure     float64 // of a call
 	kills       int
-	absences    int // nodes that stand still or are cut off, for shorter or longer than the lease
+	reborn      bool // the dead are started again
+	absences    int  // nodes that stand still or are cut off, for shorter or longer than the lease
 }
 
 type node struct {
@@ -61,7 +63,8 @@ type grip struct {
 // value is what the oracle knows of a value.
 type value struct {
 	ref      Ref
-	created  bool // its owner has it, or had
+	owner    *node // the process
+	created  bool  // its owner has it, or had
 	running  bool
 	freed    bool
 	flights  []*node // where references to it will arrive
@@ -95,14 +98,23 @@ func newWorld(seed uint64, numNodes int, f faults) *world {
 		rng: rand.New(rand.NewPCG(seed, 9)), start: time.Unix(1_000_000, 0), now: time.Unix(1_000_000, 0),
 		faults: f, config: DefaultConfig(), values: map[Ref]*value{}, lost: map[[2]int]int{},
 	}
+	w.nodes = make([]*node, numNodes)
 	for i := range numNodes {
-		n := &node{id: Node(i), m: New(Node(i), w.config)}
-		w.nodes = append(w.nodes, n)
-		w.after(w.between(0, 500*time.Millisecond), func() { w.tick(n) })
-		w.after(w.between(0, time.Second), func() { w.step(n) })
+		w.begin(Node(i))
 	}
 	return w
 }
+
+// begin starts the process of a node.
+func (w *world) begin(id Node) {
+	n := &node{id: id, m: New(id, w.instance(), w.config)}
+	w.nodes[id] = n
+	w.after(w.between(0, 500*time.Millisecond), func() { w.tick(n) })
+	w.after(w.between(0, time.Second), func() { w.step(n) })
+}
+
+// instance is the next of any node.
+func (w *world) instance() uint64 { w.instances += 1000; return w.instances }
 
 func (w *world) between(lo, hi time.Duration) time.Duration {
 	return lo + time.Duration(w.rng.Int64N(int64(hi-lo)+1))
@@ -168,7 +180,7 @@ func (w *world) carryOut(n *node) {
 			w.lose(n, a)
 		case Lapsed:
 			w.log("node %d: the lease of %d ends, %d forks", n.id, a.Node, a.Forks)
-			if who := w.nodes[a.Node]; !who.dead && !who.disturb {
+			if who := w.nodes[a.Node]; !who.dead && !who.disturb && !w.faults.reborn {
 				w.problem("node %d ended the lease of %d, which lives", n.id, a.Node)
 			}
 		}
@@ -188,10 +200,12 @@ func (w *world) send(from, to *node, msg Message) {
 			copies = 2
 		}
 	}
+	instance := from.m.Instance()
 	for range copies {
 		w.after(w.between(0, w.faults.delay), func() {
+			to := w.nodes[to.id] // whoever it is by now
 			if !from.cut && !to.cut || from == to {
-				w.at(to, func() { to.m.Receive(w.now, from.id, msg) })
+				w.at(to, func() { to.m.Receive(w.now, from.id, instance, msg) })
 			}
 		})
 	}
@@ -221,7 +235,7 @@ func (w *world) free(n *node, r Ref) {
 func (w *world) lose(n *node, a Lost) {
 	w.log("node %d loses %v: %v", n.id, a.Handle, a.Reason)
 	v := w.values[a.Handle.Ref]
-	if !v.doubtful && !n.disturb && !w.nodes[v.ref.Owner].dead && !w.nodes[v.ref.Owner].disturb {
+	if owner := w.owner(v.ref); !v.doubtful && !n.disturb && owner != nil && !owner.disturb {
 		w.problem("node %d loses a good handle %v: %v", n.id, a.Handle, a.Reason)
 	}
 	for _, h := range n.handles {
@@ -232,6 +246,15 @@ func (w *world) lose(n *node, a Lost) {
 			}
 		}
 	}
+}
+
+// owner returns the process that owns a value, nil if it is dead.
+func (w *world) owner(r Ref) *node {
+	n := w.nodes[r.Owner]
+	if n.dead || w.values[r].owner != n {
+		return nil
+	}
+	return n
 }
 
 func (w *world) give(n *node, h Handle) *grip {
