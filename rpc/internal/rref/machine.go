@@ -49,6 +49,8 @@ const (
 	KindAccepted Kind = 7 // the answer to it
 	KindBeat     Kind = 8 // to the owner: my forks up to N are no more, the others live
 	KindBeatBack Kind = 9 // from the owner: your forks up to N do not count
+	// to all: this node has no forks and no values any more
+	KindLeave Kind = 10
 )
 
 // Message is what machines send each other.
@@ -98,8 +100,10 @@ type (
 	// Created says that the value of a reference that was adopted before its
 	// value was asked for is now asked for.
 	Created struct{ Ref Ref }
-	// Lost says that a handle is of no use any more. It need not be released.
-	// A handle with N zero stands for all holds of that reference.
+	// Missing says that such a call will not come: what waits for the value waits
+	// in vain, and the handles on it are of no use.
+	Missing struct{ Ref Ref }
+	// Lost says that a fork is of no use any more. It need not be released.
 	Lost struct {
 		Handle Handle
 		Reason Reason
@@ -114,6 +118,7 @@ type (
 func (Send) isAction()    {}
 func (Free) isAction()    {}
 func (Created) isAction() {}
+func (Missing) isAction() {}
 func (Lost) isAction()    {}
 func (Lapsed) isAction()  {}
 
@@ -348,6 +353,8 @@ func (m *Machine) Receive(now time.Time, from Node, instance uint64, msg Message
 	case KindAccept:
 		m.settle(p, msg.N)
 		m.send(p, Message{Kind: KindAccepted, N: msg.N})
+	case KindLeave:
+		m.leave(p)
 	case KindAdded:
 		m.onAdded(p, msg.N)
 	case KindGone:
@@ -455,13 +462,36 @@ func (m *Machine) absent(d time.Duration) {
 	}
 }
 
-// Leave says that a node has left, or is known to be dead.
-func (m *Machine) Leave(now time.Time, n Node) {
-	m.at(now)
-	p := m.peer(n)
+// leave ends all that there is with a node that says that it goes.
+func (m *Machine) leave(p *peer) {
 	m.bury(p, 0, p.top)
 	m.abandon(p, Left)
 	for _, t := range sorted(p.given) {
 		m.settle(p, t)
 	}
+}
+
+// Near returns the nodes that have forks here, and those that own what this
+// node has forks of: who is told when this node leaves.
+func (m *Machine) Near() []Node {
+	var near []Node
+	for _, n := range sorted(m.peers) {
+		if p := m.peers[n]; n != m.self && len(p.forks)+len(p.uses)+len(p.given)+len(p.post) > 0 {
+			near = append(near, n)
+		}
+	}
+	return near
+}
+
+// Count says how much there is: values here, those of them that other nodes have
+// forks of, by node, and forks of this node.
+func (m *Machine) Count() (values, uses int, forks map[Node]int) {
+	forks = map[Node]int{}
+	for n, p := range m.peers {
+		if len(p.forks) > 0 {
+			forks[n] = len(p.forks)
+		}
+		uses += len(p.uses)
+	}
+	return len(m.owned) - m.awaited, uses, forks
 }

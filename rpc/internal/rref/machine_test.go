@@ -96,6 +96,29 @@ func TestBackAfterLease(t *testing.T) {
 	}
 }
 
+// Who leaves takes its forks along, and those of others of its values are lost.
+func TestLeave(t *testing.T) {
+	now := time.Unix(1, 0)
+	a, b := New(0, 0, DefaultConfig()), New(1, 0, DefaultConfig())
+	atB := a.Remote(now, 1)
+	b.Create(now, 0, atB.Ref)
+	b.Done(now, atB.Ref)
+	a.Confirm(now, atB, 1)
+	atA := b.Remote(now, 0)
+	a.Create(now, 1, atA.Ref)
+	a.Done(now, atA.Ref)
+	b.Confirm(now, atA, 1)
+	a.Actions()
+	a.Receive(now, 1, 1, Message{Kind: KindLeave})
+	want := []Action{Free{atA.Ref}, Lost{atB, Left}}
+	if got := a.Actions(); !reflect.DeepEqual(got, want) {
+		t.Errorf("after the other has left: %v, want %v", got, want)
+	}
+	if a.Busy() {
+		t.Error("something is still waited for")
+	}
+}
+
 func TestSpans(t *testing.T) {
 	const seed = 5
 	rng := rand.New(rand.NewPCG(seed, 0))
@@ -162,11 +185,11 @@ func FuzzMessages(f *testing.F) {
 		for ; len(b) >= 4; b = b[4:] {
 			r := Ref{Owner: Node(b[3] & 1), Creator: Node(b[3] >> 1 & 3), N: word(b[2])}
 			switch k := Kind(b[0] & 15); k {
-			case 10:
+			case 13:
 				m.Create(now, 1, r)
-			case 11:
+			case 14:
 				m.Adopt(now, 1, Pass{Ref: r, From: Node(b[3] >> 7), N: word(b[1])})
-			case 12:
+			case 15:
 				m.Tick(now)
 			default:
 				m.Receive(now, 1, 1, Message{Kind: k, N: word(b[1]), Ref: r, Pass: uint64(b[2])})

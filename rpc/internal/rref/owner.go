@@ -100,7 +100,9 @@ func (m *Machine) Has(now time.Time, r Ref) (Standing, bool) {
 	switch {
 	case gone:
 		return Unwanted, true
-	case o == nil || o.awaited:
+	case o == nil:
+		return Invalid, true
+	case o.awaited:
 		return 0, false
 	}
 	return Counted, true
@@ -217,8 +219,6 @@ func (m *Machine) review() {
 		for _, d := range o.accepts {
 			m.accept(d)
 		}
-		if o.holds > 0 {
-			m.do(Lost{Handle: Handle{Ref: o.ref}, Reason: Freed})
-		}
+		m.do(Missing{Ref: o.ref})
 	}
 }

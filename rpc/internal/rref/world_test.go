@@ -177,7 +177,13 @@ func (w *world) carryOut(n *node) {
 		case Free:
 			w.free(n, a.Ref)
 		case Lost:
-			w.lose(n, a)
+			w.lose(n, a.Handle, a.Reason)
+		case Missing:
+			for _, x := range n.handles {
+				if x.h.Ref == a.Ref && !x.released && !x.lost {
+					w.lose(n, x.h, Freed)
+				}
+			}
 		case Lapsed:
 			w.log("node %d: the lease of %d ends, %d forks", n.id, a.Node, a.Forks)
 			if who := w.nodes[a.Node]; !who.dead && !who.disturb && !w.faults.reborn {
@@ -232,18 +238,16 @@ func (w *world) free(n *node, r Ref) {
 	}
 }
 
-func (w *world) lose(n *node, a Lost) {
-	w.log("node %d loses %v: %v", n.id, a.Handle, a.Reason)
-	v := w.values[a.Handle.Ref]
+func (w *world) lose(n *node, lost Handle, why Reason) {
+	w.log("node %d loses %v: %v", n.id, lost, why)
+	v := w.values[lost.Ref]
 	if owner := w.owner(v.ref); !v.doubtful && !n.disturb && owner != nil && !owner.disturb {
-		w.problem("node %d loses a good handle %v: %v", n.id, a.Handle, a.Reason)
+		w.problem("node %d loses a good handle %v: %v", n.id, lost, why)
 	}
-	for _, h := range n.handles {
-		if h.h == a.Handle && !h.released && !h.lost {
-			h.lost, h.reason = true, a.Reason
-			if h.h.N != 0 {
-				return
-			}
+	for _, x := range n.handles {
+		if x.h == lost && !x.released && !x.lost {
+			x.lost, x.reason = true, why
+			return
 		}
 	}
 }
