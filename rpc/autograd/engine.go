@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// engine is distributed autograd on one process: its part of every context. The
+// agent's hook calls it for each message of a context, its methods for what
+// contexts tell each other.
+type engine struct {
+	rank, size int
+	wire       wire
+
+	numMessages atomic.Uint64
+
+	mu          sync.Mutex // a state's lock may be held when it is taken, not the other way round
+	numContexts uint64
+	states      map[uint64]*state
+	released    [remembered]uint64 // the ids of contexts released last, so that what comes late does not revive them
+	numReleased int
+}
+
+// Limits on what other processes can make this one hold.
+const (
+	remembered  = 1024
+	maxContexts = 1 << 16
+)
+
+// wire is how engines talk. Calls return when they have been answered; release is
+// told and not waited for.
+type wire interface {
+	name(rank int) string
+	prepare(ctx context.Context, to int, in prepareCall) (prepareAnswer, error)
+	walk(ctx context.Context, to int, in walkCall) error
+	gradient(ctx context.Context, to int, in gradientCall) (wait func() error)
+	release(to int, in releaseCall)
+	alive(ctx context.Context, to int, in aliveCall) (aliveAnswer, error)
+}
+
+// prepareCall asks a process whom it knows to take part in a context.
+type prepareCall struct{ Context uint64 }
+
+type prepareAnswer struct{ Peers []int }
+
+// walkCall makes a process do its part of a backward pass. The answer comes when
+// that is done.
+type walkCall struct {
+	Context uint64
+	Walk    uint64 // the number of the pass in the context, from 1
+	Mode    Mode
+	Retain  bool
+	// Limit is when a process gives up waiting and says for what, in seconds from
+	// now: a little before the one that asked does.
+	Limit float64
+}
+
+// gradientCall answers a tensor that was sent with its gradient, nil for none.
+type gradientCall struct {
+	Context uint64
+	Walk    uint64
+	Message uint64
+	Grad    *tensor.Tensor
+}
+
+// releaseCall ends a context. Told are the ranks that know it from the sender.
+type releaseCall struct {
+	Context uint64
+	Told    []int
+	Why     string // "" if it was closed
+}
+
+// aliveCall asks the process that made contexts which of them there still are.
+type aliveCall struct{ Contexts []uint64 }
+
+type aliveAnswer struct{ Alive []uint64 }
+
+func newEngine(rank, size int, w wire) *engine {
+	return &engine{rank: rank, size: size, wire: w, states: make(map[uint64]*state)}
+}
+
+// newState makes a context of this process.
+func (e *engine) newState() *state {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.numContexts++
+	s := newState(e, uint64(e.rank)<<counterBits|e.numContexts)
+	e.states[s.id] = s
+	return s
+}
+
+// messages takes n message ids that follow each other, and returns the first.
+func (e *engine) messages(n int) uint64 {
+	return uint64(e.rank)<<counterBits | (e.numMessages.Add(uint64(n)) - uint64(n) + 1)
+}
+
+// state returns this process's part of a context. If make is set, one that it has
+// not seen yet is made.
+func (e *engine) state(id uint64, make bool) (*state, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.states[id]; s != nil {
+		return s, nil
+	}
+	for _, r := range e.released {
+		if r == id {
+			return nil, ErrReleased
+		}
+	}
+	root := rankOf(id)
+	switch {
+	case root >= e.size:
+		return nil, fmt.Errorf("context %s is of rank %d, of %d ranks", contextName(id), root, e.size)
+	case !make || root == e.rank:
+		return nil, fmt.Errorf("there is no context %s here: %w", contextName(id), ErrReleased)
+	case len(e.states) >= maxContexts:
+		return nil, fmt.Errorf("%d contexts are open here: Close those that are done", len(e.states))
+	}
+	s := newState(e, id)
+	e.states[id] = s
+	return s, nil
+}
+
+// drop takes a context out, and reports whether it was there.
+func (e *engine) drop(s *state) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.states[s.id] != s {
+		return false
+	}
+	delete(e.states, s.id)
+	e.released[e.numReleased%remembered] = s.id
+	e.numReleased++
+	return true
+}
+
+// release drops a context and tells the others of it, but those of told. cause is
+// what using it gives from now on; why is what the others are told of it.
+func (e *engine) release(s *state, cause error, why string, told []int) {
+	if !e.drop(s) {
+		return
+	}
+	peers := s.end(cause)
+	all := append(append([]int{e.rank}, told...), peers...)
+	for _, to := range peers {
+		if to != e.rank && !slices.Contains(told, to) {
+			e.wire.release(to, releaseCall{s.id, all, why})
+		}
+	}
+}
+
+// onRelease is the answer to releaseCall. Any process may end a context: one that
+// failed in a pass does.
+func (e *engine) onRelease(from int, in releaseCall) {
+	s, err := e.state(in.Context, false)
+	if err != nil {
+		return
+	}
+	cause := fmt.Errorf("%w by %s", ErrReleased, e.wire.name(from))
+	if in.Why != "" {
+		cause = fmt.Errorf("%w: %s", cause, in.Why)
+	}
+	e.release(s, cause, in.Why, append(in.Told, from))
+}
+
+// onPrepare is the answer to prepareCall.
+func (e *engine) onPrepare(in prepareCall) (prepareAnswer, error) {
+	s, err := e.state(in.Context, false)
+	if err != nil {
+		return prepareAnswer{}, err
+	}
+	return prepareAnswer{s.known()}, nil
+}
+
+// onAlive is the answer to aliveCall.
+func (e *engine) onAlive(in aliveCall) aliveAnswer {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out aliveAnswer
+	for _, id := range in.Contexts {
+		if e.states[id] != nil {
+			out.Alive = append(out.Alive, id)
+		}
+	}
+	return out
+}
+
+// Contexts of another process are asked for when nothing has been heard of them for
+// this long: their maker may have died, or its word that they are over was lost.
+const staleAfter = 30 * time.Second
+
+// sweep releases contexts whose makers no longer have them, or cannot be asked.
+func (e *engine) sweep(ctx context.Context, now time.Time) {
+	e.mu.Lock()
+	all := slices.Collect(maps.Values(e.states))
+	e.mu.Unlock()
+	stale := make(map[int][]*state)
+	for _, s := range all {
+		if root := rankOf(s.id); root != e.rank && s.quietSince(now) >= staleAfter {
+			stale[root] = append(stale[root], s)
+		}
+	}
+	for root, states := range stale {
+		var in aliveCall
+		for _, s := range states {
+			in.Contexts = append(in.Contexts, s.id)
+		}
+		answer, err := e.wire.alive(ctx, root, in)
+		if ctx.Err() != nil {
+			return
+		}
+		alive := make(map[uint64]bool)
+		for _, id := range answer.Alive {
+			alive[id] = true
+		}
+		for _, s := range states {
+			switch {
+			case err != nil:
+				e.release(s, fmt.Errorf("%w: %s, which made it, does not answer: %v", ErrReleased, e.wire.name(root), err), "", nil)
+			case !alive[s.id]:
+				e.release(s, fmt.Errorf("%w by %s", ErrReleased, e.wire.name(root)), "", nil)
+			default:
+				s.touch(now)
+			}
+		}
+	}
+}
+
+// run sweeps until ctx ends.
+func (e *engine) run(ctx context.Context) {
+	tick := time.NewTicker(staleAfter)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			e.sweep(ctx, now)
+		}
+	}
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"errors"
+	"fmt"
+)
+
+// ErrReleased is what using a context gives that has been closed, on this process
+// or on the one that made it, or whose backward pass failed.
+var ErrReleased = errors.New("the context has been released")
+
+// ErrUnreached is why a backward pass in mode [Fast] fails in which a value that
+// was sent gets no gradient.
+var ErrUnreached = errors.New("the loss does not depend on it, which mode Fast takes for granted: use Smart")
+
+// Error is a failure of a context.
+type Error struct {
+	Op      string // "backward", "step", "call"
+	Context uint64 // the context's id
+	Worker  string // where it failed
+	Rank    int    // the worker's
+	Err     error
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("autograd: %s in context %s: on %s (rank %d): %v", e.Op, contextName(e.Context), e.Worker, e.Rank, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// contextName writes an id as the rank that made the context, and its count.
+func contextName(id uint64) string {
+	return fmt.Sprintf("%d/%d", rankOf(id), id&(1<<counterBits-1))
+}

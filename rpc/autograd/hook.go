@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// sendCall is called before a call leaves. What it returns travels along.
+func (e *engine) sendCall(ctx context.Context, to int, method string, tensors []*tensor.Tensor) ([]byte, error) {
+	p := passOf(ctx)
+	if p == nil {
+		return nil, nil
+	}
+	s := p.s
+	if s.e != e {
+		return nil, s.fail("call", fmt.Errorf("%s is called through the agent of %s, the context belongs to that of %s",
+			method, e.wire.name(e.rank), s.e.wire.name(s.e.rank)))
+	}
+	if p.method == "" {
+		if _, err := s.current(); err == nil {
+			return nil, s.fail("call", fmt.Errorf("%s is called while a backward pass runs; what is recomputed for it cannot call", method))
+		}
+	}
+	first, crossed, err := p.send(to, "argument of "+method, tensors)
+	if err != nil {
+		return nil, s.fail("call", err)
+	}
+	s.learn(to)
+	s.mu.Lock()
+	h := header{context: s.id, walk: s.asked, first: first, crossed: crossed}
+	if s.walk == nil && s.walks == s.asked {
+		h.walk = 0 // that pass is over
+	}
+	s.mu.Unlock()
+	return h.append(nil), nil
+}
+
+// receiveCall is called before a call's handler runs. The context that it returns
+// is the handler's, and it replaces tensors that gradients flow back from.
+func (e *engine) receiveCall(ctx context.Context, from int, method string, extra []byte, tensors []*tensor.Tensor) (context.Context, error) {
+	if len(extra) == 0 {
+		return ctx, nil
+	}
+	h, err := parseHeader(extra, len(tensors))
+	if err != nil {
+		return nil, fmt.Errorf("autograd: call of %s from %s: %w", method, e.wire.name(from), err)
+	}
+	s, err := e.state(h.context, true)
+	if err != nil {
+		return nil, &Error{Op: "call", Context: h.context, Worker: e.wire.name(e.rank), Rank: e.rank, Err: fmt.Errorf("%s from %s: %w", method, e.wire.name(from), err)}
+	}
+	p, err := s.newPass(ctx, method, from)
+	if err != nil {
+		return nil, s.fail("call", err)
+	}
+	s.learn(from)
+	s.started(p)
+	if err := p.receive(from, "argument of "+method, h, tensors); err != nil {
+		s.finished(p)
+		return nil, s.fail("call", err)
+	}
+	return p.ctx, nil
+}
+
+// sendReply is called with the handler's context before its answer leaves.
+func (e *engine) sendReply(ctx context.Context, to int, method string, failed bool, tensors []*tensor.Tensor) ([]byte, error) {
+	p := passOf(ctx)
+	if p == nil || p.s.e != e {
+		return nil, nil
+	}
+	s := p.s
+	defer s.finished(p)
+	if failed {
+		tensors = nil
+	}
+	first, crossed, err := p.send(to, "result of "+method, tensors)
+	if err != nil {
+		return nil, s.fail("call", err)
+	}
+	h := header{context: s.id, first: first, crossed: crossed, peers: s.known()}
+	return h.append(nil), nil
+}
+
+// receiveReply is called with the caller's context, on its goroutine, when an
+// answer has come.
+func (e *engine) receiveReply(ctx context.Context, from int, method string, extra []byte, tensors []*tensor.Tensor) error {
+	p := passOf(ctx)
+	if p == nil || len(extra) == 0 || p.s.e != e {
+		return nil
+	}
+	s := p.s
+	h, err := parseHeader(extra, len(tensors))
+	switch {
+	case err != nil:
+	case h.context != s.id:
+		err = fmt.Errorf("it belongs to context %s", contextName(h.context))
+	default:
+		if p.method == "" && len(h.crossed) > 0 {
+			if _, walking := s.current(); walking == nil {
+				err = errors.New("it is waited for while a backward pass runs")
+				break
+			}
+		}
+		s.learn(h.peers...)
+		err = p.receive(from, "result of "+method, h, tensors)
+	}
+	if err != nil {
+		return s.fail("call", fmt.Errorf("answer to %s from %s: %w", method, e.wire.name(from), err))
+	}
+	return nil
+}

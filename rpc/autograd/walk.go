@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Mode is how a backward pass deals with what the loss does not depend on.
+type Mode int
+
+const (
+	// Smart lets every tensor that was received answer, with its gradient or with
+	// none, so that an argument which does not feed the loss holds nothing up. Before,
+	// one round of questions finds everybody who takes part.
+	Smart Mode = iota
+	// Fast takes for granted that the loss depends on every tensor that was sent, and
+	// that the answers of all calls have told who takes part. Where the first is not so,
+	// the pass fails with [ErrUnreached].
+	Fast
+)
+
+func (m Mode) String() string {
+	switch m {
+	case Smart:
+		return "Smart"
+	case Fast:
+		return "Fast"
+	}
+	return fmt.Sprintf("Mode(%d)", int(m))
+}
+
+// walk is one backward pass on one process. Every forward pass's tape is walked
+// down by a goroutine; where a tensor was sent, it waits for the gradient.
+//
+// No two of them can wait for each other: each tape is in the order in which things
+// were computed, a tensor arrives after it was sent, so of all nodes that are left
+// the one that was recorded last never waits for another.
+type walk struct {
+	number uint64
+	mode   Mode
+	slots  map[uint64]*slot // by message id, made by whoever comes first
+
+	begun  bool
+	cancel context.CancelCauseFunc
+	over   chan struct{} // closed when the tapes are no longer read
+
+	mu      sync.Mutex
+	answers []func() error // of gradients given away
+}
+
+// slot is where a gradient arrives.
+type slot struct {
+	here chan struct{} // closed when it has
+	grad *tensor.Tensor
+}
+
+// slot returns the place of a message's gradient; the state's lock is held.
+func (w *walk) slot(id uint64) *slot {
+	sl := w.slots[id]
+	if sl == nil {
+		sl = &slot{here: make(chan struct{})}
+		w.slots[id] = sl
+	}
+	return sl
+}
+
+// next returns the backward pass with a number, which runs or is to begin; the
+// lock is held.
+func (s *state) next(number uint64) (*walk, error) {
+	switch {
+	case s.ended != nil:
+		return nil, s.ended
+	case s.walk != nil && s.walk.number == number:
+		return s.walk, nil
+	case s.walk != nil || number != s.walks+1:
+		return nil, fmt.Errorf("backward pass %d of the context is asked for, %d was the last one", number, s.walks)
+	}
+	s.walk = &walk{number: number, slots: make(map[uint64]*slot)}
+	return s.walk, nil
+}
+
+// onGradient is the answer to gradientCall.
+func (e *engine) onGradient(from int, in gradientCall) error {
+	s, err := e.state(in.Context, false)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.sends[in.Message]
+	switch {
+	case s.ended != nil:
+		return s.ended
+	case m == nil || m.to != from:
+		return s.fail("backward", fmt.Errorf("%s answers message %s, which it was not sent", e.wire.name(from), contextName(in.Message)))
+	case in.Grad != nil && (in.Grad.DType() != m.dtype || !slices.Equal(in.Grad.Shape(), m.shape)):
+		return s.fail("backward", fmt.Errorf("%s answers %s with a gradient %v%v, it is %v%v", e.wire.name(from), m.what,
+			in.Grad.DType(), in.Grad.Shape(), m.dtype, m.shape))
+	case in.Grad == nil && in.Walk <= s.walks && (s.walk == nil || s.walk.number != in.Walk):
+		return nil // what came too late for a pass that is over
+	}
+	w, err := s.next(in.Walk)
+	if err != nil {
+		return s.fail("backward", err)
+	}
+	sl := w.slot(m.id)
+	select {
+	case <-sl.here:
+		return s.fail("backward", fmt.Errorf("%s answers %s twice", e.wire.name(from), m.what))
+	default:
+	}
+	sl.grad = in.Grad
+	close(sl.here)
+	return nil
+}
+
+// give tells a process the gradient of what it sent. wait is for its answer.
+func (e *engine) give(ctx context.Context, to int, in gradientCall) (wait func() error) {
+	if to == e.rank {
+		err := e.onGradient(e.rank, in)
+		return func() error { return err }
+	}
+	return e.wire.gradient(ctx, to, in)
+}
+
+// current returns the backward pass that runs.
+func (s *state) current() (*walk, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.ended != nil:
+		return nil, s.ended
+	case s.walk == nil || !s.walk.begun:
+		return nil, errors.New("the value crossed to another process: use Backward of the autograd.Context")
+	}
+	return s.walk, nil
+}
+
+// await is the crossing of a tensor that was sent.
+func (s *state) await(ctx context.Context, m *sent, g *tensor.Tensor) (*tensor.Tensor, error) {
+	w, err := s.current()
+	if err != nil {
+		return nil, err
+	}
+	if m.over {
+		return g, nil
+	}
+	s.mu.Lock()
+	sl := w.slot(m.id)
+	s.mu.Unlock()
+	select {
+	case <-sl.here:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the gradient of %s from %s: %w", m.what, s.e.wire.name(m.to), context.Cause(ctx))
+	}
+	switch {
+	case sl.grad == nil:
+		return g, nil
+	case g == nil:
+		return m.by.carrier.Tape().Const(sl.grad), nil
+	}
+	return g.Add(m.by.carrier.Tape().Const(sl.grad)), nil
+}
+
+// answer is the crossing of a tensor that was received.
+func (m *got) answer(ctx context.Context, g *tensor.Tensor) (*tensor.Tensor, error) {
+	w, err := m.s.current()
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case m.over && g != nil:
+		return nil, fmt.Errorf("%s from %s belongs to a graph that an earlier backward pass consumed; give it RetainGraph", m.what, m.s.e.wire.name(m.from))
+	case m.over || m.late == w.number:
+		return nil, nil // has been answered
+	}
+	if g == nil && w.mode == Fast {
+		return nil, fmt.Errorf("%s from %s gets no gradient: %w", m.what, m.s.e.wire.name(m.from), ErrUnreached)
+	}
+	if g != nil {
+		g = g.Contiguous().Keep() // it goes out while the pass goes on
+	}
+	wait := m.s.e.give(ctx, m.from, gradientCall{m.s.id, w.number, m.id, g})
+	w.mu.Lock()
+	w.answers = append(w.answers, wait)
+	w.mu.Unlock()
+	return nil, nil
+}
+
+// onWalk is the answer to walkCall.
+func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
+	s, err := e.state(in.Context, false)
+	if err != nil {
+		return err
+	}
+	if from != rankOf(in.Context) {
+		return s.fail("backward", fmt.Errorf("%s asks for a pass in the context of %s", e.wire.name(from), e.wire.name(rankOf(in.Context))))
+	}
+	if limit := time.Duration(in.Limit * float64(time.Second)); limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	s.mu.Lock()
+	s.asked = max(s.asked, in.Walk)
+	s.mu.Unlock()
+	err = s.waitQuiet(ctx)
+	if err == nil {
+		err = s.backward(ctx, in, nil)
+	}
+	if err != nil {
+		err = s.fail("backward", err)
+		if e.drop(s) { // the context's maker, which hears of it, tells the others
+			s.end(fmt.Errorf("%w: %w", ErrReleased, err))
+		}
+	}
+	return err
+}
+
+// backward walks the tapes of this process. losses are those of the context's maker.
+func (s *state) backward(ctx context.Context, in walkCall, losses []*tensor.Tensor) (err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	w, err := s.next(in.Walk)
+	if err == nil && w.begun {
+		err = fmt.Errorf("backward pass %d runs already", in.Walk)
+	}
+	if err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	w.begun, w.mode, w.cancel, w.over = true, in.Mode, cancel, make(chan struct{})
+	s.walks, s.asked = in.Walk, in.Walk
+	passes := make([]*pass, 0, len(s.passes))
+	for _, p := range s.passes {
+		if p.carrier != nil && !s.running[p] {
+			passes = append(passes, p)
+		}
+	}
+	s.mu.Unlock()
+	defer close(w.over)
+
+	var parts []*part
+	for _, p := range passes {
+		parts = append(parts, p.parts...)
+	}
+	s.grads.begin(parts)
+	errs := make(chan error, len(passes))
+	for _, p := range passes {
+		go func() {
+			err := p.walk(ctx, in.Retain, losses)
+			if err != nil {
+				cancel(err)
+			} else {
+				s.grads.settle(p.parts)
+			}
+			errs <- err
+		}()
+	}
+	for range passes {
+		if e := <-errs; e != nil && (err == nil || errors.Is(err, context.Canceled)) {
+			err = e
+		}
+	}
+	// The first to fail cancels the others, whose errors only repeat it.
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	w.mu.Lock()
+	answers := w.answers
+	w.mu.Unlock()
+	for _, wait := range answers {
+		if e := wait(); e != nil && err == nil {
+			err = e
+		}
+	}
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != nil {
+		return s.ended
+	}
+	s.walk = nil
+	s.heard = time.Now()
+	for _, p := range passes {
+		p.numSent = 0
+	}
+	if !in.Retain {
+		s.consumed(passes)
+	}
+	return nil
+}
+
+// consumed drops what a pass that does not keep the graph has used up; the lock
+// is held. The carriers of the maker's own passes are its to use until Close, but
+// for what has crossed, which nobody remembers on the other side.
+func (s *state) consumed(passes []*pass) {
+	var parts []*part
+	gone := make(map[*pass]bool, len(passes))
+	for _, p := range passes {
+		for _, over := range p.crossings {
+			*over = true
+		}
+		p.crossings = nil
+		gone[p] = true
+		if p.method != "" {
+			parts = append(parts, p.parts...)
+			p.carrier.Close()
+		}
+	}
+	s.grads.forget(parts)
+	maps.DeleteFunc(s.sends, func(_ uint64, m *sent) bool { return gone[m.by] })
+	s.passes = slices.DeleteFunc(s.passes, func(p *pass) bool { return gone[p] && p.method != "" })
+}
+
+// walk goes down the tape of one forward pass.
+func (p *pass) walk(ctx context.Context, retain bool, losses []*tensor.Tensor) (err error) {
+	defer func() {
+		// A panic of a tensor operation is a failure of the pass; others are bugs.
+		if v := recover(); v != nil {
+			te, ok := v.(*tensor.Error)
+			if !ok {
+				panic(v)
+			}
+			err = te
+		}
+	}()
+	tape := p.carrier.Tape()
+	var own []*tensor.Tensor
+	for _, l := range losses {
+		if l.Tape() == tape {
+			own = append(own, l)
+		}
+	}
+	var opts []tensor.BackwardOption
+	if retain {
+		opts = append(opts, tensor.RetainGraph())
+	}
+	return tape.Backward(ctx, own, opts...)
+}
