@@ -54,6 +54,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newGenerateCommand(),
 		newEvalCommand(),
 		newRunCommand(),
+		newStoreCommand(),
 		newEnvCommand(),
 		newBenchCommand(),
 		newDataCommand(),

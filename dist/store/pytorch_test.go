@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -487,7 +486,7 @@ func FuzzPyTorchFile(f *testing.F) {
 		m.apply(call{}, q.clone(), nil)
 		again := pyTorchFormat{}.appendRecord(nil, &q, m)
 		if q.op == opSet && !bytes.Equal(again, b[:n]) {
-			t.Fatal(fmt.Sprintf("% x was read, % x would be written", b[:n], again))
+			t.Fatalf("% x was read, % x would be written", b[:n], again)
 		}
 	})
 }

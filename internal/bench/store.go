@@ -25,6 +25,8 @@ type StoreOptions struct {
 	// for all callers of a process. With one caller a process they are the same.
 	Connections []string
 	Processes   int           // that the callers are shared out over
+	Wire        string        // of [StoreWires]
+	Addr        string        // of a server of PyTorch's that is there already; or empty
 	Bytes       int           // of a value
 	Time        time.Duration // that each of three rounds takes
 }
@@ -35,6 +37,10 @@ func StoreOps() []string { return []string{"set", "set_wait", "get", "add"} }
 
 // ConnectionKinds are how callers can be connected.
 func ConnectionKinds() []string { return []string{"own", "shared"} }
+
+// StoreWires are the protocols over which a store can be measured. PyTorch's has no set of
+// which many can be under way.
+func StoreWires() []string { return []string{"cohort", "pytorch"} }
 
 const (
 	maxStoreClients = 100_000
@@ -47,6 +53,15 @@ func (o StoreOptions) Validate() error {
 		if err := oneOf("operation", op, StoreOps(), nil); err != nil {
 			return err
 		}
+	}
+	if err := oneOf("wire", o.Wire, StoreWires(), nil); err != nil {
+		return err
+	}
+	if o.Wire == "pytorch" && slices.Contains(o.Ops, "set") {
+		return errors.New("PyTorch's wire is measured by set_wait, get and add: leave set out of --ops")
+	}
+	if o.Addr != "" && o.Wire != "pytorch" {
+		return fmt.Errorf("a server at %s: only one that speaks PyTorch's wire (--wire pytorch) can be measured from here", o.Addr)
 	}
 	for _, kind := range o.Connections {
 		if err := oneOf("kind of connections", kind, ConnectionKinds(), nil); err != nil {
@@ -81,7 +96,24 @@ const (
 
 // ServeStore is the process with the store that is measured: it serves one on
 // a port of its own until the others have finished.
-func ServeStore(ctx context.Context, job store.Store) error {
+func ServeStore(ctx context.Context, job store.Store, o StoreOptions) error {
+	if o.Addr != "" {
+		if err := job.Set(ctx, storeAddr, []byte(o.Addr)); err != nil {
+			return err
+		}
+		return job.Wait(ctx, storeDone)
+	}
+	if o.Wire == "pytorch" {
+		srv, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+		if err != nil {
+			return err
+		}
+		defer srv.Close()
+		if err := job.Set(ctx, storeAddr, []byte(srv.Addr())); err != nil {
+			return err
+		}
+		return job.Wait(ctx, storeDone)
+	}
 	token, err := transport.TokenFromEnv()
 	if err != nil {
 		return err
@@ -114,7 +146,10 @@ func Store(ctx context.Context, job store.Store, me int, o StoreOptions, emit fu
 	if err != nil {
 		return err
 	}
-	b := &storeBench{StoreOptions: o, job: job, me: me, connect: func() (*store.Client, error) {
+	b := &storeBench{StoreOptions: o, job: job, me: me, connect: func() (storeClient, error) {
+		if o.Wire == "pytorch" {
+			return store.DialPyTorch(ctx, string(addr), store.PyTorchClientConfig{})
+		}
 		return store.Connect(ctx, string(addr), token, transport.EncryptControl)
 	}}
 	for _, n := range o.Clients {
@@ -143,12 +178,18 @@ type storeBench struct {
 	job     store.Store
 	me      int
 	meeting int // how often the processes have met
-	connect func() (*store.Client, error)
+	connect func() (storeClient, error)
+}
+
+// storeClient is a client over either wire.
+type storeClient interface {
+	store.Store
+	Close() error
 }
 
 // measure measures all operations with this process's callers on its connections.
 func (b *storeBench) measure(ctx context.Context, callers, conns int, emit func(Result) error) (err error) {
-	clients := make([]*store.Client, conns)
+	clients := make([]storeClient, conns)
 	defer func() {
 		for _, c := range clients {
 			if c != nil {
@@ -180,7 +221,7 @@ func (b *storeBench) measure(ctx context.Context, callers, conns int, emit func(
 		slices.Sort(rates)
 		numCallers := callers * b.Processes
 		r := Result{
-			Bench: "store", Case: op, Transport: "tcp", Clients: numCallers, Connections: conns * b.Processes,
+			Bench: "store", Case: op, Transport: b.transport(), Clients: numCallers, Connections: conns * b.Processes,
 			Bytes: b.Bytes, OpsPerSec: rates[1], MedianMicros: 1e6 * float64(numCallers) / rates[1], MinMicros: 1e6 * float64(numCallers) / rates[2],
 		}
 		if op == "add" {
@@ -193,9 +234,17 @@ func (b *storeBench) measure(ctx context.Context, callers, conns int, emit func(
 	return nil
 }
 
+// transport is what the results call the wire.
+func (b *storeBench) transport() string {
+	if b.Wire == "pytorch" {
+		return "tcp, PyTorch's wire"
+	}
+	return "tcp"
+}
+
 // round has all callers of all processes work for the time, and returns
 // operations a second in process 0.
-func (b *storeBench) round(ctx context.Context, op string, value []byte, clients []*store.Client, callers int) (float64, error) {
+func (b *storeBench) round(ctx context.Context, op string, value []byte, clients []storeClient, callers int) (float64, error) {
 	if _, err := b.meet(ctx, 0); err != nil {
 		return 0, err
 	}
@@ -216,7 +265,7 @@ func (b *storeBench) round(ctx context.Context, op string, value []byte, clients
 				n++
 			}
 			if op == "set" {
-				errs[i] = c.Flush(ctx)
+				errs[i] = c.(*store.Client).Flush(ctx)
 			}
 			total.Add(n)
 		})
@@ -232,10 +281,10 @@ func (b *storeBench) round(ctx context.Context, op string, value []byte, clients
 }
 
 // storeCall returns a call of an operation.
-func storeCall(ctx context.Context, c *store.Client, op, key string, value []byte) func() error {
+func storeCall(ctx context.Context, c storeClient, op, key string, value []byte) func() error {
 	switch op {
 	case "set":
-		return func() error { return c.SetAsync(ctx, key, value) }
+		return func() error { return c.(*store.Client).SetAsync(ctx, key, value) }
 	case "set_wait":
 		return func() error { return c.Set(ctx, key, value) }
 	case "add":
