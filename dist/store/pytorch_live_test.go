@@ -199,15 +199,18 @@ func liveServer(t *testing.T, p *torch) {
 			} else if !libuv {
 				without = weak["pytorch without libuv"]
 			}
+			// One server, which PyTorch may take seconds to start, and a part of it for each case.
+			if err := p.do("serve", map[string]any{"libuv": libuv, "modern": p.Generation == store.PyTorch2}); err != nil {
+				t.Fatal(err)
+			}
+			addr, cases := fmt.Sprint("127.0.0.1:", p.Port), 0
 			storetest.Run(t, storetest.Config{Without: without, Open: func(t *testing.T) (a, b store.Store) {
-				if err := p.do("serve", map[string]any{"libuv": libuv, "modern": p.Generation == store.PyTorch2}); err != nil {
-					t.Fatal(err)
-				}
 				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 				defer cancel()
-				var clients [2]*store.PyTorchClient
-				for i := range clients {
-					c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", p.Port), store.PyTorchClientConfig{})
+				cases++
+				var views [2]store.Store
+				for i := range views {
+					c, err := store.DialPyTorch(ctx, addr, store.PyTorchClientConfig{})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -215,9 +218,9 @@ func liveServer(t *testing.T, p *torch) {
 					if c.Generation() != p.Generation {
 						t.Fatalf("generation %v was found, want %v", c.Generation(), p.Generation)
 					}
-					clients[i] = c
+					views[i] = store.Prefix(c, fmt.Sprint(cases))
 				}
-				return clients[0], clients[1]
+				return views[0], views[1]
 			}})
 		})
 	}
