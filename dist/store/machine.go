@@ -277,14 +277,20 @@ func (m *machine) missing(keys []string) (missing []string) {
 	return missing
 }
 
-// numKeys counts the keys that begin with prefix.
+// numKeys counts the keys that begin with prefix and are users'.
 func (m *machine) numKeys(prefix string) (n int64) {
 	if prefix == "" {
-		return int64(len(m.values))
+		n = int64(len(m.values))
+	} else {
+		for k := range m.values {
+			if strings.HasPrefix(k, prefix) {
+				n++
+			}
+		}
 	}
-	for k := range m.values {
-		if strings.HasPrefix(k, prefix) {
-			n++
+	for _, k := range uncounted {
+		if _, ok := m.values[k]; ok && strings.HasPrefix(k, prefix) {
+			n--
 		}
 	}
 	return n

@@ -21,9 +21,14 @@ const (
 	// opPyTorchPop takes a value from a queue if there is one.
 	opPyTorchPop
 	opPyTorchList
+	// opPyTorchNumKeys counts as PyTorch does: with the counter of those who have joined.
+	opPyTorchNumKeys
 	// opPyTorchBarrier adds to a counter and waits until it has reached what is needed.
 	opPyTorchBarrier
 )
+
+// uncounted are the keys that no user of the store has set.
+var uncounted = []string{PyTorchHosted, PyTorchSpoken1, pyTorchRaw + joinKey, refKey, cleanupKey}
 
 // pyTorch names one of these, and nothing else.
 func (o opcode) pyTorch() string {
@@ -40,6 +45,8 @@ func (o opcode) pyTorch() string {
 		return "queue pop at once"
 	case opPyTorchList:
 		return "list keys"
+	case opPyTorchNumKeys:
+		return "count keys"
 	case opPyTorchBarrier:
 		return "barrier"
 	}
@@ -117,12 +124,21 @@ func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
 		r := reply{status: statusOK, values: make([][]byte, 0, len(m.values))}
 		total := 0
 		for k := range m.values {
+			if k == PyTorchHosted || k == PyTorchSpoken1 {
+				continue
+			}
 			if total += len(k); total > MaxValue {
 				return append(out, answer{c, reply{status: statusTooLarge}})
 			}
 			r.values = append(r.values, []byte(k))
 		}
 		return append(out, answer{c, r})
+	case opPyTorchNumKeys:
+		n := m.numKeys("")
+		if _, ok := m.values[pyTorchRaw+joinKey]; ok {
+			n++
+		}
+		return append(out, answer{c, reply{status: statusOK, number: n}})
 	case opPyTorchBarrier:
 		return m.barrier(c, q, out)
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strings"
 	"sync"
 
 	"github.com/cohort-ml/cohort/internal/ending"
@@ -73,14 +72,6 @@ func (s *PyTorchFile) do(ctx context.Context, q request) (reply, error) {
 			keys, err = q.keys, fmt.Errorf("%w: a FileStore has no queues", ErrUnsupported)
 		}
 		return reply{}, &Error{Op: q.op.String(), Keys: keys, Addr: s.path, Err: err}
-	case opNumKeys:
-		r, err := s.File.do(ctx, q)
-		if err == nil && strings.HasPrefix(pyTorchRaw, q.keys[0]) {
-			var raw reply
-			raw, err = s.File.do(ctx, request{op: opNumKeys, keys: []string{pyTorchRaw}})
-			r.number -= raw.number
-		}
-		return r, err
 	}
 	return s.File.do(ctx, q)
 }

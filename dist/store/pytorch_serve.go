@@ -229,7 +229,7 @@ func (p *pyTorchConn) do(q *pyTorchRequest) error {
 	case verbWait:
 		what.op = opPyTorchWait
 	case verbNumKeys:
-		what.op, what.keys = opNumKeys, []string{""}
+		what.op = opPyTorchNumKeys
 	case verbDelete:
 		what.op = opDelete
 	case verbAppend:

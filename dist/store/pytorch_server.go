@@ -29,7 +29,8 @@ type PyTorchServerConfig struct {
 	Refused func(*PyTorchRefusal)
 }
 
-// A [PyTorchServer] tells its clients of itself by keys with the value "1".
+// A [PyTorchServer] tells its clients of itself by keys with the value "1", which are
+// neither counted nor listed.
 const (
 	// PyTorchHosted is there from the start: a Cohort program serves the store.
 	PyTorchHosted = "cohort/host"
