@@ -110,6 +110,25 @@ type Backend struct {
 	running   sync.WaitGroup
 }
 
+// newBackend returns a backend that is connected with nobody.
+func newBackend(cfg Config) *Backend {
+	b := &Backend{cfg: cfg, members: slices.Clone(cfg.Members), failed: make(chan struct{}), anyone: newWaiter()}
+	b.run.b, b.run.waiter = b, newWaiter()
+	for r := range b.members {
+		b.members[r].Rank = r
+	}
+	for range cfg.Addrs {
+		x := &mesh{pairs: make([]*pair, len(cfg.Members))}
+		for r := range x.pairs {
+			if r != cfg.Rank {
+				x.pairs[r] = newPair(b, r)
+			}
+		}
+		b.contexts = append(b.contexts, x)
+	}
+	return b
+}
+
 // mesh is the connections that come over one address.
 type mesh struct {
 	pairs []*pair // by rank; nil for the own

@@ -81,7 +81,7 @@ func parsePreamble(b []byte) (preamble, error) {
 		return p, fmt.Errorf("%v of %d bytes in %v: at most %d can be", p.kind, p.length, p.slot, uint64(maxLength))
 	}
 	if n != want {
-		return p, fmt.Errorf("%v of %d bytes in %v with a length of %d, want %d", p.kind, p.length, p.slot, n, want)
+		return p, fmt.Errorf("%v of %d bytes in %v with a length of %d, want %d", p.kind, n, p.slot, p.length, want)
 	}
 	return p, nil
 }

@@ -39,25 +39,13 @@ func Open(ctx context.Context, cfg Config) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("dist: group %q over gloo: %w", cfg.Group, err)
 	}
-	b := &Backend{cfg: cfg, members: slices.Clone(cfg.Members), failed: make(chan struct{}), anyone: newWaiter()}
-	b.run.b, b.run.waiter = b, newWaiter()
-	for r := range b.members {
-		b.members[r].Rank = r
-	}
+	b := newBackend(cfg)
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Timeout,
 		fmt.Errorf("the group's limit of %v: %w", cfg.Timeout, context.DeadlineExceeded))
 	defer cancel()
 	for i := range cfg.Addrs {
-		x := &mesh{pairs: make([]*pair, len(cfg.Members))}
-		for r := range x.pairs {
-			if r != cfg.Rank {
-				x.pairs[r] = newPair(b, r)
-			}
-		}
-		b.contexts = append(b.contexts, x)
-		m := &meeting{b: b, mesh: x, index: i, addr: cfg.Addrs[i], attached: make(chan struct{}, 1)}
-		err := m.meet(ctx)
-		if err != nil {
+		m := &meeting{b: b, mesh: b.contexts[i], index: i, addr: cfg.Addrs[i], attached: make(chan struct{}, 1)}
+		if err := m.meet(ctx); err != nil {
 			b.end(err)
 			b.closed.Store(true)
 			b.running.Wait()
@@ -211,7 +199,7 @@ func (m *meeting) meetPerDevice(ctx context.Context) error {
 	err = m.get(ctx, "", m.others(), func(r int, v []byte) error {
 		info, err := parseRankInfo(v, len(b.cfg.Members))
 		if err != nil {
-			return err
+			return otherGeneration(PerPair, len(v) > 0 && len(v)%addressBytes == 0, err)
 		}
 		m.named(r, info.host)
 		number, own := int64(b.cfg.Rank), int64(r)
@@ -247,6 +235,15 @@ func (m *meeting) meetPerDevice(ctx context.Context) error {
 	return nil
 }
 
+// otherGeneration returns an error about what a rank has published, which may be that
+// it meets in the other way.
+func otherGeneration(g Generation, meets bool, err error) error {
+	if meets {
+		return fmt.Errorf("it meets by %v: this rank cannot be in one group with it (%w)", g, err)
+	}
+	return err
+}
+
 // meetPerPair: every rank listens at an address for each other.
 func (m *meeting) meetPerPair(ctx context.Context) error {
 	b := m.b
@@ -277,7 +274,8 @@ func (m *meeting) meetPerPair(ctx context.Context) error {
 	err := m.get(ctx, "", m.others(), func(r int, v []byte) error {
 		there, err := parsePairAddress(v, n, r, self)
 		if err != nil {
-			return err
+			_, other := parseRankInfo(v, n)
+			return otherGeneration(PerDevice, other == nil, err)
 		}
 		first, err := (address{addrs[r], noSequence}).dials(there)
 		if err != nil {
