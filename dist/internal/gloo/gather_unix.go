@@ -24,7 +24,7 @@ type gatherer struct {
 // newGatherer returns nil for what is no TCP connection itself.
 func newGatherer(conn net.Conn) *gatherer {
 	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
+	if !ok || raceEnabled {
 		return nil
 	}
 	raw, err := tcp.SyscallConn()
