@@ -299,3 +299,78 @@ func TestPyTorchVariants(t *testing.T) {
 		}
 	})
 }
+
+// TestPyTorchFaults: a PyTorch rank dies, or is in another call than this one. The error
+// names it and what it sent, soon, and it ends with an exception of its own: it is not
+// made to abort.
+func TestPyTorchFaults(t *testing.T) {
+	ctx := context.Background()
+	reduce := func(elems int) func(b *Backend, _ []*peer) error {
+		return func(b *Backend, _ []*peer) error {
+			data := dataOf(make([]byte, 4*elems), collective.Float32)
+			return b.Collective(ctx, collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: elems, Seq: 1}, data, data)
+		}
+	}
+	eachPyTorch(t, func(t *testing.T, p pytorch) {
+		for _, f := range []struct {
+			name string
+			args []string
+			size int
+			do   func(b *Backend, peers []*peer) error
+			says string
+			more bool
+		}{
+			{"another collective", []string{"broadcast", "5"}, 2, reduce(5), "broadcast with tag 0", false},
+			{"fewer elements", []string{"all_reduce", "3"}, 2, reduce(500), "bytes in all_reduce with tag 0, but this rank", false},
+			{"more elements", []string{"all_reduce", "500"}, 2, reduce(3), "bytes in all_reduce with tag 0, but this rank", true},
+			{"room for less", []string{"recv", "2", "0"}, 2, func(b *Backend, _ []*peer) error {
+				return b.Send(ctx, collective.Call{Op: collective.OpSend, Root: 1, DType: collective.Float32, Count: 4}, dataOf(make([]byte, 16), collective.Float32))
+			}, "NOTIFY_RECV_READY of 8 bytes in send/recv with tag 0, but this rank has 16 bytes", true},
+			{"death", []string{"die"}, 3, func(b *Backend, peers []*peer) error {
+				if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier}, collective.Data{}, collective.Data{}); err != nil {
+					return err
+				}
+				time.AfterFunc(100*time.Millisecond, peers[1].kill)
+				return reduce(5)(b, nil)
+			}, "closed its connection", false},
+			{"a late one", []string{"late"}, 3, func(b *Backend, peers []*peer) error {
+				ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+				defer cancel()
+				return b.MonitoredBarrier(ctx, collective.Call{Op: collective.OpBarrier}, true)
+			}, "rank 1, rank 2", true},
+		} {
+			if f.more && !*allJobs {
+				continue
+			}
+			t.Run(f.name, func(t *testing.T) {
+				var took time.Duration
+				peers := mixed(t, p, f.size, []int{0}, nil, nil, func(b *Backend, peers []*peer) error {
+					begun := time.Now()
+					err := f.do(b, peers)
+					took = time.Since(begun)
+					switch {
+					case err == nil:
+						return fmt.Errorf("there is no error")
+					case !strings.Contains(err.Error(), "rank 1") || !strings.Contains(err.Error(), f.says):
+						return fmt.Errorf("%w does not say %q of rank 1", err, f.says)
+					}
+					t.Log(err)
+					return nil
+				}, f.args...)
+				if took > 2*time.Second {
+					t.Errorf("the error came after %v", took)
+				}
+				for r, q := range peers[1:] {
+					if f.name == "death" || f.name == "a late one" {
+						q.kill()
+						continue
+					}
+					out, err := q.wait()
+					if err == nil || strings.Contains(err.Error(), "signal") {
+						t.Errorf("PyTorch rank %d ended with %v, want an exception\n%s", r+1, err, out)
+					}
+				}
+			})
+		}
+	})
+}
