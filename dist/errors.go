@@ -2,7 +2,10 @@
 
 package dist
 
-import "github.com/cohort-ml/cohort/dist/internal/collective"
+import (
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/gloo"
+)
 
 // Errors of operations, to be found with [errors.As]. They are pointers to
 // structs, and the comments list the fields.
@@ -101,6 +104,17 @@ type (
 	//	func (m Member) JobRank() int // its number in the job
 	//	func (m Member) String() string // "rank 1 (host h, pid 4711)"
 	Member = collective.Member
+	// WireError is the cause in a [RankError] about a rank of a group with PyTorch
+	// members that has sent what no rank of this job can mean: another call than this
+	// rank's, or one of another size, or nothing that Gloo knows.
+	//
+	//	type WireError struct {
+	//		Sent  string // what it sent
+	//		Why   string // what is wrong with it
+	//		Peer  string // its host and address
+	//		Other bool   // it is in another call than this rank
+	//	}
+	WireError = gloo.WireError
 )
 
 // What a rank was doing, in a [Doing].
@@ -123,6 +137,9 @@ var (
 	// ErrSilent is the cause when nothing was heard of another rank for the
 	// silence limit.
 	ErrSilent = collective.ErrSilent
+	// ErrGone is the cause when a rank of a group with PyTorch members has ended or
+	// closed the group: its connection does not tell.
+	ErrGone = collective.ErrGone
 )
 
 // ReduceOp is how a reduction makes one element of the ranks' elements: a number

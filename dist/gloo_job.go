@@ -47,14 +47,6 @@ type glooJob struct {
 	making chan struct{} // of one token: groups are made one after the other
 }
 
-// Keys by which Go ranks learn what the others speak, where Cohort serves the store:
-// rank 0 or the launcher. The first is there from the start, the second when all
-// have joined.
-const (
-	glooHosted  = "cohort/host"
-	glooPyTorch = "cohort/pytorch" // "1.13" or "2"
-)
-
 // initGloo is [Init] with the backend "gloo".
 func initGloo(ctx context.Context, o options) (*Group, error) {
 	pl, err := o.findGlooPlace()
@@ -87,7 +79,7 @@ func initGloo(ctx context.Context, o options) (*Group, error) {
 	stop := watch.watchAll(func(rank int, d death) {
 		cancel(d.error(worldName, d.who, func() native.Obituary { return d.Obituary }))
 	})
-	g, err := j.form(ctx)
+	g, err := j.form(ctx, cancel)
 	stop()
 	if err != nil {
 		var died *RankError
@@ -100,7 +92,7 @@ func initGloo(ctx context.Context, o options) (*Group, error) {
 	return g, nil
 }
 
-func (j *glooJob) form(ctx context.Context) (*Group, error) {
+func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group, error) {
 	host, _ := os.Hostname()
 	j.hostname = host
 	j.box = newBlackBox(j.rank, j.worldSize, host, os.Getpid())
@@ -128,7 +120,10 @@ func (j *glooJob) form(ctx context.Context) (*Group, error) {
 	g.setLocal()
 	g.openLog()
 	name := j.nextName(nil, false)
-	if err := j.open(ctx, g, name); err != nil {
+	stop := j.watchOthers(ctx, end)
+	err = j.open(ctx, g, name)
+	stop()
+	if err != nil {
 		return nil, err
 	}
 	if err := j.met(ctx, g, name, j.keys, j.worldSize); err != nil {
@@ -157,12 +152,8 @@ func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
 		}
 		return j.shared, nil
 	case j.rank == 0 && !j.glooPlace.agent:
-		mem := store.NewMemory()
-		err := mem.Set(ctx, glooHosted, []byte("1"))
-		if err != nil {
-			return nil, err
-		}
-		j.server, err = store.ListenPyTorch(j.addr, store.PyTorchServerConfig{Store: mem, Admit: j.admitsFrom, Refused: func(r *store.PyTorchRefusal) {
+		var err error
+		j.server, err = store.ListenPyTorch(j.addr, store.PyTorchServerConfig{Admit: j.admitsFrom, Refused: func(r *store.PyTorchRefusal) {
 			fmt.Fprintf(os.Stderr, "cohort: rank 0: %v\n", r)
 		}})
 		if err != nil {
@@ -190,33 +181,28 @@ func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
 		if err := j.server.Join(ctx, j.worldSize); err != nil {
 			return err
 		}
-		// Go ranks speak as PyTorch 2 does until they know better.
-		text := "2"
-		if slices.Contains(j.server.Generations(), store.PyTorch1) {
-			found, text = pytorch1_13, "1.13"
-		}
-		if err := base.Set(ctx, glooPyTorch, []byte(text)); err != nil {
-			return err
+		if slices.Contains(j.server.Generations(), store.PyTorch1) { // the others may be Go ranks
+			found = pytorch1_13
 		}
 	case j.client == nil:
 	case j.client.Generation() == store.PyTorch1:
 		found = pytorch1_13
 	default:
-		// What nobody has as its value is not replaced: this only looks.
-		hosted, _, err := base.CompareAndSet(ctx, glooHosted, []byte{0}, []byte{0})
+		found = pytorch2
+		hosted, err := isSet(ctx, base, store.PyTorchHosted)
 		if err != nil {
 			return err
 		}
-		if hosted == nil { // PyTorch serves it, and speaks for all
-			found = pytorch2
+		if !hosted { // PyTorch serves it, and speaks for all
 			break
 		}
-		text, err := base.Get(ctx, glooPyTorch)
-		if err != nil {
+		if err := awaitJoined(ctx, base, j.worldSize); err != nil {
 			return err
 		}
-		if found, err = parsePyTorch(string(text)); err != nil {
+		if old, err := isSet(ctx, base, store.PyTorchSpoken1); err != nil {
 			return err
+		} else if old {
+			found = pytorch1_13
 		}
 	}
 	if said != pytorchAny && said != found {
@@ -224,6 +210,61 @@ func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
 	}
 	j.pytorch = found
 	return nil
+}
+
+// isSet reports whether a key has a value.
+func isSet(ctx context.Context, s store.Store, key string) (bool, error) {
+	// What nobody has as its value is not replaced: this only looks.
+	current, _, err := s.CompareAndSet(ctx, key, []byte{0}, []byte{0})
+	return current != nil, err
+}
+
+// joinedKey is PyTorch's own count of who has joined, as it stands in a store.
+const joinedKey = "\x00pytorch:init/"
+
+// awaitJoined waits until all ranks have joined the store, and so have spoken.
+func awaitJoined(ctx context.Context, base store.Store, numRanks int) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		n, err := base.Add(ctx, joinedKey, 0)
+		if err != nil || n >= int64(numRanks) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d of %d ranks have joined the store: %w", n, numRanks, collective.Ending(ctx))
+		case <-tick.C:
+		}
+	}
+}
+
+// watchOthers ends the forming, on a rank 0 that serves the store, when another rank
+// shows itself where ranks of another PyTorch meet: it would wait in vain, and be
+// waited for.
+func (j *glooJob) watchOthers(ctx context.Context, end context.CancelCauseFunc) (stop func()) {
+	if j.server == nil {
+		return func() {}
+	}
+	other := pytorch1_13
+	if j.pytorch == other {
+		other = pytorch2
+	}
+	gloo, _ := glooPrefixes(other, "0")
+	there := store.Prefix(j.keys, gloo)
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	for r := 1; r < j.worldSize; r++ {
+		watching.Go(func() {
+			if there.Wait(ctx, fmt.Sprintf("0/%d", r)) == nil {
+				end(collective.NewRankError(worldName, Member{Rank: r}, fmt.Errorf("it runs %v, and others run %v, which cannot be in one group", other, j.pytorch)))
+			}
+		})
+	}
+	return func() {
+		cancel()
+		watching.Wait()
+	}
 }
 
 // prefixed returns the part of a store that PyTorch's default group has.

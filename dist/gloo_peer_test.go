@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -114,8 +115,7 @@ func (p *python) start() (*pyRank, error) {
 	r := &pyRank{of: p, cmd: cmd, in: json.NewEncoder(in), out: bufio.NewReader(out), pipe: out.(*os.File), stderr: stderr}
 	var hello struct{ Version string }
 	if err := r.read(&hello, time.Minute); err != nil || hello.Version == "" {
-		r.kill()
-		return nil, errors.Join(err, fmt.Errorf("%s has no PyTorch that begins", p.path))
+		return nil, fmt.Errorf("%s has no PyTorch that begins: %w", p.path, r.ended(err))
 	}
 	p.version = hello.Version
 	return r, nil
@@ -140,7 +140,7 @@ func (r *pyRank) kill() {
 
 // ended ends a process that does not answer, and says how it was found.
 func (r *pyRank) ended(err error) error {
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	if !errors.Is(err, io.EOF) {
 		_ = r.cmd.Process.Kill()
 	}
 	_ = r.cmd.Wait()
@@ -229,6 +229,7 @@ type pyJob struct {
 type pyAnswer struct {
 	Digests []string // of what came out of each operation
 	Error   string
+	Ends    bool // it cannot play another job
 	Said    string
 	died    error // the process has ended, or does not answer
 }
@@ -330,7 +331,7 @@ func (m mixedJob) run(t testing.TB, steps []pyStep, main func(ctx context.Contex
 		peers = peers[1:]
 		ranks.Go(func() {
 			o.answers[r] = p.play(pyJob{m.url, r, m.size, int(limit.Seconds()), m.env, steps})
-			if o.answers[r].died != nil || o.answers[r].Error != "" { // what it has of the job it may keep
+			if o.answers[r].died != nil || o.answers[r].Ends {
 				p.kill()
 			} else {
 				m.python.giveBack(p)

@@ -268,6 +268,9 @@ func (b *Backend) usable(c *collective.Call) error {
 	return nil
 }
 
+// lossPatience is how long a rank that has lost another one stays for the others.
+const lossPatience = 25 * time.Millisecond
+
 // broken ends the group with the error of a call of which an operation with a peer
 // has failed, and returns it. Nothing uses the call's memory any more.
 func (b *Backend) broken(c *collective.Call, peer int, begun time.Time, err error) error {
@@ -290,6 +293,10 @@ func (b *Backend) broken(c *collective.Call, peer int, begun time.Time, err erro
 			}
 		}
 		b.mu.Unlock()
+		if errors.Is(err, collective.ErrGone) {
+			// Others notice the same end a moment later, and must not see this rank's first.
+			time.Sleep(lossPatience)
+		}
 	}
 	return b.fail(b.blame(c, peer, err))
 }

@@ -302,6 +302,9 @@ class Step:
         for r, y in got.items():
             self.compare("what comes from rank %d" % r, y, of(self.dtype, self.has(r, self.rank, self.count)))
 
+    def play_all_gather_object(self):
+        yield dist.all_gather_object([None] * self.size, "text", group=self.group)
+
     def play_mixed_sum(self):
         """A sum of floats that are rounded: all ranks must get the same bits."""
         i = torch.arange(self.count, dtype=torch.float64)
@@ -368,7 +371,12 @@ for line in sys.stdin:
     try:
         answer(digests=play(job))
     except Exception as e:
-        answer(error="%s: %s" % (type(e).__name__, e))
-        os._exit(1)  # PyTorch keeps some of what has failed
+        # PyTorch keeps some of a group that was not made: who has such a one ends.
+        ends = not dist.is_initialized()
+        if not ends:
+            dist.destroy_process_group()
+        answer(error="%s: %s" % (type(e).__name__, e), ends=ends)
+        if ends:
+            os._exit(1)
     os.environ.clear()
     os.environ.update(environment)
