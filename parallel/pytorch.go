@@ -29,8 +29,11 @@ type PyTorchOptions struct {
 	// sends rank 0's.
 	SkipInitSync bool
 	// Version is that of the other ranks. It matters with [KeepBuffers] alone:
-	// "1.13" sends buffers when a DDP is made even so.
+	// "1.13" sends buffers when a DDP is made, and at the end of join, even so.
 	Version string
+	// InitBuffers sends buffers when a DDP is made, with [KeepBuffers] too:
+	// forward_sync_buffers=False, which PyTorch has from 2.15 on.
+	InitBuffers bool
 }
 
 // PyTorch makes a DDP keep step with PyTorch's DistributedDataParallel, so that
@@ -98,7 +101,7 @@ type pytorchDDP struct {
 	limits  []int // sizes at which buckets are full
 	params  []*nn.Parameter
 	indexOf map[*nn.Parameter]int
-	state   *coalesced // everything that rank 0 gives the others, nil before it is needed
+	state   *coalesced // what the ranks have in common after Join
 	buffers *coalesced // what forward passes broadcast, nil for nothing
 
 	buckets  []*pytorchBucket
@@ -159,22 +162,30 @@ func newPyTorchDDP(ctx context.Context, model any, group *dist.Group, o *ddpOpti
 			return nil, err
 		}
 	}
-	state := make([]nn.NamedTensor, 0, len(all)+len(buffers))
+	var state []nn.NamedTensor
 	for _, param := range all {
 		state = append(state, nn.NamedTensor{Name: param.Name(), Tensor: param.Data()})
 	}
-	if p.buffers != nil || p.o.Version == "1.13" || strings.HasPrefix(p.o.Version, "1.13.") {
-		for _, b := range buffers {
-			state = append(state, nn.NamedTensor{Name: b.Name(), Tensor: b.Data})
+	withBuffers := slices.Clone(state)
+	for _, b := range buffers {
+		withBuffers = append(withBuffers, nn.NamedTensor{Name: b.Name(), Tensor: b.Data})
+	}
+	named := func(s nn.NamedTensor) (string, *tensor.Tensor) { return s.Name, s.Tensor }
+	p.state = newCoalesced(state, named)
+	atFirst := p.state
+	old := p.o.Version == "1.13" || strings.HasPrefix(p.o.Version, "1.13.")
+	if p.buffers != nil || old || p.o.InitBuffers {
+		atFirst = newCoalesced(withBuffers, named)
+		if p.buffers != nil || old {
+			p.state = atFirst
 		}
 	}
-	p.state = newCoalesced(state, func(s nn.NamedTensor) (string, *tensor.Tensor) { return s.Name, s.Tensor })
 	if !p.o.SkipInitSync {
-		if err := p.state.broadcast(ctx, group, 0); err != nil {
+		if err := atFirst.broadcast(ctx, group, 0); err != nil {
 			return nil, err
 		}
+		atFirst.release()
 	}
-	p.state.release()
 	first := []int{int(^uint(0) >> 1)} // one bucket a dtype until the order is known
 	p.limits = []int{o.firstBucketBytes, o.bucketBytes}
 	if p.o.FindUnused && !p.o.StaticGraph {

@@ -10,6 +10,7 @@ the same with parallel.DDP and compares.
 
 import contextlib
 import datetime
+import inspect
 import json
 import os
 import subprocess
@@ -123,6 +124,9 @@ CASES = [
     ("join keep buffers", MLP, {"broadcast_buffers": False}, [("join", [1, 2], {})]),
     ("join throw", MLP, {}, [("join", [1, 3], {"throw_on_early_termination": True})]),
 ]
+if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters:
+    CASES.append(("init buffers", MLP, {"forward_sync_buffers": False}, STEPS))
+    CASES.append(("join init buffers", MLP, {"forward_sync_buffers": False}, [("join", [1, 2], {})]))
 
 
 def run(rank, model, kwargs, script):

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PyTorch rank of the jobs in pytorch_live_test.go: reads a job a line, and answers with the parameters that its
+DistributedDataParallel has at the end of each case, as bits."""
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel
+
+warnings.simplefilter("ignore")
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from ddp_pytorch import MLP, Branches  # noqa: E402
+
+
+def linears():
+    """As many parameters as MLP, with more dims."""
+    return nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 6), nn.Linear(6, 4))
+
+
+def wide():
+    m = MLP()
+    m.fc2 = nn.Linear(6, 5)
+    return m
+
+
+def play(case, rank):
+    torch.manual_seed(100 + rank)
+    model = {"mlp": MLP, "branches": Branches, "linears": linears, "wide": wide}[case["model"]]()
+    m = DistributedDataParallel(model, **case.get("ddp", {}))
+    opt = getattr(torch.optim, case["optimizer"])(m.parameters(), **case["options"])
+    counts = case["steps"]
+    join = case.get("join")
+
+    def loop():
+        for step in range(counts[rank % len(counts)]):
+            if case["model"] == "branches":
+                model.on = bool(case.get("on")) or step % 2 == 0 and (rank + step) % 3 == 0
+            accumulate = case.get("accumulate", 1)
+            opt.zero_grad(set_to_none=True)  # 1.13 leaves zeros otherwise, by which momentum goes on
+            for i in range(accumulate):
+                with m.no_sync() if i < accumulate - 1 else contextlib.nullcontext():
+                    m(torch.randn(5, 8)).square().mean().backward()
+            opt.step()
+            if case.get("eval"):
+                m.eval()
+                with torch.no_grad():
+                    m(torch.randn(5, 8))
+                m.train()
+
+    if join is None:
+        loop()
+    else:
+        with m.join(**join):
+            loop()
+    return [p.detach().reshape(-1).view(torch.int32).tolist() for p in m.parameters()]
+
+
+def main():
+    torch.set_num_threads(1)
+    print(json.dumps({"version": torch.__version__}), flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        os.environ.update({k: str(v) for k, v in job["env"].items()})
+        try:
+            dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=job.get("timeout", 30)))
+            answer = {"cases": [play(c, dist.get_rank()) for c in job["cases"]]}
+        except Exception as e:  # the Go side judges it
+            answer = {"error": f"{type(e).__name__}: {e}"}
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
