@@ -282,6 +282,17 @@ func (a *Agent) lostPeer(p *Peer, err error) {
 	}
 }
 
+// inBackground runs f in a goroutine that Close waits for, unless the agent has
+// been closed.
+func (a *Agent) inBackground(f func()) bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if !a.closed {
+		a.running.Go(f)
+	}
+	return !a.closed
+}
+
 // takeRRef reads what a call says of the reference to its result.
 func (a *Agent) takeRRef(in *incoming, extra []byte) error {
 	if a.refs == nil {

@@ -91,12 +91,12 @@ func decodeTensor(cd *cbor.Decoder, p unsafe.Pointer) {
 		return
 	}
 	d := cd.Env.(*decoding)
-	tag, ok := cd.Tag()
-	n := cd.Uint()
-	switch {
-	case cd.Err() != nil:
-	case !ok || tag != tagTensor:
+	if tag, ok := cd.Tag(); !ok || tag != tagTensor {
 		cd.Fail(fmt.Errorf("want a tensor (tag %d)", tagTensor))
+		return
+	}
+	switch n := cd.Uint(); {
+	case cd.Err() != nil:
 	case n >= uint64(len(d.tensors)):
 		cd.Fail(fmt.Errorf("tensor %d of a message that has %d", n, len(d.tensors)))
 	default:

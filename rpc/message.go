@@ -311,6 +311,9 @@ func (r *received) readTensors(conn *transport.Conn) (bad, err error) {
 		return nil, nil
 	}
 	n := d.Array()
+	if d.Err() != nil {
+		return d.Err(), nil
+	}
 	if n > maxTensors {
 		return fmt.Errorf("%d tensors in one message, at most %d", n, maxTensors), nil
 	}

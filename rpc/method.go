@@ -351,8 +351,6 @@ func (m *Method[A, R]) async(ctx context.Context, p *Peer, in A, more callExtras
 	c.sink = f
 	f.stats = a.stats.out(p, &m.methodInfo)
 	fail := func(err error) *Future[R] {
-		f.stats.failed()
-		f.stats = nil
 		c.err = err
 		f.arrived()
 		return f
@@ -368,12 +366,16 @@ func (m *Method[A, R]) async(ctx context.Context, p *Peer, in A, more callExtras
 		return f
 	}
 	// The connection is yet to be made, which nobody who calls Async waits for.
-	a.running.Go(func() {
+	connect := func() {
 		if err := m.begin(ctx, p, in, c, more, f); err != nil {
 			a.leave(&m.methodInfo)
 			fail(err)
 		}
-	})
+	}
+	if !a.inBackground(connect) {
+		a.leave(&m.methodInfo)
+		return fail(errorf(KindClosed, m.name, p, "%w", errClosed))
+	}
 	return f
 }
 

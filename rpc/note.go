@@ -36,11 +36,7 @@ func (p *Peer) note(subject string, body []byte) {
 		return
 	}
 	body = append([]byte(nil), body...)
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	if !a.closed {
-		a.running.Go(send)
-	}
+	a.inBackground(send)
 }
 
 // takeNote reads a note: [subject, body].
