@@ -91,8 +91,9 @@ func (f *Future[R]) settle() {
 		f.stats.failed()
 	}
 	f.state = futureDone
-	// Who keeps the future keeps its value, not the call.
-	f.call, f.method, f.stats = call{}, nil, nil
+	// Who keeps the future keeps its value, not the answer's memory. What says which
+	// call it was stays: who sent it, or watches its context, may still look at it.
+	c.reply, f.method, f.stats = nil, nil, nil
 }
 
 // Done returns a channel that is closed when the answer, or an error, is there.

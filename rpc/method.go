@@ -389,17 +389,26 @@ func (m *Method[A, R]) begin(ctx context.Context, p *Peer, in A, c *call, more c
 		return err
 	}
 	f.sent = msg.size
+	end := func() {
+		if c.link.giveUp(c) {
+			c.link.complete(c, nil, timeoutError(m.name, p, ctx, time.Since(c.began)))
+		}
+	}
+	var stop func() bool
 	if ctx.Done() != nil {
-		c.stop = context.AfterFunc(ctx, func() {
-			if c.link.giveUp(c) {
-				c.link.complete(c, nil, timeoutError(m.name, p, ctx, time.Since(c.began)))
-			}
-		})
+		stop = context.AfterFunc(ctx, end)
+		c.stop = stop
 	}
-	if _, err = c.link.start(ctx, c, msg); err != nil && c.stop != nil {
-		c.stop()
+	if _, err = c.link.start(ctx, c, msg); err != nil {
+		if stop != nil {
+			stop()
+		}
+		return err
 	}
-	return err
+	if stop != nil && ctx.Err() != nil {
+		end() // it may have ended before the call was there to be given up
+	}
+	return nil
 }
 
 // decodeFuture is how a future reads its answer.
