@@ -86,7 +86,11 @@ func (a *Agent) dial(ctx context.Context, p *Peer) (conn *transport.Conn, how st
 	if a.meeting != nil {
 		opts = append(opts, transport.WithListener())
 	}
-	conn, err = transport.Dial(ctx, addr, proto, a.token, opts...)
+	if how == "shm" {
+		conn, err = transport.DialShared(ctx, addr, protoShared, a.token, opts...)
+	} else {
+		conn, err = transport.Dial(ctx, addr, proto, a.token, opts...)
+	}
 	return conn, how, err
 }
 
@@ -97,6 +101,9 @@ func (a *Agent) way(ctx context.Context, p *Peer) (addr, how string, secure bool
 	switch a.kind {
 	case "auto", "shm", "unix":
 		if r.Unix != "" && (local || r.Node == "") {
+			if r.Shm && transport.SharedMemory && a.kind != "unix" {
+				return r.Unix, "shm", false
+			}
 			return r.Unix, "unix", false
 		}
 		if a.kind != "auto" {
@@ -240,6 +247,16 @@ func readHello(conn *transport.Conn) (*received, error) {
 		err = conn.SetReadDeadline(time.Time{})
 	}
 	return r, err
+}
+
+// acceptShared is accept for a peer that hands over memory to share.
+func (a *Agent) acceptShared(conn *transport.Conn) {
+	ctx, cancel := context.WithTimeout(a.ctx, helloTimeout)
+	shared, err := transport.AcceptShared(ctx, conn)
+	cancel()
+	if err == nil {
+		a.accept(shared)
+	}
 }
 
 // accept answers a connection until it ends.

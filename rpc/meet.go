@@ -26,6 +26,7 @@ type record struct {
 	ID   string `json:"id"` // of this run of the agent
 	TCP  string `json:"tcp,omitempty"`
 	Unix string `json:"unix,omitempty"`
+	Shm  bool   `json:"shm,omitempty"` // memory may be shared over Unix
 	Node string `json:"node,omitempty"`
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
@@ -82,7 +83,7 @@ func (a *Agent) openByHand(ctx context.Context, o *options) error {
 	for i, p := range o.peers {
 		all[i] = record{Name: p.Name, Rank: i}
 		if strings.HasPrefix(p.Addr, "unix:") {
-			all[i].Unix = p.Addr
+			all[i].Unix, all[i].Shm = p.Addr, transport.SharedMemory // as it is here
 		} else {
 			all[i].TCP = p.Addr
 		}
@@ -153,7 +154,7 @@ func (a *Agent) listen(ctx context.Context, o *options) (err error) {
 			if err != nil {
 				return err
 			}
-			a.me.Unix = port.Addr()
+			a.me.Unix, a.me.Shm = port.Addr(), transport.SharedMemory
 		}
 	}
 	if strings.HasPrefix(o.listen, "unix:") || o.listen == "" && (a.kind == "shm" || a.kind == "unix") {
@@ -182,6 +183,9 @@ func (a *Agent) listenAt(addr string) (*transport.Port, error) {
 	}
 	a.ports = append(a.ports, port)
 	port.Handle(proto, a.accept)
+	if transport.SharedMemory && strings.HasPrefix(addr, "unix:") {
+		port.Handle(protoShared, a.acceptShared)
+	}
 	return port, nil
 }
 

@@ -17,6 +17,7 @@ import (
 // The wire format; docs/rpc-wire.md describes it.
 const (
 	proto       = "rpc"
+	protoShared = "rpcshm" // the same, through memory handed over first
 	wireVersion = 1
 
 	frameHello   = 1

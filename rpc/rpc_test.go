@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 const testToken = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
 
 // transports are the ways in which agents of tests are connected.
-var transports = []string{"pipe", "unix", "tcp", "tls"}
+var transports = []string{"pipe", "shm", "unix", "tcp", "tls"}
 
 // overTransports runs a test over every transport.
 func overTransports(t *testing.T, f func(t *testing.T, transport string)) {
@@ -168,7 +168,7 @@ func TestCall(t *testing.T) {
 				t.Errorf("nil: %v, %v", out, err)
 			}
 		}
-		want := map[string]string{"pipe": "pipe", "unix": "unix", "tcp": "tcp", "tls": "tls"}[kind]
+		want := map[string]string{"pipe": "pipe", "shm": "shm", "unix": "unix", "tcp": "tcp", "tls": "tls"}[kind]
 		if got := a[0].Peer("w1").Transport(); got != want {
 			t.Errorf("the transport is %q, want %q", got, want)
 		}
