@@ -27,7 +27,7 @@ func newBenchCommand() *cobra.Command {
 	f := &benchFlags{}
 	cmd := &cobra.Command{
 		Use:   "bench NAME",
-		Short: "Measure this machine: matrix products, training steps, collectives, forming a group, launching, the store, security, loaders",
+		Short: "Measure this machine: matrix products, training steps, collectives, forming a group, launching, the store, remote calls, security, loaders",
 		Long: `Bench measures what a job on this machine is made of. It prints a line a case
 when the case is done; with --json, one object a line for scripts to compare.`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -48,6 +48,7 @@ when the case is done; with --json, one object a line for scripts to compare.`,
 		newBenchFormCommand(f),
 		newBenchLaunchCommand(f),
 		newBenchStoreCommand(f),
+		newBenchRPCCommand(f),
 		newBenchSecurityCommand(f),
 		newBenchLoaderCommand(f),
 	)

@@ -31,10 +31,13 @@ type Result struct {
 	Clients      int     `json:"clients,omitempty"`     // callers with one call under way each
 	Connections  int     `json:"connections,omitempty"` // that they have together
 	OpsPerSec    float64 `json:"ops_per_s,omitempty"`   // of all clients
+	Calls        int     `json:"calls,omitempty"`       // under way together
+	CallsPerSec  float64 `json:"calls_per_s,omitempty"`
+	RowsPerSec   float64 `json:"rows_per_s,omitempty"` // each pulled and pushed
 	MedianMicros float64 `json:"median_us"`
 	MinMicros    float64 `json:"min_us,omitempty"`
 	P99Micros    float64 `json:"p99_us,omitempty"`
-	GBPerSec     float64 `json:"gb_per_s,omitempty"` // Bytes by MedianMicros, in 10⁹ bytes
+	GBPerSec     float64 `json:"gb_per_s,omitempty"` // Bytes (of an echo: both ways) by MedianMicros, in 10⁹ bytes
 	// WaitCPUMicros is the processor time that a rank spent waiting for another.
 	WaitCPUMicros float64 `json:"wait_cpu_us,omitempty"`
 	// CPUMicros is the processor time of one operation, at both ends.
@@ -110,6 +113,12 @@ func (r Result) WriteText(w io.Writer) error {
 	}
 	if r.OpsPerSec > 0 {
 		fmt.Fprintf(&b, "  %9.0f a second", r.OpsPerSec)
+	}
+	if r.CallsPerSec > 0 {
+		fmt.Fprintf(&b, "  %9.0f calls a second, %d together", r.CallsPerSec, r.Calls)
+	}
+	if r.RowsPerSec > 0 {
+		fmt.Fprintf(&b, "  %9.0f rows a second", r.RowsPerSec)
 	}
 	if r.GFlopPerSec > 0 {
 		fmt.Fprintf(&b, "  %6.1f GFLOP/s", r.GFlopPerSec)
