@@ -26,6 +26,9 @@ CPUs beside 2 ranks; the processor time of ranks that wait for a late one), form
 (256 processes, 1,000 goroutines). What the project wants of each figure stands
 behind it.
 
+rpc is package rpc over shared memory, TCP and TLS beside torch.distributed.rpc and
+grpc-go (which the go command builds from grpcbench).
+
 On a machine that others use too, --quiet waits for pauses, and starting the whole
 under "chrt -r 1" (root, Linux) keeps the others off the CPUs for both contenders;
 without it the scheduler may leave both threads on one CPU beside a busy process.
@@ -42,6 +45,7 @@ import sys
 import time
 
 import compare_collectives
+import compare_rpc
 from measure import Figure, Runner, row
 
 # ---------------------------------------------------------------- peers
@@ -312,7 +316,7 @@ def case_gemm_bf16(r):
 IMAGE_STEPS = (("cnn", 30), ("resnet50", 5))
 CASES = {
     "step": lambda r: case_step(r, 2), "images": lambda r: case_step(r, 2, IMAGE_STEPS), "step1": lambda r: case_step(r, 1),
-    "step_bf16": case_step_bf16, "ddp": case_ddp, **compare_collectives.CASES, "gemm": case_gemm, "gemm_bf16": case_gemm_bf16,
+    "step_bf16": case_step_bf16, "ddp": case_ddp, **compare_collectives.CASES, **compare_rpc.CASES, "gemm": case_gemm, "gemm_bf16": case_gemm_bf16,
 }
 
 
