@@ -450,11 +450,28 @@ func (s *spinner) wait(c *transport.Conn) bool {
 	}
 	began := time.Now()
 	come := c.Poll(transport.Haste{Spin: spinTime, Block: blockTime})
-	if come && time.Since(began) < spinTime {
-		s.last = 0
-	} else {
-		s.last = min(2*s.last+1, maxSkip)
-		s.skip = s.last
-	}
+	s.learn(come && time.Since(began) < spinTime)
 	return come
+}
+
+// look polls the connection for no longer than a spin.
+func (s *spinner) look(c *transport.Conn) {
+	if c.Poll(transport.Haste{}) {
+		return
+	}
+	if s.skip > 0 {
+		s.skip--
+		return
+	}
+	s.learn(c.Poll(transport.Haste{Spin: spinTime}))
+}
+
+// learn takes in whether a spin has been worth it.
+func (s *spinner) learn(good bool) {
+	if good {
+		s.last = 0
+		return
+	}
+	s.last = min(2*s.last+1, maxSkip)
+	s.skip = s.last
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,7 @@ type serverLink struct {
 	ctx    context.Context // of its calls: ends with the connection
 	cancel context.CancelCauseFunc
 
+	spins  spinner
 	cmu    sync.Mutex
 	active map[uint64]*incoming
 	num    atomic.Int64 // of active
@@ -36,10 +38,28 @@ type serverLink struct {
 // serve reads calls until the connection ends.
 func (s *serverLink) serve() {
 	var err error
+	polls := s.conn.CanPoll()
 	for err == nil {
+		if polls {
+			s.look()
+		}
 		err = s.readOne()
 	}
 	s.lose(err)
+}
+
+// look asks the connection for a while for the next call, where that is likely to
+// come soon: when all others have been answered, as those of a caller are who makes
+// one after the other.
+func (s *serverLink) look() {
+	if s.conn.FrameBuffered() {
+		return
+	}
+	// What was started for the last call needs this thread.
+	runtime.Gosched()
+	if s.num.Load() == 0 {
+		s.spins.look(s.conn)
+	}
 }
 
 // lose ends the connection and the calls that came on it.
