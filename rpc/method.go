@@ -358,7 +358,7 @@ func (m *Method[A, R]) async(ctx context.Context, p *Peer, in A, more callExtras
 	if err := a.enter(&m.methodInfo); err != nil {
 		return fail(errorf(KindClosed, m.name, p, "%w", err))
 	}
-	if p.ready() {
+	if p.ready() || a.hook != nil && !reserved(m.name) { // a hook sees the arguments in the goroutine of the caller
 		if err := m.begin(ctx, p, in, c, more, f); err != nil {
 			a.leave(&m.methodInfo)
 			return fail(err)

@@ -232,13 +232,16 @@ func (m *Method[A, R]) answer(in *incoming, out R, err error) {
 // reply sends an answer, which result encodes, or an error, and ends the call.
 func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 	a := in.agent
-	if !in.from.done(in) {
-		in.finish(0, errClosed)
-		return // nobody waits for it any more
-	}
 	ctx := in.ctx
 	if ctx == nil {
 		ctx = &in.own
+	}
+	if !in.from.done(in) { // nobody waits for it any more
+		if h := a.hook; h != nil {
+			_ = h.SendReply(ctx, in.caller.hook(), &hook.Message{Method: in.method.name, Failed: true})
+		}
+		in.finish(0, errClosed)
+		return
 	}
 	msg := newOutgoing(frameReply, a, in.caller)
 	if err == nil {
