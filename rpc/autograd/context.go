@@ -93,7 +93,7 @@ func Bring(ctx context.Context, t *tensor.Tensor) (*tensor.Tensor, error) {
 		return t, nil
 	}
 	one := []*tensor.Tensor{t}
-	first, crossed, err := p.send(p.s.e.rank, "value", one)
+	first, crossed, err := p.send(p.s.e.rank, "value", one, false)
 	if err == nil {
 		one[0] = p.open().Tape().Const(t)
 		err = p.receive(p.s.e.rank, "value", header{context: p.s.id, first: first, crossed: crossed}, one)
@@ -207,7 +207,12 @@ func (c *Context) checkBackward(o backwardOptions) error {
 
 // drive makes all processes of the context walk their tapes.
 func (s *state) drive(ctx context.Context, o backwardOptions) error {
-	peers := s.known()
+	s.mu.Lock()
+	peers, broken := s.knownLocked(), s.broken
+	s.mu.Unlock()
+	if broken != nil {
+		return broken
+	}
 	if o.mode == Smart {
 		var err error
 		if peers, err = s.everybody(ctx, peers); err != nil {

@@ -26,6 +26,8 @@ type engine struct {
 	mu          sync.Mutex // a state's lock may be held when it is taken, not the other way round
 	numContexts uint64
 	states      map[uint64]*state
+	lostRanks   map[int]error      // that run has not seen yet
+	wake        chan struct{}      // there are some
 	released    [remembered]uint64 // the ids of contexts released last, so that what comes late does not revive them
 	numReleased int
 }
@@ -85,7 +87,8 @@ type aliveCall struct{ Contexts []uint64 }
 type aliveAnswer struct{ Alive []uint64 }
 
 func newEngine(rank, size int, w wire) *engine {
-	return &engine{rank: rank, size: size, wire: w, states: make(map[uint64]*state)}
+	return &engine{rank: rank, size: size, wire: w, states: make(map[uint64]*state),
+		lostRanks: make(map[int]error), wake: make(chan struct{}, 1)}
 }
 
 // newState makes a context of this process.
@@ -198,13 +201,13 @@ func (e *engine) onAlive(in aliveCall) aliveAnswer {
 // this long: their maker may have died, or its word that they are over was lost.
 const staleAfter = 30 * time.Second
 
-// sweep releases contexts whose makers no longer have them, or cannot be asked.
+// aliveTimeout is how long their maker has for its answer.
+const aliveTimeout = 10 * time.Second
+
+// sweep releases contexts whose makers no longer have them, or do not say so.
 func (e *engine) sweep(ctx context.Context, now time.Time) {
-	e.mu.Lock()
-	all := slices.Collect(maps.Values(e.states))
-	e.mu.Unlock()
 	stale := make(map[int][]*state)
-	for _, s := range all {
+	for _, s := range e.all() {
 		if root := rankOf(s.id); root != e.rank && s.quietSince(now) >= staleAfter {
 			stale[root] = append(stale[root], s)
 		}
@@ -214,7 +217,9 @@ func (e *engine) sweep(ctx context.Context, now time.Time) {
 		for _, s := range states {
 			in.Contexts = append(in.Contexts, s.id)
 		}
-		answer, err := e.wire.alive(ctx, root, in)
+		asking, cancel := context.WithTimeout(ctx, aliveTimeout)
+		answer, err := e.wire.alive(asking, root, in)
+		cancel()
 		if ctx.Err() != nil {
 			return
 		}
@@ -235,7 +240,30 @@ func (e *engine) sweep(ctx context.Context, now time.Time) {
 	}
 }
 
-// run sweeps until ctx ends.
+// all returns the contexts that this process knows.
+func (e *engine) all() []*state {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Values(e.states))
+}
+
+// lost hears that the connection with a process has ended. What it made is
+// released, and no pass that it has a part in can end well: who is lost may come
+// back, but as one that knows nothing.
+func (e *engine) lost(rank int, err error) {
+	for _, s := range e.all() {
+		s.lose(rank, err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.lostRanks[rank] = err
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run releases what is over until ctx ends.
 func (e *engine) run(ctx context.Context) {
 	tick := time.NewTicker(staleAfter)
 	defer tick.Stop()
@@ -245,6 +273,25 @@ func (e *engine) run(ctx context.Context) {
 			return
 		case now := <-tick.C:
 			e.sweep(ctx, now)
+		case <-e.wake:
+			e.mu.Lock()
+			lost := e.lostRanks
+			e.lostRanks = make(map[int]error)
+			e.mu.Unlock()
+			for _, s := range e.all() {
+				if err := lost[rankOf(s.id)]; err != nil {
+					e.release(s, fmt.Errorf("%w: %s, which made it, was lost: %w", ErrReleased, e.wire.name(rankOf(s.id)), err), "", nil)
+				}
+			}
+		}
+	}
+}
+
+// close ends all contexts on this process, when its agent ends.
+func (e *engine) close() {
+	for _, s := range e.all() {
+		if e.drop(s) {
+			s.end(fmt.Errorf("%w: its agent has been closed", ErrReleased))
 		}
 	}
 }

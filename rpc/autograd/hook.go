@@ -26,7 +26,7 @@ func (e *engine) sendCall(ctx context.Context, to int, method string, tensors []
 			return nil, s.fail("call", fmt.Errorf("%s is called while a backward pass runs; what is recomputed for it cannot call", method))
 		}
 	}
-	first, crossed, err := p.send(to, "argument of "+method, tensors)
+	first, crossed, err := p.send(to, "argument of "+method, tensors, false)
 	if err != nil {
 		return nil, s.fail("call", err)
 	}
@@ -77,10 +77,16 @@ func (e *engine) sendReply(ctx context.Context, to int, method string, failed bo
 	defer s.finished(p)
 	if failed {
 		tensors = nil
+		p.unsend()
 	}
-	first, crossed, err := p.send(to, "result of "+method, tensors)
+	first, crossed, err := p.send(to, "result of "+method, tensors, true)
 	if err != nil {
 		return nil, s.fail("call", err)
+	}
+	for _, t := range tensors {
+		if p.carrier != nil && t.Tape() == p.carrier.Tape() && !t.NeedsGrad() {
+			t.Keep() // nobody confirms that it has arrived
+		}
 	}
 	h := header{context: s.id, first: first, crossed: crossed, peers: s.known()}
 	return h.append(nil), nil

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/cohort-ml/cohort/nn"
@@ -20,7 +21,7 @@ func errorsIs(err, target error) bool { return errors.Is(err, target) }
 type world interface {
 	// param reads parameter i of a worker in a pass on it.
 	param(ctx context.Context, worker, i int) *tensor.Tensor
-	call(ctx context.Context, from, to int, h handler, args ...*tensor.Tensor) []*tensor.Tensor
+	call(ctx context.Context, from, to, depth, numOut int, args ...*tensor.Tensor) []*tensor.Tensor
 }
 
 const (
@@ -35,6 +36,19 @@ type program struct {
 	workers int
 	calls   int // left to be made
 	w       world
+}
+
+const callsOfProgram = 12
+
+func newProgram(seed uint64, workers int) *program {
+	return &program{rng: rand.New(rand.NewPCG(seed, 7)), workers: workers, calls: callsOfProgram}
+}
+
+// callee is the handler of a call that the program makes.
+func (p *program) callee(to, depth, numOut int) handler {
+	return func(ctx context.Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+		return p.body(ctx, to, in, depth, numOut), nil
+	}
 }
 
 // body runs on a worker, given the tensors of a call, and returns up to max values.
@@ -63,11 +77,7 @@ func (p *program) body(ctx context.Context, at int, in []*tensor.Tensor, depth, 
 			if p.rng.IntN(4) == 0 {
 				args = append(args, pick().Detach())
 			}
-			numOut := 1 + p.rng.IntN(2)
-			got := p.w.call(ctx, at, to, func(ctx context.Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
-				return p.body(ctx, to, in, depth+1, numOut), nil
-			}, args...)
-			vals = append(vals, got...)
+			vals = append(vals, p.w.call(ctx, at, to, depth+1, 1+p.rng.IntN(2), args...)...)
 		}
 	}
 	out := []*tensor.Tensor{vals[len(vals)-1]}
@@ -77,14 +87,15 @@ func (p *program) body(ctx context.Context, at int, in []*tensor.Tensor, depth, 
 	return out
 }
 
-// run computes a loss on worker 0.
-func (p *program) run(ctx context.Context) *tensor.Tensor {
-	out := p.body(ctx, 0, nil, 0, 3)
+// run computes a loss on a worker.
+func (p *program) run(ctx context.Context, at int) *tensor.Tensor {
+	out := p.body(ctx, at, nil, 0, 3)
 	return out[0].Mul(out[1]).Add(out[2]).Sum()
 }
 
 // together runs a program on a cluster.
 type together struct {
+	*program
 	t      testing.TB
 	cl     *cluster
 	params [][]*nn.Parameter
@@ -94,14 +105,42 @@ func (w together) param(ctx context.Context, worker, i int) *tensor.Tensor {
 	return Ctx(ctx).Param(w.params[worker][i])
 }
 
-func (w together) call(ctx context.Context, from, to int, h handler, args ...*tensor.Tensor) []*tensor.Tensor {
-	return w.cl.call(w.t, ctx, from, to, "body", h, args...)
+func (w together) call(ctx context.Context, from, to, depth, numOut int, args ...*tensor.Tensor) []*tensor.Tensor {
+	args, places := once(args)
+	out := w.cl.call(w.t, ctx, from, to, "body", func(ctx context.Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {
+		out, err := w.callee(to, depth, numOut)(ctx, again(in, places))
+		out, places = once(out)
+		return out, err
+	}, args...)
+	return again(out, places)
+}
+
+// once lists each tensor once, as a message does, and says where it was.
+func once(ts []*tensor.Tensor) (each []*tensor.Tensor, places []int) {
+	for _, t := range ts {
+		i := slices.Index(each, t)
+		if i < 0 {
+			i = len(each)
+			each = append(each, t)
+		}
+		places = append(places, i)
+	}
+	return each, places
+}
+
+func again(each []*tensor.Tensor, places []int) []*tensor.Tensor {
+	out := make([]*tensor.Tensor, len(places))
+	for i, j := range places {
+		out[i] = each[j]
+	}
+	return out
 }
 
 // alone runs it under one tape. What would cross between workers is copied by an
 // operation, and each call reads a parameter for itself, so that sums have the same
 // order.
 type alone struct {
+	*program
 	tape   *tensor.Tape
 	params [][]*nn.Parameter
 	grads  *gradients
@@ -128,6 +167,10 @@ func (w alone) param(ctx context.Context, worker, i int) *tensor.Tensor {
 func (w alone) cross(ts []*tensor.Tensor) []*tensor.Tensor {
 	out := make([]*tensor.Tensor, len(ts))
 	for i, t := range ts {
+		if j := slices.Index(ts, t); j < i { // one tensor travels once
+			out[i] = out[j]
+			continue
+		}
 		out[i] = tensor.Record("cross", copyOf(t), []*tensor.Tensor{t}, nil, func(_ context.Context, g *tensor.Tensor) ([]*tensor.Tensor, error) {
 			return []*tensor.Tensor{g}, nil
 		})
@@ -135,9 +178,8 @@ func (w alone) cross(ts []*tensor.Tensor) []*tensor.Tensor {
 	return out
 }
 
-func (w alone) call(ctx context.Context, _, _ int, h handler, args ...*tensor.Tensor) []*tensor.Tensor {
-	out, _ := h(w.enter(ctx), w.cross(args))
-	return w.cross(out)
+func (w alone) call(ctx context.Context, _, to, depth, numOut int, args ...*tensor.Tensor) []*tensor.Tensor {
+	return w.cross(w.body(w.enter(ctx), to, w.cross(args), depth, numOut))
 }
 
 // TestRandomGraphsHaveTheBitsOfOneProcess: programs of nested calls over three to
@@ -151,29 +193,11 @@ func TestRandomGraphsHaveTheBitsOfOneProcess(t *testing.T) {
 	crossed := 0
 	for seed := range uint64(numPrograms) {
 		workers := 3 + int(seed%3)
+		want := inOneProcess(t, seed, workers, 0)
 		params := make([][]*nn.Parameter, workers)
 		for r := range params {
-			for i := range paramsPerWorker {
-				params[r] = append(params[r], param(10*r+i, width))
-			}
+			params[r] = newTestWorker(r).params
 		}
-		make := func() *program {
-			return &program{rng: rand.New(rand.NewPCG(seed, 7)), workers: workers, calls: 12}
-		}
-
-		tape := tensor.NewTape(true)
-		var grads gradients
-		var parts []*part
-		w := alone{tape, params, &grads, &parts}
-		p := make()
-		p.w = w
-		loss := p.run(w.enter(t.Context()))
-		grads.begin(parts)
-		if err := loss.Backward(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		grads.settle(parts)
-
 		cl := newCluster(workers)
 		cl.before = func(int, int, string) error {
 			for range rand.IntN(3) {
@@ -183,26 +207,24 @@ func TestRandomGraphsHaveTheBitsOfOneProcess(t *testing.T) {
 		}
 		dc := newContext(cl.engines[0], nil)
 		c, _ := dc.Pass(t.Context())
-		p = make()
-		p.w = together{t, cl, params}
-		if err := dc.Backward(t.Context(), p.run(c)); err != nil {
+		p := newProgram(seed, workers)
+		p.w = together{p, t, cl, params}
+		if err := dc.Backward(t.Context(), p.run(c, 0)); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
-		crossed += 12 - p.calls
+		crossed += callsOfProgram - p.calls
 		for r := range params {
 			s, err := cl.engines[r].state(dc.ID(), false)
 			for i, q := range params[r] {
-				want, _ := grads.get(q)
 				var got *tensor.Tensor
 				if err == nil {
 					got, _ = s.grads.get(q)
 				}
-				wantBits(t, fmt.Sprintf("seed %d: parameter %d of worker %d", seed, i, r), got, want)
+				wantBits(t, fmt.Sprintf("seed %d: parameter %d of worker %d", seed, i, r), got, want[r][i])
 			}
 		}
 		dc.Close()
 		cl.wantNothingLeft(t)
-		tape.Close()
 		if t.Failed() {
 			return
 		}

@@ -33,6 +33,7 @@ type state struct {
 	heard   time.Time
 	done    chan struct{} // closed when the context ends
 	ended   error         // why it is over
+	broken  error         // why no backward pass can end well
 }
 
 // pass is one forward pass: that of a call's handler, or one of those that the
@@ -48,6 +49,7 @@ type pass struct {
 	ownGrads bool    // gradients go to the parameters themselves
 	// crossings are to be set when a backward pass has consumed what crossed.
 	crossings []*bool
+	replied   []*sent // what the answer of the call carries
 }
 
 // sent is a tensor that went to another process, whose gradient will come back.
@@ -180,6 +182,19 @@ func (s *state) quietSince(now time.Time) time.Duration {
 	return now.Sub(s.heard)
 }
 
+// lose hears that the connection with a process has ended.
+func (s *state) lose(rank int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.peers[rank] || s.broken != nil || s.ended != nil {
+		return
+	}
+	s.broken = s.failAt("backward", rank, fmt.Errorf("it was lost: %w", err))
+	if s.walk != nil && s.walk.begun {
+		s.walk.cancel(s.broken)
+	}
+}
+
 // end is the end of the context here. It frees what the tapes hold, ends a
 // backward pass, and returns who else took part.
 func (s *state) end(cause error) []int {
@@ -210,7 +225,7 @@ func (s *state) end(cause error) []int {
 
 // send records that tensors of a message go to another process, as far as
 // gradients flow through them.
-func (p *pass) send(to int, what string, tensors []*tensor.Tensor) (first uint64, crossed []int, err error) {
+func (p *pass) send(to int, what string, tensors []*tensor.Tensor, reply bool) (first uint64, crossed []int, err error) {
 	for i, t := range tensors {
 		if t.NeedsGrad() {
 			crossed = append(crossed, i)
@@ -247,10 +262,25 @@ func (p *pass) send(to int, what string, tensors []*tensor.Tensor) (first uint64
 		}
 		t.AtGrad(func(ctx context.Context, g *tensor.Tensor) (*tensor.Tensor, error) { return s.await(ctx, m, g) })
 		s.sends[m.id] = m
+		if reply {
+			p.replied = append(p.replied, m)
+		}
 		owner.numSent++
 		owner.crossings = append(owner.crossings, &m.over)
 	}
 	return first, crossed, nil
+}
+
+// unsend takes back what an answer carried that could not be sent.
+func (p *pass) unsend() {
+	p.s.mu.Lock()
+	defer p.s.mu.Unlock()
+	for _, m := range p.replied {
+		m.over = true
+		m.by.numSent--
+		delete(p.s.sends, m.id)
+	}
+	p.replied = nil
 }
 
 // ownerOf returns the pass of this context whose tape tp is.

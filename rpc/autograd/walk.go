@@ -232,7 +232,11 @@ func (s *state) backward(ctx context.Context, in walkCall, losses []*tensor.Tens
 	defer cancel(nil)
 	s.mu.Lock()
 	w, err := s.next(in.Walk)
-	if err == nil && w.begun {
+	switch {
+	case err != nil:
+	case s.broken != nil:
+		err = s.broken
+	case w.begun:
 		err = fmt.Errorf("backward pass %d runs already", in.Walk)
 	}
 	if err != nil {

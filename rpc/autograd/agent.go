@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/internal/hook"
+)
+
+// What engines tell each other, as methods of agents.
+const prefix = "cohort.autograd."
+
+var (
+	prepareMethod  = rpc.NewMethod[prepareCall, prepareAnswer](prefix + "prepare")
+	walkMethod     = rpc.NewMethod[walkCall, struct{}](prefix + "walk")
+	gradientMethod = rpc.NewMethod[gradientCall, struct{}](prefix + "gradient")
+	releaseMethod  = rpc.NewMethod[releaseCall, struct{}](prefix + "release")
+	aliveMethod    = rpc.NewMethod[aliveCall, aliveAnswer](prefix + "alive")
+)
+
+// maxWalks bounds the backward passes that run on one process. They count apart
+// from other calls, which may wait for them.
+const maxWalks = 1 << 12
+
+// Enable lets an agent take part in contexts. Every agent of the job has it, each
+// one of its own:
+//
+//	a, err := rpc.Init(ctx, "worker0", rpc.WithGroup(g), autograd.Enable(), …)
+func Enable() rpc.Option {
+	h := &agentHook{}
+	return rpc.Options(
+		rpc.WithHook(h),
+		rpc.WithError(prefix+"released", ErrReleased),
+		rpc.WithError(prefix+"unreached", ErrUnreached),
+		rpc.Serve(prepareMethod, func(_ context.Context, in prepareCall) (prepareAnswer, error) { return h.engine.onPrepare(in) }),
+		rpc.Serve(walkMethod, func(ctx context.Context, in walkCall) (struct{}, error) {
+			return struct{}{}, bare(h.engine.onWalk(ctx, rpc.Caller(ctx).Rank(), in))
+		}, rpc.Concurrency(maxWalks)),
+		rpc.Serve(gradientMethod, func(ctx context.Context, in gradientCall) (struct{}, error) {
+			return struct{}{}, bare(h.engine.onGradient(rpc.Caller(ctx).Rank(), in))
+		}, rpc.Quick()),
+		rpc.Serve(releaseMethod, func(ctx context.Context, in releaseCall) (struct{}, error) {
+			h.engine.onRelease(rpc.Caller(ctx).Rank(), in)
+			return struct{}{}, nil
+		}),
+		rpc.Serve(aliveMethod, func(_ context.Context, in aliveCall) (aliveAnswer, error) { return h.engine.onAlive(in), nil }),
+	)
+}
+
+// bare takes off where an error comes from, which the one that asked puts on again.
+func bare(err error) error {
+	var own *Error
+	if errors.As(err, &own) {
+		return own.Err
+	}
+	return err
+}
+
+// engineOf returns the engine of an agent.
+func engineOf(a *rpc.Agent) (*engine, error) {
+	if a == nil {
+		return nil, errors.New("autograd: there is no agent")
+	}
+	h, ok := a.Hook().(*agentHook)
+	if !ok {
+		return nil, fmt.Errorf("autograd: %v was made without autograd.Enable(): give it to rpc.Init", a)
+	}
+	return h.engine, nil
+}
+
+// NewContext begins a computation over the processes of an agent's job.
+func NewContext(a *rpc.Agent, opts ...ContextOption) (*Context, error) {
+	e, err := engineOf(a)
+	if err != nil {
+		return nil, err
+	}
+	return newContext(e, opts), nil
+}
+
+// agentHook is the engine as an agent's hook.
+type agentHook struct{ engine *engine }
+
+// Attach is called when the agent knows its peers.
+func (h *agentHook) Attach(a *rpc.Agent) (detach func()) {
+	if h.engine != nil {
+		panic("autograd: one Enable() was given to two agents: call it for each")
+	}
+	e := newEngine(a.Rank(), a.Size(), agentWire{a})
+	h.engine = e
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { e.run(ctx) })
+	a.OnPeerLost(func(p *rpc.Peer, err error) { e.lost(p.Rank(), err) })
+	return func() {
+		cancel()
+		running.Wait()
+		e.close()
+	}
+}
+
+// SendCall sees the arguments of a call.
+func (h *agentHook) SendCall(ctx context.Context, to hook.Peer, m *hook.Message) (err error) {
+	if !strings.HasPrefix(m.Method, prefix) {
+		m.Extra, err = h.engine.sendCall(ctx, to.Rank, m.Method, m.Tensors)
+	}
+	return err
+}
+
+// ReceiveCall sees them on the other side.
+func (h *agentHook) ReceiveCall(ctx context.Context, from hook.Peer, m *hook.Message) (context.Context, error) {
+	if len(m.Extra) > 0 && from.Rank < 0 {
+		return nil, fmt.Errorf("autograd: %s is no member of the job, and cannot take part in a context", from.Name)
+	}
+	return h.engine.receiveCall(ctx, from.Rank, m.Method, m.Extra, m.Tensors)
+}
+
+// SendReply sees the result.
+func (h *agentHook) SendReply(ctx context.Context, to hook.Peer, m *hook.Message) (err error) {
+	m.Extra, err = h.engine.sendReply(ctx, to.Rank, m.Method, m.Failed, m.Tensors)
+	return err
+}
+
+// ReceiveReply sees it at the caller.
+func (h *agentHook) ReceiveReply(ctx context.Context, from hook.Peer, m *hook.Message) error {
+	if strings.HasPrefix(m.Method, prefix) {
+		return nil
+	}
+	return h.engine.receiveReply(ctx, from.Rank, m.Method, m.Extra, m.Tensors)
+}
+
+// agentWire is the wire over an agent.
+type agentWire struct{ a *rpc.Agent }
+
+func (w agentWire) name(rank int) string { return w.a.PeerRank(rank).Name() }
+
+func (w agentWire) prepare(ctx context.Context, to int, in prepareCall) (prepareAnswer, error) {
+	out, err := prepareMethod.Call(ctx, w.a.PeerRank(to), in)
+	return out, plainly(err)
+}
+
+func (w agentWire) walk(ctx context.Context, to int, in walkCall) error {
+	_, err := walkMethod.Call(ctx, w.a.PeerRank(to), in)
+	return plainly(err)
+}
+
+func (w agentWire) gradient(ctx context.Context, to int, in gradientCall) (wait func() error) {
+	f := gradientMethod.Async(ctx, w.a.PeerRank(to), in)
+	return func() error {
+		_, err := f.Wait(ctx)
+		return plainly(err)
+	}
+}
+
+func (w agentWire) release(to int, in releaseCall) {
+	releaseMethod.Async(context.Background(), w.a.PeerRank(to), in)
+}
+
+func (w agentWire) alive(ctx context.Context, to int, in aliveCall) (aliveAnswer, error) {
+	return aliveMethod.Call(ctx, w.a.PeerRank(to), in)
+}
+
+// remote is an error of another process in its own words.
+type remote struct{ err *rpc.Error }
+
+func (r remote) Error() string { return r.err.Msg }
+func (r remote) Unwrap() error { return r.err }
+
+// plainly leaves the name of the method, which no user calls, out of an error that
+// the other side gave.
+func plainly(err error) error {
+	var e *rpc.Error
+	if errors.As(err, &e) && e.Kind == rpc.KindApplication {
+		return remote{e}
+	}
+	return err
+}

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+const testToken = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
+
+// TestMain is also the main of the worker processes of process_test.go.
+func TestMain(m *testing.M) {
+	if worker, ok := strings.CutPrefix(os.Args[len(os.Args)-1], "-worker="); ok {
+		if err := runWorker(worker); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	tensor.CPU() // its threads stay
+	before := goleak.IgnoreCurrent()
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(before); err != nil {
+			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// travelling is a random program that goes from process to process: what chooses
+// its operations, and the calls that are left, travel along.
+type travelling struct {
+	Choices []byte
+	Calls   int
+	Workers int
+	Depth   int
+	NumOut  int
+	In      []*tensor.Tensor
+}
+
+type travelled struct {
+	Choices []byte
+	Calls   int
+	Out     []*tensor.Tensor
+}
+
+var (
+	bodyMethod = rpc.NewMethod[travelling, travelled]("test.body")
+	gradMethod = rpc.NewMethod[uint64, []*tensor.Tensor]("test.gradients")
+	failMethod = rpc.NewMethod[*tensor.Tensor, *tensor.Tensor]("test.fail")
+)
+
+// testWorker is what a worker of the tests serves. Its parameters depend on its rank.
+type testWorker struct {
+	params []*nn.Parameter
+}
+
+func newTestWorker(rank int) *testWorker {
+	w := &testWorker{}
+	for i := range paramsPerWorker {
+		w.params = append(w.params, param(10*rank+i, width))
+	}
+	return w
+}
+
+var errBroken = errors.New("disk on fire")
+
+func (w *testWorker) serve() rpc.Option {
+	return rpc.Options(Enable(),
+		rpc.WithError("test.broken", errBroken),
+		rpc.Serve(bodyMethod, func(ctx context.Context, in travelling) (travelled, error) {
+			var src rand.PCG
+			if err := src.UnmarshalBinary(in.Choices); err != nil {
+				return travelled{}, err
+			}
+			a := rpc.AgentOf(ctx)
+			p := &program{rng: rand.New(&src), workers: in.Workers, calls: in.Calls}
+			remote := &over{agent: a, worker: w, p: p, src: &src}
+			p.w = remote
+			out := p.body(ctx, a.Rank(), in.In, in.Depth, in.NumOut)
+			choices, _ := src.MarshalBinary()
+			return travelled{choices, p.calls, out}, remote.err
+		}),
+		rpc.Serve(gradMethod, func(ctx context.Context, id uint64) ([]*tensor.Tensor, error) {
+			out := make([]*tensor.Tensor, len(w.params))
+			e, err := engineOf(rpc.AgentOf(ctx))
+			if err != nil {
+				return nil, err
+			}
+			if s, err := e.state(id, false); err == nil {
+				for i, p := range w.params {
+					out[i], _ = s.grads.get(p)
+				}
+			}
+			return out, nil
+		}),
+		rpc.Serve(failMethod, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) {
+			return tensor.Record("fault", in.Detach(), []*tensor.Tensor{in}, nil, func(context.Context, *tensor.Tensor) ([]*tensor.Tensor, error) {
+				return nil, errBroken
+			}), nil
+		}))
+}
+
+// over is the world of a program on one agent.
+type over struct {
+	agent  *rpc.Agent
+	worker *testWorker
+	p      *program
+	src    *rand.PCG
+	err    error
+}
+
+func (o *over) param(ctx context.Context, _, i int) *tensor.Tensor {
+	return Ctx(ctx).Param(o.worker.params[i])
+}
+
+func (o *over) call(ctx context.Context, _, to, depth, numOut int, args ...*tensor.Tensor) []*tensor.Tensor {
+	choices, _ := o.src.MarshalBinary()
+	out, err := bodyMethod.Call(Ctx(ctx), o.agent.PeerRank(to), travelling{choices, o.p.calls, o.p.workers, depth, numOut, args})
+	if err == nil {
+		err = o.src.UnmarshalBinary(out.Choices)
+	}
+	if err != nil {
+		if o.err == nil {
+			o.err = err
+		}
+		return args[:1]
+	}
+	o.p.calls = out.Calls
+	return out.Out
+}
+
+// inOneProcess returns the gradients of all workers' parameters of a random
+// program that begins at root, computed under one tape.
+func inOneProcess(t testing.TB, seed uint64, workers, root int) [][]*tensor.Tensor {
+	t.Helper()
+	params := make([][]*nn.Parameter, workers)
+	for r := range params {
+		params[r] = newTestWorker(r).params
+	}
+	tape := tensor.NewTape(true)
+	defer tape.Close()
+	var grads gradients
+	var parts []*part
+	p := newProgram(seed, workers)
+	w := alone{p, tape, params, &grads, &parts}
+	p.w = w
+	loss := p.run(w.enter(t.Context()), root)
+	grads.begin(parts)
+	if err := loss.Backward(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	grads.settle(parts)
+	out := make([][]*tensor.Tensor, workers)
+	for r := range params {
+		for _, q := range params[r] {
+			g, _ := grads.get(q)
+			out[r] = append(out[r], g)
+		}
+	}
+	return out
+}
+
+// wantProgram runs a random program from an agent, and compares.
+func wantProgram(t testing.TB, a *rpc.Agent, w *testWorker, seed uint64) {
+	t.Helper()
+	want := inOneProcess(t, seed, a.Size(), a.Rank())
+	dc, err := NewContext(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dc.Close()
+	c, err := dc.Pass(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := rand.NewPCG(seed, 7)
+	p := &program{rng: rand.New(src), workers: a.Size(), calls: callsOfProgram}
+	o := &over{agent: a, worker: w, p: p, src: src}
+	p.w = o
+	loss := p.run(c, a.Rank())
+	if o.err != nil {
+		t.Fatalf("seed %d: %v", seed, o.err)
+	}
+	if err := dc.Backward(t.Context(), loss); err != nil {
+		t.Fatalf("seed %d: %v", seed, err)
+	}
+	for r := range a.Size() {
+		got, err := gradMethod.Call(t.Context(), a.PeerRank(r), dc.ID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			wantBits(t, fmt.Sprintf("seed %d: parameter %d of rank %d", seed, i, r), got[i], want[r][i])
+		}
+	}
+}
+
+// agents makes n agents, connected in one way, with what a test worker serves.
+func agents(t testing.TB, transport string, n int) ([]*rpc.Agent, []*testWorker) {
+	t.Helper()
+	common := []rpc.Option{rpc.WithToken(testToken)}
+	if transport == "pipe" {
+		common = append(common, rpc.WithNetwork(rpc.NewNetwork()))
+	} else {
+		t.Setenv("COHORT_TRANSPORT", transport)
+		t.Setenv("COHORT_ENCRYPT", "")
+		common = append(common, rpc.WithListen("127.0.0.1:0"))
+	}
+	mem := store.NewMemory()
+	all, workers, errs := make([]*rpc.Agent, n), make([]*testWorker, n), make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		workers[r] = newTestWorker(r)
+		wg.Go(func() {
+			all[r], errs[r] = rpc.Init(context.Background(), fmt.Sprintf("worker%d", r), slices.Concat(common, []rpc.Option{rpc.WithStore(mem, r, n), workers[r].serve()})...)
+		})
+	}
+	wg.Wait()
+	for _, a := range all {
+		if a != nil {
+			t.Cleanup(func() {
+				if err := a.Close(); err != nil {
+					t.Errorf("close of %v: %v", a, err)
+				}
+			})
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return all, workers
+}
+
+// wantReleased waits until no agent knows a context.
+func wantReleased(t testing.TB, all []*rpc.Agent) {
+	t.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	for _, a := range all {
+		e, _ := engineOf(a)
+		for {
+			e.mu.Lock()
+			n := len(e.states)
+			e.mu.Unlock()
+			if n == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("%v still has %d contexts", a, n)
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
+
+func TestRandomGraphsOverAgents(t *testing.T) {
+	for _, transport := range []string{"pipe", "unix", "tcp", "tls"} {
+		t.Run(transport, func(t *testing.T) {
+			for _, n := range []int{3, 5} {
+				all, workers := agents(t, transport, n)
+				for seed := range uint64(10) {
+					wantProgram(t, all[seed%2], workers[seed%2], seed)
+				}
+				wantReleased(t, all)
+			}
+		})
+	}
+}
+
+// TestAFailureOverAgents keeps its type and names the worker.
+func TestAFailureOverAgents(t *testing.T) {
+	all, workers := agents(t, "unix", 3)
+	dc, err := NewContext(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _ := dc.Pass(t.Context())
+	y, err := failMethod.Call(c, all[0].Peer("worker2"), c.Param(workers[0].params[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = dc.Backward(t.Context(), y.Sum())
+	wantError(t, err, errBroken, "autograd: backward in context 0/1: on worker2 (rank 2): disk on fire")
+	if strings.Count(err.Error(), "rank 2") != 1 || strings.Contains(err.Error(), prefix) {
+		t.Errorf("%v: says more than once where it was, or how it came here", err)
+	}
+	wantReleased(t, all)
+	_, err = failMethod.Call(c, all[0].Peer("worker1"), c.Param(workers[0].params[0]))
+	wantError(t, err, ErrReleased, "disk on fire")
+}
+
+// TestAsynchronousCallsOverAgents: futures of one pass, which run side by side.
+func TestAsynchronousCallsOverAgents(t *testing.T) {
+	all, workers := agents(t, "unix", 3)
+	dc, err := NewContext(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dc.Close()
+	c, _ := dc.Pass(t.Context())
+	x := c.Param(workers[0].params[0])
+	var fs []*rpc.Future[travelled]
+	for i := range 20 {
+		choices, _ := rand.NewPCG(uint64(i), 7).MarshalBinary()
+		fs = append(fs, bodyMethod.Async(c, all[0].PeerRank(1+i%2), travelling{choices, 5, 3, 1, 1, []*tensor.Tensor{x}}))
+	}
+	answers, err := rpc.WaitAll(t.Context(), fs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := x.Sum()
+	for _, a := range answers {
+		sum = sum.Add(a.Out[0].Sum())
+	}
+	if err := dc.Backward(c, sum); err != nil { // with a carrier as the context, too
+		t.Fatal(err)
+	}
+	if dc.Gradient(workers[0].params[0]) == nil {
+		t.Error("the parameter has no gradient")
+	}
+}
+
+// TestALostCallerReleasesItsContexts at once, not after a minute.
+func TestALostCallerReleasesItsContexts(t *testing.T) {
+	all, workers := agents(t, "tcp", 2)
+	dc, err := NewContext(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _ := dc.Pass(t.Context())
+	if _, err := failMethod.Call(c, all[0].Peer("worker1"), c.Param(workers[0].params[0])); err != nil {
+		t.Fatal(err)
+	}
+	if err := all[0].Close(); err != nil {
+		t.Fatal(err)
+	}
+	wantReleased(t, all)
+	if _, err := dc.Pass(t.Context()); !errors.Is(err, ErrReleased) {
+		t.Errorf("a pass of a context whose agent is closed: %v", err)
+	}
+}
+
+func TestAgentsWithoutAutograd(t *testing.T) {
+	a, err := rpc.Init(t.Context(), "lonely", rpc.WithNetwork(rpc.NewNetwork()), rpc.WithToken(testToken))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	if _, err := NewContext(a); err == nil || !strings.Contains(err.Error(), "autograd.Enable()") {
+		t.Errorf("NewContext of an agent without it: %v", err)
+	}
+	if _, err := NewContext(nil); err == nil {
+		t.Error("NewContext of no agent gave no error")
+	}
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/rpc"
+)
+
+// peersOf lists n workers at sockets whose names begin so.
+func peersOf(name string, n int) []rpc.PeerAddr {
+	peers := make([]rpc.PeerAddr, n)
+	for r := range peers {
+		peers[r] = rpc.PeerAddr{Name: fmt.Sprintf("worker%d", r), Addr: fmt.Sprintf("unix:%s.%d", name, r)}
+	}
+	return peers
+}
+
+// runWorker is the main of a worker process: RANK,SIZE,SOCKET. It serves until its
+// standard input ends.
+func runWorker(arg string) error {
+	parts := strings.SplitN(arg, ",", 3)
+	rank, _ := strconv.Atoi(parts[0])
+	size, _ := strconv.Atoi(parts[1])
+	a, err := rpc.Init(context.Background(), fmt.Sprintf("worker%d", rank), rpc.WithToken(testToken),
+		rpc.WithPeers(peersOf(parts[2], size)), newTestWorker(rank).serve())
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	return a.Close()
+}
+
+// processes starts workers 1 to n-1 as processes of their own, and makes this one
+// worker 0.
+func processes(t *testing.T, n int) (*rpc.Agent, *testWorker, []*exec.Cmd) {
+	t.Helper()
+	if runtime.GOOS != "linux" {
+		t.Skip("sockets of the test have Linux's names")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := t.TempDir() + "/s"
+	cmds, outs := make([]*exec.Cmd, n), make([]io.Reader, n)
+	for r := 1; r < n; r++ {
+		cmd := exec.Command(self, fmt.Sprintf("-worker=%d,%d,%s", r, n, name))
+		cmd.Stderr = os.Stderr
+		in, _ := cmd.StdinPipe()
+		out, _ := cmd.StdoutPipe()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			in.Close()
+			_ = cmd.Wait()
+		})
+		cmds[r], outs[r] = cmd, out
+	}
+	for r, out := range outs[1:] {
+		if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
+			t.Fatalf("worker %d: %v", r+1, err)
+		}
+	}
+	w := newTestWorker(0)
+	a, err := rpc.Init(t.Context(), "worker0", rpc.WithToken(testToken), rpc.WithPeers(peersOf(name, n)), w.serve())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.Close() })
+	return a, w, cmds
+}
+
+// TestRandomGraphsOverProcesses is the same over processes.
+func TestRandomGraphsOverProcesses(t *testing.T) {
+	for n := 3; n <= 5; n++ {
+		a, w, _ := processes(t, n)
+		for seed := range uint64(20) {
+			wantProgram(t, a, w, 100*uint64(n)+seed)
+		}
+	}
+}
+
+// TestAKilledProcessEndsThePass within a second, and the error names it.
+func TestAKilledProcessEndsThePass(t *testing.T) {
+	a, w, cmds := processes(t, 3)
+	dc, err := NewContext(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, _ := dc.Pass(t.Context())
+	y := c.Param(w.params[0])
+	for _, to := range []string{"worker1", "worker2", "worker1"} {
+		if y, err = failMethod.Call(c, a.Peer(to), y); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := cmds[2].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	err = dc.Backward(t.Context(), y.Sum())
+	wantError(t, err, nil, "on worker2 (rank 2)")
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("it took %v", took)
+	}
+	wantReleased(t, []*rpc.Agent{a})
+}
