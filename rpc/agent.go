@@ -30,7 +30,7 @@ type Agent struct {
 	maxMessage int
 	errors     []known
 	hook       hook.Hook
-	refs       references // nil: this agent has none
+	refs       *keeper // nil until the agent has met the others
 	network    *Network
 	encrypt    transport.Encrypt
 	kind       string // of transport, as COHORT_TRANSPORT has it
@@ -65,15 +65,6 @@ type Agent struct {
 	lost    []func(p *Peer, err error)
 }
 
-// references is what keeps remote references.
-type references interface {
-	// remote reads what a call says of the reference to its result.
-	remote(in *incoming, extra []byte) error
-	// leaks describes the references that nobody has released.
-	leaks() []string
-	close()
-}
-
 var agentName = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,127}$`)
 
 // Init makes an agent and lets it meet the others of its job: by [WithGroup] or
@@ -88,7 +79,7 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 		ctx, cancel = context.WithTimeoutCause(ctx, initTimeout, fmt.Errorf("not all agents came within %v: %w", initTimeout, context.DeadlineExceeded))
 		defer cancel()
 	}
-	o := options{size: 1, timeout: DefaultTimeout, maxMessage: DefaultMaxMessage, limit: DefaultConcurrency, errors: builtinErrors()}
+	o := options{size: 1, timeout: DefaultTimeout, lease: DefaultLease, maxMessage: DefaultMaxMessage, limit: DefaultConcurrency, errors: builtinErrors()}
 	if err := o.apply(opts); err != nil {
 		return nil, fmt.Errorf("rpc: init %q: %w", name, err)
 	}
@@ -101,6 +92,7 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 		err = a.open(ctx, &o)
 	}
 	if err == nil {
+		a.refs = newKeeper(a, o.lease)
 		if h, ok := a.hook.(interface {
 			Attach(a *Agent) (detach func())
 		}); ok {
@@ -291,14 +283,6 @@ func (a *Agent) inBackground(f func()) bool {
 		a.running.Go(f)
 	}
 	return !a.closed
-}
-
-// takeRRef reads what a call says of the reference to its result.
-func (a *Agent) takeRRef(in *incoming, extra []byte) error {
-	if a.refs == nil {
-		return &Error{Rank: -1, Kind: KindProtocol, Msg: "this agent keeps no references"}
-	}
-	return a.refs.remote(in, extra)
 }
 
 // counter counts what is under way, and lets others wait for none.

@@ -36,5 +36,5 @@ func (a *Agent) builtins() []*served {
 		ServeAsync(meetMethod, a.meet),
 		Serve(describeMethod, a.describe),
 	})
-	return o.serves
+	return append(o.serves, fetching())
 }

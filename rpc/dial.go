@@ -226,7 +226,6 @@ func (p *Peer) readWelcome(conn *transport.Conn) (w welcome, err error) {
 	case p.rank >= 0 && w.name != p.name:
 		return w, errorf(KindUnknownPeer, "", p, "the agent at its address is called %q", w.name)
 	}
-	p.met(w.id)
 	return w, nil
 }
 
@@ -346,7 +345,6 @@ func (a *Agent) guest(name string, rank int, id string) *Peer {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	if p := a.byName[name]; p != nil && p.rank == rank && (p.where.ID == "" || p.where.ID == id) {
-		p.met(id)
 		return p
 	}
 	p := &Peer{agent: a, name: name, rank: -1}

@@ -118,7 +118,6 @@ func (a *Agent) setPeers(all []record) {
 	defer a.mu.Unlock()
 	for i := range all {
 		p := &Peer{agent: a, name: all[i].Name, rank: i, where: all[i]}
-		p.met(all[i].ID)
 		a.peers = append(a.peers, p)
 		a.byName[p.name] = p
 	}

@@ -23,6 +23,9 @@ const (
 	// DefaultMaxMessage is how many bytes a message has at most that an agent takes.
 	DefaultMaxMessage = 4 << 30
 	maxMessageLimit   = 1 << 48
+	// DefaultLease is for how long the references of a silent peer count.
+	DefaultLease = 30 * time.Second
+	minLease     = 100 * time.Millisecond
 )
 
 // Option changes what [Init] does.
@@ -41,7 +44,8 @@ type options struct {
 	token      transport.Token
 	timeout    time.Duration
 	maxMessage int
-	limit      int // of running handlers
+	lease      time.Duration // of references
+	limit      int           // of running handlers
 	serves     []*served
 	errors     []known
 	hook       hook.Hook
@@ -177,6 +181,19 @@ func WithMaxMessage(bytes int) Option {
 			return fmt.Errorf("messages of at most %d bytes: want %d to %d", bytes, 1<<10, maxMessageLimit)
 		}
 		o.maxMessage = bytes
+		return nil
+	}
+}
+
+// WithLease says for how long the references of a peer that is silent count, in
+// place of [DefaultLease]: so long a dead process keeps what it referred to. Peers
+// send signs of life ten times as often. All agents of a job want the same.
+func WithLease(d time.Duration) Option {
+	return func(o *options) error {
+		if d < minLease {
+			return fmt.Errorf("a lease of %v: want at least %v", d, minLease)
+		}
+		o.lease = d
 		return nil
 	}
 }

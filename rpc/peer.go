@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,7 +23,6 @@ type Peer struct {
 	where record
 	err   *Error // why it cannot be called, nil if it can
 
-	id      atomic.Uint64 // of the run of the peer that was last met; 0: none
 	link    atomic.Pointer[link]
 	mu      sync.Mutex
 	dialing *dialing // nil if nobody dials
@@ -57,17 +55,6 @@ func (p *Peer) Transport() string {
 func (p *Peer) String() string { return fmt.Sprintf("%s (rank %d)", p.name, p.rank) }
 
 func (p *Peer) hook() hook.Peer { return hook.Peer{Name: p.name, Rank: p.rank} }
-
-// met notes which run of the peer this agent talks to.
-func (p *Peer) met(id string) {
-	if n, err := strconv.ParseUint(id, 16, 64); err == nil {
-		p.id.Store(n)
-	}
-}
-
-// runID returns what tells this run of the peer from an earlier one, 0 as long as
-// there has been no connection.
-func (p *Peer) runID() uint64 { return p.id.Load() }
 
 // ready says whether a call needs no new connection.
 func (p *Peer) ready() bool { return p.link.Load() != nil || p.err != nil }

@@ -173,12 +173,6 @@ func (s *serverLink) take(id uint64, r *received) error {
 	if err := s.conn.Discard(); err != nil { // what has not been read
 		return err
 	}
-	// A reference to the result is known from now on, not from when its call's turn comes.
-	if no == nil && r.rref != nil {
-		if err := a.takeRRef(in, r.rref); err != nil {
-			no = &Error{Kind: KindProtocol, Msg: err.Error()}
-		}
-	}
 	if no == nil && m.open != nil {
 		m.open(in)
 	}
@@ -200,6 +194,10 @@ func (s *serverLink) take(id uint64, r *received) error {
 	in.method.stats.begun()
 	if no == nil && a.closing.Load() {
 		no = &Error{Kind: KindClosed, Msg: errClosed.Error()}
+	}
+	// A reference to the result is known from now on, not from when its call's turn comes.
+	if no == nil && r.rref != nil && m.open == nil {
+		no = a.refs.remote(in, r.rref)
 	}
 	if no != nil {
 		no.Rank, no.Method = -1, string(name)

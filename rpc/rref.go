@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"time"
+	"weak"
+
+	"github.com/cohort-ml/cohort/rpc/internal/rref"
+)
+
+// RRef is a reference to a value that lives in another process, or in this one: its
+// owner's. It comes from [Method.Remote], which leaves a method's result where it
+// was made, from [NewRRef], or inside the arguments or results of calls, wherever a
+// *RRef stands in them. So it can be passed on to third agents.
+//
+// The owner keeps the value as long as anybody has a reference. Release ends one;
+// what is forgotten is released some time after the garbage collector has found
+// it. References of a process that dies, or is silent for the lease ([WithLease]),
+// count no longer. One that is used after its end is an [*Error]: [KindReleased]
+// after Release, [KindGone] when the owner does not have the value any more.
+//
+// The methods may be called by several goroutines. The zero RRef is of no use.
+type RRef[T any] struct{ s *refState }
+
+// refState is a reference without its type, and without what the garbage collector
+// watches.
+type refState struct {
+	k      *keeper
+	handle rref.Handle
+	owner  *Peer
+	text   string // the value's type
+	pc     uintptr
+	from   *Peer     // who passed it to this agent, nil if it was made here
+	value  *refValue // at the owner
+	// started is closed when the call that makes the value has been answered; nil
+	// if it is not this agent's.
+	started chan struct{}
+	// reachable says whether the program can still use it.
+	reachable func() bool
+
+	// guarded by k.mu
+	released bool
+	lost     rref.Reason // 0: it is not
+	err      error       // of the call
+}
+
+func newRRef[T any](s *refState) *RRef[T] {
+	r := &RRef[T]{}
+	r.become(s)
+	return r
+}
+
+// become gives a new reference its state.
+func (r *RRef[T]) become(s *refState) {
+	s.text = typeText(reflect.TypeFor[T]())
+	w := weak.Make(r)
+	s.reachable = func() bool { return w.Value() != nil }
+	r.s = s
+	runtime.AddCleanup(r, (*refState).release, s)
+}
+
+// callSite returns where the function that called its caller was called.
+func callSite() uintptr {
+	var pc [1]uintptr
+	runtime.Callers(3, pc[:])
+	return pc[0]
+}
+
+func (s *refState) madeAt() string {
+	if s.from != nil {
+		return "which came from " + s.from.name
+	}
+	f, _ := runtime.CallersFrames([]uintptr{s.pc}).Next()
+	return fmt.Sprintf("made at %s:%d", filepath.Base(f.File), f.Line)
+}
+
+// NewRRef puts a value of this process behind a reference.
+func NewRRef[T any](a *Agent, value T) *RRef[T] {
+	k := a.refs
+	s := &refState{k: k, owner: a.self, pc: callSite()}
+	k.act(func(now time.Time) {
+		s.handle = k.m.Own(now)
+		s.value = k.valueOf(s.handle.Ref)
+	})
+	s.value.settle(value, nil)
+	return newRRef[T](s)
+}
+
+// Owner returns the agent that has the value.
+func (r *RRef[T]) Owner() *Peer { return r.s.owner }
+
+// OwnerName returns the name of the agent that has the value.
+func (r *RRef[T]) OwnerName() string { return r.s.owner.name }
+
+// IsOwner says whether the value is in this process.
+func (r *RRef[T]) IsOwner() bool { return r.s.handle.N == 0 }
+
+func (r *RRef[T]) String() string {
+	return fmt.Sprintf("reference to a %s at %s", r.s.text, r.s.owner.name)
+}
+
+// Release gives the reference up. Calls that use it should have returned. Releasing
+// it twice does nothing.
+func (r *RRef[T]) Release() { r.s.release() }
+
+func (s *refState) release() {
+	k := s.k
+	k.act(func(now time.Time) {
+		if s.released {
+			return
+		}
+		s.released = true
+		delete(k.states, s.handle)
+		if s.lost == 0 && s.err == nil {
+			k.m.Release(now, s.handle)
+		}
+	})
+}
+
+// usable says why a reference cannot be used by what, if so.
+func (s *refState) usable(what string) error {
+	s.k.mu.Lock()
+	defer s.k.mu.Unlock()
+	return s.trouble(what)
+}
+
+func (s *refState) trouble(what string) error {
+	switch {
+	case s.k.closed:
+		return errorf(KindClosed, what, s.owner, "%w", errClosed)
+	case s.released:
+		return errorf(KindReleased, what, s.owner, "the reference to a %s, %s, has been released", s.text, s.madeAt())
+	case s.err != nil:
+		return s.err
+	case s.lost != 0:
+		return errorf(KindGone, what, s.owner, "the reference to a %s, %s, is lost: %v", s.text, s.madeAt(), s.lost)
+	}
+	return nil
+}
+
+// ToHere returns the value: at its owner the value itself, elsewhere a copy that
+// is fetched. It waits until the value has been made.
+func (r *RRef[T]) ToHere(ctx context.Context) (value T, err error) {
+	defer runtime.KeepAlive(r)
+	s := r.s
+	if err := s.usable("ToHere"); err != nil {
+		return value, err
+	}
+	if s.value != nil { // which has the call's error, too
+		ctx, cancel := s.k.limit(ctx)
+		defer cancel()
+		v, err := s.value.wait(ctx)
+		if err != nil {
+			return value, errorf(kindOf(err, KindTimeout), "ToHere", s.owner, "%w", err)
+		}
+		return valueAs[T](v)
+	}
+	m, err := fetchMethod[T](s.k)
+	if err != nil {
+		return value, errorf(KindTypes, "ToHere", s.owner, "%w", err)
+	}
+	watched, stop := s.watch(ctx)
+	value, err = m.Call(watched, s.owner, fetchArgs{keyOf(s.handle.Ref), s.text})
+	stop()
+	return value, s.explain(ctx, "ToHere", err)
+}
+
+// limit gives a context without a deadline the agent's time limit.
+func (k *keeper) limit(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok || k.agent.timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, k.agent.timeout)
+}
+
+// kindOf returns the kind of an error, or another if it has none.
+func kindOf(err error, other Kind) Kind {
+	if k := KindOf(err); k != "" {
+		return k
+	}
+	return other
+}
+
+// watch returns a context that ends when the call that makes the value fails:
+// the owner would wait for a call that does not come.
+func (s *refState) watch(ctx context.Context) (context.Context, func()) {
+	if s.started == nil {
+		return ctx, func() {}
+	}
+	select {
+	case <-s.started:
+		return ctx, func() {}
+	default:
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	over := make(chan struct{})
+	go func() {
+		select {
+		case <-s.started:
+			s.k.mu.Lock()
+			err := s.err
+			s.k.mu.Unlock()
+			if err != nil {
+				cancel(err)
+			}
+		case <-over:
+		}
+	}()
+	return ctx, func() { close(over); cancel(nil) }
+}
+
+// explain prefers what is known of the reference to what became of a call that
+// used it. The error of the call that makes the value may be on its way.
+func (s *refState) explain(ctx context.Context, what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if s.started != nil {
+		select {
+		case <-s.started:
+		case <-ctx.Done():
+		}
+	}
+	s.k.mu.Lock()
+	defer s.k.mu.Unlock()
+	if s.err != nil || s.lost != 0 {
+		return s.trouble(what)
+	}
+	return err
+}
+
+// LocalValue returns the value at its owner, itself and not a copy. Elsewhere, and
+// while the value has not been made, it is an error.
+func (r *RRef[T]) LocalValue() (value T, err error) {
+	defer runtime.KeepAlive(r)
+	s := r.s
+	if err := s.usable("LocalValue"); err != nil {
+		return value, err
+	}
+	if s.value == nil {
+		return value, errorf(KindApplication, "LocalValue", s.owner, "the value is there and not here; ToHere fetches a copy")
+	}
+	select {
+	case <-s.value.done:
+	default:
+		return value, errorf(KindTimeout, "LocalValue", s.owner, "the value has not been made yet; ToHere waits for it")
+	}
+	if s.value.err != nil {
+		return value, s.value.err
+	}
+	return valueAs[T](s.value.value)
+}
+
+// valueAs gives a value the type of a reference to it.
+func valueAs[T any](v any) (T, error) {
+	value, ok := v.(T)
+	if !ok && v != nil {
+		return value, &Error{Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("the value is a %s, the reference is to a %s",
+			typeText(reflect.TypeOf(v)), typeText(reflect.TypeFor[T]()))}
+	}
+	return value, nil
+}
+
+// fetchMethod returns the method that fetches values of a type.
+func fetchMethod[T any](k *keeper) (*Method[fetchArgs, T], error) {
+	t := reflect.TypeFor[T]()
+	if m, ok := k.fetches.Load(t); ok {
+		return m.(*Method[fetchArgs, T]), nil
+	}
+	if _, err := codec.Plan(t); err != nil {
+		return nil, fmt.Errorf("a %s cannot travel, call methods on it: %w", typeText(t), err)
+	}
+	m := NewMethod[fetchArgs, T](fetchName)
+	m.sig = 0 // the owner looks at the type
+	k.fetches.Store(t, m)
+	return m, nil
+}
+
+// Remote calls the method at a peer and leaves the result there. It returns at once;
+// errors of the call come to light when the reference is used. ctx bounds the call
+// itself, not the life of its result.
+func (m *Method[A, R]) Remote(ctx context.Context, p *Peer, in A) (*RRef[R], error) {
+	return remote[A, R, R](ctx, m, p, in, callSite())
+}
+
+// remote calls a method whose result, a T at the peer, stays there.
+func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, pc uintptr) (*RRef[T], error) {
+	k := p.agent.refs
+	s := &refState{k: k, owner: p, pc: pc, started: make(chan struct{})}
+	if p.err != nil {
+		return nil, p.unreachable(m.name, p.err)
+	}
+	var extra []byte
+	k.act(func(now time.Time) {
+		if p == p.agent.self {
+			s.handle = k.m.Own(now)
+			s.value = k.valueOf(s.handle.Ref)
+		} else {
+			s.handle = k.m.Remote(now, nodeOf(p))
+			k.states[s.handle] = s
+		}
+		extra = encodeNumber(s.handle.Ref.N)
+	})
+	r := newRRef[T](s)
+	kept := keptMethod(k, m)
+	f := kept.async(ctx, p, in, callExtras{rref: extra})
+	if err := f.failed(); err != nil {
+		s.answered(0, err)
+		return nil, err
+	}
+	f.onDone(func() {
+		instance, err := f.result()
+		s.answered(instance, err)
+	})
+	return r, nil
+}
+
+// keptMethod returns a method as those call it who leave its result where it is.
+func keptMethod[A, R any](k *keeper, m *Method[A, R]) *Method[A, uint64] {
+	if kept, ok := k.kept.Load(m); ok {
+		return kept.(*Method[A, uint64])
+	}
+	kept := &Method[A, uint64]{methodInfo: m.methodInfo, args: m.args, result: planOf[uint64]("response", m.name)}
+	kept.argPool.New = func() any { return new(A) }
+	kept.resultPool.New = func() any { return new(uint64) }
+	k.kept.Store(m, kept)
+	return kept
+}
+
+// answered takes the answer to the call that makes the value.
+func (s *refState) answered(instance uint64, err error) {
+	if s.value != nil {
+		s.value.settle(nil, err) // if the call has not
+		close(s.started)
+		return
+	}
+	s.k.act(func(now time.Time) {
+		if err == nil {
+			s.k.m.Confirm(now, s.handle, instance)
+			return
+		}
+		s.err = err
+		delete(s.k.states, s.handle)
+		if !s.released {
+			s.k.m.Fail(now, s.handle)
+		}
+	})
+	close(s.started)
+}
+
+// failed returns the error of a call that has failed already, other than by an
+// answer.
+func (f *Future[R]) failed() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.state != futureDone {
+		return nil
+	}
+	return f.err
+}

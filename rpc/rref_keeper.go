@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/rref"
+)
+
+// KindGone is a reference whose value there is no more: its owner has left, or
+// has taken this process for dead.
+const KindGone Kind = "reference lost"
+
+// rrefNote is the subject of the protocol's messages.
+const rrefNote = "cohort.rref"
+
+// keeper keeps an agent's references: the machine of package rref, which counts
+// them, the values that others refer to, and what this process refers to.
+type keeper struct {
+	agent    *Agent
+	node     rref.Node
+	instance uint64
+	retry    time.Duration
+	fetches  sync.Map // of *Method[fetchArgs, T], by the type T
+	kept     sync.Map // of *Method[A, uint64], by the *Method[A, R]
+
+	mu     sync.Mutex
+	m      *rref.Machine
+	values map[rref.Ref]*refValue
+	states map[rref.Handle]*refState // the forks of this process
+	timer  *time.Timer               // nil: the machine needs no ticks
+	closed bool
+}
+
+// refValue is what references of this agent's refer to, now or later.
+type refValue struct {
+	mu      sync.Mutex
+	settled bool
+	done    chan struct{}
+	next    []func()
+	value   any
+	err     error
+}
+
+func newValue() *refValue { return &refValue{done: make(chan struct{})} }
+
+// settle gives the value, or why there is none. The first time counts.
+func (v *refValue) settle(value any, err error) {
+	v.mu.Lock()
+	if v.settled {
+		v.mu.Unlock()
+		return
+	}
+	v.settled, v.value, v.err = true, value, err
+	next := v.next
+	v.next = nil
+	close(v.done)
+	v.mu.Unlock()
+	for _, f := range next {
+		go f()
+	}
+}
+
+// when runs f when the value is there: now, or in a goroutine of its own.
+func (v *refValue) when(f func()) {
+	v.mu.Lock()
+	if !v.settled {
+		v.next = append(v.next, f)
+		v.mu.Unlock()
+		return
+	}
+	v.mu.Unlock()
+	f()
+}
+
+// wait waits for the value.
+func (v *refValue) wait(ctx context.Context) (any, error) {
+	select {
+	case <-v.done:
+		return v.value, v.err
+	default:
+	}
+	select {
+	case <-v.done:
+		return v.value, v.err
+	case <-ctx.Done():
+		return nil, ended(ctx)
+	}
+}
+
+// newKeeper begins to keep an agent's references.
+func newKeeper(a *Agent, lease time.Duration) *keeper {
+	c := rref.Config{Lease: lease, Beat: lease / 10, Retry: min(time.Second, lease/30)}
+	k := &keeper{
+		agent: a, node: nodeOf(a.self), instance: uint64(time.Now().UnixNano()), retry: c.Retry,
+		values: map[rref.Ref]*refValue{}, states: map[rref.Handle]*refState{},
+	}
+	k.m = rref.New(k.node, k.instance, c)
+	a.onNote(rrefNote, k.take)
+	return k
+}
+
+// nodeOf numbers agents from 1.
+func nodeOf(p *Peer) rref.Node { return rref.Node(p.rank + 1) }
+
+func (k *keeper) peerOf(n rref.Node) *Peer { return k.agent.PeerRank(int(n) - 1) }
+
+// member says whether a node is an agent of the job.
+func (k *keeper) member(n rref.Node) bool { return n > 0 && n <= rref.Node(k.agent.Size()) }
+
+// act does something with the machine, and what follows from it. Those who wait
+// for a value are told when the lock is free.
+func (k *keeper) act(f func(now time.Time)) {
+	k.mu.Lock()
+	now := time.Now()
+	f(now)
+	var out []rref.Send
+	var over []*refValue
+	for actions := k.m.Actions(); len(actions) > 0; actions = k.m.Actions() {
+		for _, a := range actions {
+			switch a := a.(type) {
+			case rref.Send:
+				if a.To == k.node {
+					k.m.Receive(now, k.node, k.instance, a.Message)
+				} else {
+					out = append(out, a)
+				}
+			case rref.Free:
+				over = append(over, k.forget(a.Ref))
+			case rref.Missing:
+				over = append(over, k.forget(a.Ref))
+			case rref.Lost:
+				if s := k.states[a.Handle]; s != nil {
+					delete(k.states, a.Handle)
+					s.lost = a.Reason
+				}
+			}
+		}
+	}
+	if k.timer == nil && !k.closed && k.m.Busy() {
+		k.timer = time.AfterFunc(k.retry/2, k.tick)
+	}
+	k.mu.Unlock()
+	for _, v := range over {
+		if v != nil {
+			v.settle(nil, &Error{Rank: -1, Kind: KindGone, Msg: "the value has been freed, or was never made"})
+		}
+	}
+	k.deliver(out)
+}
+
+// forget takes a value off the list.
+func (k *keeper) forget(r rref.Ref) *refValue {
+	v := k.values[r]
+	delete(k.values, r)
+	return v
+}
+
+// valueOf returns the value of a reference, which may not be there yet.
+func (k *keeper) valueOf(r rref.Ref) *refValue {
+	v := k.values[r]
+	if v == nil {
+		v = newValue()
+		k.values[r] = v
+	}
+	return v
+}
+
+func (k *keeper) tick() {
+	k.act(func(now time.Time) {
+		k.timer = nil
+		if !k.closed {
+			k.m.Tick(now)
+		}
+	})
+}
+
+// maxNotes bounds the messages of one note.
+const maxNotes = 1 << 10
+
+// deliver sends messages to their nodes; one that is lost is sent again in time.
+func (k *keeper) deliver(out []rref.Send) {
+	for len(out) > 0 {
+		to := out[0].To
+		var mine []rref.Message
+		rest := out[:0]
+		for _, s := range out {
+			if s.To == to && len(mine) < maxNotes {
+				mine = append(mine, s.Message)
+			} else {
+				rest = append(rest, s)
+			}
+		}
+		out = rest
+		k.peerOf(to).note(rrefNote, encodeNotes(k.instance, mine))
+	}
+}
+
+// take reads messages of the protocol.
+func (k *keeper) take(from *Peer, body []byte) {
+	instance, messages, err := decodeNotes(body)
+	if err != nil || from.rank < 0 {
+		return // as if they had been lost
+	}
+	k.act(func(now time.Time) {
+		for _, m := range messages {
+			if m.Kind == rref.KindAdd && !k.member(m.Ref.Creator) {
+				continue
+			}
+			k.m.Receive(now, nodeOf(from), instance, m)
+		}
+	})
+}
+
+// encodeNotes makes the body of a note: [instance, message, …], where a message is
+// [kind, number], or [kind, number, owner, creator, number of the reference, pass].
+func encodeNotes(instance uint64, messages []rref.Message) []byte {
+	var e cbor.Encoder
+	e.Array(1 + len(messages))
+	e.Uint(instance)
+	for _, m := range messages {
+		if m.Kind != rref.KindAdd {
+			e.Array(2)
+			e.Uint(uint64(m.Kind))
+			e.Uint(m.N)
+			continue
+		}
+		e.Array(6)
+		e.Uint(uint64(m.Kind))
+		e.Uint(m.N)
+		e.Uint(uint64(m.Ref.Owner))
+		e.Uint(uint64(m.Ref.Creator))
+		e.Uint(m.Ref.N)
+		e.Uint(m.Pass)
+	}
+	return e.Buf
+}
+
+func decodeNotes(body []byte) (instance uint64, messages []rref.Message, err error) {
+	var d cbor.Decoder
+	d.Reset(body)
+	n := d.Array()
+	instance = d.Uint()
+	for i := 1; i < n && d.Err() == nil; i++ {
+		fields := d.Array()
+		kind := d.Uint()
+		if d.Err() == nil && (kind > 255 || fields != 2 && fields != 6) {
+			d.Fail(fmt.Errorf("a message of kind %d with %d fields", kind, fields))
+		}
+		m := rref.Message{Kind: rref.Kind(kind), N: d.Uint()}
+		if fields == 6 {
+			m.Ref = rref.Ref{Owner: rref.Node(d.Uint()), Creator: rref.Node(d.Uint()), N: d.Uint()}
+			m.Pass = d.Uint()
+		}
+		messages = append(messages, m)
+	}
+	d.End()
+	if d.Err() != nil {
+		return 0, nil, d.Err()
+	}
+	return instance, messages, nil
+}
+
+// remote takes a call whose result stays here; extra is the caller's number for it.
+func (k *keeper) remote(in *incoming, extra []byte) *Error {
+	var d cbor.Decoder
+	d.Reset(extra)
+	n := d.Uint()
+	d.End()
+	if d.Err() != nil || in.caller.rank < 0 {
+		return &Error{Rank: -1, Kind: KindProtocol, Msg: "the caller cannot have a reference, or what it says of it cannot be read"}
+	}
+	r := rref.Ref{Owner: k.node, Creator: nodeOf(in.caller), N: n}
+	in.kept = k.instance
+	if in.caller == k.agent.self { // who has a hold of it already
+		in.keep = func(value any, err error) error {
+			k.mu.Lock()
+			v := k.values[r]
+			k.mu.Unlock()
+			if v != nil {
+				v.settle(value, err)
+			}
+			return err
+		}
+		return nil
+	}
+	var standing rref.Standing
+	var v *refValue
+	k.act(func(now time.Time) {
+		if standing = k.m.Create(now, r.Creator, r); standing == rref.Counted {
+			v = k.valueOf(r)
+		}
+	})
+	switch standing {
+	case rref.Counted:
+		in.keep = func(value any, err error) error {
+			v.settle(value, err)
+			k.act(func(now time.Time) { k.m.Done(now, r) })
+			return err
+		}
+	case rref.Unwanted:
+		in.keep = func(_ any, err error) error { return err }
+	default:
+		return &Error{Rank: -1, Kind: KindProtocol, Msg: "the reference to the result has a number that another one has, or there are too many"}
+	}
+	return nil
+}
+
+// refKey names a value on the wire: owner, creator, number.
+type refKey [3]uint64
+
+func keyOf(r rref.Ref) refKey { return refKey{uint64(r.Owner), uint64(r.Creator), r.N} }
+
+// find returns the value that a caller refers to.
+func (k *keeper) find(key refKey) (v *refValue, err error) {
+	r := rref.Ref{Owner: rref.Node(key[0]), Creator: rref.Node(key[1]), N: key[2]}
+	if !k.member(r.Creator) {
+		return nil, &Error{Rank: -1, Kind: KindProtocol, Msg: "a reference made by an agent that there is not"}
+	}
+	k.act(func(now time.Time) {
+		switch s, there := k.m.Has(now, r); {
+		case !there || s == rref.Counted:
+			v = k.valueOf(r)
+		case s == rref.Unwanted:
+			err = &Error{Rank: -1, Kind: KindGone, Msg: "the value has been freed: all references to it were released, or their lease has ended"}
+		default:
+			err = &Error{Rank: -1, Kind: KindProtocol, Msg: "the reference is to a value of another agent, or too many are awaited"}
+		}
+	})
+	return v, err
+}
+
+// typeText names the type of a referenced value.
+func typeText(t reflect.Type) string {
+	switch t {
+	case nil:
+		return "any"
+	case tensorType:
+		return "tensor"
+	}
+	return t.String()
+}
+
+// fetchArgs ask for the value of a reference.
+type fetchArgs struct {
+	Of   refKey `rpc:"of"`
+	Type string `rpc:"type"` // which the caller expects
+}
+
+const fetchName = "cohort.value"
+
+// fetching is the method by which values are fetched.
+func fetching() *served {
+	args := NewMethod[fetchArgs, struct{}](fetchName)
+	s := &served{methodInfo: args.methodInfo, where: "a remote reference"}
+	s.run = func(in *incoming) {
+		ask, err := args.decodeArgs(in)
+		var v *refValue
+		if err == nil {
+			v, err = in.agent.refs.find(ask.Of)
+		}
+		if err != nil {
+			in.reply(err, nil)
+			return
+		}
+		v.when(func() { in.replyValue(v, ask.Type) })
+	}
+	return s
+}
+
+// replyValue answers with a value that is settled.
+func (in *incoming) replyValue(v *refValue, want string) {
+	if v.err != nil {
+		in.reply(v.err, nil)
+		return
+	}
+	t := reflect.TypeOf(v.value)
+	if want == "interface {}" {
+		t = reflect.TypeFor[any]()
+	} else if got := typeText(t); got != want {
+		in.reply(&Error{Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("the value is a %s, the reference is to a %s", got, want)}, nil)
+		return
+	}
+	plan, err := codec.Plan(t)
+	if err != nil {
+		in.reply(&Error{Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("the value cannot travel (call methods on it: ServeOn): %v", err)}, nil)
+		return
+	}
+	in.reply(nil, func(e *cbor.Encoder) {
+		box := reflect.New(t)
+		if v.value != nil {
+			box.Elem().Set(reflect.ValueOf(v.value))
+		}
+		plan.Encode(e, box.UnsafePointer())
+	})
+}
+
+// References is how many references an agent has to do with.
+type References struct {
+	// Values are kept here for references: this agent's own and others'.
+	Values int
+	// Held are this agent's references to values of others, those that are on
+	// their way to being released included.
+	Held int
+	// By counts the references that others have to values here, by their names.
+	By map[string]int
+}
+
+// References counts the references of the agent, of all types.
+func (a *Agent) References() References {
+	k := a.refs
+	k.mu.Lock()
+	values, uses, forks := k.m.Count()
+	k.mu.Unlock()
+	r := References{Values: values, Held: uses, By: map[string]int{}}
+	for n, num := range forks {
+		r.By[k.peerOf(n).name] += num
+	}
+	return r
+}
+
+// maxLeaks is how many references a report of leaks lists one by one.
+const maxLeaks = 20
+
+// leaks describes the references that this process still holds, and those that
+// others hold here.
+func (k *keeper) leaks() []string {
+	runtime.GC() // what nothing refers to is no leak
+	var lines []string
+	k.mu.Lock()
+	for _, s := range k.states {
+		if !s.released && s.reachable() {
+			lines = append(lines, fmt.Sprintf("a reference to a %s at %s, %s, was not released", s.text, s.owner.name, s.madeAt()))
+		}
+	}
+	_, _, forks := k.m.Count()
+	k.mu.Unlock()
+	slices.Sort(lines)
+	if len(lines) > maxLeaks {
+		lines = append(lines[:maxLeaks], fmt.Sprintf("and %d more references were not released", len(lines)-maxLeaks))
+	}
+	var by []string
+	for _, n := range slices.Sorted(maps.Keys(forks)) {
+		by = append(by, fmt.Sprintf("%s (%d)", k.peerOf(n).name, forks[n]))
+	}
+	if len(by) > 0 {
+		lines = append(lines, "values here are still referred to by "+strings.Join(by, ", "))
+	}
+	return lines
+}
+
+// leaveTime is how long close waits until the others' connections have its word.
+const leaveTime = 100 * time.Millisecond
+
+// close ends all references. Those with whom there are any are told, where there
+// is a connection; the others' leases end.
+func (k *keeper) close() {
+	k.mu.Lock()
+	k.closed = true
+	if k.timer != nil {
+		k.timer.Stop()
+	}
+	near := k.m.Near()
+	values := k.values
+	k.values, k.states = map[rref.Ref]*refValue{}, map[rref.Handle]*refState{}
+	k.mu.Unlock()
+	for _, v := range values {
+		v.settle(nil, &Error{Rank: -1, Kind: KindClosed, Msg: errClosed.Error()})
+	}
+	var told []*link
+	for _, n := range near {
+		p := k.peerOf(n)
+		if l := p.link.Load(); l != nil {
+			p.note(rrefNote, encodeNotes(k.instance, []rref.Message{{Kind: rref.KindLeave}}))
+			told = append(told, l)
+		}
+	}
+	tick := time.NewTicker(leaveTime / 100)
+	defer tick.Stop()
+	by := time.Now().Add(leaveTime)
+	for _, l := range told {
+		for l.busy() && time.Now().Before(by) {
+			<-tick.C
+		}
+	}
+}

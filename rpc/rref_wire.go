@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/rref"
+)
+
+// encodeNumber is what a call says of the reference to its result.
+func encodeNumber(n uint64) []byte {
+	var e cbor.Encoder
+	e.Uint(n)
+	return e.Buf
+}
+
+// wireText implements [wired].
+func (r *RRef[T]) wireText() (string, error) {
+	return "rref<" + typeText(reflect.TypeFor[T]()) + ">", nil
+}
+
+// encodeWire implements [wired]: a reference is the array [owner, creator, number,
+// pass] behind its tag. The receiver gets a reference of its own; this one may be
+// released as soon as the call has been made.
+func (r *RRef[T]) encodeWire(e *encoding) error {
+	s := r.s
+	if s == nil {
+		return errors.New("the zero reference")
+	}
+	switch {
+	case e.agent == nil:
+		return errors.New("a reference inside an error")
+	case e.agent.refs != s.k:
+		return fmt.Errorf("a reference of agent %s, sent by agent %s", s.k.agent.name, e.agent.name)
+	case e.peer.rank < 0:
+		return fmt.Errorf("a reference for %s, which is no agent of the job", e.peer.name)
+	}
+	if err := s.usable("pass on a reference"); err != nil {
+		return err
+	}
+	k, to := s.k, nodeOf(e.peer)
+	var pass rref.Pass
+	var ok bool
+	k.act(func(now time.Time) { pass, ok = k.m.Share(now, s.handle, to, e.deadline) })
+	if !ok { // it has been released, or lost, just now
+		if err := s.usable("pass on a reference"); err != nil {
+			return err
+		}
+		return errorf(KindGone, "pass on a reference", s.owner, "the reference to a %s is lost", s.text)
+	}
+	e.msg.gone = append(e.msg.gone, func(err error) {
+		if err != nil {
+			k.act(func(now time.Time) { k.m.Withdraw(now, to, pass) })
+		}
+	})
+	e.Tag(tagRRef)
+	e.Array(4)
+	e.Uint(uint64(pass.Ref.Owner))
+	e.Uint(uint64(pass.Ref.Creator))
+	e.Uint(pass.Ref.N)
+	e.Uint(pass.N)
+	return nil
+}
+
+// decodeWire implements [wired].
+func (r *RRef[T]) decodeWire(d *decoding) error {
+	tag, ok := d.Tag()
+	if d.Err() == nil && (!ok || tag != tagRRef) {
+		return fmt.Errorf("want a reference (tag %d)", tagRRef)
+	}
+	if n := d.Array(); d.Err() == nil && n != 4 {
+		return fmt.Errorf("a reference of %d numbers", n)
+	}
+	pass := rref.Pass{Ref: rref.Ref{Owner: rref.Node(d.Uint()), Creator: rref.Node(d.Uint()), N: d.Uint()}, N: d.Uint()}
+	if d.Err() != nil {
+		return nil // which it keeps
+	}
+	if d.agent == nil || d.agent.refs == nil || d.peer.rank < 0 {
+		return errors.New("a reference from where none can come from")
+	}
+	k := d.agent.refs
+	if !k.member(pass.Ref.Owner) || !k.member(pass.Ref.Creator) {
+		return errors.New("a reference to a value of an agent that there is not")
+	}
+	pass.From = nodeOf(d.peer)
+	s := &refState{k: k, owner: k.peerOf(pass.Ref.Owner), from: d.peer}
+	var standing rref.Standing
+	k.act(func(now time.Time) {
+		if s.handle, standing = k.m.Adopt(now, pass.From, pass); standing != rref.Counted {
+			return
+		}
+		if s.handle.N == 0 {
+			s.value = k.valueOf(s.handle.Ref)
+		} else {
+			k.states[s.handle] = s
+		}
+	})
+	switch standing {
+	case rref.Counted:
+	case rref.Unwanted:
+		return errorf(KindGone, "take a reference", s.owner, "the value has been freed")
+	default:
+		return errors.New("a reference that came before, or too many")
+	}
+	r.become(s)
+	return nil
+}
