@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/rpc/internal/rref"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -353,6 +354,30 @@ func TestForgotten(t *testing.T) {
 		}
 	}
 	empty(t, all...)
+}
+
+// Notes that cannot be read are as if they were lost.
+func FuzzNotes(f *testing.F) {
+	f.Add(encodeNotes(7, []rref.Message{{Kind: rref.KindBeat, N: 3}, {Kind: rref.KindAdd, N: 9, Ref: rref.Ref{Owner: 1, Creator: 2, N: 4}, Pass: 5}}))
+	f.Add([]byte{0x9b, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		instance, messages, err := decodeNotes(b)
+		if err != nil {
+			return
+		}
+		again, same, err := decodeNotes(encodeNotes(instance, messages))
+		if err != nil || again != instance || len(same) != len(messages) {
+			t.Fatalf("%v of instance %d became %v of instance %d: %v", messages, instance, same, again, err)
+		}
+		for i, m := range messages {
+			if m.Kind != rref.KindAdd {
+				m.Ref, m.Pass = rref.Ref{}, 0
+			}
+			if same[i] != m {
+				t.Fatalf("%v became %v", m, same[i])
+			}
+		}
+	})
 }
 
 func TestLeaks(t *testing.T) {
