@@ -43,6 +43,7 @@ type agent struct {
 	recorders *recorders
 	logs      *attemptLogs
 	memory    *memoryWatch
+	store     *rankStore // nil where rank 0 has the job's store
 
 	startErr   error
 	unkillable []int
@@ -120,8 +121,14 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	defer signal.Stop(childEnded)
 
 	stdout, stderr := newSinks(a.cfg.Stdout, a.cfg.Stderr)
+	defer func() { a.store.end() }()
 	failed, err := a.startAll(stdout, stderr)
 	a.startGuard()
+	for _, p := range a.progs {
+		if p.guard != nil && p.guard != a.guard {
+			a.orphans.keep(p.guard.proc.Pid)
+		}
+	}
 	if a.guard != nil {
 		a.orphans.keep(a.guard.proc.Pid)
 		for _, w := range a.workers {
@@ -285,16 +292,19 @@ func (a *agent) startAll(stdout, stderr *sink) (i int, err error) {
 		return 0, err
 	}
 	defer null.Close()
+	if a.store, err = a.serveStore(stderr); err != nil {
+		return 0, err
+	}
 	if a.logs, err = a.Host.logs.begin(a.attempt.Number, a.cfg.NumRanks); err != nil {
 		return 0, fmt.Errorf("log files of attempt %d: %w", a.attempt.Number, err)
 	}
-	for i, env := range environ(&a.cfg, a.job, a.attempt, a.recorders.dir) {
+	for i, env := range environ(&a.cfg, a.job, a.attempt, a.recorders.dir, a.store != nil) {
 		if a.bound != nil && valueOf(a.cfg.Env, envvar.NumThreads) == "" {
 			env = append(env, envvar.NumThreads.Assign(strconv.Itoa(threadsOf(a.bound, i))))
 		}
 		env = append(env, envvar.ErrorFile.Assign(a.logs.errorFile(i)))
 		if err := a.start(i, env, null, stdout, stderr); err != nil {
-			return i, fmt.Errorf("start rank %d (%s): %w", a.rank(i), a.prog.argv[0], err)
+			return i, fmt.Errorf("start rank %d (%s): %w", a.rank(i), a.program(i).argv[0], err)
 		}
 	}
 	return 0, nil
@@ -347,8 +357,9 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	}
 	theirs = append(theirs, files[agentFD])
 
-	argv := make([]string, len(a.prog.argv))
-	for k, s := range a.prog.argv {
+	prog := a.program(i)
+	argv := make([]string, len(prog.argv))
+	for k, s := range prog.argv {
 		argv[k] = strings.ReplaceAll(s, "${local_rank}", strconv.Itoa(i))
 	}
 	var cpus []int
@@ -358,7 +369,7 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	attr := workerAttr()
 	a.cgroup.join(attr)
 	err = boundTo(cpus, func() (err error) {
-		w.proc, err = os.StartProcess(a.prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: attr})
+		w.proc, err = os.StartProcess(prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: attr})
 		return err
 	})
 	if err != nil {

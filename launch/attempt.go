@@ -74,7 +74,7 @@ func (a Attempt) withDefaults(cfg *Config) (Attempt, error) {
 type Host struct {
 	cfg    Config
 	job    job
-	prog   *program
+	progs  []*program // of each of Config.Programs, or one
 	logs   *logTree
 	bound  [][]int // the processors of each rank; nil: all
 	sig    signals
@@ -122,10 +122,9 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	}
 	h.cgroup = openCgroup(h.job.id)
 	cfg.scratch, cfg.cgroup = h.logs.scratch, h.cgroup.path()
-	if h.prog, err = resolve(ctx, &cfg, h.job.id, &h.sig); err != nil {
+	if err = h.resolve(ctx, &cfg); err != nil {
 		return nil, err
 	}
-	h.guard = h.prog.guard
 	h.watchNotice()
 	return h, nil
 }
@@ -177,11 +176,8 @@ func (h *Host) Idle(ctx context.Context) (context.Context, func()) {
 func (h *Host) Close() {
 	h.notice.close()
 	h.logs.close()
-	if h.prog != nil {
-		if h.guard != h.prog.guard {
-			h.guard.stop()
-		}
-		h.prog.remove()
+	if !h.removePrograms() {
+		h.guard.stop()
 	}
 	h.cgroup.close()
 	h.sig.release()

@@ -23,7 +23,11 @@ type job struct {
 
 // environ makes the environment of every worker: what is inherited, then
 // torchrun's variables, then Cohort's own.
-func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {
+func environ(cfg *Config, j job, a Attempt, recorderDir string, agentStore bool) [][]string {
+	hosts := "False" // rank 0 has the store
+	if agentStore {
+		hosts = "True"
+	}
 	common := []string{
 		envvar.LocalWorldSize.Assign(strconv.Itoa(cfg.NumRanks)),
 		envvar.WorldSize.Assign(strconv.Itoa(a.WorldSize)),
@@ -37,7 +41,7 @@ func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {
 		envvar.MaxRestarts.Assign(strconv.Itoa(cfg.MaxRestarts)),
 		envvar.SignalsToHandle.Assign(signalNames(cfg.Signals)),
 		envvar.RunID.Assign(cfg.RunID),
-		envvar.UseAgentStore.Assign("False"), // rank 0 hosts the store
+		envvar.UseAgentStore.Assign(hosts),
 		envvar.Job.Assign(j.id),
 		envvar.Token.Assign(j.token),
 		envvar.NodeID.Assign(j.nodeID),

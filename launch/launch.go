@@ -93,6 +93,14 @@ type Config struct {
 	// Direct runs Program as it is, whatever its name ends with.
 	Direct bool
 
+	// Programs, in place of Program, Args and NumRanks, are several programs whose ranks
+	// are those of one job: the first ranks run the first one, and so on.
+	Programs []Program
+
+	// AgentStore says whether the agent serves PyTorch's store to the ranks, as
+	// torchrun's does; by default where rank 0 is a Python program.
+	AgentStore AgentStore
+
 	// NumRanks is the number of ranks, all on this machine.
 	NumRanks int
 	// MasterAddr is where rank 0 listens, an address of this machine; default 127.0.0.1.
@@ -215,8 +223,9 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 func (cfg Config) withDefaults() (Config, error) {
-	if cfg.Program == "" {
-		return cfg, badConfig("Program", "no program to run")
+	cfg, err := cfg.withPrograms()
+	if err != nil {
+		return cfg, err
 	}
 	cores := numCores()
 	switch {

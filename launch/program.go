@@ -25,6 +25,8 @@ type program struct {
 	argv  []string // argv[0] included
 	tmp   string   // a directory to remove afterwards; may be empty
 	guard *guard   // removes it if the agent cannot
+
+	isPython bool
 }
 
 func (p *program) remove() {
@@ -153,7 +155,7 @@ func python(cfg *Config, args ...string) (*program, error) {
 		return nil, badConfig("Program", "no Python to run %s with: %s: %w (set PYTHON_EXEC to an interpreter)", cfg.Program, what, err)
 	}
 	argv := append([]string{name, "-u"}, args...)
-	return &program{path: path, argv: append(argv, cfg.Args...)}, nil
+	return &program{path: path, argv: append(argv, cfg.Args...), isPython: true}, nil
 }
 
 // goTempDir is the go command's variable for where it works.

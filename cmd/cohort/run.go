@@ -20,6 +20,8 @@ import (
 type runFlags struct {
 	torchrunFlags
 	tokenFile string
+	programs  []string
+	store     string
 	survivors bool
 	notice    launch.Notice
 }
@@ -35,9 +37,15 @@ PROGRAM is the path of a binary or its name in PATH, the directory of a Go main
 package or a .go file (built once, first), or a .py script (started with
 python3 -u, or the interpreter that PYTHON_EXEC names). The flags are torchrun's,
 also with underscores and with defaults from its variables (PET_NPROC_PER_NODE
-for --nproc-per-node), and besides --token-file,
+for --nproc-per-node), and besides --token-file, --program, --store,
 --survivors, --notice-file and --notice-url. Everything behind
 PROGRAM belongs to it.
+
+Ranks of one job can run several programs, such as PyTorch's and Cohort's that train
+one model (dist.WithBackend("gloo")): --program 2:train.py --program 2:./gorank.
+Where rank 0 is a Python program, the launcher serves PyTorch's store at
+MASTER_ADDR:MASTER_PORT, for PyTorch 1.13 and for 2.2 and later; --store rank0
+leaves the port to rank 0.
 
 On several machines, the same command is given on each of them: --nnodes 2, or 2:4
 for a job that goes on while machines come and go, --rdzv-backend and
@@ -68,11 +76,15 @@ The exit code is 0 if every rank ended with 0, 1 if one failed or the job was
 stopped, 2 if it could not be started as asked.`,
 		Example: `  cohort run --nproc-per-node 2 ./examples/ddp
   cohort run --standalone --nproc-per-node auto --max-restarts 3 train.py --epochs 3
+  cohort run --program "2:train.py --lr 0.1" --program "2:./gorank -lr 0.1"
   cohort run --nproc-per-node 2 --log-dir logs --tee 3 ./examples/ddp
   cohort run --token-file token.txt --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 ./examples/ddp`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
+			switch {
+			case len(args) == 0 && len(f.programs) == 0:
 				return usageError{errors.New("run needs a program: a binary, a Go package directory or a .py script")}
+			case len(args) > 0 && len(f.programs) > 0:
+				return usageError{fmt.Errorf("run: --program and %s contradict each other: give all programs by --program, each with its arguments, as in --program \"2:train.py --lr 0.1\"", args[0])}
 			}
 			return nil
 		},
@@ -84,7 +96,9 @@ stopped, 2 if it could not be started as asked.`,
 			for _, n := range notices {
 				fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", n)
 			}
-			cfg.Program, cfg.Args = args[0], args[1:]
+			if len(args) > 0 {
+				cfg.Program, cfg.Args = args[0], args[1:]
+			}
 			cfg.Stdout, cfg.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
 			launch.KeepSecrets()
 			return launch.Run(cmd.Context(), cfg)
@@ -103,6 +117,8 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.tokenFile, "token-file", "", "`file` that holds the job's token, for its owner alone to read (default: a new token)")
 	flags.StringVar(&f.notice.File, "notice-file", "", "when there is a `file` at this path, the machine is about to go: the ranks save and end")
 	flags.StringVar(&f.notice.URL, "notice-url", "", "a `url` that says so, such as the metadata service of a cloud")
+	flags.StringArrayVar(&f.programs, "program", nil, "`n:program` and its arguments, in place of PROGRAM, once for each program of a mixed job: the first n ranks run the first one, and so on")
+	flags.StringVar(&f.store, "store", "auto", "`who` serves the store in which PyTorch's ranks meet: agent, rank0, or auto, which is the agent where rank 0 is a Python program")
 	flags.BoolVar(&f.survivors, "survivors", false, "when a rank ends badly, let the others go on, for programs that make a new group of them")
 }
 
@@ -122,10 +138,41 @@ func (f *runFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []stri
 		}
 		cfg.Env = append(os.Environ(), envvar.Token.Assign(""), envvar.TokenFile.Assign(f.tokenFile))
 	}
+	if err := f.mixed(set, &cfg); err != nil {
+		return cfg, nil, err
+	}
 	if f.several() {
 		if cfg.Nodes, err = f.nodes(&cfg); err != nil {
 			return cfg, nil, err
 		}
 	}
 	return cfg, notices, nil
+}
+
+// mixed takes the programs of a job that has several, and who serves their store.
+func (f *runFlags) mixed(set *pflag.FlagSet, cfg *launch.Config) error {
+	switch f.store {
+	case "auto":
+	case "agent":
+		cfg.AgentStore = launch.StoreByAgent
+	case "rank0":
+		cfg.AgentStore = launch.StoreByRank0
+	default:
+		return fmt.Errorf("--store %s: give agent, rank0 or auto", f.store)
+	}
+	if len(f.programs) == 0 {
+		return nil
+	}
+	if set.Changed("nproc-per-node") {
+		return errors.New("--program and --nproc-per-node contradict each other: each program has its number of ranks in front, as in --program 2:train.py")
+	}
+	cfg.NumRanks = 0
+	for _, text := range f.programs {
+		p, err := launch.ParseProgram(text)
+		if err != nil {
+			return fmt.Errorf("--program %w", err)
+		}
+		cfg.Programs = append(cfg.Programs, p)
+	}
+	return nil
 }

@@ -29,13 +29,16 @@ type PyTorchServerConfig struct {
 	Refused func(*PyTorchRefusal)
 }
 
-// A [PyTorchServer] tells its clients of itself by keys with the value "1", which are
-// neither counted nor listed.
+// A [PyTorchServer] tells its clients of itself by keys, which are neither counted nor
+// listed. The value of the first two is "1".
 const (
 	// PyTorchHosted is there from the start: a Cohort program serves the store.
 	PyTorchHosted = "cohort/host"
 	// PyTorchSpoken1 is there once a client of the generation [PyTorch1] has come.
 	PyTorchSpoken1 = "cohort/spoken/1.13"
+	// PyTorchMet is there once all processes have joined; its value is "1.13" where clients
+	// of [PyTorch1] are among them, else "2".
+	PyTorchMet = "cohort/pytorch"
 )
 
 // PyTorchServer serves a store to PyTorch's clients of all supported generations at
@@ -128,6 +131,23 @@ func (s *PyTorchServer) AwaitGeneration(ctx context.Context) (PyTorchGeneration,
 // Join counts this process in as PyTorch's process that serves the store does,
 // and waits until worldSize processes have joined.
 func (s *PyTorchServer) Join(ctx context.Context, worldSize int) error {
+	return s.join(ctx, 1, worldSize)
+}
+
+// Meet waits until worldSize processes have joined, this one not among them, and then sets
+// [PyTorchMet]: for a launcher that serves the store of its ranks.
+func (s *PyTorchServer) Meet(ctx context.Context, worldSize int) error {
+	if err := s.join(ctx, 0, worldSize); err != nil {
+		return err
+	}
+	text := "2"
+	if slices.Contains(s.Generations(), PyTorch1) {
+		text = "1.13"
+	}
+	return s.mem.Set(ctx, PyTorchMet, []byte(text))
+}
+
+func (s *PyTorchServer) join(ctx context.Context, counts int64, worldSize int) error {
 	ctx, release := deadline(ctx)
 	defer release()
 	id := s.lastID.Add(1)
@@ -135,7 +155,7 @@ func (s *PyTorchServer) Join(ctx context.Context, worldSize int) error {
 	s.joins.Store(id, ch)
 	c := call{s.client, id}
 	key := pyTorchRaw + joinKey
-	r, what := s.mem.apply(c, request{op: opPyTorchBarrier, keys: []string{key}, delta: 1, need: int64(worldSize)})
+	r, what := s.mem.apply(c, request{op: opPyTorchBarrier, keys: []string{key}, delta: counts, need: int64(worldSize)})
 	if what == waiting {
 		select {
 		case r = <-ch:

@@ -169,6 +169,12 @@ func TestPyTorchJoin(t *testing.T) {
 	if err := <-joined; err != nil {
 		t.Error(err)
 	}
+	if err := s.Meet(t.Context(), 3); err != nil {
+		t.Error(err)
+	}
+	if v, err := c.Get(t.Context(), PyTorchMet); string(v) != "2" || err != nil {
+		t.Errorf("%q, %v of who has come", v, err)
+	}
 	if g, err := s.AwaitGeneration(t.Context()); g != PyTorch2 || err != nil {
 		t.Errorf("%v, %v", g, err)
 	}

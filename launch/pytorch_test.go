@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package launch
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+var pythons = flag.String("pythons", "", "Python programs that have PyTorch, separated by commas, beside those that are found")
+
+func init() { roles["gloo"] = roleGloo }
+
+// roleGloo is a rank of Cohort's that does what testdata/reduce.py does.
+func roleGloo(string) int {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	g, err := dist.Init(ctx, dist.WithBackend("gloo"))
+	if err != nil {
+		say("%v", err)
+		return 1
+	}
+	defer g.Close()
+	x := tensor.Full(float64(g.Rank()), 3)
+	if err := g.AllReduce(ctx, x, dist.Sum); err != nil {
+		say("%v", err)
+		return 1
+	}
+	if err := g.Barrier(ctx); err != nil {
+		say("%v", err)
+		return 1
+	}
+	say("sum %v of %d, agent %s", x.Float32s()[0], g.Size(), envvar.UseAgentStore.Text())
+	return 0
+}
+
+// torches are the Python programs of this machine that have PyTorch.
+func torches(t *testing.T) (found []string) {
+	candidates := []string{"python3", "/usr/bin/python3"}
+	if *pythons != "" {
+		candidates = append(candidates, strings.Split(*pythons, ",")...)
+	}
+	for _, c := range candidates {
+		path, err := exec.LookPath(c)
+		if err != nil || slices.Contains(found, path) {
+			continue
+		}
+		if exec.CommandContext(t.Context(), path, "-c", "import torch.distributed").Run() == nil {
+			found = append(found, path)
+		}
+	}
+	if len(found) == 0 {
+		t.Skip("no Python here has PyTorch (apt-get install python3-torch): its scripts are not launched")
+	}
+	return found
+}
+
+// TestPyTorchJobs: PyTorch's ranks meet in the agent's store, also with Go ranks of another
+// program, and once more after a failure.
+func TestPyTorchJobs(t *testing.T) {
+	script := filepath.Join("testdata", "reduce.py")
+	for _, python := range torches(t) {
+		go0 := self(t, 1, "gloo")
+		for name, c := range map[string]struct {
+			cfg  Config
+			want string
+		}{
+			"restart":  {Config{Program: script, Args: []string{"--fail"}, NumRanks: 2, MaxRestarts: 1}, "sum 1 of 2, agent True"},
+			"rank 0":   {Config{Program: script, NumRanks: 2, AgentStore: StoreByRank0}, "sum 1 of 2, agent False"},
+			"Go last":  {Config{Programs: []Program{{script, nil, 1}, {go0.Program, nil, 1}}}, "sum 1 of 2, agent True"},
+			"Go first": {Config{Programs: []Program{{go0.Program, nil, 1}, {script, nil, 1}}}, "sum 1 of 2, agent False"},
+		} {
+			t.Run(strings.ReplaceAll(strings.Trim(python, "/"), "/", "_")+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				var out, errs output
+				cfg := c.cfg
+				cfg.Stdout, cfg.Stderr = &out, &errs
+				cfg.Env = append(slices.Clone(go0.Env), envvar.PythonExec.Assign(python))
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if err := Run(ctx, cfg); err != nil {
+					t.Fatalf("%v\n%s%s", err, out.String(), errs.String())
+				}
+				if n := strings.Count(out.String(), c.want); n != 2*(cfg.MaxRestarts+1) {
+					t.Errorf("%d ranks said %q:\n%s%s", n, c.want, out.String(), errs.String())
+				}
+				if notice := strings.Contains(errs.String(), "has no authentication; it admits processes of this host alone"); notice != strings.Contains(c.want, "True") {
+					t.Errorf("the launcher says of the store:\n%s", errs.String())
+				}
+			})
+		}
+	}
+}
+
+// TestAgentStore: the agent has the master's port while the ranks run, and what is
+// no rank of PyTorch's is told of.
+func TestAgentStore(t *testing.T) {
+	var out, errs output
+	cfg := self(t, 2, "env")
+	cfg.Stdout, cfg.Stderr, cfg.AgentStore = &out, &errs, StoreByAgent
+	cfg.Env = append(cfg.Env, "COHORT_TOKEN=", "COHORT_NODE_ID=")
+	if err := Run(t.Context(), cfg); err != nil {
+		t.Fatal(err)
+	}
+	env := envOf(out.String(), "[rank1] ")
+	if env["TORCHELASTIC_USE_AGENT_STORE"] != "True" {
+		t.Errorf("the ranks were told %q", env["TORCHELASTIC_USE_AGENT_STORE"])
+	}
+	if c, err := net.Dial("tcp", net.JoinHostPort(env["MASTER_ADDR"], env["MASTER_PORT"])); err == nil {
+		c.Close()
+		t.Error("the store is still served")
+	}
+	if !strings.Contains(errs.String(), "PyTorch's store at 127.0.0.1:"+env["MASTER_PORT"]) {
+		t.Errorf("nothing was said of the store: %s", errs.String())
+	}
+}
+
+func TestPrograms(t *testing.T) {
+	for text, want := range map[string]string{
+		"2:train.py":                     "{train.py [] 2}",
+		"1:./a b c":                      "{./a [b c] 1}",
+		`3:x 'a b' "c 'd" e"f g"h ''`:    "{x [a b c 'd ef gh ] 3}",
+		"train.py":                       "there is no number of ranks",
+		"two:x":                          `"two" is no number of ranks`,
+		"0:x":                            `"0" is no number of ranks`,
+		"2:":                             "there is no program",
+		"2:x 'y":                         "a quote (') is not closed",
+		"99999999999999999999999999:./a": "is no number of ranks",
+	} {
+		p, err := ParseProgram(text)
+		got := fmt.Sprint(p)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, want) || err == nil && got != want {
+			t.Errorf("%q: %s, want %s", text, got, want)
+		}
+	}
+	one := []Program{{Path: "x", NumRanks: 1}}
+	for want, cfg := range map[string]Config{
+		"contradict":          {Program: "y", Programs: one},
+		"leave out the first": {NumRanks: 3, Programs: one},
+		"a module":            {Module: true, Programs: one},
+		"0 ranks of program":  {Programs: []Program{{Path: "x"}}},
+		"has no name":         {Programs: []Program{{NumRanks: 1}}},
+		"is not in PATH":      {Programs: []Program{{Path: os.Args[0], NumRanks: 1}, {Path: "no-such-program", NumRanks: 1}}},
+	} {
+		if err := Run(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), want) || ExitCode(err) != 2 {
+			t.Errorf("%v, want %q before anything starts", err, want)
+		}
+	}
+}
