@@ -23,7 +23,7 @@ type AgentStore int
 
 const (
 	// StoreByProgram leaves it to what rank 0 runs: the agent serves the store of a Python
-	// program, in which PyTorch's ranks and Cohort's with the backend gloo meet.
+	// program with several ranks, in which PyTorch's and Cohort's with the backend gloo meet.
 	StoreByProgram AgentStore = iota
 	// StoreByAgent has the agent serve it, in a job on one machine.
 	StoreByAgent
@@ -40,7 +40,9 @@ func (a *agent) servesStore() bool {
 	case StoreByRank0:
 		return false
 	}
-	return a.attempt.NumNodes == 1 && a.program(0).isPython
+	// A single rank has nobody to meet, and may start processes of its own that do, at a port
+	// that it gives them: they would look for the launcher's store there.
+	return a.attempt.NumNodes == 1 && a.attempt.WorldSize > 1 && a.program(0).isPython
 }
 
 // rankStore is an attempt's store, while its ranks come together.
