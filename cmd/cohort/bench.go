@@ -86,15 +86,16 @@ func (f *benchFlags) profiled(fn func() error) (err error) {
 }
 
 // onRanks starts rank processes with numThreads threads each and runs fn on
-// every one of them, with the group of all. env is added to their environment.
-func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env []string, fn func(ctx context.Context, g *dist.Group) error) error {
+// every one of them, with the group of all, formed as how says. env is added to
+// their environment.
+func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env []string, fn func(ctx context.Context, g *dist.Group) error, how ...dist.Option) error {
 	opts := launch.SpawnOptions{PassRank0: true, Env: append(os.Environ(), env...)}
 	rank := dist.Main(func(ctx context.Context, g *dist.Group) error {
 		if g.Rank() == 0 {
 			return f.profiled(func() error { return fn(ctx, g) })
 		}
 		return fn(ctx, g)
-	})
+	}, how...)
 	if !launch.IsRank() { // it starts them and waits
 		launch.KeepSecrets()
 	}

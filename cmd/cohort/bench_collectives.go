@@ -73,12 +73,12 @@ of that job, which may be on several nodes.`,
 					}
 				}
 				return bench.Collectives(ctx, g, o, emit)
-			})
+			}, dist.WithBackend(backend))
 		},
 	}
 	fl := cmd.Flags()
 	fl.IntVar(&numRanks, "ranks", 2, "`number` of ranks")
-	fl.StringVar(&backend, "backend", "native", "`name` of what does the collectives: native")
+	fl.StringVar(&backend, "backend", "native", "`name` of what does the collectives: native, or gloo, PyTorch's")
 	fl.StringVar(&transport, "transport", "auto", "`way` between the ranks: auto, shm, unix, tcp or tls")
 	fl.StringSliceVar(&o.Ops, "ops", []string{"all"}, "`operations` to measure")
 	o.Bytes = bench.DefaultBytes("")

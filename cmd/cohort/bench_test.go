@@ -113,7 +113,7 @@ func TestBadBenchCommandLines(t *testing.T) {
 		"form --ranks 0":                         "0 ranks",
 		"collectives --ranks 1":                  "at least 2 ranks",
 		"collectives --ranks 0":                  "0 ranks",
-		"collectives --backend gloo":             "backend gloo comes with a later version",
+		"collectives --backend nccl":             `no backend "nccl": there is native, gloo`,
 		"collectives --transport pipe":           `no transport "pipe"`,
 		"collectives --ops all_to_none":          `no operation "all_to_none"`,
 		"collectives --bytes 6":                  "6 bytes",

@@ -154,7 +154,7 @@ func TestBadOptions(t *testing.T) {
 			t.Errorf("%+v gave %v, want %q", o, err, want)
 		}
 	}
-	for _, err := range []error{CheckBackend("gloo"), CheckBackend("x"), CheckTransport("x")} {
+	for _, err := range []error{CheckBackend("x"), CheckTransport("x")} {
 		if err == nil {
 			t.Error("an unknown backend or transport was taken")
 		}
