@@ -176,6 +176,7 @@ func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
 func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
 	said := j.options.pytorch
 	found := cmp.Or(said, pytorch2)
+	var err error
 	switch {
 	case j.server != nil:
 		if err := j.server.Join(ctx, j.worldSize); err != nil {
@@ -185,6 +186,11 @@ func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
 			found = pytorch1_13
 		}
 	case j.client == nil:
+		if said == pytorchAny {
+			if found, err = j.seePyTorch(ctx, base); err != nil {
+				return err
+			}
+		}
 	case j.client.Generation() == store.PyTorch1:
 		found = pytorch1_13
 	default:
@@ -210,6 +216,40 @@ func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
 	}
 	j.pytorch = found
 	return nil
+}
+
+// seePyTorch finds out by what the others put into a store that says nothing of its
+// clients, or that no other than Go ranks have come.
+func (j *glooJob) seePyTorch(ctx context.Context, base store.Store) (pytorch, error) {
+	keys := j.prefixed(base)
+	come, err := keys.Add(ctx, "cohort/ranks", 1)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for err == nil {
+		for _, p := range []pytorch{pytorch1_13, pytorch2} {
+			gloo, _ := glooPrefixes(p, "0")
+			first := gloo + "/0/"
+			if p == pytorch1_13 {
+				first += "rank_" // the host: the address waits for that of others
+			}
+			for r := range j.worldSize {
+				// What Go ranks put there they do when they know: it is right too.
+				if set, err := isSet(ctx, keys, first+strconv.Itoa(r)); set || err != nil {
+					return p, err
+				}
+			}
+		}
+		if come >= int64(j.worldSize) {
+			return pytorch2, nil
+		}
+		select {
+		case <-ctx.Done():
+			return pytorchAny, fmt.Errorf("no other rank has come: %w", collective.Ending(ctx))
+		case <-tick.C:
+		}
+		come, err = keys.Add(ctx, "cohort/ranks", 0)
+	}
+	return pytorchAny, err
 }
 
 // isSet reports whether a key has a value.

@@ -44,9 +44,8 @@ func parsePyTorch(version string) (pytorch, error) {
 
 // WithPyTorch says which PyTorch the other ranks of a job with the backend
 // "gloo" run, as torch.__version__ says it: "1.13.1", "2.6.0". It is seldom
-// needed: who connects to a store finds out, and a rank 0 that serves one waits
-// to hear what the others speak. With a store of the caller's and in a file
-// nothing tells; then it is "2" where this is not given.
+// needed: who connects to a store finds out, a rank 0 that serves one waits
+// to hear what the others speak, and in other stores is seen what they put there.
 func WithPyTorch(version string) Option {
 	return func(o *options) (err error) {
 		if o.pytorch, err = parsePyTorch(version); err != nil {

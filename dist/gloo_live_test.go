@@ -11,12 +11,14 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/tensor"
 )
 
 var (
 	pytorchSeed      = flag.Uint64("pytorch.seed", 1, "the seed of what is run with PyTorch")
+	wholePyTorch     = flag.Bool("pytorch.product", false, "run every operation with PyTorch over all types, reductions and sizes, and every way to meet")
 	pytorchSequences = flag.Uint64("pytorch.sequences", 2, "how many random sequences to play with PyTorch")
 )
 
@@ -184,9 +186,48 @@ func (p *python) draw(rng *rand.Rand, name string, sizes int) (c one, ok bool) {
 	return c, false
 }
 
+// product returns steps of every operation with all types, reductions and sizes, in
+// forms that are drawn. The largest are of the operations and types that one trains with.
+func (p *python) product(rng *rand.Rand, numRanks int) (steps []mixedStep) {
+	sizes := append([]int{0, 5, 262_144, 1_048_577}, pytorchSizes...)
+	for _, a := range alike {
+		for _, d := range dtypes {
+			for _, reduce := range reductions {
+				c := one{op: operationNamed(a.name), dtype: d, reduce: reduce, parts: "even"}
+				if !c.op.reduces && reduce != Sum || !p.canPlay(c) {
+					continue
+				}
+				for _, c.count = range sizes {
+					c.layout, c.async = layouts[rng.IntN(len(layouts))], rng.IntN(2) == 0
+					if c.count > 100_000 && (d != tensor.Float32 && d != tensor.Int8 || reduce != Sum) {
+						continue
+					}
+					if p.old() && c.count == 0 && c.op.reduces {
+						continue // its reduce divides by the number of elements
+					}
+					if c.op.uneven {
+						c.parts = partings[rng.IntN(len(partings))]
+						if !p.canPlay(c) {
+							c.parts = "even"
+						}
+					}
+					steps = append(steps, mixedStep{c: c})
+				}
+			}
+		}
+	}
+	for _, name := range []string{"all_reduce", "reduce", "broadcast", "all_gather", "send", "all_to_all_single"} {
+		steps = append(steps, mixedStep{c: one{op: operationNamed(name), dtype: tensor.Float32, reduce: Sum, layout: "dense", count: 10_000_000 / numRanks, parts: "even"}})
+	}
+	return append(steps, mixedStep{c: one{op: operationNamed("all_reduce"), dtype: tensor.Float32, reduce: Sum, layout: "dense", count: 10_000_000}})
+}
+
 // TestPyTorchOperations runs jobs of 2 to 5 ranks with a Go rank in every place
 // and every operation, over a sample of types, reductions, sizes and forms; both
-// sides compare with what must come out.
+// sides compare with what must come out. All of types, reductions and sizes up to 10
+// million elements, and a table:
+//
+//	go test ./dist -run TestPyTorchOperations -pytorch.product -timeout 2h -v
 func TestPyTorchOperations(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
 		seed := *pytorchSeed
@@ -195,7 +236,15 @@ func TestPyTorchOperations(t *testing.T) {
 			for place := range size {
 				t.Run(fmt.Sprintf("%d/%d", size, place), func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, uint64(size*10+place)))
-					mixedJob{python: p, size: size, goes: []int{place}}.both(t, p.sample(rng, 0))
+					m := mixedJob{python: p, size: size, goes: []int{place}}
+					if !*wholePyTorch {
+						m.both(t, p.sample(rng, 0))
+						return
+					}
+					m.limit = 30 * time.Minute
+					begun, steps := time.Now(), p.product(rng, size)
+					m.both(t, steps)
+					fmt.Printf("%-24v %d ranks, Go is rank %d: %5d runs %6.1f s  %v\n", p, size, place, len(steps), time.Since(begun).Seconds(), map[bool]string{true: "FAILED", false: "ok"}[t.Failed()])
 				})
 			}
 		}

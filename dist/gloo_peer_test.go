@@ -71,9 +71,13 @@ var findPythons = sync.OnceValue(func() (found []*python) {
 	return found
 })
 
-// pythons returns the interpreters, and skips the test where there is none.
+// pythons returns the interpreters, and skips the test where there is none, and in
+// short runs.
 func pythons(t testing.TB) []*python {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("importing PyTorch takes seconds: short runs do without")
+	}
 	all := findPythons()
 	if len(all) == 0 {
 		t.Skip("no python3 here has PyTorch (Debian's package python3-torch, or list interpreters in COHORT_TEST_PYTHONS)")
@@ -89,7 +93,7 @@ func eachPython(t *testing.T, test func(t *testing.T, p *python)) {
 }
 
 // start starts a process and waits for its first line.
-func (p *python) start() (*pyRank, error) {
+func (p *python) start(env ...string) (*pyRank, error) {
 	stderr, err := os.CreateTemp("", "peer-*.err")
 	if err != nil {
 		return nil, err
@@ -109,6 +113,7 @@ func (p *python) start() (*pyRank, error) {
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "COHORT_") || strings.HasPrefix(v, "TORCH") || strings.HasPrefix(v, "MASTER_")
 	})
+	cmd.Env = append(cmd.Env, env...)
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -256,9 +261,10 @@ type mixedJob struct {
 	size   int
 	goes   []int // the ranks that are Go's
 	url    string
-	opts   []Option // of the Go ranks
-	env    map[string]string
-	limit  time.Duration // 0: half a minute
+	opts   []Option          // of the Go ranks
+	env    map[string]string // of PyTorch's ranks
+	fresh  bool              // whose processes are new: PyTorch reads some variables once
+	limit  time.Duration     // 0: half a minute
 }
 
 // freePort is a URL at which the ranks of a job can meet.
@@ -309,7 +315,22 @@ func (m mixedJob) run(t testing.TB, steps []pyStep, main func(ctx context.Contex
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	o := &jobEnd{errs: make([]error, m.size), answers: make([]pyAnswer, m.size)}
-	peers := m.python.take(t, m.size-len(m.goes))
+	var peers []*pyRank
+	if m.fresh {
+		var env []string
+		for name, value := range m.env {
+			env = append(env, name+"="+value)
+		}
+		for range m.size - len(m.goes) {
+			p, err := m.python.start(env...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			peers = append(peers, p)
+		}
+	} else if len(m.goes) < m.size {
+		peers = m.python.take(t, m.size-len(m.goes))
+	}
 	var ranks sync.WaitGroup
 	for r := range m.size {
 		if slices.Contains(m.goes, r) {
@@ -331,7 +352,7 @@ func (m mixedJob) run(t testing.TB, steps []pyStep, main func(ctx context.Contex
 		peers = peers[1:]
 		ranks.Go(func() {
 			o.answers[r] = p.play(pyJob{m.url, r, m.size, int(limit.Seconds()), m.env, steps})
-			if o.answers[r].died != nil || o.answers[r].Ends {
+			if m.fresh || o.answers[r].died != nil || o.answers[r].Ends {
 				p.kill()
 			} else {
 				m.python.giveBack(p)

@@ -321,7 +321,7 @@ def play(job):
     dist.init_process_group("gloo", rank=job["rank"], world_size=job["size"], **kw)
     groups = [(None, list(range(job["size"])))]
     digests, flying = [], []
-    for i, step in enumerate(job["steps"]):
+    for i, step in enumerate(job["steps"] or []):
         op = step["op"]
         try:
             if op == "new_group":
