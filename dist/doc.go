@@ -152,6 +152,31 @@
 // ([WithDumpSignal] for jobs without one). Package flightlog documents the form
 // and merges the ranks' dumps: who is where, who did not come, who is slow.
 //
+// # PyTorch
+//
+// Init(ctx, WithBackend("gloo")) makes this process a rank of a PyTorch job: the
+// others call init_process_group("gloo"). They meet as PyTorch's ranks do, by env://,
+// tcp:// or a file ([WithURL]), or a store ([WithStore], without a prefix of
+// Cohort's); as rank 0 this process serves PyTorch's store. PyTorch 1.13 and PyTorch 2.2 and
+// later are found out. A Group means what it means elsewhere, but for this:
+//
+//   - What the Gloo of that PyTorch does not have is a [PyTorchError] before anything is
+//     sent: parts of different sizes in gathers, averages of integers, objects
+//     (Python's are pickles); in 1.13 bfloat16, bool, averages, reduce-scatters.
+//   - Nothing of Cohort's own goes over the wire: neither beats nor the comparison of
+//     calls. A rank in another call is found where what it asks for does not fit: a
+//     [WireError]. Whose count of calls differs is found by its next one. A rank
+//     that ends and one that leaves look alike: [ErrGone].
+//   - Float reductions are in the order of Gloo's ring, with the same bits on all
+//     ranks; elements of 16 bits are rounded at each step, and minimum and maximum
+//     take NaN as PyTorch's do.
+//   - NewGroup is new_group: all ranks of the job call it, and those that are no members get
+//     nil. WithBackend("native") makes groups of Go ranks, with all that native ones have.
+//   - PyTorch's protocols know no token and no encryption but TLS of Gloo's own: who reaches
+//     the ports is in. They are open to this host, and to others by [WithAdmitted].
+//
+// The page docs/pytorch.md has what was run with which PyTorch.
+//
 // # Tests
 //
 // Package disttest is a cluster inside `go test`: it runs a main function such

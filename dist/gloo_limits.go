@@ -85,8 +85,11 @@ func (p pytorch) refuses(c *collective.Call) string {
 		case collective.BFloat16, collective.Bool:
 			return fmt.Sprintf("has no collectives of %v", c.DType)
 		}
-		if c.Op == collective.OpReduceScatter {
+		switch {
+		case c.Op == collective.OpReduceScatter:
 			return "has no reduce-scatter"
+		case c.Op == collective.OpAllGather && c.Count == 0:
+			return "ends the process at an all-gather of nothing"
 		}
 	}
 	if !c.Op.Reduces() {

@@ -126,6 +126,8 @@ func TestPyTorchRefusals(t *testing.T) {
 		{collective.Call{Op: collective.OpBroadcast, DType: collective.Bool}, no, ok},
 		{collective.Call{Op: collective.OpSend, DType: collective.Bool}, ok, ok},
 		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32}, no, ok},
+		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32}, no, ok},
+		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Count: 1}, ok, ok},
 		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Parts: []int{1, 2}}, no, no},
 		{collective.Call{Op: collective.OpAllToAll, DType: collective.Float32, Parts: []int{1, 2}}, ok, ok},
 		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Parts: []int{1, 2}}, no, ok},
