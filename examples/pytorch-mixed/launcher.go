@@ -7,20 +7,18 @@ import (
 	"context"
 	_ "embed"
 	"encoding/binary"
+	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/data/vision"
-	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/launch"
 )
 
 var (
@@ -46,7 +44,11 @@ func main() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	if err := run(ctx, what, *python, *dir); err != nil {
+	err := run(ctx, what, *python, *dir)
+	if failed := (*launch.Error)(nil); errors.As(err, &failed) {
+		launch.Exit(err)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "pytorch-mixed:", err)
 		os.Exit(1)
 	}
@@ -71,26 +73,33 @@ func run(ctx context.Context, what, python, dir string) error {
 	default:
 		return fmt.Errorf("no example %q: there are train, feed and store", what)
 	}
+	work, err := os.MkdirTemp("", "cohort-pytorch-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
 	if dir == "" {
-		made, err := os.MkdirTemp("", "cohort-digits-")
-		if err != nil {
-			return err
-		}
-		defer os.RemoveAll(made)
-		if dir = made; err == nil {
-			err = writeDigits(ctx, dir)
-		}
-		if err != nil {
+		dir = work
+		if err := writeDigits(ctx, dir); err != nil {
 			return err
 		}
 	}
-	return start(ctx, ranksOfPython, ranksOfGo, func(ctx context.Context, r int) *exec.Cmd {
-		if r < ranksOfPython {
-			cmd := exec.CommandContext(ctx, python, "-", dir)
-			cmd.Stdin = strings.NewReader(script)
-			return cmd
-		}
-		return exec.CommandContext(ctx, os.Args[0], "-data", dir, what)
+	file := filepath.Join(work, what+".py")
+	if err := os.WriteFile(file, []byte(script), 0o600); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	// As a command line: cohort run --program "2:train.py DIR" --program "2:./pytorch-mixed -data DIR train".
+	// Rank 0 is Python's, so that the launcher serves the store at which the ranks meet.
+	return launch.Run(ctx, launch.Config{
+		Programs: []launch.Program{
+			{Path: file, Args: []string{dir}, NumRanks: ranksOfPython},
+			{Path: self, Args: []string{"-data", dir, what}, NumRanks: ranksOfGo},
+		},
+		Env: append(os.Environ(), "PYTHON_EXEC="+python),
 	})
 }
 
@@ -114,46 +123,6 @@ func needPyTorch(ctx context.Context, python string) (string, error) {
 		why = append(why, fmt.Sprintf("%s: %s", c, lines[len(lines)-1]))
 	}
 	return "", fmt.Errorf("no Python with PyTorch and gloo (%s): install it by `apt-get install python3-torch` or `pip install torch`, or name a Python that has it: --python PATH", strings.Join(why, "; "))
-}
-
-// start serves the store at which the ranks meet, runs them, and stops all of
-// them when one fails.
-func start(ctx context.Context, ranksOfPython, ranksOfGo int, command func(ctx context.Context, rank int) *exec.Cmd) error {
-	server, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
-	if err != nil {
-		return err
-	}
-	defer server.Close()
-	host, port, err := net.SplitHostPort(server.Addr())
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var ranks sync.WaitGroup
-	size := ranksOfPython + ranksOfGo
-	for r := range size {
-		cmd := command(ctx, r)
-		// The variables of torchrun. The last two say that the store is there
-		// already, so that rank 0 need not serve one.
-		cmd.Env = append(os.Environ(),
-			"RANK="+strconv.Itoa(r), "WORLD_SIZE="+strconv.Itoa(size), "LOCAL_RANK="+strconv.Itoa(r), "LOCAL_WORLD_SIZE="+strconv.Itoa(size),
-			"MASTER_ADDR="+host, "MASTER_PORT="+port, "TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RESTART_COUNT=0")
-		var errors bytes.Buffer
-		cmd.Stdout, cmd.Stderr = os.Stdout, &errors
-		cmd.WaitDelay = 5 * time.Second
-		if err := cmd.Start(); err != nil {
-			cancel(err)
-			break
-		}
-		ranks.Go(func() {
-			if err := cmd.Wait(); err != nil {
-				cancel(fmt.Errorf("rank %d: %w\n%s", r, err, errors.String()))
-			}
-		})
-	}
-	ranks.Wait()
-	return context.Cause(ctx)
 }
 
 // writeDigits writes the digits that come with Cohort as MNIST's files have

@@ -190,7 +190,7 @@ func compare(ctx context.Context, net *Net, group *dist.Group) error {
 	if most.Int64s()[0] != least.Int64s()[0] {
 		verdict = "not those of other ranks"
 	}
-	fmt.Printf("rank %d of %d, Go:            %d parameters, sum %016x, %s\n", group.Rank(), group.Size(), n, uint64(sum), verdict)
+	fmt.Printf("Go: %d parameters, sum %016x, %s\n", n, uint64(sum), verdict)
 	return nil
 }
 
@@ -239,7 +239,7 @@ func feed(ctx context.Context, group *dist.Group, dir string) error {
 		return err
 	}
 	r := result.Float32s()
-	fmt.Printf("rank %d, Go: fed %d batches of %d images to %d PyTorch ranks; their loss went from %.2f to %.2f\n", group.Rank(), steps, batchSize, trainers, r[0], r[1])
+	fmt.Printf("fed %d batches of %d images to %d PyTorch ranks; their loss went from %.2f to %.2f\n", steps, batchSize, trainers, r[0], r[1])
 	return nil
 }
 

@@ -73,7 +73,7 @@ def main():
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     dist.all_reduce(least, op=dist.ReduceOp.MIN)
     verdict = "the same as everywhere" if most == least else "not those of other ranks"
-    print(f"rank {rank} of {world}, PyTorch {torch.__version__.split('+')[0]}: {len(bits)} parameters, sum {mine.item() % (1 << 64):016x}, {verdict}", flush=True)
+    print(f"PyTorch {torch.__version__.split('+')[0]}: {len(bits)} parameters, sum {mine.item() % (1 << 64):016x}, {verdict}", flush=True)
 
 
 main()
