@@ -150,6 +150,9 @@ type liveCase struct {
 
 type object = map[string]any
 
+// smallMiB is a bucket_cap_mb of 100 bytes.
+const smallMiB = 100.0 / (1 << 20)
+
 var liveCases = map[string]liveCase{
 	"mlp":           {Model: "mlp", Optimizer: "SGD", Options: object{"lr": 0.1}},
 	"momentum":      {Model: "mlp", Optimizer: "SGD", Options: object{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}},
@@ -163,6 +166,9 @@ var liveCases = map[string]liveCase{
 	"unused":        {Model: "branches", Optimizer: "SGD", Options: object{"lr": 0.1}, DDP: object{"find_unused_parameters": true}},
 	"unused, more":  {Model: "branches", Optimizer: "SGD", Options: object{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}, DDP: object{"find_unused_parameters": true}, Accumulate: 2},
 	"unused, adamw": {Model: "branches", Optimizer: "AdamW", Options: object{"lr": 0.01, "weight_decay": 0.01}, DDP: object{"find_unused_parameters": true}},
+	"small buckets": {Model: "mlp", Optimizer: "SGD", Options: object{"lr": 0.1, "momentum": 0.9}, DDP: object{"bucket_cap_mb": smallMiB}},
+	"small, unused": {Model: "branches", Optimizer: "SGD", Options: object{"lr": 0.1}, DDP: object{"find_unused_parameters": true, "bucket_cap_mb": smallMiB}},
+	"large":         {Model: "large", Optimizer: "SGD", Options: object{"lr": 0.01, "momentum": 0.9}, Steps: []int{4}},
 	"static":        {Model: "branches", Optimizer: "SGD", Options: object{"lr": 0.1, "momentum": 0.9}, DDP: object{"static_graph": true}, On: true},
 	"join":          {Model: "mlp", Optimizer: "SGD", Options: object{"lr": 0.1, "momentum": 0.9}, Steps: []int{12, 20, 7, 20, 1}, Join: object{}},
 	"join, live":    {Model: "mlp", Optimizer: "SGD", Options: object{"lr": 0.1}, Steps: []int{9, 3}, Join: object{"divide_by_initial_world_size": false}},
@@ -187,6 +193,8 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 		model = parts
 	case "linears":
 		model = nn.NewSequential(nn.NewLinear(b, 8, 6), nn.NewLinear(b, 6, 6), nn.NewLinear(b, 6, 4))
+	case "large":
+		model = nn.NewSequential(nn.NewLinear(b, 8, 600), nn.NewLinear(b, 600, 600), nn.NewLinear(b, 600, 600), nn.NewLinear(b, 600, 4))
 	case "wide":
 		m := newMLP(b)
 		m.FC2 = nn.NewLinear(b, 6, 5)
@@ -199,6 +207,13 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 	opts := []DDPOption{PyTorch(PyTorchOptions{FindUnused: is(c.DDP, "find_unused_parameters"), StaticGraph: is(c.DDP, "static_graph"), Version: old})}
 	if keep, given := c.DDP["broadcast_buffers"]; given && keep == false {
 		opts = append(opts, KeepBuffers())
+	}
+	if mib := number(c.DDP, "bucket_cap_mb"); mib != 0 {
+		first := int(mib * (1 << 20))
+		if old != "" {
+			first = 1 << 20
+		}
+		opts = append(opts, BucketBytes(first, int(mib*(1<<20))))
 	}
 	ddp, err := NewDDP(ctx, model, g, opts...)
 	if err != nil {
@@ -248,7 +263,15 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 	}
 	var out [][]float32
 	for _, p := range nn.Parameters(model) {
-		out = append(out, p.Data().Float32s())
+		values := p.Data().Float32s()
+		if c.Model == "large" {
+			sum := int64(0)
+			for i, v := range values {
+				sum += int64(i+1) * int64(int32(math.Float32bits(v)))
+			}
+			values = []float32{math.Float32frombits(uint32(sum)), math.Float32frombits(uint32(sum >> 32))}
+		}
+		out = append(out, values)
 	}
 	return out, nil
 }
@@ -284,6 +307,12 @@ func liveJob(t *testing.T, torch []*torchRank, layout string, cases, ofGo []live
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("the test's limit"))
 	defer cancel()
 	results, errs := make([][][][]float32, len(layout)), make([]error, len(layout))
+	met := make(chan error, 1)
+	go func() { met <- server.Meet(ctx, len(layout)) }()
+	defer func() {
+		cancel()
+		<-met
+	}()
 	var ranks sync.WaitGroup
 	taken := 0
 	for rank, kind := range layout {
@@ -393,8 +422,8 @@ func TestBesidePyTorch(t *testing.T) {
 								first := results[0][i][p][j]
 								if math.Float32bits(v) != math.Float32bits(first) {
 									differ++
+									worst = max(worst, math.Abs(float64(v)-float64(first)))
 								}
-								worst = max(worst, math.Abs(float64(v)-float64(first)))
 							}
 						}
 					}

@@ -24,6 +24,11 @@ def linears():
     return nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 6), nn.Linear(6, 4))
 
 
+def large():
+    """Two buckets of the usual sizes."""
+    return nn.Sequential(nn.Linear(8, 600), nn.Linear(600, 600), nn.Linear(600, 600), nn.Linear(600, 4))
+
+
 def wide():
     m = MLP()
     m.fc2 = nn.Linear(6, 5)
@@ -32,7 +37,7 @@ def wide():
 
 def play(case, rank):
     torch.manual_seed(100 + rank)
-    model = {"mlp": MLP, "branches": Branches, "linears": linears, "wide": wide}[case["model"]]()
+    model = {"mlp": MLP, "branches": Branches, "linears": linears, "large": large, "wide": wide}[case["model"]]()
     m = DistributedDataParallel(model, **case.get("ddp", {}))
     opt = getattr(torch.optim, case["optimizer"])(m.parameters(), **case["options"])
     counts = case["steps"]
@@ -59,7 +64,11 @@ def play(case, rank):
     else:
         with m.join(**join):
             loop()
-    return [p.detach().reshape(-1).view(torch.int32).tolist() for p in m.parameters()]
+    bits = [p.detach().reshape(-1).view(torch.int32) for p in m.parameters()]
+    if case["model"] == "large":
+        sums = [(b.long() * torch.arange(1, len(b) + 1)).sum().view(1).view(torch.int32) for b in bits]
+        return [s.tolist() for s in sums]
+    return [b.tolist() for b in bits]
 
 
 def main():
