@@ -7,4 +7,8 @@
 // model it was given and steps in at the carrier's two places (nn.Interceptor)
 // and at the gradients (nn.Parameter.OnGradReady, tensor.Tape.AfterBackward).
 // Model code does not know of it.
+//
+// With the option [PyTorch] a DDP issues the collectives of PyTorch's
+// DistributedDataParallel instead of its own, so that a group may have ranks of
+// both kinds. testdata/ddp_pytorch.py records what those are.
 package parallel

@@ -102,8 +102,7 @@ func (p *pytorchDDP) bring(ctx context.Context, k int) {
 func (p *pytorchDDP) fill(k int) {
 	view := p.buckets[p.bucketOf[k]].views[p.offsetOf[k]]
 	if g := p.params[k].Grad(); g != nil {
-		view.CopyFrom(g)
-		view.Scale(1 / p.divisor)
+		view.CopyScaled(1/p.divisor, g)
 	} else {
 		view.Fill(0)
 	}

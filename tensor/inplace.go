@@ -57,6 +57,19 @@ func (t *Tensor) Scale(s float64) {
 	t.Device().BinaryScalar(device.Mul, t.array(), t.array(), s)
 }
 
+// CopyScaled overwrites t with s·src, of t's shape and dtype; both are contiguous.
+// Of integers s must be whole.
+func (t *Tensor) CopyScaled(s float64, src *Tensor) {
+	t.wantSame("copy scaled", src)
+	t.wantWhole("copy scaled", s)
+	if !t.IsContiguous() || !src.IsContiguous() {
+		fail("copy scaled", []*Tensor{t, src}, "wants contiguous tensors")
+	}
+	src = src.apartFrom(t)
+	t.storage.version++
+	t.Device().BinaryScalar(device.Mul, t.array(), src.array(), s)
+}
+
 // wantWhole fails when the number cannot be one of t's dtype.
 func (t *Tensor) wantWhole(op string, s float64) {
 	if t.dtype == Bool || !t.dtype.IsFloat() && s != math.Trunc(s) {

@@ -53,6 +53,11 @@ func TestWritingWhatIsRead(t *testing.T) {
 	if got := y.Float32s(); !slices.Equal(got, []float32{1, 2, 2, 2, 2, 2}) {
 		t.Errorf("a run added to its neighbour gives %v", got)
 	}
+	y = FromFloat32([]float32{1, 2, 3, 4})
+	y.Narrow(0, 1, 3).CopyScaled(10, y.Narrow(0, 0, 3))
+	if got := y.Float32s(); !slices.Equal(got, []float32{1, 10, 20, 30}) {
+		t.Errorf("a run overwritten by ten times its neighbour is %v", got)
+	}
 	mustFail(t, "one element repeated", func() { Zeros(1).Expand(3).CopyFrom(counting(3)) })
 }
 

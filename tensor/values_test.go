@@ -213,9 +213,13 @@ func TestIntegersInPlace(t *testing.T) {
 		x.Axpy(2, FromInt64([]int64{4, 5, 6}).To(dtype))
 		x.Scale(3)
 		wantFloats(t, "3(x+2y) of "+dtype.String(), x, 27, 36, 45)
+		y := New(CPU(), dtype, 3)
+		y.CopyScaled(2, x)
+		wantFloats(t, "2·x of "+dtype.String(), y, 54, 72, 90)
 		x.Fill(7)
 		wantFloats(t, "fill", x, 7, 7, 7)
 	}
+	mustFail(t, "wants contiguous tensors", func() { Zeros(2, 3).CopyScaled(1, Zeros(3, 2).T()) })
 	mustFail(t, "cannot take 0.5 into int64", func() { FromInt64([]int64{1}).Scale(0.5) })
 	mustFail(t, "cannot take NaN into uint8", func() { FromUint8([]uint8{1}).Fill(math.NaN()) })
 }
