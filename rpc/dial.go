@@ -180,7 +180,7 @@ func (a *Agent) sayHello(conn *transport.Conn, p *Peer) error {
 	if err := m.finish(maxHead); err != nil {
 		return err
 	}
-	return m.write(conn)
+	return m.write(conn, nil)
 }
 
 // maxHello bounds the first frames.
@@ -330,11 +330,11 @@ func (a *Agent) greet(conn *transport.Conn) (*serverLink, error) {
 	if err := m.finish(maxHead); err != nil {
 		return nil, err
 	}
-	if err := m.write(conn); err != nil {
+	if err := m.write(conn, nil); err != nil {
 		return nil, err
 	}
 	s := &serverLink{agent: a, peer: p, conn: conn, limit: limit, active: map[uint64]*incoming{}}
-	s.sender.conn, s.sender.lost = conn, s.lose
+	s.sender.conn, s.sender.lost, s.sender.patience = conn, s.lose, a.timeout
 	ctx := context.WithValue(a.ctx, callerKey{}, p)
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	return s, nil
@@ -362,7 +362,7 @@ func (a *Agent) turnAway(conn *transport.Conn, why *Error) error {
 	if err := m.finish(maxHead); err != nil {
 		return err
 	}
-	if err := m.write(conn); err != nil {
+	if err := m.write(conn, nil); err != nil {
 		return err
 	}
 	return why

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/ending"
@@ -45,11 +46,15 @@ type link struct {
 	reading bool
 	polls   bool // the connection can be asked without waiting for it
 	numRead int  // by callers
-	spins   spinner
-	resume  chan struct{} // gives the reading back to the goroutine
-	cerr    error         // why there will be no more answers
-	gone    chan struct{} // closed with cerr
-	ended   chan struct{} // closed when the reading goroutine has ended
+	// within says that part of a frame has been read, and moved how many pieces of
+	// frames there have been: for who finds that a call is late.
+	within atomic.Bool
+	moved  atomic.Uint64
+	spins  spinner
+	resume chan struct{} // gives the reading back to the goroutine
+	cerr   error         // why there will be no more answers
+	gone   chan struct{} // closed with cerr
+	ended  chan struct{} // closed when the reading goroutine has ended
 }
 
 // call is a call that waits for its answer.
@@ -196,9 +201,14 @@ func (l *link) wantReader() {
 
 // readOne reads a message for whom it may concern. An error is the connection's end.
 func (l *link) readOne() error {
-	r, err := readHead(l.conn)
+	kind, size, err := l.conn.ReadHeader(transport.MaxFrame)
 	if err == nil {
-		err = l.take(r)
+		l.within.Store(true)
+		var r *received
+		if r, err = readHeadOf(l.conn, kind, size); err == nil {
+			err = l.take(r)
+		}
+		l.within.Store(false)
 	}
 	if err != nil {
 		l.lose(err)
@@ -217,16 +227,13 @@ func (l *link) take(r *received) error {
 		l.cmu.Lock()
 		f := l.streams[id]
 		l.cmu.Unlock()
-		return takeFlow(l.conn, f, r, l.agent.maxMessage)
+		return takeFlow(l.conn, f, r, l.agent.maxMessage, &l.moved)
 	case frameReply, frameFailure:
 	default:
 		return protocolError("a frame of kind %d in answer to calls", r.kind)
 	}
 	l.cmu.Lock()
-	c := l.pending[id]
-	delete(l.pending, id)
-	f := l.streams[id]
-	delete(l.streams, id)
+	c, f := l.pending[id], l.streams[id]
 	l.cmu.Unlock()
 	if c == nil && f == nil { // given up
 		r.release()
@@ -239,10 +246,7 @@ func (l *link) take(r *received) error {
 			bad = fmt.Errorf("%w: the answer has %d bytes, at most %d", errTooLarge, r.size, l.agent.maxMessage)
 		} else {
 			var err error
-			if bad, err = r.readTensors(l.conn); err != nil {
-				if c != nil { // it is in no list any more
-					l.complete(c, nil, errorf(KindLost, c.method.name, l.peer, "%w", err))
-				}
+			if bad, err = r.readTensors(l.conn, &l.moved); err != nil {
 				return err
 			}
 		}
@@ -251,8 +255,13 @@ func (l *link) take(r *received) error {
 		return err
 	}
 	r.dec.agent, r.dec.peer = l.agent, l.peer
-	if f != nil {
+	if f != nil && l.forgetStream(f) {
 		f.finish(r)
+		return nil
+	}
+	// Until it was read as a whole the call could be given up.
+	if c == nil || !l.claim(id, c) {
+		r.release()
 		return nil
 	}
 	if bad != nil {
@@ -331,12 +340,18 @@ func (l *link) sendError(c *call, err error) error {
 
 // forget takes a call out of the list and says whether it was there.
 func (l *link) forget(c *call) bool {
+	return l.claim(c.id, c)
+}
+
+// claim takes the call of a number out of the list and says whether it was there. A
+// call that has ended may have another number by now.
+func (l *link) claim(id uint64, c *call) bool {
 	l.cmu.Lock()
 	defer l.cmu.Unlock()
-	if l.pending[c.id] != c {
+	if l.pending[id] != c {
 		return false
 	}
-	delete(l.pending, c.id)
+	delete(l.pending, id)
 	return true
 }
 
@@ -416,10 +431,31 @@ func (l *link) expire() {
 		l.expireAt(next)
 	}
 	l.cmu.Unlock()
+	if len(late) > 0 && (l.within.Load() || l.sender.busy()) {
+		l.suspect()
+	}
 	for _, c := range late {
 		l.tell(frameCancel, c.id, 0)
 		l.complete(c, nil, timeoutError(c.method.name, l.peer, c.ctx, now.Sub(c.began)))
 	}
+}
+
+// stallTime is how long a peer may stand still in the middle of a message, in
+// either direction, when a call is late.
+const stallTime = 5 * time.Second
+
+// suspect gives the connection up if nothing moves on it for a while: what has begun
+// and does not end keeps all calls waiting.
+func (l *link) suspect() {
+	within, moved, turns := l.within.Load(), l.moved.Load(), l.sender.turn()
+	time.AfterFunc(stallTime, func() {
+		switch {
+		case within && l.within.Load() && l.moved.Load() == moved:
+			l.lose(fmt.Errorf("the peer stopped in the middle of a message, for %v", stallTime))
+		case turns != 0 && l.sender.turn() == turns:
+			l.lose(fmt.Errorf("the peer took no data for %v", stallTime))
+		}
+	})
 }
 
 // timeoutError is what a call gets that was not answered in time.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -46,6 +47,11 @@ const (
 	// inlineLimit is up to which size messages are gathered, tensors and all.
 	inlineLimit = 16 << 10
 	sizePrefix  = 4
+	// pieceSize is how much of a tensor is read at once: where a peer stands still
+	// is found to that.
+	pieceSize = 8 << 20
+	// maxWhole is up to which size a message is written by one call.
+	maxWhole = 64 << 20
 )
 
 // outgoing is a message that is being made or sent: a head, and tensors whose
@@ -181,13 +187,36 @@ func (m *outgoing) appendTo(b []byte) []byte {
 	return b
 }
 
-// write writes the frame from where its parts are.
-func (m *outgoing) write(conn *transport.Conn) error {
+// write writes the frame from where its parts are. turns counts the pieces of one
+// that is very long.
+func (m *outgoing) write(conn *transport.Conn, turns *atomic.Uint64) error {
+	if m.size > maxWhole {
+		return m.writePieces(conn, turns)
+	}
 	m.vec = append(m.vec[:0], m.enc.Buf)
 	for _, t := range m.dense {
 		m.vec = append(m.vec, t.Buffer().Data)
 	}
 	return conn.WriteFrame(m.kind, m.vec...)
+}
+
+func (m *outgoing) writePieces(conn *transport.Conn, turns *atomic.Uint64) error {
+	head := make([]byte, transport.HeaderSize, transport.HeaderSize+len(m.enc.Buf))
+	transport.PutHeader(head, m.kind, m.size)
+	if _, err := conn.Write(append(head, m.enc.Buf...)); err != nil {
+		return err
+	}
+	for _, t := range m.dense {
+		for b := t.Buffer().Data; len(b) > 0; {
+			n := min(len(b), pieceSize)
+			if _, err := conn.Write(b[:n]); err != nil {
+				return err
+			}
+			turns.Add(1)
+			b = b[n:]
+		}
+	}
+	return nil
 }
 
 // received is a message that has come: its head, and its tensors.
@@ -303,7 +332,8 @@ func (r *received) readExtras() {
 // readTensors reads the list of tensors, and the tensors themselves, which are
 // all that is left of the frame. If the list is not what it should be nothing
 // has been read, and bad says why.
-func (r *received) readTensors(conn *transport.Conn) (bad, err error) {
+// moved counts the pieces that have come.
+func (r *received) readTensors(conn *transport.Conn, moved *atomic.Uint64) (bad, err error) {
 	d := &r.dec
 	if d.Null() {
 		if n := conn.Unread(); n != 0 {
@@ -361,10 +391,13 @@ func (r *received) readTensors(conn *transport.Conn) (bad, err error) {
 	for _, s := range list {
 		t := tensor.Empty(s.dtype, s.shape...)
 		r.dec.tensors = append(r.dec.tensors, t)
-		if t.NumElems() > 0 {
-			if err := conn.ReadPayload(t.Buffer().Data); err != nil {
+		for b := t.Buffer().Data; len(b) > 0; {
+			n := min(len(b), pieceSize)
+			if err := conn.ReadPayload(b[:n]); err != nil {
 				return nil, err
 			}
+			moved.Add(1)
+			b = b[n:]
 		}
 	}
 	return nil, nil

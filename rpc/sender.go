@@ -4,9 +4,11 @@ package rpc
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -22,6 +24,9 @@ const maxOut = 1 << 20
 type sender struct {
 	conn *transport.Conn
 	lost func(error) // ends the connection
+	// patience is how long answers wait for room before the connection is given up,
+	// 0 for ever: handlers have places that others want.
+	patience time.Duration
 
 	mu         sync.Mutex
 	out, spare []byte
@@ -29,6 +34,7 @@ type sender struct {
 	// Who sets writing writes: a sender itself, or a goroutine that lives as long
 	// as there is something to write.
 	writing bool
+	turns   atomic.Uint64 // writes that have begun, and pieces of large ones
 	err     error
 	room    chan struct{} // closed when something has been written; nil if nobody waits
 	written atomic.Uint64 // bytes
@@ -51,8 +57,16 @@ func (s *sender) send(ctx context.Context, m *outgoing, hurry bool) error {
 		}
 		room := s.room
 		s.mu.Unlock()
+		var late <-chan time.Time
+		if s.patience > 0 {
+			timer := time.NewTimer(s.patience)
+			defer timer.Stop()
+			late = timer.C
+		}
 		select {
 		case <-room:
+		case <-late:
+			s.lost(fmt.Errorf("the peer took no answers for %v", s.patience))
 		case <-ctx.Done():
 			err := ending.Of(ctx)
 			m.release(err)
@@ -103,6 +117,7 @@ func (s *sender) sendLocked(m *outgoing, hurry bool) error {
 // is called and when it returns, but not in between.
 func (s *sender) writeOut() {
 	out, large := s.out, s.large
+	s.turns.Add(1)
 	s.out, s.spare, s.large = s.spare, nil, nil
 	s.mu.Unlock()
 	err := s.write(out, large)
@@ -129,7 +144,7 @@ func (s *sender) write(out []byte, large []largeMessage) error {
 		}
 		if err == nil {
 			s.written.Add(uint64(l.msg.size))
-			err = l.msg.write(s.conn)
+			err = l.msg.write(s.conn, &s.turns)
 		}
 		l.msg.release(err)
 	}
@@ -148,6 +163,14 @@ func (s *sender) endTurn() {
 		return
 	}
 	s.writing = false
+}
+
+// turn tells one write, or a piece of it, from another, 0 while nobody writes.
+func (s *sender) turn() uint64 {
+	if !s.busy() {
+		return 0
+	}
+	return s.turns.Load()
 }
 
 // busy says whether somebody is writing.

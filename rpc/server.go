@@ -28,6 +28,7 @@ type serverLink struct {
 	ctx    context.Context // of its calls: ends with the connection
 	cancel context.CancelCauseFunc
 
+	moved  atomic.Uint64 // pieces of frames that have come
 	spins  spinner
 	cmu    sync.Mutex
 	active map[uint64]*incoming
@@ -128,7 +129,7 @@ func (s *serverLink) readOne() error {
 			f = in.flow
 		}
 		s.cmu.Unlock()
-		return takeFlow(s.conn, f, r, s.agent.maxMessage)
+		return takeFlow(s.conn, f, r, s.agent.maxMessage, &s.moved)
 	}
 	return protocolError("a frame of kind %d, which is none that a caller sends", r.kind)
 }
@@ -159,7 +160,7 @@ func (s *serverLink) take(id uint64, r *received) error {
 		no = &Error{Kind: KindTypes, Msg: "the types differ: the method served is " + m.text}
 	}
 	if no == nil {
-		bad, err := r.readTensors(s.conn)
+		bad, err := r.readTensors(s.conn, &s.moved)
 		if err != nil {
 			return err
 		}

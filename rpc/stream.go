@@ -9,6 +9,7 @@ import (
 	"iter"
 	"math"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -140,13 +141,13 @@ func (f *flow) finish(r *received) {
 }
 
 // takeFlow reads a message of a stream, which may have ended: f is nil then.
-func takeFlow(conn *transport.Conn, f *flow, r *received, limit int) error {
+func takeFlow(conn *transport.Conn, f *flow, r *received, limit int, moved *atomic.Uint64) error {
 	switch {
 	case f == nil:
 	case r.size > limit:
 		f.fail(errorf(KindTooLarge, f.method.name, f.peer, "a message of the stream has %d bytes, at most %d", r.size, limit))
 	case r.kind == frameItem:
-		bad, err := r.readTensors(conn)
+		bad, err := r.readTensors(conn, moved)
 		if err != nil {
 			return err
 		}

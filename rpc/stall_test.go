@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// TestStall: a peer that stops in the middle of an answer, or takes no data, holds
+// no call longer than its time, and soon its connection is given up, with all that
+// waits on it.
+func TestStall(t *testing.T) {
+	for name, liar := range map[string]func(far *transport.Conn){
+		"takes nothing": func(*transport.Conn) {},
+		"stops in a tensor": func(far *transport.Conn) {
+			if _, _, err := far.ReadFrame(nil, 1<<30); err != nil {
+				return
+			}
+			e := cbor.Encoder{Buf: make([]byte, 4)}
+			e.Array(4)
+			e.Uint(1)
+			e.Null()
+			e.Array(1)
+			e.Array(2)
+			e.Uint(1)
+			e.Uint(1000)
+			tensorZero(&e)
+			e.Buf[0] = byte(len(e.Buf) - 4)
+			_, _ = far.Write(frame(frameReply, len(e.Buf)+4000, e.Buf, make([]byte, 100)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, err := Init(t.Context(), "a", WithNetwork(NewNetwork()), WithStore(store.NewMemory(), 0, 1), WithTimeout(10*time.Second))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer a.Close()
+				near, far := transport.Pipe(proto)
+				defer far.Close()
+				p := &Peer{agent: a, name: "liar", rank: 1}
+				l := newLink(a, p, near, "pipe", 1<<30)
+				a.links[l] = struct{}{}
+				a.running.Go(l.receive)
+				p.link.Store(l)
+				go liar(far)
+				began := time.Now()
+				f := echo.Async(t.Context(), p, tensor.Zeros(1<<20))
+				forever := noop.Async(t.Context(), p, struct{}{})
+				_, err = f.Wait(t.Context())
+				if took := time.Since(began); KindOf(err) != KindTimeout || took != 10*time.Second {
+					t.Errorf("%v after %v", err, took)
+				}
+				if _, err := forever.Wait(t.Context()); err == nil {
+					t.Error("a call was answered")
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				_, err = noop.Call(ctx, p, struct{}{})
+				if took := time.Since(began); KindOf(err) != KindLost || took != 10*time.Second+stallTime || !strings.Contains(err.Error(), "the peer ") {
+					t.Errorf("a call on the connection: %v after %v", err, took)
+				}
+			})
+		})
+	}
+}
