@@ -80,7 +80,6 @@ type everything struct {
 	Renamed  int `rpc:"other"`
 	Optional int `rpc:"Optional,optional"`
 	Left     int `rpc:"-"`
-	hidden   int
 }
 
 func full() everything {
