@@ -301,7 +301,6 @@ func (l *link) start(ctx context.Context, c *call, m *outgoing) (mine bool, err 
 		m.release(err)
 		return false, err
 	}
-	c.link = l
 	l.pending[c.id] = c
 	alone := len(l.pending) == 1
 	if !c.deadline.IsZero() && (l.deadline == nil || c.deadline.Before(l.expires)) {

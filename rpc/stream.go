@@ -116,12 +116,13 @@ func (f *flow) fail(err error) {
 	}
 	f.err = err
 	f.wake()
+	stop := f.stop
 	f.mu.Unlock()
 	if f.link == nil {
 		return
 	}
-	if f.stop != nil {
-		f.stop()
+	if stop != nil {
+		stop()
 	}
 	if errors.Is(err, io.EOF) {
 		err = nil
@@ -209,12 +210,19 @@ func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up,
 	}
 	l := c.link
 	f := &flow{agent: a, method: &m.methodInfo, peer: p, id: c.id, out: &l.sender, limit: l.limit, link: l, credit: streamWindow, stats: st, began: c.began}
+	end := func() { f.cancel(timeoutError(m.name, p, ctx, time.Since(f.began))) }
 	if ctx.Done() != nil {
-		f.stop = context.AfterFunc(ctx, func() { f.cancel(timeoutError(m.name, p, ctx, time.Since(f.began))) })
+		stop := context.AfterFunc(ctx, end)
+		f.mu.Lock()
+		f.stop = stop
+		f.mu.Unlock()
 	}
 	if err := l.startStream(ctx, f, msg); err != nil {
 		f.fail(err)
 		return nil, err
+	}
+	if ctx.Err() != nil {
+		end() // it may have ended before the stream was there to be given up
 	}
 	return &Stream[Up, Down]{f, m.up, m.down}, nil
 }
