@@ -32,6 +32,17 @@ type record struct {
 	PID  int    `json:"pid,omitempty"`
 }
 
+// addresses lists where the agent listens, for messages.
+func (r *record) addresses() string {
+	switch {
+	case r.TCP != "" && r.Unix != "":
+		return r.Unix + " or " + r.TCP
+	case r.TCP+r.Unix == "":
+		return "its pipe"
+	}
+	return r.TCP + r.Unix
+}
+
 // meeting is how an agent found the others, where that was in a store.
 type meeting struct {
 	store      store.Store

@@ -23,6 +23,7 @@ type Peer struct {
 	where record
 	err   *Error // why it cannot be called, nil if it can
 
+	seen    atomic.Bool // there has been a connection
 	link    atomic.Pointer[link]
 	mu      sync.Mutex
 	dialing *dialing // nil if nobody dials
@@ -31,6 +32,7 @@ type Peer struct {
 // dialing is an attempt to connect.
 type dialing struct {
 	done chan struct{}
+	link *link
 	err  error
 }
 
@@ -72,40 +74,40 @@ func (p *Peer) connection(ctx context.Context, by time.Time) (*link, error) {
 		ctx, cancel = context.WithDeadline(ctx, by)
 		defer cancel()
 	}
-	for {
-		p.mu.Lock()
-		if l := p.link.Load(); l != nil {
-			p.mu.Unlock()
-			return l, nil
-		}
-		d := p.dialing
-		if d == nil {
-			d = &dialing{done: make(chan struct{})}
-			p.dialing = d
-			p.mu.Unlock()
-			l, err := p.connect(ctx)
-			p.mu.Lock()
-			if err == nil {
-				p.link.Store(l)
-			}
-			d.err, p.dialing = err, nil
-			p.mu.Unlock()
-			close(d.done)
-			return l, err
-		}
+	p.mu.Lock()
+	if l := p.link.Load(); l != nil {
 		p.mu.Unlock()
-		select {
-		case <-d.done:
-			// Who dialled may have had less time than this one has.
-			if d.err != nil && !errors.Is(d.err, context.DeadlineExceeded) && !errors.Is(d.err, context.Canceled) {
-				return nil, d.err
-			}
-		case <-ctx.Done():
-		}
-		if ctx.Err() != nil {
-			return nil, ending.Of(ctx)
-		}
+		return l, nil
 	}
+	d := p.dialing
+	if d == nil {
+		d = &dialing{done: make(chan struct{})}
+		if !p.agent.inBackground(func() { p.dial(d) }) {
+			p.mu.Unlock()
+			return nil, errClosed
+		}
+		p.dialing = d
+	}
+	p.mu.Unlock()
+	select {
+	case <-d.done:
+		return d.link, d.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("still connecting to %s: %w", p.where.addresses(), ending.Of(ctx))
+	}
+}
+
+// dial connects for all who wait for that, whose patience differs.
+func (p *Peer) dial(d *dialing) {
+	d.link, d.err = p.connect(p.agent.ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if d.err == nil {
+		p.link.Store(d.link)
+		p.seen.Store(true)
+	}
+	p.dialing = nil
+	close(d.done)
 }
 
 // unreachable is what a call gets that found no connection.

@@ -351,3 +351,24 @@ func TestShutdownMissing(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// TestShutdownDeath: who has gone without a word is named soon, to all.
+func TestShutdownDeath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := agents(t, "pipe", 3)
+		a[2].Close()
+		began := time.Now()
+		var wg sync.WaitGroup
+		for _, x := range a[:2] {
+			wg.Go(func() {
+				if err := x.Shutdown(t.Context()); err == nil || !strings.Contains(err.Error(), "w2 (rank 2) has gone") {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(began); took > 3*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}

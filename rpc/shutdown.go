@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -31,12 +32,15 @@ const (
 	// lingerTime is how long the agent that leads a shutdown waits for the others to
 	// have its last answer.
 	lingerTime = 5 * time.Second
+	// lookTime is how often it asks those who have not come whether they are there.
+	lookTime = time.Second
 )
 
 // rounds is what the agent of rank 0 knows of a shutdown.
 type rounds struct {
 	mu  sync.Mutex
 	all map[int]*round
+	err error // why there will be no more of them
 }
 
 type round struct {
@@ -67,6 +71,10 @@ func (a *Agent) meet(_ context.Context, in meetArgs) *Future[uint64] {
 		resolve(0, fmt.Errorf("agent %d cannot come to round %d, of %d agents", in.Rank, in.Round, a.Size()))
 		return f
 	}
+	if r.err != nil {
+		this.resolve(0, r.err)
+		return this.f
+	}
 	this.came[in.Rank] = true
 	this.sum += in.Started
 	if len(this.came) == a.Size() {
@@ -75,22 +83,54 @@ func (a *Agent) meet(_ context.Context, in meetArgs) *Future[uint64] {
 	return this.f
 }
 
-// missing names the agents that have not come to the last round.
-func (a *Agent) missing() string {
+// missing are the agents that have not come to the last round.
+func (a *Agent) missing() []*Peer {
 	r := &a.rounds
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	last := r.all[len(r.all)-1]
 	if last == nil {
-		return ""
+		return nil
 	}
-	var names []string
-	for _, p := range a.Peers() {
-		if !last.came[p.rank] {
-			names = append(names, p.String())
+	return slices.DeleteFunc(a.Peers(), func(p *Peer) bool { return last.came[p.rank] })
+}
+
+// lookForMissing asks, until ctx is done, the agents that have not come whether they
+// are there. One that has died will never come, and the shutdown ends with its name.
+func (a *Agent) lookForMissing(ctx context.Context) {
+	tick := time.NewTicker(lookTime)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		for _, p := range a.missing() {
+			if p == a.self || p.where.ID == "" && !p.seen.Load() { // or it may yet be started
+				continue
+			}
+			limit, cancel := context.WithTimeout(ctx, helloTimeout)
+			_, err := p.Describe(limit)
+			cancel()
+			if errors.Is(err, context.DeadlineExceeded) {
+				continue // which says nothing about it
+			}
+			if k := KindOf(err); ctx.Err() == nil && (k == KindUnreachable || k == KindClosed) {
+				a.rounds.fail(fmt.Errorf("%v has gone without a Shutdown: %w", p, err))
+			}
 		}
 	}
-	return strings.Join(names, ", ")
+}
+
+// fail ends all rounds.
+func (r *rounds) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.err = err
+	for _, this := range r.all {
+		this.resolve(0, err)
+	}
 }
 
 // Shutdown leaves the job in good order. It waits until all agents have called it
@@ -124,6 +164,11 @@ func (a *Agent) settle(ctx context.Context) error {
 	if a.ctx.Err() != nil {
 		return nil // it has been closed
 	}
+	if a.rank == 0 && a.Size() > 1 {
+		limit, cancel := context.WithCancel(ctx)
+		defer cancel()
+		a.inBackground(func() { a.lookForMissing(limit) })
+	}
 	lead := a.PeerRank(0)
 	last := ^uint64(0)
 	for n := 0; ; n++ {
@@ -139,12 +184,12 @@ func (a *Agent) settle(ctx context.Context) error {
 		_, in := a.handling.count()
 		sum, err := meetMethod.Call(ctx, lead, meetArgs{a.rank, n, out + in})
 		if err != nil {
-			who := ""
-			if a.rank == 0 {
-				who = a.missing()
-			}
-			if who != "" {
-				return fmt.Errorf("rpc: shutdown of %s: %s did not come: %w", a.name, who, err)
+			if late := a.missing(); a.rank == 0 && len(late) > 0 && (ctx.Err() != nil || KindOf(err) == KindTimeout) {
+				var names []string
+				for _, p := range late {
+					names = append(names, p.String())
+				}
+				return fmt.Errorf("rpc: shutdown of %s: %s did not come: %w", a.name, strings.Join(names, ", "), err)
 			}
 			return fmt.Errorf("rpc: shutdown of %s: %w", a.name, err)
 		}

@@ -18,7 +18,7 @@ import (
 
 var (
 	stormSeed  = flag.Uint64("storm-seed", 1, "seed of TestStorm")
-	stormCalls = flag.Int("storm-calls", 60, "calls of each caller in TestStorm")
+	stormCalls = flag.Int("storm-calls", 30, "calls of each caller in TestStorm")
 )
 
 type stormArgs struct {
