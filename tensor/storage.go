@@ -19,6 +19,7 @@ type storage struct {
 	owners  int    // tape nodes and pending gradients that hold it
 	version uint32 // counts writes in place
 	freed   bool
+	cleanup runtime.Cleanup // of what is left to the collector
 }
 
 func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
@@ -50,7 +51,7 @@ func (s *storage) leaveToCollector() {
 		return // the device has no memory
 	}
 	collectable.add(s.mem.Size)
-	runtime.AddCleanup(s, func(o orphan) {
+	s.cleanup = runtime.AddCleanup(s, func(o orphan) {
 		o.dev.Free(o.mem)
 		collectable.freed(o.mem.Size)
 	}, orphan{s.dev, s.mem})

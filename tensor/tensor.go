@@ -74,7 +74,7 @@ func (t *Tensor) array() device.Array {
 
 func (t *Tensor) check(op string) {
 	if t.storage.freed {
-		fail(op, []*Tensor{t}, "the value has been freed: Backward consumed it, or its tape was closed; "+
+		fail(op, []*Tensor{t}, "the value has been freed: Backward consumed it, its tape was closed, or Free was called; "+
 			"read it earlier, or call Keep on it before Backward")
 	}
 }
