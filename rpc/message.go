@@ -92,6 +92,11 @@ func (m *outgoing) release(err error) {
 	for _, f := range m.gone {
 		f(err)
 	}
+	for i, c := range m.dense {
+		if c != m.tensors[i] { // a copy without gaps
+			c.Free()
+		}
+	}
 	clear(m.gone)
 	clear(m.tensors)
 	clear(m.dense)

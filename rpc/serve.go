@@ -9,12 +9,14 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
 	"github.com/cohort-ml/cohort/rpc/internal/hook"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 const (
@@ -49,15 +51,26 @@ func Quick() ServeOption {
 	return func(s *served) error { s.quick = true; return nil }
 }
 
+// Transient promises that the handler keeps no tensor of its arguments and of its
+// result: neither them nor views of their memory are used when it has returned and
+// its answer has been sent, and the result is no view of what it keeps. Their memory
+// is then given back at once, instead of when the collector finds them, and the next
+// request lies in memory that is still in the caches. Agents with a hook, such as
+// that of distributed autograd, keep what they need, and the promise is of no use.
+func Transient() ServeOption {
+	return func(s *served) error { s.transient = true; return nil }
+}
+
 // served is a method and who answers it.
 type served struct {
 	methodInfo
-	where string // the handler, for stacks
-	quick bool
-	gate  *gate              // nil: the agent's
-	open  func(in *incoming) // of a stream; nil for others
-	run   func(in *incoming) // decodes, calls the handler, answers
-	stats *methodStats
+	where     string // the handler, for stacks
+	quick     bool
+	transient bool
+	gate      *gate              // nil: the agent's
+	open      func(in *incoming) // of a stream; nil for others
+	run       func(in *incoming) // decodes, calls the handler, answers
+	stats     *methodStats
 }
 
 // Serve makes handler answer a method's calls: an option of [Init] and
@@ -140,8 +153,9 @@ type incoming struct {
 	began  time.Time
 	size   int
 	own    callContext
-	ctx    context.Context // the handler's: own, or what the hook made of it
-	flow   *flow           // of a stream
+	ctx    context.Context  // the handler's: own, or what the hook made of it
+	flow   *flow            // of a stream
+	args   []*tensor.Tensor // whose memory is given back after the answer
 	// before are run in order before the handler is, in its goroutine.
 	before []func(ctx context.Context) error
 	// keep, if there is one, gets the result or the error, and the caller the number
@@ -167,6 +181,8 @@ func (m *Method[A, R]) decodeArgs(in *incoming) (args A, err error) {
 		}
 		in.ctx = ctx
 		r.dec.tensors = msg.Tensors
+	} else if in.method.transient && in.keep == nil {
+		in.args = slices.Clone(r.dec.tensors)
 	}
 	r.dec.agent, r.dec.peer, r.dec.call = a, in.caller, in
 	if m.args.Empty {
@@ -240,6 +256,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 		if h := a.hook; h != nil {
 			_ = h.SendReply(ctx, in.caller.hook(), &hook.Message{Method: in.method.name, Failed: true})
 		}
+		in.freeArgs()
 		in.finish(0, errClosed)
 		return
 	}
@@ -273,11 +290,27 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 			return
 		}
 	}
+	if in.method.transient && a.hook == nil && in.keep == nil {
+		msg.gone = append(msg.gone, func(error) {
+			for _, t := range msg.tensors {
+				t.Free()
+			}
+			in.freeArgs()
+		})
+	}
 	size := msg.size
 	// The last of the calls that are under way on its connection is written at once.
 	hurry := in.from.alone() || !msg.small()
 	_ = in.from.send(in.from.ctx, msg, hurry) // nobody is left to be told of an error
 	in.finish(size, err)
+}
+
+// freeArgs gives back the memory of a transient call's arguments.
+func (in *incoming) freeArgs() {
+	for _, t := range in.args {
+		t.Free()
+	}
+	in.args = nil
 }
 
 // atTheEnd makes an error that only says that the call's own time is over one of

@@ -93,10 +93,10 @@ func (m rpcMethods) serve(table *tensor.Tensor) []rpc.Option {
 	return []rpc.Option{
 		rpc.Serve(m.noop, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }),
 		rpc.Serve(m.add, func(_ context.Context, in pair) (*tensor.Tensor, error) { return in.A.Add(in.B), nil }),
-		rpc.Serve(m.echo, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) { return in, nil }),
+		rpc.Serve(m.echo, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) { return in, nil }, rpc.Transient()),
 		rpc.Serve(m.pull, func(_ context.Context, ids *tensor.Tensor) (*tensor.Tensor, error) {
 			return table.IndexSelect(0, ids), nil
-		}),
+		}, rpc.Transient()),
 		rpc.Serve(m.push, func(_ context.Context, in rows) (struct{}, error) {
 			ids := in.IDs.Int64s()
 			in.Gradients.WithFloat32s(func(g []float32) {
@@ -104,7 +104,7 @@ func (m rpcMethods) serve(table *tensor.Tensor) []rpc.Option {
 				table.WithFloat32s(func(data []float32) { kernel.EmbeddingBackward(nil, data, g, ids, PSDim) })
 			})
 			return struct{}{}, nil
-		}),
+		}, rpc.Transient()),
 	}
 }
 
@@ -225,6 +225,9 @@ func (b *rpcBench) echoes(ctx context.Context, size int) error {
 		if err == nil && back.NumElems() != x.NumElems() {
 			err = fmt.Errorf("bench rpc: %d elements came back of %d", back.NumElems(), x.NumElems())
 		}
+		if err == nil {
+			back.Free()
+		}
 		return err
 	})
 	if err != nil {
@@ -253,6 +256,7 @@ func (b *rpcBench) table(ctx context.Context) error {
 		if pulled.NumElems() != PSBatch*PSDim {
 			return fmt.Errorf("bench rpc: %d numbers pulled, want %d", pulled.NumElems(), PSBatch*PSDim)
 		}
+		pulled.Free()
 		_, err = b.push.Call(ctx, b.peer, rows{ids, gradients})
 		return err
 	})
