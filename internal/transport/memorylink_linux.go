@@ -17,11 +17,16 @@ import (
 )
 
 const (
-	// lookTime is how long a read or write looks at the memory before it sleeps:
-	// about what being woken costs, so that it loses at most half.
-	lookTime = 64 * time.Microsecond
-	// quickLooks are made before the core is offered to others at each look.
-	quickLooks = 256
+	// lookTime is how long a read or write looks at the memory before it sleeps, as
+	// long as that is worth it: about what being woken costs, so that it loses at
+	// most half. It does not offer its core to others in between: two threads that
+	// happened to be on one core would stay there, while who sleeps is woken on
+	// one that is free. Where looking brings nothing, for the cores are taken, it
+	// lasts half as long each time, down to leastLook.
+	lookTime  = 64 * time.Microsecond
+	leastLook = 2 * time.Microsecond
+	// looksPerTime are between two readings of the clock.
+	looksPerTime = 64
 	// blockTime is how long a reader then sleeps in the system, from which it is
 	// woken sooner than from the runtime's poller, but keeps a thread busy.
 	blockTime = 200 * time.Microsecond
@@ -29,6 +34,26 @@ const (
 	// still there.
 	writerNap = 20 * time.Millisecond
 )
+
+// looking is for how long it is worth to look.
+type looking struct{ now time.Duration }
+
+// time returns it.
+func (p *looking) time() time.Duration {
+	if p.now == 0 {
+		p.now = lookTime
+	}
+	return p.now
+}
+
+// learn takes in how long a wait has been.
+func (p *looking) learn(waited time.Duration) {
+	if waited <= lookTime {
+		p.now = lookTime
+	} else {
+		p.now = max(p.now/2, leastLook)
+	}
+}
 
 // memoryLink is a connection through memory that two processes share: a ring in
 // each direction. The unix socket by which they met stays: a byte over it wakes
@@ -45,6 +70,8 @@ type memoryLink struct {
 	in     ring // one goroutine at a time reads
 	out    ring // and one writes
 	untold int  // bytes put of which the peer does not know yet
+	// how long it is worth to look for bytes, and for room
+	forBytes, forRoom looking
 
 	// users counts the operations in progress, and 1 until Close. Who makes it
 	// 0 unmaps the memory.
@@ -109,10 +136,16 @@ func (l *memoryLink) readv(p, spare []byte, _ int) (int, error) {
 		return 0, net.ErrClosed
 	}
 	defer l.leave()
-	h := Haste{Spin: lookTime, Block: blockTime}
+	h := Haste{} // what there is costs no look at the clock
+	if n, err := l.receive(p, spare, &h); err != errNothing {
+		return n, err
+	}
+	began := time.Now()
+	h = Haste{Spin: l.forBytes.time(), Block: blockTime}
 	for {
 		n, err := l.receive(p, spare, &h)
-		if !errors.Is(err, errNothing) {
+		if err != errNothing {
+			l.forBytes.learn(time.Since(began))
 			return n, err
 		}
 		if err := l.park(); err != nil {
@@ -158,7 +191,7 @@ func (l *memoryLink) receive(p, spare []byte, h *Haste) (int, error) {
 				// thread to be woken: a hundred times as long.
 				runtime.Gosched()
 			}
-			if looks < quickLooks && began.IsZero() {
+			if looks%looksPerTime != 0 {
 				continue
 			}
 			now := time.Now()
@@ -166,8 +199,6 @@ func (l *memoryLink) receive(p, spare []byte, h *Haste) (int, error) {
 				began = now
 			}
 			if now.Sub(began) < h.Spin && (h.GoOn == nil || h.GoOn()) {
-				// The peer may be waiting for this very core.
-				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 				continue
 			}
 			h.Spin = 0
@@ -334,17 +365,11 @@ func (l *memoryLink) awaitRoom() error {
 		return n > 0 || c.left.Load() != 0 || l.closed.Load() || passed(&l.writeBy), err
 	}
 	began := time.Now()
-	for looks := 1; ; looks++ {
+	defer func() { l.forRoom.learn(time.Since(began)) }()
+	for looks := 1; looks%looksPerTime != 0 || time.Since(began) < l.forRoom.time(); looks++ {
 		if ok, err := ready(); ok || err != nil {
 			return l.checkOpen(err)
 		}
-		if looks < quickLooks {
-			continue
-		}
-		if time.Since(began) > lookTime {
-			break
-		}
-		_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 	}
 	for {
 		c.writer.Store(asleep)
