@@ -67,9 +67,12 @@ type memoryLink struct {
 	sock   *net.UnixConn
 	raw    syscall.RawConn
 	memory []byte
-	in     ring // one goroutine at a time reads
-	out    ring // and one writes
-	untold int  // bytes put of which the peer does not know yet
+	peer   int    // the number of its process, 0 if that is not known
+	in     ring   // one goroutine at a time reads
+	out    ring   // and one writes
+	untold int    // bytes put of which the peer does not know yet
+	lent   uint32 // loans offered
+	borrowed
 	// how long it is worth to look for bytes, and for room
 	forBytes, forRoom looking
 
@@ -92,7 +95,7 @@ func newMemoryLink(sock *net.UnixConn, memory []byte, maker bool) (*memoryLink, 
 	if err != nil {
 		return nil, err
 	}
-	l := &memoryLink{sock: sock, raw: raw, memory: memory, ringBell: ringBell}
+	l := &memoryLink{sock: sock, raw: raw, memory: memory, peer: peerOf(raw), ringBell: ringBell}
 	l.out, l.in = newRing(memory[:linkSize/2]), newRing(memory[linkSize/2:])
 	if !maker {
 		l.out, l.in = l.in, l.out
@@ -223,16 +226,35 @@ func (l *memoryLink) receive(p, spare []byte, h *Haste) (int, error) {
 func (l *memoryLink) quiet() (bool, error) {
 	n, err := l.in.come(1)
 	c := l.in.control
-	return n == 0 && err == nil && c.ended.Load() == 0 && !l.gone.Load() && !l.closed.Load() && !passed(&l.readBy), err
+	lent := l.borrowed.active || c.loan.number.Load() != l.borrowed.number
+	return n == 0 && !lent && err == nil && c.ended.Load() == 0 && !l.gone.Load() && !l.closed.Load() && !passed(&l.readBy), err
 }
 
 // takeAll fills p, and then spare as far as that waits for nothing.
 func (l *memoryLink) takeAll(p, spare []byte) (n int, err error) {
+	number := l.in.control.loan.number.Load()
 	for _, into := range [2][]byte{p, spare} {
 		for len(into) > 0 {
+			var began time.Time
+			if len(into) >= ringPiece {
+				began = time.Now()
+			}
 			var m int
-			if m, err = l.in.take(into); m == 0 {
+			if m, err = l.in.take(into); err != nil {
 				return n, err
+			}
+			if m == 0 {
+				if n > 0 {
+					return n, nil
+				}
+				if lent, err := l.offered(number); !lent {
+					return 0, err
+				}
+				return l.borrow(into)
+			}
+			if m == ringPiece {
+				mix(&l.borrowed.ring, began, m)
+				l.weigh()
 			}
 			n += m
 			into = into[m:]
@@ -282,6 +304,13 @@ func (l *memoryLink) writev(bufs [][]byte) error {
 	}
 	defer l.leave()
 	for i, p := range bufs {
+		if len(p) >= lendFrom && l.out.control.loan.wanted.Load() != 0 {
+			n, err := l.lend(p)
+			if err != nil {
+				return err
+			}
+			p = p[n:]
+		}
 		if _, err := l.send(p, i == len(bufs)-1); err != nil {
 			return err
 		}
@@ -359,10 +388,19 @@ func ringBell(fd uintptr) bool {
 
 // awaitRoom waits until there may be room in the outgoing ring.
 func (l *memoryLink) awaitRoom() error {
+	return l.awaitPeer(func() (bool, error) {
+		n, err := l.out.room(1)
+		return n > 0, err
+	})
+}
+
+// awaitPeer waits until the peer's reader has done something, or there is no more
+// sense in waiting.
+func (l *memoryLink) awaitPeer(done func() (bool, error)) error {
 	c := l.out.control
 	ready := func() (bool, error) {
-		n, err := l.out.room(1)
-		return n > 0 || c.left.Load() != 0 || l.closed.Load() || passed(&l.writeBy), err
+		ok, err := done()
+		return ok || c.left.Load() != 0 || l.closed.Load() || passed(&l.writeBy), err
 	}
 	began := time.Now()
 	defer func() { l.forRoom.learn(time.Since(began)) }()
@@ -384,7 +422,7 @@ func (l *memoryLink) awaitRoom() error {
 		}
 		futexSleep(&c.writer, limit)
 		c.writer.Store(awake)
-		if n, err := l.out.room(1); err == nil && n == 0 && hungUp(l.raw) {
+		if ok, err := done(); err == nil && !ok && hungUp(l.raw) {
 			l.gone.Store(true)
 			return nil
 		}

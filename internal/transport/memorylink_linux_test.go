@@ -141,12 +141,15 @@ func TestSharedLiar(t *testing.T) {
 		liar := linkOf(far)
 		words := []func(uint64){
 			liar.out.control.written.Store, liar.in.control.taken.Store, liar.in.control.written.Store, liar.out.control.taken.Store,
+			func(v uint64) { liar.out.control.loan.number.Store(uint32(v)) }, liar.out.control.loan.at.Store, liar.out.control.loan.addr.Store,
+			liar.out.control.loan.size.Store, func(v uint64) { liar.in.control.loan.ended.Store(uint32(v)) }, liar.in.control.loan.taken.Store,
+			func(v uint64) { liar.in.control.loan.wanted.Store(uint32(v)) },
 			func(v uint64) { liar.in.control.reader.Store(uint32(v)) }, func(v uint64) { liar.out.control.writer.Store(uint32(v)) },
 		}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			buf := make([]byte, 3*ringPiece)
+			buf := make([]byte, 2*lendFrom)
 			for {
 				if _, _, err := near.ReadFrame(buf, len(buf)); err != nil {
 					return
@@ -167,7 +170,7 @@ func TestSharedLiar(t *testing.T) {
 				}
 			}
 		}()
-		p := make([]byte, 100<<10)
+		p := make([]byte, 2*lendFrom)
 		for near.WriteFrame(1, p) == nil {
 		}
 		<-lies

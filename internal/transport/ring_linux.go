@@ -45,6 +45,8 @@ type ringControl struct {
 	_       [60]byte
 	ended   atomic.Uint32 // not 0: the writer writes no more
 	left    atomic.Uint32 // not 0: the reader reads no more
+	_       [56]byte
+	loan    loan
 }
 
 // errLying is a peer whose numbers cannot be true.

@@ -28,7 +28,7 @@ var errNoMemory = errors.New("connections through shared memory need Linux's mem
 //
 // It is a Conn like any other, but that it carries no descriptors. A frame
 // costs no system call as long as the peer is looking; large payloads are
-// copied twice, by both processes at the same time.
+// copied twice, by both processes at the same time, or once.
 func DialShared(ctx context.Context, addr, proto string, token Token, options ...DialOption) (*Conn, error) {
 	c, err := Dial(ctx, addr, proto, token, options...)
 	if err != nil {
