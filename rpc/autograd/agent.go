@@ -50,6 +50,7 @@ func Enable() rpc.Option {
 			return struct{}{}, nil
 		}),
 		rpc.Serve(aliveMethod, func(_ context.Context, in aliveCall) (aliveAnswer, error) { return h.engine.onAlive(in), nil }),
+		serveOptimizers(h),
 	)
 }
 

@@ -217,6 +217,16 @@ func wantProgram(t testing.TB, a *rpc.Agent, w *testWorker, seed uint64) {
 // agents makes n agents, connected in one way, with what a test worker serves.
 func agents(t testing.TB, transport string, n int) ([]*rpc.Agent, []*testWorker) {
 	t.Helper()
+	workers := make([]*testWorker, n)
+	for r := range workers {
+		workers[r] = newTestWorker(r)
+	}
+	return agentsServing(t, transport, n, func(rank int) rpc.Option { return workers[rank].serve() }), workers
+}
+
+// agentsServing makes n agents.
+func agentsServing(t testing.TB, transport string, n int, serve func(rank int) rpc.Option) []*rpc.Agent {
+	t.Helper()
 	common := []rpc.Option{rpc.WithToken(testToken)}
 	if transport == "pipe" {
 		common = append(common, rpc.WithNetwork(rpc.NewNetwork()))
@@ -226,13 +236,11 @@ func agents(t testing.TB, transport string, n int) ([]*rpc.Agent, []*testWorker)
 		common = append(common, rpc.WithListen("127.0.0.1:0"))
 	}
 	mem := store.NewMemory()
-	all, workers, errs := make([]*rpc.Agent, n), make([]*testWorker, n), make([]error, n)
+	all, errs := make([]*rpc.Agent, n), make([]error, n)
 	var wg sync.WaitGroup
 	for r := range n {
-		workers[r] = newTestWorker(r)
-		wg.Go(func() {
-			all[r], errs[r] = rpc.Init(context.Background(), fmt.Sprintf("worker%d", r), slices.Concat(common, []rpc.Option{rpc.WithStore(mem, r, n), workers[r].serve()})...)
-		})
+		opts := slices.Concat(common, []rpc.Option{rpc.WithStore(mem, r, n), serve(r)})
+		wg.Go(func() { all[r], errs[r] = rpc.Init(context.Background(), fmt.Sprintf("worker%d", r), opts...) })
 	}
 	wg.Wait()
 	for _, a := range all {
@@ -247,33 +255,30 @@ func agents(t testing.TB, transport string, n int) ([]*rpc.Agent, []*testWorker)
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	return all, workers
+	return all
+}
+
+// eventually waits until something is so.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not so after 5 s: %s", what)
+		}
+	}
 }
 
 // wantReleased waits until no agent knows a context.
 func wantReleased(t testing.TB, all []*rpc.Agent) {
 	t.Helper()
-	deadline := time.Now().Add(5 * time.Second)
 	for _, a := range all {
 		e, _ := engineOf(a)
-		for {
-			e.mu.Lock()
-			n := len(e.states)
-			e.mu.Unlock()
-			if n == 0 {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Errorf("%v still has %d contexts", a, n)
-				return
-			}
-			time.Sleep(time.Millisecond)
-		}
+		eventually(t, fmt.Sprintf("%v has no context", a), func() bool { return len(e.all()) == 0 })
 	}
 }
 
 func TestRandomGraphsOverAgents(t *testing.T) {
-	for _, transport := range []string{"pipe", "unix", "tcp", "tls"} {
+	for _, transport := range []string{"pipe", "shm", "unix", "tcp", "tls"} {
 		t.Run(transport, func(t *testing.T) {
 			for _, n := range []int{3, 5} {
 				all, workers := agents(t, transport, n)

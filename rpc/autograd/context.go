@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cohort-ml/cohort/nn"
@@ -124,6 +125,11 @@ func (c *Context) RowGradient(p *nn.Parameter) *tensor.RowGrad {
 // Parameters returns the parameters of this process that have a gradient in the
 // context, in the order in which they were first read.
 func (c *Context) Parameters() []*nn.Parameter { return c.s.grads.params() }
+
+// reaches says whether a process takes part.
+func (c *Context) reaches(rank int) bool {
+	return rank == c.s.e.rank || slices.Contains(c.s.known(), rank)
+}
 
 // DefaultTimeout ends a backward pass whose context has no deadline.
 const DefaultTimeout = 10 * time.Minute

@@ -26,6 +26,7 @@ type engine struct {
 	mu          sync.Mutex // a state's lock may be held when it is taken, not the other way round
 	numContexts uint64
 	states      map[uint64]*state
+	owned       ownedSet
 	lostRanks   map[int]error      // that run has not seen yet
 	wake        chan struct{}      // there are some
 	released    [remembered]uint64 // the ids of contexts released last, so that what comes late does not revive them
@@ -114,10 +115,8 @@ func (e *engine) state(id uint64, make bool) (*state, error) {
 	if s := e.states[id]; s != nil {
 		return s, nil
 	}
-	for _, r := range e.released {
-		if r == id {
-			return nil, ErrReleased
-		}
+	if e.over(id) {
+		return nil, ErrReleased
 	}
 	root := rankOf(id)
 	switch {
@@ -132,6 +131,9 @@ func (e *engine) state(id uint64, make bool) (*state, error) {
 	e.states[id] = s
 	return s, nil
 }
+
+// over says whether a context has been released here not long ago; the lock is held.
+func (e *engine) over(id uint64) bool { return slices.Contains(e.released[:], id) }
 
 // drop takes a context out, and reports whether it was there.
 func (e *engine) drop(s *state) bool {
@@ -254,6 +256,7 @@ func (e *engine) lost(rank int, err error) {
 	for _, s := range e.all() {
 		s.lose(rank, err)
 	}
+	e.owned.lose(rank)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lostRanks[rank] = err
