@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// asProgram makes the test's binary, and so its ranks, run the example.
+const asProgram = "COHORT_TEST_EXAMPLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// TestStartsItsRanks is `go run ./examples/autograd`.
+func TestStartsItsRanks(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	for _, want := range []string{"step   0: loss 0.", "step 400: loss 0.0"} {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("%q is missing from\n%s", want, stdout.String())
+		}
+	}
+	if strings.Contains(stderr.String(), "reference") {
+		t.Errorf("references have leaked:\n%s", stderr.String())
+	}
+}
+
+// TestLossOfOneProcess: the last loss is, bit for bit, that of the same model in one
+// process.
+func TestLossOfOneProcess(t *testing.T) {
+	model := nn.NewSequential(part("encoder"), part("decoder"), part("trainer"))
+	opt := optim.NewAdamW(nn.Parameters(model), optim.AdamWOptions{LR: 0.01})
+	points := tensor.NewGenerator(1)
+	var want float64
+	for range steps {
+		x, y := wave(points)
+		opt.ZeroGrad()
+		loss, err := nn.Backward(t.Context(), func(c *nn.Ctx) *tensor.Tensor { return c.Call(model, x).Sub(y).Square().Mean() })
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = loss
+		opt.Step(1)
+	}
+	err := dist.Spawn(t.Context(), len(names), func(ctx context.Context, g *dist.Group) error {
+		mine := part(names[g.Rank()])
+		a, err := rpc.Init(ctx, names[g.Rank()], rpc.WithGroup(g), serve(mine))
+		if err != nil {
+			return err
+		}
+		defer a.Close()
+		if g.Rank() == 0 {
+			got, err := train(ctx, a, mine)
+			if err != nil {
+				return err
+			}
+			if got != want {
+				t.Errorf("the last loss is %v, in one process %v", got, want)
+			}
+		}
+		return a.Shutdown(ctx)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
