@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/autograd"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+var (
+	forward    = rpc.NewOn[nn.Module, *tensor.Tensor, *tensor.Tensor]("cohort.remote.forward")
+	parameters = rpc.NewOn[nn.Module, struct{}, []*rpc.RRef[*nn.Parameter]]("cohort.remote.parameters")
+)
+
+// Serve lets an agent hold modules of others. Every agent with modules has it, and
+// every agent of the job autograd.Enable.
+func Serve() rpc.Option {
+	return rpc.Options(rpc.ServeOn(forward, serveForward), rpc.ServeOn(parameters, serveParameters))
+}
+
+func serveForward(ctx context.Context, m nn.Module, x *tensor.Tensor) (y *tensor.Tensor, err error) {
+	if x == nil {
+		return nil, errors.New("there is no input")
+	}
+	if autograd.From(ctx) != nil {
+		c := autograd.Ctx(ctx) // the context closes it
+		defer c.Recover(&err)
+		return c.Call(m, x), nil
+	}
+	c := nn.Evaluation(ctx)
+	defer c.Close()
+	defer c.Recover(&err)
+	return c.Call(m, x).Keep(), nil
+}
+
+func serveParameters(ctx context.Context, m nn.Module, _ struct{}) ([]*rpc.RRef[*nn.Parameter], error) {
+	var refs []*rpc.RRef[*nn.Parameter]
+	for _, p := range nn.Parameters(m) {
+		refs = append(refs, rpc.NewRRef(rpc.AgentOf(ctx), p))
+	}
+	return refs, nil
+}
+
+// Module is a module whose forward runs in another process.
+type Module struct{ ref *rpc.RRef[nn.Module] }
+
+// New makes a module at a peer. It returns at once; an error of the maker is one of
+// the first use.
+func New[A any](ctx context.Context, at *rpc.Peer, maker *rpc.Maker[A, nn.Module], in A) (*Module, error) {
+	ref, err := maker.Remote(ctx, at, in)
+	if err != nil {
+		return nil, err
+	}
+	return &Module{ref}, nil
+}
+
+// Of returns the module that a reference stands for.
+func Of(ref *rpc.RRef[nn.Module]) *Module { return &Module{ref} }
+
+// Ref returns the reference to the module, which can be passed on.
+func (m *Module) Ref() *rpc.RRef[nn.Module] { return m.ref }
+
+// Release gives the module up. It lives on if others refer to it.
+func (m *Module) Release() { m.ref.Release() }
+
+// Forward runs the module where it is. x and the result are of the shapes that it
+// has. In training c is the carrier of a pass of package autograd. A failure ends the
+// pass, as [nn.Ctx.Fail] does.
+func (m *Module) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	if c.Training() && autograd.From(c) == nil {
+		c.Fail(fmt.Errorf("the module is at %s: train it under the carrier of autograd.Context.Pass, else its parameters get no gradients", m.ref.OwnerName()))
+	}
+	y, err := forward.Call(c, m.ref, x)
+	if err == nil && y == nil {
+		err = fmt.Errorf("the module at %s returned nothing", m.ref.OwnerName())
+	}
+	if err != nil {
+		c.Fail(err)
+	}
+	return y
+}
+
+// Parameters returns references to the module's parameters, in the order of
+// nn.Parameters there.
+func (m *Module) Parameters(ctx context.Context) ([]*rpc.RRef[*nn.Parameter], error) {
+	return parameters.Call(ctx, m.ref, struct{}{})
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/autograd"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+func TestMain(m *testing.M) {
+	tensor.CPU() // its threads stay
+	before := goleak.IgnoreCurrent()
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(before); err != nil {
+			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+var (
+	newLayer  = rpc.NewMaker[[]int, nn.Module]("test.layer")
+	gradients = rpc.NewOn[nn.Module, struct{}, []*tensor.Tensor]("test.gradients")
+)
+
+// layer is the part that lives elsewhere; equal for equal seeds.
+func layer(seed int64, sizes []int) nn.Module {
+	b := &nn.Build{Generator: tensor.NewGenerator(seed)}
+	return nn.NewSequential(nn.NewLinear(b, sizes[0], sizes[1]), &nn.ReLU{}, nn.NewLinear(b, sizes[1], sizes[2]))
+}
+
+func agents(t *testing.T) []*rpc.Agent {
+	t.Helper()
+	network, mem := rpc.NewNetwork(), store.NewMemory()
+	all, errs := make([]*rpc.Agent, 2), make([]error, 2)
+	var wg sync.WaitGroup
+	for r := range all {
+		wg.Go(func() {
+			all[r], errs[r] = rpc.Init(context.Background(), fmt.Sprintf("w%d", r), rpc.WithNetwork(network), rpc.WithStore(mem, r, 2),
+				autograd.Enable(), Serve(),
+				rpc.ServeMaker(newLayer, func(_ context.Context, sizes []int) (nn.Module, error) {
+					if len(sizes) != 3 {
+						return nil, errors.New("want three sizes")
+					}
+					return layer(7, sizes), nil
+				}),
+				rpc.ServeOn(gradients, func(ctx context.Context, m nn.Module, _ struct{}) (grads []*tensor.Tensor, _ error) {
+					for _, p := range nn.Parameters(m) {
+						grads = append(grads, autograd.From(ctx).Gradient(p))
+					}
+					return grads, nil
+				}))
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, a := range all {
+			if err := a.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return all
+}
+
+// A model with a part elsewhere has the outputs, and the gradients, of one process,
+// bit for bit.
+func TestModule(t *testing.T) {
+	a := agents(t)[0]
+	ctx := t.Context()
+	sizes := []int{8, 16, 4}
+	there, err := New(ctx, a.Peer("w1"), newLayer, sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Release()
+	first := func() *nn.Linear { return nn.NewLinear(&nn.Build{Generator: tensor.NewGenerator(3)}, 5, 8) }
+	here, here2 := layer(7, sizes), first()
+	whole, parted := nn.NewSequential(here2, here), nn.NewSequential(first(), there)
+	x := tensor.Zeros(6, 5)
+	tensor.NewGenerator(1).Uniform(x, -1, 1)
+
+	eval := nn.Evaluation(ctx)
+	defer eval.Close()
+	if want, got := eval.Call(whole, x), eval.Call(parted, x); !slices.Equal(want.Float32s(), got.Float32s()) {
+		t.Errorf("evaluation: %v, want %v", got, want)
+	}
+
+	c := nn.Training(ctx)
+	defer c.Close()
+	want := c.Call(whole, x).Square().Sum()
+	if err := want.Backward(ctx); err != nil {
+		t.Fatal(err)
+	}
+	dc, err := autograd.NewContext(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dc.Close()
+	pass, err := dc.Pass(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := pass.Call(parted, x).Square().Sum()
+	if got.Item() != want.Item() {
+		t.Errorf("loss %v, want %v", got.Item(), want.Item())
+	}
+	if err := dc.Backward(ctx, got); err != nil {
+		t.Fatal(err)
+	}
+	far, err := gradients.Call(pass, there.Ref(), struct{}{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := append([]*tensor.Tensor{dc.Gradient(parted.Layers[0].(*nn.Linear).Weight), dc.Gradient(parted.Layers[0].(*nn.Linear).Bias)}, far...)
+	for i, p := range nn.Parameters(whole) {
+		if !slices.Equal(all[i].Float32s(), p.Grad().Float32s()) {
+			t.Errorf("gradient of parameter %d differs from that of one process", i)
+		}
+	}
+	refs, err := there.Parameters(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(refs) != len(nn.Parameters(here)) || refs[0].OwnerName() != "w1" {
+		t.Errorf("%d references to parameters, the first at %s", len(refs), refs[0].OwnerName())
+	}
+	for _, r := range refs {
+		r.Release()
+	}
+}
+
+// What goes wrong elsewhere is an error of the step.
+func TestModuleFails(t *testing.T) {
+	all := agents(t)
+	a := all[0]
+	step := func(m nn.Module, x *tensor.Tensor) (err error) {
+		c := nn.Evaluation(t.Context())
+		defer c.Close()
+		defer c.Recover(&err)
+		c.Call(m, x)
+		return nil
+	}
+	x := tensor.Zeros(2, 8)
+	bad, err := New(t.Context(), a.Peer("w1"), newLayer, []int{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := step(bad, x); err == nil || !strings.Contains(err.Error(), "three sizes") {
+		t.Errorf("a module that could not be made: %v", err)
+	}
+	good, err := New(t.Context(), a.Peer("w1"), newLayer, []int{8, 16, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var te *nn.ForwardError
+	if err := step(good, tensor.Zeros(2, 9)); err == nil || !errors.As(err, &te) || !strings.Contains(err.Error(), "w1") {
+		t.Errorf("an input of the wrong shape: %v", err)
+	}
+	if err := func() (err error) {
+		c := nn.Training(t.Context())
+		defer c.Close()
+		defer c.Recover(&err)
+		c.Call(good, x)
+		return nil
+	}(); err == nil || !strings.Contains(err.Error(), "autograd.Context.Pass") {
+		t.Errorf("training outside of a context: %v", err)
+	}
+	good.Release()
+	bad.Release()
+	if err := step(good, x); rpc.KindOf(err) != rpc.KindReleased {
+		t.Errorf("a module that has been released: %v", err)
+	}
+	for end := time.Now().Add(5 * time.Second); all[1].References().Values > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("the module is still there")
+		}
+	}
+}
