@@ -429,13 +429,28 @@ func (a *Agent) References() References {
 	return r
 }
 
-// maxLeaks is how many references a report of leaks lists one by one.
-const maxLeaks = 20
+const (
+	// maxLeaks is how many references a report of leaks lists one by one.
+	maxLeaks = 20
+	// leakTime is how long the report waits for the word of releases that are on
+	// their way.
+	leakTime = 200 * time.Millisecond
+)
 
 // leaks describes the references that this process still holds, and those that
 // others hold here.
 func (k *keeper) leaks() []string {
 	runtime.GC() // what nothing refers to is no leak
+	tick := time.NewTicker(leakTime / 200)
+	defer tick.Stop()
+	for by := time.Now().Add(leakTime); time.Now().Before(by); <-tick.C {
+		k.mu.Lock()
+		_, _, forks := k.m.Count()
+		k.mu.Unlock()
+		if len(forks) == 0 {
+			break
+		}
+	}
 	var lines []string
 	k.mu.Lock()
 	for _, s := range k.states {
