@@ -48,8 +48,8 @@ def run(args, python, script, ranks):
     if p.returncode == 0:
         out = p.stdout.strip().splitlines()
         return "ran, %.0f s: `%s`" % (time.time() - began, plain(out[-1]) if out else "")
-    errors = [plain(line) for line in said if re.search(r"(Error|Exception)\b.*:|Error$", line)]
-    return "failed: `%s`" % (errors[0] if errors else said[-1] if said else "nothing was printed")
+    errors = [plain(line) for line in said if re.search(r"Error\b: \S", line)]
+    return "failed: `%s`" % (errors[-1] if errors else said[-1] if said else "nothing was printed")
 
 
 def plain(line):

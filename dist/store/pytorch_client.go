@@ -391,6 +391,8 @@ func (c *PyTorchClient) do(ctx context.Context, q request) (reply, error) {
 	if ctx.Err() != nil {
 		return fail(q.keys, ending.Of(ctx))
 	}
+	underWay.Add(1)
+	defer underWay.Add(-1)
 	ctx, release := deadline(ctx)
 	defer release()
 	if err := c.supports(ctx, q.op); err != nil {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 const (
@@ -29,16 +30,28 @@ var errHungUp = errors.New("the server hung up")
 
 // pyTorchLine is one connection of a PyTorchClient. It has one request under way at most.
 type pyTorchLine struct {
-	conn net.Conn
-	in   *bufio.Reader
-	out  []byte
+	conn  *transport.Conn
+	in    *bufio.Reader
+	out   []byte
+	spins spinner
 	// forgot says that a wait has ended with its context, and that the server has
 	// forgotten it.
 	forgot bool
 }
 
 func newPyTorchLine(c net.Conn) *pyTorchLine {
-	return &pyTorchLine{conn: c, in: bufio.NewReader(c)}
+	l := &pyTorchLine{conn: transport.NewConn(c, "PyTorch's store")}
+	l.in = bufio.NewReader(l)
+	return l
+}
+
+// Read reads from the connection for the buffer: a call that is alone asks for its answer
+// for a moment, before it leaves the thread to others.
+func (l *pyTorchLine) Read(b []byte) (int, error) {
+	if underWay.Load() == 1 {
+		l.spins.wait(l.conn, nil)
+	}
+	return l.conn.Read(b)
 }
 
 // dialPyTorch connects, trying again until ctx ends: the server may yet come.

@@ -11,6 +11,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 const (
@@ -25,7 +27,9 @@ const (
 // pyTorchConn is one client of a PyTorchServer.
 type pyTorchConn struct {
 	srv     *PyTorchServer
-	conn    net.Conn
+	conn    *transport.Conn
+	spins   spinner
+	streak  int    // requests in a row without one of another client
 	client  uint64 // to the store
 	reader  pyTorchReader
 	late    bool // a deadline for reads is set
@@ -48,7 +52,7 @@ type pyTorchConn struct {
 
 // serve answers a client until its connection ends.
 func (s *PyTorchServer) serve(c net.Conn) {
-	p := &pyTorchConn{srv: s, conn: c}
+	p := &pyTorchConn{srv: s, conn: transport.NewConn(c, "PyTorch's store")}
 	p.free = sync.NewCond(&p.mu)
 	p.reader.in = bufio.NewReader(p)
 	p.client = s.mem.attach(p.woken)
@@ -127,8 +131,16 @@ func (p *pyTorchConn) one() error {
 		}
 	}
 	p.inside = false
+	// A client that is alone may have its next request ready soon.
+	if in.Buffered() == 0 && p.streak >= minStreak && p.alone() {
+		p.spins.wait(p.conn, p.alone)
+	}
 	if _, err := in.Peek(1); err != nil {
 		return err
+	}
+	if p.streak++; !p.alone() {
+		p.srv.last.Store(p.client)
+		p.streak = 0
 	}
 	p.inside = true
 	head, _ := in.Peek(min(in.Buffered(), sentBytes))
@@ -146,6 +158,9 @@ func (p *pyTorchConn) one() error {
 	}
 	return p.do(&q)
 }
+
+// alone says whether the last request of all was this client's.
+func (p *pyTorchConn) alone() bool { return p.srv.last.Load() == p.client }
 
 // glance answers a get of a key that exists, and a wait for it, without taking
 // the request apart into things of their own.

@@ -51,6 +51,7 @@ type PyTorchServer struct {
 	refused  func(*PyTorchRefusal)
 	lastID   atomic.Uint64 // of waits in this process
 	client   uint64        // who waits in this process, to the store
+	last     atomic.Uint64 // the client that was served last
 	joins    sync.Map      // id → chan reply
 
 	mu      sync.Mutex
