@@ -49,6 +49,9 @@ func roleGloo(string) int {
 
 // torches are the Python programs of this machine that have PyTorch.
 func torches(t *testing.T) (found []string) {
+	if testing.Short() {
+		t.Skip("PyTorch takes seconds to start: not with -short")
+	}
 	candidates := []string{"python3", "/usr/bin/python3"}
 	if *pythons != "" {
 		candidates = append(candidates, strings.Split(*pythons, ",")...)

@@ -19,6 +19,9 @@ import (
 const (
 	// idleLines is how many connections a client keeps for later calls.
 	idleLines = 16
+	// firstSlice and maxSlice are how long a wait lasts before it is begun anew.
+	firstSlice = 20 * time.Millisecond
+	maxSlice   = time.Second
 	// namedKeys is how many keys are asked for one by one when a wait gave up.
 	namedKeys = 256
 )
@@ -301,30 +304,65 @@ func (l *pyTorchLine) vec() ([]byte, error) {
 
 // wait waits until the keys are there. What ends it is ctx, which then must not
 // have closed the connection: a server of 2.2 and later is asked to forget the wait.
+//
+// PyTorch's servers without libuv, and all of 1.13, do not wake those who wait for a
+// key that COMPARE_SET makes. So the wait is begun anew now and then, and is for 1.13,
+// which cannot forget one, a question asked again and again.
 func (c *PyTorchClient) wait(ctx context.Context, l *pyTorchLine, keys []string) error {
-	c.ask(l, &pyTorchRequest{verb: verbWait, keys: keys})
-	if err := l.flush(); err != nil {
-		return err
+	if c.gen == PyTorch1 {
+		return c.lookFor(ctx, l, keys)
 	}
-	b, err := l.byte()
-	if err == nil {
-		if b != saysReady {
-			return fmt.Errorf("%w: %d for a wait", errNonsense, b)
+	for slice := firstSlice; ; slice = min(2*slice, maxSlice) {
+		c.ask(l, &pyTorchRequest{verb: verbWait, keys: keys})
+		if err := l.conn.SetReadDeadline(time.Now().Add(slice)); err != nil {
+			return err
 		}
-		return nil
-	}
-	var timeout net.Error
-	if ctx.Err() == nil || !errors.As(err, &timeout) || !timeout.Timeout() {
-		return err
-	}
-	if c.gen == PyTorch2 {
+		if err := l.flush(); err != nil {
+			return err
+		}
+		b, err := l.byte()
+		if err == nil {
+			if b != saysReady {
+				return fmt.Errorf("%w: %d for a wait", errNonsense, b)
+			}
+			return l.conn.SetReadDeadline(time.Time{})
+		}
+		var timeout net.Error
+		if !errors.As(err, &timeout) || !timeout.Timeout() {
+			return err
+		}
 		come, forgot := c.cancelWait(l)
 		if come {
 			return nil
 		}
-		l.forgot = forgot
+		if ctx.Err() != nil || !forgot {
+			l.forgot = forgot
+			return errWaitEnded
+		}
 	}
-	return errWaitEnded
+}
+
+// lookFor asks a server of 1.13 for keys until they are there.
+func (c *PyTorchClient) lookFor(ctx context.Context, l *pyTorchLine, keys []string) error {
+	for pause := firstLook; ; pause = min(2*pause, maxLook) {
+		c.ask(l, &pyTorchRequest{verb: verbCheck, keys: keys})
+		if err := l.flush(); err != nil {
+			return err
+		}
+		if b, err := l.byte(); err != nil || b == saysReady {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return errWaitEnded
+		case <-c.gone:
+			timer.Stop()
+			return net.ErrClosed // the reason is there
+		}
+	}
 }
 
 // cancelWait has the server forget a wait whose context has ended. It may have come just

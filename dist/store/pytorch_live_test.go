@@ -17,11 +17,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/dist/store/storetest"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // Each PyTorch that is found is tested live, both ways. -pythons names more.
@@ -71,6 +75,9 @@ func (p *torch) do(what string, args map[string]any) error {
 
 // eachTorch runs a test with each PyTorch that is on this machine.
 func eachTorch(t *testing.T, test func(t *testing.T, p *torch)) {
+	if testing.Short() {
+		t.Skip("PyTorch takes seconds to start: not with -short")
+	}
 	candidates := []string{"python3", "/usr/bin/python3"}
 	if *pythons != "" {
 		candidates = append(candidates, strings.Split(*pythons, ",")...)
@@ -143,10 +150,12 @@ func startTorch(t *testing.T, python string) *torch {
 
 // Every PyTorch that is here, one process each, which takes seconds to start.
 func TestLivePyTorch(t *testing.T) {
+	t.Setenv(string(envvar.Token), transport.NewToken().Text())
 	eachTorch(t, func(t *testing.T, p *torch) {
 		t.Run("client", func(t *testing.T) { liveClient(t, p) })
 		t.Run("server", func(t *testing.T) { liveServer(t, p) })
 		t.Run("file", func(t *testing.T) { liveFile(t, p) })
+		t.Run("group", func(t *testing.T) { liveGroup(t, p) })
 		t.Run("join", func(t *testing.T) { liveJoin(t, p) })
 	})
 }
@@ -247,6 +256,40 @@ func liveJoin(t *testing.T, p *torch) {
 	if n, err := c.NumKeys(ctx, ""); n != 0 || err != nil {
 		t.Errorf("%d keys, %v; that of those who join is PyTorch's own", n, err)
 	}
+}
+
+// liveGroup: ranks of Cohort's own kind meet in a store of PyTorch's.
+func liveGroup(t *testing.T, p *torch) {
+	if err := p.do("serve", map[string]any{"libuv": p.Libuv, "modern": p.Generation == store.PyTorch2}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	const n = 3
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", p.Port), store.PyTorchClientConfig{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			g, err := dist.Init(ctx, dist.WithStore(store.Prefix(c, "job")), dist.WithRank(r, n))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer g.Close()
+			if g.Rank() != r || g.Size() != n {
+				t.Errorf("rank %d of %d, want %d of %d", g.Rank(), g.Size(), r, n)
+			}
+			if err := g.Barrier(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // liveFile: PyTorch's FileStore and ours in one file, which is gone at the end.
