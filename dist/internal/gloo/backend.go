@@ -358,14 +358,16 @@ func (b *Backend) Close() error {
 
 // Collective implements [collective.Backend].
 func (b *Backend) Collective(ctx context.Context, c collective.Call, in, out collective.Data) error {
-	if err := b.usable(&c); err != nil {
+	kept := &b.run.call // which c would be allocated for
+	*kept = c
+	if err := b.usable(kept); err != nil {
 		return err
 	}
 	tag, err := b.take(prefixOf(c.Op))
 	if err != nil {
-		return b.fail(b.blameFor(&c, err))
+		return b.fail(b.blameFor(kept, err))
 	}
-	return b.run.do(ctx, &c, tag, in, out)
+	return b.run.do(ctx, kept, tag, in, out)
 }
 
 // take takes the next tag, unless peers have said that they are in another kind of

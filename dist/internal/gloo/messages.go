@@ -23,7 +23,7 @@ func (b *Backend) newMessage(data []byte) *message {
 		m.timer.Stop()
 		m.waiter = newWaiter()
 	}
-	m.begin(m.waiter, data)
+	m.begin(m.waiter, nil, plain, data)
 	return m
 }
 

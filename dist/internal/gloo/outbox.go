@@ -91,7 +91,7 @@ func (x *outbox) wrote(n int) {
 		}
 		n -= len(first.data)
 		if o := x.queue.pop(); o.op != nil {
-			o.op.end(nil)
+			o.op.went()
 		}
 	}
 }

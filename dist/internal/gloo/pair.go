@@ -35,22 +35,52 @@ func (w waiter) ping() {
 // op is one message to send or to receive. It is its owner's again once done.
 type op struct {
 	waiter
+	run  *run // that it is of, nil for a message of its own
+	use  use
 	data []byte
 	head [2 * preambleBytes]byte // what goes before the data, or the credit
 	err  error                   // set before done
 	done atomic.Bool
 }
 
-func (o *op) begin(w waiter, data []byte) {
-	o.waiter, o.data, o.err = w, data, nil
+func (o *op) begin(w waiter, r *run, u use, data []byte) {
+	o.waiter, o.run, o.use, o.data, o.err = w, r, u, data, nil
 	o.done.Store(false)
 }
 
+// end completes an operation and wakes who waits for it.
 func (o *op) end(err error) {
 	w := o.waiter
 	o.data, o.err = nil, err
 	o.done.Store(true) // from here on it may be in use again
 	w.ping()
+}
+
+// went completes a send. Nothing in a run depends on one send: only the last is told.
+func (o *op) went() {
+	if o.run == nil {
+		o.end(nil)
+		return
+	}
+	r := o.run
+	o.data = nil
+	o.done.Store(true)
+	if r.unsent.Add(-1) == 0 {
+		r.ping()
+	}
+}
+
+// came completes a receive, in the reader. It returns the run that can go on, which is
+// for the reader to see to; nil where somebody has been woken for that.
+func (o *op) came() *run {
+	r := o.run
+	if r == nil {
+		o.end(nil)
+		return nil
+	}
+	o.data = nil
+	o.done.Store(true)
+	return r
 }
 
 // fifo is a queue that keeps its memory.
@@ -98,6 +128,7 @@ type pair struct {
 	early []slot // of collectives that this rank has not come to
 	lost  error  // why the connection is no more
 	out   outbox
+	piece []byte // of the reader
 }
 
 func newPair(b *Backend, peer int) *pair {
@@ -340,6 +371,9 @@ func (p *pair) readAll(conn net.Conn) {
 	p.b.lose(p, err)
 }
 
+// pieceBytes is how much of a message is read at once that is reduced.
+const pieceBytes = 128 << 10
+
 // readBytes is how much is read at once of what may be many small messages.
 const readBytes = 16 << 10
 
@@ -347,12 +381,21 @@ func (p *pair) read(conn net.Conn) error {
 	buf := make([]byte, readBytes)
 	lo, hi := 0, 0
 	granted := false // what may go out now
+	var on *run      // that can go on
+	// next does what the messages so far allow, before it takes long for more to come.
+	next := func() {
+		if on != nil {
+			on.goOn()
+			on = nil
+		}
+		if granted {
+			p.flush()
+			granted = false
+		}
+	}
 	for {
 		for hi-lo < preambleBytes {
-			if granted {
-				p.flush()
-				granted = false
-			}
+			next()
 			if lo > 0 {
 				hi = copy(buf, buf[lo:hi])
 				lo = 0
@@ -375,20 +418,29 @@ func (p *pair) read(conn net.Conn) error {
 			granted = granted || m.kind == opRecvReady
 			continue
 		}
-		n := copy(o.data, buf[lo:hi])
-		lo += n
-		for rest := o.data[n:]; len(rest) > 0; {
-			if granted {
-				p.flush()
-				granted = false
+		for rest := o.data; len(rest) > 0; {
+			part := rest
+			if o.use != plain { // a piece at a time, which stays in the cache
+				part = grown(&p.piece, min(len(rest), pieceBytes))
 			}
-			n, err := conn.Read(rest)
-			if rest = rest[n:]; err != nil && len(rest) > 0 {
-				o.end(&lostError{peer: p.describe(), err: err})
-				return err
+			n := copy(part, buf[lo:hi])
+			lo += n
+			for left := part[n:]; len(left) > 0; {
+				next()
+				n, err := conn.Read(left)
+				if left = left[n:]; err != nil && len(left) > 0 {
+					o.end(&lostError{peer: p.describe(), err: err})
+					return err
+				}
 			}
+			if o.use == reduce {
+				o.run.reduction.into(rest[:len(part)], part)
+			}
+			rest = rest[len(part):]
 		}
-		o.end(nil)
+		if r := o.came(); r != nil {
+			on = r
+		}
 	}
 }
 
@@ -426,13 +478,17 @@ func (t *tags) check(p *pair, m preamble) error {
 	if -int(ahead) > len(t.recent) {
 		return &WireError{Sent: m.String(), Why: fmt.Sprintf("this rank has come to tag %d", next), Other: true}
 	}
-	return t.compare(m.slot, prefix(t.recent[tag%uint32(len(t.recent))].Load()), m.String())
+	return compare(m.slot, prefix(t.recent[tag%uint32(len(t.recent))].Load()), m)
 }
 
 // compare says whether a peer's slot fits the collective with its tag here.
-func (t *tags) compare(s slot, here prefix, sent string) error {
+func compare(s slot, here prefix, m preamble) error {
 	if here == ofAnything || here == s.prefix() {
 		return nil
+	}
+	sent := m.String()
+	if m.kind == 0 { // not kept
+		sent = fmt.Sprintf("notice of %v", s)
 	}
 	return &WireError{Sent: sent, Why: fmt.Sprintf("this rank's call with tag %d is %v", s.tag(), here), Other: true}
 }
@@ -449,7 +505,7 @@ func (p *pair) arrive(tag uint32, here prefix) error {
 		case int32(s.tag()-tag) > 0:
 			kept = append(kept, s)
 		case s.tag() == tag && err == nil:
-			err = p.b.tags.compare(s, here, fmt.Sprintf("notice of %v", s))
+			err = compare(s, here, preamble{})
 		}
 	}
 	p.early = kept

@@ -210,6 +210,7 @@ func mixed(t *testing.T, p pytorch, size int, gos []int, change func(*Config), e
 // TestPyTorchOperations has a Go rank in every position of a job, and then several,
 // do all operations.
 func TestPyTorchOperations(t *testing.T) {
+	t.Parallel()
 	eachPyTorch(t, func(t *testing.T, p pytorch) {
 		sizes := []int{1, 3, 1000, 300001}
 		if p.generation() == PerDevice { // 1.13 divides by zero when it gathers nothing
@@ -228,6 +229,7 @@ func TestPyTorchOperations(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprintf("ranks%d/go%v", job.size, job.gos), func(t *testing.T) {
+				t.Parallel()
 				peers := mixed(t, p, job.size, job.gos, nil, nil, func(b *Backend, _ []*peer) error {
 					for _, n := range sizes {
 						if err := everything(b, n); err != nil {
@@ -248,8 +250,12 @@ func TestPyTorchOperations(t *testing.T) {
 	})
 }
 
-// TestPyTorchVariants has PyTorch ranks meet in other ways.
+// TestPyTorchVariants has PyTorch ranks meet in other ways, with -jobs.
 func TestPyTorchVariants(t *testing.T) {
+	if !*allJobs {
+		t.Skip("-jobs runs these")
+	}
+	t.Parallel()
 	key, cert, ca := certificates(t)
 	tcpTLS := []string{"GLOO_DEVICE_TRANSPORT=TCP_TLS", "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY=" + key,
 		"GLOO_DEVICE_TRANSPORT_TCP_TLS_CERT=" + cert, "GLOO_DEVICE_TRANSPORT_TCP_TLS_CA_FILE=" + ca}
@@ -279,6 +285,7 @@ func TestPyTorchVariants(t *testing.T) {
 				continue
 			}
 			t.Run(v.name, func(t *testing.T) {
+				t.Parallel()
 				if v.name == "TLS" && !p.device(v.env) {
 					t.Skip("this PyTorch is built without OpenSSL in its Gloo")
 				}
@@ -304,6 +311,7 @@ func TestPyTorchVariants(t *testing.T) {
 // names it and what it sent, soon, and it ends with an exception of its own: it is not
 // made to abort.
 func TestPyTorchFaults(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	reduce := func(elems int) func(b *Backend, _ []*peer) error {
 		return func(b *Backend, _ []*peer) error {
@@ -321,7 +329,7 @@ func TestPyTorchFaults(t *testing.T) {
 			more bool
 		}{
 			{"another collective", []string{"broadcast", "5"}, 2, reduce(5), "broadcast with tag 0", false},
-			{"fewer elements", []string{"all_reduce", "3"}, 2, reduce(500), "bytes in all_reduce with tag 0, but this rank", false},
+			{"fewer elements", []string{"all_reduce", "3"}, 2, reduce(500), "bytes in all_reduce with tag 0, but this rank", true},
 			{"more elements", []string{"all_reduce", "500"}, 2, reduce(3), "bytes in all_reduce with tag 0, but this rank", true},
 			{"room for less", []string{"recv", "2", "0"}, 2, func(b *Backend, _ []*peer) error {
 				return b.Send(ctx, collective.Call{Op: collective.OpSend, Root: 1, DType: collective.Float32, Count: 4}, dataOf(make([]byte, 16), collective.Float32))
@@ -343,6 +351,7 @@ func TestPyTorchFaults(t *testing.T) {
 				continue
 			}
 			t.Run(f.name, func(t *testing.T) {
+				t.Parallel()
 				var took time.Duration
 				peers := mixed(t, p, f.size, []int{0}, nil, nil, func(b *Backend, peers []*peer) error {
 					begun := time.Now()
@@ -357,7 +366,7 @@ func TestPyTorchFaults(t *testing.T) {
 					t.Log(err)
 					return nil
 				}, f.args...)
-				if took > 2*time.Second {
+				if took > 5*time.Second { // on a busy machine
 					t.Errorf("the error came after %v", took)
 				}
 				for r, q := range peers[1:] {

@@ -220,6 +220,33 @@ func messages(b *Backend, elems int) error {
 	return nil
 }
 
+// TestNothingIsAllocated by a collective that has run before.
+func TestNothingIsAllocated(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	together(t, PerDevice, 2, nil, func(b *Backend) error {
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		data := dataOf(make([]byte, 4<<10), collective.Float32)
+		one := func() {
+			c := collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: 1 << 10}
+			if err := b.Collective(ctx, c, data, data); err != nil {
+				t.Error(err)
+			}
+		}
+		const runs = 200
+		for range runs {
+			one()
+		}
+		// Both ranks are counted. AllocsPerRun runs once more than it is told.
+		if n := testing.AllocsPerRun(runs, one); b.cfg.Rank == 0 && n >= 1 {
+			t.Errorf("%v allocations in an all-reduce of two ranks", n)
+		}
+		return nil
+	})
+}
+
 // TestOperations runs all operations among Go ranks, met in both ways.
 func TestOperations(t *testing.T) {
 	for _, g := range []Generation{PerPair, PerDevice} {

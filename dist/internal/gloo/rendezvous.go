@@ -27,6 +27,10 @@ const (
 	dialPause = 100 * time.Millisecond
 )
 
+// keepAlive finds out within half a minute that a host is gone of which a call waits to
+// hear: nothing on this wire asks whether a peer is still there.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
+
 // Open meets the other members and connects to each of them. ctx bounds that only;
 // [Config].Timeout does too.
 func Open(ctx context.Context, cfg Config) (*Backend, error) {
@@ -82,7 +86,7 @@ func (m *meeting) key(name string, rank int) string {
 
 // listen opens a listener, which the end of the group closes.
 func (m *meeting) listen(ctx context.Context) (net.Listener, netip.AddrPort, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", netip.AddrPortFrom(m.addr, 0).String())
+	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", netip.AddrPortFrom(m.addr, 0).String())
 	if err != nil {
 		return nil, netip.AddrPort{}, fmt.Errorf("dist: group %q over gloo: listen at %v: %w", m.b.cfg.Group, m.addr, err)
 	}
@@ -454,7 +458,7 @@ func (d *dialing) connect(at netip.AddrPort, hello []byte) (conn net.Conn, err e
 				return nil, err
 			}
 		}
-		conn, err = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: d.m.addr.AsSlice(), Zone: d.m.addr.Zone()}}).DialContext(d.ctx, "tcp", at.String())
+		conn, err = (&net.Dialer{KeepAliveConfig: keepAlive, LocalAddr: &net.TCPAddr{IP: d.m.addr.AsSlice(), Zone: d.m.addr.Zone()}}).DialContext(d.ctx, "tcp", at.String())
 		if err == nil {
 			break
 		}

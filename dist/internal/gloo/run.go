@@ -6,15 +6,14 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
 
 const (
-	// windowBytes is how much is granted, at most, of what is received beside the
-	// output to be reduced: a segment is reduced while others come.
-	windowBytes = 4 << 20
 	// windowRecvs is how many receives are granted at once.
 	windowRecvs = 64
 	// maxKept is how many schedules are kept.
@@ -22,15 +21,28 @@ const (
 )
 
 // run does the schedules of a rank's collectives, one at a time, and keeps what it
-// needs for that.
+// needs for that. Whoever has news takes the run on: the caller, or who reads from a
+// peer, which saves waking the caller for each message.
 type run struct {
 	b *Backend
 	waiter
+	call collective.Call
+	// news counts what has come that nobody may have seen to, unsent the sends that
+	// have not gone.
+	news, unsent atomic.Int32
+
+	mu sync.Mutex // guards what follows
+	// active is set while a call is under way, peer and err are of an operation that
+	// has failed.
+	active bool
+	peer   int
+	err    error
+
 	kept  map[taskKey]*schedule
+	known map[reductionKey]reduction
 	timer *time.Timer
 
 	recvs, sends []op
-	scratch      []byte // receives that are reduced go round in it
 	work         []byte // where a vector is reduced that must not be written
 	touched      []*pair
 
@@ -44,21 +56,20 @@ type run struct {
 	begun                  time.Time
 	posted, received, sent int
 	sending                int // how many sends have been posted
-	slots, slotBytes       int // of scratch
-	inScratch              int // receives into scratch that are posted and not completed
-	reduced                int // receives into scratch that have been posted
 }
 
 // grown returns scratch memory of a size, aligned to all elements.
 func grown(scratch *[]byte, size int) []byte {
 	if cap(*scratch) < size {
-		*scratch = make([]byte, size) // the allocator aligns anything of 8 bytes and more
+		*scratch = make([]byte, max(size, 64)) // smaller ones may not be aligned
 	}
 	return (*scratch)[:size]
 }
 
 // do runs one collective.
 func (r *run) do(ctx context.Context, c *collective.Call, tag uint32, in, out collective.Data) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	n := len(r.b.cfg.Members)
 	var src, dst []byte
 	if c.Op != collective.OpBarrier {
@@ -72,7 +83,7 @@ func (r *run) do(ctx context.Context, c *collective.Call, tag uint32, in, out co
 	r.reduction = reduction{}
 	if c.Op.Reduces() {
 		var err error
-		if r.reduction, err = reductionFor(c.Reduce, c.DType, n); err != nil {
+		if r.reduction, err = r.reductionOf(c, n); err != nil {
 			return r.b.fail(fmt.Errorf("dist: %v of group %q on rank %d: %w", c, r.b.cfg.Group, r.b.cfg.Rank, err))
 		}
 	}
@@ -116,6 +127,29 @@ func (r *run) do(ctx context.Context, c *collective.Call, tag uint32, in, out co
 		copy(dst, whole[at:])
 	}
 	return nil
+}
+
+// reductionKey is what a reduction depends on in a group.
+type reductionKey struct {
+	op    collective.ReduceOp
+	dtype collective.DType
+}
+
+// reductionOf returns the reduction of a call.
+func (r *run) reductionOf(c *collective.Call, numRanks int) (reduction, error) {
+	key := reductionKey{c.Reduce, c.DType}
+	of, ok := r.known[key]
+	if ok {
+		return of, nil
+	}
+	of, err := reductionFor(c.Reduce, c.DType, numRanks)
+	if err == nil {
+		if r.known == nil {
+			r.known = map[reductionKey]reduction{}
+		}
+		r.known[key] = of
+	}
+	return of, err
 }
 
 // parts sets the sizes of parts that differ.
@@ -171,7 +205,8 @@ func ops(kept *[]op, n int) {
 	}
 }
 
-// exchange sends and receives all of the schedule.
+// exchange sends and receives all of the schedule. The run is locked, but not
+// meanwhile.
 func (r *run) exchange(ctx context.Context) error {
 	s := r.s
 	for _, c := range s.copies {
@@ -179,25 +214,22 @@ func (r *run) exchange(ctx context.Context) error {
 	}
 	ops(&r.recvs, len(s.recvs))
 	ops(&r.sends, len(s.sends))
-	r.posted, r.received, r.sent, r.sending, r.inScratch, r.reduced = 0, 0, 0, 0, 0, 0
-	r.slotBytes, r.slots = 0, 0
-	for i := range s.recvs {
-		if v := &s.recvs[i]; v.use == reduce || v.use == drop {
-			r.slotBytes = max(r.slotBytes, v.len())
-		}
-	}
-	if r.slotBytes > 0 {
-		r.slotBytes = roundUp(r.slotBytes, 64)
-		r.slots = min(max(2, windowBytes/r.slotBytes), windowRecvs)
-		grown(&r.scratch, r.slots*r.slotBytes)
-	}
+	r.posted, r.received, r.sent, r.sending = 0, 0, 0, 0
 	r.begun = time.Now()
+	r.unsent.Store(int32(len(s.sends)))
+	r.active, r.err = true, nil
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		r.active = false
+	}()
 	timed := false
 	for {
-		if peer, err := r.pump(); err != nil {
+		ended, peer, err := r.takeOn()
+		if err != nil {
 			return r.b.broken(r.c, peer, r.begun, err)
 		}
-		if r.received == len(s.recvs) && r.sent == len(s.sends) {
+		if ended {
 			if timed {
 				r.timer.Stop()
 			}
@@ -216,9 +248,41 @@ func (r *run) exchange(ctx context.Context) error {
 		case <-r.b.failed:
 			return r.b.broken(r.c, 0, r.begun, nil)
 		case <-ctx.Done():
-			return r.b.fail(r.b.late(ctx, r.c, r.missing()))
+			return r.tooLate(ctx)
 		case <-r.timer.C:
-			return r.b.fail(r.b.late(ctx, r.c, r.missing()))
+			return r.tooLate(ctx)
+		}
+	}
+}
+
+// takeOn does what can be done now, and says whether the run has ended.
+func (r *run) takeOn() (ended bool, peer int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err == nil {
+		r.news.Store(0)
+		r.peer, r.err = r.pump()
+	}
+	return r.received == len(r.s.recvs) && r.sent == len(r.s.sends), r.peer, r.err
+}
+
+// goOn does what can be done now, for who has completed a receive. It waits for nobody:
+// who is at it sees to the news as well.
+func (r *run) goOn() {
+	r.news.Add(1)
+	for r.news.Load() > 0 {
+		if !r.mu.TryLock() {
+			r.ping() // whoever has it may have looked already
+			return
+		}
+		told := false
+		if r.news.Store(0); r.active && r.err == nil {
+			r.peer, r.err = r.pump()
+			told = r.err != nil || r.received == len(r.s.recvs) && r.sent == len(r.s.sends)
+		}
+		r.mu.Unlock()
+		if told {
+			r.ping()
 		}
 	}
 }
@@ -230,34 +294,16 @@ func (r *run) pump() (peer int, err error) {
 	for again := true; again; {
 		again = false
 		for r.received < r.posted && r.recvs[r.received].done.Load() {
-			v, o := &s.recvs[r.received], &r.recvs[r.received]
-			if o.err != nil {
-				return v.peer, o.err
-			}
-			if v.use == reduce || v.use == drop {
-				if v.use == reduce {
-					at := r.reducedAt(r.reduced - r.inScratch)
-					r.reduction.into(r.out[v.lo:v.hi], r.scratch[at:at+v.len()])
-				}
-				r.inScratch--
+			if err := r.recvs[r.received].err; err != nil {
+				return s.recvs[r.received].peer, err
 			}
 			r.received++
 			again = true
 		}
 		for r.posted < len(s.recvs) && r.posted-r.received < windowRecvs {
 			v := &s.recvs[r.posted]
-			into := r.out[v.lo:v.hi]
-			if v.use != plain {
-				if r.inScratch == r.slots {
-					break
-				}
-				at := r.reducedAt(r.reduced)
-				into = r.scratch[at : at+v.len()]
-				r.inScratch++
-				r.reduced++
-			}
 			o := &r.recvs[r.posted]
-			o.begin(r.waiter, into)
+			o.begin(r.waiter, r, v.use, r.out[v.lo:v.hi])
 			p := r.b.pairFor(v.peer, r.tag)
 			p.postRecv(r.slot, o)
 			r.touch(p)
@@ -269,7 +315,7 @@ func (r *run) pump() (peer int, err error) {
 			if v.use == input {
 				data = r.in
 			}
-			o.begin(r.waiter, data[v.lo:v.hi])
+			o.begin(r.waiter, r, v.use, data[v.lo:v.hi])
 			p := r.b.pairFor(v.peer, r.tag)
 			if err := p.postSend(r.slot, o); err != nil {
 				return v.peer, err
@@ -292,13 +338,18 @@ func (r *run) pump() (peer int, err error) {
 	return 0, nil
 }
 
-// reducedAt is where in scratch the i-th receive goes that is reduced.
-func (r *run) reducedAt(i int) int { return i % r.slots * r.slotBytes }
-
 func (r *run) touch(p *pair) {
 	if !slices.Contains(r.touched, p) {
 		r.touched = append(r.touched, p)
 	}
+}
+
+// tooLate ends a run that takes too long.
+func (r *run) tooLate(ctx context.Context) error {
+	r.mu.Lock()
+	missing := r.missing()
+	r.mu.Unlock()
+	return r.b.fail(r.b.late(ctx, r.c, missing))
 }
 
 // missing returns the ranks that are waited for.
