@@ -5,6 +5,7 @@ package dist_test
 import (
 	"context"
 	"fmt"
+	"log"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -197,4 +198,20 @@ func ExampleGroup_MonitoredBarrier() {
 	if err != nil {
 		fmt.Println(err)
 	}
+}
+
+// A rank of a job whose other ranks run PyTorch, which call init_process_group("gloo")
+// and all_reduce. RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say where they meet.
+func ExampleWithBackend() {
+	ctx := context.Background()
+	g, err := dist.Init(ctx, dist.WithBackend("gloo"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer g.Close()
+	x := tensor.Full(float64(g.Rank()), 4)
+	if err := g.AllReduce(ctx, x, dist.Sum); err != nil {
+		log.Fatal(err)
+	}
+	log.Print(x)
 }
