@@ -93,6 +93,30 @@ func TestPyTorchDies(t *testing.T) {
 	})
 }
 
+// TestPyTorchMonitors has a rank not come to a monitored barrier: rank 0 says who, and
+// nobody's process ends.
+func TestPyTorchMonitors(t *testing.T) {
+	eachPython(t, func(t *testing.T, p *python) {
+		steps := []pyStep{{Op: "monitored_barrier", DType: "uint8"}}
+		o := mixedJob{python: p, size: 3, goes: []int{0, 2}}.run(t, steps, func(ctx context.Context, g *Group) error {
+			if g.Rank() == 2 {
+				return g.Store().Wait(ctx, "go on")
+			}
+			limit, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+			defer cancel()
+			err := g.MonitoredBarrier(limit)
+			return errors.Join(err, g.Store().Set(ctx, "go on", nil))
+		})
+		var late *TimeoutError
+		if !errors.As(o.errs[0], &late) || len(late.Missing) != 1 || late.Missing[0].Rank != 2 {
+			t.Errorf("rank 0 says %v, want that rank 2 is missing", o.errs[0])
+		}
+		if a := o.answers[1]; a.died != nil || a.Error == "" {
+			t.Errorf("the PyTorch rank says %q, %v", a.Error, a.died)
+		}
+	})
+}
+
 // TestPyTorchWorldSizes has ranks believe in jobs of other sizes.
 func TestPyTorchWorldSizes(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {

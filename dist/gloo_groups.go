@@ -98,7 +98,7 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 		if sub, _, err = g.member(ranks, o); err != nil {
 			return nil, err
 		}
-		sub.job = j
+		sub.job, sub.store = j, j.groupKeys(name)
 		if sub.size > 1 {
 			err = j.open(ctx, sub, name)
 		}

@@ -107,7 +107,7 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 	}
 	j.keys = j.prefixed(base)
 	g := &Group{name: worldName, key: worldName, rank: j.rank, size: j.worldSize, job: j, node: nodeID(j.node),
-		base: j.keys, store: store.Prefix(j.keys, "cohort/user"), timeout: j.timeout, box: j.box}
+		base: j.keys, timeout: j.timeout, box: j.box}
 	g.init()
 	for r := range j.worldSize {
 		g.world = append(g.world, r)
@@ -120,6 +120,9 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 	g.setLocal()
 	g.openLog()
 	name := j.nextName(nil, false)
+	if g.store = j.keys; j.pytorch != pytorch1_13 {
+		g.store = j.groupKeys(name)
+	}
 	stop := j.watchOthers(ctx, end)
 	err = j.open(ctx, g, name)
 	stop()

@@ -239,6 +239,26 @@ func TestPyTorchNativeGroup(t *testing.T) {
 	})
 }
 
+// TestPyTorchStore has both sides share the store that PyTorch calls the default one.
+func TestPyTorchStore(t *testing.T) {
+	eachPython(t, func(t *testing.T, p *python) {
+		for place := range 2 {
+			o := mixedJob{python: p, size: 2, goes: []int{place}}.run(t, []pyStep{{Op: "share", Text: "a text"}}, func(ctx context.Context, g *Group) error {
+				if err := g.Store().Set(ctx, "from Go", []byte("a text")); err != nil {
+					return err
+				}
+				if got, err := g.Store().Get(ctx, "from PyTorch"); err != nil || string(got) != "a text" {
+					return fmt.Errorf("got %q, %w", got, err)
+				}
+				return nil
+			})
+			if err := o.err(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 // TestPyTorchNoNativeGroup asks for a group of Go ranks with one that is none.
 func TestPyTorchNoNativeGroup(t *testing.T) {
 	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())

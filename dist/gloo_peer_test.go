@@ -207,7 +207,7 @@ type pyStep struct {
 	Ranks  []int  `json:"ranks,omitempty"` // new_group
 	Local  bool   `json:"local,omitempty"`
 	Code   int    `json:"code,omitempty"` // exit
-	Text   string `json:"text,omitempty"` // say
+	Text   string `json:"text,omitempty"` // share
 
 }
 
@@ -234,8 +234,7 @@ type pyJob struct {
 type pyAnswer struct {
 	Digests []string // of what came out of each operation
 	Error   string
-	Ends    bool // it cannot play another job
-	Said    string
+	Ends    bool  // it cannot play another job
 	died    error // the process has ended, or does not answer
 }
 
@@ -244,15 +243,10 @@ func (r *pyRank) play(j pyJob) (a pyAnswer) {
 	if err := r.in.Encode(j); err != nil {
 		return pyAnswer{died: r.ended(err)}
 	}
-	for {
-		a = pyAnswer{}
-		if err := r.read(&a, 2*time.Minute); err != nil {
-			return pyAnswer{died: r.ended(err)}
-		}
-		if a.Said == "" {
-			return a
-		}
+	if err := r.read(&a, 2*time.Minute); err != nil {
+		return pyAnswer{died: r.ended(err)}
 	}
+	return a
 }
 
 // mixedJob is a job of ranks in this process and ranks of PyTorch.

@@ -105,7 +105,7 @@ func (g *Group) Members() []Member { return append([]Member(nil), g.members...) 
 
 // Transport returns how the ranks of the group exchange data: "none" (one
 // rank), "goroutines", "shm", "unix", "tcp" or "tls", and for ranks of several nodes
-// of which some have more than one rank "shm+tcp" or "unix+tcp".
+// of which some have more than one rank "shm+tcp" or "unix+tcp"; "gloo" with PyTorch's.
 func (g *Group) Transport() string { return g.transport }
 
 // Interface returns the network interface and address at which the other ranks
@@ -116,7 +116,8 @@ func (g *Group) Interface() string { return g.reached }
 
 // Store returns the key-value store that the ranks of the group share; each
 // group has its own keys. Rank 0 of the job serves it; it ends with that rank's
-// membership in the group of all ranks.
+// membership in the group of all ranks. With PyTorch's ranks it is what they
+// call the group's store, the default store for the group of all.
 func (g *Group) Store() store.Store { return g.store }
 
 func (g *Group) String() string {

@@ -333,8 +333,11 @@ def play(job):
                 groups.append((dist.new_group(step["ranks"], **more), sorted(step["ranks"])))
             elif op == "exit":
                 os._exit(step.get("code", 0))
-            elif op == "say":
-                answer(said=step["text"])
+            elif op == "share":  # a value each way in the default store
+                store = dist.distributed_c10d._get_default_store()
+                store.set("from PyTorch", step["text"])
+                if store.get("from Go") != step["text"].encode():
+                    raise AssertionError("the store has %s" % store.get("from Go"))
             else:
                 group, ranks = groups[step.get("group", 0)]
                 if job["rank"] in ranks:
