@@ -106,6 +106,9 @@ var pythons = sync.OnceValue(func() map[string][]*torchRank {
 // eachTorch runs a test with n processes of each PyTorch here, those listed in
 // COHORT_TEST_PYTHONS too.
 func eachTorch(t *testing.T, n int, test func(t *testing.T, ranks []*torchRank)) {
+	if testing.Short() {
+		t.Skip("-short leaves PyTorch out")
+	}
 	all := pythons()
 	if len(all) == 0 {
 		t.Skip("no python3 here has PyTorch (Debian's package python3-torch, or list interpreters in COHORT_TEST_PYTHONS)")

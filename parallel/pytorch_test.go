@@ -120,6 +120,38 @@ func TestLyingRank0(t *testing.T) {
 	}
 }
 
+// FuzzLayout: whatever rank 0 sends as the layout of buckets, it is one that has
+// every parameter once, or an error.
+func FuzzLayout(f *testing.F) {
+	f.Add([]byte{0, 1, 2}, []byte{2, 1})
+	f.Add([]byte{2, 1, 0}, []byte{1, 1, 1})
+	f.Add([]byte{0, 0, 255}, []byte{0, 255})
+	p := &pytorchDDP{}
+	for range 3 {
+		p.params = append(p.params, nn.NewParameter(tensor.Zeros(2)))
+	}
+	f.Fuzz(func(t *testing.T, indices, sizes []byte) {
+		var numbers [2][]int64
+		for i, text := range [][]byte{indices, sizes} {
+			for _, b := range text {
+				numbers[i] = append(numbers[i], int64(int8(b)))
+			}
+		}
+		for len(numbers[0]) < len(p.params) { // its length is not rank 0's to choose
+			numbers[0] = append(numbers[0], 0)
+		}
+		layout, err := p.layoutOf(numbers[0][:len(p.params)], numbers[1])
+		if err != nil {
+			return
+		}
+		all := slices.Concat(layout...)
+		slices.Sort(all)
+		if !slices.Equal(all, []int{0, 1, 2}) {
+			t.Errorf("%v, %v: %v", numbers[0], numbers[1], layout)
+		}
+	})
+}
+
 // passOf runs a training pass of random inputs.
 func passOf(ctx context.Context, m nn.Module, g *tensor.Generator) (err error) {
 	x := tensor.Zeros(5, 8)

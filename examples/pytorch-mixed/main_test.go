@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 // eachPython runs a test with each PyTorch here, those listed in
 // COHORT_TEST_PYTHONS too.
 func eachPython(t *testing.T, test func(t *testing.T, python string)) {
+	if testing.Short() {
+		t.Skip("-short leaves PyTorch out")
+	}
 	var tried []string
 	for _, name := range append([]string{"python3", "/usr/bin/python3"}, filepath.SplitList(os.Getenv("COHORT_TEST_PYTHONS"))...) {
 		path, err := exec.LookPath(name)
