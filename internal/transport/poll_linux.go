@@ -39,6 +39,7 @@ func (s *socket) look(fd uintptr) bool {
 			s.in.errno = unix.EAGAIN
 			return true
 		}
+		s.setLowWater(fd, 1) // after a long read nothing short would end the wait
 		await(fd, s.haste.Block)
 		s.haste.Block = 0
 	}
