@@ -74,8 +74,10 @@ def case_rpc(r):
             peer = best(grpc, ("noop", 0, "median_us"))
             row(f"rpc noop {transport}", figure, peer, 1, peer.note)
     for transport in AIMS:
+        # TensorPipe shares memory too: over a network it is enough not to be slower.
+        bulk, rows = (2, 3) if transport == "auto" else (1, 1)
         for name, size, field, unit, want in [("add", 0, "median_us", None, 1 / 4), ("async", 0, "calls_per_s", "/s", 20)] + \
-                [("echo", n, "gb_per_s", "GB/s", 2 if n > MIB else 1) for n in ECHOES] + [("ps", 0, "rows_per_s", "/s", 3)]:
+                [("echo", n, "gb_per_s", "GB/s", bulk if n > MIB else 1) for n in ECHOES] + [("ps", 0, "rows_per_s", "/s", rows)]:
             key, higher = (name, size, field), field != "median_us"
             peer = best(torch, key, higher)
             label = f"rpc {name} {size >> 20} MiB {transport}" if size else f"rpc {name} {transport}"

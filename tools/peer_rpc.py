@@ -89,7 +89,7 @@ def measure(cases, sizes):
             call(pull, table, ids)
             call(push, table, ids, gradients)
         took = times(step, 200, 5)
-        say("ps", took, rows_per_s=BATCH * 1e6 / (sum(took) / len(took)))
+        say("ps", took, rows_per_s=BATCH * 1e6 / statistics.median(took))
 
 
 def work(rank, port, cases, sizes):
