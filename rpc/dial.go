@@ -157,7 +157,6 @@ func (p *Peer) connect(ctx context.Context) (*link, error) {
 	go func() {
 		defer a.running.Done()
 		l.receive()
-		p.link.CompareAndSwap(l, nil)
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		delete(a.links, l)

@@ -92,6 +92,7 @@ func newLink(a *Agent, p *Peer, conn *transport.Conn, how string, limit int) *li
 // lose ends the connection for a reason; the first one counts. Calls without an
 // answer fail.
 func (l *link) lose(err error) {
+	l.peer.link.CompareAndSwap(l, nil) // who calls after the error makes another one
 	l.cmu.Lock()
 	if l.cerr != nil {
 		l.cmu.Unlock()
@@ -99,6 +100,7 @@ func (l *link) lose(err error) {
 	}
 	l.cerr = err
 	close(l.gone)
+	l.peer.link.CompareAndSwap(l, nil) // it may have become the peer's only now
 	pending, streams := l.pending, l.streams
 	l.pending, l.streams = map[uint64]*call{}, map[uint64]*flow{}
 	if l.deadline != nil {

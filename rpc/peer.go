@@ -105,6 +105,11 @@ func (p *Peer) dial(d *dialing) {
 	if d.err == nil {
 		p.link.Store(d.link)
 		p.seen.Store(true)
+		select {
+		case <-d.link.gone: // already
+			p.link.CompareAndSwap(d.link, nil)
+		default:
+		}
 	}
 	p.dialing = nil
 	close(d.done)
