@@ -23,8 +23,10 @@ const (
 	// DefaultConcurrency is how many handlers of an agent run at once, unless
 	// [WithConcurrency] says otherwise.
 	DefaultConcurrency = 1024
-	// maxQueued is how many calls wait for a handler at most.
-	maxQueued = 1 << 18
+	// maxQueued is how many calls wait for a handler at most, and maxQueuedBytes how
+	// much they have brought along.
+	maxQueued      = 1 << 18
+	maxQueuedBytes = 8 << 30
 )
 
 // ServeOption changes how a method is served.
@@ -373,6 +375,7 @@ type gate struct {
 	running int
 	queue   []*incoming
 	first   int // of queue
+	bytes   int // of those in queue
 }
 
 // enter says whether a call may run now. If not it is in the queue, unless that is full.
@@ -383,9 +386,10 @@ func (g *gate) enter(in *incoming) (now, full bool) {
 		g.running++
 		return true, false
 	}
-	if len(g.queue)-g.first >= maxQueued {
+	if n := len(g.queue) - g.first; n >= maxQueued || n > 0 && in.size > maxQueuedBytes-g.bytes {
 		return false, true
 	}
+	g.bytes += in.size
 	g.queue = append(g.queue, in)
 	return false, false
 }
@@ -399,6 +403,7 @@ func (g *gate) next() *incoming {
 		return nil
 	}
 	in := g.queue[g.first]
+	g.bytes -= in.size
 	g.queue[g.first] = nil
 	if g.first++; g.first == len(g.queue) {
 		g.queue, g.first = g.queue[:0], 0

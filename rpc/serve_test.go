@@ -372,3 +372,32 @@ func TestShutdownDeath(t *testing.T) {
 		}
 	})
 }
+
+// TestQueueIsBounded: what waits is bounded in bytes, but one call always may.
+func TestQueueIsBounded(t *testing.T) {
+	g := gate{limit: 1}
+	calls := []*incoming{{size: 1}, {size: 2 * maxQueuedBytes}, {size: 1}, {size: maxQueuedBytes - 1}, {size: 2}, {size: 1}}
+	enter := func(i int, now, full bool) {
+		t.Helper()
+		if n, f := g.enter(calls[i]); n != now || f != full {
+			t.Errorf("call %d: now %v, full %v", i, n, f)
+		}
+	}
+	enter(0, true, false)
+	enter(1, false, false)
+	enter(2, false, true)
+	if in := g.next(); in != calls[1] {
+		t.Errorf("the next is %v", in)
+	}
+	enter(3, false, false)
+	enter(4, false, true)
+	enter(5, false, false)
+	for _, want := range []*incoming{calls[3], calls[5], nil} {
+		if in := g.next(); in != want {
+			t.Errorf("the next is %v, want %v", in, want)
+		}
+	}
+	if g.running != 0 || g.bytes != 0 {
+		t.Errorf("%d run, %d bytes", g.running, g.bytes)
+	}
+}

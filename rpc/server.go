@@ -216,7 +216,7 @@ func (s *serverLink) take(id uint64, r *received) error {
 	now, full := g.enter(in)
 	switch {
 	case full:
-		in.refuse(&Error{Kind: KindBusy, Method: m.name, Rank: -1, Msg: fmt.Sprintf("%d calls wait for their turn", maxQueued)})
+		in.refuse(&Error{Kind: KindBusy, Method: m.name, Rank: -1, Msg: fmt.Sprintf("more calls wait for their turn than %d, or than %d bytes of them", maxQueued, maxQueuedBytes)})
 	case now:
 		go g.runAll(in)
 	}
