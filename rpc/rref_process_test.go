@@ -7,9 +7,12 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -63,9 +66,60 @@ func TestUserProcess(t *testing.T) {
 		}
 	}
 	fmt.Println("ready")
-	_, _ = os.Stdin.Read(make([]byte, 1)) // until this process is killed, or its parent has ended
+	// Each line asks what has become of a reference; the end, that of the parent, ends it.
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		_, err := refs[0].ToHere(t.Context())
+		fmt.Println("kind", KindOf(err))
+	}
 	runtime.KeepAlive(refs)
 	a.Close()
+}
+
+// userProcess is such a process.
+type userProcess struct {
+	cmd *exec.Cmd
+	in  io.Writer
+	out *bufio.Scanner
+}
+
+func startUser(t *testing.T, rank int, socket string) *userProcess {
+	t.Helper()
+	_ = os.Remove(fmt.Sprintf("%s.%d", socket, rank)) // a killed process leaves its socket
+	cmd := exec.Command(os.Args[0], "-test.run=^TestUserProcess$", "-test.v", fmt.Sprintf("-rref-user=%d:%s", rank, socket))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	p := &userProcess{cmd, in, bufio.NewScanner(out)}
+	p.await(t, "ready")
+	return p
+}
+
+// await reads up to a line that begins so.
+func (p *userProcess) await(t *testing.T, begin string) string {
+	t.Helper()
+	var said []string
+	for p.out.Scan() {
+		line := p.out.Text()
+		if strings.HasPrefix(line, begin) {
+			return line
+		}
+		said = append(said, line)
+	}
+	t.Fatalf("process %d has ended:\n%s", p.cmd.Process.Pid, strings.Join(said, "\n"))
+	return ""
 }
 
 // A killed process's references are released within the lease; what it has passed on
@@ -73,38 +127,13 @@ func TestUserProcess(t *testing.T) {
 func TestKilledUser(t *testing.T) {
 	t.Parallel()
 	socket := t.TempDir() + "/s"
-	start := func(rank int) *exec.Cmd {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestUserProcess$", "-test.v", fmt.Sprintf("-rref-user=%d:%s", rank, socket))
-		cmd.Stderr = os.Stderr
-		if _, err := cmd.StdinPipe(); err != nil {
-			t.Fatal(err)
-		}
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		})
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			if lines.Text() == "ready" {
-				return cmd
-			}
-		}
-		t.Fatalf("process %d has ended", rank)
-		return nil
-	}
 	a, err := processAgent(t.Context(), 0, socket, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	second := start(2)
-	first := start(1)
+	second := startUser(t, 2, socket)
+	first := startUser(t, 1, socket)
 	soon(t, "w1 has three references, w2 one", func() bool {
 		by := a.References().By
 		return by["w1"] == 3 && by["w2"] == 1
@@ -118,14 +147,14 @@ func TestKilledUser(t *testing.T) {
 		t.Fatalf("while its users live: %+v", r)
 	}
 	killed := time.Now()
-	if err := first.Process.Kill(); err != nil {
+	if err := first.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	soon(t, "the references of w1 have gone", func() bool {
 		r := a.References()
 		return r.Values == 1 && r.By["w1"] == 0
 	})
-	if took := time.Since(killed); took > processLease+processLease/2 {
+	if took := time.Since(killed); took > processLease+500*time.Millisecond {
 		t.Errorf("the references of a killed process were released after %v, the lease is %v", took, processLease)
 	} else {
 		t.Logf("the references of a killed process were released after %v of a lease of %v", took, processLease)
@@ -133,11 +162,32 @@ func TestKilledUser(t *testing.T) {
 	if v, err := there.ToHere(t.Context()); err != nil || v != 3 {
 		t.Errorf("a value of w2: %d, %v, want 3", v, err)
 	}
-	if err := second.Process.Kill(); err != nil {
+	if err := second.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	soon(t, "nothing is left", func() bool { r := a.References(); return r.Values == 0 && r.Held == 0 })
 	if _, err := there.ToHere(t.Context()); KindOf(err) != KindGone {
 		t.Errorf("a value of a killed process: %v, want kind %q", err, KindGone)
+	}
+
+	// Processes under the names of the dead have references of their own.
+	startUser(t, 2, socket)
+	first = startUser(t, 1, socket)
+	soon(t, "w1 has three references again", func() bool { return a.References().By["w1"] == 3 })
+	fmt.Fprintln(first.in, "?")
+	if got := first.await(t, "kind"); got != "kind " {
+		t.Errorf("a reference to a live value: %q", got)
+	}
+	// One that is stopped for longer than the lease finds its references lost.
+	if err := first.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	soon(t, "the references of the stopped w1 have gone", func() bool { return a.References().By["w1"] == 0 })
+	if err := first.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(first.in, "?")
+	if got := first.await(t, "kind"); got != "kind "+string(KindGone) {
+		t.Errorf("a reference after an absence: %q, want kind %q", got, KindGone)
 	}
 }

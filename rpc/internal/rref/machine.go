@@ -278,8 +278,8 @@ func (m *Machine) Busy() bool {
 	return false
 }
 
-// at begins every call. Ticks that have not come tell that this process was
-// stopped.
+// at begins every call. Ticks that have not come for a good part of the lease tell
+// that this process was stopped.
 func (m *Machine) at(now time.Time) {
 	if now.After(m.now) {
 		m.now = now
@@ -287,8 +287,8 @@ func (m *Machine) at(now time.Time) {
 	gap := m.now.Sub(m.ticked)
 	if m.ticked.IsZero() || !m.Busy() {
 		m.ticked = m.now
-	} else if gap > 2*m.config.Retry {
-		m.absent(gap - m.config.Retry)
+	} else if gap > m.config.Lease/4 {
+		m.absent(gap)
 		m.ticked = m.now
 	}
 }
