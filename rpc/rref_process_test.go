@@ -125,6 +125,9 @@ func (p *userProcess) await(t *testing.T, begin string) string {
 // A killed process's references are released within the lease; what it has passed on
 // stays. References to a killed process's values become errors.
 func TestKilledUser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for leases to end")
+	}
 	t.Parallel()
 	socket := t.TempDir() + "/s"
 	a, err := processAgent(t.Context(), 0, socket, nil)

@@ -44,6 +44,9 @@ func lossy(a *Agent, seed uint64, delayed *sync.WaitGroup) {
 // of the protocol's messages is lost and a third comes twice. Every reference that
 // a program has leads to its value; in the end nothing is left.
 func TestRandomReferences(t *testing.T) {
+	if testing.Short() {
+		*refSteps = min(*refSteps, 40)
+	}
 	const num, most = 4, 12
 	ctx := t.Context()
 	var mu sync.Mutex

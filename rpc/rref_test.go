@@ -441,3 +441,38 @@ func TestClosedAgent(t *testing.T) {
 		t.Errorf("ToHere of a closed agent: %v, want kind %q", err, KindClosed)
 	}
 }
+
+// BenchmarkRemote leaves a number at another agent, fetches it and releases it;
+// BenchmarkOnMethod calls a method on a value there.
+func BenchmarkRemote(b *testing.B) {
+	all, _ := refAgents(b, "unix", 2)
+	peer := all[0].Peer("w1")
+	b.ReportAllocs()
+	for b.Loop() {
+		ref, err := refAdd.Remote(b.Context(), peer, [2]int{1, 2})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := ref.ToHere(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		ref.Release()
+	}
+	empty(b, all...)
+}
+
+func BenchmarkOnMethod(b *testing.B) {
+	all, _ := refAgents(b, "unix", 2)
+	ref, err := refMake.Remote(b.Context(), all[0].Peer("w1"), 0)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := refCount.Call(b.Context(), ref, 1); err != nil {
+			b.Fatal(err)
+		}
+	}
+	ref.Release()
+	empty(b, all...)
+}
