@@ -144,7 +144,10 @@ func (l *memoryLink) readv(p, spare []byte, _ int) (int, error) {
 		return n, err
 	}
 	began := time.Now()
-	h = Haste{Spin: l.forBytes.time(), Block: blockTime}
+	h = Haste{Spin: l.forBytes.time()}
+	if h.Spin == lookTime { // else the next bytes are far, or others want the threads
+		h.Block = blockTime
+	}
 	for {
 		n, err := l.receive(p, spare, &h)
 		if err != errNothing {
