@@ -13,8 +13,8 @@ import (
 
 const (
 	// maxSlots bounds in how many slots a peer may have announced messages that this
-	// rank has not come to, maxAnnounced how many in one, and maxEarly in how many
-	// collectives it may be ahead.
+	// rank has not come to, maxAnnounced how many it may have granted in all or announced
+	// in one, and maxEarly in how many collectives it may be ahead.
 	maxSlots     = 1 << 14
 	maxAnnounced = 1 << 16
 	maxEarly     = 1 << 10
@@ -127,8 +127,10 @@ type pair struct {
 	free  []*exchange
 	early []slot // of collectives that this rank has not come to
 	lost  error  // why the connection is no more
-	out   outbox
-	piece []byte // of the reader
+	// granted is how many credits there are without a send, in all slots.
+	granted int
+	out     outbox
+	piece   []byte // of the reader
 }
 
 func newPair(b *Backend, peer int) *pair {
@@ -196,6 +198,7 @@ func (p *pair) postSend(s slot, o *op) error {
 		return nil
 	}
 	granted := x.credits.pop()
+	p.granted--
 	p.settle(s, x)
 	return p.transmit(s, o, granted)
 }
@@ -353,7 +356,7 @@ func (p *pair) took(m preamble) (*op, error) {
 	if x.sends.len() > 0 {
 		return nil, p.transmit(s, x.sends.pop(), m.length)
 	}
-	if x.credits.len() >= maxAnnounced {
+	if p.granted++; p.granted > maxAnnounced {
 		return nil, &WireError{Sent: m.String(), Why: fmt.Sprintf("%d such messages wait already", maxAnnounced)}
 	}
 	x.credits.push(m.length)
