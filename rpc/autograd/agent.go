@@ -21,6 +21,7 @@ var (
 	walkMethod     = rpc.NewMethod[walkCall, struct{}](prefix + "walk")
 	gradientMethod = rpc.NewMethod[gradientCall, struct{}](prefix + "gradient")
 	releaseMethod  = rpc.NewMethod[releaseCall, struct{}](prefix + "release")
+	missingMethod  = rpc.NewMethod[missingCall, bool](prefix + "missing")
 	aliveMethod    = rpc.NewMethod[aliveCall, aliveAnswer](prefix + "alive")
 )
 
@@ -49,6 +50,7 @@ func Enable() rpc.Option {
 			h.engine.onRelease(rpc.Caller(ctx).Rank(), in)
 			return struct{}{}, nil
 		}),
+		rpc.Serve(missingMethod, func(_ context.Context, in missingCall) (bool, error) { return h.engine.onMissing(in) }),
 		rpc.Serve(aliveMethod, func(_ context.Context, in aliveCall) (aliveAnswer, error) { return h.engine.onAlive(in), nil }),
 		serveOptimizers(h),
 	)
@@ -156,6 +158,11 @@ func (w agentWire) gradient(ctx context.Context, to int, in gradientCall) (wait 
 		_, err := f.Wait(ctx)
 		return plainly(err)
 	}
+}
+
+func (w agentWire) missing(ctx context.Context, to int, in missingCall) (bool, error) {
+	out, err := missingMethod.Call(ctx, w.a.PeerRank(to), in)
+	return out, plainly(err)
 }
 
 func (w agentWire) release(to int, in releaseCall) {

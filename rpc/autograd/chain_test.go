@@ -223,7 +223,7 @@ func TestABackwardThatIsWaitedForInVain(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	err := dc.Backward(ctx, c.Param(param(2, 4)).Sum())
 	wantError(t, err, context.DeadlineExceeded, "on worker1 (rank 1)", "waiting for stuck, called by worker0")

@@ -74,7 +74,9 @@ func (l line) walk(ctx context.Context, to int, in walkCall) error {
 		case err := <-end:
 			return err
 		case <-ctx.Done():
-			<-end
+			if err := <-end; err != nil {
+				return err
+			}
 			return context.Cause(ctx)
 		case <-time.After(time.Millisecond):
 			if l.c.dead[to].Load() {
@@ -99,6 +101,14 @@ func (l line) gradient(_ context.Context, to int, in gradientCall) func() error 
 		end <- err
 	}()
 	return func() error { return <-end }
+}
+
+func (l line) missing(_ context.Context, to int, in missingCall) (bool, error) {
+	e, err := l.reach(to, "missing")
+	if err != nil {
+		return false, err
+	}
+	return e.onMissing(in)
 }
 
 func (l line) release(to int, in releaseCall) {

@@ -243,13 +243,7 @@ func (s *state) drive(ctx context.Context, o backwardOptions) error {
 	s.mu.Lock()
 	s.asked = in.Walk
 	s.mu.Unlock()
-	go func() {
-		err := s.waitQuiet(ctx)
-		if err == nil {
-			err = s.backward(ctx, in, o.losses)
-		}
-		ends <- outcome{s.e.rank, err}
-	}()
+	go func() { ends <- outcome{s.e.rank, s.backward(ctx, in, o.losses)} }()
 	var first error
 	for range len(peers) + 1 {
 		end := <-ends

@@ -46,6 +46,7 @@ type wire interface {
 	prepare(ctx context.Context, to int, in prepareCall) (prepareAnswer, error)
 	walk(ctx context.Context, to int, in walkCall) error
 	gradient(ctx context.Context, to int, in gradientCall) (wait func() error)
+	missing(ctx context.Context, to int, in missingCall) (bool, error)
 	release(to int, in releaseCall)
 	alive(ctx context.Context, to int, in aliveCall) (aliveAnswer, error)
 }
@@ -74,6 +75,10 @@ type gradientCall struct {
 	Message uint64
 	Grad    *tensor.Tensor
 }
+
+// missingCall asks whether a message has never come: the call that it was part of
+// failed, or is still on its way.
+type missingCall struct{ Context, Message uint64 }
 
 // releaseCall ends a context. Told are the ranks that know it from the sender.
 type releaseCall struct {
@@ -177,13 +182,25 @@ func (e *engine) onRelease(from int, in releaseCall) {
 	e.release(s, cause, in.Why, append(in.Told, from))
 }
 
-// onPrepare is the answer to prepareCall.
+// onPrepare is the answer to prepareCall. The call that was to bring the context
+// here may have failed, or not come yet.
 func (e *engine) onPrepare(in prepareCall) (prepareAnswer, error) {
-	s, err := e.state(in.Context, false)
+	s, err := e.state(in.Context, true)
 	if err != nil {
 		return prepareAnswer{}, err
 	}
 	return prepareAnswer{s.known()}, nil
+}
+
+// onMissing is the answer to missingCall.
+func (e *engine) onMissing(in missingCall) (bool, error) {
+	s, err := e.state(in.Context, true)
+	if err != nil {
+		return false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.came[in.Message] == nil, nil
 }
 
 // onAlive is the answer to aliveCall.

@@ -11,8 +11,8 @@ import (
 // header goes with every call of a context, and with its answer.
 type header struct {
 	context uint64
-	// walk is the backward pass that the sender is in or waits for, 0 for none: what
-	// is sent then comes too late to be part of the pass's loss.
+	// walk is the last backward pass that the sender of a call has heard of, 0 for
+	// none: what is sent then comes too late to be part of that pass's loss.
 	walk uint64
 	// crossed are the positions, in the message, of the tensors that gradients flow
 	// back through. The first of them has the message id first, the next first+1 and

@@ -33,9 +33,6 @@ func (e *engine) sendCall(ctx context.Context, to int, method string, tensors []
 	s.learn(to)
 	s.mu.Lock()
 	h := header{context: s.id, walk: s.asked, first: first, crossed: crossed}
-	if s.walk == nil && s.walks == s.asked {
-		h.walk = 0 // that pass is over
-	}
 	s.mu.Unlock()
 	return h.append(nil), nil
 }

@@ -24,6 +24,7 @@ type state struct {
 	mu      sync.Mutex
 	passes  []*pass
 	sends   map[uint64]*sent // by message id
+	came    map[uint64]*pass // what was received, by message id
 	peers   map[int]bool     // who takes part beside this process, as far as it knows
 	running map[*pass]bool   // calls that have not been answered
 	quiet   chan struct{}    // closed when the last of them was
@@ -69,8 +70,8 @@ type got struct {
 	id   uint64
 	from int
 	what string
-	// late is the backward pass that had begun when it came: its loss does not depend
-	// on it.
+	// late is the last backward pass that had begun at either side when it was sent
+	// and came, 0 for none: its loss does not depend on it, and it is answered at once.
 	late uint64
 	over bool // a backward pass has consumed it
 }
@@ -85,7 +86,7 @@ func passOf(ctx context.Context) *pass {
 
 func newState(e *engine, id uint64) *state {
 	return &state{
-		e: e, id: id, sends: make(map[uint64]*sent), peers: make(map[int]bool), running: make(map[*pass]bool),
+		e: e, id: id, sends: make(map[uint64]*sent), came: make(map[uint64]*pass), peers: make(map[int]bool), running: make(map[*pass]bool),
 		heard: time.Now(), done: make(chan struct{}),
 	}
 }
@@ -219,7 +220,7 @@ func (s *state) end(cause error) []int {
 			p.carrier.Close()
 		}
 	}
-	s.passes, s.sends = nil, nil
+	s.passes, s.sends, s.came = nil, nil, nil
 	return peers
 }
 
@@ -310,13 +311,7 @@ func (p *pass) receive(from int, what string, h header, tensors []*tensor.Tensor
 	c := p.open()
 	s := p.s
 	s.mu.Lock()
-	late := uint64(0)
-	switch {
-	case s.walk != nil && s.walk.begun:
-		late = s.walks
-	case h.walk > s.walks || h.walk == s.walks && s.walk == nil:
-		late = h.walk
-	}
+	late := max(h.walk, s.walks)
 	s.mu.Unlock()
 	for k, i := range h.crossed {
 		m := &got{s: s, id: h.first + uint64(k), from: from, what: fmt.Sprintf("%s %d", what, i), late: late}
@@ -324,6 +319,7 @@ func (p *pass) receive(from int, what string, h header, tensors []*tensor.Tensor
 		in.AtGrad(m.answer)
 		s.mu.Lock()
 		p.crossings = append(p.crossings, &m.over)
+		s.came[m.id] = p
 		s.mu.Unlock()
 		tensors[i] = in
 		if late > 0 {

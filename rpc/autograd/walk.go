@@ -115,6 +115,9 @@ func (e *engine) onGradient(from int, in gradientCall) error {
 	sl := w.slot(m.id)
 	select {
 	case <-sl.here:
+		if in.Grad == nil {
+			return nil // late, and said before
+		}
 		return s.fail("backward", fmt.Errorf("%s answers %s twice", e.wire.name(from), m.what))
 	default:
 	}
@@ -145,6 +148,19 @@ func (s *state) current() (*walk, error) {
 	return s.walk, nil
 }
 
+// askAfter is how long a gradient is waited for before its receiver is asked
+// whether the tensor ever came: the call may have failed on its way.
+const askAfter = 200 * time.Millisecond
+
+// missing asks.
+func (e *engine) missing(ctx context.Context, m *sent) (bool, error) {
+	in := missingCall{m.by.s.id, m.id}
+	if m.to == e.rank {
+		return e.onMissing(in)
+	}
+	return e.wire.missing(ctx, m.to, in)
+}
+
 // await is the crossing of a tensor that was sent.
 func (s *state) await(ctx context.Context, m *sent, g *tensor.Tensor) (*tensor.Tensor, error) {
 	w, err := s.current()
@@ -157,10 +173,25 @@ func (s *state) await(ctx context.Context, m *sent, g *tensor.Tensor) (*tensor.T
 	s.mu.Lock()
 	sl := w.slot(m.id)
 	s.mu.Unlock()
-	select {
-	case <-sl.here:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("waiting for the gradient of %s from %s: %w", m.what, s.e.wire.name(m.to), context.Cause(ctx))
+	ask := time.NewTimer(askAfter)
+	defer ask.Stop()
+	for arrived := false; !arrived; {
+		select {
+		case <-sl.here:
+			arrived = true
+		case <-ask.C:
+			missing, err := s.e.missing(ctx, m)
+			switch {
+			case err != nil:
+				return nil, err
+			case missing && w.mode == Fast:
+				return nil, fmt.Errorf("%s never came to %s: %w", m.what, s.e.wire.name(m.to), ErrUnreached)
+			case missing:
+				return g, nil
+			}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for the gradient of %s from %s: %w", m.what, s.e.wire.name(m.to), context.Cause(ctx))
+		}
 	}
 	switch {
 	case sl.grad == nil:
@@ -198,7 +229,7 @@ func (m *got) answer(ctx context.Context, g *tensor.Tensor) (*tensor.Tensor, err
 
 // onWalk is the answer to walkCall.
 func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
-	s, err := e.state(in.Context, false)
+	s, err := e.state(in.Context, true) // see onPrepare
 	if err != nil {
 		return err
 	}
@@ -213,11 +244,7 @@ func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
 	s.mu.Lock()
 	s.asked = max(s.asked, in.Walk)
 	s.mu.Unlock()
-	err = s.waitQuiet(ctx)
-	if err == nil {
-		err = s.backward(ctx, in, nil)
-	}
-	if err != nil {
+	if err = s.backward(ctx, in, nil); err != nil {
 		err = s.fail("backward", err)
 		if e.drop(s) { // the context's maker, which hears of it, tells the others
 			s.end(fmt.Errorf("%w: %w", ErrReleased, err))
@@ -226,11 +253,20 @@ func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
 	return err
 }
 
-// backward walks the tapes of this process. losses are those of the context's maker.
-func (s *state) backward(ctx context.Context, in walkCall, losses []*tensor.Tensor) (err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
+// backward walks the tapes of this process, once no call of the context runs here.
+// losses are those of the context's maker.
+func (s *state) backward(parent context.Context, in walkCall, losses []*tensor.Tensor) (err error) {
+	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
-	s.mu.Lock()
+	for quiet := false; !quiet; {
+		if err := s.waitQuiet(ctx); err != nil {
+			return err
+		}
+		s.mu.Lock()
+		if quiet = len(s.running) == 0; !quiet {
+			s.mu.Unlock() // one has just come
+		}
+	}
 	w, err := s.next(in.Walk)
 	switch {
 	case err != nil:
@@ -247,7 +283,7 @@ func (s *state) backward(ctx context.Context, in walkCall, losses []*tensor.Tens
 	s.walks, s.asked = in.Walk, in.Walk
 	passes := make([]*pass, 0, len(s.passes))
 	for _, p := range s.passes {
-		if p.carrier != nil && !s.running[p] {
+		if p.carrier != nil {
 			passes = append(passes, p)
 		}
 	}
@@ -272,12 +308,13 @@ func (s *state) backward(ctx context.Context, in walkCall, losses []*tensor.Tens
 		}()
 	}
 	for range passes {
-		if e := <-errs; e != nil && (err == nil || errors.Is(err, context.Canceled)) {
+		if e := <-errs; e != nil && err == nil {
 			err = e
 		}
 	}
-	// The first to fail cancels the others, whose errors only repeat it.
-	if cause := context.Cause(ctx); err != nil && cause != nil {
+	// The first to fail cancels the others, whose errors only repeat it. Where time is
+	// over, each says for what it has waited.
+	if cause := context.Cause(ctx); err != nil && parent.Err() == nil {
 		err = cause
 	}
 	w.mu.Lock()
@@ -325,6 +362,7 @@ func (s *state) consumed(passes []*pass) {
 		}
 	}
 	s.grads.forget(parts)
+	maps.DeleteFunc(s.came, func(_ uint64, p *pass) bool { return gone[p] })
 	maps.DeleteFunc(s.sends, func(_ uint64, m *sent) bool { return gone[m.by] })
 	s.passes = slices.DeleteFunc(s.passes, func(p *pass) bool { return gone[p] && p.method != "" })
 }
