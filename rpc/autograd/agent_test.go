@@ -66,6 +66,8 @@ var (
 	bodyMethod = rpc.NewMethod[travelling, travelled]("test.body")
 	gradMethod = rpc.NewMethod[uint64, []*tensor.Tensor]("test.gradients")
 	failMethod = rpc.NewMethod[*tensor.Tensor, *tensor.Tensor]("test.fail")
+	dieMethod  = rpc.NewMethod[*tensor.Tensor, *tensor.Tensor]("test.die")
+	openMethod = rpc.NewMethod[struct{}, int]("test.open")
 )
 
 // testWorker is what a worker of the tests serves. Its parameters depend on its rank.
@@ -111,6 +113,17 @@ func (w *testWorker) serve() rpc.Option {
 				}
 			}
 			return out, nil
+		}),
+		rpc.Serve(dieMethod, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) {
+			return tensor.Record("death", in.Detach(), []*tensor.Tensor{in}, nil, func(context.Context, *tensor.Tensor) ([]*tensor.Tensor, error) {
+				p, _ := os.FindProcess(os.Getpid())
+				_ = p.Kill()
+				select {}
+			}), nil
+		}),
+		rpc.Serve(openMethod, func(ctx context.Context, _ struct{}) (int, error) {
+			e, err := engineOf(rpc.AgentOf(ctx))
+			return len(e.all()), err
 		}),
 		rpc.Serve(failMethod, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) {
 			return tensor.Record("fault", in.Detach(), []*tensor.Tensor{in}, nil, func(context.Context, *tensor.Tensor) ([]*tensor.Tensor, error) {

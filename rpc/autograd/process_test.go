@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // peersOf lists n workers at sockets whose names begin so.
@@ -33,7 +35,7 @@ func runWorker(arg string) error {
 	rank, _ := strconv.Atoi(parts[0])
 	size, _ := strconv.Atoi(parts[1])
 	a, err := rpc.Init(context.Background(), fmt.Sprintf("worker%d", rank), rpc.WithToken(testToken),
-		rpc.WithPeers(peersOf(parts[2], size)), newTestWorker(rank).serve())
+		rpc.WithPeers(peersOf(parts[2], size)), newTestWorker(rank).serve(), newWide().serve())
 	if err != nil {
 		return err
 	}
@@ -44,7 +46,7 @@ func runWorker(arg string) error {
 
 // processes starts workers 1 to n-1 as processes of their own, and makes this one
 // worker 0.
-func processes(t *testing.T, n int) (*rpc.Agent, *testWorker, []*exec.Cmd) {
+func processes(t testing.TB, n int) (*rpc.Agent, *testWorker, []*exec.Cmd) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("sockets of the test have Linux's names")
@@ -117,4 +119,43 @@ func TestAKilledProcessEndsThePass(t *testing.T) {
 		t.Errorf("it took %v", took)
 	}
 	wantReleased(t, []*rpc.Agent{a})
+}
+
+// TestAProcessThatDiesInMidPass: those that wait for its gradients end within a
+// second, too, and keep nothing.
+func TestAProcessThatDiesInMidPass(t *testing.T) {
+	a, w, _ := processes(t, 4)
+	for _, c := range []struct {
+		mode  Mode
+		dying string
+		rank  int
+	}{{Smart, "worker3", 3}, {Fast, "worker2", 2}} {
+		dc, err := NewContext(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c1, _ := dc.Pass(t.Context())
+		in := travelling{Choices: nil, Calls: 0, Workers: 4, NumOut: 1}
+		in.Choices, _ = rand.NewPCG(1, 7).MarshalBinary()
+		in.In = []*tensor.Tensor{c1.Param(w.params[0]).Exp()}
+		before, err := bodyMethod.Call(c1, a.Peer("worker1"), in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y, err := dieMethod.Call(c1, a.Peer(c.dying), before.Out[0].Add(in.In[0]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		err = dc.Backward(t.Context(), y.Sum(), WithMode(c.mode))
+		wantError(t, err, nil, fmt.Sprintf("on %s (rank %d)", c.dying, c.rank))
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("%v: it took %v", c.mode, took)
+		}
+		wantReleased(t, []*rpc.Agent{a})
+		eventually(t, "worker1 has no context", func() bool {
+			n, err := openMethod.Call(t.Context(), a.Peer("worker1"), struct{}{})
+			return err == nil && n == 0
+		})
+	}
 }
