@@ -9,13 +9,29 @@ a table in Markdown of which ran, and of what the others lacked.
 
 Those that make ranks of their own (rpc) run as one rank, the others as --nproc-per-node
 says. They need what their requirements.txt lists; a script that ends because a
-package or a GPU is missing is said to, with its own words."""
+package or a GPU is missing is said to, with its own words. --stand-in gives scripts that
+end themselves without GPUs the processor for one: a module that Python loads before them answers
+their questions to torch.accelerator, and no line of theirs is changed."""
 import argparse
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+
+STAND_IN = """
+import os, sys
+if "RANK" in os.environ:
+    import torch
+    a = torch.accelerator
+    asked = lambda: not sys._getframe(2).f_globals["__name__"].startswith("torch")
+    real = a.is_available, a.device_count, a.current_accelerator
+    a.is_available = lambda: asked() or real[0]()
+    a.device_count = lambda: int(os.environ["LOCAL_WORLD_SIZE"]) if asked() else real[1]()
+    a.current_accelerator = lambda *x, **y: torch.device("cpu") if asked() else real[2](*x, **y)
+    a.set_device_index = a.device_index = lambda *x: None
+"""
 
 SCRIPTS = [
     ("distributed/ddp/example.py", 2),
@@ -65,8 +81,18 @@ def main():
     p.add_argument("--python", action="append", help="a Python with PyTorch; may be given several times")
     p.add_argument("--path", default="", help="PYTHONPATH of the scripts")
     p.add_argument("--limit", type=float, default=600, help="seconds for a script")
+    p.add_argument("--stand-in", action="store_true", help="let the processor stand in for GPUs")
     p.add_argument("--scripts", default="", help="only those whose paths contain this")
     args = p.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        if args.stand_in:
+            with open(os.path.join(directory, "sitecustomize.py"), "w") as f:
+                f.write(STAND_IN)
+            args.path = os.pathsep.join(filter(None, [directory, args.path]))
+        table(args)
+
+
+def table(args):
     pythons = args.python or [sys.executable]
     names = [subprocess.run([py, "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True).stdout.strip() or "no PyTorch" for py in pythons]
     print("| script | ranks | %s |" % " | ".join("PyTorch " + n for n in names))
