@@ -125,10 +125,10 @@ func TestPyTorchWorldSizes(t *testing.T) {
 			peer := p.take(t, 1)[0]
 			said := make(chan pyAnswer)
 			go func() {
-				said <- peer.play(pyJob{InitMethod: url, Rank: 1, Size: pySize, Timeout: 4})
+				said <- peer.play(pyJob{InitMethod: url, Rank: 1, Size: pySize, Timeout: 5})
 				peer.kill()
 			}()
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			third := make(chan error)
 			go func() { // who is as many as rank 0
 				g, err := Init(ctx, WithBackend("gloo"), WithURL(url), WithRank(2, 3))
@@ -175,13 +175,13 @@ func TestPyTorchGenerations(t *testing.T) {
 		if p != nil {
 			peer := p.take(t, 1)[0]
 			go func() {
-				a := peer.play(pyJob{InitMethod: url, Rank: r, Size: 3, Timeout: 10})
+				a := peer.play(pyJob{InitMethod: url, Rank: r, Size: 3, Timeout: 30})
 				peer.kill()
 				said <- a
 			}()
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	g, err := Init(ctx, WithBackend("gloo"), WithURL(url), WithRank(0, 3))
 	if err == nil {
@@ -206,7 +206,7 @@ func TestPyTorchSaidWrong(t *testing.T) {
 			version = "2.6"
 		}
 		for place := range 2 {
-			o := mixedJob{python: p, size: 2, goes: []int{place}, opts: []Option{WithPyTorch(version)}, limit: 5 * time.Second}.run(t, nil, nil)
+			o := mixedJob{python: p, size: 2, goes: []int{place}, opts: []Option{WithPyTorch(version)}, patience: 5 * time.Second}.run(t, nil, nil)
 			if err := o.errs[place]; err == nil || !strings.Contains(err.Error(), "WithPyTorch says") && !strings.Contains(err.Error(), "it runs PyTorch 2") {
 				t.Errorf("rank %d says %v", place, err)
 			}

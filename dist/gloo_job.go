@@ -156,9 +156,11 @@ func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
 		return j.shared, nil
 	case j.rank == 0 && !j.glooPlace.agent:
 		var err error
-		j.server, err = store.ListenPyTorch(j.addr, store.PyTorchServerConfig{Admit: j.admitsFrom, Refused: func(r *store.PyTorchRefusal) {
-			fmt.Fprintf(os.Stderr, "cohort: rank 0: %v\n", r)
-		}})
+		cfg := store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) { fmt.Fprintf(os.Stderr, "cohort: rank 0: %v\n", r) }}
+		if len(j.admitted) > 0 { // beside this host
+			cfg.Admit = j.admitsFrom
+		}
+		j.server, err = store.ListenPyTorch(j.addr, cfg)
 		if err != nil {
 			return nil, err
 		}

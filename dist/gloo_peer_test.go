@@ -4,6 +4,7 @@ package dist
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -243,7 +244,7 @@ func (r *pyRank) play(j pyJob) (a pyAnswer) {
 	if err := r.in.Encode(j); err != nil {
 		return pyAnswer{died: r.ended(err)}
 	}
-	if err := r.read(&a, 2*time.Minute); err != nil {
+	if err := r.read(&a, time.Duration(j.Timeout)*time.Second+time.Minute); err != nil {
 		return pyAnswer{died: r.ended(err)}
 	}
 	return a
@@ -257,8 +258,10 @@ type mixedJob struct {
 	url    string
 	opts   []Option          // of the Go ranks
 	env    map[string]string // of PyTorch's ranks
-	fresh  bool              // whose processes are new: PyTorch reads some variables once
-	limit  time.Duration     // 0: half a minute
+	// patience is that of PyTorch's ranks, 0 stands for limit.
+	patience time.Duration
+	fresh    bool          // whose processes are new: PyTorch reads some variables once
+	limit    time.Duration // 0: a minute
 }
 
 // freePort is a URL at which the ranks of a job can meet.
@@ -301,7 +304,7 @@ func (m mixedJob) run(t testing.TB, steps []pyStep, main func(ctx context.Contex
 	t.Helper()
 	limit := m.limit
 	if limit == 0 {
-		limit = 30 * time.Second
+		limit = time.Minute
 	}
 	if m.url == "" {
 		m.url = freePort(t)
@@ -345,7 +348,7 @@ func (m mixedJob) run(t testing.TB, steps []pyStep, main func(ctx context.Contex
 		p := peers[0]
 		peers = peers[1:]
 		ranks.Go(func() {
-			o.answers[r] = p.play(pyJob{m.url, r, m.size, int(limit.Seconds()), m.env, steps})
+			o.answers[r] = p.play(pyJob{m.url, r, m.size, int(cmp.Or(m.patience, limit).Seconds()), m.env, steps})
 			if m.fresh || o.answers[r].died != nil || o.answers[r].Ends {
 				p.kill()
 			} else {

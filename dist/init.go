@@ -30,6 +30,9 @@ import (
 // needs no network. Several ranks must share a job token (COHORT_TOKEN),
 // which the launcher makes.
 //
+// With [WithBackend]("gloo") the job is one of PyTorch's, which needs no token; see the
+// package's section on PyTorch. What follows is about Cohort's own.
+//
 // Rank 0 listens on MASTER_ADDR:MASTER_PORT for the store through which the
 // ranks find each other, unless [WithStore] gives one. Ranks of one node then
 // talk through shared memory (COHORT_TRANSPORT=unix, tcp or tls keeps them from it),

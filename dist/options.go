@@ -81,7 +81,9 @@ func WithDeterministic() Option {
 
 // WithURL says where the ranks meet: "env://" (the default: RANK, WORLD_SIZE,
 // MASTER_ADDR, MASTER_PORT) or "tcp://host:port?rank=R&world_size=N", where
-// host:port is rank 0's to listen on.
+// host:port is rank 0's to listen on. With the backend "gloo" it is PyTorch's init_method:
+// also "file:///path", the rank and the number of ranks may come from [WithRank], and
+// env:// may have a query.
 func WithURL(url string) Option {
 	return func(o *options) error { o.url = url; return o.onlyInit("WithURL") }
 }
@@ -92,7 +94,9 @@ func WithURL(url string) Option {
 //
 // What lies in a store from another run is not this run's: the keys used begin
 // with TORCHELASTIC_RUN_ID and TORCHELASTIC_RESTART_COUNT, as far as they are
-// set; without, give every run a part of its own by [store.Prefix].
+// set; without, give every run a part of its own by [store.Prefix]. With the
+// backend "gloo" the keys are those that PyTorch makes of its argument store, without a
+// prefix.
 func WithStore(s store.Store) Option {
 	return func(o *options) error {
 		if s == nil {
