@@ -216,16 +216,10 @@ func (p *pytorchDDP) verify(ctx context.Context) error {
 	ends := make([]int, len(p.params))
 	for i, param := range p.params {
 		shape := param.Data().Shape()
-		strides := make([]int64, len(shape))
-		stride := int64(1)
-		for d := len(shape) - 1; d >= 0; d-- {
-			// The stride of a dim over nothing is as if it had one element.
-			strides[d], stride = stride, stride*int64(max(shape[d], 1))
-		}
 		for _, n := range shape {
 			mine = append(mine, int64(n))
 		}
-		mine = append(mine, strides...)
+		mine = append(mine, stridesOf(shape)...)
 		ends[i] = len(mine)
 	}
 	sent := tensor.FromInt64(slices.Clone(mine))
@@ -240,6 +234,17 @@ func (p *pytorchDDP) verify(ctx context.Context) error {
 		start = end
 	}
 	return nil
+}
+
+// stridesOf returns PyTorch's strides of a contiguous tensor. A dim of nothing
+// counts as one of one element.
+func stridesOf(shape []int) []int64 {
+	strides := make([]int64, len(shape))
+	stride := int64(1)
+	for d := len(shape) - 1; d >= 0; d-- {
+		strides[d], stride = stride, stride*int64(max(shape[d], 1))
+	}
+	return strides
 }
 
 // setBuckets lays out the buckets anew.

@@ -55,6 +55,14 @@ func TestPyTorchsOrder(t *testing.T) {
 	}
 }
 
+func TestPyTorchsStrides(t *testing.T) {
+	for want, shape := range map[string][]int{"[]": {}, "[1]": {5}, "[12 4 1]": {2, 3, 4}, "[3 1 1]": {2, 3, 1}, "[3 1]": {0, 3}, "[1 1]": {3, 0}} {
+		if got := fmt.Sprint(stridesOf(shape)); got != want {
+			t.Errorf("%v: %s, PyTorch has %s", shape, got, want)
+		}
+	}
+}
+
 func build(seed int64) *nn.Build { return &nn.Build{Generator: tensor.NewGenerator(seed)} }
 
 // TestForeignModels: each rank says what the other has sent.
@@ -333,6 +341,161 @@ func TestJoinEndsAlike(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// averages is what ranks should come to, in one process: at each step, every rank
+// that still has inputs brings its own gradient times 1/divisor, and a parameter
+// that none of them used has no gradient.
+type averages struct {
+	model  *branches
+	opt    optim.Optimizer
+	random []*tensor.Generator
+}
+
+func newAverages(ranks int) *averages {
+	a := &averages{model: newBranches(build(0))}
+	a.opt = uneven(a.model)
+	for r := range ranks {
+		a.random = append(a.random, tensor.NewGenerator(int64(r)))
+	}
+	return a
+}
+
+// uneven is an optimizer that moves parameters by gradients of zero, too.
+func uneven(m *branches) optim.Optimizer {
+	return optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.1, Momentum: 0.9, WeightDecay: 0.1})
+}
+
+// on says whether a rank uses the branch that is used sometimes.
+func on(rank, step int) bool { return step%2 == 0 && (rank+step/2)%3 == 0 }
+
+func (a *averages) step(ctx context.Context, step int, live []int, divisor int) error {
+	params := nn.Parameters(a.model)
+	sums := make([][]float32, len(params))
+	for _, rank := range live {
+		a.model.on = on(rank, step)
+		a.opt.ZeroGrad()
+		if err := passOf(ctx, a.model, a.random[rank]); err != nil {
+			return err
+		}
+		for k, p := range params {
+			if p.Grad() == nil {
+				continue
+			}
+			g := p.Grad().Float32s()
+			if sums[k] == nil {
+				sums[k] = make([]float32, len(g))
+			}
+			for i, v := range g {
+				sums[k][i] += float32(v * float32(1/float64(divisor)))
+			}
+		}
+	}
+	a.opt.ZeroGrad()
+	for k, p := range params {
+		if sums[k] == nil {
+			continue
+		}
+		buf, _ := p.GradBuffer()
+		buf.CopyFrom(tensor.FromFloat32(sums[k], p.Data().Shape()...))
+		if err := p.GradReady(ctx); err != nil {
+			return err
+		}
+	}
+	a.opt.Step(1)
+	return nil
+}
+
+// TestJoinAverages holds the parameters after steps of fewer and fewer ranks,
+// and of all again, against what they should be, bit for bit.
+func TestJoinAverages(t *testing.T) {
+	const ranks = 3
+	counts := []int{3, 9, 5}
+	for name, o := range map[string]JoinOptions{"divided by all": {}, "divided by the live": {DivideByLive: true}} {
+		t.Run(name, func(t *testing.T) {
+			want := newAverages(ranks)
+			for step := range slices.Max(counts) + 1 {
+				live := []int{0, 1, 2}
+				if step < slices.Max(counts) {
+					live = slices.DeleteFunc(live, func(r int) bool { return step >= counts[r] })
+				}
+				divisor := ranks
+				if o.DivideByLive {
+					divisor = len(live)
+				}
+				if err := want.step(t.Context(), step, live, divisor); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
+				m := newBranches(build(0))
+				ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{FindUnused: true}), tinyBuckets)
+				if err != nil {
+					return err
+				}
+				opt, random := uneven(m), tensor.NewGenerator(int64(g.Rank()))
+				train := func(step int) error {
+					m.on = on(g.Rank(), step)
+					opt.ZeroGrad()
+					if err := passOf(ctx, ddp, random); err != nil {
+						return err
+					}
+					opt.Step(1)
+					return nil
+				}
+				err = ddp.Join(ctx, o, func() error {
+					for step := range counts[g.Rank()] {
+						if err := train(step); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					return err
+				}
+				if err := train(slices.Max(counts)); err != nil || g.Rank() != 1 {
+					return err // the momentum of ranks that ended early is another
+				}
+				if got, want := stateDigest(m), stateDigest(want.model); got != want {
+					return fmt.Errorf("rank 1 ends with\n%s, want\n%s", got, want)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// tinyBuckets has one bucket a parameter.
+var tinyBuckets = BucketBytes(1, 1)
+
+// TestPassesSideBySide: two passes that are both begun before either ends leave
+// one order of gradients.
+func TestPassesSideBySide(t *testing.T) {
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) (err error) {
+		ddp, err := NewDDP(ctx, newMLP(build(0)), g, PyTorch(PyTorchOptions{}), tinyBuckets)
+		if err != nil {
+			return err
+		}
+		begin := func() (*nn.Ctx, *tensor.Tensor) {
+			c := nn.Training(ctx)
+			return c, c.Call(ddp, tensor.Full(1, 5, 8)).Sum()
+		}
+		c1, first := begin()
+		defer c1.Close()
+		c2, second := begin()
+		defer c2.Close()
+		if err := errors.Join(first.Backward(ctx), second.Backward(ctx)); err != nil {
+			return err
+		}
+		return errors.Join(passOf(ctx, ddp, tensor.NewGenerator(1)), passOf(ctx, ddp, tensor.NewGenerator(1)))
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
