@@ -365,8 +365,8 @@ func (c *PyTorchClient) lookFor(ctx context.Context, l *pyTorchLine, keys []stri
 	}
 }
 
-// cancelWait has the server forget a wait whose context has ended. It may have come just
-// before: then it counts, and the connection goes on for a little while.
+// cancelWait has the server forget a wait, of which the time or the context has ended. It may
+// have come just before: then it counts. The connection has no deadline afterwards.
 func (c *PyTorchClient) cancelWait(l *pyTorchLine) (come, forgot bool) {
 	if l.conn.SetDeadline(time.Now().Add(cancelGrace)) != nil {
 		return false, false
@@ -380,7 +380,10 @@ func (c *PyTorchClient) cancelWait(l *pyTorchLine) (come, forgot bool) {
 		come = true
 		b, err = l.byte()
 	}
-	return come && err == nil, err == nil && b == saysCancelled
+	if err != nil || b != saysCancelled || l.conn.SetDeadline(time.Time{}) != nil {
+		return false, false
+	}
+	return come, true
 }
 
 // missing says which of the keys are not there, when a wait for them has ended. Those

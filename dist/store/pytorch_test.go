@@ -321,6 +321,34 @@ func TestPyTorchClientLoses(t *testing.T) {
 	<-client.Lost()
 }
 
+// A wait that was begun anew leaves nothing behind that ends later calls.
+func TestPyTorchWaitsAnew(t *testing.T) {
+	s, _ := pyTorchHost(t, PyTorchServerConfig{})
+	client, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	time.AfterFunc(3*firstSlice, func() { s.mem.Set(context.Background(), "late", nil) })
+	if err := client.Wait(t.Context(), "late"); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 2*firstSlice)
+	defer cancel()
+	for _, wait := range []func() error{
+		func() error { return nil },
+		func() error { return client.Wait(short, "never") },
+	} {
+		if err := wait(); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v, want the deadline", err)
+		}
+		time.Sleep(cancelGrace + 10*time.Millisecond) // what bounded the wait's end is over
+		if err := client.Set(t.Context(), "k", nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // What the protocol has no words for.
 func TestPyTorchLacks(t *testing.T) {
 	s, _ := pyTorchHost(t, PyTorchServerConfig{})
