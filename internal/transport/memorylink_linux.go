@@ -29,7 +29,7 @@ const (
 	looksPerTime = 64
 	// blockTime is how long a reader then sleeps in the system, from which it is
 	// woken sooner than from the runtime's poller, but keeps a thread busy.
-	blockTime = 200 * time.Microsecond
+	blockTime = shortSleep
 	// writerNap is how long a writer sleeps before it looks whether the peer is
 	// still there.
 	writerNap = 20 * time.Millisecond
@@ -239,7 +239,7 @@ func (l *memoryLink) takeAll(p, spare []byte) (n int, err error) {
 	for _, into := range [2][]byte{p, spare} {
 		for len(into) > 0 {
 			var began time.Time
-			if len(into) >= ringPiece {
+			if n, _ := l.in.come(ringPiece); n >= ringPiece && len(into) >= ringPiece {
 				began = time.Now()
 			}
 			var m int
@@ -255,7 +255,7 @@ func (l *memoryLink) takeAll(p, spare []byte) (n int, err error) {
 				}
 				return l.borrow(into)
 			}
-			if m == ringPiece {
+			if m == ringPiece && !began.IsZero() {
 				mix(&l.borrowed.ring, began, m)
 				l.weigh()
 			}
@@ -412,14 +412,14 @@ func (l *memoryLink) awaitPeer(done func() (bool, error)) error {
 			return l.checkOpen(err)
 		}
 	}
-	for {
+	for nap := shortSleep; ; nap = writerNap {
 		c.writer.Store(asleep)
 		ok, err := ready()
 		if ok || err != nil {
 			c.writer.Store(awake)
 			return l.checkOpen(err)
 		}
-		limit := writerNap
+		limit := nap
 		if by := l.writeBy.Load(); by != 0 {
 			limit = max(0, min(limit, time.Until(time.Unix(0, by))))
 		}

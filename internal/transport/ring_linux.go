@@ -123,12 +123,21 @@ func (r *ring) put(p []byte) (int, error) {
 	return n, nil
 }
 
+// shortSleep is up to how long a thread sleeps with all that it holds: the runtime
+// would else give its turn to another thread, and both would fight for it at the
+// end. The runtime's signals end such a sleep.
+const shortSleep = 200 * time.Microsecond
+
 // futexSleep sleeps until a word is no longer asleep, for limit at most, or
 // shorter for no reason.
 func futexSleep(word *atomic.Uint32, limit time.Duration) {
 	const futexWait = 0
 	t := unix.NsecToTimespec(int64(limit))
 	// Whatever ends it, the caller looks again.
+	if limit <= shortSleep {
+		_, _, _ = unix.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, asleep, uintptr(unsafe.Pointer(&t)), 0, 0)
+		return
+	}
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, asleep, uintptr(unsafe.Pointer(&t)), 0, 0)
 }
 
