@@ -38,7 +38,8 @@
 // # Caveats
 //
 //   - A pass, with its tape, belongs to one goroutine. Begin one for each goroutine.
-//     The answer of an asynchronous call comes to the tape where it is waited for.
+//     The answer of an asynchronous call comes to the tape where it is waited for, so
+//     rpc.Then is not for calls of a pass. Streams are not recorded.
 //   - A value of one pass is used in another, on the same process, through [Bring].
 //   - Backward wants the answers of all calls to be there. Calls that nobody waited
 //     for hold it up while they run; what comes later has no part in the pass.
