@@ -92,7 +92,7 @@ func (f *torchrunFlags) add(flags *pflag.FlagSet) {
 
 // notPET are flags without a variable: those of cohort run alone, and one that has
 // none in torchrun either.
-var notPET = []string{"help", "token-file", "survivors", "notice-file", "notice-url", "logs-specs", "numa-binding", "print-completion"}
+var notPET = []string{"help", "token-file", "survivors", "notice-file", "notice-url", "logs-specs", "numa-binding", "print-completion", "program", "store"}
 
 // fromEnvironment sets the flags that are not on the command line and have a variable.
 func (f *torchrunFlags) fromEnvironment(set *pflag.FlagSet) (err error) {

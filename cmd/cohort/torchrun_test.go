@@ -177,6 +177,23 @@ func TestTorchrunMeaning(t *testing.T) {
 	if _, cfg, _, err := configOf("--numa-binding", "core-complex", "program"); err != nil || cfg.Binding != launch.BindCoreComplex {
 		t.Errorf("--numa-binding: %q, %v", cfg.Binding, err)
 	}
+	_, cfg, _, err := configOf("--program", "2:train.py --lr 0.1", "--program", "1:./rank", "--store", "rank0")
+	want := []launch.Program{{Path: "train.py", Args: []string{"--lr", "0.1"}, NumRanks: 2}, {Path: "./rank", Args: []string{}, NumRanks: 1}}
+	if err != nil || !reflect.DeepEqual(cfg.Programs, want) || cfg.NumRanks != 0 || cfg.AgentStore != launch.StoreByRank0 {
+		t.Errorf("--program twice and --store rank0: %+v, %v, %v", cfg.Programs, cfg.AgentStore, err)
+	}
+	for args, want := range map[string]string{
+		"run --program 2:x y":                  "--program and y contradict each other",
+		"run --program 2:x --nproc-per-node 2": "--program and --nproc-per-node contradict each other",
+		"run --program x":                      "there is no number of ranks",
+		"run --program 1:no-such-program":      "is not in PATH",
+		"run --store me ./x":                   "--store me: give agent, rank0 or auto",
+	} {
+		code, _, errs := cohort(strings.Fields(args)...)
+		if code != exitUsage || !strings.Contains(errs, want) {
+			t.Errorf("cohort %s: exit code %d, %q, want %q", args, code, errs, want)
+		}
+	}
 	// Every flag has its row.
 	var f runFlags
 	set := pflag.NewFlagSet("run", pflag.ContinueOnError)
