@@ -194,8 +194,9 @@ func TestPyTorchGenerations(t *testing.T) {
 		t.Errorf("rank 0 says %v, want that rank 2 runs PyTorch 2", err)
 	}
 	for range 2 {
-		if a := <-said; a.died != nil || a.Error == "" {
-			t.Errorf("a PyTorch rank says %q, %v", a.Error, a.died)
+		// A thread of 1.13's Gloo may end the process where a connection does not come about.
+		if a := <-said; a.died == nil && a.Error == "" {
+			t.Error("a PyTorch rank knows nothing of it")
 		}
 	}
 }
