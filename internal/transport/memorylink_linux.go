@@ -48,7 +48,7 @@ func (p *looking) time() time.Duration {
 
 // learn takes in how long a wait has been.
 func (p *looking) learn(waited time.Duration) {
-	if waited <= lookTime {
+	if waited <= 2*lookTime { // being woken is part of it
 		p.now = lookTime
 	} else {
 		p.now = max(p.now/2, leastLook)
@@ -131,7 +131,7 @@ func (l *memoryLink) leave() {
 func (l *memoryLink) Read(p []byte) (int, error) { return l.readv(p, nil, 1) }
 
 // readv implements [system].
-func (l *memoryLink) readv(p, spare []byte, _ int) (int, error) {
+func (l *memoryLink) readv(p, spare []byte, sure int) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
@@ -145,6 +145,9 @@ func (l *memoryLink) readv(p, spare []byte, _ int) (int, error) {
 	}
 	began := time.Now()
 	h = Haste{Spin: l.forBytes.time()}
+	if sure >= ringPiece { // the writer is at it
+		h.Spin = lookTime
+	}
 	if h.Spin == lookTime { // else the next bytes are far, or others want the threads
 		h.Block = blockTime
 	}
