@@ -67,3 +67,35 @@ func TestGradientsOfAPassGoElsewhere(t *testing.T) {
 	}()
 	p.WithGrad(tensor.Zeros(3), nil, func() {})
 }
+
+// A gradient from elsewhere is the parameter's, and a pass adds to it.
+func TestSetGrad(t *testing.T) {
+	p := NewParameter(tensor.FromFloat32([]float32{1, 2}, 2))
+	pass := func() []float32 {
+		t.Helper()
+		if _, err := Backward(t.Context(), func(c *Ctx) *tensor.Tensor { return c.Param(p).Sum() }); err != nil {
+			t.Fatal(err)
+		}
+		return p.Grad().Float32s()
+	}
+	p.SetGrad(tensor.FromFloat32([]float32{5, 6}, 2))
+	if got := p.Grad().Float32s(); !slices.Equal(got, []float32{5, 6}) {
+		t.Errorf("the gradient is %v", got)
+	}
+	if got := pass(); !slices.Equal(got, []float32{6, 7}) {
+		t.Errorf("after a pass the gradient is %v", got)
+	}
+	p.SetGrad(nil)
+	if p.Grad() != nil {
+		t.Error("there is a gradient still")
+	}
+	if got := pass(); !slices.Equal(got, []float32{1, 1}) {
+		t.Errorf("a pass after it was taken away gives %v", got)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("a gradient of another shape was taken")
+		}
+	}()
+	p.SetGrad(tensor.Zeros(3))
+}

@@ -65,6 +65,18 @@ func (p *Parameter) Grad() *tensor.Tensor {
 // is none.
 func (p *Parameter) RowGrad() *tensor.RowGrad { return p.rows }
 
+// SetGrad makes g the gradient: one that was computed elsewhere, by another process
+// say. The parameter owns it from now on. g has the parameter's shape, dtype and
+// device; nil is no gradient.
+func (p *Parameter) SetGrad(g *tensor.Tensor) {
+	if g == nil {
+		p.ZeroGrad()
+		return
+	}
+	p.SetGradBuffer(g)
+	p.holds, p.rows = true, nil
+}
+
 // SetRowGrad replaces the gradient of a sparse parameter: by that summed over
 // ranks, say.
 func (p *Parameter) SetRowGrad(g *tensor.RowGrad) { p.rows = g }

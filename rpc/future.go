@@ -9,8 +9,8 @@ import (
 )
 
 // Future is the answer of a call that may not have come yet. Any number of
-// goroutines may wait for it. Futures come from [Method.Async], [Then] and
-// [NewFuture].
+// goroutines may wait for it. Futures come from [Method.Async], [Then], [NewFuture] and
+// [Resolved].
 type Future[R any] struct {
 	// Of a call: how its answer is read, which the first who wants it does.
 	method func(*Future[R]) error
@@ -149,6 +149,14 @@ func (f *Future[R]) result() (R, error) {
 	defer f.mu.Unlock()
 	f.settle()
 	return f.value, f.err
+}
+
+// Resolved returns a future that is done: the answer of a handler of [ServeAsync] that
+// need not wait, such as an error.
+func Resolved[R any](value R, err error) *Future[R] {
+	f, resolve := NewFuture[R]()
+	resolve(value, err)
+	return f
 }
 
 // Then returns the future of fn's result, which is called with f's value when that
