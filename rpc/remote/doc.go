@@ -20,8 +20,8 @@
 //	loss := nn.CrossEntropy(c.Call(model, x), targets)
 //	err = dc.Backward(ctx, loss)
 //
-// Gradients stay with the parameters' process; [Module.Parameters] gives
-// references to them, for an autograd.Optimizer.
+// Gradients stay with the parameters' process. [Parameters] gives references to all
+// parameters of such a model, here and elsewhere, for an autograd.Optimizer.
 //
 // # Caveats
 //

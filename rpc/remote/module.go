@@ -91,3 +91,25 @@ func (m *Module) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 func (m *Module) Parameters(ctx context.Context) ([]*rpc.RRef[*nn.Parameter], error) {
 	return parameters.Call(ctx, m.ref, struct{}{})
 }
+
+// Parameters returns references to all parameters of a model: the model's own, as
+// nn.Parameters has them, then those of each Module in it, which are elsewhere. An
+// autograd.Optimizer made of them does not need them afterwards.
+func Parameters(ctx context.Context, a *rpc.Agent, model any) ([]*rpc.RRef[*nn.Parameter], error) {
+	refs := autograd.Refs(a, nn.Parameters(model))
+	for name, m := range nn.Modules(model) {
+		far, ok := m.(*Module)
+		if !ok {
+			continue
+		}
+		theirs, err := far.Parameters(ctx)
+		if err != nil {
+			for _, r := range refs {
+				r.Release()
+			}
+			return nil, fmt.Errorf("parameters of %s: %w", name, err)
+		}
+		refs = append(refs, theirs...)
+	}
+	return refs, nil
+}

@@ -150,6 +150,42 @@ func TestModule(t *testing.T) {
 	}
 }
 
+// Parameters has those of this process first, then those of each part elsewhere, and
+// names the part that cannot give them.
+func TestParameters(t *testing.T) {
+	a := agents(t)[0]
+	made := func(sizes ...int) *Module {
+		m, err := New(t.Context(), a.Peer("w1"), newLayer, sizes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	one, two := made(8, 16, 4), made(4, 2, 3)
+	head := nn.NewLinear(&nn.Build{}, 3, 8)
+	refs, err := Parameters(t.Context(), a, nn.NewSequential(one, two, head, one))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []string
+	for _, r := range refs {
+		at = append(at, r.OwnerName())
+		defer r.Release()
+	}
+	if want := strings.Fields("w0 w0 w1 w1 w1 w1 w1 w1 w1 w1"); !slices.Equal(at, want) {
+		t.Errorf("the parameters are at %v, want %v", at, want)
+	}
+	for i, p := range nn.Parameters(head) {
+		if got, err := refs[i].LocalValue(); err != nil || got != p {
+			t.Errorf("reference %d is to %p (%v), want %p", i, got, err, p)
+		}
+	}
+	bad := made(1)
+	if _, err := Parameters(t.Context(), a, nn.NewSequential(head, bad)); err == nil || !strings.Contains(err.Error(), "parameters of 1: ") || !strings.Contains(err.Error(), "three sizes") {
+		t.Errorf("a part that could not be made: %v", err)
+	}
+}
+
 // What goes wrong elsewhere is an error of the step.
 func TestModuleFails(t *testing.T) {
 	all := agents(t)
