@@ -7,7 +7,10 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"os"
+	"os/signal"
 	"sync"
 	"time"
 
@@ -141,15 +144,19 @@ func use(ctx context.Context, table *rpc.Peer, rank int) error {
 	return nil
 }
 
+// serve is what an agent with a table needs, however it meets the others.
+func serve() rpc.Option {
+	t := &Table{rows: tensor.Zeros(10, dim)}
+	return rpc.Options(rpc.Serve(Read, t.read), rpc.Serve(Add, t.add, rpc.Concurrency(1)), rpc.ServeStream(Watch, t.watch),
+		rpc.WithError("table.no row", ErrNoRow), rpc.WithTimeout(10*time.Second))
+}
+
 func run(ctx context.Context, group *dist.Group) error {
 	name := "table"
 	if group.Rank() > 0 {
 		name = fmt.Sprintf("worker%d", group.Rank())
 	}
-	t := &Table{rows: tensor.Zeros(10, dim)}
-	agent, err := rpc.Init(ctx, name, rpc.WithGroup(group),
-		rpc.Serve(Read, t.read), rpc.Serve(Add, t.add, rpc.Concurrency(1)), rpc.ServeStream(Watch, t.watch),
-		rpc.WithError("table.no row", ErrNoRow), rpc.WithTimeout(10*time.Second))
+	agent, err := rpc.Init(ctx, name, rpc.WithGroup(group), serve())
 	if err != nil {
 		return err
 	}
@@ -162,6 +169,24 @@ func run(ctx context.Context, group *dist.Group) error {
 	return agent.Shutdown(ctx)
 }
 
+// alone serves a table at an address until Ctrl-C.
+func alone(ctx context.Context, addr string) error {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
+	defer stop()
+	agent, err := rpc.Init(ctx, "table", rpc.WithPeers([]rpc.PeerAddr{{Name: "table", Addr: addr}}), serve())
+	if err != nil {
+		return err
+	}
+	fmt.Println("the table is at", agent.Addr())
+	<-ctx.Done()
+	return agent.Close()
+}
+
 func main() {
+	listen := flag.String("listen", "", "serve a table at this `address`, to clients in other languages")
+	flag.Parse()
+	if *listen != "" {
+		launch.Exit(alone(context.Background(), *listen))
+	}
 	launch.Exit(launch.Spawn(context.Background(), 3, dist.Main(run)))
 }
