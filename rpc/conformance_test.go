@@ -80,7 +80,7 @@ type confOptional struct {
 type confAdd struct{ X, Y *tensor.Tensor }
 
 var (
-	confEmpty = errors.New("nothing was said")
+	errConfEmpty = errors.New("nothing was said")
 
 	confNothing  = NewMethod[struct{}, struct{}]("conf.Nothing")
 	confScalar   = NewMethod[confScalars, confScalars]("conf.Scalars")
@@ -101,7 +101,7 @@ var (
 		Serve(confSum, func(_ context.Context, in confAdd) (*tensor.Tensor, error) { return in.X.Add(in.Y), nil }),
 		Serve(confFail, func(_ context.Context, why string) (struct{}, error) {
 			if why == "" {
-				return struct{}{}, confEmpty
+				return struct{}{}, errConfEmpty
 			}
 			return struct{}{}, errors.New(why)
 		}),
@@ -129,7 +129,7 @@ var (
 			}
 			return nil
 		}),
-		WithError("conf.empty", confEmpty),
+		WithError("conf.empty", errConfEmpty),
 	}
 )
 
@@ -234,8 +234,8 @@ func (c *scriptCase) play(p *Peer) error {
 		return fmt.Errorf("gave %v and the error %v, want one of kind %q", out, err, c.Error)
 	case c.Error != "" && (string(e.Kind) != c.Error || !strings.Contains(e.Error(), c.Says)):
 		return fmt.Errorf("the error %w is of kind %q, want %q with %q", err, e.Kind, c.Error, c.Says)
-	case c.Code != "" && !errors.Is(err, confEmpty):
-		return fmt.Errorf("the error %w is not %q", err, confEmpty)
+	case c.Code != "" && !errors.Is(err, errConfEmpty):
+		return fmt.Errorf("the error %w is not %q", err, errConfEmpty)
 	case c.Error == "" && c.Send == nil && jsonOf(out) != jsonOf(c.Out):
 		return fmt.Errorf("gave %s, want %s", jsonOf(out), jsonOf(c.Out))
 	case len(got)+len(c.Recv) > 0 && jsonOf(got) != jsonOf(c.Recv):
