@@ -163,7 +163,9 @@ func TestConformance(t *testing.T) {
 		a := agents(t, "tcp", 1, confHandlers...)
 		playPython(t, python, a[0].Addr())
 		t.Run("torch", func(t *testing.T) { playPython(t, findPython(t, "numpy", "torch"), a[0].Addr(), "--tensors", "torch") })
-		t.Run("tls", func(t *testing.T) { playPython(t, findPython(t, "numpy", "OpenSSL", "cryptography"), a[0].Addr(), "--tls") })
+		t.Run("tls", func(t *testing.T) {
+			playPython(t, findPython(t, "numpy", "OpenSSL", "cryptography"), a[0].Addr(), "--tls")
+		})
 	})
 }
 
