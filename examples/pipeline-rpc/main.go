@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command pipeline-rpc trains a model whose two halves are in two processes. A batch
+// goes through them in parts, so that both work at once, and what the first half makes
+// goes straight to the second.
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/autograd"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+const (
+	steps = 201
+	batch = 96
+	parts = 4 // of a batch
+	arms  = 3 // of the spiral
+)
+
+// stages are the processes that have a part of the model, in its order.
+var stages = []string{"stage1", "stage2"}
+
+var (
+	// Forward takes a value wherever it is through the part of the model that a process has.
+	Forward = rpc.NewMethod[*rpc.RRef[*tensor.Tensor], *tensor.Tensor]("stage.Forward")
+	// Params returns references to the parameters of that part.
+	Params = rpc.NewMethod[struct{}, []*rpc.RRef[*nn.Parameter]]("stage.Params")
+)
+
+// half returns one stage's part of the model.
+func half(stage string) nn.Module {
+	b := &nn.Build{}
+	if stage == stages[0] {
+		return nn.NewSequential(nn.NewLinear(b, 2, 64), &nn.Tanh{}, nn.NewLinear(b, 64, 64), &nn.Tanh{})
+	}
+	return nn.NewSequential(nn.NewLinear(b, 64, 64), &nn.Tanh{}, nn.NewLinear(b, 64, arms))
+}
+
+// serve offers a part of the model to the trainer. A stage takes the calls as they come,
+// one after the other: the parts of a batch are in one order everywhere.
+func serve(model nn.Module) rpc.Option {
+	return rpc.Options(autograd.Enable(),
+		rpc.Serve(Forward, func(ctx context.Context, in *rpc.RRef[*tensor.Tensor]) (*tensor.Tensor, error) {
+			defer in.Release()
+			x, err := in.ToHere(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return autograd.Ctx(ctx).Call(model, x), nil
+		}, rpc.Concurrency(1)),
+		rpc.Serve(Params, func(ctx context.Context, _ struct{}) ([]*rpc.RRef[*nn.Parameter], error) {
+			return autograd.Refs(rpc.AgentOf(ctx), nn.Parameters(model)), nil
+		}))
+}
+
+// Pipeline is what the trainer has of the model.
+type Pipeline struct {
+	agent  *rpc.Agent
+	stages []*rpc.Peer
+	opt    *autograd.Optimizer
+}
+
+func newPipeline(ctx context.Context, a *rpc.Agent) (*Pipeline, error) {
+	p := &Pipeline{agent: a}
+	var refs []*rpc.RRef[*nn.Parameter]
+	for _, name := range stages {
+		stage := a.Peer(name)
+		theirs, err := Params.Call(ctx, stage, struct{}{})
+		if err != nil {
+			return nil, err
+		}
+		p.stages, refs = append(p.stages, stage), append(refs, theirs...)
+	}
+	defer func() {
+		for _, r := range refs {
+			r.Release()
+		}
+	}()
+	var err error
+	p.opt, err = autograd.NewOptimizer(ctx, a, autograd.Adam(optim.AdamOptions{LR: 0.01}), refs)
+	return p, err
+}
+
+// forward takes x through all stages. Nothing is waited for before everything is under
+// way: a stage begins with a part of the batch when the one before has done it.
+func (p *Pipeline) forward(c *nn.Ctx, x *tensor.Tensor) (*tensor.Tensor, error) {
+	var ends []*rpc.RRef[*tensor.Tensor]
+	for _, part := range x.Chunk(parts, 0) {
+		h := rpc.NewRRef(p.agent, part)
+		defer h.Release()
+		for _, stage := range p.stages {
+			next, err := Forward.Remote(c, stage, h)
+			if err != nil {
+				return nil, err
+			}
+			defer next.Release()
+			h = next
+		}
+		ends = append(ends, h)
+	}
+	var out []*tensor.Tensor
+	for _, h := range ends {
+		y, err := h.ToHere(c)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, y)
+	}
+	return tensor.Cat(0, out...), nil
+}
+
+// step is one step of training.
+func (p *Pipeline) step(ctx context.Context, x, y *tensor.Tensor) (loss float64, err error) {
+	dc, err := autograd.NewContext(p.agent)
+	if err != nil {
+		return 0, err
+	}
+	defer dc.Close()
+	c, err := dc.Pass(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer c.Recover(&err)
+	logits, err := p.forward(c, x)
+	if err != nil {
+		return 0, err
+	}
+	l := tensor.CrossEntropy(logits, y)
+	if err := dc.Backward(ctx, l); err != nil {
+		return 0, err
+	}
+	return l.Item(), p.opt.Step(ctx, dc, 1)
+}
+
+// spiral draws points [batch, 2] and the arm [batch] on which each lies.
+func spiral(g *tensor.Generator) (x, y *tensor.Tensor) {
+	xs, ys := make([]float32, 0, 2*batch), make([]int64, 0, batch)
+	for i := range batch {
+		arm, radius := i%arms, g.Float64()
+		angle := 4*radius + 2*math.Pi*float64(arm)/arms + 0.2*g.Float64()
+		xs = append(xs, float32(radius*math.Cos(angle)), float32(radius*math.Sin(angle)))
+		ys = append(ys, int64(arm))
+	}
+	return tensor.FromFloat32(xs, batch, 2), tensor.FromInt64(ys)
+}
+
+// train returns the losses of all steps.
+func train(ctx context.Context, a *rpc.Agent) ([]float64, error) {
+	p, err := newPipeline(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	defer p.opt.Close()
+	var losses []float64
+	points := tensor.NewGenerator(1)
+	for i := range steps {
+		x, y := spiral(points)
+		loss, err := p.step(ctx, x, y)
+		if err != nil {
+			return nil, err
+		}
+		if losses = append(losses, loss); i%50 == 0 {
+			fmt.Printf("step %3d: loss %.3f\n", i, loss)
+		}
+	}
+	return losses, nil
+}
+
+func run(ctx context.Context, group *dist.Group) error {
+	name, part := "trainer", autograd.Enable()
+	if group.Rank() > 0 {
+		name = stages[group.Rank()-1]
+		part = serve(half(name))
+	}
+	a, err := rpc.Init(ctx, name, rpc.WithGroup(group), part)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	if group.Rank() == 0 {
+		if _, err := train(ctx, a); err != nil {
+			return err
+		}
+	}
+	return a.Shutdown(ctx)
+}
+
+func main() {
+	launch.Exit(launch.Spawn(context.Background(), 1+len(stages), dist.Main(run)))
+}

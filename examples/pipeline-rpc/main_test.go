@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/autograd"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// asProgram makes the test's binary, and so its ranks, run the example.
+const asProgram = "COHORT_TEST_EXAMPLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// TestStartsItsRanks is `go run ./examples/pipeline-rpc`.
+func TestStartsItsRanks(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), asProgram+"=1")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	for _, want := range []string{"step   0: loss 1.", "step 200: loss 0.0"} {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("%q is missing from\n%s", want, stdout.String())
+		}
+	}
+	if strings.Contains(stderr.String(), "reference") {
+		t.Errorf("references have leaked:\n%s", stderr.String())
+	}
+}
+
+// inGoroutines runs part as the trainer, with stages of the models given.
+func inGoroutines(t *testing.T, models []nn.Module, part func(ctx context.Context, a *rpc.Agent) error) {
+	t.Helper()
+	err := dist.Spawn(t.Context(), 1+len(stages), func(ctx context.Context, g *dist.Group) error {
+		name, serves := "trainer", autograd.Enable()
+		if g.Rank() > 0 {
+			name, serves = stages[g.Rank()-1], serve(models[g.Rank()-1])
+		}
+		a, err := rpc.Init(ctx, name, rpc.WithGroup(g), serves)
+		if err != nil {
+			return err
+		}
+		defer a.Close()
+		if g.Rank() == 0 {
+			if err := part(ctx, a); err != nil {
+				return err
+			}
+		}
+		return a.Shutdown(ctx)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inOneProcess returns the losses of the same training without processes, with batches
+// in so many parts.
+func inOneProcess(t *testing.T, parts int) (losses []float64) {
+	t.Helper()
+	model := nn.NewSequential(half(stages[0]), half(stages[1]))
+	opt := optim.NewAdam(nn.Parameters(model), optim.AdamOptions{LR: 0.01})
+	points := tensor.NewGenerator(1)
+	for range steps {
+		x, y := spiral(points)
+		opt.ZeroGrad()
+		loss, err := nn.Backward(t.Context(), func(c *nn.Ctx) *tensor.Tensor {
+			var out []*tensor.Tensor
+			for _, part := range x.Chunk(parts, 0) {
+				out = append(out, c.Call(model, part))
+			}
+			return tensor.CrossEntropy(tensor.Cat(0, out...), y)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		losses = append(losses, loss)
+		opt.Step(1)
+	}
+	return losses
+}
+
+// TestLossesOfOneProcess: all losses are those of one process that takes the same parts,
+// bit for bit, and those of whole batches up to rounding.
+func TestLossesOfOneProcess(t *testing.T) {
+	inGoroutines(t, []nn.Module{half(stages[0]), half(stages[1])}, func(ctx context.Context, a *rpc.Agent) error {
+		got, err := train(ctx, a)
+		if err != nil {
+			return err
+		}
+		if want := inOneProcess(t, parts); !slices.Equal(got, want) {
+			t.Errorf("the losses are %v, in one process %v", got, want)
+		}
+		for i, want := range inOneProcess(t, 1)[:20] {
+			if math.Abs(got[i]-want) > 1e-4 {
+				t.Errorf("step %d: the loss is %v, of the whole batch %v", i, got[i], want)
+			}
+		}
+		return nil
+	})
+}
+
+// watched is a module that says when it begins.
+type watched struct {
+	Inner nn.Module
+	begin func(ctx context.Context, call int32) error
+	calls atomic.Int32
+}
+
+func (w *watched) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
+	if err := w.begin(c, w.calls.Add(1)); err != nil {
+		c.Fail(err)
+	}
+	return c.Call(w.Inner, x)
+}
+
+// TestStagesWorkAtOnce: the second stage does not end its first part before the first
+// stage has begun its last one, which it never would if anybody waited in between.
+func TestStagesWorkAtOnce(t *testing.T) {
+	last := make(chan struct{})
+	first := &watched{Inner: half(stages[0]), begin: func(ctx context.Context, call int32) error {
+		if call == parts {
+			close(last)
+		}
+		return nil
+	}}
+	second := &watched{Inner: half(stages[1]), begin: func(ctx context.Context, call int32) error {
+		select {
+		case <-last:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}}
+	inGoroutines(t, []nn.Module{first, second}, func(ctx context.Context, a *rpc.Agent) error {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		p, err := newPipeline(ctx, a)
+		if err != nil {
+			return err
+		}
+		defer p.opt.Close()
+		x, y := spiral(tensor.NewGenerator(1))
+		_, err = p.step(ctx, x, y)
+		return err
+	})
+}
