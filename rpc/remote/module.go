@@ -73,8 +73,8 @@ func (m *Module) Release() { m.ref.Release() }
 // has. In training c is the carrier of a pass of package autograd. A failure ends the
 // pass, as [nn.Ctx.Fail] does.
 func (m *Module) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	if c.Training() && autograd.From(c) == nil {
-		c.Fail(fmt.Errorf("the module is at %s: train it under the carrier of autograd.Context.Pass, else its parameters get no gradients", m.ref.OwnerName()))
+	if err := m.check(c); err != nil {
+		c.Fail(err)
 	}
 	y, err := forward.Call(c, m.ref, x)
 	if err == nil && y == nil {
@@ -84,6 +84,23 @@ func (m *Module) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 		c.Fail(err)
 	}
 	return y
+}
+
+// Async is Forward that returns at once, so that modules in several processes, such as
+// experts, run at the same time. Wait for the answers in the goroutine of the pass.
+func (m *Module) Async(c *nn.Ctx, x *tensor.Tensor) *rpc.Future[*tensor.Tensor] {
+	if err := m.check(c); err != nil {
+		return rpc.Resolved[*tensor.Tensor](nil, err)
+	}
+	return forward.Async(c, m.ref, x)
+}
+
+// check refuses to train without gradients.
+func (m *Module) check(c *nn.Ctx) error {
+	if c.Training() && autograd.From(c) == nil {
+		return fmt.Errorf("the module is at %s: train it under the carrier of autograd.Context.Pass, else its parameters get no gradients", m.ref.OwnerName())
+	}
+	return nil
 }
 
 // Parameters returns references to the module's parameters, in the order of

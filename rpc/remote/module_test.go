@@ -233,3 +233,73 @@ func TestModuleFails(t *testing.T) {
 		}
 	}
 }
+
+// Several inputs on their way at once have the outputs, and the gradients, of one after
+// the other; what goes wrong is the future's error.
+func TestModuleAsync(t *testing.T) {
+	a := agents(t)[0]
+	ctx := t.Context()
+	there, err := New(ctx, a.Peer("w1"), newLayer, []int{8, 16, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Release()
+	x := tensor.Zeros(6, 8)
+	tensor.NewGenerator(1).Uniform(x, -1, 1)
+	loss := func(atOnce bool) (float64, []*tensor.Tensor) {
+		dc, err := autograd.NewContext(a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer dc.Close()
+		pass, err := dc.Pass(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out []*tensor.Tensor
+		var answers []*rpc.Future[*tensor.Tensor]
+		for _, part := range x.Chunk(3, 0) {
+			if atOnce {
+				answers = append(answers, there.Async(pass, part))
+			} else {
+				out = append(out, pass.Call(there, part))
+			}
+		}
+		if atOnce {
+			if out, err = rpc.WaitAll(ctx, answers...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l := tensor.Cat(0, out...).Square().Sum()
+		if err := dc.Backward(ctx, l); err != nil {
+			t.Fatal(err)
+		}
+		far, err := gradients.Call(pass, there.Ref(), struct{}{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.Item(), far
+	}
+	want, wantGrads := loss(false)
+	got, grads := loss(true)
+	if got != want {
+		t.Errorf("loss %v, want %v", got, want)
+	}
+	for i, g := range grads {
+		// The calls may run in any order, and so may their sums.
+		if diff := g.Sub(wantGrads[i]).Abs().AMax().Item(); diff > 1e-5 {
+			t.Errorf("gradient %d differs by %v", i, diff)
+		}
+	}
+
+	training := nn.Training(ctx)
+	defer training.Close()
+	if _, err := there.Async(training, x).Wait(ctx); err == nil || !strings.Contains(err.Error(), "autograd.Context.Pass") {
+		t.Errorf("training outside of a context: %v", err)
+	}
+	eval := nn.Evaluation(ctx)
+	defer eval.Close()
+	if _, err := there.Async(eval, tensor.Zeros(2, 9)).Wait(ctx); rpc.KindOf(err) != rpc.KindPanic && rpc.KindOf(err) != rpc.KindApplication {
+		t.Errorf("an input of the wrong shape: %v", err)
+	}
+}
