@@ -194,15 +194,19 @@ func use(ctx context.Context, a *rpc.Agent) error {
 	return nil
 }
 
-func run(ctx context.Context, group *dist.Group) error {
-	name := names[group.Rank()]
-	a, err := rpc.Init(ctx, name, rpc.WithGroup(group), autograd.Enable(), remote.Serve(),
+// start makes the agent of a process.
+func start(ctx context.Context, group *dist.Group) (*rpc.Agent, error) {
+	return rpc.Init(ctx, names[group.Rank()], rpc.WithGroup(group), autograd.Enable(), remote.Serve(),
 		rpc.ServeMaker(NewEmbedding, newEmbedding), rpc.ServeMaker(NewDecoder, newDecoder))
+}
+
+func run(ctx context.Context, group *dist.Group) error {
+	a, err := start(ctx, group)
 	if err != nil {
 		return err
 	}
 	defer a.Close()
-	if name == "trainer" {
+	if a.Name() == "trainer" {
 		if err := use(ctx, a); err != nil {
 			return err
 		}

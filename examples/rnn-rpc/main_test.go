@@ -14,9 +14,6 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
-	"github.com/cohort-ml/cohort/rpc"
-	"github.com/cohort-ml/cohort/rpc/autograd"
-	"github.com/cohort-ml/cohort/rpc/remote"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -81,8 +78,7 @@ func inOneProcess(t *testing.T) []float64 {
 func TestLossOfOneProcess(t *testing.T) {
 	want := inOneProcess(t)
 	err := dist.Spawn(t.Context(), len(names), func(ctx context.Context, g *dist.Group) error {
-		a, err := rpc.Init(ctx, names[g.Rank()], rpc.WithGroup(g), autograd.Enable(), remote.Serve(),
-			rpc.ServeMaker(NewEmbedding, newEmbedding), rpc.ServeMaker(NewDecoder, newDecoder))
+		a, err := start(ctx, g)
 		if err != nil {
 			return err
 		}
