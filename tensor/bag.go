@@ -123,13 +123,15 @@ func (b *bags) forward() *Tensor {
 	width := b.table.shape[1]
 	shape := []int{b.bounds.shape[0] - 1, width}
 	out := result("embedding bag", Float32, shape, b.table, b.ids, b.weights)
-	saves := []*Tensor{b.table, b.ids, b.bounds}
+	// The table itself may change before the backward pass, as where several processes
+	// step on it: but for the weights' gradient, only its shape is used then.
+	saves := []*Tensor{b.ids, b.bounds}
 	if b.mode == BagMax {
 		b.owner = result("embedding bag", Int32, shape, b.table, b.ids)
 		saves = append(saves, b.owner)
 	}
 	if b.weights != nil {
-		saves = append(saves, b.weights)
+		saves = append(saves, b.weights, b.table)
 	}
 	fused("embedding bag", []float64{float64(b.mode), float64(b.padding)}, []*Tensor{out, b.owner, b.table, b.ids, b.bounds, b.weights},
 		func(p *work.Pool, a []device.Array) {

@@ -69,6 +69,32 @@ func TestWritingASavedValuePanicsInBackward(t *testing.T) {
 	mustFail(t, "was written to in place since", func() { _ = y.Sum().Backward(t.Context()) })
 }
 
+// A table may be stepped on between a bag's passes, as where several processes share
+// it, unless the gradient is made of it.
+func TestBagsOfATableThatChanges(t *testing.T) {
+	for _, weighted := range []bool{false, true} {
+		for _, mode := range []BagMode{BagSum, BagMean, BagMax} {
+			if weighted && mode != BagSum {
+				continue
+			}
+			tp := NewTape(true)
+			table, grad := Full(1, 3, 2), &collector{shape: []int{3, 2}}
+			o := EmbeddingBagOptions{Mode: mode}
+			if weighted {
+				o.PerSampleWeights = tp.Watch(Full(1, 1, 2), &collector{shape: []int{1, 2}})
+			}
+			y := EmbeddingBag(tp.Watch(table, grad), FromInt64([]int64{2, 0}, 1, 2), nil, o)
+			table.Fill(5)
+			if weighted {
+				mustFail(t, "was written to in place since", func() { _ = y.Sum().Backward(t.Context()) })
+			} else if err := y.Sum().Backward(t.Context()); err != nil {
+				t.Errorf("mode %v: %v", mode, err)
+			}
+			tp.Close()
+		}
+	}
+}
+
 func TestSecondBackwardNeedsRetainGraph(t *testing.T) {
 	for _, retain := range []bool{false, true} {
 		tp := NewTape(true)
