@@ -16,13 +16,16 @@ import (
 
 // Parameters returns every parameter of a model once, frozen ones included, in
 // the order of the fields, and gives each its name. It panics when a field that
-// is not exported holds a parameter or module.
+// is not exported holds a parameter or module. Names that are as they should be are
+// not written: once a model has been walked, several goroutines may do so at a time.
 func Parameters(model any) []*Parameter {
 	var ps []*Parameter
 	walk(model, func(path string, v any) bool {
 		if p, ok := v.(*Parameter); ok {
-			p.name = path
-			p.data.SetName(path)
+			if p.name != path || p.data.Name() != path {
+				p.name = path
+				p.data.SetName(path)
+			}
 			ps = append(ps, p)
 		}
 		return true
@@ -36,8 +39,10 @@ func Buffers(model any) []*Buffer {
 	var bs []*Buffer
 	walk(model, func(path string, v any) bool {
 		if b, ok := v.(*Buffer); ok {
-			b.name = path
-			b.Data.SetName(path)
+			if b.name != path || b.Data.Name() != path {
+				b.name = path
+				b.Data.SetName(path)
+			}
 			bs = append(bs, b)
 		}
 		return true

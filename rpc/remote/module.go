@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/rpc"
@@ -39,12 +40,14 @@ func serveForward(ctx context.Context, m nn.Module, x *tensor.Tensor) (y *tensor
 	return c.Call(m, x).Keep(), nil
 }
 
+// naming is held while a module is walked, which gives its parameters their names.
+var naming sync.Mutex
+
 func serveParameters(ctx context.Context, m nn.Module, _ struct{}) ([]*rpc.RRef[*nn.Parameter], error) {
-	var refs []*rpc.RRef[*nn.Parameter]
-	for _, p := range nn.Parameters(m) {
-		refs = append(refs, rpc.NewRRef(rpc.AgentOf(ctx), p))
-	}
-	return refs, nil
+	naming.Lock()
+	params := nn.Parameters(m)
+	naming.Unlock()
+	return autograd.Refs(rpc.AgentOf(ctx), params), nil
 }
 
 // Module is a module whose forward runs in another process.

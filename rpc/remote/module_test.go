@@ -186,6 +186,42 @@ func TestParameters(t *testing.T) {
 	}
 }
 
+// Several users of one module may ask for its parameters at once, and while others
+// train it.
+func TestParametersAtOnce(t *testing.T) {
+	a := agents(t)[0]
+	m, err := New(t.Context(), a.Peer("w1"), newLayer, []int{8, 16, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Release()
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 3 {
+				refs, err := m.Parameters(t.Context())
+				if err != nil || len(refs) != 4 {
+					t.Errorf("%d parameters, %v", len(refs), err)
+				}
+				dc, err := autograd.NewContext(a)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				c, err := dc.Pass(t.Context())
+				if err == nil {
+					err = dc.Backward(t.Context(), c.Call(m, tensor.Zeros(2, 8)).Sum())
+				}
+				if err != nil {
+					t.Error(err)
+				}
+				dc.Close()
+			}
+		})
+	}
+	wg.Wait()
+}
+
 // What goes wrong elsewhere is an error of the step.
 func TestModuleFails(t *testing.T) {
 	all := agents(t)
