@@ -173,7 +173,8 @@
 //   - NewGroup is new_group: all ranks of the job call it, and those that are no members get
 //     nil. WithBackend("native") makes groups of Go ranks, with all that native ones have.
 //   - PyTorch's protocols know no token and no encryption but TLS of Gloo's own: who reaches
-//     the ports is in. They are open to this host, and to others by [WithAdmitted].
+//     the ports is in. They are open to this host, and to others by [WithAdmitted]; Gloo's also
+//     to a member that comes from the address that it has published in the store.
 //
 // The page docs/pytorch.md has what was run with which PyTorch.
 //

@@ -348,13 +348,22 @@ func (j *glooJob) glooKeys(name string) store.Store {
 	return store.Prefix(j.keys, gloo)
 }
 
-// open opens a group's backend.
-func (j *glooJob) open(ctx context.Context, g *Group, name string) error {
+// config is what a group's backend needs to know, but for what only the system can say.
+func (j *glooJob) config(g *Group, name string) gloo.Config {
 	cfg := gloo.Config{Group: g.name, Rank: g.rank, Members: g.members, Store: j.glooKeys(name), Generation: gloo.PerDevice,
-		Hostname: j.hostname, Timeout: g.timeout, Lazy: envvar.GlooLazy.Text() == "1"}
+		Hostname: j.hostname, Timeout: g.timeout, Lazy: envvar.GlooLazy.Text() == "1", Admit: j.admitsFrom,
+		Refused: func(from netip.AddrPort, rank int) {
+			fmt.Fprintf(os.Stderr, "cohort: rank %d: refused a connection from %v as that of rank %d of group %q, which is elsewhere: Gloo's protocol has no authentication; dist.WithAdmitted lets more addresses in\n", j.rank, from, rank, g.name)
+		}}
 	if j.pytorch == pytorch1_13 {
 		cfg.Generation, cfg.Lazy = gloo.PerPair, false
 	}
+	return cfg
+}
+
+// open opens a group's backend.
+func (j *glooJob) open(ctx context.Context, g *Group, name string) error {
+	cfg := j.config(g, name)
 	var err error
 	if cfg.Addrs, err = j.addresses(ctx); err != nil {
 		return err

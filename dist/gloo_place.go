@@ -125,8 +125,9 @@ func (o *options) glooRanks(pl *glooPlace, query url.Values, text string) error 
 
 // WithAdmitted says from which addresses, beside those of this host, processes may
 // come to what this rank serves in a PyTorch job: the store, if it is rank 0, and
-// its connections to the other ranks. PyTorch's protocols have no authentication:
-// who comes in can read and write everything.
+// its connections to the other ranks, which it takes from the addresses that those have
+// published in the store, too. PyTorch's protocols have no authentication: who comes
+// in can read and write everything.
 func WithAdmitted(from ...netip.Prefix) Option {
 	return func(o *options) error {
 		for _, p := range from {

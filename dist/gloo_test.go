@@ -3,10 +3,12 @@
 package dist
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/store"
 )
 
 func TestGlooPlace(t *testing.T) {
@@ -138,6 +140,24 @@ func TestPyTorchRefusals(t *testing.T) {
 		}{{pytorch1_13, tc.in1_13}, {pytorch2, tc.in_2}} {
 			if reason := v.refuses(&tc.call); (reason == "") != v.want {
 				t.Errorf("%v of %v: refused for %q, want %v", tc.call, v.pytorch, reason, v.want)
+			}
+		}
+	}
+}
+
+// TestGlooAdmits: what a group's backend takes from elsewhere than this host is what
+// WithAdmitted says, and not everything.
+func TestGlooAdmits(t *testing.T) {
+	j := &glooJob{options: options{store: store.NewMemory(), admitted: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/25")}}}
+	for _, version := range []pytorch{pytorch1_13, pytorch2} {
+		j.pytorch = version
+		admit := j.config(&Group{name: worldName, size: 2}, "0").Admit
+		if admit == nil {
+			t.Fatalf("%v: everybody may connect", version)
+		}
+		for addr, want := range map[string]bool{"127.0.0.1": true, "::1": true, "::ffff:192.0.2.7": true, "192.0.2.7": true, "192.0.2.200": false, "2001:db8::1": false} {
+			if got := admit(netip.MustParseAddr(addr)); got != want {
+				t.Errorf("%v: %s may connect: %t, want %t", version, addr, got, want)
 			}
 		}
 	}

@@ -69,8 +69,12 @@ type Config struct {
 	Lazy bool
 	// Timeout limits a call whose context has no earlier end; 0 is [DefaultTimeout].
 	Timeout time.Duration
-	// Admit says whose connections are taken; nil takes all.
+	// Admit says from where connections are taken, besides from the addresses that the
+	// members have published in the store; nil takes all.
 	Admit func(netip.Addr) bool
+	// Refused is told of a connection that was not taken, and whose it said it was. May
+	// be nil.
+	Refused func(from netip.AddrPort, rank int)
 	// Deaths is told of ranks whose connection has ended. May be nil.
 	Deaths func(rank int)
 }

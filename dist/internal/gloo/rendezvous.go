@@ -339,10 +339,6 @@ func (m *meeting) acceptAll(l net.Listener, caller func(net.Conn) (int, error)) 
 			time.Sleep(dialPause) // out of descriptors, for example
 			continue
 		}
-		if !m.admits(conn) {
-			conn.Close()
-			continue
-		}
 		if !m.b.opens(conn) {
 			conn.Close()
 			continue
@@ -359,23 +355,60 @@ func (m *meeting) acceptAll(l net.Listener, caller func(net.Conn) (int, error)) 
 	}
 }
 
-// admits reports whether a connection may be a member's.
-func (m *meeting) admits(conn net.Conn) bool {
+// admits reports whether a connection that says that it is a rank's may be: it comes from
+// where all may come from, or from where that rank is, by the job's store. Nothing else
+// on this wire says who somebody is.
+func (m *meeting) admits(conn net.Conn, rank int) bool {
 	at, err := netip.ParseAddrPort(conn.RemoteAddr().String())
 	if err != nil {
 		return false
 	}
-	if m.b.cfg.Admit != nil {
-		return m.b.cfg.Admit(at.Addr().Unmap())
+	from := at.Addr().Unmap()
+	if m.b.cfg.Admit == nil || m.b.cfg.Admit(from) || m.published(rank) == from {
+		return true
 	}
-	return true
+	if m.b.cfg.Refused != nil && m.b.why() == nil {
+		m.b.cfg.Refused(at, rank)
+	}
+	return false
+}
+
+// published returns the address that a rank has published, as it has before it connects;
+// the zero one if there is none.
+func (m *meeting) published(rank int) netip.Addr {
+	ctx, cancel := context.WithTimeout(context.Background(), helloPatience)
+	defer cancel()
+	go func() {
+		select {
+		case <-m.b.failed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	v, err := m.b.cfg.Store.Get(ctx, m.key("", rank))
+	if err != nil {
+		return netip.Addr{}
+	}
+	n := len(m.b.cfg.Members)
+	if m.b.cfg.Generation == PerPair {
+		there, err := parsePairAddress(v, n, rank, m.b.cfg.Rank)
+		if err != nil {
+			return netip.Addr{}
+		}
+		return there.addr.Addr().Unmap()
+	}
+	info, err := parseRankInfo(v, n)
+	if err != nil {
+		return netip.Addr{}
+	}
+	return info.addr.addr.Addr().Unmap()
 }
 
 // accept takes a connection, if it says whose it is.
 func (m *meeting) accept(conn net.Conn, caller func(net.Conn) (int, error)) bool {
 	_ = conn.SetDeadline(time.Now().Add(helloPatience))
 	rank, err := caller(conn)
-	if err != nil || rank < 0 || rank >= len(m.mesh.pairs) || m.mesh.pairs[rank] == nil {
+	if err != nil || rank < 0 || rank >= len(m.mesh.pairs) || m.mesh.pairs[rank] == nil || !m.admits(conn, rank) {
 		return false
 	}
 	if cfg := m.b.cfg.TLS; cfg != nil {
