@@ -196,7 +196,7 @@ func (m *meeting) meetPerDevice(ctx context.Context) error {
 	if err := b.cfg.Store.Set(ctx, m.key("", b.cfg.Rank), me.encode()); err != nil {
 		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
 	}
-	dials := &dialing{m: m, ctx: ctx, failed: make(chan error, len(b.cfg.Members))}
+	dials := m.dialing(ctx)
 	defer dials.end()
 	lazy := false
 	var awaited []int
@@ -273,7 +273,7 @@ func (m *meeting) meetPerPair(ctx context.Context) error {
 	if err := b.cfg.Store.Set(ctx, m.key("", self), appendPairAddresses(nil, addrs, self)); err != nil {
 		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
 	}
-	dials := &dialing{m: m, ctx: ctx, failed: make(chan error, n)}
+	dials := m.dialing(ctx)
 	defer dials.end()
 	err := m.get(ctx, "", m.others(), func(r int, v []byte) error {
 		there, err := parsePairAddress(v, n, r, self)
@@ -453,12 +453,21 @@ func (m *meeting) attach(rank int, conn net.Conn) bool {
 type dialing struct {
 	m      *meeting
 	ctx    context.Context
+	cancel context.CancelFunc
 	failed chan error
 	under  sync.WaitGroup
 }
 
-// end waits for those that are under way, which end with the context.
-func (d *dialing) end() { d.under.Wait() }
+func (m *meeting) dialing(ctx context.Context) *dialing {
+	ctx, cancel := context.WithCancel(ctx)
+	return &dialing{m: m, ctx: ctx, cancel: cancel, failed: make(chan error, len(m.b.cfg.Members))}
+}
+
+// end gives up those that are under way, as they are only where the meeting has failed.
+func (d *dialing) end() {
+	d.cancel()
+	d.under.Wait()
+}
 
 // start connects to a rank, and says hello.
 func (d *dialing) start(rank int, at netip.AddrPort, hello []byte) {

@@ -12,6 +12,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"math/big"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"sync"
@@ -102,4 +104,38 @@ func TestTLSOfAnother(t *testing.T) {
 		})
 	}
 	all.Wait()
+}
+
+// TestFailureWhileConnecting: what is wrong with one rank is not kept back until a
+// connection to another one has run out of time.
+func TestFailureWhileConnecting(t *testing.T) {
+	key, cert, ca := certificates(t)
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // it never answers
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	s := store.NewMemory()
+	info := rankInfo{host: "mute", addr: address{netip.MustParseAddrPort(mute.Addr().String()), noSequence}, ids: []int64{0, 1, 2}}
+	if err := s.Set(t.Context(), "0/0", info.encode()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Set(t.Context(), "0/1", []byte("nonsense")); err != nil {
+		t.Fatal(err)
+	}
+	cfg := config(s, PerDevice, 2, 3)
+	cfg.Addrs = []netip.Addr{netip.MustParseAddr("127.0.0.2")} // the greater one, which connects
+	if cfg.TLS, err = LoadTLS(key, cert, ca, ""); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	if b, err := Open(t.Context(), cfg); err == nil {
+		b.Close()
+		t.Error("the group was formed")
+	} else if of := (*collective.RankError)(nil); !errors.As(err, &of) || of.Rank != 1 {
+		t.Errorf("%v, want an error of rank 1", err)
+	}
+	if d := time.Since(begun); d > 10*time.Second {
+		t.Errorf("the error came after %v", d)
+	}
 }
