@@ -68,6 +68,7 @@ type call struct {
 	answered chan struct{} // of a synchronous call; has room for one
 	sink     arrival       // of an asynchronous one, nil for others
 	stop     func() bool   // of what watches ctx, or nil
+	sent     chan struct{} // closed when its tensors are read no more, nil if it has none
 	// The answer, set before anybody is told: a message, or why there is none.
 	reply *received
 	err   error
@@ -282,20 +283,37 @@ func (l *link) take(r *received) error {
 // complete gives a call, which is in no list any more, its answer.
 func (l *link) complete(c *call, r *received, err error) {
 	c.reply, c.err = r, err
-	if c.sink != nil {
-		if c.stop != nil {
-			c.stop()
-		}
-		l.agent.leave(c.method)
-		c.sink.arrived()
+	if c.sink == nil {
+		c.answered <- struct{}{} // has room
 		return
 	}
-	c.answered <- struct{}{} // has room
+	if c.stop != nil {
+		c.stop()
+	}
+	if c.sent != nil {
+		select {
+		case <-c.sent:
+		default:
+			go func() {
+				l.settle(c.sent)
+				l.arrive(c)
+			}()
+			return
+		}
+	}
+	l.arrive(c)
+}
+
+// arrive tells an asynchronous call that its answer is there.
+func (l *link) arrive(c *call) {
+	l.agent.leave(c.method)
+	c.sink.arrived()
 }
 
 // start sends a call. For one that is alone mine says that its caller has
 // become the one who reads.
 func (l *link) start(ctx context.Context, c *call, m *outgoing) (mine bool, err error) {
+	c.sent = m.watch()
 	l.cmu.Lock()
 	if l.cerr != nil {
 		l.cmu.Unlock()
@@ -315,6 +333,10 @@ func (l *link) start(ctx context.Context, c *call, m *outgoing) (mine bool, err 
 		l.wantReader()
 	}
 	l.cmu.Unlock()
+	if c.sent != nil && c.sink == nil && ctx.Done() != nil {
+		// Who writes does not look at its context, and may be held up.
+		defer context.AfterFunc(ctx, l.suspect)()
+	}
 	if err := l.send(ctx, m, alone && (c.sink == nil || m.small()) || c.sink == nil && !m.small()); err != nil {
 		if l.forget(c) {
 			if mine {
@@ -448,15 +470,14 @@ const stallTime = 5 * time.Second
 // suspect gives the connection up if nothing moves on it for a while: what has begun
 // and does not end keeps all calls waiting.
 func (l *link) suspect() {
-	within, moved, turns := l.within.Load(), l.moved.Load(), l.sender.turn()
-	time.AfterFunc(stallTime, func() {
-		switch {
-		case within && l.within.Load() && l.moved.Load() == moved:
-			l.lose(fmt.Errorf("the peer stopped in the middle of a message, for %v", stallTime))
-		case turns != 0 && l.sender.turn() == turns:
-			l.lose(fmt.Errorf("the peer took no data for %v", stallTime))
-		}
-	})
+	if within, moved := l.within.Load(), l.moved.Load(); within {
+		time.AfterFunc(stallTime, func() {
+			if l.within.Load() && l.moved.Load() == moved {
+				l.lose(fmt.Errorf("the peer stopped in the middle of a message, for %v", stallTime))
+			}
+		})
+	}
+	l.sender.suspect()
 }
 
 // timeoutError is what a call gets that was not answered in time.

@@ -66,7 +66,8 @@ type outgoing struct {
 	// gone is called when nothing of the message will be sent any more: with an
 	// error if it may not have been sent.
 	gone []func(err error)
-	body cbor.Encoder // an extra's
+	over chan struct{} // closed with that, if it is there
+	body cbor.Encoder  // an extra's
 	vec  [][]byte
 }
 
@@ -104,6 +105,10 @@ func (m *outgoing) release(err error) {
 	m.gone, m.tensors, m.dense, m.vec = m.gone[:0], m.tensors[:0], m.dense[:0], m.vec[:0]
 	m.enc.agent, m.enc.peer, m.enc.Err, m.enc.deadline = nil, nil, nil, time.Time{}
 	m.size, m.bytes = 0, 0
+	if m.over != nil {
+		close(m.over)
+		m.over = nil
+	}
 	if cap(m.enc.Buf) > headTrust {
 		m.enc.Buf = nil
 	}
@@ -179,6 +184,16 @@ var errTooLarge = errors.New("over the receiver's limit")
 
 // small says whether the message is gathered with others.
 func (m *outgoing) small() bool { return m.size <= inlineLimit }
+
+// watch returns what is closed when the message's tensors are read no more, nil if
+// that is so as soon as it has been sent.
+func (m *outgoing) watch() chan struct{} {
+	if m.small() || len(m.tensors) == 0 {
+		return nil
+	}
+	m.over = make(chan struct{})
+	return m.over
+}
 
 // appendTo appends the whole frame.
 func (m *outgoing) appendTo(b []byte) []byte {

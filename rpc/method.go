@@ -222,7 +222,9 @@ func (m *methodInfo) prepare(ctx context.Context, p *Peer, c *call) error {
 }
 
 // Call calls the method at a peer and waits for its answer, no longer than ctx, or
-// than the agent's time limit if ctx has no deadline.
+// than the agent's time limit if ctx has no deadline. When it returns, tensors in the
+// arguments are the caller's to change and to free: a call that ends while they are
+// being written returns when they are out, or the connection has been given up.
 func (m *Method[A, R]) Call(ctx context.Context, p *Peer, in A) (out R, err error) {
 	return m.call(ctx, p, in, callExtras{})
 }
@@ -257,6 +259,9 @@ func (m *Method[A, R]) call(ctx context.Context, p *Peer, in A, more callExtras)
 	}
 	if mine {
 		c.link.readMine(c)
+	}
+	if c.sent != nil {
+		defer c.link.settle(c.sent)
 	}
 	select {
 	case <-c.answered:

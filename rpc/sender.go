@@ -4,8 +4,10 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +33,8 @@ type sender struct {
 	mu         sync.Mutex
 	out, spare []byte
 	large      []largeMessage
+	batch      []largeMessage // those that are being written; without msg when they need no more
+	current    int            // of batch
 	// Who sets writing writes: a sender itself, or a goroutine that lives as long
 	// as there is something to write.
 	writing bool
@@ -44,6 +48,7 @@ type sender struct {
 type largeMessage struct {
 	after int
 	msg   *outgoing
+	over  chan struct{} // the message's
 }
 
 // send takes a message over and releases it in time. It may be written after
@@ -94,7 +99,7 @@ func (s *sender) sendLocked(m *outgoing, hurry bool) error {
 	if small {
 		s.out = m.appendTo(s.out)
 	} else {
-		s.large = append(s.large, largeMessage{len(s.out), m})
+		s.large = append(s.large, largeMessage{len(s.out), m, m.over})
 	}
 	turn := !s.writing
 	s.writing = true
@@ -119,12 +124,14 @@ func (s *sender) writeOut() {
 	out, large := s.out, s.large
 	s.turns.Add(1)
 	s.out, s.spare, s.large = s.spare, nil, nil
+	s.batch, s.current = large, -1
 	s.mu.Unlock()
 	err := s.write(out, large)
 	if err != nil {
 		s.lost(err)
 	}
 	s.mu.Lock()
+	s.batch = nil
 	if cap(out) <= 2*maxOut {
 		s.spare = out[:0]
 	}
@@ -137,22 +144,112 @@ func (s *sender) writeOut() {
 func (s *sender) write(out []byte, large []largeMessage) error {
 	at := 0
 	var err error
-	for _, l := range large {
+	for i, l := range large {
 		if err == nil && l.after > at {
 			_, err = s.conn.Write(out[at:l.after])
 			at = l.after
 		}
-		if err == nil {
-			s.written.Add(uint64(l.msg.size))
-			err = l.msg.write(s.conn, &s.turns)
+		m := s.begin(i)
+		if m == nil {
+			continue // nobody wants it to go out any more
 		}
-		l.msg.release(err)
+		if err == nil {
+			s.written.Add(uint64(m.size))
+			err = m.write(s.conn, &s.turns)
+		}
+		s.ended(i)
+		m.release(err)
 	}
 	if err == nil && len(out) > at {
 		_, err = s.conn.Write(out[at:])
 	}
 	s.written.Add(uint64(len(out)))
 	return err
+}
+
+// begin takes up a large message of those that are being written, nil if it has
+// been given up.
+func (s *sender) begin(i int) *outgoing {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current = i
+	s.turns.Add(1)
+	return s.batch[i].msg
+}
+
+// ended says that a large message needs its tensors no more.
+func (s *sender) ended(i int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.batch[i].msg = nil
+	s.current = -1
+}
+
+// withdraw takes a large message back of which nothing has been written. over is
+// how it tells that it has been released.
+func (s *sender) withdraw(over chan struct{}) bool {
+	s.mu.Lock()
+	var m *outgoing
+	for i, l := range s.large {
+		if l.over == over {
+			m = l.msg
+			s.large = slices.Delete(s.large, i, i+1)
+			break
+		}
+	}
+	for i, l := range s.batch {
+		if l.over == over && l.msg != nil && i != s.current {
+			m = l.msg
+			s.batch[i].msg = nil
+		}
+	}
+	s.mu.Unlock()
+	if m == nil {
+		return false
+	}
+	m.release(errWithdrawn)
+	return true
+}
+
+var errWithdrawn = errors.New("its call ended before")
+
+// settle returns when nothing reads the tensors of a large message any more whose
+// sender has lost interest: it is not sent, or it has been sent, or the connection is
+// given up because the peer does not take it.
+func (s *sender) settle(over chan struct{}) {
+	select {
+	case <-over:
+		return
+	default:
+	}
+	if s.withdraw(over) {
+		return
+	}
+	tick := time.NewTicker(stallTime)
+	defer tick.Stop()
+	for turn := s.turn(); ; turn = s.turn() {
+		select {
+		case <-over:
+			return
+		case <-tick.C:
+			if turn != 0 && s.turn() == turn {
+				s.lost(fmt.Errorf("the peer took no data for %v", stallTime))
+			}
+		}
+	}
+}
+
+// suspect gives the connection up if the peer takes nothing for a while.
+func (s *sender) suspect() {
+	turn := s.turn()
+	if turn == 0 {
+		return
+	}
+	time.AfterFunc(stallTime, func() {
+		if s.turn() == turn {
+			s.lost(fmt.Errorf("the peer took no data for %v", stallTime))
+		}
+	})
 }
 
 // endTurn ends the turn of the one who writes, with the lock held. A goroutine
@@ -206,6 +303,12 @@ func (s *sender) close(err error) {
 	}
 	large := s.large
 	s.large, s.out = nil, nil
+	for i, l := range s.batch {
+		if l.msg != nil && i != s.current {
+			large = append(large, l)
+			s.batch[i].msg = nil
+		}
+	}
 	if s.room != nil {
 		close(s.room)
 		s.room = nil

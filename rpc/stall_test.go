@@ -16,8 +16,8 @@ import (
 )
 
 // TestStall: a peer that stops in the middle of an answer, or takes no data, holds
-// no call longer than its time, and soon its connection is given up, with all that
-// waits on it.
+// no call longer than its time, but for one whose tensors are half on their way, and
+// soon its connection is given up, with all that waits on it.
 func TestStall(t *testing.T) {
 	for name, liar := range map[string]func(far *transport.Conn){
 		"takes nothing": func(*transport.Conn) {},
@@ -56,20 +56,51 @@ func TestStall(t *testing.T) {
 				began := time.Now()
 				f := echo.Async(t.Context(), p, tensor.Zeros(1<<20))
 				forever := noop.Async(t.Context(), p, struct{}{})
-				_, err = f.Wait(t.Context())
-				if took := time.Since(began); KindOf(err) != KindTimeout || took != 10*time.Second {
-					t.Errorf("%v after %v", err, took)
-				}
-				if _, err := forever.Wait(t.Context()); err == nil {
-					t.Error("a call was answered")
-				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				_, err = noop.Call(ctx, p, struct{}{})
+				patient := noop.Async(ctx, p, struct{}{})
+				if _, err := forever.Wait(t.Context()); err == nil || time.Since(began) != 10*time.Second {
+					t.Errorf("a call without tensors: %v after %v", err, time.Since(began))
+				}
+				_, err = f.Wait(t.Context())
+				want := 10 * time.Second
+				if name == "takes nothing" {
+					want += stallTime // until then its tensors are read
+				}
+				if took := time.Since(began); KindOf(err) != KindTimeout || took != want {
+					t.Errorf("%v after %v", err, took)
+				}
+				_, err = patient.Wait(ctx)
 				if took := time.Since(began); KindOf(err) != KindLost || took != 10*time.Second+stallTime || !strings.Contains(err.Error(), "the peer ") {
 					t.Errorf("a call on the connection: %v after %v", err, took)
 				}
 			})
 		})
 	}
+}
+
+// TestCancelWhileWriting: who gives a call up that it is writing itself is not held
+// until the call's deadline by a peer that takes nothing.
+func TestCancelWhileWriting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, err := Init(t.Context(), "a", WithNetwork(NewNetwork()), WithStore(store.NewMemory(), 0, 1), WithTimeout(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		near, far := transport.Pipe(proto)
+		defer far.Close()
+		p := &Peer{agent: a, name: "liar", rank: 1}
+		l := newLink(a, p, near, "pipe", 1<<30)
+		a.links[l] = struct{}{}
+		a.running.Go(l.receive)
+		p.link.Store(l)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		began := time.Now()
+		_, err = echo.Call(ctx, p, tensor.Zeros(1<<20))
+		if took := time.Since(began); err == nil || took != time.Second+stallTime {
+			t.Errorf("%v after %v", err, took)
+		}
+	})
 }

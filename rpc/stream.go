@@ -267,7 +267,8 @@ func (f *flow) cancel(why error) {
 	}
 }
 
-// Send sends a message. It waits while the other side has no room for it. When the
+// Send sends a message. It waits while the other side has no room for it, and until
+// its tensors are the caller's again. When the
 // stream has ended the error is why: io.EOF if the handler has returned.
 func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 	f := s.flow
@@ -296,8 +297,39 @@ func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 		msg.release(err)
 		return err
 	}
+	size, sent := msg.size, msg.watch()
+	if sent != nil && ctx.Done() != nil {
+		defer context.AfterFunc(ctx, f.out.suspect)() // it may be this goroutine that writes
+	}
 	if err := f.out.send(ctx, msg, !f.out.busy()); err != nil {
 		return errorf(KindLost, f.method.name, f.peer, "%w", err)
+	}
+	if sent == nil {
+		return nil
+	}
+	select { // the tensors are the caller's again
+	case <-sent:
+		return f.sendTrouble()
+	case <-ctx.Done():
+	case <-limit:
+	}
+	if f.out.withdraw(sent) {
+		f.mu.Lock()
+		f.credit += int64(size)
+		f.wake()
+		f.mu.Unlock()
+		return timeoutError(f.method.name, f.peer, ctx, time.Since(f.began))
+	}
+	f.out.settle(sent)
+	return f.sendTrouble()
+}
+
+// sendTrouble is why what has been written may not have gone out.
+func (f *flow) sendTrouble() error {
+	f.out.mu.Lock()
+	defer f.out.mu.Unlock()
+	if f.out.err != nil {
+		return errorf(KindLost, f.method.name, f.peer, "%w", f.out.err)
 	}
 	return nil
 }
