@@ -333,7 +333,7 @@ func (a *Agent) greet(conn *transport.Conn) (*serverLink, error) {
 		return nil, err
 	}
 	s := &serverLink{agent: a, peer: p, conn: conn, limit: limit, active: map[uint64]*incoming{}}
-	s.sender.conn, s.sender.lost, s.sender.patience = conn, s.lose, a.timeout
+	s.sender.conn, s.sender.lost, s.sender.patience, s.sender.bounded = conn, s.lose, a.timeout, true
 	ctx := context.WithValue(a.ctx, callerKey{}, p)
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	return s, nil

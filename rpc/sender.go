@@ -20,6 +20,10 @@ import (
 // they are written.
 const maxOut = 1 << 20
 
+// maxLargeOut is for how many bytes of large answers there is room: who asks and does
+// not read would else have all answers kept for him.
+const maxLargeOut = 64 << 20
+
 // sender is the writing side of a connection. Small messages are gathered, so that
 // one system call writes what several goroutines have to say; large ones are
 // written from where they are. Messages keep the order in which they were given.
@@ -29,10 +33,12 @@ type sender struct {
 	// patience is how long answers wait for room before the connection is given up,
 	// 0 for ever: handlers have places that others want.
 	patience time.Duration
+	bounded  bool // by maxLargeOut
 
 	mu         sync.Mutex
 	out, spare []byte
 	large      []largeMessage
+	largeBytes int            // of those that have not been written
 	batch      []largeMessage // those that are being written; without msg when they need no more
 	current    int            // of batch
 	// Who sets writing writes: a sender itself, or a goroutine that lives as long
@@ -56,7 +62,7 @@ type largeMessage struct {
 // ctx bounds the wait for room.
 func (s *sender) send(ctx context.Context, m *outgoing, hurry bool) error {
 	s.mu.Lock()
-	for s.err == nil && len(s.out) > maxOut {
+	for s.err == nil && (len(s.out) > maxOut || s.bounded && s.largeBytes > maxLargeOut) {
 		if s.room == nil {
 			s.room = make(chan struct{})
 		}
@@ -100,6 +106,7 @@ func (s *sender) sendLocked(m *outgoing, hurry bool) error {
 		s.out = m.appendTo(s.out)
 	} else {
 		s.large = append(s.large, largeMessage{len(s.out), m, m.over})
+		s.largeBytes += m.size
 	}
 	turn := !s.writing
 	s.writing = true
@@ -135,10 +142,7 @@ func (s *sender) writeOut() {
 	if cap(out) <= 2*maxOut {
 		s.spare = out[:0]
 	}
-	if s.room != nil {
-		close(s.room)
-		s.room = nil
-	}
+	s.makeRoom()
 }
 
 func (s *sender) write(out []byte, large []largeMessage) error {
@@ -181,8 +185,18 @@ func (s *sender) begin(i int) *outgoing {
 func (s *sender) ended(i int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.largeBytes -= s.batch[i].msg.size
 	s.batch[i].msg = nil
 	s.current = -1
+	s.makeRoom()
+}
+
+// makeRoom tells those who wait for room, with the lock held.
+func (s *sender) makeRoom() {
+	if s.room != nil {
+		close(s.room)
+		s.room = nil
+	}
 }
 
 // withdraw takes a large message back of which nothing has been written. over is
@@ -203,10 +217,12 @@ func (s *sender) withdraw(over chan struct{}) bool {
 			s.batch[i].msg = nil
 		}
 	}
-	s.mu.Unlock()
 	if m == nil {
+		s.mu.Unlock()
 		return false
 	}
+	s.largeBytes -= m.size
+	s.mu.Unlock()
 	m.release(errWithdrawn)
 	return true
 }
@@ -309,10 +325,7 @@ func (s *sender) close(err error) {
 			s.batch[i].msg = nil
 		}
 	}
-	if s.room != nil {
-		close(s.room)
-		s.room = nil
-	}
+	s.makeRoom()
 	s.mu.Unlock()
 	for _, l := range large {
 		l.msg.release(err)

@@ -159,10 +159,10 @@ func takeFlow(conn *transport.Conn, f *flow, r *received, limit int, moved *atom
 		f.mu.Lock()
 		f.queue = append(f.queue, r)
 		f.queued += r.size
-		queued := f.queued
+		over := f.queued-r.size >= streamWindow // before this one
 		f.wake()
 		f.mu.Unlock()
-		if queued > streamWindow+limit {
+		if over {
 			return protocolError("more on a stream than it has room for")
 		}
 		return conn.Discard()
