@@ -119,46 +119,22 @@ func sectors(g *tensor.Generator) (x, y *tensor.Tensor) {
 	return tensor.FromFloat32(xs, batch, 2), tensor.FromFloat32(ys, batch, 1)
 }
 
-// step is one step of training, everywhere.
-func step(ctx context.Context, a *rpc.Agent, m *Model, opt *autograd.Optimizer, x, y *tensor.Tensor) (loss float64, shares []float32, err error) {
-	dc, err := autograd.NewContext(a)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer dc.Close()
-	c, err := dc.Pass(ctx)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer c.Recover(&err)
-	l, shares, err := m.forward(c, x, y)
-	if err != nil {
-		return 0, nil, err
-	}
-	if err := dc.Backward(ctx, l); err != nil {
-		return 0, nil, err
-	}
-	return l.Item(), shares, opt.Step(ctx, dc, 1)
-}
-
 // train returns the losses of all steps.
 func train(ctx context.Context, a *rpc.Agent) (losses []float64, err error) {
 	var all []Expert
-	var refs []*rpc.RRef[*nn.Parameter]
 	for e := range experts {
 		expert, err := remote.New(ctx, a.PeerRank(1+e), NewExpert, int64(1+e))
 		if err != nil {
 			return nil, err
 		}
 		defer expert.Release()
-		theirs, err := expert.Parameters(ctx)
-		if err != nil {
-			return nil, err
-		}
-		all, refs = append(all, expert), append(refs, theirs...)
+		all = append(all, expert)
 	}
 	m := newModel(all)
-	refs = append(refs, autograd.Refs(a, nn.Parameters(m))...)
+	refs, err := remote.Parameters(ctx, a, m)
+	if err != nil {
+		return nil, err
+	}
 	opt, err := autograd.NewOptimizer(ctx, a, autograd.Adam(optim.AdamOptions{LR: 0.01}), refs)
 	for _, r := range refs {
 		r.Release()
@@ -170,7 +146,11 @@ func train(ctx context.Context, a *rpc.Agent) (losses []float64, err error) {
 	points := tensor.NewGenerator(1)
 	for i := range steps {
 		x, y := sectors(points)
-		loss, shares, err := step(ctx, a, m, opt, x, y)
+		var shares []float32
+		loss, err := opt.Train(ctx, func(c *nn.Ctx) (loss *tensor.Tensor, err error) {
+			loss, shares, err = m.forward(c, x, y)
+			return loss, err
+		})
 		if err != nil {
 			return nil, err
 		}

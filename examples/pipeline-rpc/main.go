@@ -118,27 +118,15 @@ func (p *Pipeline) forward(c *nn.Ctx, x *tensor.Tensor) (*tensor.Tensor, error) 
 	return tensor.Cat(0, out...), nil
 }
 
-// step is one step of training.
+// step is one step of training: forward, backward and an update, in all processes.
 func (p *Pipeline) step(ctx context.Context, x, y *tensor.Tensor) (loss float64, err error) {
-	dc, err := autograd.NewContext(p.agent)
-	if err != nil {
-		return 0, err
-	}
-	defer dc.Close()
-	c, err := dc.Pass(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer c.Recover(&err)
-	logits, err := p.forward(c, x)
-	if err != nil {
-		return 0, err
-	}
-	l := tensor.CrossEntropy(logits, y)
-	if err := dc.Backward(ctx, l); err != nil {
-		return 0, err
-	}
-	return l.Item(), p.opt.Step(ctx, dc, 1)
+	return p.opt.Train(ctx, func(c *nn.Ctx) (*tensor.Tensor, error) {
+		logits, err := p.forward(c, x)
+		if err != nil {
+			return nil, err
+		}
+		return tensor.CrossEntropy(logits, y), nil
+	})
 }
 
 // spiral draws points [batch, 2] and the arm [batch] on which each lies.
