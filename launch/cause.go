@@ -10,10 +10,11 @@ import (
 
 // A rank that ends because it has lost another may end first: it exits while the
 // other one still gives back what it holds, or waits a moment for others to read
-// what it has said. What it writes names the one that it lost (package dist), and
-// tells the two apart.
+// what it has said. What it writes names the one that it lost (packages dist and rpc),
+// and tells the two apart.
 var (
 	blames = regexp.MustCompile(`\brank (\d+)(?: of "[^"]*")?(?: \([^()]*pid (\d+)\))? (?:failed|died|has left|is silent)\b`)
+	gone   = regexp.MustCompile(`\(rank (\d+)\)(?:: (?:connection lost|unreachable): | has gone without a Shutdown\b)`)
 	missed = regexp.MustCompile(`\b(?:timed out|cancelled)\b.* waiting for (rank .*)`)
 	pids   = regexp.MustCompile(`\bpid (\d+)\)`)
 )
@@ -41,6 +42,11 @@ func (f *Failure) follows(other *Failure) bool {
 	for _, line := range f.Tail {
 		for _, m := range blames.FindAllStringSubmatch(line, -1) {
 			if m[2] == pid || m[2] == "" && m[1] == rank {
+				return true
+			}
+		}
+		for _, m := range gone.FindAllStringSubmatch(line, -1) {
+			if m[1] == rank {
 				return true
 			}
 		}

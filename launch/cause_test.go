@@ -41,6 +41,15 @@ func TestCauseFirst(t *testing.T) {
 				{`dist: barrier 1 of group "world": timed out waiting for rank 1 (host h, pid 101)`}, {"gave up"}},
 			want: []int{1, 0, 2},
 		},
+		"agents that lost a peer": {
+			ranks: []int{1, 2, 3, 0}, tails: [][]string{{"rpc: shutdown of table: rpc: cohort.rpc.meet at trainer (rank 0): connection lost: the peer closed it"},
+				{"rpc: table.Read at trainer (rank 0): unreachable: connection refused"}, {"rpc: shutdown of d: trainer (rank 0) has gone without a Shutdown: rpc: closed"}, {"no space left"}},
+			want: []int{0, 1, 2, 3},
+		},
+		"a peer that answers with an error": {
+			ranks: []int{1, 0}, tails: [][]string{{"rpc: table.Read at trainer (rank 0): row 7: no such row"}, {"no space left"}},
+			want: []int{1, 0},
+		},
 		"each blames the other": {
 			ranks: []int{1, 0}, tails: [][]string{{"dist: rank 0 (host h, pid 100) failed: x"}, {"dist: rank 1 (host h, pid 101) failed: y"}},
 			want: []int{1, 0},
