@@ -69,6 +69,11 @@ func initGloo(ctx context.Context, o options) (*Group, error) {
 			fmt.Errorf("not all ranks came within %v: %w", DefaultInitTimeout, context.DeadlineExceeded))
 		defer cancel()
 	}
+	nodes, err := admittedNodes(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("dist: init: %w", err)
+	}
+	o.admitted = append(o.admitted, nodes...)
 	watch, err := watchAgent(true)
 	if err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)

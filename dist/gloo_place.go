@@ -3,6 +3,7 @@
 package dist
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -126,7 +127,8 @@ func (o *options) glooRanks(pl *glooPlace, query url.Values, text string) error 
 // WithAdmitted says from which addresses, beside those of this host, processes may
 // come to what this rank serves in a PyTorch job: the store, if it is rank 0, and
 // its connections to the other ranks, which it takes from the addresses that those have
-// published in the store, too. PyTorch's protocols have no authentication: who comes
+// published in the store, too. Under cohort run on several nodes, those are let in without
+// being named. PyTorch's protocols have no authentication: who comes
 // in can read and write everything.
 func WithAdmitted(from ...netip.Prefix) Option {
 	return func(o *options) error {
@@ -140,16 +142,36 @@ func WithAdmitted(from ...netip.Prefix) Option {
 	}
 }
 
+// admittedNodes are the hosts that the launchers of a job on several nodes have told of:
+// those on which a launcher runs that has proved that it knows the token.
+func admittedNodes(ctx context.Context) ([]netip.Prefix, error) {
+	var from []netip.Prefix
+	for name := range strings.SplitSeq(envvar.NodeAddrs.Text(), ",") {
+		if name == "" {
+			continue
+		}
+		found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", strings.Trim(name, "[]"))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", envvar.NodeAddrs, err)
+		}
+		for _, a := range found {
+			a = a.Unmap().WithZone("")
+			from = append(from, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return from, nil
+}
+
 // admitsFrom reports whether an address may come in, of this host's or one that was
 // given.
 func (j *glooJob) admitsFrom(a netip.Addr) bool {
-	a = a.Unmap()
+	a = a.Unmap().WithZone("")
 	if a.IsLoopback() || slices.ContainsFunc(j.admitted, func(p netip.Prefix) bool { return p.Contains(a) }) {
 		return true
 	}
 	mine, err := net.InterfaceAddrs()
 	return err == nil && slices.ContainsFunc(mine, func(m net.Addr) bool {
 		p, ok := m.(*net.IPNet)
-		return ok && p.IP.Equal(a.WithZone("").AsSlice())
+		return ok && p.IP.Equal(a.AsSlice())
 	})
 }

@@ -148,17 +148,36 @@ func TestPyTorchRefusals(t *testing.T) {
 // TestGlooAdmits: what a group's backend takes from elsewhere than this host is what
 // WithAdmitted says, and not everything.
 func TestGlooAdmits(t *testing.T) {
-	j := &glooJob{options: options{store: store.NewMemory(), admitted: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/25")}}}
+	j := &glooJob{options: options{store: store.NewMemory(), admitted: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/25")}}}
 	for _, version := range []pytorch{pytorch1_13, pytorch2} {
 		j.pytorch = version
 		admit := j.config(&Group{name: worldName, size: 2}, "0").Admit
 		if admit == nil {
 			t.Fatalf("%v: everybody may connect", version)
 		}
-		for addr, want := range map[string]bool{"127.0.0.1": true, "::1": true, "::ffff:192.0.2.7": true, "192.0.2.7": true, "192.0.2.200": false, "2001:db8::1": false} {
+		for addr, want := range map[string]bool{"127.0.0.1": true, "::1": true, "::ffff:203.0.113.7": true, "203.0.113.7": true, "203.0.113.200": false, "2001:db8::1": false} {
 			if got := admit(netip.MustParseAddr(addr)); got != want {
 				t.Errorf("%v: %s may connect: %t, want %t", version, addr, got, want)
 			}
 		}
+	}
+}
+
+// TestGlooNodes: the hosts whose launchers belong to the job are let in, and no others.
+func TestGlooNodes(t *testing.T) {
+	t.Setenv("COHORT_NODE_ADDRS", "203.0.113.1,localhost,[2001:db8::2]")
+	from, err := admittedNodes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := &glooJob{options: options{admitted: from}}
+	for addr, want := range map[string]bool{"203.0.113.1": true, "2001:db8::2": true, "203.0.113.2": false, "2001:db8::3": false} {
+		if got := j.admitsFrom(netip.MustParseAddr(addr)); got != want {
+			t.Errorf("%s may come: %t, want %t", addr, got, want)
+		}
+	}
+	t.Setenv("COHORT_NODE_ADDRS", "")
+	if from, err := admittedNodes(t.Context()); err != nil || len(from) > 0 {
+		t.Errorf("without other nodes: %v, %v", from, err)
 	}
 }

@@ -30,6 +30,10 @@ type Attempt struct {
 	// MasterAddr and MasterPort are where rank 0 listens.
 	MasterAddr string
 	MasterPort int
+	// NodeAddrs are where the ranks of all nodes are reached, if there are several: names or
+	// IP addresses, separated by commas, of hosts whose agents have shown that they belong
+	// to the job. Ranks of PyTorch, which cannot show that, are let in from there.
+	NodeAddrs string
 	// News is what to tell the workers of what has happened on other hosts. May be nil.
 	News <-chan agentpipe.Event
 	// OnFailure is called for each worker that ends badly, as soon as it has, by

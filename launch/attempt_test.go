@@ -121,7 +121,7 @@ func TestAttemptAmongOthers(t *testing.T) {
 	defer h.Close()
 	a := Attempt{
 		Number: 3, NodeRank: 2, NumNodes: 4, FirstRank: 4, WorldSize: 8,
-		FirstRoleRank: 1, RoleWorldSize: 3, MasterAddr: "10.0.0.1", MasterPort: 12345,
+		FirstRoleRank: 1, RoleWorldSize: 3, MasterAddr: "10.0.0.1", MasterPort: 12345, NodeAddrs: "10.0.0.1,node2",
 	}
 	if err := h.Run(t.Context(), a); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestAttemptAmongOthers(t *testing.T) {
 	for k, want := range map[string]string{
 		"RANK": "5", "LOCAL_RANK": "1", "ROLE_RANK": "2", "GROUP_RANK": "2", "ROLE_NAME": "actor",
 		"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "4",
-		"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12345",
+		"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12345", "COHORT_NODE_ADDRS": "10.0.0.1,node2",
 		"TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_MAX_RESTARTS": "5",
 	} {
 		if env[k] != want {

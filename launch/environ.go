@@ -48,6 +48,9 @@ func environ(cfg *Config, j job, a Attempt, recorderDir string, agentStore bool)
 		envvar.AgentFD.Assign(strconv.Itoa(agentFD)),
 		envvar.RecorderDir.Assign(recorderDir),
 	}
+	if a.NodeAddrs != "" {
+		common = append(common, envvar.NodeAddrs.Assign(a.NodeAddrs))
+	}
 	common = append(common, cfg.extra...)
 	// Bound ranks have as many as processors: see startAll.
 	threads := valueOf(cfg.Env, envvar.NumThreads)
@@ -61,7 +64,7 @@ func environ(cfg *Config, j job, a Attempt, recorderDir string, agentStore bool)
 		common = append(common, envvar.NCCLErrors.Assign("1"))
 	}
 
-	ours := map[string]bool{string(envvar.Rank): true, string(envvar.LocalRank): true, string(envvar.RoleRank): true, string(envvar.ErrorFile): true, string(envvar.Spawn): true}
+	ours := map[string]bool{string(envvar.Rank): true, string(envvar.LocalRank): true, string(envvar.RoleRank): true, string(envvar.ErrorFile): true, string(envvar.Spawn): true, string(envvar.NodeAddrs): true}
 	ours[string(envvar.NumThreads)] = ours[string(envvar.NumThreads)] || threads == ""
 	if cfg.VirtualLocalRank {
 		ours[string(envvar.VisibleGPUs)] = true

@@ -71,6 +71,7 @@ const (
 	Token       Var = "COHORT_TOKEN"
 	TokenFile   Var = "COHORT_TOKEN_FILE"
 	NodeID      Var = "COHORT_NODE_ID"
+	NodeAddrs   Var = "COHORT_NODE_ADDRS"
 	AgentFD     Var = "COHORT_AGENT_FD"
 	Spawn       Var = "COHORT_SPAWN"
 	Job         Var = "COHORT_JOB"
@@ -138,6 +139,7 @@ func declarations() []declaration {
 		{Token, "the job's token, 64 hexadecimal digits: all members prove that they know it", true},
 		{TokenFile, "file that holds the job's token, readable by its owner only", false},
 		{NodeID, "names the node: ranks of equal node id share memory", false},
+		{NodeAddrs, "addresses of a job's nodes, separated by commas: with backend gloo, PyTorch ranks may come from there (cohort run sets it on several nodes, whose launchers have proved the token)", false},
 		{AgentFD, "descriptor on which the launcher tells this worker of others that ended", false},
 		{Spawn, "set in rank processes that launch.Spawn made from the program's own binary", false},
 		{Job, "marks the processes of one launch, so that none is left behind; not secret", false},

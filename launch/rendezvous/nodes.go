@@ -210,7 +210,8 @@ func (a *agent) start(p Place) {
 	attempt := launch.Attempt{
 		Number: p.Restarts, NodeRank: p.NodeRank, NumNodes: p.NumNodes, FirstRank: p.FirstRank, WorldSize: p.NumRanks,
 		FirstRoleRank: p.FirstRoleRank, RoleWorldSize: p.NumRoleRanks, MasterAddr: p.MasterAddr, MasterPort: p.MasterPort,
-		Kill: kill,
+		NodeAddrs: p.Addrs,
+		Kill:      kill,
 		OnSignal: func(s syscall.Signal) {
 			text := "it got " + unix.SignalName(s)
 			if notice := a.host.Notice(); notice != "" {

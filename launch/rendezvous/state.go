@@ -219,6 +219,7 @@ type Place struct {
 	NumRoleRanks        int
 	MasterAddr          string // where rank 0 listens
 	MasterPort          int
+	Addrs               string // of all nodes, with commas between them
 	Version             uint64 // of the state that says so
 }
 
@@ -228,8 +229,10 @@ func (s *State) place(i int) Place {
 		Round: s.Round, Restarts: s.Restarts, NodeRank: i, NumNodes: len(s.Members), NumRanks: s.NumRanks(),
 		MasterAddr: s.Members[0].Addr, MasterPort: s.Members[0].Port, Version: s.Version,
 	}
+	var addrs []string
 	for j := range s.Members {
 		m := &s.Members[j]
+		addrs = append(addrs, m.Addr)
 		same := m.Role == s.Members[i].Role
 		if j < i {
 			p.FirstRank += m.NumRanks
@@ -241,6 +244,7 @@ func (s *State) place(i int) Place {
 			p.NumRoleRanks += m.NumRanks
 		}
 	}
+	p.Addrs = strings.Join(addrs, ",")
 	return p
 }
 
