@@ -19,7 +19,8 @@ type callContext struct {
 	inner  context.Context // nil until somebody waits
 	cancel context.CancelCauseFunc
 	stop   context.CancelFunc
-	ended  error // why, if it has been ended
+	ended  error           // why, if it has been ended
+	parked func(why error) // answers a call whose handler has returned and that is ended
 }
 
 type agentKey struct{}
@@ -102,7 +103,22 @@ func (c *callContext) end(why error) {
 		if c.cancel != nil {
 			c.cancel(why)
 		}
+		if c.parked != nil {
+			go c.parked(why)
+			c.parked = nil
+		}
 	}
+}
+
+// park says how a call is answered that is ended from now on.
+func (c *callContext) park(answer func(why error)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended != nil {
+		go answer(c.ended)
+		return
+	}
+	c.parked = answer
 }
 
 // finish gives back what the context holds.
@@ -118,4 +134,5 @@ func (c *callContext) finish() {
 	if c.ended == nil {
 		c.ended = context.Canceled
 	}
+	c.parked = nil
 }

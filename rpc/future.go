@@ -56,8 +56,10 @@ func (f *Future[R]) resolve(value R, err error) {
 func (f *Future[R]) arrived() {
 	f.mu.Lock()
 	f.state = futureArrived
-	if f.call.reply == nil {
+	if r := f.call.reply; r == nil {
 		f.settle()
+	} else { // whether or not somebody waits for it
+		f.stats.ended(f.call.began, f.sent, r.size, r.trouble())
 	}
 	f.wake()
 }
@@ -82,10 +84,12 @@ func (f *Future[R]) settle() {
 	}
 	c := &f.call
 	if c.reply != nil {
-		size := c.reply.size
+		failed := c.reply.trouble() != nil
 		f.err = f.method(f)
 		c.reply.release()
-		f.stats.ended(c.began, f.sent, size, f.err)
+		if f.err != nil && !failed {
+			f.stats.failures.Add(1)
+		}
 	} else {
 		f.err = c.err
 		f.stats.failed()

@@ -310,6 +310,16 @@ func readHeadOf(conn *transport.Conn, kind byte, size int) (r *received, err err
 	return r, nil
 }
 
+var errFailure = errors.New("the answer is a failure")
+
+// trouble says whether an answer that has not been read yet is a failure.
+func (r *received) trouble() error {
+	if r.kind == frameFailure {
+		return errFailure
+	}
+	return nil
+}
+
 // items reads the head's array, which has the items of its kind of frame, and
 // what it is about: the number of a call.
 func (r *received) items() (id uint64, err error) {

@@ -112,9 +112,13 @@ func ServeAsync[A, R any](m *Method[A, R], handler func(ctx context.Context, in 
 			m.answer(in, zero, err)
 			return
 		}
+		var once sync.Once
+		if in.keep == nil { // a value that stays here may have other users than its caller
+			in.own.park(func(why error) { once.Do(func() { m.answer(in, zero, why) }) })
+		}
 		f.onDone(func() {
 			out, err := f.result()
-			m.answer(in, out, err)
+			once.Do(func() { m.answer(in, out, err) })
 		})
 	}
 	return serving(s, opts)
@@ -413,7 +417,40 @@ func (g *gate) next() *incoming {
 
 // runAll runs a call, and then those that have been waiting for its turn.
 func (g *gate) runAll(in *incoming) {
-	for ; in != nil; in = g.next() {
+	defer func() {
+		if in != nil { // its handler took the goroutine with it
+			in.fail(recover())
+			if in = g.next(); in != nil {
+				go g.runAll(in)
+			}
+		}
+	}()
+	in.method.run(in)
+	for in = g.next(); in != nil; in = g.next() {
+		if err := in.own.Err(); err != nil { // while it was in the queue
+			kind := KindTimeout
+			if errors.Is(err, context.Canceled) {
+				kind = KindCanceled
+			}
+			in.refuse(&Error{Method: in.method.name, Rank: -1, Kind: kind, Msg: "it was over before its turn came: " + err.Error(), err: err})
+			continue
+		}
 		in.method.run(in)
 	}
+}
+
+// errLeft is a handler that ends its goroutine, as a test's FailNow does.
+var errLeft = errors.New("the handler left without an answer (runtime.Goexit)")
+
+// fail answers a call whose handler has left by a panic outside of itself, which v
+// is, or otherwise.
+func (in *incoming) fail(v any) {
+	err := errLeft
+	if v != nil {
+		err = panicError(v)
+	}
+	if in.keep != nil {
+		_ = in.keep(nil, err) // the caller gets the same error
+	}
+	in.reply(err, nil)
 }

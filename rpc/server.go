@@ -206,7 +206,7 @@ func (s *serverLink) take(id uint64, r *received) error {
 		return nil
 	}
 	if m.quick {
-		m.run(in)
+		s.runQuick(in)
 		return nil
 	}
 	g := m.gate
@@ -221,6 +221,23 @@ func (s *serverLink) take(id uint64, r *received) error {
 		go g.runAll(in)
 	}
 	return nil
+}
+
+// runQuick runs a call on the goroutine that reads. A handler that ends that ends the
+// connection.
+func (s *serverLink) runQuick(in *incoming) {
+	returned := false
+	defer func() {
+		if !returned {
+			v := recover()
+			in.fail(v)
+			if v == nil {
+				s.lose(errLeft)
+			}
+		}
+	}()
+	in.method.run(in)
+	returned = true
 }
 
 // refuse answers a call that no handler sees.

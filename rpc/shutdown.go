@@ -61,16 +61,19 @@ func (r *rounds) get(n int) *round {
 }
 
 // meet answers meetMethod.
-func (a *Agent) meet(_ context.Context, in meetArgs) *Future[uint64] {
+func (a *Agent) meet(ctx context.Context, in meetArgs) *Future[uint64] {
 	r := &a.rounds
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	this := r.get(in.Round)
-	if in.Rank < 0 || in.Rank >= a.Size() || this.came[in.Rank] {
+	// Everybody comes as himself, once, and when all have been at the round before.
+	before := r.all[in.Round-1]
+	if from := Caller(ctx); from.rank != in.Rank || in.Rank < 0 || in.Round < 0 || in.Round > 0 && (before == nil || len(before.came) < a.Size()) ||
+		r.all[in.Round] != nil && r.all[in.Round].came[in.Rank] {
 		f, resolve := NewFuture[uint64]()
-		resolve(0, fmt.Errorf("agent %d cannot come to round %d, of %d agents", in.Rank, in.Round, a.Size()))
+		resolve(0, fmt.Errorf("%s cannot come to round %d as agent %d of %d", from.name, in.Round, in.Rank, a.Size()))
 		return f
 	}
+	this := r.get(in.Round)
 	if r.err != nil {
 		this.resolve(0, r.err)
 		return this.f
