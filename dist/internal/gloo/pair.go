@@ -65,7 +65,7 @@ func (o *op) went() {
 	r := o.run
 	o.data = nil
 	o.done.Store(true)
-	if r.unsent.Add(-1) == 0 {
+	if r.gone.Add(1) == r.due.Load() {
 		r.ping()
 	}
 }

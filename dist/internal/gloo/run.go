@@ -27,9 +27,13 @@ type run struct {
 	b *Backend
 	waiter
 	call collective.Call
-	// news counts what has come that nobody may have seen to, unsent the sends that
-	// have not gone.
-	news, unsent atomic.Int32
+	// news counts what has come that nobody may have seen to.
+	news atomic.Int32
+	// gone counts the sends of all calls that have gone, and due is what it has come to
+	// with the last of the call under way. It goes on from call to call: who completes a
+	// send counts it a moment after others can see that it is done, and by then this rank
+	// may be in its next call.
+	gone, due atomic.Uint32
 
 	mu sync.Mutex // guards what follows
 	// active is set while a call is under way, peer and err are of an operation that
@@ -216,7 +220,7 @@ func (r *run) exchange(ctx context.Context) error {
 	ops(&r.sends, len(s.sends))
 	r.posted, r.received, r.sent, r.sending = 0, 0, 0, 0
 	r.begun = time.Now()
-	r.unsent.Store(int32(len(s.sends)))
+	r.due.Add(uint32(len(s.sends)))
 	r.active, r.err = true, nil
 	r.mu.Unlock()
 	defer func() {
