@@ -21,9 +21,11 @@ try:
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     from cryptography.x509.name import _ASN1Type
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-    from OpenSSL import SSL
+    from OpenSSL import SSL, __version__ as _version
+    if tuple(int(n) for n in _version.split(".")[:2]) < (24, 3):
+        raise ImportError("pyOpenSSL is %s" % _version)
 except ImportError as e:
-    raise ImportError("tls=True wants the packages pyOpenSSL and cryptography: pip install 'cohort-client[tls]'") from e
+    raise ImportError("tls=True wants the packages pyOpenSSL, of 24.3 or later, and cryptography: pip install 'cohort-client[tls]'") from e
 
 from .errors import RPCError
 
