@@ -13,5 +13,5 @@ dist.all_reduce(t)
 dist.barrier()
 print("sum %d of %d, agent %s" % (t[0], dist.get_world_size(), os.environ["TORCHELASTIC_USE_AGENT_STORE"]))
 dist.destroy_process_group()
-if "--fail" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank() == 1:
+if "--fail" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
     sys.exit(3)
