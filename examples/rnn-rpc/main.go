@@ -103,23 +103,11 @@ func states() (h, c *tensor.Tensor) {
 }
 
 func (t *trainer) step(ctx context.Context, x, next *tensor.Tensor) (loss float64, err error) {
-	dc, err := autograd.NewContext(t.agent)
-	if err != nil {
-		return 0, err
-	}
-	defer dc.Close()
-	c, err := dc.Pass(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer c.Recover(&err)
-	out := c.CallN(t.model, x, c.Tape().Const(t.h), c.Tape().Const(t.c))
-	l := tensor.CrossEntropy(out[0], next)
-	t.h, t.c = out[1].Detach().Keep(), out[2].Detach().Keep()
-	if err := dc.Backward(ctx, l); err != nil {
-		return 0, err
-	}
-	return l.Item(), t.opt.Step(ctx, dc, 1)
+	return t.opt.Train(ctx, func(c *nn.Ctx) (*tensor.Tensor, error) {
+		out := c.CallN(t.model, x, c.Tape().Const(t.h), c.Tape().Const(t.c))
+		t.h, t.c = out[1].Detach().Keep(), out[2].Detach().Keep()
+		return tensor.CrossEntropy(out[0], next), nil
+	})
 }
 
 // train returns the last loss.
