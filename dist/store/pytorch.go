@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
+	"time"
 )
 
 // PyTorch's store (c10d's TCPStore), spoken as a server and as a client.
@@ -87,6 +89,33 @@ type PyTorchRefusal struct {
 	Generation PyTorchGeneration // 0 before the client has shown it
 	Sent       []byte            // the first bytes of what it sent last, if it sent something
 	Err        error
+	Untold     int // refusals of which nothing was told, since the last one that was
+}
+
+// toldAtOnce is how many refusals are told of in a minute.
+const toldAtOnce = 16
+
+// telling says of which refusals to tell.
+type telling struct {
+	mu           sync.Mutex
+	until        time.Time // of the minute
+	told, untold int
+}
+
+// one counts a refusal, and says whether to tell of it and how many others were not told.
+func (t *telling) one(now time.Time) (untold int, tell bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now.After(t.until) {
+		t.until, t.told = now.Add(time.Minute), 0
+	}
+	if t.told == toldAtOnce {
+		t.untold++
+		return 0, false
+	}
+	t.told++
+	untold, t.untold = t.untold, 0
+	return untold, true
 }
 
 func (r *PyTorchRefusal) Error() string {
@@ -98,7 +127,11 @@ func (r *PyTorchRefusal) Error() string {
 	if len(r.Sent) > 0 {
 		fmt.Fprintf(&b, ", which sent % x", r.Sent)
 	}
-	return fmt.Sprintf("%s: %v", b.String(), r.Err)
+	fmt.Fprintf(&b, ": %v", r.Err)
+	if r.Untold > 0 {
+		fmt.Fprintf(&b, "; %d others were refused before", r.Untold)
+	}
+	return b.String()
 }
 
 func (r *PyTorchRefusal) Unwrap() error { return r.Err }

@@ -24,8 +24,9 @@ type PyTorchServerConfig struct {
 	// no authentication, so whoever comes in can read and write everything. nil admits
 	// this host's processes alone; give the hosts that have authenticated otherwise.
 	Admit func(peer netip.Addr) bool
-	// Refused is told of each client that was not admitted, or was put out for
-	// what it sent; nil tells nobody. It may be called by several goroutines.
+	// Refused is told of clients that were not admitted, or were put out for what they
+	// sent, so many a minute at most that no stranger fills a log: PyTorchRefusal.Untold
+	// counts the others. nil tells nobody. It may be called by several goroutines.
 	Refused func(*PyTorchRefusal)
 }
 
@@ -61,6 +62,7 @@ type PyTorchServer struct {
 	spoken  []PyTorchGeneration
 	first   chan struct{} // closed when the first client has shown its generation
 	running sync.WaitGroup
+	telling telling
 }
 
 // ListenPyTorch serves PyTorch's store protocol on a TCP address, host:port, where
@@ -268,8 +270,11 @@ func addrOf(a net.Addr) (netip.Addr, bool) {
 
 // report tells of a client that was refused.
 func (s *PyTorchServer) report(c net.Conn, g PyTorchGeneration, sent []byte, err error) {
-	if s.refused != nil {
-		s.refused(&PyTorchRefusal{Server: s.Addr(), Peer: c.RemoteAddr().String(), Generation: g, Sent: sent, Err: err})
+	if s.refused == nil {
+		return
+	}
+	if untold, tell := s.telling.one(time.Now()); tell {
+		s.refused(&PyTorchRefusal{Untold: untold, Server: s.Addr(), Peer: c.RemoteAddr().String(), Generation: g, Sent: sent, Err: err})
 	}
 }
 

@@ -524,3 +524,36 @@ func FuzzPyTorchFile(f *testing.F) {
 		}
 	})
 }
+
+// TestPyTorchTellsLittle: strangers who come again and again do not fill a log, and are
+// counted.
+func TestPyTorchTellsLittle(t *testing.T) {
+	told := make(chan *PyTorchRefusal, 64)
+	s, err := ListenPyTorch("127.0.0.1:0", PyTorchServerConfig{
+		Admit:   func(netip.Addr) bool { return false },
+		Refused: func(r *PyTorchRefusal) { told <- r },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for range toldAtOnce + 10 {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 1)); err == nil {
+			t.Error("a stranger was answered")
+		}
+		c.Close()
+	}
+	if len(told) != toldAtOnce {
+		t.Errorf("%d lines of %d refusals, want %d", len(told), toldAtOnce+10, toldAtOnce)
+	}
+	if untold, tell := s.telling.one(time.Now().Add(2 * time.Minute)); !tell || untold != 10 {
+		t.Errorf("a minute later: %d untold, %t; want 10, true", untold, tell)
+	}
+	if text := (&PyTorchRefusal{Server: "a", Peer: "b", Err: errors.New("c"), Untold: 10}).Error(); !strings.Contains(text, "10 others") {
+		t.Errorf("%q does not say of 10 others", text)
+	}
+}

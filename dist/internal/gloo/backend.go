@@ -44,6 +44,9 @@ func (g Generation) String() string {
 // they are.
 const spareOpenings = 16
 
+// maxTold is of how many connections that were refused a group tells.
+const maxTold = 16
+
 // DefaultTimeout is PyTorch's limit for a call.
 const DefaultTimeout = 30 * time.Minute
 
@@ -72,8 +75,8 @@ type Config struct {
 	// Admit says from where connections are taken, besides from the addresses that the
 	// members have published in the store; nil takes all.
 	Admit func(netip.Addr) bool
-	// Refused is told of a connection that was not taken, and whose it said it was. May
-	// be nil.
+	// Refused is told of the first connections that were not taken, and whose they said
+	// they were. May be nil.
 	Refused func(from netip.AddrPort, rank int)
 	// Deaths is told of ranks whose connection has ended. May be nil.
 	Deaths func(rank int)
@@ -110,6 +113,7 @@ type Backend struct {
 	failed    chan struct{} // closed then
 	listeners []net.Listener
 	opening   map[net.Conn]struct{} // have not said yet whose they are
+	refused   atomic.Int64
 	closed    atomic.Bool
 	running   sync.WaitGroup
 }

@@ -367,7 +367,7 @@ func (m *meeting) admits(conn net.Conn, rank int) bool {
 	if m.b.cfg.Admit == nil || m.b.cfg.Admit(from) || m.published(rank) == from {
 		return true
 	}
-	if m.b.cfg.Refused != nil && m.b.why() == nil {
+	if m.b.cfg.Refused != nil && m.b.why() == nil && m.b.refused.Add(1) <= maxTold {
 		m.b.cfg.Refused(at, rank)
 	}
 	return false
