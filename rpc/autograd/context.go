@@ -178,7 +178,7 @@ func (c *Context) Backward(ctx context.Context, loss *tensor.Tensor, opts ...Bac
 	}
 	if err := s.drive(ctx, o); err != nil {
 		err = s.fail("backward", err)
-		s.e.release(s, fmt.Errorf("%w: %w", ErrReleased, err), err.Error(), nil)
+		s.e.releaseAs(s, true, fmt.Errorf("%w: %w", ErrReleased, err), err.Error(), nil)
 		return err
 	}
 	return nil
@@ -307,6 +307,6 @@ func (s *state) everybody(ctx context.Context, peers []int) ([]int, error) {
 // nothing. It may be called twice.
 func (c *Context) Close() {
 	if c.local {
-		c.s.e.release(c.s, ErrReleased, "", nil)
+		c.s.e.releaseAs(c.s, true, ErrReleased, "", nil)
 	}
 }

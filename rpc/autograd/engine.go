@@ -148,18 +148,39 @@ func (e *engine) drop(s *state) bool {
 		return false
 	}
 	delete(e.states, s.id)
-	e.released[e.numReleased%remembered] = s.id
-	e.numReleased++
+	e.note(s.id)
 	return true
+}
+
+// note keeps the id of a context that is over; the lock is held.
+func (e *engine) note(id uint64) {
+	if !e.over(id) {
+		e.released[e.numReleased%remembered] = id
+		e.numReleased++
+	}
+}
+
+// remember notes that a context is over of which this process knows nothing.
+func (e *engine) remember(id uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.states[id] == nil {
+		e.note(id)
+	}
 }
 
 // release drops a context and tells the others of it, but those of told. cause is
 // what using it gives from now on; why is what the others are told of it.
 func (e *engine) release(s *state, cause error, why string, told []int) {
+	e.releaseAs(s, false, cause, why, told)
+}
+
+// releaseAs is release; see [state.end] for mine.
+func (e *engine) releaseAs(s *state, mine bool, cause error, why string, told []int) {
 	if !e.drop(s) {
 		return
 	}
-	peers := s.end(cause)
+	peers := s.end(cause, mine)
 	all := append(append([]int{e.rank}, told...), peers...)
 	for _, to := range peers {
 		if to != e.rank && !slices.Contains(told, to) {
@@ -173,6 +194,7 @@ func (e *engine) release(s *state, cause error, why string, told []int) {
 func (e *engine) onRelease(from int, in releaseCall) {
 	s, err := e.state(in.Context, false)
 	if err != nil {
+		e.remember(in.Context) // a call of it may be on its way
 		return
 	}
 	cause := fmt.Errorf("%w by %s", ErrReleased, e.wire.name(from))
@@ -311,7 +333,7 @@ func (e *engine) run(ctx context.Context) {
 func (e *engine) close() {
 	for _, s := range e.all() {
 		if e.drop(s) {
-			s.end(fmt.Errorf("%w: its agent has been closed", ErrReleased))
+			s.end(fmt.Errorf("%w: its agent has been closed", ErrReleased), false)
 		}
 	}
 }

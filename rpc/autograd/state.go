@@ -197,8 +197,9 @@ func (s *state) lose(rank int, err error) {
 }
 
 // end is the end of the context here. It frees what the tapes hold, ends a
-// backward pass, and returns who else took part.
-func (s *state) end(cause error) []int {
+// backward pass, and returns who else took part. mine says that it is the goroutine
+// of who began passes here that ends it: else one of them may be computing.
+func (s *state) end(cause error, mine bool) []int {
 	s.mu.Lock()
 	s.ended = cause
 	close(s.done)
@@ -216,7 +217,7 @@ func (s *state) end(cause error) []int {
 	for _, p := range s.passes {
 		// The tape of a call that still runs is in use, and what was sent may still be
 		// on its way out: those are left to the collector.
-		if p.carrier != nil && !s.running[p] && p.numSent == 0 {
+		if p.carrier != nil && !s.running[p] && p.numSent == 0 && (mine || p.method != "") {
 			p.carrier.Close()
 		}
 	}
@@ -318,6 +319,10 @@ func (p *pass) receive(from int, what string, h header, tensors []*tensor.Tensor
 		in := c.Tape().Leaf(tensors[i])
 		in.AtGrad(m.answer)
 		s.mu.Lock()
+		if s.ended != nil { // any process may end a context, at any time
+			defer s.mu.Unlock()
+			return s.ended
+		}
 		p.crossings = append(p.crossings, &m.over)
 		s.came[m.id] = p
 		s.mu.Unlock()

@@ -247,7 +247,7 @@ func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
 	if err = s.backward(ctx, in, nil); err != nil {
 		err = s.fail("backward", err)
 		if e.drop(s) { // the context's maker, which hears of it, tells the others
-			s.end(fmt.Errorf("%w: %w", ErrReleased, err))
+			s.end(fmt.Errorf("%w: %w", ErrReleased, err), false)
 		}
 	}
 	return err
