@@ -4,6 +4,7 @@ package autograd
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -75,5 +76,31 @@ func TestInterrupts(t *testing.T) {
 		for _, a := range all {
 			a.Close()
 		}
+	}
+}
+
+// TestTapesOutliveTheirContext: another process ends the context while its maker
+// computes. What was computed stays readable.
+func TestTapesOutliveTheirContext(t *testing.T) {
+	cl := newCluster(2)
+	dc, loss := step(t, cl, func(int) error { return nil })
+	c, err := dc.Pass(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	y := c.Param(param(3, 4)).Exp()
+	want := append([]float32(nil), y.Float32s()...)
+	s, err := cl.engines[1].state(dc.ID(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cl.engines[1].release(s, ErrReleased, "the test", nil)
+	cl.wantNothingLeft(t)
+	y = y.Add(c.Param(param(4, 4)))
+	if got := y.Sub(c.Param(param(4, 4))); len(got.Float32s()) != len(want) {
+		t.Errorf("got %v, want about %v", got, want)
+	}
+	if err := dc.Backward(t.Context(), loss); !errors.Is(err, ErrReleased) {
+		t.Errorf("backward in a released context: %v", err)
 	}
 }
