@@ -48,12 +48,15 @@ func (p *python) String() string { return "PyTorch " + p.version }
 
 // findPythons looks once for interpreters with PyTorch: python3, Debian's, and
 // those that COHORT_TEST_PYTHONS lists, separated by colons.
-var findPythons = sync.OnceValue(func() (found []*python) {
+var findPythons = sync.OnceValues(func() (found []*python, broken error) {
 	candidates := append([]string{"python3", "/usr/bin/python3"}, filepath.SplitList(os.Getenv("COHORT_TEST_PYTHONS"))...)
 	var tried, versions []string
-	for _, name := range candidates {
+	for i, name := range candidates {
 		path, err := exec.LookPath(name)
 		if err != nil {
+			if i >= 2 {
+				broken = errors.Join(broken, fmt.Errorf("COHORT_TEST_PYTHONS: %w", err))
+			}
 			continue
 		}
 		if path, err = filepath.Abs(path); err != nil || slices.Contains(tried, path) {
@@ -62,14 +65,22 @@ var findPythons = sync.OnceValue(func() (found []*python) {
 		tried = append(tried, path)
 		p := &python{path: path}
 		r, err := p.start()
-		if err != nil || slices.Contains(versions, p.version) {
+		if err != nil {
+			// One that has PyTorch and does not play is a fault, and no reason to skip.
+			if i >= 2 || exec.Command(path, "-c", "import torch.distributed").Run() == nil {
+				broken = errors.Join(broken, err)
+			}
+			continue
+		}
+		if slices.Contains(versions, p.version) {
+			r.kill()
 			continue
 		}
 		versions = append(versions, p.version)
 		p.idle = append(p.idle, r)
 		found = append(found, p)
 	}
-	return found
+	return found, broken
 })
 
 // pythons returns the interpreters, and skips the test where there is none, and in
@@ -79,7 +90,10 @@ func pythons(t testing.TB) []*python {
 	if testing.Short() {
 		t.Skip("importing PyTorch takes seconds: short runs do without")
 	}
-	all := findPythons()
+	all, broken := findPythons()
+	if broken != nil {
+		t.Fatal(broken)
+	}
 	if len(all) == 0 {
 		t.Skip("no python3 here has PyTorch (Debian's package python3-torch, or list interpreters in COHORT_TEST_PYTHONS)")
 	}

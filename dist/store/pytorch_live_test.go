@@ -28,8 +28,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// Each PyTorch that is found is tested live, both ways. -pythons names more.
-var pythons = flag.String("pythons", "", "Python programs that have PyTorch, separated by commas, beside those that are found")
+// Each PyTorch that is found is tested live, both ways. -pythons, or COHORT_TEST_PYTHONS with colons, names more.
+var pythons = flag.String("pythons", strings.ReplaceAll(os.Getenv("COHORT_TEST_PYTHONS"), ":", ","), "Python programs that have PyTorch, separated by commas, beside those that are found")
 
 // torch is a process that has PyTorch and does what it is told.
 type torch struct {

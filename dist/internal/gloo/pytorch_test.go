@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strconv"
 	"strings"
@@ -21,10 +22,10 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
-// Each PyTorch that is found is tested with; -pythons names more. A process needs two
+// Each PyTorch that is found is tested with; -pythons, or COHORT_TEST_PYTHONS with colons, names more. A process needs two
 // seconds to begin, so more than a few jobs take -jobs.
 var (
-	pythons = flag.String("pythons", "", "Python programs that have PyTorch, separated by commas, beside those that are found")
+	pythons = flag.String("pythons", strings.ReplaceAll(os.Getenv("COHORT_TEST_PYTHONS"), ":", ","), "Python programs that have PyTorch, separated by commas, beside those that are found")
 	allJobs = flag.Bool("jobs", false, "run jobs with Go ranks in all positions")
 )
 
