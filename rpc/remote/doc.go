@@ -4,7 +4,8 @@
 // torch.distributed.nn.RemoteModule.
 //
 // A [Module] stands for a module that lives elsewhere. It is an nn.Module itself:
-// in a model it stands where the other one would, and its Forward runs there.
+// in a model it stands where the other one would, and its Forward runs there, or its
+// ForwardN where that one has several inputs or results.
 //
 //	var NewDecoder = rpc.NewMaker[Config, nn.Module]("decoder")
 //

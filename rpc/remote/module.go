@@ -16,28 +16,52 @@ import (
 
 var (
 	forward    = rpc.NewOn[nn.Module, *tensor.Tensor, *tensor.Tensor]("cohort.remote.forward")
+	forwardN   = rpc.NewOn[nn.Module, []*tensor.Tensor, []*tensor.Tensor]("cohort.remote.forward_n")
 	parameters = rpc.NewOn[nn.Module, struct{}, []*rpc.RRef[*nn.Parameter]]("cohort.remote.parameters")
 )
 
 // Serve lets an agent hold modules of others. Every agent with modules has it, and
 // every agent of the job autograd.Enable.
 func Serve() rpc.Option {
-	return rpc.Options(rpc.ServeOn(forward, serveForward), rpc.ServeOn(parameters, serveParameters))
+	return rpc.Options(rpc.ServeOn(forward, serveForward), rpc.ServeOn(forwardN, serveForwardN), rpc.ServeOn(parameters, serveParameters))
 }
 
-func serveForward(ctx context.Context, m nn.Module, x *tensor.Tensor) (y *tensor.Tensor, err error) {
+func serveForward(ctx context.Context, m nn.Module, x *tensor.Tensor) (*tensor.Tensor, error) {
 	if x == nil {
 		return nil, errors.New("there is no input")
 	}
+	y, err := run(ctx, func(c *nn.Ctx) []*tensor.Tensor { return []*tensor.Tensor{c.Call(m, x)} })
+	if err != nil {
+		return nil, err
+	}
+	return y[0], nil
+}
+
+func serveForwardN(ctx context.Context, m nn.Module, x []*tensor.Tensor) ([]*tensor.Tensor, error) {
+	several, ok := m.(nn.ModuleN)
+	if !ok {
+		return nil, fmt.Errorf("a %T has one input and one result: run it by Call", m)
+	}
+	return run(ctx, func(c *nn.Ctx) []*tensor.Tensor { return c.CallN(several, x...) })
+}
+
+// run runs a module under the carrier of the caller's pass, or in evaluation.
+func run(ctx context.Context, forward func(c *nn.Ctx) []*tensor.Tensor) (y []*tensor.Tensor, err error) {
 	if autograd.From(ctx) != nil {
 		c := autograd.Ctx(ctx) // the context closes it
 		defer c.Recover(&err)
-		return c.Call(m, x), nil
+		return forward(c), nil
 	}
 	c := nn.Evaluation(ctx)
 	defer c.Close()
 	defer c.Recover(&err)
-	return c.Call(m, x).Keep(), nil
+	y = forward(c)
+	for _, t := range y {
+		if t != nil {
+			t.Keep()
+		}
+	}
+	return y, nil
 }
 
 // naming is held while a module is walked, which gives its parameters their names.
@@ -83,6 +107,21 @@ func (m *Module) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	if err == nil && y == nil {
 		err = fmt.Errorf("the module at %s returned nothing", m.ref.OwnerName())
 	}
+	if err != nil {
+		c.Fail(err)
+	}
+	return y
+}
+
+// ForwardN is Forward for a module there that is an nn.ModuleN too, such as nn.LSTM
+// with its states, or nn.EmbeddingBag with offsets. Inputs and results may be nil as
+// far as the module allows that.
+func (m *Module) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
+	err := m.check(c)
+	if err != nil {
+		c.Fail(err)
+	}
+	y, err := forwardN.Call(c, m.ref, x)
 	if err != nil {
 		c.Fail(err)
 	}

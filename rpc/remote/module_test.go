@@ -150,6 +150,85 @@ func TestModule(t *testing.T) {
 	}
 }
 
+// A module elsewhere with several inputs and results, some of them nil, has the values
+// and gradients of one process.
+func TestModuleOfSeveralInputs(t *testing.T) {
+	all := agents(t)
+	a := all[0]
+	lstm := func() *nn.LSTM {
+		return nn.NewLSTM(&nn.Build{Generator: tensor.NewGenerator(5)}, 3, 4, nn.RNNOptions{})
+	}
+	newLSTM := rpc.NewMaker[struct{}, nn.Module]("test.lstm")
+	if err := all[1].Offer(rpc.ServeMaker(newLSTM, func(context.Context, struct{}) (nn.Module, error) { return lstm(), nil })); err != nil {
+		t.Fatal(err)
+	}
+	there, err := New(t.Context(), a.Peer("w1"), newLSTM, struct{}{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer there.Release()
+	here, x := lstm(), tensor.Zeros(2, 6, 3)
+	tensor.NewGenerator(1).Uniform(x, -1, 1)
+	// twice runs a module from no states on, and again from those that it came to.
+	twice := func(c *nn.Ctx, m nn.ModuleN) *tensor.Tensor {
+		y := c.CallN(m, x, nil, nil)
+		z := c.CallN(m, x, y[1], y[2])
+		return y[0].Mul(z[0]).Sum().Add(z[2].Square().Sum())
+	}
+
+	eval := nn.Evaluation(t.Context())
+	defer eval.Close()
+	want := twice(eval, here).Item()
+	if got := twice(eval, there).Item(); got != want {
+		t.Errorf("evaluation: %v, want %v", got, want)
+	}
+	if _, err := nn.Backward(t.Context(), func(c *nn.Ctx) *tensor.Tensor { return twice(c, here) }); err != nil {
+		t.Fatal(err)
+	}
+	dc, err := autograd.NewContext(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dc.Close()
+	pass, err := dc.Pass(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	loss := twice(pass, there)
+	if loss.Item() != want {
+		t.Errorf("loss %v, want %v", loss.Item(), want)
+	}
+	if err := dc.Backward(t.Context(), loss); err != nil {
+		t.Fatal(err)
+	}
+	far, err := gradients.Call(pass, there.Ref(), struct{}{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range nn.Parameters(here) {
+		for k, g := range p.Grad().Float32s() {
+			if d := far[i].Float32s()[k] - g; d > 1e-5 || d < -1e-5 {
+				t.Errorf("gradient of %s: %v, want %v", p.Name(), far[i], p.Grad())
+				break
+			}
+		}
+	}
+
+	one, err := New(t.Context(), a.Peer("w1"), newLayer, []int{3, 4, 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer one.Release()
+	err = func() (err error) {
+		defer eval.Recover(&err)
+		eval.CallN(one, x, nil)
+		return nil
+	}()
+	if err == nil || !strings.Contains(err.Error(), "*nn.Sequential has one input and one result") {
+		t.Errorf("several inputs for a module of one: %v", err)
+	}
+}
+
 // Parameters has those of this process first, then those of each part elsewhere, and
 // names the part that cannot give them.
 func TestParameters(t *testing.T) {
