@@ -137,7 +137,11 @@ func (p *python) start(env ...string) (*pyRank, error) {
 	if err := r.read(&hello, time.Minute); err != nil || hello.Version == "" {
 		return nil, fmt.Errorf("%s has no PyTorch that begins: %w", p.path, r.ended(err))
 	}
-	p.version = hello.Version
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.version == "" { // the first one; several are started at once later
+		p.version = hello.Version
+	}
 	return r, nil
 }
 

@@ -45,10 +45,10 @@ func (m Member) String() string {
 		fmt.Fprintf(&b, " of %q", m.group)
 		more = append(more, fmt.Sprintf("rank %d of the job", m.job))
 	}
-	if m.PID != 0 {
-		if m.Host != "" {
-			more = append(more, "host "+m.Host)
-		}
+	if m.Host != "" {
+		more = append(more, "host "+m.Host)
+	}
+	if m.PID != 0 { // ranks of PyTorch do not tell it
 		more = append(more, fmt.Sprintf("pid %d", m.PID))
 	}
 	if len(more) > 0 {

@@ -36,7 +36,7 @@ func (e *WireError) Error() string {
 
 // lostError is that a connection has ended, and why.
 type lostError struct {
-	peer string // host and address
+	peer string // its address; of its host the error about the rank speaks
 	err  error
 }
 

@@ -5,6 +5,7 @@ package gloo
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -25,6 +26,9 @@ func bare(size int) (*Backend, []net.Conn) {
 	cfg.Addrs = make([]netip.Addr, 1)
 	b := newBackend(cfg)
 	ends := make([]net.Conn, size)
+	for r := range size {
+		b.members[r].Host = fmt.Sprint("host", r)
+	}
 	for r := 1; r < size; r++ {
 		here, there := net.Pipe()
 		b.contexts[0].pairs[r].attach(here)
@@ -217,6 +221,9 @@ func TestTimeouts(t *testing.T) {
 				}
 				if !slices.Equal(missing, call.missing) {
 					t.Errorf("%s: %v: missing %v, want %v", name, err, missing, call.missing)
+				}
+				if who := fmt.Sprintf("rank %d (host host%[1]d)", missing[0]); !strings.Contains(err.Error(), who) {
+					t.Errorf("%s: %v, want the host of %s", name, err, who)
 				}
 			})
 		}

@@ -432,7 +432,7 @@ func (p *pair) read(conn net.Conn) error {
 				next()
 				n, err := conn.Read(left)
 				if left = left[n:]; err != nil && len(left) > 0 {
-					o.end(&lostError{peer: p.describe(), err: err})
+					o.end(&lostError{peer: p.from(), err: err})
 					return err
 				}
 			}
