@@ -18,6 +18,7 @@ type Future[R any] struct {
 	call   call
 	stats  *methodStats
 	sent   int
+	refs   bool // there may be references in the value
 
 	mu    sync.Mutex
 	state futureState
@@ -60,6 +61,11 @@ func (f *Future[R]) arrived() {
 		f.settle()
 	} else { // whether or not somebody waits for it
 		f.stats.ended(f.call.began, f.sent, r.size, r.trouble())
+		if f.refs && r.hook == nil {
+			// References count from when they are read, which is not to wait for who may
+			// ask late. What a hook has to see is read by who asks.
+			f.next = append(f.next, func() { _, _ = f.result() })
+		}
 	}
 	f.wake()
 }

@@ -30,6 +30,7 @@ type Method[A, R any] struct {
 	args, result *cbor.Plan
 	argPool      sync.Pool // of *A
 	resultPool   sync.Pool // of *R
+	refs         bool      // there may be references in the result
 }
 
 // methodInfo is what of a method does not depend on its types.
@@ -53,6 +54,7 @@ func NewMethod[A, R any](name string) *Method[A, R] {
 	checkMethodName(name)
 	m := &Method[A, R]{args: planOf[A]("request", name), result: planOf[R]("response", name)}
 	m.methodInfo = newMethodInfo(name, m.args.Text+" -> "+m.result.Text)
+	m.refs = hasRefs(m.result)
 	m.argPool.New = func() any { return new(A) }
 	m.resultPool.New = func() any { return new(R) }
 	return m
@@ -351,7 +353,7 @@ func (m *Method[A, R]) Async(ctx context.Context, p *Peer, in A) *Future[R] {
 
 func (m *Method[A, R]) async(ctx context.Context, p *Peer, in A, more callExtras) *Future[R] {
 	a := p.agent
-	f := &Future[R]{method: m.decodeFuture, peer: p}
+	f := &Future[R]{method: m.decodeFuture, peer: p, refs: m.refs}
 	c := &f.call
 	c.sink = f
 	f.stats = a.stats.out(p, &m.methodInfo)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"iter"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -61,8 +62,11 @@ type flow struct {
 	stats  *methodStats // at the caller's end
 	began  time.Time
 
+	// early reads a message as soon as it has come; nil: when somebody wants it.
+	early func(r *received) (value any, err error)
+
 	mu       sync.Mutex
-	queue    []*received
+	queue    []streamItem
 	queued   int   // bytes in queue
 	consumed int   // bytes taken out of it of which the peer does not know yet
 	credit   int64 // bytes that the peer has room for
@@ -70,6 +74,14 @@ type flow struct {
 	sentEnd  bool
 	err      error         // how the stream has ended; io.EOF if well
 	changed  chan struct{} // closed when any of this has changed; nil if nobody waits
+}
+
+// streamItem is a message that has come and has not been wanted yet.
+type streamItem struct {
+	size  int
+	msg   *received // nil: it has been read
+	value any
+	err   error
 }
 
 // wake tells those who wait, with the lock held.
@@ -156,10 +168,16 @@ func takeFlow(conn *transport.Conn, f *flow, r *received, limit int, moved *atom
 			f.fail(errorf(KindProtocol, f.method.name, f.peer, "%w", bad))
 			break
 		}
+		item := streamItem{size: r.size, msg: r}
+		if f.early != nil {
+			item.value, item.err = f.early(r)
+			r.release()
+			item.msg = nil
+		}
 		f.mu.Lock()
-		f.queue = append(f.queue, r)
-		f.queued += r.size
-		over := f.queued-r.size >= streamWindow // before this one
+		over := f.queued >= streamWindow
+		f.queue = append(f.queue, item)
+		f.queued += item.size
 		f.wake()
 		f.mu.Unlock()
 		if over {
@@ -210,6 +228,7 @@ func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up,
 	}
 	l := c.link
 	f := &flow{agent: a, method: &m.methodInfo, peer: p, id: c.id, out: &l.sender, limit: l.limit, link: l, credit: streamWindow, stats: st, began: c.began}
+	f.early = early[Down](f, m.down)
 	end := func() { f.cancel(timeoutError(m.name, p, ctx, time.Since(f.began))) }
 	if ctx.Done() != nil {
 		stop := context.AfterFunc(ctx, end)
@@ -373,11 +392,11 @@ func (s *Stream[S, R]) Recv(ctx context.Context) (v R, err error) {
 		}
 		return v, err
 	}
-	r := f.queue[0]
-	f.queue[0] = nil
+	item := f.queue[0]
+	f.queue[0] = streamItem{}
 	f.queue = f.queue[1:]
-	f.queued -= r.size
-	f.consumed += r.size
+	f.queued -= item.size
+	f.consumed += item.size
 	grant := 0
 	if f.consumed >= streamWindow/2 && f.err == nil {
 		grant, f.consumed = f.consumed, 0
@@ -386,15 +405,36 @@ func (s *Stream[S, R]) Recv(ctx context.Context) (v R, err error) {
 	if grant > 0 {
 		tellOn(f.out, frameCredit, f.id, uint64(grant))
 	}
-	defer r.release()
+	if item.msg == nil {
+		v, _ = item.value.(R) // not there if there is an error, or if it is a nil interface
+		return v, item.err
+	}
+	defer item.msg.release()
+	return decodeItem[R](f, s.recv, item.msg)
+}
+
+// decodeItem reads a message of a stream.
+func decodeItem[R any](f *flow, plan *cbor.Plan, r *received) (v R, err error) {
 	r.dec.agent, r.dec.peer = f.agent, f.peer
-	s.recv.Decode(&r.dec.Decoder, unsafe.Pointer(&v))
+	plan.Decode(&r.dec.Decoder, unsafe.Pointer(&v))
 	if r.dec.End(); r.dec.Err() != nil {
 		var zero R
-		return zero, errorf(KindTypes, f.method.name, f.peer, "a message of the stream is no %s: %w", s.recv.Text, r.dec.Err())
+		return zero, errorf(KindTypes, f.method.name, f.peer, "a message of the stream is no %s: %w", plan.Text, r.dec.Err())
 	}
 	return v, nil
 }
+
+// early is how a stream's messages are read whose type has references: these count
+// from then on, however late the messages are wanted. Others need no early reading.
+func early[R any](f *flow, plan *cbor.Plan) func(r *received) (any, error) {
+	if !hasRefs(plan) {
+		return nil
+	}
+	return func(r *received) (any, error) { return decodeItem[R](f, plan, r) }
+}
+
+// hasRefs says whether there may be references in values of a type.
+func hasRefs(plan *cbor.Plan) bool { return strings.Contains(plan.Text, "rref<") }
 
 // All returns the messages of the other side until it sends no more. An error is
 // the last thing that it yields.
@@ -437,6 +477,7 @@ func ServeStream[Up, Down any](m *StreamMethod[Up, Down], handler func(ctx conte
 	s.open = func(in *incoming) {
 		from := in.from
 		in.flow = &flow{agent: in.agent, method: &in.method.methodInfo, peer: in.caller, id: in.id, out: &from.sender, limit: from.limit, credit: streamWindow, began: in.began}
+		in.flow.early = early[Up](in.flow, m.up)
 	}
 	s.run = func(in *incoming) {
 		in.msg.release()
