@@ -33,8 +33,14 @@ var (
 	Fetch = rpc.NewMethod[struct{}, []*tensor.Tensor]("server.Fetch")
 	// Update hands in one trainer's gradients and returns the parameters after the step
 	// that they were part of.
-	Update = rpc.NewMethod[[]*tensor.Tensor, []*tensor.Tensor]("server.Update")
+	Update = rpc.NewMethod[Gradients, []*tensor.Tensor]("server.Update")
 )
+
+// Gradients are what a trainer has computed from the parameters after so many steps.
+type Gradients struct {
+	Step   int
+	Values []*tensor.Tensor
+}
 
 // Server keeps the model, and the gradients for its next step.
 type Server struct {
@@ -44,6 +50,7 @@ type Server struct {
 	trainers int
 
 	mu      sync.Mutex
+	steps   int                           // that were taken
 	grads   map[int][]*tensor.Tensor      // that have come, by the trainer's rank
 	after   *rpc.Future[[]*tensor.Tensor] // the parameters after the next step
 	resolve func([]*tensor.Tensor, error)
@@ -65,14 +72,16 @@ func (s *Server) fetch(ctx context.Context, _ struct{}) ([]*tensor.Tensor, error
 
 // update returns at once: the answer is a future. The last trainer of a step does the
 // step, and so answers all of them.
-func (s *Server) update(ctx context.Context, grads []*tensor.Tensor) *rpc.Future[[]*tensor.Tensor] {
+func (s *Server) update(ctx context.Context, grads Gradients) *rpc.Future[[]*tensor.Tensor] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.check(grads); err != nil {
 		return rpc.Resolved[[]*tensor.Tensor](nil, err)
 	}
-	// Who tries again after its call timed out replaces what it sent before.
-	s.grads[rpc.Caller(ctx).Rank()] = grads
+	if grads.Step < s.steps { // asked again after its call timed out: they are in already
+		return rpc.Resolved(s.copies(), nil)
+	}
+	s.grads[rpc.Caller(ctx).Rank()] = grads.Values
 	after := s.after
 	if len(s.grads) == s.trainers {
 		s.step()
@@ -82,12 +91,15 @@ func (s *Server) update(ctx context.Context, grads []*tensor.Tensor) *rpc.Future
 	return after
 }
 
-func (s *Server) check(grads []*tensor.Tensor) error {
-	if len(grads) != len(s.params) {
-		return fmt.Errorf("%d gradients for %d parameters", len(grads), len(s.params))
+func (s *Server) check(grads Gradients) error {
+	if grads.Step > s.steps {
+		return fmt.Errorf("gradients for step %d, but the next one is %d", grads.Step, s.steps)
+	}
+	if len(grads.Values) != len(s.params) {
+		return fmt.Errorf("%d gradients for %d parameters", len(grads.Values), len(s.params))
 	}
 	for i, p := range s.params {
-		if g := grads[i]; g == nil || !slices.Equal(g.Shape(), p.Data().Shape()) || g.DType() != p.Data().DType() {
+		if g := grads.Values[i]; g == nil || !slices.Equal(g.Shape(), p.Data().Shape()) || g.DType() != p.Data().DType() {
 			return fmt.Errorf("the gradient of parameter %s is %v, want %v", p.Name(), g, p.Data().Shape())
 		}
 	}
@@ -106,6 +118,7 @@ func (s *Server) step() {
 		p.SetGrad(sum)
 	}
 	s.opt.Step(1 / float64(s.trainers))
+	s.steps++
 	clear(s.grads)
 }
 
@@ -144,7 +157,7 @@ func train(ctx context.Context, server *rpc.Peer, points *tensor.Generator) (los
 		for i, p := range params {
 			grads[i] = p.Grad()
 		}
-		values, err = Update.Call(ctx, server, grads)
+		values, err = Update.Call(ctx, server, Gradients{step, grads})
 	}
 	return loss, err
 }

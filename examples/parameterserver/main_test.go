@@ -122,13 +122,16 @@ func TestBatch(t *testing.T) {
 			return err
 		}
 		if name == "first" {
-			_, err := Update.Call(ctx, server, before[:1])
+			_, err := Update.Call(ctx, server, Gradients{0, before[:1]})
 			if rpc.KindOf(err) != rpc.KindApplication || !strings.Contains(err.Error(), "1 gradients for 4 parameters") {
 				t.Errorf("want an error for gradients that are missing, got %v", err)
 			}
 			before[0] = tensor.Zeros(1)
-			if _, err := Update.Call(ctx, server, before); rpc.KindOf(err) != rpc.KindApplication {
+			if _, err := Update.Call(ctx, server, Gradients{0, before}); rpc.KindOf(err) != rpc.KindApplication {
 				t.Errorf("want an error for a gradient of another shape, got %v", err)
+			}
+			if _, err := Update.Call(ctx, server, Gradients{1, nil}); rpc.KindOf(err) != rpc.KindApplication {
+				t.Errorf("want an error for a step that cannot be yet, got %v", err)
 			}
 		}
 		zeros := make([]*tensor.Tensor, 4)
@@ -138,7 +141,7 @@ func TestBatch(t *testing.T) {
 		if name == "first" {
 			for range 2 { // it is not answered alone, however often it asks
 				short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-				if _, err := Update.Call(short, server, zeros); rpc.KindOf(err) != rpc.KindTimeout {
+				if _, err := Update.Call(short, server, Gradients{0, zeros}); rpc.KindOf(err) != rpc.KindTimeout {
 					t.Errorf("want a call that waits for the other trainer, got %v", err)
 				}
 				cancel()
@@ -148,13 +151,19 @@ func TestBatch(t *testing.T) {
 			return err
 		}
 		if name != "server" {
-			if _, err := Update.Call(ctx, server, zeros); err != nil {
-				return err
+			// Two steps, of which each has its answer however often it was asked for before.
+			for step := range 2 {
+				if _, err := Update.Call(ctx, server, Gradients{step, zeros}); err != nil {
+					return err
+				}
 			}
 		}
 		return agent.Shutdown(ctx)
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if s.steps != 2 {
+		t.Errorf("%d steps were taken, want 2", s.steps)
 	}
 }
