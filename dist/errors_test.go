@@ -16,7 +16,7 @@ import (
 // that the alias's comment lists what the type has.
 func TestAliasesTellTheirFields(t *testing.T) {
 	aliases := map[string]reflect.Type{}
-	for _, v := range []any{&RankError{}, &MismatchError{}, &RankCall{}, &TimeoutError{}, &ReduceError{}, &Doing{}, &Parcel{}, &Member{}, new(ReduceOp)} {
+	for _, v := range []any{&RankError{}, &MismatchError{}, &RankCall{}, &TimeoutError{}, &ReduceError{}, &Doing{}, &Parcel{}, &Member{}, &WireError{}, new(ReduceOp)} {
 		aliases[reflect.TypeOf(v).Elem().Name()] = reflect.TypeOf(v)
 	}
 	file, err := parser.ParseFile(token.NewFileSet(), "errors.go", nil, parser.ParseComments)

@@ -108,6 +108,37 @@ func TestPyTorchJobs(t *testing.T) {
 	}
 }
 
+// TestTorchrun: PyTorch's launcher starts a Go rank beside one of PyTorch's, which meet in
+// the store of that launcher.
+func TestTorchrun(t *testing.T) {
+	script, err := filepath.Abs(filepath.Join("testdata", "reduce.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, python := range torches(t) {
+		place := fmt.Sprint(i % 2) // of the Go rank
+		t.Run(strings.ReplaceAll(strings.Trim(python, "/"), "/", "_")+"/"+place, func(t *testing.T) {
+			t.Parallel()
+			port, err := FreePort("127.0.0.1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			goes := self(t, 1, "gloo")
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			// Debian's 1.13 takes underscores alone, and without -r and -t ends with an error.
+			cmd := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", fmt.Sprint(port),
+				"--no_python", "-r", "1", "-t", "1", "--log_dir", t.TempDir(),
+				"sh", "-c", `if [ "$RANK" = "$0" ]; then exec "$1"; fi; exec "$2" -u "$3"`, place, goes.Program, python, script)
+			cmd.Env = goes.Env
+			text, err := cmd.CombinedOutput()
+			if n := strings.Count(string(text), "sum 1 of 2, agent True"); err != nil || n != 2 {
+				t.Errorf("%d ranks have the sum, %v:\n%s", n, err, text)
+			}
+		})
+	}
+}
+
 // TestAgentStore: the agent has the master's port while the ranks run, and what is
 // no rank of PyTorch's is told of.
 func TestAgentStore(t *testing.T) {
