@@ -127,7 +127,7 @@ func TestTorchrun(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			// Debian's 1.13 takes underscores alone, and without -r and -t ends with an error.
-			cmd := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", fmt.Sprint(port),
+			cmd := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--monitor_interval", "0.1", "--master_port", fmt.Sprint(port),
 				"--no_python", "-r", "1", "-t", "1", "--log_dir", t.TempDir(),
 				"sh", "-c", `if [ "$RANK" = "$0" ]; then exec "$1"; fi; exec "$2" -u "$3"`, place, goes.Program, python, script)
 			cmd.Env = goes.Env
