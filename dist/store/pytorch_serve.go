@@ -32,6 +32,7 @@ type pyTorchConn struct {
 	streak  int    // requests in a row without one of another client
 	client  uint64 // to the store
 	reader  pyTorchReader
+	known   bool // a request was taken, so that it speaks what it seems to
 	late    bool // a deadline for reads is set
 	inside  bool // a request has begun
 	sent    [sentBytes]byte
@@ -92,8 +93,7 @@ func (p *pyTorchConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// begin finds out which generation the client speaks, and answers a first request
-// that was needed for that.
+// begin finds out which generation the client speaks, if it is one.
 func (p *pyTorchConn) begin() error {
 	in := p.reader.in
 	head, err := in.Peek(1) // a second connection of 1.13 never says anything
@@ -101,26 +101,27 @@ func (p *pyTorchConn) begin() error {
 		return err
 	}
 	p.inside = true
+	if head[0] == cohortFirst {
+		p.numSent = copy(p.sent[:], head)
+		return breach("it begins as a Cohort process does that is none of a PyTorch job: start it with the backend \"gloo\"")
+	}
+	p.reader.gen = PyTorch1
 	if head[0] != 0 {
-		return p.is(PyTorch1)
+		return nil
 	}
 	if head, err = in.Peek(5); err != nil {
 		return err
 	}
 	if binary.LittleEndian.Uint32(head[1:]) != pyTorchMagic {
-		return p.is(PyTorch1) // that began the length of a key
+		return nil // that began the length of a key
 	}
-	if _, err := in.Discard(5); err != nil {
-		return err
-	}
-	return p.is(PyTorch2)
+	p.reader.gen = PyTorch2
+	_, err = in.Discard(5)
+	return err
 }
 
-func (p *pyTorchConn) is(g PyTorchGeneration) error {
-	p.reader.gen = g
-	p.srv.heard(g)
-	return nil
-}
+// cohortFirst is the first byte of a connection on Cohort's own wire, and no opcode.
+const cohortFirst = 0xc0
 
 // one reads a request and does it.
 func (p *pyTorchConn) one() error {
@@ -149,12 +150,18 @@ func (p *pyTorchConn) one() error {
 	if err != nil {
 		return err
 	}
-	if done, err := p.glance(v); done || err != nil {
-		return err
+	if p.known {
+		if done, err := p.glance(v); done || err != nil {
+			return err
+		}
 	}
 	q, err := p.reader.arguments(v)
 	if err != nil {
 		return err
+	}
+	if !p.known { // other bytes than a client's say nothing of what the job's ranks are
+		p.known = true
+		p.srv.heard(p.reader.gen)
 	}
 	return p.do(&q)
 }

@@ -557,3 +557,28 @@ func TestPyTorchTellsLittle(t *testing.T) {
 		t.Errorf("%q does not say of 10 others", text)
 	}
 }
+
+// TestPyTorchStrangersSpeakNothing: what comes from elsewhere than from PyTorch, such as a
+// port scan or a rank of Cohort's own jobs, does not make a job one of PyTorch 1.13.
+func TestPyTorchStrangersSpeakNothing(t *testing.T) {
+	s, refused := pyTorchHost(t, PyTorchServerConfig{})
+	for sent, want := range map[string]string{
+		"GET / HTTP/1.1\r\n\r\n":               "opcode 71",
+		"\xc0HORT\r\n\x01store":                "begins as a Cohort process",
+		"\x03\xff\xff\xff\xff\xff\xff\xff\x7f": "a key of",
+	} {
+		c := rawPyTorch(t, s.Addr())
+		if _, err := io.WriteString(c, sent); err != nil {
+			t.Fatal(err)
+		}
+		if r := <-refused; !strings.Contains(r.Error(), want) {
+			t.Errorf("%q: %v, want %q", sent, r, want)
+		}
+	}
+	if g := s.Generations(); len(g) > 0 {
+		t.Errorf("strangers are taken for clients of %v", g)
+	}
+	if _, ok := s.mem.peek([]byte(PyTorchSpoken1)); ok {
+		t.Error("the job's ranks are told that PyTorch 1.13 is among them")
+	}
+}
