@@ -78,7 +78,10 @@ type served struct {
 // Serve makes handler answer a method's calls: an option of [Init] and
 // [Agent.Offer]. Every call has a goroutine of its own; ctx ends at the caller's
 // deadline, when the caller gives up, and when the connection or the agent ends.
-// A panic is an error of that call.
+// A panic is an error of that call. Tensors in the result are read until the answer is
+// out, after the handler has returned: of one that is changed in place, as parameters
+// are by an optimizer, it returns a Clone. Calls whose end comes before their turn are
+// not run.
 func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R, error), opts ...ServeOption) Option {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {
