@@ -223,7 +223,7 @@ func (b *Backend) end(err error) {
 	b.listeners, b.opening = nil, nil
 	b.mu.Unlock()
 	for _, l := range listeners {
-		l.Close()
+		shut(l)
 	}
 	for conn := range opening {
 		conn.Close()

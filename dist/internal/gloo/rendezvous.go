@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,12 @@ const (
 	// numDials is how often a connection is tried, dialPause how long after a failure.
 	numDials  = 4
 	dialPause = 100 * time.Millisecond
+	// shutPatience is for how long a listener goes on when it is no longer needed,
+	// leavePatience how long it may take to tell ranks that wait for this one that it
+	// does not come, leavesAtOnce how many of them at a time.
+	shutPatience  = 20 * time.Millisecond
+	leavePatience = 500 * time.Millisecond
+	leavesAtOnce  = 16
 )
 
 // keepAlive finds out within half a minute that a host is gone of which a call waits to
@@ -67,16 +74,63 @@ type meeting struct {
 	addr  netip.Addr
 	// attached has a token after a connection was made.
 	attached chan struct{}
+	// plan says of what a rank has published whether this rank is the one to connect,
+	// where to, and what to say then. Nil until this rank has published its own.
+	plan func(rank int, value []byte) (there netip.AddrPort, hello []byte, first bool, err error)
 }
 
 func (m *meeting) meet(ctx context.Context) error {
 	if len(m.b.cfg.Members) == 1 {
 		return nil
 	}
+	var err error
 	if m.b.cfg.Generation == PerPair {
-		return m.meetPerPair(ctx)
+		err = m.meetPerPair(ctx)
+	} else {
+		err = m.meetPerDevice(ctx)
 	}
-	return m.meetPerDevice(ctx)
+	if err != nil && m.plan != nil {
+		m.leave()
+	}
+	return err
+}
+
+// leave tells the ranks that wait for a connection from this one that it gives up: by a
+// connection that ends at once. PyTorch 1.13 waits five times its limit for one that
+// does not come.
+func (m *meeting) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), leavePatience)
+	defer cancel()
+	atOnce := make(chan struct{}, leavesAtOnce)
+	var leaving sync.WaitGroup
+	for _, r := range m.others() {
+		if m.mesh.pairs[r].attached() {
+			continue
+		}
+		atOnce <- struct{}{}
+		leaving.Go(func() {
+			defer func() { <-atOnce }()
+			v, err := m.b.cfg.Store.Get(ctx, m.key("", r))
+			if err != nil {
+				return
+			}
+			there, hello, first, err := m.plan(r, v)
+			if err != nil || !first {
+				return
+			}
+			if conn, err := m.dial(ctx, there); err == nil {
+				_, _ = conn.Write(hello)
+				conn.Close()
+			}
+		})
+	}
+	leaving.Wait()
+}
+
+// dial makes a connection from this rank's address.
+func (m *meeting) dial(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+	d := net.Dialer{KeepAliveConfig: keepAlive, LocalAddr: &net.TCPAddr{IP: m.addr.AsSlice(), Zone: m.addr.Zone()}}
+	return d.DialContext(ctx, "tcp", at.String())
 }
 
 // key is a key of this context in the group's store.
@@ -84,7 +138,7 @@ func (m *meeting) key(name string, rank int) string {
 	return strconv.Itoa(m.index) + "/" + name + strconv.Itoa(rank)
 }
 
-// listen opens a listener, which the end of the group closes.
+// listen opens a listener, which the end of the group shuts: for who accepts to close.
 func (m *meeting) listen(ctx context.Context) (net.Listener, netip.AddrPort, error) {
 	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", netip.AddrPortFrom(m.addr, 0).String())
 	if err != nil {
@@ -103,8 +157,17 @@ func (m *meeting) close(ls ...net.Listener) {
 	m.b.mu.Unlock()
 	for _, l := range ls {
 		if l != nil {
-			l.Close()
+			shut(l)
 		}
+	}
+}
+
+// shut has a listener end a moment later, by who accepts: a connection that it has made
+// and nobody has taken would be reset, which ends a process of PyTorch 1.13 that has just
+// made it.
+func shut(l net.Listener) {
+	if tcp, ok := l.(*net.TCPListener); !ok || tcp.SetDeadline(time.Now().Add(shutPatience)) != nil {
+		l.Close()
 	}
 }
 
@@ -196,6 +259,24 @@ func (m *meeting) meetPerDevice(ctx context.Context) error {
 	if err := b.cfg.Store.Set(ctx, m.key("", b.cfg.Rank), me.encode()); err != nil {
 		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
 	}
+	plan := func(r int, info rankInfo) (there netip.AddrPort, hello []byte, first bool, err error) {
+		number, own := int64(b.cfg.Rank), int64(r)
+		if info.ids != nil {
+			number = info.ids[b.cfg.Rank]
+		}
+		if me.ids != nil {
+			own = me.ids[r]
+		}
+		first, err = (address{here, own}).dials(address{info.addr.addr, number})
+		return info.addr.addr, binary.LittleEndian.AppendUint64(nil, uint64(number)), first, err
+	}
+	m.plan = func(r int, v []byte) (there netip.AddrPort, hello []byte, first bool, err error) {
+		info, err := parseRankInfo(v, len(b.cfg.Members))
+		if err != nil || info.ids == nil { // who waits for nobody
+			return there, nil, false, err
+		}
+		return plan(r, info)
+	}
 	dials := m.dialing(ctx)
 	defer dials.end()
 	lazy := false
@@ -206,20 +287,13 @@ func (m *meeting) meetPerDevice(ctx context.Context) error {
 			return otherGeneration(PerPair, len(v) > 0 && len(v)%addressBytes == 0, err)
 		}
 		m.named(r, info.host)
-		number, own := int64(b.cfg.Rank), int64(r)
-		if info.ids != nil {
-			number = info.ids[b.cfg.Rank]
-		}
-		if me.ids != nil {
-			own = me.ids[r]
-		}
-		first, err := (address{here, own}).dials(address{info.addr.addr, number})
+		there, hello, first, err := plan(r, info)
 		switch {
 		case err != nil:
 			return err
 		case first:
 			awaited = append(awaited, r)
-			dials.start(r, info.addr.addr, binary.LittleEndian.AppendUint64(nil, uint64(number)))
+			dials.start(r, there, hello)
 		case info.ids == nil:
 			lazy = true
 		default:
@@ -259,12 +333,8 @@ func (m *meeting) meetPerPair(ctx context.Context) error {
 		if listeners[r], addrs[r], err = m.listen(ctx); err != nil {
 			return err
 		}
-	}
-	for r, l := range listeners {
-		if l != nil {
-			b.running.Add(1)
-			go m.acceptAll(l, func(net.Conn) (int, error) { return r, nil })
-		}
+		b.running.Add(1)
+		go m.acceptAll(listeners[r], func(net.Conn) (int, error) { return r, nil })
 	}
 	host := b.cfg.Hostname
 	if err := b.cfg.Store.Set(ctx, m.key("rank_", self), []byte(host)); err != nil {
@@ -273,21 +343,24 @@ func (m *meeting) meetPerPair(ctx context.Context) error {
 	if err := b.cfg.Store.Set(ctx, m.key("", self), appendPairAddresses(nil, addrs, self)); err != nil {
 		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
 	}
+	m.plan = func(r int, v []byte) (at netip.AddrPort, hello []byte, first bool, err error) {
+		there, err := parsePairAddress(v, n, r, self)
+		if err == nil {
+			first, err = (address{addrs[r], noSequence}).dials(there)
+		}
+		return there.addr, nil, first, err
+	}
 	dials := m.dialing(ctx)
 	defer dials.end()
 	err := m.get(ctx, "", m.others(), func(r int, v []byte) error {
-		there, err := parsePairAddress(v, n, r, self)
+		there, hello, first, err := m.plan(r, v)
 		if err != nil {
 			_, other := parseRankInfo(v, n)
 			return otherGeneration(PerDevice, other == nil, err)
 		}
-		first, err := (address{addrs[r], noSequence}).dials(there)
-		if err != nil {
-			return err
-		}
 		if first {
 			m.close(listeners[r])
-			dials.start(r, there.addr, nil)
+			dials.start(r, there, hello)
 		}
 		return nil
 	})
@@ -330,16 +403,21 @@ func (m *meeting) await(ctx context.Context, ranks []int, dials *dialing) error 
 // acceptAll takes connections until the listener is closed. caller says whose one is.
 func (m *meeting) acceptAll(l net.Listener, caller func(net.Conn) (int, error)) {
 	defer m.b.running.Done()
+	defer l.Close()
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) || m.b.why() != nil {
+			if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) || m.b.why() != nil {
 				return
 			}
 			time.Sleep(dialPause) // out of descriptors, for example
 			continue
 		}
 		if !m.b.opens(conn) {
+			if m.b.why() != nil { // what was not read would have it reset
+				_ = conn.SetReadDeadline(time.Now().Add(shutPatience))
+				_, _ = caller(conn)
+			}
 			conn.Close()
 			continue
 		}
@@ -500,8 +578,7 @@ func (d *dialing) connect(at netip.AddrPort, hello []byte) (conn net.Conn, err e
 				return nil, err
 			}
 		}
-		conn, err = (&net.Dialer{KeepAliveConfig: keepAlive, LocalAddr: &net.TCPAddr{IP: d.m.addr.AsSlice(), Zone: d.m.addr.Zone()}}).DialContext(d.ctx, "tcp", at.String())
-		if err == nil {
+		if conn, err = d.m.dial(d.ctx, at); err == nil {
 			break
 		}
 	}
