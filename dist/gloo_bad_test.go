@@ -126,7 +126,7 @@ func TestPyTorchWorldSizes(t *testing.T) {
 			peer := p.take(t, 1)[0]
 			said := make(chan pyAnswer)
 			go func() {
-				said <- peer.play(pyJob{InitMethod: url, Rank: 1, Size: pySize, Timeout: 5})
+				said <- peer.play(pyJob{InitMethod: url, Rank: 1, Size: pySize, Timeout: 3})
 				peer.kill()
 			}()
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -257,7 +257,7 @@ func TestPyTorchSaidWrong(t *testing.T) {
 			version = "2.6"
 		}
 		for place := range 2 {
-			o := mixedJob{python: p, size: 2, goes: []int{place}, opts: []Option{WithPyTorch(version)}, patience: 5 * time.Second}.run(t, nil, nil)
+			o := mixedJob{python: p, size: 2, goes: []int{place}, opts: []Option{WithPyTorch(version)}, patience: 2 * time.Second}.run(t, nil, nil)
 			if err := o.errs[place]; err == nil || !strings.Contains(err.Error(), "WithPyTorch says") && !strings.Contains(err.Error(), "it runs PyTorch 2") {
 				t.Errorf("rank %d says %v", place, err)
 			}

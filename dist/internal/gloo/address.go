@@ -127,6 +127,9 @@ func (r *rankInfo) encode() []byte {
 	return b
 }
 
+// anySize is for what a rank has published that believes in a group of another size.
+const anySize = -1
+
 // parseRankInfo reads what a rank of a group of size has published.
 func parseRankInfo(b []byte, size int) (rankInfo, error) {
 	field := func(what string, most uint64) ([]byte, error) {
@@ -162,7 +165,7 @@ func parseRankInfo(b []byte, size int) (rankInfo, error) {
 	case len(b) == 0:
 	case len(b)%8 != 0:
 		return rankInfo{}, fmt.Errorf("rank info of %d bytes: %d bytes of pair numbers, want a multiple of 8", whole, len(b))
-	case len(b) != 8*size:
+	case size != anySize && len(b) != 8*size:
 		return rankInfo{}, fmt.Errorf("it has pair numbers for %d ranks, this rank's group has %d: the world sizes differ", len(b)/8, size)
 	default:
 		for ; len(b) > 0; b = b[8:] {
@@ -188,12 +191,16 @@ func parsePairAddress(b []byte, size, peer, self int) (address, error) {
 	if len(b)%addressBytes != 0 {
 		return address{}, fmt.Errorf("addresses of %d bytes, want a multiple of %d", len(b), addressBytes)
 	}
-	if n := len(b) / addressBytes; n != size-1 {
+	n := len(b) / addressBytes
+	if size != anySize && n != size-1 {
 		return address{}, fmt.Errorf("it has addresses for %d ranks, this rank's group has %d others: the world sizes differ", n, size-1)
 	}
 	at := self
 	if self > peer {
 		at--
+	}
+	if at >= n {
+		return address{}, fmt.Errorf("it has addresses for %d ranks, and none for rank %d", n, self)
 	}
 	return parseAddress(b[at*addressBytes:])
 }

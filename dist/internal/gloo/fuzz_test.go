@@ -51,6 +51,7 @@ func FuzzRankInfo(f *testing.F) {
 		}
 		_, _ = parsePairAddress(b, size, 0, size-1)
 		_, _ = parsePairAddress(b, size, size-1, 0)
+		_, _ = parsePairAddress(b, anySize, 0, size-1)
 	})
 }
 

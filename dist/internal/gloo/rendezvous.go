@@ -271,8 +271,8 @@ func (m *meeting) meetPerDevice(ctx context.Context) error {
 		return info.addr.addr, binary.LittleEndian.AppendUint64(nil, uint64(number)), first, err
 	}
 	m.plan = func(r int, v []byte) (there netip.AddrPort, hello []byte, first bool, err error) {
-		info, err := parseRankInfo(v, len(b.cfg.Members))
-		if err != nil || info.ids == nil { // who waits for nobody
+		info, err := parseRankInfo(v, anySize)
+		if err != nil || b.cfg.Rank >= len(info.ids) { // who does not wait for this rank
 			return there, nil, false, err
 		}
 		return plan(r, info)
@@ -343,24 +343,28 @@ func (m *meeting) meetPerPair(ctx context.Context) error {
 	if err := b.cfg.Store.Set(ctx, m.key("", self), appendPairAddresses(nil, addrs, self)); err != nil {
 		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
 	}
-	m.plan = func(r int, v []byte) (at netip.AddrPort, hello []byte, first bool, err error) {
-		there, err := parsePairAddress(v, n, r, self)
+	plan := func(r int, v []byte, size int) (at netip.AddrPort, first bool, err error) {
+		there, err := parsePairAddress(v, size, r, self)
 		if err == nil {
 			first, err = (address{addrs[r], noSequence}).dials(there)
 		}
-		return there.addr, nil, first, err
+		return there.addr, first, err
+	}
+	m.plan = func(r int, v []byte) (at netip.AddrPort, hello []byte, first bool, err error) {
+		at, first, err = plan(r, v, anySize)
+		return at, nil, first, err
 	}
 	dials := m.dialing(ctx)
 	defer dials.end()
 	err := m.get(ctx, "", m.others(), func(r int, v []byte) error {
-		there, hello, first, err := m.plan(r, v)
+		there, first, err := plan(r, v, n)
 		if err != nil {
 			_, other := parseRankInfo(v, n)
 			return otherGeneration(PerDevice, other == nil, err)
 		}
 		if first {
 			m.close(listeners[r])
-			dials.start(r, there, hello)
+			dials.start(r, there, nil)
 		}
 		return nil
 	})
