@@ -112,11 +112,15 @@ func needPyTorch(ctx context.Context, python string) (string, error) {
 	var why []string
 	for _, c := range candidates {
 		out, err := exec.CommandContext(ctx, c, "-c", "import torch.distributed as d; d.ProcessGroupGloo; print(d.torch.__version__)").CombinedOutput()
-		if err == nil {
-			fmt.Printf("PyTorch %s (%s)\n", strings.TrimSpace(string(out)), c)
+		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		version := lines[len(lines)-1] // warnings come before it
+		if err == nil && strings.Contains(version, ".") {
+			fmt.Printf("PyTorch %s (%s)\n", version, c)
 			return c, nil
 		}
-		lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+		if err == nil {
+			err = errors.New("it is no Python")
+		}
 		if len(out) == 0 {
 			lines = []string{err.Error()}
 		}

@@ -125,9 +125,11 @@ func TestStore(t *testing.T) {
 
 // TestMissing: the program says what is missing, and how to get it.
 func TestMissing(t *testing.T) {
-	_, err := example(t, "--python", filepath.Join(t.TempDir(), "python3"))
-	if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(err.Error(), "apt-get install python3-torch") {
-		t.Error(err)
+	for _, python := range []string{filepath.Join(t.TempDir(), "python3"), "/bin/true"} {
+		_, err := example(t, "--python", python)
+		if exit := new(exec.ExitError); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(err.Error(), "apt-get install python3-torch") {
+			t.Errorf("%s: %v", python, err)
+		}
 	}
 	if _, err := example(t, "--python", "/bin/true", "dance"); err == nil {
 		t.Error("no error for an example that there is not")
