@@ -493,9 +493,9 @@ func (a *agent) result(ctx context.Context) error {
 	for _, i := range a.unkillable {
 		e.Unkillable = append(e.Unkillable, a.workers[i].proc.Pid)
 	}
-	var culprits flightlog.Ranks
-	e.Recorders, e.RecorderDir, culprits = a.recorders.finish(slices.ContainsFunc(e.Failures, tellsOfRanks), len(a.workers) > 1 && len(e.sameAsFirst()) == len(a.workers)-1, a.begin, a.fates(e.Failures))
-	e.Suspects = a.suspects(culprits, e.Failures)
+	var report *flightlog.Report
+	e.Recorders, e.RecorderDir, report = a.recorders.finish(slices.ContainsFunc(e.Failures, tellsOfRanks), len(a.workers) > 1 && len(e.sameAsFirst()) == len(a.workers)-1, a.begin, a.fates(e.Failures))
+	e.Suspects = a.suspects(report, e.Failures)
 	suspectsFirst(e.Failures, e.Suspects)
 	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
 		return nil

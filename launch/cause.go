@@ -36,6 +36,11 @@ func causeFirst(failures []Failure) {
 	}
 }
 
+// waited reports whether a rank ended, by its last words, because another did not come.
+func (f *Failure) waited() bool {
+	return missed.MatchString(firstLine(f.Message)) || slices.ContainsFunc(f.Tail, missed.MatchString)
+}
+
 // follows reports whether a rank's last words name another as the cause.
 func (f *Failure) follows(other *Failure) bool {
 	pid, rank := strconv.Itoa(other.PID), strconv.Itoa(other.Rank)

@@ -17,12 +17,17 @@ type Suspect struct {
 	// How is what the launcher knows of it: "exited with code 7", "ended with
 	// code 0 before the others", "had been stopped (SIGSTOP)".
 	How string
+
+	unnamed bool // the recorders do not name it: the launcher does
 }
 
 // suspects returns the ranks that the recorders name, where they are clear. A rank
 // that ended when it was asked to is none if another was struck down before: the
-// others then wait for it in what they do after that.
-func (a *agent) suspects(culprits flightlog.Ranks, failures []Failure) (out []Suspect) {
+// others then wait for it in what they do after that. One that was stopped (SIGSTOP) comes
+// before all others, unless it is known of another that it failed by itself: who
+// waits for a rank that does not answer need not know that it is this one.
+func (a *agent) suspects(report *flightlog.Report, failures []Failure) (out []Suspect) {
+	culprits := report.Culprits()
 	struck := slices.ContainsFunc(failures, Failure.struck)
 	for _, span := range culprits {
 		first, last := max(a.rank(0), span.First), min(a.rank(len(a.workers)-1), span.Last)
@@ -33,13 +38,26 @@ func (a *agent) suspects(culprits flightlog.Ranks, failures []Failure) (out []Su
 			}
 			s := Suspect{Rank: rank, PID: w.proc.Pid, How: "ended with code 0 before the others"}
 			if i := slices.IndexFunc(failures, func(f Failure) bool { return f.Rank == rank }); i >= 0 {
-				if f := &failures[i]; struck && f.Stopped && !f.Suspended {
+				if f := &failures[i]; f.Stopped && !f.Suspended && (struck || report.Unrecorded().Has(rank)) {
 					continue
 				}
 				s.How = failures[i].fault()
 			}
 			out = append(out, s)
 		}
+	}
+	guilty := report.Known(culprits)
+	if struck || slices.ContainsFunc(failures, func(f Failure) bool { return !f.Stopped && guilty.Has(f.Rank) }) {
+		return out
+	}
+	var stopped []Suspect
+	for i := range failures {
+		if f := &failures[i]; f.Suspended {
+			stopped = append(stopped, Suspect{Rank: f.Rank, PID: f.PID, How: f.fault(), unnamed: !culprits.Has(f.Rank)})
+		}
+	}
+	if len(stopped) > 0 {
+		return stopped
 	}
 	return out
 }

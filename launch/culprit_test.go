@@ -114,6 +114,37 @@ func TestSameError(t *testing.T) {
 	}
 }
 
+// blaming is a report in which the errors of others name a rank, of a job whose recorders
+// know these ranks.
+func blaming(rank int, dumps ...int) *flightlog.Report {
+	r := &flightlog.Report{Groups: []flightlog.GroupReport{{Size: 4, Told: []flightlog.Told{{
+		Ranks: flightlog.Ranks{{First: 2, Last: 2}}, Culprits: flightlog.Ranks{{First: rank, Last: rank}}}}}}}
+	for _, d := range dumps {
+		r.Dumps = append(r.Dumps, flightlog.Span{First: d, Last: d})
+	}
+	return r
+}
+
+// TestStoppedRankIsTheCause: where neighbours in a ring name each other, the rank that
+// was stopped is named; not where it is known that another failed by itself.
+func TestStoppedRankIsTheCause(t *testing.T) {
+	failures := []Failure{{Rank: 3, Code: 1}, {Rank: 0, Code: 1}, {Rank: 1, Code: -1, Stopped: true, Suspended: true}}
+	for _, tc := range []struct {
+		report *flightlog.Report
+		want   int
+	}{
+		{blaming(0), 1},       // PyTorch's, which keeps no recorder
+		{blaming(2, 2), 1},    // it waited itself
+		{blaming(3, 2, 3), 3}, // by its dump it waited for nobody
+		{&flightlog.Report{}, 1},
+	} {
+		a := &agent{workers: []*worker{{proc: &os.Process{}}, {proc: &os.Process{}}, {proc: &os.Process{}}, {proc: &os.Process{}}}}
+		if got := a.suspects(tc.report, failures); len(got) != 1 || got[0].Rank != tc.want {
+			t.Errorf("the suspects are %+v, want rank %d", got, tc.want)
+		}
+	}
+}
+
 // TestStruckRankIsTheCause: who was asked to end because a rank was killed is not
 // the cause, although a third waited for it in what they did without the dead one.
 func TestStruckRankIsTheCause(t *testing.T) {
@@ -126,7 +157,7 @@ func TestStruckRankIsTheCause(t *testing.T) {
 		{Failure{Rank: 2, Code: 1}, []int{0}},
 	} {
 		a := &agent{workers: []*worker{{proc: &os.Process{}}, {proc: &os.Process{}}, {proc: &os.Process{}}}}
-		got := a.suspects(flightlog.Ranks{{First: 0, Last: 0}}, []Failure{tc.first, {Rank: 0, Code: 1, Stopped: true}, {Rank: 1, Code: 1, Stopped: true}})
+		got := a.suspects(blaming(0), []Failure{tc.first, {Rank: 0, Code: 1, Stopped: true}, {Rank: 1, Code: 1, Stopped: true}})
 		var ranks []int
 		for _, s := range got {
 			ranks = append(ranks, s.Rank)

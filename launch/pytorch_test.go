@@ -4,12 +4,14 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +24,7 @@ import (
 
 var pythons = flag.String("pythons", strings.ReplaceAll(os.Getenv("COHORT_TEST_PYTHONS"), ":", ","), "Python programs that have PyTorch, separated by commas, beside those that are found")
 
-func init() { roles["gloo"] = roleGloo }
+func init() { roles["gloo"], roles["gloowait"] = roleGloo, roleGlooWait }
 
 // roleGloo is a rank of Cohort's that does what testdata/reduce.py does.
 func roleGloo(string) int {
@@ -134,6 +136,49 @@ func TestTorchrun(t *testing.T) {
 			text, err := cmd.CombinedOutput()
 			if n := strings.Count(string(text), "sum 1 of 2, agent True"); err != nil || n != 2 {
 				t.Errorf("%d ranks have the sum, %v:\n%s", n, err, text)
+			}
+		})
+	}
+}
+
+// roleGlooWait is a rank of Cohort's that does what testdata/stopped.py does, and waits for
+// 2 seconds.
+func roleGlooWait(string) int {
+	return ExitCode(dist.Main(func(ctx context.Context, g *dist.Group) error {
+		for range 5 {
+			if err := g.AllReduce(ctx, tensor.Zeros(3), dist.Sum); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, dist.WithBackend("gloo"), dist.WithTimeout(2*time.Second))(context.Background()))
+}
+
+// TestStoppedPyTorchRank: the report names a rank of PyTorch's that was stopped, though
+// those that waited for it know their neighbours alone.
+func TestStoppedPyTorchRank(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("who is stopped is known on Linux only")
+	}
+	for _, python := range torches(t) {
+		t.Run(strings.ReplaceAll(strings.Trim(python, "/"), "/", "_"), func(t *testing.T) {
+			t.Parallel()
+			var out, errs output
+			cfg := self(t, 4, "gloowait")
+			cfg.Programs, cfg.Program, cfg.NumRanks, cfg.Direct = []Program{{filepath.Join("testdata", "stopped.py"), nil, 2}, {cfg.Program, nil, 2}}, "", 0, false
+			cfg.Stdout, cfg.Stderr, cfg.FailGrace = &out, &errs, 500*time.Millisecond
+			cfg.Env = append(cfg.Env, envvar.PythonExec.Assign(python), "TMPDIR="+t.TempDir())
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var e *Error
+			if err := Run(ctx, cfg); !errors.As(err, &e) || !strings.Contains(err.Error(), "rank 1 (pid ") || !strings.Contains(err.Error(), "had been stopped (SIGSTOP)") {
+				t.Fatalf("%v\n%s%s", err, out.String(), errs.String())
+			}
+			var text strings.Builder
+			e.Report(&text)
+			if strings.Contains(text.String(), "had not come") || strings.Contains(text.String(), "kept the others waiting") ||
+				!strings.Contains(text.String(), "there is no dump of ranks 0-1 (PyTorch's ranks keep none)") {
+				t.Errorf("the report is\n%s", text.String())
 			}
 		})
 	}

@@ -223,36 +223,36 @@ func await(dir string, request uint64, asked []int, first, deadline time.Time) (
 func tellsOfRanks(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIGKILL }
 
 // finish returns the first lines of what the ranks' recorders say about a job
-// that failed (fates are how the ranks ended), where the rest is, and whom they name. Dumps from before its beginning are of
-// another. The directory of a job that did not fail goes, and that of one whose
+// that failed (fates are how the ranks ended), where the rest is, and their report, of a
+// job of none an empty one. Dumps from before its beginning are of another. The directory of a job that did not fail goes, and that of one whose
 // ranks have all ended with the same error (alike) while none waited for another:
 // the error says it all.
-func (r *recorders) finish(failed, alike bool, begin time.Time, fates map[int]string) (lines []string, dir string, culprits flightlog.Ranks) {
+func (r *recorders) finish(failed, alike bool, begin time.Time, fates map[int]string) (lines []string, dir string, report *flightlog.Report) {
 	r.views.Wait()
 	if !failed {
 		if r.ours {
 			_ = os.RemoveAll(r.dir)
 		}
-		return nil, "", nil
+		return nil, "", &flightlog.Report{}
 	}
 	if _, err := os.Stat(r.dir); err != nil {
-		return nil, "", nil // nothing was written
+		return nil, "", &flightlog.Report{} // nothing was written
 	}
 	dumps, _ := flightlog.Load(r.dir)
 	dumps = slices.DeleteFunc(dumps, func(d *flightlog.Dump) bool { return d.Time().Before(begin) })
 	if len(dumps) == 0 {
-		return nil, "", nil
+		return nil, "", &flightlog.Report{}
 	}
-	report := flightlog.Merge(dumps)
+	report = flightlog.Merge(dumps)
 	for rank, fate := range fates {
 		report.Tell(rank, fate)
 	}
-	if culprits = report.Culprits(); alike && len(culprits) == 0 && !report.Waits(0) {
+	if alike && len(report.Culprits()) == 0 && !report.Waits(0) {
 		if r.ours {
 			_ = os.RemoveAll(r.dir)
 		}
-		return nil, "", nil
+		return nil, "", &flightlog.Report{}
 	}
 	lines = report.Lines()
-	return lines[:min(len(lines), maxReportLines)], r.dir, culprits
+	return lines[:min(len(lines), maxReportLines)], r.dir, report
 }

@@ -75,7 +75,7 @@ type Error struct {
 	Recorders   []string
 	RecorderDir string
 	// Suspects are the ranks that the recorders name as the cause, where they
-	// agree. They need not be among Failures: a rank may have left, with code 0.
+	// agree, or those whose processes had been stopped (SIGSTOP). They need not be among Failures: a rank may have left, with code 0.
 	Suspects []Suspect
 
 	carriedOn bool // those left have ended well: a notice, not an error
@@ -157,12 +157,19 @@ func (e *Error) Report(w io.Writer) {
 		blamed := e.blamed()
 		if len(blamed) == 0 && slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) }) {
 			which = "likely cause"
+			if f.waited() {
+				which = "waited in vain"
+			}
 		}
 		if e.carriedOn {
 			fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks: rank %d %s, and the others went on\n", e.Program, len(e.Failures), e.NumRanks, f.Rank, f.how())
 		} else if len(blamed) > 0 {
 			fmt.Fprintf(&b, "cohort: %s failed%s: %s\n", e.Program, e.again(), accuse(blamed))
-			fmt.Fprintf(&b, "  likely cause: the flight recorders of the others name %s; what follows ended because of that\n", ranksNamed(blamed))
+			why := "the flight recorders of the others name " + ranksNamed(blamed)
+			if slices.ContainsFunc(blamed, func(s Suspect) bool { return s.unnamed }) {
+				why = "a process that is stopped answers nobody, and the others wait for it"
+			}
+			fmt.Fprintf(&b, "  likely cause: %s; what follows ended because of that\n", why)
 		} else {
 			fmt.Fprintf(&b, "cohort: %s failed%s: rank %d %s\n", e.Program, e.again(), f.Rank, f.how())
 		}

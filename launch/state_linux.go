@@ -20,7 +20,7 @@ func stateOf(pid int) string {
 	case 'D':
 		return ": its process waits in the kernel"
 	}
-	return ": it has not called dist.Init, or the program is not Cohort's"
+	return ": it has not called dist.Init, or it keeps no flight recorder, as PyTorch's ranks"
 }
 
 // isStopped reports whether a process has been stopped, as by SIGSTOP.

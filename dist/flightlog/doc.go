@@ -75,6 +75,7 @@
 //	    gave_up             whether it has failed
 //	    sites               the lines that called it: site, ranks
 //	    missing             the ranks that did not come
+//	    unrecorded          in a PyTorch job, ranks without a dump
 //	    absent              of these, at most 16, each
 //	      rank, host, pid
 //	      why               "elsewhere", "late", "no dump", "left the group", …

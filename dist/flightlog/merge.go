@@ -240,7 +240,11 @@ func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dum
 	}
 	w.Ranks = ranksOf(came)
 	silent := v.silent()
-	w.Missing = ranksOf(slices.Clone(absent)).union(silent)
+	if w.Missing = ranksOf(slices.Clone(absent)); v.foreign() {
+		w.Unrecorded = silent
+	} else {
+		w.Missing = w.Missing.union(silent)
+	}
 	for s, ranks := range sites {
 		if s != "" {
 			w.Sites = append(w.Sites, SiteCount{Site: s, Ranks: ranksOf(ranks)})
@@ -278,6 +282,11 @@ func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dum
 	}
 	return w
 }
+
+// foreign reports whether the group is in a PyTorch job, over PyTorch's wire: ranks
+// without a dump may be PyTorch's, and a rank that waits knows only the neighbour that
+// it waits for, which may itself wait.
+func (v *view) foreign() bool { return v.parts[0].group.Transport == "gloo" }
 
 // silent returns the members of which no dump knows the group.
 func (v *view) silent() Ranks {
@@ -384,6 +393,34 @@ func (r *Report) Culprits() Ranks {
 		return c
 	}
 	return nil
+}
+
+// Known returns those of a set of ranks of whom it is known that they were at fault
+// and waited for nobody else: their dumps are there, and no error of theirs names
+// another rank.
+func (r *Report) Known(ranks Ranks) Ranks {
+	var out []int
+	for _, s := range ranks {
+		for rank := s.First; rank <= s.Last; rank++ {
+			if r.Dumps.Has(rank) && !slices.ContainsFunc(r.Groups, func(g GroupReport) bool {
+				return slices.ContainsFunc(g.Told, func(t Told) bool { return t.Ranks.Has(rank) && t.Culprits.Count() > 0 && !t.Culprits.Has(rank) })
+			}) {
+				out = append(out, rank)
+			}
+		}
+	}
+	return ranksOf(out)
+}
+
+// Unrecorded returns the ranks of PyTorch jobs that keep no recorder, as far as is
+// known: whether they waited themselves, when others waited for them, nobody knows.
+func (r *Report) Unrecorded() (out Ranks) {
+	for i := range r.Groups {
+		if w := r.Groups[i].Waiting; w != nil {
+			out = out.union(w.Unrecorded)
+		}
+	}
+	return out
 }
 
 // Waits reports whether ranks wait for others, and have for at least a time where

@@ -34,6 +34,29 @@ func job(numRanks, numCalls int) []*Dump {
 	return dumps
 }
 
+// TestUnrecorded: of PyTorch's ranks, which have no dumps, nobody says that they did not
+// come, or that they are the cause when a neighbour waited for them.
+func TestUnrecorded(t *testing.T) {
+	dumps := job(4, 3)[2:]
+	for i, d := range dumps {
+		d.Groups[0].Transport = "gloo"
+		d.fail(d.call("all_reduce"), 2000*ms, "timed out", i)
+	}
+	r := Merge(dumps)
+	text := strings.Join(r.Lines(), "\n")
+	if w := r.Groups[0].Waiting; w.Missing.Count() != 0 || w.Unrecorded.String() != "0-1" || r.Unrecorded().String() != "0-1" ||
+		r.Known(ranksOf([]int{0, 2})).Count() != 0 || strings.Contains(text, "had not come") || strings.Contains(text, "because of") ||
+		!strings.Contains(text, "there is no dump of ranks 0-1 (PyTorch's ranks keep none)") {
+		t.Errorf("the report is %+v:\n%s", w, text)
+	}
+	// Nobody waits with a rank that failed by itself.
+	alone := job(4, 3)
+	alone[3].call("all_reduce")
+	if k := Merge(alone).Known(ranksOf([]int{2})); k.String() != "2" {
+		t.Errorf("known are %q, want 2", k)
+	}
+}
+
 // call adds a collective that has begun, 10 ms after the one before.
 func (d *Dump) call(op string) *Entry {
 	g := &d.Groups[0]

@@ -62,8 +62,11 @@ type Waiting struct {
 	Sites []SiteCount `json:"sites,omitempty"`
 	// Missing are the ranks that did not come to it, with those that came
 	// after the others had given up; Absent says more of some of them.
-	Missing Ranks     `json:"missing,omitempty"`
-	Absent  []Absence `json:"absent,omitempty"`
+	Missing Ranks `json:"missing,omitempty"`
+	// Unrecorded are ranks of a group in a PyTorch job that have no dump: PyTorch's
+	// ranks keep no recorder, so nobody knows whether they came.
+	Unrecorded Ranks     `json:"unrecorded,omitempty"`
+	Absent     []Absence `json:"absent,omitempty"`
 }
 
 // SiteCount is a call site and the ranks that called from there.
@@ -288,10 +291,18 @@ func (r *Report) Tell(rank int, fate string) {
 	}
 }
 
-func (w *Waiting) lines(g *GroupReport, r *Report) []string {
-	var out []string
+func (w *Waiting) lines(g *GroupReport, r *Report) (out []string) {
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	defer func() {
+		if w.Unrecorded.Count() > 0 {
+			out[0] += fmt.Sprintf("; there is no dump of %s (PyTorch's ranks keep none)", w.Unrecorded.phrase())
+		}
+	}()
 	missing := w.Missing.Count()
+	everybody, all := "all", fmt.Sprintf("all %d ranks", g.Size)
+	if w.Unrecorded.Count() > 0 {
+		everybody, all = "the others", "the others"
+	}
 	verb := "waits"
 	if w.GaveUp {
 		verb = "waited"
@@ -302,27 +313,44 @@ func (w *Waiting) lines(g *GroupReport, r *Report) []string {
 	}
 	if missing == 0 {
 		if c := g.culprits(); w.GaveUp && c.Count() > 0 {
-			add("group %q: %s %d failed because of %s of %d, after %s%s; all had called it", g.Name, w.Call, w.Seq, r.who(c), g.Size, span(w.LongestNS), site)
+			add("group %q: %s %d %s %s of %d, after %s%s; %s had called it", g.Name, w.Call, w.Seq, w.blames(c), r.who(c), g.Size, span(w.LongestNS), site, everybody)
 		} else if w.GaveUp {
-			add("group %q: %s %d failed on %s%s; all %d ranks had called it", g.Name, w.Call, w.Seq, w.Ranks.phrase(), site, g.Size)
+			add("group %q: %s %d failed on %s%s; %s had called it", g.Name, w.Call, w.Seq, w.Ranks.phrase(), site, all)
 		} else {
-			add("group %q: %s %d runs on %s, for %s%s; all %d ranks have called it", g.Name, w.Call, w.Seq, w.Ranks.phrase(), span(w.LongestNS), site, g.Size)
+			add("group %q: %s %d runs on %s, for %s%s; %s have called it", g.Name, w.Call, w.Seq, w.Ranks.phrase(), span(w.LongestNS), site, all)
 		}
-		return out
+		return w.absences(out)
 	}
 	if c := g.culprits(); w.GaveUp && c.Count() > 0 && c.String() != w.Missing.String() {
-		add("group %q: %s %d failed because of %s of %d, after %s%s; %s had not come", g.Name, w.Call, w.Seq, r.who(c), g.Size, span(w.LongestNS), site, w.Missing.phrase())
+		add("group %q: %s %d %s %s of %d, after %s%s; %s had not come", g.Name, w.Call, w.Seq, w.blames(c), r.who(c), g.Size, span(w.LongestNS), site, w.Missing.phrase())
 	} else {
 		add("group %q: %s %d %s for %s of %d, %s%s", g.Name, w.Call, w.Seq, verb, w.Missing.phrase(), g.Size, span(w.LongestNS), site)
 	}
+	out = w.absences(out)
+	for _, s := range w.Sites {
+		add("  called by %s%s", s.Ranks.phrase(), at(s.Site))
+	}
+	return out
+}
+
+// blames says what is known of the ranks that errors name: of those without a recorder
+// only that others waited for them, or lost them.
+func (w *Waiting) blames(culprits Ranks) string {
+	for _, s := range culprits {
+		if w.Unrecorded.Has(s.First) {
+			return "failed, waiting for or having lost"
+		}
+	}
+	return "failed because of"
+}
+
+// absences adds what is known of those that are not known to have come.
+func (w *Waiting) absences(out []string) []string {
 	for i := range w.Absent {
 		out = append(out, "  "+w.Absent[i].line())
 	}
-	if rest := missing - len(w.Absent); rest > 0 && len(w.Absent) > 0 {
-		add("  and %d more", rest)
-	}
-	for _, s := range w.Sites {
-		add("  called by %s%s", s.Ranks.phrase(), at(s.Site))
+	if rest := w.Missing.union(w.Unrecorded).Count() - len(w.Absent); rest > 0 && len(w.Absent) > 0 {
+		out = append(out, fmt.Sprintf("  and %d more", rest))
 	}
 	return out
 }
