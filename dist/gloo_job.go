@@ -291,14 +291,23 @@ func awaitJoined(ctx context.Context, base store.Store, numRanks int) error {
 
 // watchOthers ends the forming, on a rank 0 that serves the store, when another rank
 // shows itself where ranks of another PyTorch meet: it would wait in vain, and be
-// waited for.
+// waited for. Elsewhere it is the launcher that sees it, where that serves the store.
 func (j *glooJob) watchOthers(ctx context.Context, end context.CancelCauseFunc) (stop func()) {
-	if j.server == nil {
-		return func() {}
-	}
 	other := pytorch1_13
 	if j.pytorch == other {
 		other = pytorch2
+	}
+	mixed := func(r int) {
+		end(collective.NewRankError(worldName, Member{Rank: r}, fmt.Errorf("it runs %v, and others run %v, which cannot be in one group", other, j.pytorch)))
+	}
+	if j.server == nil {
+		return j.watchLauncher(ctx, func(old, young int) {
+			if other == pytorch1_13 {
+				mixed(old)
+			} else {
+				mixed(young)
+			}
+		})
 	}
 	gloo, _ := glooPrefixes(other, "0")
 	there := store.Prefix(j.keys, gloo)
@@ -307,10 +316,47 @@ func (j *glooJob) watchOthers(ctx context.Context, end context.CancelCauseFunc) 
 	for r := 1; r < j.worldSize; r++ {
 		watching.Go(func() {
 			if there.Wait(ctx, fmt.Sprintf("0/%d", r)) == nil {
-				end(collective.NewRankError(worldName, Member{Rank: r}, fmt.Errorf("it runs %v, and others run %v, which cannot be in one group", other, j.pytorch)))
+				mixed(r)
 			}
 		})
 	}
+	return func() {
+		cancel()
+		watching.Wait()
+	}
+}
+
+// watchLauncher looks whether the launcher says that ranks of 1.13 and of 2.x have
+// come, and which is the first of each.
+func (j *glooJob) watchLauncher(ctx context.Context, mixed func(old, young int)) (stop func()) {
+	if j.client == nil || !j.glooPlace.agent {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		if hosted, err := isSet(ctx, j.client, store.PyTorchHosted); !hosted || err != nil {
+			return
+		}
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+			}
+			text, _, err := j.client.CompareAndSet(ctx, store.PyTorchMixed, []byte{0}, []byte{0})
+			if err != nil {
+				return // the forming hears of it
+			}
+			var old, young int
+			if n, _ := fmt.Sscan(string(text), &old, &young); n == 2 {
+				mixed(old, young)
+				return
+			}
+		}
+	})
 	return func() {
 		cancel()
 		watching.Wait()

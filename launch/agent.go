@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,6 +47,7 @@ type agent struct {
 	store     *rankStore // nil where rank 0 has the job's store
 
 	startErr   error
+	hopeless   error // why the ranks cannot come together
 	unkillable []int
 	swept      int // processes that workers had left behind
 	over       bool
@@ -170,6 +172,10 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 		case <-canceled:
 			canceled = nil
 			a.do(cancelled{})
+		case a.hopeless = <-a.store.hopeless():
+			if a.machine.phase == running || a.machine.phase == failing {
+				a.do(cancelled{})
+			}
 		case <-kill:
 			kill = nil
 			a.do(hurried{})
@@ -482,7 +488,7 @@ func (a *agent) result(ctx context.Context) error {
 		Signal:  m.stopSignal, Notice: a.Notice(), StartErr: a.startErr, NumStrays: m.numStrays,
 	}
 	if m.canceled {
-		e.Cause = context.Cause(ctx)
+		e.Cause = cmp.Or(context.Cause(ctx), a.hopeless)
 	}
 	for _, f := range m.failures {
 		e.Failures = append(e.Failures, a.failure(f))

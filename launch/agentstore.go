@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -50,6 +51,15 @@ type rankStore struct {
 	*store.PyTorchServer
 	cancel context.CancelFunc
 	met    sync.WaitGroup
+	mixed  chan error // that ranks of two PyTorch have come, which wait in vain
+}
+
+// hopeless returns where it is said that the ranks can never come together.
+func (r *rankStore) hopeless() <-chan error {
+	if r == nil {
+		return nil
+	}
+	return r.mixed
 }
 
 // serveStore serves the attempt's store, a new one each time, if the agent is to.
@@ -68,12 +78,69 @@ func (a *agent) serveStore(stderr io.Writer) (*rankStore, error) {
 		fmt.Fprintf(stderr, "cohort: %s\n", s.Notice())
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), meetTime)
-	r := &rankStore{PyTorchServer: s, cancel: cancel}
+	r := &rankStore{PyTorchServer: s, cancel: cancel, mixed: make(chan error, 1)}
 	r.met.Go(func() {
 		// If not all come, or they use the store for something else, nobody asks.
 		_ = s.Meet(ctx, a.attempt.WorldSize)
 	})
+	r.met.Go(func() { r.watchKinds(ctx, a.attempt) })
 	return r, nil
+}
+
+const (
+	// kindsPoll is how often the store is looked through for ranks of another PyTorch.
+	kindsPoll = 100 * time.Millisecond
+	// kindsGrace is what Go ranks have to end with errors of their own.
+	kindsGrace = time.Second
+)
+
+// listed is ranks in a sentence.
+func listed(ranks []string) string {
+	if len(ranks) == 1 {
+		return "rank " + ranks[0]
+	}
+	return "ranks " + strings.Join(ranks, ", ")
+}
+
+// watchKinds waits until ranks of PyTorch 1.13 and of 2.x show themselves, each where
+// those of their kind meet, and tells the Go ranks and the agent.
+func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
+	tick := time.NewTicker(kindsPoll)
+	defer tick.Stop()
+	attempt := store.Prefix(r.Store(), "/worker/attempt_"+strconv.Itoa(at.Number))
+	kinds := [2]struct {
+		keys  store.Store
+		first string
+	}{{store.Prefix(attempt, "default_pg/0"), "0/rank_"}, {store.Prefix(r.Store(), "default_pg/0//cpu/"), "0/"}}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		var ranks [2][]string
+		for i, k := range kinds {
+			for rank := range at.WorldSize {
+				// What nobody has as its value is not replaced: this only looks.
+				if v, _, err := k.keys.CompareAndSet(ctx, k.first+strconv.Itoa(rank), []byte{0}, []byte{0}); err == nil && v != nil {
+					ranks[i] = append(ranks[i], strconv.Itoa(rank))
+				}
+			}
+		}
+		old, young := ranks[0], ranks[1]
+		switch {
+		case len(old) > 0 && len(young) > 0:
+			_ = r.Store().Set(ctx, store.PyTorchMixed, []byte(old[0]+" "+young[0]))
+			select {
+			case <-ctx.Done():
+			case <-time.After(kindsGrace):
+			}
+			r.mixed <- fmt.Errorf("%s came with PyTorch 2, %s with PyTorch 1.13, or as Cohort's that goes with it: the two cannot be in one group", listed(young), listed(old))
+			return
+		case len(old) == at.WorldSize || len(young) == at.WorldSize:
+			return
+		}
+	}
 }
 
 // end ends the store.

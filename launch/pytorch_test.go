@@ -13,18 +13,20 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
 var pythons = flag.String("pythons", strings.ReplaceAll(os.Getenv("COHORT_TEST_PYTHONS"), ":", ","), "Python programs that have PyTorch, separated by commas, beside those that are found")
 
-func init() { roles["gloo"], roles["gloowait"] = roleGloo, roleGlooWait }
+func init() { roles["gloo"], roles["gloowait"], roles["kinds"] = roleGloo, roleGlooWait, roleKinds }
 
 // roleGloo is a rank of Cohort's that does what testdata/reduce.py does.
 func roleGloo(string) int {
@@ -179,6 +181,55 @@ func TestStoppedPyTorchRank(t *testing.T) {
 			if strings.Contains(text.String(), "had not come") || strings.Contains(text.String(), "kept the others waiting") ||
 				!strings.Contains(text.String(), "there is no dump of ranks 0-1 (PyTorch's ranks keep none)") {
 				t.Errorf("the report is\n%s", text.String())
+			}
+		})
+	}
+}
+
+// roleKinds does in the store what a rank of PyTorch 2 does when it comes (rank 0) or one
+// of 1.13 (rank 1), and waits; others are Cohort's.
+func roleKinds(string) int {
+	rank := envvar.Rank.Text()
+	if rank > "1" {
+		return roleGloo("")
+	}
+	generation, key := store.PyTorch2, "default_pg/0//cpu//0/0"
+	if rank == "1" {
+		generation, key = store.PyTorch1, "/worker/attempt_0/default_pg/0/0/rank_1"
+	}
+	c, err := store.DialPyTorch(context.Background(), net.JoinHostPort(envvar.MasterAddr.Text(), envvar.MasterPort.Text()), store.PyTorchClientConfig{Generation: generation})
+	if err != nil {
+		say("%v", err)
+		return 1
+	}
+	if _, err = c.Join(context.Background()); err == nil {
+		err = c.Set(context.Background(), key, []byte("here"))
+	}
+	if err != nil {
+		say("%v", err)
+		return 1
+	}
+	time.Sleep(time.Minute)
+	return 1
+}
+
+// TestTwoPyTorches: ranks of 1.13 and of 2.x in one job are named, by the Go ranks and by
+// the agent that serves the store, and nobody waits for long.
+func TestTwoPyTorches(t *testing.T) {
+	for n, want := range map[int]string{
+		2: "stopped: rank 0 came with PyTorch 2, rank 1 with PyTorch 1.13, or as Cohort's that goes with it: the two cannot be in one group",
+		3: "rank 0 failed: it runs PyTorch 2, and others run PyTorch 1.13, which cannot be in one group",
+	} {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			t.Parallel()
+			var out, errs output
+			cfg := self(t, n, "kinds")
+			cfg.Stdout, cfg.Stderr, cfg.AgentStore = &out, &errs, StoreByAgent
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			err := Run(ctx, cfg)
+			if all := fmt.Sprint(err, "\n", out.String(), errs.String()); err == nil || ctx.Err() != nil || !strings.Contains(all, want) {
+				t.Errorf("%s\nwant %q", all, want)
 			}
 		})
 	}

@@ -28,7 +28,7 @@ const (
 )
 
 // uncounted are the keys that no user of the store has set.
-var uncounted = []string{PyTorchHosted, PyTorchSpoken1, PyTorchMet, pyTorchRaw + joinKey, refKey, cleanupKey}
+var uncounted = []string{PyTorchHosted, PyTorchSpoken1, PyTorchMet, PyTorchMixed, pyTorchRaw + joinKey, refKey, cleanupKey}
 
 // pyTorch names one of these, and nothing else.
 func (o opcode) pyTorch() string {
@@ -124,7 +124,7 @@ func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
 		r := reply{status: statusOK, values: make([][]byte, 0, len(m.values))}
 		total := 0
 		for k := range m.values {
-			if k == PyTorchHosted || k == PyTorchSpoken1 || k == PyTorchMet {
+			if k == PyTorchHosted || k == PyTorchSpoken1 || k == PyTorchMet || k == PyTorchMixed {
 				continue
 			}
 			if total += len(k); total > MaxValue {

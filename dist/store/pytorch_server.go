@@ -31,7 +31,7 @@ type PyTorchServerConfig struct {
 }
 
 // A [PyTorchServer] tells its clients of itself by keys, which are neither counted nor
-// listed. The value of the first two is "1".
+// listed. The value of the first two is "1". A launcher that serves the store adds the last.
 const (
 	// PyTorchHosted is there from the start: a Cohort program serves the store.
 	PyTorchHosted = "cohort/host"
@@ -40,6 +40,9 @@ const (
 	// PyTorchMet is there once all processes have joined; its value is "1.13" where clients
 	// of [PyTorch1] are among them, else "2".
 	PyTorchMet = "cohort/pytorch"
+	// PyTorchMixed is there once ranks of PyTorch 1.13 and of 2.x have come to one group, and
+	// wait in vain. Its value is the first of each, "1 0".
+	PyTorchMixed = "cohort/mixed"
 )
 
 // PyTorchServer serves a store to PyTorch's clients of all supported generations at
