@@ -145,7 +145,8 @@ func (s *refState) trouble(what string) error {
 }
 
 // ToHere returns the value: at its owner the value itself, elsewhere a copy that
-// is fetched. It waits until the value has been made.
+// is fetched. It waits until the value has been made. A value with fields that are
+// not exported has no copy, unless they say `rpc:"-"`: a [Maker]'s, most often.
 func (r *RRef[T]) ToHere(ctx context.Context) (value T, err error) {
 	defer runtime.KeepAlive(r)
 	s := r.s
@@ -275,6 +276,9 @@ func fetchMethod[T any](k *keeper) (*Method[fetchArgs, T], error) {
 	}
 	if _, err := codec.Plan(t); err != nil {
 		return nil, fmt.Errorf("a %s cannot travel, call methods on it: %w", typeText(t), err)
+	}
+	if f := codec.Hidden(t); f != "" {
+		return nil, fmt.Errorf("a copy of a %s would lack the field %s, which is not exported: call methods on the value (NewOn), or say `rpc:\"-\"` at the field", typeText(t), f)
 	}
 	m := NewMethod[fetchArgs, T](fetchName)
 	m.sig = 0 // the owner looks at the type

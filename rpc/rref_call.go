@@ -11,7 +11,8 @@ import (
 
 // Maker is a method whose result stays where it is made: a Go value of any type,
 // such as an environment with open files, which no other process could have.
-// [Maker.Remote] returns a reference; methods on the value are [OnMethod]s.
+// [Maker.Remote] returns a reference; methods on the value are [OnMethod]s. RRef.ToHere
+// copies only values that travel whole.
 type Maker[A, T any] struct{ method *Method[A, struct{}] }
 
 // NewMaker declares a method that makes values of type T from an A.
