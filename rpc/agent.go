@@ -36,6 +36,7 @@ type Agent struct {
 	kind       string // of transport, as COHORT_TRANSPORT has it
 	me         record
 	meeting    *meeting // nil with WithPeers
+	list       uint64   // fingerprint of the list of WithPeers, else 0
 	gate       gate
 	nobody     *served // what counts calls of methods that there are not
 	calls      sync.Pool

@@ -164,18 +164,26 @@ func (p *Peer) connect(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// sayHello sends the first frame: [version, name, rank, id, limit, name of the peer].
+// sayHello sends the first frame: [version, name, rank, id, limit, name of the peer],
+// and with WithPeers the list's fingerprint.
 func (a *Agent) sayHello(conn *transport.Conn, p *Peer) error {
 	m := newOutgoing(frameHello, a, p)
 	defer m.release(nil)
 	e := &m.enc
-	e.Array(6)
+	items := 6
+	if a.list != 0 {
+		items++
+	}
+	e.Array(items)
 	e.Uint(wireVersion)
 	e.Text(a.name)
 	e.Int(int64(a.rank))
 	e.Text(a.me.ID)
 	e.Uint(uint64(a.maxMessage))
 	e.Text(p.name)
+	if a.list != 0 {
+		e.Uint(a.list)
+	}
 	if err := m.finish(maxHead); err != nil {
 		return err
 	}
@@ -207,6 +215,9 @@ func (p *Peer) readWelcome(conn *transport.Conn) (w welcome, err error) {
 		kind, msg := Kind(d.Text()), string(d.Text())
 		if d.Err() != nil {
 			return w, protocolError("a refusal that cannot be read")
+		}
+		if kind == KindMembers {
+			msg += "; here it has " + p.agent.names()
 		}
 		return w, errorf(kind, "", p, "it refused the connection: %s", msg)
 	default:
@@ -315,6 +326,11 @@ func (a *Agent) greet(conn *transport.Conn) (*serverLink, error) {
 	}
 	if to != "" && to != a.name {
 		return nil, a.turnAway(conn, &Error{Kind: KindUnknownPeer, Msg: fmt.Sprintf("this is agent %q, not %q", a.name, to)})
+	}
+	if n > 6 && a.list != 0 {
+		if list := d.Uint(); d.Err() == nil && list != a.list {
+			return nil, a.turnAway(conn, &Error{Kind: KindMembers, Msg: "the lists of WithPeers differ, or their order does, which gives the ranks: there it has " + a.names()})
+		}
 	}
 	p := a.guest(name, int(rank), id)
 	m := newOutgoing(frameWelcome, a, nil)

@@ -29,6 +29,9 @@ const (
 	KindVersion Kind = "version"
 	// KindNameTaken is a name or rank that another agent of the job has.
 	KindNameTaken Kind = "name taken"
+	// KindMembers is a job of which two agents do not say the same: its size, or the
+	// list of WithPeers.
+	KindMembers Kind = "members differ"
 	// KindUnknownPeer is a name or rank that no agent of the job has.
 	KindUnknownPeer Kind = "unknown peer"
 	// KindTimeout is a call that was not answered in its time.

@@ -30,6 +30,7 @@ type record struct {
 	Node string `json:"node,omitempty"`
 	Host string `json:"host,omitempty"`
 	PID  int    `json:"pid,omitempty"`
+	Size int    `json:"size,omitempty"` // of the job
 }
 
 // addresses lists where the agent listens, for messages.
@@ -52,6 +53,10 @@ type meeting struct {
 func agentKeyOf(rank int) string   { return "agent/" + strconv.Itoa(rank) }
 func nameKeyOf(name string) string { return "name/" + name }
 
+// sizeKey has the record of the agent that was the first to come: its size is the
+// job's.
+const sizeKey = "size"
+
 // tokenKey is under which the goroutine ranks of one process share a token.
 const tokenKey = "token"
 
@@ -59,6 +64,7 @@ const tokenKey = "token"
 func (a *Agent) open(ctx context.Context, o *options) error {
 	if o.store != nil {
 		a.meeting = &meeting{o.store, o.rank, o.size}
+		a.me.Size = o.size
 	}
 	if o.peers != nil {
 		return a.openByHand(ctx, o)
@@ -110,8 +116,9 @@ func (a *Agent) openByHand(ctx context.Context, o *options) error {
 		}
 	}
 	if a.rank < 0 {
-		return fmt.Errorf("WithPeers: the list has no agent %q: it has this one too", a.name)
+		return fmt.Errorf("WithPeers: the list must have this agent, %q, too; it has %s", a.name, namesOf(o.peers))
 	}
+	a.list = fingerprint(namesOf(o.peers))
 	all[a.rank].ID = a.me.ID
 	a.setPeers(all)
 	if o.network != nil {
@@ -121,6 +128,15 @@ func (a *Agent) openByHand(ctx context.Context, o *options) error {
 		o.listen = o.peers[a.rank].Addr
 	}
 	return a.listen(ctx, o)
+}
+
+// namesOf lists the names of agents.
+func namesOf(peers []PeerAddr) string {
+	names := make([]string, len(peers))
+	for i := range peers {
+		names[i] = peers[i].Name
+	}
+	return strings.Join(names, ", ")
 }
 
 // setPeers says who the agents are.
@@ -239,7 +255,7 @@ func (m *meeting) enter(ctx context.Context, me *record) error {
 	if err != nil {
 		return err
 	}
-	for _, key := range []string{nameKeyOf(me.Name), agentKeyOf(me.Rank)} {
+	for _, key := range []string{sizeKey, nameKeyOf(me.Name), agentKeyOf(me.Rank)} {
 		current, fresh, err := m.store.CompareAndSet(ctx, key, nil, value)
 		if err != nil {
 			return err
@@ -249,6 +265,12 @@ func (m *meeting) enter(ctx context.Context, me *record) error {
 		}
 		var other record
 		_ = json.Unmarshal(current, &other) // for the message only
+		if key == sizeKey {
+			if other.Size != m.size {
+				return &Error{Peer: other.Name, Rank: other.Rank, Kind: KindMembers, Msg: fmt.Sprintf("its job has %d agents, this one's %d (process %d on host %s)", other.Size, m.size, other.PID, other.Host)}
+			}
+			continue
+		}
 		what := fmt.Sprintf("the name %q", me.Name)
 		if key != nameKeyOf(me.Name) {
 			what = fmt.Sprintf("rank %d", me.Rank)
@@ -265,7 +287,11 @@ func (m *meeting) enter(ctx context.Context, me *record) error {
 func (m *meeting) leave(ctx context.Context, me *record) error {
 	_, err := m.store.Delete(ctx, nameKeyOf(me.Name))
 	_, err2 := m.store.Delete(ctx, agentKeyOf(me.Rank))
-	return errors.Join(err, err2)
+	var err3 error
+	if me.Rank == 0 {
+		_, err3 = m.store.Delete(ctx, sizeKey)
+	}
+	return errors.Join(err, err2, err3)
 }
 
 // others waits until all agents have published themselves.

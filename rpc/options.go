@@ -87,7 +87,8 @@ func WithGroup(g *dist.Group) Option {
 }
 
 // WithStore makes size agents meet in a store, of which this one is number rank.
-// A store that outlives a run wants a [store.Prefix] for each.
+// A store that outlives a run wants a [store.Prefix] for each. Who comes with another
+// size than the first gets [KindMembers].
 func WithStore(s store.Store, rank, size int) Option {
 	return func(o *options) error {
 		if s == nil {
@@ -114,7 +115,8 @@ const maxAgents = 1 << 16
 // WithPeers names the agents of the job by hand, in place of a store: everyone
 // gives the same list, itself included, in the same order, which gives the ranks.
 // An agent listens at its own address in the list unless [WithListen] gives
-// another. Nobody waits for the others before the first call to them.
+// another. Nobody waits for the others before the first call to them, which fails
+// with [KindMembers] where its list has other names, or another order.
 func WithPeers(peers []PeerAddr) Option {
 	return func(o *options) error {
 		if o.store != nil {

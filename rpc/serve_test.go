@@ -201,7 +201,7 @@ func TestNameTaken(t *testing.T) {
 	if KindOf(err) != KindNameTaken || !strings.Contains(err.Error(), "rank 0 is taken") {
 		t.Errorf("a rank that is taken: %v", err)
 	}
-	if _, err := Init(ctx, "third", WithNetwork(network), WithStore(mem, 1, 3)); err == nil || !strings.Contains(err.Error(), "rank 2 have not come") {
+	if _, err := Init(ctx, "third", WithNetwork(network), WithStore(store.Prefix(mem, "third/"), 1, 3)); err == nil || !strings.Contains(err.Error(), "rank 0, 2 have not come") {
 		t.Errorf("an agent that does not come: %v", err)
 	}
 }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
+)
+
+// TestListsDiffer: agents that were given the same peers in another order, or not the
+// same, do not work with ranks that mean different agents.
+func TestListsDiffer(t *testing.T) {
+	list := []PeerAddr{{"a", "unix:" + t.TempDir() + "/a"}, {"b", "unix:" + t.TempDir() + "/b"}}
+	third := PeerAddr{"c", "unix:" + t.TempDir() + "/c"}
+	for name, other := range map[string][]PeerAddr{
+		"order": {list[1], list[0]},
+		"more":  {list[0], list[1], third},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, err := Init(t.Context(), "a", WithToken(testToken), WithPeers(list), serveBasics())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			b, err := Init(t.Context(), "b", WithToken(testToken), WithPeers(other), serveBasics())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer b.Close()
+			for _, p := range []*Peer{a.Peer("b"), b.Peer("a")} {
+				_, err := noop.Call(t.Context(), p, struct{}{})
+				if KindOf(err) != KindMembers || !strings.Contains(err.Error(), "lists of WithPeers differ") {
+					t.Errorf("a call to %v: %v; want kind %q and why", p, err, KindMembers)
+				}
+			}
+		})
+	}
+	if _, err := Init(t.Context(), "d", WithToken(testToken), WithPeers(list)); err == nil || !strings.Contains(err.Error(), "it has a, b") {
+		t.Errorf("an agent that is not in its own list: %v; want whom the list has", err)
+	}
+}
+
+// TestSizesDiffer: who comes to a store with another size than the first is told at
+// once.
+func TestSizesDiffer(t *testing.T) {
+	mem := store.NewMemory()
+	common := []Option{WithToken(testToken), WithNetwork(NewNetwork())}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	first := make(chan error, 1)
+	go func() {
+		_, err := Init(ctx, "w0", slices.Concat(common, []Option{WithStore(mem, 0, 2)})...)
+		first <- err
+	}()
+	if _, err := mem.Get(ctx, agentKeyOf(0)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Init(ctx, "w1", slices.Concat(common, []Option{WithStore(mem, 1, 3)})...)
+	if KindOf(err) != KindMembers || !strings.Contains(err.Error(), "w0") || ctx.Err() != nil {
+		t.Errorf("an agent of 3 beside one of 2: %v; want kind %q and the other's name", err, KindMembers)
+	}
+	cancel()
+	if err := <-first; err == nil {
+		t.Error("the first one met somebody")
+	}
+}
