@@ -13,13 +13,15 @@
 // history along: what gradients flow through is recorded as sent on one side and as
 // received on the other.
 //
-//	dc := autograd.NewContext(agent)
+//	dc, err := autograd.NewContext(agent)
 //	defer dc.Close()
 //	c, err := dc.Pass(ctx)
 //	h, err := Embed.Call(c, agent.Peer("embedding"), tokens)
 //	loss := tensor.CrossEntropy(c.Call(decoder, h), targets)
 //	err = dc.Backward(ctx, loss)
-//	err = opt.Step(ctx, dc)
+//	err = opt.Step(ctx, dc, 1)
+//
+// A call with ctx in place of c is an ordinary one, through which no gradient comes.
 //
 // [Context.Backward] walks the tapes of all processes at once. Where a tape sent a
 // tensor, the walk waits for its gradient; where it received one, the walk sends the

@@ -18,7 +18,7 @@
 // way back:
 //
 //	c, err := dc.Pass(ctx)
-//	loss := nn.CrossEntropy(c.Call(model, x), targets)
+//	loss := tensor.CrossEntropy(c.Call(model, x), targets)
 //	err = dc.Backward(ctx, loss)
 //
 // Gradients stay with the parameters' process. [Parameters] gives references to all
