@@ -157,6 +157,15 @@ func (j *glooJob) newNativeGroup(ctx context.Context, g *Group, ranks []int, o o
 	if o.local {
 		return nil, errors.New("WithLocalSynchronization is about groups with PyTorch members")
 	}
+	theirs, err := g.PyTorchRanks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range ranks {
+		if slices.Contains(theirs, r) {
+			return nil, fmt.Errorf("rank %d runs PyTorch: a native group is of Go ranks", r)
+		}
+	}
 	j.mu.Lock()
 	if j.goes == nil {
 		j.goes = &goMembers{keys: store.Prefix(j.keys, "cohort/go")}

@@ -111,6 +111,9 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		return nil, err
 	}
 	j.keys = j.prefixed(base)
+	if err := j.sayGo(ctx); err != nil {
+		return nil, err
+	}
 	g := &Group{name: worldName, key: worldName, rank: j.rank, size: j.worldSize, job: j, node: nodeID(j.node),
 		base: j.keys, timeout: j.timeout, box: j.box}
 	g.init()

@@ -73,6 +73,15 @@ func (a *Agent) open(ctx context.Context, o *options) error {
 		a.setPeers([]record{a.me})
 		return nil
 	}
+	if o.group != nil {
+		theirs, err := o.group.PyTorchRanks(ctx)
+		if err != nil {
+			return err
+		}
+		if len(theirs) > 0 {
+			return fmt.Errorf("WithGroup: group %q has ranks of PyTorch, %v, which are no agents: make a group of the Go ranks by NewGroup(ctx, ranks, dist.WithBackend(\"native\"))", o.group.Name(), theirs)
+		}
+	}
 	if err := a.listen(ctx, o); err != nil {
 		return err
 	}

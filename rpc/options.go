@@ -75,7 +75,8 @@ type PeerAddr struct {
 }
 
 // WithGroup makes the ranks of a group the job's agents: they meet in its store,
-// and each has its rank there.
+// and each has its rank there. Ranks of PyTorch are no agents: in a job with such
+// ones, give a group of the Go ranks (Group.NewGroup with WithBackend("native")).
 func WithGroup(g *dist.Group) Option {
 	return func(o *options) error {
 		if g == nil {

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+)
+
+// goKey is where a Go rank of a PyTorch job says in the store that it is one.
+func goKey(rank int) string { return "cohort/rank/" + strconv.Itoa(rank) }
+
+// sayGo tells the other Go ranks what this one is. It comes before its addresses,
+// for which all ranks wait: who is in the group can ask.
+func (j *glooJob) sayGo(ctx context.Context) error {
+	return j.keys.Set(ctx, goKey(j.rank), []byte("1"))
+}
+
+// PyTorchRanks returns which ranks of the group are PyTorch's, in order: those that
+// take part in its collectives and in nothing else that Cohort has. It asks the job's
+// store. Groups without PyTorch's wire have none; WithBackend("native") makes such
+// ones among the Go ranks of a PyTorch job ([Group.NewGroup]).
+func (g *Group) PyTorchRanks(ctx context.Context) ([]int, error) {
+	if g.job == nil {
+		return nil, nil
+	}
+	var ranks []int
+	for r, world := range g.world {
+		if r == g.rank {
+			continue
+		}
+		isGo, err := isSet(ctx, g.job.keys, goKey(world))
+		if err != nil {
+			return nil, fmt.Errorf("dist: which ranks of group %q are PyTorch's: %w", g.name, err)
+		}
+		if !isGo {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks, nil
+}
