@@ -34,7 +34,9 @@ import (
 // package's section on PyTorch. What follows is about Cohort's own.
 //
 // Rank 0 listens on MASTER_ADDR:MASTER_PORT for the store through which the
-// ranks find each other, unless [WithStore] gives one. Ranks of one node then
+// ranks find each other, unless [WithStore] gives one, or torchrun serves its own there
+// (TORCHELASTIC_USE_AGENT_STORE=True), in which they meet then. torchrun makes no token:
+// give it one in COHORT_TOKEN (`cohort token` prints one). Ranks of one node then
 // talk through shared memory (COHORT_TRANSPORT=unix, tcp or tls keeps them from it),
 // ranks of several nodes over TCP, at the address of the interface that
 // [Group.Interface] names. Connections that do not prove the token are closed
@@ -118,6 +120,7 @@ type meeting struct {
 	port    *transport.Port // rank 0: at MASTER_PORT
 	server  *store.Server
 	client  *store.Client
+	lent    *store.PyTorchClient // in place of both, of the launcher's store
 	store   store.Store
 	fabric  *native.Fabric
 	me      introduction
@@ -469,10 +472,11 @@ func (m *meeting) open(ctx context.Context, g *Group, cfg native.Config) (collec
 // one is given.
 func (m *meeting) openStore(ctx context.Context) error {
 	if m.options.store != nil {
-		run, _ := envvar.RunID.Lookup()
-		again, _ := envvar.RestartCount.Lookup()
-		m.store = store.Prefix(m.options.store, "cohort/"+run+"/"+again+"/")
+		m.store = inAttempt(m.options.store)
 		return nil
+	}
+	if m.agentServes() {
+		return m.joinAgentStore(ctx)
 	}
 	if m.rank != 0 {
 		var err error
@@ -610,6 +614,9 @@ func (m *meeting) close(patience time.Duration) error {
 	m.agent.close()
 	if m.client != nil {
 		errs = append(errs, m.client.Close())
+	}
+	if m.lent != nil {
+		errs = append(errs, m.lent.Close())
 	}
 	if m.server != nil {
 		m.server.Linger(patience)

@@ -145,7 +145,7 @@ func startRanksBy(t testing.TB, n int, name string, by func(rank int) []string, 
 		p := &rankProcess{cmd: exec.CommandContext(t.Context(), args[0], args[1:]...), line: make(chan struct{}), waited: make(chan struct{})}
 		p.cmd.Env = append(os.Environ(), rankMain+"="+name, envvar.Token.Assign(token),
 			envvar.Rank.Assign(strconv.Itoa(r)), envvar.WorldSize.Assign(strconv.Itoa(n)),
-			envvar.MasterAddr.Assign(host), envvar.MasterPort.Assign(port))
+			envvar.MasterAddr.Assign(host), envvar.MasterPort.Assign(port), envvar.AgentFD.Assign("3"))
 		p.cmd.Env = append(p.cmd.Env, env...)
 		p.cmd.Stdout, p.cmd.Stderr = p, p
 		news, agent, err := agentpipe.Pipe()
@@ -154,7 +154,6 @@ func startRanksBy(t testing.TB, n int, name string, by func(rank int) []string, 
 		}
 		p.agent = agent
 		p.cmd.ExtraFiles = []*os.File{news} // becomes descriptor 3
-		p.cmd.Env = append(p.cmd.Env, envvar.AgentFD.Assign("3"))
 		err = p.cmd.Start()
 		news.Close()
 		if err != nil {

@@ -29,6 +29,37 @@ func (m *meeting) reportWaiting(ctx context.Context, missing func(context.Contex
 }
 
 func (m *meeting) waitAloud(ctx context.Context, w io.Writer, missing func(context.Context) []int) (stop func()) {
+	return waitAloud(ctx, w, m.rank, func(ctx context.Context) string {
+		ranks := missing(ctx)
+		switch {
+		case len(ranks) == 0:
+			return ""
+		case m.agentServes() && m.store == nil:
+			return "the launcher's store at " + m.master
+		}
+		return toJoin(ranksText(ranks), m.worldSize, m.meetingPoint())
+	})
+}
+
+// meetingPoint names where the ranks meet.
+func (m *meeting) meetingPoint() string {
+	switch {
+	case m.master == "" || m.options.store != nil:
+		return "the store that Init was given"
+	case m.agentServes():
+		return "the launcher's store at " + m.master
+	}
+	return m.master
+}
+
+// toJoin says who has not joined, of how many, and where.
+func toJoin(ranks string, of int, at string) string {
+	return fmt.Sprintf("%s of %d (%s) to join", ranks, of, at)
+}
+
+// waitAloud writes what a rank waits for until stop is called, if that takes long; what
+// returns "" where that is nothing.
+func waitAloud(ctx context.Context, w io.Writer, rank int, what func(context.Context) string) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	done, begin := make(chan struct{}), time.Now()
 	go func() {
@@ -41,16 +72,11 @@ func (m *meeting) waitAloud(ctx context.Context, w io.Writer, missing func(conte
 				return
 			case <-timer.C:
 			}
-			ranks := missing(ctx)
-			if len(ranks) == 0 || ctx.Err() != nil {
+			text := what(ctx)
+			if text == "" || ctx.Err() != nil {
 				continue
 			}
-			at := m.master
-			if at == "" || m.options.store != nil {
-				at = "the store that Init was given"
-			}
-			_, _ = fmt.Fprintf(w, "cohort: rank %d has been waiting for %s of %d (%s) to join for %v\n",
-				m.rank, ranksText(ranks), m.worldSize, at, time.Since(begin).Round(time.Second))
+			_, _ = fmt.Fprintf(w, "cohort: rank %d has been waiting for %s for %v\n", rank, text, time.Since(begin).Round(time.Second))
 		}
 	}()
 	return func() { cancel(); <-done }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
+)
+
+// servePyTorch serves PyTorch's store, and returns what says so to ranks.
+func servePyTorch(t *testing.T, cfg store.PyTorchServerConfig) (env []string) {
+	t.Helper()
+	s, err := store.ListenPyTorch("127.0.0.1:0", cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	_, port, err := net.SplitHostPort(s.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{envvar.MasterPort.Assign(port)}
+}
+
+// TestAgentStore: where a launcher other than cohort run serves PyTorch's store, native
+// ranks meet there, and demand the token of each other as ever.
+func TestAgentStore(t *testing.T) {
+	env := append(servePyTorch(t, store.PyTorchServerConfig{}), envvar.UseAgentStore.Assign("True"), envvar.AgentFD.Assign(""))
+	for _, kind := range []string{"auto", "tcp"} {
+		for r, p := range startRanks(t, 3, "oracle", append(env, envvar.Transport.Assign(kind), envvar.RunID.Assign(kind))...) {
+			if err := p.await(t, time.Minute); err != nil {
+				t.Errorf("%s: rank %d: %v\n%s", kind, r, err, p.output())
+			}
+		}
+	}
+	for r, p := range startRanks(t, 2, "barrier", append(env, envvar.RunID.Assign("none"), envvar.Token.Assign(""))...) {
+		if err := p.await(t, time.Minute); err == nil || !strings.Contains(p.output(), string(envvar.Token)) {
+			t.Errorf("without a token: rank %d: %v\n%s", r, err, p.output())
+		}
+	}
+}
+
+// TestAgentStoreOfCohortRun: that one is for PyTorch's ranks, and who comes to it as a
+// native rank has forgotten to say so.
+func TestAgentStoreOfCohortRun(t *testing.T) {
+	env := append(servePyTorch(t, store.PyTorchServerConfig{}), envvar.UseAgentStore.Assign("True"))
+	for r, p := range startRanks(t, 2, "barrier", env...) {
+		err := p.await(t, time.Minute)
+		if out := p.output(); err == nil || !strings.Contains(out, `dist.WithBackend("gloo")`) || strings.Count(out, "\n") != 1 {
+			t.Errorf("rank %d: %v\n%s", r, err, out)
+		}
+	}
+}
+
+// TestTorchrun has each PyTorch's torchrun start native ranks.
+func TestTorchrun(t *testing.T) {
+	eachPython(t, func(t *testing.T, p *python) {
+		if p.old() {
+			t.Skip("the torchrun of PyTorch 1.13 does not run with every Python that Debian has it for")
+		}
+		cmd := exec.CommandContext(t.Context(), p.path, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "2",
+			"--master_addr", "127.0.0.1", "--master_port", strings.TrimPrefix(freePort(t), "tcp://127.0.0.1:"), "--no_python", os.Args[0])
+		cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "COHORT_") || strings.HasPrefix(v, "TORCH") })
+		cmd.Env = append(cmd.Env, rankMain+"=oracle", envvar.Token.Assign(transport.NewToken().Text()))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	})
+}
