@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,6 +58,43 @@ func TestAgentStoreOfCohortRun(t *testing.T) {
 		err := p.await(t, time.Minute)
 		if out := p.output(); err == nil || !strings.Contains(out, `dist.WithBackend("gloo")`) || strings.Count(out, "\n") != 1 {
 			t.Errorf("rank %d: %v\n%s", r, err, out)
+		}
+	}
+}
+
+// TestForgottenBackend: a native rank that comes to a store of PyTorch's hears of the other
+// backend, be it served by a Cohort program or by PyTorch, which hangs up.
+func TestForgottenBackend(t *testing.T) {
+	ours, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	theirs, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hangs sync.WaitGroup
+	hangs.Go(func() {
+		for {
+			c, err := theirs.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Read(make([]byte, 1))
+			_ = c.Close()
+		}
+	})
+	defer hangs.Wait()
+	defer theirs.Close()
+	for name, addr := range map[string]string{"ours": ours.Addr(), "theirs": theirs.Addr().String()} {
+		begun := time.Now()
+		_, err := Init(t.Context(), WithURL("tcp://"+addr+"?rank=1&world_size=2"))
+		if err == nil || !strings.Contains(err.Error(), `dist.WithBackend("gloo")`) || name == "ours" && strings.Contains(err.Error(), "token differs") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if took := time.Since(begun); took > 10*time.Second {
+			t.Errorf("%s: it took %v", name, took)
 		}
 	}
 }

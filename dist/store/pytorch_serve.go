@@ -101,9 +101,8 @@ func (p *pyTorchConn) begin() error {
 		return err
 	}
 	p.inside = true
-	if head[0] == cohortFirst {
-		p.numSent = copy(p.sent[:], head)
-		return breach("it begins as a Cohort process does that is none of a PyTorch job: start it with the backend \"gloo\"")
+	if head[0] == transport.HelloStart[0] { // none of the operations of 1.13
+		return p.mistaken()
 	}
 	p.reader.gen = PyTorch1
 	if head[0] != 0 {
@@ -120,8 +119,26 @@ func (p *pyTorchConn) begin() error {
 	return err
 }
 
-// cohortFirst is the first byte of a connection on Cohort's own wire, and no opcode.
-const cohortFirst = 0xc0
+// mistaken refuses what may be a Cohort client, and tells it whom it has come to.
+func (p *pyTorchConn) mistaken() error {
+	head, err := p.reader.in.Peek(len(transport.HelloStart))
+	p.numSent = copy(p.sent[:], head)
+	if err != nil {
+		return err
+	}
+	if string(head) != transport.HelloStart {
+		return breach("it does not speak PyTorch's protocol")
+	}
+	client := struct {
+		io.Reader
+		io.Writer
+	}{p.reader.in, p.conn}
+	if err := transport.SayPyTorch(client); err != nil {
+		return err
+	}
+	p.numSent = 0
+	return breach(`a Cohort client came to PyTorch's store: dist.WithBackend("gloo") joins PyTorch's ranks, and cohort store --wire cohort serves Cohort's clients`)
+}
 
 // one reads a request and does it.
 func (p *pyTorchConn) one() error {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // pyTorchHost is a server with what it has refused.
@@ -108,6 +110,7 @@ func TestPyTorchRefuses(t *testing.T) {
 		"many pairs":         {hello2 + "\x0b" + long, "keys", PyTorch2},
 		"add to text":        {hello2 + "\x04\x05\x00\x00\x00\x00\x00\x00\x00/text" + long, "not an integer", PyTorch2},
 		"talk while waiting": {hello2 + "\x06\x01\x00\x00\x00\x00\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00/z\x07", "while its wait", PyTorch2},
+		"nearly Cohort's":    {"\xc0HORS", "does not speak", 0},
 		"another protocol":   {"GET / HTTP/1.1\r\n", "opcode 71", PyTorch1},
 		"2.1's delete":       {"\x09", "2.0 and 2.1", PyTorch1},
 	} {
@@ -564,7 +567,7 @@ func TestPyTorchStrangersSpeakNothing(t *testing.T) {
 	s, refused := pyTorchHost(t, PyTorchServerConfig{})
 	for sent, want := range map[string]string{
 		"GET / HTTP/1.1\r\n\r\n":               "opcode 71",
-		"\xc0HORT\r\n\x01store":                "begins as a Cohort process",
+		"\xc0HURT, or nearly":                  "does not speak PyTorch's protocol",
 		"\x03\xff\xff\xff\xff\xff\xff\xff\x7f": "a key of",
 	} {
 		c := rawPyTorch(t, s.Addr())
@@ -580,5 +583,26 @@ func TestPyTorchStrangersSpeakNothing(t *testing.T) {
 	}
 	if _, ok := s.mem.peek([]byte(PyTorchSpoken1)); ok {
 		t.Error("the job's ranks are told that PyTorch 1.13 is among them")
+	}
+}
+
+// TestPyTorchIsNotCohort: a Cohort client that comes to PyTorch's store is told so at once, and
+// so is who looks after the store.
+func TestPyTorchIsNotCohort(t *testing.T) {
+	s, refused := pyTorchHost(t, PyTorchServerConfig{})
+	_, err := Dial(t.Context(), s.Addr(), transport.NewToken().Text())
+	if err == nil || !strings.Contains(err.Error(), "PyTorch's store is served there") || strings.Contains(err.Error(), "token differs") {
+		t.Errorf("the client says %v", err)
+	}
+	if text := (<-refused).Error(); !strings.Contains(text, "a Cohort client came to PyTorch's store") || strings.Contains(text, "which sent") {
+		t.Errorf("the server says %s", text)
+	}
+	select {
+	case r := <-refused:
+		t.Errorf("and then %v", r)
+	default:
+	}
+	if spoken := s.Generations(); len(spoken) > 0 {
+		t.Errorf("it has taken it for PyTorch %v", spoken)
 	}
 }

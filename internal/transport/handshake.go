@@ -97,6 +97,9 @@ func clientHandshake(rw io.ReadWriter, proto string, token Token, session []byte
 	if _, err := io.ReadFull(rw, challenge[:]); err != nil {
 		return refusal(err)
 	}
+	if string(challenge[:]) == notPort {
+		return ErrPyTorch
+	}
 	copy(t.nonces[nonceSize:], challenge[:nonceSize])
 	if !t.verify("challenge", 0, challenge[nonceSize:]) {
 		return ErrImpostor
@@ -126,7 +129,7 @@ func clientHandshake(rw io.ReadWriter, proto string, token Token, session []byte
 // refusal says what it means that the peer went away during the handshake.
 func refusal(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || isReset(err) {
-		return fmt.Errorf("%w (%w)", ErrRejected, err)
+		return fmt.Errorf("%w (%w)", ErrRejected, plain(err))
 	}
 	return err
 }

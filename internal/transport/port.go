@@ -296,7 +296,7 @@ func (p *Port) shake(v *visitor) (link net.Conn, proto string, err error) {
 	case b >= ' ' && b <= '~':
 		return nil, "", errText
 	default:
-		return nil, "", errGarbage
+		return nil, "", strange(nc, b)
 	}
 	greeted := false
 	secure, key, err := serverTLS(nc, first.b[:], p.token, p.tls, func() { greeted = true; proven() })

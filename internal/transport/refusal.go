@@ -137,7 +137,7 @@ func whyRefused(err error, evicted bool) error {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed), isReset(err):
 		return errCut
 	}
-	for _, known := range []error{ErrNeedsTLS, errNoTrust, errNoWord, errText, errVersion, errNoProof, errRepeated} {
+	for _, known := range []error{ErrNeedsTLS, errNoTrust, errNoWord, errText, errPyTorch, errVersion, errNoProof, errRepeated} {
 		if errors.Is(err, known) {
 			return known
 		}

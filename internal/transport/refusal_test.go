@@ -79,6 +79,8 @@ func TestRefusalsLeaveATrace(t *testing.T) {
 		{"scan", nil, true, errNoWord},
 		{"http", []byte("GET /secret HTTP/1.1\r\nHost: x\r\n\r\n"), false, errText},
 		{"pytorch", append([]byte{9, 0x5a, 0x41, 0xb1, 0x3c}, make([]byte, 200)...), false, errGarbage},
+		{"pytorch 2", []byte("\x00\xce\xf7\x85\x3c\x0d"), false, errPyTorch},
+		{"pytorch 1.13", []byte("\x03\x05\x00\x00\x00\x00\x00\x00\x00init/"), false, errPyTorch},
 		{"one wrong byte", []byte{0}, false, errGarbage},
 		{"magic, then garbage", append([]byte(magic[:4]), pattern(100, 1)...), false, errGarbage},
 		{"version", append([]byte(magic+"\x02"), make([]byte, 200)...), false, errVersion},
