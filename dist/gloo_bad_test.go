@@ -172,15 +172,13 @@ func TestPyTorchGenerations(t *testing.T) {
 	}
 	url := freePort(t)
 	said := make(chan pyAnswer)
-	for r, p := range []*python{nil, old, young} {
-		if p != nil {
-			peer := p.take(t, 1)[0]
-			go func() {
-				a := peer.play(pyJob{InitMethod: url, Rank: r, Size: 3, Timeout: 3})
-				peer.kill()
-				said <- a
-			}()
-		}
+	// Both before either begins: the other may take long to start.
+	for i, peer := range []*pyRank{old.take(t, 1)[0], young.take(t, 1)[0]} {
+		go func() {
+			a := peer.play(pyJob{InitMethod: url, Rank: i + 1, Size: 3, Timeout: 5})
+			peer.kill()
+			said <- a
+		}()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

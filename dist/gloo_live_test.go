@@ -19,6 +19,7 @@ import (
 var (
 	pytorchSeed      = flag.Uint64("pytorch.seed", 1, "the seed of what is run with PyTorch")
 	wholePyTorch     = flag.Bool("pytorch.product", false, "run every operation with PyTorch over all types, reductions and sizes, and every way to meet")
+	allPyTorch       = flag.Bool("pytorch.all", false, "run jobs of 2 to 5 ranks with PyTorch, not of 3 alone")
 	pytorchSequences = flag.Uint64("pytorch.sequences", 2, "how many random sequences to play with PyTorch")
 )
 
@@ -224,17 +225,22 @@ func (p *python) product(rng *rand.Rand, numRanks int) (steps []mixedStep) {
 	return append(steps, mixedStep{c: one{op: operationNamed("all_reduce"), dtype: tensor.Float32, reduce: Sum, layout: "dense", count: 10_000_000}})
 }
 
-// TestPyTorchOperations runs jobs of 2 to 5 ranks with a Go rank in every place
-// and every operation, over a sample of types, reductions, sizes and forms; both
-// sides compare with what must come out. All of types, reductions and sizes up to 10
-// million elements, and a table:
+// TestPyTorchOperations runs jobs of 3 ranks with a Go rank in every place and every
+// operation, over a sample of types, reductions, sizes and forms; both sides compare
+// with what must come out. With jobs of 2 to 5 ranks, and with those and all of types,
+// reductions and sizes up to 10 million elements, and a table:
 //
+//	go test ./dist -run TestPyTorchOperations -pytorch.all
 //	go test ./dist -run TestPyTorchOperations -pytorch.product -timeout 2h -v
 func TestPyTorchOperations(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
 		seed := *pytorchSeed
 		t.Logf("seed %d", seed)
-		for size := 2; size <= 5; size++ {
+		sizes := []int{3}
+		if *allPyTorch || *wholePyTorch {
+			sizes = []int{2, 3, 4, 5}
+		}
+		for _, size := range sizes {
 			for place := range size {
 				t.Run(fmt.Sprintf("%d/%d", size, place), func(t *testing.T) {
 					rng := rand.New(rand.NewPCG(seed, uint64(size*10+place)))
