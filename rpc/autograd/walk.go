@@ -181,6 +181,14 @@ func (s *state) await(ctx context.Context, m *sent, g *tensor.Tensor) (*tensor.T
 			arrived = true
 		case <-ask.C:
 			missing, err := s.e.missing(ctx, m)
+			// A receiver whose part of the pass is over has forgotten the message, but not
+			// before its gradient was here.
+			select {
+			case <-sl.here:
+				arrived = true
+				continue
+			default:
+			}
 			switch {
 			case err != nil:
 				return nil, err
