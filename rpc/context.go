@@ -110,6 +110,15 @@ func (c *callContext) end(why error) {
 	}
 }
 
+// whyCanceled is why a call ends that its caller cancels: callers do so at the
+// deadline, too, and their word may be here before the timer.
+func (c *callContext) whyCanceled() error {
+	if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
+		return context.DeadlineExceeded
+	}
+	return context.Canceled
+}
+
 // park says how a call is answered that is ended from now on.
 func (c *callContext) park(answer func(why error)) {
 	c.mu.Lock()

@@ -116,7 +116,7 @@ func (s *serverLink) readOne() error {
 		}
 		s.cmu.Unlock()
 		if in != nil {
-			in.own.end(context.Canceled)
+			in.own.end(in.own.whyCanceled())
 			if in.flow != nil {
 				in.flow.fail(errorf(KindCanceled, in.method.name, s.peer, "the peer has closed the stream"))
 			}
