@@ -121,6 +121,11 @@ func errorf(kind Kind, method string, p *Peer, format string, args ...any) *Erro
 	return e
 }
 
+// errNoPeer is a call to the nil peer.
+func errNoPeer(method string) error {
+	return errorf(KindUnknownPeer, method, nil, "the peer is nil; Agent.Peer returns peers")
+}
+
 // errClosed is the cause of what ends because the agent does.
 var errClosed = errors.New("the agent has been closed")
 

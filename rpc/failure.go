@@ -5,9 +5,15 @@ package rpc
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
+	"runtime"
 	"runtime/debug"
 	"strings"
+	"time"
+
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 const (
@@ -18,10 +24,16 @@ const (
 // panicked is a panic as an error.
 type panicked struct {
 	value any
+	place string // of the panic, empty where the value says it
 	stack string
 }
 
-func (p *panicked) Error() string { return fmt.Sprint(p.value) }
+func (p *panicked) Error() string {
+	if p.place == "" {
+		return fmt.Sprint(p.value)
+	}
+	return fmt.Sprintf("%v (at %s)", p.value, p.place)
+}
 
 // Unwrap returns the value if it is an error, as a *tensor.Error is.
 func (p *panicked) Unwrap() error {
@@ -30,7 +42,54 @@ func (p *panicked) Unwrap() error {
 }
 
 // panicError is called by the deferred function that recovered v.
-func panicError(v any) error { return &panicked{v, string(debug.Stack())} }
+func panicError(v any) error {
+	p := &panicked{value: v, stack: string(debug.Stack())}
+	var e *tensor.Error
+	if err, ok := v.(error); !ok || !errors.As(err, &e) || e.Where == "" {
+		p.place = panicPlace()
+	}
+	return p
+}
+
+// panicPlace returns the line that panicked, while its deferred functions run.
+func panicPlace() string {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for panicking, more := false, true; more; {
+		var f runtime.Frame
+		f, more = frames.Next()
+		switch {
+		case f.Function == "runtime.gopanic":
+			panicking = true
+		case panicking && !strings.HasPrefix(f.Function, "runtime."):
+			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+		}
+	}
+	return ""
+}
+
+// tellPeriod is how often a method's panics are told of.
+const tellPeriod = time.Minute
+
+// tell writes a panic of a handler to standard error, where the process that has it
+// is looked at; the caller gets it as its error.
+func (in *incoming) tell(err error) {
+	var p *panicked
+	if !errors.As(err, &p) {
+		return
+	}
+	st := in.method.stats
+	now, last := time.Now().UnixNano(), st.told.Load()
+	if last != 0 && time.Duration(now-last) < tellPeriod || !st.told.CompareAndSwap(last, now) {
+		st.untold.Add(1)
+		return
+	}
+	more := ""
+	if n := st.untold.Swap(0); n > 0 {
+		more = fmt.Sprintf(" (and %d more since the last line about this method)", n)
+	}
+	fmt.Fprintf(os.Stderr, "cohort: rpc agent %s: %s, called by %s, panicked: %v%s\n%s", in.agent.name, in.method.name, in.caller.name, err, more, p.stack)
+}
 
 func isTooLarge(err error) bool { return errors.Is(err, errTooLarge) }
 

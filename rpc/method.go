@@ -232,6 +232,9 @@ func (m *Method[A, R]) Call(ctx context.Context, p *Peer, in A) (out R, err erro
 }
 
 func (m *Method[A, R]) call(ctx context.Context, p *Peer, in A, more callExtras) (out R, err error) {
+	if p == nil {
+		return out, errNoPeer(m.name)
+	}
 	a := p.agent
 	st := a.stats.out(p, &m.methodInfo)
 	a.underWay.Add(1)
@@ -352,6 +355,10 @@ func (m *Method[A, R]) Async(ctx context.Context, p *Peer, in A) *Future[R] {
 }
 
 func (m *Method[A, R]) async(ctx context.Context, p *Peer, in A, more callExtras) *Future[R] {
+	if p == nil {
+		var zero R
+		return Resolved(zero, errNoPeer(m.name))
+	}
 	a := p.agent
 	f := &Future[R]{method: m.decodeFuture, peer: p, refs: m.refs}
 	c := &f.call

@@ -54,7 +54,12 @@ func (p *Peer) Transport() string {
 	return ""
 }
 
-func (p *Peer) String() string { return fmt.Sprintf("%s (rank %d)", p.name, p.rank) }
+func (p *Peer) String() string {
+	if p == nil {
+		return "no peer"
+	}
+	return fmt.Sprintf("%s (rank %d)", p.name, p.rank)
+}
 
 func (p *Peer) hook() hook.Peer { return hook.Peer{Name: p.name, Rank: p.rank} }
 

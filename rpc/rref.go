@@ -295,6 +295,9 @@ func (m *Method[A, R]) Remote(ctx context.Context, p *Peer, in A) (*RRef[R], err
 
 // remote calls a method whose result, a T at the peer, stays there.
 func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, pc uintptr) (*RRef[T], error) {
+	if p == nil {
+		return nil, errNoPeer(m.name)
+	}
 	k := p.agent.refs
 	s := &refState{k: k, owner: p, pc: pc, started: make(chan struct{})}
 	if p.err != nil {

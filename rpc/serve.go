@@ -78,10 +78,11 @@ type served struct {
 // Serve makes handler answer a method's calls: an option of [Init] and
 // [Agent.Offer]. Every call has a goroutine of its own; ctx ends at the caller's
 // deadline, when the caller gives up, and when the connection or the agent ends.
-// A panic is an error of that call. Tensors in the result are read until the answer is
-// out, after the handler has returned: of one that is changed in place, as parameters
-// are by an optimizer, it returns a Clone. Calls whose end comes before their turn are
-// not run.
+// A panic is an error of that call, with the line; the agent that serves writes it
+// and its stack to standard error, once a minute for a method. Tensors in the result
+// are read until the answer is out, after the handler has returned: of one that is
+// changed in place, as parameters are by an optimizer, it returns a Clone. Calls whose
+// end comes before their turn are not run.
 func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R, error), opts ...ServeOption) Option {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {
@@ -260,6 +261,9 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 	ctx := in.ctx
 	if ctx == nil {
 		ctx = &in.own
+	}
+	if err != nil {
+		in.tell(err)
 	}
 	if !in.from.done(in) { // nobody waits for it any more
 		if h := a.hook; h != nil {

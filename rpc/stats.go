@@ -23,6 +23,9 @@ type methodStats struct {
 	bytesIn, bytesUp atomic.Uint64 // received and sent
 	microseconds     atomic.Uint64
 	buckets          [numBuckets]atomic.Uint64
+
+	told   atomic.Int64  // when a panic was written to standard error, 0: never
+	untold atomic.Uint64 // panics since then
 }
 
 func (m *methodStats) begun() { m.inFlight.Add(1) }

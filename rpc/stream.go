@@ -204,6 +204,9 @@ func takeFlow(conn *transport.Conn, f *flow, r *received, limit int, moved *atom
 // and with ctx, whose deadline is the handler's too; the agent's time limit is for
 // single messages.
 func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up, Down], error) {
+	if p == nil {
+		return nil, errNoPeer(m.name)
+	}
 	a := p.agent
 	if err := a.outstanding.enter(); err != nil {
 		return nil, errorf(KindClosed, m.name, p, "%w", err)
