@@ -53,17 +53,25 @@ type Agent struct {
 	opened      chan struct{}  // closed when calls may be answered
 	detach      func()         // of the hook, or nil
 
-	mu      sync.RWMutex
-	methods map[string]*served
-	peers   []*Peer // by rank
-	byName  map[string]*Peer
-	links   map[*link]struct{}
-	servers map[*serverLink]struct{}
-	opening map[*transport.Conn]struct{}
-	closed  bool
-	rounds  rounds // of shutdown, at the agent that leads it
-	notes   map[string]func(from *Peer, body []byte)
-	lost    []func(p *Peer, err error)
+	mu       sync.RWMutex
+	methods  map[string]*served
+	peers    []*Peer // by rank
+	byName   map[string]*Peer
+	links    map[*link]struct{}
+	servers  map[*serverLink]struct{}
+	opening  map[*transport.Conn]struct{}
+	closed   bool
+	rounds   rounds // of shutdown, at the agent that leads it
+	notes    map[string]func(from *Peer, body []byte)
+	lost     []func(p *Peer, err error)
+	parting  bool     // all have called Shutdown: who ends a connection may be leaving
+	partings []parted // connections that ended since
+}
+
+// parted is a connection that has ended.
+type parted struct {
+	peer *Peer
+	err  error
 }
 
 var agentName = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,127}$`)
@@ -254,8 +262,9 @@ func (a *Agent) String() string {
 func (a *Agent) Hook() hook.Hook { return a.hook }
 
 // OnPeerLost makes f be called when a connection with a peer has ended otherwise
-// than by this agent's end: the peer has left, or died, or cannot be reached. It
-// may be called more than once for a peer, and must not wait.
+// than by this agent's end: the peer was closed, or died, or cannot be reached. Peers
+// that leave by a [Agent.Shutdown], which is everybody's, are not lost. It may be
+// called more than once for a peer, and must not wait.
 func (a *Agent) OnPeerLost(f func(p *Peer, err error)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -267,11 +276,34 @@ func (a *Agent) lostPeer(p *Peer, err error) {
 	if p == a.self || a.ctx.Err() != nil {
 		return
 	}
-	a.mu.RLock()
+	a.mu.Lock()
 	lost := a.lost
-	a.mu.RUnlock()
+	if a.parting {
+		a.partings = append(a.partings, parted{p, err})
+		lost = nil
+	}
+	a.mu.Unlock()
 	for _, f := range lost {
 		f(p, err)
+	}
+}
+
+// part holds back what lostPeer is told of from now on: all agents have called
+// Shutdown.
+func (a *Agent) part() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.parting = true
+}
+
+// partFailed tells of what was held back: the shutdown did not come to its end.
+func (a *Agent) partFailed() {
+	a.mu.Lock()
+	held := a.partings
+	a.parting, a.partings = false, nil
+	a.mu.Unlock()
+	for _, h := range held {
+		a.lostPeer(h.peer, h.err)
 	}
 }
 

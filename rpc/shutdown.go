@@ -148,6 +148,9 @@ func (a *Agent) Shutdown(ctx context.Context) error {
 		defer cancel()
 	}
 	err := a.settle(ctx)
+	if err != nil {
+		a.partFailed()
+	}
 	if a.refs != nil {
 		for _, leak := range a.refs.leaks() {
 			fmt.Fprintf(os.Stderr, "cohort: rpc agent %s: %s\n", a.name, leak)
@@ -177,6 +180,9 @@ func (a *Agent) settle(ctx context.Context) error {
 	for n := 0; ; n++ {
 		if err := a.quiet(ctx); err != nil {
 			return fmt.Errorf("rpc: shutdown of %s: calls of this agent are still under way: %w", a.name, err)
+		}
+		if n == 1 {
+			a.part()
 		}
 		if n == 1 && a.meeting != nil { // all have come: nobody looks for this one any more
 			if err := a.meeting.leave(ctx, &a.me); err != nil {
