@@ -124,11 +124,11 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 		return d, nil
 	}
 	if err := verifySame(ctx, group, model); err != nil {
-		return nil, err
+		return nil, besidePyTorch(err)
 	}
 	for _, s := range nn.StateDict(model) {
 		if err := group.Broadcast(ctx, s.Tensor, 0); err != nil {
-			return nil, fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err)
+			return nil, besidePyTorch(fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err))
 		}
 	}
 	if !o.keepBuffers && group.Size() > 1 {

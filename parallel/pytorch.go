@@ -54,6 +54,16 @@ func PyTorch(o PyTorchOptions) DDPOption {
 	return func(all *ddpOptions) { all.pytorch = &o }
 }
 
+// besidePyTorch adds to an error of a DDP without the option [PyTorch] what may be wrong,
+// where another rank has sent what does not belong to this one's call.
+func besidePyTorch(err error) error {
+	var wire *dist.WireError
+	if !errors.As(err, &wire) {
+		return err
+	}
+	return fmt.Errorf("%w; where other ranks run PyTorch's DistributedDataParallel, NewDDP needs the option parallel.PyTorch", err)
+}
+
 // PeerModelError says that a rank does not train the parameters that this one
 // does.
 type PeerModelError struct {

@@ -7,9 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
@@ -548,5 +551,43 @@ func TestPyTorchsMistakes(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestForgottenOption: beside ranks whose DDP is PyTorch's, one without that option says
+// that it is missing.
+func TestForgottenOption(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := "tcp://" + l.Addr().String()
+	l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	errs := make([]error, 2)
+	var ranks sync.WaitGroup
+	for rank := range errs {
+		ranks.Go(func() {
+			g, err := dist.Init(ctx, dist.WithBackend("gloo"), dist.WithURL(url), dist.WithRank(rank, 2))
+			if err != nil {
+				errs[rank] = err
+				return
+			}
+			var opts []DDPOption
+			if rank == 0 {
+				opts = append(opts, PyTorch(PyTorchOptions{}))
+			}
+			_, errs[rank] = NewDDP(ctx, newMLP(build(0)), g, opts...)
+			_ = g.Close()
+		})
+	}
+	ranks.Wait()
+	var wire *dist.WireError
+	if !errors.As(errs[1], &wire) || !strings.Contains(errs[1].Error(), "needs the option parallel.PyTorch") {
+		t.Errorf("the rank without the option: %v", errs[1])
+	}
+	if errs[0] == nil || strings.Contains(errs[0].Error(), "needs the option") {
+		t.Errorf("the rank with the option: %v", errs[0])
 	}
 }
