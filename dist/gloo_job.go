@@ -103,11 +103,16 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 	j.box = newBlackBox(j.rank, j.worldSize, host, os.Getpid())
 	j.agent.setDump(j.box.answer)
 	j.stopDumps = j.box.dumpOn(j.dumpSignal)
+	heard := j.reportWaiting(ctx, j.notServed)
 	base, err := j.openStore(ctx)
+	heard()
 	if err != nil {
 		return nil, err
 	}
-	if err := j.findPyTorch(ctx, base); err != nil {
+	heard = j.reportWaiting(ctx, j.notJoined(base))
+	err = j.findPyTorch(ctx, base)
+	heard()
+	if err != nil {
 		return nil, err
 	}
 	j.keys = j.prefixed(base)
@@ -132,7 +137,9 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		g.store = j.groupKeys(name)
 	}
 	stop := j.watchOthers(ctx, end)
+	heard = j.reportWaiting(ctx, j.notPublished)
 	err = j.open(ctx, g, name)
+	heard()
 	stop()
 	if err != nil {
 		return nil, err
@@ -240,14 +247,9 @@ func (j *glooJob) seePyTorch(ctx context.Context, base store.Store) (pytorch, er
 	defer tick.Stop()
 	for err == nil {
 		for _, p := range []pytorch{pytorch1_13, pytorch2} {
-			gloo, _ := glooPrefixes(p, "0")
-			first := gloo + "/0/"
-			if p == pytorch1_13 {
-				first += "rank_" // the host: the address waits for that of others
-			}
 			for r := range j.worldSize {
 				// What Go ranks put there they do when they know: it is right too.
-				if set, err := isSet(ctx, keys, first+strconv.Itoa(r)); set || err != nil {
+				if set, err := isSet(ctx, keys, p.firstKey(r)); set || err != nil {
 					return p, err
 				}
 			}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+// TestGlooWaitsAloud: in a PyTorch job, too, who waits long for others says for whom.
+func TestGlooWaitsAloud(t *testing.T) {
+	for _, p := range []pytorch{pytorch1_13, pytorch2} {
+		synctest.Test(t, func(t *testing.T) {
+			var out lines
+			mem := store.NewMemory()
+			j := &glooJob{glooPlace: glooPlace{rank: 0, worldSize: 4, file: "/tmp/f"}, keys: mem, options: options{pytorch: p}}
+			for _, r := range []int{0, 2} {
+				if err := mem.Set(t.Context(), p.firstKey(r), []byte("x")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			after := func(what func(context.Context) string, want string) {
+				t.Helper()
+				stop := waitAloud(t.Context(), &out, j.rank, what)
+				defer stop()
+				time.Sleep(6 * time.Second)
+				synctest.Wait()
+				if got := out.take(); got != want {
+					t.Errorf("it says %q, want %q", got, want)
+				}
+			}
+			after(j.notPublished, "cohort: rank 0 has been waiting for ranks 1, 3 of 4 (/tmp/f) to join for 5s\n")
+			for _, r := range []int{1, 3} {
+				if err := mem.Set(t.Context(), p.firstKey(r), []byte("x")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			after(j.notPublished, "")
+			after(j.notJoined(mem), "cohort: rank 0 has been waiting for another rank of 4 (/tmp/f) to join for 5s\n")
+			j.file, j.addr, j.client = "", "a:1", new(store.PyTorchClient)
+			if _, err := mem.Add(t.Context(), joinedKey, 3); err != nil {
+				t.Fatal(err)
+			}
+			after(j.notJoined(mem), "cohort: rank 0 has been waiting for 1 more rank of 4 (a:1) to join for 5s\n")
+			after(j.notServed, "cohort: rank 0 has been waiting for rank 0 of 4 (a:1) to join for 5s\n")
+			j.glooPlace.agent = true
+			after(j.notServed, "cohort: rank 0 has been waiting for the launcher's store at a:1 for 5s\n")
+		})
+	}
+}
+
+// glooAlone is a rank of a PyTorch job that waits for another one.
+func glooAlone() error {
+	_, err := Init(context.Background(), WithBackend("gloo"))
+	return err
+}
+
+// TestGlooAlone starts ranks of two that are alone, each in its job.
+func TestGlooAlone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a rank is silent for five seconds: short runs do without")
+	}
+	for rank, want := range []string{"rank 0 has been waiting for 1 more rank of 2 (", "rank 1 has been waiting for rank 0 of 2 ("} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			p := startRanks(t, 1, "gloo", envvar.Rank.Assign(string(rune('0'+rank))), envvar.WorldSize.Assign("2"))[0]
+			for begun := time.Now(); !strings.Contains(p.output(), want); time.Sleep(50 * time.Millisecond) {
+				if time.Since(begun) > 20*time.Second {
+					t.Fatalf("it says %q, want %q", p.output(), want)
+				}
+			}
+		})
+	}
+}
