@@ -54,7 +54,7 @@ is how to find out which port it has.`,
 				}
 				return serveCohort(ctx, listen, cmd.OutOrStdout())
 			}
-			return unknown("wire", wire, storeWires, cmd.CommandPath())
+			return usageError{fmt.Errorf("unknown wire %s: --wire is %s", wire, strings.Join(storeWires, " or "))}
 		},
 	}
 	fl := cmd.Flags()
