@@ -71,3 +71,26 @@ func TestStreamBound(t *testing.T) {
 		t.Errorf("%d MiB were taken on a stream whose window is %d MiB", sent>>20, streamWindow>>20)
 	}
 }
+
+// TestHeadBound: a frame far over the limit is not read, however long its head.
+func TestHeadBound(t *testing.T) {
+	a := agents(t, "pipe", 1, serveBasics(), WithMaxMessage(1<<20))
+	s := visit(t, a[0])
+	s.hello(wireVersion, "")
+	if kind, _, err := s.hear(); err != nil || kind != frameWelcome {
+		t.Fatalf("a frame of kind %d, %v", kind, err)
+	}
+	const size = 128 << 20
+	if _, err := s.conn.Write(frame(frameCall, size, []byte{0xfc, 0xff, 0xff, 0x07})); err != nil {
+		t.Fatal(err)
+	}
+	sent := 0
+	for piece := make([]byte, 1<<20); sent < size-4; sent += len(piece) {
+		if _, err := s.conn.Write(piece[:min(len(piece), size-4-sent)]); err != nil {
+			break
+		}
+	}
+	if sent > 8<<20 {
+		t.Errorf("%d MiB of a head were read, where messages have 1 MiB", sent>>20)
+	}
+}

@@ -269,11 +269,14 @@ func (r *received) release() {
 }
 
 // readHead reads a frame up to its tensors. The rest is unread then. A frame may be
-// too long: its head says whom to tell.
-func readHead(conn *transport.Conn) (r *received, err error) {
+// too long, up to a limit: its head says whom to tell.
+func readHead(conn *transport.Conn, limit int) (r *received, err error) {
 	kind, size, err := conn.ReadHeader(transport.MaxFrame)
 	if err != nil {
 		return nil, err
+	}
+	if size > limit {
+		return nil, protocolError("a frame of %d bytes, at most %d", size, limit)
 	}
 	return readHeadOf(conn, kind, size)
 }

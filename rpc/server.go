@@ -92,7 +92,7 @@ func (s *serverLink) lose(err error) {
 
 // readOne reads a message. An error is the connection's end.
 func (s *serverLink) readOne() error {
-	r, err := readHead(s.conn)
+	r, err := readHead(s.conn, discardFactor*s.agent.maxMessage)
 	if err != nil {
 		return err
 	}
@@ -167,9 +167,6 @@ func (s *serverLink) take(id uint64, r *received) error {
 		if bad != nil {
 			no = &Error{Kind: KindProtocol, Msg: bad.Error()}
 		}
-	}
-	if r.size > discardFactor*a.maxMessage {
-		return protocolError("a frame of %d bytes, at most %d", r.size, a.maxMessage)
 	}
 	if err := s.conn.Discard(); err != nil { // what has not been read
 		return err
