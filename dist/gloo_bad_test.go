@@ -50,7 +50,7 @@ func TestPyTorchMismatches(t *testing.T) {
 					err, answer := o.errs[place], o.answers[1-place]
 					var blamed *RankError
 					var wire *WireError
-					if !errors.As(err, &blamed) || blamed.Rank != 1-place || !errors.As(err, &wire) || wire.Sent == "" || !strings.Contains(err.Error(), tc.want) {
+					if !errors.As(err, &blamed) || blamed.Rank != 1-place || !errors.As(err, &wire) || wire.Sent == "" || !strings.HasPrefix(wire.Call, tc.want) || !strings.Contains(err.Error(), tc.want) {
 						t.Errorf("the Go rank %d says %v", place, err)
 					}
 					if answer.died != nil || answer.Error == "" {

@@ -502,7 +502,16 @@ func (a *agent) result(ctx context.Context) error {
 	var report *flightlog.Report
 	e.Recorders, e.RecorderDir, report = a.recorders.finish(slices.ContainsFunc(e.Failures, tellsOfRanks), len(a.workers) > 1 && len(e.sameAsFirst()) == len(a.workers)-1, a.begin, a.fates(e.Failures))
 	e.Suspects = a.suspects(report, e.Failures)
-	suspectsFirst(e.Failures, e.Suspects)
+	if differsFirst(e.Failures) {
+		e.Suspects, e.differ = nil, true // with whom a rank differs is no more to blame than itself
+	} else {
+		suspectsFirst(e.Failures, e.Suspects)
+	}
+	for _, end := range m.left {
+		if len(e.Failures) > 0 && end.at.Before(e.Failures[0].Time) {
+			e.left = append(e.left, a.failure(end))
+		}
+	}
 	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
 		return nil
 	}

@@ -36,6 +36,29 @@ func causeFirst(failures []Failure) {
 	}
 }
 
+// differs is what a rank says of one that is in another call, or sends what nobody knows,
+// in a group with PyTorch ranks: these say then only that a connection was closed.
+var differs = regexp.MustCompile(`\brank \d+(?: \([^()]*\))? failed: it (?:\([^()]*\) )?sent .+, but `)
+
+// differs reports whether a rank has ended by itself with words that say how the ranks'
+// calls differ.
+func (f *Failure) differs() bool {
+	return !f.Stopped && (differs.MatchString(firstLine(f.Message)) || slices.ContainsFunc(f.Tail, differs.MatchString))
+}
+
+// differsFirst moves such a failure to the front, unless that has none before it but
+// its like.
+func differsFirst(failures []Failure) (found bool) {
+	i := slices.IndexFunc(failures, func(f Failure) bool { return f.differs() })
+	if i < 0 || failures[0].struck() {
+		return false
+	}
+	cause := failures[i]
+	copy(failures[1:i+1], failures[:i])
+	failures[0] = cause
+	return true
+}
+
 // waited reports whether a rank ended, by its last words, because another did not come.
 func (f *Failure) waited() bool {
 	return missed.MatchString(firstLine(f.Message)) || slices.ContainsFunc(f.Tail, missed.MatchString)

@@ -116,6 +116,7 @@ type machine struct {
 	stopSignal  syscall.Signal // the first of them
 	canceled    bool
 	survivors   bool           // a failure does not end the others
+	left        []ending       // with code 0, without being asked to
 	endedWell   bool           // a worker has ended with code 0
 	brokeOff    bool           // a worker failed by itself after one had ended well
 	sweepSig    syscall.Signal // the strongest sent to strays so far
@@ -207,7 +208,12 @@ func (m *machine) onExit(now time.Time, e exited) []action {
 			m.phase, m.deadline = failing, now.Add(m.patience.fail)
 		}
 	}
-	m.endedWell = m.endedWell || !end.bad()
+	if !end.bad() {
+		m.endedWell = true
+		if !end.stopped {
+			m.left = append(m.left, end)
+		}
+	}
 	if m.numLive == 0 {
 		var sig syscall.Signal
 		if m.phase == killing {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -26,7 +27,9 @@ import (
 
 var pythons = flag.String("pythons", strings.ReplaceAll(os.Getenv("COHORT_TEST_PYTHONS"), ":", ","), "Python programs that have PyTorch, separated by commas, beside those that are found")
 
-func init() { roles["gloo"], roles["gloowait"], roles["kinds"] = roleGloo, roleGlooWait, roleKinds }
+func init() {
+	roles["gloo"], roles["gloowait"], roles["kinds"], roles["differs"] = roleGloo, roleGlooWait, roleKinds, roleDiffers
+}
 
 // roleGloo is a rank of Cohort's that does what testdata/reduce.py does.
 func roleGloo(string) int {
@@ -183,6 +186,48 @@ func TestStoppedPyTorchRank(t *testing.T) {
 				t.Errorf("the report is\n%s", text.String())
 			}
 		})
+	}
+}
+
+// roleDiffers is a rank of Cohort's beside testdata/differs.py that reduces 7 numbers, or
+// leaves early.
+func roleDiffers(how string) int {
+	return ExitCode(dist.Main(func(ctx context.Context, g *dist.Group) error {
+		if err := g.AllReduce(ctx, tensor.Zeros(1), dist.Sum); err != nil || how == "leaves" {
+			return err
+		}
+		return g.AllReduce(ctx, tensor.Zeros(7), dist.Sum)
+	}, dist.WithBackend("gloo"))(context.Background()))
+}
+
+// TestRanksThatDiffer: the report begins with the Go rank that says how the calls differ,
+// not with PyTorch's "connection closed", and says who had left before.
+func TestRanksThatDiffer(t *testing.T) {
+	for _, python := range torches(t) {
+		for how, want := range map[string]string{
+			"size":   `: rank [23] exited with code 1\n  likely cause: rank [23] .*\n  its error:\n    \| .*: rank \d failed: it .* but .* \(this rank's call: all_reduce sum of 7 float32\)\n`,
+			"leaves": `(?s): rank [01] exited with code 1\n.*  before: rank [23] \(pid \d+\) had ended with code 0, \S+ earlier\n`,
+		} {
+			t.Run(strings.ReplaceAll(strings.Trim(python, "/"), "/", "_")+"/"+how, func(t *testing.T) {
+				t.Parallel()
+				var out, errs output
+				cfg := self(t, 4, "differs:"+how)
+				cfg.Programs, cfg.Program, cfg.NumRanks, cfg.Direct = []Program{{filepath.Join("testdata", "differs.py"), nil, 2}, {cfg.Program, nil, 2}}, "", 0, false
+				cfg.Stdout, cfg.Stderr = &out, &errs
+				cfg.Env = append(cfg.Env, envvar.PythonExec.Assign(python), "TMPDIR="+t.TempDir())
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				var e *Error
+				if err := Run(ctx, cfg); !errors.As(err, &e) {
+					t.Fatalf("%v\n%s%s", err, out.String(), errs.String())
+				}
+				var text strings.Builder
+				e.Report(&text)
+				if !regexp.MustCompile(want).MatchString(text.String()) {
+					t.Errorf("the report is\n%s\nwant %s", text.String(), want)
+				}
+			})
+		}
 	}
 }
 

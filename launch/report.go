@@ -78,7 +78,9 @@ type Error struct {
 	// agree, or those whose processes had been stopped (SIGSTOP). They need not be among Failures: a rank may have left, with code 0.
 	Suspects []Suspect
 
-	carriedOn bool // those left have ended well: a notice, not an error
+	left      []Failure // those that ended with code 0 before the first failure
+	differ    bool      // the first failure says how the ranks' calls differ
+	carriedOn bool      // those left have ended well: a notice, not an error
 }
 
 // Error is one line; Report tells more.
@@ -100,7 +102,7 @@ func (e *Error) Error() string {
 	case e.Cause != nil:
 		return fmt.Sprintf("stopped: %v", e.Cause)
 	default:
-		return e.left()
+		return e.remains()
 	}
 }
 
@@ -115,7 +117,7 @@ func (e *Error) Unwrap() []error {
 	return out
 }
 
-func (e *Error) left() string {
+func (e *Error) remains() string {
 	return fmt.Sprintf("%d workers (pids %v) and %d processes that workers started survive SIGKILL: they hang in the kernel", len(e.Unkillable), e.Unkillable, e.NumStrays)
 }
 
@@ -155,7 +157,9 @@ func (e *Error) Report(w io.Writer) {
 	if len(failed) > 0 {
 		f, which := &failed[0], "first failure"
 		blamed := e.blamed()
-		if len(blamed) == 0 && slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) }) {
+		if e.differ {
+			which = "likely cause"
+		} else if len(blamed) == 0 && slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) }) {
 			which = "likely cause"
 			if f.waited() {
 				which = "waited in vain"
@@ -207,6 +211,16 @@ func (e *Error) Report(w io.Writer) {
 		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d %s %v %s\n",
 			order, f.Rank, f.LocalRank, f.Host, f.PID, f.how(), by.Round(time.Millisecond), when)
 	}
+	if len(failed) > 0 && !e.carriedOn {
+		const most = 3
+		for i := range e.left[:min(len(e.left), most)] {
+			f := &e.left[i]
+			fmt.Fprintf(&b, "  before: rank %d (pid %d) had ended with code 0, %v earlier\n", f.Rank, f.PID, failed[0].Time.Sub(f.Time).Round(time.Millisecond))
+		}
+		if rest := len(e.left) - most; rest > 0 {
+			fmt.Fprintf(&b, "  and %d more ranks had ended with code 0\n", rest)
+		}
+	}
 	if len(e.Recorders) > 0 {
 		b.WriteString("  the ranks' flight recorders say:\n")
 		for _, line := range e.Recorders {
@@ -234,7 +248,7 @@ func (e *Error) Report(w io.Writer) {
 		fmt.Fprintf(&b, "  stopped: rank %d (pid %d) %s\n", f.Rank, f.PID, f.ended())
 	}
 	if len(e.Unkillable)+e.NumStrays > 0 {
-		fmt.Fprintf(&b, "cohort: %s\n", e.left())
+		fmt.Fprintf(&b, "cohort: %s\n", e.remains())
 	}
 }
 

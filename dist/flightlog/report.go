@@ -334,11 +334,11 @@ func (w *Waiting) lines(g *GroupReport, r *Report) (out []string) {
 }
 
 // blames says what is known of the ranks that errors name: of those without a recorder
-// only that others waited for them, or lost them.
+// only that errors name them, which may have waited for them, or lost them.
 func (w *Waiting) blames(culprits Ranks) string {
 	for _, s := range culprits {
 		if w.Unrecorded.Has(s.First) {
-			return "failed, waiting for or having lost"
+			return "failed, and errors name"
 		}
 	}
 	return "failed because of"

@@ -21,6 +21,9 @@ type WireError struct {
 	Peer string
 	// Other says that the peer is in another collective, or in one of another size.
 	Other bool
+	// Call is this rank's own call, with what its part is: "all_reduce sum of 7
+	// float32"; only with Other, "" where none was under way.
+	Call string
 }
 
 func (e *WireError) Error() string {
@@ -31,7 +34,11 @@ func (e *WireError) Error() string {
 	if e.Why == "" {
 		return fmt.Sprintf("%s sent %s", who, e.Sent)
 	}
-	return fmt.Sprintf("%s sent %s, but %s", who, e.Sent, e.Why)
+	text := fmt.Sprintf("%s sent %s, but %s", who, e.Sent, e.Why)
+	if e.Call != "" {
+		text += fmt.Sprintf(" (this rank's call: %s)", e.Call)
+	}
+	return text
 }
 
 // lostError is that a connection has ended, and why.
@@ -54,8 +61,21 @@ func (b *Backend) blame(c *collective.Call, rank int, cause error) *collective.R
 	e := collective.NewRankError(b.cfg.Group, b.Member(rank), cause)
 	if c != nil {
 		e.Op, e.Seq = c.Op.String(), c.Seq
+		e.Cause = inCall(e.Cause, c)
 	}
 	return e
+}
+
+// inCall is the cause of an error of a call: what a peer has sent beside the call's own
+// elements, for bytes of a part alone tell nobody what differs.
+func inCall(cause error, c *collective.Call) error {
+	wire, ok := cause.(*WireError)
+	if !ok || !wire.Other || wire.Call != "" {
+		return cause
+	}
+	told := *wire
+	told.Call = c.String()
+	return &told
 }
 
 // closedError returns the error of a call on a group that this rank has closed.
@@ -71,6 +91,7 @@ func (b *Backend) again(c *collective.Call, err error) error {
 	if e, ok := err.(*collective.RankError); ok {
 		later := *e
 		later.Op, later.Seq = c.Op.String(), c.Seq
+		later.Cause = inCall(later.Cause, c)
 		return &later
 	}
 	return fmt.Errorf("dist: %s: the group has failed before: %w", collective.Numbered(c.Op.String(), c.Seq), err)
