@@ -472,6 +472,9 @@ func (a *agent) failure(end ending) Failure {
 		Stopped: end.stopped, Suspended: w.suspended, Tail: w.tail.last(),
 	}
 	a.readWords(&f)
+	if p := a.program(end.local); p.isPython && f.lacksModule() {
+		f.python = p.path
+	}
 	return f
 }
 

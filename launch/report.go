@@ -34,7 +34,8 @@ type Failure struct {
 	// Memory is what the system says of memory that had run out when the rank ended.
 	Memory string
 
-	raw []byte // the error file
+	raw    []byte // the error file
+	python string // the interpreter, where a module was not found
 }
 
 // how says how the process ended: "exited with code 3", "was killed by SIGKILL".
@@ -190,6 +191,9 @@ func (e *Error) Report(w io.Writer) {
 			b.WriteString("  nobody here sent it SIGKILL; where memory ran out, the kernel does (see dmesg)\n")
 		}
 		f.words(&b)
+		if f.python != "" {
+			fmt.Fprintf(&b, "  %s ran it: PYTHON_EXEC names another Python\n", f.python)
+		}
 	}
 	same := e.sameAsFirst()
 	switch n := len(same); n {

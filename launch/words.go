@@ -120,6 +120,12 @@ func firstLine(s string) string {
 	return line
 }
 
+// lacksModule reports whether a Python program ended because a module is not there.
+func (f *Failure) lacksModule() bool {
+	const text = "ModuleNotFoundError: No module named "
+	return strings.Contains(f.Message, text) || slices.ContainsFunc(f.Tail, func(line string) bool { return strings.HasPrefix(line, text) })
+}
+
 // Record writes the error that a rank ends with into the file that its launcher
 // has named for it (TORCHELASTIC_ERROR_FILE), so that the launcher's report says
 // it, and says which rank's was first. What [Spawn] or dist.Main runs need not

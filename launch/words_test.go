@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -66,6 +67,32 @@ func roleGreedy(string) int {
 		hold = append(hold, b)
 	}
 	return len(hold) & 1
+}
+
+// TestModuleNotFound: the report says which Python has looked for a module that is not
+// there, and how to take another.
+func TestModuleNotFound(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("there is no python3 here")
+	}
+	for module, want := range map[string]bool{"no_such_module_there_is": true, "os; raise ValueError": false} {
+		script := filepath.Join(t.TempDir(), "train.py")
+		if err := os.WriteFile(script, []byte("import "+module+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out, errs output
+		var text strings.Builder
+		var e *Error
+		err := Run(t.Context(), Config{Program: script, NumRanks: 1, LeaveSignals: true, Stdout: &out, Stderr: &errs})
+		if !errors.As(err, &e) {
+			t.Fatal(err)
+		}
+		e.Report(&text)
+		if got := strings.Contains(text.String(), "\n  "+python+" ran it: PYTHON_EXEC names another Python\n"); got != want {
+			t.Errorf("import %s: the interpreter is named: %v, want %v:\n%s", module, got, want, text.String())
+		}
+	}
 }
 
 func TestErrorFiles(t *testing.T) {
