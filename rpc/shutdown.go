@@ -139,8 +139,9 @@ func (r *rounds) fail(err error) {
 // Shutdown leaves the job in good order. It waits until all agents have called it
 // and no call is under way between any of them, and then closes the agent. Until
 // then the agent goes on answering calls. References that are still held by
-// somebody are listed on standard error. When not all come in time, or one has
-// died, the agent is closed all the same and the error says who is missing.
+// somebody are listed on standard error, and after five seconds whom it waits for.
+// When not all come in time, or one has died, the agent is closed all the same and
+// the error says who is missing.
 func (a *Agent) Shutdown(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -175,6 +176,9 @@ func (a *Agent) settle(ctx context.Context) error {
 		defer cancel()
 		a.inBackground(func() { a.lookForMissing(limit) })
 	}
+	over, stop := context.WithCancel(ctx)
+	defer stop()
+	a.inBackground(func() { a.tellWaiting(over) })
 	lead := a.PeerRank(0)
 	last := ^uint64(0)
 	for n := 0; ; n++ {
