@@ -62,10 +62,13 @@ func TestPyTorchMismatches(t *testing.T) {
 	}
 }
 
-// TestPyTorchDies ends PyTorch ranks in the middle of a job.
+// TestPyTorchDies ends a PyTorch rank in the middle of a job; -pytorch.all: in every place.
 func TestPyTorchDies(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
 		for place := range 3 {
+			if place > 0 && !*allPyTorch { // each takes a new process
+				break
+			}
 			dies := (place + 1) % 3
 			var took time.Duration
 			m := mixedJob{python: p, size: 3, goes: []int{place, (place + 2) % 3}}
@@ -247,7 +250,7 @@ func TestPyTorchLeft(t *testing.T) {
 	})
 }
 
-// TestPyTorchSaidWrong says the other PyTorch than there is.
+// TestPyTorchSaidWrong says the other PyTorch than there is; -pytorch.all: as every rank.
 func TestPyTorchSaidWrong(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
 		version := "1.13.1"
@@ -255,6 +258,9 @@ func TestPyTorchSaidWrong(t *testing.T) {
 			version = "2.6"
 		}
 		for place := range 2 {
+			if p.old() == (place == 0) && !*allPyTorch { // each takes a new process
+				continue
+			}
 			o := mixedJob{python: p, size: 2, goes: []int{place}, opts: []Option{WithPyTorch(version)}, patience: 2 * time.Second}.run(t, nil, nil)
 			if err := o.errs[place]; err == nil || !strings.Contains(err.Error(), "WithPyTorch says") && !strings.Contains(err.Error(), "it runs PyTorch 2") {
 				t.Errorf("rank %d says %v", place, err)
