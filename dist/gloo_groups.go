@@ -60,6 +60,9 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 	if o.backend == nativeBackend {
 		return j.newNativeGroup(ctx, g, ranks, o)
 	}
+	if o.silenceSaid {
+		return nil, errNoBeats
+	}
 	if g.parent != nil {
 		return nil, errors.New("PyTorch makes groups from the group of all ranks: call it there, with ranks of the job")
 	}

@@ -54,6 +54,8 @@ func initGloo(ctx context.Context, o options) (*Group, error) {
 	case err != nil:
 	case o.algorithms.Deterministic:
 		err = errors.New("WithDeterministic: in a PyTorch job it is Gloo that decides the order of a reduction, with the same bits on all ranks")
+	case o.silenceSaid:
+		err = errNoBeats
 	case o.host != nil:
 		err = errors.New("a network inside the process has no PyTorch ranks")
 	}

@@ -4,6 +4,7 @@ package dist
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -76,5 +77,20 @@ func TestGlooAlone(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestGlooSilence: what nobody could keep is not promised, for the group of all or one of some.
+func TestGlooSilence(t *testing.T) {
+	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 1), WithURL(freePort(t)), WithSilence(time.Second)); !errors.Is(err, errNoBeats) {
+		t.Errorf("Init says %v", err)
+	}
+	j := &glooJob{}
+	o := options{forGroup: true}
+	if err := o.apply([]Option{WithSilence(time.Second)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := j.newGroup(t.Context(), &Group{}, []int{0}, o); !errors.Is(err, errNoBeats) {
+		t.Errorf("NewGroup says %v", err)
 	}
 }

@@ -50,7 +50,9 @@ type options struct {
 	admitted []netip.Prefix
 	timeout  time.Duration
 	silence  time.Duration
-	node     string
+	// silenceSaid is that WithSilence was given.
+	silenceSaid bool
+	node        string
 	// dumpSignal is what makes this process write its flight recorder, or nil.
 	dumpSignal os.Signal
 	host       *native.Host // nil but in a network inside the process

@@ -3,6 +3,7 @@
 package dist
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -26,13 +27,14 @@ const (
 // group beats for that, by itself, so a rank that merely computes for long is
 // not silent; 0 gives nobody up, for work with a debugger. All ranks of a group
 // have the same limit. Ranks that are goroutines of one process are never
-// silent.
+// silent. Ranks of PyTorch do not beat: in a PyTorch job it is an option of the groups
+// that [Group.NewGroup] makes of Go ranks.
 func WithSilence(d time.Duration) Option {
 	return func(o *options) error {
 		if d != 0 && (d < minSilence || d > maxSilence) {
 			return fmt.Errorf("a silence limit of %v: want 0 (none) or %v to %v", d, minSilence, maxSilence)
 		}
-		o.silence = d
+		o.silence, o.silenceSaid = d, true
 		return nil
 	}
 }
@@ -42,3 +44,6 @@ func (o *options) silenceFromEnv() (err error) {
 	o.silence, err = envvar.Silence.DurationOr(o.silence, minSilence, maxSilence)
 	return err
 }
+
+// errNoBeats is WithSilence for a group over gloo.
+var errNoBeats = errors.New("WithSilence: nothing is heard of PyTorch's ranks between their calls, so none is given up for silence; groups that NewGroup makes with WithBackend(\"native\") take it")
