@@ -37,6 +37,16 @@ const limit = 5 * time.Minute
 func main() {
 	python := flag.String("python", "", "a Python with PyTorch; without, the first that is found")
 	dir := flag.String("data", "", "a directory with MNIST's four files; without, the digits that come with Cohort, enlarged")
+	flag.Usage = func() {
+		fmt.Fprint(flag.CommandLine.Output(), `Usage: pytorch-mixed [flags] [train|feed|store]
+
+  train   two ranks of PyTorch and two of Cohort train one model (default)
+  feed    a Go rank makes the batches for two PyTorch ranks
+  store   a Python script uses a store that a Go program serves
+
+`)
+		flag.PrintDefaults()
+	}
 	flag.Parse()
 	what := "train"
 	if flag.NArg() > 0 {
