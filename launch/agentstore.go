@@ -88,8 +88,10 @@ func (a *agent) serveStore(stderr io.Writer) (*rankStore, error) {
 }
 
 const (
-	// kindsPoll is how often the store is looked through for ranks of another PyTorch.
+	// kindsPoll is from when on the store is looked through for ranks of another PyTorch,
+	// less and less often, down to every kindsRest: programs may use it for something else.
 	kindsPoll = 100 * time.Millisecond
+	kindsRest = time.Second
 	// kindsGrace is what Go ranks have to end with errors of their own.
 	kindsGrace = time.Second
 )
@@ -105,8 +107,9 @@ func listed(ranks []string) string {
 // watchKinds waits until ranks of PyTorch 1.13 and of 2.x show themselves, each where
 // those of their kind meet, and tells the Go ranks and the agent.
 func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
-	tick := time.NewTicker(kindsPoll)
-	defer tick.Stop()
+	pause := kindsPoll
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
 	attempt := store.Prefix(r.Store(), "/worker/attempt_"+strconv.Itoa(at.Number))
 	kinds := [2]struct {
 		keys  store.Store
@@ -116,7 +119,9 @@ func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-timer.C:
+			pause = min(pause*5/4, kindsRest)
+			timer.Reset(pause)
 		}
 		var ranks [2][]string
 		for i, k := range kinds {
