@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -148,13 +149,21 @@ func (a *Agent) addMethods(list []*served) error {
 	return nil
 }
 
-// Offer adds methods: options made by [Serve], [ServeAsync] and [ServeStream].
+// Offer adds methods: options made by [Serve] and its like. Other options are an error,
+// and so is an agent that has been closed.
 func (a *Agent) Offer(opts ...Option) error {
 	var o options
 	if err := o.apply(opts); err != nil {
 		return fmt.Errorf("rpc: agent %q: %w", a.name, err)
 	}
-	if err := a.addMethods(o.serves); err != nil {
+	serves := o.serves
+	if o.serves = nil; !reflect.ValueOf(o).IsZero() {
+		return fmt.Errorf("rpc: agent %q: offer: an option that says more than what is served: give it to Init", a.name)
+	}
+	if a.ctx.Err() != nil {
+		return fmt.Errorf("rpc: agent %q: offer: %w", a.name, &Error{Rank: -1, Kind: KindClosed, Msg: errClosed.Error(), err: errClosed})
+	}
+	if err := a.addMethods(serves); err != nil {
 		return fmt.Errorf("rpc: agent %q: %w", a.name, err)
 	}
 	return nil

@@ -14,7 +14,8 @@ type Kind string
 
 // The kinds.
 const (
-	// KindApplication is an error that the handler returned.
+	// KindApplication is an error that the handler returned, or one of what a call
+	// belongs to here, such as a context of autograd that has been closed.
 	KindApplication Kind = "application"
 	// KindPanic is a handler that panicked.
 	KindPanic Kind = "panic"

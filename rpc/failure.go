@@ -45,7 +45,7 @@ func (p *panicked) Unwrap() error {
 func panicError(v any) error {
 	p := &panicked{value: v, stack: string(debug.Stack())}
 	var e *tensor.Error
-	if err, ok := v.(error); !ok || !errors.As(err, &e) || e.Where == "" {
+	if err, ok := v.(error); !ok || !errors.As(err, &e) { // which has a place of its own
 		p.place = panicPlace()
 	}
 	return p

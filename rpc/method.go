@@ -4,6 +4,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -122,7 +123,17 @@ func (m *Method[A, R]) message(ctx context.Context, p *Peer, in A, c *call, more
 	return msg, nil
 }
 
+// hookError is a call that the agent's hook does not let go.
+type hookError struct{ err error }
+
+func (e *hookError) Error() string { return e.err.Error() }
+func (e *hookError) Unwrap() error { return e.err }
+
 func encodeError(err error, method string, p *Peer) error {
+	var refused *hookError
+	if errors.As(err, &refused) {
+		return errorf(kindOf(err, KindApplication), method, p, "%w", refused.err)
+	}
 	kind := KindTypes
 	switch k := KindOf(err); {
 	case k != "":
@@ -147,7 +158,7 @@ func (o *outgoing) encodeCall(ctx context.Context, m *methodInfo, c *call, more 
 	if h := o.enc.agent.hook; h != nil {
 		msg := hook.Message{Method: m.name, Tensors: o.tensors}
 		if err := h.SendCall(ctx, o.enc.peer.hook(), &msg); err != nil {
-			return err
+			return &hookError{err}
 		}
 		extra = msg.Extra
 	}

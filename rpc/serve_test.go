@@ -241,8 +241,14 @@ func TestOptions(t *testing.T) {
 	if s, err := who.Call(t.Context(), alone.Peer("alone"), struct{}{}); s != "me" || err != nil {
 		t.Errorf("%q, %v", s, err)
 	}
+	if err := alone.Offer(WithTimeout(time.Second)); err == nil || !strings.Contains(err.Error(), "give it to Init") {
+		t.Errorf("an offer of a time limit: %v", err)
+	}
 	if err := alone.Shutdown(t.Context()); err != nil {
 		t.Error(err)
+	}
+	if err := alone.Offer(Serve(add, func(context.Context, addArgs) (*tensor.Tensor, error) { return nil, nil })); KindOf(err) != KindClosed {
+		t.Errorf("an offer of an agent that was closed: %v, want kind %q", err, KindClosed)
 	}
 }
 

@@ -77,11 +77,18 @@ func engineOf(a *rpc.Agent) (*engine, error) {
 	return h.engine, nil
 }
 
-// NewContext begins a computation over the processes of an agent's job.
+// NewContext begins a computation over the processes of an agent's job. An agent that
+// has been closed is an error.
 func NewContext(a *rpc.Agent, opts ...ContextOption) (*Context, error) {
 	e, err := engineOf(a)
 	if err != nil {
 		return nil, err
+	}
+	e.mu.Lock()
+	closed := e.closed
+	e.mu.Unlock()
+	if closed {
+		return nil, fmt.Errorf("autograd: a context of %v: %w", a, &rpc.Error{Rank: -1, Kind: rpc.KindClosed, Msg: "the agent has been closed"})
 	}
 	return newContext(e, opts), nil
 }

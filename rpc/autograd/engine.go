@@ -29,6 +29,7 @@ type engine struct {
 	owned       ownedSet
 	lostRanks   map[int]error      // that run has not seen yet
 	wake        chan struct{}      // there are some
+	closed      bool               // its agent has been
 	released    [remembered]uint64 // the ids of contexts released last, so that what comes late does not revive them
 	numReleased int
 }
@@ -331,6 +332,9 @@ func (e *engine) run(ctx context.Context) {
 
 // close ends all contexts on this process, when its agent ends.
 func (e *engine) close() {
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
 	for _, s := range e.all() {
 		if e.drop(s) {
 			s.end(fmt.Errorf("%w: its agent has been closed", ErrReleased), false)
