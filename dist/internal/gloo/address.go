@@ -166,7 +166,7 @@ func parseRankInfo(b []byte, size int) (rankInfo, error) {
 	case len(b)%8 != 0:
 		return rankInfo{}, fmt.Errorf("rank info of %d bytes: %d bytes of pair numbers, want a multiple of 8", whole, len(b))
 	case size != anySize && len(b) != 8*size:
-		return rankInfo{}, fmt.Errorf("it has pair numbers for %d ranks, this rank's group has %d: the world sizes differ", len(b)/8, size)
+		return rankInfo{}, &sizeError{len(b) / 8, size}
 	default:
 		for ; len(b) > 0; b = b[8:] {
 			r.ids = append(r.ids, int64(binary.LittleEndian.Uint64(b)))
@@ -193,7 +193,7 @@ func parsePairAddress(b []byte, size, peer, self int) (address, error) {
 	}
 	n := len(b) / addressBytes
 	if size != anySize && n != size-1 {
-		return address{}, fmt.Errorf("it has addresses for %d ranks, this rank's group has %d others: the world sizes differ", n, size-1)
+		return address{}, &sizeError{n + 1, size}
 	}
 	at := self
 	if self > peer {

@@ -41,6 +41,13 @@ func (e *WireError) Error() string {
 	return text
 }
 
+// sizeError is that a peer takes its group for one of another size.
+type sizeError struct{ its, ours int }
+
+func (e *sizeError) Error() string {
+	return fmt.Sprintf("the world sizes differ: it has published how %d ranks meet, and this rank's group has %d", e.its, e.ours)
+}
+
 // lostError is that a connection has ended, and why.
 type lostError struct {
 	peer string // its address; of its host the error about the rank speaks

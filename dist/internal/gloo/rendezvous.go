@@ -180,7 +180,10 @@ func (m *meeting) get(ctx context.Context, name string, ranks []int, take func(r
 			return m.absent(ctx, name, ranks[i:], err)
 		}
 		if err := take(r, v); err != nil {
-			e := m.b.blame(nil, r, fmt.Errorf("what it has published: %w", err))
+			if _, ok := err.(*sizeError); !ok {
+				err = fmt.Errorf("what it has published: %w", err)
+			}
+			e := m.b.blame(nil, r, err)
 			e.Op = "init"
 			return e
 		}
