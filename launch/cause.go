@@ -13,7 +13,7 @@ import (
 // what it has said. What it writes names the one that it lost (packages dist and rpc),
 // and tells the two apart.
 var (
-	blames = regexp.MustCompile(`\brank (\d+)(?: of "[^"]*")?(?: \([^()]*pid (\d+)\))? (?:failed|died|has left|is silent)\b`)
+	blames = regexp.MustCompile(`\brank (\d+)(?: of "[^"]*")?(?: \((?:[^()]*pid (\d+)|host [^(),]*)\))? (?:failed|died|has left|is silent)\b`)
 	gone   = regexp.MustCompile(`\(rank (\d+)\)(?:: (?:connection lost|unreachable): | has gone without a Shutdown\b)`)
 	missed = regexp.MustCompile(`\b(?:timed out|cancelled)\b.* waiting for (rank .*)`)
 	pids   = regexp.MustCompile(`\bpid (\d+)\)`)

@@ -32,6 +32,10 @@ func TestCauseFirst(t *testing.T) {
 			ranks: []int{1, 0}, tails: [][]string{{`dist: init rank 1 of 2: rank 0 failed: store: get: the connection to the store is lost`}, nil},
 			want: []int{0, 1},
 		},
+		"of PyTorch's, whose process nobody knows": {
+			ranks: []int{1, 0}, tails: [][]string{{`dist: all_reduce 2 of group "world": rank 0 (host h) failed: its connection has ended`}, nil},
+			want: []int{0, 1},
+		},
 		"in a group of some": {
 			ranks: []int{3, 2}, tails: [][]string{{`dist: barrier 1 of group "evens": rank 1 of "evens" (rank 2 of the job, host h, pid 102) has left the group`}, {"no space left"}},
 			want: []int{2, 3},

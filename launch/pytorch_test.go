@@ -205,7 +205,7 @@ func roleDiffers(how string) int {
 func TestRanksThatDiffer(t *testing.T) {
 	for _, python := range torches(t) {
 		for how, want := range map[string]string{
-			"size":   `: rank [23] exited with code 1\n  likely cause: rank [23] .*\n  its error:\n    \| .*: rank \d failed: it .* but .* \(this rank's call: all_reduce sum of 7 float32\)\n`,
+			"size":   `: rank [23] exited with code 1\n  likely cause: rank [23] .*\n  its error:\n    \| .*: rank \d (?:\([^()]*\) )?failed: it .* but .* \(this rank's call: all_reduce sum of 7 float32\)\n`,
 			"leaves": `(?s): rank [01] exited with code 1\n.*  before: rank [23] \(pid \d+\) had ended with code 0, \S+ earlier\n`,
 		} {
 			t.Run(strings.ReplaceAll(strings.Trim(python, "/"), "/", "_")+"/"+how, func(t *testing.T) {
