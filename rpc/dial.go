@@ -82,7 +82,7 @@ func (a *Agent) dial(ctx context.Context, p *Peer) (conn *transport.Conn, how st
 	if addr == "" {
 		return nil, "", fmt.Errorf("the peer listens at no address that this agent may use (transport %q)", a.kind)
 	}
-	opts := []transport.DialOption{transport.WithTLS(secure)}
+	opts := []transport.DialOption{transport.WithTLS(secure), transport.WithFailures(func(err error) { p.failed.Store(&err) })}
 	if a.meeting != nil {
 		opts = append(opts, transport.WithListener())
 	}

@@ -4,6 +4,7 @@ package rpc
 
 import (
 	"context"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -42,6 +43,28 @@ func TestListsDiffer(t *testing.T) {
 	}
 	if _, err := Init(t.Context(), "d", WithToken(testToken), WithPeers(list)); err == nil || !strings.Contains(err.Error(), "it has a, b") {
 		t.Errorf("an agent that is not in its own list: %v; want whom the list has", err)
+	}
+}
+
+// TestNobodyThere: a call to an address at which nobody listens tries until its limit,
+// and then says what it found.
+func TestNobodyThere(t *testing.T) {
+	t.Setenv("COHORT_TRANSPORT", "")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := l.Addr().String()
+	l.Close()
+	a, err := Init(t.Context(), "a", WithToken(testToken), WithPeers([]PeerAddr{{"a", "127.0.0.1:0"}, {"b", gone}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := noop.Call(ctx, a.Peer("b"), struct{}{}); KindOf(err) != KindUnreachable || !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("a call to nobody: %v; want kind %q and what the last try found", err, KindUnreachable)
 	}
 }
 

@@ -26,7 +26,8 @@ type Peer struct {
 	seen    atomic.Bool // there has been a connection
 	link    atomic.Pointer[link]
 	mu      sync.Mutex
-	dialing *dialing // nil if nobody dials
+	dialing *dialing              // nil if nobody dials
+	failed  atomic.Pointer[error] // of the last try of this dialling, nil if there was none
 }
 
 // dialing is an attempt to connect.
@@ -87,6 +88,7 @@ func (p *Peer) connection(ctx context.Context, by time.Time) (*link, error) {
 	d := p.dialing
 	if d == nil {
 		d = &dialing{done: make(chan struct{})}
+		p.failed.Store(nil)
 		if !p.agent.inBackground(func() { p.dial(d) }) {
 			p.mu.Unlock()
 			return nil, errClosed
@@ -98,6 +100,9 @@ func (p *Peer) connection(ctx context.Context, by time.Time) (*link, error) {
 	case <-d.done:
 		return d.link, d.err
 	case <-ctx.Done():
+		if last := p.failed.Load(); last != nil {
+			return nil, fmt.Errorf("still connecting to %s, where the last try found: %v: %w", p.where.addresses(), *last, ending.Of(ctx))
+		}
 		return nil, fmt.Errorf("still connecting to %s: %w", p.where.addresses(), ending.Of(ctx))
 	}
 }

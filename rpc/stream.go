@@ -202,7 +202,8 @@ func takeFlow(conn *transport.Conn, f *flow, r *received, limit int, moved *atom
 
 // Open starts a conversation. It ends when the handler returns, with [Stream.Close],
 // and with ctx, whose deadline is the handler's too; the agent's time limit is for
-// single messages.
+// single messages. Open does not wait for the other side: that the method is unknown
+// there, or of other types, shows at Recv, or at a later Send.
 func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up, Down], error) {
 	if p == nil {
 		return nil, errNoPeer(m.name)

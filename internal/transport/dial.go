@@ -41,7 +41,11 @@ type dialing struct {
 	tls    bool
 	dialer DialFunc
 	there  bool
+	failed func(err error)
 }
+
+// WithFailures makes Dial tell f why each try failed after which it tries again.
+func WithFailures(f func(err error)) DialOption { return func(d *dialing) { d.failed = f } }
 
 // WithTLS makes Dial go through TLS if on. Unix sockets do not leave the host:
 // for them it has no effect.
@@ -126,6 +130,9 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 			last = plain(err)
 			if final || op == "dial" && (!worthRetrying(err, time.Since(began)) || with.there && NobodyListens(err)) {
 				return fail(op, last)
+			}
+			if with.failed != nil {
+				with.failed(last)
 			}
 			// Ranks start together: spread their tries.
 			jittered := pause
