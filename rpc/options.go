@@ -83,7 +83,7 @@ func WithGroup(g *dist.Group) Option {
 			return errors.New("WithGroup was given no group")
 		}
 		o.group = g
-		return o.in(store.Prefix(g.Store(), "rpc/"), g.Rank(), g.Size())
+		return o.in(store.Prefix(g.Store(), "rpc"), g.Rank(), g.Size())
 	}
 }
 

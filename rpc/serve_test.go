@@ -293,6 +293,9 @@ func TestGroup(t *testing.T) {
 		if err != nil {
 			return err
 		}
+		if n, err := g.Store().NumKeys(ctx, "rpc/agent/"); err != nil || n != 3 { // as docs/rpc-wire.md has it
+			return fmt.Errorf("the store has %d agents, %w", n, err)
+		}
 		x := tensor.Full(float64(g.Rank()), 3)
 		for _, p := range a.Peers() {
 			out, err := add.Call(ctx, p, addArgs{x, x})
