@@ -3,6 +3,7 @@
 package dist
 
 import (
+	"context"
 	"net"
 	"os"
 	"os/exec"
@@ -87,9 +88,20 @@ func TestForgottenBackend(t *testing.T) {
 	})
 	defer hangs.Wait()
 	defer theirs.Close()
-	for name, addr := range map[string]string{"ours": ours.Addr(), "theirs": theirs.Addr().String()} {
+	quiet, err := net.Listen("tcp", "127.0.0.1:0") // whose connections wait to be taken
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer quiet.Close()
+	for name, addr := range map[string]string{"ours": ours.Addr(), "theirs": theirs.Addr().String(), "theirs, quiet": quiet.Addr().String()} {
 		begun := time.Now()
-		_, err := Init(t.Context(), WithURL("tcp://"+addr+"?rank=1&world_size=2"))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if name == "theirs, quiet" {
+			cancel()
+			ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+		}
+		_, err := Init(ctx, WithURL("tcp://"+addr+"?rank=1&world_size=2"))
+		cancel()
 		if err == nil || !strings.Contains(err.Error(), `dist.WithBackend("gloo")`) || name == "ours" && strings.Contains(err.Error(), "token differs") {
 			t.Errorf("%s: %v", name, err)
 		}

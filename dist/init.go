@@ -481,7 +481,8 @@ func (m *meeting) openStore(ctx context.Context) error {
 	if m.rank != 0 {
 		var err error
 		if m.client, err = store.Connect(ctx, m.master, m.token, m.encrypt); err != nil {
-			if errors.Is(err, transport.ErrRejected) {
+			// A newer server of PyTorch's is silent to who is not its client, an older one hangs up.
+			if errors.Is(err, transport.ErrRejected) || errors.Is(err, os.ErrDeadlineExceeded) {
 				err = fmt.Errorf("%w; where PyTorch's rank 0 listens there, give dist.WithBackend(%q)", err, glooBackend)
 			}
 			return fmt.Errorf("connect to rank 0, which listens at %s: %w", m.master, err)
