@@ -148,10 +148,10 @@ func (s *sender) writeOut() {
 func (s *sender) write(out []byte, large []largeMessage) error {
 	at := 0
 	var err error
-	for i, l := range large {
-		if err == nil && l.after > at {
-			_, err = s.conn.Write(out[at:l.after])
-			at = l.after
+	for i := range large { // whose messages may be withdrawn meanwhile
+		if after := large[i].after; err == nil && after > at {
+			_, err = s.conn.Write(out[at:after])
+			at = after
 		}
 		m := s.begin(i)
 		if m == nil {
