@@ -84,6 +84,9 @@ func TestGivenUpInQueue(t *testing.T) {
 		return struct{}{}, nil
 	}, Concurrency(1)))
 	w1 := a[0].Peer("w1")
+	if _, err := noop.Call(t.Context(), w1, struct{}{}); err != nil { // connected, calls keep their order
+		t.Fatal(err)
+	}
 	first := count.Async(t.Context(), w1, struct{}{})
 	ctx, cancel := context.WithCancel(t.Context())
 	second := count.Async(ctx, w1, struct{}{})
