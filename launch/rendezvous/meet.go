@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"syscall"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
@@ -174,7 +175,8 @@ func (m *met) greet(ctx context.Context, mt *Meeting, n *Nodes) error {
 	}
 	var left *leftOver
 	switch {
-	case errors.Is(err, transport.ErrRejected):
+	// Who has another token reads the hello and closes; a reset is another program's.
+	case errors.Is(err, transport.ErrRejected) && !errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("wrong token: who serves the store at %s has another one: give all nodes the same COHORT_TOKEN or --token-file (%w)", mt.where(), err)
 	case err != nil && first == nil && mt.Addr != "" && ctx.Err() == nil:
 		return &leftOver{err: fmt.Errorf("what answers at %s is no store in which nodes meet: is the endpoint right, or is its port that of another program? (%w)", mt.Addr, err)}
