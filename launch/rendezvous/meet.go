@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"syscall"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
