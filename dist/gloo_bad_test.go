@@ -215,7 +215,8 @@ func TestPyTorchLeft(t *testing.T) {
 				peer.kill()
 				said <- a
 			}()
-			ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
+			// 1.13 tries again to connect after a second, where nobody listens yet.
+			ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
 			comes := make(chan error, 1)
 			go func() {
 				c, err := store.DialPyTorch(ctx, strings.TrimPrefix(url, "tcp://"), store.PyTorchClientConfig{})
