@@ -3,50 +3,23 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"math"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/examples/internal/exampletest"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// asProgram makes the test's binary, and so its ranks, run the example.
-const asProgram = "COHORT_TEST_EXAMPLE"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // TestStartsItsRanks is `go run ./examples/ddp-rpc`.
 func TestStartsItsRanks(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, stderr.String())
-	}
-	for _, want := range []string{"step   0: loss 0.7", "step 300: loss 0.0", "the trainers have the same 610 parameters"} {
-		if !strings.Contains(stdout.String(), want) {
-			t.Errorf("%q is missing from\n%s", want, stdout.String())
-		}
-	}
-	if strings.Contains(stderr.String(), "refer") {
-		t.Errorf("references have leaked:\n%s", stderr.String())
-	}
+	exampletest.Run(t, []string{"step   0: loss 0.7", "step 300: loss 0.0", "the trainers have the same 610 parameters"})
 }
 
 // inOneProcess trains the whole model on the batches of all trainers, and returns the

@@ -7,36 +7,19 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/examples/internal/exampletest"
 	"github.com/cohort-ml/cohort/launch"
 )
 
-// asProgram makes the test's binary, and so its ranks, run the example.
-const asProgram = "COHORT_TEST_EXAMPLE"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // TestStartsItsRanks is `go run ./examples/ddp`.
 func TestStartsItsRanks(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, stderr.String())
-	}
-	check(t, stdout.String())
+	check(t, exampletest.Run(t, nil))
 }
 
 // TestLaunched is `cohort run --nproc-per-node 3 ./examples/ddp`: the launcher
@@ -46,7 +29,7 @@ func TestLaunched(t *testing.T) {
 	defer cancel()
 	var stdout, stderr bytes.Buffer
 	err := launch.Run(ctx, launch.Config{
-		Program: os.Args[0], Direct: true, NumRanks: 3, Env: append(os.Environ(), asProgram+"=1"),
+		Program: os.Args[0], Direct: true, NumRanks: 3, Env: exampletest.Env(),
 		Stdout: &stdout, Stderr: &stderr, LeaveSignals: true,
 	})
 	if err != nil {

@@ -3,43 +3,25 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/examples/internal/exampletest"
 )
 
-// asProgram makes the test's binary, and so its ranks, run the example.
-const asProgram = "COHORT_TEST_EXAMPLE"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // TestStartsItsRanks is `go run ./examples/digits`.
 func TestStartsItsRanks(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, stderr.String())
-	}
-	lines := strings.Split(strings.TrimSpace(stdout.String()), "\n")
+	stdout := exampletest.Run(t, nil)
+	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	if len(lines) != 5 {
-		t.Fatalf("%d lines, want 5, from rank 0 only:\n%s", len(lines), stdout.String())
+		t.Fatalf("%d lines, want 5, from rank 0 only:\n%s", len(lines), stdout)
 	}
 	for i, line := range lines {
 		var step int

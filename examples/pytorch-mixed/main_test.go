@@ -15,18 +15,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/examples/internal/exampletest"
 )
 
-// asProgram makes the test's binary, and so its Go ranks, run the example.
-const asProgram = "COHORT_TEST_EXAMPLE"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // eachPython runs a test with each PyTorch here, those listed in
 // COHORT_TEST_PYTHONS too.
@@ -57,7 +50,7 @@ func example(t *testing.T, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = append(os.Environ(), asProgram+"=1")
+	cmd.Env = exampletest.Env()
 	var out, complaints bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaints
 	if err := cmd.Run(); err != nil {

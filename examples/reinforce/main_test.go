@@ -3,31 +3,21 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/examples/internal/exampletest"
 	"github.com/cohort-ml/cohort/rpc"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// asProgram makes the test's binary, and so its ranks, run the example.
-const asProgram = "COHORT_TEST_EXAMPLE"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // inGoroutines runs the agent's part with observers in goroutines, which answer Play by
 // the functions given.
@@ -60,15 +50,7 @@ type observer = func(context.Context, int64) (Played, error)
 // TestLearns is `go run ./examples/reinforce`: the pole comes to stand several times as
 // long. A run in goroutines has the same games, for nothing depends on who asks first.
 func TestLearns(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, stderr.String())
-	}
+	stdout := exampletest.Run(t, nil)
 	p := newPolicy()
 	inGoroutines(t, p, []observer{play, play, play}, func(ctx context.Context, observers []*rpc.Peer) error {
 		stood, err := p.train(ctx, observers)
@@ -80,8 +62,8 @@ func TestLearns(t *testing.T) {
 			t.Errorf("the pole stood for %.0f steps in the first round, want at most 40, and for %.0f in the last ones, want at least 100", stood[0], mean)
 		}
 		for _, r := range []int{0, 14, rounds - 1} {
-			if want := fmt.Sprintf("round %2d: the pole stands for %3.0f steps", r+1, stood[r]); !strings.Contains(stdout.String(), want) {
-				t.Errorf("%q is missing from\n%s", want, stdout.String())
+			if want := fmt.Sprintf("round %2d: the pole stands for %3.0f steps", r+1, stood[r]); !strings.Contains(stdout, want) {
+				t.Errorf("%q is missing from\n%s", want, stdout)
 			}
 		}
 		return nil

@@ -3,47 +3,21 @@
 package main
 
 import (
-	"bytes"
-	"context"
-	"os"
-	"os/exec"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/examples/internal/exampletest"
 )
 
-// asProgram makes the test's binary, and so its ranks, run the example.
-const asProgram = "COHORT_TEST_EXAMPLE"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // TestStartsItsRanks is `go run ./examples/rpc`.
 func TestStartsItsRanks(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), asProgram+"=1")
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s", err, stderr.String())
-	}
-	for _, want := range []string{
+	exampletest.Run(t, []string{
 		"[rank1] row 1 has the sum 4\n",
 		"[rank2] row 2 has the sum 4\n",
 		"[rank1] rpc: table.Read at table (rank 0): row 1000: the table has no such row\n",
-	} {
-		if !strings.Contains(stdout.String(), want) {
-			t.Errorf("%q is missing from\n%s", want, stdout.String())
-		}
-	}
+	})
 }
 
 // TestGoroutines: the same program, whose ranks are goroutines.

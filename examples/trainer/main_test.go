@@ -3,57 +3,26 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"math"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/examples/internal/exampletest"
 	"github.com/cohort-ml/cohort/train"
 )
 
-// asProgram makes the test's binary, and so its ranks, run the example.
-const asProgram = "COHORT_TEST_EXAMPLE"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(asProgram) != "" {
-		main()
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
 // TestStartsItsRanks is `go run ./examples/trainer`, twice.
 func TestStartsItsRanks(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
 	out := filepath.Join(t.TempDir(), "run")
-	program := func() string {
-		t.Helper()
-		cmd := exec.CommandContext(ctx, os.Args[0], "-out", out)
-		cmd.Env = append(os.Environ(), asProgram+"=1")
-		var stdout, stderr bytes.Buffer
-		cmd.Stdout, cmd.Stderr = &stdout, &stderr
-		if err := cmd.Run(); err != nil {
-			t.Fatalf("%v\n%s", err, stderr.String())
-		}
-		return stdout.String()
-	}
-	first := program()
-	for _, want := range []string{"4482 parameters", "points/s", "step 1000: validation accuracy ", "step 1000: saved " + out} {
-		if !strings.Contains(first, want) {
-			t.Errorf("no %q in\n%s", want, first)
-		}
-	}
-	if again := program(); !strings.Contains(again, out+" is complete at step 1000") {
-		t.Errorf("a second time it says\n%s", again)
-	}
+	exampletest.Run(t, []string{"4482 parameters", "points/s", "step 1000: validation accuracy ", "step 1000: saved " + out}, "-out", out)
+	exampletest.Run(t, []string{out + " is complete at step 1000"}, "-out", out)
 }
 
 // recorder remembers losses, and stops the run at a step.
