@@ -119,8 +119,12 @@ func TestCutLine(t *testing.T) {
 					}
 				}
 				t.Logf("noticed after %v to %v", slices.Min(took).Round(time.Millisecond), slices.Max(took).Round(time.Millisecond))
-				if most := slices.Max(took); most > limit+time.Second {
-					t.Errorf("a rank heard of it after %v, want %v and a second at most", most, limit)
+				allowed := limit + time.Second
+				if raceDetector { // a rank may then look at the line once more before it is sure
+					allowed += limit
+				}
+				if most := slices.Max(took); most > allowed {
+					t.Errorf("a rank heard of it after %v, want %v at most", most, allowed)
 				}
 			})
 		}
