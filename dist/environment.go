@@ -137,21 +137,11 @@ func placeFromURL(text string) (place, error) {
 			return fail(key + " is given more than once")
 		}
 	}
-	number := func(key string, v envvar.Var, lo, hi int) (int, error) {
-		if !query.Has(key) {
-			return v.Int(lo, hi)
-		}
-		n, err := strconv.Atoi(query.Get(key))
-		if err != nil || n < lo || n > hi {
-			return 0, fmt.Errorf("URL %q: %s is %q: want a number from %d to %d", text, key, query.Get(key), lo, hi)
-		}
-		return n, nil
-	}
-	size, err := number("world_size", envvar.WorldSize, 1, maxWorldSize)
+	size, err := numberIn(query, text, "world_size", envvar.WorldSize, 1, maxWorldSize)
 	if err != nil {
 		return place{}, err
 	}
-	rank, err := number("rank", envvar.Rank, 0, size-1)
+	rank, err := numberIn(query, text, "rank", envvar.Rank, 0, size-1)
 	if err != nil {
 		return place{}, err
 	}
@@ -178,4 +168,16 @@ func nodeID(given string) string {
 		return ""
 	}
 	return strings.TrimSpace(string(boot)) + "/" + space
+}
+
+// numberIn returns a number that the query of a URL, text, says, or else a variable.
+func numberIn(query url.Values, text, key string, v envvar.Var, lo, hi int) (int, error) {
+	if !query.Has(key) {
+		return v.Int(lo, hi)
+	}
+	n, err := strconv.Atoi(query.Get(key))
+	if err != nil || n < lo || n > hi {
+		return 0, fmt.Errorf("URL %q: %s is %q: want a number from %d to %d", text, key, query.Get(key), lo, hi)
+	}
+	return n, nil
 }

@@ -101,21 +101,11 @@ func (o *options) glooRanks(pl *glooPlace, query url.Values, text string) error 
 		pl.rank, pl.worldSize = o.place.rank, o.place.worldSize
 		return nil
 	}
-	number := func(key string, v envvar.Var, lo, hi int) (int, error) {
-		if !query.Has(key) {
-			return v.Int(lo, hi)
-		}
-		n, err := strconv.Atoi(query.Get(key))
-		if err != nil || n < lo || n > hi {
-			return 0, fmt.Errorf("URL %q: %s is %q: want a number from %d to %d", text, key, query.Get(key), lo, hi)
-		}
-		return n, nil
-	}
 	var err error
-	if pl.worldSize, err = number("world_size", envvar.WorldSize, 1, maxWorldSize); err != nil {
+	if pl.worldSize, err = numberIn(query, text, "world_size", envvar.WorldSize, 1, maxWorldSize); err != nil {
 		return err
 	}
-	if pl.rank, err = number("rank", envvar.Rank, 0, math.MaxInt32); err != nil {
+	if pl.rank, err = numberIn(query, text, "rank", envvar.Rank, 0, math.MaxInt32); err != nil {
 		return err
 	}
 	if pl.rank >= pl.worldSize {

@@ -186,20 +186,7 @@ func (s *PyTorchServer) join(ctx context.Context, counts int64, worldSize int) e
 // patience: see [Server.Linger].
 func (s *PyTorchServer) Linger(patience time.Duration) {
 	s.listener.Close()
-	gone := make(chan struct{})
-	s.mu.Lock()
-	if len(s.conns) > 0 {
-		s.empty = gone
-	} else {
-		close(gone)
-	}
-	s.mu.Unlock()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case <-gone:
-	case <-timer.C:
-	}
+	linger(&s.mu, s.conns, &s.empty, patience)
 }
 
 // Close ends the server and all its connections, and waits until their goroutines

@@ -58,14 +58,20 @@ func (s *Server) OnLeave(left func(peer string)) {
 // take that answer, still on its way, from those who wait for it.
 func (s *Server) Linger(patience time.Duration) {
 	s.port.Handle(proto, nil)
+	linger(&s.mu, s.conns, &s.empty, patience)
+}
+
+// linger waits until a server's connections have all gone, but not longer than
+// patience. empty is what who takes the last one off closes.
+func linger[C comparable, V any](mu *sync.Mutex, conns map[C]V, empty *chan struct{}, patience time.Duration) {
 	gone := make(chan struct{})
-	s.mu.Lock()
-	if len(s.conns) > 0 {
-		s.empty = gone
+	mu.Lock()
+	if len(conns) > 0 {
+		*empty = gone
 	} else {
 		close(gone)
 	}
-	s.mu.Unlock()
+	mu.Unlock()
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	select {
