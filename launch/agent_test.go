@@ -243,14 +243,20 @@ func TestKilledAgentFiles(t *testing.T) {
 func TestKilledBuild(t *testing.T) {
 	src, bin := t.TempDir(), t.TempDir()
 	writeFiles(t, src, map[string]string{"main.go": "package main\n"})
-	// A go command that has begun to write and takes its time.
-	script := "#!/bin/sh\nd=${GOTMPDIR:-$TMPDIR}/go-build1\nmkdir $d && : >$d/main.a\nsleep 61\n"
+	// A go command that has begun to write and takes its time. What it starts in a
+	// session of its own is found by the job in its environment alone, as a build
+	// is of which the guard has not heard yet.
+	script := "#!/bin/sh\n[ $DAEMON ] && setsid sleep 61 &\nd=${GOTMPDIR:-$TMPDIR}/go-build1\nmkdir $d && : >$d/main.a\nsleep 61\n"
 	if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o777); err != nil {
 		t.Fatal(err)
 	}
 	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGINT} {
 		tmp := t.TempDir()
-		p := startProcess(t, "build:"+src, "TMPDIR="+tmp, "GOTMPDIR=", "PATH="+bin+":/usr/bin:/bin")
+		daemon := "DAEMON="
+		if sig == syscall.SIGKILL {
+			daemon += "1"
+		}
+		p := startProcess(t, "build:"+src, "TMPDIR="+tmp, "GOTMPDIR=", "PATH="+bin+":/usr/bin:/bin", daemon)
 		find := func(pattern string) []string {
 			files, _ := filepath.Glob(filepath.Join(tmp, pattern))
 			return files

@@ -195,8 +195,10 @@ func buildGo(ctx context.Context, cfg *Config, job string, sig *signals, dir, ta
 	var out bytes.Buffer
 	cmd := exec.Command(goTool, "build", "-o", p.path, target)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = abs, &out, &out
-	// A compiler has no use for the token.
+	// A compiler has no use for the token. The job is what the guard knows it by,
+	// if the agent is killed before it could tell the guard of it.
 	cmd.Env = slices.DeleteFunc(slices.Clone(cfg.Env), func(kv string) bool { return strings.HasPrefix(kv, envvar.Token.Assign("")) })
+	cmd.Env = append(cmd.Env, envvar.Job.Assign(job))
 	if valueOf(cfg.Env, goTempDir) == "" {
 		cmd.Env = append(cmd.Env, goTempDir.Assign(tmpDir))
 	}
