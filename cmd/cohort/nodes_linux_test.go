@@ -195,7 +195,8 @@ func TestNodesAgain(t *testing.T) {
 		for node := range 2 {
 			nodes.Go(func() {
 				for range 4 {
-					args := append([]string{"run", "--nnodes", "2"}, strings.Fields(flags)...)
+					// One that fails leaves the other alone: not for ten minutes.
+					args := append([]string{"run", "--nnodes", "2", "--rdzv-conf", "join_timeout=30"}, strings.Fields(flags)...)
 					if strings.Contains(flags, "--master-port") {
 						args = append(args, "--node-rank", strconv.Itoa(node))
 					}

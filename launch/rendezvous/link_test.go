@@ -35,13 +35,7 @@ func openers(t *testing.T) map[string]Opener {
 			return &Opened{Store: mem, Close: func() {}, Lasting: true}, nil
 		},
 		"file": openFile(filepath.Join(t.TempDir(), "meeting")),
-		"tcp": func(ctx context.Context) (*Opened, error) {
-			c, err := store.Dial(ctx, server.Addr(), token)
-			if err != nil {
-				return nil, err
-			}
-			return &Opened{Store: c, Close: func() { _ = c.Close() }}, nil
-		},
+		"tcp":  dialStore(server.Addr(), token),
 	}
 }
 

@@ -65,9 +65,9 @@ func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*met, e
 		switch {
 		case err == nil:
 			return m, nil
-		case errors.As(err, &left) && (left.over || time.Since(began) < strangePatience) && call.Err() == nil:
+		case errors.As(err, &left) && (!left.strange || time.Since(began) < strangePatience) && call.Err() == nil:
 			pause(call, retryPause)
-		case call.Err() != nil && ctx.Err() == nil && (left == nil || !left.over):
+		case call.Err() != nil && ctx.Err() == nil && (left == nil || left.strange):
 			return nil, fmt.Errorf("the store in which the nodes meet, at %s, is out of reach: is the endpoint right, and does the node run that serves it? (%w)", mt.where(), err)
 		default:
 			return nil, err
@@ -79,11 +79,11 @@ func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*met, e
 // may be that of the job before, which is just closing.
 const strangePatience = time.Second
 
-// leftOver is a store of a job that has ended, which is about to go with the node that
-// serves it, or, where over is false, something that is no store.
+// leftOver is a store of a job that has ended, which is about to go, or has just gone,
+// with the node that serves it, or, where it is strange, something that is no store.
 type leftOver struct {
-	over bool
-	err  error
+	strange bool
+	err     error
 }
 
 func (e *leftOver) Error() string { return e.err.Error() }
@@ -126,13 +126,7 @@ func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*met, err
 // serve makes this node the one that serves the store, if it is.
 func (mt *Meeting) serve(ctx context.Context, m *met, h *launch.Host) error {
 	token := h.Token()
-	m.open = func(ctx context.Context) (*Opened, error) {
-		c, err := store.Dial(ctx, mt.Addr, token)
-		if err != nil {
-			return nil, err
-		}
-		return &Opened{Store: c, Close: func() { _ = c.Close() }}, nil
-	}
+	m.open = dialStore(mt.Addr, token)
 	if mt.Hosts != nil && !*mt.Hosts || mt.Hosts == nil && transport.LeavesHost(ctx, mt.Addr) {
 		return nil
 	}
@@ -152,6 +146,16 @@ func (mt *Meeting) serve(ctx context.Context, m *met, h *launch.Host) error {
 	}
 	m.close = func() { _ = server.Close() }
 	return nil
+}
+
+func dialStore(addr, token string) Opener {
+	return func(ctx context.Context) (*Opened, error) {
+		c, err := store.Dial(ctx, addr, token)
+		if err != nil {
+			return nil, err
+		}
+		return &Opened{Store: c, Close: func() { _ = c.Close() }}, nil
+	}
 }
 
 func openFile(path string) Opener {
@@ -178,7 +182,9 @@ func (m *met) greet(ctx context.Context, mt *Meeting, n *Nodes) error {
 	case errors.Is(err, transport.ErrRejected) && !errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("wrong token: who serves the store at %s has another one: give all nodes the same COHORT_TOKEN or --token-file (%w)", mt.where(), err)
 	case err != nil && first == nil && mt.Addr != "" && ctx.Err() == nil:
-		return &leftOver{err: fmt.Errorf("what answers at %s is no store in which nodes meet: is the endpoint right, or is its port that of another program? (%w)", mt.Addr, err)}
+		return &leftOver{true, fmt.Errorf("what answers at %s is no store in which nodes meet: is the endpoint right, or is its port that of another program? (%w)", mt.Addr, err)}
+	case errors.Is(err, store.ErrLost) && ctx.Err() == nil:
+		return &leftOver{false, fmt.Errorf("the store in which the nodes meet, at %s, has gone: %w", mt.where(), err)}
 	case err != nil && !errors.As(err, &left):
 		return err
 	case err != nil:
@@ -213,7 +219,7 @@ func (m *met) claim(ctx context.Context, s store.Store, mt *Meeting, n *Nodes) e
 		err = fmt.Errorf("the job at %s is %q, this node's is %q: give --rdzv-id %s to join it, or another endpoint", mt.Addr, b, n.Settings.Job, b)
 	}
 	if was, bad := decodeState(state); bad == nil && was.Phase == Closed {
-		return &leftOver{true, fmt.Errorf("job %q has ended at %s (%s), and the launcher that serves it there is still there: wait for it, or give another endpoint", was.Job, mt.Addr, plain(was.Text))}
+		return &leftOver{false, fmt.Errorf("job %q has ended at %s (%s), and the launcher that serves it there is still there: wait for it, or give another endpoint", was.Job, mt.Addr, plain(was.Text))}
 	}
 	return err
 }
