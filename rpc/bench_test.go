@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
 // Both agents are in one process here; `cohort bench rpc` measures between two.
 
 func BenchmarkNoop(b *testing.B) {
-	for _, kind := range transports {
+	for _, kind := range agenttest.Transports {
 		b.Run(kind, func(b *testing.B) {
 			a := agents(b, kind, 2, serveBasics())
 			p := a[0].Peer("w1")
@@ -27,7 +28,7 @@ func BenchmarkNoop(b *testing.B) {
 }
 
 func BenchmarkAsync(b *testing.B) {
-	for _, kind := range transports {
+	for _, kind := range agenttest.Transports {
 		b.Run(kind, func(b *testing.B) {
 			a := agents(b, kind, 2, serveBasics())
 			p := a[0].Peer("w1")
@@ -52,7 +53,7 @@ func BenchmarkAsync(b *testing.B) {
 }
 
 func BenchmarkEcho(b *testing.B) {
-	for _, kind := range transports {
+	for _, kind := range agenttest.Transports {
 		for _, size := range []int{1 << 20, 16 << 20} {
 			b.Run(fmt.Sprintf("%s/%d", kind, size), func(b *testing.B) {
 				a := agents(b, kind, 2, serveBasics())

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -149,7 +150,7 @@ func TestConformance(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("Go", func(t *testing.T) {
-		overTransports(t, func(t *testing.T, transport string) {
+		agenttest.Over(t, func(t *testing.T, transport string) {
 			a := agents(t, transport, 2, confHandlers...)
 			for _, c := range s.Cases {
 				if err := c.play(a[0].PeerRank(1)); err != nil {
@@ -196,7 +197,7 @@ func playPython(t *testing.T, python, addr string, more ...string) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, append([]string{"-B", filepath.Join(client, "conformance.py"), addr, "testdata/conformance.json"}, more...)...)
-	cmd.Env = append(os.Environ(), "COHORT_TOKEN="+testToken)
+	cmd.Env = append(os.Environ(), "COHORT_TOKEN="+agenttest.Token)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%v:\n%s", err, out)

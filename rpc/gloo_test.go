@@ -13,12 +13,13 @@ import (
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 )
 
 // TestGroupWithPyTorch: a group with a rank of PyTorch, of which there are no agents,
 // is refused at once. A Go rank plays it, whose word that it is one has gone.
 func TestGroupWithPyTorch(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", testToken)
+	t.Setenv("COHORT_TOKEN", agenttest.Token)
 	t.Setenv("GLOO_SOCKET_IFNAME", "lo")
 	path := filepath.Join(t.TempDir(), "store")
 	url := "file://" + path

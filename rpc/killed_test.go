@@ -3,16 +3,15 @@
 package rpc
 
 import (
-	"bufio"
 	"context"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -38,43 +37,26 @@ func processServer(ctx context.Context, path string, rank int) (*Agent, error) {
 		return nil, err
 	}
 	defer s.Close()
-	return Init(ctx, fmt.Sprintf("w%d", rank), WithToken(testToken), WithStore(s, rank, 2), WithListen("127.0.0.1:0"), serveBasics())
+	return Init(ctx, fmt.Sprintf("w%d", rank), WithToken(agenttest.Token), WithStore(s, rank, 2), WithListen("127.0.0.1:0"), serveBasics())
 }
 
 // TestKilledServer: whatever waits for a process that is killed fails at once, also
 // in the middle of a large tensor.
 func TestKilledServer(t *testing.T) {
-	for _, kind := range transports {
+	for _, kind := range agenttest.Transports {
 		if kind == "pipe" {
 			continue
 		}
 		t.Run(kind, func(t *testing.T) {
 			t.Setenv("COHORT_TRANSPORT", kind)
 			path := t.TempDir() + "/store"
-			cmd := exec.Command(os.Args[0], "-test.run=^TestServerProcess$", "-rpc-server="+path)
-			cmd.Stderr = os.Stderr
-			stdin, err := cmd.StdinPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer stdin.Close()
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			defer cmd.Wait()
-			defer cmd.Process.Kill()
+			server := agenttest.Begin(t, "-test.run=^TestServerProcess$", "-rpc-server="+path)
 			a, err := processServer(t.Context(), path, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer a.Close()
-			if line, err := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
-				t.Fatal(line, err)
-			}
+			server.Await(t, "ready")
 			p := a.Peer("w1")
 			if _, err := noop.Call(t.Context(), p, struct{}{}); err != nil {
 				t.Fatal(err)
@@ -95,7 +77,7 @@ func TestKilledServer(t *testing.T) {
 			}()
 			time.Sleep(30 * time.Millisecond) // somewhere in the large one
 			began := time.Now()
-			if err := cmd.Process.Kill(); err != nil {
+			if err := server.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			_, err = fs[0].Wait(t.Context())

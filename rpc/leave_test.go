@@ -5,12 +5,14 @@ package rpc
 import (
 	"sync"
 	"testing"
+
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 )
 
 // TestLeavingIsNoLoss: OnPeerLost does not take the end of a shutdown, which is
 // everybody's, for a peer that has died.
 func TestLeavingIsNoLoss(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		a := agents(t, kind, 3, serveBasics())
 		for _, x := range a {
 			x.OnPeerLost(func(p *Peer, err error) { t.Errorf("%s lost %v: %v", x.Name(), p, err) })

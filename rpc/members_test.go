@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 )
 
 // TestListsDiffer: agents that were given the same peers in another order, or not the
@@ -23,12 +24,12 @@ func TestListsDiffer(t *testing.T) {
 		"more":  {list[0], list[1], third},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a, err := Init(t.Context(), "a", WithToken(testToken), WithPeers(list), serveBasics())
+			a, err := Init(t.Context(), "a", WithToken(agenttest.Token), WithPeers(list), serveBasics())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer a.Close()
-			b, err := Init(t.Context(), "b", WithToken(testToken), WithPeers(other), serveBasics())
+			b, err := Init(t.Context(), "b", WithToken(agenttest.Token), WithPeers(other), serveBasics())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -41,7 +42,7 @@ func TestListsDiffer(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Init(t.Context(), "d", WithToken(testToken), WithPeers(list)); err == nil || !strings.Contains(err.Error(), "it has a, b") {
+	if _, err := Init(t.Context(), "d", WithToken(agenttest.Token), WithPeers(list)); err == nil || !strings.Contains(err.Error(), "it has a, b") {
 		t.Errorf("an agent that is not in its own list: %v; want whom the list has", err)
 	}
 }
@@ -56,7 +57,7 @@ func TestNobodyThere(t *testing.T) {
 	}
 	gone := l.Addr().String()
 	l.Close()
-	a, err := Init(t.Context(), "a", WithToken(testToken), WithPeers([]PeerAddr{{"a", "127.0.0.1:0"}, {"b", gone}}))
+	a, err := Init(t.Context(), "a", WithToken(agenttest.Token), WithPeers([]PeerAddr{{"a", "127.0.0.1:0"}, {"b", gone}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +73,7 @@ func TestNobodyThere(t *testing.T) {
 // once.
 func TestSizesDiffer(t *testing.T) {
 	mem := store.NewMemory()
-	common := []Option{WithToken(testToken), WithNetwork(NewNetwork())}
+	common := []Option{WithToken(agenttest.Token), WithNetwork(NewNetwork())}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	first := make(chan error, 1)

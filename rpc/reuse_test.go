@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -19,7 +20,7 @@ func TestTensorsAfterTheCall(t *testing.T) {
 	const n = 8 << 20
 	for _, how := range []string{"call", "async", "stream"} {
 		t.Run(how, func(t *testing.T) {
-			overTransports(t, func(t *testing.T, kind string) {
+			agenttest.Over(t, func(t *testing.T, kind string) {
 				goOn, seen := make(chan struct{}), make(chan string, 16)
 				saw := func(x *tensor.Tensor) {
 					what := "good"

@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,75 +14,33 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
 func TestMain(m *testing.M) {
-	tensor.CPU() // its threads stay
-	before := goleak.IgnoreCurrent()
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(before); err != nil {
-			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
-const testToken = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
-
-// transports are the ways in which agents of tests are connected.
-var transports = []string{"pipe", "shm", "unix", "tcp", "tls"}
-
-// overTransports runs a test over every transport.
-func overTransports(t *testing.T, f func(t *testing.T, transport string)) {
-	for _, kind := range transports {
-		t.Run(kind, func(t *testing.T) { f(t, kind) })
-	}
+	// The CPU's threads live as long as the process.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))
 }
 
 // agents makes n agents, "w0" and so on, that are connected in one way and closed
 // at the end of the test.
 func agents(t testing.TB, transport string, n int, opts ...Option) []*Agent {
 	t.Helper()
-	all := agentsOf(t, transport, n, func(int) []Option { return opts })
-	return all
+	return agentsOf(t, transport, n, func(int) []Option { return opts })
 }
 
 func agentsOf(t testing.TB, transport string, n int, opts func(rank int) []Option) []*Agent {
 	t.Helper()
-	common := []Option{WithToken(testToken)}
-	if transport == "pipe" {
-		common = append(common, WithNetwork(NewNetwork()))
-	} else {
-		t.Setenv("COHORT_TRANSPORT", transport)
-		t.Setenv("COHORT_ENCRYPT", "")
-		common = append(common, WithListen("127.0.0.1:0"))
+	meet := WithListen("127.0.0.1:0")
+	if transport == agenttest.Pipe {
+		meet = WithNetwork(NewNetwork())
 	}
 	mem := store.NewMemory()
-	all := make([]*Agent, n)
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	for r := range n {
-		wg.Go(func() {
-			all[r], errs[r] = Init(context.Background(), fmt.Sprintf("w%d", r), slices.Concat(common, []Option{WithStore(mem, r, n)}, opts(r))...)
-		})
-	}
-	wg.Wait()
-	for _, a := range all {
-		if a != nil {
-			t.Cleanup(func() {
-				if err := a.Close(); err != nil {
-					t.Errorf("close of %v: %v", a, err)
-				}
-			})
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	return all
+	return agenttest.Start(t, transport, n, func(ctx context.Context, rank int) (*Agent, error) {
+		common := []Option{WithToken(agenttest.Token), meet, WithStore(mem, rank, n)}
+		return Init(ctx, fmt.Sprintf("w%d", rank), append(common, opts(rank)...)...)
+	})
 }
 
 type addArgs struct{ X, Y *tensor.Tensor }
@@ -129,7 +85,7 @@ type typedError struct {
 func (e *typedError) Error() string { return fmt.Sprintf("no row %d in %s", e.Row, e.Table) }
 
 func TestCall(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		a := agents(t, kind, 2, serveBasics())
 		ctx := t.Context()
 		for _, p := range []*Peer{a[0].Peer("w1"), a[0].Self(), a[1].PeerRank(0)} {
@@ -168,15 +124,14 @@ func TestCall(t *testing.T) {
 				t.Errorf("nil: %v, %v", out, err)
 			}
 		}
-		want := map[string]string{"pipe": "pipe", "shm": "shm", "unix": "unix", "tcp": "tcp", "tls": "tls"}[kind]
-		if got := a[0].Peer("w1").Transport(); got != want {
-			t.Errorf("the transport is %q, want %q", got, want)
+		if got := a[0].Peer("w1").Transport(); got != kind {
+			t.Errorf("the transport is %q, want %q", got, kind)
 		}
 	})
 }
 
 func TestAsync(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		a := agents(t, kind, 2, serveBasics())
 		ctx := t.Context()
 		x := tensor.FromFloat32([]float32{1, 2})
@@ -205,7 +160,7 @@ func TestAsync(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		a := agents(t, kind, 2, serveBasics(), WithError("test.sentinel", errSentinel), WithErrorType[*typedError]("test.typed"))
 		ctx := t.Context()
 		p := a[0].Peer("w1")
@@ -270,7 +225,7 @@ func TestErrors(t *testing.T) {
 }
 
 func TestShutdown(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		a := agents(t, kind, 4, serveBasics())
 		var fs []*Future[struct{}]
 		for _, from := range a {

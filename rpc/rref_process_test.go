@@ -7,14 +7,13 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"runtime"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 )
 
 var beUser = flag.String("rref-user", "", "be the agent RANK:SOCKET of TestKilledUser: for itself")
@@ -32,7 +31,7 @@ func processPeers(socket string) []PeerAddr {
 
 func processAgent(ctx context.Context, rank int, socket string, hold chan<- *RRef[int]) (*Agent, error) {
 	return Init(ctx, fmt.Sprintf("w%d", rank), append(refHandlers(hold),
-		WithToken(testToken), WithPeers(processPeers(socket)), WithLease(processLease))...)
+		WithToken(agenttest.Token), WithPeers(processPeers(socket)), WithLease(processLease))...)
 }
 
 // TestUserProcess is the main of a process that TestKilledUser starts. Agent 1
@@ -75,51 +74,12 @@ func TestUserProcess(t *testing.T) {
 	a.Close()
 }
 
-// userProcess is such a process.
-type userProcess struct {
-	cmd *exec.Cmd
-	in  io.Writer
-	out *bufio.Scanner
-}
-
-func startUser(t *testing.T, rank int, socket string) *userProcess {
+func startUser(t *testing.T, rank int, socket string) *agenttest.Process {
 	t.Helper()
 	_ = os.Remove(fmt.Sprintf("%s.%d", socket, rank)) // a killed process leaves its socket
-	cmd := exec.Command(os.Args[0], "-test.run=^TestUserProcess$", "-test.v", fmt.Sprintf("-rref-user=%d:%s", rank, socket))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	p := &userProcess{cmd, in, bufio.NewScanner(out)}
-	p.await(t, "ready")
+	p := agenttest.Begin(t, "-test.run=^TestUserProcess$", "-test.v", fmt.Sprintf("-rref-user=%d:%s", rank, socket))
+	p.Await(t, "ready")
 	return p
-}
-
-// await reads up to a line that begins so.
-func (p *userProcess) await(t *testing.T, begin string) string {
-	t.Helper()
-	var said []string
-	for p.out.Scan() {
-		line := p.out.Text()
-		if strings.HasPrefix(line, begin) {
-			return line
-		}
-		said = append(said, line)
-	}
-	t.Fatalf("process %d has ended:\n%s", p.cmd.Process.Pid, strings.Join(said, "\n"))
-	return ""
 }
 
 // A killed process's references are released within the lease; what it has passed on
@@ -137,7 +97,7 @@ func TestKilledUser(t *testing.T) {
 	defer a.Close()
 	second := startUser(t, 2, socket)
 	first := startUser(t, 1, socket)
-	soon(t, "w1 has three references, w2 one", func() bool {
+	agenttest.Eventually(t, "w1 has three references, w2 one", func() bool {
 		by := a.References().By
 		return by["w1"] == 3 && by["w2"] == 1
 	})
@@ -150,10 +110,10 @@ func TestKilledUser(t *testing.T) {
 		t.Fatalf("while its users live: %+v", r)
 	}
 	killed := time.Now()
-	if err := first.cmd.Process.Kill(); err != nil {
+	if err := first.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "the references of w1 have gone", func() bool {
+	agenttest.Eventually(t, "the references of w1 have gone", func() bool {
 		r := a.References()
 		return r.Values == 1 && r.By["w1"] == 0
 	})
@@ -165,10 +125,10 @@ func TestKilledUser(t *testing.T) {
 	if v, err := there.ToHere(t.Context()); err != nil || v != 3 {
 		t.Errorf("a value of w2: %d, %v, want 3", v, err)
 	}
-	if err := second.cmd.Process.Kill(); err != nil {
+	if err := second.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "nothing is left", func() bool { r := a.References(); return r.Values == 0 && r.Held == 0 })
+	agenttest.Eventually(t, "nothing is left", func() bool { r := a.References(); return r.Values == 0 && r.Held == 0 })
 	if _, err := there.ToHere(t.Context()); KindOf(err) != KindGone {
 		t.Errorf("a value of a killed process: %v, want kind %q", err, KindGone)
 	}
@@ -176,21 +136,21 @@ func TestKilledUser(t *testing.T) {
 	// Processes under the names of the dead have references of their own.
 	startUser(t, 2, socket)
 	first = startUser(t, 1, socket)
-	soon(t, "w1 has three references again", func() bool { return a.References().By["w1"] == 3 })
-	fmt.Fprintln(first.in, "?")
-	if got := first.await(t, "kind"); got != "kind " {
+	agenttest.Eventually(t, "w1 has three references again", func() bool { return a.References().By["w1"] == 3 })
+	fmt.Fprintln(first.In, "?")
+	if got := first.Await(t, "kind"); got != "kind " {
 		t.Errorf("a reference to a live value: %q", got)
 	}
 	// One that is stopped for longer than the lease finds its references lost.
-	if err := first.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := first.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, "the references of the stopped w1 have gone", func() bool { return a.References().By["w1"] == 0 })
-	if err := first.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+	agenttest.Eventually(t, "the references of the stopped w1 have gone", func() bool { return a.References().By["w1"] == 0 })
+	if err := first.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprintln(first.in, "?")
-	if got := first.await(t, "kind"); got != "kind "+string(KindGone) {
+	fmt.Fprintln(first.In, "?")
+	if got := first.Await(t, "kind"); got != "kind "+string(KindGone) {
 		t.Errorf("a reference after an absence: %q, want kind %q", got, KindGone)
 	}
 }

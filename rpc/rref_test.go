@@ -5,11 +5,11 @@ package rpc
 import (
 	"context"
 	"errors"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/rpc/internal/rref"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -76,23 +76,11 @@ func refAgents(t testing.TB, kind string, n int, opts ...Option) ([]*Agent, chan
 	return agents(t, kind, n, append(refHandlers(hold), opts...)...), hold
 }
 
-// soon waits until f says true, and collects garbage meanwhile.
-func soon(t testing.TB, what string, f func() bool) {
-	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !f(); {
-		runtime.GC() // what handlers have dropped
-		if time.Now().After(end) {
-			t.Fatalf("not so after 10 s: %s", what)
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
 // empty waits until no agent has anything to do with a reference.
 func empty(t testing.TB, all ...*Agent) {
 	t.Helper()
 	for _, a := range all {
-		soon(t, a.name+" has no references", func() bool {
+		agenttest.Eventually(t, a.name+" has no references", func() bool {
 			r := a.References()
 			return r.Values == 0 && r.Held == 0 && len(r.By) == 0
 		})
@@ -100,7 +88,7 @@ func empty(t testing.TB, all ...*Agent) {
 }
 
 func TestRemote(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		ctx := t.Context()
 		all, _ := refAgents(t, kind, 2)
 		a, b := all[0], all[1].Name()
@@ -170,7 +158,7 @@ func TestRemoteAtSelf(t *testing.T) {
 
 // A reference goes on to a third agent, whose is good after the first was released.
 func TestPassedOn(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		ctx := t.Context()
 		all, hold := refAgents(t, kind, 3)
 		a := all[0]
@@ -196,7 +184,7 @@ func TestPassedOn(t *testing.T) {
 		if v, err := kept.ToHere(ctx); err != nil || v != 42 || kept.OwnerName() != "w1" {
 			t.Errorf("the reference that w2 kept: %d, %v, want 42", v, err)
 		}
-		soon(t, "w2 alone has a reference at w1", func() bool {
+		agenttest.Eventually(t, "w2 alone has a reference at w1", func() bool {
 			by := all[1].References().By
 			return by["w2"] == 1 && by["w0"] == 0
 		})
@@ -223,7 +211,7 @@ func TestOwnValue(t *testing.T) {
 }
 
 func TestOnMethod(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		ctx := t.Context()
 		all, _ := refAgents(t, kind, 2)
 		a := all[0]
@@ -422,7 +410,7 @@ func TestClosedAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	soon(t, "both are confirmed", func() bool {
+	agenttest.Eventually(t, "both are confirmed", func() bool {
 		select {
 		case <-there.s.started:
 			return a.References().By["w1"] == 1

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -158,7 +159,7 @@ func TestCancelCrosses(t *testing.T) {
 
 // TestDeath: calls to an agent that ends fail at once, and calls after that too.
 func TestDeath(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		a := agents(t, kind, 2, serveBasics())
 		lost := make(chan *Peer, 4)
 		a[0].OnPeerLost(func(p *Peer, err error) { lost <- p })
@@ -213,7 +214,7 @@ func TestOptions(t *testing.T) {
 		"rank":        {WithStore(store.NewMemory(), 2, 2)},
 		"twice":       {serveBasics(), serveBasics()},
 		"codes":       {WithError("a", errSentinel), WithError("a", errSentinel)},
-		"not there":   {WithToken(testToken), WithPeers([]PeerAddr{{"b", "127.0.0.1:1"}})},
+		"not there":   {WithToken(agenttest.Token), WithPeers([]PeerAddr{{"b", "127.0.0.1:1"}})},
 		"concurrency": {Serve(noop, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }, Concurrency(0))},
 		"size":        {WithMaxMessage(1)},
 		"listen":      {WithListen("nowhere")},
@@ -260,13 +261,13 @@ func TestPeersByHand(t *testing.T) {
 	b := make(chan *Agent, 1)
 	go func() {
 		time.Sleep(10 * time.Millisecond) // a's first call waits for it
-		agent, err := Init(t.Context(), "b", WithToken(testToken), WithPeers(list), serveBasics())
+		agent, err := Init(t.Context(), "b", WithToken(agenttest.Token), WithPeers(list), serveBasics())
 		if err != nil {
 			t.Error(err)
 		}
 		b <- agent
 	}()
-	a, err := Init(t.Context(), "a", WithToken(testToken), WithPeers(list))
+	a, err := Init(t.Context(), "a", WithToken(agenttest.Token), WithPeers(list))
 	if err != nil {
 		t.Fatal(err)
 	}

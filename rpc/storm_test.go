@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -69,7 +70,7 @@ func serveStorm() Option {
 // What comes back is right, or an error that is one of those that may be. A longer
 // one: go test ./rpc -run TestStorm -storm-calls 3000 -storm-seed 7.
 func TestStorm(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		const numAgents, callers = 3, 6
 		all := agents(t, kind, numAgents, serveStorm(), WithError("test.sentinel", errSentinel))
 		var wg sync.WaitGroup

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -61,7 +62,7 @@ func serveStreams() Option {
 }
 
 func TestStream(t *testing.T) {
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		a := agents(t, kind, 2, serveStreams(), WithError("test.sentinel", errSentinel))
 		ctx := t.Context()
 		for _, p := range []*Peer{a[0].Peer("w1"), a[0].Self()} {

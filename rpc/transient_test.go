@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -15,7 +16,7 @@ import (
 // when the answer has been sent; an error's too.
 func TestTransient(t *testing.T) {
 	double := NewMethod[addArgs, *tensor.Tensor]("test.double")
-	overTransports(t, func(t *testing.T, kind string) {
+	agenttest.Over(t, func(t *testing.T, kind string) {
 		var mu sync.Mutex
 		var seen []*tensor.Tensor
 		a := agents(t, kind, 2, Serve(double, func(_ context.Context, in addArgs) (*tensor.Tensor, error) {

@@ -8,21 +8,17 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
-
-const testToken = "5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c5c"
 
 // TestMain is also the main of the worker processes of process_test.go.
 func TestMain(m *testing.M) {
@@ -33,16 +29,8 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	tensor.CPU() // its threads stay
-	before := goleak.IgnoreCurrent()
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(before); err != nil {
-			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	// The CPU's threads live as long as the process.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))
 }
 
 // travelling is a random program that goes from process to process: what chooses
@@ -240,45 +228,14 @@ func agents(t testing.TB, transport string, n int) ([]*rpc.Agent, []*testWorker)
 // agentsServing makes n agents.
 func agentsServing(t testing.TB, transport string, n int, serve func(rank int) rpc.Option) []*rpc.Agent {
 	t.Helper()
-	common := []rpc.Option{rpc.WithToken(testToken)}
-	if transport == "pipe" {
-		common = append(common, rpc.WithNetwork(rpc.NewNetwork()))
-	} else {
-		t.Setenv("COHORT_TRANSPORT", transport)
-		t.Setenv("COHORT_ENCRYPT", "")
-		common = append(common, rpc.WithListen("127.0.0.1:0"))
+	meet := rpc.WithListen("127.0.0.1:0")
+	if transport == agenttest.Pipe {
+		meet = rpc.WithNetwork(rpc.NewNetwork())
 	}
 	mem := store.NewMemory()
-	all, errs := make([]*rpc.Agent, n), make([]error, n)
-	var wg sync.WaitGroup
-	for r := range n {
-		opts := slices.Concat(common, []rpc.Option{rpc.WithStore(mem, r, n), serve(r)})
-		wg.Go(func() { all[r], errs[r] = rpc.Init(context.Background(), fmt.Sprintf("worker%d", r), opts...) })
-	}
-	wg.Wait()
-	for _, a := range all {
-		if a != nil {
-			t.Cleanup(func() {
-				if err := a.Close(); err != nil {
-					t.Errorf("close of %v: %v", a, err)
-				}
-			})
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	return all
-}
-
-// eventually waits until something is so.
-func eventually(t testing.TB, what string, is func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !is(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not so after 5 s: %s", what)
-		}
-	}
+	return agenttest.Start(t, transport, n, func(ctx context.Context, rank int) (*rpc.Agent, error) {
+		return rpc.Init(ctx, fmt.Sprintf("worker%d", rank), rpc.WithToken(agenttest.Token), meet, rpc.WithStore(mem, rank, n), serve(rank))
+	})
 }
 
 // wantReleased waits until no agent knows a context.
@@ -286,22 +243,20 @@ func wantReleased(t testing.TB, all []*rpc.Agent) {
 	t.Helper()
 	for _, a := range all {
 		e, _ := engineOf(a)
-		eventually(t, fmt.Sprintf("%v has no context", a), func() bool { return len(e.all()) == 0 })
+		agenttest.Eventually(t, fmt.Sprintf("%v has no context", a), func() bool { return len(e.all()) == 0 })
 	}
 }
 
 func TestRandomGraphsOverAgents(t *testing.T) {
-	for _, transport := range []string{"pipe", "shm", "unix", "tcp", "tls"} {
-		t.Run(transport, func(t *testing.T) {
-			for _, n := range []int{3, 5} {
-				all, workers := agents(t, transport, n)
-				for seed := range uint64(10) {
-					wantProgram(t, all[seed%2], workers[seed%2], seed)
-				}
-				wantReleased(t, all)
+	agenttest.Over(t, func(t *testing.T, transport string) {
+		for _, n := range []int{3, 5} {
+			all, workers := agents(t, transport, n)
+			for seed := range uint64(10) {
+				wantProgram(t, all[seed%2], workers[seed%2], seed)
 			}
-		})
-	}
+			wantReleased(t, all)
+		}
+	})
 }
 
 // TestAFailureOverAgents keeps its type and names the worker.
@@ -378,7 +333,7 @@ func TestALostCallerReleasesItsContexts(t *testing.T) {
 }
 
 func TestAgentsWithoutAutograd(t *testing.T) {
-	a, err := rpc.Init(t.Context(), "lonely", rpc.WithNetwork(rpc.NewNetwork()), rpc.WithToken(testToken))
+	a, err := rpc.Init(t.Context(), "lonely", rpc.WithNetwork(rpc.NewNetwork()), rpc.WithToken(agenttest.Token))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -26,7 +27,7 @@ func soon(t testing.TB) context.Context {
 // begun waits until a pass runs at an engine.
 func begun(t testing.TB, e *engine, id uint64) {
 	t.Helper()
-	eventually(t, "the pass has begun", func() bool {
+	agenttest.Eventually(t, "the pass has begun", func() bool {
 		s, err := e.state(id, false)
 		if err != nil {
 			return false
@@ -99,7 +100,7 @@ func TestACallOnToANewWorkerWhileThePassWaits(t *testing.T) {
 	}
 	wait := cl.async(c, 0, 1, "slow", slow, c.Param(w).Exp())
 	// Worker 1 has a context only once the call has come.
-	eventually(t, "the call runs", func() bool {
+	agenttest.Eventually(t, "the call runs", func() bool {
 		s, err := cl.engines[1].state(dc.ID(), false)
 		return err == nil && s.quietSince(time.Now().Add(time.Hour)) == 0
 	})

@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -259,11 +260,11 @@ func TestOptimizersOfAMakerThatIsGoneAreDropped(t *testing.T) {
 			opt.Close()
 		}
 	}
-	eventually(t, "one of three optimizers is closed", func() bool { return count() == 2 })
+	agenttest.Eventually(t, "one of three optimizers is closed", func() bool { return count() == 2 })
 	if err := all[0].Close(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "their maker is gone", func() bool { return count() == 0 })
+	agenttest.Eventually(t, "their maker is gone", func() bool { return count() == 0 })
 }
 
 // TestRemoteResultsInAContext: what a call left at its worker is fetched, and

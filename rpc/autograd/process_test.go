@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -34,7 +34,7 @@ func runWorker(arg string) error {
 	parts := strings.SplitN(arg, ",", 3)
 	rank, _ := strconv.Atoi(parts[0])
 	size, _ := strconv.Atoi(parts[1])
-	a, err := rpc.Init(context.Background(), fmt.Sprintf("worker%d", rank), rpc.WithToken(testToken),
+	a, err := rpc.Init(context.Background(), fmt.Sprintf("worker%d", rank), rpc.WithToken(agenttest.Token),
 		rpc.WithPeers(peersOf(parts[2], size)), newTestWorker(rank).serve(), newWide().serve())
 	if err != nil {
 		return err
@@ -46,43 +46,26 @@ func runWorker(arg string) error {
 
 // processes starts workers 1 to n-1 as processes of their own, and makes this one
 // worker 0.
-func processes(t testing.TB, n int) (*rpc.Agent, *testWorker, []*exec.Cmd) {
+func processes(t testing.TB, n int) (*rpc.Agent, *testWorker, []*agenttest.Process) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("sockets of the test have Linux's names")
 	}
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	name := t.TempDir() + "/s"
-	cmds, outs := make([]*exec.Cmd, n), make([]io.Reader, n)
+	others := make([]*agenttest.Process, n)
 	for r := 1; r < n; r++ {
-		cmd := exec.Command(self, fmt.Sprintf("-worker=%d,%d,%s", r, n, name))
-		cmd.Stderr = os.Stderr
-		in, _ := cmd.StdinPipe()
-		out, _ := cmd.StdoutPipe()
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			in.Close()
-			_ = cmd.Wait()
-		})
-		cmds[r], outs[r] = cmd, out
+		others[r] = agenttest.Begin(t, fmt.Sprintf("-worker=%d,%d,%s", r, n, name))
 	}
-	for r, out := range outs[1:] {
-		if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
-			t.Fatalf("worker %d: %v", r+1, err)
-		}
+	for _, p := range others[1:] {
+		p.Await(t, "ready")
 	}
 	w := newTestWorker(0)
-	a, err := rpc.Init(t.Context(), "worker0", rpc.WithToken(testToken), rpc.WithPeers(peersOf(name, n)), w.serve())
+	a, err := rpc.Init(t.Context(), "worker0", rpc.WithToken(agenttest.Token), rpc.WithPeers(peersOf(name, n)), w.serve())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { a.Close() })
-	return a, w, cmds
+	return a, w, others
 }
 
 // TestRandomGraphsOverProcesses is the same over processes.
@@ -97,7 +80,7 @@ func TestRandomGraphsOverProcesses(t *testing.T) {
 
 // TestAKilledProcessEndsThePass within a second, and the error names it.
 func TestAKilledProcessEndsThePass(t *testing.T) {
-	a, w, cmds := processes(t, 3)
+	a, w, others := processes(t, 3)
 	dc, err := NewContext(a)
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +92,7 @@ func TestAKilledProcessEndsThePass(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := cmds[2].Process.Kill(); err != nil {
+	if err := others[2].Kill(); err != nil {
 		t.Fatal(err)
 	}
 	begin := time.Now()
@@ -153,7 +136,7 @@ func TestAProcessThatDiesInMidPass(t *testing.T) {
 			t.Errorf("%v: it took %v", c.mode, took)
 		}
 		wantReleased(t, []*rpc.Agent{a})
-		eventually(t, "worker1 has no context", func() bool {
+		agenttest.Eventually(t, "worker1 has no context", func() bool {
 			n, err := openMethod.Call(t.Context(), a.Peer("worker1"), struct{}{})
 			return err == nil && n == 0
 		})

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,20 +18,13 @@ import (
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/rpc"
 	"github.com/cohort-ml/cohort/rpc/autograd"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
 func TestMain(m *testing.M) {
-	tensor.CPU() // its threads stay
-	before := goleak.IgnoreCurrent()
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(before); err != nil {
-			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	// The CPU's threads live as long as the process.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))
 }
 
 var (
@@ -49,38 +41,22 @@ func layer(seed int64, sizes []int) nn.Module {
 func agents(t *testing.T) []*rpc.Agent {
 	t.Helper()
 	network, mem := rpc.NewNetwork(), store.NewMemory()
-	all, errs := make([]*rpc.Agent, 2), make([]error, 2)
-	var wg sync.WaitGroup
-	for r := range all {
-		wg.Go(func() {
-			all[r], errs[r] = rpc.Init(context.Background(), fmt.Sprintf("w%d", r), rpc.WithNetwork(network), rpc.WithStore(mem, r, 2),
-				autograd.Enable(), Serve(),
-				rpc.ServeMaker(newLayer, func(_ context.Context, sizes []int) (nn.Module, error) {
-					if len(sizes) != 3 {
-						return nil, errors.New("want three sizes")
-					}
-					return layer(7, sizes), nil
-				}),
-				rpc.ServeOn(gradients, func(ctx context.Context, m nn.Module, _ struct{}) (grads []*tensor.Tensor, _ error) {
-					for _, p := range nn.Parameters(m) {
-						grads = append(grads, autograd.From(ctx).Gradient(p))
-					}
-					return grads, nil
-				}))
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		for _, a := range all {
-			if err := a.Close(); err != nil {
-				t.Error(err)
-			}
-		}
+	return agenttest.Start(t, agenttest.Pipe, 2, func(ctx context.Context, rank int) (*rpc.Agent, error) {
+		return rpc.Init(ctx, fmt.Sprintf("w%d", rank), rpc.WithNetwork(network), rpc.WithStore(mem, rank, 2),
+			autograd.Enable(), Serve(),
+			rpc.ServeMaker(newLayer, func(_ context.Context, sizes []int) (nn.Module, error) {
+				if len(sizes) != 3 {
+					return nil, errors.New("want three sizes")
+				}
+				return layer(7, sizes), nil
+			}),
+			rpc.ServeOn(gradients, func(ctx context.Context, m nn.Module, _ struct{}) (grads []*tensor.Tensor, _ error) {
+				for _, p := range nn.Parameters(m) {
+					grads = append(grads, autograd.From(ctx).Gradient(p))
+				}
+				return grads, nil
+			}))
 	})
-	return all
 }
 
 // A model with a part elsewhere has the outputs, and the gradients, of one process,

@@ -34,8 +34,13 @@ var server struct {
 	dir      string
 }
 
-func TestMain(m *testing.M) {
-	code := m.Run()
+func TestMain(m *testing.M) { goleak.VerifyTestMain(tests{m}) }
+
+// tests are those of this package, and then the end of their server.
+type tests struct{ *testing.M }
+
+func (t tests) Run() int {
+	code := t.M.Run()
 	if server.cmd != nil {
 		_ = server.cmd.Process.Kill()
 		_ = server.cmd.Wait()
@@ -43,13 +48,7 @@ func TestMain(m *testing.M) {
 	if server.dir != "" {
 		_ = os.RemoveAll(server.dir)
 	}
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	return code
 }
 
 func start() {
