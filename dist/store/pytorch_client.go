@@ -317,6 +317,9 @@ func (c *PyTorchClient) wait(ctx context.Context, l *pyTorchLine, keys []string)
 		if err := l.conn.SetReadDeadline(time.Now().Add(slice)); err != nil {
 			return err
 		}
+		if ctx.Err() != nil { // that it has ended may have been said before this deadline
+			return errWaitEnded
+		}
 		if err := l.flush(); err != nil {
 			return err
 		}
@@ -331,13 +334,15 @@ func (c *PyTorchClient) wait(ctx context.Context, l *pyTorchLine, keys []string)
 		if !errors.As(err, &timeout) || !timeout.Timeout() {
 			return err
 		}
-		come, forgot := c.cancelWait(l)
-		if come {
+		come, err := c.cancelWait(ctx, l)
+		switch {
+		case come:
 			return nil
-		}
-		if ctx.Err() != nil || !forgot {
-			l.forgot = forgot
+		case ctx.Err() != nil:
+			l.forgot = err == nil
 			return errWaitEnded
+		case err != nil:
+			return err
 		}
 	}
 }
@@ -366,24 +371,47 @@ func (c *PyTorchClient) lookFor(ctx context.Context, l *pyTorchLine, keys []stri
 }
 
 // cancelWait has the server forget a wait, of which the time or the context has ended. It may
-// have come just before: then it counts. The connection has no deadline afterwards.
-func (c *PyTorchClient) cancelWait(l *pyTorchLine) (come, forgot bool) {
-	if l.conn.SetDeadline(time.Now().Add(cancelGrace)) != nil {
-		return false, false
+// have come just before: then it counts. The server may take its time over that until ctx
+// ends, and a moment longer. The connection has no deadline afterwards, if there is no error.
+func (c *PyTorchClient) cancelWait(ctx context.Context, l *pyTorchLine) (come bool, err error) {
+	if err := l.conn.SetDeadline(time.Time{}); err != nil {
+		return false, err
+	}
+	last := ctx.Err() != nil
+	if last {
+		err = l.conn.SetDeadline(time.Now().Add(cancelGrace))
+	}
+	answer := func() (byte, error) {
+		b, err := l.byte()
+		var timeout net.Error
+		if !last && ctx.Err() != nil && errors.As(err, &timeout) && timeout.Timeout() {
+			last = true
+			if err := l.conn.SetDeadline(time.Now().Add(cancelGrace)); err != nil {
+				return 0, err
+			}
+			b, err = l.byte()
+		}
+		return b, err
 	}
 	c.ask(l, &pyTorchRequest{verb: verbCancelWait})
-	if l.flush() != nil {
-		return false, false
+	if err == nil {
+		err = l.flush()
 	}
-	b, err := l.byte()
+	var b byte
+	if err == nil {
+		b, err = answer()
+	}
 	if err == nil && b == saysReady {
 		come = true
-		b, err = l.byte()
+		b, err = answer()
 	}
-	if err != nil || b != saysCancelled || l.conn.SetDeadline(time.Time{}) != nil {
-		return false, false
+	if err == nil && b != saysCancelled {
+		err = fmt.Errorf("%w: %d for the end of a wait", errNonsense, b)
 	}
-	return come, true
+	if err == nil {
+		err = l.conn.SetDeadline(time.Time{})
+	}
+	return come && err == nil, err
 }
 
 // missing says which of the keys are not there, when a wait for them has ended. Those

@@ -269,14 +269,21 @@ func TestPyTorchProbe(t *testing.T) {
 
 // A server that goes away, or that lies, ends the calls.
 func TestPyTorchClientLoses(t *testing.T) {
+	const ready, cancelled = "\x00", "\x01"
 	for name, c := range map[string]struct {
-		says string
-		want error
+		wait   string // what the server says to the wait
+		cancel string // to its end: the wait may have become too long for the client
+		get    string // to the question for the value, if it comes to that
+		want   error
 	}{
-		"hangs up":          {"", ErrLost},
-		"a long value":      {"\x00\xff\xff\xff\xff\x00\x00\x00\x00", errNonsense},
-		"less than it said": {"\x00\x10\x00\x00\x00\x00\x00\x00\x00abc", ErrLost},
-		"no such byte":      {"\x09", errNonsense},
+		"hangs up":                   {"", "", "", ErrLost},
+		"no such byte":               {"\x09", "", "", errNonsense},
+		"a long value":               {ready, cancelled, "\xff\xff\xff\xff\x00\x00\x00\x00", errNonsense},
+		"less than it said":          {ready, cancelled, "\x10\x00\x00\x00\x00\x00\x00\x00abc", ErrLost},
+		"hangs up later":             {"late", "", "", ErrLost},
+		"no such byte later":         {"late", "\x09", "", errNonsense},
+		"no such byte at the end":    {"late", ready + "\x09", "", errNonsense},
+		"a wait that came just then": {"late", ready + cancelled, "\x10", ErrLost},
 	} {
 		t.Run(name, func(t *testing.T) {
 			addr := fakePyTorch(t, func(n int, conn net.Conn) {
@@ -286,8 +293,20 @@ func TestPyTorchClientLoses(t *testing.T) {
 					conn.Write(b[6:10])
 					in.Discard(10)
 				}
-				if _, err := in.Peek(19); err == nil {
-					io.WriteString(conn, c.says)
+				if _, err := in.Discard(19); err == nil && c.wait != "late" {
+					io.WriteString(conn, c.wait)
+				}
+				for c.wait != "" {
+					b, err := in.ReadByte()
+					if err == nil && b == byte(verbCancelWait) && c.cancel != "" {
+						io.WriteString(conn, c.cancel)
+						continue
+					}
+					if err == nil && b == byte(verbGet) {
+						in.Discard(9)
+						io.WriteString(conn, c.get)
+					}
+					return
 				}
 			})
 			client, err := DialPyTorch(t.Context(), addr, PyTorchClientConfig{})
@@ -322,6 +341,44 @@ func TestPyTorchClientLoses(t *testing.T) {
 		t.Errorf("%v, want ErrLost", err)
 	}
 	<-client.Lost()
+}
+
+// A server that takes long to say that it has forgotten a wait is not one that has gone.
+func TestPyTorchSlowServer(t *testing.T) {
+	addr := fakePyTorch(t, func(n int, conn net.Conn) {
+		in := bufio.NewReader(conn)
+		conn.SetDeadline(time.Now().Add(patience))
+		if b, err := in.Peek(10); err == nil {
+			conn.Write(b[6:10])
+		}
+		if _, err := in.Discard(10 + 19 + 1); err == nil { // the greeting, a wait, and its end
+			time.Sleep(cancelGrace + 50*time.Millisecond)
+			io.WriteString(conn, "\x01")
+		}
+		if _, err := in.Discard(19); err == nil {
+			io.WriteString(conn, "\x00")
+		}
+		for {
+			b, err := in.ReadByte()
+			switch {
+			case err != nil:
+				return
+			case b == byte(verbCancelWait):
+				io.WriteString(conn, "\x01")
+			default:
+				in.Discard(9)
+				io.WriteString(conn, "\x01\x00\x00\x00\x00\x00\x00\x00v")
+			}
+		}
+	})
+	client, err := DialPyTorch(t.Context(), addr, PyTorchClientConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	if v, err := client.Get(t.Context(), "k"); err != nil || string(v) != "v" {
+		t.Errorf("%q, %v", v, err)
+	}
 }
 
 // A wait that was begun anew leaves nothing behind that ends later calls.
