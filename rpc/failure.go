@@ -3,6 +3,7 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -93,9 +94,40 @@ func (in *incoming) tell(err error) {
 
 func isTooLarge(err error) bool { return errors.Is(err, errTooLarge) }
 
-// failure is an error on its way: the head of a failure is [id, extras, kind,
-// message, stack, code, value]. where is the line that says who served the method.
+// mute is an error that panics when it is asked what it is, as a nil pointer in an
+// error does.
+func mute(err error, v any) error {
+	p := panicError(v).(*panicked)
+	p.value = fmt.Sprintf("the error that was returned, a %T, panics when it is asked: %v", err, v)
+	return p
+}
+
+// audible returns an error that can be asked, err if that is one. A handler that
+// returns another must not take the process with it, nor leave its caller waiting.
+func audible(err error) (out error) {
+	defer func() {
+		if v := recover(); v != nil {
+			out = mute(err, v)
+		}
+	}()
+	_, _, _ = err.Error(), KindOf(err), errors.Is(err, context.Canceled)
+	return err
+}
+
+// encodeFailure makes the head of a failure. where is the line that says who served
+// the method.
 func (o *outgoing) encodeFailure(id uint64, extra []byte, err error, where string, errs []known) {
+	defer func() {
+		if v := recover(); v != nil { // of a method of err that audible does not call
+			o.enc.Buf, o.tensors = o.enc.Buf[:sizePrefix], o.tensors[:0]
+			o.describeFailure(id, extra, mute(err, v), where, nil)
+		}
+	}()
+	o.describeFailure(id, extra, err, where, errs)
+}
+
+// describeFailure writes it: [id, extras, kind, message, stack, code, value].
+func (o *outgoing) describeFailure(id uint64, extra []byte, err error, where string, errs []known) {
 	kind, msg, stack, code := KindApplication, err.Error(), "", ""
 	var e *Error
 	var p *panicked

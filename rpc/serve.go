@@ -263,6 +263,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 		ctx = &in.own
 	}
 	if err != nil {
+		err = audible(err)
 		in.tell(err)
 	}
 	if !in.from.done(in) { // nobody waits for it any more
@@ -278,8 +279,12 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 		if err = msg.encodeReply(ctx, in, result); err != nil {
 			msg.release(err)
 			kind := KindApplication
-			if isTooLarge(err) {
+			var p *panicked
+			switch {
+			case isTooLarge(err):
 				kind = KindTooLarge
+			case errors.As(err, &p):
+				kind = KindPanic
 			}
 			err = &Error{Method: in.method.name, Rank: -1, Kind: kind, Msg: fmt.Sprintf("the result cannot be sent: %v", err)}
 			msg = newOutgoing(frameReply, a, in.caller)
@@ -351,8 +356,14 @@ func (in *incoming) finish(size int, err error) {
 	}
 }
 
-// encodeReply makes the head of an answer: [id, extras, tensors, result].
-func (o *outgoing) encodeReply(ctx context.Context, in *incoming, result func(e *cbor.Encoder)) error {
+// encodeReply makes the head of an answer: [id, extras, tensors, result]. A panic of
+// a value that is encoded is an error: the caller waits.
+func (o *outgoing) encodeReply(ctx context.Context, in *incoming, result func(e *cbor.Encoder)) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = panicError(v)
+		}
+	}()
 	e := &o.enc.Encoder
 	result(e)
 	if e.Err != nil {
