@@ -11,6 +11,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/store"
@@ -85,11 +86,13 @@ func (a *Agent) open(ctx context.Context, o *options) error {
 	if err := a.listen(ctx, o); err != nil {
 		return err
 	}
-	if err := a.meeting.enter(ctx, &a.me); err != nil {
-		return err
+	var all []record
+	err := a.meeting.enter(ctx, &a.me)
+	if err == nil {
+		all, err = a.meeting.others(ctx)
 	}
-	all, err := a.meeting.others(ctx)
 	if err != nil {
+		a.meeting.withdraw(ctx, &a.me)
 		return err
 	}
 	for i := range all {
@@ -283,13 +286,32 @@ func (m *meeting) enter(ctx context.Context, me *record) error {
 		what := fmt.Sprintf("the name %q", me.Name)
 		if key != nameKeyOf(me.Name) {
 			what = fmt.Sprintf("rank %d", me.Rank)
-			if _, err := m.store.Delete(ctx, nameKeyOf(me.Name)); err != nil {
-				return err
-			}
 		}
 		return &Error{Peer: other.Name, Rank: other.Rank, Kind: KindNameTaken, Msg: fmt.Sprintf("%s is taken by process %d on host %s", what, other.PID, other.Host)}
 	}
 	return nil
+}
+
+// withdrawTime is how long an agent that has not met the others tries to take back what
+// it has said.
+const withdrawTime = 5 * time.Second
+
+// withdraw takes back what enter has published, as far as that is this agent's: the
+// next one, this process's second try perhaps, is not to find its place taken, nor the
+// others an agent that there is not. ctx may have ended.
+func (m *meeting) withdraw(ctx context.Context, me *record) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTime)
+	defer cancel()
+	value, err := json.Marshal(me)
+	for _, key := range []string{agentKeyOf(me.Rank), nameKeyOf(me.Name), sizeKey} {
+		mine := false
+		if err == nil {
+			_, mine, err = m.store.CompareAndSet(ctx, key, value, value)
+		}
+		if err == nil && mine {
+			_, err = m.store.Delete(ctx, key)
+		}
+	}
 }
 
 // leave takes an agent out of the store.
