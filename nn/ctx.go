@@ -96,6 +96,23 @@ func newCtx(ctx context.Context, training bool, opts []CtxOption) *Ctx {
 	return c
 }
 
+// carrierKey is under which Value has the carrier itself.
+type carrierKey struct{}
+
+// Value implements [context.Context].
+func (c *Ctx) Value(key any) any {
+	if _, ok := key.(carrierKey); ok {
+		return c
+	}
+	return c.Context.Value(key)
+}
+
+// CarrierOf returns the carrier that ctx is, or was derived from; nil for none.
+func CarrierOf(ctx context.Context) *Ctx {
+	c, _ := ctx.Value(carrierKey{}).(*Ctx)
+	return c
+}
+
 // Close frees everything that was made in the pass and not kept.
 func (c *Ctx) Close() { c.pass.tape.Close() }
 
@@ -233,6 +250,9 @@ func (e *ForwardError) Unwrap() error { return e.Err }
 
 // abort carries an error from inside a forward pass to the step's border.
 type abort struct{ err error }
+
+// Failure returns the error: for borders other than Recover, such as that of a call.
+func (a abort) Failure() error { return a.err }
 
 // Fail ends the forward pass with an error, such as that of a failed
 // collective. [Ctx.Recover] at the border of the step returns it.

@@ -224,7 +224,11 @@ func (m *Method[A, R]) decodeArgs(in *incoming) (args A, err error) {
 func run[A, R any](in *incoming, handler func(context.Context, A) (R, error), args A) (out R, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = panicError(v)
+			if f, ok := v.(interface{ Failure() error }); ok { // nn.Ctx.Fail's
+				err = f.Failure()
+			} else {
+				err = panicError(v)
+			}
 		}
 	}()
 	return handler(in.ctx, args)
@@ -286,7 +290,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 			case errors.As(err, &p):
 				kind = KindPanic
 			}
-			err = &Error{Method: in.method.name, Rank: -1, Kind: kind, Msg: fmt.Sprintf("the result cannot be sent: %v", err)}
+			err = &Error{Method: in.method.name, Rank: -1, Kind: kind, Msg: fmt.Sprintf("the result cannot be sent: %v", err), err: err}
 			msg = newOutgoing(frameReply, a, in.caller)
 		}
 	}

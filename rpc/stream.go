@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/hook"
 )
 
 // streamWindow is how many bytes of a stream's messages may be on their way or
@@ -363,6 +364,11 @@ func (s *Stream[S, R]) encode(o *outgoing, v *S) error {
 	s.send.Encode(e, unsafe.Pointer(v))
 	if e.Err != nil {
 		return e.Err
+	}
+	if h := s.flow.agent.hook; h != nil {
+		if err := h.SendItem(&hook.Message{Method: s.flow.method.name, Tensors: o.tensors}); err != nil {
+			return &hookError{err}
+		}
 	}
 	b := &o.body
 	b.Buf = append(b.Buf[:0], 0, 0, 0, 0)

@@ -39,6 +39,7 @@ func Enable() rpc.Option {
 		rpc.WithHook(h),
 		rpc.WithError(prefix+"released", ErrReleased),
 		rpc.WithError(prefix+"unreached", ErrUnreached),
+		rpc.WithError(prefix+"no_pass", ErrNoPass),
 		rpc.Serve(prepareMethod, func(_ context.Context, in prepareCall) (prepareAnswer, error) { return h.engine.onPrepare(in) }),
 		rpc.Serve(walkMethod, func(ctx context.Context, in walkCall) (struct{}, error) {
 			return struct{}{}, bare(h.engine.onWalk(ctx, rpc.Caller(ctx).Rank(), in))
@@ -141,7 +142,17 @@ func (h *agentHook) ReceiveReply(ctx context.Context, from hook.Peer, m *hook.Me
 	if strings.HasPrefix(m.Method, prefix) {
 		return nil
 	}
-	return h.engine.receiveReply(ctx, from.Rank, m.Method, m.Extra, m.Tensors)
+	return h.engine.receiveReply(ctx, from.Rank, m.Method, m.Failed, m.Extra, m.Tensors)
+}
+
+// SendItem sees a message of a stream.
+func (h *agentHook) SendItem(m *hook.Message) error {
+	for i, t := range m.Tensors {
+		if t.NeedsGrad() {
+			return fmt.Errorf("autograd: tensor %d of a message on the stream was computed from parameters, and what goes through streams is not recorded: send what Detach returns, or make calls", i)
+		}
+	}
+	return nil
 }
 
 // agentWire is the wire over an agent.

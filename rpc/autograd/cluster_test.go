@@ -170,7 +170,7 @@ func (c *cluster) async(ctx context.Context, from, to int, method string, h hand
 		if a.err != nil {
 			return nil, a.err
 		}
-		err := c.engines[from].receiveReply(ctx, to, method, a.extra, a.out)
+		err := c.engines[from].receiveReply(ctx, to, method, false, a.extra, a.out)
 		return a.out, err
 	}
 }

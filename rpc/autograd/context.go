@@ -72,17 +72,26 @@ func From(ctx context.Context) *Context {
 
 // Ctx returns the carrier of the pass that a handler's ctx belongs to: what is
 // computed under it from parameters and from tensors of the call is differentiated
-// by the caller's Backward. The options apply to it. Outside of contexts it is the
-// carrier of an evaluation, for calls that want no gradients.
+// by the caller's Backward. The options apply to it. For a call that was made with the
+// carrier of an evaluation, or by a client that is no member of the job, it is one of
+// an evaluation. Any other call wants gradients of which nobody would hear, or does not
+// say what it wants: where a parameter is read under its carrier the call fails with
+// [ErrNoPass].
 func Ctx(ctx context.Context, opts ...nn.CtxOption) *nn.Ctx {
 	if c, ok := ctx.(*nn.Ctx); ok && len(opts) == 0 {
 		return c
 	}
-	p := passOf(ctx)
-	if p == nil {
-		return nn.Evaluation(ctx, opts...)
+	if p := passOf(ctx); p != nil {
+		return p.open(opts...)
 	}
-	return p.open(opts...)
+	c := nn.Evaluation(ctx, opts...)
+	if !evaluates(ctx) {
+		nn.WithLeaves(func(p *nn.Parameter) tensor.Leaf {
+			c.Fail(fmt.Errorf("autograd: the parameter %q is read for a call that belongs to no pass: %w", p.Name(), ErrNoPass))
+			return nil
+		})(c)
+	}
+	return c
 }
 
 // Bring returns a value that another pass of the context computed, on this process,

@@ -21,7 +21,9 @@
 //	err = dc.Backward(ctx, loss)
 //	err = opt.Step(ctx, dc, 1)
 //
-// A call with ctx in place of c is an ordinary one, through which no gradient comes.
+// A call with ctx in place of c would be an ordinary one, through which no gradient
+// comes. Where there would be one it fails with [ErrNoPass]: who wants none makes the
+// call with the carrier of nn.Evaluation.
 //
 // [Context.Backward] walks the tapes of all processes at once. Where a tape sent a
 // tensor, the walk waits for its gradient; where it received one, the walk sends the
@@ -41,7 +43,8 @@
 //
 //   - A pass, with its tape, belongs to one goroutine. Begin one for each goroutine.
 //     The answer of an asynchronous call comes to the tape where it is waited for, so
-//     rpc.Then is not for calls of a pass. Streams are not recorded.
+//     rpc.Then is not for calls of a pass. Streams are not recorded, and refuse tensors
+//     that have a history.
 //   - A value of one pass is used in another, on the same process, through [Bring].
 //   - Backward wants the answers of all calls to be there. Calls that nobody waited
 //     for hold it up while they run; what comes later has no part in the pass.

@@ -15,6 +15,13 @@ var ErrReleased = errors.New("the context has been released")
 // was sent gets no gradient.
 var ErrUnreached = errors.New("the loss does not depend on it, which mode Fast takes for granted: use Smart")
 
+// ErrNoPass is what a call gets in which gradients would be lost without a word: one
+// that is made with a context that is neither the carrier of a pass nor that of an
+// evaluation, where its arguments have a history, or its handler computes from
+// parameters.
+var ErrNoPass = errors.New("no gradient would come back through the call: make it with the carrier that Context.Pass gave as its context, " +
+	"or, where none is wanted, with that of nn.Evaluation, and with what Detach returns of tensors")
+
 // Error is a failure of a context.
 type Error struct {
 	Op      string // "backward", "step", "call"

@@ -10,7 +10,7 @@ import (
 
 // header goes with every call of a context, and with its answer.
 type header struct {
-	context uint64
+	context uint64 // noContext: of an evaluation
 	// walk is the last backward pass that the sender of a call has heard of, 0 for
 	// none: what is sent then comes too late to be part of that pass's loss.
 	walk uint64
@@ -34,6 +34,9 @@ const (
 // counterBits is how many bits of an id are a process's own counter; above them is
 // its rank, as in PyTorch.
 const counterBits = 48
+
+// noContext is the id of none: counts begin with 1.
+const noContext = 0
 
 func rankOf(id uint64) int { return int(id >> counterBits) }
 

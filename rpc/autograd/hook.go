@@ -7,14 +7,45 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/rpc"
 	"github.com/cohort-ml/cohort/tensor"
 )
+
+// evaluationKey is under which the context of a call's handler says that the call was
+// made in an evaluation.
+type evaluationKey struct{}
+
+// evaluates says whether what is computed under ctx is known to want no gradients.
+func evaluates(ctx context.Context) bool {
+	if c := nn.CarrierOf(ctx); c != nil {
+		return !c.Training()
+	}
+	if on, _ := ctx.Value(evaluationKey{}).(bool); on {
+		return true
+	}
+	from := rpc.Caller(ctx)
+	return from != nil && from.Rank() < 0
+}
+
+// wantNoHistory refuses tensors whose history ends where they leave the process.
+func wantNoHistory(what string, tensors []*tensor.Tensor) error {
+	for i, t := range tensors {
+		if t.NeedsGrad() {
+			return fmt.Errorf("autograd: the %s %d was computed from parameters, and the call belongs to no pass: %w", what, i, ErrNoPass)
+		}
+	}
+	return nil
+}
 
 // sendCall is called before a call leaves. What it returns travels along.
 func (e *engine) sendCall(ctx context.Context, to int, method string, tensors []*tensor.Tensor) ([]byte, error) {
 	p := passOf(ctx)
 	if p == nil {
-		return nil, nil
+		if err := wantNoHistory("argument of "+method, tensors); err != nil || !evaluates(ctx) {
+			return nil, err
+		}
+		return (&header{}).append(nil), nil
 	}
 	s := p.s
 	if s.e != e {
@@ -47,6 +78,9 @@ func (e *engine) receiveCall(ctx context.Context, from int, method string, extra
 	if err != nil {
 		return nil, fmt.Errorf("autograd: call of %s from %s: %w", method, e.wire.name(from), err)
 	}
+	if h.context == noContext {
+		return context.WithValue(ctx, evaluationKey{}, true), nil
+	}
 	s, err := e.state(h.context, true)
 	if err != nil {
 		return nil, &Error{Op: "call", Context: h.context, Worker: e.wire.name(e.rank), Rank: e.rank, Err: fmt.Errorf("%s from %s: %w", method, e.wire.name(from), err)}
@@ -68,7 +102,7 @@ func (e *engine) receiveCall(ctx context.Context, from int, method string, extra
 func (e *engine) sendReply(ctx context.Context, to int, method string, failed bool, tensors []*tensor.Tensor) ([]byte, error) {
 	p := passOf(ctx)
 	if p == nil || p.s.e != e {
-		return nil, nil
+		return nil, wantNoHistory("result of "+method, tensors)
 	}
 	s := p.s
 	defer s.finished(p)
@@ -91,12 +125,18 @@ func (e *engine) sendReply(ctx context.Context, to int, method string, failed bo
 
 // receiveReply is called with the caller's context, on its goroutine, when an
 // answer has come.
-func (e *engine) receiveReply(ctx context.Context, from int, method string, extra []byte, tensors []*tensor.Tensor) error {
+func (e *engine) receiveReply(ctx context.Context, from int, method string, failed bool, extra []byte, tensors []*tensor.Tensor) error {
 	p := passOf(ctx)
-	if p == nil || len(extra) == 0 || p.s.e != e {
+	if p == nil || p.s.e != e {
 		return nil
 	}
 	s := p.s
+	if len(extra) == 0 {
+		if failed {
+			return nil
+		}
+		return s.fail("call", fmt.Errorf("answer to %s: %s takes no part in contexts: make its agent with autograd.Enable()", method, e.wire.name(from)))
+	}
 	h, err := parseHeader(extra, len(tensors))
 	switch {
 	case err != nil:

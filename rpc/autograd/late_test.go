@@ -139,7 +139,7 @@ func TestAnAnswerThatCouldNotBeSent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cl.engines[0].receiveReply(c, 1, "big", extra, nil); err != nil {
+	if err := cl.engines[0].receiveReply(c, 1, "big", true, extra, nil); err != nil {
 		t.Fatal(err)
 	}
 	begin := time.Now()

@@ -78,9 +78,15 @@ type got struct {
 
 type passKey struct{}
 
-// passOf returns the pass that ctx carries, nil for none.
+// passOf returns the pass that ctx carries, nil for none. A carrier of an evaluation
+// within a pass has none.
 func passOf(ctx context.Context) *pass {
 	p, _ := ctx.Value(passKey{}).(*pass)
+	if p != nil {
+		if c := nn.CarrierOf(ctx); c != nil && !c.Training() {
+			return nil
+		}
+	}
 	return p
 }
 

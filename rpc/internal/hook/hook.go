@@ -4,7 +4,8 @@
 // arrive, without package rpc knowing what is done with them.
 //
 // An agent has at most one [Hook]. It is called for every message of a call, with
-// the tensors in the order in which the arguments or the result refer to them. It
+// the tensors in the order in which the arguments or the result refer to them, and
+// for those that go out on a stream. It
 // may put others into their places: what a receiver puts there is what the handler
 // or the caller sees. What it leaves in Extra of a message that is sent is in Extra
 // at the receiver, if that has a hook.
@@ -34,6 +35,9 @@ type Hook interface {
 	SendReply(ctx context.Context, to Peer, m *Message) error
 	// ReceiveReply sees it at the caller, whose context ctx is.
 	ReceiveReply(ctx context.Context, from Peer, m *Message) error
+	// SendItem sees a message of a stream before it leaves, at either end. What it
+	// changes does not count.
+	SendItem(m *Message) error
 }
 
 // Peer is the other side. Rank is -1 for a client that is no member of the job.
