@@ -20,7 +20,12 @@ type Future[R any] struct {
 	sent   int
 	refs   bool // there may be references in the value
 
-	mu    sync.Mutex
+	mu sync.Mutex
+	// held says that the value belongs to who waits for it, and so does what is made of
+	// it: a hook has something to do with it, such as to bring it to the tape of a pass,
+	// which is one goroutine's.
+	held  bool
+	later func() (R, error) // of Then: makes the value of a future that is held
 	state futureState
 	done  chan struct{} // made when somebody waits
 	next  []func()      // to run, each in a goroutine, when the future is done
@@ -61,9 +66,10 @@ func (f *Future[R]) arrived() {
 		f.settle()
 	} else { // whether or not somebody waits for it
 		f.stats.ended(f.call.began, f.sent, r.size, r.trouble())
-		if f.refs && r.hook == nil {
+		f.held = r.hook != nil
+		if f.refs && !f.held {
 			// References count from when they are read, which is not to wait for who may
-			// ask late. What a hook has to see is read by who asks.
+			// ask late.
 			f.next = append(f.next, func() { _, _ = f.result() })
 		}
 	}
@@ -86,6 +92,11 @@ func (f *Future[R]) wake() {
 // settle reads an answer that has arrived, with the lock held.
 func (f *Future[R]) settle() {
 	if f.state != futureArrived {
+		return
+	}
+	if f.later != nil {
+		f.value, f.err = f.later()
+		f.later, f.state = nil, futureDone
 		return
 	}
 	c := &f.call
@@ -172,17 +183,40 @@ func Resolved[R any](value R, err error) *Future[R] {
 // Then returns the future of fn's result, which is called with f's value when that
 // is there, in a goroutine of its own. An error of f is the new future's too, and
 // fn is not called.
+//
+// Where f is the answer of a call in a pass of package autograd, whose tape belongs to
+// one goroutine, fn is called by the first who waits for the new future, in his.
 func Then[R, S any](f *Future[R], fn func(R) (S, error)) *Future[S] {
-	g, resolve := NewFuture[S]()
-	f.onDone(func() {
+	g := &Future[S]{}
+	make := func() (out S, err error) {
 		value, err := f.result()
-		var out S
 		if err == nil {
 			out, err = guarded(fn, value)
 		}
-		resolve(out, err)
+		return out, err
+	}
+	f.onDone(func() {
+		if f.isHeld() {
+			g.hold(make)
+		} else {
+			g.resolve(make())
+		}
 	})
 	return g
+}
+
+// isHeld says whether the value of a future that is done belongs to who waits for it.
+func (f *Future[R]) isHeld() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.held
+}
+
+// hold leaves it to who waits to make the value.
+func (f *Future[R]) hold(make func() (R, error)) {
+	f.mu.Lock()
+	f.held, f.later, f.state = true, make, futureArrived
+	f.wake()
 }
 
 // guarded calls fn and makes its panic an error.
