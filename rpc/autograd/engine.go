@@ -22,11 +22,11 @@ type engine struct {
 	wire       wire
 
 	numMessages atomic.Uint64
+	stepping    sync.Mutex // optimizers step one after the other: they may share parameters
 
 	mu          sync.Mutex // a state's lock may be held when it is taken, not the other way round
 	numContexts uint64
 	states      map[uint64]*state
-	owned       ownedSet
 	lostRanks   map[int]error      // that run has not seen yet
 	wake        chan struct{}      // there are some
 	closed      bool               // its agent has been
@@ -296,7 +296,6 @@ func (e *engine) lost(rank int, err error) {
 	for _, s := range e.all() {
 		s.lose(rank, err)
 	}
-	e.owned.lose(rank)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lostRanks[rank] = err

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
@@ -19,13 +18,14 @@ import (
 // it, by an optimizer of package optim there. It is PyTorch's DistributedOptimizer.
 //
 // Its state (moments, counts) is with the parameters, and its own: two optimizers of
-// one parameter have two. Steps on one process come one after the other; nothing
+// one parameter have two. The optimizer refers to it as an rpc.RRef does: it outlives
+// connections, and goes by Close, when the program forgets the optimizer, or a lease
+// (rpc.WithLease) after the optimizer's process has died. Steps on one process come one after the other; nothing
 // orders them with forward passes of other contexts there, which fail in their
 // backward pass when a parameter that they used has changed in between.
 type Optimizer struct {
-	agent  *rpc.Agent
-	id     uint64
-	owners []int
+	agent *rpc.Agent
+	parts []*rpc.RRef[*optimizerPart] // by owner, in the order of the parameters
 }
 
 // Algorithm is an optimizer of package optim with its options: what [SGD] and its
@@ -86,97 +86,84 @@ func Refs(a *rpc.Agent, params []*nn.Parameter) []*rpc.RRef[*nn.Parameter] {
 	return refs
 }
 
-// owned is the part of an optimizer on a process that has parameters of it.
-type owned struct {
+// optimizerPart is what of an optimizer is on a process that has parameters of it.
+type optimizerPart struct {
 	params []*nn.Parameter
 	opt    optim.Optimizer
 }
 
-// ownedSet is the optimizers that have parameters on a process, by their ids.
-type ownedSet struct {
-	stepping sync.Mutex // one after the other, as the parameters may be the same
-
-	mu   sync.Mutex
-	made uint64
-	all  map[uint64]*owned
-}
-
-// maxOptimizers bounds what other processes can make this one hold.
-const maxOptimizers = 1 << 12
-
 // What optimizers tell the owners of parameters.
 type (
 	optimizerCall struct {
-		Optimizer uint64
 		Algorithm Algorithm
 		Params    []*rpc.RRef[*nn.Parameter]
 	}
 	stepCall struct {
-		Optimizer, Context uint64
+		Context uint64
 		// Part says that the process takes part in the context: one that does not, and
 		// knows nothing of it, has no gradients.
 		Part      bool
 		GradScale float64
 	}
-	lrCall struct {
-		Optimizer uint64
-		LR        float64
-	}
-	dropCall struct{ Optimizer uint64 }
 )
 
 var (
-	optimizerMethod = rpc.NewMethod[optimizerCall, struct{}](prefix + "optimizer")
-	stepMethod      = rpc.NewMethod[stepCall, struct{}](prefix + "step")
-	normMethod      = rpc.NewMethod[stepCall, float64](prefix + "norm")
-	lrMethod        = rpc.NewMethod[lrCall, struct{}](prefix + "lr")
-	dropMethod      = rpc.NewMethod[dropCall, struct{}](prefix + "drop")
+	partMaker  = rpc.NewMaker[optimizerCall, *optimizerPart](prefix + "optimizer")
+	madeMethod = rpc.NewOn[*optimizerPart, struct{}, struct{}](prefix + "made")
+	stepMethod = rpc.NewOn[*optimizerPart, stepCall, struct{}](prefix + "step")
+	normMethod = rpc.NewOn[*optimizerPart, stepCall, float64](prefix + "norm")
+	lrMethod   = rpc.NewOn[*optimizerPart, float64, struct{}](prefix + "lr")
 )
 
 // serveOptimizers answers what optimizers ask.
 func serveOptimizers(h *agentHook) rpc.Option {
 	return rpc.Options(
-		rpc.Serve(optimizerMethod, func(ctx context.Context, in optimizerCall) (struct{}, error) {
-			return struct{}{}, h.engine.owned.add(rpc.Caller(ctx).Rank(), in)
+		rpc.ServeMaker(partMaker, func(_ context.Context, in optimizerCall) (*optimizerPart, error) { return newPart(in) }),
+		rpc.ServeOn(madeMethod, func(context.Context, *optimizerPart, struct{}) (out struct{}, err error) { return out, nil }),
+		rpc.ServeOn(stepMethod, func(_ context.Context, part *optimizerPart, in stepCall) (out struct{}, err error) {
+			return out, h.engine.onStep(part, in)
 		}),
-		rpc.Serve(stepMethod, func(_ context.Context, in stepCall) (struct{}, error) {
-			return struct{}{}, h.engine.onStep(in)
+		rpc.ServeOn(normMethod, func(_ context.Context, part *optimizerPart, in stepCall) (float64, error) {
+			return h.engine.onNorm(part, in)
 		}),
-		rpc.Serve(normMethod, func(_ context.Context, in stepCall) (float64, error) { return h.engine.onNorm(in) }),
-		rpc.Serve(lrMethod, func(_ context.Context, in lrCall) (struct{}, error) {
-			return struct{}{}, h.engine.owned.setLR(in)
-		}),
-		rpc.Serve(dropMethod, func(_ context.Context, in dropCall) (struct{}, error) {
-			h.engine.owned.drop(in.Optimizer)
-			return struct{}{}, nil
-		}),
-	)
+		rpc.ServeOn(lrMethod, func(_ context.Context, part *optimizerPart, lr float64) (out struct{}, err error) {
+			return out, h.engine.setLR(part, lr)
+		}))
 }
 
 // NewOptimizer makes an optimizer of the parameters behind refs, wherever they are.
 // An error is an [*Error] that names the owner.
 func NewOptimizer(ctx context.Context, a *rpc.Agent, alg Algorithm, refs []*rpc.RRef[*nn.Parameter]) (*Optimizer, error) {
-	e, err := engineOf(a)
-	if err != nil {
+	if _, err := engineOf(a); err != nil {
 		return nil, err
 	}
 	if len(refs) == 0 {
 		return nil, errors.New("autograd: new optimizer: there are no parameters")
 	}
-	byOwner := make(map[int][]*rpc.RRef[*nn.Parameter])
-	o := &Optimizer{agent: a, id: e.owned.next(a.Rank())}
+	byOwner := make(map[*rpc.Peer][]*rpc.RRef[*nn.Parameter])
+	var owners []*rpc.Peer
 	for i, r := range refs {
 		if r == nil {
 			return nil, fmt.Errorf("autograd: new optimizer: reference %d of %d is nil", i, len(refs))
 		}
-		owner := r.Owner().Rank()
+		owner := a.PeerRank(r.Owner().Rank())
 		if byOwner[owner] == nil {
-			o.owners = append(o.owners, owner)
+			owners = append(owners, owner)
 		}
 		byOwner[owner] = append(byOwner[owner], r)
 	}
-	err = o.each("new optimizer", 0, func(owner *rpc.Peer) func() error {
-		return wait(ctx, optimizerMethod.Async(ctx, owner, optimizerCall{o.id, alg, byOwner[owner.Rank()]}))
+	const op = "new optimizer"
+	o := &Optimizer{agent: a}
+	for _, owner := range owners {
+		part, err := partMaker.Remote(ctx, owner, optimizerCall{alg, byOwner[owner]})
+		if err != nil {
+			o.Close()
+			return nil, &Error{Op: op, Worker: owner.Name(), Rank: owner.Rank(), Err: plainly(err)}
+		}
+		o.parts = append(o.parts, part)
+	}
+	err := o.each(op, 0, func(part *rpc.RRef[*optimizerPart]) func() error {
+		return wait(ctx, madeMethod.Async(ctx, part, struct{}{}))
 	})
 	if err != nil {
 		o.Close()
@@ -187,15 +174,18 @@ func NewOptimizer(ctx context.Context, a *rpc.Agent, alg Algorithm, refs []*rpc.
 
 // each asks all owners at once, waits for all, and returns the error of the first
 // in order that has one.
-func (o *Optimizer) each(op string, dc uint64, ask func(owner *rpc.Peer) func() error) error {
-	waits := make([]func() error, len(o.owners))
-	for i, r := range o.owners {
-		waits[i] = ask(o.agent.PeerRank(r))
+func (o *Optimizer) each(op string, dc uint64, ask func(part *rpc.RRef[*optimizerPart]) func() error) error {
+	waits := make([]func() error, len(o.parts))
+	for i, part := range o.parts {
+		waits[i] = ask(part)
 	}
 	var first error
 	for i, wait := range waits {
 		if err := wait(); err != nil && first == nil {
-			owner := o.agent.PeerRank(o.owners[i])
+			if rpc.KindOf(err) == rpc.KindReleased {
+				err = fmt.Errorf("the optimizer, or a parameter that it was made of, has been given up: %w", plainly(err))
+			}
+			owner := o.parts[i].Owner()
 			first = &Error{Op: op, Context: dc, Worker: owner.Name(), Rank: owner.Rank(), Err: plainly(err)}
 		}
 	}
@@ -214,8 +204,8 @@ func wait[R any](ctx context.Context, f *rpc.Future[R]) func() error {
 // without a gradient there stay as they are. The error is an [*Error] that names the
 // owner that failed; others may have stepped.
 func (o *Optimizer) Step(ctx context.Context, dc *Context, gradScale float64) error {
-	return o.each("step", dc.ID(), func(owner *rpc.Peer) func() error {
-		return wait(ctx, stepMethod.Async(ctx, owner, stepCall{o.id, dc.ID(), dc.reaches(owner.Rank()), gradScale}))
+	return o.each("step", dc.ID(), func(part *rpc.RRef[*optimizerPart]) func() error {
+		return wait(ctx, stepMethod.Async(ctx, part, stepCall{dc.ID(), dc.reaches(part.Owner().Rank()), gradScale}))
 	})
 }
 
@@ -224,8 +214,8 @@ func (o *Optimizer) Step(ctx context.Context, dc *Context, gradScale float64) er
 // optim.ClipGradNorm.
 func (o *Optimizer) ClipGradNorm(ctx context.Context, dc *Context, limit float64) (norm, gradScale float64, err error) {
 	var futures []*rpc.Future[float64]
-	err = o.each("clip", dc.ID(), func(owner *rpc.Peer) func() error {
-		f := normMethod.Async(ctx, owner, stepCall{o.id, dc.ID(), dc.reaches(owner.Rank()), 1})
+	err = o.each("clip", dc.ID(), func(part *rpc.RRef[*optimizerPart]) func() error {
+		f := normMethod.Async(ctx, part, stepCall{dc.ID(), dc.reaches(part.Owner().Rank()), 1})
 		futures = append(futures, f)
 		return wait(ctx, f)
 	})
@@ -246,25 +236,17 @@ func (o *Optimizer) ClipGradNorm(ctx context.Context, dc *Context, limit float64
 
 // SetLR sets the learning rate from the next step on.
 func (o *Optimizer) SetLR(ctx context.Context, lr float64) error {
-	return o.each("set lr", 0, func(owner *rpc.Peer) func() error {
-		return wait(ctx, lrMethod.Async(ctx, owner, lrCall{o.id, lr}))
+	return o.each("set lr", 0, func(part *rpc.RRef[*optimizerPart]) func() error {
+		return wait(ctx, lrMethod.Async(ctx, part, lr))
 	})
 }
 
 // Close gives up the optimizer's state with the owners. They are told, and not
 // waited for.
 func (o *Optimizer) Close() {
-	for _, r := range o.owners {
-		dropMethod.Async(context.Background(), o.agent.PeerRank(r), dropCall{o.id})
+	for _, part := range o.parts {
+		part.Release()
 	}
-}
-
-// next takes an id.
-func (s *ownedSet) next(rank int) uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.made++
-	return uint64(rank)<<counterBits | s.made
 }
 
 // misuse makes an error of a panic of package optim or tensor.
@@ -278,91 +260,46 @@ func misuse(err *error) {
 	}
 }
 
-// add makes the part of an optimizer on this process.
-func (s *ownedSet) add(from int, in optimizerCall) (err error) {
+// newPart makes the part of an optimizer on this process.
+func newPart(in optimizerCall) (part *optimizerPart, err error) {
 	defer misuse(&err)
-	if rankOf(in.Optimizer) != from {
-		return fmt.Errorf("the optimizer %s is not of rank %d that makes it", contextName(in.Optimizer), from)
-	}
-	own := &owned{}
+	part = &optimizerPart{}
 	for i, r := range in.Params {
 		if r == nil {
-			return fmt.Errorf("parameter %d of %d is none", i, len(in.Params))
+			return nil, fmt.Errorf("parameter %d of %d is none", i, len(in.Params))
 		}
 		p, err := r.LocalValue()
 		r.Release() // the optimizer has the parameter itself
 		if err != nil {
-			return fmt.Errorf("parameter %d of %d: %w", i, len(in.Params), err)
+			return nil, fmt.Errorf("parameter %d of %d: %w", i, len(in.Params), err)
 		}
-		own.params = append(own.params, p)
+		part.params = append(part.params, p)
 	}
-	if own.opt, err = in.Algorithm.build(own.params); err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.all) >= maxOptimizers {
-		return fmt.Errorf("%d optimizers have parameters here: Close those that are done", len(s.all))
-	}
-	if s.all == nil {
-		s.all = make(map[uint64]*owned)
-	}
-	s.all[in.Optimizer] = own
-	return nil
+	part.opt, err = in.Algorithm.build(part.params)
+	return part, err
 }
 
-func (s *ownedSet) get(id uint64) (*owned, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	own := s.all[id]
-	if own == nil {
-		return nil, fmt.Errorf("there is no optimizer %s here: it has been closed", contextName(id))
-	}
-	return own, nil
-}
-
-func (s *ownedSet) drop(id uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.all, id)
-}
-
-// lose drops the optimizers of a process that is gone.
-func (s *ownedSet) lose(rank int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for id := range s.all {
-		if rankOf(id) == rank {
-			delete(s.all, id)
-		}
-	}
-}
-
-func (s *ownedSet) setLR(in lrCall) (err error) {
+func (e *engine) setLR(part *optimizerPart, lr float64) (err error) {
 	defer misuse(&err)
-	own, err := s.get(in.Optimizer)
-	if err != nil {
-		return err
-	}
-	s.stepping.Lock()
-	defer s.stepping.Unlock()
-	for _, g := range own.opt.Groups() {
-		g.SetLR(in.LR)
+	e.stepping.Lock()
+	defer e.stepping.Unlock()
+	for _, g := range part.opt.Groups() {
+		g.SetLR(lr)
 	}
 	return nil
 }
 
-// onStep is the answer to stepCall.
-func (e *engine) onStep(in stepCall) (err error) {
+// onStep applies one update.
+func (e *engine) onStep(part *optimizerPart, in stepCall) (err error) {
 	defer misuse(&err)
-	return e.withGrads(in, func(own *owned) { own.opt.Step(in.GradScale) })
+	return e.withGrads(part, in, func() { part.opt.Step(in.GradScale) })
 }
 
 // onNorm returns the sum of the squares of the gradients that are here.
-func (e *engine) onNorm(in stepCall) (squares float64, err error) {
+func (e *engine) onNorm(part *optimizerPart, in stepCall) (squares float64, err error) {
 	defer misuse(&err)
-	err = e.withGrads(in, func(own *owned) {
-		for _, p := range own.params {
+	err = e.withGrads(part, in, func() {
+		for _, p := range part.params {
 			switch rows := p.RowGrad(); {
 			case rows != nil:
 				squares += rows.Rows.SumSquares()
@@ -376,11 +313,7 @@ func (e *engine) onNorm(in stepCall) (squares float64, err error) {
 
 // withGrads runs fn with the gradients of a context in the parameters of an
 // optimizer. A context that has not come here has none.
-func (e *engine) withGrads(in stepCall, fn func(*owned)) error {
-	own, err := e.owned.get(in.Optimizer)
-	if err != nil {
-		return err
-	}
+func (e *engine) withGrads(part *optimizerPart, in stepCall, fn func()) error {
 	grads := &gradients{}
 	if s, err := e.state(in.Context, false); err == nil {
 		s.mu.Lock()
@@ -393,9 +326,9 @@ func (e *engine) withGrads(in stepCall, fn func(*owned)) error {
 	} else if in.Part {
 		return err
 	}
-	e.owned.stepping.Lock()
-	defer e.owned.stepping.Unlock()
-	lend(own.params, grads, func() { fn(own) })
+	e.stepping.Lock()
+	defer e.stepping.Unlock()
+	lend(part.params, grads, fn)
 	return nil
 }
 

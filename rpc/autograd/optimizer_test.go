@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -245,26 +246,25 @@ func TestOptimizersOfAMakerThatIsGoneAreDropped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, _ := engineOf(all[1])
-	count := func() int {
-		e.owned.mu.Lock()
-		defer e.owned.mu.Unlock()
-		return len(e.owned.all)
-	}
+	count := func() int { return all[1].References().By["worker0"] }
+	agenttest.Eventually(t, "the references to the parameters count", func() bool { return count() == len(refs) })
+	var opts []*Optimizer
 	for i := range 3 {
 		opt, err := NewOptimizer(t.Context(), all[0], SGD(optim.SGDOptions{LR: 0.1}), refs)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if i == 0 {
+		if opts = append(opts, opt); i == 0 {
 			opt.Close()
 		}
 	}
-	agenttest.Eventually(t, "one of three optimizers is closed", func() bool { return count() == 2 })
+	agenttest.Eventually(t, "one of three optimizers is closed", func() bool { return count() == len(refs)+2 })
 	if err := all[0].Close(); err != nil {
 		t.Fatal(err)
 	}
 	agenttest.Eventually(t, "their maker is gone", func() bool { return count() == 0 })
+	runtime.KeepAlive(opts)
+	runtime.KeepAlive(refs)
 }
 
 // TestRemoteResultsInAContext: what a call left at its worker is fetched, and

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+	"io"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// proxy passes connections on to an address, until they are cut.
+type proxy struct {
+	net.Listener
+	mu    sync.Mutex
+	to    string
+	conns []net.Conn
+}
+
+func newProxy(t *testing.T) *proxy {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Listener: l}
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.mu.Lock()
+			far, err := net.Dial("tcp", p.to)
+			if err != nil {
+				near.Close()
+				p.mu.Unlock()
+				continue
+			}
+			p.conns = append(p.conns, near, far)
+			p.mu.Unlock()
+			for _, c := range [][2]net.Conn{{near, far}, {far, near}} {
+				running.Go(func() {
+					_, _ = io.Copy(c[0], c[1])
+					near.Close()
+					far.Close()
+				})
+			}
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		p.cut()
+		running.Wait()
+	})
+	return p
+}
+
+// cut ends all connections. Those that come later are passed on.
+func (p *proxy) cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.Close()
+	}
+	p.conns = nil
+}
+
+// TestCutConnection: the optimizer's state is where the parameters are when a new
+// connection has been made.
+func TestCutConnection(t *testing.T) {
+	t.Setenv("COHORT_TRANSPORT", "tcp")
+	between := newProxy(t)
+	peers := []rpc.PeerAddr{{Name: "worker0", Addr: "127.0.0.1:1"}, {Name: "worker1", Addr: between.Addr().String()}}
+	var all [2]*rpc.Agent
+	far := newStage(1)
+	for r, serve := range []rpc.Option{Enable(), far.serve()} {
+		a, err := rpc.Init(t.Context(), peers[r].Name, rpc.WithToken(agenttest.Token), rpc.WithPeers(peers), rpc.WithListen("127.0.0.1:0"), serve)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Close()
+		all[r] = a
+		peers[0].Addr = a.Addr()
+	}
+	between.mu.Lock()
+	between.to = all[1].Addr()
+	between.mu.Unlock()
+	ctx, owner := t.Context(), all[0].Peer("worker1")
+	refs, err := refsMethod.Call(ctx, owner, struct{}{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := optim.SGDOptions{LR: 0.1, Momentum: 0.9}
+	opt, err := NewOptimizer(ctx, all[0], SGD(options), refs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer opt.Close()
+	same := newStage(1)
+	local := optim.NewSGD(nn.Parameters(same.model), options)
+	for i := range 6 {
+		if i%2 == 1 {
+			between.cut()
+		}
+		x := tensor.FromFloat32(values(8, i), 2, 4)
+		// The first calls may find the end of the old connection.
+		agenttest.Eventually(t, "a step over a new connection", func() bool {
+			_, err := opt.Train(ctx, func(c *nn.Ctx) (*tensor.Tensor, error) {
+				y, err := layerMethod.Call(c, owner, x)
+				if err != nil {
+					return nil, err
+				}
+				return y.Sum(), nil
+			})
+			if err != nil {
+				t.Logf("step %d: %v", i, err)
+			}
+			return err == nil
+		})
+		c := nn.Training(context.Background())
+		if err := same.forward(c, x).Sum().Backward(c); err != nil {
+			t.Fatal(err)
+		}
+		local.Step(1)
+		local.ZeroGrad()
+		c.Close()
+	}
+	for i, p := range nn.Parameters(far.model) {
+		wantBits(t, p.Name(), p.Data(), nn.Parameters(same.model)[i].Data())
+	}
+}
