@@ -315,3 +315,25 @@ func TestMeetings(t *testing.T) {
 		}
 	}
 }
+
+// TestBothNameADifference: a rank that sees that a call differs has told its peer enough
+// for that to say so too, also where the peer's part was there before it called.
+func TestBothNameADifference(t *testing.T) {
+	together(t, PerDevice, 2, nil, func(b *Backend) error {
+		count := 4 + b.cfg.Rank
+		if p := b.pairFor(1, 0); b.cfg.Rank == 0 {
+			for granted := false; !granted; time.Sleep(time.Millisecond) {
+				p.mu.Lock()
+				granted = p.granted > 0
+				p.mu.Unlock()
+			}
+		}
+		data := dataOf(make([]byte, 4*count), collective.Float32)
+		err := b.Collective(context.Background(), collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: count, Seq: 1}, data, data)
+		var wire *WireError
+		if !errors.As(err, &wire) {
+			return fmt.Errorf("%v is not about what the peer has sent", err)
+		}
+		return nil
+	})
+}

@@ -368,6 +368,7 @@ func (p *pair) readAll(conn net.Conn) {
 	defer p.b.running.Done()
 	err := p.read(conn)
 	if wrong, ok := err.(*WireError); ok {
+		p.flush() // likewise
 		p.b.wrong(p, wrong)
 		return
 	}
