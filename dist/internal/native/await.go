@@ -24,9 +24,6 @@ const (
 	comeWithin = 500 * time.Millisecond
 	// asksAtOnce bounds the members that are asked at the same time.
 	asksAtOnce = 64
-	// answerWithin is what an answer may take at least: a handshake is several
-	// turns of processes that may have little of a processor.
-	answerWithin = time.Second
 	// askSoon is how soon survivors ask for a second time, and askLate how seldom
 	// they ask at last where there is no silence limit.
 	askSoon = 50 * time.Millisecond
@@ -44,7 +41,7 @@ func (f *Fabric) askAbsent(ctx context.Context, cfg *Config, route func(rank int
 	if cfg.Silence <= 0 && !cfg.Survivors {
 		return func() {}
 	}
-	most := max(cfg.Silence, answerWithin)
+	most := cfg.dialLimit()
 	ctx, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -73,7 +70,9 @@ func (f *Fabric) askAbsent(ctx context.Context, cfg *Config, route func(rank int
 						return
 					}
 					if kind, ended := cfg.ended(r, err); ended {
-						lost(r, kind, "")
+						if ctx.Err() == nil { // else the others know better, meanwhile
+							lost(r, kind, "")
+						}
 					} else if cfg.Silence > 0 {
 						lost(r, kindSilent, fmt.Sprintf("for %v while the group was formed: %v", most, err))
 					}
@@ -105,18 +104,26 @@ func (f *Fabric) reach(ctx context.Context, rank int, by route) error {
 }
 
 // ended reports whether the error of a dial says that a rank's process has
-// ended, as a fault: nobody listens where it listened. A process of this host may be seen to be there still: then it has
-// left the job.
+// ended, as a fault: nobody listens where it listened. A process of this host may
+// be seen to be there still: then it has left the job. That one of another host has
+// left is said by itself, which may take a moment.
 func (cfg *Config) ended(rank int, err error) (kind uint32, ended bool) {
 	if !transport.NobodyListens(err) {
 		return 0, false
 	}
+	m, me := cfg.Members[rank], cfg.Members[cfg.Rank]
+	if m.Host == me.Host && m.PID == me.PID { // a goroutine of this process, which is there
+		return kindLeft, true
+	}
 	for end := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
-		if s, ok := cfg.neighbour(rank); !ok || s.state == 'Z' || s.state == 'X' {
+		s, seen := cfg.neighbour(rank)
+		switch {
+		case seen && (s.state == 'Z' || s.state == 'X'), !seen && m.Host == me.Host:
 			return kindDied, true
-		}
-		if time.Now().After(end) {
+		case time.Now().After(end) && seen:
 			return kindLeft, true
+		case time.Now().After(end):
+			return kindDied, true
 		}
 	}
 }

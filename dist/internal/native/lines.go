@@ -66,15 +66,15 @@ func noWay(err error) bool {
 // dialPatience bounds the wait for a connection to a rank that beats. Its
 // machine answers at once, and its process as soon as it gets a processor.
 func (m *Mesh) dialPatience(ctx context.Context) (context.Context, context.CancelFunc) {
-	if limit := m.dialLimit(); m.cfg.Silence > 0 && limit < m.cfg.Timeout {
+	if limit := m.cfg.dialLimit(); m.cfg.Silence > 0 && limit < m.cfg.Timeout {
 		return context.WithTimeoutCause(ctx, limit, errCut)
 	}
 	return context.WithTimeout(ctx, m.cfg.Timeout)
 }
 
-// dialLimit is how long a connection may take to a rank that beats: a handshake
+// dialLimit is how long a connection may take to a rank that beats, or is yet to: a handshake
 // is several turns of processes that may have little of a processor.
-func (m *Mesh) dialLimit() time.Duration { return max(2*m.cfg.Silence, dialAtLeast) }
+func (cfg *Config) dialLimit() time.Duration { return max(2*cfg.Silence, dialAtLeast) }
 
 const dialAtLeast = 5 * time.Second
 

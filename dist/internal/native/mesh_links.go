@@ -105,7 +105,7 @@ func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transpo
 	if err != nil {
 		if limit.Err() != nil && m.whole.Err() == nil {
 			if errors.Is(context.Cause(limit), errCut) {
-				return nil, m.cfg.faultError(c, w.peer, kindSilent, m.cutText(m.dialLimit()))
+				return nil, m.cfg.faultError(c, w.peer, kindSilent, m.cutText(m.cfg.dialLimit()))
 			}
 			err = errLate
 		}
