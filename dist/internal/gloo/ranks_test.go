@@ -20,7 +20,7 @@ import (
 // config is what ranks of the tests have.
 func config(s store.Store, g Generation, rank, size int) Config {
 	return Config{Group: "world", Rank: rank, Members: make([]collective.Member, size), Store: s, Generation: g,
-		Hostname: fmt.Sprintf("host%d", rank), Timeout: 20 * time.Second}
+		Hostname: fmt.Sprintf("host%d", rank), Timeout: time.Minute}
 }
 
 // together runs a rank's part on all ranks of a group at once. With change, ranks
@@ -35,7 +35,7 @@ func together(t testing.TB, g Generation, size int, change func(*Config), part f
 			if change != nil {
 				change(&cfg)
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), cfg.Timeout)
 			defer cancel()
 			b, err := Open(ctx, cfg)
 			if err != nil {
@@ -48,7 +48,7 @@ func together(t testing.TB, g Generation, size int, change func(*Config), part f
 			}
 			// Nobody leaves before all have come.
 			if b.why() == nil {
-				if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier, Seq: 1 << 30}, collective.Data{}, collective.Data{}); err != nil {
+				if err := b.Collective(context.Background(), collective.Call{Op: collective.OpBarrier, Seq: 1 << 30}, collective.Data{}, collective.Data{}); err != nil {
 					t.Errorf("rank %d: the last barrier: %v", r, err)
 				}
 			}
