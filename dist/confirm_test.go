@@ -8,11 +8,16 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/transport"
 )
+
+// lastRootTries is how often TestLastRoot tries what it cannot tell because ranks
+// were late: a rank waits for others for a quarter of a second before it leaves.
+const lastRootTries = 5
 
 // TestLastRoot has one rank take another for the root of the last call before
 // Close: some ranks have done their part then, but none ends without a word.
@@ -39,32 +44,43 @@ func TestLastRoot(t *testing.T) {
 	} {
 		for _, tr := range transports {
 			t.Run(tc.name+"/"+tr.name, func(t *testing.T) {
-				errs := make([]error, n)
-				_ = tr.run(t.Context(), n, func(ctx context.Context, g *Group) error {
-					root := 0
-					if g.Rank() == 1 {
-						root = 1
+				for try := 1; ; try++ {
+					errs := make([]error, n)
+					var late atomic.Bool // a rank has left without a word, after its time for that
+					_ = tr.run(t.Context(), n, func(ctx context.Context, g *Group) error {
+						root := 0
+						if g.Rank() == 1 {
+							root = 1
+						}
+						err := g.Barrier(ctx) // all have returned from Init
+						if err == nil {
+							err = tc.call(ctx, g, root)
+						}
+						if err == nil && tc.more != nil {
+							err = tc.more(ctx, g)
+						}
+						begun := time.Now()
+						if closed := g.Close(); err == nil {
+							err = closed
+						}
+						if err == nil && time.Since(begun) >= 250*time.Millisecond {
+							late.Store(true)
+						}
+						errs[g.Rank()] = err
+						return nil
+					})
+					if late.Load() && try < lastRootTries {
+						continue
 					}
-					err := g.Barrier(ctx) // all have returned from Init
-					if err == nil {
-						err = tc.call(ctx, g, root)
+					for r, err := range errs {
+						var m *MismatchError
+						if !errors.As(err, &m) {
+							t.Errorf("rank %d: not a mismatch: %v", r, err)
+						} else if m.Here.Rank != 1 && m.There.Rank != 1 {
+							t.Errorf("rank %d: rank 1 is not named: %v", r, err)
+						}
 					}
-					if err == nil && tc.more != nil {
-						err = tc.more(ctx, g)
-					}
-					if closed := g.Close(); err == nil {
-						err = closed
-					}
-					errs[g.Rank()] = err
-					return nil
-				})
-				for r, err := range errs {
-					var m *MismatchError
-					if !errors.As(err, &m) {
-						t.Errorf("rank %d: not a mismatch: %v", r, err)
-					} else if m.Here.Rank != 1 && m.There.Rank != 1 {
-						t.Errorf("rank %d: rank 1 is not named: %v", r, err)
-					}
+					return
 				}
 			})
 		}

@@ -150,10 +150,10 @@ func TestMismatchedMessage(t *testing.T) {
 
 func TestTimeoutNamesTheMissing(t *testing.T) {
 	failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
-		if err := g.Barrier(ctx); err != nil || g.Rank() == 1 {
-			return err
+		if g.Rank() == 1 {
+			return nil
 		}
-		ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(ctx, time.Second) // in which the other one calls it too
 		defer cancel()
 		return g.AllReduce(ctx, private(tensor.Float32, 100_000), Sum)
 	}, func(errs []error) error {
