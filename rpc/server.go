@@ -78,13 +78,13 @@ func (s *serverLink) lose(err error) {
 	if !errors.Is(err, errClosed) {
 		err = fmt.Errorf("the connection of %s has ended: %w", s.peer.name, err)
 	}
-	s.agent.lostPeer(s.peer, err)
-	for _, in := range active {
+	for _, in := range active { // before anybody hears of the loss: see join of package autograd
 		in.own.end(err)
 		if in.flow != nil {
 			in.flow.fail(err)
 		}
 	}
+	s.agent.lostPeer(s.peer, err)
 	s.cancel(err)
 	s.conn.Close()
 	s.sender.close(err)

@@ -40,7 +40,7 @@ func Enable() rpc.Option {
 		rpc.WithError(prefix+"released", ErrReleased),
 		rpc.WithError(prefix+"unreached", ErrUnreached),
 		rpc.WithError(prefix+"no_pass", ErrNoPass),
-		rpc.Serve(prepareMethod, func(_ context.Context, in prepareCall) (prepareAnswer, error) { return h.engine.onPrepare(in) }),
+		rpc.Serve(prepareMethod, func(ctx context.Context, in prepareCall) (prepareAnswer, error) { return h.engine.onPrepare(ctx, in) }),
 		rpc.Serve(walkMethod, func(ctx context.Context, in walkCall) (struct{}, error) {
 			return struct{}{}, bare(h.engine.onWalk(ctx, rpc.Caller(ctx).Rank(), in))
 		}, rpc.Concurrency(maxWalks)),
@@ -51,7 +51,7 @@ func Enable() rpc.Option {
 			h.engine.onRelease(rpc.Caller(ctx).Rank(), in)
 			return struct{}{}, nil
 		}),
-		rpc.Serve(missingMethod, func(_ context.Context, in missingCall) (bool, error) { return h.engine.onMissing(in) }),
+		rpc.Serve(missingMethod, func(ctx context.Context, in missingCall) (bool, error) { return h.engine.onMissing(ctx, in) }),
 		rpc.Serve(aliveMethod, func(_ context.Context, in aliveCall) (aliveAnswer, error) { return h.engine.onAlive(in), nil }),
 		serveOptimizers(h),
 	)

@@ -95,7 +95,7 @@ func (w *testWorker) serve() rpc.Option {
 			if err != nil {
 				return nil, err
 			}
-			if s, err := e.state(id, false); err == nil {
+			if s, err := e.state(id); err == nil {
 				for i, p := range w.params {
 					out[i], _ = s.grads.get(p)
 				}

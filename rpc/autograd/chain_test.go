@@ -114,7 +114,7 @@ func TestChainHasTheBitsOfOneProcess(t *testing.T) {
 
 func stateOf(t testing.TB, e *engine, id uint64) *state {
 	t.Helper()
-	s, err := e.state(id, false)
+	s, err := e.state(id)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +218,7 @@ func TestABackwardThatIsWaitedForInVain(t *testing.T) {
 	stuck := func(context.Context, []*tensor.Tensor) ([]*tensor.Tensor, error) { <-release; return nil, nil }
 	wait := cl.async(c, 0, 1, "stuck", stuck, c.Param(param(1, 4)))
 	for { // until the call runs
-		if s, err := cl.engines[1].state(dc.ID(), false); err == nil && s.quietSince(time.Now().Add(time.Hour)) == 0 {
+		if s, err := cl.engines[1].state(dc.ID()); err == nil && s.quietSince(time.Now().Add(time.Hour)) == 0 {
 			break
 		}
 		time.Sleep(time.Millisecond)

@@ -52,12 +52,12 @@ func (l line) reach(to int, what string) (*engine, error) {
 	return l.c.engines[to], nil
 }
 
-func (l line) prepare(_ context.Context, to int, in prepareCall) (prepareAnswer, error) {
+func (l line) prepare(ctx context.Context, to int, in prepareCall) (prepareAnswer, error) {
 	e, err := l.reach(to, "prepare")
 	if err != nil {
 		return prepareAnswer{}, err
 	}
-	return e.onPrepare(in)
+	return e.onPrepare(ctx, in)
 }
 
 func (l line) walk(ctx context.Context, to int, in walkCall) error {
@@ -103,12 +103,12 @@ func (l line) gradient(_ context.Context, to int, in gradientCall) func() error 
 	return func() error { return <-end }
 }
 
-func (l line) missing(_ context.Context, to int, in missingCall) (bool, error) {
+func (l line) missing(ctx context.Context, to int, in missingCall) (bool, error) {
 	e, err := l.reach(to, "missing")
 	if err != nil {
 		return false, err
 	}
-	return e.onMissing(in)
+	return e.onMissing(ctx, in)
 }
 
 func (l line) release(to int, in releaseCall) {

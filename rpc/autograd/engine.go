@@ -113,23 +113,44 @@ func (e *engine) messages(n int) uint64 {
 	return uint64(e.rank)<<counterBits | (e.numMessages.Add(uint64(n)) - uint64(n) + 1)
 }
 
-// state returns this process's part of a context. If make is set, one that it has
-// not seen yet is made.
-func (e *engine) state(id uint64, make bool) (*state, error) {
+// state returns this process's part of a context.
+func (e *engine) state(id uint64) (*state, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if s := e.states[id]; s != nil {
 		return s, nil
 	}
-	if e.over(id) {
-		return nil, ErrReleased
+	return nil, e.unknown(id)
+}
+
+// unknown is why there is no state of a context; the lock is held.
+func (e *engine) unknown(id uint64) error {
+	switch root := rankOf(id); {
+	case e.over(id):
+		return ErrReleased
+	case root >= e.size:
+		return fmt.Errorf("context %s is of rank %d, of %d ranks", contextName(id), root, e.size)
+	}
+	return fmt.Errorf("there is no context %s here: %w", contextName(id), ErrReleased)
+}
+
+// join is state for a message of a context, and makes one that this process has not
+// seen yet. ctx is the message's, which ends when its sender is lost, before
+// [engine.lost] hears of it: nobody would end a context that was made later.
+func (e *engine) join(ctx context.Context, id uint64) (*state, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.states[id]; s != nil {
+		return s, nil
 	}
 	root := rankOf(id)
 	switch {
-	case root >= e.size:
-		return nil, fmt.Errorf("context %s is of rank %d, of %d ranks", contextName(id), root, e.size)
-	case !make || root == e.rank:
-		return nil, fmt.Errorf("there is no context %s here: %w", contextName(id), ErrReleased)
+	case e.over(id) || root >= e.size || root == e.rank:
+		return nil, e.unknown(id)
+	case e.closed:
+		return nil, errAgentClosed
+	case ctx.Err() != nil:
+		return nil, fmt.Errorf("the message was over before it was read: %w", context.Cause(ctx))
 	case len(e.states) >= maxContexts:
 		return nil, fmt.Errorf("%d contexts are open here: Close those that are done", len(e.states))
 	}
@@ -137,6 +158,9 @@ func (e *engine) state(id uint64, make bool) (*state, error) {
 	e.states[id] = s
 	return s, nil
 }
+
+// errAgentClosed is the end of all contexts of a process.
+var errAgentClosed = fmt.Errorf("%w: its agent has been closed", ErrReleased)
 
 // over says whether a context has been released here not long ago; the lock is held.
 func (e *engine) over(id uint64) bool { return slices.Contains(e.released[:], id) }
@@ -193,7 +217,7 @@ func (e *engine) releaseAs(s *state, mine bool, cause error, why string, told []
 // onRelease is the answer to releaseCall. Any process may end a context: one that
 // failed in a pass does.
 func (e *engine) onRelease(from int, in releaseCall) {
-	s, err := e.state(in.Context, false)
+	s, err := e.state(in.Context)
 	if err != nil {
 		e.remember(in.Context) // a call of it may be on its way
 		return
@@ -207,8 +231,8 @@ func (e *engine) onRelease(from int, in releaseCall) {
 
 // onPrepare is the answer to prepareCall. The call that was to bring the context
 // here may have failed, or not come yet.
-func (e *engine) onPrepare(in prepareCall) (prepareAnswer, error) {
-	s, err := e.state(in.Context, true)
+func (e *engine) onPrepare(ctx context.Context, in prepareCall) (prepareAnswer, error) {
+	s, err := e.join(ctx, in.Context)
 	if err != nil {
 		return prepareAnswer{}, err
 	}
@@ -216,8 +240,8 @@ func (e *engine) onPrepare(in prepareCall) (prepareAnswer, error) {
 }
 
 // onMissing is the answer to missingCall.
-func (e *engine) onMissing(in missingCall) (bool, error) {
-	s, err := e.state(in.Context, true)
+func (e *engine) onMissing(ctx context.Context, in missingCall) (bool, error) {
+	s, err := e.join(ctx, in.Context)
 	if err != nil {
 		return false, err
 	}
@@ -336,7 +360,7 @@ func (e *engine) close() {
 	e.mu.Unlock()
 	for _, s := range e.all() {
 		if e.drop(s) {
-			s.end(fmt.Errorf("%w: its agent has been closed", ErrReleased), false)
+			s.end(errAgentClosed, false)
 		}
 	}
 }

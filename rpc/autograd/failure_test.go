@@ -133,7 +133,7 @@ func TestContextsOfADeadMakerAreReleased(t *testing.T) {
 		cl.dead[1].Store(true)
 		time.Sleep(2*staleAfter + time.Second)
 		for dc, want := range map[*Context]bool{kept: true, lost: false, orphan: false} {
-			if _, err := cl.engines[2].state(dc.ID(), false); (err == nil) != want {
+			if _, err := cl.engines[2].state(dc.ID()); (err == nil) != want {
 				t.Errorf("%v: worker2 says %v, want it there: %t", dc, err, want)
 			}
 		}

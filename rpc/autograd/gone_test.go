@@ -59,3 +59,30 @@ func TestAgentsGoInMidStep(t *testing.T) {
 		}
 	}
 }
+
+// TestACallOfWhoHasGone does not bring a context to a process: neither to one whose
+// agent has been closed, nor when the caller was lost while its call waited for its turn.
+// Nobody would say that the context is over.
+func TestACallOfWhoHasGone(t *testing.T) {
+	cl := newCluster(2)
+	dc := newContext(cl.engines[0], nil)
+	c, err := dc.Pass(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	extra, err := cl.engines[0].sendCall(c, 1, "call", []*tensor.Tensor{c.Param(param(1, 4))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost, end := context.WithCancelCause(t.Context())
+	end(errLost)
+	receive := func(ctx context.Context) error {
+		_, err := cl.engines[1].receiveCall(ctx, 0, "call", extra, []*tensor.Tensor{tensor.Full(1, 4)})
+		return err
+	}
+	wantError(t, receive(lost), errLost, "call from worker0")
+	cl.engines[1].close()
+	wantError(t, receive(t.Context()), ErrReleased, "its agent has been closed")
+	dc.Close()
+	cl.wantNothingLeft(t)
+}

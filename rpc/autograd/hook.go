@@ -61,10 +61,15 @@ func (e *engine) sendCall(ctx context.Context, to int, method string, tensors []
 	if err != nil {
 		return nil, s.fail("call", err)
 	}
-	s.learn(to)
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended != nil { // meanwhile, and nobody has told the peer
+		return nil, s.fail("call", s.ended)
+	}
+	if to != e.rank {
+		s.peers[to] = true
+	}
 	h := header{context: s.id, walk: s.asked, first: first, crossed: crossed}
-	s.mu.Unlock()
 	return h.append(nil), nil
 }
 
@@ -81,7 +86,7 @@ func (e *engine) receiveCall(ctx context.Context, from int, method string, extra
 	if h.context == noContext {
 		return context.WithValue(ctx, evaluationKey{}, true), nil
 	}
-	s, err := e.state(h.context, true)
+	s, err := e.join(ctx, h.context)
 	if err != nil {
 		return nil, &Error{Op: "call", Context: h.context, Worker: e.wire.name(e.rank), Rank: e.rank, Err: fmt.Errorf("%s from %s: %w", method, e.wire.name(from), err)}
 	}

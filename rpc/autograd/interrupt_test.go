@@ -41,7 +41,7 @@ func TestInterrupts(t *testing.T) {
 					if err != nil {
 						break
 					}
-					if s, err := e.state(dc.ID(), false); err == nil {
+					if s, err := e.state(dc.ID()); err == nil {
 						s.learn(0, 2)
 						e.release(s, ErrReleased, "the test", nil)
 					}
@@ -90,7 +90,7 @@ func TestTapesOutliveTheirContext(t *testing.T) {
 	}
 	y := c.Param(param(3, 4)).Exp()
 	want := append([]float32(nil), y.Float32s()...)
-	s, err := cl.engines[1].state(dc.ID(), false)
+	s, err := cl.engines[1].state(dc.ID())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,7 +28,7 @@ func soon(t testing.TB) context.Context {
 func begun(t testing.TB, e *engine, id uint64) {
 	t.Helper()
 	agenttest.Eventually(t, "the pass has begun", func() bool {
-		s, err := e.state(id, false)
+		s, err := e.state(id)
 		if err != nil {
 			return false
 		}
@@ -101,7 +101,7 @@ func TestACallOnToANewWorkerWhileThePassWaits(t *testing.T) {
 	wait := cl.async(c, 0, 1, "slow", slow, c.Param(w).Exp())
 	// Worker 1 has a context only once the call has come.
 	agenttest.Eventually(t, "the call runs", func() bool {
-		s, err := cl.engines[1].state(dc.ID(), false)
+		s, err := cl.engines[1].state(dc.ID())
 		return err == nil && s.quietSince(time.Now().Add(time.Hour)) == 0
 	})
 	end := make(chan error, 1)

@@ -315,7 +315,7 @@ func (e *engine) onNorm(part *optimizerPart, in stepCall) (squares float64, err 
 // optimizer. A context that has not come here has none.
 func (e *engine) withGrads(part *optimizerPart, in stepCall, fn func()) error {
 	grads := &gradients{}
-	if s, err := e.state(in.Context, false); err == nil {
+	if s, err := e.state(in.Context); err == nil {
 		s.mu.Lock()
 		walking := s.walk != nil && s.walk.begun
 		s.mu.Unlock()

@@ -214,7 +214,7 @@ func TestRandomGraphsHaveTheBitsOfOneProcess(t *testing.T) {
 		}
 		crossed += callsOfProgram - p.calls
 		for r := range params {
-			s, err := cl.engines[r].state(dc.ID(), false)
+			s, err := cl.engines[r].state(dc.ID())
 			for i, q := range params[r] {
 				var got *tensor.Tensor
 				if err == nil {

@@ -90,7 +90,7 @@ func (s *state) next(number uint64) (*walk, error) {
 
 // onGradient is the answer to gradientCall.
 func (e *engine) onGradient(from int, in gradientCall) error {
-	s, err := e.state(in.Context, false)
+	s, err := e.state(in.Context)
 	if err != nil {
 		return err
 	}
@@ -156,7 +156,7 @@ const askAfter = 200 * time.Millisecond
 func (e *engine) missing(ctx context.Context, m *sent) (bool, error) {
 	in := missingCall{m.by.s.id, m.id}
 	if m.to == e.rank {
-		return e.onMissing(in)
+		return e.onMissing(ctx, in)
 	}
 	return e.wire.missing(ctx, m.to, in)
 }
@@ -237,7 +237,7 @@ func (m *got) answer(ctx context.Context, g *tensor.Tensor) (*tensor.Tensor, err
 
 // onWalk is the answer to walkCall.
 func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
-	s, err := e.state(in.Context, true) // see onPrepare
+	s, err := e.join(ctx, in.Context) // see onPrepare
 	if err != nil {
 		return err
 	}
