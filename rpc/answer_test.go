@@ -48,7 +48,7 @@ func TestBadAnswers(t *testing.T) {
 	w1 := a[0].Peer("w1")
 	for _, m := range []*Method[string, []*tensor.Tensor]{bad, parked} {
 		for _, how := range []string{"freed", "freed view", "goexit", "nil", "good"} {
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			_, err := m.Call(ctx, w1, how)
 			cancel()
 			if good := how == "good" || how == "nil"; good != (err == nil) || KindOf(err) == KindTimeout {
@@ -102,7 +102,7 @@ func TestGivenUpInQueue(t *testing.T) {
 		t.Errorf("a call that was given up: %v", err)
 	}
 	served := func(c InFlight) bool { return c.Served && c.Method == "test.count" }
-	for limit := time.Now().Add(5 * time.Second); len(slices.DeleteFunc(a[1].InFlight(), func(c InFlight) bool { return !served(c) })) > 1; {
+	for limit := time.Now().Add(30 * time.Second); len(slices.DeleteFunc(a[1].InFlight(), func(c InFlight) bool { return !served(c) })) > 1; {
 		if time.Now().After(limit) {
 			t.Fatal("the peer does not hear that calls are given up")
 		}
@@ -131,13 +131,16 @@ func TestShutdownWithParked(t *testing.T) {
 		f, _ := NewFuture[struct{}]()
 		return f
 	}))
+	if _, err := noop.Call(t.Context(), a[0].Peer("w1"), struct{}{}); err != nil { // connected
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := never.Call(ctx, a[0].Peer("w1"), struct{}{}); KindOf(err) != KindTimeout {
 		t.Fatal(err)
 	}
 	done := make(chan error, 2)
-	limit, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	limit, stop := context.WithTimeout(t.Context(), 30*time.Second)
 	defer stop()
 	for _, x := range a {
 		go func() { done <- x.Shutdown(limit) }()
@@ -155,7 +158,7 @@ func TestUnawaited(t *testing.T) {
 	for range 10 {
 		noop.Async(t.Context(), a[0].Peer("w1"), struct{}{})
 	}
-	by := time.Now().Add(5 * time.Second)
+	by := time.Now().Add(30 * time.Second)
 	for {
 		left := 0
 		for _, m := range a[0].Stats().Called {
@@ -175,7 +178,7 @@ func TestUnawaited(t *testing.T) {
 func TestMeetImpostor(t *testing.T) {
 	a := agents(t, "pipe", 2, serveBasics())
 	for _, in := range []meetArgs{{Rank: 0}, {Rank: 1, Round: 1 << 30}, {Rank: 1, Round: -1}} {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		if _, err := meetMethod.Call(ctx, a[1].Peer("w0"), in); KindOf(err) != KindApplication {
 			t.Errorf("%+v: %v", in, err)
 		}

@@ -194,7 +194,7 @@ func playPython(t *testing.T, python, addr string, more ...string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python, append([]string{"-B", filepath.Join(client, "conformance.py"), addr, "testdata/conformance.json"}, more...)...)
 	cmd.Env = append(os.Environ(), "COHORT_TOKEN="+agenttest.Token)

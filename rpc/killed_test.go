@@ -86,7 +86,7 @@ func TestKilledServer(t *testing.T) {
 					t.Errorf("a call under way: %v", err)
 				}
 			}
-			if took := time.Since(began); took > 5*time.Second {
+			if took := time.Since(began); took > 20*time.Second {
 				t.Errorf("it took %v to notice", took)
 			}
 			if _, err := noop.Call(t.Context(), p, struct{}{}); KindOf(err) != KindUnreachable {

@@ -62,7 +62,7 @@ func TestNobodyThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	if _, err := noop.Call(ctx, a.Peer("b"), struct{}{}); KindOf(err) != KindUnreachable || !strings.Contains(err.Error(), "connection refused") {
 		t.Errorf("a call to nobody: %v; want kind %q and what the last try found", err, KindUnreachable)
@@ -74,7 +74,7 @@ func TestNobodyThere(t *testing.T) {
 func TestSizesDiffer(t *testing.T) {
 	mem := store.NewMemory()
 	common := []Option{WithToken(agenttest.Token), WithNetwork(NewNetwork())}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	first := make(chan error, 1)
 	go func() {

@@ -80,7 +80,7 @@ func TestTensorsAfterTheCall(t *testing.T) {
 				if err := <-first; err == nil && how != "stream" {
 					t.Error("what nobody read has ended well")
 				}
-				if took := time.Since(began); took > 3*time.Second {
+				if took := time.Since(began); took > stallTime+10*time.Second {
 					t.Errorf("it took %v", took)
 				}
 				_, _ = stopped.Wait(t.Context())

@@ -34,7 +34,7 @@ func TestReferencesInAnswersThatWait(t *testing.T) {
 	forgotten = nil
 	box.Ref.Release()
 	f = nil
-	for by := time.Now().Add(5 * time.Second); a[1].References().Values > 0; time.Sleep(10 * time.Millisecond) {
+	for by := time.Now().Add(30 * time.Second); a[1].References().Values > 0; time.Sleep(10 * time.Millisecond) {
 		if runtime.GC(); time.Now().After(by) {
 			t.Fatalf("w1 has %+v", a[1].References())
 		}

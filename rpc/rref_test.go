@@ -27,7 +27,7 @@ var (
 	refMake  = NewMaker[int, *counterValue]("ref.counter")
 	refCount = NewOn[*counterValue, int, int]("ref.count")
 	refPair  = NewOn[*counterValue, int, [2]int]("ref.pair")
-	refSlow  = NewMethod[time.Duration, int]("ref.slow")
+	refSlow  = NewMethod[struct{}, int]("ref.slow")
 )
 
 // errTest is known to all agents of these tests.
@@ -48,14 +48,6 @@ func refHandlers(hold chan<- *RRef[int]) []Option {
 		Serve(refKeep, func(_ context.Context, r *RRef[int]) (struct{}, error) {
 			hold <- r
 			return struct{}{}, nil
-		}),
-		Serve(refSlow, func(ctx context.Context, d time.Duration) (int, error) {
-			select {
-			case <-time.After(d):
-				return 1, nil
-			case <-ctx.Done():
-				return 0, ctx.Err()
-			}
 		}),
 		ServeMaker(refMake, func(_ context.Context, n int) (*counterValue, error) {
 			if n < 0 {
@@ -294,9 +286,17 @@ func TestRemoteFails(t *testing.T) {
 // A value that is being made is waited for, at its owner and elsewhere.
 func TestNotMadeYet(t *testing.T) {
 	ctx := t.Context()
-	all, hold := refAgents(t, "pipe", 3)
+	made := make(chan struct{})
+	all, hold := refAgents(t, "pipe", 3, Serve(refSlow, func(ctx context.Context, _ struct{}) (int, error) {
+		select {
+		case <-made:
+			return 1, nil
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}))
 	a := all[0]
-	ref, err := refSlow.Remote(ctx, a.Peer("w1"), 50*time.Millisecond)
+	ref, err := refSlow.Remote(ctx, a.Peer("w1"), struct{}{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,6 +307,7 @@ func TestNotMadeYet(t *testing.T) {
 	if _, err := atOwner.LocalValue(); err == nil {
 		t.Error("LocalValue of what is being made: no error")
 	}
+	time.AfterFunc(50*time.Millisecond, func() { made <- struct{}{} }) // it is waited for by then
 	if v, err := refPass.Call(ctx, a.Peer("w2"), ref); err != nil || v != 1 {
 		t.Errorf("ToHere by a third: %d, %v", v, err)
 	}
@@ -315,13 +316,14 @@ func TestNotMadeYet(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
-	late, err := refSlow.Remote(ctx, a.Peer("w1"), time.Second)
+	late, err := refSlow.Remote(ctx, a.Peer("w1"), struct{}{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := late.ToHere(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("ToHere with less time than it takes: %v", err)
 	}
+	made <- struct{}{}
 	late.Release()
 	ref.Release()
 	atOwner.Release()

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cohort-ml/cohort/nn"
@@ -211,25 +212,22 @@ func wantError(t testing.TB, err, is error, texts ...string) {
 
 // TestABackwardThatIsWaitedForInVain: the error says who waits for whom.
 func TestABackwardThatIsWaitedForInVain(t *testing.T) {
-	cl := newCluster(2)
-	dc := newContext(cl.engines[0], nil)
-	c, _ := dc.Pass(t.Context())
-	release := make(chan struct{})
-	stuck := func(context.Context, []*tensor.Tensor) ([]*tensor.Tensor, error) { <-release; return nil, nil }
-	wait := cl.async(c, 0, 1, "stuck", stuck, c.Param(param(1, 4)))
-	for { // until the call runs
-		if s, err := cl.engines[1].state(dc.ID()); err == nil && s.quietSince(time.Now().Add(time.Hour)) == 0 {
-			break
+	synctest.Test(t, func(t *testing.T) {
+		cl := newCluster(2)
+		dc := newContext(cl.engines[0], nil)
+		c, _ := dc.Pass(t.Context())
+		release := make(chan struct{})
+		stuck := func(context.Context, []*tensor.Tensor) ([]*tensor.Tensor, error) { <-release; return nil, nil }
+		wait := cl.async(c, 0, 1, "stuck", stuck, c.Param(param(1, 4)))
+		synctest.Wait() // the call runs
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		err := dc.Backward(ctx, c.Param(param(2, 4)).Sum())
+		wantError(t, err, context.DeadlineExceeded, "on worker1 (rank 1)", "waiting for stuck, called by worker0")
+		close(release)
+		if _, err := wait(); err == nil {
+			t.Error("the answer was taken though the context is over")
 		}
-		time.Sleep(time.Millisecond)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-	defer cancel()
-	err := dc.Backward(ctx, c.Param(param(2, 4)).Sum())
-	wantError(t, err, context.DeadlineExceeded, "on worker1 (rank 1)", "waiting for stuck, called by worker0")
-	close(release)
-	if _, err := wait(); err == nil {
-		t.Error("the answer was taken though the context is over")
-	}
-	cl.wantNothingLeft(t)
+		cl.wantNothingLeft(t)
+	})
 }

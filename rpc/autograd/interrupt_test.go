@@ -25,7 +25,7 @@ func TestInterrupts(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			c, err := dc.Pass(ctx)
 			if err != nil {
 				t.Fatal(err)
@@ -68,7 +68,7 @@ func TestInterrupts(t *testing.T) {
 			<-done
 			dc.Close()
 			cancel()
-			if took := time.Since(began); took > 5*time.Second {
+			if took := time.Since(began); took > 20*time.Second {
 				t.Errorf("seed %d: it took %v", seed, took)
 			}
 		}

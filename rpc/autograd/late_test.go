@@ -19,7 +19,7 @@ func identity(_ context.Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) 
 
 // soon is for passes that end at once, or never.
 func soon(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -142,12 +142,14 @@ func TestAnAnswerThatCouldNotBeSent(t *testing.T) {
 	if err := cl.engines[0].receiveReply(c, 1, "big", true, extra, nil); err != nil {
 		t.Fatal(err)
 	}
-	begin := time.Now()
+	cl.before = func(_, to int, what string) error {
+		if what == "missing" {
+			t.Errorf("worker%d is asked for what was never sent", to)
+		}
+		return nil
+	}
 	if err := dc.Backward(soon(t), c.Param(w).Sum()); err != nil {
 		t.Error(err)
-	}
-	if took := time.Since(begin); took > askAfter {
-		t.Errorf("the pass took %v: it waited for what was never sent", took)
 	}
 	dc.Close()
 	cl.wantNothingLeft(t)

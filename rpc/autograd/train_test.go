@@ -93,7 +93,7 @@ func TestTrain(t *testing.T) {
 			defer e.mu.Unlock()
 			return len(e.states)
 		}
-		for end := time.Now().Add(5 * time.Second); left() > 0; time.Sleep(time.Millisecond) { // releases are on their way
+		for end := time.Now().Add(30 * time.Second); left() > 0; time.Sleep(time.Millisecond) { // releases are on their way
 			if time.Now().After(end) {
 				t.Fatalf("%s still has %d contexts", a.Name(), left())
 			}

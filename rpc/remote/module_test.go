@@ -318,7 +318,7 @@ func TestModuleFails(t *testing.T) {
 	if err := step(good, x); rpc.KindOf(err) != rpc.KindReleased {
 		t.Errorf("a module that has been released: %v", err)
 	}
-	for end := time.Now().Add(5 * time.Second); all[1].References().Values > 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); all[1].References().Values > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("the module is still there")
 		}

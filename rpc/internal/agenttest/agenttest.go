@@ -70,9 +70,9 @@ func Start[A io.Closer](t testing.TB, transport string, n int, start func(ctx co
 // dropped may be what is waited for.
 func Eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("not so after 10 s: %s", what)
+			t.Fatalf("not so after 30 s: %s", what)
 		}
 		runtime.GC()
 	}
