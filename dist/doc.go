@@ -166,7 +166,8 @@
 //   - Nothing of Cohort's own goes over the wire: neither beats nor the comparison of
 //     calls. A rank in another call is found where what it asks for does not fit: a
 //     [WireError]. Whose count of calls differs is found by its next one. A rank
-//     that ends and one that leaves look alike: [ErrGone].
+//     that ends and one that leaves look alike: [ErrGone]. One whose machine has gone is
+//     found after half a minute: [ErrSilent].
 //   - Float reductions are in the order of Gloo's ring, with the same bits on all
 //     ranks; elements of 16 bits are rounded at each step, and minimum and maximum
 //     take NaN as PyTorch's do.

@@ -3,6 +3,8 @@
 package transport
 
 import (
+	"net"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +18,27 @@ func (c *Conn) Unanswered() time.Duration {
 	if link, ok := c.nc.(interface{ Unanswered() time.Duration }); ok {
 		return link.Unanswered()
 	}
-	raw := c.socketOf()
+	return unanswered(c.socketOf())
+}
+
+// Unanswered is [Conn.Unanswered] of a connection that is no Conn; 0 for one that is not
+// over TCP.
+func Unanswered(nc net.Conn) time.Duration {
+	if link, ok := nc.(interface{ Unanswered() time.Duration }); ok {
+		return link.Unanswered()
+	}
+	if wrapped, ok := nc.(interface{ NetConn() net.Conn }); ok { // TLS
+		nc = wrapped.NetConn()
+	}
+	tcp, ok := nc.(*net.TCPConn)
+	if !ok {
+		return 0
+	}
+	raw, _ := tcp.SyscallConn()
+	return unanswered(raw)
+}
+
+func unanswered(raw syscall.RawConn) time.Duration {
 	if raw == nil {
 		return 0
 	}

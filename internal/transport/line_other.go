@@ -4,12 +4,23 @@
 
 package transport
 
-import "time"
+import (
+	"net"
+	"time"
+)
 
 // Unanswered returns for how long the peer's machine has answered nothing. This
 // system does not tell: a line that is cut ends with an error in the end.
 func (c *Conn) Unanswered() time.Duration {
 	if link, ok := c.nc.(interface{ Unanswered() time.Duration }); ok {
+		return link.Unanswered()
+	}
+	return 0
+}
+
+// Unanswered is [Conn.Unanswered] of a connection that is no Conn.
+func Unanswered(nc net.Conn) time.Duration {
+	if link, ok := nc.(interface{ Unanswered() time.Duration }); ok {
 		return link.Unanswered()
 	}
 	return 0

@@ -188,7 +188,7 @@ func (b *Backend) lose(p *pair, err error) {
 	if p.whyLost() != nil {
 		return
 	}
-	lost := &lostError{peer: p.from(), err: err}
+	lost := lossOf(p, err)
 	b.mu.Lock()
 	known := b.failure != nil
 	if !known {

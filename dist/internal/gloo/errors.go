@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"syscall"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -62,6 +63,24 @@ func (e *lostError) Error() string {
 }
 
 func (e *lostError) Unwrap() error { return collective.ErrGone }
+
+// lossOf is the cause of an error about a peer whose connection has ended with err: that
+// it has ended it, or that nothing comes from its host any more.
+func lossOf(p *pair, err error) error {
+	var silent *collective.SilentError
+	switch {
+	case errors.As(err, &silent):
+		return fmt.Errorf("%w (%s)", err, p.from())
+	case noAnswer(err):
+		return fmt.Errorf("%w (%s: %v)", &collective.SilentError{Text: "for long: its host does not answer"}, p.from(), err)
+	}
+	return &lostError{peer: p.from(), err: err}
+}
+
+// noAnswer says that the system has given up a connection, not the peer.
+func noAnswer(err error) bool {
+	return errors.Is(err, syscall.ETIMEDOUT) || errors.Is(err, syscall.EHOSTUNREACH) || errors.Is(err, syscall.ENETUNREACH)
+}
 
 // blame returns the error about a peer; c is nil when no call is under way.
 func (b *Backend) blame(c *collective.Call, rank int, cause error) *collective.RankError {

@@ -433,7 +433,7 @@ func (p *pair) read(conn net.Conn) error {
 				next()
 				n, err := conn.Read(left)
 				if left = left[n:]; err != nil && len(left) > 0 {
-					o.end(&lostError{peer: p.from(), err: err})
+					o.end(lossOf(p, err))
 					return err
 				}
 			}

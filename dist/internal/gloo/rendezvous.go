@@ -34,8 +34,8 @@ const (
 	leavesAtOnce  = 16
 )
 
-// keepAlive finds out within half a minute that a host is gone of which a call waits to
-// hear: nothing on this wire asks whether a peer is still there.
+// keepAlive finds out after [goneAfter] that a host is gone of which a call waits to
+// hear: see [Backend.watchLines].
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
 
 // Open meets the other members and connects to each of them. ctx bounds that only;
@@ -63,6 +63,8 @@ func Open(ctx context.Context, cfg Config) (*Backend, error) {
 			return nil, err
 		}
 	}
+	b.running.Add(1)
+	go b.watchLines()
 	return b, nil
 }
 
