@@ -112,7 +112,7 @@ type Backend struct {
 	failure   error         // that has ended the group
 	failed    chan struct{} // closed then
 	listeners []net.Listener
-	opening   map[net.Conn]struct{} // have not said yet whose they are
+	opening   []net.Conn // have not said yet whose they are, oldest first
 	refused   atomic.Int64
 	closed    atomic.Bool
 	running   sync.WaitGroup
@@ -225,7 +225,7 @@ func (b *Backend) end(err error) {
 	for _, l := range listeners {
 		shut(l)
 	}
-	for conn := range opening {
+	for _, conn := range opening {
 		conn.Close()
 	}
 	for _, x := range b.contexts {
@@ -237,25 +237,27 @@ func (b *Backend) end(err error) {
 	}
 }
 
-// opens takes note of a connection that has yet to say whose it is, unless the group
-// has ended or there are more such than members could make.
+// opens takes note of a connection that has yet to say whose it is, unless the group has
+// ended. Where there are more such than members could make, the oldest goes: a member
+// speaks at once.
 func (b *Backend) opens(conn net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.failure != nil || len(b.opening) >= 2*len(b.cfg.Members)+spareOpenings {
+	if b.failure != nil {
 		return false
 	}
-	if b.opening == nil {
-		b.opening = map[net.Conn]struct{}{}
+	if len(b.opening) >= 2*len(b.cfg.Members)+spareOpenings {
+		b.opening[0].Close()
+		b.opening = slices.Delete(b.opening, 0, 1)
 	}
-	b.opening[conn] = struct{}{}
+	b.opening = append(b.opening, conn)
 	return true
 }
 
 func (b *Backend) opened(conn net.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.opening, conn)
+	b.opening = slices.DeleteFunc(b.opening, func(c net.Conn) bool { return c == conn })
 }
 
 // why returns what has ended the group, nil if it goes on.

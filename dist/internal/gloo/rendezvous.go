@@ -54,9 +54,20 @@ func Open(ctx context.Context, cfg Config) (*Backend, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Timeout,
 		fmt.Errorf("the group's limit of %v: %w", cfg.Timeout, context.DeadlineExceeded))
 	defer cancel()
+	go func() { // who has sent what cannot be is not waited with
+		select {
+		case <-b.failed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	for i := range cfg.Addrs {
 		m := &meeting{b: b, mesh: b.contexts[i], index: i, addr: cfg.Addrs[i], attached: make(chan struct{}, 1)}
-		if err := m.meet(ctx); err != nil {
+		err := m.meet(ctx)
+		if why := b.why(); why != nil {
+			err = why
+		}
+		if err != nil {
 			b.end(err)
 			b.closed.Store(true)
 			b.running.Wait()
@@ -147,8 +158,12 @@ func (m *meeting) listen(ctx context.Context) (net.Listener, netip.AddrPort, err
 		return nil, netip.AddrPort{}, fmt.Errorf("dist: group %q over gloo: listen at %v: %w", m.b.cfg.Group, m.addr, err)
 	}
 	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
+	if err := m.b.failure; err != nil {
+		l.Close()
+		return nil, netip.AddrPort{}, err
+	}
 	m.b.listeners = append(m.b.listeners, l)
-	m.b.mu.Unlock()
 	return l, netip.AddrPortFrom(m.addr, l.Addr().(*net.TCPAddr).AddrPort().Port()), nil
 }
 
@@ -422,11 +437,9 @@ func (m *meeting) acceptAll(l net.Listener, caller func(net.Conn) (int, error)) 
 			time.Sleep(dialPause) // out of descriptors, for example
 			continue
 		}
-		if !m.b.opens(conn) {
-			if m.b.why() != nil { // what was not read would have it reset
-				_ = conn.SetReadDeadline(time.Now().Add(shutPatience))
-				_, _ = caller(conn)
-			}
+		if !m.b.opens(conn) { // what was not read would have it reset
+			_ = conn.SetReadDeadline(time.Now().Add(shutPatience))
+			_, _ = caller(conn)
 			conn.Close()
 			continue
 		}
