@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -40,6 +41,7 @@ type glooJob struct {
 	client    *store.PyTorchClient // the others
 	shared    *store.PyTorchFile   // all of them, where there is one
 	keys      store.Store          // of the default group, before the group's name
+	addrs     []netip.Addr         // where this rank listens, once it is known
 
 	mu     sync.Mutex
 	count  int // groups that this rank has named, as PyTorch's own counter has it
@@ -423,9 +425,12 @@ func (j *glooJob) config(g *Group, name string) gloo.Config {
 func (j *glooJob) open(ctx context.Context, g *Group, name string) error {
 	cfg := j.config(g, name)
 	var err error
-	if cfg.Addrs, err = j.addresses(ctx); err != nil {
-		return err
+	if j.addrs == nil { // groups are made one after the other
+		if j.addrs, err = j.addresses(ctx); err != nil {
+			return err
+		}
 	}
+	cfg.Addrs = j.addrs
 	if cfg.TLS, err = glooTLS(); err != nil {
 		return err
 	}
@@ -455,18 +460,54 @@ func (j *glooJob) open(ctx context.Context, g *Group, name string) error {
 // addresses returns where this rank listens for the others: at the interfaces that
 // are named, or the one that leads to where all meet, or as PyTorch does.
 func (j *glooJob) addresses(ctx context.Context) ([]netip.Addr, error) {
-	if names := envvar.GlooInterface.Text(); names != "" || j.addr == "" {
-		return gloo.LocalAddrs(ctx, names)
+	names := envvar.GlooInterface.Text()
+	theirs, err := gloo.LocalAddrs(ctx, names)
+	if err != nil || names != "" || j.addr == "" {
+		return theirs, err
 	}
-	c, err := transport.ChooseInterface(ctx, j.addr)
+	a, err := wayTo(ctx, j.addr)
 	if err != nil {
 		return nil, err
 	}
-	a, err := netip.ParseAddr(c.Host)
-	if err != nil {
-		return nil, err
+	if !envvar.Interface.IsSet() && a.Is4() != theirs[0].Is4() {
+		a = inFamily(ctx, j.addr, theirs[0])
 	}
 	return []netip.Addr{a}, nil
+}
+
+// wayTo returns this machine's address on the way to where all meet.
+func wayTo(ctx context.Context, addr string) (netip.Addr, error) {
+	c, err := transport.ChooseInterface(ctx, addr)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	a, err := netip.ParseAddr(c.Host)
+	return a.Unmap(), err
+}
+
+// inFamily returns this machine's address on a way to where all meet of the family that
+// PyTorch's ranks use, whatever that is reached by: that of the address of their host's
+// name. localhost is ::1 first on most systems, and the host's name of IPv4. It is theirs
+// where there is no such way.
+func inFamily(ctx context.Context, addr string, theirs netip.Addr) netip.Addr {
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return theirs
+	}
+	network := "ip6"
+	if theirs.Is4() {
+		network = "ip4"
+	}
+	found, err := net.DefaultResolver.LookupNetIP(ctx, network, host)
+	if err != nil {
+		return theirs
+	}
+	for _, there := range found {
+		if a, err := wayTo(ctx, net.JoinHostPort(there.Unmap().String(), port)); err == nil && a.Is4() == theirs.Is4() {
+			return a
+		}
+	}
+	return theirs
 }
 
 // glooTLS returns what the environment says of encryption, nil for none.

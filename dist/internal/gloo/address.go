@@ -84,7 +84,7 @@ func parseAddress(b []byte) (address, error) {
 func (a address) dials(peer address) (bool, error) {
 	mine, its := a.addr.Addr().Unmap(), peer.addr.Addr().Unmap()
 	if mine.Is4() != its.Is4() {
-		return false, fmt.Errorf("it listens at %v, this rank at %v: all ranks need addresses of one family", peer.addr, a.addr)
+		return false, fmt.Errorf("it listens at %v, this rank at %v: all ranks need addresses of one family, which GLOO_SOCKET_IFNAME chooses by an interface", peer.addr, a.addr)
 	}
 	order := bytes.Compare(mine.AsSlice(), its.AsSlice())
 	if order == 0 {

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+)
+
+// TestGlooFamily: a rank listens at an address of the family that PyTorch's ranks use, the
+// one of the host's name, whatever the ranks' meeting point is reached by.
+func TestGlooFamily(t *testing.T) {
+	theirs := netip.MustParseAddr("127.0.1.1")
+	for addr, want := range map[string]string{
+		"127.0.0.1:29500": "127.0.0.1",
+		"localhost:29500": "127.0.0.1", // ::1, too, on most systems
+		"[::1]:29500":     "127.0.1.1",
+		"no port":         "127.0.1.1",
+	} {
+		if a := inFamily(t.Context(), addr, theirs); a.String() != want {
+			t.Errorf("%s: %v, want %s", addr, a, want)
+		}
+	}
+	if a := inFamily(t.Context(), "127.0.0.1:29500", netip.IPv6Loopback()); a != netip.IPv6Loopback() {
+		t.Errorf("127.0.0.1, and PyTorch's ranks use IPv6: %v", a)
+	}
+}
+
+// TestPyTorchFamilies: ranks that meet at an IPv6 address talk over that of their host's
+// name all the same.
+func TestPyTorchFamilies(t *testing.T) {
+	eachPython(t, func(t *testing.T, p *python) {
+		for place := range 2 {
+			l, err := net.Listen("tcp", "[::1]:0")
+			if err != nil {
+				t.Skipf("this host has no ::1: %v", err)
+			}
+			url := "tcp://" + l.Addr().String()
+			l.Close()
+			mixedJob{python: p, size: 2, goes: []int{place}, url: url}.both(t, little(0))
+		}
+	})
+}
