@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -118,4 +119,25 @@ func TestManyStrangers(t *testing.T) {
 		t.Cleanup(func() { conn.Close() })
 	}
 	all.Go(func() { rank(1) })
+}
+
+// TestLoopbackOfAnother: a rank that has published an address of its own host alone, as
+// one does whose host's name stands for that, is told apart from one that is not there.
+func TestLoopbackOfAnother(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().(*net.TCPAddr).AddrPort()
+	l.Close() // nobody is there
+	for own, says := range map[string]bool{"127.0.0.1": false, "192.0.2.1": true} {
+		b := newBackend(config(store.NewMemory(), PerDevice, 0, 2))
+		m := &meeting{b: b, addr: netip.MustParseAddr(own)}
+		d := m.dialing(t.Context())
+		d.start(1, at, nil)
+		if err := <-d.failed; strings.Contains(err.Error(), "GLOO_SOCKET_IFNAME") != says || !strings.Contains(err.Error(), "rank 1") {
+			t.Errorf("from %s: %v", own, err)
+		}
+		d.end()
+	}
 }

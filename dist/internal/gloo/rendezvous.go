@@ -584,7 +584,11 @@ func (d *dialing) start(rank int, at netip.AddrPort, hello []byte) {
 			d.failed <- d.m.missing(d.ctx, []int{rank})
 			return
 		}
-		e := d.m.b.blame(nil, rank, fmt.Errorf("connect to %v: %w", at, err))
+		err = fmt.Errorf("connect to %v: %w", at, err)
+		if at.Addr().IsLoopback() && !d.m.addr.IsLoopback() {
+			err = fmt.Errorf("%w; it has published an address that only its own host reaches, which is what the name of that host stands for: GLOO_SOCKET_IFNAME, set for that rank, names the interface to use", err)
+		}
+		e := d.m.b.blame(nil, rank, err)
 		e.Op = "init"
 		d.failed <- e
 	})
