@@ -124,6 +124,7 @@ func TestManyStrangers(t *testing.T) {
 // TestLoopbackOfAnother: a rank that has published an address of its own host alone, as
 // one does whose host's name stands for that, is told apart from one that is not there.
 func TestLoopbackOfAnother(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
