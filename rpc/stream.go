@@ -94,7 +94,7 @@ func (f *flow) wake() {
 }
 
 // wait waits for a change, with the lock held when it is called and returns.
-func (f *flow) wait(ctx context.Context, limit <-chan time.Time) error {
+func (f *flow) wait(ctx context.Context, l *limit) error {
 	if f.changed == nil {
 		f.changed = make(chan struct{})
 	}
@@ -106,18 +106,31 @@ func (f *flow) wait(ctx context.Context, limit <-chan time.Time) error {
 		return nil
 	case <-ctx.Done():
 		return timeoutError(f.method.name, f.peer, ctx, time.Since(f.began))
-	case <-limit:
+	case <-l.over(ctx):
 		return errorf(KindTimeout, f.method.name, f.peer, "nothing came on the stream within %v: %w", f.agent.timeout, context.DeadlineExceeded)
 	}
 }
 
-// limited returns what ends a wait under a context without a deadline.
-func (f *flow) limited(ctx context.Context) (<-chan time.Time, func()) {
-	if _, ok := ctx.Deadline(); ok || f.agent.timeout <= 0 {
-		return nil, func() {}
+// limit ends waits under a context without a deadline. It is made when there is one.
+type limit struct {
+	f     *flow
+	timer *time.Timer
+}
+
+func (l *limit) over(ctx context.Context) <-chan time.Time {
+	if _, ok := ctx.Deadline(); ok || l.f.agent.timeout <= 0 {
+		return nil
 	}
-	t := time.NewTimer(f.agent.timeout)
-	return t.C, func() { t.Stop() }
+	if l.timer == nil {
+		l.timer = time.NewTimer(l.f.agent.timeout)
+	}
+	return l.timer.C
+}
+
+func (l *limit) stop() {
+	if l.timer != nil {
+		l.timer.Stop()
+	}
 }
 
 // fail ends the stream for a reason; the first one counts.
@@ -241,7 +254,10 @@ func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up,
 		f.stop = stop
 		f.mu.Unlock()
 	}
-	if err := l.startStream(ctx, f, msg); err != nil {
+	unguard := f.guard(ctx)
+	err := l.startStream(ctx, f, msg)
+	unguard()
+	if err != nil {
 		f.fail(err)
 		return nil, err
 	}
@@ -301,11 +317,11 @@ func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 		msg.release(err)
 		return encodeError(err, f.method.name, f.peer)
 	}
-	limit, stop := f.limited(ctx)
-	defer stop()
+	l := limit{f: f}
+	defer l.stop()
 	f.mu.Lock()
 	for f.err == nil && f.credit <= 0 && !f.sentEnd {
-		if err := f.wait(ctx, limit); err != nil {
+		if err := f.wait(ctx, &l); err != nil {
 			f.mu.Unlock()
 			msg.release(err)
 			return err
@@ -322,30 +338,56 @@ func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 		return err
 	}
 	size, sent := msg.size, msg.watch()
-	if sent != nil && ctx.Done() != nil {
-		defer context.AfterFunc(ctx, f.out.suspect)() // it may be this goroutine that writes
-	}
+	defer f.guard(ctx)() // it may be this goroutine that writes
 	if err := f.out.send(ctx, msg, !f.out.busy()); err != nil {
-		return errorf(KindLost, f.method.name, f.peer, "%w", err)
+		if err := f.sendTrouble(); err != nil {
+			return err
+		}
+		return f.takeBack(ctx, size)
 	}
 	if sent == nil {
-		return nil
+		return f.sendTrouble()
 	}
 	select { // the tensors are the caller's again
 	case <-sent:
 		return f.sendTrouble()
 	case <-ctx.Done():
-	case <-limit:
+	case <-l.over(ctx):
 	}
 	if f.out.withdraw(sent) {
-		f.mu.Lock()
-		f.credit += int64(size)
-		f.wake()
-		f.mu.Unlock()
-		return timeoutError(f.method.name, f.peer, ctx, time.Since(f.began))
+		return f.takeBack(ctx, size)
 	}
 	f.out.settle(sent)
 	return f.sendTrouble()
+}
+
+// takeBack ends the sending of a message that has not gone out in its time.
+func (f *flow) takeBack(ctx context.Context, size int) error {
+	f.mu.Lock()
+	f.credit += int64(size)
+	f.wake()
+	f.mu.Unlock()
+	return timeoutError(f.method.name, f.peer, ctx, time.Since(f.began))
+}
+
+// guard sees to it that a message which this goroutine writes holds it no longer than
+// its time and a little: a peer that takes nothing loses its connection then.
+func (f *flow) guard(ctx context.Context) (unguard func()) {
+	var stop, still func() bool
+	if ctx.Done() != nil {
+		stop = context.AfterFunc(ctx, f.out.suspect)
+	}
+	if _, ok := ctx.Deadline(); !ok && f.agent.timeout > 0 {
+		still = time.AfterFunc(f.agent.timeout, f.out.suspect).Stop
+	}
+	return func() {
+		if stop != nil {
+			stop()
+		}
+		if still != nil {
+			still()
+		}
+	}
 }
 
 // sendTrouble is why what has been written may not have gone out.
@@ -385,11 +427,11 @@ func (s *Stream[S, R]) encode(o *outgoing, v *S) error {
 // error is io.EOF, or why the stream has failed.
 func (s *Stream[S, R]) Recv(ctx context.Context) (v R, err error) {
 	f := s.flow
-	limit, stop := f.limited(ctx)
-	defer stop()
+	l := limit{f: f}
+	defer l.stop()
 	f.mu.Lock()
 	for len(f.queue) == 0 && f.err == nil && !f.over {
-		if err := f.wait(ctx, limit); err != nil {
+		if err := f.wait(ctx, &l); err != nil {
 			f.mu.Unlock()
 			return v, err
 		}
