@@ -19,6 +19,8 @@ type Future[R any] struct {
 	stats  *methodStats
 	sent   int
 	refs   bool // there may be references in the value
+	// explain, if there is one, makes an error one that says more.
+	explain func(error) error
 
 	mu sync.Mutex
 	// held says that the value belongs to who waits for it, and so does what is made of
@@ -111,6 +113,9 @@ func (f *Future[R]) settle() {
 		f.err = c.err
 		f.stats.failed()
 	}
+	if f.err != nil && f.explain != nil {
+		f.err = f.explain(f.err)
+	}
 	f.state = futureDone
 	// Who keeps the future keeps its value, not the answer's memory. What says which
 	// call it was stays: who sent it, or watches its context, may still look at it.
@@ -150,6 +155,16 @@ func (f *Future[R]) Wait(ctx context.Context) (R, error) {
 	value, err := f.value, f.err
 	f.mu.Unlock()
 	return value, err
+}
+
+// explained makes an error of a call pass through explain.
+func (f *Future[R]) explained(explain func(error) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.state == futureDone && f.err != nil {
+		f.err = explain(f.err)
+	}
+	f.explain = explain
 }
 
 // onDone runs fn in a goroutine of its own when the future is done.

@@ -228,6 +228,11 @@ func (s *refState) explain(ctx context.Context, what string, err error) error {
 		case <-ctx.Done():
 		}
 	}
+	return s.better(what, err)
+}
+
+// better is explain for who cannot wait.
+func (s *refState) better(what string, err error) error {
 	s.k.mu.Lock()
 	defer s.k.mu.Unlock()
 	if s.err != nil || s.lost != 0 {
@@ -290,11 +295,12 @@ func fetchMethod[T any](k *keeper) (*Method[fetchArgs, T], error) {
 // errors of the call come to light when the reference is used. ctx bounds the call
 // itself, not the life of its result.
 func (m *Method[A, R]) Remote(ctx context.Context, p *Peer, in A) (*RRef[R], error) {
-	return remote[A, R, R](ctx, m, p, in, callSite())
+	return remote[A, R, R](ctx, m, p, in, nil, callSite())
 }
 
-// remote calls a method whose result, a T at the peer, stays there.
-func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, pc uintptr) (*RRef[T], error) {
+// remote calls a method whose result, a T at the peer, stays there. on is what the
+// method is one of, if it is one of a value.
+func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, on *refState, pc uintptr) (*RRef[T], error) {
 	if p == nil {
 		return nil, errNoPeer(m.name)
 	}
@@ -316,13 +322,22 @@ func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, pc
 	})
 	r := newRRef[T](s)
 	kept := keptMethod(k, m)
+	stop := func() {}
+	if on != nil {
+		ctx, stop = on.watch(ctx)
+	}
 	f := kept.async(ctx, p, in, callExtras{rref: extra})
+	if on != nil {
+		f.explained(func(err error) error { return on.better(m.name, err) })
+	}
 	if err := f.failed(); err != nil {
+		stop()
 		s.answered(0, err)
 		return nil, err
 	}
 	f.onDone(func() {
 		instance, err := f.result()
+		stop()
 		s.answered(instance, err)
 	})
 	return r, nil

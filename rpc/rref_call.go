@@ -27,7 +27,7 @@ func (m *Maker[A, T]) Name() string { return m.method.name }
 
 // Remote makes a value at a peer. It returns at once, as [Method.Remote] does.
 func (m *Maker[A, T]) Remote(ctx context.Context, p *Peer, in A) (*RRef[T], error) {
-	return remote[A, struct{}, T](ctx, m.method, p, in, callSite())
+	return remote[A, struct{}, T](ctx, m.method, p, in, nil, callSite())
 }
 
 // ServeMaker makes handler answer a maker's calls, as [Serve] does for methods.
@@ -129,6 +129,7 @@ func (m *OnMethod[T, A, R]) Async(ctx context.Context, ref *RRef[T], in A) *Futu
 	}
 	ctx, stop := s.watch(ctx)
 	f := m.method.Async(ctx, s.owner, onArgs[A]{keyOf(s.handle.Ref), in})
+	f.explained(func(err error) error { return s.better(m.method.name, err) })
 	f.onDone(func() {
 		stop()
 		runtime.KeepAlive(ref)
@@ -143,7 +144,7 @@ func (m *OnMethod[T, A, R]) Remote(ctx context.Context, ref *RRef[T], in A) (*RR
 	if err != nil {
 		return nil, err
 	}
-	out, err := remote[onArgs[A], R, R](ctx, m.method, s.owner, onArgs[A]{keyOf(s.handle.Ref), in}, callSite())
+	out, err := remote[onArgs[A], R, R](ctx, m.method, s.owner, onArgs[A]{keyOf(s.handle.Ref), in}, s, callSite())
 	if err == nil {
 		started := out.s.started
 		go func() {
