@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // glooPlace is where the ranks of a PyTorch job meet and who this one is, as
@@ -135,33 +136,13 @@ func WithAdmitted(from ...netip.Prefix) Option {
 // admittedNodes are the hosts that the launchers of a job on several nodes have told of:
 // those on which a launcher runs that has proved that it knows the token.
 func admittedNodes(ctx context.Context) ([]netip.Prefix, error) {
-	var from []netip.Prefix
-	for name := range strings.SplitSeq(envvar.NodeAddrs.Text(), ",") {
-		if name == "" {
-			continue
-		}
-		found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", strings.Trim(name, "[]"))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", envvar.NodeAddrs, err)
-		}
-		for _, a := range found {
-			a = a.Unmap().WithZone("")
-			from = append(from, netip.PrefixFrom(a, a.BitLen()))
-		}
+	from, err := transport.LookupHosts(ctx, envvar.NodeAddrs.Text())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", envvar.NodeAddrs, err)
 	}
 	return from, nil
 }
 
 // admitsFrom reports whether an address may come in, of this host's or one that was
 // given.
-func (j *glooJob) admitsFrom(a netip.Addr) bool {
-	a = a.Unmap().WithZone("")
-	if a.IsLoopback() || slices.ContainsFunc(j.admitted, func(p netip.Prefix) bool { return p.Contains(a) }) {
-		return true
-	}
-	mine, err := net.InterfaceAddrs()
-	return err == nil && slices.ContainsFunc(mine, func(m net.Addr) bool {
-		p, ok := m.(*net.IPNet)
-		return ok && p.IP.Equal(a.AsSlice())
-	})
-}
+func (j *glooJob) admitsFrom(a netip.Addr) bool { return transport.Admits(j.admitted, a) }

@@ -44,7 +44,6 @@ type agent struct {
 	recorders *recorders
 	logs      *attemptLogs
 	memory    *memoryWatch
-	store     *rankStore // nil where rank 0 has the job's store
 
 	startErr   error
 	hopeless   error // why the ranks cannot come together
@@ -123,8 +122,10 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	defer signal.Stop(childEnded)
 
 	stdout, stderr := newSinks(a.cfg.Stdout, a.cfg.Stderr)
-	defer func() { a.store.end() }()
-	failed, err := a.startAll(stdout, stderr)
+	if a.attempt.NumNodes == 1 { // else ranks of other nodes may be in it still
+		defer a.endStore()
+	}
+	failed, err := a.startAll(ctx, stdout, stderr)
 	a.startGuard()
 	for _, p := range a.progs {
 		if p.guard != nil && p.guard != a.guard {
@@ -288,7 +289,7 @@ func (a *agent) deliver(sig syscall.Signal) {
 
 // startAll starts the workers in the order of their ranks. On an error, i is
 // the first that does not run.
-func (a *agent) startAll(stdout, stderr *sink) (i int, err error) {
+func (a *agent) startAll(ctx context.Context, stdout, stderr *sink) (i int, err error) {
 	a.workers = make([]*worker, a.cfg.NumRanks)
 	for i := range a.workers {
 		a.workers[i] = &worker{}
@@ -298,13 +299,13 @@ func (a *agent) startAll(stdout, stderr *sink) (i int, err error) {
 		return 0, err
 	}
 	defer null.Close()
-	if a.store, err = a.serveStore(stderr); err != nil {
+	if err = a.serveStore(ctx, stderr); err != nil {
 		return 0, err
 	}
 	if a.logs, err = a.Host.logs.begin(a.attempt.Number, a.cfg.NumRanks); err != nil {
 		return 0, fmt.Errorf("log files of attempt %d: %w", a.attempt.Number, err)
 	}
-	for i, env := range environ(&a.cfg, a.job, a.attempt, a.recorders.dir, a.store != nil) {
+	for i, env := range environ(&a.cfg, a.job, a.attempt, a.recorders.dir) {
 		if a.bound != nil && valueOf(a.cfg.Env, envvar.NumThreads) == "" {
 			env = append(env, envvar.NumThreads.Assign(strconv.Itoa(threadsOf(a.bound, i))))
 		}

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // meetTime is how long the store waits for all ranks to come together: more than any
@@ -26,24 +28,22 @@ const (
 	// StoreByProgram leaves it to what rank 0 runs: the agent serves the store of a Python
 	// program with several ranks, in which PyTorch's and Cohort's with the backend gloo meet.
 	StoreByProgram AgentStore = iota
-	// StoreByAgent has the agent serve it, in a job on one machine.
+	// StoreByAgent has the agent serve it.
 	StoreByAgent
 	// StoreByRank0 has rank 0 serve it: what it runs listens on the master's port itself.
 	StoreByRank0
 )
 
-// servesStore says whether this agent serves an attempt's store: where the job is on one
-// machine, for PyTorch's protocol has no authentication.
-func (a *agent) servesStore() bool {
-	switch a.cfg.AgentStore {
+// ServesStore reports whether this host's agent is to serve the store of attempts in
+// which it has rank 0.
+func (h *Host) ServesStore() bool {
+	switch h.cfg.AgentStore {
 	case StoreByAgent:
 		return true
 	case StoreByRank0:
 		return false
 	}
-	// A single rank has nobody to meet, and may start processes of its own that do, at a port
-	// that it gives them: they would look for the launcher's store there.
-	return a.attempt.NumNodes == 1 && a.attempt.WorldSize > 1 && a.program(0).isPython
+	return h.program(0).isPython
 }
 
 // rankStore is an attempt's store, while its ranks come together.
@@ -62,17 +62,28 @@ func (r *rankStore) hopeless() <-chan error {
 	return r.mixed
 }
 
-// serveStore serves the attempt's store, a new one each time, if the agent is to.
-func (a *agent) serveStore(stderr io.Writer) (*rankStore, error) {
-	if !a.servesStore() {
-		return nil, nil
+// serveStore serves the attempt's store, a new one each time, if this agent is to. PyTorch's
+// protocol has no authentication: this host's processes come in, and those of hosts whose
+// agents have proved that they belong to the job.
+func (a *agent) serveStore(ctx context.Context, stderr io.Writer) error {
+	a.endStore()
+	if !a.attempt.AgentStore || a.attempt.NodeRank != 0 {
+		return nil
+	}
+	cfg := store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) {
+		fmt.Fprintf(stderr, "cohort: %v\n", r)
+	}}
+	if a.attempt.NodeAddrs != "" {
+		nodes, err := transport.LookupHosts(ctx, a.attempt.NodeAddrs)
+		if err != nil {
+			return fmt.Errorf("the addresses of the job's nodes: %w", err)
+		}
+		cfg.Admit = func(peer netip.Addr) bool { return transport.Admits(nodes, peer) }
 	}
 	addr := net.JoinHostPort(a.attempt.MasterAddr, strconv.Itoa(a.attempt.MasterPort))
-	s, err := store.ListenPyTorch(addr, store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) {
-		fmt.Fprintf(stderr, "cohort: %v\n", r)
-	}})
+	s, err := store.ListenPyTorch(addr, cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if a.attempt.Number == 0 {
 		fmt.Fprintf(stderr, "cohort: %s\n", s.Notice())
@@ -84,7 +95,8 @@ func (a *agent) serveStore(stderr io.Writer) (*rankStore, error) {
 		_ = s.Meet(ctx, a.attempt.WorldSize)
 	})
 	r.met.Go(func() { r.watchKinds(ctx, a.attempt) })
-	return r, nil
+	a.store = r
+	return nil
 }
 
 const (
@@ -148,11 +160,13 @@ func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
 	}
 }
 
-// end ends the store.
-func (r *rankStore) end() {
+// endStore ends the store of the last attempt, if there is one.
+func (h *Host) endStore() {
+	r := h.store
 	if r == nil {
 		return
 	}
+	h.store = nil
 	r.cancel()
 	r.met.Wait()
 	_ = r.Close() // it has no error

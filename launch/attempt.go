@@ -31,9 +31,12 @@ type Attempt struct {
 	MasterAddr string
 	MasterPort int
 	// NodeAddrs are where the ranks of all nodes are reached, if there are several: names or
-	// IP addresses, separated by commas, of hosts whose agents have shown that they belong
+	// IP addresses, in the order of the nodes and separated by commas, of hosts whose agents have shown that they belong
 	// to the job. Ranks of PyTorch, which cannot show that, are let in from there.
 	NodeAddrs string
+	// AgentStore says that the agent of node 0 serves PyTorch's store to all ranks, at
+	// MasterAddr and MasterPort: what [Host.ServesStore] says there.
+	AgentStore bool
 	// News is what to tell the workers of what has happened on other hosts. May be nil.
 	News <-chan agentpipe.Event
 	// OnFailure is called for each worker that ends badly, as soon as it has, by
@@ -59,6 +62,9 @@ func (a Attempt) withDefaults(cfg *Config) (Attempt, error) {
 	if a.MasterAddr == "" {
 		a.MasterAddr = cfg.MasterAddr
 	}
+	// A single rank has nobody to meet, and may start processes of its own that do, at a port
+	// that it gives them: they would look for the launcher's store there.
+	a.AgentStore = a.AgentStore && a.WorldSize > 1
 	switch {
 	case a.Number < 0 || a.NodeRank < 0 || a.NodeRank >= a.NumNodes:
 		return a, fmt.Errorf("attempt %d of node %d of %d", a.Number, a.NodeRank, a.NumNodes)
@@ -86,6 +92,8 @@ type Host struct {
 	cgroup *cgroup
 	// notice is nil where none is looked for.
 	notice *noticeWatch
+	// store is that of the last attempt: ranks of other nodes may be in it still.
+	store *rankStore
 }
 
 // Open checks a configuration, builds the program and begins to catch signals;
@@ -178,6 +186,7 @@ func (h *Host) Idle(ctx context.Context) (context.Context, func()) {
 
 // Close removes what the job has made for itself, and gives the signals back.
 func (h *Host) Close() {
+	h.endStore()
 	h.notice.close()
 	h.logs.close()
 	if !h.removePrograms() {

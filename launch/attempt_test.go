@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/internal/agentpipe"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // roleBrittle: "N" fails, on the last rank, in the first N attempts.
@@ -121,7 +122,7 @@ func TestAttemptAmongOthers(t *testing.T) {
 	defer h.Close()
 	a := Attempt{
 		Number: 3, NodeRank: 2, NumNodes: 4, FirstRank: 4, WorldSize: 8,
-		FirstRoleRank: 1, RoleWorldSize: 3, MasterAddr: "10.0.0.1", MasterPort: 12345, NodeAddrs: "10.0.0.1,node2",
+		FirstRoleRank: 1, RoleWorldSize: 3, MasterAddr: "10.0.0.1", MasterPort: 12345, NodeAddrs: "10.0.0.1,node2,127.0.0.1,node4", AgentStore: true,
 	}
 	if err := h.Run(t.Context(), a); err != nil {
 		t.Fatal(err)
@@ -130,7 +131,8 @@ func TestAttemptAmongOthers(t *testing.T) {
 	for k, want := range map[string]string{
 		"RANK": "5", "LOCAL_RANK": "1", "ROLE_RANK": "2", "GROUP_RANK": "2", "ROLE_NAME": "actor",
 		"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "ROLE_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "4",
-		"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12345", "COHORT_NODE_ADDRS": "10.0.0.1,node2",
+		"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12345", "COHORT_NODE_ADDRS": a.NodeAddrs,
+		"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": transport.InterfaceOf("127.0.0.1"),
 		"TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_MAX_RESTARTS": "5",
 	} {
 		if env[k] != want {

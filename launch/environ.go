@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // agentFD is the number under which a worker finds its pipe from the agent:
@@ -23,9 +24,9 @@ type job struct {
 
 // environ makes the environment of every worker: what is inherited, then
 // torchrun's variables, then Cohort's own.
-func environ(cfg *Config, j job, a Attempt, recorderDir string, agentStore bool) [][]string {
+func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {
 	hosts := "False" // rank 0 has the store
-	if agentStore {
+	if a.AgentStore {
 		hosts = "True"
 	}
 	common := []string{
@@ -50,6 +51,12 @@ func environ(cfg *Config, j job, a Attempt, recorderDir string, agentStore bool)
 	}
 	if a.NodeAddrs != "" {
 		common = append(common, envvar.NodeAddrs.Assign(a.NodeAddrs))
+	}
+	// PyTorch's ranks listen where this host's name leads, which may be loopback.
+	if addrs := strings.Split(a.NodeAddrs, ","); len(addrs) == a.NumNodes && valueOf(cfg.Env, envvar.GlooInterface) == "" {
+		if name := transport.InterfaceOf(addrs[a.NodeRank]); name != "" {
+			common = append(common, envvar.GlooInterface.Assign(name))
+		}
 	}
 	common = append(common, cfg.extra...)
 	// Bound ranks have as many as processors: see startAll.

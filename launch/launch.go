@@ -94,11 +94,13 @@ type Config struct {
 	Direct bool
 
 	// Programs, in place of Program, Args and NumRanks, are several programs whose ranks
-	// are those of one job: the first ranks run the first one, and so on.
+	// are those of one job: the first ranks of this host run the first one, and so on.
+	// Other hosts have lists of their own.
 	Programs []Program
 
 	// AgentStore says whether the agent serves PyTorch's store to the ranks, as
-	// torchrun's does; by default where rank 0 is a Python program.
+	// torchrun's does; by default where rank 0 is a Python program. What counts is what
+	// the host says that has rank 0.
 	AgentStore AgentStore
 
 	// NumRanks is the number of ranks, all on this machine.

@@ -22,9 +22,6 @@ type Program struct {
 // withPrograms checks what is to run, and makes one of several where only their names
 // and their sum count.
 func (cfg Config) withPrograms() (Config, error) {
-	if cfg.AgentStore == StoreByAgent && cfg.Nodes != nil {
-		return cfg, badConfig("AgentStore", "the agent serves the store of a job on one machine, for PyTorch's protocol has no authentication: leave it to rank 0")
-	}
 	if len(cfg.Programs) == 0 {
 		if cfg.Program == "" {
 			return cfg, badConfig("Program", "no program to run")
@@ -51,8 +48,6 @@ func (cfg Config) withPrograms() (Config, error) {
 		return cfg, badConfig("Programs", "%d ranks, and programs with numbers of their own: leave out the first", cfg.NumRanks)
 	case cfg.Module || cfg.Script || cfg.Direct:
 		return cfg, badConfig("Programs", "several programs are told apart by their names: none of them can be a module, or a script with another ending than .py")
-	case cfg.Nodes != nil:
-		return cfg, badConfig("Programs", "several programs are for a job on one machine")
 	}
 	cfg.Program, cfg.NumRanks = name, ranks
 	return cfg, nil

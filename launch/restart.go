@@ -20,7 +20,7 @@ func (h *Host) runAlone(ctx context.Context) error {
 				return &ConfigError{Field: "MasterAddr", Err: err}
 			}
 		}
-		err := h.Run(ctx, Attempt{Number: number, MasterAddr: h.cfg.MasterAddr, MasterPort: port})
+		err := h.Run(ctx, Attempt{Number: number, MasterAddr: h.cfg.MasterAddr, MasterPort: port, AgentStore: h.ServesStore()})
 		var failed *Error
 		if !errors.As(err, &failed) || !failed.Restartable() || number == h.cfg.MaxRestarts {
 			return err

@@ -17,6 +17,9 @@ const cliMain = "COHORT_CLI_TEST_MAIN"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(cliMain) != "" {
+		if len(os.Args) == 3 && os.Args[1] == glooRank {
+			os.Exit(runGlooRank(os.Args[2]))
+		}
 		os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 	}
 	if envvar.Rank.IsSet() || envvar.Spawn.IsSet() {

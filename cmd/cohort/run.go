@@ -50,7 +50,9 @@ leaves the port to rank 0.
 On several machines, the same command is given on each of them: --nnodes 2, or 2:4
 for a job that goes on while machines come and go, --rdzv-backend and
 --rdzv-endpoint for where they meet, and --token-file with the token that cohort
-token made on one of them.
+token made on one of them. PROGRAM, or the list of --program, is what the ranks of
+that machine run, and may be another one on each. The launcher of the machine that
+has rank 0 serves PyTorch's store, to the machines of the job.
 
 Each line that a rank prints appears behind "[rank0] ". A rank finds its place in
 RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; cohort env lists the
@@ -117,8 +119,8 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.tokenFile, "token-file", "", "`file` that holds the job's token, for its owner alone to read (default: a new token)")
 	flags.StringVar(&f.notice.File, "notice-file", "", "when there is a `file` at this path, the machine is about to go: the ranks save and end")
 	flags.StringVar(&f.notice.URL, "notice-url", "", "a `url` that says so, such as the metadata service of a cloud")
-	flags.StringArrayVar(&f.programs, "program", nil, "`n:program` and its arguments, in place of PROGRAM, once for each program of a mixed job: the first n ranks run the first one, and so on")
-	flags.StringVar(&f.store, "store", "auto", "`who` serves the store in which PyTorch's ranks meet: agent, rank0, or auto, which is the agent where rank 0 is a Python program")
+	flags.StringArrayVar(&f.programs, "program", nil, "`n:program` and its arguments, in place of PROGRAM, once for each program of a mixed job: the first n ranks of this machine run the first one, and so on")
+	flags.StringVar(&f.store, "store", "auto", "`who` serves the store in which PyTorch's ranks meet: agent, rank0, or auto, which is the agent where rank 0 is a Python program; what the machine with rank 0 is told counts")
 	flags.BoolVar(&f.survivors, "survivors", false, "when a rank ends badly, let the others go on, for programs that make a new group of them")
 }
 

@@ -52,16 +52,21 @@ func ChooseInterface(ctx context.Context, master string) (Choice, error) {
 	if err != nil {
 		return Choice{}, err
 	}
-	c := Choice{Host: host, Why: "route to " + master}
-	if all, err := interfaces(); err == nil { // its name is a help, not a need
-		for _, f := range all {
-			if slices.ContainsFunc(f.addrs, func(a netip.Prefix) bool { return a.Addr().String() == host }) {
-				c.Interface = f.name
-				break
-			}
+	return Choice{Host: host, Interface: InterfaceOf(host), Why: "route to " + master}, nil
+}
+
+// InterfaceOf returns the name of the interface that has an IP address, empty for none.
+func InterfaceOf(host string) string {
+	all, err := interfaces()
+	if err != nil { // the name is a help, not a need
+		return ""
+	}
+	for _, f := range all {
+		if slices.ContainsFunc(f.addrs, func(a netip.Prefix) bool { return a.Addr().String() == host }) {
+			return f.name
 		}
 	}
-	return c, nil
+	return ""
 }
 
 // LeavesHost reports whether what is sent to an address of a port leaves this

@@ -55,6 +55,8 @@ type agent struct {
 
 	attempted bool
 	failure   *launch.Error // of the last attempt, if its ranks failed by themselves
+	ending    string        // why the last round ended
+	said      string        // what has been said of it
 	signal    error         // what asked this node to leave
 	result    Result
 	over      bool
@@ -90,7 +92,7 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	if err != nil {
 		name = meet.addr
 	}
-	me := Node{Host: name, PID: os.Getpid(), Addr: meet.addr, NumRanks: cfg.NumRanks, Role: cfg.Role, Rank: n.Rank, Hosts: meet.hosts}
+	me := Node{Host: name, PID: os.Getpid(), Addr: meet.addr, NumRanks: cfg.NumRanks, Role: cfg.Role, Rank: n.Rank, Hosts: meet.hosts, Store: h.ServesStore()}
 	a.m = NewMachine(n.Settings, me, newID, func() int {
 		port, err := launch.FreePort(meet.addr)
 		if err != nil {
@@ -176,7 +178,11 @@ func (a *agent) step(e Event) {
 	case Ended:
 		a.stop = nil
 	}
-	for _, act := range a.m.Step(time.Now(), e) {
+	actions := a.m.Step(time.Now(), e)
+	if s := a.m.State(); s != nil && s.Ending != nil {
+		a.ending = s.Ending.Text
+	}
+	for _, act := range actions {
 		switch act := act.(type) {
 		case Start:
 			a.start(act.Place)
@@ -199,6 +205,10 @@ func (a *agent) start(p Place) {
 	if a.failure != nil {
 		a.failure.Report(a.out)
 	}
+	if a.ending != "" && a.ending != a.said {
+		fmt.Fprintf(a.out, "cohort: the round before has ended: %s\n", plain(a.ending))
+	}
+	a.ending, a.said = "", ""
 	if p.Restarts > a.restarts {
 		fmt.Fprintf(a.out, "cohort: restart %d of %d\n", p.Restarts, a.host.Config().MaxRestarts)
 	}
@@ -210,8 +220,8 @@ func (a *agent) start(p Place) {
 	attempt := launch.Attempt{
 		Number: p.Restarts, NodeRank: p.NodeRank, NumNodes: p.NumNodes, FirstRank: p.FirstRank, WorldSize: p.NumRanks,
 		FirstRoleRank: p.FirstRoleRank, RoleWorldSize: p.NumRoleRanks, MasterAddr: p.MasterAddr, MasterPort: p.MasterPort,
-		NodeAddrs: p.Addrs,
-		Kill:      kill,
+		NodeAddrs: p.Addrs, AgentStore: p.AgentStore,
+		Kill: kill,
 		OnSignal: func(s syscall.Signal) {
 			text := "it got " + unix.SignalName(s)
 			if notice := a.host.Notice(); notice != "" {
@@ -262,7 +272,7 @@ func (a *agent) halt(s Stop) {
 		return
 	}
 	if !a.stopped {
-		a.stopped = true
+		a.stopped, a.said = true, s.Text
 		fmt.Fprintf(a.out, "cohort: the ranks of this node are stopped: %s\n", plain(s.Text))
 		a.stop(errors.New(s.Text))
 	}

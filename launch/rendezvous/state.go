@@ -72,7 +72,8 @@ type Node struct {
 	NumRanks int    `json:"ranks"`
 	Role     string `json:"role"`
 	Rank     int    `json:"rank"`            // the node rank that it asks for, -1 for any
-	Hosts    bool   `json:"hosts,omitempty"` // it serves the store: without it there is no job
+	Hosts    bool   `json:"hosts,omitempty"` // it serves the store in which nodes meet: without it there is no job
+	Store    bool   `json:"store,omitempty"` // its agent serves PyTorch's store where it has rank 0
 }
 
 // Name is how messages call a node.
@@ -219,6 +220,7 @@ type Place struct {
 	NumRoleRanks        int
 	MasterAddr          string // where rank 0 listens
 	MasterPort          int
+	AgentStore          bool   // whether the agent there serves PyTorch's store
 	Addrs               string // of all nodes, with commas between them
 	Version             uint64 // of the state that says so
 }
@@ -227,7 +229,7 @@ type Place struct {
 func (s *State) place(i int) Place {
 	p := Place{
 		Round: s.Round, Restarts: s.Restarts, NodeRank: i, NumNodes: len(s.Members), NumRanks: s.NumRanks(),
-		MasterAddr: s.Members[0].Addr, MasterPort: s.Members[0].Port, Version: s.Version,
+		MasterAddr: s.Members[0].Addr, MasterPort: s.Members[0].Port, AgentStore: s.Members[0].Store, Version: s.Version,
 	}
 	var addrs []string
 	for j := range s.Members {
