@@ -39,6 +39,7 @@ type Agent struct {
 	meeting    *meeting // nil with WithPeers
 	list       uint64   // fingerprint of the list of WithPeers, else 0
 	gate       gate
+	parked     parking
 	nobody     *served // what counts calls of methods that there are not
 	calls      sync.Pool
 	ports      []*transport.Port

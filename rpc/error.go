@@ -45,7 +45,8 @@ const (
 	KindLost Kind = "connection lost"
 	// KindClosed is an agent that has been closed, here or there.
 	KindClosed Kind = "closed"
-	// KindBusy is a peer with too many calls in its queue.
+	// KindBusy is a peer with too many calls in its queue, or that wait there for later
+	// answers.
 	KindBusy Kind = "busy"
 	// KindReleased is a reference that was used after its release.
 	KindReleased Kind = "released"

@@ -30,7 +30,7 @@ type Future[R any] struct {
 	later func() (R, error) // of Then: makes the value of a future that is held
 	state futureState
 	done  chan struct{} // made when somebody waits
-	next  []func()      // to run, each in a goroutine, when the future is done
+	next  followers     // to run, each in a goroutine, when the future is done
 	value R
 	err   error
 }
@@ -72,7 +72,7 @@ func (f *Future[R]) arrived() {
 		if f.refs && !f.held {
 			// References count from when they are read, which is not to wait for who may
 			// ask late.
-			f.next = append(f.next, func() { _, _ = f.result() })
+			f.next.add(func() { _, _ = f.result() })
 		}
 	}
 	f.wake()
@@ -83,11 +83,10 @@ func (f *Future[R]) wake() {
 	if f.done != nil {
 		close(f.done)
 	}
-	next := f.next
-	f.next = nil
+	next := f.next.take()
 	f.mu.Unlock()
-	for _, fn := range next {
-		go fn()
+	for _, w := range next {
+		go w.run()
 	}
 }
 
@@ -167,16 +166,23 @@ func (f *Future[R]) explained(explain func(error) error) {
 	f.explain = explain
 }
 
-// onDone runs fn in a goroutine of its own when the future is done.
-func (f *Future[R]) onDone(fn func()) {
+// onDone runs fn in a goroutine of its own when the future is done, unless it is
+// forgotten before.
+func (f *Future[R]) onDone(fn func()) *follower {
 	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.state == futurePending {
-		f.next = append(f.next, fn)
-		f.mu.Unlock()
-		return
+		return f.next.add(fn)
 	}
-	f.mu.Unlock()
 	go fn()
+	return nil
+}
+
+// forget takes back what onDone returned.
+func (f *Future[R]) forget(w *follower) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.next.remove(w)
 }
 
 // result returns the answer of a future that is done.

@@ -23,6 +23,7 @@ type Peer struct {
 	where record
 	err   *Error // why it cannot be called, nil if it can
 
+	parked  parking     // its calls that are answered later
 	seen    atomic.Bool // there has been a connection
 	link    atomic.Pointer[link]
 	mu      sync.Mutex

@@ -47,7 +47,7 @@ type refValue struct {
 	mu      sync.Mutex
 	settled bool
 	done    chan struct{}
-	next    []func()
+	next    followers
 	value   any
 	err     error
 }
@@ -62,25 +62,44 @@ func (v *refValue) settle(value any, err error) {
 		return
 	}
 	v.settled, v.value, v.err = true, value, err
-	next := v.next
-	v.next = nil
+	next := v.next.take()
 	close(v.done)
 	v.mu.Unlock()
-	for _, f := range next {
-		go f()
+	for _, w := range next {
+		go w.run()
 	}
 }
 
-// when runs f when the value is there: now, or in a goroutine of its own.
-func (v *refValue) when(f func()) {
-	v.mu.Lock()
-	if !v.settled {
-		v.next = append(v.next, f)
-		v.mu.Unlock()
+// reply answers a call for the value with it, when it is there. Who no longer waits is
+// not waited for.
+func (v *refValue) reply(in *incoming, want string) {
+	select {
+	case <-v.done:
+		in.replyValue(v, want)
+		return
+	default:
+	}
+	if err := in.park(); err != nil {
+		in.reply(err, nil)
 		return
 	}
+	var once sync.Once
+	v.mu.Lock()
+	if v.settled {
+		v.mu.Unlock()
+		in.replyValue(v, want)
+		return
+	}
+	waits := v.next.add(func() { once.Do(func() { in.replyValue(v, want) }) })
 	v.mu.Unlock()
-	f()
+	in.own.park(func(why error) {
+		once.Do(func() {
+			v.mu.Lock()
+			v.next.remove(waits)
+			v.mu.Unlock()
+			in.reply(why, nil)
+		})
+	})
 }
 
 // wait waits for the value.
@@ -373,7 +392,7 @@ func fetching() *served {
 			in.reply(err, nil)
 			return
 		}
-		v.when(func() { in.replyValue(v, ask.Type) })
+		v.reply(in, ask.Type)
 	}
 	return s
 }

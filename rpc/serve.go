@@ -98,13 +98,19 @@ func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R
 
 // ServeAsync makes handler answer a method's calls by a future: it may return long
 // before that is done, and takes up no place among the running handlers until
-// then. So a parameter server waits for the last of its trainers.
+// then. So a parameter server waits for the last of its trainers. A peer that has
+// 16,384 such calls under way, or 8 GiB of them, gets [KindBusy] for more, and so does
+// everybody where all peers have sixteen times as many.
 func ServeAsync[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) *Future[R], opts ...ServeOption) Option {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {
 		var zero R
 		args, err := m.decodeArgs(in)
 		if err != nil {
+			m.answer(in, zero, err)
+			return
+		}
+		if err := in.park(); err != nil {
 			m.answer(in, zero, err)
 			return
 		}
@@ -117,13 +123,18 @@ func ServeAsync[A, R any](m *Method[A, R], handler func(ctx context.Context, in 
 			return
 		}
 		var once sync.Once
-		if in.keep == nil { // a value that stays here may have other users than its caller
-			in.own.park(func(why error) { once.Do(func() { m.answer(in, zero, why) }) })
-		}
-		f.onDone(func() {
+		waits := f.onDone(func() {
 			out, err := f.result()
 			once.Do(func() { m.answer(in, out, err) })
 		})
+		if in.keep == nil { // a value that stays here may have other users than its caller
+			in.own.park(func(why error) {
+				once.Do(func() {
+					f.forget(waits)
+					m.answer(in, zero, why)
+				})
+			})
+		}
 	}
 	return serving(s, opts)
 }
@@ -166,6 +177,7 @@ type incoming struct {
 	ctx    context.Context  // the handler's: own, or what the hook made of it
 	flow   *flow            // of a stream
 	args   []*tensor.Tensor // whose memory is given back after the answer
+	parked bool             // counted among those that are answered later
 	// before are run in order before the handler is, in its goroutine.
 	before []func(ctx context.Context) error
 	// keep, if there is one, gets the result or the error, and the caller the number
@@ -354,6 +366,7 @@ func (in *incoming) atTheEnd(err error) error {
 // finish gives back what a call holds and counts it.
 func (in *incoming) finish(size int, err error) {
 	in.own.finish()
+	in.unpark()
 	in.method.stats.ended(in.began, in.size, size, err)
 	if !in.method.hidden {
 		in.agent.handling.add(-1)
