@@ -19,7 +19,7 @@ func newGroups(t *testing.T, opts func(rank int) []Option, check func(rank int, 
 		if opt == nil {
 			return nil
 		}
-		limit, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		limit, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		sub, err := g.NewGroup(limit, []int{0, 1, 2}, opt...)
 		if err == nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/loaded"
 )
 
 var (
@@ -179,10 +180,14 @@ type outcome struct {
 
 // bound is how long the survivors may take to have their errors.
 func (f *fault) bound() time.Duration {
-	if f.kind().stall || f.Kind == "spoilt" { // the garbage may look like the begin of a frame
-		return f.Silence + time.Second
+	after := time.Second
+	if *numFaults == 0 {
+		after = loaded.Allow(after)
 	}
-	return time.Second
+	if f.kind().stall || f.Kind == "spoilt" { // the garbage may look like the begin of a frame
+		after += f.Silence
+	}
+	return after
 }
 
 // groupBound returns how long survivors may take to make a group: what is
@@ -192,7 +197,7 @@ func groupBound() time.Duration {
 	if *numFaults > 0 {
 		return 100 * time.Millisecond
 	}
-	return time.Second
+	return loaded.Allow(time.Second)
 }
 
 // TestChaos injects faults into jobs of 2 to 8 ranks and looks at what every

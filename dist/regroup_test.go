@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -69,7 +70,7 @@ func TestRegroup(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-regroup.seed %d", seed)
-	const most = 2 * time.Second // of a machine that does other things too
+	const most = 2 * time.Second
 	for k, kind := range silenceKinds {
 		t.Run(kind.name, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, uint64(k)))
@@ -86,7 +87,7 @@ func TestRegroup(t *testing.T) {
 			}
 			slices.Sort(took)
 			t.Logf("%-5s %3d trials: median %v, longest %v", kind.name, len(took), took[len(took)/2], took[len(took)-1])
-			if longest := took[len(took)-1]; longest > most {
+			if longest := took[len(took)-1]; longest > loaded.Allow(most) {
 				t.Errorf("that is more than %v", most)
 			}
 		})

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -84,7 +85,7 @@ func TestKilledProcess(t *testing.T) {
 		for _, n := range []int{2, 3, 4, 8} {
 			for _, victim := range []int{0, n - 1} {
 				t.Run(fmt.Sprintf("%s/%d/rank%d", kind.name, n, victim), func(t *testing.T) {
-					loseRank(t, kind.transport, kind.nodes, n, victim, syscall.SIGKILL, DefaultSilence, time.Second, " died: ")
+					loseRank(t, kind.transport, kind.nodes, n, victim, syscall.SIGKILL, DefaultSilence, 0, " died: ")
 				})
 			}
 		}
@@ -111,7 +112,7 @@ func TestStoppedProcess(t *testing.T) {
 	for _, r := range runs {
 		kind := silenceKinds[r.kind]
 		t.Run(fmt.Sprintf("%s/%d/rank%d", kind.name, r.n, r.victim), func(t *testing.T) {
-			ps := loseRank(t, kind.transport, kind.nodes, r.n, r.victim, syscall.SIGSTOP, r.limit, r.limit+time.Second,
+			ps := loseRank(t, kind.transport, kind.nodes, r.n, r.victim, syscall.SIGSTOP, r.limit, r.limit,
 				" is silent: nothing was heard of it for "+r.limit.String()+"; its process is stopped")
 			if err := ps[r.victim].cmd.Process.Signal(syscall.SIGCONT); err != nil {
 				t.Fatal(err)
@@ -125,7 +126,7 @@ func TestStoppedProcess(t *testing.T) {
 }
 
 // loseRank starts ranks, sends one of them a signal, and checks that the others
-// say so soon.
+// say so within most and a second.
 func loseRank(t *testing.T, link, nodes string, n, victim int, signal syscall.Signal, limit, most time.Duration, want string) []*rankProcess {
 	t.Helper()
 	env := []string{envvar.Transport.Assign(link), envvar.Silence.Assign(limit.String())}
@@ -145,7 +146,7 @@ func loseRank(t *testing.T, link, nodes string, n, victim int, signal syscall.Si
 		if r == victim {
 			continue
 		}
-		said := p.saidLine(t, "failed at ", limit+5*time.Second)
+		said := p.saidLine(t, "failed at ", limit+time.Minute)
 		var at int64
 		if _, err := fmt.Sscanf(said, "%d:", &at); err != nil {
 			t.Fatalf("rank %d said %q", r, said)
@@ -155,7 +156,7 @@ func loseRank(t *testing.T, link, nodes string, n, victim int, signal syscall.Si
 			t.Errorf("rank %d does not say that rank %d%s: %s", r, victim, want, said)
 		}
 	}
-	if slices.Max(took) > most {
+	if most += loaded.Allow(time.Second); slices.Max(took) > most {
 		t.Errorf("a rank heard of it after %v, want %v at most", slices.Max(took), most)
 	}
 	t.Logf("noticed after %v to %v", slices.Min(took).Round(time.Millisecond), slices.Max(took).Round(time.Millisecond))
