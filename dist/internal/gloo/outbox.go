@@ -5,6 +5,7 @@ package gloo
 import (
 	"bytes"
 	"net"
+	"time"
 )
 
 const (
@@ -121,6 +122,25 @@ func (p *pair) flush() {
 		return
 	}
 	x.kick <- struct{}{}
+}
+
+// partPatience is how long a rank that ends the group waits for what it has to say.
+const partPatience = 250 * time.Millisecond
+
+// part writes what is to be written to a peer whose call differs, before the connection
+// ends: what this rank has room for shows the peer so too.
+func (p *pair) part() {
+	p.flush()
+	for end := time.Now().Add(partPatience); p.unsaid() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// unsaid reports whether there is something to be written, or being written.
+func (p *pair) unsaid() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.lost == nil && p.conn != nil && (p.out.writing || p.out.queue.len() > 0)
 }
 
 // writeAll is the writer.

@@ -368,7 +368,7 @@ func (p *pair) readAll(conn net.Conn) {
 	defer p.b.running.Done()
 	err := p.read(conn)
 	if wrong, ok := err.(*WireError); ok {
-		p.flush() // likewise
+		p.part()
 		p.b.wrong(p, wrong)
 		return
 	}

@@ -322,7 +322,7 @@ func (r *run) pump() (peer int, err error) {
 			o.begin(r.waiter, r, v.use, data[v.lo:v.hi])
 			p := r.b.pairFor(v.peer, r.tag)
 			if err := p.postSend(r.slot, o); err != nil {
-				p.flush() // what this rank has room for shows the peer too that the calls differ
+				p.part()
 				return v.peer, err
 			}
 			r.touch(p)
