@@ -78,6 +78,9 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 	case o.local && !member:
 		return nil, nil
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(g.closing, func() { cancel(ErrClosed) })()
 	select { // else the ranks' numbers of groups would differ
 	case j.making <- struct{}{}:
 		defer func() { <-j.making }()
