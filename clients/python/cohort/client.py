@@ -7,6 +7,7 @@ import queue
 import re
 import secrets
 import threading
+import time
 
 from . import cbor, connection, handshake, tensors
 from .errors import RPCError
@@ -15,6 +16,7 @@ VERSION = 1
 _HELLO_LIMIT = 4096
 _WINDOW = 1 << 20  # credit of a stream
 _NOTHING = {}  # what an empty struct is on the wire
+_STALL = 5.0  # seconds that an agent may take nothing while it is told something short
 
 
 def connect(address, token=None, *, name=None, to="", timeout=60.0, connect_timeout=10.0, tensors="numpy", max_message=1 << 30, tls=False):
@@ -90,10 +92,11 @@ class Agent:
     def call(self, method, arguments=_NOTHING, *, timeout=None):
         """Calls a method and returns its result. A method of struct{} takes no arguments."""
         timeout = self._timeout if timeout is None else timeout
+        until = time.monotonic() + timeout
         f = self.call_async(method, arguments, timeout=timeout)
         # The agent ends the call, too; what it says of that is better than our own clock.
         try:
-            return f.result(timeout + 1 if timeout else None)
+            return f.result(until - time.monotonic() + 1 if timeout else None)
         except concurrent.futures.TimeoutError:
             f.cancel()
             raise RPCError("timeout", "no answer within %g s" % timeout, method=method, peer=self.name) from None
@@ -102,20 +105,21 @@ class Agent:
         """Begins a call and returns a concurrent.futures.Future of its result. Canceling it cancels the call."""
         timeout = self._timeout if timeout is None else timeout
         f = _Call(self, method)
-        self._begin(f, method, arguments, timeout)
+        self._begin(f, method, arguments, timeout, timeout)
         return f
 
     def stream(self, method, *, timeout=0):
         """Opens a stream and returns it as a Stream."""
         s = Stream(self, method)
-        self._begin(s, method, {}, timeout)
+        self._begin(s, method, {}, timeout, timeout or self._timeout)
         return s
 
     def methods(self):
         """Returns what the agent serves: a dict from names to descriptions of types."""
         return {m["Name"]: m["Types"] for m in self.call("cohort.rpc.describe")}
 
-    def _begin(self, call, method, arguments, timeout):
+    def _begin(self, call, method, arguments, timeout, patience):
+        """Sends a call that ends after timeout, and gives up if that takes longer than patience."""
         out = tensors.Outgoing()
         body = cbor.encode(arguments, out.add)
         with self._lock:
@@ -129,7 +133,7 @@ class Agent:
         head = b"\x87" + front[1:] + body  # an array of 7, not of 6
         try:
             self._check_size(method, len(head), out.data)
-            self._send(connection.CALL, head, out.data)
+            self._send(connection.CALL, head, out.data, until=time.monotonic() + patience if patience else None, method=method)
         except BaseException:
             self._take(number)
             raise
@@ -139,11 +143,22 @@ class Agent:
         if n > self._limit:
             raise RPCError("too large", "a message of %d bytes, of which the agent takes %d" % (n, self._limit), method=method, peer=self.name)
 
-    def _send(self, kind, head, data=()):
+    def _send(self, kind, head, data=(), until=None, method=""):
         try:
-            self._conn.send_frame(kind, head, data)
+            self._conn.send_frame(kind, head, data, until)
+        except TimeoutError:
+            raise RPCError("timeout", "the agent took no data in the time that there was", method, self.name) from None
         except OSError as e:
-            raise self._error(self._lost or RPCError("connection lost", str(e), peer=self.name)) from None
+            raise self._error(self._lost or RPCError("connection lost", str(e), peer=self.name), method) from None
+
+    def _tell(self, kind, head):
+        """Sends a short message about a call. An agent that does not take even that is given up."""
+        try:
+            self._send(kind, head, until=time.monotonic() + _STALL)
+        except RPCError as e:
+            if e.kind == "timeout":
+                self._conn.end()
+            raise
 
     def _take(self, number):
         with self._lock:
@@ -152,7 +167,7 @@ class Agent:
     def _cancel(self, call):
         if self._take(call.number) is not None:
             try:
-                self._send(connection.CANCEL, [call.number])
+                self._tell(connection.CANCEL, [call.number])
             except RPCError:
                 pass
 
@@ -227,6 +242,7 @@ class Stream:
     def __init__(self, agent, method):
         self._agent, self.method, self.number = agent, method, 0
         self._items, self._room, self._credit = queue.SimpleQueue(), threading.Condition(), _WINDOW
+        self._order = threading.Lock()  # of what is sent
         self._consumed, self._over, self._error, self._closed = 0, False, None, False
 
     def send(self, value, timeout=None):
@@ -237,22 +253,31 @@ class Stream:
         head = b"\x83" + front[1:] + body
         size = 4 + len(head) + sum(len(d) for d in out.data)
         self._agent._check_size(self.method, len(head), out.data)
-        with self._room:
-            if self._closed:
-                raise RPCError("closed", "the sending side of the stream is closed", self.method, self._agent.name)
-            if not self._room.wait_for(lambda: self._credit > 0 or self._over, timeout):
-                raise RPCError("timeout", "the agent took nothing for %g s" % timeout, self.method, self._agent.name)
-            if self._over:
-                raise self._error or RPCError("closed", "the agent ended the stream", self.method, self._agent.name)
-            self._credit -= size
-            self._agent._send(connection.ITEM, head, out.data)
+        until = None if timeout is None else time.monotonic() + timeout
+        with self._order:
+            with self._room:
+                if self._closed:
+                    raise RPCError("closed", "the sending side of the stream is closed", self.method, self._agent.name)
+                if not self._room.wait_for(lambda: self._credit > 0 or self._over, timeout):
+                    raise RPCError("timeout", "the agent took nothing for %g s" % timeout, self.method, self._agent.name)
+                if self._over:
+                    raise self._error or RPCError("closed", "the agent ended the stream", self.method, self._agent.name)
+                self._credit -= size
+            try:
+                self._agent._send(connection.ITEM, head, out.data, until, self.method)
+            except BaseException:
+                with self._room:
+                    self._credit += size  # if it was not begun; else the connection has ended
+                raise
 
     def close_send(self):
         """Says that no more is sent."""
-        with self._room:
-            if not self._closed and not self._over:
+        with self._order:
+            with self._room:
+                if self._closed or self._over:
+                    return
                 self._closed = True
-                self._agent._send(connection.END, [self.number])
+            self._agent._tell(connection.END, [self.number])
 
     def recv(self, timeout=None):
         """Returns the next item. At the end of the stream it raises EOFError, or what the method failed with."""
@@ -268,7 +293,10 @@ class Stream:
         self._consumed += size
         if self._consumed >= _WINDOW // 2 and not self._over:
             n, self._consumed = self._consumed, 0
-            self._agent._send(connection.CREDIT, [self.number, n])
+            try:
+                self._agent._tell(connection.CREDIT, [self.number, n])
+            except RPCError:
+                pass  # the connection has ended, which the next who asks hears
         return value
 
     def __iter__(self):

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes and frames of a connection to an agent."""
 
+import selectors
 import socket
 import struct
 import threading
+import time
 
 from . import cbor, tensors
 from .errors import RPCError
@@ -13,6 +15,14 @@ HELLO, WELCOME, REFUSE, CALL, REPLY, FAILURE, CANCEL, ITEM, END, CREDIT = 1, 2, 
 # Items of a head, by kind of frame, and which of them lists tensors.
 _ITEMS = {REPLY: (4, 2), FAILURE: (7, None), ITEM: (3, 1), END: (1, None), CREDIT: (2, None)}
 MAX_HEAD = 256 << 20
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
+
+
+def wait_for(sock, event, timeout):
+    """Waits until a socket can be read or written, and says whether it can. None is for ever."""
+    with getattr(selectors, "PollSelector", selectors.SelectSelector)() as s:
+        s.register(sock, event)
+        return bool(s.select(timeout))
 
 
 class Connection:
@@ -63,19 +73,41 @@ class Connection:
                 raise EOFError
             have += n
 
-    def send(self, *parts):
-        """Sends parts as one, whoever else sends."""
-        with self.sending:
+    def send(self, *parts, until=None):
+        """Sends parts as one, whoever else sends.
+
+        until is when time is up, by time.monotonic(): TimeoutError. Whatever ends it in
+        the middle, which may be a KeyboardInterrupt, ends the connection, too.
+        """
+        if not self.sending.acquire(timeout=-1 if until is None else max(until - time.monotonic(), 0)):
+            raise TimeoutError
+        sent, begun = 0, False
+        try:
             if sum(map(len, parts)) <= 65536:  # one system call
                 parts = (b"".join(parts),)
             for p in parts:
-                self.sock.sendall(p)
+                view = memoryview(p)
+                while view:
+                    begun = True
+                    try:
+                        n = self.sock.send(view, _AT_ONCE)
+                        sent, view = sent + n, view[n:]
+                    except BlockingIOError:
+                        begun = sent > 0
+                        if not wait_for(self.sock, selectors.EVENT_WRITE, None if until is None else max(until - time.monotonic(), 0)):
+                            raise TimeoutError from None
+        except BaseException:
+            if begun:
+                self.end()
+            raise
+        finally:
+            self.sending.release()
 
-    def send_frame(self, kind, head, data=()):
+    def send_frame(self, kind, head, data=(), until=None):
         """Sends a frame of a head and the bytes of tensors."""
         head = cbor.encode(head) if not isinstance(head, bytes) else head
         n = 4 + len(head) + sum(len(d) for d in data)
-        self.send(struct.pack("<QI", kind << 56 | n, len(head)) + head, *data)
+        self.send(struct.pack("<QI", kind << 56 | n, len(head)) + head, *data, until=until)
 
     def read_frame(self, limit, tensor_kind):
         """Returns the kind, the items of the head and the bytes of the next frame."""
@@ -116,11 +148,15 @@ class Connection:
             raise RPCError("protocol", "a head that is no array", peer=self.peer)
         return head
 
-    def close(self):
+    def end(self):
+        """Ends the connection for all who use it."""
         try:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
+
+    def close(self):
+        self.end()
         self.sock.close()
 
 

@@ -10,7 +10,7 @@ import datetime
 import hashlib
 import hmac
 import os
-import select
+import selectors
 import threading
 
 try:
@@ -27,6 +27,7 @@ try:
 except ImportError as e:
     raise ImportError("tls=True wants the packages pyOpenSSL, of 24.3 or later, and cryptography: pip install 'cohort-client[tls]'") from e
 
+from .connection import wait_for
 from .errors import RPCError
 
 _NAME = "member.cohort"
@@ -117,14 +118,14 @@ class _Socket:
                 with self.lock:
                     return step(*arguments)
             except SSL.WantReadError:
-                ready = select.select([self.sock], [], [], self.timeout)
+                event = selectors.EVENT_READ
             except SSL.WantWriteError:
-                ready = select.select([], [self.sock], [], self.timeout)
+                event = selectors.EVENT_WRITE
             except (SSL.ZeroReturnError, SSL.SysCallError):
                 raise EOFError from None
             except SSL.Error as e:
                 raise OSError("TLS: %s" % e) from None
-            if ready == ([], [], []):
+            if not wait_for(self.sock, event, self.timeout):
                 raise OSError("nothing came for %g s" % self.timeout)
 
     def recv(self, n):
@@ -133,10 +134,18 @@ class _Socket:
     def recv_into(self, view):
         return self.run(self.session.recv_into, view)
 
-    def sendall(self, data):
-        view = memoryview(data)
-        while view:
-            view = view[self.run(self.session.send, view[:1 << 20]):]
+    def send(self, data, _flags=0):
+        """Sends some of data, or says that there is no room at once."""
+        try:
+            with self.lock:
+                return self.session.send(data[:1 << 20])
+        except (SSL.WantWriteError, SSL.WantReadError):
+            raise BlockingIOError from None
+        except (SSL.ZeroReturnError, SSL.SysCallError, SSL.Error) as e:
+            raise OSError("TLS: %s" % e) from None
+
+    def fileno(self):
+        return self.sock.fileno()
 
     def shutdown(self, how):
         self.sock.shutdown(how)

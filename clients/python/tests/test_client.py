@@ -4,10 +4,13 @@
 import array
 import datetime
 import random
+import signal
 import socket
 import struct
 import threading
+import time
 import unittest
+import unittest.mock
 
 import numpy as np
 
@@ -144,6 +147,69 @@ class Agents(unittest.TestCase):
         with self.assertRaisesRegex(cohort.RPCError, "connection lost"):
             agent.call("m")
         agent.close()
+
+    def deaf(self):
+        """Returns an agent that takes nothing."""
+        ours, theirs = socket.socketpair()
+        self.addCleanup(theirs.close)
+        agent = cohort.client.Agent(connection.Connection(ours, "peer"), "deaf", 0, 1 << 30, 60, "numpy", 1 << 20)
+        self.addCleanup(agent.close)
+        return agent
+
+    @unittest.mock.patch("cohort.client._STALL", 0.2)
+    def test_an_agent_that_takes_nothing(self):
+        agent, began = self.deaf(), time.monotonic()
+        with self.assertRaisesRegex(cohort.RPCError, "timeout: .*took no data"):
+            agent.call("m", np.zeros(1 << 22), timeout=0.2)
+        with self.assertRaisesRegex(cohort.RPCError, "connection lost"):  # the frame was half written
+            agent.call("m")
+        for size in 1, 10000:
+            agent = self.deaf()
+            with self.assertRaisesRegex(cohort.RPCError, "timeout: .*took no data"):
+                while True:  # until there is no room for the next
+                    agent.call_async("m", bytes(size), timeout=0.2)
+            agent = self.deaf()
+            s = agent.stream("s")
+            with self.assertRaisesRegex(cohort.RPCError, "timeout: .*took no"):
+                while True:
+                    s.send(bytes(size), timeout=0.2)
+            s.close()
+        self.assertLess(time.monotonic() - began, 30)
+
+    def test_close_while_a_stream_sends(self):
+        agent = self.deaf()
+        s, heard = agent.stream("s"), []
+
+        def send():
+            try:
+                s.send(np.zeros(1 << 22))
+            except cohort.RPCError as e:
+                heard.append(e.kind)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        while not agent._conn.sending.locked():
+            time.sleep(0.001)
+        agent.close()
+        sender.join(20)
+        self.assertIn(heard, [["closed"], ["connection lost"]])
+
+    @unittest.skipUnless(hasattr(signal, "setitimer"), "wants a timer that interrupts")
+    def test_interrupted(self):
+        class Interrupt(BaseException):
+            pass
+
+        def interrupt(*_):
+            raise Interrupt
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        self.addCleanup(signal.signal, signal.SIGALRM, before)
+        agent = self.deaf()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with self.assertRaises(Interrupt):
+            agent.call("m", np.zeros(1 << 22))
+        with self.assertRaisesRegex(cohort.RPCError, "connection lost"):  # not half a frame, and the next one behind it
+            agent.call("m")
 
 
 if __name__ == "__main__":
