@@ -4,15 +4,12 @@ package dist
 
 import (
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -32,27 +29,6 @@ func WithLocalSynchronization() Option {
 		o.local = true
 		return nil
 	}
-}
-
-// nextName returns the name of the next group as PyTorch gives it: the number of
-// groups that this process has named before, on every rank, or for groups that
-// their members alone know, what their ranks and that number make. The number
-// counts groups of which this rank is no member too, for all ranks call
-// new_group.
-func (j *glooJob) nextName(ranks []int, hashed bool) string {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	name := strconv.Itoa(j.count)
-	if hashed {
-		var text strings.Builder
-		for _, r := range ranks {
-			fmt.Fprintf(&text, "%d_", r)
-		}
-		sum := sha1.Sum([]byte(text.String() + name))
-		name = hex.EncodeToString(sum[:])
-	}
-	j.count++
-	return name
 }
 
 // newGroup is [Group.NewGroup] where the job has PyTorch ranks.
@@ -87,7 +63,10 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 	case <-ctx.Done():
 		return nil, collective.Ending(ctx)
 	}
-	name := j.nextName(ranks, o.local)
+	name, err := j.nextName(ctx, g, ranks, o.local)
+	if err != nil {
+		return nil, err
+	}
 	var sub *Group
 	keys, numRanks := j.keys, j.worldSize
 	if j.pytorch != pytorch1_13 {
@@ -105,12 +84,14 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 			return nil, err
 		}
 		sub.job, sub.store = j, j.groupKeys(name)
+		j.enter(sub, name)
 		if sub.size > 1 {
 			err = j.open(ctx, sub, name)
 		}
 		if err != nil {
 			sub.log.Close()
 			g.forget(sub)
+			j.leave(name)
 			return nil, within("", sub.name, err)
 		}
 	}
@@ -121,6 +102,23 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 		return nil, err
 	}
 	return sub, nil
+}
+
+// enter notes that this rank is in a group, until that is closed.
+func (j *glooJob) enter(g *Group, name string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.names.enter(name)
+	g.onClose = func(bool) error {
+		j.leave(name)
+		return nil
+	}
+}
+
+func (j *glooJob) leave(name string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	delete(j.names.own, name)
 }
 
 // checkRanks returns what is wrong with ranks that are to be a group's.

@@ -3,7 +3,6 @@
 package dist
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -12,7 +11,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -33,6 +31,8 @@ import (
 type glooJob struct {
 	options // pytorch is what was found out
 	glooPlace
+	guess     string // of which releases the store is, if pytorch is the earliest of them
+	apart     bool   // the launcher's store has a part for each start of the ranks
 	hostname  string // this machine's name
 	agent     *agentWatch
 	box       *blackBox
@@ -44,7 +44,7 @@ type glooJob struct {
 	addrs     []netip.Addr         // where this rank listens, once it is known
 
 	mu     sync.Mutex
-	count  int // groups that this rank has named, as PyTorch's own counter has it
+	names  groupNames
 	goes   *goMembers
 	making chan struct{} // of one token: groups are made one after the other
 }
@@ -136,7 +136,9 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 	}
 	g.setLocal()
 	g.openLog()
-	name := j.nextName(nil, false)
+	const name = "0" // PyTorch's of the group of all ranks
+	j.names.count(false)
+	j.names.enter(name)
 	if g.store = j.keys; j.pytorch != pytorch1_13 {
 		g.store = j.groupKeys(name)
 	}
@@ -194,81 +196,6 @@ func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
 		return nil, err
 	}
 	return j.client, nil
-}
-
-// findPyTorch finds out which PyTorch the other ranks run, unless it was said.
-func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
-	said := j.options.pytorch
-	found := cmp.Or(said, pytorch2)
-	var err error
-	switch {
-	case j.server != nil:
-		if err := j.server.Join(ctx, j.worldSize); err != nil {
-			return err
-		}
-		if slices.Contains(j.server.Generations(), store.PyTorch1) { // the others may be Go ranks
-			found = pytorch1_13
-		}
-	case j.client == nil:
-		if said == pytorchAny {
-			if found, err = j.seePyTorch(ctx, base); err != nil {
-				return err
-			}
-		}
-	case j.client.Generation() == store.PyTorch1:
-		found = pytorch1_13
-	default:
-		found = pytorch2
-		hosted, err := isSet(ctx, base, store.PyTorchHosted)
-		if err != nil {
-			return err
-		}
-		if !hosted { // PyTorch serves it, and speaks for all
-			break
-		}
-		if err := awaitJoined(ctx, base, j.worldSize); err != nil {
-			return err
-		}
-		if old, err := isSet(ctx, base, store.PyTorchSpoken1); err != nil {
-			return err
-		} else if old {
-			found = pytorch1_13
-		}
-	}
-	if said != pytorchAny && said != found {
-		return fmt.Errorf("WithPyTorch says %v, and the ranks that have come run %v", said, found)
-	}
-	j.pytorch = found
-	return nil
-}
-
-// seePyTorch finds out by what the others put into a store that says nothing of its
-// clients, or that no other than Go ranks have come.
-func (j *glooJob) seePyTorch(ctx context.Context, base store.Store) (pytorch, error) {
-	keys := j.prefixed(base)
-	come, err := keys.Add(ctx, "cohort/ranks", 1)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for err == nil {
-		for _, p := range []pytorch{pytorch1_13, pytorch2} {
-			for r := range j.worldSize {
-				// What Go ranks put there they do when they know: it is right too.
-				if set, err := isSet(ctx, keys, p.firstKey(r)); set || err != nil {
-					return p, err
-				}
-			}
-		}
-		if come >= int64(j.worldSize) {
-			return pytorch2, nil
-		}
-		select {
-		case <-ctx.Done():
-			return pytorchAny, fmt.Errorf("no other rank has come: %w", collective.Ending(ctx))
-		case <-tick.C:
-		}
-		come, err = keys.Add(ctx, "cohort/ranks", 0)
-	}
-	return pytorchAny, err
 }
 
 // isSet reports whether a key has a value.
@@ -377,8 +304,8 @@ func (j *glooJob) prefixed(base store.Store) store.Store {
 	if j.options.store != nil {
 		return base // as PyTorch's store= argument
 	}
-	if j.glooPlace.agent && j.pytorch == pytorch1_13 {
-		base = store.Prefix(base, "/worker/attempt_"+envvar.RestartCount.Get("0"))
+	if j.apart {
+		base = store.Prefix(base, attemptKeys())
 	}
 	return store.Prefix(base, "default_pg")
 }
@@ -524,7 +451,7 @@ func glooTLS() (*tls.Config, error) {
 func (j *glooJob) met(ctx context.Context, g *Group, name string, keys store.Store, numRanks int) error {
 	if j.pytorch == pytorch1_13 {
 		j.mu.Lock()
-		count := j.count
+		count := j.names.counted
 		j.mu.Unlock()
 		if err := storeBarrier(ctx, j.keys, strconv.Itoa(count), j.worldSize, false); err != nil {
 			return err

@@ -4,56 +4,9 @@ package dist
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
-
-// pytorch is which PyTorch a job's other ranks run, as far as that matters.
-type pytorch int
-
-const (
-	pytorchAny  pytorch = iota // not said: it is found out
-	pytorch1_13                // 1.13
-	pytorch2                   // 2.2 and later
-)
-
-func (p pytorch) String() string {
-	switch p {
-	case pytorch1_13:
-		return "PyTorch 1.13"
-	case pytorch2:
-		return "PyTorch 2"
-	}
-	return "PyTorch"
-}
-
-// parsePyTorch reads a version as PyTorch prints it.
-func parsePyTorch(version string) (pytorch, error) {
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	minor = strings.TrimRight(minor, "abcdefghijklmnopqrstuvwxyz+")
-	if n, err := strconv.Atoi(minor); major == "1" && err == nil && n == 13 {
-		return pytorch1_13, nil
-	} else if major == "2" && (rest == "" || err == nil && n >= 2) {
-		return pytorch2, nil
-	}
-	return pytorchAny, fmt.Errorf("no PyTorch %q: there are \"1.13\", and \"2.2\" and later", version)
-}
-
-// WithPyTorch says which PyTorch the other ranks of a job with the backend
-// "gloo" run, as torch.__version__ says it: "1.13.1", "2.6.0". It is seldom
-// needed: who connects to a store finds out, a rank 0 that serves one waits
-// to hear what the others speak, and in other stores is seen what they put there.
-func WithPyTorch(version string) Option {
-	return func(o *options) (err error) {
-		if o.pytorch, err = parsePyTorch(version); err != nil {
-			return fmt.Errorf("WithPyTorch: %w", err)
-		}
-		return o.onlyInit("WithPyTorch")
-	}
-}
 
 // PyTorchError says that a group with PyTorch members was asked for something
 // that the Gloo of their PyTorch does not have, so that no PyTorch rank could
@@ -62,7 +15,7 @@ type PyTorchError struct {
 	Group   string // the group's name
 	Rank    int    // this rank's number in it
 	Op      string // what was called, "reduce_scatter"
-	PyTorch string // whose limit it is, "PyTorch 1.13"
+	PyTorch string // whose limit it is, "PyTorch 1.13", and what that was taken from if it is a guess
 	Reason  string // what it does not have
 }
 
@@ -98,8 +51,10 @@ func (p pytorch) refuses(c *collective.Call) string {
 	switch kind := c.Reduce.Kind(); {
 	case kind == PremulSum(1).Kind():
 		return "has no sum with factors"
+	case c.Op == collective.OpReduceScatter && kind != Sum && p < scattersAnyhow:
+		return fmt.Sprintf("computes the sum in a reduce-scatter, and no %v", c.Reduce)
 	case kind != Avg:
-	case p == pytorch1_13:
+	case p < averages:
 		return "has no average"
 	case !isFloat(c.DType):
 		return fmt.Sprintf("has no average of %v", c.DType)
@@ -128,5 +83,9 @@ func (j *glooJob) admits(g *Group, c *collective.Call) error {
 }
 
 func (j *glooJob) unsupported(g *Group, op, reason string) *PyTorchError {
-	return &PyTorchError{Group: g.name, Rank: g.rank, Op: op, PyTorch: j.pytorch.String(), Reason: reason}
+	version := j.pytorch.String()
+	if j.guess != "" {
+		version += " (its store is that of " + j.guess + ": dist.WithPyTorch says which it is)"
+	}
+	return &PyTorchError{Group: g.name, Rank: g.rank, Op: op, PyTorch: version, Reason: reason}
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,15 +24,16 @@ var (
 	pytorchSequences = flag.Uint64("pytorch.sequences", 2, "how many random sequences to play with PyTorch")
 )
 
-// alike are the operations that PyTorch ranks play too, by whether 1.13 has them.
+// alike are the operations that PyTorch ranks play too, by the version that has them first.
 var alike = []struct {
-	name   string
-	in1_13 bool
+	name  string
+	since pytorch
 }{
-	{"barrier", true}, {"monitored_barrier", true}, {"all_reduce", true}, {"all_reduce_coalesced", true}, {"reduce", true},
-	{"reduce_scatter", false}, {"reduce_scatter_list", false}, {"broadcast", true}, {"broadcast_coalesced", true},
-	{"all_gather", true}, {"all_gather_list", true}, {"all_gather_coalesced", true}, {"gather", true}, {"scatter", true},
-	{"all_to_all", true}, {"all_to_all_single", true}, {"send", true}, {"recv_any", true}, {"batch", true},
+	{"barrier", pytorch1_13}, {"monitored_barrier", pytorch1_13}, {"all_reduce", pytorch1_13}, {"all_reduce_coalesced", pytorch1_13},
+	{"reduce", pytorch1_13}, {"reduce_scatter", pytorch2_2}, {"reduce_scatter_list", 208}, {"broadcast", pytorch1_13},
+	{"broadcast_coalesced", pytorch1_13}, {"all_gather", pytorch1_13}, {"all_gather_list", pytorch1_13}, {"all_gather_coalesced", pytorch1_13},
+	{"gather", pytorch1_13}, {"scatter", pytorch1_13}, {"all_to_all", pytorch1_13}, {"all_to_all_single", pytorch1_13},
+	{"send", pytorch1_13}, {"recv_any", pytorch1_13}, {"batch", pytorch1_13},
 }
 
 func operationNamed(name string) operation {
@@ -41,14 +43,11 @@ func operationNamed(name string) operation {
 
 // canPlay reports whether a PyTorch rank can take part in a run.
 func (p *python) canPlay(c one) bool {
-	kind := pytorch2
-	if p.old() {
-		kind = pytorch1_13
-	}
+	kind := p.kind()
 	for _, a := range alike {
 		if a.name == c.op.name {
 			messages := slices.Contains([]string{"send", "recv_any", "batch"}, a.name)
-			if p.old() && (!a.in1_13 || !messages && (c.dtype == tensor.BFloat16 || c.dtype == tensor.Bool)) {
+			if kind < a.since || p.old() && !messages && (c.dtype == tensor.BFloat16 || c.dtype == tensor.Bool) {
 				return false
 			}
 			if c.parts != "even" && c.op.uneven && !slices.Contains([]string{"all_to_all", "all_to_all_single", "reduce_scatter_list"}, a.name) {
@@ -57,9 +56,12 @@ func (p *python) canPlay(c one) bool {
 			if !c.op.reduces {
 				return true
 			}
+			if strings.HasPrefix(a.name, "reduce_scatter") && c.reduce != Sum && kind < 209 {
+				return false
+			}
 			switch c.reduce {
 			case Avg:
-				return kind != pytorch1_13 && isFloat(dtypeOf[c.dtype])
+				return kind >= 208 && isFloat(dtypeOf[c.dtype])
 			case BAnd, BOr, BXor:
 				return !isFloat(dtypeOf[c.dtype])
 			case Sum, Product, Min, Max:

@@ -44,6 +44,12 @@ type pyRank struct {
 // old reports whether it is PyTorch 1.13.
 func (p *python) old() bool { return strings.HasPrefix(p.version, "1.") }
 
+// kind is its version.
+func (p *python) kind() pytorch {
+	kind, _ := parsePyTorch(p.version)
+	return kind
+}
+
 func (p *python) String() string { return "PyTorch " + p.version }
 
 // findPythons looks once for interpreters with PyTorch: python3, Debian's, and

@@ -12,8 +12,13 @@ import (
 // reduceScatterList has a reduce-scatter of a list done as PyTorch's Gloo does it:
 // one all-reduce for each tensor of the list, of which each rank keeps its own. That
 // of one tensor is a single all-reduce, and the two must not be taken for each other.
+// Earlier ones do not do it at all.
 func (j *glooJob) reduceScatterList(r *request) {
 	if j == nil || r.err != nil || r.g.backend == nil {
+		return
+	}
+	if j.pytorch < scattersLists {
+		r.err = j.unsupported(r.g, r.call.Op.String(), "has no reduce-scatter of a list")
 		return
 	}
 	g, ctx := r.g, r.ctx

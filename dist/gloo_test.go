@@ -67,7 +67,7 @@ func TestGlooPlace(t *testing.T) {
 func TestPyTorchVersions(t *testing.T) {
 	for version, want := range map[string]pytorch{
 		"1.13": pytorch1_13, "1.13.1": pytorch1_13, "1.13.0a0": pytorch1_13, "1.13.1+cpu": pytorch1_13,
-		"2": pytorch2, "2.2": pytorch2, "2.15.0+cu132": pytorch2,
+		"2": pytorch2, "2.2": pytorch2_2, "2.6.0a0+git123": 206, "2.15.0+cu132": 215,
 		"": pytorchAny, "1.12": pytorchAny, "2.1": pytorchAny, "2.0.1": pytorchAny, "3.0": pytorchAny, "1.130": pytorchAny, "two": pytorchAny,
 	} {
 		got, err := parsePyTorch(version)
@@ -77,20 +77,33 @@ func TestPyTorchVersions(t *testing.T) {
 	}
 }
 
-// TestPyTorchNames compares names of groups with those that PyTorch has given: of
-// hashed ones sha1("0_2_3"), which is of ranks 0 and 2 as the fourth group.
+// TestPyTorchNames compares names of groups with those that PyTorch's releases have
+// given: 2.5.1, 2.6.0, 2.13.0 and 2.14.1. Of a group of ranks that all make, of the same
+// ranks twice as one that its members make, of another that all make, and of one that its
+// members make after that of the first has been closed.
 func TestPyTorchNames(t *testing.T) {
-	j := &glooJob{}
-	for i, want := range []string{"0", "1", "2"} {
-		if got := j.nextName(nil, false); got != want {
-			t.Errorf("name %d is %q, want %q", i, got, want)
+	for _, tc := range []struct {
+		release pytorch
+		names   []string
+	}{
+		{205, []string{"0", "1", "e141ae2001c03c612892ea28caa026adcef1316b", "97883798be683597edaeda0ff7aad1e848511543", "2", "876fff33fefe4c99deb4ff8f5a8b197796b3e590"}},
+		{206, []string{"0", "1", "1f107ed8277a8e00dc73bc450ff91a53f7b86416", "945843e1e47897cf38048c0589fbca87660b0866", "2", "314d52afdfcd20751b15898d4bddc3e3d96d0ef2"}},
+		{213, []string{"0", "1", "1f107ed8277a8e00dc73bc450ff91a53f7b86416", "945843e1e47897cf38048c0589fbca87660b0866", "2", "314d52afdfcd20751b15898d4bddc3e3d96d0ef2"}},
+		{214, []string{"0", "1", "1f107ed8277a8e00dc73bc450ff91a53f7b86416", "945843e1e47897cf38048c0589fbca87660b0866", "4", "0e50f7fe2f82f8b5f8eeca5cc60f8e1c8c6f850b"}},
+	} {
+		n := groupNames{may: namings(tc.release, tc.release)}
+		for i, want := range tc.names {
+			hashed := i == 2 || i == 3 || i == 5
+			got := n.candidates([]int{0, 2}, hashed)
+			n.count(hashed)
+			if len(got) != 1 || got[0] != want {
+				t.Errorf("%v: name %d is %q, want %q", tc.release, i, got, want)
+			}
+			n.enter(got[0])
+			if i == 4 {
+				delete(n.own, tc.names[1])
+			}
 		}
-	}
-	if got, want := j.nextName([]int{0, 2}, true), "945843e1e47897cf38048c0589fbca87660b0866"; got != want {
-		t.Errorf("a hashed name is %q, want %q", got, want)
-	}
-	if got := j.nextName(nil, false); got != "4" {
-		t.Errorf("the name after a hashed one is %q, want 4", got)
 	}
 }
 
@@ -112,34 +125,33 @@ func TestPyTorchKeys(t *testing.T) {
 	}
 }
 
-// TestPyTorchRefusals is what Gloo was found not to have, by PyTorch's version.
+// TestPyTorchRefusals is from which version on Gloo was found to have what.
 func TestPyTorchRefusals(t *testing.T) {
-	ok, no := true, false
+	const always, never pytorch = pytorch1_13, 1000
+	all := []pytorch{pytorch1_13, pytorch2_2, 206, 207, 208, 209, 215, pytorch2}
 	for _, tc := range []struct {
-		call         collective.Call
-		in1_13, in_2 bool
+		call  collective.Call
+		since pytorch
 	}{
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32}, ok, ok},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Reduce: Avg}, no, ok},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Int64, Reduce: Avg}, no, no},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Int64, Reduce: BXor}, ok, ok},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Reduce: PremulSum(2)}, no, no},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.BFloat16}, no, ok},
-		{collective.Call{Op: collective.OpBroadcast, DType: collective.Bool}, no, ok},
-		{collective.Call{Op: collective.OpSend, DType: collective.Bool}, ok, ok},
-		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32}, no, ok},
-		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32}, no, ok},
-		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Count: 1}, ok, ok},
-		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Parts: []int{1, 2}}, no, no},
-		{collective.Call{Op: collective.OpAllToAll, DType: collective.Float32, Parts: []int{1, 2}}, ok, ok},
-		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Parts: []int{1, 2}}, no, ok},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32}, always},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Reduce: Avg}, 208},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Int64, Reduce: Avg}, never},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Int64, Reduce: BXor}, always},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Reduce: PremulSum(2)}, never},
+		{collective.Call{Op: collective.OpAllReduce, DType: collective.BFloat16}, pytorch2_2},
+		{collective.Call{Op: collective.OpBroadcast, DType: collective.Bool}, pytorch2_2},
+		{collective.Call{Op: collective.OpSend, DType: collective.Bool}, always},
+		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32}, pytorch2_2},
+		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Reduce: Max}, 209},
+		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Reduce: Avg}, 209},
+		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32}, pytorch2_2},
+		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Count: 1}, always},
+		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Parts: []int{1, 2}}, never},
+		{collective.Call{Op: collective.OpAllToAll, DType: collective.Float32, Parts: []int{1, 2}}, always},
 	} {
-		for _, v := range []struct {
-			pytorch
-			want bool
-		}{{pytorch1_13, tc.in1_13}, {pytorch2, tc.in_2}} {
-			if reason := v.refuses(&tc.call); (reason == "") != v.want {
-				t.Errorf("%v of %v: refused for %q, want %v", tc.call, v.pytorch, reason, v.want)
+		for _, v := range all {
+			if reason := v.refuses(&tc.call); (reason == "") != (v >= tc.since) {
+				t.Errorf("%v beside %v: refused for %q, and it is there since %v", tc.call, v, reason, tc.since)
 			}
 		}
 	}

@@ -5,6 +5,7 @@ package store
 import (
 	"bytes"
 	"math"
+	"slices"
 	"strconv"
 )
 
@@ -27,8 +28,12 @@ const (
 	opPyTorchBarrier
 )
 
-// uncounted are the keys that no user of the store has set.
-var uncounted = []string{PyTorchHosted, PyTorchSpoken1, PyTorchMet, PyTorchMixed, pyTorchRaw + joinKey, refKey, cleanupKey}
+// unlisted are the keys by which a server tells of itself, uncounted those that no user of
+// the store has set.
+var (
+	unlisted  = []string{PyTorchHosted, PyTorchSpoken1, PyTorchSpoken2, PyTorchMet, PyTorchMixed}
+	uncounted = append([]string{pyTorchRaw + joinKey, refKey, cleanupKey}, unlisted...)
+)
 
 // pyTorch names one of these, and nothing else.
 func (o opcode) pyTorch() string {
@@ -124,7 +129,7 @@ func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
 		r := reply{status: statusOK, values: make([][]byte, 0, len(m.values))}
 		total := 0
 		for k := range m.values {
-			if k == PyTorchHosted || k == PyTorchSpoken1 || k == PyTorchMet || k == PyTorchMixed {
+			if slices.Contains(unlisted, k) {
 				continue
 			}
 			if total += len(k); total > MaxValue {

@@ -178,7 +178,7 @@ func (p *pyTorchConn) one() error {
 	}
 	if !p.known { // other bytes than a client's say nothing of what the job's ranks are
 		p.known = true
-		p.srv.heard(p.reader.gen)
+		p.srv.heard(p.reader.gen, v == verbPing)
 	}
 	return p.do(&q)
 }

@@ -31,12 +31,14 @@ type PyTorchServerConfig struct {
 }
 
 // A [PyTorchServer] tells its clients of itself by keys, which are neither counted nor
-// listed. The value of the first two is "1". A launcher that serves the store adds the last.
+// listed. The value of the first three is "1". A launcher that serves the store adds the last.
 const (
 	// PyTorchHosted is there from the start: a Cohort program serves the store.
 	PyTorchHosted = "cohort/host"
 	// PyTorchSpoken1 is there once a client of the generation [PyTorch1] has come.
 	PyTorchSpoken1 = "cohort/spoken/1.13"
+	// PyTorchSpoken2 is there once a client of PyTorch 2.2 to 2.4 has come, which begin without a ping.
+	PyTorchSpoken2 = "cohort/spoken/2.2"
 	// PyTorchMet is there once all processes have joined; its value is "1.13" where clients
 	// of [PyTorch1] are among them, else "2".
 	PyTorchMet = "cohort/pytorch"
@@ -63,6 +65,7 @@ type PyTorchServer struct {
 	closed  bool
 	empty   chan struct{} // closed when there is no connection; or nil
 	spoken  []PyTorchGeneration
+	plain   bool          // PyTorchSpoken2 is told
 	first   chan struct{} // closed when the first client has shown its generation
 	running sync.WaitGroup
 	telling telling
@@ -292,11 +295,17 @@ func (s *PyTorchServer) leave(c net.Conn) {
 	s.running.Done()
 }
 
-// heard notes that a client speaks a generation, before its first request counts.
-func (s *PyTorchServer) heard(g PyTorchGeneration) {
+// heard notes that a client speaks a generation, before its first request counts, which
+// has a ping in it from 2.5 on.
+func (s *PyTorchServer) heard(g PyTorchGeneration, pings bool) {
 	s.mu.Lock()
 	known := slices.Contains(s.spoken, g)
+	plain := g == PyTorch2 && !pings && !s.plain
+	s.plain = s.plain || plain
 	s.mu.Unlock()
+	if plain {
+		s.tell(PyTorchSpoken2)
+	}
 	if known {
 		return
 	}

@@ -15,6 +15,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+VERSION = tuple(int(n) for n in torch.__version__.split(".")[:2])
 DTYPES = {n: getattr(torch, n) for n in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")}
 REDUCTIONS = {"sum": "SUM", "product": "PRODUCT", "min": "MIN", "max": "MAX", "avg": "AVG", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 
@@ -201,7 +202,7 @@ class Step:
 
     def play_all_gather(self):
         x, y = self.mine(0, self.count), self.empty(self.count * self.size)
-        if hasattr(dist, "all_gather_into_tensor") and not torch.__version__.startswith("1."):
+        if VERSION >= (2, 2):
             yield self.call(dist.all_gather_into_tensor, y, x)
         else:
             yield self.call(dist.all_gather, list(y.split(self.count)) if self.count else [self.empty(0) for _ in range(self.size)], x)
@@ -245,7 +246,7 @@ class Step:
         recvs = [self.parcel(r, self.rank) for r in range(self.size)]
         xs = [self.mine(sum(sends[:r]), n) for r, n in enumerate(sends)]
         ys = [self.empty(n) for n in recvs]
-        if torch.__version__.startswith("1.") or self.parts != "even":  # has no lists here
+        if VERSION < (2, 12) or self.parts != "even":  # has no lists here
             y = self.empty(sum(recvs))
             yield self.call(dist.all_to_all_single, y, torch.cat(xs), recvs, sends)
             ys = list(y.split(recvs))

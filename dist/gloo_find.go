@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
+
+// findPyTorch finds out which PyTorch the other ranks run, unless it was said.
+func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
+	said := j.options.pytorch
+	found, earliest, latest := pytorch2, pytorch2_2, pytorch2
+	var err error
+	switch {
+	case j.server != nil:
+		if err := j.server.Join(ctx, j.worldSize); err != nil {
+			return err
+		}
+		if found, latest, err = heardPyTorch(ctx, base); err != nil {
+			return err
+		}
+	case j.client == nil:
+		if found = said; said == pytorchAny {
+			if found, err = j.seePyTorch(ctx, base); err != nil {
+				return err
+			}
+		}
+	case j.client.Generation() == store.PyTorch1:
+		found = pytorch1_13
+	default:
+		hosted, err := isSet(ctx, base, store.PyTorchHosted)
+		if err != nil {
+			return err
+		}
+		if !hosted { // PyTorch serves it, and speaks for all
+			first, last, err := j.client.Releases(ctx)
+			if err != nil {
+				return err
+			}
+			if earliest = pytorch(200 + first); last > 0 {
+				latest = pytorch(200 + last)
+				found = earliest
+			}
+			break
+		}
+		if err := awaitJoined(ctx, base, j.worldSize); err != nil {
+			return err
+		}
+		if found, latest, err = heardPyTorch(ctx, base); err != nil {
+			return err
+		}
+	}
+	if said != pytorchAny && (said == pytorch1_13) != (found == pytorch1_13) {
+		return fmt.Errorf("WithPyTorch says %v, and the ranks that have come run %v", said, found)
+	}
+	switch {
+	case said != pytorchAny && said != pytorch2:
+		found, earliest, latest = said, said, said
+	case found == pytorch1_13:
+		earliest, latest = found, found
+	case said == pytorch2:
+		found = said
+	case latest != pytorch2:
+		j.guess = fmt.Sprintf("2.%d to 2.%d", earliest%100, latest%100)
+	}
+	j.pytorch, j.names.may = found, namings(earliest, latest)
+	return j.findAttempt(ctx, base, earliest, latest)
+}
+
+// heardPyTorch returns the oldest PyTorch that a store of Cohort's has heard, and until
+// which release they speak so. Go ranks speak as the newest does.
+func heardPyTorch(ctx context.Context, base store.Store) (found, latest pytorch, err error) {
+	if old, err := isSet(ctx, base, store.PyTorchSpoken1); old || err != nil {
+		return pytorch1_13, pytorch1_13, err
+	}
+	if old, err := isSet(ctx, base, store.PyTorchSpoken2); old || err != nil {
+		return pytorch2_2, 204, err
+	}
+	return pytorch2, pytorch2, nil
+}
+
+// findAttempt finds out whether the others keep to a part of the launcher's store that is
+// for this start of the ranks, as releases up to 2.5 do.
+func (j *glooJob) findAttempt(ctx context.Context, base store.Store, earliest, latest pytorch) error {
+	const last = pytorch(205)
+	switch {
+	case j.options.store != nil || !j.glooPlace.agent:
+		return nil
+	case earliest > last:
+		return nil
+	case latest <= last:
+		j.apart = true
+		return nil
+	}
+	all, attempt := store.Prefix(base, "default_pg"), store.Prefix(base, attemptKeys()+"/default_pg")
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for delta := int64(1); ; delta = 0 {
+		for r := range j.worldSize {
+			if set, err := isSet(ctx, attempt, pytorch2.firstKey(r)); set || err != nil {
+				j.apart = true
+				return err
+			}
+			if set, err := isSet(ctx, all, pytorch2.firstKey(r)); set || err != nil {
+				return err
+			}
+		}
+		// Where all are Go ranks, none shows where.
+		if come, err := attempt.Add(ctx, "cohort/ranks", delta); err != nil || come >= int64(j.worldSize) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("no other rank has said where it is: %w", collective.Ending(ctx))
+		case <-tick.C:
+		}
+	}
+}
+
+// attemptKeys begins the keys of this start of the ranks in a launcher's store.
+func attemptKeys() string { return "/worker/attempt_" + envvar.RestartCount.Get("0") }
+
+// seePyTorch finds out by what the others put into a store that says nothing of its
+// clients, or that no other than Go ranks have come.
+func (j *glooJob) seePyTorch(ctx context.Context, base store.Store) (pytorch, error) {
+	keys := j.prefixed(base)
+	come, err := keys.Add(ctx, "cohort/ranks", 1)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for err == nil {
+		for _, p := range []pytorch{pytorch1_13, pytorch2} {
+			for r := range j.worldSize {
+				// What Go ranks put there they do when they know: it is right too.
+				if set, err := isSet(ctx, keys, p.firstKey(r)); set || err != nil {
+					return p, err
+				}
+			}
+		}
+		if come >= int64(j.worldSize) {
+			return pytorch2, nil
+		}
+		select {
+		case <-ctx.Done():
+			return pytorchAny, fmt.Errorf("no other rank has come: %w", collective.Ending(ctx))
+		case <-tick.C:
+		}
+		come, err = keys.Add(ctx, "cohort/ranks", 0)
+	}
+	return pytorchAny, err
+}
