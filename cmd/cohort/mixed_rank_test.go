@@ -20,7 +20,7 @@ const glooRank = "test-gloo-rank"
 
 // runGlooRank does what testdata/mixed.py does, in the directory where.
 func runGlooRank(where string) int {
-	return launch.ExitCode(dist.Main(func(ctx context.Context, g *dist.Group) error {
+	err := dist.Main(func(ctx context.Context, g *dist.Group) error {
 		for met := false; ; {
 			stop := float32(0)
 			if _, err := os.Stat(filepath.Join(where, "stop")); err == nil && g.Rank() == 0 {
@@ -28,7 +28,6 @@ func runGlooRank(where string) int {
 			}
 			x := tensor.FromFloat32([]float32{1, stop}, 2)
 			if err := g.AllReduce(ctx, x, dist.Sum); err != nil {
-				fmt.Fprintln(os.Stderr, err)
 				return err
 			}
 			if !met {
@@ -40,5 +39,9 @@ func runGlooRank(where string) int {
 			}
 			time.Sleep(20 * time.Millisecond)
 		}
-	}, dist.WithBackend("gloo"))(context.Background()))
+	}, dist.WithBackend("gloo"))(context.Background())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	return launch.ExitCode(err)
 }
