@@ -32,13 +32,14 @@ func (j *glooJob) findPyTorch(ctx context.Context, base store.Store) error {
 			}
 		}
 	case j.client.Generation() == store.PyTorch1:
-		found = pytorch1_13
+		found, j.alone = pytorch1_13, true
 	default:
 		hosted, err := isSet(ctx, base, store.PyTorchHosted)
 		if err != nil {
 			return err
 		}
 		if !hosted { // PyTorch serves it, and speaks for all
+			j.alone = true
 			first, last, err := j.client.Releases(ctx)
 			if err != nil {
 				return err

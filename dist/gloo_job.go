@@ -40,6 +40,7 @@ type glooJob struct {
 	server    *store.PyTorchServer // rank 0, if it serves the store
 	client    *store.PyTorchClient // the others
 	shared    *store.PyTorchFile   // all of them, where there is one
+	alone     bool                 // PyTorch serves the store: ranks of another one than that cannot join
 	keys      store.Store          // of the default group, before the group's name
 	addrs     []netip.Addr         // where this rank listens, once it is known
 
@@ -107,16 +108,15 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 	j.box = newBlackBox(j.rank, j.worldSize, host, os.Getpid())
 	j.agent.setDump(j.box.answer)
 	j.stopDumps = j.box.dumpOn(j.dumpSignal)
-	heard := j.reportWaiting(ctx, j.notServed)
-	base, err := j.openStore(ctx)
-	heard()
+	var base store.Store
+	err := j.waits(ctx, j.notServed, func() (err error) {
+		base, err = j.openStore(ctx)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	heard = j.reportWaiting(ctx, j.notJoined(base))
-	err = j.findPyTorch(ctx, base)
-	heard()
-	if err != nil {
+	if err := j.waits(ctx, j.notJoined(base), func() error { return j.findPyTorch(ctx, base) }); err != nil {
 		return nil, err
 	}
 	j.keys = j.prefixed(base)
@@ -143,9 +143,7 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		g.store = j.groupKeys(name)
 	}
 	stop := j.watchOthers(ctx, end)
-	heard = j.reportWaiting(ctx, j.notPublished)
-	err = j.open(ctx, g, name)
-	heard()
+	err = j.waits(ctx, j.notPublished, func() error { return j.open(ctx, g, name) })
 	stop()
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ package dist
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -12,18 +13,33 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
-// reportWaiting writes what this rank waits for until stop is called, if that takes long,
-// as [meeting.reportWaiting] does in a job of Cohort's own.
-func (j *glooJob) reportWaiting(ctx context.Context, what func(context.Context) string) (stop func()) {
-	return waitAloud(ctx, os.Stderr, j.rank, what)
+// waits does what waits for other ranks. If that takes long, it is written for whom, as
+// [meeting.reportWaiting] does in a job of Cohort's own; an error that names nobody says so too.
+func (j *glooJob) waits(ctx context.Context, what func(context.Context) string, do func() error) error {
+	missing := ""
+	stop := waitAloud(ctx, os.Stderr, j.rank, func(ctx context.Context) string {
+		text := what(ctx)
+		missing = cmp.Or(text, missing)
+		return text
+	})
+	err := do()
+	stop()
+	if named := (*RankError)(nil); err != nil && missing != "" && !errors.As(err, &named) {
+		return fmt.Errorf("%w; it had been waiting for %s", err, missing)
+	}
+	return err
 }
 
 // meetingPoint names where the ranks meet.
 func (j *glooJob) meetingPoint() string {
+	at := cmp.Or(j.addr, j.file, "the store that Init was given")
 	if j.glooPlace.agent && j.addr != "" {
-		return "the launcher's store at " + j.addr
+		at = "the launcher's store at " + j.addr
 	}
-	return cmp.Or(j.addr, j.file, "the store that Init was given")
+	if j.alone {
+		return fmt.Sprintf("%s, which is %v's and lets no other PyTorch in", at, j.pytorch)
+	}
+	return at
 }
 
 // notServed is what a rank waits for that has not reached the store.
@@ -63,6 +79,9 @@ func (j *glooJob) notPublished(ctx context.Context) string {
 		} else if !set {
 			ranks = append(ranks, r)
 		}
+	}
+	if len(ranks) > 1 && ranks[0] == 0 && j.alone && !j.glooPlace.agent {
+		ranks = ranks[1:] // rank 0 serves the store, and waits for the others itself
 	}
 	if len(ranks) == 0 {
 		return ""

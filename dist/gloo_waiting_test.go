@@ -5,6 +5,7 @@ package dist
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -49,6 +50,18 @@ func TestGlooWaitsAloud(t *testing.T) {
 				t.Fatal(err)
 			}
 			after(j.notJoined(mem), "cohort: rank 0 has been waiting for 1 more rank of 4 (a:1) to join for 5s\n")
+			// PyTorch serves the store, and its rank 0 waits for all to join.
+			served := &glooJob{glooPlace: glooPlace{rank: 1, worldSize: 3, addr: "a:1"}, keys: store.NewMemory(), options: options{pytorch: p}, alone: true}
+			if err := served.keys.Set(t.Context(), p.firstKey(1), []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			after(served.notPublished, fmt.Sprintf("cohort: rank 0 has been waiting for rank 2 of 3 (a:1, which is %v's and lets no other PyTorch in) to join for 5s\n", p))
+			if err := served.waits(t.Context(), served.notPublished, func() error {
+				time.Sleep(6 * time.Second)
+				return store.ErrClosed
+			}); !errors.Is(err, store.ErrClosed) || !strings.Contains(err.Error(), "; it had been waiting for rank 2 of 3 (a:1, ") {
+				t.Errorf("it ends with %v", err)
+			}
 			after(j.notServed, "cohort: rank 0 has been waiting for rank 0 of 4 (a:1) to join for 5s\n")
 			j.glooPlace.agent = true
 			after(j.notServed, "cohort: rank 0 has been waiting for the launcher's store at a:1 for 5s\n")
