@@ -35,6 +35,7 @@ func (a *Agent) builtins() []*served {
 	_ = o.apply([]Option{ // none of which could be wrong
 		ServeAsync(meetMethod, a.meet),
 		Serve(describeMethod, a.describe),
+		Serve(debugMethod, func(context.Context, struct{}) (DebugInfo, error) { return a.Debug(), nil }),
 		Serve(missingMethod, func(context.Context, struct{}) ([]string, error) { return a.onMissing(), nil }),
 	})
 	return append(o.serves, fetching())

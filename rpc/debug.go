@@ -3,13 +3,17 @@
 package rpc
 
 import (
+	"context"
 	_ "embed"
 	"encoding/json"
 	"fmt"
 	"html/template"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // InFlight is a call that is under way.
@@ -57,58 +61,120 @@ func (a *Agent) InFlight() []InFlight {
 	return list
 }
 
-// debugPage is what the debug page shows.
-type debugPage struct {
-	Agent, Addr string
-	Time        time.Time
-	Peers       []debugPeer
-	InFlight    []InFlight
+// DebugInfo is what there is to see of an agent from outside.
+type DebugInfo struct {
+	Agent    string
+	Addr     string // for TCP, empty if it does not listen there
+	Time     time.Time
+	Peers    []DebugPeer
+	InFlight []InFlight // the longest first
+	Unlisted int        // calls in flight that InFlight leaves out
+	// References to values here and elsewhere, see [Agent.References].
+	References References
 	Stats
 }
 
-type debugPeer struct {
+// DebugPeer is a member of the job as an agent sees it.
+type DebugPeer struct {
 	Name      string
 	Rank      int
-	Transport string
+	Transport string // see [Peer.Transport]
+	Addr      string // where it listens, "" if that is not known
+}
+
+// debugMethod asks an agent about itself.
+var debugMethod = NewMethod[struct{}, DebugInfo]("cohort.rpc.debug")
+
+// maxShown bounds the calls in flight that are listed.
+const maxShown = 1000
+
+// Debug returns what [Agent.DebugHandler] shows.
+func (a *Agent) Debug() DebugInfo {
+	info := DebugInfo{Agent: a.String(), Addr: a.Addr(), Time: time.Now(), InFlight: a.InFlight(), References: a.References(), Stats: a.Stats()}
+	info.InFlight = slices.DeleteFunc(info.InFlight, func(c InFlight) bool { return c.Method == debugMethod.name }) // who asks
+	if more := len(info.InFlight) - maxShown; more > 0 {
+		info.InFlight, info.Unlisted = info.InFlight[:maxShown], more
+	}
+	for _, p := range a.Peers() {
+		where := p.where.TCP
+		if where == "" {
+			where = p.where.Unix
+		}
+		info.Peers = append(info.Peers, DebugPeer{p.name, p.rank, p.Transport(), where})
+	}
+	return info
+}
+
+// DebugOf asks the agent at an address, host:port or unix:name, about itself, without
+// being one of its job. token is the job's, "" for that of COHORT_TOKEN. It is what
+// cohort rpc show does.
+func DebugOf(ctx context.Context, addr, token string) (DebugInfo, error) {
+	var opts []Option
+	if token != "" {
+		opts = append(opts, WithToken(token))
+	}
+	a, err := Init(ctx, "visitor-"+newID(), opts...)
+	if err != nil {
+		return DebugInfo{}, err
+	}
+	defer a.Close()
+	p, err := a.visit(ctx, addr)
+	if err != nil {
+		return DebugInfo{}, fmt.Errorf("rpc: debug of %s: %w", addr, err)
+	}
+	return debugMethod.Call(ctx, p, struct{}{})
+}
+
+// visit returns the agent at an address as a peer, of which nothing else is known.
+func (a *Agent) visit(ctx context.Context, addr string) (p *Peer, err error) {
+	a.kind = "auto"
+	if a.encrypt, err = transport.EncryptFromEnv(); err != nil {
+		return nil, err
+	}
+	if err := a.findToken(ctx, &options{}); err != nil {
+		return nil, err
+	}
+	p = &Peer{agent: a, name: addr, rank: -1, where: record{TCP: addr}}
+	if strings.HasPrefix(addr, "unix:") {
+		p.where = record{Unix: addr}
+	}
+	return p, nil
 }
 
 //go:embed debug.html
 var debugText string
 
-var debugTemplate = template.Must(template.New("debug").Funcs(template.FuncMap{
-	"bytes": func(n uint64) string {
-		for _, unit := range []string{"B", "KiB", "MiB", "GiB"} {
-			if n < 10<<10 || unit == "GiB" {
-				return fmt.Sprintf("%d %s", n, unit)
-			}
-			n >>= 10
-		}
-		return ""
-	},
-	"short": func(d time.Duration) string {
-		if d > time.Second {
-			return d.Round(10 * time.Millisecond).String()
-		}
-		return d.Round(time.Microsecond).String()
-	},
-}).Parse(debugText))
+var debugTemplate = template.Must(template.New("debug").Funcs(template.FuncMap{"bytes": sizeText, "short": timeText}).Parse(debugText))
 
-// maxShown bounds the calls in flight on the page.
-const maxShown = 1000
+// sizeText writes a number of bytes.
+func sizeText(n uint64) string {
+	for _, unit := range []string{"B", "KiB", "MiB"} {
+		if n < 10<<10 {
+			return fmt.Sprintf("%d %s", n, unit)
+		}
+		n >>= 10
+	}
+	return fmt.Sprintf("%d GiB", n)
+}
+
+// timeText writes a time with the digits that are worth it.
+func timeText(d time.Duration) string {
+	if d > time.Second {
+		return d.Round(10 * time.Millisecond).String()
+	}
+	return d.Round(time.Microsecond).String()
+}
 
 // DebugHandler returns a page about the agent for people, and with ?format=json for
 // programs: calls in flight, and for each method and peer calls, failures, bytes and
-// latencies. It shows names, no values. Mount it where only those come who may see
+// latencies. It shows names, no values. cohort rpc show has the same without a page
+// ([DebugOf]). Mount it where only those come who may see
 // that:
 //
 //	go http.ListenAndServe("localhost:8080", a.DebugHandler())
 func (a *Agent) DebugHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		page := debugPage{Agent: a.String(), Addr: a.Addr(), Time: time.Now(), InFlight: a.InFlight(), Stats: a.Stats()}
-		page.InFlight = page.InFlight[:min(len(page.InFlight), maxShown)]
-		for _, p := range a.Peers() {
-			page.Peers = append(page.Peers, debugPeer{p.name, p.rank, p.Transport()})
-		}
+		page := a.Debug()
 		// An error is a reader who has gone.
 		if r.FormValue("format") == "json" {
 			w.Header().Set("Content-Type", "application/json")

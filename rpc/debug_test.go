@@ -41,7 +41,7 @@ func TestDebug(t *testing.T) {
 	}
 	w := httptest.NewRecorder()
 	a[0].DebugHandler().ServeHTTP(w, httptest.NewRequest("GET", "/?format=json", nil))
-	var page debugPage
+	var page DebugInfo
 	if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil {
 		t.Fatal(err)
 	}

@@ -180,7 +180,11 @@ func (a *Agent) sayHello(conn *transport.Conn, p *Peer) error {
 	e.Int(int64(a.rank))
 	e.Text(a.me.ID)
 	e.Uint(uint64(a.maxMessage))
-	e.Text(p.name)
+	if p.rank < 0 {
+		e.Text("") // who is there is to be seen
+	} else {
+		e.Text(p.name)
+	}
 	if a.list != 0 {
 		e.Uint(a.list)
 	}

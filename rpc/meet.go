@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -163,6 +164,10 @@ func (a *Agent) setPeers(all []record) {
 	a.self = a.peers[a.rank]
 }
 
+// SocketPrefix is how the names of the sockets begin at which agents on Linux listen for
+// those of their host: what cohort rpc show --pid looks for.
+const SocketPrefix = "unix:@cohort-rpc-"
+
 // listen opens the agent's ports.
 func (a *Agent) listen(ctx context.Context, o *options) (err error) {
 	if a.network != nil {
@@ -188,6 +193,9 @@ func (a *Agent) listen(ctx context.Context, o *options) (err error) {
 			addr = o.listen
 		}
 		if addr != "unix:" || !byHand { // who is given by hand has one address
+			if addr == "unix:" && runtime.GOOS == "linux" {
+				addr = SocketPrefix + newID() + newID()
+			}
 			port, err := a.listenAt(addr)
 			if err != nil {
 				return err

@@ -61,6 +61,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		newTokenCommand(),
 		newTokenizeCommand(),
 		newRecorderCommand(),
+		newRPCCommand(),
 		newVersionCommand(),
 	)
 	return root

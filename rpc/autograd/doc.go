@@ -43,8 +43,8 @@
 //
 //   - A pass, with its tape, belongs to one goroutine. Begin one for each goroutine.
 //     The answer of an asynchronous call comes to the tape where it is waited for, and
-//     what rpc.Then makes of it is computed there, when it is waited for. Streams are not recorded, and refuse tensors
-//     that have a history.
+//     what rpc.Then makes of it is computed there, when it is waited for. Streams are
+//     not recorded, and refuse tensors that have a history.
 //   - A value of one pass is used in another, on the same process, through [Bring].
 //   - Backward wants the answers of all calls to be there. Calls that nobody waited
 //     for hold it up while they run; what comes later has no part in the pass.
