@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,10 +50,11 @@ func writeTable(path string, g table.Generated) error {
 }
 
 var (
-	named     = regexp.MustCompile("(?ms)^```toml\n# (\\S+)\n(.*?)^```$")
-	addressed = regexp.MustCompile(`\b10\.\d+\.\d+\.\d+`)
-	isPython  = regexp.MustCompile(`(?m)^.*\.py\b.*$`)
-	trainsLM  = regexp.MustCompile(`(?m)^cohort train lm(.*)$`)
+	named      = regexp.MustCompile("(?ms)^```toml\n# (\\S+)\n(.*?)^```$")
+	addressed  = regexp.MustCompile(`\b10\.\d+\.\d+\.\d+`)
+	isPython   = regexp.MustCompile(`(?m)^.*\.py\b.*$`)
+	trainsLM   = regexp.MustCompile(`(?m)^cohort train lm(.*)$`)
+	forMinutes = regexp.MustCompile(`--steps \d{4,}`) // time to watch
 )
 
 // TestTutorials does what the pages of docs tell their reader to do: it runs the
@@ -71,7 +73,11 @@ func TestTutorials(t *testing.T) {
 		t.Fatal(err)
 	}
 	bin := t.TempDir()
+	env := append(os.Environ(), "PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"),
+		// What does not have its folder in it is built once for all pages.
+		"GOFLAGS="+os.Getenv("GOFLAGS")+" -trimpath")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "cohort"), ".")
+	build.Env = env
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -81,6 +87,7 @@ func TestTutorials(t *testing.T) {
 	}
 	for _, page := range pages {
 		t.Run(filepath.Base(page), func(t *testing.T) {
+			t.Parallel()
 			text, err := os.ReadFile(page)
 			if err != nil {
 				t.Fatal(err)
@@ -107,10 +114,11 @@ func TestTutorials(t *testing.T) {
 					}
 					return command + " --steps 20"
 				})
+				script = forMinutes.ReplaceAllString(script, "--steps 50")
 				if _, err := exec.LookPath("python3"); err != nil {
 					script = isPython.ReplaceAllString(script, "")
 				}
-				runScript(t, dir, bin, script)
+				runScript(t, dir, env, script)
 			}
 		})
 	}
@@ -137,13 +145,13 @@ func likeTheRepository(t *testing.T, root string) string {
 }
 
 // runScript runs a block of commands; the first that fails ends it.
-func runScript(t *testing.T, dir, bin, script string) {
+func runScript(t *testing.T, dir string, env []string, script string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "sh", "-e", "-x", "-c", script)
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "PATH="+bin+string(filepath.ListSeparator)+os.Getenv("PATH"), "PWD="+dir)
+	cmd.Env = append(slices.Clip(env), "PWD="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = 5 * time.Second
