@@ -398,8 +398,11 @@ func TestManyGroupsLeaveNothing(t *testing.T) {
 // TestOverlappingGroups runs random collectives on random overlapping groups,
 // from one goroutine each. What every rank makes and calls is in one script.
 func TestOverlappingGroups(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := *caseSeed
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-seed %d", seed)
 	onEveryTransport(t, []int{4}, func(ctx context.Context, g *Group) error {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		var wg sync.WaitGroup

@@ -7,11 +7,11 @@ import (
 	"math/rand/v2"
 )
 
-// The tests of the plans of many ranks play some of what there is, other ones each
-// time, and with -all everything. A failure names its -seed.
+// The tests of the plans of many ranks play some of what there is, and with -all
+// everything; other ones with another -seed, which a failure names.
 var (
 	everything = flag.Bool("all", false, "play the plans of all trials, not of a sample")
-	seed       = flag.Uint64("seed", rand.Uint64(), "of the sample of trials whose plans are played")
+	seed       = flag.Uint64("seed", 1, "of the sample of trials whose plans are played")
 )
 
 // sample returns what picks one of so many trials.

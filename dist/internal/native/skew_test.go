@@ -82,9 +82,7 @@ func TestTrackerForgivesOneStep(t *testing.T) {
 
 // TestTrackerIgnoresNoise: ranks that differ at random are not late.
 func TestTrackerIgnoresNoise(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := rand.New(rand.NewPCG(1, 0))
 	times := map[[2]int]time.Duration{}
 	_, tables := playSteps(4, 400, func(rank, step int) time.Duration {
 		d, ok := times[[2]int{rank, step}]
@@ -108,9 +106,7 @@ func TestTrackerIgnoresNoise(t *testing.T) {
 
 // TestTrackerTakesAnything: numbers that no honest rank sends give no nonsense.
 func TestTrackerTakesAnything(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
+	rng := rand.New(rand.NewPCG(1, 0))
 	number := func() uint64 { return rng.Uint64() >> rng.IntN(64) >> 1 }
 	for range 2000 {
 		tr := newTracker(3)
