@@ -3,13 +3,11 @@
 package gloo
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
-	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -28,12 +26,14 @@ func TestSequences(t *testing.T) {
 	ops := []collective.Op{collective.OpBarrier, collective.OpAllReduce, collective.OpReduce, collective.OpBroadcast,
 		collective.OpAllGather, collective.OpGather, collective.OpScatter, collective.OpAllToAll, collective.OpReduceScatter}
 	sizes := []int{1, 3, 70, 1 << 10, 1<<14 + 1, 1 << 15, 1 << 17}
+	steps := 200
+	if testing.Short() {
+		steps = 50
+	}
 	for i := range *numSequences {
 		seed := *sequenceSeed + uint64(i)
 		size := 2 + int(seed%4)
 		t.Run(fmt.Sprintf("seed%d/%d", seed, size), func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
 			g := []Generation{PerPair, PerDevice}[seed/4%2]
 			change := func(cfg *Config) {
 				for range 1 + seed/2%2 { // calls take turns at the connections of these
@@ -43,7 +43,7 @@ func TestSequences(t *testing.T) {
 			together(t, g, size, change, func(b *Backend) error {
 				rng := rand.New(rand.NewPCG(seed, 0)) // the same on all ranks
 				me := b.cfg.Rank
-				for n := range 200 {
+				for n := range steps {
 					op, elems, root := ops[rng.IntN(len(ops))], sizes[rng.IntN(len(sizes))], rng.IntN(size)
 					value := func(rank, to, i int) float32 { return float32(rank*7 + to*3 + (i+n)%1000) }
 					own := func(to int) []byte { return floats(elems, func(i int) float32 { return value(me, to, i) }) }
@@ -100,7 +100,7 @@ func TestSequences(t *testing.T) {
 					if out != nil {
 						dst = dataOf(out, collective.Float32)
 					}
-					if err := b.Collective(ctx, c, src, dst); err != nil {
+					if err := b.Collective(t.Context(), c, src, dst); err != nil {
 						return fmt.Errorf("step %d, %v: %w", n, c, err)
 					}
 					if err := checkFloats(fmt.Sprintf("step %d, %v", n, c), out, want); err != nil {
