@@ -52,8 +52,8 @@ func roleFault(arg string) int {
 				}
 			}
 			limit, cancel := context.WithTimeout(ctx, 10*time.Second)
-			if how == "sleep" {
-				limit, cancel = context.WithTimeout(ctx, 300*time.Millisecond)
+			if how == "sleep" && i == 2 {
+				limit, cancel = context.WithTimeout(ctx, 2*time.Second)
 			}
 			err := g.AllReduce(limit, x, dist.Sum)
 			cancel()

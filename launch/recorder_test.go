@@ -104,7 +104,7 @@ func TestRecorders(t *testing.T) {
 	match(`(?m)^cohort: rank 2 \(pid ` + strconv.Itoa(pids[0]) + `\) does not answer: its process is stopped$`)
 
 	_ = syscall.Kill(pids[0], syscall.SIGKILL)
-	if code, took := a.end(t); code != 1 || took > 10*time.Second {
+	if code, took := a.end(t); code != 1 || took > soon {
 		t.Errorf("exit code %d after %v", code, took)
 	}
 	match(`(?m)^  the ranks' flight recorders say:\n    \| group "world": all_reduce 7 waited for rank 2 of 3`)
@@ -194,23 +194,41 @@ func TestRecordersOfStoppedJob(t *testing.T) {
 func TestInterruptedHang(t *testing.T) {
 	for _, tc := range []struct {
 		worker string
-		wait   time.Duration
+		waits  string // until the ranks are seen to do so
 		want   string
 	}{
-		{"reduce:1", 1200 * time.Millisecond, `(?m)^cohort: before the job is stopped, its ranks are here:\ncohort: group "world": all_reduce 7 waits for rank 1 of 3`},
-		{"reduce:1", 0, ""}, // has not waited for long
-		{"late", 300 * time.Millisecond, `(?m)^cohort: before the job .*\ncohort: ranks 0, 2 of 3 wait in Init for rank 1`},
-		{"wait", 0, ""},
+		{"reduce:1", "all_reduce 7 waits for rank 1 of 3", `(?m)^cohort: before the job is stopped, its ranks are here:\ncohort: group "world": all_reduce 7 waits for rank 1 of 3`},
+		{"reduce:1", "", ""}, // has not waited for long
+		{"late", "ranks 0, 2 of 3 wait in Init for rank 1", `(?m)^cohort: before the job .*\ncohort: ranks 0, 2 of 3 wait in Init for rank 1`},
+		{"wait", "", ""},
 	} {
-		t.Run(tc.worker+" "+tc.wait.String(), func(t *testing.T) {
+		t.Run(tc.worker+" "+tc.waits, func(t *testing.T) {
 			t.Parallel()
-			a := startProcess(t, `agent:{"NumRanks":3,"Grace":300000000}`, "LAUNCH_TEST_WORKER="+tc.worker, "TMPDIR="+t.TempDir(), "COHORT_SILENCE=0")
+			look := lookPatience
+			if tc.waits != "" {
+				look = soon
+			}
+			began := time.Now()
+			a := startProcess(t, fmt.Sprintf(`agent:{"NumRanks":3,"Grace":300000000,"Look":%d}`, look), "LAUNCH_TEST_WORKER="+tc.worker, "TMPDIR="+t.TempDir(), "COHORT_SILENCE=0")
 			a.out.await(t, 3, "ready")
-			time.Sleep(tc.wait) // the ranks are to have waited
+			if tc.waits != "" {
+				eventually(t, func() string {
+					_ = a.Process.Signal(syscall.SIGUSR1)
+					time.Sleep(20 * time.Millisecond)
+					if !strings.Contains(a.errs.String(), tc.waits) {
+						return "not seen yet: " + tc.waits
+					}
+					return ""
+				})
+				time.Sleep(hangs) // they are to have waited for so long
+			}
 			_ = a.Process.Signal(syscall.SIGINT)
 			code, took := a.end(t)
-			if code != 1 || took > 3*time.Second {
+			if code != 1 || took > soon {
 				t.Errorf("exit code %d after %v", code, took)
+			}
+			if tc.worker == "reduce:1" && tc.waits == "" && time.Since(began) > hangs {
+				t.Skip("the machine is so slow that ranks have waited for long before they were stopped")
 			}
 			text := a.errs.String()
 			if before := strings.Contains(text, "before the job is stopped"); before != (tc.want != "") || !regexp.MustCompile(tc.want).MatchString(text) {

@@ -18,9 +18,10 @@ import (
 
 // roleSurvive makes all-reduces; rank 2 sends itself the signal that arg names
 // after the third, and the others go on in a group of their own for longer than
-// FailGrace. With "+fail", rank 1 ends badly after rank 0 has ended well.
+// FailGrace. With "+fail", rank 1 ends badly after rank 0 has ended well; with "+wait"
+// both wait to be ended.
 func roleSurvive(arg string) int {
-	how, fail := strings.CutSuffix(arg, "+fail")
+	how, then, _ := strings.Cut(arg, "+")
 	sig := map[string]syscall.Signal{"kill": syscall.SIGKILL, "stop": syscall.SIGSTOP}[how]
 	code := ExitCode(Spawn(context.Background(), 0, dist.Main(func(ctx context.Context, world *dist.Group) error {
 		x := tensor.Full(1, 1)
@@ -41,6 +42,10 @@ func roleSurvive(arg string) int {
 		if err != nil {
 			return err
 		}
+		if then == "wait" {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}
 		for range 30 {
 			if err := g.Barrier(ctx); err != nil {
 				return err
@@ -50,7 +55,7 @@ func roleSurvive(arg string) int {
 		if g.Rank() == 0 {
 			say("went on without rank %d", lost.Rank)
 		}
-		if fail && g.Rank() == 1 {
+		if then == "fail" && g.Rank() == 1 {
 			time.Sleep(1200 * time.Millisecond) // until rank 0 has ended
 			return errors.New("the disk is full")
 		}
@@ -70,7 +75,7 @@ func TestSurvivors(t *testing.T) {
 		{"kill", `,"Survivors":true`, 0, []string{"ended well without 1 of its 3 ranks: rank 2 was killed by SIGKILL, and the others went on", "all of it: cohort recorder"}},
 		{"stop", `,"Survivors":true`, 0, []string{"ended well without 1 of its 3 ranks", "stopped: rank 2", "had been stopped (SIGSTOP)"}},
 		{"kill+fail", `,"Survivors":true`, 1, []string{"rank 2", "failed: rank", "rank 1", "the disk is full"}},
-		{"kill", "", 1, []string{"failed: rank 2 was killed by SIGKILL"}},
+		{"kill+wait", "", 1, []string{"failed: rank 2 was killed by SIGKILL"}},
 	} {
 		t.Run(tc.arg+tc.config, func(t *testing.T) {
 			t.Parallel()
