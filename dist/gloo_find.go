@@ -134,24 +134,40 @@ func (j *glooJob) seePyTorch(ctx context.Context, base store.Store) (pytorch, er
 	come, err := keys.Add(ctx, "cohort/ranks", 1)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	for err == nil {
-		for _, p := range []pytorch{pytorch1_13, pytorch2} {
-			for r := range j.worldSize {
-				// What Go ranks put there they do when they know: it is right too.
-				if set, err := isSet(ctx, keys, p.firstKey(r)); set || err != nil {
-					return p, err
-				}
-			}
+	for n := come; err == nil; n, err = keys.Add(ctx, "cohort/ranks", 0) {
+		come = n
+		var p pytorch
+		if p, err = j.shown(ctx, keys); err != nil {
+			break
 		}
-		if come >= int64(j.worldSize) {
-			return pytorch2, nil
+		if p == pytorchAny && come >= int64(j.worldSize) {
+			p = pytorch2
+		}
+		if p != pytorchAny {
+			return p, nil
 		}
 		select {
 		case <-ctx.Done():
-			return pytorchAny, fmt.Errorf("no other rank has come: %w", collective.Ending(ctx))
 		case <-tick.C:
 		}
-		come, err = keys.Add(ctx, "cohort/ranks", 0)
+	}
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%d of %d ranks have come to %s: %w", come, j.worldSize, j.meetingPoint(), collective.Ending(ctx))
 	}
 	return pytorchAny, err
+}
+
+// shown says which PyTorch's rank has put something into the store, pytorchAny while none
+// has. What Go ranks put there they do when they know: it is right too.
+func (j *glooJob) shown(ctx context.Context, keys store.Store) (pytorch, error) {
+	for _, p := range []pytorch{pytorch1_13, pytorch2} {
+		for r := range j.worldSize {
+			if set, err := isSet(ctx, keys, p.firstKey(r)); set {
+				return p, nil
+			} else if err != nil {
+				return pytorchAny, err
+			}
+		}
+	}
+	return pytorchAny, nil
 }

@@ -107,3 +107,21 @@ func TestGlooSilence(t *testing.T) {
 		t.Errorf("NewGroup says %v", err)
 	}
 }
+
+// TestGlooLate: who gives up on a store that says nothing of its clients says how many have
+// come, and where, whichever call of it took too long.
+func TestGlooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mem := store.NewMemory()
+		if _, err := mem.Add(t.Context(), "default_pg/cohort/ranks", 1); err != nil { // another Go rank
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		j := &glooJob{glooPlace: glooPlace{rank: 0, worldSize: 4, file: "/tmp/f"}}
+		_, err := j.seePyTorch(ctx, mem)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.HasPrefix(err.Error(), "2 of 4 ranks have come to /tmp/f: ") {
+			t.Errorf("%v", err)
+		}
+	})
+}

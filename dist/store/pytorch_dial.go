@@ -120,7 +120,7 @@ func (l *pyTorchLine) exchange(ctx context.Context, b []byte, n int, patience ti
 		return answer, l.conn.SetDeadline(time.Time{})
 	}
 	if ctx.Err() != nil {
-		return nil, ending.Of(ctx)
+		return nil, fmt.Errorf("it took the connection and has not answered: %w", ending.Of(ctx))
 	}
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
