@@ -5,7 +5,6 @@ package dist
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/store"
@@ -100,8 +99,7 @@ func (j *glooJob) findAttempt(ctx context.Context, base store.Store, earliest, l
 		return nil
 	}
 	all, attempt := store.Prefix(base, "default_pg"), store.Prefix(base, attemptKeys()+"/default_pg")
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
+	var look looks
 	for delta := int64(1); ; delta = 0 {
 		for r := range j.worldSize {
 			if set, err := isSet(ctx, attempt, pytorch2.firstKey(r)); set || err != nil {
@@ -116,10 +114,8 @@ func (j *glooJob) findAttempt(ctx context.Context, base store.Store, earliest, l
 		if come, err := attempt.Add(ctx, "cohort/ranks", delta); err != nil || come >= int64(j.worldSize) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !look.next(ctx) {
 			return fmt.Errorf("no other rank has said where it is: %w", collective.Ending(ctx))
-		case <-tick.C:
 		}
 	}
 }
@@ -132,8 +128,7 @@ func attemptKeys() string { return "/worker/attempt_" + envvar.RestartCount.Get(
 func (j *glooJob) seePyTorch(ctx context.Context, base store.Store) (pytorch, error) {
 	keys := j.prefixed(base)
 	come, err := keys.Add(ctx, "cohort/ranks", 1)
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
+	var look looks
 	for n := come; err == nil; n, err = keys.Add(ctx, "cohort/ranks", 0) {
 		come = n
 		var p pytorch
@@ -146,10 +141,7 @@ func (j *glooJob) seePyTorch(ctx context.Context, base store.Store) (pytorch, er
 		if p != pytorchAny {
 			return p, nil
 		}
-		select {
-		case <-ctx.Done():
-		case <-tick.C:
-		}
+		look.next(ctx) // the store says if the time is up
 	}
 	if ctx.Err() != nil {
 		err = fmt.Errorf("%d of %d ranks have come to %s: %w", come, j.worldSize, j.meetingPoint(), collective.Ending(ctx))

@@ -208,19 +208,7 @@ const joinedKey = "\x00pytorch:init/"
 
 // awaitJoined waits until all ranks have joined the store, and so have spoken.
 func awaitJoined(ctx context.Context, base store.Store, numRanks int) error {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		n, err := base.Add(ctx, joinedKey, 0)
-		if err != nil || n >= int64(numRanks) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d of %d ranks have joined the store: %w", n, numRanks, collective.Ending(ctx))
-		case <-tick.C:
-		}
-	}
+	return awaitCount(ctx, base, joinedKey, 0, numRanks, "joined the store")
 }
 
 // watchOthers ends the forming, on a rank 0 that serves the store, when another rank
@@ -480,19 +468,7 @@ func storeBarrier(ctx context.Context, keys store.Store, name string, numRanks i
 		}
 		return keys.Wait(ctx, key+":last_worker")
 	}
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for n != int64(numRanks) {
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d of %d ranks have come to the barrier in the store: %w", n, numRanks, collective.Ending(ctx))
-		case <-tick.C:
-		}
-		if n, err = keys.Add(ctx, key, 0); err != nil {
-			return err
-		}
-	}
-	return nil
+	return awaitCount(ctx, keys, key, n, numRanks, "come to the barrier in the store")
 }
 
 // close gives back what the job holds. The store is served for as long as
