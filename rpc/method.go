@@ -24,7 +24,8 @@ import (
 // A and R may be structs, slices, arrays, maps, pointers, strings, bools, numbers,
 // times, any, *tensor.Tensor and references, in any combination; struct{} stands
 // for nothing. Exported fields travel under their names (`rpc:"name"` chooses
-// another, `rpc:"-"` leaves one out, `rpc:"name,optional"` lets it be missing).
+// another, `rpc:"-"` leaves one out, `rpc:"name,optional"` lets it be missing); those of
+// an embedded struct do if its type is exported, as fields of a field.
 // Tensors arrive as new, contiguous ones; pointers to the same tensor arrive so.
 type Method[A, R any] struct {
 	methodInfo

@@ -223,6 +223,13 @@ func into[T any](t testing.TB, c *Codec) func([]byte) error {
 	return func(b []byte) error { _, err := decode[T](t, c, b); return err }
 }
 
+// left and right refer to each other.
+type (
+	left   struct{ R *right }
+	right  struct{ L []left }
+	inside struct{ A int }
+)
+
 func TestTypes(t *testing.T) {
 	c := New(nil)
 	type list struct {
@@ -241,6 +248,11 @@ func TestTypes(t *testing.T) {
 			X  any `rpc:"x,optional"`
 		}](), "{At time, x? any}"},
 		{reflect.TypeFor[list](), "{Head int64, Tail ?@cbor.list}"},
+		{reflect.TypeFor[*list](), "?{Head int64, Tail ?@cbor.list}"},
+		{reflect.TypeFor[[2]list](), "[{Head int64, Tail ?@cbor.list};2]"},
+		{reflect.TypeFor[map[bool]struct{ A, B list }](), "map[bool]{A {Head int64, Tail ?@cbor.list}, B @cbor.list}"},
+		{reflect.TypeFor[left](), "{R ?{L [@cbor.left]}}"},
+		{reflect.TypeFor[right](), "{L [{R ?@cbor.right}]}"},
 	} {
 		p, err := c.Plan(tc.t)
 		if err != nil || p.Text != tc.want {
@@ -254,11 +266,37 @@ func TestTypes(t *testing.T) {
 			B int `rpc:"x"`
 		}](), reflect.TypeFor[struct {
 			A int `rpc:"x,often"`
+		}](), reflect.TypeFor[struct {
+			inside
+			B int
+		}](), reflect.TypeFor[struct {
+			*inside
+			B int
 		}](),
 	} {
 		if p, err := c.Plan(bad); err == nil {
 			t.Errorf("%v has the plan %q", bad, p.Text)
 		}
+	}
+	// What was planned before makes no difference: two processes declare their methods
+	// in different orders.
+	kinds := []reflect.Type{reflect.TypeFor[list](), reflect.TypeFor[*list](), reflect.TypeFor[left](), reflect.TypeFor[right](), reflect.TypeFor[*right](), reflect.TypeFor[[]left]()}
+	for first := range kinds {
+		c := New(nil)
+		for i := range kinds {
+			kind := kinds[(first+i)%len(kinds)]
+			got, err := c.Plan(kind)
+			alone, err2 := New(nil).Plan(kind)
+			if err != nil || err2 != nil || got.Text != alone.Text {
+				t.Errorf("%v after others: %q, %v; alone %q, %v", kind, got.Text, err, alone.Text, err2)
+			}
+		}
+	}
+	if _, err := c.Plan(reflect.TypeFor[struct {
+		inside `rpc:"-"`
+		B      int
+	}]()); err != nil {
+		t.Error(err)
 	}
 	loop := &list{}
 	loop.Tail = loop

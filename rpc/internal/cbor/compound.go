@@ -5,6 +5,7 @@ package cbor
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"unsafe"
 )
@@ -14,10 +15,11 @@ func (b *builder) pointer(p *Plan, t reflect.Type) error {
 	if err != nil {
 		return err
 	}
-	if strings.HasPrefix(elem.Text, "?") {
+	if elem.pointer {
 		return fmt.Errorf("type %v: a pointer to a pointer cannot travel: nil and a pointer to nil look alike", t)
 	}
-	p.Text = "?" + elem.Text
+	p.pointer = true
+	p.text = func(w *writer) string { return "?" + w.of(elem) }
 	to := t.Elem()
 	p.enc = func(e *Encoder, p unsafe.Pointer) {
 		v := *(*unsafe.Pointer)(p)
@@ -59,7 +61,7 @@ func (b *builder) slice(p *Plan, t reflect.Type) error {
 	if err != nil {
 		return err
 	}
-	p.Text = "[" + elem.Text + "]"
+	p.text = func(w *writer) string { return "[" + w.of(elem) + "]" }
 	size := int(t.Elem().Size())
 	n, typed := numbers[t.Elem().Kind()]
 	p.enc = func(e *Encoder, p unsafe.Pointer) {
@@ -159,7 +161,7 @@ func (b *builder) array(p *Plan, t reflect.Type) error {
 	if err != nil {
 		return err
 	}
-	p.Text = fmt.Sprintf("[%s;%d]", elem.Text, t.Len())
+	p.text = func(w *writer) string { return fmt.Sprintf("[%s;%d]", w.of(elem), t.Len()) }
 	count, size := t.Len(), int(t.Elem().Size())
 	p.enc = func(e *Encoder, p unsafe.Pointer) {
 		e.Array(count)
@@ -197,7 +199,7 @@ func (b *builder) mapping(p *Plan, t reflect.Type) error {
 	if err != nil {
 		return err
 	}
-	p.Text = "map[" + key.Text + "]" + elem.Text
+	p.text = func(w *writer) string { return "map[" + w.of(key) + "]" + w.of(elem) }
 	cost := int(t.Key().Size() + t.Elem().Size())
 	p.enc = func(e *Encoder, p unsafe.Pointer) {
 		m := reflect.NewAt(t, p).Elem()
@@ -266,11 +268,16 @@ const tagKey = "rpc"
 func (b *builder) structure(p *Plan, t reflect.Type) error {
 	var fields []field
 	byName := map[string]int{}
-	var text []string
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, rest, _ := strings.Cut(f.Tag.Get(tagKey), ",")
-		if !f.IsExported() || name == "-" {
+		if name == "-" {
+			continue
+		}
+		if !f.IsExported() {
+			if f.Anonymous && showsFields(f.Type) {
+				return fmt.Errorf("type %v embeds %v, whose fields would not travel, for its name is not exported: export it, or say `rpc:\"-\"` at it", t, f.Type)
+			}
 			continue
 		}
 		if name == "" {
@@ -290,11 +297,6 @@ func (b *builder) structure(p *Plan, t reflect.Type) error {
 		e.Text(name)
 		byName[name] = len(fields)
 		fields = append(fields, field{name, e.Buf, f.Offset, rest != "", plan})
-		entry := name + " " + plan.Text
-		if rest != "" {
-			entry = name + "? " + plan.Text
-		}
-		text = append(text, entry)
 	}
 	if len(fields) == 0 && t.NumField() > 0 {
 		return fmt.Errorf("type %v has no exported field: nothing of it would travel", t)
@@ -303,7 +305,17 @@ func (b *builder) structure(p *Plan, t reflect.Type) error {
 		return fmt.Errorf("type %v has %d fields, more than 64", t, len(fields))
 	}
 	p.Empty = len(fields) == 0
-	p.Text = "{" + strings.Join(text, ", ") + "}"
+	p.text = func(w *writer) string {
+		text := make([]string, len(fields))
+		for i, f := range fields {
+			text[i] = f.name + " " + w.of(f.plan)
+			if f.optional {
+				text[i] = f.name + "? " + w.of(f.plan)
+			}
+		}
+		return "{" + strings.Join(text, ", ") + "}"
+	}
+	self := p
 	p.enc = func(e *Encoder, p unsafe.Pointer) {
 		e.Map(len(fields))
 		if e.enter() {
@@ -337,7 +349,7 @@ func (b *builder) structure(p *Plan, t reflect.Type) error {
 				} else if name := d.Text(); d.err == nil {
 					var ok bool
 					if at, ok = byName[string(name)]; !ok {
-						d.failf("there is no field %q in %s", name, braced(text))
+						d.failf("there is no field %q in %s", name, self.Text)
 					}
 				}
 				if d.err == nil && seen&(1<<at) != 0 {
@@ -355,7 +367,7 @@ func (b *builder) structure(p *Plan, t reflect.Type) error {
 			if missing := required &^ seen; missing != 0 && d.err == nil {
 				for i, f := range fields {
 					if missing&(1<<i) != 0 {
-						d.failf("the field %q is missing of %s", f.name, braced(text))
+						d.failf("the field %q is missing of %s", f.name, self.Text)
 						break
 					}
 				}
@@ -366,7 +378,14 @@ func (b *builder) structure(p *Plan, t reflect.Type) error {
 	return nil
 }
 
-func braced(text []string) string { return "{" + strings.Join(text, ", ") + "}" }
+// showsFields says whether a type has exported fields, which a struct that embeds it
+// has as well.
+func showsFields(t reflect.Type) bool {
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t.Kind() == reflect.Struct && slices.ContainsFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return f.IsExported() })
+}
 
 func hasPrefix(b, prefix []byte) bool {
 	return len(b) >= len(prefix) && string(b[:len(prefix)]) == string(prefix)

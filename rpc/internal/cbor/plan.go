@@ -20,8 +20,11 @@ type Plan struct {
 	// Empty says that there is but one value: a struct without fields.
 	Empty bool
 
-	enc func(e *Encoder, p unsafe.Pointer)
-	dec func(d *Decoder, p unsafe.Pointer)
+	name    string                 // of the type, empty if it has none
+	pointer bool                   // whether it is one
+	text    func(w *writer) string // makes Text of what the type is made of; nil: Text is there
+	enc     func(e *Encoder, p unsafe.Pointer)
+	dec     func(d *Decoder, p unsafe.Pointer)
 }
 
 // Encode appends the value that p points to.
@@ -65,9 +68,36 @@ func (c *Codec) Plan(t reflect.Type) (*Plan, error) {
 		return nil, err
 	}
 	for t, p := range b.made {
+		p.Text = new(writer).of(p)
 		c.plans[t] = p
 	}
 	return p, nil
+}
+
+// writer writes what a type is made of. The text of a type that refers to itself
+// depends on it alone, not on the types that were planned before: it is written out
+// where it comes first, and is "@" and its name thereafter.
+type writer struct {
+	open, cyclic map[*Plan]bool // being written; referred to by what it is made of
+}
+
+func (w *writer) of(p *Plan) string {
+	switch {
+	case p.text == nil:
+		return p.Text
+	case p.name == "":
+		return p.text(w)
+	case w.open[p]:
+		w.cyclic[p] = true
+		return "@" + p.name
+	case w.cyclic[p]:
+		return "@" + p.name
+	case w.open == nil:
+		w.open, w.cyclic = map[*Plan]bool{}, map[*Plan]bool{}
+	}
+	w.open[p] = true
+	defer delete(w.open, p)
+	return p.text(w)
 }
 
 // builder makes plans, those of types that refer to themselves too.
@@ -89,7 +119,10 @@ func (b *builder) plan(t reflect.Type) (*Plan, error) {
 		return p, nil
 	}
 	// Until it is finished, it is what a type that refers to itself refers to.
-	p := &Plan{Text: "@" + t.String()}
+	p := &Plan{}
+	if t.Name() != "" {
+		p.name = t.String()
+	}
 	b.made[t] = p
 	if b.codec.special != nil {
 		s, err := b.codec.special(t)
