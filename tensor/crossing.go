@@ -17,7 +17,8 @@ import (
 type Crossing func(ctx context.Context, g *Tensor) (*Tensor, error)
 
 // AtGrad makes a value that gradients flow through a crossing. Several of one
-// value are called in the order in which they were added. Passes of
+// value are called in the order opposite to that in which they were added, as what was
+// computed last comes first: a value that was received may be sent on. Passes of
 // [Tensor.Backward] and [Tensor.Grad] stay under one tape: the first fails at a
 // crossing that it gets to, the second goes past it.
 //
@@ -62,7 +63,7 @@ func (t *Tensor) wantLoss(op string, tp *Tape) {
 // cross calls the crossings of node i, and returns the gradient to go on with.
 func (b *backprop) cross(i int) error {
 	out := b.tape.nodes[i].out
-	for _, fn := range b.tape.crossings[i] {
+	for _, fn := range slices.Backward(b.tape.crossings[i]) {
 		g := b.grads[i]
 		next, err := fn(b.ctx, g)
 		if err != nil {
