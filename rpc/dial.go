@@ -17,6 +17,10 @@ import (
 // helloTimeout is how long the peer may take for the first words.
 const helloTimeout = 10 * time.Second
 
+// goneTime is for how long a peer's machine may confirm nothing of what was sent to
+// it: the connection has ended then, and calls on it are lost, not late.
+const goneTime = 30 * time.Second
+
 // Network connects agents of one process by pipes, without the system: for tests,
 // also in virtual time, and for what would otherwise be ranks as goroutines.
 type Network struct {
@@ -145,6 +149,7 @@ func (p *Peer) connect(ctx context.Context) (*link, error) {
 		conn.Close()
 		return nil, err
 	}
+	conn.GiveUpAfter(goneTime)
 	l := newLink(a, p, conn, how, w.limit)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -352,6 +357,7 @@ func (a *Agent) greet(conn *transport.Conn) (*serverLink, error) {
 	if err := m.write(conn, nil); err != nil {
 		return nil, err
 	}
+	conn.GiveUpAfter(goneTime)
 	s := &serverLink{agent: a, peer: p, conn: conn, limit: limit, active: map[uint64]*incoming{}}
 	s.sender.conn, s.sender.lost, s.sender.patience, s.sender.bounded = conn, s.lose, a.timeout, true
 	ctx := context.WithValue(a.ctx, callerKey{}, p)
