@@ -444,7 +444,7 @@ func makeMismatch(t *testing.T, way, kind, n int, rng *rand.Rand) (time.Duration
 				return last, fmt.Errorf("rank %d: no %q in: %v", r, want, err)
 			}
 		}
-		limit := time.Second
+		limit := loaded.Allow(time.Second)
 		if tc.apart {
 			limit *= 3 // the groups are made first
 		}
