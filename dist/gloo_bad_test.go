@@ -212,12 +212,12 @@ func TestPyTorchLeft(t *testing.T) {
 			peer := p.take(t, 1)[0]
 			said := make(chan pyAnswer, 1)
 			go func() {
-				a := peer.play(pyJob{InitMethod: url, Rank: 2, Size: 3, Timeout: 20})
+				a := peer.play(pyJob{InitMethod: url, Rank: 2, Size: 3, Timeout: 60})
 				peer.kill()
 				said <- a
 			}()
 			// 1.13 tries again to connect after a second, where nobody listens yet.
-			ctx, cancel := context.WithTimeout(t.Context(), 2500*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), min(loaded.Allow(2500*time.Millisecond), 10*time.Second))
 			comes := make(chan error, 1)
 			go func() {
 				c, err := store.DialPyTorch(ctx, strings.TrimPrefix(url, "tcp://"), store.PyTorchClientConfig{})
