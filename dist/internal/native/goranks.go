@@ -52,7 +52,13 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 			return nil
 		}
 		s.settle = s.settleHere(all)
-		s.ask = func(rank int, _ <-chan struct{}) collective.Doing { return all[rank].cfg.doing(s.cfg.Rank) }
+		s.ask = func(rank int, _ <-chan struct{}) collective.Doing {
+			if !all[rank].come.Load() {
+				return collective.Doing{}
+			}
+			return all[rank].cfg.doing(s.cfg.Rank)
+		}
+		s.come.Store(true)
 		ranks[r], all[r] = s, s
 	}
 	return ranks
@@ -87,6 +93,9 @@ func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
 	g := m.begun[cfg.Key]
 	if g == nil {
 		g = &goMeeting{agreed: cfg.Agreed, ranks: NewGoRanks(cfg, m.opts), left: len(cfg.Members)}
+		for _, s := range g.ranks {
+			s.come.Store(false)
+		}
 		m.begun[cfg.Key] = g
 	}
 	if g.ranks == nil {
@@ -117,6 +126,7 @@ func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
 	}
 	s.cfg.Timeout, s.cfg.Site, s.cfg.Doing = cfg.Timeout, cfg.Site, cfg.Doing // its own affair
 	s.cfg.Progress, s.cfg.Explain = cfg.Progress, cfg.Explain
+	s.come.Store(true)
 	return s, nil
 }
 

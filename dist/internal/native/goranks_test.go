@@ -53,3 +53,28 @@ func TestOneRankExplains(t *testing.T) {
 		})
 	}
 }
+
+// TestAskedBeforeItComes: what a rank is doing is asked of one that has come to the
+// group; of another nothing is known, and not what the first to come is doing.
+func TestAskedBeforeItComes(t *testing.T) {
+	meetings := NewGoMeetings(GoRanksOptions{})
+	join := func(rank int) *Shm {
+		s, err := meetings.Join(Config{Group: "test", Key: "test", Rank: rank, Members: members(2), Timeout: time.Minute,
+			Doing: func(int) collective.Doing { return collective.Doing{ID: uint64(rank) + 1} }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	first := join(0)
+	if d := first.Ask(1, nil); d.ID != 0 {
+		t.Errorf("of a rank that has not come it is known that it does %d", d.ID)
+	}
+	var asked sync.WaitGroup
+	asked.Go(func() { first.Ask(1, nil) }) // for the race detector
+	join(1)
+	asked.Wait()
+	if d := first.Ask(1, nil); d.ID != 2 {
+		t.Errorf("a rank that does 2 does %d", d.ID)
+	}
+}

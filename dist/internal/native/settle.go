@@ -144,7 +144,9 @@ func (s *Shm) settleHere(ranks []*Shm) func(*collective.MismatchError) *collecti
 			}
 		}
 		for r := range ranks {
-			m.say(r, ranks[r].cfg.Site, ranks[r].past.call)
+			if ranks[r].come.Load() {
+				m.say(r, ranks[r].cfg.Site, ranks[r].past.call)
+			}
 		}
 		return m.error(s.cfg.Group, s.cfg.Rank)
 	}

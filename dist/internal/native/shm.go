@@ -29,6 +29,9 @@ type Shm struct {
 	settle func(*collective.MismatchError) *collective.MismatchError
 	// ask returns what another rank is doing. May be nil.
 	ask func(rank int, stop <-chan struct{}) collective.Doing
+	// come is set when a goroutine rank has what is its own in cfg: before that, others
+	// that have come to the group leave it alone.
+	come atomic.Bool
 	// pulse knows who is late among ranks that are processes, board among
 	// goroutines. One of them, or both, are nil.
 	pulse *pulse
