@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -479,7 +480,7 @@ func TestAloneNeedsNothing(t *testing.T) {
 // TestInitNamesTheMissing starts two ranks of three.
 func TestInitNamesTheMissing(t *testing.T) {
 	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(200*time.Millisecond))
 	defer cancel()
 	addr := freeAddr()
 	errs := make([]error, 2)
@@ -500,7 +501,7 @@ func TestInitNamesTheMissing(t *testing.T) {
 
 func TestSecondProcessOfARank(t *testing.T) {
 	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(300*time.Millisecond))
 	defer cancel()
 	addr := freeAddr()
 	errs := make([]error, 3)
