@@ -113,12 +113,13 @@ func TestForgottenBackend(t *testing.T) {
 
 // TestTorchrun has each PyTorch's torchrun start native ranks.
 func TestTorchrun(t *testing.T) {
+	t.Parallel()
 	eachPython(t, func(t *testing.T, p *python) {
 		if p.old() {
 			t.Skip("the torchrun of PyTorch 1.13 does not run with every Python that Debian has it for")
 		}
 		cmd := exec.CommandContext(t.Context(), p.path, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc_per_node", "2",
-			"--master_addr", "127.0.0.1", "--master_port", strings.TrimPrefix(freePort(t), "tcp://127.0.0.1:"), "--no_python", os.Args[0])
+			"--master_addr", "127.0.0.1", "--master_port", strings.TrimPrefix(freeAddr(), "127.0.0.1:"), "--no_python", os.Args[0])
 		cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "COHORT_") || strings.HasPrefix(v, "TORCH") })
 		cmd.Env = append(cmd.Env, rankMain+"=oracle", envvar.Token.Assign(transport.NewToken().Text()))
 		if out, err := cmd.CombinedOutput(); err != nil {

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // isMissing reports whether an error is a time-out that misses one rank.
@@ -48,7 +46,6 @@ func missesOne(ctx context.Context, g *Group, late int, limit time.Duration, wai
 }
 
 func TestMonitoredBarrierNamesTheLate(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	for _, tr := range transports {
 		for late := range 3 {
 			t.Run(fmt.Sprintf("%s/%d", tr.name, late), func(t *testing.T) {

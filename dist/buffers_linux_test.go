@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -25,7 +24,6 @@ func TestSmallSocketBuffers(t *testing.T) {
 	if !rerunInNetwork(t, smallBuffers) {
 		return
 	}
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	for _, n := range []int{2, 3, 5} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			err := initRanks("tcp")(t.Context(), n, func(ctx context.Context, g *Group) error {

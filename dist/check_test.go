@@ -8,7 +8,6 @@ import (
 	"os"
 	"testing"
 
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -28,7 +27,6 @@ func TestCheckSendsNothing(t *testing.T) {
 		}
 		return n
 	}
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	const calls, others = 2000, 100 // what else the process writes: a test's log, a wake-up of its poller
 	var before, after int
 	err := initRanks("tcp")(t.Context(), 2, func(ctx context.Context, g *Group) error {

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/loaded"
-	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // lastRootTries is how often TestLastRoot tries what it cannot tell because ranks
@@ -23,7 +22,6 @@ const lastRootTries = 5
 // TestLastRoot has one rank take another for the root of the last call before
 // Close: some ranks have done their part then, but none ends without a word.
 func TestLastRoot(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	const n = 4
 	for _, tc := range []struct {
 		name string
@@ -91,11 +89,12 @@ func TestLastRoot(t *testing.T) {
 // TestCloseAfterRooted closes groups after a rooted call that fits: nobody waits
 // where all have made it, and not for long where one is late.
 func TestCloseAfterRooted(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	t.Parallel()
 	const n = 4
 	for _, tr := range transports {
-		for _, late := range []time.Duration{0, time.Second} {
+		for _, late := range []time.Duration{0, 2 * time.Second} {
 			t.Run(fmt.Sprint(tr.name, " ", late), func(t *testing.T) {
+				t.Parallel()
 				var mu sync.Mutex
 				var took []time.Duration
 				err := tr.run(t.Context(), n, func(ctx context.Context, g *Group) error {
@@ -125,7 +124,7 @@ func TestCloseAfterRooted(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if most := slices.Max(took); most > loaded.Allow(800*time.Millisecond) {
+				if most := slices.Max(took); most > loaded.Allow(1500*time.Millisecond) {
 					t.Errorf("closing took %v", took)
 				} else {
 					t.Logf("closing took %v", took)

@@ -106,6 +106,7 @@ func crossError(err error, kind int) error {
 // TestCallsThatWaitForEachOther has two ranks wait for each other in calls that
 // do not meet, over every transport: all ranks are told of both calls.
 func TestCallsThatWaitForEachOther(t *testing.T) {
+	t.Parallel()
 	var most time.Duration
 	kind := 0
 	failing(t, 3, func(ctx context.Context, g *Group) error {

@@ -20,7 +20,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -147,7 +146,6 @@ func TestEncryptBetweenHosts(t *testing.T) {
 	if !rerunInNetwork(t, twoHosts) {
 		return
 	}
-	t.Setenv(string(envvar.Token), transport.NewToken().Text())
 	const value = 12345.678
 	data := bytes.Repeat(binary.LittleEndian.AppendUint32(nil, math.Float32bits(value)), 32)
 	for _, tt := range []struct {
@@ -196,7 +194,6 @@ func TestEncryptMismatch(t *testing.T) {
 	if !rerunInNetwork(t, twoHosts) {
 		return
 	}
-	t.Setenv(string(envvar.Token), transport.NewToken().Text())
 	for _, policies := range [][2]string{{"control", "none"}, {"all", "none"}, {"none", "all"}, {"control", "all"}} {
 		err := twoRanks(t, policies, func(context.Context, *Group) error { return nil })
 		if err == nil || !strings.Contains(err.Error(), string(envvar.Encrypt)) {

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/loaded"
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -189,7 +188,6 @@ func TestTimeoutNamesTheMissing(t *testing.T) {
 // TestContextOfAQueuedCall: the context of a call that has not had its turn ends
 // its wait too, and with it the group.
 func TestContextOfAQueuedCall(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	sum := func(ctx context.Context, g *Group) *Work { return g.AllReduceAsync(ctx, tensor.Zeros(3), Sum) }
 	now := func(err error) *Work { return failedWork(err) }
 	for name, calls := range map[string][2]func(ctx context.Context, g *Group) *Work{
@@ -263,6 +261,7 @@ func TestRankThatLeaves(t *testing.T) {
 // TestMessageToAnyOutlivesItsSender receives what ranks sent before they left,
 // from whichever comes first.
 func TestMessageToAnyOutlivesItsSender(t *testing.T) {
+	t.Parallel()
 	for range 20 {
 		onEveryTransport(t, []int{3}, func(ctx context.Context, g *Group) error {
 			if g.Rank() != 0 {
@@ -479,7 +478,6 @@ func TestAloneNeedsNothing(t *testing.T) {
 
 // TestInitNamesTheMissing starts two ranks of three.
 func TestInitNamesTheMissing(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(200*time.Millisecond))
 	defer cancel()
 	addr := freeAddr()
@@ -500,7 +498,6 @@ func TestInitNamesTheMissing(t *testing.T) {
 }
 
 func TestSecondProcessOfARank(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(300*time.Millisecond))
 	defer cancel()
 	addr := freeAddr()
@@ -525,7 +522,6 @@ func TestSecondProcessOfARank(t *testing.T) {
 
 // TestNothingIsLeft compares what the process holds before and after groups.
 func TestNothingIsLeft(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	if _, err := os.Stat("/proc/self/maps"); err != nil {
 		t.Skip("no /proc to look at")
 	}

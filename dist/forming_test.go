@@ -20,7 +20,6 @@ import (
 // all of them well before the time that they have.
 func formBadly(t *testing.T, ranks ...func(ctx context.Context, url func(rank, size int) Option) (*Group, error)) []error {
 	t.Helper()
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	addr := freeAddr()

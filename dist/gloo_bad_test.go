@@ -19,6 +19,7 @@ import (
 // the Go rank says who sent what, and the PyTorch rank gets an exception, where one
 // message too large would end its process.
 func TestPyTorchMismatches(t *testing.T) {
+	t.Parallel()
 	reduceOf := func(n int) func(ctx context.Context, g *Group) error {
 		return func(ctx context.Context, g *Group) error {
 			return g.AllReduce(ctx, filled(tensor.Float32, n, g.Rank()), Sum)
@@ -126,7 +127,7 @@ func TestPyTorchMonitors(t *testing.T) {
 func TestPyTorchWorldSizes(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
 		for _, pySize := range []int{2, 4} {
-			url := freePort(t)
+			url := "tcp://" + freeAddr()
 			peer := p.take(t, 1)[0]
 			said := make(chan pyAnswer)
 			go func() {
@@ -174,7 +175,7 @@ func TestPyTorchGenerations(t *testing.T) {
 	if old == nil || young == nil {
 		t.Skip("it takes PyTorch 1.13 and a later one")
 	}
-	url := freePort(t)
+	url := "tcp://" + freeAddr()
 	said := make(chan pyAnswer)
 	// Both before either begins: the other may take long to start.
 	for i, peer := range []*pyRank{old.take(t, 1)[0], young.take(t, 1)[0]} {
@@ -208,7 +209,7 @@ func TestPyTorchGenerations(t *testing.T) {
 func TestPyTorchLeft(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
 		for range map[bool]int{false: 1, true: 6}[*wholePyTorch] {
-			url := freePort(t)
+			url := "tcp://" + freeAddr()
 			peer := p.take(t, 1)[0]
 			said := make(chan pyAnswer, 1)
 			go func() {

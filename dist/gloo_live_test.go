@@ -235,6 +235,7 @@ func (p *python) product(rng *rand.Rand, numRanks int) (steps []mixedStep) {
 //	go test ./dist -run TestPyTorchOperations -pytorch.all
 //	go test ./dist -run TestPyTorchOperations -pytorch.product -timeout 2h -v
 func TestPyTorchOperations(t *testing.T) {
+	t.Parallel()
 	eachPython(t, func(t *testing.T, p *python) {
 		seed := *pytorchSeed
 		t.Logf("seed %d", seed)
@@ -264,6 +265,7 @@ func TestPyTorchOperations(t *testing.T) {
 // TestPyTorchGroups makes groups of some ranks, of which Go's and PyTorch's are
 // members or not, also such as only their members make, and uses them.
 func TestPyTorchGroups(t *testing.T) {
+	t.Parallel()
 	eachPython(t, func(t *testing.T, p *python) {
 		for _, goes := range [][]int{{0}, {3}, {1, 2}, {0, 1, 3}} {
 			t.Run(fmt.Sprint(goes), func(t *testing.T) {
@@ -299,6 +301,7 @@ var flies = []string{"all_reduce", "all_reduce_coalesced", "reduce", "reduce_sca
 //
 //	go test ./dist -run TestPyTorchSequences -pytorch.sequences 50 -v
 func TestPyTorchSequences(t *testing.T) {
+	t.Parallel()
 	eachPython(t, func(t *testing.T, p *python) {
 		for i := range *pytorchSequences {
 			seed := *pytorchSeed + i

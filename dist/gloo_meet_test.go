@@ -23,7 +23,6 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/envvar"
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -138,6 +137,7 @@ func TestGlooInTLS(t *testing.T) {
 // TestGlooOfGoRanks is a job with the backend gloo in which all ranks are Go's: no
 // Python is needed for that.
 func TestGlooOfGoRanks(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		name, url string
 		opts      []Option
@@ -205,7 +205,6 @@ func writeCertificates(t *testing.T, dir string, n int) (ca string) {
 // TestPyTorchNativeGroup has the Go ranks of a job make a group of their own, of which
 // PyTorch's know nothing, and use both.
 func TestPyTorchNativeGroup(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	eachPython(t, func(t *testing.T, p *python) {
 		steps := append(little(0), mixedStep{ranks: []int{0, 1, 2, 3}})
 		steps = append(steps, little(1)...)
@@ -272,7 +271,6 @@ func TestPyTorchStore(t *testing.T) {
 // TestPyTorchNoNativeGroup asks for a group of Go ranks with one that is none, and
 // waits for no limit.
 func TestPyTorchNoNativeGroup(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	eachPython(t, func(t *testing.T, p *python) {
 		o := mixedJob{python: p, size: 2, goes: []int{0}}.run(t, nil, func(ctx context.Context, g *Group) error {
 			_, err := g.NewGroup(ctx, []int{0, 1}, WithBackend("native"))

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -288,17 +287,6 @@ type mixedJob struct {
 	limit    time.Duration // 0: a minute
 }
 
-// freePort is a URL at which the ranks of a job can meet.
-func freePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return "tcp://" + l.Addr().String()
-}
-
 // jobEnd is what became of the ranks, by rank.
 type jobEnd struct {
 	errs    []error    // of Go's ranks
@@ -331,7 +319,7 @@ func (m mixedJob) run(t testing.TB, steps []pyStep, main func(ctx context.Contex
 		limit = time.Minute
 	}
 	if m.url == "" {
-		m.url = freePort(t)
+		m.url = "tcp://" + freeAddr()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()

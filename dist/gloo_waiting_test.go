@@ -95,7 +95,7 @@ func TestGlooAlone(t *testing.T) {
 
 // TestGlooSilence: what nobody could keep is not promised, for the group of all or one of some.
 func TestGlooSilence(t *testing.T) {
-	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 1), WithURL(freePort(t)), WithSilence(time.Second)); !errors.Is(err, errNoBeats) {
+	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 1), WithURL("tcp://"+freeAddr()), WithSilence(time.Second)); !errors.Is(err, errNoBeats) {
 		t.Errorf("Init says %v", err)
 	}
 	j := &glooJob{}

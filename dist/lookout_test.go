@@ -12,6 +12,7 @@ import (
 // TestMonitoredBarrierWithoutARank: a rank that leaves, or fails, ends the others'
 // wait in the store long before their time.
 func TestMonitoredBarrierWithoutARank(t *testing.T) {
+	t.Parallel()
 	boom := errors.New("boom")
 	for name, leave := range map[string]func(g *Group) error{
 		"leaves": (*Group).Close,

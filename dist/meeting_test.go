@@ -19,7 +19,6 @@ import (
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/loaded"
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -54,7 +53,6 @@ func inStore(ctx context.Context, n int, open func() (store.Store, error), main 
 // TestMeetInStore: ranks that are given a store need no master, over any
 // transport, and do not take another run's keys for theirs.
 func TestMeetInStore(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	for _, kind := range []string{"shm", "tcp", "unix"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Setenv("COHORT_TRANSPORT", kind)
@@ -176,6 +174,7 @@ func TestKilledInTwoGroups(t *testing.T) {
 // TestSilentMismatch: ranks that each wait for another to begin, so that
 // nothing is sent, are told all the same.
 func TestSilentMismatch(t *testing.T) {
+	t.Parallel()
 	onEveryTransport(t, []int{2, 3}, func(ctx context.Context, g *Group) error {
 		x := filled(tensor.Int64, 10, g.Rank())
 		err := g.Broadcast(ctx, x, (g.Rank()+1)%g.Size())

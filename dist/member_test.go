@@ -65,6 +65,7 @@ func TestErrorsTellBothRanks(t *testing.T) {
 
 // TestRanks: groups of groups know what their ranks are in the job.
 func TestRanks(t *testing.T) {
+	t.Parallel()
 	onEveryTransport(t, []int{4}, func(ctx context.Context, g *Group) error {
 		if got := g.Ranks(); !slices.Equal(got, []int{0, 1, 2, 3}) {
 			return fmt.Errorf("the ranks of all are %v", got)

@@ -108,6 +108,7 @@ func TestReceiveFromAnyWaitsForTheOnesBefore(t *testing.T) {
 
 // TestBatchThatWouldDeadlock exchanges more than links hold, all ranks at once.
 func TestBatchThatWouldDeadlock(t *testing.T) {
+	t.Parallel()
 	onEveryTransport(t, []int{3}, func(ctx context.Context, g *Group) error {
 		const n = 1 << 20
 		next, prev := (g.Rank()+1)%g.Size(), (g.Rank()+g.Size()-1)%g.Size()

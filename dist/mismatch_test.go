@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/loaded"
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -335,7 +334,7 @@ func (p *player) message(n int, d ...tensor.DType) error {
 // place of a program, by a random rank: every rank gets one error, the same
 // two calls on all of them, each with its rank and line.
 func TestMismatches(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	t.Parallel()
 	seed, num := *caseSeed, *numMismatches
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano())

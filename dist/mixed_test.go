@@ -11,7 +11,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -58,7 +57,7 @@ func ranksOnNodes(ctx context.Context, nodes string, n int, main func(context.Co
 // TestTopologies runs collectives, messages and groups over ranks that are
 // spread over nodes in many ways.
 func TestTopologies(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	t.Parallel()
 	for nodes, want := range map[string]string{"aabb": "shm+tcp", "abab": "shm+tcp", "aaab": "shm+tcp", "aabbc": "shm+tcp", "abc": "tcp", "aaa": "shm"} {
 		t.Run(nodes, func(t *testing.T) {
 			err := ranksOnNodes(t.Context(), nodes, len(nodes), func(ctx context.Context, g *Group) error {
@@ -89,7 +88,7 @@ func TestTopologies(t *testing.T) {
 // TestAnyMessageOverMixedLinks receives from whichever rank sends first, local
 // or not.
 func TestAnyMessageOverMixedLinks(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	t.Parallel()
 	const rounds = 5
 	err := ranksOnNodes(t.Context(), "aabb", 4, func(ctx context.Context, g *Group) error {
 		x := private(tensor.Int64, 3)

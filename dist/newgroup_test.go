@@ -110,6 +110,7 @@ func groupsAtOnce(ctx context.Context, g *Group) error {
 }
 
 func TestGroupsAtOnce(t *testing.T) {
+	t.Parallel()
 	onEveryTransport(t, []int{1, 2, 3, 5}, groupsAtOnce)
 }
 
@@ -167,6 +168,7 @@ func splitAndNest(ctx context.Context, g *Group) error {
 }
 
 func TestSplit(t *testing.T) {
+	t.Parallel()
 	onEveryTransport(t, []int{1, 2, 5}, splitAndNest)
 }
 
@@ -256,6 +258,7 @@ func TestGroupsFailAlone(t *testing.T) {
 
 // TestGroupWithoutMember: a member that does not come is named when the time is up.
 func TestGroupWithoutMember(t *testing.T) {
+	t.Parallel()
 	onEveryTransport(t, []int{3}, func(ctx context.Context, g *Group) error {
 		if g.Rank() != 1 {
 			limit, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
@@ -325,6 +328,7 @@ func TestLateToAGroup(t *testing.T) {
 
 // TestGroupOptionsDiffer: members must agree on what they make.
 func TestGroupOptionsDiffer(t *testing.T) {
+	t.Parallel()
 	onEveryTransport(t, []int{2}, func(ctx context.Context, g *Group) error {
 		limit, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
@@ -398,6 +402,7 @@ func TestManyGroupsLeaveNothing(t *testing.T) {
 // TestOverlappingGroups runs random collectives on random overlapping groups,
 // from one goroutine each. What every rank makes and calls is in one script.
 func TestOverlappingGroups(t *testing.T) {
+	t.Parallel()
 	seed := *caseSeed
 	if seed == 0 {
 		seed = rand.Uint64()

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 var (
@@ -144,7 +142,7 @@ func product(rng *rand.Rand, transport, size int) (all []choice) {
 // every two of them meet. go test -run TestOperations ./dist -product -timeout
 // 2h runs all there are of the first six, and prints a table.
 func TestOperations(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	t.Parallel()
 	seed := *caseSeed
 	if seed == 0 {
 		seed = uint64(time.Now().Unix() / (24 * 60 * 60))

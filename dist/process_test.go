@@ -74,6 +74,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(string(envvar.Silence)) == "" {
 		os.Setenv(string(envvar.Silence), "30s")
 	}
+	// With the race detector, each process would linger for a second at its end.
+	os.Setenv("GORACE", "atexit_sleep_ms=0")
 	// Tests that run in parallel wait rather than work.
 	if err := flag.Set("test.parallel", strconv.Itoa(max(len(transports), runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)
@@ -153,7 +155,8 @@ func startRanksBy(t testing.TB, n int, name string, by func(rank int) []string, 
 		p := &rankProcess{cmd: exec.CommandContext(t.Context(), args[0], args[1:]...), line: make(chan struct{}), waited: make(chan struct{})}
 		p.cmd.Env = append(os.Environ(), rankMain+"="+name, envvar.Token.Assign(token),
 			envvar.Rank.Assign(strconv.Itoa(r)), envvar.WorldSize.Assign(strconv.Itoa(n)),
-			envvar.MasterAddr.Assign(host), envvar.MasterPort.Assign(port), envvar.AgentFD.Assign("3"))
+			envvar.MasterAddr.Assign(host), envvar.MasterPort.Assign(port), envvar.AgentFD.Assign("3"),
+			envvar.Transport.Assign("")) // and not that of a test beside this one
 		p.cmd.Env = append(p.cmd.Env, env...)
 		p.cmd.Stdout, p.cmd.Stderr = p, p
 		news, agent, err := agentpipe.Pipe()
@@ -204,6 +207,7 @@ func (p *rankProcess) stacks() string {
 }
 
 func TestProcesses(t *testing.T) {
+	t.Parallel()
 	for _, name := range []string{"oracle", "messages", "groups"} {
 		for _, tc := range []struct {
 			n         int

@@ -11,8 +11,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // sequence is a random program on overlapping groups: every rank plays the
@@ -132,7 +130,7 @@ func (s sequence) play(ctx context.Context, world *Group) error {
 // TestSequences plays random sequences of collectives and messages on
 // overlapping groups, from -seed on.
 func TestSequences(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
+	t.Parallel()
 	first, num := *caseSeed, uint64(4)
 	if testing.Short() {
 		num = 1

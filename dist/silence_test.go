@@ -19,7 +19,6 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/loaded"
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -291,7 +290,6 @@ func TestLateReader(t *testing.T) {
 // TestSilenceOptions: limits that make no sense are refused, and ranks that do
 // not agree on one are told so.
 func TestSilenceOptions(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	for _, d := range []time.Duration{-1, time.Millisecond, 48 * time.Hour} {
 		if _, err := Init(t.Context(), WithSilence(d)); err == nil || !strings.Contains(err.Error(), "silence limit") {
 			t.Errorf("a limit of %v gives %v", d, err)

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -100,7 +99,6 @@ func TestSkewInVirtualTime(t *testing.T) {
 
 // TestSkewOfAGroupMadeLater: groups of some ranks know who is late in them.
 func TestSkewOfAGroupMadeLater(t *testing.T) {
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	synctest.Test(t, func(t *testing.T) {
 		err := Spawn(t.Context(), 3, func(ctx context.Context, g *Group) error {
 			if g.Rank() == 1 {

@@ -17,6 +17,7 @@ import (
 // whether it has the other's token or one of its own, and the job that was there
 // does not notice.
 func TestTwoJobsOfOneName(t *testing.T) {
+	t.Parallel()
 	_, port, err := net.SplitHostPort(freeAddr())
 	if err != nil {
 		t.Fatal(err)

@@ -140,6 +140,7 @@ func TestSurvivors(t *testing.T) {
 // among them: the others, who may hear first of the one or of the other, come
 // together all the same.
 func TestSurvivorsOfTwo(t *testing.T) {
+	t.Parallel()
 	for i, kind := range silenceKinds {
 		for j, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
 			if !*silenceTable && (i%2 != j || i > 0 && i < 3) {

@@ -4,10 +4,10 @@ package dist
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"runtime"
-	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/half"
 	"github.com/cohort-ml/cohort/tensor"
@@ -64,57 +64,56 @@ func elementsOf(t *tensor.Tensor) elements {
 	return elements{t.DType(), loan, t.IsContiguous(), t.NumElems()}
 }
 
-func (e elements) at(i int) unsafe.Pointer {
+// at returns the bytes from an element on.
+func (e elements) at(i int) []byte {
 	if e.dense {
-		return unsafe.Pointer(&e.loan.Data[i*e.dtype.Size()])
+		return e.loan.Data[i*e.dtype.Size():]
 	}
 	offset := 0
 	for d := len(e.loan.Shape) - 1; d >= 0; d-- {
 		offset += i % e.loan.Shape[d] * e.loan.Strides[d]
 		i /= e.loan.Shape[d]
 	}
-	return unsafe.Pointer(&e.loan.Data[offset*e.dtype.Size()])
+	return e.loan.Data[offset*e.dtype.Size():]
 }
 
 func (e elements) get(i int) float64 {
-	switch p := e.at(i); e.dtype {
+	switch b, order := e.at(i), binary.NativeEndian; e.dtype {
 	case tensor.Float32:
-		return float64(*(*float32)(p))
+		return float64(math.Float32frombits(order.Uint32(b)))
 	case tensor.Float64:
-		return *(*float64)(p)
+		return math.Float64frombits(order.Uint64(b))
 	case tensor.BFloat16:
-		return float64(half.FromBFloat16(*(*uint16)(p)))
+		return float64(half.FromBFloat16(order.Uint16(b)))
 	case tensor.Float16:
-		return float64(half.FromFloat16(*(*uint16)(p)))
+		return float64(half.FromFloat16(order.Uint16(b)))
 	case tensor.Int64:
-		return float64(*(*int64)(p))
+		return float64(int64(order.Uint64(b)))
 	case tensor.Int32:
-		return float64(*(*int32)(p))
+		return float64(int32(order.Uint32(b)))
 	case tensor.Int8:
-		return float64(*(*int8)(p))
+		return float64(int8(b[0]))
 	default:
-		return float64(*(*uint8)(p))
+		return float64(b[0])
 	}
 }
 
 func (e elements) set(i int, v float64) {
-	switch p := e.at(i); e.dtype {
+	switch b, order := e.at(i), binary.NativeEndian; e.dtype {
 	case tensor.Float32:
-		*(*float32)(p) = float32(v)
+		order.PutUint32(b, math.Float32bits(float32(v)))
 	case tensor.Float64:
-		*(*float64)(p) = v
+		order.PutUint64(b, math.Float64bits(v))
 	case tensor.BFloat16:
-		*(*uint16)(p) = half.BFloat16(float32(v))
+		order.PutUint16(b, half.BFloat16(float32(v)))
 	case tensor.Float16:
-		*(*uint16)(p) = half.Float16(float32(v))
+		order.PutUint16(b, half.Float16(float32(v)))
 	case tensor.Int64:
-		*(*int64)(p) = int64(v)
+		order.PutUint64(b, uint64(int64(v)))
 	case tensor.Int32:
-		*(*int32)(p) = int32(v)
-	case tensor.Int8:
-		*(*int8)(p) = int8(v)
+		order.PutUint32(b, uint32(int32(v)))
 	default:
-		*(*uint8)(p) = uint8(int64(v))
+		b[0] = uint8(int64(v))
 	}
 }
 
@@ -145,12 +144,25 @@ func differs(what string, t *tensor.Tensor, tolerance float64, want func(i int) 
 // private returns data outside slabs; its alignment is that of an element only.
 func private(d tensor.DType, n int) *tensor.Tensor { return laid("offset", d, n, 0) }
 
+// period is after how many elements a rank's values come again.
+const period = 201
+
 // value is what rank r has in element i: sums of a few are exact in float32.
-func value(r, i int) int64 { return int64((i*7+r*31)%201 - 100) }
+func value(r, i int) int64 { return int64((i*7+r*31)%period - 100) }
 
 // filled returns a rank's values.
 func filled(d tensor.DType, n, rank int) *tensor.Tensor {
-	return fill(private(d, n), func(i int) float64 { return float64(value(rank, i)) })
+	t := private(d, n)
+	e := elementsOf(t)
+	for i := range min(n, period) {
+		e.set(i, float64(value(rank, i)))
+	}
+	data := e.loan.Data[:n*d.Size()]
+	for done := period * d.Size(); done < len(data); done *= 2 {
+		copy(data[done:], data[:done])
+	}
+	runtime.KeepAlive(t)
+	return t
 }
 
 // check compares every element with what is wanted.

@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist/internal/native"
-	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // transportRow is a way in which the tests form a group.
@@ -94,11 +93,19 @@ func initialise(n int, kind string) (begun func()) {
 	}
 }
 
+// numAddrs counts the calls of freeAddr, from a random number on.
+var numAddrs = func() *atomic.Int64 {
+	n := new(atomic.Int64)
+	n.Store(rand.Int64N(20_000))
+	return n
+}()
+
 // freeAddr returns an address on which nobody listens at the moment, below the
-// range from which the system takes ports for connections that go out.
+// range from which the system takes ports for connections that go out, and another
+// one each time: a test beside this one may not listen on its own yet.
 func freeAddr() string {
 	for {
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(20_000)))
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+numAddrs.Add(1)%20_000))
 		if err != nil {
 			continue
 		}
@@ -110,7 +117,6 @@ func freeAddr() string {
 // onEveryTransport runs a test for every transport and the given world sizes.
 func onEveryTransport(t *testing.T, sizes []int, main func(ctx context.Context, g *Group) error) {
 	t.Helper()
-	t.Setenv("COHORT_TOKEN", transport.NewToken().Text())
 	for _, tr := range transports {
 		for _, n := range sizes {
 			t.Run(fmt.Sprintf("%s/%d", tr.name, n), func(t *testing.T) {
