@@ -45,6 +45,9 @@ func (p pytorch) refuses(c *collective.Call) string {
 			return "ends the process at an all-gather of nothing"
 		}
 	}
+	if c.Op == collective.OpReduceScatter && p < scatters {
+		return "has no reduce-scatter, but two calls in its place"
+	}
 	if !c.Op.Reduces() {
 		return ""
 	}

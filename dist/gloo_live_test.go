@@ -30,7 +30,7 @@ var alike = []struct {
 	since pytorch
 }{
 	{"barrier", pytorch1_13}, {"monitored_barrier", pytorch1_13}, {"all_reduce", pytorch1_13}, {"all_reduce_coalesced", pytorch1_13},
-	{"reduce", pytorch1_13}, {"reduce_scatter", pytorch2_2}, {"reduce_scatter_list", 208}, {"broadcast", pytorch1_13},
+	{"reduce", pytorch1_13}, {"reduce_scatter", 203}, {"reduce_scatter_list", 208}, {"broadcast", pytorch1_13},
 	{"broadcast_coalesced", pytorch1_13}, {"all_gather", pytorch1_13}, {"all_gather_list", pytorch1_13}, {"all_gather_coalesced", pytorch1_13},
 	{"gather", pytorch1_13}, {"scatter", pytorch1_13}, {"all_to_all", pytorch1_13}, {"all_to_all_single", pytorch1_13},
 	{"send", pytorch1_13}, {"recv_any", pytorch1_13}, {"batch", pytorch1_13},

@@ -128,7 +128,7 @@ func TestPyTorchKeys(t *testing.T) {
 // TestPyTorchRefusals is from which version on Gloo was found to have what.
 func TestPyTorchRefusals(t *testing.T) {
 	const always, never pytorch = pytorch1_13, 1000
-	all := []pytorch{pytorch1_13, pytorch2_2, 206, 207, 208, 209, 215, pytorch2}
+	all := []pytorch{pytorch1_13, pytorch2_2, 203, 206, 207, 208, 209, 215, pytorch2}
 	for _, tc := range []struct {
 		call  collective.Call
 		since pytorch
@@ -141,7 +141,7 @@ func TestPyTorchRefusals(t *testing.T) {
 		{collective.Call{Op: collective.OpAllReduce, DType: collective.BFloat16}, pytorch2_2},
 		{collective.Call{Op: collective.OpBroadcast, DType: collective.Bool}, pytorch2_2},
 		{collective.Call{Op: collective.OpSend, DType: collective.Bool}, always},
-		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32}, pytorch2_2},
+		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32}, 203},
 		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Reduce: Max}, 209},
 		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Reduce: Avg}, 209},
 		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32}, pytorch2_2},

@@ -22,6 +22,7 @@ const (
 
 // From which version on Gloo's ranks have what earlier ones have not.
 const (
+	scatters       pytorch = 203 // reduce_scatter_tensor: 2.2 makes a reduce and a scatter of it
 	averages       pytorch = 208 // ReduceOp.AVG
 	scattersLists  pytorch = 208 // reduce_scatter of a list
 	scattersAnyhow pytorch = 209 // reduce_scatter of other things than sums: it was a sum, whatever was asked for
