@@ -26,6 +26,7 @@ type mixedJob struct {
 	python string
 	dir    string // what its ranks are told in files
 	token  string
+	agent  string // TORCHELASTIC_USE_AGENT_STORE
 	nodes  []*job
 	seen   []int // bytes of each one's standard output that have been looked at
 }
@@ -49,7 +50,7 @@ func torches(t *testing.T) (found []string) {
 }
 
 func newMixedJob(t *testing.T, python string) *mixedJob {
-	return &mixedJob{t: t, python: python, dir: t.TempDir(), token: transport.NewToken().Text()}
+	return &mixedJob{t: t, python: python, dir: t.TempDir(), token: transport.NewToken().Text(), agent: "True"}
 }
 
 // goes and torch are programs of one rank for the command line.
@@ -75,7 +76,7 @@ func (m *mixedJob) launch(i int, flags []string, programs ...string) {
 func (m *mixedJob) met(what string, attempt int, nodes ...int) {
 	m.t.Helper()
 	n := 2 * len(nodes)
-	want := regexp.MustCompile(fmt.Sprintf(`(?s)^.*?(?:(?:python|go) \d+: met %d(?:\.0)? of %d, agent True, attempt %d\n.*?){2}`, n, n, attempt))
+	want := regexp.MustCompile(fmt.Sprintf(`(?s)^.*?(?:(?:python|go) \d+: met %d(?:\.0)? of %d, agent %s, attempt %d\n.*?){2}`, n, n, m.agent, attempt))
 	for _, i := range nodes {
 		m.nodes[i].await(m.t, fmt.Sprintf("%s: two ranks of %d on node %d", what, n, i), func(stdout string) bool {
 			return want.MatchString(stdout[m.seen[i]:])
@@ -99,34 +100,45 @@ func (m *mixedJob) says(i int, want string) {
 	}
 }
 
-// rank returns the process of a rank, on the node that has it.
-func (m *mixedJob) rank(node, rank int) int {
+// rank returns the process of a rank, and the node that has it.
+func (m *mixedJob) rank(rank int) (pid, node int) {
 	m.t.Helper()
-	pids := m.nodes[node].processes(rank)
-	if len(pids) == 0 {
-		stdout, stderr := m.nodes[node].output()
-		m.t.Fatalf("node %d has no rank %d:\n%s\n%s", node, rank, stdout, stderr)
+	for i, j := range m.nodes {
+		if pids := j.processes(rank); len(pids) > 0 {
+			return pids[0], i
+		}
 	}
-	return pids[0]
+	m.t.Fatalf("no node has rank %d", rank)
+	return 0, 0
+}
+
+// kill has a rank's process killed.
+func (m *mixedJob) kill(rank int) {
+	m.t.Helper()
+	pid, _ := m.rank(rank)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		m.t.Fatal(err)
+	}
 }
 
 // stranger is refused where the store is served.
-func (m *mixedJob) stranger(n *machines, addr string) {
+func (m *mixedJob) stranger(n *machines) {
 	m.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", m.rank(0, 0)))
+	pid, first := m.rank(0)
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	port := regexp.MustCompile(`\x00MASTER_PORT=(\d+)\x00`).FindSubmatch(b)
 	n.in(n.hub, func() {
-		c, err := net.Dial("tcp", net.JoinHostPort(addr, string(port[1])))
+		c, err := net.Dial("tcp", net.JoinHostPort(n.addr(first), string(port[1])))
 		if err != nil {
 			m.t.Error(err)
 			return
 		}
 		c.Close()
 	})
-	m.says(0, `PyTorch's store at `+regexp.QuoteMeta(addr)+`:\d+ put out 10\.213\.8\.254:\d+: its host is not one of this job's`)
+	m.says(first, `PyTorch's store at \S+ put out 10\.213\.8\.254:\d+: its host is not one of this job's`)
 }
 
 // tell makes a file that ranks look for.
@@ -137,10 +149,11 @@ func (m *mixedJob) tell(name string) {
 	}
 }
 
-// end has the job end well. The rank of PyTorch's on the last node uses the store once more
-// when all ranks of the first one have gone.
-func (m *mixedJob) end(first, last int, others ...int) {
+// end has the job end well on these nodes. The rank of PyTorch's on the last one uses the
+// store once more when all ranks of the first one have gone.
+func (m *mixedJob) end(nodes ...int) {
 	m.t.Helper()
+	_, first := m.rank(0)
 	m.tell("stop")
 	for deadline := time.Now().Add(30 * time.Second); len(m.nodes[first].processes(0))+len(m.nodes[first].processes(1)) > 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -148,14 +161,16 @@ func (m *mixedJob) end(first, last int, others ...int) {
 		}
 	}
 	m.tell("late")
-	for _, i := range append([]int{first, last}, others...) {
-		if code := m.nodes[i].wait(m.t); code != 0 {
-			stdout, stderr := m.nodes[i].output()
+	all := ""
+	for _, i := range nodes {
+		code := m.nodes[i].wait(m.t)
+		stdout, stderr := m.nodes[i].output()
+		if all += stdout; code != 0 {
 			m.t.Errorf("node %d ends with code %d:\n%s\n%s", i, code, stdout, stderr)
 		}
 	}
-	if stdout, _ := m.nodes[last].output(); !strings.Contains(stdout, "late: yes") {
-		m.t.Errorf("the last node did not reach the store:\n%s", stdout)
+	if !strings.Contains(all, "late: yes") {
+		m.t.Errorf("the last node did not reach the store:\n%s", all)
 	}
 }
 
@@ -174,7 +189,7 @@ func TestMixedNodes(t *testing.T) {
 			m.launch(0, flags(0), m.torch(), m.goes())
 			m.launch(1, flags(1), m.goes(), m.torch())
 			m.met("at first", 0, 0, 1)
-			_ = syscall.Kill(m.rank(1, 3), syscall.SIGKILL)
+			m.kill(3)
 			m.met("again", 1, 0, 1)
 			m.says(0, `the ranks of this node are stopped: .*rank 3 was killed by SIGKILL`)
 			m.says(1, `failed: rank 3 was killed by SIGKILL`)
@@ -186,7 +201,8 @@ func TestMixedNodes(t *testing.T) {
 // TestMixedElastic plays jobs of both kinds on network namespaces. In the first a machine is
 // added, a rank of PyTorch's and a Go rank are killed, then the first machine's launcher,
 // which serves the store, and another one leaves; who is no node of the job does not get
-// into the store. In the second a machine is cut off, and comes back.
+// into the store. In the second a machine is cut off, and comes back. In the third rank 0 is
+// Go's, and serves the store.
 func TestMixedElastic(t *testing.T) {
 	if !*elastic {
 		t.Skip("go test ./cmd/cohort -run TestMixedElastic -elastic -v, as root")
@@ -195,15 +211,19 @@ func TestMixedElastic(t *testing.T) {
 		play := func(meeting string, play func(m *mixedJob, n *machines, agent func(i int))) {
 			t.Run(strings.ReplaceAll(strings.Trim(python, "/"), "/", "_")+"/"+meeting, func(t *testing.T) {
 				n, m := newMachines(t, 4), newMixedJob(t, python)
-				at := n.addr(0)
-				if meeting == "file" {
-					at = filepath.Join(t.TempDir(), "meeting")
-				}
+				file := filepath.Join(t.TempDir(), "meeting")
 				play(m, n, func(i int) {
-					flags := strings.Fields("--nnodes 2:3 --max-restarts 2 --shutdown-timeout 3 --rdzv-conf last_call_timeout=0 --rdzv-backend " + meeting)
-					n.in(n.names[i], func() {
-						m.launch(i, append(flags, "--rdzv-endpoint", at, "--local-addr", n.addr(i)), m.torch(), m.goes())
-					})
+					flags, programs := "--nnodes 2:3 --max-restarts 2 --shutdown-timeout 3 --rdzv-conf last_call_timeout=0 ", []string{m.torch(), m.goes()}
+					switch meeting {
+					case "file":
+						flags += "--rdzv-backend file --local-addr " + n.addr(i) + " --rdzv-endpoint " + file
+					case "c10d":
+						flags += "--rdzv-backend c10d --rdzv-endpoint " + n.addr(0)
+					case "static":
+						flags = fmt.Sprintf("--nnodes 2 --node-rank %d --master-addr %s", i, n.addr(0))
+						slices.Reverse(programs)
+					}
+					n.in(n.names[i], func() { m.launch(i, strings.Fields(flags), programs...) })
 				})
 			})
 		}
@@ -213,23 +233,24 @@ func TestMixedElastic(t *testing.T) {
 			m.met("two begin", 0, 0, 1)
 			agent(2)
 			m.met("one is added", 0, 0, 1, 2)
-			m.stranger(n, n.addr(0))
-			_ = syscall.Kill(m.rank(1, 2), syscall.SIGKILL)
+			m.stranger(n)
+			m.kill(2)
 			m.met("a rank of PyTorch's is killed", 1, 0, 1, 2)
 			for i := range 3 {
 				m.says(i, `rank 2 was killed by SIGKILL`)
 			}
-			_ = syscall.Kill(m.rank(2, 5), syscall.SIGKILL)
+			m.kill(5)
 			m.met("a Go rank is killed", 2, 0, 1, 2)
-			_ = m.nodes[0].cmd.Process.Kill()
-			m.met("the first machine's launcher is killed", 2, 1, 2)
-			first := m.nodes[0].cmd.Process.Pid
-			m.says(1, fmt.Sprintf(`has ended: .*lost: \S+ \(agent pid %d\)|stopped: nothing has been heard of \S+ \(agent pid %[1]d\)`, first))
+			_, first := m.rank(0)
+			second := 1 - first
+			_ = m.nodes[first].cmd.Process.Kill()
+			m.met("the first machine's launcher is killed", 2, second, 2)
+			m.says(second, fmt.Sprintf(`(lost:|nothing has been heard of) \S+ \(agent pid %d\)`, m.nodes[first].cmd.Process.Pid))
 			agent(3)
-			m.met("another is added", 2, 1, 2, 3)
+			m.met("another is added", 2, second, 2, 3)
 			_ = m.nodes[2].cmd.Process.Signal(syscall.SIGTERM)
-			m.met("one leaves", 2, 1, 3)
-			m.end(1, 3)
+			m.met("one leaves", 2, second, 3)
+			m.end(second, 3)
 		})
 		play("c10d", func(m *mixedJob, n *machines, agent func(i int)) {
 			agent(0)
@@ -241,7 +262,20 @@ func TestMixedElastic(t *testing.T) {
 			m.met("one is cut off", 0, 0, 1)
 			n.cut(2, false)
 			m.met("it comes back", 0, 0, 1, 2)
-			m.end(0, 2, 1)
+			m.end(0, 1, 2)
+		})
+		play("static", func(m *mixedJob, n *machines, agent func(i int)) {
+			m.agent = "False"
+			agent(0)
+			agent(1)
+			m.met("both", 0, 0, 1)
+			m.kill(3)
+			for i := range 2 {
+				if code := m.nodes[i].wait(m.t); code != 1 {
+					m.t.Errorf("node %d ends with code %d", i, code)
+				}
+				m.says(i, `rank 3 was killed by SIGKILL`)
+			}
 		})
 	}
 }

@@ -127,7 +127,7 @@ func declarations() []declaration {
 		{LinePrefixTemplate, "what lines of ranks begin with, where --log-line-prefix-template does not say", false},
 		{ShutdownTimeout, "seconds that a rank has to end after a signal, where --shutdown-timeout does not say (default 30)", false},
 		{VisibleGPUs, "which GPUs ranks may use; --nproc-per-node gpu counts them, --virtual-local-rank gives each rank one", false},
-		{GlooInterface, "with backend gloo: network interfaces at which PyTorch ranks reach this one, separated by commas (default: the address of the host's name)", false},
+		{GlooInterface, "with backend gloo: network interfaces at which PyTorch ranks reach this one, separated by commas (default: the address of the host's name; cohort run sets it on several nodes)", false},
 		{GlooTransport, "with backend gloo: TCP (default) or TCP_TLS, the same on all ranks", false},
 		{GlooTLSKey, "with TCP_TLS: PEM file of this rank's private key", false},
 		{GlooTLSCert, "with TCP_TLS: PEM file of this rank's certificate", false},

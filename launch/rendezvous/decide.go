@@ -347,6 +347,10 @@ func (d *decider) form(n *State) {
 		}
 		return a.Rank - b.Rank
 	})
+	n.Text = ""
+	if n.Ending != nil { // nobody else may have seen its last words
+		n.Text = n.Ending.Text
+	}
 	n.Phase, n.Fresh, n.Ending = Running, false, nil
 	n.Round++
 }

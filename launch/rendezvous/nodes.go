@@ -55,8 +55,7 @@ type agent struct {
 
 	attempted bool
 	failure   *launch.Error // of the last attempt, if its ranks failed by themselves
-	ending    string        // why the last round ended
-	said      string        // what has been said of it
+	said      string        // why the last round ended, as far as it has been said
 	signal    error         // what asked this node to leave
 	result    Result
 	over      bool
@@ -178,11 +177,7 @@ func (a *agent) step(e Event) {
 	case Ended:
 		a.stop = nil
 	}
-	actions := a.m.Step(time.Now(), e)
-	if s := a.m.State(); s != nil && s.Ending != nil {
-		a.ending = s.Ending.Text
-	}
-	for _, act := range actions {
+	for _, act := range a.m.Step(time.Now(), e) {
 		switch act := act.(type) {
 		case Start:
 			a.start(act.Place)
@@ -205,10 +200,10 @@ func (a *agent) start(p Place) {
 	if a.failure != nil {
 		a.failure.Report(a.out)
 	}
-	if a.ending != "" && a.ending != a.said {
-		fmt.Fprintf(a.out, "cohort: the round before has ended: %s\n", plain(a.ending))
+	if p.Before != "" && p.Before != a.said {
+		fmt.Fprintf(a.out, "cohort: the round before has ended: %s\n", plain(p.Before))
 	}
-	a.ending, a.said = "", ""
+	a.said = ""
 	if p.Restarts > a.restarts {
 		fmt.Fprintf(a.out, "cohort: restart %d of %d\n", p.Restarts, a.host.Config().MaxRestarts)
 	}

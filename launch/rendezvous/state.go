@@ -169,7 +169,7 @@ type State struct {
 	Ending   *Ending       `json:"ending,omitempty"` // of the last round, while gathering
 	Refused  []Refusal     `json:"refused,omitempty"`
 	Good     bool          `json:"good,omitempty"` // closed: all ranks ended well
-	Text     string        `json:"text,omitempty"` // closed: why
+	Text     string        `json:"text,omitempty"` // closed: why; running: why the round before ended
 }
 
 // clone returns a copy that can be changed.
@@ -220,6 +220,7 @@ type Place struct {
 	NumRoleRanks        int
 	MasterAddr          string // where rank 0 listens
 	MasterPort          int
+	Before              string // why the round before ended
 	AgentStore          bool   // whether the agent there serves PyTorch's store
 	Addrs               string // of all nodes, with commas between them
 	Version             uint64 // of the state that says so
@@ -229,7 +230,7 @@ type Place struct {
 func (s *State) place(i int) Place {
 	p := Place{
 		Round: s.Round, Restarts: s.Restarts, NodeRank: i, NumNodes: len(s.Members), NumRanks: s.NumRanks(),
-		MasterAddr: s.Members[0].Addr, MasterPort: s.Members[0].Port, AgentStore: s.Members[0].Store, Version: s.Version,
+		MasterAddr: s.Members[0].Addr, MasterPort: s.Members[0].Port, AgentStore: s.Members[0].Store, Before: s.Text, Version: s.Version,
 	}
 	var addrs []string
 	for j := range s.Members {
