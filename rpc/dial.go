@@ -87,7 +87,7 @@ func (a *Agent) dial(ctx context.Context, p *Peer) (conn *transport.Conn, how st
 		return nil, "", fmt.Errorf("the peer listens at no address that this agent may use (transport %q)", a.kind)
 	}
 	opts := []transport.DialOption{transport.WithTLS(secure), transport.WithFailures(func(err error) { p.failed.Store(&err) })}
-	if a.meeting != nil {
+	if a.meeting != nil || p.there {
 		opts = append(opts, transport.WithListener())
 	}
 	if how == "shm" {
@@ -172,6 +172,10 @@ func (p *Peer) connect(ctx context.Context) (*link, error) {
 // sayHello sends the first frame: [version, name, rank, id, limit, name of the peer],
 // and with WithPeers the list's fingerprint.
 func (a *Agent) sayHello(conn *transport.Conn, p *Peer) error {
+	return a.sayHelloAs(conn, p, a.name, a.rank)
+}
+
+func (a *Agent) sayHelloAs(conn *transport.Conn, p *Peer, name string, rank int) error {
 	m := newOutgoing(frameHello, a, p)
 	defer m.release(nil)
 	e := &m.enc
@@ -181,8 +185,8 @@ func (a *Agent) sayHello(conn *transport.Conn, p *Peer) error {
 	}
 	e.Array(items)
 	e.Uint(wireVersion)
-	e.Text(a.name)
-	e.Int(int64(a.rank))
+	e.Text(name)
+	e.Int(int64(rank))
 	e.Text(a.me.ID)
 	e.Uint(uint64(a.maxMessage))
 	if p.rank < 0 {
@@ -342,6 +346,9 @@ func (a *Agent) greet(conn *transport.Conn) (*serverLink, error) {
 		}
 	}
 	p := a.guest(name, int(rank), id)
+	if no := a.believe(p, id); no != nil {
+		return nil, a.turnAway(conn, no)
+	}
 	m := newOutgoing(frameWelcome, a, nil)
 	defer m.release(nil)
 	e := &m.enc

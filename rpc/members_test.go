@@ -93,3 +93,49 @@ func TestSizesDiffer(t *testing.T) {
 		t.Error("the first one met somebody")
 	}
 }
+
+// TestTwoOfOneName: of two processes of a list that say that they are the same member,
+// the one at its address is; the other is told so, and so is one at whose address
+// nobody answers.
+func TestTwoOfOneName(t *testing.T) {
+	t.Setenv("COHORT_TRANSPORT", "")
+	address := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		return l.Addr().String()
+	}
+	agent := func(name string, list []PeerAddr, opts ...Option) *Agent {
+		t.Helper()
+		a, err := Init(t.Context(), name, append(opts, WithToken(agenttest.Token), WithPeers(list), serveBasics())...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { a.Close() })
+		return a
+	}
+	for _, at := range []func(name string) string{
+		func(string) string { return address() },
+		func(name string) string { return "unix:" + t.TempDir() + "/" + name },
+	} {
+		list := []PeerAddr{{"a", at("a")}, {"b", at("b")}}
+		elsewhere := WithListen("127.0.0.1:0")
+		server, impostor := agent("b", list), agent("a", list, elsewhere)
+		if _, err := noop.Call(t.Context(), impostor.Peer("b"), struct{}{}); KindOf(err) != KindUnreachable || !strings.Contains(err.Error(), "cannot be proven") {
+			t.Errorf("%s: a call in the name of a member that is not there: %v, want kind %q", list[0].Addr, err, KindUnreachable)
+		}
+		member := agent("a", list)
+		if _, err := noop.Call(t.Context(), member.Peer("b"), struct{}{}); err != nil {
+			t.Errorf("%s: the member's call: %v", list[0].Addr, err)
+		}
+		if _, err := noop.Call(t.Context(), server.Peer("a"), struct{}{}); err != nil {
+			t.Errorf("%s: a call to the member: %v", list[0].Addr, err)
+		}
+		_, err := noop.Call(t.Context(), impostor.Peer("b"), struct{}{})
+		if KindOf(err) != KindNameTaken || !strings.Contains(err.Error(), list[0].Addr) {
+			t.Errorf("%s: a call in the name of another process: %v; want kind %q and where that is", list[0].Addr, err, KindNameTaken)
+		}
+	}
+}

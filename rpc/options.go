@@ -117,7 +117,9 @@ const maxAgents = 1 << 16
 // gives the same list, itself included, in the same order, which gives the ranks.
 // An agent listens at its own address in the list unless [WithListen] gives
 // another. Nobody waits for the others before the first call to them, which fails
-// with [KindMembers] where its list has other names, or another order.
+// with [KindMembers] where its list has other names, or another order. Who calls is
+// asked back at its address in the list whether it is there: else the first call fails
+// with [KindNameTaken], or [KindUnreachable] where nobody answers.
 func WithPeers(peers []PeerAddr) Option {
 	return func(o *options) error {
 		if o.store != nil {

@@ -21,10 +21,12 @@ type Peer struct {
 	name  string
 	rank  int
 	where record
+	there bool   // it says that it listens: who refuses a connection is not yet to come
 	err   *Error // why it cannot be called, nil if it can
 
-	parked  parking     // its calls that are answered later
-	seen    atomic.Bool // there has been a connection
+	parked  parking                // its calls that are answered later
+	proven  atomic.Pointer[string] // which process it is, see Agent.believe
+	seen    atomic.Bool            // there has been a connection
 	link    atomic.Pointer[link]
 	mu      sync.Mutex
 	dialing *dialing              // nil if nobody dials
