@@ -27,15 +27,16 @@ func TestStrangers(t *testing.T) {
 	for _, g := range []Generation{PerPair, PerDevice} {
 		t.Run(map[Generation]string{PerPair: "pair", PerDevice: "device"}[g], func(t *testing.T) {
 			s := store.NewMemory()
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			refused := make(chan netip.AddrPort, 8)
+			asked, refused := make(chan netip.Addr, 8), make(chan netip.AddrPort, 8)
+			told := make(chan struct{}) // a group that has ended refuses nobody
 			var all sync.WaitGroup
 			defer all.Wait()
 			rank := func(r int, addr string) {
 				cfg := config(s, g, r, 2)
 				cfg.Addrs = []netip.Addr{netip.MustParseAddr(addr)}
-				cfg.Admit = func(netip.Addr) bool { return false }
+				cfg.Admit = func(from netip.Addr) bool { asked <- from; return false }
 				cfg.Refused = func(from netip.AddrPort, as int) {
 					if r != 0 || as != 1 {
 						t.Errorf("rank %d refused somebody as rank %d", r, as)
@@ -51,6 +52,7 @@ func TestStrangers(t *testing.T) {
 				if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier, Seq: 1}, collective.Data{}, collective.Data{}); err != nil {
 					t.Errorf("rank %d: %v", r, err)
 				}
+				<-told
 			}
 			all.Go(func() { rank(0, "127.0.0.1") })
 			v, err := s.Get(ctx, "0/0")
@@ -81,7 +83,11 @@ func TestStrangers(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			time.Sleep(20 * time.Millisecond) // so that it is first, where that counts
+			select { // so that it is first, where that counts
+			case <-asked:
+			case <-ctx.Done():
+				t.Error("the stranger has not come in")
+			}
 			all.Go(func() { rank(1, "127.0.0.2") })
 			select {
 			case from := <-refused:
@@ -91,6 +97,7 @@ func TestStrangers(t *testing.T) {
 			case <-ctx.Done():
 				t.Error("nobody was refused")
 			}
+			close(told)
 			_ = stranger.SetReadDeadline(time.Now().Add(10 * time.Second))
 			if _, err := stranger.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 				t.Errorf("the stranger's connection: %v, want its end", err)
