@@ -304,7 +304,7 @@ func TestJobUnderAttack(t *testing.T) {
 
 func attackJob(t *testing.T, kind string) {
 	data, env := writeText(t), []string{envvar.Transport.Assign(kind)}
-	numSteps := 1200
+	numSteps := 2400 // they write twice what a pipe holds
 	if *attackTime > 0 {
 		began := time.Now()
 		j := start(t, env, append(tiny(data, filepath.Join(t.TempDir(), "trial")), "--steps", "2000", "--json")...)
@@ -328,20 +328,27 @@ func attackJob(t *testing.T, kind string) {
 	token := transport.NewToken()
 	said := captureWords(t, token)
 	began = time.Now()
-	j = start(t, append(env, envvar.Token.Assign(token.Text())), args("attacked")...)
+	j, goOn := startHeld(t, append(env, envvar.Token.Assign(token.Text())), args("attacked")...)
 	j.await(t, "a step", func(stdout string) bool { return strings.Contains(stdout, `"loss"`) })
 	var answered, tried atomic.Int64
 	var attacks []*attack
 	var lines []map[string]func() script
-	ranks := append(j.processes(0), j.processes(1)...)
-	all := listeners(t, j.processes(-1))
+	environs := j.environs()
+	var ranks []int
+	for pid, env := range environs {
+		if valueOf(env, envvar.Rank) != "" {
+			ranks = append(ranks, pid)
+		}
+	}
+	all := listeners(t, slices.Collect(maps.Keys(environs)))
 	for pid, at := range all {
 		if !slices.Contains(ranks, pid) {
 			t.Errorf("process %d, which is no rank, listens at %v", pid, at)
 		}
+		masterPort := valueOf(environs[pid], envvar.MasterPort)
 		for _, e := range at {
 			proto := "store"
-			if e.network == "unix" || !strings.HasSuffix(e.address, ":"+masterPort(t, pid)) {
+			if e.network == "unix" || !strings.HasSuffix(e.address, ":"+masterPort) {
 				proto = "coll"
 			}
 			attacks = append(attacks, &attack{at: e, answered: &answered, tried: &tried})
@@ -351,6 +358,8 @@ func attackJob(t *testing.T, kind string) {
 	if want := map[string]int{"tcp": 2, "auto": 3}[kind]; len(attacks) != want {
 		t.Fatalf("the job listens at %v, want %d places", all, want)
 	}
+
+	goOn()
 
 	// In turns, so that what else this machine does falls on both alike.
 	// At rest and attacked: steps a second, by turns, and the ranks' processor
@@ -436,19 +445,13 @@ func cpuTime(pids []int) (total int64) {
 	return total
 }
 
-// masterPort returns the MASTER_PORT of a rank's process.
-func masterPort(t *testing.T, pid int) string {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for kv := range strings.SplitSeq(string(text), "\x00") {
-		if port, ok := strings.CutPrefix(kv, envvar.MasterPort.Assign("")); ok {
-			return port
+// valueOf returns a variable of an environment, "" where it is not there.
+func valueOf(env []string, name envvar.Var) string {
+	for _, kv := range env {
+		if value, ok := strings.CutPrefix(kv, name.Assign("")); ok {
+			return value
 		}
 	}
-	t.Fatalf("process %d has no %s", pid, envvar.MasterPort)
 	return ""
 }
 

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -73,14 +75,14 @@ func startWith(t *testing.T, env []string, stdout *os.File, args ...string) *job
 		j.cmd.Stdout = stdout
 	}
 	j.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	j.cmd.WaitDelay = 5 * time.Second
+	j.cmd.WaitDelay = time.Minute
 	if err := j.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() {
+	go func(ended chan struct{}) {
 		_ = j.cmd.Wait()
-		close(j.ended)
-	}()
+		close(ended)
+	}(j.ended)
 	t.Cleanup(func() {
 		_ = j.cmd.Process.Kill()
 		<-j.ended
@@ -92,13 +94,45 @@ func startWith(t *testing.T, env []string, stdout *os.File, args ...string) *job
 	return j
 }
 
+// startHeld is start, with an output that is read up to the first step only, until goOn
+// is called: the job stops soon after that, as its pipes are full, and serves its ports.
+func startHeld(t *testing.T, env []string, args ...string) (j *job, goOn func()) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 4<<10); err != nil {
+		t.Fatal(err)
+	}
+	j = startWith(t, env, w, args...)
+	w.Close()
+	held, over := make(chan struct{}), j.ended
+	j.ended = make(chan struct{}) // once all has been read, too
+	go func() {
+		defer close(j.ended)
+		defer r.Close()
+		buf := make([]byte, 4<<10)
+		for n, err := r.Read(buf); err == nil; n, err = r.Read(buf) {
+			_, _ = stream{j, &j.stdout}.Write(buf[:n])
+			if stdout, _ := j.output(); strings.Contains(stdout, `"loss"`) {
+				<-held
+			}
+		}
+		<-over
+	}()
+	goOn = sync.OnceFunc(func() { close(held) })
+	t.Cleanup(goOn) // before the job is waited for
+	return j, goOn
+}
+
 // wait returns the exit code.
 func (j *job) wait(t *testing.T) int {
 	t.Helper()
 	select {
 	case <-j.ended:
 		return j.cmd.ProcessState.ExitCode()
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		_, stderr := j.output()
 		t.Fatalf("%v does not end; standard error:\n%s", j.cmd.Args[1:], stderr)
 		return 0
@@ -108,7 +142,7 @@ func (j *job) wait(t *testing.T) int {
 // await waits until the standard output satisfies a condition.
 func (j *job) await(t *testing.T, what string, done func(stdout string) bool) {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(2 * time.Minute)
 	for {
 		j.mu.Lock()
 		ok, more := done(j.stdout.String()), j.more
@@ -130,9 +164,9 @@ func (j *job) await(t *testing.T, what string, done func(stdout string) bool) {
 	}
 }
 
-// processes returns the job's processes: those of a rank, or all (-1).
-func (j *job) processes(rank int) []int {
-	var pids []int
+// environs returns the environments of the job's processes, by pid.
+func (j *job) environs() map[int][]string {
+	found := make(map[int][]string)
 	files, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, f := range files {
 		text, err := os.ReadFile(f)
@@ -140,11 +174,22 @@ func (j *job) processes(rank int) []int {
 			continue // ended, or somebody else's
 		}
 		env := strings.Split(string(text), "\x00")
-		if slices.Contains(env, j.mark) && (rank < 0 || slices.Contains(env, envvar.Rank.Assign(strconv.Itoa(rank)))) {
+		if slices.Contains(env, j.mark) {
 			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
+			found[pid] = env
+		}
+	}
+	return found
+}
+
+// processes returns the job's processes: those of a rank, or all (-1).
+func (j *job) processes(rank int) (pids []int) {
+	for pid, env := range j.environs() {
+		if rank < 0 || slices.Contains(env, envvar.Rank.Assign(strconv.Itoa(rank))) {
 			pids = append(pids, pid)
 		}
 	}
+	slices.Sort(pids)
 	return pids
 }
 
@@ -152,7 +197,7 @@ func (j *job) processes(rank int) []int {
 // vanish after the one that was waited for.
 func (j *job) gone(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); ; {
+	for deadline := time.Now().Add(time.Minute); ; {
 		left := j.processes(-1)
 		if len(left) == 0 {
 			return
@@ -215,7 +260,7 @@ func tiny(data, out string, more ...string) []string {
 // before. Other programs make some too, for a moment: what stays counts.
 func newSharedMemory(t *testing.T, before []string) (stay []string) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		stay = slices.DeleteFunc(sharedMemory(t), func(name string) bool { return slices.Contains(before, name) })
 		if len(stay) == 0 || time.Now().After(deadline) {
 			return stay

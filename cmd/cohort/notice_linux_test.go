@@ -27,7 +27,7 @@ while :; do sleep 0.02; done`
 			"--notice-file", filepath.Join(dir, notice), "/bin/sh", "-c", worker)
 	}
 	stays, goes := run("of-one"), run("of-two")
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		one, _ := stays.output()
 		two, _ := goes.output()
 		if strings.Contains(one, "2 here") && strings.Contains(two, "2 here") {

@@ -27,7 +27,7 @@ func TestStoreCommand(t *testing.T) {
 		"cohort": func(ctx context.Context, stdout, _ io.Writer) error { return serveCohort(ctx, "127.0.0.1:0", stdout) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			out, stdout := io.Pipe()
 			errs, stderr := io.Pipe()

@@ -33,7 +33,7 @@ func TestInterruptedEncoding(t *testing.T) {
 		if info, err := os.Stat(shard); err == nil && info.Size() > 0 {
 			break
 		}
-		if time.Since(began) > 30*time.Second {
+		if time.Since(began) > 2*time.Minute {
 			t.Fatal("there is no shard")
 		}
 	}

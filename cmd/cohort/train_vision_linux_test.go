@@ -11,15 +11,15 @@ import (
 )
 
 // TestTrainVision: `cohort train vision` as a newcomer runs it, two processes,
-// tells more than 97 of 100 digits, in a small part of the minute that it has.
+// tells more than 97 of 100 digits, in a small part of a minute.
 func TestTrainVision(t *testing.T) {
-	begin := time.Now()
 	j := start(t, nil, "train", "vision", "--ranks", "2", "--model", "mlp", "--out", filepath.Join(t.TempDir(), "run"), "--json")
 	if code := j.wait(t); code != 0 {
 		_, stderr := j.output()
 		t.Fatalf("code %d:\n%s", code, stderr)
 	}
-	if d := time.Since(begin); d > time.Minute {
+	// Of the processors' time: another program may have most of it.
+	if d := j.cmd.ProcessState.UserTime() + j.cmd.ProcessState.SystemTime(); d > time.Minute {
 		t.Errorf("it took %v", d)
 	}
 	stdout, _ := j.output()
