@@ -97,7 +97,7 @@ func run(t *testing.T, numRanks int, c LMConfig, explicit ...string) (*log, erro
 
 func runWith(t *testing.T, numRanks int, c LMConfig, l *log, explicit ...string) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("the test's limit"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Minute, errors.New("the test's limit"))
 	defer cancel()
 	return dist.Spawn(ctx, numRanks, func(ctx context.Context, g *dist.Group) error {
 		return LM(ctx, g, c, flags(explicit), l)

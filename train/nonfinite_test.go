@@ -74,7 +74,7 @@ func timesNaN(_ *nn.Ctx, y *tensor.Tensor) *tensor.Tensor { return y.MulScalar(m
 // what each rank was told, and what the job was.
 func runAround(t *testing.T, c LMConfig, around []nn.Interceptor, l *log) (runs []*lmRun, told []error, job error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("the test's limit"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Minute, errors.New("the test's limit"))
 	defer cancel()
 	runs, told = make([]*lmRun, len(around)), make([]error, len(around))
 	c.Ranks = len(around)

@@ -107,7 +107,7 @@ func (f *fitting) task(g *dist.Group) (Task[points], Options) {
 // run trains on goroutines and returns what each rank and the job were told.
 func (f *fitting) run(t *testing.T, numRanks int) (told []error, job error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 30*time.Second, errors.New("the test's limit"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 2*time.Minute, errors.New("the test's limit"))
 	defer cancel()
 	f.log = newLog()
 	told = make([]error, numRanks)
@@ -568,7 +568,7 @@ func TestErrorOfOneRank(t *testing.T) {
 					t.Errorf("rank %d does not say whose it is: %v", rank, err)
 				}
 			}
-			if d := time.Since(began); d > 5*time.Second {
+			if d := time.Since(began); d > 30*time.Second {
 				t.Errorf("it took %v", d)
 			}
 		})

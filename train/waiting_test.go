@@ -34,7 +34,7 @@ func TestRunTellsThatItWaitsForData(t *testing.T) {
 			line := nn.NewLinear(&nn.Build{}, 1, 1)
 			ds := data.FromFunc(50, func(ctx context.Context, k data.Key) (float32, error) {
 				if slow {
-					time.Sleep(10 * time.Millisecond)
+					time.Sleep(30 * time.Millisecond) // a step takes less, also on a busy machine
 				}
 				if k.Index%10 == 0 {
 					return 0, context.DeadlineExceeded

@@ -244,7 +244,11 @@ func TestSharedRefused(t *testing.T) {
 		if err := c.offer(near); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second/5)
+		limit := patience
+		if c.name == "silence" {
+			limit = time.Second / 5
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		if _, err := AcceptShared(ctx, far); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
@@ -310,7 +314,7 @@ func TestSharedPeerKilled(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if took := time.Since(killed); took > time.Second {
+	if took := time.Since(killed); took > 10*time.Second {
 		t.Errorf("noticed after %v", took)
 	}
 	_ = cmd.Wait()

@@ -234,7 +234,7 @@ func TestDialGivesUp(t *testing.T) {
 	}
 	addr := ln.Addr().String()
 	ln.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second/2)
 	defer cancel()
 	_, err = Dial(ctx, addr, "store", NewToken())
 	var e *Error

@@ -91,7 +91,11 @@ func TestRefusalsLeaveATrace(t *testing.T) {
 		{"tls without a greeting", append([]byte{22, 3, 1, 0, 5, 1, 0, 0, 1, 0}, pattern(300, 1)...), false, errGarbage},
 		{"tls, a record too long", append([]byte{22, 3, 1, 0xff, 0xff}, pattern(300, 1)...), false, errGarbage},
 	} {
-		p, err := listen("127.0.0.1:0", token, 50*time.Millisecond, 10)
+		limit := patience
+		if tt.why == errSlow {
+			limit = 50 * time.Millisecond
+		}
+		p, err := listen("127.0.0.1:0", token, limit, 10)
 		if err != nil {
 			t.Fatal(err)
 		}
