@@ -167,18 +167,21 @@ func fillBuckets(params []*nn.Parameter, first, rest int) [][]*nn.Parameter {
 	return runs
 }
 
+// memoryFor returns what makes buckets: ranks of one node reduce each other's in place.
+// Without others there, or where all goes over PyTorch's wire, the pool's memory is quicker.
+func memoryFor(group *dist.Group) func(tensor.Device, tensor.DType, ...int) *tensor.Tensor {
+	if group.LocalSize() > 1 && group.Transport() != "gloo" {
+		return tensor.NewShared
+	}
+	return tensor.New
+}
+
 func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 	numElems := 0
 	for _, p := range params {
 		numElems += p.Data().NumElems()
 	}
-	// Ranks of one node reduce each other's buckets in place; without others
-	// there, the pool's memory is quicker.
-	alloc := tensor.New
-	if d.group.LocalSize() > 1 {
-		alloc = tensor.NewShared
-	}
-	b := &bucket{params: params, flat: alloc(params[0].Data().Device(), tensor.Float32, numElems)}
+	b := &bucket{params: params, flat: memoryFor(d.group)(params[0].Data().Device(), tensor.Float32, numElems)}
 	offset := 0
 	for _, p := range params {
 		n := p.Data().NumElems()

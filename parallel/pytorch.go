@@ -261,10 +261,7 @@ func stridesOf(shape []int) []int64 {
 func (p *pytorchDDP) setBuckets(assigned [][]int) {
 	p.buckets = make([]*pytorchBucket, len(assigned))
 	p.bucketOf, p.offsetOf = make([]int, len(p.params)), make([]int, len(p.params))
-	alloc := tensor.New
-	if p.group.LocalSize() > 1 { // see DDP.newBucket
-		alloc = tensor.NewShared
-	}
+	alloc := memoryFor(p.group)
 	for i, indices := range assigned {
 		like := make([]*tensor.Tensor, len(indices))
 		for j, k := range indices {
