@@ -373,20 +373,25 @@ func (j *glooJob) open(ctx context.Context, g *Group, name string) error {
 // addresses returns where this rank listens for the others: at the interfaces that
 // are named, or the one that leads to where all meet, or as PyTorch does.
 func (j *glooJob) addresses(ctx context.Context) ([]netip.Addr, error) {
-	names := envvar.GlooInterface.Text()
-	theirs, err := gloo.LocalAddrs(ctx, names)
-	if err != nil || names != "" || j.addr == "" {
-		return theirs, err
+	if names := envvar.GlooInterface.Text(); names != "" || j.addr == "" {
+		return gloo.LocalAddrs(ctx, names)
 	}
 	a, err := wayTo(ctx, j.addr)
-	if err != nil {
-		return nil, err
+	if err != nil || envvar.Interface.IsSet() {
+		return []netip.Addr{a}, err
 	}
-	if !envvar.Interface.IsSet() && a.Is4() != theirs[0].Is4() {
+	// Whose name server is not there need not wait for it long: most need no answer.
+	ask, cancel := context.WithTimeout(ctx, nameTime)
+	defer cancel()
+	theirs, err := gloo.LocalAddrs(ask, "")
+	if err == nil && a.Is4() != theirs[0].Is4() {
 		a = inFamily(ctx, j.addr, theirs[0])
 	}
 	return []netip.Addr{a}, nil
 }
+
+// nameTime is how long the look-up of this host's name may take.
+const nameTime = 2 * time.Second
 
 // wayTo returns this machine's address on the way to where all meet.
 func wayTo(ctx context.Context, addr string) (netip.Addr, error) {
