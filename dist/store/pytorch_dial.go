@@ -144,19 +144,20 @@ func probe(ctx context.Context, addr string) (PyTorchGeneration, error) {
 		_, err = l.exchange(ctx, b, n, patience)
 		return err
 	}
-	code, _ := opcodeOf(verbNumKeys, PyTorch1)
-	switch err := ask([]byte{code}, 8, probeTime); {
-	case errors.Is(err, errHungUp):
-		// 2.2 and 2.3 know the greeting without the ping.
-		b, _ := greeting(false)
-		b = appendPyTorch(b, PyTorch2, &pyTorchRequest{verb: verbNumKeys})
-		if err := ask(b, 8, probeTime); errors.Is(err, errHungUp) {
-			return 0, errors.New("it is no store of PyTorch's, or does not admit this host: it hung up at the greetings of 1.13 and of 2.2 and later")
-		} else if err != nil {
-			return 0, err
-		}
+	// 2.2 to 2.4 know the greeting without the ping. What begins behind the question makes
+	// the length of 1.13 negative here, too; and 2.4 says nothing where a greeting is missing,
+	// so that this is asked first.
+	b, _ := greeting(false)
+	b = append(appendPyTorch(b, PyTorch2, &pyTorchRequest{verb: verbNumKeys}), byte(verbCheck), 0, 0x80)
+	if err := ask(b, 8, probeTime); err == nil {
 		return PyTorch2, nil
-	case err != nil:
+	} else if !errors.Is(err, errHungUp) {
+		return 0, err
+	}
+	code, _ := opcodeOf(verbNumKeys, PyTorch1)
+	if err := ask([]byte{code}, 8, probeTime); errors.Is(err, errHungUp) {
+		return 0, errors.New("it is no store of PyTorch's, or does not admit this host: it hung up at the greetings of 1.13 and of 2.2 and later")
+	} else if err != nil {
 		return 0, err
 	}
 	// 2.1 answers this, 2.0 keeps it without a word, 1.13 hangs up.

@@ -223,27 +223,27 @@ func TestPyTorchProbe(t *testing.T) {
 		say    string
 	}{
 		"1.13": {func(n int, c net.Conn) {
-			if n == 1 {
+			if n == 2 {
 				read(c, 1)
 				c.Write(make([]byte, 8))
-			} else if n < 3 {
+			} else if n < 4 {
 				read(c, 9)
 			}
 		}, PyTorch1, ""},
 		"2.2, without a ping": {func(n int, c net.Conn) {
-			if n == 2 {
+			if n == 1 {
 				read(c, 6)
 				c.Write(make([]byte, 8))
-			} else if n < 2 {
+			} else if n == 0 {
 				read(c, 1)
 			}
 		}, PyTorch2, ""},
 		"2.1": {func(n int, c net.Conn) {
 			switch n {
-			case 1:
+			case 2:
 				read(c, 1)
 				c.Write(make([]byte, 8))
-			case 2:
+			case 3:
 				read(c, 9)
 				c.Write([]byte{1})
 			}

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -356,6 +357,10 @@ def play(job):
     for begun in flying:
         begun.finish()
     dist.barrier()
+    if VERSION < (2, 5):
+        # There destroying a group waits, with Python's lock, for a thread that may need that to
+        # free what it did last: it has a moment to do so.
+        time.sleep(0.2)
     dist.destroy_process_group()
     return digests
 
