@@ -116,17 +116,21 @@ func listed(ranks []string) string {
 	return "ranks " + strings.Join(ranks, ", ")
 }
 
-// watchKinds waits until ranks of PyTorch 1.13 and of 2.x show themselves, each where
-// those of their kind meet, and tells the Go ranks and the agent.
+// watchKinds waits until ranks of two PyTorch show themselves that do not meet in one place
+// of the store, each where those of its kind do, and tells the Go ranks and the agent.
 func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
 	pause := kindsPoll
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	attempt := store.Prefix(r.Store(), "/worker/attempt_"+strconv.Itoa(at.Number))
-	kinds := [2]struct {
-		keys  store.Store
-		first string
-	}{{store.Prefix(attempt, "default_pg/0"), "0/rank_"}, {store.Prefix(r.Store(), "default_pg/0//cpu/"), "0/"}}
+	kinds := []struct {
+		name, first string
+		keys        store.Store
+	}{
+		{"PyTorch 1.13", "0/rank_", store.Prefix(attempt, "default_pg/0")},
+		{"PyTorch 2.2 to 2.5", "0/", store.Prefix(attempt, "default_pg/0//cpu/")},
+		{"PyTorch 2.6 or later", "0/", store.Prefix(r.Store(), "default_pg/0//cpu/")},
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -135,28 +139,34 @@ func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
 			pause = min(pause*5/4, kindsRest)
 			timer.Reset(pause)
 		}
-		var ranks [2][]string
-		for i, k := range kinds {
+		var came, first []string // of each kind that has shown itself
+		for _, k := range kinds {
+			var ranks []string
 			for rank := range at.WorldSize {
 				// What nobody has as its value is not replaced: this only looks.
 				if v, _, err := k.keys.CompareAndSet(ctx, k.first+strconv.Itoa(rank), []byte{0}, []byte{0}); err == nil && v != nil {
-					ranks[i] = append(ranks[i], strconv.Itoa(rank))
+					ranks = append(ranks, strconv.Itoa(rank))
 				}
 			}
+			if len(ranks) == at.WorldSize {
+				return
+			}
+			if len(ranks) > 0 {
+				came, first = append(came, listed(ranks)+" with "+k.name), append(first, ranks[0])
+			}
 		}
-		old, young := ranks[0], ranks[1]
-		switch {
-		case len(old) > 0 && len(young) > 0:
-			_ = r.Store().Set(ctx, store.PyTorchMixed, []byte(old[0]+" "+young[0]))
+		if len(came) < 2 {
+			continue
+		}
+		if strings.HasSuffix(came[0], kinds[0].name) { // what Go ranks know of
+			_ = r.Store().Set(ctx, store.PyTorchMixed, []byte(first[0]+" "+first[1]))
 			select {
 			case <-ctx.Done():
 			case <-time.After(kindsGrace):
 			}
-			r.mixed <- fmt.Errorf("%s came with PyTorch 2, %s with PyTorch 1.13, or as Cohort's that goes with it: the two cannot be in one group", listed(young), listed(old))
-			return
-		case len(old) == at.WorldSize || len(young) == at.WorldSize:
-			return
 		}
+		r.mixed <- fmt.Errorf("%s came, or as Cohort's that go with it: they cannot be in one group", strings.Join(came, ", "))
+		return
 	}
 }
 

@@ -14,7 +14,6 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -231,16 +230,19 @@ func TestRanksThatDiffer(t *testing.T) {
 	}
 }
 
-// roleKinds does in the store what a rank of PyTorch 2 does when it comes (rank 0) or one
-// of 1.13 (rank 1), and waits; others are Cohort's.
-func roleKinds(string) int {
+// roleKinds does in the store what a rank of PyTorch 2.6 does when it comes (rank 0) or one
+// of 1.13 or 2.5 (rank 1), and waits; others are Cohort's.
+func roleKinds(other string) int {
 	rank := envvar.Rank.Text()
 	if rank > "1" {
 		return roleGloo("")
 	}
 	generation, key := store.PyTorch2, "default_pg/0//cpu//0/0"
-	if rank == "1" {
+	switch rank + " " + other {
+	case "1 1.13":
 		generation, key = store.PyTorch1, "/worker/attempt_0/default_pg/0/0/rank_1"
+	case "1 2.5":
+		key = "/worker/attempt_0/default_pg/0//cpu//0/1"
 	}
 	c, err := store.DialPyTorch(context.Background(), net.JoinHostPort(envvar.MasterAddr.Text(), envvar.MasterPort.Text()), store.PyTorchClientConfig{Generation: generation})
 	if err != nil {
@@ -258,17 +260,22 @@ func roleKinds(string) int {
 	return 1
 }
 
-// TestTwoPyTorches: ranks of 1.13 and of 2.x in one job are named, by the Go ranks and by
-// the agent that serves the store, and nobody waits for long.
+// TestTwoPyTorches: ranks of two PyTorch that cannot meet in one job are named, by the Go
+// ranks and by the agent that serves the store, and nobody waits for long.
 func TestTwoPyTorches(t *testing.T) {
-	for n, want := range map[int]string{
-		2: "stopped: rank 0 came with PyTorch 2, rank 1 with PyTorch 1.13, or as Cohort's that goes with it: the two cannot be in one group",
-		3: "rank 0 failed: it runs PyTorch 2, and others run PyTorch 1.13, which cannot be in one group",
+	for _, c := range []struct {
+		n           int
+		other, want string
+	}{
+		{2, "1.13", "stopped: rank 1 with PyTorch 1.13, rank 0 with PyTorch 2.6 or later came, or as Cohort's that go with it: they cannot be in one group"},
+		{2, "2.5", "stopped: rank 1 with PyTorch 2.2 to 2.5, rank 0 with PyTorch 2.6 or later came, or as Cohort's that go with it: they cannot be in one group"},
+		{3, "1.13", "rank 0 failed: it runs PyTorch 2, and others run PyTorch 1.13, which cannot be in one group"},
 	} {
-		t.Run(strconv.Itoa(n), func(t *testing.T) {
+		t.Run(fmt.Sprint(c.n, " ", c.other), func(t *testing.T) {
 			t.Parallel()
+			want := c.want
 			var out, errs output
-			cfg := self(t, n, "kinds")
+			cfg := self(t, c.n, "kinds:"+c.other)
 			cfg.Stdout, cfg.Stderr, cfg.AgentStore = &out, &errs, StoreByAgent
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
