@@ -194,7 +194,7 @@ class Agents(unittest.TestCase):
         sender.join(20)
         self.assertIn(heard, [["closed"], ["connection lost"]])
 
-    @unittest.skipUnless(hasattr(signal, "setitimer"), "wants a timer that interrupts")
+    @unittest.skipUnless(hasattr(signal, "SIGALRM"), "wants a signal that interrupts")
     def test_interrupted(self):
         class Interrupt(BaseException):
             pass
@@ -204,10 +204,19 @@ class Agents(unittest.TestCase):
 
         before = signal.signal(signal.SIGALRM, interrupt)
         self.addCleanup(signal.signal, signal.SIGALRM, before)
-        agent = self.deaf()
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        agent, caller = self.deaf(), threading.main_thread().ident
+
+        def signals():
+            while not agent._conn.sending.locked():
+                time.sleep(0.001)
+            time.sleep(0.2)  # the frame is half written
+            signal.pthread_kill(caller, signal.SIGALRM)
+
+        sender = threading.Thread(target=signals)
+        sender.start()
         with self.assertRaises(Interrupt):
             agent.call("m", np.zeros(1 << 22))
+        sender.join()
         with self.assertRaisesRegex(cohort.RPCError, "connection lost"):  # not half a frame, and the next one behind it
             agent.call("m")
 
