@@ -38,7 +38,7 @@ func TestStartsItsRanks(t *testing.T) {
 // TestRanksAgree: three ranks, which share neither batch nor test images out
 // evenly, come as far, and all of them say so.
 func TestRanksAgree(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var mu sync.Mutex
 	said := map[float64]int{}

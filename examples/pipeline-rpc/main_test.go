@@ -130,7 +130,7 @@ func TestStagesWorkAtOnce(t *testing.T) {
 		}
 	}}
 	inGoroutines(t, []nn.Module{first, second}, func(ctx context.Context, a *rpc.Agent) error {
-		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 		defer cancel()
 		p, err := newPipeline(ctx, a)
 		if err != nil {

@@ -39,7 +39,7 @@ func TestTellsStripes(t *testing.T) {
 	}
 	*out, *steps, *batch, *side = filepath.Join(t.TempDir(), "run"), 8, 16, 32
 	r := &results{Reporter: train.Discard}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if err := dist.Spawn(ctx, 2, func(ctx context.Context, group *dist.Group) error { return learn(ctx, group, r) }); err != nil {
 		t.Fatal(err)

@@ -41,7 +41,7 @@ func TestStartsItsRanks(t *testing.T) {
 // unevenly, end with the same weights up to rounding; the ranks of a group, to
 // the bit.
 func TestRanksDoNotMatter(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	var alone []float32
 	for _, size := range []int{1, 2, 7} {

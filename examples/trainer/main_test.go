@@ -47,7 +47,7 @@ func (r *recorder) Evaluation(e train.Evaluation) { r.accuracy = e.Metrics[0].Va
 // run that two ranks do at a stretch, and its logs prove it.
 func TestStopsAndGoesOn(t *testing.T) {
 	spawn := func(size int, out string, r *recorder) error {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
 		r.stop = cancel
 		return dist.Spawn(context.WithoutCancel(ctx), size, func(_ context.Context, group *dist.Group) error {

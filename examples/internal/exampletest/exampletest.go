@@ -30,12 +30,12 @@ func Main(m *testing.M, main func()) {
 // Env returns the environment in which the test's binary, os.Args[0], is the example.
 func Env() []string { return append(os.Environ(), asProgram+"=1") }
 
-// Run runs the example with args for at most a minute, as `go run` would, and returns
+// Run runs the example with args for at most five minutes, as `go run` would, and returns
 // what it prints. The test fails if the example does, if what it prints lacks one of
 // wants, or if it complains of references that have leaked.
 func Run(t *testing.T, wants []string, args ...string) (stdout string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = Env()
