@@ -18,7 +18,7 @@ import (
 func TestRestartsGoOn(t *testing.T) {
 	text, out := writeText(t), filepath.Join(t.TempDir(), "run")
 	args := []string{"run", "--nproc-per-node", "3", "--max-restarts", "2", "--", os.Args[0]}
-	train := tiny(text, out, "--steps", "200", "--save-every", "20", "--eval-every", "1000")
+	train := tiny(text, out, "--steps", "400", "--save-every", "20", "--eval-every", "1000")
 	for i, a := range train {
 		if a == "--ranks" { // the launcher's business here
 			train = append(train[:i], train[i+2:]...)
@@ -39,11 +39,11 @@ func TestRestartsGoOn(t *testing.T) {
 	}
 	code := j.wait(t)
 	stdout, stderr := j.output()
-	if code != 0 || !strings.Contains(stdout, "step 200: saved "+out) {
+	if code != 0 || !strings.Contains(stdout, "step 400: saved "+out) {
 		t.Fatalf("code %d:\n%s\n%s", code, stdout, stderr)
 	}
-	report, err := data.CheckOrder(filepath.Join(out, data.OrderDir), data.CheckOptions{Steps: 200})
-	if err != nil || report.Err() != nil || report.Steps != 200 || len(report.Attempts) != 3 || !report.Ended {
+	report, err := data.CheckOrder(filepath.Join(out, data.OrderDir), data.CheckOptions{Steps: 400})
+	if err != nil || report.Err() != nil || report.Steps != 400 || len(report.Attempts) != 3 || !report.Ended {
 		t.Errorf("%v\n%v", err, report)
 	}
 }

@@ -110,11 +110,12 @@ func TestKilledRank(t *testing.T) {
 		t.Run(fmt.Sprint("rank", victim), func(t *testing.T) {
 			out := filepath.Join(t.TempDir(), "run")
 			j := start(t, nil, tiny(text, out, flags...)...)
-			j.await(t, "step 60", func(s string) bool { return strings.Contains(s, `{"step":60,`) })
+			j.await(t, "a step", func(s string) bool { return strings.Contains(s, `"loss"`) })
 			pids := j.processes(victim)
 			if len(pids) != 1 {
 				t.Fatalf("rank %d is the processes %v", victim, pids)
 			}
+			j.await(t, "step 60", func(s string) bool { return strings.Contains(s, `{"step":60,`) })
 			killed := time.Now()
 			if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
 				t.Fatal(err)
