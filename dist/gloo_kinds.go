@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 )
 
 // goKey is where a Go rank of a PyTorch job says in the store that it is one.
@@ -39,4 +40,14 @@ func (g *Group) PyTorchRanks(ctx context.Context) ([]int, error) {
 		}
 	}
 	return ranks, nil
+}
+
+// PyTorchVersion returns which PyTorch the other ranks of the job run, as far as is known:
+// "1.13", "2.6", or "2" where it is one of 2.2 and later and no more was found out or said
+// ([WithPyTorch]). It is empty for groups without PyTorch's wire.
+func (g *Group) PyTorchVersion() string {
+	if g.job == nil {
+		return ""
+	}
+	return strings.TrimPrefix(g.job.pytorch.String(), "PyTorch ")
 }

@@ -3,6 +3,7 @@
 package parallel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,8 @@ type PyTorchOptions struct {
 	// SkipInitSync is init_sync=False: NewDDP neither compares the models nor
 	// sends rank 0's.
 	SkipInitSync bool
-	// Version is that of the other ranks. It matters with [KeepBuffers] alone:
+	// Version is that of the other ranks, by default what the group has found out
+	// ([dist.Group.PyTorchVersion]). It matters with [KeepBuffers] alone:
 	// "1.13" sends buffers when a DDP is made, and at the end of join, even so.
 	Version string
 	// InitBuffers sends buffers when a DDP is made, with [KeepBuffers] too:
@@ -183,7 +185,8 @@ func newPyTorchDDP(ctx context.Context, model any, group *dist.Group, o *ddpOpti
 	named := func(s nn.NamedTensor) (string, *tensor.Tensor) { return s.Name, s.Tensor }
 	p.state = newCoalesced(state, named)
 	atFirst := p.state
-	old := p.o.Version == "1.13" || strings.HasPrefix(p.o.Version, "1.13.")
+	version := cmp.Or(p.o.Version, group.PyTorchVersion())
+	old := version == "1.13" || strings.HasPrefix(version, "1.13.")
 	if p.buffers != nil || old || p.o.InitBuffers {
 		atFirst = newCoalesced(withBuffers, named)
 		if p.buffers != nil || old {

@@ -208,7 +208,7 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 	if strings.HasPrefix(version, "1.") {
 		old = "1.13"
 	}
-	opts := []DDPOption{PyTorch(PyTorchOptions{FindUnused: is(c.DDP, "find_unused_parameters"), StaticGraph: is(c.DDP, "static_graph"), Version: old})}
+	opts := []DDPOption{PyTorch(PyTorchOptions{FindUnused: is(c.DDP, "find_unused_parameters"), StaticGraph: is(c.DDP, "static_graph")})}
 	if keep, given := c.DDP["broadcast_buffers"]; given && keep == false {
 		opts = append(opts, KeepBuffers())
 	}
