@@ -30,6 +30,7 @@ type Peer struct {
 	link    atomic.Pointer[link]
 	mu      sync.Mutex
 	dialing *dialing              // nil if nobody dials
+	notes   waitingNotes          // for the connection
 	failed  atomic.Pointer[error] // of the last try of this dialling, nil if there was none
 }
 

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import (
+	"context"
+	"testing"
+
+	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// FuzzAnswers lets an agent answer a call of each kind, and a stream, by arbitrary
+// bytes: all of them end.
+func FuzzAnswers(f *testing.F) {
+	a, err := Init(context.Background(), "a", WithMaxMessage(1<<20), WithErrorType[*typedError]("typed"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { a.Close() })
+	head := func(kind byte, behind int, say func(e *cbor.Encoder)) []byte {
+		e := cbor.Encoder{Buf: make([]byte, 4)}
+		say(&e)
+		e.Buf[0] = byte(len(e.Buf) - 4)
+		return frame(kind, len(e.Buf)+behind, e.Buf, make([]byte, behind))
+	}
+	float := func(e *cbor.Encoder) { e.Array(1); e.Array(2); e.Uint(1); e.Uint(1) }
+	f.Add(head(frameReply, 4, func(e *cbor.Encoder) { e.Array(4); e.Uint(1); e.Null(); float(e); tensorZero(e) }))
+	f.Add(head(frameReply, 0, func(e *cbor.Encoder) { e.Array(4); e.Uint(2); e.Null(); e.Null(); e.Map(0) }))
+	f.Add(head(frameItem, 4, func(e *cbor.Encoder) {
+		e.Array(3)
+		e.Uint(3)
+		float(e)
+		e.Map(2)
+		e.Text("N")
+		e.Int(1)
+		e.Text("Data")
+		tensorZero(e)
+	}))
+	f.Add(head(frameCredit, 0, func(e *cbor.Encoder) { e.Array(2); e.Uint(3); e.Uint(1 << 62) }))
+	f.Add(head(frameFailure, 0, func(e *cbor.Encoder) {
+		e.Array(7)
+		e.Uint(1)
+		e.Null()
+		e.Text("application")
+		e.Text("m")
+		e.Text("s")
+		e.Text("typed")
+		e.Map(2)
+		e.Text("Row")
+		e.Int(1)
+		e.Text("Table")
+		e.Text("t")
+	}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		near, far := transport.Pipe(proto)
+		p := &Peer{agent: a, name: "liar", rank: 1}
+		l := newLink(a, p, near, "pipe", 1<<20)
+		p.link.Store(l)
+		read := make(chan struct{})
+		go func() {
+			defer close(read)
+			l.receive()
+		}()
+		x := echo.Async(t.Context(), p, tensor.Zeros(1))
+		y := noop.Async(t.Context(), p, struct{}{})
+		s, err := count.Open(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = far.Write(b)
+		far.Close()
+		_, _ = x.Wait(t.Context())
+		_, _ = y.Wait(t.Context())
+		for _, err := range s.All(t.Context()) {
+			if err != nil {
+				break
+			}
+		}
+		s.Close()
+		<-read
+		if err := a.outstanding.wait(t.Context()); err != nil { // who writes may have found the end, and tells them yet
+			t.Error(err)
+		}
+	})
+}
