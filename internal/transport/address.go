@@ -5,6 +5,7 @@ package transport
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +13,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // parseAddress splits an address as the package comment has them.
@@ -58,6 +61,20 @@ func freshUnix() (address, dir string, err error) {
 		return "", "", err
 	}
 	return filepath.Join(dir, "s"), dir, nil
+}
+
+// isAbandoned says whether a path is a socket on which nobody listens: its process was
+// killed, and one that takes its place is not to fail for that.
+func isAbandoned(path string) bool {
+	st, err := os.Lstat(path)
+	if err != nil || st.Mode().Type() != os.ModeSocket {
+		return false
+	}
+	nc, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		nc.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // LocalHost returns the IP address of the connection's local end, which is

@@ -72,6 +72,9 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 	}
 	config := net.ListenConfig{KeepAlive: -1} // until it is a member's
 	ln, err := config.Listen(context.Background(), network, address)
+	if errors.Is(err, syscall.EADDRINUSE) && network == "unix" && isAbandoned(address) && os.Remove(address) == nil {
+		ln, err = config.Listen(context.Background(), network, address)
+	}
 	if err != nil {
 		if dir != "" {
 			os.RemoveAll(dir)
