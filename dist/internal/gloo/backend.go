@@ -278,8 +278,9 @@ func (b *Backend) usable(c *collective.Call) error {
 	return nil
 }
 
-// lossPatience is how long a rank that has lost another one stays for the others.
-const lossPatience = 25 * time.Millisecond
+// lossPatience is how long a rank that has lost another one stays for the others: a
+// busy machine takes so long to let all of them see it.
+const lossPatience = 200 * time.Millisecond
 
 // broken ends the group with the error of a call of which an operation with a peer
 // has failed, and returns it. Nothing uses the call's memory any more.
