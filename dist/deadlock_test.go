@@ -130,7 +130,6 @@ func TestCallsThatWaitForEachOther(t *testing.T) {
 
 // TestKindsOfWaitsForEachOther does so in all ways, in virtual time.
 func TestKindsOfWaitsForEachOther(t *testing.T) {
-	tensor.CPU() // its threads are not the bubble's
 	for kind, tc := range crossed {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -155,7 +154,6 @@ func TestKindsOfWaitsForEachOther(t *testing.T) {
 // TestWaitsThatEnd has ranks wait long for each other in ways that come to an
 // end, which the guard must leave alone.
 func TestWaitsThatEnd(t *testing.T) {
-	tensor.CPU() // its threads are not the bubble's
 	const long = 3 * time.Second
 	for name, main := range map[string]func(ctx context.Context, a, b *Group) error{
 		// Each group has a goroutine of its own, and either is late once.

@@ -76,11 +76,11 @@ func TestMain(m *testing.M) {
 	}
 	// With the race detector, each process would linger for a second at its end.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
+	tensor.CPU() // whose threads are then no test's, and in nobody's virtual time
 	// Tests that run in parallel wait rather than work.
 	if err := flag.Set("test.parallel", strconv.Itoa(max(len(transports), runtime.GOMAXPROCS(0)))); err != nil {
 		panic(err)
 	}
-	// The CPU's threads live as long as the process.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cohort-ml/cohort/internal/work.(*worker).serve"))
 }
 

@@ -101,7 +101,7 @@ func TestStoppedProcess(t *testing.T) {
 	var runs []run
 	for k := range silenceKinds {
 		if !*silenceTable {
-			runs = append(runs, run{k, 3, k % 2 * 2, 500 * time.Millisecond})
+			runs = append(runs, run{k, 3, k % 2 * 2, 2 * time.Second})
 			continue
 		}
 		for _, n := range []int{2, 3, 4, 8} {
@@ -111,6 +111,9 @@ func TestStoppedProcess(t *testing.T) {
 	for _, r := range runs {
 		kind := silenceKinds[r.kind]
 		t.Run(fmt.Sprintf("%s/%d/rank%d", kind.name, r.n, r.victim), func(t *testing.T) {
+			if !*silenceTable { // which measures
+				t.Parallel()
+			}
 			ps := loseRank(t, kind.transport, kind.nodes, r.n, r.victim, syscall.SIGSTOP, r.limit, r.limit,
 				" is silent: nothing was heard of it for "+r.limit.String()+"; its process is stopped")
 			if err := ps[r.victim].cmd.Process.Signal(syscall.SIGCONT); err != nil {
