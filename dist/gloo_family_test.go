@@ -42,3 +42,23 @@ func TestPyTorchFamilies(t *testing.T) {
 		}
 	})
 }
+
+// TestGlooStoreAtLocalhost: a rank 0 that was told localhost serves those whom it was told
+// to admit all the same; without them, only this host.
+func TestGlooStoreAtLocalhost(t *testing.T) {
+	for _, tc := range []struct {
+		admitted []netip.Prefix
+		addr     string
+		want     string
+	}{
+		{nil, "localhost:29500", "localhost:29500"},
+		{[]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, "localhost:29500", ":29500"},
+		{[]netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, "[::1]:29500", ":29500"},
+		{nil, "192.0.2.1:29500", "192.0.2.1:29500"}, // what it is told, and fails
+	} {
+		j := &glooJob{options: options{admitted: tc.admitted}, glooPlace: glooPlace{addr: tc.addr}}
+		if got := j.storeAddr(t.Context()); got != tc.want {
+			t.Errorf("%s, admitting %v: the store is at %s, want %s", tc.addr, tc.admitted, got, tc.want)
+		}
+	}
+}

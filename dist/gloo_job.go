@@ -179,7 +179,7 @@ func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
 		if len(j.admitted) > 0 { // beside this host
 			cfg.Admit = j.admitsFrom
 		}
-		j.server, err = store.ListenPyTorch(j.addr, cfg)
+		j.server, err = store.ListenPyTorch(j.storeAddr(ctx), cfg)
 		if err != nil {
 			return nil, err
 		}
@@ -384,7 +384,11 @@ func (j *glooJob) addresses(ctx context.Context) ([]netip.Addr, error) {
 	ask, cancel := context.WithTimeout(ctx, nameTime)
 	defer cancel()
 	theirs, err := gloo.LocalAddrs(ask, "")
-	if err == nil && a.Is4() != theirs[0].Is4() {
+	switch {
+	case err != nil:
+	case a.IsLoopback() && !theirs[0].IsLoopback() && len(j.admitted) > 0: // others do not come that way
+		a = theirs[0]
+	case a.Is4() != theirs[0].Is4():
 		a = inFamily(ctx, j.addr, theirs[0])
 	}
 	return []netip.Addr{a}, nil

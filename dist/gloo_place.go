@@ -119,8 +119,9 @@ func (o *options) glooRanks(pl *glooPlace, query url.Values, text string) error 
 // come to what this rank serves in a PyTorch job: the store, if it is rank 0, and
 // its connections to the other ranks, which it takes from the addresses that those have
 // published in the store, too. Under cohort run on several nodes, those are let in without
-// being named. PyTorch's protocols have no authentication: who comes
-// in can read and write everything.
+// being named. Where the address at which the ranks meet is localhost for rank 0, or none of
+// its machine's, the store is then at all addresses of it. PyTorch's protocols have no
+// authentication: who comes in can read and write everything.
 func WithAdmitted(from ...netip.Prefix) Option {
 	return func(o *options) error {
 		for _, p := range from {
@@ -141,6 +142,20 @@ func admittedNodes(ctx context.Context) ([]netip.Prefix, error) {
 		return nil, fmt.Errorf("%s: %w", envvar.NodeAddrs, err)
 	}
 	return from, nil
+}
+
+// storeAddr returns where rank 0 serves the store: where all meet. If that is localhost, as
+// some schedulers tell rank 0 alone, or none of this machine's addresses but that of a
+// service, it is the port at all addresses, as of PyTorch's ranks, where others are admitted.
+func (j *glooJob) storeAddr(ctx context.Context) string {
+	_, port, err := net.SplitHostPort(j.addr)
+	if err != nil || len(j.admitted) == 0 {
+		return j.addr
+	}
+	if here, err := wayTo(ctx, j.addr); err == nil && (here.IsLoopback() || transport.LeavesHost(ctx, j.addr)) {
+		return ":" + port
+	}
+	return j.addr
 }
 
 // admitsFrom reports whether an address may come in, of this host's or one that was
