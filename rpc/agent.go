@@ -51,6 +51,7 @@ type Agent struct {
 	underWay    atomic.Int64   // synchronous calls
 	outstanding counter        // calls, streams that this agent has begun
 	handling    counter        // calls that it answers
+	abandoned   abandoned      // those of them that nobody waits for
 	closing     atomic.Bool    // new calls are refused
 	opened      chan struct{}  // closed when calls may be answered
 	detach      func()         // of the hook, or nil

@@ -21,7 +21,10 @@ type InFlight struct {
 	Method string
 	Peer   string
 	Served bool // by this agent, else made by it
-	Since  time.Duration
+	// GivenUp says that nobody waits for it any more: its time is over, or its caller has
+	// canceled it or gone, and the handler goes on.
+	GivenUp bool
+	Since   time.Duration
 	// Left is how much time the call has, 0 for any.
 	Left time.Duration
 }
@@ -57,6 +60,11 @@ func (a *Agent) InFlight() []InFlight {
 		}
 		s.cmu.Unlock()
 	}
+	a.abandoned.mu.Lock()
+	for in := range a.abandoned.calls {
+		list = append(list, InFlight{Method: in.method.name, Peer: in.caller.name, Served: true, GivenUp: true, Since: now.Sub(in.began)})
+	}
+	a.abandoned.mu.Unlock()
 	slices.SortFunc(list, func(a, b InFlight) int { return int(b.Since - a.Since) })
 	return list
 }

@@ -25,7 +25,10 @@ func (d *DebugInfo) WriteText(w io.Writer) error {
 		if c.Served {
 			how = "answered to"
 		}
-		if c.Left > 0 {
+		switch {
+		case c.GivenUp:
+			left = "given up, not ended"
+		case c.Left > 0:
 			left = timeText(c.Left) + " left"
 		}
 		fmt.Fprintf(t, "  %s\t%s %s\tfor %s\t%s\n", c.Method, how, c.Peer, timeText(c.Since), left)

@@ -360,8 +360,9 @@ func decodeTrouble(d *decoding, method, want string, p *Peer) error {
 	return nil
 }
 
-// Async starts a call and returns at once. Tensors in the arguments must neither
-// be changed nor freed until the future is done.
+// Async starts a call and does not wait for its answer; where a MiB of small calls has
+// not gone out yet, it waits for room. Tensors in the arguments must neither be changed
+// nor freed until the future is done.
 func (m *Method[A, R]) Async(ctx context.Context, p *Peer, in A) *Future[R] {
 	return m.async(ctx, p, in, callExtras{})
 }

@@ -287,6 +287,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 			_ = h.SendReply(ctx, in.caller.hook(), &hook.Message{Method: in.method.name, Failed: true})
 		}
 		in.freeArgs()
+		a.abandoned.remove(in)
 		in.finish(0, errClosed)
 		return
 	}

@@ -73,6 +73,9 @@ func (s *serverLink) lose(err error) {
 	s.ended = true
 	active := s.active
 	s.active = nil
+	for _, in := range active {
+		s.agent.abandoned.add(in)
+	}
 	s.num.Store(0)
 	s.cmu.Unlock()
 	if !errors.Is(err, errClosed) {
@@ -113,6 +116,7 @@ func (s *serverLink) readOne() error {
 		if in != nil {
 			delete(s.active, id)
 			s.num.Add(-1)
+			s.agent.abandoned.add(in)
 		}
 		s.cmu.Unlock()
 		if in != nil {
@@ -259,6 +263,32 @@ func (s *serverLink) done(in *incoming) bool {
 	delete(s.active, in.id)
 	s.num.Add(-1)
 	return true
+}
+
+// abandoned are calls for which nobody waits any more, and whose handlers have not
+// returned: a shutdown waits for them.
+type abandoned struct {
+	mu    sync.Mutex
+	calls map[*incoming]struct{}
+}
+
+// add takes a call in that leaves the list of its connection, whose lock is held.
+func (b *abandoned) add(in *incoming) {
+	if in.method.hidden {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.calls == nil {
+		b.calls = map[*incoming]struct{}{}
+	}
+	b.calls[in] = struct{}{}
+}
+
+func (b *abandoned) remove(in *incoming) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.calls, in)
 }
 
 // alone says whether no other call is under way.

@@ -183,7 +183,7 @@ func (a *Agent) settle(ctx context.Context) error {
 	last := ^uint64(0)
 	for n := 0; ; n++ {
 		if err := a.quiet(ctx); err != nil {
-			return fmt.Errorf("rpc: shutdown of %s: calls of this agent are still under way: %w", a.name, err)
+			return fmt.Errorf("rpc: shutdown of %s: calls of this agent are still under way (%s): %w", a.name, a.openCalls(), err)
 		}
 		if n == 1 {
 			a.part()

@@ -32,20 +32,28 @@ func (a *Agent) tellWaiting(ctx context.Context) {
 	}
 }
 
-func (a *Agent) waitsFor(ctx context.Context) string {
-	const most = 10
+const mostNamed = 10
+
+// openCalls names the calls that hold a shutdown up here, empty if there are none.
+func (a *Agent) openCalls() string {
 	var calls []string
 	for _, c := range a.InFlight() {
 		switch {
 		case reserved(c.Method):
+		case c.GivenUp:
+			calls = append(calls, fmt.Sprintf("%s, called by %s, which has given it up, and not ended for %v", c.Method, c.Peer, c.Since.Round(time.Millisecond)))
 		case c.Served:
 			calls = append(calls, fmt.Sprintf("%s, called by %s", c.Method, c.Peer))
 		default:
 			calls = append(calls, fmt.Sprintf("%s at %s", c.Method, c.Peer))
 		}
 	}
-	if len(calls) > 0 {
-		return "calls are under way: " + some(calls, most)
+	return some(calls, mostNamed)
+}
+
+func (a *Agent) waitsFor(ctx context.Context) string {
+	if calls := a.openCalls(); calls != "" {
+		return "calls are under way: " + calls
 	}
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
@@ -57,7 +65,7 @@ func (a *Agent) waitsFor(ctx context.Context) string {
 	case len(names) == 0:
 		return "all have called it, and not all of their calls have ended"
 	}
-	return "these have not called it, or have calls under way: " + some(names, most)
+	return "these have not called it, or have calls under way: " + some(names, mostNamed)
 }
 
 // some lists the first of names.
