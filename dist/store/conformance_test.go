@@ -141,9 +141,10 @@ var kinds = []struct {
 
 // weak are the cases that implementations do without: PyTorch's protocol promises less.
 var weak = map[string][]string{
-	"pytorch":            {"AddRefuses", "Limits", "LimitsOfSums"},
-	"pytorch and memory": {"AddRefuses", "Limits", "LimitsOfSums"},
-	"pytorch file":       {"Queue", "QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
+	"pytorch":             {"AddRefuses", "Limits", "LimitsOfSums"},
+	"pytorch and memory":  {"AddRefuses", "Limits", "LimitsOfSums"},
+	"pytorch file":        {"Queue", "QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
+	"pytorch before 2.10": {"AddRefuses", "Limits", "LimitsOfSums", "EndedContext", "NumKeys"},
 	"pytorch without libuv": {"AddRefuses", "Limits", "LimitsOfSums", "EndedContext", "NumKeys", "Queue",
 		"QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
 	"pytorch 1.13": {"AddRefuses", "Limits", "LimitsOfSums", "ValuesStayApart", "GetAndWaitWait", "Append", "EndedContext",

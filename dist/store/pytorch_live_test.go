@@ -73,6 +73,13 @@ func (p *torch) do(what string, args map[string]any) error {
 	return nil
 }
 
+// minor is the second number of its version.
+func (p *torch) minor() int {
+	var major, minor int
+	_, _ = fmt.Sscanf(p.Version, "%d.%d", &major, &minor)
+	return minor
+}
+
 // eachTorch runs a test with each PyTorch that is on this machine.
 func eachTorch(t *testing.T, test func(t *testing.T, p *torch)) {
 	if testing.Short() {
@@ -198,15 +205,18 @@ func liveClient(t *testing.T, p *torch) {
 // liveServer is our client on PyTorch's servers: the conformance suite.
 func liveServer(t *testing.T, p *torch) {
 	for _, libuv := range []bool{false, true} {
-		if libuv && !p.Libuv {
+		if libuv && (!p.Libuv || p.Generation == store.PyTorch2 && p.minor() < 4) { // it was on trial until 2.3
 			continue
 		}
 		t.Run(fmt.Sprint("libuv=", libuv), func(t *testing.T) {
-			without := weak["pytorch"]
-			if p.Generation == store.PyTorch1 {
+			without, minor := weak["pytorch"], p.minor()
+			switch {
+			case p.Generation == store.PyTorch1:
 				without = weak["pytorch 1.13"]
-			} else if !libuv {
+			case !libuv || minor < 8: // whose servers with libuv have no queues
 				without = weak["pytorch without libuv"]
+			case minor < 10:
+				without = weak["pytorch before 2.10"]
 			}
 			// One server, which PyTorch may take seconds to start, and a part of it for each case.
 			if err := p.do("serve", map[string]any{"libuv": libuv, "modern": p.Generation == store.PyTorch2}); err != nil {
@@ -226,6 +236,11 @@ func liveServer(t *testing.T, p *torch) {
 					t.Cleanup(func() { c.Close() })
 					if c.Generation() != p.Generation {
 						t.Fatalf("generation %v was found, want %v", c.Generation(), p.Generation)
+					}
+					if cases == 1 && p.Generation == store.PyTorch2 {
+						if from, to, err := c.Releases(ctx); err != nil || minor < from || to != 0 && minor > to {
+							t.Errorf("found the releases %d to %d, %v, of %s", from, to, err, p.Version)
+						}
 					}
 					views[i] = store.Prefix(c, fmt.Sprint(cases))
 				}

@@ -104,8 +104,9 @@ def client(c):
     message = raises("a wait that gives up", lambda: s.wait(["never"], datetime.timedelta(milliseconds=50)))
     expect("timeout" in message.lower(), True, "what the wait says: " + message)
     expect(s.get("n"), b"-2", "get after a wait that gave up")
-    expect(s.check(["n", "cas"]), True, "check")
-    expect(s.check(["n", "never"]), False, "check of a key that is missing")
+    if hasattr(s, "check"):  # which 2.2 has not
+        expect(s.check(["n", "cas"]), True, "check")
+        expect(s.check(["n", "never"]), False, "check of a key that is missing")
     s.append("log", "ab")
     s.append("log", "cd")
     expect(s.get("log"), b"abcd", "append")
