@@ -89,7 +89,7 @@ func (m *mixedJob) met(what string, attempt int, nodes ...int) {
 // says waits until a launcher has said something.
 func (m *mixedJob) says(i int, want string) {
 	m.t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		_, stderr := m.nodes[i].output()
 		if regexp.MustCompile(want).MatchString(stderr) {
 			return
@@ -155,7 +155,7 @@ func (m *mixedJob) end(nodes ...int) {
 	m.t.Helper()
 	_, first := m.rank(0)
 	m.tell("stop")
-	for deadline := time.Now().Add(30 * time.Second); len(m.nodes[first].processes(0))+len(m.nodes[first].processes(1)) > 0; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); len(m.nodes[first].processes(0))+len(m.nodes[first].processes(1)) > 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			m.t.Fatal("the ranks of the first node do not end")
 		}
