@@ -131,6 +131,7 @@ func ServeAsync[A, R any](m *Method[A, R], handler func(ctx context.Context, in 
 			in.own.park(func(why error) {
 				once.Do(func() {
 					f.forget(waits)
+					in.runs = true
 					m.answer(in, zero, why)
 				})
 			})
@@ -178,6 +179,7 @@ type incoming struct {
 	flow   *flow            // of a stream
 	args   []*tensor.Tensor // whose memory is given back after the answer
 	parked bool             // counted among those that are answered later
+	runs   bool             // it is given up, and what its handler has begun goes on
 	// before are run in order before the handler is, in its goroutine.
 	before []func(ctx context.Context) error
 	// keep, if there is one, gets the result or the error, and the caller the number
@@ -284,7 +286,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 	}
 	if !in.from.done(in) { // nobody waits for it any more
 		if h := a.hook; h != nil {
-			_ = h.SendReply(ctx, in.caller.hook(), &hook.Message{Method: in.method.name, Failed: true})
+			_ = h.SendReply(ctx, in.caller.hook(), &hook.Message{Method: in.method.name, Failed: true, Running: in.runs})
 		}
 		in.freeArgs()
 		a.abandoned.remove(in)

@@ -133,6 +133,10 @@ func (h *agentHook) ReceiveCall(ctx context.Context, from hook.Peer, m *hook.Mes
 
 // SendReply sees the result.
 func (h *agentHook) SendReply(ctx context.Context, to hook.Peer, m *hook.Message) (err error) {
+	if m.Running {
+		h.engine.abandon(ctx)
+		return nil
+	}
 	m.Extra, err = h.engine.sendReply(ctx, to.Rank, m.Method, m.Failed, m.Tensors)
 	return err
 }

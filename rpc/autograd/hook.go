@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/rpc"
@@ -126,6 +128,24 @@ func (e *engine) sendReply(ctx context.Context, to int, method string, failed bo
 	}
 	h := header{context: s.id, first: first, crossed: crossed, peers: s.known()}
 	return h.append(nil), nil
+}
+
+// abandon is called with the context of a handler in place of sendReply when its call
+// has been given up and what it began goes on: its pass belongs to no backward pass
+// any more, and the collector frees it.
+func (e *engine) abandon(ctx context.Context) {
+	p := passOf(ctx)
+	if p == nil || p.s.e != e {
+		return
+	}
+	p.unsend()
+	s := p.s
+	s.mu.Lock()
+	p.abandoned = true
+	s.passes = slices.DeleteFunc(s.passes, func(q *pass) bool { return q == p })
+	maps.DeleteFunc(s.came, func(_ uint64, q *pass) bool { return q == p }) // as if it had never come
+	s.mu.Unlock()
+	s.finished(p)
 }
 
 // receiveReply is called with the caller's context, on its goroutine, when an

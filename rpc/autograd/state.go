@@ -51,6 +51,7 @@ type pass struct {
 	// crossings are to be set when a backward pass has consumed what crossed.
 	crossings []*bool
 	replied   []*sent // what the answer of the call carries
+	abandoned bool    // see engine.abandon
 }
 
 // sent is a tensor that went to another process, whose gradient will come back.
@@ -330,7 +331,9 @@ func (p *pass) receive(from int, what string, h header, tensors []*tensor.Tensor
 			return s.ended
 		}
 		p.crossings = append(p.crossings, &m.over)
-		s.came[m.id] = p
+		if !p.abandoned {
+			s.came[m.id] = p
+		}
 		s.mu.Unlock()
 		tensors[i] = in
 		if late > 0 {

@@ -52,4 +52,7 @@ type Message struct {
 	Tensors []*tensor.Tensor
 	Extra   []byte
 	Failed  bool
+	// Running says of a call of SendReply that nobody waits for it any more, and that
+	// its handler is not through: it may use what ReceiveCall gave it.
+	Running bool
 }
