@@ -102,18 +102,7 @@ func newRecRun(cfg RecConfig, given map[string]string, group *dist.Group, report
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *recRun) findRun(ctx context.Context) (*SavedRun, error) {
-	if err := checkApart("rec", r.cfg.Out, r.cfg.Data, ""); err != nil {
-		return nil, err
-	}
-	s, err := FindRun(ctx, "rec", r.cfg.Out, r.report.Notice)
-	if s == nil || err != nil {
-		return nil, err
-	}
-	var recipe RecConfig
-	if err := s.Recipe(&recipe); err != nil {
-		return nil, err
-	}
-	return s, r.cfg.adopt(recipe, r.settings, s.Checkpoint.Path)
+	return adoptRun(ctx, "rec", r.cfg.Out, r.cfg.Data, r.settings, r.report, r.cfg.adopt)
 }
 
 // config is what config.toml says.

@@ -71,6 +71,24 @@ func FindRun(ctx context.Context, task, out string, notice func(text string)) (*
 	return s, nil
 }
 
+// adoptRun opens the newest checkpoint of a recipe's run, nil if there is none, and
+// has adopt take over the settings that it was saved with.
+func adoptRun[C any](ctx context.Context, task, out, data string, settings *config.Settings, report Reporter,
+	adopt func(was C, settings *config.Settings, path string) error) (*SavedRun, error) {
+	if err := checkApart(task, out, data, ""); err != nil {
+		return nil, err
+	}
+	s, err := FindRun(ctx, task, out, report.Notice)
+	if s == nil || err != nil {
+		return nil, err
+	}
+	var was C
+	if err := s.Recipe(&was); err != nil {
+		return nil, err
+	}
+	return s, adopt(was, settings, s.Checkpoint.Path)
+}
+
 // isOf says whether a run was saved with these samples.
 func (s *SavedRun) isOf(samples interface{ Fingerprint() string }) bool {
 	return strings.Contains(s.loader.Order, samples.Fingerprint())

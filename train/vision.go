@@ -89,18 +89,7 @@ func newVisionRun(cfg VisionConfig, given map[string]string, group *dist.Group, 
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *visionRun) findRun(ctx context.Context) (*SavedRun, error) {
-	if err := checkApart("vision", r.cfg.Out, r.cfg.Data, ""); err != nil {
-		return nil, err
-	}
-	s, err := FindRun(ctx, "vision", r.cfg.Out, r.report.Notice)
-	if s == nil || err != nil {
-		return nil, err
-	}
-	var recipe VisionConfig
-	if err := s.Recipe(&recipe); err != nil {
-		return nil, err
-	}
-	return s, r.cfg.adopt(recipe, r.settings, s.Checkpoint.Path)
+	return adoptRun(ctx, "vision", r.cfg.Out, r.cfg.Data, r.settings, r.report, r.cfg.adopt)
 }
 
 // config is what config.toml says.
