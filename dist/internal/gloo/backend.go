@@ -175,14 +175,6 @@ func (b *Backend) Members() []collective.Member {
 // a [Backend.MonitoredBarrier].
 func (b *Backend) Tag() uint32 { return b.tags.next.Load() }
 
-// SkipTags counts collectives that this rank does not take part in, of which peers
-// have each used a tag.
-func (b *Backend) SkipTags(n int) {
-	for range n {
-		b.tags.take(ofAnything)
-	}
-}
-
 // lose takes note that a connection has ended.
 func (b *Backend) lose(p *pair, err error) {
 	if p.whyLost() != nil {

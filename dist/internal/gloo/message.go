@@ -109,9 +109,6 @@ const (
 	ofBarrier
 	ofAllToAll
 	numPrefixes
-
-	// ofAnything stands for a tag of which this rank does not know what it is.
-	ofAnything prefix = 255
 )
 
 var prefixNames = [numPrefixes]string{"send/recv", "gather", "all_gather", "reduce", "all_reduce", "scatter", "broadcast", "barrier", "all_to_all"}

@@ -487,7 +487,7 @@ func (t *tags) check(p *pair, m preamble) error {
 
 // compare says whether a peer's slot fits the collective with its tag here.
 func compare(s slot, here prefix, m preamble) error {
-	if here == ofAnything || here == s.prefix() {
+	if here == s.prefix() {
 		return nil
 	}
 	sent := m.String()
