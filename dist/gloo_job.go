@@ -325,8 +325,11 @@ func (j *glooJob) glooKeys(name string) store.Store {
 func (j *glooJob) config(g *Group, name string) gloo.Config {
 	cfg := gloo.Config{Group: g.name, Rank: g.rank, Members: g.members, Store: j.glooKeys(name), Generation: gloo.PerDevice,
 		Hostname: j.hostname, Timeout: g.timeout, Lazy: envvar.GlooLazy.Text() == "1", Admit: j.admitsFrom,
-		Refused: func(from netip.AddrPort, rank int) {
-			fmt.Fprintf(os.Stderr, "cohort: rank %d: refused a connection from %v as that of rank %d of group %q, which is elsewhere: Gloo's protocol has no authentication; dist.WithAdmitted lets more addresses in\n", j.rank, from, rank, g.name)
+		Refused: func(from netip.AddrPort, rank int, err error) {
+			if err == nil {
+				err = errors.New("that rank is elsewhere: Gloo's protocol has no authentication; dist.WithAdmitted lets more addresses in")
+			}
+			fmt.Fprintf(os.Stderr, "cohort: rank %d: refused a connection from %v as that of rank %d of group %q: %v\n", j.rank, from, rank, g.name, err)
 		}}
 	if j.pytorch == pytorch1_13 {
 		cfg.Generation, cfg.Lazy = gloo.PerPair, false

@@ -75,9 +75,9 @@ type Config struct {
 	// Admit says from where connections are taken, besides from the addresses that the
 	// members have published in the store; nil takes all.
 	Admit func(netip.Addr) bool
-	// Refused is told of the first connections that were not taken, and whose they said
-	// they were. May be nil.
-	Refused func(from netip.AddrPort, rank int)
+	// Refused is told of the first connections that were not taken, whose they said they
+	// were, and what was wrong with their TLS; nil stands for one from elsewhere. May be nil.
+	Refused func(from netip.AddrPort, rank int, err error)
 	// Deaths is told of ranks whose connection has ended. May be nil.
 	Deaths func(rank int)
 }

@@ -467,10 +467,15 @@ func (m *meeting) admits(conn net.Conn, rank int) bool {
 	if m.b.cfg.Admit == nil || m.b.cfg.Admit(from) || m.published(rank) == from {
 		return true
 	}
-	if m.b.cfg.Refused != nil && m.b.why() == nil && m.b.refused.Add(1) <= maxTold {
-		m.b.cfg.Refused(at, rank)
-	}
+	m.refuse(at, rank, nil)
 	return false
+}
+
+// refuse tells of a connection that is not taken.
+func (m *meeting) refuse(from netip.AddrPort, rank int, err error) {
+	if m.b.cfg.Refused != nil && m.b.why() == nil && m.b.refused.Add(1) <= maxTold {
+		m.b.cfg.Refused(from, rank, err)
+	}
 }
 
 // published returns the address that a rank has published, as it has before it connects;
@@ -514,6 +519,9 @@ func (m *meeting) accept(conn net.Conn, caller func(net.Conn) (int, error)) bool
 	if cfg := m.b.cfg.TLS; cfg != nil {
 		conn = tls.Server(conn, cfg)
 		if err := conn.(*tls.Conn).Handshake(); err != nil {
+			if from, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+				m.refuse(from.AddrPort(), rank, err)
+			}
 			return false
 		}
 	}

@@ -37,7 +37,7 @@ func TestStrangers(t *testing.T) {
 				cfg := config(s, g, r, 2)
 				cfg.Addrs = []netip.Addr{netip.MustParseAddr(addr)}
 				cfg.Admit = func(from netip.Addr) bool { asked <- from; return false }
-				cfg.Refused = func(from netip.AddrPort, as int) {
+				cfg.Refused = func(from netip.AddrPort, as int, _ error) {
 					if r != 0 || as != 1 {
 						t.Errorf("rank %d refused somebody as rank %d", r, as)
 					}

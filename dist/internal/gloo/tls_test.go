@@ -11,11 +11,13 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"math/big"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -137,5 +139,47 @@ func TestFailureWhileConnecting(t *testing.T) {
 	}
 	if d := time.Since(begun); d > 10*time.Second {
 		t.Errorf("the error came after %v", d)
+	}
+}
+
+// TestTLSRefused: that a rank's certificate, or what it says instead, is not taken is told,
+// with whose it said that it was.
+func TestTLSRefused(t *testing.T) {
+	key, cert, ca := certificates(t)
+	cfg := config(nil, PerDevice, 0, 2)
+	var err error
+	if cfg.TLS, err = LoadTLS(key, cert, ca, ""); err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	cfg.Refused = func(from netip.AddrPort, rank int, err error) {
+		told = append(told, fmt.Sprint(from, " ", rank, " ", err))
+	}
+	cfg.Addrs = make([]netip.Addr, 1)
+	b := newBackend(cfg)
+	m := &meeting{b: b, mesh: b.contexts[0], attached: make(chan struct{}, 1)}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	peer, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	if _, err := peer.Write([]byte("no TLS at all")); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if m.accept(conn, func(net.Conn) (int, error) { return 1, nil }) {
+		t.Error("it is taken")
+	}
+	if want := peer.LocalAddr().String() + " 1 tls: "; len(told) != 1 || !strings.HasPrefix(told[0], want) {
+		t.Errorf("told of %q, want one that begins with %q", told, want)
 	}
 }
