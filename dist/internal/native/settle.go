@@ -21,9 +21,10 @@ import (
 // what they return. All that costs 2 messages a rank, and only after a mismatch.
 const (
 	// hubPatience is how long the hub waits for the two ranks to say where
-	// they called, sitePatience how long all wait for the hub's last word.
-	hubPatience  = 200 * time.Millisecond
-	sitePatience = 250 * time.Millisecond
+	// they called, sitePatience how long all wait for the hub's last word: seldom,
+	// as who has stopped or is gone alone does not say, or a machine that does much else.
+	hubPatience  = time.Second
+	sitePatience = 1250 * time.Millisecond
 )
 
 // settlement is how far the ranks of a star are in that.
