@@ -365,7 +365,14 @@ func (s *star) close() {
 	s.mu.Unlock()
 	s.pulse.close()
 	s.mu.Lock()
+	var fault []byte // who joined after that was passed on has not heard of it
+	if about, kind, text, ok := (&closedError{s.why}).fault(s.numRanks); ok && s.rank == 0 && kind != kindMismatch {
+		fault = encodeFault(about, kind, text)
+	}
 	for r, c := range s.conns {
+		if fault != nil {
+			_ = c.WriteFrame(frameFault, fault)
+		}
 		_ = c.WriteFrame(frameBye, words)
 		c.Close()
 		delete(s.conns, r)
