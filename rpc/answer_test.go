@@ -101,7 +101,7 @@ func TestGivenUpInQueue(t *testing.T) {
 	if _, err := second.Wait(t.Context()); KindOf(err) != KindCanceled {
 		t.Errorf("a call that was given up: %v", err)
 	}
-	served := func(c InFlight) bool { return c.Served && c.Method == "test.count" }
+	served := func(c InFlight) bool { return c.Served && !c.GivenUp && c.Method == "test.count" }
 	for limit := time.Now().Add(30 * time.Second); len(slices.DeleteFunc(a[1].InFlight(), func(c InFlight) bool { return !served(c) })) > 1; {
 		if time.Now().After(limit) {
 			t.Fatal("the peer does not hear that calls are given up")

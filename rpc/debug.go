@@ -22,7 +22,7 @@ type InFlight struct {
 	Peer   string
 	Served bool // by this agent, else made by it
 	// GivenUp says that nobody waits for it any more: its time is over, or its caller has
-	// canceled it or gone, and the handler goes on.
+	// canceled it or gone. The handler goes on, or the call is still in the queue.
 	GivenUp bool
 	Since   time.Duration
 	// Left is how much time the call has, 0 for any.
