@@ -36,8 +36,11 @@ func (j *glooJob) meetingPoint() string {
 	if j.glooPlace.agent && j.addr != "" {
 		at = "the launcher's store at " + j.addr
 	}
-	if j.alone {
-		return fmt.Sprintf("%s, which is %v's and lets no other PyTorch in", at, j.pytorch)
+	switch {
+	case j.alone && j.pytorch == pytorch1_13:
+		return at + ", which is PyTorch 1.13's and lets no rank of 2.x in"
+	case j.alone:
+		return at + ", which is PyTorch 2's and lets no rank of 1.13 in"
 	}
 	return at
 }

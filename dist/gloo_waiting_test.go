@@ -5,7 +5,6 @@ package dist
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -55,7 +54,10 @@ func TestGlooWaitsAloud(t *testing.T) {
 			if err := served.keys.Set(t.Context(), p.firstKey(1), []byte("x")); err != nil {
 				t.Fatal(err)
 			}
-			after(served.notPublished, fmt.Sprintf("cohort: rank 0 has been waiting for rank 2 of 3 (a:1, which is %v's and lets no other PyTorch in) to join for 5s\n", p))
+			after(served.notPublished, map[pytorch]string{
+				pytorch1_13: "cohort: rank 0 has been waiting for rank 2 of 3 (a:1, which is PyTorch 1.13's and lets no rank of 2.x in) to join for 5s\n",
+				pytorch2:    "cohort: rank 0 has been waiting for rank 2 of 3 (a:1, which is PyTorch 2's and lets no rank of 1.13 in) to join for 5s\n",
+			}[p])
 			if err := served.waits(t.Context(), served.notPublished, func() error {
 				time.Sleep(6 * time.Second)
 				return store.ErrClosed
