@@ -73,7 +73,9 @@ def play(case, rank):
 
 def main():
     torch.set_num_threads(1)
-    print(json.dumps({"version": torch.__version__}), flush=True)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # where Gloo has things to say in 2.7 to 2.9
+    print(json.dumps({"version": torch.__version__}), file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         os.environ.update({k: str(v) for k, v in job["env"].items()})
@@ -84,7 +86,7 @@ def main():
             answer = {"error": f"{type(e).__name__}: {e}"}
         if dist.is_initialized():
             dist.destroy_process_group()
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
