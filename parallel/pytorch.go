@@ -18,7 +18,8 @@ import (
 // PyTorchOptions say how the other ranks' DistributedDataParallel was made;
 // the zero value is its defaults. What is not here goes by the options that any
 // DDP has: [KeepBuffers] for broadcast_buffers=False, [BucketBytes] for
-// bucket_cap_mb (from 2.0 on an explicit cap is that of the first bucket too).
+// bucket_cap_mb (from 2.4 on an explicit cap is that of the first bucket too, which has
+// 1 MiB before).
 type PyTorchOptions struct {
 	// FindUnused is find_unused_parameters: passes need not reach every
 	// parameter, and one that no rank has reached keeps its gradient.

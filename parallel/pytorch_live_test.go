@@ -204,17 +204,14 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 		m.FC2 = nn.NewLinear(b, 6, 5)
 		model = m
 	}
-	old := ""
-	if strings.HasPrefix(version, "1.") {
-		old = "1.13"
-	}
 	opts := []DDPOption{PyTorch(PyTorchOptions{FindUnused: is(c.DDP, "find_unused_parameters"), StaticGraph: is(c.DDP, "static_graph")})}
 	if keep, given := c.DDP["broadcast_buffers"]; given && keep == false {
 		opts = append(opts, KeepBuffers())
 	}
 	if mib := number(c.DDP, "bucket_cap_mb"); mib != 0 {
 		first := int(mib * (1 << 20))
-		if old != "" {
+		var major, minor int
+		if _, _ = fmt.Sscanf(version, "%d.%d", &major, &minor); major == 1 || minor < 4 {
 			first = 1 << 20
 		}
 		opts = append(opts, BucketBytes(first, int(mib*(1<<20))))
