@@ -93,19 +93,21 @@ func initialise(n int, kind string) (begun func()) {
 	}
 }
 
-// numAddrs counts the calls of freeAddr, from a random number on.
-var numAddrs = func() *atomic.Int64 {
-	n := new(atomic.Int64)
-	n.Store(rand.Int64N(20_000))
-	return n
-}()
+// numPorts is a prime: steps of any length come to all of so many ports. Other
+// processes' tests, which look for ports at the same time, take other steps.
+const numPorts = 20_011
+
+var (
+	firstPort, portStep = rand.IntN(numPorts), 1 + rand.IntN(numPorts-1)
+	numAddrs            atomic.Int64
+)
 
 // freeAddr returns an address on which nobody listens at the moment, below the
 // range from which the system takes ports for connections that go out, and another
 // one each time: a test beside this one may not listen on its own yet.
 func freeAddr() string {
 	for {
-		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+numAddrs.Add(1)%20_000))
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+(firstPort+portStep*int(numAddrs.Add(1)))%numPorts))
 		if err != nil {
 			continue
 		}
