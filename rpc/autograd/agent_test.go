@@ -272,7 +272,7 @@ func TestAFailureOverAgents(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = dc.Backward(t.Context(), y.Sum())
-	wantError(t, err, errBroken, "autograd: backward in context 0/1: on worker2 (rank 2): disk on fire")
+	wantError(t, err, errBroken, "autograd: backward in context "+contextName(dc.ID())+": on worker2 (rank 2): disk on fire")
 	if strings.Count(err.Error(), "rank 2") != 1 || strings.Contains(err.Error(), prefix) {
 		t.Errorf("%v: says more than once where it was, or how it came here", err)
 	}

@@ -41,7 +41,7 @@ func newContext(e *engine, opts []ContextOption) *Context {
 }
 
 // ID returns the context's id: the rank of the process that made it in the upper
-// 16 bits, and how many it had made.
+// 16 bits, and below them a count, which begins at another number in every process.
 func (c *Context) ID() uint64 { return c.s.id }
 
 // String names the context in messages.

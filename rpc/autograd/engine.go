@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,7 +26,7 @@ type engine struct {
 	stepping    sync.Mutex // optimizers step one after the other: they may share parameters
 
 	mu          sync.Mutex // a state's lock may be held when it is taken, not the other way round
-	numContexts uint64
+	lastContext uint64     // the count in the newest id
 	states      map[uint64]*state
 	lostRanks   map[int]error      // that run has not seen yet
 	wake        chan struct{}      // there are some
@@ -94,7 +95,7 @@ type aliveCall struct{ Contexts []uint64 }
 type aliveAnswer struct{ Alive []uint64 }
 
 func newEngine(rank, size int, w wire) *engine {
-	return &engine{rank: rank, size: size, wire: w, states: make(map[uint64]*state),
+	return &engine{rank: rank, size: size, wire: w, lastContext: rand.Uint64N(1 << (counterBits - 1)), states: make(map[uint64]*state),
 		lostRanks: make(map[int]error), wake: make(chan struct{}, 1)}
 }
 
@@ -102,8 +103,8 @@ func newEngine(rank, size int, w wire) *engine {
 func (e *engine) newState() *state {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.numContexts++
-	s := newState(e, uint64(e.rank)<<counterBits|e.numContexts)
+	e.lastContext++
+	s := newState(e, uint64(e.rank)<<counterBits|e.lastContext)
 	e.states[s.id] = s
 	return s
 }

@@ -38,7 +38,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// contextName writes an id as the rank that made the context, and its count.
+// contextName writes an id as the rank that made the context, and the count in it.
 func contextName(id uint64) string {
 	return fmt.Sprintf("%d/%d", rankOf(id), id&(1<<counterBits-1))
 }

@@ -32,10 +32,11 @@ const (
 )
 
 // counterBits is how many bits of an id are a process's own counter; above them is
-// its rank, as in PyTorch.
+// its rank, as in PyTorch. That of contexts begins anywhere in the lower half: the
+// others still refuse the contexts, long over, of one that had the rank before.
 const counterBits = 48
 
-// noContext is the id of none: counts begin with 1.
+// noContext is the id of none: no count is 0.
 const noContext = 0
 
 func rankOf(id uint64) int { return int(id >> counterBits) }

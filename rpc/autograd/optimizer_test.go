@@ -218,7 +218,7 @@ func TestOptimizersFailWithTheOwnersName(t *testing.T) {
 	}
 	dc.Close()
 	wantReleased(t, all)
-	wantError(t, opt.Step(ctx, dc, 1), ErrReleased, "step in context 0/1", "on worker1 (rank 1)")
+	wantError(t, opt.Step(ctx, dc, 1), ErrReleased, "step in context 0/", "on worker1 (rank 1)")
 	if got := stages[1].model.Weight.Data().Float32s(); !slices.Equal(got, before) {
 		t.Errorf("the weight has changed from %v to %v without a gradient", before, got)
 	}

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package autograd
+
+import (
+	"context"
+	"testing"
+
+	"github.com/cohort-ml/cohort/rpc"
+	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+var squareMethod = rpc.NewMethod[*tensor.Tensor, *tensor.Tensor]("test.square")
+
+// TestAMakerThatCameAgain: a process that has the rank of one that trained before
+// makes contexts which the others, who live on, do not take for those of the first,
+// whether that one closed them or left in the middle of a step.
+func TestAMakerThatCameAgain(t *testing.T) {
+	peers := peersOf(t.TempDir()+"/s", 2)
+	start := func(rank int) (*rpc.Agent, *testWorker) {
+		w := newTestWorker(rank)
+		a, err := rpc.Init(t.Context(), peers[rank].Name, rpc.WithToken(agenttest.Token), rpc.WithPeers(peers), w.serve(),
+			rpc.Serve(squareMethod, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) { return in.Square(), nil }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a, w
+	}
+	server, _ := start(0)
+	defer server.Close()
+	const steps = 3
+	for life := range 4 {
+		a, w := start(1)
+		for step := range steps {
+			dc, err := NewContext(a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := dc.Pass(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			y, err := squareMethod.Call(c, a.Peer("worker0"), c.Param(w.params[0]))
+			if err != nil {
+				t.Fatalf("life %d, step %d: %v", life, step, err)
+			}
+			if leaves := life%2 == 1 && step == steps-1; leaves {
+				break
+			}
+			if err := dc.Backward(t.Context(), y.Sum()); err != nil {
+				t.Fatalf("life %d, step %d: %v", life, step, err)
+			}
+			dc.Close()
+		}
+		if err := a.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantReleased(t, []*rpc.Agent{server})
+}
