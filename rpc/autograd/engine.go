@@ -28,7 +28,7 @@ type engine struct {
 	mu          sync.Mutex // a state's lock may be held when it is taken, not the other way round
 	lastContext uint64     // the count in the newest id
 	states      map[uint64]*state
-	lostRanks   map[int]error      // that run has not seen yet
+	orphans     map[*state]error   // whose maker was lost, that run has not seen yet
 	wake        chan struct{}      // there are some
 	closed      bool               // its agent has been
 	released    [remembered]uint64 // the ids of contexts released last, so that what comes late does not revive them
@@ -96,7 +96,7 @@ type aliveAnswer struct{ Alive []uint64 }
 
 func newEngine(rank, size int, w wire) *engine {
 	return &engine{rank: rank, size: size, wire: w, lastContext: rand.Uint64N(1 << (counterBits - 1)), states: make(map[uint64]*state),
-		lostRanks: make(map[int]error), wake: make(chan struct{}, 1)}
+		orphans: make(map[*state]error), wake: make(chan struct{}, 1)}
 }
 
 // newState makes a context of this process.
@@ -318,12 +318,17 @@ func (e *engine) all() []*state {
 // released, and no pass that it has a part in can end well: who is lost may come
 // back, but as one that knows nothing.
 func (e *engine) lost(rank int, err error) {
-	for _, s := range e.all() {
+	all := e.all()
+	for _, s := range all {
 		s.lose(rank, err)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.lostRanks[rank] = err
+	for _, s := range all {
+		if rankOf(s.id) == rank {
+			e.orphans[s] = err
+		}
+	}
 	select {
 	case e.wake <- struct{}{}:
 	default:
@@ -342,13 +347,11 @@ func (e *engine) run(ctx context.Context) {
 			e.sweep(ctx, now)
 		case <-e.wake:
 			e.mu.Lock()
-			lost := e.lostRanks
-			e.lostRanks = make(map[int]error)
+			orphans := e.orphans
+			e.orphans = make(map[*state]error)
 			e.mu.Unlock()
-			for _, s := range e.all() {
-				if err := lost[rankOf(s.id)]; err != nil {
-					e.release(s, fmt.Errorf("%w: %s, which made it, was lost: %w", ErrReleased, e.wire.name(rankOf(s.id)), err), "", nil)
-				}
+			for s, err := range orphans {
+				e.release(s, fmt.Errorf("%w: %s, which made it, was lost: %w", ErrReleased, e.wire.name(rankOf(s.id)), err), "", nil)
 			}
 		}
 	}

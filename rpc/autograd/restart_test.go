@@ -4,7 +4,9 @@ package autograd
 
 import (
 	"context"
+	"errors"
 	"testing"
+	"testing/synctest"
 
 	"github.com/cohort-ml/cohort/rpc"
 	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
@@ -58,4 +60,31 @@ func TestAMakerThatCameAgain(t *testing.T) {
 		}
 	}
 	wantReleased(t, []*rpc.Agent{server})
+}
+
+// TestAMakerThatCameAtOnce: the end of a process releases what it had made, and not
+// what the next one of its rank has made meanwhile.
+func TestAMakerThatCameAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cl := newCluster(2)
+		e := cl.engines[1]
+		join := func() *state {
+			s, err := e.join(t.Context(), cl.engines[0].newState().id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return s
+		}
+		before := join()
+		e.lost(0, errLost)
+		after := join()
+		go e.run(t.Context())
+		synctest.Wait()
+		if _, err := e.state(before.id); !errors.Is(err, ErrReleased) {
+			t.Errorf("the context of the lost process: %v", err)
+		}
+		if _, err := e.state(after.id); err != nil {
+			t.Errorf("the context of the one that came after it: %v", err)
+		}
+	})
 }
