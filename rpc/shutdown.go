@@ -138,8 +138,8 @@ func (r *rounds) fail(err error) {
 
 // Shutdown leaves the job in good order. It waits until all agents have called it
 // and no call is under way between any of them, and then closes the agent. Until
-// then the agent goes on answering calls. References that are still held by
-// somebody are listed on standard error, and after five seconds whom it waits for.
+// then the agent goes on answering calls. References to values elsewhere that are still
+// held here, and who holds any to values here, are listed on standard error, and after five seconds whom it waits for.
 // When not all come in time, or one has died, the agent is closed all the same and
 // the error says who is missing.
 func (a *Agent) Shutdown(ctx context.Context) error {
