@@ -21,7 +21,7 @@ type Loan struct {
 // borrower that writes calls [Tensor.MarkWritten].
 func (t *Tensor) Lend() (Loan, error) {
 	if t.storage.freed {
-		return Loan{}, fmt.Errorf("has been freed: Backward consumed it, or its tape was closed")
+		return Loan{}, fmt.Errorf("has been freed: Backward consumed it, or its tape was closed; call Keep on it before that")
 	}
 	size := t.dtype.Size()
 	n := span(t.shape, t.strides)
