@@ -25,6 +25,7 @@ const (
 // panicked is a panic as an error.
 type panicked struct {
 	value any
+	hint  string // what the cause may be
 	place string // of the panic, empty where the value says it
 	stack string
 }
@@ -33,7 +34,7 @@ func (p *panicked) Error() string {
 	if p.place == "" {
 		return fmt.Sprint(p.value)
 	}
-	return fmt.Sprintf("%v (at %s)", p.value, p.place)
+	return fmt.Sprintf("%v%s (at %s)", p.value, p.hint, p.place)
 }
 
 // Unwrap returns the value if it is an error, as a *tensor.Error is.
@@ -46,14 +47,24 @@ func (p *panicked) Unwrap() error {
 func panicError(v any) error {
 	p := &panicked{value: v, stack: string(debug.Stack())}
 	var e *tensor.Error
-	if err, ok := v.(error); !ok || !errors.As(err, &e) { // which has a place of its own
-		p.place = panicPlace()
+	if err, ok := v.(error); ok && errors.As(err, &e) { // which has a place of its own
+		return p
+	}
+	frame := panicFrame()
+	if p.place = tensor.NewError("", nil, "").Where; p.place == "" { // no line of the program's has a part in it
+		p.place = fmt.Sprintf("%s:%d", filepath.Base(frame.File), frame.Line)
+	}
+	if _, ok := v.(runtime.Error); ok && strings.HasPrefix(frame.Function, tensorPath) && strings.Contains(p.Error(), "nil pointer") {
+		p.hint = "; is a tensor nil?"
 	}
 	return p
 }
 
-// panicPlace returns the line that panicked, while its deferred functions run.
-func panicPlace() string {
+// tensorPath begins the names of the functions of package tensor.
+var tensorPath = reflect.TypeFor[tensor.Tensor]().PkgPath() + "."
+
+// panicFrame returns the function that panicked, while its deferred functions run.
+func panicFrame() runtime.Frame {
 	var pcs [64]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
 	for panicking, more := false, true; more; {
@@ -63,10 +74,10 @@ func panicPlace() string {
 		case f.Function == "runtime.gopanic":
 			panicking = true
 		case panicking && !strings.HasPrefix(f.Function, "runtime."):
-			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+			return f
 		}
 	}
-	return ""
+	return runtime.Frame{}
 }
 
 // tellPeriod is how often a method's panics are told of.

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // TestPanicTold: a panic of a handler has its line in the caller's error, and stands
@@ -26,7 +28,7 @@ func TestPanicTold(t *testing.T) {
 	index := NewMethod[int, int]("panic.index")
 	a := agents(t, "pipe", 2, serveBasics(), Serve(index, func(_ context.Context, i int) (int, error) { return []int{1}[i], nil }))
 	for range 3 {
-		if _, err := index.Call(t.Context(), a[0].Peer("w1"), 5); KindOf(err) != KindPanic || !strings.Contains(err.Error(), "index out of range [5]") || !strings.Contains(err.Error(), "(at panic_test.go:") {
+		if _, err := index.Call(t.Context(), a[0].Peer("w1"), 5); KindOf(err) != KindPanic || !strings.Contains(err.Error(), "index out of range [5]") || !strings.Contains(err.Error(), "(at rpc/panic_test.go:") {
 			t.Errorf("a panic: %v; want the line", err)
 		}
 	}
@@ -39,6 +41,17 @@ func TestPanicTold(t *testing.T) {
 	}
 	if got := string(text); strings.Count(got, "cohort: rpc agent w1: panic.index, called by w0, panicked: ") != 1 || !strings.Contains(got, "panic_test.go:") {
 		t.Errorf("standard error has %q; want one line and the stack", got)
+	}
+}
+
+// TestNilTensorTold: a panic inside of package tensor has the handler's line, and says
+// what a nil pointer there is.
+func TestNilTensorTold(t *testing.T) {
+	sum := NewMethod[*tensor.Tensor, *tensor.Tensor]("panic.sum")
+	a := agents(t, "pipe", 2, serveBasics(), Serve(sum, func(_ context.Context, x *tensor.Tensor) (*tensor.Tensor, error) { return x.Sum(), nil }))
+	_, err := sum.Call(t.Context(), a[0].Peer("w1"), nil)
+	if KindOf(err) != KindPanic || !strings.Contains(err.Error(), "nil pointer dereference; is a tensor nil? (at rpc/panic_test.go:") {
+		t.Errorf("%v; want the handler's line and a nil tensor", err)
 	}
 }
 

@@ -184,7 +184,7 @@ func TestErrors(t *testing.T) {
 			t.Errorf("the stack is %q", e.Stack)
 		}
 		_, err = fail.Call(ctx, p, "panic")
-		if e := check(err, KindPanic, "oh no (at rpc_test.go:"); !strings.Contains(e.Stack, "rpc_test.go") {
+		if e := check(err, KindPanic, "oh no (at rpc/rpc_test.go:"); !strings.Contains(e.Stack, "rpc_test.go") {
 			t.Errorf("the stack of a panic is %q", e.Stack)
 		}
 		_, err = fail.Call(ctx, p, "sentinel")
