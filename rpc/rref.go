@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"strings"
 	"time"
 	"weak"
 
@@ -35,7 +36,7 @@ type refState struct {
 	handle rref.Handle
 	owner  *Peer
 	text   string // the value's type
-	pc     uintptr
+	site   site
 	from   *Peer     // who passed it to this agent, nil if it was made here
 	value  *refValue // at the owner
 	// started is closed when the call that makes the value has been answered; nil
@@ -65,25 +66,50 @@ func (r *RRef[T]) become(s *refState) {
 	runtime.AddCleanup(r, (*refState).release, s)
 }
 
+// site is where a reference was made: who called, and who called that, for packages
+// on top of this one make references for their callers.
+type site [3]uintptr
+
 // callSite returns where the function that called its caller was called.
-func callSite() uintptr {
-	var pc [1]uintptr
-	runtime.Callers(3, pc[:])
-	return pc[0]
+func callSite() (s site) {
+	runtime.Callers(3, s[:])
+	return s
 }
+
+// String returns the first line that is not of these packages.
+func (s site) String() string {
+	first := ""
+	frames := runtime.CallersFrames(s[:])
+	for more := true; more; {
+		var f runtime.Frame
+		f, more = frames.Next()
+		line := fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+		ours := strings.HasPrefix(f.Function, packagePath) && !strings.HasSuffix(f.File, "_test.go")
+		switch {
+		case f.Function == "" || strings.HasPrefix(f.Function, "runtime."): // the end of the stack
+		case !ours:
+			return line
+		case first == "":
+			first = line
+		}
+	}
+	return first
+}
+
+// packagePath begins the names of the functions of this package and of those above it.
+var packagePath = reflect.TypeFor[Agent]().PkgPath()
 
 func (s *refState) madeAt() string {
 	if s.from != nil {
 		return "which came from " + s.from.name
 	}
-	f, _ := runtime.CallersFrames([]uintptr{s.pc}).Next()
-	return fmt.Sprintf("made at %s:%d", filepath.Base(f.File), f.Line)
+	return "made at " + s.site.String()
 }
 
 // NewRRef puts a value of this process behind a reference.
 func NewRRef[T any](a *Agent, value T) *RRef[T] {
 	k := a.refs
-	s := &refState{k: k, owner: a.self, pc: callSite()}
+	s := &refState{k: k, owner: a.self, site: callSite()}
 	k.act(func(now time.Time) {
 		s.handle = k.m.Own(now)
 		s.value = k.valueOf(s.handle.Ref)
@@ -300,12 +326,12 @@ func (m *Method[A, R]) Remote(ctx context.Context, p *Peer, in A) (*RRef[R], err
 
 // remote calls a method whose result, a T at the peer, stays there. on is what the
 // method is one of, if it is one of a value.
-func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, on *refState, pc uintptr) (*RRef[T], error) {
+func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, on *refState, made site) (*RRef[T], error) {
 	if p == nil {
 		return nil, errNoPeer(m.name)
 	}
 	k := p.agent.refs
-	s := &refState{k: k, owner: p, pc: pc, started: make(chan struct{})}
+	s := &refState{k: k, owner: p, site: made, started: make(chan struct{})}
 	if p.err != nil {
 		return nil, p.unreachable(m.name, p.err)
 	}
