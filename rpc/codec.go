@@ -86,13 +86,21 @@ func encodeTensor(ce *cbor.Encoder, p unsafe.Pointer) {
 	ce.Uint(uint64(ce.Env.(*encoding).msg.tensor(t)))
 }
 
+// wantTensor has Python's words, too: whoever hears that he sent something else calls
+// from there, as a rule, since Go's callers have the types.
+var wantTensor = fmt.Sprintf("a tensor (tag %d; from Python an array of NumPy's or a tensor of PyTorch's)", tagTensor)
+
 func decodeTensor(cd *cbor.Decoder, p unsafe.Pointer) {
 	if cd.Null() {
 		return
 	}
 	d := cd.Env.(*decoding)
-	if tag, ok := cd.Tag(); !ok || tag != tagTensor {
-		cd.Fail(fmt.Errorf("want a tensor (tag %d)", tagTensor))
+	switch tag, ok := cd.Tag(); {
+	case !ok:
+		cd.Mismatch(wantTensor)
+		return
+	case tag != tagTensor:
+		cd.Fail(fmt.Errorf("want %s, got tag %d", wantTensor, tag))
 		return
 	}
 	switch n := cd.Uint(); {

@@ -96,6 +96,7 @@ var (
 	confSlow     = NewMethod[struct{}, struct{}]("conf.Slow")
 	confSums     = NewStream[int64, int64]("conf.Sums")
 	confMissing  = NewStream[int64, int64]("conf.Missing")
+	confMaker    = NewMaker[string, *int]("conf.Maker")
 	confHandlers = []Option{
 		Serve(confNothing, same[struct{}]), Serve(confScalar, same[confScalars]), Serve(confList, same[confLists]), Serve(confAny, same[any]),
 		Serve(confEcho, same[*tensor.Tensor]), Serve(confMay, same[confOptional]), Serve(confSmall, same[int8]),
@@ -130,6 +131,7 @@ var (
 			}
 			return nil
 		}),
+		ServeMaker(confMaker, func(context.Context, string) (*int, error) { return nil, nil }),
 		WithError("conf.empty", errConfEmpty),
 	}
 )
@@ -226,7 +228,13 @@ func (c *scriptCase) play(p *Peer) error {
 	var out any
 	var got []any
 	var err error
-	if c.Send != nil {
+	if c.Send != nil && c.Raw { // a stream of other types under the same name
+		var s *Stream[string, int64]
+		if s, err = NewStream[string, int64](c.Method).Open(ctx, p); err == nil {
+			_, err = s.Recv(ctx)
+			s.Close()
+		}
+	} else if c.Send != nil {
 		got, err = c.converse(ctx, p)
 	} else {
 		out, err = c.call(ctx, p)

@@ -102,7 +102,7 @@ func tensorZero(e *cbor.Encoder) { e.Tag(tagTensor); e.Uint(0) }
 // TestLyingClient: what a client gets wrong is told to it, or ends its connection;
 // others are served all the while.
 func TestLyingClient(t *testing.T) {
-	a := agents(t, "pipe", 2, serveBasics(), serveStreams(), WithMaxMessage(1<<20))
+	a := agents(t, "pipe", 2, serveBasics(), serveStreams(), Options(confHandlers...), WithMaxMessage(1<<20))
 	floats := func(dims ...uint64) func(e *cbor.Encoder) {
 		return func(e *cbor.Encoder) {
 			e.Array(1)
@@ -144,6 +144,13 @@ func TestLyingClient(t *testing.T) {
 		{"long head", raw(frameCall, 0xff, 0xff, 0xff, 0x7f, 1), ""},
 		{"garbage", raw(frameCall, 2, 0, 0, 0, 0xff, 0xff), ""},
 		{"items", raw(frameCall, 2, 0, 0, 0, 0x81, 0x01), ""},
+		{"list for tensor", func(s *stranger) { s.call(1, "test.echo", null, func(e *cbor.Encoder) { e.Array(0) }) }, "an array of NumPy's or a tensor of PyTorch's), got a list"},
+		{"tag for tensor", func(s *stranger) { s.call(1, "test.echo", null, func(e *cbor.Encoder) { e.Tag(0); e.Text("") }) }, "got tag 0"},
+		{"item of another type", func(s *stranger) {
+			s.call(1, "conf.Sums", null, func(e *cbor.Encoder) { e.Map(0) })
+			s.say(frameItem, func(e *cbor.Encoder) { e.Array(3); e.Uint(1); e.Null(); e.Text("x") })
+		}, "types a message of stranger in the stream is no int64"},
+		{"maker called", func(s *stranger) { s.call(1, "conf.Maker", null, func(e *cbor.Encoder) { e.Text("x") }) }, "it is called by Remote"},
 		{"flood", func(s *stranger) {
 			s.call(1, "test.silent", null, func(e *cbor.Encoder) { e.Map(0) })
 			for range 100 {
@@ -163,7 +170,7 @@ func TestLyingClient(t *testing.T) {
 		case tc.want == "" && err == nil:
 			t.Errorf("%s: the connection goes on with %d, %v", tc.name, kind, items)
 		case tc.want == "":
-		case err != nil || kind != frameFailure || !strings.Contains(fmt.Sprint(items...), tc.want):
+		case err != nil || kind != frameFailure || !strings.Contains(fmt.Sprintln(items...), tc.want):
 			t.Errorf("%s: %d, %v, %v, want %q", tc.name, kind, items, err, tc.want)
 		default: // and the connection goes on
 			s.call(2, "test.noop", null, func(e *cbor.Encoder) { e.Map(0) })

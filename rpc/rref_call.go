@@ -36,7 +36,7 @@ func ServeMaker[A, T any](m *Maker[A, T], handler func(ctx context.Context, in A
 	s.run = func(in *incoming) {
 		args, err := m.method.decodeArgs(in)
 		if err == nil && in.keep == nil {
-			err = &Error{Rank: -1, Kind: KindTypes, Msg: "the result stays here: call the method by Remote"}
+			err = &Error{Rank: -1, Kind: KindTypes, Msg: "the method makes a value that stays here, and its caller wants a reference to it: it is called by Remote, which clients in other languages do not have"}
 		}
 		if err != nil {
 			m.method.answer(in, struct{}{}, err)

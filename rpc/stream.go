@@ -5,6 +5,7 @@ package rpc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"math"
@@ -471,6 +472,9 @@ func decodeItem[R any](f *flow, plan *cbor.Plan, r *received) (v R, err error) {
 	plan.Decode(&r.dec.Decoder, unsafe.Pointer(&v))
 	if r.dec.End(); r.dec.Err() != nil {
 		var zero R
+		if f.link == nil { // to the caller it is this agent's word, as about the arguments of a call
+			return zero, &Error{Method: f.method.name, Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("a message of %s in the stream is no %s: %v", f.peer.name, plan.Text, r.dec.Err())}
+		}
 		return zero, errorf(KindTypes, f.method.name, f.peer, "a message of the stream is no %s: %w", plan.Text, r.dec.Err())
 	}
 	return v, nil

@@ -115,8 +115,11 @@ class Agent:
         return s
 
     def methods(self):
-        """Returns what the agent serves: a dict from names to descriptions of types."""
-        return {m["Name"]: m["Types"] for m in self.call("cohort.rpc.describe")}
+        """Returns what the agent serves: a dict from names to descriptions of types.
+
+        Methods that take or give references are left out: only agents can call them.
+        """
+        return {m["Name"]: m["Types"] for m in self.call("cohort.rpc.describe") if "rref<" not in m["Types"]}
 
     def _begin(self, call, method, arguments, timeout, patience):
         """Sends a call that ends after timeout, and gives up if that takes longer than patience."""

@@ -72,6 +72,13 @@ class Values(unittest.TestCase):
         self.assertEqual(np.frombuffer(out.data[1], np.int64).tolist(), [0, 3, 1, 4, 2, 5])
 
 
+class Descriptions(unittest.TestCase):
+    def test_methods_with_references(self):
+        agent = unittest.mock.Mock(call=lambda method: [{"Name": "a.Plain", "Types": "text -> tensor"}, {"Name": "a.Make", "Types": "text -> rref<tensor>"},
+                                                        {"Name": "a.On", "Types": "on rref<tensor>: text -> text"}])
+        self.assertEqual(cohort.client.Agent.methods(agent), {"a.Plain": "text -> tensor"})
+
+
 class Agents(unittest.TestCase):
     """Peers that are no agents, or have been and are no more."""
 

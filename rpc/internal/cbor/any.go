@@ -101,7 +101,7 @@ func (d *Decoder) any() any {
 	case valueFloat16, valueFloat32, valueFloat64:
 		return d.Float()
 	}
-	d.mismatch("a value")
+	d.Mismatch("a value")
 	return nil
 }
 
@@ -135,6 +135,6 @@ func (d *Decoder) anyTagged() any {
 			return s.Interface()
 		}
 	}
-	d.mismatch("a value that says its own type")
+	d.Mismatch("a value that says its own type")
 	return nil
 }

@@ -127,7 +127,7 @@ func (d *Decoder) typedArray(n number) []byte {
 	from := d.pos
 	if tag, _ := d.Tag(); tag != n.tag {
 		d.pos = from
-		d.mismatch(fmt.Sprintf("numbers of type %s (tag %d)", n.text, n.tag))
+		d.Mismatch(fmt.Sprintf("numbers of type %s (tag %d)", n.text, n.tag))
 		return nil
 	}
 	raw := d.Bytes()

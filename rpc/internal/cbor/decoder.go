@@ -94,8 +94,8 @@ func (d *Decoder) Fail(err error) {
 
 func (d *Decoder) failf(format string, args ...any) { d.Fail(fmt.Errorf(format, args...)) }
 
-// mismatch notes that the next item is not what is wanted.
-func (d *Decoder) mismatch(want string) {
+// Mismatch notes that the next item is not what is wanted.
+func (d *Decoder) Mismatch(want string) {
 	if d.err == nil {
 		d.err = &Error{Want: want, Got: d.describe()}
 	}
@@ -124,7 +124,7 @@ func (d *Decoder) describe() string {
 	case majorText:
 		return "text"
 	case majorArray:
-		return "an array"
+		return "a list" // an array is what Python's tensors may be
 	case majorMap:
 		return "a map"
 	case majorTag:
@@ -226,7 +226,7 @@ func (d *Decoder) is(major byte, want string) bool {
 		return false
 	}
 	if d.buf[d.pos]&0xe0 != major {
-		d.mismatch(want)
+		d.Mismatch(want)
 		return false
 	}
 	return true
@@ -324,7 +324,7 @@ func (d *Decoder) Bool() bool {
 		d.pos++
 		return true
 	}
-	d.mismatch("a bool")
+	d.Mismatch("a bool")
 	return false
 }
 
@@ -356,7 +356,7 @@ func (d *Decoder) Float() float64 {
 		d.failf("the integer is none that a floating-point number has exactly")
 		return 0
 	}
-	d.mismatch("a number")
+	d.Mismatch("a number")
 	return 0
 }
 

@@ -193,7 +193,7 @@ func encodeTime(e *Encoder, p unsafe.Pointer) {
 
 func decodeTime(d *Decoder, p unsafe.Pointer) {
 	if n, ok := d.Tag(); d.err == nil && (!ok || n != 0) {
-		d.mismatch("a time (tag 0)")
+		d.Mismatch("a time (tag 0)")
 		return
 	}
 	b := d.Text()
