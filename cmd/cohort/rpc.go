@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -45,46 +46,50 @@ latencies; its references; and its peers with their addresses.
 An address is host:port, which Agent.Addr returns and rpc.WithListen chooses, or
 unix:name. The agent takes who proves the job's token, which is in COHORT_TOKEN or
 COHORT_TOKEN_FILE. On Linux --pid finds both with a process of the same user: a rank
-of cohort run, say.`,
+of cohort run, say. If the process has no socket that an agent listens at for its host,
+as with rpc.WithPeers, all that it listens at is asked.`,
 		Example: `  cohort rpc show 10.0.0.1:41000
   cohort rpc show --json --pid 4711`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args)+len(pids) == 0 {
 				return usageError{errors.New("rpc show needs the address of an agent, or --pid with the process that has one")}
 			}
-			type target struct{ addr, token string }
-			var targets []target
-			for _, addr := range args {
-				targets = append(targets, target{addr, ""})
-			}
-			for _, pid := range pids {
-				addrs, token, err := agentsOfProcess(pid)
-				if err != nil {
-					return fmt.Errorf("--pid %d: %w", pid, err)
-				}
-				for _, addr := range addrs {
-					targets = append(targets, target{addr, token})
-				}
-			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			for i, to := range targets {
-				info, err := rpc.DebugOf(ctx, to.addr, to.token)
-				if err != nil {
-					return err
-				}
+			shown := 0
+			show := func(info rpc.DebugInfo) error {
 				if asJSON {
 					enc := json.NewEncoder(cmd.OutOrStdout())
 					enc.SetIndent("", "  ")
-					err = enc.Encode(info)
-				} else {
-					if i > 0 {
-						fmt.Fprintln(cmd.OutOrStdout())
-					}
-					err = info.WriteText(cmd.OutOrStdout())
+					return enc.Encode(info)
+				}
+				if shown++; shown > 1 {
+					fmt.Fprintln(cmd.OutOrStdout())
+				}
+				return info.WriteText(cmd.OutOrStdout())
+			}
+			for _, addr := range args {
+				info, err := rpc.DebugOf(ctx, addr, "")
+				if err == nil {
+					err = show(info)
 				}
 				if err != nil {
 					return err
+				}
+			}
+			for _, pid := range pids {
+				addrs, token, err := agentsOfProcess(pid)
+				var infos []rpc.DebugInfo
+				if err == nil {
+					infos, err = whoAnswers(ctx, addrs, token)
+				}
+				if err != nil {
+					return fmt.Errorf("--pid %d: %w", pid, err)
+				}
+				for _, info := range infos {
+					if err := show(info); err != nil {
+						return err
+					}
 				}
 			}
 			return nil
@@ -95,4 +100,37 @@ of cohort run, say.`,
 	fl.IntSliceVar(&pids, "pid", nil, "look for the agents of the process `PID`, and for its token (Linux)")
 	fl.DurationVar(&timeout, "timeout", 10*time.Second, "`time` that the answers may take")
 	return cmd
+}
+
+// whoAnswers asks those addresses of a process at which an agent may be, and returns
+// what the agents say. The others, such as a server of HTTP that waits for the end of
+// a line, have another second when one has answered.
+func whoAnswers(ctx context.Context, addrs []string, token string) ([]rpc.DebugInfo, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	infos, errs := make([]rpc.DebugInfo, len(addrs)), make([]error, len(addrs))
+	answered := make(chan int, len(addrs))
+	for i, addr := range addrs {
+		go func() {
+			infos[i], errs[i] = rpc.DebugOf(ctx, addr, token)
+			answered <- i
+		}()
+	}
+	var agents []int
+	for range addrs {
+		if i := <-answered; errs[i] == nil {
+			if agents = append(agents, i); len(agents) == 1 {
+				defer time.AfterFunc(time.Second, cancel).Stop()
+			}
+		}
+	}
+	if len(agents) == 0 {
+		return nil, fmt.Errorf("no agent of package rpc answers where the process listens: %w", errors.Join(errs...))
+	}
+	slices.Sort(agents)
+	var there []rpc.DebugInfo
+	for _, i := range agents {
+		there = append(there, infos[i])
+	}
+	return there, nil
 }

@@ -6,7 +6,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"net"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -93,11 +96,34 @@ func TestRPCShow(t *testing.T) {
 		t.Errorf("by its process: exit code %d, %s\n%s", code, said, text)
 	}
 	b.Close()
-	if _, said, code := show("--pid", strconv.Itoa(os.Getpid())); code != exitFailed || !strings.Contains(said, "no agent") {
+	// Those of WithPeers by whatever the process listens at: here somebody is silent, too.
+	for _, network := range [][2]string{{"tcp", ":0"}, {"unix", filepath.Join(t.TempDir(), "silent")}} {
+		l, err := net.Listen(network[0], network[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+	text, said, code = show("--pid", strconv.Itoa(os.Getpid()))
+	if code != 0 || !strings.HasPrefix(text, "agent alone (rank 0 of 1)") || strings.Count(text, "agent ") != 1 {
+		t.Errorf("by its port: exit code %d, %s\n%s", code, said, text)
+	}
+	none := exec.Command("sleep", "60")
+	if err := none.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = none.Process.Kill()
+		_ = none.Wait()
+	}()
+	if _, said, code := show("--pid", strconv.Itoa(none.Process.Pid)); code != exitFailed || !strings.Contains(said, "it listens nowhere") {
 		t.Errorf("a process without agents: exit code %d, %s", code, said)
 	}
 	t.Setenv(string(envvar.Token), transport.NewToken().Text())
 	if _, said, code := show(a.Addr()); code != exitFailed || !strings.Contains(said, "token") {
 		t.Errorf("another token: exit code %d, %s", code, said)
+	}
+	if _, said, code := show("--timeout", "1s", "--pid", strconv.Itoa(os.Getpid())); code != exitFailed || !strings.Contains(said, a.Addr()) || !strings.Contains(said, "token") {
+		t.Errorf("another token for a process: exit code %d, %s", code, said)
 	}
 }
