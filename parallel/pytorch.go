@@ -60,11 +60,22 @@ func PyTorch(o PyTorchOptions) DDPOption {
 // besidePyTorch adds to an error of a DDP without the option [PyTorch] what may be wrong,
 // where another rank has sent what does not belong to this one's call.
 func besidePyTorch(err error) error {
-	var wire *dist.WireError
-	if !errors.As(err, &wire) {
-		return err
+	return outOfStep(err, "where other ranks run PyTorch's DistributedDataParallel, NewDDP needs the option parallel.PyTorch")
+}
+
+// What may differ between ranks whose collectives do.
+const (
+	sameState   = "have all ranks' models the same buffers and frozen parameters, in the same order, and all DDPs the same broadcast_buffers (KeepBuffers)?"
+	sameOptions = "have all ranks' DDPs the same find_unused_parameters (FindUnused), static_graph (StaticGraph), broadcast_buffers (KeepBuffers) and bucket_cap_mb (BucketBytes)?"
+)
+
+// outOfStep adds to an error what may be wrong, where another rank has sent what does
+// not belong to this one's call.
+func outOfStep(err error, why string) error {
+	if wire := (*dist.WireError)(nil); errors.As(err, &wire) {
+		return fmt.Errorf("%w; %s", err, why)
 	}
-	return fmt.Errorf("%w; where other ranks run PyTorch's DistributedDataParallel, NewDDP needs the option parallel.PyTorch", err)
+	return err
 }
 
 // PeerModelError says that a rank does not train the parameters that this one
@@ -196,7 +207,7 @@ func newPyTorchDDP(ctx context.Context, model any, group *dist.Group, o *ddpOpti
 	}
 	if !p.o.SkipInitSync {
 		if err := atFirst.broadcast(ctx, group, 0); err != nil {
-			return nil, err
+			return nil, outOfStep(err, sameState)
 		}
 		atFirst.release()
 	}

@@ -24,7 +24,7 @@ func (p *pytorchDDP) forward(ctx context.Context, recording, sync bool) error {
 	}
 	if recording && p.rebuildDue() {
 		if err := p.rebuild(ctx); err != nil {
-			return err
+			return outOfStep(err, sameOptions)
 		}
 	}
 	if p.syncNext && p.buffers != nil {
@@ -36,7 +36,7 @@ func (p *pytorchDDP) forward(ctx context.Context, recording, sync bool) error {
 			}
 		}
 		if err := p.buffers.broadcast(ctx, p.group, src); err != nil {
-			return err
+			return outOfStep(err, sameOptions)
 		}
 	}
 	if p.join != nil {
@@ -146,7 +146,7 @@ func (p *pytorchDDP) finish(ctx context.Context) error {
 		}
 	}
 	if first != nil {
-		return first
+		return outOfStep(first, sameOptions)
 	}
 	p.reducing = false
 	return p.handOut(ctx)

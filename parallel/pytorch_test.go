@@ -554,9 +554,9 @@ func TestPyTorchsMistakes(t *testing.T) {
 	}
 }
 
-// TestForgottenOption: beside ranks whose DDP is PyTorch's, one without that option says
-// that it is missing.
-func TestForgottenOption(t *testing.T) {
+// overGloo runs two ranks of this process that meet as PyTorch's do.
+func overGloo(t *testing.T, rank func(ctx context.Context, g *dist.Group) error) (errs [2]error) {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -565,29 +565,80 @@ func TestForgottenOption(t *testing.T) {
 	l.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	errs := make([]error, 2)
 	var ranks sync.WaitGroup
-	for rank := range errs {
+	for r := range errs {
 		ranks.Go(func() {
-			g, err := dist.Init(ctx, dist.WithBackend("gloo"), dist.WithURL(url), dist.WithRank(rank, 2))
+			g, err := dist.Init(ctx, dist.WithBackend("gloo"), dist.WithURL(url), dist.WithRank(r, 2))
 			if err != nil {
-				errs[rank] = err
+				errs[r] = err
 				return
 			}
-			var opts []DDPOption
-			if rank == 0 {
-				opts = append(opts, PyTorch(PyTorchOptions{}))
-			}
-			_, errs[rank] = NewDDP(ctx, newMLP(build(0)), g, opts...)
+			errs[r] = rank(ctx, g)
 			_ = g.Close()
 		})
 	}
 	ranks.Wait()
+	return errs
+}
+
+// TestForgottenOption: beside ranks whose DDP is PyTorch's, one without that option says
+// that it is missing.
+func TestForgottenOption(t *testing.T) {
+	errs := overGloo(t, func(ctx context.Context, g *dist.Group) error {
+		var opts []DDPOption
+		if g.Rank() == 0 {
+			opts = append(opts, PyTorch(PyTorchOptions{}))
+		}
+		_, err := NewDDP(ctx, newMLP(build(0)), g, opts...)
+		return err
+	})
 	var wire *dist.WireError
 	if !errors.As(errs[1], &wire) || !strings.Contains(errs[1].Error(), "needs the option parallel.PyTorch") {
 		t.Errorf("the rank without the option: %v", errs[1])
 	}
 	if errs[0] == nil || strings.Contains(errs[0].Error(), "needs the option") {
 		t.Errorf("the rank with the option: %v", errs[0])
+	}
+}
+
+// TestOtherOptions: where ranks' collectives differ, an error names what of their models and
+// options may.
+func TestOtherOptions(t *testing.T) {
+	unused := PyTorch(PyTorchOptions{FindUnused: true})
+	for name, c := range map[string]struct {
+		options [2]DDPOption // beside the defaults
+		noStats bool         // rank 0's norm has no buffers
+		want    string
+	}{
+		"find_unused_parameters on rank 0": {options: [2]DDPOption{unused, nil}, want: "the same find_unused_parameters (FindUnused)"},
+		"find_unused_parameters on rank 1": {options: [2]DDPOption{nil, unused}, want: "the same find_unused_parameters (FindUnused)"},
+		"broadcast_buffers on rank 0":      {options: [2]DDPOption{nil, KeepBuffers()}, want: "the same broadcast_buffers (KeepBuffers)"},
+		"buffers":                          {noStats: true, want: "the same buffers"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			errs := overGloo(t, func(ctx context.Context, g *dist.Group) error {
+				o := nn.BatchNormOptions{NoRunningStats: c.noStats && g.Rank() == 0}
+				b := build(0)
+				opts := []DDPOption{PyTorch(PyTorchOptions{})}
+				if more := c.options[g.Rank()]; more != nil {
+					opts = append(opts, more)
+				}
+				d, err := NewDDP(ctx, &mlp{nn.NewLinear(b, 8, 6), nn.NewBatchNorm1d(b, 6, o), nn.NewLinear(b, 6, 4)}, g, opts...)
+				for range 3 {
+					if err == nil {
+						err = passOf(ctx, d, tensor.NewGenerator(1))
+					}
+				}
+				return err
+			})
+			var wire *dist.WireError
+			err := errs[0]
+			if !errors.As(err, &wire) { // whose call is whose depends on who was first
+				err = errs[1]
+			}
+			if !errors.As(err, &wire) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("no *dist.WireError with %q: %v; %v", c.want, errs[0], errs[1])
+			}
+		})
 	}
 }
