@@ -43,7 +43,8 @@ func (h *Host) ServesStore() bool {
 	case StoreByRank0:
 		return false
 	}
-	return h.program(0).isPython
+	p := h.program(0)
+	return p.isPython || isInterpreter(p.path)
 }
 
 // rankStore is an attempt's store, while its ranks come together.

@@ -99,7 +99,8 @@ type Config struct {
 	Programs []Program
 
 	// AgentStore says whether the agent serves PyTorch's store to the ranks, as
-	// torchrun's does; by default where rank 0 is a Python program. What counts is what
+	// torchrun's does; by default where rank 0 is a Python program: a .py file, Module,
+	// Script, or a command that is an interpreter (python3 train.py). What counts is what
 	// the host says that has rank 0.
 	AgentStore AgentStore
 

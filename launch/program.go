@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -26,8 +27,14 @@ type program struct {
 	tmp   string   // a directory to remove afterwards; may be empty
 	guard *guard   // removes it if the agent cannot
 
-	isPython bool
+	isPython bool // the interpreter is that of PYTHON_EXEC, or python3
 }
+
+var interpreters = regexp.MustCompile(`^(python|pypy)[0-9.]*t?$`)
+
+// isInterpreter reports whether an executable is Python itself, by its name: a command
+// may name one in front of its script.
+func isInterpreter(path string) bool { return interpreters.MatchString(filepath.Base(path)) }
 
 func (p *program) remove() {
 	if p.tmp != "" {

@@ -98,6 +98,18 @@ func TestResolveArguments(t *testing.T) {
 	}
 }
 
+// TestInterpreters: a command whose first word is Python's name is a Python program.
+func TestInterpreters(t *testing.T) {
+	for path, want := range map[string]bool{
+		"/usr/bin/python3": true, "venv/bin/python": true, "/opt/bin/python3.13t": true, "pypy3": true,
+		"/usr/bin/python3-config": false, "pythonic": false, "./gorank": false, "/opt/python/train": false,
+	} {
+		if got := isInterpreter(path); got != want {
+			t.Errorf("%s: %v, want %v", path, got, want)
+		}
+	}
+}
+
 // A text file without an interpreter line is found out only by the kernel.
 func TestStartError(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "text")

@@ -90,6 +90,7 @@ func TestPyTorchJobs(t *testing.T) {
 		}{
 			"restart":  {Config{Program: script, Args: []string{"--fail"}, NumRanks: 2, MaxRestarts: 1}, "sum 1 of 2, agent True"},
 			"rank 0":   {Config{Program: script, NumRanks: 2, AgentStore: StoreByRank0}, "sum 1 of 2, agent False"},
+			"python":   {Config{Program: python, Args: []string{script}, NumRanks: 2}, "sum 1 of 2, agent True"},
 			"Go last":  {Config{Programs: []Program{{script, nil, 1}, {go0.Program, nil, 1}}}, "sum 1 of 2, agent True"},
 			"Go first": {Config{Programs: []Program{{go0.Program, nil, 1}, {script, nil, 1}}}, "sum 1 of 2, agent False"},
 		} {
