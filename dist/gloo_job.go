@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -67,6 +68,10 @@ func initGloo(ctx context.Context, o options) (*Group, error) {
 	}
 	if pl.worldSize == 1 {
 		return aloneGroup(o), nil
+	}
+	if level, _ := envvar.PyTorchDebug.Lookup(); strings.EqualFold(level, "DETAIL") {
+		return nil, fmt.Errorf("dist: init rank %d of %d with PyTorch: %w", pl.rank, pl.worldSize, &envvar.Error{Var: envvar.PyTorchDebug, Value: level,
+			Want: "OFF or INFO on all ranks, for with DETAIL those of PyTorch wait for this one in groups that it has not"})
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc

@@ -95,6 +95,16 @@ func TestGlooAlone(t *testing.T) {
 	}
 }
 
+// TestGlooDetail: where PyTorch's ranks would wait for this one in a group that it has not, it
+// says so at once.
+func TestGlooDetail(t *testing.T) {
+	t.Setenv(string(envvar.PyTorchDebug), "detail")
+	var wrong *envvar.Error
+	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 2), WithURL("tcp://"+freeAddr())); !errors.As(err, &wrong) || wrong.Var != envvar.PyTorchDebug {
+		t.Errorf("Init says %v", err)
+	}
+}
+
 // TestGlooSilence: what nobody could keep is not promised, for the group of all or one of some.
 func TestGlooSilence(t *testing.T) {
 	if _, err := Init(t.Context(), WithBackend("gloo"), WithRank(0, 1), WithURL("tcp://"+freeAddr()), WithSilence(time.Second)); !errors.Is(err, errNoBeats) {

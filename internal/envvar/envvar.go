@@ -64,6 +64,7 @@ const (
 	GlooLazy         Var = "TORCH_GLOO_LAZY_INIT"
 	GlooRankSequence Var = "GLOO_ENABLE_RANK_AS_SEQUENCE_NUMBER"
 	InitBarrier      Var = "TORCH_DIST_INIT_BARRIER"
+	PyTorchDebug     Var = "TORCH_DISTRIBUTED_DEBUG"
 )
 
 // Cohort's own.
@@ -136,6 +137,7 @@ func declarations() []declaration {
 		{GlooLazy, "with backend gloo: 1 where PyTorch 2.8 and later connect two ranks when they first talk, the same on all ranks", false},
 		{GlooRankSequence, "with backend gloo: 1 where PyTorch 2.8 and later say their rank when they connect, the same on all ranks", false},
 		{InitBarrier, "with backend gloo: 1 where PyTorch 2 waits for all ranks in the store after a group is made, the same on all ranks", false},
+		{PyTorchDebug, "with backend gloo: not DETAIL, with which PyTorch's ranks make groups of their own and wait there for all", false},
 		{Token, "the job's token, 64 hexadecimal digits: all members prove that they know it", true},
 		{TokenFile, "file that holds the job's token, readable by its owner only", false},
 		{NodeID, "names the node: ranks of equal node id share memory", false},
