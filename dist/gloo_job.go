@@ -35,6 +35,7 @@ type glooJob struct {
 	guess     string // of which releases the store is, if pytorch is the earliest of them
 	apart     bool   // the launcher's store has a part for each start of the ranks
 	hostname  string // this machine's name
+	self      []byte // what it has said of itself in the store
 	agent     *agentWatch
 	box       *blackBox
 	stopDumps func()
@@ -98,7 +99,7 @@ func initGloo(ctx context.Context, o options) (*Group, error) {
 	stop()
 	if err != nil {
 		var died *RankError
-		if cause := context.Cause(ctx); errors.As(cause, &died) {
+		if cause := context.Cause(ctx); errors.As(cause, &died) || errors.Is(cause, errTwin) {
 			err = cause
 		}
 		_ = j.close(0)
@@ -148,7 +149,14 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		g.store = j.groupKeys(name)
 	}
 	stop := j.watchOthers(ctx, end)
-	err = j.waits(ctx, j.notPublished, func() error { return j.open(ctx, g, name) })
+	missing := func(ctx context.Context) string {
+		if err := j.twin(ctx); err != nil {
+			end(err)
+			return ""
+		}
+		return j.notPublished(ctx)
+	}
+	err = j.waits(ctx, missing, func() error { return j.open(ctx, g, name) })
 	stop()
 	if err != nil {
 		return nil, err

@@ -3,10 +3,14 @@
 package dist
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // goKey is where a Go rank of a PyTorch job says in the store that it is one.
@@ -15,7 +19,22 @@ func goKey(rank int) string { return "cohort/rank/" + strconv.Itoa(rank) }
 // sayGo tells the other Go ranks what this one is. It comes before its addresses,
 // for which all ranks wait: who is in the group can ask.
 func (j *glooJob) sayGo(ctx context.Context) error {
-	return j.keys.Set(ctx, goKey(j.rank), []byte("1"))
+	j.self = fmt.Appendf(nil, "pid %d on host %s, since %s", os.Getpid(), j.hostname, time.Now().Format(time.RFC3339Nano))
+	return j.keys.Set(ctx, goKey(j.rank), j.self)
+}
+
+// errTwin is the cause of what ends because two processes have one rank.
+var errTwin = errors.New("each process of a job needs a RANK of its own")
+
+// twin returns an error if another Go process has said since that it is this rank. What
+// stood there before may be of an earlier start.
+func (j *glooJob) twin(ctx context.Context) error {
+	// What nobody has as its value is not replaced: this only looks.
+	v, _, err := j.keys.CompareAndSet(ctx, goKey(j.rank), []byte{0}, []byte{0})
+	if err != nil || v == nil || bytes.Equal(v, j.self) {
+		return nil
+	}
+	return fmt.Errorf("another process came as rank %d, too (%.300q): %w", j.rank, v, errTwin)
 }
 
 // PyTorchRanks returns which ranks of the group are PyTorch's, in order: those that

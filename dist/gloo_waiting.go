@@ -38,9 +38,9 @@ func (j *glooJob) meetingPoint() string {
 	}
 	switch {
 	case j.alone && j.pytorch == pytorch1_13:
-		return at + ", which is PyTorch 1.13's and lets no rank of 2.x in"
+		return at + ", PyTorch 1.13's store: a rank that runs 2.x would not get in"
 	case j.alone:
-		return at + ", which is PyTorch 2's and lets no rank of 1.13 in"
+		return at + ", PyTorch 2's store: a rank that runs 1.13 would not get in"
 	}
 	return at
 }

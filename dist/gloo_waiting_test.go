@@ -55,8 +55,8 @@ func TestGlooWaitsAloud(t *testing.T) {
 				t.Fatal(err)
 			}
 			after(served.notPublished, map[pytorch]string{
-				pytorch1_13: "cohort: rank 0 has been waiting for rank 2 of 3 (a:1, which is PyTorch 1.13's and lets no rank of 2.x in) to join for 5s\n",
-				pytorch2:    "cohort: rank 0 has been waiting for rank 2 of 3 (a:1, which is PyTorch 2's and lets no rank of 1.13 in) to join for 5s\n",
+				pytorch1_13: "cohort: rank 0 has been waiting for rank 2 of 3 (a:1, PyTorch 1.13's store: a rank that runs 2.x would not get in) to join for 5s\n",
+				pytorch2:    "cohort: rank 0 has been waiting for rank 2 of 3 (a:1, PyTorch 2's store: a rank that runs 1.13 would not get in) to join for 5s\n",
 			}[p])
 			if err := served.waits(t.Context(), served.notPublished, func() error {
 				time.Sleep(6 * time.Second)
@@ -93,6 +93,29 @@ func TestGlooAlone(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestGlooTwins: of two processes that are told the same rank, the first says so.
+func TestGlooTwins(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a rank looks after five seconds: short runs do without")
+	}
+	t.Parallel()
+	mem := store.NewMemory()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	errs := make(chan error, 2)
+	for range 2 {
+		go func() {
+			_, err := Init(ctx, WithBackend("gloo"), WithPyTorch("2.15"), WithStore(mem), WithRank(1, 3))
+			errs <- err
+		}()
+	}
+	if err := <-errs; !errors.Is(err, errTwin) || !strings.Contains(err.Error(), "another process came as rank 1, too (\"pid ") {
+		t.Errorf("the first says %v", err)
+	}
+	cancel()
+	<-errs // its own word stands
 }
 
 // TestGlooDetail: where PyTorch's ranks would wait for this one in a group that it has not, it
