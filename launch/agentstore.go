@@ -166,7 +166,7 @@ func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
 			case <-time.After(kindsGrace):
 			}
 		}
-		r.mixed <- fmt.Errorf("%s came, or as Cohort's that go with it: they cannot be in one group", strings.Join(came, ", "))
+		r.mixed <- fmt.Errorf("%s came (a Go rank counts as one of the PyTorch that it found): they cannot be in one group; give all Python ranks one PyTorch", strings.Join(came, ", "))
 		return
 	}
 }

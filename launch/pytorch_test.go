@@ -183,7 +183,7 @@ func TestStoppedPyTorchRank(t *testing.T) {
 			var text strings.Builder
 			e.Report(&text)
 			if strings.Contains(text.String(), "had not come") || strings.Contains(text.String(), "kept the others waiting") ||
-				!strings.Contains(text.String(), "there is no dump of ranks 0-1 (PyTorch's ranks keep none)") {
+				!strings.Contains(text.String(), "whether ranks 0-1 called it is not known: there is no dump (PyTorch's ranks keep none)") {
 				t.Errorf("the report is\n%s", text.String())
 			}
 		})
@@ -274,8 +274,8 @@ func TestTwoPyTorches(t *testing.T) {
 		n           int
 		other, want string
 	}{
-		{2, "1.13", "stopped: rank 1 with PyTorch 1.13, rank 0 with PyTorch 2.6 or later came, or as Cohort's that go with it: they cannot be in one group"},
-		{2, "2.5", "stopped: rank 1 with PyTorch 2.2 to 2.5, rank 0 with PyTorch 2.6 or later came, or as Cohort's that go with it: they cannot be in one group"},
+		{2, "1.13", "stopped: rank 1 with PyTorch 1.13, rank 0 with PyTorch 2.6 or later came (a Go rank counts as one of the PyTorch that it found): they cannot be in one group; give all Python ranks one PyTorch"},
+		{2, "2.5", "stopped: rank 1 with PyTorch 2.2 to 2.5, rank 0 with PyTorch 2.6 or later came (a Go rank counts as one of the PyTorch that it found): they cannot be in one group; give all Python ranks one PyTorch"},
 		{3, "1.13", "rank 0 failed: it runs PyTorch 2, and others run PyTorch 1.13, which cannot be in one group"},
 	} {
 		t.Run(fmt.Sprint(c.n, " ", c.other), func(t *testing.T) {

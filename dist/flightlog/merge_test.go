@@ -45,8 +45,8 @@ func TestUnrecorded(t *testing.T) {
 	r := Merge(dumps)
 	text := strings.Join(r.Lines(), "\n")
 	if w := r.Groups[0].Waiting; w.Missing.Count() != 0 || w.Unrecorded.String() != "0-1" || r.Unrecorded().String() != "0-1" ||
-		r.Known(ranksOf([]int{0, 2})).Count() != 0 || strings.Contains(text, "had not come") || strings.Contains(text, "because of") ||
-		!strings.Contains(text, "there is no dump of ranks 0-1 (PyTorch's ranks keep none)") {
+		r.Known(ranksOf([]int{0, 2})).Count() != 0 || !strings.Contains(text, "; ranks 2-3 had called it; ") || strings.Contains(text, "had not come") || strings.Contains(text, "because of") ||
+		!strings.Contains(text, "whether ranks 0-1 called it is not known: there is no dump (PyTorch's ranks keep none)") {
 		t.Errorf("the report is %+v:\n%s", w, text)
 	}
 	// Nobody waits with a rank that failed by itself.

@@ -295,13 +295,13 @@ func (w *Waiting) lines(g *GroupReport, r *Report) (out []string) {
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	defer func() {
 		if w.Unrecorded.Count() > 0 {
-			out[0] += fmt.Sprintf("; there is no dump of %s (PyTorch's ranks keep none)", w.Unrecorded.phrase())
+			out[0] += fmt.Sprintf("; whether %s called it is not known: there is no dump (PyTorch's ranks keep none)", w.Unrecorded.phrase())
 		}
 	}()
 	missing := w.Missing.Count()
 	everybody, all := "all", fmt.Sprintf("all %d ranks", g.Size)
 	if w.Unrecorded.Count() > 0 {
-		everybody, all = "the others", "the others"
+		everybody, all = w.Ranks.phrase(), w.Ranks.phrase()
 	}
 	verb := "waits"
 	if w.GaveUp {
