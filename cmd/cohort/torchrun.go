@@ -56,7 +56,7 @@ var elsewhere = map[string]string{
 func (f *torchrunFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.numRanks, "nproc-per-node", "1", "ranks to start on this machine: a `number`, cpu (one a core), gpu (one a GPU), or auto (gpu if there is one, else cpu)")
 	flags.StringVar(&f.numNodes, "nnodes", "1:1", "machines of the job: a `number`, or MIN:MAX")
-	flags.IntVar(&f.nodeRank, "node-rank", 0, "`rank` of this machine, with --rdzv-backend static")
+	flags.IntVar(&f.nodeRank, "node-rank", 0, "`rank` of this machine, with --rdzv-backend static (default 0, which serves the store in which they meet)")
 	flags.BoolVar(&f.standalone, "standalone", false, "a job of this machine alone, on a free port (also the default), with a random --rdzv-id; other flags of how machines meet count for nothing")
 	flags.StringVar(&f.masterAddr, "master-addr", "127.0.0.1", "`address` of machine 0, where rank 0 listens, with --rdzv-backend static")
 	flags.IntVar(&f.masterPort, "master-port", 0, "`port` that rank 0 listens on, with --rdzv-backend static (default: a free one on one machine, 29500 on several)")

@@ -95,7 +95,7 @@ func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*met, err
 	var err error
 	switch {
 	case mt.Addr != "":
-		err = mt.serve(ctx, m, h)
+		err = mt.serve(ctx, m, n, h)
 	case mt.File != "":
 		m.open = openFile(mt.File)
 	default:
@@ -124,7 +124,7 @@ func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*met, err
 }
 
 // serve makes this node the one that serves the store, if it is.
-func (mt *Meeting) serve(ctx context.Context, m *met, h *launch.Host) error {
+func (mt *Meeting) serve(ctx context.Context, m *met, n *Nodes, h *launch.Host) error {
 	token := h.Token()
 	m.open = dialStore(mt.Addr, token)
 	if mt.Hosts != nil && !*mt.Hosts || mt.Hosts == nil && transport.LeavesHost(ctx, mt.Addr) {
@@ -137,6 +137,8 @@ func (mt *Meeting) serve(ctx context.Context, m *met, h *launch.Host) error {
 		return nil // another agent of this machine, as far as is known
 	case errors.Is(err, syscall.EADDRINUSE):
 		return fmt.Errorf("port in use: this node is to serve the store at %s, and another program listens there: give another port on all nodes (%w)", mt.Addr, err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL) && n.Rank == 0:
+		return fmt.Errorf("this node is to serve the store at %s, for it is node 0 (as without --node-rank), and that is no address of this machine: is it another node? Give each its own --node-rank (%w)", mt.Addr, err)
 	default:
 		return fmt.Errorf("this node is to serve the store at %s, and cannot: %w", mt.Addr, err)
 	}
