@@ -62,5 +62,12 @@ func tokenOf(text string) (transport.Token, error) {
 // Addr returns the address at which the store is served: host:port.
 func (s *Server) Addr() string { return s.port.Addr() }
 
+// OnRefusal has connections that the server's port turns away, such as of clients with
+// another token, reported in a line of text: the first at once, others together, once a
+// minute at most, and the rest when the port is closed, from when on there are none.
+func (s *Server) OnRefusal(report func(line string)) {
+	s.port.OnRefusal(func(r transport.Refusals) { report(r.String()) })
+}
+
 // Store returns the store that is served, for use in this process.
 func (s *Server) Store() Store { return s.mem }

@@ -44,10 +44,10 @@ type Meeting struct {
 
 // met is a meeting that has begun.
 type met struct {
-	open  Opener
-	addr  string // of this node
-	hosts bool
-	close func()
+	open   Opener
+	addr   string        // of this node
+	server *store.Server // that this node serves, or nil
+	close  func()
 }
 
 // begin reaches the store, or serves it.
@@ -142,7 +142,7 @@ func (mt *Meeting) serve(ctx context.Context, m *met, n *Nodes, h *launch.Host) 
 	default:
 		return fmt.Errorf("this node is to serve the store at %s, and cannot: %w", mt.Addr, err)
 	}
-	m.hosts = true
+	m.server = server
 	m.open = func(context.Context) (*Opened, error) {
 		return &Opened{Store: server.Store(), Close: func() {}, Lasting: true}, nil
 	}

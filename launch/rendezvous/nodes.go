@@ -76,10 +76,13 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	case err != nil:
 		return &launch.ConfigError{Field: "Nodes", Err: err}
 	}
-	defer meet.close()
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	said := newNotes(cfg.Stderr)
 	defer said.end()
+	defer meet.close()
+	if s := meet.server; s != nil { // who waits here for a node learns why it does not come
+		s.OnRefusal(func(line string) { fmt.Fprintf(said, "cohort: the store in which the nodes meet %s\n", line) })
+	}
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	a := &agent{
 		host: h, out: said, ctx: life, events: make(chan Event, 16),
 		link: newLink(meet.open, n.Settings.Job, n.Settings.Timing.Call),
@@ -91,7 +94,7 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	if err != nil {
 		name = meet.addr
 	}
-	me := Node{Host: name, PID: os.Getpid(), Addr: meet.addr, NumRanks: cfg.NumRanks, Role: cfg.Role, Rank: n.Rank, Hosts: meet.hosts, Store: h.ServesStore()}
+	me := Node{Host: name, PID: os.Getpid(), Addr: meet.addr, NumRanks: cfg.NumRanks, Role: cfg.Role, Rank: n.Rank, Hosts: meet.server != nil, Store: h.ServesStore()}
 	a.m = NewMachine(n.Settings, me, newID, func() int {
 		port, err := launch.FreePort(meet.addr)
 		if err != nil {
