@@ -11,9 +11,9 @@ import (
 )
 
 // guard makes a port of this rank take what the job's policy allows and say on
-// standard error who was turned away: one line at once, then a line a minute at
-// most, so that somebody who looks for the reason of a wrong token, or for a
-// stranger, finds it on the side that refused.
+// standard error who was turned away: for each reason one line at once, then a
+// line a minute at most, so that somebody who looks for that of a wrong token, or
+// for a stranger, finds it on the side that refused.
 func (m *meeting) guard(port *transport.Port) {
 	rank := m.rank
 	port.OnRefusal(func(r transport.Refusals) {

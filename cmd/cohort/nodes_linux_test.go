@@ -281,8 +281,7 @@ func TestNodesRefused(t *testing.T) {
 			_ = j.cmd.Process.Signal(os.Interrupt)
 			<-j.ended
 		}
-		// That of listening was the first; what came after it is told a minute later, or at the end.
-		if _, stderr := served.output(); !strings.Contains(stderr, " to "+serving+" from 127.0.0.1: the job's token was not proven") {
+		if _, stderr := served.output(); !strings.Contains(stderr, "turned away a connection to "+serving+" from 127.0.0.1: the job's token was not proven") {
 			t.Errorf("who waits is not told of the other token: %q", stderr)
 		}
 	})

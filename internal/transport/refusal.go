@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// refusalPause is the least time between two reports of a port.
+// refusalPause is the least time between two reports of a port for one reason.
 const refusalPause = time.Minute
 
 // maxSources bounds the sources that a report names.
@@ -37,15 +37,16 @@ var (
 	errRepeated  = errors.New("somebody repeated what a member of the job had said")
 )
 
-// Refusals are connections that a port has turned away since the last report.
+// Refusals are connections that a port has turned away for one reason since the last
+// report of that.
 type Refusals struct {
 	Addr string // the port's
 	Num  int
-	// Total is their number since the port was opened.
+	// Total is the number of all since the port was opened, whatever the reason.
 	Total int
 	// From are the sources, hosts or users of this one, four at most.
 	From []string
-	// Why is the reason for the last of them; one of a few fixed texts.
+	// Why is the reason, one of a few fixed texts.
 	Why error
 }
 
@@ -66,15 +67,19 @@ func (r Refusals) String() string {
 type refusals struct {
 	mu     sync.Mutex
 	report func(Refusals)
-	next   time.Time // when there may be a report again
 	total  int
-	num    int
-	from   map[string]struct{}
-	why    error
+	kinds  map[error]*refusalKind // by reason: a probe each second hides no wrong token
 }
 
-// OnRefusal has the connections that are turned away reported: the first at
-// once, others together, once a minute at most, and the rest when the port is
+// refusalKind is what is to be reported for one reason.
+type refusalKind struct {
+	next time.Time // when there may be a report again
+	num  int
+	from map[string]struct{}
+}
+
+// OnRefusal has the connections that are turned away reported: the first for each
+// reason at once, others together, once a minute at most, and the rest when the port is
 // closed. So a log neither misses an attack nor drowns in it. The function is
 // called by the goroutines of handshakes, one at a time.
 func (p *Port) OnRefusal(report func(Refusals)) {
@@ -95,17 +100,24 @@ func (r *refusals) add(addr, from string, why error, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.total++
-	r.num++
-	r.why = why
-	if r.from == nil {
-		r.from = map[string]struct{}{}
+	k := r.kinds[why]
+	if k == nil {
+		k = &refusalKind{}
+		if r.kinds == nil {
+			r.kinds = map[error]*refusalKind{}
+		}
+		r.kinds[why] = k
 	}
-	if len(r.from) < maxSources {
-		r.from[from] = struct{}{}
+	k.num++
+	if k.from == nil {
+		k.from = map[string]struct{}{}
 	}
-	if !now.Before(r.next) {
-		r.flushLocked(addr)
-		r.next = now.Add(refusalPause)
+	if len(k.from) < maxSources {
+		k.from[from] = struct{}{}
+	}
+	if !now.Before(k.next) {
+		r.tell(addr, why)
+		k.next = now.Add(refusalPause)
 	}
 }
 
@@ -113,15 +125,20 @@ func (r *refusals) add(addr, from string, why error, now time.Time) {
 func (r *refusals) flush(addr string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.flushLocked(addr)
+	byText := func(a, b error) int { return strings.Compare(a.Error(), b.Error()) }
+	for _, why := range slices.SortedFunc(maps.Keys(r.kinds), byText) {
+		r.tell(addr, why)
+	}
 }
 
-func (r *refusals) flushLocked(addr string) {
-	if r.num == 0 || r.report == nil {
+// tell reports those of one reason. The caller has the lock.
+func (r *refusals) tell(addr string, why error) {
+	k := r.kinds[why]
+	if k.num == 0 || r.report == nil {
 		return
 	}
-	r.report(Refusals{Addr: addr, Num: r.num, Total: r.total, From: slices.Sorted(maps.Keys(r.from)), Why: r.why})
-	r.num, r.from = 0, nil
+	r.report(Refusals{Addr: addr, Num: k.num, Total: r.total, From: slices.Sorted(maps.Keys(k.from)), Why: why})
+	k.num, k.from = 0, nil
 }
 
 // whyRefused returns the fixed text for the error of a handshake, nil for

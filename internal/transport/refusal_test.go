@@ -119,7 +119,8 @@ func TestRefusalsLeaveATrace(t *testing.T) {
 	}
 }
 
-// Many refusals make one report at once, and one of the others when the port closes.
+// Many refusals make one report at once, and one of the others when the port closes;
+// those for one reason do not hide those for another.
 func TestRefusalsAreGathered(t *testing.T) {
 	var reports ledger
 	var r refusals
@@ -128,15 +129,18 @@ func TestRefusalsAreGathered(t *testing.T) {
 	for i := range 1000 {
 		r.add("here:1", []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"}[i%5], errNoProof, now.Add(time.Duration(i)*time.Millisecond))
 	}
-	r.add("here:1", "10.0.0.9", errNoWord, now.Add(refusalPause))
+	r.add("here:1", "10.0.0.9", errNoProof, now.Add(refusalPause))
 	r.add("here:1", "10.0.0.9", errNoWord, now.Add(refusalPause+1))
+	r.add("here:1", "10.0.0.9", errNoProof, now.Add(refusalPause+2))
+	r.add("here:1", "10.0.0.9", errNoWord, now.Add(refusalPause+3))
 	r.flush("here:1")
 	r.flush("here:1")
 	got := reports.all()
-	if len(got) != 3 || got[0].Num != 1 || got[1].Num != 1000 || len(got[1].From) != maxSources || got[2].Num != 1 || got[2].Total != 1002 {
-		t.Errorf("reports %+v", got)
+	if len(got) != 5 || got[0].Num != 1 || got[1].Num != 1000 || len(got[1].From) != maxSources || got[2].Num != 1 || got[2].Why != errNoWord ||
+		got[3].Num != 1 || got[4].Num != 1 || errors.Is(got[3].Why, got[4].Why) || got[4].Total != 1004 {
+		t.Fatalf("reports %+v", got)
 	}
-	want := "turned away 1000 connections to here:1 from 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5 and perhaps others: " + errNoWord.Error()
+	want := "turned away 1000 connections to here:1 from 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5 and perhaps others: " + errNoProof.Error()
 	if line := got[1].String(); line != want {
 		t.Error(line)
 	}
