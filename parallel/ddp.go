@@ -64,7 +64,7 @@ type DDP struct {
 	rowsReduced bool // the rows of sparse parameters are the same on every rank
 }
 
-// DDPOption changes how gradients are grouped.
+// DDPOption is an option of [NewDDP].
 type DDPOption func(*ddpOptions)
 
 type ddpOptions struct {

@@ -12,47 +12,62 @@ import (
 // Kind says what sort of failure an [Error] is. Kinds travel as their text.
 type Kind string
 
-// The kinds.
-const (
-	// KindApplication is an error that the handler returned, or one of what a call
-	// belongs to here, such as a context of autograd that has been closed.
-	KindApplication Kind = "application"
-	// KindPanic is a handler that panicked.
-	KindPanic Kind = "panic"
-	// KindUnknownMethod is a method that the peer does not serve.
-	KindUnknownMethod Kind = "unknown method"
-	// KindTypes is a method whose types differ between the two sides, or a value
-	// that cannot be read as one.
-	KindTypes Kind = "types"
-	// KindTooLarge is a message over the receiver's limit.
-	KindTooLarge Kind = "too large"
-	// KindVersion is a peer that speaks another version of the protocol.
-	KindVersion Kind = "version"
-	// KindNameTaken is a name or rank that another agent of the job has.
-	KindNameTaken Kind = "name taken"
-	// KindMembers is a job of which two agents do not say the same: its size, or the
-	// list of WithPeers.
-	KindMembers Kind = "members differ"
-	// KindUnknownPeer is a name or rank that no agent of the job has.
-	KindUnknownPeer Kind = "unknown peer"
-	// KindTimeout is a call that was not answered in its time.
-	KindTimeout Kind = "timeout"
-	// KindCanceled is a call that its caller, or the end of its agent, canceled.
-	KindCanceled Kind = "canceled"
-	// KindUnreachable is a peer to which there is no connection, and none can be made.
-	KindUnreachable Kind = "unreachable"
-	// KindLost is a connection that ended before the answer; the method may have run.
-	KindLost Kind = "connection lost"
-	// KindClosed is an agent that has been closed, here or there.
-	KindClosed Kind = "closed"
-	// KindBusy is a peer with too many calls in its queue, or that wait there for later
-	// answers.
-	KindBusy Kind = "busy"
-	// KindReleased is a reference that was used after its release.
-	KindReleased Kind = "released"
-	// KindProtocol is a peer that sent what the protocol does not allow.
-	KindProtocol Kind = "protocol"
-)
+// Each kind is a declaration of its own: of a block, go doc shows one line.
+
+// KindApplication is an error that the handler returned, or one of what a call
+// belongs to here, such as a context of autograd that has been closed.
+const KindApplication Kind = "application"
+
+// KindPanic is a handler that panicked.
+const KindPanic Kind = "panic"
+
+// KindUnknownMethod is a method that the peer does not serve.
+const KindUnknownMethod Kind = "unknown method"
+
+// KindTypes is a method whose types differ between the two sides, or a value
+// that cannot be read as one.
+const KindTypes Kind = "types"
+
+// KindTooLarge is a message over the receiver's limit.
+const KindTooLarge Kind = "too large"
+
+// KindVersion is a peer that speaks another version of the protocol.
+const KindVersion Kind = "version"
+
+// KindNameTaken is a name or rank that another agent of the job has.
+const KindNameTaken Kind = "name taken"
+
+// KindMembers is a job of which two agents do not say the same: its size, or the
+// list of WithPeers.
+const KindMembers Kind = "members differ"
+
+// KindUnknownPeer is a name or rank that no agent of the job has.
+const KindUnknownPeer Kind = "unknown peer"
+
+// KindTimeout is a call that was not answered in its time.
+const KindTimeout Kind = "timeout"
+
+// KindCanceled is a call that its caller, or the end of its agent, canceled.
+const KindCanceled Kind = "canceled"
+
+// KindUnreachable is a peer to which there is no connection, and none can be made.
+const KindUnreachable Kind = "unreachable"
+
+// KindLost is a connection that ended before the answer; the method may have run.
+const KindLost Kind = "connection lost"
+
+// KindClosed is an agent that has been closed, here or there.
+const KindClosed Kind = "closed"
+
+// KindBusy is a peer with too many calls in its queue, or that wait there for later
+// answers.
+const KindBusy Kind = "busy"
+
+// KindReleased is a reference that was used after its release.
+const KindReleased Kind = "released"
+
+// KindProtocol is a peer that sent what the protocol does not allow.
+const KindProtocol Kind = "protocol"
 
 // Error is a failed call. It names the method and the peer; errors.Is and
 // errors.As look through it at what the handler returned, as far as that is known
