@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -11,11 +12,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/cohort-ml/cohort/checkpoint"
 )
 
 var (
 	crashes    = flag.Int("crashes", 3, "crashes that TestOrderThroughCrashes makes")
-	crashesSee = flag.Uint64("crashes.seed", 0, "its seed; 0 draws one")
+	crashesSee = flag.Uint64("crashes.seed", 1, "its seed; 0 draws one")
 )
 
 // TestOrderThroughCrashes: a job of which ranks are killed at random, and which
@@ -53,8 +56,11 @@ func TestOrderThroughCrashes(t *testing.T) {
 		for step := range steps(t, stdout) {
 			done = max(done, step)
 		}
-		if saved, _ := filepath.Glob(filepath.Join(out, "step-*")); len(saved) == 0 {
+		// One that the crash has cut off in saving does not count.
+		if _, _, err := checkpoint.Latest(t.Context(), out); errors.Is(err, checkpoint.ErrNone) {
 			continue // nothing to go on from: the same job begins anew
+		} else if err != nil {
+			t.Fatal(err)
 		}
 		args = []string{"train", "lm", "--data", text, "--out", out, "--json", "--steps", fmt.Sprint(numSteps),
 			"--ranks", fmt.Sprint(1 + r.IntN(8)), "--workers", fmt.Sprint(r.IntN(9))}
