@@ -14,7 +14,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
 	"github.com/cohort-ml/cohort/tensor"
@@ -245,25 +244,15 @@ func TestTooLarge(t *testing.T) {
 // TestLyingServer: answers that make no sense are errors of their calls.
 func TestLyingServer(t *testing.T) {
 	reply := func(f func(s *stranger, id uint64)) error {
-		network := NewNetwork()
-		a, err := Init(t.Context(), "a", WithNetwork(network), WithStore(store.NewMemory(), 0, 1), WithTimeout(10*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.Close()
-		near, far := transport.Pipe(proto)
-		p := &Peer{agent: a, name: "liar", rank: 1}
-		l := newLink(a, p, near, "pipe", 1<<30)
-		a.links[l] = struct{}{}
-		a.running.Go(l.receive)
-		p.link.Store(l)
+		p, far := newLiar(t, 10*time.Second)
+		defer p.agent.Close()
 		go func() {
 			defer far.Close()
 			if _, _, err := far.ReadFrame(nil, 1<<20); err == nil {
 				f(&stranger{quiet{t}, far}, 1)
 			}
 		}()
-		_, err = echo.Call(t.Context(), p, nil)
+		_, err := echo.Call(t.Context(), p, nil)
 		return err
 	}
 	for _, tc := range []struct {

@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -23,18 +21,9 @@ func TestStalledStream(t *testing.T) {
 		for _, limited := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d %v", size, limited), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					a, err := Init(t.Context(), "a", WithNetwork(NewNetwork()), WithStore(store.NewMemory(), 0, 1), WithTimeout(10*time.Second))
-					if err != nil {
-						t.Fatal(err)
-					}
-					defer a.Close()
-					near, far := transport.Pipe(proto)
+					p, far := newLiar(t, 10*time.Second)
 					defer far.Close()
-					p := &Peer{agent: a, name: "liar", rank: 1}
-					l := newLink(a, p, near, "pipe", 1<<30)
-					a.links[l] = struct{}{}
-					a.running.Go(l.receive)
-					p.link.Store(l)
+					defer p.agent.Close()
 					rescue := time.AfterFunc(time.Hour, func() { far.Close() })
 					defer rescue.Stop()
 					ctx, cancel := context.WithCancel(t.Context())

@@ -40,18 +40,9 @@ func TestStall(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a, err := Init(t.Context(), "a", WithNetwork(NewNetwork()), WithStore(store.NewMemory(), 0, 1), WithTimeout(10*time.Second))
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer a.Close()
-				near, far := transport.Pipe(proto)
+				p, far := newLiar(t, 10*time.Second)
 				defer far.Close()
-				p := &Peer{agent: a, name: "liar", rank: 1}
-				l := newLink(a, p, near, "pipe", 1<<30)
-				a.links[l] = struct{}{}
-				a.running.Go(l.receive)
-				p.link.Store(l)
+				defer p.agent.Close()
 				go liar(far)
 				began := time.Now()
 				f := echo.Async(t.Context(), p, tensor.Zeros(1<<20))
@@ -62,7 +53,7 @@ func TestStall(t *testing.T) {
 				if _, err := forever.Wait(t.Context()); err == nil || time.Since(began) != 10*time.Second {
 					t.Errorf("a call without tensors: %v after %v", err, time.Since(began))
 				}
-				_, err = f.Wait(t.Context())
+				_, err := f.Wait(t.Context())
 				want := 10 * time.Second
 				if name == "takes nothing" {
 					want += stallTime // until then its tensors are read
@@ -83,24 +74,32 @@ func TestStall(t *testing.T) {
 // until the call's deadline by a peer that takes nothing.
 func TestCancelWhileWriting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, err := Init(t.Context(), "a", WithNetwork(NewNetwork()), WithStore(store.NewMemory(), 0, 1), WithTimeout(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.Close()
-		near, far := transport.Pipe(proto)
+		p, far := newLiar(t, time.Hour)
 		defer far.Close()
-		p := &Peer{agent: a, name: "liar", rank: 1}
-		l := newLink(a, p, near, "pipe", 1<<30)
-		a.links[l] = struct{}{}
-		a.running.Go(l.receive)
-		p.link.Store(l)
+		defer p.agent.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		began := time.Now()
-		_, err = echo.Call(ctx, p, tensor.Zeros(1<<20))
+		_, err := echo.Call(ctx, p, tensor.Zeros(1<<20))
 		if took := time.Since(began); err == nil || took != time.Second+stallTime {
 			t.Errorf("%v after %v", err, took)
 		}
 	})
+}
+
+// newLiar returns a peer whose end of the connection is the test's, of an agent whose
+// calls have a limit. Both are to be closed before the test's virtual time ends.
+func newLiar(t *testing.T, limit time.Duration) (*Peer, *transport.Conn) {
+	t.Helper()
+	a, err := Init(t.Context(), "a", WithNetwork(NewNetwork()), WithStore(store.NewMemory(), 0, 1), WithTimeout(limit))
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := transport.Pipe(proto)
+	p := &Peer{agent: a, name: "liar", rank: 1}
+	l := newLink(a, p, near, "pipe", 1<<30)
+	a.links[l] = struct{}{}
+	a.running.Go(l.receive)
+	p.link.Store(l)
+	return p, far
 }
