@@ -146,8 +146,7 @@ func gaveUp(e *RankError) bool {
 // said returns the key of the group that a member has said it waits for, "" if
 // it has not.
 func (g *Group) said(ctx context.Context, rank int) string {
-	// What nobody has as its value is not replaced: this only looks.
-	key, _, _ := g.base.CompareAndSet(ctx, g.awaitedKey(rank), []byte{}, []byte{})
+	key, _ := peek(ctx, g.base, g.awaitedKey(rank))
 	return string(key)
 }
 

@@ -148,12 +148,11 @@ func (g *Group) monitor(ctx context.Context, seq uint64) (missing []int, err err
 func (g *Group) accuse(ctx context.Context, keys store.Store) (verdict []byte, err error) {
 	missing := []int{}
 	for r := range g.size {
-		// What nobody has as its value is not replaced: this only looks.
-		current, _, err := keys.CompareAndSet(ctx, strconv.Itoa(r), []byte{}, []byte{})
+		there, err := isSet(ctx, keys, strconv.Itoa(r))
 		if err != nil {
 			return nil, err
 		}
-		if current == nil {
+		if !there {
 			missing = append(missing, r)
 		}
 	}

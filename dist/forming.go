@@ -220,8 +220,7 @@ func (m *meeting) lost(ctx context.Context, peer string, end context.CancelCause
 
 // look returns a key's value, nil if it has none.
 func (m *meeting) look(ctx context.Context, key string) []byte {
-	// What nobody has as its value is not replaced.
-	text, _, _ := m.store.CompareAndSet(ctx, key, []byte{}, []byte{})
+	text, _ := peek(ctx, m.store, key)
 	return text
 }
 

@@ -209,13 +209,6 @@ func (j *glooJob) openStore(ctx context.Context) (store.Store, error) {
 	return j.client, nil
 }
 
-// isSet reports whether a key has a value.
-func isSet(ctx context.Context, s store.Store, key string) (bool, error) {
-	// What nobody has as its value is not replaced: this only looks.
-	current, _, err := s.CompareAndSet(ctx, key, []byte{0}, []byte{0})
-	return current != nil, err
-}
-
 // joinedKey is PyTorch's own count of who has joined, as it stands in a store.
 const joinedKey = "\x00pytorch:init/"
 
@@ -281,7 +274,7 @@ func (j *glooJob) watchLauncher(ctx context.Context, mixed func(old, young int))
 				return
 			case <-tick.C:
 			}
-			text, _, err := j.client.CompareAndSet(ctx, store.PyTorchMixed, []byte{0}, []byte{0})
+			text, err := peek(ctx, j.client, store.PyTorchMixed)
 			if err != nil {
 				return // the forming hears of it
 			}

@@ -29,8 +29,7 @@ var errTwin = errors.New("each process of a job needs a RANK of its own")
 // twin returns an error if another Go process has said since that it is this rank. What
 // stood there before may be of an earlier start.
 func (j *glooJob) twin(ctx context.Context) error {
-	// What nobody has as its value is not replaced: this only looks.
-	v, _, err := j.keys.CompareAndSet(ctx, goKey(j.rank), []byte{0}, []byte{0})
+	v, err := peek(ctx, j.keys, goKey(j.rank))
 	if err != nil || v == nil || bytes.Equal(v, j.self) {
 		return nil
 	}

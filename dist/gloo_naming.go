@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -141,8 +140,7 @@ func (j *glooJob) nextName(ctx context.Context, world *Group, ranks []int, hashe
 	if len(theirs) == 0 {
 		return candidates[0], nil
 	}
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
+	var look looks
 	for {
 		for _, name := range open {
 			for _, r := range theirs {
@@ -156,10 +154,8 @@ func (j *glooJob) nextName(ctx context.Context, world *Group, ranks []int, hashe
 				}
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !look.next(ctx) {
 			return "", fmt.Errorf("no PyTorch rank has come to the group of %v, of its ranks %v: %w", ranks, theirs, collective.Ending(ctx))
-		case <-tick.C:
 		}
 	}
 }
