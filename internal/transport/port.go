@@ -230,8 +230,8 @@ func (p *Port) sleep(d time.Duration) bool {
 func (p *Port) admit(nc net.Conn) {
 	from, foreign := sourceOf(nc)
 	if foreign {
+		p.refused.add(p.addr, from, errOtherUser, time.Now()) // first, as in serve: whoever sees it closed can count on the report
 		nc.Close()
-		p.refused.add(p.addr, from, errOtherUser, time.Now())
 		return
 	}
 	v := &visitor{nc: nc, from: from}
