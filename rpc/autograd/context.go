@@ -272,8 +272,18 @@ func (s *state) drive(ctx context.Context, o backwardOptions) error {
 // repeats reports whether an error only says that another process had one.
 func repeats(err error) bool { return errors.Is(err, ErrReleased) || errors.Is(err, context.Canceled) }
 
-// everybody asks those who take part for whom they know, until nobody new is named.
+// everybody asks those who take part for whom they know, until nobody new is named. It
+// ends when one of them is lost, or knows of one: a question to a process whose
+// connection has ended makes it anew, and waits for a process that has died to come back.
 func (s *state) everybody(ctx context.Context, peers []int) ([]int, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	s.asking = cancel
+	if s.broken != nil {
+		cancel(s.broken)
+	}
+	s.mu.Unlock()
 	asked := make(map[int]bool)
 	for {
 		var fresh []int
@@ -302,9 +312,15 @@ func (s *state) everybody(ctx context.Context, peers []int) ([]int, error) {
 		for range fresh {
 			if err := <-errs; err != nil && first == nil {
 				first = err
+				cancel(err)
 			}
 		}
 		if first != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if s.broken != nil {
+				return nil, s.broken // who is waited for in vain
+			}
 			return nil, first
 		}
 		peers = s.known()

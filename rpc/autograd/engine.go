@@ -237,7 +237,9 @@ func (e *engine) onPrepare(ctx context.Context, in prepareCall) (prepareAnswer, 
 	if err != nil {
 		return prepareAnswer{}, err
 	}
-	return prepareAnswer{s.known()}, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return prepareAnswer{s.knownLocked()}, s.broken
 }
 
 // onMissing is the answer to missingCall.

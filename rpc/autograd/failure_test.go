@@ -104,6 +104,44 @@ func TestADeadWorkerEndsThePass(t *testing.T) {
 	}
 }
 
+// patient is a wire on which questions to a process that was lost wait for it to come back.
+type patient struct {
+	line
+	hears bool // of the loss, meanwhile
+}
+
+func (l patient) prepare(ctx context.Context, to int, in prepareCall) (prepareAnswer, error) {
+	if !l.c.dead[to].Load() {
+		return l.line.prepare(ctx, to, in)
+	}
+	if l.hears {
+		l.c.engines[l.from].lost(to, errLost)
+	}
+	<-ctx.Done()
+	return prepareAnswer{}, ctx.Err()
+}
+
+// TestALossEndsTheQuestions before a pass, whoever hears of it.
+func TestALossEndsTheQuestions(t *testing.T) {
+	for _, hears := range []int{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			cl := newCluster(3)
+			dc, loss := step(t, cl, func(int) error { return nil })
+			cl.dead[2].Store(true)
+			cl.engines[0].wire = patient{line{cl, 0}, hears == 0}
+			if hears == 1 {
+				cl.engines[1].lost(2, errLost)
+			}
+			began := time.Now()
+			wantError(t, dc.Backward(t.Context(), loss), nil, "on worker2 (rank 2): it was lost")
+			if took := time.Since(began); took > 0 {
+				t.Errorf("worker%d hears of it: it took %v", hears, took)
+			}
+			cl.wantNothingLeft(t)
+		})
+	}
+}
+
 // TestContextsOfADeadMakerAreReleased, and those whose release was lost, within a
 // minute; others stay.
 func TestContextsOfADeadMakerAreReleased(t *testing.T) {

@@ -32,9 +32,10 @@ type state struct {
 	asked   uint64           // the last one that this process was asked for
 	walk    *walk            // the one that runs, or gets its first gradients
 	heard   time.Time
-	done    chan struct{} // closed when the context ends
-	ended   error         // why it is over
-	broken  error         // why no backward pass can end well
+	done    chan struct{}           // closed when the context ends
+	ended   error                   // why it is over
+	broken  error                   // why no backward pass can end well
+	asking  context.CancelCauseFunc // ends the questions before a backward pass, see everybody
 }
 
 // pass is one forward pass: that of a call's handler, or one of those that the
@@ -200,6 +201,9 @@ func (s *state) lose(rank int, err error) {
 	s.broken = s.failAt("backward", rank, fmt.Errorf("it was lost: %w", err))
 	if s.walk != nil && s.walk.begun {
 		s.walk.cancel(s.broken)
+	}
+	if s.asking != nil {
+		s.asking(s.broken)
 	}
 }
 
