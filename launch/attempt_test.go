@@ -56,7 +56,7 @@ func TestRestarts(t *testing.T) {
 				}
 				ports[firstLine(rest)] = true
 			}
-			if len(ports) != tt.attempts {
+			if tt.attempts > 2 && len(ports) < 2 { // each is chosen at random: two may be the same
 				t.Errorf("ports %v in %d attempts", ports, tt.attempts)
 			}
 			if n := strings.Count(out.String(), "[rank1] attempt"); n != tt.attempts {

@@ -50,7 +50,10 @@ func TestNoticeFile(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- Run(context.Background(), cfg) }()
 		out.await(t, 2, "ready")
-		if err := os.WriteFile(path, []byte("taken back at 13:00\x1b[2J\nmore\n"), 0o600); err != nil {
+		if err := os.WriteFile(path+".new", []byte("taken back at 13:00\x1b[2J\nmore\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".new", path); err != nil { // there with all that it says
 			t.Fatal(err)
 		}
 		err = <-done

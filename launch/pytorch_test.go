@@ -22,6 +22,7 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -33,7 +34,7 @@ func init() {
 
 // roleGloo is a rank of Cohort's that does what testdata/reduce.py does.
 func roleGloo(string) int {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), loaded.Allow(time.Minute))
 	defer cancel()
 	g, err := dist.Init(ctx, dist.WithBackend("gloo"))
 	if err != nil {
@@ -100,7 +101,7 @@ func TestPyTorchJobs(t *testing.T) {
 				cfg := c.cfg
 				cfg.Stdout, cfg.Stderr = &out, &errs
 				cfg.Env = append(slices.Clone(go0.Env), envvar.PythonExec.Assign(python))
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(time.Minute))
 				defer cancel()
 				if err := Run(ctx, cfg); err != nil {
 					t.Fatalf("%v\n%s%s", err, out.String(), errs.String())
@@ -132,7 +133,7 @@ func TestTorchrun(t *testing.T) {
 				t.Fatal(err)
 			}
 			goes := self(t, 1, "gloo")
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(time.Minute))
 			defer cancel()
 			// Debian's 1.13 takes underscores alone, and without -r and -t ends with an error.
 			cmd := exec.CommandContext(ctx, python, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--monitor_interval", "0.1", "--master_port", fmt.Sprint(port),
@@ -157,7 +158,7 @@ func roleGlooWait(string) int {
 			}
 		}
 		return nil
-	}, dist.WithBackend("gloo"), dist.WithTimeout(2*time.Second))(context.Background()))
+	}, dist.WithBackend("gloo"), dist.WithTimeout(loaded.Allow(2*time.Second)))(context.Background()))
 }
 
 // TestStoppedPyTorchRank: the report names a rank of PyTorch's that was stopped, though
@@ -174,7 +175,7 @@ func TestStoppedPyTorchRank(t *testing.T) {
 			cfg.Programs, cfg.Program, cfg.NumRanks, cfg.Direct = []Program{{filepath.Join("testdata", "stopped.py"), nil, 2}, {cfg.Program, nil, 2}}, "", 0, false
 			cfg.Stdout, cfg.Stderr, cfg.FailGrace = &out, &errs, 500*time.Millisecond
 			cfg.Env = append(cfg.Env, envvar.PythonExec.Assign(python), "TMPDIR="+t.TempDir())
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(time.Minute))
 			defer cancel()
 			var e *Error
 			if err := Run(ctx, cfg); !errors.As(err, &e) || !strings.Contains(err.Error(), "rank 1 (pid ") || !strings.Contains(err.Error(), "had been stopped (SIGSTOP)") {
@@ -216,7 +217,7 @@ func TestRanksThatDiffer(t *testing.T) {
 				cfg.Programs, cfg.Program, cfg.NumRanks, cfg.Direct = []Program{{filepath.Join("testdata", "differs.py"), nil, 2}, {cfg.Program, nil, 2}}, "", 0, false
 				cfg.Stdout, cfg.Stderr = &out, &errs
 				cfg.Env = append(cfg.Env, envvar.PythonExec.Assign(python), "TMPDIR="+t.TempDir())
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(time.Minute))
 				defer cancel()
 				var e *Error
 				if err := Run(ctx, cfg); !errors.As(err, &e) {
@@ -284,7 +285,7 @@ func TestTwoPyTorches(t *testing.T) {
 			var out, errs output
 			cfg := self(t, c.n, "kinds:"+c.other)
 			cfg.Stdout, cfg.Stderr, cfg.AgentStore = &out, &errs, StoreByAgent
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(30*time.Second))
 			defer cancel()
 			err := Run(ctx, cfg)
 			if all := fmt.Sprint(err, "\n", out.String(), errs.String()); err == nil || ctx.Err() != nil || !strings.Contains(all, want) {

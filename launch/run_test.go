@@ -216,7 +216,10 @@ func TestRunFailureOthersAreEnded(t *testing.T) {
 			var out output
 			cfg := self(t, 2, role)
 			cfg.Stdout = &out
-			cfg.FailGrace, cfg.Grace = 50*time.Millisecond, 200*time.Millisecond
+			cfg.FailGrace = 50 * time.Millisecond
+			if role == "deaf" {
+				cfg.Grace = 200 * time.Millisecond
+			}
 			result := make(chan error, 1)
 			go func() { result <- Run(t.Context(), cfg) }()
 			out.await(t, 2, "ready")
