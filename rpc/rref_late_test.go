@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/loaded"
 )
 
 type refBox struct{ Ref *RRef[int] }
@@ -15,12 +17,13 @@ type refBox struct{ Ref *RRef[int] }
 // future is asked, and goes when the future is forgotten.
 func TestReferencesInAnswersThatWait(t *testing.T) {
 	give := NewMethod[int, refBox]("test.give")
-	a := agents(t, "pipe", 2, WithLease(300*time.Millisecond), Serve(give, func(ctx context.Context, n int) (refBox, error) {
+	lease := loaded.Allow(300 * time.Millisecond)
+	a := agents(t, "pipe", 2, WithLease(lease), Serve(give, func(ctx context.Context, n int) (refBox, error) {
 		return refBox{NewRRef(AgentOf(ctx), n)}, nil
 	}))
 	f := give.Async(t.Context(), a[0].Peer("w1"), 7)
 	forgotten := give.Async(t.Context(), a[0].Peer("w1"), 8)
-	for began := time.Now(); time.Since(began) < time.Second; time.Sleep(50 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < 3*lease; time.Sleep(50 * time.Millisecond) {
 		runtime.GC() // the handler's own reference
 	}
 	box, err := f.Wait(t.Context())
@@ -44,7 +47,8 @@ func TestReferencesInAnswersThatWait(t *testing.T) {
 // TestReferencesOnAStream that is read late.
 func TestReferencesOnAStream(t *testing.T) {
 	give := NewStream[int, refBox]("test.gives")
-	a := agents(t, "pipe", 2, WithLease(300*time.Millisecond), ServeStream(give, func(ctx context.Context, s *Stream[refBox, int]) error {
+	lease := loaded.Allow(300 * time.Millisecond)
+	a := agents(t, "pipe", 2, WithLease(lease), ServeStream(give, func(ctx context.Context, s *Stream[refBox, int]) error {
 		if err := s.Send(ctx, refBox{NewRRef(AgentOf(ctx), 7)}); err != nil {
 			return err
 		}
@@ -56,7 +60,7 @@ func TestReferencesOnAStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	for began := time.Now(); time.Since(began) < time.Second; time.Sleep(50 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < 3*lease; time.Sleep(50 * time.Millisecond) {
 		runtime.GC()
 	}
 	box, err := s.Recv(t.Context())
