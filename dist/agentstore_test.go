@@ -98,7 +98,7 @@ func TestForgottenBackend(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		if name == "theirs, quiet" {
 			cancel()
-			ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+			ctx, cancel = context.WithTimeout(t.Context(), waitLimit()) // in which it is connected
 		}
 		_, err := Init(ctx, WithURL("tcp://"+addr+"?rank=1&world_size=2"))
 		cancel()

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 )
 
 // newGroups has every rank of three make a group of all, with an option of its
@@ -19,7 +18,7 @@ func newGroups(t *testing.T, opts func(rank int) []Option, check func(rank int, 
 		if opt == nil {
 			return nil
 		}
-		limit, cancel := context.WithTimeout(ctx, time.Second)
+		limit, cancel := context.WithTimeout(ctx, waitLimit()) // in which the others come, too
 		defer cancel()
 		sub, err := g.NewGroup(limit, []int{0, 1, 2}, opt...)
 		if err == nil {

@@ -49,13 +49,15 @@ func TestMonitoredBarrierNamesTheLate(t *testing.T) {
 	for _, tr := range transports {
 		for late := range 3 {
 			t.Run(fmt.Sprintf("%s/%d", tr.name, late), func(t *testing.T) {
+				t.Parallel()              // it waits
 				var others sync.WaitGroup // the late rank comes when the others have gone
 				others.Add(2)
 				err := tr.run(t.Context(), 3, func(ctx context.Context, g *Group) error {
 					if g.Rank() == late {
 						return missesOne(ctx, g, late, time.Hour, func() error { others.Wait(); return nil }, func() {})
 					}
-					return missesOne(ctx, g, late, 100*time.Millisecond, nil, others.Done)
+					// In which both come.
+					return missesOne(ctx, g, late, waitLimit(), nil, others.Done)
 				})
 				if err != nil {
 					t.Error(err)

@@ -136,7 +136,7 @@ func drawFault(seed uint64, number int) *fault {
 	case "comes twice":
 		f.Victim = 1 + rng.IntN(f.Ranks-1) // rank 0 cannot listen where there is one
 	case "never comes":
-		f.Delay = time.Second
+		f.Delay = 2 * time.Second
 	}
 	f.Silence = DefaultSilence
 	if kind.stall {

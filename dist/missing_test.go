@@ -7,8 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
-	"time"
 
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -22,12 +22,20 @@ func TestMissingCall(t *testing.T) {
 	}{
 		"nothing more": {func(ctx context.Context, g *Group) error { return nil },
 			[]string{"timed out", "(its last call was barrier, number ", "of group \"world\", at dist/missing_test.go:", "which ended "}},
-		"a message": {func(ctx context.Context, g *Group) error { return g.Recv(ctx, private(tensor.Float32, 3), 2) },
+		"a message": {func(ctx context.Context, g *Group) (err error) {
+			// A goroutine that has made no other call: else the two that wait for each
+			// other are found before the time is up.
+			var other sync.WaitGroup
+			other.Go(func() { err = g.Recv(ctx, private(tensor.Float32, 3), 2) })
+			other.Wait()
+			return err
+		},
 			[]string{"recv of 3 float32 from rank 2, number 1 of group \"world\", at dist/missing_test.go:"}},
 		"leaves": {func(ctx context.Context, g *Group) error { return g.Close() },
 			[]string{"has left the group", "(its last call was barrier, number ", "of group \"world\", at dist/missing_test.go:"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits
 			failingAtOnce(t, 3, func(ctx context.Context, g *Group) error {
 				if err := g.Barrier(ctx); err != nil {
 					return err
@@ -35,7 +43,7 @@ func TestMissingCall(t *testing.T) {
 				if g.Rank() == 1 {
 					return tc.instead(ctx, g)
 				}
-				ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+				ctx, cancel := context.WithTimeout(ctx, waitLimit()) // in which the other ranks make their calls
 				defer cancel()
 				return g.AllReduce(ctx, private(tensor.Float32, 10), Sum)
 			}, func(errs []error) error {

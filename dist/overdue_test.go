@@ -7,7 +7,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 )
 
 // TestLateTogether has three ranks wait for a fourth until their limit: each has
@@ -30,7 +29,7 @@ func TestLateTogether(t *testing.T) {
 				}
 				ended.Wait()
 				return nil
-			}, WithTimeout(2*time.Second))
+			}, WithTimeout(waitLimit()))
 			if err != nil {
 				t.Fatal(err)
 			}
