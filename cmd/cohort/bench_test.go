@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/loaded"
 )
 
 // cohortProcess runs a command line in a process of its own.
@@ -145,8 +148,8 @@ func TestBadBenchCommandLines(t *testing.T) {
 	}
 }
 
-// TestLaunchIsQuick: two ranks are started, reduce and have ended in less than 0.3 s.
-// The least of several counts: the machine may have other work.
+// TestLaunchIsQuick: two ranks are started, reduce and have ended in less than 0.3 s
+// of a machine that does nothing else. The least of several counts.
 func TestLaunchIsQuick(t *testing.T) {
 	var r struct {
 		Min    float64 `json:"min_us"`
@@ -157,7 +160,7 @@ func TestLaunchIsQuick(t *testing.T) {
 		t.Fatalf("%v in %s", err, out)
 	}
 	t.Logf("median %.0f ms, least %.0f ms", r.Median/1000, r.Min/1000)
-	if r.Min <= 0 || r.Min > 300_000 {
-		t.Errorf("least time %.0f ms", r.Min/1000)
+	if limit := loaded.Allow(300 * time.Millisecond); r.Min <= 0 || r.Min > float64(limit.Microseconds()) {
+		t.Errorf("least time %.0f ms, want at most %v", r.Min/1000, limit)
 	}
 }

@@ -208,12 +208,12 @@ func TestDistance(t *testing.T) {
 
 // TestRunSurvivors: with the flag, the rank that is left goes on, and the code is its.
 func TestRunSurvivors(t *testing.T) {
-	args := []string{"--nproc-per-node", "2", "sh", "-c", `[ "$RANK" = 1 ] && exit 3; sleep 1.3; echo went on`}
-	code, out, errs := cohort(append([]string{"run", "--survivors"}, args...)...)
+	args := []string{"--nproc-per-node", "2", "sh", "-c", `[ "$RANK" = 1 ] && exit 3; sleep "$1"; echo went on`, "sh"}
+	code, out, errs := cohort(append(append([]string{"run", "--survivors"}, args...), "1.3")...)
 	if code != 0 || out != "[rank0] went on\n" || !strings.Contains(errs, "ended well without 1 of its 2 ranks: rank 1 exited with code 3, and the others went on") {
 		t.Errorf("code %d, printed %q and\n%s", code, out, errs)
 	}
-	if code, out, _ := cohort(append([]string{"run"}, args...)...); code != 1 || out != "" {
+	if code, out, _ := cohort(append(append([]string{"run"}, args...), "60")...); code != 1 || out != "" {
 		t.Errorf("without the flag: code %d, printed %q", code, out)
 	}
 }

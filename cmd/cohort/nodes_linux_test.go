@@ -15,17 +15,17 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/launch"
 )
 
-// freeEndpoint is an address at which nobody listens.
+// freeEndpoint is an address at which nobody listens, nor will by chance.
 func freeEndpoint(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := launch.FreePort("127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
 // listening waits until somebody listens at an address.

@@ -37,7 +37,10 @@ while :; do sleep 0.02; done`
 			t.Fatalf("the nodes have not met: %q, %q", one, two)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, "of-two"), []byte("taken back\n"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "new"), []byte("taken back\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(dir, "new"), filepath.Join(dir, "of-two")); err != nil { // there with all that it says
 		t.Fatal(err)
 	}
 	code := goes.wait(t)

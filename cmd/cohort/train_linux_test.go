@@ -177,7 +177,7 @@ func TestKilledLauncher(t *testing.T) {
 // TestInterruptedJob: Ctrl-C saves, and the job goes on from there.
 func TestInterruptedJob(t *testing.T) {
 	text, out := writeText(t), filepath.Join(t.TempDir(), "run")
-	args := tiny(text, out, "--json", "--steps", "200", "--save-every", "1000")
+	args := tiny(text, out, "--json", "--steps", "500", "--save-every", "1000")
 	j := start(t, nil, args...)
 	j.await(t, "step 20", func(s string) bool { return strings.Contains(s, `{"step":20,`) })
 	if err := j.cmd.Process.Signal(syscall.SIGINT); err != nil {
