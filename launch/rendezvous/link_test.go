@@ -143,47 +143,49 @@ func TestUnreadableCard(t *testing.T) {
 // TestLinkFailures: a store that does not answer is a failure in time, and the link
 // finds its way back.
 func TestLinkFailures(t *testing.T) {
-	mem, broken := store.NewMemory(), true
-	opened := 0
-	l := newLink(func(ctx context.Context) (*Opened, error) {
-		if opened++; broken {
-			<-ctx.Done()
-			return nil, fmt.Errorf("nobody there: %w", ctx.Err())
+	synctest.Test(t, func(t *testing.T) {
+		mem, broken := store.NewMemory(), true
+		opened := 0
+		l := newLink(func(ctx context.Context) (*Opened, error) {
+			if opened++; broken {
+				<-ctx.Done()
+				return nil, fmt.Errorf("nobody there: %w", ctx.Err())
+			}
+			return &Opened{Store: mem, Close: func() {}}, nil
+		}, "job", 20*time.Millisecond)
+		defer l.close()
+		if e := l.do(t.Context(), Peek{}).(Read); e.OK {
+			t.Errorf("a store that is not there says %+v", e)
 		}
-		return &Opened{Store: mem, Close: func() {}}, nil
-	}, "job", 20*time.Millisecond)
-	defer l.close()
-	if e := l.do(t.Context(), Peek{}).(Read); e.OK {
-		t.Errorf("a store that is not there says %+v", e)
-	}
-	if _, err := l.failure(); err == nil {
-		t.Error("no failure is known")
-	}
-	broken = false
-	if e := l.do(t.Context(), Peek{}).(Read); !e.OK {
-		t.Error("the store is there, and not found")
-	}
-	if _, err := l.failure(); err != nil {
-		t.Errorf("the failure stays: %v", err)
-	}
-	// A look at a card that nobody has written ends in time, and the connection,
-	// which may be at fault, is made anew.
-	if e := l.do(t.Context(), Look{IDs: []string{someID}}).(Looked); e.OK {
-		t.Errorf("a card that is not there: %+v", e)
-	}
-	if e := l.do(t.Context(), Peek{}).(Read); !e.OK || opened != 3 {
-		t.Errorf("%+v, opened %d times, want 3", e, opened)
-	}
-	// What somebody else has put there is a failure, not a state.
-	if err := store.Prefix(mem, l.prefix).Set(t.Context(), keyState, []byte(`{"version":1}`)); err != nil {
-		t.Fatal(err)
-	}
-	if e := l.do(t.Context(), Peek{}).(Read); e.OK || e.State != nil {
-		t.Errorf("a state that is none: %+v", e)
-	}
-	if _, err := decodeArrivals([]byte(someID + "\n" + someID)); err == nil {
-		t.Error("half a line is read as an arrival")
-	}
+		if _, err := l.failure(); err == nil {
+			t.Error("no failure is known")
+		}
+		broken = false
+		if e := l.do(t.Context(), Peek{}).(Read); !e.OK {
+			t.Error("the store is there, and not found")
+		}
+		if _, err := l.failure(); err != nil {
+			t.Errorf("the failure stays: %v", err)
+		}
+		// A look at a card that nobody has written ends in time, and the connection,
+		// which may be at fault, is made anew.
+		if e := l.do(t.Context(), Look{IDs: []string{someID}}).(Looked); e.OK {
+			t.Errorf("a card that is not there: %+v", e)
+		}
+		if e := l.do(t.Context(), Peek{}).(Read); !e.OK || opened != 3 {
+			t.Errorf("%+v, opened %d times, want 3", e, opened)
+		}
+		// What somebody else has put there is a failure, not a state.
+		if err := store.Prefix(mem, l.prefix).Set(t.Context(), keyState, []byte(`{"version":1}`)); err != nil {
+			t.Fatal(err)
+		}
+		if e := l.do(t.Context(), Peek{}).(Read); e.OK || e.State != nil {
+			t.Errorf("a state that is none: %+v", e)
+		}
+		if _, err := decodeArrivals([]byte(someID + "\n" + someID)); err == nil {
+			t.Error("half a line is read as an arrival")
+		}
+	})
 }
 
 // TestLinkOpening: while a store is being opened that does not answer, nobody waits
