@@ -20,7 +20,7 @@ import (
 // spawn runs ranks as goroutines, with an end in case they wait for ever.
 func spawn(t *testing.T, n int, main func(ctx context.Context, g *dist.Group) error) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, errors.New("the test's limit"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Minute, errors.New("the test's limit"))
 	defer cancel()
 	return dist.Spawn(ctx, n, main)
 }

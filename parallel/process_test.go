@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 func rankMain(optimizer string) int {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	err := func() error {
 		g, err := dist.Init(ctx)

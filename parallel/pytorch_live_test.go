@@ -19,7 +19,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,6 +149,8 @@ type liveCase struct {
 	Accumulate int            `json:"accumulate,omitempty"`
 	Eval       bool           `json:"eval,omitempty"`
 	On         bool           `json:"on,omitempty"`
+
+	onStep func(step int) // of a Go rank
 }
 
 type object = map[string]any
@@ -229,6 +230,9 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 	}
 	loop := func() error {
 		for step := range c.Steps[g.Rank()%len(c.Steps)] {
+			if c.onStep != nil {
+				c.onStep(step)
+			}
 			if parts != nil {
 				parts.on = c.On || step%2 == 0 && (g.Rank()+step)%3 == 0
 			}
@@ -477,16 +481,19 @@ func TestOtherModelBesidePyTorch(t *testing.T) {
 // TestDeathBesidePyTorch: a PyTorch rank that is killed while the ranks train is
 // named by the Go ranks, at once.
 func TestDeathBesidePyTorch(t *testing.T) {
-	cases := []liveCase{{Model: "mlp", Optimizer: "SGD", Options: object{"lr": 0.1}, Steps: []int{1 << 20}}}
 	eachTorch(t, 1, func(t *testing.T, torch []*torchRank) {
-		var killed atomic.Int64
-		kill := time.AfterFunc(time.Second, func() {
-			killed.Store(time.Now().UnixNano())
+		var killed time.Time
+		kill := sync.OnceFunc(func() {
+			killed = time.Now()
 			_ = torch[0].cmd.Process.Kill()
 		})
-		defer kill.Stop()
+		cases := []liveCase{{Model: "mlp", Optimizer: "SGD", Options: object{"lr": 0.1}, Steps: []int{1 << 20}, onStep: func(step int) {
+			if step == 100 {
+				kill()
+			}
+		}}}
 		_, errs := liveJob(t, torch, "GTG", cases, cases)
-		took := time.Since(time.Unix(0, killed.Load()))
+		took := time.Since(killed)
 		torch[0].end()
 		for _, rank := range []int{0, 2} {
 			var failed *dist.RankError
