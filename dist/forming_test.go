@@ -3,6 +3,7 @@
 package dist
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,6 +53,23 @@ func as(rank, size int, opts ...Option) func(context.Context, func(int, int) Opt
 	}
 }
 
+// toStore connects to the store in which the ranks of a place meet.
+func toStore(ctx context.Context, url Option) (*store.Client, error) {
+	var o options
+	if err := url(&o); err != nil {
+		return nil, err
+	}
+	pl, err := o.findPlace()
+	if err != nil {
+		return nil, err
+	}
+	token, err := transport.TokenFromEnv()
+	if err != nil {
+		return nil, err
+	}
+	return store.Connect(ctx, pl.master, token, transport.EncryptNone)
+}
+
 // TestNumberOfRanksDiffers: all say so at once, whoever waits for ranks that
 // will not come.
 func TestNumberOfRanksDiffers(t *testing.T) {
@@ -82,7 +100,15 @@ func TestOneRankOptsOut(t *testing.T) {
 func TestRankZeroFailsToForm(t *testing.T) {
 	errs := formBadly(t, func(ctx context.Context, url func(int, int) Option) (*Group, error) {
 		ctx, cancel := context.WithCancelCause(ctx)
-		defer time.AfterFunc(300*time.Millisecond, func() { cancel(errors.New("my own reason")) }).Stop()
+		var watching sync.WaitGroup
+		defer watching.Wait()
+		watching.Go(func() {
+			c, err := toStore(ctx, url(2, 3))
+			if err == nil {
+				err = errors.Join(c.Wait(ctx, entryKey("introduction", 1)), c.Close())
+			}
+			cancel(cmp.Or(err, errors.New("my own reason")))
+		})
 		return Init(ctx, url(0, 3))
 	}, as(1, 3))
 	if want := "cancelled (my own reason) while waiting for rank 2"; !strings.Contains(errs[0].Error(), want) || !errors.Is(errs[0], context.Canceled) {
@@ -104,19 +130,7 @@ func TestRankZeroFailsToForm(t *testing.T) {
 // another one has not come yet.
 func TestLostWhileForming(t *testing.T) {
 	errs := formBadly(t, as(0, 4), as(1, 4), func(ctx context.Context, url func(int, int) Option) (*Group, error) {
-		var o options
-		if err := url(2, 4)(&o); err != nil {
-			return nil, err
-		}
-		pl, err := o.findPlace()
-		if err != nil {
-			return nil, err
-		}
-		token, err := transport.TokenFromEnv()
-		if err != nil {
-			return nil, err
-		}
-		c, err := store.Connect(ctx, pl.master, token, transport.EncryptNone)
+		c, err := toStore(ctx, url(2, 4))
 		if err != nil {
 			return nil, err
 		}

@@ -103,12 +103,16 @@ func TestPyTorchDies(t *testing.T) {
 // nobody's process ends.
 func TestPyTorchMonitors(t *testing.T) {
 	eachPython(t, func(t *testing.T, p *python) {
-		steps := []pyStep{{Op: "monitored_barrier", DType: "uint8"}}
+		c := one{op: operationNamed("all_reduce"), dtype: tensor.Float32, layout: "dense", count: 10} // all have come
+		steps := []pyStep{pyOf(c, 0), {Op: "monitored_barrier", DType: "uint8"}}
 		o := mixedJob{python: p, size: 3, goes: []int{0, 2}}.run(t, steps, func(ctx context.Context, g *Group) error {
+			if err := c.run(ctx, g); err != nil {
+				return err
+			}
 			if g.Rank() == 2 {
 				return g.Store().Wait(ctx, "go on")
 			}
-			limit, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+			limit, cancel := context.WithTimeout(ctx, waitLimit()) // in which the PyTorch rank comes
 			defer cancel()
 			err := g.MonitoredBarrier(limit)
 			return errors.Join(err, g.Store().Set(ctx, "go on", nil))

@@ -55,7 +55,8 @@ func TestTwoJobsOfOneName(t *testing.T) {
 		default:
 		}
 	}
-	// The one with another token was turned away, and rank 0 has said so.
+	// The one with another token was turned away, and rank 0 says so.
+	first[0].saidLine(t, "cohort: rank 0 turned away", 20*time.Second)
 	if out := first[0].output(); strings.Count(out, "turned away") != 1 || !strings.Contains(out, "the job's token was not proven") {
 		t.Errorf("rank 0 of the first job says\n%s", out)
 	}
