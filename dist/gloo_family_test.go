@@ -5,6 +5,7 @@ package dist
 import (
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 )
 
@@ -36,8 +37,8 @@ func TestPyTorchFamilies(t *testing.T) {
 			if err != nil {
 				t.Skipf("this host has no ::1: %v", err)
 			}
-			url := "tcp://" + l.Addr().String()
 			l.Close()
+			url := "tcp://" + strings.Replace(freeAddr(), "127.0.0.1", "[::1]", 1)
 			mixedJob{python: p, size: 2, goes: []int{place}, url: url}.both(t, little(0))
 		}
 	})

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -557,12 +556,7 @@ func TestPyTorchsMistakes(t *testing.T) {
 // overGloo runs two ranks of this process that meet as PyTorch's do.
 func overGloo(t *testing.T, rank func(ctx context.Context, g *dist.Group) error) (errs [2]error) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	url := "tcp://" + l.Addr().String()
-	l.Close()
+	url := "tcp://" + freeAddr()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var ranks sync.WaitGroup

@@ -106,7 +106,7 @@ func TestStragglerIsNamed(t *testing.T) {
 
 // initRanks runs ranks that find each other as processes do.
 func initRanks(t *testing.T, n int, main func(ctx context.Context, g *dist.Group) error) error {
-	addr := freeAddr(t)
+	addr := freeAddr()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	errs := make([]error, n)

@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -252,7 +253,7 @@ func liveServer(t *testing.T, p *torch) {
 
 // liveJoin: a PyTorch process that serves the store waits for a Go process to join.
 func liveJoin(t *testing.T, p *torch) {
-	port := freePort(t)
+	port := freePort()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	hosted := make(chan error, 1)
@@ -362,13 +363,16 @@ func portOf(t *testing.T, addr string) int {
 	return n
 }
 
-// freePort returns a port that was free a moment ago.
-func freePort(t *testing.T) int {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+// freePort returns a port that was free a moment ago, below the range from which the
+// system takes ports for connections that go out.
+func freePort() int {
+	for {
+		port := 10_000 + rand.IntN(20_000)
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
+		if err != nil {
+			continue
+		}
+		defer l.Close()
+		return port
 	}
-	defer l.Close()
-	return portOf(t, l.Addr().String())
 }

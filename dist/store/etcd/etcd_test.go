@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -29,6 +30,7 @@ import (
 var server struct {
 	once     sync.Once
 	cmd      *exec.Cmd
+	ended    <-chan struct{} // closed when it has
 	endpoint string
 	why      string
 	dir      string
@@ -43,59 +45,75 @@ func (t tests) Run() int {
 	code := t.M.Run()
 	if server.cmd != nil {
 		_ = server.cmd.Process.Kill()
-		_ = server.cmd.Wait()
-	}
-	if server.dir != "" {
+		<-server.ended
 		_ = os.RemoveAll(server.dir)
 	}
 	return code
 }
 
+// start starts etcd. Another process may take a port after it was looked at: then etcd
+// does not come up, and others are tried.
 func start() {
 	exe, err := exec.LookPath("etcd")
 	if err != nil {
 		server.why = "there is no etcd on the PATH (Debian's package etcd-server has it): " + err.Error()
 		return
 	}
-	if server.dir, err = os.MkdirTemp("", "etcd"); err != nil {
-		server.why = err.Error()
-		return
-	}
-	var urls []string
-	for range 2 {
-		ln, err := net.Listen("tcp", "127.0.0.1:0") // another process may take it; then etcd does not come up
-		if err != nil {
-			server.why = err.Error()
+	for range 5 {
+		if err = startAt(exe, freeURL(), freeURL()); err == nil {
 			return
 		}
-		urls = append(urls, "http://"+ln.Addr().String())
-		ln.Close()
+	}
+	server.why = err.Error()
+}
+
+// freeURL returns one at which nobody listens at the moment, with a port below the range
+// from which the system takes them for connections that go out.
+func freeURL() string {
+	for {
+		ln, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(20_000)))
+		if err != nil {
+			continue
+		}
+		defer ln.Close()
+		return "http://" + ln.Addr().String()
+	}
+}
+
+func startAt(exe, url, peerURL string) error {
+	dir, err := os.MkdirTemp("", "etcd")
+	if err != nil {
+		return err
 	}
 	var log bytes.Buffer
-	server.cmd = exec.Command(exe, "--data-dir", server.dir, "--name", "test",
-		"--listen-client-urls", urls[0], "--advertise-client-urls", urls[0],
-		"--listen-peer-urls", urls[1], "--initial-advertise-peer-urls", urls[1], "--initial-cluster", "test="+urls[1])
-	server.cmd.Stdout, server.cmd.Stderr = &log, &log
-	server.cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH=arm64")
-	if err := server.cmd.Start(); err != nil {
-		server.cmd, server.why = nil, err.Error()
-		return
+	cmd := exec.Command(exe, "--data-dir", dir, "--name", "test",
+		"--listen-client-urls", url, "--advertise-client-urls", url,
+		"--listen-peer-urls", peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster", "test="+peerURL)
+	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.Env = append(os.Environ(), "ETCD_UNSUPPORTED_ARCH=arm64")
+	if err := cmd.Start(); err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
 	}
-	c, err := dial(urls[0])
-	if err != nil {
-		server.why = err.Error()
-		return
-	}
-	defer c.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if _, err := c.Get(ctx, "up"); err != nil {
-		_ = server.cmd.Process.Kill()
-		_ = server.cmd.Wait()
-		server.cmd, server.why = nil, fmt.Sprintf("etcd did not come up: %v\n%s", err, log.String())
-		return
+	ended := make(chan struct{}) // when the process has
+	go func() {
+		_ = cmd.Wait()
+		cancel()
+		close(ended)
+	}()
+	c, err := dial(url)
+	if err == nil {
+		_, err = c.Get(ctx, "up")
+		_ = c.Close()
 	}
-	server.endpoint = urls[0]
+	if err != nil {
+		_ = cmd.Process.Kill()
+		<-ended
+		return errors.Join(fmt.Errorf("etcd did not come up: %w\n%s", err, log.String()), os.RemoveAll(dir))
+	}
+	server.cmd, server.ended, server.dir, server.endpoint = cmd, ended, dir, url
+	return nil
 }
 
 func dial(endpoint string) (*clientv3.Client, error) {
