@@ -74,6 +74,7 @@ type Agent struct {
 // parted is a connection that has ended.
 type parted struct {
 	peer *Peer
+	life uint64
 	err  error
 }
 
@@ -106,9 +107,9 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 	if err == nil {
 		a.refs = newKeeper(a, o.lease)
 		if h, ok := a.hook.(interface {
-			Attach(a *Agent) (detach func())
+			Attach(a *Agent, life uint64) (detach func())
 		}); ok {
-			a.detach = h.Attach(a)
+			a.detach = h.Attach(a, fingerprint(a.me.ID))
 		}
 		close(a.opened)
 	}
@@ -282,18 +283,22 @@ func (a *Agent) OnPeerLost(f func(p *Peer, err error)) {
 	a.lost = append(a.lost, f)
 }
 
-// lostPeer tells of a connection that has ended.
-func (a *Agent) lostPeer(p *Peer, err error) {
+// lostPeer tells of a connection that has ended with a life of the peer's.
+func (a *Agent) lostPeer(p *Peer, life uint64, err error) {
 	if p == a.self || a.ctx.Err() != nil {
 		return
 	}
 	a.mu.Lock()
 	lost := a.lost
 	if a.parting {
-		a.partings = append(a.partings, parted{p, err})
-		lost = nil
+		a.partings = append(a.partings, parted{p, life, err})
+		a.mu.Unlock()
+		return
 	}
 	a.mu.Unlock()
+	if a.hook != nil {
+		a.hook.Lost(p.hook(life), err)
+	}
 	for _, f := range lost {
 		f(p, err)
 	}
@@ -314,7 +319,7 @@ func (a *Agent) partFailed() {
 	a.parting, a.partings = false, nil
 	a.mu.Unlock()
 	for _, h := range held {
-		a.lostPeer(h.peer, h.err)
+		a.lostPeer(h.peer, h.life, h.err)
 	}
 }
 

@@ -20,23 +20,27 @@ func (a *Agent) believe(p *Peer, id string) *Error {
 	if p.err != nil || p.where.ID != "" { // no member, or one whose process the store named
 		return nil
 	}
-	if known := p.proven.Load(); known != nil && *known == id {
-		return nil
-	}
 	ctx, cancel := context.WithTimeout(a.ctx, askBackTime)
 	defer cancel()
-	there, err := a.ask(ctx, p)
-	var e *Error
-	switch {
-	case errors.As(err, &e): // it is an agent, and not the one of the list
-		return &Error{Kind: KindNameTaken, Msg: fmt.Sprintf("the address of %s in the list of WithPeers, %s, is not yours: %s", p.name, p.where.addresses(), e.Msg)}
-	case err != nil:
-		return &Error{Kind: KindUnreachable, Msg: fmt.Sprintf("that you are %s cannot be proven: nobody answers at its address in the list of WithPeers, %s: %v", p.name, p.where.addresses(), err)}
-	case there.id != id:
-		return &Error{Kind: KindNameTaken, Msg: fmt.Sprintf("another process is %s: the one that listens at its address in the list of WithPeers, %s", p.name, p.where.addresses())}
+	for {
+		life, lives := p.known()
+		if lives > 0 && life == id {
+			return nil
+		}
+		there, err := a.ask(ctx, p)
+		var e *Error
+		switch {
+		case errors.As(err, &e): // it is an agent, and not the one of the list
+			return &Error{Kind: KindNameTaken, Msg: fmt.Sprintf("the address of %s in the list of WithPeers, %s, is not yours: %s", p.name, p.where.addresses(), e.Msg)}
+		case err != nil:
+			return &Error{Kind: KindUnreachable, Msg: fmt.Sprintf("that you are %s cannot be proven: nobody answers at its address in the list of WithPeers, %s: %v", p.name, p.where.addresses(), err)}
+		case there.id != id:
+			return &Error{Kind: KindNameTaken, Msg: fmt.Sprintf("another process is %s: the one that listens at its address in the list of WithPeers, %s", p.name, p.where.addresses())}
+		}
+		if p.succeed(id, lives) {
+			return nil
+		}
 	}
-	p.proven.Store(&id)
-	return nil
 }
 
 // ask asks who listens at a peer's address, as one that is no member: it would be asked

@@ -36,8 +36,16 @@ func AgentOf(ctx context.Context) *Agent {
 // Caller returns the peer that made the call whose handler has ctx, nil outside of
 // handlers. A client that is no member of the job has rank -1 and cannot be called.
 func Caller(ctx context.Context) *Peer {
-	p, _ := ctx.Value(callerKey{}).(*Peer)
-	return p
+	if s := callerLink(ctx); s != nil {
+		return s.peer
+	}
+	return nil
+}
+
+// callerLink returns the connection on which the call came whose handler has ctx.
+func callerLink(ctx context.Context) *serverLink {
+	s, _ := ctx.Value(callerKey{}).(*serverLink)
+	return s
 }
 
 // Deadline implements [context.Context].

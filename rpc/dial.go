@@ -125,7 +125,8 @@ func (a *Agent) way(ctx context.Context, p *Peer) (addr, how string, secure bool
 	return r.TCP, "tcp", false
 }
 
-// connect makes a connection and says hello.
+// connect makes a connection and says hello, until that is with the process that the
+// peer is now.
 func (p *Peer) connect(ctx context.Context) (*link, error) {
 	a := p.agent
 	if a.ctx.Err() != nil {
@@ -134,10 +135,22 @@ func (p *Peer) connect(ctx context.Context) (*link, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(a.ctx, func() { cancel(errClosed) })()
+	for {
+		l, err := p.connectOnce(ctx)
+		if l != nil || err != nil {
+			return l, err
+		}
+	}
+}
+
+// connectOnce returns nil for a process that the peer may have ceased to be meanwhile.
+func (p *Peer) connectOnce(ctx context.Context) (*link, error) {
+	a := p.agent
 	conn, how, err := a.dial(ctx, p)
 	if err != nil {
 		return nil, err
 	}
+	_, lives := p.known()
 	var w welcome
 	err = conn.Do(ctx, func() (err error) {
 		if err = a.sayHello(conn, p); err == nil {
@@ -149,13 +162,18 @@ func (p *Peer) connect(ctx context.Context) (*link, error) {
 		conn.Close()
 		return nil, err
 	}
+	current := p.succeed(w.id, lives)
 	conn.GiveUpAfter(goneTime)
-	l := newLink(a, p, conn, how, w.limit)
+	l := newLink(a, p, conn, how, w)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
 		conn.Close()
 		return nil, errClosed
+	}
+	if !current || p.life != w.id {
+		conn.Close()
+		return nil, nil
 	}
 	a.links[l] = struct{}{}
 	a.running.Add(1)
@@ -300,7 +318,7 @@ func (a *Agent) accept(conn *transport.Conn) {
 	s, err := a.greet(conn)
 	a.mu.Lock()
 	delete(a.opening, conn)
-	if err == nil && !a.closed {
+	if err == nil && !a.closed && s.peer.life == s.id { // else the peer has been started again meanwhile
 		a.servers[s] = struct{}{}
 	} else {
 		a.mu.Unlock()
@@ -365,9 +383,9 @@ func (a *Agent) greet(conn *transport.Conn) (*serverLink, error) {
 		return nil, err
 	}
 	conn.GiveUpAfter(goneTime)
-	s := &serverLink{agent: a, peer: p, conn: conn, limit: limit, active: map[uint64]*incoming{}}
+	s := &serverLink{agent: a, peer: p, id: id, life: fingerprint(id), conn: conn, limit: limit, active: map[uint64]*incoming{}}
 	s.sender.conn, s.sender.lost, s.sender.patience, s.sender.bounded = conn, s.lose, a.timeout, true
-	ctx := context.WithValue(a.ctx, callerKey{}, p)
+	ctx := context.WithValue(a.ctx, callerKey{}, s)
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	return s, nil
 }
@@ -379,7 +397,7 @@ func (a *Agent) guest(name string, rank int, id string) *Peer {
 	if p := a.byName[name]; p != nil && p.rank == rank && (p.where.ID == "" || p.where.ID == id) {
 		return p
 	}
-	p := &Peer{agent: a, name: name, rank: -1}
+	p := &Peer{agent: a, name: name, rank: -1, life: id}
 	p.err = errorf(KindUnknownPeer, "", p, "it is a client, which serves nothing")
 	return p
 }

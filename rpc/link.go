@@ -32,6 +32,7 @@ type link struct {
 	peer  *Peer
 	conn  *transport.Conn
 	how   string // it was made: "shm", "unix", "tcp", "tls", "pipe"
+	life  uint64 // of the peer that was connected to
 	limit int    // of the peer's messages
 	sender
 
@@ -81,8 +82,8 @@ type arrival interface{ arrived() }
 // in a bubble of time of their own.
 func newCall() any { return &call{answered: make(chan struct{}, 1)} }
 
-func newLink(a *Agent, p *Peer, conn *transport.Conn, how string, limit int) *link {
-	l := &link{agent: a, peer: p, conn: conn, how: how, limit: limit,
+func newLink(a *Agent, p *Peer, conn *transport.Conn, how string, w welcome) *link {
+	l := &link{agent: a, peer: p, conn: conn, how: how, life: fingerprint(w.id), limit: w.limit,
 		pending: map[uint64]*call{}, streams: map[uint64]*flow{}, reading: true, polls: conn.CanPoll(),
 		resume: make(chan struct{}, 1), gone: make(chan struct{}), ended: make(chan struct{})}
 	l.sender.conn = conn
@@ -110,7 +111,7 @@ func (l *link) lose(err error) {
 	l.cmu.Unlock()
 	l.conn.Close()
 	l.sender.close(err)
-	l.agent.lostPeer(l.peer, err)
+	l.agent.lostPeer(l.peer, l.life, err)
 	for _, c := range pending {
 		l.complete(c, nil, l.lostError(c.method))
 	}

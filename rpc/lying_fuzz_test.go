@@ -56,7 +56,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		near, far := transport.Pipe(proto)
 		p := &Peer{agent: a, name: "liar", rank: 1}
-		l := newLink(a, p, near, "pipe", 1<<20)
+		l := newLink(a, p, near, "pipe", welcome{limit: 1 << 20})
 		p.link.Store(l)
 		read := make(chan struct{})
 		go func() {

@@ -157,7 +157,7 @@ func (a *Agent) setPeers(all []record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for i := range all {
-		p := &Peer{agent: a, name: all[i].Name, rank: i, where: all[i]}
+		p := &Peer{agent: a, name: all[i].Name, rank: i, where: all[i], life: all[i].ID}
 		a.peers = append(a.peers, p)
 		a.byName[p.name] = p
 	}

@@ -158,7 +158,7 @@ func (o *outgoing) encodeCall(ctx context.Context, m *methodInfo, c *call, more 
 	var extra []byte
 	if h := o.enc.agent.hook; h != nil {
 		msg := hook.Message{Method: m.name, Tensors: o.tensors}
-		if err := h.SendCall(ctx, o.enc.peer.hook(), &msg); err != nil {
+		if err := h.SendCall(ctx, o.enc.peer.hook(c.link.life), &msg); err != nil {
 			return &hookError{err}
 		}
 		extra = msg.Extra
@@ -327,7 +327,7 @@ func (m *Method[A, R]) decode(ctx context.Context, p *Peer, c *call, out *R) err
 	r := c.reply
 	if h := p.agent.hook; h != nil {
 		msg := hook.Message{Method: m.name, Tensors: r.dec.tensors, Extra: r.hook, Failed: r.kind == frameFailure}
-		if err := h.ReceiveReply(ctx, p.hook(), &msg); err != nil {
+		if err := h.ReceiveReply(ctx, p.hook(c.link.life), &msg); err != nil {
 			return errorf(KindApplication, m.name, p, "%w", err)
 		}
 		r.dec.tensors = msg.Tensors

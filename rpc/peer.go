@@ -24,14 +24,19 @@ type Peer struct {
 	there bool   // it says that it listens: who refuses a connection is not yet to come
 	err   *Error // why it cannot be called, nil if it can
 
-	parked  parking                // its calls that are answered later
-	proven  atomic.Pointer[string] // which process it is, see Agent.believe
-	seen    atomic.Bool            // there has been a connection
+	parked  parking     // its calls that are answered later
+	seen    atomic.Bool // there has been a connection
 	link    atomic.Pointer[link]
 	mu      sync.Mutex
 	dialing *dialing              // nil if nobody dials
 	notes   waitingNotes          // for the connection
 	failed  atomic.Pointer[error] // of the last try of this dialling, nil if there was none
+
+	// Which process it is, "" if that is not known yet, and how many there have been:
+	// see succeed. They change with both succeeding and agent.mu held.
+	succeeding sync.Mutex
+	life       string
+	lives      int
 }
 
 // dialing is an attempt to connect.
@@ -66,7 +71,8 @@ func (p *Peer) String() string {
 	return fmt.Sprintf("%s (rank %d)", p.name, p.rank)
 }
 
-func (p *Peer) hook() hook.Peer { return hook.Peer{Name: p.name, Rank: p.rank} }
+// hook returns the peer as a hook sees it, in one of its lives.
+func (p *Peer) hook(life uint64) hook.Peer { return hook.Peer{Name: p.name, Rank: p.rank, Life: life} }
 
 // ready says whether a call needs no new connection.
 func (p *Peer) ready() bool { return p.link.Load() != nil || p.err != nil }

@@ -199,7 +199,7 @@ func (m *Method[A, R]) decodeArgs(in *incoming) (args A, err error) {
 	in.ctx = &in.own
 	if h := a.hook; h != nil {
 		msg := hook.Message{Method: m.name, Tensors: r.dec.tensors, Extra: r.hook}
-		ctx, err := h.ReceiveCall(in.ctx, in.caller.hook(), &msg)
+		ctx, err := h.ReceiveCall(in.ctx, in.caller.hook(in.from.life), &msg)
 		if err != nil {
 			return args, err
 		}
@@ -286,7 +286,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 	}
 	if !in.from.done(in) { // nobody waits for it any more
 		if h := a.hook; h != nil {
-			_ = h.SendReply(ctx, in.caller.hook(), &hook.Message{Method: in.method.name, Failed: true, Running: in.runs})
+			_ = h.SendReply(ctx, in.caller.hook(in.from.life), &hook.Message{Method: in.method.name, Failed: true, Running: in.runs})
 		}
 		in.freeArgs()
 		a.abandoned.remove(in)
@@ -315,7 +315,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 		var extra []byte
 		if h := a.hook; h != nil {
 			hm := hook.Message{Method: in.method.name, Failed: true}
-			if herr := h.SendReply(ctx, in.caller.hook(), &hm); herr == nil {
+			if herr := h.SendReply(ctx, in.caller.hook(in.from.life), &hm); herr == nil {
 				extra = hm.Extra
 			}
 		}
@@ -392,7 +392,7 @@ func (o *outgoing) encodeReply(ctx context.Context, in *incoming, result func(e 
 	var extra []byte
 	if h := in.agent.hook; h != nil {
 		msg := hook.Message{Method: in.method.name, Tensors: o.tensors}
-		if err := h.SendReply(ctx, in.caller.hook(), &msg); err != nil {
+		if err := h.SendReply(ctx, in.caller.hook(in.from.life), &msg); err != nil {
 			return err
 		}
 		extra = msg.Extra

@@ -22,6 +22,8 @@ const discardFactor = 4
 type serverLink struct {
 	agent *Agent
 	peer  *Peer
+	id    string // of the life of the peer that connected
+	life  uint64 // the same, for hooks
 	conn  *transport.Conn
 	limit int // of the peer's messages
 	sender
@@ -87,7 +89,7 @@ func (s *serverLink) lose(err error) {
 			in.flow.fail(err)
 		}
 	}
-	s.agent.lostPeer(s.peer, err)
+	s.agent.lostPeer(s.peer, s.life, err)
 	s.cancel(err)
 	s.conn.Close()
 	s.sender.close(err)

@@ -97,7 +97,7 @@ func newLiar(t *testing.T, limit time.Duration) (*Peer, *transport.Conn) {
 	}
 	near, far := transport.Pipe(proto)
 	p := &Peer{agent: a, name: "liar", rank: 1}
-	l := newLink(a, p, near, "pipe", 1<<30)
+	l := newLink(a, p, near, "pipe", welcome{limit: 1 << 30})
 	a.links[l] = struct{}{}
 	a.running.Go(l.receive)
 	p.link.Store(l)

@@ -98,16 +98,15 @@ func NewContext(a *rpc.Agent, opts ...ContextOption) (*Context, error) {
 type agentHook struct{ engine *engine }
 
 // Attach is called when the agent knows its peers.
-func (h *agentHook) Attach(a *rpc.Agent) (detach func()) {
+func (h *agentHook) Attach(a *rpc.Agent, life uint64) (detach func()) {
 	if h.engine != nil {
 		panic("autograd: one Enable() was given to two agents: call it for each")
 	}
-	e := newEngine(a.Rank(), a.Size(), agentWire{a})
+	e := newEngine(a.Rank(), a.Size(), life, agentWire{a})
 	h.engine = e
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { e.run(ctx) })
-	a.OnPeerLost(func(p *rpc.Peer, err error) { e.lost(p.Rank(), err) })
 	return func() {
 		cancel()
 		running.Wait()
@@ -118,7 +117,7 @@ func (h *agentHook) Attach(a *rpc.Agent) (detach func()) {
 // SendCall sees the arguments of a call.
 func (h *agentHook) SendCall(ctx context.Context, to hook.Peer, m *hook.Message) (err error) {
 	if !strings.HasPrefix(m.Method, prefix) {
-		m.Extra, err = h.engine.sendCall(ctx, to.Rank, m.Method, m.Tensors)
+		m.Extra, err = h.engine.sendCall(ctx, member{to.Rank, to.Life}, m.Method, m.Tensors)
 	}
 	return err
 }
@@ -128,7 +127,7 @@ func (h *agentHook) ReceiveCall(ctx context.Context, from hook.Peer, m *hook.Mes
 	if len(m.Extra) > 0 && from.Rank < 0 {
 		return nil, fmt.Errorf("autograd: %s is no member of the job, and cannot take part in a context", from.Name)
 	}
-	return h.engine.receiveCall(ctx, from.Rank, m.Method, m.Extra, m.Tensors)
+	return h.engine.receiveCall(ctx, member{from.Rank, from.Life}, m.Method, m.Extra, m.Tensors)
 }
 
 // SendReply sees the result.
@@ -158,6 +157,9 @@ func (h *agentHook) SendItem(m *hook.Message) error {
 	}
 	return nil
 }
+
+// Lost hears that a connection has ended.
+func (h *agentHook) Lost(who hook.Peer, err error) { h.engine.lost(member{who.Rank, who.Life}, err) }
 
 // agentWire is the wire over an agent.
 type agentWire struct{ a *rpc.Agent }

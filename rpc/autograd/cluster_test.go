@@ -21,12 +21,15 @@ type cluster struct {
 	before  func(from, to int, what string) error // of each message between engines
 }
 
+// first is the first process of a rank.
+func first(rank int) member { return member{rank, 1 << 60 >> rank} }
+
 var errLost = errors.New("the connection was lost")
 
 func newCluster(n int) *cluster {
 	c := &cluster{dead: make([]atomic.Bool, n)}
 	for r := range n {
-		c.engines = append(c.engines, newEngine(r, n, line{c, r}))
+		c.engines = append(c.engines, newEngine(r, n, first(r).Life, line{c, r}))
 	}
 	return c
 }
@@ -140,7 +143,7 @@ type handler func(ctx context.Context, in []*tensor.Tensor) ([]*tensor.Tensor, e
 // call is a call between workers, with its hooks. The returned function waits for
 // the answer.
 func (c *cluster) async(ctx context.Context, from, to int, method string, h handler, args ...*tensor.Tensor) func() ([]*tensor.Tensor, error) {
-	extra, err := c.engines[from].sendCall(ctx, to, method, args)
+	extra, err := c.engines[from].sendCall(ctx, first(to), method, args)
 	if err != nil {
 		return func() ([]*tensor.Tensor, error) { return nil, err }
 	}
@@ -153,7 +156,7 @@ func (c *cluster) async(ctx context.Context, from, to int, method string, h hand
 	end := make(chan answer, 1)
 	go func() {
 		e := c.engines[to]
-		hctx, err := e.receiveCall(context.WithoutCancel(plain{ctx}), from, method, extra, args)
+		hctx, err := e.receiveCall(context.WithoutCancel(plain{ctx}), first(from), method, extra, args)
 		if err != nil {
 			end <- answer{err: err}
 			return

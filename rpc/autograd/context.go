@@ -234,7 +234,7 @@ func (s *state) drive(ctx context.Context, o backwardOptions) error {
 			return err
 		}
 	}
-	in := walkCall{Context: s.id, Walk: s.walks + 1, Mode: o.mode, Retain: o.retain}
+	in := walkCall{Context: s.id, Life: s.life, Walk: s.walks + 1, Mode: o.mode, Retain: o.retain}
 	if at, has := ctx.Deadline(); has {
 		left := time.Until(at)
 		in.Limit = (left - min(left/10, time.Second)).Seconds()
@@ -299,7 +299,7 @@ func (s *state) everybody(ctx context.Context, peers []int) ([]int, error) {
 		errs := make(chan error, len(fresh))
 		for _, to := range fresh {
 			go func() {
-				answer, err := s.e.wire.prepare(ctx, to, prepareCall{s.id})
+				answer, err := s.e.wire.prepare(ctx, to, prepareCall{s.id, s.life})
 				if err == nil {
 					s.learn(answer.Peers...)
 				} else {

@@ -20,6 +20,7 @@ import (
 // contexts tell each other.
 type engine struct {
 	rank, size int
+	life       uint64 // of this process, see hook.Peer
 	wire       wire
 
 	numMessages atomic.Uint64
@@ -54,14 +55,15 @@ type wire interface {
 }
 
 // prepareCall asks a process whom it knows to take part in a context.
-type prepareCall struct{ Context uint64 }
+type prepareCall struct{ Context, Life uint64 }
 
-type prepareAnswer struct{ Peers []int }
+type prepareAnswer struct{ Peers []member }
 
 // walkCall makes a process do its part of a backward pass. The answer comes when
 // that is done.
 type walkCall struct {
 	Context uint64
+	Life    uint64 // of the context's maker
 	Walk    uint64 // the number of the pass in the context, from 1
 	Mode    Mode
 	Retain  bool
@@ -80,7 +82,7 @@ type gradientCall struct {
 
 // missingCall asks whether a message has never come: the call that it was part of
 // failed, or is still on its way.
-type missingCall struct{ Context, Message uint64 }
+type missingCall struct{ Context, Life, Message uint64 }
 
 // releaseCall ends a context. Told are the ranks that know it from the sender.
 type releaseCall struct {
@@ -94,8 +96,8 @@ type aliveCall struct{ Contexts []uint64 }
 
 type aliveAnswer struct{ Alive []uint64 }
 
-func newEngine(rank, size int, w wire) *engine {
-	return &engine{rank: rank, size: size, wire: w, lastContext: rand.Uint64N(1 << (counterBits - 1)), states: make(map[uint64]*state),
+func newEngine(rank, size int, life uint64, w wire) *engine {
+	return &engine{rank: rank, size: size, life: life, wire: w, lastContext: rand.Uint64N(1 << (counterBits - 1)), states: make(map[uint64]*state),
 		orphans: make(map[*state]error), wake: make(chan struct{}, 1)}
 }
 
@@ -104,7 +106,7 @@ func (e *engine) newState() *state {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.lastContext++
-	s := newState(e, uint64(e.rank)<<counterBits|e.lastContext)
+	s := newState(e, uint64(e.rank)<<counterBits|e.lastContext, e.life)
 	e.states[s.id] = s
 	return s
 }
@@ -136,9 +138,9 @@ func (e *engine) unknown(id uint64) error {
 }
 
 // join is state for a message of a context, and makes one that this process has not
-// seen yet. ctx is the message's, which ends when its sender is lost, before
+// seen yet, of a life of its maker's. ctx is the message's, which ends when its sender is lost, before
 // [engine.lost] hears of it: nobody would end a context that was made later.
-func (e *engine) join(ctx context.Context, id uint64) (*state, error) {
+func (e *engine) join(ctx context.Context, id, life uint64) (*state, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if s := e.states[id]; s != nil {
@@ -155,7 +157,7 @@ func (e *engine) join(ctx context.Context, id uint64) (*state, error) {
 	case len(e.states) >= maxContexts:
 		return nil, fmt.Errorf("%d contexts are open here: Close those that are done", len(e.states))
 	}
-	s := newState(e, id)
+	s := newState(e, id, life)
 	e.states[id] = s
 	return s, nil
 }
@@ -233,18 +235,18 @@ func (e *engine) onRelease(from int, in releaseCall) {
 // onPrepare is the answer to prepareCall. The call that was to bring the context
 // here may have failed, or not come yet.
 func (e *engine) onPrepare(ctx context.Context, in prepareCall) (prepareAnswer, error) {
-	s, err := e.join(ctx, in.Context)
+	s, err := e.join(ctx, in.Context, in.Life)
 	if err != nil {
 		return prepareAnswer{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return prepareAnswer{s.knownLocked()}, s.broken
+	return prepareAnswer{s.membersLocked()}, s.broken
 }
 
 // onMissing is the answer to missingCall.
 func (e *engine) onMissing(ctx context.Context, in missingCall) (bool, error) {
-	s, err := e.join(ctx, in.Context)
+	s, err := e.join(ctx, in.Context, in.Life)
 	if err != nil {
 		return false, err
 	}
@@ -318,16 +320,17 @@ func (e *engine) all() []*state {
 
 // lost hears that the connection with a process has ended. What it made is
 // released, and no pass that it has a part in can end well: who is lost may come
-// back, but as one that knows nothing.
-func (e *engine) lost(rank int, err error) {
+// back, but as one that knows nothing. What has to do with a later process of its
+// rank, of which others may have told this one already, goes on.
+func (e *engine) lost(who member, err error) {
 	all := e.all()
 	for _, s := range all {
-		s.lose(rank, err)
+		s.lose(who, err)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range all {
-		if rankOf(s.id) == rank {
+		if rankOf(s.id) == who.Rank && s.life == who.Life {
 			e.orphans[s] = err
 		}
 	}

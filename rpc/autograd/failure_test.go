@@ -115,7 +115,7 @@ func (l patient) prepare(ctx context.Context, to int, in prepareCall) (prepareAn
 		return l.line.prepare(ctx, to, in)
 	}
 	if l.hears {
-		l.c.engines[l.from].lost(to, errLost)
+		l.c.engines[l.from].lost(first(to), errLost)
 	}
 	<-ctx.Done()
 	return prepareAnswer{}, ctx.Err()
@@ -130,7 +130,7 @@ func TestALossEndsTheQuestions(t *testing.T) {
 			cl.dead[2].Store(true)
 			cl.engines[0].wire = patient{line{cl, 0}, hears == 0}
 			if hears == 1 {
-				cl.engines[1].lost(2, errLost)
+				cl.engines[1].lost(first(2), errLost)
 			}
 			began := time.Now()
 			wantError(t, dc.Backward(t.Context(), loss), nil, "on worker2 (rank 2): it was lost")
@@ -188,13 +188,13 @@ func TestWhatComesAfterARelease(t *testing.T) {
 	c, _ := dc.Pass(t.Context())
 	id := func(_ context.Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) { return in, nil }
 	x := c.Param(param(1, 4))
-	extra, err := cl.engines[0].sendCall(c, 1, "id", []*tensor.Tensor{x})
+	extra, err := cl.engines[0].sendCall(c, first(1), "id", []*tensor.Tensor{x})
 	if err != nil {
 		t.Fatal(err)
 	}
 	cl.call(t, c, 0, 1, "id", id, x)
 	dc.Close()
-	_, err = cl.engines[1].receiveCall(t.Context(), 0, "id", extra, []*tensor.Tensor{copyOf(x)})
+	_, err = cl.engines[1].receiveCall(t.Context(), first(0), "id", extra, []*tensor.Tensor{copyOf(x)})
 	wantError(t, err, ErrReleased, "id from worker0")
 	if _, err := cl.async(c, 0, 1, "id", id, tensor.Full(1, 2))(); !errors.Is(err, ErrReleased) {
 		t.Errorf("a call in a closed context gave %v", err)
@@ -239,10 +239,10 @@ func TestLiesAreRefused(t *testing.T) {
 		"of rank 7, of 3":      {context: 7<<counterBits | 1},
 		"there is no context":  {context: 2<<counterBits | 1},
 	} {
-		_, err := cl.engines[2].receiveCall(t.Context(), 1, "id", h.append(nil), two)
+		_, err := cl.engines[2].receiveCall(t.Context(), first(1), "id", h.append(nil), two)
 		wantError(t, err, nil, what)
 	}
-	one.learn(2) // worker 2 was brought in behind the maker's back
+	one.learn(first(2)) // worker 2 was brought in behind the maker's back
 	dc.Close()
 	cl.wantNothingLeft(t)
 }
@@ -266,7 +266,7 @@ func TestMistakesAreNamed(t *testing.T) {
 	wantError(t, dc.Backward(t.Context(), c.Param(p)), nil, "has shape [4], one element is wanted")
 	wantError(t, dc.Backward(t.Context(), c.Param(p).Sum(), AndFrom(tensor.Zeros())), nil, "loss 1 was not computed")
 	wantError(t, dc.Backward(t.Context(), c.Param(p).Sum(), WithMode(3)), nil, "Mode(3)")
-	if _, err := cl.engines[1].sendCall(c, 0, "id", nil); err == nil {
+	if _, err := cl.engines[1].sendCall(c, first(0), "id", nil); err == nil {
 		t.Error("a call through the agent of another worker was taken")
 	}
 	y := cl.call(t, c, 0, 1, "id", id, c.Param(p))[0]

@@ -73,14 +73,14 @@ func TestACallOfWhoHasGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	extra, err := cl.engines[0].sendCall(c, 1, "call", []*tensor.Tensor{c.Param(param(1, 4))})
+	extra, err := cl.engines[0].sendCall(c, first(1), "call", []*tensor.Tensor{c.Param(param(1, 4))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	lost, end := context.WithCancelCause(t.Context())
 	end(errLost)
 	receive := func(ctx context.Context) error {
-		_, err := cl.engines[1].receiveCall(ctx, 0, "call", extra, []*tensor.Tensor{tensor.Full(1, 4)})
+		_, err := cl.engines[1].receiveCall(ctx, first(0), "call", extra, []*tensor.Tensor{tensor.Full(1, 4)})
 		return err
 	}
 	wantError(t, receive(lost), errLost, "call from worker0")

@@ -11,6 +11,7 @@ import (
 // header goes with every call of a context, and with its answer.
 type header struct {
 	context uint64 // noContext: of an evaluation
+	life    uint64 // of the context's maker
 	// walk is the last backward pass that the sender of a call has heard of, 0 for
 	// none: what is sent then comes too late to be part of that pass's loss.
 	walk uint64
@@ -19,14 +20,20 @@ type header struct {
 	// so on.
 	first   uint64
 	crossed []int
-	// peers are the ranks that take part in the context as far as the sender of an
-	// answer knows.
-	peers []int
+	// peers are those that take part in the context as far as the sender of an answer
+	// knows, by rank.
+	peers []member
+}
+
+// member is a process: who has a rank in one of the lives of that.
+type member struct {
+	Rank int
+	Life uint64
 }
 
 // Limits on what a header can ask for.
 const (
-	headerVersion = 1
+	headerVersion = 2
 	maxCrossed    = 1 << 16
 	maxRanks      = 1 << 16
 )
@@ -42,19 +49,25 @@ const noContext = 0
 func rankOf(id uint64) int { return int(id >> counterBits) }
 
 // append writes a header: a version, then unsigned varints. Positions and ranks
-// increase and are written as differences.
+// increase and are written as differences; the lives come behind all ranks.
 func (h *header) append(b []byte) []byte {
 	b = append(b, headerVersion)
-	for _, v := range [...]uint64{h.context, h.walk, h.first} {
+	for _, v := range [...]uint64{h.context, h.life, h.walk, h.first, uint64(len(h.crossed))} {
 		b = binary.AppendUvarint(b, v)
 	}
-	for _, list := range [...][]int{h.crossed, h.peers} {
-		b = binary.AppendUvarint(b, uint64(len(list)))
-		last := -1
-		for _, v := range list {
-			b = binary.AppendUvarint(b, uint64(v-last-1))
-			last = v
-		}
+	last := -1
+	for _, v := range h.crossed {
+		b = binary.AppendUvarint(b, uint64(v-last-1))
+		last = v
+	}
+	b = binary.AppendUvarint(b, uint64(len(h.peers)))
+	last = -1
+	for _, m := range h.peers {
+		b = binary.AppendUvarint(b, uint64(m.Rank-last-1))
+		last = m.Rank
+	}
+	for _, m := range h.peers {
+		b = binary.AppendUvarint(b, m.Life)
 	}
 	return b
 }
@@ -76,14 +89,15 @@ func parseHeader(b []byte, numTensors int) (header, error) {
 		*v, b = got, b[n:]
 		return true
 	}
-	if !next(&h.context) || !next(&h.walk) || !next(&h.first) {
+	if !next(&h.context) || !next(&h.life) || !next(&h.walk) || !next(&h.first) {
 		return h, errTruncated
 	}
+	var ranks []int
 	for _, part := range []struct {
 		list  *[]int
 		limit int
 		what  string
-	}{{&h.crossed, min(numTensors, maxCrossed), "tensor"}, {&h.peers, maxRanks, "rank"}} {
+	}{{&h.crossed, min(numTensors, maxCrossed), "tensor"}, {&ranks, maxRanks, "rank"}} {
 		var n, step uint64
 		if !next(&n) {
 			return h, errTruncated
@@ -102,6 +116,13 @@ func parseHeader(b []byte, numTensors int) (header, error) {
 			last += 1 + int(step)
 			*part.list = append(*part.list, last)
 		}
+	}
+	for _, r := range ranks {
+		m := member{Rank: r}
+		if !next(&m.Life) {
+			return h, errTruncated
+		}
+		h.peers = append(h.peers, m)
 	}
 	if len(b) > 0 {
 		return h, fmt.Errorf("the header has %d bytes too many", len(b))

@@ -9,7 +9,7 @@ import (
 
 var headers = []header{
 	{context: 1},
-	{context: 3<<counterBits | 7, walk: 2, first: 3<<counterBits | 1000, crossed: []int{0, 1, 5}, peers: []int{0, 2, 65535}},
+	{context: 3<<counterBits | 7, life: 1<<63 + 5, walk: 2, first: 3<<counterBits | 1000, crossed: []int{0, 1, 5}, peers: []member{{0, 1<<64 - 1}, {2, 0}, {65535, 7}}},
 	{context: 1<<64 - 1, walk: 1<<64 - 1, first: 1<<64 - 1, crossed: []int{7}},
 }
 
@@ -45,7 +45,11 @@ func FuzzHeader(f *testing.F) {
 		if err != nil {
 			return
 		}
-		for _, list := range [][]int{h.crossed, h.peers} {
+		var ranks []int
+		for _, m := range h.peers {
+			ranks = append(ranks, m.Rank)
+		}
+		for _, list := range [][]int{h.crossed, ranks} {
 			for i, v := range list {
 				if v < 0 || i > 0 && v <= list[i-1] {
 					t.Errorf("%v does not increase", list)

@@ -41,7 +41,7 @@ func wantNoHistory(what string, tensors []*tensor.Tensor) error {
 }
 
 // sendCall is called before a call leaves. What it returns travels along.
-func (e *engine) sendCall(ctx context.Context, to int, method string, tensors []*tensor.Tensor) ([]byte, error) {
+func (e *engine) sendCall(ctx context.Context, to member, method string, tensors []*tensor.Tensor) ([]byte, error) {
 	p := passOf(ctx)
 	if p == nil {
 		if err := wantNoHistory("argument of "+method, tensors); err != nil || !evaluates(ctx) {
@@ -59,7 +59,7 @@ func (e *engine) sendCall(ctx context.Context, to int, method string, tensors []
 			return nil, s.fail("call", fmt.Errorf("%s is called while a backward pass runs; what is recomputed for it cannot call", method))
 		}
 	}
-	first, crossed, err := p.send(to, "argument of "+method, tensors, false)
+	first, crossed, err := p.send(to.Rank, "argument of "+method, tensors, false)
 	if err != nil {
 		return nil, s.fail("call", err)
 	}
@@ -68,37 +68,35 @@ func (e *engine) sendCall(ctx context.Context, to int, method string, tensors []
 	if s.ended != nil { // meanwhile, and nobody has told the peer
 		return nil, s.fail("call", s.ended)
 	}
-	if to != e.rank {
-		s.peers[to] = true
-	}
-	h := header{context: s.id, walk: s.asked, first: first, crossed: crossed}
+	s.learnLocked(to)
+	h := header{context: s.id, life: s.life, walk: s.asked, first: first, crossed: crossed}
 	return h.append(nil), nil
 }
 
 // receiveCall is called before a call's handler runs. The context that it returns
 // is the handler's, and it replaces tensors that gradients flow back from.
-func (e *engine) receiveCall(ctx context.Context, from int, method string, extra []byte, tensors []*tensor.Tensor) (context.Context, error) {
+func (e *engine) receiveCall(ctx context.Context, from member, method string, extra []byte, tensors []*tensor.Tensor) (context.Context, error) {
 	if len(extra) == 0 {
 		return ctx, nil
 	}
 	h, err := parseHeader(extra, len(tensors))
 	if err != nil {
-		return nil, fmt.Errorf("autograd: call of %s from %s: %w", method, e.wire.name(from), err)
+		return nil, fmt.Errorf("autograd: call of %s from %s: %w", method, e.wire.name(from.Rank), err)
 	}
 	if h.context == noContext {
 		return context.WithValue(ctx, evaluationKey{}, true), nil
 	}
-	s, err := e.join(ctx, h.context)
+	s, err := e.join(ctx, h.context, h.life)
 	if err != nil {
-		return nil, &Error{Op: "call", Context: h.context, Worker: e.wire.name(e.rank), Rank: e.rank, Err: fmt.Errorf("%s from %s: %w", method, e.wire.name(from), err)}
+		return nil, &Error{Op: "call", Context: h.context, Worker: e.wire.name(e.rank), Rank: e.rank, Err: fmt.Errorf("%s from %s: %w", method, e.wire.name(from.Rank), err)}
 	}
-	p, err := s.newPass(ctx, method, from)
+	p, err := s.newPass(ctx, method, from.Rank)
 	if err != nil {
 		return nil, s.fail("call", err)
 	}
 	s.learn(from)
 	s.started(p)
-	if err := p.receive(from, "argument of "+method, h, tensors); err != nil {
+	if err := p.receive(from.Rank, "argument of "+method, h, tensors); err != nil {
 		s.finished(p)
 		return nil, s.fail("call", err)
 	}
@@ -126,7 +124,7 @@ func (e *engine) sendReply(ctx context.Context, to int, method string, failed bo
 			t.Keep() // nobody confirms that it has arrived
 		}
 	}
-	h := header{context: s.id, first: first, crossed: crossed, peers: s.known()}
+	h := header{context: s.id, life: s.life, first: first, crossed: crossed, peers: s.members()}
 	return h.append(nil), nil
 }
 

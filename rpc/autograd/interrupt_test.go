@@ -42,7 +42,7 @@ func TestInterrupts(t *testing.T) {
 						break
 					}
 					if s, err := e.state(dc.ID()); err == nil {
-						s.learn(0, 2)
+						s.learn(first(0), first(2))
 						e.release(s, ErrReleased, "the test", nil)
 					}
 				case 1:

@@ -47,7 +47,7 @@ func TestACallThatComesWhileThePassRuns(t *testing.T) {
 		dc := newContext(cl.engines[0], nil)
 		c, _ := dc.Pass(t.Context())
 		args := []*tensor.Tensor{c.Param(w).Exp()}
-		extra, err := cl.engines[0].sendCall(c, 1, "late", args)
+		extra, err := cl.engines[0].sendCall(c, first(1), "late", args)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +56,7 @@ func TestACallThatComesWhileThePassRuns(t *testing.T) {
 		begun(t, cl.engines[1], dc.ID())
 		if comes {
 			e := cl.engines[1]
-			ctx, err := e.receiveCall(t.Context(), 0, "late", extra, copies(args))
+			ctx, err := e.receiveCall(t.Context(), first(0), "late", extra, copies(args))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -79,7 +79,7 @@ func TestACallThatNeverCameFailsAFastPass(t *testing.T) {
 	dc := newContext(cl.engines[0], nil)
 	c, _ := dc.Pass(t.Context())
 	x := c.Param(param(1, 4))
-	if _, err := cl.engines[0].sendCall(c, 1, "lost", []*tensor.Tensor{x}); err != nil {
+	if _, err := cl.engines[0].sendCall(c, first(1), "lost", []*tensor.Tensor{x}); err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, dc.Backward(soon(t), x.Sum(), WithMode(Fast)), ErrUnreached, "argument of lost 0 never came to worker1")
@@ -126,9 +126,9 @@ func TestAnAnswerThatCouldNotBeSent(t *testing.T) {
 	dc := newContext(cl.engines[0], nil)
 	c, _ := dc.Pass(t.Context())
 	args := []*tensor.Tensor{c.Param(w).Exp()}
-	extra, _ := cl.engines[0].sendCall(c, 1, "big", args)
+	extra, _ := cl.engines[0].sendCall(c, first(1), "big", args)
 	e, got := cl.engines[1], copies(args)
-	ctx, err := e.receiveCall(t.Context(), 0, "big", extra, got)
+	ctx, err := e.receiveCall(t.Context(), first(0), "big", extra, got)
 	if err != nil {
 		t.Fatal(err)
 	}

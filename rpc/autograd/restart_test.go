@@ -5,6 +5,7 @@ package autograd
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 
@@ -56,14 +57,7 @@ func TestAMakerThatCameAgain(t *testing.T) {
 			return dc.Backward(t.Context(), y.Sum())
 		}
 		for n := range steps {
-			leaves := life%2 == 1 && n == steps-1
-			err := step(leaves)
-			// What is made before the server has seen the last connection of the life
-			// before go, of which there are a few, is lost with that.
-			for tries := 0; life > 0 && errors.Is(err, ErrReleased) && tries < 10; tries++ {
-				err = step(leaves)
-			}
-			if err != nil {
+			if err := step(life%2 == 1 && n == steps-1); err != nil {
 				t.Fatalf("life %d, step %d: %v", life, n, err)
 			}
 		}
@@ -74,29 +68,43 @@ func TestAMakerThatCameAgain(t *testing.T) {
 	wantReleased(t, []*rpc.Agent{server})
 }
 
-// TestAMakerThatCameAtOnce: the end of a process releases what it had made, and not
-// what the next one of its rank has made meanwhile.
+// TestAMakerThatCameAtOnce: the end of a connection of a process releases what that
+// process had made, and ends the passes that it has a part in, but not those of the next
+// one of its rank, of which this one has heard before, by a third.
 func TestAMakerThatCameAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cl := newCluster(2)
-		e := cl.engines[1]
-		join := func() *state {
-			s, err := e.join(t.Context(), cl.engines[0].newState().id)
+		cl := newCluster(3)
+		e, second := cl.engines[1], member{0, 77}
+		join := func(life uint64) *state {
+			s, err := e.join(t.Context(), cl.engines[0].newState().id, life)
 			if err != nil {
 				t.Fatal(err)
 			}
 			return s
 		}
-		before := join()
-		e.lost(0, errLost)
-		after := join()
+		with := func(who ...member) *state {
+			s := newContext(e, nil).s
+			s.learn(who...)
+			return s
+		}
+		before, after := join(first(0).Life), join(second.Life)
+		old, young, both := with(first(0)), with(second, first(2)), with(first(0), second)
+		wantError(t, both.broken, nil, "started again")
 		go e.run(t.Context())
+		e.lost(first(0), errLost)
 		synctest.Wait()
 		if _, err := e.state(before.id); !errors.Is(err, ErrReleased) {
 			t.Errorf("the context of the lost process: %v", err)
 		}
 		if _, err := e.state(after.id); err != nil {
 			t.Errorf("the context of the one that came after it: %v", err)
+		}
+		wantError(t, old.broken, errLost, "on worker0")
+		if young.broken != nil {
+			t.Errorf("a pass with the process that came after it: %v", young.broken)
+		}
+		if got := young.members(); !slices.Equal(got, []member{second, first(2)}) {
+			t.Errorf("the context has %v", got)
 		}
 	})
 }

@@ -19,13 +19,14 @@ import (
 type state struct {
 	e     *engine
 	id    uint64
+	life  uint64 // of the process that made it
 	grads gradients
 
 	mu      sync.Mutex
 	passes  []*pass
 	sends   map[uint64]*sent // by message id
 	came    map[uint64]*pass // what was received, by message id
-	peers   map[int]bool     // who takes part beside this process, as far as it knows
+	peers   map[int]uint64   // who takes part beside this process, as far as it knows, and in which life
 	running map[*pass]bool   // calls that have not been answered
 	quiet   chan struct{}    // closed when the last of them was
 	walks   uint64           // the backward pass that runs or was the last one
@@ -92,9 +93,9 @@ func passOf(ctx context.Context) *pass {
 	return p
 }
 
-func newState(e *engine, id uint64) *state {
+func newState(e *engine, id, life uint64) *state {
 	return &state{
-		e: e, id: id, sends: make(map[uint64]*sent), came: make(map[uint64]*pass), peers: make(map[int]bool), running: make(map[*pass]bool),
+		e: e, id: id, life: life, sends: make(map[uint64]*sent), came: make(map[uint64]*pass), peers: make(map[int]uint64), running: make(map[*pass]bool),
 		heard: time.Now(), done: make(chan struct{}),
 	}
 }
@@ -164,14 +165,37 @@ func (s *state) knownLocked() []int {
 	return out
 }
 
-// learn adds ranks that take part.
-func (s *state) learn(ranks ...int) {
+// members is known, with the lives.
+func (s *state) members() []member {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, r := range ranks {
-		if r != s.e.rank && r >= 0 && r < s.e.size {
-			s.peers[r] = true
+	return s.membersLocked()
+}
+
+func (s *state) membersLocked() []member {
+	out := make([]member, 0, len(s.peers))
+	for _, r := range s.knownLocked() {
+		out = append(out, member{r, s.peers[r]})
+	}
+	return out
+}
+
+// learn adds processes that take part.
+func (s *state) learn(who ...member) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.learnLocked(who...)
+}
+
+func (s *state) learnLocked(who ...member) {
+	for _, m := range who {
+		if m.Rank == s.e.rank || m.Rank < 0 || m.Rank >= s.e.size {
+			continue
 		}
+		if life, known := s.peers[m.Rank]; known && life != m.Life && s.broken == nil {
+			s.breakOff(m.Rank, errors.New("it was started again in the middle of the context"))
+		}
+		s.peers[m.Rank] = m.Life
 	}
 }
 
@@ -192,13 +216,17 @@ func (s *state) quietSince(now time.Time) time.Duration {
 }
 
 // lose hears that the connection with a process has ended.
-func (s *state) lose(rank int, err error) {
+func (s *state) lose(who member, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.peers[rank] || s.broken != nil || s.ended != nil {
-		return
+	if life, known := s.peers[who.Rank]; known && life == who.Life && s.broken == nil && s.ended == nil {
+		s.breakOff(who.Rank, fmt.Errorf("it was lost: %w", err))
 	}
-	s.broken = s.failAt("backward", rank, fmt.Errorf("it was lost: %w", err))
+}
+
+// breakOff says, with the lock held, why no backward pass can end well.
+func (s *state) breakOff(rank int, err error) {
+	s.broken = s.failAt("backward", rank, err)
 	if s.walk != nil && s.walk.begun {
 		s.walk.cancel(s.broken)
 	}

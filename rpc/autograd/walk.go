@@ -154,7 +154,7 @@ const askAfter = 200 * time.Millisecond
 
 // missing asks.
 func (e *engine) missing(ctx context.Context, m *sent) (bool, error) {
-	in := missingCall{m.by.s.id, m.id}
+	in := missingCall{m.by.s.id, m.by.s.life, m.id}
 	if m.to == e.rank {
 		return e.onMissing(ctx, in)
 	}
@@ -237,7 +237,7 @@ func (m *got) answer(ctx context.Context, g *tensor.Tensor) (*tensor.Tensor, err
 
 // onWalk is the answer to walkCall.
 func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
-	s, err := e.join(ctx, in.Context) // see onPrepare
+	s, err := e.join(ctx, in.Context, in.Life) // see onPrepare
 	if err != nil {
 		return err
 	}

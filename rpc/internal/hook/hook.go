@@ -38,12 +38,17 @@ type Hook interface {
 	// SendItem sees a message of a stream before it leaves, at either end. What it
 	// changes does not count.
 	SendItem(m *Message) error
+	// Lost hears that a connection with a member has ended, as rpc.Agent.OnPeerLost
+	// does. It must not wait. Nothing of a life that comes after is heard before it returns.
+	Lost(who Peer, err error)
 }
 
 // Peer is the other side. Rank is -1 for a client that is no member of the job.
 type Peer struct {
 	Name string
 	Rank int
+	// Life is another one for each process that has the name, one after the other.
+	Life uint64
 }
 
 // Message is what is said of one.

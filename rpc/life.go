@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rpc
+
+import "errors"
+
+// errSucceeded is the end of the connections of a process in whose place there is
+// another.
+var errSucceeded = errors.New("another process has its name and its place now")
+
+// A member of the list of [WithPeers] may be started again while others live on. Each
+// of its processes is a life, with an id of its own that its connections say. What a
+// life left behind ends before anything of the next one is heard: so no end of an old
+// connection, which may be noticed late, is taken for one of the new life's.
+
+// known returns the life that the peer is known to be in, and how many there have been.
+func (p *Peer) known() (id string, lives int) {
+	p.succeeding.Lock()
+	defer p.succeeding.Unlock()
+	return p.life, p.lives
+}
+
+// succeed says that the process of an id has just been found at the peer's address.
+// before is how many lives were known when it was looked for. It ends the connections
+// of the life before, and returns false if another life was found meanwhile: which of
+// the two is the later one is to be looked for again.
+func (p *Peer) succeed(id string, before int) bool {
+	p.succeeding.Lock()
+	defer p.succeeding.Unlock()
+	if p.life == id {
+		return true
+	}
+	if p.lives != before {
+		return false
+	}
+	a := p.agent
+	var links []*link
+	var servers []*serverLink
+	a.mu.Lock()
+	p.life = id
+	p.lives++
+	for l := range a.links {
+		if l.peer == p {
+			links = append(links, l)
+		}
+	}
+	for s := range a.servers {
+		if s.peer == p {
+			servers = append(servers, s)
+		}
+	}
+	a.mu.Unlock()
+	for _, l := range links {
+		l.lose(errSucceeded)
+	}
+	for _, s := range servers {
+		s.lose(errSucceeded)
+	}
+	return true
+}
