@@ -65,7 +65,7 @@ type Agent struct {
 	opening  map[*transport.Conn]struct{}
 	closed   bool
 	rounds   rounds // of shutdown, at the agent that leads it
-	notes    map[string]func(from *Peer, body []byte)
+	notes    map[string]func(from *serverLink, body []byte)
 	lost     []func(p *Peer, err error)
 	parting  bool     // all have called Shutdown: who ends a connection may be leaving
 	partings []parted // connections that ended since
@@ -124,7 +124,7 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 const initTimeout = 5 * time.Minute
 
 func newAgent(name string, o *options) *Agent {
-	a := &Agent{opened: make(chan struct{}), notes: map[string]func(*Peer, []byte){}, name: name, rank: o.rank, token: o.token, timeout: o.timeout, maxMessage: o.maxMessage, errors: o.errors, hook: o.hook,
+	a := &Agent{opened: make(chan struct{}), notes: map[string]func(*serverLink, []byte){}, name: name, rank: o.rank, token: o.token, timeout: o.timeout, maxMessage: o.maxMessage, errors: o.errors, hook: o.hook,
 		network: o.network, methods: map[string]*served{}, byName: map[string]*Peer{},
 		links: map[*link]struct{}{}, servers: map[*serverLink]struct{}{}, opening: map[*transport.Conn]struct{}{}}
 	a.ctx, a.cancel = context.WithCancelCause(context.WithValue(background(), agentKey{}, a))

@@ -58,3 +58,11 @@ func (p *Peer) succeed(id string, before int) bool {
 	}
 	return true
 }
+
+// current says whether the connection is one of the peer's present life. What comes from
+// an earlier one may have been read before, and be looked at only now.
+func (s *serverLink) current() bool {
+	s.agent.mu.RLock()
+	defer s.agent.mu.RUnlock()
+	return s.peer.life == s.id
+}

@@ -7,7 +7,7 @@ import "time"
 // onNote says who takes the notes of a subject. Notes are messages without an
 // answer: they arrive at most once, and those of one connection in their order. f
 // runs where the connection is read and must not wait; body is not its to keep.
-func (a *Agent) onNote(subject string, f func(from *Peer, body []byte)) {
+func (a *Agent) onNote(subject string, f func(from *serverLink, body []byte)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.notes[subject] = f
@@ -87,7 +87,7 @@ func (s *serverLink) takeNote(r *received) error {
 	f := s.agent.notes[string(subject)]
 	s.agent.mu.RUnlock()
 	if f != nil {
-		f(s.peer, body)
+		f(s, body)
 	}
 	r.release()
 	if n := s.conn.Unread(); n > 0 {

@@ -226,12 +226,16 @@ func (k *keeper) deliver(out []rref.Send) {
 }
 
 // take reads messages of the protocol.
-func (k *keeper) take(from *Peer, body []byte) {
+func (k *keeper) take(s *serverLink, body []byte) {
+	from := s.peer
 	instance, messages, err := decodeNotes(body)
 	if err != nil || from.rank < 0 {
 		return // as if they had been lost
 	}
 	k.act(func(now time.Time) {
+		if !s.current() {
+			return // it would say that the next life leaves
+		}
 		for _, m := range messages {
 			if m.Kind == rref.KindAdd && !k.member(m.Ref.Creator) {
 				continue

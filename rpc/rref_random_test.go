@@ -20,7 +20,7 @@ var (
 func lossy(a *Agent, seed uint64, delayed *sync.WaitGroup) {
 	var mu sync.Mutex
 	rng := rand.New(rand.NewPCG(seed, 3))
-	a.onNote(rrefNote, func(from *Peer, body []byte) {
+	a.onNote(rrefNote, func(from *serverLink, body []byte) {
 		mu.Lock()
 		copies, delay := rng.IntN(3), time.Duration(rng.IntN(10))*time.Millisecond
 		mu.Unlock()

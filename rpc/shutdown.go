@@ -44,10 +44,16 @@ type rounds struct {
 }
 
 type round struct {
-	came    map[int]bool
+	came    map[int]comer
 	sum     uint64
 	f       *Future[uint64]
 	resolve func(uint64, error)
+}
+
+// comer is an agent that has come to a round, and what it said.
+type comer struct {
+	life    uint64
+	started uint64
 }
 
 func (r *rounds) init() { r.all = map[int]*round{} }
@@ -55,7 +61,7 @@ func (r *rounds) init() { r.all = map[int]*round{} }
 func (r *rounds) get(n int) *round {
 	if r.all[n] == nil {
 		f, resolve := NewFuture[uint64]()
-		r.all[n] = &round{came: map[int]bool{}, f: f, resolve: resolve}
+		r.all[n] = &round{came: map[int]comer{}, f: f, resolve: resolve}
 	}
 	return r.all[n]
 }
@@ -65,12 +71,18 @@ func (a *Agent) meet(ctx context.Context, in meetArgs) *Future[uint64] {
 	r := &a.rounds
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// Everybody comes as himself, once, and when all have been at the round before.
-	before := r.all[in.Round-1]
-	if from := Caller(ctx); from.rank != in.Rank || in.Rank < 0 || in.Round < 0 || in.Round > 0 && (before == nil || len(before.came) < a.Size()) ||
-		r.all[in.Round] != nil && r.all[in.Round].came[in.Rank] {
+	// Everybody comes as himself, once, and when all have been at the round before. Who
+	// was started again comes in place of the life that came before it.
+	before, from := r.all[in.Round-1], callerLink(ctx)
+	var last comer
+	came := false
+	if this := r.all[in.Round]; this != nil {
+		last, came = this.came[in.Rank]
+	}
+	if from.peer.rank != in.Rank || in.Rank < 0 || in.Round < 0 || in.Round > 0 && (before == nil || len(before.came) < a.Size()) ||
+		came && last.life == from.life {
 		f, resolve := NewFuture[uint64]()
-		resolve(0, fmt.Errorf("%s cannot come to round %d as agent %d of %d", from.name, in.Round, in.Rank, a.Size()))
+		resolve(0, fmt.Errorf("%s cannot come to round %d as agent %d of %d", from.peer.name, in.Round, in.Rank, a.Size()))
 		return f
 	}
 	this := r.get(in.Round)
@@ -78,8 +90,8 @@ func (a *Agent) meet(ctx context.Context, in meetArgs) *Future[uint64] {
 		this.resolve(0, r.err)
 		return this.f
 	}
-	this.came[in.Rank] = true
-	this.sum += in.Started
+	this.came[in.Rank] = comer{from.life, in.Started}
+	this.sum += in.Started - last.started
 	if len(this.came) == a.Size() {
 		this.resolve(this.sum, nil)
 	}
@@ -95,7 +107,10 @@ func (a *Agent) missing() []*Peer {
 	if last == nil {
 		return nil
 	}
-	return slices.DeleteFunc(a.Peers(), func(p *Peer) bool { return last.came[p.rank] })
+	return slices.DeleteFunc(a.Peers(), func(p *Peer) bool {
+		_, came := last.came[p.rank]
+		return came
+	})
 }
 
 // lookForMissing asks, until ctx is done, the agents that have not come whether they

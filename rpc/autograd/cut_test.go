@@ -4,9 +4,6 @@ package autograd
 
 import (
 	"context"
-	"io"
-	"net"
-	"sync"
 	"testing"
 
 	"github.com/cohort-ml/cohort/nn"
@@ -16,69 +13,12 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// proxy passes connections on to an address, until they are cut.
-type proxy struct {
-	net.Listener
-	mu    sync.Mutex
-	to    string
-	conns []net.Conn
-}
-
-func newProxy(t *testing.T) *proxy {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{Listener: l}
-	var running sync.WaitGroup
-	running.Go(func() {
-		for {
-			near, err := l.Accept()
-			if err != nil {
-				return
-			}
-			p.mu.Lock()
-			far, err := net.Dial("tcp", p.to)
-			if err != nil {
-				near.Close()
-				p.mu.Unlock()
-				continue
-			}
-			p.conns = append(p.conns, near, far)
-			p.mu.Unlock()
-			for _, c := range [][2]net.Conn{{near, far}, {far, near}} {
-				running.Go(func() {
-					_, _ = io.Copy(c[0], c[1])
-					near.Close()
-					far.Close()
-				})
-			}
-		}
-	})
-	t.Cleanup(func() {
-		l.Close()
-		p.cut()
-		running.Wait()
-	})
-	return p
-}
-
-// cut ends all connections. Those that come later are passed on.
-func (p *proxy) cut() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range p.conns {
-		c.Close()
-	}
-	p.conns = nil
-}
-
 // TestCutConnection: the optimizer's state is where the parameters are when a new
 // connection has been made.
 func TestCutConnection(t *testing.T) {
 	t.Setenv("COHORT_TRANSPORT", "tcp")
-	between := newProxy(t)
-	peers := []rpc.PeerAddr{{Name: "worker0", Addr: "127.0.0.1:1"}, {Name: "worker1", Addr: between.Addr().String()}}
+	between := agenttest.NewProxy(t)
+	peers := []rpc.PeerAddr{{Name: "worker0", Addr: "127.0.0.1:1"}, {Name: "worker1", Addr: between.Address()}}
 	var all [2]*rpc.Agent
 	far := newStage(1)
 	for r, serve := range []rpc.Option{Enable(), far.serve()} {
@@ -90,9 +30,7 @@ func TestCutConnection(t *testing.T) {
 		all[r] = a
 		peers[0].Addr = a.Addr()
 	}
-	between.mu.Lock()
-	between.to = all[1].Addr()
-	between.mu.Unlock()
+	between.To(all[1].Addr())
 	ctx, owner := t.Context(), all[0].Peer("worker1")
 	refs, err := refsMethod.Call(ctx, owner, struct{}{})
 	if err != nil {
@@ -108,7 +46,7 @@ func TestCutConnection(t *testing.T) {
 	local := optim.NewSGD(nn.Parameters(same.model), options)
 	for i := range 6 {
 		if i%2 == 1 {
-			between.cut()
+			between.Cut()
 		}
 		x := tensor.FromFloat32(values(8, i), 2, 4)
 		// The first calls may find the end of the old connection.
