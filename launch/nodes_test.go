@@ -5,6 +5,8 @@ package launch
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -51,7 +53,8 @@ func TestAttemptKill(t *testing.T) {
 func TestAttemptOnSignal(t *testing.T) {
 	var out output
 	cfg := self(t, 1, "wait")
-	cfg.Program, cfg.Args = "/bin/sh", []string{"-c", `trap "sleep 0.2; exit 0" TERM; echo ready; while :; do sleep 0.02; done`}
+	goOn := filepath.Join(t.TempDir(), "go-on")
+	cfg.Program, cfg.Args = "/bin/sh", []string{"-c", `trap 'until [ -e "$0" ]; do sleep 0.02; done; exit 0' TERM; echo ready; while :; do sleep 0.02; done`, goOn}
 	cfg.Direct, cfg.LeaveSignals, cfg.Stdout, cfg.Stderr = true, false, &out, &output{}
 	h, err := Open(t.Context(), cfg)
 	if err != nil {
@@ -77,6 +80,9 @@ func TestAttemptOnSignal(t *testing.T) {
 	case s := <-heard:
 		if s != syscall.SIGTERM {
 			t.Errorf("heard of %v", s)
+		}
+		if err := os.WriteFile(goOn, nil, 0o600); err != nil {
+			t.Fatal(err)
 		}
 	case err := <-ended:
 		t.Fatalf("the attempt ended before: %v", err)
