@@ -218,23 +218,25 @@ func (c *PyTorchClient) use(ctx context.Context, talk func(l *pyTorchLine) error
 	if err != nil {
 		return err
 	}
-	stop := context.AfterFunc(ctx, func() { l.conn.SetDeadline(past) })
+	stop := context.AfterFunc(ctx, func() {
+		l.conn.SetDeadline(past)
+		l.ended <- struct{}{}
+	})
 	err = talk(l)
-	switch {
-	case err == nil && stop():
-		c.give(l)
-		return nil
-	case err == nil: // ended too late to matter, but the deadline may yet be set
-		c.drop(l)
-		return nil
+	whole := err == nil || l.forgot
+	if !stop() { // the deadline is set, or about to be: not for who uses the connection next
+		<-l.ended
+		whole = whole && l.conn.SetDeadline(time.Time{}) == nil
 	}
-	stop()
-	if l.forgot && l.conn.SetDeadline(time.Time{}) == nil {
+	if whole {
 		l.forgot = false
 		c.give(l)
 		return err
 	}
 	c.drop(l)
+	if err == nil {
+		return nil
+	}
 	if errors.Is(err, errWaitEnded) {
 		return err
 	}

@@ -37,10 +37,11 @@ type pyTorchLine struct {
 	// forgot says that a wait has ended with its context, and that the server has
 	// forgotten it.
 	forgot bool
+	ended  chan struct{} // takes one: a call's context has ended, and its deadline is set
 }
 
 func newPyTorchLine(c net.Conn) *pyTorchLine {
-	l := &pyTorchLine{conn: transport.NewConn(c, "PyTorch's store")}
+	l := &pyTorchLine{conn: transport.NewConn(c, "PyTorch's store"), ended: make(chan struct{}, 1)}
 	l.in = bufio.NewReader(l)
 	return l
 }

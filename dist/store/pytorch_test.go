@@ -409,6 +409,47 @@ func TestPyTorchWaitsAnew(t *testing.T) {
 	}
 }
 
+// heldUp is a connection whose deadline is set late where that ends what is under way:
+// who sets it is held up.
+type heldUp struct {
+	net.Conn
+	set chan struct{} // closed when it has been
+}
+
+func (c *heldUp) SetDeadline(t time.Time) error {
+	if t.Equal(past) {
+		time.Sleep(100 * time.Millisecond)
+		defer close(c.set)
+	}
+	return c.Conn.SetDeadline(t)
+}
+
+// The end of a call's context ends nothing but that call, whenever the system comes to it.
+func TestPyTorchWaitEndsAlone(t *testing.T) {
+	s, _ := pyTorchHost(t, PyTorchServerConfig{})
+	client, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	held := &heldUp{Conn: rawPyTorch(t, s.Addr()), set: make(chan struct{})}
+	line := newPyTorchLine(held)
+	if known, err := line.greet(t.Context()); err != nil || !known {
+		t.Fatal(known, err)
+	}
+	client.idle[0].conn.Close()
+	client.idle[0] = line
+	short, cancel := context.WithTimeout(t.Context(), firstSlice+firstSlice/2)
+	defer cancel()
+	if err := client.Wait(short, "never"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, want the deadline", err)
+	}
+	<-held.set
+	if err := client.Set(t.Context(), "k", nil); err != nil {
+		t.Errorf("the next call: %v", err)
+	}
+}
+
 // What the protocol has no words for.
 func TestPyTorchLacks(t *testing.T) {
 	s, _ := pyTorchHost(t, PyTorchServerConfig{})
