@@ -619,7 +619,8 @@ func (d *dialing) connect(at netip.AddrPort, hello []byte) (conn net.Conn, err e
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(d.ctx, func() { conn.Close() })
+	made := conn // the result may be another when the context ends
+	stop := context.AfterFunc(d.ctx, func() { made.Close() })
 	defer stop()
 	if len(hello) > 0 {
 		if _, err := conn.Write(hello); err != nil {
