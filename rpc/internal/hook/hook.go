@@ -39,7 +39,7 @@ type Hook interface {
 	// changes does not count.
 	SendItem(m *Message) error
 	// Lost hears that a connection with a member has ended, as rpc.Agent.OnPeerLost
-	// does. It must not wait. Nothing of a life that comes after is heard before it returns.
+	// does. It must not wait. A later life of the member may have been heard before.
 	Lost(who Peer, err error)
 }
 

@@ -196,6 +196,15 @@ type post struct {
 	due     time.Time
 }
 
+// doom is when the forks of an instance end that is no more: those up to one.
+type doom struct {
+	through uint64
+	at      time.Time
+}
+
+// maxDooms bounds them: those of more instances within a lease end together.
+const maxDooms = 64
+
 // peer is what is known of another node.
 type peer struct {
 	node     Node
@@ -208,9 +217,7 @@ type peer struct {
 	gone  spans  // counters of forks that never count again
 	top   uint64 // the highest counter that it has used
 	floor uint64 // what BeatBack says
-	// up to doomed they are of an instance before this one, and end at doom
-	doomed uint64
-	doom   time.Time
+	dooms []doom // of those of the instances before this one, in order
 
 	// forks of this node's of values there
 	uses     map[uint64]*use
@@ -380,7 +387,10 @@ func (m *Machine) meet(p *peer, instance uint64) bool {
 	if instance > p.instance {
 		if p.instance != 0 {
 			// Forks of the one before still protect what it has passed on.
-			p.doomed, p.doom = instance-1, m.now.Add(m.config.Lease)
+			if len(p.dooms) == maxDooms {
+				p.dooms = p.dooms[:maxDooms-1]
+			}
+			p.dooms = append(p.dooms, doom{instance - 1, m.now.Add(m.config.Lease)})
 			// What has not been confirmed, and what was passed on, may be at the new
 			// one; that will tell, or the lease.
 			for _, n := range sorted(p.uses) {
@@ -403,9 +413,9 @@ func (m *Machine) Tick(now time.Time) {
 		if len(p.forks) > 0 && m.now.Sub(p.alive) > m.config.Lease {
 			m.lapse(p)
 		}
-		if p.doomed > 0 && m.now.After(p.doom) {
-			m.bury(p, 0, p.doomed)
-			p.doomed = 0
+		for len(p.dooms) > 0 && m.now.After(p.dooms[0].at) {
+			m.bury(p, 0, p.dooms[0].through)
+			p.dooms = p.dooms[1:]
 		}
 		last := p.heard
 		if p.since.After(last) {
@@ -452,7 +462,9 @@ func (m *Machine) absent(d time.Duration) {
 		p.heard = p.heard.Add(d)
 		p.alive = p.alive.Add(d)
 		p.since = p.since.Add(d)
-		p.doom = p.doom.Add(d)
+		for i := range p.dooms {
+			p.dooms[i].at = p.dooms[i].at.Add(d)
+		}
 		for _, g := range p.given {
 			g.until = g.until.Add(d)
 		}

@@ -5,6 +5,7 @@ package rref
 import (
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 )
@@ -116,6 +117,49 @@ func TestLeave(t *testing.T) {
 	}
 	if a.Busy() {
 		t.Error("something is still waited for")
+	}
+}
+
+// A user that is started again and again takes the forks of each of its instances
+// along a lease after that has ended, however soon the next one follows.
+func TestInstances(t *testing.T) {
+	c := DefaultConfig()
+	now := time.Unix(1, 0)
+	owner := New(0, 0, c)
+	const lives = 6
+	var freed []uint64
+	for i := range uint64(lives) {
+		instance := 1000 * (i + 1)
+		r := Ref{Owner: 0, Creator: 1, N: instance + 1}
+		owner.Create(now, 1, r)
+		owner.Done(now, r)
+		for range c.Lease / 2 / c.Beat {
+			owner.Receive(now, 1, instance, Message{Kind: KindBeat, N: instance})
+			now = now.Add(c.Beat)
+			owner.Tick(now)
+			for _, a := range owner.Actions() {
+				if f, ok := a.(Free); ok {
+					freed = append(freed, f.Ref.N)
+				}
+			}
+		}
+	}
+	// The last three have ended less than a lease ago, or not at all.
+	if want := []uint64{1001, 2001, 3001}; !slices.Equal(freed, want) {
+		t.Errorf("freed while the next ones ran: %d, want %d", freed, want)
+	}
+	for i := range uint64(3 * maxDooms) {
+		owner.Receive(now, 1, 1_000_000+i, Message{Kind: KindBeat})
+	}
+	if n := len(owner.peers[1].dooms); n != maxDooms {
+		t.Errorf("%d instances are waited for, want %d", n, maxDooms)
+	}
+	for range 2*c.Lease/c.Retry + 2 {
+		now = now.Add(c.Retry / 2)
+		owner.Tick(now)
+	}
+	if owner.Busy() {
+		t.Error("something is left")
 	}
 }
 

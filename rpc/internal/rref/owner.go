@@ -180,7 +180,11 @@ func (m *Machine) uncount(p *peer, n uint64) {
 
 func (m *Machine) onBeat(p *peer, through uint64) {
 	if through > p.gone.through {
-		m.bury(p, p.doomed, through)
+		after := uint64(0)
+		if n := len(p.dooms); n > 0 {
+			after = p.dooms[n-1].through
+		}
+		m.bury(p, after, through)
 	}
 	m.send(p, Message{Kind: KindBeatBack, N: p.floor})
 }
