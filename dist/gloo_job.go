@@ -156,7 +156,7 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		}
 		return j.notPublished(ctx)
 	}
-	err = j.waits(ctx, missing, func() error { return j.open(ctx, g, name) })
+	err = j.waits(ctx, missing, func() error { return j.open(ctx, end, g, name) })
 	stop()
 	if err != nil {
 		return nil, err
@@ -343,8 +343,8 @@ func (j *glooJob) config(g *Group, name string) gloo.Config {
 	return cfg
 }
 
-// open opens a group's backend.
-func (j *glooJob) open(ctx context.Context, g *Group, name string) error {
+// open opens a group's backend; end ends what is left of the group's forming.
+func (j *glooJob) open(ctx context.Context, end context.CancelCauseFunc, g *Group, name string) error {
 	cfg := j.config(g, name)
 	var err error
 	if j.addrs == nil { // groups are made one after the other
@@ -366,7 +366,12 @@ func (j *glooJob) open(ctx context.Context, g *Group, name string) error {
 	}
 	g.node = j.hostname
 	g.setLocal()
-	unwatch := j.agent.watch(g.world, func(rank int, d death) { b.Died(rank) })
+	mourned := j.agent.watch(g.world, func(rank int, d death) { b.Died(rank) })
+	compared := j.watchWrapper(g, b, name, cfg, end)
+	unwatch := func() {
+		mourned()
+		compared()
+	}
 	g.mu.Lock()
 	g.backend, g.transport, g.unwatch = b, glooBackend, unwatch
 	closed := g.closed
@@ -457,14 +462,14 @@ func (j *glooJob) met(ctx context.Context, g *Group, name string, keys store.Sto
 		j.mu.Lock()
 		count := j.names.counted
 		j.mu.Unlock()
-		if err := storeBarrier(ctx, j.keys, strconv.Itoa(count), j.worldSize, false); err != nil {
-			return err
+		if g != nil && g.rank == 0 {
+			// Ranks of PyTorch 1.13 wait for a number that only messages to people show, and
+			// those whose calls are compared before they come to the barrier.
+			if err := j.groupKeys(name).Set(ctx, "SEQ_NUM_STORE_KEY", binary.LittleEndian.AppendUint64(nil, 1)); err != nil {
+				return err
+			}
 		}
-		if g == nil || g.rank != 0 {
-			return nil
-		}
-		// Ranks of PyTorch 1.13 wait for a number that only messages to people show.
-		return j.groupKeys(name).Set(ctx, "SEQ_NUM_STORE_KEY", binary.LittleEndian.AppendUint64(nil, 1))
+		return storeBarrier(ctx, j.keys, strconv.Itoa(count), j.worldSize, false)
 	}
 	if envvar.InitBarrier.Text() != "1" {
 		return nil

@@ -110,6 +110,7 @@ type Backend struct {
 	members   []collective.Member
 	losses    []loss
 	failure   error         // that has ended the group
+	doom      error         // that ends it when a connection does
 	failed    chan struct{} // closed then
 	listeners []net.Listener
 	opening   []net.Conn // have not said yet whose they are, oldest first
@@ -182,6 +183,11 @@ func (b *Backend) lose(p *pair, err error) {
 	}
 	lost := lossOf(p, err)
 	b.mu.Lock()
+	if doom := b.doom; doom != nil {
+		b.mu.Unlock()
+		b.end(doom)
+		return
+	}
 	known := b.failure != nil
 	if !known {
 		b.losses = append(b.losses, loss{p.peer, time.Now(), lost})
@@ -329,6 +335,13 @@ func (b *Backend) Trouble(c collective.Call) error {
 // Fail implements [collective.Backend]: the other ranks see their connections with
 // this one end.
 func (b *Backend) Fail(err error) { b.end(err) }
+
+// Doom says what will end the group: a member that goes from now on goes for that.
+func (b *Backend) Doom(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.doom = err
+}
 
 // Died tells the group that a rank's process has ended.
 func (b *Backend) Died(rank int) {
