@@ -44,7 +44,7 @@ func (h *Host) ServesStore() bool {
 		return false
 	}
 	p := h.program(0)
-	return p.isPython || isInterpreter(p.path)
+	return p.isPython || p.byItself
 }
 
 // rankStore is an attempt's store, while its ranks come together.

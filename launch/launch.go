@@ -100,8 +100,9 @@ type Config struct {
 
 	// AgentStore says whether the agent serves PyTorch's store to the ranks, as
 	// torchrun's does; by default where rank 0 is a Python program: a .py file, Module,
-	// Script, or a command that is an interpreter (python3 train.py). What counts is what
-	// the host says that has rank 0.
+	// Script, a command that begins with an interpreter (python3 train.py) or runs one
+	// in an environment (env, uv, conda and their like), or a script whose first line is
+	// such a command. What counts is what the host says that has rank 0.
 	AgentStore AgentStore
 
 	// NumRanks is the number of ranks, all on this machine.

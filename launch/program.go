@@ -4,6 +4,7 @@ package launch
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ type program struct {
 	guard *guard   // removes it if the agent cannot
 
 	isPython bool // the interpreter is that of PYTHON_EXEC, or python3
+	byItself bool // it is a command that is Python, or runs it
 }
 
 var interpreters = regexp.MustCompile(`^(python|pypy)[0-9.]*t?$`)
@@ -35,6 +37,20 @@ var interpreters = regexp.MustCompile(`^(python|pypy)[0-9.]*t?$`)
 // isInterpreter reports whether an executable is Python itself, by its name: a command
 // may name one in front of its script.
 func isInterpreter(path string) bool { return interpreters.MatchString(filepath.Base(path)) }
+
+// runners run the command that they are given, in an environment.
+var runners = []string{"env", "uv", "uvx", "poetry", "pdm", "pipenv", "hatch", "pixi", "conda", "mamba", "micromamba"}
+
+// runsPython reports whether a command line is Python's: its first word is the interpreter,
+// or a runner that has the interpreter or a .py script among its arguments.
+func runsPython(words []string) bool {
+	if len(words) == 0 {
+		return false
+	}
+	return isInterpreter(words[0]) || slices.Contains(runners, filepath.Base(words[0])) && slices.ContainsFunc(words[1:], func(w string) bool {
+		return isInterpreter(w) || filepath.Ext(w) == ".py"
+	})
+}
 
 func (p *program) remove() {
 	if p.tmp != "" {
@@ -73,10 +89,7 @@ func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*progr
 	if !isPath && cfg.argv0 == "" {
 		path, lookErr := exec.LookPath(name)
 		if lookErr == nil {
-			if err := checkInterpreter(name, path); err != nil {
-				return nil, err
-			}
-			return &program{path: path, argv: append([]string{name}, cfg.Args...)}, nil
+			return command(cfg, path, name)
 		}
 		if err == nil {
 			return nil, badConfig("Program", "program %s is not in PATH; for the file of this directory, say ./%s", name, name)
@@ -91,29 +104,34 @@ func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*progr
 	case st.Mode()&0o111 == 0:
 		return nil, badConfig("Program", "program %s is not executable: chmod +x it, or name its interpreter in front", name)
 	}
-	if err := checkInterpreter(name, name); err != nil {
-		return nil, err
-	}
-	argv0 := name
-	if cfg.argv0 != "" {
-		argv0 = cfg.argv0
-	}
-	return &program{path: absolute(cfg, name), argv: append([]string{argv0}, cfg.Args...)}, nil
+	return command(cfg, absolute(cfg, name), cmp.Or(cfg.argv0, name))
 }
 
-// checkInterpreter says of a script whether the program that its first line names is
-// there: the system's error would say that the script is not.
-func checkInterpreter(name, path string) error {
+// command is a program that the kernel executes as it is.
+func command(cfg *Config, path, argv0 string) (*program, error) {
+	line, err := interpreterLine(cfg.Program, path)
+	if err != nil {
+		return nil, err
+	}
+	p := &program{path: path, argv: append([]string{argv0}, cfg.Args...)}
+	p.byItself = runsPython(append([]string{path}, cfg.Args...)) || runsPython(line)
+	return p, nil
+}
+
+// interpreterLine returns the words of a script's first line, which name its interpreter, none of
+// another file, and says whether that is there: the system's error would say that the script
+// is not.
+func interpreterLine(name, path string) ([]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil // what can be run need not be readable
+		return nil, nil // what can be run need not be readable
 	}
 	defer f.Close()
 	head := make([]byte, 256) // as much as Linux reads
 	n, _ := io.ReadFull(f, head)
 	line, isScript := bytes.CutPrefix(head[:n], []byte("#!"))
 	if !isScript {
-		return nil
+		return nil, nil
 	}
 	if i := bytes.IndexByte(line, '\n'); i >= 0 {
 		line = line[:i]
@@ -125,11 +143,11 @@ func checkInterpreter(name, path string) error {
 	interpreter := string(word)
 	switch _, err := os.Stat(interpreter); {
 	case interpreter == "" || err == nil || !filepath.IsAbs(interpreter):
-		return nil
+		return strings.Fields(string(line)), nil
 	case strings.HasSuffix(interpreter, "\r"):
-		return badConfig("Program", "program %s: its lines end with CR LF, so that its interpreter %q is not found: convert it, as with dos2unix", name, interpreter)
+		return nil, badConfig("Program", "program %s: its lines end with CR LF, so that its interpreter %q is not found: convert it, as with dos2unix", name, interpreter)
 	default:
-		return badConfig("Program", "program %s: its first line names %s as its interpreter: %w", name, interpreter, err)
+		return nil, badConfig("Program", "program %s: its first line names %s as its interpreter: %w", name, interpreter, err)
 	}
 }
 

@@ -98,14 +98,32 @@ func TestResolveArguments(t *testing.T) {
 	}
 }
 
-// TestInterpreters: a command whose first word is Python's name is a Python program.
+// TestInterpreters: a command that is Python, or runs it, is a Python program.
 func TestInterpreters(t *testing.T) {
-	for path, want := range map[string]bool{
-		"/usr/bin/python3": true, "venv/bin/python": true, "/opt/bin/python3.13t": true, "pypy3": true,
+	for line, want := range map[string]bool{
+		"/usr/bin/python3 -m pkg": true, "venv/bin/python train.py": true, "/opt/bin/python3.13t": true, "pypy3": true,
 		"/usr/bin/python3-config": false, "pythonic": false, "./gorank": false, "/opt/python/train": false,
+		"/usr/bin/env python3 train.py": true, "env -S A=b venv/bin/python -u": true, "uv run --with torch train.py --lr 1": true,
+		"uv run -q python -m pkg": true, "poetry run python3.12 train": true, "conda run -n torch python train": true,
+		"env A=b ./gorank": false, "uv": false, "./gorank --script train.py": false, "cohort train lm --data corpus.py": false, "": false,
 	} {
-		if got := isInterpreter(path); got != want {
-			t.Errorf("%s: %v, want %v", path, got, want)
+		if got := runsPython(strings.Fields(line)); got != want {
+			t.Errorf("%s: %v, want %v", line, got, want)
+		}
+	}
+	dir := t.TempDir()
+	for line, want := range map[string]bool{
+		"/usr/bin/env python3": true, "/usr/bin/env -S uv run train.py": true, " /bin/python3 -u": true, "/bin/sh": false, "": false,
+	} {
+		if _, err := os.Stat("/bin/python3"); strings.Contains(line, "/bin/python3") && err != nil {
+			continue
+		}
+		writeFiles(t, dir, map[string]string{"train": "#!" + line + "\n"})
+		if err := os.Chmod(filepath.Join(dir, "train"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if p, err := resolved(t, Config{Program: filepath.Join(dir, "train")}); err != nil || p.byItself != want {
+			t.Errorf("#!%s: %v, %v, want %v", line, p, err, want)
 		}
 	}
 }

@@ -43,9 +43,10 @@ PROGRAM belongs to it.
 
 Ranks of one job can run several programs, such as PyTorch's and Cohort's that train
 one model (dist.WithBackend("gloo")): --program 2:train.py --program 2:./gorank.
-Where rank 0 is a Python program (train.py, or python3 train.py, by the name of
-either), the launcher serves PyTorch's store at MASTER_ADDR:MASTER_PORT, for PyTorch
-1.13 and for 2.2 and later; --store rank0 leaves the port to rank 0.
+Where rank 0 is a Python program (train.py, python3 -m pkg, uv run train.py, a script
+whose first line names Python), the launcher serves PyTorch's store at
+MASTER_ADDR:MASTER_PORT, for PyTorch 1.13 and for 2.2 and later; --store rank0 leaves
+the port to rank 0.
 
 On several machines, the same command is given on each of them: --nnodes 2, or 2:4
 for a job that goes on while machines come and go, --rdzv-backend and
