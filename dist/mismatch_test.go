@@ -443,11 +443,7 @@ func makeMismatch(t *testing.T, way, kind, n int, rng *rand.Rand) (time.Duration
 				return last, fmt.Errorf("rank %d: no %q in: %v", r, want, err)
 			}
 		}
-		limit := loaded.Allow(time.Second)
-		if tc.apart {
-			limit *= 3 // the groups are made first
-		}
-		if last > limit {
+		if last > loaded.Allow(3*time.Second) {
 			return last, fmt.Errorf("the last rank knew after %v", last)
 		}
 	}
