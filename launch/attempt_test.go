@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -153,7 +154,7 @@ func TestAttemptAmongOthers(t *testing.T) {
 func TestAttemptNews(t *testing.T) {
 	var out output
 	cfg := self(t, 2, "news")
-	cfg.Stdout, cfg.Stderr = &out, &output{}
+	cfg.Stdout, cfg.Stderr, cfg.FailGrace = &out, &output{}, time.Minute // both are to print it
 	h, err := Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -57,6 +57,9 @@ func rolePhoenix(string) int {
 		}
 		attempt := os.Getenv("TORCHELASTIC_RESTART_COUNT")
 		say("attempt %s: %v", attempt, x.Item())
+		if err := g.Barrier(ctx); err != nil { // all have said so
+			return err
+		}
 		if attempt < "2" && g.Rank() == 1 {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}

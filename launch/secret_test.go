@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestSecretIsCovered(t *testing.T) {
@@ -40,7 +41,7 @@ func TestTokenIsNotInOutputOrReport(t *testing.T) {
 	var stdout, stderr output
 	cfg := self(t, 2, "exit")
 	cfg.Program, cfg.Direct, cfg.Args = "sh", false, []string{"-c", `env; env >&2; cat /proc/$$/cmdline /proc/$PPID/cmdline | tr '\0' ' '; exit 3`}
-	cfg.Stdout, cfg.Stderr = &stdout, &stderr
+	cfg.Stdout, cfg.Stderr, cfg.FailGrace = &stdout, &stderr, time.Minute // both are to print all
 	cfg.Env = append(cfg.Env, "COHORT_TOKEN="+token)
 	err := Run(t.Context(), cfg)
 	var job *Error

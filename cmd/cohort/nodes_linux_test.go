@@ -119,9 +119,14 @@ func TestNodes(t *testing.T) {
 func TestNodesRestart(t *testing.T) {
 	token, at := envvar.Token.Assign(transport.NewToken().Text()), freeEndpoint(t)
 	var jobs []*job
+	// Rank 1 fails when rank 0 has said that it runs.
+	script := `n=$TORCHELASTIC_RESTART_COUNT; echo "attempt $n"
+if [ $RANK = 0 ]; then : >"$0/$n"; exec sleep 60; fi
+until [ -e "$0/$n" ]; do sleep 0.02; done; exit 7`
+	dir := t.TempDir()
 	for range 2 {
 		jobs = append(jobs, start(t, []string{token}, "run", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", at, "--max-restarts", "1",
-			"/bin/sh", "-c", `echo "attempt $TORCHELASTIC_RESTART_COUNT"; if [ $RANK = 1 ]; then exit 7; fi; exec sleep 20`))
+			"/bin/sh", "-c", script, dir))
 	}
 	said := false
 	for i, j := range jobs {
