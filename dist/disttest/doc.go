@@ -31,7 +31,8 @@
 // made there, dist; no sockets, no processes. Nor for a lock whose holder waits
 // for time to pass, as in a call of dist: time stands still while anybody waits
 // for a lock, so both would wait for ever. The tensor library's threads are
-// outside; who waits for them computes.
+// outside; who waits for them computes. Nor may anybody in the bubble call
+// synctest.Wait while the run goes on: the network does.
 //
 // [Simulate] is a run where it is called: in virtual time inside a bubble of
 // yours, in real time outside of one.

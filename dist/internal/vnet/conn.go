@@ -35,8 +35,12 @@ type conn struct {
 	ended           bool      // after it comes the end
 	broken          error     // or this
 	unacked         int       // bytes sent that the peer has not read
-	closed          bool      // by who has it
-	sent            uint64    // parcels
+	acked           int       // bytes that it has read at the instant ackedAt
+	ackedAt         int64
+	waiting         bool   // for room
+	frozen          bool   // of a process that goes on: not its turn yet
+	closed          bool   // by who has it
+	sent            uint64 // parcels
 	readBy, writeBy deadline
 }
 
@@ -60,7 +64,7 @@ func (c *conn) state(by *deadline) (stopped bool, err error) {
 		return false, syscall.ECONNRESET
 	case c.closed: // then what happens to the host does not wake who waits
 		return false, net.ErrClosed
-	case c.host.stopped > 0:
+	case c.host.stopped > 0 || c.frozen:
 		return true, nil
 	case by.passed():
 		return false, os.ErrDeadlineExceeded
@@ -103,17 +107,33 @@ func (c *conn) take(p []byte) int {
 		}
 	}
 	c.unread -= taken
-	c.peer.unacked -= taken
-	c.peer.cond.Broadcast()
+	c.peer.ack(taken)
 	return taken
 }
+
+// ack takes what the peer has read. Who writes has the room from the next
+// instant on: what it finds does not depend on who was first at this one.
+func (c *conn) ack(num int) {
+	if now := c.host.net.now(); c.ackedAt != now {
+		c.acked, c.ackedAt = 0, now
+	}
+	c.unacked -= num
+	c.acked += num
+	if c.waiting {
+		c.waiting = false
+		c.unblock()
+	}
+}
+
+// unblock wakes who waits for room, when it is this connection's turn.
+func (c *conn) unblock() { c.host.net.send(c.parcel(0, c.cond.Broadcast)) }
 
 // Pending reports whether something has come that has not been read. On a
 // stopped host it is true: nobody there can say that nothing has come.
 func (c *conn) Pending() bool {
 	c.host.net.mu.Lock()
 	defer c.host.net.mu.Unlock()
-	return c.unread > 0 || c.ended || c.broken != nil || c.host.stopped > 0
+	return c.unread > 0 || c.ended || c.broken != nil || c.host.stopped > 0 || c.frozen
 }
 
 // Unanswered returns for how long no answer can have come from the far host,
@@ -133,8 +153,13 @@ func (c *conn) Unanswered() time.Duration {
 
 // room is how much may be sent now.
 func (c *conn) room() int {
-	way := c.host.net.path(c.host.number, c.far.number)
-	return window + int(2*way.BytesPerSecond*way.Latency.Seconds()) - c.unacked
+	n := c.host.net
+	way := n.path(c.host.number, c.far.number)
+	room := window + int(2*way.BytesPerSecond*way.Latency.Seconds()) - c.unacked
+	if c.ackedAt == n.now() {
+		room -= c.acked
+	}
+	return room
 }
 
 // Write implements net.Conn. What a stopped process writes leaves it when it
@@ -146,7 +171,7 @@ func (c *conn) Write(p []byte) (int, error) {
 	defer c.host.net.mu.Unlock()
 	written := 0
 	for {
-		stopped, err := c.state(&c.writeBy)
+		_, err := c.state(&c.writeBy)
 		room := c.room()
 		switch {
 		case err != nil:
@@ -160,12 +185,17 @@ func (c *conn) Write(p []byte) (int, error) {
 			data := append([]byte(nil), p[written:written+n]...)
 			written += n
 			c.unacked += n
-			if stopped {
+			if c.host.stopped > 0 {
 				c.host.asleep = append(c.host.asleep, func() { c.sendData(data) })
 			} else {
 				c.sendData(data)
 			}
 			continue
+		}
+		if c.acked > 0 && c.ackedAt == c.host.net.now() {
+			c.unblock()
+		} else {
+			c.waiting = true
 		}
 		c.cond.Wait()
 	}

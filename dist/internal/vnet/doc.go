@@ -17,7 +17,10 @@
 //     nanosecond later) in an order of its own: by sender, receiver and
 //     connection;
 //   - of what arrives, one thing arrives at an instant, so that its receiver has
-//     done all that it does of it before the next comes;
+//     done all that it does of it before the next comes, and it does so when
+//     all is done that hosts do at that instant of themselves, for their timers
+//     may fire then too;
+//   - what is read at one instant is room for its sender from the next one on;
 //   - what is random is drawn for each path by a generator of its own.
 //
 // What is left to chance is the order of goroutines of one host that write to one
@@ -25,9 +28,10 @@
 //
 // # Caveats
 //
-// Methods may be called by several goroutines. One lock guards a network: it
+// In virtual time the network calls synctest.Wait, so that nobody else may
+// while it is in use. Methods may be called by several goroutines. One lock guards a network: it
 // is for dozens of hosts, not for measuring. Bytes that have been sent when a
 // path is cut arrive; what is sent while it is cut arrives, in order, when it
 // is whole again, as TCP's repetitions would. Space in a window is known to
-// the sender when the receiver reads, with no delay.
+// the sender when the receiver has read, with no delay.
 package vnet

@@ -31,12 +31,12 @@ type Host struct {
 	dead    bool
 	ports   map[int]*listener
 	conns   map[*conn]struct{}
-	dialled uint64
-	asleep  []func() // what a stopped process does when it goes on
+	dialled map[int]uint64 // by the host that was
+	asleep  []func()       // what a stopped process does when it goes on
 }
 
 func newHost(n *Network, number int) *Host {
-	h := &Host{net: n, number: number, ports: map[int]*listener{}, conns: map[*conn]struct{}{}}
+	h := &Host{net: n, number: number, ports: map[int]*listener{}, conns: map[*conn]struct{}{}, dialled: map[int]uint64{}}
 	h.state.L = &n.mu
 	return h
 }
@@ -82,15 +82,20 @@ func (h *Host) Continue() {
 	}
 }
 
-// wake lets a process that was stopped go on. The network is locked.
+// wake lets a process that was stopped go on: what has come to it meanwhile it
+// finds on one connection after the other. The network is locked.
 func (h *Host) wake() {
 	for _, do := range h.asleep {
 		do()
 	}
 	h.asleep = nil
 	h.state.Broadcast()
-	for c := range h.conns {
-		c.cond.Broadcast()
+	for _, c := range h.sorted() {
+		c.frozen = true
+		h.net.at(h.net.now(), func() {
+			c.frozen = false
+			c.cond.Broadcast()
+		})
 	}
 }
 
@@ -184,9 +189,10 @@ func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, err
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
 	}
-	h.dialled++
-	near := newConn(h, to, uint64(h.number)<<32|h.dialled, false)
-	near.local, near.remote = h.addr(firstOut+int(h.dialled%numOut)), to.addr(port)
+	h.dialled[to.number]++ // others may be dialled at this instant, in any order
+	id := h.dialled[to.number]
+	near := newConn(h, to, id, false)
+	near.local, near.remote = h.addr(firstOut+int(id%numOut)), to.addr(port)
 	fail := func(err error) (net.Conn, error) {
 		near.shut()
 		return nil, &net.OpError{Op: "dial", Net: network, Addr: near.remote, Err: err}

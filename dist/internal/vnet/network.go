@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"testing/synctest"
 	"time"
 )
 
@@ -47,6 +48,10 @@ type Network struct {
 	coming  eventHeap // what will happen
 	order   uint64    // of events made
 	timer   *time.Timer
+	set     int64 // when it fires
+	virtual bool  // the time
+	settles bool  // it has fired, and a step is under way
+	stepped int64 // when the last step was
 	closed  bool
 }
 
@@ -65,10 +70,10 @@ type path struct {
 // parcel is something on its way from one host to another.
 type parcel struct {
 	from, to int
-	conn     uint64 // its connection, as both ends number it
+	conn     uint64 // its connection, of those that one of the two dialled
 	reply    bool   // from the end that was dialled
 	n        uint64 // number in the connection and direction
-	size     int
+	size     int    // 0: it is only to have its turn
 	arrive   func() // with the network locked
 }
 
@@ -123,7 +128,7 @@ func (h *eventHeap) Pop() any {
 // New returns a network of hosts. link says what the paths are like; it is
 // asked once for each path that is used.
 func New(numHosts int, seed uint64, link func(from, to int) Link) *Network {
-	n := &Network{start: time.Now(), seed: seed, link: link, paths: map[[2]int]*path{}}
+	n := &Network{start: time.Now(), seed: seed, link: link, paths: map[[2]int]*path{}, set: math.MaxInt64, virtual: inBubble()}
 	n.timer = time.AfterFunc(time.Hour, n.step)
 	n.timer.Stop()
 	for i := range numHosts {
@@ -177,8 +182,10 @@ func (n *Network) arm() {
 	if len(n.coming) > 0 {
 		next = min(next, n.coming[0].at)
 	}
-	if next < math.MaxInt64 && !n.closed {
-		n.timer.Reset(max(1, time.Duration(next-n.now())))
+	next = max(next, n.stepped+1)
+	if next < n.set && !n.settles && !n.closed {
+		n.set = next
+		n.timer.Reset(time.Duration(next - n.now()))
 	}
 }
 
@@ -187,22 +194,45 @@ func (n *Network) arm() {
 func (n *Network) step() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.settles {
+		return
+	}
+	if n.virtual {
+		// What arrives comes after all that others do at this instant, each time.
+		n.settles = true
+		n.mu.Unlock()
+		synctest.Wait()
+		n.mu.Lock()
+		n.settles = false
+	}
 	if n.closed {
 		return
 	}
-	now := n.now()
-	if len(n.pending) > 0 && n.sentAt < now {
+	n.set, n.stepped = math.MaxInt64, n.now()
+	if len(n.pending) > 0 && n.sentAt < n.stepped {
 		taken := n.pending
 		n.pending = nil
 		slices.SortStableFunc(taken, func(a, b parcel) int { return a.compare(&b) })
 		for _, p := range taken {
-			n.put(n.path(p.from, p.to), p)
+			if p.size == 0 {
+				n.at(n.stepped, p.arrive)
+			} else {
+				n.put(n.path(p.from, p.to), p)
+			}
 		}
 	}
-	if len(n.coming) > 0 && n.coming[0].at <= now {
+	if len(n.coming) > 0 && n.coming[0].at <= n.stepped {
 		heap.Pop(&n.coming).(event).do()
 	}
 	n.arm()
+}
+
+// inBubble reports whether time is virtual here: whether there is a moment when
+// all is done that is done at an instant.
+func inBubble() (yes bool) {
+	defer func() { _ = recover() }() // Wait says no by a panic
+	synctest.Wait()
+	return true
 }
 
 func (n *Network) path(from, to int) *path {
@@ -277,11 +307,11 @@ func (n *Network) Mend(from, to int) {
 }
 
 // expire ends the connections between two hosts that have not reached each
-// other for too long. The network is locked.
+// other for too long, one after the other. The network is locked.
 func (n *Network) expire(a, b int) {
 	for _, h := range []*Host{n.hosts[a], n.hosts[b]} {
 		for _, c := range h.connsWith(a + b - h.number) {
-			c.lose(errTimedOut)
+			n.at(n.now(), func() { c.lose(errTimedOut) })
 		}
 	}
 }
