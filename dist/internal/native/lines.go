@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"syscall"
 	"time"
 
@@ -34,6 +35,8 @@ func (m *Mesh) checkLines(limit time.Duration) {
 	}
 	m.lines = lines
 	m.mu.Unlock()
+	// Who cannot be reached by any names the first, not one by chance.
+	slices.SortFunc(lines, func(a, b heldLine) int { return a.peer - b.peer })
 	for _, l := range lines {
 		if l.conn.Unanswered() >= limit {
 			text := m.cutText(limit)

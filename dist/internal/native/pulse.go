@@ -5,6 +5,7 @@ package native
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -284,12 +285,14 @@ func (cfg *Config) neighbour(rank int) (procState, bool) {
 	return stateOf(m.PID)
 }
 
-// connections appends the star's connections to a list.
+// connections appends the star's connections to a list, by rank: who is accused
+// first is not to be chance.
 func (s *star) connections(to []rankConn) []rankConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for r, c := range s.conns {
 		to = append(to, rankConn{r, c})
 	}
+	slices.SortFunc(to, func(a, b rankConn) int { return a.rank - b.rank })
 	return to
 }

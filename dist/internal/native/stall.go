@@ -25,7 +25,9 @@ import (
 // call, tells the others likewise if it makes no other one soon: two ranks that
 // each took themselves for the root have both done their part.
 const (
-	watchPeriod = 50 * time.Millisecond
+	// watchPeriod is not one of which beats' is a multiple: in virtual time what
+	// both send at one instant would go over the star in any order.
+	watchPeriod = 50*time.Millisecond + time.Microsecond
 	stallAfter  = 200 * time.Millisecond
 	quietAfter  = 50 * time.Millisecond
 )
