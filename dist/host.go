@@ -22,12 +22,20 @@ func WithHost(h *native.Host) Option {
 	}
 }
 
+// number counts a request where calls are counted: as it is called, for
+// asynchronous ones begin in no order.
+func (g *Group) number(r *request) {
+	if g.host != nil {
+		r.number = g.host.Called()
+	}
+}
+
 // around moves a request, between what a host does before and after.
 func (g *Group) around(r *request) error {
 	if g.host == nil {
 		return g.move(r)
 	}
-	return g.host.Around(g.name, r.call, func() error { return g.move(r) })
+	return g.host.Around(r.number, g.name, r.call, func() error { return g.move(r) })
 }
 
 // listenOn opens this rank's port in the network inside the process.

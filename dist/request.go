@@ -33,6 +33,7 @@ type request struct {
 	recvs   []int // likewise call.Recvs
 	whole   *Work // the batch that this is a part of, or nil
 	ticket  flight.Ticket
+	number  int // among the calls of a rank on a host of disttest
 	// instead moves the call in place of the backend's methods; or nil
 	instead func(c collective.Call, in, out collective.Data) error
 	err     error // the first thing that is wrong with the arguments
@@ -349,6 +350,7 @@ func (g *Group) move(r *request) error {
 // do runs a request and waits for it. When nothing else is under way it runs on
 // the caller's goroutine: handing a call over costs more than a small one takes.
 func (g *Group) do(r *request) error {
+	g.number(r)
 	l, held, err := g.start(r)
 	switch {
 	case err != nil:
@@ -382,6 +384,7 @@ func (g *Group) do(r *request) error {
 // its work has ended.
 func (g *Group) begin(r *request) *Work {
 	r.call.Background = true
+	g.number(r)
 	l, held, err := g.start(r)
 	switch {
 	case err != nil:

@@ -81,7 +81,7 @@ func (c *cluster) run(main func(ctx context.Context, g *dist.Group) error) *Resu
 		opts := append([]dist.Option{dist.WithRank(r.number, len(c.ranks)), dist.WithStore(meeting), dist.WithNodeID(fmt.Sprintf("disttest/%d", c.o.node(r.number))),
 			dist.WithHost(&native.Host{
 				Name: fmt.Sprintf("node%d", c.o.node(r.number)), PID: firstPID + r.number, Token: token,
-				Listen: r.host.Listen, Dial: r.host.Dial, Around: r.around,
+				Listen: r.host.Listen, Dial: r.host.Dial, Called: r.called, Around: r.around,
 			})}, c.o.init...)
 		all.Go(func() {
 			defer r.kill(nil)
@@ -140,7 +140,16 @@ func (r *rank) ended(err error) {
 	if r.result.Ended == 0 {
 		r.result.Ended = c.net.Now()
 	}
-	c.release()
+	c.releaseLater()
+}
+
+// releaseLater has release look when all that ends at this instant has ended.
+func (c *cluster) releaseLater() {
+	c.net.At(0, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.release()
+	})
 }
 
 // release ends ranks that are stopped for good when nobody else is left.
@@ -164,13 +173,13 @@ func (c *cluster) end(r *rank, why error) {
 	}
 	r.why = why
 	r.host.Kill()
-	r.kill(why)
+	c.net.At(0, func() { r.kill(why) }) // when its calls have ended
 }
 
 // around runs an operation of a rank.
-func (r *rank) around(group string, call collective.Call, do func() error) error {
+func (r *rank) around(number int, group string, call collective.Call, do func() error) error {
 	c := r.cluster
-	number := r.count()
+	r.begins(number)
 	r.host.Pass()
 	began := c.net.Now()
 	err := do()
@@ -186,19 +195,27 @@ func (r *rank) around(group string, call collective.Call, do func() error) error
 	return err
 }
 
-// count counts a call and lets the faults happen that wait for it.
-func (r *rank) count() int {
-	c := r.cluster
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// called counts a call, in the order in which main makes them: that in which
+// asynchronous ones begin may be the scheduler's.
+func (r *rank) called() int {
+	r.cluster.mu.Lock()
+	defer r.cluster.mu.Unlock()
 	if !r.began {
 		return 0
 	}
 	r.counted++
+	return r.counted
+}
+
+// begins lets the faults happen that wait for a call.
+func (r *rank) begins(number int) {
+	c := r.cluster
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	kept := c.waiting[:0]
 	var now []Fault
 	for _, f := range c.waiting {
-		if f.caller == r.number && f.call == r.counted {
+		if f.caller == r.number && f.call == number {
 			now = append(now, f)
 		} else {
 			kept = append(kept, f)
@@ -208,7 +225,6 @@ func (r *rank) count() int {
 	for _, f := range now {
 		c.happen(f)
 	}
-	return r.counted
 }
 
 func (r *rank) record(call Call) {
@@ -245,7 +261,7 @@ func (c *cluster) happen(f Fault) {
 	c.faults = append(c.faults, Happened{now, f})
 	undo := c.do(f)
 	if f.lasting == 0 {
-		c.release()
+		c.releaseLater()
 		return
 	}
 	c.net.At(now+f.lasting, undo)

@@ -143,41 +143,6 @@ func TestLineIsFelt(t *testing.T) {
 	near("an all-reduce of 8 MiB over 10 MB/s", reduce, 840*time.Millisecond+40*time.Millisecond)
 }
 
-// TestTheSameAgain plays runs with faults again, and compares everything.
-func TestTheSameAgain(t *testing.T) {
-	main := func(ctx context.Context, g *dist.Group) error {
-		for i := range 30 {
-			a, b := tensor.Full(1, 100), tensor.Full(1, 20_000)
-			first, second := g.AllReduceAsync(ctx, a, dist.Sum), g.AllReduceAsync(ctx, b, dist.Sum)
-			if err := errors.Join(first.Wait(ctx), second.Wait(ctx)); err != nil {
-				return fmt.Errorf("step %d: %w", i, err)
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		return nil
-	}
-	seeds := uint64(5)
-	if testing.Short() {
-		seeds = 2
-	}
-	for seed := range seeds {
-		run := func(seed uint64) string {
-			return disttest.Run(t, 4, main, disttest.WithSeed(seed),
-				disttest.WithLink(disttest.Link{Latency: 100 * time.Microsecond, Jitter: time.Millisecond, BytesPerSecond: 1e8}),
-				disttest.WithRandomFaults(2, time.Second), disttest.WithInit(dist.WithTimeout(20*time.Second))).Trace()
-		}
-		first := run(seed)
-		for range 3 {
-			if again := run(seed); again != first {
-				t.Fatalf("seed %d: two runs differ:\n%s\n%s", seed, first, again)
-			}
-		}
-		if seed == 0 && run(99) == first {
-			t.Error("another seed makes no difference")
-		}
-	}
-}
-
 // TestSimulate runs where it is called: in real time, and in a bubble.
 func TestSimulate(t *testing.T) {
 	run := func(ctx context.Context) error {

@@ -19,9 +19,11 @@ type Host struct {
 	// Listen opens the rank's port. Its address is the one that others dial.
 	Listen func() (net.Listener, error)
 	Dial   transport.DialFunc
-	// Around runs an operation of the rank by calling do, once, and returns
-	// the operation's error.
-	Around func(group string, c collective.Call, do func() error) error
+	// Called counts an operation that the rank calls, and returns its number.
+	Called func() int
+	// Around runs an operation of the rank, of such a number, by calling do,
+	// once, and returns the operation's error.
+	Around func(number int, group string, c collective.Call, do func() error) error
 }
 
 // Over makes the fabric connect through a host's network.
