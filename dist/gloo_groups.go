@@ -86,7 +86,7 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 		sub.job, sub.store = j, j.groupKeys(name)
 		j.enter(sub, name)
 		if sub.size > 1 {
-			err = j.open(ctx, cancel, sub, name)
+			err = j.open(ctx, cancel, sub, name, j.glooKeys(name))
 		}
 		if err != nil {
 			sub.log.Close()

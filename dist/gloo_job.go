@@ -149,14 +149,15 @@ func (j *glooJob) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 		g.store = j.groupKeys(name)
 	}
 	stop := j.watchOthers(ctx, end)
+	published := &ownKey{Store: j.glooKeys(name)}
 	missing := func(ctx context.Context) string {
-		if err := j.twin(ctx); err != nil {
+		if err := j.twin(ctx, published); err != nil {
 			end(err)
 			return ""
 		}
 		return j.notPublished(ctx)
 	}
-	err = j.waits(ctx, missing, func() error { return j.open(ctx, end, g, name) })
+	err = j.waits(ctx, missing, func() error { return j.open(ctx, end, g, name, published) })
 	stop()
 	if err != nil {
 		return nil, err
@@ -328,8 +329,8 @@ func (j *glooJob) glooKeys(name string) store.Store {
 }
 
 // config is what a group's backend needs to know, but for what only the system can say.
-func (j *glooJob) config(g *Group, name string) gloo.Config {
-	cfg := gloo.Config{Group: g.name, Rank: g.rank, Members: g.members, Store: j.glooKeys(name), Generation: gloo.PerDevice,
+func (j *glooJob) config(g *Group, keys store.Store) gloo.Config {
+	cfg := gloo.Config{Group: g.name, Rank: g.rank, Members: g.members, Store: keys, Generation: gloo.PerDevice,
 		Hostname: j.hostname, Timeout: g.timeout, Lazy: envvar.GlooLazy.Text() == "1", Admit: j.admitsFrom,
 		Refused: func(from netip.AddrPort, rank int, err error) {
 			if err == nil {
@@ -343,9 +344,10 @@ func (j *glooJob) config(g *Group, name string) gloo.Config {
 	return cfg
 }
 
-// open opens a group's backend; end ends what is left of the group's forming.
-func (j *glooJob) open(ctx context.Context, end context.CancelCauseFunc, g *Group, name string) error {
-	cfg := j.config(g, name)
+// open opens a group's backend, whose ranks meet in a part of the store; end ends what is
+// left of the group's forming.
+func (j *glooJob) open(ctx context.Context, end context.CancelCauseFunc, g *Group, name string, keys store.Store) error {
+	cfg := j.config(g, keys)
 	var err error
 	if j.addrs == nil { // groups are made one after the other
 		if j.addrs, err = j.addresses(ctx); err != nil {

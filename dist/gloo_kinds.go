@@ -10,30 +10,68 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
 )
 
 // goKey is where a Go rank of a PyTorch job says in the store that it is one.
 func goKey(rank int) string { return "cohort/rank/" + strconv.Itoa(rank) }
 
+// errTwin is the cause of what ends because two processes have one rank.
+var errTwin = errors.New("each process of a job needs a RANK of its own")
+
 // sayGo tells the other Go ranks what this one is. It comes before its addresses,
-// for which all ranks wait: who is in the group can ask.
+// for which all ranks wait: who is in the group can ask. A rank of PyTorch that has
+// published its own under this one's number is there before.
 func (j *glooJob) sayGo(ctx context.Context) error {
+	if set, err := isSet(ctx, j.keys, j.pytorch.firstKey(j.rank)); err != nil {
+		return err
+	} else if set {
+		if goes, err := isSet(ctx, j.keys, goKey(j.rank)); err != nil {
+			return err
+		} else if !goes {
+			err := fmt.Errorf("a process that runs PyTorch came as rank %d before: %w", j.rank, errTwin)
+			if j.addr == "" {
+				err = fmt.Errorf("%w; or %s is an earlier job's", err, j.meetingPoint())
+			}
+			return err
+		}
+	}
 	j.self = fmt.Appendf(nil, "pid %d on host %s, since %s", os.Getpid(), j.hostname, time.Now().Format(time.RFC3339Nano))
 	return j.keys.Set(ctx, goKey(j.rank), j.self)
 }
 
-// errTwin is the cause of what ends because two processes have one rank.
-var errTwin = errors.New("each process of a job needs a RANK of its own")
+// ownKey is a part of a store that remembers what this rank has set first.
+type ownKey struct {
+	store.Store
+	value atomic.Pointer[[]byte]
+}
 
-// twin returns an error if another Go process has said since that it is this rank. What
-// stood there before may be of an earlier start.
-func (j *glooJob) twin(ctx context.Context) error {
-	v, err := peek(ctx, j.keys, goKey(j.rank))
-	if err != nil || v == nil || bytes.Equal(v, j.self) {
+func (o *ownKey) Set(ctx context.Context, key string, value []byte) error {
+	own := bytes.Clone(value)
+	o.value.CompareAndSwap(nil, &own)
+	return o.Store.Set(ctx, key, value)
+}
+
+// twin returns an error if another process has said since that it is this rank. What stood
+// there before may be of an earlier start. Of ranks of PyTorch 1.13 those of another host
+// alone show themselves so.
+func (j *glooJob) twin(ctx context.Context, published *ownKey) error {
+	if v, err := peek(ctx, j.keys, goKey(j.rank)); err != nil || v == nil {
+		return nil
+	} else if !bytes.Equal(v, j.self) {
+		return fmt.Errorf("another process came as rank %d, too (%.300q): %w", j.rank, v, errTwin)
+	}
+	own := published.value.Load()
+	if own == nil {
 		return nil
 	}
-	return fmt.Errorf("another process came as rank %d, too (%.300q): %w", j.rank, v, errTwin)
+	if v, err := peek(ctx, j.keys, j.pytorch.firstKey(j.rank)); err == nil && v != nil && !bytes.Equal(v, *own) {
+		return fmt.Errorf("another process came as rank %d, too, which runs PyTorch: %w", j.rank, errTwin)
+	}
+	return nil
 }
 
 // PyTorchRanks returns which ranks of the group are PyTorch's, in order: those that

@@ -163,7 +163,7 @@ func TestGlooAdmits(t *testing.T) {
 	j := &glooJob{options: options{store: store.NewMemory(), admitted: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/25")}}}
 	for _, version := range []pytorch{pytorch1_13, pytorch2} {
 		j.pytorch = version
-		admit := j.config(&Group{name: worldName, size: 2}, "0").Admit
+		admit := j.config(&Group{name: worldName, size: 2}, nil).Admit
 		if admit == nil {
 			t.Fatalf("%v: everybody may connect", version)
 		}

@@ -89,7 +89,28 @@ func (j *glooJob) notPublished(ctx context.Context) string {
 	if len(ranks) == 0 {
 		return ""
 	}
-	return toJoin(ranksText(ranks), j.worldSize, j.meetingPoint())
+	return toJoin(ranksText(ranks), j.worldSize, j.meetingPoint()+j.asMany(ctx))
+}
+
+// asMany says of a store that counts who joins it that no more processes are to come, "" where
+// more are.
+func (j *glooJob) asMany(ctx context.Context) string {
+	var base store.Store
+	switch {
+	case j.glooPlace.agent: // which joins it, too
+		return ""
+	case j.server != nil:
+		base = j.server.Store()
+	case j.client != nil:
+		base = j.client
+	default:
+		return ""
+	}
+	if n, err := base.Add(ctx, joinedKey, 0); err != nil || n < int64(j.worldSize) {
+		return ""
+	} else {
+		return fmt.Sprintf("; %d processes have come there: do two have one RANK?", n)
+	}
 }
 
 // firstKey is the first that a rank sets in the part of the store that the group of all

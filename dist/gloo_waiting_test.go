@@ -3,6 +3,7 @@
 package dist
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -95,27 +96,56 @@ func TestGlooAlone(t *testing.T) {
 	}
 }
 
-// TestGlooTwins: of two processes that are told the same rank, the first says so.
+// TestGlooTwins: of two processes that are told the same rank, the first says so if both are
+// Go's, and Go's if the other one runs PyTorch.
 func TestGlooTwins(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a rank looks after five seconds: short runs do without")
 	}
 	t.Parallel()
-	mem := store.NewMemory()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	errs := make(chan error, 2)
-	for range 2 {
-		go func() {
-			_, err := Init(ctx, WithBackend("gloo"), WithPyTorch("2.15"), WithStore(mem), WithRank(1, 3))
-			errs <- err
-		}()
+	for name, tc := range map[string]struct {
+		before, after func(ctx context.Context, s store.Store) error
+		want          string
+	}{
+		"Go": {want: "another process came as rank 1, too (\"pid "},
+		"PyTorch first": {want: "a process that runs PyTorch came as rank 1 before", before: func(ctx context.Context, s store.Store) error {
+			return s.Set(ctx, pytorch2.firstKey(1), []byte("its address"))
+		}},
+		"PyTorch": {want: "another process came as rank 1, too, which runs PyTorch", after: func(ctx context.Context, s store.Store) error {
+			return cmp.Or(s.Wait(ctx, pytorch2.firstKey(1)), s.Set(ctx, pytorch2.firstKey(1), []byte("its address")))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			mem := store.NewMemory()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			errs := make(chan error, 2)
+			comes := func() {
+				_, err := Init(ctx, WithBackend("gloo"), WithPyTorch("2.15"), WithStore(mem), WithRank(1, 3))
+				errs <- err
+			}
+			if tc.before != nil {
+				if err := tc.before(ctx, mem); err != nil {
+					t.Fatal(err)
+				}
+			}
+			go comes()
+			if name == "Go" {
+				go comes()
+			} else if tc.after != nil {
+				if err := tc.after(ctx, mem); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := <-errs; !errors.Is(err, errTwin) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("it says %v, want %q", err, tc.want)
+			}
+			if cancel(); name == "Go" {
+				<-errs // its own word stands
+			}
+		})
 	}
-	if err := <-errs; !errors.Is(err, errTwin) || !strings.Contains(err.Error(), "another process came as rank 1, too (\"pid ") {
-		t.Errorf("the first says %v", err)
-	}
-	cancel()
-	<-errs // its own word stands
 }
 
 // TestGlooDetail: where PyTorch's ranks would wait for this one in a group that it has not, it
