@@ -222,7 +222,7 @@ func TestPyTorchLeft(t *testing.T) {
 				said <- a
 			}()
 			// 1.13 tries again to connect after a second, where nobody listens yet.
-			ctx, cancel := context.WithTimeout(t.Context(), min(loaded.Allow(2500*time.Millisecond), 10*time.Second))
+			ctx, cancel := context.WithTimeout(t.Context(), min(loaded.Allow(4*time.Second), 12*time.Second))
 			comes := make(chan error, 1)
 			go func() {
 				c, err := store.DialPyTorch(ctx, strings.TrimPrefix(url, "tcp://"), store.PyTorchClientConfig{})
@@ -268,7 +268,7 @@ func TestPyTorchSaidWrong(t *testing.T) {
 			if p.old() == (place == 0) && !*allPyTorch { // each takes a new process
 				continue
 			}
-			o := mixedJob{python: p, size: 2, goes: []int{place}, opts: []Option{WithPyTorch(version)}, patience: 2 * time.Second}.run(t, nil, nil)
+			o := mixedJob{python: p, size: 2, goes: []int{place}, opts: []Option{WithPyTorch(version)}, patience: 5 * time.Second}.run(t, nil, nil)
 			if err := o.errs[place]; err == nil || !strings.Contains(err.Error(), "WithPyTorch says") && !strings.Contains(err.Error(), "it runs PyTorch 2") {
 				t.Errorf("rank %d says %v", place, err)
 			}
