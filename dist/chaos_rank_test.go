@@ -105,7 +105,7 @@ func (f *fault) obey() {
 // beRank is the rank of a process of its own.
 func (f *fault) beRank(ctx context.Context) error {
 	if f.Kind == "never comes" {
-		limited, cancel := context.WithTimeout(ctx, loaded.Allow(f.Delay)) // in which the others come
+		limited, cancel := context.WithTimeout(ctx, min(loaded.Allow(f.Delay), startPatience/4)) // in which the others come
 		defer cancel()
 		ctx = limited
 	}

@@ -98,20 +98,29 @@ func TestOneRankOptsOut(t *testing.T) {
 // TestRankZeroFailsToForm: rank 0 is told to stop while it waits for a rank that
 // does not come: the one that has come learns why before the store is closed.
 func TestRankZeroFailsToForm(t *testing.T) {
-	errs := formBadly(t, func(ctx context.Context, url func(int, int) Option) (*Group, error) {
-		ctx, cancel := context.WithCancelCause(ctx)
-		var watching sync.WaitGroup
-		defer watching.Wait()
-		watching.Go(func() {
-			c, err := toStore(ctx, url(2, 3))
-			if err == nil {
-				err = errors.Join(c.Wait(ctx, entryKey("introduction", 1)), c.Close())
-			}
-			cancel(cmp.Or(err, errors.New("my own reason")))
-		})
-		return Init(ctx, url(0, 3))
-	}, as(1, 3))
-	if want := "cancelled (my own reason) while waiting for rank 2"; !strings.Contains(errs[0].Error(), want) || !errors.Is(errs[0], context.Canceled) {
+	const want = "cancelled (my own reason) while waiting for rank 2"
+	var errs []error
+	// Both have introduced themselves; rank 0 waits for the third a moment later.
+	for moment := 100 * time.Millisecond; moment < 10*time.Second; moment *= 8 {
+		errs = formBadly(t, func(ctx context.Context, url func(int, int) Option) (*Group, error) {
+			ctx, cancel := context.WithCancelCause(ctx)
+			var watching sync.WaitGroup
+			defer watching.Wait()
+			watching.Go(func() {
+				c, err := toStore(ctx, url(2, 3))
+				if err == nil {
+					err = errors.Join(c.Wait(ctx, entryKey("introduction", 0), entryKey("introduction", 1)), c.Close())
+				}
+				time.Sleep(moment)
+				cancel(cmp.Or(err, errors.New("my own reason")))
+			})
+			return Init(ctx, url(0, 3))
+		}, as(1, 3))
+		if strings.Contains(errs[0].Error(), want) {
+			break
+		}
+	}
+	if !strings.Contains(errs[0].Error(), want) || !errors.Is(errs[0], context.Canceled) {
 		t.Errorf("rank 0: %v, want %q", errs[0], want)
 	}
 	var other *RankError
