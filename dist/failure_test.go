@@ -73,7 +73,7 @@ func failOn(t *testing.T, atOnce bool, n int, main func(ctx context.Context, g *
 // waitLimit returns a limit for a wait of which a test sees the end: long enough for
 // ranks to come to a call, also on a machine that does much else.
 func waitLimit() time.Duration {
-	return min(loaded.Allow(500*time.Millisecond), 2*time.Second)
+	return min(loaded.Allow(time.Second), 2*time.Second)
 }
 
 func TestMismatch(t *testing.T) {

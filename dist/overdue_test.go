@@ -7,6 +7,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 )
 
 // TestLateTogether has three ranks wait for a fourth until their limit: each has
@@ -29,7 +30,7 @@ func TestLateTogether(t *testing.T) {
 				}
 				ended.Wait()
 				return nil
-			}, WithTimeout(waitLimit()))
+			}, WithTimeout(time.Second+waitLimit()))
 			if err != nil {
 				t.Fatal(err)
 			}
