@@ -125,8 +125,8 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	if a.attempt.NumNodes == 1 { // else ranks of other nodes may be in it still
 		defer a.endStore()
 	}
-	failed, err := a.startAll(ctx, stdout, stderr)
 	a.startGuard()
+	failed, err := a.startAll(ctx, stdout, stderr)
 	for _, p := range a.progs {
 		if p.guard != nil && p.guard != a.guard {
 			a.orphans.keep(p.guard.proc.Pid)

@@ -197,7 +197,7 @@ func (h *Host) Close() {
 }
 
 // startGuard starts the guard, where no build has needed it before. It comes
-// after the workers: they are the ones that are waited for.
+// before the workers: an agent may be killed as soon as they run.
 func (h *Host) startGuard() {
 	if h.guard == nil {
 		h.guard = startGuard(h.job.id, h.cgroup.path(), h.logs.scratch)
