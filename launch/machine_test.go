@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 const (
@@ -222,7 +224,7 @@ type simWorker struct {
 // ends in bounded time, each is asked before it is killed, and all live ones
 // hear of a failure.
 func TestMachineSimulated(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
+	seed := seeded.Of(t)
 	for run := range uint64(3000) {
 		if !simulate(t, rand.New(rand.NewPCG(seed, run))) {
 			t.Fatalf("seed %d, run %d", seed, run)

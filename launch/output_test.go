@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 // pieces reads a text in pieces of random size.
@@ -44,7 +46,7 @@ func TestRelay(t *testing.T) {
 		{"\r\r\n", "> \r> \r\n"},
 		{"long long line of text\nünïcödé\n", "> long long line of text\n> ünïcödé\n"},
 	}
-	seed := uint64(time.Now().UnixNano())
+	seed := seeded.Of(t)
 	r := rand.New(rand.NewPCG(seed, 1))
 	for _, tt := range tests {
 		for range 50 {
@@ -226,7 +228,7 @@ func TestTailOfCrash(t *testing.T) {
 // TestRelayFile: a log file has what the rank wrote, byte for byte but for the token,
 // in whatever pieces it comes; filters see the same lines as the terminal.
 func TestRelayFile(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
+	seed := seeded.Of(t)
 	r := rand.New(rand.NewPCG(seed, 2))
 	const token = "deadbeefcafe"
 	parts := []string{"apple", "plum", "\n", "\r\n", "\r", " ", token, "ü", strings.Repeat("x", 300)}

@@ -21,6 +21,7 @@ import (
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/seeded"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
@@ -354,8 +355,7 @@ func TestPlateau(t *testing.T) {
 // TestProof: a run through crashes, stops and other numbers of ranks takes each
 // sample in its turn, which its logs prove.
 func TestProof(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	r := rand.New(rand.NewPCG(seed, 1))
 	f := newFitting(t)
 	crash := errors.New("a crash")

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cohort-ml/cohort/data"
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 // diff says how two values differ, "" if they do not.
@@ -331,8 +332,7 @@ func TestTransformsArePure(t *testing.T) {
 // TestParts: a random part has the area and proportion that were asked for, and
 // lies inside.
 func TestParts(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	flips, most, least := 0, 0.0, 1.0
 	for range 2000 {

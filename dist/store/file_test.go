@@ -18,6 +18,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 func tempFile(t testing.TB) *File {
@@ -337,8 +339,7 @@ func TestFileKilledWriters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	s := tempFile(t)
 	rounds := 6

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/dist/store/storetest"
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 // linearizable says whether operations can have happened one after the other.
@@ -41,9 +42,8 @@ func TestLinearizable(t *testing.T) {
 			if testing.Short() {
 				rounds, each = 3, 25
 			}
-			for range rounds {
-				seed := uint64(time.Now().UnixNano())
-				t.Logf("seed %d", seed)
+			first := seeded.Of(t)
+			for seed := first; seed < first+uint64(rounds); seed++ {
 				a, b := k.open(t)
 				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 				ops := storetest.Record(t, ctx, seed, []store.Store{a, b, a, b, a, b}, each)

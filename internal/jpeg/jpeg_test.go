@@ -14,6 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 // corpus returns the files of testdata.
@@ -67,8 +69,7 @@ func TestAgainstPillow(t *testing.T) {
 
 // TestParts: a part is the same pixels as in the whole.
 func TestParts(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	var d Decoder
 	for name, file := range corpus(t) {
@@ -127,8 +128,7 @@ func TestAgainstStandardLibrary(t *testing.T) {
 // TestDamaged: whatever is cut off is an error, and nothing that is changed
 // leads out of the buffers.
 func TestDamaged(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	r := rand.New(rand.NewPCG(seed, 0))
 	var d Decoder
 	for name, file := range corpus(t) {

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 // randomBytes returns n random bytes with others behind them that must stay.
@@ -31,8 +33,7 @@ func within1(t *testing.T, what string, got []byte, want func(i int) float64) {
 // TestInverseDCT: within 1 of the definition (T.81 §A.3.3) for what an image can
 // be made of, and in every variant the same bits for anything.
 func TestInverseDCT(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		for round := range 300 {
@@ -93,8 +94,7 @@ func cosine(x, u int) float64 {
 }
 
 func TestUpsample(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		for n := 1; n < 100; n++ {
@@ -125,8 +125,7 @@ func TestUpsample(t *testing.T) {
 }
 
 func TestYCbCrToRGB(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		for n := 1; n < 100; n++ {
@@ -151,8 +150,7 @@ func TestYCbCrToRGB(t *testing.T) {
 
 // TestScaleBytes scales rows and columns by random shares.
 func TestScaleBytes(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		for range 300 {
@@ -210,8 +208,7 @@ func TestScaleBytes(t *testing.T) {
 }
 
 func TestBytesToPlanes(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	forEachISA(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		scale, shift := [3]float32{0.01, -2, 0.017}, [3]float32{-1, 3, 0.5}

@@ -9,14 +9,15 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 // Long payloads whose bytes come in parts of any size, with pauses
 // between them, arrive: a reader that asked to be woken
 // for much is not left waiting for little.
 func TestPayloadsThatTrickle(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := seeded.Of(t)
 	for _, addr := range []string{"127.0.0.1:0", "unix:"} {
 		r := rand.New(rand.NewPCG(seed, 2))
 		near, far := connect(t, addr)
