@@ -20,14 +20,12 @@ func (a *Agent) believe(p *Peer, id string) *Error {
 	if p.err != nil || p.where.ID != "" { // no member, or one whose process the store named
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(a.ctx, askBackTime)
-	defer cancel()
 	for {
 		life, lives := p.known()
 		if lives > 0 && life == id {
 			return nil
 		}
-		there, err := a.ask(ctx, p)
+		there, err := a.ask(a.ctx, p)
 		var e *Error
 		switch {
 		case errors.As(err, &e): // it is an agent, and not the one of the list
@@ -46,6 +44,8 @@ func (a *Agent) believe(p *Peer, id string) *Error {
 // ask asks who listens at a peer's address, as one that is no member: it would be asked
 // back.
 func (a *Agent) ask(ctx context.Context, p *Peer) (w welcome, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askBackTime)
+	defer cancel()
 	where := p.where
 	where.Shm = false // which a few bytes do not want
 	there := &Peer{agent: a, name: p.name, rank: p.rank, where: where, there: true}

@@ -125,8 +125,7 @@ func (a *Agent) way(ctx context.Context, p *Peer) (addr, how string, secure bool
 	return r.TCP, "tcp", false
 }
 
-// connect makes a connection and says hello, until that is with the process that the
-// peer is now.
+// connect makes a connection and says hello.
 func (p *Peer) connect(ctx context.Context) (*link, error) {
 	a := p.agent
 	if a.ctx.Err() != nil {
@@ -135,22 +134,11 @@ func (p *Peer) connect(ctx context.Context) (*link, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(a.ctx, func() { cancel(errClosed) })()
-	for {
-		l, err := p.connectOnce(ctx)
-		if l != nil || err != nil {
-			return l, err
-		}
-	}
-}
-
-// connectOnce returns nil for a process that the peer may have ceased to be meanwhile.
-func (p *Peer) connectOnce(ctx context.Context) (*link, error) {
-	a := p.agent
 	conn, how, err := a.dial(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	_, lives := p.known()
+	before := p.numLives()
 	var w welcome
 	err = conn.Do(ctx, func() (err error) {
 		if err = a.sayHello(conn, p); err == nil {
@@ -162,7 +150,15 @@ func (p *Peer) connectOnce(ctx context.Context) (*link, error) {
 		conn.Close()
 		return nil, err
 	}
-	current := p.succeed(w.id, lives)
+	for !p.succeed(w.id, before) {
+		// The process that answered is kept if it is the later one: it would take the end
+		// of this connection for that of this agent.
+		before = p.numLives()
+		if there, err := a.ask(ctx, p); err != nil || there.id != w.id {
+			conn.Close()
+			return nil, errSucceeded
+		}
+	}
 	conn.GiveUpAfter(goneTime)
 	l := newLink(a, p, conn, how, w)
 	a.mu.Lock()
@@ -171,9 +167,9 @@ func (p *Peer) connectOnce(ctx context.Context) (*link, error) {
 		conn.Close()
 		return nil, errClosed
 	}
-	if !current || p.life != w.id {
+	if p.life != w.id {
 		conn.Close()
-		return nil, nil
+		return nil, errSucceeded
 	}
 	a.links[l] = struct{}{}
 	a.running.Add(1)

@@ -20,6 +20,13 @@ func (p *Peer) known() (id string, lives int) {
 	return p.life, p.lives
 }
 
+// numLives is the second of known. It does not wait for the end of the life before.
+func (p *Peer) numLives() int {
+	p.agent.mu.RLock()
+	defer p.agent.mu.RUnlock()
+	return p.lives
+}
+
 // succeed says that the process of an id has just been found at the peer's address.
 // before is how many lives were known when it was looked for. It ends the connections
 // of the life before, and returns false if another life was found meanwhile: which of

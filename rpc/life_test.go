@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
 	"github.com/cohort-ml/cohort/rpc/internal/rref"
 )
@@ -80,6 +81,47 @@ func TestTheNextLife(t *testing.T) {
 	want(t, r, 4)
 	r.Release()
 	agenttest.Eventually(t, "the second process has no references", func() bool { return second.References().Held == 0 })
+}
+
+// TestCallsBackWhileConnecting: the agent has begun to connect to a process when another
+// takes that one's place. Who calls the new one does not get the error of the old one.
+func TestCallsBackWhileConnecting(t *testing.T) {
+	back := NewMethod[struct{}, struct{}]("test.back")
+	calling := make(chan struct{}, 1)
+	server, begin, between := lives(t, Serve(back, func(ctx context.Context, _ struct{}) (struct{}, error) {
+		calling <- struct{}{}
+		return noop.Call(ctx, Caller(ctx), struct{}{})
+	}))
+	first := begin()
+	if _, err := noop.Call(t.Context(), first.Peer("server"), struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	first.Close()
+	token, err := transport.ParseToken(agenttest.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mute, err := transport.Listen("127.0.0.1:0", token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	accepted := make(chan *transport.Conn, 1)
+	mute.Handle(proto, func(c *transport.Conn) { accepted <- c })
+	between[1].To(mute.Addr())
+	call := noop.Async(t.Context(), server.Peer("worker"), struct{}{})
+	conn := <-accepted // and says nothing
+	second := begin()
+	callBack := back.Async(t.Context(), second.Peer("server"), struct{}{})
+	<-calling
+	agenttest.Eventually(t, "the server calls", func() bool { return server.underWay.Load() == 1 })
+	conn.Close()
+	if _, err := callBack.Wait(t.Context()); err != nil {
+		t.Errorf("a call back: %v", err)
+	}
+	if _, err := call.Wait(t.Context()); err != nil {
+		t.Errorf("the call that was made before: %v", err)
+	}
 }
 
 // want fails the test if a reference is to another value.

@@ -117,10 +117,17 @@ func (p *Peer) connection(ctx context.Context, by time.Time) (*link, error) {
 	}
 }
 
-// dial connects for all who wait for that, whose patience differs.
+// dial connects for all who wait for that, whose patience differs. Where it failed with
+// a life of the peer's after which there is another, one may wait who called that one.
 func (p *Peer) dial(d *dialing) {
-	d.link, d.err = p.connect(p.agent.ctx)
-	p.mu.Lock()
+	for again := true; again; {
+		before := p.numLives()
+		d.link, d.err = p.connect(p.agent.ctx)
+		p.mu.Lock()
+		if again = d.err != nil && p.numLives() != before; again {
+			p.mu.Unlock()
+		}
+	}
 	defer p.mu.Unlock()
 	if d.err == nil {
 		p.link.Store(d.link)
