@@ -14,6 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/launch"
+	"github.com/cohort-ml/cohort/launch/rendezvous"
 )
 
 // runFlags are the flags of cohort run: torchrun's (torchrun.go) and its own.
@@ -104,7 +105,17 @@ stopped, 2 if it could not be started as asked.`,
 			}
 			cfg.Stdout, cfg.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
 			launch.KeepSecrets()
-			return launch.Run(cmd.Context(), cfg)
+			err = launch.Run(cmd.Context(), cfg)
+			if nodes, ok := cfg.Nodes.(*rendezvous.Nodes); ok {
+				token, bad := transport.TokenFromEnv()
+				if f.tokenFile != "" {
+					token, bad = transport.ReadTokenFile(f.tokenFile)
+				}
+				if bad == nil {
+					nodes.Cannot(cmd.Context(), token.Text(), err)
+				}
+			}
+			return err
 		},
 	}
 	f.add(cmd.Flags())

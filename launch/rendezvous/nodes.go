@@ -34,6 +34,8 @@ type Nodes struct {
 	Rank     int    // the node rank that this one asks for, -1 for any
 	Addr     string // under which other nodes reach this one; empty: the one on the route to the store
 	Meeting  Meeting
+
+	ran bool // Run has been called
 }
 
 // agent is the shell around a machine: it carries actions out and turns what comes
@@ -56,6 +58,7 @@ type agent struct {
 	attempted bool
 	failure   *launch.Error // of the last attempt, if its ranks failed by themselves
 	said      string        // why the last round ended, as far as it has been said
+	cannot    string        // the last word of a node that could not come, as far as it has been said
 	signal    error         // what asked this node to leave
 	result    Result
 	over      bool
@@ -64,6 +67,7 @@ type agent struct {
 
 // Run implements [launch.Nodes]: it runs rounds on this host until the job has ended.
 func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
+	n.ran = true
 	cfg := h.Config()
 	// The store may take its time to be there: a signal ends that too.
 	waits, busy := h.Idle(ctx)
@@ -128,6 +132,8 @@ func (a *agent) run(ctx context.Context) error {
 	defer timer.Stop()
 	story := time.NewTimer(storyAfter)
 	defer story.Stop()
+	asks := time.NewTicker(storyAfter)
+	defer asks.Stop()
 	for !a.over {
 		if w := a.m.Wake(); !w.IsZero() {
 			timer.Reset(max(0, time.Until(w)))
@@ -148,6 +154,8 @@ func (a *agent) run(ctx context.Context) error {
 		case <-left:
 			a.signal = context.Cause(waits)
 			a.step(Leave{Text: a.signal.Error()})
+		case <-asks.C:
+			a.askWhoCannot()
 		case <-story.C:
 			a.story()
 			story.Reset(storyAgain)

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist/store"
+)
+
+// keyCannot holds the last word of a node that could not come.
+const keyCannot = "cannot"
+
+// cannotPatience is how long such a node looks for the store.
+const cannotPatience = time.Second
+
+// Cannot tells the nodes that wait for this one why it does not come: err is that of
+// launch.Run, which has ended before it called Run. A node that is to serve the store has
+// nobody to tell. Others may not be there, or not be reached: then they hear nothing.
+func (n *Nodes) Cannot(ctx context.Context, token string, err error) {
+	mt := &n.Meeting
+	if n.ran || err == nil || mt.Hosts != nil && *mt.Hosts {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, cannotPatience)
+	defer cancel()
+	open := mt.Open
+	switch {
+	case mt.Addr != "":
+		open = dialStore(mt.Addr, token)
+	case mt.File != "":
+		open = openFile(mt.File)
+	}
+	l := newLink(open, n.Settings.Job, cannotPatience)
+	defer l.close()
+	host, _ := os.Hostname()
+	text := clip(fmt.Sprintf("%s (pid %d) at %s: %v", host, os.Getpid(), time.Now().Format(time.TimeOnly), err))
+	_ = l.call(ctx, cannotPatience, func(ctx context.Context, s store.Store) error {
+		return s.Set(ctx, keyCannot, []byte(text))
+	})
+}
+
+// askWhoCannot has it told, once each, why a node that is waited for does not come.
+func (a *agent) askWhoCannot() {
+	if s := a.m.State(); s == nil || s.Phase != Gathering || len(s.Members) >= s.Min {
+		return
+	}
+	a.running.Go(func() {
+		var text string
+		_ = a.link.call(a.ctx, a.link.timeout, func(ctx context.Context, s store.Store) error {
+			b, _, err := s.CompareAndSet(ctx, keyCannot, absent, absent)
+			text = clip(string(b))
+			return err
+		})
+		if text == "" {
+			return
+		}
+		a.happened(note{func() {
+			if text != a.cannot {
+				a.cannot = text
+				fmt.Fprintf(a.out, "cohort: a node that was to come cannot: %s\n", plain(text))
+			}
+		}})
+	})
+}

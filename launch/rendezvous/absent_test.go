@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rendezvous
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+)
+
+// TestCannot: a node that cannot come leaves word where the others meet, and who waits for it
+// says so, once.
+func TestCannot(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "store")
+	n := &Nodes{Settings: Settings{Job: "job"}, Meeting: Meeting{File: file}}
+	n.Cannot(t.Context(), "", errors.New("no program\n there"))
+	var out bytes.Buffer
+	a := &agent{out: &out, m: &Machine{}, ctx: t.Context(), events: make(chan Event, 1), link: newLink(openFile(file), "job", time.Minute)}
+	defer a.link.close()
+	ask := func(state State, comes bool) {
+		t.Helper()
+		a.m.state = &state
+		a.askWhoCannot()
+		a.running.Wait()
+		select {
+		case e := <-a.events:
+			a.step(e)
+		default:
+			if comes {
+				t.Error("nothing is told")
+			}
+		}
+	}
+	ask(State{Phase: Running, Min: 2}, false)
+	if out.Len() > 0 {
+		t.Errorf("while the job runs it says %q", out.String())
+	}
+	ask(State{Phase: Gathering, Min: 2}, true)
+	ask(State{Phase: Gathering, Min: 2}, true)
+	if want := regexp.MustCompile(`^cohort: a node that was to come cannot: \S+ \(pid \d+\) at [0-9:]+: no program  there\n$`); !want.MatchString(out.String()) {
+		t.Errorf("it says %q", out.String())
+	}
+}
