@@ -34,6 +34,9 @@ const (
 	// guardPause, for each rank of the group, is the least time between two
 	// rounds of questions: rank 0 passes them on.
 	guardPause = 125 * time.Millisecond
+	// guardTries is how often they are asked where one of them does not answer: its
+	// process may be held up.
+	guardTries = 16
 )
 
 // asker is a backend that can ask another rank what it is doing; stop ends the
@@ -57,6 +60,7 @@ type guard struct {
 	calls   uint64    // made by this rank when it was looked last
 	done    bool      // nothing more is to be found until there are others
 	looks   int       // without a call to ask about
+	tries   int       // to find out what others do
 	asked   time.Time // last
 	suspect pairOfCalls
 }
@@ -115,7 +119,7 @@ func (w *guard) look() {
 func (w *guard) next() time.Duration {
 	calls := w.root.log.NumCalls()
 	if calls != w.calls {
-		w.calls, w.done, w.looks, w.suspect = calls, false, 0, pairOfCalls{}
+		w.calls, w.done, w.looks, w.tries, w.suspect = calls, false, 0, 0, pairOfCalls{}
 		return guardPeriod
 	}
 	if w.done {
@@ -134,10 +138,11 @@ func (w *guard) next() time.Duration {
 		return guardPeriod
 	}
 	w.asked = time.Now()
-	pair, theirs, h := w.search(g, &mine)
+	pair, theirs, h, sure := w.search(g, &mine)
 	switch {
 	case h == nil:
-		w.done, w.suspect = true, pairOfCalls{}
+		w.tries++
+		w.done, w.suspect = sure || w.tries == guardTries, pairOfCalls{}
 	case pair != w.suspect:
 		w.suspect = pair
 		return guardAgain
@@ -154,13 +159,14 @@ func stuck(d *Doing) bool {
 }
 
 // search asks the others in a call of this rank and returns the first that it
-// is stuck with, by its number in g, and the group of that one's call.
-func (w *guard) search(g *Group, mine *Doing) (pairOfCalls, *Doing, *Group) {
+// is stuck with, by its number in g, and the group of that one's call. sure says that
+// there is none, where none is found: all that were asked have answered.
+func (w *guard) search(g *Group, mine *Doing) (pair pairOfCalls, theirs *Doing, of *Group, sure bool) {
 	g.mu.Lock()
 	backend, _ := g.backend.(asker)
 	g.mu.Unlock()
 	if backend == nil {
-		return pairOfCalls{}, nil, nil
+		return pairOfCalls{}, nil, nil, true
 	}
 	asked := min(guardAsks, g.size-1)
 	answers := make([]Doing, asked)
@@ -172,10 +178,14 @@ func (w *guard) search(g *Group, mine *Doing) (pairOfCalls, *Doing, *Group) {
 	}
 	all.Wait()
 	if w.root.log.NumCalls() != w.calls || w.root.log.Doing().ID != mine.ID {
-		return pairOfCalls{}, nil, nil // it has gone on meanwhile
+		return pairOfCalls{}, nil, nil, false // it has gone on meanwhile
 	}
+	sure = true
 	for i := range answers {
 		peer, theirs := (g.rank+1+i)%g.size, &answers[i]
+		if theirs.State == collective.DoingUnknown && mine.Call.NeedsAll(g.rank, peer) {
+			sure = false
+		}
 		if !stuck(theirs) || madeBy(&mine.Call, theirs.Called, theirs.Sent, theirs.Received) {
 			continue
 		}
@@ -190,9 +200,9 @@ func (w *guard) search(g *Group, mine *Doing) (pairOfCalls, *Doing, *Group) {
 		if here := h.doing(there); madeBy(&theirs.Call, here.Called, here.Sent, here.Received) {
 			continue
 		}
-		return pairOfCalls{mine.ID, theirs.ID, peer}, theirs, h
+		return pairOfCalls{mine.ID, theirs.ID, peer}, theirs, h, true
 	}
-	return pairOfCalls{}, nil, nil
+	return pairOfCalls{}, nil, nil, sure
 }
 
 // madeBy reports whether a rank has made its part of another one's call: it has

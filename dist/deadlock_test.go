@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -149,6 +151,51 @@ func TestKindsOfWaitsForEachOther(t *testing.T) {
 			})
 		})
 	}
+}
+
+// forgetful is a backend to whose first questions nobody answers.
+type forgetful struct {
+	collective.Backend
+	lost atomic.Int64
+}
+
+func (f *forgetful) Ask(rank int, stop <-chan struct{}) Doing {
+	if f.lost.Add(-1) >= 0 {
+		return Doing{}
+	}
+	return f.Backend.(asker).Ask(rank, stop)
+}
+
+// TestAnswersThatAreLost has two ranks wait for each other whose processes were held up
+// when they were asked: they are asked again.
+func TestAnswersThatAreLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		errs := make([]error, 2)
+		_ = Spawn(t.Context(), 2, func(ctx context.Context, g *Group) error {
+			sub, err := g.NewGroup(ctx, []int{0, 1})
+			if err != nil {
+				return err
+			}
+			for _, g := range []*Group{g, sub} {
+				backend := &forgetful{Backend: g.backend}
+				backend.lost.Store(3)
+				g.mu.Lock()
+				g.backend = backend
+				g.mu.Unlock()
+			}
+			if g.Rank() == 0 {
+				errs[0] = g.Barrier(ctx)
+			} else {
+				errs[1] = sub.Barrier(ctx)
+			}
+			return errs[g.Rank()]
+		})
+		for r, err := range errs {
+			if !errors.As(err, new(*MismatchError)) {
+				t.Errorf("rank %d: %v", r, err)
+			}
+		}
+	})
 }
 
 // TestWaitsThatEnd has ranks wait long for each other in ways that come to an
