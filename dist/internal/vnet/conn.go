@@ -38,7 +38,7 @@ type conn struct {
 	acked           int       // bytes that it has read at the instant ackedAt
 	ackedAt         int64
 	waiting         bool   // for room
-	frozen          bool   // of a process that goes on: not its turn yet
+	frozen          bool   // of a process that goes on or ends: not its turn yet
 	closed          bool   // by who has it
 	sent            uint64 // parcels
 	readBy, writeBy deadline
@@ -60,7 +60,7 @@ func (c *conn) parcel(size int, arrive func()) parcel {
 // state returns why an operation cannot go on, and whether the host is stopped.
 func (c *conn) state(by *deadline) (stopped bool, err error) {
 	switch {
-	case c.host.dead:
+	case c.host.dead && !c.frozen:
 		return false, syscall.ECONNRESET
 	case c.closed: // then what happens to the host does not wake who waits
 		return false, net.ErrClosed
@@ -174,6 +174,8 @@ func (c *conn) Write(p []byte) (int, error) {
 		_, err := c.state(&c.writeBy)
 		room := c.room()
 		switch {
+		case c.host.dead:
+			return written, syscall.ECONNRESET
 		case err != nil:
 			return written, err
 		case c.broken != nil:

@@ -90,7 +90,16 @@ func (h *Host) wake() {
 	}
 	h.asleep = nil
 	h.state.Broadcast()
-	for _, c := range h.sorted() {
+	h.inTurn(h.sorted())
+}
+
+// inTurn has what waits on connections of the host go on with one after the
+// other: what a process makes of several at one instant is the scheduler's.
+func (h *Host) inTurn(conns []*conn) {
+	if h.net.closed {
+		return
+	}
+	for _, c := range conns {
 		c.frozen = true
 		h.net.at(h.net.now(), func() {
 			c.frozen = false
@@ -125,6 +134,7 @@ func (h *Host) Kill() {
 		return
 	}
 	conns := h.sorted()
+	h.inTurn(conns)
 	h.end()
 	for _, c := range conns {
 		c.sendEnd()
@@ -214,9 +224,9 @@ func (h *Host) Dial(ctx context.Context, network, address string) (net.Conn, err
 	}))
 	for {
 		switch {
-		case h.dead:
+		case h.dead && !near.frozen:
 			return fail(errDead)
-		case h.stopped > 0:
+		case h.stopped > 0 || near.frozen:
 		case near.broken != nil:
 			return fail(near.broken)
 		case answered:

@@ -324,6 +324,9 @@ func (n *Network) Close() {
 	n.timer.Stop()
 	n.pending, n.coming = nil, nil
 	for _, h := range n.hosts {
+		for c := range h.conns {
+			c.frozen = false // its turn does not come any more
+		}
 		h.end()
 	}
 }
