@@ -166,10 +166,6 @@ func TestOperations(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%d", transports[tr].name, n), func(t *testing.T) {
 				start := time.Now()
 				err := transports[tr].run(t.Context(), n, func(ctx context.Context, g *Group) error {
-					// One that has nothing to do leaves when all have returned from Init.
-					if err := g.Barrier(ctx); err != nil {
-						return err
-					}
 					for _, c := range todo {
 						if err := c.one(g.Size()).run(ctx, g); err != nil {
 							return fmt.Errorf("seed %d: %w", seed, err)

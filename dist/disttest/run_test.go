@@ -143,6 +143,18 @@ func TestLineIsFelt(t *testing.T) {
 	near("an all-reduce of 8 MiB over 10 MB/s", reduce, 840*time.Millisecond+40*time.Millisecond)
 }
 
+// TestLeavesAtOnce: ranks that have nothing to do leave as soon as their Init has returned,
+// while that of others has yet to hear from them.
+func TestLeavesAtOnce(t *testing.T) {
+	for seed := range uint64(20) {
+		res := disttest.Run(t, 3, func(context.Context, *dist.Group) error { return nil },
+			disttest.WithSeed(seed), disttest.WithLink(disttest.Link{Latency: time.Millisecond, Jitter: 50 * time.Millisecond}))
+		if err := res.Err(); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+		}
+	}
+}
+
 // TestSimulate runs where it is called: in real time, and in a bubble.
 func TestSimulate(t *testing.T) {
 	run := func(ctx context.Context) error {

@@ -165,7 +165,11 @@ func (s *star) lastOf(rank int) (seq uint64, known bool) {
 	s.asks.mu.Lock()
 	defer s.asks.mu.Unlock()
 	d := s.asks.parting[rank]
-	return d.Call.Seq, d.State != collective.DoingUnknown && d.Key == collective.KeyNumber(s.cfg.Key) && !isMessage(&d.Call)
+	seq = d.Call.Seq
+	if seq == 0 && d.State == collective.DoingEnded { // it has called nothing since the barrier that forms the group
+		seq = 1
+	}
+	return seq, d.State != collective.DoingUnknown && d.Key == collective.KeyNumber(s.cfg.Key) && !isMessage(&d.Call)
 }
 
 // words are what this rank says when it leaves.
