@@ -73,3 +73,10 @@ func (s *serverLink) current() bool {
 	defer s.agent.mu.RUnlock()
 	return s.peer.life == s.id
 }
+
+// current says the same of a connection to the peer.
+func (l *link) current() bool {
+	l.agent.mu.RLock()
+	defer l.agent.mu.RUnlock()
+	return fingerprint(l.peer.life) == l.life
+}

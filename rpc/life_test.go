@@ -4,6 +4,8 @@ package rpc
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -121,6 +123,62 @@ func TestCallsBackWhileConnecting(t *testing.T) {
 	}
 	if _, err := call.Wait(t.Context()); err != nil {
 		t.Errorf("the call that was made before: %v", err)
+	}
+}
+
+// TestLostAsSoonAsConnected: another process takes the place of one between the welcome of
+// that one and the moment when those are told who wait for the connection. They get the new
+// one's.
+func TestLostAsSoonAsConnected(t *testing.T) {
+	server, begin, between := lives(t)
+	token, err := transport.ParseToken(agenttest.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := transport.Listen("127.0.0.1:0", token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+	accepted := make(chan *transport.Conn, 1)
+	first.Handle(proto, func(c *transport.Conn) { accepted <- c })
+	between[1].To(first.Addr())
+	worker := server.Peer("worker")
+	call := noop.Async(t.Context(), worker, struct{}{})
+	conn := <-accepted
+	defer conn.Close()
+	hello, err := readHello(conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello.release()
+	worker.mu.Lock() // who has connected is held up
+	unlock := sync.OnceFunc(worker.mu.Unlock)
+	defer unlock()
+	m := newOutgoing(frameWelcome, server, nil)
+	m.enc.Array(5)
+	m.enc.Uint(wireVersion)
+	m.enc.Text("worker")
+	m.enc.Int(1)
+	m.enc.Text("first")
+	m.enc.Uint(1 << 20)
+	err = errors.Join(m.finish(maxHead), m.write(conn, nil))
+	m.release(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agenttest.Eventually(t, "the server has connected", func() bool {
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		return len(server.links) == 1
+	})
+	second := begin()
+	if _, err := noop.Call(t.Context(), second.Peer("server"), struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
+	if _, err := call.Wait(t.Context()); err != nil {
+		t.Errorf("who waited for the connection: %v", err)
 	}
 }
 

@@ -118,13 +118,19 @@ func (p *Peer) connection(ctx context.Context, by time.Time) (*link, error) {
 }
 
 // dial connects for all who wait for that, whose patience differs. Where it failed with
-// a life of the peer's after which there is another, one may wait who called that one.
+// a life of the peer's after which there is another, or was connected to such a one, one
+// may wait who called the later one.
 func (p *Peer) dial(d *dialing) {
 	for again := true; again; {
 		before := p.numLives()
 		d.link, d.err = p.connect(p.agent.ctx)
 		p.mu.Lock()
-		if again = d.err != nil && p.numLives() != before; again {
+		if d.err == nil {
+			again = !d.link.current()
+		} else {
+			again = p.numLives() != before
+		}
+		if again {
 			p.mu.Unlock()
 		}
 	}
