@@ -43,9 +43,27 @@ func (n *Nodes) Cannot(ctx context.Context, token string, err error) {
 	})
 }
 
-// askWhoCannot has it told, once each, why a node that is waited for does not come.
+// askWhoCannot has it told, once each, why a node that is waited for does not come. When
+// the job runs, all that were waited for have come: what one said before is forgotten, lest
+// it be told when others are waited for.
 func (a *agent) askWhoCannot() {
-	if s := a.m.State(); s == nil || s.Phase != Gathering || len(s.Members) >= s.Min {
+	s := a.m.State()
+	if s == nil {
+		return
+	}
+	if s.Phase != Gathering {
+		if s.Phase == Running && !a.forgot {
+			a.forgot = true
+			a.running.Go(func() {
+				_ = a.link.call(a.ctx, a.link.timeout, func(ctx context.Context, s store.Store) error {
+					_, err := s.Delete(ctx, keyCannot)
+					return err
+				})
+			})
+		}
+		return
+	}
+	if a.forgot = false; len(s.Members) >= s.Min {
 		return
 	}
 	a.running.Go(func() {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 )
@@ -34,13 +35,24 @@ func TestCannot(t *testing.T) {
 			}
 		}
 	}
-	ask(State{Phase: Running, Min: 2}, false)
-	if out.Len() > 0 {
-		t.Errorf("while the job runs it says %q", out.String())
-	}
 	ask(State{Phase: Gathering, Min: 2}, true)
 	ask(State{Phase: Gathering, Min: 2}, true)
 	if want := regexp.MustCompile(`^cohort: a node that was to come cannot: \S+ \(pid \d+\) at [0-9:]+: no program  there\n$`); !want.MatchString(out.String()) {
 		t.Errorf("it says %q", out.String())
+	}
+	// That node has come since, and another one is waited for.
+	a.cannot = ""
+	out.Reset()
+	ask(State{Phase: Running, Min: 2}, false)
+	ask(State{Phase: Gathering, Min: 2}, false)
+	if out.Len() > 0 {
+		t.Errorf("after the job has run it says %q", out.String())
+	}
+	n.Cannot(t.Context(), "", errors.New("no disk"))
+	ask(State{Phase: Gathering, Min: 2}, true)
+	ask(State{Phase: Running, Min: 2}, false)
+	ask(State{Phase: Gathering, Min: 2}, false)
+	if want := "no disk\n"; !strings.HasSuffix(out.String(), want) || strings.Count(out.String(), "\n") != 1 {
+		t.Errorf("it says %q, want one line, %q", out.String(), want)
 	}
 }

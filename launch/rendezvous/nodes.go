@@ -59,6 +59,7 @@ type agent struct {
 	failure   *launch.Error // of the last attempt, if its ranks failed by themselves
 	said      string        // why the last round ended, as far as it has been said
 	cannot    string        // the last word of a node that could not come, as far as it has been said
+	forgot    bool          // such words, since the job runs
 	signal    error         // what asked this node to leave
 	result    Result
 	over      bool
