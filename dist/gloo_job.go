@@ -36,6 +36,7 @@ type glooJob struct {
 	apart     bool   // the launcher's store has a part for each start of the ranks
 	hostname  string // this machine's name
 	self      []byte // what it has said of itself in the store
+	before    []byte // what another process of its rank had said there, nil for nothing
 	agent     *agentWatch
 	box       *blackBox
 	stopDumps func()

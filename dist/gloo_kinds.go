@@ -40,7 +40,12 @@ func (j *glooJob) sayGo(ctx context.Context) error {
 		}
 	}
 	j.self = fmt.Appendf(nil, "pid %d on host %s, since %s", os.Getpid(), j.hostname, time.Now().Format(time.RFC3339Nano))
-	return j.keys.Set(ctx, goKey(j.rank), j.self)
+	before, err := peek(ctx, j.keys, goKey(j.rank))
+	for swapped := false; err == nil && !swapped; { // so that of two that come at once one knows of the other
+		j.before = before
+		before, swapped, err = j.keys.CompareAndSet(ctx, goKey(j.rank), before, j.self)
+	}
+	return err
 }
 
 // ownKey is a part of a store that remembers what this rank has set first.
@@ -59,16 +64,19 @@ func (o *ownKey) Set(ctx context.Context, key string, value []byte) error {
 // there before may be of an earlier start. Of ranks of PyTorch 1.13 those of another host
 // alone show themselves so.
 func (j *glooJob) twin(ctx context.Context, published *ownKey) error {
-	if v, err := peek(ctx, j.keys, goKey(j.rank)); err != nil || v == nil {
+	own, replaced := published.value.Load(), false
+	if own != nil { // looked at first: who publishes has said before whether it is Go's
+		v, err := peek(ctx, j.keys, j.pytorch.firstKey(j.rank))
+		replaced = err == nil && v != nil && !bytes.Equal(v, *own)
+	}
+	switch v, err := peek(ctx, j.keys, goKey(j.rank)); {
+	case err != nil || v == nil:
 		return nil
-	} else if !bytes.Equal(v, j.self) {
+	case !bytes.Equal(v, j.self):
 		return fmt.Errorf("another process came as rank %d, too (%.300q): %w", j.rank, v, errTwin)
-	}
-	own := published.value.Load()
-	if own == nil {
-		return nil
-	}
-	if v, err := peek(ctx, j.keys, j.pytorch.firstKey(j.rank)); err == nil && v != nil && !bytes.Equal(v, *own) {
+	case replaced && j.before != nil: // it has said so before this one, and published its own after
+		return fmt.Errorf("another process came as rank %d, too (%.300q, or one that runs PyTorch): %w", j.rank, j.before, errTwin)
+	case replaced:
 		return fmt.Errorf("another process came as rank %d, too, which runs PyTorch: %w", j.rank, errTwin)
 	}
 	return nil

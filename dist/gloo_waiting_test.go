@@ -108,6 +108,11 @@ func TestGlooTwins(t *testing.T) {
 		want          string
 	}{
 		"Go": {want: "another process came as rank 1, too (\"pid "},
+		"Go before": {want: "another process came as rank 1, too (\"pid 7\"", before: func(ctx context.Context, s store.Store) error {
+			return s.Set(ctx, goKey(1), []byte("pid 7"))
+		}, after: func(ctx context.Context, s store.Store) error {
+			return cmp.Or(s.Wait(ctx, pytorch2.firstKey(1)), s.Set(ctx, pytorch2.firstKey(1), []byte("its address")))
+		}},
 		"PyTorch first": {want: "a process that runs PyTorch came as rank 1 before", before: func(ctx context.Context, s store.Store) error {
 			return s.Set(ctx, pytorch2.firstKey(1), []byte("its address"))
 		}},
