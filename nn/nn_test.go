@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cohort-ml/cohort/tensor"
@@ -106,6 +107,24 @@ func TestNames(t *testing.T) {
 	}
 	if n := NumParams(public{(&Build{}).Empty(3, 4)}); n != 12 {
 		t.Errorf("NumParams is %d, want 12", n)
+	}
+}
+
+// TestNamesAtOnce: handlers of several calls may be the first to walk a model. The race
+// detector looks on.
+func TestNamesAtOnce(t *testing.T) {
+	for range 20 {
+		z := newZoo()
+		var walks sync.WaitGroup
+		for range 4 {
+			walks.Go(func() {
+				ps, bs := Parameters(z), Buffers(z)
+				if got := ps[0].Name() + " " + bs[0].Name(); got != "scale http_key" {
+					t.Errorf("the first names are %q", got)
+				}
+			})
+		}
+		walks.Wait()
 	}
 }
 

@@ -9,16 +9,23 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unicode"
 
 	"github.com/cohort-ml/cohort/tensor"
 )
 
+// naming is held by who gives names: handlers of several calls may walk one model.
+var naming sync.Mutex
+
 // Parameters returns every parameter of a model once, frozen ones included, in
 // the order of the fields, and gives each its name. It panics when a field that
-// is not exported holds a parameter or module. Names that are as they should be are
-// not written: once a model has been walked, several goroutines may do so at a time.
+// is not exported holds a parameter or module. Several goroutines may walk a model
+// at a time. Names that are as they should be are not written: others may read them
+// once it has been walked.
 func Parameters(model any) []*Parameter {
+	naming.Lock()
+	defer naming.Unlock()
 	var ps []*Parameter
 	walk(model, func(path string, v any) bool {
 		if p, ok := v.(*Parameter); ok {
@@ -34,8 +41,10 @@ func Parameters(model any) []*Parameter {
 }
 
 // Buffers returns every buffer of a model once, in the order of the fields,
-// and gives each its name.
+// and gives each its name. Several goroutines may walk a model at a time.
 func Buffers(model any) []*Buffer {
+	naming.Lock()
+	defer naming.Unlock()
 	var bs []*Buffer
 	walk(model, func(path string, v any) bool {
 		if b, ok := v.(*Buffer); ok {
