@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -161,6 +162,21 @@ func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 	return re.Rank, kindFailed, re.Cause.Error()
 }
 
+// owned returns an error that other calls have too as one of a call's own, which may add
+// to it whom it missed.
+func owned(err error) error {
+	switch e := err.(type) {
+	case *collective.TimeoutError:
+		own := *e
+		own.Missing = slices.Clone(e.Missing)
+		return &own
+	case *collective.RankError:
+		own := *e
+		return &own
+	}
+	return err
+}
+
 // again returns the error of an earlier call as that of a later one.
 func (cfg *Config) again(err error, c *collective.Call) error {
 	if err == collective.ErrClosed {
@@ -171,7 +187,7 @@ func (cfg *Config) again(err error, c *collective.Call) error {
 		later.Op, later.Seq = c.Op.String(), c.Seq
 		return &later
 	}
-	return fmt.Errorf("dist: %s: the group has failed before: %w", collective.Numbered(c.Op.String(), c.Seq), err)
+	return fmt.Errorf("dist: %s: the group has failed before: %w", collective.Numbered(c.Op.String(), c.Seq), owned(err))
 }
 
 // absent returns the error of a rank that could not be joined: a time-out

@@ -3,6 +3,8 @@
 package native
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -76,5 +78,22 @@ func TestAskedBeforeItComes(t *testing.T) {
 	asked.Wait()
 	if d := first.Ask(1, nil); d.ID != 2 {
 		t.Errorf("a rank that does 2 does %d", d.ID)
+	}
+}
+
+// TestErrorOfAnother: what ends one call ends others too, from another goroutine; whom
+// those have missed is said in an error of their own.
+func TestErrorOfAnother(t *testing.T) {
+	s := NewGoRanks(Config{Group: "test", Members: members(3), Timeout: time.Minute}, GoRanksOptions{})[1]
+	late := &collective.TimeoutError{Group: "test", Op: "recv", Cause: context.Canceled}
+	s.failed.Store(&failure{late}) // and the others have not been told yet
+	c := collective.Call{Op: collective.OpRecv, Seq: 1}
+	for what, err := range map[string]error{
+		"waits": s.troubleWithAll(t.Context(), &c, time.Now()), "comes": s.usable(&c),
+	} {
+		var own *collective.TimeoutError
+		if !errors.As(err, &own) || own == late || len(late.Missing) > 0 {
+			t.Errorf("who %s gets %v; the other error is %v", what, err, late)
+		}
 	}
 }

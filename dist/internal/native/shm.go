@@ -237,7 +237,7 @@ func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int, start t
 		if f.err == collective.ErrClosed {
 			return s.cfg.closed(c)
 		}
-		return f.err
+		return owned(f.err)
 	}
 	if s.seg.block(peer).left.Load() != 0 {
 		return s.faultError(c, peer, kindLeft, "")
