@@ -48,12 +48,13 @@ func part(name string) nn.Module {
 
 // serve offers a part to the others.
 func serve(model nn.Module) rpc.Option {
+	params := nn.Parameters(model) // has their names given before calls come, side by side
 	return rpc.Options(autograd.Enable(),
 		rpc.Serve(Forward, func(ctx context.Context, x *tensor.Tensor) (*tensor.Tensor, error) {
 			return autograd.Ctx(ctx).Call(model, x), nil
 		}),
 		rpc.Serve(Params, func(ctx context.Context, _ struct{}) ([]*rpc.RRef[*nn.Parameter], error) {
-			return autograd.Refs(rpc.AgentOf(ctx), nn.Parameters(model)), nil
+			return autograd.Refs(rpc.AgentOf(ctx), params), nil
 		}))
 }
 

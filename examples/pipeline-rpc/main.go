@@ -48,6 +48,7 @@ func half(stage string) nn.Module {
 // serve offers a part of the model to the trainer. A stage takes the calls as they come,
 // one after the other: the parts of a batch are in one order everywhere.
 func serve(model nn.Module) rpc.Option {
+	params := nn.Parameters(model) // has their names given before calls come, side by side
 	return rpc.Options(autograd.Enable(),
 		rpc.Serve(Forward, func(ctx context.Context, in *rpc.RRef[*tensor.Tensor]) (*tensor.Tensor, error) {
 			defer in.Release()
@@ -58,7 +59,7 @@ func serve(model nn.Module) rpc.Option {
 			return autograd.Ctx(ctx).Call(model, x), nil
 		}, rpc.Concurrency(1)),
 		rpc.Serve(Params, func(ctx context.Context, _ struct{}) ([]*rpc.RRef[*nn.Parameter], error) {
-			return autograd.Refs(rpc.AgentOf(ctx), nn.Parameters(model)), nil
+			return autograd.Refs(rpc.AgentOf(ctx), params), nil
 		}))
 }
 

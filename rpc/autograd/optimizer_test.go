@@ -29,7 +29,9 @@ var (
 type stage struct{ model *nn.Linear }
 
 func newStage(rank int) *stage {
-	return &stage{&nn.Linear{Weight: param(rank, 4, 4), Bias: param(100+rank, 4)}}
+	s := &stage{&nn.Linear{Weight: param(rank, 4, 4), Bias: param(100+rank, 4)}}
+	nn.Parameters(s.model) // which names them: before several handlers use them
+	return s
 }
 
 func (s *stage) forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return c.Call(s.model, x).Tanh() }
