@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/rpc"
@@ -64,14 +63,8 @@ func run(ctx context.Context, forward func(c *nn.Ctx) []*tensor.Tensor) (y []*te
 	return y, nil
 }
 
-// naming is held while a module is walked, which gives its parameters their names.
-var naming sync.Mutex
-
 func serveParameters(ctx context.Context, m nn.Module, _ struct{}) ([]*rpc.RRef[*nn.Parameter], error) {
-	naming.Lock()
-	params := nn.Parameters(m)
-	naming.Unlock()
-	return autograd.Refs(rpc.AgentOf(ctx), params), nil
+	return autograd.Refs(rpc.AgentOf(ctx), nn.Parameters(m)), nil
 }
 
 // Module is a module whose forward runs in another process.
