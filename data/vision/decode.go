@@ -8,7 +8,6 @@ import (
 	"image"
 	"image/color"
 	"image/jpeg"
-	"image/png"
 	"io"
 )
 
@@ -35,8 +34,6 @@ func decodeStandard(file []byte) (Image, error) {
 	switch {
 	case bytes.HasPrefix(file, []byte("\xff\xd8")):
 		return decodeWith(file, jpeg.DecodeConfig, jpeg.Decode)
-	case bytes.HasPrefix(file, []byte("\x89PNG\r\n\x1a\n")):
-		return decodeWith(file, png.DecodeConfig, png.Decode)
 	case len(file) == 0:
 		return Image{}, fmt.Errorf("vision: the file is empty")
 	}

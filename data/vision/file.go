@@ -14,6 +14,7 @@ import (
 
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/internal/jpeg"
+	"github.com/cohort-ml/cohort/internal/png"
 )
 
 const (
@@ -27,10 +28,17 @@ type file struct {
 	path          string
 	bytes         []byte
 	width, height int
-	decoded       *Image // of what is not decoded in parts
+	codec         codec  // of the file; nil for what is not decoded in parts
+	decoded       *Image // of that
 	jpeg          jpeg.Decoder
+	png           png.Decoder
 	pixels        []byte
 	scaler        scaler
+}
+
+// codec decodes a part of the file that it has opened.
+type codec interface {
+	Decode(dst []byte, x, y, width, height int) error
 }
 
 // files are at hand for whoever decodes: as many as there are workers.
@@ -69,11 +77,19 @@ func (f *file) load(path string) error {
 	return err
 }
 
-// header finds the size. What is no usual JPEG is decoded here.
+// header finds the size. A JPEG of a rare kind is decoded here.
 func (f *file) header() (err error) {
+	if bytes.HasPrefix(f.bytes, []byte(png.Magic)) {
+		f.codec = &f.png
+		if f.width, f.height, err = f.png.Open(f.bytes); err != nil {
+			return err
+		}
+		return checkSize(f.width, f.height)
+	}
 	if bytes.HasPrefix(f.bytes, []byte("\xff\xd8")) {
 		f.width, f.height, err = f.jpeg.Open(f.bytes)
 		if err == nil {
+			f.codec = &f.jpeg
 			return checkSize(f.width, f.height)
 		}
 		if !errors.Is(err, jpeg.ErrUnsupported) {
@@ -102,7 +118,7 @@ func (f *file) decode(part rectangle, buffer []byte) (Image, error) {
 		return crop(*f.decoded, part), nil
 	}
 	img := Image{part.width, part.height, 3, sized(buffer, 3*part.width*part.height)}
-	if err := f.jpeg.Decode(img.Pix, part.x, part.y, part.width, part.height); err != nil {
+	if err := f.codec.Decode(img.Pix, part.x, part.y, part.width, part.height); err != nil {
 		return Image{}, &Error{f.path, "", err}
 	}
 	return img, nil
@@ -129,7 +145,7 @@ func (f *file) render(v view) (Image, error) {
 // free hands the memory back.
 func (f *file) free() {
 	f.decoded = nil
-	if cap(f.bytes)+cap(f.pixels)+cap(f.scaler.rows) < largeScratch {
+	if cap(f.bytes)+cap(f.pixels)+cap(f.scaler.rows)+f.png.Held() < largeScratch {
 		files.Put(f)
 	}
 }
