@@ -90,6 +90,9 @@ type backprop struct {
 	crosses bool
 	keep    []int // nodes of losses, whose values stay
 	err     error
+	// within: the walk is a part of another's visit to a node, whose operands it
+	// ends at. Their hooks are the other walk's to run.
+	within bool
 }
 
 func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opts []BackwardOption) *backprop {
@@ -190,7 +193,7 @@ func (b *backprop) visit(i int, g *Tensor, stop func(int, *Tensor) bool) error {
 		fail("backward", []*Tensor{n.out}, "the value crossed to or from another tape, where this pass does not go; "+
 			"what was sent or received by RPC is differentiated by Backward of its autograd.Context")
 	}
-	if g != nil && len(n.hooks) > 0 {
+	if g != nil && len(n.hooks) > 0 && !b.within {
 		g = b.hook(n, g)
 	}
 	switch {
@@ -337,7 +340,7 @@ func (b *backprop) rows(i int) (RowLeaf, bool) {
 // composite differentiates a fused operation through its definition, for a
 // graph of the backward: compute is run again on the operation's inputs and recorded.
 func (b *backprop) composite(g *Tensor, compute func() *Tensor) {
-	inner := &backprop{ctx: b.ctx, tape: b.tape, create: true, retain: true}
+	inner := &backprop{ctx: b.ctx, tape: b.tape, create: true, retain: true, within: true}
 	out := compute()
 	inner.grads = make([]*Tensor, out.node+1)
 	inner.hold(out.node, g)

@@ -3,6 +3,7 @@
 package tensor
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 )
@@ -46,4 +47,107 @@ func TestAHookOnALeafSeesItsWholeGradient(t *testing.T) {
 	if got := sink.grad.Float32s(); calls != 1 || !slices.Equal(got, []float32{8, 8, 8, 8}) {
 		t.Errorf("gradient %v after %d calls, want 8 after 1", got, calls)
 	}
+}
+
+// TestHooksRunOnceInEveryPass puts a hook that multiplies by ten on the operands
+// of every operation, and asks for the gradients in every way: they are ten times
+// what they are without hooks, and each hook has run once in a pass.
+func TestHooksRunOnceInEveryPass(t *testing.T) {
+	type pass func(loss *Tensor, leaves []*Tensor, sinks []*collector) ([]*Tensor, error)
+	backward := func(opts ...BackwardOption) pass {
+		return func(loss *Tensor, _ []*Tensor, sinks []*collector) ([]*Tensor, error) {
+			err := loss.Backward(t.Context(), opts...)
+			grads := make([]*Tensor, len(sinks))
+			for i, s := range sinks {
+				if s.holds {
+					grads[i], s.grad, s.holds = s.grad, nil, false
+				}
+			}
+			return grads, err
+		}
+	}
+	grad := func(opts ...BackwardOption) pass {
+		return func(loss *Tensor, leaves []*Tensor, _ []*collector) ([]*Tensor, error) {
+			return loss.Grad(t.Context(), nil, leaves, opts...)
+		}
+	}
+	ways := []struct {
+		name      string
+		creates   bool
+		recompute bool
+		passes    int
+		pass      pass
+	}{
+		{"backward", false, false, 1, backward()},
+		{"retain", false, false, 2, backward(RetainGraph())},
+		{"create", true, false, 2, backward(CreateGraph())},
+		{"grad", false, false, 2, grad()},
+		{"grad create", true, false, 2, grad(CreateGraph())},
+		{"recompute", false, true, 1, backward()},
+		{"recompute retain", false, true, 2, backward(RetainGraph())},
+		{"recompute grad", false, true, 2, grad()},
+	}
+	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
+		for _, way := range ways {
+			if way.creates && c.once != "" {
+				continue
+			}
+			// run returns the gradients of each pass, and how often each hook has run.
+			run := func(hooked bool) (all [][]*Tensor, calls []int) {
+				tp := NewTape(true)
+				defer tp.Close()
+				leaves, sinks, operands := make([]*Tensor, len(in)), make([]*collector, len(in)), make([]*Tensor, len(in))
+				calls = make([]int, len(in))
+				for i, x := range in {
+					sinks[i] = &collector{shape: x.shape}
+					leaves[i] = tp.Watch(x, sinks[i])
+					operands[i] = leaves[i].MulScalar(1)
+					if hooked {
+						operands[i].OnGrad(func(g *Tensor) *Tensor { calls[i]++; return g.MulScalar(10) })
+					}
+				}
+				apply := func(in []*Tensor) []*Tensor { return []*Tensor{c.apply(in)} }
+				var loss *Tensor
+				if way.recompute {
+					loss = tp.Recompute(operands, apply)[0]
+				} else {
+					loss = apply(operands)[0]
+				}
+				loss = loss.Mul(tp.Const(Full(0.5, loss.shape...))).Sum()
+				for range way.passes {
+					grads, err := way.pass(loss, leaves, sinks)
+					if err != nil {
+						t.Fatal(way.name, err)
+					}
+					for i, g := range grads {
+						if g != nil {
+							grads[i] = g.Detach().Clone().Keep()
+						}
+					}
+					all = append(all, grads)
+				}
+				return all, calls
+			}
+			plain, _ := run(false)
+			hooked, calls := run(true)
+			for pass := range way.passes {
+				for i, want := range plain[pass] {
+					got := hooked[pass][i]
+					if want == nil || got == nil {
+						if want != got {
+							t.Errorf("%s, pass %d, operand %d: gradient %v, without hooks %v", way.name, pass, i, got, want)
+						}
+						continue
+					}
+					compareValues(t, fmt.Sprintf("%s, pass %d, operand %d: the gradient behind a hook", way.name, pass, i),
+						got.Float32s(), widen(want.MulScalar(10).Float32s()), 1e-4)
+				}
+			}
+			for i, n := range calls {
+				if want := way.passes; n != want && plain[0][i] != nil {
+					t.Errorf("%s: the hook of operand %d ran %d times in %d passes", way.name, i, n, want)
+				}
+			}
+		}
+	})
 }
