@@ -93,12 +93,14 @@ type backprop struct {
 	// within: the walk is a part of another's visit to a node, whose operands it
 	// ends at. Their hooks are the other walk's to run.
 	within bool
+	// born is the age of what the pass makes; see storage.
+	born uint64
 }
 
 func (t *Tensor) startBackward(ctx context.Context, op string, seed *Tensor, opts []BackwardOption) *backprop {
 	t.check(op)
 	t.wantGradient(op)
-	b := &backprop{ctx: ctx, tape: t.tape, grads: make([]*Tensor, t.node+1)}
+	b := &backprop{ctx: ctx, tape: t.tape, grads: make([]*Tensor, t.node+1), born: t.tape.scope.born}
 	for _, o := range opts {
 		o(b)
 	}
@@ -159,6 +161,11 @@ func (b *backprop) runTo(root, lowest int, stop func(node int, g *Tensor) bool) 
 	recording := tp.recording
 	tp.recording = b.create
 	defer func() { tp.recording = recording }()
+	if b.retain && !b.create {
+		// What one pass leaves, the next would leave again: nothing until Close.
+		mark := len(tp.scope.live)
+		defer func() { tp.scope.sweep(min(mark, len(tp.scope.live))) }()
+	}
 
 	for i := root; i >= lowest; i-- {
 		if b.crosses && len(tp.crossings[i]) > 0 {
@@ -265,13 +272,15 @@ func (b *backprop) hold(node int, g *Tensor) {
 	b.grads[node] = g
 }
 
-// release drops one hold on a storage of the tape, and frees it with the last.
+// release drops one hold on a storage of the tape, and frees it with the last. A
+// pass that keeps the graph frees what it has made itself, unless that is part of a
+// graph of its own.
 func (b *backprop) release(s *storage) {
 	if s.scope != b.tape.scope {
 		return
 	}
 	s.owners--
-	if s.owners == 0 && !b.retain {
+	if s.owners == 0 && (!b.retain || !b.create && s.born >= b.born) {
 		s.free()
 	}
 }

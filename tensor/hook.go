@@ -21,6 +21,14 @@ func (t *Tensor) OnGrad(fn func(g *Tensor) *Tensor) {
 	n.hooks = append(n.hooks, fn)
 }
 
+// keepForeign sees to a gradient that comes from outside the package: what was
+// there before the pass is neither added to nor freed by it.
+func (b *backprop) keepForeign(g *Tensor) {
+	if g.storage.born < b.born {
+		b.tape.own(g.storage)
+	}
+}
+
 // hook runs the hooks of a node; the pass holds what it returns as it held g.
 func (b *backprop) hook(n *node, g *Tensor) *Tensor {
 	hooks, out := n.hooks, n.out // the hooks may record, which moves the nodes
@@ -33,6 +41,7 @@ func (b *backprop) hook(n *node, g *Tensor) *Tensor {
 			fail("on grad", []*Tensor{out, next}, "the hook's gradient must have the value's shape")
 		}
 		next = next.To(out.dtype)
+		b.keepForeign(next)
 		b.tape.own(next.storage)
 		b.release(g.storage)
 		g = next

@@ -151,3 +151,29 @@ func TestHooksRunOnceInEveryPass(t *testing.T) {
 		}
 	})
 }
+
+// A hook may return a value that was there before the pass, in every pass and for
+// several values. It stays as it is.
+func TestAHookReturnsAValueOfTheTape(t *testing.T) {
+	for _, opts := range [][]BackwardOption{nil, {RetainGraph()}} {
+		tp := NewTape(true)
+		sink := &collector{shape: []int{2}}
+		x := tp.Watch(Full(1, 2), sink)
+		seven := tp.Const(Full(3.5, 2)).MulScalar(2)
+		a, b := x.MulScalar(1), x.MulScalar(1)
+		for _, y := range []*Tensor{a, b} {
+			y.OnGrad(func(*Tensor) *Tensor { return seven })
+		}
+		loss := a.Add(b.AddScalar(1)).Sum()
+		for pass := range 1 + len(opts) {
+			if err := loss.Backward(t.Context(), opts...); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := sink.grad.Float32s()[0], 14*float32(pass+1); got != want {
+				t.Errorf("pass %d: gradient %v, want %v", pass, got, want)
+			}
+		}
+		wantFloats(t, "the hook's value", seven, 7, 7)
+		tp.Close()
+	}
+}

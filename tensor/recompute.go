@@ -115,7 +115,7 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 		}
 	}
 
-	inner := &backprop{ctx: b.ctx, tape: tp, retain: b.retain, grads: make([]*Tensor, len(tp.nodes))}
+	inner := &backprop{ctx: b.ctx, tape: tp, retain: b.retain, born: b.born, grads: make([]*Tensor, len(tp.nodes))}
 	s.grads[0] = g
 	if len(outs) != len(s.grads) {
 		fail("recompute backward", s.inputs, "the second run gave %d results, the first %d", len(outs), len(s.grads))
@@ -140,7 +140,7 @@ func (s *segment) backward(b *backprop, g *Tensor) {
 		return found
 	})
 	for i := base; i < len(tp.nodes); i++ {
-		inner.consume(i, false) // those that no gradient reached
+		inner.consume(i, false) // those that no gradient reached, and all of a graph that is kept
 	}
 	clear(tp.nodes[base:])
 	tp.nodes = tp.nodes[:base]

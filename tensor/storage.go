@@ -17,6 +17,7 @@ type storage struct {
 	mem     device.Memory
 	scope   *scope
 	owners  int    // tape nodes and pending gradients that hold it
+	born    uint64 // its place in the order in which its scope's were made
 	version uint32 // counts writes in place
 	freed   bool
 	cleanup runtime.Cleanup // of what is left to the collector
@@ -25,8 +26,9 @@ type storage struct {
 func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
 	s := &storage{dev: dev, mem: memory(dev, size, shared)}
 	if sc != nil && !sc.closed {
-		s.scope = sc
+		s.scope, s.born = sc, sc.born
 		sc.live = append(sc.live, s)
+		sc.born++
 	} else {
 		s.leaveToCollector()
 	}
@@ -74,7 +76,8 @@ func (s *storage) free() {
 // scope owns the storages made under one tape.
 type scope struct {
 	live   []*storage
-	closed bool // what is made from now on is left to the collector
+	born   uint64 // how many were made
+	closed bool   // what is made from now on is left to the collector
 }
 
 // release frees everything. It is the tape's Close, or its cleanup when it

@@ -249,6 +249,7 @@ func Record(op string, out *Tensor, inputs, saves []*Tensor,
 		}
 		for i, gi := range grads {
 			if gi != nil && b.needs(i) {
+				b.keepForeign(gi)
 				b.give(i, gi)
 			}
 		}

@@ -409,3 +409,63 @@ func TestValuesUnderAClosedTapeAreTheCollectors(t *testing.T) {
 		t.Errorf("got %v", y)
 	}
 }
+
+// TestPassesThatKeepTheGraphKeepNothingElse: what a pass of RetainGraph or Grad
+// makes on its way is freed on the way, with and without parts that are recomputed.
+func TestPassesThatKeepTheGraphKeepNothingElse(t *testing.T) {
+	const size, layers = 1 << 10, 50
+	for _, recompute := range []bool{false, true} {
+		tp := NewTape(true)
+		sink := &collector{shape: []int{size}}
+		x := tp.Watch(Full(0.5, size), sink)
+		most := int64(0)
+		layer := func(h *Tensor) *Tensor {
+			y := h.GELU().Mul(h).AddScalar(0.1)
+			y.OnGrad(func(*Tensor) *Tensor { most = max(most, tp.LiveBytes()); return nil })
+			return y
+		}
+		h := x
+		for range layers {
+			if recompute {
+				h = tp.Recompute([]*Tensor{h}, func(in []*Tensor) []*Tensor { return []*Tensor{layer(layer(in[0]))} })[0]
+			} else {
+				h = layer(h)
+			}
+		}
+		loss := h.Sum()
+		forward := tp.LiveBytes()
+		want := []float32(nil)
+		for pass := range 6 {
+			results := int64(0)
+			if pass%2 == 0 {
+				if err := loss.Backward(t.Context(), RetainGraph()); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				grads, err := loss.Grad(t.Context(), nil, []*Tensor{x})
+				if err != nil {
+					t.Fatal(err)
+				}
+				sink.grad.CopyFrom(grads[0])
+				results = 4 * size
+				forward += results
+			}
+			if got := sink.grad.Float32s(); want == nil {
+				want = got
+			} else if !slices.Equal(got, want) {
+				t.Errorf("pass %d: gradient %v, the first was %v", pass, got[0], want[0])
+			}
+			sink.holds = false
+			if got := tp.LiveBytes(); got != forward {
+				t.Errorf("recompute %v: pass %d left %d bytes more", recompute, pass, got-forward)
+			}
+			if limit := forward + 20*4*size; most > limit {
+				t.Errorf("recompute %v: pass %d had %d bytes, want at most %d", recompute, pass, most, limit)
+			}
+		}
+		if n := len(tp.scope.live); n > 10*layers {
+			t.Errorf("the tape lists %d values", n)
+		}
+		tp.Close()
+	}
+}
