@@ -5,7 +5,6 @@ package tokenizer
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"unicode/utf8"
 )
 
@@ -28,7 +27,7 @@ func newCharTokenizer(names []string, merges []merge, f front) (*Tokenizer, erro
 			return nil, err
 		}
 		ids[name] = uint32(id)
-		t.tokens[id] = []byte(strings.ReplaceAll(name, mark, " "))
+		t.tokens[id] = f.textOf(name)
 		if r, n := utf8.DecodeRuneInString(name); n == len(name) && (r != utf8.RuneError || n > 1) {
 			t.chars[r] = uint32(id)
 		}
@@ -37,7 +36,6 @@ func newCharTokenizer(names []string, merges []merge, f front) (*Tokenizer, erro
 		t.byteID[b] = none
 		if id, ok := ids[byteName(byte(b))]; ok && f.byteFallback {
 			t.byteID[b] = id
-			t.tokens[id] = []byte{byte(b)}
 		}
 	}
 	for b := range t.ascii {

@@ -30,7 +30,10 @@ type front struct {
 	unkToken     string
 	before       []int64 // put around a text by EncodeInput
 	after        []int64
-	strip        bool // decoding takes off one space
+	marks        bool         // the normalizer makes spaces marks: added tokens that are normalized see it
+	strip        bool         // decoding takes off one space
+	spellsBytes  bool         // decoding makes bytes of tokens such as <0x41>
+	steps        []decodeStep // nil if decoding is the concatenation of what tokens stand for
 
 	// As the file has them, for Write. All nil in a tokenizer that was trained.
 	normalizer, preTokenizer, postProcessor, decoder json.RawMessage
@@ -149,7 +152,7 @@ func (f *front) parseNormalizer(d *document) error {
 		case c.Type == "Prepend" && c.Prepend == mark && i == 0:
 			f.lead = leadAlways
 		case c.Type == "Replace" && c.Pattern != nil && c.Pattern.String != nil && *c.Pattern.String == " " && c.Content == mark:
-			f.replace = true
+			f.replace, f.marks = true, true
 		default:
 			return formatErr(field, "%s is not supported: only Prepend of %q and Replace of a space by it", c.Type, mark)
 		}
@@ -231,12 +234,9 @@ func (f *front) parseMetaspace(c component) error {
 	if c.Replacement != mark {
 		return formatErr(field, "replacement is %q, only %q is supported", c.Replacement, mark)
 	}
-	scheme := "always"
-	if !isTrue(c.AddPrefixSpace, true) {
-		scheme = "never"
-	}
-	if c.PrependScheme != nil {
-		scheme = *c.PrependScheme
+	scheme, err := c.prependScheme(field)
+	if err != nil {
+		return err
 	}
 	if f.lead != leadNone && scheme != "never" {
 		return formatErr(field, "Metaspace that prepends after a normalizer that does is not supported")
@@ -246,15 +246,30 @@ func (f *front) parseMetaspace(c component) error {
 		f.lead = leadUnlessSpace
 	case "first":
 		f.lead, f.leadFirst = leadUnlessSpace, true
-	case "never":
-	default:
-		return formatErr(field, "prepend_scheme %q is not known", scheme)
 	}
 	f.chars, f.replace, f.split = true, true, splitChars
 	if isTrue(c.Split, true) {
 		f.split = splitEachMark
 	}
 	return nil
+}
+
+// prependScheme is where a Metaspace puts a mark before a text: always, first or
+// never.
+func (c component) prependScheme(field string) (string, error) {
+	scheme := "always"
+	if c.PrependScheme != nil {
+		scheme = *c.PrependScheme
+	}
+	switch {
+	case scheme != "always" && scheme != "first" && scheme != "never":
+		return "", formatErr(field, "prepend_scheme %q is not known", scheme)
+	case isTrue(c.AddPrefixSpace, true):
+		return scheme, nil
+	case c.PrependScheme != nil && scheme != "never":
+		return "", formatErr(field, "add_prefix_space is false and prepend_scheme is %q: they contradict each other", scheme)
+	}
+	return "never", nil
 }
 
 func (f *front) parsePostProcessor(d *document) error {
@@ -294,33 +309,6 @@ func (f *front) parsePostProcessor(d *document) error {
 			}
 		default:
 			return formatErr(field, "%s is not supported: only ByteLevel and TemplateProcessing", c.Type)
-		}
-	}
-	return nil
-}
-
-func (f *front) parseDecoder(d *document) error {
-	const field = "decoder"
-	parts, err := parseComponent(field, d.Decoder)
-	if err != nil {
-		return err
-	}
-	for _, c := range parts {
-		switch c.Type {
-		case "ByteLevel", "ByteFallback", "Fuse":
-		case "Replace":
-			if c.Pattern == nil || c.Pattern.String == nil || *c.Pattern.String != mark || c.Content != " " {
-				return formatErr(field, "only Replace of %q by a space is supported", mark)
-			}
-		case "Strip":
-			if c.Content != " " || c.Start > 1 || c.Stop != 0 {
-				return formatErr(field, "only Strip of one space at the beginning is supported")
-			}
-			f.strip = c.Start == 1
-		case "Metaspace":
-			f.strip = f.lead != leadNone
-		default:
-			return formatErr(field, "%s is not supported", c.Type)
 		}
 	}
 	return nil

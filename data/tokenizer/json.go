@@ -261,7 +261,7 @@ func (d *document) tokenizer() (*Tokenizer, error) {
 				return nil, formatErr("model.unk_token", "%q is not in the vocabulary", f.unkToken)
 			}
 			t.unk = uint32(id)
-			t.tokens[id] = []byte(f.unkToken)
+			t.tokens[id] = f.textOf(f.unkToken)
 			t.maxLen = max(t.maxLen, len(f.unkToken))
 		}
 	}
@@ -395,14 +395,7 @@ func (m *model) mergeList() ([]merge, error) {
 func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 	next := int64(len(vocab)) // the id that the Hugging Face library gives to a new token
 	seen := make(map[string]bool, len(list))
-	// Tokens that begin with a space: the library finds them also where another
-	// has taken that space already.
-	spaced := make(map[bool]string)
-	for _, a := range list {
-		if r, _ := utf8.DecodeRuneInString(a.Content); int(r) < len(t.kinds) && t.kinds[r] == kindSpace {
-			spaced[a.Normalized] = a.Content
-		}
-	}
+	patterns := make(map[string]string)
 	for i, a := range list {
 		field := fmt.Sprintf("added_tokens[%d]", i)
 		want, inModel := vocab[a.Content]
@@ -415,10 +408,8 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 			return formatErr(field, "%q is not UTF-8", a.Content)
 		case seen[a.Content]:
 			return formatErr(field, "%q is there twice", a.Content)
-		case a.Normalized && t.front.replace && (strings.ContainsAny(a.Content, " "+mark) || a.LStrip || a.RStrip):
-			return formatErr(field, "%q has or takes spaces and is looked for after normalization, which is not supported", a.Content)
-		case spaced[a.Normalized] != "" && a.RStrip:
-			return formatErr(field, "%q takes the spaces after it, with which %q begins, which is not supported", a.Content, spaced[a.Normalized])
+		case a.Normalized && patterns[t.front.normalized(a)] != "":
+			return formatErr(field, "%q and %q are the same after normalization", a.Content, patterns[t.front.normalized(a)])
 		case !inModel:
 			want = next
 			next++
@@ -430,20 +421,23 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 			return formatErr(field, "id %d, at most %d are supported", a.ID, MaxVocab-1)
 		}
 		seen[a.Content] = true
+		if a.Normalized {
+			patterns[t.front.normalized(a)] = a.Content
+		}
 		for a.ID >= int64(len(t.tokens)) {
 			t.tokens = append(t.tokens, nil)
 		}
 		if !inModel && t.tokens[a.ID] != nil {
 			return formatErr(field, "id %d is that of %q as well", a.ID, t.tokens[a.ID])
 		}
-		// A name of the model's that is bytes as they are spelled decodes to them.
-		if t.names != nil || t.tokens[a.ID] == nil {
-			t.tokens[a.ID] = []byte(a.Content)
-		}
-		t.maxLen = max(t.maxLen, len(a.Content))
+		// What it is looked for as is what it is decoded from.
+		t.tokens[a.ID] = t.front.textOf(t.front.normalized(a))
+		t.maxLen = max(t.maxLen, len(t.tokens[a.ID]))
 	}
 	t.added = newAddedTokens(list, len(t.tokens), &t.front)
+	t.added.overlap = t.added.overlaps(t.kinds)
 	t.canCut = t.cuts()
+	t.setSpelled()
 	return nil
 }
 

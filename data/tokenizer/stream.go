@@ -3,6 +3,7 @@
 package tokenizer
 
 import (
+	"math"
 	"unicode/utf8"
 )
 
@@ -12,8 +13,9 @@ type Stream struct {
 	t      *Tokenizer
 	inside bool // an added token is not what was last, nor is this the beginning
 	begun  bool
-	prev   rune // the last character that was encoded
-	apart  bool // a token that is looked for in the text as it is was last: for the others a text begins
+	prev   rune   // the last character that was encoded
+	blind  [2]int // bytes to come in which no token is looked for: of those in the text as it is, of the others
+	apart  bool   // a token that is looked for in the text as it is was last: for the others a text begins
 }
 
 // NewStream starts a text.
@@ -28,20 +30,32 @@ func (s *Stream) Append(dst []int64, text []byte, limit int, final bool) ([]int6
 	e := s.t.encoders.Get().(*encoder)
 	defer s.t.encoders.Put(e)
 	a := &s.t.added
-	pos := 0
-	for pos < len(text) && len(dst) < limit {
-		outer := a.plain.find(a, s.t.kinds, text, pos, final, s.prev)
-		closed := final || outer.token >= 0
-		var n int
-		dst, n = s.piece(e, dst, text[pos:outer.start], limit, closed)
-		pos += n
+	if a.overlap { // all at once, for what is found may begin in what was taken
+		if !final {
+			return dst, 0
+		}
+		limit = math.MaxInt
+	}
+	pos, next, prev := 0, s.blind[0], s.prev
+	for (pos < len(text) || next < pos) && len(dst) < limit {
+		outer := a.plain.find(a, s.t.kinds, text, next, pos, len(text), final, prev)
+		if pos < outer.start {
+			var n int
+			closed := final || outer.token >= 0
+			dst, n = s.piece(e, dst, a.plain.sure(s.t.kinds, text[pos:outer.start], closed), limit, closed)
+			pos += n
+		}
 		if pos < outer.start || outer.token < 0 || len(dst) >= limit {
 			break
 		}
-		dst = s.special(dst, outer.token, text[:outer.stop])
-		s.apart = true
-		pos = outer.stop
+		s.blind[1] = 0
+		if outer.start < outer.stop {
+			dst = s.special(dst, outer.token, text[:outer.stop])
+			s.apart = true
+		}
+		pos, next = outer.stop, a.goOn(outer)
 	}
+	s.blind[0] = a.plain.blind(a, s.t.kinds, text, next, pos, final, prev)
 	return dst, pos
 }
 
@@ -59,40 +73,47 @@ func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed b
 	if a.normal == nil || a.normal.num == 0 {
 		return s.words(e, dst, text, limit, closed)
 	}
-	pos, prev := 0, s.prev
+	pos, next, prev := 0, s.blind[1], s.prev
 	if s.apart {
 		prev = 0
 	}
 	// A mark that normalization puts before the text may be a token's own.
 	lead := s.t.front.lead == leadAlways
 	if lead && !s.inside && len(text) > 0 {
-		first := a.leading.find(a, s.t.kinds, text, 0, closed, prev)
+		first := a.leading.find(a, s.t.kinds, text, 0, 0, 1, closed, prev)
 		switch {
 		case first.start > 0:
+			next = max(next, first.next)
 		case first.token < 0:
 			return dst, 0
 		default:
 			dst = s.special(dst, first.token, text[:first.stop])
 			s.inside = true
-			pos = first.stop
+			pos, next = first.stop, a.goOn(first)
 		}
 	}
-	for pos < len(text) && len(dst) < limit {
-		inner := a.normal.find(a, s.t.kinds, text, pos, closed, prev)
-		var n int
+	for (pos < len(text) || next < pos) && len(dst) < limit {
+		inner := a.normal.find(a, s.t.kinds, text, next, pos, len(text), closed, prev)
 		if lead && !s.inside && inner.start == 0 && inner.token >= 0 {
 			dst = appendIDs(dst, e.word([]byte{' '})) // the mark alone
 			s.inside, s.begun, s.apart = true, true, false
 		}
-		dst, n = s.words(e, dst, text[pos:inner.start], limit, closed || inner.token >= 0)
-		pos += n
+		if pos < inner.start {
+			var n int
+			closed := closed || inner.token >= 0
+			dst, n = s.words(e, dst, a.normal.sure(s.t.kinds, text[pos:inner.start], closed), limit, closed)
+			pos += n
+		}
 		if pos < inner.start || inner.token < 0 || len(dst) >= limit {
 			break
 		}
-		dst = s.special(dst, inner.token, text[:inner.stop])
-		s.inside = lead // what follows belongs to the same normalized text
-		pos = inner.stop
+		if inner.start < inner.stop {
+			dst = s.special(dst, inner.token, text[:inner.stop])
+			s.inside = lead // what follows belongs to the same normalized text
+		}
+		pos, next = inner.stop, a.goOn(inner)
 	}
+	s.blind[1] = a.normal.blind(a, s.t.kinds, text, next, pos, closed, prev)
 	return dst, pos
 }
 

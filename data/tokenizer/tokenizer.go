@@ -41,6 +41,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"sync"
 )
 
@@ -55,22 +56,23 @@ const none = 1<<32 - 1
 
 // Tokenizer is a trained or loaded vocabulary with its merges.
 type Tokenizer struct {
-	tokens [][]byte    // by id, the bytes it stands for; nil where no token has the id
-	names  []string    // by id, of the model's vocabulary in characters; nil over bytes
-	model  int         // ids below it may be of the model; the others are added tokens
-	byteID [256]uint32 // the token of each single byte, none if it has none
-	chars  map[rune]uint32
-	ascii  [128]uint32       // chars, of ASCII
-	whole  map[string]uint32 // tokens that a word is looked up in before it is merged
-	unk    uint32            // none if unknown characters are left out
-	near   *near             // over characters
-	merges []merge           // by rank
-	table  pairTable
-	front  front
-	added  addedTokens
-	kinds  *kindTable
-	maxLen int // of a token, in bytes
-	canCut bool
+	tokens  [][]byte    // by id, the bytes it stands for; nil where no token has the id
+	spelled []string    // by id, where decoding asks for it
+	names   []string    // by id, of the model's vocabulary in characters; nil over bytes
+	model   int         // ids below it may be of the model; the others are added tokens
+	byteID  [256]uint32 // the token of each single byte, none if it has none
+	chars   map[rune]uint32
+	ascii   [128]uint32       // chars, of ASCII
+	whole   map[string]uint32 // tokens that a word is looked up in before it is merged
+	unk     uint32            // none if unknown characters are left out
+	near    *near             // over characters
+	merges  []merge           // by rank
+	table   pairTable
+	front   front
+	added   addedTokens
+	kinds   *kindTable
+	maxLen  int // of a token, in bytes
+	canCut  bool
 
 	fingerprint func() string
 	encoders    sync.Pool
@@ -260,7 +262,7 @@ func (t *Tokenizer) EncodeInput(text []byte) []int64 {
 
 // Append appends the tokens of text to dst.
 func (t *Tokenizer) Append(dst []int64, text []byte) []int64 {
-	dst, _ = t.AppendPart(dst, text, len(dst)+len(text)+2, true)
+	dst, _ = t.AppendPart(dst, text, math.MaxInt, true)
 	return dst
 }
 
@@ -289,26 +291,12 @@ func (e *UnknownTokenError) Error() string {
 	return fmt.Sprintf("tokenizer: id %d at position %d is outside the vocabulary of %d tokens: is this the model's tokenizer?", e.ID, e.Position, e.Size)
 }
 
-// Decode returns the bytes of ids, special tokens among them. An id outside
-// the vocabulary is an *[UnknownTokenError].
+// Decode returns the bytes of ids, special tokens among them: the text that the
+// Hugging Face libraries give, but for bytes that are no valid UTF-8, which stay
+// as they are. An id outside the vocabulary is an *[UnknownTokenError].
 func (t *Tokenizer) Decode(ids []int64) ([]byte, error) { return t.decode(ids, false) }
 
-// DecodeText is Decode without the special tokens.
+// DecodeText is Decode without the special tokens. Those that are looked for
+// after normalization, and become other than they are by it, stay, as in the
+// Hugging Face libraries.
 func (t *Tokenizer) DecodeText(ids []int64) ([]byte, error) { return t.decode(ids, true) }
-
-func (t *Tokenizer) decode(ids []int64, skip bool) ([]byte, error) {
-	text := make([]byte, 0, 3*len(ids))
-	for i, id := range ids {
-		if id < 0 || id >= int64(len(t.tokens)) || t.tokens[id] == nil {
-			return nil, &UnknownTokenError{ID: id, Position: i, Size: len(t.tokens)}
-		}
-		if skip && t.Special(id) {
-			continue
-		}
-		text = append(text, t.tokens[id]...)
-	}
-	if t.front.strip && len(text) > 0 && text[0] == ' ' {
-		text = text[1:]
-	}
-	return text, nil
-}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tokenizer
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// decodeStep is a part of a decoder: it makes other pieces of the pieces that a
+// text consists of, which are its tokens at first.
+type decodeStep struct {
+	kind  decodeKind
+	from  string // replaced by to
+	to    string
+	strip rune // taken off the beginning of each piece, up to n times
+	n     int
+	leads bool // marks of the first piece vanish
+	mark  rune
+}
+
+type decodeKind uint8
+
+const (
+	decodeReplace   decodeKind = iota
+	decodeBytes                // <0x41> becomes A
+	decodeFuse                 // one piece remains
+	decodeStrip                // spaces are taken off the beginning
+	decodeMetaspace            // marks become spaces
+	decodeLevel                // characters that stand for bytes become these; one piece remains
+	decodeJoin                 // one piece remains, with spaces between what was there
+)
+
+// parseDecoder reads how tokens become a text. The decoders that nearly all
+// files have are the concatenation of what the tokens stand for, at most without
+// a space at the beginning; steps are for the others.
+func (f *front) parseDecoder(d *document) error {
+	const field = "decoder"
+	parts, err := parseComponent(field, d.Decoder)
+	if err != nil {
+		return err
+	}
+	kinds := ""
+	for _, c := range parts {
+		kinds += c.Type + " "
+		s := decodeStep{}
+		switch c.Type {
+		case "ByteLevel":
+			s.kind = decodeLevel
+		case "ByteFallback":
+			s.kind = decodeBytes
+			f.spellsBytes = true
+		case "Fuse":
+			s.kind = decodeFuse
+		case "Replace":
+			if c.Pattern == nil || c.Pattern.String == nil || *c.Pattern.String == "" {
+				return formatErr(field, "only Replace of a String is supported")
+			}
+			s = decodeStep{kind: decodeReplace, from: *c.Pattern.String, to: c.Content}
+		case "Strip":
+			if utf8.RuneCountInString(c.Content) != 1 || c.Start < 0 || c.Stop != 0 {
+				return formatErr(field, "only Strip of one character at the beginning is supported")
+			}
+			s = decodeStep{kind: decodeStrip, strip: []rune(c.Content)[0], n: c.Start}
+		case "Metaspace":
+			scheme, err := c.prependScheme(field)
+			if err != nil {
+				return err
+			}
+			if utf8.RuneCountInString(c.Replacement) != 1 {
+				return formatErr(field, "replacement is %q, want one character", c.Replacement)
+			}
+			s = decodeStep{kind: decodeMetaspace, mark: []rune(c.Replacement)[0], leads: scheme != "never"}
+		default:
+			return formatErr(field, "%s is not supported: only ByteLevel, ByteFallback, Fuse, Replace, Strip and Metaspace", c.Type)
+		}
+		f.steps = append(f.steps, s)
+	}
+	toSpace := len(parts) > 0 && f.steps[0].kind == decodeReplace && f.steps[0].from == mark && f.steps[0].to == " "
+	switch {
+	case f.steps == nil:
+		f.steps = []decodeStep{{kind: decodeJoin}}
+	case !f.chars && (kinds == "ByteLevel " || kinds == "ByteLevel Fuse "), f.chars && toSpace && kinds == "Replace ByteFallback Fuse ":
+		f.steps = nil
+	case f.chars && toSpace && kinds == "Replace ByteFallback Fuse Strip " && f.steps[3].strip == ' ' && f.steps[3].n == 1:
+		f.steps, f.strip = nil, true
+	}
+	return nil
+}
+
+// byteOf returns the byte that a token such as <0x41> stands for.
+func byteOf(name string) (b byte, ok bool) {
+	if len(name) != len("<0x41>") || !strings.HasPrefix(name, "<0x") || name[5] != '>' {
+		return 0, false
+	}
+	v, err := strconv.ParseUint(strings.TrimPrefix(name[3:5], "+"), 16, 8)
+	return byte(v), err == nil
+}
+
+// textOf returns the bytes that a token stands for within a text.
+func (f *front) textOf(name string) []byte {
+	if f.chars {
+		if b, ok := byteOf(name); ok && f.spellsBytes {
+			return []byte{b}
+		}
+		return []byte(strings.ReplaceAll(name, mark, " "))
+	}
+	if b, ok := fromVisible(name); ok {
+		return b
+	}
+	return []byte(name)
+}
+
+// setSpelled notes how tokens are spelled, if decoding wants to know.
+func (t *Tokenizer) setSpelled() {
+	if t.front.steps == nil {
+		return
+	}
+	t.spelled = make([]string, len(t.tokens))
+	for id, tok := range t.tokens {
+		switch {
+		case t.names != nil && id < len(t.names):
+			t.spelled[id] = t.names[id]
+		case uint32(id) == t.unk:
+			t.spelled[id] = t.front.unkToken
+		case tok != nil:
+			t.spelled[id] = visible(tok)
+		}
+	}
+	for _, a := range t.added.list {
+		t.spelled[a.ID] = t.front.normalized(a)
+	}
+}
+
+func (t *Tokenizer) decode(ids []int64, skip bool) ([]byte, error) {
+	var pieces [][]byte
+	text := make([]byte, 0, 3*len(ids))
+	for i, id := range ids {
+		if id < 0 || id >= int64(len(t.tokens)) || t.tokens[id] == nil {
+			return nil, &UnknownTokenError{ID: id, Position: i, Size: len(t.tokens)}
+		}
+		switch {
+		case skip && id < int64(len(t.added.skipped)) && t.added.skipped[id]:
+		case t.spelled != nil:
+			pieces = append(pieces, []byte(t.spelled[id]))
+		default:
+			text = append(text, t.tokens[id]...)
+		}
+	}
+	if t.spelled != nil {
+		for _, s := range t.front.steps {
+			pieces = s.apply(pieces)
+		}
+		return bytes.Join(pieces, nil), nil
+	}
+	if t.front.strip && len(text) > 0 && text[0] == ' ' {
+		text = text[1:]
+	}
+	return text, nil
+}
+
+// apply makes the pieces after a step. It may change those before.
+func (s *decodeStep) apply(pieces [][]byte) [][]byte {
+	switch s.kind {
+	case decodeReplace:
+		for i, p := range pieces {
+			pieces[i] = bytes.ReplaceAll(p, []byte(s.from), []byte(s.to))
+		}
+	case decodeBytes:
+		return fuseBytes(pieces)
+	case decodeFuse:
+		return [][]byte{bytes.Join(pieces, nil)}
+	case decodeJoin:
+		return [][]byte{bytes.Join(pieces, []byte{' '})}
+	case decodeStrip:
+		for i, p := range pieces {
+			for range s.n {
+				p = bytes.TrimPrefix(p, []byte(string(s.strip)))
+			}
+			pieces[i] = p
+		}
+	case decodeMetaspace:
+		for i, p := range pieces {
+			space := []byte{' '}
+			if i == 0 && s.leads {
+				space = nil
+			}
+			pieces[i] = bytes.ReplaceAll(p, []byte(string(s.mark)), space)
+		}
+	case decodeLevel:
+		var text []byte
+		for _, p := range pieces {
+			if b, ok := fromVisible(string(p)); ok {
+				p = b
+			}
+			text = append(text, p...)
+		}
+		return [][]byte{text}
+	}
+	return pieces
+}
+
+// fuseBytes makes a piece of the bytes that lie side by side, if together they
+// are UTF-8, else one of each.
+func fuseBytes(pieces [][]byte) [][]byte {
+	var out [][]byte
+	var run []byte
+	flush := func() {
+		if utf8.Valid(run) && len(run) > 0 {
+			out = append(out, run)
+		} else {
+			for i := range run {
+				out = append(out, run[i:i+1])
+			}
+		}
+		run = nil
+	}
+	for _, p := range pieces {
+		if b, ok := byteOf(string(p)); ok {
+			run = append(run, b)
+			continue
+		}
+		flush()
+		out = append(out, p)
+	}
+	flush()
+	return out
+}
