@@ -175,7 +175,7 @@ func numberIn(query url.Values, text, key string, v envvar.Var, lo, hi int) (int
 	if !query.Has(key) {
 		return v.Int(lo, hi)
 	}
-	n, err := strconv.Atoi(query.Get(key))
+	n, err := envvar.ParseInt(query.Get(key))
 	if err != nil || n < lo || n > hi {
 		return 0, fmt.Errorf("URL %q: %s is %q: want a number from %d to %d", text, key, query.Get(key), lo, hi)
 	}

@@ -26,7 +26,7 @@ type AgentStore int
 
 const (
 	// StoreByProgram leaves it to what rank 0 runs: the agent serves the store of a Python
-	// program with several ranks, in which PyTorch's and Cohort's with the backend gloo meet.
+	// program, in which PyTorch's and Cohort's with the backend gloo meet.
 	StoreByProgram AgentStore = iota
 	// StoreByAgent has the agent serve it.
 	StoreByAgent

@@ -62,9 +62,6 @@ func (a Attempt) withDefaults(cfg *Config) (Attempt, error) {
 	if a.MasterAddr == "" {
 		a.MasterAddr = cfg.MasterAddr
 	}
-	// A single rank has nobody to meet, and may start processes of its own that do, at a port
-	// that it gives them: they would look for the launcher's store there.
-	a.AgentStore = a.AgentStore && a.WorldSize > 1
 	switch {
 	case a.Number < 0 || a.NodeRank < 0 || a.NodeRank >= a.NumNodes:
 		return a, fmt.Errorf("attempt %d of node %d of %d", a.Number, a.NodeRank, a.NumNodes)

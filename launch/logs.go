@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // Logs says where the output of the ranks goes besides the terminal, and which
@@ -91,8 +94,9 @@ func ParseRankStreams(text string) (RankStreams, error) {
 		return nil, fmt.Errorf("%q: %s: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such numbers by local rank, as in 0:3,1:2", text, why)
 	}
 	streams := func(s string) (Streams, bool) {
-		n, err := strconv.ParseUint(s, 10, 8)
-		return Streams(n), err == nil && n <= uint64(Stdout|Stderr) && len(s) == 1
+		s = strings.TrimSpace(s) // one digit, as there
+		n, err := envvar.ParseInt(s)
+		return Streams(n), err == nil && n >= 0 && n <= int(Stdout|Stderr) && len(s) == 1
 	}
 	if v, ok := streams(text); ok {
 		return RankStreams{AllRanks: v}, nil
@@ -103,18 +107,18 @@ func ParseRankStreams(text string) (RankStreams, error) {
 		if !ok {
 			return bad("neither a number nor rank:number")
 		}
-		n, err := strconv.ParseUint(rank, 10, 16)
-		if err != nil {
+		n, err := envvar.ParseInt(rank)
+		if err != nil || n < 0 || n > math.MaxUint16 {
 			return bad(fmt.Sprintf("%q is no local rank", rank))
 		}
 		v, ok := streams(value)
 		if !ok {
 			return bad(fmt.Sprintf("%q is not 0 to 3", value))
 		}
-		if _, twice := out[int(n)]; twice {
+		if _, twice := out[n]; twice {
 			return bad(fmt.Sprintf("local rank %d is there twice", n))
 		}
-		out[int(n)] = v
+		out[n] = v
 	}
 	return out, nil
 }

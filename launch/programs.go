@@ -5,8 +5,9 @@ package launch
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // Program is what some of a job's ranks run.
@@ -109,7 +110,7 @@ func ParseProgram(text string) (Program, error) {
 	if !ok {
 		return bad("there is no number of ranks")
 	}
-	n, err := strconv.Atoi(count)
+	n, err := envvar.ParseInt(count)
 	if err != nil || n < 1 {
 		return bad(fmt.Sprintf("%q is no number of ranks", count))
 	}

@@ -30,6 +30,7 @@ var pythons = flag.String("pythons", strings.ReplaceAll(os.Getenv("COHORT_TEST_P
 
 func init() {
 	roles["gloo"], roles["gloowait"], roles["kinds"], roles["differs"] = roleGloo, roleGlooWait, roleKinds, roleDiffers
+	roles["client"] = roleClient
 }
 
 // roleGloo is a rank of Cohort's that does what testdata/reduce.py does.
@@ -52,6 +53,26 @@ func roleGloo(string) int {
 		return 1
 	}
 	say("sum %v of %d, agent %s", x.Float32s()[0], g.Size(), envvar.UseAgentStore.Text())
+	return 0
+}
+
+// roleClient is a client of PyTorch's store that does not serve one, after its environment.
+func roleClient(string) int {
+	roleEnv("")
+	ctx, cancel := context.WithTimeout(context.Background(), loaded.Allow(20*time.Second))
+	defer cancel()
+	c, err := store.DialPyTorch(ctx, net.JoinHostPort(envvar.MasterAddr.Text(), envvar.MasterPort.Text()), store.PyTorchClientConfig{})
+	if err != nil {
+		say("%v", err)
+		return 1
+	}
+	defer c.Close()
+	if err := c.Set(ctx, "key/"+rank(), []byte("value")); err != nil {
+		say("%v", err)
+		return 1
+	}
+	v, err := c.Get(ctx, "key/"+rank())
+	say("the store has %s, %v", v, err)
 	return 0
 }
 
@@ -92,6 +113,8 @@ func TestPyTorchJobs(t *testing.T) {
 			"restart":  {Config{Program: script, Args: []string{"--fail"}, NumRanks: 2, MaxRestarts: 1}, "sum 1 of 2, agent True"},
 			"rank 0":   {Config{Program: script, NumRanks: 2, AgentStore: StoreByRank0}, "sum 1 of 2, agent False"},
 			"python":   {Config{Program: python, Args: []string{script}, NumRanks: 2}, "sum 1 of 2, agent True"},
+			"alone":    {Config{Program: script, NumRanks: 1}, "sum 0 of 1, agent True"},
+			"client":   {Config{Program: filepath.Join("testdata", "client.py"), NumRanks: 1}, "the store has b'1' for 1, agent True"},
 			"Go last":  {Config{Programs: []Program{{script, nil, 1}, {go0.Program, nil, 1}}}, "sum 1 of 2, agent True"},
 			"Go first": {Config{Programs: []Program{{go0.Program, nil, 1}, {script, nil, 1}}}, "sum 1 of 2, agent False"},
 		} {
@@ -106,7 +129,7 @@ func TestPyTorchJobs(t *testing.T) {
 				if err := Run(ctx, cfg); err != nil {
 					t.Fatalf("%v\n%s%s", err, out.String(), errs.String())
 				}
-				if n := strings.Count(out.String(), c.want); n != 2*(cfg.MaxRestarts+1) {
+				if n := strings.Count(out.String(), c.want); n != max(cfg.NumRanks, len(cfg.Programs))*(cfg.MaxRestarts+1) {
 					t.Errorf("%d ranks said %q:\n%s%s", n, c.want, out.String(), errs.String())
 				}
 				if notice := strings.Contains(errs.String(), "cohort: PyTorch's store at 127.0.0.1:"); notice != strings.Contains(c.want, "True") {
@@ -295,17 +318,26 @@ func TestTwoPyTorches(t *testing.T) {
 	}
 }
 
-// TestAgentStore: the agent has the master's port while the ranks run, and what is
-// no rank of PyTorch's is told of.
+// TestAgentStore: the agent has the master's port while the ranks run, however many, for
+// clients that do not serve a store themselves, and what is no rank of PyTorch's is told of.
 func TestAgentStore(t *testing.T) {
+	for _, n := range []int{1, 2} {
+		t.Run(strconv.Itoa(n), func(t *testing.T) { testAgentStore(t, n) })
+	}
+}
+
+func testAgentStore(t *testing.T, n int) {
 	var out, errs output
-	cfg := self(t, 2, "env")
+	cfg := self(t, n, "client")
 	cfg.Stdout, cfg.Stderr, cfg.AgentStore = &out, &errs, StoreByAgent
 	cfg.Env = append(cfg.Env, "COHORT_TOKEN=", "COHORT_NODE_ID=")
 	if err := Run(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	env := envOf(out.String(), "[rank1] ")
+	env := envOf(out.String(), fmt.Sprintf("[rank%d] ", n-1))
+	if got := strings.Count(out.String(), "the store has value, <nil>"); got != n {
+		t.Errorf("%d of %d ranks found the store:\n%s", got, n, out.String())
+	}
 	if env["TORCHELASTIC_USE_AGENT_STORE"] != "True" {
 		t.Errorf("the ranks were told %q", env["TORCHELASTIC_USE_AGENT_STORE"])
 	}

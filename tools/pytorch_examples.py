@@ -7,8 +7,8 @@ a table in Markdown of which ran, and of what the others lacked.
     go build -o cohort ./cmd/cohort
     python3 tools/pytorch_examples.py --cohort ./cohort --examples examples --python VENV/bin/python --python /usr/bin/python3
 
-Those that make ranks of their own (rpc) run as one rank, the others as --nproc-per-node
-says. They need what their requirements.txt lists; a script that ends because a
+Those that make ranks of their own (rpc) run as one rank with --store rank0, the others as
+--nproc-per-node says. They need what their requirements.txt lists; a script that ends because a
 package or a GPU is missing is said to, with its own words. --stand-in gives scripts that
 end themselves without GPUs the processor for one: a module that Python loads before them answers
 their questions to torch.accelerator, and no line of theirs is changed."""
@@ -49,7 +49,7 @@ SCRIPTS = [
 
 def run(args, python, script, ranks):
     path = os.path.join(os.path.abspath(args.examples), script)
-    command = [os.path.abspath(args.cohort), "run", "--nproc-per-node", str(ranks), os.path.basename(path)]
+    command = [os.path.abspath(args.cohort), "run", "--nproc-per-node", str(ranks), "--store", "auto" if ranks > 1 else "rank0", os.path.basename(path)]
     env = dict(os.environ, PYTHON_EXEC=python, PYTHONPATH=args.path)
     began = time.time()
     try:

@@ -9,7 +9,6 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 	"unicode"
@@ -139,8 +138,8 @@ func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[strin
 			return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of the machine that is to serve the store in which all meet", f.given("rdzv-backend"))
 		}
 		if text, ok := conf["is_host"]; ok {
-			hosts, err := strconv.ParseBool(text)
-			if err != nil {
+			hosts := slices.Contains([]string{"1", "true", "t", "yes", "y"}, strings.ToLower(text))
+			if !hosts && !slices.Contains([]string{"0", "false", "f", "no", "n"}, strings.ToLower(text)) {
 				return fmt.Errorf("--rdzv-conf is_host=%s: give true or false", text)
 			}
 			m.Hosts = &hosts
@@ -152,7 +151,7 @@ func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[strin
 		return nil
 	default: // static: node 0 serves the store
 		hosts := f.nodeRank == 0
-		m.Hosts, n.Rank = &hosts, f.nodeRank
+		m.Hosts, n.Rank = &hosts, int(f.nodeRank)
 		port := rendezvous.StaticPort
 		if cfg.MasterPort != 0 {
 			port = cfg.MasterPort

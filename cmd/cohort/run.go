@@ -155,6 +155,15 @@ func (f *runFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []stri
 	if err := f.mixed(set, &cfg); err != nil {
 		return cfg, nil, err
 	}
+	numRanks := cfg.NumRanks
+	for _, p := range cfg.Programs {
+		numRanks += p.NumRanks
+	}
+	more, err := f.output(&cfg, numRanks)
+	if err != nil {
+		return cfg, nil, err
+	}
+	notices = append(notices, more...)
 	if f.several() {
 		if cfg.Nodes, err = f.nodes(&cfg); err != nil {
 			return cfg, nil, err
@@ -178,7 +187,7 @@ func (f *runFlags) mixed(set *pflag.FlagSet, cfg *launch.Config) error {
 		return nil
 	}
 	if set.Changed("nproc-per-node") {
-		return errors.New("--program and --nproc-per-node contradict each other: each program has its number of ranks in front, as in --program 2:train.py")
+		return fmt.Errorf("--program and %s contradict each other: each program has its number of ranks in front, as in --program 2:train.py", f.given("nproc-per-node"))
 	}
 	cfg.NumRanks = 0
 	for _, text := range f.programs {

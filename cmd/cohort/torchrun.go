@@ -28,13 +28,13 @@ import (
 // of its own, PET_ and its name, as there.
 type torchrunFlags struct {
 	numRanks, numNodes                   string
-	nodeRank, masterPort, maxRestarts    int
+	nodeRank, masterPort, maxRestarts    intFlag
 	backend, endpoint, runID, conf       string
 	masterAddr, localAddr                string
 	standalone, module, noPython         bool
 	runPath, virtualLocalRank            bool
 	role, startMethod, events            string
-	shutdown, interval                   float64
+	shutdown, interval                   floatFlag
 	logDir, redirects, tee               string
 	prefix, localRanks                   string
 	stdoutFilters, stderrFilters, sigset string
@@ -54,18 +54,19 @@ var elsewhere = map[string]string{
 }
 
 func (f *torchrunFlags) add(flags *pflag.FlagSet) {
+	f.shutdown, f.interval = 30, 0.1
 	flags.StringVar(&f.numRanks, "nproc-per-node", "1", "ranks to start on this machine: a `number`, cpu (one a core), gpu (one a GPU), or auto (gpu if there is one, else cpu)")
 	flags.StringVar(&f.numNodes, "nnodes", "1:1", "machines of the job: a `number`, or MIN:MAX")
-	flags.IntVar(&f.nodeRank, "node-rank", 0, "`rank` of this machine, with --rdzv-backend static (default 0, which serves the store in which they meet)")
+	flags.Var(&f.nodeRank, "node-rank", "`rank` of this machine, with --rdzv-backend static (default 0, which serves the store in which they meet)")
 	flags.BoolVar(&f.standalone, "standalone", false, "a job of this machine alone, on a free port (also the default), with a random --rdzv-id; other flags of how machines meet count for nothing")
 	flags.StringVar(&f.masterAddr, "master-addr", "127.0.0.1", "`address` of machine 0, where rank 0 listens, with --rdzv-backend static")
-	flags.IntVar(&f.masterPort, "master-port", 0, "`port` that rank 0 listens on, with --rdzv-backend static (default: a free one on one machine, 29500 on several)")
+	flags.Var(&f.masterPort, "master-port", "`port` that rank 0 listens on, with --rdzv-backend static (default: a free one on one machine, 29500 on several)")
 	flags.StringVar(&f.localAddr, "local-addr", "", "`address` of this machine at which others reach it")
 	flags.StringVar(&f.backend, "rdzv-backend", "static", "`way` in which machines meet: static, c10d, etcd or file; on one machine nobody has to")
 	flags.StringVar(&f.endpoint, "rdzv-endpoint", "", "`address` and port at which they meet")
 	flags.StringVar(&f.runID, "rdzv-id", "none", "`name` of the job, the same on all machines, for its workers to see")
 	flags.StringVar(&f.conf, "rdzv-conf", "", "`settings` of how machines meet, as in join_timeout=60,last_call_timeout=5")
-	flags.IntVar(&f.maxRestarts, "max-restarts", 0, "`times` to start all ranks again after one has failed")
+	flags.Var(&f.maxRestarts, "max-restarts", "`times` to start all ranks again after one has failed")
 	flags.BoolVarP(&f.module, "module", "m", false, "PROGRAM is a Python module, as in python3 -m")
 	flags.BoolVar(&f.noPython, "no-python", false, "run PROGRAM as it is, whatever its name ends with")
 	flags.BoolVar(&f.runPath, "run-path", false, "PROGRAM is a Python script, whatever its name ends with")
@@ -78,10 +79,10 @@ func (f *torchrunFlags) add(flags *pflag.FlagSet) {
 	flags.StringVar(&f.stdoutFilters, "duplicate-stdout-filters", "", "`texts`, with commas between them: lines of teed standard output with one of them go to filtered_stdout.log too (,, is a comma)")
 	flags.StringVar(&f.stderrFilters, "duplicate-stderr-filters", "", "`texts`: the same for standard error and filtered_stderr.log")
 	flags.StringVar(&f.sigset, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "`signals` that end the job: the ranks get them too")
-	flags.Float64Var(&f.shutdown, "shutdown-timeout", 30, "`seconds` that a rank has to end after a signal, before SIGKILL")
+	flags.Var(&f.shutdown, "shutdown-timeout", "`seconds` that a rank has to end after a signal, before SIGKILL")
 	flags.StringVar(&f.binding, "numa-binding", "", "`processors` that a rank is bound to: node, socket, exclusive or core-complex, of the NUMA node of its GPU, or else of one of the nodes in turn")
 	flags.BoolVar(&f.virtualLocalRank, "virtual-local-rank", false, "every rank has LOCAL_RANK 0 and sees one GPU")
-	flags.Float64Var(&f.interval, "monitor-interval", 0.1, "taken, but not needed: `seconds` between looks at the ranks, whose ends are seen at once")
+	flags.Var(&f.interval, "monitor-interval", "taken, but not needed: `seconds` between looks at the ranks, whose ends are seen at once")
 	flags.StringVar(&f.startMethod, "start-method", "spawn", "taken, but not needed: `way` to start a rank (spawn, fork, forkserver), always a new process here")
 	flags.StringVar(&f.events, "event-log-handler", "null", "taken, but not needed: `handler` of events; there is null")
 	for _, name := range slices.Sorted(maps.Keys(elsewhere)) {
@@ -109,9 +110,13 @@ func (f *torchrunFlags) fromEnvironment(set *pflag.FlagSet) (err error) {
 		if slices.Contains([]string{"log-line-prefix-template", "duplicate-stdout-filters", "duplicate-stderr-filters"}, flag.Name) {
 			value = name.Text()
 		}
-		if flag.Value.Type() == "bool" && value != "0" && value != "1" { // torchrun reads a number
-			err = fmt.Errorf("environment variable %s is %q: want 0 or 1", name, value)
-			return
+		if flag.Value.Type() == "bool" { // torchrun reads a number
+			n, bad := envvar.ParseInt(value)
+			if bad != nil {
+				err = fmt.Errorf("environment variable %s is %q: want 0 or 1", name, value)
+				return
+			}
+			value = strconv.FormatBool(n != 0)
 		}
 		if e := set.Set(flag.Name, value); e != nil {
 			why := e
@@ -159,12 +164,15 @@ func (f *torchrunFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices [
 			return cfg, nil, fmt.Errorf("--%s is a flag of torchrun that cohort run does not have: %s", name, elsewhere[name])
 		}
 	}
-	cfg = launch.Config{
-		MasterAddr: f.masterAddr, MasterPort: f.masterPort, RunID: f.runID, Role: f.role,
-		Module: f.module, Direct: f.noPython && !f.runPath, Script: f.runPath,
-		MaxRestarts: f.maxRestarts, VirtualLocalRank: f.virtualLocalRank,
+	for _, text := range []*string{&f.endpoint, &f.localAddr, &f.masterAddr} {
+		*text = strings.TrimSpace(*text)
 	}
-	for _, step := range []func(*launch.Config) ([]string, error){f.contradictions, f.ranks, f.meeting, f.process, f.output} {
+	cfg = launch.Config{
+		MasterAddr: f.masterAddr, MasterPort: int(f.masterPort), RunID: f.runID, Role: f.role,
+		Module: f.module, Direct: f.noPython && !f.runPath, Script: f.runPath,
+		MaxRestarts: int(f.maxRestarts), VirtualLocalRank: f.virtualLocalRank,
+	}
+	for _, step := range []func(*launch.Config) ([]string, error){f.contradictions, f.ranks, f.meeting, f.process} {
 		more, err := step(&cfg)
 		if err != nil {
 			return cfg, nil, err
@@ -191,23 +199,41 @@ func (f *torchrunFlags) contradictions(*launch.Config) (notices []string, err er
 		return nil, fmt.Errorf("%s and %s contradict each other: with static, nobody comes or goes; give one number of machines, or another backend, such as c10d", f.given("nnodes"), f.given("rdzv-backend"))
 	case f.nodeRank < 0:
 		return nil, fmt.Errorf("%s: ranks begin with 0", f.given("node-rank"))
-	case f.backend == "static" && !f.standalone && f.nodeRank >= f.maxNodes:
+	case f.backend == "static" && !f.standalone && int(f.nodeRank) >= f.maxNodes:
 		return nil, fmt.Errorf("%s and %s contradict each other: the ranks of machines are 0 to %d", f.given("node-rank"), f.given("nnodes"), f.maxNodes-1)
 	case f.has("master-port") && (f.masterPort < 1 || f.masterPort > 65535):
 		return nil, fmt.Errorf("%s: ports are 1 to 65535; leave it out for a free one", f.given("master-port"))
 	}
-	if f.standalone {
-		for _, flag := range f.anyOf("rdzv-backend", "rdzv-endpoint", "rdzv-id", "master-addr", "master-port", "node-rank") {
-			if flag != "--rdzv-backend c10d" { // which is what torchrun does by itself then
-				notices = append(notices, fmt.Sprintf("%s counts for nothing beside %s", flag, f.given("standalone")))
-			}
+	if f.runPath {
+		notices = f.idle(notices, "beside "+f.given("run-path"), "no-python")
+	}
+	meet := []string{"rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port", "node-rank"}
+	switch {
+	case f.standalone:
+		if f.backend == "c10d" { // which is what torchrun does by itself then
+			meet = meet[1:]
 		}
-	} else if f.backend != "static" {
-		for _, name := range f.anyOf("node-rank", "master-addr", "master-port") {
-			notices = append(notices, fmt.Sprintf("%s counts for nothing beside %s: it is for static", name, f.given("rdzv-backend")))
+		notices = f.idle(notices, "beside "+f.given("standalone"), meet...)
+	case f.several():
+		if f.backend != "static" {
+			notices = f.idle(notices, "beside "+f.given("rdzv-backend")+": it is for static", "node-rank", "master-addr", "master-port")
 		}
+	case f.backend == "c10d":
+		notices = f.idle(notices, "beside "+f.given("rdzv-backend")+": it is for static", "node-rank", "master-addr", "master-port")
+		notices = f.idle(notices, "with one machine, which meets nobody", "rdzv-endpoint", "rdzv-conf")
+	default:
+		notices = f.idle(notices, "with one machine, which meets nobody", "rdzv-conf")
+		notices = f.idle(notices, "with --rdzv-backend static and one machine: --master-addr says where rank 0 listens", "local-addr")
 	}
 	return notices, nil
+}
+
+// idle adds to the notices which of some flags are given and do nothing, and why.
+func (f *torchrunFlags) idle(notices []string, why string, names ...string) []string {
+	for _, flag := range f.anyOf(names...) {
+		notices = append(notices, flag+" counts for nothing "+why)
+	}
+	return notices
 }
 
 // parseNodes reads N or MIN:MAX.
@@ -216,8 +242,8 @@ func parseNodes(text string) (least, most int, err error) {
 	if !isRange {
 		hi = lo
 	}
-	least, err = strconv.Atoi(lo)
-	most, err2 := strconv.Atoi(hi)
+	least, err = envvar.ParseInt(lo)
+	most, err2 := envvar.ParseInt(hi)
 	if errors.Join(err, err2) != nil || least < 1 || most < least || most > rendezvous.MaxNodes {
 		return 0, 0, fmt.Errorf("give the number of machines, 1 to %d, or the least and the most, as in 2:4", rendezvous.MaxNodes)
 	}
@@ -226,7 +252,7 @@ func parseNodes(text string) (least, most int, err error) {
 
 // ranks says how many ranks this machine has.
 func (f *torchrunFlags) ranks(cfg *launch.Config) ([]string, error) {
-	kind := f.numRanks
+	kind := strings.TrimSpace(f.numRanks)
 	gpus := 0
 	if kind == "gpu" || kind == "auto" {
 		var err error
@@ -247,7 +273,7 @@ func (f *torchrunFlags) ranks(cfg *launch.Config) ([]string, error) {
 	case "xpu":
 		return nil, fmt.Errorf("%s: Intel's GPUs are not counted; give a number, cpu, gpu or auto", f.given("nproc-per-node"))
 	default:
-		n, err := strconv.Atoi(kind)
+		n, err := envvar.ParseInt(kind)
 		if err != nil || n < 1 {
 			return nil, fmt.Errorf("%s: give a number of at least 1, cpu, gpu or auto", f.given("nproc-per-node"))
 		}
@@ -323,15 +349,14 @@ func parseConf(text string) (map[string]string, error) {
 }
 
 // process says how ranks are started and ended.
-func (f *torchrunFlags) process(cfg *launch.Config) ([]string, error) {
-	var err error
+func (f *torchrunFlags) process(cfg *launch.Config) (notices []string, err error) {
 	if !slices.Contains([]string{"spawn", "fork", "forkserver"}, f.startMethod) {
 		return nil, fmt.Errorf("%s: there are spawn, fork and forkserver, which are the same here", f.given("start-method"))
 	}
 	if f.events != "null" {
 		return nil, fmt.Errorf("%s: there are no events to handle, only null; the report on standard error and the exit code say how the job ended", f.given("event-log-handler"))
 	}
-	if !(f.interval >= 0) || math.IsInf(f.interval, 0) {
+	if !(f.interval >= 0) || math.IsInf(float64(f.interval), 0) {
 		return nil, fmt.Errorf("%s: give a number of seconds, of at least 0", f.given("monitor-interval"))
 	}
 	if f.binding != "" {
@@ -342,11 +367,11 @@ func (f *torchrunFlags) process(cfg *launch.Config) ([]string, error) {
 	if cfg.Signals, err = launch.ParseSignals(f.sigset); err != nil {
 		return nil, fmt.Errorf("%s: %w", f.given("signals-to-handle"), err)
 	}
-	shutdown, name := f.shutdown, ""
+	shutdown, name := float64(f.shutdown), ""
 	if !f.has("shutdown-timeout") {
 		if text, ok := envvar.ShutdownTimeout.Lookup(); ok {
 			name = envvar.ShutdownTimeout.Assign(text)
-			if shutdown, err = strconv.ParseFloat(text, 64); err != nil {
+			if shutdown, err = envvar.ParseFloat(text); err != nil {
 				shutdown = -1
 			}
 		}
@@ -357,11 +382,17 @@ func (f *torchrunFlags) process(cfg *launch.Config) ([]string, error) {
 		return nil, fmt.Errorf("%s: give a number of seconds, of at least 0", name)
 	}
 	cfg.Grace = max(1, time.Duration(shutdown*float64(time.Second))) // 0 would be the default
-	return nil, nil
+	if f.startMethod != "spawn" {
+		notices = f.idle(notices, "here: every rank is a new process", "start-method")
+	}
+	if f.interval != 0.1 {
+		notices = f.idle(notices, "here: the end of a rank is seen at once", "monitor-interval")
+	}
+	return notices, nil
 }
 
-// output says where the ranks' output goes.
-func (f *torchrunFlags) output(cfg *launch.Config) (notices []string, err error) {
+// output says where the output of the ranks goes, which there are numRanks of here.
+func (f *torchrunFlags) output(cfg *launch.Config, numRanks int) (notices []string, err error) {
 	cfg.Logs = launch.Logs{
 		Dir:           f.logDir,
 		StdoutFilters: filters(f.stdoutFilters), StderrFilters: filters(f.stderrFilters),
@@ -378,11 +409,11 @@ func (f *torchrunFlags) output(cfg *launch.Config) (notices []string, err error)
 	}
 	if f.localRanks != "" {
 		for text := range strings.SplitSeq(f.localRanks, ",") {
-			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 16)
-			if err != nil {
+			n, err := envvar.ParseInt(text)
+			if err != nil || n < 0 || n > math.MaxUint16 {
 				return nil, fmt.Errorf("%s: give local ranks with commas between them, as in 0,1", f.given("local-ranks-filter"))
 			}
-			cfg.Logs.LocalRanks = append(cfg.Logs.LocalRanks, int(n))
+			cfg.Logs.LocalRanks = append(cfg.Logs.LocalRanks, n)
 		}
 	}
 	for name, ranks := range map[string][]int{
@@ -390,11 +421,34 @@ func (f *torchrunFlags) output(cfg *launch.Config) (notices []string, err error)
 		"tee":                slices.Collect(maps.Keys(cfg.Logs.Tee)),
 		"local-ranks-filter": cfg.Logs.LocalRanks,
 	} {
-		if n := slices.Max(append(ranks, 0)); n >= cfg.NumRanks {
-			notices = append(notices, fmt.Sprintf("%s names local rank %d: this machine has 0 to %d", f.given(name), n, cfg.NumRanks-1))
+		if n := slices.Max(append(ranks, 0)); n >= numRanks {
+			notices = append(notices, fmt.Sprintf("%s names local rank %d: this machine has 0 to %d", f.given(name), n, numRanks-1))
 		}
 	}
 	slices.Sort(notices)
+	files := []struct {
+		name string
+		on   bool // it asks for files
+		teed launch.Streams
+	}{
+		{"redirects", f.redirects != "0", 0},
+		{"tee", f.tee != "0", 0},
+		{"duplicate-stdout-filters", f.stdoutFilters != "", launch.Stdout},
+		{"duplicate-stderr-filters", f.stderrFilters != "", launch.Stderr},
+	}
+	for _, flag := range files {
+		var teed launch.Streams
+		for rank := range numRanks {
+			teed |= cfg.Logs.Tee.Of(rank)
+		}
+		switch {
+		case !flag.on:
+		case f.logDir == os.DevNull:
+			notices = f.idle(notices, "beside "+f.given("log-dir")+", which keeps no files", flag.name)
+		case teed&flag.teed != flag.teed:
+			notices = f.idle(notices, "without --tee of that stream", flag.name)
+		}
+	}
 	return notices, nil
 }
 
@@ -436,11 +490,11 @@ func localEndpoint(text string) (host string, port int, err error) {
 	host = text
 	if h, p, err := net.SplitHostPort(text); err == nil {
 		host = h
-		n, err := strconv.ParseUint(p, 10, 16)
-		if err != nil {
+		n, err := envvar.ParseInt(p)
+		if err != nil || n < 0 || n > math.MaxUint16 {
 			return "", 0, fmt.Errorf("port %q: want 0 to 65535", p)
 		}
-		port = int(n)
+		port = n
 	}
 	host = strings.Trim(host, "[]")
 	if host == "" || host == "localhost" {

@@ -114,14 +114,14 @@ func TestTorchrunMeaning(t *testing.T) {
 		{"nproc-per-node", "auto", func(_ *runFlags, c launch.Config) any { return c.NumRanks > 0 }, true},
 		{"nnodes", "1", func(f *runFlags, _ launch.Config) any { return [2]int{f.minNodes, f.maxNodes} }, [2]int{1, 1}},
 		{"nnodes", "1:1", func(f *runFlags, _ launch.Config) any { return [2]int{f.minNodes, f.maxNodes} }, [2]int{1, 1}},
-		{"node-rank", "0", func(f *runFlags, _ launch.Config) any { return f.nodeRank }, 0},
+		{"node-rank", "0", func(f *runFlags, _ launch.Config) any { return int(f.nodeRank) }, 0},
 		{"rdzv-backend", "c10d", func(f *runFlags, c launch.Config) any { return f.backend }, "c10d"},
 		{"rdzv-endpoint", "localhost:29511", func(_ *runFlags, c launch.Config) any { return c.MasterPort }, 29511},
 		{"rdzv-id", "job7", func(_ *runFlags, c launch.Config) any { return c.RunID }, "job7"},
 		{"rdzv-conf", "join_timeout=3,x=a=b", func(f *runFlags, _ launch.Config) any { return f.rdzvConf }, map[string]string{"join_timeout": "3", "x": "a=b"}},
 		{"standalone", "", func(_ *runFlags, c launch.Config) any { return len(c.RunID) }, 26},
 		{"max-restarts", "4", func(_ *runFlags, c launch.Config) any { return c.MaxRestarts }, 4},
-		{"monitor-interval", "0.5", func(f *runFlags, _ launch.Config) any { return f.interval }, 0.5},
+		{"monitor-interval", "0.5", func(f *runFlags, _ launch.Config) any { return float64(f.interval) }, 0.5},
 		{"start-method", "forkserver", func(f *runFlags, _ launch.Config) any { return f.startMethod }, "forkserver"},
 		{"event-log-handler", "null", func(f *runFlags, _ launch.Config) any { return f.events }, "null"},
 		{"role", "actor", func(_ *runFlags, c launch.Config) any { return c.Role }, "actor"},
@@ -138,6 +138,16 @@ func TestTorchrunMeaning(t *testing.T) {
 		{"duplicate-stderr-filters", "pear", func(_ *runFlags, c launch.Config) any { return c.Logs.StderrFilters }, []string{"pear"}},
 		{"master-addr", "127.0.0.4", func(_ *runFlags, c launch.Config) any { return c.MasterAddr }, "127.0.0.4"},
 		{"master-port", "29533", func(_ *runFlags, c launch.Config) any { return c.MasterPort }, 29533},
+		{"master-port", " 0_29533\r", func(_ *runFlags, c launch.Config) any { return c.MasterPort }, 29533},
+		{"nproc-per-node", " 2\r", func(_ *runFlags, c launch.Config) any { return c.NumRanks }, 2},
+		{"nproc-per-node", "\u0662", func(_ *runFlags, c launch.Config) any { return c.NumRanks }, 2},
+		{"nproc-per-node", " cpu ", func(_ *runFlags, c launch.Config) any { return c.NumRanks }, runtime.NumCPU()},
+		{"nnodes", " 01 : +1", func(f *runFlags, _ launch.Config) any { return [2]int{f.minNodes, f.maxNodes} }, [2]int{1, 1}},
+		{"max-restarts", "010", func(_ *runFlags, c launch.Config) any { return c.MaxRestarts }, 10},
+		{"monitor-interval", " 1_0.5 ", func(f *runFlags, _ launch.Config) any { return float64(f.interval) }, 10.5},
+		{"rdzv-endpoint", " localhost: 29511 ", func(_ *runFlags, c launch.Config) any { return c.MasterPort }, 29511},
+		{"local-ranks-filter", " 0, 0_0", func(_ *runFlags, c launch.Config) any { return c.Logs.LocalRanks }, []int{0, 0}},
+		{"redirects", " 3 ", func(_ *runFlags, c launch.Config) any { return c.Logs.Redirects.Of(5) }, launch.Stdout | launch.Stderr},
 		{"local-addr", "127.0.0.5", func(f *runFlags, _ launch.Config) any { return f.localAddr }, "127.0.0.5"},
 		{"signals-to-handle", "SIGTERM,SIGUSR1", func(_ *runFlags, c launch.Config) any { return c.Signals }, terms},
 		{"shutdown-timeout", "7", func(_ *runFlags, c launch.Config) any { return c.Grace }, 7 * time.Second},
@@ -184,7 +194,7 @@ func TestTorchrunMeaning(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"run --program 2:x y":                  "--program and y contradict each other",
-		"run --program 2:x --nproc-per-node 2": "--program and --nproc-per-node contradict each other",
+		"run --program 2:x --nproc-per-node 2": "--program and --nproc-per-node 2 contradict each other",
 		"run --program x":                      "there is no number of ranks",
 		"run --program 1:no-such-program":      "is not in PATH",
 		"run --store me ./x":                   "--store me: give agent, rank0 or auto",
@@ -209,7 +219,8 @@ func TestTorchrunMeaning(t *testing.T) {
 // what follows the program is the program's.
 func TestTorchrunLines(t *testing.T) {
 	t.Setenv("PET_NPROC_PER_NODE", "2")
-	t.Setenv("PET_STANDALONE", "0")
+	t.Setenv("PET_STANDALONE", " 0_0 ")
+	t.Setenv("PET_VIRTUAL_LOCAL_RANK", "+2")
 	t.Setenv("PET_ROLE", "actor")
 	t.Setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "9")
 	t.Setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "from outside ")
@@ -217,7 +228,7 @@ func TestTorchrunLines(t *testing.T) {
 	if err != nil || len(notices) != 0 {
 		t.Fatal(err, notices)
 	}
-	if cfg.NumRanks != 5 || cfg.Role != "actor" || f.standalone || !cfg.Module || cfg.Grace != 9*time.Second || cfg.Logs.Prefix != "from outside " ||
+	if cfg.NumRanks != 5 || cfg.Role != "actor" || f.standalone || !cfg.VirtualLocalRank || !cfg.Module || cfg.Grace != 9*time.Second || cfg.Logs.Prefix != "from outside " ||
 		!maps.Equal(cfg.Logs.Redirects, launch.RankStreams{launch.AllRanks: 3}) || !maps.Equal(cfg.Logs.Tee, launch.RankStreams{0: 1}) {
 		t.Errorf("%+v", cfg)
 	}
@@ -233,11 +244,21 @@ func TestTorchrunLines(t *testing.T) {
 // Flags that torchrun takes and that count for nothing are told of, and work.
 func TestTorchrunNotices(t *testing.T) {
 	for args, want := range map[string][]string{
-		"--standalone --rdzv-backend c10d x":                           nil,
-		"--standalone --rdzv-endpoint far:1 --master_port 1 x":         {"--rdzv-endpoint far:1 counts for nothing beside --standalone", "--master-port 1 counts for nothing beside --standalone"},
-		"--rdzv-backend c10d --node-rank 3 x":                          {"--node-rank 3 counts for nothing beside --rdzv-backend c10d: it is for static"},
-		"--nproc-per-node 2 --redirects 0:3,2:1 --tee 1:1 x":           {"--redirects 0:3,2:1 names local rank 2: this machine has 0 to 1"},
-		"--nproc-per-node 2 --local-ranks-filter 0,5 --redirects 3  x": {"--local-ranks-filter 0,5 names local rank 5: this machine has 0 to 1"},
+		"--standalone --rdzv-backend c10d x":                                                                       nil,
+		"--standalone --rdzv-endpoint far:1 --master_port 1 x":                                                     {"--rdzv-endpoint far:1 counts for nothing beside --standalone", "--master-port 1 counts for nothing beside --standalone"},
+		"--rdzv-backend c10d --node-rank 3 x":                                                                      {"--node-rank 3 counts for nothing beside --rdzv-backend c10d: it is for static"},
+		"--nproc-per-node 2 --redirects 0:3,2:1 --tee 1:1 x":                                                       {"--redirects 0:3,2:1 names local rank 2: this machine has 0 to 1"},
+		"--standalone --rdzv-conf timeout=3 --local-addr 127.0.0.1 x":                                              {"--rdzv-conf timeout=3 counts for nothing beside --standalone"},
+		"--local-addr 127.0.0.2 --rdzv-conf timeout=3 x":                                                           {"--rdzv-conf timeout=3 counts for nothing with one machine, which meets nobody", "--local-addr 127.0.0.2 counts for nothing with --rdzv-backend static and one machine: --master-addr says where rank 0 listens"},
+		"--rdzv-backend c10d --rdzv-endpoint localhost --local-addr ::1 x":                                         {"--rdzv-endpoint localhost counts for nothing with one machine, which meets nobody"},
+		"--run-path --no-python x":                                                                                 {"--no-python counts for nothing beside --run-path"},
+		"--monitor-interval 5 --start-method fork x":                                                               {"--start-method fork counts for nothing here: every rank is a new process", "--monitor-interval 5 counts for nothing here: the end of a rank is seen at once"},
+		"--monitor-interval 0.1 --start-method spawn --event-log-handler null --redirects 0 --log-dir /dev/null x": nil,
+		"--log-dir /dev/null -r 1 --tee 3 --duplicate-stdout-filters a x": {"--redirects 1 counts for nothing beside --log-dir /dev/null, which keeps no files", "--tee 3 counts for nothing beside --log-dir /dev/null, which keeps no files",
+			"--duplicate-stdout-filters a counts for nothing beside --log-dir /dev/null, which keeps no files"},
+		"--duplicate-stdout-filters a --duplicate-stderr-filters b --tee 2 x":              {"--duplicate-stdout-filters a counts for nothing without --tee of that stream"},
+		"--program 2:x --program 1:y --local-ranks-filter 2 --tee 0:1,3:1 --redirects 2:3": {"--tee 0:1,3:1 names local rank 3: this machine has 0 to 2"},
+		"--nproc-per-node 2 --local-ranks-filter 0,5 --redirects 3  x":                     {"--local-ranks-filter 0,5 names local rank 5: this machine has 0 to 1"},
 	} {
 		if _, _, notices, err := configOf(strings.Fields(args)...); err != nil || !slices.Equal(notices, want) {
 			t.Errorf("%s: %v, %q, want %q", args, err, notices, want)
@@ -248,6 +269,7 @@ func TestTorchrunNotices(t *testing.T) {
 // Variables that make no sense are named.
 func TestTorchrunBadVariables(t *testing.T) {
 	for kv, want := range map[string]string{
+		"PET_MASTER_PORT=0x7":               `environment variable PET_MASTER_PORT is "0x7", which is not a value of --master-port: want an integer`,
 		"PET_STANDALONE=yes":                "environment variable PET_STANDALONE is \"yes\": want 0 or 1",
 		"PET_MAX_RESTARTS=many":             `environment variable PET_MAX_RESTARTS is "many", which is not a value of --max-restarts`,
 		"PET_NNODES=0":                      "PET_NNODES=0: give the number of machines",

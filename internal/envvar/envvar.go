@@ -13,7 +13,6 @@ package envvar
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -238,7 +237,7 @@ func (v Var) Require(want string) (string, error) {
 	return "", &Error{Var: v, Want: want}
 }
 
-// Int returns the value as a decimal integer from lo to hi. It is an error
+// Int returns the value as an integer from lo to hi, read as ParseInt does. It is an error
 // when the variable is not set.
 func (v Var) Int(lo, hi int) (int, error) {
 	want := fmt.Sprintf("an integer from %d to %d", lo, hi)
@@ -246,7 +245,7 @@ func (v Var) Int(lo, hi int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, err := strconv.Atoi(value)
+	n, err := ParseInt(value)
 	if err != nil || n < lo || n > hi {
 		return 0, &Error{Var: v, Value: clip(value), Want: want}
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/launch"
 )
@@ -241,11 +243,11 @@ func (mt *Meeting) where() string {
 func Endpoint(text string, port int) (string, error) {
 	host := text
 	if h, p, err := net.SplitHostPort(text); err == nil {
-		n, err := strconv.ParseUint(p, 10, 16)
-		if err != nil || n == 0 {
+		n, err := envvar.ParseInt(p)
+		if err != nil || n < 1 || n > math.MaxUint16 {
 			return "", fmt.Errorf("port %q: want 1 to 65535", p)
 		}
-		host, port = h, int(n)
+		host, port = h, n
 	}
 	host = strings.Trim(host, "[]")
 	if strings.ContainsAny(host, "/ ,") || strings.Count(host, ":") == 1 {
@@ -271,7 +273,7 @@ func (t *Timing) Configure(conf map[string]string) error {
 		if !ok {
 			continue
 		}
-		seconds, err := strconv.ParseFloat(text, 64)
+		seconds, err := envvar.ParseFloat(text)
 		if err != nil || !(seconds >= 0.01) && c.key != "last_call_timeout" || !(seconds >= 0) || seconds > 1e6 {
 			return fmt.Errorf("%s=%s: give seconds, 0.01 or more", c.key, text)
 		}
@@ -279,7 +281,7 @@ func (t *Timing) Configure(conf map[string]string) error {
 		delete(conf, c.key)
 	}
 	if text, ok := conf["keep_alive_max_attempt"]; ok {
-		n, err := strconv.Atoi(text)
+		n, err := envvar.ParseInt(text)
 		if err != nil || n < 2 || n > 1000 {
 			return fmt.Errorf("keep_alive_max_attempt=%s: give 2 to 1000 beats that may be missed", text)
 		}

@@ -219,6 +219,13 @@ func (a *agent) start(p Place) {
 	if p.Restarts > a.restarts {
 		fmt.Fprintf(a.out, "cohort: restart %d of %d\n", p.Restarts, a.host.Config().MaxRestarts)
 	}
+	if !a.attempted && p.NodeRank > 0 && a.host.Config().AgentStore != launch.StoreByProgram && a.host.ServesStore() != p.AgentStore {
+		who := "rank 0 serves it"
+		if p.AgentStore {
+			who = "its launcher serves it"
+		}
+		fmt.Fprintf(a.out, "cohort: what this machine was told of who serves PyTorch's store counts for nothing: the machine with rank 0 says that %s\n", who)
+	}
 	fmt.Fprintf(a.out, "cohort: round %d: this is node %d of %d, with ranks %d to %d of %d\n", p.Round, p.NodeRank, p.NumNodes, p.FirstRank, last, p.NumRanks)
 	ctx, stop := context.WithCancelCause(a.ctx)
 	kill := make(chan struct{})
