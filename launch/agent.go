@@ -476,6 +476,7 @@ func (a *agent) failure(end ending) Failure {
 	if p := a.program(end.local); p.isPython && f.lacksModule() {
 		f.python = p.path
 	}
+	f.Final = f.Final || f.isFinal(w.tail.printedUsage())
 	return f
 }
 
@@ -488,8 +489,8 @@ func (a *agent) result(ctx context.Context) error {
 	}
 	e := &Error{
 		Program: name, NumRanks: a.attempt.WorldSize,
-		Attempt: a.attempt.Number,
-		Signal:  m.stopSignal, Notice: a.Notice(), StartErr: a.startErr, NumStrays: m.numStrays,
+		Attempt: a.attempt.Number, restartsLeft: a.cfg.MaxRestarts - a.attempt.Number,
+		Signal: m.stopSignal, Notice: a.Notice(), StartErr: a.startErr, NumStrays: m.numStrays,
 	}
 	if m.canceled {
 		e.Cause = cmp.Or(context.Cause(ctx), a.hopeless)

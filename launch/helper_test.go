@@ -70,6 +70,7 @@ func init() {
 		"survive":  roleSurvive,
 		"fault":    roleFault,
 		"brittle":  roleBrittle,
+		"final":    roleFinal,
 		"words":    roleWords,
 		"print":    rolePrint,
 		"greedy":   roleGreedy,

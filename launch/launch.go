@@ -21,7 +21,8 @@
 // [Config.Survivors] the others are told of a failure and go on instead.
 //
 // A job is made of attempts. [Config].MaxRestarts starts all workers again after a
-// failure, at another port, so that no attempt meets what an earlier one has left.
+// failure, at another port, so that no attempt meets what an earlier one has left. A
+// failure that would happen again ([Final]) ends the job at once.
 // Run is [Open], which checks everything and starts nothing, then an [Attempt]
 // after the other by [Host.Run], then [Host.Close]; [Config].Nodes takes the place
 // of the loop where other machines have a say in it.

@@ -263,6 +263,7 @@ type tail struct {
 	// crash are the first lines of a crash, of which the first was line number at.
 	crash []string
 	at    int
+	usage bool // a line explained how the program is called
 }
 
 // crashLines is how many lines of a crash are kept: the message, and the top of
@@ -293,6 +294,7 @@ func (t *tail) add(line []byte) {
 	} else if n > 0 && n < crashLines {
 		t.crash = append(t.crash, string(line))
 	}
+	t.usage = t.usage || isUsage(line)
 	t.lines = append(t.lines, string(line))
 	t.num++
 	t.size += len(line)
@@ -301,6 +303,16 @@ func (t *tail) add(line []byte) {
 		t.lines[0] = ""
 		t.lines = t.lines[1:]
 	}
+}
+
+// printedUsage reports whether the stream explained how the program is called, and not a crash.
+func (t *tail) printedUsage() bool {
+	if t == nil {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.usage && len(t.crash) == 0
 }
 
 func (t *tail) last() []string {

@@ -33,6 +33,8 @@ type Failure struct {
 	ErrorFile          string
 	// Memory is what the system says of memory that had run out when the rank ended.
 	Memory string
+	// Final says that the rank, started again, would end in the same way.
+	Final bool
 
 	raw    []byte // the error file
 	python string // the interpreter, where a module was not found
@@ -82,6 +84,8 @@ type Error struct {
 	left      []Failure // those that ended with code 0 before the first failure
 	differ    bool      // the first failure says how the ranks' calls differ
 	carriedOn bool      // those left have ended well: a notice, not an error
+
+	restartsLeft int // when this attempt ended
 }
 
 // Error is one line; Report tells more.
@@ -253,6 +257,9 @@ func (e *Error) Report(w io.Writer) {
 	}
 	if len(e.Unkillable)+e.NumStrays > 0 {
 		fmt.Fprintf(&b, "cohort: %s\n", e.remains())
+	}
+	if why := e.notAgain(); why != "" {
+		fmt.Fprintf(&b, "cohort: %s\n", why)
 	}
 }
 

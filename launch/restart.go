@@ -39,7 +39,7 @@ func (h *Host) Restarting(failed *Error, n int) {
 }
 
 // Restartable reports whether another attempt may help: ranks have failed by
-// themselves, nobody wanted the job to end, and nothing of them is left.
+// themselves and might not again, nobody wanted the job to end, and nothing of them is left.
 func (e *Error) Restartable() bool {
-	return len(e.Failures) > 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0
+	return len(e.Failures) > 0 && !e.Final() && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0
 }

@@ -129,6 +129,9 @@ func Exit(err error) {
 	case nil:
 	case *Error:
 		e.Report(os.Stderr)
+	case *ConfigError:
+		Record(Final(err), "") // of a rank
+		fmt.Fprintf(os.Stderr, "%v\n", err)
 	default:
 		fmt.Fprintf(os.Stderr, "%v\n", err)
 	}

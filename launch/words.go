@@ -35,7 +35,7 @@ func (a *agent) readWords(f *Failure) {
 	default:
 		a.secret.hide(raw)
 		if e, err := errorfile.Parse(raw); err == nil {
-			f.Message, f.Callstack, f.Raised, f.raw = e.Message, e.Callstack, e.Time, raw
+			f.Message, f.Callstack, f.Raised, f.Final, f.raw = e.Message, e.Callstack, e.Time, e.Final, raw
 		}
 	}
 	if a.Host.logs.scratch == "" { // else it goes with the job

@@ -2,7 +2,11 @@
 
 package train
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+)
 
 // stepSize is how many samples a step takes: those of a batch on every rank in
 // every pass. Where a run goes on with a number of ranks among which its samples
@@ -38,28 +42,65 @@ func (s stepSize) String() string {
 	return fmt.Sprintf("%d × %d × %d passes = %d", s.ranks, s.batch, s.accumulate, s.total())
 }
 
+// StepShare is what a run knows of its steps besides batch and passes. It is saved
+// with them, and none of the user's settings.
+type StepShare struct {
+	// Uneven is how many samples a step takes where the ranks cannot share them out
+	// evenly; else 0.
+	Uneven int `json:"uneven,omitempty"`
+	// AskedBatch and AskedAccumulate are those of the command that began the run, or of
+	// the last one that gave others. The same command goes on with the run on any number of
+	// ranks; 0 in older checkpoints.
+	AskedBatch      int `json:"asked_batch,omitempty"`
+	AskedAccumulate int `json:"asked_accumulate,omitempty"`
+}
+
+// begin notes what a new run is asked for.
+func (c *StepShare) begin(s stepSize) {
+	if c.AskedBatch == 0 {
+		c.AskedBatch, c.AskedAccumulate = s.batch, s.accumulate
+	}
+}
+
+// resume is adopt with what was saved and what is to be saved of it.
+func (s *stepSize) resume(was stepSize, saved StepShare, now *StepShare, given map[string]string, unit string) (conflict string) {
+	saved.begin(was)
+	*now = saved
+	if given["batch"] != "" {
+		now.AskedBatch = s.batch
+	}
+	if given["accumulate"] != "" {
+		now.AskedAccumulate = s.accumulate
+	}
+	conflict = s.adopt(was, saved, given, unit)
+	now.Uneven = s.uneven
+	return conflict
+}
+
 // adopt makes a run that resumes on another number of ranks take as many samples
-// a step as before, where the user has not given batch and passes: by the batch
-// or else by the passes, and if neither can be, unevenly, in fewer passes if
-// there are more ranks than samples in one. It returns what is in the way; "" if
-// nothing.
-func (s *stepSize) adopt(was stepSize, given map[string]string, unit string) (conflict string) {
+// a step as before. was is what its steps took, begun what it was asked to take on the
+// ranks that it had then. The user gives batch and passes anew, which must then take as many
+// samples, or the same as then, or neither: of what is not given first the batch changes and
+// then the passes, and if neither can, the ranks' batches differ by one. A batch that
+// is given as it was stays the most that a rank takes in a pass, where there are
+// samples enough for more passes. It returns what is in the way; "" if nothing.
+func (s *stepSize) adopt(was stepSize, begun StepShare, given map[string]string, unit string) (conflict string) {
 	total := was.total()
 	s.uneven = 0
-	most := s.accumulate // passes that leave no rank without a sample
-	for most > 1 && given["accumulate"] == "" && (total%most != 0 || total/most < s.ranks) {
-		most--
-	}
-	switch each, passes := s.ranks*s.accumulate, s.ranks*s.batch; {
-	case given["batch"] == "" && each > 0 && total%each == 0:
-		s.batch = total / each
-	case given["accumulate"] == "" && passes > 0 && total%passes == 0:
-		s.accumulate = total / passes
-	case given["batch"] == "" && each > 0 && total%most == 0 && total/most > s.ranks:
-		s.accumulate = most
-		s.batch, s.uneven = (total+s.ranks*most-1)/(s.ranks*most), total
-	case given["batch"] == "" && each > 0 && total == s.ranks*most:
-		s.accumulate, s.batch = most, 1
+	batch, accumulate := given["batch"] != "", given["accumulate"] != ""
+	switch {
+	case s.total() == total && s.batch > 0:
+		return ""
+	case (!batch || s.batch == begun.AskedBatch) && (!accumulate || s.accumulate == begun.AskedAccumulate):
+		most := 0
+		if batch {
+			most = begun.AskedBatch
+		}
+		s.share(total, most)
+	case !batch && s.accumulate > 0 && total%s.accumulate == 0 && total/s.accumulate >= s.ranks:
+		s.split(total, s.accumulate)
+	case !accumulate && s.batch > 0 && total%(s.ranks*s.batch) == 0:
+		s.accumulate = total / (s.ranks * s.batch)
 	}
 	if s.total() == total {
 		return ""
@@ -68,4 +109,66 @@ func (s *stepSize) adopt(was stepSize, given map[string]string, unit string) (co
 		return fmt.Sprintf("it takes %d %s a step: at most %d ranks, not %d", total, unit, total, s.ranks)
 	}
 	return fmt.Sprintf("ranks × %s: %v a step, the checkpoint's run has %v (set --batch)", unit, *s, was)
+}
+
+// share parts the samples of a step among the ranks, no more than most in a rank's
+// batch if that can be; 0 is any number.
+func (s *stepSize) share(total, most int) {
+	if most == 0 {
+		switch each, passes := s.ranks*s.accumulate, s.ranks*s.batch; {
+		case total%each == 0:
+			s.batch = total / each
+			return
+		case total%passes == 0:
+			s.accumulate = total / passes
+			return
+		}
+		for n := s.accumulate; n >= 1; n-- { // that leave no rank without a sample
+			if total%n == 0 && total/n >= s.ranks {
+				s.split(total, n)
+				return
+			}
+		}
+		return
+	}
+	// Fewer passes are quicker.
+	for n, last := 1, total/s.ranks; n <= last; n++ {
+		if total%n != 0 {
+			continue
+		}
+		if s.split(total, n); s.batch <= most {
+			return
+		}
+	}
+}
+
+// split takes a step in so many passes.
+func (s *stepSize) split(total, passes int) {
+	s.accumulate, s.uneven = passes, 0
+	s.batch = (total/passes + s.ranks - 1) / s.ranks
+	if s.ranks*s.batch*passes != total {
+		s.uneven = total
+	}
+}
+
+// tell says how a step stays what it was where batch and passes cannot stay as they
+// were asked for, and to how many ranks a job can grow whose steps are small.
+func (s stepSize) tell(report Reporter, asked StepShare, given map[string]string, unit string) {
+	if total := s.total(); total < 2*s.ranks && envvar.RestartCount.IsSet() && !envvar.Spawn.IsSet() {
+		report.Notice(fmt.Sprintf("a step takes %d %s: the job can go on with at most %d ranks", total, unit, total))
+	}
+	if asked.AskedBatch == 0 {
+		return // a new run
+	}
+	if given["batch"] == "" && given["accumulate"] == "" || s.batch == asked.AskedBatch && s.accumulate == asked.AskedAccumulate {
+		return
+	}
+	each := fmt.Sprintf("%d a rank", s.batch)
+	if s.uneven > 0 {
+		each = fmt.Sprintf("at most %d a rank", s.batch)
+	}
+	if s.accumulate > 1 {
+		each += fmt.Sprintf(" in each of %d passes", s.accumulate)
+	}
+	report.Notice(fmt.Sprintf("a step stays %d %s on %d %s: --batch %d becomes %s", s.total(), unit, s.ranks, plural(s.ranks, "rank"), asked.AskedBatch, each))
 }

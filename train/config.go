@@ -54,7 +54,7 @@ type LMConfig struct {
 	SampleTokens int    `json:"sample_tokens" usage:"{tokens} of text to print at the end"`
 	Prompt       string `json:"prompt" usage:"{text} that the sample goes on from"`
 
-	Uneven int `json:"uneven,omitempty"` // sequences of a step that the ranks cannot share out evenly
+	StepShare
 	TuneConfig
 }
 
@@ -137,9 +137,9 @@ func (c *LMConfig) adopt(saved LMConfig, s *config.Settings, path string) error 
 		conflicts = append(conflicts, fmt.Sprintf("--init-from is %s, the checkpoint's run %s", c.InitFrom, cmp.Or(saved.InitFrom, "began with a new model")))
 	}
 	size := c.size()
-	if conflict := size.adopt(saved.size(), s.Given(), "sequences"); conflict != "" {
+	if conflict := size.resume(saved.size(), saved.StepShare, &c.StepShare, s.Given(), "sequences"); conflict != "" {
 		conflicts = append(conflicts, conflict)
 	}
-	c.Batch, c.Accumulate, c.Uneven = size.batch, size.accumulate, size.uneven
+	c.Batch, c.Accumulate = size.batch, size.accumulate
 	return conflicting("lm", c.Out, conflicts)
 }

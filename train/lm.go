@@ -65,7 +65,7 @@ func (r *lmRun) model() models.CausalLM {
 func LM(ctx context.Context, group *dist.Group, cfg LMConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
 	if given["ranks"] != "" && cfg.Ranks != group.Size() {
-		return fmt.Errorf("train lm: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
+		return settled(fmt.Errorf("train lm: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
 	}
 	cfg.Ranks = group.Size()
 	return newLMRun(cfg, given, group, report).run(ctx)
@@ -80,25 +80,13 @@ func newLMRun(cfg LMConfig, given map[string]string, group *dist.Group, report R
 
 // run makes the task and does it.
 func (r *lmRun) run(ctx context.Context) error {
-	saved, err := r.findRun(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.cfg.Validate(); err != nil {
-		return err
-	}
-	if r.cfg.InitFrom != "" {
-		if err := r.openBase(ctx, saved); err != nil {
-			return err
-		}
-	}
 	defer r.closeShards()
-	if err := r.openData(ctx, saved); err != nil {
-		return err
+	saved, err := r.prepare(ctx)
+	if err != nil {
+		return settled(err)
 	}
-	if err := r.buildModel(saved); err != nil {
-		return err
-	}
+	r.cfg.size().tell(r.report, r.cfg.StepShare, r.settings.Given(), "sequences")
+	r.cfg.begin(r.cfg.size())
 	recipe, err := json.Marshal(r.cfg)
 	if err != nil {
 		return fmt.Errorf("train lm: save the recipe: %w", err)
@@ -109,6 +97,26 @@ func (r *lmRun) run(ctx context.Context) error {
 		EvalEvery: r.cfg.EvalEvery, Best: true, Patience: r.cfg.Patience, MinDelta: r.cfg.MinDelta,
 		SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
 	}, r.report)
+}
+
+// prepare finds and makes what the task consists of, and the run to go on with.
+func (r *lmRun) prepare(ctx context.Context) (*SavedRun, error) {
+	saved, err := r.findRun(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if r.cfg.InitFrom != "" {
+		if err := r.openBase(ctx, saved); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.openData(ctx, saved); err != nil {
+		return nil, err
+	}
+	return saved, r.buildModel(saved)
 }
 
 // task is what there is to know about training a GPT on text.
@@ -151,7 +159,10 @@ func (r *lmRun) findRun(ctx context.Context) (*SavedRun, error) {
 		return nil, err
 	}
 	r.was = recipe
-	return s, r.cfg.adopt(recipe, r.settings, s.Checkpoint.Path)
+	if err := r.cfg.adopt(recipe, r.settings, s.Checkpoint.Path); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 // config is what config.toml says.

@@ -50,7 +50,7 @@ type recRun struct {
 func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
 	if given["ranks"] != "" && cfg.Ranks != group.Size() {
-		return fmt.Errorf("train rec: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
+		return settled(fmt.Errorf("train rec: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
 	}
 	cfg.Ranks = group.Size()
 	return newRecRun(cfg, given, group, report).run(ctx)
@@ -192,23 +192,12 @@ func (c RecConfig) open(ctx context.Context) (training, validation *table.Part, 
 
 // run makes the task and does it.
 func (r *recRun) run(ctx context.Context) error {
-	saved, err := r.findRun(ctx)
+	saved, err := r.prepare(ctx)
 	if err != nil {
-		return err
+		return settled(err)
 	}
-	if err := r.cfg.Validate(); err != nil {
-		return err
-	}
-	if err := r.resolve(); err != nil {
-		return err
-	}
-	if err := r.load(ctx, saved); err != nil {
-		return err
-	}
-	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
-	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), table.Measure(r.training)); err != nil {
-		return fmt.Errorf("train rec: %w", err)
-	}
+	r.cfg.size().tell(r.report, r.cfg.StepShare, r.settings.Given(), "rows")
+	r.cfg.begin(r.cfg.size())
 	recipe, err := json.Marshal(r.cfg)
 	if err != nil {
 		return fmt.Errorf("train rec: save the recipe: %w", err)
@@ -218,6 +207,28 @@ func (r *recRun) run(ctx context.Context) error {
 		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
 		EvalEvery: r.cfg.EvalEvery, Best: r.cfg.Best, Patience: r.cfg.Patience, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
 	}, r.report)
+}
+
+// prepare finds and makes what the task consists of, and the run to go on with.
+func (r *recRun) prepare(ctx context.Context) (*SavedRun, error) {
+	saved, err := r.findRun(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := r.resolve(); err != nil {
+		return nil, err
+	}
+	if err := r.load(ctx, saved); err != nil {
+		return nil, err
+	}
+	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
+	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), table.Measure(r.training)); err != nil {
+		return nil, fmt.Errorf("train rec: %w", err)
+	}
+	return saved, nil
 }
 
 // smallBytes is the size of data that is read before the ranks start, to tell

@@ -56,7 +56,7 @@ type RecConfig struct {
 	Keep      int  `json:"keep" usage:"{number} of checkpoints that stay"`
 	Workers   int  `json:"workers" run:"here" usage:"{goroutines} a rank that make batches; 0 makes them in the step"`
 
-	Uneven int `json:"uneven,omitempty"` // rows of a step that the ranks cannot share out evenly
+	StepShare
 }
 
 // DefaultRec is the recipe for some ten seconds on two cores.
@@ -145,9 +145,9 @@ func (c RecConfig) size() stepSize { return stepSize{c.Ranks, c.Batch, c.Accumul
 func (c *RecConfig) adopt(saved RecConfig, s *config.Settings, path string) error {
 	conflicts := s.Adopt(&saved, filepath.Base(path))
 	size := c.size()
-	if conflict := size.adopt(saved.size(), s.Given(), "rows"); conflict != "" {
+	if conflict := size.resume(saved.size(), saved.StepShare, &c.StepShare, s.Given(), "rows"); conflict != "" {
 		conflicts = append(conflicts, conflict)
 	}
-	c.Batch, c.Accumulate, c.Uneven = size.batch, size.accumulate, size.uneven
+	c.Batch, c.Accumulate = size.batch, size.accumulate
 	return conflicting("rec", c.Out, conflicts)
 }

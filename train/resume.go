@@ -29,7 +29,8 @@ import (
 // Rank 0 looks for the newest good checkpoint in dir, which all ranks see; every
 // rank calls load with that one, and Resume returns its step. Without a checkpoint
 // the step is 0, and load is not called. Rank 0 says on standard error which damaged ones it passed
-// over. When one rank cannot load it, all have an error that names that rank.
+// over. When one rank cannot load it, all have an error that names that rank, and the
+// launcher does not start the ranks again, unless what failed was the disk.
 func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *checkpoint.Checkpoint) error) (step int, err error) {
 	fail := func(err error) (int, error) { return 0, fmt.Errorf("train: resume from %s: %w", dir, err) }
 	// What rank 0 has found, for all.
@@ -55,7 +56,7 @@ func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *ch
 	}
 	switch {
 	case found.Err != "" && group.Rank() == 0:
-		return fail(mine)
+		return fail(settled(mine))
 	case found.Err != "":
 		return fail(fmt.Errorf("rank 0: %s", found.Err))
 	case found.Path == "":
@@ -74,7 +75,7 @@ func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *ch
 	texts, gathered := dist.AllGatherObject(ctx, group, text)
 	switch {
 	case err != nil:
-		return fail(err)
+		return fail(settled(err))
 	case gathered != nil:
 		return fail(gathered)
 	}

@@ -71,18 +71,18 @@ func reporterOf(group *dist.Group, report Reporter) Reporter {
 // run does the job.
 func (r *trainer[B]) run(ctx context.Context) (err error) {
 	if r.task.Model == nil || r.task.Loss == nil || r.task.Optimizer == nil || r.task.Feed == nil {
-		return r.errorf("a task needs Model, Loss, Optimizer and Feed")
+		return settled(r.errorf("a task needs Model, Loss, Optimizer and Feed"))
 	}
 	if r.task.Schedule != nil && r.task.Plateau != nil {
-		return r.errorf("a task has a Schedule or a Plateau, not both: each would overwrite the other's rates")
+		return settled(r.errorf("a task has a Schedule or a Plateau, not both: each would overwrite the other's rates"))
 	}
 	if r.o, err = r.o.resolve(r.task.Name, r.task.Samples); err != nil {
-		return err
+		return settled(err)
 	}
 	saved := r.o.From
 	if saved == nil {
 		if saved, err = FindRun(ctx, r.task.Name, r.o.Out, r.report.Notice); err != nil {
-			return err
+			return settled(err)
 		}
 	}
 	if err := r.prepare(ctx, saved); err != nil {
@@ -95,7 +95,7 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 	if r.group.Rank() == 0 {
 		release, err := claim(ctx, r.o.Out)
 		if err != nil {
-			return r.errorf("checkpoints cannot be saved in %s: %w", r.o.Out, err)
+			return settled(r.errorf("checkpoints cannot be saved in %s: %w", r.o.Out, err))
 		}
 		defer release()
 	}
@@ -162,7 +162,7 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	}
 	if saved != nil {
 		if err := r.load(saved); err != nil {
-			return err
+			return settled(err)
 		}
 		r.keptBest(ctx)
 		if was := r.standing.Batch; was > 0 && r.o.Batch > 0 && was != r.o.Batch {
@@ -183,7 +183,7 @@ func (r *trainer[B]) startFeed(ctx context.Context, saved *SavedRun) (err error)
 	}
 	r.feed, err = r.task.Feed(context.WithoutCancel(ctx), from)
 	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
-		return r.errorf("the data are not those that %s was saved with: %w", saved.Checkpoint.Path, err)
+		return settled(r.errorf("the data are not those that %s was saved with: %w", saved.Checkpoint.Path, err))
 	}
 	if err != nil {
 		return r.errorf("%w", err)
@@ -227,8 +227,8 @@ func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
 	for rank := range r.group.Size() {
 		of := v[numbers*rank:]
 		if of[0] != v[0] {
-			return r.errorf("rank %d found %s, rank 0 %s (out %s): the ranks of all hosts must see the same directory, on a file system that they share",
-				rank, checkpointOf(of[0]), checkpointOf(v[0]), r.o.Out)
+			return settled(r.errorf("rank %d found %s, rank 0 %s (out %s): the ranks of all hosts must see the same directory, on a file system that they share",
+				rank, checkpointOf(of[0]), checkpointOf(v[0]), r.o.Out))
 		}
 		var differ []string
 		for i, name := range names {
@@ -237,8 +237,8 @@ func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
 			}
 		}
 		if len(differ) > 0 {
-			return r.errorf("rank %d sees other data or flags than rank 0 (out %s): %s not the same: give all ranks the same",
-				rank, r.o.Out, strings.Join(differ, ", "))
+			return settled(r.errorf("rank %d sees other data or flags than rank 0 (out %s): %s not the same: give all ranks the same",
+				rank, r.o.Out, strings.Join(differ, ", ")))
 		}
 	}
 	return nil

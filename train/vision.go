@@ -41,7 +41,7 @@ type visionRun struct {
 func Vision(ctx context.Context, group *dist.Group, cfg VisionConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
 	if given["ranks"] != "" && cfg.Ranks != group.Size() {
-		return fmt.Errorf("train vision: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size())
+		return settled(fmt.Errorf("train vision: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
 	}
 	cfg.Ranks = group.Size()
 	return newVisionRun(cfg, given, group, report).run(ctx)
@@ -165,29 +165,13 @@ func (r *visionRun) describe() ClassifierConfig {
 
 // run makes the task and does it.
 func (r *visionRun) run(ctx context.Context) error {
-	saved, err := r.findRun(ctx)
-	if err != nil {
-		return err
-	}
-	if err := r.cfg.Validate(); err != nil {
-		return err
-	}
 	defer r.close()
-	if err := r.resolve(); err != nil {
-		return err
+	saved, err := r.prepare(ctx)
+	if err != nil {
+		return settled(err)
 	}
-	if text := unseen(r.training); text != "" {
-		r.report.Notice(text)
-	}
-	described := r.describe()
-	if _, _, _, fixed := r.training.Shape(); fixed {
-		if err := r.measure(ctx, &described); err != nil {
-			return fmt.Errorf("train vision: %w", err)
-		}
-	}
-	if r.classifier, err = NewClassifier(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, described); err != nil {
-		return fmt.Errorf("train vision: %w", err)
-	}
+	r.cfg.size().tell(r.report, r.cfg.StepShare, r.settings.Given(), "images")
+	r.cfg.begin(r.cfg.size())
 	recipe, err := json.Marshal(r.cfg)
 	if err != nil {
 		return fmt.Errorf("train vision: save the recipe: %w", err)
@@ -197,6 +181,33 @@ func (r *visionRun) run(ctx context.Context) error {
 		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
 		EvalEvery: r.cfg.EvalEvery, Best: r.cfg.Best, Patience: r.cfg.Patience, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
 	}, r.report)
+}
+
+// prepare finds and makes what the task consists of, and the run to go on with.
+func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
+	saved, err := r.findRun(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := r.resolve(); err != nil {
+		return nil, err
+	}
+	if text := unseen(r.training); text != "" {
+		r.report.Notice(text)
+	}
+	described := r.describe()
+	if _, _, _, fixed := r.training.Shape(); fixed {
+		if err := r.measure(ctx, &described); err != nil {
+			return nil, fmt.Errorf("train vision: %w", err)
+		}
+	}
+	if r.classifier, err = NewClassifier(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, described); err != nil {
+		return nil, fmt.Errorf("train vision: %w", err)
+	}
+	return saved, nil
 }
 
 // unseen says which classes have no image to train on; "" if all have some.

@@ -49,7 +49,7 @@ type VisionConfig struct {
 	SaveEvery int  `json:"save_every" usage:"{steps} between checkpoints; 0 saves at the end"`
 	Keep      int  `json:"keep" usage:"{number} of checkpoints that stay"`
 
-	Uneven int `json:"uneven,omitempty"` // images of a step that the ranks cannot share out evenly
+	StepShare
 }
 
 // The ways in which training images are varied.
@@ -132,9 +132,9 @@ func (c VisionConfig) steps(n int) int {
 func (c *VisionConfig) adopt(saved VisionConfig, s *config.Settings, path string) error {
 	conflicts := s.Adopt(&saved, filepath.Base(path))
 	size := c.size()
-	if conflict := size.adopt(saved.size(), s.Given(), "images"); conflict != "" {
+	if conflict := size.resume(saved.size(), saved.StepShare, &c.StepShare, s.Given(), "images"); conflict != "" {
 		conflicts = append(conflicts, conflict)
 	}
-	c.Batch, c.Accumulate, c.Uneven = size.batch, size.accumulate, size.uneven
+	c.Batch, c.Accumulate = size.batch, size.accumulate
 	return conflicting("vision", c.Out, conflicts)
 }

@@ -50,9 +50,11 @@ func report(err error, stderr io.Writer) int {
 		job.Report(stderr)
 		return launch.ExitCode(err)
 	case errors.As(err, &config):
+		launch.Record(launch.Final(err), "")
 		fmt.Fprintf(stderr, "cohort: %v\n", err)
 		return launch.ExitCode(err)
 	case errors.As(err, &usage):
+		launch.Record(launch.Final(err), "") // a launcher above need not try again
 		fmt.Fprintf(stderr, "cohort: %s\n", inWords(err))
 		return exitUsage
 	default:

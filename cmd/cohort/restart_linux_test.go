@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -45,5 +46,50 @@ func TestRestartsGoOn(t *testing.T) {
 	report, err := data.CheckOrder(filepath.Join(out, data.OrderDir), data.CheckOptions{Steps: 400})
 	if err != nil || report.Err() != nil || report.Steps != 400 || len(report.Attempts) != 3 || !report.Ended {
 		t.Errorf("%v\n%v", err, report)
+	}
+}
+
+// TestAnotherNumberOfRanks: the command with its --batch goes on with the same samples
+// a step on any number of ranks, and what would fail again is tried once.
+func TestAnotherNumberOfRanks(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "run")
+	job := func(ranks string, args ...string) (int, string, string) {
+		t.Helper()
+		all := []string{"run", "--max-restarts", "5", "--nproc-per-node", ranks, "--", os.Args[0], "train", "rec", "--rows", "4000", "--eval-every", "1000", "--out", out}
+		j := start(t, nil, append(all, args...)...)
+		code := j.wait(t)
+		stdout, stderr := j.output()
+		return code, stdout, stderr
+	}
+	epochs := 0
+	for _, c := range []struct{ ranks, want string }{
+		{"3", "step 12/12"},
+		{"2", "a step stays 300 rows on 2 ranks: --batch 100 becomes 75 a rank in each of 2 passes"},
+		{"4", "a step stays 300 rows on 4 ranks: --batch 100 becomes 75 a rank"},
+		{"3", "step 48/48"},
+	} {
+		epochs++
+		code, stdout, stderr := job(c.ranks, "--batch", "100", "--epochs", strconv.Itoa(epochs))
+		if code != 0 || !strings.Contains(stdout, c.want) {
+			t.Fatalf("%s ranks: code %d, want %q\n%s\n%s", c.ranks, code, c.want, stdout, stderr)
+		}
+	}
+	report, err := data.CheckOrder(filepath.Join(out, data.OrderDir), data.CheckOptions{})
+	if err != nil || report.Err() != nil || report.Steps != 48 || len(report.Attempts) != 4 || !report.Ended {
+		t.Errorf("%v\n%v", err, report)
+	}
+	for args, want := range map[string]string{
+		"--batch 200":          "the checkpoint in " + out + " is of another run: ranks × rows: 2 × 200 = 400 a step",
+		"--seed 7":             "--seed is 7, the checkpoint's 1",
+		"--batchh 200":         "unknown flag --batchh",
+		"--batch many":         "invalid argument",
+		"--data none.csv":      "none.csv",
+		"--out /dev/null/none": "not a directory",
+		"--lr -1":              "--lr is -1, want a finite number above 0",
+	} {
+		code, stdout, stderr := job("2", strings.Fields(args)...)
+		if code != 1 || !strings.Contains(stderr, want) || strings.Contains(stderr, "restart 1 of 5") || !strings.Contains(stderr, "the 5 restarts that are left are not used") {
+			t.Errorf("%s: code %d, want one attempt and %q\n%s\n%s", args, code, want, stdout, stderr)
+		}
 	}
 }

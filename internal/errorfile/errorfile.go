@@ -7,6 +7,9 @@
 //	{"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "…", "timestamp": "1763634466"}}}
 //	{"message": "boom", "timestamp": 1763634466}
 //
+// A worker of ours that would end in the same way again, such as for a setting that
+// makes no sense, adds "cohort_final": true to the first form's extraInfo ([Final]).
+//
 // A launcher that is itself watched by another one hands the file of the worker
 // that failed first on, with the worker's exit code added ([WithCode]).
 //
@@ -41,6 +44,8 @@ type Error struct {
 	Callstack string
 	// Time is when, to the second; the zero time where the file does not say.
 	Time time.Time
+	// Final says that the worker, started again, would end in the same way.
+	Final bool
 }
 
 // file is the format; Message is a text or a message.
@@ -57,6 +62,7 @@ type message struct {
 type extra struct {
 	Callstack string          `json:"py_callstack,omitempty"`
 	Timestamp json.RawMessage `json:"timestamp,omitempty"`
+	Final     json.RawMessage `json:"cohort_final,omitempty"`
 }
 
 // Write makes the file at path, in one step, for its owner alone to read.
@@ -65,7 +71,11 @@ func Write(path string, e Error) error {
 	if err != nil {
 		return fmt.Errorf("error file %s: %w", path, err)
 	}
-	m, err := json.Marshal(message{Message: clip(e.Message), ExtraInfo: extra{clip(e.Callstack), stamp}})
+	var final json.RawMessage
+	if e.Final {
+		final = json.RawMessage("true")
+	}
+	m, err := json.Marshal(message{Message: clip(e.Message), ExtraInfo: extra{clip(e.Callstack), stamp, final}})
 	if err != nil {
 		return fmt.Errorf("error file %s: %w", path, err)
 	}
@@ -118,7 +128,8 @@ func Record(err error, stack string) {
 	if said, _, e := Read(path); e == nil && said.Message == err.Error() {
 		return
 	}
-	_ = Write(path, Error{Message: err.Error(), Callstack: stack, Time: time.Now()}) // its end says so too
+	final := (*Final)(nil)
+	_ = Write(path, Error{Message: err.Error(), Callstack: stack, Time: time.Now(), Final: errors.As(err, &final)}) // its end says so too
 }
 
 // Read reads the file at path, and returns its bytes too. The error is
@@ -165,7 +176,7 @@ func Parse(b []byte) (*Error, error) {
 	if err := json.Unmarshal(f.Message, &m); err != nil {
 		return nil, fmt.Errorf("its message is neither a text nor an object with one: %w", err)
 	}
-	return &Error{Message: m.Message, Callstack: m.ExtraInfo.Callstack, Time: parseTime(m.ExtraInfo.Timestamp)}, nil
+	return &Error{Message: m.Message, Callstack: m.ExtraInfo.Callstack, Time: parseTime(m.ExtraInfo.Timestamp), Final: string(m.ExtraInfo.Final) == "true"}, nil
 }
 
 // parseTime reads seconds since 1970, as a number or as a text.

@@ -16,12 +16,14 @@ import (
 func TestParse(t *testing.T) {
 	at := time.Unix(1763634466, 0)
 	for text, want := range map[string]*Error{
-		`{"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "a\nb", "timestamp": "1763634466"}}}`: {"ValueError: boom", "a\nb", at},
-		`{"message": {"message": "m", "extraInfo": {"timestamp": 1763634466.7}}, "more": 1}`:                             {"m", "", at},
-		`{"message": "boom", "timestamp": 1763634466}`:                                                                   {"boom", "", at},
-		`{"message": "boom", "timestamp": "1763634466"}`:                                                                 {"boom", "", at},
-		`{"message": "boom", "timestamp": -5}`:                                                                           {"boom", "", time.Time{}},
-		`{"message": "boom", "timestamp": "99999999999999999999"}`:                                                       {"boom", "", time.Time{}},
+		`{"message": {"message": "ValueError: boom", "extraInfo": {"py_callstack": "a\nb", "timestamp": "1763634466"}}}`: {"ValueError: boom", "a\nb", at, false},
+		`{"message": {"message": "m", "extraInfo": {"timestamp": 1763634466.7}}, "more": 1}`:                             {"m", "", at, false},
+		`{"message": "boom", "timestamp": 1763634466}`:                                                                   {"boom", "", at, false},
+		`{"message": "boom", "timestamp": "1763634466"}`:                                                                 {"boom", "", at, false},
+		`{"message": "boom", "timestamp": -5}`:                                                                           {"boom", "", time.Time{}, false},
+		`{"message": "boom", "timestamp": "99999999999999999999"}`:                                                       {"boom", "", time.Time{}, false},
+		`{"message": {"message": "m", "extraInfo": {"cohort_final": true}}}`:                                             {"m", "", time.Time{}, true},
+		`{"message": {"message": "m", "extraInfo": {"cohort_final": "maybe"}}}`:                                          {"m", "", time.Time{}, false},
 		`{"message": {}}`:             {},
 		`{"message": null}`:           {},
 		`{}`:                          nil,
@@ -43,7 +45,7 @@ func TestWriteRead(t *testing.T) {
 	if _, _, err := Read(path); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
-	want := &Error{"it \"broke\"", "line 1\nline 2", time.Unix(1763634466, 0)}
+	want := &Error{"it \"broke\"", "line 1\nline 2", time.Unix(1763634466, 0), true}
 	if err := Write(path, *want); err != nil {
 		t.Fatal(err)
 	}

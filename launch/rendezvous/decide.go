@@ -287,8 +287,19 @@ func (d *decider) gather(now time.Time, n *State) (changed bool) {
 	if last || n.Ending != nil && !n.Ending.Judged || !d.ready(n) {
 		return changed
 	}
+	if e := n.Ending; e != nil && e.Cause == Failure && !e.Lost && d.final(n) {
+		return shut(n, false, e.Text+"; it would happen again, so that restarts are of no use")
+	}
 	d.form(n)
 	return true
+}
+
+// final reports whether ranks of the round that has ended would fail again.
+func (d *decider) final(n *State) bool {
+	return slices.ContainsFunc(n.Members, func(m Node) bool {
+		c := d.card(m.ID)
+		return c != nil && c.Final && c.Round == n.Round
+	})
 }
 
 // answered reports whether every member of the round has heard how it ended. With

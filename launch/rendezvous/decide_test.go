@@ -53,3 +53,62 @@ func TestRankTaken(t *testing.T) {
 		}
 	}
 }
+
+// TestFinalFailure: ranks that would fail again end the job though restarts are left,
+// whenever their node says so, but not where a node has gone too: others go on then.
+func TestFinalFailure(t *testing.T) {
+	for _, c := range []struct {
+		first, final, leaves bool // whether the first card of the failure says it; any; and a node leaves with it
+		restarts             int
+		closed               bool
+	}{
+		{true, true, false, 1, true},
+		{false, true, false, 1, true}, // known once the program had printed all
+		{false, false, false, 1, false},
+		{true, true, true, 0, false},
+	} {
+		set := Settings{Job: "job", Min: 1, Max: 2, MaxRestarts: 3, Timing: DefaultTiming()}
+		s := &State{Version: 1, Born: someID, Job: set.Job, Min: set.Min, Max: set.Max, MaxRestarts: set.MaxRestarts, Lost: set.Timing.Lost(), Phase: Running, Round: 1, Arrived: 2}
+		var cards []*Card
+		var list []string
+		for i := range 2 {
+			node := Node{ID: fmt.Sprintf("%016x", i), Host: fmt.Sprint("host", i), Addr: "10.0.0.1", NumRanks: 1, Rank: -1}
+			cards = append(cards, &Card{Node: node, Min: set.Min, Max: set.Max, MaxRestarts: set.MaxRestarts, Lost: s.Lost, Round: 1, Status: Busy})
+			s.Members, list = append(s.Members, node), append(list, node.ID)
+		}
+		d, now := newDecider(&set), time.Now()
+		for i := range 20 {
+			now = now.Add(set.Timing.Beat)
+			switch {
+			case i == 2:
+				cards[1].Status, cards[1].Text, cards[1].Final = Failed, "rank 1 has no data", c.first
+				if c.leaves {
+					cards[0].Status = Left
+				}
+			case s.Phase == Gathering:
+				for k, card := range cards {
+					if card.Status != Left {
+						card.Status, card.Final = Ready, c.final && k == 1
+					}
+				}
+			}
+			var seen []Card
+			for _, card := range cards {
+				card.Beat++
+				card.Seen = s.Version
+				seen = append(seen, *card)
+			}
+			d.arrivals(s, list)
+			d.look(now, seen)
+			if next := d.decide(now, s, len(list)); next != nil {
+				s = next
+			}
+			if s.Phase != Gathering && i > 2 {
+				break
+			}
+		}
+		if closed := s.Phase == Closed; closed != c.closed || s.Restarts != c.restarts || closed && !strings.Contains(s.Text, "rank 1 has no data; it would happen again") {
+			t.Errorf("%+v: %+v", c, s)
+		}
+	}
+}

@@ -39,6 +39,7 @@ type Machine struct {
 	running   bool      // ranks run
 	runs      int       // the round that they run in
 	stopping  bool      // and have been told to stop
+	final     bool      // those that ran last would fail again
 	killed    bool
 	leaving   bool
 	leftAt    time.Time
@@ -98,11 +99,13 @@ type (
 		Round  int
 		Status Status // Done or Failed; what else, where the ranks had been told to stop, does not matter
 		Text   string
+		Final  bool // the ranks would fail again
 	}
 	// Failing says that a rank has failed, and the others are about to end.
 	Failing struct {
 		Round int
 		Text  string
+		Final bool
 	}
 	// Leave asks the node to go.
 	Leave struct{ Text string }
@@ -291,7 +294,7 @@ func (m *Machine) Step(now time.Time, e Event) []Action {
 		out = m.ended(e)
 	case Failing:
 		if m.running && !m.stopping && !m.leaving && e.Round == m.runs {
-			m.status, m.text, m.dirty = Failed, clip(e.Text), true
+			m.status, m.text, m.final, m.dirty = Failed, clip(e.Text), e.Final, true
 		}
 	case Leave:
 		out = m.leave(now, e.Text)
@@ -369,7 +372,7 @@ func (m *Machine) learn(now time.Time, s *State) (out []Action) {
 		}
 	case s.Phase == Running && mine >= 0 && s.Round > m.round && !m.running:
 		m.running, m.stopping, m.killed = true, false, false
-		m.status, m.round, m.runs, m.text = Busy, s.Round, s.Round, ""
+		m.status, m.round, m.runs, m.text, m.final = Busy, s.Round, s.Round, "", false
 		if m.proof.Add(m.set.Timing.Fence()).Before(now) { // news from long ago
 			m.running, m.status, m.text = false, Ready, "the node had been cut off from the store"
 			return out
@@ -406,6 +409,7 @@ func (m *Machine) ended(e Ended) []Action {
 		return nil
 	}
 	m.running, m.dirty = false, true
+	m.final = m.final || e.Final
 	switch {
 	case m.leaving, m.state != nil && m.state.Phase == Closed:
 		m.status = Left
@@ -577,7 +581,7 @@ func (m *Machine) awaitsOthers() bool { return m.me.Hosts && m.state.Phase == Cl
 
 func (m *Machine) card() Card {
 	m.beat++
-	c := Card{Node: m.me, Min: m.set.Min, Max: m.set.Max, MaxRestarts: m.set.MaxRestarts, Lost: m.set.Timing.Lost(), Beat: m.beat, Round: m.round, Status: m.status, Text: m.text}
+	c := Card{Node: m.me, Min: m.set.Min, Max: m.set.Max, MaxRestarts: m.set.MaxRestarts, Lost: m.set.Timing.Lost(), Beat: m.beat, Round: m.round, Status: m.status, Text: m.text, Final: m.final}
 	if m.state != nil {
 		c.Seen = m.state.Version
 	}

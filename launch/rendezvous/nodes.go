@@ -245,7 +245,7 @@ func (a *agent) start(p Place) {
 		},
 		OnFailure: func(f launch.Failure) {
 			if !f.Stopped {
-				a.running.Go(func() { a.happened(Failing{Round: p.Round, Text: f.Line()}) })
+				a.running.Go(func() { a.happened(Failing{Round: p.Round, Text: f.Line(), Final: f.Final}) })
 			}
 		},
 	}
@@ -255,6 +255,8 @@ func (a *agent) start(p Place) {
 		e := Ended{Round: p.Round, Status: Done}
 		if err != nil {
 			e.Status, e.Text = Failed, err.Error()
+			failed := (*launch.Error)(nil)
+			e.Final = errors.As(err, &failed) && failed.Final()
 		}
 		a.happened(note{func() { a.finished(err) }})
 		a.happened(e)

@@ -107,6 +107,8 @@ type Card struct {
 	Round  int    `json:"round"`          // the last one that it took part in, or has seen end
 	Status Status `json:"status"`         // what its ranks do
 	Text   string `json:"text,omitempty"` // why they failed, or why it leaves
+	// Final says that those that failed in the card's round would do so again.
+	Final bool `json:"final,omitempty"`
 }
 
 // Phase is where a job stands.
