@@ -99,3 +99,32 @@ func TestSetGrad(t *testing.T) {
 	}()
 	p.SetGrad(tensor.Zeros(3))
 }
+
+// A gradient, and its memory, goes with a value of another dtype, shape or device.
+func TestSetDataDropsWhatDoesNotFit(t *testing.T) {
+	for _, c := range []struct {
+		data  *tensor.Tensor
+		stays bool
+	}{
+		{tensor.Zeros(2, 3), true},
+		{tensor.Zeros(3, 2), false},
+		{tensor.Zeros(2, 3).To(tensor.BFloat16), false},
+		{tensor.New(tensor.Meta, tensor.Float32, 2, 3), false},
+	} {
+		p := NewParameter(tensor.Full(1, 2, 3))
+		p.SetGrad(tensor.Full(2, 2, 3))
+		p.SetRowGrad(&tensor.RowGrad{IDs: tensor.FromInt64([]int64{1}), Rows: tensor.Zeros(1, 3), NumRows: 2})
+		p.SetData(c.data)
+		if (p.Grad() != nil) != c.stays || (p.RowGrad() != nil) != c.stays {
+			t.Errorf("the gradient is %v, that by rows %v, after SetData(%v)", p.Grad(), p.RowGrad(), c.data)
+		}
+		buf, _ := p.GradBuffer()
+		if buf.DType() != c.data.DType() || buf.Device() != c.data.Device() || !slices.Equal(buf.Shape(), c.data.Shape()) {
+			t.Errorf("gradients of a %v collect in a %v", c.data, buf)
+		}
+		p.SetGradBuffer(nil)
+		if next, holds := p.GradBuffer(); next == buf || holds {
+			t.Error("SetGradBuffer(nil) kept the buffer")
+		}
+	}
+}

@@ -43,12 +43,15 @@ func (p *Parameter) Name() string { return p.name }
 // Data returns the value, under no tape. Optimizers and loaders write it.
 func (p *Parameter) Data() *tensor.Tensor { return p.data }
 
-// SetData makes data the value, of any shape: a shard of it, say. Hooks stay;
-// the gradient's buffer is dropped if the shape has changed.
+// SetData makes data the value, of any shape, dtype and device: a shard of it, say.
+// Hooks stay; a gradient that does not fit it, and its buffer, are dropped.
 func (p *Parameter) SetData(data *tensor.Tensor) {
 	data.SetName(p.name)
-	if p.grad != nil && !slices.Equal(p.grad.Shape(), data.Shape()) {
+	if p.grad != nil && !(slices.Equal(p.grad.Shape(), data.Shape()) && p.grad.DType() == data.DType() && p.grad.Device() == data.Device()) {
 		p.grad, p.holds = nil, false
+	}
+	if r := p.rows; r != nil && !(slices.Equal([]int{r.NumRows, r.Rows.Dim(1)}, data.Shape()) && r.Rows.DType() == data.DType() && r.Rows.Device() == data.Device()) {
+		p.rows = nil
 	}
 	p.data = data
 }
@@ -85,8 +88,13 @@ func (p *Parameter) SetRowGrad(g *tensor.RowGrad) { p.rows = g }
 func (p *Parameter) ZeroGrad() { p.holds, p.rows = false, nil }
 
 // SetGradBuffer makes gradients collect in buf, dense and of the parameter's
-// shape: a view of a bucket, say. It forgets the present gradient.
+// shape, dtype and device: a view of a bucket, say. nil is memory of the parameter's
+// own. It forgets the present gradient.
 func (p *Parameter) SetGradBuffer(buf *tensor.Tensor) {
+	if buf == nil {
+		p.grad, p.holds = nil, false
+		return
+	}
 	if !slices.Equal(buf.Shape(), p.data.Shape()) || buf.DType() != p.data.DType() || buf.Device() != p.data.Device() || !buf.IsContiguous() {
 		panic(&tensor.Error{
 			Op: "set grad buffer", Names: []string{p.name, ""}, Shapes: [][]int{p.data.Shape(), buf.Shape()},
