@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 	"weak"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -36,8 +37,14 @@ import (
 // Sparse parameters have no bucket: the rows that the ranks have used are
 // gathered at the end of the pass and added up in the order of the ranks.
 //
-// A parameter that a pass did not reach counts as a gradient of zero, so ranks
-// that used different parts of a model stay together.
+// A parameter that a pass did not reach counts as a gradient of zero where another
+// rank has reached it, so ranks that used different parts of a model stay together.
+// One that no rank has reached keeps the gradient that it has, which is none after
+// ZeroGrad, so that optimizers leave it alone.
+//
+// Parameters may be of several floating dtypes: a bucket has one, and is reduced in
+// it. A backward pass that fails leaves the parameters without gradients that other
+// ranks still write to; the DDP has to be made anew then.
 //
 // The ranks may be of PyTorch's DistributedDataParallel too: see [PyTorch].
 type DDP struct {
@@ -62,6 +69,8 @@ type DDP struct {
 	launched int  // buckets 0 … launched-1 have been handed to the group
 
 	rowsReduced bool // the rows of sparse parameters are the same on every rank
+
+	grace time.Duration // how long a pass that has failed waits for reductions under way
 }
 
 // DDPOption is an option of [NewDDP].
@@ -86,11 +95,13 @@ func BucketBytes(first, others int) DDPOption {
 // broadcast_buffers=False.
 func KeepBuffers() DDPOption { return func(o *ddpOptions) { o.keepBuffers = true } }
 
-// bucket is a run of gradients that are reduced together.
+// bucket is a run of gradients of one dtype that are reduced together.
 type bucket struct {
 	params  []*nn.Parameter
-	flat    *tensor.Tensor   // the gradients back to back
+	flat    *tensor.Tensor   // the gradients back to back, and used
 	views   []*tensor.Tensor // of flat, one a parameter
+	used    *tensor.Tensor   // the end of flat: how many ranks have a gradient of each parameter
+	unused  []int            // the parameters that this rank has none of in the present pass
 	missing int              // gradients that have not come yet
 	work    *dist.Work
 	reduced bool // what it holds is the same on every rank
@@ -110,7 +121,7 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	for _, opt := range opts {
 		opt(&o)
 	}
-	d := &DDP{Model: model, group: group, sync: true, late: stragglerWatch{tell: o.onStraggler, named: -1}, bucketOf: make(map[*nn.Parameter]*bucket)}
+	d := &DDP{Model: model, group: group, sync: true, late: stragglerWatch{tell: o.onStraggler, named: -1}, bucketOf: make(map[*nn.Parameter]*bucket), grace: abandonTime}
 	if o.pytorch != nil {
 		for _, p := range nn.Parameters(model) {
 			if p.Frozen {
@@ -122,6 +133,9 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 			return nil, err
 		}
 		return d, nil
+	}
+	if err := checkParams(model); err != nil {
+		return nil, err
 	}
 	if err := verifySame(ctx, group, model); err != nil {
 		return nil, besidePyTorch(err)
@@ -152,17 +166,36 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	return d, nil
 }
 
-// fillBuckets cuts parameters into runs that end when their bytes have reached
-// the limit: first for the first run, then rest.
-func fillBuckets(params []*nn.Parameter, first, rest int) [][]*nn.Parameter {
-	var runs [][]*nn.Parameter
-	limit, size, start := first, 0, 0
-	for i, p := range params {
-		size += p.Data().NumElems() * p.Data().DType().Size()
-		if size >= limit || i == len(params)-1 {
-			runs = append(runs, params[start:i+1])
-			limit, size, start = rest, 0, i+1
+// checkParams fails for a model whose state cannot be communicated, or of which a
+// parameter can have no gradient.
+func checkParams(model any) error {
+	for _, s := range nn.StateDict(model) {
+		if s.Tensor.Device() == tensor.Meta {
+			return fmt.Errorf("ddp: %s is on device %s, which has no data: build the model on one that has, or give it a value by SetData, before NewDDP", s.Name, tensor.Meta.Name())
 		}
+	}
+	for _, p := range nn.Parameters(model) {
+		if d := p.Data().DType(); !p.Frozen && !d.IsFloat() {
+			return fmt.Errorf("ddp: %s is %v, which has no gradient: freeze it, or make it a buffer", p.Name(), d)
+		}
+	}
+	return nil
+}
+
+// fillBuckets cuts the parameters of each dtype into runs that end when their bytes
+// have reached the limit: first for the dtype's first run, then rest.
+func fillBuckets(params []*nn.Parameter, first, rest int) [][]*nn.Parameter {
+	numElems, dtypes, indices := make([]int, len(params)), make([]tensor.DType, len(params)), make([]int, len(params))
+	for i, p := range params {
+		numElems[i], dtypes[i], indices[i] = p.Data().NumElems(), p.Data().DType(), i
+	}
+	var runs [][]*nn.Parameter
+	for _, run := range assignBuckets(numElems, dtypes, []int{first, rest}, indices) {
+		ps := make([]*nn.Parameter, len(run))
+		for i, k := range run {
+			ps[i] = params[k]
+		}
+		runs = append(runs, ps)
 	}
 	return runs
 }
@@ -181,7 +214,9 @@ func (d *DDP) newBucket(params []*nn.Parameter) *bucket {
 	for _, p := range params {
 		numElems += p.Data().NumElems()
 	}
-	b := &bucket{params: params, flat: memoryFor(d.group)(params[0].Data().Device(), tensor.Float32, numElems)}
+	like := params[0].Data()
+	b := &bucket{params: params, flat: memoryFor(d.group)(like.Device(), like.DType(), numElems+len(params))}
+	b.used = b.flat.Narrow(0, numElems, len(params))
 	offset := 0
 	for _, p := range params {
 		n := p.Data().NumElems()
@@ -268,6 +303,7 @@ func (d *DDP) prepare(c *nn.Ctx) {
 	tape.BeforeBackward(func(context.Context) error { return d.begin(sync) })
 	if sync {
 		tape.AfterBackward(d.finish)
+		tape.AfterFailure(d.abandon)
 	}
 }
 
@@ -309,10 +345,11 @@ func (d *DDP) isNew(tape *tensor.Tape) bool {
 // this rank alone, already divided by the number of ranks, and the first one
 // afterwards sums them over the ranks. For gradient accumulation over
 // microbatches: fn runs the forward passes (what counts is when a pass was
-// begun) and their backward passes.
+// begun) and their backward passes. Inside another NoSync it changes nothing.
 func (d *DDP) NoSync(fn func() error) error {
+	outside := d.sync
 	d.sync = false
-	defer func() { d.sync = true }()
+	defer func() { d.sync = outside }()
 	return fn()
 }
 
@@ -326,12 +363,15 @@ func (d *DDP) begin(sync bool) error {
 	if err := d.stillFrozen(); err != nil {
 		return err
 	}
+	if err := d.stillInBuckets(); err != nil {
+		return err
+	}
 	if err := d.beginRows(); err != nil {
 		return err
 	}
 	d.reducing, d.launched = sync, 0
 	for _, b := range d.buckets {
-		b.missing = len(b.params)
+		b.missing, b.unused = len(b.params), b.unused[:0]
 		if !b.reduced {
 			continue
 		}
@@ -356,6 +396,19 @@ func (d *DDP) stillFrozen() error {
 	return nil
 }
 
+// stillInBuckets fails for a parameter whose gradient would not come to its bucket.
+func (d *DDP) stillInBuckets() error {
+	for _, b := range d.buckets {
+		for i, p := range b.params {
+			if buf, _ := p.GradBuffer(); buf != b.views[i] {
+				return fmt.Errorf("ddp: the gradient of %s has got other memory than its bucket since NewDDP, by SetData with another shape or dtype, SetGrad, SetGradBuffer or a later NewDDP, "+
+					"so the ranks would not share it: call NewDDP again", p.Name())
+			}
+		}
+	}
+	return nil
+}
+
 // gradReady is called by the backward pass for each parameter.
 func (d *DDP) gradReady(ctx context.Context, p *nn.Parameter) error {
 	if !d.reducing {
@@ -371,6 +424,10 @@ func (d *DDP) gradReady(ctx context.Context, p *nn.Parameter) error {
 func (d *DDP) launch(ctx context.Context) {
 	for d.launched < len(d.buckets) && d.buckets[d.launched].missing == 0 {
 		b := d.buckets[d.launched]
+		b.used.Fill(1)
+		for _, i := range b.unused {
+			b.used.Narrow(0, i, 1).Fill(0)
+		}
 		b.work = d.group.AllReduceAsync(ctx, b.flat, dist.Sum)
 		d.launched++
 	}
@@ -380,15 +437,9 @@ func (d *DDP) launch(ctx context.Context) {
 func (d *DDP) finish(ctx context.Context) error {
 	for _, b := range d.buckets[d.launched:] {
 		for i, p := range b.params {
-			if p.Grad() != nil {
-				continue
-			}
-			b.views[i].Fill(0)
-			if p.Frozen { // since NewDDP
-				continue
-			}
-			if err := p.GradReady(ctx); err != nil {
-				return err
+			if p.Grad() == nil {
+				b.views[i].Fill(0)
+				b.unused = append(b.unused, i)
 			}
 		}
 		b.missing = 0
@@ -396,17 +447,63 @@ func (d *DDP) finish(ctx context.Context) error {
 	d.launch(ctx)
 	first := d.sumRows(ctx)
 	// The reductions end with ctx themselves, and then say for whom they waited.
-	ctx = context.WithoutCancel(ctx)
+	wait := context.WithoutCancel(ctx)
 	for i, b := range d.buckets {
-		if err := b.work.Wait(ctx); err != nil && first == nil {
+		if err := b.work.Wait(wait); err != nil && first == nil {
 			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
 				i, len(d.buckets), b.params[0].Name(), b.params[len(b.params)-1].Name(), err)
 		}
 		b.reduced = true
 	}
 	d.reducing = first != nil
-	if first == nil {
-		d.late.look(d.group)
+	if first != nil {
+		return first
 	}
-	return first
+	d.late.look(d.group)
+	return d.takeOthers(ctx)
+}
+
+// takeOthers gives this rank the gradients of parameters that only other ranks have
+// used. One that nobody has used gets none.
+func (d *DDP) takeOthers(ctx context.Context) error {
+	for _, b := range d.buckets {
+		if len(b.unused) == 0 {
+			continue
+		}
+		used := b.used.Float32s()
+		for _, i := range b.unused {
+			if p := b.params[i]; used[i] > 0 && !p.Frozen { // it may be so since NewDDP
+				if err := p.GradReady(ctx); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// abandonTime is the usual grace. The other ranks come to the reductions within a
+// step, or have failed too.
+const abandonTime = 2 * time.Second
+
+// abandon ends a backward pass that has failed: nothing writes to the parameters'
+// gradients afterwards.
+func (d *DDP) abandon() {
+	if !d.reducing {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), d.grace)
+	defer cancel()
+	for _, b := range d.buckets[:d.launched] {
+		_ = b.work.Wait(ctx) // the pass has an error
+		select {
+		case <-b.work.Done():
+		default: // the bucket keeps its memory to itself
+			for i, p := range b.params {
+				if buf, _ := p.GradBuffer(); buf == b.views[i] {
+					p.SetGradBuffer(nil)
+				}
+			}
+		}
+	}
 }

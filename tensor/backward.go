@@ -32,6 +32,12 @@ func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
 
 // pass walks from root down to the first leaf, with what wrappers do around it.
 func (b *backprop) pass(root int) error {
+	whole := false
+	defer func() {
+		for i := 0; !whole && i < len(b.tape.failed); i++ {
+			b.tape.failed[i]()
+		}
+	}()
 	for _, fn := range b.tape.before {
 		if err := fn(b.ctx); err != nil {
 			return err
@@ -45,6 +51,7 @@ func (b *backprop) pass(root int) error {
 			return err
 		}
 	}
+	whole = true
 	return nil
 }
 

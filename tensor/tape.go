@@ -20,6 +20,7 @@ type Tape struct {
 	scope     *scope
 	before    []func(context.Context) error
 	after     []func(context.Context) error
+	failed    []func()
 	seed      float64            // the gradient of the loss with respect to itself
 	scaled    bool               // ScaleGrads has set it
 	autocast  DType              // what SetAutocast chose, 0 for none
@@ -131,6 +132,10 @@ func (tp *Tape) BeforeBackward(fn func(context.Context) error) { tp.before = app
 // there.
 func (tp *Tape) AfterBackward(fn func(context.Context) error) { tp.after = append(tp.after, fn) }
 
+// AfterFailure registers fn to run when a backward pass over the tape ends by an
+// error or a panic, of which it is not told. Wrappers leave nothing under way there.
+func (tp *Tape) AfterFailure(fn func()) { tp.failed = append(tp.failed, fn) }
+
 // ScaleGrads multiplies every gradient of the tape's backward passes by f, at
 // no cost: it is where they start from. Averaging over ranks divides so before
 // it sums. Several wrappers in one pass want the same factor, which counts once;
@@ -161,7 +166,7 @@ func (tp *Tape) Close() {
 	tp.scope.closed = true
 	tp.giveBack()
 	tp.nodes, tp.scope.live = make([]node, 1), nil // a kept value holds on to the tape, not to the graph
-	tp.before, tp.after, tp.crossings = nil, nil, nil
+	tp.before, tp.after, tp.failed, tp.crossings = nil, nil, nil, nil
 	tp.recording = false
 }
 
