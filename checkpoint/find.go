@@ -82,6 +82,19 @@ func findLatest(ctx context.Context, dir string) (latest *Checkpoint, damaged []
 	}
 }
 
+// Steps returns the steps of which the run's directory dir has a checkpoint, good or
+// not, newest first; none where there is no dir.
+func Steps(dir string) ([]int, error) {
+	steps, err := listSteps(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	return steps, nil
+}
+
 // listSteps returns the steps that dir has a checkpoint of, good or not,
 // newest first.
 func listSteps(dir string) ([]int, error) {

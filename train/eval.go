@@ -43,10 +43,11 @@ type EvalResult struct {
 	notes []string // for people who compare the figures with those of training
 }
 
-// Eval opens the model in dir (the newest good checkpoint of a run, one
-// checkpoint's own directory, or a folder of a language model that Hugging
+// Eval opens the model in dir (the best weights of a run or, where it keeps none, its
+// newest good checkpoint; one checkpoint's own directory; or a folder of a language model that Hugging
 // Face's tools wrote) and evaluates it. What kind of model it is, the
-// checkpoint says. It calls notice for each newer checkpoint that is damaged and
+// checkpoint says. It calls notice where the best weights are not those of the last step,
+// for each newer checkpoint that is damaged and
 // was passed over, and where data or an adapter's base are no more those of training.
 func Eval(ctx context.Context, dir string, o EvalOptions, notice func(text string)) (EvalResult, error) {
 	if o.Batch < 0 || o.Tokens < 0 || o.Context < 0 {

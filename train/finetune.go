@@ -422,9 +422,20 @@ func tunedConfig(text []byte) ([]byte, error) {
 	return json.MarshalIndent(config, "", "  ")
 }
 
-// saveMerged saves the model with the matrices added to its weights. Rank 0
-// calls it when all is done, for the weights change.
+// saveMerged saves the model with the matrices added to its weights, the best ones if
+// they were kept. Rank 0 calls it when all is done, for the weights change.
 func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
+	step := r.cfg.Steps
+	best, err := latest(ctx, BestDir(r.cfg.Out), r.report.Notice)
+	switch {
+	case err == nil:
+		if err := best.LoadTensors(models.AdapterFile, r.lora.State().All()); err != nil {
+			return "", err
+		}
+		step = best.Step
+	case !errors.Is(err, checkpoint.ErrNone):
+		r.report.Notice(fmt.Sprintf("the best weights cannot be used, the last are merged: %v", err))
+	}
 	r.lora.Merge()
 	// The text that it was trained on and the length of a sequence, for evaluations.
 	recipe, err := json.Marshal(LMConfig{Data: r.cfg.Data, Context: r.cfg.Context})
@@ -432,8 +443,9 @@ func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 		return "", err
 	}
 	dir = filepath.Join(r.cfg.Out, mergedDir)
-	progress := checkpoint.Progress{Task: "lm", Step: r.cfg.Steps, Seed: r.cfg.Seed, Recipe: recipe}
-	return checkpoint.Path(dir, r.cfg.Steps), r.saveWhole(ctx, dir, r.cfg.Steps, &progress)
+	progress := checkpoint.Progress{Task: "lm", Step: step, Seed: r.cfg.Seed, Recipe: recipe}
+	r.report.Notice(fmt.Sprintf("%s has the model with the matrices of step %d", dir, step))
+	return checkpoint.Path(dir, step), r.saveWhole(ctx, dir, step, &progress)
 }
 
 // saveWhole saves the base's weights, as they are now, as a checkpoint that is

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data/tokenizer"
@@ -21,10 +23,15 @@ type place struct {
 	checkpoint *checkpoint.Checkpoint
 }
 
-// findModel finds the newest good checkpoint in a run's directory, or takes the
-// directory of one checkpoint, or a folder that save_pretrained wrote. It calls
-// notice for each newer checkpoint that is damaged and was passed over.
+// findModel finds the best weights in a run's directory or, where none are kept, its
+// newest good checkpoint; or it takes the directory of one checkpoint, or a folder that
+// save_pretrained wrote. It calls notice where the best are not of the last step, and for
+// each newer checkpoint that is damaged and was passed over.
 func findModel(ctx context.Context, dir string, notice func(text string)) (place, error) {
+	best, err := findBest(ctx, dir, notice)
+	if best != nil || err != nil {
+		return place{path(best), best}, err
+	}
 	ck, err := latest(ctx, dir, notice)
 	switch {
 	case err == nil:
@@ -41,6 +48,64 @@ func findModel(ctx context.Context, dir string, notice func(text string)) (place
 		return place{}, fmt.Errorf("%w: it is neither the directory of a run, nor a checkpoint, nor a folder with a %s", err, configFile)
 	}
 	return place{}, err
+}
+
+func path(ck *checkpoint.Checkpoint) string {
+	if ck == nil {
+		return ""
+	}
+	return ck.Path
+}
+
+// findBest opens the best weights of a run's directory; nil where there are none, or
+// where the last checkpoint has the same.
+func findBest(ctx context.Context, dir string, notice func(text string)) (*checkpoint.Checkpoint, error) {
+	if _, err := os.Stat(filepath.Join(dir, checkpoint.ManifestName)); err == nil {
+		return nil, nil // one checkpoint's own directory
+	}
+	kept, err := checkpoint.Steps(BestDir(dir))
+	if err != nil || len(kept) == 0 {
+		return nil, nil
+	}
+	steps, err := checkpoint.Steps(dir)
+	if err != nil {
+		return nil, err
+	}
+	if len(steps) > 0 && steps[0] == kept[0] {
+		return nil, nil
+	}
+	best, err := latest(ctx, BestDir(dir), notice)
+	if damaged := (*checkpoint.DamagedError)(nil); errors.As(err, &damaged) && len(steps) > 0 {
+		notice(fmt.Sprintf("the best weights cannot be used, the last take their place: %v", err))
+		return nil, nil
+	}
+	if err == nil && len(steps) > 0 {
+		notice(fmt.Sprintf("taking the best weights of %s, of step %d; the last are those of step %d, in %s", dir, best.Step, steps[0], checkpoint.Path(dir, steps[0])))
+	}
+	return best, err
+}
+
+// AtStep returns the directory of a run's checkpoint of a step, be it one of the last or the best.
+func AtStep(dir string, step int) (string, error) {
+	var there []string
+	for _, in := range []string{dir, BestDir(dir)} {
+		steps, err := checkpoint.Steps(in)
+		if err != nil {
+			return "", err
+		}
+		for _, s := range steps {
+			if s == step {
+				return checkpoint.Path(in, step), nil
+			}
+			if text := fmt.Sprint(s); !slices.Contains(there, text) {
+				there = append(there, text)
+			}
+		}
+	}
+	if len(there) == 0 {
+		return "", fmt.Errorf("--step %d: %s is not the directory of a run: it has no checkpoints", step, dir)
+	}
+	return "", fmt.Errorf("--step %d: %s has no checkpoint of it, but of %s", step, dir, strings.Join(there, ", "))
 }
 
 // readTokenizer reads the tokenizer in the folder of a model or, if an adapter's
@@ -67,10 +132,11 @@ func hasTokenizer(dir string) bool {
 	return false
 }
 
-// LoadLM opens a language model and its tokenizer: of the newest good checkpoint
-// in a run's directory, of one checkpoint's own directory, or of a GPT-2 or
-// Llama in a folder that Hugging Face's save_pretrained or PEFT wrote. It calls
-// notice for each newer checkpoint that is damaged and was passed over.
+// LoadLM opens a language model and its tokenizer: of the best weights in a run's
+// directory or, where it keeps none, of the newest good checkpoint; of one checkpoint's own
+// directory ([AtStep]); or of a GPT-2 or Llama in a folder that Hugging Face's
+// save_pretrained or PEFT wrote. It calls notice where the best weights are not those of
+// the last step, and for each newer checkpoint that is damaged and was passed over.
 func LoadLM(ctx context.Context, dir string, notice func(text string)) (models.CausalLM, *tokenizer.Tokenizer, error) {
 	at, err := findModel(ctx, dir, notice)
 	if err != nil {

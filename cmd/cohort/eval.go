@@ -15,6 +15,7 @@ import (
 
 func newEvalCommand() *cobra.Command {
 	var from string
+	var step int
 	var asJSON bool
 	var o train.EvalOptions
 	cmd := &cobra.Command{
@@ -22,16 +23,22 @@ func newEvalCommand() *cobra.Command {
 		Short: "Say how good a trained model is",
 		Long: `Say how good a model is: that of a run of any recipe, of one checkpoint, or a GPT-2
 or Llama, or an adapter of one, in a folder that Hugging Face's save_pretrained or
-PEFT wrote. The checkpoint says what kind of model it is.
+PEFT wrote. The checkpoint says what kind of model it is. Of a run it takes the best
+weights, where it kept some, and says so; --step takes others.
 
 By default it is evaluated on what training held out of its own data; --data names
 other data of the same kind, and --all takes them whole.`,
 		Example: `  cohort eval --from out/lm
   cohort eval --from path/to/llama --data notes.txt --all`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.Batch < 0 || o.Tokens < 0 || o.Context < 0 {
 				return usageError{fmt.Errorf("--batch, --tokens and --context must be 0 or more, got %d, %d and %d", o.Batch, o.Tokens, o.Context)}
+			}
+			if cmd.Flags().Changed("step") {
+				if from, err = train.AtStep(from, step); err != nil {
+					return err
+				}
 			}
 			r, err := train.Eval(cmd.Context(), from, o, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) })
 			if err != nil {
@@ -42,6 +49,7 @@ other data of the same kind, and --all takes them whole.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&from, "from", "out/lm", "`directory` of a run, of one checkpoint, or of a model as Hugging Face's tools lay it out")
+	f.IntVar(&step, "step", 0, "take the run's checkpoint of this `step`; default is the best or, where none is kept, the last")
 	f.StringVar(&o.Data, "data", "", "`path` of the data; default is what the model was trained on")
 	f.BoolVar(&o.All, "all", false, "take all of the data, not the part alone that training holds out")
 	f.IntVar(&o.Batch, "batch", 0, "`samples` at once; 0 leaves it to the recipe")

@@ -12,19 +12,26 @@ import (
 
 func newGenerateCommand() *cobra.Command {
 	var from, prompt string
+	var step int
 	o := train.GenerateOptions{NumTokens: 200, Temperature: 0.8, TopK: 50, Seed: 1}
 	cmd := &cobra.Command{
 		Use:   "generate --from DIR",
 		Short: "Go on from a prompt with a trained language model",
 		Long: `Go on from a prompt with a language model: that of a run, of one checkpoint, or a
 GPT-2 or Llama, or an adapter of one, in a folder that Hugging Face's
-save_pretrained or PEFT wrote, with its tokenizer.json.`,
+save_pretrained or PEFT wrote, with its tokenizer.json. Of a run it takes the best
+weights, where it kept some, and says so; --step takes others.`,
 		Example: `  cohort generate --from out/lm --prompt 'func main() {'
   cohort generate --from path/to/llama --prompt 'Once upon a time' --temperature 0`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.NumTokens < 0 || !(o.Temperature >= 0) || o.TopK < 0 {
 				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must be 0 or more, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
+			}
+			if cmd.Flags().Changed("step") {
+				if from, err = train.AtStep(from, step); err != nil {
+					return err
+				}
 			}
 			model, tok, err := train.LoadLM(cmd.Context(), from, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) })
 			if err != nil {
@@ -44,6 +51,7 @@ save_pretrained or PEFT wrote, with its tokenizer.json.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&from, "from", "out/lm", "`directory` of a run, of one checkpoint, or of a model as Hugging Face's tools lay it out")
+	f.IntVar(&step, "step", 0, "take the run's checkpoint of this `step`; default is the best or, where none is kept, the last")
 	f.StringVar(&prompt, "prompt", "", "`text` to go on from")
 	f.IntVar(&o.NumTokens, "tokens", o.NumTokens, "tokens to write")
 	f.Float64Var(&o.Temperature, "temperature", o.Temperature, "0 takes the likeliest token always")
