@@ -227,11 +227,10 @@ func (r *lmRun) sameText(saved *SavedRun) error {
 	case saved == nil || saved.loader.Order == "" || saved.isOf(r.windows):
 		return nil
 	case r.was.Data != r.cfg.Data:
-		return fmt.Errorf("the text in %s is not that which %s was saved with, in %s: drop --data, or give another --out to start afresh",
-			r.dataName(), saved.Checkpoint.Path, cmp.Or(r.was.Data, "the Go standard library"))
+		return fmt.Errorf("the text in %s is not that which %s was saved with, in %s: drop --data, or %s",
+			r.dataName(), saved.Checkpoint.Path, cmp.Or(r.was.Data, "the Go standard library"), carryOver("lm", r.cfg.Out, r.cfg.Data))
 	}
-	return fmt.Errorf("the text in %s has changed since %s was saved: put it back as it was, or give another --out to start afresh",
-		r.dataName(), saved.Checkpoint.Path)
+	return fmt.Errorf("the text in %s has changed since %s was saved: put back what was there, or %s", r.dataName(), saved.Checkpoint.Path, carryOver("lm", r.cfg.Out, r.cfg.Data))
 }
 
 // about describes the run to people.

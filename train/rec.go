@@ -36,6 +36,8 @@ type recRun struct {
 	validation  *table.Part
 	labels      []float32 // of the validation rows
 	recommender *Recommender
+	source      source             // whose weights it begins with
+	was         *RecommenderConfig // its recommender's; of a run that goes on its own
 }
 
 // Rec trains a recommender on the rows of a table on all ranks of a group, each
@@ -74,6 +76,9 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 	if err != nil {
 		return nil, err
 	}
+	if err := r.openSource(ctx, saved); err != nil {
+		return nil, err
+	}
 	if err := r.resolve(); err != nil {
 		return nil, err
 	}
@@ -102,7 +107,7 @@ func newRecRun(cfg RecConfig, given map[string]string, group *dist.Group, report
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *recRun) findRun(ctx context.Context) (*SavedRun, error) {
-	return adoptRun(ctx, "rec", r.cfg.Out, r.cfg.Data, r.settings, r.report, r.cfg.adopt)
+	return adoptRun(ctx, "rec", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, r.cfg.adopt)
 }
 
 // config is what config.toml says.
@@ -218,6 +223,9 @@ func (r *recRun) prepare(ctx context.Context) (*SavedRun, error) {
 	if err := r.cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if err := r.openSource(ctx, saved); err != nil {
+		return nil, err
+	}
 	if err := r.resolve(); err != nil {
 		return nil, err
 	}
@@ -225,8 +233,11 @@ func (r *recRun) prepare(ctx context.Context) (*SavedRun, error) {
 		return nil, err
 	}
 	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
-	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), table.Measure(r.training)); err != nil {
+	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), r.scale()); err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
+	}
+	if saved == nil && r.was != nil {
+		return nil, r.carry()
 	}
 	return saved, nil
 }
@@ -280,11 +291,11 @@ func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
 func (r *recRun) changed(saved *SavedRun) error {
 	var was RecConfig
 	if err := saved.Recipe(&was); err == nil && was.Data != r.cfg.Data {
-		return fmt.Errorf("the rows of %s are not those which %s was saved with, of %s: drop --data, or give another --out to start afresh",
-			r.training.Name(), saved.Checkpoint.Path, cmp.Or(was.Data, "a generated table"))
+		return fmt.Errorf("the rows of %s are not those which %s was saved with, of %s: drop --data, or %s",
+			r.training.Name(), saved.Checkpoint.Path, cmp.Or(was.Data, "a generated table"), carryOver("rec", r.cfg.Out, r.cfg.Data))
 	}
-	return fmt.Errorf("the rows of %s have changed since %s was saved: put them back as they were, or give another --out to start afresh",
-		r.training.Name(), saved.Checkpoint.Path)
+	return fmt.Errorf("the rows of %s have changed since %s was saved: put back what was there, or %s",
+		r.training.Name(), saved.Checkpoint.Path, carryOver("rec", r.cfg.Out, r.cfg.Data))
 }
 
 // recommender makes the model.

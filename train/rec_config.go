@@ -31,6 +31,8 @@ type RecConfig struct {
 	DType      string  `json:"dtype" usage:"{type} that is computed in: float32 or bfloat16 (weights and checkpoints are float32 always)"`
 	NaN        string  `json:"nan" usage:"what to do about a step whose loss or gradients are not finite: {stop}, or skip its update (at most 10 in a row)"`
 
+	InitFrom string `json:"init_from,omitempty" run:"fixed" usage:"{directory} of a run whose weights this one begins with, such as one of fewer rows: columns are carried over by their names"`
+
 	Label      string   `json:"label" run:"fixed" usage:"{column} that is predicted; default is the one named label, or else the first"`
 	Positive   float64  `json:"positive" run:"fixed" usage:"{value} from which on a label counts as 1; 0 for labels that are 0 or 1"`
 	Numbers    []string `json:"numbers" run:"fixed" usage:"{columns} of numbers; default is all that look so"`

@@ -73,9 +73,9 @@ func FindRun(ctx context.Context, task, out string, notice func(text string)) (*
 
 // adoptRun opens the newest checkpoint of a recipe's run, nil if there is none, and
 // has adopt take over the settings that it was saved with.
-func adoptRun[C any](ctx context.Context, task, out, data string, settings *config.Settings, report Reporter,
+func adoptRun[C any](ctx context.Context, task, out, data, initFrom string, settings *config.Settings, report Reporter,
 	adopt func(was C, settings *config.Settings, path string) error) (*SavedRun, error) {
-	if err := checkApart(task, out, data, ""); err != nil {
+	if err := checkApart(task, out, data, initFrom); err != nil {
 		return nil, err
 	}
 	s, err := FindRun(ctx, task, out, report.Notice)

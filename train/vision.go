@@ -30,8 +30,10 @@ type visionRun struct {
 
 	training, test *vision.Set
 	classifier     *Classifier
-	last           tally    // of all ranks, in the last evaluation
-	unread         []string // what this rank could not read, for rank 0 to tell
+	source         source            // whose weights it begins with
+	was            *ClassifierConfig // its classifier's; of a run that goes on its own
+	last           tally             // of all ranks, in the last evaluation
+	unread         []string          // what this rank could not read, for rank 0 to tell
 }
 
 // Vision trains a classifier of images on all ranks of a group, each of which
@@ -64,6 +66,9 @@ func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string)
 		return nil, err
 	}
 	defer r.close()
+	if err := r.openSource(ctx, saved); err != nil {
+		return nil, err
+	}
 	if err := r.resolve(); err != nil {
 		return nil, err
 	}
@@ -73,8 +78,12 @@ func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string)
 	if err := r.cfg.size().check(r.training.Len()); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
 	}
-	if _, err := NewClassifier(&nn.Build{Device: tensor.Meta}, r.describe()); err != nil {
+	described := r.describe()
+	if _, err := NewClassifier(&nn.Build{Device: tensor.Meta}, described); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
+	}
+	if err := r.keepsSource(&described); err != nil {
+		return nil, err
 	}
 	return r.config(), nil
 }
@@ -89,7 +98,7 @@ func newVisionRun(cfg VisionConfig, given map[string]string, group *dist.Group, 
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *visionRun) findRun(ctx context.Context) (*SavedRun, error) {
-	return adoptRun(ctx, "vision", r.cfg.Out, r.cfg.Data, r.settings, r.report, r.cfg.adopt)
+	return adoptRun(ctx, "vision", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, r.cfg.adopt)
 }
 
 // config is what config.toml says.
@@ -192,6 +201,9 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 	if err := r.cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if err := r.openSource(ctx, saved); err != nil {
+		return nil, err
+	}
 	if err := r.resolve(); err != nil {
 		return nil, err
 	}
@@ -199,13 +211,19 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 		r.report.Notice(text)
 	}
 	described := r.describe()
-	if _, _, _, fixed := r.training.Shape(); fixed {
+	if err := r.keepsSource(&described); err != nil {
+		return nil, err
+	}
+	if _, _, _, fixed := r.training.Shape(); fixed && r.was == nil {
 		if err := r.measure(ctx, &described); err != nil {
 			return nil, fmt.Errorf("train vision: %w", err)
 		}
 	}
 	if r.classifier, err = NewClassifier(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, described); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
+	}
+	if saved == nil && r.was != nil {
+		return nil, r.carry()
 	}
 	return saved, nil
 }
@@ -291,11 +309,11 @@ func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 func (r *visionRun) changed(saved *SavedRun) error {
 	var was VisionConfig
 	if err := saved.Recipe(&was); err == nil && was.Data != r.cfg.Data {
-		return fmt.Errorf("the images of %s are not those which %s was saved with, of %s: drop --data, or give another --out to start afresh",
-			r.training.Name(), saved.Checkpoint.Path, was.Data)
+		return fmt.Errorf("the images of %s are not those which %s was saved with, of %s: drop --data, or %s",
+			r.training.Name(), saved.Checkpoint.Path, was.Data, carryOver("vision", r.cfg.Out, r.cfg.Data))
 	}
-	return fmt.Errorf("the images of %s have changed (their names, labels or sizes) since %s was saved: put them back as they were, or give another --out to start afresh",
-		r.training.Name(), saved.Checkpoint.Path)
+	return fmt.Errorf("the images of %s have changed (their names, labels or sizes) since %s was saved: put back what was there, or %s",
+		r.training.Name(), saved.Checkpoint.Path, carryOver("vision", r.cfg.Out, r.cfg.Data))
 }
 
 // feed starts making batches, from where the saved run was.

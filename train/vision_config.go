@@ -31,6 +31,8 @@ type VisionConfig struct {
 	DType      string  `json:"dtype" usage:"{type} that is computed in: float32 or bfloat16 (weights and checkpoints are float32 always)"`
 	NaN        string  `json:"nan" usage:"what to do about a step whose loss or gradients are not finite: {stop}, or skip its update (at most 10 in a row)"`
 
+	InitFrom string `json:"init_from,omitempty" run:"fixed" usage:"{directory} of a run whose weights this one begins with, such as one of fewer images: classes are carried over by their names"`
+
 	Size    int    `json:"size" run:"fixed" usage:"{pixels} of a side that images are scaled to; 0 is the data's, or for files of their own 32, 64 or 224, as the model is large"`
 	Augment string `json:"augment" usage:"{how} images for training are varied: none, shift, mirror (and shift), zoom (a random part, and mirror); default is what suits the data"`
 	OnError string `json:"on_error" usage:"what to do about an image that cannot be read: {fail}, or skip it and take another"`

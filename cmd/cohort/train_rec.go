@@ -34,7 +34,8 @@ the --buckets rows of a table each, whose gradients go by rows. Without --data
 the clicks are generated, so that the best possible figures are known.
 
 The run's directory (--out) gets a checkpoint every --save-every steps and at
-the end, and the best in best; run again, it resumes.`,
+the end, and the best in best; run again, it resumes. With --init-from another run,
+such as one of fewer rows, gives its weights, columns by their names.`,
 		Example: `  cohort train rec
   cohort train rec --model mf --batch 1024
   cohort train rec --data clicks.csv --label clicked --categories user,item --print-config

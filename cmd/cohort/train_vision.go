@@ -33,7 +33,8 @@ is then for testing. What in a file is damaged is named; with --on-error skip
 images that cannot be read are replaced by others and counted.
 
 The run's directory (--out) gets a checkpoint every --save-every steps and at
-the end, and the best in best; run again, it resumes.`,
+the end, and the best in best; run again, it resumes. With --init-from another run,
+such as one of fewer images, gives its weights, classes by their names.`,
 		Example: `  cohort train vision
   cohort train vision --model mlp --epochs 30
   cohort train vision --model resnet18 --data cifar-10-batches-bin --batch 64

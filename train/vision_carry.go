@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/cohort-ml/cohort/checkpoint"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// openSource finds the run whose weights this one begins with, if there is one, and
+// takes over what its model is like. A run that goes on has them already.
+func (r *visionRun) openSource(ctx context.Context, saved *SavedRun) (err error) {
+	if r.cfg.InitFrom == "" {
+		return nil
+	}
+	ck := (*checkpoint.Checkpoint)(nil)
+	if saved != nil {
+		ck = saved.Checkpoint
+	} else {
+		if r.source, err = openSource(ctx, "vision", r.cfg.InitFrom, r.report.Notice); err != nil {
+			return err
+		}
+		ck = r.source.ck
+	}
+	r.was = new(ClassifierConfig)
+	if err := ck.ReadJSON(configFile, r.was); err != nil {
+		return fmt.Errorf("train vision: --init-from: %w", err)
+	}
+	if saved != nil {
+		return nil
+	}
+	for name, value := range map[string]any{"model": r.was.ModelType, "size": int64(r.was.Size), "widths": listOf(r.was.Widths)} {
+		if err := r.source.inherit("vision", r.settings.Field(name), value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keepsSource gives the classifier what the source's weights are made for.
+func (r *visionRun) keepsSource(c *ClassifierConfig) error {
+	if r.was == nil {
+		return nil
+	}
+	if r.was.Channels != c.Channels {
+		return fmt.Errorf("train vision: --init-from: the model in %s sees images of %d channels, those of %s have %d", r.cfg.InitFrom, r.was.Channels, r.training.Name(), c.Channels)
+	}
+	c.Mean, c.Std = r.was.Mean, r.was.Std
+	return nil
+}
+
+// carry begins with the weights of the source.
+func (r *visionRun) carry() error {
+	fail := func(err error) error { return fmt.Errorf("train vision: --init-from: %w", err) }
+	old, err := OpenClassifier(r.source.ck)
+	if err != nil {
+		return fail(err)
+	}
+	heads, err := headsOf(r.classifier.Config)
+	if err != nil {
+		return fail(err)
+	}
+	classes, was := r.classifier.Config.Classes, old.Config.Classes
+	rows := places(classes, was)
+	err = carry(nn.StateDict(r.classifier.Model), nn.StateDict(old.Model), func(name string) carried {
+		if slices.Contains(heads, name) {
+			return carried{from: name, rows: rows}
+		}
+		return carried{from: name}
+	})
+	if err != nil {
+		return fail(err)
+	}
+	r.report.Notice(r.source.says(matched("classes", classes, was)))
+	return nil
+}
+
+// headsOf names the tensors of a classifier with a row for each class.
+func headsOf(c ClassifierConfig) ([]string, error) {
+	var shapes [2]map[string][]int
+	for i := range shapes {
+		more := c
+		more.Classes = append(slices.Clone(c.Classes), make([]string, i)...)
+		m, err := NewClassifier(&nn.Build{Device: tensor.Meta}, more)
+		if err != nil {
+			return nil, err
+		}
+		shapes[i] = make(map[string][]int)
+		for _, s := range nn.StateDict(m.Model) {
+			shapes[i][s.Name] = s.Tensor.Shape()
+		}
+	}
+	var heads []string
+	for name, shape := range shapes[0] {
+		if !slices.Equal(shape, shapes[1][name]) {
+			heads = append(heads, name)
+		}
+	}
+	return heads, nil
+}
