@@ -28,16 +28,16 @@ type file struct {
 	path          string
 	bytes         []byte
 	width, height int
-	codec         codec  // of the file; nil for what is not decoded in parts
-	decoded       *Image // of that
+	codec         codec // of the file
 	jpeg          jpeg.Decoder
 	png           png.Decoder
 	pixels        []byte
 	scaler        scaler
 }
 
-// codec decodes a part of the file that it has opened.
+// codec opens a file, and decodes a part of it.
 type codec interface {
+	Open(file []byte) (width, height int, err error)
 	Decode(dst []byte, x, y, width, height int) error
 }
 
@@ -46,7 +46,7 @@ var files = sync.Pool{New: func() any { return new(file) }}
 
 // open reads a file and its header.
 func (f *file) open(ctx context.Context, path string) error {
-	f.path, f.decoded = path, nil
+	f.path = path
 	t := data.Reading(ctx)
 	err := f.load(path)
 	t.Done()
@@ -77,31 +77,22 @@ func (f *file) load(path string) error {
 	return err
 }
 
-// header finds the size. A JPEG of a rare kind is decoded here.
+// header finds the size.
 func (f *file) header() (err error) {
-	if bytes.HasPrefix(f.bytes, []byte(png.Magic)) {
+	switch {
+	case bytes.HasPrefix(f.bytes, []byte(png.Magic)):
 		f.codec = &f.png
-		if f.width, f.height, err = f.png.Open(f.bytes); err != nil {
-			return err
-		}
-		return checkSize(f.width, f.height)
+	case bytes.HasPrefix(f.bytes, []byte("\xff\xd8")):
+		f.codec = &f.jpeg
+	case len(f.bytes) == 0:
+		return errors.New("the file is empty")
+	default:
+		return fmt.Errorf("neither JPEG nor PNG: it begins with % x", f.bytes[:min(len(f.bytes), 8)])
 	}
-	if bytes.HasPrefix(f.bytes, []byte("\xff\xd8")) {
-		f.width, f.height, err = f.jpeg.Open(f.bytes)
-		if err == nil {
-			f.codec = &f.jpeg
-			return checkSize(f.width, f.height)
-		}
-		if !errors.Is(err, jpeg.ErrUnsupported) {
-			return err
-		}
-	}
-	img, err := decodeStandard(f.bytes)
-	if err != nil {
+	if f.width, f.height, err = f.codec.Open(f.bytes); err != nil {
 		return err
 	}
-	f.width, f.height, f.decoded = img.Width, img.Height, &img
-	return nil
+	return checkSize(f.width, f.height)
 }
 
 // checkSize refuses what would take too much memory.
@@ -114,9 +105,6 @@ func checkSize(width, height int) error {
 
 // decode returns a part of the image in memory that grows from buffer.
 func (f *file) decode(part rectangle, buffer []byte) (Image, error) {
-	if f.decoded != nil {
-		return crop(*f.decoded, part), nil
-	}
 	img := Image{part.width, part.height, 3, sized(buffer, 3*part.width*part.height)}
 	if err := f.codec.Decode(img.Pix, part.x, part.y, part.width, part.height); err != nil {
 		return Image{}, &Error{f.path, "", err}
@@ -126,9 +114,6 @@ func (f *file) decode(part rectangle, buffer []byte) (Image, error) {
 
 // render returns a view of the image.
 func (f *file) render(v view) (Image, error) {
-	if f.decoded != nil {
-		return f.scaler.render(*f.decoded, 0, 0, v), nil
-	}
 	src := v.source()
 	img, err := f.decode(src, f.pixels)
 	if err != nil {
@@ -144,7 +129,6 @@ func (f *file) render(v view) (Image, error) {
 
 // free hands the memory back.
 func (f *file) free() {
-	f.decoded = nil
 	if cap(f.bytes)+cap(f.pixels)+cap(f.scaler.rows)+f.png.Held() < largeScratch {
 		files.Put(f)
 	}

@@ -128,8 +128,7 @@ func TestBadFolder(t *testing.T) {
 	}
 }
 
-// TestRareJPEG: what is not decoded here is by the standard library, also in
-// part.
+// TestRareJPEG: light and inks without luma keep their colours, also in part.
 func TestRareJPEG(t *testing.T) {
 	for _, name := range []string{"rgb.jpg", "cmyk.jpg"} {
 		b, err := os.ReadFile("testdata/" + name)

@@ -30,25 +30,15 @@ func (d *Decoder) Decode(dst []byte, x, y, width, height int) error {
 	if err != nil {
 		return err
 	}
-	luma := &d.comps[0]
-	if len(d.comps) == 1 {
-		for i := range height {
-			out := dst[3*width*i:][:3*width]
-			for j, v := range luma.row(y + i)[margin+x:][:width] {
-				out[3*j], out[3*j+1], out[3*j+2] = v, v, v
-			}
-		}
-		return nil
-	}
-	for _, c := range d.comps[1:] {
-		c.extend(need)
+	for i := range d.comps {
+		d.comps[i].extend(need)
 	}
 	for i := range height {
-		var chroma [2][]byte
-		for j := range chroma {
-			chroma[j] = d.chroma(j, x, y+i, width)
+		var rows [maxComps][]byte
+		for j := range d.comps {
+			rows[j] = d.samples(j, x, y+i, width)
 		}
-		kernel.YCbCrToRGB(dst[3*width*i:][:3*width], luma.row(y + i)[margin+x:][:width], chroma[0], chroma[1])
+		d.colours.convert(dst[3*width*i:][:3*width], rows)
 	}
 	return nil
 }
@@ -62,43 +52,43 @@ func (c *component) extend(need area) {
 	}
 }
 
-// chroma returns the samples of a chroma component for width pixels of a row.
-func (d *Decoder) chroma(i, x, y, width int) []byte {
-	c := &d.comps[1+i]
-	doubleX, doubleY := c.h < d.hMax, c.v < d.vMax
-	if !doubleX && !doubleY {
+// samples returns those of a component for width pixels of a row. What has half
+// as many is filtered; other factors, which are rare, repeat samples, as in
+// libjpeg.
+func (d *Decoder) samples(i, x, y, width int) []byte {
+	c := &d.comps[i]
+	byX, byY := d.hMax/c.h, d.vMax/c.v
+	if byX == 1 && byY == 1 {
 		return c.row(y)[margin+x:][:width]
 	}
-	from, n := x, width // of the samples
-	if doubleX {
-		from, n = x/2, (x+width-1)/2-x/2+1
+	from := x / byX
+	n := (x+width-1)/byX - from + 1 // of the samples
+	if cap(d.up[i]) < n*byX+2 {
+		d.up[i] = make([]byte, n*byX+2)
 	}
-	if cap(d.up[i]) < 2*n+2 {
-		d.up[i] = make([]byte, 2*n+2)
-	}
-	up := d.up[i][:2*n]
-	at, other := y, y
-	if doubleY {
+	up := d.up[i][:n*byX]
+	near := c.row(y / byY)[margin+from-1:][:n+2]
+	far := near
+	if byY == 2 {
 		// A pixel of an even row lies near the sample above it too, of an odd row below.
-		at, other = y/2, max(min(y/2+2*(y&1)-1, c.height-1), 0)
+		far = c.row(max(min(y/2+2*(y&1)-1, c.height-1), 0))[margin+from-1:][:n+2]
 	}
-	near, far := c.row(at), c.row(other)
-	near, far = near[margin+from-1:][:n+2], far[margin+from-1:][:n+2]
 	switch {
-	case !doubleX:
+	case byX == 1 && byY == 2:
 		bias := 1 + y&1
 		for j := range n {
 			up[j] = byte((3*int(near[1+j]) + int(far[1+j]) + bias) >> 2)
 		}
-		return up[:width]
-	case c.width <= 2: // too narrow for a filter, libjpeg says
-		for j := range n {
-			up[2*j], up[2*j+1] = near[1+j], near[1+j]
+	case byX == 2 && byY <= 2 && c.width > 2: // else too narrow for a filter, libjpeg says
+		if byY == 2 {
+			kernel.UpsampleRows(up, near, far)
+		} else {
+			kernel.UpsampleRow(up, near)
 		}
-	case doubleY:
-		kernel.UpsampleRows(up, near, far)
 	default:
-		kernel.UpsampleRow(up, near)
+		for j := range up {
+			up[j] = near[1+j/byX]
+		}
 	}
-	return up[x-2*from:][:width]
+	return up[x-byX*from:][:width]
 }

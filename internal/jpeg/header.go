@@ -7,15 +7,17 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 )
 
-// ErrUnsupported says that a file is JPEG of a rare kind.
-var ErrUnsupported = errors.New("jpeg: a kind that is not decoded here")
+// ErrUnsupported says that a file is JPEG of a kind that is not decoded.
+var ErrUnsupported = errors.New("jpeg: a kind that is not decoded")
 
 // Error says what is wrong with a file, and where.
 type Error struct {
 	Offset int // in the file
 	Msg    string
+	cut    bool // the file ends too early
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("jpeg: at byte %d: %s", e.Offset, e.Msg) }
@@ -26,8 +28,7 @@ const (
 	sof1 = 0xc1 // extended sequential
 	sof2 = 0xc2 // progressive
 	dht  = 0xc4
-	sof3 = 0xc3 // this one to sofF, but for dht, jpg and dac, are lossless, hierarchical or arithmetic
-	jpg  = 0xc8
+	sof3 = 0xc3 // this one to sofF, but for dht and dac, are lossless, hierarchical or arithmetic
 	dac  = 0xcc
 	sofF = 0xcf
 	rst0 = 0xd0
@@ -36,9 +37,14 @@ const (
 	eoi  = 0xd9
 	sos  = 0xda
 	dqt  = 0xdb
+	dnl  = 0xdc
 	dri  = 0xdd
+	dhp  = 0xde
+	exp  = 0xdf
 	app0 = 0xe0
 	appE = 0xee
+	appF = 0xef
+	com  = 0xfe
 	tem  = 0x01
 )
 
@@ -49,6 +55,7 @@ type Decoder struct {
 
 	width, height int
 	progressive   bool
+	colours       colours
 	comps         []component
 	hMax, vMax    int
 	mcusX, mcusY  int
@@ -62,12 +69,20 @@ type Decoder struct {
 	hasQuant [4]bool
 	dc, ac   [4]table
 
-	inScan [3]*component
-	coef   [64]int16
-	scan   reader    // over the entropy coded bytes of a scan
-	rows   [3][]byte // memory of the planes
-	up     [2][]byte // chroma of a row
+	inScan   [maxComps]*component
+	coef     [64]int16
+	scan     reader           // over the entropy coded bytes of a scan
+	restarts int              // seen in this scan
+	short    bool             // the bytes up to the next restart are used up: blocks are empty
+	lastGood int              // row of MCUs of the last scan that had bytes
+	rows     [maxComps][]byte // memory of the planes
+	up       [maxComps][]byte // a row of a plane that is sampled less often
 }
+
+const (
+	maxComps  = 4
+	maxBlocks = 10 // of an MCU
+)
 
 // component is a plane of the image.
 type component struct {
@@ -80,7 +95,9 @@ type component struct {
 	plane         []byte
 	stride        int
 	coefs         [][64]int16 // of a file of several scans
+	quant         [64]uint16  // of such a file: the table when the first scan had it
 	seen          bool        // a scan had it
+	known, before [smoothed]int8
 }
 
 // margin is how many bytes a plane has before and after a row, for filters that
@@ -99,17 +116,23 @@ func (d *Decoder) Open(file []byte) (width, height int, err error) {
 	if d.first == nil {
 		return 0, 0, d.fail("no image in the file")
 	}
+	d.colours = d.colourSpace()
 	// Where only a part is decoded the end of the file is not read, but a file that
 	// was cut off must be an error whatever part is asked for.
 	if bytes.LastIndex(file[d.pos:], []byte{0xff, eoi}) < 0 {
 		d.pos = len(file)
-		return 0, 0, d.fail("the file is cut off: it has no end marker")
+		return 0, 0, d.failCut("it has no end marker")
 	}
 	return d.width, d.height, nil
 }
 
 func (d *Decoder) fail(format string, args ...any) error {
-	return &Error{d.pos, fmt.Sprintf(format, args...)}
+	return &Error{Offset: d.pos, Msg: fmt.Sprintf(format, args...)}
+}
+
+// failCut says that the file ends too early.
+func (d *Decoder) failCut(format string, args ...any) error {
+	return &Error{Offset: d.pos, Msg: "the file is cut off: " + fmt.Sprintf(format, args...), cut: true}
 }
 
 // open forgets the last file.
@@ -118,6 +141,7 @@ func (d *Decoder) open(file []byte) error {
 	*d = Decoder{file: file, comps: comps, adobe: -1, dc: d.dc, ac: d.ac, rows: d.rows, up: d.up, scan: reader{buf: d.scan.buf}}
 	for i := range d.dc {
 		d.dc[i].valid, d.ac[i].valid = false, false
+		d.dc[i].defined, d.ac[i].defined = false, false
 	}
 	if len(file) < 2 || file[0] != 0xff || file[1] != soi {
 		return d.fail("not a JPEG file")
@@ -134,7 +158,7 @@ func (d *Decoder) toScan() (header []byte, err error) {
 		i := bytes.IndexByte(d.file[d.pos:], 0xff)
 		if i < 0 || d.pos+i+1 >= len(d.file) {
 			d.pos = len(d.file)
-			return nil, d.fail("the file is cut off: it has no end marker")
+			return nil, d.failCut("it has no end marker")
 		}
 		d.pos += i + 1
 		m := d.file[d.pos]
@@ -151,11 +175,19 @@ func (d *Decoder) toScan() (header []byte, err error) {
 			return nil, d.fail("a second image begins")
 		}
 		if len(d.file)-d.pos < 2 {
-			return nil, d.fail("the file is cut off in marker %#02x", m)
+			return nil, d.failCut("it ends in marker %#02x", m)
 		}
 		n := int(binary.BigEndian.Uint16(d.file[d.pos:]))
-		if n < 2 || n > len(d.file)-d.pos {
-			return nil, d.fail("marker %#02x is of %d bytes, %d are left", m, n, len(d.file)-d.pos)
+		passed := m >= app0 && m <= appF || m == com || m == dnl
+		if passed {
+			n = max(n, 2) // what is passed over may say anything
+		}
+		left := len(d.file) - d.pos
+		switch {
+		case passed && n > left:
+			return nil, d.failCut("marker %#02x is of %d bytes, %d are left", m, n, left)
+		case n < 2 || n > left:
+			return nil, d.fail("marker %#02x is of %d bytes, %d are left", m, n, left)
 		}
 		b := d.file[d.pos+2 : d.pos+n]
 		switch {
@@ -164,8 +196,10 @@ func (d *Decoder) toScan() (header []byte, err error) {
 			err = d.readFrame(b)
 		case m == dht:
 			err = d.readHuffman(b)
-		case m >= sof3 && m <= sofF && m != jpg && m != dac:
+		case m >= sof3 && m <= sofF && m != dac:
 			return nil, fmt.Errorf("%w: frame %#02x (lossless, hierarchical or arithmetic)", ErrUnsupported, m)
+		case m < sof0 || m == dhp || m == exp || m > appF && m != com:
+			return nil, d.fail("marker %#02x is none that there is", m)
 		case m == dqt:
 			err = d.readQuant(b)
 		case m == dri:
@@ -174,7 +208,7 @@ func (d *Decoder) toScan() (header []byte, err error) {
 			}
 			d.interval = int(binary.BigEndian.Uint16(b))
 		case m == app0:
-			d.jfif = d.jfif || bytes.HasPrefix(b, []byte("JFIF\x00"))
+			d.jfif = d.jfif || len(b) >= 14 && bytes.HasPrefix(b, []byte("JFIF\x00"))
 		case m == appE:
 			if len(b) >= 12 && bytes.HasPrefix(b, []byte("Adobe")) {
 				d.adobe = int(b[11])
@@ -208,7 +242,7 @@ func (d *Decoder) readFrame(b []byte) error {
 		return d.fail("an image of %d·%d pixels", d.width, d.height)
 	}
 	n := int(b[5])
-	if n != 1 && n != 3 {
+	if n != 1 && n != 3 && n != maxComps {
 		return fmt.Errorf("%w: %d components", ErrUnsupported, n)
 	}
 	for i := range n {
@@ -220,24 +254,15 @@ func (d *Decoder) readFrame(b []byte) error {
 		if n == 1 {
 			comp.h, comp.v = 1, 1 // the only one is not sampled, whatever it says
 		}
-		for _, other := range d.comps {
-			if other.id == comp.id {
-				return d.fail("two components are called %d", comp.id)
-			}
+		for k := range comp.known {
+			comp.known[k], comp.before[k] = -1, -1
 		}
 		d.hMax, d.vMax = max(d.hMax, comp.h), max(d.vMax, comp.v)
 		d.comps = append(d.comps, comp)
 	}
-	if n == 3 {
-		c := d.comps
-		ids := [3]int{c[0].id, c[1].id, c[2].id}
-		if d.adobe == 0 || !d.jfif && d.adobe < 0 && ids == [3]int{'R', 'G', 'B'} {
-			return fmt.Errorf("%w: RGB", ErrUnsupported)
-		}
-		chroma := [2]int{d.hMax / c[1].h, d.vMax / c[1].v}
-		known := chroma == [2]int{1, 1} || chroma == [2]int{2, 1} || chroma == [2]int{2, 2} || chroma == [2]int{1, 2}
-		if !known || c[0].h != d.hMax || c[0].v != d.vMax || c[1].h != c[2].h || c[1].v != c[2].v || d.hMax%c[1].h != 0 || d.vMax%c[1].v != 0 {
-			return fmt.Errorf("%w: sampling %d·%d, %d·%d, %d·%d", ErrUnsupported, c[0].h, c[0].v, c[1].h, c[1].v, c[2].h, c[2].v)
+	for i, c := range d.comps {
+		if d.hMax%c.h != 0 || d.vMax%c.v != 0 {
+			return fmt.Errorf("%w: component %d has %d·%d samples where another has %d·%d", ErrUnsupported, i, c.h, c.v, d.hMax, d.vMax)
 		}
 	}
 	up := func(a, b int) int { return (a + b - 1) / b }
@@ -287,9 +312,8 @@ func (d *Decoder) readHuffman(b []byte) error {
 		if class == 1 {
 			tab = &d.ac[t]
 		}
-		if !tab.build([16]byte(b[1:17]), b[17:17+total]) {
-			return d.fail("Huffman table %#02x has more codes than there are", b[0])
-		}
+		tab.build([16]byte(b[1:17]), b[17:17+total], class == 0) // who needs it looks whether it is one
+		tab.defined = true
 		b = b[17+total:]
 	}
 	return nil
@@ -305,13 +329,9 @@ func (d *Decoder) readScan(b []byte) (comps []*component, from, to, high, low in
 		id, tabs := int(b[1+2*i]), b[2+2*i]
 		var comp *component
 		for j := range d.comps {
-			if d.comps[j].id == id {
-				comp = &d.comps[j]
-			}
-		}
-		for _, other := range comps {
-			if other == comp {
-				return nil, 0, 0, 0, 0, d.fail("a scan has component %d twice", id)
+			if c := &d.comps[j]; c.id == id && !slices.Contains(comps, c) {
+				comp = c // where several have one id, they come in order
+				break
 			}
 		}
 		if comp == nil || tabs>>4 > 3 || tabs&15 > 3 {
@@ -319,6 +339,9 @@ func (d *Decoder) readScan(b []byte) (comps []*component, from, to, high, low in
 		}
 		comp.td, comp.ta = int(tabs>>4), int(tabs&15)
 		comps = append(comps, comp)
+	}
+	if blocks := blocksOf(comps); len(comps) > 1 && blocks > maxBlocks {
+		return nil, 0, 0, 0, 0, d.fail("a scan has %d blocks in an MCU, want at most %d", blocks, maxBlocks)
 	}
 	n := len(b)
 	from, to, high, low = int(b[n-3]), int(b[n-2]), int(b[n-1]>>4), int(b[n-1]&15)
@@ -330,14 +353,25 @@ func (d *Decoder) readScan(b []byte) (comps []*component, from, to, high, low in
 		high != 0 && high != low+1, low > 13:
 		return nil, 0, 0, 0, 0, d.fail("a scan of coefficients %d to %d, bits %d to %d, of %d components", from, to, high, low, len(comps))
 	}
+	if !d.progressive {
+		d.addUsualTables()
+	}
 	for _, c := range comps {
 		needsDC, needsAC := from == 0 && high == 0, to > 0
 		if needsDC && !d.dc[c.td].valid || needsAC && !d.ac[c.ta].valid {
-			return nil, 0, 0, 0, 0, d.fail("a scan needs Huffman tables %d and %d, which are missing", c.td, c.ta)
+			return nil, 0, 0, 0, 0, d.fail("a scan needs Huffman tables %d and %d, which are missing or no code", c.td, c.ta)
 		}
 		if !d.hasQuant[c.tq] {
 			return nil, 0, 0, 0, 0, d.fail("component %d needs quantisation table %d, which is missing", c.id, c.tq)
 		}
 	}
 	return comps, from, to, high, low, nil
+}
+
+// blocksOf is how many blocks an MCU of a scan has.
+func blocksOf(comps []*component) (n int) {
+	for _, c := range comps {
+		n += c.h * c.v
+	}
+	return n
 }

@@ -5,6 +5,7 @@ package jpeg
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 )
 
 // lookBits is how many bits a table is asked with at once. Nine of ten codes of
@@ -19,7 +20,8 @@ const lookBits = 10
 // hold a code alone, the value is 0, bits 8 to 15 are its symbol and 0 to 7 its
 // length. Where the code is longer, the entry is 0.
 type table struct {
-	valid   bool
+	defined bool // by the file
+	valid   bool // it is a code
 	look    [1 << lookBits]int32
 	codes   [1 << lookBits]uint16 // the code alone: its symbol, and in the low byte its length or 0
 	symbols [256]uint8
@@ -29,10 +31,14 @@ type table struct {
 	delta [17]int32
 }
 
-// build makes the table of counts (codes of 1 to 16 bits) and their symbols, and
-// reports whether they are a code.
-func (t *table) build(counts [16]byte, symbols []byte) bool {
+// build makes the table of counts (codes of 1 to 16 bits) and their symbols,
+// which is valid if they are a code. No code is all ones. The symbols of a table
+// for DC coefficients are sizes up to 15.
+func (t *table) build(counts [16]byte, symbols []byte, forDC bool) {
 	t.valid = false
+	if forDC && slices.ContainsFunc(symbols, func(s byte) bool { return s > 15 }) {
+		return
+	}
 	t.look, t.codes = [1 << lookBits]int32{}, [1 << lookBits]uint16{}
 	clear(t.symbols[:])
 	copy(t.symbols[:], symbols)
@@ -40,8 +46,8 @@ func (t *table) build(counts [16]byte, symbols []byte) bool {
 	for length := 1; length <= 16; length++ {
 		n := int(counts[length-1])
 		t.delta[length] = int32(k) - int32(code)
-		if code+uint32(n) > 1<<length {
-			return false
+		if n > 0 && code+uint32(n) >= 1<<length {
+			return
 		}
 		for range n {
 			if length <= lookBits {
@@ -55,7 +61,6 @@ func (t *table) build(counts [16]byte, symbols []byte) bool {
 	}
 	t.limit[17] = 1 << 16
 	t.valid = true
-	return true
 }
 
 // fill sets the entries that begin with a code.
@@ -76,7 +81,7 @@ func (t *table) fill(code uint32, length int, symbol uint8) {
 }
 
 // long decodes a code of more than lookBits bits that begins acc. A code that
-// does not exist is the symbol 0 of 16 bits.
+// does not exist is the symbol 0 of 17 bits, as many as libjpeg looks at.
 func (t *table) long(acc uint64) (symbol uint8, length uint) {
 	top := uint32(acc >> 48)
 	for n := lookBits + 1; n <= 16; n++ {
@@ -84,7 +89,7 @@ func (t *table) long(acc uint64) (symbol uint8, length uint) {
 			return t.symbols[uint8(int32(top>>(16-n))+t.delta[n])], uint(n)
 		}
 	}
-	return 0, 16
+	return 0, 17
 }
 
 // reader reads the bits of a scan.
@@ -96,31 +101,50 @@ type reader struct {
 	pos int
 	acc uint64
 	n   uint
-	end int // of the bytes, the zeros are behind it
+	end int  // of the bytes, the zeros are behind it
+	cut bool // they are the last of the file, with no marker behind them
 }
 
 // load takes over the entropy coded bytes from pos on up to the next marker,
 // and returns where that is.
 func (r *reader) load(file []byte, pos int) int {
-	r.buf, r.pos, r.acc, r.n = r.buf[:0], 0, 0, 0
-	for pos < len(file) {
+	r.buf, r.pos, r.acc, r.n, r.cut = r.buf[:0], 0, 0, 0, false
+	for {
 		i := bytes.IndexByte(file[pos:], 0xff)
 		if i < 0 {
 			r.buf = append(r.buf, file[pos:]...)
-			pos = len(file)
+			pos, r.cut = len(file), true
 			break
 		}
 		r.buf = append(r.buf, file[pos:pos+i]...)
 		pos += i
-		if pos+1 >= len(file) || file[pos+1] != 0 {
+		next := pos + 1
+		for next < len(file) && file[next] == 0xff { // fill bytes
+			next++
+		}
+		if next == len(file) {
+			pos, r.cut = next, true
+			break
+		}
+		if file[next] != 0 {
 			break
 		}
 		r.buf = append(r.buf, 0xff)
-		pos += 2
+		pos = next + 1
 	}
+	r.close()
+	return pos
+}
+
+// empty takes over no bytes.
+func (r *reader) empty() {
+	r.buf, r.pos, r.acc, r.n, r.cut = r.buf[:0], 0, 0, 0, false
+	r.close()
+}
+
+func (r *reader) close() {
 	r.end = len(r.buf)
 	r.buf = append(r.buf, make([]byte, 16)...)
-	return pos
 }
 
 // fill makes sure of 56 bits.
@@ -156,7 +180,7 @@ func (r *reader) take(k uint) uint32 {
 
 // symbol decodes one.
 func (r *reader) symbol(t *table) uint8 {
-	if r.n < 16 {
+	if r.n < 17 {
 		r.fill()
 	}
 	e := t.codes[r.acc>>(64-lookBits)]

@@ -35,19 +35,19 @@ func (d *Decoder) decodeScans(need area) error {
 			}
 		}
 		first = false
+		for _, c := range comps {
+			if !c.seen { // a table that is written anew is for components to come
+				c.seen, c.quant = true, d.quant[c.tq]
+			}
+			if d.progressive {
+				c.learn(from, to, low, d.scans)
+			}
+		}
 		if err := d.collect(comps, from, to, high, low); err != nil {
 			return err
 		}
-		for _, c := range comps {
-			c.seen = true
-		}
 		if header, err = d.toScan(); err != nil {
 			return err
-		}
-	}
-	for i := range d.comps {
-		if !d.comps[i].seen {
-			return d.fail("no scan has component %d", d.comps[i].id)
 		}
 	}
 	d.makePlanes()
@@ -73,29 +73,69 @@ func (c *component) row(y int) []byte {
 	return c.plane[y*c.stride : (y+1)*c.stride]
 }
 
-// restart begins at the next restart marker, or does nothing where none is due.
-func (d *Decoder) restart(mcu int, comps []*component) error {
-	if mcu > 0 && (d.interval == 0 || mcu%d.interval != 0) {
-		return nil
-	}
-	if mcu > 0 {
-		if d.scan.over() {
-			return d.fail("the codes end before restart %d", mcu/d.interval)
-		}
-		// d.pos is at the marker.
-		want := byte(rst0 + (mcu/d.interval-1)%8)
-		for d.pos+1 < len(d.file) && d.file[d.pos+1] == 0xff {
-			d.pos++
-		}
-		if d.pos+1 >= len(d.file) || d.file[d.pos+1] != want {
-			return d.fail("restart marker %#02x is missing", want)
-		}
-		d.pos += 2
-	}
+// begin starts reading the codes of a scan.
+func (d *Decoder) begin(comps []*component) {
+	d.restarts, d.short, d.lastGood = 0, false, 0
+	d.pos = d.scan.load(d.file, d.pos)
 	for _, c := range comps {
 		c.pred = 0
 	}
-	d.pos = d.scan.load(d.file, d.pos)
+}
+
+// restart goes on behind the next restart marker. Where another marker stands
+// there, it is either passed over, up to one that fits, or it is taken for one
+// that is still to come, and the blocks up to it are empty: what libjpeg does,
+// so that a damaged file is off only up to the next restart.
+func (d *Decoder) restart(comps []*component) error {
+	want := rst0 + d.restarts%8
+	d.restarts++
+	for _, c := range comps {
+		c.pred = 0
+	}
+	for {
+		// d.pos is at a marker, or at the end of the file.
+		at := d.pos
+		for at < len(d.file) && d.file[at] == 0xff {
+			at++
+		}
+		if at >= len(d.file) {
+			return d.failCut("it ends before restart %d", d.restarts)
+		}
+		m := int(d.file[at])
+		isRestart, ahead := m >= rst0 && m <= rst7, (m-want)&7
+		switch {
+		case isRestart && ahead != 1 && ahead != 2 && ahead != 6 && ahead != 7: // this one, or nowhere near
+			d.short = false
+			d.pos = d.scan.load(d.file, at+1)
+			return nil
+		case m < sof0 || isRestart && ahead >= 6: // none, or one from before
+			if d.pos = d.nextMarker(at + 1); d.pos < 0 {
+				d.pos = len(d.file)
+			}
+		default:
+			d.scan.empty() // d.short stays: the first block may still be read of nothing
+			return nil
+		}
+	}
+}
+
+// nextMarker returns where the next marker from pos on begins, -1 if none does.
+func (d *Decoder) nextMarker(pos int) int {
+	for ; pos+1 < len(d.file); pos++ {
+		if next := d.file[pos+1]; d.file[pos] == 0xff && next != 0 && next != 0xff {
+			return pos
+		}
+	}
+	return -1
+}
+
+// usedUp notes that codes were read behind the last byte. Up to the next restart
+// blocks are empty, as in libjpeg; at the end of the file it is an error.
+func (d *Decoder) usedUp() error {
+	if d.scan.cut {
+		return d.failCut("its codes end too early")
+	}
+	d.short = true
 	return nil
 }
 
@@ -103,12 +143,26 @@ func (d *Decoder) restart(mcu int, comps []*component) error {
 func (d *Decoder) sequential(comps []*component, need area) error {
 	coef := &d.coef
 	*coef = [64]int16{} // a file that failed may have left something
+	d.begin(comps)
+	left := d.interval // MCUs up to the next restart, if there is one
 	for my := range need.y1 {
 		for mx := range d.mcusX {
-			if err := d.restart(my*d.mcusX+mx, comps); err != nil {
-				return err
+			if d.interval > 0 {
+				if left == 0 {
+					if err := d.restart(comps); err != nil {
+						return err
+					}
+					left = d.interval
+				}
+				left--
 			}
 			wanted := my >= need.y0 && mx >= need.x0 && mx < need.x1
+			if d.short {
+				if wanted {
+					d.emptyMCU(comps, mx, my)
+				}
+				continue
+			}
 			for _, c := range comps {
 				dc, ac, quant := &d.dc[c.td], &d.ac[c.ta], &d.quant[c.tq]
 				for v := range c.v {
@@ -128,12 +182,36 @@ func (d *Decoder) sequential(comps []*component, need area) error {
 					}
 				}
 			}
-		}
-		if d.scan.over() {
-			return d.fail("the codes end in row %d of %d", my+1, d.mcusY)
+			if d.scan.over() {
+				if err := d.usedUp(); err != nil {
+					return err
+				}
+			}
 		}
 	}
-	return nil
+	if need.y1 < d.mcusY {
+		return nil
+	}
+	// All pixels are there. What follows may be cut off, but not be wrong.
+	header, err := d.toScan()
+	if e, ok := err.(*Error); ok && e.cut {
+		return nil
+	}
+	if err == nil && header != nil {
+		err = d.fail("a second scan of all components")
+	}
+	return err
+}
+
+// emptyMCU is one of which there are no codes: grey.
+func (d *Decoder) emptyMCU(comps []*component, mx, my int) {
+	for _, c := range comps {
+		for v := range c.v {
+			for h := range c.h {
+				flat(c.plane[(my*c.v+v)*8*c.stride+margin+(mx*c.h+h)*8:], c.stride, 0)
+			}
+		}
+	}
 }
 
 // flat is the transform of a block that has its mean alone.
@@ -149,19 +227,26 @@ func flat(to []byte, stride int, dc int16) {
 
 // transform makes samples of the coefficients of a file of several scans.
 func (d *Decoder) transform(need area) {
+	smooth := d.progressive && d.smoothable()
 	for i := range d.comps {
 		c := &d.comps[i]
-		quant := &d.quant[c.tq]
 		for by := need.y0 * c.v; by < need.y1*c.v; by++ {
 			for bx := need.x0 * c.h; bx < need.x1*c.h; bx++ {
 				coef := &c.coefs[by*c.blocksX+bx]
-				for k, q := range quant {
+				if smooth {
+					d.coef = *coef // the neighbours need it as it is
+					coef = &d.coef
+					d.smooth(c, coef, bx, by)
+				}
+				for k, q := range c.quant {
 					coef[zigzag[k]] *= int16(q)
 				}
 				kernel.InverseDCT(c.plane[by*8*c.stride+margin+bx*8:], c.stride, coef)
 			}
 		}
-		c.coefs = nil
+	}
+	for i := range d.comps {
+		d.comps[i].coefs = nil
 	}
 }
 
@@ -169,33 +254,46 @@ func (d *Decoder) transform(need area) {
 func (d *Decoder) collect(comps []*component, from, to, high, low int) error {
 	// A scan of one component has its blocks row by row, without those that only
 	// fill up the last MCU.
-	across, down := d.mcusX, d.mcusY
+	across, down, rows := d.mcusX, d.mcusY, 1
 	if len(comps) == 1 {
-		across, down = (comps[0].width+7)/8, (comps[0].height+7)/8
+		across, down, rows = (comps[0].width+7)/8, (comps[0].height+7)/8, comps[0].v
 	}
 	p := pass{d: d, from: uint(from), to: uint(to), low: uint(low), refine: high > 0}
+	d.begin(comps)
+	left := d.interval
 	for my := range down {
 		for mx := range across {
-			if mcu := my*across + mx; mcu == 0 || d.interval > 0 && mcu%d.interval == 0 {
-				if err := d.restart(mcu, comps); err != nil {
-					return err
+			if !d.short {
+				d.lastGood = my / rows
+			}
+			if d.interval > 0 {
+				if left == 0 {
+					if err := d.restart(comps); err != nil {
+						return err
+					}
+					left, p.zeros = d.interval, 0
 				}
-				p.zeros = 0
+				left--
+			}
+			if d.short {
+				continue
 			}
 			if len(comps) == 1 {
 				p.block(comps[0], &comps[0].coefs[my*comps[0].blocksX+mx])
-				continue
-			}
-			for _, c := range comps {
-				for v := range c.v {
-					for h := range c.h {
-						p.block(c, &c.coefs[(my*c.v+v)*c.blocksX+mx*c.h+h])
+			} else {
+				for _, c := range comps {
+					for v := range c.v {
+						for h := range c.h {
+							p.block(c, &c.coefs[(my*c.v+v)*c.blocksX+mx*c.h+h])
+						}
 					}
 				}
 			}
-		}
-		if d.scan.over() {
-			return d.fail("the codes of scan %d end in row %d of %d", d.scans, my+1, down)
+			if d.scan.over() {
+				if err := d.usedUp(); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	return nil
@@ -295,8 +393,8 @@ func (p *pass) refineAC(r *reader, ac *table, coef *[64]int16) {
 				}
 				k++
 			}
-			if fresh != 0 && k <= p.to {
-				coef[zigzag[k]] = fresh
+			if fresh != 0 { // in a damaged file behind the last, as libjpeg has it
+				coef[zigzag[k&127]] = fresh
 			}
 			k++
 		}

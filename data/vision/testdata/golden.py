@@ -30,7 +30,7 @@ for width, height, channels, box, size in [
     m = m.resize((size[0], m.height), Image.Resampling.BILINEAR).resize(size, Image.Resampling.BILINEAR)
     cases.append({"width": width, "height": height, "channels": channels, "box": box, "size": size, "crc": zlib.crc32(m.tobytes())})
 
-# JPEG of the kinds that are left to image/jpeg.
+# JPEG without luma.
 m = Image.new("RGB", (30, 20), (200, 40, 90))
 m.paste((10, 220, 60), (15, 0, 30, 20))
 m.save("rgb.jpg", quality=95, keep_rgb=True)
