@@ -17,16 +17,15 @@ import (
 	"github.com/cohort-ml/cohort/internal/png"
 )
 
-const (
-	maxFileSize  = 1 << 30 // bytes of an image's file
-	largeScratch = 1 << 25 // bytes: what is larger is not kept for the next image
-)
+// largeScratch is how many bytes are kept for the next image at most.
+const largeScratch = 1 << 25
 
 // file is an encoded image that was opened, and the memory for decoding, which
 // is used again.
 type file struct {
 	path          string
 	bytes         []byte
+	taken         int64 // of the budget for decoding
 	width, height int
 	codec         codec // of the file
 	jpeg          jpeg.Decoder
@@ -38,6 +37,7 @@ type file struct {
 // codec opens a file, and decodes a part of it.
 type codec interface {
 	Open(file []byte) (width, height int, err error)
+	Memory() int64 // that decoding takes, besides the result
 	Decode(dst []byte, x, y, width, height int) error
 }
 
@@ -47,34 +47,64 @@ var files = sync.Pool{New: func() any { return new(file) }}
 // open reads a file and its header.
 func (f *file) open(ctx context.Context, path string) error {
 	f.path = path
-	t := data.Reading(ctx)
-	err := f.load(path)
-	t.Done()
+	size, err := f.load(ctx, path, 0)
+	if err == nil {
+		err = f.header()
+	}
 	if err != nil {
 		return &Error{path, "", err}
 	}
-	if err := f.header(); err != nil {
+	// More memory is taken only if nobody waits for it, or at once with that of the
+	// file: who held some while it waits could wait for one who does too.
+	need := f.need()
+	if size+need > decoding.size {
+		return &Error{path, "", decoding.tooLarge(fmt.Sprintf("an image of %d·%d pixels", f.width, f.height), size+need)}
+	}
+	if decoding.tryTake(need) {
+		f.taken += need
+		return nil
+	}
+	f.bytes = nil
+	decoding.give(f.taken)
+	f.taken = 0
+	if _, err = f.load(ctx, path, need); err == nil {
+		err = f.header()
+	}
+	if err == nil && f.need() > need {
+		err = errors.New("the file changes while it is read")
+	}
+	if err != nil {
 		return &Error{path, "", err}
 	}
 	return nil
 }
 
-func (f *file) load(path string) error {
+// load takes memory for a file and for more, and reads the file.
+func (f *file) load(ctx context.Context, path string, more int64) (size int64, err error) {
 	r, err := os.Open(path)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer r.Close()
 	info, err := r.Stat()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
-		return fmt.Errorf("a %v of %d bytes, want a file of at most %d", info.Mode().Type(), info.Size(), maxFileSize)
+	if size = info.Size(); !info.Mode().IsRegular() {
+		return 0, fmt.Errorf("a %v, want a file", info.Mode().Type())
 	}
-	f.bytes = sized(f.bytes, int(info.Size()))
+	if size+more > decoding.size {
+		return 0, decoding.tooLarge("the file", size+more)
+	}
+	if err := decoding.take(ctx, size+more); err != nil {
+		return 0, err
+	}
+	f.taken = size + more
+	f.bytes = sized(f.bytes, int(size))
+	t := data.Reading(ctx)
 	_, err = io.ReadFull(r, f.bytes)
-	return err
+	t.Done()
+	return size, err
 }
 
 // header finds the size.
@@ -89,18 +119,17 @@ func (f *file) header() (err error) {
 	default:
 		return fmt.Errorf("neither JPEG nor PNG: it begins with % x", f.bytes[:min(len(f.bytes), 8)])
 	}
-	if f.width, f.height, err = f.codec.Open(f.bytes); err != nil {
-		return err
-	}
-	return checkSize(f.width, f.height)
+	f.width, f.height, err = f.codec.Open(f.bytes)
+	return err
 }
 
-// checkSize refuses what would take too much memory.
-func checkSize(width, height int) error {
-	if width < 1 || height < 1 || width > maxPixels/height {
-		return fmt.Errorf("vision: an image of %d·%d pixels, want 1 to %d", width, height, maxPixels)
+// need is how many bytes it takes to decode the whole image: at least, if they
+// are more than there may be.
+func (f *file) need() int64 {
+	if int64(f.width) > decoding.size/3/int64(f.height) {
+		return decoding.size + 1
 	}
-	return nil
+	return f.codec.Memory() + 3*int64(f.width)*int64(f.height)
 }
 
 // decode returns a part of the image in memory that grows from buffer.
@@ -129,7 +158,10 @@ func (f *file) render(v view) (Image, error) {
 
 // free hands the memory back.
 func (f *file) free() {
-	if cap(f.bytes)+cap(f.pixels)+cap(f.scaler.rows)+f.png.Held() < largeScratch {
+	decoding.give(f.taken)
+	f.taken = 0
+	held := cap(f.bytes) + cap(f.pixels) + cap(f.scaler.rows) + f.png.Held() + f.jpeg.Held()
+	if held < largeScratch {
 		files.Put(f)
 	}
 }

@@ -6,8 +6,7 @@ import (
 	"fmt"
 )
 
-// maxPixels is the largest image that is decoded: 128 Mi pixels. A header of a
-// few bytes can claim more memory than there is.
+// maxPixels is the largest image that another is scaled to: 128 Mi pixels.
 const maxPixels = 1 << 27
 
 // Image is Height rows of Width pixels, each of Channels bytes: 1 is grey, 3

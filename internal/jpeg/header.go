@@ -126,6 +126,30 @@ func (d *Decoder) Open(file []byte) (width, height int, err error) {
 	return d.width, d.height, nil
 }
 
+// Memory is how many bytes decoding the file that was opened takes, besides the
+// file and the result.
+func (d *Decoder) Memory() int64 {
+	each := int64(64) // of a block: its samples
+	if d.progressive || len(d.first) > 0 && int(d.first[0]) < len(d.comps) {
+		each += 128 // and its coefficients, which several scans bring
+	}
+	n := int64(len(d.file)) // the codes without what is stuffed
+	for i := range d.comps {
+		c := &d.comps[i]
+		n += each*int64(c.blocksX)*int64(c.blocksY) + 2*margin*8*int64(c.blocksY) + 4*int64(d.width)
+	}
+	return n
+}
+
+// Held is how many bytes the decoder keeps for the next file.
+func (d *Decoder) Held() int {
+	n := cap(d.scan.buf)
+	for i := range d.rows {
+		n += cap(d.rows[i]) + cap(d.up[i])
+	}
+	return n
+}
+
 func (d *Decoder) fail(format string, args ...any) error {
 	return &Error{Offset: d.pos, Msg: fmt.Sprintf(format, args...)}
 }

@@ -70,6 +70,10 @@ func (d *Decoder) Open(file []byte) (width, height int, err error) {
 			if name == "IEND" {
 				return 0, 0, d.fail("no image in the file")
 			}
+			// Before memory is taken: deflate makes at most 1,032 bytes of one.
+			if d.rowBytes(d.width)/1032 > len(file)/d.height {
+				return 0, 0, d.fail("the file is cut off: %d bytes hold no image of %d·%d pixels", len(file), d.width, d.height)
+			}
 			d.opened = true
 			return d.width, d.height, nil
 		}
@@ -164,7 +168,9 @@ func (d *Decoder) rowBytes(width int) int { return (width*d.channels()*d.depth +
 
 // Memory is how many bytes decoding the file that was opened takes, besides the
 // file and the result.
-func (d *Decoder) Memory() int { return 2*d.rowBytes(d.width) + 3*d.width + len(d.file) }
+func (d *Decoder) Memory() int64 {
+	return 2*int64(d.rowBytes(d.width)) + 3*int64(d.width) + int64(len(d.file))
+}
 
 // Held is how many bytes the decoder keeps for the next file.
 func (d *Decoder) Held() int { return cap(d.joined) + cap(d.row) + cap(d.last) + cap(d.line) }
