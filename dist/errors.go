@@ -113,6 +113,7 @@ type (
 	//		Why   string // what is wrong with it
 	//		Peer  string // its host and address
 	//		Other bool   // it is in another call than this rank
+	//		Bytes, Want int64 // what it has for the message and what this rank has, where they differ
 	//		Call  string // this rank's own call then: "all_reduce sum of 7 float32"
 	//	}
 	WireError = gloo.WireError

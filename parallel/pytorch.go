@@ -72,6 +72,9 @@ const (
 // outOfStep adds to an error what may be wrong, where another rank has sent what does
 // not belong to this one's call.
 func outOfStep(err error, why string) error {
+	if dtypes := (*PeerDTypeError)(nil); errors.As(err, &dtypes) && dtypes.There != "" {
+		return err
+	}
 	if wire := (*dist.WireError)(nil); errors.As(err, &wire) {
 		return fmt.Errorf("%w; %s", err, why)
 	}
@@ -208,6 +211,11 @@ func newPyTorchDDP(ctx context.Context, model any, group *dist.Group, o *ddpOpti
 	if !p.o.SkipInitSync {
 		if err := atFirst.broadcast(ctx, group, 0); err != nil {
 			return nil, outOfStep(err, sameState)
+		}
+		if group.Rank() != 0 {
+			if err := atFirst.misread(0); err != nil {
+				return nil, err
+			}
 		}
 		atFirst.release()
 	}

@@ -133,7 +133,8 @@ func (c *coalesced) broadcast(ctx context.Context, group *dist.Group, src int) e
 			}
 		}
 		if err := group.Broadcast(ctx, c.flats[i], src); err != nil {
-			return fmt.Errorf("ddp: broadcast %d tensors (%s … %s) from rank %d: %w", len(run), c.names[run[0]], c.names[run[len(run)-1]], src, err)
+			err = fmt.Errorf("ddp: broadcast %d tensors (%s … %s) from rank %d: %w", len(run), c.names[run[0]], c.names[run[len(run)-1]], src, err)
+			return c.otherDTypes(i, err)
 		}
 		if group.Rank() != src {
 			for j, k := range run {

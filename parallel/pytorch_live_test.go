@@ -204,6 +204,8 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 		m := newMLP(b)
 		m.FC2 = nn.NewLinear(b, 6, 5)
 		model = m
+	default:
+		model = newNamedDTypes(strings.Fields(c.Model)[1:], g.Rank())
 	}
 	opts := []DDPOption{PyTorch(PyTorchOptions{FindUnused: is(c.DDP, "find_unused_parameters"), StaticGraph: is(c.DDP, "static_graph")})}
 	if keep, given := c.DDP["broadcast_buffers"]; given && keep == false {
@@ -221,8 +223,13 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 	if err != nil {
 		return nil, err
 	}
-	var opt optim.Optimizer
-	if c.Optimizer == "SGD" {
+	var opt interface {
+		ZeroGrad()
+		Step(gradScale float64)
+	}
+	if named, ok := model.(*namedDTypes); ok {
+		opt = named
+	} else if c.Optimizer == "SGD" {
 		opt = optim.NewSGD(nn.Parameters(model), optim.SGDOptions{LR: number(c.Options, "lr"), Momentum: number(c.Options, "momentum"),
 			Dampening: number(c.Options, "dampening"), WeightDecay: number(c.Options, "weight_decay"), Nesterov: is(c.Options, "nesterov")})
 	} else {

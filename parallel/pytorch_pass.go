@@ -136,8 +136,12 @@ func (p *pytorchDDP) finish(ctx context.Context) error {
 	wait := context.WithoutCancel(ctx)
 	for i, b := range p.buckets {
 		if err := b.work.Wait(wait); err != nil && first == nil {
-			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
-				i, len(p.buckets), p.params[b.indices[0]].Name(), p.params[b.indices[len(b.indices)-1]].Name(), err)
+			params := make([]*nn.Parameter, len(b.indices))
+			for j, k := range b.indices {
+				params[j] = p.params[k]
+			}
+			first = otherDTypesOf(params, fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
+				i, len(p.buckets), params[0].Name(), params[len(params)-1].Name(), err))
 		}
 	}
 	if usage != nil {

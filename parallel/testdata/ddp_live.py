@@ -35,9 +35,27 @@ def wide():
     return m
 
 
+class DTypes(nn.Module):
+    """Parameters of some dtypes, whose values do not depend on random numbers."""
+
+    def __init__(self, names, rank):
+        super().__init__()
+        self.params = nn.ParameterList(
+            [nn.Parameter(torch.full((3,), 0.25 * (i + 1) + rank, dtype=getattr(torch, n))) for i, n in enumerate(names)]
+        )
+        self.at = rank
+
+    def forward(self, _):
+        self.at += 1
+        x = (torch.arange(1.0, 4.0) + self.at % 5) / 8
+        y = sum((p * x.to(p.dtype)).float().sum() for p in self.params)
+        return y - y.detach() + 1  # whatever order y was added up in
+
+
 def play(case, rank):
     torch.manual_seed(100 + rank)
-    model = {"mlp": MLP, "branches": Branches, "linears": linears, "large": large, "wide": wide}[case["model"]]()
+    name, _, dtypes = case["model"].partition(" ")
+    model = DTypes(dtypes.split(), rank) if name == "dtypes" else {"mlp": MLP, "branches": Branches, "linears": linears, "large": large, "wide": wide}[case["model"]]()
     m = DistributedDataParallel(model, **case.get("ddp", {}))
     opt = getattr(torch.optim, case["optimizer"])(m.parameters(), **case["options"])
     counts = case["steps"]
@@ -64,7 +82,7 @@ def play(case, rank):
     else:
         with m.join(**join):
             loop()
-    bits = [p.detach().reshape(-1).view(torch.int32) for p in m.parameters()]
+    bits = [p.detach().reshape(-1).float().view(torch.int32) for p in m.parameters()]
     if case["model"] == "large":
         sums = [(b.long() * torch.arange(1, len(b) + 1)).sum().view(1).view(torch.int32) for b in bits]
         return [s.tolist() for s in sums]

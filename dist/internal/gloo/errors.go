@@ -22,6 +22,9 @@ type WireError struct {
 	Peer string
 	// Other says that the peer is in another collective, or in one of another size.
 	Other bool
+	// Bytes are those that the peer has for its part of the message, and Want those
+	// that this rank has, where they differ; else both are 0.
+	Bytes, Want int64
 	// Call is this rank's own call, with what its part is: "all_reduce sum of 7
 	// float32"; only with Other, "" where none was under way.
 	Call string

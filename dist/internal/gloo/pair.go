@@ -209,7 +209,7 @@ func (p *pair) postSend(s slot, o *op) error {
 func (p *pair) transmit(s slot, o *op, granted uint64) error {
 	n := uint64(len(o.data))
 	if granted < n || granted != n && s.prefix() != ofMessage {
-		err := &WireError{Sent: preamble{opRecvReady, s, granted}.String(), Why: fmt.Sprintf("this rank has %d bytes for it", n), Other: true}
+		err := &WireError{Sent: preamble{opRecvReady, s, granted}.String(), Why: fmt.Sprintf("this rank has %d bytes for it", n), Other: true, Bytes: int64(granted), Want: int64(n)}
 		o.end(err)
 		return err
 	}
@@ -323,7 +323,7 @@ func (p *pair) took(m preamble) (*op, error) {
 		o := x.recvs.pop()
 		p.settle(s, x)
 		if m.length != uint64(len(o.data)) {
-			err := &WireError{Sent: m.String(), Why: fmt.Sprintf("this rank expects %d bytes", len(o.data)), Other: true}
+			err := &WireError{Sent: m.String(), Why: fmt.Sprintf("this rank expects %d bytes", len(o.data)), Other: true, Bytes: int64(m.length), Want: int64(len(o.data))}
 			o.end(err)
 			return nil, err
 		}
