@@ -34,6 +34,9 @@ func fused(op string, params []float64, operands []*Tensor, cpu func(p *work.Poo
 	for i, t := range operands {
 		if t != nil {
 			args[i] = t.array()
+			if dev != nil && t.Device() != dev {
+				fail(op, operands, "the operands are on two devices, %s and %s", dev.Name(), t.Device().Name())
+			}
 			dev = t.Device()
 		}
 	}

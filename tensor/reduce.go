@@ -104,6 +104,7 @@ func (t *Tensor) SumSquares() float64 {
 	if !t.dtype.IsFloat() {
 		fail("sum squares", []*Tensor{t}, "wants a floating dtype")
 	}
+	t.wantData("sum squares")
 	src := t.detach().To(Float32).Contiguous()
 	return src.Device().SumSquares(src.array())
 }

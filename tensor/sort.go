@@ -147,7 +147,7 @@ func (t *Tensor) CumProd(dim int) *Tensor {
 		ones := src.Mul(before).Add(first) // 1 there and 0 later
 		nonzero := src.Mul(before).Sub(before).AddScalar(1)
 		dx := g.Mul(out).cumSum(dim, true).Div(nonzero).Mul(before)
-		if first.NumElems() > 0 && first.SumSquares() > 0 {
+		if first.NumElems() > 0 && first.Device() != Meta && first.SumSquares() > 0 {
 			after := first.cumSum(dim, false).Sub(first)
 			rest := src.Mul(after).Add(ones)
 			dx = dx.Add(g.Mul(rest.CumProd(dim)).cumSum(dim, true).Mul(first))

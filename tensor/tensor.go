@@ -88,9 +88,20 @@ func (t *Tensor) host(op string) []byte {
 	size := t.dtype.Size()
 	b := t.storage.dev.Host(t.storage.mem, t.offset*size, t.NumElems()*size)
 	if b == nil && t.NumElems() > 0 {
-		fail(op, []*Tensor{t}, "has no data on device %s", t.storage.dev.Name())
+		fail(op, []*Tensor{t}, noData, t.storage.dev.Name())
 	}
 	return b
+}
+
+// noData is what is wrong with reading a tensor of [Meta].
+const noData = "has no data on device %s, which knows shapes alone: make it on another, such as tensor.CPU(), with a model by nn.Build.Device"
+
+// wantData fails for a tensor whose elements no device has.
+func (t *Tensor) wantData(op string) {
+	t.check(op)
+	if t.Device() == Meta && t.NumElems() > 0 {
+		fail(op, []*Tensor{t}, noData, Meta.Name())
+	}
 }
 
 // Buffer lends the bytes of a contiguous tensor for communication. They stay
@@ -136,6 +147,7 @@ func (t *Tensor) Item() float64 {
 	if t.NumElems() != 1 {
 		fail("item", []*Tensor{t}, "wants a tensor of one element")
 	}
+	t.wantData("item")
 	c := t.detach().To(Float64)
 	v := device.Elems[float64](c.array())[0]
 	runtime.KeepAlive(c)
