@@ -246,7 +246,7 @@ func (n *batchNorm) syncStats(x *Tensor) {
 	fused("batch norm moments", nil, []*Tensor{sums, x}, func(p *work.Pool, a []device.Array) {
 		kernel.BatchMoments(p, device.Elems[float64](a[0]), mixedOf(a[1]), imagesOf(a[1]))
 	})
-	sums.withFloat64s(func(s []float64) {
+	sums.WithFloat64s(func(s []float64) {
 		s[2*channels] = n.count
 		n.Sync.Forward(s)
 		n.count = s[2*channels]
@@ -258,13 +258,6 @@ func (n *batchNorm) syncStats(x *Tensor) {
 	fused("batch norm stats", append(n.params(), n.count), operands, func(_ *work.Pool, a []device.Array) {
 		kernel.BatchStats(a[0].Float32s(), a[1].Float32s(), device.Elems[float64](a[2]), n.count, n.running(a[3], a[4], a[5]), n.Eps)
 	})
-}
-
-// withFloat64s lends the elements of a float64 tensor for reading and writing.
-func (t *Tensor) withFloat64s(fn func(data []float64)) {
-	t.host("with float64s") // waits for the device
-	fn(device.Elems[float64](t.array()))
-	t.storage.version++
 }
 
 func (n *batchNorm) backward(b *backprop, g, x, y *Tensor) {
@@ -302,7 +295,7 @@ func (n *batchNorm) backward(b *backprop, g, x, y *Tensor) {
 		fused("batch norm grad sums", params, append(operands, sums), func(p *work.Pool, a []device.Array) {
 			kernel.BatchNormGradSums(p, device.Elems[float64](a[11]), grads(a), imagesOf(a[5]))
 		})
-		sums.withFloat64s(func(s []float64) { b.err = n.Sync.Backward(b.ctx, s) })
+		sums.WithFloat64s(func(s []float64) { b.err = n.Sync.Backward(b.ctx, s) })
 		if b.err != nil {
 			return
 		}

@@ -123,6 +123,7 @@ func TestReadingFromMeta(t *testing.T) {
 		"float32s":         func() { x.Float32s() },
 		"int64s":           func() { ids.Int64s() },
 		"with float32s":    func() { x.WithFloat32s(func([]float32) {}) },
+		"with float64s":    func() { New(Meta, Float64, 2).WithFloat64s(func([]float64) {}) },
 		"buffer":           func() { x.Buffer() },
 		"non zero":         func() { x.NonZero() },
 		"masked select":    func() { x.MaskedSelect(x.GtScalar(0)) },

@@ -164,6 +164,15 @@ func (t *Tensor) WithFloat32s(fn func(data []float32)) {
 	runtime.KeepAlive(t)
 }
 
+// WithFloat64s is [Tensor.WithFloat32s] for a float64 tensor.
+func (t *Tensor) WithFloat64s(fn func(data []float64)) {
+	t.wantDType("with float64s", Float64)
+	b := t.host("with float64s")
+	t.storage.version++
+	fn(unsafe.Slice((*float64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8))
+	runtime.KeepAlive(t)
+}
+
 // Keep takes the value out of its tape's ownership: it lives as long as it is
 // reachable, through Backward and Close. It returns t. To compute with it in
 // another step, take it there by [Tape.Const].

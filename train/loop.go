@@ -174,8 +174,8 @@ const numVotes = 4
 // agree returns what all ranks have done, of which the loss is the mean, and
 // whether any of them wants to stop.
 func (r *trainer[B]) agree(ctx context.Context, mine share, stop bool) (all share, err error) {
-	r.vote.WithFloat32s(func(v []float32) {
-		v[0], v[1], v[2], v[3] = float32(mine.loss), float32(mine.size), float32(mine.replaced), 0
+	r.vote.WithFloat64s(func(v []float64) { // which counts of tokens are exact in
+		v[0], v[1], v[2], v[3] = mine.loss, float64(mine.size), float64(mine.replaced), 0
 		if stop {
 			v[3] = 1
 		}
@@ -183,6 +183,8 @@ func (r *trainer[B]) agree(ctx context.Context, mine share, stop bool) (all shar
 	if err := r.group.AllReduce(ctx, r.vote, dist.Sum); err != nil {
 		return all, err
 	}
-	v := r.vote.Float32s()
-	return share{float64(v[0]) / float64(r.group.Size()), int(v[1]), int(v[2]), v[3] > 0}, nil
+	r.vote.WithFloat64s(func(v []float64) {
+		all = share{v[0] / float64(r.group.Size()), int(v[1]), int(v[2]), v[3] > 0}
+	})
+	return all, nil
 }
