@@ -50,7 +50,8 @@
 // were called, whatever their form; messages run in order for each pair of
 // ranks and direction, independent of the collectives. The context of an
 // operation bounds its wait; without an end of its own, the group's timeout
-// does.
+// does: one limit for the whole call, however many ranks it waits for and whatever
+// it consists of, from its first wait on.
 //
 // # Tensors
 //

@@ -64,6 +64,7 @@ func (q *receiveGate) leave(g *Group, fromAny bool) {
 // recvAny takes the next message from any rank. It has passed the gate, so no
 // other receive runs, and the lane of whichever rank it takes is empty.
 func (g *Group) recvAny(r *request, data collective.Data) error {
+	r.call.Start() // one limit for the wait and the message
 	src, err := g.backend.AwaitAny(r.ctx, r.call)
 	if err != nil {
 		return err

@@ -35,7 +35,7 @@ func reduceEach(ctx context.Context, b collective.Backend, c collective.Call, in
 		if c.Parts != nil {
 			n = c.Parts[i]
 		}
-		part := collective.Call{Op: collective.OpAllReduce, Reduce: c.Reduce, DType: c.DType, Count: n, Seq: c.Seq, Background: c.Background}
+		part := collective.Call{Op: collective.OpAllReduce, Reduce: c.Reduce, DType: c.DType, Count: n, Seq: c.Seq, Background: c.Background, Begun: c.Start()}
 		numBytes := n * c.DType.Size()
 		data := collective.Data{Buffer: out.Buffer, DType: c.DType, NumElems: n}
 		if i != rank {

@@ -5,6 +5,7 @@ package dist
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/tensor"
@@ -85,7 +86,9 @@ func (g *Group) BatchAsync(ctx context.Context, ms ...Message) *Work {
 		return failedWork(refused)
 	}
 	whole := newWhole(g, len(rs))
+	begun := time.Now() // of the batch, which is one call
 	for _, r := range rs {
+		r.call.Begun = begun
 		r.whole = whole
 		g.begin(r)
 	}

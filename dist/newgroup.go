@@ -110,7 +110,7 @@ func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Gro
 	if _, err := g.groupOptions(opts); err != nil { // before the others count on this rank
 		return nil, fmt.Errorf("dist: split of group %q on rank %d: %w", g.name, g.rank, err)
 	}
-	all, err := g.gatherNumbers(ctx, int64(max(color, -1)), int64(key))
+	all, err := g.gatherNumbers(ctx, time.Now(), int64(max(color, -1)), int64(key))
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -23,11 +24,12 @@ const MaxObject = 16 << 20
 // AllGatherObject returns the value of every rank, by rank.
 func AllGatherObject[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 	const op = "all_gather_object"
+	begun := time.Now()
 	text, err := g.encode(op, v)
 	if err != nil {
 		return nil, err
 	}
-	sizes, err := g.gatherNumbers(ctx, int64(len(text)))
+	sizes, err := g.gatherNumbers(ctx, begun, int64(len(text)))
 	if err != nil {
 		return nil, err
 	}
@@ -36,7 +38,7 @@ func AllGatherObject[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 		return nil, err
 	}
 	all := make([]byte, total)
-	if err := g.raw(ctx, collective.OpAllGather, 0, rawBytes(text), rawBytes(all), parts); err != nil {
+	if err := g.raw(ctx, begun, collective.OpAllGather, 0, rawBytes(text), rawBytes(all), parts); err != nil {
 		return nil, err
 	}
 	return decodeAll[T](g, op, all, parts)
@@ -46,6 +48,7 @@ func AllGatherObject[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 // on the others.
 func GatherObject[T any](ctx context.Context, g *Group, v T, dst int) ([]T, error) {
 	const op = "gather_object"
+	begun := time.Now()
 	text, err := g.encode(op, v)
 	if err != nil {
 		return nil, err
@@ -54,7 +57,7 @@ func GatherObject[T any](ctx context.Context, g *Group, v T, dst int) ([]T, erro
 	if g.rank == dst {
 		sizes = make([]int64, g.size)
 	}
-	if err := g.raw(ctx, collective.OpGather, dst, numbers([]int64{int64(len(text))}), numbers(sizes), nil); err != nil {
+	if err := g.raw(ctx, begun, collective.OpGather, dst, numbers([]int64{int64(len(text))}), numbers(sizes), nil); err != nil {
 		return nil, err
 	}
 	parts, total, err := g.objectSizes(op, sizes)
@@ -62,7 +65,7 @@ func GatherObject[T any](ctx context.Context, g *Group, v T, dst int) ([]T, erro
 		return nil, err
 	}
 	all := make([]byte, total)
-	if err := g.raw(ctx, collective.OpGather, dst, rawBytes(text), rawBytes(all), parts); err != nil || g.rank != dst {
+	if err := g.raw(ctx, begun, collective.OpGather, dst, rawBytes(text), rawBytes(all), parts); err != nil || g.rank != dst {
 		return nil, err
 	}
 	return decodeAll[T](g, op, all, parts)
@@ -72,6 +75,7 @@ func GatherObject[T any](ctx context.Context, g *Group, v T, dst int) ([]T, erro
 // does not matter.
 func BroadcastObject[T any](ctx context.Context, g *Group, v T, src int) (T, error) {
 	const op = "broadcast_object"
+	begun := time.Now()
 	var text []byte
 	var none T
 	if g.rank == src {
@@ -81,7 +85,7 @@ func BroadcastObject[T any](ctx context.Context, g *Group, v T, src int) (T, err
 		}
 	}
 	size := []int64{int64(len(text))}
-	if err := g.raw(ctx, collective.OpBroadcast, src, numbers(size), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, collective.OpBroadcast, src, numbers(size), collective.Data{}, nil); err != nil {
 		return none, err
 	}
 	if _, _, err := g.objectSizes(op, size); err != nil {
@@ -90,7 +94,7 @@ func BroadcastObject[T any](ctx context.Context, g *Group, v T, src int) (T, err
 	if g.rank != src {
 		text = make([]byte, size[0])
 	}
-	if err := g.raw(ctx, collective.OpBroadcast, src, rawBytes(text), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, collective.OpBroadcast, src, rawBytes(text), collective.Data{}, nil); err != nil {
 		return none, err
 	}
 	return decode[T](g, op, text, src)
@@ -100,6 +104,7 @@ func BroadcastObject[T any](ctx context.Context, g *Group, v T, src int) (T, err
 // give nil.
 func ScatterObject[T any](ctx context.Context, g *Group, vs []T, src int) (T, error) {
 	const op = "scatter_object"
+	begun := time.Now()
 	var none T
 	want, all := 0, []byte(nil)
 	if g.rank == src {
@@ -119,14 +124,14 @@ func ScatterObject[T any](ctx context.Context, g *Group, vs []T, src int) (T, er
 		all, parts, sizes = append(all, text...), append(parts, len(text)), append(sizes, int64(len(text)))
 	}
 	size := make([]int64, 1)
-	if err := g.raw(ctx, collective.OpScatter, src, numbers(sizes), numbers(size), nil); err != nil {
+	if err := g.raw(ctx, begun, collective.OpScatter, src, numbers(sizes), numbers(size), nil); err != nil {
 		return none, err
 	}
 	if _, _, err := g.objectSizes(op, size); err != nil {
 		return none, err
 	}
 	text := make([]byte, size[0])
-	if err := g.raw(ctx, collective.OpScatter, src, rawBytes(all), rawBytes(text), parts); err != nil {
+	if err := g.raw(ctx, begun, collective.OpScatter, src, rawBytes(all), rawBytes(text), parts); err != nil {
 		return none, err
 	}
 	return decode[T](g, op, text, src)
@@ -138,40 +143,42 @@ func ScatterObject[T any](ctx context.Context, g *Group, vs []T, src int) (T, er
 // must not be under way at the same time, nor receives from any rank: they could
 // come between.
 func SendObject[T any](ctx context.Context, g *Group, v T, dst int) error {
+	begun := time.Now()
 	text, err := g.encode("send_object", v)
 	if err != nil {
 		return err
 	}
-	release, err := g.oneObject(ctx, "send_object", pair{dst, true})
+	release, err := g.oneObject(ctx, begun, "send_object", pair{dst, true})
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := g.raw(ctx, collective.OpSend, dst, numbers([]int64{int64(len(text))}), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, collective.OpSend, dst, numbers([]int64{int64(len(text))}), collective.Data{}, nil); err != nil {
 		return err
 	}
-	return g.raw(ctx, collective.OpSend, dst, rawBytes(text), collective.Data{}, nil)
+	return g.raw(ctx, begun, collective.OpSend, dst, rawBytes(text), collective.Data{}, nil)
 }
 
 // RecvObject returns the value that rank src sends by [SendObject], whose
 // conditions hold here too.
 func RecvObject[T any](ctx context.Context, g *Group, src int) (T, error) {
 	const op = "recv_object"
+	begun := time.Now()
 	var none T
-	release, err := g.oneObject(ctx, op, pair{src, false})
+	release, err := g.oneObject(ctx, begun, op, pair{src, false})
 	if err != nil {
 		return none, err
 	}
 	defer release()
 	size := make([]int64, 1)
-	if err := g.raw(ctx, collective.OpRecv, src, numbers(size), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, collective.OpRecv, src, numbers(size), collective.Data{}, nil); err != nil {
 		return none, err
 	}
 	if _, _, err := g.objectSizes(op, size); err != nil {
 		return none, err
 	}
 	text := make([]byte, size[0])
-	if err := g.raw(ctx, collective.OpRecv, src, rawBytes(text), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, collective.OpRecv, src, rawBytes(text), collective.Data{}, nil); err != nil {
 		return none, err
 	}
 	return decode[T](g, op, text, src)
@@ -179,7 +186,7 @@ func RecvObject[T any](ctx context.Context, g *Group, src int) (T, error) {
 
 // oneObject waits until no other object is on its way between this rank and a
 // peer in a direction, and keeps others from it until release is called.
-func (g *Group) oneObject(ctx context.Context, op string, way pair) (release func(), err error) {
+func (g *Group) oneObject(ctx context.Context, begun time.Time, op string, way pair) (release func(), err error) {
 	if g.checkRank("", way.peer) != nil {
 		return func() {}, nil // the message will be refused
 	}
@@ -193,6 +200,8 @@ func (g *Group) oneObject(ctx context.Context, op string, way pair) (release fun
 		g.objects[way] = busy
 	}
 	g.mu.Unlock()
+	ctx, cancel := context.WithDeadlineCause(ctx, begun.Add(g.timeout), fmt.Errorf("the group's limit of %v: %w", g.timeout, context.DeadlineExceeded))
+	defer cancel()
 	select {
 	case busy <- struct{}{}:
 		return func() { <-busy }, nil
@@ -252,20 +261,21 @@ func (g *Group) objectSizes(op string, sizes []int64) (parts []int, total int, e
 }
 
 // gatherNumbers returns the numbers of all ranks, of which each gives as many.
-func (g *Group) gatherNumbers(ctx context.Context, mine ...int64) ([]int64, error) {
+func (g *Group) gatherNumbers(ctx context.Context, begun time.Time, mine ...int64) ([]int64, error) {
 	all := make([]int64, len(mine)*g.size)
-	return all, g.raw(ctx, collective.OpAllGather, 0, numbers(mine), numbers(all), nil)
+	return all, g.raw(ctx, begun, collective.OpAllGather, 0, numbers(mine), numbers(all), nil)
 }
 
 // raw runs an operation on memory that is no tensor's. peer is its root, or the
 // other rank of a message; parts are those of an operation that has them, of a
 // gather and a scatter on the root, and nil on all ranks where they are even.
-func (g *Group) raw(ctx context.Context, op collective.Op, peer int, in, out collective.Data, parts []int) error {
+func (g *Group) raw(ctx context.Context, begun time.Time, op collective.Op, peer int, in, out collective.Data, parts []int) error {
 	if g.job != nil {
 		return g.job.unsupported(g, op.String(), "moves objects as Python's pickles, which are programs and not data: send tensors, or make a group of Go ranks by WithBackend(\"native\")")
 	}
 	r := g.newRequest(ctx, op)
 	r.in.data, r.out.data = in, out
+	r.call.Begun = begun
 	switch op {
 	case collective.OpSend, collective.OpRecv:
 		r.peer(peer)

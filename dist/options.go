@@ -121,7 +121,8 @@ func WithRank(rank, worldSize int) Option {
 	}
 }
 
-// WithTimeout sets the group's time limit in place of [DefaultTimeout].
+// WithTimeout sets the group's time limit in place of [DefaultTimeout]: that of a call
+// as a whole, not of its wait for each rank.
 func WithTimeout(d time.Duration) Option {
 	return func(o *options) error {
 		if d <= 0 {

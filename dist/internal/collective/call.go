@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/cohort-ml/cohort/internal/mem"
 )
@@ -148,6 +149,20 @@ type Call struct {
 	// Background says that other goroutines of this process compute while the
 	// call runs: it must not spin for long.
 	Background bool
+	// Begun is from when on the group's time limit counts, the zero time as long as
+	// the call has not waited: see [Call.Start].
+	Begun time.Time
+}
+
+// Start returns from when on the group's time limit counts: one limit for all
+// waits of a call, however many ranks it waits for. The first wait begins it, or
+// who makes one call of several, by setting Begun. Where two goroutines run a call,
+// it has been begun before there are two.
+func (c *Call) Start() time.Time {
+	if c.Begun.IsZero() {
+		c.Begun = time.Now()
+	}
+	return c.Begun
 }
 
 // Matches reports whether two ranks' calls of one sequence number fit

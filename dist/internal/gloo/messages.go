@@ -79,7 +79,7 @@ func (b *Backend) await(ctx context.Context, c *collective.Call, m *message, pee
 	for !m.done.Load() {
 		if !timed {
 			timed = true
-			m.timer.Reset(b.cfg.Timeout)
+			m.timer.Reset(b.cfg.Timeout - time.Since(c.Start()))
 		}
 		select {
 		case <-m.wake:
@@ -116,7 +116,7 @@ func (b *Backend) AwaitAnyTag(ctx context.Context, c collective.Call, tag uint32
 		return 0, err
 	}
 	n := len(b.cfg.Members)
-	timer := time.NewTimer(b.cfg.Timeout)
+	timer := time.NewTimer(b.cfg.Timeout - time.Since(c.Start()))
 	defer timer.Stop()
 	begun := time.Now()
 	for {

@@ -241,10 +241,11 @@ func (r *run) exchange(ctx context.Context) error {
 		}
 		if !timed {
 			timed = true
+			limit := r.b.cfg.Timeout - time.Since(r.c.Start())
 			if r.timer == nil {
-				r.timer = time.NewTimer(r.b.cfg.Timeout)
+				r.timer = time.NewTimer(limit)
 			} else {
-				r.timer.Reset(r.b.cfg.Timeout)
+				r.timer.Reset(limit)
 			}
 		}
 		select {

@@ -89,7 +89,7 @@ func TestErrorOfAnother(t *testing.T) {
 	s.failed.Store(&failure{late}) // and the others have not been told yet
 	c := collective.Call{Op: collective.OpRecv, Seq: 1}
 	for what, err := range map[string]error{
-		"waits": s.troubleWithAll(t.Context(), &c, time.Now()), "comes": s.usable(&c),
+		"waits": s.troubleWithAll(t.Context(), &c), "comes": s.usable(&c),
 	} {
 		var own *collective.TimeoutError
 		if !errors.As(err, &own) || own == late || len(late.Missing) > 0 {

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -68,11 +69,16 @@ func noWay(err error) bool {
 
 // dialPatience bounds the wait for a connection to a rank that beats. Its
 // machine answers at once, and its process as soon as it gets a processor.
-func (m *Mesh) dialPatience(ctx context.Context) (context.Context, context.CancelFunc) {
-	if limit := m.cfg.dialLimit(); m.cfg.Silence > 0 && limit < m.cfg.Timeout {
+func (m *Mesh) dialPatience(ctx context.Context, c *collective.Call) (context.Context, context.CancelFunc) {
+	if limit := m.cfg.dialLimit(); m.cfg.Silence > 0 && limit < m.cfg.Timeout-time.Since(c.Start()) {
 		return context.WithTimeoutCause(ctx, limit, errCut)
 	}
-	return context.WithTimeout(ctx, m.cfg.Timeout)
+	return m.cfg.withLimit(ctx, c)
+}
+
+// withLimit bounds a wait of a call by what is left of the group's limit.
+func (cfg *Config) withLimit(ctx context.Context, c *collective.Call) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(ctx, c.Start().Add(cfg.Timeout))
 }
 
 // dialLimit is how long a connection may take to a rank that beats, or is yet to: a handshake

@@ -35,7 +35,7 @@ type readiness struct {
 }
 
 func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
-	limit := time.NewTimer(m.cfg.Timeout)
+	limit := time.NewTimer(m.cfg.Timeout - time.Since(c.Start()))
 	defer limit.Stop()
 	ready := make(chan readiness, m.n)
 	watched := map[int]*transport.Conn{}

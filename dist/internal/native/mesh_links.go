@@ -98,7 +98,7 @@ func (m *Mesh) incomingFrom(ctx context.Context, c *collective.Call, peer, culpr
 
 // connect opens a connection to a peer.
 func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
-	limit, cancel := m.dialPatience(ctx)
+	limit, cancel := m.dialPatience(ctx, c)
 	defer cancel()
 	defer context.AfterFunc(m.whole, cancel)()
 	conn, err := m.dial(limit, w.peer, w.why)
@@ -120,7 +120,7 @@ func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transpo
 // accept returns the connection from a peer, which the peer opens when it
 // first has something to send. culprit is who is missing if none comes.
 func (m *Mesh) accept(ctx context.Context, c *collective.Call, w way, culprit int) (*transport.Conn, error) {
-	limit, cancel := context.WithTimeout(ctx, m.cfg.Timeout)
+	limit, cancel := m.cfg.withLimit(ctx, c)
 	defer cancel()
 	came := m.waitingFor(w)
 	for {

@@ -119,7 +119,8 @@ func (ps *pipes) closeAll() error {
 
 // prepare implements [link]. Pipes are opened as they are used: the peer's
 // answer does not depend on how far it has come.
-func (s *Shm) prepare(_ context.Context, _ *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
+func (s *Shm) prepare(_ context.Context, c *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
+	c.Start() // the limit of both goroutines
 	// Pipes are empty: the call before has ended on all ranks.
 	return func() {}, len(p.Sends) <= numSlots, nil
 }
@@ -268,7 +269,7 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 		if rec.ways&inLent != 0 {
 			err := s.takeLent(ctx, c, p, rec.in, left)
 			if err != nil {
-				if reason := s.unreached(ctx, c, c.Root, time.Now(), err); reason != nil {
+				if reason := s.unreached(ctx, c, c.Root, err); reason != nil {
 					return reason // the peer has died, or left
 				}
 				return fmt.Errorf("dist: reach the memory of %v: %w", s.cfg.Members[c.Root], err)
@@ -322,14 +323,14 @@ func (s *Shm) AwaitAny(ctx context.Context, c collective.Call) (src int, err err
 		if src, ok := s.anyMessage(); ok {
 			return src, nil
 		}
-		if err := s.troubleWithAll(ctx, &c, start); err != nil {
+		if err := s.troubleWithAll(ctx, &c); err != nil {
 			// Between the two looks a rank may have sent, and left.
 			if src, ok := s.anyMessage(); ok && errors.Is(err, collective.ErrLeft) {
 				return src, nil
 			}
 			return 0, s.fail(err)
 		}
-		s.park.sleep(ctx, bell, seen, heard, s.cfg.Timeout-time.Since(start))
+		s.park.sleep(ctx, bell, seen, heard, s.cfg.Timeout-time.Since(c.Start()))
 	}
 }
 
@@ -346,11 +347,11 @@ func (s *Shm) anyMessage() (src int, ok bool) {
 
 // troubleWithAll returns why waiting for a message from any peer is in vain,
 // nil if it is not: it is when one rank fails, or all have left.
-func (s *Shm) troubleWithAll(ctx context.Context, c *collective.Call, start time.Time) error {
+func (s *Shm) troubleWithAll(ctx context.Context, c *collective.Call) error {
 	var err error
 	for i := 1; i < s.n; i++ {
 		peer := (s.cfg.Rank + i) % s.n
-		if err = s.trouble(ctx, c, peer, start); err == nil {
+		if err = s.trouble(ctx, c, peer); err == nil {
 			return nil
 		}
 		var late *collective.TimeoutError

@@ -232,13 +232,12 @@ func (p *process) openPipe(ctx context.Context, c *collective.Call, key pipeKey)
 	if err != nil {
 		return nil, fmt.Errorf("dist: message pipe to %v: %w", p.cfg.Members[key.peer], err)
 	}
-	start := time.Now()
-	limit, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
+	limit, cancel := p.cfg.withLimit(ctx, c)
 	defer cancel()
 	defer context.AfterFunc(p.shm.whole, cancel)() // a dead peer will not answer
 	if err := p.handOver(limit, slab, key); err != nil {
 		_ = slab.Close()
-		if reason := p.shm.unreached(ctx, c, key.peer, start, err); reason != nil {
+		if reason := p.shm.unreached(ctx, c, key.peer, err); reason != nil {
 			return nil, reason
 		}
 		return nil, err
@@ -312,7 +311,6 @@ func (p *process) openedPipe(key pipeKey) *pipe {
 // awaitPipe waits for the pipe that a peer opens when it first sends.
 func (p *process) awaitPipe(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
 	came := p.incoming[key.peer][key.use]
-	start := time.Now()
 	tick := time.NewTicker(nap)
 	defer tick.Stop()
 	for {
@@ -321,7 +319,7 @@ func (p *process) awaitPipe(ctx context.Context, c *collective.Call, key pipeKey
 			return in, nil
 		default:
 		}
-		if err := p.shm.trouble(ctx, c, key.peer, start); err != nil {
+		if err := p.shm.trouble(ctx, c, key.peer); err != nil {
 			select {
 			case in := <-came: // it came before the trouble
 				return in, nil

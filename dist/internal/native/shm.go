@@ -207,6 +207,9 @@ func (s *Shm) await(ctx context.Context, c *collective.Call, peer int, f *flag, 
 		return nil
 	}
 	start := time.Now()
+	if c.Begun.IsZero() {
+		c.Begun = start
+	}
 	for i := 0; s.park.look(i, start, c.Background); i++ {
 		if f.reached(want) {
 			return nil
@@ -214,14 +217,14 @@ func (s *Shm) await(ctx context.Context, c *collective.Call, peer int, f *flag, 
 	}
 	for {
 		heard := s.park.alarms()
-		err := s.trouble(ctx, c, peer, start)
+		err := s.trouble(ctx, c, peer)
 		if f.reached(want) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		doze(ctx, s.park, f, want, heard, s.cfg.Timeout-time.Since(start))
+		doze(ctx, s.park, f, want, heard, s.cfg.Timeout-time.Since(c.Begun))
 		if f.reached(want) {
 			return nil
 		}
@@ -229,7 +232,7 @@ func (s *Shm) await(ctx context.Context, c *collective.Call, peer int, f *flag, 
 }
 
 // trouble returns why waiting for peer is in vain, nil if it is not.
-func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int, start time.Time) error {
+func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int) error {
 	if rank, kind, text, ok := s.seg.fault(); ok {
 		return s.faultError(c, rank, kind, text)
 	}
@@ -243,7 +246,7 @@ func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int, start t
 		return s.faultError(c, peer, kindLeft, "")
 	}
 	cause := collective.Ending(ctx)
-	if cause == nil && time.Since(start) >= s.cfg.Timeout {
+	if cause == nil && time.Since(c.Start()) >= s.cfg.Timeout {
 		cause = fmt.Errorf("the group's limit of %v: %w", s.cfg.Timeout, context.DeadlineExceeded)
 	}
 	if cause == nil {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 )
@@ -269,7 +268,7 @@ func (m *move) reachLent(rank int, out bool, offset, size int) ([]byte, error) {
 	}
 	data, err := m.s.space.reach(m.ctx, rank, m.c, at, out, offset, size)
 	if err != nil {
-		if reason := m.s.unreached(m.ctx, m.c, rank, time.Now(), err); reason != nil {
+		if reason := m.s.unreached(m.ctx, m.c, rank, err); reason != nil {
 			return nil, reason // the peer has died, or left, or the call is out of time
 		}
 		return nil, fmt.Errorf("dist: %v of group %q: reach the memory of %v: %w", m.c, m.s.cfg.Group, m.s.cfg.Members[rank], err)

@@ -61,6 +61,9 @@ type watched struct {
 // begin looks after a call until end.
 func (d *watchdog) begin(ctx context.Context, c *collective.Call, coll bool) *watched {
 	now := time.Now()
+	if c.Begun.IsZero() {
+		c.Begun = now
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var w *watched
@@ -142,7 +145,7 @@ func (d *watchdog) look() {
 	d.mu.Lock()
 	for _, w := range d.calls {
 		waited := now.Sub(w.start)
-		if !w.cut && (w.ctx.Err() != nil || waited >= d.mesh.cfg.Timeout) {
+		if !w.cut && (w.ctx.Err() != nil || now.Sub(w.call.Begun) >= d.mesh.cfg.Timeout) {
 			w.cut = true
 			for _, c := range w.conns {
 				_ = c.SetDeadline(time.Unix(1, 0))

@@ -20,15 +20,15 @@ func (e *lostError) Unwrap() error { return e.err }
 // unreached returns why a peer's memory, or a pipe to it, was not to be had; nil
 // if that is for reasons of this rank's own. A process that dies may be missed
 // here a moment before the news of its death has come.
-func (s *Shm) unreached(ctx context.Context, c *collective.Call, peer int, start time.Time, err error) error {
+func (s *Shm) unreached(ctx context.Context, c *collective.Call, peer int, err error) error {
 	var lost *lostError
 	if !errors.As(err, &lost) {
-		return s.trouble(ctx, c, peer, start)
+		return s.trouble(ctx, c, peer)
 	}
 	tick := time.NewTicker(nap)
 	defer tick.Stop()
 	for waited := time.Now(); ; {
-		if reason := s.trouble(ctx, c, peer, start); reason != nil {
+		if reason := s.trouble(ctx, c, peer); reason != nil {
 			return reason
 		}
 		if time.Since(waited) >= newsPatience {
