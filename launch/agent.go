@@ -35,6 +35,7 @@ type agent struct {
 	secret  secret
 	host    string
 	machine *machine
+	control jobControl
 	workers []*worker
 	exits   chan exited
 	orphans *orphans
@@ -117,6 +118,10 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	defer a.memory.close()
 	a.orphans = openOrphans(a.cfg.Exclusive, a.job.id, a.cgroup)
 	defer a.orphans.close()
+	if !a.cfg.LeaveSignals {
+		a.control = openJobControl(a.cfg.Signals)
+		defer func() { a.control.close(len(a.machine.failures) > 0 || a.machine.interrupts > 0 || a.machine.canceled) }()
+	}
 	childEnded := make(chan os.Signal, 1)
 	signal.Notify(childEnded, syscall.SIGCHLD)
 	defer signal.Stop(childEnded)
@@ -168,6 +173,10 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			}
 		case <-look.over():
 			look = a.passOn(look)
+		case s := <-a.control.stop:
+			a.suspend(s.(syscall.Signal), stderr)
+		case <-a.control.cont:
+			a.control.tty.enter()
 		case <-sig.dump:
 			a.view(stderr)
 		case <-canceled:

@@ -215,7 +215,8 @@ func roleTTY(string) int {
 func roleAgent(arg string) int {
 	given := struct {
 		Config
-		Look time.Duration
+		Look   time.Duration
+		Joined bool // with other machines, of which there are none yet
 	}{Look: lookPatience}
 	if err := json.Unmarshal([]byte(arg), &given); err != nil {
 		say("%v", err)
@@ -225,6 +226,9 @@ func roleAgent(arg string) int {
 	lookPatience = given.Look
 	cfg.Program, cfg.Direct = os.Args[0], true
 	cfg.Env = append(os.Environ(), testRole+"="+os.Getenv("LAUNCH_TEST_WORKER"))
+	if given.Joined {
+		cfg.Nodes = joined{}
+	}
 	err := Run(context.Background(), cfg)
 	var job *Error
 	if errors.As(err, &job) {
@@ -233,6 +237,17 @@ func roleAgent(arg string) int {
 		fmt.Fprintln(os.Stderr, err)
 	}
 	return ExitCode(err)
+}
+
+// joined makes one attempt on this host.
+type joined struct{}
+
+func (joined) Run(ctx context.Context, h *Host) error {
+	port, err := FreePort("127.0.0.1")
+	if err != nil {
+		return err
+	}
+	return h.Run(ctx, Attempt{MasterPort: port})
 }
 
 // roleBuild runs a Go package directory on two ranks.

@@ -64,6 +64,7 @@ type (
 	startFailed struct{ local int }          // this worker and those after it could not be started
 	strays      struct{ n int }              // the answer to a sweep
 	ticked      struct{}                     // the time of wake has come
+	resumed     struct{ d time.Duration }    // the whole job, with the agent, was stopped for so long
 	onlyStopped struct{}                     // the live workers are all stopped (SIGSTOP): nobody waits for them
 )
 
@@ -74,6 +75,7 @@ func (hurried) isEvent()     {}
 func (startFailed) isEvent() {}
 func (strays) isEvent()      {}
 func (ticked) isEvent()      {}
+func (resumed) isEvent()     {}
 func (onlyStopped) isEvent() {}
 
 // An action is something for the agent to do, in order.
@@ -174,6 +176,12 @@ func (m *machine) step(now time.Time, e event) []action {
 			return m.beginSweep(syscall.SIGKILL)
 		}
 		return m.kill(now)
+	case resumed: // nobody could do anything meanwhile
+		for _, t := range []*time.Time{&m.deadline, &m.nextLook} {
+			if !t.IsZero() {
+				*t = t.Add(e.d)
+			}
+		}
 	case onlyStopped:
 		if m.survivors && m.phase == running && m.numLive > 0 {
 			return m.stop(now, syscall.SIGTERM)

@@ -5,6 +5,7 @@ package launch
 import (
 	"bytes"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"unsafe"
@@ -82,6 +83,14 @@ func (o *orphans) signal(sig syscall.Signal) int {
 // strays is signal for the strays that are children of this process and what is
 // below them, which it adds to those seen.
 func (o *orphans) strays(sig syscall.Signal, seen map[int]bool) {
+	for _, pid := range o.roots() {
+		signalTree(pid, sig, seen)
+	}
+}
+
+// roots returns the strays that are children of this process, and reaps those that
+// have ended.
+func (o *orphans) roots() (out []int) {
 	for _, pid := range children(os.Getpid()) {
 		if o.known[pid] || o.before[pid] {
 			continue
@@ -94,8 +103,46 @@ func (o *orphans) strays(sig syscall.Signal, seen map[int]bool) {
 			_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
 			continue
 		}
-		signalTree(pid, sig, seen)
+		out = append(out, pid)
 	}
+	return out
+}
+
+// suspendPasses bounds how often suspend looks for processes that were made meanwhile.
+const suspendPasses = 5
+
+// suspend stops the workers and all that they have started, and returns which processes
+// SIGCONT is for: not those that had been stopped before.
+func (o *orphans) suspend(workers []int) (stopped []int) {
+	seen := map[int]bool{}
+	stop := func(pid int) {
+		if !seen[pid] {
+			seen[pid] = true
+			if state, _ := procStat(pid); state != 'T' && state != 't' && syscall.Kill(pid, syscall.SIGSTOP) == nil {
+				stopped = append(stopped, pid)
+			}
+		}
+	}
+	var halt func(pid int)
+	halt = func(pid int) {
+		stop(pid)
+		for _, kid := range children(pid) {
+			halt(kid)
+		}
+	}
+	for _, pid := range workers { // all at once: they wait for each other
+		stop(pid)
+	}
+	for range suspendPasses {
+		known := len(seen)
+		for _, pid := range slices.Concat(workers, o.roots(), o.cgroup.pids()) {
+			halt(pid)
+		}
+		if len(seen) == known {
+			break
+		}
+	}
+	return stopped
 }
 
 // reap removes ended orphans while workers still run: a worker that makes many

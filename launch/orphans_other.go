@@ -26,6 +26,16 @@ func (o *orphans) worker(pid int) { o.groups = append(o.groups, pid) }
 func (o *orphans) keep(int)       {}
 func (o *orphans) reap()          {}
 
+// suspend stops the process groups of the workers, and returns what SIGCONT is for.
+func (o *orphans) suspend(workers []int) (stopped []int) {
+	for _, pid := range workers {
+		if syscall.Kill(-pid, syscall.SIGSTOP) == nil {
+			stopped = append(stopped, -pid)
+		}
+	}
+	return stopped
+}
+
 // signal sends sig (0: none) to every group that has a member left and counts them.
 func (o *orphans) signal(sig syscall.Signal) int {
 	n := 0

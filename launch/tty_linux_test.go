@@ -35,11 +35,12 @@ func openTerminal(t *testing.T) (master, slave *os.File) {
 	return master, slave
 }
 
-// An agent on a terminal that passes rank 0 through: rank 0 sees the terminal,
-// the others a pipe, and a Ctrl-C reaches each once, in order.
-func TestPassRank0OnTerminal(t *testing.T) {
+// startOn starts a program on a terminal of its own, whose session it leads, and returns
+// its screen and its keys.
+func startOn(t *testing.T, p *process) (screen *output, keys *os.File) {
+	t.Helper()
 	master, slave := openTerminal(t)
-	var screen output
+	screen = &output{}
 	go func() {
 		buf := make([]byte, 4096)
 		for {
@@ -50,9 +51,6 @@ func TestPassRank0OnTerminal(t *testing.T) {
 			}
 		}
 	}()
-	p := &process{mark: newMark(t)}
-	p.Cmd = exec.Command(os.Args[0], "-test.run=none")
-	p.Env = append(os.Environ(), testRole+`=agent:{"NumRanks":2,"PassRank0":true}`, testMark+"="+p.mark, "LAUNCH_TEST_WORKER=tty")
 	p.Stdin, p.Stdout, p.Stderr = slave, slave, slave
 	p.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := p.Start(); err != nil {
@@ -60,8 +58,18 @@ func TestPassRank0OnTerminal(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = p.Process.Kill() })
 	slave.Close()
+	return screen, master
+}
+
+// An agent on a terminal that passes rank 0 through: rank 0 sees the terminal,
+// the others a pipe, and a Ctrl-C reaches each once, in order.
+func TestPassRank0OnTerminal(t *testing.T) {
+	p := &process{mark: newMark(t)}
+	p.Cmd = exec.Command(os.Args[0], "-test.run=none")
+	p.Env = append(os.Environ(), testRole+`=agent:{"NumRanks":2,"PassRank0":true}`, testMark+"="+p.mark, "LAUNCH_TEST_WORKER=tty")
+	screen, keys := startOn(t, p)
 	screen.await(t, 2, "terminals")
-	if _, err := master.WriteString("\x03"); err != nil {
+	if _, err := keys.WriteString("\x03"); err != nil {
 		t.Fatal(err)
 	}
 	code, _ := p.end(t)
