@@ -92,6 +92,9 @@ func (a *agent) suspend(s syscall.Signal, stderr *sink) {
 		}
 		return
 	}
+	if s == syscall.SIGTTOU && a.control.tty.has() {
+		return // of a write before: each gets one until this process is stopped
+	}
 	begin := time.Now()
 	var workers []int
 	for _, w := range a.workers {

@@ -24,10 +24,19 @@ func openTTY() *tty {
 	return nil
 }
 
+// has reports whether this process's group has the terminal.
+func (t *tty) has() bool {
+	if t == nil {
+		return false
+	}
+	front, err := unix.IoctlGetInt(t.fd, unix.TIOCGPGRP)
+	return err == nil && front == unix.Getpgrp()
+}
+
 // modes returns those of now, nil while another process group has the terminal: whoever
 // changes them from the background is stopped, and what is there is a shell's own.
 func (t *tty) modes() *unix.Termios {
-	if front, err := unix.IoctlGetInt(t.fd, unix.TIOCGPGRP); err != nil || front != unix.Getpgrp() {
+	if !t.has() {
 		return nil
 	}
 	modes, err := unix.IoctlGetTermios(t.fd, unix.TCGETS)
