@@ -170,10 +170,12 @@ func (at place) loadLM() (models.CausalLM, *tokenizer.Tokenizer, error) {
 }
 
 // fits reports a tokenizer with tokens that a model does not know. A model may
-// know more: tables are made larger than vocabularies, to be round numbers.
+// know more: tables are made larger than vocabularies, to be round numbers. What
+// other files of the folder add, such as a token for padding, it need not know
+// until a text has it.
 func fits(tok *tokenizer.Tokenizer, m models.CausalLM) error {
-	if tok.Size() > m.Vocab() {
-		return fmt.Errorf("%s has %d tokens, the model knows %d: one of them is another model's", tokenizerFile, tok.Size(), m.Vocab())
+	if tok.Base() > m.Vocab() {
+		return fmt.Errorf("%s has %d tokens, the model knows %d: one of them is another model's", tokenizerFile, tok.Base(), m.Vocab())
 	}
 	return nil
 }

@@ -22,6 +22,9 @@ type AddedToken struct {
 	RStrip     bool   `json:"rstrip"`      // takes the spaces after it
 	Normalized bool   `json:"normalized"`  // looked for after normalization
 	Special    bool   `json:"special"`     // stands for no text
+
+	bare    bool // a folder's file has no more than its content
+	spelled bool // decoded as if it were normalized, which it once was
 }
 
 // addedTokens are the added tokens of a tokenizer. Those that are looked for in
@@ -49,7 +52,7 @@ func newAddedTokens(list []AddedToken, size int, f *front) addedTokens {
 	for i, tok := range list {
 		a.special[tok.ID] = tok.Special
 		pattern := f.normalized(tok)
-		a.skipped[tok.ID] = contents[pattern]
+		a.skipped[tok.ID] = contents[f.spelled(tok)]
 		f := a.plain
 		if tok.Normalized {
 			f = a.normal
@@ -82,7 +85,14 @@ func (a *addedTokens) overlaps(k *kindTable) bool {
 	return takes[0] && spaced[0] || takes[1] && spaced[1]
 }
 
-// normalized is what an added token is looked for as, and decoded from.
+// spelled is what an added token is decoded from: what it is looked for as, or
+// was, for the Hugging Face library keeps the first.
+func (f *front) spelled(tok AddedToken) string {
+	tok.Normalized = tok.Normalized || tok.spelled
+	return f.normalized(tok)
+}
+
+// normalized is what an added token is looked for as.
 func (f *front) normalized(tok AddedToken) string {
 	if !tok.Normalized {
 		return tok.Content

@@ -53,10 +53,12 @@ func newCharTokenizer(names []string, merges []merge, f front) (*Tokenizer, erro
 	}
 	if f.unkToken != "" {
 		id, ok := ids[f.unkToken]
-		if !ok {
+		switch {
+		case ok:
+			t.unk = id
+		case slices.Contains(t.byteID[:], none): // else it is never needed
 			return nil, fmt.Errorf("tokenizer: the unknown token %q is not in the vocabulary", f.unkToken)
 		}
-		t.unk = id
 	}
 	isByte := make([]bool, len(names))
 	for _, id := range t.byteID {

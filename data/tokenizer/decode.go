@@ -130,7 +130,7 @@ func (t *Tokenizer) setSpelled() {
 		}
 	}
 	for _, a := range t.added.list {
-		t.spelled[a.ID] = t.front.normalized(a)
+		t.spelled[a.ID] = t.front.spelled(a)
 	}
 }
 

@@ -42,7 +42,7 @@ func formatErr(field, format string, args ...any) error {
 // document is a Hugging Face tokenizer.json.
 type document struct {
 	Version       string          `json:"version"`
-	Truncation    json.RawMessage `json:"truncation"`
+	Truncation    json.RawMessage `json:"truncation"` // for batches: nothing for who asks for neither, as in transformers
 	Padding       json.RawMessage `json:"padding"`
 	AddedTokens   []AddedToken    `json:"added_tokens"`
 	Normalizer    json.RawMessage `json:"normalizer"`
@@ -209,6 +209,14 @@ func marshal(v any, indent string) ([]byte, error) {
 // package's tokens differ from the Hugging Face libraries' is refused with a
 // *[FormatError].
 func Read(r io.Reader) (*Tokenizer, error) {
+	d, err := readDocument(r)
+	if err != nil {
+		return nil, err
+	}
+	return d.tokenizer()
+}
+
+func readDocument(r io.Reader) (*document, error) {
 	b, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: reading: %w", err)
@@ -223,7 +231,7 @@ func Read(r io.Reader) (*Tokenizer, error) {
 		}
 		return nil, formatErr("", "not a tokenizer.json: %v", err)
 	}
-	return doc.tokenizer()
+	return &doc, nil
 }
 
 // tokenizer makes the tokenizer that a document describes.
@@ -281,12 +289,7 @@ func (d *document) tokenizer() (*Tokenizer, error) {
 
 // check refuses what would change the tokens and is in no part that is read.
 func (d *document) check() error {
-	null := func(raw json.RawMessage) bool { return raw == nil || string(raw) == "null" }
 	switch {
-	case !null(d.Truncation):
-		return formatErr("truncation", "must be null")
-	case !null(d.Padding):
-		return formatErr("padding", "must be null")
 	case d.Model.Type != "BPE":
 		return formatErr("model.type", "is %q, only \"BPE\" is supported", d.Model.Type)
 	case d.Model.Dropout != nil && *d.Model.Dropout != 0:
@@ -431,7 +434,7 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 			return formatErr(field, "id %d is that of %q as well", a.ID, t.tokens[a.ID])
 		}
 		// What it is looked for as is what it is decoded from.
-		t.tokens[a.ID] = t.front.textOf(t.front.normalized(a))
+		t.tokens[a.ID] = t.front.textOf(t.front.spelled(a))
 		t.maxLen = max(t.maxLen, len(t.tokens[a.ID]))
 	}
 	t.added = newAddedTokens(list, len(t.tokens), &t.front)

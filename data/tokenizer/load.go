@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -20,26 +19,21 @@ const (
 	mergesFile = "merges.txt"
 )
 
-// Load reads a tokenizer from a file of the form of tokenizer.json, or from a
-// folder that has a tokenizer.json or else GPT-2's vocab.json and merges.txt.
+// Load reads a tokenizer from a file of the form of tokenizer.json, as the
+// tokenizers package does, or from a folder that has a tokenizer.json or else
+// GPT-2's vocab.json and merges.txt, as AutoTokenizer of the transformers package
+// (5.24) does: the class that tokenizer_config.json names, or else the kind of
+// model in config.json, decides what of the tokenizer.json counts, and
+// tokenizer_config.json, special_tokens_map.json and added_tokens.json add
+// tokens. A class or setting that would change ids and is not known here is
+// refused with a *[FormatError].
 func Load(path string) (*Tokenizer, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("tokenizer: %w", err)
 	}
 	if info.IsDir() {
-		file := filepath.Join(path, jsonFile)
-		switch _, err := os.Stat(file); {
-		case err == nil:
-			return loadFile(file, Read)
-		case !errors.Is(err, os.ErrNotExist):
-			return nil, fmt.Errorf("tokenizer: %w", err)
-		}
-		vocab, merges := filepath.Join(path, vocabFile), filepath.Join(path, mergesFile)
-		if _, err := os.Stat(vocab); errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("tokenizer: %s has neither %s nor %s and %s: is it the folder of a model?", path, jsonFile, vocabFile, mergesFile)
-		}
-		return LoadGPT2(vocab, merges)
+		return loadFolder(path)
 	}
 	return loadFile(path, Read)
 }
@@ -62,26 +56,16 @@ func loadFile[T any](path string, read func(io.Reader) (T, error)) (T, error) {
 	return v, err
 }
 
-// LoadGPT2 reads the two files of GPT-2's tokenizer: vocab.json, which maps
+// LoadGPT2 reads the two files of GPT-2's tokenizer alone: vocab.json, which maps
 // tokens to ids, and merges.txt with a pair a line. Where <|endoftext|> is in
 // the vocabulary it is a special token.
 func LoadGPT2(vocab, merges string) (*Tokenizer, error) {
-	ids, err := loadFile(vocab, readVocab)
+	d, err := readGPT2(vocab, merges)
 	if err != nil {
 		return nil, err
-	}
-	pairs, err := loadFile(merges, readMerges)
-	if err != nil {
-		return nil, err
-	}
-	preTokenizer, decoder := SplitGPT2.sections()
-	d := document{
-		PreTokenizer: preTokenizer, Decoder: decoder,
-		PostProcessor: json.RawMessage(`{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true}`),
-		Model:         model{Type: "BPE", Vocab: ids, Merges: mergeNames{pairs: pairs}},
 	}
 	const end = "<|endoftext|>"
-	if id, ok := ids[end]; ok {
+	if id, ok := d.Model.Vocab[end]; ok {
 		d.AddedTokens = []AddedToken{{ID: id, Content: end, Special: true}}
 	}
 	t, err := d.tokenizer()
@@ -93,6 +77,24 @@ func LoadGPT2(vocab, merges string) (*Tokenizer, error) {
 		}
 	}
 	return t, err
+}
+
+// readGPT2 reads the two files of GPT-2's tokenizer, without added tokens.
+func readGPT2(vocab, merges string) (*document, error) {
+	ids, err := loadFile(vocab, readVocab)
+	if err != nil {
+		return nil, err
+	}
+	pairs, err := loadFile(merges, readMerges)
+	if err != nil {
+		return nil, err
+	}
+	preTokenizer, decoder := SplitGPT2.sections()
+	return &document{
+		PreTokenizer: preTokenizer, Decoder: decoder,
+		PostProcessor: json.RawMessage(`{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true}`),
+		Model:         model{Type: "BPE", Vocab: ids, Merges: mergeNames{pairs: pairs}},
+	}, nil
 }
 
 func readVocab(r io.Reader) (map[string]int64, error) {

@@ -21,8 +21,11 @@
 // [Load] also reads what others have made: tokenizer.json of the Hugging Face
 // libraries for the families of GPT-2 and Llama 3 (bytes) and Llama 2
 // (characters), with their added tokens, or GPT-2's vocab.json and merges.txt.
-// What is read gives the ids that the Hugging Face libraries give, or is
-// refused with a *[FormatError]: nothing is ignored that would change an id.
+// A folder is read as transformers' AutoTokenizer does, with all of its files; a
+// file, or what comes from a reader, as the tokenizers package does. What is read
+// gives the ids that these give, or is refused with a *[FormatError]: nothing is
+// ignored that would change an id. Truncation and padding, which change batches,
+// are for who asks for them, and so ignored.
 // Letters, numbers and spaces are those of the Unicode version that these
 // libraries have (16.0), not of the Go release. Bytes that are no valid UTF-8,
 // which the libraries cannot be given at all, count as punctuation.
@@ -71,6 +74,7 @@ type Tokenizer struct {
 	front   front
 	added   addedTokens
 	kinds   *kindTable
+	base    int // Base, 0 if that is Size
 	maxLen  int // of a token, in bytes
 	canCut  bool
 
@@ -161,6 +165,16 @@ func (t *Tokenizer) finish() {
 // read some of them may have no token.
 func (t *Tokenizer) Size() int { return len(t.tokens) }
 
+// Base is Size without the tokens that are in a folder's other files, not in its
+// tokenizer.json or vocab.json: those that somebody added, which a model may have
+// no rows for.
+func (t *Tokenizer) Base() int {
+	if t.base > 0 {
+		return t.base
+	}
+	return t.Size()
+}
+
 // MaxLen is the length in bytes of the longest token.
 func (t *Tokenizer) MaxLen() int { return t.maxLen }
 
@@ -178,7 +192,16 @@ func (t *Tokenizer) digest() string {
 	}
 	// A tokenizer of our own kind is its tokens and merges.
 	if t.front.split != SplitCode || len(t.added.list) > 0 {
-		fmt.Fprintf(h, "%s %+v", t.front.describe(), t.added.list)
+		type written struct { // without what no file has
+			ID                                              int64
+			Content                                         string
+			SingleWord, LStrip, RStrip, Normalized, Special bool
+		}
+		list := make([]written, len(t.added.list))
+		for i, a := range t.added.list {
+			list[i] = written{a.ID, a.Content, a.SingleWord, a.LStrip, a.RStrip, a.Normalized, a.Special}
+		}
+		fmt.Fprintf(h, "%s %+v", t.front.describe(), list)
 		for _, name := range t.names {
 			fmt.Fprintf(h, " %q", name)
 		}

@@ -389,8 +389,6 @@ func TestReadRefuses(t *testing.T) {
 		{"model.merges[3]", func(d object) { model(d)["merges"].([]any)[3] = []any{"Z", "Z"} }},
 		{"normalizer", func(d object) { d["normalizer"] = object{"type": "NFC"} }},
 		{"post_processor", func(d object) { d["post_processor"] = object{"type": "TemplateProcessing"} }},
-		{"truncation", func(d object) { d["truncation"] = object{} }},
-		{"padding", func(d object) { d["padding"] = object{} }},
 		{"added_tokens[0]", func(d object) { d["added_tokens"] = []any{object{"id": 5, "content": "<s>"}} }},
 		{"added_tokens[0]", func(d object) { d["added_tokens"] = []any{object{"id": trained().Size(), "content": ""}} }},
 		{"added_tokens[1]", func(d object) {
