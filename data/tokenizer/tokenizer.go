@@ -45,6 +45,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"sync"
 )
 
@@ -184,7 +186,19 @@ func (t *Tokenizer) Fingerprint() string { return t.fingerprint() }
 
 func (t *Tokenizer) digest() string {
 	h := sha256.New()
-	for _, tok := range t.tokens {
+	// What tokens are called, for what they are decoded to does not change ids.
+	called := slices.Clone(t.tokens)
+	for id, name := range t.names {
+		if _, ok := byteOf(name); name != "" && !(ok && t.front.byteFallback) {
+			called[id] = []byte(strings.ReplaceAll(name, mark, " "))
+		}
+	}
+	for _, a := range t.added.list {
+		if t.names != nil || a.ID >= int64(t.model) {
+			called[a.ID] = []byte(a.Content)
+		}
+	}
+	for _, tok := range called {
 		fmt.Fprintf(h, "%q ", tok)
 	}
 	for _, m := range t.merges {
