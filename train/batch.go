@@ -32,6 +32,19 @@ func (s stepSize) check(samples int) error {
 	return nil
 }
 
+// checkEpoch says whether a step takes more samples than an epoch has: an error
+// where the user has said how many, else a note.
+func (s stepSize) checkEpoch(samples int, given map[string]string, unit string) (note string, err error) {
+	if s.total() <= samples {
+		return "", nil
+	}
+	most := max(1, samples/(s.ranks*s.accumulate))
+	if given["batch"] != "" || given["accumulate"] != "" {
+		return "", fmt.Errorf("a step takes %d %s (%v), and there are %d to train on: give a --batch of at most %d", s.total(), unit, s, samples, most)
+	}
+	return fmt.Sprintf("a step takes %d %s, and there are %d to train on, so each is in it more than once: --batch %d makes more steps", s.total(), unit, samples, most), nil
+}
+
 func (s stepSize) String() string {
 	if s.uneven > 0 {
 		return fmt.Sprintf("%d among %d ranks", s.uneven, s.ranks)

@@ -283,6 +283,15 @@ func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
 	if err := r.cfg.size().check(r.training.Len()); err != nil {
 		return fmt.Errorf("train rec: %w", err)
 	}
+	if saved == nil {
+		note, err := r.cfg.size().checkEpoch(r.training.Len(), r.settings.Given(), "rows")
+		if err != nil {
+			return fmt.Errorf("train rec: %w", err)
+		}
+		if note != "" {
+			r.report.Notice(note)
+		}
+	}
 	return nil
 }
 

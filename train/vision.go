@@ -78,6 +78,11 @@ func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string)
 	if err := r.cfg.size().check(r.training.Len()); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
 	}
+	if saved == nil {
+		if _, err := r.cfg.size().checkEpoch(r.training.Len(), given, "images"); err != nil {
+			return nil, fmt.Errorf("train vision: %w", err)
+		}
+	}
 	described := r.describe()
 	if _, err := NewClassifier(&nn.Build{Device: tensor.Meta}, described); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
@@ -122,6 +127,14 @@ func (r *visionRun) resolve() (err error) {
 		}
 		if err := fill("size", strconv.Itoa(size), from); err != nil {
 			return err
+		}
+	}
+	if least := minSide; c.Size < least {
+		if fixed {
+			least = min(least, max(h, w))
+		}
+		if c.Size < least {
+			return fmt.Errorf("train vision: --size is %d: images of fewer than %d pixels a side show nothing", c.Size, least)
 		}
 	}
 	if c.Augment == "" {
@@ -207,7 +220,17 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 	if err := r.resolve(); err != nil {
 		return nil, err
 	}
-	if text := unseen(r.training); text != "" {
+	notes := slices.Concat(r.training.Notes(), unseen(r.training))
+	if saved == nil {
+		note, err := r.cfg.size().checkEpoch(r.training.Len(), r.settings.Given(), "images")
+		if err != nil {
+			return nil, fmt.Errorf("train vision: %w", err)
+		}
+		if note != "" {
+			notes = append(notes, note)
+		}
+	}
+	for _, text := range notes {
 		r.report.Notice(text)
 	}
 	described := r.describe()
@@ -228,8 +251,8 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 	return saved, nil
 }
 
-// unseen says which classes have no image to train on; "" if all have some.
-func unseen(s *vision.Set) string {
+// unseen says which classes have no image to train on, if some do not.
+func unseen(s *vision.Set) []string {
 	seen := make([]bool, len(s.Classes()))
 	for i := range s.Len() {
 		seen[s.Label(i)] = true
@@ -241,10 +264,13 @@ func unseen(s *vision.Set) string {
 		}
 	}
 	if without == nil {
-		return ""
+		return nil
 	}
-	return fmt.Sprintf("%d of the %d classes of %s have no image to train on: %s; is a label wrong?", len(without), len(seen), s.Name(), few(without))
+	return []string{fmt.Sprintf("%d of the %d classes of %s have no image to train on: %s; is a label wrong?", len(without), len(seen), s.Name(), few(without))}
 }
+
+// minSide is the smallest side that larger images are scaled to.
+const minSide = 8
 
 // measured is how many images the mean and the deviation are taken of.
 const measured = 2000
@@ -329,7 +355,7 @@ func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderS
 		return nil, err
 	}
 	c := r.classifier.Config
-	images := vision.Apply(r.training, r.cfg.Seed, c.varied(r.training, r.cfg.Augment)...)
+	images := advised{vision.Apply(r.training, r.cfg.Seed, c.varied(r.training, r.cfg.Augment)...), policy}
 	loader, err := data.NewLoader(ctx, images, sampler, c.collate(), data.LoaderConfig{
 		Workers: r.cfg.Workers, OnError: policy, OnSkip: func(s data.Skip) { r.tell(s.String()) },
 	}, from)
@@ -340,6 +366,33 @@ func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderS
 		return nil, err
 	}
 	return loader, nil
+}
+
+// advised are images whose errors say how to do without them.
+type advised struct {
+	data.Dataset[vision.Sample]
+	policy data.OnError
+}
+
+func (a advised) Get(ctx context.Context, key data.Key) (vision.Sample, error) {
+	s, err := a.Dataset.Get(ctx, key)
+	if a.policy == data.Fail {
+		err = advise(err)
+	}
+	return s, err
+}
+
+// Fingerprint is that of the images.
+func (a advised) Fingerprint() string {
+	return a.Dataset.(interface{ Fingerprint() string }).Fingerprint()
+}
+
+// advise says what can be done about an image that cannot be read.
+func advise(err error) error {
+	if bad := (*vision.Error)(nil); errors.As(err, &bad) {
+		return fmt.Errorf("%w (--on-error skip leaves out what cannot be read)", err)
+	}
+	return err
 }
 
 // maxUnread is how many images that cannot be read a rank names between two
@@ -362,6 +415,9 @@ func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 	from, to := n*r.group.Rank()/ranks, n*(r.group.Rank()+1)/ranks
 	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", nn.WithAutocast(autocasts[r.cfg.DType]))
 	if err != nil {
+		if r.cfg.OnError == data.Fail.String() {
+			err = advise(err)
+		}
 		return nil, err
 	}
 	for _, err := range own.unread {

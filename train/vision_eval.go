@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"slices"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data/vision"
@@ -37,19 +36,42 @@ func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (
 	if o.Batch == 0 {
 		o.Batch = max(1, recipe.Batch)
 	}
-	training, test, err := vision.Open(o.Data)
-	if err != nil {
+	var sets []*vision.Set // the first is for training, if there are two
+	var training *vision.Set
+	if own || !o.All {
+		var test *vision.Set
+		if training, test, err = vision.Open(o.Data); err != nil {
+			if rest, all := vision.OpenAll(o.Data); all == nil { // it is the parting that fails
+				closeAll(rest)
+				err = fmt.Errorf("%w; or take all of it (--all)", err)
+			}
+			return EvalResult{}, err
+		}
+		sets = []*vision.Set{training, test}
+	} else if sets, err = vision.OpenAll(o.Data); err != nil {
 		return EvalResult{}, err
 	}
-	defer training.Close()
-	defer test.Close()
-	// The same names, in the same order: a label is no more than a number.
-	if got, want := test.Classes(), m.Config.Classes; !slices.Equal(got, want) {
-		return EvalResult{}, fmt.Errorf("%s has the %d classes %s, the model knows the %d classes %s", o.Data, len(got), few(got), len(want), few(want))
+	defer closeAll(sets)
+	var notes []string
+	seen := map[string]bool{}
+	for i, set := range sets {
+		notes = append(notes, set.Notes()...)
+		for _, c := range set.Classes() {
+			seen[c] = true
+		}
+		// A label is no more than a number: the names say which class of the model it is.
+		mapped, err := set.WithClasses(m.Config.Classes)
+		if err != nil {
+			return EvalResult{}, fmt.Errorf("%w; the model knows the %d classes %s", err, len(m.Config.Classes), few(m.Config.Classes))
+		}
+		sets[i] = mapped
 	}
-	sets := []*vision.Set{test}
-	if o.All {
-		sets = []*vision.Set{training, test}
+	if n := len(seen); n < len(m.Config.Classes) {
+		notes = append(notes, fmt.Sprintf("%s has %d of the %d classes that the model knows", o.Data, n, len(m.Config.Classes)))
+	}
+	name := sets[len(sets)-1].Name()
+	if !o.All {
+		sets = sets[1:]
 	}
 	var all tally
 	for _, set := range sets {
@@ -59,9 +81,9 @@ func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (
 		}
 		all.seen, all.right, all.skipped, all.loss = all.seen+t.seen, all.right+t.right, all.skipped+t.skipped, all.loss+t.loss
 	}
-	result := EvalResult{Model: m.String(), Data: test.Name() + ", the images for testing", Samples: all.seen, Unit: "images"}
+	result := EvalResult{Model: m.String(), Data: name + ", the images for testing", Samples: all.seen, Unit: "images", notes: notes}
 	if o.All {
-		result.Data = test.Name() + ", all images"
+		result.Data = name + ", all images"
 	}
 	if all.skipped > 0 {
 		result.Data += fmt.Sprintf(" but %d that cannot be read", all.skipped)
@@ -71,6 +93,13 @@ func evalVision(ctx context.Context, ck *checkpoint.Checkpoint, o EvalOptions) (
 	}
 	result.Metrics, err = all.metrics()
 	return result, err
+}
+
+// closeAll closes sets that were opened for reading alone.
+func closeAll(sets []*vision.Set) {
+	for _, s := range sets {
+		s.Close()
+	}
 }
 
 // few prints the first of many names.

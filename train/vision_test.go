@@ -218,6 +218,8 @@ func TestVisionFolder(t *testing.T) {
 	}
 	if err := trainVision(t.Context(), small(), nil, 3, newLog()); err == nil || !strings.Contains(err.Error(), "blue") && !strings.Contains(err.Error(), "red") {
 		t.Errorf("with a torn image: %v", err)
+	} else if !strings.Contains(err.Error(), "--on-error skip") {
+		t.Errorf("a torn image without what to do: %v", err)
 	}
 	// One that is tested on, too: every tenth of a class.
 	found, err := filepath.Glob(filepath.Join(dir, "blue", "*"))
@@ -242,6 +244,48 @@ func TestVisionFolder(t *testing.T) {
 	}
 	if !strings.Contains(notices, "was replaced by") || !strings.Contains(notices, "1 of 6 images to test on cannot be read") {
 		t.Errorf("what was left out is not counted:\n%s", notices)
+	}
+}
+
+// TestVisionFewImages: where there are fewer images than a step takes, that is
+// told, as is what the directory has beside images.
+func TestVisionFewImages(t *testing.T) {
+	c := smallVision(t)
+	c.Data, c.Size = folder(t, 20), 16
+	for _, name := range []string{"blue/x.webp", "red/notes.txt"} {
+		if err := os.WriteFile(filepath.Join(c.Data, name), []byte("RIFF"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := newLog()
+	if err := trainVision(t.Context(), c, nil, 2, l); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"a step takes 64 images, and there are 36 to train on", "left out, neither JPEG nor PNG: 2 files (1 .txt, 1 .webp)"} {
+		if n := strings.Count(strings.Join(l.notices, "\n"), want); n != 1 {
+			t.Errorf("%q is told %d times: %q", want, n, l.notices)
+		}
+	}
+	// Images of one of the classes, too few to be parted.
+	one := t.TempDir()
+	if err := os.Rename(filepath.Join(c.Data, "red"), filepath.Join(one, "red")); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 15 {
+		for _, end := range []string{"png", "jpg"} {
+			os.Remove(filepath.Join(one, "red", fmt.Sprintf("%03d.%s", 2*i+1, end))) // one of them is there
+		}
+	}
+	if _, err := Eval(t.Context(), l.finish.Out, EvalOptions{Data: one}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "nothing to test on") || !strings.Contains(err.Error(), "--all") {
+		t.Errorf("5 images of one class: %v", err)
+	}
+	var notes []string
+	r, err := Eval(t.Context(), l.finish.Out, EvalOptions{Data: one, All: true}, func(text string) { notes = append(notes, text) })
+	if err != nil || r.Samples != 5 || r.Metrics[0].Value < 0.5 {
+		t.Errorf("all 5 images of one class: %+v, %v", r, err)
+	}
+	if text := strings.Join(notes, "\n"); !strings.Contains(text, "has 1 of the 2 classes that the model knows") || !strings.Contains(text, "1 file (1 .txt)") {
+		t.Errorf("notes %q", notes)
 	}
 }
 
@@ -281,6 +325,7 @@ func TestVisionBadInput(t *testing.T) {
 		{`--on-error is "ignore", want fail or skip`, func(c *VisionConfig) { c.OnError = "ignore" }},
 		{"--lr is NaN", func(c *VisionConfig) { c.LR = math.NaN() }},
 		{"--epochs is 0", func(c *VisionConfig) { c.Epochs = 0 }},
+		{"--size is 3: images of fewer than 8", func(c *VisionConfig) { c.Size = 3 }},
 		{"--data is empty", func(c *VisionConfig) { c.Data = "" }},
 		{"nowhere", func(c *VisionConfig) { c.Data = "nowhere" }},
 		{"no data set in it", func(c *VisionConfig) { c.Data = t.TempDir() }},
@@ -307,6 +352,12 @@ func TestVisionBadInput(t *testing.T) {
 			t.Errorf("the settings have no %s:\n%s", want, text)
 		}
 	}
+	// A step of more images than there are.
+	c.Batch = 4000
+	if _, err := CheckVision(t.Context(), c, map[string]string{"batch": config.Flag}); err == nil || !strings.Contains(err.Error(), "a step takes 8000 images (2 × 4000 = 8000), and there are 1442 to train on: give a --batch of at most 721") {
+		t.Errorf("a step of more images than there are: %v", err)
+	}
+	c.Batch = 32
 	// Fewer images than ranks leave some without any.
 	c.Data = folder(t, 10)
 	if err := trainVision(t.Context(), c, nil, 19, newLog()); err == nil || !strings.Contains(err.Error(), "18") {

@@ -117,7 +117,7 @@ func (f *file) header() (err error) {
 	case len(f.bytes) == 0:
 		return errors.New("the file is empty")
 	default:
-		return fmt.Errorf("neither JPEG nor PNG: it begins with % x", f.bytes[:min(len(f.bytes), 8)])
+		return fmt.Errorf("%s where a JPEG or PNG is wanted: convert it", kindOf(f.bytes[:min(len(f.bytes), 64)]))
 	}
 	f.width, f.height, err = f.codec.Open(f.bytes)
 	return err

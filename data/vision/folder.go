@@ -3,14 +3,19 @@
 package vision
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/cohort-ml/cohort/internal/png"
 )
 
 const (
@@ -18,35 +23,63 @@ const (
 	folderTest = 10      // one of so many images is for testing, where no directory says which
 )
 
-// testNames are the names of a directory of images for testing beside train.
-var testNames = []string{"test", "val", "valid", "validation"}
+// trainNames and testNames are the names, in any letter case, of a directory of
+// images to train on, and of those for testing beside it; the first that is there
+// counts.
+var (
+	trainNames = []string{"train", "training"}
+	testNames  = []string{"test", "testing", "val", "valid", "validation"}
+)
+
+// junk are names, in small letters, of what systems and programs leave in
+// directories of images beside what is hidden.
+var junk = []string{"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini"}
+
+func isJunk(name string) bool {
+	return strings.HasPrefix(name, ".") || slices.Contains(junk, strings.ToLower(name))
+}
 
 // OpenFolder opens a directory with a directory of images for each class, as
 // torchvision's ImageFolder reads it: the classes in the order of their names,
 // in each the files in the order of their paths, whatever depth they are at.
-// Only files whose names end in .jpg, .jpeg or .png count, and nothing that is
-// hidden. The images are read when they are needed; each has three channels.
+// JPEG and PNG files count: those whose names end in .jpg, .jpeg or .png, and
+// those of other names that begin as such files do; nothing that is hidden or
+// left by the system. [Set.Notes] says what is left out. The images are read when
+// they are needed; each has three channels.
 func OpenFolder(dir string) (*Set, error) {
-	classes, err := subdirectories(dir)
+	l, err := list(dir)
 	if err != nil {
 		return nil, err
 	}
-	if len(classes) == 0 {
-		return nil, broken(dir, "no directories in it: want one of images for each class")
+	if len(l.dirs) == 0 {
+		return nil, l.noClasses()
 	}
-	return openClasses(dir, classes, true)
+	set, err := openClasses(dir, l.dirs, true)
+	if err == nil {
+		set.notes = append(l.beside(), set.notes...)
+	}
+	return set, err
 }
 
 // OpenFolders opens the train and the test images of a directory: those of its
-// directory train, and of the one beside it that is called test, val, valid or
-// validation. If there is no train directory, dir itself holds the classes, and
-// every tenth image of each class is for testing.
+// directory train (or training), and of the one beside it that is called test,
+// testing, val, valid or validation, in any letter case. If there is no train
+// directory, dir itself holds the classes, and every tenth image of each class is
+// for testing.
 func OpenFolders(dir string) (train, test *Set, err error) {
-	names, err := subdirectories(dir)
+	l, err := list(dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	if !slices.Contains(names, "train") {
+	trainName, err := l.find(trainNames)
+	if err != nil {
+		return nil, nil, err
+	}
+	testName, err := l.find(testNames)
+	if err != nil {
+		return nil, nil, err
+	}
+	if trainName == "" {
 		all, err := OpenFolder(dir)
 		if err != nil {
 			return nil, nil, err
@@ -55,27 +88,187 @@ func OpenFolders(dir string) (train, test *Set, err error) {
 		if len(second) == 0 {
 			return nil, nil, broken(dir, "nothing to test on: every %dth image of a class would be, and no class has %d; make directories train and test", folderTest, folderTest)
 		}
-		return all.Subset(dir, first), all.Subset(dir, second), nil
+		train, test = all.Subset(dir, first), all.Subset(dir, second)
+		if train.notes = all.notes; testName != "" {
+			train.notes = append(train.notes, fmt.Sprintf("%s: the directory %s is taken for a class, for there is none called train beside it", dir, testName))
+		}
+		return train, test, nil
 	}
-	i := slices.IndexFunc(testNames, func(n string) bool { return slices.Contains(names, n) })
-	if i < 0 {
-		return nil, nil, broken(dir, "a directory train, but none to test on: want %s", strings.Join(testNames, ", "))
+	if testName == "" {
+		return nil, nil, broken(dir, "a directory %s, but none to test on: want %s", trainName, strings.Join(testNames, ", "))
 	}
-	if train, err = OpenFolder(filepath.Join(dir, "train")); err != nil {
+	if train, err = OpenFolder(filepath.Join(dir, trainName)); err != nil {
 		return nil, nil, err
 	}
-	path := filepath.Join(dir, testNames[i])
-	have, err := subdirectories(path)
+	path := filepath.Join(dir, testName)
+	have, err := list(path)
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, c := range have {
+	for _, c := range have.dirs {
 		if !slices.Contains(train.classes, c) {
-			return nil, nil, broken(filepath.Join(path, c), "a class that %s does not have", filepath.Join(dir, "train"))
+			return nil, nil, broken(filepath.Join(path, c), "a class that %s does not have", filepath.Join(dir, trainName))
 		}
 	}
-	test, err = openClasses(path, train.classes, false)
-	return train, test, err
+	if test, err = openClasses(path, train.classes, false); err != nil {
+		return nil, nil, err
+	}
+	train.notes = append(train.notes, append(have.beside(), test.notes...)...)
+	test.notes = nil
+	l.dirs = slices.DeleteFunc(l.dirs, func(name string) bool { return name == trainName || name == testName })
+	if len(l.dirs) > 0 {
+		train.notes = append(train.notes, fmt.Sprintf("%s: %s and %s are read, other directories are not: %q", dir, trainName, testName, l.dirs))
+	}
+	train.notes = append(l.beside(), train.notes...)
+	return train, test, nil
+}
+
+// openAllFolders opens directories of images for training and testing, or of
+// classes.
+func openAllFolders(dir string) ([]*Set, error) {
+	l, err := list(dir)
+	if err != nil {
+		return nil, err
+	}
+	if len(l.dirs) == 0 {
+		return nil, l.noClasses()
+	}
+	parts := []string{""}
+	if !slices.ContainsFunc(l.dirs, func(name string) bool {
+		return !slices.Contains(slices.Concat(trainNames, testNames), strings.ToLower(name))
+	}) {
+		parts = l.dirs
+	}
+	var sets []*Set
+	for _, part := range parts {
+		path := filepath.Join(dir, part)
+		inside, err := list(path)
+		if err != nil {
+			return nil, err
+		}
+		if len(inside.dirs) == 0 {
+			return nil, inside.noClasses()
+		}
+		set, err := openClasses(path, inside.dirs, false)
+		if err != nil {
+			return nil, err
+		}
+		set.notes = append(inside.beside(), set.notes...)
+		sets = append(sets, set)
+	}
+	return sets, nil
+}
+
+// listing is what lies right in a directory.
+type listing struct {
+	dir   string
+	dirs  []string // names, in order
+	files tally
+}
+
+// list lists a directory without what is hidden or junk.
+func list(dir string) (l listing, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return l, &Error{dir, "", err}
+	}
+	l.dir = dir
+	for _, e := range entries {
+		if isJunk(e.Name()) {
+			continue
+		}
+		// A link to a directory is one.
+		if info, err := os.Stat(filepath.Join(dir, e.Name())); err == nil && info.IsDir() {
+			l.dirs = append(l.dirs, e.Name())
+		} else {
+			l.files.add(e.Name())
+		}
+	}
+	return l, nil
+}
+
+// find returns the directory that has the first of the names that one has, "" if
+// none has. Two that differ in letter case alone are an error.
+func (l listing) find(names []string) (found string, err error) {
+	for _, want := range names {
+		for _, name := range l.dirs {
+			if !strings.EqualFold(name, want) {
+				continue
+			}
+			if found != "" {
+				return "", broken(l.dir, "directories %s and %s: which is meant?", found, name)
+			}
+			found = name
+		}
+		if found != "" {
+			return found, nil
+		}
+	}
+	return "", nil
+}
+
+// noClasses is the error of a directory in which there are none.
+func (l listing) noClasses() error {
+	if l.files.total() == 0 {
+		return broken(l.dir, "no directories in it: want one of images for each class")
+	}
+	return broken(l.dir, "no directories in it, but %v: want a directory of images for each class, as in %s", l.files, filepath.Join(l.dir, "cat", "1.jpg"))
+}
+
+// beside notes the files that lie beside the directories.
+func (l listing) beside() []string {
+	if l.files.total() == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: left out beside the directories: %v", l.dir, l.files)}
+}
+
+// tally counts files by the ends of their names.
+type tally map[string]int
+
+func (t *tally) add(name string) {
+	if *t == nil {
+		*t = tally{}
+	}
+	end := strings.ToLower(filepath.Ext(name))
+	if end == "" || end == strings.ToLower(name) || len(end) > 12 {
+		end = "of other names"
+	}
+	(*t)[end]++
+}
+
+func (t tally) total() (n int) {
+	for _, k := range t {
+		n += k
+	}
+	return n
+}
+
+// String is such as "3 files (2 .webp, 1 .gif)".
+func (t tally) String() string {
+	ends := slices.SortedFunc(maps.Keys(t), func(a, b string) int {
+		if t[a] != t[b] {
+			return t[b] - t[a]
+		}
+		return strings.Compare(a, b)
+	})
+	var parts []string
+	other := 0
+	for i, end := range ends {
+		if i < 8 {
+			parts = append(parts, fmt.Sprintf("%d %s", t[end], end))
+		} else {
+			other += t[end]
+		}
+	}
+	if other > 0 {
+		parts = append(parts, fmt.Sprintf("%d others", other))
+	}
+	files := "files"
+	if t.total() == 1 {
+		files = "file"
+	}
+	return fmt.Sprintf("%d %s (%s)", t.total(), files, strings.Join(parts, ", "))
 }
 
 // openClasses lists the images of classes. With all, each must have some.
@@ -85,13 +278,19 @@ func openClasses(dir string, classes []string, all bool) (*Set, error) {
 	}
 	set := &Set{name: dir, classes: classes}
 	var paths []string // from dir
+	var left tally
 	for label, class := range classes {
-		files, err := listImages(dir, class)
+		before := left.total()
+		files, err := listImages(dir, class, &left)
 		if err != nil && (all || !os.IsNotExist(err)) {
 			return nil, &Error{filepath.Join(dir, class), "", err}
 		}
 		if all && len(files) == 0 {
-			return nil, broken(filepath.Join(dir, class), "no images in it (.jpg, .jpeg or .png): the class is empty")
+			also := ""
+			if n := left.total() - before; n > 0 {
+				also = fmt.Sprintf(", but %d other files", n)
+			}
+			return nil, broken(filepath.Join(dir, class), "no images in it (JPEG or PNG)%s: the class is empty", also)
 		}
 		for _, path := range files {
 			size := int64(0) // of a link to nowhere: who reads it is told
@@ -104,7 +303,10 @@ func openClasses(dir string, classes []string, all bool) (*Set, error) {
 		}
 	}
 	if len(paths) == 0 {
-		return nil, broken(dir, "no images in it (.jpg, .jpeg or .png)")
+		return nil, broken(dir, "no images in it (JPEG or PNG)")
+	}
+	if left.total() > 0 {
+		set.notes = append(set.notes, fmt.Sprintf("%s: left out, neither JPEG nor PNG: %v", dir, left))
 	}
 	set.open = func(ctx context.Context, i int, f *file) error { return f.open(ctx, filepath.Join(dir, paths[i])) }
 	set.read = func(ctx context.Context, i int) (Image, error) {
@@ -118,28 +320,9 @@ func openClasses(dir string, classes []string, all bool) (*Set, error) {
 	return set, nil
 }
 
-// subdirectories returns the names of the directories in dir that are not
-// hidden, in order.
-func subdirectories(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, &Error{dir, "", err}
-	}
-	var names []string
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), ".") {
-			continue
-		}
-		// A link to a directory is one.
-		if info, err := os.Stat(filepath.Join(dir, e.Name())); err == nil && info.IsDir() {
-			names = append(names, e.Name())
-		}
-	}
-	return names, nil
-}
-
-// listImages returns the paths of a class's images from dir, in order.
-func listImages(dir, class string) ([]string, error) {
+// listImages returns the paths of a class's images from dir, in order, and counts
+// what else there is.
+func listImages(dir, class string, left *tally) ([]string, error) {
 	// WalkDir does not follow a link, unless it begins there.
 	root, err := filepath.EvalSymlinks(filepath.Join(dir, class))
 	if err != nil {
@@ -150,13 +333,17 @@ func listImages(dir, class string) ([]string, error) {
 		if err != nil {
 			return err
 		}
-		if path != root && strings.HasPrefix(d.Name(), ".") {
+		if path != root && isJunk(d.Name()) {
 			if d.IsDir() {
 				return fs.SkipDir
 			}
 			return nil
 		}
-		if d.IsDir() || !isImage(d.Name()) {
+		if d.IsDir() {
+			return nil
+		}
+		if !isImage(path) {
+			left.add(d.Name())
 			return nil
 		}
 		rel, err := filepath.Rel(root, path)
@@ -170,10 +357,53 @@ func listImages(dir, class string) ([]string, error) {
 	return files, err
 }
 
-func isImage(name string) bool {
-	switch strings.ToLower(filepath.Ext(name)) {
+// isImage says whether a file is taken for an image: by its name, or if that
+// says something else, by how it begins.
+func isImage(path string) bool {
+	switch strings.ToLower(filepath.Ext(path)) {
 	case ".jpg", ".jpeg", ".png":
 		return true
 	}
-	return false
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() { // opening a pipe would wait
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var b [8]byte
+	n, _ := io.ReadFull(f, b[:])
+	return begins(b[:n], "\xff\xd8\xff") || begins(b[:n], png.Magic)
+}
+
+func begins(b []byte, with string) bool { return strings.HasPrefix(string(b), with) }
+
+// kindOf names what a file is that is neither JPEG nor PNG, as far as its first
+// bytes tell.
+func kindOf(b []byte) string {
+	switch {
+	case begins(b, "GIF8"):
+		return "a GIF"
+	case begins(b, "RIFF") && len(b) >= 12 && string(b[8:12]) == "WEBP":
+		return "a WebP"
+	case begins(b, "BM"):
+		return "a BMP"
+	case begins(b, "II*\x00") || begins(b, "MM\x00*"):
+		return "a TIFF"
+	case len(b) >= 12 && string(b[4:8]) == "ftyp":
+		return fmt.Sprintf("a file of kind %q, as HEIC and AVIF are,", b[8:12])
+	case begins(b, "\xff\x0a") || begins(b, "\x00\x00\x00\x0cJXL "):
+		return "a JPEG XL"
+	case begins(b, "\x00\x00\x00\x0cjP  "):
+		return "a JPEG 2000"
+	case begins(b, "8BPS"):
+		return "a Photoshop file"
+	case begins(b, "version https://git-lfs"):
+		return "a pointer of Git LFS, whose file was not fetched,"
+	case begins(bytes.TrimLeft(b, " \t\r\n\xef\xbb\xbf"), "<"):
+		return "a text of HTML or XML"
+	}
+	return fmt.Sprintf("a file that begins with % x", b[:min(len(b), 8)])
 }

@@ -106,6 +106,91 @@ func TestFolderFingerprint(t *testing.T) {
 	}
 }
 
+// TestFolderNames: train and test are found in any letter case and by their
+// other names, and what is not read is told.
+func TestFolderNames(t *testing.T) {
+	for _, c := range []struct {
+		files       string // paths
+		classes     string
+		train, test int
+		notes       string // "" for none
+	}{
+		{"Train/a/1.png Train/b/1.png Test/b/1.png", "a b", 2, 1, ""},
+		{"TRAIN/a/1.png VAL/a/1.png", "a", 1, 1, ""},
+		{"training/a/1.png validation/a/1.png testing/a/1.png testing/a/2.png", "a", 1, 2, `other directories are not: ["validation"]`},
+		{"train/a/1.png Valid/a/1.png models/x/1.png", "a", 1, 1, `["models"]`},
+		{"train/a/1.png test/a/1.png __MACOSX/train/a/1.png .ipynb_checkpoints/1.png Thumbs.db train/a/Thumbs.db train/a/.DS_Store train/__MACOSX/1.png", "a", 1, 1, ""},
+		{"train/a/1.png train/a/2.webp train/b/1.png train/b/2.GIF train/b/3.gif test/a/1.bmp test/a/1.png", "a b", 2, 1, "left out, neither JPEG nor PNG: 3 files (2 .gif, 1 .webp)"},
+		{"train/a/1.png test/a/1.bmp test/a/1.png", "a", 1, 1, "left out, neither JPEG nor PNG: 1 file (1 .bmp)"},
+		{"train/a/1.png test/a/1.png labels.csv train/2.png", "a", 1, 1, "left out beside the directories: 1 file (1 .png)"},
+		{"a/0.png a/1.png a/2.png a/3.png a/4.png a/5.png a/6.png a/7.png a/8.png a/9.png test/1.png", "a test", 10, 1, "the directory test is taken for a class"},
+	} {
+		files := map[string][]byte{}
+		for path := range strings.FieldsSeq(c.files) {
+			files[path] = nil
+		}
+		train, test, err := Open(write(t, files))
+		if err != nil {
+			t.Errorf("%s: %v", c.files, err)
+			continue
+		}
+		if got := strings.Join(train.Classes(), " "); got != c.classes || train.Len() != c.train || test.Len() != c.test {
+			t.Errorf("%s: classes %s, %d and %d images, want %s, %d and %d", c.files, got, train.Len(), test.Len(), c.classes, c.train, c.test)
+		}
+		if notes := strings.Join(train.Notes(), "\n"); c.notes == "" && notes != "" || !strings.Contains(notes, c.notes) {
+			t.Errorf("%s: notes %q, want %q", c.files, notes, c.notes)
+		}
+		if len(test.Notes()) > 0 {
+			t.Errorf("%s: told twice: %q", c.files, test.Notes())
+		}
+	}
+}
+
+// TestFolderContent: what files of other names hold counts, and a file that
+// holds something else is named as what it is.
+func TestFolderContent(t *testing.T) {
+	m := image.NewGray(image.Rect(0, 0, 3, 2))
+	jpg, png := encoded(t, m, false), encoded(t, m, true)
+	set, err := OpenFolder(write(t, map[string][]byte{
+		"a/1.jfif": jpg, "a/2": png, "a/3.webp": jpg, "a/4.PNG": jpg, "a/5.JPG": png, "a/6.txt": []byte("x"), "a/7.gif": []byte("GIF89a"),
+		"a/8.jpg": []byte("RIFF\x00\x00\x00\x00WEBPVP8 "), "a/9.jpg": []byte("<html>"), "a/99.jpg": nil,
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if set.Len() != 8 || !strings.Contains(strings.Join(set.Notes(), "\n"), "2 files (1 .gif, 1 .txt)") {
+		t.Errorf("%d images, %q", set.Len(), set.Notes())
+	}
+	for i := range set.Len() {
+		want := []string{5: "a WebP where a JPEG or PNG is wanted", 6: "a text of HTML or XML", 7: "is empty"}
+		_, err := set.Get(t.Context(), data.Key{Index: i})
+		if i < 5 && err != nil || i >= 5 && (err == nil || !strings.Contains(err.Error(), want[i])) {
+			t.Errorf("image %d: %v, want %q", i, err, want[min(i, 7)])
+		}
+	}
+}
+
+// TestWithClasses: labels go by names.
+func TestWithClasses(t *testing.T) {
+	sets, err := OpenAll(write(t, map[string][]byte{"c/1.png": nil, "a/1.png": nil, "a/2.png": nil}))
+	if err != nil || len(sets) != 1 {
+		t.Fatal(sets, err)
+	}
+	s, err := sets[0].WithClasses([]string{"a", "b", "c"})
+	if err != nil || s.Label(0) != 0 || s.Label(1) != 0 || s.Label(2) != 2 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if _, err := sets[0].WithClasses([]string{"a", "b"}); err == nil || !strings.Contains(err.Error(), `classes ["c"]`) {
+		t.Error(err)
+	}
+	if sets, err = OpenAll(write(t, map[string][]byte{"Test/a/1.png": nil})); err != nil || len(sets) != 1 || sets[0].Len() != 1 {
+		t.Error(sets, err)
+	}
+	if sets, err = OpenAll(DigitsName); err != nil || len(sets) != 2 {
+		t.Error(sets, err)
+	}
+}
+
 func TestBadFolder(t *testing.T) {
 	some := []byte("x")
 	for name, c := range map[string]struct {
@@ -117,6 +202,10 @@ func TestBadFolder(t *testing.T) {
 		"no test":       {map[string][]byte{"train/a/1.png": some}, "none to test on"},
 		"empty test":    {map[string][]byte{"train/a/1.png": some, "test/a/x": some}, "no images in it"},
 		"foreign class": {map[string][]byte{"train/a/1.png": some, "test/b/1.png": some}, "does not have"},
+		"right inside":  {map[string][]byte{"1.JPG": some, "2.jpg": some}, "2 files (2 .jpg): want CIFAR's"},
+		"in train":      {map[string][]byte{"train/1.jpg": some, "test/a/1.jpg": some}, "no directories in it, but 1 file (1 .jpg): want a directory of images for each class"},
+		"both":          {map[string][]byte{"train/a/1.jpg": some, "Train/a/1.jpg": some, "test/a/1.jpg": some}, "directories Train and train: which is meant?"},
+		"other kinds":   {map[string][]byte{"train/a/1.webp": some, "test/a/1.jpg": some}, "but 1 other files: the class is empty"},
 		"too few":       {map[string][]byte{"a/1.png": some, "b/1.png": some}, "nothing to test on"},
 	} {
 		if _, _, err := Open(write(t, c.files)); err == nil || !strings.Contains(err.Error(), c.want) {

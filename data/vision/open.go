@@ -18,9 +18,59 @@ func Open(path string) (train, test *Set, err error) {
 	if path == DigitsName || path == "" {
 		return Digits()
 	}
+	switch kind, err := kindOfSet(path); {
+	case err != nil:
+		return nil, nil, err
+	case kind == asCIFAR10:
+		return OpenCIFAR10(path)
+	case kind == asCIFAR100:
+		return OpenCIFAR100(path)
+	case kind == asIDX:
+		return OpenMNIST(path)
+	}
+	if l, err := list(path); err == nil && len(l.dirs) == 0 {
+		what := "nothing"
+		if l.files.total() > 0 {
+			what = l.files.String()
+		}
+		return nil, nil, broken(path, "no data set in it, but %s: want CIFAR's .bin files, MNIST's -ubyte files, or a directory of JPEG and PNG images for each class, as in %s", what, filepath.Join(path, "cat", "1.jpg"))
+	}
+	return OpenFolders(path)
+}
+
+// OpenAll opens all images of a data set, to test on: those for training and
+// those for testing as [Open] does, but a directory of images may lack either,
+// and a class of one may be empty. The sets need not have the same classes; see
+// [Set.WithClasses].
+func OpenAll(path string) ([]*Set, error) {
+	if path != DigitsName && path != "" {
+		kind, err := kindOfSet(path)
+		if err != nil {
+			return nil, err
+		}
+		if kind == asFolders {
+			return openAllFolders(path)
+		}
+	}
+	train, test, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return []*Set{train, test}, nil
+}
+
+// What a directory can hold.
+const (
+	asFolders = iota
+	asCIFAR10
+	asCIFAR100
+	asIDX
+)
+
+func kindOfSet(path string) (kind int, err error) {
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		return nil, nil, &Error{path, "want \"digits\" or a directory", err}
+		return 0, &Error{path, "want \"digits\" or a directory", err}
 	}
 	has := func(name string) bool {
 		_, err := os.Stat(filepath.Join(path, name))
@@ -28,17 +78,14 @@ func Open(path string) (train, test *Set, err error) {
 	}
 	switch {
 	case has("data_batch_1.bin") || has("test_batch.bin"):
-		return OpenCIFAR10(path)
+		return asCIFAR10, nil
 	case has("train.bin") && has("test.bin"):
-		return OpenCIFAR100(path)
+		return asCIFAR100, nil
 	}
 	for _, e := range entries {
 		if !e.IsDir() && isIDX(e.Name()) {
-			return OpenMNIST(path)
+			return asIDX, nil
 		}
 	}
-	if names, err := subdirectories(path); err == nil && len(names) == 0 {
-		return nil, nil, broken(path, "no data set in it: want CIFAR's .bin files, MNIST's -ubyte files, or a directory of .jpg and .png files for each class")
-	}
-	return OpenFolders(path)
+	return asFolders, nil
 }

@@ -20,6 +20,7 @@ type Set struct {
 	read    func(ctx context.Context, i int) (Image, error)
 	open    func(ctx context.Context, i int, f *file) error // where images are files of their own, else nil
 	close   func() error
+	notes   []string
 	shape   [3]int // height, width and channels of every image; zeros where they differ
 }
 
@@ -38,6 +39,11 @@ func (s *Set) Get(ctx context.Context, key data.Key) (Sample, error) {
 
 // Name says what the data is and where, for people.
 func (s *Set) Name() string { return s.name }
+
+// Notes are sentences about what a person should know of the data: files and
+// directories that are left out, with their numbers. Of a set for training and
+// its one for testing the first has all.
+func (s *Set) Notes() []string { return s.notes }
 
 // Classes are the names of the classes; a label is an index into them. The
 // caller must not change them.
@@ -85,6 +91,38 @@ func (s *Set) Subset(name string, indices []int) *Set {
 		sub.open = func(ctx context.Context, i int, f *file) error { return s.open(ctx, indices[i], f) }
 	}
 	return sub
+}
+
+// WithClasses is the set with labels that are indices into other classes, which
+// must have those of s, in any order. It reads the files of s, which must stay
+// open.
+func (s *Set) WithClasses(classes []string) (*Set, error) {
+	if len(classes) > maxClasses {
+		return nil, fmt.Errorf("vision: %d classes, want at most %d", len(classes), maxClasses)
+	}
+	at := make(map[string]uint16, len(classes))
+	for i, c := range classes {
+		at[c] = uint16(i)
+	}
+	var unknown []string
+	for _, c := range s.classes {
+		if _, ok := at[c]; !ok {
+			unknown = append(unknown, c)
+		}
+	}
+	if len(unknown) > 0 {
+		more := ""
+		if n := len(unknown); n > 5 {
+			unknown, more = unknown[:5], fmt.Sprintf(" and %d others", n-5)
+		}
+		return nil, broken(s.name, "classes %q%s, which are none of the %d that are wanted", unknown, more, len(classes))
+	}
+	other := *s
+	other.classes, other.labels = classes, make([]uint16, len(s.labels))
+	for i, l := range s.labels {
+		other.labels[i] = at[s.classes[l]]
+	}
+	return &other, nil
 }
 
 // stratify parts a set so that test has one of every `every` images of each
