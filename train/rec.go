@@ -273,6 +273,9 @@ func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
 	if err != nil {
 		return fmt.Errorf("train rec: %w", err)
 	}
+	for _, text := range r.training.Notes() {
+		r.report.Notice(text)
+	}
 	r.labels = r.validation.Labels()
 	if math.IsNaN(table.AUC(make([]float64, len(r.labels)), r.labels)) {
 		return fmt.Errorf("train rec: all %d rows to validate on have the label %v, so nothing can be told from them: use more rows, a larger --validation, or another --positive", len(r.labels), r.labels[0])

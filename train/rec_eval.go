@@ -57,7 +57,7 @@ func (at place) evalRec(ctx context.Context, o EvalOptions) (EvalResult, error) 
 	if math.IsNaN(metrics[0].Value) {
 		return EvalResult{}, fmt.Errorf("the %d rows of %s have labels of one kind, or scores that are no numbers: there is nothing to compare", len(labels), rows.Name)
 	}
-	result := EvalResult{Model: r.String(), Data: rows.Name + ", " + which, Samples: part.Len(), Unit: "rows", Metrics: metrics}
+	result := EvalResult{Model: r.String(), Data: rows.Name + ", " + which, Samples: part.Len(), Unit: "rows", Metrics: metrics, notes: rows.Notes()}
 	if training, _, err := rows.Split(run.Validation); own && err == nil {
 		result.changed(at.checkpoint, training.Fingerprint())
 	}

@@ -68,3 +68,24 @@ func plainNumber(field []byte) (v float64, ok bool) {
 	}
 	return v, true
 }
+
+// exactWhole is the first whole number that float32 cannot tell from the next.
+const exactWhole = 1 << 24
+
+// isWhole says whether a number is written as a whole one: 17, +17, or 17.0, as
+// pandas writes whole numbers among missing ones.
+func isWhole(field []byte) bool {
+	digits := bytes.TrimLeft(bytes.TrimSpace(field), "+-")
+	if whole, fraction, ok := bytes.Cut(digits, []byte(".")); ok {
+		if len(bytes.Trim(fraction, "0")) > 0 {
+			return false
+		}
+		digits = whole
+	}
+	for _, c := range digits {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return len(digits) > 0
+}

@@ -16,6 +16,9 @@ func (p *Part) Len() int { return len(p.rows) }
 // Name says where the rows come from.
 func (p *Part) Name() string { return p.table.Name }
 
+// Notes are those of the table.
+func (p *Part) Notes() []string { return p.table.notes }
+
 // Schema says what the columns are.
 func (p *Part) Schema() Schema { return p.table.Schema }
 

@@ -23,8 +23,11 @@ type Format struct {
 	Missing  []string // what stands for a missing value besides an empty field; nil for the usual ones
 }
 
-// usual are the ways to write that a value is missing.
-var usual = []string{"NA", "N/A", "NaN", "nan", "null", "NULL", "None", `\N`}
+// usual are the ways to write that a value is missing: pandas', and a database's.
+var usual = []string{
+	"NA", "N/A", "n/a", "NaN", "nan", "-NaN", "-nan", "null", "NULL", "None", "<NA>", "#N/A", "#N/A N/A", "#NA",
+	"1.#IND", "1.#QNAN", "-1.#IND", "-1.#QNAN", `\N`,
+}
 
 func (f Format) isMissing(field []byte) bool {
 	if len(field) == 0 {
@@ -32,7 +35,7 @@ func (f Format) isMissing(field []byte) bool {
 	}
 	missing := f.Missing
 	if missing == nil {
-		if c := field[0]; c >= '0' && c <= '9' {
+		if c, last := field[0], field[len(field)-1]; c >= '0' && c <= '9' && last <= '9' {
 			return false // most fields, and none of the usual ones
 		}
 		missing = usual
@@ -108,10 +111,19 @@ func (f *files) advance() error {
 	// What a file is, its first bytes say: names lie.
 	buffered := bufio.NewReaderSize(r, 64<<10)
 	r = buffered
-	if magic, err := buffered.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
+	magic, _ := buffered.Peek(4) // a shorter file is none of these
+	begins := func(with string) bool { return strings.HasPrefix(string(magic), with) }
+	switch {
+	case begins("\x1f\x8b"):
 		if r, err = gzip.NewReader(buffered); err != nil {
 			return fmt.Errorf("table: %s: %w", path, err)
 		}
+	case begins("PK\x03\x04"):
+		return fmt.Errorf("table: %s is a zip archive or a spreadsheet: save it as CSV", path)
+	case begins("PAR1"):
+		return fmt.Errorf("table: %s is a Parquet file: save it as CSV", path)
+	case begins("\xff\xfe") || begins("\xfe\xff"):
+		return fmt.Errorf("table: %s is text of 16 bits a character (UTF-16): save it as UTF-8", path)
 	}
 	comma := f.format.Comma
 	if comma == 0 {
@@ -184,16 +196,21 @@ func (f *files) Close() error {
 type Reader struct {
 	files  *files
 	schema Schema
-	places []int // of the label, numbers and categories among the fields
+	places []int // of the schema's columns among the fields
 	row    Row
+	rounds []int    // of each number: how many values have digits that it loses
+	first  []string // of them
 	failed error
+
+	numbers    []float32 // memory for rows to come
+	categories []int32
 }
 
 // Open opens a file, or all files of a directory whose names end in .csv or
 // .tsv, in the order of their names, each with a header of its own. Any of them
 // may be compressed by gzip. Close the reader after use.
 func Open(path string, f Format, s Schema) (*Reader, error) {
-	if err := s.Validate(); err != nil {
+	if err := s.validateColumns(); err != nil {
 		return nil, err
 	}
 	source, err := open(path, f)
@@ -202,7 +219,8 @@ func Open(path string, f Format, s Schema) (*Reader, error) {
 	}
 	r := &Reader{
 		files: source, schema: s,
-		row: Row{Numbers: make([]float32, len(s.Numbers)), Categories: make([]int32, len(s.Categories))},
+		row:    Row{Label: nan, Numbers: make([]float32, len(s.Numbers)), Categories: make([]int32, len(s.Categories))},
+		rounds: make([]int, len(s.Numbers)), first: make([]string, len(s.Numbers)),
 	}
 	if err := r.advance(); err != nil {
 		source.Close()
@@ -230,10 +248,30 @@ func (r *Reader) advance() error {
 	return nil
 }
 
-// Next returns the next row, whose slices hold until the next call. The error
-// is io.EOF after the last, and a *[RowError] for a row that is wrong; any error
-// is final.
+// Next returns the next row, which is the caller's. The error is io.EOF after the
+// last, and a *[RowError] for a row that is wrong; any error is final.
 func (r *Reader) Next() (Row, error) {
+	row, err := r.shared()
+	if err != nil {
+		return Row{}, err
+	}
+	return Row{Label: row.Label, Numbers: copied(&r.numbers, row.Numbers), Categories: copied(&r.categories, row.Categories)}, nil
+}
+
+// copied copies values to memory that is taken for many rows at a time.
+func copied[T any](spare *[]T, values []T) []T {
+	n := len(values)
+	if len(*spare) < n {
+		*spare = make([]T, 64*n)
+	}
+	own := (*spare)[:n:n]
+	*spare = (*spare)[n:]
+	copy(own, values)
+	return own
+}
+
+// shared is Next with slices that hold until the next call.
+func (r *Reader) shared() (Row, error) {
 	if r.failed == nil {
 		r.failed = r.next()
 	}
@@ -252,13 +290,17 @@ func (r *Reader) next() error {
 		return err
 	}
 	text, s := r.files.text, r.schema
+	before := 0 // columns that are not numbers
+	if s.Label != "" {
+		before = 1
+	}
 	for i, at := range r.places {
 		field := text.field(at)
 		missing, problem := r.files.format.isMissing(field), ""
-		switch number, category := i-1, i-1-len(s.Numbers); {
-		case i == 0 && missing:
+		switch number, category := i-before, i-before-len(s.Numbers); {
+		case number < 0 && missing:
 			problem = "there is no label"
-		case i == 0:
+		case number < 0:
 			r.row.Label, problem = s.label(field)
 		case category >= 0 && missing:
 			r.row.Categories[category] = 0
@@ -267,7 +309,13 @@ func (r *Reader) next() error {
 		case missing:
 			r.row.Numbers[number] = nan
 		default:
-			r.row.Numbers[number], problem = parseNumber(field)
+			v, wrong := parseNumber(field)
+			if (v >= exactWhole || v <= -exactWhole) && isWhole(field) {
+				if r.rounds[number]++; r.rounds[number] == 1 {
+					r.first[number] = quote(field)
+				}
+			}
+			r.row.Numbers[number], problem = v, wrong
 		}
 		if problem != "" {
 			place := text.fields[at]
@@ -277,8 +325,26 @@ func (r *Reader) next() error {
 	return nil
 }
 
+// Notes are sentences about what a person should look at in the rows that were
+// read: columns of numbers with whole numbers that lose digits, as ids do. Those
+// whose names say that they are times or amounts are none.
+func (r *Reader) Notes() (notes []string) {
+	for i, n := range r.rounds {
+		if n > 0 && !namesQuantity(r.schema.Numbers[i]) {
+			notes = append(notes, fmt.Sprintf("%d values of column %q, such as %s, are whole numbers of more digits than a number has here (24 bits): if they are ids, make it a category", n, r.schema.Numbers[i], r.first[i]))
+		}
+	}
+	return notes
+}
+
 // label reads the label of a row.
 func (s Schema) label(field []byte) (v float32, problem string) {
+	switch string(field) { // as pandas writes and reads them
+	case "True", "TRUE", "true":
+		return 1, ""
+	case "False", "FALSE", "false":
+		return 0, ""
+	}
 	v, problem = parseNumber(field)
 	switch {
 	case problem != "":

@@ -37,7 +37,7 @@ import (
 
 // Row is one row of a table.
 type Row struct {
-	Label      float32   // 0 or 1
+	Label      float32   // 0 or 1; NaN of a schema without one
 	Numbers    []float32 // in the schema's order; NaN where missing
 	Categories []int32   // buckets, in the schema's order; 0 where missing
 }
@@ -52,7 +52,11 @@ type Table struct {
 	categories []int32   // [rows, categories]
 	truth      []float32 // of generated tables: the logit that each label was drawn by
 	digest     uint64    // of all values
+	notes      []string
 }
+
+// Notes are those of the [Reader] that has read the table.
+func (t *Table) Notes() []string { return t.notes }
 
 // Len is the number of rows.
 func (t *Table) Len() int { return len(t.labels) }
@@ -75,7 +79,7 @@ func Read(ctx context.Context, path string, f Format, s Schema) (*Table, error) 
 	defer r.Close()
 	t := &Table{Schema: s, Name: path}
 	for {
-		row, err := r.Next()
+		row, err := r.shared()
 		if err == io.EOF {
 			break
 		}
@@ -92,6 +96,7 @@ func Read(ctx context.Context, path string, f Format, s Schema) (*Table, error) 
 	if t.Len() == 0 {
 		return nil, fmt.Errorf("table: %s has no rows", path)
 	}
+	t.notes = r.Notes()
 	return t, nil
 }
 
