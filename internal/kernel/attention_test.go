@@ -205,11 +205,49 @@ func TestAttention(t *testing.T) {
 	})
 }
 
-func checkAttentionShape(t *testing.T, r *rand.Rand, p *work.Pool, s AttentionShape) {
+// TestMaskedKeysLeaveNoTrace: what a mask forbids weighs 0, not next to nothing, so
+// that values are not seen however large they are.
+func TestMaskedKeysLeaveNoTrace(t *testing.T) {
+	forEachISA(t, func(t *testing.T) {
+		r := rand.New(rand.NewPCG(7, 8))
+		for _, s := range []AttentionShape{
+			{Batch: 1, Heads: 1, Time: 2, KeyTime: 2, Dim: 2},
+			{Batch: 2, Heads: 4, KeyHeads: 2, Time: 40, KeyTime: 45, Dim: 32},
+			{Batch: 1, Heads: 2, Time: 2, KeyTime: 70, Dim: 48}, // few queries
+			{Batch: 1, Heads: 2, Time: 9, KeyTime: 33, Dim: 7},
+		} {
+			s.Scale = float32(1 / math.Sqrt(float64(s.Dim)))
+			for _, forbidden := range []float32{negInf, -math.MaxFloat32, -1e9, -1e4} {
+				mask := make([]float32, s.Time*s.KeyTime)
+				for i := range mask {
+					if i%s.KeyTime%3 == 1 {
+						mask[i] = forbidden
+					}
+				}
+				s.Mask = AttentionMask{Data: mask, Time: s.KeyTime}
+				for _, s.Causal = range []bool{false, true} {
+					checkAttentionShape(t, r, nil, s, func(j int, v float32) float32 {
+						if j%3 == 1 {
+							return 1e36 * v
+						}
+						return v
+					})
+				}
+			}
+		}
+	})
+}
+
+func checkAttentionShape(t *testing.T, r *rand.Rand, p *work.Pool, s AttentionShape, values ...func(key int, v float32) float32) {
 	t.Helper()
 	keys := s.keysOnly()
 	q, k, v := newHeads(r, &s, s.Time, 3), newHeads(r, keys, s.KeyTime, 0), newHeads(r, keys, s.KeyTime, 5)
 	dout := newHeads(r, &s, s.Time, 1)
+	for _, fn := range values {
+		for i, x := range v.Data {
+			v.Data[i] = fn(i%v.Batch/v.Time, x)
+		}
+	}
 	want := attentionOracleOf(&s, &q, &k, &v, &dout)
 	var first []float32
 	for _, pool := range []*work.Pool{nil, p} {
@@ -258,6 +296,20 @@ func TestSoftmaxRows(t *testing.T) {
 			if d := math.Abs(float64(y)-want[i]) / want[i]; !(d < 2e-7) {
 				t.Fatalf("exp(%g) is %g, want %g: off by %g", -float32(i)*87.2/n, y, want[i], d)
 			}
+		}
+		for i := range x {
+			x[i] = []float32{0, -87.4, -88, -200, -1e9, -math.MaxFloat32, negInf}[i%7]
+		}
+		softmaxRows(&x[0], n, 1, n-3, 0, n, &top, &sum)
+		for i, y := range x {
+			if one := i%7 == 0 && i < n-3; y != 0 && !one || one && y != 1 {
+				t.Fatalf("element %d of what is far below the maximum is %g", i, y)
+			}
+		}
+		x[5] = float32(math.NaN())
+		softmaxRows(&x[0], n, 1, n, 0, n, &top, &sum)
+		if sum == sum {
+			t.Errorf("a NaN is lost: the sum is %g", sum)
 		}
 	})
 }

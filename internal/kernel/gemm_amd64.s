@@ -5604,7 +5604,7 @@ reduce:
 // func softmaxRows512(x *float32, stride int, rows int, n int, step int, end int, top *float32, sum *float32)
 // Requires: AVX, AVX512F, BMI2, CMOV
 TEXT ·softmaxRows512(SB), NOSPLIT, $0-64
-	VMOVUPS gemmClamp<>+0(SB), Z16
+	VMOVUPS gemmLowest<>+0(SB), Z16
 	VMOVUPS gemmLog2e<>+0(SB), Z17
 	VMOVUPS gemmLn2hi<>+0(SB), Z18
 	VMOVUPS gemmLn2lo<>+0(SB), Z19
@@ -5674,8 +5674,7 @@ exp:
 	JLT          exptail
 	VMOVUPS      (DI)(R13*4), Z0
 	VSUBPS       Z3, Z0, Z0
-	VMOVUPS      Z16, Z1
-	VMAXPS       Z0, Z1, Z0
+	VCMPPS       $0x05, Z16, Z0, K2
 	VMULPS       Z17, Z0, Z1
 	VRNDSCALEPS  $0x08, Z1, Z1
 	VFNMADD231PS Z18, Z1, Z0
@@ -5687,7 +5686,7 @@ exp:
 	VFMADD213PS  Z22, Z0, Z2
 	VFMADD213PS  Z21, Z0, Z2
 	VFMADD213PS  Z20, Z0, Z2
-	VSCALEFPS    Z1, Z2, Z0
+	VSCALEFPS.Z  Z1, Z2, K2, Z0
 	VMOVUPS      Z0, (DI)(R13*4)
 	VADDPS       Z0, Z4, Z4
 	ADDQ         $0x10, R13
@@ -5701,8 +5700,7 @@ exptail:
 	KMOVW        DX, K1
 	VMOVUPS.Z    (DI)(R13*4), K1, Z0
 	VSUBPS       Z3, Z0, Z0
-	VMOVUPS      Z16, Z1
-	VMAXPS       Z0, Z1, Z0
+	VCMPPS       $0x05, Z16, Z0, K2
 	VMULPS       Z17, Z0, Z1
 	VRNDSCALEPS  $0x08, Z1, Z1
 	VFNMADD231PS Z18, Z1, Z0
@@ -5714,7 +5712,7 @@ exptail:
 	VFMADD213PS  Z22, Z0, Z2
 	VFMADD213PS  Z21, Z0, Z2
 	VFMADD213PS  Z20, Z0, Z2
-	VSCALEFPS    Z1, Z2, Z0
+	VSCALEFPS.Z  Z1, Z2, K2, Z0
 	VMOVAPS.Z    Z0, K1, Z0
 	VMOVUPS      Z0, (DI)(R13*4)
 	VADDPS       Z0, Z4, Z4
@@ -5750,23 +5748,23 @@ fillend:
 	VZEROUPPER
 	RET
 
-DATA gemmClamp<>+0(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+4(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+8(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+12(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+16(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+20(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+24(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+28(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+32(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+36(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+40(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+44(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+48(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+52(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+56(SB)/4, $0xc2ae999a
-DATA gemmClamp<>+60(SB)/4, $0xc2ae999a
-GLOBL gemmClamp<>(SB), RODATA|NOPTR, $64
+DATA gemmLowest<>+0(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+4(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+8(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+12(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+16(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+20(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+24(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+28(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+32(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+36(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+40(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+44(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+48(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+52(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+56(SB)/4, $0xc2ae999a
+DATA gemmLowest<>+60(SB)/4, $0xc2ae999a
+GLOBL gemmLowest<>(SB), RODATA|NOPTR, $64
 
 DATA gemmLog2e<>+0(SB)/4, $0x3fb8aa3b
 DATA gemmLog2e<>+4(SB)/4, $0x3fb8aa3b
@@ -6026,8 +6024,7 @@ exp:
 	JLT          exptail
 	VMOVUPS      (DI)(R13*4), Y0
 	VSUBPS       Y3, Y0, Y0
-	VMOVUPS      gemmClamp<>+0(SB), Y1
-	VMAXPS       Y0, Y1, Y0
+	VCMPPS       $0x05, gemmLowest<>+0(SB), Y0, Y6
 	VMULPS       gemmLog2e<>+0(SB), Y0, Y1
 	VROUNDPS     $0x08, Y1, Y1
 	VFNMADD231PS gemmLn2hi<>+0(SB), Y1, Y0
@@ -6042,6 +6039,7 @@ exp:
 	VCVTPS2DQ    Y1, Y1
 	VPSLLD       $0x17, Y1, Y1
 	VPADDD       Y1, Y2, Y0
+	VANDPS       Y6, Y0, Y0
 	VMOVUPS      Y0, (DI)(R13*4)
 	VADDPS       Y0, Y4, Y4
 	ADDQ         $0x08, R13
@@ -6055,8 +6053,7 @@ exptail:
 	VMOVUPS      64(DX)(AX*4), Y15
 	VMASKMOVPS   (DI)(R13*4), Y15, Y0
 	VSUBPS       Y3, Y0, Y0
-	VMOVUPS      gemmClamp<>+0(SB), Y1
-	VMAXPS       Y0, Y1, Y0
+	VCMPPS       $0x05, gemmLowest<>+0(SB), Y0, Y6
 	VMULPS       gemmLog2e<>+0(SB), Y0, Y1
 	VROUNDPS     $0x08, Y1, Y1
 	VFNMADD231PS gemmLn2hi<>+0(SB), Y1, Y0
@@ -6071,6 +6068,7 @@ exptail:
 	VCVTPS2DQ    Y1, Y1
 	VPSLLD       $0x17, Y1, Y1
 	VPADDD       Y1, Y2, Y0
+	VANDPS       Y6, Y0, Y0
 	VANDPS       Y15, Y0, Y0
 	VMOVUPS      Y0, (DI)(R13*4)
 	VADDPS       Y0, Y4, Y4
@@ -6107,7 +6105,7 @@ fillend:
 // func gradientRows512(x *float32, grad *float32, stride int, rows int, n int, step int, end int, lse *float32, delta *float32, scale float32)
 // Requires: AVX, AVX512F, BMI2, CMOV
 TEXT ·gradientRows512(SB), NOSPLIT, $0-76
-	VMOVUPS      gemmClamp<>+0(SB), Z16
+	VMOVUPS      gemmLowest<>+0(SB), Z16
 	VMOVUPS      gemmLog2e<>+0(SB), Z17
 	VMOVUPS      gemmLn2hi<>+0(SB), Z18
 	VMOVUPS      gemmLn2lo<>+0(SB), Z19
@@ -6146,8 +6144,7 @@ exp:
 	JLT          exptail
 	VMOVUPS      (DI)(R13*4), Z0
 	VSUBPS       Z3, Z0, Z0
-	VMOVUPS      Z16, Z1
-	VMAXPS       Z0, Z1, Z0
+	VCMPPS       $0x05, Z16, Z0, K2
 	VMULPS       Z17, Z0, Z1
 	VRNDSCALEPS  $0x08, Z1, Z1
 	VFNMADD231PS Z18, Z1, Z0
@@ -6159,7 +6156,7 @@ exp:
 	VFMADD213PS  Z22, Z0, Z2
 	VFMADD213PS  Z21, Z0, Z2
 	VFMADD213PS  Z20, Z0, Z2
-	VSCALEFPS    Z1, Z2, Z0
+	VSCALEFPS.Z  Z1, Z2, K2, Z0
 	VMOVUPS      (SI)(R13*4), Z5
 	VSUBPS       Z4, Z5, Z5
 	VMULPS       Z7, Z5, Z5
@@ -6177,8 +6174,7 @@ exptail:
 	KMOVW        DX, K1
 	VMOVUPS.Z    (DI)(R13*4), K1, Z0
 	VSUBPS       Z3, Z0, Z0
-	VMOVUPS      Z16, Z1
-	VMAXPS       Z0, Z1, Z0
+	VCMPPS       $0x05, Z16, Z0, K2
 	VMULPS       Z17, Z0, Z1
 	VRNDSCALEPS  $0x08, Z1, Z1
 	VFNMADD231PS Z18, Z1, Z0
@@ -6190,7 +6186,7 @@ exptail:
 	VFMADD213PS  Z22, Z0, Z2
 	VFMADD213PS  Z21, Z0, Z2
 	VFMADD213PS  Z20, Z0, Z2
-	VSCALEFPS    Z1, Z2, Z0
+	VSCALEFPS.Z  Z1, Z2, K2, Z0
 	VMOVAPS.Z    Z0, K1, Z0
 	VMOVUPS.Z    (SI)(R13*4), K1, Z5
 	VSUBPS       Z4, Z5, Z5
@@ -6253,8 +6249,7 @@ exp:
 	JLT          exptail
 	VMOVUPS      (DI)(R13*4), Y0
 	VSUBPS       Y3, Y0, Y0
-	VMOVUPS      gemmClamp<>+0(SB), Y1
-	VMAXPS       Y0, Y1, Y0
+	VCMPPS       $0x05, gemmLowest<>+0(SB), Y0, Y6
 	VMULPS       gemmLog2e<>+0(SB), Y0, Y1
 	VROUNDPS     $0x08, Y1, Y1
 	VFNMADD231PS gemmLn2hi<>+0(SB), Y1, Y0
@@ -6269,6 +6264,7 @@ exp:
 	VCVTPS2DQ    Y1, Y1
 	VPSLLD       $0x17, Y1, Y1
 	VPADDD       Y1, Y2, Y0
+	VANDPS       Y6, Y0, Y0
 	VMOVUPS      (SI)(R13*4), Y5
 	VSUBPS       Y4, Y5, Y5
 	VMULPS       Y7, Y5, Y5
@@ -6286,8 +6282,7 @@ exptail:
 	VMOVUPS      64(DX)(AX*4), Y15
 	VMASKMOVPS   (DI)(R13*4), Y15, Y0
 	VSUBPS       Y3, Y0, Y0
-	VMOVUPS      gemmClamp<>+0(SB), Y1
-	VMAXPS       Y0, Y1, Y0
+	VCMPPS       $0x05, gemmLowest<>+0(SB), Y0, Y6
 	VMULPS       gemmLog2e<>+0(SB), Y0, Y1
 	VROUNDPS     $0x08, Y1, Y1
 	VFNMADD231PS gemmLn2hi<>+0(SB), Y1, Y0
@@ -6302,6 +6297,7 @@ exptail:
 	VCVTPS2DQ    Y1, Y1
 	VPSLLD       $0x17, Y1, Y1
 	VPADDD       Y1, Y2, Y0
+	VANDPS       Y6, Y0, Y0
 	VANDPS       Y15, Y0, Y0
 	VMASKMOVPS   (SI)(R13*4), Y15, Y5
 	VSUBPS       Y4, Y5, Y5

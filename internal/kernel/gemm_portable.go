@@ -179,8 +179,13 @@ func portableGradientRows(x, g *float32, stride, rows, n, step, end int, lse, de
 	}
 }
 
-// exp32 is e^x with the floor that the assembly has.
-func exp32(x float32) float32 { return float32(math.Exp(float64(max(x, -87.3)))) }
+// exp32 is e^x, 0 where the assembly has 0.
+func exp32(x float32) float32 {
+	if x < -87.3 {
+		return 0
+	}
+	return float32(math.Exp(float64(x)))
+}
 
 // portableDotRows sets dst[r] to the dot product of row r of x and of y.
 func portableDotRows(dst, x *float32, xStep int, y *float32, yStep, rows, n int) {

@@ -92,12 +92,12 @@ func (s simd) fold(op func(...Op)) {
 
 // exponential is e^x: x = n·ln 2 + r, e^r as the polynomial of degree 6 that
 // interpolates it at the Chebyshev nodes of [-ln2/2, ln2/2] (relative error
-// 3e-9), times 2^n. Arguments below -87.3 count as -87.3, so that no result is
-// denormal; NaN stays. Only for arguments up to 88.
+// 3e-9), times 2^n. Below -87.3 it is 0, so that no result is denormal, and of what
+// a mask of -Inf forbids nothing is left; NaN stays. Only for arguments up to 88.
 type exponential struct {
 	simd
-	clamp, log2e, ln2hi, ln2lo Op
-	c                          [7]Op
+	lowest, log2e, ln2hi, ln2lo Op
+	c                           [7]Op
 }
 
 // newExponential makes the constants: of 512 bits in registers from 16 on, of
@@ -115,7 +115,7 @@ func newExponential(s simd) exponential {
 		VMOVUPS(m, r)
 		return r
 	}
-	e.clamp = operand("Clamp", -87.3)
+	e.lowest = operand("Lowest", -87.3)
 	e.log2e = operand("Log2e", math.Log2E)
 	e.ln2hi = operand("Ln2hi", 0.693145751953125)
 	e.ln2lo = operand("Ln2lo", 1.4286068202862268e-06)
@@ -141,10 +141,15 @@ func constant(name string, x float64) Mem {
 	return m
 }
 
-// of replaces x by its exponential; it changes t and u.
-func (e exponential) of(x, t, u VecPhysical) {
-	VMOVUPS(e.clamp, t)
-	VMAXPS(x, t, x) // the second operand, x, if one is NaN
+// of replaces x by its exponential; it changes t, u and, of 256 bits, above, of 512
+// K2.
+func (e exponential) of(x, t, u, above VecPhysical) {
+	const notLess = 5 // true of NaN
+	if e.wide() {
+		VCMPPS(Imm(notLess), e.lowest, x, K2)
+	} else {
+		VCMPPS(Imm(notLess), e.lowest, x, above)
+	}
 	VMULPS(e.log2e, x, t)
 	if e.wide() {
 		VRNDSCALEPS(Imm(8), t, t)
@@ -158,11 +163,12 @@ func (e exponential) of(x, t, u VecPhysical) {
 		VFMADD213PS(e.c[i], x, u)
 	}
 	if e.wide() {
-		VSCALEFPS(t, u, x)
+		VSCALEFPS_Z(t, u, K2, x)
 	} else {
 		VCVTPS2DQ(t, t)
 		VPSLLD(Imm(23), t, t)
 		VPADDD(t, u, x)
+		VANDPS(above, x, x)
 	}
 }
 
@@ -260,7 +266,7 @@ func softmaxRows(s simd) {
 	s.zero(v[4])
 	power := func() {
 		VSUBPS(v[3], v[0], v[0])
-		e.of(v[0], v[1], v[2])
+		e.of(v[0], v[1], v[2], v[6])
 	}
 	s.eachBlock("exp", func() {
 		VMOVUPS(element(rowX), v[0])
@@ -310,7 +316,7 @@ func gradientRows(s simd) {
 	VBROADCASTSS(Mem{Base: R11}, v[4])
 	power := func() {
 		VSUBPS(v[3], v[0], v[0])
-		e.of(v[0], v[1], v[2])
+		e.of(v[0], v[1], v[2], v[6])
 	}
 	gradient := func() {
 		VSUBPS(v[4], v[5], v[5])
