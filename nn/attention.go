@@ -67,6 +67,9 @@ func (m *MultiheadAttention) ForwardN(c *Ctx, x ...*tensor.Tensor) []*tensor.Ten
 	if len(x) == 2 || len(x) == 4 {
 		mask = x[len(x)-1]
 	}
+	if len(x) >= 3 && (x[1] == nil || x[2] == nil) {
+		panic(tensor.NewError("MultiheadAttention", x, "the key or the value is nil: give both, or x alone for self-attention"))
+	}
 	if len(x) <= 2 || x[0] == x[1] && x[1] == x[2] {
 		return []*tensor.Tensor{m.attend(c, x[0], mask)}
 	}
@@ -96,12 +99,7 @@ func (m *MultiheadAttention) attend(c *Ctx, x, mask *tensor.Tensor) *tensor.Tens
 	return c.Call(m.OutProj, y.Reshape(x.Dim(0), x.Dim(1), width))
 }
 
-func (m *MultiheadAttention) bias(c *Ctx) *tensor.Tensor {
-	if m.InProjBias == nil {
-		return nil
-	}
-	return c.Param(m.InProjBias)
-}
+func (m *MultiheadAttention) bias(c *Ctx) *tensor.Tensor { return paramOrNil(c, m.InProjBias) }
 
 func (m *MultiheadAttention) cross(c *Ctx, query, key, value, mask *tensor.Tensor) *tensor.Tensor {
 	weight, bias := c.Param(m.InProjWeight), m.bias(c)

@@ -192,8 +192,12 @@ func (c *Ctx) enter(m any) { c.pass.calls = append(c.pass.calls, m) }
 func (c *Ctx) leave() { c.pass.calls = c.pass.calls[:len(c.pass.calls)-1] }
 
 // Param returns the value of a parameter as a leaf of the pass's tape: its
-// gradient goes to p. The same parameter gives the same leaf.
+// gradient goes to p. The same parameter gives the same leaf. A nil one panics with
+// a *tensor.Error.
 func (c *Ctx) Param(p *Parameter) *tensor.Tensor {
+	if p == nil {
+		panic(tensor.NewError("param", nil, "the module has no such parameter: it is nil, and nothing is computed without it"))
+	}
 	if len(c.around) == 0 {
 		return c.leaf(p)
 	}

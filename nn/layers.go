@@ -24,17 +24,13 @@ func NewLinear(b *Build, in, out int) *Linear {
 
 // Forward applies the layer.
 func (l *Linear) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
-	var bias *tensor.Tensor
-	if l.Bias != nil {
-		bias = c.Param(l.Bias)
-	}
-	return tensor.Linear(x, c.Param(l.Weight), bias)
+	return tensor.Linear(x, c.Param(l.Weight), paramOrNil(c, l.Bias))
 }
 
 // LayerNorm normalises the last dim; see tensor.LayerNorm.
 type LayerNorm struct {
-	Weight *Parameter // gamma [width]
-	Bias   *Parameter // beta [width]
+	Weight *Parameter // gamma [width], nil for ones
+	Bias   *Parameter // beta [width], nil for zeros
 	Eps    float64
 }
 
@@ -45,7 +41,7 @@ func NewLayerNorm(b *Build, width int) *LayerNorm {
 
 // Forward normalises x.
 func (l *LayerNorm) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
-	return tensor.LayerNorm(x, c.Param(l.Weight), c.Param(l.Bias), l.Eps)
+	return tensor.LayerNorm(x, paramOrNil(c, l.Weight), paramOrNil(c, l.Bias), l.Eps)
 }
 
 // ReLU is max(x, 0).

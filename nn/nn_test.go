@@ -494,3 +494,57 @@ func TestSharedParameter(t *testing.T) {
 		t.Errorf("gradient %v, want %v", g, 6*w+bias)
 	}
 }
+
+// TestLayersWithoutOptionalParameters: a norm without weight or bias is PyTorch's with
+// elementwise_affine or bias turned off; what a layer needs is named.
+func TestLayersWithoutOptionalParameters(t *testing.T) {
+	b := &Build{Generator: tensor.NewGenerator(1)}
+	x := tensor.FromFloat32([]float32{1, 2, 3}, 1, 3)
+	run := func(m Module) (out []float32, err error) {
+		c := Training(t.Context())
+		defer c.Close()
+		defer c.Recover(&err)
+		y := c.Call(m, x).Keep()
+		if y.NeedsGrad() {
+			err = y.Sum().Backward(t.Context())
+		}
+		return y.Float32s(), err
+	}
+	ln, ln0, rms := NewLayerNorm(b, 3), NewLayerNorm(b, 3), NewRMSNorm(b, 3)
+	ln.Bias, ln0.Weight, ln0.Bias, rms.Weight = nil, nil, nil, nil
+	for name, m := range map[string]Module{"layer norm without bias": ln, "plain layer norm": ln0, "rms norm": rms} {
+		want := []float32{-1.2247356, 0, 1.2247356}
+		if name == "rms norm" {
+			want = []float32{0.46291006, 0.9258201, 1.3887302}
+		}
+		got, err := run(m)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		for i := range want {
+			if math.Abs(float64(got[i]-want[i])) > 1e-6 {
+				t.Errorf("%s: %v, want %v", name, got, want)
+			}
+		}
+	}
+	if ps := Parameters(ln); len(ps) != 1 || ps[0].Grad() == nil {
+		t.Errorf("the norm without bias has parameters %v", ps)
+	}
+	l := NewLinear(b, 3, 2)
+	l.Weight = nil
+	if _, err := run(l); err == nil || !strings.Contains(err.Error(), "no such parameter") {
+		t.Errorf("a linear layer without weight: %v", err)
+	}
+	h := NewMultiheadAttention(b, 4, 2)
+	c := Evaluation(t.Context())
+	defer c.Close()
+	var err error
+	func() {
+		defer c.Recover(&err)
+		q := tensor.Zeros(1, 2, 4)
+		c.CallN(h, q, nil, q)
+	}()
+	if err == nil || !strings.Contains(err.Error(), "the key or the value is nil") {
+		t.Errorf("attention without a key: %v", err)
+	}
+}

@@ -6,7 +6,7 @@ import "github.com/cohort-ml/cohort/tensor"
 
 // RMSNorm divides the last dim by its root mean square; see tensor.RMSNorm.
 type RMSNorm struct {
-	Weight *Parameter // [width]
+	Weight *Parameter // [width], nil for ones
 	Eps    float64
 }
 
@@ -18,5 +18,5 @@ func NewRMSNorm(b *Build, width int) *RMSNorm {
 
 // Forward normalises x.
 func (l *RMSNorm) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
-	return tensor.RMSNorm(x, c.Param(l.Weight), l.Eps)
+	return tensor.RMSNorm(x, paramOrNil(c, l.Weight), l.Eps)
 }

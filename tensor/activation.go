@@ -94,6 +94,7 @@ func (t *Tensor) LeakyReLU(slope float64) *Tensor {
 // PReLU is LeakyReLU with a learnt slope for each channel: dim 1 of t, which
 // weight [channels] is for; a weight of one element is for all (He et al. 2015).
 func (t *Tensor) PReLU(weight *Tensor) *Tensor {
+	present("prelu", t, weight)
 	channels := weight.NumElems()
 	if len(weight.shape) != 1 || channels != 1 && (len(t.shape) < 2 || t.shape[1] != channels) {
 		fail("prelu", []*Tensor{t, weight}, "the weight must have one element, or one for each channel (dim 1)")

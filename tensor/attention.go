@@ -39,6 +39,7 @@ type AttentionOptions struct {
 // q, k and v are float32 or bfloat16, under autocast either, and the result is
 // then bfloat16; scores and softmax are float32 always.
 func ScaledDotProductAttention(q, k, v *Tensor, o AttentionOptions) *Tensor {
+	present("attention", q, k, v)
 	operands := []*Tensor{q, k, v, o.Mask}
 	dtype := lowDType("attention", operands[:3])
 	q, k, v = q.To(dtype), k.To(dtype), v.To(dtype)
@@ -79,6 +80,7 @@ func ScaledDotProductAttention(q, k, v *Tensor, o AttentionOptions) *Tensor {
 // time, 3·width] of a transformer block: queries, keys and values of numHeads
 // heads. It returns [batch, time, width] and moves no data to unpack.
 func SelfAttention(qkv *Tensor, numHeads int, o AttentionOptions) *Tensor {
+	present("self attention", qkv)
 	operands := []*Tensor{qkv, o.Mask}
 	qkv = qkv.To(lowDType("self attention", operands[:1]))
 	if len(qkv.shape) != 3 || numHeads < 1 || qkv.shape[2]%(3*numHeads) != 0 {

@@ -40,6 +40,7 @@ type EmbeddingBagOptions struct {
 // [bags, width]. Ids and offsets out of range fail with position and value.
 // A table that takes its gradient by rows ([RowLeaf]) gets each used row once.
 func EmbeddingBag(table, ids, offsets *Tensor, o EmbeddingBagOptions) *Tensor {
+	present("embedding bag", table, ids)
 	operands := []*Tensor{table, ids, offsets, o.PerSampleWeights}
 	wantDTypeOf("embedding bag", "table", operands, table, Float32)
 	if len(table.shape) != 2 {

@@ -58,6 +58,7 @@ type BatchNormSync struct {
 // PyTorch. With Sync, the gradients of gamma and beta are those of this rank's
 // share, for data parallelism to sum, and there is no second derivative.
 func BatchNorm(x, gamma, beta *Tensor, o BatchNormOptions) *Tensor {
+	present("batch norm", x)
 	const op = "batch norm"
 	operands := []*Tensor{x, gamma, beta, o.RunningMean, o.RunningVar, o.Residual}
 	wantHalfOrFloat32s(op, operands)

@@ -76,6 +76,7 @@ func (t *Tensor) IsFinite() *Tensor { return t.unary("is finite", device.IsFinit
 // elsewhere; all three are broadcast, x and y meet as [PromoteTypes] says. The
 // gradient goes to whichever was chosen.
 func Where(cond, x, y *Tensor) *Tensor {
+	present("where", cond, x, y)
 	operands := []*Tensor{cond, x, y}
 	cond.wantDType("where", Bool)
 	shape, ok := broadcastShapes(x.shape, y.shape)
@@ -110,6 +111,7 @@ func Where(cond, x, y *Tensor) *Tensor {
 // MaskedFill returns t with value where mask (bool, broadcast to t's shape) is
 // true. No gradient flows there.
 func (t *Tensor) MaskedFill(mask *Tensor, value float64) *Tensor {
+	present("masked fill", t, mask)
 	mask.wantDType("masked fill", Bool)
 	if shape, ok := broadcastShapes(t.shape, mask.shape); !ok || !slices.Equal(shape, t.shape) {
 		fail("masked fill", []*Tensor{t, mask}, "the mask cannot be broadcast to the tensor")

@@ -89,6 +89,7 @@ func channels(n int) string {
 // a sum in float32: with 64 to 512 channels of ReLUs, at most 3e-6 of the results'
 // root mean square.
 func Conv2d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
+	present("conv2d", x, weight)
 	operands := []*Tensor{x, weight, bias}
 	dtype := convDType("conv2d", operands)
 	o = o.withDefaults()
@@ -109,6 +110,7 @@ func Conv2d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
 // rows and columns at the end. Dtypes are those of [Linear].
 func ConvTranspose2d(x, weight, bias *Tensor, o Conv2dOptions, outputPadding [2]int) *Tensor {
 	const op = "conv transpose 2d"
+	present(op, x, weight)
 	operands := []*Tensor{x, weight, bias}
 	dtype := convDType(op, operands)
 	o = o.withDefaults()
@@ -146,6 +148,7 @@ func ConvTranspose2d(x, weight, bias *Tensor, o Conv2dOptions, outputPadding [2]
 // in/groups, kernel] give [batch, out, outWidth]. The options' second entries
 // count.
 func Conv1d(x, weight, bias *Tensor, o Conv2dOptions) *Tensor {
+	present("conv1d", x, weight)
 	if len(x.shape) != 3 || len(weight.shape) != 3 {
 		fail("conv1d", []*Tensor{x, weight, bias}, "wants [batch, channels, width] and a weight of three dims")
 	}

@@ -16,6 +16,7 @@ import (
 // tensors it has drawn before, not on threads. With p = 0 the result is x itself,
 // with p = 1 it is zeros, and g is not needed.
 func Dropout(x *Tensor, p float64, g *Generator) *Tensor {
+	present("dropout", x)
 	const op = "dropout"
 	switch {
 	case !(p >= 0 && p <= 1):

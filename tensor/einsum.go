@@ -20,6 +20,7 @@ import (
 // that are there once, in the order of the alphabet. Operands are contracted from the
 // left, two at a time, each pair as one batched matrix product.
 func Einsum(spec string, operands ...*Tensor) *Tensor {
+	present("einsum", operands...)
 	e := parseEinsum(spec, operands)
 	terms := make([]einsumTerm, len(operands))
 	for i, t := range operands {
@@ -268,6 +269,7 @@ func (t *Tensor) merge(batch, rows, cols int) *Tensor {
 
 // Dot returns the sum of products of two vectors of one size.
 func (t *Tensor) Dot(u *Tensor) *Tensor {
+	present("dot", t, u)
 	if len(t.shape) != 1 || !slices.Equal(t.shape, u.shape) {
 		fail("dot", []*Tensor{t, u}, "wants two vectors of one size")
 	}
@@ -277,6 +279,7 @@ func (t *Tensor) Dot(u *Tensor) *Tensor {
 // Outer returns the products of all elements of two vectors: [n] and [m] give
 // [n, m].
 func (t *Tensor) Outer(u *Tensor) *Tensor {
+	present("outer", t, u)
 	if len(t.shape) != 1 || len(u.shape) != 1 {
 		fail("outer", []*Tensor{t, u}, "wants two vectors")
 	}

@@ -11,6 +11,7 @@ import (
 
 // binary computes op with broadcasting and type promotion, not recorded.
 func (t *Tensor) binary(name string, op device.Binary, u *Tensor) *Tensor {
+	present(name, t, u)
 	operands := []*Tensor{t, u}
 	shape, ok := broadcastShapes(t.shape, u.shape)
 	if !ok {
@@ -48,6 +49,7 @@ func (t *Tensor) meeting(dtype DType) *Tensor {
 // Add returns t + u, broadcast. Like all operations of two tensors it computes in
 // the dtype that [PromoteTypes] names.
 func (t *Tensor) Add(u *Tensor) *Tensor {
+	present("add", t, u)
 	tShape, uShape := t.shape, u.shape
 	return t.binary("add", device.Add, u).record("add", []*Tensor{t, u}, nil, func(b *backprop, g *Tensor) {
 		if b.needs(0) {
@@ -61,6 +63,7 @@ func (t *Tensor) Add(u *Tensor) *Tensor {
 
 // Sub returns t - u, broadcast.
 func (t *Tensor) Sub(u *Tensor) *Tensor {
+	present("sub", t, u)
 	tShape, uShape := t.shape, u.shape
 	return t.binary("sub", device.Sub, u).record("sub", []*Tensor{t, u}, nil, func(b *backprop, g *Tensor) {
 		if b.needs(0) {

@@ -17,6 +17,7 @@ func Embedding(table, ids *Tensor) *Tensor { return embedding(table, ids, -1) }
 // EmbeddingPadded is Embedding with a row that gets no gradient: the one that
 // fills up sequences.
 func EmbeddingPadded(table, ids *Tensor, paddingIdx int) *Tensor {
+	present("embedding", table, ids)
 	if len(table.shape) == 2 && (paddingIdx < 0 || paddingIdx >= table.shape[0]) {
 		fail("embedding", []*Tensor{table, ids}, "PaddingIdx %d is not one of the table's %d rows", paddingIdx, table.shape[0])
 	}
@@ -25,6 +26,7 @@ func EmbeddingPadded(table, ids *Tensor, paddingIdx int) *Tensor {
 
 // embedding has the id whose row gets no gradient, -1 for none.
 func embedding(table, ids *Tensor, padding int64) *Tensor {
+	present("embedding", table, ids)
 	operands := []*Tensor{table, ids}
 	if !table.dtype.IsFloat() {
 		wantDTypeOf("embedding", "table", operands, table, Float32)

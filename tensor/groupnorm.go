@@ -15,6 +15,7 @@ import (
 // shifts each channel by gamma and beta, both [channels] or nil (Wu and He 2018).
 // The result has the dtype of x; statistics are float32.
 func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tensor {
+	present("group norm", x)
 	const op = "group norm"
 	operands := []*Tensor{x, gamma, beta}
 	wantHalfOrFloat32s(op, operands)
@@ -77,6 +78,7 @@ func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tens
 // InstanceNorm normalises each channel of each sample of x [batch, channels, …]
 // (Ulyanov et al. 2016): a [GroupNorm] with a group a channel.
 func InstanceNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
+	present("instance norm", x)
 	if len(x.shape) < 2 || x.shape[1] == 0 {
 		fail("instance norm", []*Tensor{x, gamma, beta}, "wants x [batch, channels, …]")
 	}

@@ -10,6 +10,9 @@ import "slices"
 // which they were added. fn must not write to the gradient in place, and calls
 // Keep to have it after the pass. PyTorch calls it register_hook.
 //
+// A view has hooks of its own. An operation that has nothing to change returns t itself
+// (Reshape or Expand to t's shape, To its dtype, Contiguous), and then its hooks too.
+//
 // In a function that [Tape.Recompute] runs twice, a hook counts in the second run.
 // A value without gradient panics with an *Error: the hook would never run.
 func (t *Tensor) OnGrad(fn func(g *Tensor) *Tensor) {

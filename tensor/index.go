@@ -69,6 +69,7 @@ func moved(op string, params []float64, operands []*Tensor, by1, by2, by4, by8 f
 // IndexSelect returns the slices of one dim that ids [n] names, in its order:
 // [outer…, size, inner…] to [outer…, n, inner…].
 func (t *Tensor) IndexSelect(dim int, ids *Tensor) *Tensor {
+	present("index select", t, ids)
 	operands := []*Tensor{t, ids}
 	dim = dimIndex("index select", t, dim)
 	if len(ids.shape) != 1 {
@@ -163,6 +164,7 @@ func (t *Tensor) addSlices(dim int, ids, src *Tensor) {
 // IndexAdd returns t with slice i of src added to the slice ids[i] of one dim:
 // ids [n], src of t's shape but for n in dim.
 func (t *Tensor) IndexAdd(dim int, ids, src *Tensor) *Tensor {
+	present("index add", t, ids, src)
 	operands := []*Tensor{t, ids, src}
 	dim = dimIndex("index add", t, dim)
 	want := t.Shape()
@@ -198,6 +200,7 @@ func (t *Tensor) IndexAdd(dim int, ids, src *Tensor) *Tensor {
 // for dim 1 of three. index has t's number of dims, and in the others at most
 // its sizes; the result has index's shape.
 func (t *Tensor) Gather(dim int, index *Tensor) *Tensor {
+	present("gather", t, index)
 	operands := []*Tensor{t, index}
 	dim = dimIndex("gather", t, dim)
 	wantIndexShape("gather", operands, t, dim, index)
@@ -209,6 +212,7 @@ func (t *Tensor) Gather(dim int, index *Tensor) *Tensor {
 // TakeAlongDim is Gather with the dims other than dim broadcast: NumPy's
 // take_along_axis.
 func (t *Tensor) TakeAlongDim(index *Tensor, dim int) *Tensor {
+	present("take along dim", t, index)
 	operands := []*Tensor{t, index}
 	dim = dimIndex("take along dim", t, dim)
 	if len(index.shape) != len(t.shape) {
@@ -312,6 +316,7 @@ func (t *Tensor) addElems(dim int, ids, src *Tensor) {
 // t[i][index[i][j][k]][k] += src[i][j][k] for dim 1 of three. index has at
 // most src's sizes, and t's in the other dims.
 func (t *Tensor) ScatterAdd(dim int, index, src *Tensor) *Tensor {
+	present("scatter add", t, index, src)
 	dim, ids, src := scatterOperands("scatter add", t, dim, index, src)
 	if wide := sumDType(t); wide != t.dtype {
 		return t.To(wide).ScatterAdd(dim, ids, src.To(wide)).To(t.dtype)
@@ -332,6 +337,7 @@ func (t *Tensor) ScatterAdd(dim int, index, src *Tensor) *Tensor {
 // there twice the later element stays; the gradient of src is as if each did,
 // which is PyTorch's.
 func (t *Tensor) Scatter(dim int, index, src *Tensor) *Tensor {
+	present("scatter", t, index, src)
 	dim, ids, src := scatterOperands("scatter", t, dim, index, src)
 	out := t.overwritten("scatter", ids, dim, src, func(part, src *Tensor) { part.setElems(dim, ids, src) })
 	return out.record("scatter", []*Tensor{t, src}, []*Tensor{ids}, func(b *backprop, g *Tensor) {
@@ -346,6 +352,7 @@ func (t *Tensor) Scatter(dim int, index, src *Tensor) *Tensor {
 
 // ScatterValue is Scatter of one value.
 func (t *Tensor) ScatterValue(dim int, index *Tensor, value float64) *Tensor {
+	present("scatter", t, index)
 	src := alloc(t.tape, t.Device(), t.dtype, nil, false)
 	src.Device().Fill(src.array(), value)
 	return t.Scatter(dim, index, src.Expand(index.shape...))

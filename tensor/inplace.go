@@ -98,6 +98,7 @@ func (t *Tensor) apartFrom(dst *Tensor) *Tensor {
 }
 
 func (t *Tensor) wantSame(op string, u *Tensor) {
+	present(op, t, u)
 	if !slices.Equal(t.shape, u.shape) || t.dtype != u.dtype {
 		fail(op, []*Tensor{t, u}, "both must have one shape and dtype")
 	}

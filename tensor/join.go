@@ -13,6 +13,7 @@ import (
 // Cat joins tensors along a dim. They have one shape but for that dim, and are
 // converted to the dtype that holds them all, as PyTorch promotes.
 func Cat(dim int, ts ...*Tensor) *Tensor {
+	present("cat", ts...)
 	if len(ts) == 0 {
 		fail("cat", nil, "wants at least one tensor")
 	}
@@ -82,6 +83,7 @@ func promoted(ts []*Tensor) []*Tensor {
 
 // Stack joins tensors of one shape along a new dim.
 func Stack(dim int, ts ...*Tensor) *Tensor {
+	present("stack", ts...)
 	if len(ts) == 0 {
 		fail("stack", nil, "wants at least one tensor")
 	}

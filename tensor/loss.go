@@ -69,6 +69,7 @@ func reduceLoss(op string, loss *Tensor, o LossOptions) *Tensor {
 // wantPair fails unless the shapes are equal and the dtypes floating: nothing is
 // broadcast, for that is where regressions go wrong unseen.
 func wantPair(op string, x, target *Tensor) {
+	present(op, x, target)
 	if !slices.Equal(x.shape, target.shape) {
 		fail(op, []*Tensor{x, target}, "the shapes must be equal")
 	}
@@ -214,6 +215,7 @@ func KLDiv(x, target *Tensor, opts ...KLDivOptions) *Tensor {
 // CosineSimilarity returns x·y / max(|x|·|y|, eps) along a dim, which disappears;
 // x and y are broadcast. Each norm is kept above eps (PyTorch's is 1e-8).
 func CosineSimilarity(x, y *Tensor, dim int, eps float64) *Tensor {
+	present("cosine similarity", x, y)
 	x, y = wideLoss(x), wideLoss(y)
 	shape, ok := broadcastShapes(x.shape, y.shape)
 	if !ok {
@@ -228,6 +230,7 @@ func CosineSimilarity(x, y *Tensor, dim int, eps float64) *Tensor {
 // CosineEmbedding returns the mean of 1 - cos(x, y) where target [batch] is 1 and
 // of max(0, cos(x, y) - margin) where it is -1, for vectors x, y [batch, width].
 func CosineEmbedding(x, y, target *Tensor, margin float64, opts ...LossOptions) *Tensor {
+	present("cosine embedding", x, y, target)
 	const op = "cosine embedding"
 	if !slices.Equal(x.shape, y.shape) || len(x.shape) != len(target.shape)+1 || !slices.Equal(x.shape[:len(target.shape)], target.shape) {
 		fail(op, []*Tensor{x, y, target}, "wants two tensors [batch, width] and targets [batch]")

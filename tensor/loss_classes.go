@@ -36,6 +36,7 @@ type CrossEntropyOptions struct {
 // bits is computed in float32 and stays so, as other losses are.
 func CrossEntropy(logits, targets *Tensor, opts ...CrossEntropyOptions) *Tensor {
 	const op = "cross entropy"
+	present(op, logits, targets)
 	o := option(op, opts)
 	operands := []*Tensor{logits, targets}
 	if !logits.dtype.IsFloat() {
@@ -72,6 +73,7 @@ func CrossEntropy(logits, targets *Tensor, opts ...CrossEntropyOptions) *Tensor 
 // [batch…, classes] and int64 targets [batch…]: [CrossEntropy] without its softmax.
 func NLL(x, targets *Tensor, opts ...CrossEntropyOptions) *Tensor {
 	const op = "nll"
+	present(op, x, targets)
 	o := option(op, opts)
 	if !x.dtype.IsFloat() {
 		fail(op, []*Tensor{x, targets}, "wants a floating dtype")

@@ -24,6 +24,7 @@ func truePositions(op string, mask *Tensor) []int64 {
 // MaskedSelect returns the elements whose mask is true as one dim, in row-major
 // order. mask is bool; both are broadcast.
 func (t *Tensor) MaskedSelect(mask *Tensor) *Tensor {
+	present("masked select", t, mask)
 	operands := []*Tensor{t, mask}
 	if mask.dtype != Bool {
 		fail("masked select", operands, "the mask must be bool")
@@ -40,6 +41,7 @@ func (t *Tensor) MaskedSelect(mask *Tensor) *Tensor {
 // those of src, in row-major order. mask is bool and broadcast to t's shape;
 // src has at least as many elements as the mask has true ones.
 func (t *Tensor) MaskedScatter(mask, src *Tensor) *Tensor {
+	present("masked scatter", t, mask, src)
 	operands := []*Tensor{t, mask, src}
 	if mask.dtype != Bool || src.dtype != t.dtype {
 		fail("masked scatter", operands, "the mask must be bool, the source of the tensor's dtype")
@@ -74,6 +76,7 @@ func (t *Tensor) NonZero() *Tensor {
 // at the id: ids [batch…] to [batch…, numClasses]. An id out of range fails
 // with its position.
 func OneHot(ids *Tensor, numClasses int) *Tensor {
+	present("one hot", ids)
 	operands := []*Tensor{ids}
 	if numClasses < 0 {
 		fail("one hot", operands, "the number of classes, %d, is negative", numClasses)

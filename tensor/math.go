@@ -182,15 +182,18 @@ func (t *Tensor) extreme(name string, op device.Binary, u *Tensor) *Tensor {
 
 // Lerp returns t + weight·(end - t).
 func (t *Tensor) Lerp(end *Tensor, weight float64) *Tensor {
+	present("lerp", t, end)
 	return t.Add(end.Sub(t).MulScalar(weight))
 }
 
 // AddCMul returns t + value·u·v.
 func (t *Tensor) AddCMul(u, v *Tensor, value float64) *Tensor {
+	present("add c mul", t, u, v)
 	return t.Add(u.Mul(v).MulScalar(value))
 }
 
 // AddCDiv returns t + value·u/v.
 func (t *Tensor) AddCDiv(u, v *Tensor, value float64) *Tensor {
+	present("add c div", t, u, v)
 	return t.Add(u.Div(v).MulScalar(value))
 }

@@ -13,6 +13,7 @@ import (
 // float32 or both bfloat16; under autocast either may be either, and the result
 // is bfloat16.
 func (t *Tensor) MatMul(u *Tensor) *Tensor {
+	present("matmul", t, u)
 	both := []*Tensor{t, u}
 	out := matMul("matmul", lowDType("matmul", both), t, u)
 	return out.record("matmul", both, both, func(b *backprop, g *Tensor) {
@@ -84,6 +85,7 @@ func Linear(x, weight, bias *Tensor) *Tensor { return affine("linear", x, weight
 func Affine(x, weight, bias *Tensor) *Tensor { return affine("affine", x, weight, bias, false) }
 
 func affine(op string, x, weight, bias *Tensor, outFirst bool) *Tensor {
+	present(op, x, weight)
 	operands := []*Tensor{x, weight, bias}
 	dtype := lowDType(op, operands[:2])
 	if len(weight.shape) != 2 || len(x.shape) < 1 {

@@ -11,21 +11,23 @@ import (
 )
 
 // LayerNorm normalises the last dim to mean 0 and variance 1, then scales by
-// gamma and shifts by beta, both of that dim's size (Ba et al. 2016). The result
-// has x's dtype, float32 or bfloat16; it is computed in float32, and so are the
-// parameters and their gradients.
+// gamma and shifts by beta, both of that dim's size (Ba et al. 2016); nil is 1 and 0.
+// The result has x's dtype, float32 or bfloat16; it is computed in float32, and so
+// are the parameters and their gradients.
 func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
+	present("layer norm", x)
 	operands := []*Tensor{x, gamma, beta}
-	if x.dtype == BFloat16 {
-		gamma, beta = gamma.To(Float32), beta.To(Float32)
-		wantFloat32s("layer norm", []*Tensor{gamma, beta})
-	} else {
-		wantFloat32s("layer norm", operands)
-	}
 	if len(x.shape) == 0 {
 		fail("layer norm", operands, "wants at least one dim")
 	}
 	cols := x.shape[len(x.shape)-1]
+	gamma, beta = orFull("layer norm", gamma, 1, x, cols), orFull("layer norm", beta, 0, x, cols)
+	if x.dtype == BFloat16 {
+		gamma, beta = gamma.To(Float32), beta.To(Float32)
+		wantFloat32s("layer norm", []*Tensor{gamma, beta})
+	} else {
+		wantFloat32s("layer norm", []*Tensor{x, gamma, beta})
+	}
 	if !slices.Equal(gamma.shape, []int{cols}) || !slices.Equal(beta.shape, []int{cols}) {
 		fail("layer norm", operands, "gamma and beta must have shape [%d]", cols)
 	}
@@ -71,6 +73,16 @@ func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 		}
 	})
 	return out.Reshape(x.shape...)
+}
+
+// orFull returns t, or n constants for one that is not there.
+func orFull(op string, t *Tensor, value float64, like *Tensor, n int) *Tensor {
+	if t != nil {
+		return t
+	}
+	t = result(op, Float32, []int{n}, like)
+	t.Device().Fill(t.array(), value)
+	return t
 }
 
 func layerNormDefinition(x, gamma, beta *Tensor, eps float64) *Tensor {

@@ -2,7 +2,10 @@
 
 package tensor
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // normCases are the norms over channels.
 func normCases() []opCase {
@@ -47,8 +50,52 @@ func normCases() []opCase {
 			apply: func(in []*Tensor) *Tensor { return InstanceNorm(in[0], in[1], in[2], 1e-5) },
 			naive: func(in []array) array { return naiveGroupNorm(in, 3) },
 		},
+		{
+			name: "layer norm plain", shapes: [][]int{{2, 3, 6}},
+			apply: func(in []*Tensor) *Tensor { return LayerNorm(in[0], nil, nil, 1e-5) },
+			naive: func(in []array) array { return naiveLayerNorm(in[0], ones(6), make([]float64, 6)) },
+		},
+		{
+			name: "layer norm without bias", shapes: [][]int{{2, 3, 6}, {6}},
+			apply: func(in []*Tensor) *Tensor { return LayerNorm(in[0], in[1], nil, 1e-5) },
+			naive: func(in []array) array { return naiveLayerNorm(in[0], in[1].data, make([]float64, 6)) },
+		},
+		{
+			name: "layer norm without weight", shapes: [][]int{{2, 3, 6}, {6}},
+			apply: func(in []*Tensor) *Tensor { return LayerNorm(in[0], nil, in[1], 1e-5) },
+			naive: func(in []array) array { return naiveLayerNorm(in[0], ones(6), in[1].data) },
+		},
+		{
+			name: "batch norm without bias", shapes: [][]int{{3, 2, 4}, {2}},
+			apply: func(in []*Tensor) *Tensor { return BatchNorm(in[0], in[1], nil, training) },
+			naive: func(in []array) array {
+				return naiveBatchNorm([]array{in[0], in[1], {[]int{2}, make([]float64, 2)}}, training)
+			},
+		},
+		{
+			name: "batch norm without weight", shapes: [][]int{{3, 2, 4}, {2}},
+			apply: func(in []*Tensor) *Tensor { return BatchNorm(in[0], nil, in[1], training) },
+			naive: func(in []array) array {
+				return naiveBatchNorm([]array{in[0], {[]int{2}, ones(2)}, in[1]}, training)
+			},
+		},
+		{
+			name: "group norm without bias", shapes: [][]int{{2, 4, 3}, {4}},
+			apply: func(in []*Tensor) *Tensor { return GroupNorm(in[0], 2, in[1], nil, 1e-5) },
+			naive: func(in []array) array {
+				return naiveGroupNorm([]array{in[0], in[1], {[]int{4}, make([]float64, 4)}}, 2)
+			},
+		},
+		{
+			name: "group norm without weight", shapes: [][]int{{2, 4, 3}, {4}},
+			apply: func(in []*Tensor) *Tensor { return GroupNorm(in[0], 2, nil, in[1], 1e-5) },
+			naive: func(in []array) array { return naiveGroupNorm([]array{in[0], {[]int{4}, ones(4)}, in[1]}, 2) },
+		},
 	}
 }
+
+// ones are n times 1.
+func ones(n int) []float64 { return slices.Repeat([]float64{1}, n) }
 
 // naiveMoments returns mean and biased variance.
 func naiveMoments(v []float64) (mean, variance float64) {

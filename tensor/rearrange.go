@@ -214,6 +214,7 @@ func (t *Tensor) RepeatInterleave(n, dim int) *Tensor {
 // RepeatInterleaveBy repeats slice i of a dim counts[i] times; counts are
 // int64, one a slice.
 func (t *Tensor) RepeatInterleaveBy(counts *Tensor, dim int) *Tensor {
+	present("repeat interleave", t, counts)
 	dim = dimIndex("repeat interleave", t, dim)
 	operands := []*Tensor{t, counts}
 	if counts.dtype != Int64 || !slices.Equal(counts.shape, t.shape[dim:dim+1]) {

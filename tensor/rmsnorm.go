@@ -14,6 +14,7 @@ import (
 // scales it by weight, of that dim's size (Zhang and Sennrich 2019). A nil
 // weight means ones. The result has x's dtype; it is computed in float32.
 func RMSNorm(x, weight *Tensor, eps float64) *Tensor {
+	present("rms norm", x)
 	if isHalf(x.dtype) {
 		return inFloat32(func(in []*Tensor) *Tensor { return RMSNorm(in[0], in[1], eps) }, x, weight)
 	}

@@ -20,6 +20,7 @@ import (
 // results are the output of every step [time, batch, hidden] and the last cell
 // state [batch, hidden]. It computes in float32.
 func LSTM(gates, h0, c0, weight *Tensor, reverse bool) (out, cn *Tensor) {
+	present("lstm", gates, h0, c0, weight)
 	gates, h0, c0, weight = toFloat32(gates), toFloat32(h0), toFloat32(c0), toFloat32(weight)
 	operands := []*Tensor{gates, h0, c0, weight}
 	r := newRecurrence("lstm", operands, gates, weight, 4, reverse)
@@ -86,6 +87,7 @@ func LSTM(gates, h0, c0, weight *Tensor, reverse bool) (out, cn *Tensor) {
 // those of the states. It returns the state after every step [time, batch,
 // hidden] and computes in float32.
 func GRU(gates, h0, weight, bias *Tensor, reverse bool) *Tensor {
+	present("gru", gates, h0, weight)
 	gates, h0, weight = toFloat32(gates), toFloat32(h0), toFloat32(weight)
 	operands := []*Tensor{gates, h0, weight, bias}
 	r := newRecurrence("gru", operands, gates, weight, 3, reverse)

@@ -18,6 +18,7 @@ import (
 // dim/2] where positions differ; [RoPETable] makes them. They get no gradient.
 // The result has x's dtype; it is computed in float32.
 func RoPE(x, cos, sin *Tensor) *Tensor {
+	present("rope", x, cos, sin)
 	if isHalf(x.dtype) {
 		return inFloat32(func(in []*Tensor) *Tensor { return RoPE(in[0], cos, sin) }, x)
 	}

@@ -14,6 +14,7 @@ import (
 // values of one shape (Shazeer 2020): the middle of Llama's perceptron. The
 // result has the wider dtype; it is computed in float32.
 func SwiGLU(gate, up *Tensor) *Tensor {
+	present("swiglu", gate, up)
 	both := []*Tensor{gate, up}
 	switch dtype := PromoteTypes(gate.dtype, up.dtype); {
 	case dtype == Float16:

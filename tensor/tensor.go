@@ -221,6 +221,15 @@ func ordinal(i int) string {
 	return fmt.Sprintf("operand %d", i+1)
 }
 
+// present fails unless all operands are there. Those that may be nil are left out.
+func present(op string, operands ...*Tensor) {
+	for i, t := range operands {
+		if t == nil {
+			fail(op, slices.Clone(operands), "%s is nil", ordinal(i)) // the clone keeps the list of each call off the heap
+		}
+	}
+}
+
 // wantFloat32s fails unless all operands are float32: a kernel would take the
 // bytes of any other type for one. A nil operand is an absent one.
 func wantFloat32s(op string, operands []*Tensor) {
