@@ -155,6 +155,21 @@ func TestGradientsThatLeaveTheirBucket(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	err := spawn(t, 1, func(ctx context.Context, g *dist.Group) error {
+		m := newWeighted()
+		ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{}))
+		if err != nil {
+			return err
+		}
+		m.Params[2].SetData(m.Params[2].Data().To(tensor.Float32))
+		if err := m.pass(ctx, ddp, 1, 2, 3); err == nil || !strings.Contains(err.Error(), "params.2 has another dtype") {
+			return fmt.Errorf("the pass gives %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("beside PyTorch: %v", err)
+	}
 }
 
 // TestUnusedParametersAreLeftAlone: AdamW decays none that no rank has used, and

@@ -57,6 +57,12 @@ func (p *pytorchDDP) begin(sync bool) error {
 	if p.reducing {
 		return errUnfinished
 	}
+	for k, param := range p.params {
+		d, view := param.Data(), p.buckets[p.bucketOf[k]].views[p.offsetOf[k]]
+		if d.DType() != view.DType() || d.NumElems() != view.NumElems() {
+			return fmt.Errorf("ddp: %s has another dtype or size than when NewDDP was called, by SetData, so its gradient does not fit the other ranks' buckets: call NewDDP again", param.Name())
+		}
+	}
 	p.reducing, p.launched = sync, 0
 	clear(p.ready)
 	p.order = p.order[:0]
