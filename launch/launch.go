@@ -46,8 +46,10 @@
 // user removes it after a week; COHORT_RECORDER_DIR names another one, which stays.
 //
 // Secrets. The token goes to the workers in their environment, never in
-// arguments. Where a rank prints it, the agent covers it with asterisks, in output
-// and reports (not in what [Config].PassRank0 lets through). [KeepSecrets] is for
+// arguments. Where a rank prints it, or much of it, the agent covers it with asterisks, in
+// output and reports (not in what [Config].PassRank0 lets through). Control characters that
+// ranks print, but for tabs and the ends of lines, are shown as ^[ and the like, on the
+// terminal and in reports: no rank commands a terminal that is not its own. [KeepSecrets] is for
 // a process that is a launcher only.
 //
 // Caveats. An agent catches signals and, on Linux, makes its process the one

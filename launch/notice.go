@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/visible"
 )
 
 // Notice says where the platform announces that this machine is about to go: a
@@ -161,7 +162,7 @@ func (w *noticeWatch) start(ch chan<- os.Signal) {
 		}
 		w.record(text)
 		w.text.Store(&text)
-		fmt.Fprintf(w.out, "cohort: this machine is about to go: %s; its ranks get SIGTERM and have %v to save\n", text, w.grace)
+		fmt.Fprintf(w.out, "cohort: this machine is about to go: %s; its ranks get SIGTERM and have %v to save\n", visible.Text(text), w.grace)
 		select {
 		case ch <- syscall.SIGTERM:
 		case <-ctx.Done():
@@ -203,7 +204,7 @@ func (w *noticeWatch) await(ctx context.Context) string {
 		if troubled != (err != nil) {
 			troubled = err != nil
 			if troubled {
-				fmt.Fprintf(w.out, "cohort: %v; the job goes on, and so do the questions\n", err)
+				fmt.Fprintf(w.out, "cohort: %s; the job goes on, and so do the questions\n", visible.Text(err.Error()))
 			} else {
 				fmt.Fprintf(w.out, "cohort: the notice URL answers again\n")
 			}

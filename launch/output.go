@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-ml/cohort/internal/visible"
 )
 
 const (
@@ -71,15 +73,15 @@ func sameFile(a, b io.Writer) bool {
 	return err == nil && err2 == nil && os.SameFile(sa, sb)
 }
 
-// relay copies one stream of one rank to a sink, each line behind a prefix, to a
-// file as it is, or both. A carriage return ends a line too, so that progress bars
+// relay copies one stream of one rank to a sink, each line behind a prefix and without
+// control characters that a terminal would obey, to a file as it is, or both. A carriage return ends a line too, so that progress bars
 // show; all complete lines of a read go out in one write.
 type relay struct {
 	prefix  []byte
 	dst     *sink    // nil: not shown
 	file    *os.File // nil: not kept
 	tail    *tail    // nil: not kept
-	secret  secret   // not to be shown
+	hider   hider    // of what is not to be shown
 	partial []byte
 	out     []byte
 
@@ -187,7 +189,7 @@ func lineEnd(b []byte) int {
 // line moves the partial line and what completes it to where it goes.
 func (c *relay) line(rest []byte) {
 	c.partial = append(c.partial, rest...)
-	c.secret.hide(c.partial)
+	c.hider.hide(c.partial)
 	if c.file != nil {
 		c.kept = append(c.kept, c.partial...)
 	}
@@ -197,7 +199,7 @@ func (c *relay) line(rest []byte) {
 // broken makes a line of a partial one that has no end: a line end is shown
 // that the rank has not written.
 func (c *relay) broken() {
-	c.secret.hide(c.partial)
+	c.hider.hide(c.partial)
 	if c.file != nil {
 		c.kept = append(c.kept, c.partial...)
 	}
@@ -210,7 +212,9 @@ func (c *relay) show() {
 		c.tail.add(c.partial)
 	}
 	if c.dst != nil {
-		c.out = append(append(c.out, c.prefix...), c.partial...)
+		text := bytes.TrimRight(c.partial, "\r\n")
+		c.out = visible.Append(append(c.out, c.prefix...), text)
+		c.out = append(c.out, c.partial[len(text):]...)
 	}
 	if c.filtered != nil && slices.ContainsFunc(c.needles, func(s string) bool { return bytes.Contains(c.partial, []byte(s)) }) {
 		c.matches = append(append(c.matches, c.prefix...), c.partial...)

@@ -243,7 +243,7 @@ func TestRelayFile(t *testing.T) {
 		}
 		var shown, filtered bytes.Buffer
 		c := &relay{
-			prefix: []byte("> "), dst: &sink{w: &shown}, file: f, secret: newSecret(token),
+			prefix: []byte("> "), dst: &sink{w: &shown}, file: f, hider: hider{secret: newSecret(token)},
 			filtered: &sink{w: &filtered}, needles: []string{"plum"}, notices: &sink{w: &shown},
 		}
 		c.run(&spy{Reader: &pieces{text.String(), r}})

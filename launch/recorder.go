@@ -17,6 +17,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/visible"
 )
 
 const (
@@ -189,7 +190,7 @@ func (a *agent) passOn(l *lookout) *lookout {
 func write(dst *sink, lines []string) {
 	var b strings.Builder
 	for _, l := range lines {
-		b.WriteString("cohort: " + l + "\n")
+		b.WriteString("cohort: " + visible.Text(l) + "\n")
 	}
 	_, _ = dst.Write([]byte(b.String()))
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cohort-ml/cohort/internal/visible"
 )
 
 // Failure is the bad end of one rank.
@@ -146,7 +148,7 @@ func (e *Error) again() string {
 // rank's last words, then the others, then who stopped the job.
 func (e *Error) Report(w io.Writer) {
 	var b strings.Builder
-	defer func() { _, _ = io.WriteString(w, b.String()) }()
+	defer func() { _, _ = io.WriteString(w, visible.Text(b.String())) }()
 	if e.StartErr != nil {
 		fmt.Fprintf(&b, "cohort: %v\n", e.StartErr)
 		return

@@ -80,7 +80,7 @@ func TestRunEnvironment(t *testing.T) {
 	if !strings.Contains(out.String(), "[rank0] COHORT_TOKEN="+strings.Repeat("*", 64)+"\n") {
 		t.Errorf("the token is not covered in\n%s", out.String())
 	}
-	if len(env0["COHORT_TOKEN"]) != 65 || env0["COHORT_NODE_ID"] == "" || env0["COHORT_JOB"] == "" {
+	if len(env0["COHORT_TOKEN"]) != len(parted(strings.Repeat("0", 64))) || env0["COHORT_NODE_ID"] == "" || env0["COHORT_JOB"] == "" {
 		t.Errorf("token %q, node %q, job %q", env0["COHORT_TOKEN"], env0["COHORT_NODE_ID"], env0["COHORT_JOB"])
 	}
 	if port, err := strconv.Atoi(env0["MASTER_PORT"]); err != nil || port < 1024 {
@@ -98,7 +98,7 @@ func TestRunKeepsGivenValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	env := envOf(out.String(), "[rank0] ")
-	for k, v := range map[string]string{"COHORT_TOKEN": token[:32] + "-" + token[32:], "COHORT_NODE_ID": "n7", "COHORT_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"} {
+	for k, v := range map[string]string{"COHORT_TOKEN": parted(token), "COHORT_NODE_ID": "n7", "COHORT_NUM_THREADS": "3", "OMP_NUM_THREADS": "5"} {
 		if env[k] != v {
 			t.Errorf("%s=%q, want %q", k, env[k], v)
 		}
@@ -114,7 +114,7 @@ func TestRunKeepsGivenValues(t *testing.T) {
 	if err := Run(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
-	if got := envOf(second.String(), "[rank0] ")["COHORT_TOKEN"]; got != token[:32]+"-"+token[32:] {
+	if got := envOf(second.String(), "[rank0] ")["COHORT_TOKEN"]; got != parted(token) {
 		t.Errorf("the token is %q, its file has %q", got, token)
 	}
 }

@@ -33,7 +33,7 @@ func (a *agent) readWords(f *Failure) {
 	case err != nil:
 		f.Message = fmt.Sprintf("(what it wrote cannot be read: %v)", err)
 	default:
-		a.secret.hide(raw)
+		raw = a.secret.hideJSON(raw)
 		if e, err := errorfile.Parse(raw); err == nil {
 			f.Message, f.Callstack, f.Raised, f.Final, f.raw = e.Message, e.Callstack, e.Time, e.Final, raw
 		}

@@ -6,10 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/cohort-ml/cohort/dist/flightlog"
+	"github.com/cohort-ml/cohort/internal/visible"
 )
 
 func newRecorderCommand() *cobra.Command {
@@ -47,7 +50,12 @@ shows itself so without ending it.`,
 			}
 			report := flightlog.Merge(dumps)
 			if !asJSON {
-				return report.WriteText(cmd.OutOrStdout())
+				var b strings.Builder // of what ranks wrote
+				if err := report.WriteText(&b); err != nil {
+					return err
+				}
+				_, err := io.WriteString(cmd.OutOrStdout(), visible.Text(b.String()))
+				return err
 			}
 			enc := json.NewEncoder(cmd.OutOrStdout())
 			enc.SetIndent("", "  ")

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/internal/visible"
 	"github.com/cohort-ml/cohort/launch"
 )
 
@@ -85,7 +87,7 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	defer said.end()
 	defer meet.close()
 	if s := meet.server; s != nil { // who waits here for a node learns why it does not come
-		s.OnRefusal(func(line string) { fmt.Fprintf(said, "cohort: the store in which the nodes meet %s\n", line) })
+		s.OnRefusal(func(line string) { fmt.Fprintf(said, "cohort: the store in which the nodes meet %s\n", plain(line)) })
 	}
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	a := &agent{
@@ -345,15 +347,9 @@ func stopped(cfg launch.Config, cause error) error {
 	return &launch.Error{Program: cfg.Program, NumRanks: cfg.NumRanks, Cause: cause}
 }
 
-// plain is a text of another node's as a terminal may have it.
+// plain is a text of another node's as a terminal may have it, on one line.
 func plain(text string) string {
-	out := []rune(text)
-	for i, c := range out {
-		if c < ' ' || c == 0x7f {
-			out[i] = ' '
-		}
-	}
-	return string(out)
+	return visible.Text(strings.NewReplacer("\n", " ", "\t", " ").Replace(text))
 }
 
 var _ launch.Nodes = (*Nodes)(nil)
