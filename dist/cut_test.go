@@ -79,10 +79,21 @@ func (m *machines) enter(rank int) []string {
 // cut cuts the lines between two machines, or those of one to all.
 func (m *machines) cut(t *testing.T, ports ...int) {
 	t.Helper()
+	m.set(t, "on", "0", ports) // a port that forwards nothing; the machine's end stays up
+}
+
+// mend undoes a cut.
+func (m *machines) mend(t *testing.T, ports ...int) {
+	t.Helper()
+	m.set(t, "off", "3", ports)
+}
+
+func (m *machines) set(t *testing.T, isolated, state string, ports []int) {
+	t.Helper()
 	for _, p := range ports {
-		args := []string{"bridge", "-n", m.name + "-switch", "link", "set", "dev", m.ports[p], "isolated", "on"}
-		if len(ports) == 1 { // a port that forwards nothing; the machine's end stays up
-			args = []string{"bridge", "-n", m.name + "-switch", "link", "set", "dev", m.ports[p], "state", "0"}
+		args := []string{"bridge", "-n", m.name + "-switch", "link", "set", "dev", m.ports[p], "isolated", isolated}
+		if len(ports) == 1 {
+			args = []string{"bridge", "-n", m.name + "-switch", "link", "set", "dev", m.ports[p], "state", state}
 		}
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v: %s", args, err, out)

@@ -133,8 +133,8 @@
 //
 // A rank may also fall silent: its process is stopped, its machine has gone, the
 // line to it is cut without a word. Groups of processes exchange beats with
-// their rank 0, whatever their programs do, and after three seconds without
-// ([WithSilence]) the rank is at fault, with the cause [ErrSilent], in all groups
+// their rank 0, whatever their programs do, and after three seconds without, in which
+// the line could have carried them ([WithSilence]), the rank is at fault, with the cause [ErrSilent], in all groups
 // that it is in. So is a rank that reaches rank 0 but not another one that it has
 // data for. A rank that is only busy, late or starved of its processors beats
 // on; its lateness is in [Group.Skew].

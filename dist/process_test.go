@@ -42,6 +42,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"groups":   groupsAtOnce,
 	"barrier":  barrierOnly,
 	"stopped":  stoppedRank,
+	"outage":   outlast,
 	"busy":     busyRank,
 	"idle":     idleRank,
 	"survive":  survive,

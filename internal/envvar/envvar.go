@@ -151,7 +151,7 @@ func declarations() []declaration {
 		{Notice, "file that is there once the launcher has had notice that this machine is to go: JSON with notice and deadline; set where --notice-file or --notice-url is given", false},
 		{Transport, "links between ranks of one node: auto, shm, unix or tcp; tls is tcp, encrypted, between all ranks", false},
 		{Encrypt, "what goes through TLS between nodes: control (default: all but the data of collectives), all or none", false},
-		{Silence, "for how long nothing may be heard of a rank before the others give it up (default: 3s), the same on all ranks; 0 never does, for debuggers", false},
+		{Silence, "for how long nothing may be heard of a rank before the others give it up (default: 3s), in which the line could have carried something, the same on all ranks; 0 never does, for debuggers", false},
 	}
 }
 

@@ -42,6 +42,7 @@ type Conn struct {
 	many  vectorWriter // writes of several slices, or nil
 	fds   *fdQueue     // nil where descriptors cannot be passed
 	asked poller       // for Poll, or nil
+	line  Line         // whether the peer's machine answers
 
 	in     reader // of nc, or of what also gathers descriptors from it
 	unread int    // of the current frame's payload

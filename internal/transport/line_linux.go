@@ -4,6 +4,7 @@ package transport
 
 import (
 	"net"
+	"sync"
 	"syscall"
 	"time"
 
@@ -13,17 +14,42 @@ import (
 // Unanswered returns for how long the peer's machine has answered nothing of
 // what this one has sent again and again, data or probes ([Conn.Probe]); 0 where
 // there is nothing to answer. That the peer's program reads slowly, or is
-// stopped, does not count: its machine answers. Any goroutine may ask.
+// stopped, does not count: its machine answers. Any goroutine may ask, again and
+// again: see [Line].
 func (c *Conn) Unanswered() time.Duration {
 	if link, ok := c.nc.(interface{ Unanswered() time.Duration }); ok {
 		return link.Unanswered()
 	}
-	return unanswered(c.socketOf())
+	return c.line.look(tcpInfo(c.socketOf()))
+}
+
+// Backoff returns how long the system pauses at the moment before it sends again what
+// the peer's machine has not answered; 0 where there is no such thing.
+func (c *Conn) Backoff() time.Duration {
+	info := tcpInfo(c.socketOf())
+	if info == nil || !stuck(info) {
+		return 0
+	}
+	return time.Duration(info.Rto) * time.Microsecond
+}
+
+// RetrySoon has the system send again after a second at most, and at first all 200 ms,
+// what is not answered on a TCP connection, so that a line which comes back is found
+// soon: of itself it pauses twice as long each time. Old systems do not know how.
+func (c *Conn) RetrySoon() {
+	raw := c.socketOf()
+	if raw == nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) { // they know nothing of it for unix sockets
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_RTO_MAX_MS, int(time.Second.Milliseconds()))
+	})
 }
 
 // Unanswered is [Conn.Unanswered] of a connection that is no Conn; 0 for one that is not
 // over TCP.
-func Unanswered(nc net.Conn) time.Duration {
+func (l *Line) Unanswered(nc net.Conn) time.Duration {
 	if link, ok := nc.(interface{ Unanswered() time.Duration }); ok {
 		return link.Unanswered()
 	}
@@ -35,25 +61,60 @@ func Unanswered(nc net.Conn) time.Duration {
 		return 0
 	}
 	raw, _ := tcp.SyscallConn()
-	return unanswered(raw)
+	return l.look(tcpInfo(raw))
 }
 
-func unanswered(raw syscall.RawConn) time.Duration {
-	if raw == nil {
+// Line is what is known of a TCP connection on which the peer's machine does not answer.
+// The zero value is of one where it does.
+type Line struct {
+	mu      sync.Mutex
+	since   time.Time     // when the first was sent of what is not answered
+	counted time.Duration // up to the last try that has had the time to be answered
+}
+
+// look returns for how long nothing has been answered, up to the last try: while the
+// system pauses nothing can be. A pause may be as long as all before it, so that the half
+// of all counts in any case.
+func (l *Line) look(info *unix.TCPInfo) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	probed := info != nil && info.Probes >= 2
+	if !probed && (info == nil || !stuck(info)) {
+		l.since, l.counted = time.Time{}, 0
 		return 0
 	}
-	var info *unix.TCPInfo
-	_ = raw.Control(func(fd uintptr) {
-		// No such thing is known of unix sockets: they give an error.
-		info, _ = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-	})
-	if info == nil {
-		return 0
+	now, heard, tried := time.Now(), milliseconds(info.Last_ack_recv), milliseconds(info.Last_data_sent)
+	if probed {
+		return heard
 	}
-	// A full peer answers with a window of 0, less and less often.
-	again := info.Unacked > 0 && info.Retransmits >= 2 && info.Snd_wnd > 0
-	if again || info.Probes >= 2 {
-		return time.Duration(info.Last_ack_recv) * time.Millisecond
+	if l.since.IsZero() { // that the line was at rest before does not count
+		l.since = now.Add(-min(heard, tried))
 	}
-	return 0
+	whole := min(heard, now.Sub(l.since))
+	if answered := 2*time.Duration(info.Rtt)*time.Microsecond + answerTime; tried >= answered {
+		l.counted = max(l.counted, whole-tried)
+	}
+	return max(l.counted, whole/2)
+}
+
+// answerTime is what a machine may take to answer, besides the way.
+const answerTime = 50 * time.Millisecond
+
+func milliseconds(n uint32) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// stuck says that something has been sent again and is not answered. A full peer answers
+// with a window of 0, less and less often.
+func stuck(info *unix.TCPInfo) bool {
+	return info.Unacked > 0 && info.Retransmits > 0 && info.Snd_wnd > 0
+}
+
+// tcpInfo returns what the system knows of a TCP connection, nil where that is nothing.
+func tcpInfo(raw syscall.RawConn) (info *unix.TCPInfo) {
+	if raw != nil {
+		_ = raw.Control(func(fd uintptr) {
+			// No such thing is known of unix sockets: they give an error.
+			info, _ = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		})
+	}
+	return info
 }

@@ -18,8 +18,17 @@ func (c *Conn) Unanswered() time.Duration {
 	return 0
 }
 
+// Backoff is 0: this system does not tell.
+func (c *Conn) Backoff() time.Duration { return 0 }
+
+// RetrySoon does nothing: this system has no such option.
+func (c *Conn) RetrySoon() {}
+
+// Line is nothing here.
+type Line struct{}
+
 // Unanswered is [Conn.Unanswered] of a connection that is no Conn.
-func Unanswered(nc net.Conn) time.Duration {
+func (*Line) Unanswered(nc net.Conn) time.Duration {
 	if link, ok := nc.(interface{ Unanswered() time.Duration }); ok {
 		return link.Unanswered()
 	}

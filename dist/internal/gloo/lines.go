@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
-	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 const (
@@ -52,7 +51,7 @@ func (p *pair) checkLine() {
 	if conn == nil {
 		return
 	}
-	if silent := transport.Unanswered(conn); silent >= goneAfter {
+	if silent := p.line.Unanswered(conn); silent >= goneAfter {
 		p.b.lose(p, &collective.SilentError{Text: fmt.Sprintf("for %v: its host does not answer", silent.Round(time.Second))})
 	}
 }

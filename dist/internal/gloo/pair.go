@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 const (
@@ -125,8 +126,9 @@ type pair struct {
 	conn  net.Conn // nil until there is one
 	slots map[slot]*exchange
 	free  []*exchange
-	early []slot // of collectives that this rank has not come to
-	lost  error  // why the connection is no more
+	early []slot         // of collectives that this rank has not come to
+	lost  error          // why the connection is no more
+	line  transport.Line // whether the peer's machine answers
 	// granted is how many credits there are without a send, in all slots.
 	granted int
 	out     outbox

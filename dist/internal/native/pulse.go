@@ -43,8 +43,11 @@ const (
 // its program computes. A spoke of which the hub has heard nothing for the
 // silence limit is at fault, and so is the hub for a spoke.
 //
-// Time counts as silence only while this goroutine is itself awake and on
-// time, and what has come and waits to be read is heard: a rank that was
+// The limit is of time in which the line could have carried something. What is lost on
+// its way the system sends again, after a pause that grows each time, up to a second:
+// where it does so when the limit is over, the peer's is taken to pause as long, for it
+// cannot have got through before. And time counts as silence only while this goroutine
+// is itself awake and on time, and what has come and waits to be read is heard: a rank that was
 // stopped, or starved of its processors, has no grounds to accuse others. And
 // a process of the same host that uses processor time is not silent for some
 // more limits: where many fight for few processors its beats may come late.
@@ -76,8 +79,9 @@ type peerPulse struct {
 	missed  atomic.Int64  // ns since
 	unheard int           // beats sent since
 	accused bool
-	ticks   uint64 // of processor time that its process had at half the limit
-	near    bool   // it was looked at then
+	ticks   uint64        // of processor time that its process had at half the limit
+	near    bool          // it was looked at then
+	pause   time.Duration // of the system before it tries the line again, last before the limit
 }
 
 type rankConn struct {
@@ -251,7 +255,7 @@ func (p *pulse) look(awake time.Duration) {
 	for _, c := range p.conns {
 		peer := &p.peers[c.rank]
 		if frames := peer.frames.Load(); frames != peer.seen {
-			peer.seen, peer.unheard, peer.near = frames, 0, false
+			peer.seen, peer.unheard, peer.near, peer.pause = frames, 0, false, 0
 			peer.missed.Store(0)
 			continue
 		}
@@ -261,13 +265,18 @@ func (p *pulse) look(awake time.Duration) {
 				peer.ticks, peer.near = s.ticks, true
 			}
 		}
-		if p.limit > 0 && missed >= p.limit && !peer.accused {
+		if p.limit > 0 && missed < p.limit+p.period {
+			if pause := c.conn.Backoff(); pause > 0 {
+				peer.pause = min(pause, p.limit) + p.period
+			}
+		}
+		if p.limit > 0 && missed >= p.limit+peer.pause && !peer.accused {
 			if c.conn.Pending() { // it is this rank that has not come to read
 				peer.missed.Store(0)
 				continue
 			}
 			s, local := p.star.cfg.neighbour(c.rank)
-			if local && peer.near && s.ticks > peer.ticks && missed < busyLimits*p.limit {
+			if local && peer.near && s.ticks > peer.ticks && missed < busyLimits*p.limit+peer.pause {
 				continue // it computes, and its beats do not get a processor
 			}
 			peer.accused = true

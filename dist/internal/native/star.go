@@ -114,6 +114,9 @@ func (s *star) join(rank int, c *transport.Conn, word func() error) error {
 			return err
 		}
 	}
+	if s.cfg.Silence > 0 {
+		c.RetrySoon()
+	}
 	s.conns[rank] = c
 	s.readers.Add(1)
 	go s.watch(rank, c)

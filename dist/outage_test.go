@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// outage is for how long TestOutage cuts lines, and afterOutage in what call the ranks
+// have seen that.
+const (
+	outage      = DefaultSilence * 9 / 10
+	afterOutage = DefaultSilence / 2
+)
+
+// outlast is at rest for a while, where it is told for how long, and runs collectives
+// until one has taken as long as an outage, and one more.
+func outlast(ctx context.Context, g *Group) error {
+	x := filled(tensor.Float32, 50_000, 0)
+	for i := 0; ; i++ {
+		begun := time.Now()
+		if i == 10 {
+			fmt.Println("ready")
+			if long, err := time.ParseDuration(os.Getenv(busyFor)); err == nil {
+				time.Sleep(long)
+			}
+		}
+		if err := g.AllReduce(ctx, x, Max); err != nil {
+			fmt.Printf("over: %v\n", err)
+			return err
+		}
+		seen := []int64{0}
+		if time.Since(begun) > afterOutage {
+			seen[0] = 1
+		}
+		all, err := g.gatherNumbers(ctx, time.Now(), seen...)
+		if err != nil {
+			fmt.Printf("over: %v\n", err)
+			return err
+		}
+		for _, s := range all {
+			if s != 0 {
+				fmt.Println("over: outlasted")
+				return nil
+			}
+		}
+	}
+}
+
+// TestOutage cuts lines for a little less than the silence limit: nobody is given up for
+// the time for which the system pauses before it tries a line again.
+func TestOutage(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		ports []int
+		rest  time.Duration
+	}{
+		{"a rank", []int{2}, 0},
+		{"the hub", []int{0}, 0},
+		{"the hub of ranks at rest", []int{0}, 2 * DefaultSilence},
+		{"between two", []int{1, 2}, 0},
+		{"between two after a rest", []int{1, 2}, DefaultSilence / 2},
+	} {
+		for _, kind := range []string{"tcp", "tls"} {
+			if !*silenceTable && (kind == "tls" || tc.name == "a rank") {
+				continue // to be quick
+			}
+			t.Run(tc.name+"/"+kind, func(t *testing.T) {
+				t.Parallel() // most of it is waiting
+				m := newMachines(t, 3)
+				env := []string{envvar.MasterAddr.Assign(m.addr(0)), envvar.MasterPort.Assign("29500"), rankNodes + "=abc",
+					envvar.Transport.Assign(kind), envvar.Silence.Assign(DefaultSilence.String())}
+				if tc.rest > 0 {
+					env = append(env, busyFor+"="+tc.rest.String())
+				}
+				ps := startRanksBy(t, 3, "outage", m.enter, env...)
+				for _, p := range ps {
+					p.saidLine(t, "ready", time.Minute)
+				}
+				begun := time.Now()
+				m.cut(t, tc.ports...)
+				over := time.NewTimer(outage)
+				<-over.C
+				m.mend(t, tc.ports...)
+				if took := time.Since(begun); took >= DefaultSilence {
+					t.Skipf("the lines were cut for %v: this machine has too much else to do", took)
+				}
+				for r, p := range ps {
+					if said := p.saidLine(t, "over: ", time.Minute); said != "outlasted" {
+						t.Errorf("rank %d: %s", r, said)
+					}
+				}
+			})
+		}
+	}
+}
