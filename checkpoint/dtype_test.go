@@ -4,8 +4,10 @@ package checkpoint
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -93,6 +95,33 @@ func TestWiden(t *testing.T) {
 	got["a"], got["c"], got["d"] = tensor.Zeros(6), x.To(tensor.BFloat16), x
 	if names := misshapen(got, Widen()); !slices.Equal(names, []string{"a", "c", "d"}) {
 		t.Errorf("%v do not fit", names)
+	}
+}
+
+func TestNarrow(t *testing.T) {
+	x := tensor.New(tensor.CPU(), tensor.Float64, 2, 3)
+	for i, v := range []float64{1, 0.1, 1 + 1e-9, -3e-50, 1e39, 16777217} {
+		binary.LittleEndian.PutUint64(x.Buffer().Data[8*i:], math.Float64bits(v))
+	}
+	c := saved(t, map[string]*tensor.Tensor{"a": x, "b": tensor.FromInt64([]int64{3}, 1)})
+	got := map[string]*tensor.Tensor{"a": tensor.Zeros(2, 3), "b": tensor.Zeros(1)}
+	var e *StateDictError
+	if err := c.LoadTensors(ModelFile, maps.All(got), Widen()); !errors.As(err, &e) || len(e.Misshapen) != 2 {
+		t.Errorf("without Narrow: %v", err)
+	}
+	if err := c.LoadTensors(ModelFile, maps.All(got), Narrow()); !errors.As(err, &e) || len(e.Misshapen) != 1 || e.Misshapen[0].Name != "b" {
+		t.Errorf("integers are taken: %v", err)
+	}
+	got["b"] = tensor.New(tensor.CPU(), tensor.Int64, 1)
+	if err := c.LoadTensors(ModelFile, maps.All(got), Narrow()); err != nil {
+		t.Fatal(err)
+	}
+	// As torch.tensor([…], dtype=torch.float64).float() has them.
+	want := []float32{1, 0.1, 1, float32(math.Copysign(0, -1)), float32(math.Inf(1)), 16777216}
+	for i, v := range got["a"].Float32s() {
+		if math.Float32bits(v) != math.Float32bits(want[i]) {
+			t.Errorf("element %d is %v, want %v", i, v, want[i])
+		}
 	}
 }
 

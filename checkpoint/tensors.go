@@ -27,12 +27,16 @@ var fileDTypes = [...]safetensors.DType{
 // LoadOption changes how tensors are loaded.
 type LoadOption func(*loading)
 
-type loading struct{ widen bool }
+type loading struct{ widen, narrow bool }
 
 // Widen lets a float32 tensor take the values of one that the file has as
 // bfloat16 or float16, as models are published for inference: float32 holds each
-// of them. Nothing is ever rounded, which would change a model unseen.
+// of them. It rounds nothing, which would change a model unseen.
 func Widen() LoadOption { return func(l *loading) { l.widen = true } }
+
+// Narrow lets a float32 tensor take the values of one that the file has as
+// float64, rounded to the nearest, as PyTorch does it.
+func Narrow() LoadOption { return func(l *loading) { l.narrow = true } }
 
 // named is a tensor with its description in a file.
 type named struct {
@@ -63,7 +67,7 @@ func (w *Writer) WriteTensors(name string, tensors Tensors, metadata map[string]
 
 // LoadTensors fills tensors, in place, from a file of the checkpoint. If names,
 // shapes or dtypes differ it changes nothing and returns a [StateDictError]
-// that lists all differences; [Widen] allows for a dtype that does. After an
+// that lists all differences; [Widen] and [Narrow] allow for dtypes that do. After an
 // error of the disk some tensors are filled and some are not.
 func (c *Checkpoint) LoadTensors(name string, tensors Tensors, opts ...LoadOption) error {
 	f, err := c.OpenSafetensors(name)
@@ -100,8 +104,8 @@ func match(f Source, list []named, opts []LoadOption) ([]tensor.DType, error) {
 	}
 	for i, n := range list {
 		infos[i], from[i] = n.info, n.tensor.DType()
-		if l.widen && from[i] == tensor.Float32 {
-			from[i] = widened(stored[n.info.Name])
+		if from[i] == tensor.Float32 {
+			from[i] = l.convertible(stored[n.info.Name])
 			infos[i].DType = fileDTypes[from[i]]
 		}
 	}
@@ -162,14 +166,16 @@ func inModelDTypes(err error, list []named) error {
 	return err
 }
 
-// widened returns the dtype from which a float32 tensor is filled: the file's
-// where it has sixteen bits, else float32.
-func widened(stored safetensors.DType) tensor.DType {
-	switch stored {
-	case safetensors.BF16:
+// convertible returns the dtype from which a float32 tensor is filled: the file's
+// where the options allow for it, else float32.
+func (l loading) convertible(stored safetensors.DType) tensor.DType {
+	switch {
+	case l.widen && stored == safetensors.BF16:
 		return tensor.BFloat16
-	case safetensors.F16:
+	case l.widen && stored == safetensors.F16:
 		return tensor.Float16
+	case l.narrow && stored == safetensors.F64:
+		return tensor.Float64
 	}
 	return tensor.Float32
 }

@@ -122,7 +122,7 @@ func LoadAdapter(dir string, m Pretrained) (*nn.LoRA, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w (in %s)", err, path)
 	}
-	if err := checkpoint.LoadTensors(src, l.State().All(), checkpoint.Widen()); err != nil {
+	if err := checkpoint.LoadTensors(src, l.State().All(), inFloat32...); err != nil {
 		return nil, err
 	}
 	return l, nil

@@ -21,6 +21,11 @@ type BERTConfig struct {
 	Epsilon  float64 // of the norms; 0 is 1e-12
 	Dropout  float64 // of features and attention while training
 	Padding  *int    // the word whose vector is not trained by being looked up; nil for none
+	// What published models vary; the zero values are BERT's own.
+	AttentionDropout *float64   // of attention, where it is not Dropout
+	Activation       Activation // "" is "gelu"
+	Untied           bool       // the output layer has weights of its own
+	Headless         bool       // there is no output layer: the model returns features
 }
 
 // Validate reports a size that makes no model.
@@ -38,10 +43,23 @@ func (g BERTConfig) Validate() error {
 	if g.Padding != nil && (*g.Padding < 0 || *g.Padding >= g.Vocab) {
 		return fmt.Errorf("models: the padding of a BERT is word %d, which is not one of its %d", *g.Padding, g.Vocab)
 	}
-	if !(g.Dropout >= 0 && g.Dropout < 1) || g.Epsilon < 0 {
+	if d := g.attentionDropout(); !(d >= 0 && d < 1) {
+		return fmt.Errorf("models: a BERT with dropout %v of attention: want 0 up to, not including, 1", d)
+	}
+	if err := g.Activation.validate("BERT"); err != nil {
+		return err
+	}
+	if !(g.Dropout >= 0 && g.Dropout < 1) || !(g.Epsilon >= 0) {
 		return fmt.Errorf("models: a BERT with dropout %v and epsilon %v: want 0 ≤ dropout < 1 and a positive epsilon", g.Dropout, g.Epsilon)
 	}
 	return nil
+}
+
+func (g BERTConfig) attentionDropout() float64 {
+	if g.AttentionDropout != nil {
+		return *g.AttentionDropout
+	}
+	return g.Dropout
 }
 
 func (g BERTConfig) withDefaults() BERTConfig {
@@ -59,11 +77,11 @@ func (g BERTConfig) withDefaults() BERTConfig {
 
 // BERT is the encoder of Devlin et al. 2018 (arXiv 1810.04805) with the head of
 // its masked language model, under their Hugging Face names. The output layer is
-// the table of words again.
+// the table of words again, unless the configuration unties it.
 type BERT struct {
 	Config  BERTConfig   `name:"-"`
 	Encoder *BERTEncoder `name:"bert"`
-	Head    *BERTHead    `name:"cls"`
+	Head    *BERTHead    `name:"cls"` // nil if headless
 }
 
 // NewBERT returns a BERT with the paper's first values: weights of deviation
@@ -73,22 +91,41 @@ func NewBERT(b *nn.Build, g BERTConfig) *BERT {
 		panic(tensor.NewError("new bert", nil, "%v", err))
 	}
 	g = g.withDefaults()
-	head := &BERTPrediction{Transform: &BERTTransform{Dense: newBERTLinear(b, g.Width, g.Width), Norm: newBERTNorm(b, g)}, Bias: b.Empty(g.Vocab)}
-	return &BERT{Config: g, Encoder: newBERTEncoder(b, g), Head: &BERTHead{Predictions: head}}
+	m := &BERT{Config: g}
+	if !g.Headless {
+		act := g.Activation.or("gelu")
+		head := &BERTPrediction{Transform: &BERTTransform{Dense: newBERTLinear(b, g.Width, g.Width), Norm: newBERTNorm(b, g), act: act}}
+		if g.Untied {
+			head.Decoder = newBERTLinear(b, g.Width, g.Vocab)
+		} else {
+			head.Bias = b.Empty(g.Vocab)
+		}
+		m.Head = &BERTHead{Predictions: head}
+	}
+	m.Encoder = newBERTEncoder(b, g)
+	return m
 }
 
 // Forward turns int64 token ids [batch, time], all of segment 0 and none of them
-// padding, into logits [batch, time, vocab].
+// padding, into logits [batch, time, vocab]; a headless model's are features
+// [batch, time, width].
 func (m *BERT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	return m.ForwardN(c, ids)[0]
 }
 
-// ForwardN takes what [BERTEncoder.ForwardN] takes and returns the logits.
+// ForwardN takes what [BERTEncoder.ForwardN] takes and returns the logits,
+// or a headless model's features.
 func (m *BERT) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 	nn.WantInputs("BERT", in, bertInputs, 1, 2, 3)
 	h := c.CallN(m.Encoder, in...)[0]
+	if m.Head == nil {
+		return []*tensor.Tensor{h}
+	}
 	p := m.Head.Predictions
 	h = c.Call(p.Transform, h)
+	if p.Decoder != nil {
+		return []*tensor.Tensor{c.Call(p.Decoder, h)}
+	}
 	return []*tensor.Tensor{tensor.Linear(h, c.Param(m.Encoder.Embeddings.Words.Weight), c.Param(p.Bias))}
 }
 
@@ -164,6 +201,8 @@ type BERTLayer struct {
 	Attention    *BERTAttention
 	Intermediate *BERTDense
 	Output       *BERTOutput
+
+	act func(*tensor.Tensor) *tensor.Tensor
 }
 
 func newBERTLayer(b *nn.Build, g BERTConfig) *BERTLayer {
@@ -171,12 +210,13 @@ func newBERTLayer(b *nn.Build, g BERTConfig) *BERTLayer {
 		Attention: &BERTAttention{
 			Self: &BERTSelfAttention{
 				Query: newBERTLinear(b, g.Width, g.Width), Key: newBERTLinear(b, g.Width, g.Width), Value: newBERTLinear(b, g.Width, g.Width),
-				heads: g.Heads, dropout: g.Dropout,
+				heads: g.Heads, dropout: g.attentionDropout(),
 			},
 			Output: newBERTOutput(b, g, g.Width),
 		},
 		Intermediate: &BERTDense{newBERTLinear(b, g.Width, g.Hidden)},
 		Output:       newBERTOutput(b, g, g.Hidden),
+		act:          g.Activation.or("gelu"),
 	}
 }
 
@@ -186,7 +226,7 @@ func (l *BERTLayer) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
 	nn.WantInputs("BERTLayer", in, "x and a mask or nil", 2)
 	x, mask := in[0], in[1]
 	x = l.Attention.Output.add(c, c.CallN(l.Attention.Self, x, mask)[0], x)
-	h := c.Call(l.Intermediate.Dense, x).GELU()
+	h := l.act(c.Call(l.Intermediate.Dense, x))
 	return []*tensor.Tensor{l.Output.add(c, h, x)}
 }
 
@@ -243,21 +283,25 @@ func (o *BERTOutput) add(c *nn.Ctx, h, x *tensor.Tensor) *tensor.Tensor {
 // BERTHead predicts the words that were masked.
 type BERTHead struct{ Predictions *BERTPrediction }
 
-// BERTPrediction turns features into logits, with the table of words.
+// BERTPrediction turns features into logits, with the table of words or an
+// output layer of its own.
 type BERTPrediction struct {
 	Transform *BERTTransform
-	Bias      *nn.Parameter // [vocab]
+	Bias      *nn.Parameter // [vocab], beside the table of words
+	Decoder   *nn.Linear    // nil if tied
 }
 
 // BERTTransform is the layer before the logits.
 type BERTTransform struct {
 	Dense *nn.Linear
 	Norm  *nn.LayerNorm `name:"LayerNorm"`
+
+	act func(*tensor.Tensor) *tensor.Tensor
 }
 
 // Forward maps [batch, time, width] to the same shape.
 func (t *BERTTransform) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	return c.Call(t.Norm, c.Call(t.Dense, x).GELU())
+	return c.Call(t.Norm, t.act(c.Call(t.Dense, x)))
 }
 
 func newBERTLinear(b *nn.Build, in, out int) *nn.Linear {

@@ -67,15 +67,15 @@ func (a adapted) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return a.
 // LoadCausalLM opens a folder of a causal language model: one that
 // save_pretrained wrote (see [LoadHuggingFace]), or one of an adapter, whose
 // base must be a folder on this machine and into which it is merged.
-func LoadCausalLM(dir string) (CausalLM, error) {
+func LoadCausalLM(dir string, opts ...LoadOption) (CausalLM, error) {
 	if _, err := os.Stat(filepath.Join(dir, adapterConfigFile)); errors.Is(err, fs.ErrNotExist) {
-		return loadCausal(dir)
+		return loadCausal(dir, opts)
 	}
 	base, err := AdapterBase(dir)
 	if err != nil {
 		return nil, err
 	}
-	m, err := loadCausal(base)
+	m, err := loadCausal(base, opts)
 	if err != nil {
 		return nil, fmt.Errorf("the base of the adapter in %s: %w", dir, err)
 	}
@@ -90,8 +90,8 @@ func LoadCausalLM(dir string) (CausalLM, error) {
 	return m, nil
 }
 
-func loadCausal(dir string) (CausalLM, error) {
-	p, err := LoadHuggingFace(dir)
+func loadCausal(dir string, opts []LoadOption) (CausalLM, error) {
+	p, err := LoadHuggingFace(dir, opts...)
 	if err != nil {
 		return nil, err
 	}

@@ -18,15 +18,28 @@ type GPTConfig struct {
 	Heads   int // of attention; they divide Width
 	Layers  int
 	Tanh    bool // GELU by GPT-2's tanh formula
+	// What published models vary; the zero values are GPT-2's own.
+	Hidden      int        // width inside the feed-forward networks; 0 is 4·Width
+	Activation  Activation // "" is "gelu", with Tanh "gelu_new"
+	Epsilon     float64    // of the norms; 0 is 1e-5
+	Untied      bool       // the output layer has weights of its own
+	Unscaled    bool       // scores of attention are not divided by the root of a head's channels
+	LayerScaled bool       // layer i, from 0, divides its scores by i + 1
 }
 
 // Validate reports a size that makes no model.
 func (g GPTConfig) Validate() error {
 	if err := checkSizes("GPT", []size{
 		{"vocabulary", g.Vocab, 1 << 24}, {"context", g.Context, 1 << 24}, {"width", g.Width, 1 << 20},
-		{"number of heads", g.Heads, 1 << 20}, {"number of layers", g.Layers, 1 << 14},
+		{"hidden width", g.hidden(), 1 << 22}, {"number of heads", g.Heads, 1 << 20}, {"number of layers", g.Layers, 1 << 14},
 	}); err != nil {
 		return err
+	}
+	if err := g.Activation.validate("GPT"); err != nil {
+		return err
+	}
+	if !(g.Epsilon >= 0) {
+		return fmt.Errorf("models: the epsilon of a GPT's norms is %v, want 0 (for 1e-5) or more", g.Epsilon)
 	}
 	if g.Width%g.Heads != 0 {
 		return fmt.Errorf("models: the width of a GPT must be a multiple of its heads: %d %% %d = %d", g.Width, g.Heads, g.Width%g.Heads)
@@ -34,12 +47,46 @@ func (g GPTConfig) Validate() error {
 	return nil
 }
 
+func (g GPTConfig) hidden() int {
+	if g.Hidden != 0 {
+		return g.Hidden
+	}
+	return 4 * g.Width
+}
+
+// activation returns the name of the function in the feed-forward networks.
+func (g GPTConfig) activation() Activation {
+	switch {
+	case g.Activation != "":
+		return g.Activation
+	case g.Tanh:
+		return "gelu_new"
+	}
+	return "gelu"
+}
+
+// scale returns the factor of a layer's scores, 0 for that of attention itself.
+func (g GPTConfig) scale(layer int) float64 {
+	if !g.Unscaled && !g.LayerScaled {
+		return 0
+	}
+	scale := 1.0
+	if !g.Unscaled {
+		scale = 1 / math.Sqrt(float64(g.Width/g.Heads))
+	}
+	if g.LayerScaled {
+		scale /= float64(layer + 1)
+	}
+	return scale
+}
+
 // GPT is the decoder-only transformer of GPT-2 (Radford et al. 2019), with its
 // Hugging Face names. The output layer is the embedding table again (Press and
-// Wolf 2017).
+// Wolf 2017), unless the configuration unties it.
 type GPT struct {
 	Config      GPTConfig `name:"-"`
 	Transformer *GPTDecoder
+	Head        *nn.Linear `name:"lm_head"` // nil if tied
 }
 
 // NewGPT returns a GPT with GPT-2's first values. It panics when the
@@ -48,12 +95,19 @@ func NewGPT(b *nn.Build, g GPTConfig) *GPT {
 	if err := g.Validate(); err != nil {
 		panic(tensor.NewError("new gpt", nil, "%v", err))
 	}
-	return &GPT{Config: g, Transformer: NewGPTDecoder(b, g)}
+	m := &GPT{Config: g, Transformer: NewGPTDecoder(b, g)}
+	if g.Untied {
+		m.Head = newDense(b, g.Width, g.Vocab, false)
+	}
+	return m
 }
 
 // Forward turns int64 token ids [batch, time] into logits [batch, time, vocab].
 func (m *GPT) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	h := c.Call(m.Transformer, ids)
+	if m.Head != nil {
+		return c.Call(m.Head, h)
+	}
 	return tensor.Linear(h, c.Param(m.Transformer.Tokens.Weight), nil)
 }
 
@@ -76,24 +130,33 @@ func NewGPTDecoder(b *nn.Build, g GPTConfig) *GPTDecoder {
 		Tokens:    &nn.Embedding{Weight: b.Normal(std, g.Vocab, g.Width)},
 		Positions: &nn.Embedding{Weight: b.Normal(std, g.Context, g.Width)},
 	}
-	for range g.Layers {
+	for i := range g.Layers {
 		d.Blocks = append(d.Blocks, &GPTBlock{
-			Norm1: nn.NewLayerNorm(b, g.Width),
+			Norm1: newGPTNorm(b, g),
 			Attention: &GPTAttention{
 				QKV:      newConv1D(b, std, g.Width, 3*g.Width),
 				Out:      newConv1D(b, residual, g.Width, g.Width),
 				numHeads: g.Heads,
+				scale:    g.scale(i),
 			},
-			Norm2: nn.NewLayerNorm(b, g.Width),
+			Norm2: newGPTNorm(b, g),
 			MLP: &GPTMLP{
-				In:  newConv1D(b, std, g.Width, 4*g.Width),
-				Act: &nn.GELU{Tanh: g.Tanh},
-				Out: newConv1D(b, residual, 4*g.Width, g.Width),
+				In:  newConv1D(b, std, g.Width, g.hidden()),
+				Act: &GPTActivation{g.Activation.or(g.activation())},
+				Out: newConv1D(b, residual, g.hidden(), g.Width),
 			},
 		})
 	}
-	d.Norm = nn.NewLayerNorm(b, g.Width)
+	d.Norm = newGPTNorm(b, g)
 	return d
+}
+
+func newGPTNorm(b *nn.Build, g GPTConfig) *nn.LayerNorm {
+	n := nn.NewLayerNorm(b, g.Width)
+	if g.Epsilon != 0 {
+		n.Eps = g.Epsilon
+	}
+	return n
 }
 
 // Forward computes the features of every position; with an nn.KVCache those of
@@ -129,11 +192,12 @@ type GPTAttention struct {
 	Out *Conv1D `name:"c_proj"`
 
 	numHeads int
+	scale    float64 // of the scores; 0 is attention's own
 }
 
 // Forward maps [batch, time, width] to the same shape.
 func (a *GPTAttention) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	o := tensor.AttentionOptions{Causal: true}
+	o := tensor.AttentionOptions{Causal: true, Scale: a.scale}
 	qkv := c.Call(a.QKV, x)
 	if c.KVCache() == nil {
 		return c.Call(a.Out, tensor.SelfAttention(qkv, a.numHeads, o))
@@ -144,12 +208,21 @@ func (a *GPTAttention) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return c.Call(a.Out, y.Reshape(x.Shape()...))
 }
 
-// GPTMLP widens four times, bends, and narrows again.
+// GPTMLP widens, four times where nothing else is asked for, bends, and narrows
+// again.
 type GPTMLP struct {
-	In  *Conv1D  `name:"c_fc"`
-	Act *nn.GELU `name:"act"`
-	Out *Conv1D  `name:"c_proj"`
+	In  *Conv1D        `name:"c_fc"`
+	Act *GPTActivation `name:"act"`
+	Out *Conv1D        `name:"c_proj"`
 }
+
+// GPTActivation is the function inside a GPTMLP.
+type GPTActivation struct {
+	apply func(*tensor.Tensor) *tensor.Tensor
+}
+
+// Forward applies the function.
+func (a *GPTActivation) Forward(_ *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return a.apply(x) }
 
 // Forward maps [batch, time, width] to the same shape.
 func (m *GPTMLP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {

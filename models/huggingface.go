@@ -3,19 +3,21 @@
 package models
 
 import (
-	"encoding/json"
+	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/checkpoint/huggingface"
+	"github.com/cohort-ml/cohort/checkpoint/safetensors"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
 // Pretrained is a model that Hugging Face's tools know too: a [GPT], a [Llama]
 // or a [BERT]. As an nn.Module it maps int64 token ids [batch, time] to logits
-// [batch, time, vocab].
+// [batch, time, vocab], or those of a BERT without its head to features.
 type Pretrained interface {
 	nn.Module
 	// HuggingFaceConfig returns the config.json that makes Hugging Face's tools
@@ -26,14 +28,28 @@ type Pretrained interface {
 	fromHuggingFace(name string) string
 }
 
+// LoadOption changes how a folder is opened.
+type LoadOption func(*loading)
+
+type loading struct{ notice func(text string) }
+
+// Notice calls f with a sentence about what is in a folder and changes nothing
+// here, where somebody may have meant it to: settings that nobody knows.
+func Notice(f func(text string)) LoadOption { return func(l *loading) { l.notice = f } }
+
 // LoadHuggingFace opens a folder that save_pretrained wrote: config.json says
 // which model it is, the weights are in one safetensors file or in shards. Tensors
-// that the model lacks or wants are all listed in a *checkpoint.StateDictError.
-func LoadHuggingFace(dir string) (m Pretrained, err error) {
-	err = openHuggingFace(dir, func(src checkpoint.Source, build func(*nn.Build) Pretrained) error {
+// that the model lacks or wants are all listed in a *checkpoint.StateDictError;
+// settings by which it would compute something else are errors that name them.
+//
+// A model whose output layer is said to be its table of tokens, but that is
+// stored with both, has both where they differ, as in transformers 5; older
+// releases drop the output layer. Weights become float32, rounded if they have
+// more.
+func LoadHuggingFace(dir string, opts ...LoadOption) (m Pretrained, err error) {
+	err = openHuggingFace(dir, opts, func(src checkpoint.Source, build func(*nn.Build) Pretrained) error {
 		m = build(&nn.Build{})
-		// Published weights are often bfloat16; ours are float32, which holds them.
-		return checkpoint.LoadTensors(src, nn.StateDict(m).All(), checkpoint.Widen())
+		return checkpoint.LoadTensors(src, nn.StateDict(m).All(), inFloat32...)
 	})
 	if err != nil {
 		return nil, err
@@ -41,11 +57,15 @@ func LoadHuggingFace(dir string) (m Pretrained, err error) {
 	return m, nil
 }
 
+// inFloat32 takes weights as they are published: often bfloat16, now and then
+// float64.
+var inFloat32 = []checkpoint.LoadOption{checkpoint.Widen(), checkpoint.Narrow()}
+
 // Outline returns the model that LoadHuggingFace would, on tensor.Meta: it
 // reports what LoadHuggingFace would, but for errors of the disk, and reads no
-// weights.
-func Outline(dir string) (m Pretrained, err error) {
-	err = openHuggingFace(dir, func(_ checkpoint.Source, build func(*nn.Build) Pretrained) error {
+// weights but those of an output layer that may be the table of tokens again.
+func Outline(dir string, opts ...LoadOption) (m Pretrained, err error) {
+	err = openHuggingFace(dir, opts, func(_ checkpoint.Source, build func(*nn.Build) Pretrained) error {
 		m = build(&nn.Build{Device: tensor.Meta})
 		return nil
 	})
@@ -54,31 +74,51 @@ func Outline(dir string) (m Pretrained, err error) {
 
 // openHuggingFace calls use with the tensors of a folder, under our names, and
 // with what builds the model that they have been compared with.
-func openHuggingFace(dir string, use func(src checkpoint.Source, build func(*nn.Build) Pretrained) error) error {
+func openHuggingFace(dir string, opts []LoadOption, use func(src checkpoint.Source, build func(*nn.Build) Pretrained) error) error {
+	var o loading
+	for _, opt := range opts {
+		opt(&o)
+	}
 	f, err := huggingface.Open(dir)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	config, err := f.Config()
+	text, err := f.Config()
 	if err != nil {
 		return err
 	}
-	build, err := parsePretrained(config)
+	p, err := parsePretrained(text)
 	if err != nil {
 		return fmt.Errorf("%w (in %s)", err, dir)
 	}
-	// The configuration is only what a file says: nothing is allocated for it
-	// before the weights agree.
-	outline := build(&nn.Build{Device: tensor.Meta})
-	src, err := checkpoint.Rename(f, outline.fromHuggingFace)
+	if len(p.unknown) > 0 && o.notice != nil {
+		o.notice(fmt.Sprintf("config.json in %s has settings that are not known here, and are left alone: %s", dir, strings.Join(p.unknown, ", ")))
+	}
+	names, err := p.settle(f)
 	if err != nil {
 		return err
 	}
-	if err := checkpoint.MatchTensors(src, nn.StateDict(outline).All(), checkpoint.Widen()); err != nil {
+	// The configuration is only what a file says: nothing is allocated for it
+	// before the weights agree.
+	outline := nn.StateDict(p.build(&nn.Build{Device: tensor.Meta}))
+	known := make(map[string]bool, len(outline))
+	for _, s := range outline {
+		known[s.Name] = true
+	}
+	src, err := checkpoint.Rename(f, func(stored string) string {
+		if name := names[stored]; name == "" || known[name] {
+			return name
+		}
+		return stored // as its owner knows it, for the message
+	})
+	if err != nil {
 		return err
 	}
-	return use(src, build)
+	if err := checkpoint.MatchTensors(src, outline.All(), inFloat32...); err != nil {
+		return err
+	}
+	return use(src, p.build)
 }
 
 // SaveHuggingFace writes a folder that from_pretrained opens: config.json and
@@ -97,26 +137,140 @@ func SaveHuggingFace(dir string, m Pretrained, maxShardBytes int64, files map[st
 	return huggingface.Save(dir, nn.StateDict(m).All(), huggingface.SaveOptions{MaxShardBytes: maxShardBytes, Files: all})
 }
 
-// parsePretrained returns what builds the model that a config.json describes.
-func parsePretrained(config []byte) (func(b *nn.Build) Pretrained, error) {
-	var head struct {
-		ModelType string `json:"model_type"`
+// parsed is what a config.json describes, so far as it can be known without the
+// weights.
+type parsed struct {
+	unknown []string // settings that stand in no list
+	build   func(b *nn.Build) Pretrained
+	rename  func(name string) string // our name of a tensor, "" to leave it out
+	// The table of tokens and the output layer, which may be one.
+	table, output string
+	tied          bool
+	untie         func() // makes build give the output layer weights of its own
+	bert          *BERTConfig
+	headed        bool // config.json says that a BERT has its output layer
+}
+
+// parsePretrained reads a config.json.
+func parsePretrained(config []byte) (*parsed, error) {
+	c, err := readConfig(config)
+	if err != nil {
+		return nil, err
 	}
-	if err := json.Unmarshal(config, &head); err != nil {
-		return nil, fmt.Errorf("models: config.json: %w", err)
+	kind, err := c.modelType()
+	if err != nil {
+		return nil, err
 	}
-	switch head.ModelType {
+	var p *parsed
+	switch kind {
 	case "gpt2":
-		g, err := ParseGPTConfig(config)
-		return func(b *nn.Build) Pretrained { return NewGPT(b, g) }, err
-	case "llama":
-		g, err := ParseLlamaConfig(config)
-		return func(b *nn.Build) Pretrained { return NewLlama(b, g) }, err
+		var g GPTConfig
+		g, err = parseGPT(&c)
+		p = &parsed{
+			build: func(b *nn.Build) Pretrained { return NewGPT(b, g) }, rename: (*GPT)(nil).fromHuggingFace,
+			table: "transformer.wte.weight", output: "lm_head.weight", tied: !g.Untied, untie: func() { g.Untied = true },
+		}
+	case "llama", "mistral":
+		var g LlamaConfig
+		g, err = parseLlama(&c)
+		p = &parsed{
+			build: func(b *nn.Build) Pretrained { return NewLlama(b, g) }, rename: (*Llama)(nil).fromHuggingFace,
+			table: "model.embed_tokens.weight", output: "lm_head.weight", tied: g.Tied, untie: func() { g.Tied = false },
+		}
 	case "bert":
-		g, err := ParseBERTConfig(config)
-		return func(b *nn.Build) Pretrained { return NewBERT(b, g) }, err
+		g := new(BERTConfig)
+		*g, err = parseBERT(&c)
+		p = &parsed{
+			build: func(b *nn.Build) Pretrained { return NewBERT(b, *g) }, rename: (*BERT)(nil).fromHuggingFace, bert: g,
+			table: "bert.embeddings.word_embeddings.weight", output: "cls.predictions.decoder.weight", tied: !g.Untied, untie: func() { g.Untied = true }, headed: c.has("architectures") && !g.Headless,
+		}
+	default:
+		return nil, fmt.Errorf("models: config.json is of a %q; there are gpt2, llama, mistral and bert", kind)
 	}
-	return nil, fmt.Errorf("models: config.json is of a %q; there are gpt2, llama and bert", head.ModelType)
+	if err != nil {
+		return nil, err
+	}
+	p.unknown = c.unknown
+	return p, nil
+}
+
+// settle compares what config.json leaves open with the tensors that a folder
+// holds, and returns our names of them, "" for those that the model has no use
+// for.
+func (p *parsed) settle(f checkpoint.Source) (names map[string]string, err error) {
+	names = make(map[string]string)
+	stored := make(map[string]safetensors.Info) // by our name
+	for _, info := range f.Infos() {
+		name := p.rename(info.Name)
+		names[info.Name] = name
+		if _, twice := stored[name]; !twice {
+			stored[name] = info
+		}
+	}
+	table, hasTable := stored[p.table]
+	output, hasOutput := stored[p.output]
+	switch {
+	case !p.tied || !hasOutput:
+	case !hasTable:
+		names[output.Name] = p.table
+	default:
+		same, err := equalTensors(f, table, output)
+		if err != nil {
+			return nil, err
+		}
+		if same {
+			names[output.Name] = ""
+		} else {
+			p.tied = false
+			p.untie()
+		}
+	}
+	if p.bert != nil {
+		p.settleBERT(stored, names)
+	}
+	return names, nil
+}
+
+// settleBERT finds out whether there is an output layer at all, and gives its
+// bias, which has two names, that of the model.
+func (p *parsed) settleBERT(stored map[string]safetensors.Info, names map[string]string) {
+	const beside, inside = "cls.predictions.bias", "cls.predictions.decoder.bias"
+	bare, hasBare := stored[beside]
+	own, hasOwn := stored[inside]
+	want := beside
+	if !p.tied {
+		want = inside
+	}
+	if hasBare {
+		names[bare.Name] = want
+	}
+	if hasOwn { // which is what is added, where both are there
+		names[own.Name] = want
+		if hasBare {
+			names[bare.Name] = ""
+		}
+	}
+	p.bert.Headless = !p.headed
+	for name := range stored {
+		if strings.HasPrefix(name, "cls.predictions.") {
+			p.bert.Headless = false
+		}
+	}
+}
+
+// equalTensors says whether two tensors hold the same bits.
+func equalTensors(f checkpoint.Source, a, b safetensors.Info) (bool, error) {
+	if a.DType != b.DType || !slices.Equal(a.Shape, b.Shape) {
+		return false, nil
+	}
+	x, y := make([]byte, a.NumBytes()), make([]byte, b.NumBytes())
+	if err := f.ReadTensor(a.Name, x); err != nil {
+		return false, err
+	}
+	if err := f.ReadTensor(b.Name, y); err != nil {
+		return false, err
+	}
+	return bytes.Equal(x, y), nil
 }
 
 // withPrefix gives a tensor of a model saved without its head the name that it

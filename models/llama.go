@@ -22,6 +22,11 @@ type LlamaConfig struct {
 	Epsilon  float64 // of the norms; 0 is 1e-5
 	Tied     bool    // the output layer is the embedding table again
 	RoPE     RoPEConfig
+	// What published models vary; the zero values are Llama's own.
+	AttentionBias bool       // the projections of attention have biases
+	MLPBias       bool       // those of the feed-forward networks do
+	Activation    Activation // of the gate; "" is "silu"
+	Window        int        // a token sees so many, itself included (Mistral); 0 is all before it
 }
 
 // Validate reports a size that makes no model.
@@ -41,7 +46,13 @@ func (g LlamaConfig) Validate() error {
 	if d := g.headDim(); d < 2 || d%2 != 0 || d > 1<<16 {
 		return fmt.Errorf("models: the heads of a Llama have %d channels, want an even number up to %d", d, 1<<16)
 	}
-	if g.Epsilon < 0 {
+	if g.Window < 0 {
+		return fmt.Errorf("models: a token of a Llama sees %d tokens, want 0 (for all before it) or more", g.Window)
+	}
+	if err := g.Activation.validate("Llama"); err != nil {
+		return err
+	}
+	if !(g.Epsilon >= 0) {
 		return fmt.Errorf("models: the epsilon of a Llama's norms is %v, want 0 (for 1e-5) or more", g.Epsilon)
 	}
 	return g.RoPE.validate()
@@ -56,7 +67,8 @@ func (g LlamaConfig) headDim() int {
 
 // Llama is the decoder-only transformer of Touvron et al. 2023 (arXiv
 // 2302.13971, 2307.09288) with its Hugging Face names: norms before each part,
-// rotary positions, grouped queries, SwiGLU.
+// rotary positions, grouped queries, SwiGLU. With a window it is a Mistral
+// (Jiang et al. 2023, arXiv 2310.06825).
 type Llama struct {
 	Config LlamaConfig   `name:"-"`
 	Model  *LlamaDecoder `name:"model"`
@@ -71,7 +83,7 @@ func NewLlama(b *nn.Build, g LlamaConfig) *Llama {
 	}
 	m := &Llama{Config: g, Model: newLlamaDecoder(b, g)}
 	if !g.Tied {
-		m.Head = newDense(b, g.Width, g.Vocab)
+		m.Head = newDense(b, g.Width, g.Vocab, false)
 	}
 	return m
 }
@@ -92,12 +104,13 @@ type LlamaDecoder struct {
 	Layers []*LlamaBlock
 	Norm   *nn.RMSNorm
 
-	rope RoPEConfig
-	dim  int // channels of a head
+	rope   RoPEConfig
+	dim    int // channels of a head
+	window int // tokens that one sees, 0 for all before it
 }
 
 func newLlamaDecoder(b *nn.Build, g LlamaConfig) *LlamaDecoder {
-	d := &LlamaDecoder{Tokens: &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)}, rope: g.RoPE, dim: g.headDim()}
+	d := &LlamaDecoder{Tokens: &nn.Embedding{Weight: b.Normal(0.02, g.Vocab, g.Width)}, rope: g.RoPE, dim: g.headDim(), window: g.Window}
 	for range g.Layers {
 		d.Layers = append(d.Layers, &LlamaBlock{
 			Attention: newLlamaAttention(b, g),
@@ -118,23 +131,44 @@ func newRMSNorm(b *nn.Build, g LlamaConfig) *nn.RMSNorm {
 	return n
 }
 
-// newDense is a linear layer without bias, of deviation 0.02.
-func newDense(b *nn.Build, in, out int) *nn.Linear {
-	return &nn.Linear{Weight: b.Normal(0.02, out, in)}
+// newDense is a linear layer of deviation 0.02, with a bias of 0 or none.
+func newDense(b *nn.Build, in, out int, bias bool) *nn.Linear {
+	l := &nn.Linear{Weight: b.Normal(0.02, out, in)}
+	if bias {
+		l.Bias = b.Empty(out)
+	}
+	return l
 }
 
 // Forward computes the features of every position.
 func (d *LlamaDecoder) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	cos, sin := d.rope.tables(c, ids.Dim(-1), d.dim)
+	mask := d.mask(c, ids.Dim(-1))
 	x := c.Call(d.Tokens, ids)
 	for _, layer := range d.Layers {
-		x = c.CallN(layer, x, cos, sin)[0]
+		in := []*tensor.Tensor{x, cos, sin}
+		if mask != nil {
+			in = append(in, mask)
+		}
+		x = c.CallN(layer, in...)[0]
 	}
 	return c.Call(d.Norm, x)
 }
 
+// mask returns which keys the next time positions see, bool [time, keyTime], and
+// nil where the window holds all.
+func (d *LlamaDecoder) mask(c *nn.Ctx, time int) *tensor.Tensor {
+	past := c.KVCache().Len()
+	if d.window == 0 || past+time <= d.window {
+		return nil
+	}
+	keys := tensor.Arange(c.Device(), past+time)
+	queries := keys.Narrow(0, past, time).Reshape(time, 1)
+	return c.Tape().Const(keys.Reshape(1, past+time).AddScalar(float64(d.window)).Gt(queries))
+}
+
 // rotatedInputs are what a ForwardN with rotated positions takes.
-const rotatedInputs = "x and the cosines and sines of the rotation"
+const rotatedInputs = "x, the cosines and sines of the rotation, and perhaps a mask"
 
 // LlamaBlock is one layer: attention and a feed-forward network, each behind a
 // norm and added to the residual stream.
@@ -145,12 +179,12 @@ type LlamaBlock struct {
 	Norm2     *nn.RMSNorm     `name:"post_attention_layernorm"`
 }
 
-// ForwardN maps x [batch, time, width], with the tables of the rotation, to one
-// tensor of the same shape.
+// ForwardN maps x [batch, time, width], with the tables of the rotation and
+// perhaps a mask, to one tensor of the same shape.
 func (l *LlamaBlock) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("LlamaBlock", in, rotatedInputs, 3)
-	x, cos, sin := in[0], in[1], in[2]
-	x = x.Add(c.CallN(l.Attention, c.Call(l.Norm1, x), cos, sin)[0])
+	nn.WantInputs("LlamaBlock", in, rotatedInputs, 3, 4)
+	x, rest := in[0], in[1:]
+	x = x.Add(c.CallN(l.Attention, append([]*tensor.Tensor{c.Call(l.Norm1, x)}, rest...)...)[0])
 	return []*tensor.Tensor{x.Add(c.Call(l.MLP, c.Call(l.Norm2, x)))}
 }
 
@@ -166,19 +200,23 @@ type LlamaAttention struct {
 }
 
 func newLlamaAttention(b *nn.Build, g LlamaConfig) *LlamaAttention {
-	dim := g.headDim()
+	dim, bias := g.headDim(), g.AttentionBias
 	return &LlamaAttention{
-		Query: newDense(b, g.Width, g.Heads*dim), Key: newDense(b, g.Width, g.KeyHeads*dim),
-		Value: newDense(b, g.Width, g.KeyHeads*dim), Out: newDense(b, g.Heads*dim, g.Width),
+		Query: newDense(b, g.Width, g.Heads*dim, bias), Key: newDense(b, g.Width, g.KeyHeads*dim, bias),
+		Value: newDense(b, g.Width, g.KeyHeads*dim, bias), Out: newDense(b, g.Heads*dim, g.Width, bias),
 		heads: g.Heads, keyHeads: g.KeyHeads, dim: dim,
 	}
 }
 
-// ForwardN maps x [batch, time, width], with the tables of the rotation, to one
-// tensor of the same shape.
+// ForwardN maps x [batch, time, width], with the tables of the rotation and
+// perhaps a mask, to one tensor of the same shape.
 func (a *LlamaAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Tensor {
-	nn.WantInputs("LlamaAttention", in, rotatedInputs, 3)
+	nn.WantInputs("LlamaAttention", in, rotatedInputs, 3, 4)
 	x, cos, sin := in[0], in[1], in[2]
+	o := tensor.AttentionOptions{Causal: true}
+	if len(in) > 3 {
+		o.Mask = in[3]
+	}
 	batch, time := x.Dim(0), x.Dim(1)
 	q := c.Call(a.Query, x).Reshape(batch, time, a.heads, a.dim)
 	k := c.Call(a.Key, x).Reshape(batch, time, a.keyHeads, a.dim)
@@ -187,7 +225,7 @@ func (a *LlamaAttention) ForwardN(c *nn.Ctx, in ...*tensor.Tensor) []*tensor.Ten
 	if cache := c.KVCache(); cache != nil {
 		k, v = cache.Append(a, k, v)
 	}
-	y := tensor.ScaledDotProductAttention(q, k, v, tensor.AttentionOptions{Causal: true})
+	y := tensor.ScaledDotProductAttention(q, k, v, o)
 	return []*tensor.Tensor{c.Call(a.Out, y.Reshape(batch, time, a.heads*a.dim))}
 }
 
@@ -196,13 +234,26 @@ type LlamaMLP struct {
 	Gate *nn.Linear `name:"gate_proj"`
 	Up   *nn.Linear `name:"up_proj"`
 	Down *nn.Linear `name:"down_proj"`
+
+	act func(*tensor.Tensor) *tensor.Tensor // nil for the gate of SwiGLU
 }
 
 func newLlamaMLP(b *nn.Build, g LlamaConfig) *LlamaMLP {
-	return &LlamaMLP{newDense(b, g.Width, g.Hidden), newDense(b, g.Width, g.Hidden), newDense(b, g.Hidden, g.Width)}
+	m := &LlamaMLP{
+		Gate: newDense(b, g.Width, g.Hidden, g.MLPBias), Up: newDense(b, g.Width, g.Hidden, g.MLPBias),
+		Down: newDense(b, g.Hidden, g.Width, g.MLPBias),
+	}
+	if g.Activation != "silu" && g.Activation != "swish" {
+		m.act = g.Activation.or("")
+	}
+	return m
 }
 
 // Forward maps [batch, time, width] to the same shape.
 func (m *LlamaMLP) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
-	return c.Call(m.Down, tensor.SwiGLU(c.Call(m.Gate, x), c.Call(m.Up, x)))
+	gate, up := c.Call(m.Gate, x), c.Call(m.Up, x)
+	if m.act != nil {
+		return c.Call(m.Down, m.act(gate).Mul(up))
+	}
+	return c.Call(m.Down, tensor.SwiGLU(gate, up))
 }

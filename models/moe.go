@@ -22,6 +22,9 @@ func (g MoEConfig) Validate() error {
 	if err := g.LlamaConfig.Validate(); err != nil {
 		return err
 	}
+	if g.Window != 0 {
+		return fmt.Errorf("models: a token of a mixture of experts sees all before it, not a window of %d", g.Window)
+	}
 	if err := checkSizes("mixture of experts", []size{{"number of experts", g.Experts, 1 << 16}}); err != nil {
 		return err
 	}
@@ -51,7 +54,7 @@ func NewMoETransformer(b *nn.Build, g MoEConfig) *MoETransformer {
 		})
 	}
 	d.Norm = newRMSNorm(b, g.LlamaConfig)
-	return &MoETransformer{Config: g, Model: d, Head: newDense(b, g.Width, g.Vocab)}
+	return &MoETransformer{Config: g, Model: d, Head: newDense(b, g.Width, g.Vocab, false)}
 }
 
 // ForwardN turns int64 token ids [batch, time] into logits [batch, time, vocab]
@@ -124,7 +127,7 @@ type MoE struct {
 
 // NewMoE returns the experts of one layer.
 func NewMoE(b *nn.Build, g MoEConfig) *MoE {
-	m := &MoE{Gate: newDense(b, g.Width, g.Experts), active: g.Active}
+	m := &MoE{Gate: newDense(b, g.Width, g.Experts, false), active: g.Active}
 	for range g.Experts {
 		m.Experts = append(m.Experts, newLlamaMLP(b, g.LlamaConfig))
 	}

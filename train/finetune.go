@@ -200,7 +200,7 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 	if err != nil {
 		return fail(err)
 	}
-	p, err := models.Outline(folder)
+	p, err := models.Outline(folder, models.Notice(r.report.Notice))
 	if err != nil {
 		return fail(err)
 	}
@@ -390,7 +390,7 @@ func (r *lmRun) tunedFiles(w *checkpoint.Writer) error {
 		}
 	}
 	if r.lora == nil {
-		config, err := tunedConfig(r.companions[configFile])
+		config, err := r.tunedConfig()
 		if err != nil {
 			return err
 		}
@@ -408,15 +408,25 @@ func (r *lmRun) tunedFiles(w *checkpoint.Writer) error {
 	return w.WriteFile(adapterConfigFile, append(config, '\n'))
 }
 
-// tunedConfig returns a model's config.json, all that is in it, for weights of
+// tunedConfig returns the base's config.json, all that is in it, for weights of
 // float32.
-func tunedConfig(text []byte) ([]byte, error) {
-	var config map[string]any
-	d := json.NewDecoder(bytes.NewReader(text))
+func (r *lmRun) tunedConfig() ([]byte, error) {
+	var config, own map[string]any
+	d := json.NewDecoder(bytes.NewReader(r.companions[configFile]))
 	d.UseNumber() // as they are written
 	if err := d.Decode(&config); err != nil {
 		return nil, fmt.Errorf("%s of the model: %w", configFile, err)
 	}
+	// Releases differ in what they do with an output layer that is stored and said
+	// to be the table of tokens: the truth is what was opened.
+	text, err := r.base.HuggingFaceConfig()
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(text, &own); err != nil {
+		return nil, err
+	}
+	config["tie_word_embeddings"] = own["tie_word_embeddings"]
 	delete(config, "dtype")
 	config["torch_dtype"] = "float32" // which new versions of transformers read too
 	return json.MarshalIndent(config, "", "  ")
@@ -451,7 +461,7 @@ func (r *lmRun) saveMerged(ctx context.Context) (dir string, err error) {
 // saveWhole saves the base's weights, as they are now, as a checkpoint that is
 // alone in a directory, with a progress if there is one.
 func (r *lmRun) saveWhole(ctx context.Context, dir string, step int, progress *checkpoint.Progress) error {
-	config, err := tunedConfig(r.companions[configFile])
+	config, err := r.tunedConfig()
 	if err != nil {
 		return err
 	}

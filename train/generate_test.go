@@ -277,7 +277,7 @@ func TestLoadLMErrors(t *testing.T) {
 		want       []string
 	}{
 		{configFile, "{", []string{"config.json"}},
-		{configFile, `{"model_type":"llama"}`, []string{"vocabulary of a Llama"}},
+		{configFile, `{"model_type":"llama","vocab_size":0}`, []string{"vocabulary of a Llama"}},
 		{configFile, `{"model_type":"mamba"}`, []string{`"mamba"`, "gpt2"}},
 		{configFile, config("31", "300", "1"), []string{"31 % 2 = 1"}},
 		{configFile, config("32", "299", "1"), []string{"transformer.wte.weight", "299"}},

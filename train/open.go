@@ -136,16 +136,17 @@ func hasTokenizer(dir string) bool {
 // directory or, where it keeps none, of the newest good checkpoint; of one checkpoint's own
 // directory ([AtStep]); or of a GPT-2 or Llama in a folder that Hugging Face's
 // save_pretrained or PEFT wrote. It calls notice where the best weights are not those of
-// the last step, and for each newer checkpoint that is damaged and was passed over.
+// the last step, for each newer checkpoint that is damaged and was passed over, and for
+// settings of the model that nobody knows.
 func LoadLM(ctx context.Context, dir string, notice func(text string)) (models.CausalLM, *tokenizer.Tokenizer, error) {
 	at, err := findModel(ctx, dir, notice)
 	if err != nil {
 		return nil, nil, fmt.Errorf("load a language model: %w", err)
 	}
-	return at.loadLM()
+	return at.loadLM(models.Notice(notice))
 }
 
-func (at place) loadLM() (models.CausalLM, *tokenizer.Tokenizer, error) {
+func (at place) loadLM(opts ...models.LoadOption) (models.CausalLM, *tokenizer.Tokenizer, error) {
 	fail := func(err error) (models.CausalLM, *tokenizer.Tokenizer, error) {
 		return nil, nil, fmt.Errorf("load a language model from %s: %w", at.path, err)
 	}
@@ -159,7 +160,7 @@ func (at place) loadLM() (models.CausalLM, *tokenizer.Tokenizer, error) {
 	if err != nil {
 		return fail(err)
 	}
-	m, err := models.LoadCausalLM(at.path)
+	m, err := models.LoadCausalLM(at.path, opts...)
 	if err != nil {
 		return fail(err)
 	}
