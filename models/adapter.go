@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,20 +36,25 @@ func (p *Conv1D) Matrix() (weight *nn.Parameter, inFirst bool) { return p.Weight
 
 // adapterConfig is an adapter_config.json of PEFT, as far as it concerns us.
 type adapterConfig struct {
-	Base           *string  `json:"base_model_name_or_path"`
-	Bias           string   `json:"bias"`
-	FanInFanOut    bool     `json:"fan_in_fan_out"`
-	InferenceMode  bool     `json:"inference_mode"`
-	Init           any      `json:"init_lora_weights"`
-	Alpha          float64  `json:"lora_alpha"`
-	Dropout        float64  `json:"lora_dropout"`
-	ModulesToSave  []string `json:"modules_to_save"`
-	Type           string   `json:"peft_type"`
-	Rank           int      `json:"r"`
-	Targets        any      `json:"target_modules"` // names, or a pattern
-	Task           string   `json:"task_type"`
-	DoRA           bool     `json:"use_dora"`
-	RankStabilized bool     `json:"use_rslora"`
+	Base           *string           `json:"base_model_name_or_path"`
+	Bias           string            `json:"bias"`
+	FanInFanOut    bool              `json:"fan_in_fan_out"`
+	InferenceMode  bool              `json:"inference_mode"`
+	Init           any               `json:"init_lora_weights"`
+	Alpha          float64           `json:"lora_alpha"`
+	Dropout        float64           `json:"lora_dropout"`
+	ModulesToSave  []string          `json:"modules_to_save"`
+	Type           string            `json:"peft_type"`
+	Rank           int               `json:"r"`
+	Targets        adapterTargets    `json:"target_modules"`
+	Excluded       adapterTargets    `json:"exclude_modules,omitzero"`
+	Layers         oneOrMore[int]    `json:"layers_to_transform,omitempty"`
+	LayersPattern  oneOrMore[string] `json:"layers_pattern,omitempty"`
+	Task           string            `json:"task_type"`
+	DoRA           bool              `json:"use_dora"`
+	RankStabilized bool              `json:"use_rslora"`
+	Ranks          sizePattern       `json:"rank_pattern"`
+	Alphas         sizePattern       `json:"alpha_pattern"`
 }
 
 // AdapterConfig returns the adapter_config.json with which PEFT opens what
@@ -58,7 +64,12 @@ func AdapterConfig(l *nn.LoRA, base string) ([]byte, error) {
 	o := l.Options
 	a := adapterConfig{
 		Base: &base, Bias: "none", InferenceMode: true, Init: true, Dropout: o.Dropout, Type: "LORA", Rank: o.Rank,
-		Alpha: cmp.Or(o.Alpha, 2*float64(o.Rank)), Targets: o.Targets, Task: "CAUSAL_LM", RankStabilized: o.RankStabilized,
+		Alpha: cmp.Or(o.Alpha, 2*float64(o.Rank)), Targets: adapterTargets{Names: o.Targets}, Task: "CAUSAL_LM", RankStabilized: o.RankStabilized,
+	}
+	for _, path := range slices.Sorted(maps.Keys(o.Own)) {
+		own := o.Own[path]
+		a.Ranks = append(a.Ranks, sizeOf{path, float64(own.Rank)})
+		a.Alphas = append(a.Alphas, sizeOf{path, cmp.Or(own.Alpha, 2*float64(own.Rank))})
 	}
 	// PEFT asks how the matrices of the base lie.
 	for _, m := range nn.Modules(l.Base) {
@@ -114,7 +125,16 @@ func LoadAdapter(dir string, m Pretrained) (*nn.LoRA, error) {
 	if err != nil {
 		return nil, err
 	}
-	o, err := a.options(path, src.Infos())
+	theirs := make(map[string]string) // PEFT's name of a module by ours
+	for _, info := range f.Infos() {
+		if module, ok := strings.CutSuffix(strings.TrimPrefix(info.Name, adapterPrefix), ".lora_A.weight"); ok {
+			theirs[strings.TrimSuffix(strings.TrimPrefix(ours(info.Name), adapterPrefix), ".lora_A.weight")] = module
+		}
+	}
+	if a.Targets.none() {
+		a.Targets.Names = defaultTargets(m)
+	}
+	o, err := a.options(path, src.Infos(), theirs)
 	if err != nil {
 		return nil, err
 	}
@@ -128,9 +148,11 @@ func LoadAdapter(dir string, m Pretrained) (*nn.LoRA, error) {
 	return l, nil
 }
 
-// options returns what makes a LoRA with the tensors of a file: its targets are
-// the modules that there are tensors for, however the configuration names them.
-func (a adapterConfig) options(path string, infos []safetensors.Info) (nn.LoRAOptions, error) {
+// options returns what makes a LoRA with the tensors of a file. A module that
+// the configuration targets and that has none adds nothing; the other way round
+// PEFT would leave the tensors out, which is an error here. theirs are the names
+// that PEFT has for our modules.
+func (a adapterConfig) options(path string, infos []safetensors.Info, theirs map[string]string) (nn.LoRAOptions, error) {
 	o := nn.LoRAOptions{Rank: a.Rank, Alpha: a.Alpha, Dropout: a.Dropout, RankStabilized: a.RankStabilized}
 	if len(infos) > maxAdapterNames {
 		return o, fmt.Errorf("models: %s has %d tensors, more than the %d allowed", path, len(infos), maxAdapterNames)
@@ -142,11 +164,27 @@ func (a adapterConfig) options(path string, infos []safetensors.Info) (nn.LoRAOp
 		if !ok || !isA && !isB {
 			return o, fmt.Errorf("models: %s has a tensor %q: a LoRA has matrices lora_A.weight and lora_B.weight beside modules of %s", path, info.Name, adapterPrefix)
 		}
-		if isA {
-			if len(info.Shape) != 2 || info.Shape[0] != a.Rank {
-				return o, fmt.Errorf("models: %s: %s has the shape %v, but %s says rank %d", path, info.Name, info.Shape, adapterConfigFile, a.Rank)
+		if !isA {
+			continue
+		}
+		if targeted, err := a.targeted(theirs[target]); err != nil {
+			return o, fmt.Errorf("models: %s beside %s: %w", adapterConfigFile, path, err)
+		} else if !targeted {
+			return o, fmt.Errorf("models: %s has matrices for %s, which target_modules and what else chooses in %s leave out", path, theirs[target], adapterConfigFile)
+		}
+		size, err := a.sizeFor(theirs[target])
+		if err != nil {
+			return o, fmt.Errorf("models: %s beside %s: %w", adapterConfigFile, path, err)
+		}
+		if len(info.Shape) != 2 || info.Shape[0] != size.Rank {
+			return o, fmt.Errorf("models: %s: %s has the shape %v, but %s says rank %d", path, info.Name, info.Shape, adapterConfigFile, size.Rank)
+		}
+		o.Targets = append(o.Targets, target)
+		if size != (nn.LoRASize{Rank: a.Rank, Alpha: a.Alpha}) {
+			if o.Own == nil {
+				o.Own = make(map[string]nn.LoRASize)
 			}
-			o.Targets = append(o.Targets, target)
+			o.Own[target] = size
 		}
 	}
 	slices.Sort(o.Targets)
@@ -211,12 +249,21 @@ func readAdapterConfig(dir string) (adapterConfig, error) {
 	return a, nil
 }
 
-// elsewhere are settings by which an adapter computes what an nn.LoRA does not:
-// they must be absent, null, false or empty.
-var elsewhere = []string{
-	"alora_invocation_tokens", "alpha_pattern", "arrow_config", "corda_config", "kasa_config", "layer_replication", "loftq_config", "lora_bias",
-	"lora_ga_config", "modules_to_save", "monteclora_config", "rank_pattern", "target_parameters", "trainable_token_indices", "use_bdlora",
-	"use_dora", "use_qalora", "velora_config",
+// adapterSettings are the keys that are read and those by which an adapter
+// computes nothing else. All others, those that nobody knows among them, must ask
+// for nothing: be absent, null, false or empty.
+var adapterSettings = settings{
+	honoured: []string{
+		"base_model_name_or_path", "bias", "init_lora_weights", "lora_alpha", "lora_dropout", "peft_type", "r", "target_modules", "exclude_modules",
+		"layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "use_rslora",
+	},
+	harmless: []string{
+		"auto_mapping", "peft_version", "revision", "inference_mode", "task_type",
+		"fan_in_fan_out",    // PEFT corrects it for the module that it finds
+		"eva_config",        // of first values, which are replaced
+		"megatron_core",     // where megatron_config is null
+		"qalora_group_size", // where use_qalora is false
+	},
 }
 
 // firstValues are the settings of init_lora_weights that leave the base as it
@@ -232,24 +279,18 @@ func parseAdapterConfig(text []byte) (adapterConfig, error) {
 	if kind, _ := all["peft_type"].(string); kind != "LORA" {
 		return a, fmt.Errorf("it is of an adapter of type %q; there is LORA", kind)
 	}
-	for _, key := range elsewhere {
-		switch v := all[key].(type) {
-		case nil:
-		case bool:
-			if v {
-				return a, fmt.Errorf("it wants %s, which there is not", key)
-			}
-		case map[string]any:
-			if len(v) > 0 {
-				return a, fmt.Errorf("it wants a %s, which there is not", key)
-			}
-		case []any:
-			if len(v) > 0 {
-				return a, fmt.Errorf("it wants %s, which there are not", key)
-			}
-		default:
-			return a, fmt.Errorf("it wants %s %v, which there is not", key, v)
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		if !slices.Contains(adapterSettings.honoured, key) && !slices.Contains(adapterSettings.harmless, key) && !neutral(all[key]) {
+			return a, fmt.Errorf("it wants %s %v, which there is not", key, all[key])
 		}
+	}
+	c, err := readConfig(text)
+	if err != nil {
+		return a, err
+	}
+	maps.DeleteFunc(c.keys, func(key string, _ json.RawMessage) bool { return !slices.Contains(adapterSettings.honoured, key) })
+	if text, err = json.Marshal(c.keys); err != nil {
+		return a, err
 	}
 	if err := json.Unmarshal(text, &a); err != nil {
 		return a, err
@@ -262,6 +303,9 @@ func parseAdapterConfig(text []byte) (adapterConfig, error) {
 	}
 	if a.Alpha == 0 {
 		return a, errors.New("its lora_alpha is 0, so that it adds nothing")
+	}
+	if err := a.compile(); err != nil {
+		return a, err
 	}
 	// Targets come from the tensors; what is checked here is the rest.
 	o := nn.LoRAOptions{Rank: a.Rank, Alpha: a.Alpha, Dropout: a.Dropout, Targets: []string{"any"}}

@@ -199,7 +199,24 @@ func TestAdaptersThatDoNotFitAreExplained(t *testing.T) {
 		{"use_dora", true, "use_dora"},
 		{"bias", "all", "biases"},
 		{"modules_to_save", []string{"lm_head"}, "modules_to_save"},
-		{"alpha_pattern", map[string]any{"c_attn": 3}, "alpha_pattern"},
+		{"alpha_pattern", map[string]any{"c_attn": 0}, "alpha_pattern"},
+		{"alpha_pattern", map[string]any{"c_attn": "x"}, "alpha_pattern"},
+		{"rank_pattern", map[string]any{"c_attn": 2}, "says rank 2"},
+		{"rank_pattern", map[string]any{"c_attn": 2.5}, "rank_pattern"},
+		{"rank_pattern", map[string]any{"c_attn": -2}, "says rank -2"},
+		{"rank_pattern", map[string]any{"(?=c)attn": 2}, "rank_pattern"},
+		{"target_modules", []string{"c_attn"}, "transformer.h.0.mlp.c_proj, which target_modules"},
+		{"target_modules", ".*c_attn", "transformer.h.0.mlp.c_proj, which target_modules"},
+		{"target_modules", "(", "target_modules"},
+		{"exclude_modules", []string{"c_proj"}, "transformer.h.0.mlp.c_proj, which target_modules"},
+		{"exclude_modules", "transformer.h.1.*", "transformer.h.1.attn.c_attn, which target_modules"},
+		{"layers_to_transform", 1, "transformer.h.0.attn.c_attn, which target_modules"},
+		{"layers_to_transform", []int{0}, "transformer.h.1.attn.c_attn, which target_modules"},
+		{"layers_pattern", 3, "layers_pattern"},
+		{"lora_bias", true, "lora_bias"},
+		{"megatron_config", map[string]any{"a": 1}, "megatron_config"},
+		{"trainable_token_indices", []int{1}, "trainable_token_indices"},
+		{"use_frobnication", true, "use_frobnication"},
 		{"init_lora_weights", "pissa", "pissa"},
 		{"alora_invocation_tokens", 3, "alora_invocation_tokens"},
 		{"r", 5, "says rank 5"},
@@ -264,6 +281,37 @@ func TestAdaptersThatDoNotFitAreExplained(t *testing.T) {
 	} {
 		if err := files(change); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want %q", err, says)
+		}
+	}
+}
+
+// Every key of PEFT's configuration is read, changes nothing, or is refused by
+// name; what asks for nothing is taken from each.
+func TestEverySettingOfAnAdapter(t *testing.T) {
+	text, err := os.ReadFile(golden("keys.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var theirs struct {
+		Adapter []string `json:"adapter"`
+	}
+	if err := json.Unmarshal(text, &theirs); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range theirs.Adapter {
+		if slices.Contains(adapterSettings.honoured, key) {
+			continue
+		}
+		for _, value := range []string{"true", `"something"`, `{"a":1}`, "7"} {
+			_, err := parseAdapterConfig([]byte(`{"peft_type":"LORA","` + key + `":` + value + `}`))
+			if slices.Contains(adapterSettings.harmless, key) != (err == nil) || err != nil && !strings.Contains(err.Error(), key) {
+				t.Errorf("%s %s: %v", key, value, err)
+			}
+		}
+		for _, value := range []string{"null", "false", "{}", "[]"} {
+			if _, err := parseAdapterConfig([]byte(`{"peft_type":"LORA","` + key + `":` + value + `}`)); err != nil {
+				t.Errorf("%s %s: %v", key, value, err)
+			}
 		}
 	}
 }

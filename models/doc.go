@@ -17,8 +17,10 @@
 //
 // # Weights of others
 //
-// [LoadHuggingFace] opens a folder of a GPT-2, Llama or BERT, and
+// [LoadHuggingFace] opens a folder of a GPT-2, Llama, Mistral or BERT, and
 // [SaveHuggingFace] writes one; config.json beside the weights decides the
-// configuration. ResNets have torchvision's names: checkpoint.LoadTensors reads
-// their weights from a safetensors file.
+// configuration. Each of its keys is honoured, changes nothing in what the model
+// computes, or is refused by name; unknown ones are told ([Notice]).
+// ResNets have torchvision's names: checkpoint.LoadTensors reads their weights
+// from a safetensors file.
 package models

@@ -36,27 +36,58 @@ type LoRAOptions struct {
 	// Targets name the projections that are adapted: the last parts of their
 	// names, q_proj or attn.c_attn, or whole names.
 	Targets []string
+	// Own are the sizes of projections, by their whole names, that have others
+	// than Rank and Alpha.
+	Own map[string]LoRASize
 }
 
-// Scale returns the factor of what an adapter adds.
-func (o LoRAOptions) Scale() float64 {
-	alpha := o.Alpha
+// LoRASize is the size of what is added to one projection.
+type LoRASize struct {
+	Rank  int
+	Alpha float64 // 0 is twice the rank
+}
+
+// size returns that of the projection at a path.
+func (o LoRAOptions) size(path string) LoRASize {
+	if own, ok := o.Own[path]; ok {
+		return own
+	}
+	return LoRASize{o.Rank, o.Alpha}
+}
+
+// scale returns the factor of what is added in a size.
+func (o LoRAOptions) scale(s LoRASize) float64 {
+	alpha := s.Alpha
 	if alpha == 0 {
-		alpha = 2 * float64(o.Rank)
+		alpha = 2 * float64(s.Rank)
 	}
 	if o.RankStabilized {
-		return alpha / math.Sqrt(float64(o.Rank))
+		return alpha / math.Sqrt(float64(s.Rank))
 	}
-	return alpha / float64(o.Rank)
+	return alpha / float64(s.Rank)
+}
+
+func (s LoRASize) validate() error {
+	if s.Rank < 1 || s.Rank > 1<<16 {
+		return fmt.Errorf("nn: the rank of a LoRA is %d, want 1 to %d", s.Rank, 1<<16)
+	}
+	if !(s.Alpha >= 0 && s.Alpha <= math.MaxFloat32) {
+		return fmt.Errorf("nn: the alpha of a LoRA is %v, want 0 (for twice the rank) or a finite number above", s.Alpha)
+	}
+	return nil
 }
 
 // Validate reports options that make no adapter.
 func (o LoRAOptions) Validate() error {
+	if err := (LoRASize{o.Rank, o.Alpha}).validate(); err != nil {
+		return err
+	}
+	for path, own := range o.Own {
+		if err := own.validate(); err != nil {
+			return fmt.Errorf("%w (of %s)", err, path)
+		}
+	}
 	switch {
-	case o.Rank < 1 || o.Rank > 1<<16:
-		return fmt.Errorf("nn: the rank of a LoRA is %d, want 1 to %d", o.Rank, 1<<16)
-	case !(o.Alpha >= 0 && o.Alpha <= math.MaxFloat32):
-		return fmt.Errorf("nn: the alpha of a LoRA is %v, want 0 (for twice the rank) or a finite number above", o.Alpha)
 	case !(o.Dropout >= 0 && o.Dropout < 1):
 		return fmt.Errorf("nn: the dropout of a LoRA is %v, want 0 up to, not including, 1", o.Dropout)
 	case len(o.Targets) == 0:
@@ -103,6 +134,7 @@ type LoRA struct {
 type adapter struct {
 	target Projection
 	a, b   *Parameter
+	scale  float64
 }
 
 // NewLoRA freezes the parameters of model and adds matrices to the projections
@@ -116,7 +148,7 @@ func NewLoRA(b *Build, model Module, o LoRAOptions) (*LoRA, error) {
 		return nil, fmt.Errorf("nn: the model is a LoRA already: merge that one first")
 	}
 	l := &LoRA{Options: o, Base: model, adapters: make(map[any]*adapter)}
-	used := make(map[string]bool)
+	used, adapted := make(map[string]bool), make(map[string]bool)
 	var others []string // projections that no target names
 	for path, m := range Modules(model) {
 		p, ok := m.(Projection)
@@ -130,7 +162,9 @@ func NewLoRA(b *Build, model Module, o LoRAOptions) (*LoRA, error) {
 		}
 		used[target] = true
 		in, out := projectionSize(p)
-		ad := &adapter{target: p, a: b.Uniform(fanInBound(in), o.Rank, in), b: b.Empty(out, o.Rank)}
+		size := o.size(path)
+		ad := &adapter{target: p, a: b.Uniform(fanInBound(in), size.Rank, in), b: b.Empty(out, size.Rank), scale: o.scale(size)}
+		adapted[path] = true
 		l.adapters[m] = ad
 		l.order = append(l.order, ad)
 		name := join("base_model.model", path)
@@ -140,6 +174,11 @@ func NewLoRA(b *Build, model Module, o LoRAOptions) (*LoRA, error) {
 	for _, t := range o.Targets {
 		if !used[t] {
 			return nil, fmt.Errorf("nn: no projection of the model is called %q: LoRA can adapt %s", t, lastParts(append(others, l.targets()...)))
+		}
+	}
+	for path := range o.Own {
+		if !adapted[path] {
+			return nil, fmt.Errorf("nn: a LoRA has a size for %s, which it does not adapt", path)
 		}
 	}
 	for _, p := range Parameters(model) {
@@ -197,7 +236,7 @@ func (l *LoRA) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func([
 		in = tensor.Dropout(in, l.Options.Dropout, c.Generator())
 	}
 	// The factor goes where there are fewest elements.
-	low := tensor.Linear(in, c.Param(ad.a), nil).MulScalar(l.Options.Scale())
+	low := tensor.Linear(in, c.Param(ad.a), nil).MulScalar(ad.scale)
 	return []*tensor.Tensor{y[0].Add(tensor.Linear(low, c.Param(ad.b), nil))}
 }
 
@@ -234,7 +273,7 @@ func (l *LoRA) Merge() {
 		if inFirst {
 			left, right = right.T(), left.T()
 		}
-		w.Data().Axpy(l.Options.Scale(), left.MatMul(right))
+		w.Data().Axpy(ad.scale, left.MatMul(right))
 		ad.b.Data().Fill(0)
 	}
 }

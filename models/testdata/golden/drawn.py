@@ -4,17 +4,23 @@ said in config.json, names and types of the tensors, shards. Writes each to a
 folder of its own, with expected.safetensors: ids, and what transformers
 computes of them once it has read the folder.
 
-    python drawn.py DIR COUNT SEED     (needs torch, transformers, safetensors)
+    python drawn.py DIR COUNT SEED             (needs torch, transformers, peft,
+    python drawn.py DIR COUNT SEED adapters     safetensors)
+    python drawn.py check DIR                  compares folders that somebody else wrote
+
+With adapters each folder has a base and a LoRA of PEFT's beside it, whose
+config names it by the path from the folder of the tests.
 """
 import json
 import pathlib
 import random
 import re
+import shutil
 import sys
 
 import torch
 import transformers as hf
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 hf.logging.set_verbosity_error()
 ACTIVATIONS = ["gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python", "gelu_accurate", "gelu_10", "quick_gelu", "silu", "swish",
@@ -163,7 +169,74 @@ def draw(r, folder):
     save_file({"ids": ids, "logits": out.float().contiguous()}, folder / "expected.safetensors")
 
 
+def draw_adapter(r, folder):
+    import peft
+
+    config = (dict(model_type="gpt2", vocab_size=11, n_positions=16, n_embd=8, n_head=2, n_layer=2) if r.random() < 0.5 else
+              dict(model_type=r.choice(["llama", "mistral"]), vocab_size=11, max_position_embeddings=16, hidden_size=8, intermediate_size=10, num_hidden_layers=2,
+                   num_attention_heads=2, num_key_value_heads=1))
+    gpt = config["model_type"] == "gpt2"
+    torch.manual_seed(r.randrange(1 << 30))
+    model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(**config))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * 0.5)
+    model.save_pretrained(folder / "base")
+    names = ["c_attn", "c_proj", "c_fc"] if gpt else ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    blocks = "transformer.h" if gpt else "model.layers"
+    targets = r.choice([r.sample(names, r.randint(1, 3)), names, "all-linear", f"{blocks}.[01].*({'|'.join(names[:2])})".replace(".", r"\.", 1)])
+    pattern = lambda: r.choice([names[0], names[-1], "|".join(names[:2]), f"{blocks}.1.*", f"{blocks}.0.*{names[1]}", ".*proj", r"[01]\..*", "^" + names[0], "nothing"])
+    c = dict(r=r.randint(1, 4), lora_alpha=r.choice([1, 4, 16]), target_modules=targets, use_rslora=r.random() < 0.3, fan_in_fan_out=gpt or r.random() < 0.2,
+             rank_pattern={pattern(): r.randint(1, 5) for _ in range(r.randint(0, 3))}, alpha_pattern={pattern(): r.choice([1, 2.5, 32]) for _ in range(r.randint(0, 3))})
+    if isinstance(targets, list):
+        if r.random() < 0.3:
+            c["layers_to_transform"] = r.choice([0, 1, [1], [0, 1]])
+            if r.random() < 0.5:
+                c["layers_pattern"] = r.choice(["h" if gpt else "layers", ["x", "h" if gpt else "layers"]])
+        if r.random() < 0.3 and len(targets) > 1:
+            c["exclude_modules"] = r.choice([targets[:1], f"{blocks}.0.*{targets[0]}"])
+    model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **c))
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "lora_" in n:
+                p.copy_(torch.randn_like(p) * 0.5)
+    model.peft_config["default"].base_model_name_or_path = str(folder / "base")
+    model.save_pretrained(folder / "adapter")
+    (folder / "adapter" / "README.md").unlink(missing_ok=True)
+    base = hf.AutoModelForCausalLM.from_pretrained(folder / "base")
+    try:
+        model = peft.PeftModel.from_pretrained(base, folder / "adapter")
+    except RuntimeError:  # patterns are saved in another order, which PEFT then cannot read
+        return shutil.rmtree(folder)
+    ids = torch.randint(0, 11, (2, 14))
+    with torch.no_grad():
+        logits = model.eval()(input_ids=ids).logits
+    save_file({"ids": ids, "logits": logits.contiguous()}, folder / "expected.safetensors")
+
+
+def check(folder):
+    """Whether a folder computes what is expected, or how far it is from it."""
+    want = load_file(folder / "expected.safetensors")
+    if (folder / "adapter").exists():
+        import peft
+
+        model, info = peft.AutoPeftModelForCausalLM.from_pretrained(folder / "adapter", dtype=torch.float32), {}
+    else:
+        name = json.loads((folder / "config.json").read_text())["architectures"][0]
+        model, info = getattr(hf, name).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True)
+    missing = [k for k in info.get("missing_keys", []) if "pooler" not in k and k != "cls.predictions.bias"]
+    with torch.no_grad():
+        out = model.eval()(input_ids=want["ids"])
+    out = out.logits if hasattr(out, "logits") else out.last_hidden_state
+    far = ((out - want["logits"]).abs().max() / want["logits"].abs().max().clamp_min(1e-3)).item()
+    return missing or info.get("unexpected_keys") or far > 3e-5 and f"differs by {far:.1e} of the largest"
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "check":
+        wrong = {f.name: w for f in sorted(pathlib.Path(sys.argv[2]).iterdir()) if (w := check(f))}
+        print(wrong or "all equal")
+        sys.exit(bool(wrong))
     directory, count, seed = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     for i in range(count):
-        draw(random.Random(seed * 1_000_003 + i), directory / f"{seed}-{i:05d}")
+        (draw_adapter if "adapters" in sys.argv[4:] else draw)(random.Random(seed * 1_000_003 + i), directory / f"{seed}-{i:05d}")

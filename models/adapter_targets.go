@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package models
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-ml/cohort/nn"
+)
+
+// adapterTargets are modules that an adapter_config.json chooses: by names, of
+// which the last parts do, or by a pattern for the whole name.
+type adapterTargets struct {
+	Names   []string
+	Pattern string
+
+	whole *regexp.Regexp
+}
+
+func (t adapterTargets) none() bool { return t.Names == nil && t.Pattern == "" }
+
+// MarshalJSON writes the names, or the pattern.
+func (t adapterTargets) MarshalJSON() ([]byte, error) {
+	if t.Pattern != "" {
+		return json.Marshal(t.Pattern)
+	}
+	return json.Marshal(t.Names)
+}
+
+// UnmarshalJSON reads names, a pattern or null.
+func (t *adapterTargets) UnmarshalJSON(text []byte) error {
+	if text[0] == '"' {
+		return json.Unmarshal(text, &t.Pattern)
+	}
+	return json.Unmarshal(text, &t.Names)
+}
+
+// match says whether the module of a name is chosen, and whether its whole name
+// stands in the list.
+func (t adapterTargets) match(name string) (chosen, whole bool) {
+	if t.whole != nil {
+		return t.whole.MatchString(name), true
+	}
+	if slices.Contains(t.Names, name) {
+		return true, true
+	}
+	return slices.ContainsFunc(t.Names, func(n string) bool { return strings.HasSuffix(name, "."+n) }), false
+}
+
+// oneOrMore is a list for which a file may have a single value.
+type oneOrMore[T any] []T
+
+// UnmarshalJSON reads a list, a value or null.
+func (l *oneOrMore[T]) UnmarshalJSON(text []byte) error {
+	if text[0] == '[' || text[0] == 'n' {
+		return json.Unmarshal(text, (*[]T)(l))
+	}
+	var one T
+	if err := json.Unmarshal(text, &one); err != nil {
+		return err
+	}
+	*l = []T{one}
+	return nil
+}
+
+// sizePattern are ranks or alphas of modules by patterns, the first of which
+// that fits holds.
+type sizePattern []sizeOf
+
+type sizeOf struct {
+	pattern string
+	value   float64
+}
+
+// MarshalJSON writes an object.
+func (p sizePattern) MarshalJSON() ([]byte, error) {
+	var b bytes.Buffer
+	b.WriteByte('{')
+	for i, s := range p {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		name, err := json.Marshal(s.pattern)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(&b, "%s:%s", name, strconv.FormatFloat(s.value, 'g', -1, 64))
+	}
+	b.WriteByte('}')
+	return b.Bytes(), nil
+}
+
+// UnmarshalJSON reads an object in its order, or null.
+func (p *sizePattern) UnmarshalJSON(text []byte) error {
+	*p = nil
+	var values map[string]*float64
+	if err := json.Unmarshal(text, &values); err != nil || values == nil {
+		return err
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		if err := d.Decode(new(json.RawMessage)); err != nil {
+			return err
+		}
+		name := key.(string)
+		if v := values[name]; v == nil {
+			return fmt.Errorf("the pattern %q has no number", name)
+		} else if !slices.ContainsFunc(*p, func(s sizeOf) bool { return s.pattern == name }) {
+			*p = append(*p, sizeOf{name, *v})
+		}
+	}
+	return nil
+}
+
+// find returns the value of the first pattern that fits the end of a name, as
+// PEFT matches them.
+func (p sizePattern) find(name string) (value float64, ok bool, err error) {
+	for _, s := range p {
+		re, err := compilePattern(`(?:.*\.)?(?:` + s.pattern + `)`)
+		if err != nil {
+			return 0, false, err
+		}
+		if re.MatchString(name) {
+			return s.value, true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+// compilePattern returns what matches names that a pattern of Python's fits as a
+// whole.
+func compilePattern(pattern string) (*regexp.Regexp, error) {
+	const most = 1 << 14
+	if len(pattern) > most {
+		return nil, fmt.Errorf("a pattern of %d bytes: more than the %d allowed", len(pattern), most)
+	}
+	re, err := regexp.Compile(`\A(?:` + pattern + `)\z`)
+	if err != nil {
+		return nil, fmt.Errorf("the pattern %q: %w: give whole names instead", pattern, err)
+	}
+	return re, nil
+}
+
+// allLinear stands for every projection but the output layer.
+const allLinear = "all-linear"
+
+// compile makes the patterns ready, and reports those that cannot be had.
+func (a *adapterConfig) compile() error {
+	for key, t := range map[string]*adapterTargets{"target_modules": &a.Targets, "exclude_modules": &a.Excluded} {
+		if t.Pattern == "" || key == "target_modules" && strings.EqualFold(t.Pattern, allLinear) {
+			continue
+		}
+		re, err := compilePattern(t.Pattern)
+		if err != nil {
+			return fmt.Errorf("%s: %w", key, err)
+		}
+		t.whole = re
+	}
+	for _, s := range a.Ranks {
+		if s.value != float64(int(s.value)) {
+			return fmt.Errorf("rank_pattern: the rank %v of %q is no whole number", s.value, s.pattern)
+		}
+	}
+	for _, s := range a.Alphas {
+		if s.value == 0 {
+			return fmt.Errorf("alpha_pattern: the alpha of %q is 0, so that it adds nothing", s.pattern)
+		}
+	}
+	for key, p := range map[string]sizePattern{"rank_pattern": a.Ranks, "alpha_pattern": a.Alphas} {
+		if _, _, err := p.find(""); err != nil { // compiles all
+			return fmt.Errorf("%s: %w", key, err)
+		}
+	}
+	if a.Targets.Pattern != "" && len(a.Layers) > 0 {
+		return errors.New("it has layers_to_transform beside a pattern of target_modules: PEFT takes one of them")
+	}
+	return nil
+}
+
+// targeted says whether PEFT would adapt the module of a name.
+func (a adapterConfig) targeted(name string) (bool, error) {
+	if excluded, _ := a.Excluded.match(name); excluded {
+		return false, nil
+	}
+	if strings.EqualFold(a.Targets.Pattern, allLinear) {
+		return name != "lm_head", nil
+	}
+	if a.Targets.none() { // of a model whose targets nobody knows
+		return true, nil
+	}
+	chosen, whole := a.Targets.match(name)
+	if !chosen || whole || len(a.Layers) == 0 {
+		return chosen, nil
+	}
+	patterns := []string{`.*?\.[^.]*\.(\d+)\.`}
+	if len(a.LayersPattern) > 0 {
+		patterns = nil
+		for _, p := range a.LayersPattern {
+			patterns = append(patterns, `(?:^|.*?\.)`+p+`\.(\d+)\.`)
+		}
+	}
+	for _, p := range patterns {
+		re, err := regexp.Compile(`\A` + p)
+		if err != nil {
+			return false, fmt.Errorf("layers_pattern: %w", err)
+		}
+		if found := re.FindStringSubmatch(name); found != nil {
+			layer, err := strconv.Atoi(found[len(found)-1])
+			return err == nil && slices.Contains(a.Layers, layer), nil
+		}
+	}
+	return false, nil
+}
+
+// sizeFor returns the rank and alpha of the module of a name.
+func (a adapterConfig) sizeFor(name string) (nn.LoRASize, error) {
+	size := nn.LoRASize{Rank: a.Rank, Alpha: a.Alpha}
+	rank, ok, err := a.Ranks.find(name)
+	if err != nil {
+		return size, fmt.Errorf("rank_pattern: %w", err)
+	}
+	if ok {
+		size.Rank = int(rank)
+	}
+	alpha, ok, err := a.Alphas.find(name)
+	if err != nil {
+		return size, fmt.Errorf("alpha_pattern: %w", err)
+	}
+	if ok {
+		size.Alpha = alpha
+	}
+	return size, nil
+}
+
+// defaultTargets are those that PEFT takes where a configuration has none.
+func defaultTargets(m Pretrained) []string {
+	switch m := m.(type) {
+	case CausalLM:
+		return m.LoRATargets()
+	case *BERT:
+		return []string{"query", "value"}
+	}
+	return nil
+}
