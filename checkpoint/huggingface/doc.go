@@ -6,8 +6,8 @@
 // config.json beside them.
 //
 // [Open] trusts nothing in the folder: names with a path in them, shards that
-// are not there, tensors that are not where the index says are errors that name
-// file and tensor. A [Folder] is a checkpoint.Source. [Save] makes the whole
+// are not there, tensors that two shards have are errors that name file and
+// tensor. The index says which files there are, the files which tensors. A [Folder] is a checkpoint.Source. [Save] makes the whole
 // folder or nothing.
 //
 // What the tensors mean is for package models, which knows the names of each

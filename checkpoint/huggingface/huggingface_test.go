@@ -121,11 +121,16 @@ func TestBadFoldersAreNamed(t *testing.T) {
 		{"path in a name", edit(func(m map[string]string) { m["a.weight"] = "../x.safetensors" }), []string{"a.weight", "../x.safetensors"}},
 		{"absolute name", edit(func(m map[string]string) { m["a.weight"] = "/etc/x.safetensors" }), []string{"a.weight"}},
 		{"no tensors", edit(func(m map[string]string) { clear(m) }), []string{"weight_map"}},
-		{"tensor left out", edit(func(m map[string]string) { m["zz"] = m["c.bias"]; delete(m, "c.bias") }), []string{"c.bias"}},
-		{"tensor promised", edit(func(m map[string]string) { m["zz"] = m["c.bias"] }), []string{"zz"}},
-		{"tensor elsewhere", edit(func(m map[string]string) {
-			m["a.weight"], m["b.weight"] = m["b.weight"], m["a.weight"]
-		}), []string{"a.weight", "b.weight"}},
+		{"tensor twice", func(t *testing.T, dir string) {
+			text, err := os.ReadFile(filepath.Join(dir, second))
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, "model-00003-of-00003.safetensors"), text, 0o666)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"in two shards, model-00002-of-00003.safetensors and model-00003-of-00003.safetensors"}},
+		{"shard of another format", edit(func(m map[string]string) { m["a.weight"] = "pytorch_model-00001-of-00003.bin" }), []string{"pytorch_model-00001-of-00003.bin"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			dir := saved(t)
@@ -139,6 +144,59 @@ func TestBadFoldersAreNamed(t *testing.T) {
 				t.Errorf("the error %q names none of %q", err, c.says)
 			}
 		})
+	}
+}
+
+// An index that is not quite right does not keep a model from being read: the
+// shards say what is in them.
+func TestIndexesThatAreNotQuiteRight(t *testing.T) {
+	for name, change := range map[string]func(x map[string]any, m map[string]any){
+		"a tensor is left out":   func(_, m map[string]any) { m["zz"] = m["c.bias"]; delete(m, "c.bias") },
+		"a tensor is promised":   func(_, m map[string]any) { m["lm_head.weight"] = m["c.bias"] },
+		"tensors are elsewhere":  func(_, m map[string]any) { m["a.weight"], m["b.weight"] = m["b.weight"], m["a.weight"] },
+		"the size is a fraction": func(x, _ map[string]any) { x["metadata"] = map[string]any{"total_size": 1.5e3, "total_parameters": 7} },
+		"the size is a text":     func(x, _ map[string]any) { x["metadata"] = map[string]any{"total_size": "12"} },
+		"there is no metadata":   func(x, _ map[string]any) { delete(x, "metadata") },
+		"the metadata are null":  func(x, _ map[string]any) { x["metadata"] = nil; x["more"] = 3 },
+	} {
+		dir := filepath.Join(t.TempDir(), "model")
+		if err := Save(dir, maps.All(someTensors()), SaveOptions{MaxShardBytes: 1}); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, indexFile)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var x map[string]any
+		if err := json.Unmarshal(text, &x); err != nil {
+			t.Fatal(err)
+		}
+		change(x, x["weight_map"].(map[string]any))
+		if text, err = json.Marshal(x); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, text, 0o666); err != nil {
+			t.Fatal(err)
+		}
+		f, err := Open(dir)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		into := someTensors()
+		for _, into := range into {
+			into.Fill(0)
+		}
+		if err := checkpoint.LoadTensors(f, maps.All(into)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for key, want := range someTensors() {
+			if !slices.Equal(into[key].Float32s(), want.Float32s()) {
+				t.Errorf("%s: %s is %v", name, key, into[key])
+			}
+		}
+		f.Close()
 	}
 }
 
