@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // keysOf are the keys of one family, with a value that says something else than
@@ -216,5 +218,40 @@ func TestRotationsThatAreSaidTwice(t *testing.T) {
 		} else if err != nil || !reflect.DeepEqual(g.RoPE, c.want) {
 			t.Errorf("%s: %+v, %v", c.text, g.RoPE, err)
 		}
+	}
+}
+
+// Settings that nobody knows are told once, to who wants to hear of them.
+func TestUnknownSettingsAreTold(t *testing.T) {
+	dir := refolder(t, "gpt2", func(config map[string]any, _ map[string]*tensor.Tensor) {
+		config["frobnicate"], config["wobble"] = 3, map[string]any{"a": nil}
+	})
+	for _, open := range []func(string, ...LoadOption) (Pretrained, error){LoadHuggingFace, Outline} {
+		var told []string
+		if _, err := open(dir, Notice(func(text string) { told = append(told, text) })); err != nil {
+			t.Fatal(err)
+		}
+		if len(told) != 1 || !strings.HasSuffix(told[0], ": frobnicate, wobble") || !strings.Contains(told[0], dir) {
+			t.Errorf("told %q", told)
+		}
+		if _, err := open(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The oldest files do not name their family, but the class that saved them.
+func TestFamiliesByTheirClass(t *testing.T) {
+	for class, want := range map[string]string{"GPT2LMHeadModel": "gpt2", "LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "BertForMaskedLM": "bert", "T5Model": ""} {
+		c, err := readConfig([]byte(`{"architectures":["` + class + `"]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.modelType(); got != want || err != nil {
+			t.Errorf("%s is of a %q, %v", class, got, err)
+		}
+	}
+	if _, err := parsePretrained([]byte(`{"model_type":3}`)); err == nil || !strings.Contains(err.Error(), "model_type") {
+		t.Error(err)
 	}
 }
