@@ -55,6 +55,9 @@ func (o LoRAOptions) size(path string) LoRASize {
 	return LoRASize{o.Rank, o.Alpha}
 }
 
+// Scale returns the factor of what is added in Rank and Alpha.
+func (o LoRAOptions) Scale() float64 { return o.scale(LoRASize{o.Rank, o.Alpha}) }
+
 // scale returns the factor of what is added in a size.
 func (o LoRAOptions) scale(s LoRASize) float64 {
 	alpha := s.Alpha

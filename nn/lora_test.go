@@ -183,7 +183,9 @@ func TestLoRATrainsTheAddedMatricesAlone(t *testing.T) {
 // The derivative of the loss by each element agrees with differences.
 func TestLoRAGradients(t *testing.T) {
 	g := tensor.NewGenerator(4)
-	l, err := NewLoRA(&Build{Generator: g}, newFeeds(3), LoRAOptions{Rank: 2, Alpha: 3, Targets: []string{"up", "down"}})
+	l, err := NewLoRA(&Build{Generator: g}, newFeeds(3), LoRAOptions{
+		Rank: 2, Alpha: 3, Targets: []string{"up", "down"}, Own: map[string]LoRASize{"1.up": {Rank: 1, Alpha: 0.5}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,6 +235,9 @@ func TestLoRAsThatMakeNoSense(t *testing.T) {
 		{LoRAOptions{Rank: 2, Alpha: math.NaN(), Targets: []string{"up"}}, "alpha"},
 		{LoRAOptions{Rank: 2, Alpha: -1, Targets: []string{"up"}}, "alpha"},
 		{LoRAOptions{Rank: 2, Dropout: 1, Targets: []string{"up"}}, "dropout"},
+		{LoRAOptions{Rank: 2, Targets: []string{"up"}, Own: map[string]LoRASize{"0.up": {}}}, "rank of a LoRA is 0"},
+		{LoRAOptions{Rank: 2, Targets: []string{"up"}, Own: map[string]LoRASize{"0.up": {Rank: 1, Alpha: math.Inf(1)}}}, "alpha"},
+		{LoRAOptions{Rank: 2, Targets: []string{"up"}, Own: map[string]LoRASize{"9.up": {Rank: 1}}}, "9.up, which it does not adapt"},
 	} {
 		m := newFeeds(1)
 		_, err := NewLoRA(&Build{}, m, c.o)
