@@ -241,10 +241,10 @@ func (hf *huggingFaceLlama) rope() (RoPEConfig, error) {
 	return r, nil
 }
 
-// fromHuggingFace leaves out the frequencies of the rotation, which older files
+// fromHuggingFace leaves out the tables of the rotation, which older files
 // hold.
 func (*Llama) fromHuggingFace(name string) string {
-	if strings.HasSuffix(name, "rotary_emb.inv_freq") {
+	if strings.Contains(name, "rotary_emb.") {
 		return ""
 	}
 	return withPrefix(name, "model.", "lm_head.")
