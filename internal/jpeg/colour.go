@@ -41,7 +41,7 @@ func (d *Decoder) colourSpace() colours {
 }
 
 // convert makes a row of red, green and blue of the rows of the components.
-func (s colours) convert(out []byte, rows [maxComps][]byte) {
+func (s colours) convert(out []byte, rows *[maxComps][]byte) {
 	first := rows[0]
 	switch s {
 	case grey:

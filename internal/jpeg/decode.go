@@ -31,14 +31,15 @@ func (d *Decoder) Decode(dst []byte, x, y, width, height int) error {
 		return err
 	}
 	for i := range d.comps {
-		d.comps[i].extend(need)
+		if c := &d.comps[i]; c.h < d.hMax {
+			c.extend(need)
+		}
 	}
 	for i := range height {
-		var rows [maxComps][]byte
 		for j := range d.comps {
-			rows[j] = d.samples(j, x, y+i, width)
+			d.lines[j] = d.samples(j, x, y+i, width)
 		}
-		d.colours.convert(dst[3*width*i:][:3*width], rows)
+		d.colours.convert(dst[3*width*i:][:3*width], &d.lines)
 	}
 	return nil
 }

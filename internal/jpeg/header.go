@@ -50,6 +50,19 @@ const (
 
 // Decoder decodes files, one after the other. The zero value is ready.
 type Decoder struct {
+	opened
+	dc, ac [4]table
+
+	inScan [maxComps]*component
+	coef   [64]int16
+	scan   reader           // over the entropy coded bytes of a scan
+	rows   [maxComps][]byte // memory of the planes
+	up     [maxComps][]byte // a row of a plane that is sampled less often
+	lines  [maxComps][]byte // a row of each component, in one of these
+}
+
+// opened is what is known of a file.
+type opened struct {
 	file []byte
 	pos  int
 
@@ -62,21 +75,14 @@ type Decoder struct {
 	interval      int // MCUs between restarts; 0 is none
 	adobe         int // the transform that an Adobe marker names, -1 without one
 	jfif          bool
-	scans         int
-	first         []byte // the header of the first scan
+	quant         [4][64]uint16 // in zigzag order
+	hasQuant      [4]bool
 
-	quant    [4][64]uint16 // in zigzag order
-	hasQuant [4]bool
-	dc, ac   [4]table
-
-	inScan   [maxComps]*component
-	coef     [64]int16
-	scan     reader           // over the entropy coded bytes of a scan
-	restarts int              // seen in this scan
-	short    bool             // the bytes up to the next restart are used up: blocks are empty
-	lastGood int              // row of MCUs of the last scan that had bytes
-	rows     [maxComps][]byte // memory of the planes
-	up       [maxComps][]byte // a row of a plane that is sampled less often
+	scans    int
+	first    []byte // the header of the first scan
+	restarts int    // seen in this scan
+	short    bool   // the bytes up to the next restart are used up: blocks are empty
+	lastGood int    // row of MCUs of the last scan that had bytes
 }
 
 const (
@@ -161,8 +167,7 @@ func (d *Decoder) failCut(format string, args ...any) error {
 
 // open forgets the last file.
 func (d *Decoder) open(file []byte) error {
-	comps := d.comps[:0]
-	*d = Decoder{file: file, comps: comps, adobe: -1, dc: d.dc, ac: d.ac, rows: d.rows, up: d.up, scan: reader{buf: d.scan.buf}}
+	d.opened = opened{file: file, comps: d.comps[:0], adobe: -1}
 	for i := range d.dc {
 		d.dc[i].valid, d.ac[i].valid = false, false
 		d.dc[i].defined, d.ac[i].defined = false, false
