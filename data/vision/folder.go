@@ -80,6 +80,15 @@ func OpenFolders(dir string) (train, test *Set, err error) {
 		return nil, nil, err
 	}
 	if trainName == "" {
+		if len(l.dirs) == 1 { // as archives are unpacked
+			inner, err := list(filepath.Join(dir, l.dirs[0]))
+			if err != nil {
+				return nil, nil, err
+			}
+			if name, err := inner.find(trainNames); err == nil && name != "" {
+				return nil, nil, broken(dir, "one directory, in which there is %s: name %s", name, inner.dir)
+			}
+		}
 		all, err := OpenFolder(dir)
 		if err != nil {
 			return nil, nil, err

@@ -205,6 +205,7 @@ func TestBadFolder(t *testing.T) {
 		"right inside":  {map[string][]byte{"1.JPG": some, "2.jpg": some}, "2 files (2 .jpg): want CIFAR's"},
 		"in train":      {map[string][]byte{"train/1.jpg": some, "test/a/1.jpg": some}, "no directories in it, but 1 file (1 .jpg): want a directory of images for each class"},
 		"both":          {map[string][]byte{"train/a/1.jpg": some, "Train/a/1.jpg": some, "test/a/1.jpg": some}, "directories Train and train: which is meant?"},
+		"nested":        {map[string][]byte{"photos/Train/a/1.jpg": some, "photos/test/a/1.jpg": some}, "one directory, in which there is Train: name "},
 		"other kinds":   {map[string][]byte{"train/a/1.webp": some, "test/a/1.jpg": some}, "but 1 other files: the class is empty"},
 		"too few":       {map[string][]byte{"a/1.png": some, "b/1.png": some}, "nothing to test on"},
 	} {
