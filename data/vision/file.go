@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"sync"
 
 	"github.com/cohort-ml/cohort/data"
@@ -17,8 +18,10 @@ import (
 	"github.com/cohort-ml/cohort/internal/png"
 )
 
-// largeScratch is how many bytes are kept for the next image at most.
-const largeScratch = 1 << 25
+const (
+	largeScratch = 1 << 25 // bytes: what is larger is not kept for the next image
+	hugeScratch  = 1 << 27 // bytes that are worth a collection, which is short beside their decoding
+)
 
 // file is an encoded image that was opened, and the memory for decoding, which
 // is used again.
@@ -158,12 +161,18 @@ func (f *file) render(v view) (Image, error) {
 
 // free hands the memory back.
 func (f *file) free() {
-	decoding.give(f.taken)
-	f.taken = 0
 	held := cap(f.bytes) + cap(f.pixels) + cap(f.scaler.rows) + f.png.Held() + f.jpeg.Held()
+	taken := f.taken
+	f.taken = 0
 	if held < largeScratch {
 		files.Put(f)
+	} else {
+		*f = file{}
+		if held >= hugeScratch {
+			runtime.GC() // else as much again is taken before this is found to be free
+		}
 	}
+	decoding.give(taken)
 }
 
 // getView is Get and the first transforms, of an image that is a file of its
