@@ -106,7 +106,7 @@ func Infer(path string, f Format, label string, buckets int) (s Schema, doubts [
 			if doubt != "" {
 				doubts = append(doubts, fmt.Sprintf("column %q is taken for a %s", name, doubt))
 			}
-			if c.counts && c.filled >= manyRows && c.missing == 0 {
+			if c.counts && c.missing == 0 && (c.filled >= manyRows || c.filled > 2 && namesIndex(name)) {
 				doubts = append(doubts, fmt.Sprintf("column %q counts the rows: if it is an index, leave it out", name))
 			}
 			if category {
@@ -138,6 +138,15 @@ func (f *files) oneColumn() error {
 // column when it reads it.
 func isIndex(name string) bool {
 	return name == "" || strings.HasPrefix(name, "Unnamed: ")
+}
+
+// namesIndex says whether a column's name is one that indices have.
+func namesIndex(name string) bool {
+	switch strings.ToLower(name) {
+	case "index", "idx", "level_0", "row", "rows", "rownum", "row_number", "rowid", "row_id", "no", "nr", "#":
+		return true
+	}
+	return false
 }
 
 // column is what was seen of a column.

@@ -115,6 +115,17 @@ func TestInferLabel(t *testing.T) {
 	}
 }
 
+// TestInferIndex: a column that counts the rows by an index' name is told of few
+// rows, too.
+func TestInferIndex(t *testing.T) {
+	for name, told := range map[string]bool{"index": true, "Idx": true, "row_id": true, "hour": false} {
+		_, doubts, err := Infer(write(t, "a.csv", rowsOf("label,"+name+",x", 5, func(i int) string { return fmt.Sprintf("%d,%d,0.5", i%2, i) })), Format{}, "", 10)
+		if err != nil || (len(doubts) == 1 && strings.Contains(doubts[0], "counts the rows")) != told {
+			t.Errorf("%s: %q, %v", name, doubts, err)
+		}
+	}
+}
+
 // TestOtherFiles: what is no CSV, or one with another separator, is named.
 func TestOtherFiles(t *testing.T) {
 	for _, c := range []struct{ text, want string }{

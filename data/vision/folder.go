@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/cohort-ml/cohort/internal/png"
 )
@@ -25,7 +26,7 @@ const (
 
 // trainNames and testNames are the names, in any letter case, of a directory of
 // images to train on, and of those for testing beside it; the first that is there
-// counts.
+// counts. See [listing.find] for longer names.
 var (
 	trainNames = []string{"train", "training"}
 	testNames  = []string{"test", "testing", "val", "valid", "validation"}
@@ -63,7 +64,8 @@ func OpenFolder(dir string) (*Set, error) {
 
 // OpenFolders opens the train and the test images of a directory: those of its
 // directory train (or training), and of the one beside it that is called test,
-// testing, val, valid or validation, in any letter case. If there is no train
+// testing, val, valid or validation, in any letter case; training_set and test_set
+// do as well where nothing else is there. If there is no train
 // directory, dir itself holds the classes, and every tenth image of each class is
 // for testing.
 func OpenFolders(dir string) (train, test *Set, err error) {
@@ -143,9 +145,7 @@ func openAllFolders(dir string) ([]*Set, error) {
 		return nil, l.noClasses()
 	}
 	parts := []string{""}
-	if !slices.ContainsFunc(l.dirs, func(name string) bool {
-		return !slices.Contains(slices.Concat(trainNames, testNames), strings.ToLower(name))
-	}) {
+	if l.allParts() {
 		parts = l.dirs
 	}
 	var sets []*Set
@@ -197,23 +197,52 @@ func list(dir string) (l listing, err error) {
 }
 
 // find returns the directory that has the first of the names that one has, "" if
-// none has. Two that differ in letter case alone are an error.
+// none has. Where each directory has one of all the names among its words, as in
+// training_set and test_set, a word is enough. Two that differ in letter case alone
+// are an error.
 func (l listing) find(names []string) (found string, err error) {
-	for _, want := range names {
-		for _, name := range l.dirs {
-			if !strings.EqualFold(name, want) {
+	found, err = l.match(names, strings.EqualFold)
+	if found == "" && err == nil && l.allParts() {
+		found, err = l.match(names, func(dir, name string) bool { return hasWord(dir, []string{name}) })
+	}
+	return found, err
+}
+
+func (l listing) match(names []string, is func(dir, name string) bool) (found string, err error) {
+	for _, name := range names {
+		for _, dir := range l.dirs {
+			if !is(dir, name) {
 				continue
 			}
 			if found != "" {
-				return "", broken(l.dir, "directories %s and %s: which is meant?", found, name)
+				return "", broken(l.dir, "directories %s and %s: which is meant?", found, dir)
 			}
-			found = name
+			found = dir
 		}
 		if found != "" {
 			return found, nil
 		}
 	}
 	return "", nil
+}
+
+// allParts says whether each directory has a name for training or testing among
+// its words.
+func (l listing) allParts() bool {
+	for _, name := range l.dirs {
+		if !hasWord(name, trainNames) && !hasWord(name, testNames) {
+			return false
+		}
+	}
+	return true
+}
+
+// hasWord says whether a word of a directory's name is one of the names.
+func hasWord(dir string, names []string) bool {
+	words := strings.FieldsFunc(strings.ToLower(dir), func(r rune) bool { return !unicode.IsLetter(r) })
+	return slices.ContainsFunc(words, func(word string) bool {
+		return slices.Contains(names, word) || slices.Contains(names, strings.TrimSuffix(word, "set"))
+	})
 }
 
 // noClasses is the error of a directory in which there are none.

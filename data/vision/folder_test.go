@@ -118,11 +118,16 @@ func TestFolderNames(t *testing.T) {
 		{"Train/a/1.png Train/b/1.png Test/b/1.png", "a b", 2, 1, ""},
 		{"TRAIN/a/1.png VAL/a/1.png", "a", 1, 1, ""},
 		{"training/a/1.png validation/a/1.png testing/a/1.png testing/a/2.png", "a", 1, 2, `other directories are not: ["validation"]`},
+		{"training_set/a/1.png test_set/a/1.png", "a", 1, 1, ""},
+		{"train/a/1.png train_extra/a/1.png test/a/1.png", "a", 1, 1, `["train_extra"]`},
+		{"seg_train/a/1.png seg_test/a/1.png", "a", 1, 1, ""},
+		{"TrainSet/a/1.png ValidationSet/a/1.png", "a", 1, 1, ""},
 		{"train/a/1.png Valid/a/1.png models/x/1.png", "a", 1, 1, `["models"]`},
 		{"train/a/1.png test/a/1.png __MACOSX/train/a/1.png .ipynb_checkpoints/1.png Thumbs.db train/a/Thumbs.db train/a/.DS_Store train/__MACOSX/1.png", "a", 1, 1, ""},
 		{"train/a/1.png train/a/2.webp train/b/1.png train/b/2.GIF train/b/3.gif test/a/1.bmp test/a/1.png", "a b", 2, 1, "left out, neither JPEG nor PNG: 3 files (2 .gif, 1 .webp)"},
 		{"train/a/1.png test/a/1.bmp test/a/1.png", "a", 1, 1, "left out, neither JPEG nor PNG: 1 file (1 .bmp)"},
 		{"train/a/1.png test/a/1.png labels.csv train/2.png", "a", 1, 1, "left out beside the directories: 1 file (1 .png)"},
+		{"bullet-train/0.png bullet-train/1.png bullet-train/2.png bullet-train/3.png bullet-train/4.png bullet-train/5.png bullet-train/6.png bullet-train/7.png bullet-train/8.png bullet-train/9.png car/1.png", "bullet-train car", 10, 1, ""},
 		{"a/0.png a/1.png a/2.png a/3.png a/4.png a/5.png a/6.png a/7.png a/8.png a/9.png test/1.png", "a test", 10, 1, "the directory test is taken for a class"},
 	} {
 		files := map[string][]byte{}
