@@ -143,7 +143,7 @@ var kinds = []struct {
 var weak = map[string][]string{
 	"pytorch":             {"AddRefuses", "Limits", "LimitsOfSums"},
 	"pytorch and memory":  {"AddRefuses", "Limits", "LimitsOfSums"},
-	"pytorch file":        {"Queue", "QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
+	"pytorch file":        {"AddRefuses", "Queue", "QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},
 	"pytorch before 2.10": {"AddRefuses", "Limits", "LimitsOfSums", "EndedContext", "NumKeys"},
 	"pytorch without libuv": {"AddRefuses", "Limits", "LimitsOfSums", "EndedContext", "NumKeys", "Queue",
 		"QueueSharesOut", "QueueBesideKeys", "PopGivesUp"},

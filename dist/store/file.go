@@ -268,7 +268,7 @@ func (s *File) apply(q request) reply {
 
 // change does a request and logs it; the lock is held.
 func (s *File) change(q request) (reply, error) {
-	idle := q.op == opAdd && q.delta == 0 && len(s.m.missing(q.keys)) == 0
+	idle := q.op == opAdd && q.delta == 0 && len(s.m.missing(q.keys)) == 0 || q.op == opPyTorchFileAdd && s.m.addsNothing(&q)
 	r := s.apply(q)
 	if r.status != statusOK || idle {
 		return r, nil // nothing has changed

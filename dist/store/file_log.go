@@ -57,7 +57,7 @@ func (ownFormat) nextRecord(b []byte, atEnd bool) (request, int, error) { return
 // changes says whether an operation may change the state.
 func (o opcode) changes() bool {
 	switch o {
-	case opSet, opAdd, opCAS, opDelete, opAppend, opMultiSet, opPush, opPop:
+	case opSet, opAdd, opCAS, opDelete, opAppend, opMultiSet, opPush, opPop, opPyTorchFileAdd:
 		return true
 	}
 	return false

@@ -8,6 +8,7 @@ import (
 	"math"
 	"strconv"
 	"strings"
+	"sync/atomic"
 )
 
 // opcode is what a request asks for. The numbers are the wire's.
@@ -130,6 +131,7 @@ type answer struct {
 // append writes behind them).
 type machine struct {
 	values map[string][]byte
+	size   atomic.Int64      // bytes of the keys and of all values
 	queues map[string]*queue // those that are not empty, or are waited for
 	// Each waiting call is listed under one key that it misses: when that
 	// comes, the call looks for another one.
@@ -186,18 +188,7 @@ func (m *machine) apply(c call, q request, out []answer) []answer {
 		}
 		return out
 	case opAppend:
-		old := m.values[q.keys[0]]
-		if len(old)+len(q.value) > MaxValue {
-			return append(out, answer{c, reply{status: statusTooLarge}})
-		}
-		out = append(out, answer{c, reply{status: statusOK}})
-		if old == nil {
-			return m.set(q.keys[0], q.value, out)
-		}
-		// Room behind a value is the machine's own, for put leaves none and
-		// append makes some; it is used once.
-		m.values[q.keys[0]] = append(old, q.value...)
-		return out
+		return m.append(c, q, MaxValue, out)
 	case opGet, opWait, opMultiGet:
 		w := &waiter{call: c, op: q.op, keys: q.keys}
 		if m.settle(w) {
@@ -249,9 +240,11 @@ func (m *machine) apply(c call, q request, out []answer) []answer {
 		out = append(out, answer{c, reply{status: statusOK, value: q.value}})
 		return m.set(q.keys[0], q.value, out)
 	case opDelete:
-		if _, ok := m.values[q.keys[0]]; !ok {
+		old, ok := m.values[q.keys[0]]
+		if !ok {
 			return append(out, answer{c, reply{status: statusNo}})
 		}
+		m.size.Add(-int64(len(q.keys[0]) + len(old)))
 		delete(m.values, q.keys[0])
 		return append(out, answer{c, reply{status: statusOK}})
 	}
@@ -319,6 +312,7 @@ func (m *machine) push(key string, value []byte, out []answer) []answer {
 		return append(out, answer{w.call, reply{status: statusOK, value: value}})
 	}
 	l.values = append(l.values, value)
+	m.size.Add(int64(len(value)))
 	return m.awake(key, out) // a wait of PyTorch's is for a queue too
 }
 
@@ -329,6 +323,7 @@ func (m *machine) pop(key string) (value []byte, ok bool) {
 		return nil, false
 	}
 	value = l.values[l.head]
+	m.size.Add(-int64(len(value)))
 	l.values[l.head] = nil
 	l.head++
 	switch {
@@ -352,11 +347,33 @@ func (m *machine) remember(w *waiter) {
 	mine[w.id] = w
 }
 
+// append appends to a value that may have some bytes at most.
+func (m *machine) append(c call, q request, most int, out []answer) []answer {
+	old := m.values[q.keys[0]]
+	if len(old)+len(q.value) > most {
+		return append(out, answer{c, reply{status: statusTooLarge}})
+	}
+	out = append(out, answer{c, reply{status: statusOK}})
+	if old == nil {
+		return m.set(q.keys[0], q.value, out)
+	}
+	m.size.Add(int64(len(q.value)))
+	// Room behind a value is the machine's own, for put leaves none and
+	// append makes some; it is used once.
+	m.values[q.keys[0]] = append(old, q.value...)
+	return out
+}
+
 // put stores a value.
 func (m *machine) put(key string, value []byte) {
 	if value == nil {
 		value = []byte{} // nil is no value
 	}
+	old, ok := m.values[key]
+	if !ok {
+		m.size.Add(int64(len(key)))
+	}
+	m.size.Add(int64(len(value) - len(old)))
 	m.values[key] = value[:len(value):len(value)] // what is behind it is not the machine's
 }
 

@@ -4,7 +4,6 @@ package store
 
 import (
 	"bytes"
-	"math"
 	"slices"
 	"strconv"
 )
@@ -26,6 +25,12 @@ const (
 	opPyTorchNumKeys
 	// opPyTorchBarrier adds to a counter and waits until it has reached what is needed.
 	opPyTorchBarrier
+	// opPyTorchAdd adds to the number at the beginning of a value, and wraps around.
+	opPyTorchAdd
+	// opPyTorchFileAdd is that of a FileStore, for which an empty value is 0.
+	opPyTorchFileAdd
+	// opPyTorchAppend appends to what a server of PyTorch's clients may hold.
+	opPyTorchAppend
 )
 
 // unlisted are the keys by which a server tells of itself, uncounted those that no user of
@@ -54,6 +59,10 @@ func (o opcode) pyTorch() string {
 		return "count keys"
 	case opPyTorchBarrier:
 		return "barrier"
+	case opPyTorchAdd, opPyTorchFileAdd:
+		return "add"
+	case opPyTorchAppend:
+		return "append"
 	}
 	return ""
 }
@@ -64,8 +73,8 @@ func (m *machine) has(w *waiter, key string) bool {
 	case opPyTorchWait:
 		return m.holds(key)
 	case opPyTorchBarrier:
-		n, err := strconv.ParseInt(string(m.values[key]), 10, 64)
-		return err == nil && n >= w.need
+		n, ok := stoll(m.values[key])
+		return ok && n >= w.need
 	}
 	_, ok := m.values[key]
 	return ok
@@ -110,12 +119,8 @@ func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
 		return append(out, answer{c, reply{status: statusOK}})
 	case opPyTorchGet:
 		r := reply{status: statusOK, values: make([][]byte, len(q.keys))}
-		total := 0
 		for i, k := range q.keys {
 			r.values[i] = m.values[k]
-			if total += len(r.values[i]); total > MaxValue {
-				return append(out, answer{c, reply{status: statusTooLarge}})
-			}
 		}
 		return append(out, answer{c, r})
 	case opPyTorchPop:
@@ -146,8 +151,28 @@ func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
 		return append(out, answer{c, reply{status: statusOK, number: n}})
 	case opPyTorchBarrier:
 		return m.barrier(c, q, out)
+	case opPyTorchAppend:
+		return m.append(c, q, maxServedValue, out)
+	case opPyTorchAdd, opPyTorchFileAdd:
+		old, ok := m.values[q.keys[0]]
+		n, isNumber := stoll(old)
+		if ok && !isNumber && (q.op == opPyTorchAdd || len(old) > 0) {
+			return append(out, answer{c, reply{status: statusNotInteger}})
+		}
+		n += q.delta
+		out = append(out, answer{c, reply{status: statusOK, number: n}})
+		return m.set(q.keys[0], strconv.AppendInt(nil, n, 10), out)
 	}
 	return append(out, answer{c, reply{status: statusLimit}})
+}
+
+// addsNothing says whether a PyTorch process's add leaves the value as it is, to the byte.
+func (m *machine) addsNothing(q *request) bool {
+	if q.delta != 0 {
+		return false
+	}
+	n, ok := stoll(m.values[q.keys[0]])
+	return ok && string(strconv.AppendInt(nil, n, 10)) == string(m.values[q.keys[0]])
 }
 
 // barrier counts a caller in, and answers those who have waited for the last one.
@@ -156,8 +181,7 @@ func (m *machine) barrier(c call, q request, out []answer) []answer {
 	if q.delta != 0 {
 		n := int64(0)
 		if old, ok := m.values[key]; ok {
-			var err error
-			if n, err = strconv.ParseInt(string(old), 10, 64); err != nil || n > math.MaxInt64-q.delta {
+			if n, ok = stoll(old); !ok {
 				return append(out, answer{c, reply{status: statusNotInteger}})
 			}
 		}

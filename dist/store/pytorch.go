@@ -3,8 +3,10 @@
 package store
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -48,13 +50,36 @@ func (g PyTorchGeneration) String() string {
 	return "unknown"
 }
 
-// Limits of PyTorch's protocol, in bytes: those of its own server (2.4 and
-// later), which ends connections that go beyond.
+// Limits of PyTorch's protocol, in bytes: those of its own server with libuv (2.4
+// and later), which ends connections that go beyond, and so what a client keeps to.
 const (
 	maxPyTorchKey   = 8 << 10
 	maxPyTorchValue = 8 << 20
 	maxPyTorchKeys  = 128 << 10
 )
+
+// Limits of a server of ours, in bytes. PyTorch's without libuv, and all of 1.13, know none.
+const (
+	maxServedKey   = 1 << 20
+	maxServedValue = 512 << 20 // of a value, and of all values in one request
+	// maxServed is of all keys and values that there are, and those on their way.
+	maxServed = int64(2 << 30)
+)
+
+// stoll reads the number at the beginning of a value as PyTorch's stores do, by C++'s
+// std::stoll: blanks before it and all that comes behind are left out.
+func stoll(b []byte) (n int64, ok bool) {
+	b = bytes.TrimLeft(b, " \t\n\v\f\r")
+	end := 0
+	if len(b) > 0 && (b[0] == '+' || b[0] == '-') {
+		end++
+	}
+	for end < len(b) && '0' <= b[end] && b[end] <= '9' {
+		end++
+	}
+	n, err := strconv.ParseInt(string(b[:end]), 10, 64)
+	return n, err == nil
+}
 
 // ErrUnsupported is an operation that the server's version of PyTorch does not have.
 var ErrUnsupported = errors.New("PyTorch's store at the other end does not have this operation")

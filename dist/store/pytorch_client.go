@@ -43,12 +43,14 @@ type PyTorchClientConfig struct {
 //     that moment, when the two values are equal; and one that expects no value may
 //     replace an empty one that has just been set;
 //   - MultiGet, and MultiSet of much, are not of one moment;
-//   - Add to what is no integer ends the client, for the server hangs up;
+//   - Add reads the number at the beginning of the value (" 12a" is 12), its sum wraps
+//     around beyond 64 bits, and where there is no number the server hangs up, which
+//     ends the client;
 //   - a server of 1.13 has neither Append nor queues, one before 2.8 no queues, and
 //     those without a list of their keys count them by the prefix "" alone. Such calls
 //     fail with [ErrUnsupported].
 //
-// Values have 8 MiB at most. The calls of several goroutines go over as many connections.
+// What is set has 8 MiB at most, for PyTorch's servers with libuv take no more. The calls of several goroutines go over as many connections.
 type PyTorchClient struct {
 	verbs
 	addr  string
@@ -298,10 +300,10 @@ func (l *pyTorchLine) vec() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n < 0 || n > MaxValue {
-		return nil, fmt.Errorf("%w: a value of %d bytes, at most %d", errNonsense, n, MaxValue)
+	if n < 0 || n > maxServedValue {
+		return nil, fmt.Errorf("%w: a value of %d bytes, at most %d", errNonsense, n, maxServedValue)
 	}
-	return readBytes(l.in, int(n))
+	return readBytes(l.in, int(n), nil)
 }
 
 // wait waits until the keys are there. What ends it is ctx, which then must not

@@ -29,7 +29,8 @@ const (
 // (init_method file://…): a [File] in PyTorch's format. Make one with OpenPyTorchFile
 // and Close it at the end.
 //
-// There are no queues (ErrUnsupported), and keys that PyTorch keeps for itself are not
+// Add reads the number at the beginning of the value, an empty one as 0, and its sum wraps
+// around beyond 64 bits. There are no queues (ErrUnsupported), and keys that PyTorch keeps for itself are not
 // counted by NumKeys. What a process that died has half written is cut off by the next
 // writer of ours; PyTorch's processes wait for its rest for ever.
 type PyTorchFile struct {
@@ -72,6 +73,9 @@ func (s *PyTorchFile) do(ctx context.Context, q request) (reply, error) {
 			keys, err = q.keys, fmt.Errorf("%w: a FileStore has no queues", ErrUnsupported)
 		}
 		return reply{}, &Error{Op: q.op.String(), Keys: keys, Addr: s.path, Err: err}
+	}
+	if q.op == opAdd {
+		q.op = opPyTorchFileAdd
 	}
 	return s.File.do(ctx, q)
 }

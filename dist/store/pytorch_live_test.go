@@ -10,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -26,6 +27,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/dist/store/storetest"
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/seeded"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -162,6 +164,7 @@ func TestLivePyTorch(t *testing.T) {
 	eachTorch(t, func(t *testing.T, p *torch) {
 		t.Run("client", func(t *testing.T) { liveClient(t, p) })
 		t.Run("server", func(t *testing.T) { liveServer(t, p) })
+		t.Run("numbers", func(t *testing.T) { liveNumbers(t, p) })
 		t.Run("file", func(t *testing.T) { liveFile(t, p) })
 		t.Run("group", func(t *testing.T) { liveGroup(t, p) })
 		t.Run("join", func(t *testing.T) { liveJoin(t, p) })
@@ -248,6 +251,50 @@ func liveServer(t *testing.T, p *torch) {
 				return views[0], views[1]
 			}})
 		})
+	}
+}
+
+// liveNumbers has a server of PyTorch's and one of ours add to the same texts, which are made
+// of what numbers are made of.
+func liveNumbers(t *testing.T, p *torch) {
+	ours, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	if err := p.do("serve", map[string]any{"libuv": p.Libuv, "modern": p.Generation == store.PyTorch2}); err != nil {
+		t.Fatal(err)
+	}
+	seed := seeded.Of(t)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	parts := []string{" ", "\t", "\v", "\r", "-", "+", "0", "7", "12", "9223372036854775807", "922337203685477580", "x", ".", "e", "_", "\x00", "\xa0"}
+	add := func(addr, text string, delta int64) (sum int64, hangs bool) {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		c, err := store.DialPyTorch(ctx, addr, store.PyTorchClientConfig{Generation: p.Generation})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.Set(ctx, "k", []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		sum, err = c.Add(ctx, "k", delta)
+		if err != nil && ctx.Err() != nil {
+			t.Fatal(err)
+		}
+		return sum, err != nil
+	}
+	for range 100 {
+		text := ""
+		for range 1 + rng.IntN(4) {
+			text += parts[rng.IntN(len(parts))]
+		}
+		delta := []int64{1, -1, 0, math.MaxInt64, math.MinInt64}[rng.IntN(5)]
+		sum, hangs := add(fmt.Sprint("127.0.0.1:", p.Port), text, delta)
+		if have, haveHangs := add(ours.Addr(), text, delta); have != sum || haveHangs != hangs {
+			t.Errorf("%q and %d are %d (hangs up: %v), with PyTorch %d (%v)", text, delta, have, haveHangs, sum, hangs)
+		}
 	}
 }
 

@@ -20,6 +20,8 @@ const (
 	restTime = time.Minute
 	// answerTime is how long a client may take to make room for its answers.
 	answerTime = time.Minute
+	// writePart is how much of an answer a client must take within that time.
+	writePart = 8 << 20
 	// sentBytes is how much of a request a refusal shows.
 	sentBytes = 16
 )
@@ -37,6 +39,7 @@ type pyTorchConn struct {
 	inside  bool // a request has begun
 	sent    [sentBytes]byte
 	numSent int
+	coming  int64  // bytes of the values of the request that is being read
 	waitID  uint64 // of the wait that is under way, or the last one
 
 	out []byte // answers of the reading goroutine, to be written
@@ -55,7 +58,7 @@ type pyTorchConn struct {
 func (s *PyTorchServer) serve(c net.Conn) {
 	p := &pyTorchConn{srv: s, conn: transport.NewConn(c, "PyTorch's store")}
 	p.free = sync.NewCond(&p.mu)
-	p.reader.in = bufio.NewReader(p)
+	p.reader.in, p.reader.room = bufio.NewReader(p), p.room
 	p.client = s.mem.attach(p.woken)
 	defer p.running.Wait()
 	defer c.Close()
@@ -172,6 +175,7 @@ func (p *pyTorchConn) one() error {
 			return err
 		}
 	}
+	defer p.release()
 	q, err := p.reader.arguments(v)
 	if err != nil {
 		return err
@@ -181,6 +185,24 @@ func (p *pyTorchConn) one() error {
 		p.srv.heard(p.reader.gen, v == verbPing)
 	}
 	return p.do(&q)
+}
+
+// room takes room in the store for the bytes of a value that come next.
+func (p *pyTorchConn) room(n int) error {
+	p.coming += int64(n)
+	coming := p.srv.coming.Add(int64(n))
+	if held := p.srv.mem.m.size.Load(); held+coming > maxServed {
+		return breach("a value for which there is no room: the store holds %d MiB, %d MiB are on their way, %d MiB are the most", held>>20, coming>>20, maxServed>>20)
+	}
+	return nil
+}
+
+// release gives back the room of a request that has been done, or will not be.
+func (p *pyTorchConn) release() {
+	if p.coming > 0 {
+		p.srv.coming.Add(-p.coming)
+		p.coming = 0
+	}
 }
 
 // alone says whether the last request of all was this client's.
@@ -262,7 +284,7 @@ func (p *pyTorchConn) do(q *pyTorchRequest) error {
 	case verbGet, verbMultiGet:
 		what.op = opPyTorchGet
 	case verbAdd:
-		what.op = opAdd
+		what.op = opPyTorchAdd
 	case verbCheck:
 		what.op = opPyTorchCheck
 	case verbWait:
@@ -272,7 +294,7 @@ func (p *pyTorchConn) do(q *pyTorchRequest) error {
 	case verbDelete:
 		what.op = opDelete
 	case verbAppend:
-		what.op = opAppend
+		what.op = opPyTorchAppend
 	case verbMultiSet:
 		what.op = opMultiSet
 	case verbPush:
@@ -452,10 +474,20 @@ func (p *pyTorchConn) flush() error {
 // the system takes at once.
 func (p *pyTorchConn) write(b []byte) error {
 	if len(b) > keepOut {
+		defer p.conn.SetWriteDeadline(time.Time{})
+	}
+	for len(b) > keepOut { // what is long, in parts that each have the time
 		if err := p.conn.SetWriteDeadline(time.Now().Add(answerTime)); err != nil {
 			return err
 		}
-		defer p.conn.SetWriteDeadline(time.Time{})
+		part := b[:min(len(b), writePart)]
+		if n, err := p.conn.Write(part); err != nil || n < len(part) {
+			if err == nil {
+				err = io.ErrShortWrite
+			}
+			return err
+		}
+		b = b[len(part):]
 	}
 	n, err := p.conn.Write(b)
 	if err == nil && n < len(b) {

@@ -58,6 +58,7 @@ type PyTorchServer struct {
 	lastID   atomic.Uint64 // of waits in this process
 	client   uint64        // who waits in this process, to the store
 	last     atomic.Uint64 // the client that was served last
+	coming   atomic.Int64  // bytes of values that are being read
 	joins    sync.Map      // id → chan reply
 
 	mu      sync.Mutex
@@ -72,7 +73,9 @@ type PyTorchServer struct {
 }
 
 // ListenPyTorch serves PyTorch's store protocol on a TCP address, host:port, where
-// port 0 is any that is free, until [PyTorchServer.Close].
+// port 0 is any that is free, until [PyTorchServer.Close]. A value may have 512 MiB, and
+// all together 2 GiB; a client that asks for more than there is room for loses its connection, as
+// it does with PyTorch's server, and others do not notice.
 func ListenPyTorch(addr string, c PyTorchServerConfig) (*PyTorchServer, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {

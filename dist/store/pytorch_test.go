@@ -6,11 +6,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -105,7 +108,7 @@ func TestPyTorchRefuses(t *testing.T) {
 		"unknown of 1.13":    {"\x0b\x00\x00", "opcode 11", PyTorch1},
 		"validate twice":     {hello2 + hello2, "VALIDATE", PyTorch2},
 		"long key":           {hello2 + "\x03" + long, "a key of 18446744073709551615 bytes", PyTorch2},
-		"long value":         {hello2 + "\x01\x02\x00\x00\x00\x00\x00\x00\x00/k\x01\x00\x80\x00\x00\x00\x00\x00", "a value of 8388609 bytes", PyTorch2},
+		"long value":         {hello2 + "\x01\x02\x00\x00\x00\x00\x00\x00\x00/k\x01\x00\x00\x20\x00\x00\x00\x00", "a value of 536870913 bytes", PyTorch2},
 		"many keys":          {hello2 + "\x06" + long, "keys", PyTorch2},
 		"many pairs":         {hello2 + "\x0b" + long, "keys", PyTorch2},
 		"add to text":        {hello2 + "\x04\x05\x00\x00\x00\x00\x00\x00\x00/text" + long, "not an integer", PyTorch2},
@@ -494,6 +497,95 @@ func TestPyTorchLacks(t *testing.T) {
 	// Keys that PyTorch's users may have, and ours may not name.
 	c := rawPyTorch(t, s.Addr())
 	talk(t, c, hello2+"\x01\x01\x00\x00\x00\x00\x00\x00\x00/\x01\x00\x00\x00\x00\x00\x00\x00v"+"\x03\x01\x00\x00\x00\x00\x00\x00\x00/", "\x01\x00\x00\x00\x00\x00\x00\x00v")
+}
+
+// Values beyond the 8 MiB of PyTorch's server with libuv are taken and given back, as long
+// as there is room for all; who finds none is told alone.
+func TestPyTorchLargeValues(t *testing.T) {
+	s, refused := pyTorchHost(t, PyTorchServerConfig{})
+	head := hello2 + "\x01\x02\x00\x00\x00\x00\x00\x00\x00/k"
+	const size = 9 << 20
+	large := strings.Repeat("large ", size/6)
+	c := rawPyTorch(t, s.Addr())
+	length := string(binary.LittleEndian.AppendUint64(nil, uint64(len(large))))
+	talk(t, c, head+length+large+"\x03\x02\x00\x00\x00\x00\x00\x00\x00/k", length+large)
+	talk(t, c, "\x09\x02\x00\x00\x00\x00\x00\x00\x00/k"+length+large+"\x0a"+strings.Repeat("\x01\x00\x00\x00\x00\x00\x00\x00", 1)+"\x02\x00\x00\x00\x00\x00\x00\x00/k",
+		string(binary.LittleEndian.AppendUint64(nil, uint64(2*len(large))))+large+large)
+	m := s.mem.m
+	if have, want := m.size.Load(), int64(2*len(large)+1); have < want || have > want+1<<10 {
+		t.Errorf("%d bytes are counted, want %d and a little", have, want)
+	}
+	m.size.Add(maxServed - size - 1<<20) // as if others had set that
+	over := rawPyTorch(t, s.Addr())
+	talk(t, over, head+length+large[:1<<17], "")
+	for n := 1 << 17; ; n += 1 << 17 { // until it is refused
+		if _, err := io.WriteString(over, large[:1<<17]); err != nil || n > len(large) {
+			break
+		}
+	}
+	if r := <-refused; !strings.Contains(r.Error(), "no room") || !strings.Contains(r.Error(), over.LocalAddr().String()) {
+		t.Errorf("%v, want that there is no room", r)
+	}
+	if _, err := over.Read(make([]byte, 1)); err == nil {
+		t.Error("it is answered")
+	}
+	talk(t, c, "\x04\x02\x00\x00\x00\x00\x00\x00\x00/n\x01\x00\x00\x00\x00\x00\x00\x00", "\x01\x00\x00\x00\x00\x00\x00\x00")
+	for s.coming.Load() != 0 { // its connection may end a little later
+		runtime.Gosched()
+	}
+	m.size.Add(-(maxServed - size - 1<<20))
+	talk(t, c, "\x08\x02\x00\x00\x00\x00\x00\x00\x00/k", "\x01\x00\x00\x00\x00\x00\x00\x00")
+	if have := m.size.Load(); have > 1<<10 {
+		t.Errorf("%d bytes are counted after all has been deleted", have)
+	}
+}
+
+// numberTexts are values, and what PyTorch 1.13's and 2.15's servers, with libuv and without,
+// answered to an add of 1: what has no number in front ends the client's connection.
+var numberTexts = []struct {
+	value string
+	sum   int64
+	hangs bool
+}{
+	{"5", 6, false}, {" 5", 6, false}, {"\t\n\v\f\r 7", 8, false}, {"+5", 6, false}, {"-5", -4, false}, {"5x", 6, false}, {"5.9", 6, false},
+	{"1e3", 2, false}, {"0x10", 1, false}, {"010", 11, false}, {"5\x00", 6, false}, {"5 6", 6, false}, {"1_000", 2, false}, {"12\n", 13, false},
+	{strings.Repeat("0", 50) + "7", 8, false}, {"9223372036854775807", math.MinInt64, false}, {"-9223372036854775808", math.MinInt64 + 1, false},
+	{"", 0, true}, {" ", 0, true}, {"abc", 0, true}, {"+", 0, true}, {"--5", 0, true}, {"+-5", 0, true}, {"\x005", 0, true}, {"\xa05", 0, true},
+	{"9223372036854775808", 0, true}, {"-9223372036854775809", 0, true}, {"99999999999999999999999", 0, true},
+}
+
+// Add reads numbers as PyTorch's servers do, and its FileStore, for which an empty value is 0.
+func TestPyTorchNumbers(t *testing.T) {
+	s, err := ListenPyTorch("127.0.0.1:0", PyTorchServerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	file, err := OpenPyTorchFile(filepath.Join(t.TempDir(), "file"), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for _, tc := range numberTexts {
+		c, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, st := range []Store{c, file} {
+			if err := st.Set(t.Context(), "k", []byte(tc.value)); err != nil {
+				t.Fatal(err)
+			}
+			sum, err := st.Add(t.Context(), "k", 1)
+			if want := tc.hangs && !(st == file && tc.value == ""); (err != nil) != want || err == nil && !tc.hangs && sum != tc.sum {
+				t.Errorf("%T: %q and 1 are %d, %v; want %d, an error: %v", st, tc.value, sum, err, tc.sum, want)
+			} else if st == file && want && !errors.Is(err, ErrNotInteger) {
+				t.Errorf("%q: %v, want ErrNotInteger", tc.value, err)
+			}
+		}
+		c.Close()
+	}
+	c := rawPyTorch(t, s.Addr()) // a barrier's counter
+	talk(t, c, hello2+"\x01\x02\x00\x00\x00\x00\x00\x00\x00/b\x03\x00\x00\x00\x00\x00\x00\x00 5x"+"\x12\x02\x00\x00\x00\x00\x00\x00\x00/b\x06\x00\x00\x00\x00\x00\x00\x00", "\x00")
 }
 
 // A file that is none of PyTorch's is told of and left alone; what somebody has

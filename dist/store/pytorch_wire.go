@@ -95,8 +95,9 @@ func breach(format string, a ...any) error { return &protocolError{fmt.Sprintf(f
 
 // pyTorchReader takes requests apart that come through a connection.
 type pyTorchReader struct {
-	in  *bufio.Reader
-	gen PyTorchGeneration
+	in   *bufio.Reader
+	gen  PyTorchGeneration
+	room func(n int) error // takes room for a value that comes; may be nil
 }
 
 // uint64 reads a number.
@@ -121,8 +122,8 @@ func (r *pyTorchReader) key() (string, error) {
 
 // keyOf reads the n bytes of a key.
 func (r *pyTorchReader) keyOf(n uint64) (string, error) {
-	if n > maxPyTorchKey {
-		return "", breach("a key of %d bytes, at most %d", n, maxPyTorchKey)
+	if n > maxServedKey {
+		return "", breach("a key of %d bytes, at most %d", n, maxServedKey)
 	}
 	b, err := r.in.Peek(int(n))
 	switch {
@@ -157,19 +158,31 @@ func (r *pyTorchReader) bytes() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n > maxPyTorchValue {
-		return nil, breach("a value of %d bytes, at most %d", n, maxPyTorchValue)
+	if n > maxServedValue {
+		return nil, breach("a value of %d bytes, at most %d", n, maxServedValue)
 	}
-	return readBytes(r.in, int(n))
+	return readBytes(r.in, int(n), r.room)
 }
 
-// readBytes reads n bytes. It takes memory as they come, for the number may be a lie.
-func readBytes(in io.Reader, n int) ([]byte, error) {
+// readBytes reads n bytes. It takes memory as they come, for the number may be a lie, and
+// asks room, if there is such, whether it may.
+func readBytes(in io.Reader, n int, room func(n int) error) ([]byte, error) {
 	const atOnce = 64 << 10
 	b := make([]byte, 0, min(n, atOnce))
+	if room != nil && n > 0 {
+		if err := room(cap(b)); err != nil {
+			return nil, err
+		}
+	}
 	for len(b) < n {
 		if len(b) == cap(b) {
-			b = slices.Grow(b, min(n-len(b), len(b)))
+			more := min(n-len(b), len(b))
+			if room != nil {
+				if err := room(more); err != nil {
+					return nil, err
+				}
+			}
+			b = slices.Grow(b, more)
 		}
 		part := b[len(b):min(cap(b), n)]
 		if _, err := io.ReadFull(in, part); err != nil {
@@ -226,8 +239,8 @@ func (r *pyTorchReader) pairs() (keys []string, values [][]byte, err error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		if total += len(k) + len(v); total > MaxValue {
-			return nil, nil, breach("keys and values of more than %d bytes in one request", MaxValue)
+		if total += len(k) + len(v); total > maxServedValue {
+			return nil, nil, breach("keys and values of more than %d bytes in one request", maxServedValue)
 		}
 		keys, values = append(keys, k), append(values, v)
 	}
