@@ -63,6 +63,7 @@ type guard struct {
 	tries   int       // to find out what others do
 	asked   time.Time // last
 	suspect pairOfCalls
+	overdue overdue
 }
 
 // pairOfCalls is two calls that wait for each other.
@@ -76,7 +77,7 @@ func (g *Group) watchCalls() {
 	if g.size < 2 {
 		return
 	}
-	w := &guard{root: g, stop: make(chan struct{})}
+	w := &guard{root: g, stop: make(chan struct{}), overdue: newOverdue(g)}
 	g.guard = w
 	w.mu.Lock() // the first look may begin before the timer is known
 	w.timer = time.AfterFunc(guardPeriod, w.look)
@@ -108,6 +109,7 @@ func (w *guard) look() {
 	w.mu.Unlock()
 	defer w.looking.Done()
 	next := w.next()
+	w.sayOverdue()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.closed {

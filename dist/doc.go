@@ -137,7 +137,11 @@
 // the line could have carried them ([WithSilence]), the rank is at fault, with the cause [ErrSilent], in all groups
 // that it is in. So is a rank that reaches rank 0 but not another one that it has
 // data for. A rank that is only busy, late or starved of its processors beats
-// on; its lateness is in [Group.Skew].
+// on; its lateness is in [Group.Skew]. One that hangs does so too: when a call has taken
+// ten times what a step does, and ten seconds at least, the first of the ranks that wait
+// in it writes to standard error for whom, at what line that one's program is, and the
+// stack of its goroutine, once for each call. A dump that is asked for, as by SIGUSR1,
+// shows the same.
 //
 // The ranks that are left after a death or a silence may go on: they make a new
 // group of themselves from the failed one by [Group.NewGroup], whose example is

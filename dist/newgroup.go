@@ -234,7 +234,7 @@ func (g *Group) meet(ctx context.Context, key string) error {
 		return nil
 	}
 	cfg := native.Config{Group: g.name, Key: key, Rank: g.rank, Members: g.members, World: g.world,
-		Timeout: g.timeout, Silence: g.silence, Progress: g.howFar, Site: g.log.Site, Doing: g.doing, Options: g.algorithms,
+		Timeout: g.timeout, Silence: g.silence, Progress: g.howFar, Site: g.log.Site, Doing: g.doing, Where: g.log.Where, Options: g.algorithms,
 		Agreed: agreed(g.algorithms, g.silence), Explain: explainer(g.name, g.rank)}
 	ctx, abort := context.WithCancelCause(ctx)
 	defer abort(nil)

@@ -43,6 +43,7 @@ var rankMains = map[string]func(ctx context.Context, g *Group) error{
 	"barrier":  barrierOnly,
 	"stopped":  stoppedRank,
 	"outage":   outlast,
+	"hang":     hangingRank,
 	"busy":     busyRank,
 	"idle":     idleRank,
 	"survive":  survive,

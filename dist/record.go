@@ -144,7 +144,7 @@ func (b *blackBox) write(dir string) {
 func (b *blackBox) dump() *flightlog.Dump {
 	reason := b.reason
 	if reason == "" {
-		reason = "asked"
+		reason = flight.Asked
 	}
 	d := b.recorder.Dump(reason)
 	d.Asked = b.asked

@@ -20,6 +20,7 @@
 //	rank        the rank in the job, of world_size
 //	host, pid   where it runs
 //	reason      why it was written: "failed: …", "asked", "signal …"
+//	at, stack   where its program was, and on what stack, if it was asked for
 //	asked       the number of the launcher's request that it answers
 //	start       when the recorder began, RFC 3339 with nanoseconds
 //	time_ns     when the dump was made

@@ -14,18 +14,22 @@ const Version = 1
 // Dump is what one rank's recorder holds; the package's documentation has its
 // JSON.
 type Dump struct {
-	Version   int       `json:"version"`
-	Rank      int       `json:"rank"`
-	WorldSize int       `json:"world_size"`
-	Host      string    `json:"host,omitempty"`
-	PID       int       `json:"pid,omitempty"`
-	Reason    string    `json:"reason"`
-	Asked     uint64    `json:"asked,omitempty"`
-	Start     time.Time `json:"start"`
-	TimeNS    int64     `json:"time_ns"`
-	Sites     []string  `json:"sites"`
-	Groups    []Group   `json:"groups"`
-	Entries   []Entry   `json:"entries"`
+	Version   int    `json:"version"`
+	Rank      int    `json:"rank"`
+	WorldSize int    `json:"world_size"`
+	Host      string `json:"host,omitempty"`
+	PID       int    `json:"pid,omitempty"`
+	Reason    string `json:"reason"`
+	Asked     uint64 `json:"asked,omitempty"`
+	// At is the line at which the program was, Stack that of the goroutine that makes the
+	// calls, where the dump was asked for.
+	At      string    `json:"at,omitempty"`
+	Stack   string    `json:"stack,omitempty"`
+	Start   time.Time `json:"start"`
+	TimeNS  int64     `json:"time_ns"`
+	Sites   []string  `json:"sites"`
+	Groups  []Group   `json:"groups"`
+	Entries []Entry   `json:"entries"`
 }
 
 // Group is a group as one of its members sees it.

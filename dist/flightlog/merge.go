@@ -275,7 +275,7 @@ func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dum
 			a := Absence{Member: r.member(rank), Why: "no dump"}
 			if dumps[rank] != nil {
 				a.Why = "not made the group, or left it"
-				a.Doing = doing(dumps[rank])
+				a.Doing, a.At, a.Stack = doing(dumps[rank]), dumps[rank].At, dumps[rank].Stack
 			}
 			w.Absent = append(w.Absent, a)
 		}
@@ -319,7 +319,7 @@ func (v *view) absence(rank int, lateNS int64) Absence {
 	if n := len(p.calls); n > 0 {
 		a.Last = lastCall(p.dump, p.calls[n-1])
 	}
-	a.Doing = doing(p.dump)
+	a.Doing, a.At, a.Stack = doing(p.dump), p.dump.At, p.dump.Stack
 	if p.dump.Reason != "asked" {
 		a.Reason = p.dump.Reason
 	}

@@ -91,6 +91,9 @@ type Absence struct {
 	// runs now, here or in another group.
 	Last  *LastCall `json:"last,omitempty"`
 	Doing *LastCall `json:"doing,omitempty"`
+	// At is the line at which its program is, Stack the goroutine's that makes its calls.
+	At    string `json:"at,omitempty"`
+	Stack string `json:"stack,omitempty"`
 	// Reason is why it wrote its dump, where that is a failure of its own.
 	Reason string `json:"reason,omitempty"`
 	// Fate is what [Report.Tell] was told of a rank that has no dump.
@@ -348,6 +351,9 @@ func (w *Waiting) blames(culprits Ranks) string {
 func (w *Waiting) absences(out []string) []string {
 	for i := range w.Absent {
 		out = append(out, "  "+w.Absent[i].line())
+		if stack := w.Absent[i].Stack; stack != "" {
+			out = append(out, "      "+strings.ReplaceAll(stack, "\n", "\n      "))
+		}
 	}
 	if rest := w.Missing.union(w.Unrecorded).Count() - len(w.Absent); rest > 0 && len(w.Absent) > 0 {
 		out = append(out, fmt.Sprintf("  and %d more", rest))
@@ -384,6 +390,9 @@ func (a *Absence) line() string {
 		} else {
 			fmt.Fprintf(&b, "; its last was %s %d, %s%s", l.Call, l.Seq, l.State, at(l.Site))
 		}
+	}
+	if a.At != "" {
+		b.WriteString("; its program is at " + a.At)
 	}
 	if a.Reason != "" {
 		b.WriteString("; " + a.Reason)

@@ -27,6 +27,9 @@ type Doing struct {
 	// Called is how many collectives the rank has called of the group whose
 	// member asks, Sent and Received how many messages to that one and from it.
 	Called, Sent, Received uint64
+	// At is the line at which the rank's program is, and Stack the stack of the goroutine
+	// that makes its calls, innermost first, where that was asked for too.
+	At, Stack string
 }
 
 // DoingState is what became of a rank's last call.

@@ -3,6 +3,7 @@
 package flight
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -14,6 +15,13 @@ const several = 1
 // called notes that a goroutine has made a call that had not made all before.
 // The recorder is locked.
 func (r *Recorder) called(by uintptr) {
+	if by != r.latest && r.looks < maxCallers {
+		r.latest = by
+		r.looks++
+		if n := number(); !slices.Contains(r.callers, n) {
+			r.callers = append(r.callers, n)
+		}
+	}
 	if r.caller == 0 {
 		r.caller = by
 	} else {

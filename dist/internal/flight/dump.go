@@ -17,6 +17,9 @@ import (
 // job of n ranks would else have n² of them.
 const maxListed = 4096
 
+// Asked is the reason of a dump that somebody has asked for: it says where the program is.
+const Asked = "asked"
+
 // Dump returns what the recorder holds, and says why it was asked for.
 func (r *Recorder) Dump(reason string) *flightlog.Dump {
 	r.mu.Lock()
@@ -48,11 +51,15 @@ func (r *Recorder) Dump(reason string) *flightlog.Dump {
 	}
 	r.mu.Unlock()
 
+	var at, stack string
+	if reason == Asked {
+		at, stack = r.where()
+	}
 	slices.SortFunc(state, func(a, b counters) int {
 		return cmp.Or(cmp.Compare(len(b.l.members), len(a.l.members)), cmp.Compare(a.l.key, b.l.key))
 	})
 	d := &flightlog.Dump{Version: flightlog.Version, Rank: r.who.Rank, WorldSize: r.who.WorldSize, Host: r.who.Host, PID: r.who.PID,
-		Reason: reason, Start: r.start, TimeNS: now, Sites: []string{""}, Groups: make([]flightlog.Group, len(state))}
+		Reason: reason, At: at, Stack: stack, Start: r.start, TimeNS: now, Sites: []string{""}, Groups: make([]flightlog.Group, len(state))}
 	keys := map[string]int{}
 	for i := range state {
 		keys[state[i].l.key] = i

@@ -42,6 +42,9 @@ type Recorder struct {
 	next    int    // the slot to be used next
 	ids     uint64 // of entries, given out so far
 	sites   map[uint64]*site
+	latest  uintptr // the goroutine that made the last call, or several
+	looks   int     // how often callers has been looked after
+	callers []int   // the first goroutines that have made calls, by their numbers in stacks
 	caller  uintptr // the goroutine that has made all calls; several if more have
 	open    map[*Log]struct{}
 }

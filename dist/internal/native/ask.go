@@ -27,6 +27,24 @@ const (
 	maxAskedOfAll = 64
 )
 
+// askWhere in the number of a question asks where the program is: all its goroutines
+// stand still for a moment.
+const askWhere = 1 << 31
+
+// maxStack bounds the text of a stack in an answer.
+const maxStack = 3 << 10
+
+// stackText returns a stack as another rank may show it.
+func stackText(stack string) string {
+	stack = strings.Map(func(r rune) rune {
+		if r != '\n' && (r == '�' || !unicode.IsPrint(r)) {
+			return '?'
+		}
+		return r
+	}, stack)
+	return strings.ToValidUTF8(stack[:min(len(stack), maxStack)], "")
+}
+
 // asks is what a rank has asked and been told.
 type asks struct {
 	mu      sync.Mutex
@@ -50,11 +68,14 @@ func (cfg *Config) doing(asker int) collective.Doing {
 
 // ask returns what another rank is doing, or was when it left; a zero Doing if
 // it does not say. stop, which may be nil, ends the wait.
-func (s *star) ask(rank int, stop <-chan struct{}) collective.Doing {
+func (s *star) ask(rank int, stop <-chan struct{}) collective.Doing { return s.askFor(rank, 0, stop) }
+
+// askFor is ask, and with askWhere for where the rank's program is as well.
+func (s *star) askFor(rank int, what uint32, stop <-chan struct{}) collective.Doing {
 	a := &s.asks
 	a.mu.Lock()
-	a.last++
-	number, answer := a.last, make(chan collective.Doing, 1)
+	a.last = (a.last + 1) % askWhere
+	number, answer := a.last|what, make(chan collective.Doing, 1)
 	a.open[number] = answer
 	a.mu.Unlock()
 	defer func() {
@@ -106,6 +127,10 @@ func (s *star) asked(from int, payload []byte) error {
 	switch {
 	case about == s.rank:
 		d := s.cfg.doing(asker)
+		if number&askWhere != 0 && s.cfg.Where != nil {
+			d.At, d.Stack = s.cfg.Where()
+			d.At, d.Stack = siteText(d.At), stackText(d.Stack)
+		}
 		s.tellOne(asker, frameDoing, encodeDoing(asker, s.rank, number, &d))
 	case s.rank == 0:
 		s.tellOne(about, frameAsk, payload)
@@ -239,6 +264,19 @@ func (cfg *Config) askAll(members []collective.Member, ask func(rank int, stop <
 // stop ends the wait for its answer.
 func (m *Mesh) Ask(rank int, stop <-chan struct{}) collective.Doing { return m.star.ask(rank, stop) }
 
+// AskWhere is Ask, and says where the rank's program is as well.
+func (m *Mesh) AskWhere(rank int, stop <-chan struct{}) collective.Doing {
+	return m.star.askFor(rank, askWhere, stop)
+}
+
+// AskWhere is [Mesh.AskWhere].
+func (s *Shm) AskWhere(rank int, stop <-chan struct{}) collective.Doing {
+	if s.askWhere == nil || rank < 0 || rank >= s.n {
+		return s.Ask(rank, stop)
+	}
+	return s.askWhere(rank, stop)
+}
+
 // Ask is [Mesh.Ask].
 func (s *Shm) Ask(rank int, stop <-chan struct{}) collective.Doing {
 	if s.ask == nil || rank < 0 || rank >= s.n {
@@ -304,7 +342,7 @@ func encodeDoing(asker, about int, number uint32, d *collective.Doing) []byte {
 	for _, n := range []uint64{d.ID, d.Called, d.Sent, d.Received} {
 		b = binary.LittleEndian.AppendUint64(b, n)
 	}
-	for _, text := range []string{nameText(d.Group), siteText(d.Site)} {
+	for _, text := range []string{nameText(d.Group), siteText(d.Site), d.At, d.Stack} {
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(text)))
 		b = append(b, text...)
 	}
@@ -339,13 +377,13 @@ func parseDoing(b []byte, numRanks int) (asker, about int, number uint32, d coll
 		*n = binary.LittleEndian.Uint64(b[30+callSize+8*i:])
 	}
 	rest := b[doingHead:]
-	for i, text := range []*string{&d.Group, &d.Site} {
+	for i, text := range []*string{&d.Group, &d.Site, &d.At, &d.Stack} {
 		if len(rest) < 2 || int(binary.LittleEndian.Uint16(rest)) > len(rest)-2 {
 			return fail("of %d bytes that ends in a text", len(b))
 		}
 		n := int(binary.LittleEndian.Uint16(rest))
 		*text, rest = string(rest[2:][:n]), rest[2+n:]
-		if clean := [...]func(string) string{nameText, siteText}[i]; clean(*text) != *text {
+		if clean := [...]func(string) string{nameText, siteText, siteText, stackText}[i]; clean(*text) != *text {
 			return fail("with a text that no rank would send: %q", *text)
 		}
 	}

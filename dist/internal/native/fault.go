@@ -54,6 +54,8 @@ type Config struct {
 	// if that is not known any more. It is asked when something has gone wrong.
 	// May be nil.
 	Site func(c collective.Call) string
+	// Where returns where this rank's program is: a line, and a stack. May be nil.
+	Where func() (at, stack string)
 	// Doing returns what this rank is doing, in whatever group, for a member of
 	// this one. May be nil.
 	Doing func(asker int) collective.Doing

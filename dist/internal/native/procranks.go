@@ -44,6 +44,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	p.star.known = s.knownFault
 	s.space, s.pipes.open, s.pipes.opened, s.onClose = p.slabs, p.openPipe, p.openedPipe, p.close
 	s.ask = p.star.ask
+	s.askWhere = func(rank int, stop <-chan struct{}) collective.Doing { return p.star.askFor(rank, askWhere, stop) }
 	s.onFault, s.settle, p.star.past = p.star.spread, p.star.settled, s.past.call
 	s.pulse = p.star.pulse
 	if err := p.meet(ctx); err != nil {

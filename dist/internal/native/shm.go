@@ -29,6 +29,8 @@ type Shm struct {
 	settle func(*collective.MismatchError) *collective.MismatchError
 	// ask returns what another rank is doing. May be nil.
 	ask func(rank int, stop <-chan struct{}) collective.Doing
+	// askWhere asks where its program is, too. May be nil.
+	askWhere func(rank int, stop <-chan struct{}) collective.Doing
 	// come is set when a goroutine rank has what is its own in cfg: before that, others
 	// that have come to the group leave it alone.
 	come atomic.Bool

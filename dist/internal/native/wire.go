@@ -50,7 +50,7 @@ const (
 	// MaxKey is the most bytes of the name by which members of a group meet.
 	MaxKey     = 512
 	maxHello   = 64 + MaxKey
-	maxControl = 64 + max(maxFaultText, maxTold*skewEntry)
+	maxControl = 64 + max(maxFaultText, maxTold*skewEntry, doingHead+4*2+maxTextName+2*maxSite+maxStack)
 )
 
 // hello opens a connection between ranks.
