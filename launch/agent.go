@@ -130,13 +130,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	if a.attempt.NumNodes == 1 { // else ranks of other nodes may be in it still
 		defer a.endStore()
 	}
-	a.startGuard()
 	failed, err := a.startAll(ctx, stdout, stderr)
-	for _, p := range a.progs {
-		if p.guard != nil && p.guard != a.guard {
-			a.orphans.keep(p.guard.proc.Pid)
-		}
-	}
 	if a.guard != nil {
 		a.orphans.keep(a.guard.proc.Pid)
 		for _, w := range a.workers {

@@ -126,11 +126,16 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 			return nil, err
 		}
 	}
+	// It comes before all that would stay if this process were killed.
+	h.guard = startGuard(h.job.id)
+	cfg.guard = h.guard
 	if h.logs, err = openLogs(&cfg); err != nil {
 		return nil, err
 	}
-	h.cgroup = openCgroup(h.job.id)
-	cfg.scratch, cfg.cgroup = h.logs.scratch, h.cgroup.path()
+	if dir := cgroupPath(h.job.id); dir != "" {
+		h.guard.tell('c', dir)
+		h.cgroup = openCgroup(dir)
+	}
 	if err = h.resolve(ctx, &cfg); err != nil {
 		return nil, err
 	}
@@ -186,19 +191,12 @@ func (h *Host) Close() {
 	h.endStore()
 	h.notice.close()
 	h.logs.close()
-	if !h.removePrograms() {
-		h.guard.stop()
+	for _, p := range h.progs {
+		p.remove()
 	}
 	h.cgroup.close()
+	h.guard.stop() // the last: it guards all of that
 	h.sig.release()
-}
-
-// startGuard starts the guard, where no build has needed it before. It comes
-// before the workers: an agent may be killed as soon as they run.
-func (h *Host) startGuard() {
-	if h.guard == nil {
-		h.guard = startGuard(h.job.id, h.cgroup.path(), h.logs.scratch)
-	}
 }
 
 // hostName is what this machine calls itself.

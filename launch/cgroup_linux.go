@@ -24,25 +24,30 @@ type cgroup struct {
 	f   *os.File // of dir
 }
 
-// openCgroup makes the group of a job, nil where that is not allowed.
-func openCgroup(job string) *cgroup {
+// cgroupPath is where the group of a job is to be, empty where there can be none.
+func cgroupPath(job string) string {
 	list, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
-		return nil
+		return ""
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return nil
+		return ""
 	}
 	parent := cgroupDir(string(list), string(mounts))
 	if parent == "" {
-		return nil
+		return ""
 	}
-	dir := filepath.Join(parent, "cohort-"+job)
+	return filepath.Join(parent, "cohort-"+job)
+}
+
+// openCgroup makes the group of a job, nil where that is not allowed.
+func openCgroup(dir string) *cgroup {
 	if os.Mkdir(dir, 0o755) != nil {
 		return nil
 	}
 	c := &cgroup{dir: dir}
+	var err error
 	if _, err = os.Stat(filepath.Join(dir, "cgroup.kill")); err == nil { // Linux 5.14
 		c.f, err = os.Open(dir)
 	}
@@ -82,14 +87,6 @@ func cgroupDir(list, mounts string) string {
 		}
 	}
 	return ""
-}
-
-// path is where the group is, for the guard.
-func (c *cgroup) path() string {
-	if c == nil {
-		return ""
-	}
-	return c.dir
 }
 
 // join has a worker with these attributes be born into the group.

@@ -43,7 +43,7 @@ func TestCgroupDir(t *testing.T) {
 // needCgroup skips the test where no cgroup can be made.
 func needCgroup(t *testing.T) {
 	t.Helper()
-	c := openCgroup("test-" + randomHex(8))
+	c := openCgroup(cgroupPath("test-" + randomHex(8)))
 	if c == nil {
 		t.Skip("this process may not make cgroups (v2)")
 	}

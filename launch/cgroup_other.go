@@ -9,8 +9,8 @@ import "syscall"
 // cgroup is nothing on systems without control groups.
 type cgroup struct{}
 
+func cgroupPath(string) string  { return "" }
 func openCgroup(string) *cgroup { return nil }
 
-func (c *cgroup) path() string              { return "" }
 func (c *cgroup) join(*syscall.SysProcAttr) {}
 func (c *cgroup) close()                    {}

@@ -4,8 +4,9 @@ package launch
 
 import (
 	"os"
-	"slices"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
@@ -13,21 +14,24 @@ import (
 
 // guardScript is what remains when the agent has been killed so that it could
 // not end anything itself: a shell that waits for the end of a pipe whose other
-// end only the agent holds, and then kills. The lines that it reads say which
-// process groups have come (+) and gone (-): a number is not killed after it may
-// have passed to somebody else. On Linux, it goes on to kill every process
+// end only the agent holds, and then kills and removes. The lines that it reads say
+// which process groups have come (+) and gone (-), for a number is not killed after it may
+// have passed to somebody else; which cgroup (c) and which directories (d) are about to
+// be made. On Linux, it goes on to kill every process
 // in the job's cgroup, if it has one, and every process
 // that has the job in its environment (in passes, because a process may start
 // another one meanwhile), so that a daemon of a worker goes too. The
 // environment of the guard itself does not name the job.
 const guardScript = `
-job=$1 cgroup=$2
-shift 2
-groups=
-while read -r op pid; do
-	case $op in
-	+) groups="$groups $pid " ;;
-	-) groups="${groups%% $pid *} ${groups#* $pid }" ;;
+job=$1 cgroup= groups=
+shift
+while IFS= read -r line; do
+	arg=${line#??}
+	case $line in
+	+*) groups="$groups $arg " ;;
+	-*) groups="${groups%% $arg *} ${groups#* $arg }" ;;
+	c*) cgroup=$arg ;;
+	d*) set -- "$@" "$arg" ;;
 	esac
 done
 for g in $groups; do kill -KILL -"$g"; done
@@ -59,9 +63,9 @@ type guard struct {
 	proc *os.Process
 }
 
-// startGuard starts the shell; it kills and removes a cgroup, and it removes directories too, with all that is in
-// them (those that are not empty texts, as the cgroup may be). A nil guard does nothing.
-func startGuard(job, cgroup string, dirs ...string) *guard {
+// startGuard starts the shell, which comes before all that it removes: an agent may be
+// killed at any time. A nil guard does nothing.
+func startGuard(job string) *guard {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil
@@ -73,8 +77,7 @@ func startGuard(job, cgroup string, dirs ...string) *guard {
 		return nil
 	}
 	defer null.Close()
-	argv := []string{"cohort-guard", "-c", guardScript, "cohort-guard", envvar.Job.Assign(job), cgroup}
-	argv = append(argv, slices.DeleteFunc(dirs, func(dir string) bool { return dir == "" })...)
+	argv := []string{"cohort-guard", "-c", guardScript, "cohort-guard", envvar.Job.Assign(job)}
 	proc, err := os.StartProcess("/bin/sh", argv, &os.ProcAttr{
 		Dir:   "/",
 		Env:   []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin"},
@@ -90,14 +93,28 @@ func startGuard(job, cgroup string, dirs ...string) *guard {
 
 // watch tells the guard that a worker's process group has come or gone.
 func (g *guard) watch(pid int, alive bool) {
-	if g == nil {
-		return
-	}
-	op := "- "
+	op := '-'
 	if alive {
-		op = "+ "
+		op = '+'
 	}
-	_, _ = g.w.WriteString(op + strconv.Itoa(pid) + "\n")
+	g.tell(op, strconv.Itoa(pid))
+}
+
+// tell writes a line to the guard.
+func (g *guard) tell(op rune, text string) {
+	if g != nil && !strings.Contains(text, "\n") {
+		_, _ = g.w.WriteString(string(op) + " " + text + "\n")
+	}
+}
+
+// tempDir makes a directory that goes with the job.
+func (g *guard) tempDir() (string, error) {
+	dir := filepath.Join(os.TempDir(), "cohort-run-"+randomHex(8))
+	g.tell('d', dir)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", err
+	}
+	return dir, nil
 }
 
 // stop ends the guard: everything has been ended in order.

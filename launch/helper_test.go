@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cohort-ml/cohort/internal/agentpipe"
+	"github.com/cohort-ml/cohort/internal/leftover"
 )
 
 // The test binary is its own agent and its own worker: in a process with
@@ -46,7 +47,7 @@ func TestMain(m *testing.M) {
 	}
 	// With the race detector, each process would linger for a second at its end.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
-	os.Exit(m.Run())
+	os.Exit(leftover.Run(m.Run))
 }
 
 var roles map[string]func(arg string) int

@@ -59,6 +59,7 @@ func TestRestartIsNew(t *testing.T) {
 	var out, errs output
 	cfg := self(t, 3, "phoenix")
 	cfg.Stdout, cfg.Stderr, cfg.MaxRestarts = &out, &errs, 3
+	cfg.Env = append(cfg.Env, "COHORT_RECORDER_DIR="+t.TempDir())
 	if err := Run(t.Context(), cfg); err != nil {
 		t.Fatalf("%v\n%s", err, errs.String())
 	}

@@ -175,10 +175,9 @@ type Config struct {
 	// it has left the worker's session and cleared its environment (Linux).
 	Exclusive bool
 
-	argv0   string // of the workers, where it is not the program's path
-	extra   []string
-	scratch string // the guard removes it
-	cgroup  string // the guard kills and removes it
+	argv0 string // of the workers, where it is not the program's path
+	extra []string
+	guard *guard // ends what this process cannot end any more
 }
 
 // Nodes joins this host with others, attempt by attempt, and runs the attempts

@@ -148,7 +148,7 @@ func openLogs(cfg *Config) (*logTree, error) {
 			fmt.Fprintf(cfg.Stderr, "cohort: log files are in %s (--log-dir chooses another place)\n", base)
 		}
 	default:
-		base, err = os.MkdirTemp("", "cohort-run-")
+		base, err = cfg.guard.tempDir()
 		l.scratch = base
 	}
 	if err != nil {

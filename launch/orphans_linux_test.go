@@ -5,13 +5,17 @@ package launch
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/seeded"
 )
 
 // guards lists the running guards of a job.
@@ -109,4 +113,48 @@ func jobOf(t *testing.T, pid int) string {
 	}
 	t.Fatalf("process %d has no COHORT_JOB", pid)
 	return ""
+}
+
+// TestKilledEarly: an agent that is killed while it begins, at whatever moment, leaves no
+// directory and no cgroup: the guard is there before they are.
+func TestKilledEarly(t *testing.T) {
+	r := rand.New(rand.NewPCG(seeded.Of(t), 4))
+	group := cgroupPath("")
+	before := emptyGroups(group)
+	for i := range 24 {
+		tmp := t.TempDir()
+		p := startProcess(t, `agent:{"NumRanks":2}`, "LAUNCH_TEST_WORKER=wait", "TMPDIR="+tmp)
+		if i%2 == 0 { // as soon as there is something to leave
+			eventually(t, func() string {
+				if made, _ := os.ReadDir(tmp); len(made) == 0 && len(emptyGroups(group)) <= len(before) {
+					return "nothing was made"
+				}
+				return ""
+			})
+		} else {
+			time.Sleep(time.Duration(r.IntN(80)) * time.Millisecond) // the point: at any moment
+		}
+		_ = p.Process.Kill()
+		_ = p.Wait()
+		eventually(t, func() string {
+			if left, _ := filepath.Glob(tmp + "/*"); len(left) > 0 {
+				return fmt.Sprintf("%v is left", left)
+			}
+			if left := emptyGroups(group); slices.ContainsFunc(left, func(dir string) bool { return !slices.Contains(before, dir) }) {
+				return fmt.Sprintf("cgroups are left: %v", left)
+			}
+			return ""
+		})
+	}
+}
+
+// emptyGroups are the cgroups of jobs without a process.
+func emptyGroups(prefix string) (out []string) {
+	dirs, _ := filepath.Glob(prefix + "*")
+	for _, dir := range dirs {
+		if len((&cgroup{dir: dir}).pids()) == 0 && prefix != "" {
+			out = append(out, dir)
+		}
+	}
+	return out
 }

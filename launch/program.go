@@ -23,10 +23,9 @@ import (
 
 // program is what workers execute.
 type program struct {
-	path  string   // for execve
-	argv  []string // argv[0] included
-	tmp   string   // a directory to remove afterwards; may be empty
-	guard *guard   // removes it if the agent cannot
+	path string   // for execve
+	argv []string // argv[0] included
+	tmp  string   // a directory to remove afterwards; may be empty
 
 	isPython bool // the interpreter is that of PYTHON_EXEC, or python3
 	byItself bool // it is a command that is Python, or runs it
@@ -56,7 +55,6 @@ func (p *program) remove() {
 	if p.tmp != "" {
 		_ = os.RemoveAll(p.tmp)
 	}
-	p.guard.stop()
 }
 
 // resolve finds, or builds, the program of a job, whose id is job. Signals end
@@ -201,13 +199,13 @@ func buildGo(ctx context.Context, cfg *Config, job string, sig *signals, dir, ta
 	if err != nil {
 		return nil, badConfig("Program", "program %s: %w", cfg.Program, err)
 	}
-	tmpDir, err := os.MkdirTemp("", "cohort-run-")
+	tmpDir, err := cfg.guard.tempDir()
 	if err != nil {
 		return nil, badConfig("Program", "no place to build %s in: %w", cfg.Program, err)
 	}
 	p := &program{
 		path: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go"))),
-		tmp:  tmpDir, guard: startGuard(job, cfg.cgroup, tmpDir, cfg.scratch),
+		tmp:  tmpDir,
 	}
 	p.argv = append([]string{p.path}, cfg.Args...)
 	defer func() {
@@ -231,8 +229,8 @@ func buildGo(ctx context.Context, cfg *Config, job string, sig *signals, dir, ta
 	if err := cmd.Start(); err != nil {
 		return nil, badConfig("Program", "go build %s: %w", cfg.Program, err)
 	}
-	p.guard.watch(cmd.Process.Pid, true)
-	defer func() { p.guard.watch(cmd.Process.Pid, false) }()
+	cfg.guard.watch(cmd.Process.Pid, true)
+	defer cfg.guard.watch(cmd.Process.Pid, false)
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	kill := func() {

@@ -61,7 +61,7 @@ func (h *Host) resolve(ctx context.Context, cfg *Config) error {
 		if err != nil {
 			return err
 		}
-		h.progs, h.guard = []*program{p}, p.guard
+		h.progs = []*program{p}
 		return nil
 	}
 	for _, part := range cfg.Programs {
@@ -72,9 +72,6 @@ func (h *Host) resolve(ctx context.Context, cfg *Config) error {
 			return err
 		}
 		h.progs = append(h.progs, p)
-		if h.guard == nil {
-			h.guard = p.guard
-		}
 	}
 	return nil
 }
@@ -88,16 +85,6 @@ func (h *Host) program(local int) *program {
 		local -= part.NumRanks
 	}
 	return h.progs[0]
-}
-
-// removePrograms removes what was built, and says whether the host's guard was
-// that of a build, and has ended with it.
-func (h *Host) removePrograms() (guarded bool) {
-	for _, p := range h.progs {
-		guarded = guarded || p.guard != nil && p.guard == h.guard
-		p.remove()
-	}
-	return guarded
 }
 
 // ParseProgram reads N:PROGRAM ARGS…, the form in which a command line has one of

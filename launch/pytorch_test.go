@@ -197,7 +197,7 @@ func TestStoppedPyTorchRank(t *testing.T) {
 			cfg := self(t, 4, "gloowait")
 			cfg.Programs, cfg.Program, cfg.NumRanks, cfg.Direct = []Program{{filepath.Join("testdata", "stopped.py"), nil, 2}, {cfg.Program, nil, 2}}, "", 0, false
 			cfg.Stdout, cfg.Stderr, cfg.FailGrace = &out, &errs, 500*time.Millisecond
-			cfg.Env = append(cfg.Env, envvar.PythonExec.Assign(python), "TMPDIR="+t.TempDir())
+			cfg.Env = append(cfg.Env, envvar.PythonExec.Assign(python), envvar.RecorderDir.Assign(t.TempDir()))
 			ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(time.Minute))
 			defer cancel()
 			var e *Error
@@ -239,7 +239,7 @@ func TestRanksThatDiffer(t *testing.T) {
 				cfg := self(t, 4, "differs:"+how)
 				cfg.Programs, cfg.Program, cfg.NumRanks, cfg.Direct = []Program{{filepath.Join("testdata", "differs.py"), nil, 2}, {cfg.Program, nil, 2}}, "", 0, false
 				cfg.Stdout, cfg.Stderr = &out, &errs
-				cfg.Env = append(cfg.Env, envvar.PythonExec.Assign(python), "TMPDIR="+t.TempDir())
+				cfg.Env = append(cfg.Env, envvar.PythonExec.Assign(python), envvar.RecorderDir.Assign(t.TempDir()))
 				ctx, cancel := context.WithTimeout(t.Context(), loaded.Allow(time.Minute))
 				defer cancel()
 				var e *Error

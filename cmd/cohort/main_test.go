@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
+	"github.com/cohort-ml/cohort/internal/leftover"
 )
 
 // cliMain makes a process of the test binary the cohort command. Commands that
@@ -26,5 +27,5 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
 		os.Exit(4)
 	}
-	os.Exit(m.Run())
+	os.Exit(leftover.Run(m.Run))
 }
