@@ -140,7 +140,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 		}
 	}
 	if err != nil {
-		a.startErr = err
+		a.startErr = limited(err)
 		a.do(startFailed{failed})
 	}
 	timer := time.NewTimer(time.Hour)
@@ -502,6 +502,11 @@ func (a *agent) result(ctx context.Context) error {
 		e.Failures = append(e.Failures, a.failure(f))
 	}
 	a.memory.explain(e.Failures)
+	for i := range e.Failures {
+		if f := &e.Failures[i]; f.Memory == "" && !f.Stopped {
+			f.Memory = f.addressSpace()
+		}
+	}
 	firstFirst(e.Failures)
 	causeFirst(e.Failures)
 	for _, i := range a.unkillable {

@@ -100,6 +100,9 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkFiles(&cfg); err != nil {
+		return nil, err
+	}
 	h := &Host{cfg: cfg}
 	defer func() {
 		if err != nil {

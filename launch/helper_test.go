@@ -47,7 +47,9 @@ func TestMain(m *testing.M) {
 	}
 	// With the race detector, each process would linger for a second at its end.
 	os.Setenv("GORACE", "atexit_sleep_ms=0")
-	os.Exit(leftover.Run(m.Run))
+	tmp := leftover.Dir()
+	os.Setenv("TMPDIR", tmp)
+	os.Exit(leftover.Check(tmp, m.Run()))
 }
 
 var roles map[string]func(arg string) int

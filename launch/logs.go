@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
@@ -126,8 +127,9 @@ func ParseRankStreams(text string) (RankStreams, error) {
 // logTree is the directory of a run.
 type logTree struct {
 	Logs
-	dir     string // of the run; empty: no files
-	scratch string // to remove in the end: holds error files alone
+	full    sync.Once // what there is to say of files that cannot be written
+	dir     string    // of the run; empty: no files
+	scratch string    // to remove in the end: holds error files alone
 }
 
 // openLogs makes the directory of the run.
@@ -151,7 +153,11 @@ func openLogs(cfg *Config) (*logTree, error) {
 		base, err = cfg.guard.tempDir()
 		l.scratch = base
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+	case l.Dir == "":
+		return nil, badConfig("Logs", "the temporary directory %s cannot be written: name another one in TMPDIR, or give a log directory (%w)", os.TempDir(), limited(err))
+	default:
 		return nil, logError(base, err)
 	}
 	// The name is a part of a path.
@@ -271,7 +277,12 @@ func (a *attemptLogs) relay(k, local int, prefix func(teed bool) []byte, console
 	} else if teed && a.sinks[k] != nil {
 		c.filtered, c.needles = a.sinks[k], [][]string{a.StdoutFilters, a.StderrFilters}[k]
 	}
-	c.prefix, c.notices = prefix(teed), console
+	c.prefix = prefix(teed)
+	c.trouble = func(err error) {
+		a.full.Do(func() {
+			_, _ = fmt.Fprintf(console, "cohort: a log file cannot be written any more, and ends here, as others may: %v\n", err)
+		})
+	}
 	return c, nil
 }
 

@@ -183,7 +183,7 @@ func TestLogsFullDisk(t *testing.T) {
 		t.Skip(err)
 	}
 	var shown, notices output
-	c := &relay{prefix: []byte("> "), dst: &sink{w: &shown}, file: full, notices: &sink{w: &notices}}
+	c := &relay{prefix: []byte("> "), dst: &sink{w: &shown}, file: full, trouble: func(err error) { fmt.Fprintln(&notices, err) }}
 	c.run(&spy{Reader: strings.NewReader("a\nb\n")})
 	if shown.String() != "> a\n> b\n" || strings.Count(notices.String(), "no space left") != 1 {
 		t.Errorf("shown %q, told %q", shown.String(), notices.String())

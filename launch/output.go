@@ -90,8 +90,8 @@ type relay struct {
 	needles  []string
 	matches  []byte
 
-	kept    []byte // for file
-	notices *sink  // is told of a file that cannot be written
+	kept    []byte      // for file
+	trouble func(error) // is told of a file that cannot be written
 }
 
 // stream is what a relay reads: a pipe from a rank.
@@ -236,7 +236,7 @@ func (c *relay) flush() bool {
 		if _, err := c.file.Write(c.kept); err != nil {
 			c.file.Close()
 			c.file = nil
-			_, _ = fmt.Fprintf(c.notices, "cohort: a log file cannot be written any more, and ends here: %v\n", err)
+			c.trouble(err)
 		}
 		c.kept = c.kept[:0]
 	}

@@ -244,7 +244,7 @@ func TestRelayFile(t *testing.T) {
 		var shown, filtered bytes.Buffer
 		c := &relay{
 			prefix: []byte("> "), dst: &sink{w: &shown}, file: f, hider: hider{secret: newSecret(token)},
-			filtered: &sink{w: &filtered}, needles: []string{"plum"}, notices: &sink{w: &shown},
+			filtered: &sink{w: &filtered}, needles: []string{"plum"}, trouble: func(err error) { t.Error(err) },
 		}
 		c.run(&spy{Reader: &pieces{text.String(), r}})
 		got, err := os.ReadFile(f.Name())

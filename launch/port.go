@@ -60,6 +60,6 @@ func masterError(addr string, port int, err error) error {
 	case errors.Is(err, syscall.EACCES):
 		return fmt.Errorf("master port %d on %s may not be listened on by this user: choose one above 1023 (%w)", port, addr, err)
 	default:
-		return fmt.Errorf("rank 0 cannot listen on master address %s port %d: %w", addr, port, err)
+		return fmt.Errorf("rank 0 cannot listen on master address %s port %d: %w", addr, port, limited(err))
 	}
 }

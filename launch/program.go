@@ -201,7 +201,7 @@ func buildGo(ctx context.Context, cfg *Config, job string, sig *signals, dir, ta
 	}
 	tmpDir, err := cfg.guard.tempDir()
 	if err != nil {
-		return nil, badConfig("Program", "no place to build %s in: %w", cfg.Program, err)
+		return nil, badConfig("Program", "no place to build %s in: the temporary directory %s cannot be written: name another one in TMPDIR (%w)", cfg.Program, os.TempDir(), limited(err))
 	}
 	p := &program{
 		path: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go"))),

@@ -24,7 +24,13 @@ const (
 	exitUsage  = 2 // it cannot be started as asked
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() {
+	if err := launch.CheckLimits(); err != nil {
+		fmt.Fprintf(os.Stderr, "cohort: %v\n", err)
+		os.Exit(exitUsage)
+	}
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
 
 // run is main without the process around it.
 func run(args []string, stdout, stderr io.Writer) int {

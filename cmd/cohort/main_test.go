@@ -27,5 +27,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "a rank must not run the tests")
 		os.Exit(4)
 	}
-	os.Exit(leftover.Run(m.Run))
+	tmp := leftover.Dir()
+	os.Setenv("TMPDIR", tmp)
+	os.Exit(leftover.Check(tmp, m.Run()))
 }

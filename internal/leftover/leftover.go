@@ -11,23 +11,20 @@ import (
 	"path/filepath"
 )
 
-// Run calls run, as m.Run, with a temporary directory of its own, and returns its code, or
-// 1 where jobs have left something there.
-func Run(run func() int) int {
+// Dir makes the directory that a TestMain sets as TMPDIR before it runs the tests.
+func Dir() string {
 	dir, err := os.MkdirTemp("", "leftover-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		return 1
+		os.Exit(1)
 	}
+	return dir
+}
+
+// Check removes the directory, and returns the code of the tests, or 1 where jobs have left
+// something there.
+func Check(dir string, code int) int {
 	defer os.RemoveAll(dir)
-	was, isSet := os.LookupEnv("TMPDIR")
-	os.Setenv("TMPDIR", dir)
-	defer func() {
-		if os.Setenv("TMPDIR", was); !isSet {
-			os.Unsetenv("TMPDIR")
-		}
-	}()
-	code := run()
 	for _, pattern := range []string{"cohort-*", "torchelastic_*"} {
 		left, _ := filepath.Glob(filepath.Join(dir, pattern))
 		for _, path := range left {
