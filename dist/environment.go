@@ -71,12 +71,13 @@ func masterFromEnv(needed bool) (string, error) {
 }
 
 // ranksFromEnv reads RANK and WORLD_SIZE. Without either the process is a job
-// of one rank.
+// of one rank, and says so where a scheduler has started several.
 func ranksFromEnv() (place, error) {
 	_, hasSize := envvar.WorldSize.Lookup()
 	_, hasRank := envvar.Rank.Lookup()
 	switch {
 	case !hasSize && !hasRank:
+		envvar.TellTask(os.Stderr)
 		return place{0, 1, ""}, nil
 	case !hasRank:
 		return place{}, together(envvar.WorldSize, envvar.Rank)

@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"github.com/cohort-ml/cohort/internal/agentpipe"
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // Attempt is one start of the workers: where this host stands among the others
@@ -102,6 +103,9 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	}
 	if err := checkFiles(&cfg); err != nil {
 		return nil, err
+	}
+	if cfg.Nodes == nil {
+		envvar.TellTask(cfg.Stderr)
 	}
 	h := &Host{cfg: cfg}
 	defer func() {

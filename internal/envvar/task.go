@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package envvar
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+)
+
+// Task is a place in a job that a scheduler or another launcher has given this process.
+// Cohort finds its place in RANK and WORLD_SIZE alone.
+type Task struct {
+	Rank, Size       int // Size is 0 where it is not said
+	RankVar, SizeVar string
+}
+
+// tasks are the variables in which places are found, the innermost launcher first: of
+// implementations of MPI, of vendors' launchers, and of schedulers. The last have no size.
+var tasks = []struct{ rank, size string }{
+	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
+	{"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"},
+	{"PMI_RANK", "PMI_SIZE"},
+	{"PALS_RANKID", "PALS_SIZE"},
+	{"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"},
+	{"FLUX_TASK_RANK", "FLUX_JOB_SIZE"},
+	{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"},
+	{"SLURM_PROCID", "SLURM_NTASKS"},
+	{"SLURM_PROCID", "SLURM_NPROCS"},
+	{"AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES"},
+	{"PMIX_RANK", ""},
+	{"ALPS_APP_PE", ""},
+	{"JOB_COMPLETION_INDEX", ""},
+	{"VC_TASK_INDEX", ""},
+	{"LSF_PM_TASKID", ""},
+	{"LSB_JOBINDEX", ""},
+}
+
+// FindTask returns the place that somebody else than a launcher of Cohort's or PyTorch's
+// has given this process among several, if there is one.
+func FindTask() (t Task, ok bool) {
+	for _, v := range tasks {
+		rank, err := ParseInt(os.Getenv(v.rank))
+		if err != nil || rank < 0 {
+			continue
+		}
+		if v.size == "" {
+			// Outside of an array of jobs its index is 0.
+			if v.rank == "LSB_JOBINDEX" && rank == 0 {
+				continue
+			}
+			return Task{Rank: rank, RankVar: v.rank}, true
+		}
+		if size, err := ParseInt(os.Getenv(v.size)); err == nil && size > rank {
+			return Task{Rank: rank, Size: size, RankVar: v.rank, SizeVar: v.size}, size > 1
+		}
+	}
+	return Task{}, false
+}
+
+var toldTask sync.Once
+
+// TellTask says in a line that this process does not use its place among several, if it
+// has one: once a process, whoever finds it out first.
+func TellTask(w io.Writer) {
+	if t, ok := FindTask(); ok {
+		toldTask.Do(func() { fmt.Fprintf(w, "cohort: %s\n", t.Alone()) })
+	}
+}
+
+// Alone says what it means that a process does not use its place.
+func (t Task) Alone() string {
+	where := fmt.Sprintf("this is task %d of several by %s", t.Rank, t.RankVar)
+	if t.Size > 0 {
+		where = fmt.Sprintf("this is task %d of %d by %s and %s", t.Rank, t.Size, t.RankVar, t.SizeVar)
+	}
+	start := "one launcher on each machine"
+	if strings.HasPrefix(t.RankVar, "SLURM") {
+		start += " (srun --ntasks-per-node=1)"
+	}
+	return fmt.Sprintf("%s, which Cohort does not use: each of them runs alone. For one job of all, start %s, as in cohort run --nnodes N --rdzv-backend c10d --rdzv-endpoint HOST PROGRAM, or give each task %s, %s, %s, %s and the same %s",
+		where, start, Rank, WorldSize, MasterAddr, MasterPort, Token)
+}
