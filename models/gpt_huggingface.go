@@ -24,8 +24,8 @@ type huggingFaceGPT2 struct {
 	Heads         int        `json:"n_head"`
 	Epsilon       float64    `json:"layer_norm_epsilon"`
 	Tied          bool       `json:"tie_word_embeddings"`
-	BOS           *int       `json:"bos_token_id"`
-	EOS           *int       `json:"eos_token_id"`
+	BOS           any        `json:"bos_token_id"` // a number, or a list of them: not the model's matter
+	EOS           any        `json:"eos_token_id"`
 	ResidDrop     float64    `json:"resid_pdrop"`
 	EmbedDrop     float64    `json:"embd_pdrop"`
 	AttnDrop      float64    `json:"attn_pdrop"`

@@ -20,26 +20,65 @@ type GenerateOptions struct {
 	NumTokens   int
 	Temperature float64 // divides the logits; 0 takes the likeliest token always
 	TopK        int     // draw among so many likeliest tokens; 0 is all
+	TopP        float64 // draw among the likeliest that have this share of the probability together; 0 and 1 are all
 	Seed        int64
+	// RepetitionPenalty divides the logits of tokens that are in the text, or
+	// multiplies those below 0; 0 and 1 change nothing.
+	RepetitionPenalty float64
+	// EOS are the tokens that end a text. Without any, each special token does.
+	EOS []int64
+	// BOS goes before a text without a prompt, if the tokenizer puts nothing there.
+	BOS []int64
+
+	// With the prompt's tokens; 0 is no matter.
+	maxLength, minLength int
+	minTokens            int // before EOS
+}
+
+// ends reports whether a token ends a text.
+func (o *GenerateOptions) ends(tok *tokenizer.Tokenizer, id int64) bool {
+	if len(o.EOS) > 0 {
+		return slices.Contains(o.EOS, id)
+	}
+	return tok.Special(id)
 }
 
 // Generate goes on from a prompt: it calls emit with the bytes of each token
 // that it draws. A prompt longer than the model's context is cut at the front,
-// and where the text outgrows the context, its later half goes on alone. A
-// special token, such as that which ends a document, ends the text.
+// and where the text outgrows the context, its later half goes on alone. A token
+// of o.EOS ends the text; without any, each special token, such as that which
+// ends a document. Special tokens that do not are not emitted.
 func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, prompt string, o GenerateOptions, emit func([]byte) error) error {
 	if o.NumTokens < 0 || o.TopK < 0 || !(o.Temperature >= 0) {
 		return fmt.Errorf("generate: %d tokens of the likeliest %d at a temperature of %v: none may be negative, nor the temperature NaN", o.NumTokens, o.TopK, o.Temperature)
 	}
+	if !(o.TopP >= 0 && o.TopP <= 1) || !(o.RepetitionPenalty >= 0) {
+		return fmt.Errorf("generate: a share of %v, a penalty of %v: the share is between 0 and 1, the penalty not negative, and neither is NaN", o.TopP, o.RepetitionPenalty)
+	}
 	ids := tok.EncodeInput([]byte(prompt))
 	if len(ids) == 0 {
+		ids = slices.Clone(o.BOS)
+	}
+	if len(ids) == 0 {
 		ids = tok.Encode([]byte("\n"))
+	}
+	for _, id := range ids {
+		if id >= int64(m.Vocab()) {
+			return fmt.Errorf("generate: the prompt has %q, token %d, and the model knows %d: a file of its folder adds a token that it was not trained with", tok.Token(id), id, m.Vocab())
+		}
+	}
+	if o.maxLength > 0 {
+		o.NumTokens = max(0, o.maxLength-len(ids))
+	}
+	if o.minLength > 0 {
+		o.minTokens = o.minLength - len(ids)
 	}
 	ids = ids[max(0, len(ids)-m.Context()):]
 	// Published models take contexts that are longer than most texts: a cache for
 	// all of it would be gigabytes.
-	g, cache := tensor.NewGenerator(o.Seed), nn.NewKVCache(min(m.Context(), len(ids)+o.NumTokens))
-	for range o.NumTokens {
+	g, cache := tensor.NewGenerator(o.Seed), nn.NewKVCache(min(m.Context()-len(ids), o.NumTokens)+len(ids))
+	text := slices.Clone(ids) // all that the penalty is for
+	for written := range o.NumTokens {
 		if err := context.Cause(ctx); err != nil {
 			return fmt.Errorf("generate: %w", err)
 		}
@@ -55,11 +94,23 @@ func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, 
 			return fmt.Errorf("generate: the score of token %d is NaN after %d tokens: the model has weights that are not finite, or too large", i, len(ids))
 		}
 		// A model may have more rows than its tokenizer has tokens, to be a round number.
-		id := draw(logits[:min(len(logits), tok.Size())], o, g)
-		if tok.Special(id) {
+		logits = logits[:min(len(logits), tok.Size())]
+		o.penalize(logits, text)
+		if written < o.minTokens {
+			for _, id := range o.EOS {
+				if id >= 0 && id < int64(len(logits)) {
+					logits[id] = float32(math.Inf(-1))
+				}
+			}
+		}
+		id := draw(logits, o, g)
+		if o.ends(tok, id) {
 			return nil
 		}
-		ids = append(ids, id)
+		ids, text = append(ids, id), append(text, id)
+		if tok.Special(id) {
+			continue
+		}
 		if err := emit(tok.Token(id)); err != nil {
 			return err
 		}
@@ -75,6 +126,25 @@ func nextLogits(ctx context.Context, m models.CausalLM, cache *nn.KVCache, ids [
 	defer c.Recover(&err)
 	out := c.Call(m, tensor.FromInt64(ids, 1, len(ids)))
 	return out.Select(0, 0).Select(0, len(ids)-1).Float32s(), nil
+}
+
+// penalize makes tokens that are in a text less likely.
+func (o *GenerateOptions) penalize(logits []float32, text []int64) {
+	if o.RepetitionPenalty == 0 || o.RepetitionPenalty == 1 {
+		return
+	}
+	p, done := float32(o.RepetitionPenalty), make(map[int64]bool, len(text))
+	for _, id := range text {
+		if id < 0 || id >= int64(len(logits)) || done[id] {
+			continue
+		}
+		done[id] = true
+		if logits[id] < 0 {
+			logits[id] *= p
+		} else {
+			logits[id] /= p
+		}
+	}
 }
 
 // draw picks a token.
@@ -95,6 +165,16 @@ func draw(logits []float32, o GenerateOptions, g *tensor.Generator) int64 {
 		weights[i] = math.Exp(float64(logits[id]-logits[order[0]]) / o.Temperature)
 		sum += weights[i]
 	}
+	if o.TopP > 0 && o.TopP < 1 {
+		before := 0.0 // what is likelier
+		for i, w := range weights {
+			if before >= o.TopP*sum {
+				order, weights, sum = order[:i], weights[:i], before
+				break
+			}
+			before += w
+		}
+	}
 	at := g.Float64() * sum
 	for i, w := range weights {
 		if at -= w; at < 0 {
@@ -111,7 +191,12 @@ func (r *lmRun) sample(ctx context.Context) (string, error) {
 	}
 	text := []byte(r.cfg.Prompt)
 	o := GenerateOptions{NumTokens: r.cfg.SampleTokens, Temperature: 0.8, TopK: 50, Seed: r.cfg.Seed}
-	err := Generate(ctx, r.model(), r.tokenizer, r.cfg.Prompt, o, func(piece []byte) error {
+	said, err := parseGeneration(r.companions)
+	if err != nil {
+		return "", err
+	}
+	o.Fill(said, func(name string) bool { return name == "max_new_tokens" })
+	err = Generate(ctx, r.model(), r.tokenizer, r.cfg.Prompt, o, func(piece []byte) error {
 		text = append(text, piece...)
 		return nil
 	})

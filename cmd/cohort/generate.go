@@ -20,7 +20,13 @@ func newGenerateCommand() *cobra.Command {
 		Long: `Go on from a prompt with a language model: that of a run, of one checkpoint, or a
 GPT-2 or Llama, or an adapter of one, in a folder that Hugging Face's
 save_pretrained or PEFT wrote, with its tokenizer.json. Of a run it takes the best
-weights, where it kept some, and says so; --step takes others.`,
+weights, where it kept some, and says so; --step takes others.
+
+A token of eos_token_id in the folder's generation_config.json (or, without that
+file, in config.json) ends the text; without one, any special token does. The
+file's do_sample, temperature, top_k, top_p, repetition_penalty, max_new_tokens,
+max_length, min_new_tokens and min_length are the defaults; a flag goes before
+them. What else it asks for is told.`,
 		Example: `  cohort generate --from out/lm --prompt 'func main() {'
   cohort generate --from path/to/llama --prompt 'Once upon a time' --temperature 0`,
 		Args: noArgs,
@@ -28,15 +34,25 @@ weights, where it kept some, and says so; --step takes others.`,
 			if o.NumTokens < 0 || !(o.Temperature >= 0) || o.TopK < 0 {
 				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must be 0 or more, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
 			}
+			if !(o.TopP > 0 && o.TopP <= 1) || !(o.RepetitionPenalty > 0) {
+				return usageError{fmt.Errorf("--top-p must be more than 0 and at most 1, and --repetition-penalty more than 0, got %v and %v", o.TopP, o.RepetitionPenalty)}
+			}
 			if cmd.Flags().Changed("step") {
 				if from, err = train.AtStep(from, step); err != nil {
 					return err
 				}
 			}
-			model, tok, err := train.LoadLM(cmd.Context(), from, func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) })
+			notice := func(text string) { fmt.Fprintln(cmd.ErrOrStderr(), "cohort: "+text) }
+			model, tok, err := train.LoadLM(cmd.Context(), from, notice)
 			if err != nil {
 				return err
 			}
+			said, err := train.LoadGeneration(cmd.Context(), from, notice)
+			if err != nil {
+				return err
+			}
+			flags := map[string]string{"max_new_tokens": "tokens", "temperature": "temperature", "top_k": "top-k", "top_p": "top-p", "repetition_penalty": "repetition-penalty"}
+			o.Fill(said, func(name string) bool { return flags[name] != "" && cmd.Flags().Changed(flags[name]) })
 			out := cmd.OutOrStdout()
 			if _, err := fmt.Fprint(out, prompt); err != nil {
 				return err
@@ -56,6 +72,8 @@ weights, where it kept some, and says so; --step takes others.`,
 	f.IntVar(&o.NumTokens, "tokens", o.NumTokens, "tokens to write")
 	f.Float64Var(&o.Temperature, "temperature", o.Temperature, "0 takes the likeliest token always")
 	f.IntVar(&o.TopK, "top-k", o.TopK, "draw among so many likeliest tokens; 0 is all")
+	f.Float64Var(&o.TopP, "top-p", 1, "draw among the likeliest tokens that have this `share` of the probability together; 1 is all")
+	f.Float64Var(&o.RepetitionPenalty, "repetition-penalty", 1, "`divisor` of the scores of tokens that the text has already; 1 changes nothing")
 	f.Int64Var(&o.Seed, "seed", o.Seed, "of the draws")
 	return cmd
 }

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package train
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+const generationFile = "generation_config.json"
+
+// Generation is what the folder of a model says about how it writes: its
+// generation_config.json or, where there is none, its config.json, as in the
+// Hugging Face libraries. What is nil is not said.
+type Generation struct {
+	EOS               []int64 // each ends a text
+	BOS               []int64 // begins a text without a prompt
+	Sample            *bool   // false takes the likeliest token always
+	Temperature       *float64
+	TopK              *int
+	TopP              *float64
+	RepetitionPenalty *float64
+	MaxNewTokens      *int
+	MaxLength         *int // with the prompt's tokens
+	MinNewTokens      *int
+	MinLength         *int // with the prompt's tokens
+	// Ignored names what it says beside that, which is not done.
+	Ignored []string
+
+	file string
+}
+
+// LoadGeneration reads what the folder of a language model says about
+// generation; dir is as for [LoadLM]. It calls notice with what is not done, if
+// there is something.
+func LoadGeneration(ctx context.Context, dir string, notice func(text string)) (Generation, error) {
+	at, err := findModel(ctx, dir, func(string) {}) // LoadLM tells what was passed over
+	if err != nil {
+		return Generation{}, fmt.Errorf("load what a model says of generation: %w", err)
+	}
+	folder, err := modelFolder(at.path)
+	if err != nil {
+		return Generation{}, err
+	}
+	files := make(map[string][]byte)
+	for _, path := range []string{filepath.Join(folder, configFile), filepath.Join(folder, generationFile), filepath.Join(at.path, generationFile)} {
+		if text, err := os.ReadFile(path); err == nil {
+			files[filepath.Base(path)] = text
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return Generation{}, err
+		}
+	}
+	g, err := parseGeneration(files)
+	if err != nil {
+		return Generation{}, fmt.Errorf("%s: %w", at.path, err)
+	}
+	if len(g.Ignored) > 0 {
+		notice(fmt.Sprintf("%s: %s is not done", filepath.Join(at.path, g.file), strings.Join(g.Ignored, ", ")))
+	}
+	return g, nil
+}
+
+// without are the fields of generation_config.json that change no text that one
+// prompt gives, and those that are the defaults of the Hugging Face libraries.
+var without = map[string]any{
+	"transformers_version": nil, "_from_model_config": nil, "_commit_hash": nil, "pad_token_id": nil, "use_cache": nil, "cache_implementation": nil, "cache_config": nil,
+	"max_cache_len": nil, "return_dict_in_generate": nil, "output_attentions": nil, "output_hidden_states": nil, "output_scores": nil, "output_logits": nil,
+	"num_assistant_tokens": nil, "num_assistant_tokens_schedule": nil, "assistant_confidence_threshold": nil, "compile_config": nil, "disable_compile": nil,
+	"early_stopping": nil, "length_penalty": nil, "renormalize_logits": nil, "low_memory": nil, "decoder_start_token_id": nil, "trust_remote_code": nil,
+	"encoder_no_repeat_ngram_size": nil, "is_assistant": nil, "prefill_chunk_size": nil, "remove_invalid_values": nil, "chat_format": nil, "num_beam_groups": 1.,
+	"num_beams": 1., "num_return_sequences": 1., "typical_p": 1., "min_p": 0., "epsilon_cutoff": 0., "eta_cutoff": 0., "no_repeat_ngram_size": 0.,
+	"encoder_repetition_penalty": 1., "diversity_penalty": 0., "guidance_scale": 1., "max_window_size": nil, "transformers.js_config": nil,
+}
+
+// parseGeneration reads generation_config.json or else config.json.
+func parseGeneration(files map[string][]byte) (g Generation, err error) {
+	g.file = generationFile
+	text, ok := files[generationFile]
+	if !ok {
+		g.file = configFile
+		if text, ok = files[configFile]; !ok {
+			return g, nil
+		}
+	}
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(text, &fields); err != nil {
+		return g, fmt.Errorf("%s: %w", g.file, err)
+	}
+	known := map[string]any{
+		"do_sample": &g.Sample, "temperature": &g.Temperature, "top_k": &g.TopK, "top_p": &g.TopP, "repetition_penalty": &g.RepetitionPenalty,
+		"max_new_tokens": &g.MaxNewTokens, "max_length": &g.MaxLength, "min_new_tokens": &g.MinNewTokens, "min_length": &g.MinLength,
+		"eos_token_id": &g.EOS, "bos_token_id": &g.BOS,
+	}
+	for name, raw := range fields {
+		if string(raw) == "null" {
+			continue
+		}
+		v, ok := known[name]
+		switch def, ignored := without[name]; {
+		case ok:
+			if ids, isIDs := v.(*[]int64); isIDs && !bytes.HasPrefix(raw, []byte("[")) {
+				raw = slices.Concat([]byte("["), raw, []byte("]"))
+				v = ids
+			}
+			if err := json.Unmarshal(raw, v); err != nil {
+				return g, fmt.Errorf("%s: %s is %s: %w", g.file, name, raw, err)
+			}
+		case g.file == configFile: // it says much that is no matter of generation
+		case !ignored || def != nil && !is(raw, def):
+			if !is(raw, false) && string(raw) != "[]" && string(raw) != "{}" {
+				g.Ignored = append(g.Ignored, fmt.Sprintf("%s %.60s", name, raw))
+			}
+		}
+	}
+	slices.Sort(g.Ignored)
+	return g, g.check()
+}
+
+// is reports whether a value is another.
+func is(raw json.RawMessage, want any) bool {
+	var v any
+	return json.Unmarshal(raw, &v) == nil && v == want
+}
+
+func (g *Generation) check() error {
+	bad := func(name string, v any, want string) error {
+		return fmt.Errorf("%s: %s is %v, want %s", g.file, name, v, want)
+	}
+	switch {
+	case g.Temperature != nil && !(*g.Temperature >= 0):
+		return bad("temperature", *g.Temperature, "0 or more")
+	case g.TopK != nil && *g.TopK < 0:
+		return bad("top_k", *g.TopK, "0 or more")
+	case g.TopP != nil && !(*g.TopP >= 0 && *g.TopP <= 1):
+		return bad("top_p", *g.TopP, "0 to 1")
+	case g.RepetitionPenalty != nil && !(*g.RepetitionPenalty > 0):
+		return bad("repetition_penalty", *g.RepetitionPenalty, "more than 0")
+	}
+	return nil
+}
+
+// Fill sets what a user has not given. What they have is said by given, with the
+// names of fields of generation_config.json: do_sample, temperature, top_k, top_p,
+// repetition_penalty, max_new_tokens.
+func (o *GenerateOptions) Fill(g Generation, given func(name string) bool) {
+	o.EOS, o.BOS = g.EOS, g.BOS
+	if g.Temperature != nil && !given("temperature") {
+		o.Temperature = *g.Temperature
+	}
+	if g.Sample != nil && !*g.Sample && !given("temperature") && !given("do_sample") {
+		o.Temperature = 0
+	}
+	if g.TopK != nil && !given("top_k") {
+		o.TopK = *g.TopK
+	}
+	if g.TopP != nil && !given("top_p") {
+		o.TopP = max(*g.TopP, math.SmallestNonzeroFloat64) // none is the likeliest alone
+	}
+	if g.RepetitionPenalty != nil && !given("repetition_penalty") {
+		o.RepetitionPenalty = *g.RepetitionPenalty
+	}
+	switch {
+	case given("max_new_tokens"):
+	case g.MaxNewTokens != nil:
+		o.NumTokens = max(0, *g.MaxNewTokens)
+	case g.MaxLength != nil && *g.MaxLength > 0:
+		o.NumTokens, o.maxLength = math.MaxInt, *g.MaxLength
+	}
+	if g.MinNewTokens != nil {
+		o.minTokens = *g.MinNewTokens
+	} else if g.MinLength != nil {
+		o.minLength = *g.MinLength
+	}
+}
