@@ -24,7 +24,9 @@ import (
 )
 
 const (
-	minCorpus    = 16 << 10 // bytes: less cannot be split into anything useful
+	minCorpus    = 1 << 10  // bytes: less cannot be split into anything useful
+	smallCorpus  = 16 << 10 // less has one block for validation,
+	smallShare   = 10       // which is a larger share
 	headSize     = 4 << 10  // of a file, read to see what it is
 	valShare     = 20       // a 20th of the text is for validation
 	minValUnits  = 4        // directories or files that validation must come from
@@ -47,19 +49,34 @@ type Corpus struct {
 	Skipped    int // files left out: not text, generated, or not regular files
 
 	from         string // the directory, if a user named one
-	firstSkipped string
+	firstSkipped skipped
+	records      []string // files of records that are read as text among others
 }
 
-// Note says which files were left out of a directory that a user named, "" if
-// none.
+// skipped is a file that is left out, and why.
+type skipped struct{ name, why string }
+
+// Note says which files were left out of a directory that a user named, and which
+// are records that are read as the text that they are; "" if none.
 func (c *Corpus) Note() string {
-	switch {
-	case c.Skipped == 0 || c.from == "":
+	if c.from == "" {
 		return ""
-	case c.Skipped == 1:
-		return fmt.Sprintf("a file in %s is left out (not UTF-8 text, generated, or a link): %s", c.from, c.firstSkipped)
 	}
-	return fmt.Sprintf("%d files in %s are left out (not UTF-8 text, generated, or links), the first is %s", c.Skipped, c.from, c.firstSkipped)
+	var notes []string
+	first := c.firstSkipped.name
+	if c.firstSkipped.why != "" {
+		first += " (" + c.firstSkipped.why + ")"
+	}
+	switch {
+	case c.Skipped == 1:
+		notes = append(notes, fmt.Sprintf("a file in %s is left out (not UTF-8 text, generated, or a link): %s", c.from, first))
+	case c.Skipped > 1:
+		notes = append(notes, fmt.Sprintf("%d files in %s are left out (not UTF-8 text, generated, or links), the first is %s", c.Skipped, c.from, first))
+	}
+	if n := len(c.records); n > 0 {
+		notes = append(notes, fmt.Sprintf("files of records in %s that are read as the text that they are: %d, the first is %s", c.from, n, c.records[0]))
+	}
+	return strings.Join(notes, "; ")
 }
 
 // ByteSize is a number of bytes that prints as megabytes, or as kilobytes if it
@@ -98,16 +115,11 @@ func OpenCorpus(ctx context.Context, path string) (*Corpus, error) {
 	c := &Corpus{Name: path}
 	switch {
 	case info.Mode().IsRegular():
-		files = []*file{{name: filepath.Base(path), path: root, size: info.Size()}}
-		if info.Size() == 0 {
-			return nil, &SourceError{Path: path, Problem: Empty, Advice: "--data wants a file or directory of UTF-8 text"}
-		}
-		if files, _, err = selectFiles(ctx, files, isText); err != nil {
+		f, err := openFile(ctx, path, root, info.Size())
+		if err != nil {
 			return nil, err
 		}
-		if len(files) == 0 {
-			return nil, &SourceError{Path: path, Problem: NotText, Detail: "its beginning is not valid UTF-8 or holds a zero byte", Advice: "convert it, or point --data at a file or directory of UTF-8 text"}
-		}
+		files = []*file{f}
 	case info.IsDir():
 		if err := unended(path); err != nil {
 			return nil, err
@@ -117,15 +129,31 @@ func OpenCorpus(ctx context.Context, path string) (*Corpus, error) {
 		if err != nil {
 			return nil, err
 		}
-		var skipped []string
-		if files, skipped, err = selectFiles(ctx, found, func(f *file, head []byte) bool {
-			return isText(f, head) && !(strings.HasSuffix(f.name, ".go") && isGenerated(head))
+		var left []skipped
+		if files, left, err = selectFiles(ctx, found, func(f *file, head []byte) (string, error) {
+			if why, _ := notText(f, head); why != "" {
+				return why, nil
+			}
+			if strings.HasSuffix(f.name, ".go") && isGenerated(head) {
+				return "generated", nil
+			}
+			return f.checkText(ctx, head)
 		}); err != nil {
 			return nil, err
 		}
-		c.skip(path, append(skipped, odd...))
+		for _, name := range odd {
+			left = append(left, skipped{name: name})
+		}
+		c.skip(path, left)
 		if len(files) == 0 {
-			return nil, &SourceError{Path: path, Problem: Empty, Detail: fmt.Sprintf("no text in it, %d files skipped", c.Skipped), Advice: "--data wants a file or directory of UTF-8 text"}
+			detail := fmt.Sprintf("no text in it, %d files skipped", c.Skipped)
+			if first := c.firstSkipped; first.why != "" {
+				detail += fmt.Sprintf(", the first is %s: %s", first.name, first.why)
+			}
+			return nil, &SourceError{Path: path, Problem: Empty, Detail: detail, Advice: "--data wants a file or directory of UTF-8 text"}
+		}
+		if err := c.checkRecords(files); err != nil {
+			return nil, err
 		}
 	default:
 		return nil, &SourceError{Path: path, Problem: NotText, Detail: "it is neither a file nor a directory", Advice: "--data wants a file or directory of UTF-8 text"}
@@ -133,11 +161,76 @@ func OpenCorpus(ctx context.Context, path string) (*Corpus, error) {
 	return c, c.part(path, files)
 }
 
-// skip notes the names of files that are left out.
-func (c *Corpus) skip(from string, names []string) {
-	if c.Skipped = len(names); c.Skipped > 0 {
-		c.from, c.firstSkipped = from, slices.Min(names)
+// OpenText opens the text of one file, of any size, with the checks of
+// [OpenCorpus].
+func OpenText(ctx context.Context, path string) (*Text, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, missing(path, err)
 	}
+	if !info.Mode().IsRegular() {
+		return nil, &SourceError{Path: path, Problem: NotText, Detail: "it is no file", Advice: "give a file of UTF-8 text"}
+	}
+	f, err := openFile(ctx, path, path, info.Size())
+	if err != nil {
+		return nil, err
+	}
+	return newText([]segment{f.all()}), nil
+}
+
+// openFile looks at all of a file, which is at root.
+func openFile(ctx context.Context, path, root string, size int64) (*file, error) {
+	if size == 0 {
+		return nil, &SourceError{Path: path, Problem: Empty, Advice: "--data wants a file or directory of UTF-8 text"}
+	}
+	advice := ""
+	kept, left, err := selectFiles(ctx, []*file{{name: filepath.Base(path), path: root}}, func(f *file, head []byte) (why string, err error) {
+		if why, advice = notText(f, head); why != "" {
+			return why, nil
+		}
+		return f.checkText(ctx, head)
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case len(left) > 0:
+		return nil, &SourceError{Path: path, Problem: NotText, Detail: left[0].why, Advice: cmp.Or(advice, "correct it, or point --data at a file or directory of UTF-8 text")}
+	case len(kept) == 0:
+		return nil, &SourceError{Path: path, Problem: Changed, Detail: "it is empty now", Advice: "leave it as it is while it is read"}
+	case kept[0].records.kind != "":
+		return nil, &SourceError{Path: path, Problem: Records, Detail: kept[0].records.kind, Advice: recordAdvice}
+	}
+	return kept[0], nil
+}
+
+// skip notes the files that are left out.
+func (c *Corpus) skip(from string, files []skipped) {
+	c.from = from
+	if c.Skipped = len(files); c.Skipped > 0 {
+		c.firstSkipped = slices.MinFunc(files, func(a, b skipped) int { return cmp.Compare(a.name, b.name) })
+	}
+}
+
+// checkRecords refuses a directory that has more records than other text. Fewer
+// are noted: source code, say, has some for its tests.
+func (c *Corpus) checkRecords(files []*file) error {
+	var all, sure int64
+	var first *file
+	for _, f := range files {
+		all += f.size
+		if !f.records.sure {
+			continue
+		}
+		if first == nil {
+			first = f
+		}
+		c.records = append(c.records, f.name)
+		sure += f.size
+	}
+	if 2*sure > all {
+		return &SourceError{Path: first.path, Problem: Records, Detail: first.records.kind, Advice: recordAdvice}
+	}
+	return nil
 }
 
 func missing(path string, err error) error {
@@ -179,9 +272,9 @@ func listFiles(ctx context.Context, root string, skip func(rel string, d fs.DirE
 }
 
 // selectFiles opens every file, notes its size, and keeps those that are not
-// empty and whose beginning is accepted. Several files are looked at at once.
-func selectFiles(ctx context.Context, files []*file, accept func(f *file, head []byte) bool) (kept []*file, skipped []string, err error) {
-	keep := make([]bool, len(files))
+// empty and that reject finds nothing against. Several files are looked at at once.
+func selectFiles(ctx context.Context, files []*file, reject func(f *file, head []byte) (why string, err error)) (kept []*file, left []skipped, err error) {
+	why := make([]string, len(files))
 	errs := make([]error, len(files))
 	var next atomic.Int64
 	var failed atomic.Bool
@@ -195,12 +288,14 @@ func selectFiles(ctx context.Context, files []*file, accept func(f *file, head [
 					return
 				}
 				n, err := files[i].readHead(head)
+				if err == nil && n > 0 {
+					why[i], err = reject(files[i], head[:n])
+				}
 				if err != nil {
 					errs[i] = err
 					failed.Store(true)
 					return
 				}
-				keep[i] = n > 0 && accept(files[i], head[:n])
 			}
 		})
 	}
@@ -212,13 +307,14 @@ func selectFiles(ctx context.Context, files []*file, accept func(f *file, head [
 		switch {
 		case errs[i] != nil:
 			return nil, nil, errs[i]
-		case keep[i]:
+		case f.size == 0:
+		case why[i] == "":
 			kept = append(kept, f)
-		case f.size > 0:
-			skipped = append(skipped, f.name)
+		default:
+			left = append(left, skipped{f.name, why[i]})
 		}
 	}
-	return kept, skipped, nil
+	return kept, left, nil
 }
 
 // readHead notes the file's size and reads its beginning.
@@ -238,19 +334,6 @@ func (f *file) readHead(head []byte) (int, error) {
 		return 0, unreadable(f.path, err)
 	}
 	return n, nil
-}
-
-// isText judges by the beginning of a file; a character may be cut at its end.
-func isText(f *file, head []byte) bool {
-	if bytes.IndexByte(head, 0) >= 0 {
-		return false
-	}
-	if int64(len(head)) < f.size {
-		for i := 0; i < utf8.UTFMax && len(head) > 0 && !utf8.Valid(head); i++ {
-			head = head[:len(head)-1]
-		}
-	}
-	return utf8.Valid(head)
 }
 
 // isGenerated reports whether Go source says that a program wrote it, in the
@@ -276,7 +359,7 @@ func isGenerated(head []byte) bool {
 func (c *Corpus) part(from string, files []*file) error {
 	var total int64
 	for _, f := range files {
-		total += f.size
+		total += f.size - f.mark
 	}
 	if total < minCorpus {
 		return &SourceError{
@@ -291,7 +374,7 @@ func (c *Corpus) part(from string, files []*file) error {
 		if chosen := chooseUnits(files, total/valShare, unit); chosen != nil {
 			var train, val []segment
 			for _, f := range files {
-				if s := (segment{file: f, size: f.size}); chosen[unit(f)] {
+				if s := f.all(); chosen[unit(f)] {
 					val = append(val, s)
 				} else {
 					train = append(train, s)
@@ -346,30 +429,75 @@ func nameHash(name string) uint64 {
 func (c *Corpus) partByBlocks(files []*file, total int64) error {
 	all := make([]segment, len(files))
 	for i, f := range files {
-		all[i] = segment{file: f, size: f.size}
+		all[i] = f.all()
 	}
 	text := newText(all)
+	if total < smallCorpus {
+		from, to := (total-total/smallShare)/2, (total+total/smallShare)/2
+		return c.partAt(text, [][2]int64{{from, to}})
+	}
 	block := min(max(total/fewestBlocks, 2<<10), 64<<10)
 	n := int(total / block)
 	period := min(valShare, n)
-	var train, val []segment
-	last := int64(0)
+	var blocks [][2]int64
 	for i := period / 2; i < n; i += period {
-		from, err := text.lineAfter(int64(i) * block)
-		if err != nil {
-			return err
-		}
-		to, err := text.lineAfter(min(int64(i+1)*block, total))
-		if err != nil {
-			return err
-		}
-		train = append(train, text.cut(last, from)...)
-		val = append(val, text.cut(from, to)...)
-		last = to
+		blocks = append(blocks, [2]int64{int64(i) * block, min(int64(i+1)*block, total)})
 	}
-	train = append(train, text.cut(last, total)...)
-	c.Train, c.Validation = newText(train), newText(val)
+	return c.partAt(text, blocks)
+}
+
+// partAt gives blocks to validation, from the beginning of the first line in each
+// to the end of the last. Lines may be so long that there is nothing between:
+// if that is so in all of them, the blocks are cut where they are, but for
+// characters. Of a small text that is so, too, where there is less than half.
+func (c *Corpus) partAt(text *Text, blocks [][2]int64) error {
+	least, lines := int64(1), text.lineAfter
+	if b := blocks[0]; text.size < smallCorpus {
+		least = (b[1] - b[0]) / 2
+		lines = func(off int64) (int64, error) {
+			off, err := text.lineAfter(off)
+			if err != nil {
+				return 0, err
+			}
+			return text.charAfter(off)
+		}
+	}
+	for _, align := range []func(int64) (int64, error){lines, text.charAfter} {
+		var train, val []segment
+		last := int64(0)
+		for _, b := range blocks {
+			from, err := align(b[0])
+			if err != nil {
+				return err
+			}
+			to, err := align(b[1])
+			if err != nil {
+				return err
+			}
+			train = append(train, text.cut(last, from)...)
+			val = append(val, text.cut(from, to)...)
+			last = to
+		}
+		train = append(train, text.cut(last, text.size)...)
+		if c.Train, c.Validation = newText(train), newText(val); c.Validation.size >= least && c.Train.size > 0 {
+			break
+		}
+	}
 	return nil
+}
+
+// charAfter returns the start of the first character at or after off.
+func (t *Text) charAfter(off int64) (int64, error) {
+	b := make([]byte, min(utf8.UTFMax-1, t.size-off))
+	if _, err := t.ReadAt(b, off); err != nil && !errors.Is(err, io.EOF) {
+		return 0, err
+	}
+	for i, c := range b {
+		if utf8.RuneStart(c) {
+			return off + int64(i), nil
+		}
+	}
+	return off, nil
 }
 
 // lineAfter returns the start of the first line at or after off, or off itself

@@ -14,6 +14,7 @@ const (
 	TooSmall                      // not enough text to train and validate on
 	NotText                       // not UTF-8 text
 	Changed                       // another size than when it was opened
+	Records                       // records, such as conversations, which are not trained on as text
 )
 
 func (p Problem) String() string {
@@ -30,6 +31,8 @@ func (p Problem) String() string {
 		return "not text"
 	case Changed:
 		return "changed"
+	case Records:
+		return "a file of records"
 	}
 	return fmt.Sprintf("Problem(%d)", int(p))
 }

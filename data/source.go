@@ -46,7 +46,12 @@ func OpenStandardLibrary(ctx context.Context) (*Corpus, error) {
 		return nil, err
 	}
 	c := &Corpus{Name: "the Go standard library in " + src}
-	files, skipped, err := selectFiles(ctx, files, func(_ *file, head []byte) bool { return !isGenerated(head) })
+	files, skipped, err := selectFiles(ctx, files, func(_ *file, head []byte) (string, error) {
+		if isGenerated(head) {
+			return "generated", nil
+		}
+		return "", nil
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,13 @@ type file struct {
 	path string
 	size int64
 	data []byte
+
+	mark    int64   // bytes of a byte order mark, which is no text
+	records records // what it has instead of text
 }
+
+// all is the segment of all of a file's text.
+func (f *file) all() segment { return segment{file: f, off: f.mark, size: f.size - f.mark} }
 
 // segment is a part of a file that is a part of a Text.
 type segment struct {

@@ -95,8 +95,8 @@ func TestEvalOfRuns(t *testing.T) {
 		o    EvalOptions
 		want string
 	}{
-		{c.Out, EvalOptions{Data: small}, "at least 16384 are needed"},
-		{c.Out, EvalOptions{Data: binary, All: true}, "no UTF-8"},
+		{c.Out, EvalOptions{Data: small}, "at least 1024 are needed"},
+		{c.Out, EvalOptions{Data: binary, All: true}, "is not text"},
 		{c.Out, EvalOptions{Data: filepath.Join(t.TempDir(), "no")}, "no"},
 		{c.Out, EvalOptions{Context: 17}, "--context is 17"},
 		{c.Out, EvalOptions{Batch: -1}, "negative"},

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
@@ -63,6 +64,23 @@ func (tc tuneCase) config(t *testing.T) (LMConfig, map[string]string) {
 	}
 	given := "data out init-from batch steps context lr eval-every eval-tokens save-every sample-tokens lora lora-targets"
 	return c, flags(strings.Fields(given))
+}
+
+// TestFineTuningOnAFewKilobytes: notes of four kilobytes are text enough.
+func TestFineTuningOnAFewKilobytes(t *testing.T) {
+	text, err := os.ReadFile(tuned("text.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, given := tuneCases[2].config(t)
+	c.Data, c.Steps = filepath.Join(t.TempDir(), "notes.txt"), 2
+	if err := os.WriteFile(c.Data, text[:4380], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := run(t, 1, c, slices.Sorted(maps.Keys(given))...)
+	if err != nil || l.finish == nil || l.finish.Steps != 2 {
+		t.Errorf("%v: %+v", err, l)
+	}
 }
 
 // inputs returns what PyTorch needs to do the same steps: their tokens [step,

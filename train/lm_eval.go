@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"unicode/utf8"
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
@@ -151,14 +150,11 @@ func (o *EvalOptions) fillLM(at place, run *LMConfig, m models.CausalLM) error {
 // is what a run would be trained on, nil where the text was not parted.
 func evalTexts(ctx context.Context, o EvalOptions) (texts []*data.Text, training *data.Text, name string, err error) {
 	if info, err := os.Stat(o.Data); o.All && err == nil && info.Mode().IsRegular() && info.Size() <= smallText {
-		text, err := os.ReadFile(o.Data)
+		text, err := data.OpenText(ctx, o.Data)
 		if err != nil {
 			return nil, nil, "", err
 		}
-		if len(text) == 0 || !utf8.Valid(text) {
-			return nil, nil, "", fmt.Errorf("%s is empty or no UTF-8 text", o.Data)
-		}
-		return []*data.Text{data.NewText(o.Data, text)}, nil, o.Data + ", all of it", nil
+		return []*data.Text{text}, nil, o.Data + ", all of it", nil
 	}
 	corpus, err := data.OpenCorpus(ctx, o.Data)
 	if small := (*data.SourceError)(nil); errors.As(err, &small) && small.Problem == data.TooSmall && !o.All {

@@ -153,7 +153,7 @@ func TestWhatTheTextDecides(t *testing.T) {
 		t.Errorf("notices %q", l.notices)
 	}
 	small := filepath.Join(t.TempDir(), "small.txt")
-	if err := os.WriteFile(small, []byte(strings.Repeat("some words\n", 200)), 0o600); err != nil {
+	if err := os.WriteFile(small, []byte(strings.Repeat("some words\n", 50)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Eval(t.Context(), c.Out, EvalOptions{Data: small}, noNotice(t)); err == nil || !strings.Contains(err.Error(), "--all") {
