@@ -190,7 +190,7 @@ func (f *folder) tokens(d *document) (*folderTokens, error) {
 	// objects are not known to be so.
 	special := make(map[string]bool)
 	for i, tok := range t.extra {
-		special[tok.Content] = hasExtra && (i >= len(objects) || !objects[i])
+		special[tok.Content] = special[tok.Content] || hasExtra && (i >= len(objects) || !objects[i])
 	}
 	for name, raw := range values {
 		if string(raw) == "null" {

@@ -121,3 +121,34 @@ func TestSingleWordBesideAnother(t *testing.T) {
 		t.Errorf("x<s> is %d", got)
 	}
 }
+
+// A mark that is put before a text is no part of the word after it, also where
+// the tokens are taken one by one.
+func TestSingleWordAfterTheLead(t *testing.T) {
+	for name, content := range map[string]string{"llama2": "read", "gpt2-added": "read"} {
+		tok, err := reread(t, name, func(doc, model map[string]any) {
+			added, size := doc["added_tokens"].([]any), len(model["vocab"].(map[string]any))
+			for _, a := range added {
+				if _, ok := model["vocab"].(map[string]any)[a.(map[string]any)["content"].(string)]; !ok {
+					size++
+				}
+			}
+			doc["added_tokens"] = append(added,
+				map[string]any{"id": size, "content": "one\u2603k"}, map[string]any{"id": size + 1, "content": content + "\u2603", "single_word": true, "normalized": true})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := []byte("one\u2603k read\u2603 one\u2603kread\u2603")
+		want := tok.Encode(text)
+		stream, got, pos := tok.NewStream(), []int64(nil), 0
+		for pos < len(text) {
+			var n int
+			got, n = stream.Append(got, text[pos:], len(got)+1, true)
+			pos += n
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: one by one %d, want %d", name, got, want)
+		}
+	}
+}

@@ -15,6 +15,7 @@ type Stream struct {
 	begun  bool
 	prev   rune   // the last character that was encoded
 	blind  [2]int // bytes to come in which no token is looked for: of those in the text as it is, of the others
+	led    bool   // a mark of normalization, which is not in the text, was last
 	apart  bool   // a token that is looked for in the text as it is was last: for the others a text begins
 }
 
@@ -61,7 +62,7 @@ func (s *Stream) Append(dst []int64, text []byte, limit int, final bool) ([]int6
 
 // special appends an added token, at the end of text.
 func (s *Stream) special(dst []int64, token int, text []byte) []int64 {
-	s.inside, s.begun, s.apart = false, true, false
+	s.inside, s.begun, s.apart, s.led = false, true, false, false
 	s.prev, _ = utf8.DecodeLastRune(text)
 	return append(dst, s.t.added.list[token].ID)
 }
@@ -74,7 +75,7 @@ func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed b
 		return s.words(e, dst, text, limit, closed)
 	}
 	pos, next, prev := 0, s.blind[1], s.prev
-	if s.apart {
+	if s.apart || s.led {
 		prev = 0
 	}
 	// A mark that normalization puts before the text may be a token's own.
@@ -96,7 +97,7 @@ func (s *Stream) piece(e *encoder, dst []int64, text []byte, limit int, closed b
 		inner := a.normal.find(a, s.t.kinds, text, next, pos, len(text), closed, prev)
 		if lead && !s.inside && inner.start == 0 && inner.token >= 0 {
 			dst = appendIDs(dst, e.word([]byte{' '})) // the mark alone
-			s.inside, s.begun, s.apart = true, true, false
+			s.inside, s.begun, s.led = true, true, true
 		}
 		if pos < inner.start {
 			var n int
@@ -126,7 +127,7 @@ func (s *Stream) words(e *encoder, dst []int64, text []byte, limit int, closed b
 			return dst, 0
 		}
 		dst = appendIDs(dst, e.word(e.text))
-		pos, s.inside, s.begun, s.apart = end, true, true, false
+		pos, s.inside, s.begun, s.led = end, true, true, s.t.front.lead == leadAlways
 	}
 	if s.t.front.split == SplitCode { // the loop below, by the shortest way
 		for pos < len(text) && len(dst) < limit {
@@ -148,7 +149,7 @@ func (s *Stream) words(e *encoder, dst []int64, text []byte, limit int, closed b
 		}
 	}
 	if pos > 0 {
-		s.inside, s.begun, s.apart = true, true, false
+		s.inside, s.begun, s.apart, s.led = true, true, false, false
 		s.prev, _ = utf8.DecodeLastRune(text[:pos])
 	}
 	return dst, pos
