@@ -233,13 +233,12 @@ func (cfg Config) withDefaults() (Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	cores := numCores()
 	switch {
 	case cfg.NumRanks < 1:
 		return cfg, badConfig("NumRanks", "%d ranks: a job has at least 1", cfg.NumRanks)
-	case cfg.NumRanks > maxRanksPerCore*cores:
+	case cfg.NumRanks > MaxRanks():
 		return cfg, badConfig("NumRanks", "%d ranks on a machine of %d cores: at most %d (%d a core) are started, and more ranks than cores seldom help",
-			cfg.NumRanks, cores, maxRanksPerCore*cores, maxRanksPerCore)
+			cfg.NumRanks, numCores(), MaxRanks(), maxRanksPerCore)
 	}
 	if cfg.MasterPort < 0 || cfg.MasterPort > 65535 {
 		return cfg, badConfig("MasterPort", "master port %d: ports are 1 to 65535 (0 or none picks a free one)", cfg.MasterPort)
@@ -286,6 +285,9 @@ func (cfg Config) withDefaults() (Config, error) {
 	}
 	return cfg, nil
 }
+
+// MaxRanks is the largest number of ranks that are started on this machine.
+func MaxRanks() int { return maxRanksPerCore * numCores() }
 
 // numCores is the number of cores that this process may use.
 func numCores() int { return max(1, min(runtime.NumCPU(), runtime.GOMAXPROCS(0))) }

@@ -4,7 +4,9 @@ package train
 
 import (
 	"fmt"
+	"math"
 
+	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -24,25 +26,35 @@ func (s stepSize) total() int {
 // pass is how many samples all ranks take in a pass.
 func (s stepSize) pass() int { return s.total() / s.accumulate }
 
-// check says whether there are enough samples in an epoch.
-func (s stepSize) check(samples int) error {
+// check says whether there are enough samples in an epoch for a step of a new run. A
+// batch that nobody has given becomes one that there are samples for, which the note says.
+func (s stepSize) check(samples int, settings *config.Settings, unit string) (note string, err error) {
 	if samples < s.ranks {
-		return fmt.Errorf("%d samples to train on for %d ranks: fewer samples than ranks; use fewer --ranks or more data", samples, s.ranks)
+		return "", fmt.Errorf("%d samples to train on for %d ranks: fewer samples than ranks; use fewer --ranks or more data", samples, s.ranks)
 	}
-	return nil
-}
-
-// checkEpoch says whether a step takes more samples than an epoch has: an error
-// where the user has said how many, else a note.
-func (s stepSize) checkEpoch(samples int, given map[string]string, unit string) (note string, err error) {
 	if s.total() <= samples {
 		return "", nil
 	}
-	most := max(1, samples/(s.ranks*s.accumulate))
-	if given["batch"] != "" || given["accumulate"] != "" {
-		return "", fmt.Errorf("a step takes %d %s (%v), and there are %d to train on: give a --batch of at most %d", s.total(), unit, s, samples, most)
+	batch, given := samples/(s.ranks*s.accumulate), settings.Given()
+	takes := fmt.Sprintf("a step takes %d %s (%v), and there are %d to train on", s.total(), unit, s, samples)
+	switch {
+	case given["batch"] == "" && batch > 0:
+		settings.Field("batch").SetInt(batch, "the data")
+		return fmt.Sprintf("a step takes %d %s, and there are %d to train on: the batch becomes %d", s.total(), unit, samples, batch), nil
+	case batch > 0:
+		return "", fmt.Errorf("%s: give a --batch of at most %d", takes, batch)
 	}
-	return fmt.Sprintf("a step takes %d %s, and there are %d to train on, so each is in it more than once: --batch %d makes more steps", s.total(), unit, samples, most), nil
+	return "", fmt.Errorf("%s: give at most --accumulate %d, with --batch 1", takes, samples/s.ranks)
+}
+
+// fewSteps is how many steps of a whole run are told of: rates hardly rise and fall in them.
+const fewSteps = 10
+
+// tellSteps says that a run whose batch or epochs the user has given is no more than a few steps.
+func (s stepSize) tellSteps(report Reporter, epochs float64, samples int, given map[string]string, unit string) {
+	if steps := int(math.Ceil(epochs * float64(samples) / float64(s.total()))); steps < fewSteps && (given["batch"] != "" || given["epochs"] != "") {
+		report.Notice(fmt.Sprintf("the whole run is %d %s of %v of the %d %s: a smaller --batch makes more of them, or more --epochs", steps, plural(steps, "step"), s, samples, unit))
+	}
 }
 
 func (s stepSize) String() string {

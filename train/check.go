@@ -14,6 +14,9 @@ import (
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/internal/config"
+	"github.com/cohort-ml/cohort/models"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // CheckLM reports, before any rank is started, what [LM] would report on every
@@ -33,6 +36,9 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 	}
 	saved, err := r.findRun(ctx)
 	if err != nil {
+		return nil, err
+	}
+	if err := r.checkModel(saved); err != nil {
 		return nil, err
 	}
 	switch moved := saved != nil && r.was.InitFrom != r.cfg.InitFrom; {
@@ -67,8 +73,36 @@ func CheckLM(ctx context.Context, cfg LMConfig, given map[string]string) (resolv
 			return nil, fmt.Errorf("train lm: --context is %d tokens, but of %s no more than %d bytes are held out to validate on: give --data more text, or a shorter --context",
 				r.cfg.Context, r.cfg.Data, n)
 		}
+		if err := r.checkText(corpus.Train.Size()); err != nil {
+			return nil, err
+		}
 	}
 	return r.config(), nil
+}
+
+// checkModel reports a new model that is too large for the machine.
+func (r *lmRun) checkModel(saved *SavedRun) error {
+	if saved != nil || r.cfg.InitFrom != "" {
+		return nil
+	}
+	var plan any
+	b := &nn.Build{Device: tensor.Meta}
+	if r.cfg.Model == "llama" {
+		plan = models.NewLlama(b, r.cfg.llama(r.cfg.Vocab))
+	} else {
+		plan = models.NewGPT(b, r.cfg.model())
+	}
+	return checkMemory("lm", plan, adamBytes, r.cfg.Ranks, machineMemory())
+}
+
+// checkText reports a step that takes more sequences than a text can have: a token has
+// a byte at least.
+func (r *lmRun) checkText(bytes int64) error {
+	most := int(bytes/int64(r.cfg.Context)) + 1
+	if _, err := r.cfg.size().check(most, r.settings, fmt.Sprintf("sequences of %d tokens", r.cfg.Context)); err != nil {
+		return fmt.Errorf("train lm: of %s: %w", r.cfg.Data, err)
+	}
+	return nil
 }
 
 // checkApart reports a run's directory that is among its data, which would change

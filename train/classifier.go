@@ -202,6 +202,9 @@ func (m *Classifier) score(ctx context.Context, set *vision.Set, from, to, batch
 	}
 	images, collate := vision.Apply(set, 0, m.Config.sized(set)...), m.Config.collate()
 	for lo := from; lo < to; lo += batch {
+		if phaseOf(ctx).stopping() {
+			return t, errCut
+		}
 		hi := min(lo+batch, to)
 		samples, errs := make([]vision.Sample, hi-lo), make([]error, hi-lo)
 		var wg sync.WaitGroup

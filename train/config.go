@@ -101,6 +101,9 @@ func (c LMConfig) Validate() error {
 	}); err != nil {
 		return err
 	}
+	if err := checkDecay("lm", c.LR, c.WeightDecay); err != nil {
+		return err
+	}
 	if err := checkNamed("lm", c.Out); err != nil {
 		return err
 	}

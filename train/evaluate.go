@@ -79,6 +79,10 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 		return r.errorf("evaluate after step %d: %w", r.step, err)
 	}
 	metrics, err := r.task.Evaluate(ctx)
+	if errors.Is(err, errCut) {
+		r.report.Notice(fmt.Sprintf("step %d: %v, to stop", r.step, err))
+		return nil
+	}
 	if err == nil && len(metrics) == 0 && r.group.Rank() == 0 {
 		if err = errors.New("Task.Evaluate returned no metric"); r.o.EvalEvery == 0 {
 			// The only evaluation: what was trained is worth saving all the same.

@@ -68,7 +68,9 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, given map[string]s
 		return settled(fmt.Errorf("train lm: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
 	}
 	cfg.Ranks = group.Size()
-	return newLMRun(cfg, given, group, report).run(ctx)
+	return begins(ctx, "lm", report, func(ctx context.Context, report Reporter) error {
+		return newLMRun(cfg, given, group, report).run(ctx)
+	})
 }
 
 func newLMRun(cfg LMConfig, given map[string]string, group *dist.Group, report Reporter) *lmRun {
@@ -116,6 +118,12 @@ func (r *lmRun) prepare(ctx context.Context) (*SavedRun, error) {
 	if err := r.openData(ctx, saved); err != nil {
 		return nil, err
 	}
+	if saved == nil {
+		if _, err := r.cfg.size().check(r.windows.Len(), r.settings, fmt.Sprintf("sequences of %d tokens", r.cfg.Context)); err != nil {
+			return nil, fmt.Errorf("train lm: %w", err)
+		}
+	}
+	phaseOf(ctx).enter("making the model")
 	return saved, r.buildModel(saved)
 }
 
@@ -184,6 +192,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 	if data.IsShards(r.cfg.Data) {
 		return r.openShards(saved)
 	}
+	phaseOf(ctx).enter("reading %s", cmp.Or(r.cfg.Data, "the Go standard library"))
 	if r.corpus, err = data.OpenCorpus(ctx, r.cfg.Data); err != nil {
 		return fmt.Errorf("train lm: %w", err)
 	}
@@ -197,6 +206,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 			return fmt.Errorf("train lm: resume: %w", err)
 		}
 	default:
+		phaseOf(ctx).enter("making a tokenizer of %d tokens", r.cfg.Vocab)
 		if r.tokenizer, err = data.TrainTokenizer(ctx, r.corpus.Train, r.cfg.Vocab); err != nil {
 			return fmt.Errorf("train lm: tokenizer: %w", err)
 		}
@@ -230,7 +240,7 @@ func (r *lmRun) sameText(saved *SavedRun) error {
 		return fmt.Errorf("the text in %s is not that which %s was saved with, in %s: drop --data, or %s",
 			r.dataName(), saved.Checkpoint.Path, cmp.Or(r.was.Data, "the Go standard library"), carryOver("lm", r.cfg.Out, r.cfg.Data))
 	}
-	return fmt.Errorf("the text in %s has changed since %s was saved: put back what was there, or %s", r.dataName(), saved.Checkpoint.Path, carryOver("lm", r.cfg.Out, r.cfg.Data))
+	return fmt.Errorf("the text in %s has changed since %s was saved: put it back as it was, or %s", r.dataName(), saved.Checkpoint.Path, carryOver("lm", r.cfg.Out, r.cfg.Data))
 }
 
 // about describes the run to people.
@@ -318,19 +328,27 @@ func tensorsOf(batch data.TokenBatch) (inputs, targets *tensor.Tensor) {
 // evaluate computes the bits per byte of the validation text, of which every
 // rank takes a share.
 func (r *lmRun) evaluate(ctx context.Context) (Metrics, error) {
-	nats := 0.0
+	nats, cut := 0.0, 0.0
 	for batch := range r.validation.Batches(r.group.Rank(), r.group.Size(), r.cfg.Batch) {
+		if phaseOf(ctx).stopping() {
+			cut = 1
+			break
+		}
 		loss, err := score(ctx, r.model(), batch, r.cfg.autocast())
 		if err != nil {
 			return nil, err
 		}
 		nats += loss
 	}
-	sum := tensor.Full(nats, 1)
+	sum := tensor.FromFloat32([]float32{float32(nats), float32(cut)})
 	if err := r.group.AllReduce(ctx, sum, dist.Sum); err != nil {
 		return nil, err
 	}
-	bits := data.BitsPerByte(sum.Item(), r.validation.Bytes())
+	all := sum.Float32s()
+	if all[1] > 0 {
+		return nil, errCut
+	}
+	bits := data.BitsPerByte(float64(all[0]), r.validation.Bytes())
 	return Metrics{{Name: "bits_per_byte", Value: bits, Unit: "bits per byte"}}, nil
 }
 

@@ -22,6 +22,11 @@ var ErrStopped = errors.New("stopped")
 // them is in.
 func (r *trainer[B]) train(ctx context.Context) error {
 	work := context.WithoutCancel(ctx)
+	if r.o.Batch > 0 {
+		phaseOf(ctx).enter("doing the first step, of %d samples", r.o.Batch)
+	} else {
+		phaseOf(ctx).enter("doing the first step")
+	}
 	for r.step < r.o.Steps && !r.standing.over(r.o.Patience) {
 		start := time.Now()
 		mine, err := r.gradients(work)
@@ -40,6 +45,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			return err
 		}
 		r.step++
+		phaseOf(ctx).begin()
 		r.replaced += all.replaced
 		r.report.Step(Step{
 			Step: r.step, Loss: all.loss, Size: all.size, Unit: r.task.Unit, Duration: time.Since(start),

@@ -55,7 +55,9 @@ func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string
 		return settled(fmt.Errorf("train rec: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
 	}
 	cfg.Ranks = group.Size()
-	return newRecRun(cfg, given, group, report).run(ctx)
+	return begins(ctx, "rec", report, func(ctx context.Context, report Reporter) error {
+		return newRecRun(cfg, given, group, report).run(ctx)
+	})
 }
 
 // CheckRec reports, before any rank is started, what [Rec] would report on every
@@ -82,7 +84,7 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 	if err := r.resolve(); err != nil {
 		return nil, err
 	}
-	if isSmall(r.cfg.Data) {
+	if r.isSmall() {
 		if err := r.load(ctx, saved); err != nil {
 			return nil, err
 		}
@@ -91,8 +93,12 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 	if cfg.Data == "" {
 		schema = r.cfg.generated().Schema()
 	}
-	if _, err := r.cfg.recommender(&nn.Build{Device: tensor.Meta}, schema, table.Unscaled(schema)); err != nil {
+	plan, err := r.cfg.recommender(&nn.Build{Device: tensor.Meta}, schema, table.Unscaled(schema))
+	if err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
+	}
+	if err := checkMemory("rec", plan.Model, adagradBytes, r.cfg.Ranks, machineMemory()); err != nil {
+		return nil, err
 	}
 	return r.config(), nil
 }
@@ -123,7 +129,13 @@ func (r *recRun) resolve() error {
 				return fmt.Errorf("train rec: --%s is about a file, and there is none: name one (--data FILE)", name)
 			}
 		}
+		if r.settings.Field("buckets").From == config.Flag {
+			return errors.New("train rec: --buckets is about a file, and there is none: the generated table has its own")
+		}
 		return nil
+	}
+	if r.settings.Field("rows").From == config.Flag {
+		return errors.New("train rec: --rows is about the generated table, and --data names a file, all of whose rows are taken: leave one of them out")
 	}
 	f, err := c.format()
 	if err != nil {
@@ -229,9 +241,11 @@ func (r *recRun) prepare(ctx context.Context) (*SavedRun, error) {
 	if err := r.resolve(); err != nil {
 		return nil, err
 	}
+	phaseOf(ctx).enter("reading %s", cmp.Or(r.cfg.Data, "the generated table"))
 	if err := r.load(ctx, saved); err != nil {
 		return nil, err
 	}
+	phaseOf(ctx).enter("making the model")
 	b := &nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}
 	if r.recommender, err = r.cfg.recommender(b, r.training.Schema(), r.scale()); err != nil {
 		return nil, fmt.Errorf("train rec: %w", err)
@@ -246,7 +260,11 @@ func (r *recRun) prepare(ctx context.Context) (*SavedRun, error) {
 // once what is wrong with it: 46 MB take a second.
 const smallBytes = 64 << 20
 
-func isSmall(path string) bool {
+func (r *recRun) isSmall() bool {
+	path := r.cfg.Data
+	if path == "" {
+		return r.cfg.Rows <= table.DefaultGenerated().Rows
+	}
 	size := int64(0)
 	err := filepath.WalkDir(path, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
@@ -283,18 +301,17 @@ func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
 	if saved != nil && !saved.isOf(r.training) {
 		return fmt.Errorf("train rec: %w", r.changed(saved))
 	}
-	if err := r.cfg.size().check(r.training.Len()); err != nil {
+	if saved != nil {
+		return nil
+	}
+	note, err := r.cfg.size().check(r.training.Len(), r.settings, "rows")
+	if err != nil {
 		return fmt.Errorf("train rec: %w", err)
 	}
-	if saved == nil {
-		note, err := r.cfg.size().checkEpoch(r.training.Len(), r.settings.Given(), "rows")
-		if err != nil {
-			return fmt.Errorf("train rec: %w", err)
-		}
-		if note != "" {
-			r.report.Notice(note)
-		}
+	if note != "" {
+		r.report.Notice(note)
 	}
+	r.cfg.size().tellSteps(r.report, r.cfg.Epochs, r.training.Len(), r.settings.Given(), "rows")
 	return nil
 }
 
@@ -306,7 +323,7 @@ func (r *recRun) changed(saved *SavedRun) error {
 		return fmt.Errorf("the rows of %s are not those which %s was saved with, of %s: drop --data, or %s",
 			r.training.Name(), saved.Checkpoint.Path, cmp.Or(was.Data, "a generated table"), carryOver("rec", r.cfg.Out, r.cfg.Data))
 	}
-	return fmt.Errorf("the rows of %s have changed since %s was saved: put back what was there, or %s",
+	return fmt.Errorf("the rows of %s have changed since %s was saved: put them back as they were, or %s",
 		r.training.Name(), saved.Checkpoint.Path, carryOver("rec", r.cfg.Out, r.cfg.Data))
 }
 
@@ -382,8 +399,19 @@ func (r *recRun) evaluate(ctx context.Context) (Metrics, error) {
 	each := (n + r.group.Size() - 1) / r.group.Size()
 	from := min(n, r.group.Rank()*each)
 	own, err := r.recommender.Score(ctx, r.validation, from, min(n, from+each), evalBatch, nn.WithAutocast(autocasts[r.cfg.DType]))
+	cut := tensor.Zeros(1)
+	if errors.Is(err, errCut) { // the others must hear of it
+		err = nil
+		cut.Fill(1)
+	}
 	if err != nil {
 		return nil, err
+	}
+	if err := r.group.AllReduce(ctx, cut, dist.Max); err != nil {
+		return nil, err
+	}
+	if cut.Item() > 0 {
+		return nil, errCut
 	}
 	share, all := make([]float32, each), tensor.Zeros(each*r.group.Size())
 	for i, v := range own {

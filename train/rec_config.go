@@ -97,6 +97,9 @@ func (c RecConfig) Validate() error {
 	}); err != nil {
 		return err
 	}
+	if err := checkPatience("rec", c.Patience, c.EvalEvery); err != nil {
+		return err
+	}
 	if err := checkNamed("rec", c.Out); err != nil {
 		return err
 	}

@@ -135,8 +135,11 @@ func (r *Recommender) Logits(c *nn.Ctx, model nn.ModuleN, b table.Batch) *tensor
 // Score returns the logits of rows from..to-1 of a part, batch rows at a time.
 func (r *Recommender) Score(ctx context.Context, p *table.Part, from, to, batch int, opts ...nn.CtxOption) ([]float64, error) {
 	logits := make([]float64, 0, max(0, to-from))
-	rows := make([]table.Row, 0, batch)
+	rows := make([]table.Row, 0, max(0, min(batch, to-from)))
 	for i := from; i < to; i += batch {
+		if phaseOf(ctx).stopping() {
+			return nil, errCut
+		}
 		rows = rows[:0]
 		for j := i; j < min(i+batch, to); j++ {
 			rows = append(rows, p.At(j))

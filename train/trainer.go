@@ -50,10 +50,14 @@ type trainer[B any] struct {
 // When the run's directory has a checkpoint, Run goes on from it as if it had
 // never stopped, also on another number of ranks if Feed can: the same call
 // begins, resumes, and goes on after a restart by the launcher. When ctx ends,
-// it saves a checkpoint and returns an error that wraps [ErrStopped].
+// it saves a checkpoint and returns an error that wraps [ErrStopped]. Where no step is
+// done yet there is nothing to save: it returns at once, and what is under way ends by
+// itself.
 func Run[B any](ctx context.Context, group *dist.Group, task Task[B], o Options, report Reporter) error {
 	report = reporterOf(group, report)
-	err := (&trainer[B]{task: task, o: o, group: group, report: report}).run(ctx)
+	err := begins(ctx, task.Name, report, func(ctx context.Context, report Reporter) error {
+		return (&trainer[B]{task: task, o: o, group: group, report: report}).run(ctx)
+	})
 	if err != nil && !errors.Is(err, ErrStopped) {
 		group.Fail(err) // the other ranks' errors tell why
 	}
@@ -85,6 +89,7 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 			return settled(err)
 		}
 	}
+	phaseOf(ctx).enter("joining the ranks")
 	if err := r.prepare(ctx, saved); err != nil {
 		return err
 	}

@@ -46,7 +46,9 @@ func Vision(ctx context.Context, group *dist.Group, cfg VisionConfig, given map[
 		return settled(fmt.Errorf("train vision: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
 	}
 	cfg.Ranks = group.Size()
-	return newVisionRun(cfg, given, group, report).run(ctx)
+	return begins(ctx, "vision", report, func(ctx context.Context, report Reporter) error {
+		return newVisionRun(cfg, given, group, report).run(ctx)
+	})
 }
 
 // CheckVision reports, before any rank is started, what [Vision] would report on
@@ -75,22 +77,37 @@ func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string)
 	if saved != nil && !saved.isOf(r.training) {
 		return nil, fmt.Errorf("train vision: %w", r.changed(saved))
 	}
-	if err := r.cfg.size().check(r.training.Len()); err != nil {
-		return nil, fmt.Errorf("train vision: %w", err)
-	}
-	if saved == nil {
-		if _, err := r.cfg.size().checkEpoch(r.training.Len(), given, "images"); err != nil {
-			return nil, fmt.Errorf("train vision: %w", err)
-		}
+	if err := r.checkSize(saved); err != nil {
+		return nil, err
 	}
 	described := r.describe()
-	if _, err := NewClassifier(&nn.Build{Device: tensor.Meta}, described); err != nil {
+	plan, err := NewClassifier(&nn.Build{Device: tensor.Meta}, described)
+	if err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
+	}
+	if err := checkMemory("vision", plan.Model, adamBytes, r.cfg.Ranks, machineMemory()); err != nil {
+		return nil, err
 	}
 	if err := r.keepsSource(&described); err != nil {
 		return nil, err
 	}
 	return r.config(), nil
+}
+
+// checkSize looks at what a step of a new run takes.
+func (r *visionRun) checkSize(saved *SavedRun) error {
+	if saved != nil {
+		return nil
+	}
+	note, err := r.cfg.size().check(r.training.Len(), r.settings, "images")
+	if err != nil {
+		return fmt.Errorf("train vision: %w", err)
+	}
+	if note != "" {
+		r.report.Notice(note)
+	}
+	r.cfg.size().tellSteps(r.report, r.cfg.Epochs, r.training.Len(), r.settings.Given(), "images")
+	return nil
 }
 
 func newVisionRun(cfg VisionConfig, given map[string]string, group *dist.Group, report Reporter) *visionRun {
@@ -154,6 +171,9 @@ func (r *visionRun) resolve() (err error) {
 		if err := fill("lr", lr, "the model"); err != nil {
 			return err
 		}
+	}
+	if err := checkDecay("vision", c.LR, c.WeightDecay); err != nil {
+		return err
 	}
 	if len(c.Widths) == 0 {
 		if text := map[string]string{visionMLP: "256,128", visionCNN: "32,64"}[c.Model]; text != "" {
@@ -220,19 +240,13 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 	if err := r.resolve(); err != nil {
 		return nil, err
 	}
-	notes := slices.Concat(r.training.Notes(), unseen(r.training))
-	if saved == nil {
-		note, err := r.cfg.size().checkEpoch(r.training.Len(), r.settings.Given(), "images")
-		if err != nil {
-			return nil, fmt.Errorf("train vision: %w", err)
-		}
-		if note != "" {
-			notes = append(notes, note)
-		}
-	}
-	for _, text := range notes {
+	for _, text := range slices.Concat(r.training.Notes(), unseen(r.training)) {
 		r.report.Notice(text)
 	}
+	if err := r.checkSize(saved); err != nil {
+		return nil, err
+	}
+	phaseOf(ctx).enter("looking at the images of %s", r.training.Name())
 	described := r.describe()
 	if err := r.keepsSource(&described); err != nil {
 		return nil, err
@@ -242,6 +256,7 @@ func (r *visionRun) prepare(ctx context.Context) (*SavedRun, error) {
 			return nil, fmt.Errorf("train vision: %w", err)
 		}
 	}
+	phaseOf(ctx).enter("making the model")
 	if r.classifier, err = NewClassifier(&nn.Build{Generator: tensor.NewGenerator(r.cfg.Seed)}, described); err != nil {
 		return nil, fmt.Errorf("train vision: %w", err)
 	}
@@ -338,7 +353,7 @@ func (r *visionRun) changed(saved *SavedRun) error {
 		return fmt.Errorf("the images of %s are not those which %s was saved with, of %s: drop --data, or %s",
 			r.training.Name(), saved.Checkpoint.Path, was.Data, carryOver("vision", r.cfg.Out, r.cfg.Data))
 	}
-	return fmt.Errorf("the images of %s have changed (their names, labels or sizes) since %s was saved: put back what was there, or %s",
+	return fmt.Errorf("the images of %s have changed (their names, labels or sizes) since %s was saved: put them back as they were, or %s",
 		r.training.Name(), saved.Checkpoint.Path, carryOver("vision", r.cfg.Out, r.cfg.Data))
 }
 
@@ -414,6 +429,10 @@ func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 	n, ranks := r.test.Len(), r.group.Size()
 	from, to := n*r.group.Rank()/ranks, n*(r.group.Rank()+1)/ranks
 	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", nn.WithAutocast(autocasts[r.cfg.DType]))
+	cut := int64(0)
+	if errors.Is(err, errCut) { // the others must hear of it
+		cut, err = 1, nil
+	}
 	if err != nil {
 		if r.cfg.OnError == data.Fail.String() {
 			err = advise(err)
@@ -431,7 +450,7 @@ func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 	for _, text := range slices.Concat(unread...) {
 		r.report.Notice(text)
 	}
-	counts := tensor.FromInt64(append([]int64{int64(own.seen), int64(own.right), int64(own.skipped)}, own.confusion...))
+	counts := tensor.FromInt64(append([]int64{int64(own.seen), int64(own.right), int64(own.skipped), cut}, own.confusion...))
 	loss := tensor.Full(own.loss, 1)
 	for _, t := range []*tensor.Tensor{counts, loss} {
 		if err := r.group.AllReduce(ctx, t, dist.Sum); err != nil {
@@ -439,9 +458,12 @@ func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 		}
 	}
 	all := counts.Int64s()
+	if all[3] > 0 {
+		return nil, errCut
+	}
 	r.last = tally{seen: int(all[0]), right: int(all[1]), skipped: int(all[2]), loss: loss.Item()}
 	if own.confusion != nil {
-		r.last.confusion = all[3:]
+		r.last.confusion = all[4:]
 	}
 	if r.last.skipped > 0 {
 		r.report.Notice(fmt.Sprintf("%d of %d images to test on cannot be read and were left out", r.last.skipped, n))

@@ -105,6 +105,9 @@ func (c VisionConfig) Validate() error {
 	}); err != nil {
 		return err
 	}
+	if err := checkPatience("vision", c.Patience, c.EvalEvery); err != nil {
+		return err
+	}
 	if err := checkNamed("vision", c.Out); err != nil {
 		return err
 	}

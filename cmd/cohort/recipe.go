@@ -49,6 +49,9 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 		numRanks, given := s.Field("ranks").Value().(int), s.Given()
 		if !launch.IsRank() {
 			launch.KeepSecrets()
+			if most := launch.MaxRanks(); numRanks > most {
+				return usageError{fmt.Errorf("--ranks is %d, and this machine has cores for at most %d; more ranks than cores seldom help", numRanks, most)}
+			}
 			resolved, err := r.check(cmd.Context(), given)
 			if err != nil {
 				return usageError{err}

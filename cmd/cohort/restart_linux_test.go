@@ -83,7 +83,7 @@ func TestAnotherNumberOfRanks(t *testing.T) {
 		"--seed 7":             "--seed is 7, the checkpoint's 1",
 		"--batchh 200":         "unknown flag --batchh",
 		"--batch many":         "invalid argument",
-		"--data none.csv":      "none.csv",
+		"--data none.csv":      "--rows is about the generated table",
 		"--out /dev/null/none": "not a directory",
 		"--lr -1":              "--lr is -1, want a finite number above 0",
 	} {
