@@ -4,6 +4,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/spf13/cobra"
 
@@ -31,8 +32,8 @@ them. What else it asks for is told.`,
   cohort generate --from path/to/llama --prompt 'Once upon a time' --temperature 0`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if o.NumTokens < 0 || !(o.Temperature >= 0) || o.TopK < 0 {
-				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must be 0 or more, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
+			if o.NumTokens < 0 || !(o.Temperature >= 0) || math.IsInf(o.Temperature, 1) || o.TopK < 0 {
+				return usageError{fmt.Errorf("--tokens, --temperature and --top-k must be finite and 0 or more, got %d, %v and %d", o.NumTokens, o.Temperature, o.TopK)}
 			}
 			if !(o.TopP > 0 && o.TopP <= 1) || !(o.RepetitionPenalty > 0) {
 				return usageError{fmt.Errorf("--top-p must be more than 0 and at most 1, and --repetition-penalty more than 0, got %v and %v", o.TopP, o.RepetitionPenalty)}

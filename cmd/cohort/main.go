@@ -36,6 +36,9 @@ func main() {
 func run(args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)
+	if err := misnamed(root, args); err != nil {
+		return report(err, stderr)
+	}
 	return report(root.Execute(), stderr)
 }
 

@@ -7,7 +7,6 @@ import (
 	"io"
 	"math"
 	"runtime/debug"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -83,69 +82,4 @@ func noArgs(cmd *cobra.Command, args []string) error {
 		hint = fmt.Sprintf(": did you mean --from %s?", args[0])
 	}
 	return usageError{fmt.Errorf("%s takes no argument, got %q%s", cmd.CommandPath(), args[0], hint)}
-}
-
-// flagError makes an error of the flag parser a usage error, and adds the
-// nearest flag to an unknown one.
-func flagError(cmd *cobra.Command, err error) error {
-	if notExist, ok := err.(*pflag.NotExistError); ok && len(notExist.GetSpecifiedName()) > 1 {
-		var names []string
-		cmd.Flags().VisitAll(func(f *pflag.Flag) {
-			if !f.Hidden {
-				names = append(names, "--"+f.Name)
-			}
-		})
-		return unknown("flag", "--"+notExist.GetSpecifiedName(), names, cmd.CommandPath())
-	}
-	return usageError{fmt.Errorf("%w (%s --help lists the flags)", err, cmd.CommandPath())}
-}
-
-func commandNames(cmd *cobra.Command) []string {
-	var names []string
-	for _, c := range cmd.Commands() {
-		if c.IsAvailableCommand() {
-			names = append(names, c.Name())
-		}
-	}
-	return names
-}
-
-// unknown reports a name that is none of known, with the nearest that is.
-func unknown(what, name string, known []string, command string) error {
-	if best := nearest(name, known); best != "" {
-		return usageError{fmt.Errorf("unknown %s %s for %s: did you mean %s?", what, name, command, best)}
-	}
-	return usageError{fmt.Errorf("unknown %s %s for %s (%s --help lists what there is)", what, name, command, command)}
-}
-
-// nearest returns the name among known that name was likely meant to be, "" if
-// there is none.
-func nearest(name string, known []string) string {
-	best, bestDist := "", max(2, len(name)/3)+1
-	for _, k := range known {
-		if d := distance(strings.ToLower(name), k); d < bestDist {
-			best, bestDist = k, d
-		}
-	}
-	return best
-}
-
-// distance is the number of letters to insert, delete or replace between two names.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diag := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			d := diag
-			if a[i] != b[j] {
-				d = 1 + min(diag, row[j], row[j+1])
-			}
-			diag, row[j+1] = row[j+1], d
-		}
-	}
-	return row[len(b)]
 }

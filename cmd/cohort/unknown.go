@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// misnamed reports a command that there is not, before its flags are looked at, which
+// are those of the command that was meant: cobra would call the first of them unknown.
+func misnamed(root *cobra.Command, args []string) error {
+	if len(args) > 0 && strings.HasPrefix(args[0], "__") {
+		return nil // what a shell asks to complete a line
+	}
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	if len(args) > 0 && args[0] == "help" {
+		args = args[1:]
+	}
+	cmd, rest, err := root.Find(args)
+	if err != nil || !cmd.HasSubCommands() || len(rest) == 0 || strings.HasPrefix(rest[0], "-") || cmd.Name() == "completion" {
+		return nil // Execute says what is wrong, if anything
+	}
+	return cmd.ValidateArgs(rest[:1])
+}
+
+// flagError makes an error of the flag parser a usage error. To an unknown flag it adds
+// the nearest, or the commands that have it.
+func flagError(cmd *cobra.Command, err error) error {
+	usage := func(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
+	var notExist *pflag.NotExistError
+	var invalid *pflag.InvalidValueError
+	var number *strconv.NumError
+	switch {
+	case errors.As(err, &notExist) && notExist.GetSpecifiedShortnames() != "":
+		// Go's own flags have one dash.
+		short := notExist.GetSpecifiedShortnames()
+		name, _, _ := strings.Cut(short, "=")
+		if f := cmd.Flags().Lookup(name); f != nil {
+			return usage("unknown flag -%s for %s: did you mean --%s?", name, cmd.CommandPath(), f.Name)
+		}
+		return usage("unknown flag -%s for %s (%s --help lists the flags)", name, cmd.CommandPath(), cmd.CommandPath())
+	case errors.As(err, &notExist):
+		name := notExist.GetSpecifiedName()
+		if having := commandsWith(cmd, name); len(having) > 0 {
+			return usage("--%s is no flag of %s, but of %s: name the command first", name, cmd.CommandPath(), strings.Join(having, ", "))
+		}
+		var names []string
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if !f.Hidden {
+				names = append(names, "--"+f.Name)
+			}
+		})
+		return unknown("flag", "--"+name, names, cmd.CommandPath())
+	case errors.As(err, &invalid) && errors.As(err, &number):
+		want := map[string]string{"bool": "true or false", "int": "a whole number", "int64": "a whole number", "float64": "a number"}[invalid.GetFlag().Value.Type()]
+		if number.Err == strconv.ErrRange {
+			want += " that is not so large"
+		}
+		if want != "" {
+			return usage("invalid argument %q for --%s: want %s (%s --help lists the flags)", invalid.GetValue(), invalid.GetFlag().Name, want, cmd.CommandPath())
+		}
+	}
+	return usage("%w (%s --help lists the flags)", err, cmd.CommandPath())
+}
+
+// commandsWith returns the commands below cmd that have a flag.
+func commandsWith(cmd *cobra.Command, flag string) (paths []string) {
+	for _, c := range cmd.Commands() {
+		if !c.IsAvailableCommand() {
+			continue
+		}
+		if c.Flags().Lookup(flag) != nil {
+			paths = append(paths, c.CommandPath())
+		}
+		paths = append(paths, commandsWith(c, flag)...)
+	}
+	return paths
+}
+
+func commandNames(cmd *cobra.Command) []string {
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return names
+}
+
+// otherWords are what other programs call what our commands do.
+var otherWords = map[string]string{
+	"predict": "generate or eval", "infer": "generate", "inference": "generate", "sample": "generate", "chat": "generate", "complete": "generate",
+	"test": "eval", "evaluate": "eval", "validate": "eval", "score": "eval", "fit": "train", "finetune": "train lm --init-from", "fine-tune": "train lm --init-from",
+	"resume": "train, which goes on where it was", "launch": "run", "torchrun": "run", "start": "run", "exec": "run", "benchmark": "bench", "encode": "tokenize encode",
+}
+
+// unknown reports a name that is none of known, with the nearest that is.
+func unknown(what, name string, known []string, command string) error {
+	best := nearest(name, known)
+	if word := otherWords[strings.ToLower(name)]; word != "" && best == "" && slices.Contains(known, "train") {
+		best = command + " " + word
+	}
+	if name == "help" {
+		best = command + " --help"
+	}
+	if best != "" {
+		return usageError{fmt.Errorf("unknown %s %s for %s: did you mean %s?", what, name, command, best)}
+	}
+	return usageError{fmt.Errorf("unknown %s %s for %s (%s --help lists what there is)", what, name, command, command)}
+}
+
+// nearest returns the name among known that name was likely meant to be, "" if
+// there is none.
+func nearest(name string, known []string) string {
+	best, bestDist := "", max(2, len(name)/3)+1
+	for _, k := range known {
+		if d := distance(strings.ToLower(name), k); d < bestDist {
+			best, bestDist = k, d
+		}
+	}
+	return best
+}
+
+// distance is the number of letters to insert, delete or replace between two names.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diag := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			d := diag
+			if a[i] != b[j] {
+				d = 1 + min(diag, row[j], row[j+1])
+			}
+			diag, row[j+1] = row[j+1], d
+		}
+	}
+	return row[len(b)]
+}
