@@ -29,9 +29,6 @@ var inputs = map[string]func(dir string) error{
 	"new.csv": func(path string) error {
 		return writeTable(path, table.Generated{Rows: 1000, Users: 500, Items: 300, Seed: 2})
 	},
-	"train.py": func(path string) error {
-		return os.WriteFile(path, []byte("import os\nprint(os.environ['RANK'])\n"), 0o644)
-	},
 	"ratings.csv": func(path string) error {
 		return os.WriteFile(path, []byte("user_id,movie_id,rating\n"+strings.Repeat("1,10,5\n1,11,3\n2,10,4\n2,11,1\n3,12,2\n", 400)), 0o644)
 	},
@@ -50,16 +47,20 @@ func writeTable(path string, g table.Generated) error {
 }
 
 var (
-	named      = regexp.MustCompile("(?ms)^```toml\n# (\\S+)\n(.*?)^```$")
+	named      = regexp.MustCompile("(?ms)^```(?:toml|python)\n# (\\S+)\n(.*?)^```$")
+	listed     = regexp.MustCompile(`(?m)^\| \[[^]]*\]\(([a-z-]+\.md)\)`)
+	notHere    = regexp.MustCompile(`(?m)^(?:go test \./\.\.\.|cohort bench ).*$`) // CI's, and minutes of measuring
 	addressed  = regexp.MustCompile(`\b10\.\d+\.\d+\.\d+`)
 	isPython   = regexp.MustCompile(`(?m)^.*\.py\b.*$`)
-	trainsLM   = regexp.MustCompile(`(?m)^cohort train lm(.*)$`)
+	trainsLM   = regexp.MustCompile(`(?m)^(?:cohort|go run \./cmd/cohort) train lm(.*)$`)
 	forMinutes = regexp.MustCompile(`--steps \d{4,}`) // time to watch
 )
 
-// TestTutorials does what the pages of docs tell their reader to do: it runs the
-// commands of each page in order, in a directory that looks like the repository
-// and has the files of which the pages speak. Every one must end well. A language
+// TestTutorials does what the pages tell their reader to do: it runs the
+// commands of the main page and of the pages of docs, in the order in which docs/README.md
+// lists them, all in one directory that looks like the repository
+// and has the files of a reader's own of which they speak; files that a page shows are written
+// when it is read. Every command must end well. A language
 // model is trained for a few steps only. Where there is no Python, its programs
 // are left out, and so are blocks for several machines, which are those that name
 // one by address. It takes minutes, and so runs on demand:
@@ -81,22 +82,17 @@ func TestTutorials(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil || len(pages) == 0 {
-		t.Fatalf("no pages: %v", err)
+	dir := likeTheRepository(t, root)
+	for name, write := range inputs {
+		if err := write(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	for _, page := range pages {
+	for _, page := range pagesInOrder(t, root) {
 		t.Run(filepath.Base(page), func(t *testing.T) {
-			t.Parallel()
 			text, err := os.ReadFile(page)
 			if err != nil {
 				t.Fatal(err)
-			}
-			dir := likeTheRepository(t, root)
-			for name, write := range inputs {
-				if err := write(filepath.Join(dir, name)); err != nil {
-					t.Fatal(err)
-				}
 			}
 			for _, m := range named.FindAllSubmatch(text, -1) {
 				if err := os.WriteFile(filepath.Join(dir, string(m[1])), m[2], 0o644); err != nil {
@@ -107,9 +103,9 @@ func TestTutorials(t *testing.T) {
 				if addressed.Match(m[1]) {
 					continue
 				}
-				script := trainsLM.ReplaceAllStringFunc(string(m[1]), func(line string) string {
+				script := trainsLM.ReplaceAllStringFunc(notHere.ReplaceAllString(string(m[1]), ""), func(line string) string {
 					command, _, _ := strings.Cut(line, " #")
-					if strings.Contains(command, "--steps") {
+					if strings.Contains(command, "--steps") || strings.Contains(command, "--init-from") {
 						return command
 					}
 					return command + " --steps 20"
@@ -122,6 +118,34 @@ func TestTutorials(t *testing.T) {
 			}
 		})
 	}
+}
+
+// pagesInOrder returns the main page and the pages of docs as docs/README.md lists them,
+// and behind them those that it does not list.
+func pagesInOrder(t *testing.T, root string) []string {
+	t.Helper()
+	docs := filepath.Join(root, "docs")
+	contents, err := os.ReadFile(filepath.Join(docs, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages := []string{filepath.Join(root, "README.md")}
+	for _, m := range listed.FindAllSubmatch(contents, -1) {
+		pages = append(pages, filepath.Join(docs, string(m[1])))
+	}
+	if len(pages) < 10 {
+		t.Fatalf("docs/README.md lists %q", pages)
+	}
+	all, err := filepath.Glob(filepath.Join(docs, "*.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range all {
+		if !slices.Contains(pages, page) {
+			pages = append(pages, page)
+		}
+	}
+	return pages
 }
 
 // likeTheRepository makes a directory with links to what is in the repository,
