@@ -12,6 +12,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -55,6 +56,8 @@ type adapterConfig struct {
 	RankStabilized bool              `json:"use_rslora"`
 	Ranks          sizePattern       `json:"rank_pattern"`
 	Alphas         sizePattern       `json:"alpha_pattern"`
+
+	layers []*regexp.Regexp // which find the number of a layer in a name
 }
 
 // AdapterConfig returns the adapter_config.json with which PEFT opens what
@@ -68,8 +71,8 @@ func AdapterConfig(l *nn.LoRA, base string) ([]byte, error) {
 	}
 	for _, path := range slices.Sorted(maps.Keys(o.Own)) {
 		own := o.Own[path]
-		a.Ranks = append(a.Ranks, sizeOf{path, float64(own.Rank)})
-		a.Alphas = append(a.Alphas, sizeOf{path, cmp.Or(own.Alpha, 2*float64(own.Rank))})
+		a.Ranks = append(a.Ranks, sizeOf{pattern: path, value: float64(own.Rank)})
+		a.Alphas = append(a.Alphas, sizeOf{pattern: path, value: cmp.Or(own.Alpha, 2*float64(own.Rank))})
 	}
 	// PEFT asks how the matrices of the base lie.
 	for _, m := range nn.Modules(l.Base) {
@@ -167,15 +170,10 @@ func (a adapterConfig) options(path string, infos []safetensors.Info, theirs map
 		if !isA {
 			continue
 		}
-		if targeted, err := a.targeted(theirs[target]); err != nil {
-			return o, fmt.Errorf("models: %s beside %s: %w", adapterConfigFile, path, err)
-		} else if !targeted {
+		if !a.targeted(theirs[target]) {
 			return o, fmt.Errorf("models: %s has matrices for %s, which target_modules and what else chooses in %s leave out", path, theirs[target], adapterConfigFile)
 		}
-		size, err := a.sizeFor(theirs[target])
-		if err != nil {
-			return o, fmt.Errorf("models: %s beside %s: %w", adapterConfigFile, path, err)
-		}
+		size := a.sizeFor(theirs[target])
 		if len(info.Shape) != 2 || info.Shape[0] != size.Rank {
 			return o, fmt.Errorf("models: %s: %s has the shape %v, but %s says rank %d", path, info.Name, info.Shape, adapterConfigFile, size.Rank)
 		}

@@ -77,6 +77,7 @@ type sizePattern []sizeOf
 type sizeOf struct {
 	pattern string
 	value   float64
+	ending  *regexp.Regexp // a name that ends in what the pattern fits
 }
 
 // MarshalJSON writes an object.
@@ -120,7 +121,7 @@ func (p *sizePattern) UnmarshalJSON(text []byte) error {
 		if v := values[name]; v == nil {
 			return fmt.Errorf("the pattern %q has no number", name)
 		} else if !slices.ContainsFunc(*p, func(s sizeOf) bool { return s.pattern == name }) {
-			*p = append(*p, sizeOf{name, *v})
+			*p = append(*p, sizeOf{pattern: name, value: *v})
 		}
 	}
 	return nil
@@ -128,17 +129,13 @@ func (p *sizePattern) UnmarshalJSON(text []byte) error {
 
 // find returns the value of the first pattern that fits the end of a name, as
 // PEFT matches them.
-func (p sizePattern) find(name string) (value float64, ok bool, err error) {
+func (p sizePattern) find(name string, otherwise float64) float64 {
 	for _, s := range p {
-		re, err := compilePattern(`(?:.*\.)?(?:` + s.pattern + `)`)
-		if err != nil {
-			return 0, false, err
-		}
-		if re.MatchString(name) {
-			return s.value, true, nil
+		if s.ending.MatchString(name) {
+			return s.value
 		}
 	}
-	return 0, false, nil
+	return otherwise
 }
 
 // compilePattern returns what matches names that a pattern of Python's fits as a
@@ -181,9 +178,27 @@ func (a *adapterConfig) compile() error {
 		}
 	}
 	for key, p := range map[string]sizePattern{"rank_pattern": a.Ranks, "alpha_pattern": a.Alphas} {
-		if _, _, err := p.find(""); err != nil { // compiles all
-			return fmt.Errorf("%s: %w", key, err)
+		for i, s := range p {
+			re, err := compilePattern(`(?:.*\.)?(?:` + s.pattern + `)`)
+			if err != nil {
+				return fmt.Errorf("%s: %w", key, err)
+			}
+			p[i].ending = re
 		}
+	}
+	layers := []string{`.*?\.[^.]*`}
+	if len(a.LayersPattern) > 0 {
+		layers = nil
+		for _, p := range a.LayersPattern {
+			layers = append(layers, `(?:^|.*?\.)`+p)
+		}
+	}
+	for _, p := range layers {
+		re, err := regexp.Compile(`\A` + p + `\.(\d+)\.`)
+		if err != nil {
+			return fmt.Errorf("layers_pattern: %w: give whole names instead", err)
+		}
+		a.layers = append(a.layers, re)
 	}
 	if a.Targets.Pattern != "" && len(a.Layers) > 0 {
 		return errors.New("it has layers_to_transform beside a pattern of target_modules: PEFT takes one of them")
@@ -192,58 +207,32 @@ func (a *adapterConfig) compile() error {
 }
 
 // targeted says whether PEFT would adapt the module of a name.
-func (a adapterConfig) targeted(name string) (bool, error) {
+func (a adapterConfig) targeted(name string) bool {
 	if excluded, _ := a.Excluded.match(name); excluded {
-		return false, nil
+		return false
 	}
 	if strings.EqualFold(a.Targets.Pattern, allLinear) {
-		return name != "lm_head", nil
+		return name != "lm_head"
 	}
 	if a.Targets.none() { // of a model whose targets nobody knows
-		return true, nil
+		return true
 	}
 	chosen, whole := a.Targets.match(name)
 	if !chosen || whole || len(a.Layers) == 0 {
-		return chosen, nil
+		return chosen
 	}
-	patterns := []string{`.*?\.[^.]*\.(\d+)\.`}
-	if len(a.LayersPattern) > 0 {
-		patterns = nil
-		for _, p := range a.LayersPattern {
-			patterns = append(patterns, `(?:^|.*?\.)`+p+`\.(\d+)\.`)
-		}
-	}
-	for _, p := range patterns {
-		re, err := regexp.Compile(`\A` + p)
-		if err != nil {
-			return false, fmt.Errorf("layers_pattern: %w", err)
-		}
+	for _, re := range a.layers {
 		if found := re.FindStringSubmatch(name); found != nil {
 			layer, err := strconv.Atoi(found[len(found)-1])
-			return err == nil && slices.Contains(a.Layers, layer), nil
+			return err == nil && slices.Contains(a.Layers, layer)
 		}
 	}
-	return false, nil
+	return false
 }
 
 // sizeFor returns the rank and alpha of the module of a name.
-func (a adapterConfig) sizeFor(name string) (nn.LoRASize, error) {
-	size := nn.LoRASize{Rank: a.Rank, Alpha: a.Alpha}
-	rank, ok, err := a.Ranks.find(name)
-	if err != nil {
-		return size, fmt.Errorf("rank_pattern: %w", err)
-	}
-	if ok {
-		size.Rank = int(rank)
-	}
-	alpha, ok, err := a.Alphas.find(name)
-	if err != nil {
-		return size, fmt.Errorf("alpha_pattern: %w", err)
-	}
-	if ok {
-		size.Alpha = alpha
-	}
-	return size, nil
+func (a adapterConfig) sizeFor(name string) nn.LoRASize {
+	return nn.LoRASize{Rank: int(a.Ranks.find(name, float64(a.Rank))), Alpha: a.Alphas.find(name, a.Alpha)}
 }
 
 // defaultTargets are those that PEFT takes where a configuration has none.
