@@ -18,6 +18,10 @@ var (
 	drawnSeed   = flag.Int("drawn-seed", 2, "what they draw from")
 )
 
+// drawnTolerance is of the largest logit. Of some of these models the reference's
+// own float32 is 3e-5 away from its float64.
+const drawnTolerance = 1e-4
+
 // Models drawn at random, in settings, names, types and shards, compute what
 // transformers computes once it has read the same folder.
 //
@@ -84,7 +88,7 @@ func matchesDrawnAdapter(t *testing.T, dir, saved string) error {
 	compare := func(what string, m nn.Module) error {
 		c := nn.Evaluation(t.Context())
 		defer c.Close()
-		if d := maxDiff(c.Call(m, want.read(t, "ids")).Float32s(), want.read(t, "logits").Float32s(), 1e-3); !(d <= 3e-5) {
+		if d := maxDiff(c.Call(m, want.read(t, "ids")).Float32s(), want.read(t, "logits").Float32s(), 1e-3); !(d <= drawnTolerance) {
 			return fmt.Errorf("%s (%s): the logits differ by %.1e of the largest", dir, what, d)
 		}
 		return nil
@@ -128,7 +132,7 @@ func matchesDrawn(t *testing.T, dir, saved string) error {
 		c := nn.Evaluation(t.Context())
 		d := maxDiff(c.Call(m, want.read(t, "ids")).Float32s(), want.read(t, "logits").Float32s(), 1e-3)
 		c.Close()
-		if !(d <= 3e-5) {
+		if !(d <= drawnTolerance) {
 			return fmt.Errorf("%s (saved here: %t): the logits differ by %.1e of the largest", dir, again, d)
 		}
 		if again {
