@@ -49,7 +49,10 @@ type agent struct {
 	startErr   error
 	hopeless   error // why the ranks cannot come together
 	unkillable []int
-	swept      int // processes that workers had left behind
+	swept      int    // processes that workers had left behind
+	freed      uint64 // processor time of the killed at the last look
+	sweeps     bool   // strays have been killed
+	frees      bool   // it has been said that they take long
 	over       bool
 }
 
@@ -184,6 +187,9 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			kill = nil
 			a.do(hurried{})
 		case <-timer.C:
+			if a.machine.givesUp(time.Now()) && a.isFreeing(stderr) {
+				a.do(freeing{})
+			}
 			a.do(ticked{})
 		case e, ok := <-a.attempt.News:
 			if !ok {
@@ -224,7 +230,13 @@ func (a *agent) do(e event) {
 			a.tell(act.ended)
 		case deliver:
 			a.deliver(act.sig)
+			if act.sig == syscall.SIGKILL {
+				a.freed = a.ticks()
+			}
 		case sweep:
+			if act.sig == syscall.SIGKILL && !a.sweeps {
+				a.sweeps, a.freed = true, a.ticks()
+			}
 			n := a.orphans.signal(act.sig)
 			a.swept = max(a.swept, n)
 			a.do(strays{n})
@@ -232,6 +244,31 @@ func (a *agent) do(e event) {
 			a.unkillable, a.over = act.unkillable, true
 		}
 	}
+}
+
+// isFreeing reports whether the kernel works on processes that have been killed: it may
+// have many gigabytes to take back. One that hangs uses no processor time.
+func (a *agent) isFreeing(stderr *sink) bool {
+	was := a.freed
+	a.freed = a.ticks()
+	if a.freed == was {
+		return false
+	}
+	if !a.frees {
+		a.frees = true
+		write(stderr, []string{"what has been killed is still ending: the system takes back what it had, as much memory is"})
+	}
+	return true
+}
+
+// ticks sums up the processor time of the workers that live, and of strays.
+func (a *agent) ticks() (sum uint64) {
+	for _, w := range a.workers {
+		if w.proc != nil && !w.ended {
+			sum += ticksOf(w.proc.Pid)
+		}
+	}
+	return sum + a.orphans.ticks()
 }
 
 // onlyStopped reports whether there are live workers and all of them are stopped.
@@ -492,7 +529,7 @@ func (a *agent) result(ctx context.Context) error {
 	}
 	e := &Error{
 		Program: name, NumRanks: a.attempt.WorldSize,
-		Attempt: a.attempt.Number, restartsLeft: a.cfg.MaxRestarts - a.attempt.Number,
+		Attempt: a.attempt.Number, restartsLeft: a.cfg.MaxRestarts - a.attempt.Number, itself: a.cfg.argv0 != "",
 		Signal: m.stopSignal, Notice: a.Notice(), StartErr: a.startErr, NumStrays: m.numStrays,
 	}
 	if m.canceled {

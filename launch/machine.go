@@ -42,11 +42,12 @@ type patience struct {
 	kill  time.Duration // killing: until a process that survives SIGKILL (stuck in the kernel) is given up
 	stray time.Duration // sweeping: between SIGTERM to the strays and SIGKILL
 	poll  time.Duration // sweeping: between two looks
+	free  time.Duration // how long one that has been killed may take to end while the kernel works on it
 }
 
 var defaultPatience = patience{
 	fail: time.Second, grace: 30 * time.Second, kill: 5 * time.Second,
-	stray: time.Second, poll: 5 * time.Millisecond,
+	stray: time.Second, poll: 5 * time.Millisecond, free: 10 * time.Minute,
 }
 
 // An event is something that happened.
@@ -64,6 +65,7 @@ type (
 	startFailed struct{ local int }          // this worker and those after it could not be started
 	strays      struct{ n int }              // the answer to a sweep
 	ticked      struct{}                     // the time of wake has come
+	freeing     struct{}                     // the kernel takes back what the killed have, which may be much
 	resumed     struct{ d time.Duration }    // the whole job, with the agent, was stopped for so long
 	onlyStopped struct{}                     // the live workers are all stopped (SIGSTOP): nobody waits for them
 )
@@ -75,6 +77,7 @@ func (hurried) isEvent()     {}
 func (startFailed) isEvent() {}
 func (strays) isEvent()      {}
 func (ticked) isEvent()      {}
+func (freeing) isEvent()     {}
 func (resumed) isEvent()     {}
 func (onlyStopped) isEvent() {}
 
@@ -123,6 +126,7 @@ type machine struct {
 	brokeOff    bool           // a worker failed by itself after one had ended well
 	sweepSig    syscall.Signal // the strongest sent to strays so far
 	nextLook    time.Time      // sweeping: when to look again
+	killed      time.Time      // when the first SIGKILL was sent
 	numStrays   int            // at the last look
 }
 
@@ -176,6 +180,10 @@ func (m *machine) step(now time.Time, e event) []action {
 			return m.beginSweep(syscall.SIGKILL)
 		}
 		return m.kill(now)
+	case freeing:
+		if m.givesUp(now) && now.Before(m.killed.Add(m.patience.free)) {
+			m.deadline = now.Add(m.patience.kill)
+		}
 	case resumed: // nobody could do anything meanwhile
 		for _, t := range []*time.Time{&m.deadline, &m.nextLook} {
 			if !t.IsZero() {
@@ -309,6 +317,7 @@ func (m *machine) onStrays(now time.Time, n int) []action {
 	case m.sweepSig == 0:
 		return m.sweepWith(now, syscall.SIGTERM)
 	case m.deadline.IsZero(): // killed from the start
+		m.hasKilled(now)
 		m.deadline = now.Add(m.patience.kill)
 	}
 	m.nextLook = now.Add(m.patience.poll)
@@ -326,8 +335,20 @@ func (m *machine) stop(now time.Time, sig syscall.Signal) []action {
 }
 
 func (m *machine) kill(now time.Time) []action {
+	m.hasKilled(now)
 	m.phase, m.deadline = killing, now.Add(m.patience.kill)
 	return []action{deliver{syscall.SIGKILL}}
+}
+
+func (m *machine) hasKilled(now time.Time) {
+	if m.killed.IsZero() {
+		m.killed = now
+	}
+}
+
+// givesUp reports whether the next tick gives up processes that SIGKILL has not ended.
+func (m *machine) givesUp(now time.Time) bool {
+	return (m.phase == killing || m.phase == sweeping && m.sweepSig == syscall.SIGKILL) && !m.deadline.IsZero() && !now.Before(m.deadline)
 }
 
 func (m *machine) beginSweep(sig syscall.Signal) []action {
@@ -339,6 +360,7 @@ func (m *machine) sweepWith(now time.Time, sig syscall.Signal) []action {
 	m.sweepSig, m.nextLook = sig, time.Time{}
 	m.deadline = now.Add(m.patience.stray)
 	if sig == syscall.SIGKILL {
+		m.hasKilled(now)
 		m.deadline = now.Add(m.patience.kill)
 	}
 	return []action{sweep{sig}}

@@ -56,6 +56,27 @@ func TestMachineScripts(t *testing.T) {
 			{5, died(1, sigKILL), "sweep SIGKILL", sweeping},
 			{6, strays{0}, "finish []", done},
 		}, "0* 1*"},
+		{"the killed have much to give back", 2, []line{
+			{0, cancelled{}, "deliver SIGTERM", stopping},
+			{1, hurried{}, "deliver SIGKILL", killing},
+			{2, died(0, sigKILL), "", killing},
+			{3000, freeing{}, "", killing}, // too early to be of interest
+			{5001, freeing{}, "", killing},
+			{5001, ticked{}, "", killing},
+			{10001, freeing{}, "", killing},
+			{12000, died(1, sigKILL), "sweep SIGKILL", sweeping},
+			{12000, strays{1}, "", sweeping},
+			{17000, freeing{}, "", sweeping},
+			{17000, ticked{}, "sweep SIGKILL", sweeping},
+			{17001, strays{0}, "finish []", done},
+		}, "0* 1*"},
+		{"who is killed does not end for ever", 1, []line{
+			{0, cancelled{}, "deliver SIGTERM", stopping},
+			{1, hurried{}, "deliver SIGKILL", killing},
+			{5001, freeing{}, "", killing},
+			{600001, freeing{}, "", killing},
+			{600001, ticked{}, "finish [0]", done},
+		}, ""},
 		{"all end well", 2, []line{
 			{5, ok(1), "", running},
 			{9, ok(0), "look", sweeping},

@@ -163,6 +163,28 @@ func signalTree(pid int, sig syscall.Signal, seen map[int]bool) {
 	}
 }
 
+// ticks sums up the processor time of the strays.
+func (o *orphans) ticks() (sum uint64) {
+	for _, pid := range slices.Concat(o.roots(), o.cgroup.pids()) {
+		sum += ticksOf(pid)
+	}
+	return sum
+}
+
+// ticksOf is the processor time of a process in the kernel's units, 0 if it is not there.
+func ticksOf(pid int) (sum uint64) {
+	const user, system = 11, 12
+	f := statFields(pid)
+	if len(f) <= system {
+		return 0
+	}
+	for _, i := range []int{user, system} {
+		n, _ := strconv.ParseUint(string(f[i]), 10, 64)
+		sum += n
+	}
+	return sum
+}
+
 func (o *orphans) marked(pid int) bool {
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	return err == nil && (bytes.HasPrefix(env, o.marker) || bytes.Contains(env, append([]byte{0}, o.marker...)))

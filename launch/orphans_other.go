@@ -25,6 +25,10 @@ func (o *orphans) close()         {}
 func (o *orphans) worker(pid int) { o.groups = append(o.groups, pid) }
 func (o *orphans) keep(int)       {}
 func (o *orphans) reap()          {}
+func (o *orphans) ticks() uint64  { return 0 }
+
+// ticksOf is not known here.
+func ticksOf(int) uint64 { return 0 }
 
 // suspend stops the process groups of the workers, and returns what SIGCONT is for.
 func (o *orphans) suspend(workers []int) (stopped []int) {

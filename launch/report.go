@@ -84,6 +84,7 @@ type Error struct {
 	Suspects []Suspect
 
 	left      []Failure // those that ended with code 0 before the first failure
+	itself    bool      // its program is this one
 	differ    bool      // the first failure says how the ranks' calls differ
 	carriedOn bool      // those left have ended well: a notice, not an error
 
@@ -136,6 +137,14 @@ func (e *Error) stopped() string {
 	return "stopped by " + signalName(e.Signal)
 }
 
+// subject is what has failed: of a program that has started its own ranks, not that.
+func (e *Error) subject() string {
+	if e.itself {
+		return "the job"
+	}
+	return e.Program
+}
+
 // again says which attempt it was, of a job that has been restarted.
 func (e *Error) again() string {
 	if e.Attempt == 0 {
@@ -173,16 +182,16 @@ func (e *Error) Report(w io.Writer) {
 			}
 		}
 		if e.carriedOn {
-			fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks: rank %d %s, and the others went on\n", e.Program, len(e.Failures), e.NumRanks, f.Rank, f.how())
+			fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks: rank %d %s, and the others went on\n", e.subject(), len(e.Failures), e.NumRanks, f.Rank, f.how())
 		} else if len(blamed) > 0 {
-			fmt.Fprintf(&b, "cohort: %s failed%s: %s\n", e.Program, e.again(), accuse(blamed))
+			fmt.Fprintf(&b, "cohort: %s failed%s: %s\n", e.subject(), e.again(), accuse(blamed))
 			why := "the flight recorders of the others name " + ranksNamed(blamed)
 			if slices.ContainsFunc(blamed, func(s Suspect) bool { return s.unnamed }) {
 				why = "a process that is stopped answers nobody, and the others wait for it"
 			}
 			fmt.Fprintf(&b, "  likely cause: %s; what follows ended because of that\n", why)
 		} else {
-			fmt.Fprintf(&b, "cohort: %s failed%s: rank %d %s\n", e.Program, e.again(), f.Rank, f.how())
+			fmt.Fprintf(&b, "cohort: %s failed%s: rank %d %s\n", e.subject(), e.again(), f.Rank, f.how())
 		}
 		how := ""
 		if len(blamed) > 0 {
@@ -248,7 +257,7 @@ func (e *Error) Report(w io.Writer) {
 		fmt.Fprintf(&b, "cohort: stopped: %v\n", e.Cause)
 	}
 	if e.carriedOn && len(failed) == 0 {
-		fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks\n", e.Program, len(e.Failures), e.NumRanks)
+		fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks\n", e.subject(), len(e.Failures), e.NumRanks)
 	}
 	for i := range stopped {
 		f := &stopped[i]
