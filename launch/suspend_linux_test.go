@@ -144,6 +144,12 @@ func TestSuspendLeavesOthers(t *testing.T) {
 	if err := syscall.Kill(pids[0], syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	eventually(t, func() string {
+		if !isStopped(pids[0]) {
+			return "a rank is not stopped yet"
+		}
+		return ""
+	})
 	if _, err := keys.WriteString("\x1a"); err != nil {
 		t.Fatal(err)
 	}
