@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package lobby takes in whoever comes to a listener, at once, and holds each until its
+// first words say whether it may enter.
+//
+// The system's queue of a listener is served in the order in which connections come, so
+// who is left to wait there keeps out all that come later. A lobby leaves nobody there. A
+// connection in it costs a descriptor and some hundred bytes, and no goroutine; to take
+// one in and turn it away takes less processor time than to make it.
+//
+// A lobby holds as many as a share of the process's descriptors allows, and nobody for
+// longer than its patience. When one too many comes, the source with the most in the
+// lobby loses its oldest. So strangers push out strangers, a member that comes from
+// elsewhere does not feel them, and one that comes from the same host has the time in
+// which as many come as the lobby holds.
+//
+// Who has said nothing right is cut off by a reset, which leaves the system nothing to
+// remember; who has said something wrong sees the stream's end before that. So a peer can tell
+// that it was refused from that there was no room.
+package lobby
+
+import (
+	"errors"
+	"math"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Config says who may enter.
+type Config struct {
+	// Patience is how long a connection may take for its first words.
+	Patience time.Duration
+	// Most bounds the connections held; 0 is what the descriptors of the process allow.
+	Most int
+	// Admit turns a connection away before it has said anything. nil admits all.
+	Admit func(from Source) error
+	// Judge is asked about the first bytes of a connection, which is turned away if
+	// there is an error. need is how many bytes it has to see to decide, 0 if the
+	// connection may enter: no more are read than that. With no bytes it says how many it wants first.
+	Judge func(said []byte) (need int, why error)
+	// Enter takes a connection and what it has said so far, and must not block.
+	Enter func(nc net.Conn, from Source, said []byte)
+	// Refuse is told of each connection that was turned away, and must not block. May be nil.
+	Refuse func(from Source, why error)
+	// Crowd is told, at a thousand and at eight thousand and once a minute at most, how many are held,
+	// and how many of them come from the source with the most. It must not block. May be nil.
+	Crowd func(held int, most Source, of int)
+}
+
+// Reasons for which a connection is turned away, beside those of Admit and Judge.
+var (
+	ErrSilent  = errors.New("nothing was said, as by a port scan")
+	ErrSlow    = errors.New("the first words did not come in time")
+	ErrCut     = errors.New("the connection ended within its first words")
+	ErrCrowded = errors.New("more came at once, and proved nothing, than the process can hold")
+)
+
+// Source is where a connection comes from: a host, or a user of this one. Sources can be
+// compared. A network of 2⁶⁴ addresses, of which any host may have as many as it likes, is one.
+type Source struct {
+	addr netip.Addr
+	user int
+}
+
+// noUser is the user of a unix connection that the system does not tell.
+const noUser = -1
+
+// Host returns the source that is a host.
+func Host(addr netip.Addr) Source {
+	addr = addr.Unmap().WithZone("")
+	if addr.Is6() {
+		if net, err := addr.Prefix(64); err == nil && !addr.IsLoopback() && !addr.IsLinkLocalUnicast() {
+			addr = net.Addr()
+		}
+	}
+	return Source{addr: addr, user: noUser}
+}
+
+// User returns the source that is a user of this host.
+func User(id int) Source { return Source{user: id} }
+
+// SourceOf returns where a connection comes from.
+func SourceOf(nc net.Conn) Source {
+	if tcp, ok := nc.RemoteAddr().(*net.TCPAddr); ok {
+		if a, ok := netip.AddrFromSlice(tcp.IP); ok {
+			return Host(a)
+		}
+	}
+	if id, ok := peerUser(nc); ok {
+		return User(id)
+	}
+	return Source{user: noUser}
+}
+
+// Unix returns the number of a user of this host.
+func (s Source) Unix() (user int, ok bool) { return s.user, !s.addr.IsValid() && s.user != noUser }
+
+// Addr returns the address of a host, the zero one for a user of this host.
+func (s Source) Addr() netip.Addr { return s.addr }
+
+func (s Source) String() string {
+	switch {
+	case s.addr.IsValid():
+		return s.addr.String()
+	case s.user == noUser:
+		return "this host"
+	}
+	return "user " + strconv.Itoa(s.user) + " of this host"
+}
+
+// Lobby is what stands between a listener and who may enter.
+type Lobby struct {
+	Config
+	ln     net.Listener
+	peek   bool // what is said is not read, if one byte decides
+	waits  func(peer, here net.Addr) bool
+	driver driver
+	mu     sync.Mutex
+	closed bool
+	deaf   bool // the listener is to be closed
+	once   sync.Once
+	err    error
+}
+
+// driver takes connections and reads their first words.
+type driver interface {
+	// run takes connections until stop is called.
+	run()
+	// stop ends run, and turns out who is in the lobby.
+	stop()
+}
+
+// New opens a lobby in front of a listener, which it owns.
+func New(ln net.Listener, c Config) *Lobby {
+	l := &Lobby{Config: c, ln: ln}
+	if !l.start(polling(l)) {
+		l.start(reading(l))
+	}
+	return l
+}
+
+// start has a driver take connections, if there is one.
+func (l *Lobby) start(d driver) bool {
+	if d == nil {
+		return false
+	}
+	if l.Most == 0 {
+		l.Most = math.MaxInt
+	}
+	lobbies.Add(1)
+	l.driver = d
+	go d.run()
+	return true
+}
+
+// Close stops to listen and turns out who is in the lobby. Who has entered stays.
+func (l *Lobby) Close() error {
+	l.once.Do(func() {
+		l.mu.Lock()
+		l.closed = true
+		l.mu.Unlock()
+		l.driver.stop()
+		lobbies.Add(-1)
+	})
+	return l.err
+}
+
+// ended says whether the lobby has been closed.
+func (l *Lobby) ended() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+func (l *Lobby) isDeaf() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.deaf
+}
+
+func (l *Lobby) refuse(from Source, why error) {
+	if l.Refuse != nil {
+		l.Refuse(from, why)
+	}
+}
+
+// What the lobbies of this process hold together is bounded by a part of its descriptors:
+// the others are for the job. Who holds no more than its share loses nothing to another.
+var (
+	lobbies atomic.Int64
+	held    atomic.Int64
+	// room is how many all lobbies may hold.
+	room = sync.OnceValue(func() int { return min(max(descriptors()/2, leastRoom), mostRoom) })
+)
+
+const (
+	leastRoom = 8
+	mostRoom  = 1 << 14
+	// usualDescriptors is taken for the limit where the system does not tell.
+	usualDescriptors = 1024
+)
+
+// crowdLevels are the numbers of connections held that are told.
+var crowdLevels = [...]int{1000, 8000}
+
+const crowdPause = time.Minute
+
+// count tells of a crowd, if it has just become one.
+func (l *Lobby) count(vs *visitors) {
+	if l.Crowd == nil {
+		return
+	}
+	for i, level := range crowdLevels {
+		if vs.num == level && time.Since(vs.told[i]) > crowdPause {
+			vs.told[i] = time.Now()
+			l.Crowd(level, vs.crowds[0].Source, vs.crowds[0].num)
+		}
+	}
+}
+
+// crowded says whether a lobby that holds n has too many.
+func (l *Lobby) crowded(n int) bool {
+	return n >= l.Most || int(held.Load()) >= room() && n > room()/int(max(lobbies.Load(), 1))
+}
+
+// pause is how long taking connections rests when the system has no descriptors or no memory for one.
+const pause = 5 * time.Millisecond
