@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
@@ -132,6 +133,7 @@ type meeting struct {
 	stopDumps func()
 	// choice is how others reach this process; empty if it has no TCP port.
 	choice transport.Choice
+	failed atomic.Pointer[error] // of the last try to reach rank 0
 	// joined is called on rank 0 when all have joined: from then on one may leave.
 	joined func()
 }
@@ -207,6 +209,9 @@ func (m *meeting) form(ctx context.Context, end context.CancelCauseFunc) (*Group
 			return nil, err
 		}
 	}
+	if m.rank == 0 && m.dataIsOpen() {
+		fmt.Fprintf(os.Stderr, "cohort: rank 0: what collectives exchange between the hosts is not encrypted: %s=all for all ranks encrypts it, %[1]s=control leaves it so without this line\n", envvar.Encrypt)
+	}
 	g := &Group{name: worldName, key: worldName, rank: m.rank, size: m.worldSize, node: m.me.Node, home: m, host: m.host,
 		base: m.store, store: store.Prefix(m.store, "user/"), timeout: m.timeout, silence: m.silence, algorithms: m.algorithms}
 	g.init()
@@ -254,6 +259,16 @@ func (m *meeting) readEnvironment() (err error) {
 	}
 	m.me.Encrypt = m.encrypt.String()
 	return transport.CheckInterface()
+}
+
+// dataIsOpen reports whether data of collectives leaves a host in the clear, and nobody
+// has said that it may. Encryption takes half of the bandwidth where processors are the limit, so it is
+// not the default.
+func (m *meeting) dataIsOpen() bool {
+	if m.host != nil || m.encrypt != transport.EncryptControl || m.me.Transport == "tls" || envvar.Encrypt.IsSet() {
+		return false
+	}
+	return slices.ContainsFunc(m.all, func(in introduction) bool { return in.Node != m.me.Node && in.Host != m.me.Host })
 }
 
 // shares reports whether ranks of the job, given by their numbers in it, can
@@ -480,13 +495,14 @@ func (m *meeting) openStore(ctx context.Context) error {
 	}
 	if m.rank != 0 {
 		var err error
-		if m.client, err = store.Connect(ctx, m.master, m.token, m.encrypt); err != nil {
+		if m.client, err = store.Connect(ctx, m.master, m.token, m.encrypt, transport.WithFailures(func(err error) { m.failed.Store(&err) })); err != nil {
 			// A newer server of PyTorch's is silent to who is not its client, an older one hangs up.
-			if errors.Is(err, transport.ErrRejected) || errors.Is(err, os.ErrDeadlineExceeded) {
+			if errors.Is(err, transport.ErrRejected) || errors.Is(err, transport.ErrNoRoom) || errors.Is(err, os.ErrDeadlineExceeded) {
 				err = fmt.Errorf("%w; where PyTorch's rank 0 listens there, give dist.WithBackend(%q)", err, glooBackend)
 			}
 			return fmt.Errorf("connect to rank 0, which listens at %s: %w", m.master, err)
 		}
+		m.failed.Store(nil)
 		m.store = m.client
 		return nil
 	}

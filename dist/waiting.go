@@ -9,6 +9,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // A rank may wait in Init for minutes for one that has not been started. After
@@ -37,8 +39,18 @@ func (m *meeting) waitAloud(ctx context.Context, w io.Writer, missing func(conte
 		case m.agentServes() && m.store == nil:
 			return "the launcher's store at " + m.master
 		}
-		return toJoin(ranksText(ranks), m.worldSize, m.meetingPoint())
+		return toJoin(ranksText(ranks), m.worldSize, m.meetingPoint()) + m.hindrance()
 	})
+}
+
+// hindrance says what keeps this rank from rank 0, if that is more than that nobody
+// listens there yet.
+func (m *meeting) hindrance() string {
+	err := m.failed.Load()
+	if err == nil || transport.NobodyListens(*err) {
+		return ""
+	}
+	return fmt.Sprintf(" (%v: strangers keep the port busy, or another program listens there; where that is PyTorch's rank 0, dist.WithBackend(%q) joins it)", *err, glooBackend)
 }
 
 // meetingPoint names where the ranks meet.

@@ -78,8 +78,9 @@ func newPendingCall() any {
 // Connect connects to the store served on the port at addr, waiting for it to be
 // there as transport.Dial does. A connection that leaves this host is encrypted,
 // unless policy is against it.
-func Connect(ctx context.Context, addr string, token transport.Token, policy transport.Encrypt) (*Client, error) {
-	conn, err := transport.Dial(ctx, addr, proto, token, transport.WithTLS(policy.TLS(!transport.LeavesHost(ctx, addr), false)))
+func Connect(ctx context.Context, addr string, token transport.Token, policy transport.Encrypt, options ...transport.DialOption) (*Client, error) {
+	options = append(options, transport.WithTLS(policy.TLS(!transport.LeavesHost(ctx, addr), false)))
+	conn, err := transport.Dial(ctx, addr, proto, token, options...)
 	if err != nil {
 		return nil, &Error{Op: "connect", Addr: addr, Err: err}
 	}

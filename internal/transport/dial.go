@@ -22,11 +22,19 @@ const (
 	// started, but more likely to nobody.
 	namePatience = 10 * time.Second
 	// A handshake that the peer ends is tried again for a while: the peer may
-	// have been closing an earlier listener, or be flooded by strangers.
+	// have been closing an earlier listener. One that is reset found no room, which
+	// strangers had taken: it is tried for longer, for a server of another kind may hang up
+	// so too, but at every try.
 	rejectPatience = 500 * time.Millisecond
-	// answerPatience is how long a peer may take for the handshake: somewhat more
-	// than a full queue of strangers lasts, which a [Port] takes in slowly.
-	answerPatience = 45 * time.Second
+	resetPatience  = 5 * time.Second
+	// How long a try may take to connect, and then for the handshake, before another one
+	// is made. Longer each time, for a network or a peer that is slow. The system
+	// repeats what was dropped on the way to a full queue after one second, three and
+	// seven; a new try finds room sooner.
+	connectPatience    = 250 * time.Millisecond
+	answerPatience     = time.Second
+	maxConnectPatience = 15 * time.Second
+	maxAnswerPatience  = 45 * time.Second
 	// A protocol that is not offered may be about to be: a port listens before
 	// its protocols are added.
 	offerPatience = time.Second
@@ -62,17 +70,32 @@ func NobodyListens(err error) bool {
 	return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT)
 }
 
+// Reached reports whether the system of the other side has made a connection, in one
+// of the tries of a [Dial] that has failed: the way there is not cut.
+func Reached(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.reached
+}
+
+// Alive reports whether a process of the other side has done something with a
+// connection, in one of the tries of a [Dial] that has failed, if only to end it.
+func Alive(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.alive
+}
+
 // Dial connects to the port at addr, proves the token and asks for a
-// protocol. While nobody listens there it tries again, until ctx is done, or
-// for a minute when ctx has no deadline; a peer with another token, or
-// without the protocol, is an error within about a second.
+// protocol. While nobody listens there, or the port has no room or does not answer, it
+// tries again, until ctx is done, or for a minute when ctx has no deadline; a peer with
+// another token, or without the protocol, is an error within about a second.
 func Dial(ctx context.Context, addr, proto string, token Token, options ...DialOption) (*Conn, error) {
 	var with dialing
 	for _, option := range options {
 		option(&with)
 	}
+	var reached, alive bool
 	fail := func(op string, err error) (*Conn, error) {
-		return nil, &Error{Op: op, Proto: proto, Addr: addr, Err: err}
+		return nil, &Error{Op: op, Proto: proto, Addr: addr, Err: err, reached: reached, alive: alive}
 	}
 	if token.IsZero() {
 		return fail("dial", ErrNoToken)
@@ -89,27 +112,39 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 		ctx, cancel = context.WithTimeout(ctx, dialPatience)
 		defer cancel()
 	}
-	dial := with.dialer
-	if dial == nil {
-		dial = (&net.Dialer{KeepAliveConfig: keepAlive}).DialContext
-	}
 	began := time.Now()
-	pause := firstPause
+	pause, connect, answer := firstPause, connectPatience, answerPatience
 	final := false
-	var rejected, notOffered time.Time // when that was first said
-	var last error                     // what kept us from connecting, as long as it was worth another try
+	var rejected, notOffered, reset time.Time // when that was first said
+	var last error                            // what kept us from connecting, as long as it was worth another try
 	for tries := 1; ; tries++ {
-		nc, err := dial(ctx, network, address)
+		nc, err := with.connect(ctx, network, address, connect)
 		op := "dial"
+		if isReset(err) { // when it had just been made
+			reached, alive = true, true
+		}
+		if isLate(err) {
+			connect = min(connect+connect/2, maxConnectPatience)
+		}
 		if err == nil {
-			op = "handshake"
+			op, reached = "handshake", true
 			var link net.Conn
-			if link, err = shake(ctx, nc, proto, token, with.tls && network == "tcp"); err == nil {
+			if link, err = shake(ctx, nc, proto, token, with.tls && network == "tcp", answer); err == nil {
 				return NewConn(link, proto), nil
 			}
 			nc.Close()
 			switch {
+			case isLate(err):
+				reset = time.Time{}
+				answer = min(2*answer, maxAnswerPatience)
+			case errors.Is(err, ErrNoRoom):
+				alive = true
+				if reset.IsZero() {
+					reset = time.Now()
+				}
+				final = time.Since(reset) > resetPatience
 			case errors.Is(err, ErrRejected):
+				alive = true
 				if rejected.IsZero() {
 					rejected = time.Now()
 				}
@@ -120,7 +155,7 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 				}
 				final = time.Since(notOffered) > offerPatience
 			default:
-				final = true
+				final = !worthRetrying(err, time.Since(began))
 			}
 		}
 		if by, _ := ctx.Deadline(); !time.Now().Before(by) {
@@ -139,7 +174,9 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 			if with.dialer == nil {
 				jittered = pause/2 + rand.N(pause)
 			}
-			pause = min(2*pause, maxPause)
+			if pause = min(2*pause, maxPause); errors.Is(err, syscall.EAGAIN) {
+				pause = firstPause // the queue of a unix socket is full: a place may be free at any moment
+			}
 			timer := time.NewTimer(jittered)
 			select {
 			case <-timer.C:
@@ -155,10 +192,19 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 	}
 }
 
-// shake runs the client's side of the handshake within ctx, through TLS if
+// connect makes a connection, within some time where it is the system's network.
+func (d *dialing) connect(ctx context.Context, network, address string, patience time.Duration) (net.Conn, error) {
+	if d.dialer != nil {
+		return d.dialer(ctx, network, address)
+	}
+	dialer := net.Dialer{KeepAliveConfig: keepAlive, Timeout: patience}
+	return dialer.DialContext(ctx, network, address)
+}
+
+// shake runs the client's side of the handshake within ctx and some time, through TLS if
 // asked to, and returns what the connection then is.
-func shake(ctx context.Context, nc net.Conn, proto string, token Token, through bool) (net.Conn, error) {
-	by := time.Now().Add(answerPatience)
+func shake(ctx context.Context, nc net.Conn, proto string, token Token, through bool, patience time.Duration) (net.Conn, error) {
+	by := time.Now().Add(patience)
 	if d, ok := ctx.Deadline(); ok && d.Before(by) {
 		by = d
 	}
@@ -172,7 +218,7 @@ func shake(ctx context.Context, nc net.Conn, proto string, token Token, through 
 		return nil, err
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil, fmt.Errorf("no answer within %v: %w", answerPatience, err)
+		return nil, fmt.Errorf("it took the connection, and no answer came within %v: %w", patience, err)
 	}
 	nc.SetDeadline(time.Time{})
 	return link, err
@@ -205,6 +251,10 @@ func worthRetrying(err error, waited time.Duration) bool {
 			return true
 		}
 	}
+	return isLate(err)
+}
+
+func isLate(err error) bool {
 	var timeout net.Error
 	return errors.As(err, &timeout) && timeout.Timeout()
 }

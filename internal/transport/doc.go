@@ -41,12 +41,12 @@
 // challenge, 64 bytes that say nothing to who does not know the token, and
 // then nothing more.)
 //
-// Handshakes have a deadline, and the number of connections inside one is
-// bounded: when there are too many, the source with the most of them loses its
-// oldest that has not proven the token, so that strangers who connect and say
-// nothing cannot keep members out. While nobody who comes is a member, a port
-// takes in a hundred a second and leaves the others to wait in the system,
-// so that strangers cost little processor time. Who is turned away is counted, and reported
+// Handshakes have a deadline. Whoever comes is taken in at once and held, without a
+// goroutine, until the first words prove the token (package lobby): nobody waits behind
+// strangers. As many are held as half of the process's descriptors allow; when one too many
+// comes, the source with the most loses its oldest. Such a one is reset, while who has said
+// something wrong sees the stream end; so [Dial] tries again where there was no room, and
+// soon gives up where its token differs. Who is turned away is counted, and reported
 // where [Port.OnRefusal] says, seldom enough that a log is not drowned and in
 // words that nobody else has a say in.
 //
@@ -121,6 +121,8 @@ type Error struct {
 	Proto string // empty where there is none yet
 	Addr  string // the peer's address, or the listener's own
 	Err   error
+
+	reached, alive bool // of a Dial, see Reached and Alive
 }
 
 func (e *Error) Error() string {
@@ -140,6 +142,9 @@ var (
 	ErrFrameTooLarge = errors.New("frame is longer than the reader allows")
 	// ErrRejected is a peer that ended the handshake: nearly always its token differs.
 	ErrRejected = errors.New("the peer ended the handshake: its job token differs from this process's, or it is no port of a Cohort job")
+	// ErrNoRoom is a peer that has reset the connection before it answered: strangers
+	// come faster than it can tell them from members, or its process has just ended.
+	ErrNoRoom = errors.New("the peer reset the connection within the handshake: it has no room for the strangers that come to it, or has just ended")
 	// ErrImpostor is a peer that answered the handshake without knowing the token.
 	ErrImpostor = errors.New("the peer could not prove that it knows the job's token")
 	// ErrNoProtocol is a peer that is a member but does not offer the protocol.

@@ -128,7 +128,10 @@ func clientHandshake(rw io.ReadWriter, proto string, token Token, session []byte
 
 // refusal says what it means that the peer went away during the handshake.
 func refusal(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || isReset(err) {
+	switch {
+	case isReset(err):
+		return fmt.Errorf("%w (%w)", ErrNoRoom, plain(err))
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 		return fmt.Errorf("%w (%w)", ErrRejected, plain(err))
 	}
 	return err
@@ -150,21 +153,39 @@ func serverHandshake(rw io.ReadWriter, token Token, session []byte, judge func(p
 	if hello[len(magic)] != version {
 		return "", errVersion
 	}
-	rest := hello[len(magic)+1:]
-	if _, err := io.ReadFull(rw, rest); err != nil {
+	if _, err := io.ReadFull(rw, hello[len(magic)+1:]); err != nil {
 		return "", err
 	}
-	t := transcript{token: token}
-	copy(t.session[:], session)
-	copy(t.proto[:], rest)
-	copy(t.nonces[:nonceSize], rest[maxProto:])
-	if !t.verify("hello", 0, rest[maxProto+nonceSize:]) {
-		return "", errNoProof
+	t, err := token.provenHello(hello[:], session)
+	if err != nil {
+		return "", err
 	}
-	if !token.said.fresh(t.nonces[:nonceSize]) {
+	return answerHello(rw, t, judge)
+}
+
+// provenHello returns what a hello of this version has said, if it proves the token.
+func (t Token) provenHello(hello, session []byte) (*transcript, error) {
+	said := saidBy(t, hello, session)
+	if !said.verify("hello", 0, hello[helloSize-proofSize:]) {
+		return nil, errNoProof
+	}
+	return said, nil
+}
+
+// saidBy returns what a hello of this version has said.
+func saidBy(token Token, hello, session []byte) *transcript {
+	t := &transcript{token: token}
+	copy(t.session[:], session)
+	copy(t.proto[:], hello[len(magic)+1:])
+	copy(t.nonces[:nonceSize], hello[len(magic)+1+maxProto:])
+	return t
+}
+
+// answerHello is [serverHandshake] behind a hello that proves the token.
+func answerHello(rw io.ReadWriter, t *transcript, judge func(proto string) verdict) (string, error) {
+	if !t.token.said.fresh(t.nonces[:nonceSize]) {
 		return "", errRepeated
 	}
-
 	rand.Read(t.nonces[nonceSize:])
 	challenge := append(make([]byte, 0, challengeSize), t.nonces[nonceSize:]...)
 	challenge = append(challenge, t.prove("challenge", 0)...)

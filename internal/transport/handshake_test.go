@@ -255,7 +255,7 @@ func TestHandshakeDeadline(t *testing.T) {
 			defer far.Close()
 			far.Write(server[:n])
 			began := time.Now()
-			if _, err := shake(context.Background(), near.nc, "test", token, false); err == nil {
+			if _, err := shake(context.Background(), near.nc, "test", token, false, answerPatience); err == nil {
 				t.Errorf("%d bytes: the client accepted half a handshake", n)
 			}
 			if d := time.Since(began); d > answerPatience {
@@ -274,7 +274,7 @@ func TestShakeEndsWithItsContext(t *testing.T) {
 		why := errors.New("enough")
 		time.AfterFunc(time.Second, func() { cancel(why) })
 		began := time.Now()
-		if _, err := shake(ctx, near.nc, "test", NewToken(), false); err == nil {
+		if _, err := shake(ctx, near.nc, "test", NewToken(), false, answerPatience); err == nil {
 			t.Error("no error")
 		}
 		if d := time.Since(began); d != time.Second {

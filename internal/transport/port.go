@@ -3,22 +3,23 @@
 package transport
 
 import (
-	"container/list"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/lobby"
 )
 
 const (
 	handshakeTimeout = 10 * time.Second
-	maxHalfOpen      = 256
+	// maxHalfOpen has the lobby hold as many as the process can.
+	maxHalfOpen = 0
 )
 
 // Port is a listener that admits members of the job and hands each
@@ -29,20 +30,20 @@ type Port struct {
 	dir   string // to remove at the end, or empty
 	token Token
 	tls   *tls.Config
+	lobby *lobby.Lobby
 
 	timeout time.Duration // of a handshake
+	most    int           // in the lobby, 0: as many as can be
 	refused refusals
-	pace    pacer
 
 	mu       sync.Mutex
 	handlers map[string]func(*Conn)
 	forTLS   map[string]bool // protocols that plain connections from other hosts do not get
 	allTLS   bool
-	halfOpen lobby
+	halfOpen map[net.Conn]struct{} // whose first words were a member's
 	closed   bool
 
-	stop    chan struct{}
-	running sync.WaitGroup // the accept loop and the handshakes
+	running sync.WaitGroup // the handshakes
 }
 
 // Listen opens a port at addr; the package comment has the forms. TCP port 0
@@ -93,16 +94,16 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 
 func makePort(ln net.Listener, token Token, secure *tls.Config, timeout time.Duration, maxHalfOpen int) *Port {
 	return &Port{
-		ln: ln, addr: addressOf(ln.Addr()), token: token, tls: secure,
-		timeout: timeout, pace: newPacer(time.Now()),
-		handlers: map[string]func(*Conn){}, forTLS: map[string]bool{}, halfOpen: newLobby(maxHalfOpen), stop: make(chan struct{}),
+		ln: ln, addr: addressOf(ln.Addr()), token: token, tls: secure, timeout: timeout, most: maxHalfOpen,
+		handlers: map[string]func(*Conn){}, forTLS: map[string]bool{}, halfOpen: map[net.Conn]struct{}{},
 	}
 }
 
 // open starts to take connections.
 func (p *Port) open() {
-	p.running.Add(1)
-	go p.accept()
+	p.lobby = lobby.New(p.ln, lobby.Config{
+		Patience: p.timeout, Most: p.most, Admit: admitUser, Judge: p.token.greeted, Enter: p.enter, Refuse: p.refuse, Crowd: p.crowd,
+	})
 }
 
 // keepAlive finds a peer whose machine has gone without a word.
@@ -171,10 +172,11 @@ func (p *Port) Close() error {
 		return nil
 	}
 	p.closed = true
-	close(p.stop)
-	p.halfOpen.closeAll()
+	for nc := range p.halfOpen {
+		nc.Close()
+	}
 	p.mu.Unlock()
-	err := p.ln.Close()
+	err := p.lobby.Close()
 	p.running.Wait()
 	p.refused.flush(p.addr)
 	if p.dir != "" {
@@ -183,87 +185,39 @@ func (p *Port) Close() error {
 	return err
 }
 
-// accept takes connections until Close.
-func (p *Port) accept() {
-	defer p.running.Done()
-	pause := time.Duration(0)
-	for {
-		if d := p.pace.wait(time.Now()); d > 0 {
-			if !p.sleep(d) {
-				return
-			}
-			continue
-		}
-		nc, err := p.ln.Accept()
-		if err == nil {
-			pause = 0
-			p.admit(nc)
-			continue
-		}
-		// Other than by Close, accepting fails for a connection that has gone
-		// again, or for want of descriptors or memory: those come back.
-		p.mu.Lock()
-		closed := p.closed
-		p.halfOpen.evict()
-		p.mu.Unlock()
-		if closed {
-			return
-		}
-		pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-		if !p.sleep(pause) {
-			return
-		}
-	}
-}
+// refuse counts who is turned away.
+func (p *Port) refuse(from lobby.Source, why error) { p.refused.add(p.addr, from, why, time.Now()) }
 
-// sleep waits, and says whether the port is still open.
-func (p *Port) sleep(d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-p.stop:
-		return false
-	}
-}
+// crowd tells of many that are held.
+func (p *Port) crowd(held int, most lobby.Source, of int) { p.refused.crowd(p.addr, held, most, of) }
 
-// admit starts the handshake with a connection.
-func (p *Port) admit(nc net.Conn) {
-	from, foreign := sourceOf(nc)
-	if foreign {
-		p.refused.add(p.addr, from, errOtherUser, time.Now()) // first, as in serve: whoever sees it closed can count on the report
-		nc.Close()
-		return
-	}
-	v := &visitor{nc: nc, from: from}
+// enter starts the handshake with a connection whose first words are a member's.
+func (p *Port) enter(nc net.Conn, from lobby.Source, said []byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		nc.Close()
 		return
 	}
-	place := p.halfOpen.enter(v)
+	p.halfOpen[nc] = struct{}{}
 	p.running.Add(1)
-	go p.serve(v, place)
+	go p.serve(nc, from, said)
 }
 
 // serve runs the handshake, then the handler.
-func (p *Port) serve(v *visitor, place *list.Element) {
-	nc := v.nc
+func (p *Port) serve(nc net.Conn, from lobby.Source, said []byte) {
 	nc.SetDeadline(time.Now().Add(p.timeout))
-	link, proto, err := p.shake(v)
+	link, proto, err := p.shake(nc, said)
 
 	p.mu.Lock()
-	p.halfOpen.leave(place)
+	delete(p.halfOpen, nc)
 	handler := p.handlers[proto]
-	closed, evicted := p.closed, v.evicted
+	closed := p.closed
 	p.mu.Unlock()
-	if why := whyRefused(err, evicted); why != nil && !closed {
-		p.refused.add(p.addr, v.from, why, time.Now())
+	if why := whyRefused(err); why != nil && !closed {
+		p.refuse(from, why)
 	}
 	p.running.Done()
-	if err == nil {
-		p.pace.admitted(time.Now())
-	}
 	if err != nil || handler == nil || closed {
 		nc.Close()
 		return
@@ -276,33 +230,14 @@ func (p *Port) serve(v *visitor, place *list.Element) {
 }
 
 // shake runs the handshake, plain or through TLS: the first byte tells.
-func (p *Port) shake(v *visitor) (link net.Conn, proto string, err error) {
-	proven := func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		v.proven = true
-	}
-	nc := v.nc
-	first := &opened{Conn: nc, proven: proven}
-	if _, err := io.ReadFull(nc, first.b[:]); err != nil {
-		if errors.Is(err, io.EOF) || isReset(err) {
-			err = errNoWord
-		}
-		return nil, "", err
-	}
-	switch b := first.b[0]; {
-	case b == magic[0]:
+func (p *Port) shake(nc net.Conn, said []byte) (link net.Conn, proto string, err error) {
+	if said[0] == magic[0] {
 		exposed := !sameHost(nc)
-		proto, err = serverHandshake(first, p.token, nil, func(proto string) verdict { return p.judge(proto, exposed) })
+		proto, err = answerHello(nc, saidBy(p.token, said, nil), func(proto string) verdict { return p.judge(proto, exposed) })
 		return nc, proto, err
-	case b == tlsFirst:
-	case b >= ' ' && b <= '~':
-		return nil, "", errText
-	default:
-		return nil, "", strange(nc, b)
 	}
 	greeted := false
-	secure, key, err := serverTLS(nc, first.b[:], p.token, p.tls, func() { greeted = true; proven() })
+	secure, key, err := serverTLS(nc, said, p.token, p.tls, func() { greeted = true })
 	if err != nil {
 		if greeted { // who then fails has no certificate, or not the right one
 			err = fmt.Errorf("%w (%w)", errNoTrust, err)
@@ -311,29 +246,4 @@ func (p *Port) shake(v *visitor) (link net.Conn, proto string, err error) {
 	}
 	proto, err = serverHandshake(secure, p.token, key, func(proto string) verdict { return p.judge(proto, false) })
 	return secure, proto, err
-}
-
-// opened is a connection whose first byte has been read. Its first write is
-// what nobody gets who has not proven the token.
-type opened struct {
-	net.Conn
-	b      [1]byte
-	done   bool
-	proven func()
-}
-
-// Write implements io.Writer.
-func (f *opened) Write(p []byte) (int, error) {
-	f.proven()
-	return f.Conn.Write(p)
-}
-
-// Read implements io.Reader.
-func (f *opened) Read(p []byte) (int, error) {
-	if !f.done && len(p) > 0 {
-		f.done = true
-		p[0] = f.b[0]
-		return 1, nil
-	}
-	return f.Conn.Read(p)
 }

@@ -5,8 +5,6 @@ package transport
 import (
 	"errors"
 	"io"
-	"net"
-	"time"
 )
 
 // Programs that are meant for one job may come to the other kind's port: Cohort's to
@@ -37,23 +35,5 @@ func SayPyTorch(client io.ReadWriter) error {
 	return err
 }
 
-// greetings are the first bytes of PyTorch's clients, of 2.2 and later and of 1.13.
-var greetings = []string{"\x00\xce\xf7\x85\x3c", "\x03\x05\x00\x00\x00"}
-
-// greetingPatience is how long the rest of such bytes may take.
-const greetingPatience = 20 * time.Millisecond
-
-// strange returns why a connection with that first byte is refused.
-func strange(nc net.Conn, first byte) error {
-	for _, g := range greetings {
-		if first != g[0] {
-			continue
-		}
-		rest := make([]byte, len(g)-1)
-		nc.SetReadDeadline(time.Now().Add(greetingPatience))
-		if _, err := io.ReadFull(nc, rest); err == nil && string(rest) == g[1:] {
-			return errPyTorch
-		}
-	}
-	return errGarbage
-}
+// pyTorchGreetings are the first bytes of PyTorch's clients, of 2.2 and later and of 1.13.
+var pyTorchGreetings = []string{"\x00\xce\xf7\x85\x3c", "\x03\x05\x00\x00\x00"}

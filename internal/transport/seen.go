@@ -22,6 +22,14 @@ type seen struct {
 	next   int              // the oldest then
 }
 
+// has says whether a nonce has been here before.
+func (s *seen) has(nonce []byte) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, was := s.nonces[[seenSize]byte(nonce)]
+	return was
+}
+
 // fresh says whether a nonce has not been here before, and remembers it.
 func (s *seen) fresh(nonce []byte) bool {
 	key := [seenSize]byte(nonce)

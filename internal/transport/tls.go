@@ -69,6 +69,7 @@ const (
 	sessionKeySize  = 32
 
 	greetingNonce = 16
+	greetingSize  = len(tlsGreeting) + 2*(greetingNonce+sha256.Size)
 	maxRecord     = 16 << 10
 	// tlsBuffer gathers records, so that a call moves several of them: a fifth
 	// of the processor time of long transfers less than record by record.
@@ -144,7 +145,7 @@ func greeting(token Token, nonce []byte) string {
 // greets says whether a word is a member's greeting, and gives its nonce.
 func greets(token Token, word string) (nonce []byte, ok bool) {
 	text, ok := strings.CutPrefix(word, tlsGreeting)
-	if !ok || len(text) != 2*(greetingNonce+sha256.Size) {
+	if !ok || len(word) != greetingSize {
 		return nil, false
 	}
 	nonce, err := hex.DecodeString(text[:2*greetingNonce])

@@ -66,7 +66,7 @@ func (f *Fabric) askAbsent(ctx context.Context, cfg *Config, route func(rank int
 					limit, cancel := context.WithTimeout(ctx, most)
 					defer cancel()
 					err := f.reach(limit, cfg.World[r], route(r))
-					if err == nil || ctx.Err() != nil {
+					if err == nil || ctx.Err() != nil || transport.Alive(err) { // it has strangers at its port
 						return
 					}
 					if kind, ended := cfg.ended(r, err); ended {

@@ -67,18 +67,30 @@ func noWay(err error) bool {
 	return false
 }
 
-// dialPatience bounds the wait for a connection to a rank that beats. Its
-// machine answers at once, and its process as soon as it gets a processor.
-func (m *Mesh) dialPatience(ctx context.Context, c *collective.Call) (context.Context, context.CancelFunc) {
-	if limit := m.cfg.dialLimit(); m.cfg.Silence > 0 && limit < m.cfg.Timeout-time.Since(c.Start()) {
-		return context.WithTimeoutCause(ctx, limit, errCut)
-	}
-	return m.cfg.withLimit(ctx, c)
-}
-
 // withLimit bounds a wait of a call by what is left of the group's limit.
 func (cfg *Config) withLimit(ctx context.Context, c *collective.Call) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, c.Start().Add(cfg.Timeout))
+}
+
+// dialWhole connects to a rank that beats. A machine that makes no connection for the
+// limit is one to which the line is cut: errCut. One that does is there, and its process
+// may have strangers at its port: it is asked for as long as ctx allows.
+func (m *Mesh) dialWhole(ctx context.Context, w way) (*transport.Conn, error) {
+	for {
+		limit, cancel := ctx, context.CancelFunc(func() {})
+		if m.cfg.Silence > 0 {
+			limit, cancel = context.WithTimeoutCause(ctx, m.cfg.dialLimit(), errCut)
+		}
+		conn, err := m.dial(limit, w.peer, w.why)
+		over := limit.Err() != nil && ctx.Err() == nil
+		cancel()
+		if err == nil || !over {
+			return conn, err
+		}
+		if !transport.Reached(err) {
+			return nil, errCut
+		}
+	}
 }
 
 // dialLimit is how long a connection may take to a rank that beats, or is yet to: a handshake

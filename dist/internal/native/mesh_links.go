@@ -98,17 +98,17 @@ func (m *Mesh) incomingFrom(ctx context.Context, c *collective.Call, peer, culpr
 
 // connect opens a connection to a peer.
 func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
-	limit, cancel := m.dialPatience(ctx, c)
+	limit, cancel := m.cfg.withLimit(ctx, c)
 	defer cancel()
 	defer context.AfterFunc(m.whole, cancel)()
-	conn, err := m.dial(limit, w.peer, w.why)
-	if err != nil {
-		if limit.Err() != nil && m.whole.Err() == nil {
-			if errors.Is(context.Cause(limit), errCut) {
-				return nil, m.cfg.faultError(c, w.peer, kindSilent, m.cutText(m.cfg.dialLimit()))
-			}
-			err = errLate
-		}
+	conn, err := m.dialWhole(limit, w)
+	switch {
+	case err == nil:
+	case err == errCut:
+		return nil, m.cfg.faultError(c, w.peer, kindSilent, m.cutText(m.cfg.dialLimit()))
+	case limit.Err() != nil && m.whole.Err() == nil:
+		return nil, m.broken(ctx, c, w.peer, w.peer, errLate)
+	default:
 		return nil, m.broken(ctx, c, w.peer, w.peer, err)
 	}
 	if !m.keep(conn, w.peer) {

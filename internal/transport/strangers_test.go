@@ -15,50 +15,6 @@ import (
 	"github.com/cohort-ml/cohort/internal/loaded"
 )
 
-// taken returns how many connections are taken in within a time, of as many as
-// like to come, every nth of which is a member's (0: none).
-func taken(p *pacer, from time.Time, d time.Duration, every int) (n int) {
-	for now := from; now.Before(from.Add(d)); {
-		if pause := p.wait(now); pause > 0 {
-			now = now.Add(pause)
-			continue
-		}
-		n++
-		now = now.Add(20 * time.Microsecond)
-		if every > 0 && n%every == 0 {
-			p.admitted(now)
-		}
-	}
-	return n
-}
-
-// Strangers get a fixed rate however many they are; while members come,
-// everybody gets in.
-func TestPacer(t *testing.T) {
-	now := time.Now()
-	p := newPacer(now.Add(-bunch))
-	first := taken(&p, now, time.Second, 0)
-	if first < strangersPerSec || first > strangersPerSec+strangersAtOnce+1 {
-		t.Errorf("%d strangers in the first second", first)
-	}
-	now = now.Add(time.Second)
-	if n := taken(&p, now, 10*time.Second, 0); n < 9*strangersPerSec || n > 10*strangersPerSec+1 {
-		t.Errorf("%d strangers in ten seconds, want %d", n, 10*strangersPerSec)
-	}
-	now = now.Add(10 * time.Second)
-	if n := taken(&p, now, time.Second, 10); n < 25_000 {
-		t.Errorf("%d connections in a second in which members come too, want all after the first of them", n)
-	}
-	now = now.Add(time.Second)
-	if n := taken(&p, now, 3*time.Second, 1_000_000); n > 60_000 {
-		t.Errorf("%d strangers in the three seconds after the last member", n)
-	}
-	p = newPacer(now)
-	if n := taken(&p, now, bunch/2, 0); n < 20_000 {
-		t.Errorf("%d connections when a port has just been opened, want all", n)
-	}
-}
-
 // A member that comes when strangers hold all places of a port, and wait for
 // more, gets in within seconds, and the next one at once.
 func TestMemberAmongStrangers(t *testing.T) {
@@ -88,9 +44,6 @@ func TestMemberAmongStrangers(t *testing.T) {
 	for came.Load() < numStrangers {
 		time.Sleep(time.Millisecond)
 	}
-	p.pace.mu.Lock()
-	p.pace.member = time.Now().Add(-time.Minute)
-	p.pace.mu.Unlock()
 	for i, limit := range []time.Duration{patience, loaded.Allow(patience / 4)} {
 		start := time.Now()
 		c, err := Dial(soon(t), p.Addr(), "echo", token)
