@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/cohort-ml/cohort/internal/lobby"
 )
 
 // PyTorchServerConfig says what a [PyTorchServer] serves, and to whom. Its zero
@@ -88,9 +90,10 @@ func ListenPyTorch(addr string, c PyTorchServerConfig) (*PyTorchServer, error) {
 // ends with the server.
 func ServePyTorch(l net.Listener, c PyTorchServerConfig) *PyTorchServer {
 	s := &PyTorchServer{
-		listener: l, mem: c.Store, admit: c.Admit, refused: c.Refused,
+		mem: c.Store, admit: c.Admit, refused: c.Refused,
 		conns: map[net.Conn]struct{}{}, first: make(chan struct{}),
 	}
+	s.listener = lobby.Speaking(l, lobby.Forever, s.admitsFrom) // 1.13's second connection never says anything
 	if s.mem == nil {
 		s.mem = NewMemory()
 	}
@@ -191,7 +194,7 @@ func (s *PyTorchServer) join(ctx context.Context, counts int64, worldSize int) e
 // Linger takes no more clients and waits until all have gone, but not longer than
 // patience: see [Server.Linger].
 func (s *PyTorchServer) Linger(patience time.Duration) {
-	s.listener.Close()
+	lobby.Deaf(s.listener)
 	linger(&s.mu, s.conns, &s.empty, patience)
 }
 
@@ -244,15 +247,17 @@ func (s *PyTorchServer) accept() {
 }
 
 // admits says whether a client may come in.
-func (s *PyTorchServer) admits(c net.Conn) bool {
-	peer, ok := addrOf(c.RemoteAddr())
+func (s *PyTorchServer) admits(c net.Conn) bool { return s.admitsFrom(c.RemoteAddr(), c.LocalAddr()) }
+
+func (s *PyTorchServer) admitsFrom(there, here net.Addr) bool {
+	peer, ok := addrOf(there)
 	if !ok {
 		return false
 	}
 	if s.admit != nil {
 		return s.admit(peer)
 	}
-	mine, ok := addrOf(c.LocalAddr())
+	mine, ok := addrOf(here)
 	return peer.IsLoopback() || ok && peer == mine
 }
 

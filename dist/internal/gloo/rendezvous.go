@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/internal/lobby"
 )
 
 const (
@@ -167,6 +168,19 @@ func (m *meeting) listen(ctx context.Context) (net.Listener, netip.AddrPort, err
 	return l, netip.AddrPortFrom(m.addr, l.Addr().(*net.TCPAddr).AddrPort().Port()), nil
 }
 
+// speaking has a listener give those connections alone that have said something, as
+// members do at once: strangers who hold theirs and are silent leave room for them.
+func (m *meeting) speaking(l net.Listener) net.Listener {
+	m.b.mu.Lock()
+	defer m.b.mu.Unlock()
+	i := slices.Index(m.b.listeners, l)
+	if i < 0 { // the group has ended
+		return l
+	}
+	m.b.listeners[i] = lobby.Speaking(l, helloPatience, nil)
+	return m.b.listeners[i]
+}
+
 // close closes listeners before the group ends.
 func (m *meeting) close(ls ...net.Listener) {
 	m.b.mu.Lock()
@@ -183,7 +197,7 @@ func (m *meeting) close(ls ...net.Listener) {
 // and nobody has taken would be reset, which ends a process of PyTorch 1.13 that has just
 // made it.
 func shut(l net.Listener) {
-	if tcp, ok := l.(*net.TCPListener); !ok || tcp.SetDeadline(time.Now().Add(shutPatience)) != nil {
+	if late, ok := l.(interface{ SetDeadline(time.Time) error }); !ok || late.SetDeadline(time.Now().Add(shutPatience)) != nil {
 		l.Close()
 	}
 }
@@ -275,6 +289,7 @@ func (m *meeting) meetPerDevice(ctx context.Context) error {
 		}
 	}
 	b.running.Add(1)
+	l = m.speaking(l)
 	go m.acceptAll(l, m.callerByNumber)
 	if err := b.cfg.Store.Set(ctx, m.key("", b.cfg.Rank), me.encode()); err != nil {
 		return fmt.Errorf("dist: group %q over gloo: %w", b.cfg.Group, err)
