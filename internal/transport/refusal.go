@@ -36,7 +36,6 @@ var (
 	errGarbage   = errors.New("it was no connection of a Cohort job")
 	errVersion   = errors.New("another version of the handshake was spoken: the processes of a job need the same release of Cohort")
 	errNoProof   = errors.New("the job's token was not proven: another job's process, started with this port's address, or a stranger")
-	errCrowded   = lobby.ErrCrowded
 	errSlow      = errors.New("the handshake was not finished in time")
 	errCut       = errors.New("the connection ended within the handshake")
 	errOtherUser = errors.New("it was another user's than the job's")
