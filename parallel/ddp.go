@@ -80,6 +80,7 @@ type ddpOptions struct {
 	firstBucketBytes, bucketBytes int
 	keepBuffers                   bool
 	onStraggler                   func(Straggler)
+	stragglerSaid                 bool // the option was given
 	pytorch                       *PyTorchOptions
 }
 
@@ -121,7 +122,7 @@ func NewDDP(ctx context.Context, model any, group *dist.Group, opts ...DDPOption
 	for _, opt := range opts {
 		opt(&o)
 	}
-	d := &DDP{Model: model, group: group, sync: true, late: stragglerWatch{tell: o.onStraggler, named: -1}, bucketOf: make(map[*nn.Parameter]*bucket), grace: abandonTime}
+	d := &DDP{Model: model, group: group, sync: true, late: watchStragglers(group, &o), bucketOf: make(map[*nn.Parameter]*bucket), grace: abandonTime}
 	if o.pytorch != nil {
 		for _, p := range nn.Parameters(model) {
 			if p.Frozen {

@@ -4,6 +4,7 @@ package parallel
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
@@ -12,11 +13,12 @@ import (
 
 const (
 	// A rank is slow if the others wait for it for slowShare of the time, and
-	// for slowWait a step at least, longer than for most: on a machine with too
-	// much to do all ranks are late now and then. It is not slow any more below
-	// half of that share.
+	// for slowWait a step at least, longer than for most, and so in slowSteps steps
+	// one after the other: on a machine with too much to do all ranks are late now
+	// and then.
 	slowShare = 0.10
-	slowWait  = time.Millisecond
+	slowWait  = 5 * time.Millisecond
+	slowSteps = 5
 	// quietSteps is for how many steps nothing more is told, twice as many each
 	// time: where ranks are late in turns nobody wants to know of each.
 	quietSteps = 100
@@ -46,23 +48,36 @@ func short(d time.Duration) time.Duration {
 }
 
 // OnStraggler has tell called when one rank makes the others wait for more than
-// a tenth of the time, at the end of a backward pass of every rank, once until
-// another rank does, or the same one again after it did not. It takes a dozen
-// steps to know, see [dist.Group.Skew], and after each call a hundred until the
-// next one, then two hundred, and so on.
+// a tenth of the time and for 5 ms a step, at the end of a backward pass of every
+// rank, once for each rank that does. It takes a dozen steps to know, see
+// [dist.Group.Skew], and after each call a hundred until the next one, then two
+// hundred, and so on. Without this option rank 0 writes it to standard error; nil
+// says nothing.
 func OnStraggler(tell func(Straggler)) DDPOption {
-	return func(o *ddpOptions) { o.onStraggler = tell }
+	return func(o *ddpOptions) { o.onStraggler, o.stragglerSaid = tell, true }
 }
 
 // stragglerWatch decides when to tell of a slow rank.
 type stragglerWatch struct {
 	tell  func(Straggler) // may be nil
-	named int             // the rank that was told of; -1 for none
+	told  map[int]bool    // the ranks that were told of
 	steps int             // so far
 	quiet int             // for how many steps nothing was to be told after the last time
 	until int             // up to which step that is
+	slow  int             // the rank that was slow in the last steps,
+	held  int             // of which there were so many
 
 	shares []float64 // scratch
+}
+
+// watchStragglers returns the watch of a rank, which has tell called, or says it itself where
+// nothing was said of that.
+func watchStragglers(g *dist.Group, o *ddpOptions) stragglerWatch {
+	w := stragglerWatch{tell: o.onStraggler, told: map[int]bool{}}
+	if !o.stragglerSaid && g.Rank() == 0 {
+		w.tell = func(s Straggler) { fmt.Fprintf(os.Stderr, "cohort: %v\n", s) }
+	}
+	return w
 }
 
 // look is called when a step has ended.
@@ -82,27 +97,27 @@ func (w *stragglerWatch) news(skew []dist.RankSkew) (slowest dist.RankSkew, ok b
 		return slowest, false
 	}
 	w.steps++
-	named := 0.0
 	w.shares = w.shares[:0]
 	for _, row := range skew {
 		if row.Share > slowest.Share {
 			slowest = row
 		}
 		w.shares = append(w.shares, row.Share)
-		if row.Rank == w.named {
-			named = row.Share
-		}
-	}
-	if named < slowShare/2 {
-		w.named = -1
 	}
 	slices.Sort(w.shares)
 	most := w.shares[(len(w.shares)-1)/2]
-	slow := slowest.Share-most >= slowShare && slowest.Share*float64(slowest.Step) >= float64(slowWait)
-	if !slow || w.steps < w.until || slowest.Rank == w.named || w.named >= 0 && slowest.Share < 1.2*named {
+	if slowest.Share-most < slowShare || slowest.Share*float64(slowest.Step) < float64(slowWait) {
+		w.held = 0
 		return slowest, false
 	}
-	w.named, w.quiet = slowest.Rank, max(quietSteps, 2*w.quiet)
+	if slowest.Rank != w.slow {
+		w.slow, w.held = slowest.Rank, 0
+	}
+	w.held++
+	if w.held < slowSteps || w.steps < w.until || w.told[slowest.Rank] {
+		return slowest, false
+	}
+	w.told[slowest.Rank], w.quiet = true, max(quietSteps, 2*w.quiet)
 	w.until = w.steps + w.quiet
 	return slowest, true
 }
