@@ -92,7 +92,7 @@ func (in *incoming) tell(err error) {
 	}
 	st := in.method.stats
 	now, last := time.Now().UnixNano(), st.told.Load()
-	if last != 0 && time.Duration(now-last) < tellPeriod || !st.told.CompareAndSwap(last, now) {
+	if last != 0 && now >= last && time.Duration(now-last) < tellPeriod || !st.told.CompareAndSwap(last, now) {
 		st.untold.Add(1)
 		return
 	}

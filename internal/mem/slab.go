@@ -44,9 +44,13 @@ func NewSlab(size int) (*Slab, error) {
 }
 
 // MapSlab maps the slab behind a descriptor that a peer sent: its first size
-// bytes. The descriptor may be closed afterwards. Unmap gives the memory back.
+// bytes, if its size cannot change. The descriptor may be closed afterwards. Unmap gives the memory back.
 func MapSlab(fd, size int) ([]byte, error) {
-	data, err := mapShared(fd, size)
+	err := checkSealed(fd)
+	var data []byte
+	if err == nil {
+		data, err = mapShared(fd, size)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("mem: map %d bytes of a peer's slab: %w", size, err)
 	}

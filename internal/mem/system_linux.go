@@ -3,6 +3,7 @@
 package mem
 
 import (
+	"fmt"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -23,12 +24,32 @@ func reserve(size int) (unsafe.Pointer, error) {
 	return unsafe.Add(start, skip), nil
 }
 
+// sizeSeals keep a memory file at its size: who has mapped it need not fear for what it
+// touches.
+const sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+
+// checkSealed returns an error if the size of a peer's memory file may change.
+func checkSealed(fd int) error {
+	seals, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+	if err != nil {
+		return fmt.Errorf("it is no memory file: %w", err)
+	}
+	if seals&sizeSeals != sizeSeals {
+		return fmt.Errorf("its size may change (seals %#x)", seals)
+	}
+	return nil
+}
+
 func shareable(size int) ([]byte, int, error) {
-	fd, err := unix.MemfdCreate("cohort", unix.MFD_CLOEXEC)
+	fd, err := unix.MemfdCreate("cohort", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, -1, err
 	}
-	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+	err = unix.Ftruncate(fd, int64(size))
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
 		unix.Close(fd)
 		return nil, -1, err
 	}

@@ -14,6 +14,9 @@ func reserve(size int) (unsafe.Pointer, error) {
 	return unsafe.Pointer(unsafe.SliceData(data)), nil
 }
 
+// checkSealed has nothing to look at: no memory is shared here.
+func checkSealed(int) error { return nil }
+
 func shareable(size int) ([]byte, int, error) {
 	data, err := mapPrivate(size)
 	return data, -1, err

@@ -67,7 +67,7 @@ func (l *memoryLink) lend(p []byte) (int, error) {
 	case err != nil:
 		return 0, err
 	case o.ended.Load() == l.lent:
-	case passed(&l.writeBy):
+	case l.passed(&l.writeBy):
 		return 0, os.ErrDeadlineExceeded
 	case l.closed.Load():
 		return 0, net.ErrClosed

@@ -82,7 +82,8 @@ type memoryLink struct {
 	closed atomic.Bool
 	gone   atomic.Bool // the peer's end of the socket is
 
-	readBy, writeBy atomic.Int64 // deadlines, nanoseconds since 1970, 0 for none
+	begun           time.Time    // a moment of the clock that nobody sets
+	readBy, writeBy atomic.Int64 // deadlines, nanoseconds since begun, 0 for none
 
 	bell     [16]byte // what has been read of the peer's bells
 	ringBell func(fd uintptr) bool
@@ -95,7 +96,7 @@ func newMemoryLink(sock *net.UnixConn, memory []byte, maker bool) (*memoryLink, 
 	if err != nil {
 		return nil, err
 	}
-	l := &memoryLink{sock: sock, raw: raw, memory: memory, peer: peerOf(raw), ringBell: ringBell}
+	l := &memoryLink{begun: time.Now(), sock: sock, raw: raw, memory: memory, peer: peerOf(raw), ringBell: ringBell}
 	l.out, l.in = newRing(memory[:linkSize/2]), newRing(memory[linkSize/2:])
 	if !maker {
 		l.out, l.in = l.in, l.out
@@ -178,7 +179,7 @@ func (l *memoryLink) receive(p, spare []byte, h *Haste) (int, error) {
 	c := l.in.control
 	var began time.Time
 	for looks := 1; ; looks++ {
-		if passed(&l.readBy) {
+		if l.passed(&l.readBy) {
 			return 0, os.ErrDeadlineExceeded
 		}
 		ended := c.ended.Load() != 0 || l.gone.Load() // before the bytes: they may come first
@@ -219,7 +220,7 @@ func (l *memoryLink) receive(p, spare []byte, h *Haste) (int, error) {
 		if quiet, _ := l.quiet(); quiet {
 			limit := h.Block
 			if by := l.readBy.Load(); by != 0 {
-				limit = max(0, min(limit, time.Until(time.Unix(0, by))))
+				limit = max(0, min(limit, time.Duration(by)-time.Since(l.begun)))
 			}
 			futexSleep(&c.reader, limit)
 		}
@@ -233,7 +234,7 @@ func (l *memoryLink) quiet() (bool, error) {
 	n, err := l.in.come(1)
 	c := l.in.control
 	lent := l.borrowed.active || c.loan.number.Load() != l.borrowed.number
-	return n == 0 && !lent && err == nil && c.ended.Load() == 0 && !l.gone.Load() && !l.closed.Load() && !passed(&l.readBy), err
+	return n == 0 && !lent && err == nil && c.ended.Load() == 0 && !l.gone.Load() && !l.closed.Load() && !l.passed(&l.readBy), err
 }
 
 // takeAll fills p, and then spare as far as that waits for nothing.
@@ -328,7 +329,7 @@ func (l *memoryLink) writev(bufs [][]byte) error {
 func (l *memoryLink) send(p []byte, last bool) (int, error) {
 	done := 0
 	for {
-		if passed(&l.writeBy) {
+		if l.passed(&l.writeBy) {
 			return done, os.ErrDeadlineExceeded
 		}
 		if l.gone.Load() || l.out.control.left.Load() != 0 {
@@ -406,7 +407,7 @@ func (l *memoryLink) awaitPeer(done func() (bool, error)) error {
 	c := l.out.control
 	ready := func() (bool, error) {
 		ok, err := done()
-		return ok || c.left.Load() != 0 || l.closed.Load() || passed(&l.writeBy), err
+		return ok || c.left.Load() != 0 || l.closed.Load() || l.passed(&l.writeBy), err
 	}
 	began := time.Now()
 	defer func() { l.forRoom.learn(time.Since(began)) }()
@@ -424,7 +425,7 @@ func (l *memoryLink) awaitPeer(done func() (bool, error)) error {
 		}
 		limit := nap
 		if by := l.writeBy.Load(); by != 0 {
-			limit = max(0, min(limit, time.Until(time.Unix(0, by))))
+			limit = max(0, min(limit, time.Duration(by)-time.Since(l.begun)))
 		}
 		futexSleep(&c.writer, limit)
 		c.writer.Store(awake)
@@ -482,7 +483,7 @@ func (l *memoryLink) SetReadDeadline(t time.Time) error {
 		return net.ErrClosed
 	}
 	defer l.leave()
-	l.readBy.Store(nanos(t))
+	l.readBy.Store(l.nanos(t))
 	l.wakeAll()
 	return l.sock.SetReadDeadline(t)
 }
@@ -493,22 +494,23 @@ func (l *memoryLink) SetWriteDeadline(t time.Time) error {
 		return net.ErrClosed
 	}
 	defer l.leave()
-	l.writeBy.Store(nanos(t))
+	l.writeBy.Store(l.nanos(t))
 	l.wakeAll()
 	return nil
 }
 
-// nanos returns a deadline as a number, 0 for none.
-func nanos(t time.Time) int64 {
+// nanos returns a deadline as a number, 0 for none. A clock that is set meanwhile changes
+// nothing.
+func (l *memoryLink) nanos(t time.Time) int64 {
 	if t.IsZero() {
 		return 0
 	}
-	return max(1, t.UnixNano())
+	return max(1, int64(t.Sub(l.begun)))
 }
 
-func passed(by *atomic.Int64) bool {
+func (l *memoryLink) passed(by *atomic.Int64) bool {
 	at := by.Load()
-	return at != 0 && time.Now().UnixNano() >= at
+	return at != 0 && int64(time.Since(l.begun)) >= at
 }
 
 // LocalAddr implements net.Conn.

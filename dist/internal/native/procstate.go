@@ -33,7 +33,7 @@ func parseState(stat []byte) (s procState, ok bool) {
 	}
 	fields := bytes.Fields(stat[end+1:])
 	const state, user, system = 0, 11, 12
-	if len(fields) <= system || len(fields[state]) != 1 {
+	if len(fields) <= system || len(fields[state]) != 1 || !isLetter(fields[state][0]) {
 		return s, false
 	}
 	u, err := strconv.ParseUint(string(fields[user]), 10, 64)
@@ -51,3 +51,6 @@ func (s procState) why() string {
 	}
 	return ""
 }
+
+// isLetter says whether a byte may be a process's state.
+func isLetter(b byte) bool { return 'A' <= b && b <= 'Z' || 'a' <= b && b <= 'z' }
