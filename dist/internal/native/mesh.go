@@ -365,10 +365,14 @@ func (m *Mesh) deserted(c *collective.Call, rank int) bool {
 }
 
 // anyDeserted returns the error of a collective that begins after a rank has
-// left that has not made it.
+// left that has not made it. Why it has left may have come since the call was found
+// to be usable.
 func (m *Mesh) anyDeserted(c *collective.Call) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if f := m.fault; f != nil {
+		return m.cfg.faultError(c, f.rank, f.kind, f.text)
+	}
 	for r := range m.left {
 		if m.deserted(c, r) {
 			return m.cfg.faultError(c, r, kindLeft, "")

@@ -245,6 +245,9 @@ func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int) error {
 		return owned(f.err)
 	}
 	if s.seg.block(peer).left.Load() != 0 {
+		if rank, kind, text, ok := s.seg.fault(); ok { // for which it has left
+			return s.faultError(c, rank, kind, text)
+		}
 		return s.faultError(c, peer, kindLeft, "")
 	}
 	cause := collective.Ending(ctx)

@@ -45,6 +45,9 @@ func (s *Shm) Trouble(c collective.Call) error {
 	}
 	for r := range s.n {
 		if r != s.cfg.Rank && s.seg.block(r).left.Load() != 0 {
+			if err := s.usable(&c); err != nil { // for which it has left
+				return err
+			}
 			return s.faultError(&c, r, kindLeft, "")
 		}
 	}
@@ -58,6 +61,9 @@ func (m *Mesh) Trouble(c collective.Call) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if f := m.fault; f != nil {
+		return m.cfg.faultError(&c, f.rank, f.kind, f.text)
+	}
 	for r := range m.left {
 		return m.cfg.faultError(&c, r, kindLeft, "")
 	}
