@@ -8,7 +8,6 @@ import (
 	"math"
 	"strconv"
 	"strings"
-	"sync/atomic"
 )
 
 // opcode is what a request asks for. The numbers are the wire's.
@@ -131,7 +130,7 @@ type answer struct {
 // append writes behind them).
 type machine struct {
 	values map[string][]byte
-	size   atomic.Int64      // bytes of the keys and of all values
+	size   int64             // bytes of the keys and of all values
 	queues map[string]*queue // those that are not empty, or are waited for
 	// Each waiting call is listed under one key that it misses: when that
 	// comes, the call looks for another one.
@@ -244,7 +243,7 @@ func (m *machine) apply(c call, q request, out []answer) []answer {
 		if !ok {
 			return append(out, answer{c, reply{status: statusNo}})
 		}
-		m.size.Add(-int64(len(q.keys[0]) + len(old)))
+		m.size += -int64(len(q.keys[0]) + len(old))
 		delete(m.values, q.keys[0])
 		return append(out, answer{c, reply{status: statusOK}})
 	}
@@ -312,7 +311,7 @@ func (m *machine) push(key string, value []byte, out []answer) []answer {
 		return append(out, answer{w.call, reply{status: statusOK, value: value}})
 	}
 	l.values = append(l.values, value)
-	m.size.Add(int64(len(value)))
+	m.size += int64(len(value))
 	return m.awake(key, out) // a wait of PyTorch's is for a queue too
 }
 
@@ -323,7 +322,7 @@ func (m *machine) pop(key string) (value []byte, ok bool) {
 		return nil, false
 	}
 	value = l.values[l.head]
-	m.size.Add(-int64(len(value)))
+	m.size += -int64(len(value))
 	l.values[l.head] = nil
 	l.head++
 	switch {
@@ -357,7 +356,7 @@ func (m *machine) append(c call, q request, most int, out []answer) []answer {
 	if old == nil {
 		return m.set(q.keys[0], q.value, out)
 	}
-	m.size.Add(int64(len(q.value)))
+	m.size += int64(len(q.value))
 	// Room behind a value is the machine's own, for put leaves none and
 	// append makes some; it is used once.
 	m.values[q.keys[0]] = append(old, q.value...)
@@ -371,9 +370,9 @@ func (m *machine) put(key string, value []byte) {
 	}
 	old, ok := m.values[key]
 	if !ok {
-		m.size.Add(int64(len(key)))
+		m.size += int64(len(key))
 	}
-	m.size.Add(int64(len(value) - len(old)))
+	m.size += int64(len(value) - len(old))
 	m.values[key] = value[:len(value):len(value)] // what is behind it is not the machine's
 }
 

@@ -191,6 +191,14 @@ func (r *reply) err() error {
 	return fmt.Errorf("a reply with status %d, which this version does not know", r.status)
 }
 
+// grow counts bytes more, or none, and returns how many the keys and values have.
+func (s *Memory) grow(n int64) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.m.size += n
+	return s.m.size
+}
+
 // peek returns a key's value. It belongs to the store.
 func (s *Memory) peek(key []byte) (value []byte, ok bool) {
 	s.mu.Lock()

@@ -191,7 +191,7 @@ func (p *pyTorchConn) one() error {
 func (p *pyTorchConn) room(n int) error {
 	p.coming += int64(n)
 	coming := p.srv.coming.Add(int64(n))
-	if held := p.srv.mem.m.size.Load(); held+coming > maxServed {
+	if held := p.srv.mem.grow(0); held+coming > maxServed {
 		return breach("a value for which there is no room: the store holds %d MiB, %d MiB are on their way, %d MiB are the most", held>>20, coming>>20, maxServed>>20)
 	}
 	return nil

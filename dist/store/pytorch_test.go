@@ -511,11 +511,11 @@ func TestPyTorchLargeValues(t *testing.T) {
 	talk(t, c, head+length+large+"\x03\x02\x00\x00\x00\x00\x00\x00\x00/k", length+large)
 	talk(t, c, "\x09\x02\x00\x00\x00\x00\x00\x00\x00/k"+length+large+"\x0a"+strings.Repeat("\x01\x00\x00\x00\x00\x00\x00\x00", 1)+"\x02\x00\x00\x00\x00\x00\x00\x00/k",
 		string(binary.LittleEndian.AppendUint64(nil, uint64(2*len(large))))+large+large)
-	m := s.mem.m
-	if have, want := m.size.Load(), int64(2*len(large)+1); have < want || have > want+1<<10 {
+	m := s.mem
+	if have, want := m.grow(0), int64(2*len(large)+1); have < want || have > want+1<<10 {
 		t.Errorf("%d bytes are counted, want %d and a little", have, want)
 	}
-	m.size.Add(maxServed - size - 1<<20) // as if others had set that
+	m.grow(maxServed - size - 1<<20) // as if others had set that
 	over := rawPyTorch(t, s.Addr())
 	talk(t, over, head+length+large[:1<<17], "")
 	for n := 1 << 17; ; n += 1 << 17 { // until it is refused
@@ -533,9 +533,9 @@ func TestPyTorchLargeValues(t *testing.T) {
 	for s.coming.Load() != 0 { // its connection may end a little later
 		runtime.Gosched()
 	}
-	m.size.Add(-(maxServed - size - 1<<20))
+	m.grow(-(maxServed - size - 1<<20))
 	talk(t, c, "\x08\x02\x00\x00\x00\x00\x00\x00\x00/k", "\x01\x00\x00\x00\x00\x00\x00\x00")
-	if have := m.size.Load(); have > 1<<10 {
+	if have := m.grow(0); have > 1<<10 {
 		t.Errorf("%d bytes are counted after all has been deleted", have)
 	}
 }
