@@ -84,6 +84,8 @@ type (
 	//		Blocking bool          // the goroutine that made the call waits for its end
 	//		Solo     bool          // that goroutine has made all calls of the rank
 	//		Called, Sent, Received uint64 // collectives called of the asker's group, messages to it and from it
+	//		At       string        // the line at which its program is, where that was asked for
+	//		Stack    string        // and the stack of the goroutine that makes its calls
 	//	}
 	Doing = collective.Doing
 	// Parcel is what one rank has for another in a mismatched call.

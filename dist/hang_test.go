@@ -43,7 +43,7 @@ func TestHangingRank(t *testing.T) {
 			}
 			ps[0].saidLine(t, "cohort: rank 0 has been waiting for rank 1 for ", 20*time.Second)
 			said := ps[0].saidLine(t, "cohort: rank 1 (", 20*time.Second)
-			if !strings.Contains(said, "is at dist/hang_test.go:32 dist.hangHere; its last call was all_reduce") {
+			if !strings.Contains(said, ": it is at dist/hang_test.go:32 dist.hangHere; its last call was all_reduce") {
 				t.Errorf("of rank 1 is said: %s", said)
 			}
 			ps[0].saidLine(t, "    dist/hang_test.go:27 dist.hangingRank", 20*time.Second)

@@ -127,8 +127,8 @@ func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, back
 	if mine.Site != "" {
 		fmt.Fprintf(&b, ", at %s", mine.Site)
 	}
-	if step > 0 {
-		fmt.Fprintf(&b, "; a step took %v", step.Round(time.Microsecond))
+	if step >= time.Millisecond {
+		fmt.Fprintf(&b, "; a step took %v", step.Round(time.Millisecond))
 	}
 	b.WriteString("\n")
 	for _, peer := range missing[:min(len(missing), overdueTold)] {
@@ -137,13 +137,13 @@ func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, back
 			d = where.AskWhere
 		}
 		there := d(peer, stop)
-		fmt.Fprintf(&b, "cohort: %v ", g.members[peer])
+		fmt.Fprintf(&b, "cohort: %v: ", g.members[peer])
 		switch {
 		case there.State == collective.DoingUnknown:
-			b.WriteString("does not say where it is\n")
+			b.WriteString("it does not say where it is\n")
 			continue
 		case there.At != "":
-			fmt.Fprintf(&b, "is at %s; ", there.At)
+			fmt.Fprintf(&b, "it is at %s; ", there.At)
 		}
 		b.WriteString(there.String() + "\n")
 		for line := range strings.Lines(there.Stack) {
