@@ -130,8 +130,10 @@ type answer struct {
 // append writes behind them).
 type machine struct {
 	values map[string][]byte
-	size   int64             // bytes of the keys and of all values
-	queues map[string]*queue // those that are not empty, or are waited for
+	size   int64 // bytes of the keys and of all values, once counted
+	// counted says that size is kept up: to do so costs each put a look for the key.
+	counted bool
+	queues  map[string]*queue // those that are not empty, or are waited for
 	// Each waiting call is listed under one key that it misses: when that
 	// comes, the call looks for another one.
 	waiting map[string][]*waiter
@@ -368,12 +370,30 @@ func (m *machine) put(key string, value []byte) {
 	if value == nil {
 		value = []byte{} // nil is no value
 	}
-	old, ok := m.values[key]
-	if !ok {
-		m.size += int64(len(key))
+	if m.counted {
+		old, ok := m.values[key]
+		if !ok {
+			m.size += int64(len(key))
+		}
+		m.size += int64(len(value) - len(old))
 	}
-	m.size += int64(len(value) - len(old))
 	m.values[key] = value[:len(value):len(value)] // what is behind it is not the machine's
+}
+
+// count returns the bytes of the keys and of all values, and keeps them from now on.
+func (m *machine) count() int64 {
+	if !m.counted {
+		m.counted, m.size = true, 0
+		for key, value := range m.values {
+			m.size += int64(len(key) + len(value))
+		}
+		for _, q := range m.queues {
+			for _, value := range q.values[q.head:] {
+				m.size += int64(len(value))
+			}
+		}
+	}
+	return m.size
 }
 
 // set stores a value and answers the calls that waited for its key.

@@ -121,6 +121,19 @@ func (m *model) apply(c call, q request) []string {
 	return out
 }
 
+// size is what the keys with a value and all values have, in bytes.
+func (m *model) size() (n int64) {
+	for k, v := range m.values {
+		n += int64(len(k) + len(v))
+	}
+	for _, queued := range m.queues {
+		for _, v := range queued {
+			n += int64(len(v))
+		}
+	}
+	return n
+}
+
 func (m *model) missing(keys []string) (missing []string) {
 	for _, k := range keys {
 		if _, ok := m.values[k]; !ok {
@@ -184,6 +197,7 @@ func TestMachineProperty(t *testing.T) {
 		key := rapid.SampledFrom([]string{"a", "ab", "c", "d"})
 		value := rapid.SampledFrom([]string{"", "1", "2", "x"})
 		var made []call
+		counts := rapid.IntRange(0, 80).Draw(t, "counted from step")
 		for step := range rapid.IntRange(1, 80).Draw(t, "steps") {
 			c := call{client: rapid.Uint64Range(0, 2).Draw(t, "client"), id: uint64(step)}
 			var got, want []string
@@ -244,6 +258,9 @@ func TestMachineProperty(t *testing.T) {
 				t.Fatalf("step %d: machine answered %q, model %q", step, got, want)
 			}
 			audit(t, real, plain)
+			if want := plain.size(); step >= counts && real.count() != want {
+				t.Fatalf("step %d: machine counts %d bytes, want %d", step, real.count(), want)
+			}
 		}
 	})
 }

@@ -195,7 +195,7 @@ func (r *reply) err() error {
 func (s *Memory) grow(n int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.m.size += n
+	s.m.size = s.m.count() + n
 	return s.m.size
 }
 
