@@ -75,6 +75,25 @@ func TestWhoHasToGo(t *testing.T) {
 	}
 }
 
+// Those that come and go behind one that stays are not remembered.
+func TestWhoIsGoneIsForgotten(t *testing.T) {
+	vs := newVisitors()
+	first := &visitor{}
+	vs.enter(first, host(0))
+	for i := range 10_000 {
+		v := &visitor{}
+		vs.enter(v, host(i%2))
+		vs.leave(v)
+		if n := max(cap(vs.queue), cap(vs.sources[host(0)].queue)); n > 100 {
+			t.Fatalf("after %d visitors there is room for %d, of whom one is there", i+1, n)
+		}
+	}
+	if got := vs.next(); got != first || vs.oldest() != first {
+		t.Errorf("visitor %v is the oldest", got)
+	}
+	vs.leave(first)
+}
+
 // guests are what a lobby lets in and turns away.
 type guests struct {
 	mu      sync.Mutex

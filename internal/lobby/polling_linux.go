@@ -70,10 +70,14 @@ func polling(l *Lobby) driver {
 }
 
 func (p *polls) stop() {
-	p.poll.Close()
+	p.wake()
 	<-p.done
+	p.poll.Close() // not before: its number would be another descriptor's
 	p.close()
 }
+
+// wake ends a wait, for something that the lobby has been told before.
+func (p *polls) wake() { _ = p.poll.SetReadDeadline(time.Unix(1, 0)) }
 
 // close closes the listener, when nobody takes its number for a listener's any more.
 func (p *polls) close() {
@@ -87,8 +91,10 @@ func (p *polls) close() {
 // deafen stops to listen, and leaves who is in the lobby there.
 func (p *polls) deafen() {
 	p.l.mu.Lock()
-	p.l.deaf = true
-	_ = p.poll.SetReadDeadline(time.Unix(1, 0)) // it may have been closed
+	if !p.l.deaf {
+		p.l.deaf = true
+		p.wake()
+	}
 	p.l.mu.Unlock()
 	<-p.deaf
 }
@@ -96,8 +102,8 @@ func (p *polls) deafen() {
 func (p *polls) run() {
 	defer close(p.done)
 	for {
-		n, err := p.wait()
-		if p.l.ended() || errors.Is(err, os.ErrClosed) {
+		n := p.wait()
+		if p.l.ended() {
 			break
 		}
 		if p.ln >= 0 && p.l.isDeaf() {
@@ -137,26 +143,24 @@ func (p *polls) run() {
 }
 
 // wait returns how many events there are, if need be when there are some or the oldest has waited enough.
-func (p *polls) wait() (n int, err error) {
+func (p *polls) wait() (n int) {
 	var by time.Time
 	if v := p.in.oldest(); v != nil {
 		by = v.by
 	}
 	// One that is too early does no harm.
 	if p.waiting.IsZero() != by.IsZero() && !by.IsZero() || p.waiting.After(by) || !p.waiting.IsZero() && !p.waiting.After(time.Now()) {
-		if err := p.poll.SetReadDeadline(by); err != nil {
-			return 0, err
-		}
+		_ = p.poll.SetReadDeadline(by)
 		p.waiting = by
 	}
-	if p.ln >= 0 && p.l.isDeaf() { // whose deadline may just have been replaced
-		return 0, nil
+	if p.l.ended() || p.ln >= 0 && p.l.isDeaf() { // whose deadline may just have been replaced
+		return 0
 	}
-	err = p.raw.Read(func(uintptr) bool {
+	_ = p.raw.Read(func(uintptr) bool { // its error is that the deadline has passed
 		n, _ = unix.EpollWait(p.epoll, p.events[:], 0)
 		return n > 0
 	})
-	return max(n, 0), err
+	return max(n, 0)
 }
 
 // acceptOne takes a connection by package net, of which there is one.
@@ -188,13 +192,18 @@ func (p *polls) accept() bool {
 			p.take(&visitor{fd: fd}, p.sourceOf(fd, from))
 		case errors.Is(err, unix.EAGAIN):
 			return true
-		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+		case wantsRoom(err):
 			if !p.makeRoom() {
 				return false
 			}
 		}
 	}
 	return true
+}
+
+// wantsRoom says that the system has no descriptor or no memory to give.
+func wantsRoom(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOBUFS) || errors.Is(err, unix.ENOMEM)
 }
 
 // take has a connection enter the lobby, and the house if it has said what it should.
@@ -215,8 +224,10 @@ func (p *polls) take(v *visitor, from Source) {
 			return
 		}
 	}
-	if p.l.crowded(p.in.num) {
-		p.makeRoom()
+	for range 2 { // so that who has more than its share gives it back to others
+		if p.l.crowded(p.in.num) {
+			p.makeRoom()
+		}
 	}
 	if p.l.Patience != Forever {
 		v.by = time.Now().Add(p.l.Patience)
@@ -296,8 +307,8 @@ func (p *polls) hear(v *visitor) {
 func (p *polls) letIn(v *visitor, from Source) {
 	if v.nc == nil {
 		var err error
-		if v.nc, err = connOf(v.fd); err != nil {
-			p.l.refuse(from, ErrCut)
+		if v.nc, err = p.connOf(v.fd); err != nil {
+			p.l.refuse(from, ErrCrowded)
 			return
 		}
 	}
@@ -325,11 +336,24 @@ func (p *polls) read(v *visitor) (n int, err error) {
 	return n, err
 }
 
-// connOf makes a connection of a descriptor.
-func connOf(fd int) (net.Conn, error) {
+// connOf makes a connection of a descriptor. That takes another one, for which somebody
+// has to go if need be; if there is nobody, the peer sees a reset.
+func (p *polls) connOf(fd int) (net.Conn, error) {
 	f := os.NewFile(uintptr(fd), "")
 	defer f.Close() // FileConn has one of its own
-	return net.FileConn(f)
+	nc, err := net.FileConn(f)
+	for wantsRoom(err) && p.makeRoom() {
+		nc, err = net.FileConn(f)
+	}
+	if err != nil {
+		forget(fd)
+	}
+	return nc, err
+}
+
+// forget has the system reset a connection when it is closed.
+func forget(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 }
 
 func (p *polls) turnAway(v *visitor, why error) { p.refuse(v, why, false) }
@@ -348,7 +372,7 @@ func (v *visitor) hangUp(end bool) {
 	if end {
 		_ = unix.Shutdown(v.fd, unix.SHUT_WR)
 	}
-	_ = unix.SetsockoptLinger(v.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	forget(v.fd)
 	v.close()
 }
 

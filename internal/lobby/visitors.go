@@ -5,6 +5,7 @@ package lobby
 import (
 	"container/heap"
 	"net"
+	"slices"
 	"time"
 )
 
@@ -56,9 +57,8 @@ func (vs *visitors) enter(v *visitor, from Source) {
 	if s == nil {
 		s = &source{Source: from}
 		vs.sources[from] = s
-	} else {
-		s.oldest() // so that those that are gone do not gather
 	}
+	vs.queue, s.queue = tidy(vs.queue, vs.num), tidy(s.queue, s.num)
 	v.from, v.turn = s, vs.came
 	vs.came++
 	vs.num++
@@ -70,6 +70,15 @@ func (vs *visitors) enter(v *visitor, from Source) {
 	} else {
 		heap.Fix(&vs.crowds, s.place)
 	}
+}
+
+// tidy drops those that are gone from a queue with num others, where they are the most of
+// it: behind one that stays for long as many as like may come and go.
+func tidy(queue []*visitor, num int) []*visitor {
+	if len(queue) <= 2*num+8 {
+		return queue
+	}
+	return slices.DeleteFunc(queue, func(v *visitor) bool { return v.gone })
 }
 
 // leave takes a connection out.
