@@ -87,7 +87,8 @@ func Alive(err error) bool {
 // Dial connects to the port at addr, proves the token and asks for a
 // protocol. While nobody listens there, or the port has no room or does not answer, it
 // tries again, until ctx is done, or for a minute when ctx has no deadline; a peer with
-// another token, or without the protocol, is an error within about a second.
+// another token, or without the protocol, is an error within about a second, and one that
+// resets each connection for five, unless it is known to have been a port ([WithListener]).
 func Dial(ctx context.Context, addr, proto string, token Token, options ...DialOption) (*Conn, error) {
 	var with dialing
 	for _, option := range options {
@@ -126,6 +127,9 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 		if isLate(err) {
 			connect = min(connect+connect/2, maxConnectPatience)
 		}
+		if err != nil && !isReset(err) { // whoever hung up before is not there any more
+			rejected, reset = time.Time{}, time.Time{}
+		}
 		if err == nil {
 			op, reached = "handshake", true
 			var link net.Conn
@@ -142,7 +146,7 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 				if reset.IsZero() {
 					reset = time.Now()
 				}
-				final = time.Since(reset) > resetPatience
+				final = !with.there && time.Since(reset) > resetPatience
 			case errors.Is(err, ErrRejected):
 				alive = true
 				if rejected.IsZero() {

@@ -5,6 +5,7 @@ package transport
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -113,4 +114,54 @@ func TestDialOutlastsASlowPeer(t *testing.T) {
 	if len(met) != 1 || !errors.Is(met[0], os.ErrDeadlineExceeded) {
 		t.Errorf("met %v, want one try without an answer", met)
 	}
+}
+
+// A listener that hangs up because it ends, before one that has ended so, is no refusal: between the
+// two nobody was there.
+func TestDialOutlastsListenersThatEnd(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := ln.Addr().String()
+	hangUp := func(ln net.Listener) {
+		nc, err := ln.Accept()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		io.ReadFull(nc, make([]byte, helloSize)) // else it would be a reset
+		ln.Close()
+		nc.Close()
+	}
+	token := NewToken()
+	var failures []error
+	var since time.Time
+	var again net.Listener
+	var ending sync.WaitGroup
+	ending.Go(func() { hangUp(ln) })
+	defer ending.Wait()
+	var port *Port
+	c, err := Dial(soon(t), at, "echo", token, WithFailures(func(err error) {
+		failures = append(failures, err)
+		switch {
+		case since.IsZero():
+			since = time.Now()
+		case again == nil && time.Since(since) > 2*rejectPatience:
+			if again, err = net.Listen("tcp", at); err == nil {
+				ending.Go(func() { hangUp(again) })
+			}
+		case again != nil && errors.Is(err, ErrRejected):
+			if port, err = Listen(at, token); err == nil {
+				port.Handle("echo", func(c *Conn) { c.Close() })
+			}
+		}
+	}))
+	if port != nil {
+		defer port.Close()
+	}
+	if err != nil {
+		t.Fatalf("%v; the tries failed with %v", err, failures)
+	}
+	c.Close()
 }
