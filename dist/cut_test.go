@@ -76,6 +76,16 @@ func (m *machines) enter(rank int) []string {
 	return []string{"ip", "netns", "exec", m.machine(rank), "unshare", "--uts", "sh", "-c", named}
 }
 
+// tune sets a value of the system on all machines.
+func (m *machines) tune(t *testing.T, name, value string) {
+	t.Helper()
+	for i := range m.ports {
+		if out, err := exec.Command("ip", "netns", "exec", m.machine(i), "sh", "-c", "echo "+value+" >/proc/sys/"+name).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", name, err, out)
+		}
+	}
+}
+
 // cut cuts the lines between two machines, or those of one to all.
 func (m *machines) cut(t *testing.T, ports ...int) {
 	t.Helper()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -13,11 +14,11 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// outage is for how long TestOutage cuts lines, and afterOutage in what call the ranks
-// have seen that.
+// afterOutage is in what call ranks have seen an outage, fewTries is how often systems
+// try a line before they give it up where that is to come soon.
 const (
-	outage      = DefaultSilence * 9 / 10
 	afterOutage = DefaultSilence / 2
+	fewTries    = 8
 )
 
 // outlast is at rest for a while, where it is told for how long, and runs collectives
@@ -55,18 +56,21 @@ func outlast(ctx context.Context, g *Group) error {
 }
 
 // TestOutage cuts lines for a little less than the silence limit: nobody is given up for
-// the time for which the system pauses before it tries a line again.
+// the time for which the system pauses before it tries a line again, nor, where the limit is long,
+// because the system gives the line up.
 func TestOutage(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		ports []int
 		rest  time.Duration
+		limit time.Duration
 	}{
-		{"a rank", []int{2}, 0},
-		{"the hub", []int{0}, 0},
-		{"the hub of ranks at rest", []int{0}, 2 * DefaultSilence},
-		{"between two", []int{1, 2}, 0},
-		{"between two after a rest", []int{1, 2}, DefaultSilence / 2},
+		{"a rank", []int{2}, 0, DefaultSilence},
+		{"the hub", []int{0}, 0, DefaultSilence},
+		{"the hub of ranks at rest", []int{0}, 2 * DefaultSilence, DefaultSilence},
+		{"between two", []int{1, 2}, 0, DefaultSilence},
+		{"between two after a rest", []int{1, 2}, DefaultSilence / 2, DefaultSilence},
+		{"the hub for long", []int{0}, 0, 4 * DefaultSilence},
 	} {
 		for _, kind := range []string{"tcp", "tls"} {
 			if !*silenceTable && (kind == "tls" || tc.name == "a rank") {
@@ -75,8 +79,11 @@ func TestOutage(t *testing.T) {
 			t.Run(tc.name+"/"+kind, func(t *testing.T) {
 				t.Parallel() // most of it is waiting
 				m := newMachines(t, 3)
+				if tc.limit > DefaultSilence {
+					m.tune(t, "net/ipv4/tcp_retries2", strconv.Itoa(fewTries))
+				}
 				env := []string{envvar.MasterAddr.Assign(m.addr(0)), envvar.MasterPort.Assign("29500"), rankNodes + "=abc",
-					envvar.Transport.Assign(kind), envvar.Silence.Assign(DefaultSilence.String())}
+					envvar.Transport.Assign(kind), envvar.Silence.Assign(tc.limit.String())}
 				if tc.rest > 0 {
 					env = append(env, busyFor+"="+tc.rest.String())
 				}
@@ -86,10 +93,10 @@ func TestOutage(t *testing.T) {
 				}
 				begun := time.Now()
 				m.cut(t, tc.ports...)
-				over := time.NewTimer(outage)
+				over := time.NewTimer(tc.limit * 9 / 10)
 				<-over.C
 				m.mend(t, tc.ports...)
-				if took := time.Since(begun); took >= DefaultSilence {
+				if took := time.Since(begun); took >= tc.limit {
 					t.Skipf("the lines were cut for %v: this machine has too much else to do", took)
 				}
 				for r, p := range ps {

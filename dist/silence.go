@@ -24,8 +24,8 @@ const (
 // others give it up, in place of [DefaultSilence] or COHORT_SILENCE: whether its
 // process is stopped, its machine has gone or the line to it is cut. It is time in which
 // the line could have carried something: where TCP has lost something and pauses before
-// it sends that again, the rank has until after the next try, which is a second at most
-// (on Linux before 6.15 as long as the limit), so that an outage shorter than
+// it sends that again, the rank has until after the next try, which is a second at most, or
+// a third of a limit beyond three (on Linux before 6.15 as long as the limit), so that an outage shorter than
 // the limit costs its time and no rank. Operations
 // then fail with a [RankError] that names it, whose cause is [ErrSilent]. A
 // group beats for that, by itself, so a rank that merely computes for long is

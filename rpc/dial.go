@@ -159,7 +159,7 @@ func (p *Peer) connect(ctx context.Context) (*link, error) {
 			return nil, errSucceeded
 		}
 	}
-	conn.RetrySoon()
+	conn.RetrySoon(time.Second)
 	conn.GiveUpAfter(goneTime)
 	l := newLink(a, p, conn, how, w)
 	a.mu.Lock()
@@ -379,7 +379,7 @@ func (a *Agent) greet(conn *transport.Conn) (*serverLink, error) {
 	if err := m.write(conn, nil); err != nil {
 		return nil, err
 	}
-	conn.RetrySoon()
+	conn.RetrySoon(time.Second)
 	conn.GiveUpAfter(goneTime)
 	s := &serverLink{agent: a, peer: p, id: id, life: fingerprint(id), conn: conn, limit: limit, active: map[uint64]*incoming{}}
 	s.sender.conn, s.sender.lost, s.sender.patience, s.sender.bounded = conn, s.lose, a.timeout, true

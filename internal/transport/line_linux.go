@@ -33,19 +33,24 @@ func (c *Conn) Backoff() time.Duration {
 	return time.Duration(info.Rto) * time.Microsecond
 }
 
-// RetrySoon has the system send again after a second at most, and at first all 200 ms,
-// what is not answered on a TCP connection, so that a line which comes back is found
-// soon: of itself it pauses twice as long each time. Old systems do not know how.
-func (c *Conn) RetrySoon() {
+// RetrySoon has the system send again after a pause of at most so long, a second at
+// least, and at first all 200 ms, what is not answered on a TCP connection, so that a line
+// which comes back is found soon: of itself it pauses twice as long each time. It gives the
+// connection up after about 15 tries, so that who waits longer for a line needs longer
+// pauses. Old systems do not know how.
+func (c *Conn) RetrySoon(most time.Duration) {
 	raw := c.socketOf()
 	if raw == nil {
 		return
 	}
 	_ = raw.Control(func(fd uintptr) { // they know nothing of it for unix sockets
 		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_THIN_LINEAR_TIMEOUTS, 1)
-		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_RTO_MAX_MS, int(time.Second.Milliseconds()))
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_RTO_MAX_MS, int(min(max(most, time.Second), maxRepeat).Milliseconds()))
 	})
 }
+
+// maxRepeat is the longest pause that the system knows.
+const maxRepeat = 2 * time.Minute
 
 // Unanswered is [Conn.Unanswered] of a connection that is no Conn; 0 for one that is not
 // over TCP.
@@ -78,19 +83,23 @@ type Line struct {
 func (l *Line) look(info *unix.TCPInfo) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	probed := info != nil && info.Probes >= 2
-	if !probed && (info == nil || !stuck(info)) {
+	if info == nil || info.Probes == 0 && !stuck(info) {
 		l.since, l.counted = time.Time{}, 0
 		return 0
 	}
 	now, heard, tried := time.Now(), milliseconds(info.Last_ack_recv), milliseconds(info.Last_data_sent)
-	if probed {
-		return heard
-	}
 	if l.since.IsZero() { // that the line was at rest before does not count
-		l.since = now.Add(-min(heard, tried))
+		l.since = now
+		if info.Probes == 0 {
+			l.since = now.Add(-min(heard, tried))
+		}
 	}
 	whole := min(heard, now.Sub(l.since))
+	if info.Probes == 1 { // the answer may be on its way
+		return 0
+	} else if info.Probes > 1 {
+		return whole
+	}
 	if answered := 2*time.Duration(info.Rtt)*time.Microsecond + answerTime; tried >= answered {
 		l.counted = max(l.counted, whole-tried)
 	}

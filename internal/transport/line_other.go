@@ -22,7 +22,7 @@ func (c *Conn) Unanswered() time.Duration {
 func (c *Conn) Backoff() time.Duration { return 0 }
 
 // RetrySoon does nothing: this system has no such option.
-func (c *Conn) RetrySoon() {}
+func (c *Conn) RetrySoon(time.Duration) {}
 
 // Line is nothing here.
 type Line struct{}

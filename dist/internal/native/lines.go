@@ -57,6 +57,10 @@ func (m *Mesh) cutText(limit time.Duration) string {
 	return fmt.Sprintf("for %v by rank %d: the line between the two is cut", limit, m.cfg.Rank)
 }
 
+// retries is how often a line is tried again within the silence limit, at least where that
+// is longer than three seconds.
+const retries = 3
+
 // noWay is what the system says of a line that is cut.
 func noWay(err error) bool {
 	for _, no := range []error{syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH} {

@@ -254,7 +254,7 @@ func (m *Mesh) dial(ctx context.Context, peer int, why purpose) (*transport.Conn
 func (m *Mesh) keep(c *transport.Conn, peer int) bool {
 	if m.cfg.Silence > 0 {
 		c.Probe(m.cfg.Silence)
-		c.RetrySoon()
+		c.RetrySoon(m.cfg.Silence / retries)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

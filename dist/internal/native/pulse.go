@@ -44,9 +44,9 @@ const (
 // silence limit is at fault, and so is the hub for a spoke.
 //
 // The limit is of time in which the line could have carried something. What is lost on
-// its way the system sends again, after a pause that grows each time, up to a second:
-// where it does so when the limit is over, the peer's is taken to pause as long, for it
-// cannot have got through before. And time counts as silence only while this goroutine
+// its way the system sends again, after a pause that grows each time, up to a second or a
+// third of the limit: where it does so when the limit is over, the peer's is taken to
+// pause as long, for it cannot have got through before. And time counts as silence only while this goroutine
 // is itself awake and on time, and what has come and waits to be read is heard: a rank that was
 // stopped, or starved of its processors, has no grounds to accuse others. And
 // a process of the same host that uses processor time is not silent for some

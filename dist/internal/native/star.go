@@ -115,7 +115,7 @@ func (s *star) join(rank int, c *transport.Conn, word func() error) error {
 		}
 	}
 	if s.cfg.Silence > 0 {
-		c.RetrySoon()
+		c.RetrySoon(s.cfg.Silence / retries)
 	}
 	s.conns[rank] = c
 	s.readers.Add(1)
