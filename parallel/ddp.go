@@ -438,9 +438,17 @@ func (d *DDP) launch(ctx context.Context) {
 func (d *DDP) finish(ctx context.Context) error {
 	for _, b := range d.buckets[d.launched:] {
 		for i, p := range b.params {
-			if p.Grad() == nil {
-				b.views[i].Fill(0)
-				b.unused = append(b.unused, i)
+			if p.Grad() != nil {
+				continue
+			}
+			b.views[i].Fill(0)
+			b.unused = append(b.unused, i)
+			if p.Frozen { // since NewDDP
+				continue
+			}
+			// Hooks change what this rank brings, not the sum, which is every rank's.
+			if err := p.GradReady(ctx); err != nil {
+				return err
 			}
 		}
 		b.missing = 0
@@ -460,27 +468,24 @@ func (d *DDP) finish(ctx context.Context) error {
 	if first != nil {
 		return first
 	}
+	d.dropUnused()
 	d.late.look(d.group)
-	return d.takeOthers(ctx)
+	return nil
 }
 
-// takeOthers gives this rank the gradients of parameters that only other ranks have
-// used. One that nobody has used gets none.
-func (d *DDP) takeOthers(ctx context.Context) error {
+// dropUnused takes the gradients away that no rank has computed.
+func (d *DDP) dropUnused() {
 	for _, b := range d.buckets {
 		if len(b.unused) == 0 {
 			continue
 		}
 		used := b.used.Float32s()
 		for _, i := range b.unused {
-			if p := b.params[i]; used[i] > 0 && !p.Frozen { // it may be so since NewDDP
-				if err := p.GradReady(ctx); err != nil {
-					return err
-				}
+			if used[i] == 0 {
+				b.params[i].ZeroGrad()
 			}
 		}
 	}
-	return nil
 }
 
 // abandonTime is the usual grace. The other ranks come to the reductions within a

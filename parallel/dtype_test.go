@@ -225,6 +225,79 @@ func TestUnusedParametersAreLeftAlone(t *testing.T) {
 	}
 }
 
+// TestHooksBeforeTheSum: a hook changes what a rank brings to the sum, also where that is
+// nothing, and never the sum: ranks would go apart.
+func TestHooksBeforeTheSum(t *testing.T) {
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		m := &weighted{}
+		for range 3 {
+			m.Params = append(m.Params, nn.NewParameter(tensor.Full(1, 3)))
+			m.Params[len(m.Params)-1].OnGradReady(func(_ context.Context, p *nn.Parameter) error {
+				p.Grad().Scale(10)
+				return nil
+			})
+		}
+		ddp, err := NewDDP(ctx, m, g)
+		if err != nil {
+			return err
+		}
+		m.skip = func(i int) bool { return i == 1 && g.Rank() == 0 || i == 2 } // one rank uses 1, nobody 2
+		if err := m.pass(ctx, ddp, 2, 2, 2); err != nil {
+			return err
+		}
+		for i, want := range []float32{20, 10} {
+			if got := m.Params[i].Grad().Float32s()[0]; got != want {
+				return fmt.Errorf("rank %d: the gradient of %d is %v, want %v", g.Rank(), i, got, want)
+			}
+		}
+		if m.Params[2].Grad() != nil {
+			return fmt.Errorf("rank %d: nobody has used 2, whose gradient is %v", g.Rank(), m.Params[2].Grad())
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestUnusedUnderAccumulation: what one pass of a step has used is not lost where the last
+// one, which the ranks share, does without it.
+func TestUnusedUnderAccumulation(t *testing.T) {
+	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+		m := newWeighted()
+		ddp, err := NewDDP(ctx, m, g, BucketBytes(8, 8))
+		if err != nil {
+			return err
+		}
+		for step := range 3 {
+			for _, p := range m.Params {
+				p.ZeroGrad()
+			}
+			m.skip = func(i int) bool { return i == 0 || i == 1 && g.Rank() == step%2 }
+			if err := ddp.NoSync(func() error { return m.pass(ctx, ddp, 2, 2, 2) }); err != nil {
+				return err
+			}
+			m.skip = func(i int) bool { return i < 3 }
+			if err := m.pass(ctx, ddp, 2, 2, 2); err != nil {
+				return err
+			}
+			for i, p := range m.Params {
+				want := float32(4) // of both passes
+				if i < 3 {
+					want = []float32{0, 1, 2}[i]
+				}
+				if i == 0 && p.Grad() != nil || i > 0 && (p.Grad() == nil || p.Grad().Float32s()[0] != want) {
+					return fmt.Errorf("rank %d, step %d: the gradient of %d is %v, want %v", g.Rank(), step, i, p.Grad(), want)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestNoSyncInsideNoSync: the inner one ends nothing.
 func TestNoSyncInsideNoSync(t *testing.T) {
 	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
