@@ -233,12 +233,11 @@ func (cfg Config) withDefaults() (Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	switch {
-	case cfg.NumRanks < 1:
+	if cfg.NumRanks < 1 {
 		return cfg, badConfig("NumRanks", "%d ranks: a job has at least 1", cfg.NumRanks)
-	case cfg.NumRanks > MaxRanks():
-		return cfg, badConfig("NumRanks", "%d ranks on a machine of %d cores: at most %d (%d a core) are started, and more ranks than cores seldom help",
-			cfg.NumRanks, numCores(), MaxRanks(), maxRanksPerCore)
+	}
+	if err := CheckRanks(cfg.NumRanks); err != nil {
+		return cfg, err
 	}
 	if cfg.MasterPort < 0 || cfg.MasterPort > 65535 {
 		return cfg, badConfig("MasterPort", "master port %d: ports are 1 to 65535 (0 or none picks a free one)", cfg.MasterPort)
@@ -286,8 +285,15 @@ func (cfg Config) withDefaults() (Config, error) {
 	return cfg, nil
 }
 
-// MaxRanks is the largest number of ranks that are started on this machine.
-func MaxRanks() int { return maxRanksPerCore * numCores() }
+// CheckRanks says whether this machine starts so many ranks, which Run says too: for who
+// wants to know before anything begins. The error is a *ConfigError.
+func CheckRanks(n int) error {
+	if most := maxRanksPerCore * numCores(); n > most {
+		return badConfig("NumRanks", "%d ranks on a machine of %d cores: at most %d (%d a core) are started, and more ranks than cores seldom help",
+			n, numCores(), most, maxRanksPerCore)
+	}
+	return nil
+}
 
 // numCores is the number of cores that this process may use.
 func numCores() int { return max(1, min(runtime.NumCPU(), runtime.GOMAXPROCS(0))) }

@@ -52,7 +52,7 @@ func TestMistakes(t *testing.T) {
 		{"train rec --json=maybe", "", `invalid argument "maybe" for --json: want true or false`, exitUsage},
 		{"generate --temperature inf", "", "must be finite", exitUsage},
 		{"train vision --ranks 100000", "", "--ranks is 100000", exitUsage},
-		{"train vision --ranks 60000", "", "--ranks is 60000, and this machine has cores for at most", exitUsage},
+		{"train vision --ranks 60000", "", "--ranks is 60000: 60000 ranks on a machine of", exitUsage},
 		{"data check " + own, "", "of a program with a loop of its own", exitFailed},
 	} {
 		t.Run(c.args+c.env, func(t *testing.T) {

@@ -49,8 +49,8 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 		numRanks, given := s.Field("ranks").Value().(int), s.Given()
 		if !launch.IsRank() {
 			launch.KeepSecrets()
-			if most := launch.MaxRanks(); numRanks > most {
-				return usageError{fmt.Errorf("--ranks is %d, and this machine has cores for at most %d; more ranks than cores seldom help", numRanks, most)}
+			if err := launch.CheckRanks(numRanks); err != nil {
+				return usageError{fmt.Errorf("--ranks is %d: %w", numRanks, err)}
 			}
 			resolved, err := r.check(cmd.Context(), given)
 			if err != nil {

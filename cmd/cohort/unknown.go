@@ -40,13 +40,13 @@ func flagError(cmd *cobra.Command, err error) error {
 	var number *strconv.NumError
 	switch {
 	case errors.As(err, &notExist) && notExist.GetSpecifiedShortnames() != "":
-		// Go's own flags have one dash.
-		short := notExist.GetSpecifiedShortnames()
-		name, _, _ := strings.Cut(short, "=")
+		// A group of letters, or a flag of Go's kind, which has one dash.
+		group := notExist.GetSpecifiedShortnames()
+		name, _, _ := strings.Cut(group, "=")
 		if f := cmd.Flags().Lookup(name); f != nil {
 			return usage("unknown flag -%s for %s: did you mean --%s?", name, cmd.CommandPath(), f.Name)
 		}
-		return usage("unknown flag -%s for %s (%s --help lists the flags)", name, cmd.CommandPath(), cmd.CommandPath())
+		return usage("unknown flag '%s' in -%s for %s (%[3]s --help lists the flags)", notExist.GetSpecifiedName(), group, cmd.CommandPath())
 	case errors.As(err, &notExist):
 		name := notExist.GetSpecifiedName()
 		if having := commandsWith(cmd, name); len(having) > 0 {
