@@ -29,8 +29,9 @@ import (
 // Rank 0 looks for the newest good checkpoint in dir, which all ranks see; every
 // rank calls load with that one, and Resume returns its step. Without a checkpoint
 // the step is 0, and load is not called. Rank 0 says on standard error which damaged ones it passed
-// over. When one rank cannot load it, all have an error that names that rank, and the
-// launcher does not start the ranks again, unless what failed was the disk.
+// over. When one rank cannot load it, all have an error that names that rank. The launcher
+// does not start the ranks again where it is of another model (a *checkpoint.StateDictError),
+// or where rank 0 finds none that is good; another error may be over the next time.
 func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *checkpoint.Checkpoint) error) (step int, err error) {
 	fail := func(err error) (int, error) { return 0, fmt.Errorf("train: resume from %s: %w", dir, err) }
 	// What rank 0 has found, for all.
@@ -74,8 +75,10 @@ func Resume(ctx context.Context, group *dist.Group, dir string, load func(ck *ch
 	}
 	texts, gathered := dist.AllGatherObject(ctx, group, text)
 	switch {
-	case err != nil:
+	case errors.As(err, new(*checkpoint.StateDictError)):
 		return fail(settled(err))
+	case err != nil: // rank 0 has just found it good: a server, a file system that lags behind
+		return fail(err)
 	case gathered != nil:
 		return fail(gathered)
 	}

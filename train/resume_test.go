@@ -13,6 +13,7 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/internal/errorfile"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 	"github.com/cohort-ml/cohort/train"
@@ -83,8 +84,17 @@ func TestResumeErrors(t *testing.T) {
 		}
 		return nil
 	})
-	if !errors.Is(errs[1], broken) || errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 1: no room for it") {
+	if !errors.Is(errs[1], broken) || isFinal(errs[1]) || errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 1: no room for it") {
 		t.Errorf("%v; %v", errs[0], errs[1])
+	}
+	errs = resume(func(rank int) error {
+		if rank == 1 {
+			return fmt.Errorf("mine: %w", &checkpoint.StateDictError{})
+		}
+		return nil
+	})
+	if !isFinal(errs[1]) || errs[0] == nil {
+		t.Errorf("of another model: %v; %v", errs[0], errs[1])
 	}
 	// All checkpoints are damaged.
 	if err := os.Truncate(filepath.Join(checkpoint.Path(dir, 1), checkpoint.ModelFile), 3); err != nil {
@@ -95,3 +105,6 @@ func TestResumeErrors(t *testing.T) {
 		t.Errorf("%v; %v", errs[0], errs[1])
 	}
 }
+
+// isFinal reports whether a launcher would start no rank again for an error.
+func isFinal(err error) bool { return errors.As(err, new(*errorfile.Final)) }
