@@ -64,7 +64,7 @@ func limited(err error) error {
 	case errors.Is(err, syscall.EMFILE):
 		what, kind = "%w: this process may have %d of them (ulimit -n), and each rank needs some: raise the limit, or start fewer ranks", unix.RLIMIT_NOFILE
 	case errors.Is(err, syscall.EAGAIN):
-		what, kind = "%w: this user may have %d processes and threads (ulimit -u): raise the limit, or start fewer ranks", unix.RLIMIT_NPROC
+		what, kind = "%w: this user may have %d processes and threads (ulimit -u), and a container may have fewer (pids.max): raise the limit, or start fewer ranks", unix.RLIMIT_NPROC
 	default:
 		return err
 	}
@@ -79,6 +79,9 @@ func limited(err error) error {
 func (f *Failure) addressSpace() string {
 	have, ok := limit(unix.RLIMIT_AS)
 	if !ok || !slices.ContainsFunc(f.Tail, func(line string) bool {
+		if strings.Contains(line, "CUDA") || strings.Contains(line, "HIP") {
+			return false // that is a GPU's memory
+		}
 		for _, text := range []string{"out of memory", "cannot allocate memory", "failed to reserve page summary memory", "pthread_create failed", "MemoryError", "bad_alloc", "Cannot allocate memory"} {
 			if strings.Contains(line, text) {
 				return true

@@ -26,6 +26,8 @@ func roleLimits(string) int {
 	say("%v", CheckLimits())
 	f := Failure{Tail: []string{"runtime/cgo: pthread_create failed: Resource temporarily unavailable"}}
 	say("%s", f.addressSpace())
+	f = Failure{Tail: []string{"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."}}
+	say("a GPU: %q", f.addressSpace())
 	return 0
 }
 
@@ -33,7 +35,7 @@ func roleLimits(string) int {
 func TestLimits(t *testing.T) {
 	p := startProcess(t, "limits")
 	p.end(t)
-	if s := p.out.String(); !strings.Contains(s, "address space (ulimit -v) is 800 MiB, and Go reserves 1400 MiB") || !strings.Contains(s, "it may have 800 MiB of address space (ulimit -v)") {
+	if s := p.out.String(); !strings.Contains(s, "address space (ulimit -v) is 800 MiB, and Go reserves 1400 MiB") || !strings.Contains(s, "it may have 800 MiB of address space (ulimit -v)") || !strings.Contains(s, `a GPU: ""`) {
 		t.Errorf("%q", s)
 	}
 	p = &process{mark: newMark(t), Cmd: exec.Command("/bin/sh", "-c", `ulimit -n 40; exec "$0" -test.run=none`, os.Args[0])}

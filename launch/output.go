@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -74,8 +75,9 @@ func sameFile(a, b io.Writer) bool {
 }
 
 // relay copies one stream of one rank to a sink, each line behind a prefix and without
-// control characters that a terminal would obey, to a file as it is, or both. A carriage return ends a line too, so that progress bars
-// show; all complete lines of a read go out in one write.
+// control characters that a terminal would obey, to a file as it is, or both. A carriage
+// return ends a line too, so that progress bars show; all complete lines of a read go out
+// in one write.
 type relay struct {
 	prefix  []byte
 	dst     *sink    // nil: not shown
@@ -158,7 +160,7 @@ func (c *relay) take(b []byte) {
 		if i < 0 {
 			c.partial = append(c.partial, b...)
 			if len(c.partial) > maxLine {
-				c.broken()
+				c.breakUp()
 			}
 			return
 		}
@@ -194,6 +196,24 @@ func (c *relay) line(rest []byte) {
 		c.kept = append(c.kept, c.partial...)
 	}
 	c.show()
+}
+
+// breakUp makes a line of a partial one that is too long, but for the character that it ends in,
+// if that has more bytes to come.
+func (c *relay) breakUp() {
+	n := len(c.partial)
+	for i := n - 1; i >= 0 && i > n-utf8.UTFMax; i-- {
+		if utf8.RuneStart(c.partial[i]) {
+			if !utf8.FullRune(c.partial[i:]) {
+				n = i
+			}
+			break
+		}
+	}
+	rest := slices.Clone(c.partial[n:])
+	c.partial = c.partial[:n]
+	c.broken()
+	c.partial = append(c.partial, rest...)
 }
 
 // broken makes a line of a partial one that has no end: a line end is shown

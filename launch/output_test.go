@@ -74,6 +74,28 @@ func TestRelayLongLine(t *testing.T) {
 	}
 }
 
+// A line that is too long is not broken within a character, wherever reads end.
+func TestRelayBreaksBetweenCharacters(t *testing.T) {
+	for _, char := range []string{"ü", "€", "😀", "\u0440", "\xff"} {
+		var out bytes.Buffer
+		c := &relay{dst: &sink{w: &out}}
+		text := strings.Repeat(char, 3*maxLine/len(char))
+		for i := 0; i < len(text); i += 1001 {
+			c.take([]byte(text[i:min(i+1001, len(text))]))
+			c.flush()
+		}
+		c.end()
+		c.flush()
+		if got := strings.ReplaceAll(out.String(), "\n", ""); got != text || strings.Count(out.String(), "\n") < 3 {
+			i := 0
+			for i < min(len(got), len(text)) && got[i] == text[i] {
+				i++
+			}
+			t.Errorf("%q: %d bytes of %d are as they were, then comes %.20q", char, i, len(text), got[i:])
+		}
+	}
+}
+
 // spy is a stream without deadlines.
 type spy struct {
 	io.Reader
