@@ -156,9 +156,16 @@ func counting(n int) []int {
 
 // places says for each of names where it stands among old; -1 for nowhere.
 func places(names, old []string) []int {
+	known := make(map[string]int, len(old))
+	for i, name := range old {
+		known[name] = i
+	}
 	at := make([]int, len(names))
 	for i, name := range names {
-		at[i] = slices.Index(old, name)
+		at[i] = -1
+		if k, ok := known[name]; ok {
+			at[i] = k
+		}
 	}
 	return at
 }
@@ -166,17 +173,15 @@ func places(names, old []string) []int {
 // matched says which names of two lists are carried over, which begin anew and which
 // are left out.
 func matched(kind string, names, old []string) string {
-	var anew, left []string
-	for _, name := range names {
-		if !slices.Contains(old, name) {
-			anew = append(anew, name)
+	without := func(of []string, at []int) (names []string) {
+		for i, k := range at {
+			if k < 0 {
+				names = append(names, of[i])
+			}
 		}
+		return names
 	}
-	for _, name := range old {
-		if !slices.Contains(names, name) {
-			left = append(left, name)
-		}
-	}
+	anew, left := without(names, places(names, old)), without(old, places(old, names))
 	text := fmt.Sprintf("%d of %d %s are carried over by name", len(names)-len(anew), len(names), kind)
 	if len(anew) > 0 {
 		text += fmt.Sprintf(", anew are %s", few(anew))

@@ -238,6 +238,38 @@ func TestRecCarriesOver(t *testing.T) {
 	}
 }
 
+// TestRecCarriesNothing: weights of a table with other columns are refused, not left out.
+func TestRecCarriesNothing(t *testing.T) {
+	text := func(header string) string {
+		var b strings.Builder
+		b.WriteString(header + "\n")
+		for i := range 400 {
+			fmt.Fprintf(&b, "%d,%d,%d,%d\n", i%7%2, i%5, i%3, i%11)
+		}
+		return b.String()
+	}
+	for _, model := range recommenders {
+		c := smallRec(t)
+		c.Data, c.Model, c.Batch, c.Epochs, c.Buckets = writeFile(t, "a.csv", text("click,user_id,item_id,shop_id")), model, 64, 1, 100
+		names := []string{"data", "out", "model", "batch", "epochs", "buckets", "categories"}
+		if c.Categories = []string{"user_id", "item_id"}; model == recDLRM {
+			c.Categories = append(c.Categories, "shop_id")
+		}
+		if err := trainRec(t.Context(), c, flags(names), 1, newLog()); err != nil {
+			t.Fatal(err)
+		}
+		next := c
+		next.Data, next.InitFrom, next.Out = writeFile(t, "b.csv", text("click,client_id,article_id,place_id")), c.Out, c.Out+"-2"
+		if next.Categories = []string{"client_id", "article_id"}; model == recDLRM {
+			next.Categories = append(next.Categories, "place_id")
+		}
+		err := trainRec(t.Context(), next, flags(append(names, "init-from")), 1, newLog())
+		if want := `(categories ["user_id" "item_id"`; err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "nothing can be carried over") {
+			t.Errorf("%s: %v, want %s", model, err, want)
+		}
+	}
+}
+
 // scoresOf scores the rows of a file by the model of a run.
 func scoresOf(t *testing.T, dir, file string) []float64 {
 	t.Helper()

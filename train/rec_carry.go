@@ -101,6 +101,11 @@ func (r *recRun) carry() error {
 		return fail(err)
 	}
 	now, was := r.recommender.Config, old.Config
+	same := append(places(now.Schema.Categories, was.Schema.Categories), places(now.Schema.Numbers, was.Schema.Numbers)...)
+	if slices.Max(same) < 0 {
+		return fail(fmt.Errorf("no column of %s is one that the model in %s knows (categories %s, numbers %s): nothing can be carried over",
+			r.training.Name(), r.cfg.InitFrom, few(was.Schema.Categories), few(was.Schema.Numbers)))
+	}
 	if now.Schema.Buckets != was.Schema.Buckets {
 		return fail(fmt.Errorf("the model in %s has tables of %d rows, those of this run %d: a value's row would be another", r.cfg.InitFrom, was.Schema.Buckets, now.Schema.Buckets))
 	}
