@@ -24,6 +24,7 @@ type standing struct {
 	MarkAt  int     `json:"mark_step,omitempty"` // and its step; 0 in older checkpoints
 	Metric  string  `json:"metric,omitempty"`    // what Value is of, for people
 	Unit    string  `json:"unit,omitempty"`
+	Due     bool    `json:"due,omitempty"` // the evaluation of the checkpoint's step was cut short
 
 	Batch   int                 `json:"batch,omitempty"`   // Options.Batch
 	Plateau *optim.PlateauState `json:"plateau,omitempty"` // that of the task
@@ -70,6 +71,7 @@ func (s *standing) add(step int, m Metric, minDelta float64) (best bool) {
 
 // evaluate has the task say how good the model is, and keeps the best one.
 func (r *trainer[B]) evaluate(ctx context.Context) error {
+	r.standing.Due = false
 	if r.task.Evaluate == nil {
 		return nil
 	}
@@ -81,6 +83,7 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 	metrics, err := r.task.Evaluate(ctx)
 	if errors.Is(err, errCut) {
 		r.report.Notice(fmt.Sprintf("step %d: %v, to stop", r.step, err))
+		r.standing.Due = true
 		return nil
 	}
 	if err == nil && len(metrics) == 0 && r.group.Rank() == 0 {

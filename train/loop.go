@@ -22,6 +22,15 @@ var ErrStopped = errors.New("stopped")
 // them is in.
 func (r *trainer[B]) train(ctx context.Context) error {
 	work := context.WithoutCancel(ctx)
+	if r.standing.Due {
+		phaseOf(ctx).enter("evaluating step %d", r.step)
+		if err := r.evaluate(work); err != nil {
+			return err
+		}
+		if r.standing.Due {
+			return r.stopped(ctx, work)
+		}
+	}
 	if r.o.Batch > 0 {
 		phaseOf(ctx).enter("doing the first step, of %d samples", r.o.Batch)
 	} else {
@@ -60,12 +69,13 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			r.tellWaiting()
 			last = last || r.standing.over(r.o.Patience)
 		}
-		if due(r.step, r.o.SaveEvery) || last || all.stop {
+		cut := r.standing.Due
+		if due(r.step, r.o.SaveEvery) || last || all.stop || cut {
 			if err := r.save(work); err != nil {
 				return err
 			}
 		}
-		if all.stop && !last {
+		if all.stop && !last || cut {
 			return r.stopped(ctx, work)
 		}
 	}

@@ -5,6 +5,10 @@ package train
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,39 +61,66 @@ func TestStopInTheFirstStep(t *testing.T) {
 }
 
 // TestStopInAnEvaluation: a wish to stop that comes while a recipe evaluates cuts that
-// short on all ranks, and the next step is saved.
+// short on all ranks. The step is saved, and what goes on from there evaluates it first: the
+// run is as if it had not been stopped, also in its last step.
 func TestStopInAnEvaluation(t *testing.T) {
-	recipes := map[string]func(ctx context.Context, l *log) error{
-		"lm": func(ctx context.Context, l *log) error {
+	recipes := map[string]func(out string) func(ctx context.Context, l *log) error{
+		"lm": func(out string) func(ctx context.Context, l *log) error {
 			c := tiny(t, writeText(t, 40_000))
-			return dist.Spawn(ctx, 2, func(ctx context.Context, g *dist.Group) error { return LM(ctx, g, c, nil, l) })
+			c.Out = out
+			return func(ctx context.Context, l *log) error {
+				return dist.Spawn(ctx, 2, func(ctx context.Context, g *dist.Group) error { return LM(ctx, g, c, nil, l) })
+			}
 		},
-		"vision": func(ctx context.Context, l *log) error {
+		"vision": func(out string) func(ctx context.Context, l *log) error {
 			c := smallVision(t)
-			c.EvalEvery = 6
-			return trainVision(ctx, c, nil, 2, l)
+			c.EvalEvery, c.Out = 6, out
+			return func(ctx context.Context, l *log) error { return trainVision(ctx, c, nil, 2, l) }
 		},
-		"rec": func(ctx context.Context, l *log) error {
+		"rec": func(out string) func(ctx context.Context, l *log) error {
 			c := smallRec(t)
-			c.EvalEvery = 6
-			return trainRec(ctx, c, nil, 2, l)
+			c.EvalEvery, c.Out = 6, out
+			return func(ctx context.Context, l *log) error { return trainRec(ctx, c, nil, 2, l) }
 		},
 	}
-	for name, run := range recipes {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		l := newLog()
-		l.onStep = func(step int) {
-			if step == 6 { // it is evaluated next
-				cancel()
+	for name, recipe := range recipes {
+		whole := newLog()
+		if err := recipe(filepath.Join(t.TempDir(), "whole"))(t.Context(), whole); err != nil {
+			t.Fatal(err)
+		}
+		steps, total := slices.Sorted(maps.Keys(whole.evaluations)), 0
+		for step := range whole.losses {
+			total = max(total, step)
+		}
+		if steps[0] != 6 || steps[len(steps)-1] != total {
+			t.Fatalf("%s evaluates steps %v of %d", name, steps, total)
+		}
+		run, parts := recipe(filepath.Join(t.TempDir(), "parts")), newLog()
+		for _, at := range []int{6, total} {
+			ctx, cancel := context.WithCancel(t.Context())
+			l := newLog()
+			l.onStep = func(step int) {
+				if step == at { // it is evaluated next
+					cancel()
+				}
 			}
+			err := run(ctx, l)
+			cancel()
+			_, evaluated := l.evaluations[at]
+			if !errors.Is(err, ErrStopped) || evaluated || l.finish != nil || len(l.saved) == 0 || l.saved[len(l.saved)-1] != at {
+				t.Errorf("%s: %v, evaluated %v, saved %v", name, err, l.evaluations, l.saved)
+			}
+			if text := strings.Join(l.notices, "\n"); !strings.Contains(text, fmt.Sprintf("step %d: the evaluation was cut short, to stop", at)) {
+				t.Errorf("%s says %q", name, text)
+			}
+			maps.Copy(parts.evaluations, l.evaluations)
 		}
-		err := run(ctx, l)
-		if !errors.Is(err, ErrStopped) || len(l.evaluations) > 0 || len(l.saved) == 0 || l.saved[len(l.saved)-1] != 7 {
-			t.Errorf("%s: %v, evaluated %v, saved %v", name, err, l.evaluations, l.saved)
+		last := newLog()
+		if err := run(t.Context(), last); err != nil || last.finish == nil {
+			t.Errorf("%s: the last evaluation: %v", name, err)
 		}
-		if text := strings.Join(l.notices, "\n"); !strings.Contains(text, "step 6: the evaluation was cut short, to stop") {
-			t.Errorf("%s says %q", name, text)
+		if maps.Copy(parts.evaluations, last.evaluations); !maps.Equal(parts.evaluations, whole.evaluations) {
+			t.Errorf("%s has the evaluations %v in parts, %v as a whole", name, parts.evaluations, whole.evaluations)
 		}
 	}
 }

@@ -115,9 +115,9 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 	}
 	defer func() { r.proof.close() }()
 	r.report.Start(r.start(saved))
-	if r.step >= r.o.Steps {
+	if done := r.step >= r.o.Steps; done && !r.standing.Due {
 		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more %s go on, another %s starts afresh", r.o.Out, r.step, r.o.length, r.o.name("out")))
-	} else if r.standing.over(r.o.Patience) {
+	} else if !done && r.standing.over(r.o.Patience) {
 		r.report.Notice(fmt.Sprintf("%s ended early at step %d of %d: %s; without %s it goes on, another %s starts afresh",
 			r.o.Out, r.step, r.o.Steps, r.standing.why(r.o.MinDelta), r.o.name("patience"), r.o.name("out")))
 	} else if err := r.train(ctx); err != nil {
