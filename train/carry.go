@@ -24,20 +24,30 @@ type source struct {
 	ck  *checkpoint.Checkpoint
 }
 
-// openSource finds the weights that a run of a task begins with.
-func openSource(ctx context.Context, task, dir string, notice func(text string)) (source, error) {
+// openSource finds the weights that a run of a task begins with, and reads what the model
+// is like into was. A run that goes on has them already.
+func openSource(ctx context.Context, task, dir string, saved *SavedRun, was any, notice func(text string)) (source, error) {
 	fail := func(err error) (source, error) { return source{}, fmt.Errorf("train %s: --init-from: %w", task, err) }
-	at, err := findModel(ctx, dir, notice)
-	if err != nil {
-		return fail(err)
-	}
-	if got, err := at.task(); err != nil || got != task {
-		if err == nil {
-			err = fmt.Errorf("%s holds a model of train %s, not %s", at.path, got, task)
+	s := source{dir: dir}
+	if saved != nil {
+		s.ck = saved.Checkpoint
+	} else {
+		at, err := findModel(ctx, dir, notice)
+		if err != nil {
+			return fail(err)
 		}
+		if got, err := at.task(); err != nil || got != task {
+			if err == nil {
+				err = fmt.Errorf("%s holds a model of train %s, not %s", at.path, got, task)
+			}
+			return fail(err)
+		}
+		s.ck = at.checkpoint
+	}
+	if err := s.ck.ReadJSON(configFile, was); err != nil {
 		return fail(err)
 	}
-	return source{dir, at.checkpoint}, nil
+	return s, nil
 }
 
 // inherit gives a setting the value that the source's model has, where the user has

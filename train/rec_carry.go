@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data/table"
 	"github.com/cohort-ml/cohort/nn"
 )
@@ -22,29 +21,17 @@ func (r *recRun) openSource(ctx context.Context, saved *SavedRun) (err error) {
 	if r.cfg.InitFrom == "" {
 		return nil
 	}
-	ck := (*checkpoint.Checkpoint)(nil)
-	if saved != nil {
-		ck = saved.Checkpoint
-	} else {
-		if r.source, err = openSource(ctx, "rec", r.cfg.InitFrom, r.report.Notice); err != nil {
-			return err
-		}
-		ck = r.source.ck
-	}
 	r.was = new(RecommenderConfig)
-	if err := ck.ReadJSON(configFile, r.was); err != nil {
-		return fmt.Errorf("train rec: --init-from: %w", err)
-	}
-	if saved != nil {
-		return nil
+	if r.source, err = openSource(ctx, "rec", r.cfg.InitFrom, saved, r.was, r.report.Notice); err != nil || saved != nil {
+		return err
 	}
 	var run RecConfig
-	progress, err := ck.ReadProgress()
+	progress, err := r.source.ck.ReadProgress()
 	if err == nil {
 		err = json.Unmarshal(progress.Recipe, &run)
 	}
 	if err != nil {
-		return fmt.Errorf("train rec: --init-from: the recipe in %s: %w", ck.Path, err)
+		return fmt.Errorf("train rec: --init-from: the recipe in %s: %w", r.source.ck.Path, err)
 	}
 	for name, value := range map[string]any{
 		"model": r.was.ModelType, "width": int64(r.was.Width), "bottom": listOf(r.was.Bottom), "top": listOf(r.was.Top),
@@ -71,7 +58,7 @@ func (r *recRun) openSource(ctx context.Context, saved *SavedRun) (err error) {
 	for name, value := range columns {
 		if given[name] == "" {
 			if err := r.settings.Field(name).Set(value, "the model's"); err != nil {
-				return fmt.Errorf("train rec: --init-from: %s: %w", ck.Path, err)
+				return fmt.Errorf("train rec: --init-from: %s: %w", r.source.ck.Path, err)
 			}
 		}
 	}

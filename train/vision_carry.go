@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -18,21 +17,9 @@ func (r *visionRun) openSource(ctx context.Context, saved *SavedRun) (err error)
 	if r.cfg.InitFrom == "" {
 		return nil
 	}
-	ck := (*checkpoint.Checkpoint)(nil)
-	if saved != nil {
-		ck = saved.Checkpoint
-	} else {
-		if r.source, err = openSource(ctx, "vision", r.cfg.InitFrom, r.report.Notice); err != nil {
-			return err
-		}
-		ck = r.source.ck
-	}
 	r.was = new(ClassifierConfig)
-	if err := ck.ReadJSON(configFile, r.was); err != nil {
-		return fmt.Errorf("train vision: --init-from: %w", err)
-	}
-	if saved != nil {
-		return nil
+	if r.source, err = openSource(ctx, "vision", r.cfg.InitFrom, saved, r.was, r.report.Notice); err != nil || saved != nil {
+		return err
 	}
 	for name, value := range map[string]any{"model": r.was.ModelType, "size": int64(r.was.Size), "widths": listOf(r.was.Widths)} {
 		if err := r.source.inherit("vision", r.settings.Field(name), value); err != nil {
