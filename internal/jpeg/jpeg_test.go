@@ -288,3 +288,18 @@ func BenchmarkDecode(b *testing.B) {
 		}
 	}
 }
+
+// TestFillBytes: bytes that only fill up the place before a marker are passed
+// once. A file of a megabyte can have a million restarts that stay at one marker.
+func TestFillBytes(t *testing.T) {
+	var d Decoder
+	d.file = append(bytes.Repeat([]byte{0xff}, 1<<20), eoi)
+	for range 2 {
+		if err := d.restart(nil); err != nil {
+			t.Fatal(err)
+		}
+		if left := len(d.file) - d.pos; left != 2 {
+			t.Fatalf("%d bytes are left to look at, want the marker alone", left)
+		}
+	}
+}

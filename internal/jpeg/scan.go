@@ -101,6 +101,7 @@ func (d *Decoder) restart(comps []*component) error {
 		if at >= len(d.file) {
 			return d.failCut("it ends before restart %d", d.restarts)
 		}
+		d.pos = at - 1 // fill bytes are passed once, however many restarts stay at this marker
 		m := int(d.file[at])
 		isRestart, ahead := m >= rst0 && m <= rst7, (m-want)&7
 		switch {
