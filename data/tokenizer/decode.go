@@ -33,6 +33,13 @@ const (
 	decodeJoin                 // one piece remains, with spaces between what was there
 )
 
+// What a decoder may ask for: real ones have at most five parts, and make texts
+// shorter.
+const (
+	maxSteps  = 64
+	maxGrowth = 1 << 10 // how many times as long as its tokens a text may get
+)
+
 // parseDecoder reads how tokens become a text. The decoders that nearly all
 // files have are the concatenation of what the tokens stand for, at most without
 // a space at the beginning; steps are for the others.
@@ -42,7 +49,10 @@ func (f *front) parseDecoder(d *document) error {
 	if err != nil {
 		return err
 	}
-	kinds := ""
+	if len(parts) > maxSteps {
+		return formatErr(field, "has %d parts, at most %d are supported", len(parts), maxSteps)
+	}
+	kinds, growth := "", 1
 	for _, c := range parts {
 		kinds += c.Type + " "
 		s := decodeStep{}
@@ -59,6 +69,9 @@ func (f *front) parseDecoder(d *document) error {
 				return formatErr(field, "only Replace of a String is supported")
 			}
 			s = decodeStep{kind: decodeReplace, from: *c.Pattern.String, to: c.Content}
+			if growth *= max(1, (len(s.to)+len(s.from)-1)/len(s.from)); growth > maxGrowth {
+				return formatErr(field, "makes texts more than %d times as long", maxGrowth)
+			}
 		case "Strip":
 			if utf8.RuneCountInString(c.Content) != 1 || c.Start < 0 || c.Stop != 0 {
 				return formatErr(field, "only Strip of one character at the beginning is supported")
@@ -176,8 +189,9 @@ func (s *decodeStep) apply(pieces [][]byte) [][]byte {
 		return [][]byte{bytes.Join(pieces, []byte{' '})}
 	case decodeStrip:
 		for i, p := range pieces {
-			for range s.n {
-				p = bytes.TrimPrefix(p, []byte(string(s.strip)))
+			mark := []byte(string(s.strip))
+			for n := 0; n < s.n && bytes.HasPrefix(p, mark); n++ {
+				p = p[len(mark):]
 			}
 			pieces[i] = p
 		}

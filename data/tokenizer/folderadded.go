@@ -238,12 +238,19 @@ func (f *folder) tokens(d *document) (*folderTokens, error) {
 		}
 	}
 	// Those that the class has where the files say nothing.
-	t.names = slices.Clone(specialNames)
+	listed := make(map[string]bool) // in t.names
+	list := func(names ...string) {
+		for _, name := range names {
+			if !listed[name] {
+				listed[name] = true
+				t.names = append(t.names, name)
+			}
+		}
+	}
+	list(specialNames...)
 	add := func(name string, tok AddedToken) {
 		t.named[name] = tok
-		if !slices.Contains(t.names, name) {
-			t.names = append(t.names, name)
-		}
+		list(name)
 	}
 	for _, name := range slices.Concat(specialNames, codeLlamaNames) {
 		_, given := values[name]
@@ -251,7 +258,7 @@ func (f *folder) tokens(d *document) (*folderTokens, error) {
 			add(name, AddedToken{Content: content, Special: true, bare: true})
 		}
 	}
-	t.names = append(t.names, auto...)
+	list(auto...)
 	pad, err := d.padding()
 	if err != nil {
 		return nil, f.at(jsonFile, formatErr("padding", "%v", err))
@@ -349,19 +356,22 @@ func (f *folder) add(d *document, t *folderTokens) error {
 	for _, a := range tokens {
 		there[a.Content] = true
 	}
+	have := make(map[AddedToken]bool) // of tokens, behind those of the decoder
+	more := func(tok AddedToken) {
+		if !there[tok.Content] && !have[tok] {
+			have[tok] = true
+			tokens = append(tokens, tok)
+		}
+	}
 	named := make(map[string]bool)
 	for _, name := range t.names {
 		if tok, ok := t.named[name]; ok {
 			named[tok.Content] = true
-			if !there[tok.Content] && !slices.Contains(tokens, tok) {
-				tokens = append(tokens, tok)
-			}
+			more(tok)
 		}
 	}
 	for _, tok := range t.extra {
-		if !there[tok.Content] && !slices.Contains(tokens, tok) {
-			tokens = append(tokens, tok)
-		}
+		more(tok)
 	}
 	for i := range tokens {
 		tokens[i].Special = tokens[i].Special || named[tokens[i].Content]
