@@ -200,7 +200,7 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 	if err != nil {
 		return fail(err)
 	}
-	p, err := models.Outline(folder, models.Notice(r.report.Notice))
+	p, err := models.Outline(folder) // openBase tells what is unknown
 	if err != nil {
 		return fail(err)
 	}
@@ -213,6 +213,13 @@ func (r *lmRun) checkBase(ctx context.Context, saved *SavedRun) error {
 	}
 	if err := c.fitsModel(m, at.path); err != nil {
 		return err
+	}
+	files, err := readCompanions(at.path)
+	if err != nil {
+		return fail(err)
+	}
+	if err := c.checkSample(m, tok, files); err != nil {
+		return fail(fmt.Errorf("%s: %w", at.path, err))
 	}
 	r.tokenizer = tok
 	if c.Context == 0 {
@@ -278,7 +285,7 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 			return fail(err)
 		}
 	}
-	if r.base, r.tokenizer, err = at.loadLM(); err != nil {
+	if r.base, r.tokenizer, err = at.loadLM(models.Notice(r.report.Notice)); err != nil {
 		return fail(err)
 	}
 	if r.cfg.Context == 0 {
@@ -319,6 +326,9 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 	if r.companions, err = readCompanions(at.path); err != nil {
 		return fail(err)
 	}
+	if err := r.cfg.checkSample(r.base, r.tokenizer, r.companions); err != nil {
+		return fail(fmt.Errorf("%s: %w", at.path, err))
+	}
 	return nil
 }
 
@@ -342,23 +352,13 @@ func readCompanions(path string) (map[string][]byte, error) {
 	}
 	files := make(map[string][]byte)
 	read := func(as, path string) error {
-		f, err := os.Open(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
+		text, err := readCompanion(path)
+		if err == nil {
+			files[as] = text
+		} else if errors.Is(err, fs.ErrNotExist) {
+			err = nil
 		}
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		text, err := io.ReadAll(io.LimitReader(f, maxCompanion+1))
-		if err != nil {
-			return err
-		}
-		if len(text) > maxCompanion {
-			return fmt.Errorf("%s has more than the %d bytes allowed", path, maxCompanion)
-		}
-		files[as] = text
-		return nil
+		return err
 	}
 	for _, name := range companions {
 		for _, dir := range []string{folder, path} {
@@ -368,6 +368,20 @@ func readCompanions(path string) (map[string][]byte, error) {
 		}
 	}
 	return files, read(configFile, filepath.Join(folder, configFile))
+}
+
+// readCompanion reads one of these files.
+func readCompanion(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxCompanion+1))
+	if err == nil && len(text) > maxCompanion {
+		err = fmt.Errorf("%s has more than the %d bytes allowed", path, maxCompanion)
+	}
+	return text, err
 }
 
 // adapt puts a LoRA beside the model's weights.

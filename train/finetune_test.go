@@ -83,6 +83,31 @@ func TestFineTuningOnAFewKilobytes(t *testing.T) {
 	}
 }
 
+// TestUnknownSettingsOfABaseAreTold: once, by rank 0.
+func TestUnknownSettingsOfABaseAreTold(t *testing.T) {
+	c, given := tuneCases[0].config(t)
+	dir := filepath.Join(t.TempDir(), "strange")
+	if err := os.CopyFS(dir, os.DirFS(c.InitFrom)); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, configFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), "{", `{"strange_setting": 3,`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c.InitFrom, c.Steps = dir, 2
+	l, err := run(t, 2, c, slices.Sorted(maps.Keys(given))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(strings.Join(l.notices, "\n"), "strange_setting"); n != 1 {
+		t.Errorf("told %d times: %q", n, l.notices)
+	}
+}
+
 // inputs returns what PyTorch needs to do the same steps: their tokens [step,
 // sequence, length+1], their learning rates, and a LoRA's first matrices.
 func (tc tuneCase) inputs(t *testing.T) map[string]*tensor.Tensor {
@@ -440,6 +465,18 @@ func TestTuningThatCannotBegin(t *testing.T) {
 	if err := os.Truncate(filepath.Join(cut, checkpoint.ModelFile), 40_000); err != nil {
 		t.Fatal(err)
 	}
+	// What would end a run only when its model writes something.
+	altered := func(name, file, text string) string {
+		dir := filepath.Join(t.TempDir(), name)
+		if err := os.CopyFS(dir, os.DirFS(tuned("llama"))); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	share, added := altered("share", generationFile, `{"top_p": 1.5}`), altered("added", "added_tokens.json", `{"<more>": 320}`)
 	for _, f := range []struct {
 		change func(c *LMConfig)
 		flag   string // given besides
@@ -450,6 +487,8 @@ func TestTuningThatCannotBegin(t *testing.T) {
 		{func(c *LMConfig) { c.InitFrom = filepath.Join(golden, "gpt2") }, "", []string{tokenizerFile}},
 		{func(c *LMConfig) { c.InitFrom = other }, "", []string{"320 tokens, the model knows 61"}},
 		{func(c *LMConfig) { c.InitFrom = cut }, "", []string{"cut", checkpoint.ModelFile}},
+		{func(c *LMConfig) { c.InitFrom = share }, "", []string{share, generationFile, "top_p is 1.5"}},
+		{func(c *LMConfig) { c.InitFrom, c.Prompt = added, "a <more>" }, "", []string{added, `"<more>"`, "knows 320"}},
 		{func(c *LMConfig) { c.Model = "llama" }, "model", []string{"--model is llama", "is a gpt2"}},
 		{func(c *LMConfig) { c.Model = "mamba" }, "model", []string{`"mamba"`, "gpt2 or llama"}},
 		{func(c *LMConfig) { c.Context = 65 }, "", []string{"--context is 65", "takes 64"}},

@@ -55,17 +55,9 @@ func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, 
 	if !(o.TopP >= 0 && o.TopP <= 1) || !(o.RepetitionPenalty >= 0) {
 		return fmt.Errorf("generate: a share of %v, a penalty of %v: the share is between 0 and 1, the penalty not negative, and neither is NaN", o.TopP, o.RepetitionPenalty)
 	}
-	ids := tok.EncodeInput([]byte(prompt))
-	if len(ids) == 0 {
-		ids = slices.Clone(o.BOS)
-	}
-	if len(ids) == 0 {
-		ids = tok.Encode([]byte("\n"))
-	}
-	for _, id := range ids {
-		if id >= int64(m.Vocab()) {
-			return fmt.Errorf("generate: the prompt has %q, token %d, and the model knows %d: a file of its folder adds a token that it was not trained with", tok.Token(id), id, m.Vocab())
-		}
+	ids, err := beginning(m, tok, prompt, o.BOS)
+	if err != nil {
+		return fmt.Errorf("generate: %w", err)
 	}
 	if o.maxLength > 0 {
 		o.NumTokens = max(0, o.maxLength-len(ids))
@@ -116,6 +108,29 @@ func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, 
 		}
 	}
 	return nil
+}
+
+// beginning returns the tokens that a text begins with, all of which the model
+// must know.
+func beginning(m models.CausalLM, tok *tokenizer.Tokenizer, prompt string, bos []int64) ([]int64, error) {
+	ids := tok.EncodeInput([]byte(prompt))
+	if len(ids) == 0 {
+		for _, id := range bos {
+			if id < 0 || id >= int64(m.Vocab()) {
+				return nil, fmt.Errorf("bos_token_id is %d, and the model knows %d tokens", id, m.Vocab())
+			}
+		}
+		ids = slices.Clone(bos)
+	}
+	if len(ids) == 0 {
+		ids = tok.Encode([]byte("\n"))
+	}
+	for _, id := range ids {
+		if id >= int64(m.Vocab()) {
+			return nil, fmt.Errorf("the prompt has %q, token %d, and the model knows %d: a file of its folder adds a token that it was not trained with", tok.Token(id), id, m.Vocab())
+		}
+	}
+	return ids, nil
 }
 
 // nextLogits returns the logits of the token after ids, which follow those that
@@ -182,6 +197,18 @@ func draw(logits []float32, o GenerateOptions, g *tensor.Generator) int64 {
 		}
 	}
 	return order[len(order)-1]
+}
+
+// checkSample reports what would keep a model from writing when the run is done.
+func (c LMConfig) checkSample(m models.CausalLM, tok *tokenizer.Tokenizer, files map[string][]byte) error {
+	if c.SampleTokens == 0 {
+		return nil
+	}
+	said, err := parseGeneration(files)
+	if err == nil {
+		_, err = beginning(m, tok, c.Prompt, said.BOS)
+	}
+	return err
 }
 
 // sample returns what the model makes of the recipe's prompt.

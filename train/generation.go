@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -53,7 +52,7 @@ func LoadGeneration(ctx context.Context, dir string, notice func(text string)) (
 	}
 	files := make(map[string][]byte)
 	for _, path := range []string{filepath.Join(folder, configFile), filepath.Join(folder, generationFile), filepath.Join(at.path, generationFile)} {
-		if text, err := os.ReadFile(path); err == nil {
+		if text, err := readCompanion(path); err == nil {
 			files[filepath.Base(path)] = text
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return Generation{}, err

@@ -113,6 +113,12 @@ func TestGenerationOfAFolder(t *testing.T) {
 	if got, _, err := write("null", `{"eos_token_id": `+jsonID(ids[0])+`, "min_new_tokens": 4}`); err != nil || got == "" {
 		t.Errorf("with at least 4 tokens: %q (%v)", got, err)
 	}
+	for _, bos := range []int64{-1, int64(m.Vocab())} {
+		err := Generate(t.Context(), m, tok, "", GenerateOptions{NumTokens: 1, BOS: []int64{bos}}, func([]byte) error { return nil })
+		if err == nil || !strings.Contains(err.Error(), "bos_token_id is "+jsonID(bos)) {
+			t.Errorf("a first token %d: %v", bos, err)
+		}
+	}
 	if got, _, err := write("null", `{"max_length": 1}`); err != nil || got != "" {
 		t.Errorf("with at most one token, which the prompt has: %q (%v)", got, err)
 	}
