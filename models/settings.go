@@ -27,7 +27,8 @@ type settings struct {
 var harmlessAlways = slices.Concat(
 	// Who wrote the file and from what. Weights are float32 here, whatever they
 	// are stored as.
-	[]string{"_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype", "auto_map", "unsloth_version", "unsloth_fixed", "max_sequence_length", "model_max_length"},
+	[]string{"_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "dtype", "torch_dtype", "auto_map", "unsloth_version", "unsloth_fixed", "max_sequence_length", "model_max_length",
+		"is_llama_config", "transformers.js_config"},
 	// What a pass returns beside its result, and how it is computed.
 	[]string{"output_attentions", "output_hidden_states", "output_past", "return_dict", "use_return_dict", "use_cache", "torchscript", "use_bfloat16",
 		"tf_legacy_loss", "chunk_size_feed_forward", "gradient_checkpointing", "pretraining_tp", "attn_implementation", "_attn_implementation",
@@ -56,7 +57,7 @@ var plainAlways = map[string][]any{
 	"attention_multiplier": {1.0}, "scale_emb": {1.0}, "scale_depth": {1.0}, "dim_model_base": nil, "final_logit_softcapping": nil,
 	"attn_logit_softcapping": nil, "query_pre_attn_scalar": nil, "clip_qkv": nil, "qk_layernorm": nil, "use_qk_norm": nil, "qkv_bias": nil,
 	"alibi": nil, "parallel_attn": nil, "use_parallel_residual": nil, "rotary_pct": {1.0}, "rotary_dim": nil, "rotary_emb_base": nil,
-	"rope_local_base_freq": nil, "no_rope_layers": nil, "use_sliding_window": nil, "num_experts": {1.0}, "num_local_experts": {1.0},
+	"rope_local_base_freq": nil, "rope_interleaved": nil, "no_rope_layers": nil, "use_sliding_window": nil, "num_experts": {1.0}, "num_local_experts": {1.0},
 	"num_experts_per_tok": {1.0}, "n_routed_experts": nil,
 }
 

@@ -45,12 +45,13 @@ var familyKeys = map[string]keysOf{
 			"attention_dropout": 0.1, "pretraining_tp": 2, "is_decoder": true, "sliding_window": 4096, "layer_types": []string{"full_attention"},
 			"partial_rotary_factor": 1.0, "logit_scale": 1.0, "quantization_config": nil, "pruned_heads": map[string]any{},
 			"original_max_position_embeddings": 9, "rope_theta": 5, // rope_parameters have one of their own
+			"is_llama_config": true, "rope_interleaved": false, "transformers.js_config": map[string]any{"kv_cache_dtype": "float16"}, // SmolLM2's
 		},
 		refused: map[string]any{
 			"sliding_window": 5, "layer_types": []string{"full_attention", "sliding_attention"}, "partial_rotary_factor": 0.5, "logit_scale": 0.5,
 			"quantization_config": map[string]any{"quant_method": "gptq"}, "is_encoder_decoder": true, "pruned_heads": map[string]any{"0": []int{1}},
 			"per_layer_config": map[string]any{"0": map[string]any{"num_attention_heads": 2}}, "embedding_multiplier": 12, "hidden_act": "xielu",
-			"num_local_experts": 8, "attn_logit_softcapping": 50.0, "rms_norm_eps": 0.0, "use_sliding_window": true,
+			"num_local_experts": 8, "rope_interleaved": true, "attn_logit_softcapping": 50.0, "rms_norm_eps": 0.0, "use_sliding_window": true,
 		},
 	},
 	"mistral": {
