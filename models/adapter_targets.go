@@ -98,6 +98,10 @@ func (p sizePattern) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
+// maxPatterns bounds the patterns of ranks or of alphas, each of which is tried at
+// each module.
+const maxPatterns = 1 << 13
+
 // UnmarshalJSON reads an object in its order, or null.
 func (p *sizePattern) UnmarshalJSON(text []byte) error {
 	*p = nil
@@ -105,10 +109,14 @@ func (p *sizePattern) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &values); err != nil || values == nil {
 		return err
 	}
+	if len(values) > maxPatterns {
+		return fmt.Errorf("%d patterns, more than the %d allowed", len(values), maxPatterns)
+	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	if _, err := d.Token(); err != nil {
 		return err
 	}
+	seen := make(map[string]bool)
 	for d.More() {
 		key, err := d.Token()
 		if err != nil {
@@ -120,7 +128,8 @@ func (p *sizePattern) UnmarshalJSON(text []byte) error {
 		name := key.(string)
 		if v := values[name]; v == nil {
 			return fmt.Errorf("the pattern %q has no number", name)
-		} else if !slices.ContainsFunc(*p, func(s sizeOf) bool { return s.pattern == name }) {
+		} else if !seen[name] {
+			seen[name] = true
 			*p = append(*p, sizeOf{pattern: name, value: *v})
 		}
 	}

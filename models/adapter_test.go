@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -312,6 +313,20 @@ func TestEverySettingOfAnAdapter(t *testing.T) {
 			if _, err := parseAdapterConfig([]byte(`{"peft_type":"LORA","` + key + `":` + value + `}`)); err != nil {
 				t.Errorf("%s %s: %v", key, value, err)
 			}
+		}
+	}
+}
+
+// Each pattern is tried at each module: a file may not have any number of them.
+func TestPatternsOfAnAdapterAreBounded(t *testing.T) {
+	var b strings.Builder
+	for i := range maxPatterns + 1 {
+		fmt.Fprintf(&b, `,"%d":1`, i)
+	}
+	for _, key := range []string{"rank_pattern", "alpha_pattern"} {
+		_, err := parseAdapterConfig([]byte(`{"peft_type":"LORA","` + key + `":{` + b.String()[1:] + `}}`))
+		if err == nil || !strings.Contains(err.Error(), "more than the 8192 allowed") {
+			t.Errorf("%s: %v", key, err)
 		}
 	}
 }
