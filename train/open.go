@@ -47,7 +47,7 @@ func findModel(ctx context.Context, dir string, notice func(text string)) (place
 	if _, statErr := os.Stat(dir); statErr == nil {
 		return place{}, fmt.Errorf("%w: it is neither the directory of a run, nor a checkpoint, nor a folder with a %s", err, configFile)
 	}
-	return place{}, err
+	return place{}, fmt.Errorf("%w: want the directory of a run, which cohort train makes, of one checkpoint, or of a model", err)
 }
 
 func path(ck *checkpoint.Checkpoint) string {
@@ -152,7 +152,10 @@ func (at place) loadLM(opts ...models.LoadOption) (models.CausalLM, *tokenizer.T
 	}
 	if task, err := at.task(); err != nil || task != "lm" {
 		if err == nil {
-			err = fmt.Errorf("it is a checkpoint of the task %q", task)
+			err = fmt.Errorf("it is a checkpoint of the task %q, which writes no text", task)
+			if task == "vision" || task == "rec" {
+				err = fmt.Errorf("%w: cohort eval says how good it is", err)
+			}
 		}
 		return fail(err)
 	}

@@ -118,8 +118,12 @@ func unknown(what, name string, known []string, command string) error {
 }
 
 // nearest returns the name among known that name was likely meant to be, "" if
-// there is none.
+// there is none: the one that begins so, or else the one with the fewest other letters.
 func nearest(name string, known []string) string {
+	longer := func(k string) bool { return len(name) > 4 && strings.HasPrefix(k, strings.ToLower(name)) }
+	if i := slices.IndexFunc(known, longer); i >= 0 && !slices.ContainsFunc(known[i+1:], longer) {
+		return known[i]
+	}
 	best, bestDist := "", max(2, len(name)/3)+1
 	for _, k := range known {
 		if d := distance(strings.ToLower(name), k); d < bestDist {
