@@ -158,6 +158,9 @@ func (r *recRun) resolve() error {
 func (r *recRun) infer(f table.Format) error {
 	c := &r.cfg
 	s, doubts, err := table.Infer(c.Data, f, c.Label, c.Buckets)
+	if row := (*table.RowError)(nil); errors.As(err, &row) && row.Line == 1 {
+		return fmt.Errorf("%w (--separator and --no-header say how the file is laid out)", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -286,7 +289,7 @@ func (r *recRun) isSmall() bool {
 func (r *recRun) load(ctx context.Context, saved *SavedRun) (err error) {
 	r.training, r.validation, err = r.cfg.open(ctx)
 	if row := (*table.RowError)(nil); errors.As(err, &row) && row.Field == r.cfg.Label && r.cfg.Positive == 0 {
-		return fmt.Errorf("train rec: %w (--positive VALUE)", err)
+		return fmt.Errorf("train rec: %w (--label names the label, --positive what counts as 1)", err)
 	}
 	if err != nil {
 		return fmt.Errorf("train rec: %w", err)

@@ -260,7 +260,7 @@ func TestRecBadInput(t *testing.T) {
 		{"needs at least one category", nil, func(c *RecConfig) { c.Data, c.Label, c.Numbers = clicks, "click", []string{"age"} }},
 		{"is empty", nil, func(c *RecConfig) { c.Data = writeFile(t, "a.csv", "") }},
 		{`no column "user" among`, nil, func(c *RecConfig) { c.Data, c.Categories = clicks, []string{"user"} }},
-		{"separated by another character than ','", nil, func(c *RecConfig) { c.Data = writeFile(t, "a.csv", "a;label\n1;0\n") }},
+		{`than ',', by ";" (--separator`, nil, func(c *RecConfig) { c.Data = writeFile(t, "a.csv", "a;label\n1;0\n") }},
 		{"neither a file nor a directory", nil, func(c *RecConfig) { c.Data = os.DevNull }},
 	} {
 		cfg := smallRec(t)
@@ -274,7 +274,7 @@ func TestRecBadInput(t *testing.T) {
 	}
 	// What only all rows tell ends all ranks, with the row named.
 	for text, want := range map[string]string{
-		"label,id\n" + strings.Repeat("1,a\n0,b\n", 20_000) + "2,c\n": `it counts as 1 (--positive VALUE)`,
+		"label,id\n" + strings.Repeat("1,a\n0,b\n", 20_000) + "2,c\n": `it counts as 1 (--label names the label, --positive`,
 		"label,id\n" + strings.Repeat("1,a\n0,b\n", 10_000) + "2,c\n": `a.csv:20002:1: column "label": the label is "2", want 0 or 1`,
 		"label,id,id\n1,a,b\n": `a.csv:1: there are several columns "id"`,
 		"label,id\n" + strings.Repeat("1,a\n0,b\n", 20_000) + "1,c,d\n": "a.csv:40002:5: the row has 3 fields, the first line 2",

@@ -29,11 +29,11 @@ func Open(path string) (train, test *Set, err error) {
 		return OpenMNIST(path)
 	}
 	if l, err := list(path); err == nil && len(l.dirs) == 0 {
-		what := "nothing"
+		what := "and no files"
 		if l.files.total() > 0 {
-			what = l.files.String()
+			what = "but " + l.files.String()
 		}
-		return nil, nil, broken(path, "no data set in it, but %s: want CIFAR's .bin files, MNIST's -ubyte files, or a directory of JPEG and PNG images for each class, as in %s", what, filepath.Join(path, "cat", "1.jpg"))
+		return nil, nil, broken(path, "no data set in it, %s: want CIFAR's .bin files, MNIST's -ubyte files, or a directory of JPEG and PNG images for each class, as in %s", what, filepath.Join(path, "cat", "1.jpg"))
 	}
 	return OpenFolders(path)
 }

@@ -115,7 +115,7 @@ func (s *Set) WithClasses(classes []string) (*Set, error) {
 		if n := len(unknown); n > 5 {
 			unknown, more = unknown[:5], fmt.Sprintf(" and %d others", n-5)
 		}
-		return nil, broken(s.name, "classes %q%s, which are none of the %d that are wanted", unknown, more, len(classes))
+		return nil, broken(s.name, "it has classes %q%s, which are not among the %d that are wanted: leave them out", unknown, more, len(classes))
 	}
 	other := *s
 	other.classes, other.labels = classes, make([]uint16, len(s.labels))
