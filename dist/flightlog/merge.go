@@ -19,7 +19,7 @@ const (
 	// that do nothing but talk are late by microseconds, in turns.
 	minSkewCalls = 10
 	slowShare    = 0.10
-	slowWait     = 100 * time.Microsecond
+	slowWait     = 5 * time.Millisecond
 )
 
 // view is a group as the dumps of its members see it.
