@@ -124,13 +124,16 @@ type answer struct {
 	reply
 }
 
+// entrySize is about what a key, or a value in a queue, takes beside its bytes.
+const entrySize = 64
+
 // machine is the state of a store: a pure function of the requests so far.
 // It has no lock, clock or connection; Memory, Server and File drive it. The
 // bytes of values in it are never written to, so replies may share them (an
 // append writes behind them).
 type machine struct {
 	values map[string][]byte
-	size   int64 // bytes of the keys and of all values, once counted
+	size   int64 // bytes of the keys and of all values, and entrySize for each, once counted
 	// counted says that size is kept up: to do so costs each put a look for the key.
 	counted bool
 	queues  map[string]*queue // those that are not empty, or are waited for
@@ -245,7 +248,7 @@ func (m *machine) apply(c call, q request, out []answer) []answer {
 		if !ok {
 			return append(out, answer{c, reply{status: statusNo}})
 		}
-		m.size += -int64(len(q.keys[0]) + len(old))
+		m.size += -int64(entrySize + len(q.keys[0]) + len(old))
 		delete(m.values, q.keys[0])
 		return append(out, answer{c, reply{status: statusOK}})
 	}
@@ -313,7 +316,7 @@ func (m *machine) push(key string, value []byte, out []answer) []answer {
 		return append(out, answer{w.call, reply{status: statusOK, value: value}})
 	}
 	l.values = append(l.values, value)
-	m.size += int64(len(value))
+	m.size += int64(entrySize + len(value))
 	return m.awake(key, out) // a wait of PyTorch's is for a queue too
 }
 
@@ -324,7 +327,7 @@ func (m *machine) pop(key string) (value []byte, ok bool) {
 		return nil, false
 	}
 	value = l.values[l.head]
-	m.size += -int64(len(value))
+	m.size += -int64(entrySize + len(value))
 	l.values[l.head] = nil
 	l.head++
 	switch {
@@ -373,23 +376,23 @@ func (m *machine) put(key string, value []byte) {
 	if m.counted {
 		old, ok := m.values[key]
 		if !ok {
-			m.size += int64(len(key))
+			m.size += int64(entrySize + len(key))
 		}
 		m.size += int64(len(value) - len(old))
 	}
 	m.values[key] = value[:len(value):len(value)] // what is behind it is not the machine's
 }
 
-// count returns the bytes of the keys and of all values, and keeps them from now on.
+// count returns what the keys and all values take, and keeps it from now on.
 func (m *machine) count() int64 {
 	if !m.counted {
 		m.counted, m.size = true, 0
 		for key, value := range m.values {
-			m.size += int64(len(key) + len(value))
+			m.size += int64(entrySize + len(key) + len(value))
 		}
 		for _, q := range m.queues {
 			for _, value := range q.values[q.head:] {
-				m.size += int64(len(value))
+				m.size += int64(entrySize + len(value))
 			}
 		}
 	}

@@ -121,14 +121,14 @@ func (m *model) apply(c call, q request) []string {
 	return out
 }
 
-// size is what the keys with a value and all values have, in bytes.
+// size is what the keys with a value and all values take.
 func (m *model) size() (n int64) {
 	for k, v := range m.values {
-		n += int64(len(k) + len(v))
+		n += int64(entrySize + len(k) + len(v))
 	}
 	for _, queued := range m.queues {
 		for _, v := range queued {
-			n += int64(len(v))
+			n += int64(entrySize + len(v))
 		}
 	}
 	return n

@@ -64,6 +64,9 @@ const (
 	maxServedValue = 512 << 20 // of a value, and of all values in one request
 	// maxServed is of all keys and values that there are, and those on their way.
 	maxServed = int64(2 << 30)
+	// maxServedKeys is what keys, and numbers, may take beyond that: a store that large
+	// values have filled still serves its ranks' barriers.
+	maxServedKeys = int64(256 << 20)
 )
 
 // stoll reads the number at the beginning of a value as PyTorch's stores do, by C++'s

@@ -58,7 +58,7 @@ type pyTorchConn struct {
 func (s *PyTorchServer) serve(c net.Conn) {
 	p := &pyTorchConn{srv: s, conn: transport.NewConn(c, "PyTorch's store")}
 	p.free = sync.NewCond(&p.mu)
-	p.reader.in, p.reader.room = bufio.NewReader(p), p.room
+	p.reader.in, p.reader.room, p.reader.keyRoom = bufio.NewReader(p), p.room, p.keyRoom
 	p.client = s.mem.attach(p.woken)
 	defer p.running.Wait()
 	defer c.Close()
@@ -188,11 +188,16 @@ func (p *pyTorchConn) one() error {
 }
 
 // room takes room in the store for the bytes of a value that come next.
-func (p *pyTorchConn) room(n int) error {
+func (p *pyTorchConn) room(n int) error { return p.take("value", n, maxServed) }
+
+// keyRoom takes it for a key that may be new.
+func (p *pyTorchConn) keyRoom(n int) error { return p.take("key", n, maxServed+maxServedKeys) }
+
+func (p *pyTorchConn) take(what string, n int, most int64) error {
 	p.coming += int64(n)
 	coming := p.srv.coming.Add(int64(n))
-	if held := p.srv.mem.grow(0); held+coming > maxServed {
-		return breach("a value for which there is no room: the store holds %d MiB, %d MiB are on their way, %d MiB are the most", held>>20, coming>>20, maxServed>>20)
+	if held := p.srv.mem.grow(0); held+coming > most {
+		return breach("a %s for which there is no room: the store holds %d MiB, %d MiB are on their way, %d MiB are the most", what, held>>20, coming>>20, most>>20)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ type PyTorchServer struct {
 
 // ListenPyTorch serves PyTorch's store protocol on a TCP address, host:port, where
 // port 0 is any that is free, until [PyTorchServer.Close]. A value may have 512 MiB, and
-// all together 2 GiB; a client that asks for more than there is room for loses its connection, as
+// all together 2 GiB, keys and numbers 256 MiB more; a client that asks for more than there is room for loses its connection, as
 // it does with PyTorch's server, and others do not notice.
 func ListenPyTorch(addr string, c PyTorchServerConfig) (*PyTorchServer, error) {
 	l, err := net.Listen("tcp", addr)

@@ -53,6 +53,15 @@ var verbNames = map[verb]string{
 
 func (v verb) String() string { return verbNames[v] }
 
+// stores says whether an operation may leave something in the store under its key.
+func (v verb) stores() bool {
+	switch v {
+	case verbSet, verbCompareSet, verbAdd, verbAppend, verbPush, verbBarrier:
+		return true
+	}
+	return false
+}
+
 // verbs1 are the opcodes of 1.13, by their number.
 var verbs1 = []verb{verbSet, verbCompareSet, verbGet, verbAdd, verbCheck, verbWait, verbNumKeys, verbWatch, verbDelete}
 
@@ -98,6 +107,8 @@ type pyTorchReader struct {
 	in   *bufio.Reader
 	gen  PyTorchGeneration
 	room func(n int) error // takes room for a value that comes; may be nil
+	// keyRoom takes it for a key that is about to be stored; nil if room is.
+	keyRoom func(n int) error
 }
 
 // uint64 reads a number.
@@ -223,6 +234,15 @@ func (r *pyTorchReader) keys() ([]string, error) {
 	return keys, nil
 }
 
+// storedKey reads a key that is about to be stored.
+func (r *pyTorchReader) storedKey() (string, error) {
+	k, err := r.key()
+	if err == nil && r.keyRoom != nil {
+		err = r.keyRoom(entrySize + len(k))
+	}
+	return k, err
+}
+
 // pairs reads MULTI_SET's keys and values.
 func (r *pyTorchReader) pairs() (keys []string, values [][]byte, err error) {
 	n, err := r.count()
@@ -231,7 +251,7 @@ func (r *pyTorchReader) pairs() (keys []string, values [][]byte, err error) {
 	}
 	total := 0
 	for range n {
-		k, err := r.key()
+		k, err := r.storedKey()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -291,7 +311,11 @@ func (r *pyTorchReader) arguments(v verb) (q pyTorchRequest, err error) {
 		q.keys, q.values, err = r.pairs()
 		return q, err
 	}
-	key, err := r.key()
+	read := r.key
+	if v.stores() {
+		read = r.storedKey
+	}
+	key, err := read()
 	if err != nil {
 		return q, err
 	}
