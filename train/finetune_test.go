@@ -83,7 +83,7 @@ func TestFineTuningOnAFewKilobytes(t *testing.T) {
 	}
 }
 
-// TestUnknownSettingsOfABaseAreTold: once, by rank 0.
+// TestUnknownSettingsOfABaseAreTold: once, by rank 0, and by an evaluation.
 func TestUnknownSettingsOfABaseAreTold(t *testing.T) {
 	c, given := tuneCases[0].config(t)
 	dir := filepath.Join(t.TempDir(), "strange")
@@ -105,6 +105,13 @@ func TestUnknownSettingsOfABaseAreTold(t *testing.T) {
 	}
 	if n := strings.Count(strings.Join(l.notices, "\n"), "strange_setting"); n != 1 {
 		t.Errorf("told %d times: %q", n, l.notices)
+	}
+	var notices []string
+	if _, err := Eval(t.Context(), dir, EvalOptions{Data: c.Data}, func(text string) { notices = append(notices, text) }); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(strings.Join(notices, "\n"), "strange_setting"); n != 1 {
+		t.Errorf("an evaluation tells it %d times: %q", n, notices)
 	}
 }
 
