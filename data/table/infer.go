@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"unicode"
@@ -19,7 +20,8 @@ const (
 // Infer proposes a schema for a file or directory from its first rows. Columns of
 // which every value is a number or missing are numbers, except
 //
-//   - those whose names say that they are ids ("id", "user_id", "userIds"),
+//   - those whose names say that they are ids ("id", "user_id", "userIds"), unless
+//     they have fractions,
 //   - those of whole numbers beyond 2²⁴, whose digits a number would lose, unless
 //     their names say that they are times or amounts ("timestamp"), and
 //   - those with zeros before whole numbers, as codes have them.
@@ -155,7 +157,8 @@ type column struct {
 	words           int    // values that are no numbers
 	word            string // the first of them, with its line
 	like            map[string]int
-	fractions       int
+	fractions       int    // not written as whole numbers
+	parts           string // the first that is none, however it is written
 	large, padded   int    // whole numbers beyond what a number keeps, and with zeros before them
 	largest, pad    string // the first of them
 	counts          bool   // each value is one more than the last
@@ -188,6 +191,9 @@ func (c *column) add(value []byte, line int) {
 	if !isWhole(value) {
 		c.counts = false
 		c.fractions++
+		if c.parts == "" && float64(v) != math.Trunc(float64(v)) {
+			c.parts = quote(bytes.TrimSpace(value))
+		}
 		return
 	}
 	if v >= exactWhole || v <= -exactWhole {
@@ -210,6 +216,10 @@ func (c *column) add(value []byte, line int) {
 func (c *column) judge(name string) (category bool, doubt string) {
 	numbers := c.filled - c.words
 	switch {
+	case namesIDs(name) && c.words == 0 && c.parts != "":
+		return false, fmt.Sprintf("number, though its name is that of ids: it has such as %s, which are none", c.parts)
+	case namesIDs(name) && namesQuantity(name):
+		return true, "category, for its name has that of ids; if it is an amount or a time, name it among the numbers"
 	case namesIDs(name):
 		return true, ""
 	case c.words > 0 && 2*c.words < c.filled:
