@@ -279,7 +279,7 @@ func parseAdapterConfig(text []byte) (adapterConfig, error) {
 	}
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		if !slices.Contains(adapterSettings.honoured, key) && !slices.Contains(adapterSettings.harmless, key) && !neutral(all[key]) {
-			return a, fmt.Errorf("it wants %s %v, which there is not", key, all[key])
+			return a, fmt.Errorf("it has %s %v, which is not supported", key, all[key])
 		}
 	}
 	c, err := readConfig(text)
@@ -294,7 +294,7 @@ func parseAdapterConfig(text []byte) (adapterConfig, error) {
 		return a, err
 	}
 	if a.Bias != "none" {
-		return a, fmt.Errorf("it trains biases (bias %q); there is none", a.Bias)
+		return a, fmt.Errorf("it trains biases (bias %q), which is not supported", a.Bias)
 	}
 	if text, ok := a.Init.(string); ok && !slices.Contains(firstValues, any(text)) {
 		return a, fmt.Errorf("its init_lora_weights %q changed the weights of the base: merge it with PEFT, and open the merged model", text)

@@ -169,7 +169,7 @@ func parseLlama(c *configuration) (LlamaConfig, error) {
 	case slices.Equal(types, []string{"full_attention"}):
 		hf.Window = nil
 	default:
-		return LlamaConfig{}, fmt.Errorf("models: config.json wants layer_types of %q, which there are not", types)
+		return LlamaConfig{}, fmt.Errorf("models: config.json wants layer_types of %q, which is not supported: want one type for all, full_attention, or of a mistral with a window sliding_attention", types)
 	}
 	if hf.KeyHeads == 0 {
 		hf.KeyHeads = hf.Heads
@@ -215,15 +215,16 @@ func (hf *huggingFaceLlama) rope() (RoPEConfig, error) {
 	if p == nil {
 		return r, nil
 	}
+	kind := cmp.Or(p.Type, p.OldType)
 	if len(p.refused) > 0 {
-		return RoPEConfig{}, fmt.Errorf("models: config.json wants what is not there in %s: %s", key, strings.Join(p.refused, ", "))
+		return RoPEConfig{}, fmt.Errorf("models: config.json has settings in %s, of type %q, that are not supported: %s", key, kind, strings.Join(p.refused, ", "))
 	}
 	if p.Base != nil {
 		if r.Base = *p.Base; r.Base <= 0 {
 			return RoPEConfig{}, fmt.Errorf("models: config.json wants %s with rope_theta %v, which must be positive", key, r.Base)
 		}
 	}
-	switch kind := cmp.Or(p.Type, p.OldType); kind {
+	switch kind {
 	case "default", "":
 	case "linear":
 		r.Scaling = &RoPEScaling{Factor: p.Factor}

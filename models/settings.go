@@ -135,7 +135,7 @@ func (c *configuration) decode(s settings, into any) error {
 		}
 	}
 	if len(refused) > 0 {
-		return fmt.Errorf("models: config.json wants what is not there: %s", strings.Join(refused, ", "))
+		return fmt.Errorf("models: config.json has settings that are not supported: %s", strings.Join(refused, ", "))
 	}
 	text, err := json.Marshal(honoured)
 	if err == nil {
