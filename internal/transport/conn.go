@@ -234,6 +234,23 @@ func (c *Conn) Begun() (bool, error) {
 	return true, nil
 }
 
+// AwaitEnd waits until the peer has ended the connection, or has said more than is kept for
+// who reads later, at most until the read deadline: false if neither has come by then.
+// kind is that of the first frame it has begun, 0 if it has begun none.
+func (c *Conn) AwaitEnd() (kind byte, ended bool) {
+	for n := 1; n <= len(c.in.buf); n = c.in.w - c.in.r + 1 {
+		if _, err := c.in.peek(n); errors.Is(err, os.ErrDeadlineExceeded) {
+			return 0, false
+		} else if err != nil {
+			break
+		}
+	}
+	if head, err := c.in.peek(min(headerSize, c.in.w-c.in.r)); err == nil && len(head) == headerSize {
+		kind = byte(binary.LittleEndian.Uint64(head) >> 56)
+	}
+	return kind, true
+}
+
 // Unread returns how many bytes of the current frame have not been read.
 func (c *Conn) Unread() int { return c.unread }
 

@@ -198,7 +198,7 @@ func (f *Fabric) endpoint(conn *transport.Conn, group string) (*Endpoint, error)
 			return nil, errors.New("this rank has left the job")
 		case <-gone:
 			f.unpark(group, made)
-			return nil, errors.New("the peer has ended the connection")
+			return nil, errors.New("the peer has ended the connection, or has said what cannot wait")
 		case <-limit.C:
 			f.unpark(group, made)
 			return nil, fmt.Errorf("this rank has not made the group within %v", parkLimit)
@@ -216,15 +216,15 @@ func (f *Fabric) unpark(group string, made chan struct{}) {
 	}
 }
 
-// watchEnd returns a channel that is closed when the peer ends a connection
-// before it has said more, until release is called. The connection's read
-// deadline has then passed.
+// watchEnd returns a channel that is closed when the peer ends a connection,
+// until release is called, but for one that has taken leave: the group is to hear of
+// that. The connection's read deadline has then passed.
 func watchEnd(conn *transport.Conn) (gone <-chan struct{}, release func()) {
 	_ = conn.SetReadDeadline(time.Time{})
 	ended, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		if _, err := conn.Begun(); err != nil {
+		if kind, over := conn.AwaitEnd(); over && kind != frameBye && kind != frameFault {
 			close(ended)
 		}
 	}()

@@ -299,6 +299,9 @@ func (m *Mesh) serve(conn *transport.Conn, h hello) bool {
 			m.mu.Unlock()
 			return true
 		default:
+			m.mu.Lock()
+			delete(m.conns, conn)
+			m.mu.Unlock()
 			return false
 		}
 	}
