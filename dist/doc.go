@@ -140,7 +140,7 @@
 // on; its lateness is in [Group.Skew]. One that hangs does so too: when a call has taken
 // ten times what a step does, and ten seconds at least, the first of the ranks that wait
 // in it writes to standard error for whom, at what line that one's program is, and the
-// stack of its goroutine, once for each call. A dump that is asked for, as by SIGUSR1,
+// stack of its goroutine, once for each call, and after twice as long the next time. A dump that is asked for, as by SIGUSR1,
 // shows the same.
 //
 // The ranks that are left after a death or a silence may go on: they make a new

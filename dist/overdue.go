@@ -16,7 +16,8 @@ import (
 // A rank that hangs keeps the others waiting for as long as the group's limit, which is
 // long. So the first of those that wait says for whom, and where that one's program is,
 // when a call has taken overdueSteps times what a step does, and overdueAfter at least:
-// once for each call.
+// once for each call. Twice as long the next time, for a rank that evaluates or writes a
+// checkpoint while the others wait does so again.
 const (
 	overdueSteps = 10
 	overdueAfter = 10 * time.Second
@@ -72,6 +73,7 @@ func (w *guard) sayOverdue() {
 	if !first || len(missing) == 0 || w.root.log.Doing().ID != mine.ID {
 		return
 	}
+	o.floor *= 2
 	_, _ = io.WriteString(o.to, g.overdueText(&mine, step, missing, backend, w.stop))
 }
 
