@@ -130,7 +130,7 @@ func Exit(err error) {
 	case *Error:
 		e.Report(os.Stderr)
 	case *ConfigError:
-		Record(Final(err), "") // of a rank
+		errorfile.Refuse(err)
 		fmt.Fprintf(os.Stderr, "%v\n", err)
 	default:
 		fmt.Fprintf(os.Stderr, "%v\n", err)

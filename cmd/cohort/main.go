@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/cohort-ml/cohort/internal/errorfile"
 	"github.com/cohort-ml/cohort/launch"
 )
 
@@ -59,11 +60,11 @@ func report(err error, stderr io.Writer) int {
 		job.Report(stderr)
 		return launch.ExitCode(err)
 	case errors.As(err, &config):
-		launch.Record(launch.Final(err), "")
+		errorfile.Refuse(err)
 		fmt.Fprintf(stderr, "cohort: %v\n", err)
 		return launch.ExitCode(err)
 	case errors.As(err, &usage):
-		launch.Record(launch.Final(err), "") // a launcher above need not try again
+		errorfile.Refuse(err) // a launcher above need not try again
 		fmt.Fprintf(stderr, "cohort: %s\n", inWords(err))
 		return exitUsage
 	default:

@@ -93,3 +93,19 @@ func TestAnotherNumberOfRanks(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusalOfAnother: a command that a rank runs beside its own work, and that ends with a
+// usage error, is not how the rank ends. One that is the rank is not started again.
+func TestRefusalOfAnother(t *testing.T) {
+	for script, attempts := range map[string]int{
+		`echo begun; "$0" tokenize encod; exit 5`: 3,
+		`echo begun; exec "$0" tokenize encod`:    1,
+	} {
+		j := start(t, nil, "run", "--max-restarts", "2", "--nproc-per-node", "1", "--", "sh", "-c", script, os.Args[0])
+		code := j.wait(t)
+		stdout, stderr := j.output()
+		if n := strings.Count(stdout, "begun"); n != attempts || strings.Contains(stderr, "| unknown command encod") != (attempts == 1) {
+			t.Errorf("%s: %d attempts, want %d; code %d\n%s", script, n, attempts, code, stderr)
+		}
+	}
+}
