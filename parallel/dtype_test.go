@@ -228,35 +228,42 @@ func TestUnusedParametersAreLeftAlone(t *testing.T) {
 // TestHooksBeforeTheSum: a hook changes what a rank brings to the sum, also where that is
 // nothing, and never the sum: ranks would go apart.
 func TestHooksBeforeTheSum(t *testing.T) {
-	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
-		m := &weighted{}
-		for range 3 {
-			m.Params = append(m.Params, nn.NewParameter(tensor.Full(1, 3)))
-			m.Params[len(m.Params)-1].OnGradReady(func(_ context.Context, p *nn.Parameter) error {
-				p.Grad().Scale(10)
-				return nil
-			})
-		}
-		ddp, err := NewDDP(ctx, m, g)
-		if err != nil {
-			return err
-		}
-		m.skip = func(i int) bool { return i == 1 && g.Rank() == 0 || i == 2 } // one rank uses 1, nobody 2
-		if err := m.pass(ctx, ddp, 2, 2, 2); err != nil {
-			return err
-		}
-		for i, want := range []float32{20, 10} {
-			if got := m.Params[i].Grad().Float32s()[0]; got != want {
-				return fmt.Errorf("rank %d: the gradient of %d is %v, want %v", g.Rank(), i, got, want)
+	for name, opts := range map[string][]DDPOption{"ours": nil, "PyTorch's": {PyTorch(PyTorchOptions{FindUnused: true})}} {
+		err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
+			m := &weighted{}
+			for range 3 {
+				m.Params = append(m.Params, nn.NewParameter(tensor.Full(1, 3)))
+				m.Params[len(m.Params)-1].OnGradReady(func(_ context.Context, p *nn.Parameter) error {
+					p.Grad().Scale(10)
+					return nil
+				})
 			}
+			ddp, err := NewDDP(ctx, m, g, opts...)
+			if err != nil {
+				return err
+			}
+			m.skip = func(i int) bool { return i == 1 && g.Rank() == 0 || i == 2 } // one rank uses 1, nobody 2
+			for step := range 2 {
+				for _, p := range m.Params {
+					p.ZeroGrad()
+				}
+				if err := m.pass(ctx, ddp, 2, 2, 2); err != nil {
+					return err
+				}
+				for i, want := range []float32{20, 10} {
+					if got := m.Params[i].Grad().Float32s()[0]; got != want {
+						return fmt.Errorf("rank %d, step %d: the gradient of %d is %v, want %v", g.Rank(), step, i, got, want)
+					}
+				}
+				if m.Params[2].Grad() != nil {
+					return fmt.Errorf("rank %d, step %d: nobody has used 2, whose gradient is %v", g.Rank(), step, m.Params[2].Grad())
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
-		if m.Params[2].Grad() != nil {
-			return fmt.Errorf("rank %d: nobody has used 2, whose gradient is %v", g.Rank(), m.Params[2].Grad())
-		}
-		return nil
-	})
-	if err != nil {
-		t.Error(err)
 	}
 }
 

@@ -145,10 +145,9 @@ type pytorchDDP struct {
 	divisor  float64
 
 	// of the backward pass under way
-	reducing  bool // from its start to its end, if it is synchronised
-	finishing bool // gradients that are announced are the sums
-	ready     []bool
-	launched  int // buckets 0 … launched-1 have been handed to the group
+	reducing bool // from its start to its end, if it is synchronised
+	ready    []bool
+	launched int // buckets 0 … launched-1 have been handed to the group
 }
 
 // pytorchBucket is a run of gradients that are reduced together.

@@ -78,9 +78,6 @@ func (p *pytorchDDP) firstOfStatic() bool { return p.o.StaticGraph && p.unused =
 
 // gradReady is called by the backward pass for each parameter.
 func (p *pytorchDDP) gradReady(ctx context.Context, param *nn.Parameter) error {
-	if p.finishing {
-		return nil
-	}
 	k := p.indexOf[param]
 	p.usedHere[k] = true // under NoSync too: it is accumulated
 	if !p.reducing || p.firstOfStatic() {
@@ -159,7 +156,8 @@ func (p *pytorchDDP) finish(ctx context.Context) error {
 		return outOfStep(first, sameOptions)
 	}
 	p.reducing = false
-	return p.handOut(ctx)
+	p.handOut()
+	return nil
 }
 
 // bringRest brings the gradients that the pass did not reach, if the options
@@ -206,9 +204,7 @@ func (p *pytorchDDP) shareUsed(ctx context.Context) *dist.Work {
 
 // handOut replaces the gradients by the sums. A parameter that no rank has used
 // keeps what it has.
-func (p *pytorchDDP) handOut(ctx context.Context) error {
-	p.finishing = true
-	defer func() { p.finishing = false }()
+func (p *pytorchDDP) handOut() {
 	var used []int64
 	for k, param := range p.params {
 		if (p.o.FindUnused || p.o.StaticGraph) && !p.usedHere[k] {
@@ -221,17 +217,13 @@ func (p *pytorchDDP) handOut(ctx context.Context) error {
 		}
 		grad, has := param.GradBuffer()
 		grad.CopyFrom(p.buckets[p.bucketOf[k]].views[p.offsetOf[k]])
-		if has {
-			continue
-		}
-		if err := param.GradReady(ctx); err != nil {
-			return err
+		if !has {
+			param.SetGrad(grad) // hooks are for what this rank computes, as PyTorch's are
 		}
 	}
 	if !p.o.StaticGraph {
 		clear(p.usedHere)
 	}
-	return nil
 }
 
 // broadcastInt32s replaces the numbers by rank 0's.
