@@ -94,8 +94,12 @@ func (s secret) hideJSON(raw []byte) []byte {
 			}
 		case map[string]any:
 			for k, e := range v {
-				delete(v, k)
-				v[walk(k).(string)] = walk(e)
+				if hidden := s.hideText(k); hidden != k {
+					found = true
+					delete(v, k)
+					k = hidden
+				}
+				v[k] = walk(e)
 			}
 		}
 		return v

@@ -158,16 +158,20 @@ func (c *coalesced) misread(src int) error {
 		if own != tensor.BFloat16 && own != tensor.Float16 {
 			continue
 		}
-		odd, all := 0, 0
+		odd, all, negative := 0, 0, 0
 		for _, k := range run {
 			for _, v := range c.tensors[k].Float32s() {
+				if v < 0 {
+					negative++
+				}
 				switch v := abs32(v); {
 				case v == 0:
 					continue
 				// A number below ¼ in float16 is this small read as bfloat16.
 				case own == tensor.BFloat16 && v < 1e-7:
 					odd++
-				// All of bfloat16 from 2⁻¹⁶ to 16 are in this range read as float16.
+				// All of bfloat16 from 2⁻¹⁶ to 16 are in this range read as float16. So are
+				// the factors of norms, which have one sign.
 				case own == tensor.Float16 && v >= 0.25 && v < 4:
 					odd++
 				}
@@ -178,7 +182,7 @@ func (c *coalesced) misread(src int) error {
 		if own == tensor.Float16 {
 			there, limit = tensor.BFloat16, 0.999
 		}
-		if all >= 64 && float64(odd) >= limit*float64(all) {
+		if all >= 64 && float64(odd) >= limit*float64(all) && 16*min(negative, all-negative) >= all {
 			return &PeerDTypeError{Rank: src, Param: c.names[run[0]], Here: own, There: there.String(), More: len(run) - 1,
 				Cause: fmt.Errorf("%d of %d numbers that it sent for them are no weights in %v", odd, all, own)}
 		}
