@@ -78,6 +78,8 @@ func notText(f *file, head []byte) (why, advice string) {
 		return "it is a tar archive", "unpack it"
 	case len(head) > 8 && string(head[4:8]) == "ftyp":
 		return "it is video or an image", ""
+	case zeros(head, 0)+zeros(head, 1) > 2*len(head)/3:
+		return "it looks like UTF-32 text", "convert it: iconv -f UTF-32LE -t UTF-8, or UTF-32BE"
 	case zeros(head, 1) > len(head)/3:
 		return "it looks like UTF-16 text", "convert it: iconv -f UTF-16LE -t UTF-8"
 	case zeros(head, 0) > len(head)/3:

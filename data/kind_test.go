@@ -72,6 +72,7 @@ func TestCorpusNamesWhatIsNoText(t *testing.T) {
 		"utf16":   {"\xff\xfe" + utf16(rest, 0), "UTF-16 text"},
 		"big":     {"\xfe\xff" + utf16(rest, 1), "UTF-16 text"},
 		"bare16":  {utf16(rest, 1), "looks like UTF-16"},
+		"bare32":  {utf16(utf16(rest, 0), 0), "looks like UTF-32"},
 		"parquet": {"PAR1\x15\x04" + rest + "\x00PAR1", "Parquet"},
 		"tar":     {"a" + strings.Repeat("\x00", 256) + "ustar" + rest, "a tar archive"},
 		"pickle":  {"\x80\x04\x95" + rest, "pickle"},

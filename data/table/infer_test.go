@@ -139,6 +139,9 @@ func TestOtherFiles(t *testing.T) {
 		{"PAR1xxxx", "Parquet"},
 		{"\xff\xfea\x00", "UTF-16"},
 		{"label,a,a\n1,2,3\n", `several columns "a"`},
+		{"l\x00a\x00,\x00b\x00\n\x001\x00,\x002\x00\n\x00", "zero bytes in the first line"},
+		{"label,x,y\r1,2,3\r0,5,6\r", "end with a carriage return alone"},
+		{"label,gr\xf6\xdfe\n1,2\n", `a.csv:1:7: the name "gr\xf6\xdfe" is no UTF-8`},
 	} {
 		if _, _, err := Infer(write(t, "a.csv", c.text), Format{}, "", 10); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: %v, want %q", c.text, err, c.want)

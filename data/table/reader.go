@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Format is how a file is written.
@@ -61,6 +62,7 @@ type files struct {
 
 // open finds the files of a path: itself, or those of a directory whose names
 // end in .csv or .tsv, perhaps with .gz behind that, in the order of their names.
+// Hidden ones do not count.
 func open(path string, format Format) (*files, error) {
 	if c := format.Comma; c == '"' || c == '\n' || c == '\r' {
 		return nil, fmt.Errorf("table: the separator %q cannot stand between fields", c)
@@ -82,6 +84,9 @@ func open(path string, format Format) (*files, error) {
 	}
 	f.paths = nil
 	for _, e := range entries {
+		if e.IsDir() || strings.HasPrefix(e.Name(), ".") {
+			continue // what is hidden is a system's, as ._clicks.csv beside clicks.csv
+		}
 		switch filepath.Ext(strings.TrimSuffix(strings.ToLower(e.Name()), ".gz")) {
 		case ".csv", ".tsv":
 			f.paths = append(f.paths, filepath.Join(path, e.Name()))
@@ -148,6 +153,23 @@ func (f *files) advance() error {
 		f.names = append(f.names, name)
 	}
 	f.first = f.format.NoHeader
+	return f.checkHead()
+}
+
+// checkHead says what the first line shows of a file that is no UTF-8 text of lines.
+// Names are kept with what is trained, as UTF-8.
+func (f *files) checkHead() error {
+	for i := range f.text.numFields() {
+		field := f.text.field(i)
+		switch {
+		case bytes.IndexByte(field, 0) >= 0:
+			return f.text.fail(1, 0, "there are zero bytes in the first line: if this is text of 16 bits a character (UTF-16), save it as UTF-8")
+		case bytes.IndexByte(field, '\r') >= 0 && f.text.numLines == 1:
+			return f.text.fail(1, 0, "lines seem to end with a carriage return alone: have them end with a line feed")
+		case !f.format.NoHeader && !utf8.Valid(field):
+			return f.text.fail(1, f.text.fields[i].column, "the name %q is no UTF-8: save the file as UTF-8", field)
+		}
+	}
 	return nil
 }
 

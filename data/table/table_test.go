@@ -101,10 +101,14 @@ func TestReadDirectory(t *testing.T) {
 		"1.csv":    "click,x\n0,1\n1,2\n",
 		"2.csv.gz": compress(t, "x,more,click\n3,,1\n"),
 		"notes":    "not a table",
+		"._1.csv":  "\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "old.csv"), 0o755); err != nil {
+		t.Fatal(err)
 	}
 	s := Schema{Label: "click", Numbers: []string{"x"}}
 	table, err := Read(t.Context(), dir, Format{}, s)
