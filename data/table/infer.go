@@ -225,8 +225,8 @@ func (c *column) judge(name string) (category bool, doubt string) {
 	case c.words > 0 && 2*c.words < c.filled:
 		return true, fmt.Sprintf("category, though it is a number in %d of the first %d rows that have it; %s", numbers, c.filled, c.word)
 	case c.words > 0:
-		for _, like := range []string{likeNumber, likeDate} {
-			if 2*c.like[like] > c.filled {
+		for _, like := range []string{likeNumber, likeDate, likeInfinity} {
+			if n := c.like[like]; 2*n > c.filled || like == likeInfinity && n == c.words {
 				return true, fmt.Sprintf("category, though it looks like %s; %s", like, c.word)
 			}
 		}
@@ -243,12 +243,17 @@ func (c *column) judge(name string) (category bool, doubt string) {
 }
 
 const (
-	likeNumber = "numbers, written with separators or units"
-	likeDate   = "dates or times"
+	likeNumber   = "numbers, written with separators or units"
+	likeDate     = "dates or times"
+	likeInfinity = "numbers that are infinite, as quotients by zero are"
 )
 
 // looksLike says what a value that is no number looks like, "" for words.
 func looksLike(value []byte) string {
+	switch strings.ToLower(strings.TrimLeft(strings.TrimSpace(string(value)), "+-")) {
+	case "inf", "infinity":
+		return likeInfinity
+	}
 	var digits, marks, dates int
 	for _, r := range strings.TrimSpace(string(value)) {
 		switch {

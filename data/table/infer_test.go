@@ -47,6 +47,7 @@ func TestInferKinds(t *testing.T) {
 		{"price", func(i int) string { return fmt.Sprintf("$%d", i*7%30) }, "category", "looks like numbers"},
 		{"rate", func(i int) string { return fmt.Sprintf("%d%%", i*7%30) }, "category", "looks like numbers"},
 		{"rate", func(i int) string { return []string{"1", "2", "?"}[i%3] }, "category", `it is a number in 20 of the first 30 rows that have it; line 4: "?" is no number`},
+		{"ratio", func(i int) string { return []string{"0.5", "inf", "-Infinity"}[i%3] }, "category", "looks like numbers that are infinite"},
 		{"flag", func(i int) string { return []string{"True", "False"}[i%2] }, "category", ""},
 		{"colour", func(i int) string { return fmt.Sprintf("0x%x", i*7%30) }, "category", ""},
 		{"n", func(i int) string { return fmt.Sprint(i) }, "number", `column "n" counts the rows`},
