@@ -29,6 +29,8 @@ func ranksOnNodes(ctx context.Context, nodes string, n int, main func(context.Co
 	begun := initialise(n, "")
 	addr := freeAddr()
 	errs := make([]error, n)
+	forming, giveUp := context.WithCancelCause(ctx) // who cannot begin is waited for by none
+	defer giveUp(nil)
 	var wg sync.WaitGroup
 	for r := range n {
 		wg.Go(func() {
@@ -36,10 +38,11 @@ func ranksOnNodes(ctx context.Context, nodes string, n int, main func(context.Co
 			if nodes != "" {
 				opts = append(opts, WithNodeID("node "+nodes[r:r+1]))
 			}
-			g, err := Init(ctx, opts...)
+			g, err := Init(forming, opts...)
 			begun()
 			if err != nil {
 				errs[r] = err
+				giveUp(err)
 				return
 			}
 			if errs[r] = main(ctx, g); errs[r] != nil {

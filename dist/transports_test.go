@@ -45,14 +45,17 @@ func initRanks(kind string) func(ctx context.Context, n int, main func(context.C
 		begun := initialise(n, kind)
 		addr := freeAddr()
 		errs := make([]error, n)
+		forming, giveUp := context.WithCancelCause(ctx) // who cannot begin is waited for by none
+		defer giveUp(nil)
 		var wg sync.WaitGroup
 		for r := range n {
 			wg.Go(func() {
 				url := WithURL(fmt.Sprintf("tcp://%s?rank=%d&world_size=%d", addr, r, n))
-				g, err := Init(ctx, append([]Option{url}, opts...)...)
+				g, err := Init(forming, append([]Option{url}, opts...)...)
 				begun()
 				if err != nil {
 					errs[r] = err
+					giveUp(err)
 					return
 				}
 				if n > 1 && g.Transport() != kind {

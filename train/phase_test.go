@@ -28,14 +28,18 @@ func TestStopInTheFirstStep(t *testing.T) {
 	defer cancel()
 	release := make(chan struct{})
 	ended := make(chan struct{}, 2)
+	there := make(chan struct{}) // rank 1 is in the step, too
 	var stopped time.Time
 	f.set = func(rank int, task *Task[points], o *Options) {
 		loss := task.Loss
 		task.Loss = func(c *nn.Ctx, model any, b points) *tensor.Tensor {
 			defer func() { ended <- struct{}{} }()
 			if rank == 0 {
+				<-there
 				stopped = time.Now()
 				cancel()
+			} else {
+				close(there)
 			}
 			<-release
 			return loss(c, model, b)
