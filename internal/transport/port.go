@@ -18,6 +18,10 @@ import (
 
 const (
 	handshakeTimeout = 10 * time.Second
+	// takenPatience is how long an address that is taken is tried again. A process that is
+	// being started has copies of its parent's descriptors until its program runs, so
+	// that a listener which has just been closed may be open for some milliseconds more.
+	takenPatience = 250 * time.Millisecond
 	// maxHalfOpen has the lobby hold as many as the process can.
 	maxHalfOpen = 0
 )
@@ -73,6 +77,10 @@ func listen(addr string, token Token, timeout time.Duration, maxHalfOpen int) (*
 	}
 	config := net.ListenConfig{KeepAlive: -1} // until it is a member's
 	ln, err := config.Listen(context.Background(), network, address)
+	for by := time.Now().Add(takenPatience); errors.Is(err, syscall.EADDRINUSE) && network == "tcp" && time.Now().Before(by); {
+		time.Sleep(takenPatience / 50)
+		ln, err = config.Listen(context.Background(), network, address)
+	}
 	if errors.Is(err, syscall.EADDRINUSE) && network == "unix" && isAbandoned(address) && os.Remove(address) == nil {
 		ln, err = config.Listen(context.Background(), network, address)
 	}

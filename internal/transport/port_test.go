@@ -93,6 +93,20 @@ func TestProtocolThatIsNotOffered(t *testing.T) {
 	mustEcho(t, p, token)
 }
 
+// A listener that has been closed may be open for a moment more, in a process that is just being started.
+func TestListenWhereOneHasJustEnded(t *testing.T) {
+	last, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(takenPatience/10, func() { last.Close() })
+	p, err := Listen(last.Addr().String(), NewToken())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Close()
+}
+
 func TestListenErrors(t *testing.T) {
 	token := NewToken()
 	p, err := Listen("127.0.0.1:0", token)
