@@ -2,7 +2,11 @@
 
 package tensor
 
-import "unsafe"
+import (
+	"unsafe"
+
+	"github.com/cohort-ml/cohort/internal/device"
+)
 
 // New returns a tensor whose elements are zero.
 func New(dev Device, dtype DType, shape ...int) *Tensor {
@@ -18,49 +22,121 @@ func NewShared(dev Device, dtype DType, shape ...int) *Tensor {
 	return alloc(nil, dev, dtype, shape, true)
 }
 
-// Zeros returns a float32 tensor of zeros on the CPU.
-func Zeros(shape ...int) *Tensor { return New(CPU(), Float32, shape...) }
-
-// Full returns a float32 tensor on the CPU with every element set to value.
-func Full(value float64, shape ...int) *Tensor {
-	t := alloc(nil, CPU(), Float32, shape, false)
-	t.storage.dev.Fill(t.array(), value)
+// NewPinned returns a zero tensor on the CPU whose memory dev reads and writes
+// by itself while the CPU goes on, where dev is a processor that can do so: a
+// loader's batches for a GPU lie in such memory. For any other device it is a
+// tensor on the CPU like another.
+func NewPinned(dev Device, dtype DType, shape ...int) *Tensor {
+	t := New(CPU(), dtype, shape...)
+	pinner, ok := dev.(device.Pinner)
+	if !ok || t.NumElems() == 0 {
+		return t
+	}
+	s := t.storage
+	unpin, err := pinner.Pin(s.mem)
+	if err != nil {
+		fail("new pinned", []*Tensor{t}, "device %s cannot pin the memory: %v", dev.Name(), err)
+	}
+	s.takeFromCollector() // which was told to free it without unpinning it
+	s.unpin = unpin
+	s.leaveToCollector()
 	return t
 }
 
-// FromFloat32 returns a tensor on the CPU with a copy of data in row-major
-// order. No shape means one dim.
-func FromFloat32(data []float32, shape ...int) *Tensor {
-	return fromBytes(Float32, len(data), unsafe.Pointer(unsafe.SliceData(data)), shape)
+// Creation makes tensors on a device; see [On].
+type Creation struct{ dev Device }
+
+// On returns what makes tensors on dev: On(dev).Zeros(2, 3). The functions of
+// the same names in this package make them on the CPU.
+func On(dev Device) Creation { return Creation{dev} }
+
+// Zeros returns a float32 tensor of zeros.
+func (c Creation) Zeros(shape ...int) *Tensor { return New(c.dev, Float32, shape...) }
+
+// Full returns a float32 tensor with every element set to value.
+func (c Creation) Full(value float64, shape ...int) *Tensor {
+	t := alloc(nil, c.dev, Float32, shape, false)
+	c.dev.Fill(t.array(), value)
+	return t
+}
+
+// Empty returns a tensor whose elements are not set: for whoever writes all of
+// them. What is in it before is some earlier value's.
+func (c Creation) Empty(dtype DType, shape ...int) *Tensor {
+	return alloc(nil, c.dev, dtype, shape, false)
+}
+
+// FromFloat32 returns a tensor with a copy of data in row-major order. No shape
+// means one dim.
+func (c Creation) FromFloat32(data []float32, shape ...int) *Tensor {
+	return fromSlice(c.dev, Float32, data, shape)
+}
+
+// FromFloat64 is FromFloat32 for float64.
+func (c Creation) FromFloat64(data []float64, shape ...int) *Tensor {
+	return fromSlice(c.dev, Float64, data, shape)
 }
 
 // FromInt64 is FromFloat32 for indices.
-func FromInt64(data []int64, shape ...int) *Tensor {
-	return fromBytes(Int64, len(data), unsafe.Pointer(unsafe.SliceData(data)), shape)
+func (c Creation) FromInt64(data []int64, shape ...int) *Tensor {
+	return fromSlice(c.dev, Int64, data, shape)
 }
 
 // FromUint8 is FromFloat32 for bytes, such as the pixels of an image.
-func FromUint8(data []uint8, shape ...int) *Tensor {
-	return fromBytes(Uint8, len(data), unsafe.Pointer(unsafe.SliceData(data)), shape)
+func (c Creation) FromUint8(data []uint8, shape ...int) *Tensor {
+	return fromSlice(c.dev, Uint8, data, shape)
 }
 
 // FromBool is FromFloat32 for masks.
-func FromBool(data []bool, shape ...int) *Tensor {
-	return fromBytes(Bool, len(data), unsafe.Pointer(unsafe.SliceData(data)), shape)
+func (c Creation) FromBool(data []bool, shape ...int) *Tensor {
+	return fromSlice(c.dev, Bool, data, shape)
 }
 
-func fromBytes(dtype DType, n int, data unsafe.Pointer, shape []int) *Tensor {
+// Zeros returns a float32 tensor of zeros on the CPU.
+func Zeros(shape ...int) *Tensor { return On(CPU()).Zeros(shape...) }
+
+// Full returns a float32 tensor on the CPU with every element set to value.
+func Full(value float64, shape ...int) *Tensor { return On(CPU()).Full(value, shape...) }
+
+// Empty returns a tensor on the CPU whose elements are not set: for a reader that
+// fills it by [Tensor.Buffer]. What is in it before is some earlier value's.
+func Empty(dtype DType, shape ...int) *Tensor { return On(CPU()).Empty(dtype, shape...) }
+
+// FromFloat32 returns a tensor on the CPU with a copy of data in row-major
+// order. No shape means one dim.
+func FromFloat32(data []float32, shape ...int) *Tensor { return On(CPU()).FromFloat32(data, shape...) }
+
+// FromFloat64 is FromFloat32 for float64.
+func FromFloat64(data []float64, shape ...int) *Tensor { return On(CPU()).FromFloat64(data, shape...) }
+
+// FromInt64 is FromFloat32 for indices.
+func FromInt64(data []int64, shape ...int) *Tensor { return On(CPU()).FromInt64(data, shape...) }
+
+// FromUint8 is FromFloat32 for bytes, such as the pixels of an image.
+func FromUint8(data []uint8, shape ...int) *Tensor { return On(CPU()).FromUint8(data, shape...) }
+
+// FromBool is FromFloat32 for masks.
+func FromBool(data []bool, shape ...int) *Tensor { return On(CPU()).FromBool(data, shape...) }
+
+// fromSlice makes a tensor of the dtype whose elements are of type T.
+func fromSlice[T any](dev Device, dtype DType, data []T, shape []int) *Tensor {
+	n := len(data)
 	if len(shape) == 0 {
 		shape = []int{n}
 	}
-	t := alloc(nil, CPU(), dtype, shape, false)
+	t := alloc(nil, dev, dtype, shape, false)
 	if t.NumElems() != n {
 		fail("from slice", []*Tensor{t}, "%d values do not fill the shape, which has %d", n, t.NumElems())
 	}
-	if n > 0 {
-		copy(t.host("from slice"), unsafe.Slice((*byte)(data), n*dtype.Size()))
+	if n > 0 && dev != Meta {
+		t.storage.write(0, bytesOf(data))
 	}
 	return t
+}
+
+// bytesOf returns the memory of a slice.
+func bytesOf[T any](data []T) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(*new(T))))
 }
 
 // alloc returns a tensor under tape (nil for none) whose elements are not set.
@@ -86,13 +162,16 @@ func result(op string, dtype DType, shape []int, operands ...*Tensor) *Tensor {
 	return alloc(tapeOf(op, operands), operands[0].storage.dev, dtype, shape, false)
 }
 
-// tapeOf returns the tape that the operands share, and checks that they are on
-// one device.
+// tapeOf returns the tape that the operands share, and checks that they have
+// their memory and are on one device.
 func tapeOf(op string, operands []*Tensor) *Tape {
 	var tape *Tape
-	for _, t := range operands {
+	for i, t := range operands {
 		if t == nil {
 			continue
+		}
+		if t.storage.state != live {
+			fail(op, operands, "%s: %s", ordinal(i), t.storage.state.why())
 		}
 		if t.tape != nil {
 			if tape != nil && tape != t.tape {

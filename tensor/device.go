@@ -42,6 +42,38 @@ func SetNumThreads(n int) error {
 	return nil
 }
 
+// ToDevice returns the values on another device, t itself if they are there.
+// The result is under the tape of t; the gradient goes back to the device of t.
+// Values from the CPU are copied when the device comes to it; a copy to the CPU
+// waits until they have been computed. A copy to [Meta] keeps the shape alone;
+// from it there is nothing to copy: that panics with an *Error.
+func (t *Tensor) ToDevice(dev Device) *Tensor {
+	from := t.Device()
+	if from == dev {
+		return t
+	}
+	src := t.detach().Contiguous()
+	if dev != Meta {
+		src.wantData("to device")
+	}
+	out := alloc(t.tape, dev, t.dtype, t.shape, false)
+	if n := t.NumElems() * t.dtype.Size(); n > 0 && dev != Meta {
+		at := src.offset * t.dtype.Size()
+		if dev == CPU() {
+			src.storage.read(at, out.host("to device"))
+		} else {
+			data := from.Host(src.storage.mem, at, n)
+			if data == nil { // the CPU does not see the memory
+				data = make([]byte, n)
+				src.storage.read(at, data)
+			}
+			out.storage.write(0, data)
+		}
+		runtime.KeepAlive(src)
+	}
+	return out.record("to device", []*Tensor{t}, nil, func(b *backprop, g *Tensor) { b.give(0, g.ToDevice(from)) })
+}
+
 const maxThreads = 4096
 
 var chosenThreads atomic.Int64 // 0 for none

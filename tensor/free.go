@@ -11,11 +11,57 @@ import "runtime"
 // afterwards. A value that belongs to a tape stays.
 func (t *Tensor) Free() {
 	s := t.storage
-	if s.scope != nil || s.freed || s.mem.Ptr == nil {
+	if s.scope != nil || s.state != live || s.mem.Ptr == nil {
 		return
 	}
-	s.cleanup.Stop()
-	collectable.bytes.Add(-int64(s.mem.Size))
+	s.takeFromCollector()
 	s.free()
 	runtime.KeepAlive(s) // until here, so that the cleanup has not run
 }
+
+// Release gives the memory of t up until [Tensor.Restore] brings it back. All
+// views of that memory, and all values of it that a tape has saved for its
+// backward pass, stay what they are, but reading them panics with an *Error
+// meanwhile. Wrappers that shard parameters release a parameter's gathered
+// values between the forward and the backward pass. Who releases a value must
+// restore it; users' code does neither. Releasing twice is like once.
+func (t *Tensor) Release() {
+	s := t.storage
+	t.wantNotFreed("release")
+	if s.state == released {
+		return
+	}
+	s.takeFromCollector()
+	s.giveUp()
+	s.state = released
+	runtime.KeepAlive(s)
+}
+
+// Restore gives t memory again after [Tensor.Release], and calls fill to write
+// the values of before into it: by what fill writes a backward pass sees no
+// change. A collective that fill only begins must have ended before the values
+// are read. When fill fails, t is released again. Restoring what has its
+// memory does nothing. It panics with an *Error for a value that has been freed.
+func (t *Tensor) Restore(fill func(t *Tensor) error) error {
+	s := t.storage
+	t.wantNotFreed("restore")
+	if s.state == live {
+		return nil
+	}
+	s.mem = memory(s.dev, s.mem.Size, s.shared)
+	s.state = live
+	if s.scope == nil {
+		s.leaveToCollector()
+	}
+	version := s.version
+	if err := fill(t.detach()); err != nil {
+		t.Release()
+		return err
+	}
+	s.version = version
+	return nil
+}
+
+// IsReleased reports whether the memory of t has been given up by [Tensor.Release]
+// and not been brought back yet.
+func (t *Tensor) IsReleased() bool { return t.storage.state == released }

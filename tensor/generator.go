@@ -33,17 +33,35 @@ func (g *Generator) Float64() float64 { return g.mt.Float64() }
 
 // Uniform overwrites a contiguous float32 tensor with numbers from [lo, hi).
 func (g *Generator) Uniform(t *Tensor, lo, hi float64) {
-	if t.Device() != Meta {
-		t.WithFloat32s(func(data []float32) { g.mt.Uniform(data, float32(lo), float32(hi)) })
-	}
+	t.overwrite("uniform", func(data []float32) { g.mt.Uniform(data, float32(lo), float32(hi)) })
 }
 
 // Normal overwrites a contiguous float32 tensor with normal numbers.
 func (g *Generator) Normal(t *Tensor, mean, std float64) {
 	stream := g.nextStream()
-	if t.Device() != Meta {
-		t.WithFloat32s(func(data []float32) { g.normal.Normal(data, stream, 0, float32(mean), float32(std)) })
+	t.overwrite("normal", func(data []float32) { g.normal.Normal(data, stream, 0, float32(mean), float32(std)) })
+}
+
+// overwrite sets all elements of a contiguous float32 tensor to what draw makes.
+// They are drawn by the CPU, for every device draws the same numbers. A tensor
+// of Meta takes none.
+func (t *Tensor) overwrite(op string, draw func(data []float32)) {
+	if t.Device() == Meta {
+		return
 	}
+	if t.Device() == CPU() {
+		t.WithFloat32s(draw)
+		return
+	}
+	t.wantDType(op, Float32)
+	t.check(op)
+	if !t.IsContiguous() {
+		fail(op, []*Tensor{t}, "wants a contiguous tensor, strides are %v; call Contiguous first", t.strides)
+	}
+	data := make([]float32, t.NumElems())
+	draw(data)
+	t.storage.version++
+	t.storage.write(t.offset*t.dtype.Size(), bytesOf(data))
 }
 
 // State returns what a generator needs to go on from here; see SetState.

@@ -17,11 +17,14 @@ type Loan struct {
 }
 
 // Lend lends a tensor's memory for communication, whatever its strides; of a
-// value that has been freed, or whose device has no data, that is an error. A
+// value that has been freed or released, or whose device has no data, that is an error. A
 // borrower that writes calls [Tensor.MarkWritten].
 func (t *Tensor) Lend() (Loan, error) {
-	if t.storage.freed {
+	switch t.storage.state {
+	case freed:
 		return Loan{}, fmt.Errorf("has been freed: Backward consumed it, or its tape was closed; call Keep on it before that")
+	case released:
+		return Loan{}, fmt.Errorf("has no memory now: it was released; restore it before it is communicated")
 	}
 	size := t.dtype.Size()
 	n := span(t.shape, t.strides)

@@ -175,7 +175,7 @@ func TestString(t *testing.T) {
 		"float32[2 1 2] [[[0 2]] [[1 3]]]": counting(2, 2).T().Reshape(2, 1, 2),
 		"bfloat16[1 1] [[0.5]]":            Full(0.5, 1, 1).To(BFloat16),
 		"float32[65]":                      Zeros(65),
-		"float32[2] (freed)":               freed(),
+		"float32[2] (freed)":               freedValue(),
 	} {
 		if got := x.String(); got != want {
 			t.Errorf("got %q, want %q", got, want)
@@ -184,7 +184,7 @@ func TestString(t *testing.T) {
 }
 
 // freed returns a value whose tape was closed.
-func freed() *Tensor {
+func freedValue() *Tensor {
 	tp := NewTape(false)
 	defer tp.Close()
 	return tp.Const(Zeros(2)).AddScalar(1)

@@ -19,12 +19,23 @@ type storage struct {
 	owners  int    // tape nodes and pending gradients that hold it
 	born    uint64 // its place in the order in which its scope's were made
 	version uint32 // counts writes in place
-	freed   bool
+	state   storageState
+	shared  bool            // its memory can be mapped by other processes
+	unpin   func()          // ends what pinned its memory; nil for memory that is not pinned
 	cleanup runtime.Cleanup // of what is left to the collector
 }
 
+// storageState says whether a storage has its memory.
+type storageState uint8
+
+const (
+	live     storageState = iota
+	released              // the memory was given up by Release; Restore brings it back
+	freed                 // for good
+)
+
 func newStorage(dev device.Device, size int, shared bool, sc *scope) *storage {
-	s := &storage{dev: dev, mem: memory(dev, size, shared)}
+	s := &storage{dev: dev, mem: memory(dev, size, shared), shared: shared}
 	if sc != nil && !sc.closed {
 		s.scope, s.born = sc, sc.born
 		sc.live = append(sc.live, s)
@@ -50,27 +61,58 @@ func memory(dev device.Device, size int, shared bool) device.Memory {
 // the storage any more.
 func (s *storage) leaveToCollector() {
 	if s.mem.Ptr == nil {
-		return // the device has no memory
+		return // the device has no memory, or it was given up
 	}
 	collectable.add(s.mem.Size)
 	s.cleanup = runtime.AddCleanup(s, func(o orphan) {
+		if o.unpin != nil {
+			o.unpin()
+		}
 		o.dev.Free(o.mem)
 		collectable.freed(o.mem.Size)
-	}, orphan{s.dev, s.mem})
+	}, orphan{s.dev, s.mem, s.unpin})
+}
+
+// takeFromCollector undoes leaveToCollector: the memory has another owner from
+// now on. The caller keeps s reachable until the memory is its own.
+func (s *storage) takeFromCollector() {
+	if s.scope == nil && s.mem.Ptr != nil {
+		s.cleanup.Stop()
+		collectable.bytes.Add(-int64(s.mem.Size))
+	}
 }
 
 type orphan struct {
-	dev device.Device
-	mem device.Memory
+	dev   device.Device
+	mem   device.Memory
+	unpin func()
 }
 
-func (s *storage) free() {
-	if s.freed {
-		return
+// giveUp gives the memory back to the device, if the storage has any.
+func (s *storage) giveUp() {
+	if s.unpin != nil {
+		s.unpin()
+		s.unpin = nil
 	}
-	s.freed = true
 	s.dev.Free(s.mem)
-	s.mem.Ptr = nil
+	s.mem = device.Memory{Size: s.mem.Size}
+}
+
+// free ends the storage. Whoever owns it calls it.
+func (s *storage) free() {
+	if s.state == live {
+		s.giveUp()
+	}
+	s.state = freed
+}
+
+// write copies data to the memory from a byte on, and read copies from there.
+func (s *storage) write(offset int, data []byte) {
+	copy(s.dev.Host(s.mem, offset, len(data)), data)
+}
+
+func (s *storage) read(offset int, dst []byte) {
+	copy(dst, s.dev.Host(s.mem, offset, len(dst)))
 }
 
 // scope owns the storages made under one tape.
@@ -97,7 +139,7 @@ func (sc *scope) sweep(mark int) {
 	kept := sc.live[:mark]
 	for _, s := range sc.live[mark:] {
 		switch {
-		case s.scope != sc || s.freed:
+		case s.scope != sc || s.state == freed:
 		case s.owners == 0:
 			s.free()
 		default:

@@ -152,7 +152,7 @@ func (tp *Tape) ScaleGrads(f float64) {
 func (tp *Tape) LiveBytes() int64 {
 	total := int64(0)
 	for _, s := range tp.scope.live {
-		if s.scope == tp.scope && !s.freed {
+		if s.scope == tp.scope && s.state == live {
 			total += int64(s.mem.Size)
 		}
 	}

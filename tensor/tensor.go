@@ -72,11 +72,28 @@ func (t *Tensor) array() device.Array {
 	return a
 }
 
+// check fails for a value that has no memory now.
 func (t *Tensor) check(op string) {
-	if t.storage.freed {
-		fail(op, []*Tensor{t}, "the value has been freed: Backward consumed it, its tape was closed, or Free was called; "+
-			"read it earlier, or call Keep on it before Backward")
+	if t.storage.state != live {
+		fail(op, []*Tensor{t}, "%s", t.storage.state.why())
 	}
+}
+
+// wantNotFreed fails for a value that never has memory again.
+func (t *Tensor) wantNotFreed(op string) {
+	if t.storage.state == freed {
+		fail(op, []*Tensor{t}, "%s", freed.why())
+	}
+}
+
+// why says why a value cannot be read, and what to do.
+func (s storageState) why() string {
+	if s == released {
+		return "the value's memory has been released: a wrapper that shards parameters gives it up between a module's " +
+			"forward and backward pass; read the value within the module's Forward, or through the wrapper"
+	}
+	return "the value has been freed: Backward consumed it, its tape was closed, or Free was called; " +
+		"read it earlier, or call Keep on it before Backward"
 }
 
 // host returns the bytes of a contiguous tensor.
@@ -249,8 +266,10 @@ func (t *Tensor) String() string {
 		fmt.Fprintf(&b, " %s", t.name)
 	}
 	switch {
-	case t.storage.freed:
+	case t.storage.state == freed:
 		b.WriteString(" (freed)")
+	case t.storage.state == released:
+		b.WriteString(" (released)")
 	case t.storage.mem.Ptr == nil || t.NumElems() > 64:
 	case t.dtype.IsFloat():
 		b.WriteString(" ")

@@ -268,6 +268,14 @@ type Device interface {
 	Kernels
 }
 
+// Pinner is a device that reads and writes the CPU's memory by itself, once that
+// memory has been pinned. Devices that do not implement it need no pinned memory.
+type Pinner interface {
+	// Pin keeps m, memory of the CPU, where it is until unpin is called, which
+	// comes before the memory is freed.
+	Pin(m Memory) (unpin func(), err error)
+}
+
 // Kernels are the primitives. Arrays are float32 unless said otherwise.
 type Kernels interface {
 	Fill(dst Array, value float64)

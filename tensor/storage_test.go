@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tensor
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/device/cpu"
+)
+
+// A released value keeps its views and its place on the tape, cannot be read, and
+// is what it was once it has been restored.
+func TestReleaseAndRestore(t *testing.T) {
+	for _, owner := range []string{"collector", "tape", "shared"} {
+		t.Run(owner, func(t *testing.T) {
+			tape := NewTape(true)
+			defer tape.Close()
+			w := FromFloat32([]float32{1, 2, 3, 4}, 2, 2)
+			switch owner {
+			case "tape":
+				w = tape.Const(w).MulScalar(1)
+			case "shared":
+				s := NewShared(CPU(), Float32, 2, 2)
+				s.WithFloat32s(func(data []float32) { copy(data, []float32{1, 2, 3, 4}) })
+				w = s
+			}
+			row := w.Narrow(0, 1, 1)
+			x := tape.Leaf(Full(1, 2, 2))
+			y := x.Mul(tape.Const(w)).Sum()
+
+			liveBytes := tape.LiveBytes()
+			w.Release()
+			w.Release()
+			if !row.IsReleased() {
+				t.Error("a view has its memory after Release")
+			}
+			if got := tape.LiveBytes(); owner == "tape" && got >= liveBytes {
+				t.Errorf("the tape holds %d bytes after Release, %d before", got, liveBytes)
+			}
+			mustFail(t, "has been released", func() { row.Float32s() })
+			mustFail(t, "add scalar(float32[2 2]): the first operand: the value's memory has been released", func() { w.AddScalar(1) })
+			mustFail(t, "has been released", func() { _ = y.Backward(context.Background()) })
+			if _, err := w.Lend(); err == nil {
+				t.Error("a released value was lent")
+			}
+			if got := w.String(); got != "float32[2 2] (released)" {
+				t.Errorf("it prints as %q", got)
+			}
+
+			failure := errors.New("a peer is gone")
+			if err := w.Restore(func(*Tensor) error { return failure }); err != failure || !w.IsReleased() {
+				t.Fatalf("Restore returned %v, released %v", err, w.IsReleased())
+			}
+			err := w.Restore(func(into *Tensor) error {
+				into.WithFloat32s(func(data []float32) { copy(data, []float32{1, 2, 3, 4}) })
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := w.Restore(func(*Tensor) error { return failure }); err != nil {
+				t.Errorf("Restore of what has its memory: %v", err)
+			}
+			if got := row.Float32s(); !slices.Equal(got, []float32{3, 4}) {
+				t.Errorf("the view is %v", got)
+			}
+			if owner != "tape" { // the failed pass has given up what it had consumed
+				again := NewTape(true)
+				defer again.Close()
+				x := again.Leaf(Full(1, 2, 2))
+				y := x.Mul(again.Const(w)).Sum()
+				w.Release()
+				if err := w.Restore(func(into *Tensor) error {
+					into.WithFloat32s(func(data []float32) { copy(data, []float32{1, 2, 3, 4}) })
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				grads, err := y.Grad(context.Background(), nil, []*Tensor{x})
+				if err != nil || !slices.Equal(grads[0].Float32s(), []float32{1, 2, 3, 4}) {
+					t.Errorf("the gradient is %v, %v", grads, err)
+				}
+			}
+		})
+	}
+}
+
+// What is released when its tape is closed, or Backward consumes it, is gone.
+func TestReleasedIsFreed(t *testing.T) {
+	tape := NewTape(true)
+	x := tape.Const(Full(1, 3)).MulScalar(2)
+	x.Release()
+	tape.Close()
+	mustFail(t, "has been freed", func() { x.Float32s() })
+	mustFail(t, "restore(float32[3]): the value has been freed", func() { _ = x.Restore(nil) })
+	mustFail(t, "release(float32[3]): the value has been freed", func() { x.Release() })
+}
+
+// Released memory does not count as the collector's.
+func TestReleaseLeavesNothing(t *testing.T) {
+	x := Full(1, 1<<16)
+	before := collectable.bytes.Load()
+	for range 10 {
+		x.Release()
+		if err := x.Restore(func(*Tensor) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := collectable.bytes.Load(); got > before {
+		t.Errorf("%d bytes are left to the collector, %d before", got, before)
+	}
+}
+
+// A second device makes, draws and computes what the CPU does, and a tensor goes
+// there and back with its gradient.
+func TestOtherDevice(t *testing.T) {
+	other := cpu.New(1)
+	on := On(other)
+	for name, pair := range map[string][2]*Tensor{
+		"zeros":   {Zeros(2, 3), on.Zeros(2, 3)},
+		"full":    {Full(2.5, 3), on.Full(2.5, 3)},
+		"float32": {FromFloat32([]float32{1, 2}), on.FromFloat32([]float32{1, 2})},
+		"float64": {FromFloat64([]float64{1, 2}), on.FromFloat64([]float64{1, 2})},
+		"bool":    {FromBool([]bool{true, false}).To(Float32), on.FromBool([]bool{true, false}).To(Float32)},
+		"int64":   {FromInt64([]int64{1, 2}).To(Float32), on.FromInt64([]int64{1, 2}).To(Float32)},
+		"uint8":   {FromUint8([]uint8{1, 2}).To(Float32), on.FromUint8([]uint8{1, 2}).To(Float32)},
+	} {
+		if pair[1].Device() != other || !slices.Equal(pair[0].Float32s(), pair[1].Float32s()) {
+			t.Errorf("%s: %v on the CPU, %v on the other device %s", name, pair[0], pair[1], pair[1].Device().Name())
+		}
+	}
+	here, there := NewGenerator(3), NewGenerator(3)
+	a, b := Zeros(40), on.Empty(Float32, 40)
+	here.Uniform(a, -1, 1)
+	there.Uniform(b, -1, 1)
+	a2, b2 := Zeros(40), on.Zeros(40)
+	here.Normal(a2, 0, 1)
+	there.Normal(b2, 0, 1)
+	if !slices.Equal(a.Float32s(), b.Float32s()) || !slices.Equal(a2.Float32s(), b2.Float32s()) {
+		t.Error("a generator draws other numbers on the other device")
+	}
+	mustFail(t, "wants a contiguous tensor", func() { there.Uniform(on.Zeros(2, 3).Transpose(0, 1), 0, 1) })
+
+	tape := NewTape(true)
+	defer tape.Close()
+	x := tape.Leaf(FromFloat32([]float32{1, 2, 3, 4}, 2, 2))
+	moved := x.Transpose(0, 1).ToDevice(other)
+	if moved.Device() != other || moved.ToDevice(other) != moved {
+		t.Error("ToDevice left the tensor where it was, or copied it where it is")
+	}
+	y := moved.Mul(tape.Const(on.FromFloat32([]float32{1, 10, 100, 1000}, 2, 2))).Sum().ToDevice(CPU())
+	if got := y.Item(); got != 1+30+200+4000 {
+		t.Errorf("the sum is %v", got)
+	}
+	grads, err := y.Grad(context.Background(), nil, []*Tensor{x})
+	if err != nil || grads[0].Device() != CPU() || !slices.Equal(grads[0].Float32s(), []float32{1, 100, 10, 1000}) {
+		t.Errorf("the gradient is %v, %v", grads, err)
+	}
+	if got := Full(1, 2).ToDevice(Meta); got.Device() != Meta || got.NumElems() != 2 {
+		t.Errorf("on Meta it is %v", got)
+	}
+	mustFail(t, "has no data", func() { On(Meta).Zeros(2).ToDevice(CPU()) })
+	mustFail(t, "two devices", func() { Full(1, 2).Add(on.Full(1, 2)) })
+}
+
+// pinning counts what is pinned on a device of its own.
+type pinning struct {
+	device.Device
+	pinned int
+}
+
+func (p *pinning) Pin(device.Memory) (func(), error) {
+	p.pinned++
+	return func() { p.pinned-- }, nil
+}
+
+// Pinned memory is unpinned before it is given back, and not otherwise.
+func TestPinnedMemory(t *testing.T) {
+	dev := &pinning{Device: cpu.New(1)}
+	x := NewPinned(dev, Float32, 8)
+	if x.Device() != CPU() || dev.pinned != 1 {
+		t.Fatalf("a pinned tensor is on %s, %d are pinned", x.Device().Name(), dev.pinned)
+	}
+	x.Free()
+	if dev.pinned != 0 {
+		t.Error("freed memory is pinned")
+	}
+	NewPinned(dev, Float32, 0)
+	NewPinned(CPU(), Float32, 8).Free()
+	if dev.pinned != 0 {
+		t.Errorf("%d are pinned", dev.pinned)
+	}
+}
