@@ -148,7 +148,7 @@ func (e *encoder) word(word []byte) []uint32 {
 			fused = false
 		case t.unk != none && !fused:
 			syms = append(syms, t.unk)
-			fused = t.front.fuseUnk
+			fused = t.pipeline.fuseUnk
 		}
 	}
 	e.syms = syms

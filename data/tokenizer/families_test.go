@@ -256,10 +256,10 @@ func TestFamiliesRawBytes(t *testing.T) {
 			text := randomText(r, 1+r.IntN(100))
 			got, err := f.tok.Decode(f.tok.Encode(text))
 			want := text
-			if f.tok.front.strip && f.tok.front.lead == leadNone && text[0] == ' ' {
+			if f.tok.pipeline.strip && f.tok.pipeline.lead == leadNone && text[0] == ' ' {
 				want = text[1:] // nothing was put before it, and yet a space is taken off
 			}
-			if f.tok.front.lead == leadUnlessSpace && (text[0] == ' ' || strings.HasPrefix(string(text), mark)) {
+			if f.tok.pipeline.lead == leadUnlessSpace && (text[0] == ' ' || strings.HasPrefix(string(text), mark)) {
 				want = bytes.TrimPrefix(bytes.TrimPrefix(text, []byte(" ")), []byte(mark))
 			}
 			if err != nil || !bytes.Equal(got, want) {

@@ -61,24 +61,24 @@ const none = 1<<32 - 1
 
 // Tokenizer is a trained or loaded vocabulary with its merges.
 type Tokenizer struct {
-	tokens  [][]byte    // by id, the bytes it stands for; nil where no token has the id
-	spelled []string    // by id, where decoding asks for it
-	names   []string    // by id, of the model's vocabulary in characters; nil over bytes
-	model   int         // ids below it may be of the model; the others are added tokens
-	byteID  [256]uint32 // the token of each single byte, none if it has none
-	chars   map[rune]uint32
-	ascii   [128]uint32       // chars, of ASCII
-	whole   map[string]uint32 // tokens that a word is looked up in before it is merged
-	unk     uint32            // none if unknown characters are left out
-	near    *near             // over characters
-	merges  []merge           // by rank
-	table   pairTable
-	front   front
-	added   addedTokens
-	kinds   *kindTable
-	base    int // Base, 0 if that is Size
-	maxLen  int // of a token, in bytes
-	canCut  bool
+	tokens   [][]byte    // by id, the bytes it stands for; nil where no token has the id
+	spelled  []string    // by id, where decoding asks for it
+	names    []string    // by id, of the model's vocabulary in characters; nil over bytes
+	model    int         // ids below it may be of the model; the others are added tokens
+	byteID   [256]uint32 // the token of each single byte, none if it has none
+	chars    map[rune]uint32
+	ascii    [128]uint32       // chars, of ASCII
+	whole    map[string]uint32 // tokens that a word is looked up in before it is merged
+	unk      uint32            // none if unknown characters are left out
+	near     *near             // over characters
+	merges   []merge           // by rank
+	table    pairTable
+	pipeline pipeline
+	added    addedTokens
+	kinds    *kindTable
+	base     int // Base, 0 if that is Size
+	maxLen   int // of a token, in bytes
+	canCut   bool
 
 	fingerprint func() string
 	encoders    sync.Pool
@@ -89,11 +89,11 @@ type merge struct{ left, right, id uint32 }
 
 // newTokenizer checks that the parts of a tokenizer over bytes fit together.
 // Ids index tokens; merges are in order of rank.
-func newTokenizer(tokens [][]byte, merges []merge, f front) (*Tokenizer, error) {
+func newTokenizer(tokens [][]byte, merges []merge, f pipeline) (*Tokenizer, error) {
 	if len(tokens) > MaxVocab {
 		return nil, fmt.Errorf("tokenizer: %d tokens, at most %d are supported", len(tokens), MaxVocab)
 	}
-	t := &Tokenizer{tokens: tokens, model: len(tokens), merges: merges, front: f, unk: none}
+	t := &Tokenizer{tokens: tokens, model: len(tokens), merges: merges, pipeline: f, unk: none}
 	for b := range t.byteID {
 		t.byteID[b] = none
 	}
@@ -189,7 +189,7 @@ func (t *Tokenizer) digest() string {
 	// What tokens are called, for what they are decoded to does not change ids.
 	called := slices.Clone(t.tokens)
 	for id, name := range t.names {
-		if _, ok := byteOf(name); name != "" && !(ok && t.front.byteFallback) {
+		if _, ok := byteOf(name); name != "" && !(ok && t.pipeline.byteFallback) {
 			called[id] = []byte(strings.ReplaceAll(name, mark, " "))
 		}
 	}
@@ -205,7 +205,7 @@ func (t *Tokenizer) digest() string {
 		fmt.Fprintf(h, "%d %d ", m.left, m.right)
 	}
 	// A tokenizer of our own kind is its tokens and merges.
-	if t.front.split != SplitCode || len(t.added.list) > 0 {
+	if t.pipeline.split != SplitCode || len(t.added.list) > 0 {
 		type written struct { // without what no file has
 			ID                                              int64
 			Content                                         string
@@ -215,7 +215,7 @@ func (t *Tokenizer) digest() string {
 		for i, a := range t.added.list {
 			list[i] = written{a.ID, a.Content, a.SingleWord, a.LStrip, a.RStrip, a.Normalized, a.Special}
 		}
-		fmt.Fprintf(h, "%s %+v", t.front.describe(), list)
+		fmt.Fprintf(h, "%s %+v", t.pipeline.describe(), list)
 		for _, name := range t.names {
 			fmt.Fprintf(h, " %q", name)
 		}
@@ -293,8 +293,8 @@ func (t *Tokenizer) Encode(text []byte) []int64 {
 // puts around a text, such as <s>: what the Hugging Face libraries give where
 // nothing else is asked for.
 func (t *Tokenizer) EncodeInput(text []byte) []int64 {
-	ids := append(make([]int64, 0, len(text)/2+2), t.front.before...)
-	return append(t.Append(ids, text), t.front.after...)
+	ids := append(make([]int64, 0, len(text)/2+2), t.pipeline.before...)
+	return append(t.Append(ids, text), t.pipeline.after...)
 }
 
 // Append appends the tokens of text to dst.

@@ -257,7 +257,7 @@ func TestTrainIsDeterministicAndFrequent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	partial, err := newTokenizer(slices.Clone(tok.tokens[:256]), nil, front{})
+	partial, err := newTokenizer(slices.Clone(tok.tokens[:256]), nil, pipeline{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,7 +282,7 @@ func TestTrainIsDeterministicAndFrequent(t *testing.T) {
 		if got := pairKey(m.left, m.right); got != best {
 			t.Fatalf("merge %d is of %d and %d (%d times), want %d and %d (%d times)", rank, m.left, m.right, counts[got], best>>32, best&(1<<32-1), counts[best])
 		}
-		if partial, err = newTokenizer(tok.tokens[:256+rank+1], tok.merges[:rank+1], front{}); err != nil {
+		if partial, err = newTokenizer(tok.tokens[:256+rank+1], tok.merges[:rank+1], pipeline{}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -502,7 +502,7 @@ func FuzzRead(f *testing.F) {
 
 // lossless reports whether every text has tokens that it can be decoded from.
 func (t *Tokenizer) lossless() bool {
-	f := &t.front
+	f := &t.pipeline
 	for _, a := range t.added.list {
 		if a.LStrip || a.RStrip {
 			return false

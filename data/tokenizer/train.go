@@ -41,7 +41,7 @@ func TrainSplit(ctx context.Context, sample []byte, size int, s Split) (*Tokeniz
 			break
 		}
 	}
-	return newTokenizer(tr.tokens, tr.merges, front{split: s})
+	return newTokenizer(tr.tokens, tr.merges, pipeline{split: s})
 }
 
 // trainer holds the distinct words of the sample as symbols and, for every
@@ -78,7 +78,7 @@ func newTrainer(sample []byte, s Split) *trainer {
 	}
 	index := make(map[string]int32, 1<<14)
 	arena := make([]uint32, 0, 1<<16)
-	words := &Tokenizer{front: front{split: s}, kinds: unicodeKinds()}
+	words := &Tokenizer{pipeline: pipeline{split: s}, kinds: unicodeKinds()}
 	for pos := 0; pos < len(sample); {
 		end := words.wordEnd(sample, pos, true)
 		word := sample[pos:end]

@@ -41,7 +41,7 @@ type addedTokens struct {
 
 // newAddedTokens takes tokens with distinct contents that are not empty, and ids
 // below size.
-func newAddedTokens(list []AddedToken, size int, f *front) addedTokens {
+func newAddedTokens(list []AddedToken, size int, f *pipeline) addedTokens {
 	a := addedTokens{list: list, special: make([]bool, size), skipped: make([]bool, size), plain: new(finder), normal: new(finder), leading: new(finder)}
 	contents := make(map[string]bool)
 	for _, tok := range list {
@@ -87,13 +87,13 @@ func (a *addedTokens) overlaps(k *kindTable) bool {
 
 // spelled is what an added token is decoded from: what it is looked for as, or
 // was, for the Hugging Face library keeps the first.
-func (f *front) spelled(tok AddedToken) string {
+func (f *pipeline) spelled(tok AddedToken) string {
 	tok.Normalized = tok.Normalized || tok.spelled
 	return f.normalized(tok)
 }
 
 // normalized is what an added token is looked for as.
-func (f *front) normalized(tok AddedToken) string {
+func (f *pipeline) normalized(tok AddedToken) string {
 	if !tok.Normalized {
 		return tok.Content
 	}

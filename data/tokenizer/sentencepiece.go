@@ -13,9 +13,9 @@ func byteName(b byte) string { return fmt.Sprintf("<0x%02X>", b) }
 
 // newCharTokenizer is newTokenizer for a vocabulary over characters: names
 // are the tokens as the file has them, "" where no token has the id.
-func newCharTokenizer(names []string, merges []merge, f front) (*Tokenizer, error) {
+func newCharTokenizer(names []string, merges []merge, f pipeline) (*Tokenizer, error) {
 	t := &Tokenizer{
-		tokens: make([][]byte, len(names)), names: names, model: len(names), merges: merges, front: f, unk: none,
+		tokens: make([][]byte, len(names)), names: names, model: len(names), merges: merges, pipeline: f, unk: none,
 		chars: make(map[rune]uint32),
 	}
 	ids := make(map[string]uint32, len(names))
@@ -69,7 +69,7 @@ func newCharTokenizer(names []string, merges []merge, f front) (*Tokenizer, erro
 	for _, m := range merges {
 		// Merges of bytes go across characters that no name has side by side.
 		if isByte[m.left] || isByte[m.right] {
-			t.front.split = splitWhole
+			t.pipeline.split = splitWhole
 			break
 		}
 	}
@@ -92,7 +92,7 @@ const (
 // are parted, which changes nothing, because no merge goes across.
 type near [numClasses][numClasses]bool
 
-func (f *front) class(r rune) uint8 {
+func (f *pipeline) class(r rune) uint8 {
 	switch {
 	case r == markRune || r == ' ' && f.replace:
 		return classMark
@@ -104,7 +104,7 @@ func (f *front) class(r rune) uint8 {
 
 // setNear finds out where words can be parted.
 func (t *Tokenizer) setNear(hasMark bool) {
-	f := &t.front
+	f := &t.pipeline
 	t.near = new(near)
 	for _, name := range t.names {
 		last := rune(-1)
@@ -153,13 +153,13 @@ func (t *Tokenizer) charWord(text []byte, i int) int {
 	for begin := i; i < len(text); {
 		class, n := uint8(classOther), 1
 		if b := text[i]; b == ' ' {
-			class = t.front.class(' ')
+			class = t.pipeline.class(' ')
 		} else if b < utf8.RuneSelf {
 			class = b
 		} else {
 			var r rune
 			r, n = utf8.DecodeRune(text[i:])
-			class = t.front.class(r)
+			class = t.pipeline.class(r)
 		}
 		if i > begin && !last[class] {
 			break
@@ -187,7 +187,7 @@ func (t *Tokenizer) appendChars(syms []uint32, word []byte) []uint32 {
 		}
 		char := word[i : i+n]
 		i += n
-		if id == none && char[0] == ' ' && t.front.replace {
+		if id == none && char[0] == ' ' && t.pipeline.replace {
 			char = []byte(mark)
 		}
 		switch {
@@ -200,7 +200,7 @@ func (t *Tokenizer) appendChars(syms []uint32, word []byte) []uint32 {
 				syms = append(syms, t.byteID[b])
 			}
 		case t.unk == none:
-		case t.front.fuseUnk:
+		case t.pipeline.fuseUnk:
 			unknown = 1
 		default:
 			syms = t.appendUnknown(syms, unknown)

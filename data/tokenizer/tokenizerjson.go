@@ -128,7 +128,7 @@ func (m mergeNames) MarshalJSON() ([]byte, error) {
 // tokenizers and transformers packages open. The same tokenizer always gives
 // the same bytes.
 func (t *Tokenizer) Write(w io.Writer) error {
-	f := &t.front
+	f := &t.pipeline
 	doc := document{
 		Version: "1.0", AddedTokens: t.added.list,
 		Normalizer: f.normalizer, PreTokenizer: f.preTokenizer, PostProcessor: f.postProcessor, Decoder: f.decoder,
@@ -239,7 +239,7 @@ func (d *document) tokenizer() (*Tokenizer, error) {
 	if err := d.check(); err != nil {
 		return nil, err
 	}
-	f, err := parseFront(d)
+	f, err := parsePipeline(d)
 	if err != nil {
 		return nil, err
 	}
@@ -411,8 +411,8 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 			return formatErr(field, "%q is not UTF-8", a.Content)
 		case seen[a.Content]:
 			return formatErr(field, "%q is there twice", a.Content)
-		case a.Normalized && patterns[t.front.normalized(a)] != "":
-			return formatErr(field, "%q and %q are the same after normalization", a.Content, patterns[t.front.normalized(a)])
+		case a.Normalized && patterns[t.pipeline.normalized(a)] != "":
+			return formatErr(field, "%q and %q are the same after normalization", a.Content, patterns[t.pipeline.normalized(a)])
 		case !inModel:
 			want = next
 			next++
@@ -425,7 +425,7 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 		}
 		seen[a.Content] = true
 		if a.Normalized {
-			patterns[t.front.normalized(a)] = a.Content
+			patterns[t.pipeline.normalized(a)] = a.Content
 		}
 		for a.ID >= int64(len(t.tokens)) {
 			t.tokens = append(t.tokens, nil)
@@ -434,10 +434,10 @@ func (t *Tokenizer) setAdded(list []AddedToken, vocab map[string]int64) error {
 			return formatErr(field, "id %d is that of %q as well", a.ID, t.tokens[a.ID])
 		}
 		// What it is looked for as is what it is decoded from.
-		t.tokens[a.ID] = t.front.textOf(t.front.spelled(a))
+		t.tokens[a.ID] = t.pipeline.textOf(t.pipeline.spelled(a))
 		t.maxLen = max(t.maxLen, len(t.tokens[a.ID]))
 	}
-	t.added = newAddedTokens(list, len(t.tokens), &t.front)
+	t.added = newAddedTokens(list, len(t.tokens), &t.pipeline)
 	t.added.overlap = t.added.overlaps(t.kinds)
 	t.canCut = t.cuts()
 	t.setSpelled()

@@ -43,7 +43,7 @@ const (
 // parseDecoder reads how tokens become a text. The decoders that nearly all
 // files have are the concatenation of what the tokens stand for, at most without
 // a space at the beginning; steps are for the others.
-func (f *front) parseDecoder(d *document) error {
+func (f *pipeline) parseDecoder(d *document) error {
 	const field = "decoder"
 	parts, err := parseComponent(field, d.Decoder)
 	if err != nil {
@@ -113,7 +113,7 @@ func byteOf(name string) (b byte, ok bool) {
 }
 
 // textOf returns the bytes that a token stands for within a text.
-func (f *front) textOf(name string) []byte {
+func (f *pipeline) textOf(name string) []byte {
 	if f.chars {
 		if b, ok := byteOf(name); ok && f.spellsBytes {
 			return []byte{b}
@@ -128,7 +128,7 @@ func (f *front) textOf(name string) []byte {
 
 // setSpelled notes how tokens are spelled, if decoding wants to know.
 func (t *Tokenizer) setSpelled() {
-	if t.front.steps == nil {
+	if t.pipeline.steps == nil {
 		return
 	}
 	t.spelled = make([]string, len(t.tokens))
@@ -137,13 +137,13 @@ func (t *Tokenizer) setSpelled() {
 		case t.names != nil && id < len(t.names):
 			t.spelled[id] = t.names[id]
 		case uint32(id) == t.unk:
-			t.spelled[id] = t.front.unkToken
+			t.spelled[id] = t.pipeline.unkToken
 		case tok != nil:
 			t.spelled[id] = visible(tok)
 		}
 	}
 	for _, a := range t.added.list {
-		t.spelled[a.ID] = t.front.spelled(a)
+		t.spelled[a.ID] = t.pipeline.spelled(a)
 	}
 }
 
@@ -163,12 +163,12 @@ func (t *Tokenizer) decode(ids []int64, skip bool) ([]byte, error) {
 		}
 	}
 	if t.spelled != nil {
-		for _, s := range t.front.steps {
+		for _, s := range t.pipeline.steps {
 			pieces = s.apply(pieces)
 		}
 		return bytes.Join(pieces, nil), nil
 	}
-	if t.front.strip && len(text) > 0 && text[0] == ' ' {
+	if t.pipeline.strip && len(text) > 0 && text[0] == ' ' {
 		text = text[1:]
 	}
 	return text, nil
