@@ -82,7 +82,7 @@ func TestWiden(t *testing.T) {
 		t.Errorf("without Widen, %v do not fit", names)
 	}
 	got := target()
-	if err := c.LoadTensors(ModelFile, maps.All(got), Widen()); err != nil {
+	if err := c.LoadTensors(ModelFile, maps.All(got), WithWidening()); err != nil {
 		t.Fatal(err)
 	}
 	for name, g := range got {
@@ -93,7 +93,7 @@ func TestWiden(t *testing.T) {
 	// Nothing is rounded, and shapes must agree all the same.
 	got = target()
 	got["a"], got["c"], got["d"] = tensor.Zeros(6), x.To(tensor.BFloat16), x
-	if names := misshapen(got, Widen()); !slices.Equal(names, []string{"a", "c", "d"}) {
+	if names := misshapen(got, WithWidening()); !slices.Equal(names, []string{"a", "c", "d"}) {
 		t.Errorf("%v do not fit", names)
 	}
 }
@@ -106,14 +106,14 @@ func TestNarrow(t *testing.T) {
 	c := saved(t, map[string]*tensor.Tensor{"a": x, "b": tensor.FromInt64([]int64{3}, 1)})
 	got := map[string]*tensor.Tensor{"a": tensor.Zeros(2, 3), "b": tensor.Zeros(1)}
 	var e *StateDictError
-	if err := c.LoadTensors(ModelFile, maps.All(got), Widen()); !errors.As(err, &e) || len(e.Misshapen) != 2 {
+	if err := c.LoadTensors(ModelFile, maps.All(got), WithWidening()); !errors.As(err, &e) || len(e.Misshapen) != 2 {
 		t.Errorf("without Narrow: %v", err)
 	}
-	if err := c.LoadTensors(ModelFile, maps.All(got), Narrow()); !errors.As(err, &e) || len(e.Misshapen) != 1 || e.Misshapen[0].Name != "b" {
+	if err := c.LoadTensors(ModelFile, maps.All(got), WithNarrowing()); !errors.As(err, &e) || len(e.Misshapen) != 1 || e.Misshapen[0].Name != "b" {
 		t.Errorf("integers are taken: %v", err)
 	}
 	got["b"] = tensor.New(tensor.CPU(), tensor.Int64, 1)
-	if err := c.LoadTensors(ModelFile, maps.All(got), Narrow()); err != nil {
+	if err := c.LoadTensors(ModelFile, maps.All(got), WithNarrowing()); err != nil {
 		t.Fatal(err)
 	}
 	// As torch.tensor([…], dtype=torch.float64).float() has them.

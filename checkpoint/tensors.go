@@ -29,14 +29,14 @@ type LoadOption func(*loading)
 
 type loading struct{ widen, narrow bool }
 
-// Widen lets a float32 tensor take the values of one that the file has as
+// WithWidening lets a float32 tensor take the values of one that the file has as
 // bfloat16 or float16, as models are published for inference: float32 holds each
 // of them. It rounds nothing, which would change a model unseen.
-func Widen() LoadOption { return func(l *loading) { l.widen = true } }
+func WithWidening() LoadOption { return func(l *loading) { l.widen = true } }
 
-// Narrow lets a float32 tensor take the values of one that the file has as
+// WithNarrowing lets a float32 tensor take the values of one that the file has as
 // float64, rounded to the nearest, as PyTorch does it.
-func Narrow() LoadOption { return func(l *loading) { l.narrow = true } }
+func WithNarrowing() LoadOption { return func(l *loading) { l.narrow = true } }
 
 // named is a tensor with its description in a file.
 type named struct {
@@ -67,7 +67,7 @@ func (w *Writer) WriteTensors(name string, tensors Tensors, metadata map[string]
 
 // LoadTensors fills tensors, in place, from a file of the checkpoint. If names,
 // shapes or dtypes differ it changes nothing and returns a [StateDictError]
-// that lists all differences; [Widen] and [Narrow] allow for dtypes that do. After an
+// that lists all differences; [WithWidening] and [WithNarrowing] allow for dtypes that do. After an
 // error of the disk some tensors are filled and some are not.
 func (c *Checkpoint) LoadTensors(name string, tensors Tensors, opts ...LoadOption) error {
 	f, err := c.OpenSafetensors(name)

@@ -33,9 +33,9 @@ type LoadOption func(*loading)
 
 type loading struct{ notice func(text string) }
 
-// Notice calls f with a sentence about what is in a folder and changes nothing
+// WithNotice calls f with a sentence about what is in a folder and changes nothing
 // here, where somebody may have meant it to: settings that nobody knows.
-func Notice(f func(text string)) LoadOption { return func(l *loading) { l.notice = f } }
+func WithNotice(f func(text string)) LoadOption { return func(l *loading) { l.notice = f } }
 
 // LoadHuggingFace opens a folder that save_pretrained wrote: config.json says
 // which model it is, the weights are in one safetensors file or in shards. Tensors
@@ -59,7 +59,7 @@ func LoadHuggingFace(dir string, opts ...LoadOption) (m Pretrained, err error) {
 
 // inFloat32 takes weights as they are published: often bfloat16, now and then
 // float64.
-var inFloat32 = []checkpoint.LoadOption{checkpoint.Widen(), checkpoint.Narrow()}
+var inFloat32 = []checkpoint.LoadOption{checkpoint.WithWidening(), checkpoint.WithNarrowing()}
 
 // Outline returns the model that LoadHuggingFace would, on tensor.Meta: it
 // reports what LoadHuggingFace would, but for errors of the disk, and reads no

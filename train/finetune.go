@@ -285,7 +285,7 @@ func (r *lmRun) openBase(ctx context.Context, saved *SavedRun) error {
 			return fail(err)
 		}
 	}
-	if r.base, r.tokenizer, err = at.loadLM(models.Notice(r.report.Notice)); err != nil {
+	if r.base, r.tokenizer, err = at.loadLM(models.WithNotice(r.report.Notice)); err != nil {
 		return fail(err)
 	}
 	if r.cfg.Context == 0 {

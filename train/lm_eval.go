@@ -36,7 +36,7 @@ func (at place) evalLM(ctx context.Context, o EvalOptions) (EvalResult, error) {
 	if err := result.baseChanged(at, run); err != nil {
 		return EvalResult{}, err
 	}
-	m, tok, err := at.loadLM(models.Notice(func(text string) { result.notes = append(result.notes, text) }))
+	m, tok, err := at.loadLM(models.WithNotice(func(text string) { result.notes = append(result.notes, text) }))
 	if err != nil {
 		return EvalResult{}, err
 	}

@@ -143,7 +143,7 @@ func LoadLM(ctx context.Context, dir string, notice func(text string)) (models.C
 	if err != nil {
 		return nil, nil, fmt.Errorf("load a language model: %w", err)
 	}
-	return at.loadLM(models.Notice(notice))
+	return at.loadLM(models.WithNotice(notice))
 }
 
 func (at place) loadLM(opts ...models.LoadOption) (models.CausalLM, *tokenizer.Tokenizer, error) {

@@ -229,7 +229,7 @@ func TestUnknownSettingsAreTold(t *testing.T) {
 	})
 	for _, open := range []func(string, ...LoadOption) (Pretrained, error){LoadHuggingFace, Outline} {
 		var told []string
-		if _, err := open(dir, Notice(func(text string) { told = append(told, text) })); err != nil {
+		if _, err := open(dir, WithNotice(func(text string) { told = append(told, text) })); err != nil {
 			t.Fatal(err)
 		}
 		if len(told) != 1 || !strings.HasSuffix(told[0], ": frobnicate, wobble") || !strings.Contains(told[0], dir) {
