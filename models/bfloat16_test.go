@@ -43,7 +43,7 @@ func trainGPT(t *testing.T, steps int, opts ...nn.CtxOption) ([]float64, []*nn.P
 		if err != nil {
 			t.Fatal(err)
 		}
-		opt.Step(1)
+		opt.Step(nil)
 		losses = append(losses, loss)
 	}
 	return losses, params

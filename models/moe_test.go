@@ -113,7 +113,7 @@ func TestMoETransformerLearns(t *testing.T) {
 		if err := loss.Add(out[1].MulScalar(0.01)).Backward(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		opt.Step(1)
+		opt.Step(nil)
 		if last = loss.Item(); i == 0 {
 			first = last
 		}

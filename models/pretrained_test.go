@@ -80,7 +80,7 @@ func (e expected) compareTraining(t *testing.T, model any, opt optim.Optimizer, 
 		if diff := math.Abs(got-float64(want)) / float64(want); !(diff <= tolerance) {
 			t.Fatalf("the loss of step %d is %v, PyTorch's %v: relative difference %.1e", i, got, want, diff)
 		}
-		opt.Step(1)
+		opt.Step(nil)
 	}
 }
 

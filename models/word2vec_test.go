@@ -39,7 +39,7 @@ func TestWord2VecFindsNeighbours(t *testing.T) {
 		if err := loss.Backward(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		opt.Step(1)
+		opt.Step(nil)
 		if last = loss.Item(); i == 0 {
 			first = last
 		}

@@ -20,7 +20,7 @@ import (
 //	if err != nil {
 //		return err
 //	}
-//	opt.Step(1)
+//	opt.Step(nil)
 func Backward(ctx context.Context, compute func(c *Ctx) *tensor.Tensor, opts ...CtxOption) (loss float64, err error) {
 	c := Training(ctx)
 	defer c.Close()

@@ -48,22 +48,22 @@ func (a *Adagrad) AddGroup(params []*nn.Parameter, o AdagradOptions) {
 }
 
 // Step applies one update; see Optimizer.
-func (a *Adagrad) Step(gradScale float64) {
+func (a *Adagrad) Step(scale *tensor.Tensor) {
 	a.updates = a.updates[:0]
 	a.eachGrad(func(g *group[AdagradOptions], i int, p *nn.Parameter, step int) {
 		o := g.options
 		s := tensor.AdagradScalars{
-			LR: g.lr / (1 + float64(step-1)*o.LRDecay), WeightDecay: o.WeightDecay, Eps: o.Eps, GradScale: direction(gradScale, o.Maximize),
+			LR: g.lr / (1 + float64(step-1)*o.LRDecay), WeightDecay: o.WeightDecay, Eps: o.Eps, Maximize: o.Maximize,
 		}
 		if rows := p.RowGrad(); rows != nil {
 			if o.WeightDecay != 0 {
 				a.fail("adagrad", p, "its gradient comes by rows: WeightDecay must be 0, for it would move every row")
 			}
-			tensor.AdagradRows(p.Data(), g.state[i][0], *rows, s)
+			tensor.AdagradRows(p.Data(), g.state[i][0], *rows, s, scale)
 			return
 		}
 		a.updates = append(a.updates, tensor.AdagradUpdate{Param: p.Data(), Grad: p.Grad(), Sum: g.state[i][0], AdagradScalars: s})
 	})
-	tensor.Adagrad(a.updates)
+	tensor.Adagrad(a.updates, scale)
 	clear(a.updates)
 }

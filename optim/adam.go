@@ -82,27 +82,27 @@ func (o *AdamOptions) check(op string) {
 }
 
 // adamScalars are the numbers of a parameter's step-th update.
-func adamScalars(g *group[AdamOptions], step int, gradScale float64) tensor.AdamScalars {
+func adamScalars(g *group[AdamOptions], step int) tensor.AdamScalars {
 	o, t := g.options, float64(step)
 	return tensor.AdamScalars{
 		LR: g.lr, Beta1: g.momentum, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay,
-		Bias1: 1 - math.Pow(g.momentum, t), Bias2: 1 - math.Pow(o.Beta2, t), GradScale: direction(gradScale, o.Maximize),
+		Bias1: 1 - math.Pow(g.momentum, t), Bias2: 1 - math.Pow(o.Beta2, t), Maximize: o.Maximize,
 	}
 }
 
 // Step applies one update; see Optimizer.
-func (a *adam) Step(gradScale float64) {
+func (a *adam) Step(scale *tensor.Tensor) {
 	a.updates = a.updates[:0]
 	a.eachGrad(func(g *group[AdamOptions], i int, p *nn.Parameter, step int) {
 		a.wantDense("adam", p)
-		u := tensor.AdamUpdate{Param: p.Data(), Grad: p.Grad(), ExpAvg: g.state[i][0], ExpAvgSq: g.state[i][1], AdamScalars: adamScalars(g, step, gradScale)}
+		u := tensor.AdamUpdate{Param: p.Data(), Grad: p.Grad(), ExpAvg: g.state[i][0], ExpAvgSq: g.state[i][1], AdamScalars: adamScalars(g, step)}
 		u.Decoupled = a.decoupled
 		if g.options.AMSGrad {
 			u.MaxExpAvgSq = g.state[i][2]
 		}
 		a.updates = append(a.updates, u)
 	})
-	tensor.Adam(a.updates)
+	tensor.Adam(a.updates, scale)
 	clear(a.updates)
 }
 
@@ -133,12 +133,12 @@ func (a *SparseAdam) AddGroup(params []*nn.Parameter, o SparseAdamOptions) {
 }
 
 // Step applies one update; see Optimizer.
-func (a *SparseAdam) Step(gradScale float64) {
+func (a *SparseAdam) Step(scale *tensor.Tensor) {
 	a.eachGrad(func(g *group[AdamOptions], i int, p *nn.Parameter, step int) {
 		rows := p.RowGrad()
 		if rows == nil {
 			a.fail("sparse adam", p, "its gradient is dense: use Adam for it. Sparse makes gradients come by rows only for tables that Embedding and EmbeddingBag look up, and only if nothing else reads them")
 		}
-		tensor.AdamRows(p.Data(), g.state[i][0], g.state[i][1], *rows, adamScalars(g, step, gradScale))
+		tensor.AdamRows(p.Data(), g.state[i][0], g.state[i][1], *rows, adamScalars(g, step), scale)
 	})
 }

@@ -43,7 +43,7 @@ func BenchmarkStep(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					for _, o := range opts {
-						o.Step(1)
+						o.Step(nil)
 					}
 				}
 			})
@@ -82,14 +82,14 @@ func BenchmarkSparse(b *testing.B) {
 		opt := NewSparseAdam(ps, SparseAdamOptions{})
 		for b.Loop() {
 			ps[0].SetRowGrad(rows)
-			opt.Step(1)
+			opt.Step(nil)
 		}
 	})
 	b.Run("Adagrad", func(b *testing.B) {
 		opt := NewAdagrad(ps, AdagradOptions{})
 		for b.Loop() {
 			ps[0].SetRowGrad(rows)
-			opt.Step(1)
+			opt.Step(nil)
 		}
 	})
 	ps[0].SetRowGrad(nil)
@@ -101,7 +101,7 @@ func BenchmarkSparse(b *testing.B) {
 	b.Run("dense Adam", func(b *testing.B) {
 		opt := NewAdam(ps, AdamOptions{})
 		for b.Loop() {
-			opt.Step(1)
+			opt.Step(nil)
 		}
 	})
 }

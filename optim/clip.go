@@ -20,19 +20,45 @@ func gradOf(p *nn.Parameter) *tensor.Tensor {
 	return p.Grad()
 }
 
-// ClipGradNorm returns the Euclidean norm of all gradients together and the
-// factor, at most 1, that brings it down to maxNorm: pass it to Step. Nothing
-// is written. A gradient that is not finite gives a norm that is not: see
-// [CheckGradNorm].
-func ClipGradNorm(params []*nn.Parameter, maxNorm float64) (norm, scale float64) {
-	sum := 0.0
+// gradsOf returns the gradients that there are.
+func gradsOf(params []*nn.Parameter) []*tensor.Tensor {
+	grads := make([]*tensor.Tensor, 0, len(params))
 	for _, p := range params {
 		if g := gradOf(p); g != nil {
-			sum += g.SumSquares()
+			grads = append(grads, g)
 		}
 	}
-	norm = math.Sqrt(sum)
-	return norm, min(1, maxNorm/(norm+1e-6))
+	return grads
+}
+
+// ClipGradNorm returns the Euclidean norm of all gradients together and the
+// factor, at most 1, that brings it down to maxNorm: pass it to Step. Both are
+// float64 tensors of one element on the parameters' device, computed by that
+// device; norm.Item() waits for the number. Nothing is written. A gradient that
+// is not finite gives a norm that is not and the factor NaN, with which Step
+// leaves the update out: see [CheckGradNorm] and Optimizer.Skipped.
+func ClipGradNorm(params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor) {
+	if grads := gradsOf(params); len(grads) > 0 {
+		norm = tensor.NormAll(grads...)
+	} else {
+		dev := tensor.CPU()
+		if len(params) > 0 {
+			dev = params[0].Data().Device()
+		}
+		norm = tensor.New(dev, tensor.Float64)
+	}
+	return norm, ClipScale(norm, maxNorm)
+}
+
+// ClipScale returns the factor, at most 1, that brings a norm down to maxNorm:
+// min(1, maxNorm/(norm+1e-6)), and NaN for a norm that is not finite. Both are
+// float64 tensors of one element. [ClipGradNorm] is for gradients that are all
+// here; this is for a norm over several processes.
+func ClipScale(norm *tensor.Tensor, maxNorm float64) *tensor.Tensor {
+	limit := tensor.New(norm.Device(), tensor.Float64)
+	limit.Fill(maxNorm)
+	scale := limit.Div(norm.AddScalar(1e-6)).Clamp(math.Inf(-1), 1)
+	return scale.Add(norm.MulScalar(0)) // 0·norm is 0, or NaN
 }
 
 // ClipGradValue bounds every element of every gradient by -limit and limit, in
@@ -41,13 +67,7 @@ func ClipGradValue(params []*nn.Parameter, limit float64) {
 	c := checks{op: "clip grad value"}
 	c.want(limit >= 0, "the limit is %v: it must not be negative", limit)
 	c.end()
-	var grads []*tensor.Tensor
-	for _, p := range params {
-		if g := gradOf(p); g != nil {
-			grads = append(grads, g)
-		}
-	}
-	tensor.ClampAll(grads, limit)
+	tensor.ClampAll(gradsOf(params), limit)
 }
 
 // NonFiniteError says that the norm of gradients is NaN or infinite, and in
@@ -68,7 +88,7 @@ func (e *NonFiniteError) Error() string {
 	return fmt.Sprintf("the norm of the gradients is %v: look at %s%s", e.Norm, strings.Join(names, ", "), more)
 }
 
-// CheckGradNorm returns nil for a norm that is finite, and else a
+// CheckGradNorm returns nil for a norm that is finite, as read by Item, and else a
 // [NonFiniteError] that names the parameters whose gradients are not, or whose
 // squares overflow. It is PyTorch's error_if_nonfinite, and costs nothing as
 // long as all is well.

@@ -14,7 +14,7 @@ import (
 //
 //	ema := optim.NewEMA(params, 0.999)
 //	for … {
-//		opt.Step(1)
+//		opt.Step(nil)
 //		ema.Update()
 //	}
 //	ema.Swap() // the model has the averages

@@ -37,7 +37,7 @@ func Example() {
 			log.Fatal(err)
 		}
 		norm, scale := optim.ClipGradNorm(params, 10)
-		if err := optim.CheckGradNorm(params, norm); err != nil {
+		if err := optim.CheckGradNorm(params, norm.Item()); err != nil {
 			log.Fatal(err)
 		}
 		schedule.Apply(opt, step)

@@ -181,7 +181,7 @@ func TestOptimizersAsInPyTorch(t *testing.T) {
 				}
 				setGrad(t, p, g)
 			}
-			opt.Step(1)
+			opt.Step(nil)
 			opt.ZeroGrad()
 		}
 		what := fmt.Sprintf("%s%s", c.Optimizer, c.Options)
@@ -225,7 +225,7 @@ func TestSparseAsInPyTorch(t *testing.T) {
 			} else {
 				p.SetRowGrad(&tensor.RowGrad{IDs: tensor.FromInt64(ids, len(ids)), Rows: tensor.FromFloat32(values(5*len(ids), 10+step), len(ids), 5), NumRows: 7})
 			}
-			opt.Step(1)
+			opt.Step(nil)
 		}
 		holdAgainst(t, fmt.Sprintf("%s%s", c.Optimizer, c.Options), p.Data().Float32s(), c.Params[0], false)
 	}

@@ -20,9 +20,9 @@
 //		opt.ZeroGrad()
 //		… forward, loss.Backward(ctx) …
 //		norm, scale := optim.ClipGradNorm(params, 1)
-//		if err := optim.CheckGradNorm(params, norm); err != nil { … }
 //		schedule.Apply(opt, step)
-//		opt.Step(scale)
+//		opt.Step(scale) // opt.Step(nil) without clipping
+//		if err := optim.CheckGradNorm(params, norm.Item()); err != nil { … }
 //	}
 //
 // # Caveats
@@ -60,8 +60,15 @@ const Zero = math.SmallestNonzeroFloat64
 // Optimizer updates parameters.
 type Optimizer interface {
 	// Step applies one update from the present gradients, each multiplied by
-	// gradScale first: 1, or what ClipGradNorm returned.
-	Step(gradScale float64)
+	// scale first: nil for 1, or a tensor of one element on the parameters'
+	// device, such as ClipGradNorm returns. The device reads it when it runs the
+	// update. A scale that is NaN or infinite leaves the update out: parameters
+	// and state keep their bits. Step does not learn of it; see Skipped.
+	Step(scale *tensor.Tensor)
+	// Skipped says that the last Step wrote nothing, for its scale was not
+	// finite: the counts of updates, which Step has moved on, go back. It comes
+	// before the next Step, and may be called once for each.
+	Skipped()
 	// ZeroGrad forgets the gradients of all parameters.
 	ZeroGrad()
 	// Groups returns the parameter groups, in the order of AddGroup.
@@ -131,6 +138,8 @@ type group[O any] struct {
 type base[O any] struct {
 	groups   []*group[O]
 	numSteps int
+	// counted are the parameters that the last step counted, by group, for Skipped.
+	counted [][]int
 }
 
 // addGroup adds parameters with options of their own and a state tensor of
@@ -233,16 +242,35 @@ func (b *base[O]) SetNumSteps(n int) { b.numSteps = n }
 // with its index in the group and how often it will have been updated.
 func (b *base[O]) eachGrad(fn func(g *group[O], i int, p *nn.Parameter, step int)) {
 	b.numSteps++
-	for _, g := range b.groups {
+	b.counted = slices.Grow(b.counted[:0], len(b.groups))[:len(b.groups)]
+	for k, g := range b.groups {
+		b.counted[k] = b.counted[k][:0]
 		g.counts.WithFloat32s(func(counts []float32) {
 			for i, p := range g.params {
 				if p.Grad() != nil || p.RowGrad() != nil {
 					counts[i]++
+					b.counted[k] = append(b.counted[k], i)
 					fn(g, i, p, int(counts[i]))
 				}
 			}
 		})
 	}
+}
+
+// Skipped takes back what the last Step counted; see Optimizer.
+func (b *base[O]) Skipped() {
+	if len(b.counted) == 0 {
+		return
+	}
+	b.numSteps--
+	for k, indices := range b.counted {
+		b.groups[k].counts.WithFloat32s(func(counts []float32) {
+			for _, i := range indices {
+				counts[i]--
+			}
+		})
+	}
+	b.counted = b.counted[:0]
 }
 
 // wantDense panics for a gradient by rows, as PyTorch does.

@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/cpu"
@@ -97,10 +98,11 @@ func TestStepsAsInPyTorch(t *testing.T) {
 					setGrad(t, p, values(p.Data().NumElems(), 10+2*step+j))
 				}
 			}
-			scale := 1.0
+			var scale *tensor.Tensor
 			if c.Clip > 0 {
-				var norm float64
-				norm, scale = ClipGradNorm(ps, c.Clip)
+				var norms *tensor.Tensor
+				norms, scale = ClipGradNorm(ps, c.Clip)
+				norm := norms.Item()
 				if want := c.Norms[step]; !(math.Abs(norm-want) <= 1e-6*want) {
 					t.Errorf("case %d, step %d: norm %v, PyTorch's %v", i, step, norm, want)
 				}
@@ -153,7 +155,7 @@ func TestStateGoesOn(t *testing.T) {
 				for j, p := range ps {
 					setGrad(t, p, values(1, 10*step+j))
 				}
-				opt.Step(1)
+				opt.Step(nil)
 			}
 		}
 		run(opt, ps, 0, 3)
@@ -195,7 +197,7 @@ func TestParameterWithoutGradientIsLeft(t *testing.T) {
 		opt.ZeroGrad()
 		setGrad(t, ps[0], []float32{1})
 		before := ps[0].Data().Item()
-		opt.Step(1)
+		opt.Step(nil)
 		if ps[1].Data().Item() != 2 || ps[0].Data().Item() == before {
 			t.Errorf("%T: the parameters are %v and %v", opt, ps[0].Data().Item(), ps[1].Data().Item())
 		}
@@ -204,13 +206,17 @@ func TestParameterWithoutGradientIsLeft(t *testing.T) {
 
 func TestClipGradNorm(t *testing.T) {
 	_, ps := named(1, 2, 3)
-	if norm, scale := ClipGradNorm(ps, 1); norm != 0 || scale != 1 {
+	clip := func(limit float64) (norm, scale float64) {
+		n, s := ClipGradNorm(ps, limit)
+		return n.Item(), s.Item()
+	}
+	if norm, scale := clip(1); norm != 0 || scale != 1 {
 		t.Errorf("without gradients the norm is %v and the factor %v", norm, scale)
 	}
 	setGrad(t, ps[0], []float32{3})
 	setGrad(t, ps[2], []float32{-4})
 	for _, c := range []struct{ limit, norm, scale float64 }{{10, 5, 1}, {5.1, 5, 1}, {1, 5, 0.2}} {
-		norm, scale := ClipGradNorm(ps, c.limit)
+		norm, scale := clip(c.limit)
 		if norm != c.norm || math.Abs(scale-c.scale) > 1e-6 || scale*norm > c.limit {
 			t.Errorf("limit %v: norm %v and factor %v, want %v and %v", c.limit, norm, scale, c.norm, c.scale)
 		}
@@ -219,8 +225,88 @@ func TestClipGradNorm(t *testing.T) {
 		t.Errorf("the gradient was written: %v", g)
 	}
 	setGrad(t, ps[1], []float32{float32(math.NaN())})
-	if norm, _ := ClipGradNorm(ps, 1); !math.IsNaN(norm) {
-		t.Errorf("a gradient that is no number gives the norm %v", norm)
+	if norm, scale := clip(1); !math.IsNaN(norm) || !math.IsNaN(scale) {
+		t.Errorf("a gradient that is no number gives the norm %v and the factor %v", norm, scale)
+	}
+	setGrad(t, ps[1], []float32{float32(math.Inf(1))})
+	if norm, scale := clip(1); !math.IsInf(norm, 1) || !math.IsNaN(scale) {
+		t.Errorf("an infinite gradient gives the norm %v and the factor %v", norm, scale)
+	}
+}
+
+// TestClipBits: the norm and the factor are those of the formula in float64, the
+// squares added up in the order of the parameters.
+func TestClipBits(t *testing.T) {
+	var ps []*nn.Parameter
+	for i, n := range []int{1, 7, 1000, 40000, 3} {
+		p := nn.NewParameter(tensor.Zeros(n))
+		setGrad(t, p, values(n, i))
+		ps = append(ps, p)
+	}
+	sum := 0.0
+	for _, p := range ps {
+		sum += p.Grad().SumSquares()
+	}
+	want := math.Sqrt(sum)
+	for _, limit := range []float64{1e-3, 0.7, 1e9, math.Inf(1)} {
+		norm, scale := ClipGradNorm(ps, limit)
+		if n, s := norm.Item(), scale.Item(); n != want || s != min(1, limit/(want+1e-6)) {
+			t.Errorf("limit %v: norm %v and factor %v, want %v and %v", limit, n, s, want, min(1, limit/(want+1e-6)))
+		}
+	}
+}
+
+// TestSkippedStep: a step whose scale is not finite writes nothing, and once it
+// is taken back the next one is the first.
+func TestSkippedStep(t *testing.T) {
+	for name, make := range map[string]func(ps []*nn.Parameter) Optimizer{
+		"sgd": func(ps []*nn.Parameter) Optimizer {
+			return NewSGD(ps, SGDOptions{LR: 0.1, Momentum: 0.9, Maximize: true})
+		},
+		"adam":    func(ps []*nn.Parameter) Optimizer { return NewAdam(ps, AdamOptions{AMSGrad: true}) },
+		"adamw":   func(ps []*nn.Parameter) Optimizer { return NewAdamW(ps, AdamWOptions{WeightDecay: 0.1}) },
+		"adagrad": func(ps []*nn.Parameter) Optimizer { return NewAdagrad(ps, AdagradOptions{LRDecay: 0.1}) },
+		"rmsprop": func(ps []*nn.Parameter) Optimizer {
+			return NewRMSprop(ps, RMSpropOptions{Centered: true, Momentum: 0.5})
+		},
+		"rows":        func(ps []*nn.Parameter) Optimizer { return NewSGD(ps, SGDOptions{LR: 0.1, Momentum: 0.9}) },
+		"adam rows":   func(ps []*nn.Parameter) Optimizer { return NewSparseAdam(ps, SparseAdamOptions{}) },
+		"adagrad row": func(ps []*nn.Parameter) Optimizer { return NewAdagrad(ps, AdagradOptions{}) },
+	} {
+		run := func(bad ...float64) (opt Optimizer, ps []*nn.Parameter) {
+			b := &nn.Build{}
+			ps = nn.Parameters(nn.NewSequential(&nn.Linear{Weight: b.Full(1, 4, 2)}))
+			opt = make(ps)
+			step := func(scale *tensor.Tensor) {
+				if strings.Contains(name, "row") {
+					ps[0].SetRowGrad(rowsOf([]int64{0, 2}, 2, 2))
+				} else {
+					setGrad(t, ps[0], values(8, 1))
+				}
+				opt.Step(scale)
+			}
+			for _, v := range bad {
+				step(tensor.Full(v))
+				opt.Skipped()
+				opt.Skipped() // a second time does nothing
+				if w := ps[0].Data().Float32s(); opt.NumSteps() != 0 || slices.Min(w) != 1 || slices.Max(w) != 1 {
+					t.Errorf("%s: a step of scale %v has written %v, %d steps are counted", name, v, w, opt.NumSteps())
+				}
+			}
+			step(tensor.Full(0.5))
+			step(nil)
+			return opt, ps
+		}
+		a, ps := run()
+		b, qs := run(math.NaN(), math.Inf(1), math.Inf(-1))
+		if x, y := ps[0].Data().Float32s(), qs[0].Data().Float32s(); !slices.Equal(x, y) {
+			t.Errorf("%s: after steps left out the values are %v, want %v", name, y, x)
+		}
+		for i, s := range a.State() {
+			if x, y := s.Tensor.Float32s(), b.State()[i].Tensor.Float32s(); !slices.Equal(x, y) {
+				t.Errorf("%s: after steps left out %s is %v, want %v", name, s.Name, y, x)
+			}
+		}
 	}
 }
 

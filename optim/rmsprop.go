@@ -53,13 +53,13 @@ func (r *RMSprop) AddGroup(params []*nn.Parameter, o RMSpropOptions) {
 }
 
 // Step applies one update; see Optimizer.
-func (r *RMSprop) Step(gradScale float64) {
+func (r *RMSprop) Step(scale *tensor.Tensor) {
 	r.updates = r.updates[:0]
 	r.eachGrad(func(g *group[RMSpropOptions], i int, p *nn.Parameter, _ int) {
 		r.wantDense("rmsprop", p)
 		o, state := g.options, g.state[i]
 		u := tensor.RMSpropUpdate{Param: p.Data(), Grad: p.Grad(), SquareAvg: state[0], RMSpropScalars: tensor.RMSpropScalars{
-			LR: g.lr, Alpha: o.Alpha, Eps: o.Eps, WeightDecay: o.WeightDecay, Momentum: g.momentum, GradScale: direction(gradScale, o.Maximize),
+			LR: g.lr, Alpha: o.Alpha, Eps: o.Eps, WeightDecay: o.WeightDecay, Momentum: g.momentum, Maximize: o.Maximize,
 		}}
 		if o.Centered {
 			u.GradAvg = state[1]
@@ -69,6 +69,6 @@ func (r *RMSprop) Step(gradScale float64) {
 		}
 		r.updates = append(r.updates, u)
 	})
-	tensor.RMSprop(r.updates)
+	tensor.RMSprop(r.updates, scale)
 	clear(r.updates)
 }

@@ -47,13 +47,13 @@ func (s *SGD) AddGroup(params []*nn.Parameter, o SGDOptions) {
 }
 
 // Step applies one update; see Optimizer.
-func (s *SGD) Step(gradScale float64) {
+func (s *SGD) Step(scale *tensor.Tensor) {
 	s.updates = s.updates[:0]
 	s.eachGrad(func(g *group[SGDOptions], i int, p *nn.Parameter, step int) {
 		o := g.options
 		scalars := tensor.SGDScalars{
 			LR: g.lr, Momentum: g.momentum, Dampening: o.Dampening, WeightDecay: o.WeightDecay,
-			Nesterov: o.Nesterov, First: step == 1, GradScale: direction(gradScale, o.Maximize),
+			Nesterov: o.Nesterov, First: step == 1, Maximize: o.Maximize,
 		}
 		var momentum *tensor.Tensor
 		if g.momentum != 0 {
@@ -63,21 +63,13 @@ func (s *SGD) Step(gradScale float64) {
 			if o.WeightDecay != 0 {
 				s.fail("sgd", p, "its gradient comes by rows: WeightDecay must be 0, for it would move every row")
 			}
-			tensor.SGDRows(p.Data(), momentum, *rows, scalars)
+			tensor.SGDRows(p.Data(), momentum, *rows, scalars, scale)
 			return
 		}
 		s.updates = append(s.updates, tensor.SGDUpdate{Param: p.Data(), Grad: p.Grad(), MomentumBuf: momentum, SGDScalars: scalars})
 	})
-	tensor.SGD(s.updates)
+	tensor.SGD(s.updates, scale)
 	clear(s.updates)
-}
-
-// direction turns the gradient round for an optimizer that climbs.
-func direction(gradScale float64, maximize bool) float64 {
-	if maximize {
-		return -gradScale
-	}
-	return gradScale
 }
 
 var (

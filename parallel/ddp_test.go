@@ -67,7 +67,7 @@ func TestTwoRanksTrainAsOne(t *testing.T) {
 					t.Fatal(err)
 				}
 				losses[i], grads[i] = loss, gradients(alone)
-				opt.Step(1)
+				opt.Step(nil)
 			}
 			worstLoss, worstGrad := 0.0, 0.0
 			err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
@@ -97,7 +97,7 @@ func TestTwoRanksTrainAsOne(t *testing.T) {
 							return fmt.Errorf("step %d: loss %v, alone %v; the gradient of %s is off by %.1e", i, mean.Item(), losses[i], where, off)
 						}
 					}
-					opt.Step(1)
+					opt.Step(nil)
 				}
 				return nil
 			})

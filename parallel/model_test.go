@@ -113,7 +113,7 @@ func train(ctx context.Context, g *dist.Group, optimizer string, numSteps int) (
 		if _, err := backward(ctx, ddp, ids, targets); err != nil {
 			return nil, err
 		}
-		opt.Step(1)
+		opt.Step(nil)
 	}
 	return m, nil
 }

@@ -50,7 +50,7 @@ func (m *namedDTypes) ZeroGrad() {
 	}
 }
 
-func (m *namedDTypes) Step(float64) {
+func (m *namedDTypes) Step(*tensor.Tensor) {
 	for _, p := range m.Params {
 		d := p.Data()
 		d.CopyFrom(d.To(tensor.Float64).Sub(p.Grad().To(tensor.Float64).DivScalar(8)).To(d.DType()))

@@ -225,7 +225,7 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 	}
 	var opt interface {
 		ZeroGrad()
-		Step(gradScale float64)
+		Step(scale *tensor.Tensor)
 	}
 	if named, ok := model.(*namedDTypes); ok {
 		opt = named
@@ -255,7 +255,7 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 					return fmt.Errorf("step %d: %w", step, err)
 				}
 			}
-			opt.Step(1)
+			opt.Step(nil)
 			if c.Eval {
 				if err := evaluate(ctx, ddp, b.Generator); err != nil {
 					return err

@@ -182,7 +182,7 @@ func (c recordedCase) play(ctx context.Context, g *dist.Group, version string) (
 		if err := pass(); err != nil {
 			return err
 		}
-		opt.Step(1)
+		opt.Step(nil)
 		return nil
 	}
 	for _, what := range c.script {

@@ -317,7 +317,7 @@ func TestJoinEndsAlike(t *testing.T) {
 						if err := passOf(ctx, ddp, random); err != nil {
 							return err
 						}
-						opt.Step(1)
+						opt.Step(nil)
 					}
 					return nil
 				})
@@ -405,7 +405,7 @@ func (a *averages) step(ctx context.Context, step int, live []int, divisor int) 
 			return err
 		}
 	}
-	a.opt.Step(1)
+	a.opt.Step(nil)
 	return nil
 }
 
@@ -443,7 +443,7 @@ func TestJoinAverages(t *testing.T) {
 					if err := passOf(ctx, ddp, random); err != nil {
 						return err
 					}
-					opt.Step(1)
+					opt.Step(nil)
 					return nil
 				}
 				err = ddp.Join(ctx, o, func() error {

@@ -56,7 +56,7 @@ func namesStraggler(ctx context.Context, g *dist.Group, slow int, pass time.Dura
 		if _, err := backward(ctx, ddp, ids, targets); err != nil {
 			return 0, what, err
 		}
-		opt.Step(1)
+		opt.Step(nil)
 	}
 	if told != 1 {
 		return 0, what, fmt.Errorf("rank %d was told of a straggler %d times", g.Rank(), told)

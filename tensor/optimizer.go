@@ -3,6 +3,7 @@
 package tensor
 
 import (
+	"math"
 	"sync"
 
 	"github.com/cohort-ml/cohort/internal/device"
@@ -14,6 +15,11 @@ import (
 // Each takes a list and does all of it in one pass over memory and one loop
 // over the threads. The tensors of an entry are contiguous float32 of one
 // shape.
+//
+// The steps of optimizers multiply the gradient by a scale, a tensor of one
+// element on the parameters' device; nil is 1. The device reads it when it runs
+// the step. A scale that is NaN or infinite leaves the step out: nothing is
+// written.
 
 // SGDUpdate is one parameter of [SGD]. MomentumBuf is nil without momentum.
 type SGDUpdate struct {
@@ -22,12 +28,10 @@ type SGDUpdate struct {
 }
 
 // SGDScalars are the numbers of a step of [SGD]. First says that the momentum
-// buffer holds nothing yet. GradScale multiplies the gradient first; negative,
-// it makes the step climb.
+// buffer holds nothing yet. Maximize makes the step climb.
 type SGDScalars struct {
 	LR, Momentum, Dampening, WeightDecay float64
-	Nesterov, First                      bool
-	GradScale                            float64
+	Nesterov, First, Maximize            bool
 }
 
 // AdamUpdate is one parameter of [Adam] with its moments; MaxExpAvgSq is nil
@@ -42,8 +46,7 @@ type AdamUpdate struct {
 type AdamScalars struct {
 	LR, Beta1, Beta2, Eps, WeightDecay float64
 	Bias1, Bias2                       float64
-	Decoupled                          bool
-	GradScale                          float64
+	Decoupled, Maximize                bool
 }
 
 // AdagradUpdate is one parameter of [Adagrad] with its sum of squared
@@ -54,7 +57,10 @@ type AdagradUpdate struct {
 }
 
 // AdagradScalars are the numbers of a step of [Adagrad]; LR is the decayed one.
-type AdagradScalars struct{ LR, WeightDecay, Eps, GradScale float64 }
+type AdagradScalars struct {
+	LR, WeightDecay, Eps float64
+	Maximize             bool
+}
 
 // RMSpropUpdate is one parameter of [RMSprop]. GradAvg is nil unless centered,
 // MomentumBuf without momentum.
@@ -64,7 +70,10 @@ type RMSpropUpdate struct {
 }
 
 // RMSpropScalars are the numbers of a step of [RMSprop].
-type RMSpropScalars struct{ LR, Alpha, Eps, WeightDecay, Momentum, GradScale float64 }
+type RMSpropScalars struct {
+	LR, Alpha, Eps, WeightDecay, Momentum float64
+	Maximize                              bool
+}
 
 // An operation is what [multi] needs to know: its name, how many operands an
 // update has, which of the five are written (all but the gradient or source),
@@ -74,7 +83,7 @@ type operation[U, K any] struct {
 	operands func(u *U) [5]*Tensor
 	width    int
 	scalars  func(u *U, to []float64) []float64
-	item     func(u *U, a [5][]float32) K
+	item     func(u *U, a [5][]float32, scale float64) K
 	run      func(p *work.Pool, items []K)
 	// scratch keeps lists between calls: a model has hundreds of parameters,
 	// and each has operands to describe.
@@ -91,10 +100,10 @@ var sgdOperation = operation[SGDUpdate, kernel.SGDItem]{
 	name: "sgd", width: 3, scratch: new(sync.Pool), run: kernel.SGD,
 	operands: func(u *SGDUpdate) [5]*Tensor { return [5]*Tensor{u.Param, u.Grad, u.MomentumBuf} },
 	scalars: func(u *SGDUpdate, to []float64) []float64 {
-		return append(to, u.LR, u.Momentum, u.Dampening, u.WeightDecay, param01(u.Nesterov), param01(u.First), u.GradScale)
+		return append(to, u.LR, u.Momentum, u.Dampening, u.WeightDecay, param01(u.Nesterov), param01(u.First), param01(u.Maximize))
 	},
-	item: func(u *SGDUpdate, a [5][]float32) kernel.SGDItem {
-		return kernel.SGDItem{Param: a[0], Grad: a[1], MomentumBuf: a[2], SGDStep: kernel.SGDStep(u.SGDScalars)}
+	item: func(u *SGDUpdate, a [5][]float32, scale float64) kernel.SGDItem {
+		return kernel.SGDItem{Param: a[0], Grad: a[1], MomentumBuf: a[2], SGDStep: u.step(scale)}
 	},
 }
 
@@ -104,8 +113,8 @@ var adamOperation = operation[AdamUpdate, kernel.AdamItem]{
 		return [5]*Tensor{u.Param, u.Grad, u.ExpAvg, u.ExpAvgSq, u.MaxExpAvgSq}
 	},
 	scalars: func(u *AdamUpdate, to []float64) []float64 { return u.params(to) },
-	item: func(u *AdamUpdate, a [5][]float32) kernel.AdamItem {
-		return kernel.AdamItem{Param: a[0], Grad: a[1], ExpAvg: a[2], ExpAvgSq: a[3], MaxExpAvgSq: a[4], AdamStep: kernel.AdamStep(u.AdamScalars)}
+	item: func(u *AdamUpdate, a [5][]float32, scale float64) kernel.AdamItem {
+		return kernel.AdamItem{Param: a[0], Grad: a[1], ExpAvg: a[2], ExpAvgSq: a[3], MaxExpAvgSq: a[4], AdamStep: u.step(scale)}
 	},
 }
 
@@ -113,10 +122,10 @@ var adagradOperation = operation[AdagradUpdate, kernel.AdagradItem]{
 	name: "adagrad", width: 3, scratch: new(sync.Pool), run: kernel.Adagrad,
 	operands: func(u *AdagradUpdate) [5]*Tensor { return [5]*Tensor{u.Param, u.Grad, u.Sum} },
 	scalars: func(u *AdagradUpdate, to []float64) []float64 {
-		return append(to, u.LR, u.WeightDecay, u.Eps, u.GradScale)
+		return append(to, u.LR, u.WeightDecay, u.Eps, param01(u.Maximize))
 	},
-	item: func(u *AdagradUpdate, a [5][]float32) kernel.AdagradItem {
-		return kernel.AdagradItem{Param: a[0], Grad: a[1], Sum: a[2], AdagradStep: kernel.AdagradStep(u.AdagradScalars)}
+	item: func(u *AdagradUpdate, a [5][]float32, scale float64) kernel.AdagradItem {
+		return kernel.AdagradItem{Param: a[0], Grad: a[1], Sum: a[2], AdagradStep: u.step(scale)}
 	},
 }
 
@@ -126,31 +135,63 @@ var rmspropOperation = operation[RMSpropUpdate, kernel.RMSpropItem]{
 		return [5]*Tensor{u.Param, u.Grad, u.SquareAvg, u.GradAvg, u.MomentumBuf}
 	},
 	scalars: func(u *RMSpropUpdate, to []float64) []float64 {
-		return append(to, u.LR, u.Alpha, u.Eps, u.WeightDecay, u.Momentum, u.GradScale)
+		return append(to, u.LR, u.Alpha, u.Eps, u.WeightDecay, u.Momentum, param01(u.Maximize))
 	},
-	item: func(u *RMSpropUpdate, a [5][]float32) kernel.RMSpropItem {
-		return kernel.RMSpropItem{Param: a[0], Grad: a[1], SquareAvg: a[2], GradAvg: a[3], MomentumBuf: a[4], RMSpropStep: kernel.RMSpropStep(u.RMSpropScalars)}
+	item: func(u *RMSpropUpdate, a [5][]float32, scale float64) kernel.RMSpropItem {
+		return kernel.RMSpropItem{Param: a[0], Grad: a[1], SquareAvg: a[2], GradAvg: a[3], MomentumBuf: a[4], RMSpropStep: u.step(scale)}
 	},
 }
 
 // SGD updates parameters by stochastic gradient descent; the arithmetic is
 // PyTorch's bit for bit on a CPU with fused multiply-add.
-func SGD(updates []SGDUpdate) { multi(&sgdOperation, updates) }
+func SGD(updates []SGDUpdate, scale *Tensor) { multi(&sgdOperation, updates, scale) }
 
 // Adam updates parameters by Adam (Kingma and Ba 2015, Algorithm 1) or AdamW
 // (Loshchilov and Hutter 2019, Algorithm 2), and their moments too.
-func Adam(updates []AdamUpdate) { multi(&adamOperation, updates) }
+func Adam(updates []AdamUpdate, scale *Tensor) { multi(&adamOperation, updates, scale) }
 
 // Adagrad updates parameters by Adagrad (Duchi, Hazan and Singer 2011), and
 // their sums too.
-func Adagrad(updates []AdagradUpdate) { multi(&adagradOperation, updates) }
+func Adagrad(updates []AdagradUpdate, scale *Tensor) { multi(&adagradOperation, updates, scale) }
 
 // RMSprop updates parameters by RMSprop (Tieleman and Hinton 2012; centered:
 // Graves 2013), and their averages too.
-func RMSprop(updates []RMSpropUpdate) { multi(&rmspropOperation, updates) }
+func RMSprop(updates []RMSpropUpdate, scale *Tensor) { multi(&rmspropOperation, updates, scale) }
+
+func (s SGDScalars) step(scale float64) kernel.SGDStep {
+	return kernel.SGDStep{
+		LR: s.LR, Momentum: s.Momentum, Dampening: s.Dampening, WeightDecay: s.WeightDecay,
+		Nesterov: s.Nesterov, First: s.First, GradScale: direction(scale, s.Maximize),
+	}
+}
+
+func (s AdamScalars) step(scale float64) kernel.AdamStep {
+	return kernel.AdamStep{
+		LR: s.LR, Beta1: s.Beta1, Beta2: s.Beta2, Eps: s.Eps, WeightDecay: s.WeightDecay,
+		Bias1: s.Bias1, Bias2: s.Bias2, Decoupled: s.Decoupled, GradScale: direction(scale, s.Maximize),
+	}
+}
+
+func (s AdagradScalars) step(scale float64) kernel.AdagradStep {
+	return kernel.AdagradStep{LR: s.LR, WeightDecay: s.WeightDecay, Eps: s.Eps, GradScale: direction(scale, s.Maximize)}
+}
+
+func (s RMSpropScalars) step(scale float64) kernel.RMSpropStep {
+	return kernel.RMSpropStep{
+		LR: s.LR, Alpha: s.Alpha, Eps: s.Eps, WeightDecay: s.WeightDecay, Momentum: s.Momentum, GradScale: direction(scale, s.Maximize),
+	}
+}
+
+// direction turns the gradient round for a step that climbs.
+func direction(scale float64, maximize bool) float64 {
+	if maximize {
+		return -scale
+	}
+	return scale
+}
 
 func (s AdamScalars) params(to []float64) []float64 {
-	return append(to, s.LR, s.Beta1, s.Beta2, s.Eps, s.WeightDecay, s.Bias1, s.Bias2, param01(s.Decoupled), s.GradScale)
+	return append(to, s.LR, s.Beta1, s.Beta2, s.Eps, s.WeightDecay, s.Bias1, s.Bias2, param01(s.Decoupled), param01(s.Maximize))
 }
 
 // pair is an entry of the operations on two lists.
@@ -172,8 +213,8 @@ func pairOperation(name string, dsts, srcs []*Tensor, weight float64, run func(p
 		name: name, width: 2, scratch: &pairScratch, run: run,
 		operands: func(u *pair) [5]*Tensor { return [5]*Tensor{u.dst, u.src} },
 		scalars:  func(u *pair, to []float64) []float64 { return append(to, u.weight) },
-		item:     func(_ *pair, a [5][]float32) kernel.LerpItem { return kernel.LerpItem{Dst: a[0], Src: a[1]} },
-	}, pairs)
+		item:     func(_ *pair, a [5][]float32, _ float64) kernel.LerpItem { return kernel.LerpItem{Dst: a[0], Src: a[1]} },
+	}, pairs, nil)
 }
 
 var pairScratch sync.Pool
@@ -195,17 +236,18 @@ func ClampAll(ts []*Tensor, limit float64) {
 		name: "clamp all", width: 1, scratch: &clampScratch,
 		operands: func(t **Tensor) [5]*Tensor { return [5]*Tensor{*t} },
 		scalars:  func(_ **Tensor, to []float64) []float64 { return append(to, limit) },
-		item:     func(_ **Tensor, a [5][]float32) []float32 { return a[0] },
+		item:     func(_ **Tensor, a [5][]float32, _ float64) []float32 { return a[0] },
 		run:      func(p *work.Pool, xs [][]float32) { kernel.Clamp(p, xs, limit) },
-	}, ts)
+	}, ts, nil)
 }
 
 var clampScratch sync.Pool
 
 // multi does an operation on a list of updates. All operands of an update but
 // the second are written; they may be nil. A device gets the operands and
-// scalars of all updates one after another.
-func multi[U, K any](op *operation[U, K], updates []U) {
+// scalars of all updates one after another, and the scale last.
+func multi[U, K any](op *operation[U, K], updates []U, scale *Tensor) {
+	scale = scaleOperand(op.name, scale)
 	s, _ := op.scratch.Get().(*scratch[K])
 	if s == nil {
 		s = &scratch[K]{}
@@ -238,13 +280,25 @@ func multi[U, K any](op *operation[U, K], updates []U) {
 		}
 		now := updates[:n]
 		updates = updates[n:]
+		if scale == nil {
+			s.arrays = append(s.arrays, device.Array{})
+		} else {
+			if scale.Device() != dev {
+				fail(op.name, []*Tensor{scale}, "the scale is on device %s, the parameters on %s: move it there", scale.Device().Name(), dev.Name())
+			}
+			s.arrays = append(s.arrays, scale.array())
+		}
 		known := dev.Fused(device.Fused{Name: op.name, Params: s.params, CPU: func(p *work.Pool, arrays []device.Array) {
+			factor, ok := scaleOf(arrays[len(arrays)-1])
+			if !ok {
+				return
+			}
 			for i := range now {
 				var a [5][]float32
 				for j := range op.width {
 					a[j] = arrays[i*op.width+j].Float32s()
 				}
-				s.items = append(s.items, op.item(&now[i], a))
+				s.items = append(s.items, op.item(&now[i], a, factor))
 			}
 			op.run(p, s.items)
 		}}, s.arrays...)
@@ -258,42 +312,64 @@ func multi[U, K any](op *operation[U, K], updates []U) {
 	op.scratch.Put(s)
 }
 
+// scaleOperand checks the scale of a step and returns it as float64.
+func scaleOperand(op string, scale *Tensor) *Tensor {
+	if scale == nil {
+		return nil
+	}
+	if scale.NumElems() != 1 || !scale.dtype.IsFloat() {
+		fail(op, []*Tensor{scale}, "wants a scale of one element of a floating dtype")
+	}
+	return scale.detach().To(Float64)
+}
+
+// scaleOf reads the scale of a step in a kernel: 1 if it is absent. It reports
+// whether the step is to be done.
+func scaleOf(a device.Array) (float64, bool) {
+	if a.Ptr == nil {
+		return 1, true
+	}
+	v := device.Elems[float64](a)[0]
+	return v, !math.IsNaN(v) && !math.IsInf(v, 0)
+}
+
 // SGDRows is a step of [SGD] for a gradient by rows, without weight decay.
 // Without momentum it touches the rows of g alone; with it all rows move, as
 // if the gradient were zero elsewhere, and the buffer is zero when s.First.
-func SGDRows(param, momentumBuf *Tensor, g RowGrad, s SGDScalars) {
-	params := []float64{s.LR, s.Momentum, s.Dampening, param01(s.Nesterov), param01(s.First), s.GradScale}
-	byRows("sgd rows", g, params, []*Tensor{param, momentumBuf}, func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int) {
+func SGDRows(param, momentumBuf *Tensor, g RowGrad, s SGDScalars, scale *Tensor) {
+	params := []float64{s.LR, s.Momentum, s.Dampening, param01(s.Nesterov), param01(s.First), param01(s.Maximize)}
+	byRows("sgd rows", g, params, scale, []*Tensor{param, momentumBuf}, func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int, scale float64) {
 		if a[1] == nil {
-			kernel.SGDRows(p, a[0], ids, rows, width, kernel.SGDStep(s))
+			kernel.SGDRows(p, a[0], ids, rows, width, s.step(scale))
 			return
 		}
-		kernel.SGDMomentumRows(p, a[0], a[1], ids, rows, width, kernel.SGDStep(s))
+		kernel.SGDMomentumRows(p, a[0], a[1], ids, rows, width, s.step(scale))
 	})
 }
 
 // AdagradRows is a step of [Adagrad] for the rows of g alone, without weight
 // decay.
-func AdagradRows(param, sum *Tensor, g RowGrad, s AdagradScalars) {
-	byRows("adagrad rows", g, []float64{s.LR, s.Eps, s.GradScale}, []*Tensor{param, sum},
-		func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int) {
-			kernel.AdagradRows(p, a[0], a[1], ids, rows, width, kernel.AdagradStep(s))
+func AdagradRows(param, sum *Tensor, g RowGrad, s AdagradScalars, scale *Tensor) {
+	byRows("adagrad rows", g, []float64{s.LR, s.Eps, param01(s.Maximize)}, scale, []*Tensor{param, sum},
+		func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int, scale float64) {
+			kernel.AdagradRows(p, a[0], a[1], ids, rows, width, s.step(scale))
 		})
 }
 
 // AdamRows is a step of PyTorch's SparseAdam: the rows of g alone, and their
 // moments, move. It has no weight decay.
-func AdamRows(param, expAvg, expAvgSq *Tensor, g RowGrad, s AdamScalars) {
-	byRows("adam rows", g, s.params(nil), []*Tensor{param, expAvg, expAvgSq},
-		func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int) {
-			kernel.AdamRows(p, a[0], a[1], a[2], ids, rows, width, kernel.AdamStep(s))
+func AdamRows(param, expAvg, expAvgSq *Tensor, g RowGrad, s AdamScalars, scale *Tensor) {
+	byRows("adam rows", g, s.params(nil), scale, []*Tensor{param, expAvg, expAvgSq},
+		func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int, scale float64) {
+			kernel.AdamRows(p, a[0], a[1], a[2], ids, rows, width, s.step(scale))
 		})
 }
 
 // byRows checks a gradient against the table that is ts[0] and runs a kernel
 // on both; ts are of one shape [rows, width] and all written.
-func byRows(op string, g RowGrad, params []float64, ts []*Tensor, run func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int)) {
-	table, operands := ts[0], append(ts[:len(ts):len(ts)], g.Rows, g.IDs)
+func byRows(op string, g RowGrad, params []float64, scale *Tensor, ts []*Tensor, run func(p *work.Pool, a [][]float32, ids []int64, rows []float32, width int, scale float64)) {
+	scale = scaleOperand(op, scale)
+	table, operands := ts[0], append(ts[:len(ts):len(ts)], g.Rows, g.IDs, scale)
 	for _, t := range ts {
 		if t != nil {
 			table.wantSame(op, t)
@@ -313,11 +389,15 @@ func byRows(op string, g RowGrad, params []float64, ts []*Tensor, run func(p *wo
 		}
 	}
 	fused(op, params, operands, func(p *work.Pool, a []device.Array) {
+		factor, ok := scaleOf(a[len(a)-1])
+		if !ok {
+			return
+		}
 		slices := make([][]float32, len(ts))
 		for i := range slices {
 			slices[i] = a[i].Float32s()
 		}
-		run(p, slices, ids, a[len(ts)].Float32s(), table.shape[1])
+		run(p, slices, ids, a[len(ts)].Float32s(), table.shape[1], factor)
 	})
 }
 

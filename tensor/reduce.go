@@ -99,12 +99,59 @@ func (t *Tensor) meanOf(sum func(t *Tensor) *Tensor) *Tensor {
 }
 
 // SumSquares returns the sum of the squares of all elements, in float64 and
-// in a fixed order. No gradient flows through it.
+// in a fixed order. No gradient flows through it. It reads a value: where the
+// device runs behind the program, it waits. [SumSquaresAll] does not.
 func (t *Tensor) SumSquares() float64 {
-	if !t.dtype.IsFloat() {
-		fail("sum squares", []*Tensor{t}, "wants a floating dtype")
-	}
 	t.wantData("sum squares")
-	src := t.detach().To(Float32).Contiguous()
-	return src.Device().SumSquares(src.array())
+	if t.NumElems() == 0 {
+		return 0
+	}
+	return sumSquares("sum squares", []*Tensor{t}).Item()
+}
+
+// SumSquaresAll returns the sum of the squares of all elements of a list of
+// tensors of one device: a float64 tensor of one element there. It is the sum of
+// what [Tensor.SumSquares] gives for each, in the order of the list. No gradient
+// flows through it. The list has at least one tensor.
+func SumSquaresAll(ts ...*Tensor) *Tensor {
+	each := sumSquares("sum squares", ts)
+	if len(ts) == 1 {
+		return each.Reshape()
+	}
+	return each.Sum()
+}
+
+// NormAll returns the Euclidean norm of all elements of a list of tensors
+// together, the root of [SumSquaresAll].
+func NormAll(ts ...*Tensor) *Tensor { return SumSquaresAll(ts...).Sqrt() }
+
+// sumSquares returns the sum of squares of each tensor of a list, float64 and
+// under no tape.
+func sumSquares(op string, ts []*Tensor) *Tensor {
+	if len(ts) == 0 {
+		fail(op, nil, "wants at least one tensor")
+	}
+	present(op, ts...)
+	dev := ts[0].Device()
+	kept := argLists.Get().(*[]device.Array)
+	xs := (*kept)[:0]
+	for _, t := range ts {
+		if !t.dtype.IsFloat() {
+			fail(op, []*Tensor{t}, "wants a floating dtype")
+		}
+		if t.Device() != dev {
+			fail(op, []*Tensor{ts[0], t}, "the operands are on two devices, %s and %s", dev.Name(), t.Device().Name())
+		}
+		src := t
+		if t.dtype != Float32 || !t.IsContiguous() {
+			src = t.detach().To(Float32).Contiguous()
+		}
+		xs = append(xs, src.array())
+	}
+	out := alloc(nil, dev, Float64, []int{len(ts)}, false)
+	dev.SumSquares(out.array(), xs...)
+	clear(xs)
+	*kept = xs
+	argLists.Put(kept)
+	return out
 }

@@ -290,3 +290,39 @@ func TestGradientsUnderCreateGraph(t *testing.T) {
 	}
 	wantFloats(t, "the second derivative of a product of zeros", second[0], 0, 3, 0)
 }
+
+// TestNormAll: the norm of a list is a value of the device, and has the bits of
+// the sums of squares one after another.
+func TestNormAll(t *testing.T) {
+	a, b := FromFloat32([]float32{1, 2, 3, 4, 5, 6}, 2, 3), Full(0.1, 7)
+	list := []*Tensor{a.Transpose(0, 1), b, b.To(BFloat16), Zeros(0), b.To(Float64)}
+	sum := 0.0
+	for _, x := range list {
+		sum += x.SumSquares()
+	}
+	squares, norm := SumSquaresAll(list...), NormAll(list...)
+	if squares.DType() != Float64 || squares.NumDims() != 0 || squares.Item() != sum || norm.Item() != math.Sqrt(sum) {
+		t.Errorf("the sum of squares is %v, the norm %v, want %v and its root", squares, norm, sum)
+	}
+	if one := SumSquaresAll(a); one.NumDims() != 0 || one.Item() != 91 {
+		t.Errorf("the sum of squares of one tensor is %v, want 91", one)
+	}
+	if m := NormAll(New(Meta, Float32, 3), New(Meta, Float32)); m.Device() != Meta || m.NumElems() != 1 {
+		t.Errorf("on the device without data the norm is %v", m)
+	}
+	for what, misuse := range map[string]func(){
+		"no tensors":   func() { NormAll() },
+		"integers":     func() { NormAll(FromInt64([]int64{1})) },
+		"two devices":  func() { NormAll(a, New(Meta, Float32, 3)) },
+		"a nil tensor": func() { NormAll(a, nil) },
+	} {
+		func() {
+			defer func() {
+				if _, ok := recover().(*Error); !ok {
+					t.Errorf("%s: the norm was taken", what)
+				}
+			}()
+			misuse()
+		}()
+	}
+}

@@ -112,7 +112,7 @@ func ExampleResume() {
 			if _, err := loader.Next(ctx); err != nil {
 				return err
 			}
-			opt.Step(1) // after a backward pass, which is left out here
+			opt.Step(nil) // after a backward pass, which is left out here
 			step++
 			if group.Rank() == 0 {
 				err := checkpoint.Save(ctx, dir, step, func(w *checkpoint.Writer) error {

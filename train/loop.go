@@ -173,7 +173,7 @@ func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight flo
 // finite and the run is to go on then.
 func (r *trainer[B]) update(loss float64) error {
 	norm, scale := optim.ClipGradNorm(r.params, r.o.Clip)
-	if err := checkFinite(r.params, r.step+1, loss, norm); err != nil {
+	if err := checkFinite(r.params, r.step+1, loss, norm.Item()); err != nil {
 		return r.skip(err)
 	}
 	r.skippedInRow = 0

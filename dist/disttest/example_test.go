@@ -39,7 +39,7 @@ func train(ctx context.Context, g *dist.Group) error {
 		if err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
-		opt.Step(1)
+		opt.Step(nil)
 		time.Sleep(30 * time.Millisecond)
 	}
 	if w := line.Weight.Data().Float32s()[0]; math.Abs(float64(w)-3) > 0.01 {

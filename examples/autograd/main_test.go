@@ -36,7 +36,7 @@ func TestLossOfOneProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		want = loss
-		opt.Step(1)
+		opt.Step(nil)
 	}
 	err := dist.Spawn(t.Context(), len(names), func(ctx context.Context, g *dist.Group) error {
 		mine := part(names[g.Rank()])

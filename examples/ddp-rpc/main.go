@@ -125,7 +125,7 @@ func (t *trainer) step(ctx context.Context, ids, labels *tensor.Tensor) (loss fl
 
 	// All trainers have read their rows by now: the backward pass has met them all. Each
 	// updates by its share of the average, and reads again when all have.
-	t.here.Step(1)
+	t.here.Step(nil)
 	if err := t.there.Step(ctx, dc, 1); err != nil {
 		return 0, err
 	}

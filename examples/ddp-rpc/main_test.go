@@ -51,7 +51,7 @@ func inOneProcess(t *testing.T) []float64 {
 			t.Fatal(err)
 		}
 		for _, opt := range opts {
-			opt.Step(1)
+			opt.Step(nil)
 		}
 	}
 	return losses

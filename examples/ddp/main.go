@@ -55,7 +55,7 @@ func train(ctx context.Context, group *dist.Group) error {
 		if err != nil {
 			return err
 		}
-		opt.Step(1) // the gradients are the averages over all ranks
+		opt.Step(nil) // the gradients are the averages over all ranks
 		if step%100 == 0 && group.Rank() == 0 {
 			fmt.Printf("step %3d  loss %.3f\n", step, loss)
 		}

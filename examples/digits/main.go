@@ -90,7 +90,7 @@ func train(ctx context.Context, group *dist.Group) (accuracy float64, err error)
 			return 0, err
 		}
 		schedule.Apply(opt, step)
-		opt.Step(1)
+		opt.Step(nil)
 		if (step+1)%(steps/5) == 0 {
 			if accuracy, err = evaluate(ctx, group, net, test); err != nil {
 				return 0, err

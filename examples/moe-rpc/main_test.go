@@ -60,7 +60,7 @@ func inOneProcess(t *testing.T, experts []Expert) (losses []float64, shares []fl
 			t.Fatal(err)
 		}
 		losses = append(losses, loss)
-		opt.Step(1)
+		opt.Step(nil)
 	}
 	return losses, shares
 }

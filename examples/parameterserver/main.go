@@ -117,7 +117,7 @@ func (s *Server) step() {
 		}
 		p.SetGrad(sum)
 	}
-	s.opt.Step(1 / float64(s.trainers))
+	s.opt.Step(tensor.Full(1 / float64(s.trainers)))
 	s.steps++
 	clear(s.grads)
 }

@@ -70,7 +70,7 @@ func TestBitsOfOneProcess(t *testing.T) {
 		for i, p := range params {
 			p.SetGrad(sums[i])
 		}
-		opt.Step(1.0 / trainers)
+		opt.Step(tensor.Full(1.0 / trainers))
 	}
 	for i, p := range params {
 		if !slices.Equal(p.Data().Float32s(), s.params[i].Data().Float32s()) {

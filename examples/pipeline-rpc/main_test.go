@@ -72,7 +72,7 @@ func inOneProcess(t *testing.T, parts int) (losses []float64) {
 			t.Fatal(err)
 		}
 		losses = append(losses, loss)
-		opt.Step(1)
+		opt.Step(nil)
 	}
 	return losses
 }

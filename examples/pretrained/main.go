@@ -66,7 +66,7 @@ func finetune(ctx context.Context, from, to string, steps int) error {
 			return err
 		}
 		norm, scale := optim.ClipGradNorm(nn.Parameters(model), 1)
-		if err := optim.CheckGradNorm(nn.Parameters(model), norm); err != nil {
+		if err := optim.CheckGradNorm(nn.Parameters(model), norm.Item()); err != nil {
 			return fmt.Errorf("step %d: %w", step, err)
 		}
 		opt.Step(scale)

@@ -128,7 +128,7 @@ func train(ctx context.Context, group *dist.Group, dir string) error {
 			if err != nil {
 				return err
 			}
-			opt.Step(1)
+			opt.Step(nil)
 			sum += loss
 		}
 		right, err := countRight(ctx, net, test, group)

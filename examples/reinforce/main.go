@@ -201,7 +201,7 @@ func (p *Policy) learn(ctx context.Context, all Played) error {
 		return chosen.Mul(better).Mean().Neg()
 	})
 	if err == nil {
-		p.opt.Step(1)
+		p.opt.Step(nil)
 	}
 	return err
 }

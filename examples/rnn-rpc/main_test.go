@@ -40,7 +40,7 @@ func inOneProcess(t *testing.T) []float64 {
 		if err != nil {
 			t.Fatal(err)
 		}
-		opt.Step(1)
+		opt.Step(nil)
 	}
 	return losses
 }

@@ -153,7 +153,7 @@ func (w *workload) run(ctx context.Context, forward nn.Module) (loss float64, er
 	if err := l.Backward(ctx); err != nil {
 		return 0, err
 	}
-	w.optimizer.Step(1)
+	w.optimizer.Step(nil)
 	return l.Item(), nil
 }
 

@@ -303,7 +303,10 @@ type Kernels interface {
 	// element (op Max) or the smallest (Min), the first NaN if there is one. x is
 	// contiguous and of any dtype; dst has size 1 in dim.
 	ArgReduce(op Reduction, dst, x Array, dim int)
-	SumSquares(x Array) float64
+	// SumSquares writes to element i of dst, a contiguous Float64 array, the sum of
+	// the squares of xs[i], which is contiguous, summed in float64 and in an order
+	// that depends on its size alone.
+	SumSquares(dst Array, xs ...Array)
 	// MatMul computes dst = a·b + beta·dst + bias on [batch…, m, k]·[batch…, k, n];
 	// the last two dims of a and b may be transposed, bias [n] (float32) may be
 	// empty. Each of dst, a and b is Float32 or BFloat16; when any is BFloat16,

@@ -21,7 +21,7 @@ func (meta) BinaryScalar(Binary, Array, Array, float64) {}
 func (meta) Where(_, _, _, _ Array)                     {}
 func (meta) ArgReduce(Reduction, Array, Array, int)     {}
 func (meta) Reduce(Reduction, Array, Array)             {}
-func (meta) SumSquares(Array) float64                   { return 0 }
+func (meta) SumSquares(Array, ...Array)                 {}
 func (meta) MatMul(_, _, _, _ Array, _ float32)         {}
 func (meta) Gather(_, _, _ Array) int                   { return -1 }
 func (meta) ScatterAdd(_, _, _ Array)                   {}

@@ -67,7 +67,7 @@ func TestCutConnection(t *testing.T) {
 		if err := same.forward(c, x).Sum().Backward(c); err != nil {
 			t.Fatal(err)
 		}
-		local.Step(1)
+		local.Step(nil)
 		local.ZeroGrad()
 		c.Close()
 	}

@@ -292,7 +292,16 @@ func (e *engine) setLR(part *optimizerPart, lr float64) (err error) {
 // onStep applies one update.
 func (e *engine) onStep(part *optimizerPart, in stepCall) (err error) {
 	defer misuse(&err)
-	return e.withGrads(part, in, func() { part.opt.Step(in.GradScale) })
+	return e.withGrads(part, in, func() {
+		if in.GradScale == 1 {
+			part.opt.Step(nil)
+			return
+		}
+		part.opt.Step(tensor.Full(in.GradScale))
+		if math.IsNaN(in.GradScale) || math.IsInf(in.GradScale, 0) {
+			part.opt.Skipped()
+		}
+	})
 }
 
 // onNorm returns the sum of the squares of the gradients that are here.

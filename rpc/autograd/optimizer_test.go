@@ -102,7 +102,7 @@ func TestStepsAreThoseOfOneProcess(t *testing.T) {
 					t.Fatal(err)
 				}
 				norm, scale := optim.ClipGradNorm(params, 0.05)
-				norms = append(norms, norm)
+				norms = append(norms, norm.Item())
 				opt.Groups()[0].SetLR(0.1 / float64(step+1))
 				opt.Step(scale)
 				c.Close()

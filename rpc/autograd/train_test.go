@@ -53,7 +53,7 @@ func TestTrain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		same.Step(1)
+		same.Step(nil)
 		got, err := opt.Train(ctx, func(c *nn.Ctx) (*tensor.Tensor, error) { return far(c, x) })
 		if err != nil {
 			t.Fatal(err)

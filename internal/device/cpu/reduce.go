@@ -227,8 +227,12 @@ func argReduce[T any, V number](c *CPU, dst device.Array, in []T, shape []int, d
 	})
 }
 
-// SumSquares returns the sum of squares of a contiguous array.
-func (c *CPU) SumSquares(x device.Array) float64 {
-	defer hold(x)
-	return kernel.SumSquares(c.threads, x.Float32s())
+// SumSquares writes the sums of squares of contiguous arrays; see device.Kernels.
+func (c *CPU) SumSquares(dst device.Array, xs ...device.Array) {
+	defer hold(dst)
+	defer hold(xs...)
+	out := device.Elems[float64](dst)
+	for i, x := range xs {
+		out[i] = kernel.SumSquares(c.threads, x.Float32s())
+	}
 }
