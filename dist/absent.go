@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 )
 
 const (
@@ -120,5 +120,5 @@ func (f *absence) look(patience time.Duration) error {
 	if first < 0 || now.Sub(f.since[first]) < patience {
 		return nil
 	}
-	return collective.NewRankError(parent.name, parent.members[f.at[f.g.world[first]]], ErrLeft)
+	return fault.NewRankError(parent.name, parent.members[f.at[f.g.world[first]]], ErrLeft)
 }

@@ -5,7 +5,7 @@ package dist
 import (
 	"context"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -22,7 +22,7 @@ func (g *Group) AllToAllAsync(ctx context.Context, dsts, srcs []*tensor.Tensor) 
 }
 
 func (g *Group) allToAll(ctx context.Context, dsts, srcs []*tensor.Tensor) *request {
-	r := g.newRequest(ctx, collective.OpAllToAll)
+	r := g.newRequest(ctx, operation.AllToAll)
 	r.oneEach("destination", len(dsts))
 	r.oneEach("source", len(srcs))
 	r.lendAll(&r.out, "destination", dsts, true)
@@ -54,7 +54,7 @@ func (g *Group) AllToAllSingleAsync(ctx context.Context, dst, src *tensor.Tensor
 }
 
 func (g *Group) allToAllSingle(ctx context.Context, dst, src *tensor.Tensor, recvCounts, sendCounts []int) *request {
-	r := g.newRequest(ctx, collective.OpAllToAll)
+	r := g.newRequest(ctx, operation.AllToAll)
 	r.lend(&r.out, "the destination", dst, true)
 	r.lend(&r.in, "the source", src, false)
 	r.sameTypes()

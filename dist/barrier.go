@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -22,7 +22,7 @@ func (g *Group) Barrier(ctx context.Context) error { return g.run(g.barrier(ctx)
 func (g *Group) BarrierAsync(ctx context.Context) *Work { return g.runAsync(g.barrier(ctx)) }
 
 func (g *Group) barrier(ctx context.Context) *request {
-	return g.newRequest(ctx, collective.OpBarrier)
+	return g.newRequest(ctx, operation.Barrier)
 }
 
 // verdictPatience is how long a rank whose time is up asks the store who is
@@ -47,7 +47,7 @@ func (g *Group) MonitoredBarrier(ctx context.Context) error {
 	}
 	// A rank whose time is up already has come all the same: were it not counted,
 	// it would be one barrier behind the others from then on.
-	r := g.newRequest(context.WithoutCancel(ctx), collective.OpBarrier)
+	r := g.newRequest(context.WithoutCancel(ctx), operation.Barrier)
 	_, _, err := g.start(r)
 	if err != nil {
 		r.release()

@@ -5,7 +5,7 @@ package dist
 import (
 	"context"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -45,7 +45,7 @@ func (g *Group) broadcastCoalesced(ctx context.Context, ts []*tensor.Tensor, src
 }
 
 func (g *Group) newBroadcast(ctx context.Context, src int) *request {
-	r := g.newRequest(ctx, collective.OpBroadcast)
+	r := g.newRequest(ctx, operation.Broadcast)
 	r.rooted("the source", src)
 	r.inPlace, r.loads, r.stores = true, g.rank == src, g.rank != src
 	return r

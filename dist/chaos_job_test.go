@@ -25,7 +25,7 @@ import (
 
 // chaosJob is the processes of a fault.
 type chaosJob struct {
-	fault *fault
+	fault *injected
 	out   *outcome
 	ps    []*chaosProcess
 	token string
@@ -221,7 +221,7 @@ func ownStacks(text string) string {
 }
 
 // makeFault runs a job with a fault and looks at it.
-func makeFault(ctx context.Context, f *fault) *outcome {
+func makeFault(ctx context.Context, f *injected) *outcome {
 	for {
 		j := &chaosJob{fault: f, out: &outcome{fault: f}, token: transport.NewToken().Text(), addr: freeAddr()}
 		err := j.run(ctx)

@@ -57,7 +57,7 @@ const chaosPatience = 10 * time.Second
 // when that has worked, and at the end the process says "left" with what it
 // holds that it did not hold at first.
 func chaosRank() error {
-	var f fault
+	var f injected
 	if err := json.Unmarshal([]byte(os.Getenv(chaosFault)), &f); err != nil {
 		return err
 	}
@@ -92,7 +92,7 @@ func chaosRank() error {
 }
 
 // obey does what the parent says on standard input.
-func (f *fault) obey() {
+func (f *injected) obey() {
 	var links [][2]string
 	for in := json.NewDecoder(os.Stdin); in.Decode(&links) == nil; {
 		if len(links) == 0 {
@@ -103,7 +103,7 @@ func (f *fault) obey() {
 }
 
 // beRank is the rank of a process of its own.
-func (f *fault) beRank(ctx context.Context) error {
+func (f *injected) beRank(ctx context.Context) error {
 	if f.Kind == "never comes" {
 		limited, cancel := context.WithTimeout(ctx, min(loaded.Allow(f.Delay), startPatience/4)) // in which the others come
 		defer cancel()
@@ -171,7 +171,7 @@ func sayError(what string, rank int, err error) (named int) {
 }
 
 // takePart runs collectives until one fails, or to the end if none should.
-func (f *fault) takePart(ctx context.Context, g *Group) error {
+func (f *injected) takePart(ctx context.Context, g *Group) error {
 	me := g.Rank()
 	say(chaosEvent{What: "ready", Rank: me})
 	rng := rand.New(rand.NewPCG(f.Seed, 0))
@@ -222,7 +222,7 @@ func (f *fault) takePart(ctx context.Context, g *Group) error {
 }
 
 // drawOne draws a collective that is not too large for a loop of them.
-func (f *fault) drawOne(rng *rand.Rand, numRanks int) one {
+func (f *injected) drawOne(rng *rand.Rand, numRanks int) one {
 	var c choice
 	for i, n := range factorSizes() {
 		c[i] = rng.IntN(n)
@@ -239,7 +239,7 @@ func (f *fault) drawOne(rng *rand.Rand, numRanks int) one {
 }
 
 // survive is what a rank does after a fault.
-func (f *fault) survive(ctx context.Context, g *Group, err error, pending *Work) error {
+func (f *injected) survive(ctx context.Context, g *Group, err error, pending *Work) error {
 	me := g.Rank()
 	named := sayError("failed", me, err)
 	begun := time.Now()
@@ -289,7 +289,7 @@ func (f *fault) survive(ctx context.Context, g *Group, err error, pending *Work)
 
 // strike makes the fault happen on the victim: now, or a moment later while the
 // program goes on.
-func (f *fault) strike(ctx context.Context, g *Group, rng *rand.Rand) error {
+func (f *injected) strike(ctx context.Context, g *Group, rng *rand.Rand) error {
 	self := func(s syscall.Signal) func() {
 		return func() {
 			say(chaosEvent{What: "fault", Rank: f.Victim})
@@ -341,7 +341,7 @@ func (f *fault) strike(ctx context.Context, g *Group, rng *rand.Rand) error {
 
 // groupWhenFull makes a group whose first rank, which makes the memory that all
 // share, gets no memory to share. The group that it is made from stays as it was.
-func (f *fault) groupWhenFull(ctx context.Context, g *Group) error {
+func (f *injected) groupWhenFull(ctx context.Context, g *Group) error {
 	ranks := []int{f.Victim}
 	for r := range g.Size() {
 		if r != f.Victim {
@@ -373,13 +373,13 @@ func (f *fault) groupWhenFull(ctx context.Context, g *Group) error {
 }
 
 // rank is that of this process.
-func (f *fault) rank() int {
+func (f *injected) rank() int {
 	rank, _ := strconv.Atoi(os.Getenv(string(envvar.Rank)))
 	return rank
 }
 
 // soon does something after the fault's delay.
-func (f *fault) soon(do func()) {
+func (f *injected) soon(do func()) {
 	if f.Delay == 0 {
 		do()
 		return

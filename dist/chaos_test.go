@@ -26,8 +26,8 @@ var (
 	atOnce    = flag.Int("faults.parallel", 4, "how many faults TestChaos makes at a time")
 )
 
-// fault is one injected fault, all of it drawn from a seed.
-type fault struct {
+// injected is one injected fault, all of it drawn from a seed.
+type injected struct {
 	Number    int
 	Seed      uint64
 	Kind      string
@@ -41,7 +41,7 @@ type fault struct {
 	Agent     bool // an agent tells the others how a process has ended
 }
 
-func (f *fault) String() string {
+func (f *injected) String() string {
 	where := "processes"
 	if f.Inside {
 		where = "goroutines"
@@ -98,15 +98,15 @@ var chaosKinds = []chaosKind{
 // chaosCallsAfter is how many calls are made after a fault that does no harm.
 const chaosCallsAfter = 100
 
-func (f *fault) kind() *chaosKind {
+func (f *injected) kind() *chaosKind {
 	return &chaosKinds[slices.IndexFunc(chaosKinds, func(k chaosKind) bool { return k.name == f.Kind })]
 }
 
 // harmless reports whether the job may go on as if nothing had happened.
-func (f *fault) harmless() bool { return f.kind().cause == "" || f.kind().perhaps }
+func (f *injected) harmless() bool { return f.kind().cause == "" || f.kind().perhaps }
 
 // drawFault draws a fault; the same number and seed give the same one.
-func drawFault(seed uint64, number int) *fault {
+func drawFault(seed uint64, number int) *injected {
 	rng := rand.New(rand.NewPCG(seed, uint64(number)))
 	total := 0
 	for _, k := range chaosKinds {
@@ -120,7 +120,7 @@ func drawFault(seed uint64, number int) *fault {
 			break
 		}
 	}
-	f := &fault{Number: number, Seed: rng.Uint64(), Kind: kind.name, Inside: kind.inside, Agent: rng.IntN(2) == 0}
+	f := &injected{Number: number, Seed: rng.Uint64(), Kind: kind.name, Inside: kind.inside, Agent: rng.IntN(2) == 0}
 	f.Transport = kind.transports[rng.IntN(len(kind.transports))]
 	f.Ranks = 2 + rng.IntN(7)
 	if rng.IntN(2) == 0 { // the ends are special: half of them
@@ -151,7 +151,7 @@ func drawFault(seed uint64, number int) *fault {
 const chaosSilence = time.Second
 
 // options are those of Init.
-func (f *fault) options() (opts []Option) {
+func (f *injected) options() (opts []Option) {
 	if f.Transport == "mixed" {
 		rank, _ := strconv.Atoi(os.Getenv(string(envvar.Rank)))
 		opts = append(opts, WithNodeID("node "+chaosNodes[rank:rank+1]))
@@ -164,7 +164,7 @@ const chaosNodes = "abaabbca"
 
 // outcome is what came of a fault.
 type outcome struct {
-	fault   *fault
+	fault   *injected
 	slowest time.Duration // of the survivors to have their error
 	group   time.Duration // from the last survivor's asking to the last one's having the group
 	named   bool          // by all survivors
@@ -179,7 +179,7 @@ type outcome struct {
 }
 
 // bound is how long the survivors may take to have their errors.
-func (f *fault) bound() time.Duration {
+func (f *injected) bound() time.Duration {
 	after := time.Second
 	if *numFaults == 0 {
 		after = loaded.Allow(after)
@@ -226,7 +226,7 @@ func TestChaos(t *testing.T) {
 		}
 	}
 	t.Logf("seed %d", seed)
-	var faults []*fault
+	var faults []*injected
 	for i := range n {
 		if *oneFault < 0 || i == *oneFault {
 			faults = append(faults, drawFault(seed, i))

@@ -7,7 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // Two ranks that call the same collective differently find out by its data. Two
@@ -42,7 +43,7 @@ const (
 // asker is a backend that can ask another rank what it is doing; stop ends the
 // wait for the answer.
 type asker interface {
-	Ask(rank int, stop <-chan struct{}) collective.Doing
+	Ask(rank int, stop <-chan struct{}) fault.Doing
 }
 
 // guard looks for calls that wait for each other. One is made for each rank of
@@ -185,7 +186,7 @@ func (w *guard) search(g *Group, mine *Doing) (pair pairOfCalls, theirs *Doing, 
 	sure = true
 	for i := range answers {
 		peer, theirs := (g.rank+1+i)%g.size, &answers[i]
-		if theirs.State == collective.DoingUnknown && mine.Call.NeedsAll(g.rank, peer) {
+		if theirs.State == fault.DoingUnknown && mine.Call.NeedsAll(g.rank, peer) {
 			sure = false
 		}
 		if !stuck(theirs) || madeBy(&mine.Call, theirs.Called, theirs.Sent, theirs.Received) {
@@ -210,11 +211,11 @@ func (w *guard) search(g *Group, mine *Doing) (pair pairOfCalls, theirs *Doing, 
 // madeBy reports whether a rank has made its part of another one's call: it has
 // called so many collectives of the group, sent the other so many messages and
 // received so many from it.
-func madeBy(c *collective.Call, called, sent, received uint64) bool {
+func madeBy(c *operation.Call, called, sent, received uint64) bool {
 	switch c.Op {
-	case collective.OpSend:
+	case operation.Send:
 		return received >= c.Seq
-	case collective.OpRecv:
+	case operation.Recv:
 		return sent >= c.Seq
 	}
 	return called >= c.Seq

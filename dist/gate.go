@@ -2,7 +2,10 @@
 
 package dist
 
-import "github.com/cohort-ml/cohort/dist/internal/collective"
+import (
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
+)
 
 // receiveGate lets receives from given peers run side by side, and a receive
 // from any rank alone: until it has its message nobody else may take one.
@@ -16,7 +19,7 @@ type receiveGate struct {
 
 // admit lets a receive pass, unless it must wait.
 func (q *receiveGate) admit(r *request) bool {
-	fromAny := r.call.Root == collective.AnyRank
+	fromAny := r.call.Root == operation.AnyRank
 	if q.any || len(q.waiting) > 0 || fromAny && q.peers > 0 {
 		return false
 	}
@@ -46,12 +49,12 @@ func (q *receiveGate) leave(g *Group, fromAny bool) {
 	for len(q.waiting) > 0 && !q.any {
 		w := q.waiting[0]
 		peer := w.call.Root
-		if peer == collective.AnyRank && q.peers > 0 {
+		if peer == operation.AnyRank && q.peers > 0 {
 			return
 		}
 		q.waiting[0] = nil
 		q.waiting = q.waiting[1:]
-		if peer == collective.AnyRank {
+		if peer == operation.AnyRank {
 			q.any = true
 			go w.run()
 		} else {

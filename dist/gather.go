@@ -5,7 +5,7 @@ package dist
 import (
 	"context"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -21,7 +21,7 @@ func (g *Group) AllGatherAsync(ctx context.Context, dst, src *tensor.Tensor) *Wo
 }
 
 func (g *Group) allGather(ctx context.Context, dst, src *tensor.Tensor) *request {
-	r := g.newRequest(ctx, collective.OpAllGather)
+	r := g.newRequest(ctx, operation.AllGather)
 	r.lend(&r.out, "the destination", dst, true)
 	r.lend(&r.in, "the source", src, false)
 	r.sameTypes()
@@ -44,7 +44,7 @@ func (g *Group) AllGatherListAsync(ctx context.Context, dsts []*tensor.Tensor, s
 }
 
 func (g *Group) allGatherList(ctx context.Context, dsts []*tensor.Tensor, src *tensor.Tensor) *request {
-	r := g.newRequest(ctx, collective.OpAllGather)
+	r := g.newRequest(ctx, operation.AllGather)
 	r.oneEach("destination", len(dsts))
 	r.lendAll(&r.out, "destination", dsts, true)
 	r.lend(&r.in, "the source", src, false)
@@ -68,7 +68,7 @@ func (g *Group) AllGatherCoalescedAsync(ctx context.Context, dsts, srcs []*tenso
 }
 
 func (g *Group) allGatherCoalesced(ctx context.Context, dsts, srcs []*tensor.Tensor) *request {
-	r := g.newRequest(ctx, collective.OpAllGather)
+	r := g.newRequest(ctx, operation.AllGather)
 	r.lendAll(&r.out, "destination", dsts, true)
 	r.lendAll(&r.in, "source", srcs, false)
 	r.sameTypes()
@@ -90,7 +90,7 @@ func (g *Group) GatherAsync(ctx context.Context, dsts []*tensor.Tensor, src *ten
 }
 
 func (g *Group) gather(ctx context.Context, dsts []*tensor.Tensor, src *tensor.Tensor, dst int) *request {
-	r := g.newRequest(ctx, collective.OpGather)
+	r := g.newRequest(ctx, operation.Gather)
 	r.rooted("the destination", dst)
 	r.lend(&r.in, "the source", src, false)
 	r.of(r.in.data.DType, r.in.data.NumElems)

@@ -12,9 +12,10 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -61,7 +62,7 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 	case j.making <- struct{}{}:
 		defer func() { <-j.making }()
 	case <-ctx.Done():
-		return nil, collective.Ending(ctx)
+		return nil, ending.Of(ctx)
 	}
 	name, err := j.nextName(ctx, g, ranks, o.local)
 	if err != nil {
@@ -196,7 +197,7 @@ func (j *glooJob) newNativeGroup(ctx context.Context, g *Group, ranks []int, o o
 	sub.node = m.me.Node
 	sub.setLocal()
 	waits := sub.await(ctx)
-	if err := waits.over(ctx, collective.Among(sub.members, sub.meet(ctx, key))); err != nil {
+	if err := waits.over(ctx, fault.Among(sub.members, sub.meet(ctx, key))); err != nil {
 		sub.log.Close()
 		g.forget(sub)
 		return nil, within("", sub.name, err)
@@ -221,7 +222,7 @@ func (m *goMembers) meet(ctx context.Context, j *glooJob, world []int) (*meeting
 		text, err := m.keys.Get(ctx, strconv.Itoa(r))
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil, fmt.Errorf("rank %d has not come: it is no Go rank, or makes no such group: %w", r, collective.Ending(ctx))
+				return nil, fmt.Errorf("rank %d has not come: it is no Go rank, or makes no such group: %w", r, ending.Of(ctx))
 			}
 			return nil, err
 		}

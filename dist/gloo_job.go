@@ -16,7 +16,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/gloo"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
@@ -228,7 +228,7 @@ func (j *glooJob) watchOthers(ctx context.Context, end context.CancelCauseFunc) 
 		other = pytorch2
 	}
 	mixed := func(r int) {
-		end(collective.NewRankError(worldName, Member{Rank: r}, fmt.Errorf("it runs %v, and others run %v, which cannot be in one group", other, j.pytorch)))
+		end(fault.NewRankError(worldName, Member{Rank: r}, fmt.Errorf("it runs %v, and others run %v, which cannot be in one group", other, j.pytorch)))
 	}
 	if j.server == nil {
 		return j.watchLauncher(ctx, func(old, young int) {

@@ -5,7 +5,7 @@ package dist
 import (
 	"fmt"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // PyTorchError says that a group with PyTorch members was asked for something
@@ -24,28 +24,28 @@ func (e *PyTorchError) Error() string {
 }
 
 // refuses returns why no PyTorch rank can take part in a call, "" if one can.
-func (p pytorch) refuses(c *collective.Call) string {
+func (p pytorch) refuses(c *operation.Call) string {
 	switch c.Op {
-	case collective.OpSend, collective.OpRecv, collective.OpBarrier:
+	case operation.Send, operation.Recv, operation.Barrier:
 		return ""
-	case collective.OpAllGather, collective.OpGather, collective.OpScatter:
+	case operation.AllGather, operation.Gather, operation.Scatter:
 		if c.Parts != nil {
 			return "wants parts of one size here"
 		}
 	}
 	if p == pytorch1_13 {
 		switch c.DType {
-		case collective.BFloat16, collective.Bool:
+		case operation.BFloat16, operation.Bool:
 			return fmt.Sprintf("has no collectives of %v", c.DType)
 		}
 		switch {
-		case c.Op == collective.OpReduceScatter:
+		case c.Op == operation.ReduceScatter:
 			return "has no reduce-scatter"
-		case c.Op == collective.OpAllGather && c.Count == 0:
+		case c.Op == operation.AllGather && c.Count == 0:
 			return "ends the process at an all-gather of nothing"
 		}
 	}
-	if c.Op == collective.OpReduceScatter && p < scatters {
+	if c.Op == operation.ReduceScatter && p < scatters {
 		return "has no reduce-scatter, but two calls in its place"
 	}
 	if !c.Op.Reduces() {
@@ -54,7 +54,7 @@ func (p pytorch) refuses(c *collective.Call) string {
 	switch kind := c.Reduce.Kind(); {
 	case kind == PremulSum(1).Kind():
 		return "has no sum with factors"
-	case c.Op == collective.OpReduceScatter && kind != Sum && p < scattersAnyhow:
+	case c.Op == operation.ReduceScatter && kind != Sum && p < scattersAnyhow:
 		return fmt.Sprintf("computes the sum in a reduce-scatter, and no %v", c.Reduce)
 	case kind != Avg:
 	case p < averages:
@@ -65,9 +65,9 @@ func (p pytorch) refuses(c *collective.Call) string {
 	return ""
 }
 
-func isFloat(d collective.DType) bool {
+func isFloat(d operation.DType) bool {
 	switch d {
-	case collective.Float32, collective.Float64, collective.Float16, collective.BFloat16:
+	case operation.Float32, operation.Float64, operation.Float16, operation.BFloat16:
 		return true
 	}
 	return false
@@ -75,7 +75,7 @@ func isFloat(d collective.DType) bool {
 
 // admits returns an error if a call cannot be made on a group with PyTorch
 // members. Other groups make all calls: j is nil there.
-func (j *glooJob) admits(g *Group, c *collective.Call) error {
+func (j *glooJob) admits(g *Group, c *operation.Call) error {
 	if j == nil {
 		return nil
 	}

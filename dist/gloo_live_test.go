@@ -36,8 +36,8 @@ var alike = []struct {
 	{"send", pytorch1_13}, {"recv_any", pytorch1_13}, {"batch", pytorch1_13},
 }
 
-func operationNamed(name string) operation {
-	i := slices.IndexFunc(operations, func(o operation) bool { return o.name == name })
+func operationNamed(name string) operationCase {
+	i := slices.IndexFunc(operations, func(o operationCase) bool { return o.name == name })
 	return operations[i]
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
@@ -22,12 +23,12 @@ func (j *glooJob) reduceScatterList(r *request) {
 		return
 	}
 	g, ctx := r.g, r.ctx
-	r.instead = func(c collective.Call, in, out collective.Data) error {
+	r.instead = func(c operation.Call, in, out collective.Data) error {
 		return reduceEach(ctx, g.backend, c, in, out, g.rank, g.size)
 	}
 }
 
-func reduceEach(ctx context.Context, b collective.Backend, c collective.Call, in, out collective.Data, rank, size int) error {
+func reduceEach(ctx context.Context, b collective.Backend, c operation.Call, in, out collective.Data, rank, size int) error {
 	rest := in.Bytes()
 	scratch := mem.Buffer{}
 	for i := range size {
@@ -35,7 +36,7 @@ func reduceEach(ctx context.Context, b collective.Backend, c collective.Call, in
 		if c.Parts != nil {
 			n = c.Parts[i]
 		}
-		part := collective.Call{Op: collective.OpAllReduce, Reduce: c.Reduce, DType: c.DType, Count: n, Seq: c.Seq, Background: c.Background, Begun: c.Start()}
+		part := operation.Call{Op: operation.AllReduce, Reduce: c.Reduce, DType: c.DType, Count: n, Seq: c.Seq, Background: c.Background, Begun: c.Start()}
 		numBytes := n * c.DType.Size()
 		data := collective.Data{Buffer: out.Buffer, DType: c.DType, NumElems: n}
 		if i != rank {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -130,24 +130,24 @@ func TestPyTorchRefusals(t *testing.T) {
 	const always, never pytorch = pytorch1_13, 1000
 	all := []pytorch{pytorch1_13, pytorch2_2, 203, 206, 207, 208, 209, 215, pytorch2}
 	for _, tc := range []struct {
-		call  collective.Call
+		call  operation.Call
 		since pytorch
 	}{
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32}, always},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Reduce: Avg}, 208},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Int64, Reduce: Avg}, never},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Int64, Reduce: BXor}, always},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Reduce: PremulSum(2)}, never},
-		{collective.Call{Op: collective.OpAllReduce, DType: collective.BFloat16}, pytorch2_2},
-		{collective.Call{Op: collective.OpBroadcast, DType: collective.Bool}, pytorch2_2},
-		{collective.Call{Op: collective.OpSend, DType: collective.Bool}, always},
-		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32}, 203},
-		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Reduce: Max}, 209},
-		{collective.Call{Op: collective.OpReduceScatter, DType: collective.Float32, Reduce: Avg}, 209},
-		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32}, pytorch2_2},
-		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Count: 1}, always},
-		{collective.Call{Op: collective.OpAllGather, DType: collective.Float32, Parts: []int{1, 2}}, never},
-		{collective.Call{Op: collective.OpAllToAll, DType: collective.Float32, Parts: []int{1, 2}}, always},
+		{operation.Call{Op: operation.AllReduce, DType: operation.Float32}, always},
+		{operation.Call{Op: operation.AllReduce, DType: operation.Float32, Reduce: Avg}, 208},
+		{operation.Call{Op: operation.AllReduce, DType: operation.Int64, Reduce: Avg}, never},
+		{operation.Call{Op: operation.AllReduce, DType: operation.Int64, Reduce: BXor}, always},
+		{operation.Call{Op: operation.AllReduce, DType: operation.Float32, Reduce: PremulSum(2)}, never},
+		{operation.Call{Op: operation.AllReduce, DType: operation.BFloat16}, pytorch2_2},
+		{operation.Call{Op: operation.Broadcast, DType: operation.Bool}, pytorch2_2},
+		{operation.Call{Op: operation.Send, DType: operation.Bool}, always},
+		{operation.Call{Op: operation.ReduceScatter, DType: operation.Float32}, 203},
+		{operation.Call{Op: operation.ReduceScatter, DType: operation.Float32, Reduce: Max}, 209},
+		{operation.Call{Op: operation.ReduceScatter, DType: operation.Float32, Reduce: Avg}, 209},
+		{operation.Call{Op: operation.AllGather, DType: operation.Float32}, pytorch2_2},
+		{operation.Call{Op: operation.AllGather, DType: operation.Float32, Count: 1}, always},
+		{operation.Call{Op: operation.AllGather, DType: operation.Float32, Parts: []int{1, 2}}, never},
+		{operation.Call{Op: operation.AllToAll, DType: operation.Float32, Parts: []int{1, 2}}, always},
 	} {
 		for _, v := range all {
 			if reason := v.refuses(&tc.call); (reason == "") != (v >= tc.since) {

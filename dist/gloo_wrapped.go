@@ -9,8 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/gloo"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -53,13 +54,13 @@ func (j *glooJob) watchWrapper(g *Group, b *gloo.Backend, name string, cfg gloo.
 		if !ok {
 			return
 		}
-		err := collective.NewRankError(g.name, b.Member(rank), errWrapped)
+		err := fault.NewRankError(g.name, b.Member(rank), errWrapped)
 		b.Doom(err)
 		limit, cancel := context.WithTimeout(ctx, wrapperTime)
 		defer cancel()
 		if there, err := gloo.Open(limit, cfg); err == nil {
 			defer there.Close()
-			_ = there.MonitoredBarrier(limit, collective.Call{Op: collective.OpBarrier, Seq: 1}, true)
+			_ = there.MonitoredBarrier(limit, operation.Call{Op: operation.Barrier, Seq: 1}, true)
 		}
 		end(err)
 		b.Fail(err)

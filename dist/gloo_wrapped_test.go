@@ -11,6 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/gloo"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -43,7 +44,7 @@ func TestGlooWrapped(t *testing.T) {
 				}
 				if err == nil {
 					defer b.Close()
-					call := collective.Call{Op: collective.OpBarrier, Seq: 1}
+					call := operation.Call{Op: operation.Barrier, Seq: 1}
 					if err = b.MonitoredBarrier(ctx, call, true); err != nil {
 						t.Errorf("before the Go rank knows, the other one says %v", err)
 					}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/dist/internal/native"
@@ -165,7 +166,7 @@ func (g *Group) Close() error {
 			unwatch()
 		}
 		if backend != nil {
-			if err := collective.Among(g.members, backend.Close()); g.closeErr == nil {
+			if err := fault.Among(g.members, backend.Close()); g.closeErr == nil {
 				g.closeErr = err
 			}
 		}

@@ -3,24 +3,9 @@
 package dist
 
 import (
-	"errors"
-
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
-
-// WithHost puts a rank on a host of a network inside this process. It is for
-// package disttest, which alone makes such hosts; [WithStore] and [WithRank] go
-// with it.
-func WithHost(h *native.Host) Option {
-	return func(o *options) error {
-		if h == nil {
-			return errors.New("WithHost was given no host")
-		}
-		o.host = h
-		return o.onlyInit("WithHost")
-	}
-}
 
 // number counts a request where calls are counted: as it is called, for
 // asynchronous ones begin in no order.

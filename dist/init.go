@@ -20,6 +20,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -45,7 +46,7 @@ import (
 // a rank waits, after five seconds and then once a minute. ctx bounds the forming
 // of the group only.
 func Init(ctx context.Context, opts ...Option) (*Group, error) {
-	o := options{timeout: DefaultTimeout, silence: DefaultSilence}
+	o := options{timeout: DefaultTimeout, silence: DefaultSilence, host: native.HostFrom(ctx)}
 	if err := o.silenceFromEnv(); err != nil {
 		return nil, fmt.Errorf("dist: init: %w", err)
 	}
@@ -602,7 +603,7 @@ func (m *meeting) whoIsMissing(ctx context.Context, what string, err error) erro
 	if _, e := m.store.MultiGet(limit, keys...); e != nil {
 		return missingRanks(ctx, e)
 	}
-	return &TimeoutError{Group: worldName, Op: "init", Missing: []Member{{}}, Cause: collective.Ending(ctx)}
+	return &TimeoutError{Group: worldName, Op: "init", Missing: []Member{{}}, Cause: ending.Of(ctx)}
 }
 
 // missingRanks makes a time-out that names ranks of one that names keys.
@@ -611,7 +612,7 @@ func missingRanks(ctx context.Context, err error) error {
 	if !errors.As(err, &se) || ctx.Err() == nil {
 		return err
 	}
-	late := &TimeoutError{Group: worldName, Op: "init", Cause: collective.Ending(ctx)}
+	late := &TimeoutError{Group: worldName, Op: "init", Cause: ending.Of(ctx)}
 	for _, k := range se.Keys {
 		if r, err := strconv.Atoi(k[strings.LastIndexByte(k, '/')+1:]); err == nil {
 			late.Missing = append(late.Missing, Member{Rank: r})

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -30,10 +31,10 @@ type piece struct {
 }
 
 // dtypeOf are the numbers by which the types of elements travel.
-var dtypeOf = [...]collective.DType{
-	tensor.Float32: collective.Float32, tensor.Int64: collective.Int64, tensor.BFloat16: collective.BFloat16,
-	tensor.Float16: collective.Float16, tensor.Float64: collective.Float64, tensor.Int32: collective.Int32,
-	tensor.Int8: collective.Int8, tensor.Uint8: collective.Uint8, tensor.Bool: collective.Bool,
+var dtypeOf = [...]operation.DType{
+	tensor.Float32: operation.Float32, tensor.Int64: operation.Int64, tensor.BFloat16: operation.BFloat16,
+	tensor.Float16: operation.Float16, tensor.Float64: operation.Float64, tensor.Int32: operation.Int32,
+	tensor.Int8: operation.Int8, tensor.Uint8: operation.Uint8, tensor.Bool: operation.Bool,
 }
 
 // lend borrows a tensor's memory.

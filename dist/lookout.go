@@ -8,8 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // lookPeriod is how often a wait that the backend does not end looks at the group.
@@ -65,7 +65,7 @@ func (g *Group) lookOut(ctx context.Context, seq uint64) (context.Context, *look
 // monitorTrouble returns what is wrong with the group as the error of a
 // monitored barrier.
 func (g *Group) monitorTrouble(seq uint64) error {
-	err := g.backend.Trouble(collective.Call{Op: collective.OpBarrier, Seq: seq})
+	err := g.backend.Trouble(operation.Call{Op: operation.Barrier, Seq: seq})
 	var re *RankError
 	if errors.As(err, &re) {
 		here := *re

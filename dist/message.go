@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -43,8 +43,8 @@ func (g *Group) RecvAny(ctx context.Context, t *tensor.Tensor) (src int, err err
 
 // RecvAnyAsync starts a [Group.RecvAny]; [Work.Source] tells the rank.
 func (g *Group) RecvAnyAsync(ctx context.Context, t *tensor.Tensor) *Work {
-	r := g.newRequest(ctx, collective.OpRecv)
-	r.call.Root = collective.AnyRank
+	r := g.newRequest(ctx, operation.Recv)
+	r.call.Root = operation.AnyRank
 	if g.size == 1 {
 		r.refuse("there is no other rank")
 	}
@@ -97,9 +97,9 @@ func (g *Group) BatchAsync(ctx context.Context, ms ...Message) *Work {
 
 // message makes the request of a message.
 func (g *Group) message(ctx context.Context, m Message) *request {
-	op := collective.OpSend
+	op := operation.Send
 	if m.Recv {
-		op = collective.OpRecv
+		op = operation.Recv
 	}
 	r := g.newRequest(ctx, op)
 	r.peer(m.Peer)
@@ -110,7 +110,7 @@ func (g *Group) message(ctx context.Context, m Message) *request {
 // peer checks the other rank of a message.
 func (r *request) peer(rank int) {
 	what := "the destination"
-	if r.call.Op == collective.OpRecv {
+	if r.call.Op == operation.Recv {
 		what = "the source"
 	}
 	r.rooted(what, rank)
@@ -121,7 +121,7 @@ func (r *request) peer(rank int) {
 
 // carries says what a message consists of.
 func (r *request) carries(t *tensor.Tensor) {
-	recv := r.call.Op == collective.OpRecv
+	recv := r.call.Op == operation.Recv
 	r.inPlace, r.loads, r.stores = true, !recv, recv
 	r.lend(&r.in, "the tensor", t, recv)
 	r.of(r.in.data.DType, r.in.data.NumElems)

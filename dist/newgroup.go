@@ -14,9 +14,11 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -68,7 +70,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		err = g.checkMembers(ranks)
 	}
 	if err == nil && ctx.Err() != nil {
-		err = collective.Ending(ctx)
+		err = ending.Of(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dist: new group of ranks %s of group %q on rank %d: %w", some(ranks), g.name, g.rank, err)
@@ -91,7 +93,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		return nil, fmt.Errorf("dist: new group of ranks %s of group %q on rank %d: %w", some(ranks), g.name, g.rank, err)
 	}
 	waits := sub.await(ctx)
-	if err := waits.over(ctx, collective.Among(sub.members, sub.meet(ctx, key))); err != nil {
+	if err := waits.over(ctx, fault.Among(sub.members, sub.meet(ctx, key))); err != nil {
 		sub.log.Close()
 		g.forget(sub)
 		return nil, within(fmt.Sprintf("dist: new group %q of ranks %s of group %q on rank %d: ", sub.name, some(ranks), g.name, g.rank), sub.name, err)
@@ -222,7 +224,7 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 	g.children[sub] = struct{}{}
 	sub.base, sub.store = g.base, store.Prefix(g.base, "group/"+sub.key+"/")
 	for i, m := range sub.members {
-		sub.members[i] = collective.MemberOf(sub.name, i, m)
+		sub.members[i] = fault.MemberOf(sub.name, i, m)
 	}
 	sub.openLog()
 	return sub, sub.key, nil

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
@@ -38,7 +40,7 @@ func AllGatherObject[T any](ctx context.Context, g *Group, v T) ([]T, error) {
 		return nil, err
 	}
 	all := make([]byte, total)
-	if err := g.raw(ctx, begun, collective.OpAllGather, 0, rawBytes(text), rawBytes(all), parts); err != nil {
+	if err := g.raw(ctx, begun, operation.AllGather, 0, rawBytes(text), rawBytes(all), parts); err != nil {
 		return nil, err
 	}
 	return decodeAll[T](g, op, all, parts)
@@ -57,7 +59,7 @@ func GatherObject[T any](ctx context.Context, g *Group, v T, dst int) ([]T, erro
 	if g.rank == dst {
 		sizes = make([]int64, g.size)
 	}
-	if err := g.raw(ctx, begun, collective.OpGather, dst, numbers([]int64{int64(len(text))}), numbers(sizes), nil); err != nil {
+	if err := g.raw(ctx, begun, operation.Gather, dst, numbers([]int64{int64(len(text))}), numbers(sizes), nil); err != nil {
 		return nil, err
 	}
 	parts, total, err := g.objectSizes(op, sizes)
@@ -65,7 +67,7 @@ func GatherObject[T any](ctx context.Context, g *Group, v T, dst int) ([]T, erro
 		return nil, err
 	}
 	all := make([]byte, total)
-	if err := g.raw(ctx, begun, collective.OpGather, dst, rawBytes(text), rawBytes(all), parts); err != nil || g.rank != dst {
+	if err := g.raw(ctx, begun, operation.Gather, dst, rawBytes(text), rawBytes(all), parts); err != nil || g.rank != dst {
 		return nil, err
 	}
 	return decodeAll[T](g, op, all, parts)
@@ -85,7 +87,7 @@ func BroadcastObject[T any](ctx context.Context, g *Group, v T, src int) (T, err
 		}
 	}
 	size := []int64{int64(len(text))}
-	if err := g.raw(ctx, begun, collective.OpBroadcast, src, numbers(size), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, operation.Broadcast, src, numbers(size), collective.Data{}, nil); err != nil {
 		return none, err
 	}
 	if _, _, err := g.objectSizes(op, size); err != nil {
@@ -94,7 +96,7 @@ func BroadcastObject[T any](ctx context.Context, g *Group, v T, src int) (T, err
 	if g.rank != src {
 		text = make([]byte, size[0])
 	}
-	if err := g.raw(ctx, begun, collective.OpBroadcast, src, rawBytes(text), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, operation.Broadcast, src, rawBytes(text), collective.Data{}, nil); err != nil {
 		return none, err
 	}
 	return decode[T](g, op, text, src)
@@ -124,14 +126,14 @@ func ScatterObject[T any](ctx context.Context, g *Group, vs []T, src int) (T, er
 		all, parts, sizes = append(all, text...), append(parts, len(text)), append(sizes, int64(len(text)))
 	}
 	size := make([]int64, 1)
-	if err := g.raw(ctx, begun, collective.OpScatter, src, numbers(sizes), numbers(size), nil); err != nil {
+	if err := g.raw(ctx, begun, operation.Scatter, src, numbers(sizes), numbers(size), nil); err != nil {
 		return none, err
 	}
 	if _, _, err := g.objectSizes(op, size); err != nil {
 		return none, err
 	}
 	text := make([]byte, size[0])
-	if err := g.raw(ctx, begun, collective.OpScatter, src, rawBytes(all), rawBytes(text), parts); err != nil {
+	if err := g.raw(ctx, begun, operation.Scatter, src, rawBytes(all), rawBytes(text), parts); err != nil {
 		return none, err
 	}
 	return decode[T](g, op, text, src)
@@ -153,10 +155,10 @@ func SendObject[T any](ctx context.Context, g *Group, v T, dst int) error {
 		return err
 	}
 	defer release()
-	if err := g.raw(ctx, begun, collective.OpSend, dst, numbers([]int64{int64(len(text))}), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, operation.Send, dst, numbers([]int64{int64(len(text))}), collective.Data{}, nil); err != nil {
 		return err
 	}
-	return g.raw(ctx, begun, collective.OpSend, dst, rawBytes(text), collective.Data{}, nil)
+	return g.raw(ctx, begun, operation.Send, dst, rawBytes(text), collective.Data{}, nil)
 }
 
 // RecvObject returns the value that rank src sends by [SendObject], whose
@@ -171,14 +173,14 @@ func RecvObject[T any](ctx context.Context, g *Group, src int) (T, error) {
 	}
 	defer release()
 	size := make([]int64, 1)
-	if err := g.raw(ctx, begun, collective.OpRecv, src, numbers(size), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, operation.Recv, src, numbers(size), collective.Data{}, nil); err != nil {
 		return none, err
 	}
 	if _, _, err := g.objectSizes(op, size); err != nil {
 		return none, err
 	}
 	text := make([]byte, size[0])
-	if err := g.raw(ctx, begun, collective.OpRecv, src, rawBytes(text), collective.Data{}, nil); err != nil {
+	if err := g.raw(ctx, begun, operation.Recv, src, rawBytes(text), collective.Data{}, nil); err != nil {
 		return none, err
 	}
 	return decode[T](g, op, text, src)
@@ -208,7 +210,7 @@ func (g *Group) oneObject(ctx context.Context, begun time.Time, op string, way p
 	case <-g.closing.Done():
 		err = ErrClosed
 	case <-ctx.Done():
-		err = collective.Ending(ctx)
+		err = ending.Of(ctx)
 	}
 	return nil, fmt.Errorf("dist: %s of group %q on rank %d was not begun, behind another with the same rank: %w", op, g.name, g.rank, err)
 }
@@ -263,13 +265,13 @@ func (g *Group) objectSizes(op string, sizes []int64) (parts []int, total int, e
 // gatherNumbers returns the numbers of all ranks, of which each gives as many.
 func (g *Group) gatherNumbers(ctx context.Context, begun time.Time, mine ...int64) ([]int64, error) {
 	all := make([]int64, len(mine)*g.size)
-	return all, g.raw(ctx, begun, collective.OpAllGather, 0, numbers(mine), numbers(all), nil)
+	return all, g.raw(ctx, begun, operation.AllGather, 0, numbers(mine), numbers(all), nil)
 }
 
 // raw runs an operation on memory that is no tensor's. peer is its root, or the
 // other rank of a message; parts are those of an operation that has them, of a
 // gather and a scatter on the root, and nil on all ranks where they are even.
-func (g *Group) raw(ctx context.Context, begun time.Time, op collective.Op, peer int, in, out collective.Data, parts []int) error {
+func (g *Group) raw(ctx context.Context, begun time.Time, op operation.Op, peer int, in, out collective.Data, parts []int) error {
 	if g.job != nil {
 		return g.job.unsupported(g, op.String(), "moves objects as Python's pickles, which are programs and not data: send tensors, or make a group of Go ranks by WithBackend(\"native\")")
 	}
@@ -277,24 +279,24 @@ func (g *Group) raw(ctx context.Context, begun time.Time, op collective.Op, peer
 	r.in.data, r.out.data = in, out
 	r.call.Begun = begun
 	switch op {
-	case collective.OpSend, collective.OpRecv:
+	case operation.Send, operation.Recv:
 		r.peer(peer)
-	case collective.OpAllGather:
+	case operation.AllGather:
 	default:
 		r.rooted("the root", peer)
 	}
 	r.of(in.DType, in.NumElems)
 	switch {
-	case op == collective.OpScatter:
+	case op == operation.Scatter:
 		r.of(out.DType, out.NumElems)
 		if r.call.Parts = parts; parts == nil {
 			r.call.SetEven()
 		}
-	case op == collective.OpGather && parts == nil:
+	case op == operation.Gather && parts == nil:
 		r.call.SetEven()
-	case op == collective.OpGather && g.rank == peer:
+	case op == operation.Gather && g.rank == peer:
 		r.call.Parts = parts
-	case op == collective.OpAllGather && parts != nil && slices.Max(parts) != slices.Min(parts):
+	case op == operation.AllGather && parts != nil && slices.Max(parts) != slices.Min(parts):
 		r.call.SetParts(parts, g.rank)
 	}
 	return g.run(r)
@@ -303,10 +305,10 @@ func (g *Group) raw(ctx context.Context, begun time.Time, op collective.Op, peer
 // numbers lends integers to a call.
 func numbers(v []int64) collective.Data {
 	b := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), 8*len(v))
-	return collective.Data{Buffer: mem.Buffer{Data: b}, DType: collective.Int64, NumElems: len(v)}
+	return collective.Data{Buffer: mem.Buffer{Data: b}, DType: operation.Int64, NumElems: len(v)}
 }
 
 // rawBytes lends bytes to a call.
 func rawBytes(b []byte) collective.Data {
-	return collective.Data{Buffer: mem.Buffer{Data: b}, DType: collective.Uint8, NumElems: len(b)}
+	return collective.Data{Buffer: mem.Buffer{Data: b}, DType: operation.Uint8, NumElems: len(b)}
 }

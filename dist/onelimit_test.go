@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/loaded"
 )
 
@@ -44,7 +45,7 @@ func TestOneLimitACall(t *testing.T) {
 				if num > 1 {
 					part = rawBytes([]byte(`"a"`))
 				}
-				return g.raw(ctx, time.Now(), collective.OpSend, 0, part, collective.Data{}, nil)
+				return g.raw(ctx, time.Now(), operation.Send, 0, part, collective.Data{}, nil)
 			}},
 		{name: "batch",
 			awaits: func(ctx context.Context, g *Group) error {

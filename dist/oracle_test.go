@@ -15,7 +15,7 @@ import (
 // one is a single run of an operation, by which all ranks know what each of
 // them has and what must come out.
 type one struct {
-	op     operation
+	op     operationCase
 	dtype  tensor.DType
 	reduce ReduceOp // of the operations that reduce
 	layout string
@@ -266,14 +266,14 @@ func each(g *Group, f func(rank int) int) []int {
 }
 
 // operation is an operation as it is tested.
-type operation struct {
+type operationCase struct {
 	name    string
 	reduces bool
 	uneven  bool // parts may differ in size
 	run     func(ctx context.Context, g *Group, c one) error
 }
 
-var operations = []operation{
+var operations = []operationCase{
 	{"barrier", false, false, func(ctx context.Context, g *Group, c one) error {
 		_, err := c.wait(ctx, g, func() error { return g.Barrier(ctx) }, func() *Work { return g.BarrierAsync(ctx) })
 		return err

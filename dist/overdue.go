@@ -10,7 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // A rank that hangs keeps the others waiting for as long as the group's limit, which is
@@ -44,14 +45,14 @@ func newOverdue(g *Group) overdue {
 // whereAsker is a backend that can ask where another rank's program is.
 type whereAsker interface {
 	asker
-	AskWhere(rank int, stop <-chan struct{}) collective.Doing
+	AskWhere(rank int, stop <-chan struct{}) fault.Doing
 }
 
 // sayOverdue says whom this rank waits for, if that takes too long.
 func (w *guard) sayOverdue() {
 	o := &w.overdue
 	mine := w.root.log.Doing()
-	if o.to == nil || mine.State != collective.DoingUnderWay || mine.ID == o.told || mine.Call.Seq == 0 || mine.For < o.floor {
+	if o.to == nil || mine.State != fault.DoingUnderWay || mine.ID == o.told || mine.Call.Seq == 0 || mine.For < o.floor {
 		return
 	}
 	g := w.root.withKey(mine.Key)
@@ -94,9 +95,9 @@ func (g *Group) usualStep() time.Duration {
 func (g *Group) notCome(mine *Doing, backend asker, stop <-chan struct{}) (missing []int, first bool) {
 	came := func(peer int) bool {
 		d := backend.Ask(peer, stop)
-		return d.State != collective.DoingUnknown && madeBy(&mine.Call, d.Called, d.Sent, d.Received)
+		return d.State != fault.DoingUnknown && madeBy(&mine.Call, d.Called, d.Sent, d.Received)
 	}
-	message := mine.Call.Op == collective.OpSend || mine.Call.Op == collective.OpRecv
+	message := mine.Call.Op == operation.Send || mine.Call.Op == operation.Recv
 	for peer := range g.rank {
 		if !message && came(peer) {
 			return nil, false
@@ -141,7 +142,7 @@ func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, back
 		there := d(peer, stop)
 		fmt.Fprintf(&b, "cohort: %v: ", g.members[peer])
 		switch {
-		case there.State == collective.DoingUnknown:
+		case there.State == fault.DoingUnknown:
 			b.WriteString("it does not say where it is\n")
 			continue
 		case there.At != "":

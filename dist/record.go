@@ -12,9 +12,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/flightlog"
-	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -73,8 +74,8 @@ func (g *Group) describe(d *flightlog.Group) {
 // sited returns the error of a call with the place where this rank made it, and
 // with what the ranks that it names are in the job. A backend keeps its errors for
 // later calls, so it is a copy that is filled.
-func (g *Group) sited(err error, c *collective.Call) error {
-	err = collective.Among(g.members, err)
+func (g *Group) sited(err error, c *operation.Call) error {
+	err = fault.Among(g.members, err)
 	switch e := err.(type) {
 	case *RankError:
 		if e.Site == "" && e.Op != "" {

@@ -5,7 +5,7 @@ package dist
 import (
 	"context"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -21,7 +21,7 @@ func (g *Group) AllReduceAsync(ctx context.Context, t *tensor.Tensor, op ReduceO
 }
 
 func (g *Group) allReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp) *request {
-	r := g.newRequest(ctx, collective.OpAllReduce)
+	r := g.newRequest(ctx, operation.AllReduce)
 	r.inPlace, r.loads, r.stores = true, true, true
 	r.lend(&r.in, "the tensor", t, true)
 	r.reduces(op)
@@ -40,7 +40,7 @@ func (g *Group) AllReduceCoalescedAsync(ctx context.Context, ts []*tensor.Tensor
 }
 
 func (g *Group) allReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op ReduceOp) *request {
-	r := g.newRequest(ctx, collective.OpAllReduce)
+	r := g.newRequest(ctx, operation.AllReduce)
 	r.inPlace, r.loads, r.stores = true, true, true
 	r.lendAll(&r.in, "tensor", ts, true)
 	r.reduces(op)
@@ -59,7 +59,7 @@ func (g *Group) ReduceAsync(ctx context.Context, t *tensor.Tensor, dst int, op R
 }
 
 func (g *Group) reduce(ctx context.Context, t *tensor.Tensor, dst int, op ReduceOp) *request {
-	r := g.newRequest(ctx, collective.OpReduce)
+	r := g.newRequest(ctx, operation.Reduce)
 	r.rooted("the destination", dst)
 	r.inPlace, r.loads, r.stores = true, true, g.rank == dst
 	r.lend(&r.in, "the tensor", t, g.rank == dst)
@@ -81,7 +81,7 @@ func (g *Group) ReduceScatterAsync(ctx context.Context, dst, src *tensor.Tensor,
 }
 
 func (g *Group) reduceScatter(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) *request {
-	r := g.newRequest(ctx, collective.OpReduceScatter)
+	r := g.newRequest(ctx, operation.ReduceScatter)
 	r.lend(&r.out, "the destination", dst, true)
 	r.lend(&r.in, "the source", src, false)
 	r.sameTypes()
@@ -106,7 +106,7 @@ func (g *Group) ReduceScatterListAsync(ctx context.Context, dst *tensor.Tensor, 
 }
 
 func (g *Group) reduceScatterList(ctx context.Context, dst *tensor.Tensor, srcs []*tensor.Tensor, op ReduceOp) *request {
-	r := g.newRequest(ctx, collective.OpReduceScatter)
+	r := g.newRequest(ctx, operation.ReduceScatter)
 	r.lend(&r.out, "the destination", dst, true)
 	r.oneEach("source", len(srcs))
 	r.lendAll(&r.in, "source", srcs, false)
@@ -131,7 +131,7 @@ func (g *Group) ReduceScatterCoalescedAsync(ctx context.Context, dsts, srcs []*t
 }
 
 func (g *Group) reduceScatterCoalesced(ctx context.Context, dsts, srcs []*tensor.Tensor, op ReduceOp) *request {
-	r := g.newRequest(ctx, collective.OpReduceScatter)
+	r := g.newRequest(ctx, operation.ReduceScatter)
 	r.lendAll(&r.out, "destination", dsts, true)
 	r.lendAll(&r.in, "source", srcs, false)
 	r.sameTypes()

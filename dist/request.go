@@ -9,6 +9,8 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -23,7 +25,7 @@ import (
 type request struct {
 	g       *Group
 	ctx     context.Context
-	call    collective.Call
+	call    operation.Call
 	in, out operand
 	inPlace bool // out is in, of which then is said:
 	loads   bool // what it holds before matters
@@ -35,7 +37,7 @@ type request struct {
 	ticket  flight.Ticket
 	number  int // among the calls of a rank on a host of disttest
 	// instead moves the call in place of the backend's methods; or nil
-	instead func(c collective.Call, in, out collective.Data) error
+	instead func(c operation.Call, in, out collective.Data) error
 	err     error // the first thing that is wrong with the arguments
 }
 
@@ -46,7 +48,7 @@ type held struct {
 	written bool
 }
 
-func (g *Group) newRequest(ctx context.Context, op collective.Op) *request {
+func (g *Group) newRequest(ctx context.Context, op operation.Op) *request {
 	r, _ := g.requests.Get().(*request)
 	if r == nil {
 		r = &request{}
@@ -74,7 +76,7 @@ func (r *request) refuse(format string, args ...any) {
 }
 
 // of says of what type the elements are and how many of them this rank's count is.
-func (r *request) of(d collective.DType, count int) { r.call.DType, r.call.Count = d, count }
+func (r *request) of(d operation.DType, count int) { r.call.DType, r.call.Count = d, count }
 
 // rooted checks the rank that an operation begins or ends at.
 func (r *request) rooted(what string, root int) {
@@ -104,7 +106,7 @@ func (r *request) reduces(op ReduceOp) {
 }
 
 // reducible returns a [ReduceError] if elements of a type are not reduced so.
-func (g *Group) reducible(op ReduceOp, d collective.DType) error {
+func (g *Group) reducible(op ReduceOp, d operation.DType) error {
 	_, err := collective.ReductionFor(op, d, g.size)
 	return err
 }
@@ -239,7 +241,7 @@ func (g *Group) runAsync(r *request) *Work {
 // it takes; none for a receive that the gate holds back or that takes from any.
 func (g *Group) start(r *request) (l *lane, held *Work, err error) {
 	if err := r.ctx.Err(); err != nil {
-		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, collective.Ending(r.ctx))
+		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, ending.Of(r.ctx))
 	}
 	if err := g.job.admits(g, &r.call); err != nil {
 		return nil, nil, err
@@ -256,14 +258,14 @@ func (g *Group) start(r *request) (l *lane, held *Work, err error) {
 		}
 	}
 	switch r.call.Op {
-	case collective.OpSend:
+	case operation.Send:
 		return g.pairLane(r.call.Root, true), nil, nil
-	case collective.OpRecv:
+	case operation.Recv:
 		if !g.gate.admit(r) {
 			r.ticket = g.log.Called(&r.call, false) // its number comes later
 			return nil, g.gate.hold(r), nil
 		}
-		if r.call.Root == collective.AnyRank {
+		if r.call.Root == operation.AnyRank {
 			r.ticket = g.log.Called(&r.call, true)
 			return nil, nil, nil
 		}
@@ -288,7 +290,7 @@ func (g *Group) pairLane(peer int, send bool) *lane {
 func (g *Group) ended(r *request, fromAny bool) {
 	g.mu.Lock()
 	g.running--
-	if r.call.Op == collective.OpRecv {
+	if r.call.Op == operation.Recv {
 		g.gate.leave(g, fromAny)
 	}
 	if g.running == 0 && g.closed {
@@ -313,7 +315,7 @@ func (g *Group) perform(r *request) error {
 
 // move runs a request to its end.
 func (g *Group) move(r *request) error {
-	fromAny := r.call.Op == collective.OpRecv && r.call.Root == collective.AnyRank
+	fromAny := r.call.Op == operation.Recv && r.call.Root == operation.AnyRank
 	defer g.ended(r, fromAny)
 	staged, err := r.stage()
 	if err != nil {
@@ -324,7 +326,7 @@ func (g *Group) move(r *request) error {
 		return err
 	}
 	in, out := r.in.data, r.out.data
-	if r.inPlace && r.stores || r.call.Op == collective.OpBroadcast {
+	if r.inPlace && r.stores || r.call.Op == operation.Broadcast {
 		out = in
 	}
 	switch {
@@ -334,9 +336,9 @@ func (g *Group) move(r *request) error {
 		err = collective.Alone(&r.call, in, out)
 	case fromAny:
 		err = g.recvAny(r, in)
-	case r.call.Op == collective.OpSend:
+	case r.call.Op == operation.Send:
 		err = g.backend.Send(r.ctx, r.call, in)
-	case r.call.Op == collective.OpRecv:
+	case r.call.Op == operation.Recv:
 		err = g.backend.Recv(r.ctx, r.call, in)
 	default:
 		err = g.backend.Collective(r.ctx, r.call, in, out)

@@ -5,7 +5,7 @@ package dist
 import (
 	"context"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -21,7 +21,7 @@ func (g *Group) ScatterAsync(ctx context.Context, dst *tensor.Tensor, srcs []*te
 }
 
 func (g *Group) scatter(ctx context.Context, dst *tensor.Tensor, srcs []*tensor.Tensor, src int) *request {
-	r := g.newRequest(ctx, collective.OpScatter)
+	r := g.newRequest(ctx, operation.Scatter)
 	r.rooted("the source", src)
 	r.lend(&r.out, "the destination", dst, true)
 	r.of(r.out.data.DType, r.out.data.NumElems)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
@@ -131,7 +132,7 @@ func runRank(ctx context.Context, g *Group, main func(context.Context, *Group) e
 
 // isConsequence reports whether an error is about another rank's failure.
 func isConsequence(err error) bool {
-	var re *collective.RankError
+	var re *fault.RankError
 	return errors.As(err, &re)
 }
 

@@ -9,8 +9,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/ending"
 )
 
 // Work is an operation under way. Its tensors belong to it until it has ended.
@@ -18,7 +19,7 @@ type Work struct {
 	g    *Group // nil for work that ended before it began
 	done chan struct{}
 	err  error // valid when done is closed
-	call collective.Call
+	call operation.Call
 	req  *request // nil for the work of several requests
 	src  int      // valid when done is closed
 	// stood counts the time for which somebody waits for a collective.
@@ -34,8 +35,8 @@ type Work struct {
 }
 
 func newWork(r *request) *Work {
-	w := &Work{g: r.g, done: make(chan struct{}), call: r.call, req: r, src: collective.AnyRank, whole: r.whole}
-	if op := r.call.Op; op != collective.OpSend && op != collective.OpRecv {
+	w := &Work{g: r.g, done: make(chan struct{}), call: r.call, req: r, src: operation.AnyRank, whole: r.whole}
+	if op := r.call.Op; op != operation.Send && op != operation.Recv {
 		w.stood = &r.g.progress.stood
 	}
 	return w
@@ -62,7 +63,7 @@ func (w *Work) Wait(ctx context.Context) error {
 		if w.num > 0 {
 			what = fmt.Sprintf("a batch of %d messages", w.num)
 		}
-		return fmt.Errorf("dist: waiting for %s of group %q on rank %d: %w", what, w.g.name, w.g.rank, collective.Ending(ctx))
+		return fmt.Errorf("dist: waiting for %s of group %q on rank %d: %w", what, w.g.name, w.g.rank, ending.Of(ctx))
 	}
 }
 
@@ -77,13 +78,13 @@ func (w *Work) Source() int {
 	case <-w.done:
 		return w.src
 	default:
-		return collective.AnyRank
+		return operation.AnyRank
 	}
 }
 
 // failedWork is work that ended before it began.
 func failedWork(err error) *Work {
-	w := &Work{done: make(chan struct{}), err: err, src: collective.AnyRank}
+	w := &Work{done: make(chan struct{}), err: err, src: operation.AnyRank}
 	close(w.done)
 	return w
 }
@@ -96,7 +97,7 @@ func (w *Work) run() {
 		w.late.Wait() // the group must not be closed meanwhile
 	}
 	err := r.g.perform(r)
-	if r.call.Op == collective.OpRecv && err == nil {
+	if r.call.Op == operation.Recv && err == nil {
 		w.src = r.call.Root
 	}
 	if r.call.Background { // else its caller waits and gives it back
@@ -131,7 +132,7 @@ func (w *Work) end(err error) {
 // newWhole returns work that ends when parts have ended, with the error of the
 // first that failed.
 func newWhole(g *Group, parts int) *Work {
-	w := &Work{g: g, done: make(chan struct{}), num: parts, parts: parts, src: collective.AnyRank}
+	w := &Work{g: g, done: make(chan struct{}), num: parts, parts: parts, src: operation.AnyRank}
 	if parts == 0 {
 		close(w.done)
 	}

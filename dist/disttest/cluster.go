@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
-	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/internal/vnet"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -78,15 +78,16 @@ func (c *cluster) run(main func(ctx context.Context, g *dist.Group) error) *Resu
 	}
 	var all sync.WaitGroup
 	for _, r := range c.ranks {
-		opts := append([]dist.Option{dist.WithRank(r.number, len(c.ranks)), dist.WithStore(meeting), dist.WithNodeID(fmt.Sprintf("disttest/%d", c.o.node(r.number))),
-			dist.WithHost(&native.Host{
-				Name: fmt.Sprintf("node%d", c.o.node(r.number)), PID: firstPID + r.number, Token: token,
-				Listen: r.host.Listen, Dial: r.host.Dial, Called: r.called, Around: r.around,
-			})}, c.o.init...)
+		opts := append([]dist.Option{dist.WithRank(r.number, len(c.ranks)), dist.WithStore(meeting),
+			dist.WithNodeID(fmt.Sprintf("disttest/%d", c.o.node(r.number)))}, c.o.init...)
+		ctx := native.NewContext(r.ctx, &native.Host{
+			Name: fmt.Sprintf("node%d", c.o.node(r.number)), PID: firstPID + r.number, Token: token,
+			Listen: r.host.Listen, Dial: r.host.Dial, Called: r.called, Around: r.around,
+		})
 		all.Go(func() {
 			defer r.kill(nil)
 			time.Sleep(time.Duration(r.number+1) * stride)
-			r.ended(dist.Main(r.main(main), opts...)(r.ctx))
+			r.ended(dist.Main(r.main(main), opts...)(ctx))
 		})
 	}
 	all.Wait()
@@ -177,7 +178,7 @@ func (c *cluster) end(r *rank, why error) {
 }
 
 // around runs an operation of a rank.
-func (r *rank) around(number int, group string, call collective.Call, do func() error) error {
+func (r *rank) around(number int, group string, call operation.Call, do func() error) error {
 	c := r.cluster
 	r.begins(number)
 	r.host.Pass()

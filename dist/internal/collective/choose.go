@@ -3,6 +3,9 @@
 package collective
 
 import "fmt"
+import (
+	"github.com/cohort-ml/cohort/dist/operation"
+)
 
 const (
 	// maxPeers is up to how many ranks an algorithm may open a connection from
@@ -22,7 +25,7 @@ const (
 // problem is a call as the choice of its algorithm sees it. All that the choice
 // depends on is the same on all ranks.
 type problem struct {
-	c       *Call
+	c       *operation.Call
 	rank, n int
 	piece   int // elements
 	align   int
@@ -50,7 +53,7 @@ type algorithm struct {
 // PlanFor returns a rank's part in a collective. It is where an algorithm is
 // chosen: the one that costs least by [DefaultCosts]. Backends run whatever it
 // returns, unless they know a quicker way to serve an operation.
-func PlanFor(c *Call, rank int, t Topology, o Options) (Plan, error) {
+func PlanFor(c *operation.Call, rank int, t Topology, o Options) (Plan, error) {
 	p, err := problemFor(c, rank, layoutFor(t), o)
 	if err != nil {
 		return Plan{}, err
@@ -64,7 +67,7 @@ func PlanFor(c *Call, rank int, t Topology, o Options) (Plan, error) {
 	return plan, nil
 }
 
-func problemFor(c *Call, rank int, l *layout, o Options) (*problem, error) {
+func problemFor(c *operation.Call, rank int, l *layout, o Options) (*problem, error) {
 	p := &problem{c: c, rank: rank, n: len(l.node), layout: l, costs: DefaultCosts()}
 	if p.idle = c.Empty(); p.idle {
 		return p, nil
@@ -76,24 +79,24 @@ func problemFor(c *Call, rank int, l *layout, o Options) (*problem, error) {
 	p.piece, p.align = PieceBytes/size, max(1, shareAlign/size)
 	p.total = c.Count
 	switch c.Op {
-	case OpAllGather, OpReduceScatter:
+	case operation.AllGather, operation.ReduceScatter:
 		p.starts = startsOf(c.Parts)
 		p.total = p.block(p.n - 1).Hi
-	case OpGather, OpScatter:
+	case operation.Gather, operation.Scatter:
 		if c.Root == rank {
 			p.starts = startsOf(c.Parts)
 		}
 		p.total = p.n * c.Count
-	case OpAllToAll:
+	case operation.AllToAll:
 		p.total = p.n * c.Count
 	}
 	p.bytes = int64(p.total) * int64(size)
-	if p.idle = c.Layout > layoutEven && p.total == 0; p.idle {
+	if p.idle = c.Layout > operation.LayoutEven && p.total == 0; p.idle {
 		return p, nil
 	}
 	if c.Op.Reduces() {
 		p.strict = o.Deterministic
-		half := c.DType == BFloat16 || c.DType == Float16
+		half := c.DType == operation.BFloat16 || c.DType == operation.Float16
 		p.exact = p.strict || half && p.n <= maxExact && !p.layout.levels()
 	}
 	return p, nil
@@ -182,7 +185,7 @@ func (p *problem) allows(a *algorithm) bool {
 // table returns the algorithms of the problem's operation.
 func (p *problem) table() []algorithm {
 	if p.idle {
-		return tables[OpBarrier]
+		return tables[operation.Barrier]
 	}
 	if int(p.c.Op) < len(tables) {
 		return tables[p.c.Op]
@@ -205,25 +208,25 @@ func (p *problem) plan(a *algorithm) Plan {
 func (p *problem) regions() (out, in int) {
 	c, root := p.c, p.c.Root == p.rank
 	switch c.Op {
-	case OpReduce:
+	case operation.Reduce:
 		if !root {
 			return 0, c.Count
 		}
-	case OpAllGather:
+	case operation.AllGather:
 		return p.total, p.block(p.rank).Len()
-	case OpReduceScatter:
+	case operation.ReduceScatter:
 		return p.block(p.rank).Len(), p.total
-	case OpGather:
+	case operation.Gather:
 		if root {
 			return p.block(p.n - 1).Hi, p.block(p.rank).Len()
 		}
 		return 0, c.Count
-	case OpScatter:
+	case operation.Scatter:
 		if root {
 			return p.block(p.rank).Len(), p.block(p.n - 1).Hi
 		}
 		return c.Count, 0
-	case OpAllToAll:
+	case operation.AllToAll:
 		return blockOf(startsOf(c.Recvs), p.n-1, c.Count).Hi, blockOf(startsOf(c.Parts), p.n-1, c.Count).Hi
 	}
 	return c.Count, 0
@@ -283,7 +286,7 @@ func (p *problem) rooted() team {
 }
 
 // Alone runs a collective of a group of one rank.
-func Alone(c *Call, in, out Data) error {
+func Alone(c *operation.Call, in, out Data) error {
 	if c.Op.Reduces() {
 		reduce, err := ReductionFor(c.Reduce, c.DType, 1)
 		if err != nil {

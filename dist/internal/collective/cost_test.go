@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // timing plays plans in time: a rank sends one message at a time and receives
@@ -192,7 +194,7 @@ func timed(tr trial, a *algorithm) (*timing, int64, error) {
 	return s, end, err
 }
 
-func algorithmOf(t *testing.T, op Op, name string) *algorithm {
+func algorithmOf(t *testing.T, op operation.Op, name string) *algorithm {
 	for i := range tables[op] {
 		if tables[op][i].name == name {
 			return &tables[op][i]
@@ -213,7 +215,7 @@ func TestTraffic(t *testing.T) {
 			if name[:3] == "rec" && !powerOfTwo(n) {
 				continue
 			}
-			s, _, err := timed(trial{op: OpAllReduce, dtype: Float32, count: count, top: Apart(n)}, algorithmOf(t, OpAllReduce, name))
+			s, _, err := timed(trial{op: operation.AllReduce, dtype: operation.Float32, count: count, top: Apart(n)}, algorithmOf(t, operation.AllReduce, name))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -225,28 +227,28 @@ func TestTraffic(t *testing.T) {
 		}
 	}
 	for _, tc := range []struct {
-		op        Op
+		op        operation.Op
 		name      string
 		top       Topology
 		count     int
 		out       int64 // bytes over the link of a node, each direction
 		anyOfThem bool  // only of the nodes together: roots differ
 	}{
-		{op: OpAllReduce, name: "two-level direct", top: perNode(4, 2), count: count, out: bytes},
-		{op: OpAllReduce, name: "two-level ring", top: perNode(8, 4), count: count, out: bytes},
-		{op: OpAllReduce, name: "two-level ring", top: perNode(12, 3), count: count, out: 2 * 3 * bytes / 4},
-		{op: OpAllReduce, name: "two-level by leaders, direct", top: perNode(5, 3), count: count, out: bytes},
-		{op: OpAllGather, name: "two-level", top: perNode(4, 2), count: count / 4, out: bytes / 2},
-		{op: OpAllGather, name: "two-level", top: perNode(12, 3), count: count / 12, out: 3 * bytes / 4},
-		{op: OpReduceScatter, name: "two-level", top: perNode(4, 2), count: count / 4, out: bytes / 2},
-		{op: OpReduceScatter, name: "two-level", top: perNode(12, 3), count: count / 12, out: 3 * bytes / 4},
-		{op: OpAllToAll, name: "two-level", top: perNode(4, 2), count: count / 4, out: bytes},
-		{op: OpBroadcast, name: "chain", top: perNode(9, 3), count: count, out: bytes, anyOfThem: true},
-		{op: OpBroadcast, name: "two-level binomial tree", top: perNode(6, 3), count: count, out: bytes, anyOfThem: true},
-		{op: OpReduce, name: "chain", top: perNode(9, 3), count: count, out: bytes, anyOfThem: true},
-		{op: OpReduce, name: "two-level binomial tree", top: perNode(6, 3), count: count, out: bytes, anyOfThem: true},
+		{op: operation.AllReduce, name: "two-level direct", top: perNode(4, 2), count: count, out: bytes},
+		{op: operation.AllReduce, name: "two-level ring", top: perNode(8, 4), count: count, out: bytes},
+		{op: operation.AllReduce, name: "two-level ring", top: perNode(12, 3), count: count, out: 2 * 3 * bytes / 4},
+		{op: operation.AllReduce, name: "two-level by leaders, direct", top: perNode(5, 3), count: count, out: bytes},
+		{op: operation.AllGather, name: "two-level", top: perNode(4, 2), count: count / 4, out: bytes / 2},
+		{op: operation.AllGather, name: "two-level", top: perNode(12, 3), count: count / 12, out: 3 * bytes / 4},
+		{op: operation.ReduceScatter, name: "two-level", top: perNode(4, 2), count: count / 4, out: bytes / 2},
+		{op: operation.ReduceScatter, name: "two-level", top: perNode(12, 3), count: count / 12, out: 3 * bytes / 4},
+		{op: operation.AllToAll, name: "two-level", top: perNode(4, 2), count: count / 4, out: bytes},
+		{op: operation.Broadcast, name: "chain", top: perNode(9, 3), count: count, out: bytes, anyOfThem: true},
+		{op: operation.Broadcast, name: "two-level binomial tree", top: perNode(6, 3), count: count, out: bytes, anyOfThem: true},
+		{op: operation.Reduce, name: "chain", top: perNode(9, 3), count: count, out: bytes, anyOfThem: true},
+		{op: operation.Reduce, name: "two-level binomial tree", top: perNode(6, 3), count: count, out: bytes, anyOfThem: true},
 	} {
-		tr := trial{op: tc.op, dtype: Float32, count: tc.count, top: tc.top}
+		tr := trial{op: tc.op, dtype: operation.Float32, count: tc.count, top: tc.top}
 		s, _, err := timed(tr, algorithmOf(t, tc.op, tc.name))
 		if err != nil {
 			t.Fatalf("%v %s: %v", tc.op, tc.name, err)
@@ -277,26 +279,26 @@ func sumOf(v []int64) (total int64) {
 func TestLogarithmicSteps(t *testing.T) {
 	step := DefaultCosts().Net.step(8)
 	for _, tc := range []struct {
-		op   Op
+		op   operation.Op
 		name string
 		n    int
 		want int64 // steps
 	}{
-		{OpBarrier, "dissemination", 4096, 12},
-		{OpBarrier, "dissemination", 1000, 10},
-		{OpAllReduce, "recursive doubling", 4096, 12},
-		{OpAllReduce, "recursive doubling", 1000, 11},
-		{OpAllReduce, "recursive halving and doubling", 1024, 20},
-		{OpBroadcast, "binomial tree", 4096, 12},
-		{OpReduce, "binomial tree", 1000, 10},
-		{OpAllGather, "Bruck", 64, 6},
-		{OpAllToAll, "Bruck", 64, 6},
-		{OpGather, "binomial tree", 64, 6},
-		{OpScatter, "binomial tree", 64, 6},
-		{OpReduceScatter, "recursive halving", 64, 6},
-		{OpAllReduce, "exchange", 4, 1},
+		{operation.Barrier, "dissemination", 4096, 12},
+		{operation.Barrier, "dissemination", 1000, 10},
+		{operation.AllReduce, "recursive doubling", 4096, 12},
+		{operation.AllReduce, "recursive doubling", 1000, 11},
+		{operation.AllReduce, "recursive halving and doubling", 1024, 20},
+		{operation.Broadcast, "binomial tree", 4096, 12},
+		{operation.Reduce, "binomial tree", 1000, 10},
+		{operation.AllGather, "Bruck", 64, 6},
+		{operation.AllToAll, "Bruck", 64, 6},
+		{operation.Gather, "binomial tree", 64, 6},
+		{operation.Scatter, "binomial tree", 64, 6},
+		{operation.ReduceScatter, "recursive halving", 64, 6},
+		{operation.AllReduce, "exchange", 4, 1},
 	} {
-		_, end, err := timed(trial{op: tc.op, dtype: Int64, count: 1, top: Apart(tc.n)}, algorithmOf(t, tc.op, tc.name))
+		_, end, err := timed(trial{op: tc.op, dtype: operation.Int64, count: 1, top: Apart(tc.n)}, algorithmOf(t, tc.op, tc.name))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -318,7 +320,7 @@ const (
 func TestChosenIsQuick(t *testing.T) {
 	var jobs []trial
 	for op := range tables {
-		if tables[op] == nil || Op(op) == OpBarrier {
+		if tables[op] == nil || operation.Op(op) == operation.Barrier {
 			continue
 		}
 		for _, n := range []int{2, 3, 4, 5, 6, 8, 12, 16, 24, 48, 64} {
@@ -335,11 +337,11 @@ func TestChosenIsQuick(t *testing.T) {
 						continue
 					}
 					count := bytes / 4
-					switch Op(op) {
-					case OpAllGather, OpReduceScatter, OpGather, OpScatter, OpAllToAll:
+					switch operation.Op(op) {
+					case operation.AllGather, operation.ReduceScatter, operation.Gather, operation.Scatter, operation.AllToAll:
 						count = max(1, count/n)
 					}
-					jobs = append(jobs, trial{op: Op(op), dtype: Float32, count: count, top: top})
+					jobs = append(jobs, trial{op: operation.Op(op), dtype: operation.Float32, count: count, top: top})
 				}
 			}
 		}
@@ -427,11 +429,11 @@ func TestChosen(t *testing.T) {
 				var names []string
 				for _, bytes := range []int{4, 4 << 10, 64 << 10, 1 << 20, 64 << 20} {
 					count := bytes / 4
-					switch Op(op) {
-					case OpAllGather, OpReduceScatter, OpGather, OpScatter, OpAllToAll:
+					switch operation.Op(op) {
+					case operation.AllGather, operation.ReduceScatter, operation.Gather, operation.Scatter, operation.AllToAll:
 						count = (count + n - 1) / n
 					}
-					c := trial{op: Op(op), dtype: Float32, count: count, top: Topology{Node: make([]int, n)}}.call(0)
+					c := trial{op: operation.Op(op), dtype: operation.Float32, count: count, top: Topology{Node: make([]int, n)}}.call(0)
 					p, err := problemFor(c, n-1, l, Options{})
 					if err != nil {
 						t.Fatal(err)
@@ -444,7 +446,7 @@ func TestChosen(t *testing.T) {
 						names = []string{a.name}
 					}
 				}
-				fmt.Fprintf(&b, "%v, %s on a node, %d ranks: %s\n", Op(op), top.name, n, strings.Join(slices.Compact(names), "; "))
+				fmt.Fprintf(&b, "%v, %s on a node, %d ranks: %s\n", operation.Op(op), top.name, n, strings.Join(slices.Compact(names), "; "))
 			}
 		}
 	}

@@ -11,12 +11,14 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // trial is a collective of a group as the tests play it.
 type trial struct {
-	op     Op
-	dtype  DType
+	op     operation.Op
+	dtype  operation.DType
 	count  int
 	root   int
 	uneven bool // in parts
@@ -35,15 +37,15 @@ func (tr trial) amount(from, to int) int { return (tr.count*(from+1) + 3*to) % (
 // part is the size of a rank's part in an uneven call.
 func (tr trial) part(rank int) int { return tr.amount(rank, 0) }
 
-func (tr trial) call(rank int) *Call {
+func (tr trial) call(rank int) *operation.Call {
 	n := tr.top.NumRanks()
-	c := &Call{Op: tr.op, DType: tr.dtype, Count: tr.count, Seq: 1}
+	c := &operation.Call{Op: tr.op, DType: tr.dtype, Count: tr.count, Seq: 1}
 	if tr.op.Rooted() {
 		c.Root = tr.root
 	}
 	if !tr.uneven {
 		switch tr.op {
-		case OpGather, OpScatter:
+		case operation.Gather, operation.Scatter:
 			c.SetEven()
 		}
 		return c
@@ -53,14 +55,14 @@ func (tr trial) call(rank int) *Call {
 		parts[r] = tr.part(r)
 	}
 	switch tr.op {
-	case OpAllGather, OpReduceScatter:
+	case operation.AllGather, operation.ReduceScatter:
 		c.SetParts(parts, rank)
-	case OpGather, OpScatter:
+	case operation.Gather, operation.Scatter:
 		c.Count = parts[rank]
 		if rank == tr.root {
 			c.Parts = parts
 		}
-	case OpAllToAll:
+	case operation.AllToAll:
 		sends, recvs := make([]int, n), make([]int, n)
 		for r := range n {
 			sends[r], recvs[r] = tr.amount(rank, r), tr.amount(r, rank)
@@ -115,7 +117,7 @@ func sum[E number](n, to, i int) E {
 func data[E number](tr trial, ps []*problem) (in, out, want [][]E) {
 	n := len(ps)
 	var total []E // of whole vectors
-	if tr.op == OpAllReduce || tr.op == OpReduce {
+	if tr.op == operation.AllReduce || tr.op == operation.Reduce {
 		for i := range tr.count {
 			total = append(total, sum[E](n, 0, i))
 		}
@@ -146,25 +148,25 @@ func data[E number](tr trial, ps []*problem) (in, out, want [][]E) {
 			continue
 		}
 		switch c := p.c; tr.op {
-		case OpAllReduce:
+		case operation.AllReduce:
 			whole(out[r])
 			want[r] = total[:numOut]
-		case OpBroadcast:
+		case operation.Broadcast:
 			whole(out[r])
 			add(&want[r], numOut, func(i int) E { return element[E](c.Root, 0, i) })
-		case OpReduce:
+		case operation.Reduce:
 			whole(out[r])
 			whole(in[r])
 			want[r] = total[:numOut]
-		case OpAllGather:
+		case operation.AllGather:
 			whole(in[r])
 			blocksOf(p, func(s, i int) E { return element[E](s, 0, i) })
-		case OpGather:
+		case operation.Gather:
 			whole(in[r])
 			if numOut > 0 {
 				blocksOf(p, func(s, i int) E { return element[E](s, 0, i) })
 			}
-		case OpReduceScatter, OpScatter:
+		case operation.ReduceScatter, operation.Scatter:
 			in[r] = in[r][:0]
 			if numIn > 0 {
 				for s := range n {
@@ -172,12 +174,12 @@ func data[E number](tr trial, ps []*problem) (in, out, want [][]E) {
 				}
 			}
 			add(&want[r], numOut, func(i int) E {
-				if tr.op == OpScatter {
+				if tr.op == operation.Scatter {
 					return element[E](c.Root, r, i)
 				}
 				return sum[E](n, r, i)
 			})
-		case OpAllToAll:
+		case operation.AllToAll:
 			in[r] = in[r][:0]
 			sends, recvs := startsOf(c.Parts), startsOf(c.Recvs)
 			for s := range n {
@@ -268,7 +270,7 @@ func TestAlgorithms(t *testing.T) {
 	inParallel(33, func(i int) {
 		n := 33 - i
 		pick := sample(n)
-		for op := OpBarrier; int(op) < len(tables); op++ {
+		for op := operation.Barrier; int(op) < len(tables); op++ {
 			for a := range tables[op] {
 				a := &tables[op][a]
 				for ti, top := range topologies(n) {
@@ -287,7 +289,7 @@ func TestAlgorithms(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						if ps[0].idle != (op == OpBarrier) || !ps[0].allows(a) {
+						if ps[0].idle != (op == operation.Barrier) || !ps[0].allows(a) {
 							continue
 						}
 						for _, room := range []bool{true, false} {
@@ -302,21 +304,21 @@ func TestAlgorithms(t *testing.T) {
 	})
 }
 
-func trials(op Op, n int, top Topology) []trial {
+func trials(op operation.Op, n int, top Topology) []trial {
 	var ts []trial
 	for _, count := range []int{0, 1, 9, 50} {
-		if op == OpBarrier && count > 0 {
+		if op == operation.Barrier && count > 0 {
 			break
 		}
 		for _, piece := range []int{7, 1000} {
 			for _, uneven := range []bool{false, true} {
-				if uneven && !slices.Contains([]Op{OpAllGather, OpReduceScatter, OpGather, OpScatter, OpAllToAll}, op) {
+				if uneven && !slices.Contains([]operation.Op{operation.AllGather, operation.ReduceScatter, operation.Gather, operation.Scatter, operation.AllToAll}, op) {
 					continue
 				}
 				if n > 9 && (count == 50 || count == 1 || uneven) == (piece < 20) {
 					continue // much of the same
 				}
-				ts = append(ts, trial{op: op, dtype: Int64, count: count, root: (count + n/2) % n, uneven: uneven, top: top, piece: piece})
+				ts = append(ts, trial{op: op, dtype: operation.Int64, count: count, root: (count + n/2) % n, uneven: uneven, top: top, piece: piece})
 			}
 		}
 	}
@@ -328,14 +330,14 @@ func trials(op Op, n int, top Topology) []trial {
 // all-reduce the same bits.
 func TestOrderOfRanks(t *testing.T) {
 	for op := range tables {
-		if !Op(op).Reduces() {
+		if !operation.Op(op).Reduces() {
 			continue
 		}
 		for i := range tables[op] {
 			a := &tables[op][i]
 			for _, n := range []int{2, 3, 5, 8, 13} {
 				for _, top := range topologies(n) {
-					tr := trial{op: Op(op), dtype: Float32, count: 40, root: n / 2, top: top, piece: 6}
+					tr := trial{op: operation.Op(op), dtype: operation.Float32, count: 40, root: n / 2, top: top, piece: 6}
 					ps, err := tr.problems()
 					if err != nil {
 						t.Fatal(err)
@@ -349,7 +351,7 @@ func TestOrderOfRanks(t *testing.T) {
 						}
 						continue
 					}
-					if Op(op) != OpAllReduce {
+					if operation.Op(op) != operation.AllReduce {
 						continue
 					}
 					first := map[int]float32{}
@@ -370,13 +372,13 @@ func TestOrderOfRanks(t *testing.T) {
 	}
 	// And asked for, only such are chosen.
 	for op := range tables {
-		if !Op(op).Reduces() {
+		if !operation.Op(op).Reduces() {
 			continue
 		}
 		for _, n := range []int{2, 3, 64, 100} {
 			for _, top := range topologies(n) {
 				for _, count := range []int{1, 1000, 1 << 20} {
-					tr := trial{op: Op(op), dtype: BFloat16, count: count, top: top, strict: true}
+					tr := trial{op: operation.Op(op), dtype: operation.BFloat16, count: count, top: top, strict: true}
 					ps, err := tr.problems()
 					if err != nil {
 						t.Fatal(err)
@@ -395,7 +397,7 @@ func TestManyRanks(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 0))
 	pick := sample(0)
 	for _, n := range []int{64, 100, 255, 1024, 4096} {
-		for op := OpBarrier; int(op) < len(tables); op++ {
+		for op := operation.Barrier; int(op) < len(tables); op++ {
 			if tables[op] == nil {
 				continue
 			}
@@ -408,13 +410,13 @@ func TestManyRanks(t *testing.T) {
 				}
 				count := []int{1, n}[rng.IntN(2)]
 				switch op {
-				case OpAllGather, OpReduceScatter, OpAllToAll, OpGather, OpScatter:
+				case operation.AllGather, operation.ReduceScatter, operation.AllToAll, operation.Gather, operation.Scatter:
 					count = 1
 					if n > 256 {
 						continue // n times n elements
 					}
 				}
-				tr := trial{op: op, dtype: Int64, count: count, root: rng.IntN(n), top: top, piece: 1 << 14}
+				tr := trial{op: op, dtype: operation.Int64, count: count, root: rng.IntN(n), top: top, piece: 1 << 14}
 				ps, err := tr.problems()
 				if err != nil {
 					t.Fatal(err)
@@ -431,14 +433,14 @@ func TestManyRanks(t *testing.T) {
 // TestPlanForEverything: there is a plan for every collective, which keeps to
 // the size of a piece, and none for anything else.
 func TestPlanForEverything(t *testing.T) {
-	for op := Op(0); int(op) <= len(opNames); op++ {
-		message := op == OpSend || op == OpRecv
+	for op := operation.Op(0); op <= operation.AllToAll+1; op++ {
+		message := op == operation.Send || op == operation.Recv
 		for _, n := range []int{1, 2, 3, 8} {
 			for _, count := range []int{0, 1, 300, 200_000} {
 				for rank := range n {
-					c := Call{Op: op, DType: Int64, Count: count, Root: n - 1}
+					c := operation.Call{Op: op, DType: operation.Int64, Count: count, Root: n - 1}
 					p, err := PlanFor(&c, rank, OneNode(n), Options{})
-					known := op >= OpBarrier && int(op) < len(opNames) && !message || c.Empty()
+					known := op >= operation.Barrier && op <= operation.AllToAll && !message || c.Empty()
 					if (err == nil) != known {
 						t.Fatalf("rank %d of %d, %v: %v", rank, n, c, err)
 					}
@@ -465,7 +467,7 @@ func TestWhoIsMissing(t *testing.T) {
 		for i := range tables[op] {
 			a := &tables[op][i]
 			for _, top := range topologies(n) {
-				tr := trial{op: Op(op), dtype: Int64, count: 60, top: top, piece: 100}
+				tr := trial{op: operation.Op(op), dtype: operation.Int64, count: 60, top: top, piece: 100}
 				ps, err := tr.problems()
 				if err != nil {
 					t.Fatal(err)
@@ -495,11 +497,11 @@ func TestWhoIsMissing(t *testing.T) {
 							continue
 						}
 						if a.name == "ring" || a.name == "direct" || a.name == "exchange" {
-							t.Errorf("%v %s without rank %d: rank %d names rank %d", Op(op), a.name, missing, r, v.Culprit)
+							t.Errorf("%v %s without rank %d: rank %d names rank %d", operation.Op(op), a.name, missing, r, v.Culprit)
 						}
 						for _, before := range p.Recvs[:s.received[r]] {
 							if before.From == v.Culprit && len(top.Node) == slices.Max(top.Node)+1 {
-								t.Errorf("%v %s without rank %d: rank %d names rank %d, of which it has heard", Op(op), a.name, missing, r, v.Culprit)
+								t.Errorf("%v %s without rank %d: rank %d names rank %d, of which it has heard", operation.Op(op), a.name, missing, r, v.Culprit)
 							}
 						}
 					}

@@ -6,6 +6,9 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/kernel"
+
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // Reduction computes one [ReduceOp] on elements of one type for a group of some
@@ -38,11 +41,16 @@ type Reduction struct {
 	large    bool // results go past the caches
 }
 
+// Reducer combines src into dst element by element: dst = dst ∘ src. Both have
+// the same number of whole elements, aligned to them. It is commutative bit
+// for bit (but for the payload of NaNs), not associative.
+type Reducer func(dst, src []byte)
+
 // ReductionFor returns the reduction of elements of a type over numRanks ranks,
 // or a [ReduceError].
-func ReductionFor(op ReduceOp, dtype DType, numRanks int) (Reduction, error) {
+func ReductionFor(op operation.ReduceOp, dtype operation.DType, numRanks int) (Reduction, error) {
 	if !op.Valid() || !dtype.Valid() || mergings[dtype][op.Kind()] == noMerging || numRanks < 1 {
-		return Reduction{}, &ReduceError{op, dtype}
+		return Reduction{}, &fault.ReduceError{Op: op, DType: dtype}
 	}
 	r := Reduction{
 		elem:     elems[dtype],
@@ -50,37 +58,42 @@ func ReductionFor(op ReduceOp, dtype DType, numRanks int) (Reduction, error) {
 		numRanks: 1,
 		divisor:  1,
 		factor:   op.Factor(),
-		scaled:   op.Kind() == premulSum,
+		scaled:   op.Kind() == operation.KindPremulSum,
 	}
-	if op == Avg {
+	if op == operation.Avg {
 		r.numRanks, r.divisor = numRanks, numRanks
 	}
 	return r, nil
 }
 
+const (
+	numDTypes    = operation.Bool + 1
+	numReduceOps = operation.KindPremulSum + 1
+)
+
 var elems = [numDTypes]kernel.Elem{
-	Float32: kernel.ElemFloat32, Float64: kernel.ElemFloat64, BFloat16: kernel.ElemBFloat16, Float16: kernel.ElemFloat16,
-	Int64: kernel.ElemInt64, Int32: kernel.ElemInt32, Int8: kernel.ElemInt8, Uint8: kernel.ElemUint8, Bool: kernel.ElemUint8,
+	operation.Float32: kernel.ElemFloat32, operation.Float64: kernel.ElemFloat64, operation.BFloat16: kernel.ElemBFloat16, operation.Float16: kernel.ElemFloat16,
+	operation.Int64: kernel.ElemInt64, operation.Int32: kernel.ElemInt32, operation.Int8: kernel.ElemInt8, operation.Uint8: kernel.ElemUint8, operation.Bool: kernel.ElemUint8,
 }
 
 const noMerging kernel.Merging = 255
 
 var (
 	ofFloats = [numReduceOps]kernel.Merging{
-		Sum: kernel.MergeSum, Product: kernel.MergeProduct, Min: kernel.MergeMin, Max: kernel.MergeMax,
-		Avg: kernel.MergeSum, BAnd: noMerging, BOr: noMerging, BXor: noMerging, premulSum: kernel.MergeSum,
+		operation.Sum: kernel.MergeSum, operation.Product: kernel.MergeProduct, operation.Min: kernel.MergeMin, operation.Max: kernel.MergeMax,
+		operation.Avg: kernel.MergeSum, operation.BAnd: noMerging, operation.BOr: noMerging, operation.BXor: noMerging, operation.KindPremulSum: kernel.MergeSum,
 	}
 	ofIntegers = [numReduceOps]kernel.Merging{
-		Sum: kernel.MergeSum, Product: kernel.MergeProduct, Min: kernel.MergeMin, Max: kernel.MergeMax,
-		Avg: kernel.MergeSum, BAnd: kernel.MergeAnd, BOr: kernel.MergeOr, BXor: kernel.MergeXor, premulSum: noMerging,
+		operation.Sum: kernel.MergeSum, operation.Product: kernel.MergeProduct, operation.Min: kernel.MergeMin, operation.Max: kernel.MergeMax,
+		operation.Avg: kernel.MergeSum, operation.BAnd: kernel.MergeAnd, operation.BOr: kernel.MergeOr, operation.BXor: kernel.MergeXor, operation.KindPremulSum: noMerging,
 	}
 	ofBools = [numReduceOps]kernel.Merging{
-		Sum: kernel.MergeOr, Product: kernel.MergeAnd, Min: kernel.MergeAnd, Max: kernel.MergeOr,
-		Avg: noMerging, BAnd: kernel.MergeAnd, BOr: kernel.MergeOr, BXor: kernel.MergeXor, premulSum: noMerging,
+		operation.Sum: kernel.MergeOr, operation.Product: kernel.MergeAnd, operation.Min: kernel.MergeAnd, operation.Max: kernel.MergeOr,
+		operation.Avg: noMerging, operation.BAnd: kernel.MergeAnd, operation.BOr: kernel.MergeOr, operation.BXor: kernel.MergeXor, operation.KindPremulSum: noMerging,
 	}
 	mergings = [numDTypes]*[numReduceOps]kernel.Merging{
-		Float32: &ofFloats, Float64: &ofFloats, BFloat16: &ofFloats, Float16: &ofFloats,
-		Int64: &ofIntegers, Int32: &ofIntegers, Int8: &ofIntegers, Uint8: &ofIntegers, Bool: &ofBools,
+		operation.Float32: &ofFloats, operation.Float64: &ofFloats, operation.BFloat16: &ofFloats, operation.Float16: &ofFloats,
+		operation.Int64: &ofIntegers, operation.Int32: &ofIntegers, operation.Int8: &ofIntegers, operation.Uint8: &ofIntegers, operation.Bool: &ofBools,
 	}
 )
 

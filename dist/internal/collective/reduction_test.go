@@ -13,43 +13,46 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-var allReduceOps = []ReduceOp{Sum, Product, Min, Max, Avg, BAnd, BOr, BXor, PremulSum(0.5)}
+var allReduceOps = []operation.ReduceOp{operation.Sum, operation.Product, operation.Min, operation.Max, operation.Avg, operation.BAnd, operation.BOr, operation.BXor, operation.PremulSum(0.5)}
 
 // TestWhatIsReduced holds the table of reductions against PyTorch's rules.
 func TestWhatIsReduced(t *testing.T) {
-	for dtype := DType(1); dtype < numDTypes; dtype++ {
-		float := dtype == Float32 || dtype == Float64 || dtype == BFloat16 || dtype == Float16
+	for dtype := operation.DType(1); dtype < numDTypes; dtype++ {
+		float := dtype == operation.Float32 || dtype == operation.Float64 || dtype == operation.BFloat16 || dtype == operation.Float16
 		for _, op := range allReduceOps {
 			want := true
 			switch op.Kind() {
-			case BAnd, BOr, BXor:
+			case operation.BAnd, operation.BOr, operation.BXor:
 				want = !float
-			case premulSum:
+			case operation.KindPremulSum:
 				want = float
-			case Avg:
-				want = dtype != Bool
+			case operation.Avg:
+				want = dtype != operation.Bool
 			}
 			r, err := ReductionFor(op, dtype, 3)
 			if want != (err == nil) {
 				t.Errorf("%v of %v: %v", op, dtype, err)
 			}
-			var refused *ReduceError
+			var refused *fault.ReduceError
 			if err != nil && (!errors.As(err, &refused) || refused.DType != dtype || refused.Op != op ||
 				!strings.Contains(err.Error(), dtype.String()) || !strings.Contains(err.Error(), op.String())) {
 				t.Errorf("%v of %v: the error is %#v", op, dtype, err)
 			}
-			if err == nil && (r.NeedsPrepare() != (op.Kind() == premulSum) || r.NeedsFinish() != (op == Avg)) {
+			if err == nil && (r.NeedsPrepare() != (op.Kind() == operation.KindPremulSum) || r.NeedsFinish() != (op == operation.Avg)) {
 				t.Errorf("%v of %v: prepares %v, finishes %v", op, dtype, r.NeedsPrepare(), r.NeedsFinish())
 			}
 		}
 	}
 	for _, bad := range []struct {
-		op    ReduceOp
-		dtype DType
+		op    operation.ReduceOp
+		dtype operation.DType
 		ranks int
-	}{{Sum, 0, 2}, {Sum, numDTypes, 2}, {numReduceOps, Float32, 2}, {Sum | 1<<8, Float32, 2}, {Avg, Float32, 0}} {
+	}{{operation.Sum, 0, 2}, {operation.Sum, numDTypes, 2}, {numReduceOps, operation.Float32, 2}, {operation.Sum | 1<<8, operation.Float32, 2}, {operation.Avg, operation.Float32, 0}} {
 		if _, err := ReductionFor(bad.op, bad.dtype, bad.ranks); err == nil {
 			t.Errorf("%+v is accepted", bad)
 		}
@@ -68,13 +71,13 @@ func bytesOf(xs ...float32) []byte {
 // TestSteps runs the steps by pairs and at once.
 func TestSteps(t *testing.T) {
 	for _, c := range []struct {
-		op   ReduceOp
+		op   operation.ReduceOp
 		want []byte
 	}{
-		{Sum, bytesOf(111, 9)}, {Avg, bytesOf(37, 3)}, {Max, bytesOf(100, 9)},
-		{Min, bytesOf(1, -2)}, {Product, bytesOf(1000, -36)}, {PremulSum(0.5), bytesOf(55.5, 4.5)},
+		{operation.Sum, bytesOf(111, 9)}, {operation.Avg, bytesOf(37, 3)}, {operation.Max, bytesOf(100, 9)},
+		{operation.Min, bytesOf(1, -2)}, {operation.Product, bytesOf(1000, -36)}, {operation.PremulSum(0.5), bytesOf(55.5, 4.5)},
 	} {
-		r, err := ReductionFor(c.op, Float32, 3)
+		r, err := ReductionFor(c.op, operation.Float32, 3)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,12 +121,12 @@ func TestBooleans(t *testing.T) {
 			srcs[r][i] = byte(rng.IntN(2))
 		}
 	}
-	for op, want := range map[ReduceOp]func(ones int) bool{
-		Sum: func(ones int) bool { return ones > 0 }, Max: func(ones int) bool { return ones > 0 }, BOr: func(ones int) bool { return ones > 0 },
-		Product: func(ones int) bool { return ones == ranks }, Min: func(ones int) bool { return ones == ranks }, BAnd: func(ones int) bool { return ones == ranks },
-		BXor: func(ones int) bool { return ones%2 == 1 },
+	for op, want := range map[operation.ReduceOp]func(ones int) bool{
+		operation.Sum: func(ones int) bool { return ones > 0 }, operation.Max: func(ones int) bool { return ones > 0 }, operation.BOr: func(ones int) bool { return ones > 0 },
+		operation.Product: func(ones int) bool { return ones == ranks }, operation.Min: func(ones int) bool { return ones == ranks }, operation.BAnd: func(ones int) bool { return ones == ranks },
+		operation.BXor: func(ones int) bool { return ones%2 == 1 },
 	} {
-		r, err := ReductionFor(op, Bool, ranks)
+		r, err := ReductionFor(op, operation.Bool, ranks)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,14 +144,14 @@ func TestBooleans(t *testing.T) {
 // TestIntegers: overflow wraps around, averages are cut off towards zero.
 func TestIntegers(t *testing.T) {
 	for _, c := range []struct {
-		op   ReduceOp
+		op   operation.ReduceOp
 		want []int8
 	}{
-		{Sum, []int8{-56, -7, -5, -128}}, {Avg, []int8{-28, -3, -2, -64}}, {Product, []int8{16, 12, -36, 0}},
-		{Max, []int8{100, -3, 4, -64}}, {Min, []int8{100, -4, -9, -64}},
-		{BXor, []int8{0, 1, -13, 0}},
+		{operation.Sum, []int8{-56, -7, -5, -128}}, {operation.Avg, []int8{-28, -3, -2, -64}}, {operation.Product, []int8{16, 12, -36, 0}},
+		{operation.Max, []int8{100, -3, 4, -64}}, {operation.Min, []int8{100, -4, -9, -64}},
+		{operation.BXor, []int8{0, 1, -13, 0}},
 	} {
-		r, err := ReductionFor(c.op, Int8, 2)
+		r, err := ReductionFor(c.op, operation.Int8, 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,13 +173,13 @@ func TestIntegers(t *testing.T) {
 func TestRoundedOnce(t *testing.T) {
 	as := func(h uint16) []byte { return binary.LittleEndian.AppendUint16(nil, h) }
 	for _, c := range []struct {
-		dtype            DType
+		dtype            operation.DType
 		one, tiny, total uint16 // tiny is a quarter of a unit at one
 	}{
-		{BFloat16, 0x3f80, 0x3b00, 0x3f81}, // 1, 2^-9, 1 + 2^-7
-		{Float16, 0x3c00, 0x0c00, 0x3c01},  // 1, 2^-12, 1 + 2^-10
+		{operation.BFloat16, 0x3f80, 0x3b00, 0x3f81}, // 1, 2^-9, 1 + 2^-7
+		{operation.Float16, 0x3c00, 0x0c00, 0x3c01},  // 1, 2^-12, 1 + 2^-10
 	} {
-		r, err := ReductionFor(Sum, c.dtype, 5)
+		r, err := ReductionFor(operation.Sum, c.dtype, 5)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -220,8 +223,8 @@ func TestAsInPyTorch(t *testing.T) {
 		return b
 	}
 	for _, c := range cases {
-		var dtype DType
-		for d := Float32; d < numDTypes; d++ {
+		var dtype operation.DType
+		for d := operation.Float32; d < numDTypes; d++ {
 			if d.String() == c.DType {
 				dtype = d
 			}
@@ -253,19 +256,19 @@ func TestAsInPyTorch(t *testing.T) {
 	}
 }
 
-func compareBits(t *testing.T, what string, dtype DType, got, want []byte, srcs [][]byte) {
+func compareBits(t *testing.T, what string, dtype operation.DType, got, want []byte, srcs [][]byte) {
 	t.Helper()
 	size := dtype.Size()
 	isNaN := func(b []byte) bool {
 		switch dtype {
-		case Float32:
+		case operation.Float32:
 			x := math.Float32frombits(binary.LittleEndian.Uint32(b))
 			return x != x
-		case Float64:
+		case operation.Float64:
 			return math.IsNaN(math.Float64frombits(binary.LittleEndian.Uint64(b)))
-		case BFloat16:
+		case operation.BFloat16:
 			return binary.LittleEndian.Uint16(b)&0x7fff > 0x7f80
-		case Float16:
+		case operation.Float16:
 			return binary.LittleEndian.Uint16(b)&0x7fff > 0x7c00
 		}
 		return false
@@ -284,7 +287,7 @@ func TestReductionAllocatesNothing(t *testing.T) {
 	a, b := make([]byte, 4000), make([]byte, 4000)
 	srcs := [][]byte{a, b}
 	if got := testing.AllocsPerRun(20, func() {
-		r, err := ReductionFor(Avg, BFloat16, 2)
+		r, err := ReductionFor(operation.Avg, operation.BFloat16, 2)
 		if err != nil {
 			t.Fatal(err)
 		}

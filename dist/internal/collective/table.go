@@ -2,17 +2,19 @@
 
 package collective
 
+import "github.com/cohort-ml/cohort/dist/operation"
+
 // tables are the algorithms by operation. The first of equal cost is chosen.
 var tables = [...][]algorithm{
-	OpBarrier:       barriers,
-	OpAllReduce:     allReduces,
-	OpBroadcast:     broadcasts,
-	OpAllGather:     allGathers,
-	OpReduceScatter: reduceScatters,
-	OpReduce:        reduces,
-	OpGather:        gathers,
-	OpScatter:       scatters,
-	OpAllToAll:      allToAlls,
+	operation.Barrier:       barriers,
+	operation.AllReduce:     allReduces,
+	operation.Broadcast:     broadcasts,
+	operation.AllGather:     allGathers,
+	operation.ReduceScatter: reduceScatters,
+	operation.Reduce:        reduces,
+	operation.Gather:        gathers,
+	operation.Scatter:       scatters,
+	operation.AllToAll:      allToAlls,
 }
 
 func few(p *problem) bool         { return p.n <= maxPeers }
@@ -364,7 +366,7 @@ func reduceAndGather(p *problem, b *builder) {
 }
 
 // equal reports whether all ranks know that their parts are of one size.
-func equal(p *problem) bool { return p.c.countsAgree() }
+func equal(p *problem) bool { return p.c.CountsAgree() }
 
 var gathers = []algorithm{
 	{

@@ -6,14 +6,14 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // BenchmarkCollective is the recorder's whole cost for a collective that runs
 // on its caller's goroutine: called and begun, ended.
 func BenchmarkCollective(b *testing.B) {
 	l := New(Who{WorldSize: 2}).Group("world", "world", 0, nil, nil, nil)
-	c := collective.Call{Op: collective.OpAllReduce, Reduce: collective.Sum, DType: collective.Float32, Count: 1}
+	c := operation.Call{Op: operation.AllReduce, Reduce: operation.Sum, DType: operation.Float32, Count: 1}
 	deep(16, func() {
 		b.ReportAllocs()
 		for b.Loop() {
@@ -28,7 +28,7 @@ func BenchmarkCollective(b *testing.B) {
 // some time after it was called.
 func BenchmarkAsync(b *testing.B) {
 	l := New(Who{WorldSize: 2}).Group("world", "world", 0, nil, nil, nil)
-	c := collective.Call{Op: collective.OpAllReduce, Reduce: collective.Sum, DType: collective.Float32, Count: 1}
+	c := operation.Call{Op: operation.AllReduce, Reduce: operation.Sum, DType: operation.Float32, Count: 1}
 	deep(16, func() {
 		b.ReportAllocs()
 		for b.Loop() {
@@ -62,7 +62,7 @@ func deep(n int, f func()) int {
 // a full recorder as JSON.
 func BenchmarkDump(b *testing.B) {
 	l := New(Who{WorldSize: 2}).Group("world", "world", 0, nil, nil, nil)
-	c := collective.Call{Op: collective.OpAllReduce, Reduce: collective.Sum, DType: collective.Float32, Count: 1}
+	c := operation.Call{Op: operation.AllReduce, Reduce: operation.Sum, DType: operation.Float32, Count: 1}
 	for range 2 * NumEntries {
 		c.Seq++
 		l.Ended(l.Called(&c, true), &c, nil)

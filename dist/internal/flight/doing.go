@@ -6,7 +6,9 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // several stands for more goroutines than one that have made calls.
@@ -31,9 +33,9 @@ func (r *Recorder) called(by uintptr) {
 
 // Doing returns what the rank is doing: the newest call that it is in, those
 // first that a goroutine waits for, or else its last call, in any group.
-func (l *Log) Doing() collective.Doing {
+func (l *Log) Doing() fault.Doing {
 	if l == nil {
-		return collective.Doing{}
+		return fault.Doing{}
 	}
 	r := l.r
 	r.mu.Lock()
@@ -58,17 +60,17 @@ func (l *Log) Doing() collective.Doing {
 		}
 	}
 	if best == nil {
-		return collective.Doing{State: collective.DoingNothing}
+		return fault.Doing{State: fault.DoingNothing}
 	}
 	since := best.begun
-	d := collective.Doing{State: collective.DoingUnderWay, Group: best.log.name, Key: collective.KeyNumber(best.log.key), ID: best.id,
-		Call: collective.Call{Op: best.op, Reduce: best.reduce, DType: best.dtype, Root: best.root, Count: best.count, Layout: best.layout, Seq: best.seq},
+	d := fault.Doing{State: fault.DoingUnderWay, Group: best.log.name, Key: collective.KeyNumber(best.log.key), ID: best.id,
+		Call: operation.Call{Op: best.op, Reduce: best.reduce, DType: best.dtype, Root: best.root, Count: best.count, Layout: best.layout, Seq: best.seq},
 		Site: best.site.String(), Blocking: !best.background, Solo: r.caller > several}
 	switch {
 	case best.ended != 0 && best.err != nil:
-		d.State, since = collective.DoingFailed, best.ended
+		d.State, since = fault.DoingFailed, best.ended
 	case best.ended != 0:
-		d.State, since = collective.DoingEnded, best.ended
+		d.State, since = fault.DoingEnded, best.ended
 		if best.forming() {
 			d.Call.Seq = 0
 		}
@@ -79,7 +81,7 @@ func (l *Log) Doing() collective.Doing {
 	return d
 }
 
-// Key returns the number that stands for the group in a [collective.Doing].
+// Key returns the number that stands for the group in a [fault.Doing].
 func (l *Log) Key() uint64 { return collective.KeyNumber(l.key) }
 
 // NumCalls returns how many calls the rank has made, in all groups.

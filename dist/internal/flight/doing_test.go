@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // TestDoing asks a rank with calls on two groups what it is doing.
@@ -26,10 +26,10 @@ func TestDoing(t *testing.T) {
 	want("it has called nothing", false)
 	formed := r.Group("world", "key c", 0, nil, nil, nil)
 	formed.Forms()
-	forming := collective.Call{Op: collective.OpBarrier, Seq: 1}
+	forming := operation.Call{Op: operation.Barrier, Seq: 1}
 	formed.Ended(formed.Called(&forming, true), &forming, nil)
 	want(`its last call was init of group "world", at flight/doing_test.go:`, true)
-	barrier := collective.Call{Op: collective.OpBarrier, Seq: 1}
+	barrier := operation.Call{Op: operation.Barrier, Seq: 1}
 	first := a.Called(&barrier, true)
 	want(`it is in barrier, number 1 of group "a", at flight/doing_test.go:`, true)
 	if d := b.Doing(); d.Key != a.Key() || d.Key == b.Key() || d.Call.Seq != a.LastCalled() {
@@ -45,8 +45,8 @@ func TestDoing(t *testing.T) {
 	want(`its last call was all_reduce sum of 4 float32, number 2 of group "b"`, false)
 }
 
-func allReduceOf(n int) collective.Call {
-	return collective.Call{Op: collective.OpAllReduce, Reduce: collective.Sum, DType: collective.Float32, Count: n, Seq: 2}
+func allReduceOf(n int) operation.Call {
+	return operation.Call{Op: operation.AllReduce, Reduce: operation.Sum, DType: operation.Float32, Count: n, Seq: 2}
 }
 
 // TestSolo tells a rank all of whose calls come from one goroutine.
@@ -55,7 +55,7 @@ func TestSolo(t *testing.T) {
 		t.Skip("goroutines are not told apart here")
 	}
 	l := newSize(Who{}, 64).Group("a", "key a", 0, nil, nil, nil)
-	c := collective.Call{Op: collective.OpBarrier, Seq: 1}
+	c := operation.Call{Op: operation.Barrier, Seq: 1}
 	for range 3 {
 		l.Called(&c, true)
 	}

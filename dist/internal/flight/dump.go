@@ -9,8 +9,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/flightlog"
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // maxListed is up to how many members a group's dump lists them: the dumps of a
@@ -110,8 +111,8 @@ func (l *Log) dump(closed bool) flightlog.Group {
 
 // culprits returns the ranks in the job that an error of the group names.
 func (l *Log) culprits(err error) []int {
-	var one *collective.RankError
-	var late *collective.TimeoutError
+	var one *fault.RankError
+	var late *fault.TimeoutError
 	var ranks []int
 	switch {
 	case errors.As(err, &one):
@@ -132,7 +133,7 @@ func (l *Log) culprits(err error) []int {
 
 func (e *entry) dump() flightlog.Entry {
 	out := flightlog.Entry{Op: e.op.String(), Seq: e.seq, Count: e.count, CalledNS: e.called, BegunNS: e.begun, EndedNS: e.ended, Background: e.background}
-	if e.op != collective.OpBarrier {
+	if e.op != operation.Barrier {
 		out.DType = e.dtype.String()
 	}
 	if e.op.Reduces() {
@@ -142,7 +143,7 @@ func (e *entry) dump() flightlog.Entry {
 		out.Layout = strconv.FormatUint(e.layout, 16)
 	}
 	if e.forming() {
-		out.Op = collective.FormingOp(e.log.name)
+		out.Op = fault.FormingOp(e.log.name)
 	}
 	switch {
 	case !isCollective(e.op):

@@ -6,8 +6,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/flightlog"
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 const (
@@ -62,10 +63,10 @@ type entry struct {
 	root   int
 	// In nanoseconds since the recorder's start; 0: not yet.
 	called, begun, ended int64
-	reduce               collective.ReduceOp
-	op                   collective.Op
+	reduce               operation.ReduceOp
+	op                   operation.Op
 	background           bool // the goroutine that called it went on
-	dtype                collective.DType
+	dtype                operation.DType
 }
 
 // Ticket is a call that has been recorded, to say later what became of it.
@@ -93,8 +94,8 @@ type Log struct {
 	name    string
 	key     string
 	rank    int
-	members []collective.Member // by rank
-	world   []int               // the members' ranks in the job
+	members []fault.Member // by rank
+	world   []int          // the members' ranks in the job
 	about   func(*flightlog.Group)
 
 	// Guarded by the recorder's lock.
@@ -110,7 +111,7 @@ type Log struct {
 // its name, the key by which its members know it, this rank's number in it, its
 // members and their numbers in the job. about fills in what else is known of
 // the group at each dump; it may be nil.
-func (r *Recorder) Group(name, key string, rank int, members []collective.Member, world []int, about func(*flightlog.Group)) *Log {
+func (r *Recorder) Group(name, key string, rank int, members []fault.Member, world []int, about func(*flightlog.Group)) *Log {
 	l := &Log{r: r, name: name, key: key, rank: rank, members: members, world: world, about: about}
 	r.mu.Lock()
 	r.open[l] = struct{}{}
@@ -130,7 +131,7 @@ func (l *Log) Forms() {
 }
 
 // forming reports whether a call is the barrier that ends the forming of its group.
-func (e *entry) forming() bool { return e.log.forms && e.op == collective.OpBarrier && e.seq == 1 }
+func (e *entry) forming() bool { return e.log.forms && e.op == operation.Barrier && e.seq == 1 }
 
 // Recorder returns the recorder that the log is a part of.
 func (l *Log) Recorder() *Recorder { return l.r }
@@ -153,11 +154,11 @@ func (l *Log) Close() {
 }
 
 // isCollective reports whether a call is one of all members of its group.
-func isCollective(op collective.Op) bool { return op != collective.OpSend && op != collective.OpRecv }
+func isCollective(op operation.Op) bool { return op != operation.Send && op != operation.Recv }
 
 // Called records a call as this goroutine makes it: the call site is on its
 // stack. begins says that it runs at once.
-func (l *Log) Called(c *collective.Call, begins bool) Ticket {
+func (l *Log) Called(c *operation.Call, begins bool) Ticket {
 	if l == nil {
 		return Ticket{}
 	}
@@ -254,7 +255,7 @@ func (l *Log) Begun(t Ticket) Ticket {
 }
 
 // Ended says how a call has ended.
-func (l *Log) Ended(t Ticket, c *collective.Call, err error) {
+func (l *Log) Ended(t Ticket, c *operation.Call, err error) {
 	if l == nil {
 		return
 	}
@@ -295,7 +296,7 @@ func (l *Log) Waited() (calls uint64, ns int64) {
 // Site returns where this rank made the call of the group of that kind
 // (collective, message to or from that peer) and number, as far as it is
 // remembered: "dir/file.go:88 pkg.Func". What is not known is "".
-func (l *Log) Site(c collective.Call) string {
+func (l *Log) Site(c operation.Call) string {
 	if l == nil {
 		return ""
 	}

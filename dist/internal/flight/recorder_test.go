@@ -10,37 +10,38 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 func testLog(entries int) *Log {
-	members := []collective.Member{{Rank: 0, Host: "a", PID: 1}, {Rank: 1, Host: "b", PID: 2}}
+	members := []fault.Member{{Rank: 0, Host: "a", PID: 1}, {Rank: 1, Host: "b", PID: 2}}
 	return newSize(Who{Rank: 1, WorldSize: 2, Host: "b", PID: 2}, entries).Group("world", "world", 1, members, []int{0, 1}, nil)
 }
 
-func allReduce(seq uint64) *collective.Call {
-	return &collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: 4, Seq: seq}
+func allReduce(seq uint64) *operation.Call {
+	return &operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: 4, Seq: seq}
 }
 
 func TestSite(t *testing.T) {
 	l := testLog(64)
 	_, _, line, _ := runtime.Caller(0)
-	inlined := func(c *collective.Call) { l.Called(c, true) }
+	inlined := func(c *operation.Call) { l.Called(c, true) }
 	l.Called(allReduce(1), true)
 	inlined(allReduce(2))
 	func() { inlined(allReduce(3)) }()
-	l.Called(&collective.Call{Op: collective.OpSend, Root: 0, Seq: 3}, true)
+	l.Called(&operation.Call{Op: operation.Send, Root: 0, Seq: 3}, true)
 	at := func(n int) string { return fmt.Sprintf(`^flight/recorder_test\.go:%d flight\.`, line+n) }
 	for _, tc := range []struct {
-		call collective.Call
+		call operation.Call
 		want string
 	}{
 		{*allReduce(1), at(2) + `TestSite$`},
-		{collective.Call{Op: collective.OpBarrier, Seq: 2}, at(1) + `TestSite\.func1$`},
+		{operation.Call{Op: operation.Barrier, Seq: 2}, at(1) + `TestSite\.func1$`},
 		{*allReduce(3), at(1) + `TestSite\.func1`},
-		{collective.Call{Op: collective.OpSend, Root: 0, Seq: 3}, at(5) + `TestSite$`},
-		{collective.Call{Op: collective.OpRecv, Root: 0, Seq: 3}, `^$`},
-		{collective.Call{Op: collective.OpSend, Root: 1, Seq: 3}, `^$`},
+		{operation.Call{Op: operation.Send, Root: 0, Seq: 3}, at(5) + `TestSite$`},
+		{operation.Call{Op: operation.Recv, Root: 0, Seq: 3}, `^$`},
+		{operation.Call{Op: operation.Send, Root: 1, Seq: 3}, `^$`},
 		{*allReduce(4), `^$`},
 	} {
 		if got := l.Site(tc.call); !regexp.MustCompile(tc.want).MatchString(got) {
@@ -77,7 +78,7 @@ func TestStacks(t *testing.T) {
 // until nothing else is left to go.
 func TestPendingStay(t *testing.T) {
 	l := testLog(8)
-	stuck := l.Called(&collective.Call{Op: collective.OpRecv, Root: 0, Seq: 1}, true)
+	stuck := l.Called(&operation.Call{Op: operation.Recv, Root: 0, Seq: 1}, true)
 	for seq := range uint64(100) {
 		c := allReduce(seq + 1)
 		l.Ended(l.Called(c, true), c, nil)
@@ -86,12 +87,12 @@ func TestPendingStay(t *testing.T) {
 		t.Error("the receive has been forgotten")
 	}
 	for seq := range uint64(10 * maxProbes) {
-		l.Called(&collective.Call{Op: collective.OpSend, Root: 0, Seq: seq}, false)
+		l.Called(&operation.Call{Op: operation.Send, Root: 0, Seq: seq}, false)
 	}
 	if n := len(l.r.entries); n != 8 {
 		t.Errorf("the recorder has grown to %d entries", n)
 	}
-	l.Ended(stuck, &collective.Call{Op: collective.OpRecv}, nil) // of no more interest
+	l.Ended(stuck, &operation.Call{Op: operation.Recv}, nil) // of no more interest
 }
 
 func TestWaited(t *testing.T) {
@@ -104,7 +105,7 @@ func TestWaited(t *testing.T) {
 	}
 	c := allReduce(21)
 	l.Ended(l.Called(c, true), c, errors.New("no"))
-	send := &collective.Call{Op: collective.OpSend, Seq: 1}
+	send := &operation.Call{Op: operation.Send, Seq: 1}
 	l.Ended(l.Called(send, true), send, nil)
 	calls, ns := l.Waited()
 	if calls != 20 || ns < 0 || ns > int64(1e9) {
@@ -130,7 +131,7 @@ func TestConcurrent(t *testing.T) {
 	for peer := range 4 {
 		wg.Go(func() {
 			for seq := range uint64(500) {
-				c := &collective.Call{Op: collective.OpSend, Root: peer, Seq: seq}
+				c := &operation.Call{Op: operation.Send, Root: peer, Seq: seq}
 				tk := l.Begun(l.Called(c, false))
 				_ = l.Site(*c)
 				l.Ended(tk, c, nil)

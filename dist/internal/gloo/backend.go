@@ -14,7 +14,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -56,7 +58,7 @@ type Config struct {
 	Rank  int
 	// Members are all ranks, in their order. Hosts that are not given are filled in
 	// from what the ranks publish.
-	Members []collective.Member
+	Members []fault.Member
 	// Store is the group's part of the job's store. The keys are "0/3" for the
 	// address of rank 3 and "0/rank_3" for its host; 0 is the number of the context.
 	Store      store.Store
@@ -107,7 +109,7 @@ type Backend struct {
 	messages sync.Pool
 
 	mu        sync.Mutex
-	members   []collective.Member
+	members   []fault.Member
 	losses    []loss
 	failure   error         // that has ended the group
 	doom      error         // that ends it when a connection does
@@ -156,17 +158,17 @@ func (b *Backend) pairFor(rank int, tag uint32) *pair {
 }
 
 // Member returns what is known of a rank.
-func (b *Backend) Member(rank int) collective.Member {
+func (b *Backend) Member(rank int) fault.Member {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if rank < 0 || rank >= len(b.members) {
-		return collective.Member{Rank: rank}
+		return fault.Member{Rank: rank}
 	}
 	return b.members[rank]
 }
 
 // Members returns what is known of all ranks.
-func (b *Backend) Members() []collective.Member {
+func (b *Backend) Members() []fault.Member {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.members)
@@ -201,7 +203,7 @@ func (b *Backend) lose(p *pair, err error) {
 }
 
 // wrong ends the group because of what a peer has sent.
-func (b *Backend) wrong(p *pair, e *WireError) {
+func (b *Backend) wrong(p *pair, e *fault.WireError) {
 	told := *e
 	told.Peer = p.describe()
 	b.end(b.blame(nil, p.peer, &told))
@@ -266,7 +268,7 @@ func (b *Backend) why() error {
 }
 
 // usable returns an error if no call can be made any more.
-func (b *Backend) usable(c *collective.Call) error {
+func (b *Backend) usable(c *operation.Call) error {
 	if b.closed.Load() {
 		return b.closedError(c)
 	}
@@ -282,12 +284,12 @@ const lossPatience = 200 * time.Millisecond
 
 // broken ends the group with the error of a call of which an operation with a peer
 // has failed, and returns it. Nothing uses the call's memory any more.
-func (b *Backend) broken(c *collective.Call, peer int, begun time.Time, err error) error {
+func (b *Backend) broken(c *operation.Call, peer int, begun time.Time, err error) error {
 	if first := b.why(); first != nil {
 		b.running.Wait()
 		return b.again(c, first)
 	}
-	var wire *WireError
+	var wire *fault.WireError
 	if errors.As(err, &wire) {
 		told := *wire
 		told.Peer = b.pairFor(peer, 0).describe()
@@ -302,7 +304,7 @@ func (b *Backend) broken(c *collective.Call, peer int, begun time.Time, err erro
 			}
 		}
 		b.mu.Unlock()
-		if errors.Is(err, collective.ErrGone) {
+		if errors.Is(err, fault.ErrGone) {
 			// Others notice the same end a moment later, and must not see this rank's first.
 			time.Sleep(lossPatience)
 		}
@@ -319,7 +321,7 @@ func (b *Backend) fail(err error) error {
 }
 
 // Trouble implements [collective.Backend].
-func (b *Backend) Trouble(c collective.Call) error {
+func (b *Backend) Trouble(c operation.Call) error {
 	if err := b.usable(&c); err != nil {
 		return err
 	}
@@ -346,14 +348,14 @@ func (b *Backend) Doom(err error) {
 // Died tells the group that a rank's process has ended.
 func (b *Backend) Died(rank int) {
 	if rank >= 0 && rank < len(b.cfg.Members) && rank != b.cfg.Rank {
-		b.end(b.blame(nil, rank, collective.ErrDied))
+		b.end(b.blame(nil, rank, fault.ErrDied))
 	}
 }
 
 // Silent tells the group that a rank has fallen silent.
 func (b *Backend) Silent(rank int, text string) {
 	if rank >= 0 && rank < len(b.cfg.Members) {
-		b.end(b.blame(nil, rank, &collective.SilentError{Text: text, Here: rank == b.cfg.Rank}))
+		b.end(b.blame(nil, rank, &fault.SilentError{Text: text, Here: rank == b.cfg.Rank}))
 	}
 }
 
@@ -367,13 +369,13 @@ func (b *Backend) HasLeft(rank int) bool {
 // Close implements [collective.Backend].
 func (b *Backend) Close() error {
 	b.closed.Store(true)
-	b.end(collective.ErrClosed)
+	b.end(fault.ErrClosed)
 	b.running.Wait()
 	return nil
 }
 
 // Collective implements [collective.Backend].
-func (b *Backend) Collective(ctx context.Context, c collective.Call, in, out collective.Data) error {
+func (b *Backend) Collective(ctx context.Context, c operation.Call, in, out collective.Data) error {
 	kept := &b.run.call // which c would be allocated for
 	*kept = c
 	if err := b.usable(kept); err != nil {
@@ -410,12 +412,12 @@ type peerError struct {
 func (e *peerError) Error() string { return e.err.Error() }
 
 // blameFor makes the error of a call from a [peerError].
-func (b *Backend) blameFor(c *collective.Call, err error) error {
+func (b *Backend) blameFor(c *operation.Call, err error) error {
 	e, ok := err.(*peerError)
 	if !ok {
 		return err
 	}
-	if wire, ok := e.err.(*WireError); ok {
+	if wire, ok := e.err.(*fault.WireError); ok {
 		told := *wire
 		told.Peer = e.p.describe()
 		return b.blame(c, e.p.peer, &told)

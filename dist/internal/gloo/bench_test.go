@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -64,8 +65,8 @@ func TestSpeedRank(t *testing.T) {
 		_, _ = c.Add(ctx, "default_pg/store_based_barrier_key:1", 1)
 	}
 	for _, s := range speedSizes {
-		data := dataOf(make([]byte, 4*s.elems), collective.Float32)
-		call := collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: s.elems}
+		data := dataOf(make([]byte, 4*s.elems), operation.Float32)
+		call := operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: s.elems}
 		one := func() {
 			if err := b.Collective(ctx, call, data, data); err != nil {
 				t.Fatal(err)
@@ -80,7 +81,7 @@ func TestSpeedRank(t *testing.T) {
 		}
 		fmt.Printf("took %d %d\n", 4*s.elems, time.Since(begun).Nanoseconds()/int64(s.times))
 	}
-	if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier}, collective.Data{}, collective.Data{}); err != nil {
+	if err := b.Collective(ctx, operation.Call{Op: operation.Barrier}, collective.Data{}, collective.Data{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -17,7 +17,7 @@
 // is nothing in a message that says what it is a part of. What a peer asks for
 // tells as much: a rank that grants bytes in a slot of the right tag and another
 // kind is in another collective, and one that grants fewer or more bytes than
-// come has another size. Both are a [WireError] before anything is sent, for a
+// come has another size. Both are a [fault.WireError] before anything is sent, for a
 // PyTorch rank that gets more than it has room for aborts its process.
 //
 // # Pieces
@@ -33,7 +33,7 @@
 // # Caveats
 //
 // Nothing of the wire is authenticated. Nobody says goodbye on it: a rank that has
-// died and one that has left its group look alike ([collective.ErrGone]).
+// died and one that has left its group look alike ([fault.ErrGone]).
 //
 // Sources: the formats as observed between running PyTorch 1.13 and 2.15 ranks.
 package gloo

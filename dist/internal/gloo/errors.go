@@ -9,41 +9,10 @@ import (
 	"io"
 	"syscall"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/ending"
 )
-
-// WireError is the cause in a [collective.RankError] about a peer that has sent what
-// cannot be: nothing that the wire knows, or what does not fit this rank's call.
-type WireError struct {
-	// Sent is what it sent, Why what is wrong with it: "NOTIFY_RECV_READY of 16 bytes
-	// in broadcast with tag 5", "this rank's call with tag 5 is all_reduce".
-	Sent, Why string
-	// Peer is its host and address.
-	Peer string
-	// Other says that the peer is in another collective, or in one of another size.
-	Other bool
-	// Bytes are those that the peer has for its part of the message, and Want those
-	// that this rank has, where they differ; else both are 0.
-	Bytes, Want int64
-	// Call is this rank's own call, with what its part is: "all_reduce sum of 7
-	// float32"; only with Other, "" where none was under way.
-	Call string
-}
-
-func (e *WireError) Error() string {
-	who := "it"
-	if e.Peer != "" {
-		who = fmt.Sprintf("it (%s)", e.Peer)
-	}
-	if e.Why == "" {
-		return fmt.Sprintf("%s sent %s", who, e.Sent)
-	}
-	text := fmt.Sprintf("%s sent %s, but %s", who, e.Sent, e.Why)
-	if e.Call != "" {
-		text += fmt.Sprintf(" (this rank's call: %s)", e.Call)
-	}
-	return text
-}
 
 // sizeError is that a peer takes its group for one of another size.
 type sizeError struct{ its, ours int }
@@ -60,22 +29,22 @@ type lostError struct {
 
 func (e *lostError) Error() string {
 	if e.err == io.EOF {
-		return fmt.Sprintf("%v (%s)", collective.ErrGone, e.peer)
+		return fmt.Sprintf("%v (%s)", fault.ErrGone, e.peer)
 	}
-	return fmt.Sprintf("%v (%s: %v)", collective.ErrGone, e.peer, e.err)
+	return fmt.Sprintf("%v (%s: %v)", fault.ErrGone, e.peer, e.err)
 }
 
-func (e *lostError) Unwrap() error { return collective.ErrGone }
+func (e *lostError) Unwrap() error { return fault.ErrGone }
 
 // lossOf is the cause of an error about a peer whose connection has ended with err: that
 // it has ended it, or that nothing comes from its host any more.
 func lossOf(p *pair, err error) error {
-	var silent *collective.SilentError
+	var silent *fault.SilentError
 	switch {
 	case errors.As(err, &silent):
 		return fmt.Errorf("%w (%s)", err, p.from())
 	case noAnswer(err):
-		return fmt.Errorf("%w (%s: %v)", &collective.SilentError{Text: "for long: its host does not answer"}, p.from(), err)
+		return fmt.Errorf("%w (%s: %v)", &fault.SilentError{Text: "for long: its host does not answer"}, p.from(), err)
 	}
 	return &lostError{peer: p.from(), err: err}
 }
@@ -86,8 +55,8 @@ func noAnswer(err error) bool {
 }
 
 // blame returns the error about a peer; c is nil when no call is under way.
-func (b *Backend) blame(c *collective.Call, rank int, cause error) *collective.RankError {
-	e := collective.NewRankError(b.cfg.Group, b.Member(rank), cause)
+func (b *Backend) blame(c *operation.Call, rank int, cause error) *fault.RankError {
+	e := fault.NewRankError(b.cfg.Group, b.Member(rank), cause)
 	if c != nil {
 		e.Op, e.Seq = c.Op.String(), c.Seq
 		e.Cause = inCall(e.Cause, c)
@@ -97,8 +66,8 @@ func (b *Backend) blame(c *collective.Call, rank int, cause error) *collective.R
 
 // inCall is the cause of an error of a call: what a peer has sent beside the call's own
 // elements, for bytes of a part alone tell nobody what differs.
-func inCall(cause error, c *collective.Call) error {
-	wire, ok := cause.(*WireError)
+func inCall(cause error, c *operation.Call) error {
+	wire, ok := cause.(*fault.WireError)
 	if !ok || !wire.Other || wire.Call != "" {
 		return cause
 	}
@@ -108,32 +77,32 @@ func inCall(cause error, c *collective.Call) error {
 }
 
 // closedError returns the error of a call on a group that this rank has closed.
-func (b *Backend) closedError(c *collective.Call) error {
-	return fmt.Errorf("dist: %s of group %q on rank %d: %w", collective.Numbered(c.Op.String(), c.Seq), b.cfg.Group, b.cfg.Rank, collective.ErrClosed)
+func (b *Backend) closedError(c *operation.Call) error {
+	return fmt.Errorf("dist: %s of group %q on rank %d: %w", fault.Numbered(c.Op.String(), c.Seq), b.cfg.Group, b.cfg.Rank, fault.ErrClosed)
 }
 
 // again returns the error that has ended the group as that of a call.
-func (b *Backend) again(c *collective.Call, err error) error {
-	if errors.Is(err, collective.ErrClosed) {
+func (b *Backend) again(c *operation.Call, err error) error {
+	if errors.Is(err, fault.ErrClosed) {
 		return b.closedError(c)
 	}
-	if e, ok := err.(*collective.RankError); ok {
+	if e, ok := err.(*fault.RankError); ok {
 		later := *e
 		later.Op, later.Seq = c.Op.String(), c.Seq
 		later.Cause = inCall(later.Cause, c)
 		return &later
 	}
-	return fmt.Errorf("dist: %s: the group has failed before: %w", collective.Numbered(c.Op.String(), c.Seq), err)
+	return fmt.Errorf("dist: %s: the group has failed before: %w", fault.Numbered(c.Op.String(), c.Seq), err)
 }
 
 // late returns the error of a call that has run out of time, or whose context has
 // ended.
-func (b *Backend) late(ctx context.Context, c *collective.Call, missing []int) error {
-	cause := collective.Ending(ctx)
+func (b *Backend) late(ctx context.Context, c *operation.Call, missing []int) error {
+	cause := ending.Of(ctx)
 	if cause == nil {
 		cause = fmt.Errorf("the group's limit of %v: %w", b.cfg.Timeout, context.DeadlineExceeded)
 	}
-	e := &collective.TimeoutError{Group: b.cfg.Group, Op: c.Op.String(), Seq: c.Seq, Cause: cause}
+	e := &fault.TimeoutError{Group: b.cfg.Group, Op: c.Op.String(), Seq: c.Seq, Cause: cause}
 	for _, r := range missing {
 		e.Missing = append(e.Missing, b.Member(r))
 	}

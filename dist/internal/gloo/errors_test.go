@@ -16,7 +16,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -93,14 +95,14 @@ func TestBadInput(t *testing.T) {
 						ends[1].Close()
 					}
 				}()
-				c := collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: 4, Seq: 1}
-				err := b.Collective(context.Background(), c, dataOf(data, collective.Float32), dataOf(data, collective.Float32))
-				var rank *collective.RankError
+				c := operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: 4, Seq: 1}
+				err := b.Collective(context.Background(), c, dataOf(data, operation.Float32), dataOf(data, operation.Float32))
+				var rank *fault.RankError
 				if !errors.As(err, &rank) || rank.Rank != 1 || rank.Op != "all_reduce" || rank.Group != "world" {
 					t.Fatalf("%v is no error of the call about rank 1", err)
 				}
-				var wire *WireError
-				if gone := errors.Is(err, collective.ErrGone); gone == errors.As(err, &wire) {
+				var wire *fault.WireError
+				if gone := errors.Is(err, fault.ErrGone); gone == errors.As(err, &wire) {
 					t.Errorf("%v: neither that the peer has gone nor what it sent", err)
 				}
 				for _, s := range test.says {
@@ -118,7 +120,7 @@ func TestBadInput(t *testing.T) {
 				}
 				// Later calls fail at once, for the same reason.
 				c.Seq = 2
-				again := b.Collective(context.Background(), c, dataOf(data, collective.Float32), dataOf(data, collective.Float32))
+				again := b.Collective(context.Background(), c, dataOf(data, operation.Float32), dataOf(data, operation.Float32))
 				if !errors.As(again, &rank) || rank.Rank != 1 || rank.Seq != 2 {
 					t.Errorf("the next call: %v", again)
 				}
@@ -148,8 +150,8 @@ func TestEarlyMismatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		err := b.Collective(context.Background(), collective.Call{Op: collective.OpBarrier, Seq: 1}, collective.Data{}, collective.Data{})
-		var rank *collective.RankError
+		err := b.Collective(context.Background(), operation.Call{Op: operation.Barrier, Seq: 1}, collective.Data{}, collective.Data{})
+		var rank *fault.RankError
 		if !errors.As(err, &rank) || rank.Rank != 2 || !strings.Contains(err.Error(), "gather with tag 0") {
 			t.Errorf("%v", err)
 		}
@@ -162,33 +164,33 @@ func TestEarlyMismatch(t *testing.T) {
 // TestTimeouts: a call whose peers do nothing ends with the group's limit or with its
 // context, and names whom it waited for.
 func TestTimeouts(t *testing.T) {
-	data := dataOf(make([]byte, 16), collective.Float32)
+	data := dataOf(make([]byte, 16), operation.Float32)
 	calls := map[string]struct {
 		do      func(ctx context.Context, b *Backend) error
 		missing []int
 	}{
 		"all_reduce": {func(ctx context.Context, b *Backend) error {
-			return b.Collective(ctx, collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: 4}, data, data)
+			return b.Collective(ctx, operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: 4}, data, data)
 		}, []int{1, 3}},
 		"gather": {func(ctx context.Context, b *Backend) error {
-			out := dataOf(make([]byte, 64), collective.Float32)
-			return b.Collective(ctx, collective.Call{Op: collective.OpGather, DType: collective.Float32, Count: 4}, data, out)
+			out := dataOf(make([]byte, 64), operation.Float32)
+			return b.Collective(ctx, operation.Call{Op: operation.Gather, DType: operation.Float32, Count: 4}, data, out)
 		}, []int{1, 2, 3}},
 		"send": {func(ctx context.Context, b *Backend) error {
-			return b.Send(ctx, collective.Call{Op: collective.OpSend, Root: 2, DType: collective.Float32, Count: 4}, data)
+			return b.Send(ctx, operation.Call{Op: operation.Send, Root: 2, DType: operation.Float32, Count: 4}, data)
 		}, []int{2}},
 		"recv": {func(ctx context.Context, b *Backend) error {
-			return b.Recv(ctx, collective.Call{Op: collective.OpRecv, Root: 3, DType: collective.Float32, Count: 4}, data)
+			return b.Recv(ctx, operation.Call{Op: operation.Recv, Root: 3, DType: operation.Float32, Count: 4}, data)
 		}, []int{3}},
 		"recv from any": {func(ctx context.Context, b *Backend) error {
-			_, err := b.AwaitAny(ctx, collective.Call{Op: collective.OpRecv, Root: collective.AnyRank})
+			_, err := b.AwaitAny(ctx, operation.Call{Op: operation.Recv, Root: operation.AnyRank})
 			return err
 		}, []int{1, 2, 3}},
 		"monitored barrier": {func(ctx context.Context, b *Backend) error {
-			return b.MonitoredBarrier(ctx, collective.Call{Op: collective.OpBarrier}, false)
+			return b.MonitoredBarrier(ctx, operation.Call{Op: operation.Barrier}, false)
 		}, []int{1}},
 		"monitored barrier of all": {func(ctx context.Context, b *Backend) error {
-			return b.MonitoredBarrier(ctx, collective.Call{Op: collective.OpBarrier}, true)
+			return b.MonitoredBarrier(ctx, operation.Call{Op: operation.Barrier}, true)
 		}, []int{1, 2, 3}},
 	}
 	for name, call := range calls {
@@ -211,7 +213,7 @@ func TestTimeouts(t *testing.T) {
 				if took := time.Since(begun); took != want {
 					t.Errorf("%s ended after %v, want %v", name, took, want)
 				}
-				var late *collective.TimeoutError
+				var late *fault.TimeoutError
 				if !errors.As(err, &late) || !errors.Is(err, context.DeadlineExceeded) {
 					t.Fatalf("%s: %v", name, err)
 				}
@@ -244,10 +246,10 @@ func TestFirstLossIsAtFault(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			ends[1].Close()
 		}()
-		data := dataOf(make([]byte, 16), collective.Float32)
-		err := b.Collective(context.Background(), collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: 4}, data, data)
-		var rank *collective.RankError
-		if !errors.As(err, &rank) || rank.Rank != 2 || !errors.Is(err, collective.ErrGone) {
+		data := dataOf(make([]byte, 16), operation.Float32)
+		err := b.Collective(context.Background(), operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: 4}, data, data)
+		var rank *fault.RankError
+		if !errors.As(err, &rank) || rank.Rank != 2 || !errors.Is(err, fault.ErrGone) {
 			t.Errorf("%v", err)
 		}
 		if !b.HasLeft(2) || b.HasLeft(3) {
@@ -265,12 +267,12 @@ func TestDied(t *testing.T) {
 			drain(e)
 		}
 		time.AfterFunc(time.Second, func() { b.Died(2) })
-		err := b.Collective(context.Background(), collective.Call{Op: collective.OpBarrier, Seq: 4}, collective.Data{}, collective.Data{})
-		var rank *collective.RankError
-		if !errors.As(err, &rank) || rank.Rank != 2 || rank.Seq != 4 || !errors.Is(err, collective.ErrDied) {
+		err := b.Collective(context.Background(), operation.Call{Op: operation.Barrier, Seq: 4}, collective.Data{}, collective.Data{})
+		var rank *fault.RankError
+		if !errors.As(err, &rank) || rank.Rank != 2 || rank.Seq != 4 || !errors.Is(err, fault.ErrDied) {
 			t.Errorf("%v", err)
 		}
-		if err := b.Trouble(collective.Call{Op: collective.OpBarrier}); !errors.Is(err, collective.ErrDied) {
+		if err := b.Trouble(operation.Call{Op: operation.Barrier}); !errors.Is(err, fault.ErrDied) {
 			t.Errorf("trouble: %v", err)
 		}
 	})
@@ -298,7 +300,7 @@ func TestMeetings(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err := Open(ctx, config(s, test.g, 0, 2))
-		var rank *collective.RankError
+		var rank *fault.RankError
 		leads := !strings.Contains(test.says, "sizes") || !strings.Contains(fmt.Sprint(err), "what it has published")
 		if !errors.As(err, &rank) || rank.Rank != 1 || !strings.Contains(err.Error(), test.says) || !leads {
 			t.Errorf("%s: %v does not say %q of rank 1", name, err, test.says)
@@ -309,7 +311,7 @@ func TestMeetings(t *testing.T) {
 		cfg := config(store.NewMemory(), g, 1, 4)
 		cfg.Timeout = 50 * time.Millisecond
 		_, err := Open(ctx, cfg)
-		var late *collective.TimeoutError
+		var late *fault.TimeoutError
 		if !errors.As(err, &late) || len(late.Missing) != 3 {
 			t.Errorf("%v", err)
 		}
@@ -328,9 +330,9 @@ func TestBothNameADifference(t *testing.T) {
 				p.mu.Unlock()
 			}
 		}
-		data := dataOf(make([]byte, 4*count), collective.Float32)
-		err := b.Collective(context.Background(), collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: count, Seq: 1}, data, data)
-		var wire *WireError
+		data := dataOf(make([]byte, 4*count), operation.Float32)
+		err := b.Collective(context.Background(), operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: count, Seq: 1}, data, data)
+		var wire *fault.WireError
 		if !errors.As(err, &wire) {
 			return fmt.Errorf("%v is not about what the peer has sent", err)
 		}

@@ -14,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -67,8 +69,8 @@ func TestWrongWhileForming(t *testing.T) {
 			}
 			select {
 			case err := <-ended:
-				var rank *collective.RankError
-				var wire *WireError
+				var rank *fault.RankError
+				var wire *fault.WireError
 				if !errors.As(err, &rank) || rank.Rank != 1 || !errors.As(err, &wire) {
 					t.Errorf("%v, want what rank 1 has sent", err)
 				}
@@ -98,7 +100,7 @@ func TestManyStrangers(t *testing.T) {
 			return
 		}
 		defer b.Close()
-		if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier, Seq: 1}, collective.Data{}, collective.Data{}); err != nil {
+		if err := b.Collective(ctx, operation.Call{Op: operation.Barrier, Seq: 1}, collective.Data{}, collective.Data{}); err != nil {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // FuzzPreamble: what is taken is what was put.
@@ -71,10 +71,10 @@ func FuzzPeer(f *testing.F) {
 			_, _ = ends[1].Write(b)
 			ends[1].Close()
 		}()
-		data := dataOf(make([]byte, 4*elems), collective.Float32)
+		data := dataOf(make([]byte, 4*elems), operation.Float32)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		_ = g.Collective(ctx, collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: elems}, data, data)
+		_ = g.Collective(ctx, operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: elems}, data, data)
 		if ctx.Err() != nil {
 			t.Error("the call has not ended with its peer")
 		}

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/loaded"
 )
@@ -84,7 +84,7 @@ func TestLeave(t *testing.T) {
 			if said, err := io.ReadAll(conn); err != nil || g == PerPair && len(said) > 0 || g == PerDevice && binary.LittleEndian.Uint64(said) != uint64(number) {
 				t.Errorf("it says %x, %v", said, err)
 			}
-			var late *collective.TimeoutError
+			var late *fault.TimeoutError
 			if err := <-failed; !errors.As(err, &late) || len(late.Missing) == 0 || late.Missing[0].Rank != 1 {
 				t.Errorf("rank 0 says %v, want that rank 1 is missing", err)
 			}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 )
 
 const (
@@ -52,6 +52,6 @@ func (p *pair) checkLine() {
 		return
 	}
 	if silent := p.line.Unanswered(conn); silent >= goneAfter {
-		p.b.lose(p, &collective.SilentError{Text: fmt.Sprintf("for %v: its host does not answer", silent.Round(time.Second))})
+		p.b.lose(p, &fault.SilentError{Text: fmt.Sprintf("for %v: its host does not answer", silent.Round(time.Second))})
 	}
 }

@@ -14,7 +14,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // unanswering is a connection to a host that stops answering at a time.
@@ -70,9 +72,9 @@ func TestHostGone(t *testing.T) {
 				b.running.Add(1)
 				go b.watchLines()
 				begun := time.Now()
-				err := b.Collective(context.Background(), collective.Call{Op: collective.OpBarrier, Seq: 1}, collective.Data{}, collective.Data{})
-				var rank *collective.RankError
-				if took := time.Since(begun); !errors.As(err, &rank) || rank.Rank != 1 || !errors.Is(err, collective.ErrSilent) || errors.Is(err, collective.ErrGone) ||
+				err := b.Collective(context.Background(), operation.Call{Op: operation.Barrier, Seq: 1}, collective.Data{}, collective.Data{})
+				var rank *fault.RankError
+				if took := time.Since(begun); !errors.As(err, &rank) || rank.Rank != 1 || !errors.Is(err, fault.ErrSilent) || errors.Is(err, fault.ErrGone) ||
 					!strings.Contains(err.Error(), test.says) || took < test.at || took > test.at+lookPeriod {
 					t.Errorf("after %v: %v", took, err)
 				}

@@ -6,7 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // preambleBytes is the length of what every message begins with: six numbers of 64
@@ -121,23 +121,23 @@ func (p prefix) String() string {
 }
 
 // prefixOf returns the prefix of the collective that serves an operation.
-func prefixOf(op collective.Op) prefix {
+func prefixOf(op operation.Op) prefix {
 	switch op {
-	case collective.OpBarrier:
+	case operation.Barrier:
 		return ofBarrier
-	case collective.OpAllReduce, collective.OpReduceScatter:
+	case operation.AllReduce, operation.ReduceScatter:
 		return ofAllReduce
-	case collective.OpBroadcast:
+	case operation.Broadcast:
 		return ofBroadcast
-	case collective.OpAllGather:
+	case operation.AllGather:
 		return ofAllGather
-	case collective.OpReduce:
+	case operation.Reduce:
 		return ofReduce
-	case collective.OpGather:
+	case operation.Gather:
 		return ofGather
-	case collective.OpScatter:
+	case operation.Scatter:
 		return ofScatter
-	case collective.OpAllToAll:
+	case operation.AllToAll:
 		return ofAllToAll
 	}
 	return ofMessage

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // message is one send or receive of its own.
@@ -28,27 +29,27 @@ func (b *Backend) newMessage(data []byte) *message {
 }
 
 // Send implements [collective.Backend], with PyTorch's tag 0.
-func (b *Backend) Send(ctx context.Context, c collective.Call, data collective.Data) error {
+func (b *Backend) Send(ctx context.Context, c operation.Call, data collective.Data) error {
 	return b.SendTag(ctx, c, 0, data)
 }
 
 // Recv implements [collective.Backend], with PyTorch's tag 0.
-func (b *Backend) Recv(ctx context.Context, c collective.Call, data collective.Data) error {
+func (b *Backend) Recv(ctx context.Context, c operation.Call, data collective.Data) error {
 	return b.RecvTag(ctx, c, 0, data)
 }
 
 // SendTag sends data with a tag to rank c.Root.
-func (b *Backend) SendTag(ctx context.Context, c collective.Call, tag uint32, data collective.Data) error {
+func (b *Backend) SendTag(ctx context.Context, c operation.Call, tag uint32, data collective.Data) error {
 	return b.message(ctx, &c, c.Root, tag, data.Bytes(), true)
 }
 
 // RecvTag receives what rank c.Root sends with a tag.
-func (b *Backend) RecvTag(ctx context.Context, c collective.Call, tag uint32, data collective.Data) error {
+func (b *Backend) RecvTag(ctx context.Context, c operation.Call, tag uint32, data collective.Data) error {
 	return b.message(ctx, &c, c.Root, tag, data.Bytes(), false)
 }
 
 // message sends to a rank or receives from it.
-func (b *Backend) message(ctx context.Context, c *collective.Call, peer int, tag uint32, data []byte, send bool) error {
+func (b *Backend) message(ctx context.Context, c *operation.Call, peer int, tag uint32, data []byte, send bool) error {
 	if err := b.usable(c); err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func (b *Backend) message(ctx context.Context, c *collective.Call, peer int, tag
 }
 
 // await waits until a message has gone or come.
-func (b *Backend) await(ctx context.Context, c *collective.Call, m *message, peer int, begun time.Time) error {
+func (b *Backend) await(ctx context.Context, c *operation.Call, m *message, peer int, begun time.Time) error {
 	timed := false
 	for !m.done.Load() {
 		if !timed {
@@ -105,13 +106,13 @@ func (b *Backend) await(ctx context.Context, c *collective.Call, m *message, pee
 }
 
 // AwaitAny implements [collective.Backend], for messages with PyTorch's tag 0.
-func (b *Backend) AwaitAny(ctx context.Context, c collective.Call) (src int, err error) {
+func (b *Backend) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {
 	return b.AwaitAnyTag(ctx, c, 0)
 }
 
 // AwaitAnyTag returns a rank that has announced a message with a tag that no receive
 // has been posted for.
-func (b *Backend) AwaitAnyTag(ctx context.Context, c collective.Call, tag uint32) (src int, err error) {
+func (b *Backend) AwaitAnyTag(ctx context.Context, c operation.Call, tag uint32) (src int, err error) {
 	if err := b.usable(&c); err != nil {
 		return 0, err
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -211,7 +212,7 @@ func (p *pair) postSend(s slot, o *op) error {
 func (p *pair) transmit(s slot, o *op, granted uint64) error {
 	n := uint64(len(o.data))
 	if granted < n || granted != n && s.prefix() != ofMessage {
-		err := &WireError{Sent: preamble{opRecvReady, s, granted}.String(), Why: fmt.Sprintf("this rank has %d bytes for it", n), Other: true, Bytes: int64(granted), Want: int64(n)}
+		err := &fault.WireError{Sent: preamble{opRecvReady, s, granted}.String(), Why: fmt.Sprintf("this rank has %d bytes for it", n), Other: true, Bytes: int64(granted), Want: int64(n)}
 		o.end(err)
 		return err
 	}
@@ -320,12 +321,12 @@ func (p *pair) took(m preamble) (*op, error) {
 	x := p.slots[s]
 	if m.kind == opData {
 		if x == nil || x.recvs.len() == 0 {
-			return nil, &WireError{Sent: m.String(), Why: "this rank has not granted it"}
+			return nil, &fault.WireError{Sent: m.String(), Why: "this rank has not granted it"}
 		}
 		o := x.recvs.pop()
 		p.settle(s, x)
 		if m.length != uint64(len(o.data)) {
-			err := &WireError{Sent: m.String(), Why: fmt.Sprintf("this rank expects %d bytes", len(o.data)), Other: true, Bytes: int64(m.length), Want: int64(len(o.data))}
+			err := &fault.WireError{Sent: m.String(), Why: fmt.Sprintf("this rank expects %d bytes", len(o.data)), Other: true, Bytes: int64(m.length), Want: int64(len(o.data))}
 			o.end(err)
 			return nil, err
 		}
@@ -341,14 +342,14 @@ func (p *pair) took(m preamble) (*op, error) {
 	}
 	if x == nil {
 		if len(p.slots) >= maxSlots {
-			return nil, &WireError{Sent: m.String(), Why: fmt.Sprintf("has announced messages in %d slots that this rank has not come to", len(p.slots))}
+			return nil, &fault.WireError{Sent: m.String(), Why: fmt.Sprintf("has announced messages in %d slots that this rank has not come to", len(p.slots))}
 		}
 		x = p.exchange(s)
 	}
 	defer p.settle(s, x)
 	if m.kind == opSendReady {
 		if x.ready++; x.ready > maxAnnounced {
-			return nil, &WireError{Sent: m.String(), Why: fmt.Sprintf("%d such messages wait already", maxAnnounced)}
+			return nil, &fault.WireError{Sent: m.String(), Why: fmt.Sprintf("%d such messages wait already", maxAnnounced)}
 		}
 		if x.ready > 0 {
 			p.b.anyone.ping()
@@ -359,7 +360,7 @@ func (p *pair) took(m preamble) (*op, error) {
 		return nil, p.transmit(s, x.sends.pop(), m.length)
 	}
 	if p.granted++; p.granted > maxAnnounced {
-		return nil, &WireError{Sent: m.String(), Why: fmt.Sprintf("%d such messages wait already", maxAnnounced)}
+		return nil, &fault.WireError{Sent: m.String(), Why: fmt.Sprintf("%d such messages wait already", maxAnnounced)}
 	}
 	x.credits.push(m.length)
 	return nil, nil
@@ -369,7 +370,7 @@ func (p *pair) took(m preamble) (*op, error) {
 func (p *pair) readAll(conn net.Conn) {
 	defer p.b.running.Done()
 	err := p.read(conn)
-	if wrong, ok := err.(*WireError); ok {
+	if wrong, ok := err.(*fault.WireError); ok {
 		p.part()
 		p.b.wrong(p, wrong)
 		return
@@ -413,7 +414,7 @@ func (p *pair) read(conn net.Conn) error {
 		}
 		m, err := parsePreamble(buf[lo:])
 		if err != nil {
-			return &WireError{Sent: err.Error()}
+			return &fault.WireError{Sent: err.Error()}
 		}
 		lo += preambleBytes
 		o, err := p.took(m)
@@ -476,13 +477,13 @@ func (t *tags) check(p *pair, m preamble) error {
 			}
 		}
 		if len(p.early) >= maxEarly {
-			return &WireError{Sent: m.String(), Why: fmt.Sprintf("this rank has come to tag %d only, and the peer to %d collectives beyond", next, len(p.early))}
+			return &fault.WireError{Sent: m.String(), Why: fmt.Sprintf("this rank has come to tag %d only, and the peer to %d collectives beyond", next, len(p.early))}
 		}
 		p.early = append(p.early, m.slot)
 		return nil
 	}
 	if -int(ahead) > len(t.recent) {
-		return &WireError{Sent: m.String(), Why: fmt.Sprintf("this rank has come to tag %d", next), Other: true}
+		return &fault.WireError{Sent: m.String(), Why: fmt.Sprintf("this rank has come to tag %d", next), Other: true}
 	}
 	return compare(m.slot, prefix(t.recent[tag%uint32(len(t.recent))].Load()), m)
 }
@@ -496,7 +497,7 @@ func compare(s slot, here prefix, m preamble) error {
 	if m.kind == 0 { // not kept
 		sent = fmt.Sprintf("notice of %v", s)
 	}
-	return &WireError{Sent: sent, Why: fmt.Sprintf("this rank's call with tag %d is %v", s.tag(), here), Other: true}
+	return &fault.WireError{Sent: sent, Why: fmt.Sprintf("this rank's call with tag %d is %v", s.tag(), here), Other: true}
 }
 
 // arrive takes note that this rank has come to a tag: what peers have sent in it

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/loaded"
 )
@@ -238,7 +239,7 @@ func TestPyTorchOperations(t *testing.T) {
 							return err
 						}
 					}
-					return b.Collective(context.Background(), collective.Call{Op: collective.OpBarrier}, collective.Data{}, collective.Data{})
+					return b.Collective(context.Background(), operation.Call{Op: operation.Barrier}, collective.Data{}, collective.Data{})
 				}, append([]string{"everything"}, args...)...)
 				for r, q := range peers {
 					if q != nil {
@@ -295,7 +296,7 @@ func TestPyTorchVariants(t *testing.T) {
 					if err := everything(b, 1000); err != nil {
 						return err
 					}
-					return b.Collective(context.Background(), collective.Call{Op: collective.OpBarrier}, collective.Data{}, collective.Data{})
+					return b.Collective(context.Background(), operation.Call{Op: operation.Barrier}, collective.Data{}, collective.Data{})
 				}, "everything", "1000")
 				for r, q := range peers {
 					if q != nil {
@@ -317,8 +318,8 @@ func TestPyTorchFaults(t *testing.T) {
 	ctx := context.Background()
 	reduce := func(elems int) func(b *Backend, _ []*peer) error {
 		return func(b *Backend, _ []*peer) error {
-			data := dataOf(make([]byte, 4*elems), collective.Float32)
-			return b.Collective(ctx, collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: elems, Seq: 1}, data, data)
+			data := dataOf(make([]byte, 4*elems), operation.Float32)
+			return b.Collective(ctx, operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: elems, Seq: 1}, data, data)
 		}
 	}
 	eachPyTorch(t, func(t *testing.T, p pytorch) {
@@ -334,10 +335,10 @@ func TestPyTorchFaults(t *testing.T) {
 			{"fewer elements", []string{"all_reduce", "3"}, 2, reduce(500), "bytes in all_reduce with tag 0, but this rank", true},
 			{"more elements", []string{"all_reduce", "500"}, 2, reduce(3), "bytes in all_reduce with tag 0, but this rank", true},
 			{"room for less", []string{"recv", "2", "0"}, 2, func(b *Backend, _ []*peer) error {
-				return b.Send(ctx, collective.Call{Op: collective.OpSend, Root: 1, DType: collective.Float32, Count: 4}, dataOf(make([]byte, 16), collective.Float32))
+				return b.Send(ctx, operation.Call{Op: operation.Send, Root: 1, DType: operation.Float32, Count: 4}, dataOf(make([]byte, 16), operation.Float32))
 			}, "NOTIFY_RECV_READY of 8 bytes in send/recv with tag 0, but this rank has 16 bytes", true},
 			{"death", []string{"die"}, 3, func(b *Backend, peers []*peer) error {
-				if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier}, collective.Data{}, collective.Data{}); err != nil {
+				if err := b.Collective(ctx, operation.Call{Op: operation.Barrier}, collective.Data{}, collective.Data{}); err != nil {
 					return err
 				}
 				time.AfterFunc(100*time.Millisecond, peers[1].kill)
@@ -346,7 +347,7 @@ func TestPyTorchFaults(t *testing.T) {
 			{"a late one", []string{"late"}, 3, func(b *Backend, peers []*peer) error {
 				ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 				defer cancel()
-				return b.MonitoredBarrier(ctx, collective.Call{Op: collective.OpBarrier}, true)
+				return b.MonitoredBarrier(ctx, operation.Call{Op: operation.Barrier}, true)
 			}, "rank 1, rank 2", true},
 		} {
 			if f.more && !*allJobs {

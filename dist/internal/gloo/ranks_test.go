@@ -12,14 +12,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
 // config is what ranks of the tests have.
 func config(s store.Store, g Generation, rank, size int) Config {
-	return Config{Group: "world", Rank: rank, Members: make([]collective.Member, size), Store: s, Generation: g,
+	return Config{Group: "world", Rank: rank, Members: make([]fault.Member, size), Store: s, Generation: g,
 		Hostname: fmt.Sprintf("host%d", rank), Timeout: time.Minute}
 }
 
@@ -48,7 +50,7 @@ func together(t testing.TB, g Generation, size int, change func(*Config), part f
 			}
 			// Nobody leaves before all have come.
 			if b.why() == nil {
-				if err := b.Collective(context.Background(), collective.Call{Op: collective.OpBarrier, Seq: 1 << 30}, collective.Data{}, collective.Data{}); err != nil {
+				if err := b.Collective(context.Background(), operation.Call{Op: operation.Barrier, Seq: 1 << 30}, collective.Data{}, collective.Data{}); err != nil {
 					t.Errorf("rank %d: the last barrier: %v", r, err)
 				}
 			}
@@ -57,7 +59,7 @@ func together(t testing.TB, g Generation, size int, change func(*Config), part f
 	all.Wait()
 }
 
-func dataOf(b []byte, d collective.DType) collective.Data {
+func dataOf(b []byte, d operation.DType) collective.Data {
 	return collective.Data{Buffer: mem.Buffer{Data: b}, DType: d, NumElems: len(b) / d.Size()}
 }
 
@@ -83,15 +85,15 @@ func everything(b *Backend, elems int) error {
 	ctx := context.Background()
 	n, me := len(b.cfg.Members), b.cfg.Rank
 	seq := uint64(b.Tag())
-	run := func(c collective.Call, in, out []byte) error {
+	run := func(c operation.Call, in, out []byte) error {
 		seq++
-		c.Seq, c.DType = seq, collective.Float32
+		c.Seq, c.DType = seq, operation.Float32
 		var src, dst collective.Data
 		if in != nil {
-			src = dataOf(in, collective.Float32)
+			src = dataOf(in, operation.Float32)
 		}
 		if out != nil {
-			dst = dataOf(out, collective.Float32)
+			dst = dataOf(out, operation.Float32)
 		}
 		if err := b.Collective(ctx, c, src, dst); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
@@ -120,28 +122,28 @@ func everything(b *Backend, elems int) error {
 		}
 	}
 	v := own(0)
-	check(run(collective.Call{Op: collective.OpAllReduce, Count: elems}, v, v))
+	check(run(operation.Call{Op: operation.AllReduce, Count: elems}, v, v))
 	check(checkFloats("all_reduce", v, sum))
 	v = own(0)
-	check(run(collective.Call{Op: collective.OpAllReduce, Reduce: collective.Max, Count: elems}, v, v))
+	check(run(operation.Call{Op: operation.AllReduce, Reduce: operation.Max, Count: elems}, v, v))
 	check(checkFloats("all_reduce max", v, func(i int) float32 { return value(n-1, 0, i) }))
 	for root := range n {
 		v = own(0)
-		check(run(collective.Call{Op: collective.OpBroadcast, Root: root, Count: elems}, v, v))
+		check(run(operation.Call{Op: operation.Broadcast, Root: root, Count: elems}, v, v))
 		check(checkFloats("broadcast", v, func(i int) float32 { return value(root, 0, i) }))
 		v = own(0)
 		if me == root {
-			check(run(collective.Call{Op: collective.OpReduce, Root: root, Count: elems}, v, v))
+			check(run(operation.Call{Op: operation.Reduce, Root: root, Count: elems}, v, v))
 			check(checkFloats("reduce", v, sum))
 		} else {
-			check(run(collective.Call{Op: collective.OpReduce, Root: root, Count: elems}, v, nil))
+			check(run(operation.Call{Op: operation.Reduce, Root: root, Count: elems}, v, nil))
 			check(checkFloats("reduce's input", v, func(i int) float32 { return value(me, 0, i) }))
 		}
 		var all []byte
 		if me == root {
 			all = make([]byte, 4*n*elems)
 		}
-		check(run(collective.Call{Op: collective.OpGather, Root: root, Count: elems}, own(0), all))
+		check(run(operation.Call{Op: operation.Gather, Root: root, Count: elems}, own(0), all))
 		check(checkFloats("gather", all, func(i int) float32 { r, j := at(i); return value(r, 0, j) }))
 		if me == root {
 			for r := range n {
@@ -149,20 +151,20 @@ func everything(b *Backend, elems int) error {
 			}
 		}
 		v = make([]byte, 4*elems)
-		check(run(collective.Call{Op: collective.OpScatter, Root: root, Count: elems}, all, v))
+		check(run(operation.Call{Op: operation.Scatter, Root: root, Count: elems}, all, v))
 		check(checkFloats("scatter", v, func(i int) float32 { return value(root, me, i) }))
 	}
 	all := make([]byte, 4*n*elems)
-	check(run(collective.Call{Op: collective.OpAllGather, Count: elems}, own(0), all))
+	check(run(operation.Call{Op: operation.AllGather, Count: elems}, own(0), all))
 	check(checkFloats("all_gather", all, func(i int) float32 { r, j := at(i); return value(r, 0, j) }))
 	in := make([]byte, 0, 4*n*elems)
 	for r := range n {
 		in = append(in, own(r)...)
 	}
-	check(run(collective.Call{Op: collective.OpAllToAll, Count: elems}, in, all))
+	check(run(operation.Call{Op: operation.AllToAll, Count: elems}, in, all))
 	check(checkFloats("all_to_all", all, func(i int) float32 { r, j := at(i); return value(r, me, j) }))
 	v = make([]byte, 4*elems)
-	check(run(collective.Call{Op: collective.OpReduceScatter, Count: elems}, in, v))
+	check(run(operation.Call{Op: operation.ReduceScatter, Count: elems}, in, v))
 	check(checkFloats("reduce_scatter", v, func(i int) float32 {
 		var s float32
 		for r := range n {
@@ -170,8 +172,8 @@ func everything(b *Backend, elems int) error {
 		}
 		return s
 	}))
-	check(run(collective.Call{Op: collective.OpBarrier}, nil, nil))
-	check(b.MonitoredBarrier(ctx, collective.Call{Op: collective.OpBarrier}, false))
+	check(run(operation.Call{Op: operation.Barrier}, nil, nil))
+	check(b.MonitoredBarrier(ctx, operation.Call{Op: operation.Barrier}, false))
 	check(messages(b, elems))
 	return err
 }
@@ -184,23 +186,23 @@ func messages(b *Backend, elems int) error {
 	got := make([]byte, 4*elems)
 	sent := make(chan error, 1)
 	go func() {
-		c := collective.Call{Op: collective.OpSend, Root: (me + 1) % n, Count: elems, DType: collective.Float32, Seq: 1}
-		sent <- b.Send(ctx, c, dataOf(v, collective.Float32))
+		c := operation.Call{Op: operation.Send, Root: (me + 1) % n, Count: elems, DType: operation.Float32, Seq: 1}
+		sent <- b.Send(ctx, c, dataOf(v, operation.Float32))
 	}()
 	from := (me + n - 1) % n
-	c := collective.Call{Op: collective.OpRecv, Root: from, Count: elems, DType: collective.Float32, Seq: 1}
-	err := errors.Join(b.Recv(ctx, c, dataOf(got, collective.Float32)), <-sent,
+	c := operation.Call{Op: operation.Recv, Root: from, Count: elems, DType: operation.Float32, Seq: 1}
+	err := errors.Join(b.Recv(ctx, c, dataOf(got, operation.Float32)), <-sent,
 		checkFloats("recv", got, func(i int) float32 { return float32(from + i) }))
 	if err != nil || elems == 0 { // nothing is what PyTorch does not take from any
 		return err
 	}
 	if me != 0 {
-		c := collective.Call{Op: collective.OpSend, Root: 0, Count: elems, DType: collective.Float32, Seq: 2}
-		return b.Send(ctx, c, dataOf(v, collective.Float32))
+		c := operation.Call{Op: operation.Send, Root: 0, Count: elems, DType: operation.Float32, Seq: 2}
+		return b.Send(ctx, c, dataOf(v, operation.Float32))
 	}
 	seen := map[int]bool{}
 	for range n - 1 {
-		c := collective.Call{Op: collective.OpRecv, Root: collective.AnyRank, Count: elems, DType: collective.Float32}
+		c := operation.Call{Op: operation.Recv, Root: operation.AnyRank, Count: elems, DType: operation.Float32}
 		src, err := b.AwaitAny(ctx, c)
 		if err != nil {
 			return err
@@ -210,7 +212,7 @@ func messages(b *Backend, elems int) error {
 		}
 		seen[src] = true
 		c.Root, c.Seq = src, 2
-		if err := b.Recv(ctx, c, dataOf(got, collective.Float32)); err != nil {
+		if err := b.Recv(ctx, c, dataOf(got, operation.Float32)); err != nil {
 			return err
 		}
 		if err := checkFloats("recv from any", got, func(i int) float32 { return float32(src + i) }); err != nil {
@@ -228,9 +230,9 @@ func TestNothingIsAllocated(t *testing.T) {
 	together(t, PerDevice, 2, nil, func(b *Backend) error {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
-		data := dataOf(make([]byte, 4<<10), collective.Float32)
+		data := dataOf(make([]byte, 4<<10), operation.Float32)
 		one := func() {
-			c := collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: 1 << 10}
+			c := operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: 1 << 10}
 			if err := b.Collective(ctx, c, data, data); err != nil {
 				t.Error(err)
 			}

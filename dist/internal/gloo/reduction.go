@@ -5,7 +5,9 @@ package gloo
 import (
 	"unsafe"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/half"
 )
 
@@ -25,21 +27,21 @@ type reduction struct {
 }
 
 // reductionFor returns the reduction of elements of a type over so many ranks, or a
-// [collective.ReduceError].
-func reductionFor(op collective.ReduceOp, d collective.DType, numRanks int) (reduction, error) {
+// [fault.ReduceError].
+func reductionFor(op operation.ReduceOp, d operation.DType, numRanks int) (reduction, error) {
 	of, err := collective.ReductionFor(op, d, numRanks)
 	if err != nil {
 		return reduction{}, err
 	}
 	if of.NeedsPrepare() {
-		return reduction{}, &collective.ReduceError{Op: op, DType: d}
+		return reduction{}, &fault.ReduceError{Op: op, DType: d}
 	}
 	r := reduction{into: of.Into}
 	if of.NeedsFinish() {
 		r.finish = of.Finish
 	}
-	if d == collective.Bool {
-		if of, err = collective.ReductionFor(op, collective.Uint8, numRanks); err != nil {
+	if d == operation.Bool {
+		if of, err = collective.ReductionFor(op, operation.Uint8, numRanks); err != nil {
 			return reduction{}, err
 		}
 		r = reduction{into: of.Into, finish: toBool}
@@ -61,19 +63,19 @@ func toBool(data []byte) {
 
 // compared returns the minimum or maximum of floats, nil for other reductions: those
 // of integers have nothing to say about order.
-func compared(op collective.ReduceOp, d collective.DType) collective.Reducer {
-	minimum := op == collective.Min
-	if !minimum && op != collective.Max {
+func compared(op operation.ReduceOp, d operation.DType) collective.Reducer {
+	minimum := op == operation.Min
+	if !minimum && op != operation.Max {
 		return nil
 	}
 	switch d {
-	case collective.Float32:
+	case operation.Float32:
 		return comparing[float32](minimum)
-	case collective.Float64:
+	case operation.Float64:
 		return comparing[float64](minimum)
-	case collective.Float16:
+	case operation.Float16:
 		return comparing16(minimum, half.FromFloat16)
-	case collective.BFloat16:
+	case operation.BFloat16:
 		return comparing16(minimum, half.FromBFloat16)
 	}
 	return nil

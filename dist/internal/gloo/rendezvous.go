@@ -17,7 +17,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/lobby"
 )
 
@@ -246,7 +247,7 @@ func (m *meeting) absent(ctx context.Context, name string, ranks []int, err erro
 
 // missing is the error of ranks that have not come.
 func (m *meeting) missing(ctx context.Context, ranks []int) error {
-	e := &collective.TimeoutError{Group: m.b.cfg.Group, Op: "init", Cause: collective.Ending(ctx)}
+	e := &fault.TimeoutError{Group: m.b.cfg.Group, Op: "init", Cause: ending.Of(ctx)}
 	for _, r := range ranks {
 		e.Missing = append(e.Missing, m.b.Member(r))
 	}

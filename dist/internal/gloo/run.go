@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 const (
@@ -26,7 +27,7 @@ const (
 type run struct {
 	b *Backend
 	waiter
-	call collective.Call
+	call operation.Call
 	// news counts what has come that nobody may have seen to.
 	news atomic.Int32
 	// gone counts the sends of all calls that have gone, and due is what it has come to
@@ -51,7 +52,7 @@ type run struct {
 	touched      []*pair
 
 	// of the call under way
-	c                      *collective.Call
+	c                      *operation.Call
 	s                      *schedule
 	tag                    uint32
 	slot                   slot
@@ -71,12 +72,12 @@ func grown(scratch *[]byte, size int) []byte {
 }
 
 // do runs one collective.
-func (r *run) do(ctx context.Context, c *collective.Call, tag uint32, in, out collective.Data) error {
+func (r *run) do(ctx context.Context, c *operation.Call, tag uint32, in, out collective.Data) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := len(r.b.cfg.Members)
 	var src, dst []byte
-	if c.Op != collective.OpBarrier {
+	if c.Op != operation.Barrier {
 		if in.DType != 0 {
 			src = in.Bytes()
 		}
@@ -95,17 +96,17 @@ func (r *run) do(ctx context.Context, c *collective.Call, tag uint32, in, out co
 	t.total = c.Count * t.elem
 	whole := dst
 	switch c.Op {
-	case collective.OpReduceScatter:
+	case operation.ReduceScatter:
 		// The whole vector is reduced, and each takes its part.
 		t.total = len(src)
 		whole = grown(&r.work, len(src))
 		copy(whole, src)
-	case collective.OpReduce:
+	case operation.Reduce:
 		if c.Root != r.b.cfg.Rank { // what it has is not to be written
 			whole = grown(&r.work, len(src))
 			copy(whole, src)
 		}
-	case collective.OpBroadcast, collective.OpAllReduce:
+	case operation.Broadcast, operation.AllReduce:
 		whole, src = src, nil
 	}
 	r.parts(&t, c)
@@ -116,10 +117,10 @@ func (r *run) do(ctx context.Context, c *collective.Call, tag uint32, in, out co
 	if err != nil {
 		return err
 	}
-	if f := r.reduction.finish; f != nil && (c.Op != collective.OpReduce || c.Root == r.b.cfg.Rank) {
+	if f := r.reduction.finish; f != nil && (c.Op != operation.Reduce || c.Root == r.b.cfg.Rank) {
 		f(whole)
 	}
-	if c.Op == collective.OpReduceScatter {
+	if c.Op == operation.ReduceScatter {
 		at := 0
 		for i := range r.b.cfg.Rank {
 			if c.Parts != nil {
@@ -135,12 +136,12 @@ func (r *run) do(ctx context.Context, c *collective.Call, tag uint32, in, out co
 
 // reductionKey is what a reduction depends on in a group.
 type reductionKey struct {
-	op    collective.ReduceOp
-	dtype collective.DType
+	op    operation.ReduceOp
+	dtype operation.DType
 }
 
 // reductionOf returns the reduction of a call.
-func (r *run) reductionOf(c *collective.Call, numRanks int) (reduction, error) {
+func (r *run) reductionOf(c *operation.Call, numRanks int) (reduction, error) {
 	key := reductionKey{c.Reduce, c.DType}
 	of, ok := r.known[key]
 	if ok {
@@ -157,7 +158,7 @@ func (r *run) reductionOf(c *collective.Call, numRanks int) (reduction, error) {
 }
 
 // parts sets the sizes of parts that differ.
-func (r *run) parts(t *task, c *collective.Call) {
+func (r *run) parts(t *task, c *operation.Call) {
 	bytes := func(parts []int) []int {
 		if parts == nil {
 			return nil
@@ -169,9 +170,9 @@ func (r *run) parts(t *task, c *collective.Call) {
 		return b
 	}
 	switch c.Op {
-	case collective.OpAllGather, collective.OpAllToAll:
+	case operation.AllGather, operation.AllToAll:
 		t.sends, t.recvs = bytes(c.Parts), bytes(c.Recvs)
-	case collective.OpGather, collective.OpScatter:
+	case operation.Gather, operation.Scatter:
 		if c.Root == t.rank {
 			t.sends = bytes(c.Parts)
 		}
@@ -197,7 +198,7 @@ func (r *run) schedule(t task) *schedule {
 
 // taskKey is a [task] without parts.
 type taskKey struct {
-	op               collective.Op
+	op               operation.Op
 	rank, size, root int
 	elem, total      int
 }

@@ -5,7 +5,7 @@ package gloo
 import (
 	"math/bits"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // schedule is one rank's part in a collective: what it sends and receives, in the
@@ -47,7 +47,7 @@ const maxSegment = 1 << 20
 
 // task is what a schedule depends on. Sizes are in bytes.
 type task struct {
-	op         collective.Op
+	op         operation.Op
 	rank, size int
 	root       int
 	elem       int
@@ -62,25 +62,25 @@ type task struct {
 func scheduleOf(t task) *schedule {
 	s := &schedule{}
 	switch t.op {
-	case collective.OpBarrier:
+	case operation.Barrier:
 		s.barrier(t)
-	case collective.OpAllReduce, collective.OpReduceScatter:
+	case operation.AllReduce, operation.ReduceScatter:
 		s.allReduce(t)
-	case collective.OpReduce:
+	case operation.Reduce:
 		s.reduce(t)
-	case collective.OpBroadcast:
+	case operation.Broadcast:
 		s.broadcast(t)
-	case collective.OpAllGather:
+	case operation.AllGather:
 		if t.sends != nil {
 			s.allGatherUneven(t)
 		} else {
 			s.allGather(t)
 		}
-	case collective.OpGather:
+	case operation.Gather:
 		s.gather(t)
-	case collective.OpScatter:
+	case operation.Scatter:
 		s.scatter(t)
-	case collective.OpAllToAll:
+	case operation.AllToAll:
 		s.allToAll(t)
 	}
 	return s

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // played is one rank in a table: its memory, and how far it has come.
@@ -88,8 +88,8 @@ func content(from, to, i int) byte { return byte(from*31 + to*7 + i*3 + i>>8 + 1
 // messages between two fit, and that the result is right.
 func TestSchedules(t *testing.T) {
 	sizes := []int{0, 1, 2, 3, 4, 5, 7, 15, 16, 17, 63, 64, 65, 1000, 4099, maxSegment - 1, 2*maxSegment + 3}
-	for _, op := range []collective.Op{collective.OpBarrier, collective.OpAllReduce, collective.OpReduce, collective.OpBroadcast,
-		collective.OpAllGather, collective.OpGather, collective.OpScatter, collective.OpAllToAll} {
+	for _, op := range []operation.Op{operation.Barrier, operation.AllReduce, operation.Reduce, operation.Broadcast,
+		operation.AllGather, operation.Gather, operation.Scatter, operation.AllToAll} {
 		for n := 1; n <= 16; n++ {
 			roots := 1
 			if op.Rooted() {
@@ -117,7 +117,7 @@ func TestSchedules(t *testing.T) {
 
 // TestUnevenSchedules plays operations whose parts have sizes of their own.
 func TestUnevenSchedules(t *testing.T) {
-	for _, op := range []collective.Op{collective.OpAllGather, collective.OpGather, collective.OpScatter, collective.OpAllToAll} {
+	for _, op := range []operation.Op{operation.AllGather, operation.Gather, operation.Scatter, operation.AllToAll} {
 		for n := 2; n <= 9; n++ {
 			for root := range n {
 				playUneven(t, op, n, root)
@@ -146,7 +146,7 @@ func playOne(t *testing.T, x task) {
 		p := &played{s: scheduleOf(x)}
 		own := part(r, 0)
 		switch x.op {
-		case collective.OpAllReduce, collective.OpReduce:
+		case operation.AllReduce, operation.Reduce:
 			p.out = own
 			if sum == nil {
 				sum = make([]byte, x.total)
@@ -154,27 +154,27 @@ func playOne(t *testing.T, x task) {
 			for i, b := range own {
 				sum[i] += b
 			}
-			if x.op == collective.OpAllReduce || r == x.root {
+			if x.op == operation.AllReduce || r == x.root {
 				want[r] = sum
 			}
-		case collective.OpBroadcast:
+		case operation.Broadcast:
 			p.out, want[r] = own, part(x.root, 0)
-		case collective.OpAllGather, collective.OpGather:
+		case operation.AllGather, operation.Gather:
 			p.in = own
-			if x.op == collective.OpAllGather || r == x.root {
+			if x.op == operation.AllGather || r == x.root {
 				p.out = make([]byte, n*x.total)
 				for s := range n {
 					want[r] = append(want[r], part(s, 0)...)
 				}
 			}
-		case collective.OpScatter:
+		case operation.Scatter:
 			p.out, want[r] = make([]byte, x.total), part(x.root, r)
 			if r == x.root {
 				for s := range n {
 					p.in = append(p.in, part(r, s)...)
 				}
 			}
-		case collective.OpAllToAll:
+		case operation.AllToAll:
 			p.out = make([]byte, n*x.total)
 			for s := range n {
 				p.in = append(p.in, part(r, s)...)
@@ -186,13 +186,13 @@ func playOne(t *testing.T, x task) {
 	judge(t, x, ranks, want)
 }
 
-func playUneven(t *testing.T, op collective.Op, n, root int) {
+func playUneven(t *testing.T, op operation.Op, n, root int) {
 	t.Helper()
 	amount := func(from, to int) int {
 		switch op {
-		case collective.OpAllToAll:
+		case operation.AllToAll:
 			return (from*5 + to*3) % 7
-		case collective.OpScatter:
+		case operation.Scatter:
 			return (to*5 + 3) % 7
 		}
 		return (from*5 + 3) % 7
@@ -213,16 +213,16 @@ func playUneven(t *testing.T, op collective.Op, n, root int) {
 		for s := range n {
 			sends, recvs = append(sends, amount(r, s)), append(recvs, amount(s, r))
 			to := r
-			if op != collective.OpAllToAll {
+			if op != operation.AllToAll {
 				to = 0 // it has the same for all
 			}
 			in, all = append(in, part(r, s)...), append(all, part(s, to)...)
 		}
 		switch op {
-		case collective.OpAllToAll:
+		case operation.AllToAll:
 			x.sends, x.recvs = sends, recvs
 			p.in, want[r], p.out = in, all, make([]byte, len(all))
-		case collective.OpScatter:
+		case operation.Scatter:
 			p.out, want[r] = make([]byte, amount(root, r)), part(root, r)
 			x.total = len(p.out)
 			if r == root {
@@ -231,7 +231,7 @@ func playUneven(t *testing.T, op collective.Op, n, root int) {
 		default:
 			p.in = part(r, 0)
 			x.total = len(p.in)
-			if op == collective.OpAllGather || r == root {
+			if op == operation.AllGather || r == root {
 				x.sends, want[r], p.out = recvs, all, make([]byte, len(all))
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 var (
@@ -23,8 +24,8 @@ var (
 //
 //	go test ./dist/internal/gloo -run TestSequences -sequences 500
 func TestSequences(t *testing.T) {
-	ops := []collective.Op{collective.OpBarrier, collective.OpAllReduce, collective.OpReduce, collective.OpBroadcast,
-		collective.OpAllGather, collective.OpGather, collective.OpScatter, collective.OpAllToAll, collective.OpReduceScatter}
+	ops := []operation.Op{operation.Barrier, operation.AllReduce, operation.Reduce, operation.Broadcast,
+		operation.AllGather, operation.Gather, operation.Scatter, operation.AllToAll, operation.ReduceScatter}
 	sizes := []int{1, 3, 70, 1 << 10, 1<<14 + 1, 1 << 15, 1 << 17}
 	steps := 200
 	if testing.Short() {
@@ -63,42 +64,42 @@ func TestSequences(t *testing.T) {
 					var in, out []byte
 					want := sum(0)
 					switch op {
-					case collective.OpBarrier:
+					case operation.Barrier:
 						elems = 0
-					case collective.OpAllReduce:
+					case operation.AllReduce:
 						in = own(0)
 						out = in
-					case collective.OpBroadcast:
+					case operation.Broadcast:
 						in = own(0)
 						out, want = in, func(i int) float32 { return value(root, 0, i) }
-					case collective.OpReduce:
+					case operation.Reduce:
 						if in = own(0); me == root {
 							out = in
 						}
-					case collective.OpAllGather, collective.OpGather:
-						if in = own(0); op == collective.OpAllGather || me == root {
+					case operation.AllGather, operation.Gather:
+						if in = own(0); op == operation.AllGather || me == root {
 							out = make([]byte, 4*elems*size)
 						}
 						want = of(func(r, i int) float32 { return value(r, 0, i) })
-					case collective.OpScatter:
+					case operation.Scatter:
 						if me == root {
 							in = floats(elems*size, of(func(r, i int) float32 { return value(me, r, i) }))
 						}
 						out, want = make([]byte, 4*elems), func(i int) float32 { return value(root, me, i) }
-					case collective.OpAllToAll:
+					case operation.AllToAll:
 						in, out = floats(elems*size, of(func(r, i int) float32 { return value(me, r, i) })), make([]byte, 4*elems*size)
 						want = of(func(r, i int) float32 { return value(r, me, i) })
-					case collective.OpReduceScatter:
+					case operation.ReduceScatter:
 						in, out = floats(elems*size, of(func(r, i int) float32 { return value(me, r, i) })), make([]byte, 4*elems)
 						want = sum(me)
 					}
-					c := collective.Call{Op: op, Root: root, Count: elems, DType: collective.Float32, Seq: uint64(n)}
+					c := operation.Call{Op: op, Root: root, Count: elems, DType: operation.Float32, Seq: uint64(n)}
 					var src, dst collective.Data
 					if in != nil {
-						src = dataOf(in, collective.Float32)
+						src = dataOf(in, operation.Float32)
 					}
 					if out != nil {
-						dst = dataOf(out, collective.Float32)
+						dst = dataOf(out, operation.Float32)
 					}
 					if err := b.Collective(t.Context(), c, src, dst); err != nil {
 						return fmt.Errorf("step %d, %v: %w", n, c, err)

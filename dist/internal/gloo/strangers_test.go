@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -49,7 +50,7 @@ func TestStrangers(t *testing.T) {
 					return
 				}
 				defer b.Close()
-				if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier, Seq: 1}, collective.Data{}, collective.Data{}); err != nil {
+				if err := b.Collective(ctx, operation.Call{Op: operation.Barrier, Seq: 1}, collective.Data{}, collective.Data{}); err != nil {
 					t.Errorf("rank %d: %v", r, err)
 				}
 				<-told

@@ -22,7 +22,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
@@ -95,8 +95,8 @@ func TestTLSOfAnother(t *testing.T) {
 				return
 			}
 			_, err = Open(context.Background(), cfg)
-			var late *collective.TimeoutError
-			var other *collective.RankError
+			var late *fault.TimeoutError
+			var other *fault.RankError
 			switch {
 			case errors.As(err, &late) && len(late.Missing) == 1 && late.Missing[0].Rank == 1-r:
 			case errors.As(err, &other) && other.Rank == 1-r:
@@ -134,7 +134,7 @@ func TestFailureWhileConnecting(t *testing.T) {
 	if b, err := Open(t.Context(), cfg); err == nil {
 		b.Close()
 		t.Error("the group was formed")
-	} else if of := (*collective.RankError)(nil); !errors.As(err, &of) || of.Rank != 1 {
+	} else if of := (*fault.RankError)(nil); !errors.As(err, &of) || of.Rank != 1 {
 		t.Errorf("%v, want an error of rank 1", err)
 	}
 	if d := time.Since(begun); d > 10*time.Second {

@@ -12,7 +12,9 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // Who waits in vain asks those whom it waits for what they are doing, over the
@@ -49,33 +51,33 @@ func stackText(stack string) string {
 type asks struct {
 	mu      sync.Mutex
 	last    uint32 // question asked
-	open    map[uint32]chan collective.Doing
-	parting map[int]collective.Doing // what ranks said that have left
-	parted  chan struct{}            // closed and replaced when one leaves
+	open    map[uint32]chan fault.Doing
+	parting map[int]fault.Doing // what ranks said that have left
+	parted  chan struct{}       // closed and replaced when one leaves
 }
 
 func newAsks() asks {
-	return asks{open: map[uint32]chan collective.Doing{}, parting: map[int]collective.Doing{}, parted: make(chan struct{})}
+	return asks{open: map[uint32]chan fault.Doing{}, parting: map[int]fault.Doing{}, parted: make(chan struct{})}
 }
 
 // doing returns what this rank itself is doing, for another.
-func (cfg *Config) doing(asker int) collective.Doing {
+func (cfg *Config) doing(asker int) fault.Doing {
 	if cfg.Doing == nil {
-		return collective.Doing{}
+		return fault.Doing{}
 	}
 	return cfg.Doing(asker)
 }
 
 // ask returns what another rank is doing, or was when it left; a zero Doing if
 // it does not say. stop, which may be nil, ends the wait.
-func (s *star) ask(rank int, stop <-chan struct{}) collective.Doing { return s.askFor(rank, 0, stop) }
+func (s *star) ask(rank int, stop <-chan struct{}) fault.Doing { return s.askFor(rank, 0, stop) }
 
 // askFor is ask, and with askWhere for where the rank's program is as well.
-func (s *star) askFor(rank int, what uint32, stop <-chan struct{}) collective.Doing {
+func (s *star) askFor(rank int, what uint32, stop <-chan struct{}) fault.Doing {
 	a := &s.asks
 	a.mu.Lock()
 	a.last = (a.last + 1) % askWhere
-	number, answer := a.last|what, make(chan collective.Doing, 1)
+	number, answer := a.last|what, make(chan fault.Doing, 1)
 	a.open[number] = answer
 	a.mu.Unlock()
 	defer func() {
@@ -99,9 +101,9 @@ func (s *star) askFor(rank int, what uint32, stop <-chan struct{}) collective.Do
 			return d
 		case <-parted:
 		case <-stop:
-			return collective.Doing{}
+			return fault.Doing{}
 		case <-timer.C:
-			return collective.Doing{}
+			return fault.Doing{}
 		}
 	}
 }
@@ -167,7 +169,7 @@ func (s *star) answered(from int, payload []byte) error {
 func (s *star) part(rank int, words []byte) {
 	_, about, _, d, err := parseDoing(words, s.numRanks)
 	if err != nil || about != rank {
-		d = collective.Doing{}
+		d = fault.Doing{}
 	}
 	s.asks.mu.Lock()
 	s.asks.parting[rank] = d
@@ -191,10 +193,10 @@ func (s *star) lastOf(rank int) (seq uint64, known bool) {
 	defer s.asks.mu.Unlock()
 	d := s.asks.parting[rank]
 	seq = d.Call.Seq
-	if seq == 0 && d.State == collective.DoingEnded { // it has called nothing since the barrier that forms the group
+	if seq == 0 && d.State == fault.DoingEnded { // it has called nothing since the barrier that forms the group
 		seq = 1
 	}
-	return seq, d.State != collective.DoingUnknown && d.Key == collective.KeyNumber(s.cfg.Key) && !isMessage(&d.Call)
+	return seq, d.State != fault.DoingUnknown && d.Key == collective.KeyNumber(s.cfg.Key) && !isMessage(&d.Call)
 }
 
 // words are what this rank says when it leaves.
@@ -205,14 +207,14 @@ func (s *star) words() []byte {
 
 // askMissing adds to an error that is about ranks that do not come what they
 // are doing instead.
-func (cfg *Config) askMissing(err error, ask func(rank int, stop <-chan struct{}) collective.Doing) {
+func (cfg *Config) askMissing(err error, ask func(rank int, stop <-chan struct{}) fault.Doing) {
 	switch e := err.(type) {
-	case *collective.TimeoutError:
+	case *fault.TimeoutError:
 		if e.Instead == nil && len(e.Missing) > 0 && e.Timeout() {
 			cfg.findMissing(e, ask)
 		}
-	case *collective.RankError:
-		if e.Last == nil && e.Cause == collective.ErrLeft && e.Rank != cfg.Rank {
+	case *fault.RankError:
+		if e.Last == nil && e.Cause == fault.ErrLeft && e.Rank != cfg.Rank {
 			d := ask(e.Rank, nil)
 			e.Last = &d
 		}
@@ -221,23 +223,23 @@ func (cfg *Config) askMissing(err error, ask func(rank int, stop <-chan struct{}
 
 // findMissing asks the ranks that a call has waited for. One that has made the
 // call itself, and waited for others, is not missing: then all are asked.
-func (cfg *Config) findMissing(e *collective.TimeoutError, ask func(rank int, stop <-chan struct{}) collective.Doing) {
+func (cfg *Config) findMissing(e *fault.TimeoutError, ask func(rank int, stop <-chan struct{}) fault.Doing) {
 	e.Instead = cfg.askAll(e.Missing[:min(len(e.Missing), maxAsked)], ask)
 	here := collective.KeyNumber(cfg.Key)
-	came := func(d collective.Doing) bool {
-		return d.State != collective.DoingUnknown && d.Key == here && d.Call.Seq == e.Seq && !isMessage(&d.Call) &&
-			e.Op != collective.OpSend.String() && e.Op != collective.OpRecv.String()
+	came := func(d fault.Doing) bool {
+		return d.State != fault.DoingUnknown && d.Key == here && d.Call.Seq == e.Seq && !isMessage(&d.Call) &&
+			e.Op != operation.Send.String() && e.Op != operation.Recv.String()
 	}
 	if !slices.ContainsFunc(e.Instead, came) {
 		return
 	}
-	all := slices.DeleteFunc(slices.Clone(cfg.Members), func(m collective.Member) bool { return m.Rank == cfg.Members[cfg.Rank].Rank })
+	all := slices.DeleteFunc(slices.Clone(cfg.Members), func(m fault.Member) bool { return m.Rank == cfg.Members[cfg.Rank].Rank })
 	if len(all) > maxAskedOfAll {
 		return
 	}
 	doing := cfg.askAll(all, ask)
-	var missing []collective.Member
-	var instead []collective.Doing
+	var missing []fault.Member
+	var instead []fault.Doing
 	for i, d := range doing {
 		if !came(d) {
 			missing, instead = append(missing, all[i]), append(instead, d)
@@ -248,8 +250,8 @@ func (cfg *Config) findMissing(e *collective.TimeoutError, ask func(rank int, st
 	}
 }
 
-func (cfg *Config) askAll(members []collective.Member, ask func(rank int, stop <-chan struct{}) collective.Doing) []collective.Doing {
-	doing := make([]collective.Doing, len(members))
+func (cfg *Config) askAll(members []fault.Member, ask func(rank int, stop <-chan struct{}) fault.Doing) []fault.Doing {
+	doing := make([]fault.Doing, len(members))
 	var all sync.WaitGroup
 	for i, m := range members {
 		if m.Rank != cfg.Rank {
@@ -262,15 +264,15 @@ func (cfg *Config) askAll(members []collective.Member, ask func(rank int, stop <
 
 // Ask returns what another rank is doing; a zero Doing if it does not say.
 // stop ends the wait for its answer.
-func (m *Mesh) Ask(rank int, stop <-chan struct{}) collective.Doing { return m.star.ask(rank, stop) }
+func (m *Mesh) Ask(rank int, stop <-chan struct{}) fault.Doing { return m.star.ask(rank, stop) }
 
 // AskWhere is Ask, and says where the rank's program is as well.
-func (m *Mesh) AskWhere(rank int, stop <-chan struct{}) collective.Doing {
+func (m *Mesh) AskWhere(rank int, stop <-chan struct{}) fault.Doing {
 	return m.star.askFor(rank, askWhere, stop)
 }
 
 // AskWhere is [Mesh.AskWhere].
-func (s *Shm) AskWhere(rank int, stop <-chan struct{}) collective.Doing {
+func (s *Shm) AskWhere(rank int, stop <-chan struct{}) fault.Doing {
 	if s.askWhere == nil || rank < 0 || rank >= s.n {
 		return s.Ask(rank, stop)
 	}
@@ -278,9 +280,9 @@ func (s *Shm) AskWhere(rank int, stop <-chan struct{}) collective.Doing {
 }
 
 // Ask is [Mesh.Ask].
-func (s *Shm) Ask(rank int, stop <-chan struct{}) collective.Doing {
+func (s *Shm) Ask(rank int, stop <-chan struct{}) fault.Doing {
 	if s.ask == nil || rank < 0 || rank >= s.n {
-		return collective.Doing{}
+		return fault.Doing{}
 	}
 	return s.ask(rank, stop)
 }
@@ -326,7 +328,7 @@ func nameText(name string) string {
 
 // encodeDoing makes the payload of frameDoing and frameBye: as an ask, then
 // what the rank is doing.
-func encodeDoing(asker, about int, number uint32, d *collective.Doing) []byte {
+func encodeDoing(asker, about int, number uint32, d *fault.Doing) []byte {
 	b := encodeAsk(asker, about, number)
 	flags := byte(0)
 	if d.Blocking {
@@ -349,9 +351,9 @@ func encodeDoing(asker, about int, number uint32, d *collective.Doing) []byte {
 	return b
 }
 
-func parseDoing(b []byte, numRanks int) (asker, about int, number uint32, d collective.Doing, err error) {
-	fail := func(format string, args ...any) (int, int, uint32, collective.Doing, error) {
-		return 0, 0, 0, collective.Doing{}, fmt.Errorf("an answer "+format, args...)
+func parseDoing(b []byte, numRanks int) (asker, about int, number uint32, d fault.Doing, err error) {
+	fail := func(format string, args ...any) (int, int, uint32, fault.Doing, error) {
+		return 0, 0, 0, fault.Doing{}, fmt.Errorf("an answer "+format, args...)
 	}
 	if len(b) < doingHead {
 		return fail("of %d bytes", len(b))
@@ -359,7 +361,7 @@ func parseDoing(b []byte, numRanks int) (asker, about int, number uint32, d coll
 	if asker, about, number, err = parseAsk(b[:12], numRanks); err != nil {
 		return 0, 0, 0, d, err
 	}
-	d.State = collective.DoingState(b[12])
+	d.State = fault.DoingState(b[12])
 	if !d.State.Valid() || b[13] > 3 {
 		return fail("of state %d, flags %d", b[12], b[13])
 	}

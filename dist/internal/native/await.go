@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -155,7 +155,7 @@ func (s *star) lostHub(ctx context.Context, conn *transport.Conn, err error) err
 		return err
 	}
 	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
-	var other *collective.RankError
+	var other *fault.RankError
 	if errors.As(err, &other) {
 		_ = conn.WriteFrame(frameFault, encodeFault(s.cfg.faultOf(err)))
 	}

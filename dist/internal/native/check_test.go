@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // small is an all-reduce of 4 bytes.
-var small = collective.Call{Op: collective.OpAllReduce, Reduce: collective.Sum, DType: collective.Float32, Count: 1}
+var small = operation.Call{Op: operation.AllReduce, Reduce: operation.Sum, DType: operation.Float32, Count: 1}
 
 // checks are what a rank of a small all-reduce does to find out whether the
 // others have called the same, and nothing else would need.

@@ -9,7 +9,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // Some collectives end on a rank that has seen nobody's call, or not that of
@@ -51,7 +52,7 @@ func newInquiries() inquiries {
 
 // confirm asks whether all ranks have made this one's last calls. What it
 // returns is closed when they have, or when nobody can tell.
-func (s *star) confirm(calls []collective.Call) <-chan struct{} {
+func (s *star) confirm(calls []operation.Call) <-chan struct{} {
 	if s.rank == 0 {
 		return s.inquire(0, calls)
 	}
@@ -73,7 +74,7 @@ func (s *star) confirmed() {
 }
 
 // inquire has the hub ask all ranks about one's calls.
-func (s *star) inquire(from int, calls []collective.Call) <-chan struct{} {
+func (s *star) inquire(from int, calls []operation.Call) <-chan struct{} {
 	seq := calls[len(calls)-1].Seq
 	q := &s.inquiries
 	q.mu.Lock()
@@ -176,14 +177,14 @@ func (s *star) checked(from int, payload []byte) error {
 
 // unconfirmed returns the last calls of this rank, the oldest first, if it
 // cannot know that all ranks have made the last one.
-func (h *history) unconfirmed() []collective.Call {
+func (h *history) unconfirmed() []operation.Call {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	last := &h.calls[h.last%pastCalls]
 	if h.last == 0 || last.Seq != h.last || !last.Op.Rooted() && last.Parts == nil {
 		return nil
 	}
-	var calls []collective.Call
+	var calls []operation.Call
 	for i := uint64(1); i <= pastCalls; i++ {
 		if c := h.calls[(h.last+i)%pastCalls]; c.Seq != 0 {
 			c.Parts, c.Recvs = nil, nil
@@ -195,7 +196,7 @@ func (h *history) unconfirmed() []collective.Call {
 
 // checks compares another rank's last calls with this one's, if it has come as
 // far, and else keeps them until it does. fits says that it has and they fit.
-func (h *history) checks(cfg *Config, rank int, calls []collective.Call) (fits bool, err error) {
+func (h *history) checks(cfg *Config, rank int, calls []operation.Call) (fits bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	seq := calls[len(calls)-1].Seq
@@ -214,7 +215,7 @@ func (h *history) checks(cfg *Config, rank int, calls []collective.Call) (fits b
 // askedCalls are another rank's calls that this one has not all made yet.
 type askedCalls struct {
 	rank  int
-	calls []collective.Call
+	calls []operation.Call
 }
 
 // catchUp compares what others have asked about with the call that begins, and
@@ -235,19 +236,19 @@ func (h *history) catchUp(cfg *Config) (fit uint64, err error) {
 
 // differ returns an error if a rank's calls and this one's of the same numbers
 // do not fit. The history is locked.
-func (h *history) differ(cfg *Config, rank int, calls []collective.Call) error {
+func (h *history) differ(cfg *Config, rank int, calls []operation.Call) error {
 	for i := range calls {
 		mine := &h.calls[calls[i].Seq%pastCalls]
 		if mine.Seq == calls[i].Seq && !mine.Matches(&calls[i]) {
-			return &collective.MismatchError{Group: cfg.Group, Seq: mine.Seq,
-				Here: collective.RankCall{Rank: cfg.Rank, Call: *mine}, There: collective.RankCall{Rank: rank, Call: calls[i]}}
+			return &fault.MismatchError{Group: cfg.Group, Seq: mine.Seq,
+				Here: fault.RankCall{Rank: cfg.Rank, Call: *mine}, There: fault.RankCall{Rank: rank, Call: calls[i]}}
 		}
 	}
 	return nil
 }
 
 // compareCalls takes the last calls of a rank that wants to leave.
-func (m *Mesh) compareCalls(rank int, calls []collective.Call) (fits bool) {
+func (m *Mesh) compareCalls(rank int, calls []operation.Call) (fits bool) {
 	fits, err := m.past.checks(&m.cfg, rank, calls)
 	if err != nil {
 		m.Fail(err)
@@ -268,20 +269,20 @@ func (m *Mesh) confirm() error {
 		}
 	}
 	m.mu.Lock()
-	fault := m.fault
+	failed := m.fault
 	m.mu.Unlock()
-	if fault == nil || fault.kind != kindMismatch || m.told.Load() {
+	if failed == nil || failed.kind != kindMismatch || m.told.Load() {
 		return nil
 	}
-	err := m.cfg.faultError(nil, fault.rank, fault.kind, fault.text)
-	if e, ok := err.(*collective.MismatchError); !ok || e.Here.Group != "" || e.There.Group != "" {
+	err := m.cfg.faultError(nil, failed.rank, failed.kind, failed.text)
+	if e, ok := err.(*fault.MismatchError); !ok || e.Here.Group != "" || e.There.Group != "" {
 		return nil // a call on another group tells it
 	}
 	return m.fail(err)
 }
 
 // encodeCheck makes the payload of frameCheck: a rank and its last calls.
-func encodeCheck(rank int, calls []collective.Call) []byte {
+func encodeCheck(rank int, calls []operation.Call) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(rank))
 	for i := range calls {
 		b = appendCall(b, &calls[i])
@@ -289,7 +290,7 @@ func encodeCheck(rank int, calls []collective.Call) []byte {
 	return b
 }
 
-func parseCheck(b []byte, numRanks int) (rank int, calls []collective.Call, err error) {
+func parseCheck(b []byte, numRanks int) (rank int, calls []operation.Call, err error) {
 	if n := len(b) - 4; n < callSize || n > pastCalls*callSize || n%callSize != 0 {
 		return 0, nil, fmt.Errorf("last calls of %d bytes", len(b))
 	}

@@ -6,16 +6,16 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // FuzzCheck reads what claims to be a rank's last calls, and its word that
 // others' fit.
 func FuzzCheck(f *testing.F) {
-	first := collective.Call{Op: collective.OpBroadcast, DType: collective.Float32, Root: 1, Count: 4, Seq: 7}
+	first := operation.Call{Op: operation.Broadcast, DType: operation.Float32, Root: 1, Count: 4, Seq: 7}
 	second := first
 	second.Seq = 8
-	f.Add(encodeCheck(2, []collective.Call{first, second}))
+	f.Add(encodeCheck(2, []operation.Call{first, second}))
 	f.Add(encodeChecked(3, 8))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if rank, calls, err := parseCheck(b, 4); err == nil {

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -151,7 +151,7 @@ func (cfg *Config) reason(err error) string {
 	const most = 300 // bytes each, of a frame
 	text := strings.ReplaceAll(err.Error(), "\x00", "")
 	text = text[:min(len(text), most)]
-	var other *collective.RankError
+	var other *fault.RankError
 	if !errors.As(err, &other) {
 		return text
 	}
@@ -184,7 +184,7 @@ func (e *closedError) Error() string {
 // cause is that of an error about the rank.
 func (e *closedError) cause() error {
 	if e.text() == "" {
-		return collective.ErrLeft
+		return fault.ErrLeft
 	}
 	return errors.New(e.text())
 }

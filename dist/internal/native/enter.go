@@ -5,7 +5,8 @@ package native
 import (
 	"context"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 const (
@@ -23,7 +24,7 @@ const (
 // those right below it in a tree, says that all below have come, and waits for
 // the top to say so; a mismatch that one rank finds reaches the others as a
 // fault.
-func (s *Shm) enter(ctx context.Context, c *collective.Call) error {
+func (s *Shm) enter(ctx context.Context, c *operation.Call) error {
 	seq := uint32(c.Seq)
 	s.post(c, entryFlag, seq)
 	if s.n <= flatLimit {
@@ -55,7 +56,7 @@ func (s *Shm) enter(ctx context.Context, c *collective.Call) error {
 }
 
 // compare checks that a rank that has come has made the same call.
-func (s *Shm) compare(c *collective.Call, peer int) error {
+func (s *Shm) compare(c *operation.Call, peer int) error {
 	if there := s.call(peer, c.Seq).record.call(c.Seq); !c.Matches(&there) {
 		return s.mismatch(c, peer, there)
 	}
@@ -63,15 +64,15 @@ func (s *Shm) compare(c *collective.Call, peer int) error {
 }
 
 // mismatch is the error that a rank has called something else.
-func (s *Shm) mismatch(c *collective.Call, peer int, there collective.Call) *collective.MismatchError {
-	return &collective.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
-		Here:  collective.RankCall{Rank: s.cfg.Members[s.cfg.Rank].Rank, Call: *c},
-		There: collective.RankCall{Rank: s.cfg.Members[peer].Rank, Call: there}}
+func (s *Shm) mismatch(c *operation.Call, peer int, there operation.Call) *fault.MismatchError {
+	return &fault.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
+		Here:  fault.RankCall{Rank: s.cfg.Members[s.cfg.Rank].Rank, Call: *c},
+		There: fault.RankCall{Rank: s.cfg.Members[peer].Rank, Call: there}}
 }
 
 // parcelError makes a mismatch one of how many elements the other rank has for
 // this one.
-func parcelError(e *collective.MismatchError, have, want int) error {
-	e.Parcel = &collective.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: have, Want: want}
+func parcelError(e *fault.MismatchError, have, want int) error {
+	e.Parcel = &fault.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: have, Want: want}
 	return e
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // link carries the pieces of a plan between the ranks of a group: over
@@ -18,12 +19,12 @@ type link interface {
 	// prepare opens the ways to the peers of a plan and bounds the waits on
 	// them, until release is called. fits reports whether all of the plan's
 	// sends can be under way before anybody receives one.
-	prepare(ctx context.Context, c *collective.Call, p *collective.Plan) (release func(), fits bool, err error)
+	prepare(ctx context.Context, c *operation.Call, p *collective.Plan) (release func(), fits bool, err error)
 	// sendPiece returns when data may be changed again.
-	sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error
+	sendPiece(ctx context.Context, c *operation.Call, to int, data []byte) error
 	// recvPiece receives exactly into, or reduces into it. culprit is who is
 	// missing if nothing comes.
-	recvPiece(ctx context.Context, c *collective.Call, from, culprit int, into []byte, reduce collective.Reducer) error
+	recvPiece(ctx context.Context, c *operation.Call, from, culprit int, into []byte, reduce collective.Reducer) error
 	// fail ends the group: what waits on the link returns.
 	fail(err error) error
 }
@@ -40,9 +41,9 @@ type executor struct {
 
 // planKey is what a plan depends on, but for parts that only this rank knows.
 type planKey struct {
-	op          collective.Op
-	reduce      collective.ReduceOp
-	dtype       collective.DType
+	op          operation.Op
+	reduce      operation.ReduceOp
+	dtype       operation.DType
 	root, count int
 	layout      uint64
 }
@@ -57,7 +58,7 @@ type keptPlan struct {
 const maxKept = 256
 
 // planFor returns the plan of a call, which is valid until the next.
-func (e *executor) planFor(cfg *Config, c *collective.Call) (*keptPlan, error) {
+func (e *executor) planFor(cfg *Config, c *operation.Call) (*keptPlan, error) {
 	key := planKey{c.Op, c.Reduce.Kind(), c.DType, c.Root, c.Count, c.Layout}
 	if k := e.kept[key]; k != nil && slices.Equal(k.parts, c.Parts) && slices.Equal(k.recvs, c.Recvs) {
 		return k, nil
@@ -79,7 +80,7 @@ func (e *executor) planFor(cfg *Config, c *collective.Call) (*keptPlan, error) {
 }
 
 // collective runs the plan that is chosen for a call.
-func (e *executor) collective(ctx context.Context, l link, cfg *Config, c *collective.Call, in, out []byte) error {
+func (e *executor) collective(ctx context.Context, l link, cfg *Config, c *operation.Call, in, out []byte) error {
 	k, err := e.planFor(cfg, c)
 	if err != nil {
 		return err
@@ -88,7 +89,7 @@ func (e *executor) collective(ctx context.Context, l link, cfg *Config, c *colle
 }
 
 // run runs a rank's plan for a call on a link.
-func (e *executor) run(ctx context.Context, l link, c *collective.Call, p *collective.Plan, in, out []byte) error {
+func (e *executor) run(ctx context.Context, l link, c *operation.Call, p *collective.Plan, in, out []byte) error {
 	if err := p.Check(e.rank, e.numRanks, c.DType.Size()); err != nil {
 		return fmt.Errorf("dist: the plan of %v: %w", c, err)
 	}
@@ -97,13 +98,13 @@ func (e *executor) run(ctx context.Context, l link, c *collective.Call, p *colle
 
 // runner is what reduces in a plan.
 type runner struct {
-	op        collective.ReduceOp
+	op        operation.ReduceOp
 	reduction collective.Reduction
 	into      collective.Reducer // reduction's, nil until it has been made
 }
 
 // prepare makes the reduction of a call.
-func (r *runner) prepare(c *collective.Call, numRanks int) error {
+func (r *runner) prepare(c *operation.Call, numRanks int) error {
 	if !c.Op.Reduces() || r.into != nil && r.op == c.Reduce {
 		return nil
 	}
@@ -115,7 +116,7 @@ func (r *runner) prepare(c *collective.Call, numRanks int) error {
 	return err
 }
 
-func (e *executor) do(ctx context.Context, l link, c *collective.Call, p *collective.Plan, r *runner, in, out []byte) error {
+func (e *executor) do(ctx context.Context, l link, c *operation.Call, p *collective.Plan, r *runner, in, out []byte) error {
 	if err := r.prepare(c, e.numRanks); err != nil {
 		return err
 	}
@@ -160,7 +161,7 @@ func grown(scratch *[]byte, size int) []byte {
 type steps struct {
 	ctx     context.Context
 	link    link
-	c       *collective.Call
+	c       *operation.Call
 	p       *collective.Plan
 	r       *runner
 	mem     collective.Memory

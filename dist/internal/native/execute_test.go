@@ -12,7 +12,9 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -45,11 +47,11 @@ func inPieces(at, count, piece int, f func(collective.Range)) {
 // planner is a rank that runs a plan that it is given.
 type planner struct {
 	collective.Backend
-	run func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error
+	run func(ctx context.Context, c *operation.Call, p *collective.Plan, in, out []byte) error
 }
 
-func members(n int) []collective.Member {
-	ms := make([]collective.Member, n)
+func members(n int) []fault.Member {
+	ms := make([]fault.Member, n)
 	for r := range ms {
 		ms[r].Rank = r
 	}
@@ -59,7 +61,7 @@ func members(n int) []collective.Member {
 func goPlanners(_ *testing.T, n int) []planner {
 	ranks := make([]planner, n)
 	for r, s := range NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{}) {
-		ranks[r] = planner{s, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+		ranks[r] = planner{s, func(ctx context.Context, c *operation.Call, p *collective.Plan, in, out []byte) error {
 			e := executor{rank: r, numRanks: n}
 			return e.run(ctx, s, c, p, in, out)
 		}}
@@ -101,7 +103,7 @@ func tcpPlanners(t *testing.T, n int) []planner {
 		if err != nil {
 			return planner{}, err
 		}
-		return planner{r, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+		return planner{r, func(ctx context.Context, c *operation.Call, p *collective.Plan, in, out []byte) error {
 			return r.exec.run(ctx, r, c, p, in, out)
 		}}, nil
 	})
@@ -116,7 +118,7 @@ func shmPlanners(t *testing.T, n int) []planner {
 		if err != nil {
 			return planner{}, err
 		}
-		return planner{s, func(ctx context.Context, c *collective.Call, p *collective.Plan, in, out []byte) error {
+		return planner{s, func(ctx context.Context, c *operation.Call, p *collective.Plan, in, out []byte) error {
 			e := executor{rank: cfg.Rank, numRanks: n}
 			return e.run(ctx, s, c, p, in, out)
 		}}, nil
@@ -159,11 +161,11 @@ func exchangeAll(ctx context.Context, b planner, rank, n int) error {
 		}
 		// A barrier before each, as Collective begins: the one before is over.
 		seq++
-		if err := b.Collective(ctx, collective.Call{Op: collective.OpBarrier, Seq: seq}, collective.Data{}, collective.Data{}); err != nil {
+		if err := b.Collective(ctx, operation.Call{Op: operation.Barrier, Seq: seq}, collective.Data{}, collective.Data{}); err != nil {
 			return err
 		}
 		seq++
-		c := collective.Call{Op: 100, DType: collective.Int64, Count: tc.count, Seq: seq}
+		c := operation.Call{Op: 100, DType: operation.Int64, Count: tc.count, Seq: seq}
 		p := exchange(n, rank, tc.count, tc.piece)
 		if err := b.run(ctx, &c, &p, bytesOf(in), bytesOf(out)); err != nil {
 			return err
@@ -197,7 +199,7 @@ func TestPlansThatCannotRun(t *testing.T) {
 	} {
 		s := NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{})[0]
 		data := make([]byte, 8*collective.PieceBytes)
-		if err := (&executor{numRanks: n}).run(t.Context(), s, &collective.Call{Op: 100, DType: collective.Int64}, &p, data, data); err == nil {
+		if err := (&executor{numRanks: n}).run(t.Context(), s, &operation.Call{Op: 100, DType: operation.Int64}, &p, data, data); err == nil {
 			t.Errorf("%s: the plan ran", name)
 		}
 	}
@@ -211,13 +213,13 @@ type brokenWay struct {
 
 var errWay = errors.New("no way to send")
 
-func (brokenWay) prepare(context.Context, *collective.Call, *collective.Plan) (release func(), fits bool, err error) {
+func (brokenWay) prepare(context.Context, *operation.Call, *collective.Plan) (release func(), fits bool, err error) {
 	return func() {}, false, nil
 }
 
-func (brokenWay) sendPiece(context.Context, *collective.Call, int, []byte) error { return errWay }
+func (brokenWay) sendPiece(context.Context, *operation.Call, int, []byte) error { return errWay }
 
-func (l brokenWay) recvPiece(ctx context.Context, _ *collective.Call, _, _ int, _ []byte, _ collective.Reducer) error {
+func (l brokenWay) recvPiece(ctx context.Context, _ *operation.Call, _, _ int, _ []byte, _ collective.Reducer) error {
 	select {
 	case <-l.failed.Done():
 		return errors.New("the group has failed")
@@ -241,7 +243,7 @@ func TestSendThatFailsEndsTheCall(t *testing.T) {
 	const count = 10
 	p := exchange(2, 0, count, count)
 	data := make([]int64, 2*count)
-	c := collective.Call{Op: 100, DType: collective.Int64, Count: count, Seq: 1}
+	c := operation.Call{Op: 100, DType: operation.Int64, Count: count, Seq: 1}
 	if err := (&executor{numRanks: 2}).run(ctx, l, &c, &p, bytesOf(data), bytesOf(data)); !errors.Is(err, errWay) {
 		t.Errorf("the call ended with %v, want %v", err, errWay)
 	}
@@ -253,7 +255,7 @@ func TestPipeWrapsAround(t *testing.T) {
 	const pieces = 4 * numSlots
 	first := ^uint32(0) - 1
 	ranks := testRanks(2, GoRanksOptions{})
-	c := collective.Call{Op: 100, DType: collective.Int64, Count: 1, Seq: 1}
+	c := operation.Call{Op: 100, DType: operation.Int64, Count: 1, Seq: 1}
 	var pipes [2]*pipe
 	for r, s := range ranks {
 		p, err := s.pipes.get(t.Context(), &c, pipeKey{1 - r, r == 0, pipeCollectives})

@@ -7,7 +7,7 @@ import (
 	"math/bits"
 	"sync"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // Explainer tells how the collectives of a group are served and why, once for
@@ -22,7 +22,7 @@ type Explainer struct {
 }
 
 type sizeClass struct {
-	op  collective.Op
+	op  operation.Op
 	log int
 }
 
@@ -32,7 +32,7 @@ func NewExplainer(group string, write func(line string)) *Explainer {
 }
 
 // say tells of a call, if it is the first of its class.
-func (e *Explainer) say(c *collective.Call, why string) {
+func (e *Explainer) say(c *operation.Call, why string) {
 	if e == nil {
 		return
 	}

@@ -9,14 +9,17 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/ending"
 )
 
 // Config is what a backend needs to know of its group.
 type Config struct {
 	Group   string
 	Rank    int
-	Members []collective.Member // by rank
+	Members []fault.Member // by rank
 	// Key is what the members meet by, which differs for groups of one name,
 	// and World each rank's number in the job, by which the [Fabric] knows it.
 	Key   string
@@ -53,12 +56,12 @@ type Config struct {
 	// and number (of messages by peer too): "path/file.go:88 pkg.Func", or ""
 	// if that is not known any more. It is asked when something has gone wrong.
 	// May be nil.
-	Site func(c collective.Call) string
+	Site func(c operation.Call) string
 	// Where returns where this rank's program is: a line, and a stack. May be nil.
 	Where func() (at, stack string)
 	// Doing returns what this rank is doing, in whatever group, for a member of
 	// this one. May be nil.
-	Doing func(asker int) collective.Doing
+	Doing func(asker int) fault.Doing
 }
 
 // Obituary is how a process ended, from the agent that launched it.
@@ -69,34 +72,34 @@ type Obituary struct {
 }
 
 // DeathError returns the error about a rank whose process has ended.
-func DeathError(group string, m collective.Member, o Obituary) *collective.RankError {
-	e := collective.NewRankError(group, m, collective.ErrDied)
+func DeathError(group string, m fault.Member, o Obituary) *fault.RankError {
+	e := fault.NewRankError(group, m, fault.ErrDied)
 	e.Signal = o.Signal
 	if o.Known && o.Signal == "" {
-		e.Cause = fmt.Errorf("%w with exit code %d", collective.ErrDied, o.Code)
+		e.Cause = fmt.Errorf("%w with exit code %d", fault.ErrDied, o.Code)
 	}
 	return e
 }
 
 // SilenceError returns the error about a rank that has fallen silent.
-func SilenceError(group string, m collective.Member, text string) *collective.RankError {
-	return collective.NewRankError(group, m, &collective.SilentError{Text: text})
+func SilenceError(group string, m fault.Member, text string) *fault.RankError {
+	return fault.NewRankError(group, m, &fault.SilentError{Text: text})
 }
 
 // faultError returns the error of a call that ends because of a fault; c is
 // nil when none is under way.
-func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text string) error {
+func (cfg *Config) faultError(c *operation.Call, rank int, kind uint32, text string) error {
 	if kind == kindMismatch {
 		if m, err := parseMismatch(text, len(cfg.Members)); err == nil {
 			return m.error(cfg.Group, cfg.Rank)
 		}
 		kind, text = kindFailed, "told of a mismatch that cannot be read"
 	}
-	m := collective.Member{Rank: rank}
+	m := fault.Member{Rank: rank}
 	if rank >= 0 && rank < len(cfg.Members) {
 		m = cfg.Members[rank]
 	}
-	e := collective.NewRankError(cfg.Group, m, nil)
+	e := fault.NewRankError(cfg.Group, m, nil)
 	switch kind {
 	case kindDied:
 		o := Obituary{Known: text != "", Signal: text}
@@ -108,12 +111,12 @@ func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text st
 		if rank == cfg.Rank {
 			return cfg.closed(c)
 		}
-		e.Cause = collective.ErrLeft
+		e.Cause = fault.ErrLeft
 	case kindSilent:
-		e.Cause = &collective.SilentError{Text: text, Here: rank == cfg.Rank}
+		e.Cause = &fault.SilentError{Text: text, Here: rank == cfg.Rank}
 	case kindTimeout:
 		e.Cause = cfg.overdueError(c, m, text)
-		if late, ok := e.Cause.(*collective.TimeoutError); ok {
+		if late, ok := e.Cause.(*fault.TimeoutError); ok {
 			return late
 		}
 	default:
@@ -127,20 +130,20 @@ func (cfg *Config) faultError(c *collective.Call, rank int, kind uint32, text st
 
 // closed returns the error of a call on a group that this rank has closed,
 // before it or under it.
-func (cfg *Config) closed(c *collective.Call) error {
+func (cfg *Config) closed(c *operation.Call) error {
 	if c == nil {
-		return fmt.Errorf("dist: group %q on rank %d: %w", cfg.Group, cfg.Rank, collective.ErrClosed)
+		return fmt.Errorf("dist: group %q on rank %d: %w", cfg.Group, cfg.Rank, fault.ErrClosed)
 	}
-	return fmt.Errorf("dist: %s of group %q on rank %d: %w", collective.Numbered(c.Op.String(), c.Seq), cfg.Group, cfg.Rank, collective.ErrClosed)
+	return fmt.Errorf("dist: %s of group %q on rank %d: %w", fault.Numbered(c.Op.String(), c.Seq), cfg.Group, cfg.Rank, fault.ErrClosed)
 }
 
 // faultOf returns what to tell the other ranks of an error on this one.
 func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
-	var re *collective.RankError
-	var mismatch *collective.MismatchError
-	var late *collective.TimeoutError
+	var re *fault.RankError
+	var mismatch *fault.MismatchError
+	var late *fault.TimeoutError
 	switch {
-	case err == collective.ErrClosed: // by this rank, with operations under way
+	case err == fault.ErrClosed: // by this rank, with operations under way
 		return cfg.Rank, kindLeft, ""
 	case errors.As(err, &mismatch) && mismatch.Group == cfg.Group:
 		return cfg.Rank, kindMismatch, newMismatch(mismatch).encode()
@@ -152,12 +155,12 @@ func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 	case !errors.As(err, &re):
 		return cfg.Rank, kindFailed, err.Error()
 	// The culprit is another rank: the others are told about that one.
-	case errors.Is(re.Cause, collective.ErrDied):
+	case errors.Is(re.Cause, fault.ErrDied):
 		return re.Rank, kindDied, re.Signal
-	case errors.Is(re.Cause, collective.ErrLeft):
+	case errors.Is(re.Cause, fault.ErrLeft):
 		return re.Rank, kindLeft, ""
 	}
-	var silent *collective.SilentError
+	var silent *fault.SilentError
 	if errors.As(re.Cause, &silent) {
 		return re.Rank, kindSilent, silent.Text
 	}
@@ -168,11 +171,11 @@ func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 // to it whom it missed.
 func owned(err error) error {
 	switch e := err.(type) {
-	case *collective.TimeoutError:
+	case *fault.TimeoutError:
 		own := *e
 		own.Missing = slices.Clone(e.Missing)
 		return &own
-	case *collective.RankError:
+	case *fault.RankError:
 		own := *e
 		return &own
 	}
@@ -180,16 +183,16 @@ func owned(err error) error {
 }
 
 // again returns the error of an earlier call as that of a later one.
-func (cfg *Config) again(err error, c *collective.Call) error {
-	if err == collective.ErrClosed {
+func (cfg *Config) again(err error, c *operation.Call) error {
+	if err == fault.ErrClosed {
 		return cfg.closed(c)
 	}
-	if re, ok := err.(*collective.RankError); ok {
+	if re, ok := err.(*fault.RankError); ok {
 		later := *re
 		later.Op, later.Seq = c.Op.String(), c.Seq
 		return &later
 	}
-	return fmt.Errorf("dist: %s: the group has failed before: %w", collective.Numbered(c.Op.String(), c.Seq), owned(err))
+	return fmt.Errorf("dist: %s: the group has failed before: %w", fault.Numbered(c.Op.String(), c.Seq), owned(err))
 }
 
 // absent returns the error of a rank that could not be joined: a time-out
@@ -201,7 +204,7 @@ func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
 			if about, kind, text, ok := closed.fault(len(cfg.Members)); ok && kind != kindMismatch {
 				return cfg.found(about, kind, text)
 			}
-			e := collective.NewRankError(cfg.Group, cfg.Members[rank], closed.cause())
+			e := fault.NewRankError(cfg.Group, cfg.Members[rank], closed.cause())
 			e.Op = "init"
 			return e
 		}
@@ -210,9 +213,9 @@ func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
 		}
 		return err
 	}
-	var other *collective.RankError
+	var other *fault.RankError
 	if cause := context.Cause(ctx); errors.As(cause, &other) {
 		return cause
 	}
-	return &collective.TimeoutError{Group: cfg.Group, Op: "init", Missing: []collective.Member{cfg.Members[rank]}, Cause: collective.Ending(ctx)}
+	return &fault.TimeoutError{Group: cfg.Group, Op: "init", Missing: []fault.Member{cfg.Members[rank]}, Cause: ending.Of(ctx)}
 }

@@ -9,7 +9,9 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // GoRanksOptions are for tests of what processes do, without processes.
@@ -37,7 +39,7 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 		if r != 0 {
 			s.cfg.Explain = nil // one explains for all
 		}
-		s.pipes.open = func(_ context.Context, _ *collective.Call, key pipeKey) (*pipe, error) {
+		s.pipes.open = func(_ context.Context, _ *operation.Call, key pipeKey) (*pipe, error) {
 			if key.outgoing {
 				return &pipe{block: w.pipe(goPipe{s.cfg.Rank, key.peer, key.use})}, nil
 			}
@@ -52,9 +54,9 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 			return nil
 		}
 		s.settle = s.settleHere(all)
-		s.ask = func(rank int, _ <-chan struct{}) collective.Doing {
+		s.ask = func(rank int, _ <-chan struct{}) fault.Doing {
 			if !all[rank].come.Load() {
-				return collective.Doing{}
+				return fault.Doing{}
 			}
 			return all[rank].cfg.doing(s.cfg.Rank)
 		}
@@ -158,13 +160,13 @@ type goPipe struct {
 // the call is posted and read after.
 type lending struct{ in, out []byte }
 
-func (w *goWorld) lend(rank int, c *collective.Call, d *collective.Data, out bool) (location, bool) {
-	if w.lent == nil || c.Op == collective.OpBarrier {
+func (w *goWorld) lend(rank int, c *operation.Call, d *collective.Data, out bool) (location, bool) {
+	if w.lent == nil || c.Op == operation.Barrier {
 		return location{}, false
 	}
 	data := d.Bytes()
 	switch {
-	case c.Op == collective.OpSend:
+	case c.Op == operation.Send:
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.lastID++
@@ -178,10 +180,10 @@ func (w *goWorld) lend(rank int, c *collective.Call, d *collective.Data, out boo
 	return location{}, true
 }
 
-func (w *goWorld) reach(_ context.Context, peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error) {
+func (w *goWorld) reach(_ context.Context, peer int, c *operation.Call, at location, out bool, offset, size int) ([]byte, error) {
 	var data []byte
 	switch {
-	case c.Op == collective.OpRecv:
+	case c.Op == operation.Recv:
 		w.mu.Lock()
 		data = w.messages[at.offset]
 		delete(w.messages, at.offset)

@@ -11,7 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // TestOneRankExplains: of goroutine ranks rank 0 tells how a collective is served,
@@ -42,7 +43,7 @@ func TestOneRankExplains(t *testing.T) {
 			for _, s := range ranks {
 				wg.Go(func() {
 					data := sharedData(8)
-					c := collective.Call{Op: collective.OpAllReduce, DType: collective.Uint8, Count: 8, Seq: 1}
+					c := operation.Call{Op: operation.AllReduce, DType: operation.Uint8, Count: 8, Seq: 1}
 					if err := s.Collective(t.Context(), c, data, data); err != nil {
 						t.Error(err)
 					}
@@ -62,7 +63,7 @@ func TestAskedBeforeItComes(t *testing.T) {
 	meetings := NewGoMeetings(GoRanksOptions{})
 	join := func(rank int) *Shm {
 		s, err := meetings.Join(Config{Group: "test", Key: "test", Rank: rank, Members: members(2), Timeout: time.Minute,
-			Doing: func(int) collective.Doing { return collective.Doing{ID: uint64(rank) + 1} }})
+			Doing: func(int) fault.Doing { return fault.Doing{ID: uint64(rank) + 1} }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,13 +86,13 @@ func TestAskedBeforeItComes(t *testing.T) {
 // those have missed is said in an error of their own.
 func TestErrorOfAnother(t *testing.T) {
 	s := NewGoRanks(Config{Group: "test", Members: members(3), Timeout: time.Minute}, GoRanksOptions{})[1]
-	late := &collective.TimeoutError{Group: "test", Op: "recv", Cause: context.Canceled}
+	late := &fault.TimeoutError{Group: "test", Op: "recv", Cause: context.Canceled}
 	s.failed.Store(&failure{late}) // and the others have not been told yet
-	c := collective.Call{Op: collective.OpRecv, Seq: 1}
+	c := operation.Call{Op: operation.Recv, Seq: 1}
 	for what, err := range map[string]error{
 		"waits": s.troubleWithAll(t.Context(), &c), "comes": s.usable(&c),
 	} {
-		var own *collective.TimeoutError
+		var own *fault.TimeoutError
 		if !errors.As(err, &own) || own == late || len(late.Missing) > 0 {
 			t.Errorf("who %s gets %v; the other error is %v", what, err, late)
 		}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // Ranks that share memory write to what others have lent, and a call that fails
@@ -69,7 +69,7 @@ func (s *Shm) isGone(rank int) bool {
 
 // mayTouch returns an error if the group has failed, so that a rank that comes to
 // a call leaves alone what others have lent for it: they may have left.
-func (s *Shm) mayTouch(c *collective.Call) error {
+func (s *Shm) mayTouch(c *operation.Call) error {
 	if s.seg.faultless() {
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
@@ -22,7 +23,7 @@ type slowSpace struct {
 	at      atomic.Bool
 }
 
-func (s *slowSpace) reach(ctx context.Context, peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error) {
+func (s *slowSpace) reach(ctx context.Context, peer int, c *operation.Call, at location, out bool, offset, size int) ([]byte, error) {
 	s.at.Store(true)
 	s.reached()
 	data, err := s.space.reach(ctx, peer, c, at, out, offset, size)
@@ -31,17 +32,17 @@ func (s *slowSpace) reach(ctx context.Context, peer int, c *collective.Call, at 
 }
 
 func sharedData(size int) collective.Data {
-	return collective.Data{Buffer: mem.Buffer{Data: make([]byte, size)}, DType: collective.Uint8, NumElems: size}
+	return collective.Data{Buffer: mem.Buffer{Data: make([]byte, size)}, DType: operation.Uint8, NumElems: size}
 }
 
 // TestNobodyTouchesWhatAFailedCallHadLent ends a rank's call while another rank
 // is at its memory: it returns when that one is no longer.
 func TestNobodyTouchesWhatAFailedCallHadLent(t *testing.T) {
 	const size = 1 << 20
-	for name, ops := range map[string][2]collective.Op{
-		"all-reduce": {collective.OpAllReduce, collective.OpAllReduce},
-		"broadcast":  {collective.OpBroadcast, collective.OpBroadcast},
-		"message":    {collective.OpSend, collective.OpRecv},
+	for name, ops := range map[string][2]operation.Op{
+		"all-reduce": {operation.AllReduce, operation.AllReduce},
+		"broadcast":  {operation.Broadcast, operation.Broadcast},
+		"message":    {operation.Send, operation.Recv},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -53,13 +54,13 @@ func TestNobodyTouchesWhatAFailedCallHadLent(t *testing.T) {
 				}}
 				ranks[1].space = slow
 				run := func(ctx context.Context, rank int) error {
-					c := collective.Call{Op: ops[rank], DType: collective.Uint8, Count: size, Seq: 1}
+					c := operation.Call{Op: ops[rank], DType: operation.Uint8, Count: size, Seq: 1}
 					data := sharedData(size)
 					switch c.Op {
-					case collective.OpSend:
+					case operation.Send:
 						c.Root = 1
 						return ranks[rank].Send(ctx, c, data)
-					case collective.OpRecv:
+					case operation.Recv:
 						return ranks[rank].Recv(ctx, c, data)
 					}
 					return ranks[rank].Collective(ctx, c, data, data)
@@ -84,7 +85,7 @@ func TestNobodyTouchesWhatAFailedCallHadLent(t *testing.T) {
 func TestLateRankTouchesNothing(t *testing.T) {
 	ranks := NewGoRanks(Config{Group: "test", Members: members(2), Timeout: time.Minute}, GoRanksOptions{})
 	ranks[1].space = &slowSpace{space: ranks[1].space, reached: func() { t.Error("a late rank reached for what a failed call had lent") }}
-	c := collective.Call{Op: collective.OpAllReduce, DType: collective.Uint8, Count: 1 << 20, Seq: 1}
+	c := operation.Call{Op: operation.AllReduce, DType: operation.Uint8, Count: 1 << 20, Seq: 1}
 	data := sharedData(1 << 20)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
@@ -104,7 +105,7 @@ func TestLateRankTouchesNothing(t *testing.T) {
 func TestNobodyWaitsForTheGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ranks := NewGoRanks(Config{Group: "test", Members: members(2), Timeout: time.Minute}, GoRanksOptions{})
-		c := collective.Call{Op: collective.OpAllReduce, DType: collective.Uint8, Count: 1 << 20, Seq: 1}
+		c := operation.Call{Op: operation.AllReduce, DType: operation.Uint8, Count: 1 << 20, Seq: 1}
 		data := sharedData(1 << 20)
 		ranks[1].post(&c, entryFlag, 1)
 		ranks[1].call(1, 1).record.fill(&c)

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -72,7 +72,7 @@ func noWay(err error) bool {
 }
 
 // withLimit bounds a wait of a call by what is left of the group's limit.
-func (cfg *Config) withLimit(ctx context.Context, c *collective.Call) (context.Context, context.CancelFunc) {
+func (cfg *Config) withLimit(ctx context.Context, c *operation.Call) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, c.Start().Add(cfg.Timeout))
 }
 

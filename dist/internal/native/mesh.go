@@ -11,7 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -83,10 +86,10 @@ type Mesh struct {
 	told    atomic.Bool // a call has returned it
 	closed  atomic.Bool
 	exec    executor
-	in      []byte          // scratch: a piece to be reduced
-	links   []int           // scratch: pieces for each local rank
-	dealt   collective.Call // scratch: a call as one rank's pieces show it
-	lines   []heldLine      // scratch: of the pulse
+	in      []byte         // scratch: a piece to be reduced
+	links   []int          // scratch: pieces for each local rank
+	dealt   operation.Call // scratch: a call as one rank's pieces show it
+	lines   []heldLine     // scratch: of the pulse
 	watch   watchdog
 	past    history
 }
@@ -210,18 +213,18 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 	})()
 	local, err := OpenShm(ctx, cfg, m.fabric)
 	if err != nil {
-		var other *collective.RankError
-		if errors.As(err, &other) && (errors.Is(err, collective.ErrLeft) || other.Cause.Error() == meshFailed) { // the mesh knows of what
+		var other *fault.RankError
+		if errors.As(err, &other) && (errors.Is(err, fault.ErrLeft) || other.Cause.Error() == meshFailed) { // the mesh knows of what
 			return m.explain(nil, other.Rank, err)
 		}
 		return err
 	}
 	m.mu.Lock()
 	m.local = local
-	fault := m.fault
+	failed := m.fault
 	m.mu.Unlock()
-	if fault != nil {
-		return m.cfg.faultError(nil, fault.rank, fault.kind, fault.text)
+	if failed != nil {
+		return m.cfg.faultError(nil, failed.rank, failed.kind, failed.text)
 	}
 	return nil
 }
@@ -354,7 +357,7 @@ func (m *Mesh) hasLeft(rank int) {
 	m.tellNews()
 	m.mu.Unlock()
 	// The others may wait for each other in a collective that cannot end.
-	if m.watch.anyCollective(func(c *collective.Call) bool { return m.deserted(c, rank) }) {
+	if m.watch.anyCollective(func(c *operation.Call) bool { return m.deserted(c, rank) }) {
 		m.star.spread(rank, kindLeft, "")
 		m.heard(rank, kindLeft, "")
 	}
@@ -362,7 +365,7 @@ func (m *Mesh) hasLeft(rank int) {
 
 // deserted reports whether a rank that has left is known not to have made a
 // collective.
-func (m *Mesh) deserted(c *collective.Call, rank int) bool {
+func (m *Mesh) deserted(c *operation.Call, rank int) bool {
 	last, known := m.star.lastOf(rank)
 	return known && last < c.Seq
 }
@@ -370,7 +373,7 @@ func (m *Mesh) deserted(c *collective.Call, rank int) bool {
 // anyDeserted returns the error of a collective that begins after a rank has
 // left that has not made it. Why it has left may have come since the call was found
 // to be usable.
-func (m *Mesh) anyDeserted(c *collective.Call) error {
+func (m *Mesh) anyDeserted(c *operation.Call) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if f := m.fault; f != nil {
@@ -414,22 +417,22 @@ func (m *Mesh) Skew() []RankSkew { return m.star.pulse.latest() }
 func (m *Mesh) StepEnded() { m.star.pulse.soon() }
 
 // usable returns an error if no call can be made any more.
-func (m *Mesh) usable(c *collective.Call) error {
+func (m *Mesh) usable(c *operation.Call) error {
 	if m.closed.Load() {
 		return m.cfg.closed(c)
 	}
 	if f := m.failed.Load(); f != nil {
 		m.awaitTold()
-		if _, ok := f.err.(*collective.MismatchError); ok && !m.told.Load() { // found by who reads the star
+		if _, ok := f.err.(*fault.MismatchError); ok && !m.told.Load() { // found by who reads the star
 			return m.fail(f.err)
 		}
 		return m.cfg.again(f.err, c)
 	}
 	m.mu.Lock()
-	fault := m.fault
+	failed := m.fault
 	m.mu.Unlock()
-	if fault != nil {
-		return m.fail(m.cfg.faultError(c, fault.rank, fault.kind, fault.text))
+	if failed != nil {
+		return m.fail(m.cfg.faultError(c, failed.rank, failed.kind, failed.text))
 	}
 	return nil
 }
@@ -440,11 +443,11 @@ func (m *Mesh) fail(err error) error {
 	m.told.Store(true)
 	m.cfg.askMissing(err, m.star.ask)
 	m.Fail(err)
-	if e, ok := err.(*collective.MismatchError); ok {
+	if e, ok := err.(*fault.MismatchError); ok {
 		m.mu.Lock()
-		fault := m.fault
+		failed := m.fault
 		m.mu.Unlock()
-		if fault != nil && fault.kind == kindMismatch {
+		if failed != nil && failed.kind == kindMismatch {
 			err = m.star.settled(e)
 			m.failed.Store(&failure{err})
 		}
@@ -518,17 +521,17 @@ const newsPatience = 500 * time.Millisecond
 
 // explain returns the error of a call whose connection with peer has ended
 // with err: what the star says of it, or that the connection is lost.
-func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
+func (m *Mesh) explain(c *operation.Call, peer int, err error) error {
 	start := time.Now()
 	timer := time.NewTimer(newsPatience)
 	defer timer.Stop()
 	for {
 		m.mu.Lock()
-		fault, left, news := m.fault, m.left[peer], m.news
+		failed, left, news := m.fault, m.left[peer], m.news
 		m.mu.Unlock()
 		switch {
-		case fault != nil:
-			return m.cfg.faultError(c, fault.rank, fault.kind, fault.text)
+		case failed != nil:
+			return m.cfg.faultError(c, failed.rank, failed.kind, failed.text)
 		case left:
 			return m.cfg.faultError(c, peer, kindLeft, "")
 		case m.HasLeft(0): // nobody tells why the peer has given up
@@ -554,7 +557,7 @@ func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
 			if r, ok := m.deserter(c); ok {
 				return m.cfg.faultError(c, r, kindLeft, "")
 			}
-			var other *collective.RankError
+			var other *fault.RankError
 			if errors.As(err, &other) { // the ranks of this node know
 				return other
 			}
@@ -565,7 +568,7 @@ func (m *Mesh) explain(c *collective.Call, peer int, err error) error {
 
 // deserter returns a rank that has left before it did its part of a collective:
 // others that have found that out have ended their connections.
-func (m *Mesh) deserter(c *collective.Call) (rank int, ok bool) {
+func (m *Mesh) deserter(c *operation.Call) (rank int, ok bool) {
 	if c == nil || isMessage(c) {
 		return 0, false
 	}
@@ -583,7 +586,7 @@ func (m *Mesh) deserter(c *collective.Call) (rank int, ok bool) {
 var errLate = errors.New("out of time")
 
 // broken returns the error of a call from that of a connection.
-func (m *Mesh) broken(ctx context.Context, c *collective.Call, peer int, missing int, err error) error {
+func (m *Mesh) broken(ctx context.Context, c *operation.Call, peer int, missing int, err error) error {
 	if !errors.Is(err, errLate) {
 		return m.explain(c, peer, err)
 	}
@@ -591,15 +594,15 @@ func (m *Mesh) broken(ctx context.Context, c *collective.Call, peer int, missing
 }
 
 // late returns the error of a call that has run out of time.
-func (m *Mesh) late(ctx context.Context, c *collective.Call, missing ...collective.Member) error {
-	cause := collective.Ending(ctx)
+func (m *Mesh) late(ctx context.Context, c *operation.Call, missing ...fault.Member) error {
+	cause := ending.Of(ctx)
 	if cause == nil {
 		cause = fmt.Errorf("the group's limit of %v: %w", m.cfg.Timeout, context.DeadlineExceeded)
 	}
-	return &collective.TimeoutError{Group: m.cfg.Group, Op: c.Op.String(), Seq: c.Seq, Missing: missing, Cause: cause}
+	return &fault.TimeoutError{Group: m.cfg.Group, Op: c.Op.String(), Seq: c.Seq, Missing: missing, Cause: cause}
 }
 
 // others returns all members but this rank.
-func (m *Mesh) others() []collective.Member {
+func (m *Mesh) others() []fault.Member {
 	return slices.Delete(slices.Clone(m.cfg.Members), m.cfg.Rank, m.cfg.Rank+1)
 }

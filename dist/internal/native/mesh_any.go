@@ -8,7 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -18,7 +19,7 @@ const anyPause = time.Millisecond
 // AwaitAny implements [collective.Backend]: each connection from a peer is
 // watched by a goroutine while the wait lasts; pipes are looked into, more and
 // more seldom.
-func (m *Mesh) AwaitAny(ctx context.Context, c collective.Call) (src int, err error) {
+func (m *Mesh) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {
 	if err := m.usable(&c); err != nil {
 		return 0, err
 	}
@@ -34,7 +35,7 @@ type readiness struct {
 	err  error
 }
 
-func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
+func (m *Mesh) awaitAny(ctx context.Context, c *operation.Call) (int, error) {
 	limit := time.NewTimer(m.cfg.Timeout - time.Since(c.Start()))
 	defer limit.Stop()
 	ready := make(chan readiness, m.n)
@@ -54,7 +55,7 @@ func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
 	overdue := false
 	for {
 		m.mu.Lock()
-		fault, numLeft, news := m.fault, len(m.left), m.news
+		failed, numLeft, news := m.fault, len(m.left), m.news
 		m.mu.Unlock()
 		for i := 1; i < m.n; i++ {
 			peer := (m.cfg.Rank + i) % m.n
@@ -89,7 +90,7 @@ func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
 			// One that has left sends nothing more; its note may come after the
 			// end of its connection.
 			if !m.HasLeft(r.peer) {
-				if err := m.explain(c, r.peer, r.err); !errors.Is(err, collective.ErrLeft) {
+				if err := m.explain(c, r.peer, r.err); !errors.Is(err, fault.ErrLeft) {
 					return 0, err
 				}
 			}
@@ -97,8 +98,8 @@ func (m *Mesh) awaitAny(ctx context.Context, c *collective.Call) (int, error) {
 		default:
 		}
 		switch {
-		case fault != nil:
-			return 0, m.cfg.faultError(c, fault.rank, fault.kind, fault.text)
+		case failed != nil:
+			return 0, m.cfg.faultError(c, failed.rank, failed.kind, failed.text)
 		case numLeft == m.n-1 && m.nothingComes(ready, &watchers):
 			if overdue {
 				return 0, m.cfg.faultError(c, m.others()[0].Rank, kindLeft, "")

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -40,7 +42,7 @@ func inlineRoom(conn *transport.Conn) int {
 // each pipe no more than its slots. That what was sent in the call before may
 // still be in the pipe does no harm: of the ranks, those that are furthest
 // behind have nothing older before them, so that one of them can always go on.
-func (m *Mesh) prepare(ctx context.Context, c *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
+func (m *Mesh) prepare(ctx context.Context, c *operation.Call, p *collective.Plan) (release func(), fits bool, err error) {
 	w := m.watch.begin(ctx, c, true)
 	w.quiet = len(p.Recvs) == 0
 	release = func() { m.watch.end(w) }
@@ -83,7 +85,7 @@ func (m *Mesh) prepare(ctx context.Context, c *collective.Call, p *collective.Pl
 
 // incomingFrom returns the connection on which a peer sends its pieces, for the
 // collective under way. culprit is who is missing if none comes.
-func (m *Mesh) incomingFrom(ctx context.Context, c *collective.Call, peer, culprit int) (*transport.Conn, error) {
+func (m *Mesh) incomingFrom(ctx context.Context, c *operation.Call, peer, culprit int) (*transport.Conn, error) {
 	if conn := m.from[peer]; conn != nil {
 		return conn, nil
 	}
@@ -97,7 +99,7 @@ func (m *Mesh) incomingFrom(ctx context.Context, c *collective.Call, peer, culpr
 }
 
 // connect opens a connection to a peer.
-func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transport.Conn, error) {
+func (m *Mesh) connect(ctx context.Context, c *operation.Call, w way) (*transport.Conn, error) {
 	limit, cancel := m.cfg.withLimit(ctx, c)
 	defer cancel()
 	defer context.AfterFunc(m.whole, cancel)()
@@ -112,28 +114,28 @@ func (m *Mesh) connect(ctx context.Context, c *collective.Call, w way) (*transpo
 		return nil, m.broken(ctx, c, w.peer, w.peer, err)
 	}
 	if !m.keep(conn, w.peer) {
-		return nil, m.explain(c, w.peer, collective.ErrClosed)
+		return nil, m.explain(c, w.peer, fault.ErrClosed)
 	}
 	return conn, nil
 }
 
 // accept returns the connection from a peer, which the peer opens when it
 // first has something to send. culprit is who is missing if none comes.
-func (m *Mesh) accept(ctx context.Context, c *collective.Call, w way, culprit int) (*transport.Conn, error) {
+func (m *Mesh) accept(ctx context.Context, c *operation.Call, w way, culprit int) (*transport.Conn, error) {
 	limit, cancel := m.cfg.withLimit(ctx, c)
 	defer cancel()
 	came := m.waitingFor(w)
 	for {
 		m.mu.Lock()
-		fault, left, news := m.fault, m.left[w.peer], m.news
+		failed, left, news := m.fault, m.left[w.peer], m.news
 		m.mu.Unlock()
 		select {
 		case conn := <-came:
 			return conn, nil
 		default:
 		}
-		if fault != nil {
-			return nil, m.explain(c, w.peer, collective.ErrLeft)
+		if failed != nil {
+			return nil, m.explain(c, w.peer, fault.ErrLeft)
 		}
 		var gone <-chan time.Time
 		if left { // but what it opened before may still be on its way in
@@ -144,7 +146,7 @@ func (m *Mesh) accept(ctx context.Context, c *collective.Call, w way, culprit in
 			return conn, nil
 		case <-news:
 		case <-gone:
-			return nil, m.explain(c, w.peer, collective.ErrLeft)
+			return nil, m.explain(c, w.peer, fault.ErrLeft)
 		case <-limit.Done():
 			return nil, m.broken(ctx, c, w.peer, culprit, errLate)
 		}
@@ -152,7 +154,7 @@ func (m *Mesh) accept(ctx context.Context, c *collective.Call, w way, culprit in
 }
 
 // messagesTo and messagesFrom return the connections of messages with a peer.
-func (m *Mesh) messagesTo(ctx context.Context, c *collective.Call, peer int) (*transport.Conn, error) {
+func (m *Mesh) messagesTo(ctx context.Context, c *operation.Call, peer int) (*transport.Conn, error) {
 	m.mu.Lock()
 	conn := m.outgoing[peer]
 	m.mu.Unlock()
@@ -168,7 +170,7 @@ func (m *Mesh) messagesTo(ctx context.Context, c *collective.Call, peer int) (*t
 	return conn, err
 }
 
-func (m *Mesh) messagesFrom(ctx context.Context, c *collective.Call, peer int) (*transport.Conn, error) {
+func (m *Mesh) messagesFrom(ctx context.Context, c *operation.Call, peer int) (*transport.Conn, error) {
 	if conn := m.arrived(peer); conn != nil {
 		return conn, nil
 	}
@@ -197,34 +199,34 @@ func (m *Mesh) arrived(peer int) *transport.Conn {
 
 // fromLocal returns the error of a call from that of the Shm inside: the
 // mesh's reason, if that is what has ended the wait there.
-func (m *Mesh) fromLocal(c *collective.Call, peer int, err error) error {
+func (m *Mesh) fromLocal(c *operation.Call, peer int, err error) error {
 	if err == nil {
 		return nil
 	}
 	m.mu.Lock()
-	fault := m.fault
+	failed := m.fault
 	m.mu.Unlock()
-	var late *collective.TimeoutError
-	var mismatch *collective.MismatchError
+	var late *fault.TimeoutError
+	var mismatch *fault.MismatchError
 	if errors.As(err, &mismatch) {
-		for _, call := range []*collective.Call{&mismatch.Here.Call, &mismatch.There.Call} {
-			if call.Op == collective.OpSend || call.Op == collective.OpRecv {
+		for _, call := range []*operation.Call{&mismatch.Here.Call, &mismatch.There.Call} {
+			if call.Op == operation.Send || call.Op == operation.Recv {
 				call.Root = m.local.cfg.Members[call.Root].Rank
 			}
 		}
 		return err
 	}
 	switch {
-	case fault != nil:
-		return m.cfg.faultError(c, fault.rank, fault.kind, fault.text)
+	case failed != nil:
+		return m.cfg.faultError(c, failed.rank, failed.kind, failed.text)
 	case errors.As(err, &late) || m.local.seg == nil:
 		return err
 	}
 	if _, _, _, failed := m.local.seg.fault(); failed {
 		return m.explain(c, peer, err)
 	}
-	var gone *collective.RankError
-	if errors.As(err, &gone) && errors.Is(err, collective.ErrLeft) { // the star knows of what
+	var gone *fault.RankError
+	if errors.As(err, &gone) && errors.Is(err, fault.ErrLeft) { // the star knows of what
 		return m.explain(c, gone.Rank, err)
 	}
 	return err

@@ -8,7 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/loaded"
 )
 
@@ -25,7 +27,7 @@ func TestWaitOnANewLinkKeepsNobodyWaiting(t *testing.T) {
 	run := func(rank int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), min(loaded.Allow(500*time.Millisecond), 3*time.Second)) // in which rank 0 gets its part
 		defer cancel()
-		c := collective.Call{Op: collective.OpBroadcast, DType: collective.Uint8, Count: 1, Seq: 1}
+		c := operation.Call{Op: operation.Broadcast, DType: operation.Uint8, Count: 1, Seq: 1}
 		return ranks[rank].run(ctx, &c, plans[rank], nil, make([]byte, 1))
 	}
 	waiting := make(chan error, 1)
@@ -33,7 +35,7 @@ func TestWaitOnANewLinkKeepsNobodyWaiting(t *testing.T) {
 	if err := run(0); err != nil {
 		t.Errorf("rank 0, to which rank 2 sends: %v", err)
 	}
-	var late *collective.TimeoutError
+	var late *fault.TimeoutError
 	if err := <-waiting; !errors.As(err, &late) || len(late.Missing) != 1 || late.Missing[0].Rank != 1 {
 		t.Errorf("rank 2, to which rank 1 does not: %v; want a time-out that misses rank 1", err)
 	}

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"os"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -16,7 +18,7 @@ import (
 const messagePiece = 1 << 20
 
 // Collective implements [collective.Backend].
-func (m *Mesh) Collective(ctx context.Context, c collective.Call, in, out collective.Data) error {
+func (m *Mesh) Collective(ctx context.Context, c operation.Call, in, out collective.Data) error {
 	if err := m.usable(&c); err != nil {
 		return err
 	}
@@ -26,7 +28,7 @@ func (m *Mesh) Collective(ctx context.Context, c collective.Call, in, out collec
 	return nil
 }
 
-func (m *Mesh) collective(ctx context.Context, c *collective.Call, in, out collective.Data) error {
+func (m *Mesh) collective(ctx context.Context, c *operation.Call, in, out collective.Data) error {
 	// Ranks whose calls differ find out by the first piece that comes, or by
 	// what a rank says that waits for long.
 	fit, err := m.past.add(&m.cfg, c)
@@ -40,7 +42,7 @@ func (m *Mesh) collective(ctx context.Context, c *collective.Call, in, out colle
 }
 
 // sendPiece implements [link].
-func (m *Mesh) sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error {
+func (m *Mesh) sendPiece(ctx context.Context, c *operation.Call, to int, data []byte) error {
 	if n := c.HasFor(to); n != c.Count {
 		m.dealt = *c
 		m.dealt.Count = n
@@ -56,12 +58,12 @@ func (m *Mesh) sendPiece(ctx context.Context, c *collective.Call, to int, data [
 }
 
 // recvPiece implements [link].
-func (m *Mesh) recvPiece(ctx context.Context, c *collective.Call, from, culprit int, into []byte, reduce collective.Reducer) error {
+func (m *Mesh) recvPiece(ctx context.Context, c *operation.Call, from, culprit int, into []byte, reduce collective.Reducer) error {
 	if i := m.localOf[from]; i >= 0 {
 		err := m.local.recvPiece(ctx, c, i, i, into, reduce)
-		var late *collective.TimeoutError
+		var late *fault.TimeoutError
 		if errors.As(err, &late) {
-			late.Missing = []collective.Member{m.cfg.Members[culprit]}
+			late.Missing = []fault.Member{m.cfg.Members[culprit]}
 		}
 		return m.fromLocal(c, from, err)
 	}
@@ -89,14 +91,14 @@ func (m *Mesh) recvPiece(ctx context.Context, c *collective.Call, from, culprit 
 }
 
 // writePiece writes a frame: the call, then data.
-func writePiece(conn *transport.Conn, c *collective.Call, data []byte) error {
+func writePiece(conn *transport.Conn, c *operation.Call, data []byte) error {
 	var head [callSize]byte
 	return late(conn.WriteFrame(frameData, appendCall(head[:0], c), data))
 }
 
 // readCall reads the head of a frame, whose data is to be want bytes, and the
 // call of the peer, which must match.
-func (m *Mesh) readCall(conn *transport.Conn, c *collective.Call, peer int, matches func(*collective.Call) bool, want int) error {
+func (m *Mesh) readCall(conn *transport.Conn, c *operation.Call, peer int, matches func(*operation.Call) bool, want int) error {
 	kind, length, err := conn.ReadHeader(callSize + messagePiece)
 	if err != nil {
 		return late(err)
@@ -130,8 +132,8 @@ type protocolError struct{ err error }
 func (e *protocolError) Error() string { return "broke the protocol: " + e.err.Error() }
 
 // pieceError returns the error of a call from that of readCall.
-func (m *Mesh) pieceError(ctx context.Context, c *collective.Call, peer, missing int, err error) error {
-	var mismatch *collective.MismatchError
+func (m *Mesh) pieceError(ctx context.Context, c *operation.Call, peer, missing int, err error) error {
+	var mismatch *fault.MismatchError
 	var protocol *protocolError
 	switch {
 	case errors.As(err, &mismatch):
@@ -152,7 +154,7 @@ func late(err error) error {
 
 // Send implements [collective.Backend]. Over a connection it returns when the
 // system has taken the message.
-func (m *Mesh) Send(ctx context.Context, c collective.Call, data collective.Data) error {
+func (m *Mesh) Send(ctx context.Context, c operation.Call, data collective.Data) error {
 	peer := c.Root
 	if err := m.usable(&c); err != nil {
 		return err
@@ -168,7 +170,7 @@ func (m *Mesh) Send(ctx context.Context, c collective.Call, data collective.Data
 	return nil
 }
 
-func (m *Mesh) send(ctx context.Context, c *collective.Call, d collective.Data) error {
+func (m *Mesh) send(ctx context.Context, c *operation.Call, d collective.Data) error {
 	peer := c.Root
 	if i := m.localOf[peer]; i >= 0 {
 		c.Root = i // as the Shm inside numbers its ranks
@@ -193,7 +195,7 @@ func (m *Mesh) send(ctx context.Context, c *collective.Call, d collective.Data) 
 }
 
 // Recv implements [collective.Backend].
-func (m *Mesh) Recv(ctx context.Context, c collective.Call, data collective.Data) error {
+func (m *Mesh) Recv(ctx context.Context, c operation.Call, data collective.Data) error {
 	if err := m.usable(&c); err != nil {
 		return err
 	}
@@ -203,7 +205,7 @@ func (m *Mesh) Recv(ctx context.Context, c collective.Call, data collective.Data
 	return nil
 }
 
-func (m *Mesh) recv(ctx context.Context, c *collective.Call, d collective.Data) error {
+func (m *Mesh) recv(ctx context.Context, c *operation.Call, d collective.Data) error {
 	peer := c.Root
 	if i := m.localOf[peer]; i >= 0 {
 		c.Root = i
@@ -216,8 +218,8 @@ func (m *Mesh) recv(ctx context.Context, c *collective.Call, d collective.Data) 
 	w := m.watch.begin(ctx, c, false)
 	defer m.watch.end(w)
 	w.uses(conn)
-	matches := func(there *collective.Call) bool {
-		return there.Op == collective.OpSend && there.Root == m.cfg.Rank && there.DType == c.DType && there.Count == c.Count && there.Seq == c.Seq
+	matches := func(there *operation.Call) bool {
+		return there.Op == operation.Send && there.Root == m.cfg.Rank && there.DType == c.DType && there.Count == c.Count && there.Seq == c.Seq
 	}
 	data := d.Bytes()
 	for first := true; first || len(data) > 0; first = false {

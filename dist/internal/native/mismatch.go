@@ -12,7 +12,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // maxSite is the most bytes of a call site that travel between ranks.
@@ -41,7 +42,7 @@ func siteText(site string) string {
 // mismatch is two calls that do not fit, and whether the two ranks have said
 // where they made them.
 type mismatch struct {
-	calls [2]collective.RankCall
+	calls [2]fault.RankCall
 	said  [2]bool // of a rank that has nothing to say too
 	// differs says that the calls fit but for what the second rank has for the
 	// first, which wants another number of elements.
@@ -50,8 +51,8 @@ type mismatch struct {
 }
 
 // newMismatch returns what an error says; what it does not know is unsaid.
-func newMismatch(e *collective.MismatchError) *mismatch {
-	m := &mismatch{calls: [2]collective.RankCall{e.Here, e.There}}
+func newMismatch(e *fault.MismatchError) *mismatch {
+	m := &mismatch{calls: [2]fault.RankCall{e.Here, e.There}}
 	if p := e.Parcel; p != nil {
 		if p.To == e.There.Rank {
 			m.calls[0], m.calls[1] = m.calls[1], m.calls[0]
@@ -76,7 +77,7 @@ func (m *mismatch) giveUp() { m.said = [2]bool{true, true} }
 // say notes where a rank made its call, if it is one of the two and has not
 // said it yet, and reports whether that is so. past returns this rank's
 // collective of a number, if that is remembered.
-func (m *mismatch) say(rank int, site func(collective.Call) string, past func(seq uint64) (collective.Call, bool)) bool {
+func (m *mismatch) say(rank int, site func(operation.Call) string, past func(seq uint64) (operation.Call, bool)) bool {
 	news := false
 	for i := range m.calls {
 		mine, other := &m.calls[i], &m.calls[1-i]
@@ -103,8 +104,8 @@ func (m *mismatch) say(rank int, site func(collective.Call) string, past func(se
 	return news
 }
 
-func isMessage(c *collective.Call) bool {
-	return c.Op == collective.OpSend || c.Op == collective.OpRecv
+func isMessage(c *operation.Call) bool {
+	return c.Op == operation.Send || c.Op == operation.Recv
 }
 
 // merge takes over what a rank has said of its own call.
@@ -121,10 +122,10 @@ func (m *mismatch) merge(rank int, o *mismatch) {
 
 // error returns the error of one of the group's ranks: if its own call is one
 // of the two, that is the first.
-func (m *mismatch) error(group string, rank int) *collective.MismatchError {
-	e := &collective.MismatchError{Group: group, Here: m.calls[0], There: m.calls[1]}
+func (m *mismatch) error(group string, rank int) *fault.MismatchError {
+	e := &fault.MismatchError{Group: group, Here: m.calls[0], There: m.calls[1]}
 	if m.differs {
-		e.Parcel = &collective.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: m.have, Want: m.want}
+		e.Parcel = &fault.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: m.have, Want: m.want}
 	}
 	if e.There.Rank == rank {
 		e.Here, e.There = e.There, e.Here

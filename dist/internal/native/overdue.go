@@ -9,7 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // Ranks that wait together for another one run out of time together, more or
@@ -70,13 +71,13 @@ func parseOverdue(text string, numRanks int) (*overdue, error) {
 
 // overdueOf returns what to tell the others of a time-out; false if that says
 // nothing that they could take for their own.
-func (cfg *Config) overdueOf(e *collective.TimeoutError) (text string, ok bool) {
+func (cfg *Config) overdueOf(e *fault.TimeoutError) (text string, ok bool) {
 	if e.Group != cfg.Group || e.Seq == 0 || !e.Timeout() || len(e.Missing) == 0 || len(e.Missing) > maxOverdue || len(e.Op) > maxOpName {
 		return "", false
 	}
 	o := &overdue{op: e.Op, seq: e.Seq, why: e.Error()}
 	for _, m := range e.Missing {
-		r := slices.IndexFunc(cfg.Members, func(of collective.Member) bool { return of.Rank == m.Rank })
+		r := slices.IndexFunc(cfg.Members, func(of fault.Member) bool { return of.Rank == m.Rank })
 		if r < 0 {
 			return "", false
 		}
@@ -87,7 +88,7 @@ func (cfg *Config) overdueOf(e *collective.TimeoutError) (text string, ok bool) 
 
 // overdueError returns the error of a call that ends because another rank has
 // run out of time: a time-out, if that waited in the same call for others.
-func (cfg *Config) overdueError(c *collective.Call, who collective.Member, text string) error {
+func (cfg *Config) overdueError(c *operation.Call, who fault.Member, text string) error {
 	o, err := parseOverdue(text, len(cfg.Members))
 	if err != nil {
 		return fmt.Errorf("told of %w", err)
@@ -95,7 +96,7 @@ func (cfg *Config) overdueError(c *collective.Call, who collective.Member, text 
 	if c == nil || isMessage(c) || c.Op.String() != o.op || c.Seq != o.seq || slices.Contains(o.missing, cfg.Rank) {
 		return fmt.Errorf("%s", strings.ToValidUTF8(o.why, "?"))
 	}
-	e := &collective.TimeoutError{Group: cfg.Group, Op: o.op, Seq: o.seq,
+	e := &fault.TimeoutError{Group: cfg.Group, Op: o.op, Seq: o.seq,
 		Cause: fmt.Errorf("%v gave up first: %w", who, context.DeadlineExceeded)}
 	for _, r := range o.missing {
 		e.Missing = append(e.Missing, cfg.Members[r])

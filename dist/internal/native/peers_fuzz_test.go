@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -108,7 +109,7 @@ func FuzzFabric(f *testing.F) {
 // FuzzMesh has a rank sum with a peer that says arbitrary bytes where its part
 // of the data should come: the call ends, soon.
 func FuzzMesh(f *testing.F) {
-	call := collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: 4, Seq: 1, Reduce: collective.Sum}
+	call := operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: 4, Seq: 1, Reduce: operation.Sum}
 	data := make([]byte, 16)
 	good := frame(frameData, append(appendCall(nil, &call), data...))
 	f.Add(good)

@@ -9,7 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // directLimit is the size from which a message whose data the receiver can
@@ -47,7 +49,7 @@ type pipes struct {
 	mu   sync.Mutex
 	byID map[pipeKey]*pipe
 	// open makes the pipe to a peer, or waits for the one from a peer.
-	open func(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error)
+	open func(ctx context.Context, c *operation.Call, key pipeKey) (*pipe, error)
 	// opened returns the pipe that a peer has made to this rank, nil if it has
 	// not yet.
 	opened func(key pipeKey) *pipe
@@ -74,7 +76,7 @@ func (ps *pipes) add(key pipeKey, p *pipe) {
 	ps.byID[key] = p
 }
 
-func (ps *pipes) get(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
+func (ps *pipes) get(ctx context.Context, c *operation.Call, key pipeKey) (*pipe, error) {
 	ps.mu.Lock()
 	p := ps.byID[key]
 	ps.mu.Unlock()
@@ -119,14 +121,14 @@ func (ps *pipes) closeAll() error {
 
 // prepare implements [link]. Pipes are opened as they are used: the peer's
 // answer does not depend on how far it has come.
-func (s *Shm) prepare(_ context.Context, c *collective.Call, p *collective.Plan) (release func(), fits bool, err error) {
+func (s *Shm) prepare(_ context.Context, c *operation.Call, p *collective.Plan) (release func(), fits bool, err error) {
 	c.Start() // the limit of both goroutines
 	// Pipes are empty: the call before has ended on all ranks.
 	return func() {}, len(p.Sends) <= numSlots, nil
 }
 
 // sendPiece implements [link].
-func (s *Shm) sendPiece(ctx context.Context, c *collective.Call, to int, data []byte) error {
+func (s *Shm) sendPiece(ctx context.Context, c *operation.Call, to int, data []byte) error {
 	p, err := s.pipes.get(ctx, c, pipeKey{to, true, pipeCollectives})
 	if err != nil {
 		return err
@@ -146,22 +148,22 @@ func (s *Shm) sendPiece(ctx context.Context, c *collective.Call, to int, data []
 }
 
 // emptySlot waits for the next slot of a pipe to a peer to be empty.
-func (s *Shm) emptySlot(ctx context.Context, c *collective.Call, p *pipe, peer int) (slot uint32, err error) {
+func (s *Shm) emptySlot(ctx context.Context, c *operation.Call, p *pipe, peer int) (slot uint32, err error) {
 	// Of the first slots this asks for less than none, which taken has reached.
 	err = s.await(ctx, c, peer, &p.block.taken, p.count-numSlots+1)
 	return p.count % numSlots, err
 }
 
 // recvPiece implements [link]. It reduces from the slot.
-func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit int, into []byte, reduce collective.Reducer) error {
+func (s *Shm) recvPiece(ctx context.Context, c *operation.Call, from, culprit int, into []byte, reduce collective.Reducer) error {
 	p, err := s.pipes.get(ctx, c, pipeKey{from, false, pipeCollectives})
 	if err != nil {
 		return err
 	}
 	if err := s.await(ctx, c, from, &p.block.sent, p.count+1); err != nil {
-		var late *collective.TimeoutError
+		var late *fault.TimeoutError
 		if errors.As(err, &late) {
-			late.Missing = []collective.Member{s.cfg.Members[culprit]}
+			late.Missing = []fault.Member{s.cfg.Members[culprit]}
 		}
 		return err
 	}
@@ -190,7 +192,7 @@ func (s *Shm) recvPiece(ctx context.Context, c *collective.Call, from, culprit i
 
 // Send implements [collective.Backend]. It returns when the message lies in the
 // pipe's slots, or for large reachable data when the receiver has copied it.
-func (s *Shm) Send(ctx context.Context, c collective.Call, data collective.Data) error {
+func (s *Shm) Send(ctx context.Context, c operation.Call, data collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
 	}
@@ -202,7 +204,7 @@ func (s *Shm) Send(ctx context.Context, c collective.Call, data collective.Data)
 	return nil
 }
 
-func (s *Shm) send(ctx context.Context, c *collective.Call, data *collective.Data) error {
+func (s *Shm) send(ctx context.Context, c *operation.Call, data *collective.Data) error {
 	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, true, pipeMessages})
 	if err != nil {
 		return err
@@ -238,7 +240,7 @@ func (s *Shm) send(ctx context.Context, c *collective.Call, data *collective.Dat
 }
 
 // Recv implements [collective.Backend].
-func (s *Shm) Recv(ctx context.Context, c collective.Call, data collective.Data) error {
+func (s *Shm) Recv(ctx context.Context, c operation.Call, data collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
 	}
@@ -248,7 +250,7 @@ func (s *Shm) Recv(ctx context.Context, c collective.Call, data collective.Data)
 	return nil
 }
 
-func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Data) error {
+func (s *Shm) recv(ctx context.Context, c *operation.Call, data *collective.Data) error {
 	p, err := s.pipes.get(ctx, c, pipeKey{c.Root, false, pipeMessages})
 	if err != nil {
 		return err
@@ -262,7 +264,7 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 		rec := p.block.records[slot] // read once: it is the peer's memory
 		if first {
 			there := rec.call(rec.seq)
-			if there.Op != collective.OpSend || there.Root != s.cfg.Rank || there.DType != c.DType || there.Count != c.Count || there.Seq != c.Seq {
+			if there.Op != operation.Send || there.Root != s.cfg.Rank || there.DType != c.DType || there.Count != c.Count || there.Seq != c.Seq {
 				return s.mismatch(c, c.Root, there)
 			}
 		}
@@ -290,7 +292,7 @@ func (s *Shm) recv(ctx context.Context, c *collective.Call, data *collective.Dat
 }
 
 // takeLent copies a message from where its sender has it.
-func (s *Shm) takeLent(ctx context.Context, c *collective.Call, p *pipe, at location, into []byte) error {
+func (s *Shm) takeLent(ctx context.Context, c *operation.Call, p *pipe, at location, into []byte) error {
 	p.block.reading.Store(1)
 	defer p.block.reading.Store(0)
 	if err := s.mayTouch(c); err != nil {
@@ -305,7 +307,7 @@ func (s *Shm) takeLent(ctx context.Context, c *collective.Call, p *pipe, at loca
 
 // AwaitAny implements [collective.Backend]: it looks into the pipes of all
 // peers in turn, and sleeps until one of them rings this rank's bell.
-func (s *Shm) AwaitAny(ctx context.Context, c collective.Call) (src int, err error) {
+func (s *Shm) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {
 	if err := s.usable(&c); err != nil {
 		return 0, err
 	}
@@ -325,7 +327,7 @@ func (s *Shm) AwaitAny(ctx context.Context, c collective.Call) (src int, err err
 		}
 		if err := s.troubleWithAll(ctx, &c); err != nil {
 			// Between the two looks a rank may have sent, and left.
-			if src, ok := s.anyMessage(); ok && errors.Is(err, collective.ErrLeft) {
+			if src, ok := s.anyMessage(); ok && errors.Is(err, fault.ErrLeft) {
 				return src, nil
 			}
 			return 0, s.fail(err)
@@ -347,21 +349,21 @@ func (s *Shm) anyMessage() (src int, ok bool) {
 
 // troubleWithAll returns why waiting for a message from any peer is in vain,
 // nil if it is not: it is when one rank fails, or all have left.
-func (s *Shm) troubleWithAll(ctx context.Context, c *collective.Call) error {
+func (s *Shm) troubleWithAll(ctx context.Context, c *operation.Call) error {
 	var err error
 	for i := 1; i < s.n; i++ {
 		peer := (s.cfg.Rank + i) % s.n
 		if err = s.trouble(ctx, c, peer); err == nil {
 			return nil
 		}
-		var late *collective.TimeoutError
-		var other *collective.RankError
+		var late *fault.TimeoutError
+		var other *fault.RankError
 		switch {
 		case errors.As(err, &late):
-			late.Missing = append([]collective.Member(nil), s.cfg.Members...)
+			late.Missing = append([]fault.Member(nil), s.cfg.Members...)
 			late.Missing = append(late.Missing[:s.cfg.Rank], late.Missing[s.cfg.Rank+1:]...)
 			return err
-		case !errors.As(err, &other) || !errors.Is(err, collective.ErrLeft):
+		case !errors.As(err, &other) || !errors.Is(err, fault.ErrLeft):
 			return err
 		}
 	}

@@ -11,7 +11,8 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -44,12 +45,12 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	p.star.known = s.knownFault
 	s.space, s.pipes.open, s.pipes.opened, s.onClose = p.slabs, p.openPipe, p.openedPipe, p.close
 	s.ask = p.star.ask
-	s.askWhere = func(rank int, stop <-chan struct{}) collective.Doing { return p.star.askFor(rank, askWhere, stop) }
+	s.askWhere = func(rank int, stop <-chan struct{}) fault.Doing { return p.star.askFor(rank, askWhere, stop) }
 	s.onFault, s.settle, p.star.past = p.star.spread, p.star.settled, s.past.call
 	s.pulse = p.star.pulse
 	if err := p.meet(ctx); err != nil {
 		p.why = p.cfg.reason(err)
-		var other *collective.RankError
+		var other *fault.RankError
 		if errors.As(err, &other) && cfg.Rank == 0 { // who has come already waits for this rank
 			p.star.spread(p.cfg.faultOf(err))
 		}
@@ -225,7 +226,7 @@ func (p *process) fetch(ctx context.Context, peer int, id uint64) (fd, size int,
 
 // openPipe makes the pipe to a peer and hands it over, or waits for the one
 // from a peer.
-func (p *process) openPipe(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
+func (p *process) openPipe(ctx context.Context, c *operation.Call, key pipeKey) (*pipe, error) {
 	if !key.outgoing {
 		return p.awaitPipe(ctx, c, key)
 	}
@@ -310,7 +311,7 @@ func (p *process) openedPipe(key pipeKey) *pipe {
 }
 
 // awaitPipe waits for the pipe that a peer opens when it first sends.
-func (p *process) awaitPipe(ctx context.Context, c *collective.Call, key pipeKey) (*pipe, error) {
+func (p *process) awaitPipe(ctx context.Context, c *operation.Call, key pipeKey) (*pipe, error) {
 	came := p.incoming[key.peer][key.use]
 	tick := time.NewTicker(nap)
 	defer tick.Stop()

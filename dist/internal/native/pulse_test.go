@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -26,7 +26,7 @@ func BenchmarkBeat(b *testing.B) {
 			port.Handle("test", func(c *transport.Conn) { accepted <- c })
 			stars := make([]*star, n)
 			for r := range stars {
-				cfg := &Config{Rank: r, Members: make([]collective.Member, n), Silence: time.Hour}
+				cfg := &Config{Rank: r, Members: make([]fault.Member, n), Silence: time.Hour}
 				cfg.Progress = func() Progress { return Progress{} }
 				stars[r] = newStar(cfg, func(int, uint32, string) {}, func(int) {})
 				stars[r].pulse.period = time.Hour

@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 const (
@@ -36,11 +37,11 @@ type segmentHeader struct {
 	numRanks uint32
 	_        [4]byte
 	size     uint64
-	fault    fault
+	fault    faultRecord
 }
 
-// fault is why the group has failed: written once, by whoever comes first.
-type fault struct {
+// faultRecord is why the group has failed: written once, by whoever comes first.
+type faultRecord struct {
 	state   atomic.Uint32 // faultNone, faultWriting, faultSet
 	rank    int32         // at fault
 	kind    uint32
@@ -299,13 +300,13 @@ func (s *segment) fault() (rank int, kind uint32, text string, ok bool) {
 }
 
 // fill writes what a rank calls.
-func (r *record) fill(c *collective.Call) {
+func (r *record) fill(c *operation.Call) {
 	r.op, r.reduce, r.dtype, r.root = uint8(c.Op), uint8(c.Reduce.Kind()), uint8(c.DType), uint32(c.Root)
 	r.count, r.layout, r.ways = uint64(c.Count), c.Layout, 0
 }
 
 // call returns the call of a number that a record describes.
-func (r *record) call(seq uint64) collective.Call {
-	return collective.Call{Op: collective.Op(r.op), Reduce: collective.ReduceOp(r.reduce), DType: collective.DType(r.dtype),
+func (r *record) call(seq uint64) operation.Call {
+	return operation.Call{Op: operation.Op(r.op), Reduce: operation.ReduceOp(r.reduce), DType: operation.DType(r.dtype),
 		Root: int(r.root), Count: int(r.count), Seq: seq, Layout: r.layout}
 }

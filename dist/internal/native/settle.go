@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
 )
 
 // How a mismatch comes to stand in all ranks' errors in the same words, with
@@ -116,7 +116,7 @@ func (s *star) unsettle() {
 // settled returns the error of a mismatch as all ranks have it, which it waits
 // for: nothing else has ended the group before. It must not be called by who
 // reads the star's connections.
-func (s *star) settled(e *collective.MismatchError) *collective.MismatchError {
+func (s *star) settled(e *fault.MismatchError) *fault.MismatchError {
 	st := &s.settlement
 	patience := time.NewTimer(sitePatience)
 	defer patience.Stop()
@@ -136,8 +136,8 @@ func (s *star) settled(e *collective.MismatchError) *collective.MismatchError {
 
 // settleHere is what star.settled is for ranks of one process: nobody needs to
 // be asked.
-func (s *Shm) settleHere(ranks []*Shm) func(*collective.MismatchError) *collective.MismatchError {
-	return func(e *collective.MismatchError) *collective.MismatchError {
+func (s *Shm) settleHere(ranks []*Shm) func(*fault.MismatchError) *fault.MismatchError {
+	return func(e *fault.MismatchError) *fault.MismatchError {
 		m := newMismatch(e)
 		if _, kind, text, ok := s.seg.fault(); ok && kind == kindMismatch { // the first to be found
 			if first, err := parseMismatch(text, s.n); err == nil {

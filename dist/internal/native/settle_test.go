@@ -10,26 +10,27 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
 // newStars returns the star of each of n ranks, which says site(rank) of its
 // calls and is doing(rank).
 func newStars(n int, site func(rank int) string) []*star {
-	members := make([]collective.Member, n)
+	members := make([]fault.Member, n)
 	for r := range members {
 		members[r].Rank = r
 	}
 	stars := make([]*star, n)
 	for r := range stars {
 		cfg := &Config{Group: "world", Rank: r, Members: members,
-			Site: func(collective.Call) string { return site(r) },
-			Doing: func(asker int) collective.Doing {
-				return collective.Doing{State: collective.DoingEnded, Group: "world", Site: site(r), Sent: uint64(asker)}
+			Site: func(operation.Call) string { return site(r) },
+			Doing: func(asker int) fault.Doing {
+				return fault.Doing{State: fault.DoingEnded, Group: "world", Site: site(r), Sent: uint64(asker)}
 			}}
 		s := newStar(cfg, func(int, uint32, string) {}, func(int) {})
-		s.past = func(uint64) (collective.Call, bool) { return collective.Call{}, false }
+		s.past = func(uint64) (operation.Call, bool) { return operation.Call{}, false }
 		stars[r] = s
 	}
 	for r := 1; r < n; r++ {
@@ -49,13 +50,13 @@ func closeStars(stars []*star) {
 
 // find has ranks find that another one has called something else, all at once,
 // and returns every rank's error.
-func find(stars []*star, finders map[int]int) []*collective.MismatchError {
-	errs := make([]*collective.MismatchError, len(stars))
+func find(stars []*star, finders map[int]int) []*fault.MismatchError {
+	errs := make([]*fault.MismatchError, len(stars))
 	var wg sync.WaitGroup
 	for r, s := range stars {
 		there, finds := finders[r]
-		e := &collective.MismatchError{Group: "world", Seq: 4, Here: collective.RankCall{Rank: r, Call: collective.Call{Op: collective.OpBarrier, Seq: 4}},
-			There: collective.RankCall{Rank: there, Call: collective.Call{Op: collective.OpAllReduce, Seq: 4}}}
+		e := &fault.MismatchError{Group: "world", Seq: 4, Here: fault.RankCall{Rank: r, Call: operation.Call{Op: operation.Barrier, Seq: 4}},
+			There: fault.RankCall{Rank: there, Call: operation.Call{Op: operation.AllReduce, Seq: 4}}}
 		wg.Go(func() {
 			if finds {
 				s.spread(r, kindMismatch, newMismatch(e).encode())
@@ -84,7 +85,7 @@ func TestSettlement(t *testing.T) {
 					if r == 0 {
 						pair = map[int]bool{e.Here.Rank: true, e.There.Rank: true}
 					}
-					for _, rc := range []collective.RankCall{e.Here, e.There} {
+					for _, rc := range []fault.RankCall{e.Here, e.There} {
 						if !pair[rc.Rank] || rc.Site != fmt.Sprintf("a.go:%d", rc.Rank) {
 							t.Errorf("rank %d has %v, rank 0 the pair %v", r, e, pair)
 						}
@@ -114,8 +115,8 @@ func TestSettlementWithoutAnswer(t *testing.T) {
 		defer closeStars(stars)
 		defer close(stop) // before
 		start := time.Now()
-		errs := make([]*collective.MismatchError, 2)
-		e := collective.MismatchError{Group: "world", Here: collective.RankCall{Rank: 1}, There: collective.RankCall{Rank: 2}}
+		errs := make([]*fault.MismatchError, 2)
+		e := fault.MismatchError{Group: "world", Here: fault.RankCall{Rank: 1}, There: fault.RankCall{Rank: 2}}
 		stars[1].spread(1, kindMismatch, newMismatch(&e).encode())
 		var wg sync.WaitGroup
 		for r := range errs {
@@ -172,16 +173,16 @@ func TestAsk(t *testing.T) {
 		}
 		stars[0].close()
 		synctest.Wait()
-		if d := stars[1].ask(2, nil); d.State != collective.DoingUnknown {
+		if d := stars[1].ask(2, nil); d.State != fault.DoingUnknown {
 			t.Errorf("without the hub, rank 2 says %+v", d)
 		}
 		if took := time.Since(start); took != askPatience {
 			t.Errorf("it was waited for %v", took)
 		}
 		cfg := stars[1].cfg
-		late := &collective.TimeoutError{Group: "world", Op: "barrier", Missing: cfg.Members[2:], Cause: context.DeadlineExceeded}
-		cfg.askMissing(late, func(rank int, _ <-chan struct{}) collective.Doing {
-			return collective.Doing{State: collective.DoingNothing, ID: uint64(rank)}
+		late := &fault.TimeoutError{Group: "world", Op: "barrier", Missing: cfg.Members[2:], Cause: context.DeadlineExceeded}
+		cfg.askMissing(late, func(rank int, _ <-chan struct{}) fault.Doing {
+			return fault.Doing{State: fault.DoingNothing, ID: uint64(rank)}
 		})
 		if len(late.Instead) != 2 || late.Instead[1].ID != 3 {
 			t.Errorf("instead of coming they do %+v", late.Instead)

@@ -10,7 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/ending"
 )
 
 // Shm is a rank of a group that shares memory. Ranks are processes of one
@@ -26,11 +29,11 @@ type Shm struct {
 	onFault func(rank int, kind uint32, text string)
 	onClose func() error
 	// settle returns the error of a mismatch as all ranks have it. May be nil.
-	settle func(*collective.MismatchError) *collective.MismatchError
+	settle func(*fault.MismatchError) *fault.MismatchError
 	// ask returns what another rank is doing. May be nil.
-	ask func(rank int, stop <-chan struct{}) collective.Doing
+	ask func(rank int, stop <-chan struct{}) fault.Doing
 	// askWhere asks where its program is, too. May be nil.
-	askWhere func(rank int, stop <-chan struct{}) collective.Doing
+	askWhere func(rank int, stop <-chan struct{}) fault.Doing
 	// come is set when a goroutine rank has what is its own in cfg: before that, others
 	// that have come to the group leave it alone.
 	come atomic.Bool
@@ -59,10 +62,10 @@ type Shm struct {
 type space interface {
 	// lend makes data reachable for the peers during a call and returns where
 	// it is; false if peers cannot reach it. out tells the result from the input.
-	lend(rank int, c *collective.Call, d *collective.Data, out bool) (location, bool)
+	lend(rank int, c *operation.Call, d *collective.Data, out bool) (location, bool)
 	// reach returns size bytes, from offset on, of what a peer has lent for a
 	// call, of whose wait ctx is the end. offset and size are not negative.
-	reach(ctx context.Context, peer int, c *collective.Call, at location, out bool, offset, size int) ([]byte, error)
+	reach(ctx context.Context, peer int, c *operation.Call, at location, out bool, offset, size int) ([]byte, error)
 	// close gives back what reach has mapped.
 	close() error
 }
@@ -71,7 +74,7 @@ type space interface {
 type failure struct{ err error }
 
 // Collective implements [collective.Backend].
-func (s *Shm) Collective(ctx context.Context, c collective.Call, in, out collective.Data) error {
+func (s *Shm) Collective(ctx context.Context, c operation.Call, in, out collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
 	}
@@ -135,7 +138,7 @@ const (
 	overFlag
 )
 
-func (s *Shm) flag(rank int, c *collective.Call, kind flagKind) *flag {
+func (s *Shm) flag(rank int, c *operation.Call, kind flagKind) *flag {
 	b := s.call(rank, c.Seq)
 	switch kind {
 	case entryFlag:
@@ -153,12 +156,12 @@ func (s *Shm) flag(rank int, c *collective.Call, kind flagKind) *flag {
 }
 
 // post raises a flag of this rank.
-func (s *Shm) post(c *collective.Call, kind flagKind, value uint32) {
+func (s *Shm) post(c *operation.Call, kind flagKind, value uint32) {
 	raise(s.park, s.flag(s.cfg.Rank, c, kind), value)
 }
 
 // awaitAll waits until a flag of every other rank has come to want.
-func (s *Shm) awaitAll(ctx context.Context, c *collective.Call, kind flagKind, want uint32) error {
+func (s *Shm) awaitAll(ctx context.Context, c *operation.Call, kind flagKind, want uint32) error {
 	for i := 1; i < s.n; i++ {
 		if err := s.awaitFlag(ctx, c, s.after(i), kind, want); err != nil {
 			return err
@@ -178,7 +181,7 @@ func (s *Shm) after(i int) int {
 
 // awaitFlag waits until a flag of a rank has come to want. If it does not come
 // in time, all whose flag has not are missing.
-func (s *Shm) awaitFlag(ctx context.Context, c *collective.Call, peer int, kind flagKind, want uint32) error {
+func (s *Shm) awaitFlag(ctx context.Context, c *operation.Call, peer int, kind flagKind, want uint32) error {
 	f := s.flag(peer, c, kind)
 	if f.reached(want) {
 		return nil
@@ -187,7 +190,7 @@ func (s *Shm) awaitFlag(ctx context.Context, c *collective.Call, peer int, kind 
 	if err == nil {
 		return nil
 	}
-	var late *collective.TimeoutError
+	var late *fault.TimeoutError
 	if !errors.As(err, &late) {
 		return err
 	}
@@ -204,7 +207,7 @@ func (s *Shm) awaitFlag(ctx context.Context, c *collective.Call, peer int, kind 
 }
 
 // await waits until a flag that peer raises has come to want.
-func (s *Shm) await(ctx context.Context, c *collective.Call, peer int, f *flag, want uint32) error {
+func (s *Shm) await(ctx context.Context, c *operation.Call, peer int, f *flag, want uint32) error {
 	if f.reached(want) {
 		return nil
 	}
@@ -234,12 +237,12 @@ func (s *Shm) await(ctx context.Context, c *collective.Call, peer int, f *flag, 
 }
 
 // trouble returns why waiting for peer is in vain, nil if it is not.
-func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int) error {
+func (s *Shm) trouble(ctx context.Context, c *operation.Call, peer int) error {
 	if rank, kind, text, ok := s.seg.fault(); ok {
 		return s.faultError(c, rank, kind, text)
 	}
 	if f := s.failed.Load(); f != nil {
-		if f.err == collective.ErrClosed {
+		if f.err == fault.ErrClosed {
 			return s.cfg.closed(c)
 		}
 		return owned(f.err)
@@ -250,19 +253,19 @@ func (s *Shm) trouble(ctx context.Context, c *collective.Call, peer int) error {
 		}
 		return s.faultError(c, peer, kindLeft, "")
 	}
-	cause := collective.Ending(ctx)
+	cause := ending.Of(ctx)
 	if cause == nil && time.Since(c.Start()) >= s.cfg.Timeout {
 		cause = fmt.Errorf("the group's limit of %v: %w", s.cfg.Timeout, context.DeadlineExceeded)
 	}
 	if cause == nil {
 		return nil
 	}
-	return &collective.TimeoutError{Group: s.cfg.Group, Op: c.Op.String(), Seq: c.Seq,
-		Missing: []collective.Member{s.cfg.Members[peer]}, Cause: cause}
+	return &fault.TimeoutError{Group: s.cfg.Group, Op: c.Op.String(), Seq: c.Seq,
+		Missing: []fault.Member{s.cfg.Members[peer]}, Cause: cause}
 }
 
 // usable returns an error if no call can be made any more.
-func (s *Shm) usable(c *collective.Call) error {
+func (s *Shm) usable(c *operation.Call) error {
 	if s.closed.Load() {
 		return s.cfg.closed(c)
 	}
@@ -276,7 +279,7 @@ func (s *Shm) usable(c *collective.Call) error {
 }
 
 // faultError returns the error of a call that ends because of a recorded fault.
-func (s *Shm) faultError(c *collective.Call, rank int, kind uint32, text string) error {
+func (s *Shm) faultError(c *operation.Call, rank int, kind uint32, text string) error {
 	return s.cfg.faultError(c, rank, kind, text)
 }
 
@@ -288,7 +291,7 @@ func (s *Shm) fail(err error) error {
 		s.cfg.askMissing(err, s.ask)
 	}
 	s.Fail(err)
-	if e, ok := err.(*collective.MismatchError); ok && s.settle != nil {
+	if e, ok := err.(*fault.MismatchError); ok && s.settle != nil {
 		if s.seg.awaitWritten(); s.seg.faultKind() == kindMismatch {
 			err = s.settle(e)
 			s.failed.Store(&failure{err})
@@ -307,7 +310,7 @@ func (s *Shm) Fail(err error) {
 // SetRecorder sets [Config.Site] and Doing of a rank that is a goroutine,
 // before its first call: groups made by [NewGoRanks] have one Config for all
 // ranks.
-func (s *Shm) SetRecorder(site func(c collective.Call) string, doing func(asker int) collective.Doing) {
+func (s *Shm) SetRecorder(site func(c operation.Call) string, doing func(asker int) fault.Doing) {
 	s.cfg.Site, s.cfg.Doing = site, doing
 }
 

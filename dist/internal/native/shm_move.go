@@ -8,6 +8,7 @@ import (
 	"math"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // move is one rank's part in the movement of a collective's data, which comes
@@ -19,8 +20,8 @@ import (
 type move struct {
 	s       *Shm
 	ctx     context.Context
-	call    collective.Call
-	c       *collective.Call // call
+	call    operation.Call
+	c       *operation.Call // call
 	me      int
 	in, out []byte // of inData and outData
 	inData  collective.Data
@@ -48,16 +49,16 @@ func newScratch(n int) scratch {
 }
 
 // puts reports whether a rank of a call has something for others.
-func puts(c *collective.Call, rank int) bool {
-	return rank == c.Root || c.Op != collective.OpBroadcast && c.Op != collective.OpScatter
+func puts(c *operation.Call, rank int) bool {
+	return rank == c.Root || c.Op != operation.Broadcast && c.Op != operation.Scatter
 }
 
 // gets reports whether a rank of a call gets something from others.
-func gets(c *collective.Call, rank int) bool {
+func gets(c *operation.Call, rank int) bool {
 	switch c.Op {
-	case collective.OpGather, collective.OpReduce:
+	case operation.Gather, operation.Reduce:
 		return rank == c.Root
-	case collective.OpBroadcast:
+	case operation.Broadcast:
 		return rank != c.Root
 	}
 	return true
@@ -65,8 +66,8 @@ func gets(c *collective.Call, rank int) bool {
 
 // deals reports whether what a rank puts in is cut into parts for the others,
 // rather than the same for all who get it.
-func deals(op collective.Op) bool {
-	return op == collective.OpReduceScatter || op == collective.OpScatter || op == collective.OpAllToAll
+func deals(op operation.Op) bool {
+	return op == operation.ReduceScatter || op == operation.Scatter || op == operation.AllToAll
 }
 
 // offer puts this rank's data where the others will look for it, and says in
@@ -82,7 +83,7 @@ func (m *move) offer(rec *record) error {
 	}
 	m.layOut(rec)
 	if puts(c, m.me) {
-		switch whole := c.Op == collective.OpAllReduce || c.Op == collective.OpReduce && m.me == c.Root; {
+		switch whole := c.Op == operation.AllReduce || c.Op == operation.Reduce && m.me == c.Root; {
 		case len(m.in) <= seg.eager:
 			m.fill(seg.beside(m.me, c.Seq), m.in)
 			rec.ways |= inBeside
@@ -96,7 +97,7 @@ func (m *move) offer(rec *record) error {
 		return nil
 	}
 	var ok bool
-	if puts(c, m.me) && !m.scaled && c.Op != collective.OpAllReduce {
+	if puts(c, m.me) && !m.scaled && c.Op != operation.AllReduce {
 		if rec.in, ok = m.s.space.lend(m.me, c, &m.inData, false); ok {
 			rec.ways |= inLent
 			m.lent = true
@@ -105,7 +106,7 @@ func (m *move) offer(rec *record) error {
 		}
 	}
 	// The others write to what reductions and all-gathers result in.
-	if c.Op == collective.OpAllGather || c.Op == collective.OpAllReduce || c.Op == collective.OpReduce && m.me == c.Root {
+	if c.Op == operation.AllGather || c.Op == operation.AllReduce || c.Op == operation.Reduce && m.me == c.Root {
 		if rec.out, ok = m.s.space.lend(m.me, c, &m.outData, true); ok {
 			rec.ways |= outLent
 			m.lent = true
@@ -129,15 +130,15 @@ func (m *move) layOut(rec *record) {
 		return
 	}
 	switch c.Op {
-	case collective.OpAllGather, collective.OpGather:
+	case operation.AllGather, operation.Gather:
 		m.got = bounds(m.s.scratch.got, c.Parts)
-	case collective.OpAllToAll:
+	case operation.AllToAll:
 		m.got = bounds(m.s.scratch.got, c.Recvs)
 		m.put = bounds(m.s.scratch.put, c.Parts)
 	default:
 		m.put = bounds(m.s.scratch.put, c.Parts)
 	}
-	if c.Op == collective.OpAllToAll || c.Op == collective.OpScatter {
+	if c.Op == operation.AllToAll || c.Op == operation.Scatter {
 		table := m.s.seg.table(m.me, c.Seq)
 		for i, at := range m.put {
 			table[i] = uint64(at / size)
@@ -158,9 +159,9 @@ func (m *move) fill(dst, src []byte) {
 // run moves the data.
 func (m *move) run() error {
 	switch m.c.Op {
-	case collective.OpAllReduce, collective.OpReduce:
+	case operation.AllReduce, operation.Reduce:
 		return m.reduce()
-	case collective.OpReduceScatter:
+	case operation.ReduceScatter:
 		return m.reduceScatter()
 	}
 	return m.exchange()
@@ -183,18 +184,18 @@ func (m *move) cut(bounds []int, i int) collective.Range {
 func (m *move) from(rank int) (src int, dst collective.Range, err error) {
 	dst.Hi = len(m.out)
 	switch m.c.Op {
-	case collective.OpAllGather:
+	case operation.AllGather:
 		return 0, m.cut(m.got, rank), nil
-	case collective.OpReduceScatter:
+	case operation.ReduceScatter:
 		return m.cut(m.put, m.me).Lo, dst, nil
-	case collective.OpGather:
+	case operation.Gather:
 		dst = m.cut(m.got, rank)
 		count := m.s.call(rank, m.c.Seq).record.count
 		return 0, dst, m.expect(rank, count, dst)
-	case collective.OpAllToAll:
+	case operation.AllToAll:
 		dst = m.cut(m.got, rank)
 		fallthrough
-	case collective.OpScatter:
+	case operation.Scatter:
 		var count uint64
 		src, count = m.dealt(rank)
 		return src, dst, m.expect(rank, count, dst)
@@ -315,7 +316,7 @@ func (m *move) exchange() error {
 // pushed reports whether ranks write private data into the others' results,
 // which all of them have lent: the case of an all-gather from private memory.
 func (m *move) pushed() bool {
-	if m.c.Op != collective.OpAllGather {
+	if m.c.Op != operation.AllGather {
 		return false
 	}
 	for r := range m.s.n {

@@ -15,7 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
@@ -26,7 +28,7 @@ type stingy struct {
 	outputs bool
 }
 
-func (s stingy) lend(rank int, c *collective.Call, d *collective.Data, out bool) (location, bool) {
+func (s stingy) lend(rank int, c *operation.Call, d *collective.Data, out bool) (location, bool) {
 	if !s.outputs || !out {
 		return location{}, false
 	}
@@ -61,7 +63,7 @@ func testRanks(n int, opts GoRanksOptions) []*Shm {
 }
 
 // together runs one call on every rank and returns their errors.
-func together(ranks []*Shm, call func(rank int) (collective.Call, collective.Data, collective.Data)) []error {
+func together(ranks []*Shm, call func(rank int) (operation.Call, collective.Data, collective.Data)) []error {
 	errs := make([]error, len(ranks))
 	var wg sync.WaitGroup
 	for r, s := range ranks {
@@ -75,22 +77,22 @@ func together(ranks []*Shm, call func(rank int) (collective.Call, collective.Dat
 }
 
 // dataOf makes data of bytes.
-func dataOf(d collective.DType, b []byte) collective.Data {
+func dataOf(d operation.DType, b []byte) collective.Data {
 	return collective.Data{Buffer: mem.Buffer{Data: b}, DType: d, NumElems: len(b) / d.Size()}
 }
 
 // play is one collective of n ranks with what goes in and what must come out.
 type play struct {
-	calls   []collective.Call
+	calls   []operation.Call
 	in, out [][]byte
 	want    [][]byte
 }
 
 // newPlay makes a collective of an op on random data of about count elements a
 // rank, in uneven parts if asked for.
-func newPlay(rng *rand.Rand, n int, op collective.Op, red collective.ReduceOp, dt collective.DType, count int, uneven bool) *play {
+func newPlay(rng *rand.Rand, n int, op operation.Op, red operation.ReduceOp, dt operation.DType, count int, uneven bool) *play {
 	size := dt.Size()
-	p := &play{calls: make([]collective.Call, n), in: make([][]byte, n), out: make([][]byte, n), want: make([][]byte, n)}
+	p := &play{calls: make([]operation.Call, n), in: make([][]byte, n), out: make([][]byte, n), want: make([][]byte, n)}
 	root := rng.IntN(n)
 	// cuts[r][q] is how many elements go from r to q.
 	cuts := make([][]int, n)
@@ -133,31 +135,31 @@ func newPlay(rng *rand.Rand, n int, op collective.Op, red collective.ReduceOp, d
 		return d
 	}
 	for r := range n {
-		c := collective.Call{Op: op, DType: dt, Count: count}
+		c := operation.Call{Op: op, DType: dt, Count: count}
 		if op.Reduces() {
 			c.Reduce = red
-			if red.Kind() == collective.PremulSum(1).Kind() {
-				c.Reduce = collective.PremulSum(float32(r + 1))
+			if red.Kind() == operation.PremulSum(1).Kind() {
+				c.Reduce = operation.PremulSum(float32(r + 1))
 			}
 		}
 		if op.Rooted() {
 			c.Root = root
 		}
 		switch op {
-		case collective.OpAllReduce, collective.OpBroadcast:
+		case operation.AllReduce, operation.Broadcast:
 			p.out[r] = fresh(count)
 			p.in[r] = p.out[r]
-		case collective.OpReduce:
+		case operation.Reduce:
 			p.in[r] = fresh(count)
 			if r == root {
 				p.out[r] = p.in[r]
 			}
-		case collective.OpAllGather:
+		case operation.AllGather:
 			if uneven {
 				c.SetParts(cuts[0], r)
 			}
 			p.in[r], p.out[r] = fresh(cuts[0][r]), make([]byte, total(cuts[0])*size)
-		case collective.OpGather:
+		case operation.Gather:
 			c.Count = cuts[0][r]
 			p.in[r] = fresh(c.Count)
 			if r == root {
@@ -166,12 +168,12 @@ func newPlay(rng *rand.Rand, n int, op collective.Op, red collective.ReduceOp, d
 					c.Parts = cuts[0]
 				}
 			}
-		case collective.OpReduceScatter:
+		case operation.ReduceScatter:
 			if uneven {
 				c.SetParts(cuts[0], r)
 			}
 			p.in[r], p.out[r] = fresh(total(cuts[0])), make([]byte, cuts[0][r]*size)
-		case collective.OpScatter:
+		case operation.Scatter:
 			c.Count = cuts[0][r]
 			p.out[r] = make([]byte, c.Count*size)
 			if r == root {
@@ -180,7 +182,7 @@ func newPlay(rng *rand.Rand, n int, op collective.Op, red collective.ReduceOp, d
 					c.Parts = cuts[0]
 				}
 			}
-		case collective.OpAllToAll:
+		case operation.AllToAll:
 			recvs := make([]int, n)
 			for q := range n {
 				recvs[q] = cuts[q][r]
@@ -194,28 +196,28 @@ func newPlay(rng *rand.Rand, n int, op collective.Op, red collective.ReduceOp, d
 	}
 	for r := range n {
 		switch op {
-		case collective.OpAllReduce, collective.OpReduce:
+		case operation.AllReduce, operation.Reduce:
 			p.want[r] = p.out[r]
 			if p.out[r] != nil {
 				p.want[r] = reduced(p.in)
 			}
-		case collective.OpBroadcast:
+		case operation.Broadcast:
 			p.want[r] = bytes.Clone(p.in[root])
-		case collective.OpAllGather:
+		case operation.AllGather:
 			p.want[r] = bytes.Join(p.in, nil)
-		case collective.OpGather:
+		case operation.Gather:
 			if r == root {
 				p.want[r] = bytes.Join(p.in, nil)
 			}
-		case collective.OpReduceScatter:
+		case operation.ReduceScatter:
 			srcs := make([][]byte, n)
 			for q := range n {
 				srcs[q] = p.in[q][at(cuts[0], r):][:cuts[0][r]*size]
 			}
 			p.want[r] = reduced(srcs)
-		case collective.OpScatter:
+		case operation.Scatter:
 			p.want[r] = bytes.Clone(p.in[root][at(cuts[0], r):][:cuts[0][r]*size])
-		case collective.OpAllToAll:
+		case operation.AllToAll:
 			for q := range n {
 				p.want[r] = append(p.want[r], p.in[q][at(cuts[q], r):][:cuts[q][r]*size]...)
 			}
@@ -225,7 +227,7 @@ func newPlay(rng *rand.Rand, n int, op collective.Op, red collective.ReduceOp, d
 }
 
 // numbers are random ones whose sums are not exact, so that their order shows.
-var numbers = func() map[collective.DType][]byte {
+var numbers = func() map[operation.DType][]byte {
 	rng := rand.New(rand.NewPCG(1, 2))
 	f32, bf16 := make([]byte, 0, 4*numNumbers), make([]byte, 0, 2*numNumbers)
 	for range numNumbers {
@@ -233,7 +235,7 @@ var numbers = func() map[collective.DType][]byte {
 		f32 = binary.LittleEndian.AppendUint32(f32, v)
 		bf16 = binary.LittleEndian.AppendUint16(bf16, uint16(v>>16))
 	}
-	return map[collective.DType][]byte{collective.Float32: f32, collective.BFloat16: bf16}
+	return map[operation.DType][]byte{operation.Float32: f32, operation.BFloat16: bf16}
 }()
 
 // numNumbers is prime: a part in another's place shows.
@@ -245,7 +247,7 @@ func (p *play) run(ranks []*Shm, seq uint64) error {
 	for r := range ranks {
 		before[r] = bytes.Clone(p.in[r])
 	}
-	errs := together(ranks, func(r int) (collective.Call, collective.Data, collective.Data) {
+	errs := together(ranks, func(r int) (operation.Call, collective.Data, collective.Data) {
 		c := p.calls[r]
 		c.Seq = seq
 		return c, dataOf(c.DType, p.in[r]), dataOf(c.DType, p.out[r])
@@ -265,8 +267,8 @@ func (p *play) run(ranks []*Shm, seq uint64) error {
 	return nil
 }
 
-var allOps = []collective.Op{collective.OpAllReduce, collective.OpBroadcast, collective.OpAllGather, collective.OpReduceScatter,
-	collective.OpReduce, collective.OpGather, collective.OpScatter, collective.OpAllToAll}
+var allOps = []operation.Op{operation.AllReduce, operation.Broadcast, operation.AllGather, operation.ReduceScatter,
+	operation.Reduce, operation.Gather, operation.Scatter, operation.AllToAll}
 
 // TestEveryOpEveryWay runs every operation on data that passes beside the
 // call, in place, through slots, or differently from rank to rank.
@@ -286,7 +288,7 @@ func TestEveryOpEveryWay(t *testing.T) {
 						}
 						for _, uneven := range []bool{false, true} {
 							seq++
-							if err := newPlay(rng, n, op, collective.Sum, collective.Float32, bytes/4, uneven).run(ranks, seq); err != nil {
+							if err := newPlay(rng, n, op, operation.Sum, operation.Float32, bytes/4, uneven).run(ranks, seq); err != nil {
 								t.Fatalf("seed %d: %d bytes, uneven %v: %v", seed, bytes, uneven, err)
 							}
 						}
@@ -305,9 +307,9 @@ func TestReductionsOfEveryKind(t *testing.T) {
 		const n = 3
 		rng := rand.New(rand.NewPCG(seed, n))
 		ranks, seq := world(n), uint64(0)
-		for _, op := range []collective.Op{collective.OpAllReduce, collective.OpReduceScatter, collective.OpReduce} {
-			for _, red := range []collective.ReduceOp{collective.Avg, collective.Max, collective.PremulSum(1)} {
-				for _, dt := range []collective.DType{collective.Float32, collective.BFloat16} {
+		for _, op := range []operation.Op{operation.AllReduce, operation.ReduceScatter, operation.Reduce} {
+			for _, red := range []operation.ReduceOp{operation.Avg, operation.Max, operation.PremulSum(1)} {
+				for _, dt := range []operation.DType{operation.Float32, operation.BFloat16} {
 					for _, count := range []int{5, 30_001, 200_001} {
 						seq++
 						if err := newPlay(rng, n, op, red, dt, count, false).run(ranks, seq); err != nil {
@@ -328,7 +330,7 @@ func TestManyRanks(t *testing.T) {
 	for _, op := range allOps {
 		for _, count := range []int{1, 100, 5000} {
 			seq++
-			if err := newPlay(rng, n, op, collective.Sum, collective.Float32, count, true).run(ranks, seq); err != nil {
+			if err := newPlay(rng, n, op, operation.Sum, operation.Float32, count, true).run(ranks, seq); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 		}
@@ -339,15 +341,15 @@ func TestManyRanks(t *testing.T) {
 func TestMismatchInALargeGroup(t *testing.T) {
 	const n, odd = 3*fanOut + 5, 2*fanOut + 3
 	ranks := testRanks(n, GoRanksOptions{})
-	errs := together(ranks, func(r int) (collective.Call, collective.Data, collective.Data) {
-		c := collective.Call{Op: collective.OpBarrier, Seq: 1}
+	errs := together(ranks, func(r int) (operation.Call, collective.Data, collective.Data) {
+		c := operation.Call{Op: operation.Barrier, Seq: 1}
 		if r == odd {
-			c.Op, c.DType = collective.OpAllReduce, collective.Float32
+			c.Op, c.DType = operation.AllReduce, operation.Float32
 		}
-		return c, collective.Data{DType: collective.Float32}, collective.Data{DType: collective.Float32}
+		return c, collective.Data{DType: operation.Float32}, collective.Data{DType: operation.Float32}
 	})
 	for r, err := range errs {
-		var m *collective.MismatchError
+		var m *fault.MismatchError
 		if !errors.As(err, &m) || m.Here.Rank != odd && m.There.Rank != odd {
 			t.Fatalf("rank %d: %v", r, err)
 		}
@@ -366,8 +368,8 @@ func TestTimeoutNamesTheMissingInALargeGroup(t *testing.T) {
 			continue
 		}
 		wg.Go(func() {
-			err := s.Collective(ctx, collective.Call{Op: collective.OpBarrier, Seq: 1}, collective.Data{}, collective.Data{})
-			var late *collective.TimeoutError
+			err := s.Collective(ctx, operation.Call{Op: operation.Barrier, Seq: 1}, collective.Data{}, collective.Data{})
+			var late *fault.TimeoutError
 			if errors.As(err, &late) {
 				if len(late.Missing) != 2 || late.Missing[0].Rank != 3 || late.Missing[1].Rank != n-1 {
 					t.Errorf("rank %d misses %v", r, late.Missing)
@@ -383,28 +385,28 @@ func TestTimeoutNamesTheMissingInALargeGroup(t *testing.T) {
 // TestSizesThatDoNotFit: where a count is a rank's own affair, its receiver
 // notices.
 func TestSizesThatDoNotFit(t *testing.T) {
-	f32 := collective.Float32
-	for name, call := range map[string]func(r int) (collective.Call, collective.Data, collective.Data){
-		"gather": func(r int) (collective.Call, collective.Data, collective.Data) {
-			c := collective.Call{Op: collective.OpGather, DType: f32, Count: 10 + r}
+	f32 := operation.Float32
+	for name, call := range map[string]func(r int) (operation.Call, collective.Data, collective.Data){
+		"gather": func(r int) (operation.Call, collective.Data, collective.Data) {
+			c := operation.Call{Op: operation.Gather, DType: f32, Count: 10 + r}
 			return c, dataOf(f32, make([]byte, 4*c.Count)), dataOf(f32, make([]byte, 80*(1-r)))
 		},
-		"scatter": func(r int) (collective.Call, collective.Data, collective.Data) {
-			c := collective.Call{Op: collective.OpScatter, DType: f32, Count: 10 + r}
+		"scatter": func(r int) (operation.Call, collective.Data, collective.Data) {
+			c := operation.Call{Op: operation.Scatter, DType: f32, Count: 10 + r}
 			return c, dataOf(f32, make([]byte, 80*(1-r))), dataOf(f32, make([]byte, 4*c.Count))
 		},
-		"all_to_all": func(r int) (collective.Call, collective.Data, collective.Data) {
-			c := collective.Call{Op: collective.OpAllToAll, DType: f32, Layout: 1, Parts: []int{5, 5 + r}, Recvs: []int{5, 6}}
+		"all_to_all": func(r int) (operation.Call, collective.Data, collective.Data) {
+			c := operation.Call{Op: operation.AllToAll, DType: f32, Layout: 1, Parts: []int{5, 5 + r}, Recvs: []int{5, 6}}
 			return c, dataOf(f32, make([]byte, 40+4*r)), dataOf(f32, make([]byte, 44))
 		},
 	} {
 		ranks := testRanks(2, GoRanksOptions{})
-		errs := together(ranks, func(r int) (collective.Call, collective.Data, collective.Data) {
+		errs := together(ranks, func(r int) (operation.Call, collective.Data, collective.Data) {
 			c, in, out := call(r)
 			c.Seq = 1
 			return c, in, out
 		})
-		var m *collective.MismatchError
+		var m *fault.MismatchError
 		if !errors.As(errors.Join(errs...), &m) {
 			t.Errorf("%s: %v", name, errs)
 		}
@@ -414,20 +416,20 @@ func TestSizesThatDoNotFit(t *testing.T) {
 // TestLiesInSharedMemory writes nonsense where peers write and wants errors.
 func TestLiesInSharedMemory(t *testing.T) {
 	const n, size = 2, 40 << 10
-	f32 := collective.Float32
+	f32 := operation.Float32
 	for name, tc := range map[string]struct {
-		c   collective.Call
+		c   operation.Call
 		lie func(rec *record, table []uint64)
 	}{
-		"table beyond the data": {collective.Call{Op: collective.OpAllToAll, Layout: 1, Parts: []int{5120, 5120}, Recvs: []int{5120, 5120}},
+		"table beyond the data": {operation.Call{Op: operation.AllToAll, Layout: 1, Parts: []int{5120, 5120}, Recvs: []int{5120, 5120}},
 			func(_ *record, table []uint64) { table[0], table[1] = 10_000, 15_120 }},
-		"table that wraps around": {collective.Call{Op: collective.OpAllToAll, Layout: 1, Parts: []int{5120, 5120}, Recvs: []int{5120, 5120}},
+		"table that wraps around": {operation.Call{Op: operation.AllToAll, Layout: 1, Parts: []int{5120, 5120}, Recvs: []int{5120, 5120}},
 			func(_ *record, table []uint64) { table[0], table[1] = math.MaxUint64-5119, 0 }},
-		"data said to lie beside the call": {collective.Call{Op: collective.OpAllToAll, Count: 5120},
+		"data said to lie beside the call": {operation.Call{Op: operation.AllToAll, Count: 5120},
 			func(rec *record, _ []uint64) { rec.ways = inBeside }},
-		"count that wraps around": {collective.Call{Op: collective.OpAllToAll, Count: 5120},
+		"count that wraps around": {operation.Call{Op: operation.AllToAll, Count: 5120},
 			func(rec *record, _ []uint64) { rec.count = 1 << 63 }},
-		"gathered data beside the call": {collective.Call{Op: collective.OpGather, Count: size / 4},
+		"gathered data beside the call": {operation.Call{Op: operation.Gather, Count: size / 4},
 			func(rec *record, _ []uint64) { rec.ways = inBeside }},
 	} {
 		ranks := testRanks(n, GoRanksOptions{})
@@ -452,7 +454,7 @@ func TestLiesInSharedMemory(t *testing.T) {
 		}
 		ranks[1].post(&c, entryFlag, 1)
 		ranks[1].post(&c, overFlag, 1)
-		if c.Op == collective.OpAllToAll {
+		if c.Op == operation.AllToAll {
 			out.NumElems = 10_240
 		}
 		err := ranks[0].Collective(t.Context(), c, dataOf(f32, make([]byte, size)), out)
@@ -466,12 +468,12 @@ func TestLiesInSharedMemory(t *testing.T) {
 func TestSmallCallsNeedNoMemory(t *testing.T) {
 	const n, reps = 2, 200
 	ranks := testRanks(n, GoRanksOptions{})
-	data := [n]collective.Data{dataOf(collective.Float32, aligned(64)), dataOf(collective.Float32, aligned(64))}
+	data := [n]collective.Data{dataOf(operation.Float32, aligned(64)), dataOf(operation.Float32, aligned(64))}
 	var seqs [n]uint64
 	loop := func(r int) {
 		for range reps {
 			seqs[r]++
-			c := collective.Call{Op: collective.OpAllReduce, DType: collective.Float32, Count: 16, Seq: seqs[r]}
+			c := operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: 16, Seq: seqs[r]}
 			if err := ranks[r].Collective(context.Background(), c, data[r], data[r]); err != nil {
 				t.Error(err)
 			}
@@ -494,7 +496,7 @@ func TestAnyMessageSleeps(t *testing.T) {
 	ranks := testRanks(n, GoRanksOptions{})
 	got := make(chan int)
 	go func() {
-		src, err := ranks[0].AwaitAny(t.Context(), collective.Call{Op: collective.OpRecv, DType: collective.Float32, Count: 1, Root: collective.AnyRank})
+		src, err := ranks[0].AwaitAny(t.Context(), operation.Call{Op: operation.Recv, DType: operation.Float32, Count: 1, Root: operation.AnyRank})
 		if err != nil {
 			t.Error(err)
 		}
@@ -504,8 +506,8 @@ func TestAnyMessageSleeps(t *testing.T) {
 	for bell.sleepers.Load() == 0 {
 		time.Sleep(time.Millisecond)
 	}
-	c := collective.Call{Op: collective.OpSend, DType: collective.Float32, Count: 1, Root: 0, Seq: 1}
-	if err := ranks[2].Send(t.Context(), c, dataOf(collective.Float32, make([]byte, 4))); err != nil {
+	c := operation.Call{Op: operation.Send, DType: operation.Float32, Count: 1, Root: 0, Seq: 1}
+	if err := ranks[2].Send(t.Context(), c, dataOf(operation.Float32, make([]byte, 4))); err != nil {
 		t.Fatal(err)
 	}
 	if src := <-got; src != 2 {

@@ -2,7 +2,10 @@
 
 package native
 
-import "github.com/cohort-ml/cohort/dist/internal/collective"
+import (
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
+)
 
 // shareAlign keeps ranks from writing to one cache line, in bytes.
 const shareAlign = cacheLine
@@ -92,7 +95,7 @@ func (m *move) reduce() error {
 // all have finished this one.
 func (m *move) reduceBeside() error {
 	s, c := m.s, m.c
-	forAll := s.n > flatLimit && c.Op == collective.OpAllReduce
+	forAll := s.n > flatLimit && c.Op == operation.AllReduce
 	result := s.seg.beside(0, c.Seq)[:len(m.in)]
 	switch {
 	case !gets(c, m.me):
@@ -216,7 +219,7 @@ func (m *move) reduceStaged() error {
 // awaitTaken waits until all who get the result of a reduction have taken the
 // given number of rounds.
 func (m *move) awaitTaken(rounds int) error {
-	if m.c.Op == collective.OpReduce {
+	if m.c.Op == operation.Reduce {
 		if m.me == m.c.Root {
 			return nil
 		}

@@ -2,7 +2,10 @@
 
 package native
 
-import "github.com/cohort-ml/cohort/dist/internal/collective"
+import (
+	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
+)
 
 // Private data pass through staging slots in rounds. In a round, a rank that
 // puts something in copies a piece of it into its next slot; who takes copies
@@ -41,7 +44,7 @@ func (m *move) longest() int {
 	}
 	longest := 0
 	for r := range m.s.n {
-		if r != m.me || m.c.Op == collective.OpReduceScatter {
+		if r != m.me || m.c.Op == operation.ReduceScatter {
 			longest = max(longest, m.cut(m.put, r).Len())
 		}
 	}
@@ -52,7 +55,7 @@ func (m *move) longest() int {
 // know that of a reduce-scatter; else the rank says so in the place of where it
 // would have lent its data.
 func (m *move) unit(rank int) int {
-	if m.c.Op == collective.OpReduceScatter {
+	if m.c.Op == operation.ReduceScatter {
 		return stageUnit(m.longest(), m.unitLimit())
 	}
 	unit, limit := m.s.call(rank, m.c.Seq).record.in.offset, m.unitLimit()
@@ -152,7 +155,7 @@ func (m *move) inSlot(rank, k, size int) ([]byte, error) {
 
 // takeRound takes a round of what comes through slots.
 func (m *move) takeRound(k int) error {
-	if m.c.Op == collective.OpReduceScatter {
+	if m.c.Op == operation.ReduceScatter {
 		return m.reduceRound(k)
 	}
 	for i := 1; i < m.s.n; i++ {

@@ -10,7 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -34,7 +35,7 @@ func TestReachStaysInsideTheSlab(t *testing.T) {
 		return dup(t, slab.FD), 8192, nil
 	})
 	defer s.close()
-	c := &collective.Call{DType: collective.Float32}
+	c := &operation.Call{DType: operation.Float32}
 	for _, tc := range []struct {
 		at   location
 		size int
@@ -72,7 +73,7 @@ func TestSlabOfALiar(t *testing.T) {
 	}
 	s := newSlabSpace(func(context.Context, int, uint64) (int, int, error) { return dup(t, slab.FD), 1 << 20, nil })
 	defer s.close()
-	if _, err := s.reach(t.Context(), 0, &collective.Call{DType: collective.Float32}, location{1, 0}, false, 0, 1<<20); err == nil {
+	if _, err := s.reach(t.Context(), 0, &operation.Call{DType: operation.Float32}, location{1, 0}, false, 0, 1<<20); err == nil {
 		t.Error("memory beyond the end of a file was mapped")
 	}
 }
@@ -147,7 +148,7 @@ func TestFetchFromTheDead(t *testing.T) {
 	s.whole, s.endWhole = context.WithCancel(context.Background())
 	fabric := NewFabric(transport.NewToken(), transport.EncryptControl)
 	fabric.SetBook([]Address{{}, {Unix: "unix:@cohort-test-nobody"}})
-	p := &process{shm: s, fabric: fabric, cfg: Config{Group: "world", Members: make([]collective.Member, 2), World: []int{0, 1}}}
+	p := &process{shm: s, fabric: fabric, cfg: Config{Group: "world", Members: make([]fault.Member, 2), World: []int{0, 1}}}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	time.AfterFunc(10*time.Millisecond, s.endWhole)
@@ -198,7 +199,7 @@ func TestFetchEndsWithTheCall(t *testing.T) {
 			return 0, 0, errors.New("the fetch did not end with the call")
 		}
 	})
-	if _, err := s.reach(ctx, 0, &collective.Call{DType: collective.Float32}, location{1, 0}, false, 0, 4); !errors.Is(err, context.Canceled) {
+	if _, err := s.reach(ctx, 0, &operation.Call{DType: operation.Float32}, location{1, 0}, false, 0, 4); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }

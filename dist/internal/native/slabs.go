@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
@@ -46,7 +47,7 @@ func newSlabSpace(fetch func(ctx context.Context, peer int, id uint64) (fd, size
 	return &slabSpace{fetch: fetch, lent: map[uint64]*mem.Slab{}, mapped: map[slabKey]*mapping{}}
 }
 
-func (s *slabSpace) lend(_ int, _ *collective.Call, d *collective.Data, _ bool) (location, bool) {
+func (s *slabSpace) lend(_ int, _ *operation.Call, d *collective.Data, _ bool) (location, bool) {
 	slab := d.Buffer.Slab
 	if slab == nil || slab.FD < 0 || d.Buffer.Offset < 0 || d.Buffer.Offset+len(d.Buffer.Data) > len(slab.Bytes()) {
 		return location{}, false
@@ -68,7 +69,7 @@ func (s *slabSpace) slab(id uint64) (fd, size int, err error) {
 	return slab.FD, len(slab.Bytes()), nil
 }
 
-func (s *slabSpace) reach(ctx context.Context, peer int, c *collective.Call, at location, _ bool, offset, size int) ([]byte, error) {
+func (s *slabSpace) reach(ctx context.Context, peer int, c *operation.Call, at location, _ bool, offset, size int) ([]byte, error) {
 	data, err := s.mapping(ctx, slabKey{peer, at.slab})
 	if err != nil {
 		return nil, err

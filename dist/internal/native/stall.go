@@ -8,7 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -41,8 +42,8 @@ type watchdog struct {
 	free   []*watched
 	timer  *time.Timer
 	armed  bool
-	quiet  collective.Call // the last collective, if nobody's piece came in it
-	since  time.Time       // when it ended
+	quiet  operation.Call // the last collective, if nobody's piece came in it
+	since  time.Time      // when it ended
 	closed bool
 }
 
@@ -50,7 +51,7 @@ type watchdog struct {
 type watched struct {
 	dog        *watchdog
 	ctx        context.Context
-	call       collective.Call
+	call       operation.Call
 	collective bool
 	quiet      bool // this rank gets nothing from anybody in it
 	start      time.Time
@@ -59,7 +60,7 @@ type watched struct {
 }
 
 // begin looks after a call until end.
-func (d *watchdog) begin(ctx context.Context, c *collective.Call, coll bool) *watched {
+func (d *watchdog) begin(ctx context.Context, c *operation.Call, coll bool) *watched {
 	now := time.Now()
 	if c.Begun.IsZero() {
 		c.Begun = now
@@ -132,7 +133,7 @@ func (d *watchdog) end(w *watched) {
 }
 
 // anyCollective reports whether a collective is under way of which something is true.
-func (d *watchdog) anyCollective(is func(c *collective.Call) bool) bool {
+func (d *watchdog) anyCollective(is func(c *operation.Call) bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.ContainsFunc(d.calls, func(w *watched) bool { return w.collective && is(&w.call) })
@@ -141,7 +142,7 @@ func (d *watchdog) anyCollective(is func(c *collective.Call) bool) bool {
 // look ends calls that are out of time and speaks for those that wait.
 func (d *watchdog) look() {
 	now := time.Now()
-	var stalled *collective.Call
+	var stalled *operation.Call
 	d.mu.Lock()
 	for _, w := range d.calls {
 		waited := now.Sub(w.start)
@@ -189,17 +190,17 @@ const pastCalls = 16
 // another rank has called and waits in.
 type history struct {
 	mu    sync.Mutex
-	calls [pastCalls]collective.Call // by number, modulo
-	parts [pastCalls][2][]int        // likewise: memory for their parts
-	there collective.RankCall        // with number 0: none
-	last  uint64                     // number of the last one
-	asked []askedCalls               // what ranks that want to leave have called
+	calls [pastCalls]operation.Call // by number, modulo
+	parts [pastCalls][2][]int       // likewise: memory for their parts
+	there fault.RankCall            // with number 0: none
+	last  uint64                    // number of the last one
+	asked []askedCalls              // what ranks that want to leave have called
 }
 
 // add takes down a call that begins and returns an error if another rank has
 // told of a different one. fit is the number up to which calls are now known to
 // fit that another rank has asked about, 0 if none has.
-func (h *history) add(cfg *Config, c *collective.Call) (fit uint64, err error) {
+func (h *history) add(cfg *Config, c *operation.Call) (fit uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.keep(c)
@@ -212,7 +213,7 @@ func (h *history) add(cfg *Config, c *collective.Call) (fit uint64, err error) {
 }
 
 // keep takes down a call; the history is locked. Its parts are the caller's.
-func (h *history) keep(c *collective.Call) {
+func (h *history) keep(c *operation.Call) {
 	i := c.Seq % pastCalls
 	h.calls[i], h.last = *c, c.Seq
 	for j, list := range []*[]int{&h.calls[i].Parts, &h.calls[i].Recvs} {
@@ -224,7 +225,7 @@ func (h *history) keep(c *collective.Call) {
 }
 
 // note takes down a call of which others do not see everything.
-func (h *history) note(c *collective.Call) {
+func (h *history) note(c *operation.Call) {
 	h.mu.Lock()
 	h.keep(c)
 	h.mu.Unlock()
@@ -232,15 +233,15 @@ func (h *history) note(c *collective.Call) {
 
 // heard compares what another rank waits in with this rank's call of that
 // number, if it has come so far.
-func (h *history) heard(cfg *Config, rank int, c *collective.Call) error {
+func (h *history) heard(cfg *Config, rank int, c *operation.Call) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.there = collective.RankCall{Rank: rank, Call: *c}
+	h.there = fault.RankCall{Rank: rank, Call: *c}
 	return h.compare(cfg, c.Seq)
 }
 
 // call returns the collective of a number, if it is remembered.
-func (h *history) call(seq uint64) (collective.Call, bool) {
+func (h *history) call(seq uint64) (operation.Call, bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	c := h.calls[seq%pastCalls]
@@ -251,15 +252,15 @@ func (h *history) call(seq uint64) (collective.Call, bool) {
 // mismatch is the error that a rank has called something else. A piece of an
 // earlier number than the one that is waited for was sent by a call that was
 // another than this rank's of that number.
-func (m *Mesh) mismatch(c *collective.Call, peer int, there collective.Call) *collective.MismatchError {
+func (m *Mesh) mismatch(c *operation.Call, peer int, there operation.Call) *fault.MismatchError {
 	mine := *c
-	var parcel *collective.Parcel
+	var parcel *fault.Parcel
 	if !isMessage(c) && there.Seq < c.Seq {
 		if then, ok := m.past.call(there.Seq); ok && !then.Matches(&there) {
 			mine = then
 		} else if ok { // more than it was to send
 			if want, own := then.Wants(peer); own {
-				mine, parcel = then, &collective.Parcel{From: peer, To: m.cfg.Rank, Have: there.Count, Want: want}
+				mine, parcel = then, &fault.Parcel{From: peer, To: m.cfg.Rank, Have: there.Count, Want: want}
 			}
 		}
 	} else if !isMessage(c) && there.Seq > c.Seq {
@@ -268,11 +269,11 @@ func (m *Mesh) mismatch(c *collective.Call, peer int, there collective.Call) *co
 		if want, own := c.Wants(peer); own {
 			there = *c
 			there.Count, there.Parts, there.Recvs = 0, nil, nil
-			parcel = &collective.Parcel{From: peer, To: m.cfg.Rank, Want: want}
+			parcel = &fault.Parcel{From: peer, To: m.cfg.Rank, Want: want}
 		}
 	}
-	return &collective.MismatchError{Group: m.cfg.Group, Seq: mine.Seq, Parcel: parcel,
-		Here: collective.RankCall{Rank: m.cfg.Rank, Call: mine}, There: collective.RankCall{Rank: peer, Call: there}}
+	return &fault.MismatchError{Group: m.cfg.Group, Seq: mine.Seq, Parcel: parcel,
+		Here: fault.RankCall{Rank: m.cfg.Rank, Call: mine}, There: fault.RankCall{Rank: peer, Call: there}}
 }
 
 func (h *history) compare(cfg *Config, seq uint64) error {
@@ -286,28 +287,28 @@ func (h *history) compare(cfg *Config, seq uint64) error {
 		}
 		return nil
 	}
-	return &collective.MismatchError{Group: cfg.Group, Seq: seq, Here: collective.RankCall{Rank: cfg.Rank, Call: *mine}, There: h.there}
+	return &fault.MismatchError{Group: cfg.Group, Seq: seq, Here: fault.RankCall{Rank: cfg.Rank, Call: *mine}, There: h.there}
 }
 
 // parcel returns an error if this rank had not as much for another one as that
 // waits for: nothing at all comes of a part that its sender takes for empty.
-func (h *history) parcel(cfg *Config, mine *collective.Call, want int) error {
+func (h *history) parcel(cfg *Config, mine *operation.Call, want int) error {
 	have := mine.HasFor(h.there.Rank)
 	if have == want {
 		return nil
 	}
 	there := h.there
 	there.Call.Recvs = nil
-	return &collective.MismatchError{Group: cfg.Group, Seq: mine.Seq, Here: collective.RankCall{Rank: cfg.Rank, Call: *mine}, There: there,
-		Parcel: &collective.Parcel{From: cfg.Rank, To: there.Rank, Have: have, Want: want}}
+	return &fault.MismatchError{Group: cfg.Group, Seq: mine.Seq, Here: fault.RankCall{Rank: cfg.Rank, Call: *mine}, There: there,
+		Parcel: &fault.Parcel{From: cfg.Rank, To: there.Rank, Have: have, Want: want}}
 }
 
 // wants adds to a call that this rank waits in what it expects from each rank,
 // where the others do not know it.
-func (h *history) wants(rank, numRanks int, c *collective.Call) {
+func (h *history) wants(rank, numRanks int, c *operation.Call) {
 	mine, ok := h.call(c.Seq)
 	c.Recvs = nil
-	if !ok || c.Op == collective.OpGather && c.Root != rank || c.Op == collective.OpScatter && c.Root == rank {
+	if !ok || c.Op == operation.Gather && c.Root != rank || c.Op == operation.Scatter && c.Root == rank {
 		return
 	}
 	var all []int
@@ -316,7 +317,7 @@ func (h *history) wants(rank, numRanks int, c *collective.Call) {
 		switch {
 		case !own:
 			return
-		case from == rank, c.Op == collective.OpScatter && from != c.Root:
+		case from == rank, c.Op == operation.Scatter && from != c.Root:
 			n = -1
 		}
 		all = append(all, n)
@@ -325,7 +326,7 @@ func (h *history) wants(rank, numRanks int, c *collective.Call) {
 }
 
 // heardCall takes the call that another rank waits in.
-func (m *Mesh) heardCall(rank int, c *collective.Call) {
+func (m *Mesh) heardCall(rank int, c *operation.Call) {
 	if err := m.past.heard(&m.cfg, rank, c); err != nil {
 		m.Fail(err)
 	}

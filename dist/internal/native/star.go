@@ -14,7 +14,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
+	"github.com/cohort-ml/cohort/internal/ending"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -32,7 +34,7 @@ type star struct {
 	left  func(rank int)
 	// stalled is called for the collective that another rank waits in. May be
 	// nil; set before any rank joins.
-	stalled func(rank int, c *collective.Call)
+	stalled func(rank int, c *operation.Call)
 
 	pulse    *pulse      // nil: no beats
 	troubled atomic.Bool // trouble has its error, or will
@@ -41,7 +43,7 @@ type star struct {
 	lines func(limit time.Duration)
 	// past returns this rank's collective of a number, if it is remembered. Set
 	// before any rank joins.
-	past func(seq uint64) (collective.Call, bool)
+	past func(seq uint64) (operation.Call, bool)
 	// known returns the fault that ranks have written down where all see it. May
 	// be nil; set before any rank joins.
 	known      func() (rank int, kind uint32, text string, ok bool)
@@ -50,7 +52,7 @@ type star struct {
 	inquiries  inquiries
 	// compare compares another rank's last calls with this one's and reports
 	// whether it has made them all. May be nil; set before any rank joins.
-	compare func(rank int, calls []collective.Call) (fits bool)
+	compare func(rank int, calls []operation.Call) (fits bool)
 
 	mu      sync.Mutex
 	conns   map[int]*transport.Conn // by rank: all spokes, or the hub
@@ -143,11 +145,11 @@ func (s *star) awaitSpokes(ctx context.Context) error {
 		case err := <-s.trouble:
 			return err
 		case <-ctx.Done():
-			var other *collective.RankError
+			var other *fault.RankError
 			if cause := context.Cause(ctx); errors.As(cause, &other) {
 				return cause
 			}
-			e := &collective.TimeoutError{Group: cfg.Group, Op: "init", Cause: collective.Ending(ctx)}
+			e := &fault.TimeoutError{Group: cfg.Group, Op: "init", Cause: ending.Of(ctx)}
 			for r, m := range cfg.Members {
 				if missing[r] {
 					e.Missing = append(e.Missing, m)
@@ -343,7 +345,7 @@ func (s *star) tell(from int, kind byte, payload []byte) {
 
 // tellStalled says what collective a rank waits in: a spoke what it waits in
 // itself, to the hub, and the hub to all, once for each number.
-func (s *star) tellStalled(rank int, c *collective.Call) {
+func (s *star) tellStalled(rank int, c *operation.Call) {
 	if s.rank == 0 {
 		s.mu.Lock()
 		news := c.Seq > s.passed
@@ -368,13 +370,13 @@ func (s *star) close() {
 	s.mu.Unlock()
 	s.pulse.close()
 	s.mu.Lock()
-	var fault []byte // who joined after that was passed on has not heard of it
+	var failed []byte // who joined after that was passed on has not heard of it
 	if about, kind, text, ok := (&closedError{s.why}).fault(s.numRanks); ok && s.rank == 0 && kind != kindMismatch {
-		fault = encodeFault(about, kind, text)
+		failed = encodeFault(about, kind, text)
 	}
 	for r, c := range s.conns {
-		if fault != nil {
-			_ = c.WriteFrame(frameFault, fault)
+		if failed != nil {
+			_ = c.WriteFrame(frameFault, failed)
 		}
 		_ = c.WriteFrame(frameBye, words)
 		c.Close()

@@ -6,7 +6,7 @@ import (
 	"net"
 	"testing"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -25,7 +25,7 @@ func TestJoinedBeforeTheHubGivesUp(t *testing.T) {
 	if err := hub.join(1, transport.NewConn(here, "a spoke"), nil); err != nil {
 		t.Fatal(err)
 	}
-	hub.giveUp(hub.cfg.reason(hub.cfg.faultError(&collective.Call{}, 2, kindDied, "")))
+	hub.giveUp(hub.cfg.reason(hub.cfg.faultError(&operation.Call{}, 2, kindDied, "")))
 	hub.close()
 	if got, want := <-heard, [2]int{2, int(kindDied)}; got != want {
 		t.Errorf("the spoke heard of rank %d, kind %d first, want rank %d, kind %d", got[0], got[1], want[0], want[1])

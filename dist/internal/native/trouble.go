@@ -7,7 +7,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // lostError is that a peer's process could not be reached, or did not answer,
@@ -20,7 +20,7 @@ func (e *lostError) Unwrap() error { return e.err }
 // unreached returns why a peer's memory, or a pipe to it, was not to be had; nil
 // if that is for reasons of this rank's own. A process that dies may be missed
 // here a moment before the news of its death has come.
-func (s *Shm) unreached(ctx context.Context, c *collective.Call, peer int, err error) error {
+func (s *Shm) unreached(ctx context.Context, c *operation.Call, peer int, err error) error {
 	var lost *lostError
 	if !errors.As(err, &lost) {
 		return s.trouble(ctx, c, peer)
@@ -39,7 +39,7 @@ func (s *Shm) unreached(ctx context.Context, c *collective.Call, peer int, err e
 }
 
 // Trouble implements [collective.Backend].
-func (s *Shm) Trouble(c collective.Call) error {
+func (s *Shm) Trouble(c operation.Call) error {
 	if err := s.usable(&c); err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ func (s *Shm) Trouble(c collective.Call) error {
 }
 
 // Trouble implements [collective.Backend].
-func (m *Mesh) Trouble(c collective.Call) error {
+func (m *Mesh) Trouble(c operation.Call) error {
 	if err := m.usable(&c); err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
 // Proto is the name under which collectives share a port.
@@ -110,7 +110,7 @@ func parseFault(b []byte, numRanks int) (rank int, kind uint32, text string, err
 const callSize = 32
 
 // appendCall encodes what ranks must agree on.
-func appendCall(b []byte, c *collective.Call) []byte {
+func appendCall(b []byte, c *operation.Call) []byte {
 	b = append(b, byte(c.Op), byte(c.Reduce.Kind()), byte(c.DType), 0)
 	b = binary.LittleEndian.AppendUint32(b, uint32(c.Root))
 	b = binary.LittleEndian.AppendUint64(b, uint64(c.Count))
@@ -118,16 +118,16 @@ func appendCall(b []byte, c *collective.Call) []byte {
 	return binary.LittleEndian.AppendUint64(b, c.Layout)
 }
 
-func parseCall(b []byte) (collective.Call, error) {
+func parseCall(b []byte) (operation.Call, error) {
 	if len(b) != callSize {
-		return collective.Call{}, fmt.Errorf("call of %d bytes, want %d", len(b), callSize)
+		return operation.Call{}, fmt.Errorf("call of %d bytes, want %d", len(b), callSize)
 	}
 	count := binary.LittleEndian.Uint64(b[8:])
 	if b[3] != 0 || count > math.MaxInt {
-		return collective.Call{}, errors.New("call that no rank would make")
+		return operation.Call{}, errors.New("call that no rank would make")
 	}
-	return collective.Call{
-		Op: collective.Op(b[0]), Reduce: collective.ReduceOp(b[1]), DType: collective.DType(b[2]),
+	return operation.Call{
+		Op: operation.Op(b[0]), Reduce: operation.ReduceOp(b[1]), DType: operation.DType(b[2]),
 		Root: int(binary.LittleEndian.Uint32(b[4:])), Count: int(count), Seq: binary.LittleEndian.Uint64(b[16:]), Layout: binary.LittleEndian.Uint64(b[24:]),
 	}, nil
 }
@@ -135,7 +135,7 @@ func parseCall(b []byte) (collective.Call, error) {
 // encodeStalled makes the payload of frameStalled: a call and, where that is the
 // ranks' own affair, what the rank wants from each in it, as its Recvs: -1 where
 // it wants nothing that it could know of.
-func encodeStalled(rank int, c *collective.Call) []byte {
+func encodeStalled(rank int, c *operation.Call) []byte {
 	b := appendCall(binary.LittleEndian.AppendUint32(nil, uint32(rank)), c)
 	bare := len(b)
 	for _, n := range c.Recvs {
@@ -150,7 +150,7 @@ func encodeStalled(rank int, c *collective.Call) []byte {
 // maxWants is the most bytes of what a rank wants from the others.
 const maxWants = 512
 
-func parseStalled(b []byte, numRanks int) (rank int, c collective.Call, err error) {
+func parseStalled(b []byte, numRanks int) (rank int, c operation.Call, err error) {
 	if len(b) < 4+callSize || len(b) > 4+callSize+maxWants {
 		return 0, c, fmt.Errorf("a call under way of %d bytes", len(b))
 	}

@@ -9,10 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-var sampleCall = collective.Call{Op: collective.OpBroadcast, DType: collective.Int64, Root: 3, Count: 1 << 40, Seq: 1<<33 + 5, Layout: 1<<63 + 7}
+var sampleCall = operation.Call{Op: operation.Broadcast, DType: operation.Int64, Root: 3, Count: 1 << 40, Seq: 1<<33 + 5, Layout: 1<<63 + 7}
 
 func TestWireRoundTrip(t *testing.T) {
 	h := hello{purpose: forSlab, rank: 6, number: 1 << 60, group: "world"}
@@ -34,13 +35,13 @@ func TestWireRoundTrip(t *testing.T) {
 	if rank, got, err := parseStalled(encodeStalled(2, &sampleCall), 3); rank != 2 || err != nil || !reflect.DeepEqual(got, sampleCall) {
 		t.Errorf("call under way: %d %+v %v", rank, got, err)
 	}
-	m := &mismatch{calls: [2]collective.RankCall{{Rank: 0, Call: sampleCall}, {Rank: 2, Call: sampleCall, Site: "é.go:8 main.f", Group: "tp"}}, said: [2]bool{false, true}}
+	m := &mismatch{calls: [2]fault.RankCall{{Rank: 0, Call: sampleCall}, {Rank: 2, Call: sampleCall, Site: "é.go:8 main.f", Group: "tp"}}, said: [2]bool{false, true}}
 	if got, err := parseMismatch(m.encode(), 3); err != nil || !reflect.DeepEqual(got, m) {
 		t.Errorf("mismatch: %+v, %v", got, err)
 	}
 }
 
-var sampleDoing = collective.Doing{State: collective.DoingUnderWay, Group: "tp", Key: 1<<63 + 1, Call: sampleCall,
+var sampleDoing = fault.Doing{State: fault.DoingUnderWay, Group: "tp", Key: 1<<63 + 1, Call: sampleCall,
 	Site: "a.go:8 main.f", For: time.Second, ID: 9, Blocking: true, Called: 1 << 40, Sent: 2, Received: 3}
 
 // TestAnswers sends what a rank is doing to another one, and texts that no
@@ -73,7 +74,7 @@ func FuzzWire(f *testing.F) {
 	f.Add(encodeStalled(1, &sampleCall))
 	f.Add(append(encodeStalled(1, &sampleCall), 0, 3, 1, 7))
 	f.Add(encodeFault(1, kindDied, "killed"))
-	f.Add([]byte((&mismatch{calls: [2]collective.RankCall{{Call: sampleCall, Site: "a.go:1"}, {Rank: 1, Call: sampleCall}}, said: [2]bool{true, false}}).encode()))
+	f.Add([]byte((&mismatch{calls: [2]fault.RankCall{{Call: sampleCall, Site: "a.go:1"}, {Rank: 1, Call: sampleCall}}, said: [2]bool{true, false}}).encode()))
 	f.Add(encodeAsk(1, 2, 3))
 	f.Add(encodeDoing(1, 2, 3, &sampleDoing))
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package collective
+package fault
 
-import "fmt"
+import (
+	"fmt"
 
-// Reducer combines src into dst element by element: dst = dst ∘ src. Both have
-// the same number of whole elements, aligned to them. It is commutative bit
-// for bit (but for the payload of NaNs), not associative.
-type Reducer func(dst, src []byte)
+	"github.com/cohort-ml/cohort/dist/operation"
+)
 
-// ReduceError says that a reduction has no meaning for elements of a type.
+// ReduceError says that a reduction has no meaning for elements of a type. Nothing has
+// been sent, and the group stays usable.
 type ReduceError struct {
-	Op    ReduceOp
-	DType DType
+	Op    operation.ReduceOp // the reduction, such as Avg
+	DType operation.DType    // the type of the elements; prints as "bool"
 }
 
 func (e *ReduceError) Error() string {
@@ -21,11 +21,11 @@ func (e *ReduceError) Error() string {
 		return text
 	}
 	switch e.Op.Kind() {
-	case BAnd, BOr, BXor:
+	case operation.BAnd, operation.BOr, operation.BXor:
 		text += ": reductions of bits are of integers and bool"
-	case premulSum:
+	case operation.KindPremulSum:
 		text += ": factors are of floats; multiply the tensor before a sum"
-	case Avg:
+	case operation.Avg:
 		text += ": an average is of numbers; convert the tensor to float32 by To"
 	}
 	return text

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package collective
+package operation
 
 import (
 	"fmt"
 	"math"
 )
 
-// ReduceOp is how the elements of several ranks become one: a kind, and for
-// [PremulSum] a factor.
+// ReduceOp is how a reduction makes one element of the elements of all ranks. It is a
+// kind, such as [Sum], and for [PremulSum] also a factor. The zero value is Sum.
 type ReduceOp uint64
 
 // The kinds of reductions. Their numbers travel between ranks: add at the end only.
@@ -21,24 +21,24 @@ const (
 	BAnd // bit by bit
 	BOr
 	BXor
-	premulSum
+	KindPremulSum // the kind of every [PremulSum], without its factor
 	numReduceOps
 )
 
 var reduceNames = [numReduceOps]string{"sum", "product", "min", "max", "avg", "band", "bor", "bxor", "premul_sum"}
 
-// PremulSum is the sum of what ranks have, each multiplied by its rank's factor
-// first. The factor is each rank's own and may differ between ranks.
+// PremulSum returns the sum of the ranks' elements, each multiplied by its rank's factor
+// first. Every rank has a factor of its own.
 func PremulSum(factor float32) ReduceOp {
-	return premulSum | ReduceOp(math.Float32bits(factor))<<32
+	return KindPremulSum | ReduceOp(math.Float32bits(factor))<<32
 }
 
-// Kind returns the reduction without a factor: what ranks must agree on.
+// Kind returns the reduction without its factor: ranks must agree on the kind.
 func (r ReduceOp) Kind() ReduceOp { return r & 0xff }
 
 // Factor returns the factor of a [PremulSum], 1 for other reductions.
 func (r ReduceOp) Factor() float32 {
-	if r.Kind() == premulSum {
+	if r.Kind() == KindPremulSum {
 		return math.Float32frombits(uint32(r >> 32))
 	}
 	return 1
@@ -53,5 +53,5 @@ func (r ReduceOp) String() string {
 
 // Valid reports whether r is one of the reductions.
 func (r ReduceOp) Valid() bool {
-	return r < premulSum || r.Kind() == premulSum && r>>8&0xffffff == 0
+	return r < KindPremulSum || r.Kind() == KindPremulSum && r>>8&0xffffff == 0
 }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package collective
+package fault
 
 import (
 	"fmt"
 	"strings"
 )
 
-// Member is a rank as errors name it.
+// Member is a rank as errors name it: see [Member.String].
 type Member struct {
-	Rank int    `json:"rank"` // in the group that it is a member of
-	Host string `json:"host,omitempty"`
-	PID  int    `json:"pid,omitempty"`
+	Rank int    `json:"rank"`           // by its number in the group of which it is a member
+	Host string `json:"host,omitempty"` // the host that it runs on, "" if not known
+	PID  int    `json:"pid,omitempty"`  // its process, 0 if not known or if it runs in this process
 
-	group string // of which Rank is the number, "" where it is that in the job too
+	group string // the group in which the rank has the number Rank; "" where that is its number in the job too
 	job   int    // the number in the job, if group is set
 }
 
-// MemberOf returns a rank as a member of a group, in which it has a number of
-// its own.
+// MemberOf returns a rank as a member of a group in which it has a number of its
+// own. m is the rank as a member of another group, such as that of the whole job.
 func MemberOf(group string, rank int, m Member) Member {
 	m.job, m.Rank, m.group = m.JobRank(), rank, group
 	if m.job == m.Rank {
@@ -27,7 +27,7 @@ func MemberOf(group string, rank int, m Member) Member {
 	return m
 }
 
-// JobRank returns the rank's number among all ranks of the job.
+// JobRank returns the rank by its number in the job.
 func (m Member) JobRank() int {
 	if m.group == "" {
 		return m.Rank
@@ -35,8 +35,9 @@ func (m Member) JobRank() int {
 	return m.job
 }
 
-// String returns `rank 1 (host h, pid 4711)`, and where the number is not that
-// in the job `rank 1 of "evens" (rank 2 of the job, host h, pid 4711)`.
+// String returns the name of a rank in every error: `rank 1 (host h, pid 4711)`. Where
+// the number in the group is not the number in the job, the name has both:
+// `rank 1 of "evens" (rank 2 of the job, host h, pid 4711)`.
 func (m Member) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rank %d", m.Rank)
@@ -57,9 +58,9 @@ func (m Member) String() string {
 	return b.String()
 }
 
-// Among returns an error that a call on a group has ended with, told of who the
-// group's members are: what they are in the job. The error itself, which others
-// may have too, stays as it is.
+// Among returns the error of a call on a group with the group's members filled in, so
+// that the error knows their numbers in the job. It changes a copy: err itself, which
+// other calls may have returned too, stays as it is.
 func Among(members []Member, err error) error {
 	who := func(rank int) Member {
 		if rank >= 0 && rank < len(members) {
@@ -69,7 +70,7 @@ func Among(members []Member, err error) error {
 	}
 	switch e := err.(type) {
 	case *RankError:
-		// It may be about another group, in which the number is somebody else's.
+		// The error may be about another group, in which the number is another rank's.
 		if m := who(e.Rank); m.group != "" && m.group == e.Group && e.who.group == "" {
 			told := *e
 			told.who = m
