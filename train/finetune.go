@@ -18,25 +18,10 @@ import (
 
 	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data/tokenizer"
-	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
-
-// TuneConfig is the part of [LMConfig] that says what kind of model is trained
-// and, to fine-tune one, where it comes from and what of it changes.
-type TuneConfig struct {
-	Model       string   `json:"model,omitempty" run:"fixed" usage:"kind of {model}: gpt2 or llama"`
-	InitFrom    string   `json:"init_from,omitempty" usage:"{directory} of a model to go on from, a run or as Hugging Face's tools lay it out, with its tokenizer"`
-	LoRA        int      `json:"lora,omitempty" flag:"lora" run:"fixed" usage:"train low-rank matrices of this {rank} beside the model's weights, and save them as PEFT does; 0 trains the weights themselves"`
-	LoRAAlpha   float64  `json:"lora_alpha,omitempty" run:"fixed" usage:"{factor}, divided by the rank, of what the matrices add; 0 is twice the rank"`
-	LoRADropout float64  `json:"lora_dropout,omitempty" usage:"{share} of the matrices' inputs that is dropped"`
-	LoRATargets []string `json:"lora_targets,omitempty" run:"fixed" usage:"{names} of the projections that get matrices, or all; default is PEFT's for the kind of model"`
-	Merge       bool     `json:"merge,omitempty" usage:"at the end, save the model with the matrices added to its weights in the run's directory, in merged"`
-	// Base is the checksum of the model in InitFrom.
-	Base string `json:"base,omitempty"`
-}
 
 const (
 	mergedDir  = "merged"
@@ -55,114 +40,6 @@ var companions = []string{
 
 // maxCompanion bounds each of them.
 const maxCompanion = 256 << 20
-
-// tuneDefaults puts the defaults of fine-tuning in the place of those of a new
-// model; given says what the user gave, as for [LM]. Sizes are the model's own.
-func (c *LMConfig) tuneDefaults(given map[string]string) error {
-	if len(c.LoRATargets) == 0 {
-		c.LoRATargets = nil // a file's empty list is no other than none
-	}
-	if given["eval-tokens"] == "" {
-		c.EvalTokens = max(c.EvalTokens, c.Context) // of one sequence at least
-	}
-	if c.InitFrom == "" {
-		return nil
-	}
-	for flag, size := range map[string]*int{"vocab": &c.Vocab, "width": &c.Width, "heads": &c.Heads, "layers": &c.Layers} {
-		if given[flag] != "" && *size != 0 {
-			return fmt.Errorf("train lm: --%s cannot be given with --init-from: the model in %s decides it", flag, c.InitFrom)
-		}
-		*size = 0
-	}
-	rate, out := 1e-4, filepath.Join("out", "tuned")
-	if c.LoRA > 0 {
-		rate, out = 1e-3, filepath.Join("out", "lora")
-	}
-	for flag, set := range map[string]func(){
-		"out":          func() { c.Out = out },
-		"context":      func() { c.Context = 0 },
-		"steps":        func() { c.Steps = 200 },
-		"lr":           func() { c.LR = rate },
-		"weight-decay": func() { c.WeightDecay = 0.01 },
-		"beta2":        func() { c.Beta2 = 0.999 },
-		"eval-every":   func() { c.EvalEvery = 50 },
-		"save-every":   func() { c.SaveEvery = 100 },
-	} {
-		if given[flag] == "" {
-			set()
-		}
-	}
-	return nil
-}
-
-// markTuned has settings say that they are defaults of fine-tuning, or the
-// model's, until unmark is called.
-func (r *lmRun) markTuned() (unmark func()) {
-	var marked []*config.Field
-	for from, names := range map[string][]string{
-		"default of --init-from": {"out", "steps", "lr", "weight-decay", "beta2", "eval-every", "save-every"},
-		"the model's":            {"vocab", "context", "width", "heads", "layers"},
-	} {
-		for _, name := range names {
-			if f := r.settings.Field(name); r.cfg.InitFrom != "" && f.From == config.Default {
-				f.From = from
-				marked = append(marked, f)
-			}
-		}
-	}
-	return func() {
-		for _, f := range marked {
-			f.From = config.Default
-		}
-	}
-}
-
-// validateTune reports settings of fine-tuning that make no sense.
-func (c LMConfig) validateTune() error {
-	if c.Model != "" && c.Model != "gpt2" && c.Model != "llama" {
-		return fmt.Errorf("train lm: --model is %q, want gpt2 or llama", c.Model)
-	}
-	if c.LoRA == 0 {
-		for flag, given := range map[string]bool{
-			"lora-alpha": c.LoRAAlpha != 0, "lora-dropout": c.LoRADropout != 0, "lora-targets": len(c.LoRATargets) > 0, "merge": c.Merge,
-		} {
-			if given {
-				return fmt.Errorf("train lm: --%s needs --lora RANK", flag)
-			}
-		}
-		return nil
-	}
-	if c.InitFrom == "" {
-		return fmt.Errorf("train lm: --lora needs --init-from: the model beside whose weights the matrices are trained")
-	}
-	o := c.loraOptions(nil)
-	if len(o.Targets) == 0 {
-		o.Targets = []string{allTargets}
-	}
-	if err := o.Validate(); err != nil {
-		return fmt.Errorf("train lm: --lora: %w", err)
-	}
-	return nil
-}
-
-// loraOptions returns what the settings make of a model; m may be nil where
-// targets do not matter.
-func (c LMConfig) loraOptions(m models.CausalLM) nn.LoRAOptions {
-	o := nn.LoRAOptions{Rank: c.LoRA, Alpha: c.LoRAAlpha, Dropout: c.LoRADropout, Targets: c.LoRATargets}
-	switch {
-	case m == nil:
-	case len(o.Targets) == 0:
-		o.Targets = m.LoRATargets()
-	case slices.Equal(o.Targets, []string{allTargets}):
-		o.Targets = nil
-		for path, module := range nn.Modules(m) {
-			if _, ok := module.(nn.Projection); ok && path != "lm_head" { // which PEFT leaves out too
-				o.Targets = append(o.Targets, path)
-			}
-		}
-	}
-	return o
-}
 
 // kindOf returns what --model calls a model.
 func kindOf(m models.Pretrained) string {

@@ -3,13 +3,11 @@
 package train
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -19,12 +17,8 @@ import (
 	"github.com/cohort-ml/cohort/nn"
 )
 
-const (
-	// bestDir is where in a run's directory the best weights are.
-	bestDir = "best"
-	// settingsFile is the run's configuration in its directory.
-	settingsFile = "config.toml"
-)
+// bestDir is where in a run's directory the best weights are.
+const bestDir = "best"
 
 // BestDir returns the directory of a run's best weights: a directory with one
 // checkpoint, of the step with the best evaluation, without the optimizer's
@@ -243,47 +237,4 @@ func (r *trainer[B]) progress() (checkpoint.Progress, error) {
 		p.Epoch = int(state.Position / int64(r.task.Samples))
 	}
 	return p, nil
-}
-
-// settingsText is a configuration file of a recipe's settings, which makes steps
-// of a size. Where the ranks share out its samples unevenly, which no settings
-// say, it has the ranks that would do so evenly.
-func settingsText(task string, s *config.Settings, size stepSize) []byte {
-	if size.uneven > 0 {
-		was := size
-		for size.ranks > 1 && size.uneven%(size.ranks*size.accumulate) != 0 {
-			size.ranks--
-		}
-		size.batch = size.uneven / (size.ranks * size.accumulate)
-		for name, n := range map[string][2]int{"ranks": {size.ranks, was.ranks}, "batch": {size.batch, was.batch}} {
-			f := s.Field(name)
-			from := f.From
-			defer func() { f.SetInt(n[1], from) }()
-			f.SetInt(n[0], fmt.Sprintf("for %d a step, which %d ranks share out unevenly", size.uneven, was.ranks))
-		}
-	}
-	return s.TOML("The settings of a `cohort train "+task+"`, and where each came from.", "cohort train "+task+" --config THIS_FILE --out ANOTHER does the same again.")
-}
-
-// writeSettings puts the configuration into the run's directory, for people and
-// to run it again.
-func (r *trainer[B]) writeSettings() error {
-	if r.group.Rank() != 0 || r.o.Config == nil {
-		return nil
-	}
-	path := filepath.Join(r.o.Out, settingsFile)
-	// A run that has nothing more to do keeps the settings that made it.
-	done := r.step >= r.o.Steps || r.standing.over(r.o.Patience)
-	if old, err := os.ReadFile(path); err == nil && (done || bytes.Equal(old, r.o.Config)) {
-		return nil
-	}
-	temp := path + ".new"
-	err := os.WriteFile(temp, r.o.Config, 0o666)
-	if err == nil {
-		err = os.Rename(temp, path)
-	}
-	if err != nil {
-		return r.errorf("save the configuration: %w", err)
-	}
-	return nil
 }
