@@ -91,7 +91,7 @@ func (n *BatchNorm) AddReLU(c *Ctx, x, r *tensor.Tensor) *tensor.Tensor { return
 
 // call is Ctx.Call of the module, with what follows it fused in.
 func (n *BatchNorm) call(c *Ctx, x, residual *tensor.Tensor, relu bool) *tensor.Tensor {
-	return c.intercept(n, []*tensor.Tensor{x}, func(x []*tensor.Tensor) []*tensor.Tensor {
+	return c.intercept(n, []*tensor.Tensor{x}, func(c *Ctx, x []*tensor.Tensor) []*tensor.Tensor {
 		return []*tensor.Tensor{n.normalise(c, x[0], residual, relu)}
 	})[0]
 }

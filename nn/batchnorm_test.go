@@ -111,13 +111,13 @@ func TestBatchNormFusions(t *testing.T) {
 
 type callCounter struct{ calls int }
 
-func (s *callCounter) InterceptCall(_ *Ctx, _ any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+func (s *callCounter) InterceptCall(c *Ctx, _ any, x []*tensor.Tensor, next func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
 	s.calls++
-	return next(x)
+	return next(c, x)
 }
 
-func (s *callCounter) InterceptParam(_ *Ctx, _ *Parameter, next func() *tensor.Tensor) *tensor.Tensor {
-	return next()
+func (s *callCounter) InterceptParam(c *Ctx, _ *Parameter, next func(*Ctx) *tensor.Tensor) *tensor.Tensor {
+	return next(c)
 }
 
 type normHolder struct{ Inner []*BatchNorm2d }

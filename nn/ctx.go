@@ -37,11 +37,14 @@ type pass struct {
 }
 
 // Interceptor steps in where a module is called and where a parameter is
-// read, without the model knowing. next goes on with the interceptors inside
-// and in the end with the call itself.
+// read. The model does not know of it. next goes on with the interceptors
+// inside this one, and in the end with the call or the read itself. next runs
+// them under the carrier that it is given: c, or one derived from c. What
+// [Ctx.With] adds to that carrier steps in on what the module calls and reads,
+// not on this call.
 type Interceptor interface {
-	InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(x []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor
-	InterceptParam(c *Ctx, p *Parameter, next func() *tensor.Tensor) *tensor.Tensor
+	InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(c *Ctx, x []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor
+	InterceptParam(c *Ctx, p *Parameter, next func(c *Ctx) *tensor.Tensor) *tensor.Tensor
 }
 
 // Module is a part of a model with one input and one output.
@@ -144,7 +147,7 @@ func (c *Ctx) With(i Interceptor) *Ctx {
 // Call runs a child module.
 func (c *Ctx) Call(m Module, x *tensor.Tensor) *tensor.Tensor {
 	if len(c.around) > 0 {
-		return c.intercept(m, []*tensor.Tensor{x}, func(x []*tensor.Tensor) []*tensor.Tensor {
+		return c.intercept(m, []*tensor.Tensor{x}, func(c *Ctx, x []*tensor.Tensor) []*tensor.Tensor {
 			return []*tensor.Tensor{m.Forward(c, x[0])}
 		})[0]
 	}
@@ -170,18 +173,18 @@ func WantInputs(kind string, x []*tensor.Tensor, takes string, counts ...int) {
 
 // CallN runs a child module with several inputs or outputs.
 func (c *Ctx) CallN(m ModuleN, x ...*tensor.Tensor) []*tensor.Tensor {
-	return c.intercept(m, x, func(x []*tensor.Tensor) []*tensor.Tensor { return m.ForwardN(c, x...) })
+	return c.intercept(m, x, func(c *Ctx, x []*tensor.Tensor) []*tensor.Tensor { return m.ForwardN(c, x...) })
 }
 
-func (c *Ctx) intercept(m any, x []*tensor.Tensor, forward func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+func (c *Ctx) intercept(m any, x []*tensor.Tensor, forward func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
 	mark := c.pass.tape.Mark()
 	c.enter(m)
 	next := forward
 	for i := len(c.around) - 1; i >= 0; i-- {
 		inner, around := next, c.around[i]
-		next = func(x []*tensor.Tensor) []*tensor.Tensor { return around.InterceptCall(c, m, x, inner) }
+		next = func(c *Ctx, x []*tensor.Tensor) []*tensor.Tensor { return around.InterceptCall(c, m, x, inner) }
 	}
-	y := next(x)
+	y := next(c, x)
 	c.leave()
 	c.pass.tape.FreeSince(mark, y...)
 	return y
@@ -201,12 +204,12 @@ func (c *Ctx) Param(p *Parameter) *tensor.Tensor {
 	if len(c.around) == 0 {
 		return c.leaf(p)
 	}
-	next := func() *tensor.Tensor { return c.leaf(p) }
+	next := func(c *Ctx) *tensor.Tensor { return c.leaf(p) }
 	for i := len(c.around) - 1; i >= 0; i-- {
 		inner, around := next, c.around[i]
-		next = func() *tensor.Tensor { return around.InterceptParam(c, p, inner) }
+		next = func(c *Ctx) *tensor.Tensor { return around.InterceptParam(c, p, inner) }
 	}
-	return next()
+	return next(c)
 }
 
 func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {

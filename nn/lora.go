@@ -228,8 +228,8 @@ func (l *LoRA) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 }
 
 // InterceptCall adds to the output of a projection.
-func (l *LoRA) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
-	y := next(x)
+func (l *LoRA) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	y := next(c, x)
 	ad := l.adapters[module]
 	if ad == nil {
 		return y
@@ -244,8 +244,8 @@ func (l *LoRA) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func([
 }
 
 // InterceptParam changes nothing.
-func (l *LoRA) InterceptParam(_ *Ctx, _ *Parameter, next func() *tensor.Tensor) *tensor.Tensor {
-	return next()
+func (l *LoRA) InterceptParam(c *Ctx, _ *Parameter, next func(*Ctx) *tensor.Tensor) *tensor.Tensor {
+	return next(c)
 }
 
 // State returns the added matrices by name: what an adapter's file holds.

@@ -226,16 +226,16 @@ type recorder struct {
 	read func(p *Parameter, t *tensor.Tensor) *tensor.Tensor
 }
 
-func (r *recorder) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+func (r *recorder) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
 	*r.log = append(*r.log, fmt.Sprintf("%s>%T", r.name, module))
-	y := next(x)
+	y := next(c, x)
 	*r.log = append(*r.log, fmt.Sprintf("%s<%T", r.name, module))
 	return y
 }
 
-func (r *recorder) InterceptParam(c *Ctx, p *Parameter, next func() *tensor.Tensor) *tensor.Tensor {
+func (r *recorder) InterceptParam(c *Ctx, p *Parameter, next func(*Ctx) *tensor.Tensor) *tensor.Tensor {
 	*r.log = append(*r.log, r.name+":"+p.Name())
-	t := next()
+	t := next(c)
 	if r.read != nil {
 		t = r.read(p, t)
 	}
@@ -274,6 +274,48 @@ func TestInterceptors(t *testing.T) {
 		if y[i] != 2*plain[i] { // ReLU(2Wx + 2b) = 2 ReLU(Wx + b)
 			t.Errorf("with doubled parameters the output is %v, without %v", y, plain)
 		}
+	}
+}
+
+// under runs the calls of one module under a carrier of its own.
+type under struct {
+	module any
+	derive func(c *Ctx) *Ctx
+}
+
+func (u under) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	if module == u.module {
+		c = u.derive(c)
+	}
+	return next(c, x)
+}
+
+func (under) InterceptParam(c *Ctx, _ *Parameter, next func(*Ctx) *tensor.Tensor) *tensor.Tensor {
+	return next(c)
+}
+
+// TestAnInterceptorGivesACallItsCarrier: what an interceptor hands to next is what
+// the module and the interceptors inside run under, and the module's neighbours
+// do not.
+func TestAnInterceptorGivesACallItsCarrier(t *testing.T) {
+	m := NewSequential(NewLinear(&Build{}, 2, 2), NewLinear(&Build{}, 2, 2))
+	Parameters(m)
+	var log []string
+	c := Training(t.Context())
+	defer c.Close()
+	inside := func(c *Ctx) *Ctx { return c.With(&recorder{"inside", &log, nil}) }
+	in := c.With(under{m.Layers[0], inside}).With(&recorder{"inner", &log, nil})
+	in.Call(m, tensor.FromFloat32([]float32{1, -2}, 1, 2))
+	want := strings.Fields(`
+		inner>*nn.Sequential
+		inner>*nn.Linear inner:0.bias inside:0.bias inner:0.weight inside:0.weight inner<*nn.Linear
+		inner>*nn.Linear inner:1.bias inner:1.weight inner<*nn.Linear
+		inner<*nn.Sequential`)
+	// The order in which Forward reads parameters is no promise.
+	slices.Sort(log)
+	slices.Sort(want)
+	if !slices.Equal(log, want) {
+		t.Errorf("log\n%q, want\n%q", log, want)
 	}
 }
 

@@ -19,9 +19,9 @@ func Recompute(match func(module any) bool) Interceptor { return recompute{match
 
 type recompute struct{ match func(module any) bool }
 
-func (r recompute) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+func (r recompute) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
 	if !c.Tape().Recording() || !r.match(module) {
-		return next(x)
+		return next(c, x)
 	}
 	var drawn []byte // the generator's state before the first run
 	if c.generator != nil {
@@ -32,7 +32,7 @@ func (r recompute) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next fu
 	return c.Tape().Recompute(x, func(x []*tensor.Tensor) []*tensor.Tensor {
 		if !again {
 			again = true
-			return next(x)
+			return next(c, x)
 		}
 		outer, was := c.pass.calls, c.pass.recomputing
 		c.pass.calls, c.pass.recomputing = calls, true
@@ -41,7 +41,7 @@ func (r recompute) InterceptCall(c *Ctx, module any, x []*tensor.Tensor, next fu
 			c.restore(drawn)
 			defer c.restore(now)
 		}
-		y := next(x)
+		y := next(c, x)
 		// A panic leaves the calls as they are, which tells where it came from.
 		c.pass.calls, c.pass.recomputing = outer, was
 		return y
@@ -55,6 +55,6 @@ func (c *Ctx) restore(state []byte) {
 	}
 }
 
-func (recompute) InterceptParam(_ *Ctx, _ *Parameter, next func() *tensor.Tensor) *tensor.Tensor {
-	return next()
+func (recompute) InterceptParam(c *Ctx, _ *Parameter, next func(*Ctx) *tensor.Tensor) *tensor.Tensor {
+	return next(c)
 }

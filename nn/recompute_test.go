@@ -180,14 +180,14 @@ func TestEvaluationFreesAsItGoes(t *testing.T) {
 // watcher looks around after every call.
 type watcher func()
 
-func (w watcher) InterceptCall(_ *Ctx, _ any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
-	y := next(x)
+func (w watcher) InterceptCall(c *Ctx, _ any, x []*tensor.Tensor, next func(*Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+	y := next(c, x)
 	w()
 	return y
 }
 
-func (watcher) InterceptParam(_ *Ctx, _ *Parameter, next func() *tensor.Tensor) *tensor.Tensor {
-	return next()
+func (watcher) InterceptParam(c *Ctx, _ *Parameter, next func(*Ctx) *tensor.Tensor) *tensor.Tensor {
+	return next(c)
 }
 
 func TestErrorsOfTheSecondRunNameTheModule(t *testing.T) {

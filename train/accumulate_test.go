@@ -99,16 +99,16 @@ func TestResumeAccumulated(t *testing.T) {
 // gauge reads how much memory a pass holds between forward and backward.
 type gauge struct{ bytes int64 }
 
-func (g *gauge) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+func (g *gauge) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
 	if _, ok := module.(*models.GPT); ok {
 		tape := c.Tape()
 		tape.BeforeBackward(func(context.Context) error { g.bytes = tape.LiveBytes(); return nil })
 	}
-	return next(x)
+	return next(c, x)
 }
 
-func (*gauge) InterceptParam(_ *nn.Ctx, _ *nn.Parameter, next func() *tensor.Tensor) *tensor.Tensor {
-	return next()
+func (*gauge) InterceptParam(c *nn.Ctx, _ *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+	return next(c)
 }
 
 // TestRecompute: recomputation changes no bit of a run, and holds less memory.

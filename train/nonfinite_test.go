@@ -32,14 +32,14 @@ type fault struct {
 	step   int
 }
 
-func (f *fault) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next func([]*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
+func (f *fault) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next func(*nn.Ctx, []*tensor.Tensor) []*tensor.Tensor) []*tensor.Tensor {
 	m, ok := module.(*models.GPT)
 	if !ok {
-		return next(x)
+		return next(c, x)
 	}
 	f.step++
 	if !f.at(f.step) {
-		return next(x)
+		return next(c, x)
 	}
 	for _, p := range nn.Parameters(m) {
 		if p.Name() == f.value {
@@ -51,15 +51,15 @@ func (f *fault) InterceptCall(c *nn.Ctx, module any, x []*tensor.Tensor, next fu
 		ids[3] = 77777
 		x = []*tensor.Tensor{tensor.FromInt64(ids, x[0].Shape()...)}
 	}
-	y := next(x)
+	y := next(c, x)
 	if f.logits != nil {
 		y[0] = f.logits(c, y[0])
 	}
 	return y
 }
 
-func (f *fault) InterceptParam(_ *nn.Ctx, p *nn.Parameter, next func() *tensor.Tensor) *tensor.Tensor {
-	t := next()
+func (f *fault) InterceptParam(c *nn.Ctx, p *nn.Parameter, next func(*nn.Ctx) *tensor.Tensor) *tensor.Tensor {
+	t := next(c)
 	if f.grad != p.Name() || !f.at(f.step) {
 		return t
 	}
