@@ -8,6 +8,25 @@ import "github.com/cohort-ml/cohort/tensor"
 // tensor.Tensor that has its name. Those with settings have a constructor that
 // gives PyTorch's; the others are ready as they are.
 
+// ReLU is max(x, 0).
+type ReLU struct{}
+
+// Forward applies the function.
+func (*ReLU) Forward(_ *Ctx, x *tensor.Tensor) *tensor.Tensor { return x.ReLU() }
+
+// GELU is x·Φ(x), or GPT-2's approximation of it.
+type GELU struct {
+	Tanh bool // the approximation
+}
+
+// Forward applies the function.
+func (g *GELU) Forward(_ *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	if g.Tanh {
+		return x.GELUTanh()
+	}
+	return x.GELU()
+}
+
 // Sigmoid is 1/(1 + e⁻ˣ).
 type Sigmoid struct{}
 

@@ -98,11 +98,3 @@ func NewConvTranspose2d(b *Build, in, out int, kernel [2]int, o Conv2dOptions) *
 func (l *ConvTranspose2d) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return tensor.ConvTranspose2d(x, c.Param(l.Weight), paramOrNil(c, l.Bias), l.Options.tensor(), l.Options.OutputPadding)
 }
-
-// paramOrNil reads a parameter that a layer may lack.
-func paramOrNil(c *Ctx, p *Parameter) *tensor.Tensor {
-	if p == nil {
-		return nil
-	}
-	return c.Param(p)
-}

@@ -229,6 +229,14 @@ func (c *Ctx) leaf(p *Parameter) *tensor.Tensor {
 	return t
 }
 
+// paramOrNil reads a parameter that a layer may lack.
+func paramOrNil(c *Ctx, p *Parameter) *tensor.Tensor {
+	if p == nil {
+		return nil
+	}
+	return c.Param(p)
+}
+
 // Leaf returns t as a leaf of the pass's tape, of which tensor.Tensor.Grad gives
 // the gradient: an input, where a loss is made of that; see [tensor.Tape.Leaf].
 func (c *Ctx) Leaf(t *tensor.Tensor) *tensor.Tensor { return c.pass.tape.Leaf(t) }

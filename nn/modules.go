@@ -2,7 +2,36 @@
 
 package nn
 
-import "iter"
+import (
+	"fmt"
+	"iter"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// pathOf returns the name of the innermost of calls inside the outermost that
+// knows it: a wrapper such as DDP, whose fields nobody sees, adds nothing.
+func pathOf(calls []any) string {
+	module := calls[len(calls)-1]
+	for _, outer := range calls {
+		at, found := "", false
+		walk(outer, func(path string, v any) bool {
+			if v == module {
+				at, found = path, true
+			}
+			return !found
+		})
+		if found {
+			return at
+		}
+	}
+	return ""
+}
 
 // Modules iterates over the model and everything in it that [Parameters] would
 // look into, each once, with its name in the model: pointers to structs, in the
@@ -17,4 +46,153 @@ func Modules(model any) iter.Seq2[string, any] {
 			return yield(path, v)
 		})
 	}
+}
+
+// walk visits the model and everything in its exported fields, each pointer
+// once, with its path; visit returns false to end the walk.
+func walk(model any, visit func(path string, v any) bool) {
+	w := walker{visit: visit, seen: make(map[any]bool)}
+	w.value("", reflect.ValueOf(model))
+}
+
+type walker struct {
+	visit func(path string, v any) bool
+	seen  map[any]bool
+	ended bool
+}
+
+func (w *walker) value(path string, v reflect.Value) {
+	if w.ended || !v.IsValid() {
+		return
+	}
+	switch v.Kind() {
+	case reflect.Interface:
+		w.value(path, v.Elem())
+	case reflect.Pointer:
+		if v.IsNil() || v.Type().Elem().Kind() != reflect.Struct || w.seen[v.Interface()] {
+			return
+		}
+		w.seen[v.Interface()] = true
+		if !w.visit(path, v.Interface()) {
+			w.ended = true
+			return
+		}
+		switch v.Interface().(type) {
+		case *Parameter, *Buffer, *tensor.Tensor, *tensor.Generator:
+			return
+		}
+		w.fields(path, v.Elem())
+	case reflect.Struct:
+		w.fields(path, v)
+	case reflect.Slice, reflect.Array:
+		if list, ok := v.Interface().(NamedParameters); ok {
+			for _, p := range list {
+				w.value(join(path, p.Name), reflect.ValueOf(p.Parameter))
+			}
+			return
+		}
+		switch v.Type().Elem().Kind() {
+		case reflect.Pointer, reflect.Interface, reflect.Struct, reflect.Slice:
+			for i := range v.Len() {
+				w.value(join(path, strconv.Itoa(i)), v.Index(i))
+			}
+		}
+	case reflect.Map:
+		if v.Type().Key().Kind() != reflect.String {
+			return
+		}
+		// In an order that all ranks have.
+		keys := v.MapKeys()
+		slices.SortFunc(keys, func(a, b reflect.Value) int { return strings.Compare(a.String(), b.String()) })
+		for _, key := range keys {
+			w.value(join(path, key.String()), v.MapIndex(key))
+		}
+	}
+}
+
+func (w *walker) fields(path string, v reflect.Value) {
+	for i := range v.NumField() {
+		f := v.Type().Field(i)
+		name, tagged := f.Tag.Lookup("name")
+		if !f.IsExported() && !f.Anonymous {
+			if !tagged && !v.Field(i).IsZero() && holdsState(f.Type) {
+				panic(fmt.Errorf("nn: field %s of %v at %q holds a parameter or module but is not exported, so it would be neither trained nor saved: "+
+					"begin its name with a capital, or tag it `name:\"-\"` if that is meant", f.Name, v.Type(), path))
+			}
+			continue
+		}
+		switch {
+		case name == "-":
+			continue
+		case f.Anonymous && !tagged:
+			name = ""
+		case !tagged:
+			name = snake(f.Name)
+		}
+		field := v.Field(i)
+		if f.IsExported() {
+			w.value(join(path, name), field)
+			continue
+		}
+		// An embedded struct of a type that is not exported: its own fields are
+		// within reach, itself is not.
+		if field.Kind() == reflect.Pointer {
+			field = field.Elem()
+		}
+		if field.Kind() == reflect.Struct {
+			w.fields(join(path, name), field)
+		}
+	}
+}
+
+// holdsState says whether a value of a type may lead walk to a parameter,
+// buffer or module. seen are the types being looked into.
+func holdsState(t reflect.Type, seen ...reflect.Type) bool {
+	switch t {
+	case reflect.TypeFor[*Parameter](), reflect.TypeFor[*Buffer]():
+		return true
+	}
+	if t.Implements(reflect.TypeFor[Module]()) || t.Implements(reflect.TypeFor[ModuleN]()) {
+		return true
+	}
+	if slices.Contains(seen, t) {
+		return false
+	}
+	seen = append(seen, t)
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Map:
+		return holdsState(t.Elem(), seen...)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			f := t.Field(i)
+			if (f.IsExported() || f.Anonymous) && f.Tag.Get("name") != "-" && holdsState(f.Type, seen...) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func join(path, name string) string {
+	if path == "" || name == "" {
+		return path + name
+	}
+	return path + "." + name
+}
+
+// snake turns InProj into in_proj and LN1 into ln1.
+func snake(name string) string {
+	var b strings.Builder
+	runes := []rune(name)
+	for i, r := range runes {
+		if unicode.IsUpper(r) {
+			newWord := i > 0 && (unicode.IsLower(runes[i-1]) || i+1 < len(runes) && unicode.IsUpper(runes[i-1]) && unicode.IsLower(runes[i+1]))
+			if newWord {
+				b.WriteByte('_')
+			}
+			r = unicode.ToLower(r)
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
 }

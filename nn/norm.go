@@ -160,3 +160,37 @@ func NewInstanceNorm2d(b *Build, channels int, affine bool) *InstanceNorm2d {
 func (n *InstanceNorm2d) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return tensor.InstanceNorm(x, paramOrNil(c, n.Weight), paramOrNil(c, n.Bias), n.Eps)
 }
+
+// LayerNorm normalises the last dim; see tensor.LayerNorm.
+type LayerNorm struct {
+	Weight *Parameter // gamma [width], nil for ones
+	Bias   *Parameter // beta [width], nil for zeros
+	Eps    float64
+}
+
+// NewLayerNorm returns a norm with gamma 1, beta 0 and PyTorch's epsilon 1e-5.
+func NewLayerNorm(b *Build, width int) *LayerNorm {
+	return &LayerNorm{Weight: b.Full(1, width), Bias: b.Empty(width), Eps: 1e-5}
+}
+
+// Forward normalises x.
+func (l *LayerNorm) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return tensor.LayerNorm(x, paramOrNil(c, l.Weight), paramOrNil(c, l.Bias), l.Eps)
+}
+
+// RMSNorm divides the last dim by its root mean square; see tensor.RMSNorm.
+type RMSNorm struct {
+	Weight *Parameter // [width], nil for ones
+	Eps    float64
+}
+
+// NewRMSNorm returns a norm with weight 1 and PyTorch's epsilon, the distance
+// from 1 to the next float32. Llama's checkpoints have one of their own.
+func NewRMSNorm(b *Build, width int) *RMSNorm {
+	return &RMSNorm{Weight: b.Full(1, width), Eps: 0x1p-23}
+}
+
+// Forward normalises x.
+func (l *RMSNorm) Forward(c *Ctx, x *tensor.Tensor) *tensor.Tensor {
+	return tensor.RMSNorm(x, paramOrNil(c, l.Weight), l.Eps)
+}
