@@ -56,7 +56,7 @@ type DDP struct {
 	buckets []*bucket
 	frozen  []*nn.Parameter `name:"-"` // that have no bucket
 	shared  []*bufferSync   // nil when buffers are left alone
-	sparse  []*nn.Parameter `name:"-"` // nor these; see rows.go
+	sparse  []*nn.Parameter `name:"-"` // nor these; see sparse.go
 	sync    bool
 	late    stragglerWatch
 	pytorch *pytorchDDP // nil unless other ranks may be PyTorch's
