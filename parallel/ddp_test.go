@@ -227,17 +227,17 @@ func TestBucketsAreReducedDuringBackward(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if len(ddp.buckets) < 3 {
-			return fmt.Errorf("%d buckets, the test needs 3", len(ddp.buckets))
+		if len(nativeOf(ddp).buckets) < 3 {
+			return fmt.Errorf("%d buckets, the test needs 3", len(nativeOf(ddp).buckets))
 		}
 		checked := 0
 		m.Tokens.Weight.OnGradReady(func(ctx context.Context, p *nn.Parameter) error {
 			checked++
-			last := len(ddp.buckets) - 1
-			if !slices.Contains(ddp.buckets[last].params, p) {
+			last := len(nativeOf(ddp).buckets) - 1
+			if !slices.Contains(nativeOf(ddp).buckets[last].params, p) {
 				return fmt.Errorf("the embedding is not in bucket %d", last)
 			}
-			for i, b := range ddp.buckets[:last] {
+			for i, b := range nativeOf(ddp).buckets[:last] {
 				select {
 				case <-b.work.Done():
 				case <-ctx.Done():
@@ -309,7 +309,7 @@ func TestUnusedParameter(t *testing.T) {
 			}
 			err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 				m := newForked(1, useB[g.Rank()])
-				ddp, err := NewDDP(ctx, m, g, BucketBytes(16, 16))
+				ddp, err := NewDDP(ctx, m, g, WithBucketBytes(16, 16))
 				if err != nil {
 					return err
 				}
@@ -350,7 +350,7 @@ func TestFrozenAndEmptyParameters(t *testing.T) {
 	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 		m := &model{newForked(int64(g.Rank()), false), nn.NewParameter(tensor.Zeros(0, 3)), &nn.Buffer{Data: tensor.FromInt64([]int64{int64(5 + g.Rank())})}}
 		m.First.Weight.Frozen = true
-		ddp, err := NewDDP(ctx, m, g, BucketBytes(64, 64))
+		ddp, err := NewDDP(ctx, m, g, WithBucketBytes(64, 64))
 		if err != nil {
 			return err
 		}

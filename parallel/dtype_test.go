@@ -61,11 +61,11 @@ func TestParametersOfManyDTypes(t *testing.T) {
 			for _, p := range m.Params {
 				p.Data().Fill(float64(g.Rank()))
 			}
-			ddp, err := NewDDP(ctx, m, g, BucketBytes(limits[0], limits[1]))
+			ddp, err := NewDDP(ctx, m, g, WithBucketBytes(limits[0], limits[1]))
 			if err != nil {
 				return err
 			}
-			for _, b := range ddp.buckets {
+			for _, b := range nativeOf(ddp).buckets {
 				for _, p := range b.params {
 					if p.Data().DType() != b.flat.DType() {
 						return fmt.Errorf("a %v in a bucket of %v", p.Data().DType(), b.flat.DType())
@@ -157,7 +157,7 @@ func TestGradientsThatLeaveTheirBucket(t *testing.T) {
 	}
 	err := spawn(t, 1, func(ctx context.Context, g *dist.Group) error {
 		m := newWeighted()
-		ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{}))
+		ddp, err := NewDDP(ctx, m, g, WithPyTorch(PyTorchOptions{}))
 		if err != nil {
 			return err
 		}
@@ -183,7 +183,7 @@ func TestUnusedParametersAreLeftAlone(t *testing.T) {
 			m.Params = append(m.Params, nn.NewParameter(tensor.Full(1, 3)))
 		}
 		for _, limits := range []int{1, 1 << 20} {
-			ddp, err := NewDDP(ctx, m, g, BucketBytes(limits, limits))
+			ddp, err := NewDDP(ctx, m, g, WithBucketBytes(limits, limits))
 			if err != nil {
 				return err
 			}
@@ -228,7 +228,7 @@ func TestUnusedParametersAreLeftAlone(t *testing.T) {
 // TestHooksBeforeTheSum: a hook changes what a rank brings to the sum, also where that is
 // nothing, and never the sum: ranks would go apart.
 func TestHooksBeforeTheSum(t *testing.T) {
-	for name, opts := range map[string][]DDPOption{"ours": nil, "PyTorch's": {PyTorch(PyTorchOptions{FindUnused: true})}} {
+	for name, opts := range map[string][]DDPOption{"ours": nil, "PyTorch's": {WithPyTorch(PyTorchOptions{FindUnused: true})}} {
 		err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 			m := &weighted{}
 			for range 3 {
@@ -272,7 +272,7 @@ func TestHooksBeforeTheSum(t *testing.T) {
 func TestUnusedUnderAccumulation(t *testing.T) {
 	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 		m := newWeighted()
-		ddp, err := NewDDP(ctx, m, g, BucketBytes(8, 8))
+		ddp, err := NewDDP(ctx, m, g, WithBucketBytes(8, 8))
 		if err != nil {
 			return err
 		}
@@ -348,7 +348,7 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 		failed, looked := make(chan struct{}), make(chan struct{})
 		err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 			m := newWeighted()
-			ddp, err := NewDDP(ctx, m, g, BucketBytes(1, 1))
+			ddp, err := NewDDP(ctx, m, g, WithBucketBytes(1, 1))
 			if err != nil {
 				return err
 			}
@@ -356,7 +356,7 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 				if late {
 					<-failed
 				}
-				for _, b := range ddp.buckets {
+				for _, b := range nativeOf(ddp).buckets {
 					b.flat.Fill(7)
 					b.work = g.AllReduceAsync(ctx, b.flat, dist.Sum)
 				}
@@ -365,7 +365,7 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 			}
 			defer close(looked)
 			if late {
-				ddp.grace = time.Millisecond
+				nativeOf(ddp).grace = time.Millisecond
 			}
 			stop := errors.New("no more")
 			m.Params[0].OnGradReady(func(context.Context, *nn.Parameter) error {
@@ -379,10 +379,10 @@ func TestNothingIsInFlightAfterAFailedPass(t *testing.T) {
 				return fmt.Errorf("the pass gives %v", err)
 			}
 			close(failed)
-			if ddp.launched == 0 {
+			if nativeOf(ddp).launched == 0 {
 				return errors.New("the pass failed before its first bucket, so nothing was shown")
 			}
-			for _, b := range ddp.buckets[:ddp.launched] {
+			for _, b := range nativeOf(ddp).buckets[:nativeOf(ddp).launched] {
 				if late {
 					if err := b.work.Wait(ctx); err != nil {
 						return err

@@ -101,7 +101,7 @@ func TestNoStepAfterAFailedOne(t *testing.T) {
 			return fmt.Errorf("the next pass gives %v", err)
 		}
 		missing := func() (n int) {
-			for _, b := range ddp.buckets {
+			for _, b := range nativeOf(ddp).buckets {
 				n += b.missing
 			}
 			return n

@@ -48,6 +48,9 @@ func (m *toy) Forward(c *nn.Ctx, ids *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Head, c.Call(m.Norm, x.Add(c.Call(m.Hidden, x))))
 }
 
+// nativeOf returns what a DDP without the option WithPyTorch is made of.
+func nativeOf(d *DDP) *nativeReducer { return d.reducer.(*nativeReducer) }
+
 // batches gives the rows that a rank trains on: what the samples of the stream
 // with their numbers are.
 type batches struct {
@@ -96,7 +99,7 @@ func backward(ctx context.Context, m nn.Module, ids, targets *tensor.Tensor) (lo
 }
 
 // small makes several buckets even of the model of these tests.
-var small = BucketBytes(1024, 4096)
+var small = WithBucketBytes(1024, 4096)
 
 // train runs steps of DDP and returns the model.
 func train(ctx context.Context, g *dist.Group, optimizer string, numSteps int) (*toy, error) {

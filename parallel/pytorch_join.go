@@ -11,15 +11,19 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// JoinOptions are those of PyTorch's join, which all ranks give alike.
-type JoinOptions struct {
-	// DivideByLive divides gradients by the number of ranks that still have
-	// inputs, instead of by the group's size: divide_by_initial_world_size=False.
-	DivideByLive bool
-	// ErrorOnEarlyEnd ends the training of all ranks with an [EarlyEndError]
-	// when one has no inputs any more: throw_on_early_termination.
-	ErrorOnEarlyEnd bool
-}
+// JoinOption is an option of [DDP.Join]. All ranks give the same ones.
+type JoinOption func(*joinOptions)
+
+type joinOptions struct{ divideByLive, errorOnEarlyEnd bool }
+
+// WithDivideByLive divides gradients by the number of ranks that still have
+// inputs, instead of by the group's size: PyTorch's
+// divide_by_initial_world_size=False.
+func WithDivideByLive() JoinOption { return func(o *joinOptions) { o.divideByLive = true } }
+
+// WithWithErrorOnEarlyEnd ends the training of all ranks with an [EarlyEndError] when
+// one of them has no inputs any more: PyTorch's throw_on_early_termination.
+func WithErrorOnEarlyEnd() JoinOption { return func(o *joinOptions) { o.errorOnEarlyEnd = true } }
 
 // EarlyEndError says that a rank has run out of inputs before the others.
 type EarlyEndError struct {
@@ -29,33 +33,34 @@ type EarlyEndError struct {
 
 func (e *EarlyEndError) Error() string {
 	if e.Self {
-		return fmt.Sprintf("ddp: join: rank %d has no more inputs, and ErrorOnEarlyEnd ends the training of all", e.Rank)
+		return fmt.Sprintf("ddp: join: rank %d has no more inputs, and WithErrorOnEarlyEnd ends the training of all", e.Rank)
 	}
-	return fmt.Sprintf("ddp: join: another rank than %d has no more inputs, and ErrorOnEarlyEnd ends the training of all", e.Rank)
+	return fmt.Sprintf("ddp: join: another rank than %d has no more inputs, and WithErrorOnEarlyEnd ends the training of all", e.Rank)
 }
 
-// joining is what a DDP does more inside Join.
-type joining struct{ o JoinOptions }
-
 // Join runs a training loop whose number of steps may differ between ranks, as
-// PyTorch's join does; it needs the option [PyTorch]. When fn has returned, the
+// PyTorch's join does. It needs the option [WithPyTorch]. When fn has returned, the
 // rank goes on with collectives that match those of the ranks that still train:
-// it brings gradients of zero. At the end all ranks have the state of the
-// highest of those that trained longest. An error of fn is returned at once, and leaves the
-// other ranks waiting: fail or close the group then.
+// it brings gradients of zero. At the end all ranks have the state of the highest
+// of those that trained longest. An error of fn is returned at once, and the other
+// ranks wait on: fail or close the group then.
 //
 // All steps inside are forward passes of this DDP, followed by the backward pass
-// if it is training; the model must have no collectives of its own.
-func (d *DDP) Join(ctx context.Context, o JoinOptions, fn func() error) error {
-	p := d.pytorch
-	if p == nil {
-		return errors.New("ddp: Join needs the option PyTorch, on every rank")
+// if it is training. The model must have no collectives of its own.
+func (d *DDP) Join(ctx context.Context, fn func() error, opts ...JoinOption) error {
+	var o joinOptions
+	for _, opt := range opts {
+		opt(&o)
 	}
-	if p.join != nil {
+	return d.reducer.join(ctx, fn, o)
+}
+
+func (p *pytorchReducer) join(ctx context.Context, fn func() error, o joinOptions) error {
+	if p.joining != nil {
 		return errors.New("ddp: Join inside a Join")
 	}
-	p.join = &joining{o}
-	defer func() { p.join, p.divisor = nil, float64(p.group.Size()) }()
+	p.joining = &o
+	defer func() { p.joining, p.divisor = nil, float64(p.group.Size()) }()
 	if err := fn(); err != nil {
 		return err
 	}
@@ -68,7 +73,7 @@ func (d *DDP) Join(ctx context.Context, o JoinOptions, fn func() error) error {
 		if live == 0 {
 			break
 		}
-		if o.ErrorOnEarlyEnd {
+		if o.errorOnEarlyEnd {
 			if _, err := p.sumOf(ctx, 1, "tell the ranks of the early end"); err != nil {
 				return err
 			}
@@ -91,16 +96,16 @@ func (d *DDP) Join(ctx context.Context, o JoinOptions, fn func() error) error {
 }
 
 // notify tells ranks that have joined that this one has not.
-func (p *pytorchDDP) notify(ctx context.Context) error {
+func (p *pytorchReducer) notify(ctx context.Context) error {
 	live, err := p.sumOf(ctx, 1, "count the ranks that still have inputs")
 	if err != nil {
 		return err
 	}
 	p.divisor = float64(p.group.Size())
-	if p.join.o.DivideByLive {
+	if p.joining.divideByLive {
 		p.divisor = live
 	}
-	if !p.join.o.ErrorOnEarlyEnd {
+	if !p.joining.errorOnEarlyEnd {
 		return nil
 	}
 	ended, err := p.sumOf(ctx, 0, "ask for an early end")
@@ -111,7 +116,7 @@ func (p *pytorchDDP) notify(ctx context.Context) error {
 }
 
 // shadow takes part in a step of the ranks that still have inputs.
-func (p *pytorchDDP) shadow(ctx context.Context) error {
+func (p *pytorchReducer) shadow(ctx context.Context) error {
 	if p.reducing {
 		return errUnfinished
 	}
@@ -160,7 +165,7 @@ func (p *pytorchDDP) shadow(ctx context.Context) error {
 }
 
 // sumOf adds up a number over the ranks.
-func (p *pytorchDDP) sumOf(ctx context.Context, v float64, what string) (float64, error) {
+func (p *pytorchReducer) sumOf(ctx context.Context, v float64, what string) (float64, error) {
 	t := tensor.Full(v, 1)
 	if err := p.group.AllReduce(ctx, t, dist.Sum); err != nil {
 		return 0, fmt.Errorf("ddp: join: %s: %w", what, err)
@@ -169,7 +174,7 @@ func (p *pytorchDDP) sumOf(ctx context.Context, v float64, what string) (float64
 }
 
 // commonRank returns the highest rank that any rank proposes; -1 proposes none.
-func (p *pytorchDDP) commonRank(ctx context.Context, proposal int) (int, error) {
+func (p *pytorchReducer) commonRank(ctx context.Context, proposal int) (int, error) {
 	t := tensor.FromInt64([]int64{int64(proposal)})
 	if err := p.group.AllReduce(ctx, t, dist.Max); err != nil {
 		return 0, fmt.Errorf("ddp: join: agree on the rank whose state counts: %w", err)

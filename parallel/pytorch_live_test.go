@@ -207,9 +207,9 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 	default:
 		model = newNamedDTypes(strings.Fields(c.Model)[1:], g.Rank())
 	}
-	opts := []DDPOption{PyTorch(PyTorchOptions{FindUnused: is(c.DDP, "find_unused_parameters"), StaticGraph: is(c.DDP, "static_graph")})}
+	opts := []DDPOption{WithPyTorch(PyTorchOptions{FindUnused: is(c.DDP, "find_unused_parameters"), StaticGraph: is(c.DDP, "static_graph")})}
 	if keep, given := c.DDP["broadcast_buffers"]; given && keep == false {
-		opts = append(opts, KeepBuffers())
+		opts = append(opts, WithLocalBuffers())
 	}
 	if mib := number(c.DDP, "bucket_cap_mb"); mib != 0 {
 		first := int(mib * (1 << 20))
@@ -217,7 +217,7 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 		if _, _ = fmt.Sscanf(version, "%d.%d", &major, &minor); major == 1 || minor < 4 {
 			first = 1 << 20
 		}
-		opts = append(opts, BucketBytes(first, int(mib*(1<<20))))
+		opts = append(opts, WithBucketBytes(first, int(mib*(1<<20))))
 	}
 	ddp, err := NewDDP(ctx, model, g, opts...)
 	if err != nil {
@@ -266,7 +266,11 @@ func (c liveCase) play(ctx context.Context, g *dist.Group, version string) ([][]
 	}
 	if c.Join != nil {
 		divide, given := c.Join["divide_by_initial_world_size"]
-		err = ddp.Join(ctx, JoinOptions{DivideByLive: given && divide == false}, loop)
+		var opts []JoinOption
+		if given && divide == false {
+			opts = append(opts, WithDivideByLive())
+		}
+		err = ddp.Join(ctx, loop, opts...)
 	} else {
 		err = loop()
 	}

@@ -60,17 +60,17 @@ type recordedCase struct {
 	more   func(version string) []DDPOption
 	script []string
 	counts [2]int // steps inside join; negative: only the third is synchronised
-	join   JoinOptions
+	join   []JoinOption
 }
 
 func tiny(version string) []DDPOption {
 	if version == "1.13" {
-		return []DDPOption{BucketBytes(1<<20, 100)}
+		return []DDPOption{WithBucketBytes(1<<20, 100)}
 	}
-	return []DDPOption{BucketBytes(100, 100)}
+	return []DDPOption{WithBucketBytes(100, 100)}
 }
 
-func keep(string) []DDPOption { return []DDPOption{KeepBuffers()} }
+func keep(string) []DDPOption { return []DDPOption{WithLocalBuffers()} }
 
 var recordedCases = map[string]recordedCase{
 	"mlp":                 {script: []string{"step", "step", "step"}},
@@ -84,13 +84,13 @@ var recordedCases = map[string]recordedCase{
 	"tiny":                {script: []string{"step", "step", "step"}, model: "narrow", more: tiny},
 	"tiny unused":         {script: []string{"step", "step", "step"}, model: "branches", o: PyTorchOptions{FindUnused: true}, more: tiny},
 	"join":                {script: []string{"join"}, counts: [2]int{2, 4}},
-	"join from the start": {script: []string{"join"}, counts: [2]int{0, 3}, join: JoinOptions{DivideByLive: true}},
+	"join from the start": {script: []string{"join"}, counts: [2]int{0, 3}, join: []JoinOption{WithDivideByLive()}},
 	"join nosync":         {script: []string{"join"}, counts: [2]int{-1, -3}},
 	"join unused":         {script: []string{"join"}, counts: [2]int{1, 3}, model: "branches", o: PyTorchOptions{FindUnused: true}},
 	"join keep buffers":   {script: []string{"join"}, counts: [2]int{1, 2}, more: keep},
 	"init buffers":        {script: []string{"step", "step", "step"}, more: keep, o: PyTorchOptions{InitBuffers: true}},
 	"join init buffers":   {script: []string{"join"}, counts: [2]int{1, 2}, more: keep, o: PyTorchOptions{InitBuffers: true}},
-	"join throw":          {script: []string{"join"}, counts: [2]int{1, 3}, join: JoinOptions{ErrorOnEarlyEnd: true}},
+	"join throw":          {script: []string{"join"}, counts: [2]int{1, 3}, join: []JoinOption{WithErrorOnEarlyEnd()}},
 }
 
 // recorder notes what a rank did and what it called in between.
@@ -151,7 +151,7 @@ func (c recordedCase) play(ctx context.Context, g *dist.Group, version string) (
 		model = m
 	}
 	c.o.Version = version
-	opts := []DDPOption{PyTorch(c.o)}
+	opts := []DDPOption{WithPyTorch(c.o)}
 	if c.more != nil {
 		opts = append(opts, c.more(version)...)
 	}
@@ -206,14 +206,14 @@ func (c recordedCase) play(ctx context.Context, g *dist.Group, version string) (
 			parts.on = what == "on" && g.Rank() == 1
 		case "join":
 			n := c.counts[g.Rank()]
-			err = ddp.Join(ctx, c.join, func() error {
+			err = ddp.Join(ctx, func() error {
 				for i := range max(n, -n) {
 					if err := step(n > 0 || i == 2, false); err != nil {
 						return err
 					}
 				}
 				return r.mark("end")
-			})
+			}, c.join...)
 			if early := new(EarlyEndError); errors.As(err, &early) {
 				err = r.mark("error")
 			}

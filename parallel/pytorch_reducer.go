@@ -3,48 +3,182 @@
 package parallel
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// forward issues what PyTorch issues before a forward pass. Recording says
-// whether a backward pass may follow, sync whether it is to be synchronised.
-func (p *pytorchDDP) forward(ctx context.Context, recording, sync bool) error {
+// pytorchReducer keeps step with PyTorch's DDP: it issues the collectives that
+// PyTorch's issues. The index of a parameter means the same on every rank.
+type pytorchReducer struct {
+	o       PyTorchOptions
+	group   *dist.Group
+	limits  []int // sizes at which buckets are full
+	params  []*nn.Parameter
+	indexOf map[*nn.Parameter]int
+	state   *coalesced // what the ranks have in common after Join
+	buffers *coalesced // what forward passes broadcast, nil for nothing
+
+	buckets  []*pytorchBucket
+	bucketOf []int // of each parameter
+	offsetOf []int // in its bucket's views
+
+	rebuilt  bool  // buckets follow the order of the backward pass
+	order    []int // in which the gradients of the first pass came
+	syncNext bool  // the next forward pass broadcasts buffers
+	usedHere []bool
+	used     *tensor.Tensor // how many ranks have used each parameter, int32
+	unused   []bool         // in a static graph, by its first pass
+	joining  *joinOptions   // nil outside of Join
+	divisor  float64
+
+	// of the backward pass under way
+	reducing bool // from its start to its end, if it is synchronised
+	ready    []bool
+	launched int // buckets 0 … launched-1 have been handed to the group
+}
+
+// pytorchBucket is a run of gradients that are reduced together.
+type pytorchBucket struct {
+	indices []int
+	flat    *tensor.Tensor
+	views   []*tensor.Tensor
+	missing int
+	work    *dist.Work
+}
+
+// newPyTorchReducer compares the models of the ranks, gives all of them rank 0's
+// state and lays out the first buckets, as PyTorch's DDP does when it is made.
+func newPyTorchReducer(ctx context.Context, model any, group *dist.Group, o *ddpOptions, pt PyTorchOptions) (reducer, error) {
+	p := &pytorchReducer{
+		o: pt, group: group, limits: []int{o.firstBucketBytes, o.bucketBytes},
+		syncNext: true, indexOf: map[*nn.Parameter]int{}, divisor: float64(group.Size()),
+	}
+	params := inPyTorchOrder(nn.Parameters(model), (*nn.Parameter).Name)
+	if err := p.train(params); err != nil {
+		return nil, err
+	}
+	buffers := inPyTorchOrder(nn.Buffers(model), (*nn.Buffer).Name)
+	if !o.localBuffers && len(buffers) > 0 {
+		p.buffers = newCoalesced(buffers, func(b *nn.Buffer) (string, *tensor.Tensor) { return b.Name(), b.Data })
+	}
+	atFirst := p.shareState(params, buffers)
+	if !p.o.SkipInitSync {
+		if err := p.syncAtFirst(ctx, atFirst); err != nil {
+			return nil, err
+		}
+	}
+	p.setFirstBuckets()
+	for _, param := range p.params {
+		param.OnGradReady(p.gradReady)
+	}
+	return p, nil
+}
+
+// train notes the parameters that are trained.
+func (p *pytorchReducer) train(all []*nn.Parameter) error {
+	for _, param := range all {
+		if param.Frozen {
+			continue
+		}
+		if param.Sparse {
+			return fmt.Errorf("ddp: %s takes its gradient by rows, which ranks of PyTorch reduce in a way that is not spoken here: leave Sparse unset, and sparse=False there", param.Name())
+		}
+		p.indexOf[param] = len(p.params)
+		p.params = append(p.params, param)
+	}
+	if len(p.params) == 0 {
+		return errors.New("ddp: no parameter of the model is trained, which PyTorch's DDP refuses: freeze less, or use no DDP on any rank")
+	}
+	p.ready, p.usedHere = make([]bool, len(p.params)), make([]bool, len(p.params))
+	p.used = tensor.New(tensor.CPU(), tensor.Int32, len(p.params))
+	return nil
+}
+
+// shareState sets what the ranks have in common after Join, and returns what they
+// have in common when a DDP is made. Whether buffers belong to it differs between
+// PyTorch's releases.
+func (p *pytorchReducer) shareState(params []*nn.Parameter, buffers []*nn.Buffer) (atFirst *coalesced) {
+	var state []nn.NamedTensor
+	for _, param := range params {
+		state = append(state, nn.NamedTensor{Name: param.Name(), Tensor: param.Data()})
+	}
+	withBuffers := slices.Clone(state)
+	for _, b := range buffers {
+		withBuffers = append(withBuffers, nn.NamedTensor{Name: b.Name(), Tensor: b.Data})
+	}
+	named := func(s nn.NamedTensor) (string, *tensor.Tensor) { return s.Name, s.Tensor }
+	p.state = newCoalesced(state, named)
+	atFirst = p.state
+	version := cmp.Or(p.o.Version, p.group.PyTorchVersion())
+	old := version == "1.13" || strings.HasPrefix(version, "1.13.")
+	if p.buffers != nil || old || p.o.InitBuffers {
+		atFirst = newCoalesced(withBuffers, named)
+		if p.buffers != nil || old {
+			p.state = atFirst
+		}
+	}
+	return atFirst
+}
+
+// syncAtFirst compares the models and takes over rank 0's state.
+func (p *pytorchReducer) syncAtFirst(ctx context.Context, state *coalesced) error {
+	if err := p.verify(ctx); err != nil {
+		return err
+	}
+	if err := state.broadcast(ctx, p.group, 0); err != nil {
+		return outOfStep(err, sameState)
+	}
+	if p.group.Rank() != 0 {
+		if err := state.misread(0); err != nil {
+			return err
+		}
+	}
+	state.release()
+	return nil
+}
+
+// forward issues what PyTorch issues before a forward pass.
+func (p *pytorchReducer) forward(c *nn.Ctx, _, sync bool) error {
+	recording := c.Tape().Recording() // a backward pass may follow
 	if p.reducing {
 		return errUnfinished
 	}
-	if p.join != nil {
-		if err := p.notify(ctx); err != nil {
+	if p.joining != nil {
+		if err := p.notify(c); err != nil {
 			return err
 		}
 	}
 	if recording && p.rebuildDue() {
-		if err := p.rebuild(ctx); err != nil {
+		if err := p.rebuild(c); err != nil {
 			return outOfStep(err, sameOptions)
 		}
 	}
 	if p.syncNext && p.buffers != nil {
 		src := 0
-		if p.join != nil {
+		if p.joining != nil {
 			var err error
-			if src, err = p.commonRank(ctx, p.group.Rank()); err != nil {
+			if src, err = p.commonRank(c, p.group.Rank()); err != nil {
 				return err
 			}
 		}
-		if err := p.buffers.broadcast(ctx, p.group, src); err != nil {
+		if err := p.buffers.broadcast(c, p.group, src); err != nil {
 			return outOfStep(err, sameOptions)
 		}
 	}
-	if p.join != nil {
+	if p.joining != nil {
 		willSync := 0.0
 		if sync {
 			willSync = 1
 		}
-		if _, err := p.sumOf(ctx, willSync, "say whether gradients will be averaged"); err != nil {
+		if _, err := p.sumOf(c, willSync, "say whether gradients will be averaged"); err != nil {
 			return err
 		}
 	}
@@ -52,8 +186,13 @@ func (p *pytorchDDP) forward(ctx context.Context, recording, sync bool) error {
 	return nil
 }
 
+// syncBuffers fails: SyncBuffers has no counterpart in PyTorch.
+func (p *pytorchReducer) syncBuffers(context.Context) error {
+	return errors.New("ddp: SyncBuffers is not among the collectives of PyTorch's DDP, whose ranks broadcast buffers in their forward passes")
+}
+
 // begin prepares a backward pass.
-func (p *pytorchDDP) begin(sync bool) error {
+func (p *pytorchReducer) begin(sync bool) error {
 	if p.reducing {
 		return errUnfinished
 	}
@@ -74,10 +213,10 @@ func (p *pytorchDDP) begin(sync bool) error {
 
 // firstOfStatic says whether the pass is the one that shows what a static graph
 // uses. Its reductions wait for its end.
-func (p *pytorchDDP) firstOfStatic() bool { return p.o.StaticGraph && p.unused == nil }
+func (p *pytorchReducer) firstOfStatic() bool { return p.o.StaticGraph && p.unused == nil }
 
 // gradReady is called by the backward pass for each parameter.
-func (p *pytorchDDP) gradReady(ctx context.Context, param *nn.Parameter) error {
+func (p *pytorchReducer) gradReady(ctx context.Context, param *nn.Parameter) error {
 	k := p.indexOf[param]
 	p.usedHere[k] = true // under NoSync too: it is accumulated
 	if !p.reducing || p.firstOfStatic() {
@@ -92,7 +231,7 @@ func (p *pytorchDDP) gradReady(ctx context.Context, param *nn.Parameter) error {
 
 // bring puts a gradient into its bucket, zeros if there is none, and starts the
 // reduction of buckets that are full, in their order.
-func (p *pytorchDDP) bring(ctx context.Context, k int) {
+func (p *pytorchReducer) bring(ctx context.Context, k int) {
 	if p.ready[k] {
 		return
 	}
@@ -102,7 +241,7 @@ func (p *pytorchDDP) bring(ctx context.Context, k int) {
 	p.launch(ctx)
 }
 
-func (p *pytorchDDP) fill(k int) {
+func (p *pytorchReducer) fill(k int) {
 	view := p.buckets[p.bucketOf[k]].views[p.offsetOf[k]]
 	if g := p.params[k].Grad(); g != nil {
 		view.CopyScaled(1/p.divisor, g)
@@ -111,7 +250,7 @@ func (p *pytorchDDP) fill(k int) {
 	}
 }
 
-func (p *pytorchDDP) launch(ctx context.Context) {
+func (p *pytorchReducer) launch(ctx context.Context) {
 	for p.launched < len(p.buckets) && p.buckets[p.launched].missing == 0 {
 		b := p.buckets[p.launched]
 		b.work = p.group.AllReduceAsync(ctx, b.flat, dist.Sum)
@@ -121,7 +260,7 @@ func (p *pytorchDDP) launch(ctx context.Context) {
 
 // finish ends a backward pass: it brings what is left, waits for all, and hands
 // out the sums.
-func (p *pytorchDDP) finish(ctx context.Context) error {
+func (p *pytorchReducer) finish(ctx context.Context) error {
 	usedFirst := p.firstOfStatic()
 	var usage *dist.Work
 	if usedFirst {
@@ -162,7 +301,7 @@ func (p *pytorchDDP) finish(ctx context.Context) error {
 
 // bringRest brings the gradients that the pass did not reach, if the options
 // allow it to leave them out.
-func (p *pytorchDDP) bringRest(ctx context.Context, firstOfStatic bool) error {
+func (p *pytorchReducer) bringRest(ctx context.Context, firstOfStatic bool) error {
 	var left []string
 	for k, param := range p.params {
 		switch {
@@ -191,7 +330,7 @@ func (p *pytorchDDP) bringRest(ctx context.Context, firstOfStatic bool) error {
 
 // shareUsed adds up over the ranks who has used which parameter since the last
 // synchronised pass.
-func (p *pytorchDDP) shareUsed(ctx context.Context) *dist.Work {
+func (p *pytorchReducer) shareUsed(ctx context.Context) *dist.Work {
 	marks := make([]int64, len(p.params))
 	for k, used := range p.usedHere {
 		if used {
@@ -204,7 +343,7 @@ func (p *pytorchDDP) shareUsed(ctx context.Context) *dist.Work {
 
 // handOut replaces the gradients by the sums. A parameter that no rank has used
 // keeps what it has.
-func (p *pytorchDDP) handOut() {
+func (p *pytorchReducer) handOut() {
 	var used []int64
 	for k, param := range p.params {
 		if (p.o.FindUnused || p.o.StaticGraph) && !p.usedHere[k] {
@@ -226,12 +365,6 @@ func (p *pytorchDDP) handOut() {
 	}
 }
 
-// broadcastInt32s replaces the numbers by rank 0's.
-func (p *pytorchDDP) broadcastInt32s(ctx context.Context, v []int64) error {
-	t := tensor.FromInt64(v).To(tensor.Int32)
-	if err := p.group.Broadcast(ctx, t, 0); err != nil {
-		return err
-	}
-	copy(v, t.Int64s())
-	return nil
-}
+// abandon does nothing: reductions under way write to the buckets, which are not
+// the gradients of the parameters.
+func (p *pytorchReducer) abandon() {}

@@ -3,10 +3,8 @@
 package parallel
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/cohort-ml/cohort/dist"
@@ -16,50 +14,6 @@ import (
 // stateBucketBytes is the size at which PyTorch cuts what it broadcasts of a
 // model's state.
 const stateBucketBytes = 250 << 20
-
-// assignBuckets is PyTorch's rule for buckets: tensors are taken in turn, each
-// added to the bucket of its dtype, which is closed when it has reached the
-// present limit; the dtype then goes on to the next limit, the last of which
-// stays. Tensor i has the index indices[i], or i, and then the buckets are
-// sorted by their first index. Buckets that are left open follow, in the order
-// in which their dtypes first came.
-func assignBuckets(numElems []int, dtypes []tensor.DType, limits, indices []int) [][]int {
-	type open struct {
-		indices      []int
-		bytes, limit int
-	}
-	byDType := map[tensor.DType]*open{}
-	var order []*open
-	var done [][]int
-	for i, n := range numElems {
-		o := byDType[dtypes[i]]
-		if o == nil {
-			o = &open{}
-			byDType[dtypes[i]] = o
-			order = append(order, o)
-		}
-		index := i
-		if indices != nil {
-			index = indices[i]
-		}
-		o.indices = append(o.indices, index)
-		o.bytes += n * dtypes[i].Size()
-		if o.bytes >= limits[min(o.limit, len(limits)-1)] {
-			done = append(done, o.indices)
-			o.indices, o.bytes = nil, 0
-			o.limit++
-		}
-	}
-	for _, o := range order {
-		if len(o.indices) > 0 {
-			done = append(done, o.indices)
-		}
-	}
-	if indices == nil {
-		slices.SortFunc(done, func(a, b []int) int { return cmp.Compare(a[0], b[0]) })
-	}
-	return done
-}
 
 // inPyTorchOrder sorts what modules hold as named_parameters and named_buffers
 // do: a module's own entries come before those of its children, whichever field
@@ -158,19 +112,4 @@ func (c *coalesced) lay(run int) {
 func (c *coalesced) release() {
 	clear(c.flats)
 	clear(c.pieces)
-}
-
-// flatten returns memory for tensors of one dtype, back to back, and a view of
-// it for each.
-func flatten(alloc func(tensor.Device, tensor.DType, ...int) *tensor.Tensor, like []*tensor.Tensor) (flat *tensor.Tensor, views []*tensor.Tensor) {
-	numElems, offset := 0, 0
-	for _, t := range like {
-		numElems += t.NumElems()
-	}
-	flat = alloc(like[0].Device(), like[0].DType(), numElems)
-	for _, t := range like {
-		views = append(views, flat.Narrow(0, offset, t.NumElems()).Reshape(t.Shape()...))
-		offset += t.NumElems()
-	}
-	return flat, views
 }

@@ -87,7 +87,7 @@ func TestForeignModels(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
-				_, err := NewDDP(ctx, c.models[g.Rank()](build(0)), g, PyTorch(PyTorchOptions{}))
+				_, err := NewDDP(ctx, c.models[g.Rank()](build(0)), g, WithPyTorch(PyTorchOptions{}))
 				var foreign *PeerModelError
 				want := c.want[g.Rank()]
 				if want != "" && (!errors.As(err, &foreign) || foreign.Rank != 1-g.Rank() || !strings.Contains(err.Error(), want)) {
@@ -109,7 +109,7 @@ func TestForeignModels(t *testing.T) {
 // TestLyingRank0: what it sends as the layout of buckets is not trusted.
 func TestLyingRank0(t *testing.T) {
 	params := []*nn.Parameter{nn.NewParameter(tensor.Zeros(2)), nn.NewParameter(tensor.Zeros(2)), nn.NewParameter(tensor.FromInt64([]int64{1}))}
-	p := &pytorchDDP{params: params}
+	p := &pytorchReducer{params: params}
 	if got, err := p.layoutOf([]int64{1, 0, 2}, []int64{2, 1}); err != nil || fmt.Sprint(got) != "[[1 0] [2]]" {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -136,7 +136,7 @@ func FuzzLayout(f *testing.F) {
 	f.Add([]byte{0, 1, 2}, []byte{2, 1})
 	f.Add([]byte{2, 1, 0}, []byte{1, 1, 1})
 	f.Add([]byte{0, 0, 255}, []byte{0, 255})
-	p := &pytorchDDP{}
+	p := &pytorchReducer{}
 	for range 3 {
 		p.params = append(p.params, nn.NewParameter(tensor.Zeros(2)))
 	}
@@ -178,7 +178,7 @@ func TestUnusedIsNamed(t *testing.T) {
 		t.Run(fmt.Sprint("static ", static), func(t *testing.T) {
 			err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 				m := newBranches(build(0))
-				ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{StaticGraph: static}))
+				ddp, err := NewDDP(ctx, m, g, WithPyTorch(PyTorchOptions{StaticGraph: static}))
 				if err != nil {
 					return err
 				}
@@ -214,7 +214,7 @@ func TestUnusedIsNamed(t *testing.T) {
 func TestUnusedKeepsItsGradient(t *testing.T) {
 	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) error {
 		m := newBranches(build(0))
-		ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{FindUnused: true}))
+		ddp, err := NewDDP(ctx, m, g, WithPyTorch(PyTorchOptions{FindUnused: true}))
 		if err != nil {
 			return err
 		}
@@ -270,7 +270,7 @@ func TestPyTorchsArithmetic(t *testing.T) {
 	}
 	err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
 		m := newMLP(build(0))
-		ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{}), KeepBuffers())
+		ddp, err := NewDDP(ctx, m, g, WithPyTorch(PyTorchOptions{}), WithLocalBuffers())
 		if err != nil {
 			return err
 		}
@@ -299,19 +299,19 @@ func TestPyTorchsArithmetic(t *testing.T) {
 // TestJoinEndsAlike: ranks with unlike numbers of steps have the same
 // parameters at the end, those of who trained longest.
 func TestJoinEndsAlike(t *testing.T) {
-	for name, o := range map[string]JoinOptions{"divided by all": {}, "divided by the live": {DivideByLive: true}} {
+	for name, o := range map[string][]JoinOption{"divided by all": nil, "divided by the live": {WithDivideByLive()}} {
 		t.Run(name, func(t *testing.T) {
 			const ranks = 3
 			digests, last := make([]string, ranks), ""
 			err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
 				m := newMLP(build(int64(g.Rank())))
-				ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{}))
+				ddp, err := NewDDP(ctx, m, g, WithPyTorch(PyTorchOptions{}))
 				if err != nil {
 					return err
 				}
 				opt := optim.NewSGD(nn.Parameters(m), optim.SGDOptions{LR: 0.1, Momentum: 0.9})
 				random := tensor.NewGenerator(int64(g.Rank()))
-				err = ddp.Join(ctx, o, func() error {
+				err = ddp.Join(ctx, func() error {
 					for range []int{4, 7, 2}[g.Rank()] {
 						opt.ZeroGrad()
 						if err := passOf(ctx, ddp, random); err != nil {
@@ -320,7 +320,7 @@ func TestJoinEndsAlike(t *testing.T) {
 						opt.Step(nil)
 					}
 					return nil
-				})
+				}, o...)
 				if err != nil {
 					return err
 				}
@@ -414,7 +414,7 @@ func (a *averages) step(ctx context.Context, step int, live []int, divisor int) 
 func TestJoinAverages(t *testing.T) {
 	const ranks = 3
 	counts := []int{3, 9, 5}
-	for name, o := range map[string]JoinOptions{"divided by all": {}, "divided by the live": {DivideByLive: true}} {
+	for name, o := range map[string][]JoinOption{"divided by all": nil, "divided by the live": {WithDivideByLive()}} {
 		t.Run(name, func(t *testing.T) {
 			want := newAverages(ranks)
 			for step := range slices.Max(counts) + 1 {
@@ -423,7 +423,7 @@ func TestJoinAverages(t *testing.T) {
 					live = slices.DeleteFunc(live, func(r int) bool { return step >= counts[r] })
 				}
 				divisor := ranks
-				if o.DivideByLive {
+				if len(o) > 0 {
 					divisor = len(live)
 				}
 				if err := want.step(t.Context(), step, live, divisor); err != nil {
@@ -432,7 +432,7 @@ func TestJoinAverages(t *testing.T) {
 			}
 			err := spawn(t, ranks, func(ctx context.Context, g *dist.Group) error {
 				m := newBranches(build(0))
-				ddp, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{FindUnused: true}), tinyBuckets)
+				ddp, err := NewDDP(ctx, m, g, WithPyTorch(PyTorchOptions{FindUnused: true}), tinyBuckets)
 				if err != nil {
 					return err
 				}
@@ -446,14 +446,14 @@ func TestJoinAverages(t *testing.T) {
 					opt.Step(nil)
 					return nil
 				}
-				err = ddp.Join(ctx, o, func() error {
+				err = ddp.Join(ctx, func() error {
 					for step := range counts[g.Rank()] {
 						if err := train(step); err != nil {
 							return err
 						}
 					}
 					return nil
-				})
+				}, o...)
 				if err != nil {
 					return err
 				}
@@ -473,13 +473,13 @@ func TestJoinAverages(t *testing.T) {
 }
 
 // tinyBuckets has one bucket a parameter.
-var tinyBuckets = BucketBytes(1, 1)
+var tinyBuckets = WithBucketBytes(1, 1)
 
 // TestPassesSideBySide: two passes that are both begun before either ends leave
 // one order of gradients.
 func TestPassesSideBySide(t *testing.T) {
 	err := spawn(t, 2, func(ctx context.Context, g *dist.Group) (err error) {
-		ddp, err := NewDDP(ctx, newMLP(build(0)), g, PyTorch(PyTorchOptions{}), tinyBuckets)
+		ddp, err := NewDDP(ctx, newMLP(build(0)), g, WithPyTorch(PyTorchOptions{}), tinyBuckets)
 		if err != nil {
 			return err
 		}
@@ -524,7 +524,7 @@ func TestPyTorchsMistakes(t *testing.T) {
 			p.Frozen = true
 		}
 		for want, m := range map[string]nn.Module{"tokens.weight takes its gradient by rows": sparse, "no parameter of the model is trained": still} {
-			if _, err := NewDDP(ctx, m, g, PyTorch(PyTorchOptions{})); err == nil || !strings.Contains(err.Error(), want) {
+			if _, err := NewDDP(ctx, m, g, WithPyTorch(PyTorchOptions{})); err == nil || !strings.Contains(err.Error(), want) {
 				return fmt.Errorf("%v, want %q", err, want)
 			}
 		}
@@ -532,17 +532,17 @@ func TestPyTorchsMistakes(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if err := native.Join(ctx, JoinOptions{}, nil); err == nil || !strings.Contains(err.Error(), "the option PyTorch") {
+		if err := native.Join(ctx, nil); err == nil || !strings.Contains(err.Error(), "the option WithPyTorch") {
 			return fmt.Errorf("Join: %v", err)
 		}
-		d, err := NewDDP(ctx, newMLP(build(0)), g, PyTorch(PyTorchOptions{}))
+		d, err := NewDDP(ctx, newMLP(build(0)), g, WithPyTorch(PyTorchOptions{}))
 		if err != nil {
 			return err
 		}
 		if err := d.SyncBuffers(ctx); err == nil {
 			return errors.New("SyncBuffers: no error")
 		}
-		err = d.Join(ctx, JoinOptions{}, func() error { return d.Join(ctx, JoinOptions{}, nil) })
+		err = d.Join(ctx, func() error { return d.Join(ctx, nil) })
 		if err == nil || !strings.Contains(err.Error(), "Join inside a Join") {
 			return fmt.Errorf("Join inside a Join: %v", err)
 		}
@@ -581,13 +581,13 @@ func TestForgottenOption(t *testing.T) {
 	errs := overGloo(t, func(ctx context.Context, g *dist.Group) error {
 		var opts []DDPOption
 		if g.Rank() == 0 {
-			opts = append(opts, PyTorch(PyTorchOptions{}))
+			opts = append(opts, WithPyTorch(PyTorchOptions{}))
 		}
 		_, err := NewDDP(ctx, newMLP(build(0)), g, opts...)
 		return err
 	})
 	var wire *dist.WireError
-	if !errors.As(errs[1], &wire) || !strings.Contains(errs[1].Error(), "needs the option parallel.PyTorch") {
+	if !errors.As(errs[1], &wire) || !strings.Contains(errs[1].Error(), "needs the option parallel.WithPyTorch") {
 		t.Errorf("the rank without the option: %v", errs[1])
 	}
 	if errs[0] == nil || strings.Contains(errs[0].Error(), "needs the option") {
@@ -598,7 +598,7 @@ func TestForgottenOption(t *testing.T) {
 // TestOtherOptions: where ranks' collectives differ, an error names what of their models and
 // options may.
 func TestOtherOptions(t *testing.T) {
-	unused := PyTorch(PyTorchOptions{FindUnused: true})
+	unused := WithPyTorch(PyTorchOptions{FindUnused: true})
 	for name, c := range map[string]struct {
 		options [2]DDPOption // beside the defaults
 		noStats bool         // rank 0's norm has no buffers
@@ -606,14 +606,14 @@ func TestOtherOptions(t *testing.T) {
 	}{
 		"find_unused_parameters on rank 0": {options: [2]DDPOption{unused, nil}, want: "the same find_unused_parameters (FindUnused)"},
 		"find_unused_parameters on rank 1": {options: [2]DDPOption{nil, unused}, want: "the same find_unused_parameters (FindUnused)"},
-		"broadcast_buffers on rank 0":      {options: [2]DDPOption{nil, KeepBuffers()}, want: "the same broadcast_buffers (KeepBuffers)"},
+		"broadcast_buffers on rank 0":      {options: [2]DDPOption{nil, WithLocalBuffers()}, want: "the same broadcast_buffers (WithLocalBuffers)"},
 		"buffers":                          {noStats: true, want: "the same buffers"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			errs := overGloo(t, func(ctx context.Context, g *dist.Group) error {
 				o := nn.BatchNormOptions{NoRunningStats: c.noStats && g.Rank() == 0}
 				b := build(0)
-				opts := []DDPOption{PyTorch(PyTorchOptions{})}
+				opts := []DDPOption{WithPyTorch(PyTorchOptions{})}
 				if more := c.options[g.Rank()]; more != nil {
 					opts = append(opts, more)
 				}

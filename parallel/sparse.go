@@ -14,38 +14,38 @@ import (
 const isDense = -1
 
 // beginRows prepares the sparse parameters for a backward pass.
-func (d *DDP) beginRows() error {
-	for _, b := range d.buckets {
+func (r *nativeReducer) beginRows() error {
+	for _, b := range r.buckets {
 		for _, p := range b.params {
 			if p.Sparse {
 				return fmt.Errorf("ddp: %s was not sparse when NewDDP was called and is now, so its gradient would differ between ranks: call NewDDP again", p.Name())
 			}
 		}
 	}
-	for _, p := range d.sparse {
+	for _, p := range r.sparse {
 		if !p.Sparse {
 			return fmt.Errorf("ddp: %s was sparse when NewDDP was called and is not any more, so its gradient would differ between ranks: call NewDDP again", p.Name())
 		}
 		// As with buckets, averages that nobody has dropped are added to, and each
 		// rank brings its share of them.
-		if g := p.RowGrad(); g != nil && d.rowsReduced {
-			g.Rows.Scale(1 / float64(d.group.Size()))
+		if g := p.RowGrad(); g != nil && r.rowsReduced {
+			g.Rows.Scale(1 / float64(r.group.Size()))
 		}
 	}
-	d.rowsReduced = false
+	r.rowsReduced = false
 	return nil
 }
 
 // sumRows replaces the gradient of every sparse parameter by the sum over the
 // ranks. What travels is what the ranks have used: its size grows with the
 // batch and the number of ranks, not with the table.
-func (d *DDP) sumRows(ctx context.Context) error {
-	if len(d.sparse) == 0 {
+func (r *nativeReducer) sumRows(ctx context.Context) error {
+	if len(r.sparse) == 0 {
 		return nil
 	}
 	// How many rows every rank has of every parameter.
-	own := make([]int64, len(d.sparse))
-	for i, p := range d.sparse {
+	own := make([]int64, len(r.sparse))
+	for i, p := range r.sparse {
 		if g := p.RowGrad(); g != nil {
 			own[i] = int64(g.IDs.NumElems())
 		}
@@ -53,30 +53,30 @@ func (d *DDP) sumRows(ctx context.Context) error {
 			own[i] = isDense
 		}
 	}
-	all := tensor.New(tensor.CPU(), tensor.Int64, d.group.Size(), len(own))
-	if err := d.group.AllGather(ctx, all, tensor.FromInt64(own)); err != nil {
+	all := tensor.New(tensor.CPU(), tensor.Int64, r.group.Size(), len(own))
+	if err := r.group.AllGather(ctx, all, tensor.FromInt64(own)); err != nil {
 		return fmt.Errorf("ddp: count the rows of sparse gradients: %w", err)
 	}
 	counts := all.Int64s()
-	for i, p := range d.sparse {
-		ofRanks := make([]int, d.group.Size())
+	for i, p := range r.sparse {
+		ofRanks := make([]int, r.group.Size())
 		for rank := range ofRanks {
 			ofRanks[rank] = int(counts[rank*len(own)+i])
 			if ofRanks[rank] == isDense {
 				return fmt.Errorf("ddp: %s is sparse, but rank %d has used it whole, as a tied output layer does, so that its gradient is dense: do not mark it sparse", p.Name(), rank)
 			}
 		}
-		if err := d.sumRowsOf(ctx, p, ofRanks); err != nil {
+		if err := r.sumRowsOf(ctx, p, ofRanks); err != nil {
 			return fmt.Errorf("ddp: gather the rows of the gradient of %s: %w", p.Name(), err)
 		}
 	}
-	d.rowsReduced = true
+	r.rowsReduced = true
 	return nil
 }
 
 // sumRowsOf gathers the rows of one parameter, of which rank r has counts[r],
 // and adds them up in the order of the ranks, as every rank does.
-func (d *DDP) sumRowsOf(ctx context.Context, p *nn.Parameter, counts []int) error {
+func (r *nativeReducer) sumRowsOf(ctx context.Context, p *nn.Parameter, counts []int) error {
 	most := 0
 	for _, n := range counts {
 		most = max(most, n)
@@ -93,10 +93,10 @@ func (d *DDP) sumRowsOf(ctx context.Context, p *nn.Parameter, counts []int) erro
 		rows.Narrow(0, 0, n).CopyFrom(g.Rows)
 	}
 	allIDs, allRows := tensor.New(tensor.CPU(), tensor.Int64, len(counts), most), tensor.Zeros(len(counts), most, width)
-	if err := d.group.AllGather(ctx, allIDs, ids); err != nil {
+	if err := r.group.AllGather(ctx, allIDs, ids); err != nil {
 		return err
 	}
-	if err := d.group.AllGather(ctx, allRows, rows); err != nil {
+	if err := r.group.AllGather(ctx, allRows, rows); err != nil {
 		return err
 	}
 	parts := make([]tensor.RowGrad, len(counts))

@@ -47,13 +47,13 @@ func short(d time.Duration) time.Duration {
 	return d
 }
 
-// OnStraggler has tell called when one rank makes the others wait for more than
-// a tenth of the time and for 5 ms a step, at the end of a backward pass of every
-// rank, once for each rank that does. It takes a dozen steps to know, see
-// [dist.Group.Skew], and after each call a hundred until the next one, then two
-// hundred, and so on. Without this option rank 0 writes it to standard error; nil
-// says nothing.
-func OnStraggler(tell func(Straggler)) DDPOption {
+// WithOnStraggler has tell called when the others wait for one rank for more than
+// a tenth of the time and for 5 ms a step. It is called on every rank, at the end
+// of a backward pass, once for each rank that is waited for. It takes a dozen
+// steps to know ([dist.Group.Skew]). After a call there is none for a hundred
+// steps, after the next one for two hundred, and so on. Without this option rank 0
+// writes the note to standard error; a nil tell says nothing.
+func WithOnStraggler(tell func(Straggler)) DDPOption {
 	return func(o *ddpOptions) { o.onStraggler, o.stragglerSaid = tell, true }
 }
 

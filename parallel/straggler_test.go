@@ -40,7 +40,7 @@ func namesStraggler(ctx context.Context, g *dist.Group, slow int, pass time.Dura
 		m.time = pass * 13 / 10
 	}
 	told, at := 0, 0
-	ddp, err := NewDDP(ctx, m, g, small, OnStraggler(func(s Straggler) {
+	ddp, err := NewDDP(ctx, m, g, small, WithOnStraggler(func(s Straggler) {
 		if told++; told == 1 {
 			step, what = at, s
 		}
@@ -110,7 +110,7 @@ func TestStragglerIsNamed(t *testing.T) {
 // every step, once, from rank 0; one that wants to hear nothing does not.
 func TestStragglerIsSaid(t *testing.T) {
 	tensor.CPU() // starts threads that outlive the bubble
-	for name, opts := range map[string][]DDPOption{"nothing": {small}, "nil": {small, OnStraggler(nil)}} {
+	for name, opts := range map[string][]DDPOption{"nothing": {small}, "nil": {small, WithOnStraggler(nil)}} {
 		said, err := os.Create(filepath.Join(t.TempDir(), "said"))
 		if err != nil {
 			t.Fatal(err)

@@ -148,7 +148,7 @@ func TestBuffersComeFromRank0(t *testing.T) {
 			m := newNormed(int64(g.Rank()))
 			var opts []DDPOption
 			if keep {
-				opts = append(opts, KeepBuffers())
+				opts = append(opts, WithLocalBuffers())
 			}
 			ddp, err := NewDDP(ctx, m, g, opts...)
 			if err != nil {

@@ -176,7 +176,7 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	}
 	r.standing.Batch = r.o.Batch
 	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float64, numVotes)
-	r.model, err = parallel.NewDDP(ctx, r.task.Model, r.group, parallel.OnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
+	r.model, err = parallel.NewDDP(ctx, r.task.Model, r.group, parallel.WithOnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
 	return err
 }
 

@@ -107,7 +107,7 @@ func train(ctx context.Context, group *dist.Group, dir string) error {
 	defer loader.Close()
 
 	net := newNet(&nn.Build{})
-	model, err := parallel.NewDDP(ctx, net, group, parallel.PyTorch(parallel.PyTorchOptions{}))
+	model, err := parallel.NewDDP(ctx, net, group, parallel.WithPyTorch(parallel.PyTorchOptions{}))
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// bucket is a run of gradients of one dtype that are reduced together.
+type bucket struct {
+	params  []*nn.Parameter
+	flat    *tensor.Tensor   // the gradients back to back, and used
+	views   []*tensor.Tensor // of flat, one a parameter
+	used    *tensor.Tensor   // the end of flat: how many ranks have a gradient of each parameter
+	unused  []int            // the parameters that this rank has none of in the present pass
+	missing int              // gradients that have not come yet
+	work    *dist.Work
+	reduced bool // what it holds is the same on every rank
+}
+
+// nativeReducer averages gradients in buckets that the backward pass writes right
+// into.
+type nativeReducer struct {
+	group    *dist.Group
+	buckets  []*bucket
+	bucketOf map[*nn.Parameter]*bucket
+	shared   []*bufferSync   // nil when buffers are left alone
+	sparse   []*nn.Parameter `name:"-"` // that have no bucket; see sparse.go
+
+	// of the backward pass under way
+	reducing bool // from its start to its end, unless under NoSync
+	launched int  // buckets 0 … launched-1 have been handed to the group
+
+	rowsReduced bool // the rows of sparse parameters are the same on every rank
+
+	grace time.Duration // how long a pass that has failed waits for reductions under way
+}
+
+// newNativeReducer gives all ranks rank 0's state and lays out the buckets.
+func newNativeReducer(ctx context.Context, model any, group *dist.Group, o *ddpOptions) (reducer, error) {
+	if err := checkParams(model); err != nil {
+		return nil, fmt.Errorf("ddp: %w", err)
+	}
+	if err := verifySame(ctx, group, model); err != nil {
+		return nil, besidePyTorch(err)
+	}
+	for _, s := range nn.StateDict(model) {
+		if err := group.Broadcast(ctx, s.Tensor, 0); err != nil {
+			return nil, besidePyTorch(fmt.Errorf("ddp: broadcast %s from rank 0: %w", s.Name, err))
+		}
+	}
+	r := &nativeReducer{group: group, bucketOf: make(map[*nn.Parameter]*bucket), grace: abandonTime}
+	if !o.localBuffers && group.Size() > 1 {
+		r.shared = newBufferSyncs(model)
+	}
+	var trained []*nn.Parameter
+	for _, p := range nn.Parameters(model) {
+		switch {
+		case p.Frozen:
+		case p.Sparse:
+			r.sparse = append(r.sparse, p)
+		default:
+			trained = append(trained, p)
+		}
+	}
+	slices.Reverse(trained)
+	for _, params := range fillBuckets(trained, o.firstBucketBytes, o.bucketBytes) {
+		r.buckets = append(r.buckets, r.newBucket(params))
+	}
+	return r, nil
+}
+
+// newBucket makes the memory of a bucket, and has the gradients of its parameters
+// come to it.
+func (r *nativeReducer) newBucket(params []*nn.Parameter) *bucket {
+	numElems := 0
+	for _, p := range params {
+		numElems += p.Data().NumElems()
+	}
+	like := params[0].Data()
+	b := &bucket{params: params, flat: memoryFor(r.group)(like.Device(), like.DType(), numElems+len(params))}
+	b.used = b.flat.Narrow(0, numElems, len(params))
+	offset := 0
+	for _, p := range params {
+		n := p.Data().NumElems()
+		view := b.flat.Narrow(0, offset, n).Reshape(p.Data().Shape()...)
+		view.SetName(p.Name() + ".grad")
+		p.SetGradBuffer(view)
+		var remove func()
+		remove = p.OnGradReady(func(ctx context.Context, p *nn.Parameter) error {
+			if buf, _ := p.GradBuffer(); buf != view {
+				// A later NewDDP has taken the model over: begin no collectives
+				// of this one, and let its buckets go.
+				remove()
+				return nil
+			}
+			return r.gradReady(ctx, p)
+		})
+		b.views = append(b.views, view)
+		r.bucketOf[p] = b
+		offset += n
+	}
+	return b
+}
+
+func (r *nativeReducer) syncBuffers(ctx context.Context) error {
+	for _, s := range r.shared {
+		if err := s.broadcast(ctx, r.group); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *nativeReducer) join(context.Context, func() error, joinOptions) error {
+	return errors.New("ddp: Join needs the option WithPyTorch, on every rank")
+}
+
+// forward begins a training pass with rank 0's buffers.
+func (r *nativeReducer) forward(c *nn.Ctx, first, sync bool) error {
+	if !first {
+		return nil
+	}
+	// The average is a sum of gradients that are small from the start.
+	c.Tape().ScaleGrads(1 / float64(r.group.Size()))
+	if !sync {
+		return nil
+	}
+	return r.syncBuffers(c)
+}
+
+var errUnfinished = errors.New("ddp: an earlier backward pass has not come to its end, so the ranks may be at different gradients: begin again from a checkpoint with a new group")
+
+// begin prepares a backward pass.
+func (r *nativeReducer) begin(sync bool) error {
+	if r.reducing {
+		return errUnfinished
+	}
+	if err := r.stillInBuckets(); err != nil {
+		return err
+	}
+	if err := r.beginRows(); err != nil {
+		return err
+	}
+	r.reducing, r.launched = sync, 0
+	for _, b := range r.buckets {
+		b.missing, b.unused = len(b.params), b.unused[:0]
+		if !b.reduced {
+			continue
+		}
+		// Averages that nobody has dropped are added to. All ranks have them:
+		// in the next sum, each brings its share.
+		b.reduced = false
+		for i, p := range b.params {
+			if p.Grad() != nil {
+				b.views[i].Scale(1 / float64(r.group.Size()))
+			}
+		}
+	}
+	return nil
+}
+
+// stillInBuckets fails for a parameter whose gradient would not come to its bucket.
+func (r *nativeReducer) stillInBuckets() error {
+	for _, b := range r.buckets {
+		for i, p := range b.params {
+			if buf, _ := p.GradBuffer(); buf != b.views[i] {
+				return fmt.Errorf("ddp: the gradient of %s has got other memory than its bucket since NewDDP, by SetData with another shape or dtype, SetGrad, SetGradBuffer or a later NewDDP, "+
+					"so the ranks would not share it: call NewDDP again", p.Name())
+			}
+		}
+	}
+	return nil
+}
+
+// gradReady is called by the backward pass for each parameter.
+func (r *nativeReducer) gradReady(ctx context.Context, p *nn.Parameter) error {
+	if !r.reducing {
+		return nil
+	}
+	r.bucketOf[p].missing--
+	r.launch(ctx)
+	return nil
+}
+
+// launch starts the reduction of buckets that are full, in their order: all
+// ranks must issue the same collectives in the same order.
+func (r *nativeReducer) launch(ctx context.Context) {
+	for r.launched < len(r.buckets) && r.buckets[r.launched].missing == 0 {
+		b := r.buckets[r.launched]
+		b.used.Fill(1)
+		for _, i := range b.unused {
+			b.used.Narrow(0, i, 1).Fill(0)
+		}
+		b.work = r.group.AllReduceAsync(ctx, b.flat, dist.Sum)
+		r.launched++
+	}
+}
+
+// finish ends a backward pass: it reduces what is left and waits for all.
+func (r *nativeReducer) finish(ctx context.Context) error {
+	for _, b := range r.buckets[r.launched:] {
+		for i, p := range b.params {
+			if p.Grad() != nil {
+				continue
+			}
+			b.views[i].Fill(0)
+			b.unused = append(b.unused, i)
+			if p.Frozen { // since NewDDP
+				continue
+			}
+			// Hooks change what this rank brings, not the sum, which is every rank's.
+			if err := p.GradReady(ctx); err != nil {
+				return err
+			}
+		}
+		b.missing = 0
+	}
+	r.launch(ctx)
+	first := r.sumRows(ctx)
+	// The reductions end with ctx themselves, and then say for whom they waited.
+	wait := context.WithoutCancel(ctx)
+	for i, b := range r.buckets {
+		if err := b.work.Wait(wait); err != nil && first == nil {
+			first = fmt.Errorf("ddp: average the gradients of bucket %d of %d (%s … %s): %w",
+				i, len(r.buckets), b.params[0].Name(), b.params[len(b.params)-1].Name(), err)
+		}
+		b.reduced = true
+	}
+	r.reducing = first != nil
+	if first != nil {
+		return first
+	}
+	r.dropUnused()
+	return nil
+}
+
+// dropUnused takes the gradients away that no rank has computed.
+func (r *nativeReducer) dropUnused() {
+	for _, b := range r.buckets {
+		if len(b.unused) == 0 {
+			continue
+		}
+		used := b.used.Float32s()
+		for _, i := range b.unused {
+			if used[i] == 0 {
+				b.params[i].ZeroGrad()
+			}
+		}
+	}
+}
+
+// abandonTime is the usual grace. The other ranks come to the reductions within a
+// step, or have failed too.
+const abandonTime = 2 * time.Second
+
+// abandon ends a backward pass that has failed: nothing writes to the parameters'
+// gradients afterwards.
+func (r *nativeReducer) abandon() {
+	if !r.reducing {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), r.grace)
+	defer cancel()
+	for _, b := range r.buckets[:r.launched] {
+		_ = b.work.Wait(ctx) // the pass has an error
+		select {
+		case <-b.work.Done():
+		default: // the bucket keeps its memory to itself
+			for i, p := range b.params {
+				if buf, _ := p.GradBuffer(); buf == b.views[i] {
+					p.SetGradBuffer(nil)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package parallel
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
+)
+
+// Strategy is how a model is spread over ranks, as a training loop sees it. A
+// loop that is written against it trains the same model on one rank ([Single]),
+// on replicas ([DDP]), and in any other way that has these methods.
+//
+// Every rank makes the same calls in the same order: each of them may be a
+// collective of the ranks that the model is spread over.
+type Strategy interface {
+	// Forward and ForwardN run the model on this rank's share of the batch. They
+	// take and return what the model does; a model has one of the two, and the
+	// other one fails the pass. After the Backward of a training pass, the
+	// gradients that this rank's optimizer steps on are those of the mean over all
+	// ranks' shares.
+	//
+	// Sharded parameters are gathered and freed in here, a module at a time, by an
+	// nn.Interceptor. A pipeline runs the stages of this rank.
+	nn.Module
+	nn.ModuleN
+
+	// NoSync runs fn, whose passes add to the gradients without averaging them over
+	// the ranks. The first pass after it averages all of them. It is for gradient
+	// accumulation.
+	//
+	// Sharded parameters either keep whole gradients meanwhile or reduce them in
+	// every pass: both give the same sums.
+	NoSync(fn func() error) error
+
+	// SyncBuffers makes the buffers of the model, such as running statistics, the
+	// same on all ranks. A loop calls it before it evaluates or saves.
+	SyncBuffers(ctx context.Context) error
+
+	// StateDict returns what this rank holds of the model's state, under the
+	// names that the model itself has. A checkpoint saves it, and a resumed run
+	// loads it after the strategy was made. The tensors are the model's own.
+	//
+	// Of a replica that is the model's whole state. Of a sharded parameter it is
+	// this rank's shard.
+	StateDict() nn.NamedTensors
+
+	// String says how the model is spread, in a few words for the first lines of
+	// a run: "DDP over 4 ranks".
+	fmt.Stringer
+}
+
+var (
+	_ Strategy = (*Single)(nil)
+	_ Strategy = (*DDP)(nil)
+)
+
+// checkModule fails for what cannot be called.
+func checkModule(model any) error {
+	_, one := model.(nn.Module)
+	_, several := model.(nn.ModuleN)
+	if !one && !several {
+		return fmt.Errorf("a %T is no module: it needs a method Forward or ForwardN; see nn.Module and nn.ModuleN", model)
+	}
+	return nil
+}
+
+// checkParams fails for a model whose state has no data, or of which a parameter
+// can have no gradient.
+func checkParams(model any) error {
+	for _, s := range nn.StateDict(model) {
+		if s.Tensor.Device() == tensor.Meta {
+			return fmt.Errorf("%s is on device %s, which has no data: build the model on one that has, or give it a value by SetData, before it is wrapped", s.Name, tensor.Meta.Name())
+		}
+	}
+	for _, p := range nn.Parameters(model) {
+		if d := p.Data().DType(); !p.Frozen && !d.IsFloat() {
+			return fmt.Errorf("%s is %v, which has no gradient: freeze it, or make it a buffer", p.Name(), d)
+		}
+	}
+	return nil
+}
+
+// countRanks says how many there are: "1 rank", "4 ranks".
+func countRanks(n int) string {
+	if n == 1 {
+		return "1 rank"
+	}
+	return fmt.Sprintf("%d ranks", n)
+}
