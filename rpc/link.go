@@ -500,29 +500,29 @@ type spinner struct{ skip, last int }
 
 // wait polls the connection.
 func (s *spinner) wait(c *transport.Conn) bool {
-	if c.Poll(transport.Haste{}) {
+	if c.Poll(transport.PollOptions{}) {
 		return true
 	}
 	if s.skip > 0 {
 		s.skip--
-		return c.Poll(transport.Haste{Block: blockTime})
+		return c.Poll(transport.PollOptions{Block: blockTime})
 	}
 	began := time.Now()
-	come := c.Poll(transport.Haste{Spin: spinTime, Block: blockTime})
+	come := c.Poll(transport.PollOptions{Spin: spinTime, Block: blockTime})
 	s.learn(come && time.Since(began) < spinTime)
 	return come
 }
 
 // look polls the connection for no longer than a spin.
 func (s *spinner) look(c *transport.Conn) {
-	if c.Poll(transport.Haste{}) {
+	if c.Poll(transport.PollOptions{}) {
 		return
 	}
 	if s.skip > 0 {
 		s.skip--
 		return
 	}
-	s.learn(c.Poll(transport.Haste{Spin: spinTime}))
+	s.learn(c.Poll(transport.PollOptions{Spin: spinTime}))
 }
 
 // learn takes in whether a spin has been worth it.

@@ -30,7 +30,7 @@ const (
 // under way at once the fewer system calls each takes: a process needs one
 // Client for a server.
 type Client struct {
-	verbs
+	methods
 	conn *transport.Conn
 	addr string
 
@@ -93,7 +93,7 @@ func newClient(conn *transport.Conn, addr string) *Client {
 		reading: true, polls: conn.CanPoll(), resume: make(chan struct{}, 1),
 		free: make(chan struct{}, 1), gone: make(chan struct{}), ended: make(chan struct{}),
 	}
-	c.verbs.do = c.do
+	c.methods.do = c.do
 	c.calls.New = newPendingCall
 	go c.receive()
 	return c

@@ -39,7 +39,7 @@ const (
 // Prefix of its own. Who may open the file may do everything: it is made for
 // its owner alone.
 type File struct {
-	verbs
+	methods
 	path   string
 	format fileFormat
 
@@ -88,7 +88,7 @@ func openFile(ctx context.Context, path string, format fileFormat, mode os.FileM
 		return nil, err
 	}
 	s := &File{path: path, format: format, turn: make(chan struct{}, 1), f: f, closed: make(chan struct{})}
-	s.verbs.do = s.do
+	s.methods.do = s.do
 	s.append = func(b []byte, at int64) error {
 		_, err := f.WriteAt(b, at)
 		return err

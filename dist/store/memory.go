@@ -16,7 +16,7 @@ const maxWaiting = 64 << 10
 // Memory is a Store in this process. It can be used directly and be served to
 // other processes at the same time. Make one with NewMemory.
 type Memory struct {
-	verbs
+	methods
 
 	mu      sync.Mutex
 	m       *machine
@@ -32,7 +32,7 @@ type Memory struct {
 // NewMemory returns an empty store.
 func NewMemory() *Memory {
 	s := &Memory{m: newMachine(), sinks: map[uint64]func(uint64, reply){}, pending: map[uint64]chan reply{}}
-	s.verbs.do = s.do
+	s.methods.do = s.do
 	s.sinks[0] = func(id uint64, r reply) {
 		s.pending[id] <- r
 		delete(s.pending, id)

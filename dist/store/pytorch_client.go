@@ -52,7 +52,7 @@ type PyTorchClientConfig struct {
 //
 // What is set has 8 MiB at most, for PyTorch's servers with libuv take no more. The calls of several goroutines go over as many connections.
 type PyTorchClient struct {
-	verbs
+	methods
 	addr  string
 	gen   PyTorchGeneration // known when the client is made, as is
 	pings bool              // whether its greeting has a ping
@@ -72,7 +72,7 @@ func DialPyTorch(ctx context.Context, addr string, config PyTorchClientConfig) (
 		addr: addr, gen: config.Generation, pings: config.Generation == PyTorch2,
 		busy: map[*pyTorchLine]struct{}{}, knows: map[verb]bool{}, gone: make(chan struct{}),
 	}
-	c.verbs.do = c.do
+	c.methods.do = c.do
 	ctx, release := deadline(ctx)
 	defer release()
 	l, err := c.open(ctx)

@@ -52,7 +52,7 @@ func OpenPyTorchFile(path string, numWorkers int) (*PyTorchFile, error) {
 		return nil, &Error{Op: "open", Addr: path, Err: plainPath(err)}
 	}
 	s := &PyTorchFile{File: f, numWorkers: numWorkers}
-	f.verbs.do = s.do
+	f.methods.do = s.do
 	if _, err := f.Add(ctx, refKey, 1); err != nil {
 		f.Close()
 		return nil, err

@@ -686,7 +686,7 @@ func FuzzPyTorchAnswers(f *testing.F) {
 				addr: "pipe", gen: PyTorch2, pings: true, busy: map[*pyTorchLine]struct{}{}, gone: make(chan struct{}),
 				knows: map[verb]bool{verbQueueLen: true, verbListKeys: true},
 			}
-			c.verbs.do = c.do
+			c.methods.do = c.do
 			c.idle = append(c.idle, newPyTorchLine(here))
 			call(c)
 			c.Close()

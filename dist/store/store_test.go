@@ -21,7 +21,7 @@ import (
 
 // pipeClient connects a client to the server without a socket. The Fault acts
 // on the server's end.
-func pipeClient(t testing.TB, srv *Server) (*Client, *transport.Fault) {
+func pipeClient(t testing.TB, srv *Server) (*Client, *transport.Injector) {
 	near, far := transport.Pipe(proto)
 	f := transport.Inject(far)
 	go srv.serve(far)

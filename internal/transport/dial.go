@@ -262,3 +262,11 @@ func isLate(err error) bool {
 	var timeout net.Error
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
+
+// DialFunc connects like [net.Dialer.DialContext].
+type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
+
+// WithDialer makes Dial connect through d in place of the system's network, and
+// pause between its tries for times that can be foretold: for a network inside
+// the process. A nil d is the system's network.
+func WithDialer(d DialFunc) DialOption { return func(o *dialing) { o.dialer = d } }

@@ -77,7 +77,7 @@ func (q *fdQueue) close() {
 // copy; fd stays the caller's. It is an error on anything but a unix connection.
 func (c *Conn) SendFD(kind byte, fd int, payloads ...[]byte) error {
 	nc := c.nc
-	if f, ok := nc.(*Fault); ok {
+	if f, ok := nc.(*Injector); ok {
 		var err error
 		if nc, err = f.write(); err != nil {
 			return c.fail("send fd", err)

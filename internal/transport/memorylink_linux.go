@@ -140,12 +140,12 @@ func (l *memoryLink) readv(p, spare []byte, sure int) (int, error) {
 		return 0, net.ErrClosed
 	}
 	defer l.leave()
-	h := Haste{} // what there is costs no look at the clock
+	h := PollOptions{} // what there is costs no look at the clock
 	if n, err := l.receive(p, spare, &h); err != errNothing {
 		return n, err
 	}
 	began := time.Now()
-	h = Haste{Spin: l.forBytes.time()}
+	h = PollOptions{Spin: l.forBytes.time()}
 	if sure >= ringPiece { // the writer is at it
 		h.Spin = lookTime
 	}
@@ -165,7 +165,7 @@ func (l *memoryLink) readv(p, spare []byte, sure int) (int, error) {
 }
 
 // poll implements [poller].
-func (l *memoryLink) poll(p []byte, h Haste) (int, error) {
+func (l *memoryLink) poll(p []byte, h PollOptions) (int, error) {
 	if !l.enter() {
 		return 0, net.ErrClosed
 	}
@@ -175,7 +175,7 @@ func (l *memoryLink) poll(p []byte, h Haste) (int, error) {
 
 // receive takes what has come, or what comes in the time of h, which it uses up.
 // It is errNothing when nothing has.
-func (l *memoryLink) receive(p, spare []byte, h *Haste) (int, error) {
+func (l *memoryLink) receive(p, spare []byte, h *PollOptions) (int, error) {
 	c := l.in.control
 	var began time.Time
 	for looks := 1; ; looks++ {

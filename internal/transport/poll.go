@@ -13,11 +13,11 @@ var errNothing = errors.New("nothing has come")
 // poller is a source that can be asked without waiting for it.
 type poller interface {
 	// poll reads into p what there is, or is errNothing.
-	poll(p []byte, h Haste) (int, error)
+	poll(p []byte, h PollOptions) (int, error)
 }
 
-// Haste is how Poll waits. The zero Haste takes what is there.
-type Haste struct {
+// PollOptions is how Poll waits. The zero PollOptions takes what is there.
+type PollOptions struct {
 	// Spin is how long the connection is asked again and again, with room for
 	// others on the core in between. It ends early when GoOn, which may be nil,
 	// returns false.
@@ -37,7 +37,7 @@ func (c *Conn) CanPoll() bool { return c.asked != nil }
 // due soon that saves wake-ups, and a caller whose context may end can wait so
 // without anybody to interrupt it. An error is left for the next read, and
 // makes it true. It is for who reads the connection.
-func (c *Conn) Poll(h Haste) bool {
+func (c *Conn) Poll(h PollOptions) bool {
 	if c.in.r < c.in.w || c.in.err != nil {
 		return true
 	}

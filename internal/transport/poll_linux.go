@@ -9,13 +9,13 @@ import (
 )
 
 // poll implements [poller].
-func (s *socket) poll(p []byte, h Haste) (int, error) {
+func (s *socket) poll(p []byte, h PollOptions) (int, error) {
 	if s.glance == nil {
 		s.glance = s.look
 	}
-	s.haste = h
+	s.polling = h
 	n, err := s.recvmsg(p, nil, s.glance)
-	s.haste = Haste{}
+	s.polling = PollOptions{}
 	return n, err
 }
 
@@ -23,25 +23,25 @@ func (s *socket) poll(p []byte, h Haste) (int, error) {
 func (s *socket) look(fd uintptr) bool {
 	var began time.Time
 	for !s.take(fd) {
-		if spin := s.haste.Spin; spin > 0 {
+		if spin := s.polling.Spin; spin > 0 {
 			now := time.Now()
 			if began.IsZero() {
 				began = now
 			}
-			if now.Sub(began) < spin && (s.haste.GoOn == nil || s.haste.GoOn()) {
+			if now.Sub(began) < spin && (s.polling.GoOn == nil || s.polling.GoOn()) {
 				// The peer may be waiting for this very core.
 				_, _, _ = unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
 				continue
 			}
-			s.haste.Spin = 0
+			s.polling.Spin = 0
 		}
-		if s.haste.Block <= 0 {
+		if s.polling.Block <= 0 {
 			s.in.errno = unix.EAGAIN
 			return true
 		}
 		s.setLowWater(fd, 1) // after a long read nothing short would end the wait
-		await(fd, s.haste.Block)
-		s.haste.Block = 0
+		await(fd, s.polling.Block)
+		s.polling.Block = 0
 	}
 	return true
 }

@@ -26,7 +26,7 @@ func TestPollAfterLongRead(t *testing.T) {
 	})
 	began := time.Now()
 	const long = 20 * time.Second
-	for !far.Poll(Haste{Block: long}) {
+	for !far.Poll(PollOptions{Block: long}) {
 	}
 	if waited := time.Since(began); waited >= long {
 		t.Errorf("a short frame was found after %v", waited)

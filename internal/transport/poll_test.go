@@ -37,13 +37,13 @@ func TestPoll(t *testing.T) {
 			c := NewConn(in, "test")
 			defer c.Close()
 			if !c.CanPoll() {
-				if c.Poll(Haste{Spin: time.Hour, Block: time.Hour}) {
+				if c.Poll(PollOptions{Spin: time.Hour, Block: time.Hour}) {
 					t.Error("a connection that cannot be polled has something")
 				}
 				return
 			}
 			asked := 0
-			for name, h := range map[string]Haste{
+			for name, h := range map[string]PollOptions{
 				"at once": {},
 				"spin":    {Spin: 100 * time.Microsecond},
 				"block":   {Block: time.Millisecond},
@@ -64,7 +64,7 @@ func TestPoll(t *testing.T) {
 				t.Fatal(err)
 			}
 			// It comes soon, whichever way it is waited for.
-			if !c.Poll(Haste{Spin: time.Second}) && !c.Poll(Haste{Block: time.Minute}) {
+			if !c.Poll(PollOptions{Spin: time.Second}) && !c.Poll(PollOptions{Block: time.Minute}) {
 				t.Fatal("nothing came")
 			}
 			if !c.FrameBuffered() {
@@ -76,7 +76,7 @@ func TestPoll(t *testing.T) {
 			if c.FrameBuffered() {
 				t.Error("half a frame counts as whole")
 			}
-			if !c.Poll(Haste{}) {
+			if !c.Poll(PollOptions{}) {
 				t.Error("half a frame is something")
 			}
 			go out.Write(frame[HeaderSize+1:])
@@ -84,7 +84,7 @@ func TestPoll(t *testing.T) {
 				t.Errorf("%d, %q, %v", kind, p, err)
 			}
 			out.Close()
-			for !c.Poll(Haste{Block: time.Minute}) {
+			for !c.Poll(PollOptions{Block: time.Minute}) {
 			}
 			if _, _, err := c.ReadFrame(nil, 10); !errors.Is(err, io.EOF) {
 				t.Errorf("%v, want the end", err)
@@ -99,7 +99,7 @@ func TestPoll(t *testing.T) {
 	a, b := Pipe("test")
 	defer a.Close()
 	defer b.Close()
-	if a.CanPoll() || a.Poll(Haste{Spin: time.Hour}) {
+	if a.CanPoll() || a.Poll(PollOptions{Spin: time.Hour}) {
 		t.Error("a pipe cannot be polled")
 	}
 }
@@ -111,7 +111,7 @@ func pollFrames(t *testing.T, connect func(testing.TB) (near, far *Conn)) {
 	if !far.CanPoll() {
 		t.Skip("cannot be polled on this system")
 	}
-	if far.Poll(Haste{}) || far.Poll(Haste{Spin: 50 * time.Microsecond, Block: time.Millisecond}) {
+	if far.Poll(PollOptions{}) || far.Poll(PollOptions{Spin: 50 * time.Microsecond, Block: time.Millisecond}) {
 		t.Error("something, and nothing was sent")
 	}
 	go func() {
@@ -126,14 +126,14 @@ func pollFrames(t *testing.T, connect func(testing.TB) (near, far *Conn)) {
 		near.Close()
 	}()
 	for i := range 50 {
-		for !far.Poll(Haste{Spin: time.Microsecond, Block: time.Millisecond}) {
+		for !far.Poll(PollOptions{Spin: time.Microsecond, Block: time.Millisecond}) {
 		}
 		kind, p, err := far.ReadFrame(nil, 1<<20)
 		if err != nil || int(kind) != i || !bytes.Equal(p, pattern(i*i*i*4, uint64(i))) {
 			t.Fatalf("frame %d: kind %d, %d bytes, %v", i, kind, len(p), err)
 		}
 	}
-	for !far.Poll(Haste{Block: time.Minute}) {
+	for !far.Poll(PollOptions{Block: time.Minute}) {
 	}
 	if _, _, err := far.ReadFrame(nil, 10); !errors.Is(err, io.EOF) {
 		t.Errorf("%v, want the end", err)

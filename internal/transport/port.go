@@ -255,3 +255,18 @@ func (p *Port) shake(nc net.Conn, said []byte) (link net.Conn, proto string, err
 	proto, err = serverHandshake(secure, p.token, key, func(proto string) verdict { return p.judge(proto, false) })
 	return secure, proto, err
 }
+
+// ListenOn opens a port on a listener that is not of the system's network, and
+// owns it.
+func ListenOn(ln net.Listener, token Token) (*Port, error) {
+	if token.IsZero() {
+		return nil, &Error{Op: "listen", Addr: addressOf(ln.Addr()), Err: ErrNoToken}
+	}
+	secure, err := tlsConfig(token)
+	if err != nil {
+		return nil, &Error{Op: "listen", Addr: addressOf(ln.Addr()), Err: err}
+	}
+	p := makePort(ln, token, secure, handshakeTimeout, maxHalfOpen)
+	p.open()
+	return p, nil
+}

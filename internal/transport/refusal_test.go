@@ -173,7 +173,7 @@ func TestMembersAreNoStrangers(t *testing.T) {
 }
 
 func TestSeenForgetsTheOldest(t *testing.T) {
-	var s seen
+	var s nonces
 	nonce := make([]byte, nonceSize)
 	say := func(i int) bool {
 		nonce[0], nonce[1], nonce[2] = byte(i), byte(i>>8), byte(i>>16)
@@ -187,8 +187,8 @@ func TestSeenForgetsTheOldest(t *testing.T) {
 	if say(maxSeen+9) || say(10) {
 		t.Error("what was said lately is taken again")
 	}
-	if !say(0) || len(s.nonces) != maxSeen || len(s.order) != maxSeen {
-		t.Errorf("%d nonces, %d in order, want %d", len(s.nonces), len(s.order), maxSeen)
+	if !say(0) || len(s.known) != maxSeen || len(s.order) != maxSeen {
+		t.Errorf("%d nonces, %d in order, want %d", len(s.known), len(s.order), maxSeen)
 	}
 }
 

@@ -37,8 +37,8 @@ type socket struct {
 	in, out transfer
 
 	// of the poll in progress
-	haste  Haste
-	glance func(fd uintptr) bool
+	polling PollOptions
+	glance  func(fd uintptr) bool
 }
 
 // transfer is one direction of a socket: the arguments and results of the
@@ -256,3 +256,7 @@ func tryReceive(fd uintptr, header *unix.Msghdr) (int, syscall.Errno) {
 	n, _, errno := unix.Syscall(unix.SYS_RECVMSG, fd, uintptr(unsafe.Pointer(header)), flags)
 	return int(n), errno
 }
+
+// abstractSockets says that a unix address may begin with "@" and then has no
+// name in the file system.
+const abstractSockets = true

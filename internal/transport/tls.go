@@ -252,17 +252,17 @@ func (l *tlsLink) writev(bufs [][]byte) error {
 }
 
 // poll implements [poller]: records that have come are read, others waited for as h says.
-func (l *tlsLink) poll(p []byte, h Haste) (int, error) {
-	l.wire.haste = &h
+func (l *tlsLink) poll(p []byte, h PollOptions) (int, error) {
+	l.wire.polling = &h
 	n, err := l.Conn.Read(p)
-	l.wire.haste = nil
+	l.wire.polling = nil
 	if errors.Is(err, errNotYet) {
 		err = errNothing
 	}
 	return n, err
 }
 
-// errNotYet is what a session reads of a wire in haste. What it has had of a
+// errNotYet is what a session reads of a wire during a poll. What it has had of a
 // record it keeps, for the error is a passing one.
 var errNotYet net.Error = notYet{}
 
@@ -275,11 +275,11 @@ func (notYet) Temporary() bool { return true }
 // wire is what a session's records travel over.
 type wire struct {
 	net.Conn
-	src   io.Reader
-	haste *Haste // of the poll in progress, or nil
-	in    []byte // read and not yet taken
-	buf   []byte
-	open  bool // whether anything may be written
+	src     io.Reader
+	polling *PollOptions // of the poll in progress, or nil
+	in      []byte       // read and not yet taken
+	buf     []byte
+	open    bool // whether anything may be written
 
 	mu   sync.Mutex // the reader answers when the peer changes keys
 	held bool
@@ -316,10 +316,10 @@ func (w *wire) Read(p []byte) (int, error) {
 
 // receive fills the buffer, within the time of a poll if there is one.
 func (w *wire) receive() (int, error) {
-	if w.haste == nil {
+	if w.polling == nil {
 		return w.src.Read(w.buf)
 	}
-	n, err := w.src.(poller).poll(w.buf, *w.haste)
+	n, err := w.src.(poller).poll(w.buf, *w.polling)
 	if errors.Is(err, errNothing) {
 		return 0, errNotYet
 	}

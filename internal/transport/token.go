@@ -29,7 +29,7 @@ type Token struct {
 
 type secret struct {
 	key  [32]byte
-	said seen // first words of members, so that none is taken twice
+	said nonces // first words of members, so that none is taken twice
 }
 
 // NewToken returns a random token.

@@ -48,7 +48,7 @@ type MeshOptions struct {
 // the ranks of a node their Shm's own. A wait on a link ends with the news of
 // a fault that comes over them; while all is well they carry beats, and
 // the call of a rank that has waited for long, or has seen nobody's (see
-// stall.go).
+// watchdog.go).
 type Mesh struct {
 	cfg    Config
 	n      int
@@ -605,4 +605,20 @@ func (m *Mesh) late(ctx context.Context, c *operation.Call, missing ...fault.Mem
 // others returns all members but this rank.
 func (m *Mesh) others() []fault.Member {
 	return slices.Delete(slices.Clone(m.cfg.Members), m.cfg.Rank, m.cfg.Rank+1)
+}
+
+// Trouble implements [collective.Backend].
+func (m *Mesh) Trouble(c operation.Call) error {
+	if err := m.usable(&c); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if f := m.fault; f != nil {
+		return m.cfg.faultError(&c, f.rank, f.kind, f.text)
+	}
+	for r := range m.left {
+		return m.cfg.faultError(&c, r, kindLeft, "")
+	}
+	return nil
 }

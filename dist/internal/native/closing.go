@@ -5,7 +5,6 @@ package native
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -171,78 +170,6 @@ func (s *star) checked(from int, payload []byte) error {
 		return fmt.Errorf("it speaks for rank %d", rank)
 	default:
 		s.came(rank, seq)
-	}
-	return nil
-}
-
-// unconfirmed returns the last calls of this rank, the oldest first, if it
-// cannot know that all ranks have made the last one.
-func (h *history) unconfirmed() []operation.Call {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	last := &h.calls[h.last%pastCalls]
-	if h.last == 0 || last.Seq != h.last || !last.Op.Rooted() && last.Parts == nil {
-		return nil
-	}
-	var calls []operation.Call
-	for i := uint64(1); i <= pastCalls; i++ {
-		if c := h.calls[(h.last+i)%pastCalls]; c.Seq != 0 {
-			c.Parts, c.Recvs = nil, nil
-			calls = append(calls, c)
-		}
-	}
-	return calls
-}
-
-// checks compares another rank's last calls with this one's, if it has come as
-// far, and else keeps them until it does. fits says that it has and they fit.
-func (h *history) checks(cfg *Config, rank int, calls []operation.Call) (fits bool, err error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	seq := calls[len(calls)-1].Seq
-	if err := h.differ(cfg, rank, calls); err != nil {
-		return false, err
-	}
-	if seq <= h.last {
-		return true, nil
-	}
-	if len(h.asked) < maxInquiries*len(cfg.Members) {
-		h.asked = append(h.asked, askedCalls{rank, calls})
-	}
-	return false, nil
-}
-
-// askedCalls are another rank's calls that this one has not all made yet.
-type askedCalls struct {
-	rank  int
-	calls []operation.Call
-}
-
-// catchUp compares what others have asked about with the call that begins, and
-// returns the number up to which they now fit, 0 if nobody waits for that. The
-// history is locked.
-func (h *history) catchUp(cfg *Config) (fit uint64, err error) {
-	for _, a := range h.asked {
-		if err := h.differ(cfg, a.rank, a.calls); err != nil {
-			return 0, err
-		}
-		if seq := a.calls[len(a.calls)-1].Seq; seq <= h.last {
-			fit = max(fit, seq)
-		}
-	}
-	h.asked = slices.DeleteFunc(h.asked, func(a askedCalls) bool { return a.calls[len(a.calls)-1].Seq <= h.last })
-	return fit, nil
-}
-
-// differ returns an error if a rank's calls and this one's of the same numbers
-// do not fit. The history is locked.
-func (h *history) differ(cfg *Config, rank int, calls []operation.Call) error {
-	for i := range calls {
-		mine := &h.calls[calls[i].Seq%pastCalls]
-		if mine.Seq == calls[i].Seq && !mine.Matches(&calls[i]) {
-			return &fault.MismatchError{Group: cfg.Group, Seq: mine.Seq,
-				Here: fault.RankCall{Rank: cfg.Rank, Call: *mine}, There: fault.RankCall{Rank: rank, Call: calls[i]}}
-		}
 	}
 	return nil
 }

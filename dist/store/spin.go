@@ -34,15 +34,15 @@ type spinner struct{ skip, last int }
 
 // wait polls the connection, while goOn says so.
 func (s *spinner) wait(c *transport.Conn, goOn func() bool) bool {
-	if c.Poll(transport.Haste{}) {
+	if c.Poll(transport.PollOptions{}) {
 		return true
 	}
 	if s.skip > 0 {
 		s.skip--
-		return c.Poll(transport.Haste{Block: blockTime})
+		return c.Poll(transport.PollOptions{Block: blockTime})
 	}
 	began := time.Now()
-	come := c.Poll(transport.Haste{Spin: spinTime, GoOn: goOn, Block: blockTime})
+	come := c.Poll(transport.PollOptions{Spin: spinTime, GoOn: goOn, Block: blockTime})
 	if come && time.Since(began) < spinTime {
 		s.last = 0
 	} else {

@@ -25,7 +25,7 @@ func TestClientThatReadsNoReplies(t *testing.T) {
 					here, there := transport.Pipe(proto)
 					defer here.Close()
 					defer there.Close()
-					p := newPatron(here)
+					p := newReplyWriter(here)
 					for i := range tc.replies {
 						p.wake(uint64(i+1), reply{value: tc.value})
 					}

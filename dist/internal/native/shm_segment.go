@@ -55,16 +55,6 @@ const (
 	faultSet
 )
 
-// What a fault is about.
-const (
-	kindDied     = iota + 1 // the process has ended; the text is the signal, if known
-	kindLeft                // the rank closed its group
-	kindFailed              // the rank gave up; the text is why
-	kindMismatch            // the text is two calls that do not fit, encoded
-	kindSilent              // nothing was heard of the rank; the text says for how long
-	kindTimeout             // the rank ran out of time; the text is for whom it waited, encoded
-)
-
 // block is what one rank writes and the others read. The memory for what
 // travels beside its calls lies behind it.
 type block struct {

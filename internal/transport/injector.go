@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// Fault makes a connection fail, for tests of what stands on it. It acts on
+// Injector makes a connection fail, for tests of what stands on it. It acts on
 // one end; the peer sees what it would see of a process that died or stopped.
 // All methods may be called at any time, from any goroutine.
-type Fault struct {
+type Injector struct {
 	net.Conn
 	src io.Reader
 
@@ -33,9 +33,9 @@ type Fault struct {
 	numWrote int64
 }
 
-// Inject puts a Fault under c, which must not have been used yet.
-func Inject(c *Conn) *Fault {
-	f := &Fault{Conn: c.nc, src: c.in.src, toWrite: math.MaxInt64, toRead: math.MaxInt64}
+// Inject puts an Injector under c, which must not have been used yet.
+func Inject(c *Conn) *Injector {
+	f := &Injector{Conn: c.nc, src: c.in.src, toWrite: math.MaxInt64, toRead: math.MaxInt64}
 	f.cond.L = &f.mu
 	c.nc = f
 	c.many, c.asked = nil, nil
@@ -45,13 +45,13 @@ func Inject(c *Conn) *Fault {
 
 // Cut ends the connection as a reset does: this end's operations fail with
 // ECONNRESET, the peer finds the stream ended.
-func (f *Fault) Cut() {
+func (f *Injector) Cut() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cutLocked()
 }
 
-func (f *Fault) cutLocked() {
+func (f *Injector) cutLocked() {
 	f.cut = true
 	f.cond.Broadcast()
 	f.Conn.Close()
@@ -59,7 +59,7 @@ func (f *Fault) cutLocked() {
 
 // write waits like Write and returns the connection below, for what is
 // written to it in another way.
-func (f *Fault) write() (net.Conn, error) {
+func (f *Injector) write() (net.Conn, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.Conn, f.pass(&f.writeBy)
@@ -67,14 +67,14 @@ func (f *Fault) write() (net.Conn, error) {
 
 // CutAfterWriting cuts the connection once n more bytes have been written,
 // which may be within a frame.
-func (f *Fault) CutAfterWriting(n int64) {
+func (f *Injector) CutAfterWriting(n int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.toWrite = n
 }
 
 // CutAfterReading cuts the connection once n more bytes have been read.
-func (f *Fault) CutAfterReading(n int64) {
+func (f *Injector) CutAfterReading(n int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.toRead = n
@@ -82,14 +82,14 @@ func (f *Fault) CutAfterReading(n int64) {
 
 // Stall makes this end fall silent like a stopped process: nothing is read
 // or written, nothing fails, until Resume, a deadline, or Close.
-func (f *Fault) Stall() {
+func (f *Injector) Stall() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.stalled = true
 }
 
 // Resume ends a stall.
-func (f *Fault) Resume() {
+func (f *Injector) Resume() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.stalled = false
@@ -97,14 +97,14 @@ func (f *Fault) Resume() {
 }
 
 // Counts returns the bytes read and written so far.
-func (f *Fault) Counts() (read, written int64) {
+func (f *Injector) Counts() (read, written int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.numRead, f.numWrote
 }
 
 // pass waits while the connection is stalled. The lock is held.
-func (f *Fault) pass(by *deadline) error {
+func (f *Injector) pass(by *deadline) error {
 	for {
 		switch {
 		case f.cut:
@@ -122,7 +122,7 @@ func (f *Fault) pass(by *deadline) error {
 
 // Read implements net.Conn. Bytes that come to a read already waiting when a
 // stall begins are held back.
-func (f *Fault) Read(p []byte) (int, error) {
+func (f *Injector) Read(p []byte) (int, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err := f.pass(&f.readBy); err != nil {
@@ -161,7 +161,7 @@ func (f *Fault) Read(p []byte) (int, error) {
 }
 
 // Write implements net.Conn.
-func (f *Fault) Write(p []byte) (int, error) {
+func (f *Injector) Write(p []byte) (int, error) {
 	f.mu.Lock()
 	if err := f.pass(&f.writeBy); err != nil {
 		f.mu.Unlock()
@@ -190,7 +190,7 @@ func (f *Fault) Write(p []byte) (int, error) {
 }
 
 // Close implements net.Conn.
-func (f *Fault) Close() error {
+func (f *Injector) Close() error {
 	f.mu.Lock()
 	f.closed = true
 	f.readBy.set(time.Time{}, &f.cond)
@@ -200,7 +200,7 @@ func (f *Fault) Close() error {
 }
 
 // SetDeadline implements net.Conn.
-func (f *Fault) SetDeadline(t time.Time) error {
+func (f *Injector) SetDeadline(t time.Time) error {
 	f.mu.Lock()
 	f.readBy.set(t, &f.cond)
 	f.writeBy.set(t, &f.cond)
@@ -209,7 +209,7 @@ func (f *Fault) SetDeadline(t time.Time) error {
 }
 
 // SetReadDeadline implements net.Conn.
-func (f *Fault) SetReadDeadline(t time.Time) error {
+func (f *Injector) SetReadDeadline(t time.Time) error {
 	f.mu.Lock()
 	f.readBy.set(t, &f.cond)
 	f.mu.Unlock()
@@ -217,7 +217,7 @@ func (f *Fault) SetReadDeadline(t time.Time) error {
 }
 
 // SetWriteDeadline implements net.Conn.
-func (f *Fault) SetWriteDeadline(t time.Time) error {
+func (f *Injector) SetWriteDeadline(t time.Time) error {
 	f.mu.Lock()
 	f.writeBy.set(t, &f.cond)
 	f.mu.Unlock()
