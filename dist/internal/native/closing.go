@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
@@ -172,40 +171,6 @@ func (s *star) checked(from int, payload []byte) error {
 		s.came(rank, seq)
 	}
 	return nil
-}
-
-// compareCalls takes the last calls of a rank that wants to leave.
-func (m *Mesh) compareCalls(rank int, calls []operation.Call) (fits bool) {
-	fits, err := m.past.checks(&m.cfg, rank, calls)
-	if err != nil {
-		m.Fail(err)
-	}
-	return fits
-}
-
-// confirm returns an error of a call that has ended well here and was not the
-// others': one found meanwhile, or in the last calls.
-func (m *Mesh) confirm() error {
-	if calls := m.past.unconfirmed(); calls != nil && m.whole.Err() == nil {
-		patience := time.NewTimer(confirmPatience)
-		defer patience.Stop()
-		select {
-		case <-m.star.confirm(calls):
-		case <-m.whole.Done():
-		case <-patience.C:
-		}
-	}
-	m.mu.Lock()
-	failed := m.fault
-	m.mu.Unlock()
-	if failed == nil || failed.kind != kindMismatch || m.told.Load() {
-		return nil
-	}
-	err := m.cfg.faultError(nil, failed.rank, failed.kind, failed.text)
-	if e, ok := err.(*fault.MismatchError); !ok || e.Here.Group != "" || e.There.Group != "" {
-		return nil // a call on another group tells it
-	}
-	return m.fail(err)
 }
 
 // encodeCheck makes the payload of frameCheck: a rank and its last calls.

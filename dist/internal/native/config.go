@@ -3,6 +3,7 @@
 package native
 
 import (
+	"context"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/fault"
@@ -58,3 +59,11 @@ type Config struct {
 	// this one. May be nil.
 	Doing func(asker int) fault.Doing
 }
+
+// withLimit bounds a wait of a call by what is left of the group's limit.
+func (cfg *Config) withLimit(ctx context.Context, c *operation.Call) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(ctx, c.Start().Add(cfg.Timeout))
+}
+
+// newsPatience is how long a cut connection waits for the star to say why.
+const newsPatience = 500 * time.Millisecond

@@ -262,31 +262,6 @@ func (cfg *Config) askAll(members []fault.Member, ask func(rank int, stop <-chan
 	return doing
 }
 
-// Ask returns what another rank is doing; a zero Doing if it does not say.
-// stop ends the wait for its answer.
-func (m *Mesh) Ask(rank int, stop <-chan struct{}) fault.Doing { return m.star.ask(rank, stop) }
-
-// AskWhere is Ask, and says where the rank's program is as well.
-func (m *Mesh) AskWhere(rank int, stop <-chan struct{}) fault.Doing {
-	return m.star.askFor(rank, askWhere, stop)
-}
-
-// AskWhere is [Mesh.AskWhere].
-func (s *Shm) AskWhere(rank int, stop <-chan struct{}) fault.Doing {
-	if s.askWhere == nil || rank < 0 || rank >= s.n {
-		return s.Ask(rank, stop)
-	}
-	return s.askWhere(rank, stop)
-}
-
-// Ask is [Mesh.Ask].
-func (s *Shm) Ask(rank int, stop <-chan struct{}) fault.Doing {
-	if s.ask == nil || rank < 0 || rank >= s.n {
-		return fault.Doing{}
-	}
-	return s.ask(rank, stop)
-}
-
 func encodeAsk(asker, about int, number uint32) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(asker))
 	b = binary.LittleEndian.AppendUint32(b, uint32(about))

@@ -36,7 +36,7 @@ type executor struct {
 	kept           map[planKey]*keptPlan
 
 	work, input []byte // scratch: working memory, and the input where it is prepared
-	steps       steps
+	run         planRun
 }
 
 // planKey is what a plan depends on, but for parts that only this rank knows.
@@ -51,7 +51,7 @@ type planKey struct {
 type keptPlan struct {
 	collective.Plan
 	parts, recvs []int
-	runner
+	planReduction
 }
 
 // maxKept is how many plans are kept.
@@ -79,32 +79,24 @@ func (e *executor) planFor(cfg *Config, c *operation.Call) (*keptPlan, error) {
 	return k, nil
 }
 
-// collective runs the plan that is chosen for a call.
-func (e *executor) collective(ctx context.Context, l link, cfg *Config, c *operation.Call, in, out []byte) error {
+// execute chooses the plan of a call and runs it on a link.
+func (e *executor) execute(ctx context.Context, l link, cfg *Config, c *operation.Call, in, out []byte) error {
 	k, err := e.planFor(cfg, c)
 	if err != nil {
 		return err
 	}
-	return e.do(ctx, l, c, &k.Plan, &k.runner, in, out)
+	return e.runPlan(ctx, l, c, &k.Plan, &k.planReduction, in, out)
 }
 
-// run runs a rank's plan for a call on a link.
-func (e *executor) run(ctx context.Context, l link, c *operation.Call, p *collective.Plan, in, out []byte) error {
-	if err := p.Check(e.rank, e.numRanks, c.DType.Size()); err != nil {
-		return fmt.Errorf("dist: the plan of %v: %w", c, err)
-	}
-	return e.do(ctx, l, c, p, &runner{}, in, out)
-}
-
-// runner is what reduces in a plan.
-type runner struct {
+// planReduction is what a plan reduces with.
+type planReduction struct {
 	op        operation.ReduceOp
 	reduction collective.Reduction
 	into      collective.Reducer // reduction's, nil until it has been made
 }
 
 // prepare makes the reduction of a call.
-func (r *runner) prepare(c *operation.Call, numRanks int) error {
+func (r *planReduction) prepare(c *operation.Call, numRanks int) error {
 	if !c.Op.Reduces() || r.into != nil && r.op == c.Reduce {
 		return nil
 	}
@@ -116,7 +108,9 @@ func (r *runner) prepare(c *operation.Call, numRanks int) error {
 	return err
 }
 
-func (e *executor) do(ctx context.Context, l link, c *operation.Call, p *collective.Plan, r *runner, in, out []byte) error {
+// runPlan runs one rank's plan of a call: it prepares the link and what the plan reduces,
+// then moves the pieces.
+func (e *executor) runPlan(ctx context.Context, l link, c *operation.Call, p *collective.Plan, r *planReduction, in, out []byte) error {
 	if err := r.prepare(c, e.numRanks); err != nil {
 		return err
 	}
@@ -136,7 +130,7 @@ func (e *executor) do(ctx context.Context, l link, c *operation.Call, p *collect
 			r.reduction.Prepare(out, out)
 		}
 	}
-	s := &e.steps
+	s := &e.run
 	s.ctx, s.link, s.c, s.p, s.r, s.stepped = ctx, l, c, p, r, 0
 	p.Map(&s.mem, in, out, work, size)
 	if fits {
@@ -157,19 +151,19 @@ func grown(scratch *[]byte, size int) []byte {
 	return (*scratch)[:size]
 }
 
-// steps is a run of a plan.
-type steps struct {
+// planRun is one run of a plan.
+type planRun struct {
 	ctx     context.Context
 	link    link
 	c       *operation.Call
 	p       *collective.Plan
-	r       *runner
+	r       *planReduction
 	mem     collective.Memory
 	stepped int // how many of the plan's steps have been done
 }
 
-// take does the steps that come after so many receives.
-func (s *steps) take(received int) {
+// doSteps does the copies and reductions that come after so many receives.
+func (s *planRun) doSteps(received int) {
 	for ; s.stepped < len(s.p.Steps) && s.p.Steps[s.stepped].After <= received; s.stepped++ {
 		s.mem.Do(&s.p.Steps[s.stepped], &s.r.reduction)
 	}
@@ -177,10 +171,10 @@ func (s *steps) take(received int) {
 
 // inTurn sends what can be sent, receives once, and so on. Nobody waits to
 // send, for all sends fit the link.
-func (s *steps) inTurn() error {
+func (s *planRun) inTurn() error {
 	sends, next := s.p.Sends, 0
 	for received := 0; ; received++ {
-		s.take(received)
+		s.doSteps(received)
 		for next < len(sends) && sends[next].After <= received {
 			if err := s.send(&sends[next]); err != nil {
 				return err
@@ -198,16 +192,16 @@ func (s *steps) inTurn() error {
 
 // atOnce sends on a goroutine of its own, so that a rank receives while its
 // sends wait for room.
-func (s *steps) atOnce() error {
-	s.take(0)
+func (s *planRun) atOnce() error {
+	s.doSteps(0)
 	progress := make(chan struct{}, len(s.p.Recvs)) // a token for each receive
 	sent := make(chan error, 1)
 	stop := make(chan struct{})
-	var broken atomic.Pointer[failure] // why the sender gave up
+	var broken atomic.Pointer[firstError] // why the sender gave up
 	go func() {
 		err := s.sendAll(progress, stop)
 		if err != nil {
-			broken.Store(&failure{err})
+			broken.Store(&firstError{err})
 			_ = s.link.fail(err) // ends the receiver's wait
 		}
 		sent <- err
@@ -222,13 +216,13 @@ func (s *steps) atOnce() error {
 			<-sent
 			return err
 		}
-		s.take(i + 1)
+		s.doSteps(i + 1)
 		progress <- struct{}{}
 	}
 	return <-sent
 }
 
-func (s *steps) sendAll(progress, stop <-chan struct{}) error {
+func (s *planRun) sendAll(progress, stop <-chan struct{}) error {
 	received := 0
 	for i := range s.p.Sends {
 		for received < s.p.Sends[i].After {
@@ -246,11 +240,11 @@ func (s *steps) sendAll(progress, stop <-chan struct{}) error {
 	return nil
 }
 
-func (s *steps) send(v *collective.Send) error {
+func (s *planRun) send(v *collective.Send) error {
 	return s.link.sendPiece(s.ctx, s.c, v.To, s.mem.At(v.Range))
 }
 
-func (s *steps) recv(v *collective.Recv) error {
+func (s *planRun) recv(v *collective.Recv) error {
 	var reduce collective.Reducer
 	if v.Reduce {
 		reduce = s.r.into

@@ -63,7 +63,7 @@ func goPlanners(_ *testing.T, n int) []planner {
 	for r, s := range NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{}) {
 		ranks[r] = planner{s, func(ctx context.Context, c *operation.Call, p *collective.Plan, in, out []byte) error {
 			e := executor{rank: r, numRanks: n}
-			return e.run(ctx, s, c, p, in, out)
+			return e.runChecked(ctx, s, c, p, in, out)
 		}}
 	}
 	return ranks
@@ -104,7 +104,7 @@ func tcpPlanners(t *testing.T, n int) []planner {
 			return planner{}, err
 		}
 		return planner{r, func(ctx context.Context, c *operation.Call, p *collective.Plan, in, out []byte) error {
-			return r.exec.run(ctx, r, c, p, in, out)
+			return r.exec.runChecked(ctx, r, c, p, in, out)
 		}}, nil
 	})
 }
@@ -120,7 +120,7 @@ func shmPlanners(t *testing.T, n int) []planner {
 		}
 		return planner{s, func(ctx context.Context, c *operation.Call, p *collective.Plan, in, out []byte) error {
 			e := executor{rank: cfg.Rank, numRanks: n}
-			return e.run(ctx, s, c, p, in, out)
+			return e.runChecked(ctx, s, c, p, in, out)
 		}}, nil
 	})
 }
@@ -199,7 +199,7 @@ func TestPlansThatCannotRun(t *testing.T) {
 	} {
 		s := NewGoRanks(Config{Group: "test", Members: members(n), Topology: collective.Apart(n), Timeout: time.Minute}, GoRanksOptions{})[0]
 		data := make([]byte, 8*collective.PieceBytes)
-		if err := (&executor{numRanks: n}).run(t.Context(), s, &operation.Call{Op: 100, DType: operation.Int64}, &p, data, data); err == nil {
+		if err := (&executor{numRanks: n}).runChecked(t.Context(), s, &operation.Call{Op: 100, DType: operation.Int64}, &p, data, data); err == nil {
 			t.Errorf("%s: the plan ran", name)
 		}
 	}
@@ -244,7 +244,7 @@ func TestSendThatFailsEndsTheCall(t *testing.T) {
 	p := exchange(2, 0, count, count)
 	data := make([]int64, 2*count)
 	c := operation.Call{Op: 100, DType: operation.Int64, Count: count, Seq: 1}
-	if err := (&executor{numRanks: 2}).run(ctx, l, &c, &p, bytesOf(data), bytesOf(data)); !errors.Is(err, errWay) {
+	if err := (&executor{numRanks: 2}).runChecked(ctx, l, &c, &p, bytesOf(data), bytesOf(data)); !errors.Is(err, errWay) {
 		t.Errorf("the call ended with %v, want %v", err, errWay)
 	}
 }
@@ -293,4 +293,12 @@ func TestPipeWrapsAround(t *testing.T) {
 	if err := <-sent; err != nil {
 		t.Error(err)
 	}
+}
+
+// runChecked checks a plan and runs it on a link.
+func (e *executor) runChecked(ctx context.Context, l link, c *operation.Call, p *collective.Plan, in, out []byte) error {
+	if err := p.Check(e.rank, e.numRanks, c.DType.Size()); err != nil {
+		return fmt.Errorf("dist: the plan of %v: %w", c, err)
+	}
+	return e.runPlan(ctx, l, c, p, &planReduction{}, in, out)
 }

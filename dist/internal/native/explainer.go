@@ -45,14 +45,3 @@ func (e *Explainer) say(c *operation.Call, why string) {
 		e.write(fmt.Sprintf("dist: group %q: %v, %d bytes: %s", e.group, c, bytes, why))
 	}
 }
-
-// why says how this rank's data reaches ranks that share memory.
-func (a access) why() string {
-	switch {
-	case a&inBeside != 0:
-		return "shared memory, beside the call: small"
-	case a&(inLent|outLent) != 0:
-		return "shared memory, in place: in memory that peers have mapped"
-	}
-	return "shared memory, through staging slots: in private memory"
-}

@@ -258,3 +258,7 @@ func (f *Fabric) Close() error {
 	f.running.Wait()
 	return errors.Join(errs...)
 }
+
+// replyTimeout limits the wait for a peer's first or next word where the peer
+// answers at once.
+const replyTimeout = 10 * time.Second

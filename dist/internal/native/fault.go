@@ -64,7 +64,7 @@ func (cfg *Config) faultError(c *operation.Call, rank int, kind uint32, text str
 	case kindSilent:
 		e.Cause = &fault.SilentError{Text: text, Here: rank == cfg.Rank}
 	case kindTimeout:
-		e.Cause = cfg.overdueError(c, m, text)
+		e.Cause = cfg.timeoutError(c, m, text)
 		if late, ok := e.Cause.(*fault.TimeoutError); ok {
 			return late
 		}
@@ -97,7 +97,7 @@ func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 	case errors.As(err, &mismatch) && mismatch.Group == cfg.Group:
 		return cfg.Rank, kindMismatch, newMismatch(mismatch).encode()
 	case errors.As(err, &late):
-		if text, ok := cfg.overdueOf(late); ok {
+		if text, ok := cfg.timeoutText(late); ok {
 			return cfg.Rank, kindTimeout, text
 		}
 		return cfg.Rank, kindFailed, err.Error()
@@ -178,3 +178,6 @@ const (
 	kindSilent              // nothing was heard of the rank; the text says for how long
 	kindTimeout             // the rank ran out of time; the text is for whom it waited, encoded
 )
+
+// firstError is the error that ended the group for this rank, which all later calls repeat.
+type firstError struct{ err error }

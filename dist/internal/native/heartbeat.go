@@ -51,11 +51,11 @@ const (
 // stopped, or starved of its processors, has no grounds to accuse others. And
 // a process of the same host that uses processor time is not silent for some
 // more limits: where many fight for few processors its beats may come late.
-type pulse struct {
+type heartbeat struct {
 	star   *star
 	limit  time.Duration // 0: beats are sent, and nobody is accused
 	period time.Duration
-	peers  []peerPulse // by rank
+	peers  []peerBeats // by rank
 
 	// of the hub
 	mu    sync.Mutex
@@ -72,8 +72,8 @@ type pulse struct {
 	mine  [beatSize]byte // likewise
 }
 
-// peerPulse is what is known of the beats of one rank.
-type peerPulse struct {
+// peerBeats is what is known of the beats of one rank.
+type peerBeats struct {
 	frames  atomic.Uint64 // that have come from it
 	seen    uint64        // of them at the last look
 	missed  atomic.Int64  // ns since
@@ -89,13 +89,13 @@ type rankConn struct {
 	conn *transport.Conn
 }
 
-// newPulse returns the pulse of a star, nil if it has none.
-func newPulse(s *star) *pulse {
+// newHeartbeat returns the heartbeat of a star, nil if it has none.
+func newHeartbeat(s *star) *heartbeat {
 	cfg := s.cfg
 	if cfg.Silence <= 0 && cfg.Progress == nil {
 		return nil
 	}
-	p := &pulse{star: s, limit: max(cfg.Silence, 0), period: beatPeriod * time.Duration(max(1, s.numRanks/manyRanks)), peers: make([]peerPulse, s.numRanks),
+	p := &heartbeat{star: s, limit: max(cfg.Silence, 0), period: beatPeriod * time.Duration(max(1, s.numRanks/manyRanks)), peers: make([]peerBeats, s.numRanks),
 		nudge: make(chan struct{}, 1), stop: make(chan struct{}), ended: make(chan struct{})}
 	if s.rank == 0 && cfg.Progress != nil {
 		p.track = newTracker(s.numRanks)
@@ -107,14 +107,14 @@ func newPulse(s *star) *pulse {
 }
 
 // start begins to beat, once.
-func (p *pulse) start() {
+func (p *heartbeat) start() {
 	if p != nil {
 		p.begin.Do(func() { go p.run() })
 	}
 }
 
 // close ends the beats. Nobody starts them after.
-func (p *pulse) close() {
+func (p *heartbeat) close() {
 	if p != nil {
 		close(p.stop)
 		p.begin.Do(func() { close(p.ended) })
@@ -123,14 +123,14 @@ func (p *pulse) close() {
 }
 
 // took notes that a frame has come from a rank.
-func (p *pulse) took(rank int) {
+func (p *heartbeat) took(rank int) {
 	if p != nil {
 		p.peers[rank].frames.Add(1)
 	}
 }
 
 // beaten takes a beat: the hub counts with the sender's progress.
-func (p *pulse) beaten(rank int, payload []byte) error {
+func (p *heartbeat) beaten(rank int, payload []byte) error {
 	progress, err := parseProgress(payload)
 	if err == nil && p != nil && p.track != nil {
 		p.mu.Lock()
@@ -141,7 +141,7 @@ func (p *pulse) beaten(rank int, payload []byte) error {
 }
 
 // skew takes the hub's table.
-func (p *pulse) skew(rank int, payload []byte) error {
+func (p *heartbeat) skew(rank int, payload []byte) error {
 	if p == nil || rank != 0 {
 		return errors.New("a table of late ranks that only a hub sends")
 	}
@@ -153,7 +153,7 @@ func (p *pulse) skew(rank int, payload []byte) error {
 }
 
 // soon asks for a beat before its time.
-func (p *pulse) soon() {
+func (p *heartbeat) soon() {
 	if p == nil {
 		return
 	}
@@ -164,12 +164,12 @@ func (p *pulse) soon() {
 }
 
 // misses reports whether a rank is late with its beats, and may become silent.
-func (p *pulse) misses(rank int) bool {
+func (p *heartbeat) misses(rank int) bool {
 	return p != nil && p.limit > 0 && rank != p.star.rank && time.Duration(p.peers[rank].missed.Load()) >= 2*p.period
 }
 
 // latest returns the last table.
-func (p *pulse) latest() []RankSkew {
+func (p *heartbeat) latest() []RankSkew {
 	if p != nil {
 		if table := p.table.Load(); table != nil {
 			return *table
@@ -178,7 +178,7 @@ func (p *pulse) latest() []RankSkew {
 	return nil
 }
 
-func (p *pulse) run() {
+func (p *heartbeat) run() {
 	defer close(p.ended)
 	tick := time.NewTicker(p.period)
 	defer tick.Stop()
@@ -213,7 +213,7 @@ func (p *pulse) run() {
 }
 
 // beat tells all that this rank is there, and how far.
-func (p *pulse) beat() {
+func (p *heartbeat) beat() {
 	var mine Progress
 	if report := p.star.cfg.Progress; report != nil {
 		mine = report()
@@ -234,7 +234,7 @@ func (p *pulse) beat() {
 
 // reckon makes a new table at the hub, if there is something new, and returns it
 // as it travels.
-func (p *pulse) reckon(mine Progress) []byte {
+func (p *heartbeat) reckon(mine Progress) []byte {
 	if p.track == nil {
 		return nil
 	}
@@ -251,7 +251,7 @@ func (p *pulse) reckon(mine Progress) []byte {
 }
 
 // look accuses those of which nothing has come for too long.
-func (p *pulse) look(awake time.Duration) {
+func (p *heartbeat) look(awake time.Duration) {
 	for _, c := range p.conns {
 		peer := &p.peers[c.rank]
 		if frames := peer.frames.Load(); frames != peer.seen {
@@ -305,3 +305,7 @@ func (s *star) connections(to []rankConn) []rankConn {
 	slices.SortFunc(to, func(a, b rankConn) int { return a.rank - b.rank })
 	return to
 }
+
+// retries is how often a line is tried again within the silence limit, at least where that
+// is longer than three seconds.
+const retries = 3

@@ -29,7 +29,7 @@ func BenchmarkBeat(b *testing.B) {
 				cfg := &Config{Rank: r, Members: make([]fault.Member, n), Silence: time.Hour}
 				cfg.Progress = func() Progress { return Progress{} }
 				stars[r] = newStar(cfg, func(int, uint32, string) {}, func(int) {})
-				stars[r].pulse.period = time.Hour
+				stars[r].beats.period = time.Hour
 			}
 			for r := 1; r < n; r++ {
 				conn, err := transport.Dial(b.Context(), port.Addr(), "test", token)
@@ -44,20 +44,20 @@ func BenchmarkBeat(b *testing.B) {
 				}
 			}
 			// The pulses' own goroutines sleep: this is the only one that beats.
-			hub := stars[0].pulse
+			hub := stars[0].beats
 			hub.conns = stars[0].connections(hub.conns[:0])
 			frames := make([]uint64, n)
 			b.ReportAllocs()
 			for b.Loop() {
 				for r := 1; r < n; r++ {
-					frames[r] = stars[r].pulse.peers[0].frames.Load()
+					frames[r] = stars[r].beats.peers[0].frames.Load()
 				}
 				hub.beat()
 				for i := range hub.peers {
 					hub.peers[i].unheard = 0
 				}
 				for r := 1; r < n; r++ {
-					for stars[r].pulse.peers[0].frames.Load() == frames[r] {
+					for stars[r].beats.peers[0].frames.Load() == frames[r] {
 						time.Sleep(0)
 					}
 				}

@@ -228,3 +228,9 @@ func (f *Fabric) connect(ctx context.Context, rank int, by route) (*transport.Co
 	}
 	return transport.Dial(ctx, addr, Proto, f.token, transport.WithListener(), transport.WithTLS(by == overTLS), transport.WithDialer(f.dialer))
 }
+
+// dialLimit is how long a connection may take to a rank that beats, or is yet to: a handshake
+// is several turns of processes that may have little of a processor.
+func (cfg *Config) dialLimit() time.Duration { return max(2*cfg.Silence, dialAtLeast) }
+
+const dialAtLeast = 5 * time.Second

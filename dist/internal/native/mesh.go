@@ -81,7 +81,7 @@ type Mesh struct {
 	fault    *meshFault
 	news     chan struct{} // closed and replaced when left or fault changes
 
-	failed  atomic.Pointer[failure]
+	failed  atomic.Pointer[firstError]
 	failing sync.Mutex  // held while the others are told of failed
 	told    atomic.Bool // a call has returned it
 	closed  atomic.Bool
@@ -89,7 +89,7 @@ type Mesh struct {
 	in      []byte         // scratch: a piece to be reduced
 	links   []int          // scratch: pieces for each local rank
 	dealt   operation.Call // scratch: a call as one rank's pieces show it
-	lines   []heldLine     // scratch: of the pulse
+	lines   []heldLine     // scratch: of the heartbeat
 	watch   watchdog
 	past    history
 }
@@ -411,10 +411,10 @@ func (m *Mesh) Silent(rank int, text string) {
 }
 
 // Skew returns how late the ranks are, as far as it is known.
-func (m *Mesh) Skew() []RankSkew { return m.star.pulse.latest() }
+func (m *Mesh) Skew() []RankSkew { return m.star.beats.latest() }
 
 // StepEnded says that the program has ended a step.
-func (m *Mesh) StepEnded() { m.star.pulse.soon() }
+func (m *Mesh) StepEnded() { m.star.beats.soon() }
 
 // usable returns an error if no call can be made any more.
 func (m *Mesh) usable(c *operation.Call) error {
@@ -449,7 +449,7 @@ func (m *Mesh) fail(err error) error {
 		m.mu.Unlock()
 		if failed != nil && failed.kind == kindMismatch {
 			err = m.star.settled(e)
-			m.failed.Store(&failure{err})
+			m.failed.Store(&firstError{err})
 		}
 	}
 	return err
@@ -466,7 +466,7 @@ func (m *Mesh) awaitTold() {
 func (m *Mesh) Fail(err error) {
 	m.failing.Lock()
 	defer m.failing.Unlock()
-	m.failed.CompareAndSwap(nil, &failure{err})
+	m.failed.CompareAndSwap(nil, &firstError{err})
 	rank, kind, text := m.cfg.faultOf(err)
 	m.mu.Lock()
 	known := m.fault != nil
@@ -516,9 +516,6 @@ func (m *Mesh) Close() error {
 	return err
 }
 
-// newsPatience is how long a cut connection waits for the star to say why.
-const newsPatience = 500 * time.Millisecond
-
 // explain returns the error of a call whose connection with peer has ended
 // with err: what the star says of it, or that the connection is lost.
 func (m *Mesh) explain(c *operation.Call, peer int, err error) error {
@@ -544,8 +541,8 @@ func (m *Mesh) explain(c *operation.Call, peer int, err error) error {
 		case <-timer.C:
 			// When the hub is silent nobody passes news on: who found it out
 			// first cuts its lines, and others do not hear why.
-			if m.star.pulse.misses(0) && time.Since(start) < m.cfg.Silence {
-				timer.Reset(m.star.pulse.period)
+			if m.star.beats.misses(0) && time.Since(start) < m.cfg.Silence {
+				timer.Reset(m.star.beats.period)
 				continue
 			}
 			if kind, ended := m.cfg.ended(peer, err); ended && transport.NobodyListens(err) {
@@ -621,4 +618,47 @@ func (m *Mesh) Trouble(c operation.Call) error {
 		return m.cfg.faultError(&c, r, kindLeft, "")
 	}
 	return nil
+}
+
+// compareCalls takes the last calls of a rank that wants to leave.
+func (m *Mesh) compareCalls(rank int, calls []operation.Call) (fits bool) {
+	fits, err := m.past.checks(&m.cfg, rank, calls)
+	if err != nil {
+		m.Fail(err)
+	}
+	return fits
+}
+
+// confirm returns an error of a call that has ended well here and was not the
+// others': one found meanwhile, or in the last calls.
+func (m *Mesh) confirm() error {
+	if calls := m.past.unconfirmed(); calls != nil && m.whole.Err() == nil {
+		patience := time.NewTimer(confirmPatience)
+		defer patience.Stop()
+		select {
+		case <-m.star.confirm(calls):
+		case <-m.whole.Done():
+		case <-patience.C:
+		}
+	}
+	m.mu.Lock()
+	failed := m.fault
+	m.mu.Unlock()
+	if failed == nil || failed.kind != kindMismatch || m.told.Load() {
+		return nil
+	}
+	err := m.cfg.faultError(nil, failed.rank, failed.kind, failed.text)
+	if e, ok := err.(*fault.MismatchError); !ok || e.Here.Group != "" || e.There.Group != "" {
+		return nil // a call on another group tells it
+	}
+	return m.fail(err)
+}
+
+// Ask returns what another rank is doing; a zero Doing if it does not say.
+// stop ends the wait for its answer.
+func (m *Mesh) Ask(rank int, stop <-chan struct{}) fault.Doing { return m.star.ask(rank, stop) }
+
+// AskWhere is Ask, and says where the rank's program is as well.
+func (m *Mesh) AskWhere(rank int, stop <-chan struct{}) fault.Doing {
+	return m.star.askFor(rank, askWhere, stop)
 }

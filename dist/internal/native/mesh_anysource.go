@@ -29,70 +29,45 @@ func (m *Mesh) AwaitAny(ctx context.Context, c operation.Call) (src int, err err
 	return src, nil
 }
 
-// readiness is what the watcher of a connection has to say.
+// readiness is what the watcher of a connection reports: a message has begun to come,
+// or the connection has ended with an error.
 type readiness struct {
 	peer int
 	err  error
 }
 
+// anyWait is the wait of a receive from any rank.
+type anyWait struct {
+	m        *Mesh
+	c        *operation.Call
+	ready    chan readiness
+	watched  map[int]*transport.Conn // by peer: connections that have a watcher
+	watchers sync.WaitGroup
+	pause    time.Duration    // before the next look into the pipes
+	gone     <-chan time.Time // when all have left: until what they sent before must have come in
+	overdue  bool             // that time is over
+}
+
 func (m *Mesh) awaitAny(ctx context.Context, c *operation.Call) (int, error) {
 	limit := time.NewTimer(m.cfg.Timeout - time.Since(c.Start()))
 	defer limit.Stop()
-	ready := make(chan readiness, m.n)
-	watched := map[int]*transport.Conn{}
-	var watchers sync.WaitGroup
-	defer func() {
-		for _, conn := range watched {
-			_ = conn.SetReadDeadline(time.Unix(1, 0))
-		}
-		watchers.Wait()
-		for _, conn := range watched {
-			_ = conn.SetReadDeadline(time.Time{})
-		}
-	}()
-	pause := time.Microsecond
-	var gone <-chan time.Time // when all have left: until what they opened before must have come in
-	overdue := false
+	w := &anyWait{m: m, c: c, ready: make(chan readiness, m.n), watched: map[int]*transport.Conn{}, pause: time.Microsecond}
+	defer w.release()
 	for {
 		m.mu.Lock()
 		failed, numLeft, news := m.fault, len(m.left), m.news
 		m.mu.Unlock()
-		for i := 1; i < m.n; i++ {
-			peer := (m.cfg.Rank + i) % m.n
-			if j := m.localOf[peer]; j >= 0 {
-				if m.local.hasMessage(j) {
-					return peer, nil
-				}
-				continue
-			}
-			if watched[peer] != nil {
-				continue
-			}
-			if conn := m.arrived(peer); conn != nil {
-				watched[peer] = conn
-				watchers.Go(func() {
-					if begun, err := conn.Begun(); begun || err != nil {
-						ready <- readiness{peer, err}
-					}
-				})
-			}
+		if peer, found := w.look(); found {
+			return peer, nil
 		}
-		var look <-chan time.Time
-		if m.local != nil {
-			look = time.After(pause)
-			pause = min(2*pause, anyPause)
-		}
+		again := w.nextLook()
 		select {
-		case r := <-ready:
+		case r := <-w.ready:
 			if r.err == nil {
 				return r.peer, nil
 			}
-			// One that has left sends nothing more; its note may come after the
-			// end of its connection.
-			if !m.HasLeft(r.peer) {
-				if err := m.explain(c, r.peer, r.err); !errors.Is(err, fault.ErrLeft) {
-					return 0, err
-				}
+			if err := w.ended(r); err != nil {
+				return 0, err
 			}
 			continue
 		default:
@@ -100,21 +75,21 @@ func (m *Mesh) awaitAny(ctx context.Context, c *operation.Call) (int, error) {
 		switch {
 		case failed != nil:
 			return 0, m.cfg.faultError(c, failed.rank, failed.kind, failed.text)
-		case numLeft == m.n-1 && m.nothingComes(ready, &watchers):
-			if overdue {
+		case numLeft == m.n-1 && w.nothingComes():
+			if w.overdue {
 				return 0, m.cfg.faultError(c, m.others()[0].Rank, kindLeft, "")
 			}
-			if gone == nil {
-				gone = time.After(newsPatience)
+			if w.gone == nil {
+				w.gone = time.After(newsPatience)
 			}
 		}
 		select {
-		case r := <-ready:
-			ready <- r
+		case r := <-w.ready:
+			w.ready <- r
 		case <-news:
-		case <-look:
-		case <-gone:
-			overdue = true
+		case <-again:
+		case <-w.gone:
+			w.overdue = true
 		case <-ctx.Done():
 			return 0, m.late(ctx, c, m.others()...)
 		case <-limit.C:
@@ -123,11 +98,72 @@ func (m *Mesh) awaitAny(ctx context.Context, c *operation.Call) (int, error) {
 	}
 }
 
-// nothingComes reports whether what the ranks sent that have all left has been
-// taken: all watchers have ended, none of them with a message.
-func (m *Mesh) nothingComes(ready chan readiness, watchers *sync.WaitGroup) bool {
-	watchers.Wait() // the ranks have closed their connections
-	return len(ready) == 0
+// look looks into the pipes of all peers, and gives each new connection a watcher. It
+// returns a peer whose message lies in its pipe.
+func (w *anyWait) look() (peer int, found bool) {
+	m := w.m
+	for i := 1; i < m.n; i++ {
+		peer := (m.cfg.Rank + i) % m.n
+		if j := m.localOf[peer]; j >= 0 {
+			if m.local.hasMessage(j) {
+				return peer, true
+			}
+			continue
+		}
+		if w.watched[peer] != nil {
+			continue
+		}
+		if conn := m.arrived(peer); conn != nil {
+			w.watched[peer] = conn
+			w.watchers.Go(func() {
+				if begun, err := conn.Begun(); begun || err != nil {
+					w.ready <- readiness{peer, err}
+				}
+			})
+		}
+	}
+	return 0, false
+}
+
+// nextLook returns when to look into the pipes again; nil where there are none.
+func (w *anyWait) nextLook() <-chan time.Time {
+	if w.m.local == nil {
+		return nil
+	}
+	after := time.After(w.pause)
+	w.pause = min(2*w.pause, anyPause)
+	return after
+}
+
+// ended returns the error of the call for a connection that has ended, nil if its peer
+// has left: a peer that has left sends nothing more, and the news of its leave may come
+// after the end of its connection.
+func (w *anyWait) ended(r readiness) error {
+	if w.m.HasLeft(r.peer) {
+		return nil
+	}
+	if err := w.m.explain(w.c, r.peer, r.err); !errors.Is(err, fault.ErrLeft) {
+		return err
+	}
+	return nil
+}
+
+// nothingComes reports whether everything has been taken that the ranks sent before all
+// of them left: all watchers have ended, none of them with a message.
+func (w *anyWait) nothingComes() bool {
+	w.watchers.Wait() // the ranks have closed their connections
+	return len(w.ready) == 0
+}
+
+// release ends the watchers.
+func (w *anyWait) release() {
+	for _, conn := range w.watched {
+		_ = conn.SetReadDeadline(time.Unix(1, 0))
+	}
+	w.watchers.Wait()
+	for _, conn := range w.watched {
+		_ = conn.SetReadDeadline(time.Time{})
+	}
 }
 
 // hasMessage reports whether a message from a peer has begun to come.

@@ -10,7 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -57,10 +56,6 @@ func (m *Mesh) cutText(limit time.Duration) string {
 	return fmt.Sprintf("for %v by rank %d: the line between the two is cut", limit, m.cfg.Rank)
 }
 
-// retries is how often a line is tried again within the silence limit, at least where that
-// is longer than three seconds.
-const retries = 3
-
 // noWay is what the system says of a line that is cut.
 func noWay(err error) bool {
 	for _, no := range []error{syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH} {
@@ -69,11 +64,6 @@ func noWay(err error) bool {
 		}
 	}
 	return false
-}
-
-// withLimit bounds a wait of a call by what is left of the group's limit.
-func (cfg *Config) withLimit(ctx context.Context, c *operation.Call) (context.Context, context.CancelFunc) {
-	return context.WithDeadline(ctx, c.Start().Add(cfg.Timeout))
 }
 
 // dialWhole connects to a rank that beats. A machine that makes no connection for the
@@ -96,12 +86,6 @@ func (m *Mesh) dialWhole(ctx context.Context, w way) (*transport.Conn, error) {
 		}
 	}
 }
-
-// dialLimit is how long a connection may take to a rank that beats, or is yet to: a handshake
-// is several turns of processes that may have little of a processor.
-func (cfg *Config) dialLimit() time.Duration { return max(2*cfg.Silence, dialAtLeast) }
-
-const dialAtLeast = 5 * time.Second
 
 // errCut is the cause of a context that ended because a peer was not reached.
 var errCut = errors.New("no connection was made in time")

@@ -22,23 +22,25 @@ func (m *Mesh) Collective(ctx context.Context, c operation.Call, in, out collect
 	if err := m.usable(&c); err != nil {
 		return err
 	}
-	if err := m.collective(ctx, &c, in, out); err != nil {
+	err := m.remember(&c)
+	if err == nil {
+		err = m.exec.execute(ctx, m, &m.cfg, &c, in.Bytes(), out.Bytes())
+	}
+	if err != nil {
 		return m.fail(err)
 	}
 	return nil
 }
 
-func (m *Mesh) collective(ctx context.Context, c *operation.Call, in, out collective.Data) error {
-	// Ranks whose calls differ find out by the first piece that comes, or by
-	// what a rank says that waits for long.
+// remember adds a call to the history of this rank's calls. Ranks whose calls differ find
+// out by the first piece that comes, or by the history: a rank that waits for long tells
+// the others its call (see watchdog.go).
+func (m *Mesh) remember(c *operation.Call) error {
 	fit, err := m.past.add(&m.cfg, c)
-	if err != nil {
-		return err
-	}
-	if fit > 0 {
+	if err == nil && fit > 0 {
 		m.star.fits(fit)
 	}
-	return m.exec.collective(ctx, m, &m.cfg, c, in.Bytes(), out.Bytes())
+	return err
 }
 
 // sendPiece implements [link].
@@ -233,4 +235,31 @@ func (m *Mesh) recv(ctx context.Context, c *operation.Call, d collective.Data) e
 		data = data[n:]
 	}
 	return nil
+}
+
+// mismatch is the error that a rank has called something else. A piece of an
+// earlier number than the one that is waited for was sent by a call that was
+// another than this rank's of that number.
+func (m *Mesh) mismatch(c *operation.Call, peer int, there operation.Call) *fault.MismatchError {
+	mine := *c
+	var parcel *fault.Parcel
+	if !isMessage(c) && there.Seq < c.Seq {
+		if then, ok := m.past.call(there.Seq); ok && !then.Matches(&there) {
+			mine = then
+		} else if ok { // more than it was to send
+			if want, own := then.Wants(peer); own {
+				mine, parcel = then, &fault.Parcel{From: peer, To: m.cfg.Rank, Have: there.Count, Want: want}
+			}
+		}
+	} else if !isMessage(c) && there.Seq > c.Seq {
+		// It has gone on without a word: it had nothing for this rank, or has
+		// called something else, as it will say.
+		if want, own := c.Wants(peer); own {
+			there = *c
+			there.Count, there.Parts, there.Recvs = 0, nil, nil
+			parcel = &fault.Parcel{From: peer, To: m.cfg.Rank, Want: want}
+		}
+	}
+	return &fault.MismatchError{Group: m.cfg.Group, Seq: mine.Seq, Parcel: parcel,
+		Here: fault.RankCall{Rank: m.cfg.Rank, Call: mine}, There: fault.RankCall{Rank: peer, Call: there}}
 }

@@ -245,29 +245,9 @@ func parseParts(b []byte, numRanks int) ([]int, error) {
 	return parts, nil
 }
 
-// mismatch is the error that a rank has called something else. A piece of an
-// earlier number than the one that is waited for was sent by a call that was
-// another than this rank's of that number.
-func (m *Mesh) mismatch(c *operation.Call, peer int, there operation.Call) *fault.MismatchError {
-	mine := *c
-	var parcel *fault.Parcel
-	if !isMessage(c) && there.Seq < c.Seq {
-		if then, ok := m.past.call(there.Seq); ok && !then.Matches(&there) {
-			mine = then
-		} else if ok { // more than it was to send
-			if want, own := then.Wants(peer); own {
-				mine, parcel = then, &fault.Parcel{From: peer, To: m.cfg.Rank, Have: there.Count, Want: want}
-			}
-		}
-	} else if !isMessage(c) && there.Seq > c.Seq {
-		// It has gone on without a word: it had nothing for this rank, or has
-		// called something else, as it will say.
-		if want, own := c.Wants(peer); own {
-			there = *c
-			there.Count, there.Parts, there.Recvs = 0, nil, nil
-			parcel = &fault.Parcel{From: peer, To: m.cfg.Rank, Want: want}
-		}
-	}
-	return &fault.MismatchError{Group: m.cfg.Group, Seq: mine.Seq, Parcel: parcel,
-		Here: fault.RankCall{Rank: m.cfg.Rank, Call: mine}, There: fault.RankCall{Rank: peer, Call: there}}
+// parcelError makes a mismatch one of how many elements the other rank has for
+// this one.
+func parcelError(e *fault.MismatchError, have, want int) error {
+	e.Parcel = &fault.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: have, Want: want}
+	return e
 }

@@ -133,39 +133,3 @@ func (s *star) settled(e *fault.MismatchError) *fault.MismatchError {
 	}
 	return m.error(s.cfg.Group, s.rank)
 }
-
-// settleHere is what star.settled is for ranks of one process: nobody needs to
-// be asked.
-func (s *Shm) settleHere(ranks []*Shm) func(*fault.MismatchError) *fault.MismatchError {
-	return func(e *fault.MismatchError) *fault.MismatchError {
-		m := newMismatch(e)
-		if _, kind, text, ok := s.seg.fault(); ok && kind == kindMismatch { // the first to be found
-			if first, err := parseMismatch(text, s.n); err == nil {
-				m = first
-			}
-		}
-		for r := range ranks {
-			if ranks[r].come.Load() {
-				m.say(r, ranks[r].cfg.Site, ranks[r].past.call)
-			}
-		}
-		return m.error(s.cfg.Group, s.cfg.Rank)
-	}
-}
-
-// awaitWritten waits until a fault that another rank is writing down stands
-// there, but not for long: it may have died over it.
-func (s *segment) awaitWritten() {
-	for i := 0; s.header().fault.state.Load() == faultWriting && i < 1000; i++ {
-		time.Sleep(50 * time.Microsecond)
-	}
-}
-
-// faultKind returns of what kind the recorded fault is, 0 if there is none.
-func (s *segment) faultKind() uint32 {
-	_, kind, _, ok := s.fault()
-	if !ok {
-		return 0
-	}
-	return kind
-}

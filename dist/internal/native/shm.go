@@ -37,9 +37,9 @@ type Shm struct {
 	// come is set when a goroutine rank has what is its own in cfg: before that, others
 	// that have come to the group leave it alone.
 	come atomic.Bool
-	// pulse knows who is late among ranks that are processes, board among
+	// beats knows who is late among ranks that are processes, board among
 	// goroutines. One of them, or both, are nil.
-	pulse *pulse
+	beats *heartbeat
 	board *board
 
 	// whole ends with the first fault; it is the one context that lives as
@@ -48,12 +48,12 @@ type Shm struct {
 	whole    context.Context
 	endWhole context.CancelFunc
 
-	failed   atomic.Pointer[failure]
+	failed   atomic.Pointer[firstError]
 	closed   atomic.Bool
 	gone     []atomic.Bool // by rank: its process has ended, or nothing is heard of it
 	gate     sync.RWMutex  // news from other goroutines touch memory under it
 	detached bool
-	move     move // the collective under way
+	running  shmCall // the collective under way
 	past     history
 	scratch  scratch
 }
@@ -70,24 +70,21 @@ type space interface {
 	close() error
 }
 
-// failure is the first error of this rank, which all later calls repeat.
-type failure struct{ err error }
-
 // Collective implements [collective.Backend].
 func (s *Shm) Collective(ctx context.Context, c operation.Call, in, out collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
 	}
 	// One call runs at a time: a small one needs no memory of its own.
-	m := &s.move
-	*m = move{s: s, ctx: ctx, call: c, me: s.cfg.Rank, inData: in, outData: out, in: in.Bytes(), out: out.Bytes()}
+	m := &s.running
+	*m = shmCall{s: s, ctx: ctx, call: c, me: s.cfg.Rank, inData: in, outData: out, in: in.Bytes(), out: out.Bytes()}
 	m.c = &m.call
 	if c.Parts != nil {
 		s.past.note(&c)
 	}
-	err := m.collective()
+	err := m.perform()
 	lent := m.lent
-	*m = move{}
+	*m = shmCall{}
 	s.call(s.cfg.Rank, c.Seq).left.Store(uint32(c.Seq))
 	if err == nil {
 		return nil
@@ -99,8 +96,8 @@ func (s *Shm) Collective(ctx context.Context, c operation.Call, in, out collecti
 	return err
 }
 
-// collective enters a call and moves its data.
-func (m *move) collective() error {
+// perform offers this rank's data, enters the call and moves the data.
+func (m *shmCall) perform() error {
 	mine := m.s.call(m.me, m.c.Seq)
 	// Nobody waits for these any more: all have passed the call before the
 	// last, or the last call's entry would not have completed.
@@ -120,7 +117,7 @@ func (m *move) collective() error {
 	if err := m.s.enter(m.ctx, m.c); err != nil || m.c.Empty() {
 		return err
 	}
-	return m.run()
+	return m.transfer()
 }
 
 // call returns the block of a rank's call.
@@ -294,7 +291,7 @@ func (s *Shm) fail(err error) error {
 	if e, ok := err.(*fault.MismatchError); ok && s.settle != nil {
 		if s.seg.awaitWritten(); s.seg.faultKind() == kindMismatch {
 			err = s.settle(e)
-			s.failed.Store(&failure{err})
+			s.failed.Store(&firstError{err})
 		}
 	}
 	return err
@@ -302,7 +299,7 @@ func (s *Shm) fail(err error) error {
 
 // Fail implements [collective.Backend].
 func (s *Shm) Fail(err error) {
-	s.failed.CompareAndSwap(nil, &failure{err})
+	s.failed.CompareAndSwap(nil, &firstError{err})
 	rank, kind, text := s.cfg.faultOf(err)
 	s.spread(rank, kind, text)
 }
@@ -373,7 +370,7 @@ func (s *Shm) Skew() []RankSkew {
 	if s.board != nil {
 		return s.board.latest()
 	}
-	return s.pulse.latest()
+	return s.beats.latest()
 }
 
 // StepEnded says that the program has ended a step.
@@ -381,7 +378,7 @@ func (s *Shm) StepEnded() {
 	if s.board != nil {
 		s.board.note(s.cfg.Rank, s.cfg.Progress)
 	} else {
-		s.pulse.soon()
+		s.beats.soon()
 	}
 }
 
@@ -447,18 +444,18 @@ func (s *Shm) Close() error {
 	return err
 }
 
-// lostError is that a peer's process could not be reached, or did not answer,
+// unreachableError is that a peer's process could not be reached, or did not answer,
 // whatever that means.
-type lostError struct{ err error }
+type unreachableError struct{ err error }
 
-func (e *lostError) Error() string { return e.err.Error() }
-func (e *lostError) Unwrap() error { return e.err }
+func (e *unreachableError) Error() string { return e.err.Error() }
+func (e *unreachableError) Unwrap() error { return e.err }
 
 // unreached returns why a peer's memory, or a pipe to it, was not to be had; nil
 // if that is for reasons of this rank's own. A process that dies may be missed
 // here a moment before the news of its death has come.
 func (s *Shm) unreached(ctx context.Context, c *operation.Call, peer int, err error) error {
-	var lost *lostError
+	var lost *unreachableError
 	if !errors.As(err, &lost) {
 		return s.trouble(ctx, c, peer)
 	}
@@ -490,3 +487,41 @@ func (s *Shm) Trouble(c operation.Call) error {
 	}
 	return nil
 }
+
+// settleHere is what star.settled is for ranks of one process: nobody needs to
+// be asked.
+func (s *Shm) settleHere(ranks []*Shm) func(*fault.MismatchError) *fault.MismatchError {
+	return func(e *fault.MismatchError) *fault.MismatchError {
+		m := newMismatch(e)
+		if _, kind, text, ok := s.seg.fault(); ok && kind == kindMismatch { // the first to be found
+			if first, err := parseMismatch(text, s.n); err == nil {
+				m = first
+			}
+		}
+		for r := range ranks {
+			if ranks[r].come.Load() {
+				m.say(r, ranks[r].cfg.Site, ranks[r].past.call)
+			}
+		}
+		return m.error(s.cfg.Group, s.cfg.Rank)
+	}
+}
+
+// AskWhere is [Mesh.AskWhere].
+func (s *Shm) AskWhere(rank int, stop <-chan struct{}) fault.Doing {
+	if s.askWhere == nil || rank < 0 || rank >= s.n {
+		return s.Ask(rank, stop)
+	}
+	return s.askWhere(rank, stop)
+}
+
+// Ask is [Mesh.Ask].
+func (s *Shm) Ask(rank int, stop <-chan struct{}) fault.Doing {
+	if s.ask == nil || rank < 0 || rank >= s.n {
+		return fault.Doing{}
+	}
+	return s.ask(rank, stop)
+}
+
+// SetProgress says how far this rank has come, before its first call.
+func (s *Shm) SetProgress(report func() Progress) { s.cfg.Progress = report }

@@ -93,10 +93,10 @@ func TestLateRankTouchesNothing(t *testing.T) {
 		t.Error("a call of one rank of two gave no error")
 	}
 	// As Collective does after it has looked whether the group is usable.
-	m := &ranks[1].move
-	*m = move{s: ranks[1], ctx: t.Context(), call: c, me: 1, inData: data, outData: data, in: data.Bytes(), out: data.Bytes()}
+	m := &ranks[1].running
+	*m = shmCall{s: ranks[1], ctx: t.Context(), call: c, me: 1, inData: data, outData: data, in: data.Bytes(), out: data.Bytes()}
 	m.c = &m.call
-	if err := m.collective(); err == nil {
+	if err := m.perform(); err == nil {
 		t.Error("a late rank's call gave no error")
 	}
 }

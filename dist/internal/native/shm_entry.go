@@ -69,10 +69,3 @@ func (s *Shm) mismatch(c *operation.Call, peer int, there operation.Call) *fault
 		Here:  fault.RankCall{Rank: s.cfg.Members[s.cfg.Rank].Rank, Call: *c},
 		There: fault.RankCall{Rank: s.cfg.Members[peer].Rank, Call: there}}
 }
-
-// parcelError makes a mismatch one of how many elements the other rank has for
-// this one.
-func parcelError(e *fault.MismatchError, have, want int) error {
-	e.Parcel = &fault.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: have, Want: want}
-	return e
-}

@@ -87,7 +87,7 @@ func TestAskedBeforeItComes(t *testing.T) {
 func TestErrorOfAnother(t *testing.T) {
 	s := NewGoRanks(Config{Group: "test", Members: members(3), Timeout: time.Minute}, GoRanksOptions{})[1]
 	late := &fault.TimeoutError{Group: "test", Op: "recv", Cause: context.Canceled}
-	s.failed.Store(&failure{late}) // and the others have not been told yet
+	s.failed.Store(&firstError{late}) // and the others have not been told yet
 	c := operation.Call{Op: operation.Recv, Seq: 1}
 	for what, err := range map[string]error{
 		"waits": s.troubleWithAll(t.Context(), &c), "comes": s.usable(&c),

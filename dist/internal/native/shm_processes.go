@@ -21,10 +21,6 @@ import (
 // system.
 const SharedMemory = sharedMemory
 
-// replyTimeout limits the wait for a peer's first or next word where the peer
-// answers at once.
-const replyTimeout = 10 * time.Second
-
 // OpenShm forms a group of processes of one node that share memory and are
 // reached by the unix sockets of a fabric. It returns when this rank has the
 // control segment; others may still be on their way, which the first
@@ -47,7 +43,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	s.ask = p.star.ask
 	s.askWhere = func(rank int, stop <-chan struct{}) fault.Doing { return p.star.askFor(rank, askWhere, stop) }
 	s.onFault, s.settle, p.star.past = p.star.spread, p.star.settled, s.past.call
-	s.pulse = p.star.pulse
+	s.beats = p.star.beats
 	if err := p.meet(ctx); err != nil {
 		p.why = p.cfg.reason(err)
 		var other *fault.RankError
@@ -206,13 +202,13 @@ func (p *process) fetch(ctx context.Context, peer int, id uint64) (fd, size int,
 	defer context.AfterFunc(p.shm.whole, cancel)() // a dead peer will not answer
 	conn, err := p.dial(ctx, peer, forSlab, id)
 	if err != nil {
-		return 0, 0, &lostError{err}
+		return 0, 0, &unreachableError{err}
 	}
 	defer conn.Close()
 	err = conn.Do(ctx, func() error {
 		kind, payload, err := conn.ReadFrame(nil, maxControl)
 		if err != nil {
-			return &lostError{err}
+			return &unreachableError{err}
 		}
 		if kind != frameSlab || len(payload) != 8 {
 			return fmt.Errorf("%v refused: %s", p.cfg.Members[peer], payload)
@@ -250,16 +246,16 @@ func (p *process) openPipe(ctx context.Context, c *operation.Call, key pipeKey) 
 func (p *process) handOver(ctx context.Context, slab *mem.Slab, key pipeKey) error {
 	conn, err := p.dial(ctx, key.peer, forPipe, uint64(key.use))
 	if err != nil {
-		return &lostError{err}
+		return &unreachableError{err}
 	}
 	defer conn.Close()
 	return conn.Do(ctx, func() error {
 		if err := conn.SendFD(framePipe, slab.FD); err != nil {
-			return &lostError{err}
+			return &unreachableError{err}
 		}
 		kind, payload, err := conn.ReadFrame(nil, maxControl)
 		if err != nil {
-			return &lostError{err}
+			return &unreachableError{err}
 		}
 		if kind != frameDone {
 			return fmt.Errorf("dist: message pipe: %v refused: %s", p.cfg.Members[key.peer], payload)

@@ -11,13 +11,13 @@ import (
 const shareAlign = cacheLine
 
 // share returns the bytes of size that a rank reduces.
-func (m *move) share(size, rank int) collective.Range {
+func (m *shmCall) share(size, rank int) collective.Range {
 	return collective.Share(size, m.s.n, shareAlign, rank)
 }
 
 // merge reduces the bytes of all ranks' data in a range, in rank order, and
 // writes them to the same range of every destination.
-func (m *move) merge(dsts, srcs [][]byte, at collective.Range) {
+func (m *shmCall) merge(dsts, srcs [][]byte, at collective.Range) {
 	cut := func(into, of [][]byte) [][]byte {
 		into = into[:len(of)]
 		for i, b := range of {
@@ -29,10 +29,10 @@ func (m *move) merge(dsts, srcs [][]byte, at collective.Range) {
 }
 
 // into is a list of one place to write to.
-func (m *move) into(dst []byte) [][]byte { return append(m.s.scratch.dsts[:0], dst) }
+func (m *shmCall) into(dst []byte) [][]byte { return append(m.s.scratch.dsts[:0], dst) }
 
 // reduceScatter reduces this rank's part of everybody's data.
-func (m *move) reduceScatter() error {
+func (m *shmCall) reduceScatter() error {
 	srcs, take, unit := m.s.scratch.srcs, 0, m.unit(m.me)
 	for i := range m.s.n {
 		p := m.s.after(i)
@@ -59,7 +59,7 @@ func (m *move) reduceScatter() error {
 }
 
 // reduceRound reduces a round of this rank's part.
-func (m *move) reduceRound(k int) error {
+func (m *shmCall) reduceRound(k int) error {
 	at := piece(len(m.out), m.unit(m.me), k)
 	srcs := m.s.scratch.srcCuts
 	for p, data := range m.s.scratch.srcs {
@@ -78,7 +78,7 @@ func (m *move) reduceRound(k int) error {
 
 // reduce serves an all-reduce, and a reduction to the root, whose sources have
 // the same size on all ranks.
-func (m *move) reduce() error {
+func (m *shmCall) reduce() error {
 	switch {
 	case m.ways(m.me)&inBeside != 0:
 		return m.reduceBeside()
@@ -93,7 +93,7 @@ func (m *move) reduce() error {
 // with the square of the ranks, one for all. No rank waits for the others to
 // finish: that memory is used again two calls later, which cannot begin before
 // all have finished this one.
-func (m *move) reduceBeside() error {
+func (m *shmCall) reduceBeside() error {
 	s, c := m.s, m.c
 	forAll := s.n > flatLimit && c.Op == operation.AllReduce
 	result := s.seg.beside(0, c.Seq)[:len(m.in)]
@@ -121,7 +121,7 @@ func (m *move) reduceBeside() error {
 
 // allInPlace reports whether all ranks have lent what a reduction in place
 // needs.
-func (m *move) allInPlace() bool {
+func (m *shmCall) allInPlace() bool {
 	for r := range m.s.n {
 		need := outLent
 		if !gets(m.c, r) {
@@ -136,7 +136,7 @@ func (m *move) allInPlace() bool {
 
 // reduceInPlace has every rank reduce its share of everybody's data and write
 // the result to all who get it.
-func (m *move) reduceInPlace() error {
+func (m *shmCall) reduceInPlace() error {
 	srcs, dsts := m.s.scratch.srcs, m.s.scratch.dsts[:0]
 	share := m.share(len(m.in), m.me)
 	for r := range m.s.n {
@@ -158,7 +158,7 @@ func (m *move) reduceInPlace() error {
 // of all and puts the result there; (C) takes the results of the others, if it
 // gets them. A, B and C of successive rounds follow each other, so that a rank
 // seldom waits for one that is a little late.
-func (m *move) reduceStaged() error {
+func (m *shmCall) reduceStaged() error {
 	s, c, me := m.s, m.c, m.me
 	takes := gets(c, me)
 	unit := stageUnit(len(m.in), m.unitLimit())
@@ -218,7 +218,7 @@ func (m *move) reduceStaged() error {
 
 // awaitTaken waits until all who get the result of a reduction have taken the
 // given number of rounds.
-func (m *move) awaitTaken(rounds int) error {
+func (m *shmCall) awaitTaken(rounds int) error {
 	if m.c.Op == operation.Reduce {
 		if m.me == m.c.Root {
 			return nil

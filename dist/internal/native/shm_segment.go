@@ -21,12 +21,10 @@ const (
 	eagerTotal = 64 << 10
 	// A rank has numSlots staging slots of slotSize bytes. The slots of two
 	// ranks fit a core's second-level cache together with what they hold.
-	slotSize = collective.PieceBytes
-	numSlots = 4
-	// maxFaultText is the most that a rank says about why it gave up.
-	maxFaultText = 1024
-	pageSize     = 4096
-	cacheLine    = 64
+	slotSize  = collective.PieceBytes
+	numSlots  = 4
+	pageSize  = 4096
+	cacheLine = 64
 )
 
 var segmentMagic = [8]byte{'c', 'o', 'h', 'o', 'r', 't', 's', '1'}
@@ -299,4 +297,21 @@ func (r *record) fill(c *operation.Call) {
 func (r *record) call(seq uint64) operation.Call {
 	return operation.Call{Op: operation.Op(r.op), Reduce: operation.ReduceOp(r.reduce), DType: operation.DType(r.dtype),
 		Root: int(r.root), Count: int(r.count), Seq: seq, Layout: r.layout}
+}
+
+// awaitWritten waits until a fault that another rank is writing down stands
+// there, but not for long: it may have died over it.
+func (s *segment) awaitWritten() {
+	for i := 0; s.header().fault.state.Load() == faultWriting && i < 1000; i++ {
+		time.Sleep(50 * time.Microsecond)
+	}
+}
+
+// faultKind returns of what kind the recorded fault is, 0 if there is none.
+func (s *segment) faultKind() uint32 {
+	_, kind, _, ok := s.fault()
+	if !ok {
+		return 0
+	}
+	return kind
 }

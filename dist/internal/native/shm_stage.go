@@ -30,7 +30,7 @@ func stageUnit(size, limit int) int {
 }
 
 // unitLimit returns the most that a rank has in a slot for another.
-func (m *move) unitLimit() int {
+func (m *shmCall) unitLimit() int {
 	if deals(m.c.Op) {
 		return slotSize / m.s.n &^ (cacheLine - 1)
 	}
@@ -38,7 +38,7 @@ func (m *move) unitLimit() int {
 }
 
 // longest returns the bytes of the longest part that this rank puts in.
-func (m *move) longest() int {
+func (m *shmCall) longest() int {
 	if !deals(m.c.Op) {
 		return len(m.in)
 	}
@@ -54,7 +54,7 @@ func (m *move) longest() int {
 // unit returns how much of what a rank has for another it puts into a slot. All
 // know that of a reduce-scatter; else the rank says so in the place of where it
 // would have lent its data.
-func (m *move) unit(rank int) int {
+func (m *shmCall) unit(rank int) int {
 	if m.c.Op == operation.ReduceScatter {
 		return stageUnit(m.longest(), m.unitLimit())
 	}
@@ -66,7 +66,7 @@ func (m *move) unit(rank int) int {
 }
 
 // slotSize returns the bytes of a slot with a unit for each who gets one.
-func (m *move) slotSize(unit int) int {
+func (m *shmCall) slotSize(unit int) int {
 	if deals(m.c.Op) {
 		return m.s.n * unit
 	}
@@ -82,7 +82,7 @@ func piece(size, unit, k int) collective.Range {
 }
 
 // putRounds returns in how many rounds this rank's data pass through its slots.
-func (m *move) putRounds() int {
+func (m *shmCall) putRounds() int {
 	if !puts(m.c, m.me) || m.ways(m.me)&(inBeside|inLent) != 0 {
 		return 0
 	}
@@ -90,7 +90,7 @@ func (m *move) putRounds() int {
 }
 
 // pass puts and takes the given numbers of rounds.
-func (m *move) pass(put, take int) error {
+func (m *shmCall) pass(put, take int) error {
 	for i := range max(put, take+1) {
 		if i < put {
 			if err := m.putRound(i); err != nil {
@@ -108,7 +108,7 @@ func (m *move) pass(put, take int) error {
 }
 
 // putRound copies a piece of this rank's data into a slot.
-func (m *move) putRound(k int) error {
+func (m *shmCall) putRound(k int) error {
 	s, c, unit := m.s, m.c, m.unit(m.me)
 	if before := k - numSlots; before >= 0 {
 		for i := 1; i < s.n; i++ {
@@ -140,7 +140,7 @@ func (m *move) putRound(k int) error {
 
 // inSlot waits for a round of a rank's data and returns the size bytes of it
 // that are for this rank.
-func (m *move) inSlot(rank, k, size int) ([]byte, error) {
+func (m *shmCall) inSlot(rank, k, size int) ([]byte, error) {
 	if rank != m.me {
 		if err := m.s.awaitFlag(m.ctx, m.c, rank, readyFlag, uint32(k+1)); err != nil {
 			return nil, err
@@ -154,7 +154,7 @@ func (m *move) inSlot(rank, k, size int) ([]byte, error) {
 }
 
 // takeRound takes a round of what comes through slots.
-func (m *move) takeRound(k int) error {
+func (m *shmCall) takeRound(k int) error {
 	if m.c.Op == operation.ReduceScatter {
 		return m.reduceRound(k)
 	}

@@ -11,13 +11,13 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// move is one rank's part in the movement of a collective's data, which comes
+// shmCall is one rank's part in the movement of a collective's data, which comes
 // when all ranks have entered the call. in and out are this rank's.
 //
 // Every rank says with its call which way the others reach what it puts in:
 // beside the call, in place, or else through its staging slots. So ranks need
 // not agree on it, and who takes looks at each rank's way.
-type move struct {
+type shmCall struct {
 	s       *Shm
 	ctx     context.Context
 	call    operation.Call
@@ -72,7 +72,7 @@ func deals(op operation.Op) bool {
 
 // offer puts this rank's data where the others will look for it, and says in
 // the record which way that is.
-func (m *move) offer(rec *record) error {
+func (m *shmCall) offer(rec *record) error {
 	c, seg := m.c, m.s.seg
 	if c.Op.Reduces() {
 		var err error
@@ -117,7 +117,7 @@ func (m *move) offer(rec *record) error {
 
 // layOut finds the bounds of uneven parts and, where the others do not know
 // them, writes them into this rank's table.
-func (m *move) layOut(rec *record) {
+func (m *shmCall) layOut(rec *record) {
 	c, size := m.c, m.c.DType.Size()
 	bounds := func(to []int, parts []int) []int {
 		to[0] = 0
@@ -148,7 +148,7 @@ func (m *move) layOut(rec *record) {
 }
 
 // fill writes what this rank contributes, of which src is a piece, to dst.
-func (m *move) fill(dst, src []byte) {
+func (m *shmCall) fill(dst, src []byte) {
 	if m.red.NeedsPrepare() {
 		m.red.Prepare(dst[:len(src)], src)
 	} else {
@@ -157,7 +157,7 @@ func (m *move) fill(dst, src []byte) {
 }
 
 // run moves the data.
-func (m *move) run() error {
+func (m *shmCall) transfer() error {
 	switch m.c.Op {
 	case operation.AllReduce, operation.Reduce:
 		return m.reduce()
@@ -168,10 +168,10 @@ func (m *move) run() error {
 }
 
 // ways returns the ways to a rank's data.
-func (m *move) ways(rank int) access { return m.s.call(rank, m.c.Seq).record.ways }
+func (m *shmCall) ways(rank int) access { return m.s.call(rank, m.c.Seq).record.ways }
 
 // cut returns part i between bounds, or the i-th of even parts.
-func (m *move) cut(bounds []int, i int) collective.Range {
+func (m *shmCall) cut(bounds []int, i int) collective.Range {
 	if bounds != nil {
 		return collective.Range{Lo: bounds[i], Hi: bounds[i+1]}
 	}
@@ -181,7 +181,7 @@ func (m *move) cut(bounds []int, i int) collective.Range {
 
 // from returns where what a rank has for this one begins in that rank's data,
 // and where it goes in this rank's.
-func (m *move) from(rank int) (src int, dst collective.Range, err error) {
+func (m *shmCall) from(rank int) (src int, dst collective.Range, err error) {
 	dst.Hi = len(m.out)
 	switch m.c.Op {
 	case operation.AllGather:
@@ -205,7 +205,7 @@ func (m *move) from(rank int) (src int, dst collective.Range, err error) {
 
 // dealt returns where a rank's data for this one begin, in bytes, and how many
 // elements they are; both as the rank says.
-func (m *move) dealt(rank int) (src int, count uint64) {
+func (m *shmCall) dealt(rank int) (src int, count uint64) {
 	rec := &m.s.call(rank, m.c.Seq).record
 	lo, count := uint64(m.me)*rec.count, rec.count
 	if rec.ways&inTable != 0 {
@@ -220,7 +220,7 @@ func (m *move) dealt(rank int) (src int, count uint64) {
 }
 
 // expect checks that what a rank has for this one is as much as it wants.
-func (m *move) expect(rank int, count uint64, dst collective.Range) error {
+func (m *shmCall) expect(rank int, count uint64, dst collective.Range) error {
 	if count == uint64(dst.Len()/m.c.DType.Size()) {
 		return nil
 	}
@@ -230,7 +230,7 @@ func (m *move) expect(rank int, count uint64, dst collective.Range) error {
 
 // reach returns what a rank has beside its call or has lent, and false if it
 // comes through its slots.
-func (m *move) reach(rank, src, size int) ([]byte, bool, error) {
+func (m *shmCall) reach(rank, src, size int) ([]byte, bool, error) {
 	ways := m.ways(rank)
 	switch {
 	case rank == m.me && m.scaled:
@@ -252,7 +252,7 @@ func (m *move) reach(rank, src, size int) ([]byte, bool, error) {
 }
 
 // reachLent returns size bytes, from offset on, of what a rank has lent.
-func (m *move) reachLent(rank int, out bool, offset, size int) ([]byte, error) {
+func (m *shmCall) reachLent(rank int, out bool, offset, size int) ([]byte, error) {
 	if rank == m.me {
 		if out {
 			return m.out[offset:][:size:size], nil
@@ -279,7 +279,7 @@ func (m *move) reachLent(rank int, out bool, offset, size int) ([]byte, error) {
 
 // exchange serves the operations that only move data: every rank takes what the
 // others have for it.
-func (m *move) exchange() error {
+func (m *shmCall) exchange() error {
 	pushed := m.pushed()
 	take := 0
 	if gets(m.c, m.me) {
@@ -315,7 +315,7 @@ func (m *move) exchange() error {
 
 // pushed reports whether ranks write private data into the others' results,
 // which all of them have lent: the case of an all-gather from private memory.
-func (m *move) pushed() bool {
+func (m *shmCall) pushed() bool {
 	if m.c.Op != operation.AllGather {
 		return false
 	}
@@ -328,7 +328,7 @@ func (m *move) pushed() bool {
 }
 
 // push writes this rank's data into everybody's result.
-func (m *move) push() error {
+func (m *shmCall) push() error {
 	at := m.cut(m.got, m.me)
 	for i := 1; i < m.s.n; i++ {
 		out, err := m.reachLent(m.s.after(i), true, at.Lo, at.Len())
@@ -342,7 +342,7 @@ func (m *move) push() error {
 
 // finish says that this rank no longer needs what the others have lent and
 // waits until they no longer need what it has.
-func (m *move) finish(pushed bool) error {
+func (m *shmCall) finish(pushed bool) error {
 	m.s.post(m.c, overFlag, 1)
 	mine := m.ways(m.me)
 	for i := 1; i < m.s.n; i++ {
@@ -354,4 +354,15 @@ func (m *move) finish(pushed bool) error {
 		}
 	}
 	return nil
+}
+
+// why says how this rank's data reaches ranks that share memory.
+func (a access) why() string {
+	switch {
+	case a&inBeside != 0:
+		return "shared memory, beside the call: small"
+	case a&(inLent|outLent) != 0:
+		return "shared memory, in place: in memory that peers have mapped"
+	}
+	return "shared memory, through staging slots: in private memory"
 }

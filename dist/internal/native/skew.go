@@ -234,6 +234,3 @@ func (b *board) latest() []RankSkew {
 	defer b.mu.Unlock()
 	return b.table
 }
-
-// SetProgress says how far this rank has come, before its first call.
-func (s *Shm) SetProgress(report func() Progress) { s.cfg.Progress = report }

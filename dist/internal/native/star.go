@@ -22,7 +22,7 @@ import (
 
 // star watches the ranks of a group and spreads the news of a fault. Every
 // rank (a spoke) holds one connection to rank 0 (the hub); while all is well it
-// carries nothing but beats (see pulse). When a process ends, however it ends, the system closes
+// carries nothing but beats (see heartbeat). When a process ends, however it ends, the system closes
 // its connection, and the hub tells the others; when the hub ends, every
 // spoke sees it. A rank that leaves in good order says so first. Once the hub
 // has left, nobody watches the others any more.
@@ -36,7 +36,7 @@ type star struct {
 	// nil; set before any rank joins.
 	stalled func(rank int, c *operation.Call)
 
-	pulse    *pulse      // nil: no beats
+	beats    *heartbeat  // nil: no beats
 	troubled atomic.Bool // trouble has its error, or will
 	// lines is called now and then to look for lines that are cut. May be nil;
 	// set before any rank joins.
@@ -68,7 +68,7 @@ func newStar(cfg *Config, heard func(rank int, kind uint32, text string), left f
 	n := len(cfg.Members)
 	s := &star{cfg: cfg, rank: cfg.Rank, numRanks: n, heard: heard, left: left, conns: map[int]*transport.Conn{},
 		settlement: settlement{done: make(chan struct{})}, asks: newAsks(), inquiries: newInquiries(), joined: make(chan int, n), trouble: make(chan error, 1)}
-	s.pulse = newPulse(s)
+	s.beats = newHeartbeat(s)
 	return s
 }
 
@@ -122,7 +122,7 @@ func (s *star) join(rank int, c *transport.Conn, word func() error) error {
 	s.conns[rank] = c
 	s.readers.Add(1)
 	go s.watch(rank, c)
-	s.pulse.start()
+	s.beats.start()
 	select {
 	case s.joined <- rank:
 	default: // a rank that joined, was lost and came again
@@ -171,14 +171,14 @@ func (s *star) watch(rank int, c *transport.Conn) {
 			s.lost(rank, c, err)
 			return
 		}
-		s.pulse.took(rank)
+		s.beats.took(rank)
 		switch kind {
 		case frameBeat, frameSkew, frameAsk, frameDoing, frameCheck, frameChecked:
 			switch kind {
 			case frameBeat:
-				err = s.pulse.beaten(rank, payload)
+				err = s.beats.beaten(rank, payload)
 			case frameSkew:
-				err = s.pulse.skew(rank, payload)
+				err = s.beats.skew(rank, payload)
 			case frameAsk:
 				err = s.asked(rank, payload)
 			case frameDoing:
@@ -366,9 +366,9 @@ func (s *star) close() {
 	s.unsettle()
 	words := s.words()
 	s.mu.Lock()
-	s.closing = true // before the pulse: nobody joins any more
+	s.closing = true // before the beats end: nobody joins any more
 	s.mu.Unlock()
-	s.pulse.close()
+	s.beats.close()
 	s.mu.Lock()
 	var failed []byte // who joined after that was passed on has not heard of it
 	if about, kind, text, ok := (&closedError{s.why}).fault(s.numRanks); ok && s.rank == 0 && kind != kindMismatch {

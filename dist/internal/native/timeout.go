@@ -18,15 +18,15 @@ import (
 // waited for, and their error is a time-out too if they were in the same call.
 
 const (
-	// maxOverdue is how many missing ranks are told, of a call with a name of no
+	// maxTimedOut is how many missing ranks are told, of a call with a name of no
 	// more than maxOpName bytes.
-	maxOverdue  = 64
-	maxOpName   = 32
-	overdueHead = 8 + 1 + 1
+	maxTimedOut  = 64
+	maxOpName    = 32
+	timedOutHead = 8 + 1 + 1
 )
 
-// overdue is a call of a group that has run out of time.
-type overdue struct {
+// timedOut is a call of a group that has run out of time.
+type timedOut struct {
 	op      string
 	seq     uint64
 	missing []int // ranks
@@ -34,7 +34,7 @@ type overdue struct {
 }
 
 // encode makes the text of a fault of kindTimeout.
-func (o *overdue) encode() string {
+func (o *timedOut) encode() string {
 	b := binary.LittleEndian.AppendUint64(nil, o.seq)
 	b = append(b, byte(len(o.op)), byte(len(o.missing)))
 	b = append(b, o.op...)
@@ -45,16 +45,16 @@ func (o *overdue) encode() string {
 	return string(b[:min(len(b), maxFaultText)])
 }
 
-// parseOverdue reads what encode wrote.
-func parseOverdue(text string, numRanks int) (*overdue, error) {
-	if len(text) < overdueHead {
+// parseTimedOut reads what encode wrote.
+func parseTimedOut(text string, numRanks int) (*timedOut, error) {
+	if len(text) < timedOutHead {
 		return nil, fmt.Errorf("a time-out of %d bytes", len(text))
 	}
 	b := []byte(text)
-	o := &overdue{seq: binary.LittleEndian.Uint64(b)}
+	o := &timedOut{seq: binary.LittleEndian.Uint64(b)}
 	ofOp, num := int(b[8]), int(b[9])
-	b = b[overdueHead:]
-	if ofOp > maxOpName || num == 0 || num > maxOverdue || len(b) < ofOp+4*num {
+	b = b[timedOutHead:]
+	if ofOp > maxOpName || num == 0 || num > maxTimedOut || len(b) < ofOp+4*num {
 		return nil, fmt.Errorf("a time-out of %d bytes, with %d ranks", len(text), num)
 	}
 	o.op, b = string(b[:ofOp]), b[ofOp:]
@@ -69,13 +69,13 @@ func parseOverdue(text string, numRanks int) (*overdue, error) {
 	return o, nil
 }
 
-// overdueOf returns what to tell the others of a time-out; false if that says
+// timeoutText returns what to tell the others of a time-out; false if that says
 // nothing that they could take for their own.
-func (cfg *Config) overdueOf(e *fault.TimeoutError) (text string, ok bool) {
-	if e.Group != cfg.Group || e.Seq == 0 || !e.Timeout() || len(e.Missing) == 0 || len(e.Missing) > maxOverdue || len(e.Op) > maxOpName {
+func (cfg *Config) timeoutText(e *fault.TimeoutError) (text string, ok bool) {
+	if e.Group != cfg.Group || e.Seq == 0 || !e.Timeout() || len(e.Missing) == 0 || len(e.Missing) > maxTimedOut || len(e.Op) > maxOpName {
 		return "", false
 	}
-	o := &overdue{op: e.Op, seq: e.Seq, why: e.Error()}
+	o := &timedOut{op: e.Op, seq: e.Seq, why: e.Error()}
 	for _, m := range e.Missing {
 		r := slices.IndexFunc(cfg.Members, func(of fault.Member) bool { return of.Rank == m.Rank })
 		if r < 0 {
@@ -86,10 +86,10 @@ func (cfg *Config) overdueOf(e *fault.TimeoutError) (text string, ok bool) {
 	return o.encode(), true
 }
 
-// overdueError returns the error of a call that ends because another rank has
+// timeoutError returns the error of a call that ends because another rank has
 // run out of time: a time-out, if that waited in the same call for others.
-func (cfg *Config) overdueError(c *operation.Call, who fault.Member, text string) error {
-	o, err := parseOverdue(text, len(cfg.Members))
+func (cfg *Config) timeoutError(c *operation.Call, who fault.Member, text string) error {
+	o, err := parseTimedOut(text, len(cfg.Members))
 	if err != nil {
 		return fmt.Errorf("told of %w", err)
 	}

@@ -27,7 +27,7 @@ const (
 	frameLeft                    // hub to spoke: another rank has left
 	frameData                    // a piece of a collective or a message
 	frameStalled                 // a rank and the collective that it waits in
-	frameBeat                    // the sender is there, and how far (see pulse)
+	frameBeat                    // the sender is there, and how far (see heartbeat)
 	frameAsk                     // what is a rank doing?
 	frameDoing                   // what a rank is doing
 	frameSkew                    // hub to spoke: who is late
@@ -47,6 +47,8 @@ const (
 )
 
 const (
+	// maxFaultText is the most bytes that a rank says about why it gave up.
+	maxFaultText = 1024
 	// MaxKey is the most bytes of the name by which members of a group meet.
 	MaxKey     = 512
 	maxHello   = 64 + MaxKey
