@@ -7,7 +7,7 @@ import (
 	"fmt"
 
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -115,7 +115,7 @@ func (j *glooJob) findAttempt(ctx context.Context, base store.Store, earliest, l
 			return err
 		}
 		if !look.next(ctx) {
-			return fmt.Errorf("no other rank has said where it is: %w", ending.Of(ctx))
+			return fmt.Errorf("no other rank has said where it is: %w", ctxerr.Of(ctx))
 		}
 	}
 }
@@ -144,7 +144,7 @@ func (j *glooJob) seePyTorch(ctx context.Context, base store.Store) (pytorch, er
 		look.next(ctx) // the store says if the time is up
 	}
 	if ctx.Err() != nil {
-		err = fmt.Errorf("%d of %d ranks have come to %s: %w", come, j.worldSize, j.meetingPoint(), ending.Of(ctx))
+		err = fmt.Errorf("%d of %d ranks have come to %s: %w", come, j.worldSize, j.meetingPoint(), ctxerr.Of(ctx))
 	}
 	return pytorchAny, err
 }

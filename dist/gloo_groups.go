@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -62,7 +62,7 @@ func (j *glooJob) newGroup(ctx context.Context, g *Group, ranks []int, o options
 	case j.making <- struct{}{}:
 		defer func() { <-j.making }()
 	case <-ctx.Done():
-		return nil, ending.Of(ctx)
+		return nil, ctxerr.Of(ctx)
 	}
 	name, err := j.nextName(ctx, g, ranks, o.local)
 	if err != nil {
@@ -222,7 +222,7 @@ func (m *goMembers) meet(ctx context.Context, j *glooJob, world []int) (*meeting
 		text, err := m.keys.Get(ctx, strconv.Itoa(r))
 		if err != nil {
 			if ctx.Err() != nil {
-				return nil, fmt.Errorf("rank %d has not come: it is no Go rank, or makes no such group: %w", r, ending.Of(ctx))
+				return nil, fmt.Errorf("rank %d has not come: it is no Go rank, or makes no such group: %w", r, ctxerr.Of(ctx))
 			}
 			return nil, err
 		}

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 const (
@@ -45,7 +45,7 @@ func awaitCount(ctx context.Context, keys store.Store, key string, n int64, numR
 		switch {
 		case n >= int64(numRanks):
 		case ctx.Err() != nil || err == nil && !look.next(ctx):
-			return fmt.Errorf("%d of %d ranks have %s: %w", n, numRanks, done, ending.Of(ctx))
+			return fmt.Errorf("%d of %d ranks have %s: %w", n, numRanks, done, ctxerr.Of(ctx))
 		case err != nil:
 			return err
 		}

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // naming is how releases of PyTorch name groups. Those that all ranks make have the number
@@ -155,7 +155,7 @@ func (j *glooJob) nextName(ctx context.Context, world *Group, ranks []int, hashe
 			}
 		}
 		if !look.next(ctx) {
-			return "", fmt.Errorf("no PyTorch rank has come to the group of %v, of its ranks %v: %w", ranks, theirs, ending.Of(ctx))
+			return "", fmt.Errorf("no PyTorch rank has come to the group of %v, of its ranks %v: %w", ranks, theirs, ctxerr.Of(ctx))
 		}
 	}
 }

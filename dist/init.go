@@ -20,7 +20,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
@@ -603,7 +603,7 @@ func (m *meeting) whoIsMissing(ctx context.Context, what string, err error) erro
 	if _, e := m.store.MultiGet(limit, keys...); e != nil {
 		return missingRanks(ctx, e)
 	}
-	return &TimeoutError{Group: worldName, Op: "init", Missing: []Member{{}}, Cause: ending.Of(ctx)}
+	return &TimeoutError{Group: worldName, Op: "init", Missing: []Member{{}}, Cause: ctxerr.Of(ctx)}
 }
 
 // missingRanks makes a time-out that names ranks of one that names keys.
@@ -612,7 +612,7 @@ func missingRanks(ctx context.Context, err error) error {
 	if !errors.As(err, &se) || ctx.Err() == nil {
 		return err
 	}
-	late := &TimeoutError{Group: worldName, Op: "init", Cause: ending.Of(ctx)}
+	late := &TimeoutError{Group: worldName, Op: "init", Cause: ctxerr.Of(ctx)}
 	for _, k := range se.Keys {
 		if r, err := strconv.Atoi(k[strings.LastIndexByte(k, '/')+1:]); err == nil {
 			late.Missing = append(late.Missing, Member{Rank: r})

@@ -18,7 +18,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -70,7 +70,7 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 		err = g.checkMembers(ranks)
 	}
 	if err == nil && ctx.Err() != nil {
-		err = ending.Of(ctx)
+		err = ctxerr.Of(ctx)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("dist: new group of ranks %s of group %q on rank %d: %w", some(ranks), g.name, g.rank, err)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
@@ -210,7 +210,7 @@ func (g *Group) oneObject(ctx context.Context, begun time.Time, op string, way p
 	case <-g.closing.Done():
 		err = ErrClosed
 	case <-ctx.Done():
-		err = ending.Of(ctx)
+		err = ctxerr.Of(ctx)
 	}
 	return nil, fmt.Errorf("dist: %s of group %q on rank %d was not begun, behind another with the same rank: %w", op, g.name, g.rank, err)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/mem"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -241,7 +241,7 @@ func (g *Group) runAsync(r *request) *Work {
 // it takes; none for a receive that the gate holds back or that takes from any.
 func (g *Group) start(r *request) (l *lane, held *Work, err error) {
 	if err := r.ctx.Err(); err != nil {
-		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, ending.Of(r.ctx))
+		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, ctxerr.Of(r.ctx))
 	}
 	if err := g.job.admits(g, &r.call); err != nil {
 		return nil, nil, err

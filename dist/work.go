@@ -11,7 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // Work is an operation under way. Its tensors belong to it until it has ended.
@@ -63,7 +63,7 @@ func (w *Work) Wait(ctx context.Context) error {
 		if w.num > 0 {
 			what = fmt.Sprintf("a batch of %d messages", w.num)
 		}
-		return fmt.Errorf("dist: waiting for %s of group %q on rank %d: %w", what, w.g.name, w.g.rank, ending.Of(ctx))
+		return fmt.Errorf("dist: waiting for %s of group %q on rank %d: %w", what, w.g.name, w.g.rank, ctxerr.Of(ctx))
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -485,7 +485,7 @@ func (l *link) suspect() {
 func timeoutError(method string, p *Peer, ctx context.Context, after time.Duration) *Error {
 	cause := error(context.DeadlineExceeded)
 	if ctx.Err() != nil {
-		cause = ending.Of(ctx)
+		cause = ctxerr.Of(ctx)
 	}
 	if errors.Is(cause, context.Canceled) && !errors.Is(cause, context.DeadlineExceeded) {
 		return errorf(KindCanceled, method, p, "canceled after %v: %w", after.Round(time.Microsecond), cause)

@@ -12,7 +12,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
 	"github.com/cohort-ml/cohort/rpc/internal/hook"
 )
@@ -444,4 +444,4 @@ func (m *Method[A, R]) decodeFuture(f *Future[R]) error {
 }
 
 // ended returns why a context ended.
-func ended(ctx context.Context) error { return ending.Of(ctx) }
+func ended(ctx context.Context) error { return ctxerr.Of(ctx) }

@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/rpc/internal/hook"
 )
 
@@ -111,9 +111,9 @@ func (p *Peer) connection(ctx context.Context, by time.Time) (*link, error) {
 		return d.link, d.err
 	case <-ctx.Done():
 		if last := p.failed.Load(); last != nil {
-			return nil, fmt.Errorf("still connecting to %s, where the last try found: %v: %w", p.where.addresses(), *last, ending.Of(ctx))
+			return nil, fmt.Errorf("still connecting to %s, where the last try found: %v: %w", p.where.addresses(), *last, ctxerr.Of(ctx))
 		}
-		return nil, fmt.Errorf("still connecting to %s: %w", p.where.addresses(), ending.Of(ctx))
+		return nil, fmt.Errorf("still connecting to %s: %w", p.where.addresses(), ctxerr.Of(ctx))
 	}
 }
 

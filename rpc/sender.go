@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -79,7 +79,7 @@ func (s *sender) send(ctx context.Context, m *outgoing, hurry bool) error {
 		case <-late:
 			s.lost(fmt.Errorf("the peer took no answers for %v", s.patience))
 		case <-ctx.Done():
-			err := ending.Of(ctx)
+			err := ctxerr.Of(ctx)
 			m.release(err)
 			return err
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // TestErrorTexts holds the words of errors that people read at night: who, in
@@ -35,9 +35,9 @@ func TestErrorTexts(t *testing.T) {
 			`dist: barrier 7 of group "world" (train.go:90): timed out waiting for rank 1`},
 		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Missing: []Member{{Rank: 1}}, Cause: fmt.Errorf("the group's limit of 1m0s: %w", context.DeadlineExceeded)},
 			`dist: barrier 7 of group "world": timed out (the group's limit of 1m0s) while waiting for rank 1`},
-		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Missing: []Member{{Rank: 0}}, Cause: ending.Of(endOf(errors.New("rank 1 got SIGTERM")))},
+		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Missing: []Member{{Rank: 0}}, Cause: ctxerr.Of(endOf(errors.New("rank 1 got SIGTERM")))},
 			`dist: barrier 7 of group "world": cancelled (rank 1 got SIGTERM) while waiting for rank 0`},
-		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Missing: []Member{{Rank: 0}}, Cause: ending.Of(endOf(nil))},
+		{&TimeoutError{Group: "world", Op: "barrier", Seq: 7, Missing: []Member{{Rank: 0}}, Cause: ctxerr.Of(endOf(nil))},
 			`dist: barrier 7 of group "world": cancelled waiting for rank 0`},
 		{&MismatchError{Group: "world", Seq: 42, Here: RankCall{Rank: 0, Call: sum, Site: site}, There: RankCall{Rank: 1, Call: barrier, Site: "app/eval.go:12 main.eval"}},
 			`dist: group "world", call 42: ranks called different things: rank 0 all_reduce sum of 4 float32 at example.org/app/train.go:88 main.train; rank 1 barrier at app/eval.go:12 main.eval`},
@@ -83,9 +83,9 @@ func TestEndingIsWhatPeopleBranchOn(t *testing.T) {
 		is      []error
 		timeout bool
 	}{
-		{ending.Of(endOf(why)), []error{why, context.Canceled}, false},
-		{ending.Of(endOf(nil)), []error{context.Canceled}, false},
-		{ending.Of(late), []error{why, context.DeadlineExceeded}, true},
+		{ctxerr.Of(endOf(why)), []error{why, context.Canceled}, false},
+		{ctxerr.Of(endOf(nil)), []error{context.Canceled}, false},
+		{ctxerr.Of(late), []error{why, context.DeadlineExceeded}, true},
 	} {
 		e := &TimeoutError{Cause: tc.err}
 		for _, want := range tc.is {
@@ -97,7 +97,7 @@ func TestEndingIsWhatPeopleBranchOn(t *testing.T) {
 			t.Errorf("%v: Timeout is %v", e, e.Timeout())
 		}
 	}
-	if err := ending.Of(context.Background()); err != nil {
+	if err := ctxerr.Of(context.Background()); err != nil {
 		t.Errorf("a context that goes on: %v", err)
 	}
 }
@@ -114,7 +114,7 @@ func TestJobRanks(t *testing.T) {
 		"of the group":        {Among(members, died), 3},
 		"without its members": {Among(members, &RankError{Rank: 2, Group: "rest", Cause: ErrDied}), 3},
 		"of its parent":       {Among(members, NewRankError("world", Member{Rank: 2}, ErrLeft)), 2},
-		"a forming cancelled": {Among(members, &TimeoutError{Group: "rest", Op: "init", Cause: ending.Of(endOf(died))}), 3},
+		"a forming cancelled": {Among(members, &TimeoutError{Group: "rest", Op: "init", Cause: ctxerr.Of(endOf(died))}), 3},
 	} {
 		var re *RankError
 		if !errors.As(tc.err, &re) || re.JobRank() != tc.want {

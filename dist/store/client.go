@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -230,7 +230,7 @@ func (c *Client) do(ctx context.Context, q request) (reply, error) {
 		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
-		return fail(q.keys, ending.Of(ctx))
+		return fail(q.keys, ctxerr.Of(ctx))
 	}
 	underWay.Add(1)
 	defer underWay.Add(-1)
@@ -286,7 +286,7 @@ func (c *Client) SetAsync(ctx context.Context, key string, value []byte) error {
 		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
-		return fail(q.keys, ending.Of(ctx))
+		return fail(q.keys, ctxerr.Of(ctx))
 	}
 	if _, _, err := c.send(limit{ctx: ctx}, &q, nil); err != nil {
 		return fail(q.keys, err)

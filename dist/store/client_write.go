@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -34,7 +34,7 @@ type limit struct {
 // cause says why the call has ended.
 func (l limit) cause() error {
 	if l.ctx.Err() != nil {
-		return ending.Of(l.ctx)
+		return ctxerr.Of(l.ctx)
 	}
 	return errDefaultTimeout
 }
@@ -230,7 +230,7 @@ func (c *Client) sendLarge(l limit, q *request, p *pendingCall) (id uint64, err 
 		defer grace.Stop()
 		select {
 		case <-grace.C:
-			c.lose(fmt.Errorf("%w: the server took no data for longer than a call's context: %w", ErrLost, ending.Of(ctx)))
+			c.lose(fmt.Errorf("%w: the server took no data for longer than a call's context: %w", ErrLost, ctxerr.Of(ctx)))
 		case <-ended:
 		}
 	})

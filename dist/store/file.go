@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 const (
@@ -146,7 +146,7 @@ func (s *File) do(ctx context.Context, q request) (reply, error) {
 		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
-		return fail(q.keys, ending.Of(ctx))
+		return fail(q.keys, ctxerr.Of(ctx))
 	}
 	ctx, release := deadline(ctx)
 	defer release()
@@ -157,7 +157,7 @@ func (s *File) do(ctx context.Context, q request) (reply, error) {
 		case missing == nil:
 			return fail(q.keys, err)
 		case ctx.Err() != nil:
-			err = missingError(ending.Of(ctx), q.op)
+			err = missingError(ctxerr.Of(ctx), q.op)
 		}
 		return fail(missing, err)
 	}
@@ -198,7 +198,7 @@ func (s *File) take(ctx context.Context) error {
 	case <-s.closed:
 		return ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("the file was taken up by other calls: %w", ending.Of(ctx))
+		return fmt.Errorf("the file was taken up by other calls: %w", ctxerr.Of(ctx))
 	}
 }
 
@@ -213,7 +213,7 @@ func (s *File) sleep(ctx context.Context, pause *time.Duration) error {
 	case <-s.closed:
 		return ErrClosed
 	case <-ctx.Done():
-		return ending.Of(ctx)
+		return ctxerr.Of(ctx)
 	}
 }
 

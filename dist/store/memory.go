@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // maxWaiting bounds the calls of one client that wait on the server.
@@ -136,7 +136,7 @@ func (s *Memory) do(ctx context.Context, q request) (reply, error) {
 		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
-		return fail(q.keys, ending.Of(ctx))
+		return fail(q.keys, ctxerr.Of(ctx))
 	}
 	q = q.clone()
 	var answered chan reply
@@ -157,7 +157,7 @@ func (s *Memory) do(ctx context.Context, q request) (reply, error) {
 		case <-ctx.Done():
 			s.cancel(c) // or it has been answered just now
 			if r = <-answered; r.status == statusCancelled {
-				return fail(r.missing, missingError(ending.Of(ctx), q.op))
+				return fail(r.missing, missingError(ctxerr.Of(ctx), q.op))
 			}
 		}
 	}

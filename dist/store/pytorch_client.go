@@ -13,7 +13,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 const (
@@ -170,7 +170,7 @@ func (c *PyTorchClient) another(ctx context.Context) (*pyTorchLine, error) {
 	conn, err := dialer.DialContext(ctx, "tcp", c.addr)
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil, ending.Of(ctx)
+			return nil, ctxerr.Of(ctx)
 		}
 		return nil, c.lose(fmt.Errorf("%w: %w", ErrLost, err))
 	}
@@ -249,7 +249,7 @@ func (c *PyTorchClient) use(ctx context.Context, talk func(l *pyTorchLine) error
 	}
 	var timeout net.Error
 	if ctx.Err() != nil && errors.As(err, &timeout) && timeout.Timeout() {
-		return ending.Of(ctx)
+		return ctxerr.Of(ctx)
 	}
 	if errors.Is(err, ErrUnsupported) || errors.Is(err, errNonsense) {
 		return err
@@ -462,7 +462,7 @@ func (c *PyTorchClient) do(ctx context.Context, q request) (reply, error) {
 		return fail(keys, err)
 	}
 	if ctx.Err() != nil {
-		return fail(q.keys, ending.Of(ctx))
+		return fail(q.keys, ctxerr.Of(ctx))
 	}
 	underWay.Add(1)
 	defer underWay.Add(-1)
@@ -478,7 +478,7 @@ func (c *PyTorchClient) do(ctx context.Context, q request) (reply, error) {
 		if q.op != opPop {
 			missing = c.missing(q.keys)
 		}
-		return fail(missing, missingError(ending.Of(ctx), q.op))
+		return fail(missing, missingError(ctxerr.Of(ctx), q.op))
 	case err != nil:
 		return fail(q.keys, err)
 	}

@@ -13,7 +13,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -72,7 +72,7 @@ func dialPyTorch(ctx context.Context, addr string) (*pyTorchLine, error) {
 				timer.Stop()
 			}
 		}
-		return nil, fmt.Errorf("no server: %w (%w)", ending.Of(ctx), err)
+		return nil, fmt.Errorf("no server: %w (%w)", ctxerr.Of(ctx), err)
 	}
 }
 
@@ -121,7 +121,7 @@ func (l *pyTorchLine) exchange(ctx context.Context, b []byte, n int, patience ti
 		return answer, l.conn.SetDeadline(time.Time{})
 	}
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("it took the connection and has not answered: %w", ending.Of(ctx))
+		return nil, fmt.Errorf("it took the connection and has not answered: %w", ctxerr.Of(ctx))
 	}
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {

@@ -10,7 +10,7 @@ import (
 	"os"
 	"sync"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // The file of a PyTorch FileStore is records from its first byte on, each of them a key
@@ -68,7 +68,7 @@ func (s *PyTorchFile) do(ctx context.Context, q request) (reply, error) {
 		switch {
 		case err != nil:
 		case ctx.Err() != nil:
-			keys, err = q.keys, ending.Of(ctx)
+			keys, err = q.keys, ctxerr.Of(ctx)
 		default:
 			keys, err = q.keys, fmt.Errorf("%w: a FileStore has no queues", ErrUnsupported)
 		}

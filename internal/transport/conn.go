@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 const (
@@ -302,7 +302,7 @@ func (c *Conn) Do(ctx context.Context, f func() error) error {
 		return f()
 	}
 	if err := ctx.Err(); err != nil {
-		return c.fail("use", ending.Of(ctx))
+		return c.fail("use", ctxerr.Of(ctx))
 	}
 	cut := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -316,7 +316,7 @@ func (c *Conn) Do(ctx context.Context, f func() error) error {
 	<-cut
 	c.nc.SetDeadline(time.Time{})
 	if err != nil {
-		return fmt.Errorf("%w: %w", err, ending.Of(ctx))
+		return fmt.Errorf("%w: %w", err, ctxerr.Of(ctx))
 	}
 	return nil
 }

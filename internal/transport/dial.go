@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 const (
@@ -192,7 +192,7 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 		if last == nil {
 			last = plain(err)
 		}
-		return fail(op, fmt.Errorf("gave up after %v and %d tries: %w (%w)", time.Since(began).Round(time.Millisecond), tries, last, ending.Of(ctx)))
+		return fail(op, fmt.Errorf("gave up after %v and %d tries: %w (%w)", time.Since(began).Round(time.Millisecond), tries, last, ctxerr.Of(ctx)))
 	}
 }
 
@@ -217,7 +217,7 @@ func shake(ctx context.Context, nc net.Conn, proto string, token Token, through 
 	link, err := clientSide(nc, proto, token, through)
 	if !stop() {
 		if err == nil {
-			err = ending.Of(ctx)
+			err = ctxerr.Of(ctx)
 		}
 		return nil, err
 	}

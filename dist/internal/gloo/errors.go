@@ -11,7 +11,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // sizeError is that a peer takes its group for one of another size.
@@ -98,7 +98,7 @@ func (b *Backend) again(c *operation.Call, err error) error {
 // late returns the error of a call that has run out of time, or whose context has
 // ended.
 func (b *Backend) late(ctx context.Context, c *operation.Call, missing []int) error {
-	cause := ending.Of(ctx)
+	cause := ctxerr.Of(ctx)
 	if cause == nil {
 		cause = fmt.Errorf("the group's limit of %v: %w", b.cfg.Timeout, context.DeadlineExceeded)
 	}

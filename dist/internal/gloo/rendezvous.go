@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/fault"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/lobby"
 )
 
@@ -247,7 +247,7 @@ func (m *meeting) absent(ctx context.Context, name string, ranks []int, err erro
 
 // missing is the error of ranks that have not come.
 func (m *meeting) missing(ctx context.Context, ranks []int) error {
-	e := &fault.TimeoutError{Group: m.b.cfg.Group, Op: "init", Cause: ending.Of(ctx)}
+	e := &fault.TimeoutError{Group: m.b.cfg.Group, Op: "init", Cause: ctxerr.Of(ctx)}
 	for _, r := range ranks {
 		e.Missing = append(e.Missing, m.b.Member(r))
 	}

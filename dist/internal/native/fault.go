@@ -10,7 +10,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // Obituary is how a process ended, from the agent that launched it.
@@ -166,7 +166,7 @@ func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
 	if cause := context.Cause(ctx); errors.As(cause, &other) {
 		return cause
 	}
-	return &fault.TimeoutError{Group: cfg.Group, Op: "init", Missing: []fault.Member{cfg.Members[rank]}, Cause: ending.Of(ctx)}
+	return &fault.TimeoutError{Group: cfg.Group, Op: "init", Missing: []fault.Member{cfg.Members[rank]}, Cause: ctxerr.Of(ctx)}
 }
 
 // What a fault is about.

@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -592,7 +592,7 @@ func (m *Mesh) broken(ctx context.Context, c *operation.Call, peer int, missing 
 
 // late returns the error of a call that has run out of time.
 func (m *Mesh) late(ctx context.Context, c *operation.Call, missing ...fault.Member) error {
-	cause := ending.Of(ctx)
+	cause := ctxerr.Of(ctx)
 	if cause == nil {
 		cause = fmt.Errorf("the group's limit of %v: %w", m.cfg.Timeout, context.DeadlineExceeded)
 	}

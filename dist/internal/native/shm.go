@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // Shm is a rank of a group that shares memory. Ranks are processes of one
@@ -250,7 +250,7 @@ func (s *Shm) trouble(ctx context.Context, c *operation.Call, peer int) error {
 		}
 		return s.faultError(c, peer, kindLeft, "")
 	}
-	cause := ending.Of(ctx)
+	cause := ctxerr.Of(ctx)
 	if cause == nil && time.Since(c.Start()) >= s.cfg.Timeout {
 		cause = fmt.Errorf("the group's limit of %v: %w", s.cfg.Timeout, context.DeadlineExceeded)
 	}

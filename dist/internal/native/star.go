@@ -16,7 +16,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/operation"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -149,7 +149,7 @@ func (s *star) awaitSpokes(ctx context.Context) error {
 			if cause := context.Cause(ctx); errors.As(cause, &other) {
 				return cause
 			}
-			e := &fault.TimeoutError{Group: cfg.Group, Op: "init", Cause: ending.Of(ctx)}
+			e := &fault.TimeoutError{Group: cfg.Group, Op: "init", Cause: ctxerr.Of(ctx)}
 			for r, m := range cfg.Members {
 				if missing[r] {
 					e.Missing = append(e.Missing, m)

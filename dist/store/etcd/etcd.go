@@ -43,7 +43,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/cohort-ml/cohort/dist/store"
-	"github.com/cohort-ml/cohort/internal/ending"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
 // Limits beside those of package store, from what an etcd server takes by default.
@@ -94,7 +94,7 @@ func (s *Store) begin(ctx context.Context, op string, keys []string, values ...[
 		return nil, nil, err
 	}
 	if ctx.Err() != nil {
-		return nil, nil, c.fail(c.keys, ending.Of(ctx))
+		return nil, nil, c.fail(c.keys, ctxerr.Of(ctx))
 	}
 	cancel := func() {}
 	if _, ok := ctx.Deadline(); !ok {
@@ -110,7 +110,7 @@ func (c *call) fail(keys []string, err error) error {
 // failed is what became of a request that the cluster did not do.
 func (c *call) failed(err error) error {
 	if c.ctx.Err() != nil {
-		return c.fail(c.keys, fmt.Errorf("no answer before the call ended: %w", ending.Of(c.ctx)))
+		return c.fail(c.keys, fmt.Errorf("no answer before the call ended: %w", ctxerr.Of(c.ctx)))
 	}
 	if errors.Is(err, rpctypes.ErrRequestTooLarge) || errors.Is(err, rpctypes.ErrTooManyOps) {
 		return c.fail(c.keys, fmt.Errorf("%w: the server takes less: %w", store.ErrLimit, err))
@@ -220,7 +220,7 @@ func (c *call) await() ([][]byte, error) {
 // gaveUp is a wait that has ended with its context, or with the watch.
 func (c *call) gaveUp(missing []string, what string, err error) error {
 	if c.ctx.Err() != nil {
-		err = fmt.Errorf("%s before the wait ended: %w", what, ending.Of(c.ctx))
+		err = fmt.Errorf("%s before the wait ended: %w", what, ctxerr.Of(c.ctx))
 	}
 	return c.fail(missing, err)
 }
