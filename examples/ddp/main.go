@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command ddp trains a model of its own on two ranks: which of two spirals is a point on?
+// Command ddp trains a small network on two ranks. It learns on which of two spirals a point lies.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// Net scores a point [batch, 2] for each of the spirals [batch, 2].
+// Net takes points [batch, 2] and returns a score for each of the two spirals [batch, 2].
 type Net struct{ In, Hidden, Out *nn.Linear }
 
 func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
@@ -24,7 +24,7 @@ func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Out, c.Call(m.Hidden, x).Tanh())
 }
 
-// spirals draws n points [n, 2] and says which spiral each one is on.
+// spirals draws n points [n, 2] and returns with them the number of each point's spiral [n].
 func spirals(g *tensor.Generator, n int) (points, labels *tensor.Tensor) {
 	xy, spiral := make([]float32, 0, 2*n), make([]int64, n)
 	for i := range spiral {
@@ -36,7 +36,7 @@ func spirals(g *tensor.Generator, n int) (points, labels *tensor.Tensor) {
 	return tensor.FromFloat32(xy, n, 2), tensor.FromInt64(spiral)
 }
 
-// train is what every rank does.
+// train runs on every rank.
 func train(ctx context.Context, group *dist.Group) error {
 	b := &nn.Build{}
 	net := &Net{nn.NewLinear(b, 2, 64), nn.NewLinear(b, 64, 64), nn.NewLinear(b, 64, 2)}
@@ -45,7 +45,7 @@ func train(ctx context.Context, group *dist.Group) error {
 		return err
 	}
 	opt := optim.NewAdamW(nn.Parameters(net), optim.AdamWOptions{LR: 0.01})
-	data := tensor.NewGenerator(int64(group.Rank())) // every rank draws points of its own
+	data := tensor.NewGenerator(int64(group.Rank())) // every rank draws other points
 	for step := range 501 {
 		points, labels := spirals(data, 128)
 		opt.ZeroGrad()
@@ -55,7 +55,7 @@ func train(ctx context.Context, group *dist.Group) error {
 		if err != nil {
 			return err
 		}
-		opt.Step(nil) // the gradients are the averages over all ranks
+		opt.Step(nil) // with gradients that are averaged over all ranks
 		if step%100 == 0 && group.Rank() == 0 {
 			fmt.Printf("step %3d  loss %.3f\n", step, loss)
 		}
