@@ -12,16 +12,18 @@ import (
 	"github.com/cohort-ml/cohort/nn"
 )
 
-// TuneConfig is the part of [LMConfig] that says what kind of model is trained
-// and, to fine-tune one, where it comes from and what of it changes.
+// TuneConfig has the settings of [LMConfig] for the kind of model and for
+// fine-tuning: which model the run begins with and what of it is trained.
 type TuneConfig struct {
-	Model       string   `json:"model,omitempty" run:"fixed" usage:"kind of {model}: gpt2 or llama"`
-	InitFrom    string   `json:"init_from,omitempty" usage:"{directory} of a model to go on from, a run or as Hugging Face's tools lay it out, with its tokenizer"`
-	LoRA        int      `json:"lora,omitempty" flag:"lora" run:"fixed" usage:"train low-rank matrices of this {rank} beside the model's weights, and save them as PEFT does; 0 trains the weights themselves"`
-	LoRAAlpha   float64  `json:"lora_alpha,omitempty" run:"fixed" usage:"{factor}, divided by the rank, of what the matrices add; 0 is twice the rank"`
-	LoRADropout float64  `json:"lora_dropout,omitempty" usage:"{share} of the matrices' inputs that is dropped"`
-	LoRATargets []string `json:"lora_targets,omitempty" run:"fixed" usage:"{names} of the projections that get matrices, or all; default is PEFT's for the kind of model"`
-	Merge       bool     `json:"merge,omitempty" usage:"at the end, save the model with the matrices added to its weights in the run's directory, in merged"`
+	Model string `json:"model,omitempty" run:"fixed" group:"Model" values:"gpt2|llama" usage:"kind of model; default: gpt2, or that of --init-from"`
+
+	InitFrom    string   `json:"init_from,omitempty" group:"Fine-tuning" usage:"{DIR} of a model to begin with, a run or a folder of Hugging Face's tools; its sizes and tokenizer replace those of --vocab to --layers, and defaults become --out out/tuned --steps 200 --lr 0.0001 --weight-decay 0.01 --beta2 0.999 --eval-every 50 --save-every 100"`
+	LoRA        int      `json:"lora,omitempty" flag:"lora" run:"fixed" usage:"train low-rank matrices of rank {N} beside the model's weights and save them as PEFT does; defaults become --out out/lora --lr 0.001; 0: train the weights themselves"`
+	LoRAAlpha   float64  `json:"lora_alpha,omitempty" run:"fixed" usage:"scale what the matrices add by {NUMBER} / rank; 0: twice the rank"`
+	LoRADropout float64  `json:"lora_dropout,omitempty" usage:"share of the matrices' inputs, 0 to 1, that is dropped"`
+	LoRATargets []string `json:"lora_targets,omitempty" run:"fixed" usage:"{NAMES} of the projections that get matrices, or all; default: PEFT's for the kind of model"`
+	Merge       bool     `json:"merge,omitempty" usage:"at the end, save the model with the matrices added to its weights in OUT/merged"`
+
 	// Base is the checksum of the model in InitFrom.
 	Base string `json:"base,omitempty"`
 }

@@ -64,10 +64,9 @@ func (r *lmRun) model() models.CausalLM {
 // saves one and returns an error that wraps [ErrStopped].
 func LM(ctx context.Context, group *dist.Group, cfg LMConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
-	if given["ranks"] != "" && cfg.Ranks != group.Size() {
-		return settled(fmt.Errorf("train lm: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
+	if err := cfg.join("lm", group, given); err != nil {
+		return err
 	}
-	cfg.Ranks = group.Size()
 	return begins(ctx, "lm", report, func(ctx context.Context, report Reporter) error {
 		return newLMRun(cfg, given, group, report).run(ctx)
 	})
@@ -93,12 +92,9 @@ func (r *lmRun) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("train lm: save the recipe: %w", err)
 	}
-	return Run(ctx, r.group, r.task(saved), Options{
-		Out: r.cfg.Out, From: saved, Steps: r.cfg.Steps, Batch: r.cfg.size().total(), Accumulate: r.cfg.Accumulate,
-		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
-		EvalEvery: r.cfg.EvalEvery, Best: true, Patience: r.cfg.Patience, MinDelta: r.cfg.MinDelta,
-		SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
-	}, r.report)
+	o := r.cfg.options(saved)
+	o.Steps, o.Recipe, o.Config = r.cfg.Steps, recipe, r.config()
+	return Run(ctx, r.group, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -179,10 +175,9 @@ func (r *lmRun) config() []byte {
 	return settingsText("lm", r.settings, r.cfg.size())
 }
 
-// savedRecipe returns the settings of a saved run. What they do not say is as it
-// was before there was a choice.
+// savedRecipe returns the settings of a saved run.
 func savedRecipe(s *SavedRun) (LMConfig, error) {
-	recipe := LMConfig{Accumulate: 1, Workers: 1, DType: "float32", NaN: nanStop}
+	recipe := LMConfig{SharedConfig: sharedBefore()}
 	return recipe, s.Recipe(&recipe)
 }
 

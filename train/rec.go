@@ -51,10 +51,9 @@ type recRun struct {
 // on from it.
 func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
-	if given["ranks"] != "" && cfg.Ranks != group.Size() {
-		return settled(fmt.Errorf("train rec: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
+	if err := cfg.join("rec", group, given); err != nil {
+		return err
 	}
-	cfg.Ranks = group.Size()
 	return begins(ctx, "rec", report, func(ctx context.Context, report Reporter) error {
 		return newRecRun(cfg, given, group, report).run(ctx)
 	})
@@ -113,7 +112,8 @@ func newRecRun(cfg RecConfig, given map[string]string, group *dist.Group, report
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *recRun) findRun(ctx context.Context) (*SavedRun, error) {
-	return adoptRun(ctx, "rec", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, r.cfg.adopt)
+	was := RecConfig{SharedConfig: sharedBefore()}
+	return adoptRun(ctx, "rec", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, was, r.cfg.adopt)
 }
 
 // config is what config.toml says.
@@ -222,11 +222,9 @@ func (r *recRun) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("train rec: save the recipe: %w", err)
 	}
-	return Run(ctx, r.group, r.task(saved), Options{
-		Out: r.cfg.Out, From: saved, Epochs: r.cfg.Epochs, Batch: r.cfg.size().total(), Accumulate: r.cfg.Accumulate,
-		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
-		EvalEvery: r.cfg.EvalEvery, Best: r.cfg.Best, Patience: r.cfg.Patience, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
-	}, r.report)
+	o := r.cfg.options(saved)
+	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
+	return Run(ctx, r.group, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -401,7 +399,7 @@ func (r *recRun) evaluate(ctx context.Context) (Metrics, error) {
 	n := r.validation.Len()
 	each := (n + r.group.Size() - 1) / r.group.Size()
 	from := min(n, r.group.Rank()*each)
-	own, err := r.recommender.Score(ctx, r.validation, from, min(n, from+each), evalBatch, nn.WithAutocast(autocasts[r.cfg.DType]))
+	own, err := r.recommender.Score(ctx, r.validation, from, min(n, from+each), evalBatch, r.cfg.autocast())
 	cut := tensor.Zeros(1)
 	if errors.Is(err, errCut) { // the others must hear of it
 		err = nil

@@ -66,9 +66,10 @@ func FindRun(ctx context.Context, task, out string, notice func(text string)) (*
 }
 
 // adoptRun opens the newest checkpoint of a recipe's run, nil if there is none, and
-// has adopt take over the settings that it was saved with.
+// has adopt take the settings that it was saved with. was has what a checkpoint means
+// that does not say it.
 func adoptRun[C any](ctx context.Context, task, out, data, initFrom string, settings *config.Settings, report Reporter,
-	adopt func(was C, settings *config.Settings, path string) error) (*SavedRun, error) {
+	was C, adopt func(was C, settings *config.Settings, path string) error) (*SavedRun, error) {
 	if err := checkApart(task, out, data, initFrom); err != nil {
 		return nil, err
 	}
@@ -76,7 +77,6 @@ func adoptRun[C any](ctx context.Context, task, out, data, initFrom string, sett
 	if s == nil || err != nil {
 		return nil, err
 	}
-	var was C
 	if err := s.Recipe(&was); err != nil {
 		return nil, err
 	}

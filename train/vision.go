@@ -42,10 +42,9 @@ type visionRun struct {
 // the run's directory has a checkpoint, Vision goes on from it.
 func Vision(ctx context.Context, group *dist.Group, cfg VisionConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
-	if given["ranks"] != "" && cfg.Ranks != group.Size() {
-		return settled(fmt.Errorf("train vision: --ranks is %d, but this job was started with %d: leave the flag out", cfg.Ranks, group.Size()))
+	if err := cfg.join("vision", group, given); err != nil {
+		return err
 	}
-	cfg.Ranks = group.Size()
 	return begins(ctx, "vision", report, func(ctx context.Context, report Reporter) error {
 		return newVisionRun(cfg, given, group, report).run(ctx)
 	})
@@ -120,7 +119,8 @@ func newVisionRun(cfg VisionConfig, given map[string]string, group *dist.Group, 
 // findRun returns the newest checkpoint of the run's directory, nil if there is
 // none, and takes over its settings.
 func (r *visionRun) findRun(ctx context.Context) (*SavedRun, error) {
-	return adoptRun(ctx, "vision", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, r.cfg.adopt)
+	was := VisionConfig{SharedConfig: sharedBefore()}
+	return adoptRun(ctx, "vision", r.cfg.Out, r.cfg.Data, r.cfg.InitFrom, r.settings, r.report, was, r.cfg.adopt)
 }
 
 // config is what config.toml says.
@@ -218,11 +218,9 @@ func (r *visionRun) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("train vision: save the recipe: %w", err)
 	}
-	return Run(ctx, r.group, r.task(saved), Options{
-		Out: r.cfg.Out, From: saved, Epochs: r.cfg.Epochs, Batch: r.cfg.size().total(), Accumulate: r.cfg.Accumulate,
-		DType: r.cfg.DType, Clip: r.cfg.Clip, NaN: r.cfg.NaN, Seed: r.cfg.Seed,
-		EvalEvery: r.cfg.EvalEvery, Best: r.cfg.Best, Patience: r.cfg.Patience, SaveEvery: r.cfg.SaveEvery, Keep: r.cfg.Keep, Recipe: recipe, Config: r.config(),
-	}, r.report)
+	o := r.cfg.options(saved)
+	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
+	return Run(ctx, r.group, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -428,7 +426,7 @@ func (r *visionRun) tell(text string) {
 func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 	n, ranks := r.test.Len(), r.group.Size()
 	from, to := n*r.group.Rank()/ranks, n*(r.group.Rank()+1)/ranks
-	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", nn.WithAutocast(autocasts[r.cfg.DType]))
+	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", r.cfg.autocast())
 	cut := int64(0)
 	if errors.Is(err, errCut) { // the others must hear of it
 		cut, err = 1, nil

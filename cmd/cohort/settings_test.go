@@ -22,7 +22,7 @@ func TestSettingsFile(t *testing.T) {
 		{"", ""},
 		{"steps = 20\n  setps = 30\n", "x.toml:2:3: unknown setting setps: did you mean steps?"},
 		{"save_every = 20\n", "x.toml:1:1: unknown setting save_every: did you mean save-every?"},
-		{"colour = 'red'\n", "x.toml:1:1: unknown setting colour; there are ranks, data, out, steps, "},
+		{"colour = 'red'\n", "x.toml:1:1: unknown setting colour; there are data, steps, vocab, "},
 		{"\nsteps = '20'\n", `x.toml:2:1: steps is the string "20", want a whole number`},
 		{"steps = 2_0.5\n", "x.toml:1:1: steps is 20.5, want a whole number"},
 		{"steps = 1979-05-27\n", "x.toml:1:1: steps is 1979-05-27, want a whole number"},

@@ -8,14 +8,16 @@ import (
 	"reflect"
 )
 
-// Adopt takes over the settings that a checkpoint's run was made with, which
-// saved, a pointer to the same struct, has. What the user gave stays; where the
-// tag run says fixed, it must be as it was, and what differs is returned, a
-// phrase each: "--width is 64, the checkpoint's 32". from is what the values
-// are said to come from.
+// Adopt takes the settings of a checkpoint's run for a run that resumes. saved
+// points to a value of the same struct, with the checkpoint's settings. from is
+// the source that the adopted settings get.
 //
-// What a file gives as it was counts as taken over: a run's own config.toml
-// does not bind the run more than its checkpoint does.
+// A setting that the user gave keeps the user's value. If such a setting has the
+// tag run:"fixed" and differs from the checkpoint, Adopt returns a phrase about
+// it: "--width is 64, the checkpoint's 32".
+//
+// A setting that a file gives with the checkpoint's own value counts as adopted:
+// the config.toml of a run does not bind the run more than its checkpoint does.
 func (s *Settings) Adopt(saved any, from string) (conflicts []string) {
 	old := New(saved)
 	for i, f := range s.fields {

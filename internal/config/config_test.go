@@ -3,6 +3,7 @@
 package config
 
 import (
+	"fmt"
 	"maps"
 	"math"
 	"reflect"
@@ -12,17 +13,17 @@ import (
 )
 
 type common struct {
-	Out   string `flag:"out" run:"here" json:"-" usage:"{directory} of the run"`
+	Out   string `flag:"out" run:"here" json:"-" group:"Run" usage:"save to {DIR}"`
 	Ranks int    `json:"ranks" run:"here" usage:"number of ranks"`
 }
 
 type settings struct {
 	common
 	Seed    int64    `json:"seed" run:"fixed" usage:"decides the order"`
-	LR      float64  `json:"lr" usage:"highest learning {rate}"`
+	LR      float64  `json:"lr" group:"Optimizer" usage:"highest learning rate"`
 	Deep    bool     `json:"go_deep" usage:"go deep"`
 	Targets []string `json:"targets" usage:"which"`
-	Prompt  string   `json:"prompt,omitempty" usage:"text"`
+	Prompt  string   `json:"prompt,omitempty" group:"Sample" values:"hi|ho" usage:"text"`
 	Private int      `json:"private"`
 }
 
@@ -36,8 +37,20 @@ func TestFields(t *testing.T) {
 	if got, want := s.Names(), []string{"out", "ranks", "seed", "lr", "go-deep", "targets", "prompt"}; !slices.Equal(got, want) {
 		t.Fatalf("fields %q, want %q", got, want)
 	}
-	if got := s.Field("lr").Usage; got != "highest learning `rate`" {
-		t.Errorf("usage %q", got)
+	help := ""
+	for _, f := range s.Fields() {
+		help += fmt.Sprintf("%s: --%s %s, %s %q\n", f.Group, f.Name, f.ValueName, f.Usage, f.Values)
+	}
+	want := `Run: --out DIR, save to DIR []
+Run: --ranks N, number of ranks []
+: --seed N, decides the order []
+Optimizer: --lr NUMBER, highest learning rate []
+Optimizer: --go-deep , go deep []
+Optimizer: --targets LIST, which []
+Sample: --prompt hi|ho, text ["hi" "ho"]
+`
+	if help != want {
+		t.Errorf("help\n%swant\n%s", help, want)
 	}
 	if s.Field("private") != nil || len(s.Given()) != 0 {
 		t.Errorf("a field without usage is there, or given: %v", s.Given())
@@ -51,9 +64,9 @@ func TestFields(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, got, text)
 		}
 	}
-	want := &settings{common: common{"o", 4}, Seed: -3, LR: math.Inf(1), Deep: true, Targets: []string{"x", "y", "z"}, Prompt: "a,b", Private: 7}
-	if !reflect.DeepEqual(v, want) {
-		t.Errorf("%+v, want %+v", v, want)
+	set := &settings{common: common{"o", 4}, Seed: -3, LR: math.Inf(1), Deep: true, Targets: []string{"x", "y", "z"}, Prompt: "a,b", Private: 7}
+	if !reflect.DeepEqual(v, set) {
+		t.Errorf("%+v, want %+v", v, set)
 	}
 	for name, text := range map[string]string{"ranks": "two", "seed": "1.5", "lr": "", "go-deep": "maybe"} {
 		f := s.Field(name)

@@ -11,8 +11,8 @@ import (
 	"unicode/utf8"
 )
 
-// TOML returns all settings as a TOML file, after the lines of a header, with
-// where each came from in a comment.
+// TOML returns all settings as a TOML file. The lines of header come first, as
+// comments. A comment behind each setting says where its value came from.
 func (s *Settings) TOML(header ...string) []byte {
 	lines, width := make([]string, len(s.fields)), 0
 	for i, f := range s.fields {
@@ -33,7 +33,7 @@ func (s *Settings) TOML(header ...string) []byte {
 }
 
 // oneLine makes a text fit for a comment: TOML allows no control characters
-// there, and a line break would end it.
+// there, and a line break would end the comment.
 func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' && r != '\t' || r == 0x7f || r == utf8.RuneError {
@@ -43,7 +43,7 @@ func oneLine(s string) string {
 	}, s)
 }
 
-// toml returns the value as TOML has it.
+// toml returns the value in TOML's notation.
 func (f *Field) toml() string {
 	switch v := f.Value().(type) {
 	case float64:
@@ -73,8 +73,8 @@ func (f *Field) toml() string {
 	}
 }
 
-// tomlString returns a basic string. Bytes that are not UTF-8, which TOML cannot
-// have, become U+FFFD.
+// tomlString returns a basic string of TOML. Bytes that are not UTF-8 become
+// U+FFFD, because TOML cannot hold them.
 func tomlString(s string) string {
 	var b strings.Builder
 	b.WriteByte('"')
