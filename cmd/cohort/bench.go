@@ -26,9 +26,10 @@ func newBenchCommand() *cobra.Command {
 	f := &benchFlags{}
 	cmd := &cobra.Command{
 		Use:   "bench NAME",
-		Short: "Measure this machine: matrix products, training steps, collectives, forming a group, launching, the store, remote calls, security, loaders",
-		Long: `Bench measures what a job on this machine is made of. It prints a line a case
-when the case is done; with --json, one object a line for scripts to compare.`,
+		Short: "Measure the speed of this machine",
+		Long: `Measure what a job on this machine is made of. The command prints a line for each
+case when the case is done; with --json, one object in a line for scripts to
+compare.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return unknown("bench", args[0], commandNames(cmd), cmd.CommandPath())
@@ -37,8 +38,8 @@ when the case is done; with --json, one object a line for scripts to compare.`,
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.PersistentFlags().BoolVar(&f.asJSON, "json", false, "print one JSON object a line")
-	cmd.PersistentFlags().StringVar(&f.cpuProfile, "cpuprofile", "", "write a CPU profile (of rank 0) to `file`, for go tool pprof")
+	cmd.PersistentFlags().BoolVar(&f.asJSON, "json", false, "print JSON, one object in a line")
+	cmd.PersistentFlags().StringVar(&f.cpuProfile, "cpuprofile", "", "write a CPU profile of rank 0 to `FILE`, for go tool pprof")
 	cmd.AddCommand(
 		newBenchGemmCommand(f),
 		newBenchStepCommand(f),
@@ -119,5 +120,5 @@ func setThreads(n int) error {
 }
 
 func threadsFlag(cmd *cobra.Command, n *int) {
-	cmd.Flags().IntVar(n, "threads", 0, "`number` of threads (default COHORT_NUM_THREADS, else one a core)")
+	cmd.Flags().IntVar(n, "threads", 0, "number of threads (default: COHORT_NUM_THREADS, or else one for each core)")
 }

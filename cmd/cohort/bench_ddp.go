@@ -17,10 +17,9 @@ func newBenchDDPCommand(f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ddp",
 		Short: "Training steps under data parallelism, a process of one thread a rank",
-		Long: fmt.Sprintf(`Ddp measures training steps of the mlp with a batch of %d a rank. Every rank
-is a process of one thread with the same work, however many they are: with
-perfect scaling the time stays that of --ranks 1. The same work without
-data parallelism is
+		Long: fmt.Sprintf(`Measure training steps of the mlp with a batch of %d for each rank. Every rank is a
+process of one thread. Its work is the same for every number of ranks: with perfect
+scaling the time stays that of --ranks 1. The same work without data parallelism is
 
   cohort bench step --model mlp --batch %d --threads 1`, bench.DDPBatch, bench.DDPBatch),
 		Args: noArgs,
@@ -37,7 +36,7 @@ data parallelism is
 			})
 		},
 	}
-	cmd.Flags().IntVar(&numRanks, "ranks", 2, "`number` of ranks")
-	cmd.Flags().IntVar(&numSteps, "steps", 30, "steps to measure")
+	cmd.Flags().IntVar(&numRanks, "ranks", 2, "number of ranks")
+	cmd.Flags().IntVar(&numSteps, "steps", 30, "number of steps to measure")
 	return cmd
 }

@@ -19,8 +19,8 @@ func newBenchFormCommand(f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "form",
 		Short: "Forming a group: from the start of rank 0 to the end of a first barrier",
-		Long: `Form measures how long many ranks need until they can talk: from the start of
-the first to the end of a barrier of all. Ranks are processes of this machine,
+		Long: `Measure how long many ranks take until they can communicate: from the start of the
+first rank to the end of a barrier of all. Ranks are processes on this machine,
 which have to be started and to find each other, or goroutines of one process.`,
 		Example: `  cohort bench form --ranks 256
   cohort bench form --ranks 1000 --kind goroutines`,
@@ -42,7 +42,8 @@ which have to be started and to find each other, or goroutines of one process.`,
 			return usageError{fmt.Errorf("bench form: no kind %q: there is processes, goroutines", kind)}
 		},
 	}
-	cmd.Flags().IntVar(&numRanks, "ranks", 2, "`number` of ranks")
-	cmd.Flags().StringVar(&kind, "kind", "processes", "`what` the ranks are: processes or goroutines")
+	cmd.Flags().IntVar(&numRanks, "ranks", 2, "number of ranks")
+	cmd.Flags().StringVar(&kind, "kind", "processes", "what the ranks are")
+	oneOf(cmd.Flags(), "kind", "processes", "goroutines")
 	return cmd
 }

@@ -44,9 +44,10 @@ func newBenchGemmCommand(f *benchFlags) *cobra.Command {
 		},
 	}
 	threadsFlag(cmd, &threads)
-	cmd.Flags().StringSliceVar(&shapes, "shapes", []string{"512", "1024", "2048"}, "`sizes` N, MxNxK or BATCHxMxNxK, of C[M,N] = A[M,K]·B[K,N]")
-	cmd.Flags().StringSliceVar(&layouts, "layouts", []string{"nn"}, "stored transposed: none (`nn`), B (nt), A (tn)")
-	cmd.Flags().StringVar(&dtype, "dtype", "float32", "`type` of operands and results: float32 or bfloat16, summed in float32")
-	cmd.Flags().DurationVar(&minTime, "time", 300*time.Millisecond, "least `time` to measure a product for")
+	cmd.Flags().StringSliceVar(&shapes, "shapes", []string{"512", "1024", "2048"}, "`SHAPES` of C[M,N] = A[M,K]·B[K,N]: N, MxNxK or BATCHxMxNxK, with commas between them")
+	cmd.Flags().StringSliceVar(&layouts, "layouts", []string{"nn"}, "which operands are stored transposed: none (nn), B (nt), A (tn); `LAYOUTS` with commas between them")
+	cmd.Flags().StringVar(&dtype, "dtype", "float32", "number type of operands and results; sums are in float32")
+	cmd.Flags().DurationVar(&minTime, "time", 300*time.Millisecond, "measure each product for at least this time")
+	oneOf(cmd.Flags(), "dtype", "float32", "bfloat16")
 	return cmd
 }

@@ -35,9 +35,9 @@ func newBenchLaunchCommand(f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "launch",
 		Short: "Launching a job: from the start of cohort run over a first all-reduce to its end",
-		Long: `Launch measures a whole job of almost no work: cohort run starts the ranks, they
-form a group, reduce a few numbers and end. With --torchrun, torchrun starts the
-same in Python (gloo), and cohort run does, in turn with the first.`,
+		Long: `Measure a whole job that does almost nothing: cohort run starts the ranks; they form
+a group, reduce a few numbers and end. With --torchrun, two more jobs take turns
+with this one: torchrun, and cohort run, start the same program in Python (gloo).`,
 		Example: `  cohort bench launch --ranks 2
   cohort bench launch --torchrun torchrun --reps 5`,
 		Args: noArgs,
@@ -64,9 +64,9 @@ same in Python (gloo), and cohort run does, in turn with the first.`,
 			return bench.Launches(cmd.Context(), numRanks, reps, jobs, f.emitter(cmd))
 		},
 	}
-	cmd.Flags().IntVar(&numRanks, "ranks", 2, "`number` of ranks")
-	cmd.Flags().IntVar(&reps, "reps", 10, "jobs to measure")
-	cmd.Flags().StringVar(&torchrun, "torchrun", "", "`program` to compare with: torchrun, whose Python is beside it")
+	cmd.Flags().IntVar(&numRanks, "ranks", 2, "number of ranks")
+	cmd.Flags().IntVar(&reps, "reps", 10, "number of jobs to measure")
+	cmd.Flags().StringVar(&torchrun, "torchrun", "", "compare with this torchrun: `FILE`, beside which its Python is")
 	cmd.Flags().BoolVar(&asRank, "as-rank", false, "be one of the ranks")
 	cmd.Flags().Lookup("as-rank").Hidden = true
 	return cmd

@@ -15,17 +15,17 @@ func newBenchLoaderCommand(f *benchFlags) *cobra.Command {
 	var threads int
 	cmd := &cobra.Command{
 		Use:   "loader",
-		Short: "Training steps whose batches a loader makes, beside data in memory",
-		Long: `Loader measures how much slower training steps are when workers make their
-batches meanwhile than on one batch that is in memory as tensors. Blocks of
-steps of both kinds take turns in one process; the figure is the median over
-the pairs of blocks, with the interval that has it with 95 % confidence.
+		Short: "Training steps with a data loader, beside steps with data in memory",
+		Long: `Measure how much slower training steps are if workers prepare their batches at the
+same time than on one batch that is in memory as tensors. Blocks of steps of both
+kinds take turns in one process. The result is the median over the pairs of
+blocks, with its 95 % confidence interval.
 
   gpt  windows of the Go standard library's source, tokenized for each batch
   cnn  images of 32x32, moved, mirrored and normalised for each batch
 
-The models are those of cohort bench step. The last line is what the loader's
-own statistics say.`,
+The models are those of cohort bench step. The last line has the loader's own
+statistics.`,
 		Example: "  cohort bench loader --model gpt --workers 4 --json",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,11 +46,13 @@ own statistics say.`,
 	}
 	threadsFlag(cmd, &threads)
 	fl := cmd.Flags()
-	fl.StringVar(&o.Model, "model", "gpt", "`name` of the model: gpt or cnn")
-	fl.StringVar(&o.DType, "dtype", "float32", "`type` that is computed in: float32, or bfloat16 by autocast")
-	fl.IntVar(&o.Workers, "workers", 4, "`goroutines` that make batches; 0 makes them in the step")
-	fl.IntVar(&o.Prefetch, "prefetch", 0, "`batches` made ahead (default the loader's own)")
-	fl.IntVar(&o.Pairs, "pairs", 30, "`pairs` of blocks to measure")
-	fl.IntVar(&o.Steps, "steps", 10, "`steps` of a block")
+	fl.StringVar(&o.Model, "model", "gpt", "model to train")
+	fl.StringVar(&o.DType, "dtype", "float32", "number type that passes compute in")
+	fl.IntVar(&o.Workers, "workers", 4, "number of goroutines that prepare batches; 0: each step prepares its own")
+	fl.IntVar(&o.Prefetch, "prefetch", 0, "number of batches prepared ahead (default: the loader's own)")
+	fl.IntVar(&o.Pairs, "pairs", 30, "number of pairs of blocks to measure")
+	fl.IntVar(&o.Steps, "steps", 10, "steps in a block")
+	oneOf(fl, "model", "gpt", "cnn")
+	oneOf(fl, "dtype", "float32", "bfloat16")
 	return cmd
 }

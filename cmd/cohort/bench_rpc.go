@@ -20,13 +20,13 @@ func newBenchRPCCommand(f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rpc",
 		Short: "Remote calls between two processes of one thread",
-		Long: fmt.Sprintf(`Rpc measures package rpc between two processes of this host.
+		Long: fmt.Sprintf(`Measure package rpc between two processes on this host.
 
   noop   calls without content, one after the other
   add    the sum of two tensors of 2 numbers
-  async  many such sums, begun without waiting for each other
-  echo   a tensor there and back; gb_per_s counts both ways
-  ps     %d rows of a table of %d by %d pulled, and gradients for them pushed`, bench.PSBatch, bench.PSRows, bench.PSDim),
+  async  many such sums, started without waiting for each other
+  echo   a tensor there and back; gb_per_s counts both directions
+  ps     pull %d rows of a table of %d by %d, and push gradients for them`, bench.PSBatch, bench.PSRows, bench.PSDim),
 		Example: `  cohort bench rpc
   cohort bench rpc --cases noop,async --transport tcp --json`,
 		Args: noArgs,
@@ -41,10 +41,11 @@ func newBenchRPCCommand(f *benchFlags) *cobra.Command {
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringSliceVar(&o.Cases, "cases", bench.RPCCases(), "`names` of what to measure")
-	fl.IntSliceVar(&o.Bytes, "bytes", []int{1 << 20, 16 << 20, 64 << 20}, "`sizes` of the echoes")
-	fl.IntVar(&o.Calls, "calls", 2000, "`number` of calls of noop and add")
-	fl.IntVar(&o.Async, "together", 5000, "`number` of asynchronous calls that are under way together")
-	fl.StringVar(&transport, "transport", "auto", "`name` of what the calls go through: auto, shm, unix, tcp or tls")
+	fl.StringSliceVar(&o.Cases, "cases", bench.RPCCases(), "`CASES` to measure, with commas between them")
+	fl.IntSliceVar(&o.Bytes, "bytes", []int{1 << 20, 16 << 20, 64 << 20}, "`SIZES` of the echoes, in bytes")
+	fl.IntVar(&o.Calls, "calls", 2000, "number of calls of noop and add")
+	fl.IntVar(&o.Async, "together", 5000, "number of asynchronous calls under way at the same time")
+	fl.StringVar(&transport, "transport", "auto", "what the calls go through")
+	oneOf(fl, "transport", "auto", "shm", "unix", "tcp", "tls")
 	return cmd
 }

@@ -16,17 +16,18 @@ func newBenchStepCommand(f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "step",
 		Short: "Training steps of a model in one process",
-		Long: `Step measures whole training steps: forward, backward, optimizer.
+		Long: `Measure whole training steps: forward, backward, optimizer.
 
-  mlp  784-1024-1024-10, batch 256, SGD
-  gpt  4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
-  cnn  4 convolutions with batch norm, 64 images of 32x32, SGD
+  mlp       784-1024-1024-10, batch 256, SGD
+  gpt       4 layers of width 256 with 8 heads, 8 sequences of 128 bytes, AdamW
+  cnn       4 convolutions with batch norm, 64 images of 32x32, SGD
   resnet50  4 images of 224x224, SGD
 
-With --json it also tells what the garbage collector did in the measured steps:
-gc_cpu_share is its part of the process's processor time, num_gc the number of
-collections, allocs_per_step and alloc_bytes_per_step what the steps put on its
-heap. Tensors are not there. Some hundred steps give the share of a long run.`,
+With --json the result also says what the garbage collector did in the measured
+steps: gc_cpu_share is its share of the process's processor time, num_gc the number
+of collections, allocs_per_step and alloc_bytes_per_step what the steps put on its
+heap. Tensors are not on that heap. Some hundred steps give the share of a long
+run.`,
 		Example: "  cohort bench step --model gpt --threads 2 --json",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -46,9 +47,11 @@ heap. Tensors are not there. Some hundred steps give the share of a long run.`,
 		},
 	}
 	threadsFlag(cmd, &threads)
-	cmd.Flags().StringVar(&o.Model, "model", "gpt", "`name` of the model: mlp, gpt, cnn or resnet50")
-	cmd.Flags().StringVar(&o.DType, "dtype", o.DType, "`type` that is computed in: float32, or bfloat16 by autocast")
-	cmd.Flags().IntVar(&o.Batch, "batch", 0, "`samples` of a step (default 256, 8, 64 and 4)")
-	cmd.Flags().IntVar(&o.Steps, "steps", 30, "steps to measure")
+	cmd.Flags().StringVar(&o.Model, "model", "gpt", "model to train")
+	cmd.Flags().StringVar(&o.DType, "dtype", o.DType, "number type that passes compute in")
+	cmd.Flags().IntVar(&o.Batch, "batch", 0, "samples in a step (default: 256, 8, 64 or 4, by the model)")
+	cmd.Flags().IntVar(&o.Steps, "steps", 30, "number of steps to measure")
+	oneOf(cmd.Flags(), "model", "mlp", "gpt", "cnn", "resnet50")
+	oneOf(cmd.Flags(), "dtype", "float32", "bfloat16")
 	return cmd
 }

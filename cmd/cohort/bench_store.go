@@ -19,15 +19,16 @@ func newBenchStoreCommand(f *benchFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "store",
 		Short: "The key-value store over TCP, by number of clients",
-		Long: `Store measures operations a second of a store in a process of its own, over
-loopback TCP. Every client has one call under way at a time, but for the case set,
-which does not wait for each answer (PyTorch's set does not either); set_wait does.
+		Long: `Measure operations a second of a store in a process of its own, over loopback TCP.
+Every client has one call under way at a time. The operation set is an exception:
+it does not wait for each answer (neither does PyTorch's set); set_wait does.
 
 The clients of a process can share a connection, as the goroutines of a rank do,
-or have their own, as ranks do; --processes shares the clients out over several.
+or have one each, as ranks do. --processes distributes the clients over several
+processes.
 
-With --wire pytorch client and server speak PyTorch's protocol, and --addr is that of
-a store of PyTorch's, or of cohort store, to measure instead of one of its own.`,
+With --wire pytorch, client and server speak PyTorch's protocol, and --addr names a
+store of PyTorch's, or of cohort store, to measure in place of one of its own.`,
 		Example: `  cohort bench store --ops get --clients 1,64 --json
   cohort bench store --wire pytorch --clients 1`,
 		Args: noArgs,
@@ -53,13 +54,14 @@ a store of PyTorch's, or of cohort store, to measure instead of one of its own.`
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringSliceVar(&o.Ops, "ops", bench.StoreOps(), "`operations` to measure")
-	fl.IntSliceVar(&o.Clients, "clients", []int{1, 64}, "`numbers` of clients")
-	fl.StringSliceVar(&o.Connections, "connections", bench.ConnectionKinds(), "`kinds` of connections: own, shared")
-	fl.IntVar(&o.Processes, "processes", 1, "`number` of processes that the clients are shared out over")
-	fl.StringVar(&o.Wire, "wire", "cohort", "`protocol`: cohort or pytorch")
-	fl.StringVar(&o.Addr, "addr", "", "`host:port` of a server that speaks PyTorch's protocol")
-	fl.IntVar(&o.Bytes, "bytes", 64, "`size` of a value")
-	fl.DurationVar(&o.Time, "time", 500*time.Millisecond, "`time` of a round; the median of three counts")
+	fl.StringSliceVar(&o.Ops, "ops", bench.StoreOps(), "`OPERATIONS` to measure, with commas between them")
+	fl.IntSliceVar(&o.Clients, "clients", []int{1, 64}, "numbers of clients, with commas between them")
+	fl.StringSliceVar(&o.Connections, "connections", bench.ConnectionKinds(), "`KINDS` of connections, with commas between them")
+	fl.IntVar(&o.Processes, "processes", 1, "number of processes that the clients are distributed over")
+	fl.StringVar(&o.Wire, "wire", "cohort", "protocol to speak")
+	fl.StringVar(&o.Addr, "addr", "", "measure the server at `HOST:PORT`, which speaks PyTorch's protocol (default: a server of its own)")
+	fl.IntVar(&o.Bytes, "bytes", 64, "size of a value in bytes")
+	fl.DurationVar(&o.Time, "time", 500*time.Millisecond, "time of a round; the median of three rounds counts")
+	oneOf(fl, "wire", "cohort", "pytorch")
 	return cmd
 }

@@ -20,7 +20,7 @@ import (
 func newDataCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "data COMMAND",
-		Short: "Prove which samples a run was trained on",
+		Short: "Check which samples a run was trained on",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return unknown("command", args[0], commandNames(cmd), cmd.CommandPath())
@@ -38,17 +38,18 @@ func newDataCheckCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check RUN",
 		Short: "Check that each step of a run took the samples that it should",
-		Long: `Check reads the order logs of a run, files rank-N.log in the directory order of
-RUN, to which every rank adds a line a step. It merges all ranks and all starts
-of the job, computes the order of the samples anew from its seed, and compares:
-the samples of each step, of all ranks together; that each step follows the one
-before, through crashes and on other numbers of ranks, so that every sample is
-taken once an epoch; and that the newest checkpoint is where the logs say.
+		Long: `Read the order logs of a run: files rank-N.log in the directory order of RUN, to
+which every rank adds a line for each step. The command merges the logs of all
+ranks and all starts of the job, computes the order of the samples again from its
+seed, and compares. It checks the samples of each step, of all ranks together;
+that each step follows the one before, across crashes and changes of the number of
+ranks, so that every sample is taken once in an epoch; and that the newest
+checkpoint is where the logs say.
 
-It says which steps were done again after a crash. What is wrong (a step with
-other samples, a log that is missing, was changed or cut off) is named with
-file, line and rank, and makes the command fail. Where machines have disks of
-their own, bring the logs of all ranks together in one directory first.`,
+The command says which steps were done again after a crash. For each mistake (a
+step with other samples, a log that is missing, changed or cut off) it names file,
+line and rank, and fails. If the machines have disks of their own, copy the logs
+of all ranks to one directory first.`,
 		Example: `  cohort data check out/lm
   cohort data check --json out/lm`,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -74,7 +75,7 @@ their own, bring the logs of all ranks together in one directory first.`,
 			return report.Err()
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as one JSON object")
 	return cmd
 }
 

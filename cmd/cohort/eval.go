@@ -13,6 +13,12 @@ import (
 	"github.com/cohort-ml/cohort/train"
 )
 
+// The flags by which commands find a model.
+const (
+	fromUsage = "`DIR` of the model: a run, one checkpoint of a run, or a folder of Hugging Face's tools"
+	stepUsage = "take the run's checkpoint of step `N` (default: the best weights or, if the run kept none, the last checkpoint)"
+)
+
 func newEvalCommand() *cobra.Command {
 	var from string
 	var step int
@@ -20,14 +26,15 @@ func newEvalCommand() *cobra.Command {
 	var o train.EvalOptions
 	cmd := &cobra.Command{
 		Use:   "eval --from DIR",
-		Short: "Say how good a trained model is",
-		Long: `Say how good a model is: that of a run of any recipe, of one checkpoint, or a GPT-2
-or Llama, or an adapter of one, in a folder that Hugging Face's save_pretrained or
-PEFT wrote. The checkpoint says what kind of model it is. Of a run it takes the best
-weights, where it kept some, and says so; --step takes others.
+		Short: "Evaluate a trained model on data",
+		Long: `Evaluate a model: of a run of any recipe, of one checkpoint, or a GPT-2 or Llama,
+or an adapter of one, in a folder that Hugging Face's save_pretrained or PEFT
+wrote. The checkpoint says what kind of model it is. Of a run, the command takes
+the best weights if the run kept them, and says so; --step takes others.
 
-By default it is evaluated on what training held out of its own data; --data names
-other data of the same kind, and --all takes them whole.`,
+By default the data are the part of its own data that training held out. --data
+names other data of the same kind, of which the same part is taken. --all takes
+all of the data.`,
 		Example: `  cohort eval --from out/lm
   cohort eval --from path/to/llama --data notes.txt --all`,
 		Args: noArgs,
@@ -48,14 +55,14 @@ other data of the same kind, and --all takes them whole.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&from, "from", "out/lm", "`directory` of a run, of one checkpoint, or of a model as Hugging Face's tools lay it out")
-	f.IntVar(&step, "step", 0, "take the run's checkpoint of this `step`; default is the best or, where none is kept, the last")
-	f.StringVar(&o.Data, "data", "", "`path` of the data; default is what the model was trained on")
-	f.BoolVar(&o.All, "all", false, "take all of the data, not the part alone that training holds out")
-	f.IntVar(&o.Batch, "batch", 0, "`samples` at once; 0 leaves it to the recipe")
-	f.IntVar(&o.Tokens, "tokens", 0, "most `tokens` of a text; 0 is all")
-	f.IntVar(&o.Context, "context", 0, "`tokens` that a language model sees at once; 0 is as in training")
-	f.BoolVar(&asJSON, "json", false, "print one JSON object")
+	f.StringVar(&from, "from", "out/lm", fromUsage)
+	f.IntVar(&step, "step", 0, stepUsage)
+	f.StringVar(&o.Data, "data", "", "`PATH` of the data (default: the data that the model was trained on)")
+	f.BoolVar(&o.All, "all", false, "evaluate on all of the data, not only on the part that training holds out")
+	f.IntVar(&o.Batch, "batch", 0, "samples that go through the model at once (default: what suits the recipe)")
+	f.IntVar(&o.Tokens, "tokens", 0, "of a text, evaluate on at most `N` tokens (default: all)")
+	f.IntVar(&o.Context, "context", 0, "tokens that a language model sees at once (default: as in training)")
+	f.BoolVar(&asJSON, "json", false, "print the result as one JSON object")
 	return cmd
 }
 

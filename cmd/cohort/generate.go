@@ -17,19 +17,21 @@ func newGenerateCommand() *cobra.Command {
 	o := train.GenerateOptions{NumTokens: 200, Temperature: 0.8, TopK: 50, Seed: 1}
 	cmd := &cobra.Command{
 		Use:   "generate --from DIR",
-		Short: "Go on from a prompt with a trained language model",
-		Long: `Go on from a prompt with a language model: that of a run, of one checkpoint, or a
-GPT-2 or Llama, or an adapter of one, in a folder that Hugging Face's
-save_pretrained or PEFT wrote, with its tokenizer.json. Of a run it takes the best
-weights, where it kept some, and says so; --step takes others.
+		Short: "Continue a prompt with a trained language model",
+		Long: `Continue a prompt with a language model: of a run, of one checkpoint, or a GPT-2 or
+Llama, or an adapter of one, in a folder that Hugging Face's save_pretrained or
+PEFT wrote, with its tokenizer.json. Of a run, the command takes the best weights
+if the run kept them, and says so; --step takes others.
 
-A token of eos_token_id in the folder's generation_config.json (or, without that
-file, in config.json) ends the text; without one, any special token does. The
-file's do_sample, temperature, top_k, top_p, repetition_penalty, max_new_tokens,
-max_length, min_new_tokens and min_length are the defaults; a flag goes before
-them. What else it asks for is told.`,
+The text ends at a token of eos_token_id in the folder's generation_config.json
+(or, without that file, in config.json), or, if there is no eos_token_id, at any
+special token. The file's do_sample, temperature, top_k, top_p,
+repetition_penalty, max_new_tokens, max_length, min_new_tokens and min_length are
+the defaults; a flag comes before them. The command prints which other settings
+of the file it ignores.`,
 		Example: `  cohort generate --from out/lm --prompt 'func main() {'
-  cohort generate --from path/to/llama --prompt 'Once upon a time' --temperature 0`,
+  cohort generate --from path/to/llama --prompt 'Once upon a time' \
+      --temperature 0`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if o.NumTokens < 0 || !(o.Temperature >= 0) || math.IsInf(o.Temperature, 1) || o.TopK < 0 {
@@ -67,14 +69,14 @@ them. What else it asks for is told.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&from, "from", "out/lm", "`directory` of a run, of one checkpoint, or of a model as Hugging Face's tools lay it out")
-	f.IntVar(&step, "step", 0, "take the run's checkpoint of this `step`; default is the best or, where none is kept, the last")
-	f.StringVar(&prompt, "prompt", "", "`text` to go on from")
-	f.IntVar(&o.NumTokens, "tokens", o.NumTokens, "tokens to write")
-	f.Float64Var(&o.Temperature, "temperature", o.Temperature, "0 takes the likeliest token always")
-	f.IntVar(&o.TopK, "top-k", o.TopK, "draw among so many likeliest tokens; 0 is all")
-	f.Float64Var(&o.TopP, "top-p", 1, "draw among the likeliest tokens that have this `share` of the probability together; 1 is all")
-	f.Float64Var(&o.RepetitionPenalty, "repetition-penalty", 1, "`divisor` of the scores of tokens that the text has already; 1 changes nothing")
-	f.Int64Var(&o.Seed, "seed", o.Seed, "of the draws")
+	f.StringVar(&from, "from", "out/lm", fromUsage)
+	f.IntVar(&step, "step", 0, stepUsage)
+	f.StringVar(&prompt, "prompt", "", "`TEXT` to go on from")
+	f.IntVar(&o.NumTokens, "tokens", o.NumTokens, "number of tokens to write")
+	f.Float64Var(&o.Temperature, "temperature", o.Temperature, "how much chance decides: below 1 likely tokens become likelier; 0: always take the likeliest token")
+	f.IntVar(&o.TopK, "top-k", o.TopK, "draw among the `N` likeliest tokens; 0: all")
+	f.Float64Var(&o.TopP, "top-p", 1, "draw among the likeliest tokens whose probabilities add up to `NUMBER`; 1: all")
+	f.Float64Var(&o.RepetitionPenalty, "repetition-penalty", 1, "divide the scores of tokens that the text already has by `NUMBER`; 1: no penalty")
+	f.Int64Var(&o.Seed, "seed", o.Seed, "seed of the random draws")
 	return cmd
 }

@@ -37,6 +37,11 @@ func main() {
 func run(args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)
+	if completes(args) {
+		if err := addCompletions(root); err != nil {
+			return report(err, stderr)
+		}
+	}
 	if err := misnamed(root, args); err != nil {
 		return report(err, stderr)
 	}

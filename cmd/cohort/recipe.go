@@ -36,9 +36,11 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 	addSettings(cmd, s)
 	var file string
 	var asJSON, print bool
-	cmd.Flags().StringVar(&file, "config", "", "`file` of settings in TOML, a line each by the names of flags; flags come before it")
-	cmd.Flags().BoolVar(&print, "print-config", false, "print the settings that a run would have, and where each comes from, and end")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object a step on standard output")
+	fl := cmd.Flags()
+	fl.StringVar(&file, "config", "", "take settings from a TOML `FILE`, by the names of flags, one in a line; a flag comes before the file")
+	fl.BoolVar(&print, "print-config", false, "print all settings of the run and where each comes from, and train nothing")
+	fl.BoolVar(&asJSON, "json", false, "print progress on standard output as JSON, one object in a line")
+	groupFlags(fl, "Configuration and output", "config", "print-config", "json")
 	cmd.Args = noArgs
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if file != "" {

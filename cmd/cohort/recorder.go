@@ -19,18 +19,18 @@ func newRecorderCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "recorder DIR|FILE...",
-		Short: "Say where the ranks of a job that failed or hangs are, from their flight recorders",
-		Long: `Recorder reads the dumps of the ranks' flight recorders, files rank-N.json of a
-directory or files by name, and prints one view of the job: which call the ranks
-wait in and since when, which ranks did not come to it and what they do instead,
-calls that differ between ranks, and who is slow. The first line names the ranks
-that are waited for.
+		Short: "Show what the ranks of a failed or hanging job were doing",
+		Long: `Read the dumps of the ranks' flight recorders and print one view of the job: in
+which call the ranks wait and since when, which ranks have not come to that call
+and what they do instead, which calls differ between ranks, and which ranks are
+slow. The first line names the ranks that the others wait for. Dumps are files
+rank-N.json; arguments are such files, or a directory that has them.
 
-The dumps are written when a group fails, into the directory that the report of
-cohort run names (in TMPDIR, where a later job removes them after a week), or
-that COHORT_RECORDER_DIR names to ranks that are started by hand. A running job
-under cohort run writes and prints them when the launcher gets SIGUSR1; a hang
-shows itself so without ending it.`,
+A group that fails writes the dumps. The report of cohort run names their
+directory (in TMPDIR, where a later job removes it after a week). Ranks that are
+started by hand write to the directory in COHORT_RECORDER_DIR. When cohort run gets
+SIGUSR1, it writes and prints the dumps of the running job and the job goes on:
+that shows where a job hangs.`,
 		Example: `  cohort recorder out/flight
   cohort recorder --json node0/rank-0.json node1/rank-1.json`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -62,6 +62,6 @@ shows itself so without ending it.`,
 			return enc.Encode(report)
 		},
 	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON, in full")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the whole report as one JSON object")
 	return cmd
 }

@@ -14,11 +14,22 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
+// newRoot returns the command cohort with all commands below it. The help lists
+// them in these groups.
 func newRoot(stdout, stderr io.Writer) *cobra.Command {
+	groups := []struct {
+		title    string
+		commands []*cobra.Command
+	}{
+		{"Models", []*cobra.Command{newTrainCommand(), newEvalCommand(), newGenerateCommand(), newTokenizeCommand()}},
+		{"Jobs", []*cobra.Command{newRunCommand(), newTokenCommand(), newStoreCommand()}},
+		{"Looking into jobs", []*cobra.Command{newRecorderCommand(), newDataCommand(), newRPCCommand()}},
+		{"This machine and this program", []*cobra.Command{newBenchCommand(), newEnvCommand(), newVersionCommand()}},
+	}
 	root := &cobra.Command{
-		Use:           "cohort",
+		Use:           "cohort COMMAND",
 		Short:         "Distributed deep learning in Go",
-		Long:          "Cohort trains models on several processes and machines, in Go alone.",
+		Long:          "Cohort trains models on several processes and machines, in pure Go.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -44,25 +55,22 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	}
 	root.Version = version(debug.ReadBuildInfo())
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.InitDefaultVersionFlag()
+	root.Flags().BoolP("version", "v", false, "print the version of this program")
+	root.PersistentFlags().BoolP("help", "h", false, "print this help")
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { printHelp(cmd.OutOrStdout(), cmd, helpWidth(cmd.OutOrStdout())) })
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(flagError)
-	root.AddCommand(
-		newTrainCommand(),
-		newGenerateCommand(),
-		newEvalCommand(),
-		newRunCommand(),
-		newStoreCommand(),
-		newEnvCommand(),
-		newBenchCommand(),
-		newDataCommand(),
-		newTokenCommand(),
-		newTokenizeCommand(),
-		newRecorderCommand(),
-		newRPCCommand(),
-		newVersionCommand(),
-	)
+	for _, g := range groups {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, c := range g.commands {
+			c.GroupID = g.title
+			root.AddCommand(c)
+		}
+	}
+	last := groups[len(groups)-1].title
+	root.SetHelpCommandGroupID(last)
+	root.SetCompletionCommandGroupID(last)
 	return root
 }
 

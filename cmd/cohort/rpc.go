@@ -18,8 +18,8 @@ import (
 func newRPCCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rpc",
-		Short: "Look at processes that call each other",
-		Long:  "Rpc has what there is to see of the agents of package rpc from outside.",
+		Short: "Look at the processes of remote calls",
+		Long:  "Look at agents of package rpc from outside their processes.",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil
@@ -38,16 +38,17 @@ func newRPCShowCommand() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "show ADDR...|--pid PID",
-		Short: "Show the calls of an agent: those in flight, and how many there were of which",
-		Long: `Show asks an agent for the calls that it waits for and those that it answers, with
-their time; for each method and peer the number of calls, failures, bytes and
-latencies; its references; and its peers with their addresses.
+		Short: "Show the calls that an agent makes and answers",
+		Long: `Ask an agent for the calls that it waits for and the calls that it answers, each
+with its time; for the number of calls, failures, bytes and latencies of each
+method and peer; for its references; and for its peers with their addresses.
 
 An address is host:port, which Agent.Addr returns and rpc.WithListen chooses, or
-unix:name. The agent takes who proves the job's token, which is in COHORT_TOKEN or
-COHORT_TOKEN_FILE. On Linux --pid finds both with a process of the same user: a rank
-of cohort run, say. If the process has no socket that an agent listens at for its host,
-as with rpc.WithPeers, all that it listens at is asked.`,
+unix:name. The agent answers a command that proves to know the job's token, in
+COHORT_TOKEN or COHORT_TOKEN_FILE. On Linux, --pid finds the address and the token
+of a process of the same user, such as a rank of cohort run. If the process has no
+socket on which an agent listens for its own host (rpc.WithPeers makes none), the
+command asks all addresses on which the process listens.`,
 		Example: `  cohort rpc show 10.0.0.1:41000
   cohort rpc show --json --pid 4711`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -96,9 +97,9 @@ as with rpc.WithPeers, all that it listens at is asked.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.BoolVar(&asJSON, "json", false, "print JSON, an object for each agent")
-	fl.IntSliceVar(&pids, "pid", nil, "look for the agents of the process `PID`, and for its token (Linux)")
-	fl.DurationVar(&timeout, "timeout", 10*time.Second, "`time` that the answers may take")
+	fl.BoolVar(&asJSON, "json", false, "print one JSON object for each agent")
+	fl.IntSliceVar(&pids, "pid", nil, "show the agents of the process `PID`, and use its token (Linux)")
+	fl.DurationVar(&timeout, "timeout", 10*time.Second, "how long to wait for the answers")
 	return cmd
 }
 

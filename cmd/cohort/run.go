@@ -128,12 +128,16 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
 	f.torchrunFlags.add(flags)
-	flags.StringVar(&f.tokenFile, "token-file", "", "`file` that holds the job's token, for its owner alone to read (default: a new token)")
-	flags.StringVar(&f.notice.File, "notice-file", "", "when there is a `file` at this path, the machine is about to go: the ranks save and end")
-	flags.StringVar(&f.notice.URL, "notice-url", "", "a `url` that says so, such as the metadata service of a cloud")
-	flags.StringArrayVar(&f.programs, "program", nil, "`n:program` and its arguments, in place of PROGRAM, once for each program of a mixed job: the first n ranks of this machine run the first one, and so on")
-	flags.StringVar(&f.store, "store", "auto", "`who` serves the store in which PyTorch's ranks meet: agent, rank0, or auto, which is the agent where rank 0 is a Python program; what the machine with rank 0 is told counts")
-	flags.BoolVar(&f.survivors, "survivors", false, "when a rank ends badly, let the others go on, for programs that make a new group of them")
+	flags.StringArrayVar(&f.programs, "program", nil, "for a job of several programs, in place of PROGRAM: `N:PROGRAM` and its arguments, once for each program; the first N ranks of this machine run the first one, and so on")
+	flags.StringVar(&f.store, "store", "auto", "who serves the store in which PyTorch's ranks meet: the launcher (agent), rank 0, or by auto the launcher if rank 0 is a Python program; the machine with rank 0 decides")
+	oneOf(flags, "store", "agent", "rank0", "auto")
+	groupFlags(flags, "Program", "program", "store")
+	flags.BoolVar(&f.survivors, "survivors", false, "when a rank fails, let the others go on; the program has to make a new group of them")
+	flags.StringVar(&f.notice.File, "notice-file", "", "if `FILE` appears, this machine is about to go: the ranks save and end")
+	flags.StringVar(&f.notice.URL, "notice-url", "", "if `URL` says so, this machine is about to go; it may be the metadata service of a cloud")
+	groupFlags(flags, "Failure", "survivors", "notice-file", "notice-url")
+	flags.StringVar(&f.tokenFile, "token-file", "", "`FILE` with the job's token, which only its owner can read (default: a new token)")
+	groupFlags(flags, "Machine", "token-file")
 }
 
 // config checks the flags and makes a launch configuration of them. The notices

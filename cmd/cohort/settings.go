@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/config"
 )
 
-// settingFlag is a field of a recipe's settings as a flag.
+// settingFlag makes a recipe's setting a flag.
 type settingFlag struct{ *config.Field }
 
 func (f settingFlag) String() string {
@@ -27,8 +27,8 @@ func (f settingFlag) String() string {
 }
 
 func (f settingFlag) Set(text string) error {
-	// Elsewhere the last one wins, as with other programs; two places of data are
-	// meant to be both.
+	// Of other flags the last one counts, as with other programs. Who gives two
+	// places of data means both.
 	if f.Name == "data" && f.From == config.Flag && f.Text() != text {
 		return fmt.Errorf("given before, as %q: name one file or directory, such as one with both in it", f.Text())
 	}
@@ -37,10 +37,12 @@ func (f settingFlag) Set(text string) error {
 
 func (f settingFlag) Type() string { return f.Kind() }
 
-// addSettings gives a command a flag for each field.
+// addSettings gives a command a flag for each setting.
 func addSettings(cmd *cobra.Command, s *config.Settings) {
 	for _, f := range s.Fields() {
 		flag := cmd.Flags().VarPF(settingFlag{f}, f.Name, "", f.Usage)
+		annotate(flag, groupAnnotation, f.Group)
+		annotate(flag, valueAnnotation, f.ValueName)
 		if f.Kind() == "bool" {
 			flag.NoOptDefVal = "true"
 		}

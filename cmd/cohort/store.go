@@ -28,17 +28,17 @@ func newStoreCommand() *cobra.Command {
 	var admit []string
 	cmd := &cobra.Command{
 		Use:   "store",
-		Short: "Serve a key-value store, to PyTorch's processes or to Cohort's",
-		Long: `Store serves an empty key-value store until it is interrupted.
+		Short: "Serve a key-value store to PyTorch or Cohort processes",
+		Long: `Serve an empty key-value store until the command is interrupted.
 
-With --wire pytorch it is what torch.distributed.TCPStore(host, port) connects to, of
-1.13 and of 2.2 and later at the same time. PyTorch's protocol has no authentication:
-processes of this host may use the store, and those of the addresses that --admit names.
-With --wire cohort clients prove that they know the token in COHORT_TOKEN or
-COHORT_TOKEN_FILE (see cohort token), as store.Dial does.
+With --wire pytorch, torch.distributed.TCPStore(host, port) connects to the store,
+of PyTorch 1.13 and of 2.2 and later at the same time. PyTorch's protocol has no
+authentication: processes on this host may use the store, and those on the hosts
+that --admit names. With --wire cohort, clients prove that they know the token in
+COHORT_TOKEN or COHORT_TOKEN_FILE (see cohort token), as store.Dial does.
 
-The address is the last word of the first line that it prints, which with port 0
-is how to find out which port it has.`,
+The address is the last word of the first line that the command prints. With port
+0, that is how to find the port.`,
 		Example: `  cohort store --listen 127.0.0.1:29500
   cohort store --listen 10.0.0.1:29500 --admit 10.0.0.0/24`,
 		Args: noArgs,
@@ -58,9 +58,10 @@ is how to find out which port it has.`,
 		},
 	}
 	fl := cmd.Flags()
-	fl.StringVar(&listen, "listen", "127.0.0.1:29500", "`host:port` to serve at; port 0 is any that is free")
-	fl.StringVar(&wire, "wire", "pytorch", "`protocol` to speak: pytorch or cohort")
-	fl.StringSliceVar(&admit, "admit", nil, "`addresses` of other hosts that may use PyTorch's store, such as 10.0.0.7 or 10.0.0.0/24")
+	fl.StringVar(&listen, "listen", "127.0.0.1:29500", "`HOST:PORT` to serve at; port 0: any free port")
+	fl.StringVar(&wire, "wire", "pytorch", "protocol to speak")
+	fl.StringSliceVar(&admit, "admit", nil, "with --wire pytorch: `ADDRESSES` of other hosts that may use the store, such as 10.0.0.7 or 10.0.0.0/24")
+	oneOf(fl, "wire", storeWires...)
 	return cmd
 }
 

@@ -16,8 +16,8 @@ import (
 // misnamed reports a command that there is not, before its flags are looked at, which
 // are those of the command that was meant: cobra would call the first of them unknown.
 func misnamed(root *cobra.Command, args []string) error {
-	if len(args) > 0 && strings.HasPrefix(args[0], "__") {
-		return nil // what a shell asks to complete a line
+	if completes(args) {
+		return nil
 	}
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)

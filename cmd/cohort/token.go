@@ -17,14 +17,16 @@ func newTokenCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "token",
-		Short: "Make a job token, for jobs started by hand on several machines",
-		Long: `Token prints a new random job token, or writes it to a new file that nobody else
-can read. Every process of a job has to know it; who does not is not let in. cohort
-run makes one by itself; for ranks started by hand, export it on every machine:
+		Short: "Make a job token, for jobs on several machines",
+		Long: `Print a new random job token, or write it to a new file that only its owner can
+read. Every process of a job must know the token; a process that does not is not
+let in. cohort run makes a token by itself. For ranks that are started by hand,
+export it on every machine:
 
   export COHORT_TOKEN=$(cohort token)
 
-or name a file that holds it in COHORT_TOKEN_FILE, or by cohort run --token-file.`,
+or name a file that holds it, in COHORT_TOKEN_FILE or with cohort run
+--token-file.`,
 		Example: `  cohort token --file token.txt
   cohort run --token-file token.txt --nproc-per-node 2 ./examples/ddp`,
 		Args: noArgs,
@@ -45,6 +47,6 @@ or name a file that holds it in COHORT_TOKEN_FILE, or by cohort run --token-file
 			return errors.Join(err, f.Close())
 		},
 	}
-	cmd.Flags().StringVar(&file, "file", "", "new `file` to write the token to, for its owner alone (default: print it)")
+	cmd.Flags().StringVar(&file, "file", "", "write the token to a new `FILE` that only its owner can read (default: print it)")
 	return cmd
 }

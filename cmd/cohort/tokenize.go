@@ -10,9 +10,9 @@ func newTokenizeCommand() *cobra.Command {
 		Short: "Train tokenizers, and turn text into tokens and back",
 		Long: `Train tokenizers, and turn text into tokens and back.
 
-Tokenizers are files of the form of Hugging Face's tokenizer.json, or folders of
-models with such a file or with GPT-2's vocab.json and merges.txt. The tokens are
-those that the Hugging Face libraries give.`,
+A tokenizer is a file in the format of Hugging Face's tokenizer.json, or the
+folder of a model with such a file or with GPT-2's vocab.json and merges.txt. The
+tokens are the same as those of the Hugging Face libraries.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return nil

@@ -21,7 +21,7 @@ func newTokenizeDecodeCommand() *cobra.Command {
 	var first int64
 	num := int64(200)
 	cmd := &cobra.Command{
-		Use:   "decode --tokenizer FILE | --data DIR",
+		Use:   "decode --tokenizer PATH|--data DIR",
 		Short: "Decode ids from standard input, or a part of token shards, to text",
 		Example: `  echo '15496 11 995 0' | cohort tokenize decode --tokenizer gpt2
   cohort tokenize decode --data tokens --first 1000 --tokens 50`,
@@ -56,11 +56,11 @@ func newTokenizeDecodeCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&tokPath, "tokenizer", "", "`file` or folder of the tokenizer")
-	f.StringVar(&from, "data", "", "`directory` of token shards")
-	f.Int64Var(&first, "first", 0, "with --data: the `token` to begin with")
-	f.Int64Var(&num, "tokens", num, "with --data: `number` of tokens")
-	f.BoolVar(&skip, "skip-special", false, "leave special tokens out")
+	f.StringVar(&tokPath, "tokenizer", "", "`PATH` of a tokenizer.json, or of a model's folder with a tokenizer")
+	f.StringVar(&from, "data", "", "`DIR` of token shards")
+	f.Int64Var(&first, "first", 0, "with --data: begin with token `N`")
+	f.Int64Var(&num, "tokens", num, "with --data: number of tokens to decode")
+	f.BoolVar(&skip, "skip-special", false, "leave out special tokens")
 	return cmd
 }
 

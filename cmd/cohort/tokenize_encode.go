@@ -18,85 +18,103 @@ import (
 	"github.com/cohort-ml/cohort/data/tokenizer"
 )
 
-func newTokenizeEncodeCommand() *cobra.Command {
-	var tokPath, from, out, end string
-	var input bool
-	var o data.EncodeConfig
-	cmd := &cobra.Command{
-		Use:   "encode --tokenizer FILE",
-		Short: "Encode a corpus to token shards, or standard input to ids",
-		Long: `Encode a corpus, which may be larger than memory, to token shards in a directory:
-cohort train lm --data DIR trains on them. A 20th of the text is for validation,
-the same as when the text itself is trained on. Every file is a document; so is
-each part of a file between blocks that go to validation, which are taken out of
-files where these are few.
+// encoding has the flags of cohort tokenize encode.
+type encoding struct {
+	data.EncodeConfig
+	tokenizer, from, out, end string
+	special                   bool
+}
 
-Without --out, standard input is encoded and its ids are printed.`,
+func newTokenizeEncodeCommand() *cobra.Command {
+	var o encoding
+	cmd := &cobra.Command{
+		Use:   "encode --tokenizer PATH",
+		Short: "Encode text to token shards, or standard input to ids",
+		Long: `Encode text, which may be larger than memory, to token shards in a directory.
+cohort train lm --data DIR trains on them.
+
+A 20th of the text is held out for validation. It is the same part that training
+on the text itself holds out. Every file is a document. Where files are few, the
+held-out blocks are cut out of files, and each remaining part of a file is a
+document.
+
+Without --out, the command encodes standard input and prints the ids.`,
 		Example: `  cohort tokenize encode --tokenizer tokenizer.json --data books --out tokens
   echo 'Hello, world!' | cohort tokenize encode --tokenizer tokenizer.json`,
 		Args: noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if tokPath == "" {
-				return usageError{errors.New("--tokenizer must name a tokenizer.json, or a folder with one")}
-			}
-			if o.Workers < 0 || o.ShardTokens < 1 {
-				return usageError{fmt.Errorf("--workers is %d and --shard-tokens is %d: want 0 or more, and 1 or more", o.Workers, o.ShardTokens)}
-			}
-			if out == "" && cmd.Flags().Changed("data") {
-				return usageError{errors.New("--data needs --out, the directory for the tokens (without both, standard input is encoded)")}
-			}
-			tok, err := tokenizer.Load(tokPath)
-			if err != nil {
-				return err
-			}
-			if out == "" {
-				text, err := io.ReadAll(cmd.InOrStdin())
-				if err != nil {
-					return fmt.Errorf("standard input: %w", err)
-				}
-				ids := tok.Encode(text)
-				if input {
-					ids = tok.EncodeInput(text)
-				}
-				return printIDs(cmd.OutOrStdout(), ids)
-			}
-			if o.EndOfText, err = endToken(tok, end); err != nil {
-				return usageError{err}
-			}
-			corpus, err := data.OpenCorpus(cmd.Context(), from)
-			if err != nil {
-				return err
-			}
-			if note := corpus.Note(); note != "" {
-				fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", note)
-			}
-			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
-			defer stop()
-			bar := newProgressBar(cmd.ErrOrStderr())
-			o.Progress = bar.show
-			stats, err := data.EncodeShards(ctx, corpus, tok, out, o)
-			bar.end()
-			if err != nil && ctx.Err() != nil {
-				return fmt.Errorf("stopped: %s is not complete; encoding again starts anew", out)
-			}
-			if err != nil {
-				return err
-			}
-			seconds := max(stats.Elapsed.Seconds(), 1e-9)
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: %d tokens of %d documents, %s of text, in %d %s; %.2f bytes a token, %.1f MB/s\n", out, stats.Tokens, stats.Documents,
-				data.ByteSize(stats.Bytes), stats.Shards, shards(stats.Shards), float64(stats.Bytes)/float64(max(stats.Tokens, 1)), float64(stats.Bytes)/1e6/seconds)
-			return nil
-		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	f := cmd.Flags()
-	f.StringVar(&tokPath, "tokenizer", "", "`file` or folder of the tokenizer")
-	f.StringVar(&from, "data", "", "`file` or directory of UTF-8 text; default is the Go standard library's source")
-	f.StringVar(&out, "out", "", "`directory` for the tokens")
-	f.StringVar(&end, "end-of-text", "auto", "`token` after each document; auto is the tokenizer's own if it has one, none is none")
-	f.IntVar(&o.Workers, "workers", 0, "goroutines that encode; 0 is one for each processor")
-	f.Int64Var(&o.ShardTokens, "shard-tokens", 1<<27, "tokens of a file")
-	f.BoolVar(&input, "special", false, "with standard input: put the special tokens around it that the tokenizer's file asks for")
+	f.StringVar(&o.tokenizer, "tokenizer", "", "`PATH` of a tokenizer.json, or of a model's folder with a tokenizer")
+	f.StringVar(&o.from, "data", "", "`PATH` of UTF-8 text, a file or a directory (default: the Go standard library's source)")
+	f.StringVar(&o.out, "out", "", "write the tokens to `DIR` (default: encode standard input and print the ids)")
+	f.StringVar(&o.end, "end-of-text", "auto", "`TOKEN` after each document; auto: the tokenizer's own, if it has one; none: no token")
+	f.IntVar(&o.Workers, "workers", 0, "number of goroutines that encode; 0: one for each processor")
+	f.Int64Var(&o.ShardTokens, "shard-tokens", 1<<27, "number of tokens in a shard")
+	f.BoolVar(&o.special, "special", false, "with standard input: add the special tokens that the tokenizer's file asks for")
 	return cmd
+}
+
+func (o *encoding) run(cmd *cobra.Command) error {
+	switch {
+	case o.tokenizer == "":
+		return usageError{errors.New("--tokenizer must name a tokenizer.json, or a folder with one")}
+	case o.Workers < 0 || o.ShardTokens < 1:
+		return usageError{fmt.Errorf("--workers is %d and --shard-tokens is %d: want 0 or more, and 1 or more", o.Workers, o.ShardTokens)}
+	case o.out == "" && cmd.Flags().Changed("data"):
+		return usageError{errors.New("--data needs --out, the directory for the tokens (without both, standard input is encoded)")}
+	}
+	tok, err := tokenizer.Load(o.tokenizer)
+	if err != nil {
+		return err
+	}
+	if o.out == "" {
+		return o.encodeInput(cmd, tok)
+	}
+	return o.encodeText(cmd, tok)
+}
+
+// encodeInput prints the ids of standard input.
+func (o *encoding) encodeInput(cmd *cobra.Command, tok *tokenizer.Tokenizer) error {
+	text, err := io.ReadAll(cmd.InOrStdin())
+	if err != nil {
+		return fmt.Errorf("standard input: %w", err)
+	}
+	ids := tok.Encode(text)
+	if o.special {
+		ids = tok.EncodeInput(text)
+	}
+	return printIDs(cmd.OutOrStdout(), ids)
+}
+
+// encodeText writes token shards of a text, until it is interrupted.
+func (o *encoding) encodeText(cmd *cobra.Command, tok *tokenizer.Tokenizer) (err error) {
+	if o.EndOfText, err = endToken(tok, o.end); err != nil {
+		return usageError{err}
+	}
+	corpus, err := data.OpenCorpus(cmd.Context(), o.from)
+	if err != nil {
+		return err
+	}
+	if note := corpus.Note(); note != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", note)
+	}
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	bar := newProgressBar(cmd.ErrOrStderr())
+	o.Progress = bar.show
+	stats, err := data.EncodeShards(ctx, corpus, tok, o.out, o.EncodeConfig)
+	bar.end()
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("stopped: %s is not complete; encoding again starts anew", o.out)
+	}
+	if err != nil {
+		return err
+	}
+	seconds := max(stats.Elapsed.Seconds(), 1e-9)
+	fmt.Fprintf(cmd.OutOrStdout(), "%s: %d tokens of %d documents, %s of text, in %d %s; %.2f bytes a token, %.1f MB/s\n", o.out, stats.Tokens, stats.Documents,
+		data.ByteSize(stats.Bytes), stats.Shards, shards(stats.Shards), float64(stats.Bytes)/float64(max(stats.Tokens, 1)), float64(stats.Bytes)/1e6/seconds)
+	return nil
 }
 
 // endToken returns the id of the token after each document, -1 for none.

@@ -24,8 +24,8 @@ import (
 	"github.com/cohort-ml/cohort/launch/rendezvous"
 )
 
-// torchrunFlags are the flags of torchrun. Each takes its default from a variable
-// of its own, PET_ and its name, as there.
+// torchrunFlags are the flags of torchrun. As in torchrun, each takes its default
+// from an environment variable: PET_ and the flag's name.
 type torchrunFlags struct {
 	numRanks, numNodes                   string
 	nodeRank, masterPort, maxRestarts    intFlag
@@ -55,36 +55,53 @@ var elsewhere = map[string]string{
 
 func (f *torchrunFlags) add(flags *pflag.FlagSet) {
 	f.shutdown, f.interval = 30, 0.1
-	flags.StringVar(&f.numRanks, "nproc-per-node", "1", "ranks to start on this machine: a `number`, cpu (one a core), gpu (one a GPU), or auto (gpu if there is one, else cpu)")
-	flags.StringVar(&f.numNodes, "nnodes", "1:1", "machines of the job: a `number`, or MIN:MAX")
-	flags.Var(&f.nodeRank, "node-rank", "`rank` of this machine, with --rdzv-backend static (default 0, which serves the store in which they meet)")
-	flags.BoolVar(&f.standalone, "standalone", false, "a job of this machine alone, on a free port (also the default), with a random --rdzv-id; other flags of how machines meet count for nothing")
-	flags.StringVar(&f.masterAddr, "master-addr", "127.0.0.1", "`address` of machine 0, where rank 0 listens, with --rdzv-backend static")
-	flags.Var(&f.masterPort, "master-port", "`port` that rank 0 listens on, with --rdzv-backend static (default: a free one on one machine, 29500 on several)")
-	flags.StringVar(&f.localAddr, "local-addr", "", "`address` of this machine at which others reach it")
-	flags.StringVar(&f.backend, "rdzv-backend", "static", "`way` in which machines meet: static, c10d, etcd or file; on one machine nobody has to")
-	flags.StringVar(&f.endpoint, "rdzv-endpoint", "", "`address` and port at which they meet")
-	flags.StringVar(&f.runID, "rdzv-id", "none", "`name` of the job, the same on all machines, for its workers to see")
-	flags.StringVar(&f.conf, "rdzv-conf", "", "`settings` of how machines meet, as in join_timeout=60,last_call_timeout=5")
-	flags.Var(&f.maxRestarts, "max-restarts", "`times` to start all ranks again after one has failed")
-	flags.BoolVarP(&f.module, "module", "m", false, "PROGRAM is a Python module, as in python3 -m")
-	flags.BoolVar(&f.noPython, "no-python", false, "run PROGRAM as it is, whatever its name ends with")
-	flags.BoolVar(&f.runPath, "run-path", false, "PROGRAM is a Python script, whatever its name ends with")
-	flags.StringVar(&f.role, "role", "default", "`name` of the workers' role, for them to see")
-	flags.StringVar(&f.logDir, "log-dir", "", "`directory` for log and error files: a new one below it for each run (/dev/null: no files)")
-	flags.StringVarP(&f.redirects, "redirects", "r", "0", "`streams` that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2")
-	flags.StringVarP(&f.tee, "tee", "t", "0", "`streams` that go to files and the terminal, written as for --redirects")
-	flags.StringVar(&f.localRanks, "local-ranks-filter", "", "local `ranks` whose output the terminal shows, as in 0,1 (default: all)")
-	flags.StringVar(&f.prefix, "log-line-prefix-template", "", "what lines begin with on the terminal, a `text` with ${role_name}, ${rank}, ${local_rank} and ${hostname}")
-	flags.StringVar(&f.stdoutFilters, "duplicate-stdout-filters", "", "`texts`, with commas between them: lines of teed standard output with one of them go to filtered_stdout.log too (,, is a comma)")
-	flags.StringVar(&f.stderrFilters, "duplicate-stderr-filters", "", "`texts`: the same for standard error and filtered_stderr.log")
-	flags.StringVar(&f.sigset, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "`signals` that end the job: the ranks get them too")
-	flags.Var(&f.shutdown, "shutdown-timeout", "`seconds` that a rank has to end after a signal, before SIGKILL")
-	flags.StringVar(&f.binding, "numa-binding", "", "`processors` that a rank is bound to: node, socket, exclusive or core-complex, of the NUMA node of its GPU, or else of one of the nodes in turn")
+	flags.StringVar(&f.numRanks, "nproc-per-node", "1", "ranks to start on this machine: a number, cpu (one for each core), gpu (one for each GPU), or auto (gpu if there is a GPU, else cpu)")
+	flags.StringVar(&f.binding, "numa-binding", "", "processors that each rank is bound to, of the NUMA node of its GPU or, without one, of the nodes in turn")
 	flags.BoolVar(&f.virtualLocalRank, "virtual-local-rank", false, "every rank has LOCAL_RANK 0 and sees one GPU")
-	flags.Var(&f.interval, "monitor-interval", "taken, but not needed: `seconds` between looks at the ranks, whose ends are seen at once")
-	flags.StringVar(&f.startMethod, "start-method", "spawn", "taken, but not needed: `way` to start a rank (spawn, fork, forkserver), always a new process here")
-	flags.StringVar(&f.events, "event-log-handler", "null", "taken, but not needed: `handler` of events; there is null")
+	flags.StringVar(&f.role, "role", "default", "`NAME` of the ranks' role, which they find in ROLE_NAME")
+	oneOf(flags, "nproc-per-node", "N", "cpu", "gpu", "auto")
+	oneOf(flags, "numa-binding", "node", "socket", "exclusive", "core-complex")
+	groupFlags(flags, "Rank", "nproc-per-node", "numa-binding", "virtual-local-rank", "role")
+
+	flags.BoolVarP(&f.module, "module", "m", false, "PROGRAM is the name of a Python module, as for python3 -m")
+	flags.BoolVar(&f.runPath, "run-path", false, "PROGRAM is a Python script, whatever its name ends with")
+	flags.BoolVar(&f.noPython, "no-python", false, "PROGRAM is an executable, whatever its name ends with")
+	groupFlags(flags, "Program", "module", "run-path", "no-python")
+
+	flags.Var(&f.maxRestarts, "max-restarts", "start all ranks again after a failure, at most `N` times")
+	flags.Var(&f.shutdown, "shutdown-timeout", "`SECONDS` that a rank has to end after a signal, before SIGKILL")
+	flags.StringVar(&f.sigset, "signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "`SIGNALS` that end the job; the ranks get the signal too")
+	groupFlags(flags, "Failure", "max-restarts", "shutdown-timeout", "signals-to-handle")
+
+	flags.StringVar(&f.logDir, "log-dir", "", "`DIR` for log files and error files; each run makes a new directory in it (/dev/null: no files)")
+	flags.StringVarP(&f.redirects, "redirects", "r", "0", "`STREAMS` that go to files: 1 stdout, 2 stderr, 3 both; or by local rank, such as 0:3,1:2")
+	flags.StringVarP(&f.tee, "tee", "t", "0", "`STREAMS` that go to files and to the terminal, written as for --redirects")
+	flags.StringVar(&f.localRanks, "local-ranks-filter", "", "show the output of these local `RANKS` only, such as 0,1 (default: all)")
+	flags.StringVar(&f.prefix, "log-line-prefix-template", "", "begin each line on the terminal with `TEXT`, in which ${role_name}, ${rank}, ${local_rank} and ${hostname} are replaced")
+	flags.StringVar(&f.stdoutFilters, "duplicate-stdout-filters", "", "copy lines of teed standard output that contain one of these `TEXTS` to filtered_stdout.log; commas part the texts (,, is a comma)")
+	flags.StringVar(&f.stderrFilters, "duplicate-stderr-filters", "", "copy lines of teed standard error that contain one of these `TEXTS` to filtered_stderr.log")
+	groupFlags(flags, "Output", "log-dir", "redirects", "tee", "local-ranks-filter", "log-line-prefix-template", "duplicate-stdout-filters", "duplicate-stderr-filters")
+
+	flags.StringVar(&f.numNodes, "nnodes", "1:1", "number of machines of the job, or the least and the most if machines may come and go")
+	flags.StringVar(&f.backend, "rdzv-backend", "static", "how the machines meet; one machine meets nobody")
+	flags.StringVar(&f.endpoint, "rdzv-endpoint", "", "`HOST:PORT` where the machines meet, or the path of a shared file")
+	flags.StringVar(&f.runID, "rdzv-id", "none", "`NAME` of the job, the same on all machines")
+	flags.StringVar(&f.conf, "rdzv-conf", "", "`KEY=VALUE,...` of how the machines meet, such as join_timeout=60,last_call_timeout=5")
+	flags.StringVar(&f.localAddr, "local-addr", "", "`ADDRESS` at which the others reach this machine")
+	flags.Var(&f.nodeRank, "node-rank", "with --rdzv-backend static: number of this machine; machine 0 serves the store in which all meet")
+	flags.StringVar(&f.masterAddr, "master-addr", "127.0.0.1", "with --rdzv-backend static: `ADDRESS` of machine 0, where rank 0 listens")
+	flags.Var(&f.masterPort, "master-port", "with --rdzv-backend static: `PORT` that rank 0 listens on (default: a free one on one machine, 29500 on several)")
+	flags.BoolVar(&f.standalone, "standalone", false, "a job of this machine alone, on a free port and with a random --rdzv-id; the flags --rdzv-*, --master-* and --node-rank have no effect")
+	oneOf(flags, "rdzv-backend", "static", "c10d", "etcd", "file")
+	oneOf(flags, "nnodes", "N", "MIN:MAX")
+	groupFlags(flags, "Machine", "nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "node-rank", "master-addr", "master-port", "standalone")
+
+	flags.Var(&f.interval, "monitor-interval", "`SECONDS` between looks at the ranks; cohort sees their ends at once")
+	flags.StringVar(&f.startMethod, "start-method", "spawn", "how a rank is started; cohort always makes a new process")
+	flags.StringVar(&f.events, "event-log-handler", "null", "`HANDLER` of events; null is the only one")
+	oneOf(flags, "start-method", "spawn", "fork", "forkserver")
+	groupFlags(flags, "Ignored torchrun", "monitor-interval", "start-method", "event-log-handler")
+
 	for _, name := range slices.Sorted(maps.Keys(elsewhere)) {
 		flags.String(name, "", elsewhere[name])
 		flags.Lookup(name).Hidden = true

@@ -23,18 +23,20 @@ func newTrainLMCommand() *cobra.Command {
 		},
 	}.command(&cobra.Command{
 		Use:   "lm",
-		Short: "Train a small GPT on text, by default on the Go standard library's source",
-		Long: `Train a small GPT on text with distributed data parallelism: every rank is a
-process of this machine, and they average their gradients while they compute.
+		Short: "Train a language model on text, by default the Go standard library's source",
+		Long: `Train a small GPT on text with data parallelism: every rank is a process on this
+machine, and the ranks average their gradients during the backward pass.
 
-The text is the source of the Go standard library that is on this machine, or
-any UTF-8 text (--data FILE or DIR). The run's directory (--out) gets a
-checkpoint every --save-every steps and at the end; run again, it resumes there.
-A checkpoint is a Hugging Face GPT-2: model.safetensors, config.json,
-tokenizer.json, and besides the optimizer's state and the progress.
+The text is the source of the Go standard library on this machine, or any UTF-8
+text (--data). A sample is a sequence of --context tokens.
 
-With --init-from it goes on from a GPT-2 or Llama that there is, with its own
-tokenizer and sizes; --lora trains low-rank matrices beside the model's weights
+The directory of the run (--out) gets a checkpoint every --save-every steps and at
+the end. The same command resumes the run from there. A checkpoint is a Hugging
+Face GPT-2 (model.safetensors, config.json, tokenizer.json), with the optimizer's
+state and the progress of the run beside it.
+
+With --init-from the run begins with an existing GPT-2 or Llama, its tokenizer
+and its sizes. With --lora it trains low-rank matrices beside the model's weights
 and saves them as PEFT does.`,
 		Example: `  cohort train lm --ranks 2
   cohort train lm --data notes.txt --out out/notes --steps 500

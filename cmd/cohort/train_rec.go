@@ -23,22 +23,25 @@ func newTrainRecCommand() *cobra.Command {
 		},
 	}.command(&cobra.Command{
 		Use:   "rec",
-		Short: "Train a recommender on a table, by default one of generated clicks",
-		Long: `Train a recommender with distributed data parallelism: from the categories and
-numbers of a row it tells how likely its label is 1, such as a click.
+		Short: "Train a recommender on a table, by default of generated clicks",
+		Long: `Train a recommender with data parallelism. From the categories and numbers of a
+row, it predicts how likely the label of the row is 1, such as a click.
 
-The rows are those of a CSV file with a header (--data), plain or gzip, or of a
-directory of them. Which columns are which is told by the first rows where no
-flags name them; --print-config shows it. Values of categories are hashed into
-the --buckets rows of a table each, whose gradients go by rows. Without --data
-the clicks are generated, so that the best possible figures are known.
+The rows come from a CSV file with a header (--data), plain or gzip, or from a
+directory of such files. A sample is a row. The first rows of the file tell which
+columns are numbers and which are categories, unless flags name the columns;
+--print-config shows the result. The values of a category are hashed into the
+--buckets rows of its table. Without --data the clicks are generated: then the
+best possible result is known.
 
-The run's directory (--out) gets a checkpoint every --save-every steps and at
-the end, and the best in best; run again, it resumes. With --init-from another run,
-such as one of fewer rows, gives its weights, columns by their names.`,
+The directory of the run (--out) gets a checkpoint every --save-every steps and at
+the end, and the best weights in best. The same command resumes the run from
+there. With --init-from another run, such as one on fewer rows, gives its weights;
+columns are matched by name.`,
 		Example: `  cohort train rec
   cohort train rec --model mf --batch 1024
-  cohort train rec --data clicks.csv --label clicked --categories user,item --print-config
-  cohort train rec --data ratings.csv --model mf --label rating --positive 4 --categories user_id,item_id`,
+  cohort train rec --data clicks.csv --label clicked --print-config
+  cohort train rec --data ratings.csv --model mf --label rating --positive 4 \
+      --categories user_id,item_id`,
 	})
 }

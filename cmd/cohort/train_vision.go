@@ -23,18 +23,20 @@ func newTrainVisionCommand() *cobra.Command {
 		},
 	}.command(&cobra.Command{
 		Use:   "vision",
-		Short: "Train a classifier of images, by default of handwritten digits",
-		Long: `Train a classifier of images with distributed data parallelism.
+		Short: "Train an image classifier, by default on handwritten digits",
+		Long: `Train an image classifier with data parallelism.
 
-The images are 1,797 handwritten digits that are part of this program, or those
-of a directory (--data): MNIST's IDX files, CIFAR's binary files, or JPEG and PNG
-files, either in train/CLASS/ and test/CLASS/ or in CLASS/, of which every tenth
-is then for testing. What in a file is damaged is named; with --on-error skip
-images that cannot be read are replaced by others and counted.
+The images are 1,797 handwritten digits that are part of this program, or the
+images in a directory (--data): MNIST's IDX files, CIFAR's binary files, or JPEG
+and PNG files in train/CLASS/ and test/CLASS/, or in CLASS/ (then every tenth image
+is for testing). A sample is an image. An error names the file that is damaged and
+the place in it. With --on-error skip the run replaces images that cannot be read
+by others and counts them.
 
-The run's directory (--out) gets a checkpoint every --save-every steps and at
-the end, and the best in best; run again, it resumes. With --init-from another run,
-such as one of fewer images, gives its weights, classes by their names.`,
+The directory of the run (--out) gets a checkpoint every --save-every steps and at
+the end, and the best weights in best. The same command resumes the run from
+there. With --init-from another run, such as one on fewer images, gives its
+weights; classes are matched by name.`,
 		Example: `  cohort train vision
   cohort train vision --model mlp --epochs 30
   cohort train vision --model resnet18 --data cifar-10-batches-bin --batch 64
