@@ -141,7 +141,7 @@ func TestRecompute(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if recipe, err := savedRecipe(saved); err != nil || !recipe.Recompute || recipe.NaN != nanStop {
+		if recipe, err := savedRecipe(saved); err != nil || !recipe.Recompute || recipe.NaN != nanStop || !recipe.Best {
 			t.Errorf("the recipe that was saved is %+v, error %v", recipe, err)
 		}
 	}

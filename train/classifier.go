@@ -191,7 +191,7 @@ type tally struct {
 	skipped     int     // images that could not be read
 	unread      []error // the first of them
 	loss        float64 // summed over the images
-	confusion   []int64 // [true class, told class]; nil where there are too many
+	confusion   []int64 // [true class, predicted class]; nil where there are too many
 }
 
 // score classifies images from..to-1 of a set, batch of them at a time, which
@@ -280,7 +280,8 @@ func (t tally) metrics() (Metrics, error) {
 	}, nil
 }
 
-// mistakes lists the most common ones, "" if there are none.
+// mistakes lists the most frequent mistakes, one in a line: "5 taken for 9: 1 time"
+// says that an image of class 5 was classified as 9. It is "" if there are none.
 func (t tally) mistakes(classes []string) string {
 	const most = 5
 	var b strings.Builder
@@ -296,11 +297,8 @@ func (t tally) mistakes(classes []string) string {
 			break
 		}
 		left[at] = 0
-		times := "times"
-		if n == 1 {
-			times = "time"
-		}
-		fmt.Fprintf(&b, "%s for %s, %d %s\n", classes[at%len(classes)], classes[at/len(classes)], n, times)
+		label, predicted := classes[at/len(classes)], classes[at%len(classes)]
+		fmt.Fprintf(&b, "%s taken for %s: %d %s\n", label, predicted, n, plural(int(n), "time"))
 	}
 	return strings.TrimSuffix(b.String(), "\n")
 }

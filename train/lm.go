@@ -206,7 +206,7 @@ func (r *lmRun) openData(ctx context.Context, saved *SavedRun) (err error) {
 			return fmt.Errorf("train lm: tokenizer: %w", err)
 		}
 		if n := r.tokenizer.Size(); r.settings.Given()["vocab"] != "" && n < r.cfg.Vocab {
-			r.report.Notice(fmt.Sprintf("the text repeats no more than %d tokens' worth; --vocab asked for %d", n, r.cfg.Vocab))
+			r.report.Notice(fmt.Sprintf("the text yields only %d tokens; --vocab asked for %d", n, r.cfg.Vocab))
 		}
 	}
 	if r.windows, err = data.NewWindows(r.corpus.Train, r.tokenizer, r.cfg.Context); err != nil {

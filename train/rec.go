@@ -370,8 +370,8 @@ func (r *recRun) about() About {
 	}
 	if truth, ok := r.validation.Truth(); ok {
 		best := fmt.Sprintf("%.4f", table.AUC(truth, r.labels))
-		a.Goal = fmt.Sprintf("an area under the curve near %s, that of the probabilities that the labels were drawn by", best)
-		a.Beside = "the truth: " + best
+		a.Goal = fmt.Sprintf("an area under the curve near %s, which the true probabilities of the labels reach", best)
+		a.Beside = "the true probabilities: " + best
 	}
 	return a
 }

@@ -62,7 +62,7 @@ func (at place) evalRec(ctx context.Context, o EvalOptions) (EvalResult, error) 
 		result.changed(at.checkpoint, training.Fingerprint())
 	}
 	if truth, ok := part.Truth(); ok {
-		result.Data += fmt.Sprintf(" (the truth has %s)", recMetrics(truth, labels))
+		result.Data += fmt.Sprintf(" (the true probabilities reach %s)", recMetrics(truth, labels))
 	}
 	return result, nil
 }

@@ -478,7 +478,7 @@ func (r *visionRun) files(w *checkpoint.Writer) error {
 func (r *visionRun) finish(context.Context) (Ending, error) {
 	end := Ending{Next: "eval --from " + argument(r.cfg.Out)}
 	if text := r.last.mistakes(r.classifier.Config.Classes); text != "" {
-		end.Title, end.Text, end.Key = "most often taken", text, "mistakes"
+		end.Title, end.Text, end.Key = "the most frequent mistakes", text, "mistakes"
 	}
 	return end, nil
 }
