@@ -86,7 +86,7 @@ func (r *trainer[B]) evaluate(ctx context.Context) error {
 		r.standing.Due = true
 		return nil
 	}
-	if err == nil && len(metrics) == 0 && r.group.Rank() == 0 {
+	if err == nil && len(metrics) == 0 && r.axes.World.Rank() == 0 {
 		if err = errors.New("Task.Evaluate returned no metric"); r.o.EvalEvery == 0 {
 			// The only evaluation: what was trained is worth saving all the same.
 			r.report.Notice(err.Error())
@@ -129,7 +129,7 @@ func (r *trainer[B]) ofRank0(ctx context.Context, metrics Metrics) (first Metric
 	for i, v := range shared {
 		t.Select(0, i).Fill(v)
 	}
-	if err := r.group.Broadcast(ctx, t, 0); err != nil {
+	if err := r.axes.World.Broadcast(ctx, t, 0); err != nil {
 		return first, err
 	}
 	first.Value, first.Higher = t.Select(0, 0).Item(), t.Select(0, 1).Item() != 0

@@ -9,12 +9,12 @@ import (
 )
 
 // checkPass holds a pass, in which all ranks together took samples, to what the
-// options and the group say. It knows of feeds that say what they deliver.
+// options and the data axis say. It knows of feeds that say what they deliver.
 func (r *trainer[B]) checkPass(taken int64) error {
 	if r.proof == nil || taken < 1 {
 		return nil
 	}
-	size, passes := r.group.Size(), int64(r.o.Accumulate)
+	size, passes := r.axes.Data.Size(), int64(r.o.Accumulate)
 	if n := int64(len(r.proof.feed.Keys())); size > 1 && n == taken {
 		return fmt.Errorf("Task.Feed gives this rank all %d samples of a pass, though there are %d ranks: give its sampler Rank: group.Rank() and World: group.Size()", n, size)
 	}

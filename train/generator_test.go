@@ -23,7 +23,7 @@ func TestGeneratorsDiffer(t *testing.T) {
 		for seed := range 8 {
 			for step := range 8 {
 				for pass := range 2 {
-					r := &trainer[int]{o: Options{Seed: int64(seed)}, group: g, step: step}
+					r := &trainer[int]{o: Options{Seed: int64(seed)}, axes: dataParallel(g), step: step}
 					what := fmt.Sprintf("rank %d, seed %d, step %d, pass %d", g.Rank(), seed, step, pass)
 					v := r.generator(pass).Float64()
 					if other := seen[v]; other != "" {

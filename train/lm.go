@@ -25,7 +25,7 @@ import (
 type lmRun struct {
 	cfg      LMConfig
 	settings *config.Settings // of cfg
-	group    *dist.Group
+	axes     Axes
 	report   Reporter
 
 	corpus     *data.Corpus // nil where shards is not
@@ -73,7 +73,7 @@ func LM(ctx context.Context, group *dist.Group, cfg LMConfig, given map[string]s
 }
 
 func newLMRun(cfg LMConfig, given map[string]string, group *dist.Group, report Reporter) *lmRun {
-	r := &lmRun{cfg: cfg, group: group, report: report}
+	r := &lmRun{cfg: cfg, axes: dataParallel(group), report: report}
 	r.settings = config.New(&r.cfg)
 	r.settings.SetGiven(given)
 	return r
@@ -94,7 +94,7 @@ func (r *lmRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Steps, o.Recipe, o.Config = r.cfg.Steps, recipe, r.config()
-	return Run(ctx, r.group, r.task(saved), o, r.report)
+	return Run(ctx, r.axes.World, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -126,7 +126,7 @@ func (r *lmRun) prepare(ctx context.Context) (*SavedRun, error) {
 // task is what there is to know about training a GPT on text.
 func (r *lmRun) task(saved *SavedRun) Task[data.TokenBatch] {
 	t := Task[data.TokenBatch]{
-		Name: "lm", About: r.about(), Model: r.base, Optimizer: r.opt, Around: r.around,
+		Name: "lm", About: r.about(), Model: r.base, Axes: r.axes, Optimizer: r.opt, Around: r.around,
 		Schedule: optim.WarmupCosine(r.cfg.numWarmup(), r.cfg.Steps, r.cfg.LRFloor),
 		Loss: func(c *nn.Ctx, model any, batch data.TokenBatch) *tensor.Tensor {
 			inputs, targets := tensorsOf(batch)
@@ -245,7 +245,7 @@ func (r *lmRun) about() About {
 		Data:  r.describeData(),
 		Given: r.settings.Summary(),
 	}
-	if r.group.Rank() != 0 {
+	if r.axes.World.Rank() != 0 {
 		return a
 	}
 	// Only for comparison: a text that cannot be read fails where it is used.
@@ -298,7 +298,7 @@ func (r *lmRun) buildModel(saved *SavedRun) error {
 // feed starts making batches, from where the saved run was.
 func (r *lmRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[data.TokenBatch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
-		Len: r.windows.Len(), Total: r.cfg.size().pass(), Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
+		Len: r.windows.Len(), Total: r.cfg.size().pass(), Rank: r.axes.Data.Rank(), World: r.axes.Data.Size(), Shuffle: true, Seed: r.cfg.Seed,
 	})
 	if err != nil {
 		return nil, err
@@ -324,7 +324,7 @@ func tensorsOf(batch data.TokenBatch) (inputs, targets *tensor.Tensor) {
 // rank takes a share.
 func (r *lmRun) evaluate(ctx context.Context) (Metrics, error) {
 	nats, cut := 0.0, 0.0
-	for batch := range r.validation.Batches(r.group.Rank(), r.group.Size(), r.cfg.Batch) {
+	for batch := range r.validation.Batches(r.axes.Data.Rank(), r.axes.Data.Size(), r.cfg.Batch) {
 		if phaseOf(ctx).stopping() {
 			cut = 1
 			break
@@ -336,14 +336,14 @@ func (r *lmRun) evaluate(ctx context.Context) (Metrics, error) {
 		nats += loss
 	}
 	sum := tensor.FromFloat32([]float32{float32(nats), float32(cut)})
-	if err := r.group.AllReduce(ctx, sum, dist.Sum); err != nil {
+	if err := r.axes.World.AllReduce(ctx, sum, dist.Sum); err != nil {
 		return nil, err
 	}
 	all := sum.Float32s()
 	if all[1] > 0 {
 		return nil, errCut
 	}
-	bits := data.BitsPerByte(float64(all[0]), r.validation.Bytes())
+	bits := data.BitsPerByte(float64(all[0])/float64(r.axes.copies()), r.validation.Bytes())
 	return Metrics{{Name: "bits_per_byte", Value: bits, Unit: "bits per byte"}}, nil
 }
 

@@ -88,7 +88,7 @@ func due(step, every int) bool { return every > 0 && step%every == 0 }
 // stopped ends a run that was asked to stop and has saved.
 func (r *trainer[B]) stopped(ctx, work context.Context) error {
 	// Nobody leaves before rank 0 has saved, which a launcher would take for a failure.
-	if err := r.group.Barrier(work); err != nil {
+	if err := r.axes.World.Barrier(work); err != nil {
 		return r.errorf("stop after step %d: %w", r.step, err)
 	}
 	r.report.Notice(fmt.Sprintf("stopped at step %d of %d; the same command goes on from here", r.step, r.o.Steps))
@@ -196,11 +196,11 @@ func (r *trainer[B]) agree(ctx context.Context, mine share, stop bool) (all shar
 			v[3] = 1
 		}
 	})
-	if err := r.group.AllReduce(ctx, r.vote, dist.Sum); err != nil {
+	if err := r.axes.World.AllReduce(ctx, r.vote, dist.Sum); err != nil {
 		return all, err
 	}
 	r.vote.WithFloat64s(func(v []float64) {
-		all = share{v[0] / float64(r.group.Size()), int(v[1]), int(v[2]), v[3] > 0}
+		all = share{v[0] / float64(r.axes.World.Size()), int(v[1]), int(v[2]), v[3] > 0}
 	})
 	return all, nil
 }

@@ -22,7 +22,7 @@ type ordered interface {
 // a feed that does not say.
 type proof struct {
 	feed  ordered
-	log   *data.OrderLog
+	log   *data.OrderLog // nil where another rank writes down the same samples
 	start data.OrderAttempt
 	begun bool
 }
@@ -35,18 +35,21 @@ func (r *trainer[B]) openProof(ctx context.Context) error {
 	if !ok || from.Order == "" {
 		return nil
 	}
-	log, err := data.OpenOrderLog(filepath.Join(r.o.Out, data.OrderDir), r.group.Rank())
-	if err != nil {
-		return r.errorf("%w", err)
+	p := &proof{feed: feed}
+	last := tensor.FromInt64([]int64{0})
+	if r.axes.writesSamples() {
+		var err error
+		if p.log, err = data.OpenOrderLog(filepath.Join(r.o.Out, data.OrderDir), r.axes.Data.Rank()); err != nil {
+			return r.errorf("%w", err)
+		}
+		last = tensor.FromInt64([]int64{p.log.Last()})
 	}
-	last := tensor.FromInt64([]int64{log.Last()})
-	if err := r.group.AllReduce(ctx, last, dist.Max); err != nil {
-		log.Close()
+	if err := r.axes.World.AllReduce(ctx, last, dist.Max); err != nil {
+		p.close()
 		return r.errorf("number the attempt: %w", err)
 	}
-	r.proof = &proof{feed: feed, log: log, start: data.OrderAttempt{
-		Attempt: last.Int64s()[0] + 1, World: r.group.Size(), Step: r.step, From: from,
-	}}
+	p.start = data.OrderAttempt{Attempt: last.Int64s()[0] + 1, World: r.axes.Data.Size(), Step: r.step, From: from}
+	r.proof = p
 	return nil
 }
 
@@ -65,18 +68,22 @@ func (p *proof) add(total int64) (weight float64, replaced int, err error) {
 		if mine != total {
 			p.start.Total = int(total)
 		}
-		if err := p.log.Begin(p.start); err != nil {
-			return 0, 0, err
+		if p.log != nil {
+			if err := p.log.Begin(p.start); err != nil {
+				return 0, 0, err
+			}
 		}
 		p.begun = true
 	}
-	p.log.Add(keys, skipped)
+	if p.log != nil {
+		p.log.Add(keys, skipped)
+	}
 	return float64(mine) / float64(total), len(skipped), nil
 }
 
 // step notes that a step's samples have been taken.
 func (p *proof) step(step int, state data.LoaderState) error {
-	if p == nil {
+	if p == nil || p.log == nil {
 		return nil
 	}
 	return p.log.Step(step, state.Position)
@@ -84,7 +91,7 @@ func (p *proof) step(step int, state data.LoaderState) error {
 
 // sync makes the log durable, before a checkpoint says that its steps are done.
 func (p *proof) sync() error {
-	if p == nil {
+	if p == nil || p.log == nil {
 		return nil
 	}
 	return p.log.Sync()
@@ -92,14 +99,14 @@ func (p *proof) sync() error {
 
 // end notes that the run is complete.
 func (p *proof) end() error {
-	if p == nil || !p.begun {
+	if p == nil || p.log == nil || !p.begun {
 		return nil
 	}
 	return p.log.End()
 }
 
 func (p *proof) close() {
-	if p != nil {
+	if p != nil && p.log != nil {
 		p.log.Close() // what matters was written, and synced where it had to be
 	}
 }

@@ -29,7 +29,7 @@ import (
 type recRun struct {
 	cfg      RecConfig
 	settings *config.Settings // of cfg
-	group    *dist.Group
+	axes     Axes
 	report   Reporter
 
 	training    *table.Part
@@ -103,7 +103,7 @@ func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (reso
 }
 
 func newRecRun(cfg RecConfig, given map[string]string, group *dist.Group, report Reporter) *recRun {
-	r := &recRun{cfg: cfg, group: group, report: report}
+	r := &recRun{cfg: cfg, axes: dataParallel(group), report: report}
 	r.settings = config.New(&r.cfg)
 	r.settings.SetGiven(given)
 	return r
@@ -224,7 +224,7 @@ func (r *recRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
-	return Run(ctx, r.group, r.task(saved), o, r.report)
+	return Run(ctx, r.axes.World, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -345,7 +345,7 @@ func (c RecConfig) recommender(b *nn.Build, schema table.Schema, scale table.Sca
 func (r *recRun) task(saved *SavedRun) Task[table.Batch] {
 	model := r.recommender.Model
 	return Task[table.Batch]{
-		Name: "rec", About: r.about(), Model: model,
+		Name: "rec", About: r.about(), Model: model, Axes: r.axes,
 		Optimizer: optim.NewAdagrad(nn.Parameters(model), optim.AdagradOptions{LR: r.cfg.LR, LRDecay: r.cfg.Decay}),
 		Loss: func(c *nn.Ctx, model any, b table.Batch) *tensor.Tensor {
 			return tensor.BCEWithLogits(r.recommender.Logits(c, model.(nn.ModuleN), b), tensor.FromFloat32(b.Labels, b.Rows))
@@ -379,7 +379,7 @@ func (r *recRun) about() About {
 // feed starts making batches, from where the saved run was.
 func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[table.Batch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
-		Len: r.training.Len(), Total: r.cfg.size().pass(), Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
+		Len: r.training.Len(), Total: r.cfg.size().pass(), Rank: r.axes.Data.Rank(), World: r.axes.Data.Size(), Shuffle: true, Seed: r.cfg.Seed,
 	})
 	if err != nil {
 		return nil, err
@@ -397,8 +397,8 @@ func (r *recRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderStat
 // evaluate scores the validation rows, of which every rank takes a share.
 func (r *recRun) evaluate(ctx context.Context) (Metrics, error) {
 	n := r.validation.Len()
-	each := (n + r.group.Size() - 1) / r.group.Size()
-	from := min(n, r.group.Rank()*each)
+	each := (n + r.axes.Data.Size() - 1) / r.axes.Data.Size()
+	from := min(n, r.axes.Data.Rank()*each)
 	own, err := r.recommender.Score(ctx, r.validation, from, min(n, from+each), evalBatch, r.cfg.autocast())
 	cut := tensor.Zeros(1)
 	if errors.Is(err, errCut) { // the others must hear of it
@@ -408,17 +408,17 @@ func (r *recRun) evaluate(ctx context.Context) (Metrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := r.group.AllReduce(ctx, cut, dist.Max); err != nil {
+	if err := r.axes.World.AllReduce(ctx, cut, dist.Max); err != nil {
 		return nil, err
 	}
 	if cut.Item() > 0 {
 		return nil, errCut
 	}
-	share, all := make([]float32, each), tensor.Zeros(each*r.group.Size())
+	share, all := make([]float32, each), tensor.Zeros(each*r.axes.Data.Size())
 	for i, v := range own {
 		share[i] = float32(v) // that is what the model computes in
 	}
-	if err := r.group.AllGather(ctx, all, tensor.FromFloat32(share, each)); err != nil {
+	if err := r.axes.Data.AllGather(ctx, all, tensor.FromFloat32(share, each)); err != nil {
 		return nil, err
 	}
 	logits := make([]float64, n)

@@ -21,6 +21,7 @@ type Start struct {
 	DType          string // that is computed in
 	NumParams      int
 	Ranks, Threads int
+	Strategy       string // how the model is spread over the ranks: "DDP over 4 ranks"
 	Transport      string
 	Interface      string // at which the other ranks reach this one; "" if by none
 	FirstStep      int    // steps done before

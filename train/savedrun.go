@@ -112,7 +112,7 @@ func (r *trainer[B]) weights() nn.NamedTensors {
 	if r.task.Weights != nil {
 		return r.task.Weights()
 	}
-	return nn.StateDict(r.task.Model)
+	return r.model.StateDict()
 }
 
 func (r *trainer[B]) weightsFile() string { return cmp.Or(r.task.WeightsFile, checkpoint.ModelFile) }
@@ -121,7 +121,7 @@ func (r *trainer[B]) weightsFile() string { return cmp.Or(r.task.WeightsFile, ch
 // step that the run lost with a crash, or not be there: what is said of the best
 // is said of what is kept. Only rank 0, which keeps it, has to know.
 func (r *trainer[B]) keptBest(ctx context.Context) {
-	if !r.o.Best || r.group.Rank() != 0 {
+	if !r.o.Best || r.axes.World.Rank() != 0 {
 		return
 	}
 	var kept standing
@@ -162,7 +162,7 @@ func (r *trainer[B]) save(ctx context.Context) error {
 	if err := r.proof.sync(); err != nil {
 		return r.errorf("%w", err)
 	}
-	if r.group.Rank() != 0 {
+	if r.axes.World.Rank() != 0 {
 		return nil
 	}
 	progress, err := r.progress()
@@ -185,7 +185,7 @@ func (r *trainer[B]) save(ctx context.Context) error {
 // saveBest puts the weights of this step in the place of those that were the
 // best so far.
 func (r *trainer[B]) saveBest(ctx context.Context) error {
-	if r.group.Rank() != 0 {
+	if r.axes.World.Rank() != 0 {
 		return nil
 	}
 	progress, err := r.progress()

@@ -37,7 +37,7 @@ func settingsText(task string, s *config.Settings, size stepSize) []byte {
 // writeSettings puts the configuration into the run's directory, for people and
 // to run it again.
 func (r *trainer[B]) writeSettings() error {
-	if r.group.Rank() != 0 || r.o.Config == nil {
+	if r.axes.World.Rank() != 0 || r.o.Config == nil {
 		return nil
 	}
 	path := filepath.Join(r.o.Out, settingsFile)

@@ -11,6 +11,7 @@ import (
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/optim"
+	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -22,11 +23,17 @@ type Task[B any] struct {
 	Name  string // "lm": errors begin with "train lm"
 	About About
 
-	// Model is an nn.Module or nn.ModuleN. Run wraps it in DDP for the passes of
-	// training; evaluation calls it as it is.
+	// Model is an nn.Module or nn.ModuleN. Run wraps it in a Strategy for the
+	// passes of training; evaluation calls it as it is.
 	Model any
-	// Weights are the tensors that are saved, in WeightsFile; nil is
-	// nn.StateDict(Model), "" model.safetensors.
+	// Strategy spreads the model over the ranks; every rank calls it once. nil is
+	// DDP, and the model as it is on one rank.
+	Strategy func(ctx context.Context, model any, axes Axes) (parallel.Strategy, error)
+	// Axes say which ranks take samples of their own; by default all do.
+	Axes Axes
+
+	// Weights are the tensors that are saved, in WeightsFile; nil is the
+	// strategy's StateDict, "" model.safetensors.
 	Weights     func() nn.NamedTensors
 	WeightsFile string
 
@@ -52,9 +59,9 @@ type Task[B any] struct {
 	Unit    string            // "tokens", "images"
 
 	// Evaluate says how good the model is. Every rank calls it after the same
-	// step, for it may use the group; what rank 0 returns counts, others may
-	// return none, and the first metric decides which checkpoint is the best. nil
-	// is no evaluation.
+	// step, for it may use the group. What rank 0 returns counts; others may
+	// return none. The first metric decides which checkpoint is the best. nil is no
+	// evaluation.
 	Evaluate func(ctx context.Context) (Metrics, error)
 	// Files writes what a checkpoint needs besides the weights, on rank 0:
 	// config.json, a tokenizer, names of classes.

@@ -25,11 +25,11 @@ import (
 type trainer[B any] struct {
 	task   Task[B]
 	o      Options
-	group  *dist.Group
+	axes   Axes
 	report Reporter
 
-	params []*nn.Parameter // of the optimizer
-	model  *parallel.DDP
+	params []*nn.Parameter   // of the optimizer
+	model  parallel.Strategy // the task's model, as it is spread
 	feed   Feed[B]
 	proof  *proof
 	vote   *tensor.Tensor // what ranks agree on
@@ -56,7 +56,7 @@ type trainer[B any] struct {
 func Run[B any](ctx context.Context, group *dist.Group, task Task[B], o Options, report Reporter) error {
 	report = reporterOf(group, report)
 	err := begins(ctx, task.Name, report, func(ctx context.Context, report Reporter) error {
-		return (&trainer[B]{task: task, o: o, group: group, report: report}).run(ctx)
+		return (&trainer[B]{task: task, o: o, report: report}).run(ctx, group)
 	})
 	if err != nil && !errors.Is(err, ErrStopped) {
 		group.Fail(err) // the other ranks' errors tell why
@@ -73,7 +73,7 @@ func reporterOf(group *dist.Group, report Reporter) Reporter {
 }
 
 // run does the job.
-func (r *trainer[B]) run(ctx context.Context) (err error) {
+func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 	if r.task.Model == nil || r.task.Loss == nil || r.task.Optimizer == nil || r.task.Feed == nil {
 		return settled(r.errorf("a task needs Model, Loss, Optimizer and Feed"))
 	}
@@ -82,6 +82,9 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 	}
 	if r.o, err = r.o.resolve(r.task.Name, r.task.Samples); err != nil {
 		return settled(err)
+	}
+	if r.axes, err = r.task.Axes.resolve(group); err != nil {
+		return settled(r.errorf("%w", err))
 	}
 	saved := r.o.From
 	if saved == nil {
@@ -97,7 +100,7 @@ func (r *trainer[B]) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer r.feed.Close()
-	if r.group.Rank() == 0 {
+	if r.axes.World.Rank() == 0 {
 		release, err := claim(ctx, r.o.Out)
 		if err != nil {
 			return settled(r.errorf("checkpoints cannot be saved in %s: %w", r.o.Out, err))
@@ -158,12 +161,15 @@ func (r *trainer[B]) errorf(format string, args ...any) error {
 	return fmt.Errorf(trainOf(r.task.Name)+": "+format, args...)
 }
 
-// prepare takes over what was saved, and wraps the model so that all ranks train
-// it together.
+// prepare spreads the model over the ranks, and takes over what was saved.
 func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	nn.Parameters(r.task.Model) // gives them their names
 	for _, g := range r.task.Optimizer.Groups() {
 		r.params = append(r.params, g.Params()...)
+	}
+	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float64, numVotes)
+	if r.model, err = r.spread(ctx); err != nil {
+		return err
 	}
 	if saved != nil {
 		if err := r.load(saved); err != nil {
@@ -175,9 +181,7 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 		}
 	}
 	r.standing.Batch = r.o.Batch
-	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float64, numVotes)
-	r.model, err = parallel.NewDDP(ctx, r.task.Model, r.group, parallel.WithOnStraggler(func(s parallel.Straggler) { r.report.Notice(s.String()) }))
-	return err
+	return nil
 }
 
 // startFeed starts making batches, from where the saved run was.
@@ -196,13 +200,14 @@ func (r *trainer[B]) startFeed(ctx context.Context, saved *SavedRun) (err error)
 	return nil
 }
 
-// generator is the source of random numbers of a pass, such as dropout's: a
-// function of the seed, the step, the pass and the rank, so that a run that
-// resumes draws what it would have drawn.
+// generator is the source of random numbers of a pass, such as dropout's. It is a
+// function of the seed, the step, the pass and the rank on the data axis: a run
+// that resumes draws what it would have drawn, and ranks that take the same
+// samples draw the same.
 func (r *trainer[B]) generator(pass int) *tensor.Generator {
 	// Seeds are near each other, and so are steps: the first must be far apart.
 	seed := (uint64(r.o.Seed) + 0x9e3779b97f4a7c15) * 0xff51afd7ed558ccd
-	for _, v := range [...]int{r.step, pass, r.group.Rank()} {
+	for _, v := range [...]int{r.step, pass, r.axes.Data.Rank()} {
 		seed = (seed ^ seed>>33 ^ uint64(v)) * 0xff51afd7ed558ccd
 		seed = (seed ^ seed>>33) * 0xc4ceb9fe1a85ec53
 	}
@@ -224,12 +229,12 @@ func (r *trainer[B]) sameEverywhere(ctx context.Context) error {
 		}
 	}
 	numbers := len(mine)
-	all := tensor.New(tensor.CPU(), tensor.Int64, numbers*r.group.Size())
-	if err := r.group.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
+	all := tensor.New(tensor.CPU(), tensor.Int64, numbers*r.axes.World.Size())
+	if err := r.axes.World.AllGather(ctx, all, tensor.FromInt64(mine)); err != nil {
 		return r.errorf("compare the data of the ranks: %w", err)
 	}
 	v := all.Int64s()
-	for rank := range r.group.Size() {
+	for rank := range r.axes.World.Size() {
 		of := v[numbers*rank:]
 		if of[0] != v[0] {
 			// A file system that lags behind has it the next time.
@@ -262,8 +267,8 @@ func checkpointOf(step int64) string {
 func (r *trainer[B]) start(saved *SavedRun) Start {
 	s := Start{
 		About: r.task.About, DType: r.o.DType, NumParams: nn.NumParams(r.task.Model),
-		Ranks: r.group.Size(), Threads: tensor.NumThreads(), Transport: r.group.Transport(), Interface: r.group.Interface(),
-		FirstStep: r.step, Steps: r.o.Steps,
+		Ranks: r.axes.World.Size(), Threads: tensor.NumThreads(), Transport: r.axes.World.Transport(), Interface: r.axes.World.Interface(),
+		Strategy: r.model.String(), FirstStep: r.step, Steps: r.o.Steps,
 	}
 	if saved != nil {
 		s.Resumed = saved.Checkpoint.Path
@@ -276,7 +281,7 @@ func (r *trainer[B]) finish(ctx context.Context) error {
 	if err := r.proof.end(); err != nil {
 		return r.errorf("end of the run: %w", err)
 	}
-	if r.group.Rank() == 0 {
+	if r.axes.World.Rank() == 0 {
 		f := Finish{Steps: r.step, Metrics: r.metrics, Checkpoint: checkpoint.Path(r.o.Out, r.step), Out: r.o.Out}
 		if s := r.standing; r.o.Best && s.Step > 0 && s.Step != r.step {
 			f.Best = &Best{Step: s.Step, Metric: s.metric(), Path: BestDir(r.o.Out)}
@@ -290,7 +295,7 @@ func (r *trainer[B]) finish(ctx context.Context) error {
 		r.report.Finish(f)
 	}
 	// Nobody leaves before rank 0 has finished, which others would take for a failure.
-	if err := r.group.Barrier(ctx); err != nil {
+	if err := r.axes.World.Barrier(ctx); err != nil {
 		return r.errorf("end of the run: %w", err)
 	}
 	return nil

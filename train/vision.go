@@ -25,7 +25,7 @@ import (
 type visionRun struct {
 	cfg      VisionConfig
 	settings *config.Settings // of cfg
-	group    *dist.Group
+	axes     Axes
 	report   Reporter
 
 	training, test *vision.Set
@@ -110,7 +110,7 @@ func (r *visionRun) checkSize(saved *SavedRun) error {
 }
 
 func newVisionRun(cfg VisionConfig, given map[string]string, group *dist.Group, report Reporter) *visionRun {
-	r := &visionRun{cfg: cfg, group: group, report: report}
+	r := &visionRun{cfg: cfg, axes: dataParallel(group), report: report}
 	r.settings = config.New(&r.cfg)
 	r.settings.SetGiven(given)
 	return r
@@ -220,7 +220,7 @@ func (r *visionRun) run(ctx context.Context) error {
 	}
 	o := r.cfg.options(saved)
 	o.Epochs, o.Recipe, o.Config = r.cfg.Epochs, recipe, r.config()
-	return Run(ctx, r.group, r.task(saved), o, r.report)
+	return Run(ctx, r.axes.World, r.task(saved), o, r.report)
 }
 
 // prepare finds and makes what the task consists of, and the run to go on with.
@@ -323,7 +323,7 @@ func (r *visionRun) task(saved *SavedRun) Task[vision.Batch] {
 	opt := adamW(nn.Parameters(model), optim.AdamWOptions{LR: r.cfg.LR, WeightDecay: r.cfg.WeightDecay})
 	numSteps := r.cfg.steps(r.training.Len())
 	return Task[vision.Batch]{
-		Name: "vision", Model: model, Optimizer: opt,
+		Name: "vision", Model: model, Axes: r.axes, Optimizer: opt,
 		About: About{
 			Given: r.settings.Summary(),
 			Model: r.classifier.String(),
@@ -358,7 +358,7 @@ func (r *visionRun) changed(saved *SavedRun) error {
 // feed starts making batches, from where the saved run was.
 func (r *visionRun) feed(ctx context.Context, saved *SavedRun, from data.LoaderState) (Feed[vision.Batch], error) {
 	sampler, err := data.NewStream(data.StreamConfig{
-		Len: r.training.Len(), Total: r.cfg.size().pass(), Rank: r.group.Rank(), World: r.group.Size(), Shuffle: true, Seed: r.cfg.Seed,
+		Len: r.training.Len(), Total: r.cfg.size().pass(), Rank: r.axes.Data.Rank(), World: r.axes.Data.Size(), Shuffle: true, Seed: r.cfg.Seed,
 	})
 	if err != nil {
 		return nil, err
@@ -415,17 +415,17 @@ const maxUnread = 20
 // tell has rank 0 say what this rank could not read: at once if it is rank 0,
 // else with the next evaluation.
 func (r *visionRun) tell(text string) {
-	if r.group.Rank() == 0 {
+	if r.axes.World.Rank() == 0 {
 		r.report.Notice(text)
 	} else if len(r.unread) < maxUnread {
-		r.unread = append(r.unread, fmt.Sprintf("rank %d: %s", r.group.Rank(), text))
+		r.unread = append(r.unread, fmt.Sprintf("rank %d: %s", r.axes.World.Rank(), text))
 	}
 }
 
 // evaluate classifies the test images, of which every rank takes a share.
 func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
-	n, ranks := r.test.Len(), r.group.Size()
-	from, to := n*r.group.Rank()/ranks, n*(r.group.Rank()+1)/ranks
+	n, rank, ranks := r.test.Len(), r.axes.Data.Rank(), r.axes.Data.Size()
+	from, to := n*rank/ranks, n*(rank+1)/ranks
 	own, err := r.classifier.score(ctx, r.test, from, to, r.cfg.Batch*4, r.cfg.Workers, r.cfg.OnError == "skip", r.cfg.autocast())
 	cut := int64(0)
 	if errors.Is(err, errCut) { // the others must hear of it
@@ -440,7 +440,7 @@ func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 	for _, err := range own.unread {
 		r.tell("left out: " + err.Error())
 	}
-	unread, err := dist.GatherObject(ctx, r.group, r.unread, 0)
+	unread, err := dist.GatherObject(ctx, r.axes.World, r.unread, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -451,15 +451,18 @@ func (r *visionRun) evaluate(ctx context.Context) (Metrics, error) {
 	counts := tensor.FromInt64(append([]int64{int64(own.seen), int64(own.right), int64(own.skipped), cut}, own.confusion...))
 	loss := tensor.Full(own.loss, 1)
 	for _, t := range []*tensor.Tensor{counts, loss} {
-		if err := r.group.AllReduce(ctx, t, dist.Sum); err != nil {
+		if err := r.axes.World.AllReduce(ctx, t, dist.Sum); err != nil {
 			return nil, err
 		}
 	}
-	all := counts.Int64s()
+	all, copies := counts.Int64s(), int64(r.axes.copies())
 	if all[3] > 0 {
 		return nil, errCut
 	}
-	r.last = tally{seen: int(all[0]), right: int(all[1]), skipped: int(all[2]), loss: loss.Item()}
+	for i := range all {
+		all[i] /= copies
+	}
+	r.last = tally{seen: int(all[0]), right: int(all[1]), skipped: int(all[2]), loss: loss.Item() / float64(copies)}
 	if own.confusion != nil {
 		r.last.confusion = all[4:]
 	}
