@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -213,6 +214,12 @@ func (d *DDP) NoSync(fn func() error) error {
 	d.sync = false
 	defer func() { d.sync = outside }()
 	return fn()
+}
+
+// ClipGradNorm is optim.ClipGradNorm: every rank has all gradients.
+func (*DDP) ClipGradNorm(_ context.Context, params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor, err error) {
+	norm, scale = optim.ClipGradNorm(params, maxNorm)
+	return norm, scale, nil
 }
 
 // SyncBuffers gives every rank rank 0's buffers. Training passes begin with it;

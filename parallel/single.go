@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/optim"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -51,6 +52,12 @@ func (s *Single) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 
 // NoSync runs fn.
 func (*Single) NoSync(fn func() error) error { return fn() }
+
+// ClipGradNorm is optim.ClipGradNorm: this rank has all gradients.
+func (*Single) ClipGradNorm(_ context.Context, params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor, err error) {
+	norm, scale = optim.ClipGradNorm(params, maxNorm)
+	return norm, scale, nil
+}
 
 // SyncBuffers does nothing.
 func (*Single) SyncBuffers(context.Context) error { return nil }

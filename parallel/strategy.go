@@ -36,6 +36,18 @@ type Strategy interface {
 	// every pass: both give the same sums.
 	NoSync(fn func() error) error
 
+	// ClipGradNorm returns the Euclidean norm of the gradients of params over the
+	// whole model, however it is spread, and the factor, at most 1, that brings it
+	// down to maxNorm: what optim.Optimizer.Step takes. Both are tensors of one
+	// element on the device that trains, the same on every rank, and neither waits
+	// for the device. The factor is NaN where the norm is not finite.
+	//
+	// A replica has all gradients, and asks optim.ClipGradNorm. Where a rank holds
+	// shards, or a stage, it adds up the squares of its own (each parameter once),
+	// sums them over the ranks that hold the others, takes the root, and asks
+	// optim.ClipScale.
+	ClipGradNorm(ctx context.Context, params []*nn.Parameter, maxNorm float64) (norm, scale *tensor.Tensor, err error)
+
 	// SyncBuffers makes the buffers of the model, such as running statistics, the
 	// same on all ranks. A loop calls it before it evaluates or saves.
 	SyncBuffers(ctx context.Context) error

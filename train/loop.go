@@ -8,9 +8,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/nn"
-	"github.com/cohort-ml/cohort/optim"
 )
 
 // ErrStopped says that a run ended before its last step because its context
@@ -46,11 +44,12 @@ func (r *trainer[B]) train(ctx context.Context) error {
 		if err := r.proof.step(r.step+1, r.feed.State()); err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
-		all, err := r.agree(work, mine, ctx.Err() != nil)
-		if err != nil {
+		mine.stop = ctx.Err() != nil
+		if err := r.vote.sum(work, mine); err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
-		if err := r.update(all.loss); err != nil {
+		all, err := r.update(work)
+		if err != nil {
 			return err
 		}
 		r.step++
@@ -101,16 +100,20 @@ func (r *trainer[B]) stopped(ctx, work context.Context) error {
 
 // share is what one rank has done in a step, or all of them.
 type share struct {
-	loss     float64 // its mean over the ranks is that of all samples
-	size     int     // of the batches
-	replaced int     // samples that could not be made
-	stop     bool    // somebody wants to
+	size     int  // of the batches
+	replaced int  // samples that could not be made
+	stop     bool // somebody wants to
+
+	// Of all ranks alone: those of one are still being computed.
+	loss float64 // mean of all samples
+	norm float64 // of all gradients together
 }
 
 // gradients does the passes of one step of this rank: forward and backward, of
 // which the last averages the gradients of all of them over the ranks.
 func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 	r.task.Optimizer.ZeroGrad()
+	r.vote.begin()
 	for i := range r.o.Accumulate {
 		pass := func() error { return r.pass(ctx, i, &mine) }
 		if last := i == r.o.Accumulate-1; last {
@@ -125,8 +128,8 @@ func (r *trainer[B]) gradients(ctx context.Context) (mine share, err error) {
 	return mine, nil
 }
 
-// pass runs forward and backward on the next batch, and adds it to the rank's
-// share.
+// pass runs forward and backward on the next batch. It adds the batch to the
+// rank's share and the loss to its vote.
 func (r *trainer[B]) pass(ctx context.Context, i int, mine *share) (err error) {
 	batch, weight, err := r.next(ctx, mine)
 	if err != nil {
@@ -142,7 +145,7 @@ func (r *trainer[B]) pass(ctx context.Context, i int, mine *share) (err error) {
 	if loss == nil || loss.NumElems() != 1 {
 		return lossError(loss)
 	}
-	mine.loss += loss.Item() * weight
+	r.vote.addLoss(loss, weight)
 	if weight != 1 {
 		loss = loss.MulScalar(weight)
 	}
@@ -168,39 +171,25 @@ func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight flo
 	return batch, weight / float64(r.o.Accumulate), err
 }
 
-// update ends a step of which loss is the mean of all ranks: it clips the
-// gradients and moves the parameters, or leaves that out if something is not
-// finite and the run is to go on then.
-func (r *trainer[B]) update(loss float64) error {
-	norm, scale := optim.ClipGradNorm(r.params, r.o.Clip)
-	if err := checkFinite(r.params, r.step+1, loss, norm.Item()); err != nil {
-		return r.skip(err)
+// update ends a step: it clips the gradients and moves the parameters. What the
+// step has come to is read afterwards, so that the program does not wait for the
+// device before. Where the loss or a gradient is not finite, the factor of the
+// gradients is NaN: the optimizer has then written nothing, on any rank, and the
+// run ends or goes on without the update.
+func (r *trainer[B]) update(ctx context.Context) (all share, err error) {
+	norm, scale, err := r.model.ClipGradNorm(ctx, r.params, r.o.Clip)
+	if err != nil {
+		return all, r.errorf("step %d: %w", r.step+1, err)
 	}
-	r.skippedInRow = 0
 	if r.task.Schedule != nil {
 		r.task.Schedule.Apply(r.task.Optimizer, r.step)
 	}
-	r.task.Optimizer.Step(scale)
-	return nil
-}
-
-// numVotes is how many numbers ranks agree on in a step.
-const numVotes = 4
-
-// agree returns what all ranks have done, of which the loss is the mean, and
-// whether any of them wants to stop.
-func (r *trainer[B]) agree(ctx context.Context, mine share, stop bool) (all share, err error) {
-	r.vote.WithFloat64s(func(v []float64) { // which counts of tokens are exact in
-		v[0], v[1], v[2], v[3] = mine.loss, float64(mine.size), float64(mine.replaced), 0
-		if stop {
-			v[3] = 1
-		}
-	})
-	if err := r.axes.World.AllReduce(ctx, r.vote, dist.Sum); err != nil {
-		return all, err
+	r.task.Optimizer.Step(r.vote.spoil(scale))
+	all = r.vote.read(norm)
+	if isFinite(all.loss) && isFinite(all.norm) {
+		r.skippedInRow = 0
+		return all, nil
 	}
-	r.vote.WithFloat64s(func(v []float64) {
-		all = share{v[0] / float64(r.axes.World.Size()), int(v[1]), int(v[2]), v[3] > 0}
-	})
-	return all, nil
+	r.task.Optimizer.Skipped()
+	return all, r.skip(nonFinite(r.params, r.step+1, all))
 }

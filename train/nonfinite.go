@@ -63,15 +63,11 @@ func listed(names []string) string {
 
 func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-// checkFinite returns a [*NonFiniteError] if a step's loss or gradients are not
-// finite. As long as they are, it reads nothing.
-func checkFinite(params []*nn.Parameter, step int, loss, norm float64) error {
-	var grads *optim.NonFiniteError
-	if !errors.As(optim.CheckGradNorm(params, norm), &grads) && isFinite(loss) {
-		return nil
-	}
-	e := &NonFiniteError{Step: step, Loss: loss, Norm: norm}
-	if grads != nil {
+// nonFinite says what is not finite in a step that came to a loss or gradients
+// that are not.
+func nonFinite(params []*nn.Parameter, step int, all share) *NonFiniteError {
+	e := &NonFiniteError{Step: step, Loss: all.loss, Norm: all.norm}
+	if grads := (*optim.NonFiniteError)(nil); errors.As(optim.CheckGradNorm(params, all.norm), &grads) {
 		e.Grads = grads.Params
 	}
 	for _, p := range params {
@@ -82,14 +78,10 @@ func checkFinite(params []*nn.Parameter, step int, loss, norm float64) error {
 	return e
 }
 
-// skip decides about a step that is not finite: it returns nil if the run goes
-// on without its update, and else the error that ends the run. All ranks decide
-// alike: what they look at is the same.
-func (r *trainer[B]) skip(err error) error {
-	var bad *NonFiniteError
-	if !errors.As(err, &bad) {
-		return err
-	}
+// skip decides about a step that is not finite and whose update was left out: it
+// returns nil if the run goes on, and else the error that ends the run. All ranks
+// decide alike: what they look at is the same.
+func (r *trainer[B]) skip(bad *NonFiniteError) error {
 	advice := fmt.Sprintf("nothing of this step was saved: lower %s (now %v) and run again to go on from the last checkpoint", r.o.name("lr"), r.task.Optimizer.Groups()[0].BaseLR())
 	if r.o.NaN != nanSkip {
 		return r.errorf("%w; %s, or leave such steps out by %s", bad, advice, r.o.name("nan"))

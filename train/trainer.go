@@ -32,7 +32,7 @@ type trainer[B any] struct {
 	model  parallel.Strategy // the task's model, as it is spread
 	feed   Feed[B]
 	proof  *proof
-	vote   *tensor.Tensor // what ranks agree on
+	vote   *vote
 
 	step         int // steps done
 	replaced     int // samples of all ranks, in this process's steps
@@ -167,7 +167,11 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	for _, g := range r.task.Optimizer.Groups() {
 		r.params = append(r.params, g.Params()...)
 	}
-	r.vote = tensor.NewShared(tensor.CPU(), tensor.Float64, numVotes)
+	dev := tensor.CPU()
+	if len(r.params) > 0 {
+		dev = r.params[0].Data().Device()
+	}
+	r.vote = newVote(r.axes, dev)
 	if r.model, err = r.spread(ctx); err != nil {
 		return err
 	}
