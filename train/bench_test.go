@@ -30,7 +30,7 @@ func BenchmarkStep(b *testing.B) {
 	b.Run("run", func(b *testing.B) {
 		g := group(b)
 		f := &fitting{out: filepath.Join(b.TempDir(), "run"), batch: 24, epoch: 1000}
-		task, o := f.task(g)
+		task, o := f.task(g, dataParallel(g))
 		o.Steps, o.EvalEvery, o.SaveEvery, o.Clip = b.N, 0, 0, 1
 		b.ResetTimer()
 		if err := Run(b.Context(), g, task, o, Discard); err != nil {
@@ -40,7 +40,7 @@ func BenchmarkStep(b *testing.B) {
 	b.Run("loop", func(b *testing.B) {
 		ctx, g := context.WithoutCancel(b.Context()), group(b)
 		f := &fitting{batch: 24, epoch: 1000}
-		task, _ := f.task(g)
+		task, _ := f.task(g, dataParallel(g))
 		model, err := parallel.NewDDP(ctx, task.Model, g)
 		if err != nil {
 			b.Fatal(err)

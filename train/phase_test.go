@@ -47,7 +47,7 @@ func TestStopInTheFirstStep(t *testing.T) {
 	}
 	f.log = newLog()
 	err := dist.Spawn(ctx, 2, func(ctx context.Context, g *dist.Group) error {
-		task, o := f.task(g)
+		task, o := f.task(g, dataParallel(g))
 		return Run(ctx, g, task, o, f.log)
 	})
 	if took := time.Since(stopped); !errors.Is(err, ErrStopped) || took > loaded.Allow(2*time.Second) || !strings.Contains(err.Error(), "before the first step, doing the first step") {

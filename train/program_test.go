@@ -116,7 +116,7 @@ func TestOnlyEvaluationWithoutMetric(t *testing.T) {
 func TestNoReporter(t *testing.T) {
 	f := newFitting(t)
 	err := dist.Spawn(t.Context(), 2, func(ctx context.Context, g *dist.Group) error {
-		task, o := f.task(g)
+		task, o := f.task(g, dataParallel(g))
 		o.Steps = 2
 		return Run(ctx, g, task, o, nil)
 	})

@@ -3,6 +3,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -47,9 +48,10 @@ type fitting struct {
 	seed  int64
 	set   func(rank int, task *Task[points], o *Options) // may be nil
 	get   func(rank int, key data.Key) error             // of the dataset; may be nil
-	quiet bool                                           // only Run knows of errors, as in a program without dist.Main
-	skip  bool                                           // replace samples that get refuses
-	epoch int                                            // samples
+	axes  func(context.Context, *dist.Group) (Axes, error)
+	quiet bool // only Run knows of errors, as in a program without dist.Main
+	skip  bool // replace samples that get refuses
+	epoch int  // samples
 
 	log    *log
 	onStep func(Step) // may be nil
@@ -66,13 +68,14 @@ func (m *line) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Out, hidden)
 }
 
-func (f *fitting) task(g *dist.Group) (Task[points], Options) {
+func (f *fitting) task(g *dist.Group, axes Axes) (Task[points], Options) {
+	samples := cmp.Or(axes.Data, g)
 	gen := tensor.NewGenerator(3)
 	b := &nn.Build{Generator: gen}
 	m := &line{nn.NewLinear(b, 1, 8), nn.NewLinear(b, 8, 1)}
 	n := f.epoch
 	task := Task[points]{
-		Name: "fit", Model: m, Optimizer: optim.NewAdamW(nn.Parameters(m), optim.AdamWOptions{LR: 0.02}),
+		Name: "fit", Model: m, Axes: axes, Optimizer: optim.NewAdamW(nn.Parameters(m), optim.AdamWOptions{LR: 0.02}),
 		Samples: n, Unit: "points", Size: func(p points) int { return p.x.Dim(0) },
 		Loss: func(c *nn.Ctx, model any, p points) *tensor.Tensor {
 			return tensor.MSE(c.Call(model.(nn.Module), p.x), p.y)
@@ -91,7 +94,7 @@ func (f *fitting) task(g *dist.Group) (Task[points], Options) {
 				x := 2*float32(key.Index)/float32(n) - 1
 				return point{x, 3*x + 1}, nil
 			})
-			order, err := data.NewStream(data.StreamConfig{Len: n, Total: f.batch, Rank: g.Rank(), World: g.Size(), Shuffle: true, Seed: f.seed})
+			order, err := data.NewStream(data.StreamConfig{Len: n, Total: f.batch, Rank: samples.Rank(), World: samples.Size(), Shuffle: true, Seed: f.seed})
 			if err != nil {
 				return nil, err
 			}
@@ -113,7 +116,14 @@ func (f *fitting) run(t *testing.T, numRanks int) (told []error, job error) {
 	f.log = newLog()
 	told = make([]error, numRanks)
 	job = dist.Spawn(ctx, numRanks, func(ctx context.Context, g *dist.Group) error {
-		task, o := f.task(g)
+		var axes Axes
+		if f.axes != nil {
+			var err error
+			if axes, err = f.axes(ctx, g); err != nil {
+				return err
+			}
+		}
+		task, o := f.task(g, axes)
 		told[g.Rank()] = Run(ctx, g, task, o, watch{f.log, f.onStep})
 		if f.quiet {
 			return nil
