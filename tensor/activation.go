@@ -67,28 +67,13 @@ func (t *Tensor) Sigmoid() *Tensor {
 
 // LogSigmoid returns log(sigmoid(t)) without loss of digits at either end.
 func (t *Tensor) LogSigmoid() *Tensor {
-	return t.pointwise("log sigmoid", nil,
-		func(x float64) float64 { return min(x, 0) - math.Log1p(math.Exp(-math.Abs(x))) },
-		func(x float64) float64 { return logistic(-x) },
-		func() *Tensor { return t.Neg().Softplus(1, 20).Neg() })
+	return t.pointwise("log sigmoid", device.Pointwise{Func: device.LogSigmoid}, func() *Tensor { return t.Neg().Softplus(1, 20).Neg() })
 }
 
 // LeakyReLU returns t where it is positive and slope·t elsewhere (PyTorch's
 // slope is 0.01).
 func (t *Tensor) LeakyReLU(slope float64) *Tensor {
-	return t.pointwise("leaky relu", []float64{slope},
-		func(x float64) float64 {
-			if x > 0 {
-				return x
-			}
-			return slope * x
-		},
-		func(x float64) float64 {
-			if x > 0 {
-				return 1
-			}
-			return slope
-		}, nil)
+	return t.pointwise("leaky relu", device.Pointwise{Func: device.LeakyReLU, A: slope}, nil)
 }
 
 // PReLU is LeakyReLU with a learnt slope for each channel: dim 1 of t, which
@@ -120,60 +105,27 @@ func (t *Tensor) SELU() *Tensor {
 }
 
 func (t *Tensor) scaledELU(op string, alpha, scale float64) *Tensor {
-	return t.pointwise(op, []float64{alpha, scale},
-		func(x float64) float64 {
-			if x > 0 {
-				return scale * x
-			}
-			return scale * alpha * math.Expm1(x)
-		},
-		func(x float64) float64 {
-			if x > 0 {
-				return scale
-			}
-			return scale * alpha * math.Exp(x)
-		},
-		func() *Tensor {
-			positive := t.GtScalar(0)
-			low := Where(positive, scalarOf(t, 0), t).Expm1().MulScalar(alpha)
-			return Where(positive, t, low).MulScalar(scale)
-		})
+	return t.pointwise(op, device.Pointwise{Func: device.ELU, A: alpha, B: scale}, func() *Tensor {
+		positive := t.GtScalar(0)
+		low := Where(positive, scalarOf(t, 0), t).Expm1().MulScalar(alpha)
+		return Where(positive, t, low).MulScalar(scale)
+	})
 }
 
 // Softplus returns log(1 + e^(beta·t))/beta, and t itself where beta·t is above
 // the threshold (PyTorch's are 1 and 20).
 func (t *Tensor) Softplus(beta, threshold float64) *Tensor {
-	return t.pointwise("softplus", []float64{beta, threshold},
-		func(x float64) float64 {
-			if beta*x > threshold {
-				return x
-			}
-			return math.Log1p(math.Exp(beta*x)) / beta
-		},
-		func(x float64) float64 {
-			if beta*x > threshold {
-				return 1
-			}
-			return logistic(beta * x)
-		},
-		func() *Tensor {
-			linear := t.MulScalar(beta).GtScalar(threshold)
-			curved := Where(linear, scalarOf(t, 0), t).MulScalar(beta).Exp().Log1p().DivScalar(beta)
-			return Where(linear, t, curved)
-		})
+	return t.pointwise("softplus", device.Pointwise{Func: device.Softplus, A: beta, B: threshold}, func() *Tensor {
+		linear := t.MulScalar(beta).GtScalar(threshold)
+		curved := Where(linear, scalarOf(t, 0), t).MulScalar(beta).Exp().Log1p().DivScalar(beta)
+		return Where(linear, t, curved)
+	})
 }
 
 // Hardtanh returns t limited to [low, high] (PyTorch's are -1 and 1). As
 // [Tensor.Clamp]'s, its slope at the limits is 0.
 func (t *Tensor) Hardtanh(low, high float64) *Tensor {
-	return t.pointwise("hardtanh", []float64{low, high},
-		func(x float64) float64 { return min(max(x, low), high) },
-		func(x float64) float64 {
-			if x <= low || x >= high {
-				return 0
-			}
-			return 1
-		}, nil)
+	return t.pointwise("hardtanh", device.Pointwise{Func: device.Hardtanh, A: low, B: high}, nil)
 }
 
 // ReLU6 returns t limited to [0, 6].
@@ -181,51 +133,37 @@ func (t *Tensor) ReLU6() *Tensor { return t.Hardtanh(0, 6) }
 
 // Hardsigmoid returns t/6 + ½ limited to [0, 1].
 func (t *Tensor) Hardsigmoid() *Tensor {
-	return t.pointwise("hardsigmoid", nil,
-		func(x float64) float64 { return min(max(x/6+0.5, 0), 1) },
-		func(x float64) float64 {
-			if x > -3 && x < 3 {
-				return 1.0 / 6
-			}
-			return 0
-		}, nil)
+	return t.pointwise("hardsigmoid", device.Pointwise{Func: device.Hardsigmoid}, nil)
 }
 
 // Hardswish returns t·hardsigmoid(t) (Howard et al. 2019).
 func (t *Tensor) Hardswish() *Tensor {
-	return t.pointwise("hardswish", nil,
-		func(x float64) float64 {
-			switch {
-			case x <= -3:
-				return 0
-			case x >= 3:
-				return x
-			}
-			return x * (x + 3) / 6
-		},
-		func(x float64) float64 {
-			switch {
-			case x <= -3:
-				return 0
-			case x >= 3:
-				return 1
-			}
-			return x/3 + 0.5
-		},
-		func() *Tensor { return t.Mul(t.Hardsigmoid()) })
+	return t.pointwise("hardswish", device.Pointwise{Func: device.Hardswish}, func() *Tensor { return t.Mul(t.Hardsigmoid()) })
 }
 
 // Mish returns t·tanh(softplus(t)) (Misra 2020).
 func (t *Tensor) Mish() *Tensor {
-	return t.pointwise("mish", nil,
-		func(x float64) float64 { return x * math.Tanh(softplus(x)) },
-		func(x float64) float64 {
-			y := math.Tanh(softplus(x))
-			return y + x*(1-y*y)*logistic(x)
-		},
-		func() *Tensor { return t.Mul(t.Softplus(1, 20).Tanh()) })
+	return t.pointwise("mish", device.Pointwise{Func: device.Mish}, func() *Tensor { return t.Mul(t.Softplus(1, 20).Tanh()) })
 }
 
-func logistic(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
-
-func softplus(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) }
+// pointwise is an elementwise function that no training step feels the speed of.
+// It takes floating dtypes. definition is as in activation.
+func (t *Tensor) pointwise(name string, f device.Pointwise, definition func() *Tensor) *Tensor {
+	if !t.dtype.IsFloat() {
+		return t.To(Float32).pointwise(name, f, definition)
+	}
+	out := result(name, t.dtype, t.shape, t)
+	src := t.Detach().Contiguous()
+	fused(f, out, src)
+	t.discard(src)
+	return out.record(name, []*Tensor{t}, []*Tensor{t}, func(b *backprop, g *Tensor) {
+		if b.create && definition != nil {
+			b.composite(g, definition)
+			return
+		}
+		// The slope is a constant to the tape: its own is 0 where there is no definition.
+		slope := f
+		slope.Slope = true
+		b.give(0, g.Mul(t.Detach().pointwise(name+" slope", slope, nil)))
+	})
+}

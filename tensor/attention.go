@@ -7,9 +7,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/random"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // AttentionOptions are the choices of [ScaledDotProductAttention]; the zero
@@ -121,43 +118,24 @@ func SelfAttention(qkv *Tensor, numHeads int, o AttentionOptions) *Tensor {
 func attend(p attentionParams, q, k, v *Tensor) (out, lse *Tensor) {
 	out = result("attention", q.dtype, q.shape, q, k, v, p.mask)
 	lse = result("attention", Float32, []int{q.shape[0], q.shape[2], q.shape[1]}, q, k, v, p.mask)
-	fused("attention", p.list(), []*Tensor{out, lse, q, k, v, p.mask}, func(w *work.Pool, a []device.Array) {
-		if a[2].DType == BFloat16 {
-			kernel.AttentionBF16(w, p.shape(a[2], a[3], a[5]), headsBF16(a[0]), headsBF16(a[2]), headsBF16(a[3]), headsBF16(a[4]), a[1].Float32s())
-			return
-		}
-		kernel.Attention(w, p.shape(a[2], a[3], a[5]), heads(a[0]), heads(a[2]), heads(a[3]), heads(a[4]), a[1].Float32s())
-	})
+	fused(device.Attention{AttentionParams: p.AttentionParams}, out, lse, q, k, v, p.mask)
 	return out, lse
 }
 
 func attendGrad(p attentionParams, grads []*Tensor, g, out, lse, q, k, v *Tensor) {
-	operands := []*Tensor{grads[0], grads[1], grads[2], g, out, lse, q, k, v, p.mask}
-	fused("attention grad", p.list(), operands, func(w *work.Pool, a []device.Array) {
-		if a[6].DType == BFloat16 {
-			kernel.AttentionBackwardBF16(w, p.shape(a[6], a[7], a[9]), headsBF16(a[0]), headsBF16(a[1]), headsBF16(a[2]),
-				headsBF16(a[3]), headsBF16(a[4]), headsBF16(a[6]), headsBF16(a[7]), headsBF16(a[8]), a[5].Float32s())
-			return
-		}
-		kernel.AttentionBackward(w, p.shape(a[6], a[7], a[9]), heads(a[0]), heads(a[1]), heads(a[2]),
-			heads(a[3]), heads(a[4]), heads(a[6]), heads(a[7]), heads(a[8]), a[5].Float32s())
-	})
+	fused(device.AttentionGrad{AttentionParams: p.AttentionParams}, grads[0], grads[1], grads[2], g, out, lse, q, k, v, p.mask)
 }
 
 // attentionParams are what the attention kernels depend on beside q, k and v.
 type attentionParams struct {
-	causal  bool
-	scale   float32
-	mask    *Tensor // float32 [batch, heads, time, keyTime], the last dim dense; nil for none
-	dropout float32
-	random  random.Philox
-	stream  uint64
+	device.AttentionParams
+	mask *Tensor // float32 [batch, heads, time, keyTime], the last dim dense; nil for none
 }
 
 func newAttentionParams(operands []*Tensor, o AttentionOptions, dim int) attentionParams {
-	p := attentionParams{causal: o.Causal, scale: float32(o.Scale), dropout: float32(o.Dropout)}
+	p := attentionParams{AttentionParams: device.AttentionParams{Causal: o.Causal, Scale: float32(o.Scale), Dropout: float32(o.Dropout)}}
 	if o.Scale == 0 {
-		p.scale = float32(1 / math.Sqrt(float64(dim)))
+		p.Scale = float32(1 / math.Sqrt(float64(dim)))
 	}
 	if !(o.Dropout >= 0 && o.Dropout < 1) {
 		fail("attention", operands, "the share that dropout takes is %v, want one in [0, 1)", o.Dropout)
@@ -166,7 +144,7 @@ func newAttentionParams(operands []*Tensor, o AttentionOptions, dim int) attenti
 		if o.Generator == nil {
 			fail("attention", operands, "dropout wants a generator")
 		}
-		p.random, p.stream = o.Generator.normal, o.Generator.nextStream()
+		p.Key, p.Stream = o.Generator.normal.Key, o.Generator.nextStream()
 	}
 	return p
 }
@@ -205,31 +183,6 @@ func (p attentionParams) saves(t ...*Tensor) []*Tensor {
 	return t
 }
 
-func (p attentionParams) list() []float64 {
-	return []float64{param01(p.causal), float64(p.scale), float64(p.dropout),
-		float64(uint32(p.random.Key)), float64(p.random.Key >> 32), float64(uint32(p.stream)), float64(p.stream >> 32)}
-}
-
-func (p attentionParams) shape(q, k, mask device.Array) kernel.AttentionShape {
-	s := kernel.AttentionShape{
-		Batch: q.Shape[0], Heads: q.Shape[2], Time: q.Shape[1], KeyTime: k.Shape[1], Dim: q.Shape[3],
-		KeyHeads: k.Shape[2], Causal: p.causal, Scale: p.scale,
-		Dropout: p.dropout, Random: p.random, Stream: p.stream,
-	}
-	if mask.Ptr != nil {
-		s.Mask = kernel.AttentionMask{Data: mask.Span(), Batch: mask.Strides[0], Head: mask.Strides[1], Time: mask.Strides[2]}
-	}
-	return s
-}
-
-func heads(a device.Array) kernel.Heads {
-	return kernel.Heads{Data: a.Span(), Batch: a.Strides[0], Time: a.Strides[1], Head: a.Strides[2]}
-}
-
-func headsBF16(a device.Array) kernel.HeadsBF16 {
-	return kernel.HeadsBF16{Data: device.Span[uint16](a), Batch: a.Strides[0], Time: a.Strides[1], Head: a.Strides[2]}
-}
-
 // denseHeads returns t with a dense last dim.
 func (t *Tensor) denseHeads() *Tensor {
 	if t.strides[3] == 1 || t.shape[3] == 1 {
@@ -253,7 +206,7 @@ func attentionDefinition(p attentionParams, q, k, v *Tensor) *Tensor {
 // are all masked.
 func attentionWeights(p attentionParams, q, k *Tensor) *Tensor {
 	scores := attentionScores(p, q, k)
-	if p.mask == nil && !p.causal || k.shape[1] == 0 {
+	if p.mask == nil && !p.Causal || k.shape[1] == 0 {
 		return scores.Softmax(-1)
 	}
 	// Infinity less infinity is no number, and would spread to the gradients.
@@ -266,11 +219,11 @@ func attentionWeights(p attentionParams, q, k *Tensor) *Tensor {
 // keyTime].
 func attentionScores(p attentionParams, q, k *Tensor) *Tensor {
 	k = k.repeatHeads(q.shape[2])
-	scores := q.Permute(0, 2, 1, 3).MatMul(k.Permute(0, 2, 3, 1)).To(Float32).MulScalar(float64(p.scale))
+	scores := q.Permute(0, 2, 1, 3).MatMul(k.Permute(0, 2, 3, 1)).To(Float32).MulScalar(float64(p.Scale))
 	if p.mask != nil {
 		scores = scores.Add(p.mask)
 	}
-	if p.causal {
+	if p.Causal {
 		scores = scores.causalMask(math.Inf(-1))
 	}
 	return scores
@@ -288,13 +241,11 @@ func (t *Tensor) repeatHeads(heads int) *Tensor {
 
 // kept returns what dropout multiplies weights by, nil for nothing.
 func (p attentionParams) kept(weights *Tensor) *Tensor {
-	if p.dropout == 0 {
+	if p.Dropout == 0 {
 		return nil
 	}
 	keep := result("attention dropout", Float32, weights.shape, weights)
-	fused("attention dropout", p.list(), []*Tensor{keep}, func(_ *work.Pool, a []device.Array) {
-		kernel.DropoutScales(a[0].Float32s(), p.random, p.stream, 0, p.dropout)
-	})
+	fused(device.AttentionDropout{AttentionParams: p.AttentionParams}, keep)
 	return keep
 }
 
@@ -315,17 +266,7 @@ func attentionMaskGrad(p attentionParams, g, q, k, v *Tensor) *Tensor {
 func (t *Tensor) causalMask(value float64) *Tensor {
 	src := t.Contiguous()
 	out := result("causal mask", Float32, t.shape, t)
-	fused("causal mask", []float64{value}, []*Tensor{out, src}, func(_ *work.Pool, a []device.Array) {
-		n := len(a[1].Shape)
-		queries, keys := a[1].Shape[n-2], a[1].Shape[n-1]
-		dst := a[0].Float32s()
-		copy(dst, a[1].Float32s())
-		for row := 0; row*keys < len(dst); row++ {
-			for key := max(0, row%queries+keys-queries+1); key < keys; key++ {
-				dst[row*keys+key] = float32(value)
-			}
-		}
-	})
+	fused(device.CausalMask{Value: value}, out, src)
 	return out.record("causal mask", []*Tensor{t}, nil, func(b *backprop, g *Tensor) {
 		b.give(0, g.causalMask(0))
 	})

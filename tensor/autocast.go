@@ -4,8 +4,6 @@ package tensor
 
 import (
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // lowDType returns the dtype that a product of operands is computed in and has:
@@ -28,15 +26,6 @@ func lowDType(op string, operands []*Tensor) DType {
 	return operands[0].dtype
 }
 
-// mixedOf returns an operand of float32 or bfloat16, or an absent one, for a
-// kernel that takes both.
-func mixedOf(a device.Array) kernel.Mixed {
-	if a.DType == BFloat16 {
-		return kernel.Mixed{BF16: device.Elems[uint16](a)}
-	}
-	return kernel.Mixed{F32: a.Float32s()}
-}
-
 // mixed returns t with a dtype that such a kernel takes: float16 as float32. nil
 // stays nil.
 func (t *Tensor) mixed() *Tensor {
@@ -54,10 +43,7 @@ func (b *backprop) sumRows(g *Tensor) *Tensor {
 		return g.To(Float32).Sum(0)
 	}
 	out := result("sum", Float32, g.shape[1:], g)
-	fused("sum rows", nil, []*Tensor{out, g.Contiguous()}, func(p *work.Pool, a []device.Array) {
-		rows, cols := a[1].RowsCols()
-		kernel.SumRowsBF16(p, a[0].Float32s(), device.Elems[uint16](a[1]), rows, cols)
-	})
+	fused(device.SumRows{}, out, g.Contiguous())
 	return out
 }
 

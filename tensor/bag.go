@@ -3,11 +3,10 @@
 package tensor
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // BagMode is how EmbeddingBag makes one row of those of a bag.
@@ -85,24 +84,22 @@ func bagBounds(operands []*Tensor, ids, offsets *Tensor, withLast bool) *Tensor 
 	if len(ids.shape) != 1 || len(offsets.shape) != 1 || withLast && offsets.shape[0] == 0 {
 		fail("embedding bag", operands, "with offsets, the ids and they must have one dim")
 	}
-	if offsets.Device() == Meta {
-		return New(Meta, Int64, offsets.shape[0]+1-int(param01(withLast)))
-	}
-	bounds := indices("embedding bag", operands, offsets).Int64s()
+	numBounds := offsets.shape[0]
 	if !withLast {
-		bounds = append(bounds, int64(n))
+		numBounds++
 	}
-	last := int64(0)
-	for i, at := range bounds {
-		if at < last || at > int64(n) || i == 0 && at != 0 {
-			fail("embedding bag", operands, "offset %d at position %d: they begin with 0, do not fall and do not exceed the %d ids", at, i, n)
+	bounds := alloc(nil, offsets.Device(), Int64, []int{numBounds}, false)
+	say := func(f device.Fault) string {
+		if f.Position == numBounds {
+			return fmt.Sprintf("the last offset is %d, there are %d ids", f.Value, n)
 		}
-		last = at
+		return fmt.Sprintf("offset %d at position %d: they begin with 0, do not fall and do not exceed the %d ids", f.Value, f.Position, n)
 	}
-	if last != int64(n) {
-		fail("embedding bag", operands, "the last offset is %d, there are %d ids", last, n)
-	}
-	return FromInt64(bounds, len(bounds))
+	src := indices("embedding bag", operands, offsets)
+	verify("embedding bag", operands, say, func(c *device.Check) {
+		fused(device.EmbeddingBagBounds{NumIDs: n, WithLast: withLast, Check: c}, bounds, src)
+	})
+	return bounds
 }
 
 // bags is one call of EmbeddingBag.
@@ -116,8 +113,8 @@ type bags struct {
 	owner   *Tensor
 }
 
-func (b *bags) kernel(ids, bounds, weights device.Array) kernel.Bags {
-	return kernel.Bags{IDs: ids.Int64s(), Bounds: bounds.Int64s(), Padding: b.padding, Weights: weights.Float32s()}
+func (b *bags) params() device.BagParams {
+	return device.BagParams{Mode: device.BagMode(b.mode), Padding: b.padding}
 }
 
 func (b *bags) forward() *Tensor {
@@ -134,15 +131,7 @@ func (b *bags) forward() *Tensor {
 	if b.weights != nil {
 		saves = append(saves, b.weights, b.table)
 	}
-	fused("embedding bag", []float64{float64(b.mode), float64(b.padding)}, []*Tensor{out, b.owner, b.table, b.ids, b.bounds, b.weights},
-		func(p *work.Pool, a []device.Array) {
-			lists := b.kernel(a[3], a[4], a[5])
-			if b.mode == BagMax {
-				kernel.MaxBags(p, a[0].Float32s(), device.Elems[int32](a[1]), a[2].Float32s(), lists, width)
-				return
-			}
-			kernel.SumBags(p, a[0].Float32s(), a[2].Float32s(), lists, width, b.mode == BagMean)
-		})
+	fused(device.EmbeddingBag{BagParams: b.params()}, out, b.owner, b.table, b.ids, b.bounds, b.weights)
 	return out.record("embedding bag", []*Tensor{b.table, b.weights}, saves, func(bp *backprop, g *Tensor) {
 		if bp.create {
 			bp.composite(g, b.definition)
@@ -154,9 +143,7 @@ func (b *bags) forward() *Tensor {
 		}
 		if b.weights != nil && bp.needs(1) {
 			dw := result("embedding bag", Float32, b.weights.shape, g)
-			fused("embedding bag weights", nil, []*Tensor{dw, b.table, g, b.ids, b.bounds}, func(p *work.Pool, a []device.Array) {
-				kernel.BagWeights(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), b.kernel(a[3], a[4], device.Array{}), width)
-			})
+			fused(device.EmbeddingBagWeights{BagParams: b.params()}, dw, b.table, g, b.ids, b.bounds)
 			bp.give(1, dw)
 		}
 	})
@@ -166,7 +153,9 @@ func (b *bags) forward() *Tensor {
 // into its buffer.
 func (b *bags) tableGrad(bp *backprop, g *Tensor) {
 	if leaf, ok := bp.rows(0); ok {
-		leaf.AddRows(groupRows(g, b.ids, b.table.shape[0], b.padding, b.rowsOf))
+		leaf.AddRows(groupRows(g, b.ids, b.table.shape[0], b.padding, func(dst, unique, order, starts *Tensor) {
+			fused(device.EmbeddingBagRows{BagParams: b.params()}, append(b.gradOperands(dst, g), unique, order, starts)...)
+		}))
 		return
 	}
 	dst, beta, direct := bp.direct(0)
@@ -176,9 +165,7 @@ func (b *bags) tableGrad(bp *backprop, g *Tensor) {
 	if beta == 0 {
 		dst.Device().Fill(dst.array(), 0)
 	}
-	fused("embedding bag grad", []float64{float64(b.mode), float64(b.padding)}, b.gradOperands(dst, g), func(p *work.Pool, a []device.Array) {
-		kernel.SumSegments(p, a[0].Float32s(), b.rowsOfArrays(a), kernel.GroupIDs(a[2].Int64s(), b.padding), a[0].Shape[1], true)
-	})
+	fused(device.EmbeddingBagGrad{BagParams: b.params()}, b.gradOperands(dst, g)...)
 	if !direct {
 		bp.give(0, dst)
 	}
@@ -188,49 +175,24 @@ func (b *bags) gradOperands(dst, g *Tensor) []*Tensor {
 	return []*Tensor{dst, g, b.ids, b.bounds, b.weights, b.owner}
 }
 
-func (b *bags) rowsOfArrays(a []device.Array) kernel.RowsOf {
-	rows := b.kernel(a[2], a[3], a[4]).Rows(a[1].Float32s(), b.mode == BagMean)
-	rows.Only = device.Elems[int32](a[5])
-	return rows
-}
-
-// rowsOf calls fn with where the gradients of positions come from.
-func (b *bags) rowsOf(dst, g *Tensor, fn func(p *work.Pool, dst []float32, from kernel.RowsOf)) {
-	fused("embedding bag rows", []float64{float64(b.mode)}, b.gradOperands(dst, g), func(p *work.Pool, a []device.Array) {
-		fn(p, a[0].Float32s(), b.rowsOfArrays(a))
-	})
-}
-
 // definition is EmbeddingBag in recorded operations.
 func (b *bags) definition() *Tensor {
 	numBags, width := b.bounds.shape[0]-1, b.table.shape[1]
-	ids, bounds := b.ids.Int64s(), b.bounds.Int64s()
+	n := b.ids.NumElems()
 	if b.mode == BagMax {
-		rows, found := make([]int64, numBags*width), make([]float32, numBags*width)
-		for i, pos := range b.owner.Int64s() {
-			if pos >= 0 {
-				rows[i], found[i] = ids[pos], 1
-			}
+		found := b.owner.GeScalar(0)
+		at := Where(found, b.owner, scalarOf(b.owner, 0)).To(Int64).Reshape(numBags * width)
+		rows := zerosLike(at)
+		if n > 0 {
+			rows = Where(found.Reshape(numBags*width), b.ids.selectSlices(0, at), rows)
 		}
-		return b.table.gatherElems(0, FromInt64(rows, numBags, width)).Mul(FromFloat32(found, numBags, width))
+		return b.table.gatherElems(0, rows.Reshape(numBags, width)).Mul(found.To(Float32))
 	}
-	bagOf, scale := make([]int64, len(ids)), make([]float32, len(ids))
-	for bag := range numBags {
-		count := 0
-		for pos := bounds[bag]; pos < bounds[bag+1]; pos++ {
-			bagOf[pos] = int64(bag)
-			if ids[pos] != b.padding {
-				scale[pos] = 1
-				count++
-			}
-		}
-		for pos := bounds[bag]; pos < bounds[bag+1] && b.mode == BagMean; pos++ {
-			scale[pos] /= float32(max(1, count))
-		}
-	}
-	rows := gather(b.table, b.ids, -1).Mul(FromFloat32(scale, len(scale), 1))
+	bagOf, scale := result("embedding bag", Int64, []int{n}, b.ids), result("embedding bag", Float32, []int{n, 1}, b.ids)
+	fused(device.EmbeddingBagScales{BagParams: b.params()}, bagOf, scale, b.ids, b.bounds)
+	rows := gather(b.table, b.ids, -1).Mul(scale)
 	if b.weights != nil {
 		rows = rows.Mul(b.weights.Unsqueeze(1))
 	}
-	return rows.sumSlices([]int{numBags, width}, 0, FromInt64(bagOf, len(bagOf)))
+	return rows.sumSlices([]int{numBags, width}, 0, bagOf)
 }

@@ -8,8 +8,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // BatchNormOptions choose what [BatchNorm] normalises by, and what it does in the
@@ -143,27 +141,9 @@ type batchNorm struct {
 	count       float64 // of the elements of a channel, over all ranks
 }
 
-func imagesOf(a device.Array) kernel.Images {
-	return kernel.Images{Num: a.Shape[0], Channels: a.Shape[1], Plane: a.Shape[2]}
-}
-
-// running returns the statistics that a pass updates, none in evaluation.
-func (n *batchNorm) running(mean, variance, numBatches device.Array) kernel.RunningStats {
-	if !n.Training {
-		return kernel.RunningStats{}
-	}
-	momentum := n.Momentum
-	if c := numBatches.Int64s(); c != nil {
-		c[0]++
-		if n.Cumulative {
-			momentum = 1 / float64(c[0])
-		}
-	}
-	return kernel.RunningStats{Mean: mean.Float32s(), Var: variance.Float32s(), Momentum: momentum}
-}
-
-func (n *batchNorm) params() []float64 {
-	return []float64{n.Eps, n.Momentum, param01(n.Training), param01(n.Cumulative), param01(n.ReLU)}
+// running says how a pass moves the running statistics: not in evaluation.
+func (n *batchNorm) running() device.RunningStats {
+	return device.RunningStats{Update: n.Training, Momentum: n.Momentum, Cumulative: n.Cumulative}
 }
 
 func (n *batchNorm) forward(x *Tensor) *Tensor {
@@ -187,17 +167,11 @@ func (n *batchNorm) forward(x *Tensor) *Tensor {
 	case n.byBatch:
 		n.Sync = nil
 		operands := []*Tensor{out, n.mean, n.rstd, x, n.gamma, n.beta, n.Residual, n.RunningMean, n.RunningVar, n.NumBatches}
-		fused("batch norm", n.params(), operands, func(p *work.Pool, a []device.Array) {
-			f := kernel.Fusion{Residual: mixedOf(a[6]), ReLU: n.ReLU}
-			kernel.BatchNorm(p, mixedOf(a[0]), a[1].Float32s(), a[2].Float32s(), mixedOf(a[3]), a[4].Float32s(), a[5].Float32s(),
-				imagesOf(a[3]), f, n.running(a[7], a[8], a[9]), n.Eps)
-		})
+		fused(device.BatchNorm{Running: n.running(), Eps: n.Eps, ReLU: n.ReLU}, operands...)
 	default:
 		n.Sync = nil
 		n.mean.CopyFrom(n.RunningMean)
-		fused("batch norm running", n.params(), []*Tensor{n.rstd, n.RunningVar.Contiguous()}, func(_ *work.Pool, a []device.Array) {
-			kernel.InverseDeviation(a[0].Float32s(), a[1].Float32s(), n.Eps)
-		})
+		fused(device.BatchNormRunning{Eps: n.Eps}, n.rstd, n.RunningVar.Contiguous())
 		n.apply(out, x)
 	}
 	saves := []*Tensor{x, n.mean, n.rstd}
@@ -232,11 +206,7 @@ func wantDense(op string, t *Tensor) {
 // apply normalises by mean and rstd.
 func (n *batchNorm) apply(out, x *Tensor) {
 	operands := []*Tensor{out, n.mean, n.rstd, x, n.gamma, n.beta, n.Residual}
-	fused("batch norm apply", n.params(), operands, func(p *work.Pool, a []device.Array) {
-		f := kernel.Fusion{Residual: mixedOf(a[6]), ReLU: n.ReLU}
-		kernel.BatchNormApply(p, mixedOf(a[0]), a[1].Float32s(), a[2].Float32s(), mixedOf(a[3]), a[4].Float32s(), a[5].Float32s(),
-			imagesOf(a[3]), f)
-	})
+	fused(device.BatchNormApply{ReLU: n.ReLU}, operands...)
 }
 
 // syncStats computes mean and rstd over the batches of all ranks: the sums of
@@ -244,9 +214,7 @@ func (n *batchNorm) apply(out, x *Tensor) {
 func (n *batchNorm) syncStats(x *Tensor) {
 	channels := x.shape[1]
 	sums := result("batch norm", Float64, []int{2*channels + 1}, x)
-	fused("batch norm moments", nil, []*Tensor{sums, x}, func(p *work.Pool, a []device.Array) {
-		kernel.BatchMoments(p, device.Elems[float64](a[0]), mixedOf(a[1]), imagesOf(a[1]))
-	})
+	fused(device.BatchNormMoments{}, sums, x)
 	sums.WithFloat64s(func(s []float64) {
 		s[2*channels] = n.count
 		n.Sync.Forward(s)
@@ -256,9 +224,7 @@ func (n *batchNorm) syncStats(x *Tensor) {
 		fail("batch norm", []*Tensor{x}, "has %v values per channel on all ranks: training needs more than one", n.count)
 	}
 	operands := []*Tensor{n.mean, n.rstd, sums, n.RunningMean, n.RunningVar, n.NumBatches}
-	fused("batch norm stats", append(n.params(), n.count), operands, func(_ *work.Pool, a []device.Array) {
-		kernel.BatchStats(a[0].Float32s(), a[1].Float32s(), device.Elems[float64](a[2]), n.count, n.running(a[3], a[4], a[5]), n.Eps)
-	})
+	fused(device.BatchNormStats{Running: n.running(), Eps: n.Eps, Count: n.count}, operands...)
 }
 
 func (n *batchNorm) backward(b *backprop, g, x, y *Tensor) {
@@ -278,31 +244,17 @@ func (n *batchNorm) backward(b *backprop, g, x, y *Tensor) {
 	if !n.ReLU || n.Residual == nil {
 		operands[6] = nil
 	}
-	params := append(n.params(), param01(n.byBatch), param01(n.Residual != nil))
-	grads := func(a []device.Array) kernel.BatchNormGrads {
-		return kernel.BatchNormGrads{
-			DX: mixedOf(a[0]), DResidual: mixedOf(a[1]), DGamma: a[2].Float32s(), DBeta: a[3].Float32s(),
-			G: mixedOf(a[4]), X: mixedOf(a[5]), Y: mixedOf(a[6]),
-			Mean: a[7].Float32s(), RStd: a[8].Float32s(), Gamma: a[9].Float32s(), Beta: a[10].Float32s(),
-			ReLU: n.ReLU, Residual: n.Residual != nil, Training: n.byBatch,
-		}
-	}
+	params := device.BatchNormGradParams{ReLU: n.ReLU, Residual: n.Residual != nil, ByBatch: n.byBatch}
 	if n.Sync == nil {
-		fused("batch norm grad", params, operands, func(p *work.Pool, a []device.Array) {
-			kernel.BatchNormBackward(p, grads(a), imagesOf(a[5]))
-		})
+		fused(device.BatchNormGrad{BatchNormGradParams: params}, operands...)
 	} else {
 		sums := result("batch norm", Float64, []int{2 * x.shape[1]}, g)
-		fused("batch norm grad sums", params, append(operands, sums), func(p *work.Pool, a []device.Array) {
-			kernel.BatchNormGradSums(p, device.Elems[float64](a[11]), grads(a), imagesOf(a[5]))
-		})
+		fused(device.BatchNormGradSums{BatchNormGradParams: params}, append(operands, sums)...)
 		sums.WithFloat64s(func(s []float64) { b.err = n.Sync.Backward(b.ctx, s) })
 		if b.err != nil {
 			return
 		}
-		fused("batch norm grad apply", append(params, n.count), append(operands, sums), func(p *work.Pool, a []device.Array) {
-			kernel.BatchNormGradApply(p, device.Elems[float64](a[11]), n.count, grads(a), imagesOf(a[5]))
-		})
+		fused(device.BatchNormGradApply{BatchNormGradParams: params, Count: n.count}, append(operands, sums)...)
 	}
 	if n.Residual != nil && !n.ReLU {
 		dr = g.To(n.Residual.dtype)

@@ -7,8 +7,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Conv2dOptions are the choices of a convolution, by row and column. The zero
@@ -38,7 +36,7 @@ func orOne(n int) int {
 
 // convShape is the shape of the convolution with o of images [batch, in, height,
 // width] by a weight [out, in/groups, kernelH, kernelW].
-func (o Conv2dOptions) convShape(op string, operands []*Tensor, image, weight []int) kernel.Conv2dShape {
+func (o Conv2dOptions) convShape(op string, operands []*Tensor, image, weight []int) device.Conv2dShape {
 	if len(image) != 4 || len(weight) != 4 {
 		fail(op, operands, "wants images [batch, channels, height, width] and a weight of four dims")
 	}
@@ -56,7 +54,7 @@ func (o Conv2dOptions) convShape(op string, operands []*Tensor, image, weight []
 	if weight[0]%o.Groups != 0 {
 		fail(op, operands, "%d groups do not divide the %s that the weight gives", o.Groups, channels(weight[0]))
 	}
-	s := kernel.Conv2dShape{
+	s := device.Conv2dShape{
 		Batch: image[0], In: image[1], Height: image[2], Width: image[3], Out: weight[0], KernelH: weight[2], KernelW: weight[3],
 		StrideH: o.Stride[0], StrideW: o.Stride[1], PadH: o.Padding[0], PadW: o.Padding[1],
 		DilationH: o.Dilation[0], DilationW: o.Dilation[1], Groups: o.Groups,
@@ -168,35 +166,14 @@ func convDType(op string, operands []*Tensor) DType {
 	return dtype
 }
 
-// conv is a convolution with its shape worked out, and the dtype that it rounds
-// its operands to.
+// conv is a convolution computed in dtype.
 type conv struct {
-	s     kernel.Conv2dShape
+	s     device.Conv2dShape
 	dtype DType
 }
 
-// run calls a kernel of float32, or one of bfloat16.
-func (c conv) run(op string, beta float32, operands []*Tensor, plain func(p *work.Pool, a []device.Array), low func(p *work.Pool, a []kernel.Mixed, bias []float32)) {
-	params := []float64{float64(beta), param01(c.dtype != Float32)}
-	s := c.s
-	for _, n := range []int{s.StrideH, s.StrideW, s.PadH, s.PadW, s.DilationH, s.DilationW, s.Groups} {
-		params = append(params, float64(n))
-	}
-	fused(op, params, operands, func(p *work.Pool, a []device.Array) {
-		if c.dtype == Float32 {
-			plain(p, a)
-			return
-		}
-		var mixed [3]kernel.Mixed
-		for i := range mixed {
-			mixed[i] = mixedOf(a[i])
-		}
-		var bias []float32
-		if len(a) > 3 {
-			bias = a[3].Float32s()
-		}
-		low(p, mixed[:], bias)
-	})
+func (c conv) params() device.ConvParams {
+	return device.ConvParams{Shape: c.s, Low: c.dtype != Float32}
 }
 
 // conv2d is Conv2d.
@@ -208,11 +185,7 @@ func conv2d(c conv, x, weight, bias *Tensor) *Tensor {
 	if bias != nil {
 		wide = bias.To(Float32).Contiguous()
 	}
-	c.run("conv2d", 0, []*Tensor{y, x, weight, wide}, func(p *work.Pool, a []device.Array) {
-		kernel.Conv2d(p, s, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s())
-	}, func(p *work.Pool, a []kernel.Mixed, bias []float32) {
-		kernel.Conv2dBF16(p, s, a[0], a[1], a[2], bias)
-	})
+	fused(device.Conv2d{ConvParams: c.params()}, y, x, weight, wide)
 	return y.record("conv2d", []*Tensor{x, weight, bias}, []*Tensor{x, weight}, func(b *backprop, g *Tensor) {
 		g = g.Contiguous()
 		if b.needs(1) {
@@ -234,11 +207,7 @@ func convInputGrad(c conv, dtype DType, g, weight *Tensor) *Tensor {
 	s := c.s
 	g, weight = g.Contiguous(), weight.Contiguous()
 	dx := result("conv2d input grad", dtype, []int{s.Batch, s.In, s.Height, s.Width}, g, weight)
-	c.run("conv2d input grad", 0, []*Tensor{dx, g, weight}, func(p *work.Pool, a []device.Array) {
-		kernel.Conv2dBackwardInput(p, s, a[0].Float32s(), a[1].Float32s(), a[2].Float32s())
-	}, func(p *work.Pool, a []kernel.Mixed, _ []float32) {
-		kernel.Conv2dBackwardInputBF16(p, s, a[0], a[1], a[2])
-	})
+	fused(device.Conv2dInputGrad{ConvParams: c.params()}, dx, g, weight)
 	return dx.record("conv2d input grad", []*Tensor{g, weight}, []*Tensor{g, weight}, func(b *backprop, up *Tensor) {
 		up = up.Contiguous()
 		if b.needs(0) {
@@ -267,11 +236,7 @@ func convWeightGrad(c conv, dtype DType, g, x *Tensor) *Tensor {
 }
 
 func (c conv) weightGradInto(dst, g, x *Tensor, beta float32) {
-	c.run("conv2d weight grad", beta, []*Tensor{dst, g, x}, func(p *work.Pool, a []device.Array) {
-		kernel.Conv2dBackwardWeight(p, c.s, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), beta)
-	}, func(p *work.Pool, a []kernel.Mixed, _ []float32) {
-		kernel.Conv2dBackwardWeightBF16(p, c.s, a[0], a[1], a[2], beta)
-	})
+	fused(device.Conv2dWeightGrad{ConvParams: c.params(), Beta: beta}, dst, g, x)
 }
 
 func giveWeightGrad(b *backprop, i int, c conv, g, x *Tensor, dtype DType) {
@@ -291,11 +256,9 @@ func giveChannelSums(b *backprop, i int, g *Tensor, dtype DType) {
 		b.give(i, g.To(Float32).Sum(0, 2, 3).To(dtype))
 		return
 	}
-	batch, channels, plane := g.shape[0], g.shape[1], g.shape[2]*g.shape[3]
+	channels := g.shape[1]
 	sums := func(dst *Tensor, beta float32) {
-		fused("conv2d bias grad", []float64{float64(beta)}, []*Tensor{dst, g}, func(p *work.Pool, a []device.Array) {
-			kernel.Conv2dBackwardBias(p, a[0].Float32s(), mixedOf(a[1]), batch, channels, plane, beta != 0)
-		})
+		fused(device.Conv2dBiasGrad{Accumulate: beta != 0}, dst, g)
 	}
 	if dtype == Float32 {
 		if dst, beta, ok := b.direct(i); ok {

@@ -6,8 +6,6 @@ import (
 	"math"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Dropout sets each element of x to zero with probability p and multiplies the
@@ -34,11 +32,8 @@ func Dropout(x *Tensor, p float64, g *Generator) *Tensor {
 	}
 	n := x.NumElems()
 	mask := result(op, Uint8, []int{(n + 7) / 8}, x)
-	stream, rng := g.nextStream(), g.normal
 	keep := uint32(min(math.Round((1-p)*(1<<32)), math.MaxUint32))
-	fused("dropout mask", []float64{p}, []*Tensor{mask}, func(pool *work.Pool, a []device.Array) {
-		kernel.DropoutMask(pool, device.Elems[uint8](a[0]), n, rng, stream, keep)
-	})
+	fused(device.DropoutMask{NumElems: n, Key: g.normal.Key, Stream: g.nextStream(), Keep: keep}, mask)
 	if x.dtype == Float64 {
 		kept := result(op, Float32, x.shape, x)
 		kept.Fill(1)
@@ -53,9 +48,7 @@ func Dropout(x *Tensor, p float64, g *Generator) *Tensor {
 func (t *Tensor) maskScale(mask *Tensor, scale float64) *Tensor {
 	src := t.Contiguous()
 	out := result("dropout", Float32, t.shape, t)
-	fused("dropout", []float64{scale}, []*Tensor{out, src, mask}, func(p *work.Pool, a []device.Array) {
-		kernel.MaskScale(p, a[0].Float32s(), a[1].Float32s(), device.Elems[uint8](a[2]), float32(scale))
-	})
+	fused(device.Dropout{Scale: scale}, out, src, mask)
 	return out.record("dropout", []*Tensor{t}, []*Tensor{mask}, func(b *backprop, g *Tensor) {
 		b.give(0, g.maskScale(mask, scale))
 	})

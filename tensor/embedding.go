@@ -3,11 +3,10 @@
 package tensor
 
 import (
+	"fmt"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Embedding looks up rows: table [numRows, width] and int64 ids [batch…] give
@@ -53,9 +52,12 @@ func embedding(table, ids *Tensor, padding int64) *Tensor {
 func gather(table, ids *Tensor, padding int64) *Tensor {
 	operands := []*Tensor{table, ids}
 	out := result("embedding", Float32, []int{ids.NumElems(), table.shape[1]}, operands...)
-	if bad := out.Device().Gather(out.array(), table.array(), ids.array()); bad >= 0 {
-		fail("embedding", operands, "id %d at position %d is not one of the table's %d rows", ids.Int64s()[bad], bad, table.shape[0])
-	}
+	rows := table.shape[0]
+	verify("embedding", operands, func(f device.Fault) string {
+		return fmt.Sprintf("id %d at position %d is not one of the table's %d rows", f.Value, f.Position, rows)
+	}, func(c *device.Check) {
+		out.Device().Gather(out.array(), table.array(), ids.array(), c)
+	})
 	return out.record("embedding", []*Tensor{table}, []*Tensor{ids}, func(b *backprop, g *Tensor) {
 		if leaf, ok := b.rows(0); ok {
 			leaf.AddRows(rowGrad(g.Contiguous(), ids, table.shape[0], padding))
@@ -95,32 +97,28 @@ func scatter(g, ids *Tensor, numRows int) *Tensor {
 // rowGrad sums the rows of g that belong to one id, in the order of ids. Rows of
 // the padding id are left out.
 func rowGrad(g, ids *Tensor, numRows int, padding int64) RowGrad {
-	return groupRows(g, ids, numRows, padding, func(dst, g *Tensor, fn func(p *work.Pool, dst []float32, from kernel.RowsOf)) {
-		fused("row gradient", nil, []*Tensor{dst, g, ids}, func(p *work.Pool, a []device.Array) {
-			fn(p, a[0].Float32s(), kernel.RowsOf{Data: a[1].Float32s()})
-		})
+	return groupRows(g, ids, numRows, padding, func(dst, unique, order, starts *Tensor) {
+		fused(device.SumSegments{}, dst, g, unique, order, starts)
 	})
 }
 
-// groupRows makes the gradient of a table by rows: for each id that is used,
-// the sum of the rows that rowsOf says its positions have.
-func groupRows(g, ids *Tensor, numRows int, padding int64,
-	rowsOf func(dst, g *Tensor, fn func(p *work.Pool, dst []float32, from kernel.RowsOf)),
-) RowGrad {
-	if g.Device() == Meta {
-		n := min(numRows, ids.NumElems())
-		return RowGrad{IDs: New(Meta, Int64, n), Rows: New(Meta, Float32, n, g.shape[len(g.shape)-1]), NumRows: numRows}
+// groupRows makes the gradient of a table by rows. sum writes row i of dst: the sum
+// over the positions order[starts[i]:starts[i+1]], which have the id unique[i]. How
+// many ids there are is read from the device: the gradient's shape depends on it.
+func groupRows(g, ids *Tensor, numRows int, padding int64, sum func(dst, unique, order, starts *Tensor)) RowGrad {
+	dev, n, width := g.Device(), ids.NumElems(), g.shape[len(g.shape)-1]
+	if dev == Meta {
+		n = min(numRows, n)
+		return RowGrad{IDs: New(Meta, Int64, n), Rows: New(Meta, Float32, n, width), NumRows: numRows}
 	}
-	var segments kernel.Segments
-	fused("group ids", []float64{float64(padding)}, []*Tensor{ids}, func(_ *work.Pool, a []device.Array) {
-		segments = kernel.GroupIDs(a[0].Int64s(), padding)
-	})
-	width := g.shape[len(g.shape)-1]
-	rows := alloc(nil, g.Device(), Float32, []int{len(segments.IDs), width}, false)
-	rowsOf(rows, g, func(p *work.Pool, dst []float32, from kernel.RowsOf) {
-		kernel.SumSegments(p, dst, from, segments, width, false)
-	})
-	return RowGrad{IDs: FromInt64(segments.IDs, len(segments.IDs)), Rows: rows, NumRows: numRows}
+	unique, order := alloc(nil, dev, Int64, []int{n}, false), alloc(nil, dev, Int32, []int{n}, false)
+	starts, count := alloc(nil, dev, Int32, []int{n + 1}, false), alloc(nil, dev, Int64, []int{1}, false)
+	fused(device.GroupIDs{Skip: padding}, unique, order, starts, count, ids)
+	used := int(count.Int64s()[0])
+	rows := alloc(nil, dev, Float32, []int{used, width}, false)
+	unique = unique.Narrow(0, 0, used)
+	sum(rows, unique, order, starts)
+	return RowGrad{IDs: unique, Rows: rows, NumRows: numRows}
 }
 
 // Arange returns the int64s 0, 1, … n-1.

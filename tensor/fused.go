@@ -7,22 +7,21 @@ import (
 	"sync"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
-// A fused operation is added in two places: its kernel in internal/kernel, and
-// here in tensor a file with
+// A fused operation is added in four places:
 //
-//   - the operation: shapes checked, results allocated, fused called, recorded;
-//   - its backward: a fused kernel too, and b.composite with the operation's
-//     definition in recorded operations for when a graph of it is asked for;
-//   - a row in ops_test.go.
-//
-// A device that has no kernel of that name says so by an *Error.
+//   - internal/device/ops.go: a struct with its parameters and its arguments;
+//   - internal/kernel: its kernel on slices, for the CPU;
+//   - internal/device/cpu/fused_NOUN.go: a case that calls the kernel;
+//   - here in tensor, a file with the operation (shapes checked, results
+//     allocated, fused called, recorded) and its backward, a fused operation too,
+//     with b.composite and the definition in recorded operations for when a graph
+//     of it is asked for; and a row in a table such as norm_cases_test.go.
 
-// fused runs a kernel on operands, results among them. A nil operand is an
-// absent one.
-func fused(op string, params []float64, operands []*Tensor, cpu func(p *work.Pool, a []device.Array)) {
+// fused runs an operation with a kernel of its own on operands, results among
+// them. A nil operand is an absent one.
+func fused(op device.Op, operands ...*Tensor) {
 	kept := argLists.Get().(*[]device.Array)
 	args := slices.Grow((*kept)[:0], len(operands))[:len(operands)]
 	defer func() {
@@ -35,23 +34,25 @@ func fused(op string, params []float64, operands []*Tensor, cpu func(p *work.Poo
 		if t != nil {
 			args[i] = t.array()
 			if dev != nil && t.Device() != dev {
-				fail(op, operands, "the operands are on two devices, %s and %s", dev.Name(), t.Device().Name())
+				failDevices(device.OpName(op), operands, dev, t.Device())
 			}
 			dev = t.Device()
 		}
 	}
-	if !dev.Fused(device.Fused{Name: op, Params: params, CPU: cpu}, args...) {
-		fail(op, operands, "device %s has no kernel for it", dev.Name())
+	if !dev.Fused(op, args...) {
+		failKernel(device.OpName(op), operands, dev)
 	}
 }
 
 // argLists are lists of operands that no call uses. Fused does not keep its own.
 var argLists = sync.Pool{New: func() any { return new([]device.Array) }}
 
-// param01 is a flag among the params of a fused operation.
-func param01(set bool) float64 {
-	if set {
-		return 1
-	}
-	return 0
+// failDevices fails for operands that are on two devices.
+func failDevices(op string, operands []*Tensor, a, b Device) {
+	fail(op, slices.Clone(operands), "the operands are on two devices, %s and %s: move one by ToDevice", a.Name(), b.Name())
+}
+
+// failKernel fails for an operation that a device does not have.
+func failKernel(op string, operands []*Tensor, dev Device) {
+	fail(op, slices.Clone(operands), "device %s has no kernel for it: compute it on another, such as tensor.CPU(), with operands moved by ToDevice", dev.Name())
 }

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // GroupNorm cuts the channels of x [batch, channels, …] into numGroups runs,
@@ -39,11 +37,7 @@ func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tens
 	out := result(op, src.dtype, src.shape, inputs...)
 	mean := result(op, Float32, []int{src.shape[0], numGroups}, inputs...)
 	rstd := result(op, Float32, mean.shape, inputs...)
-	params := []float64{eps, float64(numGroups)}
-	fused(op, params, []*Tensor{out, mean, rstd, src, gamma, beta}, func(p *work.Pool, a []device.Array) {
-		kernel.GroupNorm(p, mixedOf(a[0]), a[1].Float32s(), a[2].Float32s(), mixedOf(a[3]), a[4].Float32s(), a[5].Float32s(),
-			imagesOf(a[3]), numGroups, eps)
-	})
+	fused(device.GroupNorm{NumGroups: numGroups, Eps: eps}, out, mean, rstd, src, gamma, beta)
 	saves := []*Tensor{src, mean, rstd}
 	if gamma != nil {
 		saves = append(saves, gamma)
@@ -62,10 +56,7 @@ func GroupNorm(x *Tensor, numGroups int, gamma, beta *Tensor, eps float64) *Tens
 		if beta != nil && b.needs(2) {
 			dbeta = result(op, Float32, beta.shape, g)
 		}
-		fused("group norm grad", params, []*Tensor{dx, dgamma, dbeta, g, src, mean, rstd, gamma}, func(p *work.Pool, a []device.Array) {
-			kernel.GroupNormBackward(p, mixedOf(a[0]), a[1].Float32s(), a[2].Float32s(), mixedOf(a[3]), mixedOf(a[4]),
-				a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), imagesOf(a[4]), numGroups)
-		})
+		fused(device.GroupNormGrad{NumGroups: numGroups}, dx, dgamma, dbeta, g, src, mean, rstd, gamma)
 		for i, gi := range []*Tensor{dx, dgamma, dbeta} {
 			if gi != nil && b.needs(i) {
 				b.give(i, gi)

@@ -3,22 +3,16 @@
 package tensor
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // The operations of this file take elements by their indices along one dim.
 // Indices are int64 or int32 and count from 0; one that is out of range fails
 // with its position and value. Sums are made in the order of the indices, so
 // that they do not depend on the number of threads.
-
-// around returns how many elements lie outside a dim, along it and inside it.
-func around(shape []int, dim int) (outer, size, inner int) {
-	return numElems(shape[:dim]), shape[dim], numElems(shape[dim+1:])
-}
 
 // indices returns ids as dense int64s.
 func indices(op string, operands []*Tensor, ids *Tensor) *Tensor {
@@ -30,27 +24,17 @@ func indices(op string, operands []*Tensor, ids *Tensor) *Tensor {
 
 // checkIndices fails at the first index that is not in [0, size).
 func checkIndices(op string, operands []*Tensor, ids *Tensor, dim, size int) {
-	if value, position, ok := badIndex(ids, size); !ok {
-		fail(op, operands, "index %d at position %v is out of range: dim %d has %d elements", value, position, dim, size)
-	}
+	checkIDs(op, operands, ids, size, func(value int64, position []int) string {
+		return fmt.Sprintf("index %d at position %v is out of range: dim %d has %d elements", value, position, dim, size)
+	})
 }
 
-// badIndex returns the first index that is not in [0, size), if there is one,
-// and where.
-func badIndex(ids *Tensor, size int) (value int64, position []int, ok bool) {
-	bad := -1
-	fused("check indices", []float64{float64(size)}, []*Tensor{ids}, func(p *work.Pool, a []device.Array) {
-		bad = kernel.FindBadIndex(p, a[0].Int64s(), size)
+// checkIDs is checkIndices with words of the caller's.
+func checkIDs(op string, operands []*Tensor, ids *Tensor, size int, say func(value int64, position []int) string) {
+	shape := ids.shape
+	verify(op, operands, func(f device.Fault) string { return say(f.Value, positionIn(shape, f.Position)) }, func(c *device.Check) {
+		fused(device.CheckIndices{Limit: size, Check: c}, ids)
 	})
-	if bad < 0 {
-		return 0, nil, true
-	}
-	at := bad
-	position = make([]int, len(ids.shape))
-	for d := len(position) - 1; d >= 0; d-- {
-		position[d], at = at%ids.shape[d], at/ids.shape[d]
-	}
-	return ids.Int64s()[bad], position, false
 }
 
 // idsOn returns indices on a device.
@@ -59,11 +43,6 @@ func idsOn(dev Device, ids []int64) *Tensor {
 		return New(Meta, Int64, len(ids))
 	}
 	return FromInt64(ids, len(ids))
-}
-
-// moved runs the one of four kernels that moves elements of t's size.
-func moved(op string, params []float64, operands []*Tensor, by1, by2, by4, by8 func(p *work.Pool, a []device.Array)) {
-	fused(op, params, operands, map[int]func(*work.Pool, []device.Array){1: by1, 2: by2, 4: by4, 8: by8}[operands[0].dtype.Size()])
 }
 
 // IndexSelect returns the slices of one dim that ids [n] names, in its order:
@@ -86,12 +65,7 @@ func (t *Tensor) selectSlices(dim int, ids *Tensor) *Tensor {
 	shape := t.Shape()
 	shape[dim] = ids.shape[0]
 	out := result("index select", t.dtype, shape, t, ids)
-	outer, size, inner := around(t.shape, dim)
-	moved("index select", []float64{float64(dim)}, []*Tensor{out, src, ids},
-		func(p *work.Pool, a []device.Array) { selectOf[uint8](p, a, outer, size, inner) },
-		func(p *work.Pool, a []device.Array) { selectOf[uint16](p, a, outer, size, inner) },
-		func(p *work.Pool, a []device.Array) { selectOf[int32](p, a, outer, size, inner) },
-		func(p *work.Pool, a []device.Array) { selectOf[int64](p, a, outer, size, inner) })
+	fused(device.IndexSelect{Dim: dim}, out, src, ids)
 	if !t.dtype.IsFloat() {
 		return out
 	}
@@ -100,13 +74,6 @@ func (t *Tensor) selectSlices(dim int, ids *Tensor) *Tensor {
 		b.give(0, g.sumSlices(full, dim, ids))
 	})
 }
-
-func selectOf[T kernel.Word](p *work.Pool, a []device.Array, outer, size, inner int) {
-	kernel.IndexSelect(p, wordsOf[T](a[0]), wordsOf[T](a[1]), a[2].Int64s(), outer, size, inner)
-}
-
-// wordsOf sees the elements of an array as words of their size.
-func wordsOf[T kernel.Word](a device.Array) []T { return device.Elems[T](a) }
 
 // sumSlices is the reverse of selectSlices: zeros of a shape, with the slices of t added
 // where ids says.
@@ -141,24 +108,7 @@ func sumDType(t *Tensor) DType {
 
 // addSlices adds slices of src to t in place.
 func (t *Tensor) addSlices(dim int, ids, src *Tensor) {
-	outer, size, inner := around(t.shape, dim)
-	fused("index add", []float64{float64(dim)}, []*Tensor{t, src, ids}, func(p *work.Pool, a []device.Array) {
-		ids := a[2].Int64s()
-		switch a[0].DType {
-		case Float32:
-			if outer == 1 {
-				kernel.EmbeddingBackward(p, a[0].Float32s(), a[1].Float32s(), ids, inner)
-				return
-			}
-			kernel.IndexAdd(p, a[0].Float32s(), a[1].Float32s(), ids, outer, size, inner)
-		case Float64:
-			kernel.IndexAdd(p, device.Elems[float64](a[0]), device.Elems[float64](a[1]), ids, outer, size, inner)
-		case Int32:
-			kernel.IndexAdd(p, device.Elems[int32](a[0]), device.Elems[int32](a[1]), ids, outer, size, inner)
-		default:
-			kernel.IndexAdd(p, a[0].Int64s(), a[1].Int64s(), ids, outer, size, inner)
-		}
-	})
+	fused(device.IndexAdd{Dim: dim}, t, src, ids)
 }
 
 // IndexAdd returns t with slice i of src added to the slice ids[i] of one dim:
@@ -255,13 +205,7 @@ func (t *Tensor) corner(dim int, shape []int) *Tensor {
 func (t *Tensor) gatherElems(dim int, ids *Tensor) *Tensor {
 	src := t.Contiguous()
 	out := result("gather", t.dtype, ids.shape, t, ids)
-	outer, size, inner := around(t.shape, dim)
-	n := ids.shape[dim]
-	moved("gather", []float64{float64(dim)}, []*Tensor{out, src, ids},
-		func(p *work.Pool, a []device.Array) { gatherOf[uint8](p, a, outer, n, size, inner) },
-		func(p *work.Pool, a []device.Array) { gatherOf[uint16](p, a, outer, n, size, inner) },
-		func(p *work.Pool, a []device.Array) { gatherOf[int32](p, a, outer, n, size, inner) },
-		func(p *work.Pool, a []device.Array) { gatherOf[int64](p, a, outer, n, size, inner) })
+	fused(device.GatherElems{Dim: dim}, out, src, ids)
 	if !t.dtype.IsFloat() {
 		return out
 	}
@@ -269,10 +213,6 @@ func (t *Tensor) gatherElems(dim int, ids *Tensor) *Tensor {
 	return out.record("gather", []*Tensor{t}, []*Tensor{ids}, func(b *backprop, g *Tensor) {
 		b.give(0, g.sumElems(full, dim, ids))
 	})
-}
-
-func gatherOf[T kernel.Word](p *work.Pool, a []device.Array, outer, n, size, inner int) {
-	kernel.GatherElems(p, wordsOf[T](a[0]), wordsOf[T](a[1]), a[2].Int64s(), outer, n, size, inner)
 }
 
 // sumElems is the reverse of gatherElems: zeros of a shape with the elements
@@ -295,21 +235,7 @@ func (t *Tensor) sumElems(shape []int, dim int, ids *Tensor) *Tensor {
 
 // addElems adds elements of src, which has the shape of ids, to t in place.
 func (t *Tensor) addElems(dim int, ids, src *Tensor) {
-	outer, size, inner := around(t.shape, dim)
-	n := ids.shape[dim]
-	fused("scatter add", []float64{float64(dim)}, []*Tensor{t, src, ids}, func(p *work.Pool, a []device.Array) {
-		ids := a[2].Int64s()
-		switch a[0].DType {
-		case Float32:
-			kernel.ScatterAddElems(p, a[0].Float32s(), a[1].Float32s(), ids, outer, n, size, inner)
-		case Float64:
-			kernel.ScatterAddElems(p, device.Elems[float64](a[0]), device.Elems[float64](a[1]), ids, outer, n, size, inner)
-		case Int32:
-			kernel.ScatterAddElems(p, device.Elems[int32](a[0]), device.Elems[int32](a[1]), ids, outer, n, size, inner)
-		default:
-			kernel.ScatterAddElems(p, a[0].Int64s(), a[1].Int64s(), ids, outer, n, size, inner)
-		}
-	})
+	fused(device.ScatterAddElems{Dim: dim}, t, src, ids)
 }
 
 // ScatterAdd returns t with elements of src added along one dim:
@@ -396,15 +322,5 @@ func (t *Tensor) overwritten(op string, ids *Tensor, dim int, src *Tensor, write
 
 // setElems sets elements of t in place.
 func (t *Tensor) setElems(dim int, ids, src *Tensor) {
-	outer, size, inner := around(t.shape, dim)
-	n := ids.shape[dim]
-	moved("scatter", []float64{float64(dim)}, []*Tensor{t, src, ids},
-		func(p *work.Pool, a []device.Array) { scatterOf[uint8](p, a, outer, n, size, inner) },
-		func(p *work.Pool, a []device.Array) { scatterOf[uint16](p, a, outer, n, size, inner) },
-		func(p *work.Pool, a []device.Array) { scatterOf[int32](p, a, outer, n, size, inner) },
-		func(p *work.Pool, a []device.Array) { scatterOf[int64](p, a, outer, n, size, inner) })
-}
-
-func scatterOf[T kernel.Word](p *work.Pool, a []device.Array, outer, n, size, inner int) {
-	kernel.ScatterElems(p, wordsOf[T](a[0]), wordsOf[T](a[1]), a[2].Int64s(), outer, n, size, inner)
+	fused(device.ScatterElems{Dim: dim}, t, src, ids)
 }

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Cat joins tensors along a dim. They have one shape but for that dim, and are
@@ -36,20 +34,14 @@ func Cat(dim int, ts ...*Tensor) *Tensor {
 		return ts[0].Clone() // a value of its own, as of several
 	}
 	out := result("cat", ts[0].dtype, shape, ts...)
-	outer, total, inner := around(shape, dim)
 	at := 0
 	starts := make([]int, len(ts))
 	for i, t := range ts {
 		starts[i] = at
-		start, n := at, t.shape[dim]
 		if t.NumElems() > 0 {
-			moved("cat", []float64{float64(dim), float64(start)}, []*Tensor{out, t.Detach().Contiguous()},
-				func(p *work.Pool, a []device.Array) { joinOf[uint8](p, a, outer, n, total, inner, start) },
-				func(p *work.Pool, a []device.Array) { joinOf[uint16](p, a, outer, n, total, inner, start) },
-				func(p *work.Pool, a []device.Array) { joinOf[int32](p, a, outer, n, total, inner, start) },
-				func(p *work.Pool, a []device.Array) { joinOf[int64](p, a, outer, n, total, inner, start) })
+			fused(device.Concat{Dim: dim, Start: at}, out, t.Detach().Contiguous())
 		}
-		at += n
+		at += t.shape[dim]
 	}
 	if !out.dtype.IsFloat() {
 		return out
@@ -61,11 +53,6 @@ func Cat(dim int, ts ...*Tensor) *Tensor {
 			}
 		}
 	})
-}
-
-// joinOf copies an operand of Cat into its place.
-func joinOf[T kernel.Word](p *work.Pool, a []device.Array, outer, n, total, inner, at int) {
-	kernel.CopyRuns(p, wordsOf[T](a[0])[at*inner:], total*inner, wordsOf[T](a[1]), n*inner, n*inner, outer)
 }
 
 // promoted returns tensors in the dtype that holds them all.

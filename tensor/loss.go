@@ -3,11 +3,11 @@
 package tensor
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Reduction says what a loss makes of the losses of the single elements.
@@ -139,12 +139,10 @@ func BCE(x, target *Tensor, opts ...LossOptions) *Tensor {
 	o := option(op, opts)
 	x, target = wideLoss(x), wideLoss(target)
 	both := []*Tensor{x, target}
-	fused("probabilities", nil, []*Tensor{x.detach().To(Float32).Contiguous()}, func(_ *work.Pool, a []device.Array) {
-		for i, v := range a[0].Float32s() {
-			if v < 0 || v > 1 {
-				fail(op, both, "element %d is %v, no probability; for logits there is BCEWithLogits", i, v)
-			}
-		}
+	verify(op, both, func(f device.Fault) string {
+		return fmt.Sprintf("element %d is %v, no probability; for logits there is BCEWithLogits", f.Position, float32(faultNumber(f)))
+	}, func(c *device.Check) {
+		fused(device.Probabilities{Check: c}, x.detach().To(Float32).Contiguous())
 	})
 	log := func(x *Tensor) *Tensor { return x.Log().Clamp(-100, math.Inf(1)) }
 	p, t := x.Detach(), target.Detach()

@@ -3,11 +3,10 @@
 package tensor
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // IgnoreIndex is the target that CrossEntropy and NLL skip.
@@ -116,7 +115,7 @@ type targets struct {
 	ids           *Tensor // int64 [rows], IgnoreIndex where a row does not count
 	shape         []int   // of the batch
 	rows, classes int
-	numValid      int
+	perValid      *Tensor // float64: 1 / the number of rows that count
 	weight        *Tensor // [rows], of each row's class, 0 where it does not count; nil for 1
 }
 
@@ -131,25 +130,17 @@ func newTargets(op string, x, ids *Tensor, o CrossEntropyOptions) targets {
 		fail(op, operands, "the targets must have the logits' shape without its last dim")
 	}
 	t := targets{shape: ids.shape, rows: numElems(ids.shape), classes: x.shape[n-1]}
-	t.numValid = t.rows
 	ignore := int64(IgnoreIndex)
 	if o.IgnoreIndex != nil {
 		ignore = *o.IgnoreIndex
 	}
 	src := ids.Detach().Contiguous()
 	t.ids = result(op, Int64, []int{t.rows}, ids)
-	fused(op+" targets", nil, []*Tensor{t.ids, src}, func(_ *work.Pool, a []device.Array) {
-		checked := a[0].Int64s()
-		for row, id := range a[1].Int64s() {
-			switch {
-			case id == ignore:
-				t.numValid--
-				id = IgnoreIndex
-			case id < 0 || id >= int64(t.classes):
-				fail(op, operands, "target %d of row %d is not one of the %d classes", id, row, t.classes)
-			}
-			checked[row] = id
-		}
+	t.perValid = result(op, Float64, nil, ids)
+	verify(op, operands, func(f device.Fault) string {
+		return fmt.Sprintf("target %d of row %d is not one of the %d classes", f.Value, f.Position, t.classes)
+	}, func(c *device.Check) {
+		fused(device.ClassTargets{Classes: t.classes, Ignore: ignore, IgnoreAs: IgnoreIndex, Check: c}, t.ids, src.Reshape(t.rows), t.perValid)
 	})
 	if o.Weight != nil {
 		wantClassWeight(op, x, o.Weight, t.classes)
@@ -176,7 +167,7 @@ func (t targets) reduceWeighed(op string, loss *Tensor, o CrossEntropyOptions) *
 	case o.Reduction == ReduceMean && t.weight != nil:
 		return loss.Sum().Div(t.weight.Sum())
 	case o.Reduction == ReduceMean:
-		return loss.Sum().MulScalar(1 / float64(t.numValid))
+		return loss.Sum().Mul(t.perValid.To(loss.dtype))
 	}
 	return reduceLoss(op, loss.Reshape(t.shape...), LossOptions{Reduction: o.Reduction})
 }
@@ -186,29 +177,16 @@ func (t targets) reduceWeighed(op string, loss *Tensor, o CrossEntropyOptions) *
 func crossEntropyRows(logits, ids *Tensor) *Tensor {
 	const op = "cross entropy"
 	src := logits.Contiguous()
-	rows, classes := src.shape[0], src.shape[1]
 	loss := result(op, Float32, src.shape[:1], src, ids)
 	lse := result(op, Float32, src.shape[:1], src, ids)
-	fused(op, nil, []*Tensor{loss, lse, src, ids}, func(p *work.Pool, a []device.Array) {
-		if a[2].DType == BFloat16 {
-			kernel.CrossEntropyBF16(p, a[0].Float32s(), a[1].Float32s(), device.Elems[uint16](a[2]), a[3].Int64s(), rows, classes)
-			return
-		}
-		kernel.CrossEntropy(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Int64s(), rows, classes)
-	})
+	fused(device.CrossEntropy{}, loss, lse, src, ids)
 	return loss.record(op, []*Tensor{src}, []*Tensor{src, lse, ids}, func(b *backprop, g *Tensor) {
 		if b.create {
 			b.composite(g, func() *Tensor { return wideLoss(src).LogSoftmax(-1).pick(ids).Neg() })
 			return
 		}
 		dx := result(op, src.dtype, src.shape, g)
-		fused("cross entropy grad", nil, []*Tensor{dx, src, lse, ids, g.Contiguous()}, func(p *work.Pool, a []device.Array) {
-			if a[1].DType == BFloat16 {
-				kernel.CrossEntropyBackwardBF16(p, device.Elems[uint16](a[0]), device.Elems[uint16](a[1]), a[2].Float32s(), a[3].Int64s(), a[4].Float32s(), rows, classes)
-				return
-			}
-			kernel.CrossEntropyBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Int64s(), a[4].Float32s(), rows, classes)
-		})
+		fused(device.CrossEntropyGrad{}, dx, src, lse, ids, g.Contiguous())
 		b.give(0, dx)
 	})
 }

@@ -3,6 +3,7 @@
 package tensor
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
@@ -82,9 +83,9 @@ func OneHot(ids *Tensor, numClasses int) *Tensor {
 		fail("one hot", operands, "the number of classes, %d, is negative", numClasses)
 	}
 	at := indices("one hot", operands, ids)
-	if id, position, ok := badIndex(at, numClasses); !ok {
-		fail("one hot", operands, "id %d at position %v is not one of the %d classes (numClasses)", id, position, numClasses)
-	}
+	checkIDs("one hot", operands, at, numClasses, func(id int64, position []int) string {
+		return fmt.Sprintf("id %d at position %v is not one of the %d classes (numClasses)", id, position, numClasses)
+	})
 	out := result("one hot", Int64, append(ids.Shape(), numClasses), ids)
 	out.Device().Fill(out.array(), 0)
 	one := New(ids.Device(), Int64)

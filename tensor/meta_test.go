@@ -130,7 +130,6 @@ func TestReadingFromMeta(t *testing.T) {
 		"masked scatter":   func() { x.MaskedScatter(x.GtScalar(0), x) },
 		"repeats":          func() { x.RepeatInterleaveBy(ids, 0) },
 		"row gradients":    func() { rows.Add(rows) },
-		"sgd by rows":      func() { SGDRows(New(Meta, Float32, 5, 4), nil, rows, SGDScalars{LR: 1}, nil) },
 	} {
 		t.Run(name, func(t *testing.T) { mustFail(t, "has no data on device meta", fn) })
 	}

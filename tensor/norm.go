@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // LayerNorm normalises the last dim to mean 0 and variance 1, then scales by
@@ -35,16 +33,7 @@ func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 	out := result("layer norm", x.dtype, src.shape, operands...)
 	mean := result("layer norm", Float32, src.shape[:1], operands...)
 	rstd := result("layer norm", Float32, src.shape[:1], operands...)
-	fused("layer norm", []float64{eps}, []*Tensor{out, mean, rstd, src, gamma, beta}, func(p *work.Pool, a []device.Array) {
-		rows, cols := a[3].RowsCols()
-		if a[3].DType == BFloat16 {
-			kernel.LayerNormBF16(p, device.Elems[uint16](a[0]), a[1].Float32s(), a[2].Float32s(), device.Elems[uint16](a[3]),
-				a[4].Float32s(), a[5].Float32s(), rows, cols, float32(eps))
-			return
-		}
-		kernel.LayerNorm(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(),
-			rows, cols, float32(eps))
-	})
+	fused(device.LayerNorm{Eps: eps}, out, mean, rstd, src, gamma, beta)
 	inputs := []*Tensor{src, gamma, beta}
 	out = out.record("layer norm", inputs, []*Tensor{src, gamma, mean, rstd}, func(b *backprop, g *Tensor) {
 		if b.create {
@@ -55,17 +44,7 @@ func LayerNorm(x, gamma, beta *Tensor, eps float64) *Tensor {
 		dx := result("layer norm", src.dtype, src.shape, g)
 		dgamma := result("layer norm", Float32, gamma.shape, g)
 		dbeta := result("layer norm", Float32, beta.shape, g)
-		operands := []*Tensor{dx, dgamma, dbeta, g, src, mean, rstd, gamma}
-		fused("layer norm grad", nil, operands, func(p *work.Pool, a []device.Array) {
-			rows, cols := a[4].RowsCols()
-			if a[4].DType == BFloat16 {
-				kernel.LayerNormBackwardBF16(p, device.Elems[uint16](a[0]), a[1].Float32s(), a[2].Float32s(),
-					device.Elems[uint16](a[3]), device.Elems[uint16](a[4]), a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), rows, cols)
-				return
-			}
-			kernel.LayerNormBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(),
-				a[3].Float32s(), a[4].Float32s(), a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), rows, cols)
-		})
+		fused(device.LayerNormGrad{}, dx, dgamma, dbeta, g, src, mean, rstd, gamma)
 		for i, gi := range []*Tensor{dx, dgamma, dbeta} {
 			if b.needs(i) {
 				b.give(i, gi)

@@ -4,8 +4,6 @@ package tensor
 
 import (
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Pool2dOptions say how a window slides over the last two dims, height first.
@@ -24,7 +22,7 @@ type Pool2dOptions struct {
 }
 
 // windows returns how the windows lie in dim i (0 is the height) of x.
-func (o Pool2dOptions) windows(op string, x *Tensor, i int) kernel.Windows {
+func (o Pool2dOptions) windows(op string, x *Tensor, i int) device.Windows {
 	in := x.shape[len(x.shape)-2+i]
 	size, stride, pad, dilation := o.Kernel[i], o.Stride[i], o.Padding[i], o.Dilation[i]
 	if stride == 0 {
@@ -54,7 +52,7 @@ func (o Pool2dOptions) windows(op string, x *Tensor, i int) kernel.Windows {
 	if o.CeilMode && (out-1)*stride >= in+pad {
 		out-- // it would begin beyond the padding
 	}
-	return kernel.SlidingWindows(in, out, size, stride, pad, dilation, !o.ExcludePadding)
+	return device.Windows{In: in, Out: out, Size: size, Stride: stride, Padding: pad, Dilation: dilation, CountPadding: !o.ExcludePadding}
 }
 
 func wantPlanes(op string, x *Tensor) {
@@ -109,32 +107,30 @@ func AdaptiveAvgPool2d(x *Tensor, height, width int) *Tensor {
 	return avgPool(op, x, h, w, 0)
 }
 
-func adaptive(op string, x *Tensor, height, width int) (h, w kernel.Windows) {
+func adaptive(op string, x *Tensor, height, width int) (h, w device.Windows) {
 	wantPlanes(op, x)
 	n := len(x.shape)
 	const most = 1 << 24
 	if min(height, width) < 1 || max(height, width) > most || x.shape[n-2] < 1 || x.shape[n-1] < 1 {
 		fail(op, []*Tensor{x}, "cannot make planes of %d·%d", height, width)
 	}
-	return kernel.AdaptiveWindows(x.shape[n-2], height), kernel.AdaptiveWindows(x.shape[n-1], width)
+	return device.Windows{In: x.shape[n-2], Out: height, Adaptive: true}, device.Windows{In: x.shape[n-1], Out: width, Adaptive: true}
 }
 
 // pooled returns the shape of the result, and x as planes.
-func pooled(x *Tensor, h, w kernel.Windows) (shape []int, planes *Tensor) {
+func pooled(x *Tensor, h, w device.Windows) (shape []int, planes *Tensor) {
 	n := len(x.shape)
-	shape = append(append([]int{}, x.shape[:n-2]...), len(h.At), len(w.At))
+	shape = append(append([]int{}, x.shape[:n-2]...), h.Out, w.Out)
 	return shape, x.mixed().Contiguous().Reshape(numElems(x.shape[:n-2]), h.In*w.In)
 }
 
 // maxPool also returns where the elements are, int32 [planes, windows].
-func maxPool(op string, x *Tensor, h, w kernel.Windows) (out, at *Tensor) {
+func maxPool(op string, x *Tensor, h, w device.Windows) (out, at *Tensor) {
 	shape, src := pooled(x, h, w)
-	planes, in, size := src.shape[0], src.shape[1], len(h.At)*len(w.At)
+	planes, in, size := src.shape[0], src.shape[1], h.Out*w.Out
 	out = result(op, src.dtype, []int{planes, size}, src)
 	at = result(op, Int32, out.shape, src)
-	fused(op, poolParams(h, w, 0), []*Tensor{out, at, src}, func(p *work.Pool, a []device.Array) {
-		kernel.MaxPool2d(p, mixedOf(a[0]), device.Elems[int32](a[1]), mixedOf(a[2]), planes, h, w)
-	})
+	fused(device.MaxPool{H: h, W: w}, out, at, src)
 	out = out.record(op, []*Tensor{src}, []*Tensor{at}, func(b *backprop, g *Tensor) { b.give(0, spreadTo(at, in, g)) })
 	return out.Reshape(shape...).To(x.dtype), at
 }
@@ -144,11 +140,9 @@ func maxPool(op string, x *Tensor, h, w kernel.Windows) (out, at *Tensor) {
 func spreadTo(at *Tensor, in int, g *Tensor) *Tensor {
 	const op = "max pool grad"
 	g = g.Contiguous()
-	planes, size := at.shape[0], at.shape[1]
+	planes := at.shape[0]
 	dx := result(op, g.dtype, []int{planes, in}, g)
-	fused(op, nil, []*Tensor{dx, g, at}, func(p *work.Pool, a []device.Array) {
-		kernel.MaxPool2dBackward(p, mixedOf(a[0]), mixedOf(a[1]), device.Elems[int32](a[2]), planes, in, size)
-	})
+	fused(device.MaxPoolGrad{}, dx, g, at)
 	return dx.record(op, []*Tensor{g}, []*Tensor{at}, func(b *backprop, gg *Tensor) { b.give(0, pickFrom(at, gg)) })
 }
 
@@ -158,47 +152,29 @@ func pickFrom(at, x *Tensor) *Tensor {
 	x = x.Contiguous()
 	planes, size, in := at.shape[0], at.shape[1], x.shape[1]
 	out := result(op, x.dtype, []int{planes, size}, x)
-	fused(op, nil, []*Tensor{out, x, at}, func(p *work.Pool, a []device.Array) {
-		kernel.PickAt(p, mixedOf(a[0]), mixedOf(a[1]), device.Elems[int32](a[2]), planes, in, size)
-	})
+	fused(device.MaxPoolPick{}, out, x, at)
 	return out.record(op, []*Tensor{x}, []*Tensor{at}, func(b *backprop, g *Tensor) { b.give(0, spreadTo(at, in, g)) })
 }
 
-func avgPool(op string, x *Tensor, h, w kernel.Windows, divisor int) *Tensor {
+func avgPool(op string, x *Tensor, h, w device.Windows, divisor int) *Tensor {
 	shape, src := pooled(x, h, w)
 	return averages(op, src, h, w, divisor).Reshape(shape...).To(x.dtype)
 }
 
 // averages and spread are linear, and each is the other's gradient.
-func averages(op string, src *Tensor, h, w kernel.Windows, divisor int) *Tensor {
+func averages(op string, src *Tensor, h, w device.Windows, divisor int) *Tensor {
 	planes := src.shape[0]
-	out := result(op, src.dtype, []int{planes, len(h.At) * len(w.At)}, src)
-	fused(op, poolParams(h, w, divisor), []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
-		kernel.AvgPool2d(p, mixedOf(a[0]), mixedOf(a[1]), planes, h, w, divisor)
-	})
+	out := result(op, src.dtype, []int{planes, h.Out * w.Out}, src)
+	fused(device.AvgPool{H: h, W: w, Divisor: divisor}, out, src)
 	return out.record(op, []*Tensor{src}, nil, func(b *backprop, g *Tensor) { b.give(0, spread(op, g, h, w, divisor)) })
 }
 
-func spread(op string, g *Tensor, h, w kernel.Windows, divisor int) *Tensor {
+func spread(op string, g *Tensor, h, w device.Windows, divisor int) *Tensor {
 	g = g.Contiguous()
 	planes := g.shape[0]
 	dx := result(op, g.dtype, []int{planes, h.In * w.In}, g)
-	fused(op+" grad", poolParams(h, w, divisor), []*Tensor{dx, g}, func(p *work.Pool, a []device.Array) {
-		kernel.AvgPool2dBackward(p, mixedOf(a[0]), mixedOf(a[1]), planes, h, w, divisor)
-	})
+	fused(device.AvgPoolGrad{H: h, W: w, Divisor: divisor}, dx, g)
 	return dx.record(op+" grad", []*Tensor{g}, nil, func(b *backprop, gg *Tensor) {
 		b.give(0, averages(op, gg.Contiguous(), h, w, divisor))
 	})
-}
-
-// poolParams describe the windows to a device that knows the operation by name.
-func poolParams(h, w kernel.Windows, divisor int) []float64 {
-	params := []float64{float64(divisor)}
-	for _, d := range []kernel.Windows{h, w} {
-		params = append(params, float64(d.In), float64(d.Step), float64(len(d.At)))
-		for _, at := range d.At {
-			params = append(params, float64(at.Lo), float64(at.Hi), float64(at.Size))
-		}
-	}
-	return params
 }

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Squeeze returns a view without the given dims, those that have size 1; all
@@ -139,17 +137,8 @@ func (t *Tensor) triangle(op string, k int, upper bool) *Tensor {
 	k = max(min(k, t.shape[n-1]), -t.shape[n-2]) // beyond, nothing changes
 	src := t.Contiguous()
 	out := result(op, t.dtype, t.shape, t)
-	moved(op, []float64{float64(k)}, []*Tensor{out, src},
-		func(p *work.Pool, a []device.Array) { triangleOf[uint8](p, a, k, upper) },
-		func(p *work.Pool, a []device.Array) { triangleOf[uint16](p, a, k, upper) },
-		func(p *work.Pool, a []device.Array) { triangleOf[int32](p, a, k, upper) },
-		func(p *work.Pool, a []device.Array) { triangleOf[int64](p, a, k, upper) })
+	fused(device.Triangle{K: k, Upper: upper}, out, src)
 	return out.record(op, []*Tensor{t}, nil, func(b *backprop, g *Tensor) { b.give(0, g.triangle(op, k, upper)) })
-}
-
-func triangleOf[T kernel.Word](p *work.Pool, a []device.Array, k int, upper bool) {
-	n := len(a[0].Shape)
-	kernel.Triangle(p, wordsOf[T](a[0]), wordsOf[T](a[1]), numElems(a[0].Shape[:n-2]), a[0].Shape[n-2], a[0].Shape[n-1], k, upper)
 }
 
 // Roll shifts the elements along each of dims by its shift; what leaves at one

@@ -4,8 +4,6 @@ package tensor
 
 import (
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // giveRegion adds g to the elements from start on of one dim of the gradient
@@ -19,11 +17,7 @@ func (b *backprop) giveRegion(i int, g *Tensor, shape []int, dim, start int) {
 		return
 	}
 	g = g.Contiguous()
-	outer, size, inner := around(shape, dim)
-	n := g.shape[dim]
-	fused("add region", []float64{float64(dim), float64(start)}, []*Tensor{old, g}, func(p *work.Pool, a []device.Array) {
-		kernel.AddRuns(p, a[0].Float32s()[min(start*inner, a[0].NumElems()):], size*inner, a[1].Float32s(), n*inner, n*inner, outer)
-	})
+	fused(device.AddRegion{Dim: dim, Start: start}, old, g)
 }
 
 // ownsAlone reports whether nobody else sees a gradient, so that it can be

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // RMSNorm divides the last dim by its root mean square, √(mean(x²) + eps), and
@@ -33,10 +31,7 @@ func RMSNorm(x, weight *Tensor, eps float64) *Tensor {
 	src := x.rows(cols)
 	out := result("rms norm", Float32, src.shape, src, weight)
 	rstd := result("rms norm", Float32, src.shape[:1], src, weight)
-	fused("rms norm", []float64{eps}, []*Tensor{out, rstd, src, weight}, func(p *work.Pool, a []device.Array) {
-		rows, cols := a[2].RowsCols()
-		kernel.RMSNorm(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), rows, cols, float32(eps))
-	})
+	fused(device.RMSNorm{Eps: eps}, out, rstd, src, weight)
 	saves := []*Tensor{src, rstd}
 	if weight != nil {
 		saves = append(saves, weight)
@@ -52,10 +47,7 @@ func RMSNorm(x, weight *Tensor, eps float64) *Tensor {
 		if b.needs(1) {
 			dweight = result("rms norm", Float32, weight.shape, g)
 		}
-		fused("rms norm grad", nil, []*Tensor{dx, dweight, g, src, rstd, weight}, func(p *work.Pool, a []device.Array) {
-			rows, cols := a[3].RowsCols()
-			kernel.RMSNormBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), a[5].Float32s(), rows, cols)
-		})
+		fused(device.RMSNormGrad{}, dx, dweight, g, src, rstd, weight)
 		if b.needs(0) {
 			b.give(0, dx)
 		}

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // A recurrent layer is one recorded operation: the products of all steps' inputs
@@ -41,9 +39,7 @@ func LSTM(gates, h0, c0, weight *Tensor, reverse bool) (out, cn *Tensor) {
 		}
 		act := acts.stepAt(t)
 		act.Device().MatMul(act.array(), h.array(), wT.array(), device.Array{}, 1)
-		fused("lstm cell", nil, []*Tensor{hs.stepAt(t), cs.stepAt(t), act, c}, func(p *work.Pool, a []device.Array) {
-			kernel.LSTMCell(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), r.batch, r.hidden)
-		})
+		fused(device.LSTMCell{}, hs.stepAt(t), cs.stepAt(t), act, c)
 	})
 	inputs := []*Tensor{gates, h0, c0, weight}
 	states = states.record("lstm", inputs, []*Tensor{gates, h0, c0, weight, acts, states}, func(b *backprop, g *Tensor) {
@@ -62,10 +58,7 @@ func LSTM(gates, h0, c0, weight *Tensor, reverse bool) (out, cn *Tensor) {
 			}
 			dact := dgates.stepAt(t)
 			operands := []*Tensor{dact, dc, gh.stepAt(t), dh, gc.stepAt(t), acts.stepAt(t), cs.stepAt(t), c}
-			fused("lstm cell grad", nil, operands, func(p *work.Pool, a []device.Array) {
-				kernel.LSTMCellBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(),
-					a[1].Float32s(), a[5].Float32s(), a[6].Float32s(), a[7].Float32s(), r.batch, r.hidden)
-			})
+			fused(device.LSTMCellGrad{}, operands...)
 			dh.Device().MatMul(dh.array(), dact.array(), weight.array(), device.Array{}, 0)
 		})
 		for i, gi := range []*Tensor{dgates, dh, dc} {
@@ -113,9 +106,7 @@ func GRU(gates, h0, weight, bias *Tensor, reverse bool) *Tensor {
 			h = hs.stepAt(prev)
 		}
 		sums.Device().MatMul(sums.array(), h.array(), wT.array(), biasArray, 0)
-		fused("gru cell", nil, []*Tensor{hs.stepAt(t), acts.stepAt(t), xs.stepAt(t), sums, h}, func(p *work.Pool, a []device.Array) {
-			kernel.GRUCell(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s(), r.batch, r.hidden)
-		})
+		fused(device.GRUCell{}, hs.stepAt(t), acts.stepAt(t), xs.stepAt(t), sums, h)
 	})
 	inputs := []*Tensor{gates, h0, weight, bias}
 	return out.record("gru", inputs, []*Tensor{gates, h0, weight, acts, out}, func(b *backprop, g *Tensor) {
@@ -133,10 +124,7 @@ func GRU(gates, h0, weight, bias *Tensor, reverse bool) *Tensor {
 			}
 			dsum := ds.stepAt(t)
 			operands := []*Tensor{dx.stepAt(t), dsum, dh, g.stepAt(t), acts.stepAt(t), h}
-			fused("gru cell grad", nil, operands, func(p *work.Pool, a []device.Array) {
-				kernel.GRUCellBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[2].Float32s(),
-					a[4].Float32s(), a[5].Float32s(), r.batch, r.hidden)
-			})
+			fused(device.GRUCellGrad{}, operands...)
 			dh.Device().MatMul(dh.array(), dsum.array(), weight.array(), device.Array{}, 1)
 		})
 		for i, gi := range []*Tensor{dx, dh} {

@@ -7,8 +7,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // RoPE turns the channels i and i + dim/2 of each head as a pair by an angle
@@ -41,17 +39,7 @@ func RoPE(x, cos, sin *Tensor) *Tensor {
 func (t *Tensor) rotate(cos, sin *Tensor, back bool) *Tensor {
 	t = t.denseHeads()
 	out := result("rope", Float32, t.shape, t, cos, sin)
-	fused("rope", []float64{param01(back)}, []*Tensor{out, t, cos, sin}, func(p *work.Pool, a []device.Array) {
-		x := a[1]
-		r := kernel.Rotation{
-			NumBatch: x.Shape[0], NumTime: x.Shape[1], NumHeads: x.Shape[2], Dim: x.Shape[3],
-			Cos: a[2].Float32s(), Sin: a[3].Float32s(), Time: x.Shape[3] / 2, Back: back,
-		}
-		if len(a[2].Shape) == 3 {
-			r.Batch = r.NumTime * r.Time
-		}
-		kernel.Rotate(p, r, heads(a[0]), heads(x))
-	})
+	fused(device.RoPE{Back: back}, out, t, cos, sin)
 	return out.record("rope", []*Tensor{t}, []*Tensor{cos, sin}, func(b *backprop, g *Tensor) {
 		b.give(0, g.rotate(cos, sin, !back))
 	})

@@ -4,8 +4,6 @@ package tensor
 
 import (
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Softmax returns exp(t) over its sum along a dim. It is computed in float32 for
@@ -47,10 +45,7 @@ func (t *Tensor) alongLast(op string, dim int, fn func(t *Tensor) *Tensor) *Tens
 func (t *Tensor) softmax() *Tensor {
 	src := t.Detach().Contiguous()
 	out := result("softmax", Float32, t.shape, t)
-	fused("softmax", nil, []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
-		rows, cols := a[1].RowsCols()
-		kernel.Softmax(p, a[0].Float32s(), a[1].Float32s(), rows, cols)
-	})
+	fused(device.Softmax{}, out, src)
 	t.discard(src)
 	return out.record("softmax", []*Tensor{t}, []*Tensor{out}, func(b *backprop, g *Tensor) {
 		if b.create {
@@ -59,10 +54,7 @@ func (t *Tensor) softmax() *Tensor {
 		}
 		g = g.Contiguous()
 		dx := result("softmax", Float32, out.shape, g)
-		fused("softmax grad", nil, []*Tensor{dx, out, g}, func(p *work.Pool, a []device.Array) {
-			rows, cols := a[1].RowsCols()
-			kernel.SoftmaxBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), rows, cols)
-		})
+		fused(device.SoftmaxGrad{}, dx, out, g)
 		b.give(0, dx)
 	})
 }

@@ -4,8 +4,6 @@ package tensor
 
 import (
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // TopK returns the k largest elements along a dim (the smallest ones if not
@@ -17,24 +15,7 @@ func (t *Tensor) TopK(k, dim int, largest bool) (values, indices *Tensor) {
 	if k < 0 || k > t.shape[dim] {
 		fail("top k", []*Tensor{t}, "dim %d has no %d elements", dim, k)
 	}
-	indices = t.ordered("top k", dim, k, largest, func(p *work.Pool, order []int64, a device.Array, rows, cols int) {
-		switch a.DType {
-		case Float32:
-			kernel.TopK(p, order, a.Float32s(), rows, cols, k, largest, false)
-		case Float64:
-			kernel.TopK(p, order, device.Elems[float64](a), rows, cols, k, largest, false)
-		case BFloat16, Float16:
-			kernel.TopK(p, order, device.Elems[uint16](a), rows, cols, k, largest, a.DType == Float16)
-		case Int64:
-			kernel.TopK(p, order, a.Int64s(), rows, cols, k, largest, false)
-		case Int32:
-			kernel.TopK(p, order, device.Elems[int32](a), rows, cols, k, largest, false)
-		case Int8:
-			kernel.TopK(p, order, device.Elems[int8](a), rows, cols, k, largest, false)
-		default:
-			kernel.TopK(p, order, device.Elems[uint8](a), rows, cols, k, largest, false)
-		}
-	})
+	indices = t.ordered(device.TopK{K: k, Largest: largest}, dim, k)
 	return t.gatherElems(dim, indices), indices
 }
 
@@ -49,38 +30,18 @@ func (t *Tensor) Sort(dim int, descending bool) (values, indices *Tensor) {
 // ArgSort returns the indices that sort t along a dim; see [Tensor.Sort].
 func (t *Tensor) ArgSort(dim int, descending bool) *Tensor {
 	dim = dimIndex("sort", t, dim)
-	return t.ordered("sort", dim, t.shape[dim], descending, func(p *work.Pool, order []int64, a device.Array, rows, cols int) {
-		switch a.DType {
-		case Float32:
-			kernel.ArgSort(p, order, a.Float32s(), rows, cols, descending, false)
-		case Float64:
-			kernel.ArgSort(p, order, device.Elems[float64](a), rows, cols, descending, false)
-		case BFloat16, Float16:
-			kernel.ArgSort(p, order, device.Elems[uint16](a), rows, cols, descending, a.DType == Float16)
-		case Int64:
-			kernel.ArgSort(p, order, a.Int64s(), rows, cols, descending, false)
-		case Int32:
-			kernel.ArgSort(p, order, device.Elems[int32](a), rows, cols, descending, false)
-		case Int8:
-			kernel.ArgSort(p, order, device.Elems[int8](a), rows, cols, descending, false)
-		default:
-			kernel.ArgSort(p, order, device.Elems[uint8](a), rows, cols, descending, false)
-		}
-	})
+	return t.ordered(device.Sort{Descending: descending}, dim, t.shape[dim])
 }
 
 // ordered runs a kernel that writes k indices for each row of the last dim, and
 // returns them with that dim where it was.
-func (t *Tensor) ordered(op string, dim, k int, flag bool, run func(p *work.Pool, order []int64, a device.Array, rows, cols int)) *Tensor {
+func (t *Tensor) ordered(op device.Op, dim, k int) *Tensor {
 	last := len(t.shape) - 1
 	src := t.Detach().Transpose(dim, last).Contiguous()
 	shape := src.Shape()
 	shape[last] = k
-	order := result(op, Int64, shape, t)
-	fused(op, []float64{float64(k), param01(flag)}, []*Tensor{order, src}, func(p *work.Pool, a []device.Array) {
-		rows, cols := a[1].RowsCols()
-		run(p, a[0].Int64s(), a[1], rows, cols)
-	})
+	order := result(device.OpName(op), Int64, shape, t)
+	fused(op, order, src)
 	return order.Transpose(dim, last).Contiguous()
 }
 
@@ -101,17 +62,7 @@ func (t *Tensor) cumSum(dim int, reverse bool) *Tensor {
 	}
 	src := t.Contiguous()
 	out := result("cumsum", t.dtype, t.shape, t)
-	outer, n, inner := around(t.shape, dim)
-	fused("cumsum", []float64{float64(dim), param01(reverse)}, []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
-		switch a[0].DType {
-		case Float32:
-			kernel.CumSum[float32, float64](p, a[0].Float32s(), a[1].Float32s(), outer, n, inner, reverse)
-		case Float64:
-			kernel.CumSum[float64, float64](p, device.Elems[float64](a[0]), device.Elems[float64](a[1]), outer, n, inner, reverse)
-		default:
-			kernel.CumSum[int64, int64](p, a[0].Int64s(), a[1].Int64s(), outer, n, inner, reverse)
-		}
-	})
+	fused(device.CumSum{Dim: dim, Reverse: reverse}, out, src)
 	if !t.dtype.IsFloat() {
 		return out
 	}
@@ -131,10 +82,7 @@ func (t *Tensor) CumProd(dim int) *Tensor {
 	}
 	src := t.Contiguous()
 	out := result("cumprod", Float32, t.shape, t)
-	fused("cumprod", nil, []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
-		rows, cols := a[1].RowsCols()
-		kernel.CumProd[float32, float64](p, a[0].Float32s(), a[1].Float32s(), rows, cols)
-	})
+	fused(device.CumProd{}, out, src)
 	return out.record("cumprod", []*Tensor{src}, []*Tensor{src, out}, func(b *backprop, g *Tensor) {
 		if b.create {
 			b.composite(g, src.cumProdDefinition)
@@ -147,12 +95,10 @@ func (t *Tensor) CumProd(dim int) *Tensor {
 		ones := src.Mul(before).Add(first) // 1 there and 0 later
 		nonzero := src.Mul(before).Sub(before).AddScalar(1)
 		dx := g.Mul(out).cumSum(dim, true).Div(nonzero).Mul(before)
-		if first.NumElems() > 0 && first.Device() != Meta && first.SumSquares() > 0 {
-			after := first.cumSum(dim, false).Sub(first)
-			rest := src.Mul(after).Add(ones)
-			dx = dx.Add(g.Mul(rest.CumProd(dim)).cumSum(dim, true).Mul(first))
-		}
-		b.give(0, dx)
+		after := first.cumSum(dim, false).Sub(first)
+		rest := src.Mul(after).Add(ones)
+		atFirst := g.Mul(rest.CumProd(dim)).cumSum(dim, true)
+		b.give(0, dx.Add(Where(first.To(Bool), atFirst, scalarOf(dx, 0))))
 	})
 }
 
@@ -174,20 +120,6 @@ func (t *Tensor) cumProdDefinition() *Tensor {
 // what comes before it.
 func firstZeros(t *Tensor) (first, before *Tensor) {
 	first, before = result("first zeros", Float32, t.shape, t), result("first zeros", Float32, t.shape, t)
-	fused("first zeros", nil, []*Tensor{first, before, t}, func(_ *work.Pool, a []device.Array) {
-		rows, cols := a[2].RowsCols()
-		at, until, x := a[0].Float32s(), a[1].Float32s(), a[2].Float32s()
-		clear(at)
-		clear(until)
-		for r := range rows {
-			for i := r * cols; i < (r+1)*cols; i++ {
-				if x[i] == 0 {
-					at[i] = 1
-					break
-				}
-				until[i] = 1
-			}
-		}
-	})
+	fused(device.FirstZeros{}, first, before, t)
 	return first, before
 }

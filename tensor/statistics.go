@@ -7,8 +7,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // Prod returns the product over the given dims, all of them if none is given;
@@ -56,21 +54,7 @@ func (t *Tensor) prodOfOthers(dims []int) *Tensor {
 	src := turned.To(Float64).Contiguous()
 	out := result("prod grad", Float64, src.shape, t)
 	size := max(1, numElems(src.shape[len(src.shape)-len(dims):]))
-	fused("prod grad", nil, []*Tensor{out, src}, func(_ *work.Pool, a []device.Array) {
-		dst, x := device.Elems[float64](a[0]), device.Elems[float64](a[1])
-		for at := 0; at < len(x); at += size {
-			before := 1.0
-			for i := at; i < at+size; i++ {
-				dst[i] = before
-				before *= x[i]
-			}
-			after := 1.0
-			for i := at + size - 1; i >= at; i-- {
-				dst[i] *= after
-				after *= x[i]
-			}
-		}
-	})
+	fused(device.ProdGrad{Size: size}, out, src)
 	return out.Permute(back...).To(t.dtype)
 }
 
@@ -191,10 +175,7 @@ func (t *Tensor) logSumExpTo(keep, dims []int) *Tensor {
 	if t.dtype == Float32 && len(dims) == 1 && dimIndex("log sum exp", t, dims[0]) == last {
 		src := t.Detach().Contiguous()
 		out := result("log sum exp", Float32, keep, t)
-		fused("log sum exp", nil, []*Tensor{out, src}, func(p *work.Pool, a []device.Array) {
-			rows, cols := a[1].RowsCols()
-			kernel.LogSumExp(p, a[0].Float32s(), a[1].Float32s(), rows, cols)
-		})
+		fused(device.LogSumExp{}, out, src)
 		t.discard(src)
 		return out
 	}

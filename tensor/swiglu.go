@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/kernel"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // SwiGLU returns silu(gate)·up elementwise, silu(x) being x/(1 + e^-x), for two
@@ -30,13 +28,7 @@ func SwiGLU(gate, up *Tensor) *Tensor {
 	gate, up = gate.Contiguous(), up.Contiguous()
 	both = []*Tensor{gate, up}
 	out := result("swiglu", gate.dtype, gate.shape, both...)
-	fused("swiglu", nil, []*Tensor{out, gate, up}, func(p *work.Pool, a []device.Array) {
-		if a[0].DType == BFloat16 {
-			kernel.SwiGLUBF16(p, device.Elems[uint16](a[0]), device.Elems[uint16](a[1]), device.Elems[uint16](a[2]))
-			return
-		}
-		kernel.SwiGLU(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s())
-	})
+	fused(device.SwiGLU{}, out, gate, up)
 	return out.record("swiglu", both, both, func(b *backprop, g *Tensor) {
 		if b.create {
 			b.composite(g, func() *Tensor { return gate.SiLU().Mul(up) })
@@ -44,14 +36,7 @@ func SwiGLU(gate, up *Tensor) *Tensor {
 		}
 		g = g.Contiguous()
 		dgate, dup := result("swiglu", gate.dtype, gate.shape, g), result("swiglu", gate.dtype, gate.shape, g)
-		fused("swiglu grad", nil, []*Tensor{dgate, dup, gate, up, g}, func(p *work.Pool, a []device.Array) {
-			if a[0].DType == BFloat16 {
-				kernel.SwiGLUBackwardBF16(p, device.Elems[uint16](a[0]), device.Elems[uint16](a[1]), device.Elems[uint16](a[2]),
-					device.Elems[uint16](a[3]), device.Elems[uint16](a[4]))
-				return
-			}
-			kernel.SwiGLUBackward(p, a[0].Float32s(), a[1].Float32s(), a[2].Float32s(), a[3].Float32s(), a[4].Float32s())
-		})
+		fused(device.SwiGLUGrad{}, dgate, dup, gate, up, g)
 		if b.needs(0) {
 			b.give(0, dgate)
 		}

@@ -19,7 +19,6 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/mem"
-	"github.com/cohort-ml/cohort/internal/work"
 )
 
 // DType is the type of a tensor's elements.
@@ -240,17 +239,6 @@ const (
 	Prod
 )
 
-// Fused is an operation with a kernel of its own, where the primitives would
-// pass over memory several times. It is declared beside the operation, in
-// package tensor, with its kernel for the CPU; other devices know it by name.
-type Fused struct {
-	Name string
-	// Params are the operation's scalars, for devices that look it up.
-	Params []float64
-	// CPU computes it on host memory, with the threads of the device.
-	CPU func(p *work.Pool, args []Array)
-}
-
 // Device is a kind of processor with its memory.
 type Device interface {
 	Name() string
@@ -264,6 +252,14 @@ type Device interface {
 	// earlier calls have taken effect, for reading and writing on the CPU;
 	// nil where there are none.
 	Host(m Memory, offset, size int) []byte
+
+	// Late reports whether calls may take effect after they have returned.
+	Late() bool
+	// Fault returns the first fault that calls have noted since it was last asked,
+	// of a device that is late; others tell the [Check] of a call. With wait it is
+	// asked after all earlier calls have taken effect. From a fault on until it has
+	// been asked for, a device may leave calls out.
+	Fault(wait bool) Fault
 
 	Kernels
 }
@@ -312,14 +308,13 @@ type Kernels interface {
 	// empty. Each of dst, a and b is Float32 or BFloat16; when any is BFloat16,
 	// a and b are rounded to it, and sums are kept in float32.
 	MatMul(dst, a, b, bias Array, beta float32)
-	// Gather copies rows of table by int64 ids; it returns the first
-	// position whose id is out of range (-1 if none).
-	Gather(dst, table, ids Array) (badPos int)
+	// Gather copies rows of table by int64 ids, and notes an id that is none.
+	Gather(dst, table, ids Array, check *Check)
 	// ScatterAdd adds rows of g into dst by ids, in the order of ids.
 	ScatterAdd(dst, g, ids Array)
 	// Fused runs an operation with a kernel of its own on args, results among
-	// them; false means that the device has no such kernel. args and the
-	// operation's Params are the caller's again afterwards: a device that runs
-	// calls later copies them.
-	Fused(op Fused, args ...Array) bool
+	// them; false means that the device has no such kernel. args and the lists of
+	// op are the caller's again afterwards: a device that runs calls later copies
+	// them, op by [CopyOp].
+	Fused(op Op, args ...Array) bool
 }

@@ -12,6 +12,8 @@ func (meta) Name() string                               { return "meta" }
 func (meta) Alloc(size int, _ bool) Memory              { return Memory{Size: size} }
 func (meta) Free(Memory)                                {}
 func (meta) Host(Memory, int, int) []byte               { return nil }
+func (meta) Late() bool                                 { return false }
+func (meta) Fault(bool) Fault                           { return Fault{} }
 func (meta) Fill(Array, float64)                        {}
 func (meta) Copy(_, _ Array)                            {}
 func (meta) Axpy(Array, float64, Array)                 {}
@@ -23,6 +25,6 @@ func (meta) ArgReduce(Reduction, Array, Array, int)     {}
 func (meta) Reduce(Reduction, Array, Array)             {}
 func (meta) SumSquares(Array, ...Array)                 {}
 func (meta) MatMul(_, _, _, _ Array, _ float32)         {}
-func (meta) Gather(_, _, _ Array) int                   { return -1 }
+func (meta) Gather(_, _, _ Array, _ *Check)             {}
 func (meta) ScatterAdd(_, _, _ Array)                   {}
-func (meta) Fused(Fused, ...Array) bool                 { return true }
+func (meta) Fused(Op, ...Array) bool                    { return true }

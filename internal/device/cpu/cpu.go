@@ -64,6 +64,12 @@ func (*CPU) Host(m device.Memory, offset, size int) []byte {
 	return unsafe.Slice((*byte)(unsafe.Add(m.Ptr, offset)), size)
 }
 
+// Late is false: a call has taken effect when it returns.
+func (*CPU) Late() bool { return false }
+
+// Fault returns none: the checks of calls have them.
+func (*CPU) Fault(bool) device.Fault { return device.Fault{} }
+
 // hold keeps the memory of operands until it is called: a kernel's defer.
 func hold(operands ...device.Array) {
 	for i := range operands {
@@ -118,3 +124,5 @@ func forRuns(arrays []device.Array, fn func(ptrs []unsafe.Pointer, n int, stride
 		}
 	}
 }
+
+var _ device.Device = (*CPU)(nil)
