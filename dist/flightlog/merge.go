@@ -43,19 +43,7 @@ type part struct {
 // the latest counts.
 func Merge(dumps []*Dump) *Report {
 	r := &Report{Version: Version, members: map[int]Member{}}
-	latest := map[int]*Dump{}
-	for _, d := range dumps {
-		if r.WorldSize != 0 && d.WorldSize != r.WorldSize && len(r.Notes) == 0 {
-			r.Notes = append(r.Notes, fmt.Sprintf("dumps of jobs of %d and of %d ranks are mixed", r.WorldSize, d.WorldSize))
-		}
-		r.WorldSize = max(r.WorldSize, d.WorldSize)
-		if d.Time().After(r.latest) {
-			r.latest = d.Time()
-		}
-		if before := latest[d.Rank]; before == nil || d.Time().After(before.Time()) {
-			latest[d.Rank] = d
-		}
-	}
+	latest := r.latestDumps(dumps)
 	var present []int
 	for rank := range latest {
 		present = append(present, rank)
@@ -70,38 +58,7 @@ func Merge(dumps []*Dump) *Report {
 		if len(d.Groups) == 0 {
 			forming = append(forming, rank)
 		}
-		parts := make([]*part, len(d.Groups))
-		for i := range d.Groups {
-			g := &d.Groups[i]
-			for _, m := range g.Members {
-				if _, ok := r.members[m.Rank]; !ok {
-					r.members[m.Rank] = m
-				}
-			}
-			v := views[g.Key]
-			if v == nil {
-				v = &view{name: g.Name, key: g.Key, size: g.Size, ranks: g.Ranks, byRank: map[int]*part{}}
-				views[g.Key] = v
-			}
-			if v.byRank[rank] != nil {
-				continue // a dump that names a group twice
-			}
-			parts[i] = &part{dump: d, group: g}
-			v.byRank[rank] = parts[i]
-			v.parts = append(v.parts, parts[i])
-		}
-		r.members[rank] = Member{Rank: rank, Host: d.Host, PID: d.PID}
-		for i := range d.Entries {
-			e := &d.Entries[i]
-			p := parts[e.Group]
-			switch {
-			case p == nil:
-			case e.message():
-				p.messages = append(p.messages, e)
-			default:
-				p.calls = append(p.calls, e)
-			}
-		}
+		r.addDump(d, views)
 	}
 	r.Forming = ranksOf(forming)
 	for _, v := range views {
@@ -111,6 +68,60 @@ func Merge(dumps []*Dump) *Report {
 		return cmp.Or(cmp.Compare(b.trouble(), a.trouble()), cmp.Compare(b.Size, a.Size), cmp.Compare(a.Key, b.Key))
 	})
 	return r
+}
+
+// latestDumps returns the latest dump of each rank.
+func (r *Report) latestDumps(dumps []*Dump) map[int]*Dump {
+	latest := map[int]*Dump{}
+	for _, d := range dumps {
+		if r.WorldSize != 0 && d.WorldSize != r.WorldSize && len(r.Notes) == 0 {
+			r.Notes = append(r.Notes, fmt.Sprintf("dumps of jobs of %d and of %d ranks are mixed", r.WorldSize, d.WorldSize))
+		}
+		r.WorldSize = max(r.WorldSize, d.WorldSize)
+		if d.Time().After(r.latest) {
+			r.latest = d.Time()
+		}
+		if before := latest[d.Rank]; before == nil || d.Time().After(before.Time()) {
+			latest[d.Rank] = d
+		}
+	}
+	return latest
+}
+
+// addDump adds a rank's part to the views of its groups, which are found by their keys.
+func (r *Report) addDump(d *Dump, views map[string]*view) {
+	parts := make([]*part, len(d.Groups))
+	for i := range d.Groups {
+		g := &d.Groups[i]
+		for _, m := range g.Members {
+			if _, ok := r.members[m.Rank]; !ok {
+				r.members[m.Rank] = m
+			}
+		}
+		v := views[g.Key]
+		if v == nil {
+			v = &view{name: g.Name, key: g.Key, size: g.Size, ranks: g.Ranks, byRank: map[int]*part{}}
+			views[g.Key] = v
+		}
+		if v.byRank[d.Rank] != nil {
+			continue // a dump that names a group twice
+		}
+		parts[i] = &part{dump: d, group: g}
+		v.byRank[d.Rank] = parts[i]
+		v.parts = append(v.parts, parts[i])
+	}
+	r.members[d.Rank] = Member{Rank: d.Rank, Host: d.Host, PID: d.PID}
+	for i := range d.Entries {
+		e := &d.Entries[i]
+		p := parts[e.Group]
+		switch {
+		case p == nil:
+		case e.message():
+			p.messages = append(p.messages, e)
+		default:
+			p.calls = append(p.calls, e)
+		}
+	}
 }
 
 // member returns who a rank is, as far as that is known.
@@ -179,173 +190,10 @@ func (p *part) find(seq uint64) *Entry {
 	return nil
 }
 
-// waiting describes the collective that ranks are stuck in.
-func (v *view) waiting(r *Report, seq uint64, g *GroupReport, dumps map[int]*Dump) *Waiting {
-	w := &Waiting{Seq: seq}
-	var came, absent []int
-	sites := map[string][]int{}
-	var gaveUp time.Time // when the first rank did
-	var gaveUpHost string
-	var first time.Time // when the first rank came
-	var firstHost string
-	var longest, longestFailed int64
-	for _, p := range v.parts {
-		e := p.find(seq)
-		if e == nil {
-			continue
-		}
-		if open(e) {
-			if w.Call == "" {
-				w.Call = e.Op
-			}
-			if at := p.dump.at(e.BegunNS); first.IsZero() || at.Before(first) {
-				first, firstHost = at, p.dump.Host
-			}
-			if e.State == Begun {
-				longest = max(longest, p.dump.TimeNS-e.BegunNS)
-				continue
-			}
-			w.GaveUp = true
-			longestFailed = max(longestFailed, e.EndedNS-e.BegunNS)
-			if at := p.dump.at(e.EndedNS); gaveUp.IsZero() || at.Before(gaveUp) {
-				gaveUp, gaveUpHost = at, p.dump.Host
-			}
-		}
-	}
-	if w.LongestNS = longest; w.GaveUp {
-		w.LongestNS = longestFailed
-	}
-	blamed := g.culprits()
-	late := map[int]int64{}
-	for _, p := range v.parts {
-		rank := p.dump.Rank
-		e := p.find(seq)
-		if e == nil && p.group.Called < seq {
-			absent = append(absent, rank)
-			continue
-		}
-		if e != nil && !gaveUp.IsZero() && (blamed.Count() == 0 || blamed.Has(rank)) {
-			by := p.dump.at(e.CalledNS).Sub(gaveUp)
-			if by > clockError || by > 0 && p.dump.Host == gaveUpHost {
-				late[rank] = int64(by)
-				absent = append(absent, rank)
-				continue
-			}
-		}
-		came = append(came, rank)
-		if e != nil {
-			s := p.dump.site(e)
-			sites[s] = append(sites[s], rank)
-		}
-	}
-	w.Ranks = ranksOf(came)
-	silent := v.silent()
-	if w.Missing = ranksOf(slices.Clone(absent)); v.foreign() {
-		w.Unrecorded = silent
-	} else {
-		w.Missing = w.Missing.union(silent)
-	}
-	for s, ranks := range sites {
-		if s != "" {
-			w.Sites = append(w.Sites, SiteCount{Site: s, Ranks: ranksOf(ranks)})
-		}
-	}
-	slices.SortFunc(w.Sites, func(a, b SiteCount) int {
-		return cmp.Or(b.Ranks.Count()-a.Ranks.Count(), cmp.Compare(a.Site, b.Site))
-	})
-	w.Sites = w.Sites[:min(len(w.Sites), maxDetails)]
-	for _, rank := range absent {
-		if len(w.Absent) == maxDetails {
-			return w
-		}
-		a := v.absence(rank, late[rank])
-		// A dump from before the others came says nothing of what followed,
-		// unless it was written at this rank's end.
-		d := dumps[rank]
-		if by := first.Sub(d.Time()); d.Reason == "asked" && (by > clockError || by > 0 && d.Host == firstHost) {
-			a.StaleNS = int64(r.latest.Sub(d.Time()))
-		}
-		w.Absent = append(w.Absent, a)
-	}
-	for _, s := range silent {
-		for rank := s.First; rank <= s.Last; rank++ {
-			if len(w.Absent) == maxDetails {
-				return w
-			}
-			a := Absence{Member: r.member(rank), Why: "no dump"}
-			if dumps[rank] != nil {
-				a.Why = "not made the group, or left it"
-				a.Doing, a.At, a.Stack = doing(dumps[rank]), dumps[rank].At, dumps[rank].Stack
-			}
-			w.Absent = append(w.Absent, a)
-		}
-	}
-	return w
-}
-
 // foreign reports whether the group is in a PyTorch job, over PyTorch's wire: ranks
 // without a dump may be PyTorch's, and a rank that waits knows only the neighbour that
 // it waits for, which may itself wait.
 func (v *view) foreign() bool { return v.parts[0].group.Transport == "gloo" }
-
-// silent returns the members of which no dump knows the group.
-func (v *view) silent() Ranks {
-	var known []int
-	for rank := range v.byRank {
-		known = append(known, rank)
-	}
-	if v.ranks == nil {
-		return ranksOf(known).without(v.size)
-	}
-	var out []int
-	for _, rank := range v.ranks {
-		if v.byRank[rank] == nil {
-			out = append(out, rank)
-		}
-	}
-	return ranksOf(out)
-}
-
-// absence describes a member that has a dump and did not come.
-func (v *view) absence(rank int, lateNS int64) Absence {
-	p := v.byRank[rank]
-	a := Absence{Member: Member{Rank: rank, Host: p.dump.Host, PID: p.dump.PID}, Why: "elsewhere", LateNS: lateNS}
-	switch {
-	case lateNS > 0:
-		a.Why = "late"
-	case p.group.Closed:
-		a.Why = "left the group"
-	}
-	if n := len(p.calls); n > 0 {
-		a.Last = lastCall(p.dump, p.calls[n-1])
-	}
-	a.Doing, a.At, a.Stack = doing(p.dump), p.dump.At, p.dump.Stack
-	if p.dump.Reason != "asked" {
-		a.Reason = p.dump.Reason
-	}
-	return a
-}
-
-// doing returns the call that a rank has been running for longest, nil if there is none.
-func doing(d *Dump) *LastCall {
-	for i := range d.Entries {
-		if e := &d.Entries[i]; e.State == Begun {
-			return lastCall(d, e)
-		}
-	}
-	return nil
-}
-
-func lastCall(d *Dump, e *Entry) *LastCall {
-	since := e.CalledNS
-	switch e.State {
-	case Begun:
-		since = e.BegunNS
-	case Ended, Failed:
-		since = e.EndedNS
-	}
-	return &LastCall{Group: d.Groups[e.Group].Name, Call: e.Op, Seq: e.Seq, State: e.State, Site: d.site(e), AgoNS: max(0, d.TimeNS-since)}
-}
 
 // told gathers the errors that the members got, those of most members first.
 func (v *view) told() []Told {

@@ -70,10 +70,9 @@ func newMachine() *machine {
 	}
 }
 
-// apply does one request, which has passed its check and whose call is not one
-// that waits, and appends the
-// answers to out: its own unless it has to wait, and those of
-// waits that it ends. The machine keeps q's slices.
+// apply does one request, which has passed its check, and appends answers to out: the
+// request's own unless it has to wait, and those of waiting calls that it ends. c is not
+// the name of a call that waits. The machine keeps q's slices.
 func (m *machine) apply(c call, q request, out []answer) []answer {
 	switch q.op {
 	case opSet:
@@ -118,39 +117,54 @@ func (m *machine) apply(c call, q request, out []answer) []answer {
 	case opNumKeys:
 		return append(out, answer{c, reply{status: statusOK, number: m.numKeys(q.keys[0])}})
 	case opAdd:
-		n := int64(0)
-		if old, ok := m.values[q.keys[0]]; ok {
-			var err error
-			if n, err = strconv.ParseInt(string(old), 10, 64); err != nil {
-				return append(out, answer{c, reply{status: statusNotInteger}})
-			}
-		}
-		if q.delta > 0 && n > math.MaxInt64-q.delta || q.delta < 0 && n < math.MinInt64-q.delta {
-			return append(out, answer{c, reply{status: statusNotInteger}})
-		}
-		n += q.delta
-		out = append(out, answer{c, reply{status: statusOK, number: n}})
-		return m.set(q.keys[0], strconv.AppendInt(nil, n, 10), out)
+		return m.add(c, q, out)
 	case opCAS:
-		old, ok := m.values[q.keys[0]]
-		if ok != (q.expected != nil) || !bytes.Equal(old, q.expected) {
-			return append(out, answer{c, reply{status: statusNo, value: old}})
-		}
-		if q.value == nil {
-			q.value = []byte{}
-		}
-		out = append(out, answer{c, reply{status: statusOK, value: q.value}})
-		return m.set(q.keys[0], q.value, out)
+		return m.compareAndSet(c, q, out)
 	case opDelete:
-		old, ok := m.values[q.keys[0]]
-		if !ok {
-			return append(out, answer{c, reply{status: statusNo}})
-		}
-		m.size += -int64(entrySize + len(q.keys[0]) + len(old))
-		delete(m.values, q.keys[0])
-		return append(out, answer{c, reply{status: statusOK}})
+		return m.remove(c, q.keys[0], out)
 	}
 	return m.applyPyTorch(c, q, out)
+}
+
+// add adds to a number, 0 where there is none.
+func (m *machine) add(c call, q request, out []answer) []answer {
+	n := int64(0)
+	if old, ok := m.values[q.keys[0]]; ok {
+		var err error
+		if n, err = strconv.ParseInt(string(old), 10, 64); err != nil {
+			return append(out, answer{c, reply{status: statusNotInteger}})
+		}
+	}
+	if q.delta > 0 && n > math.MaxInt64-q.delta || q.delta < 0 && n < math.MinInt64-q.delta {
+		return append(out, answer{c, reply{status: statusNotInteger}})
+	}
+	n += q.delta
+	out = append(out, answer{c, reply{status: statusOK, number: n}})
+	return m.set(q.keys[0], strconv.AppendInt(nil, n, 10), out)
+}
+
+// compareAndSet sets a value if the old one is as expected.
+func (m *machine) compareAndSet(c call, q request, out []answer) []answer {
+	old, ok := m.values[q.keys[0]]
+	if ok != (q.expected != nil) || !bytes.Equal(old, q.expected) {
+		return append(out, answer{c, reply{status: statusNo, value: old}})
+	}
+	if q.value == nil {
+		q.value = []byte{}
+	}
+	out = append(out, answer{c, reply{status: statusOK, value: q.value}})
+	return m.set(q.keys[0], q.value, out)
+}
+
+// remove deletes a key.
+func (m *machine) remove(c call, key string, out []answer) []answer {
+	old, ok := m.values[key]
+	if !ok {
+		return append(out, answer{c, reply{status: statusNo}})
+	}
+	m.size += -int64(entrySize + len(key) + len(old))
+	delete(m.values, key)
+	return append(out, answer{c, reply{status: statusOK}})
 }
 
 // ready says whether a request would be answered at once.

@@ -93,16 +93,7 @@ func (m *machine) holds(key string) bool {
 func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
 	switch q.op {
 	case opPyTorchCAS:
-		old, ok := m.values[q.keys[0]]
-		switch {
-		case ok && !bytes.Equal(old, q.expected):
-			return append(out, answer{c, reply{status: statusNo, value: old}})
-		case !ok && len(q.expected) > 0:
-			// PyTorch answers with what was expected, though there is nothing.
-			return append(out, answer{c, reply{status: statusNo, value: q.expected}})
-		}
-		out = append(out, answer{c, reply{status: statusOK, value: q.value}})
-		return m.set(q.keys[0], q.value, out)
+		return m.compareAndSetPyTorch(c, q, out)
 	case opPyTorchWait:
 		w := &waiter{call: c, op: q.op, keys: q.keys}
 		if m.settle(w) {
@@ -131,18 +122,7 @@ func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
 		v, _ := m.pop(q.keys[0])
 		return append(out, answer{c, reply{status: statusOK, number: int64(n), value: v}})
 	case opPyTorchList:
-		r := reply{status: statusOK, values: make([][]byte, 0, len(m.values))}
-		total := 0
-		for k := range m.values {
-			if slices.Contains(unlisted, k) {
-				continue
-			}
-			if total += len(k); total > MaxValue {
-				return append(out, answer{c, reply{status: statusTooLarge}})
-			}
-			r.values = append(r.values, []byte(k))
-		}
-		return append(out, answer{c, r})
+		return m.listPyTorch(c, out)
 	case opPyTorchNumKeys:
 		n := m.numKeys("")
 		if _, ok := m.values[pyTorchRaw+joinKey]; ok {
@@ -154,16 +134,49 @@ func (m *machine) applyPyTorch(c call, q request, out []answer) []answer {
 	case opPyTorchAppend:
 		return m.append(c, q, maxServedValue, out)
 	case opPyTorchAdd, opPyTorchFileAdd:
-		old, ok := m.values[q.keys[0]]
-		n, isNumber := stoll(old)
-		if ok && !isNumber && (q.op == opPyTorchAdd || len(old) > 0) {
-			return append(out, answer{c, reply{status: statusNotInteger}})
-		}
-		n += q.delta
-		out = append(out, answer{c, reply{status: statusOK, number: n}})
-		return m.set(q.keys[0], strconv.AppendInt(nil, n, 10), out)
+		return m.addPyTorch(c, q, out)
 	}
 	return append(out, answer{c, reply{status: statusLimit}})
+}
+
+func (m *machine) compareAndSetPyTorch(c call, q request, out []answer) []answer {
+	old, ok := m.values[q.keys[0]]
+	switch {
+	case ok && !bytes.Equal(old, q.expected):
+		return append(out, answer{c, reply{status: statusNo, value: old}})
+	case !ok && len(q.expected) > 0:
+		// PyTorch answers with what was expected, though there is nothing.
+		return append(out, answer{c, reply{status: statusNo, value: q.expected}})
+	}
+	out = append(out, answer{c, reply{status: statusOK, value: q.value}})
+	return m.set(q.keys[0], q.value, out)
+}
+
+// listPyTorch answers with all keys that PyTorch's server would list.
+func (m *machine) listPyTorch(c call, out []answer) []answer {
+	r := reply{status: statusOK, values: make([][]byte, 0, len(m.values))}
+	total := 0
+	for k := range m.values {
+		if slices.Contains(unlisted, k) {
+			continue
+		}
+		if total += len(k); total > MaxValue {
+			return append(out, answer{c, reply{status: statusTooLarge}})
+		}
+		r.values = append(r.values, []byte(k))
+	}
+	return append(out, answer{c, r})
+}
+
+func (m *machine) addPyTorch(c call, q request, out []answer) []answer {
+	old, ok := m.values[q.keys[0]]
+	n, isNumber := stoll(old)
+	if ok && !isNumber && (q.op == opPyTorchAdd || len(old) > 0) {
+		return append(out, answer{c, reply{status: statusNotInteger}})
+	}
+	n += q.delta
+	out = append(out, answer{c, reply{status: statusOK, number: n}})
+	return m.set(q.keys[0], strconv.AppendInt(nil, n, 10), out)
 }
 
 // addsNothing says whether a PyTorch process's add leaves the value as it is, to the byte.

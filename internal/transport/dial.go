@@ -94,9 +94,9 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 	for _, option := range options {
 		option(&with)
 	}
-	var reached, alive bool
+	d := &redial{dialing: with, began: time.Now(), pause: firstPause, connect: connectPatience, answer: answerPatience}
 	fail := func(op string, err error) (*Conn, error) {
-		return nil, &Error{Op: op, Proto: proto, Addr: addr, Err: err, reached: reached, alive: alive}
+		return nil, &Error{Op: op, Proto: proto, Addr: addr, Err: err, reached: d.reached, alive: d.alive}
 	}
 	if token.IsZero() {
 		return fail("dial", ErrNoToken)
@@ -113,91 +113,119 @@ func Dial(ctx context.Context, addr, proto string, token Token, options ...DialO
 		ctx, cancel = context.WithTimeout(ctx, dialPatience)
 		defer cancel()
 	}
-	began := time.Now()
-	pause, connect, answer := firstPause, connectPatience, answerPatience
-	final := false
-	var rejected, notOffered, reset time.Time // when that was first said
-	var last error                            // what kept us from connecting, as long as it was worth another try
+	var last error // what kept us from connecting, as long as it was worth another try
 	for tries := 1; ; tries++ {
-		nc, err := with.connect(ctx, network, address, connect)
-		op := "dial"
-		if isReset(err) { // when it had just been made
-			reached, alive = true, true
-		}
-		if isLate(err) {
-			connect = min(connect+connect/2, maxConnectPatience)
-		}
-		if err != nil && !isReset(err) { // whoever hung up before is not there any more
-			rejected, reset = time.Time{}, time.Time{}
-		}
+		conn, op, err := d.try(ctx, network, address, proto, token)
 		if err == nil {
-			op, reached = "handshake", true
-			var link net.Conn
-			if link, err = shake(ctx, nc, proto, token, with.tls && network == "tcp", answer); err == nil {
-				return NewConn(link, proto), nil
-			}
-			nc.Close()
-			switch {
-			case isLate(err):
-				reset = time.Time{}
-				answer = min(2*answer, maxAnswerPatience)
-			case errors.Is(err, ErrNoRoom):
-				alive = true
-				if reset.IsZero() {
-					reset = time.Now()
-				}
-				final = !with.there && time.Since(reset) > resetPatience
-			case errors.Is(err, ErrRejected):
-				alive = true
-				if rejected.IsZero() {
-					rejected = time.Now()
-				}
-				final = time.Since(rejected) > rejectPatience
-			case errors.Is(err, ErrNoProtocol):
-				if notOffered.IsZero() {
-					notOffered = time.Now()
-				}
-				final = time.Since(notOffered) > offerPatience
-			default:
-				final = !worthRetrying(err, time.Since(began))
-			}
+			return conn, nil
 		}
 		if by, _ := ctx.Deadline(); !time.Now().Before(by) {
 			<-ctx.Done() // its timer is about to fire; the socket's was first
 		}
 		if ctx.Err() == nil { // else the deadline speaks, not the peer
 			last = plain(err)
-			if final || op == "dial" && (!worthRetrying(err, time.Since(began)) || with.there && NobodyListens(err)) {
+			if d.final {
 				return fail(op, last)
 			}
 			if with.failed != nil {
 				with.failed(last)
 			}
-			// Ranks start together: spread their tries.
-			jittered := pause
-			if with.dialer == nil {
-				jittered = pause/2 + rand.N(pause)
-			}
-			if pause = min(2*pause, maxPause); errors.Is(err, syscall.EAGAIN) {
-				pause = firstPause // the queue of a unix socket is full: a place may be free at any moment
-			}
-			timer := time.NewTimer(jittered)
-			select {
-			case <-timer.C:
+			if d.rest(ctx, err) {
 				continue
-			case <-ctx.Done():
-				timer.Stop()
 			}
 		}
 		if last == nil {
 			last = plain(err)
 		}
-		return fail(op, fmt.Errorf("gave up after %v and %d tries: %w (%w)", time.Since(began).Round(time.Millisecond), tries, last, ctxerr.Of(ctx)))
+		return fail(op, fmt.Errorf("gave up after %v and %d tries: %w (%w)", time.Since(d.began).Round(time.Millisecond), tries, last, ctxerr.Of(ctx)))
 	}
 }
 
-// connect makes a connection, within some time where it is the system's network.
-func (d *dialing) connect(ctx context.Context, network, address string, patience time.Duration) (net.Conn, error) {
+// redial is what a Dial knows of its tries so far.
+type redial struct {
+	dialing
+	began           time.Time
+	pause           time.Duration // before the next try
+	connect, answer time.Duration // for how long the next try waits
+	reached, alive  bool          // see Reached and Alive
+	// When the peer first said so, without another answer in between.
+	rejected, notOffered, reset time.Time
+	final                       bool // the last try's error does not go away
+}
+
+// try makes one connection. op is what failed: to dial, or the handshake.
+func (d *redial) try(ctx context.Context, network, address, proto string, token Token) (conn *Conn, op string, err error) {
+	nc, err := d.open(ctx, network, address, d.connect)
+	if err != nil {
+		if isReset(err) { // when it had just been made
+			d.reached, d.alive = true, true
+		} else { // whoever hung up before is not there any more
+			d.rejected, d.reset = time.Time{}, time.Time{}
+		}
+		if isLate(err) {
+			d.connect = min(d.connect+d.connect/2, maxConnectPatience)
+		}
+		d.final = !worthRetrying(err, time.Since(d.began)) || d.there && NobodyListens(err)
+		return nil, "dial", err
+	}
+	d.reached = true
+	link, err := shake(ctx, nc, proto, token, d.tls && network == "tcp", d.answer)
+	if err == nil {
+		return NewConn(link, proto), "", nil
+	}
+	nc.Close()
+	d.refused(err)
+	return nil, "handshake", err
+}
+
+// refused takes the error of a handshake, and decides whether it goes away.
+func (d *redial) refused(err error) {
+	since := func(first *time.Time) time.Duration {
+		if first.IsZero() {
+			*first = time.Now()
+		}
+		return time.Since(*first)
+	}
+	switch {
+	case isLate(err):
+		d.reset = time.Time{}
+		d.answer = min(2*d.answer, maxAnswerPatience)
+		d.final = false
+	case errors.Is(err, ErrNoRoom):
+		d.alive = true
+		d.final = since(&d.reset) > resetPatience && !d.there
+	case errors.Is(err, ErrRejected):
+		d.alive = true
+		d.final = since(&d.rejected) > rejectPatience
+	case errors.Is(err, ErrNoProtocol):
+		d.final = since(&d.notOffered) > offerPatience
+	default:
+		d.final = !worthRetrying(err, time.Since(d.began))
+	}
+}
+
+// rest waits for the time of the next try; false if ctx has ended before.
+func (d *redial) rest(ctx context.Context, err error) bool {
+	// Ranks start together: spread their tries.
+	jittered := d.pause
+	if d.dialer == nil {
+		jittered = d.pause/2 + rand.N(d.pause)
+	}
+	if d.pause = min(2*d.pause, maxPause); errors.Is(err, syscall.EAGAIN) {
+		d.pause = firstPause // the queue of a unix socket is full: a place may be free at any moment
+	}
+	timer := time.NewTimer(jittered)
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		timer.Stop()
+		return false
+	}
+}
+
+// open makes a connection, within some time where it is the system's network.
+func (d *dialing) open(ctx context.Context, network, address string, patience time.Duration) (net.Conn, error) {
 	if d.dialer != nil {
 		return d.dialer(ctx, network, address)
 	}
