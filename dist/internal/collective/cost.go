@@ -4,19 +4,19 @@ package collective
 
 import "math/bits"
 
-// Link is what it costs to send over one kind of link, after LogGP (Alexandrov,
+// LinkCost is what it costs to send over one kind of link, after LogGP (Alexandrov,
 // Ionescu, Schauser and Scheiman 1995): a message of B bytes keeps its sender
 // busy for Overhead + B·PerByte and is there Latency later, where it keeps its
 // receiver busy for Overhead again. Times are in picoseconds, whole numbers so
 // that every rank computes the same.
-type Link struct{ Latency, Overhead, PerByte int64 }
+type LinkCost struct{ Latency, Overhead, PerByte int64 }
 
 // Costs is what the chooser believes of a group's machines.
 type Costs struct {
-	Local  Link  // between ranks of a node: a pipe in shared memory
-	Net    Link  // between nodes; ranks of a node share its bandwidth
-	Reduce int64 // to reduce a byte
-	Copy   int64 // to copy a byte
+	Local  LinkCost // between ranks of a node: a pipe in shared memory
+	Net    LinkCost // between nodes; ranks of a node share its bandwidth
+	Reduce int64    // to reduce a byte
+	Copy   int64    // to copy a byte
 }
 
 const (
@@ -30,33 +30,33 @@ const (
 // little: where bytes count, those that move the fewest win on any.
 func DefaultCosts() Costs {
 	return Costs{
-		Local:  Link{Latency: 500 * nanosecond, Overhead: 200 * nanosecond, PerByte: 150},
-		Net:    Link{Latency: 15 * microsecond, Overhead: 4 * microsecond, PerByte: 800},
+		Local:  LinkCost{Latency: 500 * nanosecond, Overhead: 200 * nanosecond, PerByte: 150},
+		Net:    LinkCost{Latency: 15 * microsecond, Overhead: 4 * microsecond, PerByte: 800},
 		Reduce: 60,
 		Copy:   60,
 	}
 }
 
 // send returns how long a send of size bytes keeps a rank busy, in pieces.
-func (l Link) send(size int64) int64 {
+func (l LinkCost) send(size int64) int64 {
 	return l.Overhead*max(1, (size+PieceBytes-1)/PieceBytes) + size*l.PerByte
 }
 
 // step returns how long it takes until a message has been received.
-func (l Link) step(size int64) int64 { return l.send(size) + l.Latency + l.Overhead }
+func (l LinkCost) step(size int64) int64 { return l.send(size) + l.Latency + l.Overhead }
 
 // rounds returns how long n rounds on a ring take, in each of which a rank
 // passes on size bytes: pieces of one round hide the latency of others.
-func (l Link) rounds(n, size int64) int64 {
+func (l LinkCost) rounds(n, size int64) int64 {
 	return n*max(l.send(size), l.step(min(size, PieceBytes))) + l.Latency
 }
 
 // fan returns how long it takes to send size bytes each to n peers, and to
 // receive as many.
-func (l Link) fan(n, size int64) int64 { return n*l.send(size) + l.Latency + l.Overhead }
+func (l LinkCost) fan(n, size int64) int64 { return n*l.send(size) + l.Latency + l.Overhead }
 
 // shared returns the link when n ranks use it at once.
-func (l Link) shared(n int) Link {
+func (l LinkCost) shared(n int) LinkCost {
 	l.PerByte *= int64(n)
 	return l
 }
@@ -72,8 +72,8 @@ func powerOfTwo(n int) bool { return n&(n-1) == 0 }
 // arms is the links that a team's algorithm uses.
 type arms struct {
 	Costs
-	far  Link // between any two, of all at once
-	near Link // between neighbours in order of nodes
+	far  LinkCost // between any two, of all at once
+	near LinkCost // between neighbours in order of nodes
 	n    int
 	// here is how many ranks of a node a tree joins before it leaves the node.
 	here, nodes int

@@ -100,7 +100,7 @@ func (s *timing) queue(r int) {
 	heap.Push(&s.ready, readySend{max(k.sendFree, k.done[p.Sends[k.sent].After]), r})
 }
 
-func (s *timing) link(from, to int) (l Link, far bool) {
+func (s *timing) link(from, to int) (l LinkCost, far bool) {
 	if s.layout.node[from] == s.layout.node[to] {
 		return s.costs.Local, false
 	}

@@ -11,24 +11,23 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// Some collectives end on a rank that has seen nobody's call, or not that of
-// everybody: two ranks that take themselves for the root of a broadcast both
-// send and are through. The next collective that brings the two together shows
-// it, without a message of its own; after the last there is none. So a rank
-// that leaves after such a call first says to the hub of the star which calls
-// it has made last. The hub says it to all ranks, and each compares them with
-// its own, whatever its goroutines do, as soon as it has come as far, and
-// answers if they fit. When all have, the hub lets go who wants to leave.
+// Some collectives end on a rank that has not seen the calls of all others: two ranks that
+// both take themselves for the root of a broadcast both send, and are done. The next
+// collective between the two shows the mismatch, but after the last one there is none. So
+// a rank that closes the group after such a call first tells the hub of the star its last
+// calls. The hub tells them to all ranks. Each rank compares them with its own as soon as
+// it has come as far, and answers if they fit. When all ranks have answered, the hub lets
+// the rank leave.
 const (
-	// confirmPatience is how long a rank that leaves waits for ranks that have
-	// not come as far as it has.
+	// confirmPatience is how long a rank that leaves waits for ranks that have not come as
+	// far.
 	confirmPatience = 250 * time.Millisecond
-	// maxInquiries is how many numbers of calls may be asked about in a group,
-	// for each of its ranks: each asks once, when it leaves.
+	// maxInquiries is the most inquiries of a group for each of its ranks. A rank asks
+	// once, when it leaves.
 	maxInquiries = 2
 )
 
-// inquiry is what is known of who has made the calls up to a number.
+// inquiry is which ranks are known to have made the calls up to a number.
 type inquiry struct {
 	came    []bool // by rank
 	missing int
@@ -36,7 +35,7 @@ type inquiry struct {
 	done    chan struct{}
 }
 
-// inquiries are those of a star. A spoke has only the done of its own.
+// inquiries are those of a star. A spoke has only the channel of its own.
 type inquiries struct {
 	mu   sync.Mutex
 	of   map[uint64]*inquiry // at the hub: by number
@@ -48,8 +47,8 @@ func newInquiries() inquiries {
 	return inquiries{of: map[uint64]*inquiry{}, done: make(chan struct{})}
 }
 
-// confirm asks whether all ranks have made this one's last calls. What it
-// returns is closed when they have, or when nobody can tell.
+// confirm asks whether all ranks have made this one's last calls. The channel is closed
+// when they have, or when no rank can tell.
 func (s *star) confirm(calls []operation.Call) <-chan struct{} {
 	if s.rank == 0 {
 		return s.inquire(0, calls)
@@ -61,7 +60,7 @@ func (s *star) confirm(calls []operation.Call) <-chan struct{} {
 	return s.inquiries.done
 }
 
-// confirmed ends a spoke's wait.
+// confirmed ends the wait of a spoke that leaves.
 func (s *star) confirmed() {
 	s.inquiries.mu.Lock()
 	defer s.inquiries.mu.Unlock()
@@ -71,7 +70,7 @@ func (s *star) confirmed() {
 	}
 }
 
-// inquire has the hub ask all ranks about one's calls.
+// inquire has the hub ask all ranks about the last calls of one.
 func (s *star) inquire(from int, calls []operation.Call) <-chan struct{} {
 	seq := calls[len(calls)-1].Seq
 	q := &s.inquiries
@@ -127,7 +126,7 @@ func (s *star) came(rank int, seq uint64) {
 	}
 }
 
-// fits says that this rank has made calls that another one has asked about.
+// fits tells that this rank has made the calls that another one has asked about.
 func (s *star) fits(seq uint64) {
 	if s.rank == 0 {
 		s.came(0, seq)
@@ -136,7 +135,7 @@ func (s *star) fits(seq uint64) {
 	}
 }
 
-// check takes a rank's last calls.
+// check takes the last calls of a rank that leaves.
 func (s *star) check(from int, payload []byte) error {
 	rank, calls, err := parseCheck(payload, s.numRanks)
 	switch {
@@ -157,7 +156,7 @@ func (s *star) check(from int, payload []byte) error {
 	return nil
 }
 
-// checked takes the word that a rank's calls fit, or at a spoke that all have.
+// checked takes the answer that a rank's calls fit; at a spoke, that all ranks' do.
 func (s *star) checked(from int, payload []byte) error {
 	rank, seq, err := parseChecked(payload, s.numRanks)
 	switch {

@@ -60,10 +60,10 @@ type Config struct {
 	Doing func(asker int) fault.Doing
 }
 
-// withLimit bounds a wait of a call by what is left of the group's limit.
+// withLimit bounds a wait of a call by what is left of the group's time limit.
 func (cfg *Config) withLimit(ctx context.Context, c *operation.Call) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, c.Start().Add(cfg.Timeout))
 }
 
-// newsPatience is how long a cut connection waits for the star to say why.
+// newsPatience is how long a call whose connection was cut waits for the star to tell why.
 const newsPatience = 500 * time.Millisecond

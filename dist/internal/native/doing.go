@@ -17,26 +17,26 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// Who waits in vain asks those whom it waits for what they are doing, over the
-// star: a spoke through the hub. The answer comes from who reads the star's
-// connection, whatever the rank's own goroutines do. A rank that leaves says it
-// with its leave.
+// A rank that waits in vain asks the ranks that it waits for what they are doing. The
+// question goes over the star, from a spoke through the hub. The goroutine that reads the
+// star's connection answers, whatever the rank's other goroutines do. A rank that leaves
+// tells what it did last with its leave.
 const (
 	askPatience = 250 * time.Millisecond
-	// maxAsked is how many missing ranks are asked, maxAskedOfAll how many
-	// ranks where it is not known who is missing.
+	// maxAsked is the most missing ranks that are asked, maxAskedOfAll the largest group
+	// of which all ranks are asked where it is not known which are missing.
 	maxAsked      = 4
 	maxAskedOfAll = 64
 )
 
-// askWhere in the number of a question asks where the program is: all its goroutines
-// stand still for a moment.
+// askWhere is a bit in the number of a question. It asks where the program is too, for
+// which all its goroutines stop for a moment.
 const askWhere = 1 << 31
 
 // maxStack bounds the text of a stack in an answer.
 const maxStack = 3 << 10
 
-// stackText returns a stack as another rank may show it.
+// stackText returns a stack that another rank may print: bounded, and printable.
 func stackText(stack string) string {
 	stack = strings.Map(func(r rune) rune {
 		if r != '\n' && (r == '�' || !unicode.IsPrint(r)) {
@@ -47,12 +47,13 @@ func stackText(stack string) string {
 	return strings.ToValidUTF8(stack[:min(len(stack), maxStack)], "")
 }
 
-// asks is what a rank has asked and been told.
+// asks are the questions of a rank that wait for an answer, and what ranks told when they
+// left.
 type asks struct {
 	mu      sync.Mutex
 	last    uint32 // question asked
 	open    map[uint32]chan fault.Doing
-	parting map[int]fault.Doing // what ranks said that have left
+	parting map[int]fault.Doing // by rank: what it did last before it left
 	parted  chan struct{}       // closed and replaced when one leaves
 }
 
@@ -60,7 +61,7 @@ func newAsks() asks {
 	return asks{open: map[uint32]chan fault.Doing{}, parting: map[int]fault.Doing{}, parted: make(chan struct{})}
 }
 
-// doing returns what this rank itself is doing, for another.
+// doing returns what this rank is doing, for the rank that asks.
 func (cfg *Config) doing(asker int) fault.Doing {
 	if cfg.Doing == nil {
 		return fault.Doing{}
@@ -68,11 +69,11 @@ func (cfg *Config) doing(asker int) fault.Doing {
 	return cfg.Doing(asker)
 }
 
-// ask returns what another rank is doing, or was when it left; a zero Doing if
-// it does not say. stop, which may be nil, ends the wait.
+// ask returns what another rank is doing, or did last before it left. It is a zero Doing if
+// the rank does not answer. stop, which may be nil, ends the wait.
 func (s *star) ask(rank int, stop <-chan struct{}) fault.Doing { return s.askFor(rank, 0, stop) }
 
-// askFor is ask, and with askWhere for where the rank's program is as well.
+// askFor is ask. With askWhere as what, it also asks where the rank's program is.
 func (s *star) askFor(rank int, what uint32, stop <-chan struct{}) fault.Doing {
 	a := &s.asks
 	a.mu.Lock()
@@ -108,7 +109,7 @@ func (s *star) askFor(rank int, what uint32, stop <-chan struct{}) fault.Doing {
 	}
 }
 
-// tellOne sends a frame to one rank: from the hub, or over it.
+// tellOne sends a frame to one rank: directly from the hub, through the hub from a spoke.
 func (s *star) tellOne(rank int, kind byte, payload []byte) {
 	if s.rank != 0 {
 		rank = 0
@@ -120,7 +121,7 @@ func (s *star) tellOne(rank int, kind byte, payload []byte) {
 	}
 }
 
-// asked answers a question that came from a rank's connection, or passes it on.
+// asked answers a question that came over a rank's connection, or passes it on.
 func (s *star) asked(from int, payload []byte) error {
 	asker, about, number, err := parseAsk(payload, s.numRanks)
 	if err != nil || s.rank == 0 && asker != from {
@@ -165,7 +166,7 @@ func (s *star) answered(from int, payload []byte) error {
 	return nil
 }
 
-// part notes what a rank said when it left, if that can be read.
+// part notes what a rank told when it left, if that can be read.
 func (s *star) part(rank int, words []byte) {
 	_, about, _, d, err := parseDoing(words, s.numRanks)
 	if err != nil || about != rank {
@@ -178,7 +179,7 @@ func (s *star) part(rank int, words []byte) {
 	s.asks.mu.Unlock()
 }
 
-// partingOf returns what a rank said when it left.
+// partingOf returns what a rank told when it left, encoded.
 func (s *star) partingOf(rank int) []byte {
 	s.asks.mu.Lock()
 	defer s.asks.mu.Unlock()
@@ -186,8 +187,8 @@ func (s *star) partingOf(rank int) []byte {
 	return encodeDoing(rank, rank, 0, &d)
 }
 
-// lastOf returns the number of the last collective of the group that a rank had
-// called when it left; false if it did not say.
+// lastOf returns the number of the last collective that a rank had called on the group
+// before it left. known is false if the rank did not tell.
 func (s *star) lastOf(rank int) (seq uint64, known bool) {
 	s.asks.mu.Lock()
 	defer s.asks.mu.Unlock()
@@ -199,14 +200,14 @@ func (s *star) lastOf(rank int) (seq uint64, known bool) {
 	return seq, d.State != fault.DoingUnknown && d.Key == collective.KeyNumber(s.cfg.Key) && !isMessage(&d.Call)
 }
 
-// words are what this rank says when it leaves.
+// words returns what this rank tells when it leaves, encoded.
 func (s *star) words() []byte {
 	d := s.cfg.doing(s.rank)
 	return encodeDoing(s.rank, s.rank, 0, &d)
 }
 
-// askMissing adds to an error that is about ranks that do not come what they
-// are doing instead.
+// askMissing asks the ranks that an error names as missing or departed what they are doing,
+// and adds the answers to the error.
 func (cfg *Config) askMissing(err error, ask func(rank int, stop <-chan struct{}) fault.Doing) {
 	switch e := err.(type) {
 	case *fault.TimeoutError:
@@ -221,8 +222,8 @@ func (cfg *Config) askMissing(err error, ask func(rank int, stop <-chan struct{}
 	}
 }
 
-// findMissing asks the ranks that a call has waited for. One that has made the
-// call itself, and waited for others, is not missing: then all are asked.
+// findMissing asks the ranks for which a call has waited. If one of them has made the same
+// call, it is not missing but waits for others too: then all ranks are asked.
 func (cfg *Config) findMissing(e *fault.TimeoutError, ask func(rank int, stop <-chan struct{}) fault.Doing) {
 	e.Instead = cfg.askAll(e.Missing[:min(len(e.Missing), maxAsked)], ask)
 	here := collective.KeyNumber(cfg.Key)
@@ -280,13 +281,13 @@ func parseAsk(b []byte, numRanks int) (asker, about int, number uint32, err erro
 }
 
 const (
-	// maxTextName is the most bytes of a group's name that travel in answers
-	// and mismatches.
+	// maxTextName is the most bytes of a group's name in answers and mismatches.
 	maxTextName = 80
 	doingHead   = 12 + 2 + 8 + callSize + 8 + 8 + 3*8
 )
 
-// nameText returns a group's name as another rank's error may show it.
+// nameText returns a group's name that another rank's error may print: bounded, and
+// printable.
 func nameText(name string) string {
 	name = strings.Map(func(r rune) rune {
 		if r == '�' || !unicode.IsPrint(r) {
@@ -301,7 +302,7 @@ func nameText(name string) string {
 	return strings.ToValidUTF8(name[:maxTextName-len(dots)], "") + dots
 }
 
-// encodeDoing makes the payload of frameDoing and frameBye: as an ask, then
+// encodeDoing makes the payload of frameDoing and frameBye: that of a question, and then
 // what the rank is doing.
 func encodeDoing(asker, about int, number uint32, d *fault.Doing) []byte {
 	b := encodeAsk(asker, about, number)

@@ -158,7 +158,7 @@ type planRun struct {
 	c       *operation.Call
 	p       *collective.Plan
 	r       *planReduction
-	mem     collective.Memory
+	mem     collective.PlanMemory
 	stepped int // how many of the plan's steps have been done
 }
 

@@ -10,9 +10,9 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// Explainer tells how the collectives of a group are served and why, once for
-// each operation and size class: sizes up to the same power of two. The nil one
-// tells nothing.
+// Explainer tells how the collectives of a group are served and why, once for each
+// operation and size class. A size class is the sizes up to the same power of two. A nil
+// Explainer tells nothing.
 type Explainer struct {
 	group string
 	write func(line string)
@@ -31,7 +31,7 @@ func NewExplainer(group string, write func(line string)) *Explainer {
 	return &Explainer{group: group, write: write, told: map[sizeClass]bool{}}
 }
 
-// say tells of a call, if it is the first of its class.
+// say tells how a call is served, if it is the first of its class.
 func (e *Explainer) say(c *operation.Call, why string) {
 	if e == nil {
 		return

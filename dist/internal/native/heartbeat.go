@@ -17,40 +17,41 @@ const (
 	// beatPeriod is the time between two beats. A beat costs either side some
 	// microseconds, so that what a group costs at rest cannot be measured.
 	beatPeriod = 250 * time.Millisecond
-	// manyRanks is from how many on the time is longer in proportion, for the hub
-	// beats with each.
+	// manyRanks is the number of ranks above which the time grows in proportion, for the
+	// hub exchanges beats with each rank.
 	manyRanks = 64
-	// beatsPerLimit is how many beats must be missed at least.
+	// beatsPerLimit is how many beats fit the silence limit at least.
 	beatsPerLimit = 4
-	// maxUnheard is how many beats are sent to a rank that sends none: those
-	// that it does not read fill the room on the way to it.
+	// maxUnheard is how many beats are sent to a rank that sends none. Beats that it does
+	// not read would fill the buffers on the way to it.
 	maxUnheard = 64
-	// busyLimits is after how many limits a process of this host is silent that
-	// uses processor time.
+	// busyLimits is after how many silence limits a process of this host counts as silent
+	// although it uses processor time.
 	busyLimits = 4
 	// beatSize is the payload of a beat: see [Progress].
 	beatSize = 32
-	// nudgeGap is the least time between beats that are asked for, and nudgeShare
-	// what of it there is for each rank of a large group.
+	// nudgeGap is the least time between beats that are asked for. In a large group it is
+	// nudgeShare for each rank.
 	nudgeGap   = 10 * time.Millisecond
 	nudgeShare = 500 * time.Microsecond
 )
 
-// pulse finds ranks that have fallen silent without having ended: whose
-// process is stopped, whose machine has gone, whose line is cut without a word.
-// Over every connection of a [star] either side sends a beat now and then,
-// from a goroutine that does nothing else, so that a rank beats however long
-// its program computes. A spoke of which the hub has heard nothing for the
-// silence limit is at fault, and so is the hub for a spoke.
+// heartbeat finds ranks that have fallen silent without having ended: the process is
+// stopped, the machine has gone, or the network is cut. Both sides of every connection of a
+// [star] send a beat now and then. A goroutine that does nothing else sends them, so that a
+// rank beats however long its program computes. If the hub hears nothing of a spoke for the
+// silence limit, the spoke is at fault; if a spoke hears nothing of the hub, the hub is.
 //
-// The limit is of time in which the line could have carried something. What is lost on
-// its way the system sends again, after a pause that grows each time, up to a second or a
-// third of the limit: where it does so when the limit is over, the peer's is taken to
-// pause as long, for it cannot have got through before. And time counts as silence only while this goroutine
-// is itself awake and on time, and what has come and waits to be read is heard: a rank that was
-// stopped, or starved of its processors, has no grounds to accuse others. And
-// a process of the same host that uses processor time is not silent for some
-// more limits: where many fight for few processors its beats may come late.
+// Four rules keep the heartbeat from accusing a healthy rank:
+//
+//   - What is lost on the network, the system sends again after a pause. The pause grows to
+//     a second, or a third of the limit. If this side's system pauses when the limit is
+//     over, the peer's system is taken to pause as long, and the limit grows by the pause.
+//   - Time counts as silence only while this goroutine is awake and on time. A rank that was
+//     stopped, or got no processor, must not accuse others.
+//   - Bytes that have come and wait to be read count as heard.
+//   - A process of this host that uses processor time has some more limits: where many
+//     processes compete for few processors, its beats may come late.
 type heartbeat struct {
 	star   *star
 	limit  time.Duration // 0: beats are sent, and nobody is accused
@@ -72,7 +73,7 @@ type heartbeat struct {
 	mine  [beatSize]byte // likewise
 }
 
-// peerBeats is what is known of the beats of one rank.
+// peerBeats is what this rank knows of the beats of another.
 type peerBeats struct {
 	frames  atomic.Uint64 // that have come from it
 	seen    uint64        // of them at the last look
@@ -106,14 +107,14 @@ func newHeartbeat(s *star) *heartbeat {
 	return p
 }
 
-// start begins to beat, once.
+// start starts the beats; later calls do nothing.
 func (p *heartbeat) start() {
 	if p != nil {
 		p.begin.Do(func() { go p.run() })
 	}
 }
 
-// close ends the beats. Nobody starts them after.
+// close ends the beats for good.
 func (p *heartbeat) close() {
 	if p != nil {
 		close(p.stop)
@@ -129,7 +130,7 @@ func (p *heartbeat) took(rank int) {
 	}
 }
 
-// beaten takes a beat: the hub counts with the sender's progress.
+// beaten takes a beat. The hub uses the sender's progress in it to find late ranks.
 func (p *heartbeat) beaten(rank int, payload []byte) error {
 	progress, err := parseProgress(payload)
 	if err == nil && p != nil && p.track != nil {
@@ -140,7 +141,7 @@ func (p *heartbeat) beaten(rank int, payload []byte) error {
 	return err
 }
 
-// skew takes the hub's table.
+// skew takes the hub's table of late ranks.
 func (p *heartbeat) skew(rank int, payload []byte) error {
 	if p == nil || rank != 0 {
 		return errors.New("a table of late ranks that only a hub sends")
@@ -152,7 +153,7 @@ func (p *heartbeat) skew(rank int, payload []byte) error {
 	return err
 }
 
-// soon asks for a beat before its time.
+// soon asks for a beat at once.
 func (p *heartbeat) soon() {
 	if p == nil {
 		return
@@ -168,7 +169,7 @@ func (p *heartbeat) misses(rank int) bool {
 	return p != nil && p.limit > 0 && rank != p.star.rank && time.Duration(p.peers[rank].missed.Load()) >= 2*p.period
 }
 
-// latest returns the last table.
+// latest returns the last table of late ranks.
 func (p *heartbeat) latest() []RankSkew {
 	if p != nil {
 		if table := p.table.Load(); table != nil {
@@ -212,7 +213,7 @@ func (p *heartbeat) run() {
 	}
 }
 
-// beat tells all that this rank is there, and how far.
+// beat tells the peers that this rank is alive, and how far it has come.
 func (p *heartbeat) beat() {
 	var mine Progress
 	if report := p.star.cfg.Progress; report != nil {
@@ -232,8 +233,8 @@ func (p *heartbeat) beat() {
 	}
 }
 
-// reckon makes a new table at the hub, if there is something new, and returns it
-// as it travels.
+// reckon makes a new table of late ranks at the hub, if there is news, and returns it
+// encoded.
 func (p *heartbeat) reckon(mine Progress) []byte {
 	if p.track == nil {
 		return nil
@@ -250,7 +251,7 @@ func (p *heartbeat) reckon(mine Progress) []byte {
 	return p.told
 }
 
-// look accuses those of which nothing has come for too long.
+// look accuses the ranks of which nothing has come for too long.
 func (p *heartbeat) look(awake time.Duration) {
 	for _, c := range p.conns {
 		peer := &p.peers[c.rank]
@@ -271,13 +272,13 @@ func (p *heartbeat) look(awake time.Duration) {
 			}
 		}
 		if p.limit > 0 && missed >= p.limit+peer.pause && !peer.accused {
-			if c.conn.Pending() { // it is this rank that has not come to read
+			if c.conn.Pending() { // this rank has not had time to read
 				peer.missed.Store(0)
 				continue
 			}
 			s, local := p.star.cfg.neighbour(c.rank)
 			if local && peer.near && s.ticks > peer.ticks && missed < busyLimits*p.limit+peer.pause {
-				continue // it computes, and its beats do not get a processor
+				continue // it computes, and its heartbeat does not get a processor
 			}
 			peer.accused = true
 			p.star.news(p.star.rank, c.rank, kindSilent, fmt.Sprintf("for %v%s", max(p.limit, missed.Round(p.limit)), s.why()))
@@ -285,7 +286,7 @@ func (p *heartbeat) look(awake time.Duration) {
 	}
 }
 
-// neighbour looks at the process of a rank, if it is one of this host.
+// neighbour returns the state of a rank's process, if it is another process of this host.
 func (cfg *Config) neighbour(rank int) (procState, bool) {
 	m, me := cfg.Members[rank], cfg.Members[cfg.Rank]
 	if m.PID <= 0 || m.PID == me.PID || m.Host != me.Host {
@@ -294,8 +295,8 @@ func (cfg *Config) neighbour(rank int) (procState, bool) {
 	return stateOf(m.PID)
 }
 
-// connections appends the star's connections to a list, by rank: who is accused
-// first is not to be chance.
+// connections appends the star's connections to a list, in the order of ranks, so that the
+// same rank is accused first each time.
 func (s *star) connections(to []rankConn) []rankConn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,6 +307,6 @@ func (s *star) connections(to []rankConn) []rankConn {
 	return to
 }
 
-// retries is how often a line is tried again within the silence limit, at least where that
-// is longer than three seconds.
+// retries is how often the system sends again, within a silence limit of more than three
+// seconds, what the peer has not answered.
 const retries = 3

@@ -13,8 +13,7 @@ import (
 // pastCalls is how many collectives a rank remembers.
 const pastCalls = 16
 
-// history is the collectives that a rank has called last, and one that
-// another rank has called and waits in.
+// history is the last collectives of a rank, and one in which another rank waits.
 type history struct {
 	mu    sync.Mutex
 	calls [pastCalls]operation.Call // by number, modulo
@@ -24,9 +23,9 @@ type history struct {
 	asked []askedCalls              // what ranks that want to leave have called
 }
 
-// add takes down a call that begins and returns an error if another rank has
-// told of a different one. fit is the number up to which calls are now known to
-// fit that another rank has asked about, 0 if none has.
+// add adds a call that begins. It returns an error if another rank has told of a different
+// call with this number. fit is the number up to which calls fit that another rank has asked
+// about, 0 if no rank has.
 func (h *history) add(cfg *Config, c *operation.Call) (fit uint64, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -39,7 +38,7 @@ func (h *history) add(cfg *Config, c *operation.Call) (fit uint64, err error) {
 	return fit, h.compare(cfg, c.Seq)
 }
 
-// keep takes down a call; the history is locked. Its parts are the caller's.
+// keep adds a call to the history, which is locked. It copies the call's parts.
 func (h *history) keep(c *operation.Call) {
 	i := c.Seq % pastCalls
 	h.calls[i], h.last = *c, c.Seq
@@ -51,15 +50,15 @@ func (h *history) keep(c *operation.Call) {
 	}
 }
 
-// note takes down a call of which others do not see everything.
+// note adds a call of which the other ranks do not see everything.
 func (h *history) note(c *operation.Call) {
 	h.mu.Lock()
 	h.keep(c)
 	h.mu.Unlock()
 }
 
-// heard compares what another rank waits in with this rank's call of that
-// number, if it has come so far.
+// heard compares the call in which another rank waits with this rank's call of the same
+// number, now or when this rank comes to it.
 func (h *history) heard(cfg *Config, rank int, c *operation.Call) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -90,8 +89,8 @@ func (h *history) compare(cfg *Config, seq uint64) error {
 	return &fault.MismatchError{Group: cfg.Group, Seq: seq, Here: fault.RankCall{Rank: cfg.Rank, Call: *mine}, There: h.there}
 }
 
-// parcel returns an error if this rank had not as much for another one as that
-// waits for: nothing at all comes of a part that its sender takes for empty.
+// parcel returns an error if this rank has not as much for another one as that rank waits
+// for. Of a part that its sender takes for empty nothing comes at all.
 func (h *history) parcel(cfg *Config, mine *operation.Call, want int) error {
 	have := mine.HasFor(h.there.Rank)
 	if have == want {
@@ -103,8 +102,8 @@ func (h *history) parcel(cfg *Config, mine *operation.Call, want int) error {
 		Parcel: &fault.Parcel{From: cfg.Rank, To: there.Rank, Have: have, Want: want}}
 }
 
-// wants adds to a call that this rank waits in what it expects from each rank,
-// where the others do not know it.
+// wants adds to a call in which this rank waits what it expects from each rank, where the
+// others do not know it.
 func (h *history) wants(rank, numRanks int, c *operation.Call) {
 	mine, ok := h.call(c.Seq)
 	c.Recvs = nil
@@ -125,8 +124,8 @@ func (h *history) wants(rank, numRanks int, c *operation.Call) {
 	c.Recvs = all
 }
 
-// unconfirmed returns the last calls of this rank, the oldest first, if it
-// cannot know that all ranks have made the last one.
+// unconfirmed returns the last calls of this rank, the oldest first, if it cannot know that
+// all ranks have made the last one.
 func (h *history) unconfirmed() []operation.Call {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -144,8 +143,8 @@ func (h *history) unconfirmed() []operation.Call {
 	return calls
 }
 
-// checks compares another rank's last calls with this one's, if it has come as
-// far, and else keeps them until it does. fits says that it has and they fit.
+// checks compares another rank's last calls with this one's, now or when this rank has come
+// as far. fits says that it has come as far and that they fit.
 func (h *history) checks(cfg *Config, rank int, calls []operation.Call) (fits bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -168,9 +167,9 @@ type askedCalls struct {
 	calls []operation.Call
 }
 
-// catchUp compares what others have asked about with the call that begins, and
-// returns the number up to which they now fit, 0 if nobody waits for that. The
-// history is locked.
+// catchUp compares the calls that others have asked about with the call that begins. It
+// returns the number up to which they now fit, 0 if no rank waits for that. The history is
+// locked.
 func (h *history) catchUp(cfg *Config) (fit uint64, err error) {
 	for _, a := range h.asked {
 		if err := h.differ(cfg, a.rank, a.calls); err != nil {

@@ -15,28 +15,28 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// A member that has not come to a group yet may still be computing, for as long
-// as it likes, or it may be gone: there are no beats before there is a
-// connection. Who waits for it asks at its port whether its process is there,
-// which answers whatever its program does.
+// A member that has not come to a group yet may compute for as long as it likes, or it
+// may be gone. Heartbeats do not tell, for there is no connection yet. So a rank that
+// waits for the member connects to the member's port: the process answers there whatever
+// its program does.
 const (
-	// comeWithin is how long members have to come before they are asked.
+	// comeWithin is how long members have to come before their ports are asked.
 	comeWithin = 500 * time.Millisecond
 	// asksAtOnce bounds the members that are asked at the same time.
 	asksAtOnce = 64
-	// askSoon is how soon survivors ask for a second time, and askLate how seldom
-	// they ask at last where there is no silence limit.
+	// askSoon is after what time survivors ask for a second time. The time doubles with
+	// each question, up to askLate where there is no silence limit.
 	askSoon = 50 * time.Millisecond
 	askLate = 3 * time.Second
-	// endPatience is how long the process of this host may take to end that has
-	// closed its sockets.
+	// endPatience is how long a process of this host may take to end after its sockets
+	// have been closed.
 	endPatience = 100 * time.Millisecond
 )
 
-// askAbsent asks the processes of members that have not come whether they are
-// there, until stop is called. absent returns the members' ranks; lost is
-// called for one that has ended, or has not answered for the silence limit.
-// Survivors ask at once, for the loss of one rank may not be the only one.
+// askAbsent asks the processes of members that have not come whether they are there,
+// until stop is called. absent returns the members' ranks. lost is called for a member
+// whose process has ended, or has not answered for the silence limit. Survivors of a lost
+// rank ask at once, for others may be lost too.
 func (f *Fabric) askAbsent(ctx context.Context, cfg *Config, route func(rank int) route, absent func() []int, lost func(rank int, kind uint32, text string)) (stop func()) {
 	if cfg.Silence <= 0 && !cfg.Survivors {
 		return func() {}
@@ -93,8 +93,7 @@ func (f *Fabric) askAbsent(ctx context.Context, cfg *Config, route func(rank int
 	}
 }
 
-// reach returns nil if the process of a rank of the job answers: it proves that
-// it has the token.
+// reach returns nil if the process of a rank of the job answers, and has the token.
 func (f *Fabric) reach(ctx context.Context, rank int, by route) error {
 	conn, err := f.connect(ctx, rank, by)
 	if err == nil {
@@ -103,10 +102,10 @@ func (f *Fabric) reach(ctx context.Context, rank int, by route) error {
 	return err
 }
 
-// ended reports whether the error of a dial says that a rank's process has
-// ended, as a fault: nobody listens where it listened. A process of this host may
-// be seen to be there still: then it has left the job. That one of another host has
-// left is said by itself, which may take a moment.
+// ended reports whether the error of a dial says that a rank's process has ended: nobody
+// listens where it listened. kind is the fault. A process of this host that still exists
+// has left the job. A process of another host tells that it has left, which may take a
+// moment.
 func (cfg *Config) ended(rank int, err error) (kind uint32, ended bool) {
 	if !transport.NobodyListens(err) {
 		return 0, false
@@ -128,9 +127,9 @@ func (cfg *Config) ended(rank int, err error) (kind uint32, ended bool) {
 	}
 }
 
-// hungUp reports whether the hub has ended the connection of a spoke that was to
-// join. What that means is told by the next one: that the process has ended, or why
-// it has given up the group.
+// hungUp reports whether the hub has ended the connection of a spoke that was joining. The
+// next connection tells what that means: that the hub's process has ended, or why it has
+// given up the group.
 func hungUp(ctx context.Context, err error) bool {
 	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
 		if errors.Is(err, end) {
@@ -146,9 +145,9 @@ const (
 	joinPause = 5 * time.Millisecond
 )
 
-// lostHub returns the error of a spoke that could not join because of err. conn is
-// the connection, nil if there was none; the hub may count this rank in already,
-// so it is told why this rank leaves.
+// lostHub returns the error of a spoke that could not join because of err. conn is the
+// connection, nil if there was none. The hub may have counted this rank in already, so
+// this rank tells it why it leaves.
 func (s *star) lostHub(ctx context.Context, conn *transport.Conn, err error) error {
 	err = s.cfg.absent(ctx, 0, err)
 	if conn == nil {
@@ -164,7 +163,7 @@ func (s *star) lostHub(ctx context.Context, conn *transport.Conn, err error) err
 	return err
 }
 
-// absent returns the spokes that the hub has no connection to.
+// absent returns the spokes to which the hub has no connection.
 func (s *star) absent() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,13 +176,12 @@ func (s *star) absent() []int {
 	return ranks
 }
 
-// mute takes a rank that does not answer before it has joined.
+// mute takes the fault of a rank that does not answer before it has joined.
 func (s *star) mute(rank int, kind uint32, text string) { s.news(s.rank, rank, kind, text) }
 
-// withHub returns a context that ends when the process of a group's hub, which
-// this spoke waits for, does not answer. Survivors look for all members: the hub
-// may be there and wait for another group, of which it is a member that has heard
-// first of another loss than this rank.
+// withHub returns a context that ends when the hub's process, for which this spoke waits,
+// does not answer. Survivors watch all members: the hub may be alive and wait in another
+// group, because it heard of another loss first.
 func (f *Fabric) withHub(ctx context.Context, cfg *Config, by func(rank int) route) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	others := []int{0}
@@ -202,8 +200,8 @@ func (f *Fabric) withHub(ctx context.Context, cfg *Config, by func(rank int) rou
 	}
 }
 
-// found returns the error about a member that this rank finds to be lost while
-// it waits for the group, and has the other groups told.
+// found returns the error about a member that this rank has found lost while it waits for
+// the group. It tells the other groups too.
 func (cfg *Config) found(rank int, kind uint32, text string) error {
 	if kind == kindDied && cfg.Deaths != nil {
 		cfg.Deaths(rank)
@@ -229,8 +227,8 @@ func (f *Fabric) connect(ctx context.Context, rank int, by route) (*transport.Co
 	return transport.Dial(ctx, addr, Proto, f.token, transport.WithListener(), transport.WithTLS(by == overTLS), transport.WithDialer(f.dialer))
 }
 
-// dialLimit is how long a connection may take to a rank that beats, or is yet to: a handshake
-// is several turns of processes that may have little of a processor.
+// dialLimit is how long a connection to a rank with heartbeats may take: a handshake needs
+// several turns of processes that may get little processor time.
 func (cfg *Config) dialLimit() time.Duration { return max(2*cfg.Silence, dialAtLeast) }
 
 const dialAtLeast = 5 * time.Second

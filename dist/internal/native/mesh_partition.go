@@ -13,20 +13,19 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// Beats show that a rank can be reached from the hub. Two others may still have
-// no way to each other: a cable, a rule of a firewall. So the lines that data
-// takes are watched too. Nothing more is sent on them, since a rank that reads
-// late for good reason must not be taken for silent; the systems of both sides
-// know whether what they send is answered.
+// Heartbeats show that the hub can reach a rank. Two other ranks may still not reach each
+// other: because of a cable, or a rule of a firewall. So the connections that carry data
+// are watched too. Nothing more is sent over them, for a rank may read late for a good
+// reason. Instead the system tells whether the peer's system answers what was sent.
 
-// heldLine is a line of a mesh for data.
+// heldLine is a connection of a mesh that carries data.
 type heldLine struct {
 	peer int
 	conn *transport.Conn
 }
 
-// checkLines looks for a line on which the peer's machine has answered nothing
-// for the limit.
+// checkLines looks for a connection on which the peer's system has answered nothing for the
+// limit.
 func (m *Mesh) checkLines(limit time.Duration) {
 	m.mu.Lock()
 	lines := m.lines[:0]
@@ -35,7 +34,7 @@ func (m *Mesh) checkLines(limit time.Duration) {
 	}
 	m.lines = lines
 	m.mu.Unlock()
-	// Who cannot be reached by any names the first, not one by chance.
+	// A rank that reaches no other one names the first, not one by chance.
 	slices.SortFunc(lines, func(a, b heldLine) int { return a.peer - b.peer })
 	for _, l := range lines {
 		if l.conn.Unanswered() >= limit {
@@ -50,13 +49,13 @@ func (m *Mesh) checkLines(limit time.Duration) {
 	clear(lines)
 }
 
-// cutText is the text of a fault of kindSilent about a rank that only this one
-// does not reach.
+// cutText returns the text of a fault of kindSilent about a rank that only this one cannot
+// reach.
 func (m *Mesh) cutText(limit time.Duration) string {
 	return fmt.Sprintf("for %v by rank %d: the line between the two is cut", limit, m.cfg.Rank)
 }
 
-// noWay is what the system says of a line that is cut.
+// noWay reports whether an error is what the system says of a connection that is cut.
 func noWay(err error) bool {
 	for _, no := range []error{syscall.ETIMEDOUT, syscall.EHOSTUNREACH, syscall.ENETUNREACH} {
 		if errors.Is(err, no) {
@@ -66,9 +65,9 @@ func noWay(err error) bool {
 	return false
 }
 
-// dialWhole connects to a rank that beats. A machine that makes no connection for the
-// limit is one to which the line is cut: errCut. One that does is there, and its process
-// may have strangers at its port: it is asked for as long as ctx allows.
+// dialWhole connects to a rank with heartbeats. If its system makes no connection within
+// the limit, the way there is cut: errCut. If it does, the rank is there but slow to answer,
+// perhaps because strangers crowd its port: dialWhole tries for as long as ctx allows.
 func (m *Mesh) dialWhole(ctx context.Context, w way) (*transport.Conn, error) {
 	for {
 		limit, cancel := ctx, context.CancelFunc(func() {})

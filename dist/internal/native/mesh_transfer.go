@@ -237,9 +237,9 @@ func (m *Mesh) recv(ctx context.Context, c *operation.Call, d collective.Data) e
 	return nil
 }
 
-// mismatch is the error that a rank has called something else. A piece of an
-// earlier number than the one that is waited for was sent by a call that was
-// another than this rank's of that number.
+// mismatch returns the error of a rank that has called something else. If its piece has an
+// earlier number than the one that this rank waits for, the two ranks' calls of that earlier
+// number differ.
 func (m *Mesh) mismatch(c *operation.Call, peer int, there operation.Call) *fault.MismatchError {
 	mine := *c
 	var parcel *fault.Parcel

@@ -245,7 +245,7 @@ func parseParts(b []byte, numRanks int) ([]int, error) {
 	return parts, nil
 }
 
-// parcelError makes a mismatch one of how many elements the other rank has for
+// parcelError makes the mismatch one of a number of elements: what the other rank has for
 // this one.
 func parcelError(e *fault.MismatchError, have, want int) error {
 	e.Parcel = &fault.Parcel{From: e.There.Rank, To: e.Here.Rank, Have: have, Want: want}

@@ -9,25 +9,28 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 )
 
-// How a mismatch comes to stand in all ranks' errors in the same words, with
-// the lines of both programs:
+// A settlement puts the same words about a mismatch into the errors of all ranks, with the
+// lines of both programs:
 //
-// Who finds one makes it the group's fault, as any other, and says where it
-// made its own call. The hub of the star takes the first that it hears of for
-// the group's and passes it on, so that every wait ends. The other of the two
-// ranks, when it hears of it, tells the hub where it made its call; the news
-// comes to its star, so it answers whatever it is doing. When both have
-// answered, or have had their time, the hub tells all ranks the whole, which is
-// what they return. All that costs 2 messages a rank, and only after a mismatch.
+//  1. The rank that finds a mismatch makes it the group's fault, and tells at which line it
+//     made its own call.
+//  2. The hub of the star takes the first mismatch that it hears of as the group's, and
+//     passes it on, so that every wait ends.
+//  3. The other of the two ranks tells the hub at which line it made its call. Its star
+//     answers, whatever its program is doing.
+//  4. When both have answered, or their time is over, the hub tells all ranks the whole.
+//     That is the error that they return.
+//
+// This costs two messages a rank, and only after a mismatch.
 const (
-	// hubPatience is how long the hub waits for the two ranks to say where
-	// they called, sitePatience how long all wait for the hub's last word: seldom,
-	// as who has stopped or is gone alone does not say, or a machine that does much else.
+	// hubPatience is how long the hub waits for the two ranks to tell where they called.
+	// sitePatience is how long every rank waits for the hub's last word. Only a rank that
+	// is stopped, gone or very slow makes others wait so long.
 	hubPatience  = time.Second
 	sitePatience = 1250 * time.Millisecond
 )
 
-// settlement is how far the ranks of a star are in that.
+// settlement is how far the ranks of a star have come with it.
 type settlement struct {
 	mu    sync.Mutex
 	begun *mismatch // nil while there is none
@@ -37,7 +40,7 @@ type settlement struct {
 	timer *time.Timer   // the hub's
 }
 
-// finish ends a settlement; it is locked.
+// finish ends a settlement, which is locked.
 func (st *settlement) finish() {
 	if st.ended {
 		return
@@ -49,8 +52,8 @@ func (st *settlement) finish() {
 	}
 }
 
-// mismatched takes word of a mismatch that a rank has found or has said more
-// of, and passes it on as far as it is news.
+// mismatched takes the news of a mismatch that a rank has found, or has told more of, and
+// passes on what is new.
 func (s *star) mismatched(from, about int, m *mismatch) {
 	st := &s.settlement
 	st.mu.Lock()
@@ -106,16 +109,16 @@ func (s *star) hasHub() bool {
 	return s.conns[0] != nil
 }
 
-// unsettle ends the wait for words that nobody will pass on any more.
+// unsettle ends the settlement when no rank passes anything on any more.
 func (s *star) unsettle() {
 	s.settlement.mu.Lock()
 	s.settlement.finish()
 	s.settlement.mu.Unlock()
 }
 
-// settled returns the error of a mismatch as all ranks have it, which it waits
-// for: nothing else has ended the group before. It must not be called by who
-// reads the star's connections.
+// settled waits for the settlement and returns the mismatch as all ranks have it. The group
+// has failed with a mismatch. The goroutines that read the star's connections must not call
+// it.
 func (s *star) settled(e *fault.MismatchError) *fault.MismatchError {
 	st := &s.settlement
 	patience := time.NewTimer(sitePatience)

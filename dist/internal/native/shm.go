@@ -488,8 +488,7 @@ func (s *Shm) Trouble(c operation.Call) error {
 	return nil
 }
 
-// settleHere is what star.settled is for ranks of one process: nobody needs to
-// be asked.
+// settleHere is star.settled for ranks of one process, which need not ask each other.
 func (s *Shm) settleHere(ranks []*Shm) func(*fault.MismatchError) *fault.MismatchError {
 	return func(e *fault.MismatchError) *fault.MismatchError {
 		m := newMismatch(e)

@@ -9,25 +9,24 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// Ranks that share memory write to what others have lent, and a call that fails
-// is over for one rank earlier than for the next. Its caller may do with the
-// tensors what it likes once the call has returned. So a rank whose call has
-// failed waits until those that may still be at its memory have left the call:
-// they have entered it, and not said that they are out of it. Who enters later
-// finds the fault before it touches anything: it says that it has entered and
-// then looks for a fault, where the other records the fault and then looks who
-// has entered, so that one of them sees the other.
+// Ranks that share memory write to tensors that others have lent. A call that fails ends
+// on one rank earlier than on the next, and the caller may use its tensors once the call
+// has returned. So a rank whose call has failed waits until no other rank can be at its
+// memory: until each that has entered the call has left it. A rank that enters later finds
+// the fault before it touches anything. It raises its entry flag and then looks for a
+// fault; the failed rank records the fault and then looks at the entry flags. So one of
+// the two sees the other.
 
 const (
-	// leaveLimit bounds that wait: a process that is stopped, and has not been
-	// found to be, leaves nothing.
+	// leaveLimit bounds that wait: a stopped process that nobody has found yet never
+	// leaves.
 	leaveLimit = time.Second
 	// leavePause is the longest time between two looks.
 	leavePause = time.Millisecond
 )
 
-// awaitLeave waits until nobody is at what this rank has lent for a call that
-// has failed. The fault has been recorded.
+// awaitLeave waits until no rank is at the memory that this one has lent for a failed call.
+// The fault has been recorded.
 func (s *Shm) awaitLeave(seq uint64) {
 	s.patiently(func() bool {
 		for i := 1; i < s.n; i++ {
@@ -41,8 +40,8 @@ func (s *Shm) awaitLeave(seq uint64) {
 	})
 }
 
-// awaitTaken waits until a peer is no longer at a message that it was to copy
-// from this rank's memory. The fault has been recorded.
+// awaitTaken waits until a peer no longer copies a message from this rank's memory. The
+// fault has been recorded.
 func (s *Shm) awaitTaken(peer int) {
 	p := s.pipes.has(pipeKey{peer, true, pipeMessages})
 	if p == nil {
@@ -53,7 +52,7 @@ func (s *Shm) awaitTaken(peer int) {
 	})
 }
 
-// patiently looks until something is so, or for leaveLimit.
+// patiently waits until a condition holds, for leaveLimit at most.
 func (s *Shm) patiently(isSo func() bool) {
 	end := time.Now().Add(leaveLimit)
 	for pause := time.Microsecond; !isSo() && time.Now().Before(end); pause = min(2*pause, leavePause) {
@@ -67,8 +66,8 @@ func (s *Shm) isGone(rank int) bool {
 	return s.seg.block(rank).left.Load() != 0 || s.gone[rank].Load()
 }
 
-// mayTouch returns an error if the group has failed, so that a rank that comes to
-// a call leaves alone what others have lent for it: they may have left.
+// mayTouch returns an error if the group has failed: then a rank that comes to a call must
+// not touch what others have lent, for they may have returned from it.
 func (s *Shm) mayTouch(c *operation.Call) error {
 	if s.seg.faultless() {
 		return nil

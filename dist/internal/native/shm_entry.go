@@ -10,20 +10,19 @@ import (
 )
 
 const (
-	// flatLimit is up to how many ranks everybody looks at everybody.
+	// flatLimit is the largest group in which every rank looks at every other one.
 	flatLimit = 16
 	// fanOut is how many ranks hang below one in the tree of larger groups.
 	fanOut = 16
 )
 
-// enter tells all that this rank has come to a call, waits until all have, and
-// checks that they have come to the same one.
+// enter tells all ranks that this one has come to a call, waits until all have come, and
+// checks that their calls fit.
 //
-// In a small group every rank looks at every other one. In a large group, where
-// that would be work that grows with the square of the ranks, each waits for
-// those right below it in a tree, says that all below have come, and waits for
-// the top to say so; a mismatch that one rank finds reaches the others as a
-// fault.
+// In a small group every rank looks at every other one. In a large group that work would
+// grow with the square of the ranks. There each rank waits for the ranks right below it in
+// a tree, tells that all below have come, and waits until the top tells the same. A
+// mismatch that one rank finds reaches the others as a fault.
 func (s *Shm) enter(ctx context.Context, c *operation.Call) error {
 	seq := uint32(c.Seq)
 	s.post(c, entryFlag, seq)
@@ -63,7 +62,7 @@ func (s *Shm) compare(c *operation.Call, peer int) error {
 	return nil
 }
 
-// mismatch is the error that a rank has called something else.
+// mismatch returns the error of a rank that has called something else.
 func (s *Shm) mismatch(c *operation.Call, peer int, there operation.Call) *fault.MismatchError {
 	return &fault.MismatchError{Group: s.cfg.Group, Seq: c.Seq,
 		Here:  fault.RankCall{Rank: s.cfg.Members[s.cfg.Rank].Rank, Call: *c},

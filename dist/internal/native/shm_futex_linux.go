@@ -60,7 +60,7 @@ func (p *futexParking) wake(f *flag) {
 
 func (p *futexParking) alarms() uint32 { return 0 }
 
-// wakeAll does nothing: who knows no flag to wake leaves it to the nap's end.
+// wakeAll does nothing: without a flag to wake, sleepers look up at the end of their nap.
 func (p *futexParking) wakeAll() {}
 
 func (p *futexParking) look(i int, start time.Time, background bool) bool {

@@ -299,15 +299,15 @@ func (r *record) call(seq uint64) operation.Call {
 		Root: int(r.root), Count: int(r.count), Seq: seq, Layout: r.layout}
 }
 
-// awaitWritten waits until a fault that another rank is writing down stands
-// there, but not for long: it may have died over it.
+// awaitWritten waits until another rank has recorded the fault that it is recording, but
+// not for long: the rank may have died meanwhile.
 func (s *segment) awaitWritten() {
 	for i := 0; s.header().fault.state.Load() == faultWriting && i < 1000; i++ {
 		time.Sleep(50 * time.Microsecond)
 	}
 }
 
-// faultKind returns of what kind the recorded fault is, 0 if there is none.
+// faultKind returns the kind of the recorded fault, 0 if there is none.
 func (s *segment) faultKind() uint32 {
 	_, kind, _, ok := s.fault()
 	if !ok {

@@ -11,9 +11,8 @@ import (
 	"unsafe"
 )
 
-// flag is a counter in memory that ranks share: one rank raises it, others
-// wait for it. It only ever grows while somebody may wait for it, and may
-// wrap around.
+// flag is a counter in memory that ranks share: one rank raises it, others wait for it.
+// While a rank may wait for it, the counter only grows; it may wrap around.
 type flag struct {
 	value    atomic.Uint32
 	sleepers atomic.Int32 // how many wait for value in a parking
@@ -22,7 +21,7 @@ type flag struct {
 // reached reports whether the flag has come to want.
 func (f *flag) reached(want uint32) bool { return int32(f.value.Load()-want) >= 0 }
 
-// parking is where the waiting sleep when looking has not helped.
+// parking is how ranks wait for a flag: they spin (look), and then sleep.
 type parking interface {
 	// alarms counts the calls of wakeAll.
 	alarms() uint32
@@ -34,9 +33,9 @@ type parking interface {
 	wake(f *flag)
 	// wakeAll wakes all that sleep in this process, to look for trouble.
 	wakeAll()
-	// look is called between two looks at a flag, i counting from 0, and may
-	// let others run; false means that it is time to sleep. start is when the
-	// wait began, and background says that this process has other work.
+	// look is called between two looks at a flag, with i counting from 0. It may let
+	// others run, and returns false when it is time to sleep. start is when the wait
+	// began. background says that this process has other work.
 	look(i int, start time.Time, background bool) bool
 }
 
@@ -50,8 +49,8 @@ func raise(p parking, f *flag, value uint32) {
 	}
 }
 
-// ring wakes who waits for a bell, if somebody does. Anybody may ring it; what
-// it is rung for must be there before.
+// ring wakes the ranks that wait for a bell. Any rank may ring it, after what it rings for
+// has been written.
 func ring(p parking, bell *flag) {
 	if bell.sleepers.Load() > 0 {
 		bell.value.Add(1)
@@ -59,8 +58,8 @@ func ring(p parking, bell *flag) {
 	}
 }
 
-// doze waits in p until the flag may have come to want, once. heard is the
-// number of alarms before the caller last looked for trouble.
+// doze sleeps in p once, unless the flag has come to want. heard is the number of alarms
+// before the caller last looked for a fault.
 func doze(ctx context.Context, p parking, f *flag, want, heard uint32, limit time.Duration) {
 	f.sleepers.Add(1)
 	if seen := f.value.Load(); int32(seen-want) < 0 {
@@ -69,12 +68,12 @@ func doze(ctx context.Context, p parking, f *flag, want, heard uint32, limit tim
 	f.sleepers.Add(-1)
 }
 
-// goschedLooks is how often a goroutine rank looks before it sleeps, each time
-// letting another one run.
+// goschedLooks is how often a rank that is a goroutine looks before it sleeps. Between two
+// looks it lets another goroutine run.
 const goschedLooks = 40
 
-// nap is how long a thread sleeps before it looks up: the time in which
-// a fault without a wake-up, or the end of a context, is noticed.
+// nap is how long a thread sleeps before it looks up. A fault without a wake-up, or the end
+// of a context, is noticed after that time at the latest.
 const nap = 50 * time.Millisecond
 
 // goParking parks goroutines of one process: it needs nothing of the system
@@ -99,8 +98,8 @@ type sleeper struct {
 	timer *time.Timer
 }
 
-// newGoParking returns the parking of n ranks. Looking lets the ranks waited
-// for run; with a core for each it is as quick as looking at nothing else.
+// newGoParking returns the parking of n ranks. Between two looks the other ranks can run;
+// where each has a core, that costs next to nothing.
 func newGoParking(n int) *goParking {
 	p := &goParking{looks: min(goschedLooks, 4*goschedLooks*runtime.GOMAXPROCS(0)/n)}
 	for i := range p.shards {
@@ -114,8 +113,7 @@ func newGoParking(n int) *goParking {
 	return p
 }
 
-// shard returns where those wait that wait for a flag; flags lie cache lines
-// apart.
+// shard returns the shard with the sleepers of a flag. Flags lie cache lines apart.
 func (p *goParking) shard(f *flag) *shard {
 	h := uintptr(unsafe.Pointer(f)) / 8
 	return &p.shards[(h^h>>7^h>>13)%uintptr(len(p.shards))]

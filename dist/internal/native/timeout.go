@@ -13,13 +13,13 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// Ranks that wait together for another one run out of time together, more or
-// less. The first to do so fails the group; the others are told whom it has
-// waited for, and their error is a time-out too if they were in the same call.
+// Ranks that wait together for another one run out of time at about the same moment. The
+// first to do so fails the group and tells the others for which ranks it has waited. The
+// error of a rank in the same call is then a time-out too.
 
 const (
-	// maxTimedOut is how many missing ranks are told, of a call with a name of no
-	// more than maxOpName bytes.
+	// maxTimedOut is the most missing ranks that are told, maxOpName the most bytes of
+	// the operation's name.
 	maxTimedOut  = 64
 	maxOpName    = 32
 	timedOutHead = 8 + 1 + 1
@@ -69,8 +69,8 @@ func parseTimedOut(text string, numRanks int) (*timedOut, error) {
 	return o, nil
 }
 
-// timeoutText returns what to tell the others of a time-out; false if that says
-// nothing that they could take for their own.
+// timeoutText returns what to tell the others of a time-out. ok is false if it would tell
+// them nothing about their own calls.
 func (cfg *Config) timeoutText(e *fault.TimeoutError) (text string, ok bool) {
 	if e.Group != cfg.Group || e.Seq == 0 || !e.Timeout() || len(e.Missing) == 0 || len(e.Missing) > maxTimedOut || len(e.Op) > maxOpName {
 		return "", false
@@ -86,8 +86,8 @@ func (cfg *Config) timeoutText(e *fault.TimeoutError) (text string, ok bool) {
 	return o.encode(), true
 }
 
-// timeoutError returns the error of a call that ends because another rank has
-// run out of time: a time-out, if that waited in the same call for others.
+// timeoutError returns the error of a call that ends because another rank has run out of
+// time. It is a time-out if that rank waited for others in the same call.
 func (cfg *Config) timeoutError(c *operation.Call, who fault.Member, text string) error {
 	o, err := parseTimedOut(text, len(cfg.Members))
 	if err != nil {

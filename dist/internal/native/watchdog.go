@@ -12,20 +12,19 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// A call over connections sets no deadline and no timer: those cost more than
-// a small call may. Instead a [Mesh] has one timer, which runs while calls are
-// under way and looks at them now and then. A call whose context or time has
-// ended is ended by a deadline in the past on the connections that it uses.
+// A call over connections sets no deadline and no timer, for these cost too much for a
+// small call. Instead a [Mesh] has one timer, which runs while calls are under way and looks
+// at them now and then. The watchdog ends a call whose context or time has ended: it sets a
+// deadline in the past on the connections that the call uses.
 //
-// A collective that has been under way for some time tells the others what it
-// is: ranks that call different things may wait for each other without a word
-// between them. The hub of the star passes the first such call of a number on,
-// and every rank compares it with its own of that number, now or when it comes
-// to it. A rank that has only sent in a collective, and so has seen nobody's
-// call, tells the others likewise if it makes no other one soon: two ranks that
-// each took themselves for the root have both done their part.
+// Ranks that call different things may wait for each other while nothing passes between
+// them. So a collective that has been under way for some time tells the others its call.
+// The hub of the star passes on the first such call of a number, and every rank compares it
+// with its own call of that number, now or when it comes to it. A rank that has only sent in
+// a collective has seen no other call. It tells its call too, unless it makes another one
+// soon: two ranks that both took themselves for the root have both done their part.
 const (
-	// watchPeriod is not one of which beats' is a multiple: in virtual time what
+	// watchPeriod does not divide the period of the beats: in virtual time, frames that
 	// both send at one instant would go over the star in any order.
 	watchPeriod = 50*time.Millisecond + time.Microsecond
 	stallAfter  = 200 * time.Millisecond
@@ -58,7 +57,7 @@ type watched struct {
 	told, cut  bool
 }
 
-// begin looks after a call until end.
+// begin watches a call until end.
 func (d *watchdog) begin(ctx context.Context, c *operation.Call, coll bool) *watched {
 	now := time.Now()
 	if c.Begun.IsZero() {
@@ -82,7 +81,7 @@ func (d *watchdog) begin(ctx context.Context, c *operation.Call, coll bool) *wat
 	return w
 }
 
-// arm has the timer look; the watchdog is locked.
+// arm starts the timer; the watchdog is locked.
 func (d *watchdog) arm() {
 	if d.armed || d.closed {
 		return
@@ -95,8 +94,8 @@ func (d *watchdog) arm() {
 	}
 }
 
-// uses says that a call waits on a connection. The goroutine that runs the call
-// says so, and no other.
+// uses notes that a call waits on a connection. Only the goroutine that runs the call may
+// call it.
 func (w *watched) uses(c *transport.Conn) {
 	if n := len(w.conns); n > 0 && w.conns[n-1] == c || slices.Contains(w.conns, c) {
 		return
@@ -109,7 +108,7 @@ func (w *watched) uses(c *transport.Conn) {
 	w.dog.mu.Unlock()
 }
 
-// end takes a call out.
+// end ends the watch of a call.
 func (d *watchdog) end(w *watched) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,14 +130,14 @@ func (d *watchdog) end(w *watched) {
 	d.free = append(d.free, w)
 }
 
-// anyCollective reports whether a collective is under way of which something is true.
+// anyCollective reports whether a collective is under way for which a condition holds.
 func (d *watchdog) anyCollective(is func(c *operation.Call) bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.ContainsFunc(d.calls, func(w *watched) bool { return w.collective && is(&w.call) })
 }
 
-// look ends calls that are out of time and speaks for those that wait.
+// look ends calls that are out of time, and tells the others of calls that wait.
 func (d *watchdog) look() {
 	now := time.Now()
 	var stalled *operation.Call
@@ -182,7 +181,7 @@ func (d *watchdog) close() {
 	}
 }
 
-// heardCall takes the call that another rank waits in.
+// heardCall takes the call in which another rank waits.
 func (m *Mesh) heardCall(rank int, c *operation.Call) {
 	if err := m.past.heard(&m.cfg, rank, c); err != nil {
 		m.Fail(err)
