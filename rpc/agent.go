@@ -6,79 +6,70 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/rpc/internal/hook"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
 )
 
 // Agent is this process's place among those that call each other. It serves
 // methods and makes calls; any number of goroutines may use it. A process may have
 // several.
 type Agent struct {
-	name       string
-	rank       int
-	self       *Peer
-	token      transport.Token
-	timeout    time.Duration
-	maxMessage int
-	errors     []known
-	hook       hook.Hook
-	refs       *keeper // nil until the agent has met the others
-	network    *Network
-	encrypt    transport.Encrypt
-	kind       string // of transport, as COHORT_TRANSPORT has it
-	me         record
-	meeting    *meeting // nil with WithPeers
-	list       uint64   // fingerprint of the list of WithPeers, else 0
-	gate       gate
-	parked     parking
-	nobody     *served // what counts calls of methods that there are not
-	calls      sync.Pool
-	ports      []*transport.Port
-	stats      stats
+	name    string
+	rank    int
+	end     *link.Endpoint // its connections
+	self    *Peer
+	peers   []*Peer // by rank; they do not change once Init has returned
+	byName  map[string]*Peer
+	timeout time.Duration
+	errors  []known
+	hook    hook.Hook
+	detach  func()  // of the hook, or nil
+	refs    *keeper // nil until the agent has met the others
+	stats   stats
 
-	ctx         context.Context // ends with the agent
-	cancel      context.CancelCauseFunc
-	running     sync.WaitGroup // readers and dialling
-	underWay    atomic.Int64   // synchronous calls
-	outstanding counter        // calls, streams that this agent has begun
-	handling    counter        // calls that it answers
-	abandoned   abandoned      // those of them that nobody waits for
-	closing     atomic.Bool    // new calls are refused
-	opened      chan struct{}  // closed when calls may be answered
-	detach      func()         // of the hook, or nil
+	ctx    context.Context // ends with the agent
+	cancel context.CancelCauseFunc
 
-	mu       sync.RWMutex
-	methods  map[string]*served
-	peers    []*Peer // by rank
-	byName   map[string]*Peer
-	links    map[*link]struct{}
-	servers  map[*serverLink]struct{}
-	opening  map[*transport.Conn]struct{}
-	closed   bool
-	rounds   rounds // of shutdown, at the agent that leads it
-	notes    map[string]func(from *serverLink, body []byte)
-	lost     []func(p *Peer, err error)
-	parting  bool     // all have called Shutdown: who ends a connection may be leaving
-	partings []parted // connections that ended since
+	// Calls that the agent makes.
+	calls       sync.Pool   // of *link.Call, for synchronous ones; its tests may have a time of their own
+	outstanding counter     // calls and streams that have begun
+	closing     atomic.Bool // new calls are refused
+
+	// Calls that it answers.
+	mu        sync.RWMutex
+	methods   map[string]*served
+	nobody    *served // counts calls of unknown methods
+	gate      gate
+	parked    parking
+	handling  counter
+	abandoned abandoned // calls that no caller waits for any more
+
+	rounds rounds // of shutdown, at the agent of rank 0
+	losses losses
 }
 
-// parted is a connection that has ended.
-type parted struct {
+// losses tells of connections that have ended.
+type losses struct {
+	mu      sync.Mutex
+	tell    []func(p *Peer, err error)
+	parting bool   // all have called Shutdown: a peer whose connection ends may be leaving
+	held    []loss // those that have ended since
+}
+
+// loss is a connection that has ended.
+type loss struct {
 	peer *Peer
 	life uint64
 	err  error
 }
-
-var agentName = regexp.MustCompile(`^[A-Za-z0-9_.:-]{1,127}$`)
 
 // Init makes an agent and lets it meet the others of its job: by [WithGroup] or
 // [WithStore], which waits until all have come, or [WithPeers], which does not.
@@ -96,27 +87,22 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 	if err := o.apply(opts); err != nil {
 		return nil, fmt.Errorf("rpc: init %q: %w", name, err)
 	}
-	if !agentName.MatchString(name) {
+	if !link.ValidName(name) {
 		return nil, fmt.Errorf("rpc: init %q: want a name of 1 to %d letters, digits or any of _.:-", name, maxName)
 	}
 	a := newAgent(name, &o)
 	err := a.addMethods(append(a.builtins(), o.serves...))
 	if err == nil {
-		err = a.open(ctx, &o)
+		err = o.checkGroup(ctx)
 	}
 	if err == nil {
-		a.refs = newKeeper(a, o.lease)
-		if h, ok := a.hook.(interface {
-			Attach(a *Agent, life uint64) (detach func())
-		}); ok {
-			a.detach = h.Attach(a, fingerprint(a.me.ID))
-		}
-		close(a.opened)
+		err = a.end.Open(ctx)
 	}
 	if err != nil {
 		a.shut(errClosed)
-		return nil, fmt.Errorf("rpc: init %q: %w", name, err)
+		return nil, fmt.Errorf("rpc: init %q: %w", name, ownError(err))
 	}
+	a.begin(&o)
 	return a, nil
 }
 
@@ -124,18 +110,33 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 const initTimeout = 5 * time.Minute
 
 func newAgent(name string, o *options) *Agent {
-	a := &Agent{opened: make(chan struct{}), notes: map[string]func(*serverLink, []byte){}, name: name, rank: o.rank, token: o.token, timeout: o.timeout, maxMessage: o.maxMessage, errors: o.errors, hook: o.hook,
-		network: o.network, methods: map[string]*served{}, byName: map[string]*Peer{},
-		links: map[*link]struct{}{}, servers: map[*serverLink]struct{}{}, opening: map[*transport.Conn]struct{}{}}
-	a.ctx, a.cancel = context.WithCancelCause(context.WithValue(background(), agentKey{}, a))
+	a := &Agent{name: name, rank: -1, timeout: o.timeout, errors: o.errors, hook: o.hook, methods: map[string]*served{}, byName: map[string]*Peer{}}
+	a.ctx, a.cancel = context.WithCancelCause(context.WithValue(context.Background(), agentKey{}, a))
+	a.end = link.New(o.config(a.ctx, name), a)
 	a.gate.limit = o.limit
-	a.calls.New = newCall
+	a.calls.New = func() any { return &link.Call{Answered: make(chan struct{}, 1)} }
 	a.stats.init()
 	a.nobody = &served{methodInfo: methodInfo{name: "(unknown)"}, stats: a.stats.in("(unknown)", "")}
-	a.me = record{Name: name, Rank: o.rank, ID: newID(), Node: o.node, PID: os.Getpid()}
-	a.me.Host, _ = os.Hostname() // for messages only
 	a.rounds.init()
 	return a
+}
+
+// begin takes in who the agents are, and lets calls be answered.
+func (a *Agent) begin(o *options) {
+	for _, p := range a.end.All() {
+		peer := &Peer{agent: a, name: p.Name, rank: p.Rank, link: p}
+		a.peers = append(a.peers, peer)
+		a.byName[p.Name] = peer
+	}
+	a.rank = a.end.Rank
+	a.self = a.peers[a.rank]
+	a.refs = newKeeper(a, o.lease)
+	if h, ok := a.hook.(interface {
+		Attach(a *Agent, life uint64) (detach func())
+	}); ok {
+		a.detach = h.Attach(a, a.end.Life())
+	}
+	a.end.Answer()
 }
 
 // addMethods adds to what the agent serves.
@@ -206,15 +207,11 @@ func (a *Agent) Name() string { return a.name }
 func (a *Agent) Rank() int { return a.rank }
 
 // Size returns the number of agents in the job.
-func (a *Agent) Size() int {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return len(a.peers)
-}
+func (a *Agent) Size() int { return len(a.peers) }
 
 // Addr returns the address at which the agent listens for TCP, for clients that
 // are no agents; empty if it does not.
-func (a *Agent) Addr() string { return a.me.TCP }
+func (a *Agent) Addr() string { return a.end.Addr() }
 
 // Self returns the agent as its own peer: calls to it go the way of others, without
 // a network.
@@ -223,12 +220,10 @@ func (a *Agent) Self() *Peer { return a.self }
 // Peer returns the agent of a name. If there is none, calls to what is returned
 // fail with [KindUnknownPeer].
 func (a *Agent) Peer(name string) *Peer {
-	a.mu.RLock()
 	p := a.byName[name]
-	a.mu.RUnlock()
 	if p == nil {
 		p = &Peer{agent: a, name: name, rank: -1}
-		p.err = errorf(KindUnknownPeer, "", p, "no agent of the job has this name; there are %s", a.names())
+		p.err = errorf(KindUnknownPeer, "", p, "no agent of the job has this name; there are %s", a.end.Names())
 	}
 	return p
 }
@@ -236,8 +231,6 @@ func (a *Agent) Peer(name string) *Peer {
 // PeerRank returns the agent of a rank. If there is none, calls to what is returned
 // fail with [KindUnknownPeer].
 func (a *Agent) PeerRank(rank int) *Peer {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
 	if rank >= 0 && rank < len(a.peers) {
 		return a.peers[rank]
 	}
@@ -247,24 +240,7 @@ func (a *Agent) PeerRank(rank int) *Peer {
 }
 
 // Peers returns all agents of the job, this one included, by rank.
-func (a *Agent) Peers() []*Peer {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return slices.Clone(a.peers)
-}
-
-// names lists the names of the agents, for messages.
-func (a *Agent) names() string {
-	var names []string
-	for _, p := range a.Peers() {
-		names = append(names, p.name)
-		if len(names) == 20 {
-			names = append(names, "…")
-			break
-		}
-	}
-	return strings.Join(names, ", ")
-}
+func (a *Agent) Peers() []*Peer { return slices.Clone(a.peers) }
 
 func (a *Agent) String() string {
 	return fmt.Sprintf("agent %s (rank %d of %d)", a.name, a.rank, a.Size())
@@ -278,9 +254,14 @@ func (a *Agent) Hook() hook.Hook { return a.hook }
 // that leave by a [Agent.Shutdown], which is everybody's, are not lost. It may be
 // called more than once for a peer, and must not wait.
 func (a *Agent) OnPeerLost(f func(p *Peer, err error)) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.lost = append(a.lost, f)
+	a.losses.mu.Lock()
+	defer a.losses.mu.Unlock()
+	a.losses.tell = append(a.losses.tell, f)
+}
+
+// Lost implements [link.Handler].
+func (a *Agent) Lost(p *link.Peer, life uint64, err error) {
+	a.lostPeer(a.PeerRank(p.Rank), life, ownError(err))
 }
 
 // lostPeer tells of a connection that has ended with a life of the peer's.
@@ -288,18 +269,19 @@ func (a *Agent) lostPeer(p *Peer, life uint64, err error) {
 	if p == a.self || a.ctx.Err() != nil {
 		return
 	}
-	a.mu.Lock()
-	lost := a.lost
-	if a.parting {
-		a.partings = append(a.partings, parted{p, life, err})
-		a.mu.Unlock()
+	l := &a.losses
+	l.mu.Lock()
+	tell := l.tell
+	if l.parting {
+		l.held = append(l.held, loss{p, life, err})
+		l.mu.Unlock()
 		return
 	}
-	a.mu.Unlock()
+	l.mu.Unlock()
 	if a.hook != nil {
 		a.hook.Lost(p.hook(life), err)
 	}
-	for _, f := range lost {
+	for _, f := range tell {
 		f(p, err)
 	}
 }
@@ -307,31 +289,21 @@ func (a *Agent) lostPeer(p *Peer, life uint64, err error) {
 // part holds back what lostPeer is told of from now on: all agents have called
 // Shutdown.
 func (a *Agent) part() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.parting = true
+	a.losses.mu.Lock()
+	defer a.losses.mu.Unlock()
+	a.losses.parting = true
 }
 
 // partFailed tells of what was held back: the shutdown did not come to its end.
 func (a *Agent) partFailed() {
-	a.mu.Lock()
-	held := a.partings
-	a.parting, a.partings = false, nil
-	a.mu.Unlock()
+	l := &a.losses
+	l.mu.Lock()
+	held := l.held
+	l.parting, l.held = false, nil
+	l.mu.Unlock()
 	for _, h := range held {
 		a.lostPeer(h.peer, h.life, h.err)
 	}
-}
-
-// inBackground runs f in a goroutine that Close waits for, unless the agent has
-// been closed.
-func (a *Agent) inBackground(f func()) bool {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	if !a.closed {
-		a.running.Go(f)
-	}
-	return !a.closed
 }
 
 // counter counts what is under way, and lets others wait for none.
@@ -396,7 +368,7 @@ func (c *counter) wait(ctx context.Context) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return ended(ctx)
+			return ctxerr.Of(ctx)
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -24,8 +26,8 @@ func TestUnreadAnswers(t *testing.T) {
 			return tensor.Zeros(size / 4), nil
 		}))
 	s := visit(t, a[0])
-	s.hello(wireVersion, "")
-	if kind, _, err := s.hear(); err != nil || kind != frameWelcome {
+	s.hello(wire.Version, "")
+	if kind, _, err := s.hear(); err != nil || kind != wire.FrameWelcome {
 		t.Fatalf("a frame of kind %d, %v", kind, err)
 	}
 	for id := range uint64(1000) {
@@ -34,7 +36,7 @@ func TestUnreadAnswers(t *testing.T) {
 	for last := int64(-1); last != made.Load(); time.Sleep(100 * time.Millisecond) {
 		last = made.Load()
 	}
-	if n := made.Load(); n > maxLargeOut+(concurrency+2)*size {
+	if n := made.Load(); n > link.MaxLargeOut+(concurrency+2)*size {
 		t.Errorf("%d MiB were made for a peer that reads nothing", n>>20)
 	}
 }
@@ -48,8 +50,8 @@ func TestStreamBound(t *testing.T) {
 		return nil
 	}))
 	s := visit(t, a[0])
-	s.hello(wireVersion, "")
-	if kind, _, err := s.hear(); err != nil || kind != frameWelcome {
+	s.hello(wire.Version, "")
+	if kind, _, err := s.hear(); err != nil || kind != wire.FrameWelcome {
 		t.Fatalf("a frame of kind %d, %v", kind, err)
 	}
 	s.call(1, "test.pour", null, func(e *cbor.Encoder) { e.Map(0) })
@@ -63,7 +65,7 @@ func TestStreamBound(t *testing.T) {
 		e.Bytes(item)
 		n := len(e.Buf) - 4
 		e.Buf[0], e.Buf[1], e.Buf[2] = byte(n), byte(n>>8), byte(n>>16)
-		if err := s.conn.WriteFrame(frameItem, e.Buf); err != nil {
+		if err := s.conn.WriteFrame(wire.FrameItem, e.Buf); err != nil {
 			break
 		}
 	}
@@ -76,12 +78,12 @@ func TestStreamBound(t *testing.T) {
 func TestHeadBound(t *testing.T) {
 	a := agents(t, "pipe", 1, serveBasics(), WithMaxMessage(1<<20))
 	s := visit(t, a[0])
-	s.hello(wireVersion, "")
-	if kind, _, err := s.hear(); err != nil || kind != frameWelcome {
+	s.hello(wire.Version, "")
+	if kind, _, err := s.hear(); err != nil || kind != wire.FrameWelcome {
 		t.Fatalf("a frame of kind %d, %v", kind, err)
 	}
 	const size = 128 << 20
-	if _, err := s.conn.Write(frame(frameCall, size, []byte{0xfc, 0xff, 0xff, 0x07})); err != nil {
+	if _, err := s.conn.Write(frame(wire.FrameCall, size, []byte{0xfc, 0xff, 0xff, 0x07})); err != nil {
 		t.Fatal(err)
 	}
 	sent := 0

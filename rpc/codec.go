@@ -4,12 +4,11 @@ package rpc
 
 import (
 	"fmt"
-	"hash/fnv"
 	"reflect"
-	"time"
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -33,29 +32,9 @@ type wired interface {
 	// wireText describes the type, as "rref<tensor>" does. It is asked of nil.
 	wireText() (string, error)
 	// encodeWire appends one item.
-	encodeWire(e *encoding) error
+	encodeWire(m *wire.Outgoing) error
 	// decodeWire reads one item into the receiver, which is new.
-	decodeWire(d *decoding) error
-}
-
-// encoding is what a special value sees of the message that it is encoded into.
-type encoding struct {
-	cbor.Encoder
-	agent *Agent // nil when an error's value is encoded
-	peer  *Peer  // to whom it goes
-	// deadline is the call's, zero for an answer: whoever has not got the message
-	// by then will not.
-	deadline time.Time
-	msg      *outgoing
-}
-
-// decoding is what a special value sees of the message that it is decoded from.
-type decoding struct {
-	cbor.Decoder
-	agent   *Agent
-	peer    *Peer // from whom it came
-	tensors []*tensor.Tensor
-	call    *incoming // nil for an answer
+	decodeWire(r *wire.Received) error
 }
 
 // special implements the special types of [cbor.New].
@@ -83,7 +62,7 @@ func encodeTensor(ce *cbor.Encoder, p unsafe.Pointer) {
 		return
 	}
 	ce.Tag(tagTensor)
-	ce.Uint(uint64(ce.Env.(*encoding).msg.tensor(t)))
+	ce.Uint(uint64(ce.Env.(*wire.Outgoing).Tensor(t)))
 }
 
 // wantTensor has Python's words, too: whoever hears that he sent something else calls
@@ -94,7 +73,7 @@ func decodeTensor(cd *cbor.Decoder, p unsafe.Pointer) {
 	if cd.Null() {
 		return
 	}
-	d := cd.Env.(*decoding)
+	r := cd.Env.(*wire.Received)
 	switch tag, ok := cd.Tag(); {
 	case !ok:
 		cd.Mismatch(wantTensor)
@@ -105,10 +84,10 @@ func decodeTensor(cd *cbor.Decoder, p unsafe.Pointer) {
 	}
 	switch n := cd.Uint(); {
 	case cd.Err() != nil:
-	case n >= uint64(len(d.tensors)):
-		cd.Fail(fmt.Errorf("tensor %d of a message that has %d", n, len(d.tensors)))
+	case n >= uint64(len(r.Tensors)):
+		cd.Fail(fmt.Errorf("tensor %d of a message that has %d", n, len(r.Tensors)))
 	default:
-		*(**tensor.Tensor)(p) = d.tensors[n]
+		*(**tensor.Tensor)(p) = r.Tensors[n]
 	}
 }
 
@@ -119,7 +98,7 @@ func encodeWired(t reflect.Type) func(*cbor.Encoder, unsafe.Pointer) {
 			ce.Null()
 			return
 		}
-		if err := v.Interface().(wired).encodeWire(ce.Env.(*encoding)); err != nil {
+		if err := v.Interface().(wired).encodeWire(ce.Env.(*wire.Outgoing)); err != nil {
 			ce.Fail(err)
 		}
 	}
@@ -131,7 +110,7 @@ func decodeWired(t reflect.Type) func(*cbor.Decoder, unsafe.Pointer) {
 			return
 		}
 		v := reflect.New(t.Elem())
-		if err := v.Interface().(wired).decodeWire(cd.Env.(*decoding)); err != nil {
+		if err := v.Interface().(wired).decodeWire(cd.Env.(*wire.Received)); err != nil {
 			cd.Fail(err)
 			return
 		}
@@ -147,12 +126,4 @@ func planOf[T any](what, name string) *cbor.Plan {
 		panic(fmt.Sprintf("rpc: method %q: the %s: %v", name, what, err))
 	}
 	return p
-}
-
-// fingerprint is the number by which two sides find that a method's types are
-// the same: FNV-1a, 64 bits, of the description.
-func fingerprint(text string) uint64 {
-	h := fnv.New64a()
-	h.Write([]byte(text))
-	return h.Sum64()
 }

@@ -36,15 +36,15 @@ func AgentOf(ctx context.Context) *Agent {
 // Caller returns the peer that made the call whose handler has ctx, nil outside of
 // handlers. A client that is no member of the job has rank -1 and cannot be called.
 func Caller(ctx context.Context) *Peer {
-	if s := callerLink(ctx); s != nil {
+	if s := callerServer(ctx); s != nil {
 		return s.peer
 	}
 	return nil
 }
 
-// callerLink returns the connection on which the call came whose handler has ctx.
-func callerLink(ctx context.Context) *serverLink {
-	s, _ := ctx.Value(callerKey{}).(*serverLink)
+// callerServer returns the connection on which the call came whose handler has ctx.
+func callerServer(ctx context.Context) *server {
+	s, _ := ctx.Value(callerKey{}).(*server)
 	return s
 }
 

@@ -10,10 +10,9 @@ import (
 	"html/template"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
 )
 
 // InFlight is a call that is under way.
@@ -41,24 +40,21 @@ func (a *Agent) InFlight() []InFlight {
 		}
 		list = append(list, c)
 	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	for l := range a.links {
-		l.cmu.Lock()
-		for _, c := range l.pending {
-			add(c.method.name, l.peer.name, false, c.began, c.deadline)
-		}
-		for _, f := range l.streams {
-			add(f.method.name, l.peer.name, false, f.began, time.Time{})
-		}
-		l.cmu.Unlock()
+	for _, c := range a.end.Clients() {
+		c.Waiting(func(call *link.Call) {
+			add(call.Method, c.Peer.Name, false, call.Began, call.Deadline)
+		}, func(s link.Stream) {
+			f := s.(*flow)
+			add(f.method.name, c.Peer.Name, false, f.began, time.Time{})
+		})
 	}
-	for s := range a.servers {
-		s.cmu.Lock()
+	for _, s := range a.end.Servers() {
+		s := s.(*server)
+		s.mu.Lock()
 		for _, in := range s.active {
 			add(in.method.name, s.peer.name, true, in.began, in.own.deadline)
 		}
-		s.cmu.Unlock()
+		s.mu.Unlock()
 	}
 	a.abandoned.mu.Lock()
 	for in := range a.abandoned.calls {
@@ -104,11 +100,7 @@ func (a *Agent) Debug() DebugInfo {
 		info.InFlight, info.Unlisted = info.InFlight[:maxShown], more
 	}
 	for _, p := range a.Peers() {
-		where := p.where.TCP
-		if where == "" {
-			where = p.where.Unix
-		}
-		info.Peers = append(info.Peers, DebugPeer{p.name, p.rank, p.Transport(), where})
+		info.Peers = append(info.Peers, DebugPeer{p.name, p.rank, p.Transport(), p.link.Addr()})
 	}
 	return info
 }
@@ -121,33 +113,21 @@ func DebugOf(ctx context.Context, addr, token string) (DebugInfo, error) {
 	if token != "" {
 		opts = append(opts, WithToken(token))
 	}
-	a, err := Init(ctx, "visitor-"+newID(), opts...)
+	a, err := Init(ctx, "visitor-"+link.NewID(), opts...)
 	if err != nil {
 		return DebugInfo{}, err
 	}
 	defer a.Close()
-	p, err := a.visit(ctx, addr)
+	p, err := a.end.Visit(ctx, addr)
 	if err != nil {
 		return DebugInfo{}, fmt.Errorf("rpc: debug of %s: %w", addr, err)
 	}
-	return debugMethod.Call(ctx, p, struct{}{})
+	return debugMethod.Call(ctx, &Peer{agent: a, name: addr, rank: -1, link: p}, struct{}{})
 }
 
-// visit returns the agent at an address as a peer, of which nothing else is known.
-func (a *Agent) visit(ctx context.Context, addr string) (p *Peer, err error) {
-	a.kind = "auto"
-	if a.encrypt, err = transport.EncryptFromEnv(); err != nil {
-		return nil, err
-	}
-	if err := a.findToken(ctx, &options{}); err != nil {
-		return nil, err
-	}
-	p = &Peer{agent: a, name: addr, rank: -1, where: record{TCP: addr}}
-	if strings.HasPrefix(addr, "unix:") {
-		p.where = record{Unix: addr}
-	}
-	return p, nil
-}
+// SocketPrefix is how the names of the sockets begin at which agents on Linux listen for
+// those of their host: what cohort rpc show --pid looks for.
+const SocketPrefix = link.SocketPrefix
 
 //go:embed debug.html
 var debugText string

@@ -7,6 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
+
+	"github.com/cohort-ml/cohort/rpc/internal/link"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
 // Kind says what sort of failure an [Error] is. Kinds travel as their text.
@@ -29,35 +33,35 @@ const KindUnknownMethod Kind = "unknown method"
 const KindTypes Kind = "types"
 
 // KindTooLarge is a message over the receiver's limit.
-const KindTooLarge Kind = "too large"
+const KindTooLarge Kind = wire.KindTooLarge
 
 // KindVersion is a peer that speaks another version of the protocol.
-const KindVersion Kind = "version"
+const KindVersion Kind = wire.KindVersion
 
 // KindNameTaken is a name or rank that another agent of the job has.
-const KindNameTaken Kind = "name taken"
+const KindNameTaken Kind = wire.KindNameTaken
 
 // KindMembers is a job of which two agents do not say the same: its size, or the
 // list of WithPeers.
-const KindMembers Kind = "members differ"
+const KindMembers Kind = wire.KindMembers
 
 // KindUnknownPeer is a name or rank that no agent of the job has.
-const KindUnknownPeer Kind = "unknown peer"
+const KindUnknownPeer Kind = wire.KindUnknownPeer
 
 // KindTimeout is a call that was not answered in its time.
-const KindTimeout Kind = "timeout"
+const KindTimeout Kind = wire.KindTimeout
 
 // KindCanceled is a call that its caller, or the end of its agent, canceled.
-const KindCanceled Kind = "canceled"
+const KindCanceled Kind = wire.KindCanceled
 
 // KindUnreachable is a peer to which there is no connection, and none can be made.
-const KindUnreachable Kind = "unreachable"
+const KindUnreachable Kind = wire.KindUnreachable
 
 // KindLost is a connection that ended before the answer; the method may have run.
-const KindLost Kind = "connection lost"
+const KindLost Kind = wire.KindLost
 
 // KindClosed is an agent that has been closed, here or there.
-const KindClosed Kind = "closed"
+const KindClosed Kind = wire.KindClosed
 
 // KindBusy is a peer with too many calls in its queue, or that wait there for later
 // answers.
@@ -67,7 +71,7 @@ const KindBusy Kind = "busy"
 const KindReleased Kind = "released"
 
 // KindProtocol is a peer that sent what the protocol does not allow.
-const KindProtocol Kind = "protocol"
+const KindProtocol Kind = wire.KindProtocol
 
 // Error is a failed call. It names the method and the peer; errors.Is and
 // errors.As look through it at what the handler returned, as far as that is known
@@ -144,7 +148,44 @@ func errNoPeer(method string) error {
 }
 
 // errClosed is the cause of what ends because the agent does.
-var errClosed = errors.New("the agent has been closed")
+var errClosed = link.ErrClosed
+
+// ownError makes an error of this package of one that a connection has. Others stay what
+// they are, and so do the words around it.
+func ownError(err error) error {
+	var e *wire.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	out := &Error{Peer: e.Peer, Rank: e.Rank, Kind: Kind(e.Kind), Msg: e.Msg, err: e.Err}
+	if err == error(e) {
+		return out
+	}
+	return &reworded{err.Error(), out}
+}
+
+// reworded is an error in other words.
+type reworded struct {
+	text string
+	err  error
+}
+
+func (r *reworded) Error() string { return r.text }
+func (r *reworded) Unwrap() error { return r.err }
+
+// callError is the error of a call that a connection has ended, or that could not begin.
+func callError(err error, method string, p *Peer) error {
+	e, ok := err.(*wire.Error)
+	if !ok {
+		return err
+	}
+	return &Error{Method: method, Peer: p.name, Rank: p.rank, Kind: Kind(e.Kind), Msg: e.Msg, err: e.Err}
+}
+
+// timeoutError is the error of a call that was not answered in time.
+func timeoutError(method string, p *Peer, ctx context.Context, after time.Duration) error {
+	return callError(link.Late(ctx, after), method, p)
+}
 
 // known is an error that both sides of a call know by a code.
 type known struct {
@@ -153,7 +194,7 @@ type known struct {
 	// is anything of it; nil value: only the code.
 	match func(err error) (value any, ok bool)
 	// revive makes the error again from what has travelled.
-	revive func(d *decoding) error
+	revive func(r *wire.Received) error
 }
 
 // builtinErrors are the errors that every agent knows.
@@ -164,5 +205,5 @@ func builtinErrors() []known {
 func sentinel(code string, err error) known {
 	return known{code: code,
 		match:  func(e error) (any, bool) { return nil, errors.Is(e, err) },
-		revive: func(*decoding) error { return err }}
+		revive: func(*wire.Received) error { return err }}
 }

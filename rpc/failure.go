@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -103,7 +104,7 @@ func (in *incoming) tell(err error) {
 	fmt.Fprintf(os.Stderr, "cohort: rpc agent %s: %s, called by %s, panicked: %v%s\n%s", in.agent.name, in.method.name, in.caller.name, err, more, p.stack)
 }
 
-func isTooLarge(err error) bool { return errors.Is(err, errTooLarge) }
+func isTooLarge(err error) bool { return errors.Is(err, wire.ErrTooLarge) }
 
 // mute is an error that panics when it is asked what it is, as a nil pointer in an
 // error does.
@@ -127,18 +128,18 @@ func audible(err error) (out error) {
 
 // encodeFailure makes the head of a failure. where is the line that says who served
 // the method.
-func (o *outgoing) encodeFailure(id uint64, extra []byte, err error, where string, errs []known) {
+func encodeFailure(m *wire.Outgoing, id uint64, extra []byte, err error, where string, errs []known) {
 	defer func() {
 		if v := recover(); v != nil { // of a method of err that audible does not call
-			o.enc.Buf, o.tensors = o.enc.Buf[:sizePrefix], o.tensors[:0]
-			o.describeFailure(id, extra, mute(err, v), where, nil)
+			m.Reset()
+			describeFailure(m, id, extra, mute(err, v), where, nil)
 		}
 	}()
-	o.describeFailure(id, extra, err, where, errs)
+	describeFailure(m, id, extra, err, where, errs)
 }
 
 // describeFailure writes it: [id, extras, kind, message, stack, code, value].
-func (o *outgoing) describeFailure(id uint64, extra []byte, err error, where string, errs []known) {
+func describeFailure(m *wire.Outgoing, id uint64, extra []byte, err error, where string, errs []known) {
 	kind, msg, stack, code := KindApplication, err.Error(), "", ""
 	var e *Error
 	var p *panicked
@@ -166,10 +167,10 @@ func (o *outgoing) describeFailure(id uint64, extra []byte, err error, where str
 			}
 		}
 	}
-	b := &o.enc.Encoder
+	b := &m.Enc
 	b.Array(7)
 	b.Uint(id)
-	encodeExtras(b, extra, nil)
+	wire.EncodeExtras(b, extra, nil)
 	b.Text(string(kind))
 	b.Text(cut(msg, maxMsg))
 	b.Text(cut(stack, maxStack))
@@ -185,9 +186,9 @@ func (o *outgoing) describeFailure(id uint64, extra []byte, err error, where str
 		box.Elem().Set(reflect.ValueOf(value))
 		plan.Encode(b, box.UnsafePointer())
 	}
-	if perr != nil || b.Err != nil || len(o.tensors) > 0 { // the code alone then
+	if perr != nil || b.Err != nil || len(m.Tensors) > 0 { // the code alone then
 		b.Err, b.Buf = nil, b.Buf[:at]
-		o.tensors = o.tensors[:0]
+		m.Tensors = m.Tensors[:0]
 		b.Null()
 	}
 }
@@ -200,7 +201,9 @@ func cut(s string, most int) string {
 }
 
 // decodeFailure reads a failure behind its extras and makes the caller's error of it.
-func decodeFailure(d *decoding, method, types string, p *Peer) error {
+func decodeFailure(r *wire.Received, method, types string, p *Peer) error {
+	r.From = p
+	d := &r.Dec
 	e := &Error{Method: method, Peer: p.name, Rank: p.rank}
 	e.Kind, e.Msg, e.Stack, e.Code = Kind(d.Text()), string(d.Text()), string(d.Text()), string(d.Text())
 	if err := d.Err(); err != nil {
@@ -217,7 +220,7 @@ func decodeFailure(d *decoding, method, types string, p *Peer) error {
 	}
 	for _, k := range p.agent.errors {
 		if k.code == e.Code {
-			e.err = k.revive(d)
+			e.err = k.revive(r)
 			break
 		}
 	}

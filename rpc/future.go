@@ -4,8 +4,13 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/cohort-ml/cohort/internal/ctxerr"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
 // Future is the answer of a call that may not have come yet. Any number of
@@ -14,8 +19,9 @@ import (
 type Future[R any] struct {
 	// Of a call: how its answer is read, which the first who wants it does.
 	method func(*Future[R]) error
+	info   *methodInfo
 	peer   *Peer
-	call   call
+	call   link.Call
 	stats  *methodStats
 	sent   int
 	refs   bool // there may be references in the value
@@ -60,15 +66,21 @@ func (f *Future[R]) resolve(value R, err error) {
 	f.wake()
 }
 
-// arrived implements [arrival].
-func (f *Future[R]) arrived() {
+// Arrive implements [link.Sink].
+func (f *Future[R]) Arrive() {
+	f.peer.agent.leave(f.info)
+	f.arrive()
+}
+
+// arrive takes in that the call has its answer.
+func (f *Future[R]) arrive() {
 	f.mu.Lock()
 	f.state = futureArrived
-	if r := f.call.reply; r == nil {
+	if r := f.call.Reply; r == nil {
 		f.settle()
 	} else { // whether or not somebody waits for it
-		f.stats.ended(f.call.began, f.sent, r.size, r.trouble())
-		f.held = r.hook != nil
+		f.stats.ended(f.call.Began, f.sent, r.Size, failureOf(r))
+		f.held = r.Hook != nil
 		if f.refs && !f.held {
 			// References count from when they are read, which is not to wait for who may
 			// ask late.
@@ -101,15 +113,15 @@ func (f *Future[R]) settle() {
 		return
 	}
 	c := &f.call
-	if c.reply != nil {
-		failed := c.reply.trouble() != nil
+	if c.Reply != nil {
+		failed := failureOf(c.Reply) != nil
 		f.err = f.method(f)
-		c.reply.release()
+		c.Reply.Release()
 		if f.err != nil && !failed {
 			f.stats.failures.Add(1)
 		}
 	} else {
-		f.err = c.err
+		f.err = callError(c.Err, c.Method, f.peer)
 		f.stats.failed()
 	}
 	if f.err != nil && f.explain != nil {
@@ -118,7 +130,7 @@ func (f *Future[R]) settle() {
 	f.state = futureDone
 	// Who keeps the future keeps its value, not the answer's memory. What says which
 	// call it was stays: who sent it, or watches its context, may still look at it.
-	c.reply, f.method, f.stats = nil, nil, nil
+	c.Reply, f.method, f.stats = nil, nil, nil
 }
 
 // Done returns a channel that is closed when the answer, or an error, is there.
@@ -146,7 +158,7 @@ func (f *Future[R]) Wait(ctx context.Context) (R, error) {
 		case <-f.done:
 		case <-ctx.Done():
 			var zero R
-			return zero, fmt.Errorf("rpc: wait for an answer: %w", ended(ctx))
+			return zero, fmt.Errorf("rpc: wait for an answer: %w", ctxerr.Of(ctx))
 		}
 		f.mu.Lock()
 	}
@@ -263,4 +275,52 @@ func WaitAll[R any](ctx context.Context, fs ...*Future[R]) ([]R, error) {
 		values[i] = v
 	}
 	return values, first
+}
+
+// errFailure stands in the statistics for an answer that is a failure and has not been
+// read yet.
+var errFailure = errors.New("the answer is a failure")
+
+func failureOf(r *wire.Received) error {
+	if r.Kind == wire.FrameFailure {
+		return errFailure
+	}
+	return nil
+}
+
+// follower is a function that runs when something has happened that happens once.
+type follower struct {
+	run func()
+	at  int // in the list, -1 when it is in none
+}
+
+// followers are those of one event. Who has the event locks.
+type followers struct{ list []*follower }
+
+func (l *followers) add(run func()) *follower {
+	w := &follower{run, len(l.list)}
+	l.list = append(l.list, w)
+	return w
+}
+
+// remove takes one off the list, if it is still there.
+func (l *followers) remove(w *follower) {
+	if w == nil || w.at < 0 {
+		return
+	}
+	end := len(l.list) - 1
+	last := l.list[end]
+	l.list[w.at], last.at = last, w.at
+	l.list[end] = nil
+	l.list, w.at = l.list[:end], -1
+}
+
+// take returns all and empties the list.
+func (l *followers) take() []*follower {
+	list := l.list
+	l.list = nil
+	for _, w := range list {
+		w.at = -1
+	}
+	return list
 }

@@ -4,13 +4,12 @@ package rpc
 
 import (
 	"context"
-	"errors"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
 	"github.com/cohort-ml/cohort/rpc/internal/rref"
 )
 
@@ -55,12 +54,10 @@ func TestTheNextLife(t *testing.T) {
 		want(t, r, 2*x)
 		return r
 	}
-	links := func() (all []*serverLink) {
-		server.mu.Lock()
-		defer server.mu.Unlock()
-		for s := range server.servers {
-			if s.peer.rank == 1 { // not one that asks who is there
-				all = append(all, s)
+	links := func() (all []*link.ServerConn) {
+		for _, c := range serversOf(server) {
+			if c.peer.rank == 1 { // not one that asks who is there
+				all = append(all, c.ServerConn)
 			}
 		}
 		return all
@@ -111,14 +108,14 @@ func TestCallsBackWhileConnecting(t *testing.T) {
 	}
 	defer mute.Close()
 	accepted := make(chan *transport.Conn, 1)
-	mute.Handle(proto, func(c *transport.Conn) { accepted <- c })
+	mute.Handle("rpc", func(c *transport.Conn) { accepted <- c })
 	between[1].To(mute.Addr())
 	call := noop.Async(t.Context(), server.Peer("worker"), struct{}{})
 	conn := <-accepted // and says nothing
 	second := begin()
 	callBack := back.Async(t.Context(), second.Peer("server"), struct{}{})
 	<-calling
-	agenttest.Eventually(t, "the server calls", func() bool { return server.underWay.Load() == 1 })
+	agenttest.Eventually(t, "the server calls", func() bool { return server.end.Calling.Load() == 1 })
 	conn.Close()
 	if _, err := callBack.Wait(t.Context()); err != nil {
 		t.Errorf("a call back: %v", err)
@@ -128,60 +125,12 @@ func TestCallsBackWhileConnecting(t *testing.T) {
 	}
 }
 
-// TestLostAsSoonAsConnected: another process takes the place of one between the welcome of
-// that one and the moment when those are told who wait for the connection. They get the new
-// one's.
-func TestLostAsSoonAsConnected(t *testing.T) {
-	server, begin, between := lives(t)
-	token, err := transport.ParseToken(agenttest.Token)
-	if err != nil {
-		t.Fatal(err)
+// serversOf returns what answers the connections on which others call an agent.
+func serversOf(a *Agent) (all []*server) {
+	for _, s := range a.end.Servers() {
+		all = append(all, s.(*server))
 	}
-	first, err := transport.Listen("127.0.0.1:0", token)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer first.Close()
-	accepted := make(chan *transport.Conn, 1)
-	first.Handle(proto, func(c *transport.Conn) { accepted <- c })
-	between[1].To(first.Addr())
-	worker := server.Peer("worker")
-	call := noop.Async(t.Context(), worker, struct{}{})
-	conn := <-accepted
-	defer conn.Close()
-	hello, err := readHello(conn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	hello.release()
-	worker.mu.Lock() // who has connected is held up
-	unlock := sync.OnceFunc(worker.mu.Unlock)
-	defer unlock()
-	m := newOutgoing(frameWelcome, server, nil)
-	m.enc.Array(5)
-	m.enc.Uint(wireVersion)
-	m.enc.Text("worker")
-	m.enc.Int(1)
-	m.enc.Text("first")
-	m.enc.Uint(1 << 20)
-	err = errors.Join(m.finish(maxHead), m.write(conn, nil))
-	m.release(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	agenttest.Eventually(t, "the server has connected", func() bool {
-		server.mu.Lock()
-		defer server.mu.Unlock()
-		return len(server.links) == 1
-	})
-	second := begin()
-	if _, err := noop.Call(t.Context(), second.Peer("server"), struct{}{}); err != nil {
-		t.Fatal(err)
-	}
-	unlock()
-	if _, err := call.Wait(t.Context()); err != nil {
-		t.Errorf("who waited for the connection: %v", err)
-	}
+	return all
 }
 
 // want fails the test if a reference is to another value.

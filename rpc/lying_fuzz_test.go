@@ -4,10 +4,12 @@ package rpc
 
 import (
 	"context"
+	"runtime"
 	"testing"
 
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -26,9 +28,9 @@ func FuzzAnswers(f *testing.F) {
 		return frame(kind, len(e.Buf)+behind, e.Buf, make([]byte, behind))
 	}
 	float := func(e *cbor.Encoder) { e.Array(1); e.Array(2); e.Uint(1); e.Uint(1) }
-	f.Add(head(frameReply, 4, func(e *cbor.Encoder) { e.Array(4); e.Uint(1); e.Null(); float(e); tensorZero(e) }))
-	f.Add(head(frameReply, 0, func(e *cbor.Encoder) { e.Array(4); e.Uint(2); e.Null(); e.Null(); e.Map(0) }))
-	f.Add(head(frameItem, 4, func(e *cbor.Encoder) {
+	f.Add(head(wire.FrameReply, 4, func(e *cbor.Encoder) { e.Array(4); e.Uint(1); e.Null(); float(e); tensorZero(e) }))
+	f.Add(head(wire.FrameReply, 0, func(e *cbor.Encoder) { e.Array(4); e.Uint(2); e.Null(); e.Null(); e.Map(0) }))
+	f.Add(head(wire.FrameItem, 4, func(e *cbor.Encoder) {
 		e.Array(3)
 		e.Uint(3)
 		float(e)
@@ -38,8 +40,8 @@ func FuzzAnswers(f *testing.F) {
 		e.Text("Data")
 		tensorZero(e)
 	}))
-	f.Add(head(frameCredit, 0, func(e *cbor.Encoder) { e.Array(2); e.Uint(3); e.Uint(1 << 62) }))
-	f.Add(head(frameFailure, 0, func(e *cbor.Encoder) {
+	f.Add(head(wire.FrameCredit, 0, func(e *cbor.Encoder) { e.Array(2); e.Uint(3); e.Uint(1 << 62) }))
+	f.Add(head(wire.FrameFailure, 0, func(e *cbor.Encoder) {
 		e.Array(7)
 		e.Uint(1)
 		e.Null()
@@ -54,15 +56,8 @@ func FuzzAnswers(f *testing.F) {
 		e.Text("t")
 	}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		near, far := transport.Pipe(proto)
-		p := &Peer{agent: a, name: "liar", rank: 1}
-		l := newLink(a, p, near, "pipe", welcome{limit: 1 << 20})
-		p.link.Store(l)
-		read := make(chan struct{})
-		go func() {
-			defer close(read)
-			l.receive()
-		}()
+		near, far := transport.Pipe("rpc")
+		p := &Peer{agent: a, name: "liar", rank: 1, link: a.end.Adopt(near, "liar", 1, 1<<20)}
 		x := echo.Async(t.Context(), p, tensor.Zeros(1))
 		y := noop.Async(t.Context(), p, struct{}{})
 		s, err := count.Open(t.Context(), p)
@@ -79,7 +74,9 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 		s.Close()
-		<-read
+		for len(a.end.Clients()) > 0 {
+			runtime.Gosched()
+		}
 		if err := a.outstanding.wait(t.Context()); err != nil { // who writes may have found the end, and tells them yet
 			t.Error(err)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -27,7 +28,7 @@ type stranger struct {
 
 // visit connects to an agent without a word.
 func visit(t testing.TB, a *Agent) *stranger {
-	conn, err := pipeTo(a)
+	conn, err := a.end.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +48,7 @@ func (s *stranger) say(kind byte, f func(e *cbor.Encoder), behind ...byte) {
 }
 
 func (s *stranger) hello(version uint64, to string) {
-	s.say(frameHello, func(e *cbor.Encoder) {
+	s.say(wire.FrameHello, func(e *cbor.Encoder) {
 		e.Array(6)
 		e.Uint(version)
 		e.Text("stranger")
@@ -60,7 +61,7 @@ func (s *stranger) hello(version uint64, to string) {
 
 // call sends a call of test.echo with a list of tensors and a value.
 func (s *stranger) call(id uint64, method string, list, value func(e *cbor.Encoder), behind ...byte) {
-	s.say(frameCall, func(e *cbor.Encoder) {
+	s.say(wire.FrameCall, func(e *cbor.Encoder) {
 		e.Array(7)
 		e.Uint(id)
 		e.Text(method)
@@ -138,29 +139,29 @@ func TestLyingClient(t *testing.T) {
 		}, ""},
 		{"twice", func(s *stranger) { s.call(1, "test.wait", null, null); s.call(1, "test.wait", null, null) }, ""},
 		{"other kind", raw(99, 0, 0, 0, 0), ""},
-		{"reply", raw(frameReply, 0, 0, 0, 0), ""},
-		{"no head", raw(frameCall, 1), ""},
-		{"long head", raw(frameCall, 0xff, 0xff, 0xff, 0x7f, 1), ""},
-		{"garbage", raw(frameCall, 2, 0, 0, 0, 0xff, 0xff), ""},
-		{"items", raw(frameCall, 2, 0, 0, 0, 0x81, 0x01), ""},
+		{"reply", raw(wire.FrameReply, 0, 0, 0, 0), ""},
+		{"no head", raw(wire.FrameCall, 1), ""},
+		{"long head", raw(wire.FrameCall, 0xff, 0xff, 0xff, 0x7f, 1), ""},
+		{"garbage", raw(wire.FrameCall, 2, 0, 0, 0, 0xff, 0xff), ""},
+		{"items", raw(wire.FrameCall, 2, 0, 0, 0, 0x81, 0x01), ""},
 		{"list for tensor", func(s *stranger) { s.call(1, "test.echo", null, func(e *cbor.Encoder) { e.Array(0) }) }, "an array of NumPy's or a tensor of PyTorch's), got a list"},
 		{"tag for tensor", func(s *stranger) { s.call(1, "test.echo", null, func(e *cbor.Encoder) { e.Tag(0); e.Text("") }) }, "got tag 0"},
 		{"item of another type", func(s *stranger) {
 			s.call(1, "conf.Sums", null, func(e *cbor.Encoder) { e.Map(0) })
-			s.say(frameItem, func(e *cbor.Encoder) { e.Array(3); e.Uint(1); e.Null(); e.Text("x") })
+			s.say(wire.FrameItem, func(e *cbor.Encoder) { e.Array(3); e.Uint(1); e.Null(); e.Text("x") })
 		}, "types a message of stranger in the stream is no int64"},
 		{"maker called", func(s *stranger) { s.call(1, "conf.Maker", null, func(e *cbor.Encoder) { e.Text("x") }) }, "it is called by Remote"},
 		{"flood", func(s *stranger) {
 			s.call(1, "test.silent", null, func(e *cbor.Encoder) { e.Map(0) })
 			for range 100 {
 				e := make([]byte, 1<<16)
-				s.say(frameItem, func(en *cbor.Encoder) { en.Array(3); en.Uint(1); en.Null(); en.Bytes(e) })
+				s.say(wire.FrameItem, func(en *cbor.Encoder) { en.Array(3); en.Uint(1); en.Null(); en.Bytes(e) })
 			}
 		}, ""},
 	} {
 		s := visit(t, a[1])
-		s.hello(wireVersion, "w1")
-		if kind, items, err := s.hear(); err != nil || kind != frameWelcome || items[1] != "w1" {
+		s.hello(wire.Version, "w1")
+		if kind, items, err := s.hear(); err != nil || kind != wire.FrameWelcome || items[1] != "w1" {
 			t.Fatalf("%s: the welcome is %d, %v, %v", tc.name, kind, items, err)
 		}
 		go tc.say(&stranger{quiet{t}, s.conn})
@@ -169,11 +170,11 @@ func TestLyingClient(t *testing.T) {
 		case tc.want == "" && err == nil:
 			t.Errorf("%s: the connection goes on with %d, %v", tc.name, kind, items)
 		case tc.want == "":
-		case err != nil || kind != frameFailure || !strings.Contains(fmt.Sprintln(items...), tc.want):
+		case err != nil || kind != wire.FrameFailure || !strings.Contains(fmt.Sprintln(items...), tc.want):
 			t.Errorf("%s: %d, %v, %v, want %q", tc.name, kind, items, err, tc.want)
 		default: // and the connection goes on
 			s.call(2, "test.noop", null, func(e *cbor.Encoder) { e.Map(0) })
-			if kind, items, err := s.hear(); err != nil || kind != frameReply {
+			if kind, items, err := s.hear(); err != nil || kind != wire.FrameReply {
 				t.Errorf("%s: afterwards %d, %v, %v", tc.name, kind, items, err)
 			}
 		}
@@ -199,9 +200,9 @@ func TestLyingHello(t *testing.T) {
 	}{
 		{"version", func(s *stranger) { s.hello(2, "w0") }, KindVersion},
 		{"name", func(s *stranger) { s.hello(1, "other") }, KindUnknownPeer},
-		{"garbage", func(s *stranger) { s.say(frameHello, func(e *cbor.Encoder) { e.Array(6); e.Uint(1); e.Uint(2) }) }, KindProtocol},
-		{"no hello", func(s *stranger) { s.say(frameCall, func(e *cbor.Encoder) { e.Array(0) }) }, ""},
-		{"long", func(s *stranger) { _ = s.conn.WriteFrame(frameHello, make([]byte, 5000)) }, ""},
+		{"garbage", func(s *stranger) { s.say(wire.FrameHello, func(e *cbor.Encoder) { e.Array(6); e.Uint(1); e.Uint(2) }) }, KindProtocol},
+		{"no hello", func(s *stranger) { s.say(wire.FrameCall, func(e *cbor.Encoder) { e.Array(0) }) }, ""},
+		{"long", func(s *stranger) { _ = s.conn.WriteFrame(wire.FrameHello, make([]byte, 5000)) }, ""},
 	} {
 		s := visit(t, a[0])
 		tc.say(s)
@@ -212,7 +213,7 @@ func TestLyingHello(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || kind != frameRefuse || items[0] != string(tc.kind) {
+		if err != nil || kind != wire.FrameRefuse || items[0] != string(tc.kind) {
 			t.Errorf("%s: %d, %v, %v, want a refusal of kind %q", tc.name, kind, items, err, tc.kind)
 		}
 		if _, _, err := s.hear(); !errors.Is(err, io.EOF) {
@@ -262,13 +263,13 @@ func TestLyingServer(t *testing.T) {
 	}{
 		{"nothing", func(s *stranger, id uint64) {}, KindLost},
 		{"type", func(s *stranger, id uint64) {
-			s.say(frameReply, func(e *cbor.Encoder) { e.Array(4); e.Uint(id); e.Null(); e.Null(); e.Text("x") })
+			s.say(wire.FrameReply, func(e *cbor.Encoder) { e.Array(4); e.Uint(id); e.Null(); e.Null(); e.Text("x") })
 		}, KindTypes},
 		{"no tensor", func(s *stranger, id uint64) {
-			s.say(frameReply, func(e *cbor.Encoder) { e.Array(4); e.Uint(id); e.Null(); e.Null(); tensorZero(e) })
+			s.say(wire.FrameReply, func(e *cbor.Encoder) { e.Array(4); e.Uint(id); e.Null(); e.Null(); tensorZero(e) })
 		}, KindTypes},
 		{"tensors", func(s *stranger, id uint64) {
-			s.say(frameReply, func(e *cbor.Encoder) { e.Array(4); e.Uint(id); e.Null(); e.Text("x"); e.Null() })
+			s.say(wire.FrameReply, func(e *cbor.Encoder) { e.Array(4); e.Uint(id); e.Null(); e.Text("x"); e.Null() })
 		}, KindProtocol},
 		{"cut tensor", func(s *stranger, id uint64) {
 			e := cbor.Encoder{Buf: []byte{11, 0, 0, 0}}
@@ -281,11 +282,11 @@ func TestLyingServer(t *testing.T) {
 			e.Uint(2)
 			tensorZero(&e)
 			e.Buf[0] = byte(len(e.Buf) - 4)
-			_, _ = s.conn.Write(frame(frameReply, len(e.Buf)+8, e.Buf, []byte{1, 2, 3}))
+			_, _ = s.conn.Write(frame(wire.FrameReply, len(e.Buf)+8, e.Buf, []byte{1, 2, 3}))
 		}, KindLost},
-		{"kind", func(s *stranger, id uint64) { s.say(frameCall, func(e *cbor.Encoder) { e.Array(1); e.Uint(id) }) }, KindProtocol},
+		{"kind", func(s *stranger, id uint64) { s.say(wire.FrameCall, func(e *cbor.Encoder) { e.Array(1); e.Uint(id) }) }, KindProtocol},
 		{"failure", func(s *stranger, id uint64) {
-			s.say(frameFailure, func(e *cbor.Encoder) {
+			s.say(wire.FrameFailure, func(e *cbor.Encoder) {
 				e.Array(7)
 				e.Uint(id)
 				e.Null()
@@ -320,8 +321,8 @@ func FuzzServer(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() { a.Close() })
-	f.Add(frame(frameCall, 4, []byte{0, 0, 0, 0}))
-	f.Add(frame(frameCancel, 6, []byte{2, 0, 0, 0, 0x81, 1}))
+	f.Add(frame(wire.FrameCall, 4, []byte{0, 0, 0, 0}))
+	f.Add(frame(wire.FrameCancel, 6, []byte{2, 0, 0, 0, 0x81, 1}))
 	var e cbor.Encoder
 	e.Buf = make([]byte, 4)
 	e.Array(7)
@@ -340,22 +341,20 @@ func FuzzServer(f *testing.F) {
 	e.Text("Y")
 	tensorZero(&e)
 	e.Buf[0] = byte(len(e.Buf) - 4)
-	f.Add(frame(frameCall, len(e.Buf)+4, e.Buf, []byte{0, 0, 128, 63}))
+	f.Add(frame(wire.FrameCall, len(e.Buf)+4, e.Buf, []byte{0, 0, 128, 63}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s := visit(t, a)
-		s.hello(wireVersion, "a")
-		if kind, _, err := s.hear(); err != nil || kind != frameWelcome {
+		s.hello(wire.Version, "a")
+		if kind, _, err := s.hear(); err != nil || kind != wire.FrameWelcome {
 			t.Fatal(kind, err)
 		}
 		_, _ = s.conn.Write(b)
 		s.conn.Close()
 		for served := true; served; runtime.Gosched() { // until all of it has been read
-			a.mu.RLock()
 			served = false
-			for other := range a.servers {
+			for _, other := range serversOf(a) {
 				served = served || other.peer.rank < 0
 			}
-			a.mu.RUnlock()
 		}
 		if _, err := noop.Call(t.Context(), a.Self(), struct{}{}); err != nil {
 			t.Fatal(err)

@@ -81,7 +81,7 @@ func TestSizesDiffer(t *testing.T) {
 		_, err := Init(ctx, "w0", slices.Concat(common, []Option{WithStore(mem, 0, 2)})...)
 		first <- err
 	}()
-	if _, err := mem.Get(ctx, agentKeyOf(0)); err != nil {
+	if _, err := mem.Get(ctx, "agent/0"); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Init(ctx, "w1", slices.Concat(common, []Option{WithStore(mem, 1, 3)})...)

@@ -15,6 +15,8 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/hook"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
 const (
@@ -22,7 +24,6 @@ const (
 	DefaultTimeout = time.Minute
 	// DefaultMaxMessage is how many bytes a message has at most that an agent takes.
 	DefaultMaxMessage = 4 << 30
-	maxMessageLimit   = 1 << 48
 	// DefaultLease is for how long the references of a silent peer count.
 	DefaultLease = 30 * time.Second
 	minLease     = 100 * time.Millisecond
@@ -38,7 +39,7 @@ type options struct {
 	size  int
 
 	peers      []PeerAddr
-	network    *Network
+	network    *link.Network
 	listen     string
 	node       string
 	token      transport.Token
@@ -155,13 +156,20 @@ func WithToken(text string) Option {
 	}
 }
 
+// Network connects agents of one process by pipes, without the system: for tests,
+// also in virtual time, and for what would otherwise be ranks as goroutines.
+type Network struct{ network link.Network }
+
+// NewNetwork returns a network without agents.
+func NewNetwork() *Network { return &Network{} }
+
 // WithNetwork puts the agent on a network inside the process.
 func WithNetwork(n *Network) Option {
 	return func(o *options) error {
 		if n == nil {
 			return errors.New("WithNetwork was given no network")
 		}
-		o.network = n
+		o.network = &n.network
 		return nil
 	}
 }
@@ -182,8 +190,8 @@ func WithTimeout(d time.Duration) Option {
 // [DefaultMaxMessage].
 func WithMaxMessage(bytes int) Option {
 	return func(o *options) error {
-		if bytes < 1<<10 || bytes > maxMessageLimit {
-			return fmt.Errorf("messages of at most %d bytes: want %d to %d", bytes, 1<<10, maxMessageLimit)
+		if bytes < 1<<10 || bytes > wire.MaxMessage {
+			return fmt.Errorf("messages of at most %d bytes: want %d to %d", bytes, 1<<10, wire.MaxMessage)
 		}
 		o.maxMessage = bytes
 		return nil
@@ -248,10 +256,10 @@ func WithErrorType[E error](code string) Option {
 				ok := errors.As(err, &e)
 				return e, ok
 			},
-			revive: func(d *decoding) error {
+			revive: func(r *wire.Received) error {
 				var e E
-				plan.Decode(&d.Decoder, unsafe.Pointer(&e))
-				if d.Err() != nil || reflect.ValueOf(e).IsNil() {
+				plan.Decode(&r.Dec, unsafe.Pointer(&e))
+				if r.Dec.Err() != nil || reflect.ValueOf(e).IsNil() {
 					return nil
 				}
 				return e
@@ -280,5 +288,30 @@ func WithHook(h hook.Hook) Option {
 	}
 }
 
-// background is the context of what no caller waits for.
-func background() context.Context { return context.Background() }
+// config is what the connections of an agent need to know.
+func (o *options) config(ctx context.Context, name string) link.Config {
+	c := link.Config{Context: ctx, Name: name, MaxMessage: o.maxMessage, Patience: o.timeout,
+		Store: o.store, Rank: o.rank, Size: o.size, Network: o.network, Listen: o.listen, Node: o.node, Token: o.token}
+	if g := o.group; g != nil {
+		c.SharedToken = g.Transport() == "goroutines" || g.Transport() == "none"
+	}
+	for _, p := range o.peers {
+		c.Peers = append(c.Peers, link.Address(p))
+	}
+	return c
+}
+
+// checkGroup returns an error if not all ranks of the group can be agents.
+func (o *options) checkGroup(ctx context.Context) error {
+	if o.group == nil {
+		return nil
+	}
+	theirs, err := o.group.PyTorchRanks(ctx)
+	if err != nil {
+		return err
+	}
+	if len(theirs) > 0 {
+		return fmt.Errorf("WithGroup: group %q has ranks of PyTorch, %v, which are no agents: make a group of the Go ranks by NewGroup(ctx, ranks, dist.WithBackend(\"native\"))", o.group.Name(), theirs)
+	}
+	return nil
+}

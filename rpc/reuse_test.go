@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/rpc/internal/agenttest"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -80,7 +81,7 @@ func TestTensorsAfterTheCall(t *testing.T) {
 				if err := <-first; err == nil && how != "stream" {
 					t.Error("what nobody read has ended well")
 				}
-				if took := time.Since(began); took > stallTime+10*time.Second {
+				if took := time.Since(began); took > link.StallTime+10*time.Second {
 					t.Errorf("it took %v", took)
 				}
 				_, _ = stopped.Wait(t.Context())

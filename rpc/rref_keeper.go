@@ -13,7 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
 	"github.com/cohort-ml/cohort/rpc/internal/rref"
 )
 
@@ -113,7 +115,7 @@ func (v *refValue) wait(ctx context.Context) (any, error) {
 	case <-v.done:
 		return v.value, v.err
 	case <-ctx.Done():
-		return nil, ended(ctx)
+		return nil, ctxerr.Of(ctx)
 	}
 }
 
@@ -125,7 +127,7 @@ func newKeeper(a *Agent, lease time.Duration) *keeper {
 		values: map[rref.Ref]*refValue{}, states: map[rref.Handle]*refState{},
 	}
 	k.m = rref.New(k.node, k.instance, c)
-	a.onNote(rrefNote, k.take)
+	a.end.OnNote(rrefNote, k.take)
 	return k
 }
 
@@ -221,26 +223,27 @@ func (k *keeper) deliver(out []rref.Send) {
 			}
 		}
 		out = rest
-		k.peerOf(to).note(rrefNote, encodeNotes(k.instance, mine))
+		if p := k.peerOf(to); p.link != nil {
+			p.link.Note(rrefNote, encodeNotes(k.instance, mine))
+		}
 	}
 }
 
 // take reads messages of the protocol.
-func (k *keeper) take(s *serverLink, body []byte) {
-	from := s.peer
+func (k *keeper) take(from *link.ServerConn, body []byte) {
 	instance, messages, err := decodeNotes(body)
-	if err != nil || from.rank < 0 {
+	if err != nil || from.Peer.Rank < 0 {
 		return // as if they had been lost
 	}
 	k.act(func(now time.Time) {
-		if !s.current() {
+		if !from.Current() {
 			return // it would say that the next life leaves
 		}
 		for _, m := range messages {
 			if m.Kind == rref.KindAdd && !k.member(m.Ref.Creator) {
 				continue
 			}
-			k.m.Receive(now, nodeOf(from), instance, m)
+			k.m.Receive(now, rref.Node(from.Peer.Rank+1), instance, m)
 		}
 	})
 }
@@ -515,19 +518,19 @@ func (k *keeper) close() {
 	for _, v := range values {
 		v.settle(nil, &Error{Rank: -1, Kind: KindClosed, Msg: errClosed.Error()})
 	}
-	var told []*link
+	var told []*link.ClientConn
 	for _, n := range near {
 		p := k.peerOf(n)
-		if l := p.link.Load(); l != nil {
-			p.note(rrefNote, encodeNotes(k.instance, []rref.Message{{Kind: rref.KindLeave}}))
-			told = append(told, l)
+		if c := p.conn(); c != nil {
+			p.link.Note(rrefNote, encodeNotes(k.instance, []rref.Message{{Kind: rref.KindLeave}}))
+			told = append(told, c)
 		}
 	}
 	tick := time.NewTicker(leaveTime / 100)
 	defer tick.Stop()
 	by := time.Now().Add(leaveTime)
-	for _, l := range told {
-		for l.busy() && time.Now().Before(by) {
+	for _, c := range told {
+		for c.Busy() && time.Now().Before(by) {
 			<-tick.C
 		}
 	}

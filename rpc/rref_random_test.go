@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/rpc/internal/link"
 )
 
 var (
@@ -20,7 +22,7 @@ var (
 func lossy(a *Agent, seed uint64, delayed *sync.WaitGroup) {
 	var mu sync.Mutex
 	rng := rand.New(rand.NewPCG(seed, 3))
-	a.onNote(rrefNote, func(from *serverLink, body []byte) {
+	a.end.OnNote(rrefNote, func(from *link.ServerConn, body []byte) {
 		mu.Lock()
 		copies, delay := rng.IntN(3), time.Duration(rng.IntN(10))*time.Millisecond
 		mu.Unlock()

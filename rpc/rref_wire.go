@@ -10,6 +10,7 @@ import (
 
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
 	"github.com/cohort-ml/cohort/rpc/internal/rref"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
 // encodeNumber is what a call says of the reference to its result.
@@ -27,37 +28,38 @@ func (r *RRef[T]) wireText() (string, error) {
 // encodeWire implements [wired]: a reference is the array [owner, creator, number,
 // pass] behind its tag. The receiver gets a reference of its own; this one may be
 // released as soon as the call has been made.
-func (r *RRef[T]) encodeWire(e *encoding) error {
+func (r *RRef[T]) encodeWire(m *wire.Outgoing) error {
 	s := r.s
 	if s == nil {
 		return errors.New("the zero reference")
 	}
+	receiver, ok := m.To.(*Peer)
 	switch {
-	case e.agent == nil:
+	case !ok:
 		return errors.New("a reference inside an error")
-	case e.agent.refs != s.k:
-		return fmt.Errorf("a reference of agent %s, sent by agent %s", s.k.agent.name, e.agent.name)
-	case e.peer.rank < 0:
-		return fmt.Errorf("a reference for %s, which is no agent of the job", e.peer.name)
+	case receiver.agent.refs != s.k:
+		return fmt.Errorf("a reference of agent %s, sent by agent %s", s.k.agent.name, receiver.agent.name)
+	case receiver.rank < 0:
+		return fmt.Errorf("a reference for %s, which is no agent of the job", receiver.name)
 	}
 	if err := s.usable("pass on a reference"); err != nil {
 		return err
 	}
-	k, to := s.k, nodeOf(e.peer)
+	k, to := s.k, nodeOf(receiver)
 	var pass rref.Pass
-	var ok bool
-	k.act(func(now time.Time) { pass, ok = k.m.Share(now, s.handle, to, e.deadline) })
+	k.act(func(now time.Time) { pass, ok = k.m.Share(now, s.handle, to, m.Deadline) })
 	if !ok { // it has been released, or lost, just now
 		if err := s.usable("pass on a reference"); err != nil {
 			return err
 		}
 		return errorf(KindGone, "pass on a reference", s.owner, "the reference to a %s is lost", s.text)
 	}
-	e.msg.gone = append(e.msg.gone, func(err error) {
+	m.Gone = append(m.Gone, func(err error) {
 		if err != nil {
 			k.act(func(now time.Time) { k.m.Withdraw(now, to, pass) })
 		}
 	})
+	e := &m.Enc
 	e.Tag(tagRRef)
 	e.Array(4)
 	e.Uint(uint64(pass.Ref.Owner))
@@ -68,7 +70,8 @@ func (r *RRef[T]) encodeWire(e *encoding) error {
 }
 
 // decodeWire implements [wired].
-func (r *RRef[T]) decodeWire(d *decoding) error {
+func (r *RRef[T]) decodeWire(in *wire.Received) error {
+	d := &in.Dec
 	tag, ok := d.Tag()
 	if d.Err() == nil && (!ok || tag != tagRRef) {
 		return fmt.Errorf("want a reference (tag %d)", tagRRef)
@@ -80,15 +83,16 @@ func (r *RRef[T]) decodeWire(d *decoding) error {
 	if d.Err() != nil {
 		return nil // which it keeps
 	}
-	if d.agent == nil || d.agent.refs == nil || d.peer.rank < 0 {
+	sender, ok := in.From.(*Peer)
+	if !ok || sender.agent.refs == nil || sender.rank < 0 {
 		return errors.New("a reference from where none can come from")
 	}
-	k := d.agent.refs
+	k := sender.agent.refs
 	if !k.member(pass.Ref.Owner) || !k.member(pass.Ref.Creator) {
 		return errors.New("a reference to a value of an agent that there is not")
 	}
-	pass.From = nodeOf(d.peer)
-	s := &refState{k: k, owner: k.peerOf(pass.Ref.Owner), from: d.peer}
+	pass.From = nodeOf(sender)
+	s := &refState{k: k, owner: k.peerOf(pass.Ref.Owner), from: sender}
 	var standing rref.Standing
 	k.act(func(now time.Time) {
 		if s.handle, standing = k.m.Adopt(now, pass.From, pass); standing != rref.Counted {

@@ -195,7 +195,7 @@ func TestNameTaken(t *testing.T) {
 		_, _ = Init(ctx, "same", WithNetwork(network), WithStore(mem, 0, 2))
 	}()
 	defer func() { cancel(); <-first }()
-	if err := mem.Wait(t.Context(), agentKeyOf(0)); err != nil {
+	if err := mem.Wait(t.Context(), "agent/0"); err != nil {
 		t.Fatal(err)
 	}
 	_, err := Init(t.Context(), "same", WithNetwork(network), WithStore(mem, 1, 2))

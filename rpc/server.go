@@ -6,236 +6,220 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/transport"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
-// discardFactor says which oversized messages are read over, and which end the
-// connection: that many times what is allowed.
-const discardFactor = 4
-
-// serverLink is a connection on which a peer calls this agent.
-type serverLink struct {
-	agent *Agent
-	peer  *Peer
-	id    string // of the life of the peer that connected
-	life  uint64 // the same, for hooks
-	conn  *transport.Conn
-	limit int // of the peer's messages
-	sender
+// server answers the calls that a peer makes on one connection.
+type server struct {
+	*link.ServerConn
+	agent  *Agent
+	peer   *Peer
 	ctx    context.Context // of its calls: ends with the connection
 	cancel context.CancelCauseFunc
 
-	moved  atomic.Uint64 // pieces of frames that have come
-	spins  spinner
-	cmu    sync.Mutex
+	mu     sync.Mutex
 	active map[uint64]*incoming
-	num    atomic.Int64 // of active
 	ended  bool
 }
 
-// serve reads calls until the connection ends.
-func (s *serverLink) serve() {
-	var err error
-	polls := s.conn.CanPoll()
-	for err == nil {
-		if polls {
-			s.look()
-		}
-		err = s.readOne()
+// Serve implements [link.Handler].
+func (a *Agent) Serve(c *link.ServerConn) link.Server {
+	s := &server{ServerConn: c, agent: a, active: map[uint64]*incoming{}}
+	if rank := c.Peer.Rank; rank >= 0 {
+		s.peer = a.peers[rank]
+	} else {
+		s.peer = &Peer{agent: a, name: c.Peer.Name, rank: -1}
+		s.peer.err = errorf(KindUnknownPeer, "", s.peer, "it is a client, which serves nothing")
 	}
-	s.lose(err)
+	s.ctx, s.cancel = context.WithCancelCause(context.WithValue(a.ctx, callerKey{}, s))
+	return s
 }
 
-// look asks the connection for a while for the next call, where that is likely to
-// come soon: when all others have been answered, as those of a caller are who makes
-// one after the other.
-func (s *serverLink) look() {
-	if s.conn.FrameBuffered() {
-		return
-	}
-	// What was started for the last call needs this thread.
-	runtime.Gosched()
-	if s.num.Load() == 0 {
-		s.spins.look(s.conn)
-	}
-}
-
-// lose ends the connection and the calls that came on it.
-func (s *serverLink) lose(err error) {
-	s.cmu.Lock()
-	if s.ended {
-		s.cmu.Unlock()
-		return
-	}
+// Ended implements [link.Server]: it ends the calls that came on the connection.
+func (s *server) Ended(err error) {
+	s.mu.Lock()
 	s.ended = true
 	active := s.active
 	s.active = nil
 	for _, in := range active {
 		s.agent.abandoned.add(in)
 	}
-	s.num.Store(0)
-	s.cmu.Unlock()
+	s.Active.Store(0)
+	s.mu.Unlock()
+	err = ownError(err)
 	if !errors.Is(err, errClosed) {
 		err = fmt.Errorf("the connection of %s has ended: %w", s.peer.name, err)
 	}
 	for _, in := range active { // before anybody hears of the loss: see join of package autograd
 		in.own.end(err)
 		if in.flow != nil {
-			in.flow.fail(err)
+			in.flow.end(err)
 		}
 	}
-	s.agent.lostPeer(s.peer, s.life, err)
+	s.agent.lostPeer(s.peer, s.Life, err)
 	s.cancel(err)
-	s.conn.Close()
-	s.sender.close(err)
 }
 
-// readOne reads a message. An error is the connection's end.
-func (s *serverLink) readOne() error {
-	r, err := readHead(s.conn, discardFactor*s.agent.maxMessage)
+// Take implements [link.Server].
+func (s *server) Take(r *wire.Received) error {
+	id, err := r.Items()
 	if err != nil {
 		return err
 	}
-	if r.kind == frameNote {
-		return s.takeNote(r)
-	}
-	id, err := r.items()
-	if err != nil {
-		return err
-	}
-	switch r.kind {
-	case frameCall:
-		return s.take(id, r)
-	case frameCancel:
-		r.release()
-		s.cmu.Lock()
+	switch r.Kind {
+	case wire.FrameCall:
+		return s.takeCall(id, r)
+	case wire.FrameCancel:
+		return s.takeCancel(id, r)
+	case wire.FrameItem, wire.FrameEnd, wire.FrameCredit:
+		s.mu.Lock()
 		in := s.active[id]
-		if in != nil {
-			delete(s.active, id)
-			s.num.Add(-1)
-			s.agent.abandoned.add(in)
+		s.mu.Unlock()
+		if in == nil || in.flow == nil { // it has ended
+			r.Release()
+			return s.Discard()
 		}
-		s.cmu.Unlock()
-		if in != nil {
-			in.own.end(in.own.whyCanceled())
-			if in.flow != nil {
-				in.flow.fail(errorf(KindCanceled, in.method.name, s.peer, "the peer has closed the stream"))
-			}
-		}
-		return s.conn.Discard()
-	case frameItem, frameEnd, frameCredit:
-		s.cmu.Lock()
-		var f *flow
-		if in := s.active[id]; in != nil {
-			f = in.flow
-		}
-		s.cmu.Unlock()
-		return takeFlow(s.conn, f, r, s.agent.maxMessage, &s.moved)
+		return in.flow.Take(&s.Reader, r)
 	}
-	return protocolError("a frame of kind %d, which is none that a caller sends", r.kind)
+	return wire.Protocolf("a frame of kind %d, which is none that a caller sends", r.Kind)
 }
 
-// take reads a call and runs it.
-func (s *serverLink) take(id uint64, r *received) error {
-	a, d := s.agent, &r.dec
+// takeCancel ends a call that its caller has given up.
+func (s *server) takeCancel(id uint64, r *wire.Received) error {
+	r.Release()
+	s.mu.Lock()
+	in := s.active[id]
+	if in != nil {
+		delete(s.active, id)
+		s.Active.Add(-1)
+		s.agent.abandoned.add(in)
+	}
+	s.mu.Unlock()
+	if in != nil {
+		in.own.end(in.own.whyCanceled())
+		if in.flow != nil {
+			in.flow.end(errorf(KindCanceled, in.method.name, s.peer, "the peer has closed the stream"))
+		}
+	}
+	return s.Discard()
+}
+
+// takeCall reads a call and runs it.
+func (s *server) takeCall(id uint64, r *wire.Received) error {
+	in, no, err := s.readCall(id, r)
+	if err != nil {
+		return err
+	}
+	m := in.method
+	if no == nil && m.open != nil {
+		m.open(in)
+	}
+	if err := s.add(in); err != nil {
+		return err
+	}
+	m.stats.begun()
+	if no == nil && s.agent.closing.Load() {
+		no = &Error{Kind: KindClosed, Msg: errClosed.Error()}
+	}
+	// A reference to the result is known from now on, not from when its call's turn comes.
+	if no == nil && r.RRef != nil && m.open == nil {
+		no = s.agent.refs.remote(in, r.RRef)
+	}
+	switch {
+	case no != nil:
+		if no.Rank = -1; no.Method == "" {
+			no.Method = m.name
+		}
+		in.refuse(no)
+	case m.quick:
+		s.runQuick(in)
+	default:
+		in.queue()
+	}
+	return nil
+}
+
+// readCall reads a call whose head has come. no is why it is not answered by its handler.
+func (s *server) readCall(id uint64, r *wire.Received) (in *incoming, no *Error, err error) {
+	a, d := s.agent, &r.Dec
 	name := d.Text()
 	timeout, sig := d.Uint(), d.Uint()
-	r.readExtras()
+	r.ReadExtras()
 	if d.Err() != nil {
-		return protocolError("a call whose head cannot be read: %v", d.Err())
+		return nil, nil, wire.Protocolf("a call whose head cannot be read: %v", d.Err())
 	}
 	m := a.method(name)
-	in := &incoming{agent: a, from: s, caller: s.peer, id: id, method: m, msg: r, began: time.Now(), size: r.size}
+	in = &incoming{agent: a, from: s, caller: s.peer, id: id, method: m, msg: r, began: time.Now(), size: r.Size}
 	in.own.base = s.ctx
 	if timeout > 0 {
 		in.own.deadline = in.began.Add(time.Duration(min(timeout, 1<<52)) * time.Microsecond)
 	}
-	var no *Error
-	switch {
+	switch limit := a.end.MaxMessage; {
 	case m == nil:
-		no = &Error{Kind: KindUnknownMethod, Msg: fmt.Sprintf("there is no method %q; it serves %s", name, a.methodList())}
+		no = &Error{Kind: KindUnknownMethod, Method: string(name), Msg: fmt.Sprintf("there is no method %q; it serves %s", name, a.methodList())}
 		in.method = a.nobody
-	case r.size > a.maxMessage:
-		no = &Error{Kind: KindTooLarge, Msg: fmt.Sprintf("the request has %d bytes, at most %d", r.size, a.maxMessage)}
+	case r.Size > limit:
+		no = &Error{Kind: KindTooLarge, Msg: fmt.Sprintf("the request has %d bytes, at most %d", r.Size, limit)}
 	case sig != 0 && sig != m.sig:
 		no = &Error{Kind: KindTypes, Msg: "the types differ: the method served is " + m.text}
 	}
 	if no == nil {
-		bad, err := r.readTensors(s.conn, &s.moved)
+		bad, err := s.Tensors(r)
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
 		if bad != nil {
 			no = &Error{Kind: KindProtocol, Msg: bad.Error()}
 		}
 	}
-	if err := s.conn.Discard(); err != nil { // what has not been read
-		return err
-	}
-	if no == nil && m.open != nil {
-		m.open(in)
-	}
-	s.cmu.Lock()
+	return in, no, s.Discard() // what has not been read
+}
+
+// add takes a call into the list of those that are under way.
+func (s *server) add(in *incoming) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	switch {
 	case s.ended:
-		s.cmu.Unlock()
 		return errClosed
-	case s.active[id] != nil:
-		s.cmu.Unlock()
-		return protocolError("call %d is under way already", id)
+	case s.active[in.id] != nil:
+		return wire.Protocolf("call %d is under way already", in.id)
 	}
 	if !in.method.hidden {
-		a.handling.add(1)
+		s.agent.handling.add(1)
 	}
-	s.active[id] = in
-	s.num.Add(1)
-	s.cmu.Unlock()
-	in.method.stats.begun()
-	if no == nil && a.closing.Load() {
-		no = &Error{Kind: KindClosed, Msg: errClosed.Error()}
-	}
-	// A reference to the result is known from now on, not from when its call's turn comes.
-	if no == nil && r.rref != nil && m.open == nil {
-		no = a.refs.remote(in, r.rref)
-	}
-	if no != nil {
-		no.Rank, no.Method = -1, string(name)
-		in.refuse(no)
-		return nil
-	}
-	if m.quick {
-		s.runQuick(in)
-		return nil
-	}
-	g := m.gate
-	if g == nil {
-		g = &a.gate
-	}
-	now, full := g.enter(in)
-	switch {
-	case full:
-		in.refuse(&Error{Kind: KindBusy, Method: m.name, Rank: -1, Msg: fmt.Sprintf("more calls wait for their turn than %d, or than %d bytes of them", maxQueued, maxQueuedBytes)})
-	case now:
-		go g.runAll(in)
-	}
+	s.active[in.id] = in
+	s.Active.Add(1)
 	return nil
 }
 
-// runQuick runs a call on the goroutine that reads. A handler that ends that ends the
-// connection.
-func (s *serverLink) runQuick(in *incoming) {
+// done takes a call that is being answered off the list, and says whether it was
+// there: else the caller has given up, or gone.
+func (s *server) done(in *incoming) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.active[in.id] != in {
+		return false
+	}
+	delete(s.active, in.id)
+	s.Active.Add(-1)
+	return true
+}
+
+// runQuick runs a call on the goroutine that reads. A handler that ends the goroutine ends
+// the connection.
+func (s *server) runQuick(in *incoming) {
 	returned := false
 	defer func() {
 		if !returned {
 			v := recover()
 			in.fail(v)
 			if v == nil {
-				s.lose(errLeft)
+				s.Lose(errLeft)
 			}
 		}
 	}()
@@ -243,31 +227,7 @@ func (s *serverLink) runQuick(in *incoming) {
 	returned = true
 }
 
-// refuse answers a call that no handler sees.
-func (in *incoming) refuse(err *Error) {
-	in.msg.release()
-	in.msg = nil
-	in.ctx = &in.own
-	if in.keep != nil {
-		_ = in.keep(nil, err) // the caller gets the same error
-	}
-	in.reply(err, nil)
-}
-
-// done takes a call that is being answered off the list, and says whether it was
-// there: else the caller has given up, or gone.
-func (s *serverLink) done(in *incoming) bool {
-	s.cmu.Lock()
-	defer s.cmu.Unlock()
-	if s.active[in.id] != in {
-		return false
-	}
-	delete(s.active, in.id)
-	s.num.Add(-1)
-	return true
-}
-
-// abandoned are calls for which nobody waits any more, and whose handlers have not
+// abandoned are calls that no caller waits for any more, and whose handlers have not
 // returned: a shutdown waits for them.
 type abandoned struct {
 	mu    sync.Mutex
@@ -292,6 +252,3 @@ func (b *abandoned) remove(in *incoming) {
 	defer b.mu.Unlock()
 	delete(b.calls, in)
 }
-
-// alone says whether no other call is under way.
-func (s *serverLink) alone() bool { return s.num.Load() == 0 && !s.sender.busy() }

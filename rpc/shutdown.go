@@ -32,6 +32,8 @@ const (
 	// lingerTime is how long the agent that leads a shutdown waits for the others to
 	// have its last answer.
 	lingerTime = 5 * time.Second
+	// askTime limits questions to agents about a shutdown.
+	askTime = 10 * time.Second
 	// lookTime is how often it asks those who have not come whether they are there.
 	lookTime = time.Second
 )
@@ -73,14 +75,14 @@ func (a *Agent) meet(ctx context.Context, in meetArgs) *Future[uint64] {
 	defer r.mu.Unlock()
 	// Everybody comes as himself, once, and when all have been at the round before. Who
 	// was started again comes in place of the life that came before it.
-	before, from := r.all[in.Round-1], callerLink(ctx)
+	before, from := r.all[in.Round-1], callerServer(ctx)
 	var last comer
 	came := false
 	if this := r.all[in.Round]; this != nil {
 		last, came = this.came[in.Rank]
 	}
 	if from.peer.rank != in.Rank || in.Rank < 0 || in.Round < 0 || in.Round > 0 && (before == nil || len(before.came) < a.Size()) ||
-		came && last.life == from.life {
+		came && last.life == from.Life {
 		f, resolve := NewFuture[uint64]()
 		resolve(0, fmt.Errorf("%s cannot come to round %d as agent %d of %d", from.peer.name, in.Round, in.Rank, a.Size()))
 		return f
@@ -90,7 +92,7 @@ func (a *Agent) meet(ctx context.Context, in meetArgs) *Future[uint64] {
 		this.resolve(0, r.err)
 		return this.f
 	}
-	this.came[in.Rank] = comer{from.life, in.Started}
+	this.came[in.Rank] = comer{from.Life, in.Started}
 	this.sum += in.Started - last.started
 	if len(this.came) == a.Size() {
 		this.resolve(this.sum, nil)
@@ -125,10 +127,10 @@ func (a *Agent) lookForMissing(ctx context.Context) {
 			return
 		}
 		for _, p := range a.missing() {
-			if p == a.self || p.where.ID == "" && !p.seen.Load() { // or it may yet be started
+			if p == a.self || !p.link.Known() { // or it may yet be started
 				continue
 			}
-			limit, cancel := context.WithTimeout(ctx, helloTimeout)
+			limit, cancel := context.WithTimeout(ctx, askTime)
 			_, err := p.Describe(limit)
 			cancel()
 			if errors.Is(err, context.DeadlineExceeded) {
@@ -189,22 +191,20 @@ func (a *Agent) settle(ctx context.Context) error {
 	if a.rank == 0 && a.Size() > 1 {
 		limit, cancel := context.WithCancel(ctx)
 		defer cancel()
-		a.inBackground(func() { a.lookForMissing(limit) })
+		a.end.Go(func() { a.lookForMissing(limit) })
 	}
 	over, stop := context.WithCancel(ctx)
 	defer stop()
-	a.inBackground(func() { a.tellWaiting(over) })
+	a.end.Go(func() { a.tellWaiting(over) })
 	lead := a.PeerRank(0)
 	last := ^uint64(0)
 	for n := 0; ; n++ {
 		if err := a.quiet(ctx); err != nil {
 			return fmt.Errorf("rpc: shutdown of %s: calls of this agent are still under way (%s): %w", a.name, a.openCalls(), err)
 		}
-		if n == 1 {
+		if n == 1 { // all have come: nobody looks for this one any more
 			a.part()
-		}
-		if n == 1 && a.meeting != nil { // all have come: nobody looks for this one any more
-			if err := a.meeting.leave(ctx, &a.me); err != nil {
+			if err := a.end.Leave(ctx); err != nil {
 				return fmt.Errorf("rpc: shutdown of %s: %w", a.name, err)
 			}
 		}
@@ -254,14 +254,12 @@ func (a *Agent) linger(ctx context.Context) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		a.mu.RLock()
 		n := 0
-		for s := range a.servers {
-			if s.peer != a.self && s.peer.err == nil {
+		for _, s := range a.end.Servers() {
+			if p := s.(*server).peer; p != a.self && p.err == nil {
 				n++
 			}
 		}
-		a.mu.RUnlock()
 		if n == 0 {
 			return
 		}
@@ -280,24 +278,10 @@ func (a *Agent) Close() error {
 }
 
 func (a *Agent) shut(why error) error {
-	a.mu.Lock()
-	if a.closed {
-		a.mu.Unlock()
+	if a.closing.Swap(true) {
 		return nil
 	}
-	a.closed = true
-	a.closing.Store(true)
-	links, servers := make([]*link, 0, len(a.links)), make([]*serverLink, 0, len(a.servers))
-	for l := range a.links {
-		links = append(links, l)
-	}
-	for s := range a.servers {
-		servers = append(servers, s)
-	}
-	for c := range a.opening {
-		c.Close()
-	}
-	a.mu.Unlock()
+	a.end.Stop()
 	a.outstanding.refuse()
 	a.cancel(why)
 	if a.detach != nil {
@@ -306,24 +290,85 @@ func (a *Agent) shut(why error) error {
 	if a.refs != nil {
 		a.refs.close()
 	}
-	var errs []error
-	for _, p := range a.ports {
-		errs = append(errs, p.Close())
-	}
-	for _, l := range links {
-		l.lose(why)
-	}
-	for _, s := range servers {
-		s.lose(why)
-	}
-	if a.network != nil {
-		a.network.leave(a)
-	}
-	a.running.Wait()
-	ctx, cancel := context.WithTimeout(background(), closePatience)
+	err := a.end.Close(why)
+	ctx, cancel := context.WithTimeout(context.Background(), closePatience)
 	defer cancel()
-	if err := a.handling.wait(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		errs = append(errs, err)
+	if herr := a.handling.wait(ctx); herr != nil && !errors.Is(herr, context.DeadlineExceeded) {
+		err = errors.Join(err, herr)
 	}
-	return errors.Join(errs...)
+	return err
+}
+
+// missingMethod asks the agent of rank 0 who has not called Shutdown.
+var missingMethod = NewMethod[struct{}, []string]("cohort.rpc.missing")
+
+// waitingTime is after how long a Shutdown says what it waits for.
+const waitingTime = 5 * time.Second
+
+// tellWaiting says on standard error, if ctx is not done soon, what a shutdown waits
+// for.
+func (a *Agent) tellWaiting(ctx context.Context) {
+	timer := time.NewTimer(waitingTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+		return
+	}
+	what := a.waitsFor(ctx)
+	if ctx.Err() == nil {
+		fmt.Fprintf(os.Stderr, "cohort: rpc agent %s: shutdown has been waiting for %v: %s\n", a.name, waitingTime, what)
+	}
+}
+
+const mostNamed = 10
+
+// openCalls names the calls that hold a shutdown up here, empty if there are none.
+func (a *Agent) openCalls() string {
+	var calls []string
+	for _, c := range a.InFlight() {
+		switch {
+		case reserved(c.Method):
+		case c.GivenUp:
+			calls = append(calls, fmt.Sprintf("%s, called by %s, which has given it up, and not ended for %v", c.Method, c.Peer, c.Since.Round(time.Millisecond)))
+		case c.Served:
+			calls = append(calls, fmt.Sprintf("%s, called by %s", c.Method, c.Peer))
+		default:
+			calls = append(calls, fmt.Sprintf("%s at %s", c.Method, c.Peer))
+		}
+	}
+	return some(calls, mostNamed)
+}
+
+func (a *Agent) waitsFor(ctx context.Context) string {
+	if calls := a.openCalls(); calls != "" {
+		return "calls are under way: " + calls
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	lead := a.PeerRank(0)
+	names, err := missingMethod.Call(ctx, lead, struct{}{})
+	switch {
+	case err != nil:
+		return fmt.Sprintf("%v, which knows who has not called it, does not answer: %v", lead, err)
+	case len(names) == 0:
+		return "all have called it, and not all of their calls have ended"
+	}
+	return "these have not called it, or have calls under way: " + some(names, mostNamed)
+}
+
+// some lists the first of names.
+func some(names []string, most int) string {
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], "; "), len(names)-most)
+	}
+	return strings.Join(names, "; ")
+}
+
+// onMissing answers missingMethod.
+func (a *Agent) onMissing() (names []string) {
+	for _, p := range a.missing() {
+		names = append(names, p.String())
+	}
+	return names
 }

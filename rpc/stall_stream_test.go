@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cohort-ml/cohort/rpc/internal/link"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -40,8 +41,8 @@ func TestStalledStream(t *testing.T) {
 						}
 						began := time.Now()
 						err = s.Send(ctx, tensor.Zeros(size))
-						if took := time.Since(began); took > want+stallTime {
-							t.Errorf("a message of %d elements: %v after %v, want no more than %v", size, err, took, want+stallTime)
+						if took := time.Since(began); took > want+link.StallTime {
+							t.Errorf("a message of %d elements: %v after %v, want no more than %v", size, err, took, want+link.StallTime)
 						}
 						cancel()
 					}

@@ -12,6 +12,8 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -35,7 +37,7 @@ func TestStall(t *testing.T) {
 			e.Uint(1000)
 			tensorZero(&e)
 			e.Buf[0] = byte(len(e.Buf) - 4)
-			_, _ = far.Write(frame(frameReply, len(e.Buf)+4000, e.Buf, make([]byte, 100)))
+			_, _ = far.Write(frame(wire.FrameReply, len(e.Buf)+4000, e.Buf, make([]byte, 100)))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -56,13 +58,13 @@ func TestStall(t *testing.T) {
 				_, err := f.Wait(t.Context())
 				want := 10 * time.Second
 				if name == "takes nothing" {
-					want += stallTime // until then its tensors are read
+					want += link.StallTime // until then its tensors are read
 				}
 				if took := time.Since(began); KindOf(err) != KindTimeout || took != want {
 					t.Errorf("%v after %v", err, took)
 				}
 				_, err = patient.Wait(ctx)
-				if took := time.Since(began); KindOf(err) != KindLost || took != 10*time.Second+stallTime || !strings.Contains(err.Error(), "the peer ") {
+				if took := time.Since(began); KindOf(err) != KindLost || took != 10*time.Second+link.StallTime || !strings.Contains(err.Error(), "the peer ") {
 					t.Errorf("a call on the connection: %v after %v", err, took)
 				}
 			})
@@ -81,7 +83,7 @@ func TestCancelWhileWriting(t *testing.T) {
 		time.AfterFunc(time.Second, cancel)
 		began := time.Now()
 		_, err := echo.Call(ctx, p, tensor.Zeros(1<<20))
-		if took := time.Since(began); err == nil || took != time.Second+stallTime {
+		if took := time.Since(began); err == nil || took != time.Second+link.StallTime {
 			t.Errorf("%v after %v", err, took)
 		}
 	})
@@ -95,11 +97,6 @@ func newLiar(t *testing.T, limit time.Duration) (*Peer, *transport.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	near, far := transport.Pipe(proto)
-	p := &Peer{agent: a, name: "liar", rank: 1}
-	l := newLink(a, p, near, "pipe", welcome{limit: 1 << 30})
-	a.links[l] = struct{}{}
-	a.running.Go(l.receive)
-	p.link.Store(l)
-	return p, far
+	near, far := transport.Pipe("rpc")
+	return &Peer{agent: a, name: "liar", rank: 1, link: a.end.Adopt(near, "liar", 1, 1<<30)}, far
 }

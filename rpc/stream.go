@@ -11,13 +11,13 @@ import (
 	"math"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unsafe"
 
-	"github.com/cohort-ml/cohort/internal/transport"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
 	"github.com/cohort-ml/cohort/rpc/internal/hook"
+	"github.com/cohort-ml/cohort/rpc/internal/link"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
 // streamWindow is how many bytes of a stream's messages may be on their way or
@@ -57,15 +57,15 @@ type flow struct {
 	method *methodInfo
 	peer   *Peer
 	id     uint64
-	out    *sender
-	limit  int          // of the peer's messages
-	link   *link        // at the caller's end
-	stop   func() bool  // of what watches the caller's context
-	stats  *methodStats // at the caller's end
+	out    *link.Sender
+	limit  int              // of the peer's messages
+	conn   *link.ClientConn // at the caller's end
+	stop   func() bool      // of what watches the caller's context
+	stats  *methodStats     // at the caller's end
 	began  time.Time
 
 	// early reads a message as soon as it has come; nil: when somebody wants it.
-	early func(r *received) (value any, err error)
+	early func(r *wire.Received) (value any, err error)
 
 	mu       sync.Mutex
 	queue    []streamItem
@@ -81,7 +81,7 @@ type flow struct {
 // streamItem is a message that has come and has not been wanted yet.
 type streamItem struct {
 	size  int
-	msg   *received // nil: it has been read
+	msg   *wire.Received // nil: it has been read
 	value any
 	err   error
 }
@@ -134,8 +134,11 @@ func (l *limit) stop() {
 	}
 }
 
-// fail ends the stream for a reason; the first one counts.
-func (f *flow) fail(err error) {
+// Fail implements [link.Stream].
+func (f *flow) Fail(err error) { f.end(callError(err, f.method.name, f.peer)) }
+
+// end ends the stream for a reason; the first one counts.
+func (f *flow) end(err error) {
 	f.mu.Lock()
 	if f.err != nil {
 		f.mu.Unlock()
@@ -145,7 +148,7 @@ func (f *flow) fail(err error) {
 	f.wake()
 	stop := f.stop
 	f.mu.Unlock()
-	if f.link == nil {
+	if f.conn == nil {
 		return
 	}
 	if stop != nil {
@@ -158,61 +161,63 @@ func (f *flow) fail(err error) {
 	f.agent.outstanding.add(-1)
 }
 
-// finish ends the caller's end by the answer to the call.
-func (f *flow) finish(r *received) {
+// Finish implements [link.Stream]: the answer to the call ends the caller's end.
+func (f *flow) Finish(r *wire.Received) {
 	err := error(io.EOF)
-	if r.kind == frameFailure {
-		err = decodeFailure(&r.dec, f.method.name, f.method.text, f.peer)
+	if r.Kind == wire.FrameFailure {
+		err = decodeFailure(r, f.method.name, f.method.text, f.peer)
 	}
-	r.release()
-	f.fail(err)
+	r.Release()
+	f.end(err)
 }
 
-// takeFlow reads a message of a stream, which may have ended: f is nil then.
-func takeFlow(conn *transport.Conn, f *flow, r *received, limit int, moved *atomic.Uint64) error {
-	switch {
-	case f == nil:
-	case r.size > limit:
-		f.fail(errorf(KindTooLarge, f.method.name, f.peer, "a message of the stream has %d bytes, at most %d", r.size, limit))
-	case r.kind == frameItem:
-		bad, err := r.readTensors(conn, moved)
-		if err != nil {
-			return err
-		}
-		if bad != nil {
-			f.fail(errorf(KindProtocol, f.method.name, f.peer, "%w", bad))
-			break
-		}
-		item := streamItem{size: r.size, msg: r}
-		if f.early != nil {
-			item.value, item.err = f.early(r)
-			r.release()
-			item.msg = nil
-		}
+// Take implements [link.Stream].
+func (f *flow) Take(from *link.Reader, r *wire.Received) error {
+	if limit := f.agent.end.MaxMessage; r.Size > limit {
+		f.end(errorf(KindTooLarge, f.method.name, f.peer, "a message of the stream has %d bytes, at most %d", r.Size, limit))
+	} else if r.Kind == wire.FrameItem {
+		return f.takeItem(from, r)
+	} else {
 		f.mu.Lock()
-		over := f.queued >= streamWindow
-		f.queue = append(f.queue, item)
-		f.queued += item.size
-		f.wake()
-		f.mu.Unlock()
-		if over {
-			return protocolError("more on a stream than it has room for")
+		if r.Kind == wire.FrameEnd {
+			f.over = true
+		} else {
+			f.credit += int64(min(r.Dec.Uint(), math.MaxInt32))
 		}
-		return conn.Discard()
-	case r.kind == frameEnd:
-		f.mu.Lock()
-		f.over = true
-		f.wake()
-		f.mu.Unlock()
-	case r.kind == frameCredit:
-		n := r.dec.Uint()
-		f.mu.Lock()
-		f.credit += int64(min(n, math.MaxInt32))
 		f.wake()
 		f.mu.Unlock()
 	}
-	r.release()
-	return conn.Discard()
+	r.Release()
+	return from.Discard()
+}
+
+// takeItem reads a message that the other side has sent.
+func (f *flow) takeItem(from *link.Reader, r *wire.Received) error {
+	bad, err := from.Tensors(r)
+	if err != nil {
+		return err
+	}
+	if bad != nil {
+		f.end(errorf(KindProtocol, f.method.name, f.peer, "%w", bad))
+		r.Release()
+		return from.Discard()
+	}
+	item := streamItem{size: r.Size, msg: r}
+	if f.early != nil {
+		item.value, item.err = f.early(r)
+		r.Release()
+		item.msg = nil
+	}
+	f.mu.Lock()
+	over := f.queued >= streamWindow
+	f.queue = append(f.queue, item)
+	f.queued += item.size
+	f.wake()
+	f.mu.Unlock()
+	if over {
+		return wire.Protocolf("more on a stream than it has room for")
+	}
+	return from.Discard()
 }
 
 // Open starts a conversation. It ends when the handler returns, with [Stream.Close],
@@ -228,25 +233,25 @@ func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up,
 		return nil, errorf(KindClosed, m.name, p, "%w", err)
 	}
 	st := a.stats.out(p, &m.methodInfo)
-	c := &call{}
+	c := &link.Call{}
 	if err := m.prepare(ctx, p, c); err != nil {
 		a.outstanding.add(-1)
 		st.failed()
 		return nil, err
 	}
 	if _, ok := ctx.Deadline(); !ok {
-		c.deadline = time.Time{}
+		c.Deadline = time.Time{}
 	}
-	msg := newOutgoing(frameCall, a, p)
+	msg := wire.New(wire.FrameCall, p)
 	var nothing struct{}
-	if err := msg.encodeCall(ctx, &m.methodInfo, c, callExtras{}, emptyPlan, unsafe.Pointer(&nothing)); err != nil {
-		msg.release(err)
+	if err := encodeCall(ctx, msg, &m.methodInfo, p, c, callExtras{}, emptyPlan, unsafe.Pointer(&nothing)); err != nil {
+		msg.Release(err)
 		a.outstanding.add(-1)
 		st.failed()
 		return nil, encodeError(err, m.name, p)
 	}
-	l := c.link
-	f := &flow{agent: a, method: &m.methodInfo, peer: p, id: c.id, out: &l.sender, limit: l.limit, link: l, credit: streamWindow, stats: st, began: c.began}
+	conn := c.Conn
+	f := &flow{agent: a, method: &m.methodInfo, peer: p, id: c.ID, out: &conn.Sender, limit: conn.Limit, conn: conn, credit: streamWindow, stats: st, began: c.Began}
 	f.early = early[Down](f, m.down)
 	end := func() { f.cancel(timeoutError(m.name, p, ctx, time.Since(f.began))) }
 	if ctx.Done() != nil {
@@ -256,10 +261,10 @@ func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up,
 		f.mu.Unlock()
 	}
 	unguard := f.guard(ctx)
-	err := l.startStream(ctx, f, msg)
+	err := callError(conn.StartStream(ctx, f.id, f, msg), m.name, p)
 	unguard()
 	if err != nil {
-		f.fail(err)
+		f.end(err)
 		return nil, err
 	}
 	if ctx.Err() != nil {
@@ -270,41 +275,11 @@ func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up,
 
 var emptyPlan = planOf[struct{}]("request", "of streams")
 
-// startStream sends the call that opens a stream.
-func (l *link) startStream(ctx context.Context, f *flow, m *outgoing) error {
-	l.cmu.Lock()
-	if l.cerr != nil {
-		l.cmu.Unlock()
-		err := l.lostError(f.method)
-		m.release(err)
-		return err
-	}
-	l.streams[f.id] = f
-	l.wantReader()
-	l.cmu.Unlock()
-	if err := l.send(ctx, m, true); err != nil {
-		l.forgetStream(f)
-		return l.sendError(&call{method: f.method}, err)
-	}
-	return nil
-}
-
-// forgetStream takes a stream off the list and says whether it was there.
-func (l *link) forgetStream(f *flow) bool {
-	l.cmu.Lock()
-	defer l.cmu.Unlock()
-	if l.streams[f.id] != f {
-		return false
-	}
-	delete(l.streams, f.id)
-	return true
-}
-
 // cancel ends the caller's end before the handler has.
 func (f *flow) cancel(why error) {
-	if f.link.forgetStream(f) {
-		f.link.tell(frameCancel, f.id, 0)
-		f.fail(why)
+	if f.conn.ForgetStream(f.id, f) {
+		f.conn.Tell(wire.FrameCancel, f.id)
+		f.end(why)
 	}
 }
 
@@ -313,9 +288,9 @@ func (f *flow) cancel(why error) {
 // stream has ended the error is why: io.EOF if the handler has returned.
 func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 	f := s.flow
-	msg := newOutgoing(frameItem, f.agent, f.peer)
+	msg := wire.New(wire.FrameItem, f.peer)
 	if err := s.encode(msg, &v); err != nil {
-		msg.release(err)
+		msg.Release(err)
 		return encodeError(err, f.method.name, f.peer)
 	}
 	l := limit{f: f}
@@ -324,7 +299,7 @@ func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 	for f.err == nil && f.credit <= 0 && !f.sentEnd {
 		if err := f.wait(ctx, &l); err != nil {
 			f.mu.Unlock()
-			msg.release(err)
+			msg.Release(err)
 			return err
 		}
 	}
@@ -332,15 +307,15 @@ func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 	if err == nil && f.sentEnd {
 		err = errorf(KindClosed, f.method.name, f.peer, "this side has said that it sends no more")
 	}
-	f.credit -= int64(msg.size)
+	f.credit -= int64(msg.Size)
 	f.mu.Unlock()
 	if err != nil {
-		msg.release(err)
+		msg.Release(err)
 		return err
 	}
-	size, sent := msg.size, msg.watch()
+	size, sent := msg.Size, msg.Watch()
 	defer f.guard(ctx)() // it may be this goroutine that writes
-	if err := f.out.send(ctx, msg, !f.out.busy()); err != nil {
+	if err := f.out.Send(ctx, msg, !f.out.Busy()); err != nil {
 		if err := f.sendTrouble(); err != nil {
 			return err
 		}
@@ -355,10 +330,10 @@ func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 	case <-ctx.Done():
 	case <-l.over(ctx):
 	}
-	if f.out.withdraw(sent) {
+	if f.out.Withdraw(sent) {
 		return f.takeBack(ctx, size)
 	}
-	f.out.settle(sent)
+	f.out.Settle(sent)
 	return f.sendTrouble()
 }
 
@@ -376,10 +351,10 @@ func (f *flow) takeBack(ctx context.Context, size int) error {
 func (f *flow) guard(ctx context.Context) (unguard func()) {
 	var stop, still func() bool
 	if ctx.Done() != nil {
-		stop = context.AfterFunc(ctx, f.out.suspect)
+		stop = context.AfterFunc(ctx, f.out.Suspect)
 	}
 	if _, ok := ctx.Deadline(); !ok && f.agent.timeout > 0 {
-		still = time.AfterFunc(f.agent.timeout, f.out.suspect).Stop
+		still = time.AfterFunc(f.agent.timeout, f.out.Suspect).Stop
 	}
 	return func() {
 		if stop != nil {
@@ -393,35 +368,27 @@ func (f *flow) guard(ctx context.Context) (unguard func()) {
 
 // sendTrouble is why what has been written may not have gone out.
 func (f *flow) sendTrouble() error {
-	f.out.mu.Lock()
-	defer f.out.mu.Unlock()
-	if f.out.err != nil {
-		return errorf(KindLost, f.method.name, f.peer, "%w", f.out.err)
+	if err := f.out.Err(); err != nil {
+		return errorf(KindLost, f.method.name, f.peer, "%w", ownError(err))
 	}
 	return nil
 }
 
 // encode makes the head of an item: [id, tensors, value].
-func (s *Stream[S, R]) encode(o *outgoing, v *S) error {
-	e := &o.enc.Encoder
-	s.send.Encode(e, unsafe.Pointer(v))
-	if e.Err != nil {
-		return e.Err
+func (s *Stream[S, R]) encode(m *wire.Outgoing, v *S) error {
+	s.send.Encode(&m.Enc, unsafe.Pointer(v))
+	if m.Enc.Err != nil {
+		return m.Enc.Err
 	}
 	if h := s.flow.agent.hook; h != nil {
-		if err := h.SendItem(&hook.Message{Method: s.flow.method.name, Tensors: o.tensors}); err != nil {
+		if err := h.SendItem(&hook.Message{Method: s.flow.method.name, Tensors: m.Tensors}); err != nil {
 			return &hookError{err}
 		}
 	}
-	b := &o.body
-	b.Buf = append(b.Buf[:0], 0, 0, 0, 0)
+	b := m.Head()
 	b.Array(3)
 	b.Uint(s.flow.id)
-	if err := o.describe(b); err != nil {
-		return err
-	}
-	o.join()
-	return o.finish(s.flow.limit)
+	return m.Seal(s.flow.limit)
 }
 
 // Recv returns the next message of the other side. When that sends no more the
@@ -456,37 +423,37 @@ func (s *Stream[S, R]) Recv(ctx context.Context) (v R, err error) {
 	}
 	f.mu.Unlock()
 	if grant > 0 {
-		tellOn(f.out, frameCredit, f.id, uint64(grant))
+		f.out.Tell(wire.FrameCredit, f.id, uint64(grant))
 	}
 	if item.msg == nil {
 		v, _ = item.value.(R) // not there if there is an error, or if it is a nil interface
 		return v, item.err
 	}
-	defer item.msg.release()
+	defer item.msg.Release()
 	return decodeItem[R](f, s.recv, item.msg)
 }
 
 // decodeItem reads a message of a stream.
-func decodeItem[R any](f *flow, plan *cbor.Plan, r *received) (v R, err error) {
-	r.dec.agent, r.dec.peer = f.agent, f.peer
-	plan.Decode(&r.dec.Decoder, unsafe.Pointer(&v))
-	if r.dec.End(); r.dec.Err() != nil {
+func decodeItem[R any](f *flow, plan *cbor.Plan, r *wire.Received) (v R, err error) {
+	r.From = f.peer
+	plan.Decode(&r.Dec, unsafe.Pointer(&v))
+	if r.Dec.End(); r.Dec.Err() != nil {
 		var zero R
-		if f.link == nil { // to the caller it is this agent's word, as about the arguments of a call
-			return zero, &Error{Method: f.method.name, Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("a message of %s in the stream is no %s: %v", f.peer.name, plan.Text, r.dec.Err())}
+		if f.conn == nil { // to the caller it is this agent's word, as about the arguments of a call
+			return zero, &Error{Method: f.method.name, Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("a message of %s in the stream is no %s: %v", f.peer.name, plan.Text, r.Dec.Err())}
 		}
-		return zero, errorf(KindTypes, f.method.name, f.peer, "a message of the stream is no %s: %w", plan.Text, r.dec.Err())
+		return zero, errorf(KindTypes, f.method.name, f.peer, "a message of the stream is no %s: %w", plan.Text, r.Dec.Err())
 	}
 	return v, nil
 }
 
 // early is how a stream's messages are read whose type has references: these count
 // from then on, however late the messages are wanted. Others need no early reading.
-func early[R any](f *flow, plan *cbor.Plan) func(r *received) (any, error) {
+func early[R any](f *flow, plan *cbor.Plan) func(r *wire.Received) (any, error) {
 	if !hasRefs(plan) {
 		return nil
 	}
-	return func(r *received) (any, error) { return decodeItem[R](f, plan, r) }
+	return func(r *wire.Received) (any, error) { return decodeItem[R](f, plan, r) }
 }
 
 // hasRefs says whether there may be references in values of a type.
@@ -514,14 +481,14 @@ func (s *Stream[S, R]) CloseSend() {
 	f.wake()
 	f.mu.Unlock()
 	if tell {
-		tellOn(f.out, frameEnd, f.id, 0)
+		f.out.Tell(wire.FrameEnd, f.id)
 	}
 }
 
 // Close ends the conversation, at once if the handler has not returned. At the end
 // of the one who serves it does nothing: returning does.
 func (s *Stream[S, R]) Close() {
-	if f := s.flow; f.link != nil {
+	if f := s.flow; f.conn != nil {
 		f.cancel(errorf(KindCanceled, f.method.name, f.peer, "this side has closed the stream: %w", context.Canceled))
 	}
 }
@@ -532,15 +499,15 @@ func ServeStream[Up, Down any](m *StreamMethod[Up, Down], handler func(ctx conte
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.open = func(in *incoming) {
 		from := in.from
-		in.flow = &flow{agent: in.agent, method: &in.method.methodInfo, peer: in.caller, id: in.id, out: &from.sender, limit: from.limit, credit: streamWindow, began: in.began}
+		in.flow = &flow{agent: in.agent, method: &in.method.methodInfo, peer: in.caller, id: in.id, out: &from.Sender, limit: from.Limit, credit: streamWindow, began: in.began}
 		in.flow.early = early[Up](in.flow, m.up)
 	}
 	s.run = func(in *incoming) {
-		in.msg.release()
+		in.msg.Release()
 		in.msg, in.ctx = nil, &in.own
 		stream := &Stream[Down, Up]{in.flow, m.down, m.up}
 		_, err := run(in, func(ctx context.Context, s *Stream[Down, Up]) (struct{}, error) { return struct{}{}, handler(ctx, s) }, stream)
-		in.flow.fail(io.EOF)
+		in.flow.end(io.EOF)
 		in.reply(err, func(e *cbor.Encoder) { e.Null() })
 	}
 	return serving(s, opts)

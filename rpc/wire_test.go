@@ -10,6 +10,8 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/cohort-ml/cohort/rpc/internal/link"
+	"github.com/cohort-ml/cohort/rpc/internal/wire"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -37,14 +39,14 @@ func TestDocumentedCall(t *testing.T) {
 	a := newAgent("a", &options{maxMessage: DefaultMaxMessage})
 	p := &Peer{agent: a, name: "b"}
 	began := time.Now()
-	c := &call{id: 1, began: began, deadline: began.Add(time.Second), link: &link{limit: DefaultMaxMessage}}
+	c := &link.Call{ID: 1, Began: began, Deadline: began.Add(time.Second), Conn: &link.ClientConn{Limit: DefaultMaxMessage}}
 	in := args{tensor.FromFloat32([]float32{1, 2})}
-	m := newOutgoing(frameCall, a, p)
+	m := wire.New(wire.FrameCall, p)
 	plan := planOf[args]("request", "math.neg")
-	if err := m.encodeCall(t.Context(), &methodInfo{name: "math.neg"}, c, callExtras{}, plan, unsafe.Pointer(&in)); err != nil {
+	if err := encodeCall(t.Context(), m, &methodInfo{name: "math.neg"}, p, c, callExtras{}, plan, unsafe.Pointer(&in)); err != nil {
 		t.Fatal(err)
 	}
-	if got := m.appendTo(nil); hex.EncodeToString(got) != hex.EncodeToString(want) {
+	if got := m.AppendTo(nil); hex.EncodeToString(got) != hex.EncodeToString(want) {
 		t.Errorf("the document has\n%x, sent is\n%x", want, got)
 	}
 }
