@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -84,7 +83,7 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 		defer cancel()
 	}
 	o := options{size: 1, timeout: DefaultTimeout, lease: DefaultLease, maxMessage: DefaultMaxMessage, limit: DefaultConcurrency, errors: builtinErrors()}
-	if err := o.apply(opts); err != nil {
+	if err := o.applyAll(opts); err != nil {
 		return nil, fmt.Errorf("rpc: init %q: %w", name, err)
 	}
 	if !link.ValidName(name) {
@@ -153,21 +152,18 @@ func (a *Agent) addMethods(list []*served) error {
 	return nil
 }
 
-// Offer adds methods: options made by [Serve] and its like. Other options are an error,
-// and so is an agent that has been closed.
-func (a *Agent) Offer(opts ...Option) error {
+// Offer adds services to an agent. A closed agent takes none.
+func (a *Agent) Offer(services ...Service) error {
 	var o options
-	if err := o.apply(opts); err != nil {
-		return fmt.Errorf("rpc: agent %q: %w", a.name, err)
-	}
-	serves := o.serves
-	if o.serves = nil; !reflect.ValueOf(o).IsZero() {
-		return fmt.Errorf("rpc: agent %q: offer: an option that says more than what is served: give it to Init", a.name)
+	for _, s := range services {
+		if err := s.apply(&o); err != nil {
+			return fmt.Errorf("rpc: agent %q: %w", a.name, err)
+		}
 	}
 	if a.ctx.Err() != nil {
 		return fmt.Errorf("rpc: agent %q: offer: %w", a.name, &Error{Rank: -1, Kind: KindClosed, Msg: errClosed.Error(), err: errClosed})
 	}
-	if err := a.addMethods(serves); err != nil {
+	if err := a.addMethods(o.serves); err != nil {
 		return fmt.Errorf("rpc: agent %q: %w", a.name, err)
 	}
 	return nil
@@ -245,9 +241,6 @@ func (a *Agent) Peers() []*Peer { return slices.Clone(a.peers) }
 func (a *Agent) String() string {
 	return fmt.Sprintf("agent %s (rank %d of %d)", a.name, a.rank, a.Size())
 }
-
-// Hook returns what [WithHook] gave the agent: for package autograd.
-func (a *Agent) Hook() hook.Hook { return a.hook }
 
 // OnPeerLost makes f be called when a connection with a peer has ended otherwise
 // than by this agent's end: the peer was closed, or died, or cannot be reached. Peers

@@ -36,7 +36,7 @@ func TestBadAnswers(t *testing.T) {
 		return []*tensor.Tensor{x}
 	}
 	a := agents(t, "pipe", 2, serveBasics(),
-		Serve(bad, func(_ context.Context, how string) ([]*tensor.Tensor, error) { return result(how), nil }, Concurrency(1)),
+		Serve(bad, func(_ context.Context, how string) ([]*tensor.Tensor, error) { return result(how), nil }, WithMethodConcurrency(1)),
 		ServeAsync(parked, func(_ context.Context, how string) *Future[[]*tensor.Tensor] {
 			f, resolve := NewFuture[[]*tensor.Tensor]()
 			go resolve(result(how), nil)
@@ -44,7 +44,7 @@ func TestBadAnswers(t *testing.T) {
 				runtime.Goexit()
 			}
 			return f
-		}, Concurrency(1)))
+		}, WithMethodConcurrency(1)))
 	w1 := a[0].Peer("w1")
 	for _, m := range []*Method[string, []*tensor.Tensor]{bad, parked} {
 		for _, how := range []string{"freed", "freed view", "goexit", "nil", "good"} {
@@ -82,7 +82,7 @@ func TestGivenUpInQueue(t *testing.T) {
 			<-goOn
 		}
 		return struct{}{}, nil
-	}, Concurrency(1)))
+	}, WithMethodConcurrency(1)))
 	w1 := a[0].Peer("w1")
 	if _, err := noop.Call(t.Context(), w1, struct{}{}); err != nil { // connected, calls keep their order
 		t.Fatal(err)

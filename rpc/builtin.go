@@ -32,11 +32,11 @@ func (a *Agent) describe(context.Context, struct{}) ([]MethodInfo, error) {
 // builtins are the methods that every agent serves.
 func (a *Agent) builtins() []*served {
 	var o options
-	_ = o.apply([]Option{ // none of which could be wrong
+	_ = Services( // none of which could be wrong
 		ServeAsync(meetMethod, a.meet),
 		Serve(describeMethod, a.describe),
 		Serve(debugMethod, func(context.Context, struct{}) (DebugInfo, error) { return a.Debug(), nil }),
 		Serve(missingMethod, func(context.Context, struct{}) ([]string, error) { return a.onMissing(), nil }),
-	})
+	).apply(&o)
 	return append(o.serves, fetching())
 }

@@ -102,7 +102,7 @@ func tensorZero(e *cbor.Encoder) { e.Tag(tagTensor); e.Uint(0) }
 // TestLyingClient: what a client gets wrong is told to it, or ends its connection;
 // others are served all the while.
 func TestLyingClient(t *testing.T) {
-	a := agents(t, "pipe", 2, serveBasics(), serveStreams(), Options(confHandlers...), WithMaxMessage(1<<20))
+	a := agents(t, "pipe", 2, serveBasics(), serveStreams(), WithOptions(confHandlers...), WithMaxMessage(1<<20))
 	floats := func(dims ...uint64) func(e *cbor.Encoder) {
 		return func(e *cbor.Encoder) {
 			e.Array(1)

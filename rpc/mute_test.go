@@ -41,7 +41,7 @@ func TestErrorThatPanics(t *testing.T) {
 		return (*nilError)(nil)
 	}
 	handler := func(_ context.Context, how string) (int, error) { return 1, of(how) }
-	a := agents(t, "pipe", 2, serveBasics(), WithTimeout(time.Minute), WithError("sentinel", errSentinel), Serve(plain, handler), Serve(quick, handler, Quick()),
+	a := agents(t, "pipe", 2, serveBasics(), WithTimeout(time.Minute), WithError("sentinel", errSentinel), Serve(plain, handler), Serve(quick, handler, WithQuick()),
 		ServeAsync(later, func(_ context.Context, how string) *Future[int] {
 			f, resolve := NewFuture[int]()
 			go resolve(1, of(how))

@@ -29,8 +29,14 @@ const (
 	minLease     = 100 * time.Millisecond
 )
 
-// Option changes what [Init] does.
-type Option func(*options) error
+// Option changes what [Init] does. Functions whose names begin with With make options. A
+// [Service] is an option, too.
+type Option interface{ apply(o *options) error }
+
+// option is an [Option] as a function.
+type option func(*options) error
+
+func (f option) apply(o *options) error { return f(o) }
 
 type options struct {
 	group *dist.Group
@@ -52,17 +58,17 @@ type options struct {
 	hook       hook.Hook
 }
 
-// Options makes one option of several.
-func Options(opts ...Option) Option {
-	return func(o *options) error { return o.apply(opts) }
+// WithOptions makes one option of several.
+func WithOptions(opts ...Option) Option {
+	return option(func(o *options) error { return o.applyAll(opts) })
 }
 
-func (o *options) apply(opts []Option) error {
+func (o *options) applyAll(opts []Option) error {
 	for i, opt := range opts {
 		if opt == nil {
 			return fmt.Errorf("option %d of %d is nil", i+1, len(opts))
 		}
-		if err := opt(o); err != nil {
+		if err := opt.apply(o); err != nil {
 			return err
 		}
 	}
@@ -79,25 +85,25 @@ type PeerAddr struct {
 // and each has its rank there. Ranks of PyTorch are no agents: in a job with such
 // ones, give a group of the Go ranks (Group.NewGroup with WithBackend("native")).
 func WithGroup(g *dist.Group) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if g == nil {
 			return errors.New("WithGroup was given no group")
 		}
 		o.group = g
 		return o.in(store.Prefix(g.Store(), "rpc"), g.Rank(), g.Size())
-	}
+	})
 }
 
 // WithStore makes size agents meet in a store, of which this one is number rank.
 // A store that outlives a run wants a [store.Prefix] for each. Who comes with another
 // size than the first gets [KindMembers].
 func WithStore(s store.Store, rank, size int) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if s == nil {
 			return errors.New("WithStore was given no store")
 		}
 		return o.in(s, rank, size)
-	}
+	})
 }
 
 func (o *options) in(s store.Store, rank, size int) error {
@@ -122,7 +128,7 @@ const maxAgents = 1 << 16
 // asked back at its address in the list whether it is there: else the first call fails
 // with [KindNameTaken], or [KindUnreachable] where nobody answers.
 func WithPeers(peers []PeerAddr) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if o.store != nil {
 			return errors.New("WithGroup, WithStore and WithPeers each say where the agents meet: give one of them")
 		}
@@ -131,29 +137,29 @@ func WithPeers(peers []PeerAddr) Option {
 		}
 		o.peers = append([]PeerAddr{}, peers...)
 		return nil
-	}
+	})
 }
 
 // WithListen says at which address the agent listens: host:port, of which port 0
 // is a free one. Without it is a free port at the interface that reaches the
 // others, see COHORT_INTERFACE.
 func WithListen(addr string) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
 			return fmt.Errorf("WithListen: address %q: want host:port", addr)
 		}
 		o.listen = addr
 		return nil
-	}
+	})
 }
 
 // WithToken gives the job's token as 64 hexadecimal digits, in place of
 // COHORT_TOKEN.
 func WithToken(text string) Option {
-	return func(o *options) (err error) {
+	return option(func(o *options) (err error) {
 		o.token, err = transport.ParseToken(text)
 		return err
-	}
+	})
 }
 
 // Network connects agents of one process by pipes, without the system: for tests,
@@ -165,50 +171,50 @@ func NewNetwork() *Network { return &Network{} }
 
 // WithNetwork puts the agent on a network inside the process.
 func WithNetwork(n *Network) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if n == nil {
 			return errors.New("WithNetwork was given no network")
 		}
 		o.network = &n.network
 		return nil
-	}
+	})
 }
 
 // WithTimeout limits calls whose context has no deadline, in place of
 // [DefaultTimeout]. 0 is no limit.
 func WithTimeout(d time.Duration) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if d < 0 {
 			return fmt.Errorf("a time limit of %v", d)
 		}
 		o.timeout = d
 		return nil
-	}
+	})
 }
 
 // WithMaxMessage bounds the messages that the agent takes, in bytes, in place of
 // [DefaultMaxMessage].
 func WithMaxMessage(bytes int) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if bytes < 1<<10 || bytes > wire.MaxMessage {
 			return fmt.Errorf("messages of at most %d bytes: want %d to %d", bytes, 1<<10, wire.MaxMessage)
 		}
 		o.maxMessage = bytes
 		return nil
-	}
+	})
 }
 
 // WithLease says for how long the references of a peer that is silent count, in
 // place of [DefaultLease]: so long a dead process keeps what it referred to. Peers
 // send signs of life ten times as often. All agents of a job want the same.
 func WithLease(d time.Duration) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if d < minLease {
 			return fmt.Errorf("a lease of %v: want at least %v", d, minLease)
 		}
 		o.lease = d
 		return nil
-	}
+	})
 }
 
 // WithConcurrency bounds how many handlers run at once, in place of
@@ -216,32 +222,32 @@ func WithLease(d time.Duration) Option {
 // number of calls that wait for each other across agents is a deadlock, which
 // ends with their time limits.
 func WithConcurrency(n int) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if n < 1 {
 			return fmt.Errorf("a concurrency of %d", n)
 		}
 		o.limit = n
 		return nil
-	}
+	})
 }
 
 // WithError gives an error value a code by which both sides know it: where a
 // handler's error is err, by errors.Is, the caller's is too, if its agent has the
 // same option.
 func WithError(code string, err error) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		if code == "" || err == nil {
 			return errors.New("WithError wants a code and an error")
 		}
 		return o.know(sentinel(code, err))
-	}
+	})
 }
 
 // WithErrorType gives an error type a code by which both sides know it: where a
 // handler's error is an E, by errors.As, the caller's is one with the same fields.
 // E is a pointer to a struct whose exported fields can travel, without tensors.
 func WithErrorType[E error](code string) Option {
-	return func(o *options) error {
+	return option(func(o *options) error {
 		t := reflect.TypeFor[E]()
 		if code == "" || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
 			return fmt.Errorf("WithErrorType[%v]: want a code, and a pointer to a struct", t)
@@ -264,7 +270,7 @@ func WithErrorType[E error](code string) Option {
 				}
 				return e
 			}})
-	}
+	})
 }
 
 func (o *options) know(k known) error {
@@ -277,15 +283,18 @@ func (o *options) know(k known) error {
 	return nil
 }
 
-// WithHook gives the agent a hook: for package autograd.
-func WithHook(h hook.Hook) Option {
-	return func(o *options) error {
-		if o.hook != nil {
-			return errors.New("an agent has one hook")
-		}
-		o.hook = h
-		return nil
+// init gives package autograd what is not for users.
+func init() {
+	hook.Option = func(h hook.Hook) any {
+		return option(func(o *options) error {
+			if o.hook != nil {
+				return errors.New("an agent has one hook")
+			}
+			o.hook = h
+			return nil
+		})
 	}
+	hook.Of = func(agent any) hook.Hook { return agent.(*Agent).hook }
 }
 
 // config is what the connections of an agent need to know.

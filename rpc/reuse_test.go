@@ -35,7 +35,7 @@ func TestTensorsAfterTheCall(t *testing.T) {
 				}
 				stream := NewStream[*tensor.Tensor, struct{}]("test.pushes")
 				a := agents(t, kind, 2, serveBasics(),
-					Serve(stop, func(context.Context, struct{}) (struct{}, error) { <-goOn; return struct{}{}, nil }, Quick()),
+					Serve(stop, func(context.Context, struct{}) (struct{}, error) { <-goOn; return struct{}{}, nil }, WithQuick()),
 					Serve(push, func(_ context.Context, x *tensor.Tensor) (struct{}, error) { saw(x); return struct{}{}, nil }),
 					ServeStream(stream, func(ctx context.Context, s *Stream[struct{}, *tensor.Tensor]) error {
 						for x, err := range s.All(ctx) {

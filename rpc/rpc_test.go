@@ -54,7 +54,7 @@ var (
 )
 
 func serveBasics() Option {
-	return Options(
+	return WithOptions(
 		Serve(add, func(_ context.Context, in addArgs) (*tensor.Tensor, error) { return in.X.Add(in.Y), nil }),
 		Serve(noop, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }),
 		Serve(echo, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) { return in, nil }),

@@ -31,7 +31,7 @@ func (m *Maker[A, T]) Remote(ctx context.Context, p *Peer, in A) (*RRef[T], erro
 }
 
 // ServeMaker makes handler answer a maker's calls, as [Serve] does for methods.
-func ServeMaker[A, T any](m *Maker[A, T], handler func(ctx context.Context, in A) (T, error), opts ...ServeOption) Option {
+func ServeMaker[A, T any](m *Maker[A, T], handler func(ctx context.Context, in A) (T, error), opts ...ServeOption) Service {
 	s := &served{methodInfo: m.method.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {
 		args, err := m.method.decodeArgs(in)
@@ -52,7 +52,7 @@ func ServeMaker[A, T any](m *Maker[A, T], handler func(ctx context.Context, in A
 		}
 		m.method.answer(in, struct{}{}, err)
 	}
-	return serving(s, opts)
+	return Service{[]servicePart{{s, opts}}}
 }
 
 // OnMethod is a method on a referenced value: it runs where the value is. T is the
@@ -77,8 +77,8 @@ func (m *OnMethod[T, A, R]) Name() string { return m.method.name }
 
 // ServeOn makes handler answer a method's calls, as [Serve] does. It gets the value
 // itself, which calls of several callers may use at once.
-func ServeOn[T, A, R any](m *OnMethod[T, A, R], handler func(ctx context.Context, value T, in A) (R, error), opts ...ServeOption) Option {
-	option := Serve(m.method, func(ctx context.Context, in onArgs[A]) (out R, err error) {
+func ServeOn[T, A, R any](m *OnMethod[T, A, R], handler func(ctx context.Context, value T, in A) (R, error), opts ...ServeOption) Service {
+	s := Serve(m.method, func(ctx context.Context, in onArgs[A]) (out R, err error) {
 		v, err := AgentOf(ctx).refs.find(in.On)
 		if err != nil {
 			return out, err
@@ -93,14 +93,8 @@ func ServeOn[T, A, R any](m *OnMethod[T, A, R], handler func(ctx context.Context
 		}
 		return handler(ctx, t, in.In)
 	}, opts...)
-	where := placeOf(handler)
-	return func(o *options) error {
-		err := option(o)
-		if err == nil {
-			o.serves[len(o.serves)-1].where = where
-		}
-		return err
-	}
+	s.parts[0].method.where = placeOf(handler)
+	return s
 }
 
 // Call calls the method on what ref refers to, where that is, and waits for the

@@ -58,7 +58,7 @@ func refHandlers(hold chan<- *RRef[int]) []Option {
 		ServeOn(refCount, func(_ context.Context, c *counterValue, by int) (int, error) {
 			c.n += by
 			return c.n, nil
-		}, Concurrency(1)),
+		}, WithMethodConcurrency(1)),
 		ServeOn(refPair, func(_ context.Context, c *counterValue, by int) ([2]int, error) { return [2]int{c.n, by}, nil }),
 	}
 }

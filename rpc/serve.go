@@ -19,10 +19,10 @@ const DefaultConcurrency = 1024
 // ServeOption changes how a method is served.
 type ServeOption func(*served) error
 
-// Concurrency bounds how many calls of the method run at once; others wait for
-// their turn. With 1 the handler needs no lock. Such calls count apart from those
-// that [WithConcurrency] bounds.
-func Concurrency(n int) ServeOption {
+// WithMethodConcurrency bounds how many calls of the method run at once; others wait for
+// their turn. With 1 the handler needs no lock. Such calls count apart from those that
+// [WithConcurrency] bounds.
+func WithMethodConcurrency(n int) ServeOption {
 	return func(s *served) error {
 		if n < 1 {
 			return fmt.Errorf("a concurrency of %d for method %q", n, s.name)
@@ -32,22 +32,56 @@ func Concurrency(n int) ServeOption {
 	}
 }
 
-// Quick promises that the handler takes some microseconds at most and waits for
-// nothing, neither locks that are held for long nor calls of its own: it may then
-// run where the call was read, and whatever comes after it on that connection
-// waits until it returns.
-func Quick() ServeOption {
+// WithQuick promises that the handler takes some microseconds at most and waits for
+// nothing: neither for locks that are held for long, nor for calls of its own. The handler
+// may then run on the goroutine that read the call. Messages that come after the call on
+// its connection wait until the handler returns.
+func WithQuick() ServeOption {
 	return func(s *served) error { s.quick = true; return nil }
 }
 
-// Transient promises that the handler keeps no tensor of its arguments and of its
-// result: neither them nor views of their memory are used when it has returned and
-// its answer has been sent, and the result is no view of what it keeps. Their memory
-// is then given back at once, instead of when the collector finds them, and the next
-// request lies in memory that is still in the caches. Agents with a hook, such as
-// that of distributed autograd, keep what they need, and the promise is of no use.
-func Transient() ServeOption {
+// WithTransient promises that the handler keeps no tensor of its arguments or of its
+// result: when it has returned and its answer has been sent, nobody uses these tensors or
+// views of their memory, and the result is no view of what the handler keeps. Their memory
+// is then freed at once, not when the garbage collector finds it, so the next request lies
+// in memory that is still in the caches. Agents of distributed autograd keep what they
+// need, and the promise has no effect.
+func WithTransient() ServeOption {
 	return func(s *served) error { s.transient = true; return nil }
+}
+
+// Service is one or more methods with the handlers that answer them. [Serve] and its like
+// make services. [Init] takes them among its options, and [Agent.Offer] adds them later. A
+// service may be given to several agents.
+type Service struct{ parts []servicePart }
+
+// servicePart is a method of a service.
+type servicePart struct {
+	method *served
+	opts   []ServeOption
+}
+
+// Services makes one service of several.
+func Services(list ...Service) Service {
+	var all Service
+	for _, s := range list {
+		all.parts = append(all.parts, s.parts...)
+	}
+	return all
+}
+
+// apply implements [Option].
+func (s Service) apply(o *options) error {
+	for _, part := range s.parts {
+		mine := *part.method // each agent has its own limits and counters
+		for _, opt := range part.opts {
+			if err := opt(&mine); err != nil {
+				return err
+			}
+		}
+		o.serves = append(o.serves, &mine)
+	}
+	return nil
 }
 
 // served is a method and who answers it.
@@ -70,7 +104,7 @@ type served struct {
 // are read until the answer is out, after the handler has returned: of one that is
 // changed in place, as parameters are by an optimizer, it returns a Clone. Calls whose
 // end comes before their turn are not run.
-func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R, error), opts ...ServeOption) Option {
+func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R, error), opts ...ServeOption) Service {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {
 		var out R
@@ -80,7 +114,7 @@ func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R
 		}
 		m.answer(in, out, err)
 	}
-	return serving(s, opts)
+	return Service{[]servicePart{{s, opts}}}
 }
 
 // ServeAsync makes handler answer a method's calls by a future: it may return long
@@ -88,7 +122,7 @@ func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R
 // then. So a parameter server waits for the last of its trainers. A peer that has
 // 16,384 such calls under way, or 8 GiB of them, gets [KindBusy] for more, and so does
 // everybody where all peers have sixteen times as many.
-func ServeAsync[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) *Future[R], opts ...ServeOption) Option {
+func ServeAsync[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) *Future[R], opts ...ServeOption) Service {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {
 		var zero R
@@ -124,21 +158,7 @@ func ServeAsync[A, R any](m *Method[A, R], handler func(ctx context.Context, in 
 			})
 		}
 	}
-	return serving(s, opts)
-}
-
-// serving is the option that adds a method.
-func serving(s *served, opts []ServeOption) Option {
-	return func(o *options) error {
-		mine := *s // an option may be given to several agents
-		for _, opt := range opts {
-			if err := opt(&mine); err != nil {
-				return err
-			}
-		}
-		o.serves = append(o.serves, &mine)
-		return nil
-	}
+	return Service{[]servicePart{{s, opts}}}
 }
 
 // placeOf names a function and the line where it begins.

@@ -66,7 +66,7 @@ func TestConcurrency(t *testing.T) {
 			}
 		}
 		one := NewMethod[time.Duration, int]("test.one")
-		a := agents(t, "pipe", 2, WithConcurrency(10), Serve(slow, serve(0)), Serve(one, serve(1), Concurrency(1)))
+		a := agents(t, "pipe", 2, WithConcurrency(10), Serve(slow, serve(0)), Serve(one, serve(1), WithMethodConcurrency(1)))
 		began := time.Now()
 		var fs []*Future[int]
 		for range 100 {
@@ -221,7 +221,7 @@ func TestOptions(t *testing.T) {
 		"twice":       {serveBasics(), serveBasics()},
 		"codes":       {WithError("a", errSentinel), WithError("a", errSentinel)},
 		"not there":   {WithToken(agenttest.Token), WithPeers([]PeerAddr{{"b", "127.0.0.1:1"}})},
-		"concurrency": {Serve(noop, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }, Concurrency(0))},
+		"concurrency": {Serve(noop, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }, WithMethodConcurrency(0))},
 		"size":        {WithMaxMessage(1)},
 		"listen":      {WithListen("nowhere")},
 		"token":       {WithToken("x")},
@@ -247,9 +247,6 @@ func TestOptions(t *testing.T) {
 	}
 	if s, err := who.Call(t.Context(), alone.Peer("alone"), struct{}{}); s != "me" || err != nil {
 		t.Errorf("%q, %v", s, err)
-	}
-	if err := alone.Offer(WithTimeout(time.Second)); err == nil || !strings.Contains(err.Error(), "give it to Init") {
-		t.Errorf("an offer of a time limit: %v", err)
 	}
 	if err := alone.Shutdown(t.Context()); err != nil {
 		t.Error(err)

@@ -36,7 +36,7 @@ var (
 )
 
 func serveStorm() Option {
-	return Options(
+	return WithOptions(
 		Serve(storm, func(ctx context.Context, in stormArgs) (*tensor.Tensor, error) {
 			select {
 			case <-time.After(in.Sleep):

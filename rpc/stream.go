@@ -495,7 +495,7 @@ func (s *Stream[S, R]) Close() {
 
 // ServeStream makes handler hold a method's conversations. The stream ends when it
 // returns, with its error.
-func ServeStream[Up, Down any](m *StreamMethod[Up, Down], handler func(ctx context.Context, s *Stream[Down, Up]) error, opts ...ServeOption) Option {
+func ServeStream[Up, Down any](m *StreamMethod[Up, Down], handler func(ctx context.Context, s *Stream[Down, Up]) error, opts ...ServeOption) Service {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.open = func(in *incoming) {
 		from := in.from
@@ -510,5 +510,5 @@ func ServeStream[Up, Down any](m *StreamMethod[Up, Down], handler func(ctx conte
 		in.flow.end(io.EOF)
 		in.reply(err, func(e *cbor.Encoder) { e.Null() })
 	}
-	return serving(s, opts)
+	return Service{[]servicePart{{s, opts}}}
 }

@@ -26,7 +26,7 @@ var (
 )
 
 func serveStreams() Option {
-	return Options(
+	return WithOptions(
 		ServeStream(sums, func(ctx context.Context, s *Stream[float64, chunk]) error {
 			sum := 0.0
 			for c, err := range s.All(ctx) {

@@ -28,7 +28,7 @@ func TestTransient(t *testing.T) {
 				return nil, fmt.Errorf("negative")
 			}
 			return out, nil
-		}, Transient()))
+		}, WithTransient()))
 		for i := range 20 {
 			x := tensor.Full(float64(i), 1)
 			out, err := double.Call(t.Context(), a[0].Peer("w1"), addArgs{x, x})

@@ -49,7 +49,7 @@ func part(name string) nn.Module {
 // serve offers a part to the others.
 func serve(model nn.Module) rpc.Option {
 	params := nn.Parameters(model) // has their names given before calls come, side by side
-	return rpc.Options(autograd.Enable(),
+	return rpc.WithOptions(autograd.WithEngine(),
 		rpc.Serve(Forward, func(ctx context.Context, x *tensor.Tensor) (*tensor.Tensor, error) {
 			return autograd.Ctx(ctx).Call(model, x), nil
 		}),

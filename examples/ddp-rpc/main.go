@@ -106,7 +106,7 @@ func newTrainer(ctx context.Context, a *rpc.Agent, group *dist.Group) (*trainer,
 // step is one step on this trainer's batch, while the others do theirs.
 func (t *trainer) step(ctx context.Context, ids, labels *tensor.Tensor) (loss float64, err error) {
 	// The gradients of the dense part go into its parameters, where DDP averages them.
-	dc, err := autograd.NewContext(t.agent, autograd.IntoParameters())
+	dc, err := autograd.NewContext(t.agent, autograd.WithParameterGrads())
 	if err != nil {
 		return 0, err
 	}
@@ -192,7 +192,7 @@ func start(ctx context.Context, world *dist.Group) (a *rpc.Agent, group *dist.Gr
 		}
 	}
 	table := newTable()
-	a, err = rpc.Init(ctx, name, rpc.WithGroup(world), autograd.Enable(), remote.Serve(),
+	a, err = rpc.Init(ctx, name, rpc.WithGroup(world), autograd.WithEngine(), remote.Serve(),
 		rpc.Serve(TheTable, func(ctx context.Context, _ struct{}) (*rpc.RRef[nn.Module], error) {
 			return rpc.NewRRef(rpc.AgentOf(ctx), table), nil
 		}))

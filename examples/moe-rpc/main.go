@@ -166,7 +166,7 @@ func run(ctx context.Context, group *dist.Group) error {
 	if group.Rank() > 0 {
 		name = fmt.Sprintf("expert%d", group.Rank())
 	}
-	a, err := rpc.Init(ctx, name, rpc.WithGroup(group), autograd.Enable(), remote.Serve(),
+	a, err := rpc.Init(ctx, name, rpc.WithGroup(group), autograd.WithEngine(), remote.Serve(),
 		rpc.ServeMaker(NewExpert, func(ctx context.Context, seed int64) (nn.Module, error) { return newExpert(seed), nil }))
 	if err != nil {
 		return err

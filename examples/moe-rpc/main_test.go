@@ -85,7 +85,7 @@ func TestLossesOfOneProcess(t *testing.T) {
 	t.Logf("the loss is %.3f, without experts %.3f", mean(want), mean(dumb))
 	err := dist.Spawn(t.Context(), 1+experts, func(ctx context.Context, g *dist.Group) error {
 		name := []string{"trainer", "a", "b", "c"}[g.Rank()]
-		a, err := rpc.Init(ctx, name, rpc.WithGroup(g), autograd.Enable(), remote.Serve(),
+		a, err := rpc.Init(ctx, name, rpc.WithGroup(g), autograd.WithEngine(), remote.Serve(),
 			rpc.ServeMaker(NewExpert, func(ctx context.Context, seed int64) (nn.Module, error) { return newExpert(seed), nil }))
 		if err != nil {
 			return err

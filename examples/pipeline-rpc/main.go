@@ -49,7 +49,7 @@ func half(stage string) nn.Module {
 // one after the other: the parts of a batch are in one order everywhere.
 func serve(model nn.Module) rpc.Option {
 	params := nn.Parameters(model) // has their names given before calls come, side by side
-	return rpc.Options(autograd.Enable(),
+	return rpc.WithOptions(autograd.WithEngine(),
 		rpc.Serve(Forward, func(ctx context.Context, in *rpc.RRef[*tensor.Tensor]) (*tensor.Tensor, error) {
 			defer in.Release()
 			x, err := in.ToHere(ctx)
@@ -57,7 +57,7 @@ func serve(model nn.Module) rpc.Option {
 				return nil, err
 			}
 			return autograd.Ctx(ctx).Call(model, x), nil
-		}, rpc.Concurrency(1)),
+		}, rpc.WithMethodConcurrency(1)),
 		rpc.Serve(Params, func(ctx context.Context, _ struct{}) ([]*rpc.RRef[*nn.Parameter], error) {
 			return autograd.Refs(rpc.AgentOf(ctx), params), nil
 		}))
@@ -165,7 +165,7 @@ func train(ctx context.Context, a *rpc.Agent) ([]float64, error) {
 }
 
 func run(ctx context.Context, group *dist.Group) error {
-	name, part := "trainer", autograd.Enable()
+	name, part := "trainer", autograd.WithEngine()
 	if group.Rank() > 0 {
 		name = stages[group.Rank()-1]
 		part = serve(half(name))

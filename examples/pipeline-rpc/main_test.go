@@ -30,7 +30,7 @@ func TestStartsItsRanks(t *testing.T) {
 func inGoroutines(t *testing.T, models []nn.Module, part func(ctx context.Context, a *rpc.Agent) error) {
 	t.Helper()
 	err := dist.Spawn(t.Context(), 1+len(stages), func(ctx context.Context, g *dist.Group) error {
-		name, serves := "trainer", autograd.Enable()
+		name, serves := "trainer", autograd.WithEngine()
 		if g.Rank() > 0 {
 			name, serves = stages[g.Rank()-1], serve(models[g.Rank()-1])
 		}

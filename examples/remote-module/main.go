@@ -179,7 +179,7 @@ func use(ctx context.Context, a *rpc.Agent) error {
 
 // start makes the agent of a process.
 func start(ctx context.Context, group *dist.Group) (*rpc.Agent, error) {
-	return rpc.Init(ctx, []string{"trainer", "helper"}[group.Rank()], rpc.WithGroup(group), autograd.Enable(), remote.Serve(),
+	return rpc.Init(ctx, []string{"trainer", "helper"}[group.Rank()], rpc.WithGroup(group), autograd.WithEngine(), remote.Serve(),
 		rpc.ServeMaker(NewBody, newBody), rpc.ServeOn(State, state))
 }
 

@@ -184,7 +184,7 @@ func use(ctx context.Context, a *rpc.Agent) error {
 
 // start makes the agent of a process.
 func start(ctx context.Context, group *dist.Group) (*rpc.Agent, error) {
-	return rpc.Init(ctx, names[group.Rank()], rpc.WithGroup(group), autograd.Enable(), remote.Serve(),
+	return rpc.Init(ctx, names[group.Rank()], rpc.WithGroup(group), autograd.WithEngine(), remote.Serve(),
 		rpc.ServeMaker(NewEmbedding, newEmbedding), rpc.ServeMaker(NewDecoder, newDecoder))
 }
 

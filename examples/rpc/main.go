@@ -147,7 +147,7 @@ func use(ctx context.Context, table *rpc.Peer, rank int) error {
 // serve is what an agent with a table needs, however it meets the others.
 func serve() rpc.Option {
 	t := &Table{rows: tensor.Zeros(10, dim)}
-	return rpc.Options(rpc.Serve(Read, t.read), rpc.Serve(Add, t.add, rpc.Concurrency(1)), rpc.ServeStream(Watch, t.watch),
+	return rpc.WithOptions(rpc.Serve(Read, t.read), rpc.Serve(Add, t.add, rpc.WithMethodConcurrency(1)), rpc.ServeStream(Watch, t.watch),
 		rpc.WithError("table.no row", ErrNoRow), rpc.WithTimeout(10*time.Second))
 }
 

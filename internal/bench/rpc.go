@@ -93,10 +93,10 @@ func (m rpcMethods) serve(table *tensor.Tensor) []rpc.Option {
 	return []rpc.Option{
 		rpc.Serve(m.noop, func(context.Context, struct{}) (struct{}, error) { return struct{}{}, nil }),
 		rpc.Serve(m.add, func(_ context.Context, in pair) (*tensor.Tensor, error) { return in.A.Add(in.B), nil }),
-		rpc.Serve(m.echo, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) { return in, nil }, rpc.Transient()),
+		rpc.Serve(m.echo, func(_ context.Context, in *tensor.Tensor) (*tensor.Tensor, error) { return in, nil }, rpc.WithTransient()),
 		rpc.Serve(m.pull, func(_ context.Context, ids *tensor.Tensor) (*tensor.Tensor, error) {
 			return table.IndexSelect(0, ids), nil
-		}, rpc.Transient()),
+		}, rpc.WithTransient()),
 		rpc.Serve(m.push, func(_ context.Context, in rows) (struct{}, error) {
 			ids := in.IDs.Int64s()
 			in.Gradients.WithFloat32s(func(g []float32) {
@@ -108,7 +108,7 @@ func (m rpcMethods) serve(table *tensor.Tensor) []rpc.Option {
 				})
 			})
 			return struct{}{}, nil
-		}, rpc.Transient()),
+		}, rpc.WithTransient()),
 	}
 }
 

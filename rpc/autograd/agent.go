@@ -29,24 +29,24 @@ var (
 // from other calls, which may wait for them.
 const maxWalks = 1 << 12
 
-// Enable lets an agent take part in contexts. Every agent of the job has it, each
-// one of its own:
+// WithEngine lets an agent take part in contexts. Each agent of the job needs an engine of
+// its own:
 //
-//	a, err := rpc.Init(ctx, "worker0", rpc.WithGroup(g), autograd.Enable(), …)
-func Enable() rpc.Option {
+//	a, err := rpc.Init(ctx, "worker0", rpc.WithGroup(g), autograd.WithEngine(), …)
+func WithEngine() rpc.Option {
 	h := &agentHook{}
-	return rpc.Options(
-		rpc.WithHook(h),
+	return rpc.WithOptions(
+		hook.Option(h).(rpc.Option),
 		rpc.WithError(prefix+"released", ErrReleased),
 		rpc.WithError(prefix+"unreached", ErrUnreached),
 		rpc.WithError(prefix+"no_pass", ErrNoPass),
 		rpc.Serve(prepareMethod, func(ctx context.Context, in prepareCall) (prepareAnswer, error) { return h.engine.onPrepare(ctx, in) }),
 		rpc.Serve(walkMethod, func(ctx context.Context, in walkCall) (struct{}, error) {
 			return struct{}{}, bare(h.engine.onWalk(ctx, rpc.Caller(ctx).Rank(), in))
-		}, rpc.Concurrency(maxWalks)),
+		}, rpc.WithMethodConcurrency(maxWalks)),
 		rpc.Serve(gradientMethod, func(ctx context.Context, in gradientCall) (struct{}, error) {
 			return struct{}{}, bare(h.engine.onGradient(rpc.Caller(ctx).Rank(), in))
-		}, rpc.Quick()),
+		}, rpc.WithQuick()),
 		rpc.Serve(releaseMethod, func(ctx context.Context, in releaseCall) (struct{}, error) {
 			h.engine.onRelease(rpc.Caller(ctx).Rank(), in)
 			return struct{}{}, nil
@@ -71,9 +71,9 @@ func engineOf(a *rpc.Agent) (*engine, error) {
 	if a == nil {
 		return nil, errors.New("autograd: there is no agent")
 	}
-	h, ok := a.Hook().(*agentHook)
+	h, ok := hook.Of(a).(*agentHook)
 	if !ok {
-		return nil, fmt.Errorf("autograd: %v was made without autograd.Enable(): give it to rpc.Init", a)
+		return nil, fmt.Errorf("autograd: %v was made without autograd.WithEngine(): give it to rpc.Init", a)
 	}
 	return h.engine, nil
 }
@@ -100,7 +100,7 @@ type agentHook struct{ engine *engine }
 // Attach is called when the agent knows its peers.
 func (h *agentHook) Attach(a *rpc.Agent, life uint64) (detach func()) {
 	if h.engine != nil {
-		panic("autograd: one Enable() was given to two agents: call it for each")
+		panic("autograd: one WithEngine() was given to two agents: call it for each")
 	}
 	e := newEngine(a.Rank(), a.Size(), life, agentWire{a})
 	h.engine = e

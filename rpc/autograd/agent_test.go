@@ -74,7 +74,7 @@ func newTestWorker(rank int) *testWorker {
 var errBroken = errors.New("disk on fire")
 
 func (w *testWorker) serve() rpc.Option {
-	return rpc.Options(Enable(),
+	return rpc.WithOptions(WithEngine(),
 		rpc.WithError("test.broken", errBroken),
 		rpc.Serve(bodyMethod, func(ctx context.Context, in travelling) (travelled, error) {
 			var src rand.PCG
@@ -338,7 +338,7 @@ func TestAgentsWithoutAutograd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer a.Close()
-	if _, err := NewContext(a); err == nil || !strings.Contains(err.Error(), "autograd.Enable()") {
+	if _, err := NewContext(a); err == nil || !strings.Contains(err.Error(), "autograd.WithEngine()") {
 		t.Errorf("NewContext of an agent without it: %v", err)
 	}
 	if _, err := NewContext(nil); err == nil {

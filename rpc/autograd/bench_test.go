@@ -34,7 +34,7 @@ var (
 )
 
 func (w *wide) serve() rpc.Option {
-	return rpc.Options(
+	return rpc.WithOptions(
 		rpc.Serve(wideMethod, func(ctx context.Context, x *tensor.Tensor) (*tensor.Tensor, error) {
 			return tensor.Linear(x, Ctx(ctx).Param(w.weight), nil).Tanh(), nil
 		}),

@@ -95,7 +95,7 @@ func TestChainHasTheBitsOfOneProcess(t *testing.T) {
 		for pass := range 2 { // twice over one graph gives twice the gradient
 			opts := []BackwardOption{WithMode(mode)}
 			if pass == 0 {
-				opts = append(opts, RetainGraph())
+				opts = append(opts, WithRetainGraph())
 			}
 			if err := dc.Backward(t.Context(), loss, opts...); err != nil {
 				t.Fatalf("%v: %v", mode, err)

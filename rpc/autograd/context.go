@@ -23,14 +23,14 @@ type Context struct {
 	own   bool // its passes give gradients to the parameters
 }
 
-// ContextOption sets something of a context.
+// ContextOption changes what [NewContext] does.
 type ContextOption func(*Context)
 
-// IntoParameters lets the passes of the process that makes the context give
-// gradients to the parameters themselves, as a pass of package nn does: for
-// parameters that a local optimizer, or DDP, looks after. What runs on other
-// processes keeps to the context.
-func IntoParameters() ContextOption { return func(c *Context) { c.own = true } }
+// WithParameterGrads makes the passes of the process that makes the context give gradients
+// to the parameters themselves (nn.Parameter.Grad), as a pass of package nn does: for
+// parameters of a local optimizer, or of DDP. On other processes gradients stay in the
+// context.
+func WithParameterGrads() ContextOption { return func(c *Context) { c.own = true } }
 
 func newContext(e *engine, opts []ContextOption) *Context {
 	c := &Context{s: e.newState(), local: true}
@@ -143,7 +143,7 @@ func (c *Context) reaches(rank int) bool {
 // DefaultTimeout ends a backward pass whose context has no deadline.
 const DefaultTimeout = 10 * time.Minute
 
-// BackwardOption changes a backward pass.
+// BackwardOption changes what [Context.Backward] does.
 type BackwardOption func(*backwardOptions)
 
 type backwardOptions struct {
@@ -155,12 +155,12 @@ type backwardOptions struct {
 // WithMode chooses between [Smart], which is the default, and [Fast].
 func WithMode(m Mode) BackwardOption { return func(o *backwardOptions) { o.mode = m } }
 
-// RetainGraph keeps what the pass would free, for another pass.
-func RetainGraph() BackwardOption { return func(o *backwardOptions) { o.retain = true } }
+// WithRetainGraph keeps what the pass would free, for another pass.
+func WithRetainGraph() BackwardOption { return func(o *backwardOptions) { o.retain = true } }
 
-// AndFrom adds losses to the one that Backward begins at. They may belong to other
+// WithLosses adds losses to the one that Backward begins at. They may belong to other
 // passes of this process.
-func AndFrom(losses ...*tensor.Tensor) BackwardOption {
+func WithLosses(losses ...*tensor.Tensor) BackwardOption {
 	return func(o *backwardOptions) { o.losses = append(o.losses, losses...) }
 }
 

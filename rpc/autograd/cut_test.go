@@ -21,7 +21,7 @@ func TestCutConnection(t *testing.T) {
 	peers := []rpc.PeerAddr{{Name: "worker0", Addr: "127.0.0.1:1"}, {Name: "worker1", Addr: between.Address()}}
 	var all [2]*rpc.Agent
 	far := newStage(1)
-	for r, serve := range []rpc.Option{Enable(), far.serve()} {
+	for r, serve := range []rpc.Option{WithEngine(), far.serve()} {
 		a, err := rpc.Init(t.Context(), peers[r].Name, rpc.WithToken(agenttest.Token), rpc.WithPeers(peers), rpc.WithListen("127.0.0.1:0"), serve)
 		if err != nil {
 			t.Fatal(err)

@@ -264,7 +264,7 @@ func TestMistakesAreNamed(t *testing.T) {
 	}
 	wantError(t, dc.Backward(t.Context(), nil), nil, "loss 0 is nil")
 	wantError(t, dc.Backward(t.Context(), c.Param(p)), nil, "has shape [4], one element is wanted")
-	wantError(t, dc.Backward(t.Context(), c.Param(p).Sum(), AndFrom(tensor.Zeros())), nil, "loss 1 was not computed")
+	wantError(t, dc.Backward(t.Context(), c.Param(p).Sum(), WithLosses(tensor.Zeros())), nil, "loss 1 was not computed")
 	wantError(t, dc.Backward(t.Context(), c.Param(p).Sum(), WithMode(3)), nil, "Mode(3)")
 	if _, err := cl.engines[1].sendCall(c, first(0), "id", nil); err == nil {
 		t.Error("a call through the agent of another worker was taken")

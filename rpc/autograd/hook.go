@@ -158,7 +158,7 @@ func (e *engine) receiveReply(ctx context.Context, from int, method string, fail
 		if failed {
 			return nil
 		}
-		return s.fail("call", fmt.Errorf("answer to %s: %s takes no part in contexts: make its agent with autograd.Enable()", method, e.wire.name(from)))
+		return s.fail("call", fmt.Errorf("answer to %s: %s takes no part in contexts: make its agent with autograd.WithEngine()", method, e.wire.name(from)))
 	}
 	h, err := parseHeader(extra, len(tensors))
 	switch {

@@ -184,7 +184,7 @@ func TestWhatIsOnItsWayIsNotFreed(t *testing.T) {
 		x := c.Param(param(1, 4)).Exp()
 		y := cl.call(t, c, 0, 1, "identity", identity, x)[0]
 		if arrived {
-			if err := dc.Backward(t.Context(), y.Sum(), RetainGraph()); err != nil {
+			if err := dc.Backward(t.Context(), y.Sum(), WithRetainGraph()); err != nil {
 				t.Fatal(err)
 			}
 		}

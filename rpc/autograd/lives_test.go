@@ -29,7 +29,7 @@ var (
 // serveLives: the first of two servers calls its caller back, and the other one.
 func serveLives(rank int) rpc.Option {
 	s := newStage(rank)
-	return rpc.Options(s.serve(), rpc.WithLease(10*time.Second),
+	return rpc.WithOptions(s.serve(), rpc.WithLease(10*time.Second),
 		rpc.Serve(squareMethod, func(_ context.Context, x *tensor.Tensor) (*tensor.Tensor, error) { return x.Square(), nil }),
 		rpc.Serve(useMethod, func(ctx context.Context, r *rpc.RRef[*tensor.Tensor]) (*tensor.Tensor, error) {
 			defer r.Release()

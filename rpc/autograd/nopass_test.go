@@ -116,7 +116,7 @@ func TestWrongContext(t *testing.T) {
 func TestAPeerWithoutAutograd(t *testing.T) {
 	a := agentsServing(t, "pipe", 2, func(rank int) rpc.Option {
 		if rank == 0 {
-			return Enable()
+			return WithEngine()
 		}
 		return rpc.Serve(layerMethod, func(_ context.Context, x *tensor.Tensor) (*tensor.Tensor, error) { return x, nil })
 	})[0]

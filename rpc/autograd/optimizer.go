@@ -116,8 +116,8 @@ var (
 )
 
 // serveOptimizers answers what optimizers ask.
-func serveOptimizers(h *agentHook) rpc.Option {
-	return rpc.Options(
+func serveOptimizers(h *agentHook) rpc.Service {
+	return rpc.Services(
 		rpc.ServeMaker(partMaker, func(_ context.Context, in optimizerCall) (*optimizerPart, error) { return newPart(in) }),
 		rpc.ServeOn(madeMethod, func(context.Context, *optimizerPart, struct{}) (out struct{}, err error) { return out, nil }),
 		rpc.ServeOn(stepMethod, func(_ context.Context, part *optimizerPart, in stepCall) (out struct{}, err error) {

@@ -37,7 +37,7 @@ func newStage(rank int) *stage {
 func (s *stage) forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor { return c.Call(s.model, x).Tanh() }
 
 func (s *stage) serve() rpc.Option {
-	return rpc.Options(Enable(),
+	return rpc.WithOptions(WithEngine(),
 		rpc.Serve(refsMethod, func(ctx context.Context, _ struct{}) ([]*rpc.RRef[*nn.Parameter], error) {
 			return Refs(rpc.AgentOf(ctx), nn.Parameters(s.model)), nil
 		}),

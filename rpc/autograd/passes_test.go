@@ -143,14 +143,14 @@ func TestSeveralContextsAtOnce(t *testing.T) {
 	cl.wantNothingLeft(t)
 }
 
-// TestIntoParameters: the maker's passes leave their gradients where DDP and local
+// TestParameterGrads: the maker's passes leave their gradients where DDP and local
 // optimizers look, with their hooks; those of others stay in the context.
-func TestIntoParameters(t *testing.T) {
+func TestParameterGrads(t *testing.T) {
 	cl := newCluster(2)
 	near, far := param(1, 3), param(2, 3)
 	ready := 0
 	near.OnGradReady(func(context.Context, *nn.Parameter) error { ready++; return nil })
-	dc := newContext(cl.engines[0], []ContextOption{IntoParameters()})
+	dc := newContext(cl.engines[0], []ContextOption{WithParameterGrads()})
 	c, _ := dc.Pass(t.Context())
 	c.Tape().ScaleGrads(0.5)
 	y := cl.call(t, c, 0, 1, "scale", func(ctx context.Context, in []*tensor.Tensor) ([]*tensor.Tensor, error) {

@@ -218,7 +218,7 @@ func (m *got) answer(ctx context.Context, g *tensor.Tensor) (*tensor.Tensor, err
 	}
 	switch {
 	case m.over && g != nil:
-		return nil, fmt.Errorf("%s from %s belongs to a graph that an earlier backward pass consumed; give it RetainGraph", m.what, m.s.e.wire.name(m.from))
+		return nil, fmt.Errorf("%s from %s belongs to a graph that an earlier backward pass consumed; give it WithRetainGraph", m.what, m.s.e.wire.name(m.from))
 	case m.over || m.late == w.number:
 		return nil, nil // has been answered
 	}

@@ -9,7 +9,7 @@
 //
 //	var NewDecoder = rpc.NewMaker[Config, nn.Module]("decoder")
 //
-//	a, err := rpc.Init(ctx, name, rpc.WithGroup(g), autograd.Enable(), remote.Serve(),
+//	a, err := rpc.Init(ctx, name, rpc.WithGroup(g), autograd.WithEngine(), remote.Serve(),
 //		rpc.ServeMaker(NewDecoder, func(_ context.Context, cfg Config) (nn.Module, error) { … }))
 //	decoder, err := remote.New(ctx, a.Peer("decoder"), NewDecoder, cfg)
 //	model := nn.NewSequential(embedding, decoder)

@@ -22,7 +22,7 @@ var NewDecoder = rpc.NewMaker[Config, nn.Module]("decoder")
 // A model of which the decoder is in another process, and the loss of one pass.
 func Example() {
 	step := func(ctx context.Context, g *dist.Group, name string, embedding nn.Module, x, targets *tensor.Tensor) error {
-		a, err := rpc.Init(ctx, name, rpc.WithGroup(g), autograd.Enable(), remote.Serve(),
+		a, err := rpc.Init(ctx, name, rpc.WithGroup(g), autograd.WithEngine(), remote.Serve(),
 			rpc.ServeMaker(NewDecoder, func(_ context.Context, cfg Config) (nn.Module, error) {
 				return nn.NewLinear(&nn.Build{}, cfg.Hidden, cfg.Classes), nil
 			}))

@@ -19,10 +19,10 @@ var (
 	parameters = rpc.NewOn[nn.Module, struct{}, []*rpc.RRef[*nn.Parameter]]("cohort.remote.parameters")
 )
 
-// Serve lets an agent hold modules of others. Every agent with modules has it, and
-// every agent of the job autograd.Enable.
-func Serve() rpc.Option {
-	return rpc.Options(rpc.ServeOn(forward, serveForward), rpc.ServeOn(forwardN, serveForwardN), rpc.ServeOn(parameters, serveParameters))
+// Serve lets an agent hold modules of others. Each agent with modules needs it, and each
+// agent of the job needs autograd.WithEngine.
+func Serve() rpc.Service {
+	return rpc.Services(rpc.ServeOn(forward, serveForward), rpc.ServeOn(forwardN, serveForwardN), rpc.ServeOn(parameters, serveParameters))
 }
 
 func serveForward(ctx context.Context, m nn.Module, x *tensor.Tensor) (*tensor.Tensor, error) {

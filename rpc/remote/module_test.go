@@ -43,7 +43,7 @@ func agents(t *testing.T) []*rpc.Agent {
 	network, mem := rpc.NewNetwork(), store.NewMemory()
 	return agenttest.Start(t, agenttest.Pipe, 2, func(ctx context.Context, rank int) (*rpc.Agent, error) {
 		return rpc.Init(ctx, fmt.Sprintf("w%d", rank), rpc.WithNetwork(network), rpc.WithStore(mem, rank, 2),
-			autograd.Enable(), Serve(),
+			autograd.WithEngine(), Serve(),
 			rpc.ServeMaker(newLayer, func(_ context.Context, sizes []int) (nn.Module, error) {
 				if len(sizes) != 3 {
 					return nil, errors.New("want three sizes")

@@ -23,6 +23,15 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
+// Package rpc sets these functions when it is initialized. They are here, and not exported
+// by package rpc, because they are for package autograd alone.
+var (
+	// Option returns the rpc.Option that gives an agent a hook.
+	Option func(h Hook) any
+	// Of returns the hook of an *rpc.Agent, nil if it has none.
+	Of func(agent any) Hook
+)
+
 // Hook sees messages. An error fails the call.
 type Hook interface {
 	// SendCall sees the arguments; ctx is the caller's.
