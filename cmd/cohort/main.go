@@ -1,9 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cohort launches, trains and inspects distributed jobs. Each
-// subcommand is one file of this package with one constructor, new…Command,
-// which newRoot adds; what a command does belongs to the packages below, here
-// are only its flags and how it prints.
+// Command cohort trains models, launches programs on several ranks, and inspects
+// and measures distributed jobs.
+//
+// This package has the command line only: flags, help and how results are
+// printed. What a command does belongs to the packages below, such as train,
+// launch and internal/bench.
+//
+// A command is in the file of its name: cohort tokenize train is in
+// tokenize_train.go, cohort run in run.go. Its constructor, new…Command, declares
+// the flags; newRoot in root.go adds the commands. The other files are
+//
+//   - recipe.go: what the commands of cohort train have in common. A recipe's flags
+//     are the settings of its struct in package train; settings.go makes flags of
+//     them and reads configuration files.
+//   - torchrun.go: the flags that cohort run has in common with torchrun;
+//     rendezvous.go: how the machines of a job meet.
+//   - help.go: the help of all commands, and what shells complete.
+//   - suggestions.go: what is said about unknown commands and flags ("did you
+//     mean").
+//   - flag_values.go: types of flags; progress_bar.go: progress on a terminal.
+//
+// A new flag of cohort train for all recipes is not declared here, but in
+// train/shared_config.go. A new flag of another command is declared in the
+// command's file; groupFlags puts it under a heading of the help, and oneOf names
+// the values that exist.
 package main
 
 import (
@@ -19,10 +40,10 @@ import (
 	"github.com/cohort-ml/cohort/launch"
 )
 
-// exit codes, as torchrun's.
+// Exit codes are those of torchrun.
 const (
 	exitFailed = 1 // the job failed or was stopped
-	exitUsage  = 2 // it cannot be started as asked
+	exitUsage  = 2 // the job cannot be started as asked
 )
 
 func main() {
@@ -48,12 +69,12 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return report(root.Execute(), stderr)
 }
 
-// usageError is a command line that makes no sense.
+// usageError is the error of a command line that makes no sense.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// report prints an error as fits its kind and returns the exit code.
+// report prints an error in the form of its kind, and returns the exit code.
 func report(err error, stderr io.Writer) int {
 	var job *launch.Error
 	var config *launch.ConfigError
@@ -78,8 +99,8 @@ func report(err error, stderr io.Writer) int {
 	}
 }
 
-// inWords is an error's text. Of a file that is missing in a directory that is
-// there it says that, in place of the system call that found it out.
+// inWords returns the text of an error. For a missing file in an existing
+// directory it says "FILE does not exist", in place of the failed system call.
 func inWords(err error) string {
 	text := err.Error()
 	var missing *fs.PathError
