@@ -34,8 +34,8 @@ const (
 	maxConfusion = 256     // classes up to which mistakes are counted by class
 )
 
-// ClassifierConfig is what is to know of a trained classifier of images besides
-// its weights: config.json of its checkpoints.
+// ClassifierConfig describes a trained image classifier, besides its weights. It is
+// config.json in checkpoints of [Vision].
 type ClassifierConfig struct {
 	ModelType string    `json:"model_type"` // mlp, cnn, resnet18 or resnet50
 	Size      int       `json:"size"`       // pixels of a side
@@ -46,14 +46,14 @@ type ClassifierConfig struct {
 	Std       []float64 `json:"std"`
 }
 
-// Classifier tells the classes of images.
+// Classifier predicts the classes of images.
 type Classifier struct {
 	Config ClassifierConfig
 	Model  nn.Module
 }
 
-// NewClassifier returns a classifier. What makes none is an error, for sizes
-// come from files.
+// NewClassifier returns a new classifier. Because a configuration may come from a
+// file, one that makes no classifier is an error.
 func NewClassifier(b *nn.Build, c ClassifierConfig) (*Classifier, error) {
 	switch {
 	case c.Size < 1 || c.Size > maxSide:
@@ -99,7 +99,7 @@ func NewClassifier(b *nn.Build, c ClassifierConfig) (*Classifier, error) {
 	return nil, fmt.Errorf("no classifier is called %q: there are %s", c.ModelType, strings.Join(visionModels, ", "))
 }
 
-// OpenClassifier makes the classifier of a checkpoint of [Vision].
+// OpenClassifier loads the classifier of a checkpoint of [Vision].
 func OpenClassifier(ck *checkpoint.Checkpoint) (*Classifier, error) {
 	fail := func(err error) (*Classifier, error) {
 		return nil, fmt.Errorf("load a classifier from %s: %w", ck.Path, err)
@@ -153,13 +153,13 @@ func (m *Classifier) Logits(c *nn.Ctx, model nn.Module, b vision.Batch) *tensor.
 	return c.Call(model, x)
 }
 
-// collate makes batches as the model takes them.
+// collate makes batches in the form that the model takes.
 func (c ClassifierConfig) collate() func([]vision.Sample) (vision.Batch, error) {
 	return vision.Collate(c.Channels, vision.Normalize{Mean: c.Mean, Std: c.Std})
 }
 
-// sized are the transforms that bring the images of a set to the model's size:
-// of files of their own the middle, as is usual, of others all.
+// sized returns the transforms that give the images of a set the model's size. Of an
+// image in a file of its own they take the middle, as is usual; of any other, all.
 func (c ClassifierConfig) sized(set *vision.Set) []vision.Transform {
 	h, w, _, ok := set.Shape()
 	switch {
@@ -171,7 +171,7 @@ func (c ClassifierConfig) sized(set *vision.Set) []vision.Transform {
 	return nil
 }
 
-// varied are the transforms of images for training.
+// varied returns the transforms of images for training.
 func (c ClassifierConfig) varied(set *vision.Set, augment string) []vision.Transform {
 	shift := vision.RandomCrop{Width: c.Size, Height: c.Size, Pad: max(1, c.Size/8)}
 	switch augment {
@@ -194,8 +194,9 @@ type tally struct {
 	confusion   []int64 // [true class, predicted class]; nil where there are too many
 }
 
-// score classifies images from..to-1 of a set, batch of them at a time, which
-// workers goroutines read. With skip, what cannot be read is left out.
+// score classifies images from..to-1 of a set, a batch at a time. The workers are
+// goroutines that read images. With skip, score leaves out images that cannot be
+// read.
 func (m *Classifier) score(ctx context.Context, set *vision.Set, from, to, batch, workers int, skip bool, opts ...nn.CtxOption) (t tally, err error) {
 	if n := len(m.Config.Classes); n <= maxConfusion {
 		t.confusion = make([]int64, n*n)

@@ -12,43 +12,46 @@ import (
 	"github.com/cohort-ml/cohort/data"
 )
 
-// EvalOptions say on what a model is evaluated.
+// EvalOptions say on which data [Eval] evaluates a model.
 type EvalOptions struct {
-	// Data is a path, of the kind that the model's recipe takes; "" is what the
+	// Data is a path of the kind that the model's recipe takes. "": the data that the
 	// model was trained on.
 	Data string
-	// All takes everything in Data; else it is the part that training holds out.
+	// All evaluates on everything in Data, not only on the part that training holds
+	// out.
 	All bool
-	// Batch is how many samples go through the model at once; 0 leaves it to the
-	// recipe.
+	// Batch is the number of samples that go through the model at once. 0: what suits
+	// the recipe.
 	Batch int
-	// Tokens bounds those of a text; 0 is all.
+	// Tokens limits the number of tokens of a text. 0: all.
 	Tokens int
-	// Context is how many tokens a language model sees at once; 0 is as many as
-	// in training or, where nobody knows, as the model takes, up to 1,024.
+	// Context is the number of tokens that a language model sees at once. 0: as in
+	// training or, if that is not known, what the model takes, up to 1,024.
 	Context int
 }
 
-// EvalResult is how good a model is.
+// EvalResult says how good a model is.
 type EvalResult struct {
-	Task    string // "lm"
-	Path    string // of the checkpoint or folder that was opened
-	Step    int    // of the checkpoint; 0 where there is none
-	Model   string // for people
-	Data    string // for people
-	Samples int    // that the figures are of, in Unit
-	Unit    string // "tokens"
+	Task    string // recipe of the model, such as "lm"
+	Path    string // of the checkpoint or folder
+	Step    int    // of the checkpoint; 0 of a folder
+	Model   string // description for people
+	Data    string // description for people
+	Samples int    // number of samples, in Unit
+	Unit    string // such as "tokens"
 	Metrics Metrics
 
-	notes []string // for people who compare the figures with those of training
+	notes []string // for people who compare the metrics with those of training
 }
 
-// Eval opens the model in dir (the best weights of a run or, where it keeps none, its
-// newest good checkpoint; one checkpoint's own directory; or a folder of a language model that Hugging
-// Face's tools wrote) and evaluates it. What kind of model it is, the
-// checkpoint says. It calls notice where the best weights are not those of the last step,
-// for each newer checkpoint that is damaged and
-// was passed over, and where data or an adapter's base are no more those of training.
+// Eval evaluates the model in dir. dir is the directory of a run, of which Eval takes
+// the best weights or, if the run kept none, the newest good checkpoint; or the
+// directory of one checkpoint; or a folder with a language model that Hugging Face's
+// tools wrote. The checkpoint says what kind of model it is.
+//
+// Eval calls notice if the best weights are not those of the last step, for each
+// newer checkpoint that is damaged, and if the data or the base of an adapter have
+// changed since training.
 func Eval(ctx context.Context, dir string, o EvalOptions, notice func(text string)) (EvalResult, error) {
 	if o.Batch < 0 || o.Tokens < 0 || o.Context < 0 {
 		return EvalResult{}, fmt.Errorf("eval: batches of %d, %d tokens, %d at once: none may be negative", o.Batch, o.Tokens, o.Context)
@@ -85,7 +88,7 @@ func Eval(ctx context.Context, dir string, o EvalOptions, notice func(text strin
 	return result, nil
 }
 
-// changed notes where the data that a checkpoint was trained on are others now.
+// changed adds a note if the data have changed since the checkpoint was saved.
 func (r *EvalResult) changed(ck *checkpoint.Checkpoint, fingerprint string) {
 	var from data.LoaderState
 	if p, err := ck.ReadProgress(); err != nil || json.Unmarshal(p.Loader, &from) != nil || from.Order == "" {
@@ -96,7 +99,7 @@ func (r *EvalResult) changed(ck *checkpoint.Checkpoint, fingerprint string) {
 	}
 }
 
-// task returns what kind of model lies in a place, as the recipes are called.
+// task returns the name of the recipe that made the model in a place.
 func (at place) task() (string, error) {
 	if ck := at.checkpoint; ck != nil && !ck.Has(checkpoint.ProgressFile) && !ck.Has(configFile) && !ck.Has(adapterConfigFile) {
 		return "", fmt.Errorf("%s is a checkpoint of a program with a loop of its own (it has neither %s nor %s): that program can open it", at.path, checkpoint.ProgressFile, configFile)
@@ -114,8 +117,8 @@ func (at place) task() (string, error) {
 	return p.Task, nil
 }
 
-// wantTask reports a checkpoint of another recipe. One that does not say what it
-// is may be any.
+// wantTask reports a checkpoint of another recipe. A checkpoint that does not name
+// its recipe may be of any.
 func wantTask(ck *checkpoint.Checkpoint, task string) error {
 	if !ck.Has(checkpoint.ProgressFile) {
 		return nil

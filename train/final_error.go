@@ -14,9 +14,9 @@ import (
 	"github.com/cohort-ml/cohort/internal/errorfile"
 )
 
-// settled marks an error of settings, data or checkpoints that the same call would
-// end with again: a launcher does not start the ranks again for it. What may be over
-// the next time, or is another rank's, stays as it is.
+// settled marks an error of settings, data or checkpoints as final: the same call
+// would end with it again, so that a launcher does not start the ranks again. An
+// error that may pass, or is another rank's, stays as it is.
 func settled(err error) error {
 	if err == nil || passing(err) {
 		return err
@@ -24,8 +24,8 @@ func settled(err error) error {
 	return &errorfile.Final{Err: err}
 }
 
-// passing reports whether an error may be gone the next time: another rank's failure, the end of a
-// context, what the system lacks at the moment.
+// passing reports whether an error may be gone the next time: another rank's
+// failure, the end of a context, or a resource that the system lacks now.
 func passing(err error) bool {
 	var rank *dist.RankError
 	var late *dist.TimeoutError
@@ -37,7 +37,7 @@ func passing(err error) bool {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
 		return false
 	}
-	// A disk that fails may come back; a path that leads nowhere stays so.
+	// A failing disk may come back. A wrong path stays wrong.
 	stays := []syscall.Errno{syscall.ENOTDIR, syscall.EISDIR, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.EINVAL, syscall.EROFS}
 	return errors.As(err, &errno) && !slices.Contains(stays, errno)
 }

@@ -28,11 +28,12 @@ type TuneConfig struct {
 	Base string `json:"base,omitempty"`
 }
 
-// tuneDefaults puts the defaults of fine-tuning in the place of those of a new
-// model; given says what the user gave, as for [LM]. Sizes are the model's own.
+// tuneDefaults replaces the defaults of a new model by those of fine-tuning. given
+// has the settings that the user gave, as for [LM]. The sizes become 0: they are
+// the model's own.
 func (c *LMConfig) tuneDefaults(given map[string]string) error {
 	if len(c.LoRATargets) == 0 {
-		c.LoRATargets = nil // a file's empty list is no other than none
+		c.LoRATargets = nil // an empty list in a file means the same
 	}
 	if given["eval-tokens"] == "" {
 		c.EvalTokens = max(c.EvalTokens, c.Context) // of one sequence at least
@@ -67,8 +68,8 @@ func (c *LMConfig) tuneDefaults(given map[string]string) error {
 	return nil
 }
 
-// markTuned has settings say that they are defaults of fine-tuning, or the
-// model's, until unmark is called.
+// markTuned marks defaults as those of fine-tuning, or as the model's own, until
+// unmark is called.
 func (r *lmRun) markTuned() (unmark func()) {
 	var marked []*config.Field
 	for from, names := range map[string][]string{
@@ -89,7 +90,7 @@ func (r *lmRun) markTuned() (unmark func()) {
 	}
 }
 
-// validateTune reports settings of fine-tuning that make no sense.
+// validateTune reports the first setting of fine-tuning that makes no sense.
 func (c LMConfig) validateTune() error {
 	if c.Model != "" && c.Model != "gpt2" && c.Model != "llama" {
 		return fmt.Errorf("train lm: --model is %q, want gpt2 or llama", c.Model)
@@ -117,7 +118,7 @@ func (c LMConfig) validateTune() error {
 	return nil
 }
 
-// loraOptions returns what the settings make of a model; m may be nil where
+// loraOptions returns the options of a LoRA for a model. m may be nil if the
 // targets do not matter.
 func (c LMConfig) loraOptions(m models.CausalLM) nn.LoRAOptions {
 	o := nn.LoRAOptions{Rank: c.LoRA, Alpha: c.LoRAAlpha, Dropout: c.LoRADropout, Targets: c.LoRATargets}

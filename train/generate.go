@@ -15,24 +15,24 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// GenerateOptions say how text is drawn from a model.
+// GenerateOptions say how [Generate] draws text from a model.
 type GenerateOptions struct {
-	NumTokens   int
-	Temperature float64 // divides the logits; 0 takes the likeliest token always
-	TopK        int     // draw among so many likeliest tokens; 0 is all
-	TopP        float64 // draw among the likeliest that have this share of the probability together; 0 and 1 are all
+	NumTokens   int     // number of tokens to draw, at most
+	Temperature float64 // divides the logits; 0: always take the likeliest token
+	TopK        int     // draw among this many likeliest tokens; 0: all
+	TopP        float64 // draw among the likeliest tokens whose probabilities add up to this; 0 and 1: all
 	Seed        int64
-	// RepetitionPenalty divides the logits of tokens that are in the text, or
-	// multiplies those below 0; 0 and 1 change nothing.
+	// RepetitionPenalty divides the logits of tokens that the text already has, and
+	// multiplies them if they are below 0. 0 and 1: no penalty.
 	RepetitionPenalty float64
-	// EOS are the tokens that end a text. Without any, each special token does.
+	// EOS are the tokens that end the text. If it is empty, every special token does.
 	EOS []int64
-	// BOS goes before a text without a prompt, if the tokenizer puts nothing there.
+	// BOS begins a text without a prompt, unless the tokenizer has such a token itself.
 	BOS []int64
 
-	// With the prompt's tokens; 0 is no matter.
+	// Lengths with the prompt's tokens; 0: no limit.
 	maxLength, minLength int
-	minTokens            int // before EOS
+	minTokens            int // to draw before EOS
 }
 
 // ends reports whether a token ends a text.
@@ -43,11 +43,12 @@ func (o *GenerateOptions) ends(tok *tokenizer.Tokenizer, id int64) bool {
 	return tok.Special(id)
 }
 
-// Generate goes on from a prompt: it calls emit with the bytes of each token
-// that it draws. A prompt longer than the model's context is cut at the front,
-// and where the text outgrows the context, its later half goes on alone. A token
-// of o.EOS ends the text; without any, each special token, such as that which
-// ends a document. Special tokens that do not are not emitted.
+// Generate continues a prompt. It calls emit with the bytes of each token that it
+// draws. If the prompt is longer than the model's context, Generate cuts off its
+// beginning. If the text outgrows the context, Generate continues from the later
+// half of the context. The text ends at a token of o.EOS or, if o.EOS is empty, at
+// any special token, such as that which ends a document. Generate does not emit
+// special tokens.
 func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, prompt string, o GenerateOptions, emit func([]byte) error) error {
 	if o.NumTokens < 0 || o.TopK < 0 || !(o.Temperature >= 0) {
 		return fmt.Errorf("generate: %d tokens of the likeliest %d at a temperature of %v: none may be negative, nor the temperature NaN", o.NumTokens, o.TopK, o.Temperature)
@@ -110,8 +111,8 @@ func Generate(ctx context.Context, m models.CausalLM, tok *tokenizer.Tokenizer, 
 	return nil
 }
 
-// beginning returns the tokens that a text begins with, all of which the model
-// must know.
+// beginning returns the tokens that a text begins with. It is an error if the model
+// does not know one of them.
 func beginning(m models.CausalLM, tok *tokenizer.Tokenizer, prompt string, bos []int64) ([]int64, error) {
 	ids := tok.EncodeInput([]byte(prompt))
 	if len(ids) == 0 {
@@ -133,7 +134,7 @@ func beginning(m models.CausalLM, tok *tokenizer.Tokenizer, prompt string, bos [
 	return ids, nil
 }
 
-// nextLogits returns the logits of the token after ids, which follow those that
+// nextLogits returns the logits of the token after ids. ids follow the tokens that
 // the cache has seen.
 func nextLogits(ctx context.Context, m models.CausalLM, cache *nn.KVCache, ids []int64) (logits []float32, err error) {
 	c := nn.Evaluation(ctx, nn.WithKVCache(cache))
@@ -199,7 +200,8 @@ func draw(logits []float32, o GenerateOptions, g *tensor.Generator) int64 {
 	return order[len(order)-1]
 }
 
-// checkSample reports what would keep a model from writing when the run is done.
+// checkSample reports what would prevent the model from writing its sample at the
+// end of the run.
 func (c LMConfig) checkSample(m models.CausalLM, tok *tokenizer.Tokenizer, files map[string][]byte) error {
 	if c.SampleTokens == 0 {
 		return nil

@@ -17,9 +17,9 @@ import (
 
 const generationFile = "generation_config.json"
 
-// Generation is what the folder of a model says about how it writes: its
-// generation_config.json or, where there is none, its config.json, as in the
-// Hugging Face libraries. What is nil is not said.
+// Generation has the settings in the folder of a model for generating text: those of
+// its generation_config.json or, without that file, of its config.json, as in the
+// Hugging Face libraries. A setting that the file does not have is nil.
 type Generation struct {
 	EOS               []int64 // each ends a text
 	BOS               []int64 // begins a text without a prompt
@@ -38,9 +38,9 @@ type Generation struct {
 	file string
 }
 
-// LoadGeneration reads what the folder of a language model says about
-// generation; dir is as for [LoadLM]. It calls notice with what is not done, if
-// there is something.
+// LoadGeneration reads the settings for generating text in the folder of a language
+// model; dir is as for [LoadLM]. If the folder has settings that [Generate] ignores,
+// LoadGeneration calls notice with their names.
 func LoadGeneration(ctx context.Context, dir string, notice func(text string)) (Generation, error) {
 	at, err := findModel(ctx, dir, func(string) {}) // LoadLM tells what was passed over
 	if err != nil {
@@ -68,8 +68,9 @@ func LoadGeneration(ctx context.Context, dir string, notice func(text string)) (
 	return g, nil
 }
 
-// without are the fields of generation_config.json that change no text that one
-// prompt gives, and those that are the defaults of the Hugging Face libraries.
+// without has the fields of generation_config.json that need no notice: those that
+// do not change the text for a single prompt (nil), and those that have the default
+// value of the Hugging Face libraries.
 var without = map[string]any{
 	"transformers_version": nil, "_from_model_config": nil, "_commit_hash": nil, "pad_token_id": nil, "use_cache": nil, "cache_implementation": nil, "cache_config": nil,
 	"max_cache_len": nil, "return_dict_in_generate": nil, "output_attentions": nil, "output_hidden_states": nil, "output_scores": nil, "output_logits": nil,
@@ -80,7 +81,7 @@ var without = map[string]any{
 	"encoder_repetition_penalty": 1., "diversity_penalty": 0., "guidance_scale": 1., "max_window_size": nil, "transformers.js_config": nil,
 }
 
-// parseGeneration reads generation_config.json or else config.json.
+// parseGeneration reads generation_config.json or, without it, config.json.
 func parseGeneration(files map[string][]byte) (g Generation, err error) {
 	g.file = generationFile
 	text, ok := files[generationFile]
@@ -113,7 +114,7 @@ func parseGeneration(files map[string][]byte) (g Generation, err error) {
 			if err := json.Unmarshal(raw, v); err != nil {
 				return g, fmt.Errorf("%s: %s is %s: %w", g.file, name, raw, err)
 			}
-		case g.file == configFile: // it says much that is no matter of generation
+		case g.file == configFile: // most of its fields are not about generating text
 		case !ignored || def != nil && !is(raw, def):
 			if !is(raw, false) && string(raw) != "[]" && string(raw) != "{}" {
 				g.Ignored = append(g.Ignored, fmt.Sprintf("%s %.60s", name, raw))
@@ -124,7 +125,7 @@ func parseGeneration(files map[string][]byte) (g Generation, err error) {
 	return g, g.check()
 }
 
-// is reports whether a value is another.
+// is reports whether a JSON value equals another value.
 func is(raw json.RawMessage, want any) bool {
 	var v any
 	return json.Unmarshal(raw, &v) == nil && v == want
@@ -147,9 +148,10 @@ func (g *Generation) check() error {
 	return nil
 }
 
-// Fill sets what a user has not given. What they have is said by given, with the
-// names of fields of generation_config.json: do_sample, temperature, top_k, top_p,
-// repetition_penalty, max_new_tokens.
+// Fill sets the options that the user has not given to those of a model's folder.
+// given reports whether the user gave an option, by its name in
+// generation_config.json: do_sample, temperature, top_k, top_p, repetition_penalty,
+// max_new_tokens.
 func (o *GenerateOptions) Fill(g Generation, given func(name string) bool) {
 	o.EOS, o.BOS = g.EOS, g.BOS
 	if g.Temperature != nil && !given("temperature") {

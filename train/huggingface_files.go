@@ -10,18 +10,18 @@ import (
 	"github.com/cohort-ml/cohort/nn"
 )
 
-// The files of a checkpoint that Hugging Face tools look for, besides the
-// weights. The last one is only for them: without it, the tokenizer of a model
-// that calls itself GPT-2 would split text by GPT-2's own rule, not by what
-// tokenizer.json says.
+// The files that Hugging Face tools look for in a checkpoint, besides the weights.
 const (
-	configFile          = "config.json"
-	tokenizerFile       = "tokenizer.json"
+	configFile    = "config.json"
+	tokenizerFile = "tokenizer.json"
+	// tokenizerConfigFile is only for these tools. Without it, they would split the
+	// text for a model that is called GPT-2 by GPT-2's own rule and not by that of
+	// tokenizer.json.
 	tokenizerConfigFile = "tokenizer_config.json"
-	adapterConfigFile   = "adapter_config.json" // of an adapter, in the place of config.json
+	adapterConfigFile   = "adapter_config.json" // of an adapter, in place of config.json
 )
 
-// files writes what makes a checkpoint a Hugging Face folder.
+// files writes the files that make a checkpoint a Hugging Face folder.
 func (r *lmRun) files(w *checkpoint.Writer) error {
 	if r.cfg.InitFrom != "" {
 		return r.tunedFiles(w)
@@ -49,8 +49,8 @@ func (r *lmRun) files(w *checkpoint.Writer) error {
 	return w.WriteFile(tokenizerConfigFile, tokenizerConfig)
 }
 
-// matchModel compares names and shapes of a model, which need not have data,
-// with those in a checkpoint.
+// matchModel compares the names and shapes of a model's weights with those in a
+// checkpoint. The model may be one without data, on the meta device.
 func matchModel(ck *checkpoint.Checkpoint, model any) error {
 	f, err := ck.OpenSafetensors(checkpoint.ModelFile)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// lmRun is one rank's part of a run: what makes the task.
+// lmRun makes the task of [LM] on one rank.
 type lmRun struct {
 	cfg      LMConfig
 	settings *config.Settings // of cfg
@@ -54,14 +54,14 @@ func (r *lmRun) model() models.CausalLM {
 	return r.base
 }
 
-// LM trains a GPT on text on all ranks of a group, each of which calls it with
-// the same configuration. given says where settings came from that the user
-// gave, by the names of flags ("flag", or a file's line): when a run is resumed
-// they must agree with it. Report is used on rank 0.
+// LM trains a language model on text on all ranks of a group. Each rank calls LM with
+// the same configuration. given has the settings that the user gave: the source of
+// each value ("flag", or a file's line) by the name of its flag. If the run resumes,
+// these settings must agree with it. LM uses report on rank 0.
 //
-// When the run's directory has a checkpoint, LM goes on from it: the same
-// data, weights and optimizer as if it had never stopped. When ctx ends, it
-// saves one and returns an error that wraps [ErrStopped].
+// If the run's directory has a checkpoint, LM resumes from it: with the same data,
+// weights and optimizer as if it had never stopped. When ctx ends, LM saves a
+// checkpoint and returns an error that wraps [ErrStopped].
 func LM(ctx context.Context, group *dist.Group, cfg LMConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
 	if err := cfg.join("lm", group, given); err != nil {

@@ -16,17 +16,17 @@ import (
 	"github.com/cohort-ml/cohort/models"
 )
 
-// place is where a model lies.
+// place is the place of a model on disk.
 type place struct {
 	path string
 	// checkpoint is nil where a folder of Hugging Face's is.
 	checkpoint *checkpoint.Checkpoint
 }
 
-// findModel finds the best weights in a run's directory or, where none are kept, its
-// newest good checkpoint; or it takes the directory of one checkpoint, or a folder that
-// save_pretrained wrote. It calls notice where the best are not of the last step, and for
-// each newer checkpoint that is damaged and was passed over.
+// findModel finds a model in dir: in the directory of a run the best weights or, if
+// the run kept none, the newest good checkpoint; or the directory of one checkpoint;
+// or a folder that save_pretrained wrote. findModel calls notice if the best weights
+// are not those of the last step, and for each newer checkpoint that is damaged.
 func findModel(ctx context.Context, dir string, notice func(text string)) (place, error) {
 	best, err := findBest(ctx, dir, notice)
 	if best != nil || err != nil {
@@ -57,8 +57,8 @@ func path(ck *checkpoint.Checkpoint) string {
 	return ck.Path
 }
 
-// findBest opens the best weights of a run's directory; nil where there are none, or
-// where the last checkpoint has the same.
+// findBest opens the best weights of a run. It returns nil if there are none, or if
+// the last checkpoint has the same weights.
 func findBest(ctx context.Context, dir string, notice func(text string)) (*checkpoint.Checkpoint, error) {
 	if _, err := os.Stat(filepath.Join(dir, checkpoint.ManifestName)); err == nil {
 		return nil, nil // one checkpoint's own directory
@@ -85,7 +85,8 @@ func findBest(ctx context.Context, dir string, notice func(text string)) (*check
 	return best, err
 }
 
-// AtStep returns the directory of a run's checkpoint of a step, be it one of the last or the best.
+// AtStep returns the directory of a run's checkpoint of a step. The checkpoint is one
+// of the last, or that of the best weights.
 func AtStep(dir string, step int) (string, error) {
 	var there []string
 	for _, in := range []string{dir, BestDir(dir)} {
@@ -121,8 +122,7 @@ func readTokenizer(dir string) (*tokenizer.Tokenizer, error) {
 	return tokenizer.Load(folder)
 }
 
-// hasTokenizer says whether there is a file of a tokenizer in a folder, good or
-// not.
+// hasTokenizer reports whether a folder has a tokenizer's file, good or bad.
 func hasTokenizer(dir string) bool {
 	for _, name := range []string{tokenizerFile, "vocab.json"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
@@ -132,12 +132,13 @@ func hasTokenizer(dir string) bool {
 	return false
 }
 
-// LoadLM opens a language model and its tokenizer: of the best weights in a run's
-// directory or, where it keeps none, of the newest good checkpoint; of one checkpoint's own
-// directory ([AtStep]); or of a GPT-2 or Llama in a folder that Hugging Face's
-// save_pretrained or PEFT wrote. It calls notice where the best weights are not those of
-// the last step, for each newer checkpoint that is damaged and was passed over, and for
-// settings of the model that nobody knows.
+// LoadLM loads a language model and its tokenizer. dir is the directory of a run, of
+// which LoadLM takes the best weights or, if the run kept none, the newest good
+// checkpoint; or the directory of one checkpoint ([AtStep]); or a folder with a GPT-2
+// or Llama that Hugging Face's save_pretrained or PEFT wrote.
+//
+// LoadLM calls notice if the best weights are not those of the last step, for each
+// newer checkpoint that is damaged, and for settings of the model that are not known.
 func LoadLM(ctx context.Context, dir string, notice func(text string)) (models.CausalLM, *tokenizer.Tokenizer, error) {
 	at, err := findModel(ctx, dir, notice)
 	if err != nil {
@@ -173,10 +174,10 @@ func (at place) loadLM(opts ...models.LoadOption) (models.CausalLM, *tokenizer.T
 	return m, tok, nil
 }
 
-// fits reports a tokenizer with tokens that a model does not know. A model may
-// know more: tables are made larger than vocabularies, to be round numbers. What
-// other files of the folder add, such as a token for padding, it need not know
-// until a text has it.
+// fits reports a tokenizer with tokens that a model does not know. A model may know
+// more tokens than its tokenizer, because tables are often rounded up. It need not
+// know tokens that other files of the folder add, such as one for padding, until a
+// text has them.
 func fits(tok *tokenizer.Tokenizer, m models.CausalLM) error {
 	if tok.Base() > m.Vocab() {
 		return fmt.Errorf("%s has %d tokens, the model knows %d: one of them is another model's", tokenizerFile, tok.Base(), m.Vocab())

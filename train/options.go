@@ -11,36 +11,38 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// Options say how long and how a task is trained. Out, and Steps or Epochs, must
-// be there.
+// Options say how long and how [Run] trains a task. Out is required, and so is
+// either Steps or Epochs. The zero value of every other field is its default.
+//
+// Recipes make their Options of [SharedConfig] and of settings of their own.
 type Options struct {
-	Out  string    // the run's directory
-	From *SavedRun // to go on from; nil has Run look into Out itself
+	Out  string    // directory of the run
+	From *SavedRun // checkpoint to resume from; nil: Run looks for one in Out
 
 	Steps      int
-	Epochs     float64 // instead of Steps, for tasks with Samples; needs Batch
-	Batch      int     // samples of all ranks in a step, as many as Feed takes; 0 if there are no Epochs
-	Accumulate int     // passes a step, whose gradients add up; 0 is 1
-	DType      string  // that is computed in: float32, the default, or bfloat16 with weights of float32
-	Clip       float64 // largest norm of all gradients together; 0 clips nothing
-	NaN        string  // what becomes of a step that is not finite: "stop", the default, or "skip"
-	Seed       int64   // of what is random in a pass
+	Epochs     float64 // in place of Steps, for tasks with Samples; needs Batch
+	Batch      int     // samples of all ranks in a step, as many as Feed takes; Epochs need it
+	Accumulate int     // passes in a step, whose gradients are added; 0: 1
+	DType      string  // number type of a pass: "float32", the default, or "bfloat16"; weights are float32
+	Clip       float64 // largest norm of all gradients together; 0: no limit
+	NaN        string  // what to do in a step that is not finite: "stop", the default, or "skip"
+	Seed       int64   // of all that is random in a pass
 
-	EvalEvery int     // steps; 0 evaluates at the end alone
-	Best      bool    // keep the best weights in Out/best
-	Patience  int     // evaluations without a better one until the run ends early; 0 is never
-	MinDelta  float64 // by how much one must be better to count for Patience
-	SaveEvery int     // steps; 0 saves at the end, or when the run is stopped
-	Keep      int     // checkpoints that stay; 0 is 2
+	EvalEvery int     // steps between evaluations; 0: at the end only
+	Best      bool    // keep the weights of the best evaluation in Out/best
+	Patience  int     // evaluations without a better one after which the run ends early; 0: never
+	MinDelta  float64 // an evaluation counts as better for Patience if it improves by more than this
+	SaveEvery int     // steps between checkpoints; 0: at the end, or when the run is stopped, only
+	Keep      int     // number of checkpoints to keep; 0: 2
 
-	Recipe json.RawMessage // the settings, saved with every checkpoint; must be the same on all ranks
-	Config []byte          // config.toml of the run's directory; nil for none
+	Recipe json.RawMessage // settings, saved with every checkpoint; the same on all ranks
+	Config []byte          // config.toml of the run's directory; nil: none
 
-	length string // what more of makes the run longer, for people
+	length string // the option that makes the run longer, for people
 }
 
-// name is how a user changes an option: by the flag of a recipe, which alone
-// writes a configuration, or in the program.
+// name returns how the user changes an option: by a flag of a recipe, or in the
+// program. Only a recipe has a configuration.
 func (o Options) name(flag string) string {
 	inProgram := map[string]string{"out": "Out", "patience": "Patience", "lr": "the learning rate", "nan": `NaN: "skip"`}
 	if o.Config == nil {
@@ -51,8 +53,8 @@ func (o Options) name(flag string) string {
 	}[flag]
 }
 
-// autocasts are the settings of DType, and what the passes of training and
-// evaluation then compute in; 0 is what the weights are in.
+// autocasts has for each value of DType the number type that passes compute in; 0
+// is the type of the weights.
 var autocasts = map[string]tensor.DType{"float32": 0, "bfloat16": tensor.BFloat16}
 
 // resolve fills in defaults and reports what makes no sense.
@@ -107,7 +109,7 @@ func (o Options) resolve(task string, numSamples int) (Options, error) {
 		o.length = "Epochs"
 	}
 	if o.Epochs > 0 {
-		const most = 1 << 53 // larger numbers are not all there, and soon none is an int
+		const most = 1 << 53 // a float64 does not hold all larger whole numbers
 		steps := math.Ceil(o.Epochs * float64(numSamples) / float64(o.Batch))
 		if steps > most {
 			return fail("%v epochs of %d samples in batches of %d are %v steps, want at most %d", o.Epochs, numSamples, o.Batch, steps, int64(most))

@@ -25,7 +25,7 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// recRun is one rank's part of a run: what makes the task.
+// recRun makes the task of [Rec] on one rank.
 type recRun struct {
 	cfg      RecConfig
 	settings *config.Settings // of cfg
@@ -40,15 +40,14 @@ type recRun struct {
 	was         *RecommenderConfig // its recommender's; of a run that goes on its own
 }
 
-// Rec trains a recommender on the rows of a table on all ranks of a group, each
-// of which calls it with the same configuration: to tell labels that are 0 or 1,
-// such as clicks, from categories and numbers. given says where settings came
-// from that the user gave, by the names of flags; see [LM]. Report is used on
-// rank 0.
+// Rec trains a recommender on the rows of a table on all ranks of a group. The
+// recommender predicts labels that are 0 or 1, such as clicks, from categories and
+// numbers. Each rank calls Rec with the same configuration. given has the settings
+// that the user gave; see [LM]. Rec uses report on rank 0.
 //
-// The tables' gradients go by rows, so that a step costs what its batch has and
-// not what the tables have. When the run's directory has a checkpoint, Rec goes
-// on from it.
+// The gradients of the tables have only the rows of the batch, so that the cost of a
+// step depends on the batch and not on the tables. If the run's directory has a
+// checkpoint, Rec resumes from it.
 func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
 	if err := cfg.join("rec", group, given); err != nil {
@@ -59,9 +58,9 @@ func Rec(ctx context.Context, group *dist.Group, cfg RecConfig, given map[string
 	})
 }
 
-// CheckRec reports, before any rank is started, what [Rec] would report on every
-// one of them, as far as settings, checkpoints and the rows tell: all of them, or
-// of files above 64 MB the first. It leaves nothing behind, and returns the settings that the run would have, as TOML.
+// CheckRec reports, before any rank is started, the errors of settings, checkpoints
+// and rows that [Rec] would report on every rank. It reads all rows, or the first rows
+// of more than 64 MB. It changes no files, and returns the settings of the run as TOML.
 func CheckRec(ctx context.Context, cfg RecConfig, given map[string]string) (resolved []byte, err error) {
 	r := newRecRun(cfg, given, nil, Discard)
 	if err := cfg.Validate(); err != nil {

@@ -23,9 +23,9 @@ const (
 
 var recommenders = []string{recDLRM, recMF}
 
-// RecommenderConfig is what is to know of a trained recommender besides its
-// weights: config.json of its checkpoints. A row that is read by Schema and
-// scaled by Scale goes in.
+// RecommenderConfig describes a trained recommender, besides its weights. It is
+// config.json in checkpoints of [Rec]. The model takes rows that are read by Schema
+// and scaled by Scale.
 type RecommenderConfig struct {
 	ModelType string       `json:"model_type"` // dlrm or mf
 	Width     int          `json:"width"`      // of a category's vectors
@@ -42,8 +42,8 @@ type Recommender struct {
 	Model  nn.ModuleN
 }
 
-// NewRecommender returns a recommender of the given size. What makes none is an
-// error, for sizes come from files.
+// NewRecommender returns a new recommender. Because a configuration may come from a
+// file, one that makes no recommender is an error.
 func NewRecommender(b *nn.Build, c RecommenderConfig) (*Recommender, error) {
 	if err := c.Schema.Validate(); err != nil {
 		return nil, err

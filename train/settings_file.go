@@ -11,12 +11,12 @@ import (
 	"github.com/cohort-ml/cohort/internal/config"
 )
 
-// settingsFile is the run's configuration in its directory.
+// settingsFile is the name of the run's configuration in its directory.
 const settingsFile = "config.toml"
 
-// settingsText is a configuration file of a recipe's settings, which makes steps
-// of a size. Where the ranks share out its samples unevenly, which no settings
-// say, it has the ranks that would do so evenly.
+// settingsText returns a configuration file with a recipe's settings that gives
+// steps of a size. If the ranks share the samples of a step unevenly, which settings
+// cannot express, the file has a number of ranks that share them evenly.
 func settingsText(task string, s *config.Settings, size stepSize) []byte {
 	if size.uneven > 0 {
 		was := size
@@ -34,14 +34,14 @@ func settingsText(task string, s *config.Settings, size stepSize) []byte {
 	return s.TOML("The settings of a `cohort train "+task+"`, and where each came from.", "cohort train "+task+" --config THIS_FILE --out ANOTHER does the same again.")
 }
 
-// writeSettings puts the configuration into the run's directory, for people and
-// to run it again.
+// writeSettings writes the configuration to the run's directory, for people to read
+// and to run again.
 func (r *trainer[B]) writeSettings() error {
 	if r.axes.World.Rank() != 0 || r.o.Config == nil {
 		return nil
 	}
 	path := filepath.Join(r.o.Out, settingsFile)
-	// A run that has nothing more to do keeps the settings that made it.
+	// A run that is complete keeps the settings that it was made with.
 	done := r.step >= r.o.Steps || r.standing.over(r.o.Patience)
 	if old, err := os.ReadFile(path); err == nil && (done || bytes.Equal(old, r.o.Config)) {
 		return nil

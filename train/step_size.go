@@ -10,10 +10,10 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// stepSize is how many samples a step takes: those of a batch on every rank in
-// every pass. Where a run goes on with a number of ranks among which its samples
-// cannot be shared out evenly, uneven is how many they are, and some ranks'
-// batches have one fewer.
+// stepSize is the number of samples that a step takes: a batch of every rank in
+// every pass. A run that resumes on another number of ranks may have a step that
+// these ranks cannot share evenly. Then uneven is the number of its samples, and
+// the batches of some ranks have one sample fewer.
 type stepSize struct{ ranks, batch, accumulate, uneven int }
 
 func (s stepSize) total() int {
@@ -23,11 +23,12 @@ func (s stepSize) total() int {
 	return s.ranks * s.batch * s.accumulate
 }
 
-// pass is how many samples all ranks take in a pass.
+// pass returns how many samples all ranks take in a pass.
 func (s stepSize) pass() int { return s.total() / s.accumulate }
 
-// check says whether there are enough samples in an epoch for a step of a new run. A
-// batch that nobody has given becomes one that there are samples for, which the note says.
+// check reports whether an epoch has enough samples for a step of a new run. If it
+// has not, and the user gave no batch, check makes the batch smaller and says so in
+// the note.
 func (s stepSize) check(samples int, settings *config.Settings, unit string) (note string, err error) {
 	if samples < s.ranks {
 		return "", fmt.Errorf("%d samples to train on for %d ranks: fewer samples than ranks; use fewer --ranks or more data", samples, s.ranks)
@@ -47,10 +48,12 @@ func (s stepSize) check(samples int, settings *config.Settings, unit string) (no
 	return "", fmt.Errorf("%s: give at most --accumulate %d, with --batch 1", takes, samples/s.ranks)
 }
 
-// fewSteps is how many steps of a whole run are told of: rates hardly rise and fall in them.
+// fewSteps is the number of steps below which a run is told to be short: the
+// learning rate has no time to rise and fall.
 const fewSteps = 10
 
-// tellSteps says that a run whose batch or epochs the user has given is no more than a few steps.
+// tellSteps gives notice that a run has only a few steps, if the user gave its
+// batch or its epochs.
 func (s stepSize) tellSteps(report Reporter, epochs float64, samples int, given map[string]string, unit string) {
 	if steps := int(math.Ceil(epochs * float64(samples) / float64(s.total()))); steps < fewSteps && (given["batch"] != "" || given["epochs"] != "") {
 		report.Notice(fmt.Sprintf("the whole run is %d %s of %v of the %d %s: a smaller --batch makes more of them, or more --epochs", steps, plural(steps, "step"), s, samples, unit))
@@ -67,27 +70,28 @@ func (s stepSize) String() string {
 	return fmt.Sprintf("%d × %d × %d passes = %d", s.ranks, s.batch, s.accumulate, s.total())
 }
 
-// StepShare is what a run knows of its steps besides batch and passes. It is saved
-// with them, and none of the user's settings.
+// StepShare is what a run knows about its steps besides batch and passes. The run
+// saves it with its settings. The user does not set it.
 type StepShare struct {
-	// Uneven is how many samples a step takes where the ranks cannot share them out
-	// evenly; else 0.
+	// Uneven is the number of samples of a step if the ranks cannot share them evenly;
+	// else 0.
 	Uneven int `json:"uneven,omitempty"`
-	// AskedBatch and AskedAccumulate are those of the command that began the run, or of
-	// the last one that gave others. The same command goes on with the run on any number of
-	// ranks; 0 in older checkpoints.
+	// AskedBatch and AskedAccumulate are the batch and the passes of the command that
+	// began the run, or of the last command that gave others. The same command resumes
+	// the run on any number of ranks. They are 0 in older checkpoints.
 	AskedBatch      int `json:"asked_batch,omitempty"`
 	AskedAccumulate int `json:"asked_accumulate,omitempty"`
 }
 
-// begin notes what a new run is asked for.
+// begin notes the batch and the passes that a new run is asked for.
 func (c *StepShare) begin(s stepSize) {
 	if c.AskedBatch == 0 {
 		c.AskedBatch, c.AskedAccumulate = s.batch, s.accumulate
 	}
 }
 
-// resume is adopt with what was saved and what is to be saved of it.
+// resume calls adopt and updates what is saved about the steps: saved is that of
+// the checkpoint, now that of the run.
 func (s *stepSize) resume(was stepSize, saved StepShare, now *StepShare, given map[string]string, unit string) (conflict string) {
 	saved.begin(was)
 	*now = saved
@@ -102,13 +106,17 @@ func (s *stepSize) resume(was stepSize, saved StepShare, now *StepShare, given m
 	return conflict
 }
 
-// adopt makes a run that resumes on another number of ranks take as many samples
-// a step as before. was is what its steps took, begun what it was asked to take on the
-// ranks that it had then. The user gives batch and passes anew, which must then take as many
-// samples, or the same as then, or neither: of what is not given first the batch changes and
-// then the passes, and if neither can, the ranks' batches differ by one. A batch that
-// is given as it was stays the most that a rank takes in a pass, where there are
-// samples enough for more passes. It returns what is in the way; "" if nothing.
+// adopt makes a run that resumes on another number of ranks take as many samples in
+// a step as before. was is the size of its steps so far. begun has the batch and the
+// passes that the run was asked for on the ranks that it had then.
+//
+// The user may give batch and passes. A given value that differs from begun must
+// lead to as many samples as before. Of the values that are not given, the batch
+// changes first, then the passes. If neither can, the batches of the ranks differ by
+// one sample. A batch that is given and equals begun's stays the largest batch of a
+// rank, if there are enough samples for more passes.
+//
+// adopt returns what makes it impossible, or "".
 func (s *stepSize) adopt(was stepSize, begun StepShare, given map[string]string, unit string) (conflict string) {
 	total := was.total()
 	s.uneven = 0
@@ -136,8 +144,8 @@ func (s *stepSize) adopt(was stepSize, begun StepShare, given map[string]string,
 	return fmt.Sprintf("ranks × %s: %v a step, the checkpoint's run has %v (set --batch)", unit, *s, was)
 }
 
-// share parts the samples of a step among the ranks, no more than most in a rank's
-// batch if that can be; 0 is any number.
+// share divides the samples of a step among the ranks. A rank's batch has at most
+// most samples, if that is possible; 0: any number.
 func (s *stepSize) share(total, most int) {
 	if most == 0 {
 		switch each, passes := s.ranks*s.accumulate, s.ranks*s.batch; {
@@ -148,7 +156,7 @@ func (s *stepSize) share(total, most int) {
 			s.accumulate = total / passes
 			return
 		}
-		for n := s.accumulate; n >= 1; n-- { // that leave no rank without a sample
+		for n := s.accumulate; n >= 1; n-- { // passes that leave no rank without a sample
 			if total%n == 0 && total/n >= s.ranks {
 				s.split(total, n)
 				return
@@ -167,7 +175,7 @@ func (s *stepSize) share(total, most int) {
 	}
 }
 
-// split takes a step in so many passes.
+// split divides the samples of a step into passes.
 func (s *stepSize) split(total, passes int) {
 	s.accumulate, s.uneven = passes, 0
 	s.batch = (total/passes + s.ranks - 1) / s.ranks
@@ -176,8 +184,9 @@ func (s *stepSize) split(total, passes int) {
 	}
 }
 
-// tell says how a step stays what it was where batch and passes cannot stay as they
-// were asked for, and to how many ranks a job can grow whose steps are small.
+// tell gives notice if the size of a step stays but batch and passes could not stay
+// as they were asked for. If steps are small, it says to how many ranks the job can
+// grow.
 func (s stepSize) tell(report Reporter, asked StepShare, given map[string]string, unit string) {
 	if total := s.total(); total < 2*s.ranks && envvar.RestartCount.IsSet() && !envvar.Spawn.IsSet() {
 		report.Notice(fmt.Sprintf("a step takes %d %s: the job can go on with at most %d ranks", total, unit, total))

@@ -11,9 +11,9 @@ import (
 	"github.com/cohort-ml/cohort/nn"
 )
 
-// What the settings of all recipes are checked by. task is the recipe's name.
+// Checks of settings, for all recipes. task is the name of the recipe.
 
-// whole is a whole number among a recipe's settings.
+// whole is a setting that is a whole number from lo to hi.
 type whole struct {
 	name   string
 	value  int
@@ -29,8 +29,8 @@ func checkWholes(task string, all []whole) error {
 	return nil
 }
 
-// number is any other. ok is written so that NaN, which compares with nothing, is
-// refused too.
+// number is a setting that is any other number. ok is false for NaN too, because a
+// comparison with NaN is false.
 type number struct {
 	name  string
 	value float64
@@ -47,8 +47,8 @@ func checkNumbers(task string, all []number) error {
 	return nil
 }
 
-// checkPolicies looks at what a step is computed in, and what becomes of one that
-// is not finite.
+// checkPolicies checks the number type of a pass, and what to do in a step that is
+// not finite.
 func checkPolicies(task, dtype, nan string) error {
 	if _, ok := autocasts[dtype]; !ok {
 		return fmt.Errorf("train %s: --dtype is %q, want float32 or bfloat16", task, dtype)
@@ -59,7 +59,7 @@ func checkPolicies(task, dtype, nan string) error {
 	return nil
 }
 
-// checkNamed makes sure that there is a name for the run's directory.
+// checkNamed checks that the run's directory has a name.
 func checkNamed(task, out string) error {
 	if strings.TrimSpace(out) == "" {
 		return fmt.Errorf("train %s: --out must name the run's directory", task)
@@ -67,8 +67,8 @@ func checkNamed(task, out string) error {
 	return nil
 }
 
-// conflicting is the error of settings that a run cannot go on with; nil if there
-// are none.
+// conflicting returns the error of settings with which a run cannot resume, or nil
+// if there are none.
 func conflicting(task, out string, conflicts []string) error {
 	if len(conflicts) == 0 {
 		return nil
@@ -77,16 +77,16 @@ func conflicting(task, out string, conflicts []string) error {
 		task, out, strings.Join(conflicts, "; "))
 }
 
-// checkDecay reports a weight decay that turns weights into others: a step of AdamW
-// takes lr × decay of each away.
+// checkDecay reports a weight decay that takes a weight away whole: a step of AdamW
+// takes the share lr × decay of each weight.
 func checkDecay(task string, lr, decay float64) error {
-	if lr > 1 || lr*decay < 1 { // a rate that no model bears is told of by the loss
+	if lr > 1 || lr*decay < 1 { // the loss shows a learning rate that is too high
 		return nil
 	}
 	return fmt.Errorf("train %s: --lr %v × --weight-decay %v is %.3g, the share of a weight that a step takes away: want less than 1", task, lr, decay, lr*decay)
 }
 
-// checkPatience reports patience with evaluations of which there are none.
+// checkPatience reports a patience in a run that is evaluated at its end only.
 func checkPatience(task string, patience, every int) error {
 	if patience == 0 || every > 0 {
 		return nil
@@ -94,9 +94,9 @@ func checkPatience(task string, patience, every int) error {
 	return fmt.Errorf("train %s: --patience is %d, and without --eval-every there is one evaluation, at the end: give --eval-every", task, patience)
 }
 
-// checkMemory reports a model, made on the meta device, whose parameters and what an optimizer
-// keeps beside them need more memory than there is on a machine that has all ranks. each
-// is how many bytes a parameter takes.
+// checkMemory reports a model that needs more memory than the machine has, if all
+// ranks are on it. The model is made on the meta device. each is the number of bytes
+// that a parameter takes, with what the optimizer keeps for it.
 func checkMemory(task string, model any, each uint64, ranks int, have uint64) error {
 	params := nn.NumParams(model)
 	need := float64(params) * float64(each) * float64(ranks)
@@ -107,8 +107,8 @@ func checkMemory(task string, model any, each uint64, ranks int, have uint64) er
 		task, float64(params), data.ByteSize(int64(min(need, math.MaxInt64/2))), ranks, plural(ranks, "rank"), data.ByteSize(int64(have)))
 }
 
-// Bytes of a parameter: weights, and with AdamW gradients and two averages; the gradients of tables
-// go by rows, and Adagrad keeps one sum.
+// Bytes of a parameter. AdamW: the weight, its gradient and two averages. Adagrad:
+// the weight and one sum, because the gradients of tables have only a few rows.
 const (
 	adamBytes    = 16
 	adagradBytes = 8

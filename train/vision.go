@@ -21,7 +21,7 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// visionRun is one rank's part of a run: what makes the task.
+// visionRun makes the task of [Vision] on one rank.
 type visionRun struct {
 	cfg      VisionConfig
 	settings *config.Settings // of cfg
@@ -36,10 +36,10 @@ type visionRun struct {
 	unread         []string          // what this rank could not read, for rank 0 to tell
 }
 
-// Vision trains a classifier of images on all ranks of a group, each of which
-// calls it with the same configuration. given says where settings came from that
-// the user gave, by the names of flags; see [LM]. Report is used on rank 0. When
-// the run's directory has a checkpoint, Vision goes on from it.
+// Vision trains an image classifier on all ranks of a group. Each rank calls Vision
+// with the same configuration. given has the settings that the user gave; see [LM].
+// Vision uses report on rank 0. If the run's directory has a checkpoint, Vision
+// resumes from it.
 func Vision(ctx context.Context, group *dist.Group, cfg VisionConfig, given map[string]string, report Reporter) error {
 	report = reporterOf(group, report)
 	if err := cfg.join("vision", group, given); err != nil {
@@ -50,10 +50,9 @@ func Vision(ctx context.Context, group *dist.Group, cfg VisionConfig, given map[
 	})
 }
 
-// CheckVision reports, before any rank is started, what [Vision] would report on
-// every one of them, as far as settings, checkpoints and the names of files tell.
-// It leaves nothing behind, and returns the settings that the run would have, as
-// TOML.
+// CheckVision reports, before any rank is started, the errors of settings,
+// checkpoints and names of files that [Vision] would report on every rank. It changes
+// no files, and returns the settings of the run as TOML.
 func CheckVision(ctx context.Context, cfg VisionConfig, given map[string]string) (resolved []byte, err error) {
 	r := newVisionRun(cfg, given, nil, Discard)
 	if err := cfg.Validate(); err != nil {
