@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// benchFlags are those that all benches have.
+// benchFlags are the flags that all benches share.
 type benchFlags struct {
 	asJSON     bool
 	cpuProfile string
@@ -55,7 +55,7 @@ compare.`,
 	return cmd
 }
 
-// emitter returns what prints a result.
+// emitter returns the function that prints a result.
 func (f *benchFlags) emitter(cmd *cobra.Command) func(bench.Result) error {
 	out := cmd.OutOrStdout()
 	if f.asJSON {
@@ -64,7 +64,7 @@ func (f *benchFlags) emitter(cmd *cobra.Command) func(bench.Result) error {
 	return func(r bench.Result) error { return r.WriteText(out) }
 }
 
-// profiled runs fn under the CPU profiler if the user wants that.
+// profiled runs fn, under the CPU profiler if the user asks for it.
 func (f *benchFlags) profiled(fn func() error) (err error) {
 	if f.cpuProfile == "" {
 		return fn()
@@ -85,9 +85,9 @@ func (f *benchFlags) profiled(fn func() error) (err error) {
 	return fn()
 }
 
-// onRanks starts rank processes with numThreads threads each and runs fn on
-// every one of them, with the group of all, formed as how says. env is added to
-// their environment.
+// onRanks starts rank processes with numThreads threads each and calls fn in each of
+// them, with the group of all ranks. how are the options of the group. env is added
+// to the environment of the ranks.
 func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env []string, fn func(ctx context.Context, g *dist.Group) error, how ...dist.Option) error {
 	opts := launch.SpawnOptions{PassRank0: true, Env: append(os.Environ(), env...)}
 	rank := dist.Main(func(ctx context.Context, g *dist.Group) error {
@@ -96,7 +96,7 @@ func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env 
 		}
 		return fn(ctx, g)
 	}, how...)
-	if !launch.IsRank() { // it starts them and waits
+	if !launch.IsRank() { // this process starts the ranks and waits
 		launch.KeepSecrets()
 	}
 	return opts.Spawn(ctx, numRanks, func(ctx context.Context) error {
@@ -107,8 +107,8 @@ func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env 
 	})
 }
 
-// setThreads makes n, the value of --threads, the process's number of threads;
-// 0 leaves the default.
+// setThreads sets the number of threads of the process to the value of --threads; 0
+// keeps the default.
 func setThreads(n int) error {
 	if n == 0 {
 		return nil

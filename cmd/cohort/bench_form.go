@@ -39,7 +39,7 @@ which have to be started and to find each other, or goroutines of one process.`,
 			case "goroutines":
 				return f.profiled(func() error { return dist.Spawn(cmd.Context(), numRanks, formed) })
 			}
-			return usageError{fmt.Errorf("bench form: no kind %q: there is processes, goroutines", kind)}
+			return usageError{fmt.Errorf("bench form: --kind is %q, want processes or goroutines", kind)}
 		},
 	}
 	cmd.Flags().IntVar(&numRanks, "ranks", 2, "number of ranks")

@@ -109,7 +109,7 @@ func TestBadBenchCommandLines(t *testing.T) {
 		"ddp --ranks 0":                          "0 ranks",
 		"ddp --ranks 1000000":                    "1000000 ranks on a machine of",
 		"ddp --steps 0":                          "0 steps",
-		"form --kind threads":                    `no kind "threads": there is processes, goroutines`,
+		"form --kind threads":                    `--kind is "threads", want processes or goroutines`,
 		"store --wire gloo":                      `no wire "gloo"`,
 		"store --wire pytorch --ops set":         "leave set out of --ops",
 		"store --addr 127.0.0.1:1":               "--wire pytorch",

@@ -79,8 +79,8 @@ of all ranks to one directory first.`,
 	return cmd
 }
 
-// checkRun checks the logs of a run against its newest checkpoint. dir may also
-// be the directory of the logs, of which no checkpoint is known.
+// checkRun checks the logs of a run against its newest checkpoint. dir is the
+// directory of the run, or that of its logs, which has no checkpoint.
 func checkRun(ctx context.Context, dir string, stderr io.Writer) (*data.OrderReport, error) {
 	logs := filepath.Join(dir, data.OrderDir)
 	if _, err := os.Stat(logs); errors.Is(err, os.ErrNotExist) && filepath.Base(dir) == data.OrderDir {
@@ -98,7 +98,7 @@ func checkRun(ctx context.Context, dir string, stderr io.Writer) (*data.OrderRep
 	}
 	if !ck.Has(checkpoint.ProgressFile) {
 		if _, err := os.Stat(logs); errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("%s is of a program with a loop of its own (it has no %s): it has kept no log of its samples in %s", ck.Path, checkpoint.ProgressFile, logs)
+			return nil, fmt.Errorf("%s is of a program with a loop of its own (it has no %s): that program kept no log of its samples in %s", ck.Path, checkpoint.ProgressFile, logs)
 		}
 		return data.CheckOrder(logs, data.CheckOptions{})
 	}

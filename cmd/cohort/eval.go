@@ -13,7 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/train"
 )
 
-// The flags by which commands find a model.
+// Help of the flags that name a model.
 const (
 	fromUsage = "`DIR` of the model: a run, one checkpoint of a run, or a folder of Hugging Face's tools"
 	stepUsage = "take the run's checkpoint of step `N` (default: the best weights or, if the run kept none, the last checkpoint)"
@@ -74,7 +74,7 @@ func printEvaluation(w io.Writer, r train.EvalResult, asJSON bool) error {
 	}
 	line := map[string]any{"eval": r.Task, "path": r.Path, "step": r.Step, "model": r.Model, "data": r.Data, "samples": r.Samples, "unit": r.Unit}
 	for _, m := range r.Metrics {
-		if line[m.Name] = nil; !math.IsNaN(m.Value) && !math.IsInf(m.Value, 0) { // which JSON has no words for
+		if line[m.Name] = nil; !math.IsNaN(m.Value) && !math.IsInf(m.Value, 0) { // JSON has no such numbers
 			line[m.Name] = m.Value
 		}
 	}

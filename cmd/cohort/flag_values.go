@@ -12,8 +12,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// sizes is a flag of numbers of bytes: "4,64K,1M". K, M and G are powers of 1024,
-// as are KiB, MiB and GiB.
+// sizes is the value of a flag that takes numbers of bytes: "4,64K,1M". K, M and G are
+// powers of 1024, and so are KiB, MiB and GiB.
 type sizes struct {
 	values  *[]int
 	changed bool
@@ -62,7 +62,8 @@ func parseSize(text string) (int, error) {
 	return int(n << shift), nil
 }
 
-// intFlag is a flag that torchrun reads by Python's int(): 010 is ten, not eight.
+// intFlag is the value of a flag that torchrun reads with Python's int(): 010 is ten,
+// not eight.
 type intFlag int
 
 func (f *intFlag) Set(text string) error {
@@ -77,7 +78,7 @@ func (f *intFlag) Set(text string) error {
 func (f *intFlag) String() string { return strconv.Itoa(int(*f)) }
 func (*intFlag) Type() string     { return "int" }
 
-// floatFlag is one that it reads by float().
+// floatFlag is the value of a flag that torchrun reads with Python's float().
 type floatFlag float64
 
 func (f *floatFlag) Set(text string) error {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/term"
 )
 
-// progressBar shows how far something is: on a terminal one line that is
-// written over, elsewhere a line every few seconds.
+// progressBar shows progress: on a terminal in one line that it overwrites,
+// elsewhere with a line every few seconds.
 type progressBar struct {
 	w        io.Writer
 	terminal bool
@@ -52,7 +52,7 @@ func (p *progressBar) show(done, total int64) {
 	p.open = true
 }
 
-// end leaves the last picture on the screen.
+// end keeps the last state on the screen and begins a new line.
 func (p *progressBar) end() {
 	if p.open {
 		fmt.Fprintln(p.w)

@@ -18,19 +18,18 @@ import (
 	"github.com/cohort-ml/cohort/train"
 )
 
-// recipe is what `cohort train` needs to know of one. Its settings are flags, and
-// keys of a file.
+// recipe is what `cohort train` needs to know about a recipe.
 type recipe struct {
-	settings any // pointer to the struct, with the defaults; see package config
-	// check is asked before any rank is started whether they could begin; it
-	// returns the settings that they would begin with, as config.toml.
+	settings any // pointer to the struct of settings, with the defaults; see package config
+	// check reports, before any rank is started, whether the ranks could begin. It
+	// returns the settings that they would begin with, as config.toml. given has the
+	// source of each value that the user gave, by the name of the setting.
 	check func(ctx context.Context, given map[string]string) (resolved []byte, err error)
-	// run is what every rank does. given says where values came from that the user
-	// gave, by name.
+	// run is what every rank does.
 	run func(ctx context.Context, group *dist.Group, given map[string]string, report train.Reporter) error
 }
 
-// command makes a recipe's command of one that has only its words.
+// command completes the command of a recipe. cmd has only its name and its texts.
 func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 	s := config.New(r.settings)
 	addSettings(cmd, s)
@@ -70,12 +69,12 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 			return r.run(ctx, group, given, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		})
 		return launch.SpawnOptions{PassRank0: true}.Spawn(cmd.Context(), numRanks, func(ctx context.Context) error {
-			// Rank 0 writes where the command does. A reader that has gone (| head)
-			// must not end the training.
+			// Rank 0 writes to the standard output of the command. If the reader of a
+			// pipe ends (| head), the training must not.
 			signal.Ignore(syscall.SIGPIPE)
 			err := rank(ctx)
 			if errors.Is(err, train.ErrStopped) {
-				os.Exit(exitFailed) // the reporter has said it, the job is not complete
+				os.Exit(exitFailed) // the reporter has said so: the job is not complete
 			}
 			return err
 		})

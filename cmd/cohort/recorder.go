@@ -45,12 +45,12 @@ that shows where a job hangs.`,
 				if len(dumps) == 0 {
 					return err
 				}
-				// Those of the other ranks are worth more than nothing.
+				// The dumps of the other ranks are still useful.
 				fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %v\n", err)
 			}
 			report := flightlog.Merge(dumps)
 			if !asJSON {
-				var b strings.Builder // of what ranks wrote
+				var b strings.Builder // with text that ranks wrote
 				if err := report.WriteText(&b); err != nil {
 					return err
 				}

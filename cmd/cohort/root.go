@@ -43,7 +43,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 			if _, err := envvar.NumThreads.IntOr(1, 1, math.MaxInt32); err != nil {
 				return usageError{err}
 			}
-			// Every rank would say it.
+			// Each rank would report these mistakes again.
 			if _, err := envvar.Transport.OneOf(envvar.Transports()...); err != nil {
 				return usageError{err}
 			}
@@ -74,7 +74,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// noArgs refuses arguments of a command that has none.
+// noArgs refuses arguments of a command that takes none.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

@@ -103,9 +103,9 @@ command asks all addresses on which the process listens.`,
 	return cmd
 }
 
-// whoAnswers asks those addresses of a process at which an agent may be, and returns
-// what the agents say. The others, such as a server of HTTP that waits for the end of
-// a line, have another second when one has answered.
+// whoAnswers asks all addresses of a process at which an agent may listen, and returns
+// the answers of the agents. After the first answer it waits one more second for the
+// others: something else may listen there, such as an HTTP server, and never answer.
 func whoAnswers(ctx context.Context, addrs []string, token string) ([]rpc.DebugInfo, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -20,9 +20,10 @@ import (
 	"github.com/cohort-ml/cohort/rpc"
 )
 
-// agentsOfProcess finds the agents that a process has, by the sockets at which it
-// listens for its host, and the token that it was started with. If there are no such
-// sockets it returns all others at which the process listens.
+// agentsOfProcess finds the addresses of the agents of a process, and the token that
+// the process was started with. An agent listens on a socket for its own host. If the
+// process has no such socket, agentsOfProcess returns all addresses on which the
+// process listens.
 func agentsOfProcess(pid int) (addrs []string, token string, err error) {
 	proc := fmt.Sprintf("/proc/%d", pid)
 	open, err := filepath.Glob(filepath.Join(proc, "fd", "*"))
@@ -83,11 +84,11 @@ func agentsOfProcess(pid int) (addrs []string, token string, err error) {
 		t, err := transport.ReadTokenFile(file)
 		return addrs, t.Text(), err
 	}
-	return addrs, "", nil // it may be that of this process
+	return addrs, "", nil // the token may be that of this process
 }
 
-// tcpListeners returns the addresses by which this host reaches those sockets of
-// /proc/net/tcp or tcp6 that listen and are among inodes.
+// tcpListeners returns the addresses of the listening sockets in sockets, the text of
+// /proc/net/tcp or tcp6, that are among inodes.
 func tcpListeners(sockets string, inodes map[string]bool) (addrs []string) {
 	const listens = "0A" // the state
 	for line := range strings.Lines(sockets) {

@@ -6,7 +6,7 @@ package main
 
 import "errors"
 
-// agentsOfProcess is for systems with /proc.
+// agentsOfProcess needs /proc.
 func agentsOfProcess(int) (addrs []string, token string, err error) {
-	return nil, "", errors.New("processes are looked into on Linux only: give the address of the agent")
+	return nil, "", errors.New("--pid works on Linux only: give the address of the agent")
 }

@@ -140,8 +140,8 @@ func (f *runFlags) add(flags *pflag.FlagSet) {
 	groupFlags(flags, "Machine", "token-file")
 }
 
-// config checks the flags and makes a launch configuration of them. The notices
-// are what to tell of flags that do nothing here.
+// config checks the flags and makes a launch configuration of them. The notices are
+// about flags that have no effect.
 func (f *runFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []string, err error) {
 	if err := f.fromEnvironment(set); err != nil {
 		return cfg, nil, err
@@ -176,7 +176,8 @@ func (f *runFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices []stri
 	return cfg, notices, nil
 }
 
-// mixed takes the programs of a job that has several, and who serves their store.
+// mixed configures a job of several programs, and who serves the store of PyTorch's
+// ranks.
 func (f *runFlags) mixed(set *pflag.FlagSet, cfg *launch.Config) error {
 	switch f.store {
 	case "auto":

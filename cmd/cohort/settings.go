@@ -49,11 +49,11 @@ func addSettings(cmd *cobra.Command, s *config.Settings) {
 	}
 }
 
-// maxSettingsBytes bounds a configuration file.
+// maxSettingsBytes is the largest size of a configuration file.
 const maxSettingsBytes = 1 << 20
 
-// readSettings sets the fields that a TOML file has and no flag has set. An error
-// says file, line and column.
+// readSettings sets the settings that a TOML file has and that no flag has set. An
+// error names file, line and column.
 func readSettings(path string, s *config.Settings) error {
 	text, err := readSettingsFile(path)
 	if err != nil {
@@ -63,7 +63,7 @@ func readSettings(path string, s *config.Settings) error {
 }
 
 func readSettingsFile(path string) ([]byte, error) {
-	info, err := os.Stat(path) // opening a pipe would wait for its writer
+	info, err := os.Stat(path) // opening a pipe would wait for a writer
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func readSettingsFile(path string) ([]byte, error) {
 	return text, err
 }
 
-// parseSettings is readSettings of a text.
+// parseSettings is readSettings for the text of a file.
 func parseSettings(path string, text []byte, s *config.Settings) error {
 	at := func(line, column int, format string, args ...any) error {
 		return fmt.Errorf("%s:%d:%d: %s", path, line, column, fmt.Sprintf(format, args...))
@@ -96,7 +96,7 @@ func parseSettings(path string, text []byte, s *config.Settings) error {
 		}
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	// Once more, for where each key is.
+	// Parse again for the place of each key.
 	var p unstable.Parser
 	p.Reset(text)
 	for p.NextExpression() {
@@ -127,8 +127,8 @@ func parseSettings(path string, text []byte, s *config.Settings) error {
 	return nil
 }
 
-// didYouMean returns what to say of a name that is none of known: the nearest
-// that is, or all of them.
+// didYouMean ends an error about a name that is not among known: it names the most
+// similar one, or all of them.
 func didYouMean(name string, known []string) string {
 	if best := nearest(name, known); best != "" {
 		return ": did you mean " + best + "?"

@@ -20,7 +20,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// storeWires are what cohort store can speak.
+// storeWires are the protocols that cohort store speaks.
 var storeWires = []string{"pytorch", "cohort"}
 
 func newStoreCommand() *cobra.Command {
@@ -54,7 +54,7 @@ The address is the last word of the first line that the command prints. With por
 				}
 				return serveCohort(ctx, listen, cmd.OutOrStdout())
 			}
-			return usageError{fmt.Errorf("unknown wire %s: --wire is %s", wire, strings.Join(storeWires, " or "))}
+			return usageError{fmt.Errorf("--wire is %q, want %s", wire, strings.Join(storeWires, " or "))}
 		},
 	}
 	fl := cmd.Flags()
@@ -95,8 +95,8 @@ func servePyTorch(ctx context.Context, listen string, admit []string, stdout, st
 	return nil
 }
 
-// admission makes a function of addresses and networks that may come in, beside this
-// host's own.
+// admission returns a function that reports whether an address may use the store: one
+// of this host, or one of the addresses and networks in admit.
 func admission(admit []string) (func(netip.Addr) bool, error) {
 	var nets []netip.Prefix
 	for _, text := range admit {
@@ -121,7 +121,7 @@ func admission(admit []string) (func(netip.Addr) bool, error) {
 	}, nil
 }
 
-// isOwn says whether an address is one of this host's.
+// isOwn reports whether an address is one of this host's.
 func isOwn(peer netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

@@ -90,7 +90,7 @@ func TestStoreAdmits(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"store --admit nobody":                 `--admit "nobody"`,
-		"store --wire gloo":                    "--wire is pytorch or cohort",
+		"store --wire gloo":                    `--wire is "gloo", want pytorch or cohort`,
 		"store --wire cohort --admit 10.0.0.1": "--admit is for --wire pytorch",
 		"store --listen nowhere":               "nowhere",
 		"store x":                              "takes no argument",

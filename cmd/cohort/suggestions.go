@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// misnamed reports a command that there is not, before its flags are looked at, which
-// are those of the command that was meant: cobra would call the first of them unknown.
+// misnamed reports a command that does not exist, before its flags are parsed: cobra
+// would report the first flag of the intended command as unknown.
 func misnamed(root *cobra.Command, args []string) error {
 	if completes(args) {
 		return nil
@@ -31,8 +31,8 @@ func misnamed(root *cobra.Command, args []string) error {
 	return cmd.ValidateArgs(rest[:1])
 }
 
-// flagError makes an error of the flag parser a usage error. To an unknown flag it adds
-// the nearest, or the commands that have it.
+// flagError makes an error of the flag parser a usage error. For an unknown flag it
+// names the most similar flag, or the commands that have the flag.
 func flagError(cmd *cobra.Command, err error) error {
 	usage := func(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 	var notExist *pflag.NotExistError
@@ -40,7 +40,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	var number *strconv.NumError
 	switch {
 	case errors.As(err, &notExist) && notExist.GetSpecifiedShortnames() != "":
-		// A group of letters, or a flag of Go's kind, which has one dash.
+		// A group of letters, or a flag with one dash as in Go.
 		group := notExist.GetSpecifiedShortnames()
 		name, _, _ := strings.Cut(group, "=")
 		if f := cmd.Flags().Lookup(name); f != nil {
@@ -95,14 +95,14 @@ func commandNames(cmd *cobra.Command) []string {
 	return names
 }
 
-// otherWords are what other programs call what our commands do.
+// otherWords has the names that other programs use for our commands.
 var otherWords = map[string]string{
 	"predict": "generate or eval", "infer": "generate", "inference": "generate", "sample": "generate", "chat": "generate", "complete": "generate",
 	"test": "eval", "evaluate": "eval", "validate": "eval", "score": "eval", "fit": "train", "finetune": "train lm --init-from", "fine-tune": "train lm --init-from",
 	"resume": "train, which goes on where it was", "launch": "run", "torchrun": "run", "start": "run", "exec": "run", "benchmark": "bench", "encode": "tokenize encode",
 }
 
-// unknown reports a name that is none of known, with the nearest that is.
+// unknown reports a name that is not among known, with the most similar one.
 func unknown(what, name string, known []string, command string) error {
 	best := nearest(name, known)
 	if word := otherWords[strings.ToLower(name)]; word != "" && best == "" && slices.Contains(known, "train") {
@@ -117,8 +117,8 @@ func unknown(what, name string, known []string, command string) error {
 	return usageError{fmt.Errorf("unknown %s %s for %s (%s --help lists what there is)", what, name, command, command)}
 }
 
-// nearest returns the name among known that name was likely meant to be, "" if
-// there is none: the one that begins so, or else the one with the fewest other letters.
+// nearest returns the name among known that the user likely meant, or "": the only one
+// that begins with name, or else the one with the fewest differences.
 func nearest(name string, known []string) string {
 	longer := func(k string) bool { return len(name) > 4 && strings.HasPrefix(k, strings.ToLower(name)) }
 	if i := slices.IndexFunc(known, longer); i >= 0 && !slices.ContainsFunc(known[i+1:], longer) {
@@ -133,7 +133,8 @@ func nearest(name string, known []string) string {
 	return best
 }
 
-// distance is the number of letters to insert, delete or replace between two names.
+// distance returns how many letters to insert, delete or replace to turn one name into
+// the other.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

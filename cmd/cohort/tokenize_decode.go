@@ -29,7 +29,7 @@ func newTokenizeDecodeCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case (tokPath == "") == (from == ""):
-				return usageError{errors.New("one of --tokenizer, for ids on standard input, and --data, for token shards, must be given")}
+				return usageError{errors.New("give either --tokenizer, for ids on standard input, or --data, for token shards")}
 			case first < 0 || num < 1:
 				return usageError{fmt.Errorf("--first is %d and --tokens is %d: want 0 or more, and 1 or more", first, num)}
 			case from != "":
@@ -77,8 +77,8 @@ func writeDecoded(w io.Writer, tok *tokenizer.Tokenizer, ids []int64, skip bool)
 	return err
 }
 
-// writeInner is writeDecoded of ids that others come before: the space that a
-// decoder takes off the beginning of a text is not at theirs.
+// writeInner is writeDecoded for ids that are not the first of a text. A decoder may
+// take a space off the beginning of a text; these ids do not begin one.
 func writeInner(w io.Writer, tok *tokenizer.Tokenizer, ids []int64, skip bool) error {
 	var text []byte
 	for _, id := range ids {

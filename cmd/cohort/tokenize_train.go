@@ -95,8 +95,7 @@ func (o *tokenizerTraining) run(cmd *cobra.Command) error {
 	return nil
 }
 
-// writeTokenizer writes a tokenizer.json, and the directory that it is in if that
-// does not exist.
+// writeTokenizer writes a tokenizer.json. It makes the directory if it does not exist.
 func writeTokenizer(path string, tok *tokenizer.Tokenizer) error {
 	var b bytes.Buffer
 	if err := tok.Write(&b); err != nil {

@@ -47,7 +47,7 @@ type torchrunFlags struct {
 	pet                map[string]bool // flags that a variable has set
 }
 
-// elsewhere are flags of torchrun that have no counterpart, with what to do instead.
+// elsewhere has the flags of torchrun without a counterpart, and what to do instead.
 var elsewhere = map[string]string{
 	"logs-specs":       "it names a Python plug-in; --log-dir, --redirects and --tee say where output goes",
 	"print-completion": "cohort completion prints such a script",
@@ -108,11 +108,12 @@ func (f *torchrunFlags) add(flags *pflag.FlagSet) {
 	}
 }
 
-// notPET are flags without a variable: those of cohort run alone, and one that has
-// none in torchrun either.
+// notPET are the flags without an environment variable: those that only cohort run
+// has, and those that have none in torchrun either.
 var notPET = []string{"help", "token-file", "survivors", "notice-file", "notice-url", "logs-specs", "numa-binding", "print-completion", "program", "store"}
 
-// fromEnvironment sets the flags that are not on the command line and have a variable.
+// fromEnvironment sets the flags that are not on the command line to the values of
+// their environment variables.
 func (f *torchrunFlags) fromEnvironment(set *pflag.FlagSet) (err error) {
 	f.set, f.pet = set, map[string]bool{}
 	set.VisitAll(func(flag *pflag.Flag) {
@@ -148,7 +149,7 @@ func (f *torchrunFlags) fromEnvironment(set *pflag.FlagSet) (err error) {
 	return err
 }
 
-// given says a flag and its value as the user has given it: "--nnodes 2" or
+// given returns a flag and its value in the form that the user gave: "--nnodes 2" or
 // "PET_NNODES=2".
 func (f *torchrunFlags) given(name string) string {
 	flag := f.set.Lookup(name)
@@ -164,7 +165,7 @@ func (f *torchrunFlags) given(name string) string {
 
 func (f *torchrunFlags) has(name string) bool { return f.set.Changed(name) }
 
-// anyOf lists those of the flags that are given.
+// anyOf returns those of the flags that the user gave.
 func (f *torchrunFlags) anyOf(names ...string) (given []string) {
 	for _, name := range names {
 		if f.has(name) {
@@ -199,8 +200,8 @@ func (f *torchrunFlags) config(set *pflag.FlagSet) (cfg launch.Config, notices [
 	return cfg, notices, nil
 }
 
-// contradictions names flags together that cannot both be meant, and those that
-// count for nothing beside another one.
+// contradictions reports flags that contradict each other, and gives notice of flags that
+// have no effect beside another one.
 func (f *torchrunFlags) contradictions(*launch.Config) (notices []string, err error) {
 	if f.minNodes, f.maxNodes, err = parseNodes(f.numNodes); err != nil {
 		return nil, fmt.Errorf("%s: %w", f.given("nnodes"), err)
@@ -227,7 +228,7 @@ func (f *torchrunFlags) contradictions(*launch.Config) (notices []string, err er
 	meet := []string{"rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "master-addr", "master-port", "node-rank"}
 	switch {
 	case f.standalone:
-		if f.backend == "c10d" { // which is what torchrun does by itself then
+		if f.backend == "c10d" { // torchrun itself uses it with --standalone
 			meet = meet[1:]
 		}
 		notices = f.idle(notices, "beside "+f.given("standalone"), meet...)
@@ -237,18 +238,19 @@ func (f *torchrunFlags) contradictions(*launch.Config) (notices []string, err er
 		}
 	case f.backend == "c10d":
 		notices = f.idle(notices, "beside "+f.given("rdzv-backend")+": it is for static", "node-rank", "master-addr", "master-port")
-		notices = f.idle(notices, "with one machine, which meets nobody", "rdzv-endpoint", "rdzv-conf")
+		notices = f.idle(notices, "on one machine, which meets no other", "rdzv-endpoint", "rdzv-conf")
 	default:
-		notices = f.idle(notices, "with one machine, which meets nobody", "rdzv-conf")
+		notices = f.idle(notices, "on one machine, which meets no other", "rdzv-conf")
 		notices = f.idle(notices, "with --rdzv-backend static and one machine: --master-addr says where rank 0 listens", "local-addr")
 	}
 	return notices, nil
 }
 
-// idle adds to the notices which of some flags are given and do nothing, and why.
+// idle adds a notice for each of some flags that is given and has no effect. why is
+// the end of the notice.
 func (f *torchrunFlags) idle(notices []string, why string, names ...string) []string {
 	for _, flag := range f.anyOf(names...) {
-		notices = append(notices, flag+" counts for nothing "+why)
+		notices = append(notices, flag+" has no effect "+why)
 	}
 	return notices
 }
@@ -335,7 +337,7 @@ func (f *torchrunFlags) meeting(cfg *launch.Config) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", f.given("rdzv-endpoint"), err)
 	}
-	if f.backend == "c10d" { // of one machine: nobody has to meet there
+	if f.backend == "c10d" { // on one machine nobody meets there
 		return nil, nil
 	}
 	if f.has("master-addr") && host != cfg.MasterAddr || f.has("master-port") && port != 0 && port != cfg.MasterPort {

@@ -241,22 +241,22 @@ func TestTorchrunLines(t *testing.T) {
 	}
 }
 
-// Flags that torchrun takes and that count for nothing are told of, and work.
+// Flags that torchrun takes and that have no effect are told of, and work.
 func TestTorchrunNotices(t *testing.T) {
 	for args, want := range map[string][]string{
 		"--standalone --rdzv-backend c10d x":                                                                       nil,
-		"--standalone --rdzv-endpoint far:1 --master_port 1 x":                                                     {"--rdzv-endpoint far:1 counts for nothing beside --standalone", "--master-port 1 counts for nothing beside --standalone"},
-		"--rdzv-backend c10d --node-rank 3 x":                                                                      {"--node-rank 3 counts for nothing beside --rdzv-backend c10d: it is for static"},
+		"--standalone --rdzv-endpoint far:1 --master_port 1 x":                                                     {"--rdzv-endpoint far:1 has no effect beside --standalone", "--master-port 1 has no effect beside --standalone"},
+		"--rdzv-backend c10d --node-rank 3 x":                                                                      {"--node-rank 3 has no effect beside --rdzv-backend c10d: it is for static"},
 		"--nproc-per-node 2 --redirects 0:3,2:1 --tee 1:1 x":                                                       {"--redirects 0:3,2:1 names local rank 2: this machine has 0 to 1"},
-		"--standalone --rdzv-conf timeout=3 --local-addr 127.0.0.1 x":                                              {"--rdzv-conf timeout=3 counts for nothing beside --standalone"},
-		"--local-addr 127.0.0.2 --rdzv-conf timeout=3 x":                                                           {"--rdzv-conf timeout=3 counts for nothing with one machine, which meets nobody", "--local-addr 127.0.0.2 counts for nothing with --rdzv-backend static and one machine: --master-addr says where rank 0 listens"},
-		"--rdzv-backend c10d --rdzv-endpoint localhost --local-addr ::1 x":                                         {"--rdzv-endpoint localhost counts for nothing with one machine, which meets nobody"},
-		"--run-path --no-python x":                                                                                 {"--no-python counts for nothing beside --run-path"},
-		"--monitor-interval 5 --start-method fork x":                                                               {"--start-method fork counts for nothing here: every rank is a new process", "--monitor-interval 5 counts for nothing here: the end of a rank is seen at once"},
+		"--standalone --rdzv-conf timeout=3 --local-addr 127.0.0.1 x":                                              {"--rdzv-conf timeout=3 has no effect beside --standalone"},
+		"--local-addr 127.0.0.2 --rdzv-conf timeout=3 x":                                                           {"--rdzv-conf timeout=3 has no effect on one machine, which meets no other", "--local-addr 127.0.0.2 has no effect with --rdzv-backend static and one machine: --master-addr says where rank 0 listens"},
+		"--rdzv-backend c10d --rdzv-endpoint localhost --local-addr ::1 x":                                         {"--rdzv-endpoint localhost has no effect on one machine, which meets no other"},
+		"--run-path --no-python x":                                                                                 {"--no-python has no effect beside --run-path"},
+		"--monitor-interval 5 --start-method fork x":                                                               {"--start-method fork has no effect here: every rank is a new process", "--monitor-interval 5 has no effect here: the end of a rank is seen at once"},
 		"--monitor-interval 0.1 --start-method spawn --event-log-handler null --redirects 0 --log-dir /dev/null x": nil,
-		"--log-dir /dev/null -r 1 --tee 3 --duplicate-stdout-filters a x": {"--redirects 1 counts for nothing beside --log-dir /dev/null, which keeps no files", "--tee 3 counts for nothing beside --log-dir /dev/null, which keeps no files",
-			"--duplicate-stdout-filters a counts for nothing beside --log-dir /dev/null, which keeps no files"},
-		"--duplicate-stdout-filters a --duplicate-stderr-filters b --tee 2 x":              {"--duplicate-stdout-filters a counts for nothing without --tee of that stream"},
+		"--log-dir /dev/null -r 1 --tee 3 --duplicate-stdout-filters a x": {"--redirects 1 has no effect beside --log-dir /dev/null, which keeps no files", "--tee 3 has no effect beside --log-dir /dev/null, which keeps no files",
+			"--duplicate-stdout-filters a has no effect beside --log-dir /dev/null, which keeps no files"},
+		"--duplicate-stdout-filters a --duplicate-stderr-filters b --tee 2 x":              {"--duplicate-stdout-filters a has no effect without --tee of that stream"},
 		"--program 2:x --program 1:y --local-ranks-filter 2 --tee 0:1,3:1 --redirects 2:3": {"--tee 0:1,3:1 names local rank 3: this machine has 0 to 2"},
 		"--nproc-per-node 2 --local-ranks-filter 0,5 --redirects 3  x":                     {"--local-ranks-filter 0,5 names local rank 5: this machine has 0 to 1"},
 	} {
