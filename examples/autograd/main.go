@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command autograd trains a model whose parts are in three processes: the trainer
-// calls the others, the backward pass goes the same way back, and the optimizer
-// steps on each part where it is.
+// Command autograd trains a model whose parts are in three processes. The trainer
+// calls the other processes. The backward pass takes the same way back, and the
+// optimizer updates each part in its own process.
 package main
 
 import (
@@ -24,17 +24,17 @@ const (
 	batch = 60
 )
 
-// names are those of the processes, by rank.
+// names has the name of each process, by rank.
 var names = []string{"trainer", "encoder", "decoder"}
 
 var (
-	// Forward runs the part of the model that a process has.
+	// Forward runs the part of the model in the called process.
 	Forward = rpc.NewMethod[*tensor.Tensor, *tensor.Tensor]("part.Forward")
-	// Params returns references to its parameters.
+	// Params returns references to the parameters of that part.
 	Params = rpc.NewMethod[struct{}, []*rpc.RRef[*nn.Parameter]]("part.Params")
 )
 
-// part returns what a process has of the model.
+// part returns the part of the model that a process has.
 func part(name string) nn.Module {
 	switch b := (&nn.Build{}); name {
 	case "encoder":
@@ -46,9 +46,9 @@ func part(name string) nn.Module {
 	}
 }
 
-// serve offers a part to the others.
+// serve lets other processes call a part.
 func serve(model nn.Module) rpc.Option {
-	params := nn.Parameters(model) // has their names given before calls come, side by side
+	params := nn.Parameters(model) // names the parameters before concurrent calls arrive
 	return rpc.WithOptions(autograd.WithEngine(),
 		rpc.Serve(Forward, func(ctx context.Context, x *tensor.Tensor) (*tensor.Tensor, error) {
 			return autograd.Ctx(ctx).Call(model, x), nil
@@ -96,7 +96,7 @@ func step(ctx context.Context, a *rpc.Agent, opt *autograd.Optimizer, head nn.Mo
 	return l.Item(), opt.Step(ctx, dc, 1)
 }
 
-// train is what the trainer does. It returns the last loss.
+// train runs in the trainer. It returns the last loss.
 func train(ctx context.Context, a *rpc.Agent, head nn.Module) (loss float64, err error) {
 	refs := autograd.Refs(a, nn.Parameters(head))
 	for _, name := range names[1:] {

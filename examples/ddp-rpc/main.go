@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command ddp-rpc trains a model in two ways at once: its dense part is copied to two
-// trainers, which average their gradients (DDP); its table of embeddings, too large
-// for copies, is in one piece in a third process, where the trainers read and update
-// the rows that they need.
+// Command ddp-rpc trains a model that is spread in two ways. Two trainers each have a
+// copy of its dense part and average the gradients (DDP). Its table of embeddings is
+// too large for copies. It exists once, in a third process, and the trainers read and
+// update the rows that they need.
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	trainers = 2 // ranks 0 and 1; the table is at the next rank
+	trainers = 2 // ranks 0 and 1; rank 2 has the table
 	steps    = 301
 	batch    = 64
 
@@ -32,27 +32,27 @@ const (
 	width = 16
 	seen  = 7 // films of one person
 
-	tableLR, denseLR = 5, 0.1 // few of a batch use one row
+	tableLR, denseLR = 5, 0.1 // a row is used by few samples of a batch
 )
 
 // TheTable returns a reference to the table, which all trainers share.
 var TheTable = rpc.NewMethod[struct{}, *rpc.RRef[nn.Module]]("table")
 
-// newTable returns the part of the model that is there once. Its gradients have the
-// rows that a batch has used, and no others.
+// newTable returns the part of the model that exists once. Its gradients contain only
+// the rows that a batch has used.
 func newTable() nn.Module {
 	return nn.NewEmbeddingBag(&nn.Build{}, films, width, nn.EmbeddingBagOptions{Mode: tensor.BagSum, Sparse: true})
 }
 
-// newDense returns the part that each trainer has.
+// newDense returns the part of which each trainer has a copy.
 func newDense() nn.Module {
 	b := &nn.Build{}
 	return nn.NewSequential(nn.NewLinear(b, width, 32), &nn.Tanh{}, nn.NewLinear(b, 32, 2))
 }
 
-// people draws what some have seen, [batch, seen], and whether they would like one
-// film more: they do when most of those that they have seen are of one kind, which the
-// model has to find out.
+// people draws the films that people have seen, [batch, seen], and whether they would
+// like another film. They like it if most of their films are of one kind. The model has
+// to learn which films are of that kind.
 func people(g *tensor.Generator) (ids, labels *tensor.Tensor) {
 	was, likes := make([]int64, 0, batch*seen), make([]int64, batch)
 	for i := range likes {
@@ -69,17 +69,17 @@ func people(g *tensor.Generator) (ids, labels *tensor.Tensor) {
 	return tensor.FromInt64(was, batch, seen), tensor.FromInt64(likes)
 }
 
-// trainer is what a trainer has.
+// trainer is the state of a trainer process.
 type trainer struct {
 	agent *rpc.Agent
 	group *dist.Group // of the trainers
-	model nn.Module   // the table, elsewhere, then the dense part, here
+	model nn.Module   // the remote table, then the local dense part
 	dense []*nn.Parameter
 	here  optim.Optimizer
 	there *autograd.Optimizer
 }
 
-// newTrainer puts the two parts of the model together.
+// newTrainer joins the two parts of the model.
 func newTrainer(ctx context.Context, a *rpc.Agent, group *dist.Group) (*trainer, error) {
 	ref, err := TheTable.Call(ctx, a.Peer("table"), struct{}{})
 	if err != nil {
@@ -103,7 +103,7 @@ func newTrainer(ctx context.Context, a *rpc.Agent, group *dist.Group) (*trainer,
 	return &trainer{a, group, nn.NewSequential(table, ddp), params, optim.NewSGD(params, optim.SGDOptions{LR: denseLR}), there}, nil
 }
 
-// step is one step on this trainer's batch, while the others do theirs.
+// step makes one step on this trainer's batch. The other trainers do the same meanwhile.
 func (t *trainer) step(ctx context.Context, ids, labels *tensor.Tensor) (loss float64, err error) {
 	// The gradients of the dense part go into its parameters, where DDP averages them.
 	dc, err := autograd.NewContext(t.agent, autograd.WithParameterGrads())
@@ -123,8 +123,8 @@ func (t *trainer) step(ctx context.Context, ids, labels *tensor.Tensor) (loss fl
 		return 0, err
 	}
 
-	// All trainers have read their rows by now: the backward pass has met them all. Each
-	// updates by its share of the average, and reads again when all have.
+	// All trainers have read their rows by now, because their backward passes met in an
+	// all-reduce. Each adds its share of the average, and reads again when all have.
 	t.here.Step(nil)
 	if err := t.there.Step(ctx, dc, 1); err != nil {
 		return 0, err
@@ -132,7 +132,7 @@ func (t *trainer) step(ctx context.Context, ids, labels *tensor.Tensor) (loss fl
 	return l.Item(), t.group.Barrier(ctx)
 }
 
-// train returns the last loss of this trainer.
+// train trains the model and returns the last loss of this trainer.
 func (t *trainer) train(ctx context.Context) (loss float64, err error) {
 	data := tensor.NewGenerator(int64(t.group.Rank()))
 	for i := range steps {
@@ -147,7 +147,7 @@ func (t *trainer) train(ctx context.Context) (loss float64, err error) {
 	return loss, nil
 }
 
-// same says whether all trainers have the same bits in the dense part.
+// same reports whether all trainers have the same bits in the dense part.
 func (t *trainer) same(ctx context.Context) error {
 	for _, p := range t.dense {
 		n := p.Data().NumElems()
@@ -164,7 +164,7 @@ func (t *trainer) same(ctx context.Context) error {
 	return nil
 }
 
-// use is what a trainer does.
+// use runs in a trainer.
 func use(ctx context.Context, a *rpc.Agent, group *dist.Group) error {
 	t, err := newTrainer(ctx, a, group)
 	if err != nil {

@@ -57,9 +57,9 @@ func inOneProcess(t *testing.T) []float64 {
 	return losses
 }
 
-// TestLossOfOneProcess: both trainers end with the losses of one process that has all
-// of the model and of the data, but for rounding, and with the same bits. A bit that is
-// not is found.
+// TestLossOfOneProcess: up to rounding, both trainers end with the losses of one process
+// that has the whole model and all of the data. Their copies have the same bits. The
+// test also checks that a changed bit is found.
 func TestLossOfOneProcess(t *testing.T) {
 	want := inOneProcess(t)
 	err := dist.Spawn(t.Context(), trainers+1, func(ctx context.Context, world *dist.Group) error {

@@ -20,16 +20,16 @@ import (
 
 const (
 	epochs    = 20
-	batchSize = 64 // images in a step, of all ranks together
+	batchSize = 64 // images of a step, all ranks together
 )
 
-// Net scores images [batch, 1, 8, 8] for each of the ten digits [batch, 10].
+// Net takes images [batch, 1, 8, 8] and returns a score for each of the ten digits [batch, 10].
 type Net struct {
 	Conv1, Conv2 *nn.Conv2d
 	Out          *nn.Linear
 }
 
-// Forward halves the image twice.
+// Forward halves the size of the image twice.
 func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	half := tensor.Pool2dOptions{Kernel: nn.Square(2)}
 	x = tensor.MaxPool2d(c.Call(m.Conv1, x).ReLU(), half)
@@ -37,22 +37,22 @@ func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Out, x.Flatten(1, 3))
 }
 
-// collate makes the batches: pixels to about -1 … 1.
+// collate makes batches and scales pixels to about -1 … 1.
 var collate = vision.Collate(1, vision.Normalize{Mean: []float64{0.3}, Std: []float64{0.4}})
 
-// tensors returns a batch as the network takes it.
+// tensors returns a batch in the form that the network takes.
 func tensors(b vision.Batch) (images, labels *tensor.Tensor) {
 	return tensor.FromFloat32(b.Images, b.N, b.Channels, b.Height, b.Width), tensor.FromInt64(b.Labels)
 }
 
-// train is what every rank does. It returns the accuracy on the test images.
+// train runs on every rank. It returns the accuracy on the test images.
 func train(ctx context.Context, group *dist.Group) (accuracy float64, err error) {
 	training, test, err := vision.Digits()
 	if err != nil {
 		return 0, err
 	}
 
-	// Every epoch has another order of the images, and each moved a little.
+	// Every epoch has the images in another order, each shifted a little.
 	order, err := data.NewStream(data.StreamConfig{
 		Len: training.Len(), Total: batchSize, Rank: group.Rank(), World: group.Size(), Shuffle: true, Seed: 1,
 	})
@@ -103,8 +103,8 @@ func train(ctx context.Context, group *dist.Group) (accuracy float64, err error)
 	return accuracy, nil
 }
 
-// evaluate returns the share of the test images that the network reads right.
-// Each rank looks at its share of them.
+// evaluate returns the fraction of the test images that the network reads right.
+// Each rank tests its share of them.
 func evaluate(ctx context.Context, group *dist.Group, net *Net, test *vision.Set) (float64, error) {
 	var samples []vision.Sample
 	for i := group.Rank(); i < test.Len(); i += group.Size() {

@@ -35,8 +35,8 @@ func TestStartsItsRanks(t *testing.T) {
 	}
 }
 
-// TestRanksAgree: three ranks, which share neither batch nor test images out
-// evenly, come as far, and all of them say so.
+// TestRanksAgree: three ranks cannot share the batch and the test images evenly. They
+// reach the same accuracy, and all of them report it.
 func TestRanksAgree(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command finetune teaches a language model to answer: low-rank matrices beside
-// its weights (LoRA) are trained on pairs of a question and an answer, on two
-// ranks, and saved as an adapter that Python's PEFT opens too.
+// Command finetune teaches a language model to answer questions. On two ranks it
+// trains low-rank matrices beside the weights (LoRA), on pairs of a question and an
+// answer. It saves them as an adapter, which Python's PEFT opens too.
 //
 //	go run ./examples/finetune
 //
 // By default a tiny Llama that can count in words learns to write numbers in
-// figures. -from takes a GPT-2 or Llama in a folder of Hugging Face's, -data a
+// figures. -from takes the Hugging Face folder of a GPT-2 or Llama. -data takes a
 // file with a question, a tab and an answer in each line.
 package main
 
@@ -41,20 +41,20 @@ var (
 	rate   = flag.Float64("lr", 5e-3, "highest learning rate")
 )
 
-// pair is a sample: tokens of a question and its answer, and where the latter
-// begins.
+// pair is a sample: the tokens of a question and its answer, and the position at
+// which the answer begins.
 type pair struct {
 	question string
 	tokens   []int64
 	answer   int
 }
 
-// batch holds pairs of one length: inputs, and what should come after each of
-// them, which counts in answers only.
+// batch contains pairs of one length: the inputs, and for each input the token that
+// follows it. Only the tokens of answers count in the loss.
 type batch struct{ inputs, targets *tensor.Tensor }
 
-// collate makes a batch of pairs. What fills up short ones comes after their
-// end, where nothing that counts can see it.
+// collate makes a batch of pairs. Padding of short pairs comes after their end,
+// where it has no effect on tokens that count.
 func collate(pairs []pair) (batch, error) {
 	longest := 0
 	for _, p := range pairs {
@@ -74,7 +74,7 @@ func collate(pairs []pair) (batch, error) {
 	return batch{tensor.FromInt64(inputs, len(pairs), longest), tensor.FromInt64(targets, len(pairs), longest)}, nil
 }
 
-// tune is what every rank does.
+// tune runs on every rank.
 func tune(ctx context.Context, group *dist.Group, report train.Reporter) error {
 	model, err := models.LoadCausalLM(*from)
 	if err != nil {
@@ -88,7 +88,7 @@ func tune(ctx context.Context, group *dist.Group, report train.Reporter) error {
 	if err != nil {
 		return err
 	}
-	var learned, asked []pair // every seventh pair is kept for the exam
+	var learned, asked []pair // every seventh pair is for the exam
 	for i, p := range pairs {
 		if i%7 == 2 {
 			asked = append(asked, p)
@@ -97,7 +97,7 @@ func tune(ctx context.Context, group *dist.Group, report train.Reporter) error {
 		}
 	}
 
-	// The model's own weights are frozen; what is trained stands beside them.
+	// The weights of the model are frozen. Only the matrices beside them are trained.
 	b := &nn.Build{Generator: tensor.NewGenerator(1)}
 	lora, err := nn.NewLoRA(b, model, nn.LoRAOptions{Rank: *rank, Targets: projections(model)})
 	if err != nil {
@@ -162,8 +162,8 @@ func tune(ctx context.Context, group *dist.Group, report train.Reporter) error {
 	}, o, report)
 }
 
-// exam returns the share of questions that the model answers right, writing the
-// likeliest token each time.
+// exam returns the fraction of questions that the model answers right. The model
+// always writes its most likely token.
 func exam(ctx context.Context, model nn.Module, pairs []pair) (_ train.Metrics, err error) {
 	c := nn.Evaluation(ctx)
 	defer c.Close()
@@ -197,8 +197,8 @@ func projections(model models.CausalLM) []string {
 	return names
 }
 
-// readPairs returns the pairs in tokens: a question, an answer, and the token
-// that ends a document, for an answer has an end.
+// readPairs returns the pairs as tokens: a question, an answer, and the token
+// that ends a document, so that the model learns where an answer ends.
 func readPairs(tok *tokenizer.Tokenizer, most int) ([]pair, error) {
 	lines := numbers()
 	if *source != "" {
@@ -239,7 +239,7 @@ func readPairs(tok *tokenizer.Tokenizer, most int) ([]pair, error) {
 	return pairs, nil
 }
 
-// numbers returns those below 400 in words, and digit by digit.
+// numbers returns the numbers below 400 in words and as separate digits.
 func numbers() []string {
 	small := strings.Fields("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen")
 	tens := strings.Fields("- - twenty thirty forty fifty sixty seventy eighty ninety")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command moe-rpc trains a mixture of experts. The trainer has a gate, which chooses an
-// expert for each token; the experts are in other processes, get the tokens that are
-// meant for them, and learn where they are.
+// expert for each token. The experts are in other processes. Each gets its tokens, and
+// is trained in its own process.
 package main
 
 import (
@@ -25,10 +25,10 @@ const (
 	batch   = 128
 	width   = 16
 	experts = 3
-	balance = 0.01 // how much it matters that all experts have work
+	balance = 0.01 // weight of the loss term that gives all experts work
 )
 
-// NewExpert makes an expert of a seed. It stays in the process that makes it.
+// NewExpert makes an expert from a seed. The expert stays in the process that makes it.
 var NewExpert = rpc.NewMaker[int64, nn.Module]("expert.New")
 
 func newExpert(seed int64) nn.Module {
@@ -36,12 +36,12 @@ func newExpert(seed int64) nn.Module {
 	return nn.NewSequential(nn.NewLinear(b, width, 4), &nn.ReLU{}, nn.NewLinear(b, 4, width))
 }
 
-// Expert is a module that computes elsewhere, as a remote.Module does.
+// Expert is a module that computes in another process, such as a remote.Module.
 type Expert interface {
 	Async(c *nn.Ctx, x *tensor.Tensor) *rpc.Future[*tensor.Tensor]
 }
 
-// Model is what the trainer has.
+// Model is the part of the model in the trainer.
 type Model struct {
 	Embed   nn.Module
 	Gate    nn.Module
@@ -59,16 +59,16 @@ func newModel(experts []Expert) *Model {
 	}
 }
 
-// mix sends every token of h [n, width] to the expert that the gate thinks best of, and
-// returns their answers, each times what the gate thinks of it. uneven is smallest when
-// all experts have equal work; shares are what each of them got.
+// mix sends every token of h [n, width] to the expert with the highest weight of the
+// gate. It returns the answers, multiplied by these weights. uneven is smallest when all
+// experts have equal work. shares has the fraction of the tokens of each expert.
 func (m *Model) mix(c *nn.Ctx, h *tensor.Tensor) (out, uneven *tensor.Tensor, shares []float32, err error) {
 	n := h.Dim(0)
 	probs := c.Call(m.Gate, h).Softmax(1)
 	best := probs.ArgMax(1)
 	weight := probs.Gather(1, best.Unsqueeze(1))
 
-	// All experts work at once.
+	// All experts compute at the same time.
 	tokens := make([]*tensor.Tensor, len(m.Experts))
 	answers := make([]*rpc.Future[*tensor.Tensor], len(m.Experts))
 	shares = make([]float32, len(m.Experts))
@@ -105,8 +105,8 @@ func (m *Model) forward(c *nn.Ctx, x, y *tensor.Tensor) (loss *tensor.Tensor, sh
 	return loss.Add(uneven.MulScalar(balance)), shares, nil
 }
 
-// sectors draws points [batch, 2] and values [batch, 1], which follow another law in
-// each of three sectors of the plane.
+// sectors draws points [batch, 2] and values [batch, 1]. The values follow another law
+// in each of three sectors of the plane.
 func sectors(g *tensor.Generator) (x, y *tensor.Tensor) {
 	xs, ys := make([]float32, 0, 2*batch), make([]float32, 0, batch)
 	for range batch {
@@ -119,7 +119,7 @@ func sectors(g *tensor.Generator) (x, y *tensor.Tensor) {
 	return tensor.FromFloat32(xs, batch, 2), tensor.FromFloat32(ys, batch, 1)
 }
 
-// train returns the losses of all steps.
+// train trains the model and returns the losses of all steps.
 func train(ctx context.Context, a *rpc.Agent) (losses []float64, err error) {
 	var all []Expert
 	for e := range experts {

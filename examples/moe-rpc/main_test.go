@@ -24,22 +24,22 @@ func TestStartsItsRanks(t *testing.T) {
 	exampletest.Run(t, []string{"step   0: loss 1.", "step 300: loss 0.0"})
 }
 
-// here is an expert of this process.
+// here is an expert in this process.
 type here struct{ Module nn.Module }
 
 func (h here) Async(c *nn.Ctx, x *tensor.Tensor) *rpc.Future[*tensor.Tensor] {
 	return rpc.Resolved(c.Call(h.Module, x), nil)
 }
 
-// silent is an expert that says nothing.
+// silent is an expert that never answers.
 type silent struct{}
 
 func (silent) Async(c *nn.Ctx, x *tensor.Tensor) *rpc.Future[*tensor.Tensor] {
 	return rpc.Resolved(tensor.Zeros(x.Shape()...), nil)
 }
 
-// inOneProcess returns the losses of the same training with experts of this process, and
-// the shares of the last step.
+// inOneProcess trains with experts in this process. It returns the losses, and the
+// shares of the last step.
 func inOneProcess(t *testing.T, experts []Expert) (losses []float64, shares []float32) {
 	t.Helper()
 	m := newModel(experts)
@@ -65,7 +65,7 @@ func inOneProcess(t *testing.T, experts []Expert) (losses []float64, shares []fl
 	return losses, shares
 }
 
-// TestLossesOfOneProcess: all losses are those of one process, bit for bit, also where an
+// TestLossesOfOneProcess: all losses are bit for bit those of one process, also when an
 // expert has no token.
 func TestLossesOfOneProcess(t *testing.T) {
 	want, shares := inOneProcess(t, []Expert{here{newExpert(1)}, here{newExpert(2)}, here{newExpert(3)}})

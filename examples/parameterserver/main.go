@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command parameterserver trains a model that one process keeps. Trainers compute
-// gradients on data of their own and send them there; when those of all have come,
-// the server takes one step with their mean and answers everybody with the new
-// parameters.
+// Command parameterserver trains a model that one process, the server, keeps. Trainers
+// compute gradients on their own data and send them to the server. When the gradients
+// of all trainers have come, the server makes one step with their mean. It answers all
+// trainers with the new parameters.
 package main
 
 import (
@@ -29,20 +29,20 @@ const (
 )
 
 var (
-	// Fetch returns the parameters as they are.
+	// Fetch returns the current parameters.
 	Fetch = rpc.NewMethod[struct{}, []*tensor.Tensor]("server.Fetch")
-	// Update hands in one trainer's gradients and returns the parameters after the step
-	// that they were part of.
+	// Update takes the gradients of one trainer. It returns the parameters after the step
+	// that uses them.
 	Update = rpc.NewMethod[Gradients, []*tensor.Tensor]("server.Update")
 )
 
-// Gradients are what a trainer has computed from the parameters after so many steps.
+// Gradients has the gradients of a trainer, and the number of steps before them.
 type Gradients struct {
 	Step   int
 	Values []*tensor.Tensor
 }
 
-// Server keeps the model, and the gradients for its next step.
+// Server keeps the model and the gradients for its next step.
 type Server struct {
 	model    nn.Module
 	params   []*nn.Parameter
@@ -50,8 +50,8 @@ type Server struct {
 	trainers int
 
 	mu      sync.Mutex
-	steps   int                           // that were taken
-	grads   map[int][]*tensor.Tensor      // that have come, by the trainer's rank
+	steps   int                           // steps made so far
+	grads   map[int][]*tensor.Tensor      // received for the next step, by the trainer's rank
 	after   *rpc.Future[[]*tensor.Tensor] // the parameters after the next step
 	resolve func([]*tensor.Tensor, error)
 }
@@ -70,15 +70,15 @@ func (s *Server) fetch(ctx context.Context, _ struct{}) ([]*tensor.Tensor, error
 	return s.copies(), nil
 }
 
-// update returns at once: the answer is a future. The last trainer of a step does the
-// step, and so answers all of them.
+// update returns a future at once. The call of the last trainer makes the step, which
+// answers all trainers.
 func (s *Server) update(ctx context.Context, grads Gradients) *rpc.Future[[]*tensor.Tensor] {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.check(grads); err != nil {
 		return rpc.Resolved[[]*tensor.Tensor](nil, err)
 	}
-	if grads.Step < s.steps { // asked again after its call timed out: they are in already
+	if grads.Step < s.steps { // a repeated call after a timeout: the server has used them
 		return rpc.Resolved(s.copies(), nil)
 	}
 	s.grads[rpc.Caller(ctx).Rank()] = grads.Values
@@ -106,8 +106,8 @@ func (s *Server) check(grads Gradients) error {
 	return nil
 }
 
-// step steps with the mean of all gradients, added up by rank: the bits do not depend
-// on who came first.
+// step makes a step with the mean of all gradients. It adds them in the order of the
+// ranks, so the bits do not depend on the order of arrival.
 func (s *Server) step() {
 	ranks := slices.Sorted(maps.Keys(s.grads))
 	for i, p := range s.params {
@@ -122,8 +122,8 @@ func (s *Server) step() {
 	clear(s.grads)
 }
 
-// copies of the parameters are what is sent: the next step may begin while an answer is
-// still being written.
+// copies returns copies of the parameters for an answer, because the next step may begin
+// while the answer is still being written.
 func (s *Server) copies() []*tensor.Tensor {
 	out := make([]*tensor.Tensor, len(s.params))
 	for i, p := range s.params {
@@ -132,7 +132,7 @@ func (s *Server) copies() []*tensor.Tensor {
 	return out
 }
 
-// train is what a trainer does. It returns the loss of its last batch.
+// train runs in a trainer. It returns the loss of its last batch.
 func train(ctx context.Context, server *rpc.Peer, points *tensor.Generator) (loss float64, err error) {
 	model := newModel()
 	params := nn.Parameters(model)
@@ -162,7 +162,7 @@ func train(ctx context.Context, server *rpc.Peer, points *tensor.Generator) (los
 	return loss, err
 }
 
-// newModel says in which ring a point is.
+// newModel returns a model that predicts in which ring a point lies.
 func newModel() nn.Module {
 	b := &nn.Build{}
 	return nn.NewSequential(nn.NewLinear(b, 2, 32), &nn.Tanh{}, nn.NewLinear(b, 32, rings))
@@ -179,7 +179,7 @@ func draw(g *tensor.Generator) (x, y *tensor.Tensor) {
 	return tensor.FromFloat32(xs, batch, 2), tensor.FromInt64(ys)
 }
 
-// accuracy is the share of new points that a model puts into their ring.
+// accuracy returns the fraction of new points for which a model predicts the right ring.
 func accuracy(ctx context.Context, model nn.Module) float64 {
 	points, sum := tensor.NewGenerator(100), 0.0
 	c := nn.Evaluation(ctx)

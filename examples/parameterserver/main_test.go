@@ -82,8 +82,8 @@ func TestBitsOfOneProcess(t *testing.T) {
 	}
 }
 
-// TestBatch: nobody is answered before the last trainer's gradients are there, mistaken
-// ones are refused and do not count, and who tries again counts once.
+// TestBatch: no trainer gets its answer before the last gradients have come. Wrong
+// gradients are refused and do not count. A repeated call counts once.
 func TestBatch(t *testing.T) {
 	s := newServer(2)
 	err := dist.Spawn(t.Context(), 3, func(ctx context.Context, g *dist.Group) error {
@@ -116,7 +116,7 @@ func TestBatch(t *testing.T) {
 			zeros[i] = tensor.Zeros(p.Data().Shape()...)
 		}
 		if name == "first" {
-			for range 2 { // it is not answered alone, however often it asks
+			for range 2 { // a repeated call of one trainer gets no answer
 				short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 				if _, err := Update.Call(short, server, Gradients{0, zeros}); rpc.KindOf(err) != rpc.KindTimeout {
 					t.Errorf("want a call that waits for the other trainer, got %v", err)
@@ -128,7 +128,7 @@ func TestBatch(t *testing.T) {
 			return err
 		}
 		if name != "server" {
-			// Two steps, of which each has its answer however often it was asked for before.
+			// Two steps. Each is answered, however often a call was repeated.
 			for step := range 2 {
 				if _, err := Update.Call(ctx, server, Gradients{step, zeros}); err != nil {
 					return err

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command pipeline-rpc trains a model whose two halves are in two processes. A batch
-// goes through them in parts, so that both work at once, and what the first half makes
-// goes straight to the second.
+// goes through them in parts, so that both compute at the same time. The output of the
+// first half goes directly to the second.
 package main
 
 import (
@@ -26,11 +26,11 @@ const (
 	arms  = 3 // of the spiral
 )
 
-// stages are the processes that have a part of the model, in its order.
+// stages names the processes with a part of the model, in the order of the parts.
 var stages = []string{"stage1", "stage2"}
 
 var (
-	// Forward takes a value wherever it is through the part of the model that a process has.
+	// Forward runs a stage's part of the model on a value that may be in any process.
 	Forward = rpc.NewMethod[*rpc.RRef[*tensor.Tensor], *tensor.Tensor]("stage.Forward")
 	// Params returns references to the parameters of that part.
 	Params = rpc.NewMethod[struct{}, []*rpc.RRef[*nn.Parameter]]("stage.Params")
@@ -45,10 +45,10 @@ func half(stage string) nn.Module {
 	return nn.NewSequential(nn.NewLinear(b, 64, 64), &nn.Tanh{}, nn.NewLinear(b, 64, arms))
 }
 
-// serve offers a part of the model to the trainer. A stage takes the calls as they come,
-// one after the other: the parts of a batch are in one order everywhere.
+// serve lets the trainer call a part of the model. A stage runs one call after the
+// other as they arrive, so the parts of a batch have the same order in every stage.
 func serve(model nn.Module) rpc.Option {
-	params := nn.Parameters(model) // has their names given before calls come, side by side
+	params := nn.Parameters(model) // names the parameters before concurrent calls arrive
 	return rpc.WithOptions(autograd.WithEngine(),
 		rpc.Serve(Forward, func(ctx context.Context, in *rpc.RRef[*tensor.Tensor]) (*tensor.Tensor, error) {
 			defer in.Release()
@@ -63,7 +63,7 @@ func serve(model nn.Module) rpc.Option {
 		}))
 }
 
-// Pipeline is what the trainer has of the model.
+// Pipeline is the model as the trainer sees it.
 type Pipeline struct {
 	agent  *rpc.Agent
 	stages []*rpc.Peer
@@ -91,8 +91,8 @@ func newPipeline(ctx context.Context, a *rpc.Agent) (*Pipeline, error) {
 	return p, err
 }
 
-// forward takes x through all stages. Nothing is waited for before everything is under
-// way: a stage begins with a part of the batch when the one before has done it.
+// forward runs x through all stages. It starts all parts of the batch before it waits. A
+// stage begins with a part when the stage before has finished it.
 func (p *Pipeline) forward(c *nn.Ctx, x *tensor.Tensor) (*tensor.Tensor, error) {
 	var ends []*rpc.RRef[*tensor.Tensor]
 	for _, part := range x.Chunk(parts, 0) {
@@ -119,7 +119,7 @@ func (p *Pipeline) forward(c *nn.Ctx, x *tensor.Tensor) (*tensor.Tensor, error) 
 	return tensor.Cat(0, out...), nil
 }
 
-// step is one step of training: forward, backward and an update, in all processes.
+// step makes one training step: forward, backward and an update, in all processes.
 func (p *Pipeline) step(ctx context.Context, x, y *tensor.Tensor) (loss float64, err error) {
 	return p.opt.Train(ctx, func(c *nn.Ctx) (*tensor.Tensor, error) {
 		logits, err := p.forward(c, x)
@@ -142,7 +142,7 @@ func spiral(g *tensor.Generator) (x, y *tensor.Tensor) {
 	return tensor.FromFloat32(xs, batch, 2), tensor.FromInt64(ys)
 }
 
-// train returns the losses of all steps.
+// train trains the model and returns the losses of all steps.
 func train(ctx context.Context, a *rpc.Agent) ([]float64, error) {
 	p, err := newPipeline(ctx, a)
 	if err != nil {

@@ -77,8 +77,8 @@ func inOneProcess(t *testing.T, parts int) (losses []float64) {
 	return losses
 }
 
-// TestLossesOfOneProcess: all losses are those of one process that takes the same parts,
-// bit for bit, and those of whole batches up to rounding.
+// TestLossesOfOneProcess: all losses are bit for bit those of one process that takes the
+// same parts. With whole batches they are the same up to rounding.
 func TestLossesOfOneProcess(t *testing.T) {
 	inGoroutines(t, []nn.Module{half(stages[0]), half(stages[1])}, func(ctx context.Context, a *rpc.Agent) error {
 		got, err := train(ctx, a)
@@ -111,8 +111,8 @@ func (w *watched) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return c.Call(w.Inner, x)
 }
 
-// TestStagesWorkAtOnce: the second stage does not end its first part before the first
-// stage has begun its last one, which it never would if anybody waited in between.
+// TestStagesWorkAtOnce: in this test the second stage ends its first part only after the
+// first stage has begun its last one. The test would hang if the trainer waited between.
 func TestStagesWorkAtOnce(t *testing.T) {
 	last := make(chan struct{})
 	first := &watched{Inner: half(stages[0]), begin: func(ctx context.Context, call int32) error {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pretrained goes on training a GPT-2, Llama or BERT from a folder that
-// Hugging Face's save_pretrained wrote, in bfloat16, and saves it as such a
-// folder:
+// Command pretrained continues the training of a GPT-2, Llama or BERT. It reads a
+// folder that Hugging Face's save_pretrained wrote, trains in bfloat16, and saves
+// the model as such a folder:
 //
 //	go run ./examples/pretrained models/testdata/golden/llama out/llama
 //
-// The task is a toy, to name the token after each one: data of your own goes
-// where batch is.
+// The task is a toy: to predict the number after each number. For your own data,
+// replace the function batch.
 package main
 
 import (

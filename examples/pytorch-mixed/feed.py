@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch's ranks do in `go run ./examples/pytorch-mixed feed`: they train on batches that the last rank sends."""
+"""PyTorch's ranks of `go run ./examples/pytorch-mixed feed`. They train on batches that the last rank sends."""
 
 import torch
 import torch.distributed as dist

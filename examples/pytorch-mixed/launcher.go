@@ -30,8 +30,8 @@ var (
 	storeScript string
 )
 
-// limit is how long an example may take; it needs some ten seconds, most of
-// which Python takes to load PyTorch.
+// limit is how long an example may take. It needs about ten seconds. Python needs
+// most of them to load PyTorch.
 const limit = 5 * time.Minute
 
 func main() {
@@ -103,7 +103,7 @@ func run(ctx context.Context, what, python, dir string) error {
 		return err
 	}
 	// As a command line: cohort run --program "2:train.py DIR" --program "2:./pytorch-mixed -data DIR train".
-	// Rank 0 is Python's, so that the launcher serves the store at which the ranks meet.
+	// Rank 0 is a Python program, so the launcher serves the store in which the ranks meet.
 	return launch.Run(ctx, launch.Config{
 		Programs: []launch.Program{
 			{Path: file, Args: []string{dir}, NumRanks: ranksOfPython},
@@ -113,7 +113,7 @@ func run(ctx context.Context, what, python, dir string) error {
 	})
 }
 
-// needPyTorch finds a Python with PyTorch, or says what is missing.
+// needPyTorch finds a Python with PyTorch. If there is none, its error says what is missing.
 func needPyTorch(ctx context.Context, python string) (string, error) {
 	candidates := []string{"python3", "/usr/bin/python3"}
 	if python != "" {
@@ -139,8 +139,8 @@ func needPyTorch(ctx context.Context, python string) (string, error) {
 	return "", fmt.Errorf("no Python with PyTorch and gloo (%s): install it by `apt-get install python3-torch` or `pip install torch`, or name a Python that has it: --python PATH", strings.Join(why, "; "))
 }
 
-// writeDigits writes the digits that come with Cohort as MNIST's files have
-// them: of 8·8 pixels each becomes nine, with a rim of two.
+// writeDigits writes the digits of Cohort in the format of MNIST's files. Each of
+// the 8·8 pixels becomes a block of nine, and the image gets a border of two pixels.
 func writeDigits(ctx context.Context, dir string) error {
 	training, test, err := vision.Digits()
 	if err != nil {

@@ -6,8 +6,8 @@
 //	go run ./examples/pytorch-mixed feed     a Go rank makes the batches for two PyTorch ranks
 //	go run ./examples/pytorch-mixed store    a Python script uses a store that a Go program serves
 //
-// It needs a Python with PyTorch, 1.13 or one of 2.x: python3, or what --python
-// names.
+// It needs a Python with PyTorch 1.13 or 2.2 and later: python3, or the one that
+// --python names.
 package main
 
 import (
@@ -32,11 +32,11 @@ import (
 
 const (
 	epochs    = 4
-	batchSize = 32 // images in a step of one rank
+	batchSize = 32 // images of a step of one rank
 )
 
-// Net is the Net of train.py: images [batch, 1, 28, 28] to scores of the ten
-// digits [batch, 10].
+// Net is the Net of train.py. It takes images [batch, 1, 28, 28] and returns a score
+// for each of the ten digits [batch, 10].
 type Net struct {
 	Conv1 *nn.Conv2d
 	Norm  *nn.BatchNorm2d
@@ -54,7 +54,7 @@ func newNet(b *nn.Build) *Net {
 	}
 }
 
-// Forward halves the image twice.
+// Forward halves the size of the image twice.
 func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	half := tensor.Pool2dOptions{Kernel: nn.Square(2)}
 	x = tensor.MaxPool2d(m.Norm.ReLU(c, c.Call(m.Conv1, x)), half)
@@ -62,15 +62,15 @@ func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Out, x.Flatten(1, 3))
 }
 
-// collate makes the batches: pixels to about -1 … 1.
+// collate makes batches and scales pixels to about -1 … 1.
 var collate = vision.Collate(1, vision.Normalize{Mean: []float64{0.3}, Std: []float64{0.4}})
 
-// tensors returns a batch as the network takes it.
+// tensors returns a batch in the form that the network takes.
 func tensors(b vision.Batch) (images, labels *tensor.Tensor) {
 	return tensor.FromFloat32(b.Images, b.N, b.Channels, b.Height, b.Width), tensor.FromInt64(b.Labels)
 }
 
-// rank is a Go rank: a member of the process group that PyTorch's ranks call
+// rank runs a Go rank, a member of the process group that PyTorch's ranks call
 // "gloo".
 func rank(ctx context.Context, what, dir string) (err error) {
 	group, err := dist.Init(ctx, dist.WithBackend("gloo"))
@@ -79,7 +79,7 @@ func rank(ctx context.Context, what, dir string) (err error) {
 	}
 	defer func() { err = errors.Join(err, group.Close()) }()
 	if what == "feed" {
-		// PyTorch's new_group is called by all ranks, members or not.
+		// In PyTorch all ranks call new_group, also those that are not members.
 		if _, err := group.NewGroup(ctx, []int{0, 1}); err != nil {
 			return err
 		}
@@ -88,7 +88,7 @@ func rank(ctx context.Context, what, dir string) (err error) {
 	return train(ctx, group, dir)
 }
 
-// train is what a Go rank does while PyTorch's ranks run train.py.
+// train runs on a Go rank while PyTorch's ranks run train.py.
 func train(ctx context.Context, group *dist.Group, dir string) error {
 	training, test, err := vision.OpenMNIST(dir)
 	if err != nil {
@@ -135,7 +135,7 @@ func train(ctx context.Context, group *dist.Group, dir string) error {
 		if err != nil {
 			return err
 		}
-		// Loss and accuracy of all ranks; train.py adds them up and prints them.
+		// The loss and accuracy of all ranks. train.py adds and prints them.
 		all := tensor.FromFloat32([]float32{float32(sum) / float32(steps), float32(right)}, 2)
 		if err := group.AllReduce(ctx, all, dist.Sum); err != nil {
 			return err
@@ -144,7 +144,7 @@ func train(ctx context.Context, group *dist.Group, dir string) error {
 	return compare(ctx, net, group)
 }
 
-// countRight reads this rank's share of the test images.
+// countRight counts the right answers in this rank's share of the test images.
 func countRight(ctx context.Context, net *Net, test *vision.Set, group *dist.Group) (right int, err error) {
 	var samples []vision.Sample
 	for i := group.Rank(); i < test.Len(); i += group.Size() {
@@ -170,13 +170,13 @@ func countRight(ctx context.Context, net *Net, test *vision.Set, group *dist.Gro
 	return right, nil
 }
 
-// compare says whether all ranks have the same parameters, bit for bit.
+// compare reports whether all ranks have the same parameters, bit for bit.
 func compare(ctx context.Context, net *Net, group *dist.Group) error {
 	sum, n := int64(0), int64(0)
 	for _, p := range nn.Parameters(net) {
 		for _, v := range p.Data().Float32s() {
 			n++
-			sum += n * int64(int32(math.Float32bits(v))) // wraps around, here as there
+			sum += n * int64(int32(math.Float32bits(v))) // wraps around, as in train.py
 		}
 	}
 	most, least := tensor.FromInt64([]int64{sum}), tensor.FromInt64([]int64{sum})
@@ -194,8 +194,8 @@ func compare(ctx context.Context, net *Net, group *dist.Group) error {
 	return nil
 }
 
-// feed is what the Go rank does while PyTorch's ranks run feed.py: it makes
-// their batches.
+// feed runs on the Go rank while PyTorch's ranks run feed.py. It makes their
+// batches.
 func feed(ctx context.Context, group *dist.Group, dir string) error {
 	training, _, err := vision.OpenMNIST(dir)
 	if err != nil {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PyTorch's ranks do in `go run ./examples/pytorch-mixed`: an ordinary DDP script."""
+"""PyTorch's ranks of `go run ./examples/pytorch-mixed`: an ordinary DDP script."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 
 def idx(name):
-    """Reads a file of MNIST's: bytes after a header with a length for each dimension."""
+    """Reads a file in MNIST's format: a header with the length of each dimension, then bytes."""
     with open(os.path.join(sys.argv[1], name), "rb") as f:
         raw = f.read()
     dims = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(raw[3])]

@@ -8,23 +8,23 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// stateSize and numActions are what a policy has to know of the game: push the cart to
-// the left or to the right.
+// stateSize and numActions are what a policy must know about the game. The actions are
+// pushes to the left and to the right.
 const (
 	stateSize  = 4
 	numActions = 2
 	maxSteps   = 200
 )
 
-// CartPole is a pole on a cart, upright and about to fall: the problem of Barto, Sutton
-// and Anderson, with the numbers that everybody uses. Every step that it stands is a
-// reward of 1.
+// CartPole is a pole that stands on a cart and is about to fall. It is the problem of
+// Barto, Sutton and Anderson, with the usual numbers. The reward is 1 for every step in
+// which the pole stands.
 type CartPole struct {
 	x, speed, angle, turn float64 // metres, radians, a second
 	steps                 int
 }
 
-// newCartPole begins somewhere near the middle.
+// newCartPole returns a game that begins near the middle of the track.
 func newCartPole(g *tensor.Generator) *CartPole {
 	near := func() float64 { return 0.1*g.Float64() - 0.05 }
 	return &CartPole{x: near(), speed: near(), angle: near(), turn: near()}
@@ -34,8 +34,8 @@ func (p *CartPole) state() []float32 {
 	return []float32{float32(p.x), float32(p.speed), float32(p.angle), float32(p.turn)}
 }
 
-// step pushes for a fiftieth of a second. The game is done when the cart has left the
-// track, the pole has fallen, or the time is over.
+// step pushes the cart for a fiftieth of a second. The game ends when the cart leaves
+// the track, the pole falls, or the time is over.
 func (p *CartPole) step(action int64) (reward float64, done bool) {
 	const (
 		gravity, force, seconds  = 9.8, 10.0, 0.02

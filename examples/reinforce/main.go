@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command reinforce learns to balance a pole. Observers, processes of their own, play
-// the game; an agent has the policy, tells them what to do, and learns from what came of
-// it (REINFORCE).
+// Command reinforce learns to balance a pole. Observers play the game, each in its own
+// process. An agent has the policy, chooses their actions, and learns from the rewards
+// with the algorithm REINFORCE.
 package main
 
 import (
@@ -23,25 +23,25 @@ import (
 
 const (
 	rounds   = 30
-	games    = 8 // that an observer plays at once
+	games    = 8 // games of an observer at the same time
 	discount = 0.99
 )
 
 var (
-	// Play makes an observer play its games to the end, with dice of the given seed.
+	// Play lets an observer play its games to the end, with random numbers from a seed.
 	Play = rpc.NewMethod[int64, Played]("observer.Play")
 	// Act asks the agent for an action in each of the states [n, stateSize].
 	Act = rpc.NewMethod[*tensor.Tensor, []int64]("agent.Act")
 )
 
-// Played is what an observer saw: all steps of all its games.
+// Played contains all steps of all games of an observer.
 type Played struct {
 	States  *tensor.Tensor // [steps, stateSize]
 	Actions *tensor.Tensor // [steps]
-	Returns *tensor.Tensor // [steps]: what came of each, discounted
+	Returns *tensor.Tensor // [steps]: the discounted reward of each action
 }
 
-// play is an observer's part. It asks whoever called it what to do.
+// play runs in an observer. It asks the agent that called it for the actions.
 func play(ctx context.Context, seed int64) (Played, error) {
 	agent, dice := rpc.Caller(ctx), tensor.NewGenerator(seed)
 	type game struct {
@@ -84,7 +84,7 @@ func play(ctx context.Context, seed int64) (Played, error) {
 	return Played{tensor.FromFloat32(states, len(actions), stateSize), tensor.FromInt64(actions), tensor.FromFloat32(returns)}, nil
 }
 
-// Policy is what the agent has.
+// Policy is the state of the agent.
 type Policy struct {
 	model nn.Module
 	opt   optim.Optimizer
@@ -111,7 +111,7 @@ func newPolicy() *Policy {
 	}
 }
 
-// act answers later: the questions of all observers that are playing go through the
+// act returns a future, because the questions of all playing observers go through the
 // model together.
 func (p *Policy) act(ctx context.Context, states *tensor.Tensor) *rpc.Future[[]int64] {
 	if states == nil || states.NumDims() != 2 || states.Dim(1) != stateSize || states.DType() != tensor.Float32 {
@@ -125,7 +125,7 @@ func (p *Policy) act(ctx context.Context, states *tensor.Tensor) *rpc.Future[[]i
 	return f
 }
 
-// leave is told when an observer has finished, or died: nobody waits for it any more.
+// leave counts out an observer that has finished or died. Nobody waits for it any more.
 func (p *Policy) leave() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,18 +133,18 @@ func (p *Policy) leave() {
 	p.answer()
 }
 
-// answer draws actions for all questions if everybody has asked.
+// answer draws actions for all questions when all playing observers have asked.
 func (p *Policy) answer() {
 	if len(p.asked) == 0 || len(p.asked) < p.playing {
 		return
 	}
-	// By rank, so that the dice fall as they did in the last run.
+	// Sorted by rank, so that every run draws the same random numbers.
 	slices.SortFunc(p.asked, func(a, b question) int { return cmp.Compare(a.rank, b.rank) })
 	var states []*tensor.Tensor
 	for _, q := range p.asked {
 		states = append(states, q.states)
 	}
-	c := nn.Evaluation(context.Background()) // whoever of them gives up
+	c := nn.Evaluation(context.Background()) // even if an observer gives up
 	defer c.Close()
 	left := c.Call(p.model, tensor.Cat(0, states...)).Softmax(1).Narrow(1, 0, 1).Contiguous().Float32s()
 	for _, q := range p.asked {
@@ -160,8 +160,8 @@ func (p *Policy) answer() {
 	p.asked = nil
 }
 
-// round lets all observers play, and learns from it. It returns for how many steps the
-// poles stood on average. Observer i has the dice of seed+i.
+// round lets all observers play, and learns from their games. It returns for how many
+// steps the poles stood on average. Observer i draws from the seed seed+i.
 func (p *Policy) round(ctx context.Context, observers []*rpc.Peer, seed int64) (float64, error) {
 	p.mu.Lock()
 	p.playing = len(observers)
@@ -192,7 +192,7 @@ func (p *Policy) round(ctx context.Context, observers []*rpc.Peer, seed int64) (
 	return float64(all.Actions.NumElems()) / float64(games*len(observers)), nil
 }
 
-// learn makes actions more likely of which more came than of others.
+// learn makes actions with a higher reward more likely.
 func (p *Policy) learn(ctx context.Context, all Played) error {
 	better := all.Returns.SubScalar(all.Returns.Mean().Item()).DivScalar(math.Max(all.Returns.Std(1).Item(), 1e-6))
 	p.opt.ZeroGrad()
@@ -206,7 +206,7 @@ func (p *Policy) learn(ctx context.Context, all Played) error {
 	return err
 }
 
-// train returns what round did, for all of them.
+// train plays all rounds and returns the result of each.
 func (p *Policy) train(ctx context.Context, observers []*rpc.Peer) (stood []float64, err error) {
 	for r := range rounds {
 		mean, err := p.round(ctx, observers, int64(r*len(observers)))

@@ -47,8 +47,8 @@ func inGoroutines(t *testing.T, p *Policy, observers []func(context.Context, int
 
 type observer = func(context.Context, int64) (Played, error)
 
-// TestLearns is `go run ./examples/reinforce`: the pole comes to stand several times as
-// long. A run in goroutines has the same games, for nothing depends on who asks first.
+// TestLearns is `go run ./examples/reinforce`. The pole learns to stand several times as
+// long. A run in goroutines has the same games: they do not depend on the order of calls.
 func TestLearns(t *testing.T) {
 	stdout := exampletest.Run(t, nil)
 	p := newPolicy()
@@ -70,8 +70,8 @@ func TestLearns(t *testing.T) {
 	})
 }
 
-// TestFailedObserver: an observer that fails is an error that names it, and does not hold
-// up the games of the others.
+// TestFailedObserver: if an observer fails, the error names it, and the games of the
+// others go on.
 func TestFailedObserver(t *testing.T) {
 	p := newPolicy()
 	finished := make(chan Played, 2)
@@ -83,7 +83,7 @@ func TestFailedObserver(t *testing.T) {
 		return out, err
 	}
 	fails := func(ctx context.Context, seed int64) (Played, error) {
-		// It has a question out when it goes.
+		// It fails while its question is unanswered.
 		short, cancel := context.WithTimeout(ctx, time.Millisecond)
 		defer cancel()
 		_, _ = Act.Call(short, rpc.Caller(ctx), tensor.Zeros(1, stateSize))
@@ -100,7 +100,7 @@ func TestFailedObserver(t *testing.T) {
 	})
 }
 
-// TestWrongStates: states that are none get an error, and nobody waits.
+// TestWrongStates: malformed states get an error, and nobody waits for them.
 func TestWrongStates(t *testing.T) {
 	p := newPolicy()
 	for _, states := range []*tensor.Tensor{nil, tensor.Zeros(3), tensor.Zeros(2, 3), tensor.FromInt64(make([]int64, 4), 1, 4)} {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command remote-module trains an ordinary nn.Sequential, one layer of which runs in
-// another process, which could be on another machine. In the end it fetches what that
-// layer has learned.
+// Command remote-module trains an ordinary nn.Sequential. One of its layers runs in
+// another process, which could be on another machine. At the end the program fetches
+// the parameters of that layer.
 package main
 
 import (
@@ -29,9 +29,9 @@ const (
 )
 
 var (
-	// NewBody makes a body of a width in the process that it is called at.
+	// NewBody makes a body of the given width in the called process.
 	NewBody = rpc.NewMaker[int, nn.Module]("body.New")
-	// State is a method on a module elsewhere: its parameters and buffers by name.
+	// State is a method on a remote module. It returns parameters and buffers by name.
 	State = rpc.NewOn[nn.Module, struct{}, map[string]*tensor.Tensor]("module.State")
 )
 
@@ -51,13 +51,13 @@ func state(_ context.Context, m nn.Module, _ struct{}) (map[string]*tensor.Tenso
 	return all, nil
 }
 
-// around puts a body, wherever it is, between two layers of this process.
+// around puts a body, local or remote, between two layers of this process.
 func around(body nn.Module) *nn.Sequential {
 	b := &nn.Build{}
 	return nn.NewSequential(nn.NewLinear(b, 2, width), &nn.Tanh{}, body, nn.NewLinear(b, width, 2))
 }
 
-// spirals draws points of the plane and says which of two spirals each lies on.
+// spirals draws points of two spirals, and returns the number of each point's spiral.
 func spirals(g *tensor.Generator) (points, spiral *tensor.Tensor) {
 	xy, of := make([]float32, 0, 2*batch), make([]int64, batch)
 	for i := range of {
@@ -69,7 +69,7 @@ func spirals(g *tensor.Generator) (points, spiral *tensor.Tensor) {
 	return tensor.FromFloat32(xy, batch, 2), tensor.FromInt64(of)
 }
 
-// step trains the model on a batch, by gradients of at most a norm of one.
+// step trains the model on a batch. It clips the norm of the gradients to one.
 func step(ctx context.Context, a *rpc.Agent, opt *autograd.Optimizer, model nn.Module, points, spiral *tensor.Tensor) (loss float64, err error) {
 	dc, err := autograd.NewContext(a)
 	if err != nil {
@@ -92,9 +92,9 @@ func step(ctx context.Context, a *rpc.Agent, opt *autograd.Optimizer, model nn.M
 	return l.Item(), opt.Step(ctx, dc, scale)
 }
 
-// train returns the last loss.
+// train trains the model and returns the last loss.
 func train(ctx context.Context, a *rpc.Agent, model nn.Module) (loss float64, err error) {
-	params, err := remote.Parameters(ctx, a, model) // those of the body, too
+	params, err := remote.Parameters(ctx, a, model) // those of the body included
 	if err != nil {
 		return 0, err
 	}
@@ -116,7 +116,7 @@ func train(ctx context.Context, a *rpc.Agent, model nn.Module) (loss float64, er
 	return loss, nil
 }
 
-// answers runs a model without gradients. The layer elsewhere then makes none either.
+// answers runs a model without gradients, also in the remote layer.
 func answers(ctx context.Context, model nn.Module, points *tensor.Tensor) (scores *tensor.Tensor, err error) {
 	c := nn.Evaluation(ctx)
 	defer c.Close()
@@ -124,7 +124,7 @@ func answers(ctx context.Context, model nn.Module, points *tensor.Tensor) (score
 	return c.Call(model, points).Keep(), nil
 }
 
-// home returns the model with all of its layers here.
+// home returns the model with all of its layers in this process.
 func home(ctx context.Context, model *nn.Sequential, body *remote.Module) (*nn.Sequential, error) {
 	learned, err := State.Call(ctx, body.Ref(), struct{}{})
 	if err != nil {
@@ -146,7 +146,7 @@ func home(ctx context.Context, model *nn.Sequential, body *remote.Module) (*nn.S
 	return nn.NewSequential(layers...), nil
 }
 
-// use is what the trainer does.
+// use runs in the trainer.
 func use(ctx context.Context, a *rpc.Agent) error {
 	body, err := remote.New(ctx, a.Peer("helper"), NewBody, width)
 	if err != nil {

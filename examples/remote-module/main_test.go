@@ -70,8 +70,8 @@ func onBoth(t *testing.T, use func(ctx context.Context, a *rpc.Agent) error) {
 	}
 }
 
-// TestLossOfOneProcess: the last loss is that of one process, but for the rounding of
-// the norm of all gradients, which is summed process by process.
+// TestLossOfOneProcess: the last loss is that of one process. They differ only by the
+// rounding of the gradients' norm, which is summed process by process.
 func TestLossOfOneProcess(t *testing.T) {
 	want := inOneProcess(t)
 	onBoth(t, func(ctx context.Context, a *rpc.Agent) error {
@@ -88,7 +88,7 @@ func TestLossOfOneProcess(t *testing.T) {
 	})
 }
 
-// TestErrorsNameTheLayer that fails elsewhere, and where that is.
+// TestErrorsNameTheLayer: the error of a remote layer names the layer and its process.
 func TestErrorsNameTheLayer(t *testing.T) {
 	onBoth(t, func(ctx context.Context, a *rpc.Agent) error {
 		for w, want := range map[int][]string{

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command resnet trains a ResNet-50 on two ranks, on images that it generates:
-// stripes, whose direction is the class. Its checkpoint opens in torchvision.
+// Command resnet trains a ResNet-50 on two ranks. It generates its images: stripes,
+// whose direction is the class. torchvision opens its checkpoint.
 //
 //	go run ./examples/resnet
 //
-// With -data it trains on a directory of photographs, one of them a class.
+// With -data it trains on photographs, in one directory for each class.
 package main
 
 import (
@@ -40,12 +40,12 @@ var (
 
 const (
 	numStripes = 4   // classes of generated images
-	numTest    = 64  // generated images that are tested on
-	numTrain   = 512 // and trained on
+	numTest    = 64  // generated images for testing
+	numTrain   = 512 // generated images for training
 )
 
-// stripes is the data set of generated images: sample i has class i % 4, and
-// what else it looks like, chance decides, which the seed and i set.
+// stripes is the data set of generated images. Sample i has class i % 4. The rest of
+// its look is random, from a generator whose seed depends on i.
 func stripes(seed uint64, n int) data.Dataset[vision.Sample] {
 	return data.FromFunc(n, func(_ context.Context, key data.Key) (vision.Sample, error) {
 		const size = 64
@@ -64,8 +64,8 @@ func stripes(seed uint64, n int) data.Dataset[vision.Sample] {
 	})
 }
 
-// open returns the images to train on and to test on, and how many classes they
-// have.
+// open returns the training images, the test images, and the number of their
+// classes.
 func open() (training, test data.Dataset[vision.Sample], classes int, err error) {
 	if *source == "" {
 		return stripes(1, numTrain), stripes(2, numTest), numStripes, nil
@@ -77,21 +77,21 @@ func open() (training, test data.Dataset[vision.Sample], classes int, err error)
 	return a, b, len(a.Classes()), nil
 }
 
-// collate makes batches: pixels as torchvision's models want them.
+// collate makes batches, with pixels scaled as torchvision's models expect them.
 var collate = vision.Collate(3, vision.ImageNet)
 
-// tensors returns a batch as the network takes it.
+// tensors returns a batch in the form that the network takes.
 func tensors(b vision.Batch) (images, labels *tensor.Tensor) {
 	return tensor.FromFloat32(b.Images, b.N, b.Channels, b.Height, b.Width), tensor.FromInt64(b.Labels)
 }
 
-// learn is what every rank does.
+// learn runs on every rank.
 func learn(ctx context.Context, group *dist.Group, report train.Reporter) error {
 	training, test, classes, err := open()
 	if err != nil {
 		return err
 	}
-	// Another part of an image each time, scaled: that is how ImageNet is trained.
+	// Training takes another random crop of an image each time, as for ImageNet.
 	parts := vision.Apply(training, 1, vision.RandomResizedCrop{Width: *side, Height: *side, MinArea: 0.25})
 	middle := vision.Apply(test, 1, vision.Resize{Short: *side * 8 / 7}, vision.CenterCrop{Width: *side, Height: *side})
 
@@ -128,8 +128,8 @@ func learn(ctx context.Context, group *dist.Group, report train.Reporter) error 
 	}, report)
 }
 
-// evaluate returns the share of the test images that the network tells right.
-// Each rank looks at its share of them, with rank 0's running statistics.
+// evaluate returns the fraction of the test images that the network classifies right.
+// Each rank tests its share of them, with the running statistics of rank 0.
 func evaluate(ctx context.Context, group *dist.Group, net *models.ResNet, test data.Dataset[vision.Sample]) (train.Metrics, error) {
 	for _, b := range nn.Buffers(net) {
 		if err := group.Broadcast(ctx, b.Data, 0); err != nil {

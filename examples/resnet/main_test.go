@@ -31,8 +31,8 @@ func (r *results) Evaluation(e train.Evaluation) {
 	r.accuracies = append(r.accuracies, e.Metrics[0].Value)
 }
 
-// TestTellsStripes: a few steps on small images, and two ranks tell more than
-// chance would; what was saved has the names and shapes of torchvision's ResNet-50.
+// TestTellsStripes: after a few steps on small images two ranks are better than chance.
+// The checkpoint has the names and shapes of torchvision's ResNet-50.
 func TestTellsStripes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("trains a ResNet-50 for some seconds")
@@ -67,7 +67,7 @@ func TestTellsStripes(t *testing.T) {
 	}
 }
 
-// TestStripes: an image is made of its number, and its stripes lie in the
+// TestStripes: an image depends only on its number, and its stripes have the
 // direction of its class.
 func TestStripes(t *testing.T) {
 	ds := stripes(1, 40)

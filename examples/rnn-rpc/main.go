@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command rnn-rpc trains a network that writes, one letter after the other. Its LSTM
-// is in the trainer; the embedding and the decoder, which grow with the vocabulary,
-// are in two other processes.
+// Command rnn-rpc trains a network that writes a text letter by letter. Its LSTM is in
+// the trainer. The embedding and the decoder grow with the vocabulary. They are in two
+// other processes.
 package main
 
 import (
@@ -23,16 +23,16 @@ import (
 const (
 	text  = "one two three four five six seven eight nine ten eleven twelve "
 	steps = 121
-	lanes = 8  // places of the text that are read side by side
-	span  = 24 // letters of each that a step reads
+	lanes = 8  // sequences of a batch, read in parallel
+	span  = 24 // letters of each sequence in a step
 
 	width, hidden = 16, 32
 )
 
-// names are those of the processes, by rank.
+// names has the name of each process, by rank.
 var names = []string{"trainer", "embedding", "decoder"}
 
-// Sizes are those of a part that is made elsewhere.
+// Sizes has the sizes of a part that another process makes.
 type Sizes struct{ In, Out int }
 
 var (
@@ -48,23 +48,23 @@ func newDecoder(_ context.Context, s Sizes) (nn.Module, error) {
 	return nn.NewLinear(&nn.Build{}, s.In, s.Out), nil
 }
 
-// Writer is the network. It does not know which of its parts are elsewhere.
+// Writer is the network. It does not know which of its parts are in other processes.
 type Writer struct {
 	Embedding nn.Module
 	LSTM      *nn.LSTM
 	Decoder   nn.Module
 }
 
-// ForwardN takes letters [time, lanes], and the LSTM's states after those before or
-// nil, to a score for each possible next letter [time, lanes, vocabulary], and the
-// states after them.
+// ForwardN takes letters [time, lanes] and the LSTM's states after the letters before
+// them, or nil. It returns a score for each possible next letter [time, lanes,
+// vocabulary], and the new states.
 func (w *Writer) ForwardN(c *nn.Ctx, x ...*tensor.Tensor) []*tensor.Tensor {
 	nn.WantInputs("Writer", x, "letters and both states", 3)
 	out := c.CallN(w.LSTM, c.Call(w.Embedding, x[0]), x[1], x[2])
 	return []*tensor.Tensor{c.Call(w.Decoder, out[0]), out[1], out[2]}
 }
 
-// vocabulary is what the text consists of, a letter at its id.
+// vocabulary has all letters of the text. The index of a letter is its id.
 var vocabulary = func() (letters string) {
 	for _, r := range text {
 		if !strings.ContainsRune(letters, r) {
@@ -74,7 +74,7 @@ var vocabulary = func() (letters string) {
 	return letters
 }()
 
-// letters returns what step reads, and what comes next at each place: ids [span, lanes].
+// letters returns the letters of a step and the letter after each: ids [span, lanes].
 func letters(step int) (x, next *tensor.Tensor) {
 	ids := func(from int) *tensor.Tensor {
 		out := make([]int64, 0, span*lanes)
@@ -89,15 +89,15 @@ func letters(step int) (x, next *tensor.Tensor) {
 	return ids(0), ids(1)
 }
 
-// trainer is what a training run keeps from step to step.
+// trainer has what a training run keeps from step to step.
 type trainer struct {
 	agent *rpc.Agent
 	model *Writer
 	opt   *autograd.Optimizer
-	h, c  *tensor.Tensor // the LSTM's states: each step goes on where the last one ended
+	h, c  *tensor.Tensor // the LSTM's states, from which the next step continues
 }
 
-// states returns those of the LSTM at the beginning.
+// states returns the LSTM's states at the beginning.
 func states() (h, c *tensor.Tensor) {
 	return tensor.Zeros(1, lanes, hidden), tensor.Zeros(1, lanes, hidden)
 }
@@ -110,7 +110,7 @@ func (t *trainer) step(ctx context.Context, x, next *tensor.Tensor) (loss float6
 	})
 }
 
-// train returns the last loss.
+// train trains the network and returns the last loss.
 func (t *trainer) train(ctx context.Context) (loss float64, err error) {
 	params, err := remote.Parameters(ctx, t.agent, t.model)
 	if err != nil {
@@ -133,7 +133,7 @@ func (t *trainer) train(ctx context.Context) (loss float64, err error) {
 	return loss, nil
 }
 
-// write goes on with a text for some letters, always with the one of the best score.
+// write continues a text by some letters. It always takes the letter with the best score.
 func (w *Writer) write(ctx context.Context, begin string, n int) (s string, err error) {
 	c := nn.Evaluation(ctx)
 	defer c.Close()
@@ -151,7 +151,7 @@ func (w *Writer) write(ctx context.Context, begin string, n int) (s string, err 
 	return s, nil
 }
 
-// newWriter makes the parts of the network where they belong.
+// newWriter makes the network, with each part in its process.
 func newWriter(ctx context.Context, a *rpc.Agent) (*Writer, error) {
 	embedding, err := remote.New(ctx, a.Peer("embedding"), NewEmbedding, Sizes{len(vocabulary), width})
 	if err != nil {
@@ -164,7 +164,7 @@ func newWriter(ctx context.Context, a *rpc.Agent) (*Writer, error) {
 	return &Writer{embedding, nn.NewLSTM(&nn.Build{}, width, hidden, nn.RNNOptions{}), decoder}, nil
 }
 
-// use is what the trainer does. The parts go when nothing refers to them any more.
+// use runs in the trainer. A part is freed when nothing refers to it any more.
 func use(ctx context.Context, a *rpc.Agent) error {
 	model, err := newWriter(ctx, a)
 	if err != nil {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command rpc is a table of numbers that one process keeps and others use: they
-// read rows, add to rows, and watch what happens to them.
+// Command rpc keeps a table of numbers in one process. Other processes read rows, add
+// to rows, and watch the sums of rows.
 package main
 
 import (
@@ -22,13 +22,13 @@ import (
 
 const dim = 4
 
-// Change is what Add takes: rows of the table, and what is added to each.
+// Change is the argument of Add: rows of the table, and the numbers to add to each.
 type Change struct {
 	Rows []int64
 	By   *tensor.Tensor // [len(Rows), dim]
 }
 
-// Sum is what Watch tells of a row.
+// Sum is an answer of Watch about a row.
 type Sum struct {
 	Row   int64
 	Value float64
@@ -42,7 +42,7 @@ var (
 	ErrNoRow = errors.New("the table has no such row")
 )
 
-// Table is what the methods work on.
+// Table is the table that the methods use.
 type Table struct {
 	mu   sync.Mutex
 	rows *tensor.Tensor // [rows, dim]
@@ -78,7 +78,7 @@ func (t *Table) add(ctx context.Context, c Change) (struct{}, error) {
 	return struct{}{}, nil
 }
 
-// watch answers each row that it is told with the sum of its numbers.
+// watch receives numbers of rows, and answers each with the sum of that row.
 func (t *Table) watch(ctx context.Context, s *rpc.Stream[Sum, int64]) error {
 	for row, err := range s.All(ctx) {
 		if err != nil {
@@ -95,7 +95,7 @@ func (t *Table) watch(ctx context.Context, s *rpc.Stream[Sum, int64]) error {
 	return nil
 }
 
-// use is what a process does with the table of another.
+// use calls the methods of the table from another process.
 func use(ctx context.Context, table *rpc.Peer, rank int) error {
 	// A call waits for its answer.
 	ones := tensor.Full(1, 2, dim)
@@ -103,7 +103,7 @@ func use(ctx context.Context, table *rpc.Peer, rank int) error {
 		return err
 	}
 
-	// Futures are answers that are on their way.
+	// A future is an answer that may not be there yet.
 	var answers []*rpc.Future[*tensor.Tensor]
 	for row := range int64(3) {
 		answers = append(answers, Read.Async(ctx, table, []int64{row}))
@@ -116,7 +116,7 @@ func use(ctx context.Context, table *rpc.Peer, rank int) error {
 		return err
 	}
 
-	// An error says where it comes from, and is what it was.
+	// An error says where it comes from, and keeps its identity.
 	_, err := Read.Call(ctx, table, []int64{1000})
 	if !errors.Is(err, ErrNoRow) {
 		return fmt.Errorf("want an error for a row that there is not, got %w", err)
@@ -125,7 +125,7 @@ func use(ctx context.Context, table *rpc.Peer, rank int) error {
 		fmt.Println(err)
 	}
 
-	// A stream is a conversation.
+	// A stream carries messages in both directions.
 	s, err := Watch.Open(ctx, table)
 	if err != nil {
 		return err
@@ -144,7 +144,7 @@ func use(ctx context.Context, table *rpc.Peer, rank int) error {
 	return nil
 }
 
-// serve is what an agent with a table needs, however it meets the others.
+// serve returns the options of an agent with a table.
 func serve() rpc.Option {
 	t := &Table{rows: tensor.Zeros(10, dim)}
 	return rpc.WithOptions(rpc.Serve(Read, t.read), rpc.Serve(Add, t.add, rpc.WithMethodConcurrency(1)), rpc.ServeStream(Watch, t.watch),

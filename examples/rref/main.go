@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command rref uses values that live in other processes: a random walk with a state
-// of its own, and a tensor that goes from one worker to another without a detour.
+// Command rref uses values in other processes: a random walk that keeps a state, and a
+// tensor that goes from one worker to another and not through the caller.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// Walk is a simulation. It stays where it is made: nothing of it could travel.
+// Walk is a simulation. It cannot be sent, so it stays in the process that makes it.
 type Walk struct {
 	mu   sync.Mutex
 	dice *tensor.Generator
@@ -34,7 +34,7 @@ func newWalk(ctx context.Context, seed int64) (*Walk, error) {
 	return &Walk{dice: tensor.NewGenerator(seed)}, nil
 }
 
-// step goes some steps left or right and says where that leads.
+// step makes some steps to the left or right and returns the new position.
 func step(ctx context.Context, w *Walk, n int) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -56,7 +56,7 @@ func squares(ctx context.Context, n int) (*tensor.Tensor, error) {
 	return tensor.FromFloat32(values), nil
 }
 
-// total fetches a tensor from wherever it is.
+// total fetches a tensor from its process and returns the sum.
 func total(ctx context.Context, ref *rpc.RRef[*tensor.Tensor]) (float64, error) {
 	defer ref.Release()
 	t, err := ref.ToHere(ctx)
@@ -69,7 +69,7 @@ func total(ctx context.Context, ref *rpc.RRef[*tensor.Tensor]) (float64, error) 
 func use(ctx context.Context, agent *rpc.Agent) error {
 	worker1, worker2 := agent.Peer("worker1"), agent.Peer("worker2")
 
-	// A value of worker1's, which only its methods reach.
+	// A value of worker1. Only its methods can reach it.
 	walk, err := NewWalk.Remote(ctx, worker1, 7)
 	if err != nil {
 		return err
@@ -83,7 +83,7 @@ func use(ctx context.Context, agent *rpc.Agent) error {
 		fmt.Printf("the walk at %s has come to %d\n", walk.OwnerName(), at)
 	}
 
-	// A result that stays at worker1, and goes from there to worker2.
+	// A result that stays at worker1 and is sent from there to worker2.
 	ref, err := Squares.Remote(ctx, worker1, 100)
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func use(ctx context.Context, agent *rpc.Agent) error {
 	}
 	fmt.Printf("worker2 has added up what %s made: %.0f\n", ref.OwnerName(), sum)
 
-	// The value is freed when nobody refers to it.
+	// The value is freed when no reference to it is left.
 	ref.Release()
 	_, err = ref.ToHere(ctx)
 	fmt.Println(err)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command sgd is synchronous stochastic gradient descent on two ranks, with
-// what a distributed trainer does written out by hand: a network learns a wave.
+// Command sgd trains a network on two ranks with synchronous stochastic gradient
+// descent. It writes out by hand what a distributed trainer does.
 package main
 
 import (
@@ -17,13 +17,13 @@ import (
 
 const (
 	steps     = 1001
-	batchSize = 60 // points in a step, of all ranks together
+	batchSize = 60 // points of a step, all ranks together
 	rate      = 0.1
 )
 
 // share draws the points of a step and returns those of one rank: x and
-// sin(3x), both [points, 1]. Every rank draws the same points from equal
-// generators and keeps every size-th of them.
+// sin(3x), both [points, 1]. All ranks have equal generators, so every rank draws
+// the same points. Each keeps its share of them.
 func share(g *tensor.Generator, rank, size int) (x, y *tensor.Tensor) {
 	var xs, ys []float32
 	for i := range batchSize {
@@ -35,13 +35,13 @@ func share(g *tensor.Generator, rank, size int) (x, y *tensor.Tensor) {
 	return tensor.FromFloat32(xs, len(xs), 1), tensor.FromFloat32(ys, len(ys), 1)
 }
 
-// train is what every rank does. It returns the trained parameters.
+// train runs on every rank. It returns the trained parameters.
 func train(ctx context.Context, group *dist.Group) ([]*nn.Parameter, error) {
 	b := &nn.Build{Generator: tensor.NewGenerator(int64(group.Rank()))}
 	net := nn.NewSequential(nn.NewLinear(b, 1, 32), &nn.Tanh{}, nn.NewLinear(b, 32, 32), &nn.Tanh{}, nn.NewLinear(b, 32, 1))
 	params := nn.Parameters(net)
 
-	// The ranks have drawn different first weights: all take those of rank 0.
+	// Each rank has drawn other initial weights. All take those of rank 0.
 	for _, p := range params {
 		if err := group.Broadcast(ctx, p.Data(), 0); err != nil {
 			return nil, err
@@ -55,7 +55,7 @@ func train(ctx context.Context, group *dist.Group) ([]*nn.Parameter, error) {
 			p.ZeroGrad()
 		}
 
-		// The gradient of a rank's part of the sum over the batch …
+		// The loss is a sum over the batch. This is the gradient of the rank's part.
 		loss, err := nn.Backward(ctx, func(c *nn.Ctx) *tensor.Tensor {
 			return c.Call(net, x).Sub(y).Square().Sum().MulScalar(1.0 / batchSize)
 		})
@@ -63,16 +63,16 @@ func train(ctx context.Context, group *dist.Group) ([]*nn.Parameter, error) {
 			return nil, err
 		}
 
-		// … and the parts of all ranks added up: now every rank has the gradient of
-		// the whole batch.
+		// The sum of the parts of all ranks is the gradient of the whole batch. Every
+		// rank has it now.
 		for _, p := range params {
 			if err := group.AllReduce(ctx, p.Grad(), dist.Sum); err != nil {
 				return nil, err
 			}
 		}
 
-		// Equal weights, moved by equal gradients, stay equal. Nobody needs to send
-		// them again.
+		// Equal weights that are updated with equal gradients stay equal, so no rank
+		// sends weights again.
 		for _, p := range params {
 			p.Data().Axpy(-rate, p.Grad())
 		}

@@ -37,9 +37,9 @@ func TestStartsItsRanks(t *testing.T) {
 	}
 }
 
-// TestRanksDoNotMatter: one rank, two and seven, which share the batch out
-// unevenly, end with the same weights up to rounding; the ranks of a group, to
-// the bit.
+// TestRanksDoNotMatter: one rank, two and seven end with the same weights up to
+// rounding, although seven cannot share the batch evenly. The ranks of one group
+// have the same bits.
 func TestRanksDoNotMatter(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()

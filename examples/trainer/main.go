@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command trainer has train.Run train a model: which of two spirals is a point
-// on? It evaluates, keeps the best weights, stops on Ctrl-C, and goes on where it
-// stopped, on any number of ranks.
+// Command trainer trains a model with train.Run: on which of two spirals does a
+// point lie? It evaluates, keeps the best weights, and stops on Ctrl-C. It continues
+// where it stopped, on any number of ranks.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/cohort-ml/cohort/train"
 )
 
-// Net scores a point [batch, 2] for each of the spirals [batch, 2].
+// Net takes points [batch, 2] and returns a score for each spiral [batch, 2].
 type Net struct{ In, Hidden, Out *nn.Linear }
 
 func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
@@ -28,7 +28,7 @@ func (m *Net) Forward(c *nn.Ctx, x *tensor.Tensor) *tensor.Tensor {
 	return c.Call(m.Out, c.Call(m.Hidden, x).Tanh())
 }
 
-// sample is a point and the spiral that it is on.
+// sample is a point and the number of its spiral.
 type sample struct {
 	x, y   float32
 	spiral int64
@@ -45,7 +45,7 @@ func spirals(n int) []sample {
 	return samples
 }
 
-// batch is what the model takes: points [n, 2] and labels [n].
+// batch is the input of the model: points [n, 2] and labels [n].
 type batch struct{ points, labels *tensor.Tensor }
 
 func collate(samples []sample) (batch, error) {
@@ -56,7 +56,7 @@ func collate(samples []sample) (batch, error) {
 	return batch{tensor.FromFloat32(xy, len(samples), 2), tensor.FromInt64(labels)}, nil
 }
 
-// numRight counts the samples that the model puts on their spiral.
+// numRight counts the samples for which the model predicts the right spiral.
 func numRight(ctx context.Context, net *Net, samples []sample) (n float64, err error) {
 	c := nn.Evaluation(ctx)
 	defer c.Close()
@@ -74,14 +74,14 @@ func numRight(ctx context.Context, net *Net, samples []sample) (n float64, err e
 	return n, nil
 }
 
-// run is what every rank does.
+// run runs on every rank.
 func run(ctx context.Context, group *dist.Group, out string, report train.Reporter) error {
 	b := &nn.Build{Generator: tensor.NewGenerator(1)}
 	net := &Net{nn.NewLinear(b, 2, 64), nn.NewLinear(b, 64, 64), nn.NewLinear(b, 64, 2)}
 	samples := spirals(4000)
 	training, validation := data.FromSlice(samples[:3000]), samples[3000:]
 
-	const batchSize = 120 // of all ranks together
+	const batchSize = 120 // all ranks together
 	task := train.Task[batch]{
 		Name:      "spirals",
 		About:     train.About{Model: "three layers", Data: "3000 points to train on, 1000 to validate"},
@@ -103,7 +103,7 @@ func run(ctx context.Context, group *dist.Group, out string, report train.Report
 		Size:    func(b batch) int { return b.labels.NumElems() },
 		Unit:    "points",
 		Evaluate: func(ctx context.Context) (train.Metrics, error) {
-			// Every rank looks at its share, and they add up what they found.
+			// Every rank tests its share, and an all-reduce adds the results.
 			n, rank, size := len(validation), group.Rank(), group.Size()
 			right, err := numRight(ctx, net, validation[n*rank/size:n*(rank+1)/size])
 			if err != nil {

@@ -43,8 +43,8 @@ func (r *recorder) Step(s train.Step) {
 
 func (r *recorder) Evaluation(e train.Evaluation) { r.accuracy = e.Metrics[0].Value }
 
-// TestStopsAndGoesOn: stopped on two ranks, and gone on with on three, it is the
-// run that two ranks do at a stretch, and its logs prove it.
+// TestStopsAndGoesOn: a run that stops on two ranks and continues on three equals a run
+// of two ranks without a stop. Its logs prove it.
 func TestStopsAndGoesOn(t *testing.T) {
 	spawn := func(size int, out string, r *recorder) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

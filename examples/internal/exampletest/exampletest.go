@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package exampletest is what the tests of the examples have in common: a test's
-// binary that is also the example, and a run of it.
+// Package exampletest has what the tests of the examples share. A test's binary is
+// also the example's program, and a test can run it.
 package exampletest
 
 import (
@@ -17,8 +17,8 @@ import (
 // asProgram makes the test's binary, and so its ranks, run the example.
 const asProgram = "COHORT_TEST_EXAMPLE"
 
-// Main is the TestMain of an example, whose main function it takes: it runs main in
-// an environment that is Env's, and else the tests.
+// Main is the TestMain of an example. In the environment of Env it runs the example's
+// main function, otherwise the tests.
 func Main(m *testing.M, main func()) {
 	if os.Getenv(asProgram) != "" {
 		main()
@@ -30,9 +30,9 @@ func Main(m *testing.M, main func()) {
 // Env returns the environment in which the test's binary, os.Args[0], is the example.
 func Env() []string { return append(os.Environ(), asProgram+"=1") }
 
-// Run runs the example with args for at most five minutes, as `go run` would, and returns
-// what it prints. The test fails if the example does, if what it prints lacks one of
-// wants, or if it complains of references that have leaked.
+// Run runs the example with args, as `go run` would, for at most five minutes. It returns
+// the output. The test fails if the example fails, if the output lacks one of wants, or if
+// the output reports leaked references.
 func Run(t *testing.T, wants []string, args ...string) (stdout string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
