@@ -76,7 +76,7 @@ func there(t *testing.T, p string) bool {
 }
 
 func TestMainDocuments(t *testing.T) {
-	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE"} {
+	for _, name := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "LICENSE"} {
 		if !there(t, name) {
 			t.Errorf("%s is missing", name)
 		}
@@ -99,6 +99,72 @@ func TestDocumentLinks(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// document returns the file at a path from the root.
+func document(t *testing.T, p string) *file {
+	t.Helper()
+	for _, f := range all(t) {
+		if f.path == p {
+			return f
+		}
+	}
+	t.Fatalf("%s is missing", p)
+	return nil
+}
+
+// TestDocumentPages: the list of pages in docs/README.md names every page.
+func TestDocumentPages(t *testing.T) {
+	contents := string(document(t, "docs/README.md").text)
+	for _, f := range documents(t) {
+		if name := path.Base(f.path); f.dir == "docs" && name != "README.md" && !strings.Contains(contents, "]("+name+")") {
+			t.Errorf("%s: docs/README.md does not link to it: add it to the list of pages, where readers need it", f.path)
+		}
+	}
+}
+
+var vocabularyRow = regexp.MustCompile(`^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$`)
+
+// TestVocabulary: the terms of docs/vocabulary.md are those of the code. Each term
+// stands once, and occurs in the package that its row names.
+func TestVocabulary(t *testing.T) {
+	const page = "docs/vocabulary.md"
+	words := map[string]string{} // directory to the text of its Go files, in lower case
+	for _, f := range sources(t) {
+		words[f.dir] += strings.ToLower(string(f.text))
+	}
+	inTree := func(dir, word string) bool {
+		for d, text := range words {
+			if within(d, dir) && strings.Contains(text, word) {
+				return true
+			}
+		}
+		return false
+	}
+	seen := map[string]bool{}
+	for i, line := range strings.Split(string(document(t, page).text), "\n") {
+		row := vocabularyRow.FindStringSubmatch(line)
+		if row == nil || row[1] == "term" || strings.HasPrefix(row[1], "---") {
+			continue
+		}
+		links := link.FindAllStringSubmatch(row[3], -1)
+		if len(links) == 0 {
+			t.Errorf("%s:%d: the row of %q names no package", page, i+1, row[1])
+		}
+		for term := range strings.SplitSeq(strings.ToLower(row[1]), ", ") {
+			if seen[term] {
+				t.Errorf("%s:%d: %q stands twice: give each meaning a term of its own", page, i+1, term)
+			}
+			seen[term] = true
+			last := term[strings.LastIndexByte(term, ' ')+1:]
+			if !slices.ContainsFunc(links, func(l []string) bool { return inTree(path.Join("docs", l[1]), last) }) {
+				t.Errorf("%s:%d: %q does not occur in %s: use the word of the code, or name its package", page, i+1, term, row[3])
+			}
+		}
+	}
+	if len(seen) < 50 {
+		t.Errorf("%s: only %d terms were found", page, len(seen))
 	}
 }
 
