@@ -109,8 +109,13 @@ func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 const initTimeout = 5 * time.Minute
 
 func newAgent(name string, o *options) *Agent {
-	a := &Agent{name: name, rank: -1, timeout: o.timeout, errors: o.errors, hook: o.hook, methods: map[string]*served{}, byName: map[string]*Peer{}}
-	a.ctx, a.cancel = context.WithCancelCause(context.WithValue(context.Background(), agentKey{}, a))
+	a := &Agent{name: name, rank: -1, timeout: o.timeout, errors: o.errors, methods: map[string]*served{}, byName: map[string]*Peer{}}
+	base := context.WithValue(context.Background(), agentKey{}, a)
+	for _, derive := range o.derive {
+		base = derive(base)
+	}
+	a.ctx, a.cancel = context.WithCancelCause(base)
+	a.hook = hook.FromContext(base)
 	a.end = link.New(o.config(a.ctx, name), a)
 	a.gate.limit = o.limit
 	a.calls.New = func() any { return &link.Call{Answered: make(chan struct{}, 1)} }
@@ -208,6 +213,10 @@ func (a *Agent) Size() int { return len(a.peers) }
 // Addr returns the address at which the agent listens for TCP, for clients that
 // are no agents; empty if it does not.
 func (a *Agent) Addr() string { return a.end.Addr() }
+
+// Context returns the context from which those of the agent's handlers come. It ends when
+// the agent is closed.
+func (a *Agent) Context() context.Context { return a.ctx }
 
 // Self returns the agent as its own peer: calls to it go the way of others, without
 // a network.

@@ -14,7 +14,6 @@ import (
 	"github.com/cohort-ml/cohort/dist"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/transport"
-	"github.com/cohort-ml/cohort/rpc/internal/hook"
 	"github.com/cohort-ml/cohort/rpc/internal/link"
 	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
@@ -55,7 +54,7 @@ type options struct {
 	limit      int           // of running handlers
 	serves     []*served
 	errors     []known
-	hook       hook.Hook
+	derive     []func(context.Context) context.Context
 }
 
 // WithOptions makes one option of several.
@@ -283,18 +282,16 @@ func (o *options) know(k known) error {
 	return nil
 }
 
-// init gives package autograd what is not for users.
-func init() {
-	hook.Option = func(h hook.Hook) any {
-		return option(func(o *options) error {
-			if o.hook != nil {
-				return errors.New("an agent has one hook")
-			}
-			o.hook = h
-			return nil
-		})
-	}
-	hook.Of = func(agent any) hook.Hook { return agent.(*Agent).hook }
+// WithBaseContext makes derive return the context from which those of all handlers come,
+// made from ctx: so values reach the handlers. derive is called once, by [Init].
+func WithBaseContext(derive func(ctx context.Context) context.Context) Option {
+	return option(func(o *options) error {
+		if derive == nil {
+			return errors.New("WithBaseContext was given no function")
+		}
+		o.derive = append(o.derive, derive)
+		return nil
+	})
 }
 
 // config is what the connections of an agent need to know.

@@ -36,7 +36,7 @@ const maxWalks = 1 << 12
 func WithEngine() rpc.Option {
 	h := &agentHook{}
 	return rpc.WithOptions(
-		hook.Option(h).(rpc.Option),
+		rpc.WithBaseContext(func(ctx context.Context) context.Context { return hook.NewContext(ctx, h) }),
 		rpc.WithError(prefix+"released", ErrReleased),
 		rpc.WithError(prefix+"unreached", ErrUnreached),
 		rpc.WithError(prefix+"no_pass", ErrNoPass),
@@ -71,7 +71,7 @@ func engineOf(a *rpc.Agent) (*engine, error) {
 	if a == nil {
 		return nil, errors.New("autograd: there is no agent")
 	}
-	h, ok := hook.Of(a).(*agentHook)
+	h, ok := hook.FromContext(a.Context()).(*agentHook)
 	if !ok {
 		return nil, fmt.Errorf("autograd: %v was made without autograd.WithEngine(): give it to rpc.Init", a)
 	}

@@ -3,7 +3,7 @@
 // Package hook lets package autograd see the tensors of calls as they leave and
 // arrive, without package rpc knowing what is done with them.
 //
-// An agent has at most one [Hook]. It is called for every message of a call, with
+// An agent has at most one [Hook], which its context carries. It is called for every message of a call, with
 // the tensors in the order in which the arguments or the result refer to them, and
 // for those that go out on a stream. It
 // may put others into their places: what a receiver puts there is what the handler
@@ -23,14 +23,17 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// Package rpc sets these functions when it is initialized. They are here, and not exported
-// by package rpc, because they are for package autograd alone.
-var (
-	// Option returns the rpc.Option that gives an agent a hook.
-	Option func(h Hook) any
-	// Of returns the hook of an *rpc.Agent, nil if it has none.
-	Of func(agent any) Hook
-)
+type key struct{}
+
+// NewContext returns a context with a hook. An agent whose base context has one
+// (rpc.WithBaseContext) uses it.
+func NewContext(ctx context.Context, h Hook) context.Context { return context.WithValue(ctx, key{}, h) }
+
+// FromContext returns the hook of a context, nil if it has none.
+func FromContext(ctx context.Context) Hook {
+	h, _ := ctx.Value(key{}).(Hook)
+	return h
+}
 
 // Hook sees messages. An error fails the call.
 type Hook interface {
