@@ -5,27 +5,15 @@ package launch
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/flightlog"
-	"github.com/cohort-ml/cohort/internal/agentpipe"
-	"github.com/cohort-ml/cohort/internal/envvar"
-	"github.com/cohort-ml/cohort/internal/transport"
 )
-
-// drainPatience is how long the end of the output may take after the last
-// process has gone. It is there at once, unless a process that nobody could
-// find holds a pipe open.
-const drainPatience = time.Second
 
 // agent is the thin shell around the machine: it starts processes, turns what
 // happens into events and carries actions out. One goroutine runs it.
@@ -56,17 +44,6 @@ type agent struct {
 	over       bool
 }
 
-// worker is one rank's process.
-type worker struct {
-	proc  *os.Process // nil: not started
-	pipe  *agentpipe.Writer
-	tail  *tail
-	files []*os.File // the agent's ends of its output pipes
-	ended bool
-
-	suspended bool // it was stopped (SIGSTOP) when the agent ended it
-}
-
 func newAgent(h *Host, a Attempt) *agent {
 	p := defaultPatience
 	p.fail, p.grace = h.cfg.FailGrace, h.cfg.Grace
@@ -90,28 +67,6 @@ func (a *agent) local(rank int) int {
 		return i
 	}
 	return -1
-}
-
-// newJob makes what the ranks share. A token, in whichever of its variables, or
-// node id that the user has set holds.
-func newJob(cfg *Config) (job, error) {
-	j := job{id: randomHex(8), token: valueOf(cfg.Env, envvar.Token), nodeID: valueOf(cfg.Env, envvar.NodeID)}
-	if path := valueOf(cfg.Env, envvar.TokenFile); j.token == "" && path != "" {
-		token, err := transport.ReadTokenFile(path)
-		if err != nil {
-			return j, badConfig("Env", "%s: %w", envvar.TokenFile, err)
-		}
-		j.token = token.Text()
-	}
-	if j.token == "" {
-		j.token = transport.NewToken().Text()
-	} else if _, err := transport.ParseToken(j.token); err != nil {
-		return j, badConfig("Env", "%s: %w", envvar.Token, err)
-	}
-	if j.nodeID == "" {
-		j.nodeID = "node-" + randomHex(8)
-	}
-	return j, nil
 }
 
 // run starts the workers and stays until the machine is done.
@@ -283,241 +238,6 @@ func (a *agent) onlyStopped() bool {
 		}
 	}
 	return left
-}
-
-// tell writes to the pipes of the live workers. One that does not read, or is
-// ending, misses the news; its socket to the dead rank still breaks.
-func (a *agent) tell(end ending) {
-	e := agentpipe.Event{
-		Kind: agentpipe.KindExited, Rank: a.rank(end.local), LocalRank: end.local,
-		PID: a.workers[end.local].proc.Pid, Host: a.host, Code: end.code,
-	}
-	if end.sig != 0 {
-		e.Signal = end.sig.String()
-	}
-	a.pass(e)
-	// Ranks that do not hear of it in a call of their own say where they are.
-	if !a.recorders.told {
-		a.recorders.told = true
-		a.ask()
-	}
-}
-
-// pass sends an event to the live workers.
-func (a *agent) pass(e agentpipe.Event) {
-	for _, w := range a.workers {
-		if w.proc != nil && !w.ended {
-			_ = w.pipe.Send(e)
-		}
-	}
-}
-
-// deliver signals whole process groups. A stopped process acts on a signal only
-// when it is continued.
-func (a *agent) deliver(sig syscall.Signal) {
-	for _, w := range a.workers {
-		if w.proc == nil || w.ended {
-			continue
-		}
-		w.suspended = w.suspended || isStopped(w.proc.Pid)
-		_ = syscall.Kill(-w.proc.Pid, sig)
-		if sig != syscall.SIGKILL {
-			_ = syscall.Kill(-w.proc.Pid, syscall.SIGCONT)
-		}
-	}
-}
-
-// startAll starts the workers in the order of their ranks. On an error, i is
-// the first that does not run.
-func (a *agent) startAll(ctx context.Context, stdout, stderr *sink) (i int, err error) {
-	a.workers = make([]*worker, a.cfg.NumRanks)
-	for i := range a.workers {
-		a.workers[i] = &worker{}
-	}
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		return 0, err
-	}
-	defer null.Close()
-	if err = a.serveStore(ctx, stderr); err != nil {
-		return 0, err
-	}
-	if a.logs, err = a.Host.logs.begin(a.attempt.Number, a.cfg.NumRanks); err != nil {
-		return 0, fmt.Errorf("log files of attempt %d: %w", a.attempt.Number, err)
-	}
-	for i, env := range environ(&a.cfg, a.job, a.attempt, a.recorders.dir) {
-		if a.bound != nil && valueOf(a.cfg.Env, envvar.NumThreads) == "" {
-			env = append(env, envvar.NumThreads.Assign(strconv.Itoa(threadsOf(a.bound, i))))
-		}
-		env = append(env, envvar.ErrorFile.Assign(a.logs.errorFile(i)))
-		if err := a.start(i, env, null, stdout, stderr); err != nil {
-			return i, fmt.Errorf("start rank %d (%s): %w", a.rank(i), a.program(i).argv[0], err)
-		}
-	}
-	return 0, nil
-}
-
-func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) (err error) {
-	w := a.workers[i]
-	var theirs []*os.File // to close here once the worker has them
-	defer func() {
-		for _, f := range theirs {
-			f.Close()
-		}
-		if err != nil {
-			w.close()
-		}
-	}()
-	// Rank 0 alone reads the standard input: several readers of one stream
-	// would each get a part of it.
-	files := []*os.File{null, nil, nil, nil}
-	if _, err := os.Stdin.Stat(); err == nil && i == 0 {
-		files[0] = os.Stdin
-	}
-	pass := a.cfg.PassRank0 && i == 0
-	if pass {
-		files[1], files[2] = os.Stdout, os.Stderr
-	} else {
-		for fd := 1; fd <= 2; fd++ {
-			r, wr, err := os.Pipe()
-			if err != nil {
-				return err
-			}
-			w.files, theirs = append(w.files, r), append(theirs, wr)
-			files[fd] = wr
-		}
-	}
-	var relays []*relay
-	if !pass {
-		w.tail = &tail{}
-		if relays, err = a.relaysOf(i, w.tail, stdout, stderr); err != nil {
-			return err
-		}
-		defer func() {
-			if err != nil {
-				closeRelays(relays)
-			}
-		}()
-	}
-	if files[agentFD], w.pipe, err = agentpipe.Pipe(); err != nil {
-		return err
-	}
-	theirs = append(theirs, files[agentFD])
-
-	prog := a.program(i)
-	argv := make([]string, len(prog.argv))
-	for k, s := range prog.argv {
-		argv[k] = strings.ReplaceAll(s, "${local_rank}", strconv.Itoa(i))
-	}
-	var cpus []int
-	if a.bound != nil {
-		cpus = a.bound[i]
-	}
-	attr := workerAttr()
-	a.cgroup.join(attr)
-	err = boundTo(cpus, func() (err error) {
-		w.proc, err = os.StartProcess(prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: attr})
-		return err
-	})
-	if err != nil {
-		if errors.Is(err, syscall.ENOEXEC) {
-			err = fmt.Errorf("%w: not a program of this system, nor a script whose first line is #! and its interpreter", err)
-		}
-		return err
-	}
-	a.orphans.worker(w.proc.Pid)
-	for k, r := range relays {
-		a.relays.Go(func() { r.run(w.files[k]) })
-	}
-	go func() { a.exits <- wait(i, w.proc) }()
-	return nil
-}
-
-// relaysOf makes what copies the two streams of a worker.
-func (a *agent) relaysOf(i int, t *tail, consoles ...*sink) (relays []*relay, err error) {
-	prefix := func(teed bool) []byte {
-		return linePrefix(a.cfg.Logs.Prefix, a.cfg.Role, a.host, a.rank(i), i, teed)
-	}
-	for k, console := range consoles {
-		r, err := a.logs.relay(k, i, prefix, console)
-		if err != nil {
-			closeRelays(relays)
-			return nil, err
-		}
-		r.hider.secret = a.secret
-		relays = append(relays, r)
-	}
-	relays[len(relays)-1].tail = t // of the standard error
-	return relays, nil
-}
-
-func closeRelays(relays []*relay) {
-	for _, r := range relays {
-		r.close()
-	}
-}
-
-func (w *worker) close() {
-	for _, f := range w.files {
-		f.Close()
-	}
-	if w.pipe != nil {
-		w.pipe.Close()
-	}
-}
-
-// wait turns the end of a process into an event.
-func wait(i int, proc *os.Process) exited {
-	st, err := proc.Wait()
-	if err != nil { // somebody else has reaped it
-		return exited{local: i, code: 1}
-	}
-	if ws, ok := st.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		return exited{local: i, code: -1, sig: ws.Signal()}
-	}
-	return exited{local: i, code: st.ExitCode()}
-}
-
-// drain waits until everything that was written has been copied. A slow reader
-// of our output may take its time; a signal ends the wait.
-func (a *agent) drain(sig *signals) {
-	for _, w := range a.workers {
-		if w.pipe != nil {
-			w.pipe.Close()
-		}
-		for _, f := range w.files {
-			_ = f.SetReadDeadline(time.Now().Add(drainPatience))
-		}
-	}
-	copied := make(chan struct{})
-	go func() { a.relays.Wait(); close(copied) }()
-	select {
-	case <-copied:
-	case <-sig.ch:
-		for _, w := range a.workers {
-			w.close()
-		}
-		return
-	}
-	if a.swept > 0 {
-		fmt.Fprintf(a.cfg.Stderr, "cohort: processes that the ranks had left running have been ended: %d\n", a.swept)
-	}
-}
-
-// failure is what is known of a worker that has ended badly.
-func (a *agent) failure(end ending) Failure {
-	w := a.workers[end.local]
-	f := Failure{
-		Rank: a.rank(end.local), LocalRank: end.local, Host: a.host, PID: w.proc.Pid,
-		Code: end.code, Signal: end.sig, Time: end.at, After: end.at.Sub(a.begin),
-		Stopped: end.stopped, Suspended: w.suspended, Tail: w.tail.last(),
-	}
-	a.readWords(&f)
-	if p := a.program(end.local); p.isPython && f.lacksModule() {
-		f.python = p.path
-	}
-	f.Final = f.Final || f.isFinal(w.tail.printedUsage())
-	return f
 }
 
 // result is nil or *Error.

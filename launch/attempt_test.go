@@ -5,10 +5,9 @@ package launch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,99 +16,6 @@ import (
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
-
-// roleBrittle: "N" fails, on the last rank, in the first N attempts.
-func roleBrittle(arg string) int {
-	n, _ := strconv.Atoi(arg)
-	restarts, _ := strconv.Atoi(os.Getenv("TORCHELASTIC_RESTART_COUNT"))
-	size, _ := strconv.Atoi(os.Getenv("WORLD_SIZE"))
-	say("attempt %d of %s, port %s", restarts, os.Getenv("TORCHELASTIC_MAX_RESTARTS"), os.Getenv("MASTER_PORT"))
-	if restarts >= n {
-		return 0
-	}
-	if rank() == strconv.Itoa(size-1) {
-		return 3
-	}
-	return roleWait("")
-}
-
-func TestRestarts(t *testing.T) {
-	tests := []struct{ failures, restarts, attempts, code int }{
-		{0, 2, 1, 0}, {1, 2, 2, 0}, {2, 2, 3, 0}, {3, 2, 3, 1}, {1, 0, 1, 1},
-	}
-	for _, tt := range tests {
-		t.Run(fmt.Sprintf("%d failures, %d restarts", tt.failures, tt.restarts), func(t *testing.T) {
-			var out, errs output
-			cfg := self(t, 2, fmt.Sprint("brittle:", tt.failures))
-			cfg.MaxRestarts, cfg.FailGrace = tt.restarts, 1 // a nanosecond
-			cfg.Stdout, cfg.Stderr = &out, &errs
-			var err error
-			checkLeaks(t, func() { err = Run(t.Context(), cfg) })
-			if code := ExitCode(err); code != tt.code {
-				t.Errorf("exit code %d: %v", code, err)
-			}
-			ports := map[string]bool{}
-			for i := range tt.attempts {
-				line := fmt.Sprintf("[rank1] attempt %d of %d, port ", i, tt.restarts)
-				_, rest, ok := strings.Cut(out.String(), line)
-				if !ok {
-					t.Fatalf("no %q in\n%s", line, out.String())
-				}
-				ports[firstLine(rest)] = true
-			}
-			if tt.attempts > 2 && len(ports) < 2 { // each is chosen at random: two may be the same
-				t.Errorf("ports %v in %d attempts", ports, tt.attempts)
-			}
-			if n := strings.Count(out.String(), "[rank1] attempt"); n != tt.attempts {
-				t.Errorf("%d attempts:\n%s", n, out.String())
-			}
-			if n := strings.Count(errs.String(), "starting all ranks again"); n != tt.attempts-1 {
-				t.Errorf("%d restarts were told:\n%s", n, errs.String())
-			}
-			var job *Error
-			if errors.As(err, &job) && (job.Attempt != tt.attempts-1 || job.Failures[0].Rank != 1 || job.Failures[0].Code != 3) {
-				t.Errorf("%+v", job)
-			}
-		})
-	}
-}
-
-// A signal ends the job, restarts or not, also one that comes between attempts.
-func TestRestartsEndWithSignal(t *testing.T) {
-	h, err := Open(t.Context(), func() Config {
-		cfg := self(t, 2, "wait")
-		cfg.LeaveSignals, cfg.Signals, cfg.Stdout, cfg.Stderr = false, []syscall.Signal{syscall.SIGTERM}, &output{}, &output{}
-		return cfg
-	}())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer h.Close()
-	ctx, stop := h.Idle(t.Context())
-	if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	<-ctx.Done()
-	job := ended(t, context.Cause(ctx))
-	if job.Signal != syscall.SIGTERM || job.Restartable() {
-		t.Errorf("between attempts: %+v", job)
-	}
-	stop()
-	port, err := FreePort("127.0.0.1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The signal is what the attempt begins with.
-	job = ended(t, h.Run(t.Context(), Attempt{MasterAddr: "127.0.0.1", MasterPort: port}))
-	if job.Signal != syscall.SIGTERM || job.Restartable() || len(job.Failures) != 2 || job.Failures[0].Signal != syscall.SIGTERM {
-		t.Errorf("in an attempt: %+v", job)
-	}
-	ctx, stop = h.Idle(t.Context())
-	stop()
-	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
-		t.Errorf("the signal is still there: %v", cause)
-	}
-}
 
 // A host in the middle of others: ranks, roles and nodes are those of the attempt.
 func TestAttemptAmongOthers(t *testing.T) {
@@ -182,18 +88,81 @@ func TestAttemptNews(t *testing.T) {
 	}
 }
 
-func TestParseSignals(t *testing.T) {
-	for text, want := range map[string]string{
-		"SIGTERM,SIGINT,SIGHUP,SIGQUIT": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
-		"usr1, SIGTERM ,TERM":           "SIGUSR1,SIGTERM",
-	} {
-		if got, err := ParseSignals(text); err != nil || signalNames(got) != want {
-			t.Errorf("%q: %v, %v", text, got, err)
+// TestAttemptKill: an attempt whose Kill is closed is over at once, though its
+// workers take no notice of SIGTERM, and the next one can begin.
+func TestAttemptKill(t *testing.T) {
+	var out output
+	cfg := self(t, 2, "wait")
+	cfg.Program, cfg.Args = "/bin/sh", []string{"-c", `trap "" TERM; echo ready; while :; do sleep 0.05; done`}
+	cfg.Direct, cfg.Grace, cfg.Stdout, cfg.Stderr = true, time.Hour, &out, &output{}
+	h, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	for range 2 {
+		port, err := FreePort("127.0.0.1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancelCause(t.Context())
+		kill := make(chan struct{})
+		before := strings.Count(out.String(), "ready")
+		ended := make(chan error, 1)
+		go func() { ended <- h.Run(ctx, Attempt{MasterPort: port, Kill: kill}) }()
+		for strings.Count(out.String(), "ready") < before+2 {
+			time.Sleep(time.Millisecond)
+		}
+		why := errors.New("the nodes have changed")
+		stop(why)
+		close(kill)
+		var job *Error
+		if err := <-ended; !errors.As(err, &job) || !errors.Is(err, why) || job.Restartable() || len(job.Failures) != 2 || job.Failures[0].Signal != syscall.SIGKILL {
+			t.Errorf("%+v", err)
 		}
 	}
-	for text, want := range map[string]string{"": "no signal", "SIGTERM,": "no signal", "SIGWHAT": "no signal", "SIGKILL": "cannot be handled", "SIGCHLD": "for itself"} {
-		if got, err := ParseSignals(text); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, %v", text, got, err)
+}
+
+// TestAttemptOnSignal: whoever makes attempts hears of a signal when it comes, not
+// when the workers have ended.
+func TestAttemptOnSignal(t *testing.T) {
+	var out output
+	cfg := self(t, 1, "wait")
+	goOn := filepath.Join(t.TempDir(), "go-on")
+	cfg.Program, cfg.Args = "/bin/sh", []string{"-c", `trap 'until [ -e "$0" ]; do sleep 0.02; done; exit 0' TERM; echo ready; while :; do sleep 0.02; done`, goOn}
+	cfg.Direct, cfg.LeaveSignals, cfg.Stdout, cfg.Stderr = true, false, &out, &output{}
+	h, err := Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	port, err := FreePort("127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	heard := make(chan syscall.Signal, 1)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- h.Run(t.Context(), Attempt{MasterPort: port, OnSignal: func(s syscall.Signal) { heard <- s }})
+	}()
+	for !strings.Contains(out.String(), "ready") {
+		time.Sleep(time.Millisecond)
+	}
+	if err := syscall.Kill(syscall.Getpid(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case s := <-heard:
+		if s != syscall.SIGTERM {
+			t.Errorf("heard of %v", s)
 		}
+		if err := os.WriteFile(goOn, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	case err := <-ended:
+		t.Fatalf("the attempt ended before: %v", err)
+	}
+	if err := <-ended; err == nil {
+		t.Error("an attempt that was stopped by a signal ended well")
 	}
 }

@@ -11,17 +11,6 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// agentFD is the number under which a worker finds its pipe from the agent:
-// the first after standard input, output and error.
-const agentFD = 3
-
-// job is what all ranks of one launch have in common.
-type job struct {
-	id     string // marks the processes of this job; not secret
-	token  string
-	nodeID string
-}
-
 // environ makes the environment of every worker: what is inherited, then
 // torchrun's variables, then Cohort's own.
 func environ(cfg *Config, j job, a Attempt, recorderDir string) [][]string {

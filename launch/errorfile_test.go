@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -156,62 +155,6 @@ func TestErrorFilesGo(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(os.Getenv("TMPDIR") + "/*"); len(left) > 0 {
 		t.Errorf("left: %v", left)
-	}
-}
-
-// The rank whose error was first is the cause, though it ended last.
-func TestFirstErrorFirst(t *testing.T) {
-	cfg := self(t, 2, "words:late")
-	cfg.Stdout, cfg.Stderr = &output{}, &output{}
-	begin := time.Now()
-	job := ended(t, Run(t.Context(), cfg))
-	// The job is younger than what rank 1 says: such a clock is not believed.
-	// (On a busy machine rank 1 may have ended first.)
-	other := job.Failures[len(job.Failures)-1]
-	if time.Since(begin) < 2*time.Second && job.Failures[0].Rank != 0 && other.Time.Before(job.Failures[0].Time) {
-		t.Errorf("a time before the job was believed: %+v", job.Failures)
-	}
-	at := time.Unix(1000, 0)
-	fs := []Failure{
-		{Rank: 0, Time: at.Add(5 * time.Second), After: time.Minute},
-		{Rank: 1, Time: at.Add(6 * time.Second), After: time.Minute, Raised: at.Add(2 * time.Second)},
-		{Rank: 2, Time: at.Add(6500 * time.Millisecond), After: time.Minute, Raised: at.Add(time.Hour)},
-		{Rank: 3, Time: at.Add(5900 * time.Millisecond), After: time.Minute, Raised: at.Add(5 * time.Second)},
-		{Rank: 4, Time: at.Add(7 * time.Second), After: time.Minute, Raised: at, Stopped: true},
-	}
-	firstFirst(fs)
-	var got []int
-	for _, f := range fs {
-		got = append(got, f.Rank)
-	}
-	if want := []int{1, 0, 3, 2, 4}; !slices.Equal(got, want) {
-		t.Errorf("order %v, want %v", got, want)
-	}
-}
-
-// A rank that Spawn runs records its error and its panics by itself.
-func TestSpawnRecords(t *testing.T) {
-	p := startProcess(t, "spawner:fail")
-	if code, _ := p.end(t); code != 1 {
-		t.Errorf("code %d", code)
-	}
-	if !strings.Contains(p.out.String(), "second: rank 2 of 3 exited with code 1") {
-		t.Errorf("printed\n%s", p.out.String())
-	}
-	path := filepath.Join(t.TempDir(), "error.json")
-	p = startProcess(t, "spawner:fail", "RANK=2", "WORLD_SIZE=3", "COHORT_SPAWN=2", "TORCHELASTIC_ERROR_FILE="+path)
-	if code, _ := p.end(t); code != 1 {
-		t.Errorf("code %d", code)
-	}
-	if e, _, err := errorfile.Read(path); err != nil || e.Message != "rank 2 has had enough" {
-		t.Errorf("recorded %+v, %v", e, err)
-	}
-	p = startProcess(t, "spawner:panic", "RANK=2", "WORLD_SIZE=3", "COHORT_SPAWN=2", "TORCHELASTIC_ERROR_FILE="+path)
-	if code, _ := p.end(t); code != 2 {
-		t.Errorf("code %d", code)
-	}
-	if e, _, err := errorfile.Read(path); err != nil || e.Message != "panic: out of range" || !strings.Contains(e.Callstack, "goroutine") {
-		t.Errorf("recorded %+v, %v", e, err)
 	}
 }
 

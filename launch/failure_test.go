@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"strings"
 	"syscall"
 	"testing"
 )
@@ -58,5 +59,26 @@ func TestFailureKinds(t *testing.T) {
 				t.Errorf("the report is not\n%s\nbut\n%s", want, text)
 			}
 		})
+	}
+}
+
+func TestFailureLine(t *testing.T) {
+	f := Failure{Rank: 3, Host: "h", PID: 7, Code: 1, Message: "no data"}
+	if got, want := f.Line(), "rank 3 exited with code 1 (pid 7, host h): no data"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// A program that has started its own ranks has not failed: its job has.
+func TestReportSubject(t *testing.T) {
+	for want, e := range map[string]Error{
+		"cohort: the job failed: rank 1 exited with code 3\n":  {Program: "cohort", itself: true, Failures: []Failure{{Rank: 1, Code: 3}}},
+		"cohort: train.py failed: rank 1 exited with code 3\n": {Program: "train.py", Failures: []Failure{{Rank: 1, Code: 3}}},
+	} {
+		var b strings.Builder
+		e.Report(&b)
+		if !strings.HasPrefix(b.String(), want) {
+			t.Errorf("%q, want %q", b.String(), want)
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -52,10 +53,12 @@ func TestMain(m *testing.M) {
 	os.Exit(leftover.Check(tmp, m.Run()))
 }
 
-var roles map[string]func(arg string) int
+// roles are what a process of a test does, by name. Files with roles of their own add
+// them in an init function.
+var roles = map[string]func(arg string) int{}
 
 func init() {
-	roles = map[string]func(arg string) int{
+	maps.Copy(roles, map[string]func(arg string) int{
 		"agent":    roleAgent,
 		"spawner":  roleSpawner,
 		"build":    roleBuild,
@@ -82,7 +85,7 @@ func init() {
 		"ends":     roleEnds,
 		"save":     roleSave,
 		"panicker": func(string) int { panic("boom") },
-	}
+	})
 }
 
 func rank() string { return os.Getenv("RANK") }

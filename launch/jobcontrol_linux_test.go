@@ -182,17 +182,3 @@ func TestSuspendOfSeveralMachines(t *testing.T) {
 		t.Errorf("exit code %d\n%s", code, p.errs.String())
 	}
 }
-
-// The time in which nobody could do anything is not of anybody's patience.
-func TestMachineResumed(t *testing.T) {
-	m := newMachine(2, defaultPatience)
-	now := time.Now()
-	m.step(now, signalled{syscall.SIGTERM})
-	m.step(now.Add(time.Hour), resumed{time.Hour})
-	if got := m.wake().Sub(now); got != time.Hour+defaultPatience.grace {
-		t.Errorf("the grace period ends %v after the signal", got)
-	}
-	if acts := m.step(now.Add(time.Hour+time.Second), ticked{}); len(acts) > 0 {
-		t.Errorf("%v within the grace period", acts)
-	}
-}

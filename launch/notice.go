@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,33 +50,6 @@ const defaultNoticeInterval = time.Second
 const maxNotice = 64 << 10
 
 func (n Notice) isSet() bool { return n.File != "" || n.URL != "" }
-
-// StopError is the cause of the context of a rank that is to save what it wants
-// and end: context.Cause of the context that Spawn gives its main.
-type StopError struct {
-	Rank     int            // -1 where RANK says nothing
-	Signal   syscall.Signal // that the rank got
-	Notice   string         // why, where the launcher has had notice that the machine is to go; else empty
-	Deadline time.Time      // of a notice: when the launcher kills ranks that are still there
-}
-
-func (e *StopError) Error() string {
-	text := fmt.Sprintf("rank %d got %s", e.Rank, signalName(e.Signal))
-	if e.Notice != "" {
-		text += ": " + e.Notice
-	}
-	return text
-}
-
-// newStopError is the cause in a rank that has got a signal.
-func newStopError(s syscall.Signal) *StopError {
-	rank, err := envvar.Rank.IntOr(-1, 0, math.MaxInt32)
-	if err != nil {
-		rank = -1
-	}
-	n := readNotice(envvar.Notice.Get(""))
-	return &StopError{Rank: rank, Signal: s, Notice: n.Notice, Deadline: n.Deadline}
-}
 
 // noticeFile is what the agent writes for its ranks, as JSON.
 type noticeFile struct {

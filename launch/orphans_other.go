@@ -4,16 +4,7 @@
 
 package launch
 
-import (
-	"os"
-	"syscall"
-)
-
-// workerAttr makes a worker the leader of a session of its own. There is no
-// parent-death signal here: the guard (guard.go) ends the workers of a killed agent.
-func workerAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
-
-func selfPath() (string, error) { return os.Executable() }
+import "syscall"
 
 // orphans finds what workers have left behind in their process groups. A
 // process that has left its group is not found here.
@@ -26,9 +17,6 @@ func (o *orphans) worker(pid int) { o.groups = append(o.groups, pid) }
 func (o *orphans) keep(int)       {}
 func (o *orphans) reap()          {}
 func (o *orphans) ticks() uint64  { return 0 }
-
-// ticksOf is not known here.
-func ticksOf(int) uint64 { return 0 }
 
 // suspend stops the process groups of the workers, and returns what SIGCONT is for.
 func (o *orphans) suspend(workers []int) (stopped []int) {

@@ -4,13 +4,10 @@ package launch
 
 import (
 	"errors"
-	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 )
@@ -192,20 +189,5 @@ func TestLocalRankInArguments(t *testing.T) {
 	slices.Sort(got)
 	if want := []string{"[rank0] shard-0.txt", "[rank1] shard-1.txt"}; !slices.Equal(got, want) {
 		t.Errorf("output %q, want %q", got, want)
-	}
-}
-
-func TestPorts(t *testing.T) {
-	port, err := FreePort("127.0.0.1")
-	if err != nil || port < firstPort || port > lastPort {
-		t.Fatalf("free port %d, %v", port, err)
-	}
-	l, err := net.Listen("tcp", ":"+strconv.Itoa(port)) // all addresses of the machine
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if err := checkPort("127.0.0.1", port); err == nil || !strings.Contains(err.Error(), fmt.Sprint(port)) {
-		t.Errorf("a port that is listened on: %v", err)
 	}
 }

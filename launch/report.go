@@ -10,148 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cohort-ml/cohort/internal/visible"
 )
-
-// Failure is the bad end of one rank.
-type Failure struct {
-	Rank, LocalRank int
-	Host            string
-	PID             int
-	Code            int            // exit code, -1 with Signal
-	Signal          syscall.Signal // what ended the process; 0 for an exit
-	Time            time.Time      // when the agent saw it
-	After           time.Duration  // since the start of the job
-	Stopped         bool           // it ended after the agent had asked it to
-	Suspended       bool           // its process was stopped (SIGSTOP) when the agent asked it to
-	Tail            []string       // the last lines of its standard error
-
-	// What the rank has said in its error file: Message is a line, Callstack where
-	// it happened, Raised when, to the second. ErrorFile is the file's path, where it stays.
-	Message, Callstack string
-	Raised             time.Time
-	ErrorFile          string
-	// Memory is what the system says of memory that had run out when the rank ended.
-	Memory string
-	// Final says that the rank, started again, would end in the same way.
-	Final bool
-
-	raw    []byte // the error file
-	python string // the interpreter, where a module was not found
-}
-
-// how says how the process ended: "exited with code 3", "was killed by SIGKILL".
-func (f *Failure) how() string {
-	if f.Signal != 0 {
-		return "was killed by " + signalName(f.Signal)
-	}
-	return fmt.Sprintf("exited with code %d", f.Code)
-}
-
-// ended is how for a rank that the agent has asked to end.
-func (f *Failure) ended() string {
-	how := f.how()
-	if f.Signal != 0 {
-		how += ", sent by the launcher"
-	}
-	if f.Suspended {
-		return "had been stopped (SIGSTOP); it " + how
-	}
-	return how
-}
-
-// Error is a job that did not end well.
-type Error struct {
-	Program    string
-	NumRanks   int
-	Attempt    int            // how often the ranks had been restarted
-	Failures   []Failure      // the likely cause, then the others in the order in which they were seen
-	Signal     syscall.Signal // that stopped the job, sent to the agent; 0: none
-	Notice     string         // what Signal came of, where it came of Config.Notice
-	Cause      error          // why the context ended that stopped the job
-	StartErr   error          // a rank could not be started
-	Unkillable []int          // PIDs of workers that SIGKILL did not end
-	NumStrays  int            // processes of workers that SIGKILL did not end
-	// Recorders are the first lines of what the ranks' flight recorders say
-	// together, RecorderDir the directory of their dumps, for package
-	// flightlog; empty where no rank wrote one.
-	Recorders   []string
-	RecorderDir string
-	// Suspects are the ranks that the recorders name as the cause, where they
-	// agree, or those whose processes had been stopped (SIGSTOP). They need not be among Failures: a rank may have left, with code 0.
-	Suspects []Suspect
-
-	left      []Failure // those that ended with code 0 before the first failure
-	itself    bool      // its program is this one
-	differ    bool      // the first failure says how the ranks' calls differ
-	carriedOn bool      // those left have ended well: a notice, not an error
-
-	restartsLeft int // when this attempt ended
-}
-
-// Error is one line; Report tells more.
-func (e *Error) Error() string {
-	switch {
-	case e.StartErr != nil:
-		return e.StartErr.Error()
-	case len(e.Failures) > 0 && !e.Failures[0].Stopped && len(e.blamed()) > 0:
-		return fmt.Sprintf("%s, of %d", accuse(e.blamed()), e.NumRanks)
-	case len(e.Failures) > 0 && !e.Failures[0].Stopped:
-		f := &e.Failures[0]
-		text := fmt.Sprintf("rank %d of %d %s (pid %d, host %s)", f.Rank, e.NumRanks, f.how(), f.PID, f.Host)
-		if f.Message != "" {
-			text += ": " + firstLine(f.Message)
-		}
-		return text
-	case e.Signal != 0:
-		return e.stopped()
-	case e.Cause != nil:
-		return fmt.Sprintf("stopped: %v", e.Cause)
-	default:
-		return e.remains()
-	}
-}
-
-// Unwrap returns the cause of the context's end or the start's error.
-func (e *Error) Unwrap() []error {
-	var out []error
-	for _, err := range []error{e.Cause, e.StartErr} {
-		if err != nil {
-			out = append(out, err)
-		}
-	}
-	return out
-}
-
-func (e *Error) remains() string {
-	return fmt.Sprintf("%d workers (pids %v) and %d processes that workers started survive SIGKILL: they hang in the kernel", len(e.Unkillable), e.Unkillable, e.NumStrays)
-}
-
-// stopped says what stopped the job that a signal has stopped.
-func (e *Error) stopped() string {
-	if e.Notice != "" {
-		return "stopped, because this machine is about to go: " + e.Notice
-	}
-	return "stopped by " + signalName(e.Signal)
-}
-
-// subject is what has failed: of a program that has started its own ranks, not that.
-func (e *Error) subject() string {
-	if e.itself {
-		return "the job"
-	}
-	return e.Program
-}
-
-// again says which attempt it was, of a job that has been restarted.
-func (e *Error) again() string {
-	if e.Attempt == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" in attempt %d", e.Attempt)
-}
 
 // Report writes what a person at the terminal needs: the first failure with its
 // rank's last words, then the others, then who stopped the job.
@@ -274,21 +134,6 @@ func (e *Error) Report(w io.Writer) {
 	}
 }
 
-// sameAsFirst returns the ranks that ended by themselves, in the same way and with
-// the same error as the first.
-func (e *Error) sameAsFirst() (ranks []int) {
-	if len(e.Failures) == 0 || e.Failures[0].Message == "" {
-		return nil
-	}
-	first := &e.Failures[0]
-	for i := range e.Failures[1:] {
-		if f := &e.Failures[i+1]; !f.Stopped && f.Message == first.Message && f.how() == first.how() {
-			ranks = append(ranks, f.Rank)
-		}
-	}
-	return ranks
-}
-
 // said shortens a line of the recorders that repeats one of those shown above.
 func said(line string, shown []string) string {
 	head, text, ok := strings.Cut(line, ": ")
@@ -298,10 +143,43 @@ func said(line string, shown []string) string {
 	return line
 }
 
-// signalName is the name in capitals that people know.
-func signalName(s syscall.Signal) string {
-	if name := unix.SignalName(s); name != "" {
-		return name
+// words writes what a worker has said of its end: in its error file, and on its
+// standard error unless that says the same.
+func (f *Failure) words(b *strings.Builder) {
+	if f.Message != "" || f.Callstack != "" {
+		b.WriteString("  its error")
+		if f.ErrorFile != "" {
+			fmt.Fprintf(b, ", from %s", f.ErrorFile)
+		}
+		b.WriteString(":\n")
+		text := strings.TrimRight(f.Callstack, "\n")
+		if !strings.Contains(text, firstLine(f.Message)) {
+			text = strings.TrimRight(f.Message+"\n"+text, "\n")
+		}
+		shown := strings.Split(text, "\n")
+		if n := len(shown); n > maxStackLines {
+			shown = append([]string{fmt.Sprintf("… %d lines", n-maxStackLines)}, shown[n-maxStackLines:]...)
+		}
+		for _, line := range shown {
+			fmt.Fprintf(b, "    | %s\n", strings.TrimRight(line, "\r"))
+		}
+		if said := firstLine(f.Message); slices.ContainsFunc(f.Tail, func(line string) bool { return strings.Contains(line, said) }) {
+			return
+		}
 	}
-	return fmt.Sprintf("signal %d", int(s))
+	if len(f.Tail) > 0 {
+		b.WriteString("  its last lines on standard error:\n")
+		for _, line := range f.Tail {
+			fmt.Fprintf(b, "    | %s\n", line)
+		}
+	}
 }
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+// maxStackLines is how much of a call stack a report shows: its end, where
+// Python has the error.
+const maxStackLines = 40

@@ -86,3 +86,11 @@ func (s *signals) release() {
 		}
 	}
 }
+
+// signalName is the name in capitals that people know.
+func signalName(s syscall.Signal) string {
+	if name := unix.SignalName(s); name != "" {
+		return name
+	}
+	return fmt.Sprintf("signal %d", int(s))
+}

@@ -122,22 +122,6 @@ func (opts SpawnOptions) Spawn(ctx context.Context, n int, main func(ctx context
 	})
 }
 
-// Exit ends the process after Run or Spawn: it writes the report of a failed job
-// to standard error and exits with ExitCode.
-func Exit(err error) {
-	switch e := err.(type) {
-	case nil:
-	case *Error:
-		e.Report(os.Stderr)
-	case *ConfigError:
-		errorfile.Refuse(err)
-		fmt.Fprintf(os.Stderr, "%v\n", err)
-	default:
-		fmt.Fprintf(os.Stderr, "%v\n", err)
-	}
-	os.Exit(ExitCode(err))
-}
-
 // IsRank says whether a launcher has started this process as a rank: Spawn then
 // runs its main right here.
 func IsRank() bool {
@@ -185,4 +169,31 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 		return 1
 	}
 	return 0
+}
+
+// StopError is the cause of the context of a rank that is to save what it wants
+// and end: context.Cause of the context that Spawn gives its main.
+type StopError struct {
+	Rank     int            // -1 where RANK says nothing
+	Signal   syscall.Signal // that the rank got
+	Notice   string         // why, where the launcher has had notice that the machine is to go; else empty
+	Deadline time.Time      // of a notice: when the launcher kills ranks that are still there
+}
+
+func (e *StopError) Error() string {
+	text := fmt.Sprintf("rank %d got %s", e.Rank, signalName(e.Signal))
+	if e.Notice != "" {
+		text += ": " + e.Notice
+	}
+	return text
+}
+
+// newStopError is the cause in a rank that has got a signal.
+func newStopError(s syscall.Signal) *StopError {
+	rank, err := envvar.Rank.IntOr(-1, 0, math.MaxInt32)
+	if err != nil {
+		rank = -1
+	}
+	n := readNotice(envvar.Notice.Get(""))
+	return &StopError{Rank: rank, Signal: s, Notice: n.Notice, Deadline: n.Deadline}
 }

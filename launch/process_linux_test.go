@@ -4,7 +4,6 @@ package launch
 
 import (
 	"os/exec"
-	"strings"
 	"testing"
 )
 
@@ -31,19 +30,5 @@ func TestTicks(t *testing.T) {
 	}
 	if n := ticksOf(1 << 30); n != 0 {
 		t.Errorf("no process has taken %d ticks", n)
-	}
-}
-
-// A program that has started its own ranks has not failed: its job has.
-func TestReportSubject(t *testing.T) {
-	for want, e := range map[string]Error{
-		"cohort: the job failed: rank 1 exited with code 3\n":  {Program: "cohort", itself: true, Failures: []Failure{{Rank: 1, Code: 3}}},
-		"cohort: train.py failed: rank 1 exited with code 3\n": {Program: "train.py", Failures: []Failure{{Rank: 1, Code: 3}}},
-	} {
-		var b strings.Builder
-		e.Report(&b)
-		if !strings.HasPrefix(b.String(), want) {
-			t.Errorf("%q, want %q", b.String(), want)
-		}
 	}
 }
