@@ -41,9 +41,9 @@
 //
 // # Pieces
 //
-// state.go, decide.go and machine.go are pure: events in, actions out, so that ten
+// state.go, card.go, timing.go, wire.go, decider.go and machine.go are pure: events in, actions out, so that ten
 // thousand agents and hundreds of histories are played in the tests. [Nodes] is the
-// shell that runs them on a host, meet.go says over which store, link.go is the way
+// shell that runs them on a host, meeting.go says over which store, storeclient.go is the way
 // to it.
 //
 // # Caveats

@@ -34,7 +34,7 @@ func (n *Nodes) Cannot(ctx context.Context, token string, err error) {
 	case mt.File != "":
 		open = openFile(mt.File)
 	}
-	l := newLink(open, n.Settings.Job, cannotPatience)
+	l := newStoreClient(open, n.Settings.Job, cannotPatience)
 	defer l.close()
 	host, _ := os.Hostname()
 	text := clip(fmt.Sprintf("%s (pid %d) at %s: %v", host, os.Getpid(), time.Now().Format(time.TimeOnly), err))
@@ -46,16 +46,16 @@ func (n *Nodes) Cannot(ctx context.Context, token string, err error) {
 // askWhoCannot has it told, once each, why a node that is waited for does not come. When
 // the job runs, all that were waited for have come: what one said before is forgotten, lest
 // it be told when others are waited for.
-func (a *agent) askWhoCannot() {
-	s := a.m.State()
+func (p *participant) askWhoCannot() {
+	s := p.m.State()
 	if s == nil {
 		return
 	}
 	if s.Phase != Gathering {
-		if s.Phase == Running && !a.forgot {
-			a.forgot = true
-			a.running.Go(func() {
-				_ = a.link.call(a.ctx, a.link.timeout, func(ctx context.Context, s store.Store) error {
+		if s.Phase == Running && !p.forgot {
+			p.forgot = true
+			p.running.Go(func() {
+				_ = p.store.call(p.ctx, p.store.timeout, func(ctx context.Context, s store.Store) error {
 					_, err := s.Delete(ctx, keyCannot)
 					return err
 				})
@@ -63,12 +63,12 @@ func (a *agent) askWhoCannot() {
 		}
 		return
 	}
-	if a.forgot = false; len(s.Members) >= s.Min {
+	if p.forgot = false; len(s.Members) >= s.Min {
 		return
 	}
-	a.running.Go(func() {
+	p.running.Go(func() {
 		var text string
-		_ = a.link.call(a.ctx, a.link.timeout, func(ctx context.Context, s store.Store) error {
+		_ = p.store.call(p.ctx, p.store.timeout, func(ctx context.Context, s store.Store) error {
 			b, _, err := s.CompareAndSet(ctx, keyCannot, absent, absent)
 			text = clip(string(b))
 			return err
@@ -76,10 +76,10 @@ func (a *agent) askWhoCannot() {
 		if text == "" {
 			return
 		}
-		a.happened(note{func() {
-			if text != a.cannot {
-				a.cannot = text
-				fmt.Fprintf(a.out, "cohort: a node that was to come cannot: %s\n", plain(text))
+		p.happened(onLoop{func() {
+			if text != p.cannot {
+				p.cannot = text
+				fmt.Fprintf(p.out, "cohort: a node that was to come cannot: %s\n", plain(text))
 			}
 		}})
 	})

@@ -19,8 +19,8 @@ func TestCannot(t *testing.T) {
 	n := &Nodes{Settings: Settings{Job: "job"}, Meeting: Meeting{File: file}}
 	n.Cannot(t.Context(), "", errors.New("no program\n there"))
 	var out bytes.Buffer
-	a := &agent{out: &out, m: &Machine{}, ctx: t.Context(), events: make(chan Event, 1), link: newLink(openFile(file), "job", time.Minute)}
-	defer a.link.close()
+	a := &participant{out: &out, m: &Machine{}, ctx: t.Context(), events: make(chan Event, 1), store: newStoreClient(openFile(file), "job", time.Minute)}
+	defer a.store.close()
 	ask := func(state State, comes bool) {
 		t.Helper()
 		a.m.state = &state

@@ -45,7 +45,7 @@ type Meeting struct {
 }
 
 // met is a meeting that has begun.
-type met struct {
+type startedMeeting struct {
 	open   Opener
 	addr   string        // of this node
 	server *store.Server // that this node serves, or nil
@@ -53,17 +53,17 @@ type met struct {
 }
 
 // begin reaches the store, or serves it.
-func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*met, error) {
+func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*startedMeeting, error) {
 	patience := cmp.Or(mt.Patience, n.Settings.Timing.Read)
 	call, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nobody has answered for %v", patience))
 	defer cancel()
-	story := time.AfterFunc(storyAfter, func() {
+	story := time.AfterFunc(tellAfter, func() {
 		fmt.Fprintf(h.Config().Stderr, "cohort: waiting for the store in which the nodes meet, at %s\n", mt.where())
 	})
 	defer story.Stop()
 	for began := time.Now(); ; {
 		m, err := mt.try(call, n, h)
-		var left *leftOver
+		var left *staleStore
 		switch {
 		case err == nil:
 			return m, nil
@@ -81,19 +81,19 @@ func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*met, e
 // may be that of the job before, which is just closing.
 const strangePatience = time.Second
 
-// leftOver is a store of a job that has ended, which is about to go, or has just gone,
+// staleStore is a store of a job that has ended, which is about to go, or has just gone,
 // with the node that serves it, or, where it is strange, something that is no store.
-type leftOver struct {
+type staleStore struct {
 	strange bool
 	err     error
 }
 
-func (e *leftOver) Error() string { return e.err.Error() }
-func (e *leftOver) Unwrap() error { return e.err }
+func (e *staleStore) Error() string { return e.err.Error() }
+func (e *staleStore) Unwrap() error { return e.err }
 
 // try reaches the store, or serves it, as it is now.
-func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*met, error) {
-	m := &met{addr: n.Addr, close: func() {}}
+func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*startedMeeting, error) {
+	m := &startedMeeting{addr: n.Addr, close: func() {}}
 	var err error
 	switch {
 	case mt.Addr != "":
@@ -112,7 +112,7 @@ func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*met, err
 			via = mt.Via
 		}
 		if m.addr = "127.0.0.1"; via != "" {
-			if m.addr, err = chosen(ctx, via); err != nil {
+			if m.addr, err = addrTowards(ctx, via); err != nil {
 				m.close()
 				return nil, err
 			}
@@ -126,7 +126,7 @@ func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*met, err
 }
 
 // serve makes this node the one that serves the store, if it is.
-func (mt *Meeting) serve(ctx context.Context, m *met, n *Nodes, h *launch.Host) error {
+func (mt *Meeting) serve(ctx context.Context, m *startedMeeting, n *Nodes, h *launch.Host) error {
 	token := h.Token()
 	m.open = dialStore(mt.Addr, token)
 	if mt.Hosts != nil && !*mt.Hosts || mt.Hosts == nil && transport.LeavesHost(ctx, mt.Addr) {
@@ -173,22 +173,22 @@ func openFile(path string) Opener {
 }
 
 // greet waits until the store is there and makes sure that it is this job's.
-func (m *met) greet(ctx context.Context, mt *Meeting, n *Nodes) error {
+func (m *startedMeeting) greet(ctx context.Context, mt *Meeting, n *Nodes) error {
 	first, err := m.open(ctx)
 	if err == nil {
 		if err = m.claim(ctx, first.Store, mt, n); err != nil {
 			first.Close()
 		}
 	}
-	var left *leftOver
+	var left *staleStore
 	switch {
 	// Who has another token reads the hello and closes; a reset is another program's.
 	case errors.Is(err, transport.ErrRejected) && !errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("wrong token: who serves the store at %s has another one: give all nodes the same COHORT_TOKEN or --token-file (%w)", mt.where(), err)
 	case err != nil && first == nil && mt.Addr != "" && ctx.Err() == nil:
-		return &leftOver{true, fmt.Errorf("what answers at %s is no store in which nodes meet: is the endpoint right, or is its port that of another program? (%w)", mt.Addr, err)}
+		return &staleStore{true, fmt.Errorf("what answers at %s is no store in which nodes meet: is the endpoint right, or is its port that of another program? (%w)", mt.Addr, err)}
 	case errors.Is(err, store.ErrLost) && ctx.Err() == nil:
-		return &leftOver{false, fmt.Errorf("the store in which the nodes meet, at %s, has gone: %w", mt.where(), err)}
+		return &staleStore{false, fmt.Errorf("the store in which the nodes meet, at %s, has gone: %w", mt.where(), err)}
 	case err != nil && !errors.As(err, &left):
 		return err
 	case err != nil:
@@ -206,7 +206,7 @@ func (m *met) greet(ctx context.Context, mt *Meeting, n *Nodes) error {
 }
 
 // claim says whose store it is, where one job alone has it.
-func (m *met) claim(ctx context.Context, s store.Store, mt *Meeting, n *Nodes) error {
+func (m *startedMeeting) claim(ctx context.Context, s store.Store, mt *Meeting, n *Nodes) error {
 	if mt.Addr == "" {
 		_, _, err := s.CompareAndSet(ctx, "rendezvous", absent, absent)
 		return err
@@ -223,7 +223,7 @@ func (m *met) claim(ctx context.Context, s store.Store, mt *Meeting, n *Nodes) e
 		err = fmt.Errorf("the job at %s is %q, this node's is %q: give --rdzv-id %s to join it, or another endpoint", mt.Addr, b, n.Settings.Job, b)
 	}
 	if was, bad := decodeState(state); bad == nil && was.Phase == Closed {
-		return &leftOver{false, fmt.Errorf("job %q has ended at %s (%s), and the launcher that serves it there is still there: wait for it, or give another endpoint", was.Job, mt.Addr, plain(was.Text))}
+		return &staleStore{false, fmt.Errorf("job %q has ended at %s (%s), and the launcher that serves it there is still there: wait for it, or give another endpoint", was.Job, mt.Addr, plain(was.Text))}
 	}
 	return err
 }
@@ -257,38 +257,4 @@ func Endpoint(text string, port int) (string, error) {
 		host = "localhost"
 	}
 	return net.JoinHostPort(host, strconv.Itoa(port)), nil
-}
-
-// Configure changes times by torchrun's --rdzv-conf. What it does not know it
-// leaves in the map.
-func (t *Timing) Configure(conf map[string]string) error {
-	for _, c := range []struct {
-		key string
-		to  *time.Duration
-	}{
-		{"join_timeout", &t.Join}, {"timeout", &t.Join}, {"last_call_timeout", &t.LastCall}, {"close_timeout", &t.Close},
-		{"keep_alive_interval", &t.Beat}, {"heartbeat_timeout", &t.Call}, {"read_timeout", &t.Read},
-	} {
-		text, ok := conf[c.key]
-		if !ok {
-			continue
-		}
-		seconds, err := envvar.ParseFloat(text)
-		if err != nil || !(seconds >= 0.01) && c.key != "last_call_timeout" || !(seconds >= 0) || seconds > 1e6 {
-			return fmt.Errorf("%s=%s: give seconds, 0.01 or more", c.key, text)
-		}
-		*c.to = time.Duration(seconds * float64(time.Second))
-		delete(conf, c.key)
-	}
-	if text, ok := conf["keep_alive_max_attempt"]; ok {
-		n, err := envvar.ParseInt(text)
-		if err != nil || n < 2 || n > 1000 {
-			return fmt.Errorf("keep_alive_max_attempt=%s: give 2 to 1000 beats that may be missed", text)
-		}
-		t.Misses = n
-		delete(conf, "keep_alive_max_attempt")
-	}
-	// An answer that comes later than a node is given up is of no use.
-	t.Call = min(t.Call, t.Lost()/2)
-	return nil
 }

@@ -21,8 +21,8 @@ func TestGoingStore(t *testing.T) {
 	defer port.Close()
 	port.Handle("store", func(c *transport.Conn) { _ = c.Close() })
 	meeting := &Meeting{Addr: port.Addr()}
-	m := &met{open: dialStore(meeting.Addr, token.Text())}
-	var left *leftOver
+	m := &startedMeeting{open: dialStore(meeting.Addr, token.Text())}
+	var left *staleStore
 	if err := m.greet(t.Context(), meeting, &Nodes{Settings: Settings{Job: "job"}}); !errors.As(err, &left) || left.strange || !errors.Is(err, store.ErrLost) {
 		t.Errorf("%v, want a store that was there and has gone", err)
 	}

@@ -3,9 +3,6 @@
 package rendezvous
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -13,46 +10,8 @@ import (
 	"time"
 )
 
-// Limits of what is read from the store.
-const (
-	maxRanks = 1 << 16 // of a node
-	maxText  = 4 << 10 // bytes of a name or a message
-	maxState = 32 << 20
-	maxCard  = 32 << 10
-	// idBytes is the length of a node's ID.
-	idBytes = 16
-	// maxRefused is how many refusals the state remembers.
-	maxRefused = 16
-)
-
 // MaxNodes is how many nodes a job can have.
 const MaxNodes = 1 << 16
-
-// Timing is how long things may take. The zero value is no use; see [DefaultTiming].
-type Timing struct {
-	Join     time.Duration // how long a job may wait for the least number of nodes
-	LastCall time.Duration // how long it waits for more of them when these are there
-	Close    time.Duration // how long the end may wait for those who have not heard of it
-	Beat     time.Duration // between two writes of a card
-	Misses   int           // beats without which a node is lost
-	Read     time.Duration // how long the store may be out of reach
-	Call     time.Duration // how long it may take to answer
-}
-
-// DefaultTiming absorbs a change within about four seconds.
-func DefaultTiming() Timing {
-	return Timing{Join: 10 * time.Minute, LastCall: time.Second, Close: 5 * time.Second, Beat: 500 * time.Millisecond, Misses: 5, Read: time.Minute, Call: time.Second}
-}
-
-// FixedMisses is Misses for a job of one number of nodes: nobody can go on without
-// one that is silent, so that it may be silent for longer.
-const FixedMisses = 30
-
-// Lost is how long a card stands still before its node is given up.
-func (t Timing) Lost() time.Duration { return t.Beat * time.Duration(t.Misses) }
-
-// Fence is how long a node that cannot write its card lets its ranks live.
-func (t Timing) Fence() time.Duration { return t.Lost() * 7 / 10 }
 
 // Settings are what all nodes of a job have to agree on, and how this one keeps time.
 type Settings struct {
@@ -60,55 +19,6 @@ type Settings struct {
 	Min, Max    int    // nodes
 	MaxRestarts int    // failures that do not end the job
 	Timing      Timing
-}
-
-// Node is one agent and what it brings.
-type Node struct {
-	ID       string `json:"id"`   // of this life of this agent
-	Host     string `json:"host"` // its name, for people
-	PID      int    `json:"pid"`
-	Addr     string `json:"addr"` // where ranks of other nodes reach it
-	Port     int    `json:"port"` // free there, for rank 0 of the next round
-	NumRanks int    `json:"ranks"`
-	Role     string `json:"role"`
-	Rank     int    `json:"rank"`            // the node rank that it asks for, -1 for any
-	Hosts    bool   `json:"hosts,omitempty"` // it serves the store in which nodes meet: without it there is no job
-	Store    bool   `json:"store,omitempty"` // its agent serves PyTorch's store where it has rank 0
-}
-
-// Name is how messages call a node.
-func (n *Node) Name() string { return fmt.Sprintf("%s (agent pid %d)", n.Host, n.PID) }
-
-// Status is what the ranks of a node do.
-type Status string
-
-// The values of Status.
-const (
-	Ready   Status = "ready"   // none runs; the node can be in the next round
-	Busy    Status = "busy"    // those of the card's round run, or are being stopped
-	Done    Status = "done"    // those of the card's round have ended well
-	Failed  Status = "failed"  // one of the card's round has failed; none runs
-	Leaving Status = "leaving" // the node goes, once its ranks have been stopped
-	Left    Status = "left"    // the node has gone
-)
-
-// Card is what a node says of itself.
-type Card struct {
-	Node        Node `json:"node"`
-	Min         int  `json:"min"` // these four are the node's settings
-	Max         int  `json:"max"`
-	MaxRestarts int  `json:"max_restarts"`
-	// Lost is its Timing.Lost: with less than the others' it would give them up too
-	// early, with more it would let its ranks live for too long.
-	Lost time.Duration `json:"lost"`
-
-	Beat   uint64 `json:"beat"`           // goes up with every write
-	Seen   uint64 `json:"seen"`           // version of the state that the node has read
-	Round  int    `json:"round"`          // the last one that it took part in, or has seen end
-	Status Status `json:"status"`         // what its ranks do
-	Text   string `json:"text,omitempty"` // why they failed, or why it leaves
-	// Final says that those that failed in the card's round would do so again.
-	Final bool `json:"final,omitempty"`
 }
 
 // Phase is where a job stands.
@@ -274,123 +184,4 @@ func (s *State) mismatch(set *Settings) error {
 		return fmt.Errorf("job %q was begun with nodes that may be silent for %v, on this node it is %v: give all nodes the same keep_alive_interval and keep_alive_max_attempt in --rdzv-conf", s.Job, s.Lost, lost)
 	}
 	return nil
-}
-
-var errWire = errors.New("this is no state of a rendezvous")
-
-func (n *Node) check() error {
-	switch {
-	case !isID(n.ID):
-		return fmt.Errorf("%w: a node id of %d bytes", errWire, len(n.ID))
-	case n.NumRanks < 1 || n.NumRanks > maxRanks:
-		return fmt.Errorf("%w: a node of %d ranks", errWire, n.NumRanks)
-	case n.Port < 0 || n.Port > 65535 || n.Rank < -1 || n.Rank >= MaxNodes:
-		return fmt.Errorf("%w: port %d, node rank %d", errWire, n.Port, n.Rank)
-	case len(n.Host) > maxText || len(n.Addr) > maxText || len(n.Role) > maxText:
-		return fmt.Errorf("%w: a name of more than %d bytes", errWire, maxText)
-	case strings.ContainsAny(n.Host+n.Addr+n.Role, "\x00\n\r\x1b"):
-		return fmt.Errorf("%w: a name with control characters", errWire)
-	case strings.ContainsAny(n.Addr, "/ "):
-		return fmt.Errorf("%w: address %q", errWire, n.Addr)
-	}
-	return nil
-}
-
-func isID(id string) bool {
-	if len(id) != idBytes {
-		return false
-	}
-	for _, c := range []byte(id) {
-		if !('0' <= c && c <= '9' || 'a' <= c && c <= 'f') {
-			return false
-		}
-	}
-	return true
-}
-
-// encode writes a value for the store. Nothing in one fails to be written.
-func encode(v any) []byte {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
-
-func decode(b []byte, limit int, v any) error {
-	if len(b) > limit {
-		return fmt.Errorf("%w: %d bytes, at most %d", errWire, len(b), limit)
-	}
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("%w (of another version of cohort?): %w", errWire, err)
-	}
-	if d.More() {
-		return fmt.Errorf("%w: something follows it", errWire)
-	}
-	return nil
-}
-
-// decodeState reads a state from the store.
-func decodeState(b []byte) (*State, error) {
-	s := &State{}
-	if err := decode(b, maxState, s); err != nil {
-		return nil, err
-	}
-	switch {
-	case s.Version == 0 || s.Round < 0 || s.Restarts < 0 || s.MaxRestarts < 0 || s.Arrived < 0:
-		return nil, fmt.Errorf("%w: version %d, round %d, restarts %d of %d, arrived %d", errWire, s.Version, s.Round, s.Restarts, s.MaxRestarts, s.Arrived)
-	case s.Min < 1 || s.Max < s.Min || s.Max > MaxNodes || len(s.Members) > s.Max || len(s.Waiting) > MaxNodes || len(s.Refused) > maxRefused:
-		return nil, fmt.Errorf("%w: %d members and %d waiting of %d to %d", errWire, len(s.Members), len(s.Waiting), s.Min, s.Max)
-	case s.Phase != Gathering && s.Phase != Running && s.Phase != Closed:
-		return nil, fmt.Errorf("%w: phase %.20q", errWire, s.Phase)
-	case s.Phase == Running && len(s.Members) == 0:
-		return nil, fmt.Errorf("%w: it runs without nodes", errWire)
-	case s.Decider != "" && !isID(s.Decider) || !isID(s.Born) || len(s.Job) > maxText || len(s.Text) > maxText:
-		return nil, fmt.Errorf("%w: a name that is none", errWire)
-	case s.Ending != nil && (len(s.Ending.Text) > maxText || s.Ending.Left < 0 || s.Ending.Left > len(s.Members)):
-		return nil, fmt.Errorf("%w: an ending of %d bytes, after which %d of %d nodes are left", errWire, len(s.Ending.Text), s.Ending.Left, len(s.Members))
-	}
-	seen := make(map[string]bool, len(s.Members)+len(s.Waiting))
-	for _, nodes := range [][]Node{s.Members, s.Waiting} {
-		for i := range nodes {
-			if err := nodes[i].check(); err != nil {
-				return nil, err
-			}
-			if seen[nodes[i].ID] {
-				return nil, fmt.Errorf("%w: node %s is there twice", errWire, nodes[i].ID)
-			}
-			seen[nodes[i].ID] = true
-		}
-	}
-	return s, nil
-}
-
-// decodeCard reads a card from the store.
-func decodeCard(b []byte) (*Card, error) {
-	c := &Card{}
-	if err := decode(b, maxCard, c); err != nil {
-		return nil, err
-	}
-	if err := c.Node.check(); err != nil {
-		return nil, err
-	}
-	if c.Round < 0 || len(c.Text) > maxText {
-		return nil, fmt.Errorf("%w: a card of round %d with %d bytes of text", errWire, c.Round, len(c.Text))
-	}
-	switch c.Status {
-	case Ready, Busy, Done, Failed, Leaving, Left:
-		return c, nil
-	}
-	return nil, fmt.Errorf("%w: status %.20q", errWire, c.Status)
-}
-
-// clip keeps a message within what the store takes.
-func clip(text string) string {
-	const most = maxText - 16
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most], "") + "…"
 }

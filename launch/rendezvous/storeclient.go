@@ -46,8 +46,8 @@ type Opened struct {
 	Lasting bool
 }
 
-// link is the way to the store. Its calls end within a time of their own.
-type link struct {
+// storeClient is the way to the store. Its calls end within a time of their own.
+type storeClient struct {
 	open    Opener
 	prefix  string
 	timeout time.Duration
@@ -61,82 +61,82 @@ type link struct {
 	since  time.Time // when that began
 }
 
-func newLink(open Opener, job string, timeout time.Duration) *link {
-	return &link{open: open, prefix: "rendezvous/" + job, timeout: timeout}
+func newStoreClient(open Opener, job string, timeout time.Duration) *storeClient {
+	return &storeClient{open: open, prefix: "rendezvous/" + job, timeout: timeout}
 }
 
 // call does something with the store.
-func (l *link) call(ctx context.Context, timeout time.Duration, do func(ctx context.Context, s store.Store) error) error {
+func (sc *storeClient) call(ctx context.Context, timeout time.Duration, do func(ctx context.Context, s store.Store) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	s, opened, err := l.get(ctx)
+	s, opened, err := sc.get(ctx)
 	if err == nil {
 		err = do(ctx, s)
 	}
-	l.note(opened, err)
+	sc.record(opened, err)
 	return err
 }
 
 // get returns the store, opened anew if need be. One opens it, others wait.
-func (l *link) get(ctx context.Context) (store.Store, *Opened, error) {
-	if s, o := l.current(); o != nil {
+func (sc *storeClient) get(ctx context.Context) (store.Store, *Opened, error) {
+	if s, o := sc.current(); o != nil {
 		return s, o, nil
 	}
-	l.opening.Lock()
-	defer l.opening.Unlock()
-	if s, o := l.current(); o != nil {
+	sc.opening.Lock()
+	defer sc.opening.Unlock()
+	if s, o := sc.current(); o != nil {
 		return s, o, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.timeout) // whatever the call may take
+	ctx, cancel := context.WithTimeout(ctx, sc.timeout) // whatever the call may take
 	defer cancel()
-	o, err := l.open(ctx)
+	o, err := sc.open(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.opened, l.store = o, store.Prefix(o.Store, l.prefix)
-	return l.store, o, nil
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	sc.opened, sc.store = o, store.Prefix(o.Store, sc.prefix)
+	return sc.store, o, nil
 }
 
-func (l *link) current() (store.Store, *Opened) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.store, l.opened
+func (sc *storeClient) current() (store.Store, *Opened) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	return sc.store, sc.opened
 }
 
-// note takes in how a call ended. After a failure the store is opened anew: an old
+// record takes in how a call ended. After a failure the store is opened anew: an old
 // connection may be long in finding its way again.
-func (l *link) note(opened *Opened, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (sc *storeClient) record(opened *Opened, err error) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
 	if err == nil {
-		l.last = nil
+		sc.last = nil
 		return
 	}
-	if l.last == nil {
-		l.since = time.Now()
+	if sc.last == nil {
+		sc.since = time.Now()
 	}
-	l.last = err
-	if opened != nil && opened == l.opened && !opened.Lasting {
-		l.opened = nil
+	sc.last = err
+	if opened != nil && opened == sc.opened && !opened.Lasting {
+		sc.opened = nil
 		go opened.Close() // which waits for calls under way
 	}
 }
 
 // failure returns why the store is out of reach, nil if it is not, and since when.
-func (l *link) failure() (time.Time, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.since, l.last
+func (sc *storeClient) failure() (time.Time, error) {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	return sc.since, sc.last
 }
 
-func (l *link) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.opened != nil {
-		l.opened.Close()
-		l.opened = nil
+func (sc *storeClient) close() {
+	sc.mu.Lock()
+	defer sc.mu.Unlock()
+	if sc.opened != nil {
+		sc.opened.Close()
+		sc.opened = nil
 	}
 }
 
@@ -144,32 +144,32 @@ func (l *link) close() {
 var absent = []byte{0}
 
 // do carries out an action that asks the store.
-func (l *link) do(ctx context.Context, a Action) Event {
+func (sc *storeClient) do(ctx context.Context, a Action) Event {
 	switch a := a.(type) {
 	case Write:
 		sent := time.Now()
-		err := l.call(ctx, l.timeout, func(ctx context.Context, s store.Store) error {
+		err := sc.call(ctx, sc.timeout, func(ctx context.Context, s store.Store) error {
 			return s.Set(ctx, keyCard+a.Card.Node.ID, encode(&a.Card))
 		})
 		return Put{OK: err == nil, Sent: sent}
 	case Arrive:
-		err := l.call(ctx, l.timeout, func(ctx context.Context, s store.Store) error {
+		err := sc.call(ctx, sc.timeout, func(ctx context.Context, s store.Store) error {
 			return s.Append(ctx, keyArrivals, []byte(a.ID+"\n"))
 		})
 		return Arrived{OK: err == nil}
 	case Peek:
-		s, err := l.peek(ctx)
+		s, err := sc.peek(ctx)
 		return Read{OK: err == nil, Asked: true, State: s}
 	case Look:
-		return l.look(ctx, a)
+		return sc.look(ctx, a)
 	case Swap:
-		return l.swap(ctx, a)
+		return sc.swap(ctx, a)
 	}
 	panic(fmt.Sprintf("%T asks nothing of the store", a))
 }
 
-func (l *link) peek(ctx context.Context) (state *State, err error) {
-	err = l.call(ctx, l.timeout, func(ctx context.Context, s store.Store) error {
+func (sc *storeClient) peek(ctx context.Context) (state *State, err error) {
+	err = sc.call(ctx, sc.timeout, func(ctx context.Context, s store.Store) error {
 		b, _, err := s.CompareAndSet(ctx, keyState, absent, absent)
 		if err == nil && b != nil {
 			state, err = decodeState(b)
@@ -179,7 +179,7 @@ func (l *link) peek(ctx context.Context) (state *State, err error) {
 	return state, err
 }
 
-func (l *link) look(ctx context.Context, a Look) Event {
+func (sc *storeClient) look(ctx context.Context, a Look) Event {
 	e := Looked{}
 	keys := make([]string, 0, len(a.IDs)+1)
 	if a.List {
@@ -189,7 +189,7 @@ func (l *link) look(ctx context.Context, a Look) Event {
 		keys = append(keys, keyCard+id)
 	}
 	for chunk := range slices.Chunk(keys, lookChunk) {
-		err := l.call(ctx, l.timeout, func(ctx context.Context, s store.Store) error {
+		err := sc.call(ctx, sc.timeout, func(ctx context.Context, s store.Store) error {
 			values, err := s.MultiGet(ctx, chunk...)
 			if err != nil {
 				return err
@@ -218,26 +218,9 @@ func (l *link) look(ctx context.Context, a Look) Event {
 	return e
 }
 
-// decodeArrivals reads the list of those who have come.
-func decodeArrivals(b []byte) ([]string, error) {
-	const line = idBytes + 1
-	if len(b)%line != 0 || len(b) > maxState {
-		return nil, fmt.Errorf("%w: a list of arrivals of %d bytes", errWire, len(b))
-	}
-	list := make([]string, 0, len(b)/line)
-	for one := range slices.Chunk(b, line) {
-		if id := string(one[:idBytes]); isID(id) && one[idBytes] == '\n' {
-			list = append(list, id)
-			continue
-		}
-		return nil, fmt.Errorf("%w: %q in the list of arrivals", errWire, one)
-	}
-	return list, nil
-}
-
-func (l *link) swap(ctx context.Context, a Swap) Event {
+func (sc *storeClient) swap(ctx context.Context, a Swap) Event {
 	e := Swapped{}
-	err := l.call(ctx, l.timeout, func(ctx context.Context, s store.Store) error {
+	err := sc.call(ctx, sc.timeout, func(ctx context.Context, s store.Store) error {
 		var old []byte
 		if a.Old != nil {
 			old = encode(a.Old)
@@ -253,7 +236,7 @@ func (l *link) swap(ctx context.Context, a Swap) Event {
 			e.State, err = decodeState(b)
 			return err
 		}
-		return l.ring(ctx, s, a.New.Version)
+		return sc.ring(ctx, s, a.New.Version)
 	})
 	e.OK = err == nil
 	return e
@@ -261,7 +244,7 @@ func (l *link) swap(ctx context.Context, a Swap) Event {
 
 // ring tells those who wait for a version that it is there: and for the one
 // before, whose decider may have died before it could.
-func (l *link) ring(ctx context.Context, s store.Store, version uint64) error {
+func (sc *storeClient) ring(ctx context.Context, s store.Store, version uint64) error {
 	turn := func(v uint64) string { return keyTurn + strconv.FormatUint(v, 10) }
 	if err := s.MultiSet(ctx, []string{turn(version - 1), turn(version)}, [][]byte{{1}, {1}}); err != nil {
 		return err
@@ -274,10 +257,10 @@ func (l *link) ring(ctx context.Context, s store.Store, version uint64) error {
 }
 
 // follow hands every new state on, until ctx is done.
-func (l *link) follow(ctx context.Context, news func(Event)) {
+func (sc *storeClient) follow(ctx context.Context, news func(Event)) {
 	known, born := uint64(0), ""
 	for ctx.Err() == nil {
-		s, err := l.peek(ctx)
+		s, err := sc.peek(ctx)
 		if err == nil && s == nil && known > 0 { // another store is there now
 			known, born = 0, ""
 			news(Read{OK: true})
@@ -290,7 +273,7 @@ func (l *link) follow(ctx context.Context, news func(Event)) {
 			known, born = s.Version, s.Born
 			news(Read{OK: true, State: s})
 		}
-		err = l.wait(ctx, keyTurn+strconv.FormatUint(known+1, 10))
+		err = sc.wait(ctx, keyTurn+strconv.FormatUint(known+1, 10))
 		// Without news it may be that they were missed: who is far behind waits for
 		// a version whose key has been removed.
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
@@ -300,9 +283,9 @@ func (l *link) follow(ctx context.Context, news func(Event)) {
 }
 
 // wait waits for a key. That it does not come in time is no failure of the store.
-func (l *link) wait(ctx context.Context, key string) error {
+func (sc *storeClient) wait(ctx context.Context, key string) error {
 	var late error
-	err := l.call(ctx, newsPatience+l.timeout, func(ctx context.Context, s store.Store) error {
+	err := sc.call(ctx, newsPatience+sc.timeout, func(ctx context.Context, s store.Store) error {
 		ctx, cancel := context.WithTimeout(ctx, newsPatience)
 		defer cancel()
 		err := s.Wait(ctx, key)

@@ -39,15 +39,15 @@ func openers(t *testing.T) map[string]Opener {
 	}
 }
 
-// TestLink: what one link writes the other reads, and of two that swap one wins.
-func TestLink(t *testing.T) {
+// TestStoreClient: what one storeClient writes the other reads, and of two that swap one wins.
+func TestStoreClient(t *testing.T) {
 	for name, open := range openers(t) {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
-			a, b := newLink(open, "job", 5*time.Second), newLink(open, "job", 5*time.Second)
+			a, b := newStoreClient(open, "job", 5*time.Second), newStoreClient(open, "job", 5*time.Second)
 			defer a.close()
 			defer b.close()
-			other := newLink(open, "other", 5*time.Second)
+			other := newStoreClient(open, "other", 5*time.Second)
 			defer other.close()
 
 			if e := a.do(ctx, Peek{}).(Read); !e.OK || e.State != nil {
@@ -112,7 +112,7 @@ func TestLink(t *testing.T) {
 // another version, is refused, and holds up nobody else.
 func TestUnreadableCard(t *testing.T) {
 	mem := store.NewMemory()
-	l := newLink(func(context.Context) (*Opened, error) {
+	l := newStoreClient(func(context.Context) (*Opened, error) {
 		return &Opened{Store: mem, Close: func() {}, Lasting: true}, nil
 	}, "job", time.Second)
 	defer l.close()
@@ -140,13 +140,13 @@ func TestUnreadableCard(t *testing.T) {
 	}
 }
 
-// TestLinkFailures: a store that does not answer is a failure in time, and the link
+// TestStoreClientFailures: a store that does not answer is a failure in time, and the storeClient
 // finds its way back.
-func TestLinkFailures(t *testing.T) {
+func TestStoreClientFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mem, broken := store.NewMemory(), true
 		opened := 0
-		l := newLink(func(ctx context.Context) (*Opened, error) {
+		l := newStoreClient(func(ctx context.Context) (*Opened, error) {
 			if opened++; broken {
 				<-ctx.Done()
 				return nil, fmt.Errorf("nobody there: %w", ctx.Err())
@@ -188,12 +188,12 @@ func TestLinkFailures(t *testing.T) {
 	})
 }
 
-// TestLinkOpening: while a store is being opened that does not answer, nobody waits
+// TestStoreClientOpening: while a store is being opened that does not answer, nobody waits
 // who only asks how it is, and those who want it wait no longer than for an answer.
-func TestLinkOpening(t *testing.T) {
+func TestStoreClientOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		opening := make(chan struct{})
-		l := newLink(func(ctx context.Context) (*Opened, error) {
+		l := newStoreClient(func(ctx context.Context) (*Opened, error) {
 			close(opening)
 			<-ctx.Done()
 			return nil, ctx.Err()

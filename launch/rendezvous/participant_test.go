@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// TestNotes: what the agent says is written in order, and where nobody reads it
+// TestLineWriter: what the agent says is written in order, and where nobody reads it
 // the agent goes on all the same.
-func TestNotes(t *testing.T) {
+func TestLineWriter(t *testing.T) {
 	var out bytes.Buffer
-	n := newNotes(&out)
+	n := newLineWriter(&out)
 	for i := range 3 {
 		fmt.Fprintf(n, "%d\n", i)
 	}
@@ -24,12 +24,12 @@ func TestNotes(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		r, w := io.Pipe()
-		n, began := newNotes(w), time.Now()
-		for range 10 * maxNotes {
+		n, began := newLineWriter(w), time.Now()
+		for range 10 * maxLines {
 			fmt.Fprintln(n, "nobody reads this")
 		}
-		if n.end(); time.Since(began) != notesPatience {
-			t.Errorf("it ended after %v, want %v", time.Since(began), notesPatience)
+		if n.end(); time.Since(began) != flushPatience {
+			t.Errorf("it ended after %v, want %v", time.Since(began), flushPatience)
 		}
 		_ = r.Close() // ends the writer
 	})
