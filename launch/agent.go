@@ -19,20 +19,20 @@ import (
 // happens into events and carries actions out. One goroutine runs it.
 type agent struct {
 	*Host
-	attempt Attempt
-	secret  secret
-	host    string
-	machine *machine
-	control jobControl
-	workers []*worker
-	exits   chan exited
-	orphans *orphans
-	relays  sync.WaitGroup
-	begin   time.Time
+	attempt    Attempt
+	secret     secret
+	host       string
+	supervisor *supervisor
+	control    jobControl
+	workers    []*worker
+	exits      chan exited
+	orphans    *orphans
+	relays     sync.WaitGroup
+	begin      time.Time
 	// recorders is where the ranks' flight recorders are.
 	recorders *recorders
 	logs      *attemptLogs
-	memory    *memoryWatch
+	memory    *oomWatch
 
 	startErr   error
 	hopeless   error // why the ranks cannot come together
@@ -47,12 +47,12 @@ type agent struct {
 func newAgent(h *Host, a Attempt) *agent {
 	p := defaultPatience
 	p.fail, p.grace = h.cfg.FailGrace, h.cfg.Grace
-	m := newMachine(h.cfg.NumRanks, p)
-	m.survivors = h.cfg.Survivors
+	s := newSupervisor(h.cfg.NumRanks, p)
+	s.survivors = h.cfg.Survivors
 	return &agent{
 		Host: h, attempt: a, secret: newSecret(h.job.token), host: hostName(),
-		machine: m,
-		exits:   make(chan exited, h.cfg.NumRanks),
+		supervisor: s,
+		exits:      make(chan exited, h.cfg.NumRanks),
 
 		recorders: newRecorders(&h.cfg),
 	}
@@ -72,13 +72,15 @@ func (a *agent) local(rank int) int {
 // run starts the workers and stays until the machine is done.
 func (a *agent) run(ctx context.Context, sig *signals) error {
 	a.begin = time.Now()
-	a.memory = watchMemory()
+	a.memory = watchOOM()
 	defer a.memory.close()
 	a.orphans = openOrphans(a.cfg.Exclusive, a.job.id, a.cgroup)
 	defer a.orphans.close()
 	if !a.cfg.LeaveSignals {
 		a.control = openJobControl(a.cfg.Signals)
-		defer func() { a.control.close(len(a.machine.failures) > 0 || a.machine.interrupts > 0 || a.machine.canceled) }()
+		defer func() {
+			a.control.close(len(a.supervisor.failures) > 0 || a.supervisor.interrupts > 0 || a.supervisor.canceled)
+		}()
 	}
 	childEnded := make(chan os.Signal, 1)
 	signal.Notify(childEnded, syscall.SIGCHLD)
@@ -107,7 +109,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 	var look *lookout
 	for !a.over {
 		timer.Stop()
-		if w := a.machine.wake(); !w.IsZero() {
+		if w := a.supervisor.wake(); !w.IsZero() {
 			timer.Reset(time.Until(w))
 		}
 		select {
@@ -117,7 +119,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 				a.do(onlyStopped{})
 			}
 		case s := <-sig.ch:
-			if s := s.(syscall.Signal); s == syscall.SIGINT && a.machine.phase == running && look == nil {
+			if s := s.(syscall.Signal); s == syscall.SIGINT && a.supervisor.phase == running && look == nil {
 				look = a.lookBefore(s, stderr)
 			} else {
 				look = a.passOn(look)
@@ -135,15 +137,15 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			canceled = nil
 			a.do(cancelled{})
 		case a.hopeless = <-a.store.hopeless():
-			if a.machine.phase == running || a.machine.phase == failing {
+			if a.supervisor.phase == running || a.supervisor.phase == failing {
 				a.do(cancelled{})
 			}
 		case <-kill:
 			kill = nil
-			a.do(hurried{})
+			a.do(killAsked{})
 		case <-timer.C:
-			if a.machine.givesUp(time.Now()) && a.isFreeing(stderr) {
-				a.do(freeing{})
+			if a.supervisor.givesUp(time.Now()) && a.isReclaiming(stderr) {
+				a.do(reclaiming{})
 			}
 			a.do(ticked{})
 		case e, ok := <-a.attempt.News:
@@ -153,7 +155,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			}
 			a.pass(e)
 		case <-childEnded:
-			if a.machine.phase < sweeping {
+			if a.supervisor.phase < sweeping {
 				a.orphans.reap()
 			}
 		}
@@ -172,9 +174,9 @@ func (a *agent) do(e event) {
 	if e, ok := e.(signalled); ok && a.attempt.OnSignal != nil {
 		a.attempt.OnSignal(e.sig)
 	}
-	known := len(a.machine.failures)
-	actions := a.machine.step(time.Now(), e)
-	for _, end := range a.machine.failures[known:] {
+	known := len(a.supervisor.failures)
+	actions := a.supervisor.step(time.Now(), e)
+	for _, end := range a.supervisor.failures[known:] {
 		if a.attempt.OnFailure != nil {
 			a.attempt.OnFailure(a.failure(end))
 		}
@@ -201,9 +203,9 @@ func (a *agent) do(e event) {
 	}
 }
 
-// isFreeing reports whether the kernel works on processes that have been killed: it may
+// isReclaiming reports whether the kernel works on processes that have been killed: it may
 // have many gigabytes to take back. One that hangs uses no processor time.
-func (a *agent) isFreeing(stderr *sink) bool {
+func (a *agent) isReclaiming(stderr *sink) bool {
 	was := a.freed
 	a.freed = a.ticks()
 	if a.freed == was {
@@ -242,7 +244,7 @@ func (a *agent) onlyStopped() bool {
 
 // result is nil or *Error.
 func (a *agent) result(ctx context.Context) error {
-	m := a.machine
+	s := a.supervisor
 	name := a.cfg.Program
 	if a.cfg.argv0 != "" { // this program, under the name that it was started by
 		name = a.cfg.argv0
@@ -250,12 +252,12 @@ func (a *agent) result(ctx context.Context) error {
 	e := &Error{
 		Program: name, NumRanks: a.attempt.WorldSize,
 		Attempt: a.attempt.Number, restartsLeft: a.cfg.MaxRestarts - a.attempt.Number, itself: a.cfg.argv0 != "",
-		Signal: m.stopSignal, Notice: a.Notice(), StartErr: a.startErr, NumStrays: m.numStrays,
+		Signal: s.stopSignal, Notice: a.Notice(), StartErr: a.startErr, NumStrays: s.numStrays,
 	}
-	if m.canceled {
+	if s.canceled {
 		e.Cause = cmp.Or(context.Cause(ctx), a.hopeless)
 	}
-	for _, f := range m.failures {
+	for _, f := range s.failures {
 		e.Failures = append(e.Failures, a.failure(f))
 	}
 	a.memory.explain(e.Failures)
@@ -277,7 +279,7 @@ func (a *agent) result(ctx context.Context) error {
 	} else {
 		suspectsFirst(e.Failures, e.Suspects)
 	}
-	for _, end := range m.left {
+	for _, end := range s.left {
 		if len(e.Failures) > 0 && end.at.Before(e.Failures[0].Time) {
 			e.left = append(e.left, a.failure(end))
 		}
@@ -285,7 +287,7 @@ func (a *agent) result(ctx context.Context) error {
 	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
 		return nil
 	}
-	if m.carriedOn() && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
+	if s.carriedOn() && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
 		e.carriedOn = true
 		e.Report(a.cfg.Stderr)
 		return nil

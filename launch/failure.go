@@ -103,7 +103,7 @@ func (f *Failure) lacksModule() bool {
 }
 
 // failure is what is known of a worker that has ended badly.
-func (a *agent) failure(end ending) Failure {
+func (a *agent) failure(end workerEnd) Failure {
 	w := a.workers[end.local]
 	f := Failure{
 		Rank: a.rank(end.local), LocalRank: end.local, Host: a.host, PID: w.proc.Pid,

@@ -14,11 +14,11 @@ import (
 	"syscall"
 )
 
-// memoryWatch knows whether the kernel has killed processes because memory ran
+// oomWatch knows whether the kernel has killed processes because memory ran
 // out, in this process's memory cgroup or on the machine, since it was made. The
 // kernel says so in counters that anybody may read, and in its log, which says whom,
 // and which only root may read on many systems.
-type memoryWatch struct {
+type oomWatch struct {
 	cgroup  string // its directory; empty: not known
 	limit   string
 	inGroup int64
@@ -29,8 +29,8 @@ type memoryWatch struct {
 // maxKernelLog bounds how much of the kernel's log is read after a failure.
 const maxKernelLog = 4 << 20
 
-func watchMemory() *memoryWatch {
-	m := &memoryWatch{}
+func watchOOM() *oomWatch {
+	m := &oomWatch{}
 	m.cgroup, m.limit = memoryCgroup("/proc/self/cgroup", "/sys/fs/cgroup")
 	m.inGroup, m.inAll = killsInCgroup(m.cgroup), killsIn("/proc/vmstat")
 	if f, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|syscall.O_NONBLOCK, 0); err == nil {
@@ -40,7 +40,7 @@ func watchMemory() *memoryWatch {
 	return m
 }
 
-func (m *memoryWatch) close() {
+func (m *oomWatch) close() {
 	if m.log != nil {
 		m.log.Close()
 	}
@@ -104,7 +104,7 @@ func killsIn(path string) int64 {
 
 // explain says of the failures which of them the kernel has killed because
 // memory ran out, or that this is likely.
-func (m *memoryWatch) explain(failures []Failure) {
+func (m *oomWatch) explain(failures []Failure) {
 	if len(failures) == 0 {
 		return
 	}
@@ -130,7 +130,7 @@ func (m *memoryWatch) explain(failures []Failure) {
 	}
 }
 
-func (m *memoryWatch) limitText() string {
+func (m *oomWatch) limitText() string {
 	b, err := os.ReadFile(filepath.Join(m.cgroup, m.limit))
 	if err != nil {
 		return ""
@@ -143,7 +143,7 @@ func (m *memoryWatch) limitText() string {
 }
 
 // readLog returns what the kernel has said since the watch was made, a message a line.
-func (m *memoryWatch) readLog() string {
+func (m *oomWatch) readLog() string {
 	if m.log == nil {
 		return ""
 	}

@@ -89,7 +89,7 @@ func TestMemoryEvidence(t *testing.T) {
 		}
 	}
 	// What the counters tell.
-	m := &memoryWatch{cgroup: mount + "/job/2", limit: "memory.max", inGroup: 4, inAll: killsIn("/proc/vmstat")}
+	m := &oomWatch{cgroup: mount + "/job/2", limit: "memory.max", inGroup: 4, inAll: killsIn("/proc/vmstat")}
 	writeFiles(t, m.cgroup, map[string]string{"memory.max": "1073741824\n"})
 	fs := []Failure{{Code: -1, Signal: syscall.SIGKILL}, {Code: 1}, {Code: -1, Signal: syscall.SIGKILL, Stopped: true}}
 	m.explain(fs)

@@ -4,12 +4,12 @@
 
 package launch
 
-// memoryWatch would know whether the system has killed processes because memory
+// oomWatch would know whether the system has killed processes because memory
 // ran out; only Linux does so, and says it.
-type memoryWatch struct{}
+type oomWatch struct{}
 
-func watchMemory() *memoryWatch { return &memoryWatch{} }
+func watchOOM() *oomWatch { return &oomWatch{} }
 
-func (*memoryWatch) close() {}
+func (*oomWatch) close() {}
 
-func (*memoryWatch) explain([]Failure) {}
+func (*oomWatch) explain([]Failure) {}

@@ -180,7 +180,7 @@ func (a *agent) lookBefore(sig syscall.Signal, dst *sink) *lookout {
 
 // passOn delivers the signal of a look that has ended, or is not waited for.
 func (a *agent) passOn(l *lookout) *lookout {
-	if l != nil && a.machine.interrupts == 0 {
+	if l != nil && a.supervisor.interrupts == 0 {
 		a.do(signalled{l.sig})
 	}
 	return nil

@@ -7,27 +7,28 @@ import (
 	"time"
 )
 
-// The supervision of one node's workers as a pure state machine: events in,
-// actions out. It starts nothing, reads no clock and waits for nothing; the
-// agent (agent.go) feeds it and carries out what it says. All of "which process
-// gets which signal when" is in this file.
+// The supervisor decides which process gets which signal, and when. It supervises the
+// workers of one node. It is a pure state machine: events go in, actions come out. It
+// starts nothing, reads no clock and waits for nothing. The agent (agent.go) feeds it
+// and carries out its actions.
 //
 //	running ── a worker fails ──► failing ── FailGrace over ──► stopping ── Grace over ──► killing
 //	   │                             │                             │                          │
 //	   ├── signal or cancel ─────────┴────────────────────────────►┘                          │
 //	   └── every worker has ended (from any phase) ──► sweeping ── no stray left ──► done ◄────┘ KillPatience over
 //
-// With survivors, a failure is told and changes no phase.
+// A stray is a process that a worker started and that is left when all workers have
+// ended. With survivors, the other workers are told of a failure, and the phase stays.
 
-// phase is where the job stands.
+// phase is the state of the job.
 type phase int
 
 const (
-	running  phase = iota // all is well
+	running  phase = iota // no worker has failed
 	failing               // a worker failed; the others may end by themselves, with errors of their own
 	stopping              // the others have been asked to end
 	killing               // the others have been killed
-	sweeping              // every worker has ended; processes that they started are ended
+	sweeping              // every worker has ended; the strays are being ended
 	done
 )
 
@@ -37,20 +38,20 @@ func (p phase) String() string {
 
 // patience is how long each phase may last.
 type patience struct {
-	fail  time.Duration // failing: between the first failure and the signal to the others
-	grace time.Duration // stopping: between the signal and SIGKILL
-	kill  time.Duration // killing: until a process that survives SIGKILL (stuck in the kernel) is given up
-	stray time.Duration // sweeping: between SIGTERM to the strays and SIGKILL
-	poll  time.Duration // sweeping: between two looks
-	free  time.Duration // how long one that has been killed may take to end while the kernel works on it
+	fail    time.Duration // failing: between the first failure and the signal to the others
+	grace   time.Duration // stopping: between the signal and SIGKILL
+	kill    time.Duration // killing: until a process that survives SIGKILL (it hangs in the kernel) is given up
+	stray   time.Duration // sweeping: between SIGTERM to the strays and SIGKILL
+	poll    time.Duration // sweeping: between two looks
+	reclaim time.Duration // how long a killed process may take to end while the kernel reclaims its memory
 }
 
 var defaultPatience = patience{
 	fail: time.Second, grace: 30 * time.Second, kill: 5 * time.Second,
-	stray: time.Second, poll: 5 * time.Millisecond, free: 10 * time.Minute,
+	stray: time.Second, poll: 5 * time.Millisecond, reclaim: 10 * time.Minute,
 }
 
-// An event is something that happened.
+// event is something that has happened.
 type event interface{ isEvent() }
 
 type (
@@ -61,34 +62,34 @@ type (
 	}
 	signalled   struct{ sig syscall.Signal } // the agent got a signal
 	cancelled   struct{}                     // the context that the job runs under is done
-	hurried     struct{}                     // nobody wants to wait for the workers any more
+	killAsked   struct{}                     // the workers are to be killed without a grace period
 	startFailed struct{ local int }          // this worker and those after it could not be started
-	strays      struct{ n int }              // the answer to a sweep
+	strays      struct{ n int }              // the answer to a sweep: how many strays are left
 	ticked      struct{}                     // the time of wake has come
-	freeing     struct{}                     // the kernel takes back what the killed have, which may be much
-	resumed     struct{ d time.Duration }    // the whole job, with the agent, was stopped for so long
-	onlyStopped struct{}                     // the live workers are all stopped (SIGSTOP): nobody waits for them
+	reclaiming  struct{}                     // the kernel still reclaims the memory of killed processes, which takes time
+	resumed     struct{ d time.Duration }    // the whole job, agent included, had been stopped (SIGSTOP) for the time d
+	onlyStopped struct{}                     // all live workers are stopped (SIGSTOP); nobody waits for them
 )
 
 func (exited) isEvent()      {}
 func (signalled) isEvent()   {}
 func (cancelled) isEvent()   {}
-func (hurried) isEvent()     {}
+func (killAsked) isEvent()   {}
 func (startFailed) isEvent() {}
 func (strays) isEvent()      {}
 func (ticked) isEvent()      {}
-func (freeing) isEvent()     {}
+func (reclaiming) isEvent()  {}
 func (resumed) isEvent()     {}
 func (onlyStopped) isEvent() {}
 
-// An action is something for the agent to do, in order.
+// action is something for the agent to do. Actions are done in order.
 type action interface{ isAction() }
 
 type (
-	tell    struct{ ended ending }       // tell every live worker of a failure
+	tell    struct{ ended workerEnd }    // tell every live worker of a failure
 	deliver struct{ sig syscall.Signal } // send sig to the process group of every live worker
 	sweep   struct{ sig syscall.Signal } // send sig (0: none) to the strays; answer with strays{n}
-	finish  struct{ unkillable []int }   // the job is over; these workers could not be ended
+	finish  struct{ unkillable []int }   // the job is over; SIGKILL did not end these workers
 )
 
 func (tell) isAction()    {}
@@ -96,8 +97,8 @@ func (deliver) isAction() {}
 func (sweep) isAction()   {}
 func (finish) isAction()  {}
 
-// ending is how one worker ended.
-type ending struct {
+// workerEnd says how one worker ended.
+type workerEnd struct {
 	local   int
 	code    int
 	sig     syscall.Signal
@@ -105,23 +106,23 @@ type ending struct {
 	stopped bool // after the agent had asked it to end
 }
 
-func (e ending) bad() bool { return e.code != 0 || e.sig != 0 }
+func (e workerEnd) bad() bool { return e.code != 0 || e.sig != 0 }
 
-// machine is the state. Make one with newMachine.
-type machine struct {
+// supervisor is the state machine. newSupervisor makes one.
+type supervisor struct {
 	patience patience
 	phase    phase
 	live     []bool
 	numLive  int
-	deadline time.Time // of the phase; zero: none
-	failures []ending  // in the order seen
+	deadline time.Time   // of the phase; zero: none
+	failures []workerEnd // in the order seen
 
 	interrupts  int            // signals that the agent got
 	interrupted time.Time      // when it got the first
 	stopSignal  syscall.Signal // the first of them
 	canceled    bool
 	survivors   bool           // a failure does not end the others
-	left        []ending       // with code 0, without being asked to
+	left        []workerEnd    // with code 0, without being asked to
 	endedWell   bool           // a worker has ended with code 0
 	brokeOff    bool           // a worker failed by itself after one had ended well
 	sweepSig    syscall.Signal // the strongest sent to strays so far
@@ -130,112 +131,114 @@ type machine struct {
 	numStrays   int            // at the last look
 }
 
-func newMachine(numWorkers int, p patience) *machine {
-	m := &machine{patience: p, live: make([]bool, numWorkers), numLive: numWorkers}
-	for i := range m.live {
-		m.live[i] = true
+func newSupervisor(numWorkers int, p patience) *supervisor {
+	s := &supervisor{patience: p, live: make([]bool, numWorkers), numLive: numWorkers}
+	for i := range s.live {
+		s.live[i] = true
 	}
-	return m
+	return s
 }
 
-// wake is when step wants to be called with ticked; the zero time means never.
-func (m *machine) wake() time.Time {
-	if m.phase == sweeping {
-		return m.nextLook
+// wake returns the time at which step must be called with ticked; the zero time means
+// never.
+func (s *supervisor) wake() time.Time {
+	if s.phase == sweeping {
+		return s.nextLook
 	}
-	return m.deadline
+	return s.deadline
 }
 
-// step takes one event at a time that never goes back.
-func (m *machine) step(now time.Time, e event) []action {
-	if m.phase == done {
+// step takes one event and returns the actions that follow from it. The time now never
+// goes back.
+func (s *supervisor) step(now time.Time, e event) []action {
+	if s.phase == done {
 		return nil
 	}
 	switch e := e.(type) {
 	case exited:
-		return m.onExit(now, e)
+		return s.onExit(now, e)
 	case signalled:
-		return m.onSignal(now, e.sig)
+		return s.onSignal(now, e.sig)
 	case cancelled:
-		if m.canceled {
+		if s.canceled {
 			return nil
 		}
-		m.canceled = true
-		if m.phase == running || m.phase == failing {
-			return m.stop(now, syscall.SIGTERM)
+		s.canceled = true
+		if s.phase == running || s.phase == failing {
+			return s.stop(now, syscall.SIGTERM)
 		}
-	case hurried:
-		if m.phase < killing {
-			m.canceled = true
-			return m.kill(now)
+	case killAsked:
+		if s.phase < killing {
+			s.canceled = true
+			return s.kill(now)
 		}
 	case startFailed:
-		for i := e.local; i < len(m.live); i++ {
-			if m.live[i] {
-				m.live[i] = false
-				m.numLive--
+		for i := e.local; i < len(s.live); i++ {
+			if s.live[i] {
+				s.live[i] = false
+				s.numLive--
 			}
 		}
-		if m.numLive == 0 {
-			return m.beginSweep(syscall.SIGKILL)
+		if s.numLive == 0 {
+			return s.beginSweep(syscall.SIGKILL)
 		}
-		return m.kill(now)
-	case freeing:
-		if m.givesUp(now) && now.Before(m.killed.Add(m.patience.free)) {
-			m.deadline = now.Add(m.patience.kill)
+		return s.kill(now)
+	case reclaiming:
+		if s.givesUp(now) && now.Before(s.killed.Add(s.patience.reclaim)) {
+			s.deadline = now.Add(s.patience.kill)
 		}
 	case resumed: // nobody could do anything meanwhile
-		for _, t := range []*time.Time{&m.deadline, &m.nextLook} {
+		for _, t := range []*time.Time{&s.deadline, &s.nextLook} {
 			if !t.IsZero() {
 				*t = t.Add(e.d)
 			}
 		}
 	case onlyStopped:
-		if m.survivors && m.phase == running && m.numLive > 0 {
-			return m.stop(now, syscall.SIGTERM)
+		if s.survivors && s.phase == running && s.numLive > 0 {
+			return s.stop(now, syscall.SIGTERM)
 		}
 	case strays:
-		return m.onStrays(now, e.n)
+		return s.onStrays(now, e.n)
 	case ticked:
-		if w := m.wake(); !w.IsZero() && !now.Before(w) {
-			return m.onDeadline(now)
+		if w := s.wake(); !w.IsZero() && !now.Before(w) {
+			return s.onDeadline(now)
 		}
 	}
 	return nil
 }
 
-func (m *machine) onExit(now time.Time, e exited) []action {
-	if e.local < 0 || e.local >= len(m.live) || !m.live[e.local] {
+func (s *supervisor) onExit(now time.Time, e exited) []action {
+	if e.local < 0 || e.local >= len(s.live) || !s.live[e.local] {
 		return nil
 	}
-	m.live[e.local] = false
-	m.numLive--
-	end := ending{local: e.local, code: e.code, sig: e.sig, at: now, stopped: m.phase >= stopping}
+	s.live[e.local] = false
+	s.numLive--
+	end := workerEnd{local: e.local, code: e.code, sig: e.sig, at: now, stopped: s.phase >= stopping}
 	var out []action
 	if end.bad() {
-		m.failures = append(m.failures, end)
-		if m.numLive > 0 && m.phase < killing {
+		s.failures = append(s.failures, end)
+		if s.numLive > 0 && s.phase < killing {
 			out = append(out, tell{end})
 		}
 		switch {
-		case m.survivors:
-			m.brokeOff = m.brokeOff || m.endedWell && !end.stopped
-		case m.phase == running:
-			m.phase, m.deadline = failing, now.Add(m.patience.fail)
+		case s.survivors:
+			s.brokeOff = s.brokeOff || s.endedWell && !end.stopped
+		case s.phase == running:
+			s.phase, s.deadline = failing, now.Add(s.patience.fail)
 		}
 	}
 	if !end.bad() {
-		m.endedWell = true
+		s.endedWell = true
 		if !end.stopped {
-			m.left = append(m.left, end)
+			s.left = append(s.left, end)
 		}
 	}
-	if m.numLive == 0 {
+	if s.numLive == 0 {
 		var sig syscall.Signal
-		if m.phase == killing {
+		if s.phase == killing {
 			sig = syscall.SIGKILL
 		}
-		out = append(out, m.beginSweep(sig)...)
+		out = append(out, s.beginSweep(sig)...)
 	}
 	return out
 }
@@ -246,122 +249,122 @@ const sameStop = 500 * time.Millisecond
 
 // onSignal passes a signal on. The second one, if it is SIGINT, is a person
 // who does not want to wait any longer.
-func (m *machine) onSignal(now time.Time, sig syscall.Signal) []action {
-	if m.interrupts > 0 && sig == m.stopSignal && now.Sub(m.interrupted) < sameStop {
+func (s *supervisor) onSignal(now time.Time, sig syscall.Signal) []action {
+	if s.interrupts > 0 && sig == s.stopSignal && now.Sub(s.interrupted) < sameStop {
 		return nil
 	}
-	m.interrupts++
-	if m.interrupts == 1 {
-		m.stopSignal, m.interrupted = sig, now
+	s.interrupts++
+	if s.interrupts == 1 {
+		s.stopSignal, s.interrupted = sig, now
 	}
-	hurry := m.interrupts > 1 && sig == syscall.SIGINT
-	switch m.phase {
+	hurry := s.interrupts > 1 && sig == syscall.SIGINT
+	switch s.phase {
 	case running, failing, stopping:
 		if hurry {
-			return m.kill(now)
+			return s.kill(now)
 		}
-		if m.phase == stopping && m.interrupts > 1 { // the grace period goes on from the first signal
+		if s.phase == stopping && s.interrupts > 1 { // the grace period goes on from the first signal
 			return []action{deliver{sig}}
 		}
-		return m.stop(now, sig)
+		return s.stop(now, sig)
 	case sweeping:
-		if m.sweepSig != syscall.SIGKILL {
-			return m.sweepWith(now, syscall.SIGKILL)
+		if s.sweepSig != syscall.SIGKILL {
+			return s.sweepWith(now, syscall.SIGKILL)
 		}
 	}
 	return nil
 }
 
-func (m *machine) onDeadline(now time.Time) []action {
-	switch m.phase {
+func (s *supervisor) onDeadline(now time.Time) []action {
+	switch s.phase {
 	case failing:
-		return m.stop(now, syscall.SIGTERM)
+		return s.stop(now, syscall.SIGTERM)
 	case stopping:
-		return m.kill(now)
+		return s.kill(now)
 	case killing:
-		m.phase, m.deadline = done, time.Time{}
+		s.phase, s.deadline = done, time.Time{}
 		var left []int
-		for i, l := range m.live {
+		for i, l := range s.live {
 			if l {
 				left = append(left, i)
 			}
 		}
 		return []action{finish{unkillable: left}}
 	case sweeping:
-		m.nextLook = time.Time{} // until the answer is there
+		s.nextLook = time.Time{} // until the answer is there
 		switch {
-		case now.Before(m.deadline):
-			if m.sweepSig == syscall.SIGKILL { // whatever has been started since the last look
+		case now.Before(s.deadline):
+			if s.sweepSig == syscall.SIGKILL { // whatever has been started since the last look
 				return []action{sweep{syscall.SIGKILL}}
 			}
 			return []action{sweep{0}}
-		case m.sweepSig == syscall.SIGTERM:
-			return m.sweepWith(now, syscall.SIGKILL)
+		case s.sweepSig == syscall.SIGTERM:
+			return s.sweepWith(now, syscall.SIGKILL)
 		default:
-			m.phase, m.deadline = done, time.Time{}
+			s.phase, s.deadline = done, time.Time{}
 			return []action{finish{}}
 		}
 	}
 	return nil
 }
 
-func (m *machine) onStrays(now time.Time, n int) []action {
-	if m.phase != sweeping {
+func (s *supervisor) onStrays(now time.Time, n int) []action {
+	if s.phase != sweeping {
 		return nil
 	}
-	m.numStrays = n
+	s.numStrays = n
 	switch {
 	case n == 0:
-		m.phase, m.deadline, m.nextLook = done, time.Time{}, time.Time{}
+		s.phase, s.deadline, s.nextLook = done, time.Time{}, time.Time{}
 		return []action{finish{}}
-	case m.sweepSig == 0:
-		return m.sweepWith(now, syscall.SIGTERM)
-	case m.deadline.IsZero(): // killed from the start
-		m.hasKilled(now)
-		m.deadline = now.Add(m.patience.kill)
+	case s.sweepSig == 0:
+		return s.sweepWith(now, syscall.SIGTERM)
+	case s.deadline.IsZero(): // killed from the start
+		s.hasKilled(now)
+		s.deadline = now.Add(s.patience.kill)
 	}
-	m.nextLook = now.Add(m.patience.poll)
+	s.nextLook = now.Add(s.patience.poll)
 	return nil
 }
 
 // carriedOn reports whether workers have failed and those that were left have
 // ended well: they have gone on without them. One that fails after another has
 // ended well was itself among those left.
-func (m *machine) carriedOn() bool { return m.survivors && m.endedWell && !m.brokeOff }
+func (s *supervisor) carriedOn() bool { return s.survivors && s.endedWell && !s.brokeOff }
 
-func (m *machine) stop(now time.Time, sig syscall.Signal) []action {
-	m.phase, m.deadline = stopping, now.Add(m.patience.grace)
+func (s *supervisor) stop(now time.Time, sig syscall.Signal) []action {
+	s.phase, s.deadline = stopping, now.Add(s.patience.grace)
 	return []action{deliver{sig}}
 }
 
-func (m *machine) kill(now time.Time) []action {
-	m.hasKilled(now)
-	m.phase, m.deadline = killing, now.Add(m.patience.kill)
+func (s *supervisor) kill(now time.Time) []action {
+	s.hasKilled(now)
+	s.phase, s.deadline = killing, now.Add(s.patience.kill)
 	return []action{deliver{syscall.SIGKILL}}
 }
 
-func (m *machine) hasKilled(now time.Time) {
-	if m.killed.IsZero() {
-		m.killed = now
+func (s *supervisor) hasKilled(now time.Time) {
+	if s.killed.IsZero() {
+		s.killed = now
 	}
 }
 
 // givesUp reports whether the next tick gives up processes that SIGKILL has not ended.
-func (m *machine) givesUp(now time.Time) bool {
-	return (m.phase == killing || m.phase == sweeping && m.sweepSig == syscall.SIGKILL) && !m.deadline.IsZero() && !now.Before(m.deadline)
+func (s *supervisor) givesUp(now time.Time) bool {
+	return (s.phase == killing || s.phase == sweeping && s.sweepSig == syscall.SIGKILL) && !s.deadline.IsZero() && !now.Before(s.deadline)
 }
 
-func (m *machine) beginSweep(sig syscall.Signal) []action {
-	m.phase, m.deadline, m.nextLook, m.sweepSig = sweeping, time.Time{}, time.Time{}, sig
+func (s *supervisor) beginSweep(sig syscall.Signal) []action {
+	s.phase, s.deadline, s.nextLook, s.sweepSig = sweeping, time.Time{}, time.Time{}, sig
 	return []action{sweep{sig}}
 }
 
-func (m *machine) sweepWith(now time.Time, sig syscall.Signal) []action {
-	m.sweepSig, m.nextLook = sig, time.Time{}
-	m.deadline = now.Add(m.patience.stray)
+func (s *supervisor) sweepWith(now time.Time, sig syscall.Signal) []action {
+	s.sweepSig, s.nextLook = sig, time.Time{}
+	s.deadline = now.Add(s.patience.stray)
 	if sig == syscall.SIGKILL {
-		m.hasKilled(now)
-		m.deadline = now.Add(m.patience.kill)
+		s.hasKilled(now)
+		s.deadline = now.Add(s.patience.kill)
 	}
 	return []action{sweep{sig}}
 }

@@ -32,7 +32,7 @@ func (a finish) String() string { return fmt.Sprint("finish ", a.unkillable) }
 
 // Each line of a script is an event at a time (in milliseconds), then what the
 // machine has to do and the phase that it is then in.
-func TestMachineScripts(t *testing.T) {
+func TestSupervisorScripts(t *testing.T) {
 	ok := func(i int) event { return exited{local: i} }
 	code := func(i, c int) event { return exited{local: i, code: c} }
 	died := func(i int, s syscall.Signal) event { return exited{local: i, code: -1, sig: s} }
@@ -50,31 +50,31 @@ func TestMachineScripts(t *testing.T) {
 	}{
 		{"nobody wants to wait", 2, []line{
 			{0, cancelled{}, "deliver SIGTERM", stopping},
-			{3, hurried{}, "deliver SIGKILL", killing},
-			{4, hurried{}, "", killing},
+			{3, killAsked{}, "deliver SIGKILL", killing},
+			{4, killAsked{}, "", killing},
 			{5, died(0, sigKILL), "", killing},
 			{5, died(1, sigKILL), "sweep SIGKILL", sweeping},
 			{6, strays{0}, "finish []", done},
 		}, "0* 1*"},
 		{"the killed have much to give back", 2, []line{
 			{0, cancelled{}, "deliver SIGTERM", stopping},
-			{1, hurried{}, "deliver SIGKILL", killing},
+			{1, killAsked{}, "deliver SIGKILL", killing},
 			{2, died(0, sigKILL), "", killing},
-			{3000, freeing{}, "", killing}, // too early to be of interest
-			{5001, freeing{}, "", killing},
+			{3000, reclaiming{}, "", killing}, // too early to be of interest
+			{5001, reclaiming{}, "", killing},
 			{5001, ticked{}, "", killing},
-			{10001, freeing{}, "", killing},
+			{10001, reclaiming{}, "", killing},
 			{12000, died(1, sigKILL), "sweep SIGKILL", sweeping},
 			{12000, strays{1}, "", sweeping},
-			{17000, freeing{}, "", sweeping},
+			{17000, reclaiming{}, "", sweeping},
 			{17000, ticked{}, "sweep SIGKILL", sweeping},
 			{17001, strays{0}, "finish []", done},
 		}, "0* 1*"},
 		{"who is killed does not end for ever", 1, []line{
 			{0, cancelled{}, "deliver SIGTERM", stopping},
-			{1, hurried{}, "deliver SIGKILL", killing},
-			{5001, freeing{}, "", killing},
-			{600001, freeing{}, "", killing},
+			{1, killAsked{}, "deliver SIGKILL", killing},
+			{5001, reclaiming{}, "", killing},
+			{600001, reclaiming{}, "", killing},
 			{600001, ticked{}, "finish [0]", done},
 		}, ""},
 		{"all end well", 2, []line{
@@ -206,7 +206,7 @@ func TestMachineScripts(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			m := newMachine(tt.n, defaultPatience)
+			m := newSupervisor(tt.n, defaultPatience)
 			m.survivors = strings.HasPrefix(tt.name, "survivors")
 			start := time.Unix(1000, 0)
 			for i, l := range tt.script {
@@ -241,10 +241,10 @@ type simWorker struct {
 	endAs          exited
 }
 
-// TestMachineSimulated runs random histories: whatever the workers do, the job
+// TestSupervisorSimulated runs random histories: whatever the workers do, the job
 // ends in bounded time, each is asked before it is killed, and all live ones
 // hear of a failure.
-func TestMachineSimulated(t *testing.T) {
+func TestSupervisorSimulated(t *testing.T) {
 	seed := seeded.Of(t)
 	for run := range uint64(3000) {
 		if !simulate(t, rand.New(rand.NewPCG(seed, run))) {
@@ -288,7 +288,7 @@ func simulate(t *testing.T, r *rand.Rand) bool {
 	slices.SortFunc(signalAt, time.Time.Compare)
 	numStrays, strayIgnores := r.IntN(3), r.IntN(2) == 0
 
-	m := newMachine(n, defaultPatience)
+	m := newSupervisor(n, defaultPatience)
 	asked, killed, finished := false, false, false
 	fail := func(format string, args ...any) bool {
 		t.Errorf("at %v: "+format, append([]any{now.Sub(start)}, args...)...)
@@ -390,8 +390,8 @@ func simulate(t *testing.T, r *rand.Rand) bool {
 }
 
 // The time in which nobody could do anything is not of anybody's patience.
-func TestMachineResumed(t *testing.T) {
-	m := newMachine(2, defaultPatience)
+func TestSupervisorResumed(t *testing.T) {
+	m := newSupervisor(2, defaultPatience)
 	now := time.Now()
 	m.step(now, signalled{syscall.SIGTERM})
 	m.step(now.Add(time.Hour), resumed{time.Hour})

@@ -184,7 +184,7 @@ func wait(i int, proc *os.Process) exited {
 
 // tell writes to the pipes of the live workers. One that does not read, or is
 // ending, misses the news; its socket to the dead rank still breaks.
-func (a *agent) tell(end ending) {
+func (a *agent) tell(end workerEnd) {
 	e := agentpipe.Event{
 		Kind: agentpipe.KindExited, Rank: a.rank(end.local), LocalRank: end.local,
 		PID: a.workers[end.local].proc.Pid, Host: a.host, Code: end.code,

@@ -30,6 +30,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -215,3 +217,30 @@ func WithCode(b []byte, code int) []byte {
 	}
 	return out
 }
+
+// Final is an error that the same worker would end with again, whatever else happens:
+// of its settings, its files or its data. A launcher does not start it again for that.
+type Final struct{ Err error }
+
+func (e *Final) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error.
+func (e *Final) Unwrap() error { return e.Err }
+
+// Refuse records that this process ends before it has begun, as it would each time, such as
+// for its command line. It must be a worker itself, which leads a session: how a program
+// ends that a worker runs beside its own work says nothing of the worker's end.
+func Refuse(err error) {
+	if leader, no := unix.Getsid(0); no == nil && leader == os.Getpid() {
+		Record(&Final{Err: err}, "")
+	}
+}
+
+// Repeated is an error that another worker of the job has ended with, too, and has
+// said before: the launcher's report tells it, so it need not be printed again.
+type Repeated struct{ Err error }
+
+func (e *Repeated) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error.
+func (e *Repeated) Unwrap() error { return e.Err }
