@@ -148,12 +148,6 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 				a.do(reclaiming{})
 			}
 			a.do(ticked{})
-		case e, ok := <-a.attempt.News:
-			if !ok {
-				a.attempt.News = nil
-				break
-			}
-			a.pass(e)
 		case <-childEnded:
 			if a.supervisor.phase < sweeping {
 				a.orphans.reap()

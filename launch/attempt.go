@@ -5,8 +5,6 @@ package launch
 import (
 	"fmt"
 	"syscall"
-
-	"github.com/cohort-ml/cohort/internal/agentpipe"
 )
 
 // Attempt is one start of the workers: where this host stands among the others
@@ -34,8 +32,6 @@ type Attempt struct {
 	// AgentStore says that the agent of node 0 serves PyTorch's store to all ranks, at
 	// MasterAddr and MasterPort: what [Host.ServesStore] says there.
 	AgentStore bool
-	// News is what to tell the workers of what has happened on other hosts. May be nil.
-	News <-chan agentpipe.Event
 	// OnFailure is called for each worker that ends badly, as soon as it has, by
 	// the goroutine of [Host.Run]: it must not wait. May be nil.
 	OnFailure func(Failure)

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -56,11 +55,12 @@ func TestAttemptAmongOthers(t *testing.T) {
 	}
 }
 
-// What happens elsewhere is told to the workers, what happens here to the caller.
-func TestAttemptNews(t *testing.T) {
+// TestAttemptTells: the agent tells its worker of another one that has failed, and whoever
+// made the attempt of both.
+func TestAttemptTells(t *testing.T) {
 	var out output
-	cfg := self(t, 2, "news")
-	cfg.Stdout, cfg.Stderr, cfg.FailGrace = &out, &output{}, time.Minute // both are to print it
+	cfg := self(t, 2, "news:3")
+	cfg.Stdout, cfg.Stderr, cfg.FailGrace = &out, &output{}, time.Minute // rank 2 is to end by itself
 	h, err := Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -70,20 +70,15 @@ func TestAttemptNews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	news := make(chan agentpipe.Event, 1)
-	news <- agentpipe.Event{Kind: agentpipe.KindExited, Rank: 7, PID: 4711, Host: "far", Code: 9}
-	close(news)
 	var failed []int
 	job := ended(t, h.Run(t.Context(), Attempt{
-		FirstRank: 2, WorldSize: 8, MasterPort: port, News: news,
+		FirstRank: 2, WorldSize: 8, MasterPort: port,
 		OnFailure: func(f Failure) { failed = append(failed, f.Rank) },
 	}))
-	for _, r := range []string{"2", "3"} {
-		if want := "[rank" + r + "] news: rank 7 (host far, pid 4711) exited with code 9"; !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, out.String())
-		}
+	if want := "[rank2] news: rank 3 (host " + hostName() + ", pid "; !strings.Contains(out.String(), want) || !strings.Contains(out.String(), ") exited with code 9") {
+		t.Errorf("no %q in\n%s", want, out.String())
 	}
-	if slices.Sort(failed); !slices.Equal(failed, []int{2, 3}) || len(job.Failures) != 2 || !job.Restartable() {
+	if !slices.Equal(failed, []int{3, 2}) || len(job.Failures) != 2 || job.Failures[0].Rank != 3 || !job.Restartable() {
 		t.Errorf("told of %v, failures %+v", failed, job.Failures)
 	}
 }

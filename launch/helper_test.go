@@ -163,8 +163,12 @@ func roleDeaf(string) int {
 	return roleWait("")
 }
 
-// roleNews waits for news of a peer, prints it and ends with code 1.
-func roleNews(string) int {
+// roleNews, of one rank, ends with code 9; others wait for news of that, print it and
+// end with code 1.
+func roleNews(failing string) int {
+	if rank() == failing {
+		return 9
+	}
 	r, err := agentpipe.Open()
 	if err != nil || r == nil {
 		say("no pipe: %v", err)
@@ -276,14 +280,14 @@ func roleBuild(dir string) int {
 // roleSpawner is a user's program with two calls of Spawn.
 func roleSpawner(arg string) int {
 	say("before, rank %q", rank())
-	first := SpawnOptions{}.Spawn(context.Background(), 2, func(ctx context.Context) error {
+	first := Spawn(context.Background(), 2, func(ctx context.Context) error {
 		say("first main, rank %s of %s", rank(), os.Getenv("WORLD_SIZE"))
 		return nil
 	})
 	if first != nil {
 		say("first: %v", first)
 	}
-	err := SpawnOptions{}.Spawn(context.Background(), 3, func(ctx context.Context) error {
+	err := Spawn(context.Background(), 3, func(ctx context.Context) error {
 		say("second main, rank %s of %s", rank(), os.Getenv("WORLD_SIZE"))
 		switch {
 		case arg == "fail" && rank() == "2":

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"os/signal"
@@ -25,23 +24,6 @@ import (
 // process, as its arguments are: a re-executed program finds the call that it
 // was started for by counting.
 var spawnCalls atomic.Int64
-
-// SpawnOptions are the parts of [Config] that make sense for Spawn; see there.
-// The zero value is the default.
-type SpawnOptions struct {
-	MasterAddr     string
-	MasterPort     int
-	Env            []string // default os.Environ()
-	Stdout, Stderr io.Writer
-	PassRank0      bool
-	Grace          time.Duration
-	FailGrace      time.Duration
-	Survivors      bool
-	MaxRestarts    int
-	LeaveSignals   bool
-	Exclusive      bool
-	Notice         Notice
-}
 
 // Spawn runs main in n rank processes of this machine and waits for them; it is
 // what multiprocessing's spawn is in Python, for a program's own main:
@@ -85,12 +67,7 @@ type SpawnOptions struct {
 // code 1. Deferred calls of the functions around Spawn do not run in a rank.
 //
 // The errors are those of [Run].
-func Spawn(ctx context.Context, n int, main func(ctx context.Context) error) error {
-	return SpawnOptions{}.Spawn(ctx, n, main)
-}
-
-// Spawn is the function of that name, with these options.
-func (opts SpawnOptions) Spawn(ctx context.Context, n int, main func(ctx context.Context) error) error {
+func Spawn(ctx context.Context, n int, main func(ctx context.Context) error, opts ...SpawnOption) error {
 	call := spawnCalls.Add(1)
 	if envvar.Rank.IsSet() != envvar.WorldSize.IsSet() {
 		set, missing := envvar.Rank, envvar.WorldSize
@@ -113,13 +90,15 @@ func (opts SpawnOptions) Spawn(ctx context.Context, n int, main func(ctx context
 	if err != nil {
 		return badConfig("Program", "find this program's own file: %w", err)
 	}
-	return Run(ctx, Config{
-		Program: self, Direct: true, Args: os.Args[1:], argv0: os.Args[0],
-		extra:    []string{envvar.Spawn.Assign(strconv.FormatInt(call, 10))},
-		NumRanks: n, MasterAddr: opts.MasterAddr, MasterPort: opts.MasterPort, Env: opts.Env,
-		Stdout: opts.Stdout, Stderr: opts.Stderr, PassRank0: opts.PassRank0,
-		Grace: opts.Grace, FailGrace: opts.FailGrace, Survivors: opts.Survivors, MaxRestarts: opts.MaxRestarts, LeaveSignals: opts.LeaveSignals, Exclusive: opts.Exclusive, Notice: opts.Notice,
-	})
+	var o spawnOptions
+	for _, opt := range opts {
+		opt(&o)
+	}
+	cfg := o.cfg
+	cfg.Program, cfg.Args, cfg.Direct, cfg.NumRanks = self, os.Args[1:], true, n
+	cfg.argv0 = os.Args[0]
+	cfg.extra = []string{envvar.Spawn.Assign(strconv.FormatInt(call, 10))}
+	return Run(ctx, cfg)
 }
 
 // IsRank says whether a launcher has started this process as a rank: Spawn then

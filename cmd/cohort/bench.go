@@ -89,7 +89,6 @@ func (f *benchFlags) profiled(fn func() error) (err error) {
 // them, with the group of all ranks. how are the options of the group. env is added
 // to the environment of the ranks.
 func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env []string, fn func(ctx context.Context, g *dist.Group) error, how ...dist.Option) error {
-	opts := launch.SpawnOptions{PassRank0: true, Env: append(os.Environ(), env...)}
 	rank := dist.Main(func(ctx context.Context, g *dist.Group) error {
 		if g.Rank() == 0 {
 			return f.profiled(func() error { return fn(ctx, g) })
@@ -99,12 +98,12 @@ func (f *benchFlags) onRanks(ctx context.Context, numRanks, numThreads int, env 
 	if !launch.IsRank() { // this process starts the ranks and waits
 		launch.KeepSecrets()
 	}
-	return opts.Spawn(ctx, numRanks, func(ctx context.Context) error {
+	return launch.Spawn(ctx, numRanks, func(ctx context.Context) error {
 		if err := tensor.SetNumThreads(numThreads); err != nil {
 			return err
 		}
 		return rank(ctx)
-	})
+	}, launch.WithPassRank0(), launch.WithEnv(append(os.Environ(), env...)))
 }
 
 // setThreads sets the number of threads of the process to the value of --threads; 0

@@ -68,7 +68,7 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 		rank := dist.Main(func(ctx context.Context, group *dist.Group) error {
 			return r.run(ctx, group, given, newReporter(asJSON, cmd.OutOrStdout(), cmd.ErrOrStderr()))
 		})
-		return launch.SpawnOptions{PassRank0: true}.Spawn(cmd.Context(), numRanks, func(ctx context.Context) error {
+		return launch.Spawn(cmd.Context(), numRanks, func(ctx context.Context) error {
 			// Rank 0 writes to the standard output of the command. If the reader of a
 			// pipe ends (| head), the training must not.
 			signal.Ignore(syscall.SIGPIPE)
@@ -77,7 +77,7 @@ func (r recipe) command(cmd *cobra.Command) *cobra.Command {
 				os.Exit(exitFailed) // the reporter has said so: the job is not complete
 			}
 			return err
-		})
+		}, launch.WithPassRank0())
 	}
 	return cmd
 }

@@ -266,7 +266,7 @@ func numbers() []string {
 
 func main() {
 	flag.Parse()
-	launch.Exit(launch.SpawnOptions{PassRank0: true}.Spawn(context.Background(), 2, dist.Main(func(ctx context.Context, group *dist.Group) error {
+	launch.Exit(launch.Spawn(context.Background(), 2, dist.Main(func(ctx context.Context, group *dist.Group) error {
 		return tune(ctx, group, train.NewConsole(os.Stdout, false, "cohort"))
-	})))
+	}), launch.WithPassRank0()))
 }

@@ -167,7 +167,7 @@ func evaluate(ctx context.Context, group *dist.Group, net *models.ResNet, test d
 
 func main() {
 	flag.Parse()
-	launch.Exit(launch.SpawnOptions{PassRank0: true}.Spawn(context.Background(), *numRank, dist.Main(func(ctx context.Context, group *dist.Group) error {
+	launch.Exit(launch.Spawn(context.Background(), *numRank, dist.Main(func(ctx context.Context, group *dist.Group) error {
 		return learn(ctx, group, train.NewConsole(os.Stdout, false, "go run ./cmd/cohort"))
-	})))
+	}), launch.WithPassRank0()))
 }
