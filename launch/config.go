@@ -115,9 +115,10 @@ type Config struct {
 	// it has left the worker's session and cleared its environment (Linux).
 	Exclusive bool
 
-	argv0 string // of the workers, where it is not the program's path
-	extra []string
-	guard *guard // ends what this process cannot end any more
+	// Of a job that Spawn starts: the name of this program, which is also the first
+	// argument of the workers, and the number of the call (from 1; 0: not Spawn's).
+	argv0     string
+	spawnCall int64
 }
 
 func (cfg Config) withDefaults() (Config, error) {

@@ -39,6 +39,11 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Nodes == nil && cfg.MasterPort != 0 {
+		if err := checkPort(cfg.MasterAddr, cfg.MasterPort); err != nil {
+			return nil, &ConfigError{Field: "MasterPort", Err: err}
+		}
+	}
 	if err := checkFiles(&cfg); err != nil {
 		return nil, err
 	}
@@ -73,15 +78,14 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	}
 	// It comes before all that would stay if this process were killed.
 	h.guard = startGuard(h.job.id)
-	cfg.guard = h.guard
-	if h.logs, err = openLogs(&cfg); err != nil {
+	if h.logs, err = openLogs(&cfg, h.guard); err != nil {
 		return nil, err
 	}
 	if dir := cgroupPath(h.job.id); dir != "" {
 		h.guard.tell('c', dir)
 		h.cgroup = openCgroup(dir)
 	}
-	if err = h.resolve(ctx, &cfg); err != nil {
+	if err = h.resolve(ctx); err != nil {
 		return nil, err
 	}
 	h.watchNotice()

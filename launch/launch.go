@@ -15,15 +15,6 @@ import (
 // [*ConfigError] means that nothing was started, an [*Error] that the job did
 // not end well.
 func Run(ctx context.Context, cfg Config) error {
-	cfg, err := cfg.withDefaults()
-	if err != nil {
-		return err
-	}
-	if cfg.Nodes == nil && cfg.MasterPort != 0 {
-		if err := checkPort(cfg.MasterAddr, cfg.MasterPort); err != nil {
-			return &ConfigError{Field: "MasterPort", Err: err}
-		}
-	}
 	h, err := Open(ctx, cfg)
 	if err != nil {
 		return err

@@ -133,7 +133,7 @@ type logTree struct {
 }
 
 // openLogs makes the directory of the run.
-func openLogs(cfg *Config) (*logTree, error) {
+func openLogs(cfg *Config, g *guard) (*logTree, error) {
 	l := &logTree{Logs: cfg.Logs}
 	if l.Dir == os.DevNull {
 		return l, nil
@@ -150,7 +150,7 @@ func openLogs(cfg *Config) (*logTree, error) {
 			fmt.Fprintf(cfg.Stderr, "cohort: log files are in %s (--log-dir chooses another place)\n", base)
 		}
 	default:
-		base, err = cfg.guard.tempDir()
+		base, err = g.tempDir()
 		l.scratch = base
 	}
 	switch {

@@ -11,13 +11,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/internal/visible"
 )
 
@@ -261,7 +259,6 @@ func (h *Host) watchNotice() {
 	}
 	if h.logs.dir != "" {
 		h.notice.path = filepath.Join(h.logs.dir, "notice.json")
-		h.cfg.extra = append(slices.Clip(h.cfg.extra), envvar.Notice.Assign(h.notice.path))
 	}
 	h.notice.start(h.sig.ch)
 }

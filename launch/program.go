@@ -16,7 +16,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
@@ -57,9 +56,8 @@ func (p *program) remove() {
 	}
 }
 
-// resolve finds, or builds, the program of a job, whose id is job. Signals end
-// a build.
-func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*program, error) {
+// resolve finds the program that cfg names. A Go package is built by b.
+func resolve(ctx context.Context, cfg *Config, b *builder) (*program, error) {
 	if cfg.Module {
 		return python(cfg, "-m", cfg.Program)
 	}
@@ -73,7 +71,7 @@ func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*progr
 	}
 	isPath := strings.ContainsRune(name, filepath.Separator)
 	if !cfg.Direct && err == nil && st.IsDir() {
-		return buildGo(ctx, cfg, job, sig, name, ".")
+		return b.build(ctx, cfg, name, ".")
 	}
 	if ext := filepath.Ext(name); !cfg.Direct && (ext == ".py" || ext == ".go") {
 		if err != nil {
@@ -82,7 +80,7 @@ func resolve(ctx context.Context, cfg *Config, job string, sig *signals) (*progr
 		if ext == ".py" {
 			return python(cfg, absolute(cfg, name))
 		}
-		return buildGo(ctx, cfg, job, sig, filepath.Dir(name), filepath.Base(name))
+		return b.build(ctx, cfg, filepath.Dir(name), filepath.Base(name))
 	}
 	if !isPath && cfg.argv0 == "" {
 		path, lookErr := exec.LookPath(name)
@@ -181,80 +179,6 @@ func python(cfg *Config, args ...string) (*program, error) {
 	return &program{path: path, argv: append(argv, cfg.Args...), isPython: true}, nil
 }
 
-// goTempDir is the go command's variable for where it works.
-const goTempDir envvar.Var = "GOTMPDIR"
-
-// buildGo builds the main package in dir (target "."), or one file of it, so
-// that all ranks share one build and one file. The go command works in that
-// file's directory too, so that nothing of it stays, even of a build that is killed.
-func buildGo(ctx context.Context, cfg *Config, job string, sig *signals, dir, target string) (_ *program, err error) {
-	if files, _ := filepath.Glob(filepath.Join(dir, "*.go")); len(files) == 0 {
-		return nil, badConfig("Program", "directory %s has no Go files: give the directory of a main package, a binary, or a .py script", cfg.Program)
-	}
-	goTool, err := exec.LookPath("go")
-	if err != nil {
-		return nil, badConfig("Program", "%s has to be built, and the go command is not there: %w (install Go, or give a built binary)", cfg.Program, err)
-	}
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return nil, badConfig("Program", "program %s: %w", cfg.Program, err)
-	}
-	tmpDir, err := cfg.guard.tempDir()
-	if err != nil {
-		return nil, badConfig("Program", "no place to build %s in: the temporary directory %s cannot be written: name another one in TMPDIR (%w)", cfg.Program, os.TempDir(), limited(err))
-	}
-	p := &program{
-		path: filepath.Join(tmpDir, filepath.Base(strings.TrimSuffix(filepath.Join(abs, target), ".go"))),
-		tmp:  tmpDir,
-	}
-	p.argv = append([]string{p.path}, cfg.Args...)
-	defer func() {
-		if err != nil {
-			p.remove()
-		}
-	}()
-
-	fmt.Fprintf(cfg.Stderr, "cohort: building %s\n", cfg.Program)
-	var out bytes.Buffer
-	cmd := exec.Command(goTool, "build", "-o", p.path, target)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = abs, &out, &out
-	// A compiler has no use for the token. The job is what the guard knows it by,
-	// if the agent is killed before it could tell the guard of it.
-	cmd.Env = slices.DeleteFunc(slices.Clone(cfg.Env), func(kv string) bool { return strings.HasPrefix(kv, envvar.Token.Assign("")) })
-	cmd.Env = append(cmd.Env, envvar.Job.Assign(job))
-	if valueOf(cfg.Env, goTempDir) == "" {
-		cmd.Env = append(cmd.Env, goTempDir.Assign(tmpDir))
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := cmd.Start(); err != nil {
-		return nil, badConfig("Program", "go build %s: %w", cfg.Program, err)
-	}
-	cfg.guard.watch(cmd.Process.Pid, true)
-	defer cfg.guard.watch(cmd.Process.Pid, false)
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	kill := func() {
-		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		<-ended
-	}
-	select {
-	case err = <-ended:
-	case s := <-sig.ch:
-		kill()
-		return nil, &Error{Program: cfg.Program, Signal: s.(syscall.Signal)}
-	case <-ctx.Done():
-		kill()
-		return nil, &Error{Program: cfg.Program, Cause: context.Cause(ctx)}
-	}
-	if err != nil {
-		return nil, badConfig("Program", "go build %s: %w\n%s", cfg.Program, err, bytes.TrimRight(out.Bytes(), "\n"))
-	}
-	if st, err := os.Stat(p.path); err != nil || st.Mode()&0o111 == 0 {
-		return nil, badConfig("Program", "%s is not a main package: there is nothing to run in it", cfg.Program)
-	}
-	return p, nil
-}
-
 // Program is what some of a job's ranks run.
 type Program struct {
 	// Path is as Config.Program.
@@ -266,9 +190,11 @@ type Program struct {
 }
 
 // resolve finds, or builds, the programs of the job.
-func (h *Host) resolve(ctx context.Context, cfg *Config) error {
+func (h *Host) resolve(ctx context.Context) error {
+	cfg := &h.cfg
+	b := &builder{job: h.job.id, guard: h.guard, sig: &h.sig}
 	if len(cfg.Programs) == 0 {
-		p, err := resolve(ctx, cfg, h.job.id, &h.sig)
+		p, err := resolve(ctx, cfg, b)
 		if err != nil {
 			return err
 		}
@@ -278,7 +204,7 @@ func (h *Host) resolve(ctx context.Context, cfg *Config) error {
 	for _, part := range cfg.Programs {
 		one := *cfg
 		one.Program, one.Args = part.Path, part.Args
-		p, err := resolve(ctx, &one, h.job.id, &h.sig)
+		p, err := resolve(ctx, &one, b)
 		if err != nil {
 			return err
 		}

@@ -22,7 +22,7 @@ func resolved(t *testing.T, cfg Config) (*program, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resolve(t.Context(), &cfg, "test", &signals{})
+	return resolve(t.Context(), &cfg, &builder{job: "test", sig: &signals{}})
 }
 
 func TestResolveErrors(t *testing.T) {

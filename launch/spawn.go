@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"strconv"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -96,8 +95,7 @@ func Spawn(ctx context.Context, n int, main func(ctx context.Context) error, opt
 	}
 	cfg := o.cfg
 	cfg.Program, cfg.Args, cfg.Direct, cfg.NumRanks = self, os.Args[1:], true, n
-	cfg.argv0 = os.Args[0]
-	cfg.extra = []string{envvar.Spawn.Assign(strconv.FormatInt(call, 10))}
+	cfg.argv0, cfg.spawnCall = os.Args[0], call
 	return Run(ctx, cfg)
 }
 

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/internal/agentpipe"
-	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // agentFD is the number under which a worker finds its pipe from the agent:
@@ -49,11 +48,7 @@ func (a *agent) startAll(ctx context.Context, stdout, stderr *sink) (i int, err 
 	if a.logs, err = a.Host.logs.begin(a.attempt.Number, a.cfg.NumRanks); err != nil {
 		return 0, fmt.Errorf("log files of attempt %d: %w", a.attempt.Number, err)
 	}
-	for i, env := range environ(&a.cfg, a.job, a.attempt, a.recorders.dir) {
-		if a.bound != nil && valueOf(a.cfg.Env, envvar.NumThreads) == "" {
-			env = append(env, envvar.NumThreads.Assign(strconv.Itoa(threadsOf(a.bound, i))))
-		}
-		env = append(env, envvar.ErrorFile.Assign(a.logs.errorFile(i)))
+	for i, env := range a.environments() {
 		if err := a.start(i, env, null, stdout, stderr); err != nil {
 			return i, fmt.Errorf("start rank %d (%s): %w", a.rank(i), a.program(i).argv[0], err)
 		}
