@@ -7,16 +7,17 @@ import (
 	"context"
 	"os"
 	"os/signal"
-	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/flightlog"
+	"github.com/cohort-ml/cohort/internal/visible"
 )
 
-// agent is the thin shell around the machine: it starts processes, turns what
-// happens into events and carries actions out. One goroutine runs it.
+// agent runs one attempt on this host. It is a thin shell around the supervisor: it
+// starts processes, turns what happens into events and carries actions out. One
+// goroutine runs it.
 type agent struct {
 	*Host
 	attempt    Attempt
@@ -27,20 +28,21 @@ type agent struct {
 	workers    []*worker
 	exits      chan exited
 	orphans    *orphans
-	relays     sync.WaitGroup
 	begin      time.Time
-	// recorders is where the ranks' flight recorders are.
-	recorders *recorders
-	logs      *attemptLogs
-	memory    *oomWatch
+
+	stdout, stderr *sink // of this process
+	relays         sync.WaitGroup
+	logs           *attemptLogs
+	recorders      *recorders // the ranks' flight recorders
+	oom            *oomWatch
 
 	startErr   error
 	hopeless   error // why the ranks cannot come together
 	unkillable []int
-	swept      int    // processes that workers had left behind
-	freed      uint64 // processor time of the killed at the last look
-	sweeps     bool   // strays have been killed
-	frees      bool   // it has been said that they take long
+	numSwept   int    // how many processes the workers had left behind
+	killTicks  uint64 // processor time of the killed processes at the last look
+	killsSwept bool   // SIGKILL has been sent to strays
+	saidSlow   bool   // a notice has said that killed processes take long to end
 	over       bool
 }
 
@@ -49,19 +51,19 @@ func newAgent(h *Host, a Attempt) *agent {
 	p.fail, p.grace = h.cfg.FailGrace, h.cfg.Grace
 	s := newSupervisor(h.cfg.NumRanks, p)
 	s.survivors = h.cfg.Survivors
+	stdout, stderr := newSinks(h.cfg.Stdout, h.cfg.Stderr)
 	return &agent{
 		Host: h, attempt: a, secret: newSecret(h.job.token), host: hostName(),
-		supervisor: s,
-		exits:      make(chan exited, h.cfg.NumRanks),
-
+		supervisor: s, exits: make(chan exited, h.cfg.NumRanks),
+		stdout: stdout, stderr: stderr,
 		recorders: newRecorders(&h.cfg),
 	}
 }
 
-// rank is the rank of a worker in the job; local is the way back, -1 for a rank
-// of another host.
+// rank returns the rank in the job of a local rank.
 func (a *agent) rank(local int) int { return a.attempt.FirstRank + local }
 
+// local returns the local rank of a rank, -1 for a rank of another host.
 func (a *agent) local(rank int) int {
 	if i := rank - a.attempt.FirstRank; i >= 0 && i < len(a.workers) {
 		return i
@@ -69,28 +71,36 @@ func (a *agent) local(rank int) int {
 	return -1
 }
 
-// run starts the workers and stays until the machine is done.
+// say prints lines of the launcher on standard error.
+func (a *agent) say(lines ...string) {
+	var b strings.Builder
+	for _, l := range lines {
+		b.WriteString("cohort: " + visible.Text(l) + "\n")
+	}
+	_, _ = a.stderr.Write([]byte(b.String()))
+}
+
+// run starts the workers and returns when the supervisor is done.
 func (a *agent) run(ctx context.Context, sig *signals) error {
 	a.begin = time.Now()
-	a.memory = watchOOM()
-	defer a.memory.close()
+	a.oom = watchOOM()
+	defer a.oom.close()
 	a.orphans = openOrphans(a.cfg.Exclusive, a.job.id, a.cgroup)
 	defer a.orphans.close()
 	if !a.cfg.LeaveSignals {
 		a.control = openJobControl(a.cfg.Signals)
 		defer func() {
-			a.control.close(len(a.supervisor.failures) > 0 || a.supervisor.interrupts > 0 || a.supervisor.canceled)
+			s := a.supervisor
+			a.control.close(len(s.failures) > 0 || s.interrupts > 0 || s.canceled)
 		}()
 	}
 	childEnded := make(chan os.Signal, 1)
 	signal.Notify(childEnded, syscall.SIGCHLD)
 	defer signal.Stop(childEnded)
-
-	stdout, stderr := newSinks(a.cfg.Stdout, a.cfg.Stderr)
-	if a.attempt.NumNodes == 1 { // else ranks of other nodes may be in it still
+	if a.attempt.NumNodes == 1 { // else ranks of other nodes may be in the store still
 		defer a.endStore()
 	}
-	failed, err := a.startAll(ctx, stdout, stderr)
+	failed, err := a.startAll(ctx)
 	if a.guard != nil {
 		a.orphans.keep(a.guard.proc.Pid)
 		for _, w := range a.workers {
@@ -103,6 +113,14 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 		a.startErr = limited(err)
 		a.do(startFailed{failed})
 	}
+	a.loop(ctx, sig, childEnded)
+	a.drain(sig)
+	a.logs.end()
+	return a.result(ctx)
+}
+
+// loop turns what happens into events until the supervisor is done.
+func (a *agent) loop(ctx context.Context, sig *signals, childEnded <-chan os.Signal) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	canceled, kill := ctx.Done(), a.attempt.Kill
@@ -120,7 +138,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			}
 		case s := <-sig.ch:
 			if s := s.(syscall.Signal); s == syscall.SIGINT && a.supervisor.phase == running && look == nil {
-				look = a.lookBefore(s, stderr)
+				look = a.lookBefore(s)
 			} else {
 				look = a.passOn(look)
 				a.do(signalled{s})
@@ -128,11 +146,11 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 		case <-look.over():
 			look = a.passOn(look)
 		case s := <-a.control.stop:
-			a.suspend(s.(syscall.Signal), stderr)
+			a.suspend(s.(syscall.Signal))
 		case <-a.control.cont:
 			a.control.tty.enter()
 		case <-sig.dump:
-			a.view(stderr)
+			a.view()
 		case <-canceled:
 			canceled = nil
 			a.do(cancelled{})
@@ -144,7 +162,7 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			kill = nil
 			a.do(killAsked{})
 		case <-timer.C:
-			if a.supervisor.givesUp(time.Now()) && a.isReclaiming(stderr) {
+			if a.supervisor.givesUp(time.Now()) && a.isReclaiming() {
 				a.do(reclaiming{})
 			}
 			a.do(ticked{})
@@ -154,12 +172,9 @@ func (a *agent) run(ctx context.Context, sig *signals) error {
 			}
 		}
 	}
-	a.drain(sig)
-	a.logs.end()
-	return a.result(ctx)
 }
 
-// do is one step of the machine and what follows from it.
+// do gives an event to the supervisor and carries out the actions that follow.
 func (a *agent) do(e event) {
 	if e, ok := e.(exited); ok {
 		a.workers[e.local].ended = true
@@ -182,14 +197,14 @@ func (a *agent) do(e event) {
 		case deliver:
 			a.deliver(act.sig)
 			if act.sig == syscall.SIGKILL {
-				a.freed = a.ticks()
+				a.killTicks = a.ticks()
 			}
 		case sweep:
-			if act.sig == syscall.SIGKILL && !a.sweeps {
-				a.sweeps, a.freed = true, a.ticks()
+			if act.sig == syscall.SIGKILL && !a.killsSwept {
+				a.killsSwept, a.killTicks = true, a.ticks()
 			}
 			n := a.orphans.signal(act.sig)
-			a.swept = max(a.swept, n)
+			a.numSwept = max(a.numSwept, n)
 			a.do(strays{n})
 		case finish:
 			a.unkillable, a.over = act.unkillable, true
@@ -199,15 +214,15 @@ func (a *agent) do(e event) {
 
 // isReclaiming reports whether the kernel works on processes that have been killed: it may
 // have many gigabytes to take back. One that hangs uses no processor time.
-func (a *agent) isReclaiming(stderr *sink) bool {
-	was := a.freed
-	a.freed = a.ticks()
-	if a.freed == was {
+func (a *agent) isReclaiming() bool {
+	was := a.killTicks
+	a.killTicks = a.ticks()
+	if a.killTicks == was {
 		return false
 	}
-	if !a.frees {
-		a.frees = true
-		write(stderr, []string{"what has been killed is still ending: the system takes back what it had, as much memory is"})
+	if !a.saidSlow {
+		a.saidSlow = true
+		a.say("what has been killed is still ending: the system takes back what it had, as much memory is")
 	}
 	return true
 }
@@ -236,7 +251,7 @@ func (a *agent) onlyStopped() bool {
 	return left
 }
 
-// result is nil or *Error.
+// result returns how the attempt has ended: nil, or an *Error.
 func (a *agent) result(ctx context.Context) error {
 	s := a.supervisor
 	name := a.cfg.Program
@@ -251,40 +266,38 @@ func (a *agent) result(ctx context.Context) error {
 	if s.canceled {
 		e.Cause = cmp.Or(context.Cause(ctx), a.hopeless)
 	}
-	for _, f := range s.failures {
-		e.Failures = append(e.Failures, a.failure(f))
+	for _, end := range s.failures {
+		e.Failures = append(e.Failures, a.failure(end))
 	}
-	a.memory.explain(e.Failures)
-	for i := range e.Failures {
-		if f := &e.Failures[i]; f.Memory == "" && !f.Stopped {
-			f.Memory = f.addressSpace()
-		}
-	}
-	firstFirst(e.Failures)
-	causeFirst(e.Failures)
+	a.explainMemory(e.Failures)
+	a.nameCulprit(e)
 	for _, i := range a.unkillable {
 		e.Unkillable = append(e.Unkillable, a.workers[i].proc.Pid)
-	}
-	var report *flightlog.Report
-	e.Recorders, e.RecorderDir, report = a.recorders.finish(slices.ContainsFunc(e.Failures, tellsOfRanks), len(a.workers) > 1 && len(e.sameAsFirst()) == len(a.workers)-1, a.begin, a.fates(e.Failures))
-	e.Suspects = a.suspects(report, e.Failures)
-	if differsFirst(e.Failures) {
-		e.Suspects, e.differ = nil, true // with whom a rank differs is no more to blame than itself
-	} else {
-		suspectsFirst(e.Failures, e.Suspects)
 	}
 	for _, end := range s.left {
 		if len(e.Failures) > 0 && end.at.Before(e.Failures[0].Time) {
 			e.left = append(e.left, a.failure(end))
 		}
 	}
-	if len(e.Failures) == 0 && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
+	// Nobody has stopped the job, and nothing of it is left.
+	undisturbed := e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0
+	switch {
+	case undisturbed && len(e.Failures) == 0:
 		return nil
-	}
-	if s.carriedOn() && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0 {
+	case undisturbed && s.carriedOn():
 		e.carriedOn = true
 		e.Report(a.cfg.Stderr)
 		return nil
 	}
 	return e
+}
+
+// explainMemory says of the failures which of them come of memory that ran out.
+func (a *agent) explainMemory(failures []Failure) {
+	a.oom.explain(failures)
+	for i := range failures {
+		if f := &failures[i]; f.Memory == "" && !f.Stopped {
+			f.Memory = f.addressSpace()
+		}
+	}
 }

@@ -5,7 +5,6 @@ package launch
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"strconv"
@@ -67,13 +66,13 @@ func (r *rankStore) hopeless() <-chan error {
 // serveStore serves the attempt's store, a new one each time, if this agent is to. PyTorch's
 // protocol has no authentication: this host's processes come in, and those of hosts whose
 // agents have proved that they belong to the job.
-func (a *agent) serveStore(ctx context.Context, stderr io.Writer) error {
+func (a *agent) serveStore(ctx context.Context) error {
 	a.endStore()
 	if !a.attempt.AgentStore || a.attempt.NodeRank != 0 {
 		return nil
 	}
 	cfg := store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) {
-		fmt.Fprintf(stderr, "cohort: %s\n", visible.Text(r.Error()))
+		fmt.Fprintf(a.stderr, "cohort: %s\n", visible.Text(r.Error()))
 	}}
 	if a.attempt.NodeAddrs != "" {
 		nodes, err := transport.LookupHosts(ctx, a.attempt.NodeAddrs)
@@ -88,7 +87,7 @@ func (a *agent) serveStore(ctx context.Context, stderr io.Writer) error {
 		return err
 	}
 	if a.attempt.Number == 0 {
-		fmt.Fprintf(stderr, "cohort: %s\n", s.Notice())
+		fmt.Fprintf(a.stderr, "cohort: %s\n", s.Notice())
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), meetTime)
 	r := &rankStore{PyTorchServer: s, cancel: cancel, mixed: make(chan error, 1)}

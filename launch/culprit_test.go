@@ -189,7 +189,7 @@ func TestFirstErrorFirst(t *testing.T) {
 		{Rank: 3, Time: at.Add(5900 * time.Millisecond), After: time.Minute, Raised: at.Add(5 * time.Second)},
 		{Rank: 4, Time: at.Add(7 * time.Second), After: time.Minute, Raised: at, Stopped: true},
 	}
-	firstFirst(fs)
+	sortByTime(fs)
 	var got []int
 	for _, f := range fs {
 		got = append(got, f.Rank)
@@ -259,7 +259,7 @@ func TestCauseFirst(t *testing.T) {
 				failures = append(failures, Failure{Rank: r, PID: 100 + r, Code: 1, Tail: tc.tails[i], Time: start.Add(time.Duration(i) * time.Millisecond)})
 			}
 			failures = append(failures, Failure{Rank: 9, PID: 109, Stopped: true, Time: start.Add(time.Second)})
-			causeFirst(failures)
+			putCauseFirst(failures)
 			var got []int
 			for _, f := range failures {
 				got = append(got, f.Rank)

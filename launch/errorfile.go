@@ -14,8 +14,8 @@ import (
 
 // What workers say of their end in error files: see package errorfile.
 
-// readWords reads the error file of a failed worker, if it has written one.
-func (a *agent) readWords(f *Failure) {
+// readErrorFile reads the error file of a failed worker, if it has written one.
+func (a *agent) readErrorFile(f *Failure) {
 	path := a.logs.errorFile(f.LocalRank)
 	if path == "" {
 		return
@@ -37,9 +37,9 @@ func (a *agent) readWords(f *Failure) {
 	}
 }
 
-// handOn tells of a job that failed to whoever launched this process, if it has
+// passErrorFileOn tells of a job that failed to whoever launched this process, if it has
 // been given an error file: with that of the worker that failed first.
-func handOn(err error) {
+func passErrorFileOn(err error) {
 	var e *Error
 	path, ok := envvar.ErrorFile.Lookup()
 	if !ok || !errors.As(err, &e) {

@@ -162,7 +162,7 @@ func TestExitBySignalIsHandedOn(t *testing.T) {
 	outer := filepath.Join(t.TempDir(), "outer.json")
 	t.Setenv("TORCHELASTIC_ERROR_FILE", outer)
 	raw := []byte(`{"message": {"message": "m", "extraInfo": {}}}`)
-	handOn(&Error{Failures: []Failure{{Signal: syscall.SIGKILL, Code: -1, raw: raw}}})
+	passErrorFileOn(&Error{Failures: []Failure{{Signal: syscall.SIGKILL, Code: -1, raw: raw}}})
 	if b, err := os.ReadFile(outer); err != nil || !strings.Contains(string(b), `"errorCode":-9`) {
 		t.Errorf("%s, %v", b, err)
 	}

@@ -68,9 +68,9 @@ func (f *Failure) fault() string {
 	return f.how()
 }
 
-// struck reports whether the rank ended by what never follows from another rank's
-// failure: a kill from outside, or a crash in the processor's eyes.
-func (f Failure) struck() bool {
+// isKillOrCrash reports whether somebody else killed the rank, or it crashed. Neither
+// follows from the failure of another rank.
+func (f Failure) isKillOrCrash() bool {
 	switch f.Signal {
 	case syscall.SIGKILL, syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE:
 		return !f.Stopped
@@ -110,7 +110,7 @@ func (a *agent) failure(end workerEnd) Failure {
 		Code: end.code, Signal: end.sig, Time: end.at, After: end.at.Sub(a.begin),
 		Stopped: end.stopped, Suspended: w.suspended, Tail: w.tail.last(),
 	}
-	a.readWords(&f)
+	a.readErrorFile(&f)
 	if p := a.program(end.local); p.isPython && f.lacksModule() {
 		f.python = p.path
 	}
@@ -153,7 +153,7 @@ func (e *Error) Error() string {
 	case e.StartErr != nil:
 		return e.StartErr.Error()
 	case len(e.Failures) > 0 && !e.Failures[0].Stopped && len(e.blamed()) > 0:
-		return fmt.Sprintf("%s, of %d", accuse(e.blamed()), e.NumRanks)
+		return fmt.Sprintf("%s, of %d", listSuspects(e.blamed()), e.NumRanks)
 	case len(e.Failures) > 0 && !e.Failures[0].Stopped:
 		f := &e.Failures[0]
 		text := fmt.Sprintf("rank %d of %d %s (pid %d, host %s)", f.Rank, e.NumRanks, f.how(), f.PID, f.Host)

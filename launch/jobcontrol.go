@@ -84,11 +84,11 @@ func (j *jobControl) sleep(s syscall.Signal) {
 }
 
 // suspend stops the job and this process until it is continued.
-func (a *agent) suspend(s syscall.Signal, stderr *sink) {
+func (a *agent) suspend(s syscall.Signal) {
 	if a.cfg.Nodes != nil {
 		if !a.control.refused {
 			a.control.refused = true
-			write(stderr, []string{"a job of several machines is not stopped by " + signalName(s) + ": the others would give this machine up. Ctrl-C ends it"})
+			a.say("a job of several machines is not stopped by " + signalName(s) + ": the others would give this machine up. Ctrl-C ends it")
 		}
 		return
 	}

@@ -25,7 +25,7 @@ func Run(ctx context.Context, cfg Config) error {
 	} else {
 		err = h.runAlone(ctx)
 	}
-	handOn(err)
+	passErrorFileOn(err)
 	return err
 }
 

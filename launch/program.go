@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cohort-ml/cohort/internal/envvar"
@@ -48,6 +49,15 @@ func runsPython(words []string) bool {
 	return isInterpreter(words[0]) || slices.Contains(runners, filepath.Base(words[0])) && slices.ContainsFunc(words[1:], func(w string) bool {
 		return isInterpreter(w) || filepath.Ext(w) == ".py"
 	})
+}
+
+// argvOf returns the arguments of a local rank's worker.
+func (p *program) argvOf(local int) []string {
+	argv := make([]string, len(p.argv))
+	for i, arg := range p.argv {
+		argv[i] = strings.ReplaceAll(arg, "${local_rank}", strconv.Itoa(local))
+	}
+	return argv
 }
 
 func (p *program) remove() {

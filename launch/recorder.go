@@ -17,7 +17,6 @@ import (
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
-	"github.com/cohort-ml/cohort/internal/visible"
 )
 
 const (
@@ -107,7 +106,7 @@ func (a *agent) ask() (request uint64, asked []int) {
 
 // view asks all ranks for their dumps and prints what they say together, once
 // all have answered or time is up.
-func (a *agent) view(dst *sink) {
+func (a *agent) view() {
 	if !a.recorders.busy.CompareAndSwap(false, true) {
 		return
 	}
@@ -137,7 +136,7 @@ func (a *agent) view(dst *sink) {
 			}
 			lines = append(lines, "the dumps are in "+dir)
 		}
-		write(dst, lines)
+		a.say(lines...)
 	})
 }
 
@@ -157,7 +156,7 @@ func (l *lookout) over() <-chan struct{} {
 }
 
 // lookBefore begins to print where the ranks wait for each other, if they do.
-func (a *agent) lookBefore(sig syscall.Signal, dst *sink) *lookout {
+func (a *agent) lookBefore(sig syscall.Signal) *lookout {
 	l := &lookout{sig: sig, done: make(chan struct{})}
 	request, asked := a.ask()
 	dir := a.recorders.dir
@@ -173,7 +172,7 @@ func (a *agent) lookBefore(sig syscall.Signal, dst *sink) *lookout {
 		for _, i := range silent {
 			lines = append(lines, fmt.Sprintf("rank %d does not answer", i))
 		}
-		write(dst, lines)
+		a.say(lines...)
 	})
 	return l
 }
@@ -184,15 +183,6 @@ func (a *agent) passOn(l *lookout) *lookout {
 		a.do(signalled{l.sig})
 	}
 	return nil
-}
-
-// write prints lines of the launcher.
-func write(dst *sink, lines []string) {
-	var b strings.Builder
-	for _, l := range lines {
-		b.WriteString("cohort: " + visible.Text(l) + "\n")
-	}
-	_, _ = dst.Write([]byte(b.String()))
 }
 
 // await collects the dumps that answer a request, and the ranks whose do not come
@@ -220,9 +210,9 @@ func await(dir string, request uint64, asked []int, first, deadline time.Time) (
 	}
 }
 
-// tellsOfRanks reports whether it is of interest where the ranks were when one
-// failed so: not if it ended because it was asked to.
-func tellsOfRanks(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIGKILL }
+// isWorthDumps reports whether the dumps of the flight recorders say something of a
+// failure. They do not where the rank ended because the agent asked it to.
+func isWorthDumps(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIGKILL }
 
 // finish returns the first lines of what the ranks' recorders say about a job
 // that failed (fates are how the ranks ended), where the rest is, and their report, of a

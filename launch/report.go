@@ -13,8 +13,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/visible"
 )
 
-// Report writes what a person at the terminal needs: the first failure with its
-// rank's last words, then the others, then who stopped the job.
+// Report writes what a person at the terminal needs: the first failure with the last
+// words of its rank, then the other failures, then who stopped the job.
 func (e *Error) Report(w io.Writer) {
 	var b strings.Builder
 	defer func() { _, _ = io.WriteString(w, visible.Text(b.String())) }()
@@ -31,52 +31,94 @@ func (e *Error) Report(w io.Writer) {
 		}
 	}
 	if len(failed) > 0 {
-		f, which := &failed[0], "first failure"
-		blamed := e.blamed()
-		if e.differ {
-			which = "likely cause"
-		} else if len(blamed) == 0 && slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) }) {
-			which = "likely cause"
-			if f.waited() {
-				which = "waited in vain"
-			}
-		}
-		if e.carriedOn {
-			fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks: rank %d %s, and the others went on\n", e.subject(), len(e.Failures), e.NumRanks, f.Rank, f.how())
-		} else if len(blamed) > 0 {
-			fmt.Fprintf(&b, "cohort: %s failed%s: %s\n", e.subject(), e.again(), accuse(blamed))
-			why := "the flight recorders of the others name " + ranksNamed(blamed)
-			if slices.ContainsFunc(blamed, func(s Suspect) bool { return s.unnamed }) {
-				why = "a process that is stopped answers nobody, and the others wait for it"
-			}
-			fmt.Fprintf(&b, "  likely cause: %s; what follows ended because of that\n", why)
-		} else {
-			fmt.Fprintf(&b, "cohort: %s failed%s: rank %d %s\n", e.subject(), e.again(), f.Rank, f.how())
-		}
-		how := ""
-		if len(blamed) > 0 {
-			how = " " + f.how()
-		}
-		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d%s, at %s, %v after the start\n",
-			which, f.Rank, f.LocalRank, f.Host, f.PID, how, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
-		switch {
-		case f.Memory != "":
-			fmt.Fprintf(&b, "  %s\n", f.Memory)
-		case f.Signal == syscall.SIGKILL:
-			b.WriteString("  nobody here sent it SIGKILL; where memory ran out, the kernel does (see dmesg)\n")
-		}
-		f.words(&b)
-		if f.python != "" {
-			fmt.Fprintf(&b, "  %s ran it: PYTHON_EXEC names another Python\n", f.python)
-		}
+		e.reportHeadline(&b, &failed[0])
+		e.reportFirst(&b, failed)
+		e.reportOthers(&b, failed)
 	}
+	e.reportRecorders(&b, failed)
+	switch {
+	case e.Signal != 0:
+		fmt.Fprintf(&b, "cohort: %s\n", e.stopped())
+	case e.Cause != nil:
+		fmt.Fprintf(&b, "cohort: stopped: %v\n", e.Cause)
+	}
+	if e.carriedOn && len(failed) == 0 {
+		fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks\n", e.subject(), len(e.Failures), e.NumRanks)
+	}
+	e.reportStopped(&b, stopped)
+	if len(e.Unkillable)+e.NumStrays > 0 {
+		fmt.Fprintf(&b, "cohort: %s\n", e.remains())
+	}
+	if why := e.notAgain(); why != "" {
+		fmt.Fprintf(&b, "cohort: %s\n", why)
+	}
+}
+
+// reportHeadline writes which rank is the likely cause.
+func (e *Error) reportHeadline(b *strings.Builder, f *Failure) {
+	blamed := e.blamed()
+	switch {
+	case e.carriedOn:
+		fmt.Fprintf(b, "cohort: %s ended well without %d of its %d ranks: rank %d %s, and the others went on\n", e.subject(), len(e.Failures), e.NumRanks, f.Rank, f.how())
+	case len(blamed) > 0:
+		fmt.Fprintf(b, "cohort: %s failed%s: %s\n", e.subject(), e.again(), listSuspects(blamed))
+		why := "the flight recorders of the others name " + ranksNamed(blamed)
+		if slices.ContainsFunc(blamed, func(s Suspect) bool { return s.unnamed }) {
+			why = "a process that is stopped answers nobody, and the others wait for it"
+		}
+		fmt.Fprintf(b, "  likely cause: %s; what follows ended because of that\n", why)
+	default:
+		fmt.Fprintf(b, "cohort: %s failed%s: rank %d %s\n", e.subject(), e.again(), f.Rank, f.how())
+	}
+}
+
+// reportFirst writes the first failure: where and when, and the last words of its rank.
+func (e *Error) reportFirst(b *strings.Builder, failed []Failure) {
+	f, blamed := &failed[0], e.blamed()
+	how := ""
+	if len(blamed) > 0 {
+		how = " " + f.how()
+	}
+	fmt.Fprintf(b, "  %s: rank %d (local rank %d), host %s, pid %d%s, at %s, %v after the start\n",
+		e.firstIs(failed), f.Rank, f.LocalRank, f.Host, f.PID, how, f.Time.Format(time.RFC3339), f.After.Round(time.Millisecond))
+	switch {
+	case f.Memory != "":
+		fmt.Fprintf(b, "  %s\n", f.Memory)
+	case f.Signal == syscall.SIGKILL:
+		b.WriteString("  nobody here sent it SIGKILL; where memory ran out, the kernel does (see dmesg)\n")
+	}
+	f.reportWords(b)
+	if f.python != "" {
+		fmt.Fprintf(b, "  %s ran it: PYTHON_EXEC names another Python\n", f.python)
+	}
+}
+
+// firstIs says what the failure in front is: the first one, or the likely cause though
+// others were seen before it.
+func (e *Error) firstIs(failed []Failure) string {
+	f := &failed[0]
+	earlier := slices.ContainsFunc(failed, func(other Failure) bool { return other.Time.Before(f.Time) })
+	switch {
+	case e.differ:
+		return "likely cause"
+	case len(e.blamed()) > 0 || !earlier:
+		return "first failure"
+	case f.waited():
+		return "waited in vain"
+	}
+	return "likely cause"
+}
+
+// reportOthers writes the failures besides the first, and the ranks that had ended with
+// code 0 before.
+func (e *Error) reportOthers(b *strings.Builder, failed []Failure) {
 	same := e.sameAsFirst()
 	switch n := len(same); n {
 	case 0:
 	case 1:
 		b.WriteString("  and another rank with the same error\n")
 	default:
-		fmt.Fprintf(&b, "  and %d other ranks with the same error\n", n)
+		fmt.Fprintf(b, "  and %d other ranks with the same error\n", n)
 	}
 	for i := 1; i < len(failed); i++ {
 		f := &failed[i]
@@ -87,55 +129,51 @@ func (e *Error) Report(w io.Writer) {
 		if by < 0 {
 			order, by, when = "before", -by, "earlier, for what another rank did"
 		}
-		fmt.Fprintf(&b, "  %s: rank %d (local rank %d), host %s, pid %d %s %v %s\n",
+		fmt.Fprintf(b, "  %s: rank %d (local rank %d), host %s, pid %d %s %v %s\n",
 			order, f.Rank, f.LocalRank, f.Host, f.PID, f.how(), by.Round(time.Millisecond), when)
 	}
-	if len(failed) > 0 && !e.carriedOn {
-		const most = 3
-		for i := range e.left[:min(len(e.left), most)] {
-			f := &e.left[i]
-			fmt.Fprintf(&b, "  before: rank %d (pid %d) had ended with code 0, %v earlier\n", f.Rank, f.PID, failed[0].Time.Sub(f.Time).Round(time.Millisecond))
-		}
-		if rest := len(e.left) - most; rest > 0 {
-			fmt.Fprintf(&b, "  and %d more ranks had ended with code 0\n", rest)
-		}
+	if e.carriedOn {
+		return
 	}
-	if len(e.Recorders) > 0 {
-		b.WriteString("  the ranks' flight recorders say:\n")
-		for _, line := range e.Recorders {
-			if len(failed) > 0 {
-				line = said(line, failed[0].Tail)
-			}
-			fmt.Fprintf(&b, "    | %s\n", line)
-		}
-		fmt.Fprintf(&b, "    all of it: cohort recorder %s\n", e.RecorderDir)
+	const most = 3
+	for i := range e.left[:min(len(e.left), most)] {
+		f := &e.left[i]
+		fmt.Fprintf(b, "  before: rank %d (pid %d) had ended with code 0, %v earlier\n", f.Rank, f.PID, failed[0].Time.Sub(f.Time).Round(time.Millisecond))
 	}
-	switch {
-	case e.Signal != 0:
-		fmt.Fprintf(&b, "cohort: %s\n", e.stopped())
-	case e.Cause != nil:
-		fmt.Fprintf(&b, "cohort: stopped: %v\n", e.Cause)
-	}
-	if e.carriedOn && len(failed) == 0 {
-		fmt.Fprintf(&b, "cohort: %s ended well without %d of its %d ranks\n", e.subject(), len(e.Failures), e.NumRanks)
-	}
-	for i := range stopped {
-		f := &stopped[i]
-		if f.Signal == 0 && f.Code == 1 && e.Signal != 0 {
-			continue // it ended by itself, as it was asked to
-		}
-		fmt.Fprintf(&b, "  stopped: rank %d (pid %d) %s\n", f.Rank, f.PID, f.ended())
-	}
-	if len(e.Unkillable)+e.NumStrays > 0 {
-		fmt.Fprintf(&b, "cohort: %s\n", e.remains())
-	}
-	if why := e.notAgain(); why != "" {
-		fmt.Fprintf(&b, "cohort: %s\n", why)
+	if rest := len(e.left) - most; rest > 0 {
+		fmt.Fprintf(b, "  and %d more ranks had ended with code 0\n", rest)
 	}
 }
 
-// said shortens a line of the recorders that repeats one of those shown above.
-func said(line string, shown []string) string {
+// reportRecorders writes what the flight recorders say.
+func (e *Error) reportRecorders(b *strings.Builder, failed []Failure) {
+	if len(e.Recorders) == 0 {
+		return
+	}
+	b.WriteString("  the ranks' flight recorders say:\n")
+	for _, line := range e.Recorders {
+		if len(failed) > 0 {
+			line = shortenRepeated(line, failed[0].Tail)
+		}
+		fmt.Fprintf(b, "    | %s\n", line)
+	}
+	fmt.Fprintf(b, "    all of it: cohort recorder %s\n", e.RecorderDir)
+}
+
+// reportStopped writes how the ranks ended that the agent asked to end.
+func (e *Error) reportStopped(b *strings.Builder, stopped []Failure) {
+	for i := range stopped {
+		f := &stopped[i]
+		if f.Signal == 0 && f.Code == 1 && e.Signal != 0 {
+			continue // it did what it was asked to
+		}
+		fmt.Fprintf(b, "  stopped: rank %d (pid %d) %s\n", f.Rank, f.PID, f.ended())
+	}
+}
+
+// shortenRepeated shortens a line of the recorders that repeats one of the lines shown
+// above it.
+func shortenRepeated(line string, shown []string) string {
 	head, text, ok := strings.Cut(line, ": ")
 	if ok && strings.HasPrefix(head, "  told to ") && slices.Contains(shown, text) {
 		return head + ": the same as its last line above"
@@ -143,9 +181,9 @@ func said(line string, shown []string) string {
 	return line
 }
 
-// words writes what a worker has said of its end: in its error file, and on its
-// standard error unless that says the same.
-func (f *Failure) words(b *strings.Builder) {
+// reportWords writes what a rank has said of its end: the error in its error file, and
+// the last lines of its standard error unless they say the same.
+func (f *Failure) reportWords(b *strings.Builder) {
 	if f.Message != "" || f.Callstack != "" {
 		b.WriteString("  its error")
 		if f.ErrorFile != "" {

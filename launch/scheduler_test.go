@@ -12,15 +12,17 @@ import (
 
 func init() { roles["lone"] = roleLone }
 
-// roleLone joins whatever job there is, twice.
+// roleLone joins whatever job there is, and joins again if it is alone. (A rank among
+// others may come a second time before rank 0 has closed the store of the first time.)
 func roleLone(string) int {
-	for range 2 {
+	for alone, n := true, 0; alone && n < 2; n++ {
 		g, err := dist.Init(context.Background())
 		if err != nil {
 			say("%v", err)
 			return 1
 		}
 		say("ready %d of %d", g.Rank(), g.Size())
+		alone = g.Size() == 1
 		g.Close()
 	}
 	return 0

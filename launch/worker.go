@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -30,9 +28,9 @@ type worker struct {
 	suspended bool // it was stopped (SIGSTOP) when the agent ended it
 }
 
-// startAll starts the workers in the order of their ranks. On an error, i is
-// the first that does not run.
-func (a *agent) startAll(ctx context.Context, stdout, stderr *sink) (i int, err error) {
+// startAll starts the workers in the order of their ranks. On an error, i is the first
+// worker that does not run.
+func (a *agent) startAll(ctx context.Context) (i int, err error) {
 	a.workers = make([]*worker, a.cfg.NumRanks)
 	for i := range a.workers {
 		a.workers[i] = &worker{}
@@ -42,71 +40,34 @@ func (a *agent) startAll(ctx context.Context, stdout, stderr *sink) (i int, err 
 		return 0, err
 	}
 	defer null.Close()
-	if err = a.serveStore(ctx, stderr); err != nil {
+	if err = a.serveStore(ctx); err != nil {
 		return 0, err
 	}
 	if a.logs, err = a.Host.logs.begin(a.attempt.Number, a.cfg.NumRanks); err != nil {
 		return 0, fmt.Errorf("log files of attempt %d: %w", a.attempt.Number, err)
 	}
 	for i, env := range a.environments() {
-		if err := a.start(i, env, null, stdout, stderr); err != nil {
+		if err := a.start(i, env, null); err != nil {
 			return i, fmt.Errorf("start rank %d (%s): %w", a.rank(i), a.program(i).argv[0], err)
 		}
 	}
 	return 0, nil
 }
 
-func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) (err error) {
-	w := a.workers[i]
-	var theirs []*os.File // to close here once the worker has them
+// start starts one worker, and what copies its output and waits for its end.
+func (a *agent) start(i int, env []string, null *os.File) (err error) {
+	w, c := a.workers[i], &channels{}
 	defer func() {
-		for _, f := range theirs {
+		for _, f := range c.theirs {
 			f.Close()
 		}
 		if err != nil {
+			closeRelays(c.relays)
 			w.close()
 		}
 	}()
-	// Rank 0 alone reads the standard input: several readers of one stream
-	// would each get a part of it.
-	files := []*os.File{null, nil, nil, nil}
-	if _, err := os.Stdin.Stat(); err == nil && i == 0 {
-		files[0] = os.Stdin
-	}
-	pass := a.cfg.PassRank0 && i == 0
-	if pass {
-		files[1], files[2] = os.Stdout, os.Stderr
-	} else {
-		for fd := 1; fd <= 2; fd++ {
-			r, wr, err := os.Pipe()
-			if err != nil {
-				return err
-			}
-			w.files, theirs = append(w.files, r), append(theirs, wr)
-			files[fd] = wr
-		}
-	}
-	var relays []*relay
-	if !pass {
-		w.tail = &tail{}
-		if relays, err = a.relaysOf(i, w.tail, stdout, stderr); err != nil {
-			return err
-		}
-		defer func() {
-			if err != nil {
-				closeRelays(relays)
-			}
-		}()
-	}
-	if files[agentFD], w.pipe, err = agentpipe.Pipe(); err != nil {
+	if err := a.connect(i, c, null); err != nil {
 		return err
-	}
-	theirs = append(theirs, files[agentFD])
-
-	prog := a.program(i)
-	argv := make([]string, len(prog.argv))
-	for k, s := range prog.argv {
-		argv[k] = strings.ReplaceAll(s, "${local_rank}", strconv.Itoa(i))
 	}
 	var cpus []int
 	if a.bound != nil {
@@ -114,8 +75,9 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 	}
 	attr := workerAttr()
 	a.cgroup.join(attr)
+	prog := a.program(i)
 	err = boundTo(cpus, func() (err error) {
-		w.proc, err = os.StartProcess(prog.path, argv, &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: files, Sys: attr})
+		w.proc, err = os.StartProcess(prog.path, prog.argvOf(i), &os.ProcAttr{Dir: a.cfg.Dir, Env: env, Files: c.fds[:], Sys: attr})
 		return err
 	})
 	if err != nil {
@@ -125,19 +87,59 @@ func (a *agent) start(i int, env []string, null *os.File, stdout, stderr *sink) 
 		return err
 	}
 	a.orphans.worker(w.proc.Pid)
-	for k, r := range relays {
+	for k, r := range c.relays {
 		a.relays.Go(func() { r.run(w.files[k]) })
 	}
 	go func() { a.exits <- wait(i, w.proc) }()
 	return nil
 }
 
-// relaysOf makes what copies the two streams of a worker.
-func (a *agent) relaysOf(i int, t *tail, consoles ...*sink) (relays []*relay, err error) {
+// channels are what connects a worker with the agent while the worker is started.
+type channels struct {
+	fds    [agentFD + 1]*os.File // of the worker: standard input, output and error, and the agent's pipe
+	theirs []*os.File            // those of fds that the agent closes once the worker has them
+	relays []*relay              // of standard output and error; none where the worker has the agent's own
+}
+
+// connect makes the channels of a worker, and the agent's ends of them. On an error it
+// leaves what it has made in c and the worker, for start to close.
+func (a *agent) connect(i int, c *channels, null *os.File) (err error) {
+	w := a.workers[i]
+	// Rank 0 alone reads the standard input: of several readers, each would get a part.
+	c.fds[0] = null
+	if _, err := os.Stdin.Stat(); err == nil && i == 0 {
+		c.fds[0] = os.Stdin
+	}
+	if a.cfg.PassRank0 && i == 0 {
+		c.fds[1], c.fds[2] = os.Stdout, os.Stderr
+	} else {
+		for fd := 1; fd <= 2; fd++ {
+			ours, theirs, err := os.Pipe()
+			if err != nil {
+				return err
+			}
+			w.files, c.theirs = append(w.files, ours), append(c.theirs, theirs)
+			c.fds[fd] = theirs
+		}
+		w.tail = &tail{}
+		if c.relays, err = a.relaysOf(i, w.tail); err != nil {
+			return err
+		}
+	}
+	if c.fds[agentFD], w.pipe, err = agentpipe.Pipe(); err != nil {
+		return err
+	}
+	c.theirs = append(c.theirs, c.fds[agentFD])
+	return nil
+}
+
+// relaysOf makes the relays of a worker's standard output and error. The tail keeps the
+// last lines of standard error.
+func (a *agent) relaysOf(i int, t *tail) (relays []*relay, err error) {
 	prefix := func(teed bool) []byte {
 		return linePrefix(a.cfg.Logs.Prefix, a.cfg.Role, a.host, a.rank(i), i, teed)
 	}
-	for k, console := range consoles {
+	for k, console := range []*sink{a.stdout, a.stderr} {
 		r, err := a.logs.relay(k, i, prefix, console)
 		if err != nil {
 			closeRelays(relays)
@@ -146,7 +148,7 @@ func (a *agent) relaysOf(i int, t *tail, consoles ...*sink) (relays []*relay, er
 		r.hider.secret = a.secret
 		relays = append(relays, r)
 	}
-	relays[len(relays)-1].tail = t // of the standard error
+	relays[1].tail = t
 	return relays, nil
 }
 
@@ -240,8 +242,8 @@ func (a *agent) drain(sig *signals) {
 		}
 		return
 	}
-	if a.swept > 0 {
-		fmt.Fprintf(a.cfg.Stderr, "cohort: processes that the ranks had left running have been ended: %d\n", a.swept)
+	if a.numSwept > 0 {
+		fmt.Fprintf(a.cfg.Stderr, "cohort: processes that the ranks had left running have been ended: %d\n", a.numSwept)
 	}
 }
 
