@@ -87,10 +87,8 @@ func isName(text string) bool {
 	return text != "" && len(text) <= 255 && utf8.ValidString(text) && !strings.ContainsFunc(text, unicode.IsControl)
 }
 
-// joins says where the machines meet.
-func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[string]string) (err error) {
-	m := &n.Meeting
-	bad := func(err error) error { return fmt.Errorf("%s: %w", f.given("rdzv-endpoint"), err) }
+// joins says where the machines meet. Each --rdzv-backend has a function of its own.
+func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[string]string) error {
 	kind := conf["store_type"]
 	if f.backend == "c10d" {
 		delete(conf, "store_type")
@@ -100,71 +98,96 @@ func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[strin
 	}
 	switch {
 	case f.backend == "file", f.backend == "c10d" && kind == "file":
-		if f.endpoint == "" {
-			return fmt.Errorf("%s: give --rdzv-endpoint PATH, of a file on a file system that all machines share", f.given("rdzv-backend"))
-		}
-		m.File, err = filepath.Abs(f.endpoint)
-		return err
+		return f.joinsFile(&n.Meeting)
 	case f.backend == "etcd", f.backend == "etcd-v2":
-		if f.endpoint == "" {
-			return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of one or more members of the cluster, with commas between them", f.given("rdzv-backend"))
-		}
-		var endpoints []string
-		for one := range strings.SplitSeq(f.endpoint, ",") {
-			one = strings.TrimSpace(one)
-			secure := strings.HasPrefix(one, "https://")
-			at, err := rendezvous.Endpoint(strings.TrimPrefix(strings.TrimPrefix(one, "https://"), "http://"), 2379)
-			if err != nil {
-				return bad(err)
-			}
-			if m.Via == "" {
-				m.Via = at
-			}
-			if secure {
-				at = "https://" + at
-			}
-			endpoints = append(endpoints, at)
-		}
-		m.Open = func(ctx context.Context) (*rendezvous.Opened, error) {
-			s, end, err := etcd.Dial(ctx, endpoints, "cohort")
-			if err != nil {
-				return nil, err
-			}
-			return &rendezvous.Opened{Store: s, Close: end, Lasting: true}, nil
-		}
-		return nil
+		return f.joinsEtcd(&n.Meeting)
 	case f.backend == "c10d":
-		if f.endpoint == "" {
-			return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of the machine that is to serve the store in which all meet", f.given("rdzv-backend"))
-		}
-		if text, ok := conf["is_host"]; ok {
-			hosts := slices.Contains([]string{"1", "true", "t", "yes", "y"}, strings.ToLower(text))
-			if !hosts && !slices.Contains([]string{"0", "false", "f", "no", "n"}, strings.ToLower(text)) {
-				return fmt.Errorf("--rdzv-conf is_host=%s: give true or false", text)
-			}
-			m.Hosts = &hosts
-			delete(conf, "is_host")
-		}
-		if m.Addr, err = rendezvous.Endpoint(f.endpoint, rendezvous.C10dPort); err != nil {
-			return bad(err)
-		}
-		return nil
-	default: // static: node 0 serves the store
-		hosts := f.nodeRank == 0
-		m.Hosts, n.Rank = &hosts, int(f.nodeRank)
-		port := rendezvous.StaticPort
-		if cfg.MasterPort != 0 {
-			port = cfg.MasterPort
-		}
-		at := f.endpoint
-		if at == "" {
-			at = f.masterAddr
-		} else if f.has("master-addr") || f.has("master-port") {
-			return fmt.Errorf("%s and %s contradict each other: leave one out", f.given("rdzv-endpoint"), strings.Join(f.anyOf("master-addr", "master-port"), " and "))
-		}
-		if m.Addr, err = rendezvous.Endpoint(at, port); err != nil {
-			return bad(err)
-		}
-		return nil
+		return f.joinsC10d(&n.Meeting, conf)
+	default:
+		return f.joinsStatic(n, cfg)
 	}
+}
+
+// badEndpoint is the error of an --rdzv-endpoint.
+func (f *runFlags) badEndpoint(err error) error {
+	return fmt.Errorf("%s: %w", f.given("rdzv-endpoint"), err)
+}
+
+// joinsFile has the machines meet in a file that all of them see.
+func (f *runFlags) joinsFile(m *rendezvous.Meeting) (err error) {
+	if f.endpoint == "" {
+		return fmt.Errorf("%s: give --rdzv-endpoint PATH, of a file on a file system that all machines share", f.given("rdzv-backend"))
+	}
+	m.File, err = filepath.Abs(f.endpoint)
+	return err
+}
+
+// joinsEtcd has them meet in an etcd cluster.
+func (f *runFlags) joinsEtcd(m *rendezvous.Meeting) error {
+	if f.endpoint == "" {
+		return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of one or more members of the cluster, with commas between them", f.given("rdzv-backend"))
+	}
+	var endpoints []string
+	for one := range strings.SplitSeq(f.endpoint, ",") {
+		one = strings.TrimSpace(one)
+		secure := strings.HasPrefix(one, "https://")
+		at, err := rendezvous.Endpoint(strings.TrimPrefix(strings.TrimPrefix(one, "https://"), "http://"), 2379)
+		if err != nil {
+			return f.badEndpoint(err)
+		}
+		if m.Via == "" {
+			m.Via = at
+		}
+		if secure {
+			at = "https://" + at
+		}
+		endpoints = append(endpoints, at)
+	}
+	m.Open = func(ctx context.Context) (*rendezvous.Opened, error) {
+		s, end, err := etcd.Dial(ctx, endpoints, "cohort")
+		if err != nil {
+			return nil, err
+		}
+		return &rendezvous.Opened{Store: s, Close: end, Lasting: true}, nil
+	}
+	return nil
+}
+
+// joinsC10d has them meet in a store that the machine at the endpoint serves.
+func (f *runFlags) joinsC10d(m *rendezvous.Meeting, conf map[string]string) (err error) {
+	if f.endpoint == "" {
+		return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of the machine that is to serve the store in which all meet", f.given("rdzv-backend"))
+	}
+	if text, ok := conf["is_host"]; ok {
+		hosts := slices.Contains([]string{"1", "true", "t", "yes", "y"}, strings.ToLower(text))
+		if !hosts && !slices.Contains([]string{"0", "false", "f", "no", "n"}, strings.ToLower(text)) {
+			return fmt.Errorf("--rdzv-conf is_host=%s: give true or false", text)
+		}
+		m.Hosts = &hosts
+		delete(conf, "is_host")
+	}
+	if m.Addr, err = rendezvous.Endpoint(f.endpoint, rendezvous.C10dPort); err != nil {
+		return f.badEndpoint(err)
+	}
+	return nil
+}
+
+// joinsStatic has them meet in a store that machine 0 serves.
+func (f *runFlags) joinsStatic(n *rendezvous.Nodes, cfg *launch.Config) (err error) {
+	hosts := f.nodeRank == 0
+	n.Meeting.Hosts, n.Rank = &hosts, int(f.nodeRank)
+	port := rendezvous.StaticPort
+	if cfg.MasterPort != 0 {
+		port = cfg.MasterPort
+	}
+	at := f.endpoint
+	if at == "" {
+		at = f.masterAddr
+	} else if f.has("master-addr") || f.has("master-port") {
+		return fmt.Errorf("%s and %s contradict each other: leave one out", f.given("rdzv-endpoint"), strings.Join(f.anyOf("master-addr", "master-port"), " and "))
+	}
+	if n.Meeting.Addr, err = rendezvous.Endpoint(at, port); err != nil {
+		return f.badEndpoint(err)
+	}
+	return nil
 }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -27,12 +28,7 @@ type runFlags struct {
 	notice    launch.Notice
 }
 
-func newRunCommand() *cobra.Command {
-	var f runFlags
-	cmd := &cobra.Command{
-		Use:   "run [flags] PROGRAM [ARGS...]",
-		Short: "Launch a program on several ranks",
-		Long: `Run starts PROGRAM once for each rank, watches the processes and ends them all.
+const runLong = `Run starts PROGRAM once for each rank, watches the processes and ends them all.
 
 PROGRAM is the path of a binary or its name in PATH, the directory of a Go main
 package or a .go file (built once, first), or a .py script (started with
@@ -77,49 +73,69 @@ service of Amazon (/latest/meta-data/spot/instance-action), Google
 (/computeMetadata/v1/instance/preempted) or Azure (/metadata/scheduledevents).
 
 The exit code is 0 if every rank ended with 0, 1 if one failed or the job was
-stopped, 2 if it could not be started as asked.`,
-		Example: `  cohort run --nproc-per-node 2 ./examples/ddp
+stopped, 2 if it could not be started as asked.`
+
+const runExample = `  cohort run --nproc-per-node 2 ./examples/ddp
   cohort run --standalone --nproc-per-node auto --max-restarts 3 train.py --epochs 3
   cohort run --program "2:train.py --lr 0.1" --program "2:./gorank -lr 0.1"
   cohort run --nproc-per-node 2 --log-dir logs --tee 3 ./examples/ddp
-  cohort run --token-file token.txt --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 ./examples/ddp`,
-		Args: func(_ *cobra.Command, args []string) error {
-			switch {
-			case len(args) == 0 && len(f.programs) == 0:
-				return usageError{errors.New("run needs a program: a binary, a Go package directory or a .py script")}
-			case len(args) > 0 && len(f.programs) > 0:
-				return usageError{fmt.Errorf("run: --program and %s contradict each other: give all programs by --program, each with its arguments, as in --program \"2:train.py --lr 0.1\"", args[0])}
-			}
-			return nil
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, notices, err := f.config(cmd.Flags())
-			if err != nil {
-				return usageError{err}
-			}
-			for _, n := range notices {
-				fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", n)
-			}
-			if len(args) > 0 {
-				cfg.Program, cfg.Args = args[0], args[1:]
-			}
-			cfg.Stdout, cfg.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
-			launch.KeepSecrets()
-			err = launch.Run(cmd.Context(), cfg)
-			if nodes, ok := cfg.Nodes.(*rendezvous.Nodes); ok {
-				token, bad := transport.TokenFromEnv()
-				if f.tokenFile != "" {
-					token, bad = transport.ReadTokenFile(f.tokenFile)
-				}
-				if bad == nil {
-					nodes.Cannot(cmd.Context(), token.Text(), err)
-				}
-			}
-			return err
-		},
+  cohort run --token-file token.txt --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 ./examples/ddp`
+
+func newRunCommand() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:     "run [flags] PROGRAM [ARGS...]",
+		Short:   "Launch a program on several ranks",
+		Long:    runLong,
+		Example: runExample,
+		Args:    func(_ *cobra.Command, args []string) error { return f.checkArgs(args) },
+		RunE:    f.run,
 	}
 	f.add(cmd.Flags())
 	return cmd
+}
+
+// checkArgs wants PROGRAM, or --program in its place.
+func (f *runFlags) checkArgs(args []string) error {
+	switch {
+	case len(args) == 0 && len(f.programs) == 0:
+		return usageError{errors.New("run needs a program: a binary, a Go package directory or a .py script")}
+	case len(args) > 0 && len(f.programs) > 0:
+		return usageError{fmt.Errorf("run: --program and %s contradict each other: give all programs by --program, each with its arguments, as in --program \"2:train.py --lr 0.1\"", args[0])}
+	}
+	return nil
+}
+
+// run makes a launch.Config of the flags and launches it.
+func (f *runFlags) run(cmd *cobra.Command, args []string) error {
+	cfg, notices, err := f.config(cmd.Flags())
+	if err != nil {
+		return usageError{err}
+	}
+	for _, n := range notices {
+		fmt.Fprintf(cmd.ErrOrStderr(), "cohort: %s\n", n)
+	}
+	if len(args) > 0 {
+		cfg.Program, cfg.Args = args[0], args[1:]
+	}
+	cfg.Stdout, cfg.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	launch.KeepSecrets()
+	err = launch.Run(cmd.Context(), cfg)
+	if nodes, ok := cfg.Nodes.(*rendezvous.Nodes); ok {
+		f.tellNodes(cmd.Context(), nodes, err)
+	}
+	return err
+}
+
+// tellNodes tells the other machines why this one does not come, if it has not met them.
+func (f *runFlags) tellNodes(ctx context.Context, nodes *rendezvous.Nodes, err error) {
+	token, bad := transport.TokenFromEnv()
+	if f.tokenFile != "" {
+		token, bad = transport.ReadTokenFile(f.tokenFile)
+	}
+	if bad == nil {
+		nodes.Cannot(ctx, token.Text(), err)
+	}
 }
 
 func (f *runFlags) add(flags *pflag.FlagSet) {
