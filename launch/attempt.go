@@ -7,38 +7,39 @@ import (
 	"syscall"
 )
 
-// Attempt is one start of the workers: where this host stands among the others
-// and where rank 0 will listen. The next attempt is another value, with another
-// port: nobody in it can meet what an earlier one has left on a wire.
+// Attempt is one start of the workers. It says which ranks this host has, and where
+// rank 0 listens. The next attempt is another value with another port, so that its ranks
+// meet nothing that an earlier attempt has left on a wire.
 type Attempt struct {
-	// Number is how often the workers have been restarted after failures, from 0.
-	// An attempt made because hosts have come or gone keeps the number.
+	// Number counts the restarts after failures, from 0. An attempt that is made because
+	// hosts have come or gone keeps the number.
 	Number int
-	// NodeRank is this host's place among NumNodes; 0 nodes means one.
+	// NodeRank is this host's rank among NumNodes hosts. NumNodes 0 means 1.
 	NodeRank, NumNodes int
-	// FirstRank is the rank of this host's first worker; worker i has rank
-	// FirstRank+i of WorldSize. 0 means Config.NumRanks.
+	// FirstRank is the rank of this host's first worker; worker i has rank FirstRank+i of
+	// WorldSize. WorldSize 0 means Config.NumRanks.
 	FirstRank, WorldSize int
-	// FirstRoleRank and RoleWorldSize count the workers of Config.Role alone; a
-	// RoleWorldSize of 0 means that all have the same role.
+	// FirstRoleRank and RoleWorldSize count only the workers of Config.Role. RoleWorldSize
+	// 0 means that all workers have the same role.
 	FirstRoleRank, RoleWorldSize int
 	// MasterAddr and MasterPort are where rank 0 listens.
 	MasterAddr string
 	MasterPort int
-	// NodeAddrs are where the ranks of all nodes are reached, if there are several: names or
-	// IP addresses, in the order of the nodes and separated by commas, of hosts whose agents have shown that they belong
-	// to the job. Ranks of PyTorch, which cannot show that, are let in from there.
+	// NodeAddrs are the addresses of all nodes, if there are several: names or IP addresses
+	// in the order of the nodes, separated by commas. The agents of these hosts have proved
+	// that they belong to the job. Ranks of PyTorch cannot prove that; they are admitted
+	// from these addresses.
 	NodeAddrs string
 	// AgentStore says that the agent of node 0 serves PyTorch's store to all ranks, at
-	// MasterAddr and MasterPort: what [Host.ServesStore] says there.
+	// MasterAddr and MasterPort. It is the answer of [Host.ServesStore] on that node.
 	AgentStore bool
-	// OnFailure is called for each worker that ends badly, as soon as it has, by
-	// the goroutine of [Host.Run]: it must not wait. May be nil.
+	// OnFailure is called for each worker that fails, as soon as it has ended. The goroutine
+	// of [Host.Run] calls it: it must not wait. May be nil.
 	OnFailure func(Failure)
-	// OnSignal is called when this process gets a signal that it passes on, in
-	// the same way. May be nil.
+	// OnSignal is called, in the same way, when this process gets a signal that it passes
+	// on. May be nil.
 	OnSignal func(syscall.Signal)
-	// Kill, when it is closed, has the workers killed at once. May be nil.
+	// Kill is closed to have the workers killed at once. May be nil.
 	Kill <-chan struct{}
 }
 

@@ -14,105 +14,110 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// maxRanksPerCore bounds what counts as a number of ranks and not as a slip of
-// the keyboard.
+// maxRanksPerCore is the limit beyond which a number of ranks is taken for a typing
+// error.
 const maxRanksPerCore = 128
 
-// Config is what to run. Program (or Module) and NumRanks have to be set; the
-// zero value of every other field is its default.
+// Config describes a job. Program and NumRanks, or Programs, have to be set. The zero
+// value of every other field is its default.
 type Config struct {
-	// Program is what every rank runs: the path of an executable file, or the
-	// name of one in PATH; the directory of a Go main package, or a .go file,
-	// which is built once into a temporary file; a .py file, which gets
-	// `python3 -u` (or the interpreter that PYTHON_EXEC names) in front.
+	// Program is what every rank runs. It is one of:
+	//
+	//   - the path of an executable file, or the name of one in PATH;
+	//   - the directory of a Go main package, or a .go file, which is built once into a
+	//     temporary file;
+	//   - a .py file, which is run by python3 -u, or by the interpreter that PYTHON_EXEC
+	//     names.
 	Program string
-	// Args are the program's arguments. ${local_rank} in them stands for the
-	// local rank of the worker.
+	// Args are the program's arguments. In them, ${local_rank} stands for the local rank
+	// of the worker.
 	Args []string
-	// Module takes Program as the name of a Python module (python3 -u -m).
+	// Module says that Program is the name of a Python module (python3 -u -m).
 	Module bool
-	// Script takes Program as a Python script, whatever its name ends with.
+	// Script says that Program is a Python script, whatever its name ends with.
 	Script bool
-	// Direct runs Program as it is, whatever its name ends with.
+	// Direct says that Program is an executable file, whatever its name ends with.
 	Direct bool
 
-	// Programs, in place of Program, Args and NumRanks, are several programs whose ranks
-	// are those of one job: the first ranks of this host run the first one, and so on.
-	// Other hosts have lists of their own.
+	// Programs are several programs whose ranks form one job. The first ranks of this host
+	// run the first program, the next ranks the second, and so on. Other hosts have lists
+	// of their own. Programs replaces Program, Args and NumRanks.
 	Programs []Program
 
-	// AgentStore says whether the agent serves PyTorch's store to the ranks, as
-	// torchrun's does; by default where rank 0 is a Python program: a .py file, Module,
-	// Script, a command that begins with an interpreter (python3 train.py) or runs one
-	// in an environment (env, uv, conda and their like), or a script whose first line is
-	// such a command. What counts is what the host says that has rank 0.
+	// AgentStore says whether the agent serves PyTorch's store to the ranks, as torchrun's
+	// agent does. On several hosts, the value of the host with rank 0 counts. By default,
+	// the agent serves it where rank 0 is a Python program: a .py file, Module, Script, a
+	// command that begins with an interpreter (python3 train.py) or runs one in an
+	// environment (env, uv, conda and the like), or a script whose first line is such a
+	// command.
 	AgentStore AgentStore
 
-	// NumRanks is the number of ranks, all on this machine.
+	// NumRanks is the number of ranks on this machine.
 	NumRanks int
-	// MasterAddr is where rank 0 listens, an address of this machine; default 127.0.0.1.
+	// MasterAddr is the address of this machine at which rank 0 listens; default 127.0.0.1.
 	MasterAddr string
-	// MasterPort is the port there; 0 picks a free one. A port in use is an
-	// error before anything starts.
+	// MasterPort is the port at which rank 0 listens; 0 picks a free one. A port in use is
+	// an error before anything starts.
 	MasterPort int
-	// RunID names the job to its workers (TORCHELASTIC_RUN_ID); default "none".
+	// RunID is the job's name, which its workers find in TORCHELASTIC_RUN_ID; default "none".
 	RunID string
-	// Role names the ranks' role to them (ROLE_NAME); default "default".
+	// Role is the name of the ranks' role, which they find in ROLE_NAME; default "default".
 	Role string
 
-	// VirtualLocalRank gives every rank LOCAL_RANK 0 and one GPU to see: the one of
-	// CUDA_VISIBLE_DEVICES (default all) that its local rank would choose.
+	// VirtualLocalRank gives every rank LOCAL_RANK 0, and in CUDA_VISIBLE_DEVICES one GPU:
+	// rank i of this host gets entry i of this process's CUDA_VISIBLE_DEVICES, or GPU i.
 	VirtualLocalRank bool
 
-	// Binding is to which processors ranks are bound; default all (Linux).
+	// Binding says to which processors each rank is bound (Linux); default none.
 	Binding Binding
 
 	// Dir is the workers' working directory, default this process's.
 	Dir string
-	// Env is what workers inherit, KEY=VALUE, default os.Environ(); the rank's
-	// variables are added to it.
+	// Env is the environment that workers inherit, as KEY=VALUE; default os.Environ(). The
+	// agent adds the rank's variables.
 	Env []string
 
 	// Stdout and Stderr get the output of the ranks, each line behind "[rank0] ";
-	// default os.Stdout and os.Stderr. Notices ("building …") go to Stderr.
+	// default os.Stdout and os.Stderr. The launcher's own lines ("cohort: building …") go
+	// to Stderr.
 	Stdout, Stderr io.Writer
-	// PassRank0 lets rank 0 write to this process's own standard output and
-	// error, so that a terminal stays a terminal for it. A failure report then
-	// has no last lines for rank 0: they were not seen.
+	// PassRank0 lets rank 0 write to this process's own standard output and error, so that
+	// rank 0 still sees a terminal there. The failure report then has no last lines of
+	// rank 0, because the agent has not seen them.
 	PassRank0 bool
 
-	// Logs says where the output goes besides, and which of it is shown.
+	// Logs says which output also goes to files, and which output is shown.
 	Logs Logs
-	// MaxRestarts is how often all ranks are started again after one has failed;
-	// default never. TORCHELASTIC_RESTART_COUNT tells them how often it has been.
+	// MaxRestarts is how often all ranks are started again after one has failed; default
+	// never. TORCHELASTIC_RESTART_COUNT tells the ranks how often that has happened.
 	MaxRestarts int
-	// Notice is where to look for notice that this machine is about to go.
+	// Notice says where to look for a notice that this machine is about to go.
 	Notice Notice
-	// Nodes makes the attempts of a job on several machines; nil means that the
-	// job is this machine's alone.
+	// Nodes makes the attempts of a job on several machines; nil means that this machine
+	// has the whole job.
 	Nodes Nodes
 
-	// Grace is how long a worker may take to end after a signal, before
-	// SIGKILL; default 30 s.
+	// Grace is the time that a worker has to end after a signal; then it gets SIGKILL.
+	// Default 30 s.
 	Grace time.Duration
-	// FailGrace is how long the others may take to end by themselves after one
-	// has failed, before SIGTERM; default 1 s.
+	// FailGrace is the time that the other workers have to end by themselves after one has
+	// failed; then they get SIGTERM. Default 1 s.
 	FailGrace time.Duration
-	// Survivors lets the other ranks go on when one ends badly: for programs
-	// whose ranks make a group of those that are left (dist.Group.NewGroup). The
-	// job ends when all its ranks have ended, or those that have not are stopped
-	// (SIGSTOP; on Linux). If at least one rank ended with code 0 and none failed
-	// after the first that did, Run returns nil, and who died and how goes to Stderr.
+	// Survivors lets the other ranks go on when one fails. It is for programs whose
+	// surviving ranks make a new group (dist.Group.NewGroup). The job ends when all its
+	// ranks have ended, or when all that are left are stopped (SIGSTOP; on Linux). Run
+	// returns nil if at least one rank ended with code 0 and no rank failed after that. The
+	// report of the ranks that died then goes to Stderr.
 	Survivors bool
-	// Signals are those that end the job: they are passed on to the workers.
+	// Signals are the signals that end the job. The agent passes them on to the workers.
 	// Default SIGTERM, SIGINT, SIGHUP, SIGQUIT.
 	Signals []syscall.Signal
-	// LeaveSignals leaves signals to the caller: only the context stops the job,
-	// with SIGTERM.
+	// LeaveSignals leaves signals to the caller. Only the context then stops the job, by
+	// SIGTERM.
 	LeaveSignals bool
-	// Exclusive says that this process does nothing but run the agent: any
-	// process that becomes its child is then taken for a worker's orphan, even if
-	// it has left the worker's session and cleared its environment (Linux).
+	// Exclusive says that this process does nothing but run the agent. The agent then takes
+	// every process that becomes its child for one that a worker has left behind, also if it
+	// has left the worker's session and cleared its environment (Linux).
 	Exclusive bool
 
 	// Of a job that Spawn starts: the name of this program, which is also the first
@@ -178,7 +183,7 @@ func (cfg Config) withDefaults() (Config, error) {
 	return cfg, nil
 }
 
-// ConfigError is a job that cannot be started as asked. Nothing was started.
+// ConfigError says that a job cannot be started as described. Nothing was started.
 type ConfigError struct {
 	Field string // of Config
 	Err   error
@@ -193,8 +198,8 @@ func badConfig(field, format string, args ...any) error {
 	return &ConfigError{Field: field, Err: fmt.Errorf(format, args...)}
 }
 
-// CheckRanks says whether this machine starts so many ranks, which Run says too: for who
-// wants to know before anything begins. The error is a *ConfigError.
+// CheckRanks checks whether this machine starts n ranks. [Run] does so too; CheckRanks
+// is for callers that want to know earlier. The error is a *ConfigError.
 func CheckRanks(n int) error {
 	if most := maxRanksPerCore * numCores(); n > most {
 		return badConfig("NumRanks", "%d ranks on a machine of %d cores: at most %d (%d a core) are started, and more ranks than cores seldom help",
@@ -206,8 +211,8 @@ func CheckRanks(n int) error {
 // numCores is the number of cores that this process may use.
 func numCores() int { return max(1, min(runtime.NumCPU(), runtime.GOMAXPROCS(0))) }
 
-// withPrograms checks what is to run, and makes one of several where only their names
-// and their sum count.
+// withPrograms checks what is to run. Of several programs it puts the names into Program
+// and the sum of their ranks into NumRanks.
 func (cfg Config) withPrograms() (Config, error) {
 	if len(cfg.Programs) == 0 {
 		if cfg.Program == "" {
@@ -228,7 +233,7 @@ func (cfg Config) withPrograms() (Config, error) {
 		names = append(names, p.Path)
 	}
 	name := strings.Join(names, " and ")
-	switch { // what is filled in below may be there
+	switch { // the configuration may have been completed before
 	case cfg.Program != "" && cfg.Program != name || len(cfg.Args) > 0:
 		return cfg, badConfig("Programs", "one program (%s) and a list of programs contradict each other: give one of the two", cfg.Program)
 	case cfg.NumRanks != 0 && cfg.NumRanks != ranks:

@@ -1,59 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package launch starts the ranks of a job as processes of this machine,
-// watches them, and leaves nothing behind when they end.
+// Package launch starts the ranks of a job as processes of this machine, watches them,
+// and leaves nothing behind when they end.
 //
-// [Run] launches any program: a binary, a Go package directory (built first), a
-// Python script. [Spawn] gives a program rank processes of its own from inside
-// its main function. Both are the same agent: it picks a port for rank 0,
-// makes the job's token, starts the workers with the environment that torchrun
-// gives (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the rest),
-// copies their output line by line behind a prefix, and passes signals on.
+// # The picture
 //
-// When a worker fails, the others are told (package agentpipe), have a second
-// to end with errors of their own, and are then ended: SIGTERM, 30 seconds
-// later SIGKILL. A SIGINT, SIGTERM, SIGHUP or SIGQUIT that the agent gets goes
-// to the workers with the same grace (a SIGINT after a look, of a second at most, at
-// whether ranks wait for each other, which is printed then); a second one, if it
-// is SIGINT, kills at once. The result is nil only if every rank ended with code 0
-// and nobody stopped the job; else it is an [*Error], whose Report says which rank
-// failed first and how, with the last lines of its standard error. With
-// [Config.Survivors] the others are told of a failure and go on instead.
+// [Run] launches any program: a binary, a Go package directory (built first), or a Python
+// script. [Spawn] starts rank processes from inside a program's own main function. Both
+// run the same agent: the launcher's part on this host. The ranks are its workers. The
+// agent picks a port for rank 0, makes the job's token, and starts the workers with the
+// environment that torchrun gives (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
+// and the rest). It copies their output line by line behind a prefix, and passes signals on.
 //
-// A job is made of attempts. [Config].MaxRestarts starts all workers again after a
-// failure, at another port, so that no attempt meets what an earlier one has left. A
-// failure that would happen again ([Final]) ends the job at once.
-// Run is [Open], which checks everything and starts nothing, then an [Attempt]
-// after the other by [Host.Run], then [Host.Close]; [Config].Nodes takes the place
-// of the loop where other machines have a say in it.
+// A job is made of attempts. After a failure, [Config].MaxRestarts starts all workers
+// again, at another port, so that no attempt meets what an earlier one has left. A failure
+// that would happen again ([Final]) ends the job at once. Run calls [Open], which checks
+// everything and starts no rank; then [Host.Run] for one [Attempt] after the other; then
+// [Host.Close]. For a job on several machines, [Config].Nodes makes the attempts
+// (package launch/rendezvous).
 //
-// Output and errors. [Logs] writes torchrun's tree of files. Each worker finds in
-// TORCHELASTIC_ERROR_FILE where to say what it ends with; the functions that Spawn
-// runs do ([Record] is for others), and the report says it.
+// # The end of a job
 //
-// No process stays. Every worker leads a session of its own. What workers
-// started and left behind is ended after them (SIGTERM, a second later
-// SIGKILL), on Linux wherever it has gone, elsewhere within the process group. If
-// the agent itself is killed, the kernel kills the workers (Linux) and a guard,
-// a small shell process beside the agent, kills what is below them. Where this process may
-// make a cgroup (v2), workers are born into one, from which nothing escapes; elsewhere
-// a process that has both left its session and cleared its environment survives
-// a kill -9 of the agent. Shared memory of ranks has no name, and their sockets
-// are abstract: both go with the last process that has them (Linux).
+// When a worker fails, the agent tells the others. They have one second to end with errors
+// of their own. Then they get SIGTERM, and 30 seconds later SIGKILL. With
+// [Config].Survivors the others go on instead.
 //
-// The ranks of a job that failed leave the dumps of their flight recorders in a
-// directory cohort-… of os.TempDir, which the report names. A later job of the same
-// user removes it after a week; COHORT_RECORDER_DIR names another one, which stays.
+// The agent passes SIGINT, SIGTERM, SIGHUP and SIGQUIT on to the workers, with the same
+// grace period. Before a SIGINT it looks, for one second at most, where ranks wait for each
+// other, and prints that. A second signal, if it is SIGINT, kills at once.
 //
-// Secrets. The token goes to the workers in their environment, never in
-// arguments. Where a rank prints it, or much of it, the agent covers it with asterisks, in
-// output and reports (not in what [Config].PassRank0 lets through). Control characters that
-// ranks print, but for tabs and the ends of lines, are shown as ^[ and the like, on the
-// terminal and in reports: no rank commands a terminal that is not its own. [KeepSecrets] is for
-// a process that is a launcher only.
+// The result is nil only if every rank ended with code 0 and nobody stopped the job.
+// Otherwise it is an [*Error]. Its Report says which rank failed first and how, with the
+// last lines of that rank's standard error.
 //
-// Caveats. An agent catches signals and, on Linux, makes its process the one
-// that orphans fall to, for as long as Run or Spawn is running: these belong to
-// the process, so run one agent at a time in it. Workers are killed when the
-// thread that started them ends; Run keeps its goroutine on its thread.
+// # Who is named
+//
+// Several ranks fail where one was the cause. Package dist names a dead rank in the errors
+// of the survivors. Package dist/flightlog says from the flight recorders for whom the
+// ranks waited. This package decides whose failure the report puts first (culprit.go) and
+// prints the report (report.go).
+//
+// # Files
+//
+//	what to run         config.go, options.go (of Spawn), binding*.go (to processors), port.go
+//	Run, Spawn          launch.go, spawn.go, host.go, attempt.go, restart.go (and [Final])
+//	the program         program.go, build.go (go build)
+//	one attempt         agent.go (the loop), supervisor.go (which signal when), worker.go (start
+//	                    and tell a process), environment.go (all variables of a worker)
+//	output              relay.go (prefixes), logs.go (files), tail.go (last lines), redact.go (the token)
+//	a failure           failure.go, errorfile.go, culprit.go, report.go, recorder.go (flight
+//	                    recorders), oom*.go (memory that ran out), limits.go (ulimit)
+//	no process stays    orphans*.go, cgroup*.go, guard.go (if the agent is killed), process*.go (/proc)
+//	signals             signals.go, jobcontrol*.go (Ctrl-Z), terminal*.go, notice*.go (preemption)
+//	PyTorch's store     agentstore.go
+//
+// # No process stays
+//
+// Every worker leads a session of its own. When the workers have ended, the agent ends what
+// they started and left behind: by SIGTERM, and a second later by SIGKILL. On Linux it finds
+// such processes wherever they have gone, elsewhere within the process group. If the agent
+// itself is killed, the kernel kills the workers (Linux), and a guard kills what is below
+// them: a small shell process beside the agent. Where this process may make a cgroup (v2),
+// workers are born into one, from which nothing escapes. Elsewhere, one kind of process
+// survives a kill -9 of the agent: one that has left its session and cleared its environment.
+// The shared memory of ranks has no name, and their sockets are abstract. Both go with the
+// last process that has them (Linux).
+//
+// # Files that a job leaves
+//
+// [Logs] writes torchrun's tree of files. Each worker finds in TORCHELASTIC_ERROR_FILE where
+// to write the error that it ends with, and the report quotes it. Functions that Spawn runs
+// write it by themselves; [Record] is for other programs.
+//
+// The ranks of a failed job leave the dumps of their flight recorders in a directory
+// cohort-… of os.TempDir. The report names it. A later job of the same user removes it after
+// a week. COHORT_RECORDER_DIR names another directory, which stays.
+//
+// # Secrets
+//
+// The token goes to the workers in their environment, never in arguments. Where a rank
+// prints the token, or much of it, the agent covers it with asterisks, in output and in
+// reports. It cannot do so in what [Config].PassRank0 lets through. Control characters that
+// ranks print are shown as ^[ and the like, but for tabs and line ends, on the terminal and
+// in reports: no rank commands a terminal that is not its own. [KeepSecrets] is for a process
+// that is a launcher only.
+//
+// # Caveats
+//
+// While Run or Spawn is running, the agent catches signals and, on Linux, adopts orphaned
+// descendants of its process. Both belong to the whole process: run one agent at a time in
+// it. Workers are killed when the thread that started them ends; Run keeps its goroutine on
+// its thread.
 package launch

@@ -10,31 +10,32 @@ import (
 	"time"
 )
 
-// Failure is the bad end of one rank.
+// Failure describes one rank that has failed, or that the agent has ended.
 type Failure struct {
 	Rank, LocalRank int
 	Host            string
 	PID             int
 	Code            int            // exit code, -1 with Signal
 	Signal          syscall.Signal // what ended the process; 0 for an exit
-	Time            time.Time      // when the agent saw it
-	After           time.Duration  // since the start of the job
-	Stopped         bool           // it ended after the agent had asked it to
-	Suspended       bool           // its process was stopped (SIGSTOP) when the agent asked it to
+	Time            time.Time      // when the agent saw the end
+	After           time.Duration  // Time, as a duration since the start of the attempt
+	Stopped         bool           // the agent had asked the rank to end
+	Suspended       bool           // the process was stopped (SIGSTOP) when the agent asked it to end
 	Tail            []string       // the last lines of its standard error
 
-	// What the rank has said in its error file: Message is a line, Callstack where
-	// it happened, Raised when, to the second. ErrorFile is the file's path, where it stays.
+	// The rank's error file says these: Message is one line, Callstack says where the error
+	// happened, Raised when, to the second. ErrorFile is the path of the file, empty if the
+	// file does not stay.
 	Message, Callstack string
 	Raised             time.Time
 	ErrorFile          string
-	// Memory is what the system says of memory that had run out when the rank ended.
+	// Memory says that memory had run out when the rank ended, if the system says so.
 	Memory string
-	// Final says that the rank, started again, would end in the same way.
+	// Final says that the rank would end in the same way if it were started again.
 	Final bool
 
-	raw    []byte // the error file
-	python string // the interpreter, where a module was not found
+	raw    []byte // the content of the error file
+	python string // the path of the interpreter, if a Python module was not found
 }
 
 // how says how the process ended: "exited with code 3", "was killed by SIGKILL".
@@ -45,7 +46,7 @@ func (f *Failure) how() string {
 	return fmt.Sprintf("exited with code %d", f.Code)
 }
 
-// ended is how for a rank that the agent has asked to end.
+// ended says how the process of a rank ended that the agent had asked to end.
 func (f *Failure) ended() string {
 	how := f.how()
 	if f.Signal != 0 {
@@ -57,7 +58,7 @@ func (f *Failure) ended() string {
 	return how
 }
 
-// fault says what is known of a rank that the others waited for.
+// fault says what the launcher knows of a rank for which the others waited.
 func (f *Failure) fault() string {
 	switch {
 	case f.Suspended:
@@ -87,8 +88,9 @@ func (f *Failure) Line() string {
 	return text
 }
 
-// when is the second of the failure. A worker that says it was later than its end,
-// or before the job, has a clock of its own.
+// when returns the time of the failure, to the second: the time in the error file, unless
+// that is after the end of the process or before the start of the job. Such a rank has
+// another clock.
 func (f *Failure) when() time.Time {
 	if !f.Raised.IsZero() && f.Raised.Before(f.Time) && f.Time.Sub(f.Raised) < f.After+time.Second {
 		return f.Raised.Truncate(time.Second)
@@ -96,13 +98,13 @@ func (f *Failure) when() time.Time {
 	return f.Time.Truncate(time.Second)
 }
 
-// lacksModule reports whether a Python program ended because a module is not there.
+// lacksModule reports whether a Python program ended because it did not find a module.
 func (f *Failure) lacksModule() bool {
 	const text = "ModuleNotFoundError: No module named "
 	return strings.Contains(f.Message, text) || slices.ContainsFunc(f.Tail, func(line string) bool { return strings.HasPrefix(line, text) })
 }
 
-// failure is what is known of a worker that has ended badly.
+// failure collects what the agent knows of a worker that has ended.
 func (a *agent) failure(end workerEnd) Failure {
 	w := a.workers[end.local]
 	f := Failure{
@@ -118,36 +120,37 @@ func (a *agent) failure(end workerEnd) Failure {
 	return f
 }
 
-// Error is a job that did not end well.
+// Error describes a job that failed or was stopped.
 type Error struct {
 	Program    string
 	NumRanks   int
-	Attempt    int            // how often the ranks had been restarted
-	Failures   []Failure      // the likely cause, then the others in the order in which they were seen
-	Signal     syscall.Signal // that stopped the job, sent to the agent; 0: none
-	Notice     string         // what Signal came of, where it came of Config.Notice
-	Cause      error          // why the context ended that stopped the job
-	StartErr   error          // a rank could not be started
+	Attempt    int            // how often the ranks had been restarted before
+	Failures   []Failure      // the likely cause first, then the others by time
+	Signal     syscall.Signal // the signal to the agent that stopped the job; 0: none
+	Notice     string         // the notice (Config.Notice) that stopped the job; empty: none
+	Cause      error          // the cause of the context whose end stopped the job
+	StartErr   error          // why a rank could not be started
 	Unkillable []int          // PIDs of workers that SIGKILL did not end
-	NumStrays  int            // processes of workers that SIGKILL did not end
-	// Recorders are the first lines of what the ranks' flight recorders say
-	// together, RecorderDir the directory of their dumps, for package
-	// flightlog; empty where no rank wrote one.
+	NumStrays  int            // how many processes that workers had started SIGKILL did not end
+	// Recorders are the first lines of the report that package flightlog makes of the
+	// ranks' flight recorders. RecorderDir is the directory of their dumps. Both are empty
+	// if no rank wrote a dump.
 	Recorders   []string
 	RecorderDir string
-	// Suspects are the ranks that the recorders name as the cause, where they
-	// agree, or those whose processes had been stopped (SIGSTOP). They need not be among Failures: a rank may have left, with code 0.
+	// Suspects are the ranks that the flight recorders name as the cause, if they agree, or
+	// the ranks whose processes had been stopped (SIGSTOP). A suspect need not be among
+	// Failures: it may have ended with code 0.
 	Suspects []Suspect
 
-	left      []Failure // those that ended with code 0 before the first failure
-	itself    bool      // its program is this one
+	left      []Failure // the ranks that ended with code 0 before the first failure
+	itself    bool      // the program of the job is this one (Spawn)
 	differ    bool      // the first failure says how the ranks' calls differ
-	carriedOn bool      // those left have ended well: a notice, not an error
+	carriedOn bool      // the surviving ranks have ended well: the report is for information
 
-	restartsLeft int // when this attempt ended
+	restartsLeft int // how many restarts were left when this attempt ended
 }
 
-// Error is one line; Report tells more.
+// Error says in one line how the job ended. Report says more.
 func (e *Error) Error() string {
 	switch {
 	case e.StartErr != nil:
@@ -170,7 +173,7 @@ func (e *Error) Error() string {
 	}
 }
 
-// Unwrap returns the cause of the context's end or the start's error.
+// Unwrap returns Cause and StartErr, if they are set.
 func (e *Error) Unwrap() []error {
 	var out []error
 	for _, err := range []error{e.Cause, e.StartErr} {
@@ -185,7 +188,7 @@ func (e *Error) remains() string {
 	return fmt.Sprintf("%d workers (pids %v) and %d processes that workers started survive SIGKILL: they hang in the kernel", len(e.Unkillable), e.Unkillable, e.NumStrays)
 }
 
-// stopped says what stopped the job that a signal has stopped.
+// stopped says which signal or notice has stopped the job.
 func (e *Error) stopped() string {
 	if e.Notice != "" {
 		return "stopped, because this machine is about to go: " + e.Notice
@@ -193,7 +196,8 @@ func (e *Error) stopped() string {
 	return "stopped by " + signalName(e.Signal)
 }
 
-// subject is what has failed: of a program that has started its own ranks, not that.
+// subject returns what has failed. If a program has started its own ranks, that is the
+// job: the program itself has not failed.
 func (e *Error) subject() string {
 	if e.itself {
 		return "the job"
@@ -201,7 +205,7 @@ func (e *Error) subject() string {
 	return e.Program
 }
 
-// again says which attempt it was, of a job that has been restarted.
+// again says which attempt it was, if the job has been restarted.
 func (e *Error) again() string {
 	if e.Attempt == 0 {
 		return ""
@@ -209,8 +213,8 @@ func (e *Error) again() string {
 	return fmt.Sprintf(" in attempt %d", e.Attempt)
 }
 
-// sameAsFirst returns the ranks that ended by themselves, in the same way and with
-// the same error as the first.
+// sameAsFirst returns the ranks that ended by themselves, with the same code and the same
+// error as the first failure.
 func (e *Error) sameAsFirst() (ranks []int) {
 	if len(e.Failures) == 0 || e.Failures[0].Message == "" {
 		return nil

@@ -14,26 +14,26 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// Host is this machine's part of a job: what stays from one attempt to the next.
-// [Open] makes it, [Host.Run] runs one attempt after the other, and
-// [Host.Close] ends it. Its methods are for one goroutine at a time.
+// Host is this machine's part of a job. It lives longer than the job's attempts: [Open]
+// makes it, [Host.Run] runs one attempt after the other, and [Host.Close] ends it. Only
+// one goroutine at a time may use it.
 type Host struct {
 	cfg    Config
 	job    job
 	progs  []*program // of each of Config.Programs, or one
 	logs   *logTree
-	bound  [][]int // the processors of each rank; nil: all
+	bound  [][]int // the processors of each rank; nil: ranks are not bound
 	sig    signals
 	guard  *guard
 	cgroup *cgroup
-	// notice is nil where none is looked for.
+	// notice is nil where Config.Notice is the zero value.
 	notice *noticeWatch
-	// store is that of the last attempt: ranks of other nodes may be in it still.
+	// store is the store of the last attempt. Ranks of other nodes may still use it.
 	store *rankStore
 }
 
-// Open checks a configuration, builds the program and begins to catch signals;
-// it starts nothing. Its errors are those of [Run].
+// Open checks a configuration, builds the program and begins to catch signals. It starts
+// no rank. Its errors are those of [Run].
 func Open(ctx context.Context, cfg Config) (*Host, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -63,7 +63,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		if h.notice, err = openNotice(ctx, &cfg); err != nil {
 			return nil, err
 		}
-		if h.sig.ch == nil { // no signals, but a notice comes as one
+		if h.sig.ch == nil { // a notice comes as a signal
 			h.sig.ch = make(chan os.Signal, 8)
 		}
 	}
@@ -76,7 +76,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 			return nil, err
 		}
 	}
-	// It comes before all that would stay if this process were killed.
+	// The guard comes before everything that would stay if this process were killed.
 	h.guard = startGuard(h.job.id)
 	if h.logs, err = openLogs(&cfg, h.guard); err != nil {
 		return nil, err
@@ -95,9 +95,9 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 // Config returns the configuration with its defaults.
 func (h *Host) Config() Config { return h.cfg }
 
-// Run starts the workers of an attempt and stays until they have ended, or ends
-// them when ctx is done; nothing of them is left when it returns. The error is nil if
-// all ended with code 0, else an [*Error].
+// Run starts the workers of an attempt and waits until they have ended. It ends them when
+// ctx is done. Nothing of them is left when it returns. The error is nil if all workers
+// ended with code 0, else an [*Error].
 func (h *Host) Run(ctx context.Context, a Attempt) error {
 	a, err := a.withDefaults(&h.cfg)
 	if err != nil {
@@ -109,10 +109,10 @@ func (h *Host) Run(ctx context.Context, a Attempt) error {
 	return newAgent(h, a).run(ctx, &h.sig)
 }
 
-// Idle is for the time between attempts, in which no worker can be told of a
-// signal: it returns a context that is done when this process gets one, with an
-// [*Error] that names it as the cause. The function returned ends this; a
-// signal that has come is then what the next attempt begins with.
+// Idle is for the time between attempts, when there is no worker to pass a signal to. It
+// returns a context that is done when this process gets a signal. The context's cause is
+// an [*Error] that names the signal. The returned function ends this. The next attempt
+// then gets the signal again, if one has come.
 func (h *Host) Idle(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop, ended := make(chan struct{}), make(chan struct{})
@@ -135,7 +135,7 @@ func (h *Host) Idle(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// Close removes what the job has made for itself, and gives the signals back.
+// Close removes what the job has made for itself, and stops catching signals.
 func (h *Host) Close() {
 	h.endStore()
 	h.notice.close()
@@ -144,7 +144,7 @@ func (h *Host) Close() {
 		p.remove()
 	}
 	h.cgroup.close()
-	h.guard.stop() // the last: it guards all of that
+	h.guard.stop() // last, because it guards all of the above
 	h.sig.release()
 }
 
@@ -163,8 +163,8 @@ type job struct {
 	nodeID string
 }
 
-// newJob makes what the ranks share. A token, in whichever of its variables, or
-// node id that the user has set holds.
+// newJob makes what the ranks share. A token or a node id that the user has set in the
+// environment is used as it is.
 func newJob(cfg *Config) (job, error) {
 	j := job{id: randomHex(8), token: valueOf(cfg.Env, envvar.Token), nodeID: valueOf(cfg.Env, envvar.NodeID)}
 	if path := valueOf(cfg.Env, envvar.TokenFile); j.token == "" && path != "" {
@@ -192,12 +192,12 @@ func randomHex(n int) string {
 	return hex.EncodeToString(b)
 }
 
-// Token returns the job's token: with it, agents of several hosts prove to each
-// other that they belong together. It is a secret.
+// Token returns the job's token, a secret. The agents of several hosts prove with it that
+// they belong to one job.
 func (h *Host) Token() string { return h.job.token }
 
-// Nodes joins this host with others, attempt by attempt, and runs the attempts
-// ([Host.Run]) until the job has ended.
+// Nodes joins this host with others. It makes the attempts that they have in common and
+// runs them on this host ([Host.Run]) until the job has ended.
 type Nodes interface {
 	Run(ctx context.Context, h *Host) error
 }

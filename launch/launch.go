@@ -11,9 +11,9 @@ import (
 	"github.com/cohort-ml/cohort/internal/errorfile"
 )
 
-// Run launches the job and waits for its end, or ends it when ctx is done. A
-// [*ConfigError] means that nothing was started, an [*Error] that the job did
-// not end well.
+// Run launches a job and waits for its end. It ends the job when ctx is done. A
+// [*ConfigError] means that nothing was started, an [*Error] that the job failed or was
+// stopped.
 func Run(ctx context.Context, cfg Config) error {
 	h, err := Open(ctx, cfg)
 	if err != nil {
@@ -29,8 +29,8 @@ func Run(ctx context.Context, cfg Config) error {
 	return err
 }
 
-// ExitCode is the code for os.Exit after Run or Spawn: 0 for nil, 2 for a
-// [*ConfigError], else 1, whatever the codes of the ranks (as torchrun).
+// ExitCode returns the code for os.Exit after Run or Spawn: 0 for nil, 2 for a
+// [*ConfigError], else 1. As with torchrun, it does not depend on the codes of the ranks.
 func ExitCode(err error) int {
 	var bad *ConfigError
 	switch {
@@ -43,8 +43,8 @@ func ExitCode(err error) int {
 	}
 }
 
-// Exit ends the process after Run or Spawn: it writes the report of a failed job
-// to standard error and exits with ExitCode.
+// Exit ends the process after Run or Spawn. It writes the report of a failed job to
+// standard error and exits with [ExitCode].
 func Exit(err error) {
 	switch e := err.(type) {
 	case nil:

@@ -12,8 +12,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/errorfile"
 )
 
-// runAlone makes the attempts of a job on one machine: until one ends well, or
-// restarts have been used up, or somebody wants the job to end.
+// runAlone makes the attempts of a job on one machine, until one ends well, no restart is
+// left, or somebody stops the job.
 func (h *Host) runAlone(ctx context.Context) error {
 	for number := 0; ; number++ {
 		port := h.cfg.MasterPort
@@ -32,8 +32,8 @@ func (h *Host) runAlone(ctx context.Context) error {
 	}
 }
 
-// Restarting tells the person at the terminal of an attempt that has failed and
-// is followed by another one, which is restart number n.
+// Restarting prints the report of an attempt that has failed, and says that restart
+// number n follows.
 func (h *Host) Restarting(failed *Error, n int) {
 	var b strings.Builder
 	failed.Report(&b)
@@ -41,17 +41,17 @@ func (h *Host) Restarting(failed *Error, n int) {
 	_, _ = h.cfg.Stderr.Write([]byte(b.String()))
 }
 
-// Restartable reports whether another attempt may help: ranks have failed by
-// themselves and might not again, nobody wanted the job to end, and nothing of them is left.
+// Restartable reports whether another attempt may help: ranks have failed by themselves
+// and may not fail again, nobody has stopped the job, and no process of it is left.
 func (e *Error) Restartable() bool {
 	return len(e.Failures) > 0 && !e.Final() && e.Signal == 0 && e.Cause == nil && e.StartErr == nil && len(e.Unkillable) == 0 && e.NumStrays == 0
 }
 
-// Final marks an error that a rank would end with again if it were started again,
-// whatever else happens: settings that make no sense, data that are not there, a
-// checkpoint of another model. A launcher that gets it from a rank (see [Record])
-// makes no more attempts, however many [Config].MaxRestarts leaves. Package train marks
-// its own. It returns nil for nil.
+// Final marks an error with which a rank would end again if it were started again:
+// settings that make no sense, data that are not there, a checkpoint of another model.
+// A launcher that gets such an error from a rank (see [Record]) makes no more attempts,
+// however many [Config].MaxRestarts leaves. Package train marks its errors by itself.
+// Final returns nil for nil.
 func Final(err error) error {
 	if err == nil {
 		return nil
@@ -59,16 +59,18 @@ func Final(err error) error {
 	return &errorfile.Final{Err: err}
 }
 
-// Exit codes that mean the same, for programs of any language: those of sysexits.h for
-// a command line, an input and a configuration that cannot be used, and those of a
-// shell for a command that cannot be executed or is not there.
+// finalCodes are the exit codes that mean the same as Final, for programs of any
+// language. Those of sysexits.h mean that the command line (64), an input (66) or the
+// configuration (78) cannot be used. Those of a shell mean that a command cannot be
+// executed (126) or is not there (127).
 var finalCodes = []int{64, 66, 78, 126, 127}
 
-// usageCode is the exit code of a command line that makes no sense, as flag, argparse
-// and click end. It is also that of a Go program that crashes: text tells them apart.
+// usageCode is the exit code that flag, argparse and click have for a bad command line.
+// A Go program that crashes has the same code; its standard error tells the two apart.
 const usageCode = 2
 
-// isFinal reports whether a rank would end so again, by what it has said and how it ended.
+// isFinal reports whether a rank would end in the same way again, to judge by how it
+// ended.
 func (f *Failure) isFinal(printedUsage bool) bool {
 	switch {
 	case f.Signal != 0 || f.Stopped:
@@ -79,7 +81,7 @@ func (f *Failure) isFinal(printedUsage bool) bool {
 	return slices.Contains(finalCodes, f.Code) || f.python != ""
 }
 
-// final returns the first failure that would happen again, nil if there is none.
+// final returns the first failure that would happen again; nil if there is none.
 func (e *Error) final() *Failure {
 	i := slices.IndexFunc(e.Failures, func(f Failure) bool { return f.Final && !f.Stopped })
 	if i < 0 {
@@ -88,9 +90,9 @@ func (e *Error) final() *Failure {
 	return &e.Failures[i]
 }
 
-// Final reports whether another attempt would end as this one did: a rank has said so,
-// by its error ([Final]) or by its exit code (64, 66, 78, 126, 127, or 2 with a text
-// that explains its usage).
+// Final reports whether another attempt would end as this one did. A rank says so by its
+// error ([Final]), or by its exit code: 64, 66, 78, 126, 127, or 2 after it has printed
+// its usage.
 func (e *Error) Final() bool { return e.final() != nil }
 
 // notAgain says why the restarts that are left are of no use.
