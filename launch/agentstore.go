@@ -17,25 +17,26 @@ import (
 	"github.com/cohort-ml/cohort/internal/visible"
 )
 
-// meetTime is how long the store waits for all ranks to come together: more than any
-// rank waits for the others.
+// meetTime is how long the store waits for all ranks. It is longer than any rank waits for
+// the others.
 const meetTime = 24 * time.Hour
 
-// AgentStore says who serves the store in which a job's ranks meet.
+// AgentStore says who serves the store in which the ranks of a job meet.
 type AgentStore int
 
 const (
-	// StoreByProgram leaves it to what rank 0 runs: the agent serves the store of a Python
-	// program, in which PyTorch's and Cohort's with the backend gloo meet.
+	// StoreByProgram means StoreByAgent if rank 0 runs a Python program, else
+	// StoreByRank0. PyTorch's ranks meet in such a store, and Cohort's ranks with the
+	// backend gloo.
 	StoreByProgram AgentStore = iota
-	// StoreByAgent has the agent serve it.
+	// StoreByAgent means that the agent serves the store.
 	StoreByAgent
-	// StoreByRank0 has rank 0 serve it: what it runs listens on the master's port itself.
+	// StoreByRank0 means that rank 0 serves the store: its program listens at MasterPort.
 	StoreByRank0
 )
 
-// ServesStore reports whether this host's agent is to serve the store of attempts in
-// which it has rank 0.
+// ServesStore reports whether the agent of this host serves the store of the attempts in
+// which this host has rank 0.
 func (h *Host) ServesStore() bool {
 	switch h.cfg.AgentStore {
 	case StoreByAgent:
@@ -47,15 +48,16 @@ func (h *Host) ServesStore() bool {
 	return p.isPython || p.byItself
 }
 
-// rankStore is an attempt's store, while its ranks come together.
+// rankStore is the store of an attempt, which the agent serves while the ranks come
+// together.
 type rankStore struct {
 	*store.PyTorchServer
 	cancel context.CancelFunc
 	met    sync.WaitGroup
-	mixed  chan error // that ranks of two PyTorch have come, which wait in vain
+	mixed  chan error // gets an error if ranks of two PyTorch releases wait for each other in vain
 }
 
-// hopeless returns where it is said that the ranks can never come together.
+// hopeless returns a channel that gets an error if the ranks can never come together.
 func (r *rankStore) hopeless() <-chan error {
 	if r == nil {
 		return nil
@@ -63,9 +65,9 @@ func (r *rankStore) hopeless() <-chan error {
 	return r.mixed
 }
 
-// serveStore serves the attempt's store, a new one each time, if this agent is to. PyTorch's
-// protocol has no authentication: this host's processes come in, and those of hosts whose
-// agents have proved that they belong to the job.
+// serveStore serves a new store for the attempt, if this agent has to serve one. PyTorch's
+// protocol has no authentication. So the store admits only processes of this host, and of
+// hosts whose agents have proved that they belong to the job.
 func (a *agent) serveStore(ctx context.Context) error {
 	a.endStore()
 	if !a.attempt.AgentStore || a.attempt.NodeRank != 0 {
@@ -92,24 +94,25 @@ func (a *agent) serveStore(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.Background(), meetTime)
 	r := &rankStore{PyTorchServer: s, cancel: cancel, mixed: make(chan error, 1)}
 	r.met.Go(func() {
-		// If not all come, or they use the store for something else, nobody asks.
+		// Nobody needs the error: not all ranks have come, or they use the store otherwise.
 		_ = s.Meet(ctx, a.attempt.WorldSize)
 	})
-	r.met.Go(func() { r.watchKinds(ctx, a.attempt) })
+	r.met.Go(func() { r.watchReleases(ctx, a.attempt) })
 	a.store = r
 	return nil
 }
 
 const (
-	// kindsPoll is from when on the store is looked through for ranks of another PyTorch,
-	// less and less often, down to every kindsRest: programs may use it for something else.
-	kindsPoll = 100 * time.Millisecond
-	kindsRest = time.Second
-	// kindsGrace is what Go ranks have to end with errors of their own.
-	kindsGrace = time.Second
+	// releasesPoll is the first interval between two looks for ranks of two PyTorch
+	// releases. The interval grows up to releasesRest, because programs may use the store
+	// for something else.
+	releasesPoll = 100 * time.Millisecond
+	releasesRest = time.Second
+	// releasesGrace is the time that Go ranks have to end with errors of their own.
+	releasesGrace = time.Second
 )
 
-// listed is ranks in a sentence.
+// listed names ranks in a sentence.
 func listed(ranks []string) string {
 	if len(ranks) == 1 {
 		return "rank " + ranks[0]
@@ -117,14 +120,15 @@ func listed(ranks []string) string {
 	return "ranks " + strings.Join(ranks, ", ")
 }
 
-// watchKinds waits until ranks of two PyTorch show themselves that do not meet in one place
-// of the store, each where those of its kind do, and tells the Go ranks and the agent.
-func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
-	pause := kindsPoll
+// watchReleases waits until ranks of two PyTorch releases show themselves that meet at
+// different keys of the store, and so never find each other. It then tells the Go ranks
+// and the agent.
+func (r *rankStore) watchReleases(ctx context.Context, at Attempt) {
+	pause := releasesPoll
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
 	attempt := store.Prefix(r.Store(), "/worker/attempt_"+strconv.Itoa(at.Number))
-	kinds := []struct {
+	releases := []struct {
 		name, first string
 		keys        store.Store
 	}{
@@ -137,14 +141,14 @@ func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
-			pause = min(pause*5/4, kindsRest)
+			pause = min(pause*5/4, releasesRest)
 			timer.Reset(pause)
 		}
-		var came, first []string // of each kind that has shown itself
-		for _, k := range kinds {
+		var came, first []string // of each release that has shown itself
+		for _, k := range releases {
 			var ranks []string
 			for rank := range at.WorldSize {
-				// What nobody has as its value is not replaced: this only looks.
+				// No key has this value, so nothing is replaced: this only reads the key.
 				if v, _, err := k.keys.CompareAndSet(ctx, k.first+strconv.Itoa(rank), []byte{0}, []byte{0}); err == nil && v != nil {
 					ranks = append(ranks, strconv.Itoa(rank))
 				}
@@ -159,11 +163,11 @@ func (r *rankStore) watchKinds(ctx context.Context, at Attempt) {
 		if len(came) < 2 {
 			continue
 		}
-		if strings.HasSuffix(came[0], kinds[0].name) { // what Go ranks know of
+		if strings.HasSuffix(came[0], releases[0].name) { // what Go ranks know of
 			_ = r.Store().Set(ctx, store.PyTorchMixed, []byte(first[0]+" "+first[1]))
 			select {
 			case <-ctx.Done():
-			case <-time.After(kindsGrace):
+			case <-time.After(releasesGrace):
 			}
 		}
 		r.mixed <- fmt.Errorf("%s came (a Go rank counts as one of the PyTorch that it found): they cannot be in one group; give all Python ranks one PyTorch", strings.Join(came, ", "))

@@ -19,43 +19,43 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// Logs says where the output of the ranks goes besides the terminal, and which
-// of it is shown there. The zero value shows everything and keeps nothing.
+// Logs says which output of the ranks goes to files, and which is shown on the terminal.
+// The zero value shows everything and keeps nothing.
 //
-// The files are torchrun's: below Dir there is a directory of this run, named by
-// Config.RunID and eight random digits, with a directory for each attempt and in it
+// The files are those of torchrun. Each run has a directory below Dir, whose name is
+// Config.RunID and eight random digits. In it is a directory for each attempt, and in that
 // one for each local rank:
 //
 //	Dir/none_1f0c9a7e/attempt_0/0/{stdout.log,stderr.log,error.json}
 //	Dir/none_1f0c9a7e/attempt_0/{filtered_stdout.log,filtered_stderr.log}
 //
-// stdout.log and stderr.log are there for streams that are redirected or teed;
-// error.json is where the worker finds TORCHELASTIC_ERROR_FILE and may say what it
-// ended with; the filtered files have the lines of all teed streams in which one
-// of the filters occurs. What is in the files is what the ranks wrote, byte for
-// byte, but for the token. An attempt of the same number begins its directory anew.
+// stdout.log and stderr.log hold the streams that are redirected or teed. error.json is the
+// worker's TORCHELASTIC_ERROR_FILE, into which it may write the error that it ends with.
+// The filtered files hold the lines of all teed streams in which one of the filters occurs.
+// The files hold what the ranks wrote, byte for byte, but for the token. An attempt with
+// the number of an earlier one replaces that one's directory.
 type Logs struct {
-	// Dir is made if it does not exist. Empty, a new directory in os.TempDir is
-	// used: one that stays, and is named on Config.Stderr, where a stream is
-	// redirected or teed, else one for error files alone that goes with the job.
-	// os.DevNull means no files at all, whatever else is asked for.
+	// Dir is the directory of all runs. It is made if it does not exist. If it is empty, a
+	// new directory in os.TempDir is used. That one stays, and is named on Config.Stderr,
+	// if a stream is redirected or teed; otherwise it holds error files alone and is
+	// removed with the job. os.DevNull means that there are no files at all.
 	Dir string
-	// Redirects are streams that go to files instead of the terminal, Tee those
-	// that go to both.
+	// Redirects are the streams that go to files instead of the terminal. Tee are the
+	// streams that go to both.
 	Redirects, Tee RankStreams
-	// LocalRanks are the ranks whose output is shown on the terminal; none means
-	// all. Files get everything.
+	// LocalRanks are the local ranks whose output is shown on the terminal; none means all.
+	// Files get the output of all ranks.
 	LocalRanks []int
-	// StdoutFilters and StderrFilters are what lines of the filtered files contain.
+	// StdoutFilters and StderrFilters are texts. A line that contains one of them goes to
+	// the filtered file.
 	StdoutFilters, StderrFilters []string
-	// Prefix is what each line on the terminal begins with, in which
-	// ${role_name}, ${rank}, ${local_rank} and ${hostname} stand for what they
-	// say. Default is "[rank0] ", and "[default0]:" (the role and the local
-	// rank) for teed streams.
+	// Prefix is the beginning of each line on the terminal. In it, ${role_name}, ${rank},
+	// ${local_rank} and ${hostname} stand for their values. The default is "[rank0] ", and
+	// for teed streams "[default0]:" (the role and the local rank).
 	Prefix string
 }
 
-// Streams are standard streams of a process.
+// Streams is a set of standard streams of a process.
 type Streams uint8
 
 // The streams that a rank writes.
@@ -64,7 +64,7 @@ const (
 	Stderr
 )
 
-// RankStreams are streams by local rank.
+// RankStreams are the streams of each local rank.
 type RankStreams map[int]Streams
 
 // AllRanks stands for every local rank that has no entry of its own.
@@ -87,9 +87,9 @@ func (s RankStreams) any() bool {
 	return false
 }
 
-// ParseRankStreams reads what torchrun's --redirects and --tee take: 0 to 3 for
-// all ranks (1 is standard output, 2 standard error, 3 both), or such numbers by
-// local rank, as in 0:3,1:2.
+// ParseRankStreams reads the value of torchrun's --redirects and --tee: a number from 0 to 3
+// for all ranks (1 is standard output, 2 standard error, 3 both), or such numbers by local
+// rank, as in 0:3,1:2.
 func ParseRankStreams(text string) (RankStreams, error) {
 	bad := func(why string) (RankStreams, error) {
 		return nil, fmt.Errorf("%q: %s: give 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or such numbers by local rank, as in 0:3,1:2", text, why)
@@ -127,9 +127,9 @@ func ParseRankStreams(text string) (RankStreams, error) {
 // logTree is the directory of a run.
 type logTree struct {
 	Logs
-	full    sync.Once // what there is to say of files that cannot be written
-	dir     string    // of the run; empty: no files
-	scratch string    // to remove in the end: holds error files alone
+	full    sync.Once // of the notice that a file cannot be written
+	dir     string    // the directory of the run; empty: there are no files
+	scratch string    // the directory that close removes: it holds error files alone
 }
 
 // openLogs makes the directory of the run.
@@ -187,7 +187,7 @@ func logError(dir string, err error) error {
 	}
 }
 
-// close removes what nobody needs.
+// close removes the directories that nobody needs.
 func (l *logTree) close() {
 	if l == nil || l.dir == "" {
 		return
@@ -207,7 +207,8 @@ type attemptLogs struct {
 	sinks    [2]*sink
 }
 
-// begin makes the directories of an attempt, anew if it has been made before.
+// begin makes the directories of an attempt. Directories of that number are removed
+// before.
 func (l *logTree) begin(number, numRanks int) (_ *attemptLogs, err error) {
 	a := &attemptLogs{logTree: l}
 	if l.dir == "" {
@@ -249,7 +250,7 @@ func (a *attemptLogs) end() {
 	}
 }
 
-// errorFile is where a worker may say what it ended with; empty: nowhere.
+// errorFile returns the path of a worker's error file; empty if there is none.
 func (a *attemptLogs) errorFile(local int) string {
 	if a == nil || a.dir == "" {
 		return ""
@@ -257,7 +258,7 @@ func (a *attemptLogs) errorFile(local int) string {
 	return filepath.Join(a.dir, strconv.Itoa(local), "error.json")
 }
 
-// relay makes what copies one stream of a worker: number k of streamNames.
+// relay makes the relay of one stream of a worker: stream number k of streamNames.
 func (a *attemptLogs) relay(k, local int, prefix func(teed bool) []byte, console *sink) (*relay, error) {
 	stream := Streams(1 << k)
 	c := &relay{dst: console}
@@ -288,9 +289,9 @@ func (a *attemptLogs) relay(k, local int, prefix func(teed bool) []byte, console
 
 var macro = regexp.MustCompile(`\$(\$|[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})`)
 
-// linePrefix is what the lines of a rank begin with on the terminal. Macros are
-// those of Python's string.Template: $name, ${name}, and $$ for a dollar sign; one that is
-// not known stays as it is.
+// linePrefix returns the beginning of a rank's lines on the terminal. Macros are those of
+// Python's string.Template: $name, ${name}, and $$ for a dollar sign. An unknown one stays
+// as it is.
 func linePrefix(template, role, host string, rank, local int, teed bool) []byte {
 	switch {
 	case template != "":

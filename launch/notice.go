@@ -19,43 +19,42 @@ import (
 	"github.com/cohort-ml/cohort/internal/visible"
 )
 
-// Notice says where the platform announces that this machine is about to go: a
-// spot instance that is taken back, a batch system's time limit, maintenance.
-// The zero value looks nowhere.
+// Notice says where the platform announces the preemption of this machine: a spot
+// instance is taken back, the time limit of a batch system ends, maintenance begins. The
+// zero value means that nobody looks for a notice.
 //
-// When there is a notice, the job (on several machines: this machine's part of
-// it) ends as if this process had got SIGTERM: the ranks get it, have the grace
-// period to save and end, and are not started again. Ranks that Spawn runs find
-// the notice in the cause of their context, a [*StopError]; others in the file
-// that COHORT_NOTICE names. A notice that is there before the job is a
-// [*ConfigError]: nothing is to start on such a machine.
+// A notice ends the job (on several machines: this machine's part of it) as if this process
+// had got SIGTERM. The ranks get SIGTERM, have the grace period to save and end, and are not
+// started again. Ranks of Spawn find the notice in the cause of their context, a
+// [*StopError]. Other ranks find it in the file that COHORT_NOTICE names. A notice that is
+// there before the job starts is a [*ConfigError].
 type Notice struct {
-	// File is a path at which there is a file as soon as the machine is to go.
-	// Its first line is the notice's text. Its directory has to exist.
+	// File is the path of a file that appears when the machine is about to go. Its first
+	// line is the text of the notice. Its directory has to exist.
 	File string
-	// URL is asked by GET, as a cloud's metadata service is. No notice is: 404,
-	// an empty answer, FALSE, NONE, MIGRATE_ON_HOST_MAINTENANCE (Google), and a JSON
-	// object whose Events have none of the type Preempt or Terminate (Azure). Every
-	// other good answer is one. A 401 is answered with a token (AWS).
+	// URL is the address of a metadata service, which is asked by GET. These answers mean
+	// that there is no notice: 404, an empty body, FALSE, NONE, MIGRATE_ON_HOST_MAINTENANCE
+	// (Google), and a JSON object whose Events have none of the types Preempt and Terminate
+	// (Azure). Every other good answer is a notice. After a 401, a token is fetched (AWS).
 	URL string
-	// Interval is the time between two looks; default 1 s.
+	// Interval is the time between two looks at File and URL; default 1 s.
 	Interval time.Duration
 }
 
 const defaultNoticeInterval = time.Second
 
-// maxNotice bounds what is read of a notice, and of what the agent writes of it.
+// maxNotice is how many bytes are read of a notice, and of the agent's file.
 const maxNotice = 64 << 10
 
 func (n Notice) isSet() bool { return n.File != "" || n.URL != "" }
 
-// noticeFile is what the agent writes for its ranks, as JSON.
+// noticeFile is the content of the file that the agent writes for its ranks, as JSON.
 type noticeFile struct {
 	Notice   string    `json:"notice"`
 	Deadline time.Time `json:"deadline"`
 }
 
-// readNotice reads the file of a notice; the zero value means that there is none.
+// readNotice reads that file. The zero value means that there is no notice.
 func readNotice(path string) (n noticeFile) {
 	if path == "" {
 		return n
@@ -73,11 +72,11 @@ func readNotice(path string) (n noticeFile) {
 	return n
 }
 
-// noticeWatch looks for a notice for as long as a host is open.
+// noticeWatch looks for a notice while a host is open.
 type noticeWatch struct {
 	Notice
 	url   *noticeURL // nil: none
-	path  string     // the file for the ranks; empty: none
+	path  string     // of the file for the ranks; empty: there is none
 	grace time.Duration
 	out   io.Writer
 
@@ -86,7 +85,7 @@ type noticeWatch struct {
 	ended  chan struct{}
 }
 
-// openNotice checks the places where to look, and that there is no notice yet.
+// openNotice checks where to look, and that there is no notice yet.
 func openNotice(ctx context.Context, cfg *Config) (*noticeWatch, error) {
 	w := &noticeWatch{Notice: cfg.Notice, grace: cfg.Grace, out: cfg.Stderr}
 	if w.Interval <= 0 {
@@ -120,7 +119,7 @@ func openNotice(ctx context.Context, cfg *Config) (*noticeWatch, error) {
 	return w, nil
 }
 
-// start begins to look; a notice becomes a SIGTERM on ch.
+// start begins to look. A notice becomes a SIGTERM on ch.
 func (w *noticeWatch) start(ch chan<- os.Signal) {
 	ctx, cancel := context.WithCancel(context.Background())
 	w.cancel, w.ended = cancel, make(chan struct{})
@@ -140,7 +139,7 @@ func (w *noticeWatch) start(ch chan<- os.Signal) {
 	}()
 }
 
-// close ends the looking. A nil watch does nothing.
+// close stops looking. A nil watch does nothing.
 func (w *noticeWatch) close() {
 	if w == nil {
 		return
@@ -152,8 +151,8 @@ func (w *noticeWatch) close() {
 	w.url.close()
 }
 
-// await looks until there is a notice, and returns its text. Trouble with a URL
-// is told when it begins and when it is over: it must not end a job.
+// await looks until there is a notice, and returns its text. A URL that does not answer
+// must not end the job: a line says when that begins and when it is over.
 func (w *noticeWatch) await(ctx context.Context) string {
 	tick := time.NewTicker(w.Interval)
 	defer tick.Stop()
@@ -174,7 +173,7 @@ func (w *noticeWatch) await(ctx context.Context) string {
 		if troubled != (err != nil) {
 			troubled = err != nil
 			if troubled {
-				fmt.Fprintf(w.out, "cohort: %s; the job goes on, and so do the questions\n", visible.Text(err.Error()))
+				fmt.Fprintf(w.out, "cohort: %s; the job goes on, and the URL is asked again\n", visible.Text(err.Error()))
 			} else {
 				fmt.Fprintf(w.out, "cohort: the notice URL answers again\n")
 			}
@@ -182,7 +181,7 @@ func (w *noticeWatch) await(ctx context.Context) string {
 	}
 }
 
-// look looks once. A notice counts more than trouble.
+// look looks once. If there is a notice, errors do not count.
 func (w *noticeWatch) look(ctx context.Context) (text string, err error) {
 	if w.File != "" {
 		text, err = lookAtFile(w.File)
@@ -196,7 +195,7 @@ func (w *noticeWatch) look(ctx context.Context) (text string, err error) {
 	return text, err
 }
 
-// lookAtFile returns what there is to say of a notice file that is there.
+// lookAtFile returns the text of the notice if the file is there.
 func lookAtFile(path string) (text string, err error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -221,7 +220,7 @@ func lookAtFile(path string) (text string, err error) {
 	return text, nil
 }
 
-// record writes the file for the ranks, so that it is there as a whole or not at all.
+// record writes the file for the ranks, in one step.
 func (w *noticeWatch) record(text string) {
 	if w.path == "" {
 		return
@@ -237,7 +236,7 @@ func (w *noticeWatch) record(text string) {
 	}
 }
 
-// said is the text of the notice there has been, or empty.
+// said returns the text of the notice; empty if there is none yet.
 func (w *noticeWatch) said() string {
 	if w == nil {
 		return ""
@@ -248,11 +247,11 @@ func (w *noticeWatch) said() string {
 	return ""
 }
 
-// Notice returns what this host was told about its end, in the way that
-// [Config].Notice describes; it is empty where nothing was.
+// Notice returns the text of the notice that this host has had ([Config].Notice); empty
+// if it has had none.
 func (h *Host) Notice() string { return h.notice.said() }
 
-// watchNotice begins to look for a notice, if that is wanted.
+// watchNotice begins to look for a notice, if the configuration asks for it.
 func (h *Host) watchNotice() {
 	if h.notice == nil {
 		return
@@ -266,7 +265,7 @@ func (h *Host) watchNotice() {
 // maxNoticeText bounds a notice in a message, in runes.
 const maxNoticeText = 200
 
-// noticeText is the first line of what was read, as a terminal may have it.
+// noticeText returns the first line of what was read, without control characters.
 func noticeText(b []byte) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(b)), "\n")
 	var out []rune

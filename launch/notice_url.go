@@ -14,15 +14,15 @@ import (
 	"time"
 )
 
-// askPatience is how long a metadata service may take for an answer; they are on
-// the machine's own link.
+// askPatience is how long a metadata service may take to answer. It is on the machine's
+// own link.
 const askPatience = 2 * time.Second
 
 // noticeURL asks a metadata service.
 type noticeURL struct {
 	url    *url.URL
 	client *http.Client
-	token  string // of AWS's service
+	token  string // without which AWS's service does not answer
 }
 
 func parseNoticeURL(text string) (*noticeURL, error) {
@@ -35,7 +35,7 @@ func parseNoticeURL(text string) (*noticeURL, error) {
 	}
 	return &noticeURL{url: u, client: &http.Client{
 		Timeout: askPatience,
-		// The service is this machine's: no proxy knows it, and none may answer for it.
+		// The service belongs to this machine. No proxy may answer in its place.
 		Transport: &http.Transport{MaxIdleConns: 1, IdleConnTimeout: time.Minute},
 		CheckRedirect: func(*http.Request, []*http.Request) error {
 			return http.ErrUseLastResponse
@@ -70,7 +70,7 @@ func (n *noticeURL) ask(ctx context.Context) (text string, err error) {
 	return fmt.Sprintf("%s says %s", n.url.Redacted(), said), nil
 }
 
-// renew gets the token without which AWS's service does not answer.
+// renew fetches the token without which AWS's service does not answer.
 func (n *noticeURL) renew(ctx context.Context) error {
 	u := *n.url
 	u.Path, u.RawPath, u.RawQuery = "/latest/api/token", "", ""
@@ -91,7 +91,7 @@ func (n *noticeURL) do(ctx context.Context, method string, u *url.URL, header ht
 	if err != nil {
 		return 0, nil, err
 	}
-	// Google's and Azure's services want to see that nobody was lured into asking.
+	// Without these headers, Google's and Azure's services refuse to answer.
 	req.Header.Set("Metadata-Flavor", "Google")
 	req.Header.Set("Metadata", "true")
 	for k, v := range header {
@@ -108,8 +108,8 @@ func (n *noticeURL) do(ctx context.Context, method string, u *url.URL, header ht
 	return resp.StatusCode, body, err
 }
 
-// noticeIn says what an answer announces; empty means that nothing is. See
-// Notice.URL.
+// noticeIn returns the notice in an answer, by the rules of Notice.URL; empty if there is
+// none.
 func noticeIn(status int, body []byte) (string, error) {
 	switch {
 	case status == http.StatusNotFound || status == http.StatusNoContent:

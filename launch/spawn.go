@@ -19,31 +19,29 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// spawnCalls counts the calls of Spawn in this process. It is a fact about the
-// process, as its arguments are: a re-executed program finds the call that it
-// was started for by counting.
+// spawnCalls counts the calls of Spawn in this process. It belongs to the process, as the
+// arguments do: a rank counts calls to find the one that it was started for.
 var spawnCalls atomic.Int64
 
-// Spawn runs main in n rank processes of this machine and waits for them; it is
-// what multiprocessing's spawn is in Python, for a program's own main:
+// Spawn runs main in n rank processes of this machine and waits for them. It is for a
+// program's own main function, as multiprocessing's spawn is in Python:
 //
 //	func main() {
 //		launch.Exit(launch.Spawn(context.Background(), 2, train))
 //	}
 //
-// The contract: each rank is this binary, started again with the same
-// arguments, and its call of Spawn runs main and ends the process; so what comes
-// before the call happens in every process, and what comes after it in the first
-// alone. (Several calls have to come in the same order every time; a rank passes
-// over the calls before its own, which return nil there.)
+// Each rank is this binary, started again with the same arguments. In a rank, the call of
+// Spawn runs main and ends the process. So the code before the call runs in every process,
+// and the code after it only in the first. A program may call Spawn several times, in the
+// same order in every process; in a rank, the calls before its own return nil at once.
 //
-// A process that already is a rank, because the program was started by `cohort
-// run`, starts no more of them: it runs main, and n is what the launcher says.
+// If cohort run has started the program, each process is a rank already. Spawn then starts
+// no processes: it runs main, and the launcher's number of ranks replaces n.
 //
-// The context of main is done when the rank gets SIGINT, SIGTERM, SIGHUP, or another
-// one of Config.Signals but SIGQUIT; main then has the grace period to save what it
-// wants and return. The context's cause is a [*StopError] that names the signal and,
-// where there was one, the notice that the machine is to go:
+// The context of main is done when the rank gets SIGINT, SIGTERM, SIGHUP or another signal
+// of Config.Signals, except SIGQUIT. From then on main has the grace period to save its
+// work and return. The context's cause is a [*StopError]. It names the signal and, if there
+// was one, the notice that the machine is about to go:
 //
 //	<-ctx.Done()
 //	if stop := (*launch.StopError)(nil); errors.As(context.Cause(ctx), &stop) && stop.Notice != "" {
@@ -60,10 +58,9 @@ var spawnCalls atomic.Int64
 //	join=False                      go func() { … Spawn … }(), and ctx to end it
 //	start_method, daemon            none: always new processes, which end with their parent
 //
-// What main needs it finds as the first process does: in arguments, environment and files.
-//
-// A rank whose main returns an error prints it and exits with
-// code 1. Deferred calls of the functions around Spawn do not run in a rank.
+// A rank finds what it needs where the first process does: in arguments, environment and
+// files. If main returns an error, the rank prints it and exits with code 1. Deferred calls
+// of the functions around Spawn do not run in a rank.
 //
 // The errors are those of [Run].
 func Spawn(ctx context.Context, n int, main func(ctx context.Context) error, opts ...SpawnOption) error {
@@ -99,13 +96,13 @@ func Spawn(ctx context.Context, n int, main func(ctx context.Context) error, opt
 	return Run(ctx, cfg)
 }
 
-// IsRank says whether a launcher has started this process as a rank: Spawn then
-// runs its main right here.
+// IsRank reports whether a launcher has started this process as a rank. Spawn then runs
+// main in this process.
 func IsRank() bool {
 	return envvar.Rank.IsSet() && envvar.WorldSize.IsSet()
 }
 
-// runRank is the whole life of a rank of Spawn; it returns the exit code.
+// runRank runs main as a rank of Spawn and returns the exit code.
 func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -113,27 +110,27 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 	signal.Notify(ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	if more, err := ParseSignals(envvar.SignalsToHandle.Get("")); err == nil {
 		for _, s := range more {
-			if s != syscall.SIGQUIT { // prints where all goroutines are
+			if s != syscall.SIGQUIT { // the Go runtime prints all goroutines and exits
 				signal.Notify(ch, s)
 			}
 		}
 	}
 	go func() {
 		s := <-ch
-		// The agent decides how long a rank may take from here on: later signals
-		// are not for this process to act on.
+		// From here on the agent decides how long the rank may take. This process does not
+		// act on later signals.
 		cancel(newStopError(s.(syscall.Signal)))
 	}()
 	defer func() {
 		if v := recover(); v != nil {
 			var misuse *tensor.Error
-			if err, ok := v.(error); ok && errors.As(err, &misuse) { // says where by itself
+			if err, ok := v.(error); ok && errors.As(err, &misuse) { // it names the place by itself
 				Record(misuse, "")
 				fmt.Fprintf(os.Stderr, "rank %s: %v\n", envvar.Rank.Get("?"), misuse)
 				os.Exit(1)
 			}
 			Record(fmt.Errorf("panic: %v", v), string(debug.Stack()))
-			// The message comes last: the job's report shows the last lines.
+			// The message comes last, because the job's report shows the last lines.
 			fmt.Fprintf(os.Stderr, "%s\nrank %s panicked: %v\n", debug.Stack(), envvar.Rank.Get("?"), v)
 			os.Exit(2)
 		}
@@ -148,13 +145,13 @@ func runRank(ctx context.Context, main func(ctx context.Context) error) int {
 	return 0
 }
 
-// StopError is the cause of the context of a rank that is to save what it wants
-// and end: context.Cause of the context that Spawn gives its main.
+// StopError is the cause (context.Cause) of the context that Spawn gives to main, after
+// the rank has got a signal: the rank should save its work and end.
 type StopError struct {
-	Rank     int            // -1 where RANK says nothing
-	Signal   syscall.Signal // that the rank got
-	Notice   string         // why, where the launcher has had notice that the machine is to go; else empty
-	Deadline time.Time      // of a notice: when the launcher kills ranks that are still there
+	Rank     int            // -1 if RANK has no rank
+	Signal   syscall.Signal // the signal that the rank got
+	Notice   string         // the notice that the machine is about to go; empty if there was none
+	Deadline time.Time      // with a notice: when the launcher kills the ranks that are left
 }
 
 func (e *StopError) Error() string {
@@ -165,7 +162,7 @@ func (e *StopError) Error() string {
 	return text
 }
 
-// newStopError is the cause in a rank that has got a signal.
+// newStopError makes the error of a rank that has got a signal.
 func newStopError(s syscall.Signal) *StopError {
 	rank, err := envvar.Rank.IntOr(-1, 0, math.MaxInt32)
 	if err != nil {
