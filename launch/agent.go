@@ -212,8 +212,8 @@ func (a *agent) do(e event) {
 	}
 }
 
-// isReclaiming reports whether the kernel works on processes that have been killed: it may
-// have many gigabytes to take back. One that hangs uses no processor time.
+// isReclaiming reports whether the kernel still works on processes that have been killed: it
+// may have many gigabytes to reclaim. A killed process that hangs uses no processor time.
 func (a *agent) isReclaiming() bool {
 	was := a.killTicks
 	a.killTicks = a.ticks()
@@ -222,12 +222,12 @@ func (a *agent) isReclaiming() bool {
 	}
 	if !a.saidSlow {
 		a.saidSlow = true
-		a.say("what has been killed is still ending: the system takes back what it had, as much memory is")
+		a.say("killed processes are still ending: the system reclaims their memory")
 	}
 	return true
 }
 
-// ticks sums up the processor time of the workers that live, and of strays.
+// ticks returns the sum of the processor time of the live workers and of the strays.
 func (a *agent) ticks() (sum uint64) {
 	for _, w := range a.workers {
 		if w.proc != nil && !w.ended {
@@ -292,7 +292,7 @@ func (a *agent) result(ctx context.Context) error {
 	return e
 }
 
-// explainMemory says of the failures which of them come of memory that ran out.
+// explainMemory sets Memory of the failures that come of memory that ran out.
 func (a *agent) explainMemory(failures []Failure) {
 	a.oom.explain(failures)
 	for i := range failures {

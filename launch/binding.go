@@ -9,20 +9,21 @@ import (
 	"strings"
 )
 
-// Binding is to which processors a rank is bound. Ranks belong to NUMA nodes: a rank
-// with a GPU (local rank i has GPU i) to the GPU's, others evenly, in order.
+// Binding says to which processors each rank is bound. Every rank belongs to a NUMA node.
+// Local rank i belongs to the node of GPU i, if there is one. Other ranks are spread
+// evenly over the nodes, in order.
 type Binding string
 
 // The bindings are those of torchrun's --numa-binding.
 const (
 	BindNone        Binding = ""             // all processors that this process may use
 	BindNode        Binding = "node"         // those of the rank's NUMA node
-	BindSocket      Binding = "socket"       // those of the socket that the node is of
-	BindExclusive   Binding = "exclusive"    // a share of the node's cores that no other rank has
-	BindCoreComplex Binding = "core-complex" // cores of the node that share a third-level cache, others for each rank while there are others
+	BindSocket      Binding = "socket"       // those of the socket to which that node belongs
+	BindExclusive   Binding = "exclusive"    // some of the node's cores, which no other rank gets
+	BindCoreComplex Binding = "core-complex" // the cores of the node that share one third-level cache; the ranks take the caches in turn
 )
 
-// ParseBinding reads the name of a binding; none is not one.
+// ParseBinding reads the name of a binding. The empty text is an error.
 func ParseBinding(text string) (Binding, error) {
 	all := []Binding{BindNode, BindSocket, BindExclusive, BindCoreComplex}
 	if b := Binding(text); slices.Contains(all, b) {
@@ -31,13 +32,14 @@ func ParseBinding(text string) (Binding, error) {
 	return BindNone, fmt.Errorf("there are %s, %s, %s and %s", BindNode, BindSocket, BindExclusive, BindCoreComplex)
 }
 
-// processor is one that this process may use, and what it is a part of.
+// processor is a processor that this process may use: its number, and the parts of the
+// machine to which it belongs.
 type processor struct {
 	id, node, socket, core, cache int
 }
 
-// bindRanks returns the processors of each rank, in order. gpuNodes are the NUMA nodes
-// of the GPUs, -1 where that is not known; it may be shorter than the ranks.
+// bindRanks returns the processors of each rank, in order. gpuNodes are the NUMA nodes of
+// the GPUs, -1 where a node is not known. There may be fewer GPUs than ranks.
 func bindRanks(how Binding, cpus []processor, numRanks int, gpuNodes []int) ([][]int, error) {
 	nodes := distinct(cpus, func(c processor) int { return c.node })
 	if len(nodes) == 0 {
@@ -66,7 +68,7 @@ func bindRanks(how Binding, cpus []processor, numRanks int, gpuNodes []int) ([][
 			if len(cores) < peers {
 				return nil, fmt.Errorf("NUMA node %d has %d cores for %d ranks: start fewer, or bind them to the node", node, len(cores), peers)
 			}
-			// The first ranks get one more where it does not come out even.
+			// If the cores cannot be shared evenly, the first ranks get one more.
 			from := place*(len(cores)/peers) + min(place, len(cores)%peers)
 			n := len(cores) / peers
 			if place < len(cores)%peers {
@@ -88,8 +90,8 @@ func bindRanks(how Binding, cpus []processor, numRanks int, gpuNodes []int) ([][
 	return out, nil
 }
 
-// threadsOf is how many threads the pool of a bound rank has: its processors, divided
-// among the ranks that are bound to the same.
+// threadsOf returns the number of threads of a bound rank: the number of its processors,
+// divided by the number of ranks that are bound to the same processors.
 func threadsOf(bound [][]int, rank int) int {
 	n := 0
 	for _, other := range bound {
@@ -119,7 +121,7 @@ func matching(cpus []processor, want func(processor) bool) (out []processor) {
 	return out
 }
 
-// listOf writes numbers as the kernel does: 0-3,8.
+// listOf writes a list of numbers as the kernel does: 0-3,8.
 func listOf(ids []int) string {
 	var b strings.Builder
 	for i := 0; i < len(ids); {

@@ -23,7 +23,7 @@ func bind(how Binding, numRanks int) ([][]int, error) {
 	return bindRanks(how, processors("/sys/devices/system", allowed.IsSet), numRanks, gpuNodes("/proc/driver/nvidia/gpus", "/sys/bus/pci/devices"))
 }
 
-// processors reads what the system says of the processors that are allowed.
+// processors reads which parts of the machine the allowed processors belong to.
 func processors(root string, allowed func(cpu int) bool) (out []processor) {
 	nodeOf := map[int]int{}
 	dirs, _ := filepath.Glob(filepath.Join(root, "node", "node[0-9]*"))
@@ -40,8 +40,8 @@ func processors(root string, allowed func(cpu int) bool) (out []processor) {
 			continue
 		}
 		c := processor{id: id, node: nodeOf[id], socket: readNumber(filepath.Join(dir, "topology", "physical_package_id"))}
-		// Numbers of cores are unique in their socket only: the first sibling is one
-		// for each core, as the first sharer is for each cache.
+		// The kernel's numbers of cores are unique within a socket only. So the first
+		// sibling stands for the core, and the first processor of a cache for the cache.
 		c.core = first(readList(filepath.Join(dir, "topology", "thread_siblings_list")), id)
 		c.cache = first(readList(filepath.Join(dir, "cache", "index3", "shared_cpu_list")), c.socket)
 		out = append(out, c)
@@ -50,8 +50,8 @@ func processors(root string, allowed func(cpu int) bool) (out []processor) {
 	return out
 }
 
-// gpuNodes are the NUMA nodes of the GPUs, in the order of their places on the bus,
-// which is that of their numbers; -1 where the system does not say.
+// gpuNodes returns the NUMA nodes of the GPUs, -1 where the system does not say. The GPUs
+// are in the order of their bus addresses, which is the order of their numbers.
 func gpuNodes(driver, bus string) (nodes []int) {
 	gpus, err := os.ReadDir(driver)
 	if err != nil {
@@ -70,7 +70,7 @@ func first(list []int, otherwise int) int {
 	return list[0]
 }
 
-// readNumber is -1 where there is none.
+// readNumber reads a number from a file; -1 if there is none.
 func readNumber(path string) int {
 	b, err := os.ReadFile(path)
 	n, err2 := strconv.Atoi(strings.TrimSpace(string(b)))
@@ -80,7 +80,7 @@ func readNumber(path string) int {
 	return n
 }
 
-// readList reads numbers and ranges, as in 0-3,8.
+// readList reads a list of numbers and ranges from a file, as in 0-3,8.
 func readList(path string) (out []int) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -104,8 +104,8 @@ func readList(path string) (out []int) {
 	return out
 }
 
-// boundTo runs fn, which starts a process, on processors that the process inherits.
-// The caller's goroutine is locked to its thread.
+// boundTo runs fn on these processors. fn starts a process, which inherits them. The
+// caller's goroutine must be locked to its thread.
 func boundTo(cpus []int, fn func() error) error {
 	if cpus == nil {
 		return fn()
@@ -120,6 +120,6 @@ func boundTo(cpus []int, fn func() error) error {
 	if err := unix.SchedSetaffinity(0, &set); err != nil {
 		return fmt.Errorf("bind to processors %s: %w", listOf(cpus), err)
 	}
-	defer func() { _ = unix.SchedSetaffinity(0, &before) }() // it was so a moment ago
+	defer func() { _ = unix.SchedSetaffinity(0, &before) }() // it cannot fail: the thread had these before
 	return fn()
 }

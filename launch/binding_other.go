@@ -6,7 +6,7 @@ package launch
 
 import "errors"
 
-// bind would find the processors of each rank: only Linux lets a process choose them.
+// bind returns an error: only Linux lets a process choose its processors.
 func bind(how Binding, numRanks int) ([][]int, error) {
 	if _, err := bindRanks(how, []processor{{}}, 1, nil); err != nil {
 		return nil, err

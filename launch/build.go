@@ -16,7 +16,7 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// goTempDir is the go command's variable for where it works.
+// goTempDir names the directory in which the go command works.
 const goTempDir envvar.Var = "GOTMPDIR"
 
 // builder is what a build of a Go program needs from its host.
@@ -60,8 +60,8 @@ func (b *builder) build(ctx context.Context, cfg *Config, dir, target string) (_
 	var out bytes.Buffer
 	cmd := exec.Command(goTool, "build", "-o", p.path, target)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = abs, &out, &out
-	// A compiler has no use for the token. The job is what the guard knows it by,
-	// if the agent is killed before it could tell the guard of it.
+	// A compiler does not need the token. The guard finds the compiler by the job's id, if
+	// the agent is killed before it has told the guard of the process.
 	cmd.Env = slices.DeleteFunc(slices.Clone(cfg.Env), func(kv string) bool { return strings.HasPrefix(kv, envvar.Token.Assign("")) })
 	cmd.Env = append(cmd.Env, envvar.Job.Assign(b.job))
 	if valueOf(cfg.Env, goTempDir) == "" {

@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// cgroup is a control group (v2) of a job's own, below this process's, into which
-// workers are born. What they start is in it too, wherever it hides, and
-// cannot get out without the rights to; the kernel kills all of it at one word.
-// It needs the right to make one: root's, or a delegated group's, as of a systemd
-// user unit. Elsewhere it is nil, whose methods do nothing. No controller is
-// enabled in it: limits and accounts stay those of this process's group.
+// cgroup is a control group (v2) of the job's own, below that of this process. Workers are
+// born into it. The processes that they start are in it too, and cannot leave it without
+// special rights. The kernel kills all of them by one write (cgroup.kill). To make the group,
+// this process must be root, or be in a delegated group, as in a systemd user unit. Otherwise
+// the cgroup is nil, and its methods do nothing. The group enables no controllers: the
+// limits and accounts of this process's group apply.
 type cgroup struct {
 	dir string
 	f   *os.File // of dir
 }
 
-// cgroupPath is where the group of a job is to be, empty where there can be none.
+// cgroupPath returns the path that the group of a job gets; empty if there can be no group.
 func cgroupPath(job string) string {
 	list, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -41,7 +41,7 @@ func cgroupPath(job string) string {
 	return filepath.Join(parent, "cohort-"+job)
 }
 
-// openCgroup makes the group of a job, nil where that is not allowed.
+// openCgroup makes the group of a job. It returns nil if that is not allowed.
 func openCgroup(dir string) *cgroup {
 	if os.Mkdir(dir, 0o755) != nil {
 		return nil
@@ -62,8 +62,8 @@ func openCgroup(dir string) *cgroup {
 	return c
 }
 
-// cgroupDir finds the directory of this process's group, from its list of groups
-// and its mounts; empty if there is none.
+// cgroupDir finds the directory of this process's group in its list of groups and its
+// mounts. It returns the empty path if there is none.
 func cgroupDir(list, mounts string) string {
 	path, ok := "", false
 	for line := range strings.Lines(list) {
@@ -71,7 +71,7 @@ func cgroupDir(list, mounts string) string {
 			break
 		}
 	}
-	if !ok || strings.HasPrefix(path, "/..") { // outside of what this namespace shows
+	if !ok || strings.HasPrefix(path, "/..") { // this namespace does not show the group
 		return ""
 	}
 	for line := range strings.Lines(mounts) {
@@ -89,16 +89,16 @@ func cgroupDir(list, mounts string) string {
 	return ""
 }
 
-// join has a worker with these attributes be born into the group.
+// join makes a worker that is started with these attributes be born into the group.
 func (c *cgroup) join(attr *syscall.SysProcAttr) {
 	if c != nil {
 		attr.UseCgroupFD, attr.CgroupFD = true, int(c.f.Fd())
 	}
 }
 
-// works tries whether processes live that are born into the group: a filter of
-// system calls may forbid it, and Linux kills them at birth if it has ever
-// killed the group that this process is in (cgroup.kill), or this one.
+// works tries whether a process can be born into the group. A filter of system calls may
+// forbid that. And if cgroup.kill has ever been used on this group or on the one that this
+// process is in, Linux kills such processes at birth.
 func (c *cgroup) works() bool {
 	attr := &syscall.SysProcAttr{}
 	c.join(attr)
@@ -110,7 +110,7 @@ func (c *cgroup) works() bool {
 	return err == nil && st.Success()
 }
 
-// pids are the live processes in the group and in those below it.
+// pids returns the live processes in the group and in the groups below it.
 func (c *cgroup) pids() (out []int) {
 	if c == nil {
 		return nil
@@ -121,7 +121,7 @@ func (c *cgroup) pids() (out []int) {
 			continue // it has just gone
 		}
 		for _, f := range bytes.Fields(b) {
-			// 0 stands for one that this namespace of processes does not show.
+			// 0 stands for a process that this PID namespace does not show.
 			if pid, err := strconv.Atoi(string(f)); err == nil && pid > 0 {
 				out = append(out, pid)
 			}
@@ -130,16 +130,16 @@ func (c *cgroup) pids() (out []int) {
 	return out
 }
 
-// removePatience is how long the kernel may take to let go of an empty group.
+// removePatience is how long the kernel may take until an empty group can be removed.
 const removePatience = 200 * time.Millisecond
 
-// close removes the group, and kills who is still in it.
+// close removes the group, and kills the processes that are still in it.
 func (c *cgroup) close() {
 	if c == nil {
 		return
 	}
 	if len(c.pids()) > 0 {
-		// Not earlier: nobody can be born into it after that.
+		// Not earlier, because no process can be born into the group after that.
 		_ = os.WriteFile(filepath.Join(c.dir, "cgroup.kill"), []byte("1"), 0)
 	}
 	c.f.Close()
@@ -155,8 +155,8 @@ func (c *cgroup) close() {
 	}
 }
 
-// groupsIn lists a group and those below it, the innermost first: a job may
-// have launched jobs.
+// groupsIn lists a group and the groups below it, the innermost first. There are some if
+// the job has launched other jobs.
 func groupsIn(dir string) (out []string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

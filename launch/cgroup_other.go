@@ -6,7 +6,7 @@ package launch
 
 import "syscall"
 
-// cgroup is nothing on systems without control groups.
+// cgroup does nothing on systems without control groups.
 type cgroup struct{}
 
 func cgroupPath(string) string  { return "" }

@@ -12,9 +12,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/errorfile"
 )
 
-// What workers say of their end in error files: see package errorfile.
-
-// readErrorFile reads the error file of a failed worker, if it has written one.
+// readErrorFile adds to a failure what the worker has written into its error file, if it
+// has written one.
 func (a *agent) readErrorFile(f *Failure) {
 	path := a.logs.errorFile(f.LocalRank)
 	if path == "" {
@@ -32,13 +31,14 @@ func (a *agent) readErrorFile(f *Failure) {
 			f.Message, f.Callstack, f.Raised, f.Final, f.raw = e.Message, e.Callstack, e.Time, e.Final, raw
 		}
 	}
-	if a.Host.logs.scratch == "" { // else it goes with the job
+	if a.Host.logs.scratch == "" { // else the file is removed with the job
 		f.ErrorFile = path
 	}
 }
 
-// passErrorFileOn tells of a job that failed to whoever launched this process, if it has
-// been given an error file: with that of the worker that failed first.
+// passErrorFileOn tells the launcher of this process that the job has failed, if there is
+// such a launcher and it has named an error file. It passes the error file of the rank
+// that failed first on.
 func passErrorFileOn(err error) {
 	var e *Error
 	path, ok := envvar.ErrorFile.Lookup()
@@ -57,9 +57,9 @@ func passErrorFileOn(err error) {
 	_ = errorfile.WriteRaw(path, errorfile.WithCode(f.raw, code))
 }
 
-// Record writes the error that a rank ends with into the file that its launcher
-// has named for it (TORCHELASTIC_ERROR_FILE), so that the launcher's report says
-// it, and says which rank's was first. What [Spawn] or dist.Main runs need not
-// call it: errors, and the panics of Spawn's, are recorded. It does nothing where
-// no launcher wants to know, or err is nil. The stack may be empty.
+// Record writes the error with which a rank ends into the error file that its launcher has
+// named (TORCHELASTIC_ERROR_FILE). The launcher's report then quotes the error, and says
+// whose error was first. Functions that [Spawn] or dist.Main runs need not call Record:
+// their errors are recorded, and under Spawn their panics too. Record does nothing if no
+// launcher has named a file, or if err is nil. The stack may be empty.
 func Record(err error, stack string) { errorfile.Record(err, stack) }

@@ -12,16 +12,18 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// guardScript is what remains when the agent has been killed so that it could
-// not end anything itself: a shell that waits for the end of a pipe whose other
-// end only the agent holds, and then kills and removes. The lines that it reads say
-// which process groups have come (+) and gone (-), for a number is not killed after it may
-// have passed to somebody else; which cgroup (c) and which directories (d) are about to
-// be made. On Linux, it goes on to kill every process
-// in the job's cgroup, if it has one, and every process
-// that has the job in its environment (in passes, because a process may start
-// another one meanwhile), so that a daemon of a worker goes too. The
-// environment of the guard itself does not name the job.
+// guardScript ends a job whose agent has been killed. The shell waits for the end of a pipe
+// whose other end only the agent holds, and then kills and removes. The lines that it reads
+// say:
+//
+//   - which process groups have started (+) and ended (-): once a group has ended, its
+//     number may belong to another one, and must not be killed;
+//   - which cgroup (c) and which directories (d) the agent is about to make.
+//
+// On Linux the shell also kills every process in the job's cgroup, and every process that
+// has the job's id in its environment, so that it gets the daemons of workers too. It looks
+// for these several times, because a process may start another one meanwhile. The
+// environment of the guard itself has no job id.
 const guardScript = `
 job=$1 cgroup= groups=
 shift
@@ -51,20 +53,20 @@ if [ "$cgroup" ]; then
 	done
 fi
 [ "$1" ] || exit
-# What has just been killed may write one file more.
+# A process that has just been killed may write one more file.
 rm -rf -- "$@" || { sleep 1; rm -rf -- "$@"; }
 `
 
-// guard is the running shell. The kernel kills the workers themselves with
-// their agent (Linux); the guard is for processes below them, and for systems
-// without that. A machine without /bin/sh has to do without it.
+// guard is the running shell. On Linux the kernel kills the workers with their agent, and
+// the guard kills the processes that workers have started. On other systems the guard kills
+// both. There is no guard on a machine without /bin/sh.
 type guard struct {
 	w    *os.File
 	proc *os.Process
 }
 
-// startGuard starts the shell, which comes before all that it removes: an agent may be
-// killed at any time. A nil guard does nothing.
+// startGuard starts the shell, before anything exists that the shell would remove: the agent
+// may be killed at any time. A nil guard does nothing.
 func startGuard(job string) *guard {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -82,7 +84,7 @@ func startGuard(job string) *guard {
 		Dir:   "/",
 		Env:   []string{"PATH=/usr/bin:/bin:/usr/sbin:/sbin"},
 		Files: []*os.File{r, null, null},
-		Sys:   &syscall.SysProcAttr{Setsid: true}, // a Ctrl-C is for the agent
+		Sys:   &syscall.SysProcAttr{Setsid: true}, // a Ctrl-C must reach the agent alone
 	})
 	if err != nil {
 		w.Close()
@@ -91,7 +93,7 @@ func startGuard(job string) *guard {
 	return &guard{w: w, proc: proc}
 }
 
-// watch tells the guard that a worker's process group has come or gone.
+// watch tells the guard that a process group has started or ended.
 func (g *guard) watch(pid int, alive bool) {
 	op := '-'
 	if alive {
@@ -107,7 +109,7 @@ func (g *guard) tell(op rune, text string) {
 	}
 }
 
-// tempDir makes a directory that goes with the job.
+// tempDir makes a directory, which the guard removes if the agent is killed.
 func (g *guard) tempDir() (string, error) {
 	dir := filepath.Join(os.TempDir(), "cohort-run-"+randomHex(8))
 	g.tell('d', dir)
@@ -117,7 +119,7 @@ func (g *guard) tempDir() (string, error) {
 	return dir, nil
 }
 
-// stop ends the guard: everything has been ended in order.
+// stop ends the guard. The agent has ended everything itself.
 func (g *guard) stop() {
 	if g == nil {
 		return

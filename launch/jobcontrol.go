@@ -10,33 +10,32 @@ import (
 	"time"
 )
 
-// Job control. The keys of a terminal, and shells, reach the launcher's process group
-// alone, for every rank leads a session of its own: to stop the job is for the launcher
-// to do. It stops the ranks and what they have started, gives the terminal back as the
-// shell had it, and only then itself, so that the shell sees a job that is stopped. What
-// continues it (fg, bg, SIGCONT) continues the ranks.
+// Job control. Every rank leads its own session. So the keys of a terminal (Ctrl-Z) and
+// shells reach only the launcher's process group, and the launcher has to stop the job. It
+// stops the ranks and all that they have started. Then it gives the terminal back as the
+// shell had it. Last it stops itself, so that the shell sees a stopped job. What continues
+// the launcher (fg, bg, SIGCONT) continues the ranks.
 
-// suspends are the signals that stop a process, other than SIGSTOP, which nobody can
-// catch: a terminal's key, and what a background job gets that writes to a terminal whose
-// owner does not want that (stty tostop).
-func suspends() []syscall.Signal { return []syscall.Signal{syscall.SIGTSTP, syscall.SIGTTOU} }
+// stopSignals are the signals that stop a process and that it can catch. The key of a
+// terminal sends SIGTSTP. A background job gets SIGTTOU when it writes to a terminal with
+// stty tostop.
+func stopSignals() []syscall.Signal { return []syscall.Signal{syscall.SIGTSTP, syscall.SIGTTOU} }
 
-// jobControl is the launcher's part in the job control of its shell. The zero value has
-// none.
+// jobControl takes part in the job control of the shell. The zero value does not.
 type jobControl struct {
 	stop chan os.Signal
 	cont chan os.Signal
 	sigs []syscall.Signal
 	tty  *tty
 
-	refused bool // it has been said why this job is not stopped
+	refused bool // a line has said why this job is not stopped
 }
 
-// openJobControl begins to catch the signals that stop a job, but for those in not, and
-// those that whoever started this process has it ignore.
+// openJobControl begins to catch the signals that stop a job, except the signals in not, and
+// the signals that this process ignores since its start.
 func openJobControl(not []syscall.Signal) jobControl {
 	j := jobControl{stop: make(chan os.Signal, 1), cont: make(chan os.Signal, 1), tty: openTTY()}
-	for _, s := range suspends() {
+	for _, s := range stopSignals() {
 		if !slices.Contains(not, s) && !signal.Ignored(s) {
 			signal.Notify(j.stop, s)
 			hold(s)
@@ -47,8 +46,8 @@ func openJobControl(not []syscall.Signal) jobControl {
 	return j
 }
 
-// close ends it. After a job that was cut short the terminal is as the shell had it: a rank
-// that was killed cannot have put it right.
+// close ends job control. If the job was cut short, close gives the terminal back as the
+// shell had it: a killed rank could not do so.
 func (j *jobControl) close(cut bool) {
 	if j.stop == nil {
 		return
@@ -63,15 +62,15 @@ func (j *jobControl) close(cut bool) {
 	}
 }
 
-// orphanPatience is how long this process waits to be stopped by a signal that it has
-// sent to itself. The system drops it where no shell could continue the process.
+// orphanPatience is how long this process waits until a signal that it has sent to itself
+// stops it. If no shell could continue the process, the system drops the signal.
 const orphanPatience = 50 * time.Millisecond
 
-// sleep stops this process as if it had not caught the signal, and returns when somebody
-// has continued it.
+// sleep stops this process as if it had not caught the signal. It returns when the process
+// has been continued.
 func (j *jobControl) sleep(s syscall.Signal) {
 	select {
-	case <-j.cont: // of an earlier time
+	case <-j.cont: // from before
 	default:
 	}
 	release(s)
@@ -93,7 +92,7 @@ func (a *agent) suspend(s syscall.Signal) {
 		return
 	}
 	if s == syscall.SIGTTOU && a.control.tty.has() {
-		return // of a write before: each gets one until this process is stopped
+		return // it comes of an earlier write
 	}
 	begin := time.Now()
 	var workers []int

@@ -11,26 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sigAction is what the system does with a signal: its struct sigaction, of which all that
-// is known here is that zeros are the default, and that no system has a larger one.
+// sigAction is the kernel's struct sigaction: what the system does with a signal. This
+// package only knows that zeros stand for the default, and that no system has a larger
+// struct.
 type sigAction [16]uint64
 
-// setAction sets what is done with a signal, and returns what was before.
+// setAction sets the action of a signal, and returns the action before.
 func setAction(s syscall.Signal, to *sigAction) (was sigAction) {
 	const setSize = 8 // bytes of a set of signals
 	_, _, _ = unix.Syscall6(unix.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(to)), uintptr(unsafe.Pointer(&was)), setSize, 0, 0)
 	return was
 }
 
-// handlers are those of the Go runtime for signals that stop a process, where release has
-// taken them away. It is a fact about the process: the runtime leaves a handler in place
-// that nobody wants any more, so that the signal does nothing, and installs each only once.
+// handlers are the handlers of the Go runtime that release has removed. They belong to the
+// process. The runtime installs a handler only once, and keeps it when nobody catches the
+// signal any more, so that the signal then does nothing.
 var handlers struct {
 	sync.Mutex
 	of map[syscall.Signal]sigAction
 }
 
-// hold makes sure that a signal that is caught comes here, also after a release.
+// hold installs the handler of a signal again, after release has removed it.
 func hold(s syscall.Signal) {
 	handlers.Lock()
 	defer handlers.Unlock()
@@ -40,7 +41,7 @@ func hold(s syscall.Signal) {
 	}
 }
 
-// release gives a signal its default again.
+// release gives a signal its default action.
 func release(s syscall.Signal) {
 	handlers.Lock()
 	defer handlers.Unlock()
@@ -52,6 +53,6 @@ func release(s syscall.Signal) {
 	}
 }
 
-// stopSelf sends this process a signal that stops it, unless the system drops it because no
+// stopSelf sends this process a signal that stops it. The system drops the signal if no
 // shell could continue the process.
 func stopSelf(s syscall.Signal) { _ = syscall.Kill(os.Getpid(), s) }

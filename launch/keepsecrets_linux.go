@@ -4,9 +4,8 @@ package launch
 
 import "golang.org/x/sys/unix"
 
-// KeepSecrets has the system write no core dump of this process, and show its
-// memory and environment to nobody but root: for a process that is only a
-// launcher, which knows the job's token and holds nothing that anybody would
-// debug. The ranks that it starts are as they would be without. Where the system
-// has no such thing (it is Linux's) it does nothing.
+// KeepSecrets has the system write no core dump of this process, and show its memory and
+// environment to nobody but root. It is for a process that is only a launcher: such a
+// process knows the job's token, and nobody debugs it. It does not change the ranks that the
+// process starts. It does nothing on systems other than Linux.
 func KeepSecrets() { _ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) }

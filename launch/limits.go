@@ -14,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// minAddressSpace is what Go's runtime and its threads reserve, which is mostly never used.
+// minAddressSpace is the address space that the Go runtime and its threads reserve. They
+// use only a small part of it.
 const minAddressSpace = 1400 << 20
 
-// CheckLimits says whether the limits of this process (ulimit) are such that it can start
-// ranks at all: without, the Go runtime would end it with a trace of its own.
+// CheckLimits checks whether the limits of this process (ulimit) let it start ranks at all.
+// If they do not, the Go runtime would end a rank with a trace that explains nothing.
 func CheckLimits() error {
 	if have, ok := limit(unix.RLIMIT_AS); ok && have < minAddressSpace {
 		return fmt.Errorf("the limit on address space (ulimit -v) is %d MiB, and Go reserves %d MiB at its start: raise it; a cgroup (systemd-run -p MemoryMax=…) limits the memory that is used", have>>20, minAddressSpace>>20)
@@ -26,15 +27,15 @@ func CheckLimits() error {
 	return nil
 }
 
-// Open files that a job needs: of the agent itself, and of each rank, whose output comes
-// through two pipes, news through a third, and the process is one too.
+// The open files that the agent needs: ownFiles for itself, and rankFiles for each rank,
+// which are two pipes for its output, one for the agent's news, and one for its process.
 const (
 	ownFiles  = 24
 	rankFiles = 4
 )
 
-// checkFiles says whether this process may have enough of them. Without, it could not even
-// remove what it has made.
+// checkFiles checks whether this process may open enough files. If it may not, it could not
+// even remove what it has made.
 func checkFiles(cfg *Config) error {
 	need := uint64(ownFiles + rankFiles*cfg.NumRanks)
 	if cfg.Logs.Dir != os.DevNull {
@@ -48,7 +49,7 @@ func checkFiles(cfg *Config) error {
 	return nil
 }
 
-// limit is what the system allows this process of a kind of thing, and whether it is limited.
+// limit returns a limit of this process, and whether there is one.
 func limit(kind int) (uint64, bool) {
 	var l unix.Rlimit
 	if unix.Getrlimit(kind, &l) != nil || l.Cur >= 1<<62 {
@@ -57,7 +58,7 @@ func limit(kind int) (uint64, bool) {
 	return l.Cur, true
 }
 
-// limited is err, and the limit that it comes of, if it does.
+// limited returns err, with the limit that has caused it, if one has.
 func limited(err error) error {
 	what, kind := "", 0
 	switch {
@@ -74,13 +75,13 @@ func limited(err error) error {
 	return err
 }
 
-// addressSpace says of a rank whose last words are of memory that there was none to be had
-// under the limit on address space, if there is one: ranks inherit this process's.
+// addressSpace explains the failure of a rank whose last lines say that it got no memory,
+// if there is a limit on address space. Ranks inherit the limit of this process.
 func (f *Failure) addressSpace() string {
 	have, ok := limit(unix.RLIMIT_AS)
 	if !ok || !slices.ContainsFunc(f.Tail, func(line string) bool {
 		if strings.Contains(line, "CUDA") || strings.Contains(line, "HIP") {
-			return false // that is a GPU's memory
+			return false // the line is about the memory of a GPU
 		}
 		for _, text := range []string{"out of memory", "cannot allocate memory", "failed to reserve page summary memory", "pthread_create failed", "MemoryError", "bad_alloc", "Cannot allocate memory"} {
 			if strings.Contains(line, text) {

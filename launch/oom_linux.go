@@ -14,19 +14,19 @@ import (
 	"syscall"
 )
 
-// oomWatch knows whether the kernel has killed processes because memory ran
-// out, in this process's memory cgroup or on the machine, since it was made. The
-// kernel says so in counters that anybody may read, and in its log, which says whom,
-// and which only root may read on many systems.
+// oomWatch finds out whether the kernel has killed processes because memory ran out
+// (out of memory, OOM), in this process's memory cgroup or on the machine, since the watch
+// was made. The kernel counts such kills in files that everybody may read. Its log names the
+// processes, but on many systems only root may read the log.
 type oomWatch struct {
-	cgroup  string // its directory; empty: not known
-	limit   string
+	cgroup  string // the directory of the memory cgroup; empty: not known
+	limit   string // the name of the file with its limit
 	inGroup int64
 	inAll   int64
 	log     *os.File
 }
 
-// maxKernelLog bounds how much of the kernel's log is read after a failure.
+// maxKernelLog is how many bytes of the kernel's log are read after a failure.
 const maxKernelLog = 4 << 20
 
 func watchOOM() *oomWatch {
@@ -46,8 +46,8 @@ func (m *oomWatch) close() {
 	}
 }
 
-// memoryCgroup finds the directory of the cgroup that limits this process's
-// memory, and the name of the file with the limit, from the file that lists the cgroups.
+// memoryCgroup finds the cgroup that limits this process's memory in the file that lists its
+// cgroups. It returns the cgroup's directory, and the name of the file with the limit.
 func memoryCgroup(list, mount string) (dir, limit string) {
 	b, err := os.ReadFile(list)
 	if err != nil {
@@ -58,8 +58,7 @@ func memoryCgroup(list, mount string) (dir, limit string) {
 		if len(parts) != 3 {
 			continue
 		}
-		// Inside a container, the path may be that of the host, and what is mounted
-		// the group itself.
+		// Inside a container, the path may be the host's, and the mount may be the group.
 		for _, path := range []string{parts[2], "/"} {
 			for _, v := range []struct{ ok, dir, limit, kills string }{
 				{"memory", filepath.Join(mount, "memory", path), "memory.limit_in_bytes", "memory.oom_control"},
@@ -77,8 +76,8 @@ func memoryCgroup(list, mount string) (dir, limit string) {
 	return "", ""
 }
 
-// killsInCgroup is how many processes of a cgroup have been killed, -1 where that is
-// not known.
+// killsInCgroup returns how many processes of a cgroup have been killed; -1 if that is not
+// known.
 func killsInCgroup(dir string) int64 {
 	if dir == "" {
 		return -1
@@ -86,7 +85,7 @@ func killsInCgroup(dir string) int64 {
 	return max(killsIn(filepath.Join(dir, "memory.oom_control")), killsIn(filepath.Join(dir, "memory.events")))
 }
 
-// killsIn reads the counter oom_kill of a file of counters, -1 where there is none.
+// killsIn reads the counter oom_kill in a file of counters; -1 if there is none.
 func killsIn(path string) int64 {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -102,8 +101,8 @@ func killsIn(path string) int64 {
 	return -1
 }
 
-// explain says of the failures which of them the kernel has killed because
-// memory ran out, or that this is likely.
+// explain sets Memory of the failures of ranks that the kernel has killed, or has probably
+// killed, because memory ran out.
 func (m *oomWatch) explain(failures []Failure) {
 	if len(failures) == 0 {
 		return
@@ -136,13 +135,13 @@ func (m *oomWatch) limitText() string {
 		return ""
 	}
 	n, err := strconv.ParseInt(string(bytes.TrimSpace(b)), 10, 64)
-	if err != nil || n > 1<<50 { // "max", or as good as
+	if err != nil || n > 1<<50 { // "max", or a limit that is none
 		return ""
 	}
 	return fmt.Sprintf(", which may use %d MiB", n>>20)
 }
 
-// readLog returns what the kernel has said since the watch was made, a message a line.
+// readLog returns the kernel's messages since the watch was made, one a line.
 func (m *oomWatch) readLog() string {
 	if m.log == nil {
 		return ""
@@ -155,7 +154,7 @@ func (m *oomWatch) readLog() string {
 	buf := make([]byte, 8<<10)
 	for out.Len() < maxKernelLog {
 		n := 0
-		// The descriptor does not wait: it says that there is no more.
+		// A read does not wait: it returns an error when there are no more messages.
 		if e := raw.Read(func(fd uintptr) bool { n, err = syscall.Read(int(fd), buf); return true }); e != nil {
 			break
 		}

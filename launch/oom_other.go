@@ -4,8 +4,8 @@
 
 package launch
 
-// oomWatch would know whether the system has killed processes because memory
-// ran out; only Linux does so, and says it.
+// oomWatch does nothing here: only Linux kills processes because memory ran out, and says
+// so.
 type oomWatch struct{}
 
 func watchOOM() *oomWatch { return &oomWatch{} }

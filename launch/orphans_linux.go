@@ -15,18 +15,18 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// orphans finds the processes that workers have left behind. While it is open,
-// this process is the one that orphans below it fall to, so that what workers
-// started is always among its descendants, even where it has made itself a daemon.
+// orphans finds the strays: processes that workers have started and left behind. While it
+// is open, this process is a subreaper: it becomes the parent of orphaned descendants. So
+// everything that workers have started stays among its descendants, daemons included.
 type orphans struct {
-	exclusive bool
-	marker    []byte       // a NUL-terminated entry of the environment
-	before    map[int]bool // children that this process had already
-	known     map[int]bool // children that the agent waits for itself
-	sessions  map[int]bool // of the workers
+	exclusive bool         // Config.Exclusive
+	marker    []byte       // the job's entry of the environment, with its NUL
+	before    map[int]bool // children that this process had before
+	known     map[int]bool // children for which the agent waits itself
+	sessions  map[int]bool // the sessions of the workers
 	cgroup    *cgroup      // may be nil
-	caught    map[int]bool // strays that only the cgroup has told of
-	restore   bool
+	caught    map[int]bool // strays that only the cgroup has shown
+	restore   bool         // close makes this process no subreaper again
 }
 
 func openOrphans(exclusive bool, job string, group *cgroup) *orphans {
@@ -50,12 +50,14 @@ func (o *orphans) close() {
 	}
 }
 
-// worker says that pid is a worker; keep, that pid is another child to leave alone.
+// worker says that pid is a worker.
 func (o *orphans) worker(pid int) { o.known[pid], o.sessions[pid] = true, true }
-func (o *orphans) keep(pid int)   { o.known[pid] = true }
 
-// signal sends sig (unless 0) to every stray, reaps the ended ones, and returns
-// how many are left. It is for when all workers have ended.
+// keep says that pid is a child that is no stray.
+func (o *orphans) keep(pid int) { o.known[pid] = true }
+
+// signal sends sig (unless it is 0) to every stray, reaps the strays that have ended, and
+// returns how many are left. It may be called when all workers have ended.
 func (o *orphans) signal(sig syscall.Signal) int {
 	seen := map[int]bool{}
 	o.strays(sig, seen)
@@ -70,16 +72,16 @@ func (o *orphans) signal(sig syscall.Signal) int {
 	return len(seen)
 }
 
-// strays is signal for the strays that are children of this process and what is
-// below them, which it adds to those seen.
+// strays does what signal does, for the strays that are children of this process and for
+// their descendants. It adds them to seen.
 func (o *orphans) strays(sig syscall.Signal, seen map[int]bool) {
 	for _, pid := range o.roots() {
 		signalTree(pid, sig, seen)
 	}
 }
 
-// roots returns the strays that are children of this process, and reaps those that
-// have ended.
+// roots returns the strays that are children of this process, and reaps the strays that have
+// ended.
 func (o *orphans) roots() (out []int) {
 	for _, pid := range children(os.Getpid()) {
 		if o.known[pid] || o.before[pid] {
@@ -98,11 +100,11 @@ func (o *orphans) roots() (out []int) {
 	return out
 }
 
-// suspendPasses bounds how often suspend looks for processes that were made meanwhile.
+// suspendPasses is how often suspend looks for processes that were started meanwhile.
 const suspendPasses = 5
 
-// suspend stops the workers and all that they have started, and returns which processes
-// SIGCONT is for: not those that had been stopped before.
+// suspend stops the workers and all that they have started. It returns the processes to
+// which SIGCONT must go, which are not those that had been stopped before.
 func (o *orphans) suspend(workers []int) (stopped []int) {
 	seen := map[int]bool{}
 	stop := func(pid int) {
@@ -120,7 +122,7 @@ func (o *orphans) suspend(workers []int) (stopped []int) {
 			halt(kid)
 		}
 	}
-	for _, pid := range workers { // all at once: they wait for each other
+	for _, pid := range workers { // first these, because they wait for each other
 		stop(pid)
 	}
 	for range suspendPasses {
@@ -135,11 +137,11 @@ func (o *orphans) suspend(workers []int) (stopped []int) {
 	return stopped
 }
 
-// reap removes ended orphans while workers still run: a worker that makes many
-// daemons must not fill the process table with them.
+// reap reaps ended strays while workers still run. A worker that starts many daemons must
+// not fill the process table with them.
 func (o *orphans) reap() { o.strays(0, map[int]bool{}) }
 
-// ticks sums up the processor time of the strays.
+// ticks returns the sum of the processor time of the strays.
 func (o *orphans) ticks() (sum uint64) {
 	for _, pid := range slices.Concat(o.roots(), o.cgroup.pids()) {
 		sum += ticksOf(pid)

@@ -6,8 +6,8 @@ package launch
 
 import "syscall"
 
-// orphans finds what workers have left behind in their process groups. A
-// process that has left its group is not found here.
+// orphans finds the strays in the process groups of the workers. It does not find a process
+// that has left its group.
 type orphans struct{ groups []int }
 
 func openOrphans(bool, string, *cgroup) *orphans { return &orphans{} }
@@ -18,7 +18,7 @@ func (o *orphans) keep(int)       {}
 func (o *orphans) reap()          {}
 func (o *orphans) ticks() uint64  { return 0 }
 
-// suspend stops the process groups of the workers, and returns what SIGCONT is for.
+// suspend stops the process groups of the workers, and returns to what SIGCONT must go.
 func (o *orphans) suspend(workers []int) (stopped []int) {
 	for _, pid := range workers {
 		if syscall.Kill(-pid, syscall.SIGSTOP) == nil {
@@ -28,7 +28,8 @@ func (o *orphans) suspend(workers []int) (stopped []int) {
 	return stopped
 }
 
-// signal sends sig (0: none) to every group that has a member left and counts them.
+// signal sends sig (unless it is 0) to every group that has a process left, and returns the
+// number of these groups.
 func (o *orphans) signal(sig syscall.Signal) int {
 	n := 0
 	for _, g := range o.groups {

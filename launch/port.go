@@ -11,16 +11,16 @@ import (
 	"syscall"
 )
 
-// Free ports are looked for below the range that systems give to outgoing
-// connections (from 32768 on Linux, from 49152 elsewhere): between this look
-// and rank 0's listening, no connection of another program can take the port.
+// Free ports are chosen below the range from which systems take the ports of outgoing
+// connections (from 32768 on Linux, from 49152 elsewhere). So no connection of another
+// program can take the port before rank 0 listens at it.
 const (
 	firstPort = 20000
 	lastPort  = 32767
 	portTries = 64
 )
 
-// FreePort finds a port that nobody listens on, at an address of this machine.
+// FreePort returns a port at an address of this machine at which nobody listens.
 func FreePort(addr string) (int, error) {
 	var last error
 	for range portTries {
@@ -35,7 +35,7 @@ func FreePort(addr string) (int, error) {
 	return 0, masterError(addr, 0, last)
 }
 
-// checkPort says whether rank 0 will be able to listen on addr:port.
+// checkPort checks whether rank 0 will be able to listen at addr:port.
 func checkPort(addr string, port int) error {
 	return masterError(addr, port, tryPort(addr, port))
 }

@@ -4,55 +4,41 @@ package launch
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"strconv"
 	"syscall"
 )
 
-// stateOf says why a process may not answer: ": its process is stopped".
-func stateOf(pid int) string {
-	switch stateLetter(pid) {
-	case 0:
-		return ": its process has ended"
+// silenceOf says why a process does not answer: "its process is stopped".
+func silenceOf(pid int) string {
+	switch state, _ := procStat(pid); state {
+	case 0, 'Z', 'X':
+		return "its process has ended"
 	case 'T', 't':
-		return ": its process is stopped"
-	case 'Z', 'X':
-		return ": its process has ended"
+		return "its process is stopped"
 	case 'D':
-		return ": its process waits in the kernel"
+		return "its process waits in the kernel"
 	}
-	return ": it has not called dist.Init, or it keeps no flight recorder, as PyTorch's ranks"
+	return "it has not called dist.Init, or it keeps no flight recorder, as PyTorch's ranks"
 }
 
 // isStopped reports whether a process has been stopped, as by SIGSTOP.
-func isStopped(pid int) bool { return stateLetter(pid) == 'T' }
-
-// stateLetter is a process's state as the kernel writes it, 0 if there is none.
-func stateLetter(pid int) byte {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The state follows the name, which is in parentheses and may hold some.
-	rest := bytes.TrimSpace(stat[bytes.LastIndexByte(stat, ')')+1:])
-	if len(rest) == 0 {
-		return 0
-	}
-	return rest[0]
+func isStopped(pid int) bool {
+	state, _ := procStat(pid)
+	return state == 'T'
 }
 
-// workerAttr makes a worker the leader of a session of its own (and so of a
-// process group, which gets the signals), to be killed when the thread that
-// started it ends.
+// workerAttr makes a worker the leader of its own session, and so of a process group, which
+// gets the signals. The kernel kills the worker when the thread that started it ends.
 func workerAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// selfPath is this program's own binary, also when its file has been replaced since.
+// selfPath returns the path of this program's binary. It is valid also when the file has
+// been replaced.
 func selfPath() (string, error) { return "/proc/self/exe", nil }
 
-// signalTree signals pid after its descendants have been listed, and then those.
+// signalTree lists the descendants of pid, signals pid, and then signals them.
 func signalTree(pid int, sig syscall.Signal, seen map[int]bool) {
 	kids := children(pid)
 	if sig != 0 {
@@ -66,7 +52,8 @@ func signalTree(pid int, sig syscall.Signal, seen map[int]bool) {
 	}
 }
 
-// ticksOf is the processor time of a process in the kernel's units, 0 if it is not there.
+// ticksOf returns the processor time of a process in the kernel's units; 0 if there is no
+// such process.
 func ticksOf(pid int) (sum uint64) {
 	const user, system = 11, 12
 	f := statFields(pid)
@@ -131,8 +118,8 @@ func procStat(pid int) (state byte, session int) {
 	return f[0][0], session
 }
 
-// statFields splits /proc/PID/stat from the state (field 3) on; the name before
-// it is in parentheses and may hold anything.
+// statFields splits /proc/PID/stat into fields, from the state (field 3) on. The name before
+// the state is in parentheses and may hold any character.
 func statFields(pid int) [][]byte {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {

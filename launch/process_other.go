@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-//go:build !linux
+//go:build unix && !linux
 
 package launch
 
@@ -9,17 +9,17 @@ import (
 	"syscall"
 )
 
-// stateOf says why a process may not answer, where the system tells.
-func stateOf(int) string { return "" }
+// silenceOf cannot say here why a process does not answer.
+func silenceOf(int) string { return "" }
 
-// isStopped reports whether a process has been stopped; here it cannot tell.
+// isStopped cannot tell here whether a process has been stopped.
 func isStopped(int) bool { return false }
 
-// workerAttr makes a worker the leader of a session of its own. There is no
-// parent-death signal here: the guard (guard.go) ends the workers of a killed agent.
+// workerAttr makes a worker the leader of its own session. There is no parent-death signal
+// here: the guard (guard.go) kills the workers of an agent that has been killed.
 func workerAttr() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
 func selfPath() (string, error) { return os.Executable() }
 
-// ticksOf is not known here.
+// ticksOf cannot tell here.
 func ticksOf(int) uint64 { return 0 }

@@ -27,21 +27,21 @@ type program struct {
 	argv []string // argv[0] included
 	tmp  string   // a directory to remove afterwards; may be empty
 
-	isPython bool // the interpreter is that of PYTHON_EXEC, or python3
-	byItself bool // it is a command that is Python, or runs it
+	isPython bool // the agent runs it with a Python interpreter (PYTHON_EXEC or python3)
+	byItself bool // it is a command that is a Python interpreter, or runs one
 }
 
 var interpreters = regexp.MustCompile(`^(python|pypy)[0-9.]*t?$`)
 
-// isInterpreter reports whether an executable is Python itself, by its name: a command
-// may name one in front of its script.
+// isInterpreter reports whether an executable is a Python interpreter, to judge by its
+// name.
 func isInterpreter(path string) bool { return interpreters.MatchString(filepath.Base(path)) }
 
-// runners run the command that they are given, in an environment.
+// runners are programs that run a command in an environment.
 var runners = []string{"env", "uv", "uvx", "poetry", "pdm", "pipenv", "hatch", "pixi", "conda", "mamba", "micromamba"}
 
-// runsPython reports whether a command line is Python's: its first word is the interpreter,
-// or a runner that has the interpreter or a .py script among its arguments.
+// runsPython reports whether a command line runs Python: its first word is an interpreter,
+// or a runner that has an interpreter or a .py script among its arguments.
 func runsPython(words []string) bool {
 	if len(words) == 0 {
 		return false
@@ -113,7 +113,7 @@ func resolve(ctx context.Context, cfg *Config, b *builder) (*program, error) {
 	return command(cfg, absolute(cfg, name), cmp.Or(cfg.argv0, name))
 }
 
-// command is a program that the kernel executes as it is.
+// command returns a program that the kernel executes as it is.
 func command(cfg *Config, path, argv0 string) (*program, error) {
 	line, err := interpreterLine(cfg.Program, path)
 	if err != nil {
@@ -124,13 +124,13 @@ func command(cfg *Config, path, argv0 string) (*program, error) {
 	return p, nil
 }
 
-// interpreterLine returns the words of a script's first line, which name its interpreter, none of
-// another file, and says whether that is there: the system's error would say that the script
-// is not.
+// interpreterLine returns the words of a script's first line, which name its interpreter;
+// none for a file that is no script. It is an error if the interpreter is not there: the
+// system's error would say that the script is not there.
 func interpreterLine(name, path string) ([]string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, nil // what can be run need not be readable
+		return nil, nil // a file may be executable and not readable
 	}
 	defer f.Close()
 	head := make([]byte, 256) // as much as Linux reads
@@ -157,7 +157,7 @@ func interpreterLine(name, path string) ([]string, error) {
 	}
 }
 
-// absolute makes a path hold in another working directory.
+// absolute returns a path that is valid in the workers' working directory.
 func absolute(cfg *Config, path string) string {
 	if cfg.Dir == "" {
 		return path
@@ -189,13 +189,13 @@ func python(cfg *Config, args ...string) (*program, error) {
 	return &program{path: path, argv: append(argv, cfg.Args...), isPython: true}, nil
 }
 
-// Program is what some of a job's ranks run.
+// Program is the program of some of a job's ranks.
 type Program struct {
-	// Path is as Config.Program.
+	// Path names the program as Config.Program does.
 	Path string
 	// Args are the program's arguments.
 	Args []string
-	// NumRanks is how many ranks run it.
+	// NumRanks is the number of ranks that run it.
 	NumRanks int
 }
 
@@ -223,7 +223,7 @@ func (h *Host) resolve(ctx context.Context) error {
 	return nil
 }
 
-// program is what a local rank runs.
+// program returns the program of a local rank.
 func (h *Host) program(local int) *program {
 	for i, part := range h.cfg.Programs {
 		if local < part.NumRanks {
@@ -234,8 +234,8 @@ func (h *Host) program(local int) *program {
 	return h.progs[0]
 }
 
-// ParseProgram reads N:PROGRAM ARGS…, the form in which a command line has one of
-// several programs. Blanks part the words; quotes keep them.
+// ParseProgram reads N:PROGRAM ARGS…, the value of the flag --program. Blanks separate the
+// words; a word in quotes may contain blanks.
 func ParseProgram(text string) (Program, error) {
 	bad := func(why string) (Program, error) {
 		return Program{}, fmt.Errorf("%q: %s: give N:PROGRAM with the number of its ranks, such as 2:train.py or \"2:train.py --lr 0.1\"", text, why)
@@ -258,7 +258,7 @@ func ParseProgram(text string) (Program, error) {
 	return Program{Path: words[0], Args: words[1:], NumRanks: n}, nil
 }
 
-// splitWords parts a text at its blanks, but for those in single or double quotes.
+// splitWords splits a text at its blanks, except for those in single or double quotes.
 func splitWords(text string) (words []string, err error) {
 	var word strings.Builder
 	var quote rune

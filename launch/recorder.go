@@ -20,41 +20,40 @@ import (
 )
 
 const (
-	// answerPatience is how long the agent waits for dumps that it has asked
-	// for, and answerPoll the time between two looks.
+	// answerPatience is how long the agent waits for the dumps that it has asked for.
+	// answerPoll is the time between two looks for them.
 	answerPatience = time.Second
 	answerPoll     = 10 * time.Millisecond
-	// hangs is from what wait on a rank is said to keep the others waiting.
+	// hangs is how long ranks must have waited for another one before the agent says so.
 	hangs = time.Second
-	// keepDumps is for how long the dumps of a job that failed are kept, at least:
-	// a later job of the same user removes them. Their directory is dumpPrefix and
+	// keepDumps is how long the dumps of a failed job are kept at least. After that, a later
+	// job of the same user removes them. The name of their directory is dumpPrefix and
 	// dumpBytes random bytes in hexadecimal.
 	keepDumps  = 7 * 24 * time.Hour
 	dumpPrefix = "cohort-"
 	dumpBytes  = 16
-	// maxReportLines is how many lines of the recorders' report a failure
-	// report has.
+	// maxReportLines is how many lines of the recorders' report a failure report shows.
 	maxReportLines = 8
 )
 
-// lookPatience is how long a SIGINT waits for the first dump: a program that is not
-// Cohort's writes none. Tests on a busy machine have more of it.
+// lookPatience is how long the agent waits for the first dump before it passes a SIGINT on.
+// A program that does not use Cohort writes no dump. Tests on a busy machine wait longer.
 var lookPatience = 200 * time.Millisecond
 
-// recorders is where the ranks' flight recorders write, and what becomes of it.
-// The ranks make the directory when there is something to write.
+// recorders is the directory into which the ranks' flight recorders write their dumps. The
+// ranks make it when there is something to write.
 type recorders struct {
 	dir   string
-	ours  bool // the directory is of this run alone: it goes if all went well
-	asked uint64
-	told  bool           // all have been asked because of a failure
-	views sync.WaitGroup // what is being printed
-	busy  atomic.Bool    // a view is: who asks again meanwhile gets that one
+	ours  bool           // the directory is of this run alone: it is removed if the job ends well
+	asked uint64         // number of the last request for dumps
+	told  bool           // dumps have been asked for because of a failure
+	views sync.WaitGroup // of goroutines that print
+	busy  atomic.Bool    // a view is being printed; another request then does nothing
 }
 
-// newRecorders chooses the directory: the user's, or one of the run's own, whose
-// name nobody can guess: in a directory that is there before the ranks make it,
-// another user could put dumps of its own. (The job's id is in the guard's arguments.)
+// newRecorders chooses the directory: the user's, or one of this run's own. The name of the
+// latter cannot be guessed, so that another user cannot make it first and put dumps into it.
+// (The job's id can be guessed: it is in the arguments of the guard.)
 func newRecorders(cfg *Config) *recorders {
 	if dir := valueOf(cfg.Env, envvar.RecorderDir); dir != "" {
 		if abs, err := filepath.Abs(dir); err == nil && cfg.Dir == "" {
@@ -68,9 +67,9 @@ func newRecorders(cfg *Config) *recorders {
 	return &recorders{dir: filepath.Join(os.TempDir(), dumpPrefix+randomHex(dumpBytes)), ours: true}
 }
 
-// removeOldDumps removes this user's directories of dumps of earlier jobs that
-// nothing has been written to since a time. In each only dumps go: a directory
-// that holds anything else stays, with that.
+// removeOldDumps removes the directories of dumps of this user's earlier jobs, if nothing has
+// been written to them since a time. It removes dumps only: a directory that holds anything
+// else stays.
 func removeOldDumps(tmp string, before time.Time) {
 	dirs, _ := filepath.Glob(filepath.Join(tmp, dumpPrefix+strings.Repeat("[0-9a-f]", 2*dumpBytes)))
 	for _, dir := range dirs {
@@ -78,7 +77,7 @@ func removeOldDumps(tmp string, before time.Time) {
 		if err != nil || !info.IsDir() || info.Mode().Perm()&0o077 != 0 || info.ModTime().After(before) {
 			continue
 		}
-		// What another user owns cannot be opened, nor changed.
+		// A directory of another user cannot be opened.
 		root, err := os.OpenRoot(dir)
 		if err != nil {
 			continue
@@ -93,7 +92,7 @@ func removeOldDumps(tmp string, before time.Time) {
 	}
 }
 
-// ask makes every live worker write its dump.
+// ask asks every live worker to write its dump.
 func (a *agent) ask() (request uint64, asked []int) {
 	a.recorders.asked++
 	for i, w := range a.workers {
@@ -104,8 +103,8 @@ func (a *agent) ask() (request uint64, asked []int) {
 	return a.recorders.asked, asked
 }
 
-// view asks all ranks for their dumps and prints what they say together, once
-// all have answered or time is up.
+// view asks all ranks for their dumps. When all have answered or the time is over, it prints
+// what the dumps say.
 func (a *agent) view() {
 	if !a.recorders.busy.CompareAndSwap(false, true) {
 		return
@@ -123,8 +122,8 @@ func (a *agent) view() {
 		dumps, silent := await(dir, request, asked, time.Now().Add(answerPatience), time.Now().Add(answerPatience))
 		report := flightlog.Merge(dumps)
 		for rank, pid := range pids {
-			if fate := strings.TrimPrefix(stateOf(pid), ": "); fate != "" {
-				report.Tell(rank, fate)
+			if why := silenceOf(pid); why != "" {
+				report.Tell(rank, why)
 			}
 		}
 		lines := report.Lines()
@@ -132,7 +131,11 @@ func (a *agent) view() {
 			lines = []string{"no rank has a flight recorder: none has called dist.Init, or the program is not Cohort's"}
 		} else {
 			for _, i := range silent {
-				lines = append(lines, fmt.Sprintf("rank %d (pid %d) does not answer%s", i, pids[i], stateOf(pids[i])))
+				line := fmt.Sprintf("rank %d (pid %d) does not answer", i, pids[i])
+				if why := silenceOf(pids[i]); why != "" {
+					line += ": " + why
+				}
+				lines = append(lines, line)
 			}
 			lines = append(lines, "the dumps are in "+dir)
 		}
@@ -140,14 +143,14 @@ func (a *agent) view() {
 	})
 }
 
-// lookout is a look at where the ranks are before a SIGINT goes to them: a person
-// who stops a job that hangs wants to know where.
+// lookout is a look at the flight recorders before a SIGINT goes to the ranks. A person who
+// stops a job that hangs wants to know where it hangs.
 type lookout struct {
 	sig  syscall.Signal
 	done chan struct{}
 }
 
-// over is closed when the look has ended; of none, it never is.
+// over returns a channel that is closed when the look has ended. A nil look never ends.
 func (l *lookout) over() <-chan struct{} {
 	if l == nil {
 		return nil
@@ -155,7 +158,7 @@ func (l *lookout) over() <-chan struct{} {
 	return l.done
 }
 
-// lookBefore begins to print where the ranks wait for each other, if they do.
+// lookBefore begins a look: it prints where ranks wait for each other, if they do.
 func (a *agent) lookBefore(sig syscall.Signal) *lookout {
 	l := &lookout{sig: sig, done: make(chan struct{})}
 	request, asked := a.ask()
@@ -177,7 +180,7 @@ func (a *agent) lookBefore(sig syscall.Signal) *lookout {
 	return l
 }
 
-// passOn delivers the signal of a look that has ended, or is not waited for.
+// passOn passes the signal of a look on, when the look has ended or another signal comes.
 func (a *agent) passOn(l *lookout) *lookout {
 	if l != nil && a.supervisor.interrupts == 0 {
 		a.do(signalled{l.sig})
@@ -185,8 +188,9 @@ func (a *agent) passOn(l *lookout) *lookout {
 	return nil
 }
 
-// await collects the dumps that answer a request, and the ranks whose do not come
-// by the deadline, or by the first one while nobody has answered.
+// await collects the dumps that answer a request, and returns the ranks that have not
+// answered. It waits until all have answered, until the deadline, or until the time first
+// if nobody has answered by then.
 func await(dir string, request uint64, asked []int, first, deadline time.Time) (dumps []*flightlog.Dump, silent []int) {
 	seen := map[int]time.Time{}
 	for {
@@ -214,11 +218,12 @@ func await(dir string, request uint64, asked []int, first, deadline time.Time) (
 // failure. They do not where the rank ended because the agent asked it to.
 func isWorthDumps(f Failure) bool { return !f.Stopped || f.Signal == syscall.SIGKILL }
 
-// finish returns the first lines of what the ranks' recorders say about a job
-// that failed (fates are how the ranks ended), where the rest is, and their report, of a
-// job of none an empty one. Dumps from before its beginning are of another. The directory of a job that did not fail goes, and that of one whose
-// ranks have all ended with the same error (alike) while none waited for another:
-// the error says it all.
+// finish merges the dumps of a job that has ended. It returns the first lines of the report,
+// the directory of the dumps, and the report, which is empty if there are no dumps. fates
+// says how the ranks' processes ended. Dumps from before the time begin belong to another
+// job. If the job has not failed, finish removes the directory. It does so too if all ranks
+// have ended with the same error (alike) and none waited for another, because the error then
+// says everything.
 func (r *recorders) finish(failed, alike bool, begin time.Time, fates map[int]string) (lines []string, dir string, report *flightlog.Report) {
 	r.views.Wait()
 	if !failed {

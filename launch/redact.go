@@ -11,27 +11,27 @@ import (
 	"github.com/cohort-ml/cohort/internal/visible"
 )
 
-// cover stands in a rank's output where the token was.
+// cover replaces each digit of the token in the output of ranks.
 const cover = '*'
 
-// The token is hexadecimal. A part of it that a line shows is covered from so many digits
-// on: at its end, where the rest may be on the next one, and within it. By accident eight
-// digits are a part of a given token once in 75 million times.
+// The token is hexadecimal. A part of the token is covered if it has at least midDigits
+// digits, or, at the end of a line, endDigits digits: the rest may be on the next line.
+// Eight random digits are a part of a given token once in 75 million times.
 const (
 	endDigits = 8
 	midDigits = 16
 )
 
-// secret is the job's token as it may appear in what a rank prints: a program
-// that shows its environment, as many do when they fail, must not put it into a
-// log or a failure report. The zero value hides nothing.
+// secret finds the job's token in what a rank prints. Many programs print their
+// environment when they fail; the token must not get into a log or a failure report that
+// way. The zero value hides nothing.
 type secret struct {
-	parts map[uint32]bool // all endDigits digits in a row that it has
-	maybe *[256]bool      // of their last two
+	parts map[uint32]bool // all sequences of endDigits digits in the token
+	maybe *[256]bool      // the last two digits of these
 	mid   int
 }
 
-// has reports whether digits in a row are a part of the token.
+// has reports whether a sequence of endDigits digits is a part of the token.
 func (s *secret) has(digits uint32) bool { return s.maybe[digits&0xff] && s.parts[digits] }
 
 func newSecret(token string) secret {
@@ -49,7 +49,7 @@ func newSecret(token string) secret {
 	return s
 }
 
-// hexDigit is the value of a hexadecimal digit, -1 of anything else.
+// hexDigit returns the value of a hexadecimal digit, -1 for anything else.
 func hexDigit(c rune) int {
 	switch {
 	case c >= '0' && c <= '9':
@@ -60,18 +60,18 @@ func hexDigit(c rune) int {
 	return -1
 }
 
-// hide covers the token wherever it is in b, a text by itself.
+// hide covers the token in b, which is a whole text.
 func (s secret) hide(b []byte) { (&hider{secret: s}).hide(b) }
 
-// hideText is hide for a text.
+// hideText is hide for a string.
 func (s secret) hideText(text string) string {
 	b := []byte(text)
 	s.hide(b)
 	return string(b)
 }
 
-// hideJSON returns a value in JSON without the token in its texts, however they are
-// escaped. What is no JSON is hidden as it is.
+// hideJSON covers the token in the texts of a JSON value, however they are escaped. In what
+// is not JSON, it does the same as hide.
 func (s secret) hideJSON(raw []byte) []byte {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	d.UseNumber()
@@ -115,24 +115,24 @@ func (s secret) hideJSON(raw []byte) []byte {
 	return out
 }
 
-// hider hides the token in a stream, line by line. Control characters between its
-// digits, colours and other sequences of them included, do not show on a terminal, so
-// they do not part it; nor do the ends of lines.
+// hider covers the token in a stream, line by line. It finds the token also if line ends or
+// control characters, such as colours, stand between the digits: on a terminal these do not
+// show.
 type hider struct {
 	secret
-	all    window // of all text
-	shown  window // of what is outside of sequences
-	differ bool   // shown is not as all
+	all    window // the digits of the whole text
+	shown  window // the digits outside of control sequences
+	differ bool   // shown differs from all
 	state  escape
 }
 
-// window is the last digits in a row of a stream.
+// window holds the last digits of a stream that follow one another.
 type window struct {
 	last   uint32
 	digits int
-	run    int     // how many of them are a part of the token
-	at     [64]int // where the last are in the line, by number
-	count  int     // of all digits
+	run    int     // how many of the last digits are a part of the token
+	at     [64]int // where the last digits are in the line, by number
+	count  int     // number of all digits so far
 	begin  int     // count at the beginning of the line
 }
 
@@ -210,7 +210,7 @@ func (h *hider) hideAny(line []byte) {
 	h.differ = h.all.digits > 0 || h.shown.digits > 0
 }
 
-// take takes the next character of a text, which is at line[i]: a digit, or (-1) none.
+// take takes the next character of a text, at line[i]: d is its value, -1 if it is no digit.
 func (w *window) take(h *hider, d int, line []byte, i int) {
 	if d < 0 {
 		w.digits, w.run = 0, 0
@@ -236,31 +236,31 @@ func (w *window) take(h *hider, d int, line []byte, i int) {
 	}
 }
 
-// end covers what may go on in the next line.
+// end covers a part of the token at the end of a line, which may go on in the next line.
 func (w *window) end(h *hider, line []byte) {
 	if w.run >= min(endDigits, h.mid) {
 		w.cover(line, w.run)
 	}
 }
 
-// cover covers the last n digits, as far as they are in this line.
+// cover covers the last n digits, if they are in this line.
 func (w *window) cover(line []byte, n int) {
 	for k := 1; k <= min(n, w.count-w.begin, len(w.at)); k++ {
 		line[w.at[(w.count-k)%len(w.at)]] = cover
 	}
 }
 
-// escape is where a stream is in a sequence of control characters (ISO 6429).
+// escape is the state of a stream within a control sequence (ISO 6429).
 type escape int
 
 const (
-	ground  escape = iota // outside
-	begun                 // behind ESC
+	ground  escape = iota // outside of a sequence
+	begun                 // after ESC
 	control               // in a control sequence, such as a colour
-	text                  // in one with a text, such as a title
+	text                  // in a sequence with a text, such as a title
 )
 
-// after is the state behind c.
+// after returns the state after the character c.
 func (e escape) after(c rune) escape {
 	switch {
 	case c == 0x1b:

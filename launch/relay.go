@@ -17,20 +17,17 @@ import (
 
 const (
 	readSize = 32 << 10
-	// maxLine bounds what is kept of a line that does not end: a longer one is
-	// broken, each piece a line of its own.
+	// maxLine is the length of the longest line. A longer line is broken into pieces, each
+	// of which becomes a line.
 	maxLine = 256 << 10
-	// The end of a rank's stderr that a failure report shows.
-	tailLines = 20
-	tailBytes = 8 << 10
-	// After a stream's deadline: how long a read waits for what the pipe holds,
-	// and how much is taken from a stranger who goes on writing.
+	// After a stream's deadline, a read waits for latePatience for what the pipe still
+	// holds. At most lateBytes are read, because another process may go on writing.
 	latePatience = 50 * time.Millisecond
 	lateBytes    = 2 << 20
 )
 
-// sink is a destination that several ranks write to, in whole lines. Once a
-// write has failed, all later ones fail too.
+// sink is a destination to which several ranks write whole lines. Once a write has failed,
+// all later writes fail too.
 type sink struct {
 	mu  sync.Mutex
 	w   io.Writer
@@ -48,10 +45,9 @@ func (s *sink) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// newSinks makes the destinations for stdout and stderr: one lock for both
-// where they are the same file (a terminal, 2>&1), so that lines of one do not
-// cut into lines of the other; two where they are not, so that a reader that
-// stops at one does not hold up the other.
+// newSinks makes the sinks of standard output and error. If both are the same file (a
+// terminal, 2>&1), they are one sink with one lock, so that their lines do not mix. If they
+// are not, they are two, so that a reader that stops reading one does not hold up the other.
 func newSinks(stdout, stderr io.Writer) (out, err *sink) {
 	out = &sink{w: stdout}
 	if sameFile(stdout, stderr) {
@@ -71,26 +67,26 @@ func sameFile(a, b io.Writer) bool {
 	return err == nil && err2 == nil && os.SameFile(sa, sb)
 }
 
-// relay copies one stream of one rank to a sink, each line behind a prefix and without
-// control characters that a terminal would obey, to a file as it is, or both. A carriage
-// return ends a line too, so that progress bars show; all complete lines of a read go out
-// in one write.
+// relay copies one stream of one rank to a sink, to a file, or to both. The sink gets each
+// line behind a prefix, without control characters that a terminal would obey. The file
+// gets the stream as it is. A carriage return ends a line too, so that progress bars show.
+// All complete lines of one read go out in one write.
 type relay struct {
 	prefix  []byte
-	dst     *sink    // nil: not shown
-	file    *os.File // nil: not kept
-	tail    *tail    // nil: not kept
-	hider   hider    // of what is not to be shown
+	dst     *sink    // nil: the stream is not shown
+	file    *os.File // nil: the stream is not kept
+	tail    *tail    // nil: the last lines are not kept
+	hider   hider    // covers the token
 	partial []byte
 	out     []byte
 
-	// filtered gets the lines, prefix and all, that contain one of needles; nil: none.
+	// filtered gets the lines that contain one of needles, with their prefix; may be nil.
 	filtered *sink
 	needles  []string
 	matches  []byte
 
-	kept    []byte      // for file
-	trouble func(error) // is told of a file that cannot be written
+	kept    []byte      // what file gets next
+	trouble func(error) // is called when file cannot be written
 }
 
 // stream is what a relay reads: a pipe from a rank.
@@ -99,13 +95,13 @@ type stream interface {
 	SetReadDeadline(time.Time) error
 }
 
-// run copies until the end of r, and then closes it. Where the destination
-// cannot be written to any more (its reader has gone), r is closed at once, so
-// that the rank gets what it would have got without a relay: a broken pipe.
+// run copies until the end of r, and then closes r. If the destination cannot be written
+// any more, because its reader has gone, run closes r at once. The rank then gets a broken
+// pipe, as it would without a relay.
 //
-// A read deadline on r says that the rank has gone and that the end of the
-// stream, if nobody else holds the pipe open, is near. What the pipe still
-// holds is copied all the same, however long the destination takes.
+// A read deadline on r says that the rank has ended. The stream ends soon, unless another
+// process holds the pipe open. run still copies what the pipe holds, however long the
+// destination takes.
 func (c *relay) run(r stream) {
 	defer r.Close()
 	defer c.close()
@@ -140,10 +136,10 @@ func (c *relay) close() {
 	}
 }
 
-// take adds bytes of the stream; complete lines go to c.out.
+// take adds bytes of the stream. Complete lines go to c.out.
 func (c *relay) take(b []byte) {
 	for len(b) > 0 {
-		// A carriage return that was last in the previous read.
+		// The previous read ended with a carriage return.
 		if k := len(c.partial); k > 0 && c.partial[k-1] == '\r' {
 			if b[0] == '\n' {
 				c.line(b[:1])
@@ -166,8 +162,8 @@ func (c *relay) take(b []byte) {
 	}
 }
 
-// lineEnd returns the length of the first line of b, with its end ("\n", "\r\n",
-// or "\r" before anything else), or -1 where b has no complete line.
+// lineEnd returns the length of the first line of b with its line end: "\n", "\r\n", or
+// "\r" before another character. It returns -1 if b has no complete line.
 func lineEnd(b []byte) int {
 	nl := bytes.IndexByte(b, '\n')
 	head := b
@@ -181,11 +177,11 @@ func lineEnd(b []byte) int {
 	case nl >= 0:
 		return nl + 1
 	default:
-		return -1 // no end, or a carriage return that may be half of one
+		return -1 // no line end, or a carriage return that may be half of "\r\n"
 	}
 }
 
-// line moves the partial line and what completes it to where it goes.
+// line completes the partial line and passes it on.
 func (c *relay) line(rest []byte) {
 	c.partial = append(c.partial, rest...)
 	c.hider.hide(c.partial)
@@ -195,8 +191,8 @@ func (c *relay) line(rest []byte) {
 	c.show()
 }
 
-// breakUp makes a line of a partial one that is too long, but for the character that it ends in,
-// if that has more bytes to come.
+// breakUp makes a line of a partial line that is too long. If the last character is not
+// complete, that one stays.
 func (c *relay) breakUp() {
 	n := len(c.partial)
 	for i := n - 1; i >= 0 && i > n-utf8.UTFMax; i-- {
@@ -213,8 +209,8 @@ func (c *relay) breakUp() {
 	c.partial = append(c.partial, rest...)
 }
 
-// broken makes a line of a partial one that has no end: a line end is shown
-// that the rank has not written.
+// broken makes a line of a partial line that has no end. It adds a line end that the rank
+// has not written.
 func (c *relay) broken() {
 	c.hider.hide(c.partial)
 	if c.file != nil {
@@ -239,15 +235,15 @@ func (c *relay) show() {
 	c.partial = c.partial[:0]
 }
 
-// end completes a last line that has no end.
+// end passes a last line on that has no end.
 func (c *relay) end() {
 	if len(c.partial) > 0 {
 		c.broken()
 	}
 }
 
-// flush writes what is complete. It returns false where nobody gets it any more,
-// and then the rank should know.
+// flush writes the complete lines. It returns false if nobody reads them any more. The rank
+// should notice that.
 func (c *relay) flush() bool {
 	if len(c.kept) > 0 && c.file != nil {
 		if _, err := c.file.Write(c.kept); err != nil {

@@ -218,6 +218,6 @@ func firstLine(s string) string {
 	return line
 }
 
-// maxStackLines is how much of a call stack a report shows: its end, where
-// Python has the error.
+// maxStackLines is how many lines of a call stack a report shows. It shows the last ones,
+// where Python has the error.
 const maxStackLines = 40

@@ -13,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// signals are those that the agent's process gets while it runs a job. The
-// zero value gets none.
+// signals are the channels on which the agent's process gets signals while it runs a job.
+// The zero value gets none.
 type signals struct {
 	ch   chan os.Signal
 	pipe chan os.Signal
-	dump chan os.Signal // asks where the ranks are
+	dump chan os.Signal // gets SIGUSR1, which asks where the ranks are
 }
 
-// defaultSignals are those that end a job.
+// defaultSignals are the signals that end a job by default.
 func defaultSignals() []syscall.Signal {
 	return []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT}
 }
 
-// signalNames is a list of signals as torchrun writes it.
+// signalNames writes a list of signals as torchrun does.
 func signalNames(list []syscall.Signal) string {
 	names := make([]string, len(list))
 	for i, s := range list {
@@ -35,8 +35,8 @@ func signalNames(list []syscall.Signal) string {
 	return strings.Join(names, ",")
 }
 
-// ParseSignals reads names of signals with commas between them, with or without
-// SIG, as torchrun's --signals-to-handle has them.
+// ParseSignals reads the value of torchrun's --signals-to-handle: names of signals, with or
+// without SIG, separated by commas.
 func ParseSignals(text string) ([]syscall.Signal, error) {
 	var out []syscall.Signal
 	for name := range strings.SplitSeq(text, ",") {
@@ -60,7 +60,7 @@ func ParseSignals(text string) ([]syscall.Signal, error) {
 	return out, nil
 }
 
-// catch begins, with these signals. SIGHUP stays ignored where it is (nohup).
+// catch begins to catch the signals of the list. An ignored SIGHUP (nohup) stays ignored.
 func (s *signals) catch(list []syscall.Signal) {
 	s.ch = make(chan os.Signal, 8)
 	for _, sig := range list {
@@ -68,9 +68,9 @@ func (s *signals) catch(list []syscall.Signal) {
 			signal.Notify(s.ch, sig)
 		}
 	}
-	// With a handler, a write to a closed standard output is an error that the
-	// relay hands on to the rank, and not the end of this process. The channel
-	// is never read.
+	// With a handler for SIGPIPE, a write to a closed standard output is an error, which
+	// the relay passes on to the rank. Without, it would end this process. Nobody reads the
+	// channel.
 	s.pipe = make(chan os.Signal, 1)
 	signal.Notify(s.pipe, syscall.SIGPIPE)
 	if !slices.Contains(list, syscall.SIGUSR1) {
@@ -87,7 +87,7 @@ func (s *signals) release() {
 	}
 }
 
-// signalName is the name in capitals that people know.
+// signalName returns the usual name of a signal, such as SIGTERM.
 func signalName(s syscall.Signal) string {
 	if name := unix.SignalName(s); name != "" {
 		return name

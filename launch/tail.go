@@ -10,26 +10,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tail keeps the last lines of a stream, and where a Go program has crashed, the first
-// that it said of it: the stacks of its goroutines, which follow, may be any number
-// of lines. The relay that fills it and the agent that reads it at the end are
-// different goroutines.
+// tail keeps the last lines of a stream. If a Go program has crashed, it also keeps the
+// first lines of the crash, because any number of lines with the stacks of goroutines may
+// follow. A relay fills the tail, and the agent reads it at the end, on another goroutine.
 type tail struct {
 	mu    sync.Mutex
 	lines []string
 	size  int
-	num   int // lines that there were
-	// crash are the first lines of a crash, of which the first was line number at.
+	num   int // number of lines so far
+	// crash are the first lines of a crash; the first of them was line number at.
 	crash []string
 	at    int
-	usage bool // a line explained how the program is called
+	usage bool // the program has printed its usage
 }
 
-// crashLines is how many lines of a crash are kept: the message, and the top of
-// the stack that it is about.
+// A failure report shows at most this much of the end of a rank's standard error.
+const (
+	tailLines = 20
+	tailBytes = 8 << 10
+)
+
+// crashLines is how many lines of a crash are kept: the message, and the top of the first
+// stack.
 const crashLines = 8
 
-// isCrash reports whether a line is what the Go runtime begins with when it ends a program.
+// isCrash reports whether a line is the first one of a crash of the Go runtime.
 func isCrash(line []byte) bool {
 	for _, begin := range []string{"panic: ", "fatal error: ", "unexpected fault address ", "runtime: out of memory"} {
 		if bytes.HasPrefix(line, []byte(begin)) {
@@ -64,7 +69,7 @@ func (t *tail) add(line []byte) {
 	}
 }
 
-// printedUsage reports whether the stream explained how the program is called, and not a crash.
+// printedUsage reports whether the program has printed its usage, and has not crashed.
 func (t *tail) printedUsage() bool {
 	if t == nil {
 		return false

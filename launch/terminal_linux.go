@@ -4,15 +4,15 @@ package launch
 
 import "golang.org/x/sys/unix"
 
-// tty is the terminal that controls this process, whose modes ranks may have changed: one
-// that asks for a password, or draws. A nil tty does nothing.
+// tty is the terminal that controls this process. A rank may change its modes, for instance
+// to ask for a password. A nil tty does nothing.
 type tty struct {
 	fd    int
-	shell *unix.Termios // as they were when this process had the terminal; nil: it has not had it
-	job   *unix.Termios // as they were when the job was stopped; nil: it is not
+	shell *unix.Termios // the modes of the shell; nil: this process has not had the terminal yet
+	job   *unix.Termios // the modes of the job when it was stopped; nil: it is not stopped
 }
 
-// openTTY finds it among the standard streams, nil where none of them is.
+// openTTY finds the terminal among the standard streams; nil if none of them is one.
 func openTTY() *tty {
 	for fd := range 3 {
 		t := &tty{fd: fd}
@@ -33,8 +33,9 @@ func (t *tty) has() bool {
 	return err == nil && front == unix.Getpgrp()
 }
 
-// modes returns those of now, nil while another process group has the terminal: whoever
-// changes them from the background is stopped, and what is there is a shell's own.
+// modes returns the present modes. It returns nil while another process group has the
+// terminal: the modes are then those of a shell, and a background process that changes them
+// is stopped.
 func (t *tty) modes() *unix.Termios {
 	if !t.has() {
 		return nil
@@ -46,7 +47,7 @@ func (t *tty) modes() *unix.Termios {
 	return modes
 }
 
-// leave gives the terminal back as the shell had it, and remembers how the job did.
+// leave sets the modes of the shell, and remembers those of the job.
 func (t *tty) leave() {
 	if t == nil {
 		return
@@ -61,7 +62,7 @@ func (t *tty) leave() {
 	}
 }
 
-// enter sets the modes that the job had, if it has the terminal now.
+// enter sets the modes of the job, if it has the terminal now.
 func (t *tty) enter() {
 	if t == nil {
 		return

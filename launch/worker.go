@@ -13,19 +13,19 @@ import (
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 )
 
-// agentFD is the number under which a worker finds its pipe from the agent:
-// the first after standard input, output and error.
+// agentFD is the descriptor at which a worker finds the agent's pipe: the first after
+// standard input, output and error.
 const agentFD = 3
 
 // worker is one rank's process.
 type worker struct {
-	proc  *os.Process // nil: not started
+	proc  *os.Process // nil: the process has not been started
 	pipe  *agentpipe.Writer
 	tail  *tail
 	files []*os.File // the agent's ends of its output pipes
 	ended bool
 
-	suspended bool // it was stopped (SIGSTOP) when the agent ended it
+	suspended bool // it was stopped (SIGSTOP) when the agent asked it to end
 }
 
 // startAll starts the workers in the order of their ranks. On an error, i is the first
@@ -179,8 +179,8 @@ func wait(i int, proc *os.Process) exited {
 	return exited{local: i, code: st.ExitCode()}
 }
 
-// tell writes to the pipes of the live workers. One that does not read, or is
-// ending, misses the news; its socket to the dead rank still breaks.
+// tell tells the live workers that another one has ended, through their pipes. A worker that
+// does not read its pipe misses that, but its socket to the dead rank breaks all the same.
 func (a *agent) tell(end workerEnd) {
 	e := agentpipe.Event{
 		Kind: agentpipe.KindExited, Rank: a.rank(end.local), LocalRank: end.local,
@@ -190,7 +190,7 @@ func (a *agent) tell(end workerEnd) {
 		e.Signal = end.sig.String()
 	}
 	a.pass(e)
-	// Ranks that do not hear of it in a call of their own say where they are.
+	// Ranks that wait in no call write a dump only if they are asked to.
 	if !a.recorders.told {
 		a.recorders.told = true
 		a.ask()
@@ -206,8 +206,8 @@ func (a *agent) pass(e agentpipe.Event) {
 	}
 }
 
-// deliver signals whole process groups. A stopped process acts on a signal only
-// when it is continued.
+// deliver sends a signal to the process groups of the live workers. It also continues them,
+// because a stopped process acts on a signal only when it is continued.
 func (a *agent) deliver(sig syscall.Signal) {
 	for _, w := range a.workers {
 		if w.proc == nil || w.ended {
@@ -221,8 +221,8 @@ func (a *agent) deliver(sig syscall.Signal) {
 	}
 }
 
-// drain waits until everything that was written has been copied. A slow reader
-// of our output may take its time; a signal ends the wait.
+// drain waits until the relays have copied all that the workers have written. A reader of
+// this process's output may be slow; a signal ends the wait.
 func (a *agent) drain(sig *signals) {
 	for _, w := range a.workers {
 		if w.pipe != nil {
@@ -247,7 +247,7 @@ func (a *agent) drain(sig *signals) {
 	}
 }
 
-// drainPatience is how long the end of the output may take after the last
-// process has gone. It is there at once, unless a process that nobody could
-// find holds a pipe open.
+// drainPatience is how long the relays wait for the end of the output after the last process
+// has ended. The end comes at once, unless a process that the agent did not find holds a
+// pipe open.
 const drainPatience = time.Second
