@@ -13,12 +13,12 @@ import (
 // sends to this one. All sizes may differ; the receiver of each tensor has one
 // of as many elements for it.
 func (g *Group) AllToAll(ctx context.Context, dsts, srcs []*tensor.Tensor) error {
-	return g.run(g.allToAll(ctx, dsts, srcs))
+	return g.call(g.allToAll(ctx, dsts, srcs))
 }
 
 // AllToAllAsync starts an [Group.AllToAll].
 func (g *Group) AllToAllAsync(ctx context.Context, dsts, srcs []*tensor.Tensor) *Work {
-	return g.runAsync(g.allToAll(ctx, dsts, srcs))
+	return g.callAsync(g.allToAll(ctx, dsts, srcs))
 }
 
 func (g *Group) allToAll(ctx context.Context, dsts, srcs []*tensor.Tensor) *request {
@@ -45,12 +45,12 @@ func (g *Group) allToAll(ctx context.Context, dsts, srcs []*tensor.Tensor) *requ
 // stands for equal parts. Either all ranks give counts or none does: where
 // both are nil the parts of all ranks have one size.
 func (g *Group) AllToAllSingle(ctx context.Context, dst, src *tensor.Tensor, recvCounts, sendCounts []int) error {
-	return g.run(g.allToAllSingle(ctx, dst, src, recvCounts, sendCounts))
+	return g.call(g.allToAllSingle(ctx, dst, src, recvCounts, sendCounts))
 }
 
 // AllToAllSingleAsync starts an [Group.AllToAllSingle].
 func (g *Group) AllToAllSingleAsync(ctx context.Context, dst, src *tensor.Tensor, recvCounts, sendCounts []int) *Work {
-	return g.runAsync(g.allToAllSingle(ctx, dst, src, recvCounts, sendCounts))
+	return g.callAsync(g.allToAllSingle(ctx, dst, src, recvCounts, sendCounts))
 }
 
 func (g *Group) allToAllSingle(ctx context.Context, dst, src *tensor.Tensor, recvCounts, sendCounts []int) *request {

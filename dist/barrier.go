@@ -8,18 +8,21 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/dist/internal/liveness"
+	"github.com/cohort-ml/cohort/dist/internal/meeting"
 	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
 // Barrier returns when all ranks have called it.
-func (g *Group) Barrier(ctx context.Context) error { return g.run(g.barrier(ctx)) }
+func (g *Group) Barrier(ctx context.Context) error { return g.call(g.barrier(ctx)) }
 
 // BarrierAsync starts a [Group.Barrier]: its work ends when all ranks have called it.
-func (g *Group) BarrierAsync(ctx context.Context) *Work { return g.runAsync(g.barrier(ctx)) }
+func (g *Group) BarrierAsync(ctx context.Context) *Work { return g.callAsync(g.barrier(ctx)) }
 
 func (g *Group) barrier(ctx context.Context) *request {
 	return g.newRequest(ctx, operation.Barrier)
@@ -42,13 +45,15 @@ const verdictPatience = 10 * time.Second
 // In a group with PyTorch members it is theirs: the answer is rank 0's, the others
 // learn that it did not come, and the group has then failed.
 func (g *Group) MonitoredBarrier(ctx context.Context) error {
-	if g.job != nil {
-		return g.job.monitoredBarrier(ctx, g)
+	if g.rules != nil {
+		r := g.barrier(ctx)
+		r.instead = g.rules.MonitoredBarrier(ctx)
+		return g.call(r)
 	}
 	// A rank whose time is up already has come all the same: were it not counted,
 	// it would be one barrier behind the others from then on.
 	r := g.newRequest(context.WithoutCancel(ctx), operation.Barrier)
-	_, _, err := g.start(r)
+	_, _, err := g.admit(r)
 	if err != nil {
 		r.release()
 		return err
@@ -65,8 +70,8 @@ func (g *Group) MonitoredBarrier(ctx context.Context) error {
 		return err
 	case err != nil:
 		err = fmt.Errorf("dist: monitored_barrier %d of group %q on rank %d: %w", seq, g.name, g.rank, err)
-		if g.backend != nil && errors.Is(err, store.ErrLost) {
-			g.backend.Fail(err) // this rank cannot come, which the others do not know
+		if g.comm != nil && errors.Is(err, store.ErrLost) {
+			g.comm.Fail(err) // this rank cannot come, which the others do not know
 		}
 		return err
 	case len(missing) > 0:
@@ -83,7 +88,7 @@ func (g *Group) MonitoredBarrier(ctx context.Context) error {
 // is decided is the first verdict that gets into the store: that all have come,
 // by the last one, or who is missing, by the first that runs out of time.
 func (g *Group) monitor(ctx context.Context, seq uint64) (missing []int, err error) {
-	keys := store.Prefix(g.base, fmt.Sprintf("monitored/%s/%d/", g.key, seq))
+	keys := store.Prefix(g.keys, fmt.Sprintf("monitored/%s/%d/", g.key, seq))
 	ctx, look := g.lookOut(ctx, seq)
 	defer func() { err = look.end(err) }()
 	limited, cancel := context.WithTimeout(ctx, g.timeout)
@@ -148,7 +153,7 @@ func (g *Group) monitor(ctx context.Context, seq uint64) (missing []int, err err
 func (g *Group) accuse(ctx context.Context, keys store.Store) (verdict []byte, err error) {
 	missing := []int{}
 	for r := range g.size {
-		there, err := isSet(ctx, keys, strconv.Itoa(r))
+		there, err := meeting.IsSet(ctx, keys, strconv.Itoa(r))
 		if err != nil {
 			return nil, err
 		}
@@ -162,4 +167,94 @@ func (g *Group) accuse(ctx context.Context, keys store.Store) (verdict []byte, e
 	}
 	verdict, _, err = keys.CompareAndSet(ctx, "verdict", nil, text)
 	return verdict, err
+}
+
+// lookPeriod is how often a wait that the backend does not end looks at the group.
+const lookPeriod = 20 * time.Millisecond
+
+// lookout ends a wait for something other than the backend, such as the store,
+// when the group has failed: whom it waits for may have gone.
+type lookout struct {
+	trouble context.Context // ends with what is wrong as its cause
+	cancel  context.CancelCauseFunc
+	decided atomic.Bool // a rank that leaves does no harm any more
+	ended   chan struct{}
+}
+
+// lookOut returns a context for the waits of a monitored barrier, by number.
+func (g *Group) lookOut(ctx context.Context, seq uint64) (context.Context, *lookout) {
+	l := &lookout{ended: make(chan struct{})}
+	l.trouble, l.cancel = context.WithCancelCause(context.Background())
+	ctx, cancel := context.WithCancel(ctx)
+	context.AfterFunc(l.trouble, cancel)
+	if g.comm == nil {
+		close(l.ended)
+		return ctx, l
+	}
+	go func() {
+		defer close(l.ended)
+		tick := time.NewTicker(lookPeriod)
+		defer tick.Stop()
+		var left time.Time // since when a rank has left
+		for {
+			select {
+			case <-l.trouble.Done():
+				return
+			case <-tick.C:
+			}
+			err := g.monitorTrouble(seq)
+			switch {
+			case err == nil:
+				left = time.Time{}
+			case !errors.Is(err, ErrLeft):
+				l.cancel(err)
+			case l.decided.Load():
+			case left.IsZero():
+				left = time.Now()
+			case time.Since(left) > liveness.NewsPatience: // it may have left after all had come
+				l.cancel(err)
+			}
+		}
+	}()
+	return ctx, l
+}
+
+// monitorTrouble returns what is wrong with the group as the error of a
+// monitored barrier.
+func (g *Group) monitorTrouble(seq uint64) error {
+	err := g.comm.Trouble(operation.Call{Op: operation.Barrier, Seq: seq})
+	var re *RankError
+	if errors.As(err, &re) {
+		here := *re
+		here.Op, here.Seq = "monitored_barrier", seq
+		return &here
+	}
+	return err
+}
+
+// end ends the watch and returns the error of the wait: what is wrong with the
+// group, if that is why the wait has failed. The store may have gone a moment
+// before the news of its rank.
+func (l *lookout) end(err error) error {
+	if err != nil && !errors.Is(err, ErrClosed) && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded) {
+		patience := time.NewTimer(2 * liveness.NewsPatience)
+		defer patience.Stop()
+		select {
+		case <-l.trouble.Done():
+		case <-patience.C:
+		}
+	}
+	cause := context.Cause(l.trouble)
+	l.cancel(context.Canceled)
+	<-l.ended
+	var re *RankError
+	if err != nil && cause != nil {
+		if errors.As(cause, &re) {
+			here := *re
+			here.Site = flight.Here()
+			return &here
+		}
+		return cause
+	}
+	return err
 }

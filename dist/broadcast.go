@@ -11,12 +11,12 @@ import (
 
 // Broadcast replaces t on every rank by rank src's.
 func (g *Group) Broadcast(ctx context.Context, t *tensor.Tensor, src int) error {
-	return g.run(g.broadcast(ctx, t, src))
+	return g.call(g.broadcast(ctx, t, src))
 }
 
 // BroadcastAsync starts a [Group.Broadcast].
 func (g *Group) BroadcastAsync(ctx context.Context, t *tensor.Tensor, src int) *Work {
-	return g.runAsync(g.broadcast(ctx, t, src))
+	return g.callAsync(g.broadcast(ctx, t, src))
 }
 
 func (g *Group) broadcast(ctx context.Context, t *tensor.Tensor, src int) *request {
@@ -29,12 +29,12 @@ func (g *Group) broadcast(ctx context.Context, t *tensor.Tensor, src int) *reque
 // BroadcastCoalesced does a [Group.Broadcast] of each of the tensors, which have one
 // type of elements, in one operation.
 func (g *Group) BroadcastCoalesced(ctx context.Context, ts []*tensor.Tensor, src int) error {
-	return g.run(g.broadcastCoalesced(ctx, ts, src))
+	return g.call(g.broadcastCoalesced(ctx, ts, src))
 }
 
 // BroadcastCoalescedAsync starts a [Group.BroadcastCoalesced].
 func (g *Group) BroadcastCoalescedAsync(ctx context.Context, ts []*tensor.Tensor, src int) *Work {
-	return g.runAsync(g.broadcastCoalesced(ctx, ts, src))
+	return g.callAsync(g.broadcastCoalesced(ctx, ts, src))
 }
 
 func (g *Group) broadcastCoalesced(ctx context.Context, ts []*tensor.Tensor, src int) *request {

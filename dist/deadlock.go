@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
@@ -40,12 +41,6 @@ const (
 	guardTries = 16
 )
 
-// asker is a backend that can ask another rank what it is doing; stop ends the
-// wait for the answer.
-type asker interface {
-	Ask(rank int, stop <-chan struct{}) fault.Doing
-}
-
 // guard looks for calls that wait for each other. One is made for each rank of
 // a job.
 type guard struct {
@@ -75,7 +70,7 @@ type pairOfCalls struct {
 
 // watchCalls starts the guard of a group of all ranks.
 func (g *Group) watchCalls() {
-	if g.size < 2 {
+	if _, ok := g.comm.(backend.Asker); !ok {
 		return
 	}
 	w := &guard{root: g, stop: make(chan struct{}), overdue: newOverdue(g)}
@@ -166,9 +161,9 @@ func stuck(d *Doing) bool {
 // there is none, where none is found: all that were asked have answered.
 func (w *guard) search(g *Group, mine *Doing) (pair pairOfCalls, theirs *Doing, of *Group, sure bool) {
 	g.mu.Lock()
-	backend, _ := g.backend.(asker)
+	comm, _ := g.comm.(backend.Asker)
 	g.mu.Unlock()
-	if backend == nil {
+	if comm == nil {
 		return pairOfCalls{}, nil, nil, true
 	}
 	asked := min(guardAsks, g.size-1)
@@ -176,7 +171,7 @@ func (w *guard) search(g *Group, mine *Doing) (pair pairOfCalls, theirs *Doing, 
 	var all sync.WaitGroup
 	for i := range answers {
 		if peer := (g.rank + 1 + i) % g.size; mine.Call.NeedsAll(g.rank, peer) {
-			all.Go(func() { answers[i] = backend.Ask(peer, w.stop) })
+			all.Go(func() { answers[i] = comm.Ask(peer, w.stop) })
 		}
 	}
 	all.Wait()
@@ -270,21 +265,4 @@ func report(g, h *Group, peer int, mine, theirs *Doing) {
 	here.Rank, here.Group = h.rank, g.name
 	there.Rank, there.Group = slices.Index(h.world, g.world[peer]), ""
 	h.failOpen(&MismatchError{Group: h.name, Seq: there.Call.Seq, Here: here, There: there})
-}
-
-// failOpen ends the group with an error, unless this rank has left it.
-func (g *Group) failOpen(err error) {
-	g.mu.Lock()
-	if g.closed || g.backend == nil {
-		g.mu.Unlock()
-		return
-	}
-	g.running++ // so that the backend stays
-	g.mu.Unlock()
-	g.backend.Fail(err)
-	g.mu.Lock()
-	if g.running--; g.running == 0 && g.closed {
-		g.noneRunning.Broadcast()
-	}
-	g.mu.Unlock()
 }

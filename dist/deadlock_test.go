@@ -12,7 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/internal/loaded"
 	"github.com/cohort-ml/cohort/tensor"
 )
@@ -155,7 +155,7 @@ func TestKindsOfWaitsForEachOther(t *testing.T) {
 
 // forgetful is a backend to whose first questions nobody answers.
 type forgetful struct {
-	collective.Backend
+	backend.Communicator
 	lost atomic.Int64
 }
 
@@ -163,7 +163,7 @@ func (f *forgetful) Ask(rank int, stop <-chan struct{}) Doing {
 	if f.lost.Add(-1) >= 0 {
 		return Doing{}
 	}
-	return f.Backend.(asker).Ask(rank, stop)
+	return f.Communicator.(backend.Asker).Ask(rank, stop)
 }
 
 // TestAnswersThatAreLost has two ranks wait for each other whose processes were held up
@@ -177,10 +177,10 @@ func TestAnswersThatAreLost(t *testing.T) {
 				return err
 			}
 			for _, g := range []*Group{g, sub} {
-				backend := &forgetful{Backend: g.backend}
-				backend.lost.Store(3)
+				comm := &forgetful{Communicator: g.comm}
+				comm.lost.Store(3)
 				g.mu.Lock()
-				g.backend = backend
+				g.comm = comm
 				g.mu.Unlock()
 			}
 			if g.Rank() == 0 {

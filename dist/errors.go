@@ -22,6 +22,9 @@ type (
 	// ReduceError says that a reduction has no meaning for a type of elements; the
 	// group stays usable: see [fault.ReduceError].
 	ReduceError = fault.ReduceError
+	// PyTorchError says that PyTorch's Gloo does not have what a group with PyTorch members was
+	// asked for; the group stays usable: see [fault.PyTorchError].
+	PyTorchError = fault.PyTorchError
 	// WireError is the cause in a [RankError] about a peer that sent what PyTorch's
 	// wire does not allow: see [fault.WireError].
 	WireError = fault.WireError

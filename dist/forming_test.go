@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	neturl "net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -59,7 +60,7 @@ func toStore(ctx context.Context, url Option) (*store.Client, error) {
 	if err := url(&o); err != nil {
 		return nil, err
 	}
-	pl, err := o.findPlace()
+	at, err := neturl.Parse(o.URL)
 	if err != nil {
 		return nil, err
 	}
@@ -67,8 +68,11 @@ func toStore(ctx context.Context, url Option) (*store.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return store.Connect(ctx, pl.master, token, transport.EncryptNone)
+	return store.Connect(ctx, at.Host, token, transport.EncryptNone)
 }
+
+// introductionKey is where a rank introduces itself in the store.
+func introductionKey(rank int) string { return fmt.Sprintf("dist/world/introduction/%d", rank) }
 
 // TestNumberOfRanksDiffers: all say so at once, whoever waits for ranks that
 // will not come.
@@ -109,7 +113,7 @@ func TestRankZeroFailsToForm(t *testing.T) {
 			watching.Go(func() {
 				c, err := toStore(ctx, url(2, 3))
 				if err == nil {
-					err = errors.Join(c.Wait(ctx, entryKey("introduction", 0), entryKey("introduction", 1)), c.Close())
+					err = errors.Join(c.Wait(ctx, introductionKey(0), introductionKey(1)), c.Close())
 				}
 				time.Sleep(moment)
 				cancel(cmp.Or(err, errors.New("my own reason")))
@@ -143,9 +147,9 @@ func TestLostWhileForming(t *testing.T) {
 		if err != nil {
 			return nil, err
 		}
-		in, err := json.Marshal(introduction{Host: "elsewhere", PID: 4711, WorldSize: 4, Client: c.LocalAddr()})
+		in, err := json.Marshal(map[string]any{"host": "elsewhere", "pid": 4711, "world_size": 4, "client": c.LocalAddr()})
 		if err == nil {
-			err = c.Set(ctx, entryKey("introduction", 2), in)
+			err = c.Set(ctx, introductionKey(2), in)
 		}
 		return nil, errors.Join(err, c.Close(), errors.New("gone"))
 	})

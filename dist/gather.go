@@ -12,12 +12,12 @@ import (
 // AllGather fills dst with every rank's src, back to back in rank order: dst
 // has Size times the elements of src. src may be its own rank's part of dst.
 func (g *Group) AllGather(ctx context.Context, dst, src *tensor.Tensor) error {
-	return g.run(g.allGather(ctx, dst, src))
+	return g.call(g.allGather(ctx, dst, src))
 }
 
 // AllGatherAsync starts an [Group.AllGather].
 func (g *Group) AllGatherAsync(ctx context.Context, dst, src *tensor.Tensor) *Work {
-	return g.runAsync(g.allGather(ctx, dst, src))
+	return g.callAsync(g.allGather(ctx, dst, src))
 }
 
 func (g *Group) allGather(ctx context.Context, dst, src *tensor.Tensor) *request {
@@ -35,12 +35,12 @@ func (g *Group) allGather(ctx context.Context, dst, src *tensor.Tensor) *request
 // AllGatherList fills dsts[r] with rank r's src. The sizes may differ between
 // ranks; every rank's dsts have them.
 func (g *Group) AllGatherList(ctx context.Context, dsts []*tensor.Tensor, src *tensor.Tensor) error {
-	return g.run(g.allGatherList(ctx, dsts, src))
+	return g.call(g.allGatherList(ctx, dsts, src))
 }
 
 // AllGatherListAsync starts an [Group.AllGatherList].
 func (g *Group) AllGatherListAsync(ctx context.Context, dsts []*tensor.Tensor, src *tensor.Tensor) *Work {
-	return g.runAsync(g.allGatherList(ctx, dsts, src))
+	return g.callAsync(g.allGatherList(ctx, dsts, src))
 }
 
 func (g *Group) allGatherList(ctx context.Context, dsts []*tensor.Tensor, src *tensor.Tensor) *request {
@@ -59,12 +59,12 @@ func (g *Group) allGatherList(ctx context.Context, dsts []*tensor.Tensor, src *t
 // AllGatherCoalesced does an [Group.AllGather] of each of the srcs into the
 // dst of the same index, in one operation. All have one type of elements.
 func (g *Group) AllGatherCoalesced(ctx context.Context, dsts, srcs []*tensor.Tensor) error {
-	return g.run(g.allGatherCoalesced(ctx, dsts, srcs))
+	return g.call(g.allGatherCoalesced(ctx, dsts, srcs))
 }
 
 // AllGatherCoalescedAsync starts an [Group.AllGatherCoalesced].
 func (g *Group) AllGatherCoalescedAsync(ctx context.Context, dsts, srcs []*tensor.Tensor) *Work {
-	return g.runAsync(g.allGatherCoalesced(ctx, dsts, srcs))
+	return g.callAsync(g.allGatherCoalesced(ctx, dsts, srcs))
 }
 
 func (g *Group) allGatherCoalesced(ctx context.Context, dsts, srcs []*tensor.Tensor) *request {
@@ -81,12 +81,12 @@ func (g *Group) allGatherCoalesced(ctx context.Context, dsts, srcs []*tensor.Ten
 // Gather fills dsts[r] with rank r's src, on rank dst; other ranks have no
 // dsts. The sizes may differ between ranks.
 func (g *Group) Gather(ctx context.Context, dsts []*tensor.Tensor, src *tensor.Tensor, dst int) error {
-	return g.run(g.gather(ctx, dsts, src, dst))
+	return g.call(g.gather(ctx, dsts, src, dst))
 }
 
 // GatherAsync starts a [Group.Gather].
 func (g *Group) GatherAsync(ctx context.Context, dsts []*tensor.Tensor, src *tensor.Tensor, dst int) *Work {
-	return g.runAsync(g.gather(ctx, dsts, src, dst))
+	return g.callAsync(g.gather(ctx, dsts, src, dst))
 }
 
 func (g *Group) gather(ctx context.Context, dsts []*tensor.Tensor, src *tensor.Tensor, dst int) *request {

@@ -38,7 +38,7 @@ func TestGlooCloseWhileForming(t *testing.T) {
 		_, err := groups[0].NewGroup(ctx, []int{0, 1})
 		made <- err
 	}()
-	if err := groups[0].job.glooKeys("1").Wait(ctx, "0/0"); err != nil { // it is under way
+	if err := store.Prefix(groups[0].keys, "0//1//cpu/").Wait(ctx, "0/0"); err != nil { // it is under way
 		t.Fatal(err)
 	}
 	if err := groups[0].Close(); err != nil {

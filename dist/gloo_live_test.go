@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/internal/pytorch"
 	"github.com/cohort-ml/cohort/tensor"
 )
 
@@ -27,13 +28,13 @@ var (
 // alike are the operations that PyTorch ranks play too, by the version that has them first.
 var alike = []struct {
 	name  string
-	since pytorch
+	since pytorch.Release
 }{
-	{"barrier", pytorch1_13}, {"monitored_barrier", pytorch1_13}, {"all_reduce", pytorch1_13}, {"all_reduce_coalesced", pytorch1_13},
-	{"reduce", pytorch1_13}, {"reduce_scatter", 203}, {"reduce_scatter_list", 208}, {"broadcast", pytorch1_13},
-	{"broadcast_coalesced", pytorch1_13}, {"all_gather", pytorch1_13}, {"all_gather_list", pytorch1_13}, {"all_gather_coalesced", pytorch1_13},
-	{"gather", pytorch1_13}, {"scatter", pytorch1_13}, {"all_to_all", pytorch1_13}, {"all_to_all_single", pytorch1_13},
-	{"send", pytorch1_13}, {"recv_any", pytorch1_13}, {"batch", pytorch1_13},
+	{"barrier", pytorch.Release1_13}, {"monitored_barrier", pytorch.Release1_13}, {"all_reduce", pytorch.Release1_13}, {"all_reduce_coalesced", pytorch.Release1_13},
+	{"reduce", pytorch.Release1_13}, {"reduce_scatter", 203}, {"reduce_scatter_list", 208}, {"broadcast", pytorch.Release1_13},
+	{"broadcast_coalesced", pytorch.Release1_13}, {"all_gather", pytorch.Release1_13}, {"all_gather_list", pytorch.Release1_13}, {"all_gather_coalesced", pytorch.Release1_13},
+	{"gather", pytorch.Release1_13}, {"scatter", pytorch.Release1_13}, {"all_to_all", pytorch.Release1_13}, {"all_to_all_single", pytorch.Release1_13},
+	{"send", pytorch.Release1_13}, {"recv_any", pytorch.Release1_13}, {"batch", pytorch.Release1_13},
 }
 
 func operationNamed(name string) operationCase {
@@ -61,9 +62,9 @@ func (p *python) canPlay(c one) bool {
 			}
 			switch c.reduce {
 			case Avg:
-				return kind >= 208 && isFloat(dtypeOf[c.dtype])
+				return kind >= 208 && c.dtype.IsFloat()
 			case BAnd, BOr, BXor:
-				return !isFloat(dtypeOf[c.dtype])
+				return !c.dtype.IsFloat()
 			case Sum, Product, Min, Max:
 				return true
 			}

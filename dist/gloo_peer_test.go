@@ -18,6 +18,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/pytorch"
 )
 
 // A python is an interpreter that has PyTorch, with processes of it that play
@@ -44,15 +46,15 @@ type pyRank struct {
 func (p *python) old() bool { return strings.HasPrefix(p.version, "1.") }
 
 // kind is its version.
-func (p *python) kind() pytorch {
-	kind, _ := parsePyTorch(p.version)
+func (p *python) kind() pytorch.Release {
+	kind, _ := pytorch.ParseRelease(p.version)
 	return kind
 }
 
 // said tells Go ranks the version where they would take it for an earlier one, which has
 // less: the store of 2.3 is that of 2.2.
 func (p *python) said() []Option {
-	if p == nil || !slices.Contains([]pytorch{203, 204, 209}, p.kind()) {
+	if p == nil || !slices.Contains([]pytorch.Release{203, 204, 209}, p.kind()) {
 		return nil
 	}
 	return []Option{WithPyTorch(p.version)}

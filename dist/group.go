@@ -11,63 +11,88 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
+	"github.com/cohort-ml/cohort/dist/internal/meeting"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
 // Group is this rank's membership in a group of ranks.
 type Group struct {
-	name        string
-	rank, size  int
-	localRank   int
-	localSize   int
-	node        string
-	nodes       []string     // by rank
-	members     []Member     // by rank
-	world       []int        // the ranks' numbers in the job
-	key         string       // by which the members have met
-	meeting     string       // what members call the group by its ranks alone
-	names       sync.Map     // on the group of all ranks: the names in use, to *Group
-	home        home         // nil if the job is one rank
-	host        *native.Host // nil but in a network inside the process
-	parent      *Group       // nil for the group of all ranks
-	job         *glooJob     // of groups with PyTorch members; else nil
-	timeout     time.Duration
-	silence     time.Duration // 0: nobody is taken for silent
-	progress    progress
-	algorithms  collective.Options
-	backend     collective.Backend // nil for a group of one rank
-	unwatch     func()             // ends the news of deaths
-	abort       context.CancelCauseFunc
-	onClose     func(pending bool) error // pending: with operations under way
-	base        store.Store              // of the group of all ranks: where the groups' stores are
-	store       store.Store
+	membership
+	traffic
+	standing
+	lifetime
+}
+
+// membership is who the group's ranks are, and what they have agreed on. It does not change
+// when the group is open.
+type membership struct {
+	name       string
+	key        string // by which the members have met
+	byRanks    string // what members call the group by its ranks alone
+	rank, size int
+	localRank  int
+	localSize  int
+	node       string
+	nodes      []string // by rank
+	members    []Member // by rank
+	world      []int    // the ranks' numbers in the job
+	parent     *Group   // nil for the group of all ranks
+	job        backend.Job
+	host       *native.Host // nil but in a network inside the process
+	keys       store.Store  // of the job: where the groups have their keys
+	store      store.Store
+	reached    string // how other processes reach this one over TCP
+	timeout    time.Duration
+	silence    time.Duration // 0: nobody is taken for silent
+	algorithms collective.Options
+	devices    map[string]string // the names of the backends, by the kind of device
+}
+
+// traffic is what moves data, and the calls that are under way.
+type traffic struct {
+	comm        backend.Communicator            // of the host's memory; nil for a group of one rank
+	comms       map[string]backend.Communicator // of other kinds of devices
+	rules       backend.Rules                   // what comm does not have; nil for nothing
 	transport   string
-	reached     string      // how other processes reach this one over TCP
-	log         *flight.Log // nil records nothing
-	box         *blackBox   // this rank's, of all its groups
-	failedOnce  sync.Once
 	collectives lane
-	requests    sync.Pool // of *request
-	staging     staging
-	guard       *guard        // of the group of all ranks
-	monitored   atomic.Uint64 // monitored barriers begun
-	mu          sync.Mutex
 	pairs       map[pair]*lane
 	objects     map[pair]chan struct{} // of one token: an object is on its way
-	children    map[*Group]struct{}    // made from this one and not closed
-	made        map[string]int         // how many groups of some ranks and name
 	gate        receiveGate
+	requests    sync.Pool // of *request
+	staging     staging
+	monitored   atomic.Uint64 // monitored barriers begun
+}
+
+// standing is what is known of how far this rank is.
+type standing struct {
+	log        *flight.Log // nil records nothing
+	box        *blackBox   // this rank's, of all its groups
+	guard      *guard      // of the group of all ranks
+	progress   progress
+	failedOnce sync.Once
+}
+
+// lifetime is from when to when the group is there, and what holds it. mu guards it, and
+// in traffic the communicators until the group is open, the pairs, the objects and the gate.
+type lifetime struct {
+	mu          sync.Mutex
+	names       sync.Map            // on the group of all ranks: the names in use, to *Group
+	children    map[*Group]struct{} // made from this one and not closed
+	made        map[string]int      // how many groups of some ranks and name
+	abort       context.CancelCauseFunc
+	unwatch     func() // ends the news of deaths
 	closed      bool
 	closing     context.Context // ends when this rank closes the group
 	endWaits    context.CancelCauseFunc
-	running     int            // calls that have been issued and not ended
-	noneRunning *sync.Cond     // on mu
-	settling    sync.WaitGroup // what may end after the group is there
+	running     int        // calls that have been issued and not ended
+	noneRunning *sync.Cond // on mu
 	closeOnce   sync.Once
 	closeErr    error
+	onClose     func(pending bool) error // pending: with operations under way
 }
 
 // pair is a direction of messages between this rank and a peer.
@@ -87,6 +112,11 @@ func (g *Group) LocalRank() int { return g.localRank }
 
 // LocalSize returns the number of the group's ranks on this node.
 func (g *Group) LocalSize() int { return g.localSize }
+
+// NodeID returns what names the node that this process runs on, as [Group.Node]
+// does: COHORT_NODE_ID, or what only processes have in common that the same running
+// kernel serves in the same network namespace. It is empty where that is not known.
+func NodeID() string { return meeting.NodeID("") }
 
 // Node returns the id of the node that this rank runs on.
 func (g *Group) Node() string { return g.node }
@@ -131,6 +161,27 @@ func (g *Group) init() {
 	g.closing, g.endWaits = context.WithCancelCause(context.Background())
 }
 
+// PyTorchRanks returns which ranks of the group are PyTorch's, in order: those that
+// take part in its collectives and in nothing else that Cohort has. It asks the job's
+// store. Groups without PyTorch's wire have none; WithBackend("native") makes such
+// ones among the Go ranks of a PyTorch job ([Group.NewGroup]).
+func (g *Group) PyTorchRanks(ctx context.Context) ([]int, error) {
+	if g.rules == nil {
+		return nil, nil
+	}
+	return g.rules.Foreign(ctx)
+}
+
+// PyTorchVersion returns which PyTorch the other ranks of the job run, as far as is known:
+// "1.13", "2.6", or "2" where it is one of 2.2 and later and no more was found out or said
+// ([WithPyTorch]). It is empty for groups without PyTorch's wire.
+func (g *Group) PyTorchVersion() string {
+	if g.rules == nil {
+		return ""
+	}
+	return g.rules.ForeignVersion()
+}
+
 // Close leaves the group, and first the groups made from it, and gives back
 // all it holds. Operations that are still under way fail: here with [ErrClosed], on
 // ranks that need this one with a [RankError] of cause [ErrLeft]. Where the last
@@ -141,8 +192,8 @@ func (g *Group) Close() error {
 		g.mu.Lock()
 		g.closed = true
 		pending := g.running > 0
-		// While the group is being formed there is none; meet closes it then.
-		backend, unwatch, abort := g.backend, g.unwatch, g.abort
+		// While the group is being formed there is none; form closes it then.
+		comm, unwatch, abort := g.comm, g.unwatch, g.abort
 		g.mu.Unlock()
 		if abort != nil {
 			abort(ErrClosed) // the forming, if it is still under way
@@ -152,8 +203,8 @@ func (g *Group) Close() error {
 				g.closeErr = err
 			}
 		}
-		if pending && backend != nil {
-			backend.Fail(ErrClosed)
+		if pending && comm != nil {
+			comm.Fail(ErrClosed)
 		}
 		g.endWaits(ErrClosed)
 		g.guard.close()
@@ -165,8 +216,13 @@ func (g *Group) Close() error {
 		if unwatch != nil {
 			unwatch()
 		}
-		if backend != nil {
-			if err := fault.Among(g.members, backend.Close()); g.closeErr == nil {
+		for _, c := range g.comms {
+			if err := fault.Among(g.members, c.Close()); g.closeErr == nil {
+				g.closeErr = err
+			}
+		}
+		if comm != nil {
+			if err := fault.Among(g.members, comm.Close()); g.closeErr == nil {
 				g.closeErr = err
 			}
 		}
@@ -174,7 +230,6 @@ func (g *Group) Close() error {
 		if g.parent != nil {
 			g.parent.forget(g)
 		}
-		g.settling.Wait()
 		if err := g.staging.close(); g.closeErr == nil {
 			g.closeErr = err
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/internal/liveness"
 	"github.com/cohort-ml/cohort/internal/agentpipe"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
@@ -56,7 +57,7 @@ func TestLastWords(t *testing.T) {
 				if _, err := fmt.Sscan(ps[2].saidLine(t, "found at ", time.Second), &found); err != nil {
 					t.Fatal(err)
 				}
-				if late := time.Duration(found - told.UnixNano()); late > lastWords/2 && try < lastWordsTries {
+				if late := time.Duration(found - told.UnixNano()); late > liveness.LastWords/2 && try < lastWordsTries {
 					t.Logf("the rank took %v", late)
 					continue
 				}

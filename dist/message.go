@@ -14,22 +14,22 @@ import (
 // Send sends t to rank dst, whose Recv takes a tensor of the same elements.
 // When it returns t may be changed again; the receiver may not have it yet.
 func (g *Group) Send(ctx context.Context, t *tensor.Tensor, dst int) error {
-	return g.run(g.message(ctx, Message{Tensor: t, Peer: dst}))
+	return g.call(g.message(ctx, Message{Tensor: t, Peer: dst}))
 }
 
 // SendAsync starts a [Group.Send].
 func (g *Group) SendAsync(ctx context.Context, t *tensor.Tensor, dst int) *Work {
-	return g.runAsync(g.message(ctx, Message{Tensor: t, Peer: dst}))
+	return g.callAsync(g.message(ctx, Message{Tensor: t, Peer: dst}))
 }
 
 // Recv fills t with what rank src sends.
 func (g *Group) Recv(ctx context.Context, t *tensor.Tensor, src int) error {
-	return g.run(g.message(ctx, Message{Recv: true, Tensor: t, Peer: src}))
+	return g.call(g.message(ctx, Message{Recv: true, Tensor: t, Peer: src}))
 }
 
 // RecvAsync starts a [Group.Recv].
 func (g *Group) RecvAsync(ctx context.Context, t *tensor.Tensor, src int) *Work {
-	return g.runAsync(g.message(ctx, Message{Recv: true, Tensor: t, Peer: src}))
+	return g.callAsync(g.message(ctx, Message{Recv: true, Tensor: t, Peer: src}))
 }
 
 // RecvAny fills t with the next message that comes from any rank and returns
@@ -49,7 +49,7 @@ func (g *Group) RecvAnyAsync(ctx context.Context, t *tensor.Tensor) *Work {
 		r.refuse("there is no other rank")
 	}
 	r.carries(t)
-	return g.runAsync(r)
+	return g.callAsync(r)
 }
 
 // Message is one tensor to send to a peer, or to receive from it.
@@ -90,7 +90,7 @@ func (g *Group) BatchAsync(ctx context.Context, ms ...Message) *Work {
 	for _, r := range rs {
 		r.call.Begun = begun
 		r.whole = whole
-		g.begin(r)
+		g.start(r)
 	}
 	return whole
 }

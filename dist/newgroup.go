@@ -8,31 +8,18 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/fault"
-	"github.com/cohort-ml/cohort/dist/internal/collective"
-	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/store"
 	"github.com/cohort-ml/cohort/internal/ctxerr"
-	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // maxName bounds a group's name, which travels and is part of every error.
 const maxName = 200
-
-// home is what the groups of one rank have in common: how their members are
-// reached.
-type home interface {
-	// open makes this rank's part of a group, whose members and numbers are
-	// set, and returns what moves its data and the name of that. It may return
-	// before the other members have come.
-	open(ctx context.Context, g *Group, cfg native.Config) (backend collective.Backend, transport string, err error)
-}
 
 // NewGroup makes a group of some ranks of g. ranks are numbers in g; their
 // order is the order of ranks in the new group. The members call NewGroup with
@@ -65,15 +52,15 @@ type home interface {
 // ranks are in ascending order. With [WithLocalSynchronization] the members alone call it, and with
 // [WithBackend]("native") Go ranks make a group among themselves.
 func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {
-	o, err := g.groupOptions(opts)
-	if err == nil && g.job == nil {
-		err = g.checkMembers(ranks)
+	fail := func(err error) error {
+		return backend.Within(fmt.Sprintf("dist: new group of ranks %s of group %q on rank %d: ", some(ranks), g.name, g.rank), "", err)
 	}
+	o, err := g.groupOptions(opts)
 	if err == nil && ctx.Err() != nil {
 		err = ctxerr.Of(ctx)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("dist: new group of ranks %s of group %q on rank %d: %w", some(ranks), g.name, g.rank, err)
+		return nil, fail(err)
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -81,22 +68,33 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 			fmt.Errorf("not all members came within %v: %w", DefaultInitTimeout, context.DeadlineExceeded))
 		defer cancel()
 	}
-	if g.job != nil {
-		sub, err := g.job.newGroup(ctx, g, ranks, o)
-		if err != nil {
-			err = within(fmt.Sprintf("dist: new group of ranks %s of group %q on rank %d: ", some(ranks), g.name, g.rank), "", err)
-		}
-		return sub, err
-	}
-	sub, key, err := g.member(ranks, o)
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(g.closing, func() { end(ErrClosed) })()
+	parent := g.asParent()
+	forming, err := g.job.NewGroup(ctx, end, parent, &backend.Wish{Ranks: ranks, Backend: o.backends[hostKind], Local: o.local,
+		Options: o.Algorithms, Silence: o.Silence, SilenceSet: o.SilenceSet})
 	if err != nil {
-		return nil, fmt.Errorf("dist: new group of ranks %s of group %q on rank %d: %w", some(ranks), g.name, g.rank, err)
+		return nil, fail(err)
 	}
-	waits := sub.await(ctx)
-	if err := waits.over(ctx, fault.Among(sub.members, sub.meet(ctx, key))); err != nil {
+	if forming == nil {
+		return nil, nil
+	}
+	plan := forming.Plan()
+	if len(plan.Ranks) == 0 {
+		if err := forming.End(ctx, forming.Complete(ctx)); err != nil {
+			return nil, fail(err)
+		}
+		return nil, nil
+	}
+	sub, err := g.member(&plan, o)
+	if err != nil {
+		return nil, fail(forming.End(ctx, err))
+	}
+	if err := forming.End(ctx, sub.form(ctx, end, forming, parent)); err != nil {
 		sub.log.Close()
 		g.forget(sub)
-		return nil, within(fmt.Sprintf("dist: new group %q of ranks %s of group %q on rank %d: ", sub.name, some(ranks), g.name, g.rank), sub.name, err)
+		return nil, backend.Within(fmt.Sprintf("dist: new group %q of ranks %s of group %q on rank %d: ", sub.name, some(ranks), g.name, g.rank), sub.name, err)
 	}
 	return sub, nil
 }
@@ -106,8 +104,10 @@ func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Gro
 // collective of g. A rank whose color is negative becomes member of no group
 // and gets nil.
 func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Group, error) {
-	if g.job != nil {
-		return nil, g.job.unsupported(g, "split", "makes its groups by NewGroup, which all ranks call alike")
+	if g.rules != nil {
+		if err := g.rules.AdmitsSplit(); err != nil {
+			return nil, err
+		}
 	}
 	if _, err := g.groupOptions(opts); err != nil { // before the others count on this rank
 		return nil, fmt.Errorf("dist: split of group %q on rank %d: %w", g.name, g.rank, err)
@@ -130,38 +130,22 @@ func (g *Group) Split(ctx context.Context, color, key int, opts ...Option) (*Gro
 }
 
 // groupOptions are those of a group to be made.
-func (g *Group) groupOptions(opts []Option) (options, error) {
-	o := options{forGroup: true, timeout: g.timeout, silence: g.silence, algorithms: g.algorithms}
-	err := o.apply(opts)
-	switch {
-	case err != nil || g.job != nil:
-	case o.backend == glooBackend:
-		err = errors.New("WithBackend: a group with PyTorch members is made in a job with them: give it to Init")
-	case o.local:
-		err = errors.New("WithLocalSynchronization is about jobs with PyTorch ranks")
-	}
-	return o, err
+func (g *Group) groupOptions(opts []Option) (*options, error) {
+	o := &options{forGroup: true, Settings: backend.Settings{Timeout: g.timeout, Silence: g.silence, Algorithms: g.algorithms}}
+	return o, o.apply(opts)
 }
 
-// checkMembers returns what is wrong with the ranks of a group to be made.
-func (g *Group) checkMembers(ranks []int) error {
-	if len(ranks) == 0 {
-		return errors.New("no ranks: a group has one member at least")
-	}
-	at := make(map[int]int, len(ranks))
-	for i, r := range ranks {
-		if err := g.checkRank(fmt.Sprintf("ranks[%d]", i), r); err != nil {
-			return err
-		}
-		if before, ok := at[r]; ok {
-			return fmt.Errorf("ranks[%d] and ranks[%d] are both rank %d", before, i, r)
-		}
-		at[r] = i
-	}
-	if _, ok := at[g.rank]; !ok {
-		return fmt.Errorf("rank %d is not among them: only members make a group", g.rank)
-	}
-	return nil
+// asParent describes the group to the backend that makes another one from it.
+func (g *Group) asParent() *backend.Parent {
+	return &backend.Parent{Name: g.name, Rank: g.rank, Members: g.members, World: g.world, IsWorld: g.parent == nil, Rules: g.rules,
+		Comm: func() backend.Communicator {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.closed {
+				return nil
+			}
+			return g.comm
+		}}
 }
 
 // some is a list of ranks as errors show it.
@@ -174,19 +158,22 @@ func some(ranks []int) string {
 }
 
 // member returns this rank's part of a group to be made, not yet reachable,
-// and the key by which its members meet: the parent's key, the ranks and how
+// and gives it the key by which its members meet: the parent's key, the ranks and how
 // many groups of this name and these ranks there have been, which every member
 // knows without asking.
-func (g *Group) member(ranks []int, o options) (*Group, string, error) {
+func (g *Group) member(plan *backend.Plan, o *options) (*Group, error) {
 	h := sha256.New()
 	h.Write([]byte(g.key))
-	for _, r := range ranks {
+	for _, r := range plan.Ranks {
 		_ = binary.Write(h, binary.LittleEndian, uint32(r))
 	}
 	id := hex.EncodeToString(h.Sum(nil)[:8])
-	sub := &Group{size: len(ranks), node: g.node, home: g.home, host: g.host, parent: g, transport: "none", reached: g.reached,
-		timeout: o.timeout, silence: o.silence, algorithms: o.algorithms}
-	for i, r := range ranks {
+	sub := &Group{
+		membership: membership{size: len(plan.Ranks), node: g.node, job: plan.Job, host: g.host, parent: g, reached: g.reached,
+			keys: g.keys, timeout: o.Timeout, silence: o.Silence, algorithms: o.Algorithms, devices: g.devices},
+		traffic: traffic{transport: "none"},
+	}
+	for i, r := range plan.Ranks {
 		sub.members = append(sub.members, g.members[r])
 		sub.world = append(sub.world, g.world[r])
 		sub.nodes = append(sub.nodes, g.nodes[r])
@@ -194,105 +181,147 @@ func (g *Group) member(ranks []int, o options) (*Group, string, error) {
 			sub.rank = i
 		}
 	}
-	sub.setLocal()
 	sub.init()
 
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return nil, "", ErrClosed
+		return nil, ErrClosed
 	}
-	if o.name != "" {
-		if _, inUse := g.root().names.LoadOrStore(o.name, sub); inUse || o.name == worldName {
-			return nil, "", fmt.Errorf("this rank has a group of the name %q: close it before, or give another name by WithName", o.name)
+	name := cmp.Or(o.name, plan.Name)
+	if name != "" {
+		if _, inUse := g.root().names.LoadOrStore(name, sub); inUse || name == backend.World {
+			return nil, fmt.Errorf("this rank has a group of the name %q: close it before, or give another name by WithName", name)
 		}
 	}
-	kind := id + " " + o.name
+	kind := id + " " + name
 	count := g.made[kind]
 	if g.made == nil {
 		g.made, g.children = map[string]int{}, map[*Group]struct{}{}
 	}
-	sub.name = o.name
+	sub.name = name
 	if sub.name == "" {
 		sub.name = fmt.Sprintf("%s/%s.%d", g.name, id[:8], count)
 	}
 	if len(sub.name) > maxName {
-		return nil, "", fmt.Errorf("the name %q has %d bytes, want at most %d: give a shorter one by WithName", sub.name, len(sub.name), maxName)
+		return nil, fmt.Errorf("the name %q has %d bytes, want at most %d: give a shorter one by WithName", sub.name, len(sub.name), maxName)
 	}
-	sub.key, sub.meeting = fmt.Sprintf("%s %s.%d", sub.name, id, count), id
+	sub.key, sub.byRanks = fmt.Sprintf("%s %s.%d", sub.name, id, count), id
 	g.made[kind]++
 	g.children[sub] = struct{}{}
-	sub.base, sub.store = g.base, store.Prefix(g.base, "group/"+sub.key+"/")
+	sub.store = store.Prefix(g.keys, "group/"+sub.key+"/")
 	for i, m := range sub.members {
 		sub.members[i] = fault.MemberOf(sub.name, i, m)
 	}
+	sub.settleMembers(plan.Where)
 	sub.openLog()
-	return sub, sub.key, nil
+	return sub, nil
 }
 
-// meet brings the members of a new group together.
-func (g *Group) meet(ctx context.Context, key string) error {
-	if g.size == 1 {
-		return nil
+// settleMembers takes what is known of where the members run, as far as it is known.
+func (g *Group) settleMembers(where []backend.Where) {
+	for i, at := range where {
+		m := &g.members[i]
+		m.Host = cmp.Or(at.Host, m.Host)
+		m.PID = cmp.Or(at.PID, m.PID)
+		g.nodes[i] = at.Node
 	}
-	cfg := native.Config{Group: g.name, Key: key, Rank: g.rank, Members: g.members, World: g.world,
-		Timeout: g.timeout, Silence: g.silence, Progress: g.howFar, Site: g.log.Site, Doing: g.doing, Where: g.log.Where, Options: g.algorithms,
-		Agreed: agreed(g.algorithms, g.silence), Explain: explainer(g.name, g.rank)}
-	ctx, abort := context.WithCancelCause(ctx)
-	defer abort(nil)
+	g.node = g.nodes[g.rank]
+	g.setLocal()
+}
+
+// spec describes the group to the backend that opens it.
+func (g *Group) spec(parent *backend.Parent) *backend.Spec {
+	return &backend.Spec{Name: g.name, Key: g.key, ByRanks: g.byRanks, Rank: g.rank, Members: g.members, World: g.world, Parent: parent,
+		Keys: g.keys, Store: g.store, Timeout: g.timeout, Silence: g.silence, Algorithms: g.algorithms,
+		Progress: g.howFar, Site: g.log.Site, Where: g.log.Where, Doing: g.doing}
+}
+
+// form opens the group and waits for all members. end ends ctx, with a reason.
+func (g *Group) form(ctx context.Context, end context.CancelCauseFunc, forming backend.Forming, parent *backend.Parent) error {
+	plan := forming.Plan()
 	g.mu.Lock()
-	g.abort = abort
+	g.abort = end
 	closed := g.closed
 	g.mu.Unlock()
 	if closed {
 		return ErrClosed
 	}
-	g.log.Forms()
-	members := g.expectMembers(abort)
-	return members.stop(g.form(ctx, cfg))
-}
-
-// form opens a group's backend and waits for all members.
-func (g *Group) form(ctx context.Context, cfg native.Config) error {
-	backend, transport, err := g.home.open(ctx, g, cfg)
+	if plan.Barrier {
+		g.log.Forms()
+	}
+	spec := g.spec(parent)
+	m, err := forming.Open(ctx, spec)
 	if err != nil {
 		return err
 	}
-	g.mu.Lock()
-	g.backend, g.transport = backend, transport
-	closed, unwatch := g.closed, g.unwatch
-	g.mu.Unlock()
-	if closed { // while it was formed: Close has seen no backend
-		if unwatch != nil {
-			unwatch()
-		}
-		_ = backend.Close()
-		return ErrClosed
-	}
-	// All have come when all have passed this.
-	if err := g.Barrier(ctx); err != nil {
-		_ = g.Close()
+	if err := g.join(m); err != nil {
 		return err
 	}
-	return nil
+	if err = g.joinDevices(ctx, spec); err == nil && plan.Barrier {
+		err = g.Barrier(ctx)
+	}
+	if err == nil {
+		err = forming.Complete(ctx)
+	}
+	if err != nil {
+		_ = g.Close()
+	}
+	return err
 }
 
-// explainer returns what prints how a group's collectives are served, if the
-// environment asks for it: on one rank, since all do the same.
-func explainer(group string, rank int) *native.Explainer {
-	if rank != 0 || !envvar.Debug.IsOn() {
+// join takes this rank's part of the group.
+func (g *Group) join(m *backend.Membership) error {
+	if m.Where != nil {
+		g.settleMembers(m.Where)
+	}
+	if m.Store != nil {
+		g.store = m.Store
+	}
+	g.mu.Lock()
+	g.comm, g.rules, g.transport, g.unwatch = m.Comm, m.Rules, m.Transport, m.Unwatch
+	if m.Close != nil {
+		g.onClose = func(bool) error { return m.Close() }
+	}
+	closed := g.closed
+	g.mu.Unlock()
+	if !closed {
 		return nil
 	}
-	return native.NewExplainer(group, func(line string) { fmt.Fprintln(os.Stderr, line) })
+	// While it was formed: Close has seen no communicator.
+	if m.Unwatch != nil {
+		m.Unwatch()
+	}
+	if m.Comm != nil {
+		_ = m.Comm.Close()
+	}
+	if m.Close != nil {
+		_ = m.Close()
+	}
+	return ErrClosed
 }
 
-// agreed is what members of a group must have in common, as a number.
-func agreed(o collective.Options, silence time.Duration) uint64 {
-	n := uint64(silence) << 1 // who beats seldom must not be listened to for often
-	if o.Deterministic {
-		n++
+// joinDevices opens the communicators for other memory than the host's.
+func (g *Group) joinDevices(ctx context.Context, spec *backend.Spec) error {
+	if g.size == 1 {
+		return nil
 	}
-	return n
+	for kind, name := range g.devices {
+		if kind == hostKind {
+			continue
+		}
+		m, err := findBackend(name).open(ctx, spec)
+		if err != nil {
+			return fmt.Errorf("backend %q for %q: %w", name, kind, err)
+		}
+		g.mu.Lock()
+		if g.comms == nil {
+			g.comms = map[string]backend.Communicator{}
+		}
+		g.comms[kind] = m.Comm
+		g.mu.Unlock()
+	}
+	return nil
 }
 
 // setLocal counts the members on this rank's node.
@@ -333,23 +362,4 @@ func (g *Group) offspring() []*Group {
 		all = append(all, c)
 	}
 	return all
-}
-
-// fail makes this rank's failure known to the members of the group and of all
-// that were made from it, and then has it recorded.
-func (g *Group) fail(err error) {
-	g.spreadFailure(err)
-	g.recordFailure(err)
-}
-
-func (g *Group) spreadFailure(err error) {
-	for _, c := range g.offspring() {
-		c.spreadFailure(err)
-	}
-	g.mu.Lock()
-	backend := g.backend
-	g.mu.Unlock()
-	if backend != nil {
-		backend.Fail(err)
-	}
 }

@@ -241,7 +241,7 @@ func TestGroupsFailAlone(t *testing.T) {
 			return err
 		}
 		if g.Rank() == 1 {
-			sick.backend.Fail(errors.New("has had enough"))
+			sick.comm.Fail(errors.New("has had enough"))
 		}
 		var re *RankError
 		if err := sick.Barrier(ctx); g.Rank() != 1 && (!errors.As(err, &re) || re.Rank != 1 || re.Group != "sick") {

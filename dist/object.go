@@ -272,8 +272,10 @@ func (g *Group) gatherNumbers(ctx context.Context, begun time.Time, mine ...int6
 // other rank of a message; parts are those of an operation that has them, of a
 // gather and a scatter on the root, and nil on all ranks where they are even.
 func (g *Group) raw(ctx context.Context, begun time.Time, op operation.Op, peer int, in, out collective.Data, parts []int) error {
-	if g.job != nil {
-		return g.job.unsupported(g, op.String(), "moves objects as Python's pickles, which are programs and not data: send tensors, or make a group of Go ranks by WithBackend(\"native\")")
+	if g.rules != nil {
+		if err := g.rules.AdmitsObjects(op); err != nil {
+			return err
+		}
 	}
 	r := g.newRequest(ctx, op)
 	r.in.data, r.out.data = in, out
@@ -299,7 +301,7 @@ func (g *Group) raw(ctx context.Context, begun time.Time, op operation.Op, peer 
 	case op == operation.AllGather && parts != nil && slices.Max(parts) != slices.Min(parts):
 		r.call.SetParts(parts, g.rank)
 	}
-	return g.run(r)
+	return g.call(r)
 }
 
 // numbers lends integers to a call.

@@ -7,13 +7,15 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
 
-	"github.com/cohort-ml/cohort/dist/internal/collective"
-	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/pytorch"
 	"github.com/cohort-ml/cohort/dist/store"
+	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
 // DefaultTimeout limits an operation whose context has no earlier end. It is
@@ -25,39 +27,35 @@ const DefaultTimeout = 30 * time.Minute
 // its context has no earlier end.
 const DefaultInitTimeout = 5 * time.Minute
 
-// worldName is the name of the group of all ranks.
-const worldName = "world"
+// DefaultSilence is for how long nothing may be heard of a rank before the
+// others give it up, where neither [WithSilence] nor COHORT_SILENCE says
+// otherwise.
+const DefaultSilence = 3 * time.Second
 
 // Option changes what [Init] or [Group.NewGroup] does. An option that makes no
 // sense for the one at hand is an error.
 type Option func(*options) error
 
 type options struct {
+	// Settings are what the backend of a job is given.
+	backend.Settings
 	// forGroup says that the options are for a group of some ranks.
 	forGroup bool
 	name     string
-	// store is where the ranks meet in place of one that rank 0 serves, and
-	// place who this one is, if given.
-	store store.Store
-	place *place
-	url   string
-	// backend is "" where nothing was said; pytorch is which one a gloo job has.
-	backend string
-	pytorch pytorch
+	// backends is the name of the backend for each kind of device; nil where nothing was said.
+	backends map[string]string
 	// local says that only its members make a PyTorch group.
 	local bool
-	// admitted is from where PyTorch ranks may come, besides this host.
-	admitted []netip.Prefix
-	timeout  time.Duration
-	silence  time.Duration
-	// silenceSaid is that WithSilence was given.
-	silenceSaid bool
-	node        string
 	// dumpSignal is what makes this process write its flight recorder, or nil.
 	dumpSignal os.Signal
-	host       *native.Host // nil but in a network inside the process
-	// algorithms is what the user asks of the choice of algorithms.
-	algorithms collective.Options
+}
+
+// backendFor returns the name of the backend for a kind of device.
+func (o *options) backendFor(kind string) string {
+	if o.backends == nil {
+		return backends[0].name
+	}
+	return o.backends[kind]
 }
 
 // apply takes the options one after the other.
@@ -78,7 +76,7 @@ func (o *options) apply(opts []Option) error {
 // that costs connections between all pairs of ranks and working memory as
 // large as the data.
 func WithDeterministic() Option {
-	return func(o *options) error { o.algorithms.Deterministic = true; return nil }
+	return func(o *options) error { o.Algorithms.Deterministic = true; return nil }
 }
 
 // WithURL says where the ranks meet: "env://" (the default: RANK, WORLD_SIZE,
@@ -87,7 +85,7 @@ func WithDeterministic() Option {
 // also "file:///path", the rank and the number of ranks may come from [WithRank], and
 // env:// may have a query.
 func WithURL(url string) Option {
-	return func(o *options) error { o.url = url; return o.onlyInit("WithURL") }
+	return func(o *options) error { o.URL = url; return o.onlyInit("WithURL") }
 }
 
 // WithStore makes the ranks meet in a store of the caller's, such as etcd or a
@@ -104,7 +102,7 @@ func WithStore(s store.Store) Option {
 		if s == nil {
 			return errors.New("WithStore was given no store")
 		}
-		o.store = s
+		o.Store = s
 		return o.onlyInit("WithStore")
 	}
 }
@@ -113,10 +111,10 @@ func WithStore(s store.Store) Option {
 // WORLD_SIZE.
 func WithRank(rank, worldSize int) Option {
 	return func(o *options) error {
-		if worldSize < 1 || worldSize > maxWorldSize || rank < 0 || rank >= worldSize {
-			return fmt.Errorf("WithRank: rank %d of %d ranks: want 0 to one less than that, of 1 to %d ranks", rank, worldSize, maxWorldSize)
+		if worldSize < 1 || worldSize > backend.MaxWorldSize || rank < 0 || rank >= worldSize {
+			return fmt.Errorf("WithRank: rank %d of %d ranks: want 0 to one less than that, of 1 to %d ranks", rank, worldSize, backend.MaxWorldSize)
 		}
-		o.place = &place{rank: rank, worldSize: worldSize}
+		o.Rank, o.WorldSize = rank, worldSize
 		return o.onlyInit("WithRank")
 	}
 }
@@ -128,34 +126,15 @@ func WithTimeout(d time.Duration) Option {
 		if d <= 0 {
 			return fmt.Errorf("a time limit of %v", d)
 		}
-		o.timeout = d
+		o.Timeout = d
 		return nil
 	}
 }
-
-// WithBackend chooses how data moves. "native", the default, is between Cohort's
-// ranks. "gloo" makes this process a rank of a PyTorch job; see the package's
-// section on PyTorch. Of the options of [Group.NewGroup], "native" makes a group
-// of Go members in such a job.
-func WithBackend(name string) Option {
-	return func(o *options) error {
-		if name != nativeBackend && name != glooBackend {
-			return fmt.Errorf("no backend %q: there are %q and %q", name, nativeBackend, glooBackend)
-		}
-		o.backend = name
-		return nil
-	}
-}
-
-const (
-	nativeBackend = "native"
-	glooBackend   = "gloo"
-)
 
 // WithNodeID names the node that this rank runs on, in place of
 // COHORT_NODE_ID. Ranks of equal node id share memory.
 func WithNodeID(id string) Option {
-	return func(o *options) error { o.node = id; return o.onlyInit("WithNodeID") }
+	return func(o *options) error { o.Node = id; return o.onlyInit("WithNodeID") }
 }
 
 // WithName names a group that [Group.NewGroup] or [Group.Split] makes. Its
@@ -163,12 +142,108 @@ func WithNodeID(id string) Option {
 func WithName(name string) Option {
 	return func(o *options) error {
 		if !o.forGroup {
-			return fmt.Errorf("WithName is for groups of some ranks: that of all is %q", worldName)
+			return fmt.Errorf("WithName is for groups of some ranks: that of all is %q", backend.World)
 		}
 		if name == "" || len(name) > maxName || strings.ContainsFunc(name, unicode.IsControl) {
 			return fmt.Errorf("the name %q: want 1 to %d bytes without control characters", name, maxName)
 		}
 		o.name = name
+		return nil
+	}
+}
+
+const (
+	minSilence = envvar.MinSilence
+	maxSilence = envvar.MaxSilence
+)
+
+// WithSilence sets for how long nothing may be heard of a rank before the
+// others give it up, in place of [DefaultSilence] or COHORT_SILENCE: whether its
+// process is stopped, its machine has gone or the line to it is cut. It is time in which
+// the line could have carried something: where TCP has lost something and pauses before
+// it sends that again, the rank has until after the next try, which is a second at most, or
+// a third of a limit beyond three (on Linux before 6.15 as long as the limit), so that an outage shorter than
+// the limit costs its time and no rank. Operations
+// then fail with a [RankError] that names it, whose cause is [ErrSilent]. A
+// group beats for that, by itself, so a rank that merely computes for long is
+// not silent; 0 gives nobody up, for work with a debugger. All ranks of a group
+// have the same limit. Ranks that are goroutines of one process are never
+// silent. Ranks of PyTorch do not beat: in a PyTorch job it is an option of the groups
+// that [Group.NewGroup] makes of Go ranks.
+func WithSilence(d time.Duration) Option {
+	return func(o *options) error {
+		if d != 0 && (d < minSilence || d > maxSilence) {
+			return fmt.Errorf("a silence limit of %v: want 0 (none) or %v to %v", d, minSilence, maxSilence)
+		}
+		o.Silence, o.SilenceSet = d, true
+		return nil
+	}
+}
+
+// silenceFromEnv takes the limit that the environment gives, if it does.
+func (o *options) silenceFromEnv() (err error) {
+	o.Silence, err = envvar.Silence.DurationOr(o.Silence, minSilence, maxSilence)
+	return err
+}
+
+// WithDumpSignal makes the process write its flight recorder when it gets a
+// signal, such as syscall.SIGUSR1, until the group is closed: as JSON to the
+// directory COHORT_RECORDER_DIR, or, where that is not set, as a report on this
+// rank alone to standard error. Without this option no signal is caught; under
+// `cohort run` it is enough to send SIGUSR1 to the launcher.
+func WithDumpSignal(sig os.Signal) Option {
+	return func(o *options) error {
+		if sig == nil {
+			return errors.New("WithDumpSignal was given no signal")
+		}
+		o.dumpSignal = sig
+		return o.onlyInit("WithDumpSignal")
+	}
+}
+
+// WithPyTorch says which PyTorch the other ranks of a job with the backend "gloo" run, as
+// torch.__version__ says it: "1.13.1", "2.6.0". Whether it is 1.13 or a later one is found
+// out, and where PyTorch serves the store also about which: say it where another does, or
+// where a [PyTorchError] takes the version for an earlier one, so that what it does not have
+// is refused before anything is sent. "2" is the newest.
+func WithPyTorch(version string) Option {
+	return func(o *options) error {
+		if _, err := pytorch.ParseRelease(version); err != nil {
+			return fmt.Errorf("WithPyTorch: %w", err)
+		}
+		o.PyTorch = version
+		return o.onlyInit("WithPyTorch")
+	}
+}
+
+// WithAdmitted says from which addresses, beside those of this host, processes may
+// come to what this rank serves in a PyTorch job: the store, if it is rank 0, and
+// its connections to the other ranks, which it takes from the addresses that those have
+// published in the store, too. Under cohort run on several nodes, those are let in without
+// being named. Where the address at which the ranks meet is localhost for rank 0, or none of
+// its machine's, the store is then at all addresses of it. PyTorch's protocols have no
+// authentication: who comes in can read and write everything.
+func WithAdmitted(from ...netip.Prefix) Option {
+	return func(o *options) error {
+		for _, p := range from {
+			if !p.IsValid() {
+				return fmt.Errorf("WithAdmitted: %v is no range of addresses", p)
+			}
+		}
+		o.Admitted = slices.Clone(from)
+		return o.onlyInit("WithAdmitted")
+	}
+}
+
+// WithLocalSynchronization makes a group with PyTorch members as new_group does
+// with use_local_synchronization=True: the members alone call it, and who is none
+// hears nothing of it. It is an option of [Group.NewGroup].
+func WithLocalSynchronization() Option {
+	return func(o *options) error {
+		if !o.forGroup {
+			return errors.New("WithLocalSynchronization is an option of NewGroup")
+		}
+		o.local = true
 		return nil
 	}
 }

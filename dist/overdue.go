@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
@@ -42,12 +43,6 @@ func newOverdue(g *Group) overdue {
 	return overdue{to: os.Stderr, floor: overdueAfter}
 }
 
-// whereAsker is a backend that can ask where another rank's program is.
-type whereAsker interface {
-	asker
-	AskWhere(rank int, stop <-chan struct{}) fault.Doing
-}
-
 // sayOverdue says whom this rank waits for, if that takes too long.
 func (w *guard) sayOverdue() {
 	o := &w.overdue
@@ -64,18 +59,18 @@ func (w *guard) sayOverdue() {
 		return
 	}
 	g.mu.Lock()
-	backend, _ := g.backend.(asker)
+	comm, _ := g.comm.(backend.Asker)
 	g.mu.Unlock()
-	if backend == nil {
+	if comm == nil {
 		return
 	}
 	o.told = mine.ID
-	missing, first := g.notCome(&mine, backend, w.stop)
+	missing, first := g.notCome(&mine, comm, w.stop)
 	if !first || len(missing) == 0 || w.root.log.Doing().ID != mine.ID {
 		return
 	}
 	o.floor *= 2
-	_, _ = io.WriteString(o.to, g.overdueText(&mine, step, missing, backend, w.stop))
+	_, _ = io.WriteString(o.to, g.overdueText(&mine, step, missing, comm, w.stop))
 }
 
 // usualStep is what a step takes, as far as is known: one that the program marks, or a
@@ -92,9 +87,9 @@ func (g *Group) usualStep() time.Duration {
 
 // notCome asks who has not made its part of a call of this rank. first is that no rank before
 // this one waits in it too, which would say so.
-func (g *Group) notCome(mine *Doing, backend asker, stop <-chan struct{}) (missing []int, first bool) {
+func (g *Group) notCome(mine *Doing, comm backend.Asker, stop <-chan struct{}) (missing []int, first bool) {
 	came := func(peer int) bool {
-		d := backend.Ask(peer, stop)
+		d := comm.Ask(peer, stop)
 		return d.State != fault.DoingUnknown && madeBy(&mine.Call, d.Called, d.Sent, d.Received)
 	}
 	message := mine.Call.Op == operation.Send || mine.Call.Op == operation.Recv
@@ -120,13 +115,13 @@ func (g *Group) notCome(mine *Doing, backend asker, stop <-chan struct{}) (missi
 }
 
 // overdueText is what is said of a call that takes too long.
-func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, backend asker, stop <-chan struct{}) string {
+func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, comm backend.Asker, stop <-chan struct{}) string {
 	var b strings.Builder
 	world := make([]int, len(missing))
 	for i, peer := range missing {
 		world[i] = g.world[peer]
 	}
-	fmt.Fprintf(&b, "cohort: rank %d has been waiting for %s for %v, in %v, number %d of group %q", g.world[g.rank], ranksText(world), mine.For.Round(time.Second), mine.Call, mine.Call.Seq, g.name)
+	fmt.Fprintf(&b, "cohort: rank %d has been waiting for %s for %v, in %v, number %d of group %q", g.world[g.rank], backend.RanksText(world), mine.For.Round(time.Second), mine.Call, mine.Call.Seq, g.name)
 	if mine.Site != "" {
 		fmt.Fprintf(&b, ", at %s", mine.Site)
 	}
@@ -135,8 +130,8 @@ func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, back
 	}
 	b.WriteString("\n")
 	for _, peer := range missing[:min(len(missing), overdueTold)] {
-		d := backend.Ask
-		if where, ok := backend.(whereAsker); ok {
+		d := comm.Ask
+		if where, ok := comm.(backend.WhereAsker); ok {
 			d = where.AskWhere
 		}
 		there := d(peer, stop)

@@ -4,7 +4,6 @@ package dist
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,10 +11,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/flightlog"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
-	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
@@ -59,7 +57,7 @@ func (g *Group) openLog() {
 func (g *Group) describe(d *flightlog.Group) {
 	g.mu.Lock()
 	d.Transport = g.transport
-	b, ok := g.backend.(skewed)
+	b, ok := g.comm.(backend.Timekeeper)
 	g.mu.Unlock()
 	if !ok {
 		return
@@ -69,37 +67,6 @@ func (g *Group) describe(d *flightlog.Group) {
 			d.Skew = append(d.Skew, flightlog.Skew{Rank: g.world[s.Rank], LateNS: int64(s.Late), Share: s.Share, StepNS: int64(s.Step)})
 		}
 	}
-}
-
-// sited returns the error of a call with the place where this rank made it, and
-// with what the ranks that it names are in the job. A backend keeps its errors for
-// later calls, so it is a copy that is filled.
-func (g *Group) sited(err error, c *operation.Call) error {
-	err = fault.Among(g.members, err)
-	switch e := err.(type) {
-	case *RankError:
-		if e.Site == "" && e.Op != "" {
-			here := *e
-			here.Site = g.log.Site(*c)
-			return &here
-		}
-	case *TimeoutError:
-		if e.Site == "" {
-			here := *e
-			here.Site = g.log.Site(*c)
-			return &here
-		}
-	}
-	return err
-}
-
-// recordFailure writes the recorder's dump, if this is the group's first
-// failure and the environment says where to.
-func (g *Group) recordFailure(err error) {
-	if g.size == 1 {
-		return
-	}
-	g.failedOnce.Do(func() { g.box.failed(err) })
 }
 
 func (b *blackBox) failed(err error) {
@@ -170,26 +137,11 @@ func (g *Group) Dump(w io.Writer) error {
 	return nil
 }
 
-// WithDumpSignal makes the process write its flight recorder when it gets a
-// signal, such as syscall.SIGUSR1, until the group is closed: as JSON to the
-// directory COHORT_RECORDER_DIR, or, where that is not set, as a report on this
-// rank alone to standard error. Without this option no signal is caught; under
-// `cohort run` it is enough to send SIGUSR1 to the launcher.
-func WithDumpSignal(sig os.Signal) Option {
-	return func(o *options) error {
-		if sig == nil {
-			return errors.New("WithDumpSignal was given no signal")
-		}
-		o.dumpSignal = sig
-		return o.onlyInit("WithDumpSignal")
-	}
-}
-
 // dumpOn writes the dump on each of a signal until stop is called. Without a
-// signal it does nothing and returns nil.
+// signal it does nothing.
 func (b *blackBox) dumpOn(sig os.Signal) (stop func()) {
 	if sig == nil {
-		return nil
+		return func() {}
 	}
 	ch, done, ended := make(chan os.Signal, 1), make(chan struct{}), make(chan struct{})
 	signal.Notify(ch, sig)

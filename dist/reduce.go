@@ -12,12 +12,12 @@ import (
 // AllReduce replaces t on every rank by its reduction over all ranks, element
 // by element. Every rank gets the same bits.
 func (g *Group) AllReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp) error {
-	return g.run(g.allReduce(ctx, t, op))
+	return g.call(g.allReduce(ctx, t, op))
 }
 
 // AllReduceAsync starts an [Group.AllReduce].
 func (g *Group) AllReduceAsync(ctx context.Context, t *tensor.Tensor, op ReduceOp) *Work {
-	return g.runAsync(g.allReduce(ctx, t, op))
+	return g.callAsync(g.allReduce(ctx, t, op))
 }
 
 func (g *Group) allReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp) *request {
@@ -31,12 +31,12 @@ func (g *Group) allReduce(ctx context.Context, t *tensor.Tensor, op ReduceOp) *r
 // AllReduceCoalesced does an [Group.AllReduce] of each of the tensors, which have one
 // type of elements, in one operation.
 func (g *Group) AllReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op ReduceOp) error {
-	return g.run(g.allReduceCoalesced(ctx, ts, op))
+	return g.call(g.allReduceCoalesced(ctx, ts, op))
 }
 
 // AllReduceCoalescedAsync starts an [Group.AllReduceCoalesced].
 func (g *Group) AllReduceCoalescedAsync(ctx context.Context, ts []*tensor.Tensor, op ReduceOp) *Work {
-	return g.runAsync(g.allReduceCoalesced(ctx, ts, op))
+	return g.callAsync(g.allReduceCoalesced(ctx, ts, op))
 }
 
 func (g *Group) allReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op ReduceOp) *request {
@@ -50,12 +50,12 @@ func (g *Group) allReduceCoalesced(ctx context.Context, ts []*tensor.Tensor, op 
 // Reduce replaces t on rank dst by its reduction over all ranks, element by
 // element. On the other ranks t stays as it is.
 func (g *Group) Reduce(ctx context.Context, t *tensor.Tensor, dst int, op ReduceOp) error {
-	return g.run(g.reduce(ctx, t, dst, op))
+	return g.call(g.reduce(ctx, t, dst, op))
 }
 
 // ReduceAsync starts a [Group.Reduce].
 func (g *Group) ReduceAsync(ctx context.Context, t *tensor.Tensor, dst int, op ReduceOp) *Work {
-	return g.runAsync(g.reduce(ctx, t, dst, op))
+	return g.callAsync(g.reduce(ctx, t, dst, op))
 }
 
 func (g *Group) reduce(ctx context.Context, t *tensor.Tensor, dst int, op ReduceOp) *request {
@@ -72,12 +72,12 @@ func (g *Group) reduce(ctx context.Context, t *tensor.Tensor, dst int, op Reduce
 // where m is the number of dst's elements. src has Size times as many and stays
 // as it is.
 func (g *Group) ReduceScatter(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) error {
-	return g.run(g.reduceScatter(ctx, dst, src, op))
+	return g.call(g.reduceScatter(ctx, dst, src, op))
 }
 
 // ReduceScatterAsync starts a [Group.ReduceScatter].
 func (g *Group) ReduceScatterAsync(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) *Work {
-	return g.runAsync(g.reduceScatter(ctx, dst, src, op))
+	return g.callAsync(g.reduceScatter(ctx, dst, src, op))
 }
 
 func (g *Group) reduceScatter(ctx context.Context, dst, src *tensor.Tensor, op ReduceOp) *request {
@@ -97,12 +97,12 @@ func (g *Group) reduceScatter(ctx context.Context, dst, src *tensor.Tensor, op R
 // in their srcs that has this rank's number. srcs has one tensor for each
 // rank; their sizes may differ, but are the same on all ranks.
 func (g *Group) ReduceScatterList(ctx context.Context, dst *tensor.Tensor, srcs []*tensor.Tensor, op ReduceOp) error {
-	return g.run(g.reduceScatterList(ctx, dst, srcs, op))
+	return g.call(g.reduceScatterList(ctx, dst, srcs, op))
 }
 
 // ReduceScatterListAsync starts a [Group.ReduceScatterList].
 func (g *Group) ReduceScatterListAsync(ctx context.Context, dst *tensor.Tensor, srcs []*tensor.Tensor, op ReduceOp) *Work {
-	return g.runAsync(g.reduceScatterList(ctx, dst, srcs, op))
+	return g.callAsync(g.reduceScatterList(ctx, dst, srcs, op))
 }
 
 func (g *Group) reduceScatterList(ctx context.Context, dst *tensor.Tensor, srcs []*tensor.Tensor, op ReduceOp) *request {
@@ -115,19 +115,21 @@ func (g *Group) reduceScatterList(ctx context.Context, dst *tensor.Tensor, srcs 
 	r.separate(-1)
 	r.reduces(op)
 	r.partsOf(srcs)
-	g.job.reduceScatterList(r)
+	if g.rules != nil && r.err == nil {
+		r.instead, r.err = g.rules.ReduceScatterList(ctx)
+	}
 	return r
 }
 
 // ReduceScatterCoalesced does a [Group.ReduceScatter] of each of the srcs into
 // the dst of the same index, in one operation. All have one type of elements.
 func (g *Group) ReduceScatterCoalesced(ctx context.Context, dsts, srcs []*tensor.Tensor, op ReduceOp) error {
-	return g.run(g.reduceScatterCoalesced(ctx, dsts, srcs, op))
+	return g.call(g.reduceScatterCoalesced(ctx, dsts, srcs, op))
 }
 
 // ReduceScatterCoalescedAsync starts a [Group.ReduceScatterCoalesced].
 func (g *Group) ReduceScatterCoalescedAsync(ctx context.Context, dsts, srcs []*tensor.Tensor, op ReduceOp) *Work {
-	return g.runAsync(g.reduceScatterCoalesced(ctx, dsts, srcs, op))
+	return g.callAsync(g.reduceScatterCoalesced(ctx, dsts, srcs, op))
 }
 
 func (g *Group) reduceScatterCoalesced(ctx context.Context, dsts, srcs []*tensor.Tensor, op ReduceOp) *request {

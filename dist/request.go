@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"runtime"
 
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/dist/operation"
@@ -37,7 +38,7 @@ type request struct {
 	ticket  flight.Ticket
 	number  int // among the calls of a rank on a host of disttest
 	// instead moves the call in place of the backend's methods; or nil
-	instead func(c operation.Call, in, out collective.Data) error
+	instead backend.Do
 	err     error // the first thing that is wrong with the arguments
 }
 
@@ -217,34 +218,103 @@ func (r *request) interleave(o *operand, what string, large []*tensor.Tensor, pa
 	o.data.Buffer = mem.Buffer{}
 }
 
-// run runs a request whose arguments are right and waits for it.
-func (g *Group) run(r *request) error {
+// call makes a request's call, if its arguments are right, and waits for its end. When
+// nothing else is under way it runs on the caller's goroutine: handing a call over costs
+// more than a small one takes.
+func (g *Group) call(r *request) error {
 	err := r.err
 	if err == nil {
-		err = g.do(r)
+		err = g.callInTurn(r)
 	}
 	r.release()
 	return err
 }
 
-// runAsync starts a request whose arguments are right.
-func (g *Group) runAsync(r *request) *Work {
+// callAsync starts a request's call, if its arguments are right.
+func (g *Group) callAsync(r *request) *Work {
 	if r.err == nil {
-		return g.begin(r)
+		return g.start(r)
 	}
 	w := failedWork(r.err)
 	r.release()
 	return w
 }
 
-// start admits a request: it counts it as running and returns the lane that
+// callInTurn has a call admitted, waits for its turn in its lane, and performs it.
+func (g *Group) callInTurn(r *request) error {
+	g.count(r)
+	l, held, err := g.admit(r)
+	switch {
+	case err != nil:
+		return err
+	case held != nil:
+		<-held.done
+		return held.err
+	case l == nil:
+		return g.perform(r)
+	}
+	l.mu.Lock()
+	l.seq++
+	r.call.Seq = l.seq
+	r.ticket = g.log.Called(&r.call, !l.busy)
+	if l.busy {
+		w := newWork(r)
+		w.bound()
+		l.queue = append(l.queue, w)
+		l.mu.Unlock()
+		<-w.done
+		return w.err
+	}
+	l.busy = true
+	l.mu.Unlock()
+	err = g.perform(r)
+	l.release()
+	return err
+}
+
+// start has a call admitted and put into its lane, and returns at once. The request is given
+// back when its work has ended.
+func (g *Group) start(r *request) *Work {
+	r.call.Background = true
+	g.count(r)
+	l, held, err := g.admit(r)
+	switch {
+	case err != nil:
+		if r.whole != nil {
+			r.whole.partEnded(err)
+		}
+		r.release()
+		return failedWork(err)
+	case held != nil:
+		return held
+	}
+	w := newWork(r)
+	if l == nil {
+		go w.run()
+	} else {
+		l.add(w)
+	}
+	return w
+}
+
+// count counts a call where calls are counted: as it is called, for asynchronous ones
+// begin in no order.
+func (g *Group) count(r *request) {
+	if g.host != nil {
+		r.number = g.host.Called()
+	}
+}
+
+// admit lets a call begin, if it can: it counts it as running and returns the lane that
 // it takes; none for a receive that the gate holds back or that takes from any.
-func (g *Group) start(r *request) (l *lane, held *Work, err error) {
+func (g *Group) admit(r *request) (l *lane, held *Work, err error) {
 	if err := r.ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("dist: %v of group %q on rank %d was not begun: %w", r.call, g.name, g.rank, ctxerr.Of(r.ctx))
 	}
-	if err := g.job.admits(g, &r.call); err != nil {
-		return nil, nil, err
+	if g.rules != nil {
+		if err := g.rules.Admits(&r.call); err != nil {
+			return nil, nil, err
+		}
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -261,7 +331,7 @@ func (g *Group) start(r *request) (l *lane, held *Work, err error) {
 	case operation.Send:
 		return g.pairLane(r.call.Root, true), nil, nil
 	case operation.Recv:
-		if !g.gate.admit(r) {
+		if !g.gate.pass(r) {
 			r.ticket = g.log.Called(&r.call, false) // its number comes later
 			return nil, g.gate.hold(r), nil
 		}
@@ -299,10 +369,15 @@ func (g *Group) ended(r *request, fromAny bool) {
 	g.mu.Unlock()
 }
 
-// perform runs a request to its end, and has it recorded.
+// perform runs a call to its end, and has it recorded.
 func (g *Group) perform(r *request) error {
 	r.ticket = g.log.Begun(r.ticket)
-	err := g.around(r)
+	var err error
+	if g.host == nil {
+		err = g.move(r)
+	} else { // between what the host does before and after
+		err = g.host.Around(r.number, g.name, r.call, func() error { return g.move(r) })
+	}
 	if err != nil {
 		err = g.sited(err, &r.call)
 	}
@@ -313,15 +388,16 @@ func (g *Group) perform(r *request) error {
 	return err
 }
 
-// move runs a request to its end.
+// move moves a call's data: into staging memory where it needs that, by the communicator, and
+// out of there.
 func (g *Group) move(r *request) error {
 	fromAny := r.call.Op == operation.Recv && r.call.Root == operation.AnyRank
 	defer g.ended(r, fromAny)
 	staged, err := r.stage()
 	if err != nil {
 		err = fmt.Errorf("dist: %v of group %q on rank %d: %w", r.call, g.name, g.rank, err)
-		if g.backend != nil {
-			g.backend.Fail(err) // the others count on this rank
+		if g.comm != nil {
+			g.comm.Fail(err) // the others count on this rank
 		}
 		return err
 	}
@@ -332,77 +408,19 @@ func (g *Group) move(r *request) error {
 	switch {
 	case r.instead != nil:
 		err = r.instead(r.call, in, out)
-	case g.backend == nil:
+	case g.comm == nil:
 		err = collective.Alone(&r.call, in, out)
 	case fromAny:
 		err = g.recvAny(r, in)
 	case r.call.Op == operation.Send:
-		err = g.backend.Send(r.ctx, r.call, in)
+		err = g.comm.Send(r.ctx, r.call, in)
 	case r.call.Op == operation.Recv:
-		err = g.backend.Recv(r.ctx, r.call, in)
+		err = g.comm.Recv(r.ctx, r.call, in)
 	default:
-		err = g.backend.Collective(r.ctx, r.call, in, out)
+		err = g.comm.Collective(r.ctx, r.call, in, out)
 		g.tellUnmarked(r.call.Seq)
 	}
 	r.unstage(staged, err == nil)
 	runtime.KeepAlive(r.held)
 	return err
-}
-
-// do runs a request and waits for it. When nothing else is under way it runs on
-// the caller's goroutine: handing a call over costs more than a small one takes.
-func (g *Group) do(r *request) error {
-	g.number(r)
-	l, held, err := g.start(r)
-	switch {
-	case err != nil:
-		return err
-	case held != nil:
-		<-held.done
-		return held.err
-	case l == nil:
-		return g.perform(r)
-	}
-	l.mu.Lock()
-	l.seq++
-	r.call.Seq = l.seq
-	r.ticket = g.log.Called(&r.call, !l.busy)
-	if l.busy {
-		w := newWork(r)
-		w.bound()
-		l.queue = append(l.queue, w)
-		l.mu.Unlock()
-		<-w.done
-		return w.err
-	}
-	l.busy = true
-	l.mu.Unlock()
-	err = g.perform(r)
-	l.release()
-	return err
-}
-
-// begin starts a request and returns at once. The request is given back when
-// its work has ended.
-func (g *Group) begin(r *request) *Work {
-	r.call.Background = true
-	g.number(r)
-	l, held, err := g.start(r)
-	switch {
-	case err != nil:
-		if r.whole != nil {
-			r.whole.partEnded(err)
-		}
-		r.release()
-		return failedWork(err)
-	case held != nil:
-		return held
-	}
-	w := newWork(r)
-	if l == nil {
-		go w.run()
-	} else {
-		l.add(w)
-	}
-	return w
 }

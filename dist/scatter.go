@@ -12,12 +12,12 @@ import (
 // Scatter fills dst on every rank r with rank src's srcs[r]; other ranks have
 // no srcs. The sizes may differ between ranks.
 func (g *Group) Scatter(ctx context.Context, dst *tensor.Tensor, srcs []*tensor.Tensor, src int) error {
-	return g.run(g.scatter(ctx, dst, srcs, src))
+	return g.call(g.scatter(ctx, dst, srcs, src))
 }
 
 // ScatterAsync starts a [Group.Scatter].
 func (g *Group) ScatterAsync(ctx context.Context, dst *tensor.Tensor, srcs []*tensor.Tensor, src int) *Work {
-	return g.runAsync(g.scatter(ctx, dst, srcs, src))
+	return g.callAsync(g.scatter(ctx, dst, srcs, src))
 }
 
 func (g *Group) scatter(ctx context.Context, dst *tensor.Tensor, srcs []*tensor.Tensor, src int) *request {

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/native"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 )
 
 // RankSkew says how late a rank comes to the collectives of a group: for how
@@ -37,7 +37,7 @@ type RankSkew struct {
 // where no steps are marked, and the smaller figure of its two halves, so that
 // one slow step makes no slow rank.
 func (g *Group) Skew() []RankSkew {
-	b, ok := g.backend.(skewed)
+	b, ok := g.comm.(backend.Timekeeper)
 	if !ok {
 		return nil
 	}
@@ -62,12 +62,6 @@ func (g *Group) StepEnded() {
 	}
 }
 
-// skewed is a backend that knows how late the ranks are.
-type skewed interface {
-	Skew() []native.RankSkew
-	StepEnded()
-}
-
 // progress is how far a rank has come with the collectives of a group. How many
 // have ended, and for how long calls stood still in them, is in the group's log.
 type progress struct {
@@ -75,17 +69,17 @@ type progress struct {
 
 	mu     sync.Mutex
 	begun  time.Time // what times count from
-	marked native.Progress
+	marked backend.Progress
 }
 
 // now returns how far this rank has come; g.progress is locked.
-func (g *Group) now() native.Progress {
+func (g *Group) now() backend.Progress {
 	p := &g.progress
 	if p.begun.IsZero() {
 		p.begun = time.Now().Add(-1) // At begins above 0
 	}
 	calls, waited := g.log.Waited()
-	return native.Progress{Steps: calls, Calls: calls, Waited: time.Duration(waited + p.stood.Load()), At: time.Since(p.begun)}
+	return backend.Progress{Steps: calls, Calls: calls, Waited: time.Duration(waited + p.stood.Load()), At: time.Since(p.begun)}
 }
 
 // markStep marks the end of a step and returns the number of steps.
@@ -101,7 +95,7 @@ func (g *Group) markStep() uint64 {
 
 // howFar returns how far this rank has come at the end of the last step, or
 // collective.
-func (g *Group) howFar() native.Progress {
+func (g *Group) howFar() backend.Progress {
 	p := &g.progress
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,7 +123,7 @@ func (g *Group) tellUnmarked(seq uint64) {
 }
 
 func (g *Group) tellProgress() {
-	if b, ok := g.backend.(skewed); ok {
+	if b, ok := g.comm.(backend.Timekeeper); ok {
 		b.StepEnded()
 	}
 }

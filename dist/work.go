@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
@@ -110,13 +109,13 @@ func (w *Work) run() {
 // fails the group: what is under way may take as long as the group's limit.
 func (w *Work) bound() {
 	g, ctx, op, seq := w.req.g, w.req.ctx, w.req.call.Op, w.req.call.Seq
-	if w.unbound != nil || g.backend == nil || ctx.Done() == nil {
+	if w.unbound != nil || g.comm == nil || ctx.Done() == nil {
 		return
 	}
 	w.late.Add(1)
 	w.unbound = context.AfterFunc(ctx, func() {
 		defer w.late.Done()
-		g.backend.Fail(&TimeoutError{Group: g.name, Op: op.String(), Seq: seq, Cause: context.Cause(ctx)})
+		g.comm.Fail(&TimeoutError{Group: g.name, Op: op.String(), Seq: seq, Cause: context.Cause(ctx)})
 	})
 }
 
@@ -147,63 +146,5 @@ func (w *Work) partEnded(err error) {
 	}
 	if w.parts--; w.parts == 0 {
 		close(w.done)
-	}
-}
-
-// lane runs calls one after the other in the order in which they were issued:
-// the collectives of a group, or the messages of a pair in one direction.
-type lane struct {
-	mu    sync.Mutex
-	busy  bool // somebody runs a call, or will take the next one from queue
-	queue []*Work
-	seq   uint64
-}
-
-// add makes a work the lane's next one.
-func (l *lane) add(w *Work) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.seq++
-	r := w.req
-	r.call.Seq = l.seq
-	if r.ticket == (flight.Ticket{}) {
-		r.ticket = r.g.log.Called(&r.call, false)
-	} else {
-		r.g.log.Numbered(r.ticket, r.call.Root, l.seq)
-	}
-	l.queue = append(l.queue, w)
-	if l.busy {
-		w.bound()
-		return
-	}
-	l.busy = true
-	go l.drain()
-}
-
-// release ends a call that ran on its caller's goroutine.
-func (l *lane) release() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.queue) == 0 {
-		l.busy = false
-		return
-	}
-	go l.drain()
-}
-
-// drain runs queued calls until there are none: a group at rest has no goroutine.
-func (l *lane) drain() {
-	for {
-		l.mu.Lock()
-		if len(l.queue) == 0 {
-			l.busy = false
-			l.mu.Unlock()
-			return
-		}
-		w := l.queue[0]
-		l.queue[0] = nil
-		l.queue = l.queue[1:]
-		l.mu.Unlock()
-		w.run()
 	}
 }

@@ -10,25 +10,15 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 )
 
-// Progress is how far a rank has come with the collectives of a group at a
-// moment that is the same for all ranks: the end of a step if the program says
-// where its steps end, or else that of a collective.
-type Progress struct {
-	Steps  uint64        // ended; as many as calls if nobody marks steps
-	Calls  uint64        // collectives ended
-	Waited time.Duration // for how long this rank stood still in them
-	At     time.Duration // when, since some moment of this rank's
-}
+// Progress is how far a rank has come with the collectives of a group.
+type Progress = backend.Progress
 
 // RankSkew is how late a rank comes to the collectives of a group.
-type RankSkew struct {
-	Rank  int
-	Late  time.Duration // a collective
-	Share float64       // of the time
-	Step  time.Duration // what a step takes that it is a share of
-}
+type RankSkew = backend.RankSkew
 
 const (
 	// skewSteps is over how many steps lateness is told: two halves of as many
@@ -160,8 +150,8 @@ func parseProgress(b []byte) (Progress, error) {
 	if len(b) != beatSize {
 		return Progress{}, fmt.Errorf("a beat of %d bytes", len(b))
 	}
-	p := Progress{binary.LittleEndian.Uint64(b), binary.LittleEndian.Uint64(b[8:]),
-		time.Duration(binary.LittleEndian.Uint64(b[16:])), time.Duration(binary.LittleEndian.Uint64(b[24:]))}
+	p := Progress{Steps: binary.LittleEndian.Uint64(b), Calls: binary.LittleEndian.Uint64(b[8:]),
+		Waited: time.Duration(binary.LittleEndian.Uint64(b[16:])), At: time.Duration(binary.LittleEndian.Uint64(b[24:]))}
 	if p.Waited < 0 || p.At < 0 {
 		return Progress{}, fmt.Errorf("a beat of a rank that has waited %d ns in %d", p.Waited, p.At)
 	}
@@ -192,8 +182,8 @@ func parseSkew(b []byte, numRanks int) ([]RankSkew, error) {
 	table := make([]RankSkew, 0, len(b)/skewEntry)
 	for ; len(b) > 0; b = b[skewEntry:] {
 		rank := binary.LittleEndian.Uint32(b)
-		s := RankSkew{int(rank), time.Duration(binary.LittleEndian.Uint64(b[8:])), float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4:]))),
-			time.Duration(binary.LittleEndian.Uint64(b[16:]))}
+		s := RankSkew{Rank: int(rank), Late: time.Duration(binary.LittleEndian.Uint64(b[8:])), Share: float64(math.Float32frombits(binary.LittleEndian.Uint32(b[4:]))),
+			Step: time.Duration(binary.LittleEndian.Uint64(b[16:]))}
 		if uint64(rank) >= uint64(numRanks) || s.Late < 0 || s.Step < 0 || !(s.Share >= 0 && s.Share <= 1) {
 			return nil, fmt.Errorf("rank %d of %d is late by %v, %v of the time", rank, numRanks, s.Late, s.Share)
 		}

@@ -111,7 +111,7 @@ func TestTrackerTakesAnything(t *testing.T) {
 	for range 2000 {
 		tr := newTracker(3)
 		for range 100 {
-			tr.add(rng.IntN(3), Progress{number(), number(), time.Duration(number()), time.Duration(number())})
+			tr.add(rng.IntN(3), Progress{Steps: number(), Calls: number(), Waited: time.Duration(number()), At: time.Duration(number())})
 			for _, row := range tr.table() {
 				if !(row.Share >= 0 && row.Share <= 1) || row.Late < 0 || row.Step < 0 {
 					t.Fatalf("a row is %+v", row)
@@ -129,7 +129,7 @@ func TestTrackerTakesAnything(t *testing.T) {
 func TestSkewTravels(t *testing.T) {
 	var table []RankSkew
 	for r := range 100 {
-		table = append(table, RankSkew{r, time.Duration(r), float64(r) / 128, time.Second})
+		table = append(table, RankSkew{Rank: r, Late: time.Duration(r), Share: float64(r) / 128, Step: time.Second})
 	}
 	got, err := parseSkew(encodeSkew(nil, table), 100)
 	if err != nil || !slices.Equal(got, table[100-maxTold:]) {
@@ -161,10 +161,10 @@ func TestProcState(t *testing.T) {
 // FuzzBeat: what a beat or a table says that is accepted makes sense, and is
 // read as it was written.
 func FuzzBeat(f *testing.F) {
-	f.Add(encodeProgress(nil, Progress{1, 2, 3, 4}))
+	f.Add(encodeProgress(nil, Progress{Steps: 1, Calls: 2, Waited: 3, At: 4}))
 	f.Add([]byte("4711 (a) b (c)) T 1 4711 4711 0 -1 4194560 100 0 0 0 17 4 0 0 20 0 5 0 100"))
 	f.Add([]byte("4711 (a) \x00 1 4711 4711 0 -1 4194560 100 0 0 0 17 4 0 0 20 0 5 0 100"))
-	f.Add(encodeSkew(nil, []RankSkew{{1, 2, 0.5, 3}, {2, 0, 0, 0}}))
+	f.Add(encodeSkew(nil, []RankSkew{{Rank: 1, Late: 2, Share: 0.5, Step: 3}, {Rank: 2}}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if p, err := parseProgress(b); err == nil {
 			if again := encodeProgress(nil, p); !slices.Equal(again, b) || p.Waited < 0 || p.At < 0 {

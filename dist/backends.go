@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/meeting"
+	"github.com/cohort-ml/cohort/dist/internal/pytorch"
+)
+
+// backends is all backends there are, by the names that [WithBackend] takes. Package
+// dist/internal/backend says what a backend consists of.
+var backends = []backendEntry{
+	{name: "native", devices: []string{hostKind}, start: meeting.Start},
+	{name: "gloo", devices: []string{hostKind}, start: pytorch.Start},
+}
+
+// backendEntry is a row of the table of backends.
+type backendEntry struct {
+	name    string
+	devices []string // the kinds of devices whose memory it moves
+	// start forms groups, and moves the memory of the host. It is nil for a backend that
+	// needs ranks which another one has brought together.
+	start backend.Start
+	// open opens communicators for a kind of device in groups that exist; nil where start
+	// is all that there is.
+	open backend.Open
+}
+
+// hostKind is the kind of device that stands for the memory of the host.
+const hostKind = "cpu"
+
+// WithBackend chooses how data moves. "native", the default, is between Cohort's
+// ranks. "gloo" makes this process a rank of a PyTorch job; see the package's
+// section on PyTorch. Of the options of [Group.NewGroup], "native" makes a group
+// of Go members in such a job.
+//
+// A group may have a backend for each kind of device: "cpu:native" names the one for the
+// memory of the host, and more pairs follow after commas. A name without a kind is for the host.
+func WithBackend(name string) Option {
+	return func(o *options) error {
+		chosen := map[string]string{}
+		for pair := range strings.SplitSeq(name, ",") {
+			kind, backend, ok := strings.Cut(pair, ":")
+			if !ok {
+				kind, backend = hostKind, pair
+			}
+			if err := checkBackend(kind, backend); err != nil {
+				return err
+			}
+			if _, twice := chosen[kind]; twice {
+				return fmt.Errorf("WithBackend(%q): there are two backends for %q", name, kind)
+			}
+			chosen[kind] = backend
+		}
+		if chosen[hostKind] == "" {
+			chosen[hostKind] = backends[0].name
+		}
+		o.backends = chosen
+		return nil
+	}
+}
+
+// findBackend returns a backend's row, nil if there is none of the name.
+func findBackend(name string) *backendEntry {
+	if i := slices.IndexFunc(backends, func(b backendEntry) bool { return b.name == name }); i >= 0 {
+		return &backends[i]
+	}
+	return nil
+}
+
+// checkBackend returns why a backend cannot be the one for a kind of device.
+func checkBackend(kind, name string) error {
+	b := findBackend(name)
+	if b == nil {
+		names := make([]string, len(backends))
+		for i := range backends {
+			names[i] = strconv.Quote(backends[i].name)
+		}
+		return fmt.Errorf("no backend %q: there are %s", name, strings.Join(names, " and "))
+	}
+	if !slices.Contains(b.devices, kind) {
+		return fmt.Errorf("backend %q does not move the memory of %q: it is for %s", name, kind, strings.Join(b.devices, ", "))
+	}
+	return nil
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dist
+
+import (
+	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/operation"
+)
+
+// Fail makes known that this rank has failed: the operations of the others in
+// this group, and in those that were made from it, end with an error that says
+// why. A rank that then returns leaves them no riddle. An error that is itself
+// the consequence of another rank's failure is not passed on. [Main] and [Spawn]
+// do this with the error that they are returned.
+func (g *Group) Fail(err error) {
+	if err != nil && !backend.IsConsequence(err) {
+		g.fail(err)
+	}
+}
+
+// fail makes this rank's failure known to the members of the group and of all
+// that were made from it, and then has it recorded.
+func (g *Group) fail(err error) {
+	g.spreadFailure(err)
+	g.recordFailure(err)
+}
+
+func (g *Group) spreadFailure(err error) {
+	for _, c := range g.offspring() {
+		c.spreadFailure(err)
+	}
+	g.mu.Lock()
+	comm := g.comm
+	g.mu.Unlock()
+	if comm != nil {
+		comm.Fail(err)
+	}
+}
+
+// failOpen ends the group with an error, unless this rank has left it.
+func (g *Group) failOpen(err error) {
+	g.mu.Lock()
+	if g.closed || g.comm == nil {
+		g.mu.Unlock()
+		return
+	}
+	g.running++ // so that the backend stays
+	g.mu.Unlock()
+	g.comm.Fail(err)
+	g.mu.Lock()
+	if g.running--; g.running == 0 && g.closed {
+		g.noneRunning.Broadcast()
+	}
+	g.mu.Unlock()
+}
+
+// sited returns the error of a call with the place where this rank made it, and
+// with what the ranks that it names are in the job. A backend keeps its errors for
+// later calls, so it is a copy that is filled.
+func (g *Group) sited(err error, c *operation.Call) error {
+	err = fault.Among(g.members, err)
+	switch e := err.(type) {
+	case *RankError:
+		if e.Site == "" && e.Op != "" {
+			here := *e
+			here.Site = g.log.Site(*c)
+			return &here
+		}
+	case *TimeoutError:
+		if e.Site == "" {
+			here := *e
+			here.Site = g.log.Site(*c)
+			return &here
+		}
+	}
+	return err
+}
+
+// recordFailure writes the recorder's dump, if this is the group's first
+// failure and the environment says where to.
+func (g *Group) recordFailure(err error) {
+	if g.size == 1 {
+		return
+	}
+	g.failedOnce.Do(func() { g.box.failed(err) })
+}
