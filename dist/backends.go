@@ -3,6 +3,7 @@
 package dist
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -65,6 +66,20 @@ func WithBackend(name string) Option {
 		return nil
 	}
 }
+
+// kindOf returns the kind of a device, given its name: "cuda" of "cuda:0".
+func kindOf(device string) string {
+	kind, _, _ := strings.Cut(device, ":")
+	return kind
+}
+
+// backendFor returns the name of the group's backend for a kind of device.
+func (g *Group) backendFor(kind string) string {
+	return cmp.Or(g.devices[kind], backends[0].name)
+}
+
+// commFor returns the communicator for a device that is not the host, nil if there is none.
+func (g *Group) commFor(device string) backend.Communicator { return g.comms[kindOf(device)] }
 
 // findBackend returns a backend's row, nil if there is none of the name.
 func findBackend(name string) *backendEntry {

@@ -25,6 +25,9 @@ type (
 	// PyTorchError says that PyTorch's Gloo does not have what a group with PyTorch members was
 	// asked for; the group stays usable: see [fault.PyTorchError].
 	PyTorchError = fault.PyTorchError
+	// DeviceError says that a tensor is on a device whose memory no backend of the group
+	// moves; the group stays usable: see [fault.DeviceError].
+	DeviceError = fault.DeviceError
 	// WireError is the cause in a [RankError] about a peer that sent what PyTorch's
 	// wire does not allow: see [fault.WireError].
 	WireError = fault.WireError

@@ -43,7 +43,7 @@ func (r *request) lend(o *operand, what string, t *tensor.Tensor, written bool) 
 	if !ok {
 		return
 	}
-	o.data = collective.Data{DType: dtypeOf[t.DType()], NumElems: t.NumElems()}
+	o.data = collective.Data{DType: dtypeOf[t.DType()], NumElems: t.NumElems(), Device: r.device}
 	if t.IsContiguous() {
 		o.data.Buffer = loan.Buffer
 		return
@@ -64,7 +64,7 @@ func (r *request) lendAll(o *operand, what string, ts []*tensor.Tensor, written 
 			return
 		}
 		if d := dtypeOf[t.DType()]; i == 0 {
-			o.data = collective.Data{Buffer: loan.Buffer, DType: d}
+			o.data = collective.Data{Buffer: loan.Buffer, DType: d, Device: r.device}
 		} else if d != o.data.DType {
 			r.refuse("%s %d has elements of type %v, %s 0 of %v", what, i, d, what, o.data.DType)
 			return
@@ -98,8 +98,10 @@ func (r *request) borrow(what string, i int, t *tensor.Tensor, written bool) (te
 		return loan, false
 	case t == nil:
 		problem = "is nil"
-	case t.Device() != tensor.CPU():
-		problem = "is on device " + t.Device().Name() + "; collectives take tensors on the CPU"
+	case t.Device() != tensor.CPU() && !r.reaches(what, i, t.Device().Name()):
+		return loan, false
+	case r.device != "" && t.Device() == tensor.CPU():
+		problem = "is on the CPU, and others of the call are on device " + r.device
 	case written && t.IsOverlapping():
 		problem = fmt.Sprintf("of shape %v is not dense: several of its elements share their memory, and cannot be written", t.Shape())
 	default:
@@ -109,14 +111,32 @@ func (r *request) borrow(what string, i int, t *tensor.Tensor, written bool) (te
 		}
 	}
 	if problem != "" {
-		if i >= 0 {
-			what = fmt.Sprintf("%s %d", what, i)
-		}
-		r.refuse("%s %s", what, problem)
+		r.refuse("%s %s", indexed(what, i), problem)
 		return loan, false
 	}
 	r.held = append(r.held, held{t, written})
 	return loan, true
+}
+
+// indexed names a tensor of a list by its index, or one that is alone, of index -1.
+func indexed(what string, i int) string {
+	if i < 0 {
+		return what
+	}
+	return fmt.Sprintf("%s %d", what, i)
+}
+
+// reaches notes that a call's tensors are on a device, and refuses the call if the group has no
+// communicator for it, or others of its tensors are elsewhere.
+func (r *request) reaches(what string, i int, device string) bool {
+	switch {
+	case r.g.commFor(device) == nil:
+		r.err = &DeviceError{Group: r.g.name, Rank: r.g.rank, Op: r.call.Op.String(), Tensor: indexed(what, i), Device: device, Backend: r.g.backendFor(hostKind)}
+	case len(r.held) > 0 && r.device != device:
+		r.refuse("%s is on device %s, and others of the call are elsewhere", indexed(what, i), device)
+	}
+	r.device = device
+	return r.err == nil
 }
 
 // stage adds a piece to an operand.

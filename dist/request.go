@@ -36,7 +36,10 @@ type request struct {
 	recvs   []int // likewise call.Recvs
 	whole   *Work // the batch that this is a part of, or nil
 	ticket  flight.Ticket
-	number  int // among the calls of a rank on a host of disttest
+	number  int    // among the calls of a rank on a host of disttest
+	device  string // the device that has the tensors; "" for the memory of the host
+	// ended is the end of a call that goes on, on that device, when it has returned; or nil
+	ended backend.Completion
 	// instead moves the call in place of the backend's methods; or nil
 	instead backend.Do
 	err     error // the first thing that is wrong with the arguments
@@ -406,6 +409,8 @@ func (g *Group) move(r *request) error {
 		out = in
 	}
 	switch {
+	case r.device != "":
+		err = g.enqueue(r, in, out)
 	case r.instead != nil:
 		err = r.instead(r.call, in, out)
 	case g.comm == nil:
@@ -423,4 +428,21 @@ func (g *Group) move(r *request) error {
 	r.unstage(staged, err == nil)
 	runtime.KeepAlive(r.held)
 	return err
+}
+
+// enqueue moves a call's data on the device that has it. The call may go on when it returns.
+func (g *Group) enqueue(r *request, in, out collective.Data) error {
+	comm, ok := g.commFor(r.device).(backend.Streamer)
+	if !ok {
+		return g.commFor(r.device).Collective(r.ctx, r.call, in, out)
+	}
+	ended, err := comm.Enqueue(r.ctx, r.call, in, out)
+	if err != nil {
+		return err
+	}
+	if r.call.Background && r.whole == nil { // whoever waits for the work waits for that too
+		r.ended = ended
+		return nil
+	}
+	return ended.Wait(r.ctx)
 }

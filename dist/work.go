@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
@@ -18,9 +19,12 @@ type Work struct {
 	g    *Group // nil for work that ended before it began
 	done chan struct{}
 	err  error // valid when done is closed
-	call operation.Call
-	req  *request // nil for the work of several requests
-	src  int      // valid when done is closed
+	// ended is the end on a device of what has ended on the host; nil where nothing goes on
+	// there. It is valid when done is closed.
+	ended backend.Completion
+	call  operation.Call
+	req   *request // nil for the work of several requests
+	src   int      // valid when done is closed
 	// stood counts the time for which somebody waits for a collective.
 	stood *atomic.Int64
 
@@ -42,12 +46,13 @@ func newWork(r *request) *Work {
 }
 
 // Wait returns when the operation has ended, with its error, or when ctx
-// ends. The end of this ctx leaves the operation running: it is the context
-// given to the operation itself that ends it.
+// ends. Of an operation on a device's memory it returns when what uses the tensor next, on
+// that device, finds the result. The end of this ctx leaves the operation running: it is the
+// context given to the operation itself that ends it.
 func (w *Work) Wait(ctx context.Context) error {
 	select {
 	case <-w.done:
-		return w.err
+		return w.waitDevice(ctx)
 	default:
 	}
 	if w.stood != nil {
@@ -56,7 +61,7 @@ func (w *Work) Wait(ctx context.Context) error {
 	}
 	select {
 	case <-w.done:
-		return w.err
+		return w.waitDevice(ctx)
 	case <-ctx.Done():
 		what := w.call.String()
 		if w.num > 0 {
@@ -66,7 +71,16 @@ func (w *Work) Wait(ctx context.Context) error {
 	}
 }
 
-// Done is closed when the operation has ended.
+// waitDevice returns the error of work that has ended on the host, and waits for what goes
+// on on a device.
+func (w *Work) waitDevice(ctx context.Context) error {
+	if w.err != nil || w.ended == nil {
+		return w.err
+	}
+	return w.ended.Wait(ctx)
+}
+
+// Done is closed when the operation has ended on the host.
 func (w *Work) Done() <-chan struct{} { return w.done }
 
 // Source returns the rank whose message a receive took, once the work has
@@ -99,6 +113,7 @@ func (w *Work) run() {
 	if r.call.Op == operation.Recv && err == nil {
 		w.src = r.call.Root
 	}
+	w.ended = r.ended
 	if r.call.Background { // else its caller waits and gives it back
 		r.release()
 	}

@@ -2,8 +2,8 @@
 
 // Package gloo moves the data of a group over the wire of PyTorch's Gloo process
 // group, so that its members may be PyTorch ranks. [Open] meets the other members in
-// a store and connects to each; the [Backend] that it returns serves a
-// [collective.Backend]'s calls.
+// a store and connects to each; the [Communicator] that it returns serves a
+// [backend.Communicator]'s calls.
 //
 // # The wire
 //

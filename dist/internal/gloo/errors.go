@@ -55,7 +55,7 @@ func noAnswer(err error) bool {
 }
 
 // blame returns the error about a peer; c is nil when no call is under way.
-func (b *Backend) blame(c *operation.Call, rank int, cause error) *fault.RankError {
+func (b *Communicator) blame(c *operation.Call, rank int, cause error) *fault.RankError {
 	e := fault.NewRankError(b.cfg.Group, b.Member(rank), cause)
 	if c != nil {
 		e.Op, e.Seq = c.Op.String(), c.Seq
@@ -77,12 +77,12 @@ func inCall(cause error, c *operation.Call) error {
 }
 
 // closedError returns the error of a call on a group that this rank has closed.
-func (b *Backend) closedError(c *operation.Call) error {
+func (b *Communicator) closedError(c *operation.Call) error {
 	return fmt.Errorf("dist: %s of group %q on rank %d: %w", fault.Numbered(c.Op.String(), c.Seq), b.cfg.Group, b.cfg.Rank, fault.ErrClosed)
 }
 
 // again returns the error that has ended the group as that of a call.
-func (b *Backend) again(c *operation.Call, err error) error {
+func (b *Communicator) again(c *operation.Call, err error) error {
 	if errors.Is(err, fault.ErrClosed) {
 		return b.closedError(c)
 	}
@@ -97,7 +97,7 @@ func (b *Backend) again(c *operation.Call, err error) error {
 
 // late returns the error of a call that has run out of time, or whose context has
 // ended.
-func (b *Backend) late(ctx context.Context, c *operation.Call, missing []int) error {
+func (b *Communicator) late(ctx context.Context, c *operation.Call, missing []int) error {
 	cause := ctxerr.Of(ctx)
 	if cause == nil {
 		cause = fmt.Errorf("the group's limit of %v: %w", b.cfg.Timeout, context.DeadlineExceeded)

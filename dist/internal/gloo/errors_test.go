@@ -23,10 +23,10 @@ import (
 )
 
 // bare returns rank 0 of a group of size whose peers are the other ends of pipes.
-func bare(size int) (*Backend, []net.Conn) {
+func bare(size int) (*Communicator, []net.Conn) {
 	cfg := config(nil, PerDevice, 0, size)
 	cfg.Addrs = make([]netip.Addr, 1)
-	b := newBackend(cfg)
+	b := newCommunicator(cfg)
 	ends := make([]net.Conn, size)
 	for r := range size {
 		b.members[r].Host = fmt.Sprint("host", r)
@@ -166,30 +166,30 @@ func TestEarlyMismatch(t *testing.T) {
 func TestTimeouts(t *testing.T) {
 	data := dataOf(make([]byte, 16), operation.Float32)
 	calls := map[string]struct {
-		do      func(ctx context.Context, b *Backend) error
+		do      func(ctx context.Context, b *Communicator) error
 		missing []int
 	}{
-		"all_reduce": {func(ctx context.Context, b *Backend) error {
+		"all_reduce": {func(ctx context.Context, b *Communicator) error {
 			return b.Collective(ctx, operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: 4}, data, data)
 		}, []int{1, 3}},
-		"gather": {func(ctx context.Context, b *Backend) error {
+		"gather": {func(ctx context.Context, b *Communicator) error {
 			out := dataOf(make([]byte, 64), operation.Float32)
 			return b.Collective(ctx, operation.Call{Op: operation.Gather, DType: operation.Float32, Count: 4}, data, out)
 		}, []int{1, 2, 3}},
-		"send": {func(ctx context.Context, b *Backend) error {
+		"send": {func(ctx context.Context, b *Communicator) error {
 			return b.Send(ctx, operation.Call{Op: operation.Send, Root: 2, DType: operation.Float32, Count: 4}, data)
 		}, []int{2}},
-		"recv": {func(ctx context.Context, b *Backend) error {
+		"recv": {func(ctx context.Context, b *Communicator) error {
 			return b.Recv(ctx, operation.Call{Op: operation.Recv, Root: 3, DType: operation.Float32, Count: 4}, data)
 		}, []int{3}},
-		"recv from any": {func(ctx context.Context, b *Backend) error {
+		"recv from any": {func(ctx context.Context, b *Communicator) error {
 			_, err := b.AwaitAny(ctx, operation.Call{Op: operation.Recv, Root: operation.AnyRank})
 			return err
 		}, []int{1, 2, 3}},
-		"monitored barrier": {func(ctx context.Context, b *Backend) error {
+		"monitored barrier": {func(ctx context.Context, b *Communicator) error {
 			return b.MonitoredBarrier(ctx, operation.Call{Op: operation.Barrier}, false)
 		}, []int{1}},
-		"monitored barrier of all": {func(ctx context.Context, b *Backend) error {
+		"monitored barrier of all": {func(ctx context.Context, b *Communicator) error {
 			return b.MonitoredBarrier(ctx, operation.Call{Op: operation.Barrier}, true)
 		}, []int{1, 2, 3}},
 	}
@@ -321,7 +321,7 @@ func TestMeetings(t *testing.T) {
 // TestBothNameADifference: a rank that sees that a call differs has told its peer enough
 // for that to say so too, also where the peer's part was there before it called.
 func TestBothNameADifference(t *testing.T) {
-	together(t, PerDevice, 2, nil, func(b *Backend) error {
+	together(t, PerDevice, 2, nil, func(b *Communicator) error {
 		count := 4 + b.cfg.Rank
 		if p := b.pairFor(1, 0); b.cfg.Rank == 0 {
 			for granted := false; !granted; time.Sleep(time.Millisecond) {

@@ -129,7 +129,7 @@ func TestLoopbackOfAnother(t *testing.T) {
 	t.Parallel()
 	at := netip.MustParseAddrPort("127.0.0.1:1") // nobody is there, and nobody is given that port
 	for own, says := range map[string]bool{"127.0.0.1": false, "192.0.2.1": true} {
-		b := newBackend(config(store.NewMemory(), PerDevice, 0, 2))
+		b := newCommunicator(config(store.NewMemory(), PerDevice, 0, 2))
 		m := &meeting{b: b, addr: netip.MustParseAddr(own)}
 		d := m.dialing(t.Context())
 		d.start(1, at, nil)

@@ -20,7 +20,7 @@ const (
 // group has ended. Nothing on this wire asks whether a peer is there. The system does so
 // by itself on a connection at rest (keepAlive), but goes on for a quarter of an hour
 // where bytes are on their way.
-func (b *Backend) watchLines() {
+func (b *Communicator) watchLines() {
 	defer b.running.Done()
 	tick := time.NewTicker(lookPeriod)
 	defer tick.Stop()

@@ -60,7 +60,7 @@ func TestHostGone(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b := newBackend(func() Config {
+				b := newCommunicator(func() Config {
 					cfg := config(nil, PerDevice, 0, 2)
 					cfg.Addrs, cfg.Timeout = make([]netip.Addr, 1), time.Hour
 					return cfg

@@ -17,7 +17,7 @@ type message struct {
 	timer *time.Timer
 }
 
-func (b *Backend) newMessage(data []byte) *message {
+func (b *Communicator) newMessage(data []byte) *message {
 	m, _ := b.messages.Get().(*message)
 	if m == nil {
 		m = &message{timer: time.NewTimer(b.cfg.Timeout)}
@@ -28,28 +28,28 @@ func (b *Backend) newMessage(data []byte) *message {
 	return m
 }
 
-// Send implements [collective.Backend], with PyTorch's tag 0.
-func (b *Backend) Send(ctx context.Context, c operation.Call, data collective.Data) error {
+// Send implements [backend.Communicator], with PyTorch's tag 0.
+func (b *Communicator) Send(ctx context.Context, c operation.Call, data collective.Data) error {
 	return b.SendTag(ctx, c, 0, data)
 }
 
-// Recv implements [collective.Backend], with PyTorch's tag 0.
-func (b *Backend) Recv(ctx context.Context, c operation.Call, data collective.Data) error {
+// Recv implements [backend.Communicator], with PyTorch's tag 0.
+func (b *Communicator) Recv(ctx context.Context, c operation.Call, data collective.Data) error {
 	return b.RecvTag(ctx, c, 0, data)
 }
 
 // SendTag sends data with a tag to rank c.Root.
-func (b *Backend) SendTag(ctx context.Context, c operation.Call, tag uint32, data collective.Data) error {
+func (b *Communicator) SendTag(ctx context.Context, c operation.Call, tag uint32, data collective.Data) error {
 	return b.message(ctx, &c, c.Root, tag, data.Bytes(), true)
 }
 
 // RecvTag receives what rank c.Root sends with a tag.
-func (b *Backend) RecvTag(ctx context.Context, c operation.Call, tag uint32, data collective.Data) error {
+func (b *Communicator) RecvTag(ctx context.Context, c operation.Call, tag uint32, data collective.Data) error {
 	return b.message(ctx, &c, c.Root, tag, data.Bytes(), false)
 }
 
 // message sends to a rank or receives from it.
-func (b *Backend) message(ctx context.Context, c *operation.Call, peer int, tag uint32, data []byte, send bool) error {
+func (b *Communicator) message(ctx context.Context, c *operation.Call, peer int, tag uint32, data []byte, send bool) error {
 	if err := b.usable(c); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (b *Backend) message(ctx context.Context, c *operation.Call, peer int, tag 
 }
 
 // await waits until a message has gone or come.
-func (b *Backend) await(ctx context.Context, c *operation.Call, m *message, peer int, begun time.Time) error {
+func (b *Communicator) await(ctx context.Context, c *operation.Call, m *message, peer int, begun time.Time) error {
 	timed := false
 	for !m.done.Load() {
 		if !timed {
@@ -105,14 +105,14 @@ func (b *Backend) await(ctx context.Context, c *operation.Call, m *message, peer
 	return nil
 }
 
-// AwaitAny implements [collective.Backend], for messages with PyTorch's tag 0.
-func (b *Backend) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {
+// AwaitAny implements [backend.Communicator], for messages with PyTorch's tag 0.
+func (b *Communicator) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {
 	return b.AwaitAnyTag(ctx, c, 0)
 }
 
 // AwaitAnyTag returns a rank that has announced a message with a tag that no receive
 // has been posted for.
-func (b *Backend) AwaitAnyTag(ctx context.Context, c operation.Call, tag uint32) (src int, err error) {
+func (b *Communicator) AwaitAnyTag(ctx context.Context, c operation.Call, tag uint32) (src int, err error) {
 	if err := b.usable(&c); err != nil {
 		return 0, err
 	}

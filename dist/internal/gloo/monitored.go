@@ -13,7 +13,7 @@ import (
 // MonitoredBarrier is PyTorch's: rank 0 waits for a word from each of the others, in
 // their order, and then answers all. Its error at rank 0 names the ranks that have
 // not come: the first of them, or all if waitAll is set. It uses two tags.
-func (b *Backend) MonitoredBarrier(ctx context.Context, c operation.Call, waitAll bool) error {
+func (b *Communicator) MonitoredBarrier(ctx context.Context, c operation.Call, waitAll bool) error {
 	if err := b.usable(&c); err != nil {
 		return err
 	}

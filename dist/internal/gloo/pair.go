@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cohort-ml/cohort/dist/fault"
-	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
@@ -120,7 +120,7 @@ func (x *exchange) idle() bool {
 
 // pair is the connection with one peer.
 type pair struct {
-	b    *Backend
+	b    *Communicator
 	peer int
 
 	mu    sync.Mutex
@@ -136,7 +136,7 @@ type pair struct {
 	piece   []byte // of the reader
 }
 
-func newPair(b *Backend, peer int) *pair {
+func newPair(b *Communicator, peer int) *pair {
 	return &pair{b: b, peer: peer, slots: map[slot]*exchange{}, out: outbox{kick: make(chan struct{}, 1)}}
 }
 
@@ -532,4 +532,4 @@ func (p *pair) describe() string {
 	}
 }
 
-var _ collective.Backend = (*Backend)(nil)
+var _ backend.Communicator = (*Communicator)(nil)

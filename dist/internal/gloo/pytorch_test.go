@@ -145,7 +145,7 @@ func (p pytorch) prefixFor(s store.Store) store.Store {
 
 // mixed runs a job of size ranks, of which those in gos are Go ranks that do part and
 // the others PyTorch ranks that do a case of pytorch_rank.py.
-func mixed(t *testing.T, p pytorch, size int, gos []int, change func(*Config), env []string, part func(b *Backend, peers []*peer) error, args ...string) []*peer {
+func mixed(t *testing.T, p pytorch, size int, gos []int, change func(*Config), env []string, part func(b *Communicator, peers []*peer) error, args ...string) []*peer {
 	t.Helper()
 	server, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
 	if err != nil {
@@ -233,7 +233,7 @@ func TestPyTorchOperations(t *testing.T) {
 			}
 			t.Run(fmt.Sprintf("ranks%d/go%v", job.size, job.gos), func(t *testing.T) {
 				t.Parallel()
-				peers := mixed(t, p, job.size, job.gos, nil, nil, func(b *Backend, _ []*peer) error {
+				peers := mixed(t, p, job.size, job.gos, nil, nil, func(b *Communicator, _ []*peer) error {
 					for _, n := range sizes {
 						if err := everything(b, n); err != nil {
 							return err
@@ -292,7 +292,7 @@ func TestPyTorchVariants(t *testing.T) {
 				if v.name == "TLS" && !p.device(v.env) {
 					t.Skip("this PyTorch is built without OpenSSL in its Gloo")
 				}
-				peers := mixed(t, p, 3, []int{1}, v.change, v.env, func(b *Backend, _ []*peer) error {
+				peers := mixed(t, p, 3, []int{1}, v.change, v.env, func(b *Communicator, _ []*peer) error {
 					if err := everything(b, 1000); err != nil {
 						return err
 					}
@@ -316,8 +316,8 @@ func TestPyTorchVariants(t *testing.T) {
 func TestPyTorchFaults(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	reduce := func(elems int) func(b *Backend, _ []*peer) error {
-		return func(b *Backend, _ []*peer) error {
+	reduce := func(elems int) func(b *Communicator, _ []*peer) error {
+		return func(b *Communicator, _ []*peer) error {
 			data := dataOf(make([]byte, 4*elems), operation.Float32)
 			return b.Collective(ctx, operation.Call{Op: operation.AllReduce, DType: operation.Float32, Count: elems, Seq: 1}, data, data)
 		}
@@ -327,24 +327,24 @@ func TestPyTorchFaults(t *testing.T) {
 			name string
 			args []string
 			size int
-			do   func(b *Backend, peers []*peer) error
+			do   func(b *Communicator, peers []*peer) error
 			says string
 			more bool
 		}{
 			{"another collective", []string{"broadcast", "5"}, 2, reduce(5), "broadcast with tag 0", false},
 			{"fewer elements", []string{"all_reduce", "3"}, 2, reduce(500), "bytes in all_reduce with tag 0, but this rank", true},
 			{"more elements", []string{"all_reduce", "500"}, 2, reduce(3), "bytes in all_reduce with tag 0, but this rank", true},
-			{"room for less", []string{"recv", "2", "0"}, 2, func(b *Backend, _ []*peer) error {
+			{"room for less", []string{"recv", "2", "0"}, 2, func(b *Communicator, _ []*peer) error {
 				return b.Send(ctx, operation.Call{Op: operation.Send, Root: 1, DType: operation.Float32, Count: 4}, dataOf(make([]byte, 16), operation.Float32))
 			}, "NOTIFY_RECV_READY of 8 bytes in send/recv with tag 0, but this rank has 16 bytes", true},
-			{"death", []string{"die"}, 3, func(b *Backend, peers []*peer) error {
+			{"death", []string{"die"}, 3, func(b *Communicator, peers []*peer) error {
 				if err := b.Collective(ctx, operation.Call{Op: operation.Barrier}, collective.Data{}, collective.Data{}); err != nil {
 					return err
 				}
 				time.AfterFunc(100*time.Millisecond, peers[1].kill)
 				return reduce(5)(b, nil)
 			}, "closed its connection", false},
-			{"a late one", []string{"late"}, 3, func(b *Backend, peers []*peer) error {
+			{"a late one", []string{"late"}, 3, func(b *Communicator, peers []*peer) error {
 				ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 				defer cancel()
 				return b.MonitoredBarrier(ctx, operation.Call{Op: operation.Barrier}, true)
@@ -356,7 +356,7 @@ func TestPyTorchFaults(t *testing.T) {
 			t.Run(f.name, func(t *testing.T) {
 				t.Parallel()
 				var took time.Duration
-				peers := mixed(t, p, f.size, []int{0}, nil, nil, func(b *Backend, peers []*peer) error {
+				peers := mixed(t, p, f.size, []int{0}, nil, nil, func(b *Communicator, peers []*peer) error {
 					begun := time.Now()
 					err := f.do(b, peers)
 					took = time.Since(begun)

@@ -27,7 +27,7 @@ func config(s store.Store, g Generation, rank, size int) Config {
 
 // together runs a rank's part on all ranks of a group at once. With change, ranks
 // have another configuration.
-func together(t testing.TB, g Generation, size int, change func(*Config), part func(b *Backend) error) {
+func together(t testing.TB, g Generation, size int, change func(*Config), part func(b *Communicator) error) {
 	t.Helper()
 	s := store.Prefix(store.NewMemory(), "default_pg")
 	var all sync.WaitGroup
@@ -81,7 +81,7 @@ func checkFloats(what string, b []byte, f func(i int) float32) error {
 }
 
 // everything runs all operations with so many elements.
-func everything(b *Backend, elems int) error {
+func everything(b *Communicator, elems int) error {
 	ctx := context.Background()
 	n, me := len(b.cfg.Members), b.cfg.Rank
 	seq := uint64(b.Tag())
@@ -179,7 +179,7 @@ func everything(b *Backend, elems int) error {
 }
 
 // messages sends around the ring, and to rank 0, which takes from any.
-func messages(b *Backend, elems int) error {
+func messages(b *Communicator, elems int) error {
 	ctx := context.Background()
 	n, me := len(b.cfg.Members), b.cfg.Rank
 	v := floats(elems, func(i int) float32 { return float32(me + i) })
@@ -227,7 +227,7 @@ func TestNothingIsAllocated(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	together(t, PerDevice, 2, nil, func(b *Backend) error {
+	together(t, PerDevice, 2, nil, func(b *Communicator) error {
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		data := dataOf(make([]byte, 4<<10), operation.Float32)
@@ -258,7 +258,7 @@ func TestOperations(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("generation%d/ranks%d/elems%d", g, size, elems), func(t *testing.T) {
-					together(t, g, size, nil, func(b *Backend) error {
+					together(t, g, size, nil, func(b *Communicator) error {
 						if size == 1 {
 							return nil
 						}

@@ -37,12 +37,12 @@ const (
 )
 
 // keepAlive finds out after [goneAfter] that a host is gone of which a call waits to
-// hear: see [Backend.watchLines].
+// hear: see [Communicator.watchLines].
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4}
 
 // Open meets the other members and connects to each of them. ctx bounds that only;
 // [Config].Timeout does too.
-func Open(ctx context.Context, cfg Config) (*Backend, error) {
+func Open(ctx context.Context, cfg Config) (*Communicator, error) {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultTimeout
 	}
@@ -52,7 +52,7 @@ func Open(ctx context.Context, cfg Config) (*Backend, error) {
 	if err := cfg.check(); err != nil {
 		return nil, fmt.Errorf("dist: group %q over gloo: %w", cfg.Group, err)
 	}
-	b := newBackend(cfg)
+	b := newCommunicator(cfg)
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Timeout,
 		fmt.Errorf("the group's limit of %v: %w", cfg.Timeout, context.DeadlineExceeded))
 	defer cancel()
@@ -83,7 +83,7 @@ func Open(ctx context.Context, cfg Config) (*Backend, error) {
 
 // meeting is how the members of a context come together.
 type meeting struct {
-	b     *Backend
+	b     *Communicator
 	mesh  *mesh
 	index int
 	addr  netip.Addr

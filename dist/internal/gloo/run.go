@@ -25,7 +25,7 @@ const (
 // needs for that. Whoever has news takes the run on: the caller, or who reads from a
 // peer, which saves waking the caller for each message.
 type run struct {
-	b *Backend
+	b *Communicator
 	waiter
 	call operation.Call
 	// news counts what has come that nobody may have seen to.

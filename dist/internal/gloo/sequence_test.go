@@ -41,7 +41,7 @@ func TestSequences(t *testing.T) {
 					cfg.Addrs = append(cfg.Addrs, netip.AddrFrom4([4]byte{127, 0, 0, 1}))
 				}
 			}
-			together(t, g, size, change, func(b *Backend) error {
+			together(t, g, size, change, func(b *Communicator) error {
 				rng := rand.New(rand.NewPCG(seed, 0)) // the same on all ranks
 				me := b.cfg.Rank
 				for n := range steps {

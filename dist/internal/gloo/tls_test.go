@@ -75,7 +75,7 @@ func TestTLS(t *testing.T) {
 			if cfg.TLS, err = LoadTLS(key, cert, "", filepath.Dir(ca)); err != nil {
 				t.Error(err)
 			}
-		}, func(b *Backend) error { return everything(b, 5000) })
+		}, func(b *Communicator) error { return everything(b, 5000) })
 	}
 }
 
@@ -156,7 +156,7 @@ func TestTLSRefused(t *testing.T) {
 		told = append(told, fmt.Sprint(from, " ", rank, " ", err))
 	}
 	cfg.Addrs = make([]netip.Addr, 1)
-	b := newBackend(cfg)
+	b := newCommunicator(cfg)
 	m := &meeting{b: b, mesh: b.contexts[0], attached: make(chan struct{}, 1)}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

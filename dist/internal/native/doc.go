@@ -3,7 +3,7 @@
 // Package native is Cohort's own backend for tensors in the memory of processors.
 //
 // A group has one backend on each rank: a [Shm] where all ranks share memory, and a
-// [Mesh] where they do not. Both implement [collective.Backend]. A [star] of connections
+// [Mesh] where they do not. Both implement [backend.Communicator]. A [star] of connections
 // beside the data watches the ranks and spreads the news of a fault.
 //
 // # Shared memory

@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/dist/fault"
+	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
 	"github.com/cohort-ml/cohort/dist/operation"
 	"github.com/cohort-ml/cohort/internal/transport"
@@ -46,7 +47,7 @@ func inPieces(at, count, piece int, f func(collective.Range)) {
 
 // planner is a rank that runs a plan that it is given.
 type planner struct {
-	collective.Backend
+	backend.Communicator
 	run func(ctx context.Context, c *operation.Call, p *collective.Plan, in, out []byte) error
 }
 

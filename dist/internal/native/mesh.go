@@ -387,7 +387,7 @@ func (m *Mesh) anyDeserted(c *operation.Call) error {
 	return nil
 }
 
-// HasLeft implements [collective.Backend].
+// HasLeft implements [backend.Communicator].
 func (m *Mesh) HasLeft(rank int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -462,7 +462,7 @@ func (m *Mesh) awaitTold() {
 	defer m.failing.Unlock()
 }
 
-// Fail implements [collective.Backend].
+// Fail implements [backend.Communicator].
 func (m *Mesh) Fail(err error) {
 	m.failing.Lock()
 	defer m.failing.Unlock()
@@ -484,7 +484,7 @@ func (m *Mesh) Fail(err error) {
 	}
 }
 
-// Close implements [collective.Backend].
+// Close implements [backend.Communicator].
 func (m *Mesh) Close() error {
 	if m.closed.Load() {
 		return nil
@@ -604,7 +604,7 @@ func (m *Mesh) others() []fault.Member {
 	return slices.Delete(slices.Clone(m.cfg.Members), m.cfg.Rank, m.cfg.Rank+1)
 }
 
-// Trouble implements [collective.Backend].
+// Trouble implements [backend.Communicator].
 func (m *Mesh) Trouble(c operation.Call) error {
 	if err := m.usable(&c); err != nil {
 		return err

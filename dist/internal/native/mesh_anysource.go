@@ -16,7 +16,7 @@ import (
 // anyPause is the longest that a receive from any rank looks away from pipes.
 const anyPause = time.Millisecond
 
-// AwaitAny implements [collective.Backend]: each connection from a peer is
+// AwaitAny implements [backend.Communicator]: each connection from a peer is
 // watched by a goroutine while the wait lasts; pipes are looked into, more and
 // more seldom.
 func (m *Mesh) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {

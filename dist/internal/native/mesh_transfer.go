@@ -17,7 +17,7 @@ import (
 // messagePiece is the bytes of a frame of a message.
 const messagePiece = 1 << 20
 
-// Collective implements [collective.Backend].
+// Collective implements [backend.Communicator].
 func (m *Mesh) Collective(ctx context.Context, c operation.Call, in, out collective.Data) error {
 	if err := m.usable(&c); err != nil {
 		return err
@@ -154,7 +154,7 @@ func late(err error) error {
 	return err
 }
 
-// Send implements [collective.Backend]. Over a connection it returns when the
+// Send implements [backend.Communicator]. Over a connection it returns when the
 // system has taken the message.
 func (m *Mesh) Send(ctx context.Context, c operation.Call, data collective.Data) error {
 	peer := c.Root
@@ -196,7 +196,7 @@ func (m *Mesh) send(ctx context.Context, c *operation.Call, d collective.Data) e
 	return nil
 }
 
-// Recv implements [collective.Backend].
+// Recv implements [backend.Communicator].
 func (m *Mesh) Recv(ctx context.Context, c operation.Call, data collective.Data) error {
 	if err := m.usable(&c); err != nil {
 		return err

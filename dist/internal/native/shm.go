@@ -70,7 +70,7 @@ type space interface {
 	close() error
 }
 
-// Collective implements [collective.Backend].
+// Collective implements [backend.Communicator].
 func (s *Shm) Collective(ctx context.Context, c operation.Call, in, out collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
@@ -297,7 +297,7 @@ func (s *Shm) fail(err error) error {
 	return err
 }
 
-// Fail implements [collective.Backend].
+// Fail implements [backend.Communicator].
 func (s *Shm) Fail(err error) {
 	s.failed.CompareAndSwap(nil, &firstError{err})
 	rank, kind, text := s.cfg.faultOf(err)
@@ -344,7 +344,7 @@ func (s *Shm) record(rank int, kind uint32, text string) bool {
 	return true
 }
 
-// HasLeft implements [collective.Backend].
+// HasLeft implements [backend.Communicator].
 func (s *Shm) HasLeft(rank int) bool {
 	s.gate.RLock()
 	defer s.gate.RUnlock()
@@ -425,7 +425,7 @@ func (s *Shm) wakeWaitersFor(rank int) {
 	}
 }
 
-// Close implements [collective.Backend].
+// Close implements [backend.Communicator].
 func (s *Shm) Close() error {
 	if s.closed.Swap(true) {
 		return nil
@@ -472,7 +472,7 @@ func (s *Shm) unreached(ctx context.Context, c *operation.Call, peer int, err er
 	}
 }
 
-// Trouble implements [collective.Backend].
+// Trouble implements [backend.Communicator].
 func (s *Shm) Trouble(c operation.Call) error {
 	if err := s.usable(&c); err != nil {
 		return err

@@ -190,7 +190,7 @@ func (s *Shm) recvPiece(ctx context.Context, c *operation.Call, from, culprit in
 	return nil
 }
 
-// Send implements [collective.Backend]. It returns when the message lies in the
+// Send implements [backend.Communicator]. It returns when the message lies in the
 // pipe's slots, or for large reachable data when the receiver has copied it.
 func (s *Shm) Send(ctx context.Context, c operation.Call, data collective.Data) error {
 	if err := s.usable(&c); err != nil {
@@ -239,7 +239,7 @@ func (s *Shm) send(ctx context.Context, c *operation.Call, data *collective.Data
 	return nil
 }
 
-// Recv implements [collective.Backend].
+// Recv implements [backend.Communicator].
 func (s *Shm) Recv(ctx context.Context, c operation.Call, data collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
@@ -305,7 +305,7 @@ func (s *Shm) takeLent(ctx context.Context, c *operation.Call, p *pipe, at locat
 	return err
 }
 
-// AwaitAny implements [collective.Backend]: it looks into the pipes of all
+// AwaitAny implements [backend.Communicator]: it looks into the pipes of all
 // peers in turn, and sleeps until one of them rings this rank's bell.
 func (s *Shm) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {
 	if err := s.usable(&c); err != nil {

@@ -164,7 +164,7 @@ func TestFailAfterClose(t *testing.T) {
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
-		r.Backend.(*Shm).Died(1)
+		r.Communicator.(*Shm).Died(1)
 		r.Fail(errors.New("too late"))
 	}
 }

@@ -15,8 +15,8 @@ import (
 type Release int
 
 const (
-	anyRelease  Release = 0 // not said: it is found out
-	Release1_13 Release = 113
+	anyRelease  Release = 0   // not said: it is found out
+	Release1_13 Release = 113 // the last of 1, which differs from those of 2 in most ways
 	release2_2  Release = 202 // the first of those that are known of 2
 	// release2 is one of 2.2 and later of which no more is known; it counts as the newest.
 	release2 Release = 299

@@ -21,7 +21,7 @@ import (
 type rules struct {
 	j    *job
 	spec *backend.Spec
-	comm *gloo.Backend // nil for a group of one rank
+	comm *gloo.Communicator // nil for a group of one rank
 }
 
 // Admits implements [backend.Rules].

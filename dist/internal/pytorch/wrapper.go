@@ -46,7 +46,7 @@ func (j *job) wrapperKeys(name string) store.Store {
 // Ranks of PyTorch that lose one while they form a group leave others behind, which wait. So
 // they are met there, and lost when all have come to their first call, by an exception. Until
 // then no Go rank goes, and all know why.
-func (j *job) watchWrapper(r *rules, b *gloo.Backend, name string, cfg gloo.Config, end context.CancelCauseFunc) (stop func()) {
+func (j *job) watchWrapper(r *rules, b *gloo.Communicator, name string, cfg gloo.Config, end context.CancelCauseFunc) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cfg.Store = j.wrapperKeys(name)
 	var watching sync.WaitGroup

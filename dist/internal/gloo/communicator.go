@@ -99,8 +99,8 @@ func (cfg *Config) check() error {
 	return nil
 }
 
-// Backend is one rank's part of a group. It implements [collective.Backend].
-type Backend struct {
+// Communicator is one rank's part of a group. It implements [backend.Communicator].
+type Communicator struct {
 	cfg      Config
 	contexts []*mesh
 	tags     tags
@@ -121,9 +121,9 @@ type Backend struct {
 	running   sync.WaitGroup
 }
 
-// newBackend returns a backend that is connected with nobody.
-func newBackend(cfg Config) *Backend {
-	b := &Backend{cfg: cfg, members: slices.Clone(cfg.Members), failed: make(chan struct{}), anyone: newWaiter()}
+// newCommunicator returns a backend that is connected with nobody.
+func newCommunicator(cfg Config) *Communicator {
+	b := &Communicator{cfg: cfg, members: slices.Clone(cfg.Members), failed: make(chan struct{}), anyone: newWaiter()}
 	b.run.b, b.run.waiter = b, newWaiter()
 	for r := range b.members {
 		b.members[r].Rank = r
@@ -153,12 +153,12 @@ type loss struct {
 }
 
 // pairFor returns the connection over which a tag goes to a rank.
-func (b *Backend) pairFor(rank int, tag uint32) *pair {
+func (b *Communicator) pairFor(rank int, tag uint32) *pair {
 	return b.contexts[int(tag%uint32(len(b.contexts)))].pairs[rank]
 }
 
 // Member returns what is known of a rank.
-func (b *Backend) Member(rank int) fault.Member {
+func (b *Communicator) Member(rank int) fault.Member {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if rank < 0 || rank >= len(b.members) {
@@ -168,18 +168,18 @@ func (b *Backend) Member(rank int) fault.Member {
 }
 
 // Members returns what is known of all ranks.
-func (b *Backend) Members() []fault.Member {
+func (b *Communicator) Members() []fault.Member {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.members)
 }
 
 // Tag returns how many tags this rank has used: one for each collective, and two for
-// a [Backend.MonitoredBarrier].
-func (b *Backend) Tag() uint32 { return b.tags.next.Load() }
+// a [Communicator.MonitoredBarrier].
+func (b *Communicator) Tag() uint32 { return b.tags.next.Load() }
 
 // lose takes note that a connection has ended.
-func (b *Backend) lose(p *pair, err error) {
+func (b *Communicator) lose(p *pair, err error) {
 	if p.whyLost() != nil {
 		return
 	}
@@ -203,7 +203,7 @@ func (b *Backend) lose(p *pair, err error) {
 }
 
 // wrong ends the group because of what a peer has sent.
-func (b *Backend) wrong(p *pair, e *fault.WireError) {
+func (b *Communicator) wrong(p *pair, e *fault.WireError) {
 	told := *e
 	told.Peer = p.describe()
 	b.end(b.blame(nil, p.peer, &told))
@@ -211,7 +211,7 @@ func (b *Backend) wrong(p *pair, e *fault.WireError) {
 
 // end makes err the end of the group, unless it has ended: all connections are
 // closed, which other ranks notice.
-func (b *Backend) end(err error) {
+func (b *Communicator) end(err error) {
 	b.mu.Lock()
 	if b.failure != nil {
 		b.mu.Unlock()
@@ -240,7 +240,7 @@ func (b *Backend) end(err error) {
 // opens takes note of a connection that has yet to say whose it is, unless the group has
 // ended. Where there are more such than members could make, the oldest goes: a member
 // speaks at once.
-func (b *Backend) opens(conn net.Conn) bool {
+func (b *Communicator) opens(conn net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.failure != nil {
@@ -254,21 +254,21 @@ func (b *Backend) opens(conn net.Conn) bool {
 	return true
 }
 
-func (b *Backend) opened(conn net.Conn) {
+func (b *Communicator) opened(conn net.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.opening = slices.DeleteFunc(b.opening, func(c net.Conn) bool { return c == conn })
 }
 
 // why returns what has ended the group, nil if it goes on.
-func (b *Backend) why() error {
+func (b *Communicator) why() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.failure
 }
 
 // usable returns an error if no call can be made any more.
-func (b *Backend) usable(c *operation.Call) error {
+func (b *Communicator) usable(c *operation.Call) error {
 	if b.closed.Load() {
 		return b.closedError(c)
 	}
@@ -284,7 +284,7 @@ const lossPatience = 200 * time.Millisecond
 
 // broken ends the group with the error of a call of which an operation with a peer
 // has failed, and returns it. Nothing uses the call's memory any more.
-func (b *Backend) broken(c *operation.Call, peer int, begun time.Time, err error) error {
+func (b *Communicator) broken(c *operation.Call, peer int, begun time.Time, err error) error {
 	if first := b.why(); first != nil {
 		b.running.Wait()
 		return b.again(c, first)
@@ -314,14 +314,14 @@ func (b *Backend) broken(c *operation.Call, peer int, begun time.Time, err error
 
 // fail ends the group with an error and returns it, or the one that has ended it
 // before, as that of this call.
-func (b *Backend) fail(err error) error {
+func (b *Communicator) fail(err error) error {
 	b.end(err)
 	b.running.Wait()
 	return err
 }
 
-// Trouble implements [collective.Backend].
-func (b *Backend) Trouble(c operation.Call) error {
+// Trouble implements [backend.Communicator].
+func (b *Communicator) Trouble(c operation.Call) error {
 	if err := b.usable(&c); err != nil {
 		return err
 	}
@@ -334,48 +334,48 @@ func (b *Backend) Trouble(c operation.Call) error {
 	return nil
 }
 
-// Fail implements [collective.Backend]: the other ranks see their connections with
+// Fail implements [backend.Communicator]: the other ranks see their connections with
 // this one end.
-func (b *Backend) Fail(err error) { b.end(err) }
+func (b *Communicator) Fail(err error) { b.end(err) }
 
 // Doom says what will end the group: a member that goes from now on goes for that.
-func (b *Backend) Doom(err error) {
+func (b *Communicator) Doom(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.doom = err
 }
 
 // Died tells the group that a rank's process has ended.
-func (b *Backend) Died(rank int) {
+func (b *Communicator) Died(rank int) {
 	if rank >= 0 && rank < len(b.cfg.Members) && rank != b.cfg.Rank {
 		b.end(b.blame(nil, rank, fault.ErrDied))
 	}
 }
 
 // Silent tells the group that a rank has fallen silent.
-func (b *Backend) Silent(rank int, text string) {
+func (b *Communicator) Silent(rank int, text string) {
 	if rank >= 0 && rank < len(b.cfg.Members) {
 		b.end(b.blame(nil, rank, &fault.SilentError{Text: text, Here: rank == b.cfg.Rank}))
 	}
 }
 
-// HasLeft implements [collective.Backend].
-func (b *Backend) HasLeft(rank int) bool {
+// HasLeft implements [backend.Communicator].
+func (b *Communicator) HasLeft(rank int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.ContainsFunc(b.losses, func(l loss) bool { return l.rank == rank })
 }
 
-// Close implements [collective.Backend].
-func (b *Backend) Close() error {
+// Close implements [backend.Communicator].
+func (b *Communicator) Close() error {
 	b.closed.Store(true)
 	b.end(fault.ErrClosed)
 	b.running.Wait()
 	return nil
 }
 
-// Collective implements [collective.Backend].
-func (b *Backend) Collective(ctx context.Context, c operation.Call, in, out collective.Data) error {
+// Collective implements [backend.Communicator].
+func (b *Communicator) Collective(ctx context.Context, c operation.Call, in, out collective.Data) error {
 	kept := &b.run.call // which c would be allocated for
 	*kept = c
 	if err := b.usable(kept); err != nil {
@@ -390,7 +390,7 @@ func (b *Backend) Collective(ctx context.Context, c operation.Call, in, out coll
 
 // take takes the next tag, unless peers have said that they are in another kind of
 // collective.
-func (b *Backend) take(kind prefix) (uint32, error) {
+func (b *Communicator) take(kind prefix) (uint32, error) {
 	tag := b.tags.take(kind)
 	for _, p := range b.contexts[int(tag%uint32(len(b.contexts)))].pairs {
 		if p == nil {
@@ -412,7 +412,7 @@ type peerError struct {
 func (e *peerError) Error() string { return e.err.Error() }
 
 // blameFor makes the error of a call from a [peerError].
-func (b *Backend) blameFor(c *operation.Call, err error) error {
+func (b *Communicator) blameFor(c *operation.Call, err error) error {
 	e, ok := err.(*peerError)
 	if !ok {
 		return err
