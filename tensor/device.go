@@ -62,8 +62,8 @@ func (t *Tensor) ToDevice(dev Device) *Tensor {
 		if dev == CPU() {
 			src.storage.read(at, out.host("to device"))
 		} else {
-			data := from.Host(src.storage.mem, at, n)
-			if data == nil { // the CPU does not see the memory
+			data, ok := src.storage.host(at, n)
+			if !ok {
 				data = make([]byte, n)
 				src.storage.read(at, data)
 			}

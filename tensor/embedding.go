@@ -4,7 +4,6 @@ package tensor
 
 import (
 	"fmt"
-	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
 )
@@ -123,12 +122,9 @@ func groupRows(g, ids *Tensor, numRows int, padding int64, sum func(dst, unique,
 
 // Arange returns the int64s 0, 1, … n-1.
 func Arange(dev Device, n int) *Tensor {
-	t := alloc(nil, dev, Int64, []int{n}, false)
-	if n > 0 && dev != Meta {
-		ids := unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(t.host("arange")))), n)
-		for i := range ids {
-			ids[i] = int64(i)
-		}
+	ids := make([]int64, n)
+	for i := range ids {
+		ids[i] = int64(i)
 	}
-	return t
+	return idsOn(dev, ids)
 }

@@ -42,7 +42,7 @@ func idsOn(dev Device, ids []int64) *Tensor {
 	if dev == Meta {
 		return New(Meta, Int64, len(ids))
 	}
-	return FromInt64(ids, len(ids))
+	return On(dev).FromInt64(ids, len(ids))
 }
 
 // IndexSelect returns the slices of one dim that ids [n] names, in its order:

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cohort-ml/cohort/internal/device/cpu"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
@@ -28,11 +29,11 @@ func (t *Tensor) Lend() (Loan, error) {
 	}
 	size := t.dtype.Size()
 	n := span(t.shape, t.strides)
-	b := t.storage.dev.Host(t.storage.mem, t.offset*size, n*size)
-	if b == nil && n > 0 {
-		return Loan{}, fmt.Errorf("has no data on device %s", t.storage.dev.Name())
+	b, ok := t.storage.host(t.offset*size, n*size)
+	if !ok && n > 0 {
+		return Loan{}, fmt.Errorf("has no data on device %s that the host sees", t.storage.dev.Name())
 	}
-	return Loan{mem.Buffer{Data: b, Slab: t.storage.mem.Slab, Offset: t.offset * size}, t.shape, t.strides}, nil
+	return Loan{mem.Buffer{Data: b, Slab: cpu.Slab(t.storage.mem), Offset: t.offset * size}, t.shape, t.strides}, nil
 }
 
 // span returns the number of elements from the first one of a view to the last.

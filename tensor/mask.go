@@ -5,16 +5,17 @@ package tensor
 import (
 	"fmt"
 	"slices"
-
-	"github.com/cohort-ml/cohort/internal/device"
 )
 
 // truePositions returns the positions of a contiguous bool tensor that are
 // true, in row-major order. The number depends on the data, so there are none on
 // a device without data.
 func truePositions(op string, mask *Tensor) []int64 {
+	mask.wantBytes(op)
+	bits := make([]byte, mask.NumElems())
+	mask.readInto(bits)
 	var ids []int64
-	for i, b := range mask.host(op) {
+	for i, b := range bits {
 		if b != 0 {
 			ids = append(ids, int64(i))
 		}
@@ -55,7 +56,7 @@ func (t *Tensor) MaskedScatter(mask, src *Tensor) *Tensor {
 		fail("masked scatter", operands, "the mask has %d true elements, the source only %d", len(ids), src.NumElems())
 	}
 	flat := src.Reshape(src.NumElems()).Narrow(0, 0, len(ids))
-	return t.Reshape(t.NumElems()).Scatter(0, FromInt64(ids, len(ids)), flat).Reshape(t.shape...)
+	return t.Reshape(t.NumElems()).Scatter(0, idsOn(t.Device(), ids), flat).Reshape(t.shape...)
 }
 
 // NonZero returns the indices of the elements that are not 0 (or true), in
@@ -70,7 +71,7 @@ func (t *Tensor) NonZero() *Tensor {
 			out[i*dims+d], at = int64(at%t.shape[d]), at/t.shape[d]
 		}
 	}
-	return FromInt64(out, len(ids), dims)
+	return On(t.Device()).FromInt64(out, len(ids), dims)
 }
 
 // OneHot returns for each id a row of numClasses int64s that is 0 but for a 1
@@ -143,12 +144,12 @@ func ceil(x float64) int {
 
 // fromFunc returns n elements.
 func fromFunc(dev Device, dtype DType, n int, fn func(i int) float64) *Tensor {
-	wide := alloc(nil, dev, Float64, []int{n}, false)
-	if dev != Meta {
-		data := device.Elems[float64](wide.array())
-		for i := range data {
-			data[i] = fn(i)
-		}
+	if dev == Meta {
+		return New(Meta, dtype, n)
 	}
-	return wide.To(dtype)
+	data := make([]float64, n)
+	for i := range data {
+		data[i] = fn(i)
+	}
+	return On(dev).FromFloat64(data).To(dtype)
 }

@@ -216,17 +216,14 @@ func (t *Tensor) RepeatInterleaveBy(counts *Tensor, dim int) *Tensor {
 		}
 		total += n
 	}
-	ids := alloc(nil, t.Device(), Int64, []int{int(total)}, false)
-	left := ids.array().Int64s()
+	ids := alloc(nil, t.Device(), Int64, []int{int(total)}, false) // fails where there are too many
+	list := make([]int64, 0, total)
 	for i, n := range repeats {
-		if left == nil {
-			break // there is nothing to write, or no data
+		for range n {
+			list = append(list, int64(i))
 		}
-		for j := range left[:n] {
-			left[j] = int64(i)
-		}
-		left = left[n:]
 	}
+	ids.storage.write(0, bytesOf(list))
 	return t.selectSlices(dim, ids)
 }
 

@@ -64,18 +64,15 @@ func RoPEFrequencies(dim int, base float64) []float64 {
 // offset+time-1, [time, len(frequencies)] each. The angles are rounded to
 // float32.
 func RoPETable(dev Device, frequencies []float64, offset, time int) (cos, sin *Tensor) {
-	cos, sin = New(dev, Float32, time, len(frequencies)), New(dev, Float32, time, len(frequencies))
 	if dev == Meta {
-		return cos, sin
+		return New(Meta, Float32, time, len(frequencies)), New(Meta, Float32, time, len(frequencies))
 	}
-	c, s := make([]float32, 0, cos.NumElems()), make([]float32, 0, cos.NumElems())
+	c, s := make([]float32, 0, time*len(frequencies)), make([]float32, 0, time*len(frequencies))
 	for t := range time {
 		for _, f := range frequencies {
 			angle := float64(float32(float64(offset+t) * f))
 			c, s = append(c, float32(math.Cos(angle))), append(s, float32(math.Sin(angle)))
 		}
 	}
-	cos.CopyFrom(FromFloat32(c, cos.shape...))
-	sin.CopyFrom(FromFloat32(s, sin.shape...))
-	return cos, sin
+	return On(dev).FromFloat32(c, time, len(frequencies)), On(dev).FromFloat32(s, time, len(frequencies))
 }

@@ -56,9 +56,9 @@ func (g RowGrad) Add(h RowGrad) RowGrad {
 		}
 	}
 	rows := New(g.Rows.Device(), Float32, len(ids), g.Rows.shape[1])
-	rows.Device().ScatterAdd(rows.array(), g.Rows.Contiguous().array(), FromInt64(toA, len(toA)).array())
-	rows.Device().ScatterAdd(rows.array(), h.Rows.Contiguous().array(), FromInt64(toB, len(toB)).array())
-	return RowGrad{IDs: FromInt64(ids, len(ids)), Rows: rows, NumRows: g.NumRows}
+	rows.Device().ScatterAdd(rows.array(), g.Rows.Contiguous().array(), On(g.Rows.Device()).FromInt64(toA, len(toA)).array())
+	rows.Device().ScatterAdd(rows.array(), h.Rows.Contiguous().array(), On(g.Rows.Device()).FromInt64(toB, len(toB)).array())
+	return RowGrad{IDs: On(g.Rows.Device()).FromInt64(ids, len(ids)), Rows: rows, NumRows: g.NumRows}
 }
 
 // SumRowGrads returns the sum of gradients of one table; rows of one id are

@@ -108,11 +108,33 @@ func (s *storage) free() {
 
 // write copies data to the memory from a byte on, and read copies from there.
 func (s *storage) write(offset int, data []byte) {
-	copy(s.dev.Host(s.mem, offset, len(data)), data)
+	s.dev.Write(s.mem, offset, data)
 }
 
 func (s *storage) read(offset int, dst []byte) {
-	copy(dst, s.dev.Host(s.mem, offset, len(dst)))
+	s.dev.Read(s.mem, offset, dst)
+	s.report()
+}
+
+// report fails for what the device has noted of earlier calls.
+func (s *storage) report() {
+	if s.dev.Late() {
+		if err := deviceFault(s.dev, false); err != nil {
+			panic(err)
+		}
+	}
+}
+
+// host returns the bytes of the memory in place, false where the host does not see
+// them.
+func (s *storage) host(offset, size int) ([]byte, bool) {
+	v, ok := s.dev.(device.Visible)
+	if !ok {
+		return nil, false
+	}
+	b := v.Host(s.mem, offset, size)
+	s.report()
+	return b, true
 }
 
 // scope owns the storages made under one tape.

@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
+	"github.com/cohort-ml/cohort/internal/device/cpu"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
@@ -96,18 +97,41 @@ func (s storageState) why() string {
 		"read it earlier, or call Keep on it before Backward"
 }
 
-// host returns the bytes of a contiguous tensor.
+// host returns the bytes of a contiguous tensor in place.
 func (t *Tensor) host(op string) []byte {
+	t.wantBytes(op)
+	size := t.dtype.Size()
+	b, ok := t.storage.host(t.offset*size, t.NumElems()*size)
+	if !ok && t.NumElems() > 0 {
+		fail(op, []*Tensor{t}, "the memory of device %s is not the host's: copy the tensor to the CPU by ToDevice", t.Device().Name())
+	}
+	return b
+}
+
+// wantBytes fails for a tensor that is not a run of bytes of a device with data.
+func (t *Tensor) wantBytes(op string) {
 	t.check(op)
 	if !t.IsContiguous() {
 		fail(op, []*Tensor{t}, "wants a contiguous tensor, strides are %v; call Contiguous first", t.strides)
 	}
-	size := t.dtype.Size()
-	b := t.storage.dev.Host(t.storage.mem, t.offset*size, t.NumElems()*size)
-	if b == nil && t.NumElems() > 0 {
-		fail(op, []*Tensor{t}, noData, t.storage.dev.Name())
+	t.wantData(op)
+}
+
+// edit lends the bytes of a contiguous tensor to fn, which may write them: those
+// themselves where the host sees them, else a copy, which is written back.
+func (t *Tensor) edit(op string, fn func(data []byte)) {
+	t.wantBytes(op)
+	t.storage.version++
+	at, n := t.offset*t.dtype.Size(), t.NumElems()*t.dtype.Size()
+	if data, ok := t.storage.host(at, n); ok {
+		fn(data)
+	} else {
+		data = make([]byte, n)
+		t.storage.read(at, data)
+		fn(data)
+		t.storage.write(at, data)
 	}
-	return b
+	runtime.KeepAlive(t)
 }
 
 // noData is what is wrong with reading a tensor of [Meta].
@@ -125,7 +149,7 @@ func (t *Tensor) wantData(op string) {
 // valid while the caller keeps t reachable and its tape open. A caller that
 // writes calls [Tensor.MarkWritten] afterwards.
 func (t *Tensor) Buffer() mem.Buffer {
-	return mem.Buffer{Data: t.host("buffer"), Slab: t.storage.mem.Slab, Offset: t.offset * t.dtype.Size()}
+	return mem.Buffer{Data: t.host("buffer"), Slab: cpu.Slab(t.storage.mem), Offset: t.offset * t.dtype.Size()}
 }
 
 // MarkWritten tells the tape that the data changed behind its back: a backward
@@ -138,7 +162,7 @@ func (t *Tensor) Float32s() []float32 {
 		fail("float32s", []*Tensor{t}, "wants a floating dtype; convert by To, or read Int64s")
 	}
 	out := make([]float32, t.NumElems())
-	t.detach().To(Float32).readInto(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 4*len(out)))
+	t.detach().To(Float32).readInto(bytesOf(out))
 	return out
 }
 
@@ -149,13 +173,16 @@ func (t *Tensor) Int64s() []int64 {
 		fail("int64s", []*Tensor{t}, "wants an integer dtype or bool; convert by To, or read Float32s")
 	}
 	out := make([]int64, t.NumElems())
-	t.detach().To(Int64).readInto(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(out))), 8*len(out)))
+	t.detach().To(Int64).readInto(bytesOf(out))
 	return out
 }
 
 func (t *Tensor) readInto(dst []byte) {
 	c := t.detach().Contiguous()
-	copy(dst, c.host("read"))
+	c.wantData("read")
+	if len(dst) > 0 {
+		c.storage.read(c.offset*c.dtype.Size(), dst)
+	}
 	runtime.KeepAlive(c)
 }
 
@@ -165,29 +192,22 @@ func (t *Tensor) Item() float64 {
 		fail("item", []*Tensor{t}, "wants a tensor of one element")
 	}
 	t.wantData("item")
-	c := t.detach().To(Float64)
-	v := device.Elems[float64](c.array())[0]
-	runtime.KeepAlive(c)
-	return v
+	var v [1]float64
+	t.detach().To(Float64).readInto(bytesOf(v[:]))
+	return v[0]
 }
 
 // WithFloat32s lends the elements of a contiguous float32 tensor to fn, which
 // may write them and must not keep the slice.
 func (t *Tensor) WithFloat32s(fn func(data []float32)) {
 	t.wantDType("with float32s", Float32)
-	b := t.host("with float32s")
-	t.storage.version++
-	fn(unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4))
-	runtime.KeepAlive(t)
+	t.edit("with float32s", func(b []byte) { fn(unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)) })
 }
 
 // WithFloat64s is [Tensor.WithFloat32s] for a float64 tensor.
 func (t *Tensor) WithFloat64s(fn func(data []float64)) {
 	t.wantDType("with float64s", Float64)
-	b := t.host("with float64s")
-	t.storage.version++
-	fn(unsafe.Slice((*float64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8))
-	runtime.KeepAlive(t)
+	t.edit("with float64s", func(b []byte) { fn(unsafe.Slice((*float64)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/8)) })
 }
 
 // Keep takes the value out of its tape's ownership: it lives as long as it is

@@ -10,15 +10,14 @@
 //
 // Rules of a call: operands have been checked, dst never overlaps an input
 // unless it is that input, a zero stride repeats an element (dst has none).
-// A device may run calls later than they are made as long as it keeps their
-// order, frees included; Host waits for them.
+// A device may run calls later than they are made, as long as it keeps their order,
+// frees included. No call gives a value to the host: sums and norms are arrays, and
+// a kernel that meets a bad index notes it (see [Check]). Read alone waits.
 package device
 
 import (
 	"fmt"
 	"unsafe"
-
-	"github.com/cohort-ml/cohort/internal/mem"
 )
 
 // DType is the type of a tensor's elements.
@@ -149,12 +148,12 @@ func (a Array) RowsCols() (rows, cols int) {
 	return a.NumElems() / cols, cols
 }
 
-// Memory is a handle to a run of bytes on a device. Ptr is nil on [Meta].
+// Memory is a run of Size bytes on a device, from the address Ptr on, which is nil
+// on [Meta]. Handle is the device's own: what it needs to free the memory.
 type Memory struct {
-	Ptr   unsafe.Pointer
-	Size  int
-	Block *mem.Block // where the device's pool keeps it; nil for a slab
-	Slab  *mem.Slab  // set when local peers may map it
+	Ptr    unsafe.Pointer
+	Size   int
+	Handle any
 }
 
 // Unary names an elementwise function of one operand.
@@ -248,10 +247,11 @@ type Device interface {
 	// memory is exhausted.
 	Alloc(size int, shared bool) Memory
 	Free(Memory)
-	// Host returns the bytes of an array of one contiguous run after all
-	// earlier calls have taken effect, for reading and writing on the CPU;
-	// nil where there are none.
-	Host(m Memory, offset, size int) []byte
+	// Write copies data to memory, from a byte on. data is the caller's again
+	// afterwards. Read copies from memory, after all earlier calls have taken effect:
+	// a device that is late makes its caller wait.
+	Write(m Memory, offset int, data []byte)
+	Read(m Memory, offset int, dst []byte)
 
 	// Late reports whether calls may take effect after they have returned.
 	Late() bool
@@ -262,6 +262,13 @@ type Device interface {
 	Fault(wait bool) Fault
 
 	Kernels
+}
+
+// Visible is a device whose memory the host reads and writes in place.
+type Visible interface {
+	// Host returns size bytes of the memory after all earlier calls have taken
+	// effect.
+	Host(m Memory, offset, size int) []byte
 }
 
 // Pinner is a device that reads and writes the CPU's memory by itself, once that

@@ -11,7 +11,8 @@ type meta struct{}
 func (meta) Name() string                               { return "meta" }
 func (meta) Alloc(size int, _ bool) Memory              { return Memory{Size: size} }
 func (meta) Free(Memory)                                {}
-func (meta) Host(Memory, int, int) []byte               { return nil }
+func (meta) Write(Memory, int, []byte)                  {}
+func (meta) Read(Memory, int, []byte)                   {}
 func (meta) Late() bool                                 { return false }
 func (meta) Fault(bool) Fault                           { return Fault{} }
 func (meta) Fill(Array, float64)                        {}

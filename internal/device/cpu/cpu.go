@@ -43,21 +43,37 @@ func (c *CPU) Alloc(size int, shared bool) device.Memory {
 		if err != nil {
 			panic(err)
 		}
-		return device.Memory{Ptr: slab.Pointer(), Size: size, Slab: slab}
+		return device.Memory{Ptr: slab.Pointer(), Size: size, Handle: slab}
 	}
 	b := c.memory.Get(size)
-	return device.Memory{Ptr: b.Pointer(), Size: size, Block: b}
+	return device.Memory{Ptr: b.Pointer(), Size: size, Handle: b}
 }
 
 // Free gives memory back; see device.Device.
 func (c *CPU) Free(m device.Memory) {
-	if m.Slab != nil {
+	switch h := m.Handle.(type) {
+	case *mem.Slab:
 		// The only failure is a descriptor closed by somebody else.
-		_ = m.Slab.Close()
-		return
+		_ = h.Close()
+	case *mem.Block:
+		c.memory.Put(h)
 	}
-	c.memory.Put(m.Block)
 }
+
+// Slab returns the slab that a memory of the CPU is in, which processes on the same
+// machine can map; nil for memory that is in none.
+func Slab(m device.Memory) *mem.Slab {
+	slab, _ := m.Handle.(*mem.Slab)
+	return slab
+}
+
+// Write copies data to memory.
+func (c *CPU) Write(m device.Memory, offset int, data []byte) {
+	copy(c.Host(m, offset, len(data)), data)
+}
+
+// Read copies from memory.
+func (c *CPU) Read(m device.Memory, offset int, dst []byte) { copy(dst, c.Host(m, offset, len(dst))) }
 
 // Host returns the bytes themselves.
 func (*CPU) Host(m device.Memory, offset, size int) []byte {
