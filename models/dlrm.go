@@ -75,7 +75,7 @@ func NewDLRM(b *nn.Build, g DLRMConfig) *DLRM {
 			lower = append(lower, int64(i*vectors+j))
 		}
 	}
-	m.lower = tensor.FromInt64(lower)
+	m.lower = tensor.On(m.Bottom.Layers[0].(*nn.Linear).Weight.Data().Device()).FromInt64(lower)
 	m.Top = NewMLP(b, append([]int{g.Width + len(lower)}, g.Top...)...)
 	return m
 }

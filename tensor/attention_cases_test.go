@@ -9,14 +9,15 @@ import (
 	"github.com/cohort-ml/cohort/internal/kernel"
 )
 
-func attentionCases() []opCase {
+func attentionCases(dev Device) []opCase {
+	on := On(dev)
 	// The rows below leave no query without a key, but for one that says so.
-	seen := FromBool([]bool{
+	seen := on.FromBool([]bool{
 		true, false, true, true, false, true, true, true, false, true,
 		false, false, true, true, true, true, true, false, false, false,
 	}, 2, 1, 2, 5)
 	seenNaive := func(b, _, query, key int) bool { return seen.Int64s()[(2*b+query)*5+key] != 0 }
-	blind := FromBool([]bool{false, true, true, true, false, true, false, true, true}, 3, 3)
+	blind := on.FromBool([]bool{false, true, true, true, false, true, false, true, true}, 3, 3)
 	return []opCase{
 		{
 			name: "attention", shapes: [][]int{{2, 3, 2, 4}, {2, 5, 2, 4}, {2, 5, 2, 4}},
@@ -55,7 +56,7 @@ func attentionCases() []opCase {
 		{
 			name: "attention blind query", shapes: [][]int{{1, 3, 2, 4}, {1, 3, 2, 4}, {1, 3, 2, 4}, {2, 3, 3}},
 			apply: func(in []*Tensor) *Tensor {
-				mask := Where(blind, in[3], Full(math.Inf(-1)))
+				mask := Where(blind, in[3], on.Full(math.Inf(-1)))
 				return ScaledDotProductAttention(in[0], in[1], in[2], AttentionOptions{Mask: mask, Causal: true})
 			},
 			naive: func(in []array) array {

@@ -137,7 +137,7 @@ func TestLowPrecisionAgreesWithDefinitions(t *testing.T) {
 		"conv2d", "conv2d 1x1", "conv2d stride", "conv2d depthwise", "conv1d", "conv transpose 2d",
 	}
 	seen := map[string]bool{}
-	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
+	eachCase(t, CPU(), func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
 		if !slices.Contains(names, c.name) {
 			t.Skip("not of this table")
 		}

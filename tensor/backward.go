@@ -24,10 +24,17 @@ func CreateGraph() BackwardOption {
 // to every leaf it depends on, and gives each leaf its own as soon as it is
 // final, those used last in the forward pass first. It frees what it consumed.
 //
-// The error is that of a leaf's hook or of a collective on the way; the
-// gradients are then incomplete.
+// The error is that of a leaf's hook or of a collective on the way, or what a device
+// that computes later has found wrong so far; the gradients are then incomplete.
 func (t *Tensor) Backward(ctx context.Context, opts ...BackwardOption) error {
-	return t.startBackward(ctx, "backward", nil, opts).pass(t.node)
+	dev := t.Device()
+	if err := t.startBackward(ctx, "backward", nil, opts).pass(t.node); err != nil || !dev.Late() {
+		return err
+	}
+	if err := deviceFault(dev, false); err != nil {
+		return err
+	}
+	return nil
 }
 
 // pass walks from root down to the first leaf, with what wrappers do around it.

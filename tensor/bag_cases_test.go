@@ -10,10 +10,11 @@ import (
 )
 
 // bagCases are embeddings that make one row of several.
-func bagCases() []opCase {
-	ids := FromInt64([]int64{3, 1, 3, 0, 2, 3, 1})
-	offsets := FromInt64([]int64{0, 2, 2, 6})
-	square := FromInt64([]int64{4, 1, 4, 0, 2, 2}, 2, 3)
+func bagCases(dev Device) []opCase {
+	on := On(dev)
+	ids := on.FromInt64([]int64{3, 1, 3, 0, 2, 3, 1})
+	offsets := on.FromInt64([]int64{0, 2, 2, 6})
+	square := on.FromInt64([]int64{4, 1, 4, 0, 2, 2}, 2, 3)
 	bag := func(ids, offsets *Tensor, o EmbeddingBagOptions) func(in []*Tensor) *Tensor {
 		return func(in []*Tensor) *Tensor {
 			o := o
@@ -89,7 +90,7 @@ func bagCases() []opCase {
 		},
 		{
 			name: "bag last offset", shapes: [][]int{{4, 3}},
-			apply: bag(ids, FromInt64([]int64{0, 2, 2, 6, 7}), EmbeddingBagOptions{Mode: BagSum, IncludeLastOffset: true}),
+			apply: bag(ids, on.FromInt64([]int64{0, 2, 2, 6, 7}), EmbeddingBagOptions{Mode: BagSum, IncludeLastOffset: true}),
 			naive: naive(ids.Int64s(), ends, BagSum, -1),
 		},
 		{

@@ -9,9 +9,10 @@ import (
 
 // basicCases are arithmetic, sums, views, products, layer norm, losses and the
 // embedding.
-func basicCases() []opCase {
-	targets := FromInt64([]int64{2, IgnoreIndex, 0, 4})
-	ids := FromInt64([]int64{3, 1, 3, 0, 2, 3}, 2, 3)
+func basicCases(dev Device) []opCase {
+	on := On(dev)
+	targets := on.FromInt64([]int64{2, IgnoreIndex, 0, 4})
+	ids := on.FromInt64([]int64{3, 1, 3, 0, 2, 3}, 2, 3)
 	add := zipArrays(func(x, y float64) float64 { return x + y })
 	normal := func(x float64) float64 { return x * (1 + math.Erf(x/math.Sqrt2)) / 2 }
 	return []opCase{

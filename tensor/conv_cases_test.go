@@ -2,7 +2,7 @@
 
 package tensor
 
-func convCases() []opCase {
+func convCases(Device) []opCase {
 	conv := func(name string, x, w []int, bias bool, o Conv2dOptions) opCase {
 		c := opCase{name: name, shapes: [][]int{x, w}}
 		if bias {

@@ -8,7 +8,7 @@ import (
 )
 
 // einsumCases are named by their spec.
-func einsumCases() []opCase {
+func einsumCases(Device) []opCase {
 	var out []opCase
 	for _, c := range []struct {
 		spec   string

@@ -31,8 +31,9 @@ func pick(cond bool, yes, no float64) float64 {
 func sigmoidOf(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
 
 // elementwiseCases are arithmetic, comparisons that choose, and activations.
-func elementwiseCases() []opCase {
-	signs := FromBool([]bool{true, false, false, true, true, false, true, false, false, true, false, true}, 3, 4)
+func elementwiseCases(dev Device) []opCase {
+	on := On(dev)
+	signs := on.FromBool([]bool{true, false, false, true, true, false, true, false, false, true, false, true}, 3, 4)
 	at := func(i int) bool { return signs.Int64s()[i] == 1 }
 	// Away from the steps: 1.55 to 1.94 and 2.06 to 2.45.
 	steady := func(x *Tensor) *Tensor { return x.MulScalar(0.3).AddScalar(2) }
@@ -108,16 +109,16 @@ func elementwiseCases() []opCase {
 			name: "dropout", shapes: [][]int{{3, 7}}, noGolden: "PyTorch draws other numbers",
 			apply: func(in []*Tensor) *Tensor { return Dropout(in[0], 0.4, NewGenerator(3)) },
 			naive: func(in []array) array {
-				kept := Dropout(Full(1, 3, 7), 0.4, NewGenerator(3)).Float32s()
+				kept := Dropout(on.Full(1, 3, 7), 0.4, NewGenerator(3)).Float32s()
 				return fromIndex([]int{3, 7}, func(i []int) float64 { return pick(kept[7*i[0]+i[1]] != 0, in[0].at(i...)/0.6, 0) })
 			},
 		},
 	}
-	return append(rows, softmaxCases()...)
+	return append(rows, softmaxCases(dev)...)
 }
 
 // softmaxCases are softmax and its relatives, along each dim.
-func softmaxCases() []opCase {
+func softmaxCases(Device) []opCase {
 	logOf := func(a array) array { return mapArray(math.Log)([]array{a}) }
 	return []opCase{
 		{

@@ -87,7 +87,7 @@ func TestHooksRunOnceInEveryPass(t *testing.T) {
 		{"recompute retain", false, true, 2, backward(RetainGraph())},
 		{"recompute grad", false, true, 2, grad()},
 	}
-	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
+	eachCase(t, CPU(), func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
 		for _, way := range ways {
 			if way.creates && c.once != "" {
 				continue

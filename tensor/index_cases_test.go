@@ -8,12 +8,13 @@ import (
 )
 
 // indexCases take, put, select, sort and sum elements along a dim.
-func indexCases() []opCase {
-	ids := FromInt64([]int64{2, 0, 2, 1})
-	along0 := FromInt64([]int64{2, 0, 1, 2, 0, 0, 1, 2}, 2, 4)
-	along1 := FromInt64([]int64{3, 3, 0, 1, 2, 0, 0, 0, 0}, 3, 3)
-	middle := FromInt64([]int64{1, 0, 2, 2, 1, 1, 0, 0}, 2, 2, 2)
-	apart := FromInt64([]int64{3, 0, 2, 1, 0, 3}, 3, 2) // none twice in a row
+func indexCases(dev Device) []opCase {
+	on := On(dev)
+	ids := on.FromInt64([]int64{2, 0, 2, 1})
+	along0 := on.FromInt64([]int64{2, 0, 1, 2, 0, 0, 1, 2}, 2, 4)
+	along1 := on.FromInt64([]int64{3, 3, 0, 1, 2, 0, 0, 0, 0}, 3, 3)
+	middle := on.FromInt64([]int64{1, 0, 2, 2, 1, 1, 0, 0}, 2, 2, 2)
+	apart := on.FromInt64([]int64{3, 0, 2, 1, 0, 3}, 3, 2) // none twice in a row
 	one := func(fn func(x *Tensor) *Tensor) func(in []*Tensor) *Tensor {
 		return func(in []*Tensor) *Tensor { return fn(in[0]) }
 	}
@@ -32,7 +33,7 @@ func indexCases() []opCase {
 			return out
 		}
 	}
-	mask := FromBool([]bool{true, false, false, true, true, false}, 2, 3)
+	mask := on.FromBool([]bool{true, false, false, true, true, false}, 2, 3)
 	return []opCase{
 		{
 			name: "index select", shapes: [][]int{{3, 4}}, apply: one(func(x *Tensor) *Tensor { return x.IndexSelect(0, ids) }),
@@ -87,7 +88,7 @@ func indexCases() []opCase {
 			naive: func(in []array) array { return naiveGather(in[0], 1, middle) },
 		},
 		{
-			name: "take along dim", shapes: [][]int{{2, 4}}, apply: one(func(x *Tensor) *Tensor { return x.TakeAlongDim(FromInt64([]int64{3, 1, 3}, 1, 3), 1) }),
+			name: "take along dim", shapes: [][]int{{2, 4}}, apply: one(func(x *Tensor) *Tensor { return x.TakeAlongDim(on.FromInt64([]int64{3, 1, 3}, 1, 3), 1) }),
 			naive: func(in []array) array {
 				return fromIndex([]int{2, 3}, func(i []int) float64 { return in[0].at(i[0], []int{3, 1, 3}[i[1]]) })
 			},
@@ -170,7 +171,7 @@ func indexCases() []opCase {
 		{
 			name: "cumprod with zeros", shapes: [][]int{{5, 3}},
 			apply: one(func(x *Tensor) *Tensor {
-				return x.Mul(FromFloat32([]float32{1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1, 1}, 5, 3)).CumProd(0)
+				return x.Mul(on.FromFloat32([]float32{1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1, 1}, 5, 3)).CumProd(0)
 			}),
 			naive: func(in []array) array {
 				zeros := array{[]int{5, 3}, []float64{1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 1, 1, 1, 1}}

@@ -3,7 +3,8 @@
 package tensor
 
 // joinCases join, cut, turn and repeat.
-func joinCases() []opCase {
+func joinCases(dev Device) []opCase {
+	on := On(dev)
 	one := func(fn func(x *Tensor) *Tensor) func(in []*Tensor) *Tensor {
 		return func(in []*Tensor) *Tensor { return fn(in[0]) }
 	}
@@ -137,7 +138,7 @@ func joinCases() []opCase {
 		},
 		{
 			name: "repeat interleave by", shapes: [][]int{{3, 2}},
-			apply: one(func(x *Tensor) *Tensor { return x.RepeatInterleaveBy(FromInt64([]int64{2, 0, 3}), 0) }),
+			apply: one(func(x *Tensor) *Tensor { return x.RepeatInterleaveBy(on.FromInt64([]int64{2, 0, 3}), 0) }),
 			naive: from(func(i []int) []int { return []int{[]int{0, 0, 2, 2, 2}[i[0]], i[1]} }, 5, 2),
 		},
 		{

@@ -5,14 +5,15 @@ package tensor
 import "math"
 
 // lossCases are the losses with their options.
-func lossCases() []opCase {
-	targets := FromInt64([]int64{2, IgnoreIndex, 0, 4})
+func lossCases(dev Device) []opCase {
+	on := On(dev)
+	targets := on.FromInt64([]int64{2, IgnoreIndex, 0, 4})
 	classes := []int{2, -1, 0, 4}
-	weight := FromFloat32([]float32{0.5, 1, 2, 1, 3})
+	weight := on.FromFloat32([]float32{0.5, 1, 2, 1, 3})
 	w := widen(weight.Float32s())
-	chances := FromFloat32([]float32{0.1, 0.2, 0.7, 0, 0, 0.3, 0.3, 0.1, 0.1, 0.2}, 2, 5)
-	labels := FromFloat32([]float32{0, 1, 0.3, 1, 0, 0.9}, 3, 2)
-	sides := FromFloat32([]float32{1, -1, 1})
+	chances := on.FromFloat32([]float32{0.1, 0.2, 0.7, 0, 0, 0.3, 0.3, 0.1, 0.1, 0.2}, 2, 5)
+	labels := on.FromFloat32([]float32{0, 1, 0.3, 1, 0, 0.9}, 3, 2)
+	sides := on.FromFloat32([]float32{1, -1, 1})
 	inf := math.Inf(1)
 
 	mean := func(a array) array {
@@ -116,7 +117,7 @@ func lossCases() []opCase {
 		{
 			name: "cross entropy ignore", shapes: [][]int{{2, 2, 5}},
 			apply: func(in []*Tensor) *Tensor {
-				return CrossEntropy(in[0], FromInt64([]int64{2, 3, 0, 4}, 2, 2), CrossEntropyOptions{IgnoreIndex: new(int64(3))})
+				return CrossEntropy(in[0], on.FromInt64([]int64{2, 3, 0, 4}, 2, 2), CrossEntropyOptions{IgnoreIndex: new(int64(3))})
 			},
 			naive: func(in []array) array {
 				return combine(flat, 0, func(_, rows float64) float64 { return rows })([]array{{[]int{4, 5}, in[0].data}})
@@ -143,7 +144,7 @@ func lossCases() []opCase {
 		{
 			name: "bce pos weight", shapes: [][]int{{3, 2}},
 			apply: func(in []*Tensor) *Tensor {
-				return BCEWithLogits(in[0], labels, BCEWithLogitsOptions{PosWeight: FromFloat32([]float32{2, 3})})
+				return BCEWithLogits(in[0], labels, BCEWithLogitsOptions{PosWeight: on.FromFloat32([]float32{2, 3})})
 			},
 			naive: binaryOf([2]float64{2, 3}),
 		},
@@ -151,7 +152,7 @@ func lossCases() []opCase {
 		{
 			name: "l1 weight sum", shapes: [][]int{{3, 2}, {3, 2}},
 			apply: func(in []*Tensor) *Tensor {
-				return L1(in[0], in[1], LossOptions{Weight: FromFloat32([]float32{1, 3}), Reduction: ReduceSum})
+				return L1(in[0], in[1], LossOptions{Weight: on.FromFloat32([]float32{1, 3}), Reduction: ReduceSum})
 			},
 			naive: func(in []array) array {
 				return naiveSum(fromIndex([]int{3, 2}, func(i []int) float64 { return float64(1+2*i[1]) * math.Abs(in[0].at(i...)-in[1].at(i...)) }), 0, 1)

@@ -15,7 +15,7 @@ func onMeta(t *Tensor) *Tensor { return New(Meta, t.dtype, t.shape...) }
 // TestOperationsOnMeta: every operation gives the shape and dtype that it gives
 // elsewhere, its gradients too, or an *Error: never what no program can expect.
 func TestOperationsOnMeta(t *testing.T) {
-	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
+	eachCase(t, CPU(), func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
 		defer func() {
 			switch err := recover().(type) {
 			case nil:

@@ -8,8 +8,9 @@ import (
 )
 
 // normCases are the norms over channels.
-func normCases() []opCase {
-	mean, variance := FromFloat32([]float32{0.5, -1, 0.25}), FromFloat32([]float32{0.5, 2, 1})
+func normCases(dev Device) []opCase {
+	on := On(dev)
+	mean, variance := on.FromFloat32([]float32{0.5, -1, 0.25}), on.FromFloat32([]float32{0.5, 2, 1})
 	training := BatchNormOptions{Eps: 1e-5, Training: true}
 	evaluation := BatchNormOptions{Eps: 1e-5, RunningMean: mean, RunningVar: variance}
 	// The operands are x, gamma, beta and the residual, the last ones left out.

@@ -39,22 +39,22 @@ type opCase struct {
 
 // areas are the tables of operations, one file each: NAME_cases_test.go, with
 // PyTorch's values in testdata/golden/NAME.safetensors, which NAME.py wrote.
-func areas() map[string][]opCase {
+func areas(dev Device) map[string][]opCase {
 	return map[string][]opCase{
-		"basic":       basicCases(),
-		"attention":   attentionCases(),
-		"conv":        convCases(),
-		"transformer": transformerCases(),
-		"norm":        normCases(),
-		"pool":        poolCases(),
-		"index":       indexCases(),
-		"join":        joinCases(),
-		"einsum":      einsumCases(),
-		"bag":         bagCases(),
-		"rnn":         rnnCases(),
-		"elementwise": elementwiseCases(),
-		"reductions":  reductionCases(),
-		"losses":      lossCases(),
+		"basic":       basicCases(dev),
+		"attention":   attentionCases(dev),
+		"conv":        convCases(dev),
+		"transformer": transformerCases(dev),
+		"norm":        normCases(dev),
+		"pool":        poolCases(dev),
+		"index":       indexCases(dev),
+		"join":        joinCases(dev),
+		"einsum":      einsumCases(dev),
+		"bag":         bagCases(dev),
+		"rnn":         rnnCases(dev),
+		"elementwise": elementwiseCases(dev),
+		"reductions":  reductionCases(dev),
+		"losses":      lossCases(dev),
 	}
 }
 
@@ -144,10 +144,10 @@ func randomTensor(rng *rand.Rand, positive bool, shape []int) *Tensor {
 func (c opCase) evaluate(tp *Tape, in []*Tensor, seed uint64) (*Tensor, []*Tensor) {
 	leaves := make([]*Tensor, len(in))
 	for i, t := range in {
-		leaves[i] = tp.Watch(t, &collector{})
+		leaves[i] = tp.Watch(t, &collector{shape: t.shape, dev: t.Device()})
 	}
 	out := c.apply(leaves)
-	weights := randomTensor(rand.New(rand.NewPCG(seed, 99)), false, out.shape)
+	weights := randomTensor(rand.New(rand.NewPCG(seed, 99)), false, out.shape).ToDevice(out.Device())
 	return out.Mul(weights).Sum(), leaves
 }
 
@@ -155,13 +155,18 @@ func (c opCase) evaluate(tp *Tape, in []*Tensor, seed uint64) (*Tensor, []*Tenso
 type collector struct {
 	grad  *Tensor
 	shape []int
+	dev   Device // nil is the CPU
 	holds bool
 	ready int
 }
 
 func (c *collector) GradBuffer() (*Tensor, bool) {
 	if c.grad == nil {
-		c.grad = Zeros(c.shape...)
+		dev := c.dev
+		if dev == nil {
+			dev = CPU()
+		}
+		c.grad = New(dev, Float32, c.shape...)
 	}
 	return c.grad, c.holds
 }
@@ -169,15 +174,15 @@ func (c *collector) GradBuffer() (*Tensor, bool) {
 func (c *collector) GradReady(context.Context) error { c.ready++; c.holds = true; return nil }
 
 // eachCase runs fn for every row of every area, with operands drawn for it.
-func eachCase(t *testing.T, fn func(t *testing.T, c opCase, in []*Tensor, seed uint64)) {
-	for area, cases := range areas() {
+func eachCase(t *testing.T, dev Device, fn func(t *testing.T, c opCase, in []*Tensor, seed uint64)) {
+	for area, cases := range areas(dev) {
 		for i, c := range cases {
 			t.Run(area+"/"+c.name, func(t *testing.T) {
 				seed := uint64(i + 1)
 				rng := rand.New(rand.NewPCG(seed, 0))
 				in := make([]*Tensor, len(c.shapes))
 				for j, s := range c.shapes {
-					in[j] = randomTensor(rng, c.positive, s)
+					in[j] = randomTensor(rng, c.positive, s).ToDevice(dev)
 				}
 				fn(t, c, in, seed)
 			})
@@ -186,7 +191,7 @@ func eachCase(t *testing.T, fn func(t *testing.T, c opCase, in []*Tensor, seed u
 }
 
 func TestValuesAgreeWithTheirDefinition(t *testing.T) {
-	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, _ uint64) {
+	eachCase(t, CPU(), func(t *testing.T, c opCase, in []*Tensor, _ uint64) {
 		if c.naive == nil {
 			t.Fatal("the row has no naive oracle")
 		}
@@ -203,7 +208,7 @@ func TestValuesAgreeWithTheirDefinition(t *testing.T) {
 }
 
 func TestGradientsAgreeWithFiniteDifferences(t *testing.T) {
-	eachCase(t, func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
+	eachCase(t, CPU(), func(t *testing.T, c opCase, in []*Tensor, seed uint64) {
 		if c.noGradient != "" {
 			return
 		}
@@ -246,7 +251,7 @@ func TestGradientsAgreeWithFiniteDifferences(t *testing.T) {
 // PyTorch's values and gradients for the same operands and the same gradient of
 // the result, computed there in float64.
 func TestValuesAndGradientsAgreeWithPyTorch(t *testing.T) {
-	for area, cases := range areas() {
+	for area, cases := range areas(CPU()) {
 		file := filepath.Join("testdata", "golden", area+".safetensors")
 		golden, err := readGolden(file)
 		if err != nil {
@@ -374,11 +379,11 @@ func gradients(t *testing.T, c opCase, in []*Tensor, seed uint64) []*Tensor {
 	defer tp.Close()
 	leaves, sinks := make([]*Tensor, len(in)), make([]*collector, len(in))
 	for i, x := range in {
-		sinks[i] = &collector{shape: x.shape}
+		sinks[i] = &collector{shape: x.shape, dev: x.Device()}
 		leaves[i] = tp.Watch(x, sinks[i])
 	}
 	out := c.apply(leaves)
-	weights := randomTensor(rand.New(rand.NewPCG(seed, 99)), false, out.shape)
+	weights := randomTensor(rand.New(rand.NewPCG(seed, 99)), false, out.shape).ToDevice(out.Device())
 	if err := out.Mul(weights).Sum().Backward(t.Context()); err != nil {
 		t.Fatal(err)
 	}

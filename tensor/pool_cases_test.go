@@ -5,7 +5,7 @@ package tensor
 import "math"
 
 // poolCases are the poolings of planes.
-func poolCases() []opCase {
+func poolCases(Device) []opCase {
 	square := func(n int) [2]int { return [2]int{n, n} }
 	stem := Pool2dOptions{Kernel: square(3), Stride: square(2), Padding: square(1)}
 	ceil := Pool2dOptions{Kernel: [2]int{3, 2}, Stride: square(2), Padding: [2]int{1, 0}, CeilMode: true}

@@ -32,7 +32,8 @@ func naiveVar(a array, count, correction float64, dims ...int) array {
 }
 
 // reductionCases are what combines elements other than by their sum.
-func reductionCases() []opCase {
+func reductionCases(dev Device) []opCase {
+	on := On(dev)
 	top := func(acc, x float64) float64 { return max(acc, x) }
 	bottom := func(acc, x float64) float64 { return min(acc, x) }
 	times := func(acc, x float64) float64 { return acc * x }
@@ -63,7 +64,7 @@ func reductionCases() []opCase {
 		row("prod", []int{3, 4}, func(x *Tensor) *Tensor { return x.Prod(1) }, func(a array) array { return naiveFold(a, 1, times, 1) }),
 		row("prod ends", []int{2, 3, 2}, func(x *Tensor) *Tensor { return x.Prod(0, 2) }, func(a array) array { return naiveFold(a, 1, times, 0, 2) }),
 		row("prod all", []int{2, 3}, func(x *Tensor) *Tensor { return x.Prod() }, func(a array) array { return naiveFold(a, 1, times, 0, 1) }),
-		row("prod with zeros", []int{3, 5}, func(x *Tensor) *Tensor { return x.Mul(FromFloat32(flags, 3, 5)).Prod(1) }, func(a array) array {
+		row("prod with zeros", []int{3, 5}, func(x *Tensor) *Tensor { return x.Mul(on.FromFloat32(flags, 3, 5)).Prod(1) }, func(a array) array {
 			return naiveFold(zipArrays(func(x, y float64) float64 { return x * y })([]array{a, {[]int{3, 5}, widen(flags)}}), 1, times, 1)
 		}),
 		row("var", []int{3, 4}, func(x *Tensor) *Tensor { return x.Var(1, 1) }, func(a array) array { return naiveVar(a, 4, 1, 1) }),

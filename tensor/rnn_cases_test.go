@@ -6,7 +6,7 @@ import "math"
 
 // rnnCases are recurrent layers; the operands are the inputs' products, the
 // first states and the weight of the states.
-func rnnCases() []opCase {
+func rnnCases(Device) []opCase {
 	lstm := func(reverse, cell bool) func(in []*Tensor) *Tensor {
 		return func(in []*Tensor) *Tensor {
 			out, cn := LSTM(in[0], in[1], in[2], in[3], reverse)

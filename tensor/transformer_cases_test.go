@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func transformerCases() []opCase {
+func transformerCases(dev Device) []opCase {
 	return []opCase{
 		{
 			name: "rms norm", shapes: [][]int{{2, 3, 6}, {6}}, apply: func(in []*Tensor) *Tensor { return RMSNorm(in[0], in[1], 1e-6) },
@@ -24,7 +24,7 @@ func transformerCases() []opCase {
 		{
 			name: "rope", shapes: [][]int{{2, 3, 2, 6}},
 			apply: func(in []*Tensor) *Tensor {
-				cos, sin := RoPETable(CPU(), RoPEFrequencies(6, 100), 4, 3)
+				cos, sin := RoPETable(dev, RoPEFrequencies(6, 100), 4, 3)
 				return RoPE(in[0], cos, sin)
 			},
 			naive: func(in []array) array { return naiveRoPE(in[0], func(_, t int) int { return 4 + t }) },
@@ -32,7 +32,7 @@ func transformerCases() []opCase {
 		{
 			name: "rope by batch", shapes: [][]int{{2, 3, 2, 6}},
 			apply: func(in []*Tensor) *Tensor {
-				cos, sin := RoPETable(CPU(), RoPEFrequencies(6, 100), 0, 6)
+				cos, sin := RoPETable(dev, RoPEFrequencies(6, 100), 0, 6)
 				return RoPE(in[0], cos.Reshape(2, 3, 3), sin.Reshape(2, 3, 3))
 			},
 			naive: func(in []array) array { return naiveRoPE(in[0], func(b, t int) int { return 3*b + t }) },
@@ -40,7 +40,7 @@ func transformerCases() []opCase {
 		{
 			name: "rope strided", shapes: [][]int{{2, 6, 2, 3}},
 			apply: func(in []*Tensor) *Tensor {
-				cos, sin := RoPETable(CPU(), RoPEFrequencies(6, 100), 4, 3)
+				cos, sin := RoPETable(dev, RoPEFrequencies(6, 100), 4, 3)
 				return RoPE(in[0].Permute(0, 3, 2, 1), cos, sin)
 			},
 			naive: func(in []array) array {

@@ -257,8 +257,8 @@ type Device interface {
 	Late() bool
 	// Fault returns the first fault that calls have noted since it was last asked,
 	// of a device that is late; others tell the [Check] of a call. With wait it is
-	// asked after all earlier calls have taken effect. From a fault on until it has
-	// been asked for, a device may leave calls out.
+	// asked after all earlier calls have taken effect. A device may leave out
+	// what is called after the call with the fault and before Fault has told of it.
 	Fault(wait bool) Fault
 
 	Kernels
