@@ -263,65 +263,17 @@ func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
 
 // backward walks the tapes of this process, once no call of the context runs here.
 // losses are those of the context's maker.
-func (s *state) backward(parent context.Context, in walkCall, losses []*tensor.Tensor) (err error) {
+func (s *state) backward(parent context.Context, in walkCall, losses []*tensor.Tensor) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
-	for quiet := false; !quiet; {
-		if err := s.waitQuiet(ctx); err != nil {
-			return err
-		}
-		s.mu.Lock()
-		if quiet = len(s.running) == 0; !quiet {
-			s.mu.Unlock() // one has just come
-		}
-	}
-	w, err := s.next(in.Walk)
-	switch {
-	case err != nil:
-	case s.broken != nil:
-		err = s.broken
-	case w.begun:
-		err = fmt.Errorf("backward pass %d runs already", in.Walk)
-	}
+	w, passes, err := s.beginWalk(ctx, cancel, in)
 	if err != nil {
-		s.mu.Unlock()
 		return err
 	}
-	w.begun, w.mode, w.cancel, w.over = true, in.Mode, cancel, make(chan struct{})
-	s.walks, s.asked = in.Walk, in.Walk
-	passes := make([]*pass, 0, len(s.passes))
-	for _, p := range s.passes {
-		if p.carrier != nil {
-			passes = append(passes, p)
-		}
-	}
-	s.mu.Unlock()
 	defer close(w.over)
-
-	var parts []*part
-	for _, p := range passes {
-		parts = append(parts, p.parts...)
-	}
-	s.grads.begin(parts)
-	errs := make(chan error, len(passes))
-	for _, p := range passes {
-		go func() {
-			err := p.walk(ctx, in.Retain, losses)
-			if err != nil {
-				cancel(err)
-			} else {
-				s.grads.settle(p.parts)
-			}
-			errs <- err
-		}()
-	}
-	for range passes {
-		if e := <-errs; e != nil && err == nil {
-			err = e
-		}
-	}
-	// The first to fail cancels the others, whose errors only repeat it. Where time is
-	// over, each says for what it has waited.
+	err = s.walkTapes(ctx, cancel, passes, in.Retain, losses)
+	// The first tape to fail cancels the others, whose errors only repeat its error. When
+	// the time is over, each error says what its tape has waited for.
 	if cause := context.Cause(ctx); err != nil && parent.Err() == nil {
 		err = cause
 	}
@@ -336,6 +288,75 @@ func (s *state) backward(parent context.Context, in walkCall, losses []*tensor.T
 	if err != nil {
 		return err
 	}
+	return s.endWalk(passes, in.Retain)
+}
+
+// beginWalk waits until no call of the context runs here, and begins a backward pass over
+// the passes that it returns.
+func (s *state) beginWalk(ctx context.Context, cancel context.CancelCauseFunc, in walkCall) (*walk, []*pass, error) {
+	for {
+		if err := s.waitQuiet(ctx); err != nil {
+			return nil, nil, err
+		}
+		s.mu.Lock()
+		if len(s.running) == 0 {
+			break
+		}
+		s.mu.Unlock() // a call has just come
+	}
+	defer s.mu.Unlock()
+	w, err := s.next(in.Walk)
+	switch {
+	case err != nil:
+	case s.broken != nil:
+		err = s.broken
+	case w.begun:
+		err = fmt.Errorf("backward pass %d runs already", in.Walk)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	w.begun, w.mode, w.cancel, w.over = true, in.Mode, cancel, make(chan struct{})
+	s.walks, s.asked = in.Walk, in.Walk
+	passes := make([]*pass, 0, len(s.passes))
+	for _, p := range s.passes {
+		if p.carrier != nil {
+			passes = append(passes, p)
+		}
+	}
+	return w, passes, nil
+}
+
+// walkTapes walks the tapes of passes, each in a goroutine of its own, and waits for all.
+// The first error cancels the others.
+func (s *state) walkTapes(ctx context.Context, cancel context.CancelCauseFunc, passes []*pass, retain bool, losses []*tensor.Tensor) (err error) {
+	var parts []*part
+	for _, p := range passes {
+		parts = append(parts, p.parts...)
+	}
+	s.grads.begin(parts)
+	errs := make(chan error, len(passes))
+	for _, p := range passes {
+		go func() {
+			err := p.walk(ctx, retain, losses)
+			if err != nil {
+				cancel(err)
+			} else {
+				s.grads.settle(p.parts)
+			}
+			errs <- err
+		}()
+	}
+	for range passes {
+		if e := <-errs; e != nil && err == nil {
+			err = e
+		}
+	}
+	return err
+}
+
+// endWalk ends a backward pass that has succeeded.
+func (s *state) endWalk(passes []*pass, retain bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended != nil {
@@ -346,7 +367,7 @@ func (s *state) backward(parent context.Context, in walkCall, losses []*tensor.T
 	for _, p := range passes {
 		p.numSent = 0
 	}
-	if !in.Retain {
+	if !retain {
 		s.consumed(passes)
 	}
 	return nil
