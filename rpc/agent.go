@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/rpc/internal/hook"
 	"github.com/cohort-ml/cohort/rpc/internal/link"
 )
@@ -53,21 +52,6 @@ type Agent struct {
 
 	rounds rounds // of shutdown, at the agent of rank 0
 	losses losses
-}
-
-// losses tells of connections that have ended.
-type losses struct {
-	mu      sync.Mutex
-	tell    []func(p *Peer, err error)
-	parting bool   // all have called Shutdown: a peer whose connection ends may be leaving
-	held    []loss // those that have ended since
-}
-
-// loss is a connection that has ended.
-type loss struct {
-	peer *Peer
-	life uint64
-	err  error
 }
 
 // Init makes an agent and lets it meet the others of its job: by [WithGroup] or
@@ -249,128 +233,4 @@ func (a *Agent) Peers() []*Peer { return slices.Clone(a.peers) }
 
 func (a *Agent) String() string {
 	return fmt.Sprintf("agent %s (rank %d of %d)", a.name, a.rank, a.Size())
-}
-
-// OnPeerLost makes f be called when a connection with a peer has ended otherwise
-// than by this agent's end: the peer was closed, or died, or cannot be reached. Peers
-// that leave by a [Agent.Shutdown], which is everybody's, are not lost. It may be
-// called more than once for a peer, and must not wait.
-func (a *Agent) OnPeerLost(f func(p *Peer, err error)) {
-	a.losses.mu.Lock()
-	defer a.losses.mu.Unlock()
-	a.losses.tell = append(a.losses.tell, f)
-}
-
-// Lost implements [link.Handler].
-func (a *Agent) Lost(p *link.Peer, life uint64, err error) {
-	a.lostPeer(a.PeerRank(p.Rank), life, ownError(err))
-}
-
-// lostPeer tells of a connection that has ended with a life of the peer's.
-func (a *Agent) lostPeer(p *Peer, life uint64, err error) {
-	if p == a.self || a.ctx.Err() != nil {
-		return
-	}
-	l := &a.losses
-	l.mu.Lock()
-	tell := l.tell
-	if l.parting {
-		l.held = append(l.held, loss{p, life, err})
-		l.mu.Unlock()
-		return
-	}
-	l.mu.Unlock()
-	if a.hook != nil {
-		a.hook.Lost(p.hook(life), err)
-	}
-	for _, f := range tell {
-		f(p, err)
-	}
-}
-
-// part holds back what lostPeer is told of from now on: all agents have called
-// Shutdown.
-func (a *Agent) part() {
-	a.losses.mu.Lock()
-	defer a.losses.mu.Unlock()
-	a.losses.parting = true
-}
-
-// partFailed tells of what was held back: the shutdown did not come to its end.
-func (a *Agent) partFailed() {
-	l := &a.losses
-	l.mu.Lock()
-	held := l.held
-	l.parting, l.held = false, nil
-	l.mu.Unlock()
-	for _, h := range held {
-		a.lostPeer(h.peer, h.life, h.err)
-	}
-}
-
-// counter counts what is under way, and lets others wait for none.
-type counter struct {
-	mu      sync.Mutex
-	n       int
-	started uint64
-	refuses bool
-	changed chan struct{} // closed when n has changed; nil if nobody waits
-}
-
-// enter adds one, unless no more are taken.
-func (c *counter) enter() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.refuses {
-		return errClosed
-	}
-	c.n++
-	c.started++
-	return nil
-}
-
-func (c *counter) add(d int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.n += d; d > 0 {
-		c.started += uint64(d)
-	}
-	if c.changed != nil {
-		close(c.changed)
-		c.changed = nil
-	}
-}
-
-// refuse makes enter fail from now on.
-func (c *counter) refuse() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.refuses = true
-}
-
-// count returns how many are under way, and how many there have ever been.
-func (c *counter) count() (n int, started uint64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.n, c.started
-}
-
-// wait waits until none is under way.
-func (c *counter) wait(ctx context.Context) error {
-	for {
-		c.mu.Lock()
-		if c.changed == nil {
-			c.changed = make(chan struct{})
-		}
-		n, changed := c.n, c.changed
-		c.mu.Unlock()
-		if n == 0 {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return ctxerr.Of(ctx)
-		}
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/cohort-ml/cohort/rpc/internal/hook"
@@ -86,4 +87,76 @@ func (p *Peer) unreachable(method string, err error) error {
 		kind = KindCanceled
 	}
 	return errorf(kind, method, p, "no connection: %w", err)
+}
+
+// losses tells of connections that have ended.
+type losses struct {
+	mu      sync.Mutex
+	tell    []func(p *Peer, err error)
+	parting bool   // all have called Shutdown: a peer whose connection ends may be leaving
+	held    []loss // those that have ended since
+}
+
+// loss is a connection that has ended.
+type loss struct {
+	peer *Peer
+	life uint64
+	err  error
+}
+
+// OnPeerLost makes f be called when a connection with a peer has ended otherwise
+// than by this agent's end: the peer was closed, or died, or cannot be reached. Peers
+// that leave by a [Agent.Shutdown], which is everybody's, are not lost. It may be
+// called more than once for a peer, and must not wait.
+func (a *Agent) OnPeerLost(f func(p *Peer, err error)) {
+	a.losses.mu.Lock()
+	defer a.losses.mu.Unlock()
+	a.losses.tell = append(a.losses.tell, f)
+}
+
+// Lost implements [link.Handler].
+func (a *Agent) Lost(p *link.Peer, life uint64, err error) {
+	a.lostPeer(a.PeerRank(p.Rank), life, ownError(err))
+}
+
+// lostPeer tells of a connection that has ended with a life of the peer's.
+func (a *Agent) lostPeer(p *Peer, life uint64, err error) {
+	if p == a.self || a.ctx.Err() != nil {
+		return
+	}
+	l := &a.losses
+	l.mu.Lock()
+	tell := l.tell
+	if l.parting {
+		l.held = append(l.held, loss{p, life, err})
+		l.mu.Unlock()
+		return
+	}
+	l.mu.Unlock()
+	if a.hook != nil {
+		a.hook.Lost(p.hook(life), err)
+	}
+	for _, f := range tell {
+		f(p, err)
+	}
+}
+
+// part holds back what lostPeer is told of from now on: all agents have called
+// Shutdown.
+func (a *Agent) part() {
+	a.losses.mu.Lock()
+	defer a.losses.mu.Unlock()
+	a.losses.parting = true
+}
+
+// partFailed tells of what was held back: the shutdown did not come to its end.
+func (a *Agent) partFailed() {
+	l := &a.losses
+	l.mu.Lock()
+	held := l.held
+	l.parting, l.held = false, nil
+	l.mu.Unlock()
+	for _, h := range held {
+		a.lostPeer(h.peer, h.life, h.err)
+	}
 }

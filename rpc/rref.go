@@ -289,34 +289,6 @@ func (r *RRef[T]) LocalValue() (value T, err error) {
 	return valueAs[T](s.value.value)
 }
 
-// valueAs gives a value the type of a reference to it.
-func valueAs[T any](v any) (T, error) {
-	value, ok := v.(T)
-	if !ok && v != nil {
-		return value, &Error{Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("the value is a %s, the reference is to a %s",
-			typeText(reflect.TypeOf(v)), typeText(reflect.TypeFor[T]()))}
-	}
-	return value, nil
-}
-
-// fetchMethod returns the method that fetches values of a type.
-func fetchMethod[T any](k *keeper) (*Method[fetchArgs, T], error) {
-	t := reflect.TypeFor[T]()
-	if m, ok := k.fetches.Load(t); ok {
-		return m.(*Method[fetchArgs, T]), nil
-	}
-	if _, err := codec.Plan(t); err != nil {
-		return nil, fmt.Errorf("a %s cannot travel, call methods on it: %w", typeText(t), err)
-	}
-	if f := codec.Hidden(t); f != "" {
-		return nil, fmt.Errorf("a copy of a %s would lack the field %s, which is not exported: call methods on the value (NewOn), or say `rpc:\"-\"` at the field", typeText(t), f)
-	}
-	m := NewMethod[fetchArgs, T](fetchName)
-	m.sig = 0 // the owner looks at the type
-	k.fetches.Store(t, m)
-	return m, nil
-}
-
 // Remote calls the method at a peer and leaves the result there. It returns at once;
 // errors of the call come to light when the reference is used. ctx bounds the call
 // itself, not the life of its result.

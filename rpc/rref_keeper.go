@@ -3,17 +3,14 @@
 package rpc
 
 import (
-	"context"
 	"fmt"
 	"maps"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/cohort-ml/cohort/internal/ctxerr"
 	"github.com/cohort-ml/cohort/rpc/internal/cbor"
 	"github.com/cohort-ml/cohort/rpc/internal/link"
 	"github.com/cohort-ml/cohort/rpc/internal/rref"
@@ -42,81 +39,6 @@ type keeper struct {
 	states map[rref.Handle]*refState // the forks of this process
 	timer  *time.Timer               // nil: the machine needs no ticks
 	closed bool
-}
-
-// refValue is what references of this agent's refer to, now or later.
-type refValue struct {
-	mu      sync.Mutex
-	settled bool
-	done    chan struct{}
-	next    followers
-	value   any
-	err     error
-}
-
-func newValue() *refValue { return &refValue{done: make(chan struct{})} }
-
-// settle gives the value, or why there is none. The first time counts.
-func (v *refValue) settle(value any, err error) {
-	v.mu.Lock()
-	if v.settled {
-		v.mu.Unlock()
-		return
-	}
-	v.settled, v.value, v.err = true, value, err
-	next := v.next.take()
-	close(v.done)
-	v.mu.Unlock()
-	for _, w := range next {
-		go w.run()
-	}
-}
-
-// reply answers a call for the value with it, when it is there. Who no longer waits is
-// not waited for.
-func (v *refValue) reply(in *incoming, want string) {
-	select {
-	case <-v.done:
-		in.replyValue(v, want)
-		return
-	default:
-	}
-	if err := in.park(); err != nil {
-		in.reply(err, nil)
-		return
-	}
-	var once sync.Once
-	v.mu.Lock()
-	if v.settled {
-		v.mu.Unlock()
-		in.replyValue(v, want)
-		return
-	}
-	waits := v.next.add(func() { once.Do(func() { in.replyValue(v, want) }) })
-	v.mu.Unlock()
-	in.own.park(func(why error) {
-		once.Do(func() {
-			v.mu.Lock()
-			v.next.remove(waits)
-			v.mu.Unlock()
-			in.reply(why, nil)
-		})
-	})
-}
-
-// wait waits for the value.
-func (v *refValue) wait(ctx context.Context) (any, error) {
-	select {
-	case <-v.done:
-		return v.value, v.err
-	default:
-	}
-	select {
-	case <-v.done:
-		return v.value, v.err
-	case <-ctx.Done():
-		return nil, ctxerr.Of(ctx)
-	}
 }
 
 // newKeeper begins to keep an agent's references.
@@ -248,55 +170,6 @@ func (k *keeper) take(from *link.ServerConn, body []byte) {
 	})
 }
 
-// encodeNotes makes the body of a note: [instance, message, …], where a message is
-// [kind, number], or [kind, number, owner, creator, number of the reference, pass].
-func encodeNotes(instance uint64, messages []rref.Message) []byte {
-	var e cbor.Encoder
-	e.Array(1 + len(messages))
-	e.Uint(instance)
-	for _, m := range messages {
-		if m.Kind != rref.KindAdd {
-			e.Array(2)
-			e.Uint(uint64(m.Kind))
-			e.Uint(m.N)
-			continue
-		}
-		e.Array(6)
-		e.Uint(uint64(m.Kind))
-		e.Uint(m.N)
-		e.Uint(uint64(m.Ref.Owner))
-		e.Uint(uint64(m.Ref.Creator))
-		e.Uint(m.Ref.N)
-		e.Uint(m.Pass)
-	}
-	return e.Buf
-}
-
-func decodeNotes(body []byte) (instance uint64, messages []rref.Message, err error) {
-	var d cbor.Decoder
-	d.Reset(body)
-	n := d.Array()
-	instance = d.Uint()
-	for i := 1; i < n && d.Err() == nil; i++ {
-		fields := d.Array()
-		kind := d.Uint()
-		if d.Err() == nil && (kind > 255 || fields != 2 && fields != 6) {
-			d.Fail(fmt.Errorf("a message of kind %d with %d fields", kind, fields))
-		}
-		m := rref.Message{Kind: rref.Kind(kind), N: d.Uint()}
-		if fields == 6 {
-			m.Ref = rref.Ref{Owner: rref.Node(d.Uint()), Creator: rref.Node(d.Uint()), N: d.Uint()}
-			m.Pass = d.Uint()
-		}
-		messages = append(messages, m)
-	}
-	d.End()
-	if d.Err() != nil {
-		return 0, nil, d.Err()
-	}
-	return instance, messages, nil
-}
-
 // remote takes a call whose result stays here; extra is the caller's number for it.
 func (k *keeper) remote(in *incoming, extra []byte) *Error {
 	var d cbor.Decoder
@@ -342,11 +215,6 @@ func (k *keeper) remote(in *incoming, extra []byte) *Error {
 	return nil
 }
 
-// refKey names a value on the wire: owner, creator, number.
-type refKey [3]uint64
-
-func keyOf(r rref.Ref) refKey { return refKey{uint64(r.Owner), uint64(r.Creator), r.N} }
-
 // find returns the value that a caller refers to.
 func (k *keeper) find(key refKey) (v *refValue, err error) {
 	r := rref.Ref{Owner: rref.Node(key[0]), Creator: rref.Node(key[1]), N: key[2]}
@@ -364,71 +232,6 @@ func (k *keeper) find(key refKey) (v *refValue, err error) {
 		}
 	})
 	return v, err
-}
-
-// typeText names the type of a referenced value.
-func typeText(t reflect.Type) string {
-	switch t {
-	case nil:
-		return "any"
-	case tensorType:
-		return "tensor"
-	}
-	return t.String()
-}
-
-// fetchArgs ask for the value of a reference.
-type fetchArgs struct {
-	Of   refKey `rpc:"of"`
-	Type string `rpc:"type"` // which the caller expects
-}
-
-const fetchName = "cohort.value"
-
-// fetching is the method by which values are fetched.
-func fetching() *served {
-	args := NewMethod[fetchArgs, struct{}](fetchName)
-	s := &served{methodInfo: args.methodInfo, where: "a remote reference"}
-	s.run = func(in *incoming) {
-		ask, err := args.decodeArgs(in)
-		var v *refValue
-		if err == nil {
-			v, err = in.agent.refs.find(ask.Of)
-		}
-		if err != nil {
-			in.reply(err, nil)
-			return
-		}
-		v.reply(in, ask.Type)
-	}
-	return s
-}
-
-// replyValue answers with a value that is settled.
-func (in *incoming) replyValue(v *refValue, want string) {
-	if v.err != nil {
-		in.reply(v.err, nil)
-		return
-	}
-	t := reflect.TypeOf(v.value)
-	if want == "interface {}" {
-		t = reflect.TypeFor[any]()
-	} else if got := typeText(t); got != want {
-		in.reply(&Error{Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("the value is a %s, the reference is to a %s", got, want)}, nil)
-		return
-	}
-	plan, err := codec.Plan(t)
-	if err != nil {
-		in.reply(&Error{Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("the value cannot travel (call methods on it: ServeOn): %v", err)}, nil)
-		return
-	}
-	in.reply(nil, func(e *cbor.Encoder) {
-		box := reflect.New(t)
-		if v.value != nil {
-			box.Elem().Set(reflect.ValueOf(v.value))
-		}
-		plan.Encode(e, box.UnsafePointer())
-	})
 }
 
 // References is how many references an agent has to do with.

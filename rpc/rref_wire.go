@@ -114,3 +114,57 @@ func (r *RRef[T]) decodeWire(in *wire.Received) error {
 	r.become(s)
 	return nil
 }
+
+// encodeNotes makes the body of a note: [instance, message, …], where a message is
+// [kind, number], or [kind, number, owner, creator, number of the reference, pass].
+func encodeNotes(instance uint64, messages []rref.Message) []byte {
+	var e cbor.Encoder
+	e.Array(1 + len(messages))
+	e.Uint(instance)
+	for _, m := range messages {
+		if m.Kind != rref.KindAdd {
+			e.Array(2)
+			e.Uint(uint64(m.Kind))
+			e.Uint(m.N)
+			continue
+		}
+		e.Array(6)
+		e.Uint(uint64(m.Kind))
+		e.Uint(m.N)
+		e.Uint(uint64(m.Ref.Owner))
+		e.Uint(uint64(m.Ref.Creator))
+		e.Uint(m.Ref.N)
+		e.Uint(m.Pass)
+	}
+	return e.Buf
+}
+
+func decodeNotes(body []byte) (instance uint64, messages []rref.Message, err error) {
+	var d cbor.Decoder
+	d.Reset(body)
+	n := d.Array()
+	instance = d.Uint()
+	for i := 1; i < n && d.Err() == nil; i++ {
+		fields := d.Array()
+		kind := d.Uint()
+		if d.Err() == nil && (kind > 255 || fields != 2 && fields != 6) {
+			d.Fail(fmt.Errorf("a message of kind %d with %d fields", kind, fields))
+		}
+		m := rref.Message{Kind: rref.Kind(kind), N: d.Uint()}
+		if fields == 6 {
+			m.Ref = rref.Ref{Owner: rref.Node(d.Uint()), Creator: rref.Node(d.Uint()), N: d.Uint()}
+			m.Pass = d.Uint()
+		}
+		messages = append(messages, m)
+	}
+	d.End()
+	if d.Err() != nil {
+		return 0, nil, d.Err()
+	}
+	return instance, messages, nil
+}
+
+// refKey names a value on the wire: owner, creator, number.
+type refKey [3]uint64
+
+func keyOf(r rref.Ref) refKey { return refKey{uint64(r.Owner), uint64(r.Creator), r.N} }

@@ -14,30 +14,6 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// Mode is how a backward pass deals with what the loss does not depend on.
-type Mode int
-
-const (
-	// Smart lets every tensor that was received answer, with its gradient or with
-	// none, so that an argument which does not feed the loss holds nothing up. Before,
-	// one round of questions finds everybody who takes part.
-	Smart Mode = iota
-	// Fast takes for granted that the loss depends on every tensor that was sent, and
-	// that the answers of all calls have told who takes part. Where the first is not so,
-	// the pass fails with [ErrUnreached].
-	Fast
-)
-
-func (m Mode) String() string {
-	switch m {
-	case Smart:
-		return "Smart"
-	case Fast:
-		return "Fast"
-	}
-	return fmt.Sprintf("Mode(%d)", int(m))
-}
-
 // walk is one backward pass on one process. Every forward pass's tape is walked
 // down by a goroutine; where a tensor was sent, it waits for the gradient.
 //
