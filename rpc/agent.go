@@ -100,7 +100,7 @@ func newAgent(name string, o *options) *Agent {
 	}
 	a.ctx, a.cancel = context.WithCancelCause(base)
 	a.hook = hook.FromContext(base)
-	a.end = link.New(o.config(a.ctx, name), a)
+	a.end = link.New(o.config(a.ctx, name), (*linkHandler)(a))
 	a.gate.limit = o.limit
 	a.calls.New = func() any { return &link.Call{Answered: make(chan struct{}, 1)} }
 	a.stats.init()

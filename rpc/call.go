@@ -269,7 +269,7 @@ func (m *Method[A, R]) async(ctx context.Context, p *Peer, in A, more callExtras
 	a := p.agent
 	f := &Future[R]{method: m.decodeFuture, info: &m.methodInfo, peer: p, refs: m.refs}
 	c := &f.call
-	c.Sink = f
+	c.Sink = (*sink[R])(f)
 	f.stats = a.stats.out(p, &m.methodInfo)
 	fail := func(err error) *Future[R] {
 		c.Err = err

@@ -66,8 +66,12 @@ func (f *Future[R]) resolve(value R, err error) {
 	f.wake()
 }
 
+// sink is a future as its connection sees it.
+type sink[R any] Future[R]
+
 // Arrive implements [link.Sink].
-func (f *Future[R]) Arrive() {
+func (s *sink[R]) Arrive() {
+	f := (*Future[R])(s)
 	f.peer.agent.leave(f.info)
 	f.arrive()
 }

@@ -114,8 +114,12 @@ func (a *Agent) OnPeerLost(f func(p *Peer, err error)) {
 	a.losses.tell = append(a.losses.tell, f)
 }
 
+// linkHandler is an agent as its connections see it.
+type linkHandler Agent
+
 // Lost implements [link.Handler].
-func (a *Agent) Lost(p *link.Peer, life uint64, err error) {
+func (h *linkHandler) Lost(p *link.Peer, life uint64, err error) {
+	a := (*Agent)(h)
 	a.lostPeer(a.PeerRank(p.Rank), life, ownError(err))
 }
 

@@ -27,7 +27,8 @@ type server struct {
 }
 
 // Serve implements [link.Handler].
-func (a *Agent) Serve(c *link.ServerConn) link.Server {
+func (h *linkHandler) Serve(c *link.ServerConn) link.Server {
+	a := (*Agent)(h)
 	s := &server{ServerConn: c, agent: a, active: map[uint64]*incoming{}}
 	if rank := c.Peer.Rank; rank >= 0 {
 		s.peer = a.peers[rank]
