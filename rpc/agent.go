@@ -16,9 +16,8 @@ import (
 	"github.com/cohort-ml/cohort/rpc/internal/link"
 )
 
-// Agent is this process's place among those that call each other. It serves
-// methods and makes calls; any number of goroutines may use it. A process may have
-// several.
+// Agent is a process's place in a job. It serves methods and makes calls. Any number of
+// goroutines may use it, and a process may have several agents.
 type Agent struct {
 	name    string
 	rank    int
@@ -54,12 +53,13 @@ type Agent struct {
 	losses losses
 }
 
-// Init makes an agent and lets it meet the others of its job: by [WithGroup] or
-// [WithStore], which waits until all have come, or [WithPeers], which does not.
-// Without any of these the agent is alone, and can call itself. Names are 1 to
-// 127 letters, digits or any of "_.:-"; each is taken once in a job.
+// Init makes an agent, and lets it meet the other agents of its job. With [WithGroup] or
+// [WithStore] it waits until all of them have come; with [WithPeers] it does not. Without
+// any of these options the agent is alone, and can call itself. A name has 1 to 127
+// letters, digits or any of "_.:-". No two agents of a job have the same name.
 //
-// Calls that come before Init has returned are answered already.
+// If ctx has no deadline, Init waits 5 minutes at most. Calls of other agents may be
+// answered before Init has returned.
 func Init(ctx context.Context, name string, opts ...Option) (*Agent, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -109,7 +109,7 @@ func newAgent(name string, o *options) *Agent {
 	return a
 }
 
-// begin takes in who the agents are, and lets calls be answered.
+// begin learns who the agents are, and lets calls be answered.
 func (a *Agent) begin(o *options) {
 	for _, p := range a.end.All() {
 		peer := &Peer{agent: a, name: p.Name, rank: p.Rank, link: p}
@@ -141,7 +141,8 @@ func (a *Agent) addMethods(list []*served) error {
 	return nil
 }
 
-// Offer adds services to an agent. A closed agent takes none.
+// Offer adds services to the agent. It is an error if the agent serves one of the methods
+// already, or has been closed.
 func (a *Agent) Offer(services ...Service) error {
 	var o options
 	for _, s := range services {
@@ -188,25 +189,25 @@ func (a *Agent) methodList() string {
 // Name returns the agent's name.
 func (a *Agent) Name() string { return a.name }
 
-// Rank returns the agent's number in the job.
+// Rank returns the agent's rank in the job.
 func (a *Agent) Rank() int { return a.rank }
 
 // Size returns the number of agents in the job.
 func (a *Agent) Size() int { return len(a.peers) }
 
-// Addr returns the address at which the agent listens for TCP, for clients that
-// are no agents; empty if it does not.
+// Addr returns the TCP address at which the agent listens, empty if it does not. Clients
+// that are no agents connect to it.
 func (a *Agent) Addr() string { return a.end.Addr() }
 
-// Context returns the context from which those of the agent's handlers come. It ends when
-// the agent is closed.
+// Context returns the context from which the contexts of handlers are derived. It ends
+// when the agent is closed.
 func (a *Agent) Context() context.Context { return a.ctx }
 
-// Self returns the agent as its own peer: calls to it go the way of others, without
-// a network.
+// Self returns the agent as its own peer. Calls to it work like calls to others, without a
+// network.
 func (a *Agent) Self() *Peer { return a.self }
 
-// Peer returns the agent of a name. If there is none, calls to what is returned
+// Peer returns the agent of a name. If there is none, calls to the peer that it returns
 // fail with [KindUnknownPeer].
 func (a *Agent) Peer(name string) *Peer {
 	p := a.byName[name]
@@ -217,8 +218,8 @@ func (a *Agent) Peer(name string) *Peer {
 	return p
 }
 
-// PeerRank returns the agent of a rank. If there is none, calls to what is returned
-// fail with [KindUnknownPeer].
+// PeerRank returns the agent of a rank. If there is none, calls to the peer that it
+// returns fail with [KindUnknownPeer].
 func (a *Agent) PeerRank(rank int) *Peer {
 	if rank >= 0 && rank < len(a.peers) {
 		return a.peers[rank]

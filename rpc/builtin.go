@@ -4,16 +4,17 @@ package rpc
 
 import "context"
 
-// MethodInfo is a method as an agent that serves it describes it.
+// MethodInfo describes a method that an agent serves.
 type MethodInfo struct {
 	Name  string
 	Types string // see [Method.Types]
 }
 
-// describeMethod tells what an agent serves: clients in other languages ask it.
+// describeMethod asks an agent what it serves. Clients in other languages use it.
 var describeMethod = NewMethod[struct{}, []MethodInfo]("cohort.rpc.describe")
 
-// Describe returns the methods that a peer serves, by name, without this module's own.
+// Describe returns the methods that the peer serves, sorted by name. Methods of this
+// module are left out.
 func (p *Peer) Describe(ctx context.Context) ([]MethodInfo, error) {
 	return describeMethod.Call(ctx, p, struct{}{})
 }

@@ -53,7 +53,7 @@ func (m *Method[A, R]) message(ctx context.Context, p *Peer, in A, c *link.Call,
 	return msg, nil
 }
 
-// hookError is a call that the agent's hook does not let go.
+// hookError says that the agent's hook has refused a call.
 type hookError struct{ err error }
 
 func (e *hookError) Error() string { return e.err.Error() }
@@ -128,10 +128,10 @@ func (m *methodInfo) prepare(ctx context.Context, p *Peer, c *link.Call) error {
 	return nil
 }
 
-// Call calls the method at a peer and waits for its answer, no longer than ctx, or
-// than the agent's time limit if ctx has no deadline. When it returns, tensors in the
-// arguments are the caller's to change and to free: a call that ends while they are
-// being written returns when they are out, or the connection has been given up.
+// Call calls the method at a peer and waits for the answer. It waits until ctx ends, or
+// for the agent's timeout if ctx has no deadline. When Call returns, the caller may change
+// and free the tensors in the arguments. So if the call ends while they are being written,
+// Call returns when they have been written or the connection has ended.
 func (m *Method[A, R]) Call(ctx context.Context, p *Peer, in A) (out R, err error) {
 	return m.call(ctx, p, in, callExtras{})
 }
@@ -254,9 +254,9 @@ func decodeTrouble(d *cbor.Decoder, method, want string, p *Peer) error {
 	return nil
 }
 
-// Async starts a call and does not wait for its answer; where a MiB of small calls has
-// not gone out yet, it waits for room. Tensors in the arguments must neither be changed
-// nor freed until the future is done.
+// Async starts a call and returns its future. It does not wait for the answer, but waits
+// while more than 1 MiB of small calls to the peer has not been written. Tensors in the
+// arguments must not be changed or freed until the future is done.
 func (m *Method[A, R]) Async(ctx context.Context, p *Peer, in A) *Future[R] {
 	return m.async(ctx, p, in, callExtras{})
 }

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// callContext is a handler's context: it ends at the caller's deadline, when the
-// caller cancels, and when the connection or the agent ends. What that takes is
-// made only when the handler asks for it.
+// callContext is the context of a handler. It ends at the caller's deadline, when the
+// caller cancels the call, and when the connection or the agent ends. The channel and
+// timers for that are made only when the handler asks for them.
 type callContext struct {
 	base     context.Context // values
 	deadline time.Time       // zero for none
@@ -26,15 +26,15 @@ type callContext struct {
 type agentKey struct{}
 type callerKey struct{}
 
-// AgentOf returns the agent that serves the call whose handler has ctx, nil
-// outside of handlers. Handlers make calls of their own with it.
+// AgentOf returns the agent that serves the call whose handler has ctx, nil outside of
+// handlers. Handlers call other agents with it.
 func AgentOf(ctx context.Context) *Agent {
 	a, _ := ctx.Value(agentKey{}).(*Agent)
 	return a
 }
 
 // Caller returns the peer that made the call whose handler has ctx, nil outside of
-// handlers. A client that is no member of the job has rank -1 and cannot be called.
+// handlers. A client that is no agent of the job has rank -1 and cannot be called.
 func Caller(ctx context.Context) *Peer {
 	if s := callerServer(ctx); s != nil {
 		return s.peer

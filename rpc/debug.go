@@ -28,8 +28,8 @@ type InFlight struct {
 	Left time.Duration
 }
 
-// InFlight returns the calls that are under way, the longest first: what this agent
-// waits for, and what others wait for here.
+// InFlight returns the calls that are under way, the longest first: those that this agent
+// waits for, and those that others wait for here.
 func (a *Agent) InFlight() []InFlight {
 	now := time.Now()
 	var list []InFlight
@@ -65,7 +65,7 @@ func (a *Agent) InFlight() []InFlight {
 	return list
 }
 
-// DebugInfo is what there is to see of an agent from outside.
+// DebugInfo is the state of an agent, for people and programs that look for a fault.
 type DebugInfo struct {
 	Agent    string
 	Addr     string // for TCP, empty if it does not listen there
@@ -92,7 +92,7 @@ var debugMethod = NewMethod[struct{}, DebugInfo]("cohort.rpc.debug")
 // maxShown bounds the calls in flight that are listed.
 const maxShown = 1000
 
-// Debug returns what [Agent.DebugHandler] shows.
+// Debug returns the state that [Agent.DebugHandler] shows.
 func (a *Agent) Debug() DebugInfo {
 	info := DebugInfo{Agent: a.String(), Addr: a.Addr(), Time: time.Now(), InFlight: a.InFlight(), References: a.References(), Stats: a.Stats()}
 	info.InFlight = slices.DeleteFunc(info.InFlight, func(c InFlight) bool { return c.Method == debugMethod.name }) // who asks
@@ -105,9 +105,9 @@ func (a *Agent) Debug() DebugInfo {
 	return info
 }
 
-// DebugOf asks the agent at an address, host:port or unix:name, about itself, without
-// being one of its job. token is the job's, "" for that of COHORT_TOKEN. It is what
-// cohort rpc show does.
+// DebugOf asks the agent at an address for its state. The address is host:port or
+// unix:name. The process that asks need not be an agent of the job. token is the job's; ""
+// means that of COHORT_TOKEN. The command cohort rpc show uses it.
 func DebugOf(ctx context.Context, addr, token string) (DebugInfo, error) {
 	var opts []Option
 	if token != "" {
@@ -125,8 +125,8 @@ func DebugOf(ctx context.Context, addr, token string) (DebugInfo, error) {
 	return debugMethod.Call(ctx, &Peer{agent: a, name: addr, rank: -1, link: p}, struct{}{})
 }
 
-// SocketPrefix is how the names of the sockets begin at which agents on Linux listen for
-// those of their host: what cohort rpc show --pid looks for.
+// SocketPrefix begins the names of the sockets at which agents on Linux listen for agents
+// of their host. The command cohort rpc show --pid looks for it.
 const SocketPrefix = link.SocketPrefix
 
 //go:embed debug.html
@@ -153,11 +153,10 @@ func timeText(d time.Duration) string {
 	return d.Round(time.Microsecond).String()
 }
 
-// DebugHandler returns a page about the agent for people, and with ?format=json for
-// programs: calls in flight, and for each method and peer calls, failures, bytes and
-// latencies. It shows names, no values. cohort rpc show has the same without a page
-// ([DebugOf]). Mount it where only those come who may see
-// that:
+// DebugHandler returns an HTTP handler that shows the agent's state as a page, or with
+// ?format=json as JSON: calls in flight, and for each method and peer the calls, failures,
+// bytes and latencies. It shows names and no values. The command cohort rpc show prints
+// the same without HTTP ([DebugOf]). Do not serve the page to strangers:
 //
 //	go http.ListenAndServe("localhost:8080", a.DebugHandler())
 func (a *Agent) DebugHandler() http.Handler {

@@ -10,7 +10,7 @@ import (
 	"text/tabwriter"
 )
 
-// WriteText writes what there is to see of an agent as text, for people.
+// WriteText writes the state as text.
 func (d *DebugInfo) WriteText(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, d.Agent)

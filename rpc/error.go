@@ -13,69 +13,67 @@ import (
 	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
-// Kind says what sort of failure an [Error] is. Kinds travel as their text.
+// Kind is the sort of failure of an [Error]. Kinds travel as their text.
 type Kind string
 
 // Each kind is a declaration of its own: of a block, go doc shows one line.
 
-// KindApplication is an error that the handler returned, or one of what a call
-// belongs to here, such as a context of autograd that has been closed.
+// KindApplication: the handler returned an error, or what the call belongs to in this
+// process failed, such as a context of package autograd that has been closed.
 const KindApplication Kind = "application"
 
-// KindPanic is a handler that panicked.
+// KindPanic: the handler panicked.
 const KindPanic Kind = "panic"
 
-// KindUnknownMethod is a method that the peer does not serve.
+// KindUnknownMethod: the peer does not serve the method.
 const KindUnknownMethod Kind = "unknown method"
 
-// KindTypes is a method whose types differ between the two sides, or a value
-// that cannot be read as one.
+// KindTypes: the two sides have different types for the method, or a value cannot be
+// decoded.
 const KindTypes Kind = "types"
 
-// KindTooLarge is a message over the receiver's limit.
+// KindTooLarge: a message is larger than its receiver allows.
 const KindTooLarge Kind = wire.KindTooLarge
 
-// KindVersion is a peer that speaks another version of the protocol.
+// KindVersion: the peer speaks another version of the protocol.
 const KindVersion Kind = wire.KindVersion
 
-// KindNameTaken is a name or rank that another agent of the job has.
+// KindNameTaken: another agent of the job has the name or the rank.
 const KindNameTaken Kind = wire.KindNameTaken
 
-// KindMembers is a job of which two agents do not say the same: its size, or the
-// list of WithPeers.
+// KindMembers: two agents disagree about the job: its size, or the list of WithPeers.
 const KindMembers Kind = wire.KindMembers
 
-// KindUnknownPeer is a name or rank that no agent of the job has.
+// KindUnknownPeer: no agent of the job has the name or the rank.
 const KindUnknownPeer Kind = wire.KindUnknownPeer
 
-// KindTimeout is a call that was not answered in its time.
+// KindTimeout: the call was not answered in time.
 const KindTimeout Kind = wire.KindTimeout
 
-// KindCanceled is a call that its caller, or the end of its agent, canceled.
+// KindCanceled: the caller has canceled the call, or its agent has ended.
 const KindCanceled Kind = wire.KindCanceled
 
-// KindUnreachable is a peer to which there is no connection, and none can be made.
+// KindUnreachable: there is no connection to the peer, and none can be made.
 const KindUnreachable Kind = wire.KindUnreachable
 
-// KindLost is a connection that ended before the answer; the method may have run.
+// KindLost: the connection ended before the answer came. The method may have run.
 const KindLost Kind = wire.KindLost
 
-// KindClosed is an agent that has been closed, here or there.
+// KindClosed: the agent has been closed, here or at the peer.
 const KindClosed Kind = wire.KindClosed
 
-// KindBusy is a peer with too many calls in its queue, or that wait there for later
-// answers.
+// KindBusy: too many calls wait at the peer, for their turn or for later answers.
 const KindBusy Kind = "busy"
 
-// KindReleased is a reference that was used after its release.
+// KindReleased: the reference was used after its release.
 const KindReleased Kind = "released"
 
-// KindProtocol is a peer that sent what the protocol does not allow.
+// KindProtocol: the peer sent what the protocol does not allow.
 const KindProtocol Kind = wire.KindProtocol
 
-// Error is a failed call. It names the method and the peer; errors.Is and
-// errors.As look through it at what the handler returned, as far as that is known
-// on both sides: see [WithError] and [WithErrorType].
+// Error is a failed call. It names the method and the peer. errors.Is and errors.As find
+// the handler's error in it, if both sides know that error: see [WithError] and
+// [WithErrorType].
 type Error struct {
 	Method string // empty where it concerns no method
 	Peer   string // the peer's name, empty where it concerns none
@@ -112,11 +110,11 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Unwrap returns the cause: a context's error, or an error of the handler that
-// is known here.
+// Unwrap returns the cause: the error of a context, or an error of the handler that this
+// agent knows.
 func (e *Error) Unwrap() error { return e.err }
 
-// Is says whether target is an *Error that asks for a kind alone, as in
+// Is says whether target is an *Error that has only a kind, and that kind is e's:
 // errors.Is(err, &rpc.Error{Kind: rpc.KindTimeout}).
 func (e *Error) Is(target error) bool {
 	t, ok := target.(*Error)

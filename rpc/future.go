@@ -13,9 +13,8 @@ import (
 	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
-// Future is the answer of a call that may not have come yet. Any number of
-// goroutines may wait for it. Futures come from [Method.Async], [Then], [NewFuture] and
-// [Resolved].
+// Future is the answer of a call, which may not have come yet. Any number of goroutines
+// may wait for it. [Method.Async], [Then], [NewFuture] and [Resolved] make futures.
 type Future[R any] struct {
 	// Of a call: how its answer is read, which the first who wants it does.
 	method func(*Future[R]) error
@@ -49,8 +48,8 @@ const (
 	futureDone
 )
 
-// NewFuture returns a future and the function that gives it its value or error,
-// which counts once. Handlers of [ServeAsync] answer with it.
+// NewFuture returns a future and the function that sets its value or error. Only the first
+// call of that function counts. Handlers of [ServeAsync] return such futures.
 func NewFuture[R any]() (f *Future[R], resolve func(value R, err error)) {
 	f = &Future[R]{}
 	return f, f.resolve
@@ -137,7 +136,7 @@ func (f *Future[R]) settle() {
 	c.Reply, f.method, f.stats = nil, nil, nil
 }
 
-// Done returns a channel that is closed when the answer, or an error, is there.
+// Done returns a channel that is closed when the answer or an error has come.
 func (f *Future[R]) Done() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -150,7 +149,7 @@ func (f *Future[R]) Done() <-chan struct{} {
 	return f.done
 }
 
-// Wait waits for the answer. The end of ctx ends the wait, not the call.
+// Wait waits for the answer. When ctx ends, the wait ends; the call goes on.
 func (f *Future[R]) Wait(ctx context.Context) (R, error) {
 	f.mu.Lock()
 	if f.state == futurePending {
@@ -209,20 +208,20 @@ func (f *Future[R]) result() (R, error) {
 	return f.value, f.err
 }
 
-// Resolved returns a future that is done: the answer of a handler of [ServeAsync] that
-// need not wait, such as an error.
+// Resolved returns a future that is done: for handlers of [ServeAsync] that know the
+// answer, or an error, at once.
 func Resolved[R any](value R, err error) *Future[R] {
 	f, resolve := NewFuture[R]()
 	resolve(value, err)
 	return f
 }
 
-// Then returns the future of fn's result, which is called with f's value when that
-// is there, in a goroutine of its own. An error of f is the new future's too, and
-// fn is not called.
+// Then returns the future of fn's result. When f is done, fn is called with f's value, in
+// a goroutine of its own. If f has an error, that is the new future's error too, and fn is
+// not called.
 //
-// Where f is the answer of a call in a pass of package autograd, whose tape belongs to
-// one goroutine, fn is called by the first who waits for the new future, in his.
+// If f is the answer of a call in a pass of package autograd, fn is called by the first
+// goroutine that waits for the new future: the tape of a pass belongs to one goroutine.
 func Then[R, S any](f *Future[R], fn func(R) (S, error)) *Future[S] {
 	g := &Future[S]{}
 	make := func() (out S, err error) {
@@ -266,8 +265,8 @@ func guarded[R, S any](fn func(R) (S, error), value R) (out S, err error) {
 	return fn(value)
 }
 
-// WaitAll waits for all futures and returns their values in order, or the error of
-// the first in order that failed.
+// WaitAll waits for all futures. It returns their values in order, and the error of the
+// first future, in order, that has failed.
 func WaitAll[R any](ctx context.Context, fs ...*Future[R]) ([]R, error) {
 	values := make([]R, len(fs))
 	var first error

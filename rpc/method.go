@@ -13,16 +13,17 @@ import (
 	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
-// Method is a name and the types of a request and a response: a value that the
-// calling and the serving side share, usually a package variable. It registers
-// nothing; [Serve] says who answers it.
+// Method is the name of a method and the types of its request (A) and response (R). Both
+// sides share the value, which is usually a package variable. NewMethod registers nothing:
+// [Serve] says which function answers the method.
 //
-// A and R may be structs, slices, arrays, maps, pointers, strings, bools, numbers,
-// times, any, *tensor.Tensor and references, in any combination; struct{} stands
-// for nothing. Exported fields travel under their names (`rpc:"name"` chooses
-// another, `rpc:"-"` leaves one out, `rpc:"name,optional"` lets it be missing); those of
-// an embedded struct do if its type is exported, as fields of a field.
-// Tensors arrive as new, contiguous ones; pointers to the same tensor arrive so.
+// A and R may be structs, slices, arrays, maps, pointers, strings, bools, numbers, times,
+// any, *tensor.Tensor and references, in any combination; struct{} means that there is
+// nothing. Exported fields travel under their names. The tag `rpc:"name"` gives a field
+// another name, `rpc:"-"` leaves it out, and `rpc:"name,optional"` allows it to be
+// missing. An embedded struct whose type is exported travels as one field with fields of
+// its own. Tensors arrive as new, contiguous tensors; several pointers to one tensor
+// arrive as pointers to one tensor.
 type Method[A, R any] struct {
 	methodInfo
 	args, result *cbor.Plan
@@ -31,7 +32,7 @@ type Method[A, R any] struct {
 	refs         bool      // there may be references in the result
 }
 
-// methodInfo is what of a method does not depend on its types.
+// methodInfo is the part of a method that does not depend on its types.
 type methodInfo struct {
 	name string
 	text string // its types
@@ -45,9 +46,9 @@ const maxName = link.MaxName
 
 var methodName = regexp.MustCompile(`^[A-Za-z0-9_./:-]{1,127}$`)
 
-// NewMethod declares a method. Names have 1 to 127 letters, digits or any of
-// "_./:-"; those that begin with "cohort." are this module's. A type that cannot
-// travel panics.
+// NewMethod declares a method. A name has 1 to 127 letters, digits or any of "_./:-";
+// names that begin with "cohort." belong to this module. NewMethod panics if a type cannot
+// travel.
 func NewMethod[A, R any](name string) *Method[A, R] {
 	checkMethodName(name)
 	m := &Method[A, R]{args: planOf[A]("request", name), result: planOf[R]("response", name)}

@@ -74,15 +74,16 @@ func (o *options) applyAll(opts []Option) error {
 	return nil
 }
 
-// PeerAddr is another agent, given by hand.
+// PeerAddr is an agent of the list of [WithPeers].
 type PeerAddr struct {
 	Name string
 	Addr string // host:port, or unix:/path or unix:@name on this host
 }
 
-// WithGroup makes the ranks of a group the job's agents: they meet in its store,
-// and each has its rank there. Ranks of PyTorch are no agents: in a job with such
-// ones, give a group of the Go ranks (Group.NewGroup with WithBackend("native")).
+// WithGroup makes the ranks of a group the agents of the job, with the same ranks. They
+// meet in the group's store. Ranks of PyTorch cannot be agents. If the group has such
+// ranks, give WithGroup a group of the Go ranks alone: Group.NewGroup with
+// WithBackend("native").
 func WithGroup(g *dist.Group) Option {
 	return option(func(o *options) error {
 		if g == nil {
@@ -93,9 +94,9 @@ func WithGroup(g *dist.Group) Option {
 	})
 }
 
-// WithStore makes size agents meet in a store, of which this one is number rank.
-// A store that outlives a run wants a [store.Prefix] for each. Who comes with another
-// size than the first gets [KindMembers].
+// WithStore makes size agents meet in a store. This agent has the given rank. If the store
+// outlives a run, give each run a [store.Prefix] of its own. An agent that comes with
+// another size than the first agent fails with [KindMembers].
 func WithStore(s store.Store, rank, size int) Option {
 	return option(func(o *options) error {
 		if s == nil {
@@ -119,13 +120,14 @@ func (o *options) in(s store.Store, rank, size int) error {
 // maxAgents bounds the agents of a job.
 const maxAgents = 1 << 16
 
-// WithPeers names the agents of the job by hand, in place of a store: everyone
-// gives the same list, itself included, in the same order, which gives the ranks.
-// An agent listens at its own address in the list unless [WithListen] gives
-// another. Nobody waits for the others before the first call to them, which fails
-// with [KindMembers] where its list has other names, or another order. Who calls is
-// asked back at its address in the list whether it is there: else the first call fails
-// with [KindNameTaken], or [KindUnreachable] where nobody answers.
+// WithPeers lists the agents of the job, without a store. All agents give the same list,
+// with themselves in it, in the same order: the order gives the ranks. An agent listens at
+// its address in the list, or at that of [WithListen].
+//
+// Init does not wait for the others. The first call to an agent whose list has other
+// names, or another order, fails with [KindMembers]. An agent that is called asks back, at
+// the caller's address in the list, whether the caller is there. If another process is
+// there, the call fails with [KindNameTaken]; if nobody answers, with [KindUnreachable].
 func WithPeers(peers []PeerAddr) Option {
 	return option(func(o *options) error {
 		if o.store != nil {
@@ -139,9 +141,9 @@ func WithPeers(peers []PeerAddr) Option {
 	})
 }
 
-// WithListen says at which address the agent listens: host:port, of which port 0
-// is a free one. Without it is a free port at the interface that reaches the
-// others, see COHORT_INTERFACE.
+// WithListen sets the address at which the agent listens: host:port, where port 0 means
+// any free port. Without this option the agent listens at a free port of the interface
+// that reaches the others; see COHORT_INTERFACE.
 func WithListen(addr string) Option {
 	return option(func(o *options) error {
 		if _, _, err := net.SplitHostPort(addr); err != nil {
@@ -152,8 +154,7 @@ func WithListen(addr string) Option {
 	})
 }
 
-// WithToken gives the job's token as 64 hexadecimal digits, in place of
-// COHORT_TOKEN.
+// WithToken sets the job's token, 64 hexadecimal digits, in place of COHORT_TOKEN.
 func WithToken(text string) Option {
 	return option(func(o *options) (err error) {
 		o.token, err = transport.ParseToken(text)
@@ -161,8 +162,8 @@ func WithToken(text string) Option {
 	})
 }
 
-// Network connects agents of one process by pipes, without the system: for tests,
-// also in virtual time, and for what would otherwise be ranks as goroutines.
+// Network connects agents of one process by pipes, without sockets: for tests, also in
+// virtual time.
 type Network struct{ network link.Network }
 
 // NewNetwork returns a network without agents.
@@ -179,8 +180,8 @@ func WithNetwork(n *Network) Option {
 	})
 }
 
-// WithTimeout limits calls whose context has no deadline, in place of
-// [DefaultTimeout]. 0 is no limit.
+// WithTimeout sets the timeout of calls whose context has no deadline, in place of
+// [DefaultTimeout]. 0 means that there is none.
 func WithTimeout(d time.Duration) Option {
 	return option(func(o *options) error {
 		if d < 0 {
@@ -191,8 +192,8 @@ func WithTimeout(d time.Duration) Option {
 	})
 }
 
-// WithMaxMessage bounds the messages that the agent takes, in bytes, in place of
-// [DefaultMaxMessage].
+// WithMaxMessage sets the size in bytes of the largest message that the agent takes, in
+// place of [DefaultMaxMessage].
 func WithMaxMessage(bytes int) Option {
 	return option(func(o *options) error {
 		if bytes < 1<<10 || bytes > wire.MaxMessage {
@@ -203,9 +204,9 @@ func WithMaxMessage(bytes int) Option {
 	})
 }
 
-// WithLease says for how long the references of a peer that is silent count, in
-// place of [DefaultLease]: so long a dead process keeps what it referred to. Peers
-// send signs of life ten times as often. All agents of a job want the same.
+// WithLease sets the lease of references, in place of [DefaultLease]: when a peer has been
+// silent for so long, its references do not count any more. Peers send heartbeats ten
+// times as often. All agents of a job should have the same lease.
 func WithLease(d time.Duration) Option {
 	return option(func(o *options) error {
 		if d < minLease {
@@ -216,10 +217,9 @@ func WithLease(d time.Duration) Option {
 	})
 }
 
-// WithConcurrency bounds how many handlers run at once, in place of
-// [DefaultConcurrency]. Others wait for their turn. A bound that is lower than the
-// number of calls that wait for each other across agents is a deadlock, which
-// ends with their time limits.
+// WithConcurrency bounds how many handlers of the agent run at once, in place of
+// [DefaultConcurrency]. Other calls wait for their turn. If handlers call other agents and
+// wait, a bound that is too low is a deadlock, which ends with the calls' timeouts.
 func WithConcurrency(n int) Option {
 	return option(func(o *options) error {
 		if n < 1 {
@@ -230,9 +230,8 @@ func WithConcurrency(n int) Option {
 	})
 }
 
-// WithError gives an error value a code by which both sides know it: where a
-// handler's error is err, by errors.Is, the caller's is too, if its agent has the
-// same option.
+// WithError gives an error value a code that both sides know. If errors.Is finds err in a
+// handler's error, it finds err in the caller's error too. Both agents need the option.
 func WithError(code string, err error) Option {
 	return option(func(o *options) error {
 		if code == "" || err == nil {
@@ -242,9 +241,10 @@ func WithError(code string, err error) Option {
 	})
 }
 
-// WithErrorType gives an error type a code by which both sides know it: where a
-// handler's error is an E, by errors.As, the caller's is one with the same fields.
-// E is a pointer to a struct whose exported fields can travel, without tensors.
+// WithErrorType gives an error type a code that both sides know. If errors.As finds an E
+// in a handler's error, it finds an E with the same fields in the caller's error. Both
+// agents need the option. E is a pointer to a struct whose exported fields can travel;
+// tensors cannot.
 func WithErrorType[E error](code string) Option {
 	return option(func(o *options) error {
 		t := reflect.TypeFor[E]()
@@ -282,8 +282,9 @@ func (o *options) know(k known) error {
 	return nil
 }
 
-// WithBaseContext makes derive return the context from which those of all handlers come,
-// made from ctx: so values reach the handlers. derive is called once, by [Init].
+// WithBaseContext lets handlers have values in their contexts. [Init] calls derive once.
+// The contexts of all handlers are derived from the context that it returns, which is made
+// from ctx.
 func WithBaseContext(derive func(ctx context.Context) context.Context) Option {
 	return option(func(o *options) error {
 		if derive == nil {

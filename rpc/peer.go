@@ -13,8 +13,8 @@ import (
 	"github.com/cohort-ml/cohort/rpc/internal/link"
 )
 
-// Peer is an agent as another one, or itself, calls it. The connection is made by
-// the first call, and made again when it has been lost.
+// Peer is another agent, or the agent itself, as the receiver of calls. The first call
+// makes the connection; when the connection is lost, the next call makes another one.
 type Peer struct {
 	agent  *Agent
 	name   string
@@ -27,14 +27,14 @@ type Peer struct {
 // Name returns the peer's name.
 func (p *Peer) Name() string { return p.name }
 
-// Rank returns the peer's number among the agents, -1 for a client that is none.
+// Rank returns the peer's rank, -1 for a client that is no agent of the job.
 func (p *Peer) Rank() int { return p.rank }
 
 // Agent returns the agent that calls the peer.
 func (p *Peer) Agent() *Agent { return p.agent }
 
-// Transport returns how calls travel: "shm", "unix", "tcp", "tls" or "pipe"; empty
-// while there is no connection.
+// Transport returns how messages to the peer travel: "shm", "unix", "tcp", "tls" or
+// "pipe". It is empty while there is no connection.
 func (p *Peer) Transport() string {
 	if c := p.conn(); c != nil {
 		return c.How
@@ -89,7 +89,7 @@ func (p *Peer) unreachable(method string, err error) error {
 	return errorf(kind, method, p, "no connection: %w", err)
 }
 
-// losses tells of connections that have ended.
+// losses reports connections that have ended.
 type losses struct {
 	mu      sync.Mutex
 	tell    []func(p *Peer, err error)
@@ -104,10 +104,10 @@ type loss struct {
 	err  error
 }
 
-// OnPeerLost makes f be called when a connection with a peer has ended otherwise
-// than by this agent's end: the peer was closed, or died, or cannot be reached. Peers
-// that leave by a [Agent.Shutdown], which is everybody's, are not lost. It may be
-// called more than once for a peer, and must not wait.
+// OnPeerLost calls f when a connection with a peer has ended: the peer was closed, has
+// died, or cannot be reached. f is not called when this agent ends, and not for peers that
+// leave by [Agent.Shutdown], which all agents call together. f may be called more than
+// once for a peer. It must not wait.
 func (a *Agent) OnPeerLost(f func(p *Peer, err error)) {
 	a.losses.mu.Lock()
 	defer a.losses.mu.Unlock()
@@ -123,7 +123,7 @@ func (h *linkHandler) Lost(p *link.Peer, life uint64, err error) {
 	a.lostPeer(a.PeerRank(p.Rank), life, ownError(err))
 }
 
-// lostPeer tells of a connection that has ended with a life of the peer's.
+// lostPeer reports a connection with one life of a peer that has ended.
 func (a *Agent) lostPeer(p *Peer, life uint64, err error) {
 	if p == a.self || a.ctx.Err() != nil {
 		return
@@ -145,15 +145,14 @@ func (a *Agent) lostPeer(p *Peer, life uint64, err error) {
 	}
 }
 
-// part holds back what lostPeer is told of from now on: all agents have called
-// Shutdown.
+// part holds back what lostPeer gets from now on: all agents have called Shutdown.
 func (a *Agent) part() {
 	a.losses.mu.Lock()
 	defer a.losses.mu.Unlock()
 	a.losses.parting = true
 }
 
-// partFailed tells of what was held back: the shutdown did not come to its end.
+// partFailed reports what part has held back: the shutdown has failed.
 func (a *Agent) partFailed() {
 	l := &a.losses
 	l.mu.Lock()

@@ -15,22 +15,24 @@ import (
 	"github.com/cohort-ml/cohort/rpc/internal/rref"
 )
 
-// RRef is a reference to a value that lives in another process, or in this one: its
-// owner's. It comes from [Method.Remote], which leaves a method's result where it
-// was made, from [NewRRef], or inside the arguments or results of calls, wherever a
-// *RRef stands in them. So it can be passed on to third agents.
+// RRef is a reference to a value in another process, or in this one: its owner.
+// [Method.Remote] leaves the result of a method at the peer and returns a reference to it.
+// [NewRRef] makes a reference to a value of this process. References travel in the
+// arguments and results of calls, wherever a *RRef stands in them, so third agents can get
+// them.
 //
-// The owner keeps the value as long as anybody has a reference. Release ends one;
-// what is forgotten is released some time after the garbage collector has found
-// it. References of a process that dies, or is silent for the lease ([WithLease]),
-// count no longer. One that is used after its end is an [*Error]: [KindReleased]
-// after Release, [KindGone] when the owner does not have the value any more.
+// The owner keeps the value while any agent has a reference. [RRef.Release] ends a
+// reference; one that the program has forgotten is released when the garbage collector
+// finds it. References of a process that has died, or has been silent for the lease
+// ([WithLease]), do not count any more. Using a reference that has ended returns an
+// [*Error]: [KindReleased] after Release, [KindGone] if the owner does not have the value
+// any more.
 //
-// The methods may be called by several goroutines. The zero RRef is of no use.
+// Several goroutines may call the methods. The zero RRef cannot be used.
 type RRef[T any] struct{ s *refState }
 
-// refState is a reference without its type, and without what the garbage collector
-// watches.
+// refState is the part of a reference that does not depend on its type, and that the
+// garbage collector does not watch.
 type refState struct {
 	k      *keeper
 	handle rref.Handle
@@ -106,7 +108,7 @@ func (s *refState) madeAt() string {
 	return "made at " + s.site.String()
 }
 
-// NewRRef puts a value of this process behind a reference.
+// NewRRef returns a reference to a value of this process.
 func NewRRef[T any](a *Agent, value T) *RRef[T] {
 	k := a.refs
 	s := &refState{k: k, owner: a.self, site: callSite()}
@@ -131,8 +133,8 @@ func (r *RRef[T]) String() string {
 	return fmt.Sprintf("reference to a %s at %s", r.s.text, r.s.owner.name)
 }
 
-// Release gives the reference up. Calls that use it should have returned. Releasing
-// it twice does nothing.
+// Release ends the reference. Calls that use it should have returned. A second Release
+// does nothing.
 func (r *RRef[T]) Release() { r.s.release() }
 
 func (s *refState) release() {
@@ -170,9 +172,10 @@ func (s *refState) trouble(what string) error {
 	return nil
 }
 
-// ToHere returns the value: at its owner the value itself, elsewhere a copy that
-// is fetched. It waits until the value has been made. A value with fields that are
-// not exported has no copy, unless they say `rpc:"-"`: a [Maker]'s, most often.
+// ToHere returns the value. At the owner it returns the value itself, elsewhere it fetches
+// a copy. It waits until the value has been made. A value with unexported fields cannot be
+// copied, unless they have the tag `rpc:"-"`; the values of a [Maker] are often of this
+// kind.
 func (r *RRef[T]) ToHere(ctx context.Context) (value T, err error) {
 	defer runtime.KeepAlive(r)
 	s := r.s
@@ -267,8 +270,8 @@ func (s *refState) better(what string, err error) error {
 	return err
 }
 
-// LocalValue returns the value at its owner, itself and not a copy. Elsewhere, and
-// while the value has not been made, it is an error.
+// LocalValue returns the value at its owner: itself, not a copy. In another process, and
+// while the value has not been made, it returns an error.
 func (r *RRef[T]) LocalValue() (value T, err error) {
 	defer runtime.KeepAlive(r)
 	s := r.s
@@ -289,9 +292,9 @@ func (r *RRef[T]) LocalValue() (value T, err error) {
 	return valueAs[T](s.value.value)
 }
 
-// Remote calls the method at a peer and leaves the result there. It returns at once;
-// errors of the call come to light when the reference is used. ctx bounds the call
-// itself, not the life of its result.
+// Remote calls the method at a peer, leaves the result there, and returns a reference to
+// it. It does not wait for the call; using the reference returns the call's error. ctx
+// bounds the call, not the life of the result.
 func (m *Method[A, R]) Remote(ctx context.Context, p *Peer, in A) (*RRef[R], error) {
 	return remote[A, R, R](ctx, m, p, in, nil, callSite())
 }

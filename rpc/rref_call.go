@@ -9,13 +9,12 @@ import (
 	"runtime"
 )
 
-// Maker is a method whose result stays where it is made: a Go value of any type,
-// such as an environment with open files, which no other process could have.
-// [Maker.Remote] returns a reference; methods on the value are [OnMethod]s. RRef.ToHere
-// copies only values that travel whole.
+// Maker is a method whose result stays where it is made: a Go value of any type, such as
+// an environment with open files, which cannot travel. [Maker.Remote] returns a reference
+// to it, and [OnMethod]s are called on it.
 type Maker[A, T any] struct{ method *Method[A, struct{}] }
 
-// NewMaker declares a method that makes values of type T from an A.
+// NewMaker declares a method that makes a T of an A.
 func NewMaker[A, T any](name string) *Maker[A, T] {
 	m := NewMethod[A, struct{}](name)
 	m.methodInfo = newMethodInfo(name, m.args.Text+" -> rref<"+typeText(reflect.TypeFor[T]())+">")
@@ -25,12 +24,12 @@ func NewMaker[A, T any](name string) *Maker[A, T] {
 // Name returns the method's name.
 func (m *Maker[A, T]) Name() string { return m.method.name }
 
-// Remote makes a value at a peer. It returns at once, as [Method.Remote] does.
+// Remote makes a value at a peer. It does not wait; see [Method.Remote].
 func (m *Maker[A, T]) Remote(ctx context.Context, p *Peer, in A) (*RRef[T], error) {
 	return remote[A, struct{}, T](ctx, m.method, p, in, nil, callSite())
 }
 
-// ServeMaker makes handler answer a maker's calls, as [Serve] does for methods.
+// ServeMaker makes handler answer the calls of a maker; see [Serve].
 func ServeMaker[A, T any](m *Maker[A, T], handler func(ctx context.Context, in A) (T, error), opts ...ServeOption) Service {
 	s := &served{methodInfo: m.method.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {
@@ -55,8 +54,8 @@ func ServeMaker[A, T any](m *Maker[A, T], handler func(ctx context.Context, in A
 	return Service{[]servicePart{{s, opts}}}
 }
 
-// OnMethod is a method on a referenced value: it runs where the value is. T is the
-// value's type, A and R are the types of request and response.
+// OnMethod is a method on a value that is referred to. It runs in the value's process. T
+// is the type of the value, A and R those of request and response.
 type OnMethod[T, A, R any] struct{ method *Method[onArgs[A], R] }
 
 // onArgs are the arguments of a method on a value.
@@ -75,8 +74,8 @@ func NewOn[T, A, R any](name string) *OnMethod[T, A, R] {
 // Name returns the method's name.
 func (m *OnMethod[T, A, R]) Name() string { return m.method.name }
 
-// ServeOn makes handler answer a method's calls, as [Serve] does. It gets the value
-// itself, which calls of several callers may use at once.
+// ServeOn makes handler answer the calls of a method; see [Serve]. The handler gets the
+// value itself. Several callers may use the value at once.
 func ServeOn[T, A, R any](m *OnMethod[T, A, R], handler func(ctx context.Context, value T, in A) (R, error), opts ...ServeOption) Service {
 	s := Serve(m.method, func(ctx context.Context, in onArgs[A]) (out R, err error) {
 		v, err := AgentOf(ctx).refs.find(in.On)
@@ -97,8 +96,8 @@ func ServeOn[T, A, R any](m *OnMethod[T, A, R], handler func(ctx context.Context
 	return s
 }
 
-// Call calls the method on what ref refers to, where that is, and waits for the
-// answer. A value that has not been made yet is waited for.
+// Call calls the method on the value that ref refers to, and waits for the answer. If the
+// value has not been made yet, Call waits for it.
 func (m *OnMethod[T, A, R]) Call(ctx context.Context, ref *RRef[T], in A) (out R, err error) {
 	defer runtime.KeepAlive(ref)
 	s, err := m.state(ref)
@@ -111,8 +110,8 @@ func (m *OnMethod[T, A, R]) Call(ctx context.Context, ref *RRef[T], in A) (out R
 	return out, s.explain(ctx, m.method.name, err)
 }
 
-// Async starts such a call and returns at once. The reference stays good until the
-// future is done, even if the program forgets it, but not if it releases it.
+// Async starts such a call and returns its future. Until the future is done the program
+// may forget the reference, but must not release it.
 func (m *OnMethod[T, A, R]) Async(ctx context.Context, ref *RRef[T], in A) *Future[R] {
 	s, err := m.state(ref)
 	if err != nil {
@@ -131,8 +130,8 @@ func (m *OnMethod[T, A, R]) Async(ctx context.Context, ref *RRef[T], in A) *Futu
 	return f
 }
 
-// Remote calls the method and leaves its result with the value. It returns at once,
-// as [Method.Remote] does.
+// Remote calls the method and leaves the result in the value's process. It does not wait;
+// see [Method.Remote].
 func (m *OnMethod[T, A, R]) Remote(ctx context.Context, ref *RRef[T], in A) (*RRef[R], error) {
 	s, err := m.state(ref)
 	if err != nil {

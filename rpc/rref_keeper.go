@@ -16,8 +16,8 @@ import (
 	"github.com/cohort-ml/cohort/rpc/internal/rref"
 )
 
-// KindGone is a reference whose value there is no more: its owner has left, or
-// has taken this process for dead.
+// KindGone: the value of the reference does not exist any more. Its owner has left, or has
+// not heard from this process for the lease.
 const KindGone Kind = "reference lost"
 
 // rrefNote is the subject of the protocol's messages.
@@ -234,7 +234,7 @@ func (k *keeper) find(key refKey) (v *refValue, err error) {
 	return v, err
 }
 
-// References is how many references an agent has to do with.
+// References counts the references of an agent.
 type References struct {
 	// Values are kept here for references: this agent's own and others'.
 	Values int

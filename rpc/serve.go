@@ -50,9 +50,9 @@ func WithTransient() ServeOption {
 	return func(s *served) error { s.transient = true; return nil }
 }
 
-// Service is one or more methods with the handlers that answer them. [Serve] and its like
-// make services. [Init] takes them among its options, and [Agent.Offer] adds them later. A
-// service may be given to several agents.
+// Service is one or more methods with the handlers that answer them. [Serve] and the
+// functions like it make services. [Init] takes services among its options, and
+// [Agent.Offer] adds them later. Several agents may get the same service.
 type Service struct{ parts []servicePart }
 
 // servicePart is a method of a service.
@@ -96,14 +96,17 @@ type served struct {
 	stats     *methodStats
 }
 
-// Serve makes handler answer a method's calls: an option of [Init] and
-// [Agent.Offer]. Every call has a goroutine of its own; ctx ends at the caller's
-// deadline, when the caller gives up, and when the connection or the agent ends.
-// A panic is an error of that call, with the line; the agent that serves writes it
-// and its stack to standard error, once a minute for a method. Tensors in the result
-// are read until the answer is out, after the handler has returned: of one that is
-// changed in place, as parameters are by an optimizer, it returns a Clone. Calls whose
-// end comes before their turn are not run.
+// Serve makes handler answer the calls of a method. Each call runs in a goroutine of its
+// own. Its ctx ends at the caller's deadline, when the caller gives the call up, and when
+// the connection or the agent ends. A call that has ended before its turn comes is not
+// run.
+//
+// A panic of handler is an error of that call and names the line. The serving agent also
+// writes it with its stack to standard error, once a minute for a method.
+//
+// Tensors in the result are read after handler has returned, until the answer has been
+// written. If a tensor is changed in place later, as optimizers change parameters, handler
+// returns its Clone.
 func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R, error), opts ...ServeOption) Service {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {
@@ -117,11 +120,11 @@ func Serve[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) (R
 	return Service{[]servicePart{{s, opts}}}
 }
 
-// ServeAsync makes handler answer a method's calls by a future: it may return long
-// before that is done, and takes up no place among the running handlers until
-// then. So a parameter server waits for the last of its trainers. A peer that has
-// 16,384 such calls under way, or 8 GiB of them, gets [KindBusy] for more, and so does
-// everybody where all peers have sixteen times as many.
+// ServeAsync makes handler answer the calls of a method by a future. The handler may
+// return long before the future is done, and until then the call takes no place among the
+// running handlers. So a parameter server can wait for the last of its trainers. A peer
+// may have 16,384 such calls under way, with 8 GiB of requests; all peers together sixteen
+// times as many. More calls fail with [KindBusy].
 func ServeAsync[A, R any](m *Method[A, R], handler func(ctx context.Context, in A) *Future[R], opts ...ServeOption) Service {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
 	s.run = func(in *incoming) {

@@ -153,12 +153,14 @@ func (r *rounds) fail(err error) {
 	}
 }
 
-// Shutdown leaves the job in good order. It waits until all agents have called it
-// and no call is under way between any of them, and then closes the agent. Until
-// then the agent goes on answering calls. References to values elsewhere that are still
-// held here, and who holds any to values here, are listed on standard error, and after five seconds whom it waits for.
-// When not all come in time, or one has died, the agent is closed all the same and
-// the error says who is missing.
+// Shutdown leaves the job in good order: it waits until all agents have called Shutdown
+// and no call is under way between any of them, and then closes the agent. Until then the
+// agent goes on answering calls. After five seconds it writes to standard error what it
+// waits for. It also lists there the references that have not been released, here and
+// elsewhere.
+//
+// If not all agents come in time, or one has died, the agent is closed all the same, and
+// the error names the agents that are missing.
 func (a *Agent) Shutdown(ctx context.Context) error {
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -270,9 +272,9 @@ func (a *Agent) linger(ctx context.Context) {
 	}
 }
 
-// Close closes the agent at once: calls under way fail, here and at the peers, and
-// the contexts of handlers end. It waits a moment for handlers to return.
-// Closing twice does nothing.
+// Close closes the agent at once. Calls under way fail, here and at the peers, and the
+// contexts of handlers end. Close waits a moment for the handlers to return. A second
+// Close does nothing.
 func (a *Agent) Close() error {
 	return a.shut(errClosed)
 }

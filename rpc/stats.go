@@ -97,7 +97,7 @@ func (s *stats) out(p *Peer, mi *methodInfo) *methodStats {
 	return m
 }
 
-// MethodStats are the counters of a method that an agent calls at a peer, or serves.
+// MethodStats are the counters of a method that an agent calls at one peer, or serves.
 type MethodStats struct {
 	Method, Types string
 	Peer          string // empty for a method that is served
@@ -118,7 +118,7 @@ type Stats struct {
 	Called, Served []MethodStats // by method and peer
 }
 
-// Stats returns what the agent has counted. This module's own methods are among it.
+// Stats returns the agent's counters. The methods of this module are among them.
 func (a *Agent) Stats() Stats {
 	s := &a.stats
 	s.mu.RLock()

@@ -24,15 +24,15 @@ import (
 // unread in each direction, and then the message that went over it.
 const streamWindow = 1 << 20
 
-// StreamMethod is a name and the types of the messages that go up, from the caller,
-// and down, from the one who serves. It is to [Stream] what [Method] is to a call.
+// StreamMethod is the name of a method and the types of the messages that the caller sends
+// (Up) and receives (Down). Both sides share the value.
 type StreamMethod[Up, Down any] struct {
 	methodInfo
 	up, down *cbor.Plan
 }
 
-// NewStream declares a method that both sides send messages for, any number of
-// them in each direction. Names and types are as [NewMethod] has them.
+// NewStream declares a method by which both sides send any number of messages. Names and
+// types are those of [NewMethod].
 func NewStream[Up, Down any](name string) *StreamMethod[Up, Down] {
 	checkMethodName(name)
 	m := &StreamMethod[Up, Down]{up: planOf[Up]("message up", name), down: planOf[Down]("message down", name)}
@@ -43,15 +43,15 @@ func NewStream[Up, Down any](name string) *StreamMethod[Up, Down] {
 // Name returns the method's name.
 func (m *StreamMethod[Up, Down]) Name() string { return m.name }
 
-// Stream is one end of a conversation: it sends messages of type S and receives
-// messages of type R, in their order. One goroutine may send while another
-// receives. Who reads slowly slows the sender down.
+// Stream is one end of a stream: it sends messages of type S and receives messages of type
+// R, in order. One goroutine may send while another receives. If one side does not
+// receive, the other side waits in Send.
 type Stream[S, R any] struct {
 	flow       *flow
 	send, recv *cbor.Plan
 }
 
-// flow is what of a stream does not depend on its types.
+// flow is the part of a stream that does not depend on its types.
 type flow struct {
 	agent  *Agent
 	method *methodInfo
@@ -220,10 +220,10 @@ func (f *flow) takeItem(from *link.Reader, r *wire.Received) error {
 	return from.Discard()
 }
 
-// Open starts a conversation. It ends when the handler returns, with [Stream.Close],
-// and with ctx, whose deadline is the handler's too; the agent's time limit is for
-// single messages. Open does not wait for the other side: that the method is unknown
-// there, or of other types, shows at Recv, or at a later Send.
+// Open opens a stream to a peer. The stream ends when the handler returns, by
+// [Stream.Close], and when ctx ends; the deadline of ctx is the handler's too. The agent's
+// timeout applies to each message. Open does not wait for the peer: if the peer does not
+// serve the method, or with other types, Recv or a later Send returns the error.
 func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up, Down], error) {
 	if p == nil {
 		return nil, errNoPeer(m.name)
@@ -283,9 +283,9 @@ func (f *flow) cancel(why error) {
 	}
 }
 
-// Send sends a message. It waits while the other side has no room for it, and until
-// its tensors are the caller's again. When the
-// stream has ended the error is why: io.EOF if the handler has returned.
+// Send sends a message. It waits while the other side has no room for it. When it returns,
+// the caller may change and free the message's tensors. If the stream has ended, the error
+// says why: io.EOF if the handler has returned.
 func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 	f := s.flow
 	msg := wire.New(wire.FrameItem, f.peer)
@@ -391,8 +391,8 @@ func (s *Stream[S, R]) encode(m *wire.Outgoing, v *S) error {
 	return m.Seal(s.flow.limit)
 }
 
-// Recv returns the next message of the other side. When that sends no more the
-// error is io.EOF, or why the stream has failed.
+// Recv returns the next message of the other side. If the other side sends no more
+// messages, the error is io.EOF; if the stream has failed, the error says why.
 func (s *Stream[S, R]) Recv(ctx context.Context) (v R, err error) {
 	f := s.flow
 	l := limit{f: f}
@@ -459,8 +459,8 @@ func early[R any](f *flow, plan *cbor.Plan) func(r *wire.Received) (any, error) 
 // hasRefs says whether there may be references in values of a type.
 func hasRefs(plan *cbor.Plan) bool { return strings.Contains(plan.Text, "rref<") }
 
-// All returns the messages of the other side until it sends no more. An error is
-// the last thing that it yields.
+// All returns the messages of the other side until it sends no more. If there is an error,
+// it is the last thing that All yields.
 func (s *Stream[S, R]) All(ctx context.Context) iter.Seq2[R, error] {
 	return func(yield func(R, error) bool) {
 		for {
@@ -472,7 +472,8 @@ func (s *Stream[S, R]) All(ctx context.Context) iter.Seq2[R, error] {
 	}
 }
 
-// CloseSend says that this side sends no more. It may still receive.
+// CloseSend tells the other side that this side sends no more messages. This side may
+// still receive.
 func (s *Stream[S, R]) CloseSend() {
 	f := s.flow
 	f.mu.Lock()
@@ -485,15 +486,16 @@ func (s *Stream[S, R]) CloseSend() {
 	}
 }
 
-// Close ends the conversation, at once if the handler has not returned. At the end
-// of the one who serves it does nothing: returning does.
+// Close ends the stream. At the caller's end it ends the stream even if the handler has
+// not returned. At the handler's end it does nothing: the stream ends when the handler
+// returns.
 func (s *Stream[S, R]) Close() {
 	if f := s.flow; f.conn != nil {
 		f.cancel(errorf(KindCanceled, f.method.name, f.peer, "this side has closed the stream: %w", context.Canceled))
 	}
 }
 
-// ServeStream makes handler hold a method's conversations. The stream ends when it
+// ServeStream makes handler answer the streams of a method. A stream ends when handler
 // returns, with its error.
 func ServeStream[Up, Down any](m *StreamMethod[Up, Down], handler func(ctx context.Context, s *Stream[Down, Up]) error, opts ...ServeOption) Service {
 	s := &served{methodInfo: m.methodInfo, where: placeOf(handler)}
