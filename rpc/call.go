@@ -14,7 +14,7 @@ import (
 	"github.com/cohort-ml/cohort/rpc/internal/wire"
 )
 
-// enter counts a call that begins, unless the agent has been closed.
+// enter counts a call that begins. It is an error if the agent has been closed.
 func (a *Agent) enter(m *methodInfo) error {
 	if m.hidden {
 		if a.closing.Load() {
@@ -35,8 +35,8 @@ func (a *Agent) leave(m *methodInfo) {
 // callExtras is what a call says beside its arguments.
 type callExtras struct{ rref []byte }
 
-// message encodes a call. The arguments may change when it has returned, but for
-// tensors, which are read until the message has been written.
+// message encodes a call. After it has returned the arguments may change, but not the
+// tensors in them: these are read until the message has been written.
 func (m *Method[A, R]) message(ctx context.Context, p *Peer, in A, c *link.Call, more callExtras) (*wire.Outgoing, error) {
 	msg := wire.New(wire.FrameCall, p)
 	msg.Deadline = c.Deadline
@@ -104,8 +104,8 @@ func encodeCall(ctx context.Context, o *wire.Outgoing, m *methodInfo, p *Peer, c
 	return o.Seal(c.Conn.Limit)
 }
 
-// prepare readies a call: its link and its times. An agent that is closed, a
-// context that has ended or a peer that cannot be reached is an error.
+// prepare finds the connection and the deadline of a call. It is an error if the agent is
+// closed, the context has ended, or the peer cannot be reached.
 func (m *methodInfo) prepare(ctx context.Context, p *Peer, c *link.Call) error {
 	c.Method, c.Ctx = m.name, ctx
 	if ctx.Err() != nil {
@@ -206,7 +206,7 @@ func answerSize(c *link.Call) int {
 	return c.Reply.Size
 }
 
-// giveBack keeps a synchronous call that has ended for another.
+// giveBack returns a synchronous call that has ended to the pool.
 func (a *Agent) giveBack(c *link.Call) {
 	if c.Reply != nil {
 		c.Reply.Release()
@@ -245,7 +245,8 @@ func (m *Method[A, R]) decode(ctx context.Context, p *Peer, c *link.Call, out *R
 	return err
 }
 
-// decodeTrouble says what is wrong with an answer that has been decoded.
+// decodeTrouble returns what is wrong with an answer that has been decoded, nil if nothing
+// is.
 func decodeTrouble(d *cbor.Decoder, method, want string, p *Peer) error {
 	d.End()
 	if err := d.Err(); err != nil {
@@ -286,7 +287,7 @@ func (m *Method[A, R]) async(ctx context.Context, p *Peer, in A, more callExtras
 		}
 		return f
 	}
-	// The connection is yet to be made, which nobody who calls Async waits for.
+	// There is no connection yet. Callers of Async do not wait until it has been made.
 	connect := func() {
 		if err := m.begin(ctx, p, in, c, more, f); err != nil {
 			a.leave(&m.methodInfo)
@@ -327,7 +328,7 @@ func (m *Method[A, R]) begin(ctx context.Context, p *Peer, in A, c *link.Call, m
 		return callError(err, m.name, p)
 	}
 	if stop != nil && ctx.Err() != nil {
-		end() // it may have ended before the call was there to be given up
+		end() // the context may have ended before the call was in the list
 	}
 	return nil
 }

@@ -65,8 +65,8 @@ func encodeTensor(ce *cbor.Encoder, p unsafe.Pointer) {
 	ce.Uint(uint64(ce.Env.(*wire.Outgoing).Tensor(t)))
 }
 
-// wantTensor has Python's words, too: whoever hears that he sent something else calls
-// from there, as a rule, since Go's callers have the types.
+// wantTensor has the words of Python too: callers in Go have the types, so most callers
+// that send something else are Python programs.
 var wantTensor = fmt.Sprintf("a tensor (tag %d; from Python an array of NumPy's or a tensor of PyTorch's)", tagTensor)
 
 func decodeTensor(cd *cbor.Decoder, p unsafe.Pointer) {

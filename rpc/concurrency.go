@@ -16,7 +16,8 @@ const (
 	maxQueuedBytes = 8 << 30
 )
 
-// gate bounds how many calls run at once. Others wait in the order in which they came.
+// gate bounds how many calls run at once. Other calls wait in the order in which they
+// came.
 type gate struct {
 	limit int
 
@@ -27,7 +28,8 @@ type gate struct {
 	bytes   int // of those in queue
 }
 
-// enter says whether a call may run now. If not it is in the queue, unless that is full.
+// enter says whether a call may run now. If not, the call is in the queue, unless the
+// queue is full.
 func (g *gate) enter(in *incoming) (now, full bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -43,7 +45,8 @@ func (g *gate) enter(in *incoming) (now, full bool) {
 	return false, false
 }
 
-// next ends a call's turn and returns the one whose turn it is now, or nil.
+// next ends the turn of a call, and returns the call that has the turn now, nil if none
+// waits.
 func (g *gate) next() *incoming {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -75,7 +78,7 @@ func (in *incoming) queue() {
 	}
 }
 
-// runAll runs a call, and then those that have been waiting for its turn.
+// runAll runs a call, and then those that wait for its turn.
 func (g *gate) runAll(in *incoming) {
 	defer func() {
 		if in != nil { // its handler took the goroutine with it
@@ -110,7 +113,8 @@ const (
 	parkedPeers = 16
 )
 
-// parking counts calls that are answered later.
+// parking counts calls that are answered later: by a future, or when the value of a
+// reference has been made.
 type parking struct {
 	mu    sync.Mutex
 	n     int
@@ -137,7 +141,7 @@ func (p *parking) leave(size int) {
 	p.bytes -= size
 }
 
-// park counts a call that may be answered later, until it has been answered.
+// park counts a call that may be answered later.
 func (in *incoming) park() error {
 	if in.method.hidden {
 		return nil // they are as many as there are agents

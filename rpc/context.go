@@ -42,7 +42,8 @@ func Caller(ctx context.Context) *Peer {
 	return nil
 }
 
-// callerServer returns the connection on which the call came whose handler has ctx.
+// callerServer returns what answers the connection on which the call of the handler with
+// ctx came.
 func callerServer(ctx context.Context) *server {
 	s, _ := ctx.Value(callerKey{}).(*server)
 	return s
@@ -118,8 +119,8 @@ func (c *callContext) end(why error) {
 	}
 }
 
-// whyCanceled is why a call ends that its caller cancels: callers do so at the
-// deadline, too, and their word may be here before the timer.
+// whyCanceled is why a call ends that its caller has canceled. Callers cancel at the
+// deadline too, and their message may come before this agent's timer fires.
 func (c *callContext) whyCanceled() error {
 	if !c.deadline.IsZero() && !time.Now().Before(c.deadline) {
 		return context.DeadlineExceeded
@@ -127,7 +128,8 @@ func (c *callContext) whyCanceled() error {
 	return context.Canceled
 }
 
-// park says how a call is answered that is ended from now on.
+// park sets the function that answers the call if it ends before its handler's future is
+// done.
 func (c *callContext) park(answer func(why error)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -138,7 +140,7 @@ func (c *callContext) park(answer func(why error)) {
 	c.parked = answer
 }
 
-// finish gives back what the context holds.
+// finish frees what the context holds.
 func (c *callContext) finish() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -95,7 +95,7 @@ const maxShown = 1000
 // Debug returns the state that [Agent.DebugHandler] shows.
 func (a *Agent) Debug() DebugInfo {
 	info := DebugInfo{Agent: a.String(), Addr: a.Addr(), Time: time.Now(), InFlight: a.InFlight(), References: a.References(), Stats: a.Stats()}
-	info.InFlight = slices.DeleteFunc(info.InFlight, func(c InFlight) bool { return c.Method == debugMethod.name }) // who asks
+	info.InFlight = slices.DeleteFunc(info.InFlight, func(c InFlight) bool { return c.Method == debugMethod.name }) // the call that asks
 	if more := len(info.InFlight) - maxShown; more > 0 {
 		info.InFlight, info.Unlisted = info.InFlight[:maxShown], more
 	}
@@ -162,7 +162,7 @@ func timeText(d time.Duration) string {
 func (a *Agent) DebugHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		page := a.Debug()
-		// An error is a reader who has gone.
+		// An error means that the reader has gone.
 		if r.FormValue("format") == "json" {
 			w.Header().Set("Content-Type", "application/json")
 			_ = json.NewEncoder(w).Encode(page)

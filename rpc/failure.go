@@ -17,8 +17,8 @@ const (
 
 func isTooLarge(err error) bool { return errors.Is(err, wire.ErrTooLarge) }
 
-// encodeFailure makes the head of a failure. where is the line that says who served
-// the method.
+// encodeFailure makes the head of a failure. where is the line of the stack that names the
+// serving function.
 func encodeFailure(m *wire.Outgoing, id uint64, extra []byte, err error, where string, errs []known) {
 	defer func() {
 		if v := recover(); v != nil { // of a method of err that audible does not call

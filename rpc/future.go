@@ -16,7 +16,7 @@ import (
 // Future is the answer of a call, which may not have come yet. Any number of goroutines
 // may wait for it. [Method.Async], [Then], [NewFuture] and [Resolved] make futures.
 type Future[R any] struct {
-	// Of a call: how its answer is read, which the first who wants it does.
+	// Of a call: method decodes its answer, for the first goroutine that wants it.
 	method func(*Future[R]) error
 	info   *methodInfo
 	peer   *Peer
@@ -28,9 +28,9 @@ type Future[R any] struct {
 	explain func(error) error
 
 	mu sync.Mutex
-	// held says that the value belongs to who waits for it, and so does what is made of
-	// it: a hook has something to do with it, such as to bring it to the tape of a pass,
-	// which is one goroutine's.
+	// held says that the goroutine that waits for the value decodes it, and makes what Then
+	// makes of it: the hook brings the value to the tape of a pass, which belongs to one
+	// goroutine.
 	held  bool
 	later func() (R, error) // of Then: makes the value of a future that is held
 	state futureState
@@ -85,15 +85,15 @@ func (f *Future[R]) arrive() {
 		f.stats.ended(f.call.Began, f.sent, r.Size, failureOf(r))
 		f.held = r.Hook != nil
 		if f.refs && !f.held {
-			// References count from when they are read, which is not to wait for who may
-			// ask late.
+			// References count from when they are decoded. That does not wait until somebody
+			// wants the value.
 			f.next.add(func() { _, _ = f.result() })
 		}
 	}
 	f.wake()
 }
 
-// wake tells those who wait, and unlocks.
+// wake wakes the goroutines that wait, and unlocks.
 func (f *Future[R]) wake() {
 	if f.done != nil {
 		close(f.done)
@@ -105,7 +105,7 @@ func (f *Future[R]) wake() {
 	}
 }
 
-// settle reads an answer that has arrived, with the lock held.
+// settle decodes an answer that has arrived, with the lock held.
 func (f *Future[R]) settle() {
 	if f.state != futureArrived {
 		return
@@ -131,8 +131,8 @@ func (f *Future[R]) settle() {
 		f.err = f.explain(f.err)
 	}
 	f.state = futureDone
-	// Who keeps the future keeps its value, not the answer's memory. What says which
-	// call it was stays: who sent it, or watches its context, may still look at it.
+	// The future keeps the value, not the answer's memory. The call itself stays: the
+	// goroutine that sent it, or that watches its context, may still look at it.
 	c.Reply, f.method, f.stats = nil, nil, nil
 }
 
@@ -241,14 +241,14 @@ func Then[R, S any](f *Future[R], fn func(R) (S, error)) *Future[S] {
 	return g
 }
 
-// isHeld says whether the value of a future that is done belongs to who waits for it.
+// isHeld says whether the goroutine that waits for the value decodes it.
 func (f *Future[R]) isHeld() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.held
 }
 
-// hold leaves it to who waits to make the value.
+// hold makes the future held: the goroutine that waits for the value makes it.
 func (f *Future[R]) hold(make func() (R, error)) {
 	f.mu.Lock()
 	f.held, f.later, f.state = true, make, futureArrived
@@ -297,7 +297,7 @@ type follower struct {
 	at  int // in the list, -1 when it is in none
 }
 
-// followers are those of one event. Who has the event locks.
+// followers are the functions of one event. The lock of the event guards them.
 type followers struct{ list []*follower }
 
 func (l *followers) add(run func()) *follower {

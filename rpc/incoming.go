@@ -31,7 +31,7 @@ type incoming struct {
 	flow   *flow            // of a stream
 	args   []*tensor.Tensor // whose memory is given back after the answer
 	parked bool             // counted among those that are answered later
-	runs   bool             // it is given up, and what its handler has begun goes on
+	runs   bool             // it is given up, and its handler's future is not done
 	// before are run in order before the handler is, in its goroutine.
 	before []func(ctx context.Context) error
 	// keep, if there is one, gets the result or the error, and the caller the number
@@ -40,7 +40,7 @@ type incoming struct {
 	kept uint64
 }
 
-// refuse answers a call that no handler sees.
+// refuse answers a call that is not given to a handler.
 func (in *incoming) refuse(err *Error) {
 	in.msg.Release()
 	in.msg = nil
@@ -147,7 +147,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 		err = audible(err)
 		in.tell(err)
 	}
-	if !in.from.done(in) { // nobody waits for it any more
+	if !in.from.done(in) { // its caller does not wait for it any more
 		if h := a.hook; h != nil {
 			_ = h.SendReply(ctx, in.caller.hook(in.from.Life), &hook.Message{Method: in.method.name, Failed: true, Running: in.runs})
 		}
@@ -201,7 +201,7 @@ func (in *incoming) reply(err error, result func(e *cbor.Encoder)) {
 	size := msg.Size
 	// The last of the calls that are under way on its connection is written at once.
 	hurry := in.from.Alone() || !msg.Small()
-	_ = in.from.Send(in.from.ctx, msg, hurry) // nobody is left to be told of an error
+	_ = in.from.Send(in.from.ctx, msg, hurry) // an error is the connection's end
 	in.finish(size, err)
 }
 
@@ -213,8 +213,8 @@ func (in *incoming) freeArgs() {
 	in.args = nil
 }
 
-// atTheEnd makes an error that only says that the call's own time is over one of
-// that kind: the caller's clock may be a little behind.
+// atTheEnd gives an error that says only that the call's own time is over the kind of a
+// timeout: the caller's clock may be a little behind.
 func (in *incoming) atTheEnd(err error) error {
 	kind := KindTimeout
 	switch {
@@ -229,7 +229,7 @@ func (in *incoming) atTheEnd(err error) error {
 	return &Error{Method: in.method.name, Rank: -1, Kind: kind, Msg: "its handler ended with the call: " + err.Error(), err: err}
 }
 
-// finish gives back what a call holds and counts it.
+// finish ends the counting of a call and frees what it holds.
 func (in *incoming) finish(size int, err error) {
 	in.own.finish()
 	in.unpark()
@@ -269,8 +269,8 @@ func (in *incoming) encodeReply(ctx context.Context, m *wire.Outgoing, result fu
 // errLeft is a handler that ends its goroutine, as a test's FailNow does.
 var errLeft = errors.New("the handler left without an answer (runtime.Goexit)")
 
-// fail answers a call whose handler has left by a panic outside of itself, which v
-// is, or otherwise.
+// fail answers a call whose handler has left its goroutine: by a panic with the value v,
+// outside of the handler itself, or by runtime.Goexit if v is nil.
 func (in *incoming) fail(v any) {
 	err := errLeft
 	if v != nil {

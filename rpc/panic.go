@@ -78,8 +78,8 @@ func panicFrame() runtime.Frame {
 // tellPeriod is how often a method's panics are told of.
 const tellPeriod = time.Minute
 
-// tell writes a panic of a handler to standard error, where the process that has it
-// is looked at; the caller gets it as its error.
+// tell writes a panic of a handler to standard error. The caller gets it as its error;
+// this is for the people who watch the process that panicked.
 func (in *incoming) tell(err error) {
 	var p *panicked
 	if !errors.As(err, &p) {
@@ -98,16 +98,17 @@ func (in *incoming) tell(err error) {
 	fmt.Fprintf(os.Stderr, "cohort: rpc agent %s: %s, called by %s, panicked: %v%s\n%s", in.agent.name, in.method.name, in.caller.name, err, more, p.stack)
 }
 
-// mute is an error that panics when it is asked what it is, as a nil pointer in an
-// error does.
+// mute replaces an error whose methods panic, as those of a nil pointer in an error do. v
+// is the value of the panic.
 func mute(err error, v any) error {
 	p := panicError(v).(*panicked)
 	p.value = fmt.Sprintf("the error that was returned, a %T, panics when it is asked: %v", err, v)
 	return p
 }
 
-// audible returns an error that can be asked, err if that is one. A handler that
-// returns another must not take the process with it, nor leave its caller waiting.
+// audible returns err if its methods do not panic, else an error that says so. A handler
+// that returns such an error must not end the process, nor leave its caller without an
+// answer.
 func audible(err error) (out error) {
 	defer func() {
 		if v := recover(); v != nil {

@@ -97,7 +97,7 @@ type losses struct {
 	held    []loss // those that have ended since
 }
 
-// loss is a connection that has ended.
+// loss is a connection that has ended, with one life of the peer.
 type loss struct {
 	peer *Peer
 	life uint64

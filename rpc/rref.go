@@ -39,7 +39,7 @@ type refState struct {
 	owner  *Peer
 	text   string // the value's type
 	site   site
-	from   *Peer     // who passed it to this agent, nil if it was made here
+	from   *Peer     // the agent that passed it to this one, nil if it was made here
 	value  *refValue // at the owner
 	// started is closed when the call that makes the value has been answered; nil
 	// if it is not this agent's.
@@ -68,8 +68,8 @@ func (r *RRef[T]) become(s *refState) {
 	runtime.AddCleanup(r, (*refState).release, s)
 }
 
-// site is where a reference was made: who called, and who called that, for packages
-// on top of this one make references for their callers.
+// site is where a reference was made: the caller and the callers of the caller, because
+// packages above this one make references for their callers.
 type site [3]uintptr
 
 // callSite returns where the function that called its caller was called.
@@ -151,13 +151,14 @@ func (s *refState) release() {
 	})
 }
 
-// usable says why a reference cannot be used by what, if so.
+// usable says why what cannot use the reference, nil if it can.
 func (s *refState) usable(what string) error {
 	s.k.mu.Lock()
 	defer s.k.mu.Unlock()
 	return s.trouble(what)
 }
 
+// trouble says why what cannot use the reference, nil if it can. The lock is held.
 func (s *refState) trouble(what string) error {
 	switch {
 	case s.k.closed:
@@ -217,7 +218,7 @@ func kindOf(err error, other Kind) Kind {
 	return other
 }
 
-// watch returns a context that ends when the call that makes the value fails:
+// watch returns a context that ends when the call that makes the value fails. Without it,
 // the owner would wait for a call that does not come.
 func (s *refState) watch(ctx context.Context) (context.Context, func()) {
 	if s.started == nil {
@@ -245,8 +246,8 @@ func (s *refState) watch(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { close(over); cancel(nil) }
 }
 
-// explain prefers what is known of the reference to what became of a call that
-// used it. The error of the call that makes the value may be on its way.
+// explain returns the error of a reference, if it has one, in place of the error of a call
+// that used it. It waits for the call that makes the value, whose error may be on its way.
 func (s *refState) explain(ctx context.Context, what string, err error) error {
 	if err == nil {
 		return nil
@@ -260,7 +261,7 @@ func (s *refState) explain(ctx context.Context, what string, err error) error {
 	return s.better(what, err)
 }
 
-// better is explain for who cannot wait.
+// better is explain without the wait.
 func (s *refState) better(what string, err error) error {
 	s.k.mu.Lock()
 	defer s.k.mu.Unlock()
@@ -299,8 +300,8 @@ func (m *Method[A, R]) Remote(ctx context.Context, p *Peer, in A) (*RRef[R], err
 	return remote[A, R, R](ctx, m, p, in, nil, callSite())
 }
 
-// remote calls a method whose result, a T at the peer, stays there. on is what the
-// method is one of, if it is one of a value.
+// remote calls a method and leaves its result, a T, at the peer. If the method is called
+// on a value, on is the reference to that value.
 func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, on *refState, made site) (*RRef[T], error) {
 	if p == nil {
 		return nil, errNoPeer(m.name)
@@ -344,7 +345,8 @@ func remote[A, R, T any](ctx context.Context, m *Method[A, R], p *Peer, in A, on
 	return r, nil
 }
 
-// keptMethod returns a method as those call it who leave its result where it is.
+// keptMethod returns the method for callers that leave the result where it is: its answer
+// is a number in place of the result.
 func keptMethod[A, R any](k *keeper, m *Method[A, R]) *Method[A, uint64] {
 	if kept, ok := k.kept.Load(m); ok {
 		return kept.(*Method[A, uint64])

@@ -23,8 +23,9 @@ const KindGone Kind = "reference lost"
 // rrefNote is the subject of the protocol's messages.
 const rrefNote = "cohort.rref"
 
-// keeper keeps an agent's references: the machine of package rref, which counts
-// them, the values that others refer to, and what this process refers to.
+// keeper keeps an agent's references: the machine of package rref that counts them, the
+// values of this process that references are to, and this process's references to values
+// of others.
 type keeper struct {
 	agent    *Agent
 	node     rref.Node
@@ -61,8 +62,8 @@ func (k *keeper) peerOf(n rref.Node) *Peer { return k.agent.PeerRank(int(n) - 1)
 // member says whether a node is an agent of the job.
 func (k *keeper) member(n rref.Node) bool { return n > 0 && n <= rref.Node(k.agent.Size()) }
 
-// act does something with the machine, and what follows from it. Those who wait
-// for a value are told when the lock is free.
+// act calls f with the machine locked, and does what the machine then asks for. Goroutines
+// that wait for a value are woken after the lock has been released.
 func (k *keeper) act(f func(now time.Time)) {
 	k.mu.Lock()
 	now := time.Now()
@@ -159,7 +160,7 @@ func (k *keeper) take(from *link.ServerConn, body []byte) {
 	}
 	k.act(func(now time.Time) {
 		if !from.Current() {
-			return // it would say that the next life leaves
+			return // a leave of an earlier life would count as one of this life
 		}
 		for _, m := range messages {
 			if m.Kind == rref.KindAdd && !k.member(m.Ref.Creator) {
@@ -170,7 +171,8 @@ func (k *keeper) take(from *link.ServerConn, body []byte) {
 	})
 }
 
-// remote takes a call whose result stays here; extra is the caller's number for it.
+// remote prepares a call whose result stays here. extra is the caller's number of the
+// reference to it.
 func (k *keeper) remote(in *incoming, extra []byte) *Error {
 	var d cbor.Decoder
 	d.Reset(extra)
@@ -181,7 +183,7 @@ func (k *keeper) remote(in *incoming, extra []byte) *Error {
 	}
 	r := rref.Ref{Owner: k.node, Creator: nodeOf(in.caller), N: n}
 	in.kept = k.instance
-	if in.caller == k.agent.self { // who has a hold of it already
+	if in.caller == k.agent.self { // it has the reference already
 		in.keep = func(value any, err error) error {
 			k.mu.Lock()
 			v := k.values[r]
@@ -303,11 +305,12 @@ func (k *keeper) leaks() []string {
 	return lines
 }
 
-// leaveTime is how long close waits until the others' connections have its word.
+// leaveTime is how long close waits until these messages have been written.
 const leaveTime = 100 * time.Millisecond
 
-// close ends all references. Those with whom there are any are told, where there
-// is a connection; the others' leases end.
+// close ends all references. It tells the agents that have references here, or whose
+// values are referred to here, if there is a connection to them; other references end with
+// their lease.
 func (k *keeper) close() {
 	k.mu.Lock()
 	k.closed = true

@@ -40,8 +40,8 @@ func (v *refValue) settle(value any, err error) {
 	}
 }
 
-// reply answers a call for the value with it, when it is there. Who no longer waits is
-// not waited for.
+// reply answers a call for the value with it, when the value has been made. If the caller
+// gives up before, its call is answered and forgotten.
 func (v *refValue) reply(in *incoming, want string) {
 	select {
 	case <-v.done:

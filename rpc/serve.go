@@ -84,7 +84,7 @@ func (s Service) apply(o *options) error {
 	return nil
 }
 
-// served is a method and who answers it.
+// served is a method and the handler that answers it.
 type served struct {
 	methodInfo
 	where     string // the handler, for stacks

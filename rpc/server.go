@@ -55,7 +55,7 @@ func (s *server) Ended(err error) {
 	if !errors.Is(err, errClosed) {
 		err = fmt.Errorf("the connection of %s has ended: %w", s.peer.name, err)
 	}
-	for _, in := range active { // before anybody hears of the loss: see join of package autograd
+	for _, in := range active { // before lostPeer reports the loss: see join of package autograd
 		in.own.end(err)
 		if in.flow != nil {
 			in.flow.end(err)
@@ -144,7 +144,8 @@ func (s *server) takeCall(id uint64, r *wire.Received) error {
 	return nil
 }
 
-// readCall reads a call whose head has come. no is why it is not answered by its handler.
+// readCall reads a call whose head has come. If no is not nil, it is the answer: the call
+// is not given to a handler.
 func (s *server) readCall(id uint64, r *wire.Received) (in *incoming, no *Error, err error) {
 	a, d := s.agent, &r.Dec
 	name := d.Text()
@@ -177,10 +178,10 @@ func (s *server) readCall(id uint64, r *wire.Received) (in *incoming, no *Error,
 			no = &Error{Kind: KindProtocol, Msg: bad.Error()}
 		}
 	}
-	return in, no, s.Discard() // what has not been read
+	return in, no, s.Discard() // the rest, if the call was refused
 }
 
-// add takes a call into the list of those that are under way.
+// add adds a call to those that are under way.
 func (s *server) add(in *incoming) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,8 +199,8 @@ func (s *server) add(in *incoming) error {
 	return nil
 }
 
-// done takes a call that is being answered off the list, and says whether it was
-// there: else the caller has given up, or gone.
+// done removes a call that is being answered, and says whether it was there. If not, the
+// caller has given up, or the connection has ended.
 func (s *server) done(in *incoming) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

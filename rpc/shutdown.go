@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-// meetMethod is how agents meet when they shut down: each says to the agent of
-// rank 0, round by round, how many calls it has begun and answered in all, and
-// gets the sum of all agents when all have come. When two rounds have the same
-// sum, and each agent had nothing under way before each, nothing is on its way.
+// meetMethod is how agents agree that no call is under way between them. In each round,
+// each agent tells the agent of rank 0 how many calls it has begun and answered so far,
+// and gets the sum over all agents when all have come. An agent comes to a round only when
+// it has no call under way. So when two rounds have the same sum, no call is under way.
 var meetMethod = NewMethod[meetArgs, uint64]("cohort.rpc.meet")
 
 type meetArgs struct {
@@ -27,18 +27,18 @@ type meetArgs struct {
 const (
 	// DefaultShutdownTimeout limits a Shutdown whose context has no deadline.
 	DefaultShutdownTimeout = 5 * time.Minute
-	// closePatience is how long Close waits for handlers to end, whose contexts have.
+	// closePatience is how long Close waits for handlers, whose contexts have ended.
 	closePatience = time.Second
-	// lingerTime is how long the agent that leads a shutdown waits for the others to
-	// have its last answer.
+	// lingerTime is how long the agent of rank 0 waits until the others have got its last
+	// answer.
 	lingerTime = 5 * time.Second
 	// askTime limits questions to agents about a shutdown.
 	askTime = 10 * time.Second
-	// lookTime is how often it asks those who have not come whether they are there.
+	// lookTime is how often it asks the agents that have not come whether they are there.
 	lookTime = time.Second
 )
 
-// rounds is what the agent of rank 0 knows of a shutdown.
+// rounds are the rounds of a shutdown, at the agent of rank 0.
 type rounds struct {
 	mu  sync.Mutex
 	all map[int]*round
@@ -52,7 +52,7 @@ type round struct {
 	resolve func(uint64, error)
 }
 
-// comer is an agent that has come to a round, and what it said.
+// comer is what an agent said when it came to a round.
 type comer struct {
 	life    uint64
 	started uint64
@@ -73,8 +73,8 @@ func (a *Agent) meet(ctx context.Context, in meetArgs) *Future[uint64] {
 	r := &a.rounds
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// Everybody comes as himself, once, and when all have been at the round before. Who
-	// was started again comes in place of the life that came before it.
+	// Each agent comes under its own rank, once a round, and after all agents have been at
+	// the round before. A process that was started again comes in place of the one before.
 	before, from := r.all[in.Round-1], callerServer(ctx)
 	var last comer
 	came := false
@@ -115,8 +115,9 @@ func (a *Agent) missing() []*Peer {
 	})
 }
 
-// lookForMissing asks, until ctx is done, the agents that have not come whether they
-// are there. One that has died will never come, and the shutdown ends with its name.
+// lookForMissing asks the agents that have not come, until ctx is done, whether they are
+// there. An agent that has died will never come: the shutdown ends, and the error names
+// it.
 func (a *Agent) lookForMissing(ctx context.Context) {
 	tick := time.NewTicker(lookTime)
 	defer tick.Stop()
@@ -301,14 +302,14 @@ func (a *Agent) shut(why error) error {
 	return err
 }
 
-// missingMethod asks the agent of rank 0 who has not called Shutdown.
+// missingMethod asks the agent of rank 0 which agents have not called Shutdown.
 var missingMethod = NewMethod[struct{}, []string]("cohort.rpc.missing")
 
 // waitingTime is after how long a Shutdown says what it waits for.
 const waitingTime = 5 * time.Second
 
-// tellWaiting says on standard error, if ctx is not done soon, what a shutdown waits
-// for.
+// tellWaiting writes to standard error what a shutdown waits for, if that takes longer
+// than waitingTime.
 func (a *Agent) tellWaiting(ctx context.Context) {
 	timer := time.NewTimer(waitingTime)
 	defer timer.Stop()

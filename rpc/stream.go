@@ -64,13 +64,13 @@ type flow struct {
 	stats  *methodStats     // at the caller's end
 	began  time.Time
 
-	// early reads a message as soon as it has come; nil: when somebody wants it.
+	// early decodes a message when it comes; nil: Recv does.
 	early func(r *wire.Received) (value any, err error)
 
 	mu       sync.Mutex
 	queue    []streamItem
 	queued   int   // bytes in queue
-	consumed int   // bytes taken out of it of which the peer does not know yet
+	consumed int   // bytes taken out of queue that have not been granted again
 	credit   int64 // bytes that the peer has room for
 	over     bool  // the peer sends no more
 	sentEnd  bool
@@ -78,15 +78,15 @@ type flow struct {
 	changed  chan struct{} // closed when any of this has changed; nil if nobody waits
 }
 
-// streamItem is a message that has come and has not been wanted yet.
+// streamItem is a message that has come and has not been received by the program.
 type streamItem struct {
 	size  int
-	msg   *wire.Received // nil: it has been read
+	msg   *wire.Received // nil: it has been decoded
 	value any
 	err   error
 }
 
-// wake tells those who wait, with the lock held.
+// wake wakes the goroutines that wait, with the lock held.
 func (f *flow) wake() {
 	if f.changed != nil {
 		close(f.changed)
@@ -268,7 +268,7 @@ func (m *StreamMethod[Up, Down]) Open(ctx context.Context, p *Peer) (*Stream[Up,
 		return nil, err
 	}
 	if ctx.Err() != nil {
-		end() // it may have ended before the stream was there to be given up
+		end() // the context may have ended before the stream was in the list
 	}
 	return &Stream[Up, Down]{f, m.up, m.down}, nil
 }
@@ -337,7 +337,7 @@ func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 	return f.sendTrouble()
 }
 
-// takeBack ends the sending of a message that has not gone out in its time.
+// takeBack ends the sending of a message that has not been written in time.
 func (f *flow) takeBack(ctx context.Context, size int) error {
 	f.mu.Lock()
 	f.credit += int64(size)
@@ -346,8 +346,9 @@ func (f *flow) takeBack(ctx context.Context, size int) error {
 	return timeoutError(f.method.name, f.peer, ctx, time.Since(f.began))
 }
 
-// guard sees to it that a message which this goroutine writes holds it no longer than
-// its time and a little: a peer that takes nothing loses its connection then.
+// guard bounds how long this goroutine may be held up by a message that it writes itself:
+// if the peer takes no data, the connection ends a while after ctx, or the agent's
+// timeout.
 func (f *flow) guard(ctx context.Context) (unguard func()) {
 	var stop, still func() bool
 	if ctx.Done() != nil {
@@ -366,7 +367,7 @@ func (f *flow) guard(ctx context.Context) (unguard func()) {
 	}
 }
 
-// sendTrouble is why what has been written may not have gone out.
+// sendTrouble returns why written messages may not have been sent, nil if they have.
 func (f *flow) sendTrouble() error {
 	if err := f.out.Err(); err != nil {
 		return errorf(KindLost, f.method.name, f.peer, "%w", ownError(err))
@@ -439,7 +440,7 @@ func decodeItem[R any](f *flow, plan *cbor.Plan, r *wire.Received) (v R, err err
 	plan.Decode(&r.Dec, unsafe.Pointer(&v))
 	if r.Dec.End(); r.Dec.Err() != nil {
 		var zero R
-		if f.conn == nil { // to the caller it is this agent's word, as about the arguments of a call
+		if f.conn == nil { // the caller gets it as this agent's error, like one about arguments
 			return zero, &Error{Method: f.method.name, Rank: -1, Kind: KindTypes, Msg: fmt.Sprintf("a message of %s in the stream is no %s: %v", f.peer.name, plan.Text, r.Dec.Err())}
 		}
 		return zero, errorf(KindTypes, f.method.name, f.peer, "a message of the stream is no %s: %w", plan.Text, r.Dec.Err())
@@ -447,8 +448,9 @@ func decodeItem[R any](f *flow, plan *cbor.Plan, r *wire.Received) (v R, err err
 	return v, nil
 }
 
-// early is how a stream's messages are read whose type has references: these count
-// from then on, however late the messages are wanted. Others need no early reading.
+// early returns the function that decodes messages when they come, for types with
+// references: these count from then on, however late the program receives the message. For
+// other types it returns nil.
 func early[R any](f *flow, plan *cbor.Plan) func(r *wire.Received) (any, error) {
 	if !hasRefs(plan) {
 		return nil

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package hook lets package autograd see the tensors of calls as they leave and
-// arrive, without package rpc knowing what is done with them.
+// Package hook shows the tensors of calls to package autograd, without package rpc knowing
+// what autograd does with them.
 //
-// An agent has at most one [Hook], which its context carries. It is called for every message of a call, with
-// the tensors in the order in which the arguments or the result refer to them, and
-// for those that go out on a stream. It
-// may put others into their places: what a receiver puts there is what the handler
-// or the caller sees. What it leaves in Extra of a message that is sent is in Extra
-// at the receiver, if that has a hook.
+// An agent has at most one [Hook], which its context carries. The hook is called for every
+// message of a call, and for the messages that are sent on a stream. A Message has the
+// tensors in the order in which the arguments or the result refer to them. The hook may
+// replace tensors: at the receiver, the handler or the caller gets the replacements. What
+// the sender's hook puts into Extra is in Extra at the receiver, if the receiver has a hook.
 //
 // # Caveats
 //
-// A hook is called by many goroutines at once: the caller's, the handler's, and
-// for the answer of an asynchronous call the one that waits for it. It must not
-// keep the Message.
+// Many goroutines call a hook at once: those of callers, those of handlers, and for the
+// answer of an asynchronous call the goroutine that waits for it. A hook must not keep the
+// Message.
 package hook
 
 import (
@@ -50,8 +49,8 @@ type Hook interface {
 	// SendItem sees a message of a stream before it leaves, at either end. What it
 	// changes does not count.
 	SendItem(m *Message) error
-	// Lost hears that a connection with a member has ended, as rpc.Agent.OnPeerLost
-	// does. It must not wait. A later life of the member may have been heard before.
+	// Lost says that a connection with a member has ended; see rpc.Agent.OnPeerLost. It
+	// must not wait. A later life of the member may have called before.
 	Lost(who Peer, err error)
 }
 
@@ -59,17 +58,17 @@ type Hook interface {
 type Peer struct {
 	Name string
 	Rank int
-	// Life is another one for each process that has the name, one after the other.
+	// Life tells the processes apart that have the name one after the other.
 	Life uint64
 }
 
-// Message is what is said of one.
+// Message is a message as a hook sees it.
 type Message struct {
 	Method  string
 	Tensors []*tensor.Tensor
 	Extra   []byte
 	Failed  bool
-	// Running says of a call of SendReply that nobody waits for it any more, and that
-	// its handler is not through: it may use what ReceiveCall gave it.
+	// Running says in SendReply that the caller does not wait any more, and that the
+	// handler has not ended: it may still use what ReceiveCall gave it.
 	Running bool
 }
