@@ -52,7 +52,8 @@
 //
 // # Files
 //
-//   - The loop: loop.go, trainer.go, task.go, options.go, phase.go, nonfinite.go,
+//   - The loop: loop.go, trainer.go, task.go, options.go, axes.go (what the ranks do
+//     together), vote.go (what they agree on in a step), phase.go, nonfinite.go,
 //     evaluate.go (evaluations, and the best one), savedrun.go and resume.go.
 //   - Reports: report.go (the interface), console.go, jsonlines.go.
 //   - Settings: the files above, step_size.go (the samples of a step on any number

@@ -122,7 +122,7 @@ func TestTokenizeRefuses(t *testing.T) {
 		{"tokenize encode --tokenizer " + tok + " --data x", "--data needs --out"},
 		{"tokenize encode --tokenizer " + tok + " --out x --shard-tokens 0", "--shard-tokens is 0"},
 		{"tokenize encode --tokenizer " + tok + " --out x --end-of-text </s>", `--end-of-text is "</s>"`},
-		{"tokenize decode", "one of --tokenizer"},
+		{"tokenize decode", "give either --tokenizer"},
 		{"tokenize decode --data " + dir, "there is no shards.json"},
 	} {
 		if code, _, stderr := cohort(strings.Fields(c.args)...); code == 0 || !strings.Contains(stderr, c.want) {
