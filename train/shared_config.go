@@ -15,8 +15,9 @@ import (
 // SharedConfig has the settings that all recipes share. A flag that every recipe
 // shall have is declared here and nowhere else: as a field with the tags of
 // package internal/config, a default in sharedDefaults, a check in validate, and,
-// if the step loop needs the value, a line in options. A sample is what the
-// recipe trains on: a sequence of tokens, an image, a row.
+// if the step loop needs the value, a line in options. Settings of how ranks share
+// the work stand beside Ranks. A sample is what the recipe trains on: a sequence of
+// tokens, an image, a row.
 type SharedConfig struct {
 	Out   string `json:"-" flag:"out" run:"here" group:"Run" usage:"{DIR} of the run, for checkpoints, the best weights and config.toml; if it has a checkpoint, the run resumes from it"`
 	Ranks int    `json:"ranks" run:"here" usage:"number of ranks; each is a process on this machine"`

@@ -54,7 +54,7 @@ Started by "cohort run", or with the variables that it sets, the command measure
 the ranks of that job, which may be on several nodes.`,
 		Example: `  cohort bench collectives --ranks 2 --ops all_reduce --bytes 4,64M --json
   cohort bench collectives --ranks 4 --ops late
-  cohort bench collectives --transport tcp --ops all_reduce,raw_socket --bytes 64M`,
+  cohort bench collectives --transport tcp --ops raw_socket --bytes 64M`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}

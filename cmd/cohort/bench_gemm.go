@@ -21,7 +21,7 @@ func newBenchGemmCommand(f *benchFlags) *cobra.Command {
 		Use:   "gemm",
 		Short: "Matrix products: square, narrow and batched ones, and those of training steps",
 		Example: `  cohort bench gemm --threads 1
-  cohort bench gemm --dtype bfloat16 --shapes 4096,256x1024x784 --layouts nn,nt,tn`,
+  cohort bench gemm --dtype bfloat16 --shapes 4096,256x1024x784 --layouts nn,nt`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if dtype != "float32" && dtype != "bfloat16" {

@@ -30,7 +30,7 @@ func commands(t *testing.T) (all []*cobra.Command) {
 }
 
 // TestHelpWidth: the help fits the terminal, but for what must not be broken:
-// examples, indented lines and long words.
+// examples, indented lines and long words. Those fit 80 columns.
 func TestHelpWidth(t *testing.T) {
 	for _, cmd := range commands(t) {
 		fixed := strings.Split(cmd.Example+"\n"+cmd.Long, "\n")
@@ -41,6 +41,9 @@ func TestHelpWidth(t *testing.T) {
 				line = strings.TrimSuffix(line, "\n")
 				if strings.HasSuffix(line, " ") {
 					t.Errorf("%s: %q ends with a space", cmd.CommandPath(), line)
+				}
+				if strings.HasPrefix(line, " ") && slices.Contains(fixed, line) && utf8.RuneCountInString(line) > 80 {
+					t.Errorf("%s: an indented line of %d characters, want at most 80: %s", cmd.CommandPath(), utf8.RuneCountInString(line), line)
 				}
 				if utf8.RuneCountInString(line) <= width || strings.HasPrefix(line, " ") && slices.Contains(fixed, line) {
 					continue

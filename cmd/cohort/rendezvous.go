@@ -20,16 +20,16 @@ import (
 	"github.com/cohort-ml/cohort/launch/rendezvous"
 )
 
-// several reports whether the job needs others than this machine.
+// several reports whether the job needs machines other than this one.
 func (f *torchrunFlags) several() bool {
 	return !f.standalone && (f.maxNodes > 1 || f.backend != "static" && f.backend != "c10d")
 }
 
-// localReadTimeout is how long a store may be out of reach that one of the nodes
-// serves: when that node has died, it does not come back.
+// localReadTimeout is how long the store may be out of reach if one of the nodes
+// serves it. When that node has died, the store does not come back.
 const localReadTimeout = 20 * time.Second
 
-// nodes makes what joins this machine with the others.
+// nodes makes the part of the launcher that joins this machine with the others.
 func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
 	why := "nnodes" // what makes it a job of several machines
 	if f.maxNodes == 1 {
@@ -82,12 +82,12 @@ func (f *runFlags) nodes(cfg *launch.Config) (launch.Nodes, error) {
 	return n, nil
 }
 
-// isName reports whether a text may be a name that machines tell each other.
+// isName reports whether a text is valid as a name that machines exchange.
 func isName(text string) bool {
 	return text != "" && len(text) <= 255 && utf8.ValidString(text) && !strings.ContainsFunc(text, unicode.IsControl)
 }
 
-// joins says where the machines meet. Each --rdzv-backend has a function of its own.
+// joins sets where the machines meet. Each --rdzv-backend has a function of its own.
 func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[string]string) error {
 	kind := conf["store_type"]
 	if f.backend == "c10d" {
@@ -108,12 +108,12 @@ func (f *runFlags) joins(n *rendezvous.Nodes, cfg *launch.Config, conf map[strin
 	}
 }
 
-// badEndpoint is the error of an --rdzv-endpoint.
+// badEndpoint returns the error of an --rdzv-endpoint.
 func (f *runFlags) badEndpoint(err error) error {
 	return fmt.Errorf("%s: %w", f.given("rdzv-endpoint"), err)
 }
 
-// joinsFile has the machines meet in a file that all of them see.
+// joinsFile makes the machines meet in a file that all of them can read.
 func (f *runFlags) joinsFile(m *rendezvous.Meeting) (err error) {
 	if f.endpoint == "" {
 		return fmt.Errorf("%s: give --rdzv-endpoint PATH, of a file on a file system that all machines share", f.given("rdzv-backend"))
@@ -122,7 +122,7 @@ func (f *runFlags) joinsFile(m *rendezvous.Meeting) (err error) {
 	return err
 }
 
-// joinsEtcd has them meet in an etcd cluster.
+// joinsEtcd makes the machines meet in an etcd cluster.
 func (f *runFlags) joinsEtcd(m *rendezvous.Meeting) error {
 	if f.endpoint == "" {
 		return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of one or more members of the cluster, with commas between them", f.given("rdzv-backend"))
@@ -153,7 +153,8 @@ func (f *runFlags) joinsEtcd(m *rendezvous.Meeting) error {
 	return nil
 }
 
-// joinsC10d has them meet in a store that the machine at the endpoint serves.
+// joinsC10d makes the machines meet in a store that the machine at the endpoint
+// serves.
 func (f *runFlags) joinsC10d(m *rendezvous.Meeting, conf map[string]string) (err error) {
 	if f.endpoint == "" {
 		return fmt.Errorf("%s: give --rdzv-endpoint HOST:PORT, of the machine that is to serve the store in which all meet", f.given("rdzv-backend"))
@@ -172,7 +173,7 @@ func (f *runFlags) joinsC10d(m *rendezvous.Meeting, conf map[string]string) (err
 	return nil
 }
 
-// joinsStatic has them meet in a store that machine 0 serves.
+// joinsStatic makes the machines meet in a store that machine 0 serves.
 func (f *runFlags) joinsStatic(n *rendezvous.Nodes, cfg *launch.Config) (err error) {
 	hosts := f.nodeRank == 0
 	n.Meeting.Hosts, n.Rank = &hosts, int(f.nodeRank)

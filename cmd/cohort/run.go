@@ -28,58 +28,61 @@ type runFlags struct {
 	notice    launch.Notice
 }
 
-const runLong = `Run starts PROGRAM once for each rank, watches the processes and ends them all.
+const runLong = `Start PROGRAM once for each rank, watch the processes and end all of them.
 
-PROGRAM is the path of a binary or its name in PATH, the directory of a Go main
-package or a .go file (built once, first), or a .py script (started with
-python3 -u, or the interpreter that PYTHON_EXEC names). The flags are torchrun's,
-also with underscores and with defaults from its variables (PET_NPROC_PER_NODE
-for --nproc-per-node), and besides --token-file, --program, --store,
---survivors, --notice-file and --notice-url. Everything behind
-PROGRAM belongs to it.
+PROGRAM is the path of a binary or its name in PATH; the directory of a Go main
+package, or a .go file, which is built once; or a .py script, which runs with
+python3 -u or with the interpreter in PYTHON_EXEC. Everything behind PROGRAM
+belongs to it. In ARGS, ${local_rank} stands for the local rank.
 
-Ranks of one job can run several programs, such as PyTorch's and Cohort's that train
-one model (dist.WithBackend("gloo")): --program 2:train.py --program 2:./gorank.
-Where rank 0 is a Python program (train.py, python3 -m pkg, uv run train.py, a script
-whose first line names Python), the launcher serves PyTorch's store at
-MASTER_ADDR:MASTER_PORT, for PyTorch 1.13 and for 2.2 and later; --store rank0 leaves
-the port to rank 0.
+The flags are those of torchrun, also with underscores, and take their defaults
+from torchrun's environment variables (PET_NPROC_PER_NODE for --nproc-per-node).
+The flags --token-file, --program, --store, --survivors, --notice-file and
+--notice-url are Cohort's own.
 
-On several machines, the same command is given on each of them: --nnodes 2, or 2:4
-for a job that goes on while machines come and go, --rdzv-backend and
---rdzv-endpoint for where they meet, and --token-file with the token that cohort
+Ranks. A rank finds its place in RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT; cohort env lists all variables. Each line that a rank prints begins
+with "[rank0] ". The ranks share a token that nobody else gets: a new one, or that
+in COHORT_TOKEN, or that in the file of --token-file or COHORT_TOKEN_FILE. The
+launcher removes the token from what the ranks print.
+
+Several programs. The ranks of a job can run different programs, such as one of
+PyTorch and one of Cohort that train the same model (dist.WithBackend("gloo")):
+--program 2:train.py --program 2:./gorank. If rank 0 is a Python program (train.py,
+python3 -m pkg, uv run train.py, a script whose first line names Python), the
+launcher serves PyTorch's store at MASTER_ADDR:MASTER_PORT, for PyTorch 1.13 and
+for 2.2 and later. With --store rank0 it leaves the port to rank 0.
+
+Several machines. Give the same command on each machine: with --nnodes 2, or 2:4
+for a job that continues while machines come and go; with --rdzv-backend and
+--rdzv-endpoint for where they meet; and with --token-file for a token that cohort
 token made on one of them. PROGRAM, or the list of --program, is what the ranks of
-that machine run, and may be another one on each. The launcher of the machine that
-has rank 0 serves PyTorch's store, to the machines of the job.
+that machine run; it may differ between machines. The launcher on the machine of
+rank 0 serves PyTorch's store to the machines of the job.
 
-Each line that a rank prints appears behind "[rank0] ". A rank finds its place in
-RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; cohort env lists the
-variables. ${local_rank} in ARGS stands for the local rank.
+Failures. When a rank fails, the launcher ends the others a second later, and with
+--max-restarts it starts all of them again. With --survivors the others continue:
+they can make a group of themselves (dist.Group.NewGroup). The job then ends when
+all ranks have ended, and succeeds if all survivors succeed. The report says which
+ranks failed and how.
 
-The ranks share a token that nobody else gets: a new one, or that of COHORT_TOKEN,
-or of the file that --token-file or COHORT_TOKEN_FILE names. What they print is
-shown without it.
+Notice. With --notice-file or --notice-url, the launcher looks every second for a
+notice that this machine is about to go: a file that appears, or the answer of a
+URL, such as the metadata service of Amazon
+(/latest/meta-data/spot/instance-action), Google
+(/computeMetadata/v1/instance/preempted) or Azure (/metadata/scheduledevents). The
+notice ends the job as SIGTERM does: the ranks have time to save and are not
+started again. On several machines the others continue without this one.
 
-When a rank ends badly, the others are ended a second later, and with --max-restarts
-all are started again. With --survivors the others go on: they can make a group of
-themselves (dist.Group.NewGroup) and continue. The job then ends when all have
-ended, well if those that were left ended well; the report says who died and how.
-
-With --notice-file or --notice-url, notice that this machine is about to go ends the
-job as SIGTERM does: the ranks have the grace period to save, and are not started
-again. On several machines the others go on without this one. Every second it is
-looked whether there is the file, and the URL is asked, which may be the metadata
-service of Amazon (/latest/meta-data/spot/instance-action), Google
-(/computeMetadata/v1/instance/preempted) or Azure (/metadata/scheduledevents).
-
-The exit code is 0 if every rank ended with 0, 1 if one failed or the job was
-stopped, 2 if it could not be started as asked.`
+The exit code is 0 if every rank ended with 0; 1 if a rank failed or the job was
+stopped; 2 if the job could not be started as asked.`
 
 const runExample = `  cohort run --nproc-per-node 2 ./examples/ddp
-  cohort run --standalone --nproc-per-node auto --max-restarts 3 train.py --epochs 3
+  cohort run --nproc-per-node auto --max-restarts 3 train.py --epochs 3
   cohort run --program "2:train.py --lr 0.1" --program "2:./gorank -lr 0.1"
   cohort run --nproc-per-node 2 --log-dir logs --tee 3 ./examples/ddp
-  cohort run --token-file token.txt --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint 10.0.0.1 ./examples/ddp`
+  cohort run --token-file token.txt --nnodes 2:4 --rdzv-backend c10d \
+      --rdzv-endpoint 10.0.0.1 ./examples/ddp`
 
 func newRunCommand() *cobra.Command {
 	var f runFlags
