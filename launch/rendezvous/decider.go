@@ -9,38 +9,38 @@ import (
 	"time"
 )
 
-// What the node that decides makes of the cards: a function from what it has seen
-// to the next state. It knows nothing of how states are written.
+// The decider makes the next state from the cards that it has read. It is a pure function of
+// what it has seen, and does not know how states are written.
 
-// sight is what one node knows of another.
+// sight is what one node has seen of another.
 type sight struct {
 	card  Card
-	first time.Time // when the card was seen first
-	moved time.Time // when it was seen to change
+	first time.Time // when this node saw the card first
+	moved time.Time // when this node last saw it change
 }
 
-// decider is what a node needs to know to decide. It is begun anew with every
-// node that takes the decision over, so nothing in it is needed for safety.
+// decider is what a node needs to decide. A node that becomes the decider begins with an
+// empty one, so that safety does not depend on it.
 type decider struct {
 	set    *Settings
 	sights map[string]*sight
-	looked time.Time // the last look
-	list   []string  // of arrivals, beyond what the state has dealt with
+	looked time.Time // time of the last look
+	list   []string  // the arrivals that the state has not dealt with yet
 
-	version uint64    // of the state that the times below belong to
-	phase   Phase     //
+	version uint64    // of the state to which the times below belong
+	phase   Phase     // of that state
 	short   time.Time // gathering: since when there have been too few nodes
-	enough  time.Time // gathering: since when there have been enough
-	called  time.Time // running: since when nodes have waited to come in
+	enough  time.Time // gathering: since when there have been enough nodes
+	called  time.Time // running: since when nodes have waited to be taken in
 }
 
 func newDecider(set *Settings) *decider {
 	return &decider{set: set, sights: map[string]*sight{}}
 }
 
-// look takes in what has been read: cards, and the whole list of arrivals.
+// look takes in the cards that have been read.
 func (d *decider) look(now time.Time, cards []Card) {
-	// Who could not look for a while knows nothing of how long the cards have stood still.
+	// After a long time without a look, nobody knows how long a card has not changed.
 	blind := !d.looked.IsZero() && now.Sub(d.looked) > 3*d.set.Timing.Beat
 	for i := range cards {
 		c := &cards[i]
@@ -48,7 +48,7 @@ func (d *decider) look(now time.Time, cards []Card) {
 		switch {
 		case g == nil:
 			d.sights[c.Node.ID] = &sight{*c, now, now}
-		case c.Beat > g.card.Beat: // an old write may come late
+		case c.Beat > g.card.Beat: // else it is an old write that has come late
 			g.card, g.moved = *c, now
 		}
 	}
@@ -66,7 +66,7 @@ func (d *decider) lost(now time.Time, id string) bool {
 	return g != nil && now.Sub(g.moved) > d.set.Timing.Lost()
 }
 
-// card returns the last card seen of a node, nil for none.
+// card returns the last card that was seen of a node; nil if there is none.
 func (d *decider) card(id string) *Card {
 	if g := d.sights[id]; g != nil {
 		return &g.card
@@ -85,7 +85,7 @@ func (d *decider) wants(s *State) []string {
 	return append(ids, d.list...)
 }
 
-// arrivals takes in the list of who has arrived, and returns what of it is new.
+// arrivals takes in the list of the nodes that have arrived, and keeps the new ones.
 func (d *decider) arrivals(s *State, list []string) {
 	d.list = nil
 	fresh := list[min(s.Arrived, len(list)):]
@@ -99,15 +99,15 @@ func (d *decider) arrivals(s *State, list []string) {
 		}
 	}
 	for _, id := range fresh {
-		if !known[id] { // who was not sure to have been heard has said it twice
+		if !known[id] { // a node may be in the list twice
 			known[id] = true
 			d.list = append(d.list, id)
 		}
 	}
 }
 
-// decide returns the state that follows from what has been seen, or nil if it is
-// still as it should be. total is the length of the list of arrivals.
+// decide returns the next state, or nil if the state s need not change. total is the length
+// of the list of arrivals.
 func (d *decider) decide(now time.Time, s *State, total int) *State {
 	if s.Phase == Closed {
 		return nil
@@ -131,7 +131,7 @@ func (d *decider) decide(now time.Time, s *State, total int) *State {
 	return n
 }
 
-// admit deals with those who have arrived.
+// admit deals with the nodes that have arrived.
 func (d *decider) admit(n *State, total int) bool {
 	if n.Arrived >= total {
 		return false
@@ -141,8 +141,8 @@ func (d *decider) admit(n *State, total int) bool {
 		if c == nil {
 			return false // its card has not been read yet
 		}
-		// The node that has the rank may be an earlier life of this one: whether it is
-		// dead is known when it has given a sign of life since, or is given up.
+		// The node that holds the node rank may be this host before its agent was started
+		// again. It is known to live if its card has changed since, and else given up.
 		if h := holder(n, c); h != nil && !d.lives(h.ID, d.sights[id].first) {
 			return false
 		}
@@ -162,7 +162,7 @@ func (d *decider) admit(n *State, total int) bool {
 	return true
 }
 
-// refuse says why a node cannot take part, or nothing.
+// refuse says why a node cannot take part; empty if it can.
 func refuse(n *State, c *Card) string {
 	if c.Max == 0 {
 		return "the other nodes cannot read what this one says of itself: " + c.Text
@@ -180,7 +180,7 @@ func refuse(n *State, c *Card) string {
 	return ""
 }
 
-// holder returns the node that has the rank that another one asks for, or nil.
+// holder returns the node that has the node rank for which another one asks, or nil.
 func holder(n *State, c *Card) *Node {
 	for _, nodes := range [][]Node{n.Members, n.Waiting} {
 		for i := range nodes {
@@ -192,13 +192,13 @@ func holder(n *State, c *Card) *Node {
 	return nil
 }
 
-// lives reports whether a node that does not go has been heard of since a time.
+// lives reports whether a node has written its card since a time, and is not leaving.
 func (d *decider) lives(id string, since time.Time) bool {
 	g := d.sights[id]
 	return g != nil && g.moved.After(since) && g.card.Status != Leaving && g.card.Status != Left
 }
 
-// leave takes those out that have gone or are lost, and says who.
+// leave sorts nodes into those that are left, those that have gone, and those that are lost.
 func (d *decider) leave(now time.Time, nodes []Node, out bool) (left []Node, gone, lost []string) {
 	for i := range nodes {
 		n := &nodes[i]
@@ -208,7 +208,7 @@ func (d *decider) leave(now time.Time, nodes []Node, out bool) (left []Node, gon
 			gone = append(gone, because(n, c))
 		case d.lost(now, n.ID):
 			lost = append(lost, n.Name())
-			delete(d.sights, n.ID) // should it come again, it is looked at again
+			delete(d.sights, n.ID) // if it comes again, its card is read again
 		default:
 			left = append(left, *n)
 		}
@@ -225,7 +225,7 @@ func because(n *Node, c *Card) string {
 
 // gather decides while the next round forms.
 func (d *decider) gather(now time.Time, n *State) (changed bool) {
-	host := n.host()
+	server := n.storeNode()
 	members, gone, lost := d.leave(now, n.Members, false)
 	waiting, goneToo, lostToo := d.leave(now, n.Waiting, true)
 	if len(gone)+len(lost) > 0 {
@@ -245,7 +245,7 @@ func (d *decider) gather(now time.Time, n *State) (changed bool) {
 			}
 		}
 		if e.Left = left; left == 0 {
-			// Nobody is left who was there: these nodes begin anew.
+			// No node of the round is left: the job begins anew.
 			n.Ending, n.Restarts, n.Fresh, changed = nil, 0, true, true
 		}
 	}
@@ -254,11 +254,11 @@ func (d *decider) gather(now time.Time, n *State) (changed bool) {
 		n.Members, n.Waiting = append(n.Members, n.Waiting[0]), n.Waiting[1:]
 		changed = true
 	}
-	if host != nil && n.host() == nil && len(n.Members) > 0 {
-		return shut(n, false, fmt.Sprintf("%s, which serves the store that the nodes meet in, has gone", host.Name()))
+	if server != nil && n.storeNode() == nil && len(n.Members) > 0 {
+		return shut(n, false, fmt.Sprintf("%s, which serves the store that the nodes meet in, has gone", server.Name()))
 	}
 	for i := range n.Members {
-		// Ranks of others fail because one of them is asked to end.
+		// When a node leaves, ranks of other nodes fail because of that.
 		if c := d.card(n.Members[i].ID); c != nil && c.Status == Leaving && n.Ending != nil && !n.Ending.Lost {
 			changed, n.Ending.Lost = true, true
 		}
@@ -294,7 +294,7 @@ func (d *decider) gather(now time.Time, n *State) (changed bool) {
 	return true
 }
 
-// final reports whether ranks of the round that has ended would fail again.
+// final reports whether the ranks that failed in the last round would fail again.
 func (d *decider) final(n *State) bool {
 	return slices.ContainsFunc(n.Members, func(m Node) bool {
 		c := d.card(m.ID)
@@ -302,8 +302,8 @@ func (d *decider) final(n *State) bool {
 	})
 }
 
-// answered reports whether every member of the round has heard how it ended. With
-// one number of nodes all are needed, whatever a failure came of: one is enough then.
+// answered reports whether every node of the round has read how it ended. With a fixed number
+// of nodes, the answer of one node is enough: the job needs all nodes anyway.
 func (d *decider) answered(n *State, e *Ending) bool {
 	heard := 0
 	for i := range n.Members[:e.Left] {
@@ -314,12 +314,12 @@ func (d *decider) answered(n *State, e *Ending) bool {
 	return heard == e.Left || n.Min == n.Max && heard > 0
 }
 
-// judge decides whether the end of a round counts as a failure, and reports
-// whether the job ends with it.
+// judge decides whether the end of a round counts as a failure, and reports whether it ends
+// the job.
 func (d *decider) judge(n *State, e *Ending) (over bool) {
 	e.Judged = true
 	failure := e.Cause == Failure && !e.Lost
-	if n.Min == n.Max { // with one number of nodes, one that is lost is a failure like another
+	if n.Min == n.Max { // with a fixed number of nodes, a lost node counts as a failure
 		failure = e.Cause == Failure || e.Cause == Lost || e.Cause == Gone
 	}
 	if !failure {
@@ -337,7 +337,7 @@ func (d *decider) judge(n *State, e *Ending) (over bool) {
 	return true
 }
 
-// ready reports whether the ranks of the round before run on no member.
+// ready reports whether no member runs ranks of the last round.
 func (d *decider) ready(n *State) bool {
 	for i := range n.Members {
 		if c := d.card(n.Members[i].ID); c == nil || c.Status != Ready || c.Round != n.Round && n.Ending != nil && c.Seen < n.Ending.Version {
@@ -350,7 +350,7 @@ func (d *decider) ready(n *State) bool {
 // form begins a round with the members.
 func (d *decider) form(n *State) {
 	for i := range n.Members {
-		n.Members[i] = d.card(n.Members[i].ID).Node // with the port that is free now
+		n.Members[i] = d.card(n.Members[i].ID).Node // the card has the port that is free now
 	}
 	slices.SortStableFunc(n.Members, func(a, b Node) int {
 		if a.Rank < 0 || b.Rank < 0 {
@@ -359,7 +359,7 @@ func (d *decider) form(n *State) {
 		return a.Rank - b.Rank
 	})
 	n.Text = ""
-	if n.Ending != nil { // nobody else may have seen its last words
+	if n.Ending != nil { // some nodes may not have read it
 		n.Text = n.Ending.Text
 	}
 	n.Phase, n.Fresh, n.Ending = Running, false, nil
@@ -402,7 +402,7 @@ func (d *decider) watch(now time.Time, n *State) (changed bool) {
 	case len(cut) > 0:
 		return end(n, Interrupted, strings.Join(cut, "; "), false)
 	}
-	// A job that is about to end takes nobody in.
+	// A job that is about to end takes no node in.
 	if done > 0 || len(n.Waiting) == 0 || len(n.Members) == n.Max {
 		d.called = time.Time{}
 		return changed
@@ -444,7 +444,7 @@ func names(nodes []Node) string {
 	return strings.Join(out, ", ")
 }
 
-// tail says who has gone besides.
+// tail says which other nodes have left or are lost.
 func tail(gone, lost []string) string {
 	var b strings.Builder
 	if len(gone) > 0 {
@@ -463,8 +463,8 @@ func after(e *Ending) string {
 	return "; before that, " + e.Text
 }
 
-// forgotten asks about --node-rank where only nodes came that are node 0: with that
-// of the others forgotten, each of them waits in a store of its own.
+// forgotten asks about --node-rank if all nodes that came are node 0. Without the flag, each
+// of the others is node 0 too, and waits in a store of its own.
 func forgotten(nodes []Node) string {
 	if len(nodes) == 0 || slices.ContainsFunc(nodes, func(n Node) bool { return n.Rank != 0 }) {
 		return ""

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package rendezvous is how the nodes of a job find each other, agree on who takes
-// part, and go on when that changes.
+// Package rendezvous joins the nodes of a job on several machines: the nodes find each
+// other, agree on who takes part, and go on when that changes.
 //
 // # The picture
 //
-// One agent a node (package launch) starts the ranks of that node. The agents
-// share a store (package dist/store, or etcd) and in it three things: the [State],
-// a document that says who takes part in which round; one [Card] for each agent,
-// which it alone writes, once a beat, with what its ranks do; and a list of those
-// who have arrived. A round is one run of all ranks on one set of nodes. When the
-// set changes, or a rank fails, the round ends on every node and the next one
-// begins with the nodes that are there.
+// Each node has one launcher process, its agent (package launch), which starts the ranks of
+// that node. The agents share a store (package dist/store, or etcd). It holds three things:
 //
-// One of the agents decides: it looks at the cards and writes the state, by
-// compare-and-set, so that no two deciders can both have their way. The others
-// follow. Who decides is in the state; when its card stands still for too long,
-// another agent takes its place. So any agent may die, whatever it was; the store
-// alone has to live, and in etcd it does so without any single machine.
+//   - the [State], a document that says which nodes take part in which round;
+//   - one [Card] for each node, which only that node writes, at every heartbeat, and which
+//     says what the ranks of the node do;
+//   - the list of the nodes that have arrived.
+//
+// A round is one run of all ranks on one set of nodes. When the set changes, or a rank fails,
+// the round ends on every node. The next round begins with the nodes that are there.
+//
+// One node is the leader, called the decider here. It reads the cards and writes the next
+// state, by compare-and-set, so that of two deciders only one succeeds. The other nodes
+// follow. The state names the decider. When the decider's card has not changed for too long,
+// another node takes its place. So any agent may die. Only the store has to live; etcd
+// survives the loss of any single machine.
 //
 //	           all are ready, and enough, and the last call is over
 //	gathering ──────────────────────────────────────────────────► running
@@ -28,28 +31,31 @@
 //
 // # Time
 //
-// No two clocks are compared. A card is old when the reader's own clock says that
-// it has stood still. A node whose card cannot be written any more kills its ranks
-// before others can have given it up ([Timing.Fence] is shorter than
-// [Timing.Lost]), so ranks of two rounds never run at once.
+// No clocks of two machines are compared. A card is old when the reader's own clock says
+// that the card has not changed for [Timing.Lost]. A node that cannot write its card kills
+// its ranks after [Timing.Fence], which is shorter: before the others can have given it up.
+// So ranks of two rounds never run at the same time.
 //
-// What ends a round is told apart. A failure of a rank counts against the
-// restarts that a job has; a node that comes, leaves or is lost does not, unless
-// the number of nodes is fixed. Since ranks fail because a node is lost, and are
-// quicker to say so, a failure is judged when every node of the round has answered
-// or is lost.
+// The causes of a round's end count differently. A failure of a rank counts against the
+// restarts of the job. A node that comes, leaves or is lost does not count, unless the number
+// of nodes is fixed. When a node is lost, ranks of other nodes fail too, and say so earlier.
+// So the decider judges a failure only when every node of the round has answered or is lost.
 //
-// # Pieces
+// # Files
 //
-// state.go, card.go, timing.go, wire.go, decider.go and machine.go are pure: events in, actions out, so that ten
-// thousand agents and hundreds of histories are played in the tests. [Nodes] is the
-// shell that runs them on a host, meeting.go says over which store, storeclient.go is the way
-// to it.
+//	on this host        nodes.go ([Nodes], for launch.Config.Nodes), participant.go (the loop),
+//	                    joinfailure.go (a node that cannot come tells those that wait for it)
+//	decisions, pure     machine.go (one node), decider.go (the leader)
+//	data, pure          state.go, card.go, timing.go, wire.go (JSON, with limits)
+//	the store           meeting.go (which store, who serves it), storeclient.go (calls to it)
+//
+// The pure files have no goroutine, clock or socket: events go in, actions come out. Tests
+// play ten thousand nodes and hundreds of histories with them.
 //
 // # Caveats
 //
-// Who may write to the store decides what is run where in the job, but not what is
-// run: programs come from each agent's own command line. A process that is stopped
-// (SIGSTOP) while its ranks are not cannot kill them; they fail because the other
-// nodes stop theirs. Nodes that meet in a file add some hundred bytes a second each.
+// A process that may write to the store decides where ranks run, but not which program they
+// run: that comes from the command line of each agent. An agent that is stopped (SIGSTOP)
+// while its ranks run cannot kill them; they fail because the other nodes stop theirs. Nodes
+// that meet in a file add some hundred bytes to it each second.
 package rendezvous

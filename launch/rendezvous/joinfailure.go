@@ -11,15 +11,16 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
-// keyCannot holds the last word of a node that could not come.
+// keyCannot is the key at which a node that cannot join says why.
 const keyCannot = "cannot"
 
-// cannotPatience is how long such a node looks for the store.
+// cannotPatience is how long such a node tries to reach the store.
 const cannotPatience = time.Second
 
-// Cannot tells the nodes that wait for this one why it does not come: err is that of
-// launch.Run, which has ended before it called Run. A node that is to serve the store has
-// nobody to tell. Others may not be there, or not be reached: then they hear nothing.
+// Cannot tells the other nodes why this one does not come. err is the error of a
+// launch.Run that has ended before it called [Nodes.Run]. A node that would serve the store
+// itself has nobody to tell. If the other nodes are not there, or cannot be reached, they
+// hear nothing.
 func (n *Nodes) Cannot(ctx context.Context, token string, err error) {
 	mt := &n.Meeting
 	if n.ran || err == nil || mt.Hosts != nil && *mt.Hosts {
@@ -43,9 +44,9 @@ func (n *Nodes) Cannot(ctx context.Context, token string, err error) {
 	})
 }
 
-// askWhoCannot has it told, once each, why a node that is waited for does not come. When
-// the job runs, all that were waited for have come: what one said before is forgotten, lest
-// it be told when others are waited for.
+// askWhoCannot prints, once each, why a node does not come for which this one waits. When
+// the job runs, all these nodes have come. What one of them has said before is then deleted,
+// because it would be wrong when the job waits for other nodes.
 func (p *participant) askWhoCannot() {
 	s := p.m.State()
 	if s == nil {

@@ -8,38 +8,37 @@ import (
 	"time"
 )
 
-// Machine is one agent's part of a rendezvous: what happens goes in as events,
-// what to do comes out as actions. It starts nothing, reads no clock and waits for
-// nothing. Every action that asks the store is answered by one event, also when
-// the store did not answer.
+// Machine is the state machine of one node in a rendezvous: events go in, actions come out.
+// It starts nothing, reads no clock and waits for nothing. One event answers each action
+// that calls the store, also if the store does not answer.
 type Machine struct {
 	set   Settings
 	me    Node
 	newID func() string
-	port  func() int // that is free now
+	port  func() int // returns a port that is free now
 
 	state   *State
-	order   int // of this node among the state's members, or -1
+	order   int // index of this node among the state's members, or -1
 	decider *decider
-	list    []string // of arrivals, as far as known
+	list    []string // the list of arrivals, as last read
 	began   time.Time
-	proof   time.Time // when the last card was written that is known to have come
+	proof   time.Time // when the last card was sent that the store has confirmed
 	heard   time.Time // when the store last answered
 
 	status    Status
-	round     int // of the card
+	round     int // the round on the card
 	text      string
 	beat      uint64
-	dirty     bool      // the card says what is not so any more
-	carded    bool      // this life's card is in the store
-	told      uint64    // the newest version that the card in the store has seen
-	arrived   bool      // this life's arrival is in the list
-	arrivedAt time.Time // when it was put there
-	admitted  bool      // and the state has had it
+	dirty     bool      // the card in the store is out of date
+	carded    bool      // a card with the present ID is in the store
+	told      uint64    // the newest version of the state that the card in the store names
+	arrived   bool      // the present ID is in the list of arrivals
+	arrivedAt time.Time // when it was added
+	admitted  bool      // the state has had the present ID
 	running   bool      // ranks run
-	runs      int       // the round that they run in
-	stopping  bool      // and have been told to stop
-	final     bool      // those that ran last would fail again
+	runs      int       // the round in which they run
+	stopping  bool      // the ranks have been told to stop
+	final     bool      // the ranks that ran last would fail again
 	killed    bool
 	leaving   bool
 	leftAt    time.Time
@@ -48,29 +47,29 @@ type Machine struct {
 
 	putting, peeking, looking, swapping, arriving bool
 	written                                       Card      // the last one
-	putAt, lookAt, peekAt                         time.Time // when the next is due
-	rest                                          time.Time // nothing is asked before: the store has just failed
-	vacant                                        time.Time // since when nobody decides
+	putAt, lookAt, peekAt                         time.Time // when the next one is due
+	rest                                          time.Time // the store has failed: it is not called before this time
+	vacant                                        time.Time // since when there is no decider
 }
 
-// glances is how many beats pass between two readings of a state that no news has
-// come of: news comes by itself, but may be lost.
+// glances is how many heartbeats pass between two readings of the state. The store reports a
+// new state by itself, but such a report may be lost.
 const glances = 20
 
 // Result is how a job ended for one agent.
 type Result struct {
 	Good bool
-	Left bool   // the agent was asked to leave; the job may go on
-	Text string // why
+	Left bool   // the node was asked to leave; the job may go on without it
+	Text string // the reason
 }
 
-// Event is something that happened.
+// Event is something that has happened.
 type Event interface{ isEvent() }
 
-// The events. OK is false where the store did not answer in time.
+// The events. OK is false if the store did not answer in time.
 type (
-	// Read is the state as it is in the store, nil for none: the answer to Peek,
-	// or news that came by itself.
+	// Read brings the state that is in the store, nil if there is none. It answers Peek
+	// (Asked), or comes by itself.
 	Read struct {
 		OK, Asked bool
 		State     *State
@@ -80,14 +79,14 @@ type (
 		OK   bool
 		Sent time.Time
 	}
-	// Looked answers Look. A card that cannot be read has the zero value of all but
-	// its node's ID and Text, which says why.
+	// Looked answers Look. A card that cannot be read has only its node's ID, and a Text
+	// that says why.
 	Looked struct {
 		OK    bool
 		Cards []Card
-		List  []string // of all who have arrived
+		List  []string // the IDs of all nodes that have arrived
 	}
-	// Swapped answers Swap, with the state that the store has then.
+	// Swapped answers Swap with the state that the store has now.
 	Swapped struct {
 		OK, Won bool
 		State   *State
@@ -97,17 +96,17 @@ type (
 	// Ended says that none of the node's ranks runs any more.
 	Ended struct {
 		Round  int
-		Status Status // Done or Failed; what else, where the ranks had been told to stop, does not matter
+		Status Status // Done or Failed; it does not count if the ranks had been told to stop
 		Text   string
 		Final  bool // the ranks would fail again
 	}
-	// Failing says that a rank has failed, and the others are about to end.
+	// Failing says that a rank has failed and that the others are about to end.
 	Failing struct {
 		Round int
 		Text  string
 		Final bool
 	}
-	// Leave asks the node to go.
+	// Leave asks the node to leave the job.
 	Leave struct{ Text string }
 	// Ticked says that the time of Wake has come.
 	Ticked struct{}
@@ -132,18 +131,18 @@ type (
 	Peek struct{}
 	// Write writes this node's card.
 	Write struct{ Card Card }
-	// Look reads the cards of nodes, and, for List, the list of arrivals.
+	// Look reads the cards of nodes and, if List is set, the list of arrivals.
 	Look struct {
 		IDs  []string
 		List bool
 	}
-	// Swap writes a state, if the store still has the one before it (nil: none).
+	// Swap writes the state New, if the store still has Old (nil: no state).
 	Swap struct{ Old, New *State }
 	// Arrive adds an ID to the list of arrivals.
 	Arrive struct{ ID string }
 	// Start starts the ranks of this node.
 	Start struct{ Place Place }
-	// Stop ends them: by a signal, or, for Kill, at once.
+	// Stop ends them: by a signal, or, if Kill is set, at once.
 	Stop struct {
 		Kill bool
 		Text string
@@ -161,8 +160,8 @@ func (Start) isAction()  {}
 func (Stop) isAction()   {}
 func (Finish) isAction() {}
 
-// NewMachine makes the machine of an agent. newID gives it a name for each life,
-// port a port that is free on its node.
+// NewMachine makes the machine of a node. newID makes the ID under which the node joins, each
+// time it does. port returns a port that is free on the node.
 func NewMachine(set Settings, me Node, newID func() string, port func() int) *Machine {
 	m := &Machine{set: set, me: me, newID: newID, port: port, status: Ready, dirty: true}
 	m.decider = newDecider(&m.set)
@@ -170,11 +169,11 @@ func NewMachine(set Settings, me Node, newID func() string, port func() int) *Ma
 	return m
 }
 
-// State returns the last state that the machine has seen, nil for none.
+// State returns the last state that the machine has read; nil if there is none.
 func (m *Machine) State() *State { return m.state }
 
-// pace is the time between two looks of who decides: often for few nodes, and
-// never so often that reading the cards is all that happens.
+// pace is the time between two looks at the cards. The decider looks often if there are few
+// nodes, and less often if reading all cards takes long.
 func (m *Machine) pace() time.Duration {
 	if m.state == nil || !m.decides() && !m.awaitsOthers() {
 		return m.set.Timing.Beat / 2
@@ -185,7 +184,7 @@ func (m *Machine) pace() time.Duration {
 
 func (m *Machine) decides() bool { return m.state != nil && m.state.Decider == m.me.ID }
 
-// Wake is when Step wants to be called with Ticked; the zero time means never.
+// Wake returns the time at which Step must be called with Ticked; the zero time means never.
 func (m *Machine) Wake() time.Time {
 	if m.over || m.began.IsZero() {
 		return time.Time{}
@@ -222,8 +221,8 @@ func (m *Machine) Wake() time.Time {
 	return next
 }
 
-// patience is how long the store may be out of reach: before it has ever
-// answered, as long as nodes may take to come.
+// patience is how long the store may be out of reach. Before it has answered for the first
+// time, that is how long nodes may take to come.
 func (m *Machine) patience() time.Duration {
 	if m.state == nil {
 		return m.set.Timing.Join
@@ -231,7 +230,8 @@ func (m *Machine) patience() time.Duration {
 	return m.set.Timing.Read
 }
 
-// Step takes one event, at a time that never goes back.
+// Step takes one event and returns the actions that follow from it. The time now never goes
+// back.
 func (m *Machine) Step(now time.Time, e Event) []Action {
 	if m.over {
 		return nil
@@ -351,9 +351,9 @@ func (m *Machine) learn(now time.Time, s *State) (out []Action) {
 	case in:
 		m.admitted = true
 	case m.admitted && m.leaving:
-		// The others know.
+		// The other nodes know that this one has left.
 	case m.admitted:
-		// The others have given this node up; its ranks are of no use to them.
+		// The other nodes have given this one up. They do not need its ranks.
 		return append(out, m.anew("the other nodes have given this one up: "+m.ending())...)
 	}
 	if !in || s.Phase == Closed {
@@ -382,14 +382,14 @@ func (m *Machine) learn(now time.Time, s *State) (out []Action) {
 	return out
 }
 
-// anew begins another life of this agent: its ranks are of no use any more.
+// anew kills the ranks, which nobody needs any more, and joins again under another ID.
 func (m *Machine) anew(why string) []Action {
 	m.admitted, m.arrived, m.carded = false, false, false
 	m.me.ID, m.decider, m.list = m.newID(), newDecider(&m.set), nil
 	return m.kill(why)
 }
 
-// again is anew with a store that knows nothing of the job.
+// again joins a store that knows nothing of the job.
 func (m *Machine) again(why string) []Action {
 	m.state, m.order, m.round, m.told = nil, -1, 0, 0
 	m.vacant, m.dirty = time.Time{}, true
@@ -435,7 +435,7 @@ func (m *Machine) leave(now time.Time, text string) []Action {
 	return nil
 }
 
-// halt has the ranks stopped.
+// halt stops the ranks by a signal.
 func (m *Machine) halt(text string) []Action {
 	if !m.running || m.stopping {
 		return nil
@@ -444,7 +444,7 @@ func (m *Machine) halt(text string) []Action {
 	return []Action{Stop{Text: text}}
 }
 
-// kill has them killed.
+// kill kills the ranks at once.
 func (m *Machine) kill(text string) []Action {
 	if !m.running || m.killed {
 		return nil
@@ -459,8 +459,8 @@ func (m *Machine) propose(old, next *State) Action {
 	return Swap{old, next}
 }
 
-// consider looks at what was seen: who decides, decides; the others see whether
-// that one is alive.
+// consider acts on the cards that were read. The decider decides. The other nodes check
+// whether the decider lives.
 func (m *Machine) consider(now time.Time) []Action {
 	s := m.state
 	if s == nil || m.swapping {
@@ -470,7 +470,7 @@ func (m *Machine) consider(now time.Time) []Action {
 		m.decider.arrivals(s, m.list)
 		for _, id := range m.decider.list {
 			if m.decider.card(id) == nil {
-				m.lookAt = now // for its card
+				m.lookAt = now // its card has to be read
 			}
 		}
 		n := m.decider.decide(now, s, len(m.list))
@@ -479,7 +479,7 @@ func (m *Machine) consider(now time.Time) []Action {
 				n = s.clone()
 				n.Version++
 			}
-			n.Decider = "" // this node goes
+			n.Decider = "" // this node leaves
 		}
 		if n == nil {
 			return nil
@@ -495,9 +495,9 @@ func (m *Machine) consider(now time.Time) []Action {
 	return []Action{m.propose(s, n)}
 }
 
-// takesOver reports whether this node should decide from now on, because nobody
-// does. Members come before others, and each waits a little longer than the one
-// before, so that few try at once.
+// takesOver reports whether this node becomes the decider, because there is none that lives.
+// Each member waits a little longer than the member before it, and other nodes wait longer
+// than all members, so that few nodes try at the same time.
 func (m *Machine) takesOver(now time.Time) bool {
 	s, order := m.state, m.order
 	if order < 0 {
@@ -511,7 +511,7 @@ func (m *Machine) takesOver(now time.Time) bool {
 	return g != nil && now.Sub(g.moved) > m.set.Timing.Lost()+wait
 }
 
-// act does what is due by now.
+// act returns the actions that are due at the time now.
 func (m *Machine) act(now time.Time) (out []Action) {
 	if m.over {
 		return nil
@@ -539,7 +539,7 @@ func (m *Machine) act(now time.Time) (out []Action) {
 		out = append(out, Write{m.written})
 	}
 	if m.arrived && !m.admitted && now.Sub(m.arrivedAt) >= t.Lost() {
-		// It may have been taken in, and given up again, without hearing of either.
+		// The others may have taken it in and given it up again, while it read neither state.
 		m.arrived = m.leaving
 		m.arrivedAt = now
 	}
@@ -561,7 +561,7 @@ func (m *Machine) act(now time.Time) (out []Action) {
 	return out
 }
 
-// sees is what this node has to look at.
+// sees returns which cards this node has to read.
 func (m *Machine) sees() Look {
 	switch {
 	case m.decides():
@@ -576,7 +576,7 @@ func (m *Machine) sees() Look {
 	}
 }
 
-// awaitsOthers reports whether this node stays for others to hear of the end.
+// awaitsOthers reports whether this node stays until the others have read the end.
 func (m *Machine) awaitsOthers() bool { return m.me.Hosts && m.state.Phase == Closed }
 
 func (m *Machine) card() Card {
@@ -588,8 +588,8 @@ func (m *Machine) card() Card {
 	return c
 }
 
-// finished reports whether the agent may end: its ranks have, and the others know,
-// or have had the time to.
+// finished reports whether the agent may end: its ranks have ended, and the other nodes know
+// that, or have had enough time to learn it.
 func (m *Machine) finished(now time.Time) bool {
 	closed := m.state != nil && m.state.Phase == Closed
 	if m.running || !closed && !m.leaving {
@@ -603,12 +603,12 @@ func (m *Machine) finished(now time.Time) bool {
 		return true
 	case !closed && m.admitted:
 		return !m.state.has(m.me.ID) && !m.decides()
-	case m.dirty || m.putting: // what is to be said last, unless the store has gone
+	case m.dirty || m.putting: // the last card has to be written, unless the store has gone
 		return closed && m.told >= m.state.Version && !m.me.Hosts && now.Before(m.rest)
 	case !closed || !m.me.Hosts:
 		return true
 	}
-	// Who serves the store stays until all others have read the end in it.
+	// The node that serves the store stays until all others have read the end in it.
 	for i := range m.state.Members {
 		n := &m.state.Members[i]
 		if n.ID == m.me.ID || m.decider.lost(now, n.ID) {

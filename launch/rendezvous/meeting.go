@@ -20,26 +20,26 @@ import (
 	"github.com/cohort-ml/cohort/launch"
 )
 
-// Ports of torchrun, where the endpoint names none.
+// The ports that torchrun uses if the endpoint names none.
 const (
 	StaticPort = 29500
 	C10dPort   = 29400
 )
 
-// Meeting is where the nodes of a job meet.
+// Meeting says in which store the nodes of a job meet.
 type Meeting struct {
-	// Addr is host:port of a store that one of the nodes serves; File the path
-	// of a file that all nodes see; Open another store. One of them is set.
+	// One of these is set. Addr is host:port of a store that one of the nodes serves. File
+	// is the path of a file that all nodes see. Open opens another store.
 	Addr string
 	File string
 	Open Opener
-	// Via is an address, host:port, on the way to which is the interface that
-	// other nodes reach this one by, where Addr is not set. May be empty.
+	// Via is an address, host:port. If Addr is not set, other nodes reach this one at the
+	// interface on the route to Via. May be empty.
 	Via string
-	// Hosts says whether this node serves the store at Addr; nil: if Addr is an
-	// address of this machine, and nobody serves it yet.
+	// Hosts says whether this node serves the store at Addr. If it is nil, the node serves
+	// the store if Addr is an address of this machine at which nobody serves one yet.
 	Hosts *bool
-	// Patience is how long the store may take to be there at first; 0 is
+	// Patience is how long the node waits at first until the store is there; 0 means
 	// Timing.Read.
 	Patience time.Duration
 }
@@ -52,7 +52,7 @@ type startedMeeting struct {
 	close  func()
 }
 
-// begin reaches the store, or serves it.
+// begin reaches the store, or serves it. It tries again until Patience is over.
 func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*startedMeeting, error) {
 	patience := cmp.Or(mt.Patience, n.Settings.Timing.Read)
 	call, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("nobody has answered for %v", patience))
@@ -77,12 +77,12 @@ func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*starte
 	}
 }
 
-// strangePatience is how long what answers at the endpoint may be no store: it
-// may be that of the job before, which is just closing.
+// strangePatience is how long an answer at the endpoint may come from something that is no
+// store. It may be the store of the last job, which is just closing.
 const strangePatience = time.Second
 
-// staleStore is a store of a job that has ended, which is about to go, or has just gone,
-// with the node that serves it, or, where it is strange, something that is no store.
+// staleStore is the error of a store whose job has ended: it has just gone with the node that
+// serves it, or is about to go. If strange is set, what answers is no store.
 type staleStore struct {
 	strange bool
 	err     error
@@ -91,7 +91,7 @@ type staleStore struct {
 func (e *staleStore) Error() string { return e.err.Error() }
 func (e *staleStore) Unwrap() error { return e.err }
 
-// try reaches the store, or serves it, as it is now.
+// try tries once to reach the store, or to serve it.
 func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*startedMeeting, error) {
 	m := &startedMeeting{addr: n.Addr, close: func() {}}
 	var err error
@@ -125,7 +125,7 @@ func (mt *Meeting) try(ctx context.Context, n *Nodes, h *launch.Host) (*startedM
 	return m, nil
 }
 
-// serve makes this node the one that serves the store, if it is.
+// serve serves the store, if this node is the one that serves it.
 func (mt *Meeting) serve(ctx context.Context, m *startedMeeting, n *Nodes, h *launch.Host) error {
 	token := h.Token()
 	m.open = dialStore(mt.Addr, token)
@@ -136,7 +136,7 @@ func (mt *Meeting) serve(ctx context.Context, m *startedMeeting, n *Nodes, h *la
 	switch {
 	case err == nil:
 	case errors.Is(err, syscall.EADDRINUSE) && mt.Hosts == nil:
-		return nil // another agent of this machine, as far as is known
+		return nil // probably another agent of this machine serves it
 	case errors.Is(err, syscall.EADDRINUSE):
 		return fmt.Errorf("port in use: this node is to serve the store at %s, and another program listens there: give another port on all nodes (%w)", mt.Addr, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL) && n.Rank == 0:
@@ -172,7 +172,7 @@ func openFile(path string) Opener {
 	}
 }
 
-// greet waits until the store is there and makes sure that it is this job's.
+// greet waits until the store is there, and checks that it is the store of this job.
 func (m *startedMeeting) greet(ctx context.Context, mt *Meeting, n *Nodes) error {
 	first, err := m.open(ctx)
 	if err == nil {
@@ -182,7 +182,8 @@ func (m *startedMeeting) greet(ctx context.Context, mt *Meeting, n *Nodes) error
 	}
 	var left *staleStore
 	switch {
-	// Who has another token reads the hello and closes; a reset is another program's.
+	// A store with another token reads the handshake and closes the connection. Another
+	// program resets it.
 	case errors.Is(err, transport.ErrRejected) && !errors.Is(err, syscall.ECONNRESET):
 		return fmt.Errorf("wrong token: who serves the store at %s has another one: give all nodes the same COHORT_TOKEN or --token-file (%w)", mt.where(), err)
 	case err != nil && first == nil && mt.Addr != "" && ctx.Err() == nil:
@@ -205,7 +206,7 @@ func (m *startedMeeting) greet(ctx context.Context, mt *Meeting, n *Nodes) error
 	return nil
 }
 
-// claim says whose store it is, where one job alone has it.
+// claim writes the name of the job into the store, if only one job may use it.
 func (m *startedMeeting) claim(ctx context.Context, s store.Store, mt *Meeting, n *Nodes) error {
 	if mt.Addr == "" {
 		_, _, err := s.CompareAndSet(ctx, "rendezvous", absent, absent)
@@ -239,7 +240,8 @@ func (mt *Meeting) where() string {
 	}
 }
 
-// Endpoint adds a port to a host that has none. An empty host is this machine.
+// Endpoint reads HOST or HOST:PORT, and adds the port if there is none. An empty host is this
+// machine.
 func Endpoint(text string, port int) (string, error) {
 	host := text
 	if h, p, err := net.SplitHostPort(text); err == nil {

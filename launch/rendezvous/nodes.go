@@ -13,11 +13,11 @@ import (
 	"github.com/cohort-ml/cohort/launch"
 )
 
-// Nodes joins a host with others: it is what launch.Config.Nodes takes.
+// Nodes joins this host with the other nodes of a job. It is for launch.Config.Nodes.
 type Nodes struct {
 	Settings Settings
-	Rank     int    // the node rank that this one asks for, -1 for any
-	Addr     string // under which other nodes reach this one; empty: the one on the route to the store
+	Rank     int    // the node rank that this node asks for, -1 for any
+	Addr     string // the address at which other nodes reach this one; empty: that of the interface on the route to the store
 	Meeting  Meeting
 
 	ran bool // Run has been called
@@ -27,7 +27,7 @@ type Nodes struct {
 func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	n.ran = true
 	cfg := h.Config()
-	// The store may take its time to be there: a signal ends that too.
+	// The store may not be there yet. A signal ends the wait for it.
 	waits, busy := h.Idle(ctx)
 	meet, err := n.Meeting.begin(waits, n, h)
 	asked := context.Cause(waits)
@@ -41,7 +41,7 @@ func (n *Nodes) Run(ctx context.Context, h *launch.Host) error {
 	said := newLineWriter(cfg.Stderr)
 	defer said.end()
 	defer meet.close()
-	if s := meet.server; s != nil { // who waits here for a node learns why it does not come
+	if s := meet.server; s != nil { // the person here learns why a node does not come
 		s.OnRefusal(func(line string) { fmt.Fprintf(said, "cohort: the store in which the nodes meet %s\n", plain(line)) })
 	}
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -75,7 +75,8 @@ func newID() string {
 
 var _ launch.Nodes = (*Nodes)(nil)
 
-// addrTowards returns the address under which others reach this node.
+// addrTowards returns the address at which others reach this node: that of the interface on
+// the route to the endpoint.
 func addrTowards(ctx context.Context, endpoint string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, tellAfter)
 	defer cancel()

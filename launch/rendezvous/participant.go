@@ -20,15 +20,15 @@ import (
 	"github.com/cohort-ml/cohort/launch"
 )
 
-// tellAfter is when a person at the terminal is told that the agent waits, and
-// for what; tellAgain is when once more.
+// After tellAfter, a line on the terminal says for what the node waits; after each
+// tellAgain, once more.
 const (
 	tellAfter = 5 * time.Second
 	tellAgain = time.Minute
 )
 
-// participant is the shell around a machine: it carries actions out and turns what comes
-// of them into events. One goroutine runs it.
+// participant is this host as a node of the job. It is the shell around a [Machine]: it
+// carries actions out and turns their results into events. One goroutine runs it.
 type participant struct {
 	host    *launch.Host
 	out     io.Writer
@@ -38,7 +38,7 @@ type participant struct {
 	events  chan Event
 	running sync.WaitGroup
 
-	// Of the attempt that runs, if one does.
+	// These belong to the attempt that runs, if one does.
 	stop    context.CancelCauseFunc
 	kill    chan struct{}
 	killed  bool
@@ -46,16 +46,16 @@ type participant struct {
 
 	attempted bool
 	failure   *launch.Error // of the last attempt, if its ranks failed by themselves
-	said      string        // why the last round ended, as far as it has been said
-	cannot    string        // the last word of a node that could not come, as far as it has been said
-	forgot    bool          // such words, since the job runs
-	signal    error         // what asked this node to leave
+	said      string        // why the last round ended, once a line has said so
+	cannot    string        // why a node cannot come, once a line has said so
+	forgot    bool          // what such nodes had said has been deleted, because the job runs
+	signal    error         // the signal, or the end of a context, that asks this node to leave
 	result    Result
 	over      bool
-	restarts  int // before the last attempt
+	restarts  int // failures before the last attempt
 }
 
-// run plays until the machine has finished.
+// run feeds the machine until it has finished.
 func (p *participant) run(ctx context.Context) error {
 	p.running.Go(func() {
 		p.store.follow(p.ctx, p.happened)
@@ -100,7 +100,7 @@ func (p *participant) run(ctx context.Context) error {
 			p.tellWaiting()
 			story.Reset(tellAgain)
 		}
-		// Signals go to the ranks where there are any.
+		// While ranks run, signals go to them.
 		if runs := p.stop != nil; runs == resting {
 			if resting = !runs; resting {
 				idle, busy = p.host.Idle(ctx)
@@ -145,7 +145,7 @@ func (p *participant) step(e Event) {
 // start runs an attempt beside the loop.
 func (p *participant) start(at Place) {
 	if at.MasterPort == 0 {
-		at.MasterPort = 29500 // its node found none that is free: what listens there says so
+		at.MasterPort = 29500 // node 0 has found no free port; if this one is in use, rank 0 says so
 	}
 	last := at.FirstRank + p.host.Config().NumRanks - 1
 	if p.failure != nil {
@@ -163,7 +163,7 @@ func (p *participant) start(at Place) {
 		if at.AgentStore {
 			who = "its launcher serves it"
 		}
-		fmt.Fprintf(p.out, "cohort: what this machine was told of who serves PyTorch's store counts for nothing: the machine with rank 0 says that %s\n", who)
+		fmt.Fprintf(p.out, "cohort: --store has no effect on this machine: the machine with rank 0 says that %s\n", who)
 	}
 	fmt.Fprintf(p.out, "cohort: round %d: this is node %d of %d, with ranks %d to %d of %d\n", at.Round, at.NodeRank, at.NumNodes, at.FirstRank, last, at.NumRanks)
 	ctx, stop := context.WithCancelCause(p.ctx)
@@ -207,7 +207,7 @@ type onLoop struct{ do func() }
 
 func (onLoop) isEvent() {}
 
-// finished looks at how an attempt ended.
+// finished remembers how an attempt ended.
 func (p *participant) finished(err error) {
 	var failed *launch.Error
 	if !errors.As(err, &failed) {
@@ -221,7 +221,7 @@ func (p *participant) finished(err error) {
 	}
 }
 
-// halt ends the attempt that runs.
+// halt ends the attempt that runs, if one does.
 func (p *participant) halt(s Stop) {
 	if p.stop == nil {
 		return
@@ -237,7 +237,7 @@ func (p *participant) halt(s Stop) {
 	}
 }
 
-// tellWaiting tells what this node waits for.
+// tellWaiting says for what this node waits.
 func (p *participant) tellWaiting() {
 	s := p.m.State()
 	since, err := p.store.failure()
@@ -251,7 +251,7 @@ func (p *participant) tellWaiting() {
 	}
 }
 
-// outcome is what the job's end is to this host.
+// outcome returns how the job has ended for this host.
 func (p *participant) outcome() error {
 	cfg := p.host.Config()
 	r := p.result
@@ -274,8 +274,8 @@ func (p *participant) outcome() error {
 	return &launch.Error{Program: cfg.Program, NumRanks: cfg.NumRanks, Cause: errors.New(text)}
 }
 
-// stopped is the end of a job for a reason from outside: a signal, or the end of
-// the caller's context.
+// stopped is the error of a job that was stopped from outside: by a signal, or by the end
+// of the caller's context.
 func stopped(cfg launch.Config, cause error) error {
 	var asked *launch.Error
 	if errors.As(cause, &asked) {
@@ -284,7 +284,7 @@ func stopped(cfg launch.Config, cause error) error {
 	return &launch.Error{Program: cfg.Program, NumRanks: cfg.NumRanks, Cause: cause}
 }
 
-// plain is a text of another node's as a terminal may have it, on one line.
+// plain makes one line without control characters of a text that another node wrote.
 func plain(text string) string {
 	return visible.Text(strings.NewReplacer("\n", " ", "\t", " ").Replace(text))
 }

@@ -13,25 +13,26 @@ import (
 // MaxNodes is how many nodes a job can have.
 const MaxNodes = 1 << 16
 
-// Settings are what all nodes of a job have to agree on, and how this one keeps time.
+// Settings are the settings that all nodes of a job must have in common, and the times of
+// this node.
 type Settings struct {
-	Job         string // its name; two jobs in one store have different ones
-	Min, Max    int    // nodes
-	MaxRestarts int    // failures that do not end the job
+	Job         string // the name of the job; two jobs in one store have different names
+	Min, Max    int    // the least and the largest number of nodes
+	MaxRestarts int    // how many failures do not end the job
 	Timing      Timing
 }
 
-// Phase is where a job stands.
+// Phase is the state of a job.
 type Phase string
 
 // The values of Phase.
 const (
-	Gathering Phase = "gathering"
-	Running   Phase = "running"
-	Closed    Phase = "closed"
+	Gathering Phase = "gathering" // the next round forms
+	Running   Phase = "running"   // a round runs
+	Closed    Phase = "closed"    // the job has ended
 )
 
-// Cause is why a round ended.
+// Cause says why a round ended.
 type Cause string
 
 // The values of Cause.
@@ -43,14 +44,14 @@ const (
 	Interrupted Cause = "interrupted" // a node was cut off for a while
 )
 
-// Ending is how the last round ended.
+// Ending says how the last round ended.
 type Ending struct {
-	Version uint64 `json:"version"` // of the state that says so first
+	Version uint64 `json:"version"` // the first version of the state that says so
 	Cause   Cause  `json:"cause"`
-	Text    string `json:"text"`             // for people: who, and why
-	Lost    bool   `json:"lost,omitempty"`   // nodes have been lost, or have left, since
-	Judged  bool   `json:"judged,omitempty"` // whether it counts as a failure is decided
-	Left    int    `json:"left,omitempty"`   // how many of the round's nodes are still there: the first of the members
+	Text    string `json:"text"`             // for people: which nodes, and why
+	Lost    bool   `json:"lost,omitempty"`   // since then, nodes have been lost or have left
+	Judged  bool   `json:"judged,omitempty"` // the decider has decided whether this counts as a failure
+	Left    int    `json:"left,omitempty"`   // how many of the round's nodes are still there: the first Left members
 }
 
 // Refusal is a node that cannot take part.
@@ -59,29 +60,29 @@ type Refusal struct {
 	Text string `json:"text"`
 }
 
-// State is what the nodes have agreed on. It is never changed: who decides makes
-// another one, with the next version.
+// State is what the nodes have agreed on. A State never changes: the decider makes another
+// one, with the next version.
 type State struct {
 	Version     uint64 `json:"version"`
-	Born        string `json:"born"` // the node that wrote the first version
+	Born        string `json:"born"` // ID of the node that wrote the first version
 	Job         string `json:"job"`
 	Min         int    `json:"min"`
 	Max         int    `json:"max"`
 	MaxRestarts int    `json:"max_restarts"`
-	// Lost is Timing.Lost of all nodes.
+	// Lost is Timing.Lost, which all nodes have in common.
 	Lost     time.Duration `json:"lost"`
-	Decider  string        `json:"decider"` // empty: any node may
+	Decider  string        `json:"decider"` // ID of the decider; empty: any node may become it
 	Phase    Phase         `json:"phase"`
-	Round    int           `json:"round"`    // the last one that began; the first is 1
+	Round    int           `json:"round"`    // number of the last round that began; the first is 1
 	Restarts int           `json:"restarts"` // failures so far
-	Arrived  int           `json:"arrived"`  // how much of the list of arrivals is dealt with
+	Arrived  int           `json:"arrived"`  // how many entries of the list of arrivals have been dealt with
 	Members  []Node        `json:"members"`  // running: in the order of their ranks
 	Waiting  []Node        `json:"waiting,omitempty"`
 	Fresh    bool          `json:"fresh,omitempty"`  // gathering: nodes have come, and more may
 	Ending   *Ending       `json:"ending,omitempty"` // of the last round, while gathering
 	Refused  []Refusal     `json:"refused,omitempty"`
-	Good     bool          `json:"good,omitempty"` // closed: all ranks ended well
-	Text     string        `json:"text,omitempty"` // closed: why; running: why the round before ended
+	Good     bool          `json:"good,omitempty"` // closed: all ranks ended with code 0
+	Text     string        `json:"text,omitempty"` // closed: why; running: why the last round ended
 }
 
 // clone returns a copy that can be changed.
@@ -104,7 +105,7 @@ func (s *State) NumRanks() int {
 	return n
 }
 
-// find returns the place of a node among nodes, or -1.
+// find returns the index of a node, or -1.
 func find(nodes []Node, id string) int {
 	return slices.IndexFunc(nodes, func(n Node) bool { return n.ID == id })
 }
@@ -112,8 +113,8 @@ func find(nodes []Node, id string) int {
 // has reports whether the state knows a node.
 func (s *State) has(id string) bool { return find(s.Members, id) >= 0 || find(s.Waiting, id) >= 0 }
 
-// host returns the node that serves the store, if one of the members does.
-func (s *State) host() *Node {
+// storeNode returns the member that serves the store, nil if none of them does.
+func (s *State) storeNode() *Node {
 	for i := range s.Members {
 		if s.Members[i].Hosts {
 			return &s.Members[i]
@@ -122,20 +123,20 @@ func (s *State) host() *Node {
 	return nil
 }
 
-// Place is where the ranks of one node are in a round.
+// Place says which ranks one node has in a round.
 type Place struct {
 	Round               int
 	Restarts            int // failures before this round
 	NodeRank, NumNodes  int
-	FirstRank, NumRanks int // of the job: NumRanks is the world's size
-	FirstRoleRank       int // among the ranks of the node's role
-	NumRoleRanks        int
-	MasterAddr          string // where rank 0 listens
+	FirstRank, NumRanks int    // first rank of this node; number of ranks of the job
+	FirstRoleRank       int    // first rank of this node among the ranks of its role
+	NumRoleRanks        int    // number of ranks of that role
+	MasterAddr          string // at which rank 0 listens
 	MasterPort          int
-	Before              string // why the round before ended
-	AgentStore          bool   // whether the agent there serves PyTorch's store
-	Addrs               string // of all nodes, with commas between them
-	Version             uint64 // of the state that says so
+	Before              string // why the last round ended
+	AgentStore          bool   // the agent of node 0 serves PyTorch's store
+	Addrs               string // the addresses of all nodes, separated by commas
+	Version             uint64 // the version of the state that says so
 }
 
 // place returns the place of the member at index i.
@@ -163,7 +164,7 @@ func (s *State) place(i int) Place {
 	return p
 }
 
-// mismatch says how a node's settings differ from those that the job began with.
+// mismatch returns an error if a node's settings differ from those of the job.
 func (s *State) mismatch(set *Settings) error {
 	if s.Job != set.Job {
 		return fmt.Errorf("the job here is %q, this node's is %q: give --rdzv-id %s, or another endpoint", s.Job, set.Job, s.Job)

@@ -15,38 +15,39 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
-// Where things are in the store, below "rendezvous/", the job and "/".
+// Keys in the store, below "rendezvous/", the name of the job and "/".
 const (
 	keyState    = "state"
 	keyArrivals = "arrivals"
-	keyCard     = "node/" // and the node's ID
-	keyTurn     = "turn/" // and a version: there when the state has it
+	keyCard     = "node/" // and the ID of the node
+	keyTurn     = "turn/" // and a version; the key is there once the state has that version
 )
 
 const (
 	// lookChunk is how many cards are read in one call.
 	lookChunk = 1000
-	// newsPatience bounds one wait for news, retryPause is the time between two
-	// tries to reach a store that is out of reach.
+	// newsPatience limits one wait for a new state. retryPause is the time between two
+	// attempts to reach the store.
 	newsPatience = 20 * time.Second
 	retryPause   = 100 * time.Millisecond
-	// oldTurns is how many of them stay in the store.
+	// oldTurns is how many keys below keyTurn stay in the store.
 	oldTurns = 64
 )
 
-// Opener opens the store that the nodes share. It is called again when the
-// connection is lost, unless the store is Lasting.
+// Opener opens the store that the nodes share. It is called again when the connection is
+// lost, unless the store is Lasting.
 type Opener func(ctx context.Context) (*Opened, error)
 
 // Opened is a store that has been opened.
 type Opened struct {
 	Store store.Store
 	Close func()
-	// Lasting says that the store finds its way back by itself after failures.
+	// Lasting says that the store connects again by itself after a failure.
 	Lasting bool
 }
 
-// storeClient is the way to the store. Its calls end within a time of their own.
+// storeClient makes calls to the store. It opens the store when needed. Each call has a
+// time limit.
 type storeClient struct {
 	open    Opener
 	prefix  string
@@ -54,18 +55,18 @@ type storeClient struct {
 
 	opening sync.Mutex // held by the one that opens the store
 
-	mu     sync.Mutex // held for moments: the agent's loop asks for failures
+	mu     sync.Mutex // never held during a call: the loop asks for failures
 	opened *Opened
 	store  store.Store
-	last   error     // the last failure since it worked
-	since  time.Time // when that began
+	last   error     // the last failure; nil after a call that succeeded
+	since  time.Time // of the first failure since then
 }
 
 func newStoreClient(open Opener, job string, timeout time.Duration) *storeClient {
 	return &storeClient{open: open, prefix: "rendezvous/" + job, timeout: timeout}
 }
 
-// call does something with the store.
+// call calls do with the store.
 func (sc *storeClient) call(ctx context.Context, timeout time.Duration, do func(ctx context.Context, s store.Store) error) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -77,7 +78,7 @@ func (sc *storeClient) call(ctx context.Context, timeout time.Duration, do func(
 	return err
 }
 
-// get returns the store, opened anew if need be. One opens it, others wait.
+// get returns the store. If it is not open, one caller opens it and the others wait.
 func (sc *storeClient) get(ctx context.Context) (store.Store, *Opened, error) {
 	if s, o := sc.current(); o != nil {
 		return s, o, nil
@@ -87,7 +88,7 @@ func (sc *storeClient) get(ctx context.Context) (store.Store, *Opened, error) {
 	if s, o := sc.current(); o != nil {
 		return s, o, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, sc.timeout) // whatever the call may take
+	ctx, cancel := context.WithTimeout(ctx, sc.timeout) // the call itself may take longer
 	defer cancel()
 	o, err := sc.open(ctx)
 	if err != nil {
@@ -105,8 +106,8 @@ func (sc *storeClient) current() (store.Store, *Opened) {
 	return sc.store, sc.opened
 }
 
-// record takes in how a call ended. After a failure the store is opened anew: an old
-// connection may be long in finding its way again.
+// record notes how a call ended. After a failure the store is opened anew, because an old
+// connection may take long to recover.
 func (sc *storeClient) record(opened *Opened, err error) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -120,11 +121,11 @@ func (sc *storeClient) record(opened *Opened, err error) {
 	sc.last = err
 	if opened != nil && opened == sc.opened && !opened.Lasting {
 		sc.opened = nil
-		go opened.Close() // which waits for calls under way
+		go opened.Close() // it waits for the calls under way
 	}
 }
 
-// failure returns why the store is out of reach, nil if it is not, and since when.
+// failure returns since when and why the store is out of reach; a nil error if it is not.
 func (sc *storeClient) failure() (time.Time, error) {
 	sc.mu.Lock()
 	defer sc.mu.Unlock()
@@ -140,10 +141,10 @@ func (sc *storeClient) close() {
 	}
 }
 
-// absent is a value that no key has: to compare with it is to read without waiting.
+// absent is a value that no key has. A compare-and-set with it reads a key without waiting.
 var absent = []byte{0}
 
-// do carries out an action that asks the store.
+// do carries out an action that needs the store, and returns the event that answers it.
 func (sc *storeClient) do(ctx context.Context, a Action) Event {
 	switch a := a.(type) {
 	case Write:
@@ -202,7 +203,7 @@ func (sc *storeClient) look(ctx context.Context, a Look) Event {
 				} else {
 					id := strings.TrimPrefix(chunk[i], keyCard)
 					c, bad := decodeCard(b)
-					if bad != nil { // of one node: not to hold up the others
+					if bad != nil { // the bad card of one node must not hold up the others
 						c = &Card{Node: Node{ID: id}, Text: clip(bad.Error())}
 					}
 					e.Cards = append(e.Cards, *c)
@@ -242,8 +243,8 @@ func (sc *storeClient) swap(ctx context.Context, a Swap) Event {
 	return e
 }
 
-// ring tells those who wait for a version that it is there: and for the one
-// before, whose decider may have died before it could.
+// ring tells the nodes that wait for a version that it is there. It does so for the version
+// before too, because its decider may have died before it could.
 func (sc *storeClient) ring(ctx context.Context, s store.Store, version uint64) error {
 	turn := func(v uint64) string { return keyTurn + strconv.FormatUint(v, 10) }
 	if err := s.MultiSet(ctx, []string{turn(version - 1), turn(version)}, [][]byte{{1}, {1}}); err != nil {
@@ -256,7 +257,7 @@ func (sc *storeClient) ring(ctx context.Context, s store.Store, version uint64) 
 	return nil
 }
 
-// follow hands every new state on, until ctx is done.
+// follow passes every new state on, until ctx is done.
 func (sc *storeClient) follow(ctx context.Context, news func(Event)) {
 	known, born := uint64(0), ""
 	for ctx.Err() == nil {
@@ -274,7 +275,7 @@ func (sc *storeClient) follow(ctx context.Context, news func(Event)) {
 			news(Read{OK: true, State: s})
 		}
 		err = sc.wait(ctx, keyTurn+strconv.FormatUint(known+1, 10))
-		// Without news it may be that they were missed: who is far behind waits for
+		// If the wait times out, the state is read again: a node that is far behind waits for
 		// a version whose key has been removed.
 		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 			pause(ctx, retryPause)
@@ -282,7 +283,7 @@ func (sc *storeClient) follow(ctx context.Context, news func(Event)) {
 	}
 }
 
-// wait waits for a key. That it does not come in time is no failure of the store.
+// wait waits for a key. A timeout is no failure of the store.
 func (sc *storeClient) wait(ctx context.Context, key string) error {
 	var late error
 	err := sc.call(ctx, newsPatience+sc.timeout, func(ctx context.Context, s store.Store) error {
@@ -295,7 +296,7 @@ func (sc *storeClient) wait(ctx context.Context, key string) error {
 		return err
 	})
 	if err != nil {
-		return errors.New(err.Error()) // whatever it was, it is worth a look
+		return errors.New(err.Error()) // no caller takes it for a timeout
 	}
 	return late
 }

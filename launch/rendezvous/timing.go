@@ -9,34 +9,36 @@ import (
 	"github.com/cohort-ml/cohort/internal/envvar"
 )
 
-// Timing is how long things may take. The zero value is no use; see [DefaultTiming].
+// Timing holds the times of a rendezvous. The zero value cannot be used; start from
+// [DefaultTiming].
 type Timing struct {
-	Join     time.Duration // how long a job may wait for the least number of nodes
-	LastCall time.Duration // how long it waits for more of them when these are there
-	Close    time.Duration // how long the end may wait for those who have not heard of it
-	Beat     time.Duration // between two writes of a card
-	Misses   int           // beats without which a node is lost
+	Join     time.Duration // how long a job waits for the least number of nodes
+	LastCall time.Duration // how long it then waits for more nodes
+	Close    time.Duration // how long a node waits at the end for nodes that have not read the end
+	Beat     time.Duration // heartbeat: the time between two writes of a card
+	Misses   int           // how many heartbeats a node may miss before it is lost
 	Read     time.Duration // how long the store may be out of reach
-	Call     time.Duration // how long it may take to answer
+	Call     time.Duration // how long the store may take to answer
 }
 
-// DefaultTiming absorbs a change within about four seconds.
+// DefaultTiming returns the default times. With them, the job goes on about four seconds
+// after a node has come or gone.
 func DefaultTiming() Timing {
 	return Timing{Join: 10 * time.Minute, LastCall: time.Second, Close: 5 * time.Second, Beat: 500 * time.Millisecond, Misses: 5, Read: time.Minute, Call: time.Second}
 }
 
-// FixedMisses is Misses for a job of one number of nodes: nobody can go on without
-// one that is silent, so that it may be silent for longer.
+// FixedMisses is Misses for a job with a fixed number of nodes. Such a job cannot go on
+// without a silent node, so the node may be silent for longer.
 const FixedMisses = 30
 
-// Lost is how long a card stands still before its node is given up.
+// Lost is how long a card may stay unchanged before its node is lost.
 func (t Timing) Lost() time.Duration { return t.Beat * time.Duration(t.Misses) }
 
-// Fence is how long a node that cannot write its card lets its ranks live.
+// Fence is how long the ranks of a node that cannot write its card may run.
 func (t Timing) Fence() time.Duration { return t.Lost() * 7 / 10 }
 
-// Configure changes times by torchrun's --rdzv-conf. What it does not know it
-// leaves in the map.
+// Configure sets times from torchrun's --rdzv-conf, and removes the keys that it knows from
+// the map.
 func (t *Timing) Configure(conf map[string]string) error {
 	for _, c := range []struct {
 		key string

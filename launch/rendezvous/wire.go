@@ -55,7 +55,7 @@ func isID(id string) bool {
 	return true
 }
 
-// encode writes a value for the store. Nothing in one fails to be written.
+// encode writes a value for the store. No value that is written fails to encode.
 func encode(v any) []byte {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -133,7 +133,7 @@ func decodeCard(b []byte) (*Card, error) {
 	return nil, fmt.Errorf("%w: status %.20q", errWire, c.Status)
 }
 
-// clip keeps a message within what the store takes.
+// clip shortens a message to the length that decodeState and decodeCard accept.
 func clip(text string) string {
 	const most = maxText - 16
 	if len(text) <= most {
@@ -142,7 +142,7 @@ func clip(text string) string {
 	return strings.ToValidUTF8(text[:most], "") + "…"
 }
 
-// decodeArrivals reads the list of those who have come.
+// decodeArrivals reads the list of the nodes that have arrived.
 func decodeArrivals(b []byte) ([]string, error) {
 	const line = idBytes + 1
 	if len(b)%line != 0 || len(b) > maxState {
