@@ -12,6 +12,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/meeting"
 	"github.com/cohort-ml/cohort/dist/internal/pytorch"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // backends is all backends there are, by the names that [WithBackend] takes. Package
@@ -80,6 +81,13 @@ func (g *Group) backendFor(kind string) string {
 
 // commFor returns the communicator for a device that is not the host, nil if there is none.
 func (g *Group) commFor(device string) backend.Communicator { return g.comms[kindOf(device)] }
+
+// onHost reports whether the host's backend moves a tensor: one on the CPU, and one on
+// a device whose memory the CPU sees, unless a backend is there for that device.
+func (g *Group) onHost(t *tensor.Tensor) bool {
+	dev := t.Device()
+	return dev == tensor.CPU() || g.commFor(dev.Name()) == nil && tensor.CPUSees(dev)
+}
 
 // findBackend returns a backend's row, nil if there is none of the name.
 func findBackend(name string) *backendEntry {

@@ -98,9 +98,9 @@ func (r *request) borrow(what string, i int, t *tensor.Tensor, written bool) (te
 		return loan, false
 	case t == nil:
 		problem = "is nil"
-	case t.Device() != tensor.CPU() && !r.reaches(what, i, t.Device().Name()):
+	case !r.g.onHost(t) && !r.reaches(what, i, t.Device().Name()):
 		return loan, false
-	case r.device != "" && t.Device() == tensor.CPU():
+	case r.device != "" && r.g.onHost(t):
 		problem = "is on the CPU, and others of the call are on device " + r.device
 	case written && t.IsOverlapping():
 		problem = fmt.Sprintf("of shape %v is not dense: several of its elements share their memory, and cannot be written", t.Shape())

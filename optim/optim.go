@@ -22,7 +22,7 @@
 //		norm, scale := optim.ClipGradNorm(params, 1)
 //		schedule.Apply(opt, step)
 //		opt.Step(scale) // opt.Step(nil) without clipping
-//		if err := optim.CheckGradNorm(params, norm.Item()); err != nil { … }
+//		if err := optim.CheckGradNorm(params, norm.Item()); err != nil { opt.Skipped(); … }
 //	}
 //
 // # Caveats

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cohort-ml/cohort/internal/device"
 	"github.com/cohort-ml/cohort/internal/device/cpu"
 	"github.com/cohort-ml/cohort/internal/mem"
 )
@@ -17,9 +18,17 @@ type Loan struct {
 	Shape, Strides []int // the tensor's own, not to be changed; strides in elements
 }
 
-// Lend lends a tensor's memory for communication, whatever its strides; of a
-// value that has been freed or released, or whose device has no data, that is an error. A
-// borrower that writes calls [Tensor.MarkWritten].
+// CPUSees reports whether the CPU reads and writes the memory of a device in place,
+// so that it can be lent.
+func CPUSees(dev Device) bool {
+	_, ok := dev.(device.Visible)
+	return ok
+}
+
+// Lend lends a tensor's memory for communication, whatever its strides, once what
+// was computed before has been. A value that has been freed or released, or whose
+// device has memory that the CPU does not see, is an error. A borrower that writes
+// calls [Tensor.MarkWritten].
 func (t *Tensor) Lend() (Loan, error) {
 	switch t.storage.state {
 	case freed:
@@ -30,8 +39,8 @@ func (t *Tensor) Lend() (Loan, error) {
 	size := t.dtype.Size()
 	n := span(t.shape, t.strides)
 	b, ok := t.storage.host(t.offset*size, n*size)
-	if !ok && n > 0 {
-		return Loan{}, fmt.Errorf("has no data on device %s that the host sees", t.storage.dev.Name())
+	if !ok {
+		return Loan{}, fmt.Errorf("is on device %s, whose memory the CPU does not see: copy it to the CPU by ToDevice", t.storage.dev.Name())
 	}
 	return Loan{mem.Buffer{Data: b, Slab: cpu.Slab(t.storage.mem), Offset: t.offset * size}, t.shape, t.strides}, nil
 }

@@ -31,35 +31,7 @@ func (g RowGrad) Dense() *Tensor {
 }
 
 // Add returns the sum of two gradients of one table.
-func (g RowGrad) Add(h RowGrad) RowGrad {
-	if g.NumRows != h.NumRows || g.Rows.shape[1] != h.Rows.shape[1] {
-		fail("add row gradients", []*Tensor{g.Rows, h.Rows}, "they belong to tables of %d and %d rows", g.NumRows, h.NumRows)
-	}
-	a, b := g.IDs.Int64s(), h.IDs.Int64s()
-	ids := make([]int64, 0, len(a)+len(b))
-	toA, toB := make([]int64, len(a)), make([]int64, len(b)) // where each row goes
-	for i, j := 0, 0; i < len(a) || j < len(b); {
-		next := int64(len(ids))
-		switch {
-		case j == len(b) || i < len(a) && a[i] < b[j]:
-			ids = append(ids, a[i])
-			toA[i] = next
-			i++
-		case i == len(a) || b[j] < a[i]:
-			ids = append(ids, b[j])
-			toB[j] = next
-			j++
-		default:
-			ids = append(ids, a[i])
-			toA[i], toB[j] = next, next
-			i, j = i+1, j+1
-		}
-	}
-	rows := New(g.Rows.Device(), Float32, len(ids), g.Rows.shape[1])
-	rows.Device().ScatterAdd(rows.array(), g.Rows.Contiguous().array(), On(g.Rows.Device()).FromInt64(toA, len(toA)).array())
-	rows.Device().ScatterAdd(rows.array(), h.Rows.Contiguous().array(), On(g.Rows.Device()).FromInt64(toB, len(toB)).array())
-	return RowGrad{IDs: On(g.Rows.Device()).FromInt64(ids, len(ids)), Rows: rows, NumRows: g.NumRows}
-}
+func (g RowGrad) Add(h RowGrad) RowGrad { return SumRowGrads(g, h) }
 
 // SumRowGrads returns the sum of gradients of one table; rows of one id are
 // added in the order of gs. There must be at least one.

@@ -37,6 +37,7 @@ type Device struct {
 	cpu     *cpu.CPU
 	reads   atomic.Int64
 	allowed atomic.Int64 // how many Allow calls are under way
+	lends   atomic.Bool  // memory may be lent
 
 	mu      sync.Mutex
 	changed *sync.Cond
@@ -81,6 +82,10 @@ func (d *Device) Allow(fn func()) {
 	defer d.allowed.Add(-1)
 	fn()
 }
+
+// AllowLending lets the host have memory in place from now on, as collectives do:
+// that waits, but is no read.
+func (d *Device) AllowLending() { d.lends.Store(true) }
 
 // Run runs what is queued.
 func (d *Device) Run() { d.wait() }
@@ -237,7 +242,11 @@ func (d *Device) Read(m device.Memory, offset int, dst []byte) {
 
 // Host waits and returns the memory itself, which the CPU sees: for what lends it.
 func (d *Device) Host(m device.Memory, offset, size int) []byte {
-	d.read(size)
+	if d.lends.Load() {
+		d.wait()
+	} else {
+		d.read(size)
+	}
 	return d.cpu.Host(m, offset, size)
 }
 
