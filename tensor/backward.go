@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+
+	"github.com/cohort-ml/cohort/internal/device"
 )
 
 // BackwardOption changes how a backward pass treats the tape.
@@ -383,4 +385,25 @@ func (b *backprop) composite(g *Tensor, compute func() *Tensor) {
 			delete(found, to)
 		}
 	}
+}
+
+// giveRegion adds g to the elements from start on of one dim of the gradient
+// of input i, which has the given shape; the others get nothing. The parts of
+// a tensor that was cut give their gradients so, each without a pass over the
+// whole.
+func (b *backprop) giveRegion(i int, g *Tensor, shape []int, dim, start int) {
+	old := b.grads[b.tape.nodes[b.node].inputs[i]]
+	if b.create || old == nil || old.dtype != Float32 || g.dtype != Float32 || !b.ownsAlone(old) {
+		b.give(i, g.embed(shape, dim, start))
+		return
+	}
+	g = g.Contiguous()
+	fused(device.AddRegion{Dim: dim, Start: start}, old, g)
+}
+
+// ownsAlone reports whether nobody else sees a gradient, so that it can be
+// added to in place.
+func (b *backprop) ownsAlone(g *Tensor) bool {
+	return g.storage.owners == 1 && g.storage.scope == b.tape.scope && g.IsContiguous() &&
+		g.NumElems()*g.dtype.Size() == g.storage.mem.Size
 }

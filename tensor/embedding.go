@@ -119,12 +119,3 @@ func groupRows(g, ids *Tensor, numRows int, padding int64, sum func(dst, unique,
 	sum(rows, unique, order, starts)
 	return RowGrad{IDs: unique, Rows: rows, NumRows: numRows}
 }
-
-// Arange returns the int64s 0, 1, … n-1.
-func Arange(dev Device, n int) *Tensor {
-	ids := make([]int64, n)
-	for i := range ids {
-		ids[i] = int64(i)
-	}
-	return idsOn(dev, ids)
-}

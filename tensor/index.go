@@ -324,3 +324,25 @@ func (t *Tensor) overwritten(op string, ids *Tensor, dim int, src *Tensor, write
 func (t *Tensor) setElems(dim int, ids, src *Tensor) {
 	fused(device.ScatterElems{Dim: dim}, t, src, ids)
 }
+
+// OneHot returns for each id a row of numClasses int64s that is 0 but for a 1
+// at the id: ids [batch…] to [batch…, numClasses]. An id out of range fails
+// with its position.
+func OneHot(ids *Tensor, numClasses int) *Tensor {
+	present("one hot", ids)
+	operands := []*Tensor{ids}
+	if numClasses < 0 {
+		fail("one hot", operands, "the number of classes, %d, is negative", numClasses)
+	}
+	at := indices("one hot", operands, ids)
+	checkIDs("one hot", operands, at, numClasses, func(id int64, position []int) string {
+		return fmt.Sprintf("id %d at position %v is not one of the %d classes (numClasses)", id, position, numClasses)
+	})
+	out := result("one hot", Int64, append(ids.Shape(), numClasses), ids)
+	out.Device().Fill(out.array(), 0)
+	one := New(ids.Device(), Int64)
+	one.Fill(1)
+	index := at.Reshape(append(ids.Shape(), 1)...)
+	out.setElems(len(ids.shape), index, one.Expand(index.shape...).Contiguous())
+	return out
+}

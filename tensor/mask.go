@@ -3,7 +3,6 @@
 package tensor
 
 import (
-	"fmt"
 	"slices"
 )
 
@@ -72,84 +71,4 @@ func (t *Tensor) NonZero() *Tensor {
 		}
 	}
 	return On(t.Device()).FromInt64(out, len(ids), dims)
-}
-
-// OneHot returns for each id a row of numClasses int64s that is 0 but for a 1
-// at the id: ids [batch…] to [batch…, numClasses]. An id out of range fails
-// with its position.
-func OneHot(ids *Tensor, numClasses int) *Tensor {
-	present("one hot", ids)
-	operands := []*Tensor{ids}
-	if numClasses < 0 {
-		fail("one hot", operands, "the number of classes, %d, is negative", numClasses)
-	}
-	at := indices("one hot", operands, ids)
-	checkIDs("one hot", operands, at, numClasses, func(id int64, position []int) string {
-		return fmt.Sprintf("id %d at position %v is not one of the %d classes (numClasses)", id, position, numClasses)
-	})
-	out := result("one hot", Int64, append(ids.Shape(), numClasses), ids)
-	out.Device().Fill(out.array(), 0)
-	one := New(ids.Device(), Int64)
-	one.Fill(1)
-	index := at.Reshape(append(ids.Shape(), 1)...)
-	out.setElems(len(ids.shape), index, one.Expand(index.shape...).Contiguous())
-	return out
-}
-
-// ArangeOf returns start, start+step, … up to but without end, in any dtype but
-// bool.
-func ArangeOf(dev Device, dtype DType, start, end, step float64) *Tensor {
-	n := 0
-	switch {
-	case step == 0 || step != step || (end-start)/step != (end-start)/step:
-		fail("arange", nil, "from %v to %v in steps of %v has no end", start, end, step)
-	case (end-start)/step > 0:
-		n = ceil((end - start) / step)
-	}
-	return fromFunc(dev, dtype, n, func(i int) float64 { return start + float64(i)*step })
-}
-
-// Linspace returns n float32 numbers from start to end, both included, at equal
-// distances.
-func Linspace(dev Device, start, end float64, n int) *Tensor {
-	step := 0.0
-	if n > 1 {
-		step = (end - start) / float64(n-1)
-	}
-	// From both ends, so that they are exact.
-	return fromFunc(dev, Float32, n, func(i int) float64 {
-		if i < n/2 || n == 1 {
-			return start + float64(i)*step
-		}
-		return end - float64(n-1-i)*step
-	})
-}
-
-// Eye returns a float32 matrix with ones on its diagonal.
-func Eye(dev Device, rows, cols int) *Tensor {
-	out := New(dev, Float32, rows, cols)
-	if n := min(rows, cols); n > 0 {
-		out.Diagonal(0, 0, 1).Fill(1)
-	}
-	return out
-}
-
-func ceil(x float64) int {
-	n := int(x)
-	if float64(n) < x {
-		n++
-	}
-	return n
-}
-
-// fromFunc returns n elements.
-func fromFunc(dev Device, dtype DType, n int, fn func(i int) float64) *Tensor {
-	if dev == Meta {
-		return New(Meta, dtype, n)
-	}
-	data := make([]float64, n)
-	for i := range data {
-		data[i] = fn(i)
-	}
-	return On(dev).FromFloat64(data).To(dtype)
 }

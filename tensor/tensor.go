@@ -10,8 +10,6 @@ import (
 	"unsafe"
 
 	"github.com/cohort-ml/cohort/internal/device"
-	"github.com/cohort-ml/cohort/internal/device/cpu"
-	"github.com/cohort-ml/cohort/internal/mem"
 )
 
 // Tensor is an n-dimensional array, or a view of one. Its shape never
@@ -144,17 +142,6 @@ func (t *Tensor) wantData(op string) {
 		fail(op, []*Tensor{t}, noData, Meta.Name())
 	}
 }
-
-// Buffer lends the bytes of a contiguous tensor for communication. They stay
-// valid while the caller keeps t reachable and its tape open. A caller that
-// writes calls [Tensor.MarkWritten] afterwards.
-func (t *Tensor) Buffer() mem.Buffer {
-	return mem.Buffer{Data: t.host("buffer"), Slab: cpu.Slab(t.storage.mem), Offset: t.offset * t.dtype.Size()}
-}
-
-// MarkWritten tells the tape that the data changed behind its back: a backward
-// pass that had saved the old value fails instead of using the new one.
-func (t *Tensor) MarkWritten() { t.storage.version++ }
 
 // Float32s returns a copy of the elements of a floating dtype in row-major order.
 func (t *Tensor) Float32s() []float32 {

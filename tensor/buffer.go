@@ -11,6 +11,17 @@ import (
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
+// Buffer lends the bytes of a contiguous tensor for communication. They stay
+// valid while the caller keeps t reachable and its tape open. A caller that
+// writes calls [Tensor.MarkWritten] afterwards.
+func (t *Tensor) Buffer() mem.Buffer {
+	return mem.Buffer{Data: t.host("buffer"), Slab: cpu.Slab(t.storage.mem), Offset: t.offset * t.dtype.Size()}
+}
+
+// MarkWritten tells the tape that the data changed behind its back: a backward
+// pass that had saved the old value fails instead of using the new one.
+func (t *Tensor) MarkWritten() { t.storage.version++ }
+
 // Loan is a tensor's memory as [Tensor.Lend] lends it. It is valid while the
 // borrower keeps the tensor reachable and its tape open.
 type Loan struct {
