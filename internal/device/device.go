@@ -1,18 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package device is the table behind which a kind of processor slots in.
+// Package device says what a kind of processor does for tensors.
 //
-// A [Device] allocates memory and runs primitives on [Array]s: a pointer, a
-// dtype, a shape and strides, nothing else. Package tensor checks shapes,
-// keeps storages alive during a call and records the tape; a device only
-// computes. Adding a processor means one package here that implements Device
-// (cpu is the first, [Meta] the smallest), and what returns it in tensor/device.go.
+// # Mental model
 //
-// Rules of a call: operands have been checked, dst never overlaps an input
-// unless it is that input, a zero stride repeats an element (dst has none).
-// A device may run calls later than they are made, as long as it keeps their order,
-// frees included. No call gives a value to the host: sums and norms are arrays, and
-// a kernel that meets a bad index notes it (see [Check]). Read alone waits.
+// A [Device] has memory and runs calls on [Array]s: an address, a dtype, a shape and
+// strides. A call is one of the primitives of [Kernels], or an operation with a kernel
+// of its own: [Op], of which ops.go lists all, each a struct with its parameters and a
+// comment on its arguments. Package tensor checks shapes, keeps storages alive during
+// a call and records the tape. A device only computes.
+//
+// # Rules of a call
+//
+//   - Operands have been checked. A result never overlaps an operand unless it is that
+//     operand. A zero stride repeats an element; results have none.
+//   - A device may run calls later than they are made. It keeps their order, frees
+//     included, and copies what it needs of the arguments ([CopyOp]).
+//   - No call gives a value to the host. Sums, norms and counts are arrays. A kernel
+//     that meets a bad index notes it ([Check]) and leaves the element out. Only Read
+//     and [Visible] wait.
+//
+// # The devices
+//
+// Package cpu is the first device, [Meta] the smallest, package lazy the CPU behind a
+// queue: tests use it to find what a device that runs later would break.
+//
+// # Adding a kernel, for example softmax on CUDA
+//
+//  1. The operation is there: Softmax in ops.go, with its arguments. (A new one is a
+//     struct there, a case in a file such as internal/device/cpu/fused_classes.go, and
+//     a kernel in internal/kernel.)
+//  2. In the device's package, internal/device/cuda: the kernel's source, and a case
+//     for device.Softmax in its Fused. Without a case Fused returns false, and the
+//     operation fails with an error that names device and operation.
+//  3. The tables of operations in package tensor (*_cases_test.go) run over any device:
+//     TestOperationsOnALateDevice shows how.
+//
+// # Adding a device
+//
+// A package beside internal/device/cpu that implements Device, and a function in
+// tensor/device.go that returns it. A device whose memory the host sees implements
+// [Visible], one that reads pinned memory [Pinner].
 package device
 
 import (

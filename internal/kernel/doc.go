@@ -42,6 +42,22 @@
 //     happens once: no sum is ever kept in 16 bits. GemmBF16 may take denormal
 //     numbers as zero; the conversions keep them.
 //
+// # Files
+//
+//	matrix products     gemm*.go
+//	convolution         conv*.go
+//	attention           attention*.go
+//	norms               norm.go (rows), batchnorm.go, groupnorm.go, channels*.go (what these two are made of), rows_bf16.go
+//	elementwise         elementwise.go, activations.go, sigmoid.go, vector*.go, dropout*.go, transformer*.go (RMS norm, SwiGLU, RoPE)
+//	sums and orders     reduce.go, softmax.go, sort.go
+//	copies and indices  move.go, transpose*.go, embedding.go, bag.go, segment.go
+//	optimizers          optimizer*.go
+//	conversions         convert*.go
+//	pixels              image*.go
+//	of collectives      collective*.go
+//	pooling, recurrent  pool.go, rnn.go
+//	dividing the work   threads.go, freelist.go, cpu.go
+//
 // # Adding an operation on vectors
 //
 // An operation is an exported function (elementwise.go and its neighbours), a
