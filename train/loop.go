@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/nn"
+	"github.com/cohort-ml/cohort/tensor"
 )
 
 // ErrStopped says that a run ended before its last step because its context
@@ -41,7 +42,7 @@ func (r *trainer[B]) train(ctx context.Context) error {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
 		// Before the ranks agree, so that what one of them saves all have written down.
-		if err := r.proof.step(r.step+1, r.feed.State()); err != nil {
+		if err := r.order.step(r.step+1, r.feed.State()); err != nil {
 			return r.errorf("step %d: %w", r.step+1, err)
 		}
 		mine.stop = ctx.Err() != nil
@@ -152,6 +153,14 @@ func (r *trainer[B]) pass(ctx context.Context, i int, mine *share) (err error) {
 	return loss.Backward(ctx)
 }
 
+// lossError says that Task.Loss returned what no mean is.
+func lossError(loss *tensor.Tensor) error {
+	if loss == nil {
+		return fmt.Errorf("Task.Loss returned nil, want the mean loss of the batch")
+	}
+	return fmt.Errorf("Task.Loss returned a tensor of dims %v, want one number: the mean loss of the batch (Mean)", loss.Shape())
+}
+
 // next returns the next batch, and its weight in the mean of the step: the passes
 // weigh the same, and in each of them the samples of all ranks do.
 func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight float64, err error) {
@@ -166,7 +175,7 @@ func (r *trainer[B]) next(ctx context.Context, mine *share) (batch B, weight flo
 	if err := r.checkPass(taken); err != nil {
 		return batch, 0, err
 	}
-	weight, replaced, err := r.proof.add(taken)
+	weight, replaced, err := r.order.add(taken)
 	mine.replaced += replaced
 	return batch, weight / float64(r.o.Accumulate), err
 }

@@ -70,16 +70,6 @@ type Task[B any] struct {
 	Finish func(ctx context.Context) (Ending, error)
 }
 
-// Feed delivers batches of one rank, one after the other. A feed that is a
-// *[data.Loader] also proves in which order samples were taken.
-type Feed[B any] interface {
-	// Next returns the next batch; an error is the end of the run.
-	Next(ctx context.Context) (B, error)
-	// State is the place after the last batch, for a checkpoint.
-	State() data.LoaderState
-	Close()
-}
-
 // About describes a task to people.
 type About struct {
 	Model  string // "GPT, 3 layers of width 96"

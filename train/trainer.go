@@ -7,15 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"math"
 	"reflect"
 	"strings"
-	"time"
 
 	"github.com/cohort-ml/cohort/checkpoint"
-	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/dist"
-	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/nn"
 	"github.com/cohort-ml/cohort/parallel"
 	"github.com/cohort-ml/cohort/tensor"
@@ -31,7 +27,7 @@ type trainer[B any] struct {
 	params []*nn.Parameter   // of the optimizer
 	model  parallel.Strategy // the task's model, as it is spread
 	feed   Feed[B]
-	proof  *proof
+	order  *orderLog
 	vote   *vote
 
 	step         int // steps done
@@ -113,10 +109,10 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 	if err := r.writeSettings(); err != nil {
 		return err
 	}
-	if err := r.openProof(ctx); err != nil {
+	if err := r.openOrderLog(ctx); err != nil {
 		return err
 	}
-	defer func() { r.proof.close() }()
+	defer func() { r.order.close() }()
 	r.report.Start(r.start(saved))
 	if done := r.step >= r.o.Steps; done && !r.standing.Due {
 		r.report.Notice(fmt.Sprintf("%s is complete at step %d: more %s go on, another %s starts afresh", r.o.Out, r.step, r.o.length, r.o.name("out")))
@@ -127,30 +123,6 @@ func (r *trainer[B]) run(ctx context.Context, group *dist.Group) (err error) {
 		return err
 	}
 	return r.finish(ctx)
-}
-
-// A job that the launcher has started again may find the last of the ranks of
-// before still at work in its directory, such as one on a host that was cut off:
-// it waits for as long as that rank may take to notice.
-const (
-	claimPatience = 15 * time.Second
-	claimInterval = 100 * time.Millisecond
-)
-
-// claim makes the run's directory that of this process.
-func claim(ctx context.Context, out string) (release func(), err error) {
-	restarts, _ := envvar.RestartCount.IntOr(0, 0, math.MaxInt32)
-	for deadline := time.Now().Add(claimPatience); ; {
-		release, err = checkpoint.Claim(out)
-		if busy := (*checkpoint.BusyError)(nil); !errors.As(err, &busy) || restarts == 0 || time.Now().After(deadline) {
-			return release, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(claimInterval):
-		}
-	}
 }
 
 // trainOf is what errors of a task begin with.
@@ -185,22 +157,6 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 		}
 	}
 	r.standing.Batch = r.o.Batch
-	return nil
-}
-
-// startFeed starts making batches, from where the saved run was.
-func (r *trainer[B]) startFeed(ctx context.Context, saved *SavedRun) (err error) {
-	var from data.LoaderState
-	if saved != nil {
-		from = saved.loader
-	}
-	r.feed, err = r.task.Feed(context.WithoutCancel(ctx), from)
-	if other := (*data.ResumeError)(nil); errors.As(err, &other) {
-		return settled(r.errorf("the data are not those that %s was saved with: %w", saved.Checkpoint.Path, err))
-	}
-	if err != nil {
-		return r.errorf("%w", err)
-	}
 	return nil
 }
 
@@ -282,7 +238,7 @@ func (r *trainer[B]) start(saved *SavedRun) Start {
 
 // finish says what there is, and where.
 func (r *trainer[B]) finish(ctx context.Context) error {
-	if err := r.proof.end(); err != nil {
+	if err := r.order.end(); err != nil {
 		return r.errorf("end of the run: %w", err)
 	}
 	if r.axes.World.Rank() == 0 {

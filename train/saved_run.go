@@ -159,7 +159,7 @@ func (r *trainer[B]) load(s *SavedRun) error {
 
 // save writes a checkpoint on rank 0; the others go on meanwhile.
 func (r *trainer[B]) save(ctx context.Context) error {
-	if err := r.proof.sync(); err != nil {
+	if err := r.order.sync(); err != nil {
 		return r.errorf("%w", err)
 	}
 	if r.axes.World.Rank() != 0 {

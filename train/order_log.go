@@ -17,25 +17,25 @@ type ordered interface {
 	Skipped() []data.Skip
 }
 
-// proof writes down on which samples a rank is trained, so that data.CheckOrder
+// orderLog writes down on which samples a rank is trained, so that data.CheckOrder
 // can prove that it was the promised ones in the promised order. It is nil for
 // a feed that does not say.
-type proof struct {
+type orderLog struct {
 	feed  ordered
 	log   *data.OrderLog // nil where another rank writes down the same samples
 	start data.OrderAttempt
 	begun bool
 }
 
-// openProof opens the rank's log. All ranks number the attempt alike.
-func (r *trainer[B]) openProof(ctx context.Context) error {
+// openOrderLog opens the rank's log. All ranks number the attempt alike.
+func (r *trainer[B]) openOrderLog(ctx context.Context) error {
 	feed, ok := r.feed.(ordered)
 	from := r.feed.State()
 	// All ranks have the same feed, so either all of them go on or none.
 	if !ok || from.Order == "" {
 		return nil
 	}
-	p := &proof{feed: feed}
+	p := &orderLog{feed: feed}
 	last := tensor.FromInt64([]int64{0})
 	if r.axes.writesSamples() {
 		var err error
@@ -49,7 +49,7 @@ func (r *trainer[B]) openProof(ctx context.Context) error {
 		return r.errorf("number the attempt: %w", err)
 	}
 	p.start = data.OrderAttempt{Attempt: last.Int64s()[0] + 1, World: r.axes.Data.Size(), Step: r.step, From: from}
-	r.proof = p
+	r.order = p
 	return nil
 }
 
@@ -57,7 +57,7 @@ func (r *trainer[B]) openProof(ctx context.Context) error {
 // ranks together take total samples. It returns what the batch weighs in their
 // mean, 1 where all ranks have as many samples, and how many of its samples stand
 // in the place of others. The first batch tells how large they are.
-func (p *proof) add(total int64) (weight float64, replaced int, err error) {
+func (p *orderLog) add(total int64) (weight float64, replaced int, err error) {
 	if p == nil {
 		return 1, 0, nil
 	}
@@ -82,7 +82,7 @@ func (p *proof) add(total int64) (weight float64, replaced int, err error) {
 }
 
 // step notes that a step's samples have been taken.
-func (p *proof) step(step int, state data.LoaderState) error {
+func (p *orderLog) step(step int, state data.LoaderState) error {
 	if p == nil || p.log == nil {
 		return nil
 	}
@@ -90,7 +90,7 @@ func (p *proof) step(step int, state data.LoaderState) error {
 }
 
 // sync makes the log durable, before a checkpoint says that its steps are done.
-func (p *proof) sync() error {
+func (p *orderLog) sync() error {
 	if p == nil || p.log == nil {
 		return nil
 	}
@@ -98,14 +98,14 @@ func (p *proof) sync() error {
 }
 
 // end notes that the run is complete.
-func (p *proof) end() error {
+func (p *orderLog) end() error {
 	if p == nil || p.log == nil || !p.begun {
 		return nil
 	}
 	return p.log.End()
 }
 
-func (p *proof) close() {
+func (p *orderLog) close() {
 	if p != nil && p.log != nil {
 		p.log.Close() // what matters was written, and synced where it had to be
 	}

@@ -6,12 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
 
-	"github.com/cohort-ml/cohort/checkpoint"
 	"github.com/cohort-ml/cohort/data"
 	"github.com/cohort-ml/cohort/internal/config"
 	"github.com/cohort-ml/cohort/models"
@@ -101,73 +96,6 @@ func (r *lmRun) checkText(bytes int64) error {
 	most := int(bytes/int64(r.cfg.Context)) + 1
 	if _, err := r.cfg.size().check(most, r.settings, fmt.Sprintf("sequences of %d tokens", r.cfg.Context)); err != nil {
 		return fmt.Errorf("train lm: of %s: %w", r.cfg.Data, err)
-	}
-	return nil
-}
-
-// checkApart reports a run's directory that is among its data, which would change
-// as the run saves, or that of the model that it begins with. task is for errors.
-func checkApart(task, out, data, initFrom string) error {
-	place := func(path string) string {
-		rest := ""
-		for {
-			if real, err := filepath.EvalSymlinks(path); err == nil {
-				path = real
-				break
-			}
-			parent := filepath.Dir(path)
-			if parent == path {
-				break
-			}
-			path, rest = parent, filepath.Join(filepath.Base(path), rest)
-		}
-		path, err := filepath.Abs(filepath.Join(path, rest))
-		if err != nil {
-			return ""
-		}
-		return path
-	}
-	at := place(out)
-	if data != "" {
-		rel, err := filepath.Rel(place(data), at)
-		if first, _, _ := strings.Cut(filepath.ToSlash(rel), "/"); err == nil && first != ".." && (first == "." || !strings.HasPrefix(first, ".")) {
-			return fmt.Errorf("train %s: --out %s lies in --data %s: what the run saves would change its data; give another --out", task, out, data)
-		}
-	}
-	if initFrom != "" && place(initFrom) == at {
-		return fmt.Errorf("train %s: --out and --init-from are both %s: give another --out, the model stays as it is", task, out)
-	}
-	return nil
-}
-
-// CheckOut reports what a run could not begin with: another one that is at work
-// in its directory, or a directory that cannot be written, or made if it is not
-// there; for the first checkpoint is saved when hours may have been spent on it.
-// It leaves nothing behind. task is for errors.
-func CheckOut(task, out string) error {
-	if info, err := os.Stat(out); err == nil && info.IsDir() {
-		release, err := checkpoint.Claim(out)
-		if err != nil {
-			return fmt.Errorf("train %s: %w", task, err)
-		}
-		defer release()
-	}
-	dir := filepath.Clean(out)
-	for {
-		_, err := os.Stat(dir)
-		if parent := filepath.Dir(dir); errors.Is(err, fs.ErrNotExist) && parent != dir {
-			dir = parent
-			continue
-		}
-		break
-	}
-	f, err := os.CreateTemp(dir, ".cohort-*")
-	if err == nil {
-		f.Close()
-		err = os.Remove(f.Name())
-	}
-	if err != nil {
-		return fmt.Errorf("train %s: checkpoints cannot be saved in %s: %w; give another --out", task, out, err)
 	}
 	return nil
 }
