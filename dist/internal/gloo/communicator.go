@@ -20,28 +20,6 @@ import (
 	"github.com/cohort-ml/cohort/dist/store"
 )
 
-// Generation is how the members of a group meet, by the version of PyTorch.
-type Generation uint8
-
-const (
-	// PerPair is Gloo's way until the middle of 2023, up to PyTorch 2.0: a rank
-	// listens at one address for each of the others.
-	PerPair Generation = iota + 1
-	// PerDevice is its way since, from PyTorch 2.1 on: a rank listens at one address,
-	// and who connects says for which pair of ranks.
-	PerDevice
-)
-
-func (g Generation) String() string {
-	switch g {
-	case PerPair:
-		return "an address for each pair (PyTorch up to 2.0)"
-	case PerDevice:
-		return "an address for each rank (PyTorch from 2.1 on)"
-	}
-	return fmt.Sprintf("generation %d", uint8(g))
-}
-
 // spareOpenings is how many connections of others than members may wait to say whose
 // they are.
 const spareOpenings = 16

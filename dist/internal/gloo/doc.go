@@ -20,15 +20,20 @@
 // come has another size. Both are a [fault.WireError] before anything is sent, for a
 // PyTorch rank that gets more than it has room for aborts its process.
 //
-// # Pieces
+// # Files
 //
-// schedule.go says, as a pure function of a call and a rank, which bytes go to and
-// come from whom, in which order; schedule_test.go plays all ranks in a table.
-// pair.go is the connection to one peer: its slots, one goroutine that reads, and
-// one that writes what does not go out at once. run.go does a schedule over pairs.
-// rendezvous.go has the two ways in which members have met: since the middle of
-// 2023 ([PerDevice]) a rank listens at one address and who dials says which pair
-// it is; before ([PerPair]) it listens at one for every peer.
+//   - communicator.go, messages.go, monitored.go: the [Communicator] and its calls.
+//   - schedule.go: which bytes go to and come from whom, in which order, as a pure function of
+//     a call and a rank. schedule_test.go plays all ranks in a table. run.go does a schedule
+//     over pairs, reduction.go reduces.
+//   - pair.go: the connection to one peer, with its slots, a goroutine that reads, and one that
+//     writes what does not go out at once (outbox.go). message.go has the form of messages.
+//   - rendezvous.go: how the members come together; accept.go, dial.go: their connections.
+//   - generation.go: the two ways in which PyTorch's ranks have connected. Since the middle of
+//     2023 ([PerDevice]) a rank listens at one address, and the rank that dials says which
+//     pair a connection is. Before ([PerPair]) a rank listens at one address for every peer.
+//   - address.go, local_address.go: what ranks publish, and where this one listens.
+//   - line_watch.go: hosts that are gone without a word. errors.go, tls.go: what the names say.
 //
 // # Caveats
 //

@@ -130,7 +130,7 @@ func TestLoopbackOfAnother(t *testing.T) {
 	at := netip.MustParseAddrPort("127.0.0.1:1") // nobody is there, and nobody is given that port
 	for own, says := range map[string]bool{"127.0.0.1": false, "192.0.2.1": true} {
 		b := newCommunicator(config(store.NewMemory(), PerDevice, 0, 2))
-		m := &meeting{b: b, addr: netip.MustParseAddr(own)}
+		m := &rendezvous{b: b, addr: netip.MustParseAddr(own)}
 		d := m.dialing(t.Context())
 		d.start(1, at, nil)
 		if err := <-d.failed; strings.Contains(err.Error(), "GLOO_SOCKET_IFNAME") != says || !strings.Contains(err.Error(), "rank 1") {

@@ -88,7 +88,7 @@ func FuzzCaller(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g, _ := bare(3)
 		defer g.Close()
-		m := &meeting{b: g, mesh: g.contexts[0], attached: make(chan struct{}, 1)}
+		m := &rendezvous{b: g, mesh: g.contexts[0], attached: make(chan struct{}, 1)}
 		here, there := net.Pipe()
 		defer there.Close()
 		go func() {

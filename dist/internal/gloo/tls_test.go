@@ -157,7 +157,7 @@ func TestTLSRefused(t *testing.T) {
 	}
 	cfg.Addrs = make([]netip.Addr, 1)
 	b := newCommunicator(cfg)
-	m := &meeting{b: b, mesh: b.contexts[0], attached: make(chan struct{}, 1)}
+	m := &rendezvous{b: b, mesh: b.contexts[0], attached: make(chan struct{}, 1)}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
