@@ -222,13 +222,14 @@
 //     object.go: the operations.
 //   - request.go, operand.go, staging.go, lane.go, work.go: from a method to the backend.
 //   - errors.go, failure.go: errors, whose types are in package fault.
-//   - deadlock.go, overdue.go, skew.go, record.go: what is wrong, and where the ranks are.
+//   - watchdog.go, skew.go, record.go: what is wrong, and where the ranks are.
 //   - spawn.go, main.go: ranks as goroutines, and main functions for the launcher.
 //
 // In packages of their own: dist/internal/meeting brings Cohort's ranks together,
 // dist/internal/native moves their data, dist/internal/pytorch joins PyTorch's jobs,
 // dist/internal/gloo speaks their wire. dist/internal/liveness knows which processes have
-// died: the name of a dead rank in an error comes from there.
+// died: the name of a dead rank in an error comes from there. dist/internal/diagnosis finds
+// deadlocks and calls that take too long.
 //
 // # Concurrency
 //

@@ -83,5 +83,5 @@ func (g *Group) recordFailure(err error) {
 	if g.size == 1 {
 		return
 	}
-	g.failedOnce.Do(func() { g.box.failed(err) })
+	g.failedOnce.Do(func() { g.box.Failed(err) })
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/internal/backend"
 	"github.com/cohort-ml/cohort/dist/internal/collective"
+	"github.com/cohort-ml/cohort/dist/internal/diagnosis"
 	"github.com/cohort-ml/cohort/dist/internal/flight"
 	"github.com/cohort-ml/cohort/dist/internal/meeting"
 	"github.com/cohort-ml/cohort/dist/internal/native"
@@ -69,9 +70,9 @@ type traffic struct {
 
 // standing is what is known of how far this rank is.
 type standing struct {
-	log        *flight.Log // nil records nothing
-	box        *blackBox   // this rank's, of all its groups
-	guard      *guard      // of the group of all ranks
+	log        *flight.Log         // nil records nothing
+	box        *diagnosis.BlackBox // this rank's, of all its groups
+	watchdog   *diagnosis.Watchdog // of the group of all ranks
 	progress   progress
 	failedOnce sync.Once
 }
@@ -207,7 +208,7 @@ func (g *Group) Close() error {
 			comm.Fail(ErrClosed)
 		}
 		g.endWaits(ErrClosed)
-		g.guard.close()
+		g.watchdog.Close()
 		g.mu.Lock()
 		for g.running > 0 {
 			g.noneRunning.Wait()

@@ -14,9 +14,7 @@ import (
 
 // hangingRank makes calls until rank 1 hangs.
 func hangingRank(ctx context.Context, g *Group) error {
-	g.guard.mu.Lock()
-	g.guard.overdue.floor = 500 * time.Millisecond
-	g.guard.mu.Unlock()
+	g.watchdog.SetFloor(500 * time.Millisecond)
 	for range 10 {
 		if err := g.AllReduce(ctx, vec(4), Sum); err != nil {
 			return err
@@ -43,10 +41,10 @@ func TestHangingRank(t *testing.T) {
 			}
 			ps[0].saidLine(t, "cohort: rank 0 has been waiting for rank 1 for ", 20*time.Second)
 			said := ps[0].saidLine(t, "cohort: rank 1 (", 20*time.Second)
-			if !strings.Contains(said, ": it is at dist/hang_test.go:32 dist.hangHere; its last call was all_reduce") {
+			if !strings.Contains(said, ": it is at dist/hang_test.go:30 dist.hangHere; its last call was all_reduce") {
 				t.Errorf("of rank 1 is said: %s", said)
 			}
-			ps[0].saidLine(t, "    dist/hang_test.go:27 dist.hangingRank", 20*time.Second)
+			ps[0].saidLine(t, "    dist/hang_test.go:25 dist.hangingRank", 20*time.Second)
 			for r, p := range ps[1:] {
 				if strings.Contains(p.output(), "has been waiting") {
 					t.Errorf("rank %d says it too: %s", r+1, p.output())

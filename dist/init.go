@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/cohort-ml/cohort/dist/internal/backend"
+	"github.com/cohort-ml/cohort/dist/internal/diagnosis"
 	"github.com/cohort-ml/cohort/dist/internal/native"
 )
 
@@ -62,15 +63,15 @@ func formWorld(ctx context.Context, job backend.Job, o *options) (*Group, error)
 	} else {
 		host, _ = os.Hostname() // for messages only
 	}
-	box := newBlackBox(rank, size, host, pid)
-	stopDumps := box.dumpOn(o.dumpSignal)
+	box := diagnosis.NewBlackBox(rank, size, host, pid)
+	stopDumps := box.DumpOn(o.dumpSignal)
 	leave := func(pending bool) error {
 		stopDumps()
 		return job.Close(pending)
 	}
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	roster, forming, err := job.Meet(ctx, end, box.answer)
+	roster, forming, err := job.Meet(ctx, end, box.Answer)
 	var g *Group
 	if err == nil {
 		g = newWorld(job, roster, ranksOf(roster.Where), o)

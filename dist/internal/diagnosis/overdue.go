@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package dist
+package diagnosis
 
 import (
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -15,11 +14,11 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// A rank that hangs keeps the others waiting for as long as the group's limit, which is
-// long. So the first of those that wait says for whom, and where that one's program is,
-// when a call has taken overdueSteps times what a step does, and overdueAfter at least:
-// once for each call. Twice as long the next time, for a rank that evaluates or writes a
-// checkpoint while the others wait does so again.
+// A rank that hangs keeps the others waiting until the group's limit, which is
+// long. So the first of the ranks that wait writes which rank it waits for, and where that
+// rank's program is. It does so when a call has taken overdueSteps times as long as a step,
+// and overdueAfter at least, once for each call. The least time doubles after each report: a
+// rank that evaluates or writes a checkpoint while the others wait does so again.
 const (
 	overdueSteps = 10
 	overdueAfter = 10 * time.Second
@@ -29,79 +28,58 @@ const (
 	overdueTold = 3
 )
 
-// overdue is what the guard of a rank knows of calls that take too long.
+// overdue is what the watchdog of a rank knows of calls that take too long.
 type overdue struct {
 	to    io.Writer     // nil says nothing
 	floor time.Duration // as overdueAfter
 	told  uint64        // the call of which it has been said
 }
 
-func newOverdue(g *Group) overdue {
-	if g.host != nil { // a network inside the process, with a time of its own
-		return overdue{}
-	}
-	return overdue{to: os.Stderr, floor: overdueAfter}
-}
-
 // sayOverdue says whom this rank waits for, if that takes too long.
-func (w *guard) sayOverdue() {
+func (w *Watchdog) sayOverdue() {
 	o := &w.overdue
-	mine := w.root.log.Doing()
+	mine := w.log.Doing()
 	if o.to == nil || mine.State != fault.DoingUnderWay || mine.ID == o.told || mine.Call.Seq == 0 || mine.For < o.floor {
 		return
 	}
-	g := w.root.withKey(mine.Key)
-	if g == nil || g.size > overdueAsks {
+	g, ok := w.find(mine.Key)
+	if !ok || g.Size() > overdueAsks {
 		return
 	}
-	step := g.usualStep()
+	step := g.UsualStep()
 	if mine.For < overdueSteps*step {
 		return
 	}
-	g.mu.Lock()
-	comm, _ := g.comm.(backend.Asker)
-	g.mu.Unlock()
+	comm := g.Asker()
 	if comm == nil {
 		return
 	}
 	o.told = mine.ID
-	missing, first := g.notCome(&mine, comm, w.stop)
-	if !first || len(missing) == 0 || w.root.log.Doing().ID != mine.ID {
+	missing, first := notCome(g, &mine, comm, w.stop)
+	if !first || len(missing) == 0 || w.log.Doing().ID != mine.ID {
 		return
 	}
 	o.floor *= 2
-	_, _ = io.WriteString(o.to, g.overdueText(&mine, step, missing, comm, w.stop))
-}
-
-// usualStep is what a step takes, as far as is known: one that the program marks, or a
-// collective and what is between two of them.
-func (g *Group) usualStep() time.Duration {
-	for _, s := range g.Skew() {
-		return s.Step
-	}
-	if p := g.howFar(); p.Steps > 0 {
-		return p.At / time.Duration(p.Steps)
-	}
-	return 0
+	_, _ = io.WriteString(o.to, overdueText(g, &mine, step, missing, comm, w.stop))
 }
 
 // notCome asks who has not made its part of a call of this rank. first is that no rank before
 // this one waits in it too, which would say so.
-func (g *Group) notCome(mine *Doing, comm backend.Asker, stop <-chan struct{}) (missing []int, first bool) {
+func notCome(g Group, mine *fault.Doing, comm backend.Asker, stop <-chan struct{}) (missing []int, first bool) {
 	came := func(peer int) bool {
 		d := comm.Ask(peer, stop)
 		return d.State != fault.DoingUnknown && madeBy(&mine.Call, d.Called, d.Sent, d.Received)
 	}
 	message := mine.Call.Op == operation.Send || mine.Call.Op == operation.Recv
-	for peer := range g.rank {
+	for peer := range g.Rank() {
 		if !message && came(peer) {
 			return nil, false
 		}
 	}
-	late := make([]bool, g.size)
+	late := make([]bool, g.Size())
 	var all sync.WaitGroup
-	for peer := range g.size {
-		if peer != g.rank && (!message || peer == mine.Call.Root) {
+	for peer := range g.Size() {
+		if peer != g.Rank() && (!message || peer == mine.Call.Root) {
 			all.Go(func() { late[peer] = !came(peer) })
 		}
 	}
@@ -115,13 +93,13 @@ func (g *Group) notCome(mine *Doing, comm backend.Asker, stop <-chan struct{}) (
 }
 
 // overdueText is what is said of a call that takes too long.
-func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, comm backend.Asker, stop <-chan struct{}) string {
+func overdueText(g Group, mine *fault.Doing, step time.Duration, missing []int, comm backend.Asker, stop <-chan struct{}) string {
 	var b strings.Builder
 	world := make([]int, len(missing))
 	for i, peer := range missing {
-		world[i] = g.world[peer]
+		world[i] = g.World()[peer]
 	}
-	fmt.Fprintf(&b, "cohort: rank %d has been waiting for %s for %v, in %v, number %d of group %q", g.world[g.rank], backend.RanksText(world), mine.For.Round(time.Second), mine.Call, mine.Call.Seq, g.name)
+	fmt.Fprintf(&b, "cohort: rank %d has been waiting for %s for %v, in %v, number %d of group %q", g.World()[g.Rank()], backend.RanksText(world), mine.For.Round(time.Second), mine.Call, mine.Call.Seq, g.Name())
 	if mine.Site != "" {
 		fmt.Fprintf(&b, ", at %s", mine.Site)
 	}
@@ -135,7 +113,7 @@ func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, comm
 			d = where.AskWhere
 		}
 		there := d(peer, stop)
-		fmt.Fprintf(&b, "cohort: %v: ", g.members[peer])
+		fmt.Fprintf(&b, "cohort: %v: ", g.Members()[peer])
 		switch {
 		case there.State == fault.DoingUnknown:
 			b.WriteString("it does not say where it is\n")
@@ -149,4 +127,12 @@ func (g *Group) overdueText(mine *Doing, step time.Duration, missing []int, comm
 		}
 	}
 	return b.String()
+}
+
+// SetFloor sets how long a call takes at least before it is told of: for tests, which wait
+// less.
+func (w *Watchdog) SetFloor(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.overdue.floor = d
 }
