@@ -57,7 +57,7 @@ func WithEngine() rpc.Option {
 	)
 }
 
-// bare takes off where an error comes from, which the one that asked puts on again.
+// bare takes the place of the failure off an error: the process that asked adds it again.
 func bare(err error) error {
 	var own *Error
 	if errors.As(err, &own) {
@@ -78,8 +78,7 @@ func engineOf(a *rpc.Agent) (*engine, error) {
 	return h.engine, nil
 }
 
-// NewContext begins a computation over the processes of an agent's job. An agent that
-// has been closed is an error.
+// NewContext begins a computation over the processes of an agent's job.
 func NewContext(a *rpc.Agent, opts ...ContextOption) (*Context, error) {
 	e, err := engineOf(a)
 	if err != nil {
@@ -114,7 +113,7 @@ func (h *agentHook) Attach(a *rpc.Agent, life uint64) (detach func()) {
 	}
 }
 
-// SendCall sees the arguments of a call.
+// SendCall implements [hook.Hook].
 func (h *agentHook) SendCall(ctx context.Context, to hook.Peer, m *hook.Message) (err error) {
 	if !strings.HasPrefix(m.Method, prefix) {
 		m.Extra, err = h.engine.sendCall(ctx, member{to.Rank, to.Life}, m.Method, m.Tensors)
@@ -122,7 +121,7 @@ func (h *agentHook) SendCall(ctx context.Context, to hook.Peer, m *hook.Message)
 	return err
 }
 
-// ReceiveCall sees them on the other side.
+// ReceiveCall implements [hook.Hook].
 func (h *agentHook) ReceiveCall(ctx context.Context, from hook.Peer, m *hook.Message) (context.Context, error) {
 	if len(m.Extra) > 0 && from.Rank < 0 {
 		return nil, fmt.Errorf("autograd: %s is no member of the job, and cannot take part in a context", from.Name)
@@ -130,7 +129,7 @@ func (h *agentHook) ReceiveCall(ctx context.Context, from hook.Peer, m *hook.Mes
 	return h.engine.receiveCall(ctx, member{from.Rank, from.Life}, m.Method, m.Extra, m.Tensors)
 }
 
-// SendReply sees the result.
+// SendReply implements [hook.Hook].
 func (h *agentHook) SendReply(ctx context.Context, to hook.Peer, m *hook.Message) (err error) {
 	if m.Running {
 		h.engine.abandon(ctx)
@@ -140,7 +139,7 @@ func (h *agentHook) SendReply(ctx context.Context, to hook.Peer, m *hook.Message
 	return err
 }
 
-// ReceiveReply sees it at the caller.
+// ReceiveReply implements [hook.Hook].
 func (h *agentHook) ReceiveReply(ctx context.Context, from hook.Peer, m *hook.Message) error {
 	if strings.HasPrefix(m.Method, prefix) {
 		return nil
@@ -148,7 +147,7 @@ func (h *agentHook) ReceiveReply(ctx context.Context, from hook.Peer, m *hook.Me
 	return h.engine.receiveReply(ctx, from.Rank, m.Method, m.Failed, m.Extra, m.Tensors)
 }
 
-// SendItem sees a message of a stream.
+// SendItem implements [hook.Hook].
 func (h *agentHook) SendItem(m *hook.Message) error {
 	for i, t := range m.Tensors {
 		if t.NeedsGrad() {
@@ -158,7 +157,7 @@ func (h *agentHook) SendItem(m *hook.Message) error {
 	return nil
 }
 
-// Lost hears that a connection has ended.
+// Lost implements [hook.Hook].
 func (h *agentHook) Lost(who hook.Peer, err error) { h.engine.lost(member{who.Rank, who.Life}, err) }
 
 // agentWire is the wire over an agent.
@@ -203,8 +202,8 @@ type remote struct{ err *rpc.Error }
 func (r remote) Error() string { return r.err.Msg }
 func (r remote) Unwrap() error { return r.err }
 
-// plainly leaves the name of the method, which no user calls, out of an error that
-// the other side gave.
+// plainly leaves the name of the method out of an error of another process: no user calls
+// that method.
 func plainly(err error) error {
 	var e *rpc.Error
 	if errors.As(err, &e) && e.Kind == rpc.KindApplication {

@@ -20,28 +20,28 @@ type backwardOptions struct {
 	losses []*tensor.Tensor
 }
 
-// WithMode chooses between [Smart], which is the default, and [Fast].
+// WithMode sets the mode: [Smart], which is the default, or [Fast].
 func WithMode(m Mode) BackwardOption { return func(o *backwardOptions) { o.mode = m } }
 
-// WithRetainGraph keeps what the pass would free, for another pass.
+// WithRetainGraph keeps the graph, which Backward would free, for another backward pass.
 func WithRetainGraph() BackwardOption { return func(o *backwardOptions) { o.retain = true } }
 
-// WithLosses adds losses to the one that Backward begins at. They may belong to other
-// passes of this process.
+// WithLosses adds losses: Backward begins at all of them. They may belong to other passes
+// of this process.
 func WithLosses(losses ...*tensor.Tensor) BackwardOption {
 	return func(o *backwardOptions) { o.losses = append(o.losses, losses...) }
 }
 
-// DefaultTimeout ends a backward pass whose context has no deadline.
+// DefaultTimeout limits a backward pass whose context has no deadline.
 const DefaultTimeout = 10 * time.Minute
 
-// Backward computes the gradients of loss, a value of one element that a pass of
-// this process computed, with respect to all parameters that it depends on, wherever
-// they are. They add to those that earlier passes left in the context. The answers of
-// all calls must be there.
+// Backward computes the gradients of loss with respect to all parameters that it depends
+// on, wherever they are. loss is a value of one element that a pass of this process has
+// computed. The gradients add to those that earlier passes have left in the context. The
+// answers of all calls must have come.
 //
-// An error, of whatever process, ends the pass on all of them and releases the
-// context; it is an [*Error] that says where it began.
+// If any process fails, the backward pass ends on all of them and the context is released.
+// The error is an [*Error] that says where it began.
 func (c *Context) Backward(ctx context.Context, loss *tensor.Tensor, opts ...BackwardOption) error {
 	o := backwardOptions{losses: []*tensor.Tensor{loss}}
 	for _, opt := range opts {
@@ -91,7 +91,7 @@ func (c *Context) checkBackward(o backwardOptions) error {
 	return nil
 }
 
-// drive makes all processes of the context walk their tapes.
+// drive makes all processes of the context walk their tapes, and waits for them.
 func (s *state) drive(ctx context.Context, o backwardOptions) error {
 	s.mu.Lock()
 	peers, broken := s.knownLocked(), s.broken
@@ -131,7 +131,7 @@ func (s *state) drive(ctx context.Context, o backwardOptions) error {
 			continue
 		}
 		err := s.failAt("backward", end.rank, end.err)
-		// Who was told of a failure may be heard before who failed.
+		// An error that repeats another process's failure may come before that failure.
 		if first == nil || repeats(first) && !repeats(err) {
 			first = err
 		}
@@ -143,9 +143,10 @@ func (s *state) drive(ctx context.Context, o backwardOptions) error {
 // repeats reports whether an error only says that another process had one.
 func repeats(err error) bool { return errors.Is(err, ErrReleased) || errors.Is(err, context.Canceled) }
 
-// everybody asks those who take part for whom they know, until nobody new is named. It
-// ends when one of them is lost, or knows of one: a question to a process whose
-// connection has ended makes it anew, and waits for a process that has died to come back.
+// everybody returns the ranks of all processes that take part: it asks each known process
+// which processes it knows, until no new one is named. It ends when a process of the
+// context is lost, here or at a process that was asked. Otherwise a question to a process
+// that has died would wait for that process to come back.
 func (s *state) everybody(ctx context.Context, peers []int) ([]int, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -190,7 +191,7 @@ func (s *state) everybody(ctx context.Context, peers []int) ([]int, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if s.broken != nil {
-				return nil, s.broken // who is waited for in vain
+				return nil, s.broken // it names the process that was lost
 			}
 			return nil, first
 		}
@@ -198,17 +199,18 @@ func (s *state) everybody(ctx context.Context, peers []int) ([]int, error) {
 	}
 }
 
-// Mode is how a backward pass deals with what the loss does not depend on.
+// Mode says what a backward pass does where the loss may not depend on a tensor that was
+// sent.
 type Mode int
 
 const (
-	// Smart lets every tensor that was received answer, with its gradient or with
-	// none, so that an argument which does not feed the loss holds nothing up. Before,
-	// one round of questions finds everybody who takes part.
+	// Smart sends an answer for every tensor that was received: its gradient, or that
+	// there is none. So a tensor on which the loss does not depend holds nothing up. The
+	// pass begins with a round of questions that finds all processes of the context.
 	Smart Mode = iota
-	// Fast takes for granted that the loss depends on every tensor that was sent, and
-	// that the answers of all calls have told who takes part. Where the first is not so,
-	// the pass fails with [ErrUnreached].
+	// Fast assumes that the loss depends on every tensor that was sent, and that the
+	// answers of the calls have named all processes of the context. If the loss does not
+	// depend on a tensor that was sent, the pass fails with [ErrUnreached].
 	Fast
 )
 

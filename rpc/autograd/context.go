@@ -11,10 +11,10 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// Context is one differentiable computation over several processes. Calls made
-// under the carrier of one of its passes take the processes that they reach into
-// it. It belongs to one goroutine, and so does each of its passes; a context is
-// made for a step and closed at the step's end.
+// Context is one differentiable computation over several processes. A call that is made
+// with the carrier of one of its passes takes the called process into the context. A
+// context belongs to one goroutine, and so does each of its passes. A program makes a
+// context for a step and closes it at the end of the step.
 type Context struct {
 	s     *state
 	local bool // of the process that made it
@@ -38,17 +38,17 @@ func newContext(e *engine, opts []ContextOption) *Context {
 	return c
 }
 
-// ID returns the context's id: the rank of the process that made it in the upper
-// 16 bits, and below them a count, which begins at another number in every process.
+// ID returns the context's id. Its upper 16 bits are the rank of the process that made the
+// context. The rest is a count that begins at a random number in each process.
 func (c *Context) ID() uint64 { return c.s.id }
 
 // String names the context in messages.
 func (c *Context) String() string { return "autograd context " + contextName(c.s.id) }
 
-// Pass begins a forward pass of the context on this process. Calls that are made
-// with the carrier, which is a context.Context, belong to the context; so does what
-// is computed under it. One pass is enough for most; each goroutine wants one of its
-// own.
+// Pass begins a forward pass of the context on this process, and returns its carrier. What
+// is computed under the carrier belongs to the context, and so do calls that are made with
+// it: the carrier is a context.Context. Most programs need one pass; several goroutines
+// need one each.
 func (c *Context) Pass(ctx context.Context, opts ...nn.CtxOption) (*nn.Ctx, error) {
 	p, err := c.s.newPass(ctx, "", c.s.e.rank)
 	if err != nil {
@@ -58,8 +58,8 @@ func (c *Context) Pass(ctx context.Context, opts ...nn.CtxOption) (*nn.Ctx, erro
 	return p.open(opts...), nil
 }
 
-// From returns the context that a call belongs to, in its handler: to read
-// gradients, or to begin more passes. Outside of contexts it is nil.
+// From returns the context of the call whose handler has ctx, nil if the call belongs to
+// none. The handler reads gradients of it, or begins more passes.
 func From(ctx context.Context) *Context {
 	p := passOf(ctx)
 	if p == nil {
@@ -68,13 +68,14 @@ func From(ctx context.Context) *Context {
 	return &Context{s: p.s}
 }
 
-// Ctx returns the carrier of the pass that a handler's ctx belongs to: what is
-// computed under it from parameters and from tensors of the call is differentiated
-// by the caller's Backward. The options apply to it. For a call that was made with the
-// carrier of an evaluation, or by a client that is no member of the job, it is one of
-// an evaluation. Any other call wants gradients of which nobody would hear, or does not
-// say what it wants: where a parameter is read under its carrier the call fails with
-// [ErrNoPass].
+// Ctx returns the carrier under which a handler computes; ctx is the handler's. The
+// options apply to the carrier.
+//
+// If the call belongs to a pass, Backward of the caller differentiates what is computed
+// under the carrier from parameters and from tensors of the call. If the call was made
+// with the carrier of an evaluation, or by a client that is no agent of the job, the
+// carrier is that of an evaluation. Under the carrier of any other call, reading a
+// parameter fails the call with [ErrNoPass].
 func Ctx(ctx context.Context, opts ...nn.CtxOption) *nn.Ctx {
 	if c, ok := ctx.(*nn.Ctx); ok && len(opts) == 0 {
 		return c
@@ -92,8 +93,8 @@ func Ctx(ctx context.Context, opts ...nn.CtxOption) *nn.Ctx {
 	return c
 }
 
-// Bring returns a value that another pass of the context computed, on this process,
-// under the pass of ctx: a handler goes on with what an earlier call left. Gradients
+// Bring returns a value of another pass of the context, on this process, as a value of the
+// pass of ctx. With it a handler goes on with what an earlier call has computed. Gradients
 // flow back to that pass.
 func Bring(ctx context.Context, t *tensor.Tensor) (*tensor.Tensor, error) {
 	p := passOf(ctx)
@@ -112,8 +113,8 @@ func Bring(ctx context.Context, t *tensor.Tensor) (*tensor.Tensor, error) {
 	return one[0], nil
 }
 
-// Gradient returns the gradient of a parameter of this process in the context, nil
-// if it has none. It stays valid after Close, and grows by further passes.
+// Gradient returns the gradient of a parameter of this process in the context, nil if it
+// has none. It stays valid after Close. Further backward passes add to it.
 func (c *Context) Gradient(p *nn.Parameter) *tensor.Tensor {
 	g, rows := c.s.grads.get(p)
 	if g == nil && rows != nil {
@@ -122,8 +123,8 @@ func (c *Context) Gradient(p *nn.Parameter) *tensor.Tensor {
 	return g
 }
 
-// RowGradient returns the gradient of an nn.Parameter that is Sparse, nil if there
-// is none or it is dense.
+// RowGradient returns the gradient of an nn.Parameter that is Sparse. It is nil if there
+// is none, or if it is dense.
 func (c *Context) RowGradient(p *nn.Parameter) *tensor.RowGrad {
 	_, rows := c.s.grads.get(p)
 	return rows
@@ -138,9 +139,9 @@ func (c *Context) reaches(rank int) bool {
 	return rank == c.s.e.rank || slices.Contains(c.s.known(), rank)
 }
 
-// Close releases the context on all processes: it frees what its passes made and
-// did not keep. The others are told, and not waited for. In a handler it does
-// nothing. It may be called twice.
+// Close releases the context on all processes: it frees what the passes made and did not
+// keep. It tells the other processes and does not wait for them. In a handler it does
+// nothing. A second Close does nothing.
 func (c *Context) Close() {
 	if c.local {
 		c.s.e.releaseAs(c.s, true, ErrReleased, "", nil)

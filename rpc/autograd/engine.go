@@ -15,9 +15,8 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// engine is distributed autograd on one process: its part of every context. The
-// agent's hook calls it for each message of a context, its methods for what
-// contexts tell each other.
+// engine is distributed autograd on one process: its part of all contexts. The agent's
+// hook calls it for each message of a context.
 type engine struct {
 	rank, size int
 	life       uint64 // of this process, see hook.Peer
@@ -29,10 +28,10 @@ type engine struct {
 	mu          sync.Mutex // a state's lock may be held when it is taken, not the other way round
 	lastContext uint64     // the count in the newest id
 	states      map[uint64]*state
-	orphans     map[*state]error   // whose maker was lost, that run has not seen yet
+	orphans     map[*state]error   // contexts whose maker was lost; run will release them
 	wake        chan struct{}      // there are some
 	closed      bool               // its agent has been
-	released    [remembered]uint64 // the ids of contexts released last, so that what comes late does not revive them
+	released    [remembered]uint64 // the ids of contexts released last: late messages must not make them again
 	numReleased int
 }
 
@@ -42,8 +41,8 @@ const (
 	maxContexts = 1 << 16
 )
 
-// wire is how engines talk. Calls return when they have been answered; release is
-// told and not waited for.
+// wire is how engines call each other. Its methods return when the call has been answered;
+// release does not wait.
 type wire interface {
 	name(rank int) string
 	prepare(ctx context.Context, to int, in prepareCall) (prepareAnswer, error)
@@ -54,7 +53,7 @@ type wire interface {
 	alive(ctx context.Context, to int, in aliveCall) (aliveAnswer, error)
 }
 
-// prepareCall asks a process whom it knows to take part in a context.
+// prepareCall asks a process which processes it knows in a context.
 type prepareCall struct{ Context, Life uint64 }
 
 type prepareAnswer struct{ Peers []member }
@@ -67,8 +66,8 @@ type walkCall struct {
 	Walk    uint64 // the number of the pass in the context, from 1
 	Mode    Mode
 	Retain  bool
-	// Limit is when a process gives up waiting and says for what, in seconds from
-	// now: a little before the one that asked does.
+	// Limit is after how many seconds the process gives up, and says for what it has
+	// waited: a little before the process that asked gives up.
 	Limit float64
 }
 
@@ -126,7 +125,8 @@ func (e *engine) state(id uint64) (*state, error) {
 	return nil, e.unknown(id)
 }
 
-// unknown is why there is no state of a context; the lock is held.
+// unknown returns the error of a context that this process does not have. The lock is
+// held.
 func (e *engine) unknown(id uint64) error {
 	switch root := rankOf(id); {
 	case e.over(id):
@@ -137,9 +137,10 @@ func (e *engine) unknown(id uint64) error {
 	return fmt.Errorf("there is no context %s here: %w", contextName(id), ErrReleased)
 }
 
-// join is state for a message of a context, and makes one that this process has not
-// seen yet, of a life of its maker's. ctx is the message's, which ends when its sender is lost, before
-// [engine.lost] hears of it: nobody would end a context that was made later.
+// join returns this process's part of the context of a message. It makes the part if this
+// process has not seen the context yet; life is that of the context's maker. ctx is the
+// message's: it ends when the sender is lost, before [engine.lost] is called, so that no
+// part is made after that, which nobody would end.
 func (e *engine) join(ctx context.Context, id, life uint64) (*state, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -180,7 +181,7 @@ func (e *engine) drop(s *state) bool {
 	return true
 }
 
-// note keeps the id of a context that is over; the lock is held.
+// note remembers the id of a context that has ended. The lock is held.
 func (e *engine) note(id uint64) {
 	if !e.over(id) {
 		e.released[e.numReleased%remembered] = id
@@ -188,7 +189,7 @@ func (e *engine) note(id uint64) {
 	}
 }
 
-// remember notes that a context is over of which this process knows nothing.
+// remember remembers that a context has ended that this process does not know.
 func (e *engine) remember(id uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -197,8 +198,8 @@ func (e *engine) remember(id uint64) {
 	}
 }
 
-// release drops a context and tells the others of it, but those of told. cause is
-// what using it gives from now on; why is what the others are told of it.
+// release ends a context, and tells its other processes except those of told. cause is the
+// error of using it from now on; why is the reason that the others are told.
 func (e *engine) release(s *state, cause error, why string, told []int) {
 	e.releaseAs(s, false, cause, why, told)
 }
@@ -217,8 +218,8 @@ func (e *engine) releaseAs(s *state, mine bool, cause error, why string, told []
 	}
 }
 
-// onRelease is the answer to releaseCall. Any process may end a context: one that
-// failed in a pass does.
+// onRelease answers releaseCall. Any process may end a context: one on which a pass failed
+// does.
 func (e *engine) onRelease(from int, in releaseCall) {
 	s, err := e.state(in.Context)
 	if err != nil {
@@ -232,8 +233,8 @@ func (e *engine) onRelease(from int, in releaseCall) {
 	e.release(s, cause, in.Why, append(in.Told, from))
 }
 
-// onPrepare is the answer to prepareCall. The call that was to bring the context
-// here may have failed, or not come yet.
+// onPrepare answers prepareCall. The call that brings the context here may have failed, or
+// may not have come yet.
 func (e *engine) onPrepare(ctx context.Context, in prepareCall) (prepareAnswer, error) {
 	s, err := e.join(ctx, in.Context, in.Life)
 	if err != nil {
@@ -268,14 +269,15 @@ func (e *engine) onAlive(in aliveCall) aliveAnswer {
 	return out
 }
 
-// Contexts of another process are asked for when nothing has been heard of them for
-// this long: their maker may have died, or its word that they are over was lost.
+// staleAfter is after what time without messages the maker of a context is asked whether
+// the context still exists. The maker may have died, or its message that the context has
+// ended may have been lost.
 const staleAfter = 30 * time.Second
 
 // aliveTimeout is how long their maker has for its answer.
 const aliveTimeout = 10 * time.Second
 
-// sweep releases contexts whose makers no longer have them, or do not say so.
+// sweep releases the contexts whose makers do not have them any more, or do not answer.
 func (e *engine) sweep(ctx context.Context, now time.Time) {
 	stale := make(map[int][]*state)
 	for _, s := range e.all() {
@@ -318,10 +320,10 @@ func (e *engine) all() []*state {
 	return slices.Collect(maps.Values(e.states))
 }
 
-// lost hears that the connection with a process has ended. What it made is
-// released, and no pass that it has a part in can end well: who is lost may come
-// back, but as one that knows nothing. What has to do with a later process of its
-// rank, of which others may have told this one already, goes on.
+// lost handles the end of a connection with a process. The contexts that the process made
+// are released. No backward pass of a context in which it takes part can succeed: the
+// process may come back, but without its part of the context. Contexts of a later process
+// of the same rank, which may be known here already, go on.
 func (e *engine) lost(who member, err error) {
 	all := e.all()
 	for _, s := range all {
@@ -340,7 +342,7 @@ func (e *engine) lost(who member, err error) {
 	}
 }
 
-// run releases what is over until ctx ends.
+// run releases contexts that have ended elsewhere, until ctx ends.
 func (e *engine) run(ctx context.Context) {
 	tick := time.NewTicker(staleAfter)
 	defer tick.Stop()

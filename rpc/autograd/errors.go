@@ -7,18 +7,17 @@ import (
 	"fmt"
 )
 
-// ErrReleased is what using a context gives that has been closed, on this process
-// or on the one that made it, or whose backward pass failed.
+// ErrReleased is the error of using a context that has been closed, on this process or on
+// the process that made it, or whose backward pass has failed.
 var ErrReleased = errors.New("the context has been released")
 
-// ErrUnreached is why a backward pass in mode [Fast] fails in which a value that
-// was sent gets no gradient.
+// ErrUnreached is the error of a backward pass in mode [Fast] if a value that was sent
+// gets no gradient.
 var ErrUnreached = errors.New("the loss does not depend on it, which mode Fast takes for granted: use Smart")
 
-// ErrNoPass is what a call gets in which gradients would be lost without a word: one
-// that is made with a context that is neither the carrier of a pass nor that of an
-// evaluation, where its arguments have a history, or its handler computes from
-// parameters.
+// ErrNoPass is the error of a call in which gradients would be lost silently. The context
+// of the call is neither the carrier of a pass nor that of an evaluation, and the
+// arguments have a history or the handler computes from parameters.
 var ErrNoPass = errors.New("no gradient would come back through the call: make it with the carrier that Context.Pass gave as its context, " +
 	"or, where none is wanted, with that of nn.Evaluation, and with what Detach returns of tensors")
 

@@ -10,12 +10,12 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// gradients are those of a context on one process, by parameter.
+// gradients are the gradients of a context on one process, by parameter.
 //
-// A parameter may be read in several calls, whose tapes are walked side by side.
-// Each collects a part of the gradient, and parts are added in the order opposite to
-// that in which the parameter was read, whichever is ready first: so the bits do not
-// depend on timing, and are those of one tape where each call reads a parameter once.
+// Several calls may read a parameter, and their tapes are walked at the same time. Each
+// call collects a part of the gradient. The parts are added in the reverse order of the
+// reads, whichever part is ready first. So the bits do not depend on timing. They are
+// those of one tape, if each call reads the parameter once.
 type gradients struct {
 	mu      sync.Mutex
 	byParam map[*nn.Parameter]*gradient
@@ -30,8 +30,8 @@ type gradient struct {
 	spare []*tensor.Tensor // buffers of parts that have been added
 }
 
-// part is what one forward pass adds to the gradient of a parameter. It is the
-// leaf of that pass's tape.
+// part is what one forward pass adds to the gradient of a parameter. It is a leaf of the
+// pass's tape.
 type part struct {
 	all   *gradients
 	of    *gradient
@@ -77,7 +77,7 @@ func (gs *gradients) begin(parts []*part) {
 	}
 }
 
-// settle says that those of parts which have no gradient yet get none in this pass.
+// settle says that parts without a gradient get none in this backward pass.
 func (gs *gradients) settle(parts []*part) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()

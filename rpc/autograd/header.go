@@ -25,7 +25,7 @@ type header struct {
 	peers []member
 }
 
-// member is a process: who has a rank in one of the lives of that.
+// member is a process of the job: a rank and a life.
 type member struct {
 	Rank int
 	Life uint64

@@ -14,11 +14,12 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// evaluationKey is under which the context of a call's handler says that the call was
-// made in an evaluation.
+// evaluationKey is the key under which a handler's context says that the call was made in
+// an evaluation.
 type evaluationKey struct{}
 
-// evaluates says whether what is computed under ctx is known to want no gradients.
+// evaluates says whether it is known that no gradients are wanted of what is computed
+// under ctx.
 func evaluates(ctx context.Context) bool {
 	if c := nn.CarrierOf(ctx); c != nil {
 		return !c.Training()
@@ -30,7 +31,7 @@ func evaluates(ctx context.Context) bool {
 	return from != nil && from.Rank() < 0
 }
 
-// wantNoHistory refuses tensors whose history ends where they leave the process.
+// wantNoHistory refuses tensors with a history, which would end here.
 func wantNoHistory(what string, tensors []*tensor.Tensor) error {
 	for i, t := range tensors {
 		if t.NeedsGrad() {
@@ -40,7 +41,7 @@ func wantNoHistory(what string, tensors []*tensor.Tensor) error {
 	return nil
 }
 
-// sendCall is called before a call leaves. What it returns travels along.
+// sendCall is called before a call is sent. What it returns travels with the call.
 func (e *engine) sendCall(ctx context.Context, to member, method string, tensors []*tensor.Tensor) ([]byte, error) {
 	p := passOf(ctx)
 	if p == nil {
@@ -65,7 +66,7 @@ func (e *engine) sendCall(ctx context.Context, to member, method string, tensors
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended != nil { // meanwhile, and nobody has told the peer
+	if s.ended != nil { // meanwhile; the peer does not know the context yet
 		return nil, s.fail("call", s.ended)
 	}
 	s.learnLocked(to)
@@ -73,8 +74,8 @@ func (e *engine) sendCall(ctx context.Context, to member, method string, tensors
 	return h.append(nil), nil
 }
 
-// receiveCall is called before a call's handler runs. The context that it returns
-// is the handler's, and it replaces tensors that gradients flow back from.
+// receiveCall is called before the handler of a call runs. The context that it returns is
+// the handler's. It replaces the tensors whose gradients flow back.
 func (e *engine) receiveCall(ctx context.Context, from member, method string, extra []byte, tensors []*tensor.Tensor) (context.Context, error) {
 	if len(extra) == 0 {
 		return ctx, nil
@@ -103,7 +104,7 @@ func (e *engine) receiveCall(ctx context.Context, from member, method string, ex
 	return p.ctx, nil
 }
 
-// sendReply is called with the handler's context before its answer leaves.
+// sendReply is called with the handler's context before the answer is sent.
 func (e *engine) sendReply(ctx context.Context, to int, method string, failed bool, tensors []*tensor.Tensor) ([]byte, error) {
 	p := passOf(ctx)
 	if p == nil || p.s.e != e {
@@ -128,9 +129,9 @@ func (e *engine) sendReply(ctx context.Context, to int, method string, failed bo
 	return h.append(nil), nil
 }
 
-// abandon is called with the context of a handler in place of sendReply when its call
-// has been given up and what it began goes on: its pass belongs to no backward pass
-// any more, and the collector frees it.
+// abandon is called in place of sendReply for a call that has been given up while its
+// handler goes on. The handler's pass has no part in backward passes any more, and the
+// garbage collector frees it.
 func (e *engine) abandon(ctx context.Context) {
 	p := passOf(ctx)
 	if p == nil || p.s.e != e {
@@ -141,12 +142,12 @@ func (e *engine) abandon(ctx context.Context) {
 	s.mu.Lock()
 	p.abandoned = true
 	s.passes = slices.DeleteFunc(s.passes, func(q *pass) bool { return q == p })
-	maps.DeleteFunc(s.came, func(_ uint64, q *pass) bool { return q == p }) // as if it had never come
+	maps.DeleteFunc(s.came, func(_ uint64, q *pass) bool { return q == p }) // as if they had never come
 	s.mu.Unlock()
 	s.finished(p)
 }
 
-// receiveReply is called with the caller's context, on its goroutine, when an
+// receiveReply is called with the caller's context, on the caller's goroutine, when an
 // answer has come.
 func (e *engine) receiveReply(ctx context.Context, from int, method string, failed bool, extra []byte, tensors []*tensor.Tensor) error {
 	p := passOf(ctx)

@@ -14,22 +14,25 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// Optimizer steps on parameters behind references, each on the process that has
-// it, by an optimizer of package optim there. It is PyTorch's DistributedOptimizer.
+// Optimizer steps on parameters behind references. Each step is made on the process that
+// has the parameter, by an optimizer of package optim. It is PyTorch's
+// DistributedOptimizer.
 //
-// Its state (moments, counts) is with the parameters, and its own: two optimizers of
-// one parameter have two. The optimizer refers to it as an rpc.RRef does: it outlives
-// connections, and goes by Close, when the program forgets the optimizer, or a lease
-// (rpc.WithLease) after the optimizer's process has died. Steps on one process come one after the other; nothing
-// orders them with forward passes of other contexts there, which fail in their
-// backward pass when a parameter that they used has changed in between.
+// Its state (moments, counts) is with the parameters. Two optimizers of one parameter have
+// a state each. The state outlives connections. It is freed by Close, when the program
+// forgets the optimizer, or a lease (rpc.WithLease) after the optimizer's process has
+// died.
+//
+// Steps on one process are made one after the other. They are not ordered with the forward
+// passes of other contexts there: if a parameter changes between the forward and the
+// backward pass of a context, the backward pass fails.
 type Optimizer struct {
 	agent *rpc.Agent
 	parts []*rpc.RRef[*optimizerPart] // by owner, in the order of the parameters
 }
 
-// Algorithm is an optimizer of package optim with its options: what [SGD] and its
-// like return.
+// Algorithm is an optimizer of package optim with its options. [SGD] and the functions
+// like it make it.
 type Algorithm struct {
 	SGD        *optim.SGDOptions        `rpc:"sgd,optional"`
 	Adam       *optim.AdamOptions       `rpc:"adam,optional"`
@@ -76,8 +79,8 @@ func (alg Algorithm) build(params []*nn.Parameter) (optim.Optimizer, error) {
 	return nil, errors.New("no algorithm was chosen: give autograd.SGD, Adam, AdamW, SparseAdam, Adagrad or RMSprop")
 }
 
-// Refs returns references to parameters of this process, such as those of
-// nn.Parameters(model): what a handler gives to who optimizes them.
+// Refs returns references to parameters of this process, such as nn.Parameters(model). A
+// handler returns them to the process that makes the [Optimizer].
 func Refs(a *rpc.Agent, params []*nn.Parameter) []*rpc.RRef[*nn.Parameter] {
 	refs := make([]*rpc.RRef[*nn.Parameter], len(params))
 	for i, p := range params {
@@ -131,8 +134,8 @@ func serveOptimizers(h *agentHook) rpc.Service {
 		}))
 }
 
-// NewOptimizer makes an optimizer of the parameters behind refs, wherever they are.
-// An error is an [*Error] that names the owner.
+// NewOptimizer makes an optimizer of the parameters behind refs. The error is an [*Error]
+// that names the owner that failed.
 func NewOptimizer(ctx context.Context, a *rpc.Agent, alg Algorithm, refs []*rpc.RRef[*nn.Parameter]) (*Optimizer, error) {
 	if _, err := engineOf(a); err != nil {
 		return nil, err
@@ -199,18 +202,18 @@ func wait[R any](ctx context.Context, f *rpc.Future[R]) func() error {
 	}
 }
 
-// Step applies one update by the gradients that Backward left in the context, each
-// multiplied by gradScale: 1, or what [Optimizer.ClipGradNorm] returned. Parameters
-// without a gradient there stay as they are. The error is an [*Error] that names the
-// owner that failed; others may have stepped.
+// Step updates the parameters by the gradients that Backward has left in the context,
+// multiplied by gradScale: 1, or what [Optimizer.ClipGradNorm] returned. A parameter
+// without a gradient does not change. The error is an [*Error] that names the owner that
+// failed; other owners may have stepped.
 func (o *Optimizer) Step(ctx context.Context, dc *Context, gradScale float64) error {
 	return o.each("step", dc.ID(), func(part *rpc.RRef[*optimizerPart]) func() error {
 		return wait(ctx, stepMethod.Async(ctx, part, stepCall{dc.ID(), dc.reaches(part.Owner().Rank()), gradScale}))
 	})
 }
 
-// ClipGradNorm returns the norm of the gradients of all parameters together, and
-// what Step is to multiply them by so that it is not above limit; see
+// ClipGradNorm returns the norm of the gradients of all parameters together, and the
+// factor for [Optimizer.Step] with which the norm is not above limit; see
 // optim.ClipGradNorm.
 func (o *Optimizer) ClipGradNorm(ctx context.Context, dc *Context, limit float64) (norm, gradScale float64, err error) {
 	var futures []*rpc.Future[float64]
@@ -234,15 +237,15 @@ func (o *Optimizer) ClipGradNorm(ctx context.Context, dc *Context, limit float64
 	return norm, min(1, limit/(norm+1e-6)), nil
 }
 
-// SetLR sets the learning rate from the next step on.
+// SetLR sets the learning rate of the next steps.
 func (o *Optimizer) SetLR(ctx context.Context, lr float64) error {
 	return o.each("set lr", 0, func(part *rpc.RRef[*optimizerPart]) func() error {
 		return wait(ctx, lrMethod.Async(ctx, part, lr))
 	})
 }
 
-// Close gives up the optimizer's state with the owners. They are told, and not
-// waited for.
+// Close frees the optimizer's state on the owners. It tells them and does not wait for
+// them.
 func (o *Optimizer) Close() {
 	for _, part := range o.parts {
 		part.Release()
@@ -351,10 +354,10 @@ func lend(params []*nn.Parameter, grads *gradients, fn func()) {
 	params[0].WithGrad(g, rows, func() { lend(params[1:], grads, fn) })
 }
 
-// Train is one step of training: compute returns the loss, a tensor of one element,
-// under the carrier of a pass; its gradients go to all processes, every parameter of
-// the optimizer steps by its own, and what the step made is released. It returns the
-// value of the loss. A failure inside the pass is an error; see [nn.Ctx.Recover].
+// Train is one training step. compute runs under the carrier of a pass and returns the
+// loss, a tensor of one element. Train computes the gradients on all processes, steps on
+// the parameters of the optimizer, releases the context, and returns the value of the
+// loss. A failure inside the pass is an error; see nn.Ctx.Recover.
 //
 //	loss, err := opt.Train(ctx, func(c *nn.Ctx) (*tensor.Tensor, error) {
 //		h, err := Embed.Call(c, agent.Peer("embedding"), tokens)
@@ -364,8 +367,8 @@ func lend(params []*nn.Parameter, grads *gradients, fn func()) {
 //		return tensor.CrossEntropy(c.Call(decoder, h), targets), nil
 //	})
 //
-// What needs the gradients in between, such as [Optimizer.ClipGradNorm], makes the
-// [Context] itself.
+// A program that needs the gradients before the step, for [Optimizer.ClipGradNorm] for
+// example, makes the [Context] itself.
 func (o *Optimizer) Train(ctx context.Context, compute func(c *nn.Ctx) (*tensor.Tensor, error), opts ...nn.CtxOption) (loss float64, err error) {
 	dc, err := NewContext(o.agent)
 	if err != nil {

@@ -11,18 +11,18 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// pass is one forward pass: that of a call's handler, or one of those that the
-// context's maker began. Its tape belongs to the goroutine that computes.
+// pass is one forward pass: that of a call's handler, or one that the context's maker
+// began. Its tape belongs to the goroutine that computes.
 type pass struct {
 	s        *state
 	ctx      context.Context
 	carrier  *nn.Ctx // made when it is first needed
 	parts    []*part // of the parameters read
 	method   string  // of the call, "" if it is the maker's own
-	from     int     // who called
+	from     int     // the rank of the caller
 	numSent  int     // tensors sent whose arrival nobody has confirmed yet
 	ownGrads bool    // gradients go to the parameters themselves
-	// crossings are to be set when a backward pass has consumed what crossed.
+	// crossings are set to true when a backward pass has consumed the tensors that crossed.
 	crossings []*bool
 	replied   []*sent // what the answer of the call carries
 	abandoned bool    // see engine.abandon
@@ -45,8 +45,9 @@ type got struct {
 	id   uint64
 	from int
 	what string
-	// late is the last backward pass that had begun at either side when it was sent
-	// and came, 0 for none: its loss does not depend on it, and it is answered at once.
+	// late is the last backward pass that had begun, at either side, when the tensor was
+	// sent and came; 0: none. The loss of that pass does not depend on the tensor, so it is
+	// answered at once that there is no gradient.
 	late uint64
 	over bool // a backward pass has consumed it
 }
@@ -97,15 +98,15 @@ func (p *pass) open(opts ...nn.CtxOption) *nn.Ctx {
 	return p.carrier
 }
 
-// leaf is where the gradient of a parameter that the pass reads goes.
+// leaf returns where the gradient of a parameter goes that the pass reads.
 func (p *pass) leaf(param *nn.Parameter) tensor.Leaf {
 	l := p.s.grads.leaf(param)
 	p.parts = append(p.parts, l)
 	return l
 }
 
-// send records that tensors of a message go to another process, as far as
-// gradients flow through them.
+// send records the tensors of a message that gradients flow through: they go to another
+// process.
 func (p *pass) send(to int, what string, tensors []*tensor.Tensor, reply bool) (first uint64, crossed []int, err error) {
 	for i, t := range tensors {
 		if t.NeedsGrad() {
@@ -136,7 +137,7 @@ func (p *pass) send(to int, what string, tensors []*tensor.Tensor, reply bool) (
 		}
 		m := &sent{id: first + uint64(k), to: to, what: fmt.Sprintf("%s %d", what, i), shape: t.Shape(), dtype: t.DType(), by: owner}
 		if owner == p {
-			// A node of its own keeps the place in the order of what was computed.
+			// A node of its own keeps the tensor's place in the order of the tape.
 			t = tensor.Record("send", t.Detach(), []*tensor.Tensor{t}, nil, func(_ context.Context, g *tensor.Tensor) ([]*tensor.Tensor, error) {
 				return []*tensor.Tensor{g}, nil
 			})
@@ -152,7 +153,7 @@ func (p *pass) send(to int, what string, tensors []*tensor.Tensor, reply bool) (
 	return first, crossed, nil
 }
 
-// unsend takes back what an answer carried that could not be sent.
+// unsend drops the records of an answer that could not be sent.
 func (p *pass) unsend() {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
@@ -174,8 +175,8 @@ func (s *state) ownerOf(tp *tensor.Tape) *pass {
 	return nil
 }
 
-// receive brings tensors that came from another process to the tape, where they
-// are leaves that answer.
+// receive puts tensors of another process on the tape: as leaves that send their gradients
+// back.
 func (p *pass) receive(from int, what string, h header, tensors []*tensor.Tensor) error {
 	if len(h.crossed) == 0 {
 		return nil

@@ -14,12 +14,12 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// walk is one backward pass on one process. Every forward pass's tape is walked
-// down by a goroutine; where a tensor was sent, it waits for the gradient.
+// walk is one process's part of a backward pass. Each forward pass has a goroutine that
+// walks its tape backwards. At a tensor that was sent, it waits for the gradient.
 //
-// No two of them can wait for each other: each tape is in the order in which things
-// were computed, a tensor arrives after it was sent, so of all nodes that are left
-// the one that was recorded last never waits for another.
+// The goroutines cannot wait for each other in a circle: each tape is in the order of
+// computation, and a tensor is received after it was sent. So among all nodes that are
+// left on all tapes, the node that was recorded last does not wait.
 type walk struct {
 	number uint64
 	mode   Mode
@@ -39,7 +39,7 @@ type slot struct {
 	grad *tensor.Tensor
 }
 
-// slot returns the place of a message's gradient; the state's lock is held.
+// slot returns the place for the gradient of a message. The lock of the state is held.
 func (w *walk) slot(id uint64) *slot {
 	sl := w.slots[id]
 	if sl == nil {
@@ -49,8 +49,8 @@ func (w *walk) slot(id uint64) *slot {
 	return sl
 }
 
-// next returns the backward pass with a number, which runs or is to begin; the
-// lock is held.
+// next returns the backward pass with a number: the running one, or a new one. The lock is
+// held.
 func (s *state) next(number uint64) (*walk, error) {
 	switch {
 	case s.ended != nil:
@@ -82,7 +82,7 @@ func (e *engine) onGradient(from int, in gradientCall) error {
 		return s.fail("backward", fmt.Errorf("%s answers %s with a gradient %v%v, it is %v%v", e.wire.name(from), m.what,
 			in.Grad.DType(), in.Grad.Shape(), m.dtype, m.shape))
 	case in.Grad == nil && in.Walk <= s.walks && (s.walk == nil || s.walk.number != in.Walk):
-		return nil // what came too late for a pass that is over
+		return nil // too late: the pass has ended
 	}
 	w, err := s.next(in.Walk)
 	if err != nil {
@@ -92,7 +92,7 @@ func (e *engine) onGradient(from int, in gradientCall) error {
 	select {
 	case <-sl.here:
 		if in.Grad == nil {
-			return nil // late, and said before
+			return nil // it came late, and its receiver said so before
 		}
 		return s.fail("backward", fmt.Errorf("%s answers %s twice", e.wire.name(from), m.what))
 	default:
@@ -102,7 +102,8 @@ func (e *engine) onGradient(from int, in gradientCall) error {
 	return nil
 }
 
-// give tells a process the gradient of what it sent. wait is for its answer.
+// give sends a process the gradient of a tensor that it has sent. wait waits for the
+// answer.
 func (e *engine) give(ctx context.Context, to int, in gradientCall) (wait func() error) {
 	if to == e.rank {
 		err := e.onGradient(e.rank, in)
@@ -124,11 +125,11 @@ func (s *state) current() (*walk, error) {
 	return s.walk, nil
 }
 
-// askAfter is how long a gradient is waited for before its receiver is asked
-// whether the tensor ever came: the call may have failed on its way.
+// askAfter is after what time without a gradient the receiver of a tensor is asked whether
+// the tensor ever came: the call may have failed on its way.
 const askAfter = 200 * time.Millisecond
 
-// missing asks.
+// missing asks the receiver of a tensor whether the tensor has never come.
 func (e *engine) missing(ctx context.Context, m *sent) (bool, error) {
 	in := missingCall{m.by.s.id, m.by.s.life, m.id}
 	if m.to == e.rank {
@@ -137,7 +138,8 @@ func (e *engine) missing(ctx context.Context, m *sent) (bool, error) {
 	return e.wire.missing(ctx, m.to, in)
 }
 
-// await is the crossing of a tensor that was sent.
+// await returns the gradient of a tensor that was sent: g, which this process has
+// computed, and the gradient that the receiver sends back.
 func (s *state) await(ctx context.Context, m *sent, g *tensor.Tensor) (*tensor.Tensor, error) {
 	w, err := s.current()
 	if err != nil {
@@ -186,7 +188,7 @@ func (s *state) await(ctx context.Context, m *sent, g *tensor.Tensor) (*tensor.T
 	return g.Add(m.by.carrier.Tape().Const(sl.grad)), nil
 }
 
-// answer is the crossing of a tensor that was received.
+// answer sends the gradient of a tensor that was received back to its sender.
 func (m *got) answer(ctx context.Context, g *tensor.Tensor) (*tensor.Tensor, error) {
 	w, err := m.s.current()
 	if err != nil {
@@ -196,7 +198,7 @@ func (m *got) answer(ctx context.Context, g *tensor.Tensor) (*tensor.Tensor, err
 	case m.over && g != nil:
 		return nil, fmt.Errorf("%s from %s belongs to a graph that an earlier backward pass consumed; give it WithRetainGraph", m.what, m.s.e.wire.name(m.from))
 	case m.over || m.late == w.number:
-		return nil, nil // has been answered
+		return nil, nil // it has been answered
 	}
 	if g == nil && w.mode == Fast {
 		return nil, fmt.Errorf("%s from %s gets no gradient: %w", m.what, m.s.e.wire.name(m.from), ErrUnreached)
@@ -230,7 +232,7 @@ func (e *engine) onWalk(ctx context.Context, from int, in walkCall) error {
 	s.mu.Unlock()
 	if err = s.backward(ctx, in, nil); err != nil {
 		err = s.fail("backward", err)
-		if e.drop(s) { // the context's maker, which hears of it, tells the others
+		if e.drop(s) { // the maker gets the error and tells the others
 			s.end(fmt.Errorf("%w: %w", ErrReleased, err), false)
 		}
 	}
@@ -349,9 +351,9 @@ func (s *state) endWalk(passes []*pass, retain bool) error {
 	return nil
 }
 
-// consumed drops what a pass that does not keep the graph has used up; the lock
-// is held. The carriers of the maker's own passes are its to use until Close, but
-// for what has crossed, which nobody remembers on the other side.
+// consumed drops what a backward pass has used up that does not keep the graph. The lock
+// is held. The maker may use the carriers of its own passes until Close, except for
+// tensors that have crossed, which the other side has forgotten.
 func (s *state) consumed(passes []*pass) {
 	var parts []*part
 	gone := make(map[*pass]bool, len(passes))

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// state is a context's part on one process: the forward passes that ran here, what
-// was sent from here, and the gradients of parameters that live here.
+// state is one process's part of a context: the forward passes that ran here, the tensors
+// that were sent from here, and the gradients of parameters that live here.
 type state struct {
 	e     *engine
 	id    uint64
@@ -23,7 +23,7 @@ type state struct {
 	passes  []*pass
 	sends   map[uint64]*sent // by message id
 	came    map[uint64]*pass // what was received, by message id
-	peers   map[int]uint64   // who takes part beside this process, as far as it knows, and in which life
+	peers   map[int]uint64   // the lives of the other processes of the context that are known here, by rank
 	running map[*pass]bool   // calls that have not been answered
 	quiet   chan struct{}    // closed when the last of them was
 	walks   uint64           // the backward pass that runs or was the last one
@@ -43,7 +43,7 @@ func newState(e *engine, id, life uint64) *state {
 	}
 }
 
-// fail makes err one of this context and process.
+// fail wraps err in an Error of this context and process, unless it is one already.
 func (s *state) fail(op string, err error) error { return s.failAt(op, s.e.rank, err) }
 
 func (s *state) failAt(op string, rank int, err error) error {
@@ -53,7 +53,7 @@ func (s *state) failAt(op string, rank int, err error) error {
 	return &Error{Op: op, Context: s.id, Worker: s.e.wire.name(rank), Rank: rank, Err: err}
 }
 
-// known returns who takes part beside this process.
+// known returns the ranks of the other processes of the context that are known here.
 func (s *state) known() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +84,7 @@ func (s *state) membersLocked() []member {
 	return out
 }
 
-// learn adds processes that take part.
+// learn adds processes of the context.
 func (s *state) learn(who ...member) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +119,7 @@ func (s *state) quietSince(now time.Time) time.Duration {
 	return now.Sub(s.heard)
 }
 
-// lose hears that the connection with a process has ended.
+// lose handles the end of a connection with a process.
 func (s *state) lose(who member, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +128,8 @@ func (s *state) lose(who member, err error) {
 	}
 }
 
-// breakOff says, with the lock held, why no backward pass can end well.
+// breakOff sets the reason why no backward pass can succeed, and ends a running one. The
+// lock is held.
 func (s *state) breakOff(rank int, err error) {
 	s.broken = s.failAt("backward", rank, err)
 	if s.walk != nil && s.walk.begun {
@@ -139,9 +140,9 @@ func (s *state) breakOff(rank int, err error) {
 	}
 }
 
-// end is the end of the context here. It frees what the tapes hold, ends a
-// backward pass, and returns who else took part. mine says that it is the goroutine
-// of who began passes here that ends it: else one of them may be computing.
+// end ends the context on this process: it frees what the tapes hold, ends a backward
+// pass, and returns the other processes. mine says that the goroutine that began the
+// maker's passes calls it; otherwise one of these passes may still be computing.
 func (s *state) end(cause error, mine bool) []int {
 	s.mu.Lock()
 	s.ended = cause
