@@ -7,14 +7,14 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// The cases that are not rows of the table.
+// Operations that are not rows of the table.
 const (
 	barrierOp   = "barrier"
 	lateOp      = "late"
 	rawSocketOp = "raw_socket"
 )
 
-// operation is a row of the table of what Collectives measures.
+// operation is a row of the table of operations that Collectives measures.
 type operation struct {
 	name  string
 	setUp func(b *bed) prepared
@@ -55,7 +55,7 @@ func (b *bed) atRoot(t *tensor.Tensor) *tensor.Tensor {
 	return t
 }
 
-// parts cuts a tensor into one part for each rank; nothing of nil.
+// parts cuts a tensor into one part for each rank. For nil it returns nil.
 func (b *bed) parts(t *tensor.Tensor) []*tensor.Tensor {
 	if t == nil {
 		return nil
@@ -147,7 +147,7 @@ func CollectiveOps() []string {
 	return append(names, barrierOp, lateOp, rawSocketOp)
 }
 
-// ExpandOps puts the operations that "all" stands for in its place.
+// ExpandOps replaces "all" by the operations that it stands for.
 func ExpandOps(ops []string) []string {
 	var out []string
 	for _, op := range ops {

@@ -30,10 +30,10 @@ type CollectivesOptions struct {
 // MemoryKinds are the kinds of memory that Collectives knows.
 func MemoryKinds() []string { return []string{"shared", "private"} }
 
-// Backends are how collectives can be done.
+// Backends are the implementations of collectives.
 func Backends() []string { return []string{"native", "gloo"} }
 
-// Transports are how ranks can be told to exchange data.
+// Transports are the ways in which ranks can exchange data.
 func Transports() []string { return []string{"auto", "shm", "unix", "tcp", "tls"} }
 
 // CollectiveDTypes are the types of elements that Collectives knows.
@@ -57,11 +57,11 @@ func (o CollectivesOptions) dtype() (tensor.DType, error) {
 			return d, nil
 		}
 	}
-	return 0, oneOf("dtype", name, CollectiveDTypes(), nil)
+	return 0, oneOf("dtype", name, CollectiveDTypes())
 }
 
-// DefaultBytes are the sizes that are measured where none are asked for: one
-// element, 4 KiB, 64 KiB, 1 MiB, 16 MiB, 64 MiB.
+// DefaultBytes are the sizes that are measured if the user gives none: one element,
+// 4 KiB, 64 KiB, 1 MiB, 16 MiB, 64 MiB.
 func DefaultBytes(dtype string) []int {
 	first := 4
 	if d, err := (CollectivesOptions{DType: dtype}).dtype(); err == nil {
@@ -70,11 +70,11 @@ func DefaultBytes(dtype string) []int {
 	return []int{first, 4096, 65536, 1 << 20, 16 << 20, 64 << 20}
 }
 
-// CheckBackend reports a backend that there is not.
-func CheckBackend(name string) error { return oneOf("backend", name, Backends(), nil) }
+// CheckBackend reports a backend that does not exist.
+func CheckBackend(name string) error { return oneOf("backend", name, Backends()) }
 
-// CheckTransport reports a transport that there is not.
-func CheckTransport(name string) error { return oneOf("transport", name, Transports(), nil) }
+// CheckTransport reports a transport that does not exist.
+func CheckTransport(name string) error { return oneOf("transport", name, Transports()) }
 
 // maxCollectiveBytes bounds a rank's tensor.
 const maxCollectiveBytes = 1 << 32
@@ -82,12 +82,12 @@ const maxCollectiveBytes = 1 << 32
 // Validate reports the first option that makes no sense.
 func (o CollectivesOptions) Validate() error {
 	for _, op := range o.Ops {
-		if err := oneOf("operation", op, CollectiveOps(), nil); err != nil {
+		if err := oneOf("operation", op, CollectiveOps()); err != nil {
 			return err
 		}
 	}
 	for _, m := range o.Memory {
-		if err := oneOf("memory", m, MemoryKinds(), nil); err != nil {
+		if err := oneOf("memory", m, MemoryKinds()); err != nil {
 			return err
 		}
 	}
@@ -109,7 +109,7 @@ func (o CollectivesOptions) Validate() error {
 	return nil
 }
 
-// CheckRanks reports operations that a number of ranks does not allow.
+// CheckRanks reports an operation that is not possible with a number of ranks.
 func (o CollectivesOptions) CheckRanks(numRanks int) error {
 	if numRanks == 1 {
 		return errors.New("a collective needs at least 2 ranks")
@@ -120,12 +120,12 @@ func (o CollectivesOptions) CheckRanks(numRanks int) error {
 	return nil
 }
 
-// Collectives measures collective operations as one rank of group: every rank
-// calls it with the same options. The median is over loops, each closed by a
-// barrier and divided by its length: with more ranks than cores, one rank's
-// clock around one call lies. The 99th percentile is of single calls by this
-// rank's clock. gb_per_s is the size by the time; what a size is of, see
-// [CollectiveOps].
+// Collectives measures collective operations. Every rank of group calls it with the
+// same options. The median is over loops: the time of a loop, with a barrier at its
+// end, divided by its number of calls. With more ranks than cores, the time of a
+// single call on one rank's clock would be misleading. The 99th percentile is of
+// single calls on this rank's clock. gb_per_s is the size divided by the time;
+// [CollectiveOps] says what the size is.
 func Collectives(ctx context.Context, group *dist.Group, o CollectivesOptions, emit func(Result) error) error {
 	err := o.Validate()
 	if err == nil {
@@ -168,7 +168,7 @@ func Collectives(ctx context.Context, group *dist.Group, o CollectivesOptions, e
 	return nil
 }
 
-// bed is what one case is measured on.
+// bed has what the measurement of one case needs.
 type bed struct {
 	ctx    context.Context
 	group  *dist.Group
@@ -191,7 +191,7 @@ func (b *bed) ones(n int) *tensor.Tensor {
 // measureOp measures one operation of the table.
 func (b *bed) measureOp(name string, reps int, emit func(Result) error) error {
 	o := operations[slices.IndexFunc(operations, func(o operation) bool { return o.name == name })].setUp(b)
-	// The first call maps memory and fills caches, and has to be right.
+	// The first call maps memory and fills caches. Its result is checked.
 	if err := o.call(); err != nil {
 		return err
 	}
@@ -252,9 +252,9 @@ func (b *bed) measure(name string, call func() error, reps int, emit func(Result
 	return emit(r)
 }
 
-// loopLength returns how many calls make a loop: as many as take about loopTime
-// by rank 0's clock, and a few at least. Longer loops give the scheduler time to
-// give every rank a CPU of its own, where there are enough.
+// loopLength returns the number of calls in a loop: as many as take about loopTime on
+// rank 0's clock, and at least a few. In longer loops the scheduler has time to give
+// every rank its own CPU, if there are enough.
 func (b *bed) loopLength(call func() error) (int, error) {
 	const (
 		loopTime = 50 * time.Millisecond
@@ -280,7 +280,7 @@ func (b *bed) loopLength(call func() error) (int, error) {
 	return int(reps.Item()), nil
 }
 
-// backendOf returns what does a group's collectives.
+// backendOf returns the name of a group's backend.
 func backendOf(g *dist.Group) string {
 	if g.Transport() == "gloo" {
 		return "gloo"
@@ -288,7 +288,7 @@ func backendOf(g *dist.Group) string {
 	return "native"
 }
 
-// result returns the result of a case, without figures.
+// result returns the result of a case, without measurements.
 func (b *bed) result(name string) Result {
 	r := Result{
 		Bench: "collectives", Case: name, Backend: backendOf(b.group), Transport: b.group.Transport(), Memory: b.memory,

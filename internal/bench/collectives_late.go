@@ -15,11 +15,11 @@ const (
 	numLate   = 5 // times that rank 0 comes late
 )
 
-// late measures what waiting costs: rank 0 comes late to an all-reduce and to a
-// barrier. The time is rank 0's own in the call, which the others have been in
-// for long: it has their waking up in it. wait_cpu_us is the processor time that
-// a waiting rank's process spends from its call to its return, the median over
-// the trials, of the rank with most.
+// late measures the cost of waiting: rank 0 comes late to an all-reduce and to a
+// barrier. The time is that of rank 0 in the call. The others have been waiting for
+// long, so that it includes the time in which they wake up. wait_cpu_us is the
+// processor time that a waiting process spends in the call: the median over the
+// trials, of the rank that spends most.
 func late(ctx context.Context, group *dist.Group, by time.Duration, emit func(Result) error) error {
 	x := tensor.NewShared(tensor.CPU(), tensor.Float32, lateBytes/4)
 	x.Fill(0)

@@ -12,14 +12,13 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// DDPBatch is the samples of a rank and step of [DDP]. What one rank does
-// without communication is Step of the mlp with this batch.
+// DDPBatch is the number of samples of a rank in a step of [DDP]. [Step] of the mlp
+// with this batch is the same work without communication.
 const DDPBatch = 128
 
-// DDP measures training steps of the mlp under data parallelism, as one rank
-// of group: every rank calls it. The work of a rank does not depend on their
-// number (weak scaling). A barrier precedes each step; the times are those of
-// this rank.
+// DDP measures training steps of the mlp under data parallelism. Every rank of group
+// calls it. The work of a rank does not depend on the number of ranks (weak scaling).
+// There is a barrier before each step. The times are those of this rank.
 func DDP(ctx context.Context, group *dist.Group, numSteps int) (Result, error) {
 	if err := CheckSteps(numSteps); err != nil {
 		return Result{}, fmt.Errorf("bench ddp: %w", err)

@@ -75,7 +75,7 @@ func DefaultProducts() []Product {
 func ParseProducts(shapes, layouts []string) ([]Product, error) {
 	for _, l := range layouts {
 		if !slices.Contains(Layouts(), l) {
-			return nil, fmt.Errorf("no layout %q: there are %s", l, strings.Join(Layouts(), ", "))
+			return nil, fmt.Errorf("no layout %q: want one of %s", l, strings.Join(Layouts(), ", "))
 		}
 	}
 	var ps []Product
@@ -122,7 +122,7 @@ func Gemm(ctx context.Context, products []Product, o GemmOptions, emit func(Resu
 		return errors.New("bench gemm: it takes at least one thread")
 	}
 	if o.DType != "float32" && o.DType != "bfloat16" {
-		return fmt.Errorf("bench gemm: no dtype %q: there are float32, bfloat16", o.DType)
+		return fmt.Errorf("bench gemm: no dtype %q: want float32 or bfloat16", o.DType)
 	}
 	threads, memory := work.New(o.NumThreads), mem.NewPool()
 	defer threads.Close()

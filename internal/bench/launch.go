@@ -22,8 +22,8 @@ type Launch struct {
 	Env  []string // added to this process's
 }
 
-// Launches runs jobs, one after the other in turn, reps times after one that is not
-// counted, and gives how long each took from its start to its end.
+// Launches runs each of the jobs reps times, in turn, and emits how long each took from
+// its start to its end. A first run of each job does not count.
 func Launches(ctx context.Context, numRanks, reps int, jobs []Launch, emit func(Result) error) error {
 	if reps < 1 {
 		return fmt.Errorf("bench launch: %d repetitions, want at least 1", reps)

@@ -33,10 +33,10 @@ const maxLoaderWorkers = 256
 
 // Validate reports the first option that makes no sense.
 func (o LoaderOptions) Validate() error {
-	if err := oneOf("model", o.Model, LoaderModels(), nil); err != nil {
+	if err := oneOf("model", o.Model, LoaderModels()); err != nil {
 		return err
 	}
-	if err := oneOf("dtype", o.DType, []string{"float32", "bfloat16"}, nil); err != nil {
+	if err := oneOf("dtype", o.DType, []string{"float32", "bfloat16"}); err != nil {
 		return err
 	}
 	if o.Workers < 0 || o.Workers > maxLoaderWorkers || o.Prefetch < 0 || o.Prefetch > maxLoaderWorkers {
@@ -66,28 +66,26 @@ type Loading struct {
 	Says           string  `json:"says"` // the loader's statistics
 }
 
-// writeText writes what is told to people.
+// writeText writes the result for people.
 func (l *Loading) writeText(w io.Writer) {
 	fmt.Fprintf(w, "  %2d workers  in memory %s  slower by %.2f %% (95 %%: %.2f to %.2f), more processor time %.2f %% (%.2f to %.2f), %d pairs\n  %s",
 		l.Workers, span(l.MemoryMicros), l.SlowerPercent, l.LowPercent, l.HighPercent, l.CPUPercent, l.CPULowPercent, l.CPUHighPercent, l.Pairs, l.Says)
 }
 
-// batches delivers what a step is given.
+// batches delivers the input of steps.
 type batches interface {
 	next(ctx context.Context) (x, y *tensor.Tensor, err error)
 	stats() data.LoaderStats
 	close()
 }
 
-// Loader measures how much slower training steps are whose batches a loader
-// makes, beside steps on one batch that is in memory as tensors: blocks of
-// steps of both kinds in turns, and which comes first in turns. The first two
-// steps of a block do not count, so that what the loader makes ahead does not
-// either.
+// Loader measures how much slower training steps are if a loader makes their batches
+// than on one batch that is in memory as tensors. Blocks of steps of both kinds take
+// turns, and so does the kind that comes first. The first two steps of a block do not
+// count, so that the batches that the loader has made ahead do not count either.
 //
-// The batches are what the recipes make: for gpt, windows of text that are
-// tokenized when they are asked for; for cnn, images of 32·32 bytes that are
-// moved, mirrored and normalised.
+// The batches are those of the recipes: for gpt, windows of text that are tokenized
+// on demand; for cnn, images of 32·32 bytes that are moved, mirrored and normalised.
 func Loader(ctx context.Context, o LoaderOptions) (Result, error) {
 	if err := o.Validate(); err != nil {
 		return Result{}, fmt.Errorf("bench loader: %w", err)
@@ -159,8 +157,8 @@ func Loader(ctx context.Context, o LoaderOptions) (Result, error) {
 	}, nil
 }
 
-// trimmedMean is the mean in seconds without the slowest tenth, in which others
-// of the machine had their turn.
+// trimmedMean returns the mean in seconds without the slowest tenth, in which other
+// processes had the processor.
 func (t times) trimmedMean() float64 {
 	s := slices.Sorted(slices.Values(t))
 	s = s[:len(s)-len(s)/10]
@@ -252,7 +250,7 @@ func loadWindows(ctx context.Context, batch int, c data.LoaderConfig) (batches, 
 	}, c)
 }
 
-// loadImages loads as many images as CIFAR has in a fifth, of noise.
+// loadImages loads images of noise, as many as a fifth of CIFAR.
 func loadImages(ctx context.Context, batch int, c data.LoaderConfig) (batches, error) {
 	const side, channels, num, classes = 32, 3, 10000, 10
 	r := rand.NewChaCha8([32]byte{})

@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// usage is what the process has spent so far.
+// usage is the processor time and memory that the process has used so far.
 type usage struct {
 	cpuSeconds  float64 // processor time, user and system
 	gcSeconds   float64 // of it in the collector: marking, assists, pauses
@@ -21,9 +21,9 @@ type usage struct {
 	allocsBytes uint64
 }
 
-// readUsage returns what was spent. The collector's share is booked at the end
-// of each collection. It counts the time of pauses on every processor that the
-// runtime may use, and marking on processors that had nothing else to do.
+// readUsage returns the usage so far. The collector's share is added at the end of
+// each collection. It includes pauses, on every processor that the runtime may use,
+// and marking on processors that were idle.
 func readUsage() usage {
 	s := []metrics.Sample{
 		{Name: "/cpu/classes/gc/total:cpu-seconds"}, {Name: "/gc/cycles/total:gc-cycles"},
@@ -40,7 +40,7 @@ func readUsage() usage {
 	return u
 }
 
-// since returns what was spent after before.
+// since returns the usage after before.
 func (u usage) since(before usage) usage {
 	return usage{
 		u.cpuSeconds - before.cpuSeconds, u.gcSeconds - before.gcSeconds,
@@ -48,8 +48,8 @@ func (u usage) since(before usage) usage {
 	}
 }
 
-// collected returns the fields of a result about the collector, for what
-// numSteps have spent.
+// collected returns the fields of a result about the garbage collector, for the usage
+// of numSteps steps.
 func (u usage) collected(numSteps int) *Collected {
 	c := &Collected{NumGC: int(u.numGC), AllocsPerStep: float64(u.allocs) / float64(numSteps), AllocBytesPerStep: float64(u.allocsBytes) / float64(numSteps)}
 	if u.cpuSeconds > 0 {

@@ -19,9 +19,9 @@ import (
 	"github.com/cohort-ml/cohort/tensor"
 )
 
-// rawSocket measures what a TCP connection between ranks 0 and 1 carries, both
-// ways at once, with nothing around the data: a thread that writes and one that
-// reads, in blocking calls on whole buffers.
+// rawSocket measures the speed of a TCP connection between ranks 0 and 1 in both
+// directions at the same time, without a protocol: one thread writes and one reads, in
+// blocking calls on whole buffers.
 func rawSocket(b *bed, reps int, emit func(Result) error) error {
 	conn, err := rawConnection(b)
 	if err != nil {
@@ -76,7 +76,7 @@ func newBlockingConn(conn net.Conn) (*blockingConn, error) {
 	return c, nil
 }
 
-// interrupt ends reads and writes, on both sides, that are under way.
+// interrupt ends the reads and writes that are under way, on both sides.
 func (c *blockingConn) interrupt() { _ = errors.Join(c.tcp.CloseWrite(), c.tcp.CloseRead()) }
 
 func (c *blockingConn) Close() error { return errors.Join(c.File.Close(), c.tcp.Close()) }
@@ -84,8 +84,8 @@ func (c *blockingConn) Close() error { return errors.Join(c.File.Close(), c.tcp.
 // rawConnection connects ranks 0 and 1.
 func rawConnection(b *bed) (*blockingConn, error) {
 	host := envvar.MasterAddr.Get("127.0.0.1")
-	// What rank 0 tells: its port, and a number by which it knows rank 1 from
-	// anything else on this machine that may connect.
+	// Rank 0 tells its port, and a number by which it recognises rank 1: anything else
+	// on this machine may connect too.
 	told := tensor.New(tensor.CPU(), tensor.Int64, 2)
 	told.Fill(0)
 	var l net.Listener
@@ -125,11 +125,11 @@ func rawConnection(b *bed) (*blockingConn, error) {
 	return acceptNumber(l, fmt.Sprintf("%016x", number), patience)
 }
 
-// maxVisitors bounds who may come before rank 1.
+// maxVisitors is the largest number of connections before that of rank 1.
 const maxVisitors = 256
 
-// acceptNumber returns the connection that says a number first. Others, who
-// may say nothing, hold nobody up.
+// acceptNumber returns the connection that sends the number. Other connections, which
+// may send nothing, do not delay it.
 func acceptNumber(l net.Listener, number string, patience time.Duration) (*blockingConn, error) {
 	var visitors []net.Conn
 	var reading sync.WaitGroup

@@ -51,9 +51,9 @@ type Result struct {
 	*Loading           // of the bench loader alone
 }
 
-// Collected is what the garbage collector did while a case was measured. A
-// collection comes when the heap has doubled, so few steps may have none: with
-// some hundred, the share is that of a long run.
+// Collected says what the garbage collector did while a case was measured. A
+// collection starts when the heap has doubled, so that few steps may have none. With
+// some hundred steps, the share is that of a long run.
 type Collected struct {
 	// GCCPUShare is the collector's part of the process's processor time.
 	GCCPUShare        float64 `json:"gc_cpu_share"`
@@ -157,8 +157,8 @@ func size(n int64) string {
 // micros returns a duration in microseconds.
 func micros(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// perSecond returns how many units, in 10⁹, go into a second when amount of
-// them take d, to six places.
+// perSecond returns the rate in 10⁹ units a second, to six places, if amount units take
+// d.
 func perSecond(amount float64, d time.Duration) float64 {
 	if d <= 0 {
 		return 0

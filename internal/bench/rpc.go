@@ -46,7 +46,7 @@ const (
 // Validate reports the first option that makes no sense.
 func (o RPCOptions) Validate() error {
 	for _, c := range o.Cases {
-		if err := oneOf("case", c, RPCCases(), nil); err != nil {
+		if err := oneOf("case", c, RPCCases()); err != nil {
 			return err
 		}
 	}

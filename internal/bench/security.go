@@ -46,12 +46,12 @@ const (
 // Validate reports the first option that makes no sense.
 func (o SecurityOptions) Validate() error {
 	for _, c := range o.Cases {
-		if err := oneOf("case", c, SecurityCases(), nil); err != nil {
+		if err := oneOf("case", c, SecurityCases()); err != nil {
 			return err
 		}
 	}
 	for _, l := range o.Links {
-		if err := oneOf("link", l, SecurityLinks(), nil); err != nil {
+		if err := oneOf("link", l, SecurityLinks()); err != nil {
 			return err
 		}
 	}

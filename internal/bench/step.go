@@ -40,10 +40,10 @@ func StepModels() []string { return []string{"mlp", "gpt", "cnn", "resnet50"} }
 
 // Validate reports the first option that makes no sense.
 func (o StepOptions) Validate() error {
-	if err := oneOf("model", o.Model, StepModels(), nil); err != nil {
+	if err := oneOf("model", o.Model, StepModels()); err != nil {
 		return err
 	}
-	if err := oneOf("dtype", o.DType, []string{"float32", "bfloat16"}, nil); err != nil {
+	if err := oneOf("dtype", o.DType, []string{"float32", "bfloat16"}); err != nil {
 		return err
 	}
 	if o.Batch < 0 || o.Batch > maxBatch {
@@ -65,15 +65,12 @@ func CheckSteps(n int) error {
 	return nil
 }
 
-// oneOf reports a name that is not among known, or that comes later.
-func oneOf(what, name string, known, later []string) error {
-	switch {
-	case slices.Contains(known, name):
+// oneOf reports a name that is not among known.
+func oneOf(what, name string, known []string) error {
+	if slices.Contains(known, name) {
 		return nil
-	case slices.Contains(later, name):
-		return fmt.Errorf("%s %s comes with a later version; this one has %s", what, name, strings.Join(known, ", "))
 	}
-	return fmt.Errorf("no %s %q: there is %s", what, name, strings.Join(known, ", "))
+	return fmt.Errorf("no %s %q: want one of %s", what, name, strings.Join(known, ", "))
 }
 
 func newWorkload(o StepOptions) *workload {

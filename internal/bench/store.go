@@ -50,11 +50,11 @@ const (
 // Validate reports the first option that makes no sense.
 func (o StoreOptions) Validate() error {
 	for _, op := range o.Ops {
-		if err := oneOf("operation", op, StoreOps(), nil); err != nil {
+		if err := oneOf("operation", op, StoreOps()); err != nil {
 			return err
 		}
 	}
-	if err := oneOf("wire", o.Wire, StoreWires(), nil); err != nil {
+	if err := oneOf("wire", o.Wire, StoreWires()); err != nil {
 		return err
 	}
 	if o.Wire == "pytorch" && slices.Contains(o.Ops, "set") {
@@ -64,7 +64,7 @@ func (o StoreOptions) Validate() error {
 		return fmt.Errorf("a server at %s: only one that speaks PyTorch's wire (--wire pytorch) can be measured from here", o.Addr)
 	}
 	for _, kind := range o.Connections {
-		if err := oneOf("kind of connections", kind, ConnectionKinds(), nil); err != nil {
+		if err := oneOf("kind of connections", kind, ConnectionKinds()); err != nil {
 			return err
 		}
 	}
