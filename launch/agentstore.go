@@ -170,7 +170,7 @@ func (r *rankStore) watchReleases(ctx context.Context, at Attempt) {
 			case <-time.After(releasesGrace):
 			}
 		}
-		r.mixed <- fmt.Errorf("%s came (a Go rank counts as one of the PyTorch that it found): they cannot be in one group; give all Python ranks one PyTorch", strings.Join(came, ", "))
+		r.mixed <- fmt.Errorf("%s came (a Go rank counts as one of the PyTorch that it found): ranks of two PyTorch releases cannot be in one group; use one release for all Python ranks", strings.Join(came, ", "))
 		return
 	}
 }

@@ -298,8 +298,8 @@ func TestTwoPyTorches(t *testing.T) {
 		n           int
 		other, want string
 	}{
-		{2, "1.13", "stopped: rank 1 with PyTorch 1.13, rank 0 with PyTorch 2.6 or later came (a Go rank counts as one of the PyTorch that it found): they cannot be in one group; give all Python ranks one PyTorch"},
-		{2, "2.5", "stopped: rank 1 with PyTorch 2.2 to 2.5, rank 0 with PyTorch 2.6 or later came (a Go rank counts as one of the PyTorch that it found): they cannot be in one group; give all Python ranks one PyTorch"},
+		{2, "1.13", "stopped: rank 1 with PyTorch 1.13, rank 0 with PyTorch 2.6 or later came (a Go rank counts as one of the PyTorch that it found): ranks of two PyTorch releases cannot be in one group; use one release for all Python ranks"},
+		{2, "2.5", "stopped: rank 1 with PyTorch 2.2 to 2.5, rank 0 with PyTorch 2.6 or later came (a Go rank counts as one of the PyTorch that it found): ranks of two PyTorch releases cannot be in one group; use one release for all Python ranks"},
 		{3, "1.13", "rank 0 failed: it runs PyTorch 2, and others run PyTorch 1.13, which cannot be in one group"},
 	} {
 		t.Run(fmt.Sprint(c.n, " ", c.other), func(t *testing.T) {

@@ -157,7 +157,7 @@ func (cfg Config) withDefaults() (Config, error) {
 		return cfg, badConfig("MaxRestarts", "%d restarts: give 0 or more", cfg.MaxRestarts)
 	}
 	if gpus := valueOf(cfg.Env, envvar.VisibleGPUs); cfg.VirtualLocalRank && gpus != "" && cfg.NumRanks > 1+strings.Count(gpus, ",") {
-		return cfg, badConfig("VirtualLocalRank", "%d ranks, and %s: each rank needs one", cfg.NumRanks, envvar.VisibleGPUs.Assign(gpus))
+		return cfg, badConfig("VirtualLocalRank", "%d ranks and %s: each rank needs a GPU of its own", cfg.NumRanks, envvar.VisibleGPUs.Assign(gpus))
 	}
 	if len(cfg.Signals) == 0 {
 		cfg.Signals = defaultSignals()
@@ -237,9 +237,9 @@ func (cfg Config) withPrograms() (Config, error) {
 	case cfg.Program != "" && cfg.Program != name || len(cfg.Args) > 0:
 		return cfg, badConfig("Programs", "one program (%s) and a list of programs contradict each other: give one of the two", cfg.Program)
 	case cfg.NumRanks != 0 && cfg.NumRanks != ranks:
-		return cfg, badConfig("Programs", "%d ranks, and programs with numbers of their own: leave out the first", cfg.NumRanks)
+		return cfg, badConfig("Programs", "a number of ranks (%d) and programs with numbers of their own contradict each other: leave out the first", cfg.NumRanks)
 	case cfg.Module || cfg.Script || cfg.Direct:
-		return cfg, badConfig("Programs", "several programs are told apart by their names: none of them can be a module, or a script with another ending than .py")
+		return cfg, badConfig("Programs", "of several programs, none can be a module, or a script without the ending .py: the names say how they are run")
 	}
 	cfg.Program, cfg.NumRanks = name, ranks
 	return cfg, nil

@@ -43,7 +43,7 @@ func TestFailureKinds(t *testing.T) {
 		"ends:signal": `failed: rank 1 was killed by SIGTERM\n  first failure: (.*)\n  its last lines on standard error:\n    \| its last words\n`,
 		"ends:fault":  `failed: rank 1 exited with code 2\n  first failure: (.*)\n  its last lines on standard error:\n    \| SIGSEGV: segmentation violation\n`,
 		"ends:crash":  `failed: rank 1 exited with code 2\n  first failure: (.*)\n  its last lines on standard error:\n    \| its last words\n    \| panic: no rank is called "exception"`,
-		"fault:1:sleep": `failed: rank 1 \(pid \d+\) kept the others waiting\n  likely cause: the flight recorders of the others name rank 1; what follows ended because of that\n` +
+		"fault:1:sleep": `failed: rank 1 \(pid \d+\) kept the others waiting\n  likely cause: the flight recorders of the others name rank 1; the ranks below ended because of that\n` +
 			`(.*\n)+.*waited for rank 1 of 2`,
 	} {
 		t.Run(role, func(t *testing.T) {

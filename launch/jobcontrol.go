@@ -87,7 +87,7 @@ func (a *agent) suspend(s syscall.Signal) {
 	if a.cfg.Nodes != nil {
 		if !a.control.refused {
 			a.control.refused = true
-			a.say("a job of several machines is not stopped by " + signalName(s) + ": the others would give this machine up. Ctrl-C ends it")
+			a.say("a job of several machines is not stopped by " + signalName(s) + ": the others would give this machine up (Ctrl-C ends the job)")
 		}
 		return
 	}

@@ -179,7 +179,7 @@ func openLogs(cfg *Config, g *guard) (*logTree, error) {
 func logError(dir string, err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, fs.ErrExist):
-		return badConfig("Logs", "log directory %s is, or is below, a file: name a directory, or one that does not exist yet (%w)", dir, err)
+		return badConfig("Logs", "log directory %s is, or is below, a file: give a directory, or a path that does not exist yet (%w)", dir, err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return badConfig("Logs", "log directory %s cannot be written: name another one, or let this user write there (%w)", dir, err)
 	default:
@@ -281,7 +281,7 @@ func (a *attemptLogs) relay(k, local int, prefix func(teed bool) []byte, console
 	c.prefix = prefix(teed)
 	c.trouble = func(err error) {
 		a.full.Do(func() {
-			_, _ = fmt.Fprintf(console, "cohort: a log file cannot be written any more, and ends here, as others may: %v\n", err)
+			_, _ = fmt.Fprintf(console, "cohort: a log file cannot be written any more and is cut here; others may be cut too: %v\n", err)
 		})
 	}
 	return c, nil

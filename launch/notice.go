@@ -98,7 +98,7 @@ func openNotice(ctx context.Context, cfg *Config) (*noticeWatch, error) {
 		}
 		w.File = path
 		if st, err := os.Stat(filepath.Dir(path)); err != nil {
-			return nil, badConfig("Notice", "notice file: nobody can put it into %s: %w", filepath.Dir(path), err)
+			return nil, badConfig("Notice", "notice file: its directory %s cannot be used: %w", filepath.Dir(path), err)
 		} else if !st.IsDir() {
 			return nil, badConfig("Notice", "notice file: %s is not a directory", filepath.Dir(path))
 		}
@@ -114,7 +114,7 @@ func openNotice(ctx context.Context, cfg *Config) (*noticeWatch, error) {
 	case err != nil:
 		return nil, &ConfigError{Field: "Notice", Err: err}
 	case text != "":
-		return nil, badConfig("Notice", "this machine is about to go, nothing is started on it: %s (if that is long past, remove it, or start without it)", text)
+		return nil, badConfig("Notice", "this machine is about to go, so nothing is started: %s (if the notice is old, remove it, or start without it)", text)
 	}
 	return w, nil
 }

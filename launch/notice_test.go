@@ -164,15 +164,15 @@ func TestNoticeRefused(t *testing.T) {
 	goes := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "TRUE") }))
 	defer goes.Close()
 	for want, n := range map[string]Notice{
-		"nothing is started on it: notice file " + there:         {File: there},
-		"nobody can put it into " + dir + "/missing":             {File: dir + "/missing/notice"},
-		there + " is not a directory":                            {File: there + "/notice"},
-		"begins with http:// or https://":                        {URL: "169.254.169.254/latest"},
-		"notice URL: parse":                                      {URL: "http://a b/"},
-		"notice URL " + gone.URL + " cannot be asked":            {URL: gone.URL},
-		"it answers 403 Forbidden":                               {URL: forbids.URL},
-		"nothing is started on it: " + goes.URL + " says TRUE (": {URL: goes.URL},
-		"nothing is started on it: notice file " + there + " (":  {File: there, URL: goes.URL},
+		"so nothing is started: notice file " + there:         {File: there},
+		"its directory " + dir + "/missing cannot be used: ":  {File: dir + "/missing/notice"},
+		there + " is not a directory":                         {File: there + "/notice"},
+		"begins with http:// or https://":                     {URL: "169.254.169.254/latest"},
+		"notice URL: parse":                                   {URL: "http://a b/"},
+		"notice URL " + gone.URL + " cannot be asked":         {URL: gone.URL},
+		"it answers 403 Forbidden":                            {URL: forbids.URL},
+		"so nothing is started: " + goes.URL + " says TRUE (": {URL: goes.URL},
+		"so nothing is started: notice file " + there + " (":  {File: there, URL: goes.URL},
 	} {
 		cfg := self(t, 1, "save")
 		cfg.Notice = n

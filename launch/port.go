@@ -54,11 +54,11 @@ func masterError(addr string, port int, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("master port %d on %s is in use by another program: choose another one, or none and a free one is found (%w)", port, addr, err)
+		return fmt.Errorf("master port %d on %s is in use by another program: choose another port, or leave it out to get a free one (%w)", port, addr, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL), errors.As(err, &dns):
 		return fmt.Errorf("master address %s is not an address of this machine, where rank 0 runs: leave it out for 127.0.0.1 (%w)", addr, err)
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("master port %d on %s may not be listened on by this user: choose one above 1023 (%w)", port, addr, err)
+		return fmt.Errorf("this user may not listen on master port %d of %s: choose a port above 1023 (%w)", port, addr, err)
 	default:
 		return fmt.Errorf("rank 0 cannot listen on master address %s port %d: %w", addr, port, limited(err))
 	}

@@ -98,7 +98,7 @@ func resolve(ctx context.Context, cfg *Config, b *builder) (*program, error) {
 			return command(cfg, path, name)
 		}
 		if err == nil {
-			return nil, badConfig("Program", "program %s is not in PATH; for the file of this directory, say ./%s", name, name)
+			return nil, badConfig("Program", "program %s is not in PATH; for the file in this directory, give ./%s", name, name)
 		}
 		return nil, badConfig("Program", "program %s is not in PATH, and there is no such file: give the path of a binary, a Go package directory or a .py script", name)
 	}

@@ -44,7 +44,7 @@ func TestResolveErrors(t *testing.T) {
 		{Config{Program: "nothing.py"}, "program nothing.py does not exist"},
 		{Config{Program: "nothing.go"}, "program nothing.go does not exist"},
 		{Config{Program: "no-such-program"}, "program no-such-program is not in PATH"},
-		{Config{Program: "here"}, "say ./here"},
+		{Config{Program: "here"}, "give ./here"},
 		{Config{Program: "./lost"}, "program ./lost: its first line names /no/such/shell as its interpreter: stat /no/such/shell: no such file"},
 		{Config{Program: "./dos"}, "its lines end with CR LF"},
 		{Config{Program: "./plain"}, "program ./plain is not executable: chmod +x"},
@@ -133,7 +133,7 @@ func TestStartError(t *testing.T) {
 	}
 	checkLeaks(t, func() {
 		err := Run(t.Context(), Config{Program: path, NumRanks: 2, LeaveSignals: true})
-		if job := ended(t, err); job.StartErr == nil || !strings.Contains(err.Error(), "start rank 0") || !strings.Contains(err.Error(), "not a program of this system") {
+		if job := ended(t, err); job.StartErr == nil || !strings.Contains(err.Error(), "start rank 0") || !strings.Contains(err.Error(), "neither a program of this system") {
 			t.Errorf("error %v", err)
 		}
 	})

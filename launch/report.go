@@ -64,9 +64,9 @@ func (e *Error) reportHeadline(b *strings.Builder, f *Failure) {
 		fmt.Fprintf(b, "cohort: %s failed%s: %s\n", e.subject(), e.again(), listSuspects(blamed))
 		why := "the flight recorders of the others name " + ranksNamed(blamed)
 		if slices.ContainsFunc(blamed, func(s Suspect) bool { return s.unnamed }) {
-			why = "a process that is stopped answers nobody, and the others wait for it"
+			why = "a stopped process does not answer, and the others wait for it"
 		}
-		fmt.Fprintf(b, "  likely cause: %s; what follows ended because of that\n", why)
+		fmt.Fprintf(b, "  likely cause: %s; the ranks below ended because of that\n", why)
 	default:
 		fmt.Fprintf(b, "cohort: %s failed%s: rank %d %s\n", e.subject(), e.again(), f.Rank, f.how())
 	}
@@ -85,7 +85,7 @@ func (e *Error) reportFirst(b *strings.Builder, failed []Failure) {
 	case f.Memory != "":
 		fmt.Fprintf(b, "  %s\n", f.Memory)
 	case f.Signal == syscall.SIGKILL:
-		b.WriteString("  nobody here sent it SIGKILL; where memory ran out, the kernel does (see dmesg)\n")
+		b.WriteString("  the launcher did not send SIGKILL; the kernel does when memory runs out (see dmesg)\n")
 	}
 	f.reportWords(b)
 	if f.python != "" {
@@ -127,7 +127,7 @@ func (e *Error) reportOthers(b *strings.Builder, failed []Failure) {
 		}
 		order, by, when := "then", f.Time.Sub(failed[0].Time), "later"
 		if by < 0 {
-			order, by, when = "before", -by, "earlier, for what another rank did"
+			order, by, when = "before", -by, "earlier, because of another rank"
 		}
 		fmt.Fprintf(b, "  %s: rank %d (local rank %d), host %s, pid %d %s %v %s\n",
 			order, f.Rank, f.LocalRank, f.Host, f.PID, f.how(), by.Round(time.Millisecond), when)

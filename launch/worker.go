@@ -82,7 +82,7 @@ func (a *agent) start(i int, env []string, null *os.File) (err error) {
 	})
 	if err != nil {
 		if errors.Is(err, syscall.ENOEXEC) {
-			err = fmt.Errorf("%w: not a program of this system, nor a script whose first line is #! and its interpreter", err)
+			err = fmt.Errorf("%w: it is neither a program of this system nor a script whose first line names its interpreter (#!)", err)
 		}
 		return err
 	}

@@ -248,7 +248,7 @@ func TestNodesRefused(t *testing.T) {
 		{"other restarts", "--nnodes 2:3 --max-restarts 4 --rdzv-backend c10d --rdzv-id served --rdzv-endpoint " + serving, mine, []string{"--max-restarts 0", "has 4"}},
 		{"nobody there", "--nnodes 2:3 --rdzv-backend c10d --rdzv-conf is_host=false,read_timeout=0.5 --rdzv-endpoint " + freeEndpoint(t), mine, []string{"out of reach", "is the endpoint right"}},
 		{"port in use", "--nnodes 2 --node-rank 0 --master-port " + takenPort, mine, []string{"port in use", takenPort, "another port"}},
-		{"no node rank", "--nnodes 2 --master-addr 192.0.2.1", mine, []string{"192.0.2.1:29500", "node 0", "no address of this machine", "is it another node?", "--node-rank"}},
+		{"no node rank", "--nnodes 2 --master-addr 192.0.2.1", mine, []string{"192.0.2.1:29500", "node 0", "no address of this machine", "if it is another node", "--node-rank"}},
 		{"no store", "--nnodes 2:3 --rdzv-backend c10d --rdzv-endpoint " + noStore(t), mine, []string{"no store", "is the endpoint right", "another program"}},
 		{"rank taken", "--nnodes 3 --node-rank 0 --rdzv-conf read_timeout=1 --master-port " + port, mine, []string{"port in use"}},
 		{"no endpoint", "--nnodes 2:3 --rdzv-backend c10d", mine, []string{"--rdzv-endpoint HOST:PORT"}},

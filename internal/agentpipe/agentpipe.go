@@ -133,7 +133,7 @@ func Open() (*Reader, error) {
 	}
 	fd, err := envvar.AgentFD.Int(0, math.MaxInt32)
 	if err != nil {
-		return nil, fmt.Errorf("agentpipe: no descriptor of the agent (unset the variable to go on without): %w", err)
+		return nil, fmt.Errorf("agentpipe: no descriptor of the agent (unset the variable to go on without it): %w", err)
 	}
 	f := openPipe(fd)
 	if f == nil {

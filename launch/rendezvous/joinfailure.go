@@ -80,7 +80,7 @@ func (p *participant) askWhoCannot() {
 		p.happened(onLoop{func() {
 			if text != p.cannot {
 				p.cannot = text
-				fmt.Fprintf(p.out, "cohort: a node that was to come cannot: %s\n", plain(text))
+				fmt.Fprintf(p.out, "cohort: a node cannot join: %s\n", plain(text))
 			}
 		}})
 	})

@@ -37,7 +37,7 @@ func TestCannot(t *testing.T) {
 	}
 	ask(State{Phase: Gathering, Min: 2}, true)
 	ask(State{Phase: Gathering, Min: 2}, true)
-	if want := regexp.MustCompile(`^cohort: a node that was to come cannot: \S+ \(pid \d+\) at [0-9:]+: no program  there\n$`); !want.MatchString(out.String()) {
+	if want := regexp.MustCompile(`^cohort: a node cannot join: \S+ \(pid \d+\) at [0-9:]+: no program  there\n$`); !want.MatchString(out.String()) {
 		t.Errorf("it says %q", out.String())
 	}
 	// That node has come since, and another one is waited for.

@@ -44,7 +44,7 @@ type Meeting struct {
 	Patience time.Duration
 }
 
-// met is a meeting that has begun.
+// startedMeeting is a meeting whose store this node has reached, or serves.
 type startedMeeting struct {
 	open   Opener
 	addr   string        // of this node
@@ -70,7 +70,7 @@ func (mt *Meeting) begin(ctx context.Context, n *Nodes, h *launch.Host) (*starte
 		case errors.As(err, &left) && (!left.strange || time.Since(began) < strangePatience) && call.Err() == nil:
 			pause(call, retryPause)
 		case call.Err() != nil && ctx.Err() == nil && (left == nil || left.strange):
-			return nil, fmt.Errorf("the store in which the nodes meet, at %s, is out of reach: is the endpoint right, and does the node run that serves it? (%w)", mt.where(), err)
+			return nil, fmt.Errorf("the store in which the nodes meet, at %s, is out of reach: is the endpoint right, and is the node that serves the store running? (%w)", mt.where(), err)
 		default:
 			return nil, err
 		}
@@ -138,11 +138,11 @@ func (mt *Meeting) serve(ctx context.Context, m *startedMeeting, n *Nodes, h *la
 	case errors.Is(err, syscall.EADDRINUSE) && mt.Hosts == nil:
 		return nil // probably another agent of this machine serves it
 	case errors.Is(err, syscall.EADDRINUSE):
-		return fmt.Errorf("port in use: this node is to serve the store at %s, and another program listens there: give another port on all nodes (%w)", mt.Addr, err)
+		return fmt.Errorf("port in use: this node has to serve the store at %s, and another program listens there: give another port on all nodes (%w)", mt.Addr, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL) && n.Rank == 0:
-		return fmt.Errorf("this node is to serve the store at %s, for it is node 0 (as without --node-rank), and that is no address of this machine: is it another node? Give each its own --node-rank (%w)", mt.Addr, err)
+		return fmt.Errorf("this node has to serve the store at %s, because it is node 0 (as without --node-rank), and that is no address of this machine: if it is another node, give each node its own --node-rank (%w)", mt.Addr, err)
 	default:
-		return fmt.Errorf("this node is to serve the store at %s, and cannot: %w", mt.Addr, err)
+		return fmt.Errorf("this node has to serve the store at %s, and cannot: %w", mt.Addr, err)
 	}
 	m.server = server
 	m.open = func(context.Context) (*Opened, error) {
@@ -185,9 +185,9 @@ func (m *startedMeeting) greet(ctx context.Context, mt *Meeting, n *Nodes) error
 	// A store with another token reads the handshake and closes the connection. Another
 	// program resets it.
 	case errors.Is(err, transport.ErrRejected) && !errors.Is(err, syscall.ECONNRESET):
-		return fmt.Errorf("wrong token: who serves the store at %s has another one: give all nodes the same COHORT_TOKEN or --token-file (%w)", mt.where(), err)
+		return fmt.Errorf("wrong token: the store at %s has another one: give all nodes the same COHORT_TOKEN or --token-file (%w)", mt.where(), err)
 	case err != nil && first == nil && mt.Addr != "" && ctx.Err() == nil:
-		return &staleStore{true, fmt.Errorf("what answers at %s is no store in which nodes meet: is the endpoint right, or is its port that of another program? (%w)", mt.Addr, err)}
+		return &staleStore{true, fmt.Errorf("what answers at %s is no store in which nodes meet: is the endpoint right, or does another program use its port? (%w)", mt.Addr, err)}
 	case errors.Is(err, store.ErrLost) && ctx.Err() == nil:
 		return &staleStore{false, fmt.Errorf("the store in which the nodes meet, at %s, has gone: %w", mt.where(), err)}
 	case err != nil && !errors.As(err, &left):
@@ -224,7 +224,7 @@ func (m *startedMeeting) claim(ctx context.Context, s store.Store, mt *Meeting, 
 		err = fmt.Errorf("the job at %s is %q, this node's is %q: give --rdzv-id %s to join it, or another endpoint", mt.Addr, b, n.Settings.Job, b)
 	}
 	if was, bad := decodeState(state); bad == nil && was.Phase == Closed {
-		return &staleStore{false, fmt.Errorf("job %q has ended at %s (%s), and the launcher that serves it there is still there: wait for it, or give another endpoint", was.Job, mt.Addr, plain(was.Text))}
+		return &staleStore{false, fmt.Errorf("job %q has ended at %s (%s), and its launcher there is still running: wait until it ends, or give another endpoint", was.Job, mt.Addr, plain(was.Text))}
 	}
 	return err
 }

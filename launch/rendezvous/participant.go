@@ -202,7 +202,7 @@ func (p *participant) start(at Place) {
 	})
 }
 
-// note is no event of the machine: something to do on the loop's goroutine.
+// onLoop is something to do on the loop's goroutine. It is no event of the machine.
 type onLoop struct{ do func() }
 
 func (onLoop) isEvent() {}
