@@ -136,7 +136,7 @@ func (r *trainer[B]) pass(ctx context.Context, i int, mine *share) (err error) {
 	if err != nil {
 		return err
 	}
-	c := nn.Training(ctx, nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
+	c := nn.Training(ctx, nn.WithDevice(r.device), nn.WithAutocast(autocasts[r.o.DType]), nn.WithGenerator(r.generator(i)))
 	defer c.Close()
 	defer c.Recover(&err)
 	for _, around := range r.task.Around {
@@ -194,6 +194,9 @@ func (r *trainer[B]) update(ctx context.Context) (all share, err error) {
 		r.task.Schedule.Apply(r.task.Optimizer, r.step)
 	}
 	r.task.Optimizer.Step(r.vote.spoil(scale))
+	if err := tensor.Synchronize(r.device); err != nil { // such as an index out of range
+		return all, r.errorf("step %d: %w", r.step+1, err)
+	}
 	all = r.vote.read(norm)
 	if isFinite(all.loss) && isFinite(all.norm) {
 		r.skippedInRow = 0

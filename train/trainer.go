@@ -26,6 +26,7 @@ type trainer[B any] struct {
 
 	params []*nn.Parameter   // of the optimizer
 	model  parallel.Strategy // the task's model, as it is spread
+	device tensor.Device     // of the parameters
 	feed   Feed[B]
 	order  *orderLog
 	vote   *vote
@@ -139,11 +140,11 @@ func (r *trainer[B]) prepare(ctx context.Context, saved *SavedRun) (err error) {
 	for _, g := range r.task.Optimizer.Groups() {
 		r.params = append(r.params, g.Params()...)
 	}
-	dev := tensor.CPU()
+	r.device = tensor.CPU()
 	if len(r.params) > 0 {
-		dev = r.params[0].Data().Device()
+		r.device = r.params[0].Data().Device()
 	}
-	r.vote = newVote(r.axes, dev)
+	r.vote = newVote(r.axes, r.device)
 	if r.model, err = r.spread(ctx); err != nil {
 		return err
 	}
