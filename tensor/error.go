@@ -41,16 +41,17 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// caller returns the line that called into this package, the layers of package nn
-// and what RPC has around them, which is where the mistake is. Files tell what is ours: a closure
-// that was inlined has the name of the function around it.
+// caller returns the line that called into this package, which is where the mistake
+// is. The layers of package nn, and what packages parallel and rpc have around them,
+// count as this package. Files tell what is ours: a closure that was inlined has the
+// name of the function around it.
 func caller() string {
 	_, self, _, _ := runtime.Caller(0)
 	root := path.Dir(path.Dir(self))
 	ours := func(file string) bool {
 		dir := path.Dir(file)
 		return !strings.HasSuffix(file, "_test.go") &&
-			(dir == root+"/tensor" || dir == root+"/nn" || strings.HasPrefix(dir+"/", root+"/rpc/") || strings.HasPrefix(dir, root+"/internal/"))
+			(dir == root+"/tensor" || dir == root+"/nn" || dir == root+"/parallel" || strings.HasPrefix(dir+"/", root+"/rpc/") || strings.HasPrefix(dir, root+"/internal/"))
 	}
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
