@@ -33,17 +33,17 @@ func (g *Group) barrier(ctx context.Context) *request {
 const verdictPatience = 10 * time.Second
 
 // MonitoredBarrier returns when all ranks have called it, or when the first of
-// them runs out of time, by its context or the group's limit. In the latter case it returns
-// on every rank, on those that come late too, the same [TimeoutError] with all
-// the ranks that had not come, and the group works on. A rank that dies, falls
-// silent or leaves ends it as it does other calls. It goes through the
-// store and takes milliseconds: it is for finding out who hangs.
+// them runs out of time, by its context or the group's limit. In the second case every rank
+// gets the same [TimeoutError] with all ranks that had not come, and so does a rank that comes
+// later. The group can still be used. A rank that dies, falls
+// silent or leaves ends the barrier as it ends other calls. The barrier goes through the
+// store and takes milliseconds. Use it to find out which rank hangs.
 //
-// (PyTorch's monitored_barrier, with wait_all_ranks=True, but that the answer
-// does not hang on rank 0.)
+// It is PyTorch's monitored_barrier with wait_all_ranks=True, but the answer
+// does not depend on rank 0.
 //
-// In a group with PyTorch members it is theirs: the answer is rank 0's, the others
-// learn that it did not come, and the group has then failed.
+// In a group with PyTorch members it is PyTorch's own: only rank 0 learns who is missing, the
+// other ranks learn that no answer came, and the group has then failed.
 func (g *Group) MonitoredBarrier(ctx context.Context) error {
 	if g.rules != nil {
 		r := g.barrier(ctx)

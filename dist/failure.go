@@ -8,11 +8,11 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// Fail makes known that this rank has failed: the operations of the others in
-// this group, and in those that were made from it, end with an error that says
-// why. A rank that then returns leaves them no riddle. An error that is itself
-// the consequence of another rank's failure is not passed on. [Main] and [Spawn]
-// do this with the error that they are returned.
+// Fail tells the other ranks that this rank has failed: their operations in
+// this group, and in the groups that were made from it, end with an error that says
+// why. Call it before the rank returns with an error, so that the others know the reason. An
+// error about another rank's failure is not passed on. [Main] and [Spawn]
+// call Fail with the error that the rank's function returns.
 func (g *Group) Fail(err error) {
 	if err != nil && !backend.IsConsequence(err) {
 		g.fail(err)

@@ -12,26 +12,26 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/native"
 )
 
-// Init forms the group of all ranks of a job, each of which calls it once, and
-// returns when all have come. By default the place of this process comes from
-// the environment, as `cohort run` and torchrun set it; with none of its
-// variables set, or a world size of 1, the group is this process alone and
+// Init forms the group of all ranks of a job. Each rank calls it once. Init
+// returns when all ranks have called it. By default the environment says which rank this
+// process is, with the variables that `cohort run` and torchrun set. If none of them is
+// set, or if the world size is 1, the group is this process alone and
 // needs no network. Several ranks must share a job token (COHORT_TOKEN),
-// which the launcher makes.
+// which the launcher makes. ctx bounds only the forming of the group.
 //
 // With [WithBackend]("gloo") the job is one of PyTorch's, which needs no token; see the
-// package's section on PyTorch. What follows is about Cohort's own.
+// package's section on PyTorch. The rest of this comment is about Cohort's own jobs.
 //
-// Rank 0 listens on MASTER_ADDR:MASTER_PORT for the store through which the
-// ranks find each other, unless [WithStore] gives one, or torchrun serves its own there
-// (TORCHELASTIC_USE_AGENT_STORE=True), in which they meet then. torchrun makes no token:
-// give it one in COHORT_TOKEN (`cohort token` prints one). Ranks of one node then
-// talk through shared memory (COHORT_TRANSPORT=unix, tcp or tls keeps them from it),
-// ranks of several nodes over TCP, at the address of the interface that
-// [Group.Interface] names. Connections that do not prove the token are closed
-// without an answer, and a line on standard error says so; another one says for whom
-// a rank waits, after five seconds and then once a minute. ctx bounds the forming
-// of the group only.
+// The ranks find each other through a store. Rank 0 serves it at MASTER_ADDR:MASTER_PORT, with
+// two exceptions: [WithStore] gives another store, and torchrun may serve one there itself
+// (TORCHELASTIC_USE_AGENT_STORE=True). torchrun makes no token:
+// set COHORT_TOKEN (`cohort token` prints one).
+//
+// Ranks of one node talk through shared memory, unless COHORT_TRANSPORT is unix, tcp or tls.
+// Ranks of several nodes talk over TCP, at the address of the interface that
+// [Group.Interface] names. A connection that does not prove the token is closed
+// without an answer, and a line on standard error reports it. A rank that waits for others
+// writes their numbers to standard error after five seconds, and then once a minute.
 func Init(ctx context.Context, opts ...Option) (*Group, error) {
 	o := options{Settings: backend.Settings{Timeout: DefaultTimeout, Silence: DefaultSilence}}
 	if err := o.silenceFromEnv(); err != nil {

@@ -21,35 +21,37 @@ import (
 // maxName bounds a group's name, which travels and is part of every error.
 const maxName = 200
 
-// NewGroup makes a group of some ranks of g. ranks are numbers in g; their
+// NewGroup makes a group of some ranks of g. ranks are numbers in g. Their
 // order is the order of ranks in the new group. The members call NewGroup with
-// the same ranks and options, and nobody else does; it returns when all of
-// them have. Members that make several groups of the same ranks make them in
-// the same order. ctx bounds the forming of the group only; without a deadline
-// of its own, [DefaultInitTimeout] does. To try again after an error that not all
-// members have had, give a new name by [WithName]: who had come to the first
-// group would wait for a second one of that name, the others for the first.
+// the same ranks and options, and no other rank does. NewGroup returns when all members
+// have called it. Members that make several groups of the same ranks make them in
+// the same order. ctx bounds only the forming of the group. If ctx has no deadline,
+// [DefaultInitTimeout] bounds it.
+//
+// If some members got an error and others did not, try again with a new name by [WithName].
+// With the same name, the members that had joined the first group would wait for a second
+// one, and the others for the first.
 //
 // The new group is independent of g: both may have operations under way, and
-// the failure of one does not end the other, but for the death or silence of
-// a process, which ends all groups that it is in. The survivors then make a
-// new group of themselves from the failed one, with NewGroup as here, also when
-// it is rank 0 that is gone; only [Group.Store] is then of no use. Under `cohort run`
-// this takes the flag --survivors (launch.Config.Survivors): without it the launcher
+// the failure of one does not end the other. Only the death or silence of
+// a process ends all groups that it is in. The survivors may then make a
+// new group of themselves from the failed one by NewGroup, even if
+// rank 0 was lost; only [Group.Store] cannot be used then. Under `cohort run`
+// this needs the flag --survivors (launch.Config.Survivors): without it the launcher
 // ends the others a second after a rank has ended badly. Closing g closes the groups made from it.
 //
-// Another rank may be lost meanwhile, or have been lost at the same time, so
-// survivors call NewGroup until it succeeds, as the example does. Errors of
-// NewGroup number ranks in the new group, not in g (and in g where a member has
-// left that): [RankError.JobRank] is the number in the job in any case. A rank
-// that was given up itself, for it was stopped, finds its own number there.
+// Another rank may be lost while the survivors call NewGroup, so
+// they call it until it succeeds, as the example does. Errors of
+// NewGroup give the ranks' numbers in the new group, or in g for a member that has
+// left g. [RankError.JobRank] is the number in the job in any case. A rank
+// that the others gave up while it was stopped finds its own number there.
 //
-// The options are [WithName], [WithTimeout], [WithSilence] and [WithDeterministic]; what is
+// The options are [WithName], [WithTimeout], [WithSilence] and [WithDeterministic]. What is
 // not given is as in g.
 //
-// In a job with PyTorch ranks it is new_group: every rank of the job calls it on the
-// group of all ranks, those that are no member too, which get nil, and the group's
-// ranks are in ascending order. With [WithLocalSynchronization] the members alone call it, and with
+// In a job with PyTorch ranks NewGroup is new_group: every rank of the job calls it on the
+// group of all ranks, and the ranks that are no members get nil. The group's
+// ranks are in ascending order. With [WithLocalSynchronization] only the members call it. With
 // [WithBackend]("native") Go ranks make a group among themselves.
 func (g *Group) NewGroup(ctx context.Context, ranks []int, opts ...Option) (*Group, error) {
 	fail := func(err error) error {

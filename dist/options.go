@@ -27,9 +27,8 @@ const DefaultTimeout = 30 * time.Minute
 // its context has no earlier end.
 const DefaultInitTimeout = 5 * time.Minute
 
-// DefaultSilence is for how long nothing may be heard of a rank before the
-// others give it up, where neither [WithSilence] nor COHORT_SILENCE says
-// otherwise.
+// DefaultSilence is how long nothing may be heard of a rank before the
+// others give it up, if neither [WithSilence] nor COHORT_SILENCE gives another limit.
 const DefaultSilence = 3 * time.Second
 
 // Option changes what [Init] or [Group.NewGroup] does. An option that makes no
@@ -73,7 +72,7 @@ func (o *options) apply(opts []Option) error {
 
 // WithDeterministic makes reductions go in the order of ranks: sums have the
 // same bits on every transport and topology and for every size. Between nodes
-// that costs connections between all pairs of ranks and working memory as
+// this needs connections between all pairs of ranks, and working memory as
 // large as the data.
 func WithDeterministic() Option {
 	return func(o *options) error { o.Algorithms.Deterministic = true; return nil }
@@ -157,19 +156,23 @@ const (
 	maxSilence = envvar.MaxSilence
 )
 
-// WithSilence sets for how long nothing may be heard of a rank before the
-// others give it up, in place of [DefaultSilence] or COHORT_SILENCE: whether its
-// process is stopped, its machine has gone or the line to it is cut. It is time in which
-// the line could have carried something: where TCP has lost something and pauses before
-// it sends that again, the rank has until after the next try, which is a second at most, or
-// a third of a limit beyond three (on Linux before 6.15 as long as the limit), so that an outage shorter than
-// the limit costs its time and no rank. Operations
-// then fail with a [RankError] that names it, whose cause is [ErrSilent]. A
-// group beats for that, by itself, so a rank that merely computes for long is
-// not silent; 0 gives nobody up, for work with a debugger. All ranks of a group
-// have the same limit. Ranks that are goroutines of one process are never
-// silent. Ranks of PyTorch do not beat: in a PyTorch job it is an option of the groups
-// that [Group.NewGroup] makes of Go ranks.
+// WithSilence sets how long nothing may be heard of a rank before the
+// others give it up, in place of [DefaultSilence] or COHORT_SILENCE. A rank is silent when its
+// process is stopped, its machine is gone or the line to it is cut. Operations
+// then fail with a [RankError] that names the rank, with the cause [ErrSilent]. The
+// group's processes exchange heartbeats by themselves, so a rank that only computes for long is
+// not silent. 0 gives no rank up, for work with a debugger. All ranks of a group must give
+// the same limit.
+//
+// Only time in which the line could have carried something counts. When TCP has lost a packet,
+// it pauses before it sends the packet again. The rank then has until after the next try,
+// which comes within a second, or within a third of a limit that is longer than three seconds
+// (on Linux before 6.15 within the limit). So an outage that is shorter than the limit costs
+// its time and no rank.
+//
+// Ranks that are goroutines of one process are never silent. PyTorch's ranks send no
+// heartbeats: in a PyTorch job this is an option of the groups that [Group.NewGroup] makes of
+// Go ranks.
 func WithSilence(d time.Duration) Option {
 	return func(o *options) error {
 		if d != 0 && (d < minSilence || d > maxSilence) {
@@ -201,11 +204,12 @@ func WithDumpSignal(sig os.Signal) Option {
 	}
 }
 
-// WithPyTorch says which PyTorch the other ranks of a job with the backend "gloo" run, as
-// torch.__version__ says it: "1.13.1", "2.6.0". Whether it is 1.13 or a later one is found
-// out, and where PyTorch serves the store also about which: say it where another does, or
-// where a [PyTorchError] takes the version for an earlier one, so that what it does not have
-// is refused before anything is sent. "2" is the newest.
+// WithPyTorch says which PyTorch the other ranks of a job with the backend "gloo" run, in the
+// form of torch.__version__: "1.13.1", "2.6.0". "2" is the newest. Init finds out by itself
+// whether it is 1.13 or a later one, and the release too where PyTorch serves the store. Give
+// the version where another program serves the store, so that operations which that version
+// does not have are refused before anything is sent, or where a [PyTorchError] assumes too old
+// a version.
 func WithPyTorch(version string) Option {
 	return func(o *options) error {
 		if _, err := pytorch.ParseRelease(version); err != nil {
@@ -216,13 +220,14 @@ func WithPyTorch(version string) Option {
 	}
 }
 
-// WithAdmitted says from which addresses, beside those of this host, processes may
-// come to what this rank serves in a PyTorch job: the store, if it is rank 0, and
-// its connections to the other ranks, which it takes from the addresses that those have
-// published in the store, too. Under cohort run on several nodes, those are let in without
-// being named. Where the address at which the ranks meet is localhost for rank 0, or none of
-// its machine's, the store is then at all addresses of it. PyTorch's protocols have no
-// authentication: who comes in can read and write everything.
+// WithAdmitted says from which addresses other hosts' processes may connect to this rank in a
+// PyTorch job. This host's own addresses are always admitted. The option holds for the store,
+// if this is rank 0, and for the connections from other ranks. Connections from other ranks
+// are also taken from the addresses that the ranks have published in the store. Under
+// `cohort run` on several nodes, these nodes are admitted without the option. If
+// the address at which the ranks meet is localhost for rank 0, or no address of
+// its machine, the store then listens at all addresses of the machine. PyTorch's protocols have
+// no authentication: whoever connects can read and write everything.
 func WithAdmitted(from ...netip.Prefix) Option {
 	return func(o *options) error {
 		for _, p := range from {
@@ -236,8 +241,8 @@ func WithAdmitted(from ...netip.Prefix) Option {
 }
 
 // WithLocalSynchronization makes a group with PyTorch members as new_group does
-// with use_local_synchronization=True: the members alone call it, and who is none
-// hears nothing of it. It is an option of [Group.NewGroup].
+// with use_local_synchronization=True: only the members call [Group.NewGroup], and the other
+// ranks learn nothing of it.
 func WithLocalSynchronization() Option {
 	return func(o *options) error {
 		if !o.forGroup {

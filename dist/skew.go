@@ -27,14 +27,14 @@ type RankSkew struct {
 
 // Skew returns how late each rank is, in the order of ranks; nil until enough
 // steps have ended, and for a group of one rank. Large groups name the 64
-// latest ranks only. It costs a look into memory: the ranks tell each other
-// in the beats that they exchange anyway.
+// latest ranks only. It costs a look into memory, because the ranks' heartbeats carry
+// the numbers.
 //
-// A rank that comes early to a collective waits in it for the others, so who
-// stands still the least is the latest. Time counts while a call stands still,
-// or [Work.Wait] does; what goes on beside a computation does not. What is told
-// is of the last dozen steps that all have ended, or of the last second
-// where no steps are marked, and the smaller figure of its two halves, so that
+// A rank that comes early to a collective waits in it for the others, so the rank that
+// waits the least is the latest. Only time in which the program waits counts: in a call, or in
+// [Work.Wait]. A call that runs beside a computation does not count. The figures are
+// of the last dozen steps that all ranks have ended, or of the last second
+// if no steps are marked. Of the two halves of that time the smaller figure counts, so that
 // one slow step makes no slow rank.
 func (g *Group) Skew() []RankSkew {
 	b, ok := g.comm.(backend.Timekeeper)
