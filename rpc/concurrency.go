@@ -72,7 +72,7 @@ func (in *incoming) queue() {
 	now, full := g.enter(in)
 	switch {
 	case full:
-		in.refuse(&Error{Kind: KindBusy, Method: in.method.name, Rank: -1, Msg: fmt.Sprintf("more calls wait for their turn than %d, or than %d bytes of them", maxQueued, maxQueuedBytes)})
+		in.refuse(&Error{Kind: KindBusy, Method: in.method.name, Rank: -1, Msg: fmt.Sprintf("%d calls wait for their turn already, or %d bytes of requests", maxQueued, maxQueuedBytes)})
 	case now:
 		go g.runAll(in)
 	}
@@ -95,7 +95,7 @@ func (g *gate) runAll(in *incoming) {
 			if errors.Is(err, context.Canceled) {
 				kind = KindCanceled
 			}
-			in.refuse(&Error{Method: in.method.name, Rank: -1, Kind: kind, Msg: "it was over before its turn came: " + err.Error(), err: err})
+			in.refuse(&Error{Method: in.method.name, Rank: -1, Kind: kind, Msg: "the call ended before its turn came: " + err.Error(), err: err})
 			continue
 		}
 		in.method.run(in)
@@ -159,7 +159,7 @@ func (in *incoming) park() error {
 
 func (in *incoming) tooMany(limit int, of string) error {
 	return &Error{Method: in.method.name, Rank: -1, Kind: KindBusy,
-		Msg: fmt.Sprintf("calls of %s wait for later answers here: %d, or %d bytes of them, may", of, limit*maxParked, limit*maxParkedBytes)}
+		Msg: fmt.Sprintf("too many calls of %s wait for later answers here: at most %d, with at most %d bytes of requests", of, limit*maxParked, limit*maxParkedBytes)}
 }
 
 // unpark ends what park began.

@@ -150,7 +150,7 @@ func TestLyingClient(t *testing.T) {
 			s.call(1, "conf.Sums", null, func(e *cbor.Encoder) { e.Map(0) })
 			s.say(wire.FrameItem, func(e *cbor.Encoder) { e.Array(3); e.Uint(1); e.Null(); e.Text("x") })
 		}, "types a message of stranger in the stream is no int64"},
-		{"maker called", func(s *stranger) { s.call(1, "conf.Maker", null, func(e *cbor.Encoder) { e.Text("x") }) }, "it is called by Remote"},
+		{"maker called", func(s *stranger) { s.call(1, "conf.Maker", null, func(e *cbor.Encoder) { e.Text("x") }) }, "call it by Remote"},
 		{"flood", func(s *stranger) {
 			s.call(1, "test.silent", null, func(e *cbor.Encoder) { e.Map(0) })
 			for range 100 {

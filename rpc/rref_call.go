@@ -35,7 +35,7 @@ func ServeMaker[A, T any](m *Maker[A, T], handler func(ctx context.Context, in A
 	s.run = func(in *incoming) {
 		args, err := m.method.decodeArgs(in)
 		if err == nil && in.keep == nil {
-			err = &Error{Rank: -1, Kind: KindTypes, Msg: "the method makes a value that stays here, and its caller wants a reference to it: it is called by Remote, which clients in other languages do not have"}
+			err = &Error{Rank: -1, Kind: KindTypes, Msg: "the method makes a value that stays here: call it by Remote, which returns a reference (clients in other languages cannot)"}
 		}
 		if err != nil {
 			m.method.answer(in, struct{}{}, err)
@@ -150,7 +150,7 @@ func (m *OnMethod[T, A, R]) Remote(ctx context.Context, ref *RRef[T], in A) (*RR
 
 func (m *OnMethod[T, A, R]) state(ref *RRef[T]) (*refState, error) {
 	if ref == nil || ref.s == nil {
-		return nil, &Error{Method: m.method.name, Rank: -1, Kind: KindReleased, Msg: "there is no reference", err: errors.New("no reference")}
+		return nil, &Error{Method: m.method.name, Rank: -1, Kind: KindReleased, Msg: "the reference is nil", err: errors.New("nil reference")}
 	}
 	return ref.s, ref.s.usable(m.method.name)
 }

@@ -179,7 +179,7 @@ func (k *keeper) remote(in *incoming, extra []byte) *Error {
 	n := d.Uint()
 	d.End()
 	if d.Err() != nil || in.caller.rank < 0 {
-		return &Error{Rank: -1, Kind: KindProtocol, Msg: "the caller cannot have a reference, or what it says of it cannot be read"}
+		return &Error{Rank: -1, Kind: KindProtocol, Msg: "the caller cannot have references, or its number of the reference cannot be read"}
 	}
 	r := rref.Ref{Owner: k.node, Creator: nodeOf(in.caller), N: n}
 	in.kept = k.instance
@@ -212,7 +212,7 @@ func (k *keeper) remote(in *incoming, extra []byte) *Error {
 	case rref.Unwanted:
 		in.keep = func(_ any, err error) error { return err }
 	default:
-		return &Error{Rank: -1, Kind: KindProtocol, Msg: "the reference to the result has a number that another one has, or there are too many"}
+		return &Error{Rank: -1, Kind: KindProtocol, Msg: "the number of the reference to the result is taken, or there are too many references"}
 	}
 	return nil
 }
@@ -221,7 +221,7 @@ func (k *keeper) remote(in *incoming, extra []byte) *Error {
 func (k *keeper) find(key refKey) (v *refValue, err error) {
 	r := rref.Ref{Owner: rref.Node(key[0]), Creator: rref.Node(key[1]), N: key[2]}
 	if !k.member(r.Creator) {
-		return nil, &Error{Rank: -1, Kind: KindProtocol, Msg: "a reference made by an agent that there is not"}
+		return nil, &Error{Rank: -1, Kind: KindProtocol, Msg: "a reference made by an agent that is not in the job"}
 	}
 	k.act(func(now time.Time) {
 		switch s, there := k.m.Has(now, r); {

@@ -89,7 +89,7 @@ func (r *RRef[T]) decodeWire(in *wire.Received) error {
 	}
 	k := sender.agent.refs
 	if !k.member(pass.Ref.Owner) || !k.member(pass.Ref.Creator) {
-		return errors.New("a reference to a value of an agent that there is not")
+		return errors.New("a reference to a value of an agent that is not in the job")
 	}
 	pass.From = nodeOf(sender)
 	s := &refState{k: k, owner: k.peerOf(pass.Ref.Owner), from: sender}

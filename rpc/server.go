@@ -86,7 +86,7 @@ func (s *server) Take(r *wire.Received) error {
 		}
 		return in.flow.Take(&s.Reader, r)
 	}
-	return wire.Protocolf("a frame of kind %d, which is none that a caller sends", r.Kind)
+	return wire.Protocolf("a frame of kind %d, which callers do not send", r.Kind)
 }
 
 // takeCancel ends a call that its caller has given up.

@@ -353,7 +353,7 @@ func (a *Agent) waitsFor(ctx context.Context) string {
 	names, err := missingMethod.Call(ctx, lead, struct{}{})
 	switch {
 	case err != nil:
-		return fmt.Sprintf("%v, which knows who has not called it, does not answer: %v", lead, err)
+		return fmt.Sprintf("%v, which knows the agents that have not called it, does not answer: %v", lead, err)
 	case len(names) == 0:
 		return "all have called it, and not all of their calls have ended"
 	}

@@ -305,7 +305,7 @@ func (s *Stream[S, R]) Send(ctx context.Context, v S) error {
 	}
 	err := f.err
 	if err == nil && f.sentEnd {
-		err = errorf(KindClosed, f.method.name, f.peer, "this side has said that it sends no more")
+		err = errorf(KindClosed, f.method.name, f.peer, "CloseSend has ended the sending on this side")
 	}
 	f.credit -= int64(msg.Size)
 	f.mu.Unlock()

@@ -53,7 +53,7 @@ func (c *Context) Backward(ctx context.Context, loss *tensor.Tensor, opts ...Bac
 	}
 	if _, has := ctx.Deadline(); !has {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, DefaultTimeout, fmt.Errorf("it took longer than %v, which counts where the context has no deadline: %w", DefaultTimeout, context.DeadlineExceeded))
+		ctx, cancel = context.WithTimeoutCause(ctx, DefaultTimeout, fmt.Errorf("it took longer than %v, the limit for a context without a deadline: %w", DefaultTimeout, context.DeadlineExceeded))
 		defer cancel()
 	}
 	if err := s.drive(ctx, o); err != nil {

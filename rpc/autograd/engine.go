@@ -154,7 +154,7 @@ func (e *engine) join(ctx context.Context, id, life uint64) (*state, error) {
 	case e.closed:
 		return nil, errAgentClosed
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("the message was over before it was read: %w", context.Cause(ctx))
+		return nil, fmt.Errorf("the call of the message ended before it was read: %w", context.Cause(ctx))
 	case len(e.states) >= maxContexts:
 		return nil, fmt.Errorf("%d contexts are open here: Close those that are done", len(e.states))
 	}

@@ -13,13 +13,13 @@ var ErrReleased = errors.New("the context has been released")
 
 // ErrUnreached is the error of a backward pass in mode [Fast] if a value that was sent
 // gets no gradient.
-var ErrUnreached = errors.New("the loss does not depend on it, which mode Fast takes for granted: use Smart")
+var ErrUnreached = errors.New("the loss does not depend on it, and mode Fast assumes that it does: use Smart")
 
 // ErrNoPass is the error of a call in which gradients would be lost silently. The context
 // of the call is neither the carrier of a pass nor that of an evaluation, and the
 // arguments have a history or the handler computes from parameters.
-var ErrNoPass = errors.New("no gradient would come back through the call: make it with the carrier that Context.Pass gave as its context, " +
-	"or, where none is wanted, with that of nn.Evaluation, and with what Detach returns of tensors")
+var ErrNoPass = errors.New("no gradient would come back through the call: make it with the carrier of Context.Pass as its context; " +
+	"if no gradient is wanted, make it with the carrier of nn.Evaluation and with detached tensors (Detach)")
 
 // Error is a failure of a context.
 type Error struct {

@@ -218,7 +218,7 @@ func TestLiesAreRefused(t *testing.T) {
 		from int
 		gradientCall
 	}{
-		"which it was not sent":          {2, gradientCall{dc.ID(), 1, message, nil}},
+		"which was not sent to it":       {2, gradientCall{dc.ID(), 1, message, nil}},
 		"answers message 0/99":           {1, gradientCall{dc.ID(), 1, 99, nil}},
 		"a gradient float32[5]":          {1, gradientCall{dc.ID(), 1, message, tensor.Zeros(5)}},
 		"a gradient int64[4]":            {1, gradientCall{dc.ID(), 1, message, tensor.FromInt64(make([]int64, 4), 4)}},

@@ -77,7 +77,7 @@ func (e *engine) onGradient(from int, in gradientCall) error {
 	case s.ended != nil:
 		return s.ended
 	case m == nil || m.to != from:
-		return s.fail("backward", fmt.Errorf("%s answers message %s, which it was not sent", e.wire.name(from), contextName(in.Message)))
+		return s.fail("backward", fmt.Errorf("%s answers message %s, which was not sent to it", e.wire.name(from), contextName(in.Message)))
 	case in.Grad != nil && (in.Grad.DType() != m.dtype || !slices.Equal(in.Grad.Shape(), m.shape)):
 		return s.fail("backward", fmt.Errorf("%s answers %s with a gradient %v%v, it is %v%v", e.wire.name(from), m.what,
 			in.Grad.DType(), in.Grad.Shape(), m.dtype, m.shape))

@@ -65,7 +65,7 @@ func (b *builder) field(s *structure, t reflect.Type, f reflect.StructField) err
 	}
 	if !f.IsExported() {
 		if f.Anonymous && showsFields(f.Type) {
-			return fmt.Errorf("type %v embeds %v, whose fields would not travel, for its name is not exported: export it, or say `rpc:\"-\"` at it", t, f.Type)
+			return fmt.Errorf("type %v embeds %v, which is not exported, so its fields would not travel: export it, or give it the tag `rpc:\"-\"`", t, f.Type)
 		}
 		return nil
 	}

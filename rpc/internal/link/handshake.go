@@ -222,7 +222,7 @@ func (e *Endpoint) readGuest(r *wire.Received) (p *Peer, id string, limit int, n
 	}
 	if n > 6 && e.list != 0 {
 		if list := d.Uint(); d.Err() == nil && list != e.list {
-			return nil, "", 0, wire.Errorf(wire.KindMembers, "the lists of WithPeers differ, or their order does, which gives the ranks: there it has %s", e.Names())
+			return nil, "", 0, wire.Errorf(wire.KindMembers, "the lists of WithPeers differ in their names or in their order, which gives the ranks: there it has %s", e.Names())
 		}
 	}
 	p = e.guest(name, int(rank), id)

@@ -109,9 +109,9 @@ func (e *Endpoint) believe(p *Peer, id string) *wire.Error {
 		case errors.As(err, &no): // an agent, but not the one of the list
 			return wire.Errorf(wire.KindNameTaken, "the address of %s in the list of WithPeers, %s, is not yours: %s", p.Name, p.where.addresses(), no.Msg)
 		case err != nil:
-			return wire.Errorf(wire.KindUnreachable, "that you are %s cannot be proven: nobody answers at its address in the list of WithPeers, %s: %v", p.Name, p.where.addresses(), err)
+			return wire.Errorf(wire.KindUnreachable, "it cannot be proven that you are %s: nobody answers at that agent's address in the list of WithPeers, %s: %v", p.Name, p.where.addresses(), err)
 		case there.id != id:
-			return wire.Errorf(wire.KindNameTaken, "another process is %s: the one that listens at its address in the list of WithPeers, %s", p.Name, p.where.addresses())
+			return wire.Errorf(wire.KindNameTaken, "another process is %s: it listens at that agent's address in the list of WithPeers, %s", p.Name, p.where.addresses())
 		}
 		if p.succeed(id, lives) {
 			return nil

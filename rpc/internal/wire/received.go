@@ -88,7 +88,7 @@ func (r *Received) Items() (id uint64, err error) {
 		return 0, Protocolf("a frame of kind %d whose head cannot be read: %v", r.Kind, d.Err())
 	}
 	if int(r.Kind) >= len(numItems) || numItems[r.Kind] == 0 {
-		return 0, Protocolf("a frame of kind %d, which there is not", r.Kind)
+		return 0, Protocolf("a frame of the unknown kind %d", r.Kind)
 	}
 	if n != numItems[r.Kind] {
 		return 0, Protocolf("a frame of kind %d with %d items, want %d", r.Kind, n, numItems[r.Kind])
