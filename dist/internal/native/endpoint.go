@@ -28,8 +28,8 @@ type Endpoint struct {
 	running sync.WaitGroup
 }
 
-// attach makes a group reachable: serve answers its connections, those that
-// have come already first. The connections have a deadline for the answer.
+// attach makes a group reachable: serve answers its connections, first those that wait. The
+// connections have a deadline for the answer.
 func (f *Fabric) attach(group string, numRanks int, serve func(*transport.Conn, hello) (keep bool)) (*Endpoint, error) {
 	e := &Endpoint{fabric: f, group: group, numRanks: numRanks, serve: serve, open: map[*transport.Conn]struct{}{}}
 	f.mu.Lock()
@@ -74,7 +74,7 @@ func (e *Endpoint) answer(conn *transport.Conn, h hello) (keep bool) {
 	return keep
 }
 
-// fail says why the group, which is about to be closed, could not be made: see
+// fail sets why the group, which is about to be closed, could not be made: see
 // [Config.reason].
 func (e *Endpoint) fail(why string) {
 	e.mu.Lock()
@@ -82,8 +82,8 @@ func (e *Endpoint) fail(why string) {
 	e.mu.Unlock()
 }
 
-// Close withdraws the group: what is being answered ends, and hellos that
-// come later are refused.
+// Close makes the group unreachable: connections that are being answered end, and later
+// hellos are refused.
 func (e *Endpoint) Close() {
 	e.mu.Lock()
 	if e.closed {
@@ -103,8 +103,8 @@ func (e *Endpoint) Close() {
 	e.running.Wait()
 }
 
-// markClosed remembers that a group is no more, and why if it has never been;
-// the fabric is locked.
+// markClosed notes that a group is closed, and why if it could not be made. The fabric is
+// locked.
 func (f *Fabric) markClosed(group, why string) {
 	f.closed[group] = why
 	f.order = append(f.order, group)
@@ -118,8 +118,7 @@ func (f *Fabric) markClosed(group, why string) {
 	}
 }
 
-// Forget says that a group that this rank was to make will not be, and why:
-// hellos to it are refused.
+// Forget notes that this rank will not make a group, and why. Hellos to it are refused.
 func (f *Fabric) Forget(group, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -128,8 +127,8 @@ func (f *Fabric) Forget(group, why string) {
 	}
 }
 
-// closedText is the refusal of who comes to a group that this rank has closed,
-// with what it failed of behind a colon if it never was.
+// closedText is the refusal of a hello to a group that this rank has closed. If the group
+// could not be made, a colon and the reason follow.
 const closedText = "this rank has closed the group"
 
 // refusal makes the error of a refused hello.
@@ -140,13 +139,13 @@ func refusal(text []byte) error {
 	return fmt.Errorf("refused: %s", text)
 }
 
-// closedError is that a rank has closed the group, or has failed to make it: why
-// is a [Config.reason].
+// closedError says that a rank has closed the group, or has failed to make it. why is a
+// [Config.reason].
 type closedError struct{ why string }
 
-// reason is why a group could not be made, as it travels to who comes late: the
-// text, and where another rank is at fault a zero byte and the fault. Who comes
-// late is to blame that one too, and not the rank that says so.
+// reason returns why a group could not be made, for members that come late: the text, and
+// where another rank is at fault, a zero byte and the fault. A late member must blame that
+// rank too, and not the rank that tells it.
 func (cfg *Config) reason(err error) string {
 	const most = 300 // bytes each, of a frame
 	text := strings.ReplaceAll(err.Error(), "\x00", "")
@@ -159,7 +158,7 @@ func (cfg *Config) reason(err error) string {
 	return text + "\x00" + string(encodeFault(rank, kind, about[:min(len(about), most)]))
 }
 
-// fault returns the fault that a group of so many ranks could not be made for.
+// fault returns the fault because of which a group of numRanks could not be made.
 func (e *closedError) fault(numRanks int) (rank int, kind uint32, text string, ok bool) {
 	_, about, ok := strings.Cut(e.why, "\x00")
 	if !ok {
@@ -181,7 +180,7 @@ func (e *closedError) Error() string {
 	return closedText + ": " + e.text()
 }
 
-// cause is that of an error about the rank.
+// cause returns the cause of an error about the rank.
 func (e *closedError) cause() error {
 	if e.text() == "" {
 		return fault.ErrLeft
@@ -189,8 +188,8 @@ func (e *closedError) cause() error {
 	return errors.New(e.text())
 }
 
-// takeHello reads the first frame of a connection. A hello that makes no
-// sense is answered with why.
+// takeHello reads the first frame of a connection. It tells the peer what is wrong with a
+// hello that cannot be read.
 func takeHello(conn *transport.Conn) (hello, error) {
 	kind, payload, err := conn.ReadFrame(nil, maxHello)
 	if err != nil {

@@ -12,25 +12,24 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// link carries the pieces of a plan between the ranks of a group: over
-// connections ([Mesh]) or through shared memory ([Shm]). Sends come from one goroutine and
-// receives from one, which may be another.
+// link carries the pieces of a plan between the ranks of a group: over connections ([Mesh]) or
+// through shared memory ([Shm]). One goroutine sends and one receives; they may be the same.
 type link interface {
-	// prepare opens the ways to the peers of a plan and bounds the waits on
-	// them, until release is called. fits reports whether all of the plan's
-	// sends can be under way before anybody receives one.
+	// prepare opens the ways to the peers of a plan, and bounds the waits on them until
+	// release is called. fits reports whether all sends of the plan can be under way
+	// before any rank receives one.
 	prepare(ctx context.Context, c *operation.Call, p *collective.Plan) (release func(), fits bool, err error)
 	// sendPiece returns when data may be changed again.
 	sendPiece(ctx context.Context, c *operation.Call, to int, data []byte) error
-	// recvPiece receives exactly into, or reduces into it. culprit is who is
+	// recvPiece receives len(into) bytes, or reduces into it. culprit is the rank to name as
 	// missing if nothing comes.
 	recvPiece(ctx context.Context, c *operation.Call, from, culprit int, into []byte, reduce collective.Reducer) error
 	// fail ends the group: what waits on the link returns.
 	fail(err error) error
 }
 
-// executor runs a rank's plans, one at a time. It keeps the plans that it has
-// run, so that a call that is made again allocates nothing.
+// executor runs a rank's plans, one at a time. It keeps the plans that it has run, so that a
+// repeated call allocates nothing.
 type executor struct {
 	rank, numRanks int
 	kept           map[planKey]*keptPlan
@@ -39,7 +38,7 @@ type executor struct {
 	run         planRun
 }
 
-// planKey is what a plan depends on, but for parts that only this rank knows.
+// planKey is what a plan depends on, except for parts that only this rank knows.
 type planKey struct {
 	op          operation.Op
 	reduce      operation.ReduceOp
@@ -169,8 +168,8 @@ func (s *planRun) doSteps(received int) {
 	}
 }
 
-// inTurn sends what can be sent, receives once, and so on. Nobody waits to
-// send, for all sends fit the link.
+// inTurn sends what can be sent, receives one piece, and repeats. No send waits, for all sends
+// fit the link.
 func (s *planRun) inTurn() error {
 	sends, next := s.p.Sends, 0
 	for received := 0; ; received++ {
@@ -190,8 +189,8 @@ func (s *planRun) inTurn() error {
 	}
 }
 
-// atOnce sends on a goroutine of its own, so that a rank receives while its
-// sends wait for room.
+// atOnce sends on a goroutine of its own, so that the rank receives while its sends wait for
+// room.
 func (s *planRun) atOnce() error {
 	s.doSteps(0)
 	progress := make(chan struct{}, len(s.p.Recvs)) // a token for each receive

@@ -20,38 +20,36 @@ type Address struct {
 }
 
 const (
-	// parkLimit is how long a connection to a group that this rank has not
-	// made yet waits for it.
+	// parkLimit is how long a connection waits for a group that this rank has not made yet.
 	parkLimit = 5 * time.Minute
-	// parkedPerRank bounds the connections that wait so: each rank of the job
-	// forms one group at a time, or a few.
+	// parkedPerRank bounds the connections that wait for groups: each rank of the job forms
+	// one group at a time, or a few.
 	parkedPerRank = 4
 	parkedAtLeast = 64
-	// maxClosed bounds the names of closed groups that are remembered, to tell
-	// late comers.
+	// maxClosed bounds the names of closed groups that are kept, for members that connect
+	// late.
 	maxClosed = 1024
 )
 
-// Fabric is what the groups of a process have in common: the ports at which
-// the other processes reach it, the addresses of all of them, and the
-// distribution of the connections that come. The first frame of a connection,
-// the hello, names the group that it is for. A hello to a group that is not
-// made yet waits for it, for members do not come at the same time; a hello to
-// a closed group is refused. Nothing is connected before a group needs it, and
-// a fabric knows of no group but those that its process is a member of.
+// Fabric is what the groups of a process have in common: the ports at which other processes
+// reach it, the addresses of all processes of the job, and the table by which a new
+// connection finds its group. The first frame of a connection, the hello, names the group.
+// Members do not come at the same time, so a hello to a group that this rank has not made yet
+// waits. A hello to a closed group is refused. Nothing is connected before a group needs it,
+// and a fabric knows only the groups of which its process is a member.
 type Fabric struct {
 	token   transport.Token
 	encrypt transport.Encrypt
 	ports   []ownedPort
-	// dialer is the way to the others where that is not the system's network.
+	// dialer connects to the other processes, nil where the system's network does.
 	dialer transport.DialFunc
 
 	mu      sync.Mutex
 	book    []Address // by rank in the job
 	ends    map[string]*Endpoint
-	parked  map[string]chan struct{} // groups that somebody waits for; closed when made
+	parked  map[string]chan struct{} // groups for which connections wait; closed when made
 	open    map[*transport.Conn]struct{}
-	closed  map[string]string // why, if they have never been
+	closed  map[string]string // closed groups; the value is why a group could not be made
 	order   []string          // of closed, oldest first
 	done    chan struct{}
 	ended   bool
@@ -63,8 +61,8 @@ type ownedPort struct {
 	owned bool
 }
 
-// NewFabric returns a fabric without ports or addresses. What encrypt wants to go
-// through TLS is refused to connections from other hosts that do not.
+// NewFabric returns a fabric without ports or addresses. It refuses connections from other
+// hosts that do not go through TLS, where encrypt asks for it.
 func NewFabric(token transport.Token, encrypt transport.Encrypt) *Fabric {
 	return &Fabric{token: token, encrypt: encrypt, ends: map[string]*Endpoint{}, parked: map[string]chan struct{}{},
 		open: map[*transport.Conn]struct{}{}, closed: map[string]string{}, done: make(chan struct{})}
@@ -76,7 +74,7 @@ func (f *Fabric) Listen(port *transport.Port, owned bool) {
 	port.Handle(Proto, f.handle)
 }
 
-// SetBook says where the ranks of the job listen. Before any group is made.
+// SetBook sets where the ranks of the job listen, before any group is made.
 func (f *Fabric) SetBook(book []Address) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,11 +90,10 @@ const (
 	overUnix
 )
 
-// errNotListening is the error of a connection that a rank does not take.
+// errNotListening is the error of a connection of a kind for which a rank does not listen.
 var errNotListening = errors.New("it does not listen for this kind of connection")
 
-// dial connects to a rank of the job, given by its number there, and says
-// what for.
+// dial connects to a rank of the job, by its number there, and sends a hello.
 func (f *Fabric) dial(ctx context.Context, rank int, by route, h hello) (*transport.Conn, error) {
 	conn, err := f.connect(ctx, rank, by)
 	if err != nil {
@@ -109,7 +106,7 @@ func (f *Fabric) dial(ctx context.Context, rank int, by route, h hello) (*transp
 	return conn, nil
 }
 
-// handle answers a connection: it hands it to its group.
+// handle hands a new connection to its group.
 func (f *Fabric) handle(conn *transport.Conn) {
 	f.mu.Lock()
 	if f.ended {
@@ -140,9 +137,8 @@ func (f *Fabric) handle(conn *transport.Conn) {
 	}
 }
 
-// checkShelter refuses a connection from another node that should have gone
-// through TLS. The port cannot: what a connection is for, and from which rank,
-// is known from its hello.
+// checkShelter refuses a connection from another node that should have gone through TLS. The
+// port cannot do that, for only the hello tells the connection's purpose and rank.
 func (f *Fabric) checkShelter(conn *transport.Conn, why purpose) error {
 	if f.encrypt.TLS(conn.Sheltered(), why != forControl) {
 		return fmt.Errorf("from another node %w", transport.ErrNeedsTLS)
@@ -150,7 +146,7 @@ func (f *Fabric) checkShelter(conn *transport.Conn, why purpose) error {
 	return nil
 }
 
-// refuse tells a peer why its connection is not taken.
+// refuse tells a peer why its connection is refused.
 func refuse(conn *transport.Conn, err error) {
 	_ = conn.SetDeadline(time.Now().Add(replyTimeout))
 	text := err.Error()
@@ -161,8 +157,8 @@ func refuse(conn *transport.Conn, err error) {
 	_ = conn.WriteFrame(frameRefused, []byte(text))
 }
 
-// endpoint returns the endpoint of the group that a connection is for, waiting
-// until there is one or the peer has gone.
+// endpoint returns the endpoint of a connection's group. It waits until the group is made or
+// the peer has gone.
 func (f *Fabric) endpoint(conn *transport.Conn, group string) (*Endpoint, error) {
 	limit := time.NewTimer(parkLimit)
 	defer limit.Stop()
@@ -216,9 +212,9 @@ func (f *Fabric) unpark(group string, made chan struct{}) {
 	}
 }
 
-// watchEnd returns a channel that is closed when the peer ends a connection,
-// until release is called, but for one that has taken leave: the group is to hear of
-// that. The connection's read deadline has then passed.
+// watchEnd returns a channel that is closed when the peer ends a connection, until release
+// is called. It is not closed for a peer that has told a leave or a fault before, for the
+// group must hear of that. After release the connection's read deadline has passed.
 func watchEnd(conn *transport.Conn) (gone <-chan struct{}, release func()) {
 	_ = conn.SetReadDeadline(time.Time{})
 	ended, done := make(chan struct{}), make(chan struct{})
@@ -234,8 +230,8 @@ func watchEnd(conn *transport.Conn) (gone <-chan struct{}, release func()) {
 	}
 }
 
-// Close withdraws the offers, ends what is being answered and waits for it.
-// The groups are closed before.
+// Close stops listening, ends the connections that are being answered, and waits for them.
+// The groups have been closed before.
 func (f *Fabric) Close() error {
 	f.mu.Lock()
 	if f.ended {

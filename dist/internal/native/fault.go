@@ -35,8 +35,8 @@ func SilenceError(group string, m fault.Member, text string) *fault.RankError {
 	return fault.NewRankError(group, m, &fault.SilentError{Text: text})
 }
 
-// faultError returns the error of a call that ends because of a fault; c is
-// nil when none is under way.
+// faultError returns the error of a call that ends because of a fault. c is nil when no call
+// is under way. All errors about dead, silent and departed ranks are made here.
 func (cfg *Config) faultError(c *operation.Call, rank int, kind uint32, text string) error {
 	if kind == kindMismatch {
 		if m, err := parseMismatch(text, len(cfg.Members)); err == nil {
@@ -77,8 +77,8 @@ func (cfg *Config) faultError(c *operation.Call, rank int, kind uint32, text str
 	return e
 }
 
-// closed returns the error of a call on a group that this rank has closed,
-// before it or under it.
+// closed returns the error of a call on a group that this rank has closed, before the call
+// or during it.
 func (cfg *Config) closed(c *operation.Call) error {
 	if c == nil {
 		return fmt.Errorf("dist: group %q on rank %d: %w", cfg.Group, cfg.Rank, fault.ErrClosed)
@@ -116,8 +116,8 @@ func (cfg *Config) faultOf(err error) (rank int, kind uint32, text string) {
 	return re.Rank, kindFailed, re.Cause.Error()
 }
 
-// owned returns an error that other calls have too as one of a call's own, which may add
-// to it whom it missed.
+// owned returns a copy of an error that other calls have too, so that a call can add to it
+// for which ranks it waited.
 func owned(err error) error {
 	switch e := err.(type) {
 	case *fault.TimeoutError:
@@ -131,7 +131,7 @@ func owned(err error) error {
 	return err
 }
 
-// again returns the error of an earlier call as that of a later one.
+// again returns the error of an earlier call as the error of a later one.
 func (cfg *Config) again(err error, c *operation.Call) error {
 	if err == fault.ErrClosed {
 		return cfg.closed(c)
@@ -144,8 +144,8 @@ func (cfg *Config) again(err error, c *operation.Call) error {
 	return fmt.Errorf("dist: %s: the group has failed before: %w", fault.Numbered(c.Op.String(), c.Seq), owned(err))
 }
 
-// absent returns the error of a rank that could not be joined: a time-out
-// that names it, if ctx has ended.
+// absent returns the error about a rank to which this one could not connect. If ctx has
+// ended, it is a time-out that names the rank.
 func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
 	if ctx.Err() == nil {
 		var closed *closedError
@@ -169,15 +169,15 @@ func (cfg *Config) absent(ctx context.Context, rank int, err error) error {
 	return &fault.TimeoutError{Group: cfg.Group, Op: "init", Missing: []fault.Member{cfg.Members[rank]}, Cause: ctxerr.Of(ctx)}
 }
 
-// What a fault is about.
+// Kinds of faults. A fault is a rank, a kind and a text. Their numbers travel between ranks.
 const (
 	kindDied     = iota + 1 // the process has ended; the text is the signal, if known
-	kindLeft                // the rank closed its group
+	kindLeft                // the rank has closed the group
 	kindFailed              // the rank gave up; the text is why
 	kindMismatch            // the text is two calls that do not fit, encoded
 	kindSilent              // nothing was heard of the rank; the text says for how long
-	kindTimeout             // the rank ran out of time; the text is for whom it waited, encoded
+	kindTimeout             // the rank ran out of time; the text is the ranks that it waited for, encoded
 )
 
-// firstError is the error that ended the group for this rank, which all later calls repeat.
+// firstError is the error that ended the group for this rank. All later calls repeat it.
 type firstError struct{ err error }

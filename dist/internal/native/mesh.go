@@ -37,18 +37,16 @@ type MeshOptions struct {
 	LocalTLS bool
 }
 
-// Mesh is a rank of a group whose ranks do not all share memory. Any two ranks
-// have a link of their own, which is opened when a plan or a message first
-// needs it: a connection for each direction, or between ranks of a node the
-// pipes of a [Shm] that the mesh has inside. Collectives and messages have
-// links apart, so that neither waits for the other. Every collective is a plan,
-// which does not care which kind of link a piece takes.
+// Mesh is a rank of a group whose ranks do not all share memory. Any two ranks have a link of
+// their own, which is opened when a plan or a message first needs it: a connection for each
+// direction, or between ranks of a node the pipes of a [Shm] inside the mesh. Collectives and
+// messages have links of their own, so that neither waits for the other. Every collective is
+// a plan, and its pieces take either kind of link.
 //
-// What holds the group together is a [star] of connections to rank 0, and for
-// the ranks of a node their Shm's own. A wait on a link ends with the news of
-// a fault that comes over them; while all is well they carry beats, and
-// the call of a rank that has waited for long, or has seen nobody's (see
-// watchdog.go).
+// A [star] of connections to rank 0 holds the group together; the ranks of a node have
+// another star, that of their Shm. A wait on a link ends with the news of a fault that comes
+// over a star. While all is well a star carries beats, and calls that have waited for long
+// (see watchdog.go).
 type Mesh struct {
 	cfg    Config
 	n      int
@@ -60,20 +58,19 @@ type Mesh struct {
 	local   *Shm  // among the ranks of this node; nil if there is none
 	localOf []int // by rank: its number in local, or -1
 
-	// to and from are the connections of collectives, by rank; nil until they
-	// are needed. One call at a time uses them: from's and running's user is the
-	// goroutine that receives.
+	// to and from are the connections of collectives, by rank, nil until they are needed.
+	// One call at a time uses them. Only the goroutine that receives uses from and running.
 	to, from []*transport.Conn
 	running  *watched // the collective under way
 	inline   int      // bytes that may be on their way over each of to
 
-	// whole ends with the first fault; it is the one context that lives as
-	// long as the group.
+	// whole ends with the first fault. It is the one context that lives as long as the
+	// group.
 	whole    context.Context
 	endWhole context.CancelFunc
 
 	mu       sync.Mutex
-	conns    map[*transport.Conn]int // all that a fault must cut, and to whom
+	conns    map[*transport.Conn]int // all connections that a fault must cut, with their peers
 	outgoing map[int]*transport.Conn // of messages, by peer
 	incoming map[int]*transport.Conn
 	waiting  map[way]chan *transport.Conn // incoming ones not yet taken
@@ -94,7 +91,7 @@ type Mesh struct {
 	past    history
 }
 
-// way is what a connection carries, to a peer or from it.
+// way is what a connection to or from a peer carries.
 type way struct {
 	peer int
 	why  purpose
@@ -135,7 +132,7 @@ func OpenMesh(ctx context.Context, cfg Config, fabric *Fabric, opts MeshOptions)
 		err = m.meetLocally(ctx, local)
 	}
 	if err != nil {
-		m.Fail(err) // who has come already waits for this rank
+		m.Fail(err) // members that have come wait for this rank
 		m.star.giveUp(m.cfg.reason(err))
 		m.end.fail(m.cfg.reason(err))
 		_ = m.Close()
@@ -184,8 +181,8 @@ func awaitDone(conn *transport.Conn) error {
 	return err
 }
 
-// meshFailed is what the Shm inside is told when the mesh has failed, which knows
-// why.
+// meshFailed is the text of the fault in the Shm inside when the mesh has failed. The mesh
+// knows the reason.
 const meshFailed = "the group has failed"
 
 // meetLocally forms the group of the ranks of this node.
@@ -199,13 +196,12 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 		cfg.World = append(cfg.World, m.cfg.World[r])
 	}
 	cfg.Rank = m.localOf[m.cfg.Rank]
-	// The mesh sees to these: its star knows who died first, and of what others
-	// have died since.
+	// The mesh does these: its star knows which rank died first.
 	cfg.Silence, cfg.Silences, cfg.Progress, cfg.Deaths, cfg.Survivors = 0, nil, nil, nil, false
 	if ask := m.cfg.Obituary; ask != nil {
 		cfg.Obituary = func(i int) Obituary { return ask(ranks[i]) }
 	}
-	// Where a rank of another node fails, this must not wait in vain.
+	// If a rank of another node fails, this wait must end.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(m.whole, func() {
@@ -214,7 +210,7 @@ func (m *Mesh) meetLocally(ctx context.Context, ranks []int) error {
 	local, err := OpenShm(ctx, cfg, m.fabric)
 	if err != nil {
 		var other *fault.RankError
-		if errors.As(err, &other) && (errors.Is(err, fault.ErrLeft) || other.Cause.Error() == meshFailed) { // the mesh knows of what
+		if errors.As(err, &other) && (errors.Is(err, fault.ErrLeft) || other.Cause.Error() == meshFailed) { // the mesh knows why
 			return m.explain(nil, other.Rank, err)
 		}
 		return err
@@ -253,7 +249,8 @@ func (m *Mesh) dial(ctx context.Context, peer int, why purpose) (*transport.Conn
 	return conn, nil
 }
 
-// keep adds a connection to those that end with the group; false if it has ended.
+// keep adds a connection to those that end with the group. It returns false if the group has
+// ended.
 func (m *Mesh) keep(c *transport.Conn, peer int) bool {
 	if m.cfg.Silence > 0 {
 		c.Probe(m.cfg.Silence)
@@ -298,7 +295,7 @@ func (m *Mesh) serve(conn *transport.Conn, h hello) bool {
 		select {
 		case m.waitingFor(way{h.rank, h.purpose}) <- conn:
 			m.mu.Lock()
-			m.tellNews() // to who waits for any rank
+			m.tellNews() // a receive from any rank may wait for it
 			m.mu.Unlock()
 			return true
 		default:
@@ -311,7 +308,7 @@ func (m *Mesh) serve(conn *transport.Conn, h hello) bool {
 	return false
 }
 
-// waitingFor returns where a connection from a peer is handed over.
+// waitingFor returns the channel on which a connection from a peer is handed over.
 func (m *Mesh) waitingFor(w way) chan *transport.Conn {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -323,7 +320,7 @@ func (m *Mesh) waitingFor(w way) chan *transport.Conn {
 	return ch
 }
 
-// tellNews wakes who waits for news; the mesh is locked.
+// tellNews wakes all that wait for news; the mesh is locked.
 func (m *Mesh) tellNews() {
 	close(m.news)
 	m.news = make(chan struct{})
@@ -345,12 +342,12 @@ func (m *Mesh) heard(rank int, kind uint32, text string) {
 	local := m.local
 	m.mu.Unlock()
 	if local != nil {
-		// Who waits there asks the mesh what has happened.
+		// Calls that wait there ask the mesh what has happened.
 		local.Report(local.cfg.Rank, kindFailed, meshFailed)
 	}
 }
 
-// hasLeft takes a rank's leave.
+// hasLeft takes the news that a rank has left.
 func (m *Mesh) hasLeft(rank int) {
 	m.mu.Lock()
 	m.left[rank] = true
@@ -363,16 +360,14 @@ func (m *Mesh) hasLeft(rank int) {
 	}
 }
 
-// deserted reports whether a rank that has left is known not to have made a
-// collective.
+// deserted reports whether a rank is known to have left without making a collective.
 func (m *Mesh) deserted(c *operation.Call, rank int) bool {
 	last, known := m.star.lastOf(rank)
 	return known && last < c.Seq
 }
 
-// anyDeserted returns the error of a collective that begins after a rank has
-// left that has not made it. Why it has left may have come since the call was found
-// to be usable.
+// anyDeserted returns the error of a collective that begins after a rank has left without
+// making it. The reason for the leave may have come after usable was called.
 func (m *Mesh) anyDeserted(c *operation.Call) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -410,10 +405,10 @@ func (m *Mesh) Silent(rank int, text string) {
 	}
 }
 
-// Skew returns how late the ranks are, as far as it is known.
+// Skew returns how late the ranks are, as far as that is known.
 func (m *Mesh) Skew() []RankSkew { return m.star.beats.latest() }
 
-// StepEnded says that the program has ended a step.
+// StepEnded notes that the program has ended a step.
 func (m *Mesh) StepEnded() { m.star.beats.soon() }
 
 // usable returns an error if no call can be made any more.
@@ -455,8 +450,8 @@ func (m *Mesh) fail(err error) error {
 	return err
 }
 
-// awaitTold waits until the others have been told of a failure: this rank must
-// not leave, or its process end, before.
+// awaitTold waits until the others have been told of a failure. Before that this rank must
+// not leave, nor its process end.
 func (m *Mesh) awaitTold() {
 	m.failing.Lock()
 	defer m.failing.Unlock()
@@ -472,11 +467,11 @@ func (m *Mesh) Fail(err error) {
 	known := m.fault != nil
 	m.mu.Unlock()
 	if !known {
-		// Others first: when the connections are cut they look for the reason.
+		// The others hear of it first: when connections are cut, they look for the reason.
 		m.star.spread(rank, kind, text)
 		m.heard(rank, kind, text)
 		if kind == kindSilent && m.cfg.Silences != nil {
-			m.cfg.Silences(rank, text) // which this rank has found out
+			m.cfg.Silences(rank, text) // this rank has found it
 		}
 		if kind == kindDied && m.cfg.Deaths != nil {
 			m.cfg.Deaths(rank)
@@ -516,8 +511,8 @@ func (m *Mesh) Close() error {
 	return err
 }
 
-// explain returns the error of a call whose connection with peer has ended
-// with err: what the star says of it, or that the connection is lost.
+// explain returns the error of a call whose connection with peer has ended with err: the
+// fault that the star tells, or that the connection is lost.
 func (m *Mesh) explain(c *operation.Call, peer int, err error) error {
 	start := time.Now()
 	timer := time.NewTimer(newsPatience)
@@ -531,7 +526,7 @@ func (m *Mesh) explain(c *operation.Call, peer int, err error) error {
 			return m.cfg.faultError(c, failed.rank, failed.kind, failed.text)
 		case left:
 			return m.cfg.faultError(c, peer, kindLeft, "")
-		case m.HasLeft(0): // nobody tells why the peer has given up
+		case m.HasLeft(0): // without the hub, no news comes
 			if r, ok := m.deserter(c); ok {
 				return m.cfg.faultError(c, r, kindLeft, "")
 			}
@@ -539,8 +534,8 @@ func (m *Mesh) explain(c *operation.Call, peer int, err error) error {
 		select {
 		case <-news:
 		case <-timer.C:
-			// When the hub is silent nobody passes news on: who found it out
-			// first cuts its lines, and others do not hear why.
+			// When the hub is silent, no news is passed on: the rank that found it out first
+			// cuts its connections, and the others do not hear why.
 			if m.star.beats.misses(0) && time.Since(start) < m.cfg.Silence {
 				timer.Reset(m.star.beats.period)
 				continue
@@ -555,7 +550,7 @@ func (m *Mesh) explain(c *operation.Call, peer int, err error) error {
 				return m.cfg.faultError(c, r, kindLeft, "")
 			}
 			var other *fault.RankError
-			if errors.As(err, &other) { // the ranks of this node know
+			if errors.As(err, &other) { // the ranks of this node know why
 				return other
 			}
 			return m.cfg.faultError(c, peer, kindFailed, "lost the connection: "+err.Error())
@@ -563,8 +558,8 @@ func (m *Mesh) explain(c *operation.Call, peer int, err error) error {
 	}
 }
 
-// deserter returns a rank that has left before it did its part of a collective:
-// others that have found that out have ended their connections.
+// deserter returns a rank that has left before it did its part of a collective. Other ranks
+// that have found that out have ended their connections.
 func (m *Mesh) deserter(c *operation.Call) (rank int, ok bool) {
 	if c == nil || isMessage(c) {
 		return 0, false
@@ -579,10 +574,10 @@ func (m *Mesh) deserter(c *operation.Call) (rank int, ok bool) {
 	return 0, false
 }
 
-// errLate marks the error of a wait that the context or the limit has ended.
+// errLate is the error of a wait that the context or the time limit has ended.
 var errLate = errors.New("out of time")
 
-// broken returns the error of a call from that of a connection.
+// broken returns the error of a call from the error of a connection.
 func (m *Mesh) broken(ctx context.Context, c *operation.Call, peer int, missing int, err error) error {
 	if !errors.Is(err, errLate) {
 		return m.explain(c, peer, err)
@@ -620,7 +615,7 @@ func (m *Mesh) Trouble(c operation.Call) error {
 	return nil
 }
 
-// compareCalls takes the last calls of a rank that wants to leave.
+// compareCalls compares the last calls of a rank that leaves with this rank's.
 func (m *Mesh) compareCalls(rank int, calls []operation.Call) (fits bool) {
 	fits, err := m.past.checks(&m.cfg, rank, calls)
 	if err != nil {
@@ -629,8 +624,8 @@ func (m *Mesh) compareCalls(rank int, calls []operation.Call) (fits bool) {
 	return fits
 }
 
-// confirm returns an error of a call that has ended well here and was not the
-// others': one found meanwhile, or in the last calls.
+// confirm returns the mismatch of a call that has ended well on this rank: one that was found
+// meanwhile, or among the last calls.
 func (m *Mesh) confirm() error {
 	if calls := m.past.unconfirmed(); calls != nil && m.whole.Err() == nil {
 		patience := time.NewTimer(confirmPatience)
@@ -654,11 +649,11 @@ func (m *Mesh) confirm() error {
 	return m.fail(err)
 }
 
-// Ask returns what another rank is doing; a zero Doing if it does not say.
-// stop ends the wait for its answer.
+// Ask returns what another rank is doing, a zero Doing if it does not answer. stop ends the
+// wait for the answer.
 func (m *Mesh) Ask(rank int, stop <-chan struct{}) fault.Doing { return m.star.ask(rank, stop) }
 
-// AskWhere is Ask, and says where the rank's program is as well.
+// AskWhere is Ask. The answer also has where the rank's program is.
 func (m *Mesh) AskWhere(rank int, stop <-chan struct{}) fault.Doing {
 	return m.star.askFor(rank, askWhere, stop)
 }

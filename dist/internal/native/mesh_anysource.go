@@ -13,12 +13,11 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// anyPause is the longest that a receive from any rank looks away from pipes.
+// anyPause is the longest interval between two looks into the pipes.
 const anyPause = time.Millisecond
 
-// AwaitAny implements [backend.Communicator]: each connection from a peer is
-// watched by a goroutine while the wait lasts; pipes are looked into, more and
-// more seldom.
+// AwaitAny implements [backend.Communicator]. While the wait lasts, a goroutine watches each
+// connection from a peer, and the rank looks into the pipes at growing intervals.
 func (m *Mesh) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {
 	if err := m.usable(&c); err != nil {
 		return 0, err

@@ -14,17 +14,17 @@ import (
 )
 
 const (
-	// inlineLimit is what may be on its way to a rank that does not read at the
-	// moment: below it a rank can send and then receive. Where sockets have less
-	// room than usual it is less.
+	// inlineLimit is how many bytes may be on their way to a rank that does not read at the
+	// moment. Up to that size a rank can send and then receive. It is less where sockets
+	// have smaller buffers than usual.
 	inlineLimit = 16 << 10
-	// inlinePart is the part of a connection's buffers, at both ends, that is
-	// counted on: small pieces take up much more there than their bytes.
+	// inlinePart is the part of a connection's buffers, at both ends, that can be relied
+	// on: small pieces take much more room there than their bytes.
 	inlinePart = 8
 )
 
-// inlineRoom returns what may be on its way over a connection. The peer's buffers
-// are taken to be like those here.
+// inlineRoom returns how many bytes may be on their way over a connection. It assumes that
+// the peer's buffers are as large as this rank's.
 func inlineRoom(conn *transport.Conn) int {
 	out, in := conn.Buffers()
 	if out+in == 0 { // not known
@@ -33,15 +33,15 @@ func inlineRoom(conn *transport.Conn) int {
 	return min(inlineLimit, (out+in)/inlinePart)
 }
 
-// prepare implements [link]. It opens the connections that go out. Those that
-// come are waited for by the first receive from each (see incomingFrom), when
-// this rank has sent what it could: a rank that waited here for an absent one
-// would keep others waiting for itself, and they would blame it.
+// prepare implements [link]. It opens the outgoing connections. The first receive from a peer
+// waits for the peer's connection (see incomingFrom), after this rank has sent what it could.
+// A rank that waited here for an absent one would keep others waiting, and they would blame
+// it.
 //
-// All sends fit if those over each connection are few bytes, and those through
-// each pipe no more than its slots. That what was sent in the call before may
-// still be in the pipe does no harm: of the ranks, those that are furthest
-// behind have nothing older before them, so that one of them can always go on.
+// All sends fit if those over each connection are few bytes, and those through each pipe are
+// no more than its slots. A pipe may still hold pieces of the previous call. That does no
+// harm: the ranks that are furthest behind find nothing older in their pipes, so that one of
+// them can always go on.
 func (m *Mesh) prepare(ctx context.Context, c *operation.Call, p *collective.Plan) (release func(), fits bool, err error) {
 	w := m.watch.begin(ctx, c, true)
 	w.quiet = len(p.Recvs) == 0
@@ -83,8 +83,8 @@ func (m *Mesh) prepare(ctx context.Context, c *operation.Call, p *collective.Pla
 	return release, fits && total <= m.inline, nil
 }
 
-// incomingFrom returns the connection on which a peer sends its pieces, for the
-// collective under way. culprit is who is missing if none comes.
+// incomingFrom returns the connection on which a peer sends its pieces, for the collective
+// under way. culprit is the rank to name as missing if no connection comes.
 func (m *Mesh) incomingFrom(ctx context.Context, c *operation.Call, peer, culprit int) (*transport.Conn, error) {
 	if conn := m.from[peer]; conn != nil {
 		return conn, nil
@@ -119,8 +119,8 @@ func (m *Mesh) connect(ctx context.Context, c *operation.Call, w way) (*transpor
 	return conn, nil
 }
 
-// accept returns the connection from a peer, which the peer opens when it
-// first has something to send. culprit is who is missing if none comes.
+// accept returns the connection from a peer, which opens it when it first has something to
+// send. culprit is the rank to name as missing if no connection comes.
 func (m *Mesh) accept(ctx context.Context, c *operation.Call, w way, culprit int) (*transport.Conn, error) {
 	limit, cancel := m.cfg.withLimit(ctx, c)
 	defer cancel()
@@ -183,8 +183,7 @@ func (m *Mesh) messagesFrom(ctx context.Context, c *operation.Call, peer int) (*
 	return conn, err
 }
 
-// arrived returns the connection of messages that a peer has opened, nil if it
-// has not.
+// arrived returns the connection for messages that a peer has opened, nil if there is none.
 func (m *Mesh) arrived(peer int) *transport.Conn {
 	came := m.waitingFor(way{peer, forMessages})
 	m.mu.Lock()
@@ -197,8 +196,8 @@ func (m *Mesh) arrived(peer int) *transport.Conn {
 	return m.incoming[peer]
 }
 
-// fromLocal returns the error of a call from that of the Shm inside: the
-// mesh's reason, if that is what has ended the wait there.
+// fromLocal returns the error of a call from the error of the Shm inside. If a fault of the
+// mesh has ended the wait there, it is the mesh's error.
 func (m *Mesh) fromLocal(c *operation.Call, peer int, err error) error {
 	if err == nil {
 		return nil
@@ -226,7 +225,7 @@ func (m *Mesh) fromLocal(c *operation.Call, peer int, err error) error {
 		return m.explain(c, peer, err)
 	}
 	var gone *fault.RankError
-	if errors.As(err, &gone) && errors.Is(err, fault.ErrLeft) { // the star knows of what
+	if errors.As(err, &gone) && errors.Is(err, fault.ErrLeft) { // the star knows why
 		return m.explain(c, gone.Rank, err)
 	}
 	return err

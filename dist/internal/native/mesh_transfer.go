@@ -98,8 +98,8 @@ func writePiece(conn *transport.Conn, c *operation.Call, data []byte) error {
 	return late(conn.WriteFrame(frameData, appendCall(head[:0], c), data))
 }
 
-// readCall reads the head of a frame, whose data is to be want bytes, and the
-// call of the peer, which must match.
+// readCall reads the head of a frame: the peer's call, which must match. The frame's data must
+// have want bytes.
 func (m *Mesh) readCall(conn *transport.Conn, c *operation.Call, peer int, matches func(*operation.Call) bool, want int) error {
 	kind, length, err := conn.ReadHeader(callSize + messagePiece)
 	if err != nil {
@@ -128,12 +128,12 @@ func (m *Mesh) readCall(conn *transport.Conn, c *operation.Call, peer int, match
 	return nil
 }
 
-// protocolError is a frame that no rank would send.
+// protocolError says that a peer has sent a frame that no rank would send.
 type protocolError struct{ err error }
 
 func (e *protocolError) Error() string { return "broke the protocol: " + e.err.Error() }
 
-// pieceError returns the error of a call from that of readCall.
+// pieceError returns the error of a call from the error of readCall.
 func (m *Mesh) pieceError(ctx context.Context, c *operation.Call, peer, missing int, err error) error {
 	var mismatch *fault.MismatchError
 	var protocol *protocolError
@@ -146,7 +146,7 @@ func (m *Mesh) pieceError(ctx context.Context, c *operation.Call, peer, missing 
 	return m.broken(ctx, c, peer, missing, err)
 }
 
-// late marks the error of a connection that has run into its deadline.
+// late replaces the error of a connection whose deadline has passed by errLate.
 func late(err error) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return errLate

@@ -19,8 +19,8 @@ import (
 // maxSite is the most bytes of a call site that travel between ranks.
 const maxSite = 256
 
-// siteText returns a call site as it may stand in another rank's error: one
-// line, printable, and of a long one the end, for it has the file and the line.
+// siteText returns a call site that another rank's error may print: one printable line. Of a
+// long site it keeps the end, which has the file and the line.
 func siteText(site string) string {
 	site = strings.Map(func(r rune) rune {
 		if r == utf8.RuneError || !unicode.IsPrint(r) {
@@ -39,18 +39,19 @@ func siteText(site string) string {
 	return dots + site[from:]
 }
 
-// mismatch is two calls that do not fit, and whether the two ranks have said
-// where they made them.
+// mismatch is two calls that do not fit, and whether the two ranks have told where they made
+// them.
 type mismatch struct {
 	calls [2]fault.RankCall
-	said  [2]bool // of a rank that has nothing to say too
-	// differs says that the calls fit but for what the second rank has for the
-	// first, which wants another number of elements.
+	said  [2]bool // the rank has answered, also if it knows nothing
+	// differs says that the calls fit except for a number of elements: what the second rank
+	// has for the first, which wants another number.
 	differs    bool
 	have, want int
 }
 
-// newMismatch returns what an error says; what it does not know is unsaid.
+// newMismatch returns the mismatch of an error. A line that the error does not know has not
+// been said.
 func newMismatch(e *fault.MismatchError) *mismatch {
 	m := &mismatch{calls: [2]fault.RankCall{e.Here, e.There}}
 	if p := e.Parcel; p != nil {
@@ -68,15 +69,15 @@ func newMismatch(e *fault.MismatchError) *mismatch {
 	return m
 }
 
-// complete reports whether nothing more is to be said.
+// complete reports whether both ranks have answered.
 func (m *mismatch) complete() bool { return m.said[0] && m.said[1] }
 
-// giveUp takes what has not been said for not known.
+// giveUp ends the wait for answers: what has not been told is not known.
 func (m *mismatch) giveUp() { m.said = [2]bool{true, true} }
 
-// say notes where a rank made its call, if it is one of the two and has not
-// said it yet, and reports whether that is so. past returns this rank's
-// collective of a number, if that is remembered.
+// say notes where a rank made its call, if the rank is one of the two and has not told it yet.
+// It reports whether that is so. past returns this rank's collective of a number, if the
+// history has it.
 func (m *mismatch) say(rank int, site func(operation.Call) string, past func(seq uint64) (operation.Call, bool)) bool {
 	news := false
 	for i := range m.calls {
@@ -86,9 +87,9 @@ func (m *mismatch) say(rank int, site func(operation.Call) string, past func(seq
 		}
 		m.said[i], news = true, true
 		if !isMessage(&mine.Call) && !isMessage(&other.Call) && mine.Group == "" && other.Group == "" {
-			// What others have seen of this rank's call lacks the parts, and
-			// who finds a piece of another number among those that it waits
-			// for cannot know what its sender did at the same number.
+			// The others have not seen the parts of this rank's call. And a rank that finds
+			// a piece of another number than it waits for cannot know what the sender did
+			// at its own number.
 			for _, seq := range []uint64{other.Call.Seq, mine.Call.Seq} {
 				if c, ok := past(seq); ok && (!c.Matches(&other.Call) || seq == mine.Call.Seq && c.Matches(&mine.Call)) {
 					mine.Call = c
@@ -108,7 +109,7 @@ func isMessage(c *operation.Call) bool {
 	return c.Op == operation.Send || c.Op == operation.Recv
 }
 
-// merge takes over what a rank has said of its own call.
+// merge takes over what a rank has told of its own call.
 func (m *mismatch) merge(rank int, o *mismatch) {
 	for i := range m.calls {
 		for j := range o.calls {
@@ -120,8 +121,8 @@ func (m *mismatch) merge(rank int, o *mismatch) {
 	}
 }
 
-// error returns the error of one of the group's ranks: if its own call is one
-// of the two, that is the first.
+// error returns the error of one of the group's ranks. If its own call is one of the two, that
+// call comes first.
 func (m *mismatch) error(group string, rank int) *fault.MismatchError {
 	e := &fault.MismatchError{Group: group, Here: m.calls[0], There: m.calls[1]}
 	if m.differs {
@@ -138,8 +139,7 @@ const (
 	// rankCallSize is the length of one of two encoded calls without its parts
 	// and its texts.
 	rankCallSize = 4 + callSize + 1 + 2 + 2 + 1
-	// maxParts is the most bytes of parts that travel; of more ranks than that
-	// has room for, nothing is said.
+	// maxParts is the most bytes of parts that travel. Longer parts are left out.
 	maxParts    = 120
 	maxMismatch = 2*(rankCallSize+maxParts+maxSite+maxTextName) + 2*8
 )

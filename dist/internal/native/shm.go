@@ -16,8 +16,8 @@ import (
 	"github.com/cohort-ml/cohort/internal/ctxerr"
 )
 
-// Shm is a rank of a group that shares memory. Ranks are processes of one
-// node or goroutines of one process; only what is reachable differs.
+// Shm is a rank of a group whose ranks share memory. The ranks are processes of one node, or
+// goroutines of one process. The two kinds differ in how a rank reaches another's data.
 type Shm struct {
 	cfg   Config
 	n     int
@@ -25,33 +25,32 @@ type Shm struct {
 	park  parking
 	space space
 	pipes pipes
-	// onFault spreads a fault beyond the segment. May be nil.
+	// onFault spreads a fault beyond the segment. It may be nil.
 	onFault func(rank int, kind uint32, text string)
 	onClose func() error
-	// settle returns the error of a mismatch as all ranks have it. May be nil.
+	// settle returns a mismatch as all ranks have it. It may be nil.
 	settle func(*fault.MismatchError) *fault.MismatchError
-	// ask returns what another rank is doing. May be nil.
+	// ask returns what another rank is doing. It may be nil.
 	ask func(rank int, stop <-chan struct{}) fault.Doing
-	// askWhere asks where its program is, too. May be nil.
+	// askWhere also asks where the rank's program is. It may be nil.
 	askWhere func(rank int, stop <-chan struct{}) fault.Doing
-	// come is set when a goroutine rank has what is its own in cfg: before that, others
-	// that have come to the group leave it alone.
+	// come is set when cfg has what is this goroutine rank's own. Before that, ranks that have
+	// come to the group do not use it.
 	come atomic.Bool
-	// beats knows who is late among ranks that are processes, board among
-	// goroutines. One of them, or both, are nil.
+	// beats knows which ranks are late where ranks are processes, board where they are
+	// goroutines. One of the two is nil, or both are.
 	beats *heartbeat
 	board *board
 
-	// whole ends with the first fault; it is the one context that lives as
-	// long as the group. Both are nil for goroutine ranks, which wait for no
-	// connection.
+	// whole ends with the first fault. It is the one context that lives as long as the
+	// group. Both are nil for goroutine ranks, which wait for no connection.
 	whole    context.Context
 	endWhole context.CancelFunc
 
 	failed   atomic.Pointer[firstError]
 	closed   atomic.Bool
 	gone     []atomic.Bool // by rank: its process has ended, or nothing is heard of it
-	gate     sync.RWMutex  // news from other goroutines touch memory under it
+	gate     sync.RWMutex  // held when news from other goroutines touch the memory
 	detached bool
 	running  shmCall // the collective under way
 	past     history
@@ -60,11 +59,11 @@ type Shm struct {
 
 // space is how ranks reach each other's data.
 type space interface {
-	// lend makes data reachable for the peers during a call and returns where
-	// it is; false if peers cannot reach it. out tells the result from the input.
+	// lend makes data reachable for the peers during a call and returns where it is. It
+	// returns false if peers cannot reach the data. out tells the result from the input.
 	lend(rank int, c *operation.Call, d *collective.Data, out bool) (location, bool)
-	// reach returns size bytes, from offset on, of what a peer has lent for a
-	// call, of whose wait ctx is the end. offset and size are not negative.
+	// reach returns size bytes, from offset on, of what a peer has lent for a call. ctx
+	// bounds the wait for them. offset and size are not negative.
 	reach(ctx context.Context, peer int, c *operation.Call, at location, out bool, offset, size int) ([]byte, error)
 	// close gives back what reach has mapped.
 	close() error
@@ -123,7 +122,7 @@ func (m *shmCall) perform() error {
 // call returns the block of a rank's call.
 func (s *Shm) call(rank int, seq uint64) *callBlock { return &s.seg.block(rank).calls[seq&1] }
 
-// Which flag of a rank's call is waited for.
+// Flags of a rank's call.
 type flagKind int
 
 const (
@@ -167,8 +166,8 @@ func (s *Shm) awaitAll(ctx context.Context, c *operation.Call, kind flagKind, wa
 	return nil
 }
 
-// after returns the rank i places after this one: ranks begin with their right
-// neighbours, so that they do not all look at one.
+// after returns the rank i places after this one. Each rank begins with its right neighbour,
+// so that not all look at the same rank.
 func (s *Shm) after(i int) int {
 	if r := s.cfg.Rank + i; r < s.n {
 		return r
@@ -176,8 +175,8 @@ func (s *Shm) after(i int) int {
 	return s.cfg.Rank + i - s.n
 }
 
-// awaitFlag waits until a flag of a rank has come to want. If it does not come
-// in time, all whose flag has not are missing.
+// awaitFlag waits until a flag of a rank has come to want. If that takes too long, the error
+// names all ranks whose flag has not come to want.
 func (s *Shm) awaitFlag(ctx context.Context, c *operation.Call, peer int, kind flagKind, want uint32) error {
 	f := s.flag(peer, c, kind)
 	if f.reached(want) {
@@ -192,7 +191,7 @@ func (s *Shm) awaitFlag(ctx context.Context, c *operation.Call, peer int, kind f
 		return err
 	}
 	if kind == belowFlag {
-		kind = entryFlag // who has not come at all
+		kind = entryFlag // name the ranks that have not come at all
 	}
 	late.Missing = late.Missing[:0]
 	for r, m := range s.cfg.Members {
@@ -233,7 +232,7 @@ func (s *Shm) await(ctx context.Context, c *operation.Call, peer int, f *flag, w
 	}
 }
 
-// trouble returns why waiting for peer is in vain, nil if it is not.
+// trouble returns why a wait for peer is in vain, nil if it is not.
 func (s *Shm) trouble(ctx context.Context, c *operation.Call, peer int) error {
 	if rank, kind, text, ok := s.seg.fault(); ok {
 		return s.faultError(c, rank, kind, text)
@@ -245,7 +244,7 @@ func (s *Shm) trouble(ctx context.Context, c *operation.Call, peer int) error {
 		return owned(f.err)
 	}
 	if s.seg.block(peer).left.Load() != 0 {
-		if rank, kind, text, ok := s.seg.fault(); ok { // for which it has left
+		if rank, kind, text, ok := s.seg.fault(); ok { // the reason for its leave
 			return s.faultError(c, rank, kind, text)
 		}
 		return s.faultError(c, peer, kindLeft, "")
@@ -280,9 +279,9 @@ func (s *Shm) faultError(c *operation.Call, rank int, kind uint32, text string) 
 	return s.cfg.faultError(c, rank, kind, text)
 }
 
-// fail makes err the end of the group, here and for the others, and returns
-// the error that this rank reports. The ranks that see a mismatch of
-// collectives all find it themselves; the first that does is the group's.
+// fail makes err the end of the group, here and for the others, and returns the error that this
+// rank reports. All ranks that see a mismatch find it themselves; the first one that is found
+// is the group's.
 func (s *Shm) fail(err error) error {
 	if s.ask != nil {
 		s.cfg.askMissing(err, s.ask)
@@ -321,7 +320,7 @@ func (s *Shm) spread(rank int, kind uint32, text string) {
 	}
 }
 
-// Report records a fault that this rank has heard of from elsewhere.
+// Report records a fault of which this rank has heard.
 func (s *Shm) Report(rank int, kind uint32, text string) {
 	if s.endWhole != nil {
 		defer s.endWhole()
@@ -332,8 +331,8 @@ func (s *Shm) Report(rank int, kind uint32, text string) {
 	s.record(rank, kind, text)
 }
 
-// record writes a fault down, unless there is one or the memory has been given
-// back, and wakes who sleeps.
+// record records a fault and wakes all that sleep. It returns false if there is a fault
+// already, or the memory has been given back.
 func (s *Shm) record(rank int, kind uint32, text string) bool {
 	s.gate.RLock()
 	defer s.gate.RUnlock()
@@ -365,7 +364,7 @@ func (s *Shm) Silent(rank int, text string) {
 	}
 }
 
-// Skew returns how late the ranks are, as far as it is known.
+// Skew returns how late the ranks are, as far as that is known.
 func (s *Shm) Skew() []RankSkew {
 	if s.board != nil {
 		return s.board.latest()
@@ -373,7 +372,7 @@ func (s *Shm) Skew() []RankSkew {
 	return s.beats.latest()
 }
 
-// StepEnded says that the program has ended a step.
+// StepEnded notes that the program has ended a step.
 func (s *Shm) StepEnded() {
 	if s.board != nil {
 		s.board.note(s.cfg.Rank, s.cfg.Progress)
@@ -382,7 +381,7 @@ func (s *Shm) StepEnded() {
 	}
 }
 
-// knownFault returns the fault that is written down.
+// knownFault returns the recorded fault, if there is one.
 func (s *Shm) knownFault() (rank int, kind uint32, text string, ok bool) {
 	s.gate.RLock()
 	defer s.gate.RUnlock()
@@ -392,18 +391,17 @@ func (s *Shm) knownFault() (rank int, kind uint32, text string, ok bool) {
 	return s.seg.fault()
 }
 
-// reportLeft hears that a rank has left: it has marked its block itself.
+// reportLeft does nothing: a rank that has left has marked its own block.
 func (s *Shm) reportLeft(int) {}
 
-// detach makes news that come late leave the memory alone, which is about to
-// be given back.
+// detach keeps late news from touching the memory, which is about to be given back.
 func (s *Shm) detach() {
 	s.gate.Lock()
 	s.detached = true
 	s.gate.Unlock()
 }
 
-// wakeAll wakes everybody who sleeps in this group so that they look up.
+// wakeAll wakes all that sleep in this group, so that they look up.
 func (s *Shm) wakeAll() {
 	s.park.wakeAll()
 	for r := range s.n {
@@ -413,7 +411,7 @@ func (s *Shm) wakeAll() {
 	s.pipes.wakeAll(s.park)
 }
 
-// wakeWaitersFor wakes those who wait for a rank's flags.
+// wakeWaitersFor wakes all that wait for a rank's flags.
 func (s *Shm) wakeWaitersFor(rank int) {
 	for i := range 2 {
 		b := s.call(rank, uint64(i))
@@ -444,16 +442,16 @@ func (s *Shm) Close() error {
 	return err
 }
 
-// unreachableError is that a peer's process could not be reached, or did not answer,
-// whatever that means.
+// unreachableError says that a peer's process could not be reached, or did not answer. It may
+// be dead, or not.
 type unreachableError struct{ err error }
 
 func (e *unreachableError) Error() string { return e.err.Error() }
 func (e *unreachableError) Unwrap() error { return e.err }
 
-// unreached returns why a peer's memory, or a pipe to it, was not to be had; nil
-// if that is for reasons of this rank's own. A process that dies may be missed
-// here a moment before the news of its death has come.
+// unreached returns why this rank could not get a peer's memory, or a pipe to the peer. It
+// returns nil if the peer is not the reason. A dead process may be missed here a moment before
+// the news of its death comes.
 func (s *Shm) unreached(ctx context.Context, c *operation.Call, peer int, err error) error {
 	var lost *unreachableError
 	if !errors.As(err, &lost) {
@@ -479,7 +477,7 @@ func (s *Shm) Trouble(c operation.Call) error {
 	}
 	for r := range s.n {
 		if r != s.cfg.Rank && s.seg.block(r).left.Load() != 0 {
-			if err := s.usable(&c); err != nil { // for which it has left
+			if err := s.usable(&c); err != nil { // the reason for its leave
 				return err
 			}
 			return s.faultError(&c, r, kindLeft, "")
@@ -522,5 +520,6 @@ func (s *Shm) Ask(rank int, stop <-chan struct{}) fault.Doing {
 	return s.ask(rank, stop)
 }
 
-// SetProgress says how far this rank has come, before its first call.
+// SetProgress sets the function that returns how far this rank has come, before its first
+// call.
 func (s *Shm) SetProgress(report func() Progress) { s.cfg.Progress = report }

@@ -16,8 +16,8 @@ import (
 
 // GoRanksOptions are for tests of what processes do, without processes.
 type GoRanksOptions struct {
-	// Private makes no rank's data reachable for the others, so that all of
-	// it passes through the staging slots.
+	// Private makes no data reachable for other ranks, so that all of it passes through the
+	// staging slots.
 	Private bool
 }
 
@@ -66,8 +66,8 @@ func NewGoRanks(cfg Config, opts GoRanksOptions) []*Shm {
 	return ranks
 }
 
-// GoMeetings is where ranks that are goroutines of one process meet to form
-// groups: who comes first to a group makes it for all.
+// GoMeetings is where ranks that are goroutines of one process meet to form groups. The first
+// rank to come to a group makes it for all.
 type GoMeetings struct {
 	opts GoRanksOptions
 
@@ -77,10 +77,10 @@ type GoMeetings struct {
 
 type goMeeting struct {
 	agreed uint64
-	ranks  []*Shm // nil for those that have come; none when nobody is there any more
+	ranks  []*Shm // nil for ranks that have come; empty when all that came have left
 	left   int
 	there  int // how many have come and not closed the group
-	gone   int // who closed it last
+	gone   int // the rank that closed it last
 }
 
 // NewGoMeetings returns meetings that make groups with the given options.
@@ -132,8 +132,8 @@ func (m *GoMeetings) Join(cfg Config) (*Shm, error) {
 	return s, nil
 }
 
-// leave counts out a rank that has come. What a group that never was complete
-// has of memory goes with the last one.
+// leave notes that a rank which had come has left. The memory of a group that was never
+// complete goes with the last such rank.
 func (g *goMeeting) leave(rank int) {
 	if g.there--; g.there == 0 {
 		g.ranks, g.gone = nil, rank

@@ -14,13 +14,12 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// directLimit is the size from which a message whose data the receiver can
-// reach is copied once, by the receiver, instead of through the slots.
+// directLimit is the size from which the receiver copies a message straight from the sender's
+// memory, if it can reach it, instead of through the slots.
 const directLimit = 64 << 10
 
-// pipe carries messages, or the pieces of plans, from one rank to another
-// through slots. The
-// sender and the receiver each have their own view of it.
+// pipe carries messages, or the pieces of plans, from one rank to another through a ring of slots
+// in shared memory. The sender and the receiver each have their own view of it.
 type pipe struct {
 	block *pipeBlock
 	count uint32 // slots that this side has filled or emptied
@@ -34,8 +33,8 @@ type pipeKey struct {
 	use      pipeUse
 }
 
-// pipeUse is what a pipe carries: messages run beside collectives, so each has
-// its own. The numbers travel between ranks.
+// pipeUse is what a pipe carries. Messages run beside collectives, so each of the two has pipes
+// of its own. The numbers travel between ranks.
 type pipeUse uint8
 
 const (
@@ -50,12 +49,11 @@ type pipes struct {
 	byID map[pipeKey]*pipe
 	// open makes the pipe to a peer, or waits for the one from a peer.
 	open func(ctx context.Context, c *operation.Call, key pipeKey) (*pipe, error)
-	// opened returns the pipe that a peer has made to this rank, nil if it has
-	// not yet.
+	// opened returns the pipe that a peer has made to this rank, nil if there is none yet.
 	opened func(key pipeKey) *pipe
 }
 
-// has returns a pipe if it is there, without waiting for it.
+// has returns a pipe, nil if there is none yet.
 func (ps *pipes) has(key pipeKey) *pipe {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -68,7 +66,7 @@ func (ps *pipes) has(key pipeKey) *pipe {
 	return p
 }
 
-// add takes in a pipe; the pipes are locked.
+// add adds a pipe; the pipes are locked.
 func (ps *pipes) add(key pipeKey, p *pipe) {
 	if ps.byID == nil {
 		ps.byID = map[pipeKey]*pipe{}
@@ -94,7 +92,7 @@ func (ps *pipes) get(ctx context.Context, c *operation.Call, key pipeKey) (*pipe
 	return p, nil
 }
 
-// wakeAll wakes those who sleep at any pipe of this rank, on both sides.
+// wakeAll wakes all that sleep at a pipe of this rank, on both sides.
 func (ps *pipes) wakeAll(park parking) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -119,8 +117,8 @@ func (ps *pipes) closeAll() error {
 	return err
 }
 
-// prepare implements [link]. Pipes are opened as they are used: the peer's
-// answer does not depend on how far it has come.
+// prepare implements [link]. Pipes are opened when they are first used: the peer answers however
+// far its program has come.
 func (s *Shm) prepare(_ context.Context, c *operation.Call, p *collective.Plan) (release func(), fits bool, err error) {
 	c.Start() // the limit of both goroutines
 	// Pipes are empty: the call before has ended on all ranks.
@@ -149,7 +147,7 @@ func (s *Shm) sendPiece(ctx context.Context, c *operation.Call, to int, data []b
 
 // emptySlot waits for the next slot of a pipe to a peer to be empty.
 func (s *Shm) emptySlot(ctx context.Context, c *operation.Call, p *pipe, peer int) (slot uint32, err error) {
-	// Of the first slots this asks for less than none, which taken has reached.
+	// For the first slots this is less than zero, which taken has reached.
 	err = s.await(ctx, c, peer, &p.block.taken, p.count-numSlots+1)
 	return p.count % numSlots, err
 }
@@ -190,8 +188,8 @@ func (s *Shm) recvPiece(ctx context.Context, c *operation.Call, from, culprit in
 	return nil
 }
 
-// Send implements [backend.Communicator]. It returns when the message lies in the
-// pipe's slots, or for large reachable data when the receiver has copied it.
+// Send implements [backend.Communicator]. It returns when the message lies in the pipe's slots, or
+// when the receiver has copied it straight from this rank's memory.
 func (s *Shm) Send(ctx context.Context, c operation.Call, data collective.Data) error {
 	if err := s.usable(&c); err != nil {
 		return err
@@ -291,7 +289,7 @@ func (s *Shm) recv(ctx context.Context, c *operation.Call, data *collective.Data
 	return nil
 }
 
-// takeLent copies a message from where its sender has it.
+// takeLent copies a message straight from the sender's memory.
 func (s *Shm) takeLent(ctx context.Context, c *operation.Call, p *pipe, at location, into []byte) error {
 	p.block.reading.Store(1)
 	defer p.block.reading.Store(0)
@@ -305,8 +303,8 @@ func (s *Shm) takeLent(ctx context.Context, c *operation.Call, p *pipe, at locat
 	return err
 }
 
-// AwaitAny implements [backend.Communicator]: it looks into the pipes of all
-// peers in turn, and sleeps until one of them rings this rank's bell.
+// AwaitAny implements [backend.Communicator]. It looks into the pipes of all peers in turn, and then
+// sleeps until one of them rings this rank's bell.
 func (s *Shm) AwaitAny(ctx context.Context, c operation.Call) (src int, err error) {
 	if err := s.usable(&c); err != nil {
 		return 0, err
@@ -347,8 +345,8 @@ func (s *Shm) anyMessage() (src int, ok bool) {
 	return 0, false
 }
 
-// troubleWithAll returns why waiting for a message from any peer is in vain,
-// nil if it is not: it is when one rank fails, or all have left.
+// troubleWithAll returns why a wait for a message from any peer is in vain: one rank has failed,
+// or all have left. It returns nil if the wait is not in vain.
 func (s *Shm) troubleWithAll(ctx context.Context, c *operation.Call) error {
 	var err error
 	for i := 1; i < s.n; i++ {

@@ -21,10 +21,9 @@ import (
 // system.
 const SharedMemory = sharedMemory
 
-// OpenShm forms a group of processes of one node that share memory and are
-// reached by the unix sockets of a fabric. It returns when this rank has the
-// control segment; others may still be on their way, which the first
-// collective will notice.
+// OpenShm forms a group of processes of one node that share memory. They reach each other by
+// the unix sockets of a fabric. OpenShm returns when this rank has the control segment. Others
+// may still be on their way; the first collective waits for them.
 func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	n := len(cfg.Members)
 	p := &process{cfg: cfg, fabric: fabric, incoming: make([][numPipeUses]chan *pipe, n)}
@@ -47,7 +46,7 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	if err := p.meet(ctx); err != nil {
 		p.why = p.cfg.reason(err)
 		var other *fault.RankError
-		if errors.As(err, &other) && cfg.Rank == 0 { // who has come already waits for this rank
+		if errors.As(err, &other) && cfg.Rank == 0 { // members that have come wait for this rank
 			p.star.spread(p.cfg.faultOf(err))
 		}
 		p.star.giveUp(p.why)
@@ -60,8 +59,8 @@ func OpenShm(ctx context.Context, cfg Config, fabric *Fabric) (*Shm, error) {
 	return s, nil
 }
 
-// process is what a rank that is a process has beside its Shm: its socket,
-// the connections that watch the others, the mappings.
+// process is what a rank that is a process has beside its Shm: its socket, the star, and the
+// mappings.
 type process struct {
 	cfg     Config
 	shm     *Shm
@@ -76,7 +75,7 @@ type process struct {
 	incoming [][numPipeUses]chan *pipe // pipes that peers have opened to this rank
 }
 
-// meet gets the control segment: the hub makes it and hands it to everybody.
+// meet gets the control segment, which the hub makes and hands to all spokes.
 func (p *process) meet(ctx context.Context) error {
 	n := len(p.cfg.Members)
 	size := segmentSize(n)
@@ -144,7 +143,7 @@ func (p *process) takeSegment(conn *transport.Conn, size int) error {
 	return err
 }
 
-// dial connects to a peer's socket and says what for.
+// dial connects to a peer's socket and sends a hello.
 func (p *process) dial(ctx context.Context, peer int, why purpose, number uint64) (*transport.Conn, error) {
 	conn, err := p.fabric.dial(ctx, p.cfg.World[peer], overUnix, hello{purpose: why, rank: p.cfg.Rank, number: number, group: p.cfg.Key})
 	if err != nil {
@@ -153,8 +152,7 @@ func (p *process) dial(ctx context.Context, peer int, why purpose, number uint64
 	return conn, nil
 }
 
-// serve answers one connection to this rank's socket and reports whether it
-// is kept.
+// serve answers one connection to this rank's socket and reports whether to keep it.
 func (p *process) serve(conn *transport.Conn, h hello) (keep bool) {
 	var err error
 	switch h.purpose {
@@ -220,8 +218,7 @@ func (p *process) fetch(ctx context.Context, peer int, id uint64) (fd, size int,
 	return fd, size, err
 }
 
-// openPipe makes the pipe to a peer and hands it over, or waits for the one
-// from a peer.
+// openPipe makes the pipe to a peer and hands it over, or waits for the pipe from a peer.
 func (p *process) openPipe(ctx context.Context, c *operation.Call, key pipeKey) (*pipe, error) {
 	if !key.outgoing {
 		return p.awaitPipe(ctx, c, key)

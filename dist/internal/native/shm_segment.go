@@ -53,20 +53,20 @@ const (
 	faultSet
 )
 
-// block is what one rank writes and the others read. The memory for what
-// travels beside its calls lies behind it.
+// block is what one rank writes and the others read. The memory for data beside its calls
+// follows it.
 type block struct {
 	calls [2]callBlock // of even and odd sequence numbers
 	left  atomic.Uint32
 	_     [cacheLine - 4]byte
-	// bell is rung by those who send to this rank while it waits for a message
-	// from any of them: the one thing here that others write.
+	// bell is rung by ranks that send to this one while it waits for a message from any
+	// rank. It is the only part that others write.
 	bell flag
 	_    [cacheLine - 8]byte
 }
 
-// callBlock is a rank's current call: two cache lines. The first says what it
-// is, the second how far it has come.
+// callBlock is a rank's current call: two cache lines. The first line has the call, the second
+// how far it has come.
 type callBlock struct {
 	entry  flag // raised to the call's sequence number when record is written
 	record record
@@ -76,8 +76,8 @@ type callBlock struct {
 	// reduced counts rounds whose reduction lies in its slots.
 	reduced flag
 	over    flag // 1: it no longer needs what the others have lent
-	// left is the call's number when the rank has returned from it, with or
-	// without an error: it touches nothing of the others any more.
+	// left is the call's number once the rank has returned from it, with or without an
+	// error, and touches nothing of the others any more.
 	left atomic.Uint32
 	_    [cacheLine - 5*8 - 4]byte
 }
@@ -149,8 +149,8 @@ type segment struct {
 	tables   []func() []byte
 }
 
-// eagerSize returns how many bytes travel beside a call: fewer if there are
-// many ranks to read from.
+// eagerSize returns how many bytes travel beside a call. They are fewer in groups of many ranks,
+// for each rank reads from all.
 func eagerSize(numRanks int) int {
 	return max(cacheLine, min(eagerLimit, eagerTotal/numRanks&^(cacheLine-1)))
 }
@@ -180,8 +180,8 @@ func newSegment(data []byte, numRanks int) *segment {
 	return s
 }
 
-// newLocalSegment makes a segment for ranks of one process, whose slots and
-// tables are allocated when they are first used.
+// newLocalSegment makes a segment for ranks of one process. Its slots and tables are allocated
+// when they are first used.
 func newLocalSegment(numRanks int) *segment {
 	s := &segment{data: aligned(controlSize(numRanks)), numRanks: numRanks, eager: eagerSize(numRanks)}
 	for range numRanks {
@@ -232,26 +232,26 @@ func (s *segment) beside(rank int, seq uint64) []byte {
 	return s.data[at : at+s.eager : at+s.eager]
 }
 
-// slot returns the staging slot of a round of a call, which has size bytes. Calls
-// go round the whole memory: what was used long ago lies in the shared cache,
-// from which it is had twice as fast as from another core's own.
+// slot returns the staging slot of a round of a call, which has size bytes. Calls use all of the
+// memory in turn: memory that was used long ago lies in the shared cache, which is read twice
+// as fast as another core's own cache.
 func (s *segment) slot(rank int, seq uint64, round, size int) []byte {
 	all := s.slots[rank]()
 	at := int((seq*numSlots+uint64(round))%uint64(len(all)/size)) * size
 	return all[at : at+size : at+size]
 }
 
-// table returns the bounds of a rank's parts in a call, in elements: part r is
-// that between bound r and bound r+1.
+// table returns the bounds of a rank's parts in a call, in elements. Part r lies between bound r
+// and bound r+1.
 func (s *segment) table(rank int, seq uint64) []uint64 {
 	all := unsafe.Slice((*uint64)(unsafe.Pointer(unsafe.SliceData(s.tables[rank]()))), 2*(s.numRanks+1))
 	at := int(seq&1) * (s.numRanks + 1)
 	return all[at : at+s.numRanks+1]
 }
 
-// setFault records a fault unless there is one, and reports whether it did. A
-// rank may die in the middle of it: what has been begun for longer than a nap
-// when a rank is reported as gone is begun again.
+// setFault records a fault unless there is one, and reports whether it did. A rank may die in
+// the middle of recording. So when a rank is reported as dead or silent, a recording that has
+// been under way for longer than a nap is done again.
 func (s *segment) setFault(rank int, kind uint32, text string) bool {
 	f := &s.header().fault
 	if !f.state.CompareAndSwap(faultNone, faultWriting) {
@@ -271,7 +271,7 @@ func (s *segment) setFault(rank int, kind uint32, text string) bool {
 	return true
 }
 
-// faultless reports whether no fault has been recorded, nor is being.
+// faultless reports whether no fault has been recorded, or is being recorded.
 func (s *segment) faultless() bool { return s.header().fault.state.Load() == faultNone }
 
 // fault returns the recorded fault, if there is one.

@@ -14,16 +14,15 @@ import (
 	"github.com/cohort-ml/cohort/internal/mem"
 )
 
-// maxMapped bounds the slabs of one peer that stay mapped: the least recently
-// used one makes room.
+// maxMapped bounds the slabs of one peer that stay mapped. The least recently used one is
+// unmapped first.
 const maxMapped = 64
 
-// fetchTimeout limits the request for a peer's slab, which the peer answers
-// from a goroutine that waits for nothing.
+// fetchTimeout bounds the request for a peer's slab, which the peer answers at once.
 const fetchTimeout = 10 * time.Second
 
-// slabSpace reaches the data of ranks in other processes: only what lies in a
-// slab, whose descriptor is fetched on first use and whose mapping is kept.
+// slabSpace reaches the data of ranks in other processes, if it lies in a slab. The descriptor of
+// a slab is fetched at its first use, and the mapping is kept.
 type slabSpace struct {
 	fetch func(ctx context.Context, peer int, id uint64) (fd, size int, err error)
 
@@ -92,8 +91,8 @@ func (s *slabSpace) mapping(ctx context.Context, key slabKey) ([]byte, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	// Nobody but the calls of this rank needs the lock for long, and those
-	// need what is fetched; the peers' requests go through slab.
+	// Only calls of this rank wait for the lock, and they need what is fetched. Requests of
+	// peers go through slab, which holds it for a moment.
 	s.mu.Unlock()
 	fd, size, err := s.fetch(ctx, key.peer, key.id)
 	s.mu.Lock()
@@ -116,9 +115,8 @@ func (s *slabSpace) mapping(ctx context.Context, key slabKey) ([]byte, error) {
 	return data, nil
 }
 
-// makeRoom unmaps the least recently used slab of a peer if there are too
-// many. The most recent ones may be in use by calls that run at the moment,
-// of which there are far fewer than maxMapped.
+// makeRoom unmaps the least recently used slab of a peer if there are too many. Calls that run at
+// the moment may use the most recent ones, of which there are far fewer than maxMapped.
 func (s *slabSpace) makeRoom(peer int) {
 	num, oldest := 0, slabKey{}
 	var used uint64

@@ -7,20 +7,19 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// Private data pass through staging slots in rounds. In a round, a rank that
-// puts something in copies a piece of it into its next slot; who takes copies
-// from there, or reduces. A slot is used again when all who take from it have
-// done so. What is dealt goes side by side into the slot, a piece for each
-// rank; what is the same for all fills it.
+// Private data passes through staging slots in rounds. In a round, each rank that puts data in
+// copies a piece of it into its next slot, and the others copy or reduce from there. A slot is
+// used again when all have taken from it. Data that is cut into parts lies side by side in the
+// slot, a piece for each rank; data that is the same for all fills the slot.
 //
-// A rank puts round i+1 before it takes round i, so that it seldom waits for
-// one that is a little late.
+// A rank puts round i+1 before it takes round i, so that it seldom waits for a rank that is a
+// little late.
 
 const (
-	// numUnits is in how many rounds a little data passes: taking what has been
-	// put goes on beside the putting of the rest.
+	// numUnits is the number of rounds for a little data, so that taking the first pieces
+	// overlaps with putting the rest.
 	numUnits = 4
-	// leastUnit is below which a round costs more than it hides.
+	// leastUnit is the smallest useful round: a smaller one costs more than it hides.
 	leastUnit = 16 << 10
 )
 
@@ -51,21 +50,21 @@ func (m *shmCall) longest() int {
 	return longest
 }
 
-// unit returns how much of what a rank has for another it puts into a slot. All
-// know that of a reduce-scatter; else the rank says so in the place of where it
-// would have lent its data.
+// unit returns how many bytes for another rank a rank puts into a slot. In a reduce-scatter all
+// ranks know it. Else the rank writes it into the record, where the location of lent data
+// would be.
 func (m *shmCall) unit(rank int) int {
 	if m.c.Op == operation.ReduceScatter {
 		return stageUnit(m.longest(), m.unitLimit())
 	}
 	unit, limit := m.s.call(rank, m.c.Seq).record.in.offset, m.unitLimit()
 	if unit == 0 || unit > uint64(limit) || unit%cacheLine != 0 {
-		return limit // it lies: any data are as good
+		return limit // the record is wrong: any data will do
 	}
 	return int(unit)
 }
 
-// slotSize returns the bytes of a slot with a unit for each who gets one.
+// slotSize returns the bytes of a slot with a unit for each rank that gets one.
 func (m *shmCall) slotSize(unit int) int {
 	if deals(m.c.Op) {
 		return m.s.n * unit

@@ -11,12 +11,11 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// shmCall is one rank's part in the movement of a collective's data, which comes
-// when all ranks have entered the call. in and out are this rank's.
+// shmCall is one rank's part in a collective in shared memory. in and out are this rank's data.
 //
-// Every rank says with its call which way the others reach what it puts in:
-// beside the call, in place, or else through its staging slots. So ranks need
-// not agree on it, and who takes looks at each rank's way.
+// Every rank tells with its call how the others reach what it puts in: beside the call, in
+// place, or through its staging slots. So ranks need not agree on the way: a rank that takes
+// data looks at the way of each other rank.
 type shmCall struct {
 	s       *Shm
 	ctx     context.Context
@@ -26,12 +25,12 @@ type shmCall struct {
 	in, out []byte // of inData and outData
 	inData  collective.Data
 	outData collective.Data
-	// What goes to each rank and what comes from each lies between these
-	// bounds, in bytes; nil: in even parts.
+	// put and got are the bounds, in bytes, of what goes to each rank and of what comes from
+	// each; nil for even parts.
 	put, got []int
 	red      collective.Reduction // of the operations that reduce
-	// scaled says that what this rank puts in is its data times its own factor:
-	// the data themselves are of no use to the others, nor to this rank.
+	// scaled says that this rank puts in its data times its own factor, so that no rank can
+	// use the data in place.
 	scaled bool
 	lent   bool // others may reach this rank's data
 }
@@ -48,12 +47,12 @@ func newScratch(n int) scratch {
 		srcCuts: make([][]byte, n), dstCuts: make([][]byte, n)}
 }
 
-// puts reports whether a rank of a call has something for others.
+// puts reports whether a rank has data for others in a call.
 func puts(c *operation.Call, rank int) bool {
 	return rank == c.Root || c.Op != operation.Broadcast && c.Op != operation.Scatter
 }
 
-// gets reports whether a rank of a call gets something from others.
+// gets reports whether a rank gets data from others in a call.
 func gets(c *operation.Call, rank int) bool {
 	switch c.Op {
 	case operation.Gather, operation.Reduce:
@@ -64,14 +63,14 @@ func gets(c *operation.Call, rank int) bool {
 	return true
 }
 
-// deals reports whether what a rank puts in is cut into parts for the others,
-// rather than the same for all who get it.
+// deals reports whether a rank cuts its data into parts for the others. Otherwise all that get
+// it get the same.
 func deals(op operation.Op) bool {
 	return op == operation.ReduceScatter || op == operation.Scatter || op == operation.AllToAll
 }
 
-// offer puts this rank's data where the others will look for it, and says in
-// the record which way that is.
+// offer puts this rank's data where the others will look for it, and writes the way into the
+// record.
 func (m *shmCall) offer(rec *record) error {
 	c, seg := m.c, m.s.seg
 	if c.Op.Reduces() {
@@ -115,8 +114,8 @@ func (m *shmCall) offer(rec *record) error {
 	return nil
 }
 
-// layOut finds the bounds of uneven parts and, where the others do not know
-// them, writes them into this rank's table.
+// layOut computes the bounds of uneven parts. Where the others do not know them, it writes them
+// into this rank's table.
 func (m *shmCall) layOut(rec *record) {
 	c, size := m.c, m.c.DType.Size()
 	bounds := func(to []int, parts []int) []int {
@@ -179,8 +178,8 @@ func (m *shmCall) cut(bounds []int, i int) collective.Range {
 	return collective.Range{Lo: i * size, Hi: (i + 1) * size}
 }
 
-// from returns where what a rank has for this one begins in that rank's data,
-// and where it goes in this rank's.
+// from returns what a rank has for this one: where it begins in that rank's data, and where it
+// goes in this rank's.
 func (m *shmCall) from(rank int) (src int, dst collective.Range, err error) {
 	dst.Hi = len(m.out)
 	switch m.c.Op {
@@ -203,8 +202,8 @@ func (m *shmCall) from(rank int) (src int, dst collective.Range, err error) {
 	return 0, dst, nil
 }
 
-// dealt returns where a rank's data for this one begin, in bytes, and how many
-// elements they are; both as the rank says.
+// dealt returns where a rank's data for this one begins, in bytes, and how many elements it has,
+// both as the rank tells.
 func (m *shmCall) dealt(rank int) (src int, count uint64) {
 	rec := &m.s.call(rank, m.c.Seq).record
 	lo, count := uint64(m.me)*rec.count, rec.count
@@ -214,12 +213,12 @@ func (m *shmCall) dealt(rank int) (src int, count uint64) {
 		count = table[m.me+1] - lo
 	}
 	if lo > math.MaxInt/16 {
-		return math.MaxInt / 16, count // beyond all data: who looks there is told
+		return math.MaxInt / 16, count // beyond all data: reach returns an error there
 	}
 	return int(lo) * m.c.DType.Size(), count
 }
 
-// expect checks that what a rank has for this one is as much as it wants.
+// expect checks that a rank has as many elements for this one as this one wants.
 func (m *shmCall) expect(rank int, count uint64, dst collective.Range) error {
 	if count == uint64(dst.Len()/m.c.DType.Size()) {
 		return nil
@@ -228,8 +227,8 @@ func (m *shmCall) expect(rank int, count uint64, dst collective.Range) error {
 	return parcelError(m.s.mismatch(m.c, rank, there), int(count), dst.Len()/m.c.DType.Size())
 }
 
-// reach returns what a rank has beside its call or has lent, and false if it
-// comes through its slots.
+// reach returns data that a rank has beside its call or has lent. It returns false if the data
+// comes through the rank's slots.
 func (m *shmCall) reach(rank, src, size int) ([]byte, bool, error) {
 	ways := m.ways(rank)
 	switch {
@@ -277,8 +276,8 @@ func (m *shmCall) reachLent(rank int, out bool, offset, size int) ([]byte, error
 	return data, nil
 }
 
-// exchange serves the operations that only move data: every rank takes what the
-// others have for it.
+// exchange serves the operations that only move data: every rank takes what the others have for
+// it.
 func (m *shmCall) exchange() error {
 	pushed := m.pushed()
 	take := 0
@@ -313,8 +312,8 @@ func (m *shmCall) exchange() error {
 	return m.finish(pushed)
 }
 
-// pushed reports whether ranks write private data into the others' results,
-// which all of them have lent: the case of an all-gather from private memory.
+// pushed reports whether ranks write private data into the results of the others. They do in an
+// all-gather if all ranks have lent their results.
 func (m *shmCall) pushed() bool {
 	if m.c.Op != operation.AllGather {
 		return false
@@ -327,7 +326,7 @@ func (m *shmCall) pushed() bool {
 	return true
 }
 
-// push writes this rank's data into everybody's result.
+// push writes this rank's data into the results of all others.
 func (m *shmCall) push() error {
 	at := m.cut(m.got, m.me)
 	for i := 1; i < m.s.n; i++ {
@@ -340,8 +339,8 @@ func (m *shmCall) push() error {
 	return nil
 }
 
-// finish says that this rank no longer needs what the others have lent and
-// waits until they no longer need what it has.
+// finish tells that this rank no longer needs what the others have lent. It waits until they no
+// longer need what this rank has lent.
 func (m *shmCall) finish(pushed bool) error {
 	m.s.post(m.c, overFlag, 1)
 	mine := m.ways(m.me)

@@ -21,24 +21,23 @@ type Progress = backend.Progress
 type RankSkew = backend.RankSkew
 
 const (
-	// skewSteps is over how many steps lateness is told: two halves of as many
-	// steps, of which the better one counts, so that one slow step does not
-	// make a slow rank.
+	// skewSteps is the number of steps in either half of the window over which lateness is
+	// measured. The better half counts, so that one slow step does not make a slow rank.
 	skewSteps = 5
-	// skewTime is how long half a window is at least where steps are not
-	// marked, and a step is a collective.
+	// skewTime is the least length of half a window where steps are not marked, and each
+	// collective counts as a step.
 	skewTime = 500 * time.Millisecond
 	// maxProgress bounds what is remembered of each rank.
 	maxProgress = 32
-	// maxTold is of how many ranks, the latest, the hub tells.
+	// maxTold is how many ranks, the latest ones, the hub's table has.
 	maxTold   = 64
 	skewEntry = 24
 )
 
-// tracker finds out who is late. Ranks that come early to a collective wait in
-// it for the others, so that who has waited least is the latest: a rank is late
-// by what the longest wait is longer than its own. What all ranks wait, for the
-// data to travel, does not count.
+// tracker finds late ranks. A rank that comes early to a collective waits in it for the others,
+// so the rank that has waited least is the latest. A rank is late by the difference between
+// the longest wait and its own. The time in which the data travels is part of every wait and
+// cancels out.
 type tracker struct {
 	past  [][]Progress // by rank, in the order of steps
 	until uint64       // steps that the last table goes up to
@@ -49,13 +48,13 @@ func newTracker(numRanks int) *tracker {
 	return &tracker{past: make([][]Progress, numRanks), picks: make([][3]Progress, numRanks)}
 }
 
-// add takes what a rank reports. Numbers that go back begin anew.
+// add takes what a rank reports. If its numbers go back, its past is dropped.
 func (t *tracker) add(rank int, p Progress) {
 	past := t.past[rank]
 	if n := len(past); n > 0 {
 		last := past[n-1]
 		if p.Steps == last.Steps || p.Steps == p.Calls && p.At > last.At && p.At-last.At < skewTime/8 {
-			return // nothing new, or so soon that what is remembered would not reach back far enough
+			return // nothing new, or so soon that the kept past would not reach back far enough
 		}
 		if p.Steps < last.Steps || p.Calls < last.Calls || p.Waited < last.Waited || p.At <= last.At {
 			past, t.until = past[:0], 0
@@ -68,8 +67,7 @@ func (t *tracker) add(rank int, p Progress) {
 	t.past[rank] = append(past, p)
 }
 
-// table returns how late the ranks are, in their order, if there is something
-// new to say.
+// table returns how late the ranks are, in the order of ranks, nil if there is no news.
 func (t *tracker) table() []RankSkew {
 	end := uint64(math.MaxUint64)
 	for _, past := range t.past {
@@ -109,8 +107,8 @@ func (t *tracker) table() []RankSkew {
 	return table
 }
 
-// before picks the progress at the end of a window, or the one that its i-th
-// half begins with, counted from the end.
+// before picks the progress at the end of a window (i = 0), or the progress at the beginning of
+// its i-th half, counted from the end.
 func before(past []Progress, end uint64, i int, picks *[3]Progress) (at int, ok bool) {
 	for at = len(past) - 1; at >= 0; at-- {
 		p := past[at]
@@ -130,8 +128,8 @@ func before(past []Progress, end uint64, i int, picks *[3]Progress) (at int, ok 
 	return 0, false
 }
 
-// half returns what a step of a rank was in half a window: how long it waited,
-// how long the step took, in nanoseconds, and how many collectives it had.
+// half returns the average step of a rank in half a window: the nanoseconds that it waited and
+// that the step took, and its number of collectives.
 func (t *tracker) half(rank, half int) (waited, step, calls float64) {
 	to, from := t.picks[rank][half], t.picks[rank][half+1]
 	n := float64(to.Steps - from.Steps)
@@ -193,8 +191,7 @@ func parseSkew(b []byte, numRanks int) ([]RankSkew, error) {
 	return table, nil
 }
 
-// board is where ranks that are goroutines of one process show how far they
-// have come.
+// board is where ranks that are goroutines of one process show how far they have come.
 type board struct {
 	mu     sync.Mutex
 	track  *tracker
@@ -202,7 +199,7 @@ type board struct {
 	table  []RankSkew
 }
 
-// note takes a rank's progress, and now and then looks who is late.
+// note takes a rank's progress, and now and then finds the late ranks.
 func (b *board) note(rank int, report func() Progress) {
 	if report == nil {
 		return

@@ -20,38 +20,37 @@ import (
 	"github.com/cohort-ml/cohort/internal/transport"
 )
 
-// star watches the ranks of a group and spreads the news of a fault. Every
-// rank (a spoke) holds one connection to rank 0 (the hub); while all is well it
-// carries nothing but beats (see heartbeat). When a process ends, however it ends, the system closes
-// its connection, and the hub tells the others; when the hub ends, every
-// spoke sees it. A rank that leaves in good order says so first. Once the hub
-// has left, nobody watches the others any more.
+// star watches the ranks of a group and spreads the news of a fault. Every rank (a spoke)
+// has one connection to rank 0 (the hub), which carries only beats while all is well (see
+// [heartbeat]). When a process ends, in whatever way, the system closes its connection, and
+// the hub tells the others. When the hub's process ends, every spoke sees it. A rank that
+// leaves in good order says so first. Once the hub has left, no rank watches the others.
 type star struct {
 	cfg            *Config
 	rank, numRanks int
-	// heard is called for a fault of another rank, left for one that has left.
+	// heard is called for the fault of another rank, left for a rank that has left.
 	heard func(rank int, kind uint32, text string)
 	left  func(rank int)
-	// stalled is called for the collective that another rank waits in. May be
-	// nil; set before any rank joins.
+	// stalled is called for a collective in which another rank waits. It may be nil, and is
+	// set before any rank joins.
 	stalled func(rank int, c *operation.Call)
 
 	beats    *heartbeat  // nil: no beats
-	troubled atomic.Bool // trouble has its error, or will
-	// lines is called now and then to look for lines that are cut. May be nil;
-	// set before any rank joins.
+	troubled atomic.Bool // trouble has got its error, or is about to
+	// lines is called now and then to look for connections that are cut. It may be nil, and
+	// is set before any rank joins.
 	lines func(limit time.Duration)
-	// past returns this rank's collective of a number, if it is remembered. Set
+	// past returns this rank's collective of a number, if the history has it. It is set
 	// before any rank joins.
 	past func(seq uint64) (operation.Call, bool)
-	// known returns the fault that ranks have written down where all see it. May
-	// be nil; set before any rank joins.
+	// known returns the fault that is recorded in shared memory. It may be nil, and is set
+	// before any rank joins.
 	known      func() (rank int, kind uint32, text string, ok bool)
 	settlement settlement
 	asks       asks
 	inquiries  inquiries
-	// compare compares another rank's last calls with this one's and reports
-	// whether it has made them all. May be nil; set before any rank joins.
+	// compare compares another rank's last calls with this one's, and reports whether this
+	// rank has made them all. It may be nil, and is set before any rank joins.
 	compare func(rank int, calls []operation.Call) (fits bool)
 
 	mu      sync.Mutex
@@ -85,7 +84,7 @@ func (s *star) mayJoin(h hello) error {
 	return nil
 }
 
-// alarm ends the wait for ranks that have not joined, unless there is a reason
+// alarm ends the wait for ranks that have not joined with an error, unless it has one
 // already.
 func (s *star) alarm(err error) {
 	if !s.troubled.Swap(true) {
@@ -93,15 +92,15 @@ func (s *star) alarm(err error) {
 	}
 }
 
-// giveUp says why the group could not be made, before close: see [Config.reason].
+// giveUp sets why the group could not be made, before close: see [Config.reason].
 func (s *star) giveUp(why string) {
 	s.mu.Lock()
 	s.why = why
 	s.mu.Unlock()
 }
 
-// join adds the connection to a rank and watches it. word, which may be nil, tells
-// the rank that it has joined, before any news.
+// join adds the connection to a rank and watches it. word, which may be nil, tells the rank
+// that it has joined; it is called before any news goes to the rank.
 func (s *star) join(rank int, c *transport.Conn, word func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,8 +129,8 @@ func (s *star) join(rank int, c *transport.Conn, word func() error) error {
 	return nil
 }
 
-// awaitSpokes waits at the hub until all have joined: who joins later would
-// miss the news that came before.
+// awaitSpokes waits at the hub until all spokes have joined: a later one would miss earlier
+// news.
 func (s *star) awaitSpokes(ctx context.Context) error {
 	cfg := s.cfg
 	missing := map[int]bool{}
@@ -172,73 +171,89 @@ func (s *star) watch(rank int, c *transport.Conn) {
 			return
 		}
 		s.beats.took(rank)
-		switch kind {
-		case frameBeat, frameSkew, frameAsk, frameDoing, frameCheck, frameChecked:
-			switch kind {
-			case frameBeat:
-				err = s.beats.beaten(rank, payload)
-			case frameSkew:
-				err = s.beats.skew(rank, payload)
-			case frameAsk:
-				err = s.asked(rank, payload)
-			case frameDoing:
-				err = s.answered(rank, payload)
-			case frameCheck:
-				err = s.check(rank, payload)
-			case frameChecked:
-				err = s.checked(rank, payload)
-			}
-			if err != nil {
-				s.disown(rank, c, err)
-				return
-			}
-		case frameBye:
-			s.part(rank, payload)
-			s.drop(rank)
-			s.gone(rank)
+		goOn, err := s.take(rank, kind, payload)
+		if err != nil {
+			s.disown(rank, c, err)
 			return
-		case frameStalled:
-			about, call, err := parseStalled(payload, s.numRanks)
-			if err == nil && s.rank == 0 && about != rank {
-				err = fmt.Errorf("it speaks for rank %d", about)
-			}
-			if err != nil {
-				s.disown(rank, c, err)
-				return
-			}
-			if s.stalled != nil {
-				s.stalled(about, &call)
-			}
-			s.tellStalled(about, &call)
-		case frameFault, frameLeft:
-			about, what, text, err := parseFault(payload, s.numRanks)
-			if err != nil {
-				s.disown(rank, c, err)
-				return
-			}
-			if kind == frameLeft {
-				s.part(about, []byte(text))
-				s.left(about)
-				continue
-			}
-			s.news(rank, about, what, text)
-			if about == s.rank && what == kindFailed { // it has no more to do with this rank
-				s.drop(rank)
-				return
-			}
-		default:
-			s.disown(rank, c, fmt.Errorf("a frame of kind %d", kind))
+		}
+		if !goOn {
 			return
 		}
 	}
 }
 
-// lost takes the end of a connection. That a rank's process has ended is what it
-// means, unless what came could not be read.
+// take takes a frame that came from a rank. goOn is false if the connection has ended with
+// it; an error is that no rank would send such a frame.
+func (s *star) take(rank int, kind byte, payload []byte) (goOn bool, err error) {
+	switch kind {
+	case frameBeat:
+		err = s.beats.beaten(rank, payload)
+	case frameSkew:
+		err = s.beats.skew(rank, payload)
+	case frameAsk:
+		err = s.asked(rank, payload)
+	case frameDoing:
+		err = s.answered(rank, payload)
+	case frameCheck:
+		err = s.check(rank, payload)
+	case frameChecked:
+		err = s.checked(rank, payload)
+	case frameBye:
+		s.part(rank, payload)
+		s.drop(rank)
+		s.gone(rank)
+		return false, nil
+	case frameStalled:
+		err = s.takeStalled(rank, payload)
+	case frameFault, frameLeft:
+		return s.takeFault(rank, kind, payload)
+	default:
+		err = fmt.Errorf("a frame of kind %d", kind)
+	}
+	return true, err
+}
+
+// takeStalled takes the collective in which a rank waits.
+func (s *star) takeStalled(rank int, payload []byte) error {
+	about, call, err := parseStalled(payload, s.numRanks)
+	if err == nil && s.rank == 0 && about != rank {
+		err = fmt.Errorf("it speaks for rank %d", about)
+	}
+	if err != nil {
+		return err
+	}
+	if s.stalled != nil {
+		s.stalled(about, &call)
+	}
+	s.tellStalled(about, &call)
+	return nil
+}
+
+// takeFault takes the news of a fault, or that a rank has left.
+func (s *star) takeFault(rank int, kind byte, payload []byte) (goOn bool, err error) {
+	about, what, text, err := parseFault(payload, s.numRanks)
+	switch {
+	case err != nil:
+		return false, err
+	case kind == frameLeft:
+		s.part(about, []byte(text))
+		s.left(about)
+		return true, nil
+	}
+	s.news(rank, about, what, text)
+	if about == s.rank && what == kindFailed { // the sender has no more to do with this rank
+		s.drop(rank)
+		return false, nil
+	}
+	return true, nil
+}
+
+// lost takes the end of a connection. It means that the rank's process has ended, unless
+// what came could not be read.
 func (s *star) lost(rank int, c *transport.Conn, err error) {
 	var number syscall.Errno
 	switch {
-	case errors.Is(err, transport.ErrAlert): // after which nothing can be said to it
+	case errors.Is(err, transport.ErrAlert): // after which nothing can be sent
 		if s.drop(rank) {
 			s.news(rank, s.rank, kindFailed, fmt.Sprintf("rank %d could not read what it sent: %v", s.cfg.Members[rank].Rank, err))
 		}
@@ -251,8 +266,8 @@ func (s *star) lost(rank int, c *transport.Conn, err error) {
 	}
 }
 
-// disown ends the connection to a rank that has sent what no rank sends. It is
-// told, for it may be the hub, through which alone the others can hear of it.
+// disown ends the connection to a rank that has sent what no rank would send. It tells the
+// rank why: if that is the hub, the others can hear of it only through the hub.
 func (s *star) disown(rank int, c *transport.Conn, err error) {
 	text := "broke the protocol: " + err.Error()
 	_ = c.WriteFrame(frameFault, encodeFault(rank, kindFailed, text))
@@ -261,8 +276,8 @@ func (s *star) disown(rank int, c *transport.Conn, err error) {
 	}
 }
 
-// drop closes a connection and reports whether its end is news: not when this
-// rank is leaving.
+// drop closes a connection and reports whether its end is news. It is none while this rank
+// leaves.
 func (s *star) drop(rank int) bool {
 	if s.rank != 0 { // after the lock
 		defer s.unsettle()
@@ -279,11 +294,11 @@ func (s *star) drop(rank int) bool {
 	return !s.closing
 }
 
-// news takes a fault that came from a rank. The others are told first: when
-// this rank's calls have failed its process may end, and be taken for the cause
-// by who hears only of that.
+// news takes a fault that came from a rank. It tells the other ranks first. Once this rank's
+// calls have failed, its process may end, and a rank that heard only of that would take it
+// for the cause.
 func (s *star) news(from, about int, kind uint32, text string) {
-	// Those who hear of it leave at once, which is not to be taken for the reason.
+	// Ranks that hear of it leave at once. Their leave must not count as the reason.
 	first := !s.troubled.Swap(true)
 	s.pass(from, about, kind, text)
 	s.heard(about, kind, text)
@@ -303,7 +318,7 @@ func (s *star) gone(rank int) {
 	s.left(rank)
 	about, kind, text := rank, uint32(kindLeft), ""
 	if s.known != nil {
-		if r, k, t, ok := s.known(); ok { // which it has left for
+		if r, k, t, ok := s.known(); ok { // the reason for its leave
 			about, kind, text = r, k, t
 		}
 	}
@@ -316,7 +331,7 @@ func (s *star) spread(about int, kind uint32, text string) {
 	s.pass(s.rank, about, kind, text)
 }
 
-// pass tells those of a fault who have not heard of it.
+// pass tells a fault to the ranks that have not heard of it.
 func (s *star) pass(from, about int, kind uint32, text string) {
 	if kind == kindMismatch {
 		if m, err := parseMismatch(text, s.numRanks); err == nil {
@@ -327,8 +342,8 @@ func (s *star) pass(from, about int, kind uint32, text string) {
 	s.tell(from, frameFault, encodeFault(about, kind, text))
 }
 
-// tell passes news on: from the hub to all spokes but the one it came from,
-// from a spoke to the hub, if it is the spoke's own.
+// tell passes news on. The hub sends it to all spokes but the one that it came from; a spoke
+// sends its own news to the hub.
 func (s *star) tell(from int, kind byte, payload []byte) {
 	if s.rank != 0 && from != s.rank {
 		return
@@ -343,8 +358,8 @@ func (s *star) tell(from int, kind byte, payload []byte) {
 	}
 }
 
-// tellStalled says what collective a rank waits in: a spoke what it waits in
-// itself, to the hub, and the hub to all, once for each number.
+// tellStalled tells in which collective a rank waits. A spoke tells the hub about itself;
+// the hub tells all ranks, once for each number.
 func (s *star) tellStalled(rank int, c *operation.Call) {
 	if s.rank == 0 {
 		s.mu.Lock()
@@ -358,7 +373,7 @@ func (s *star) tellStalled(rank int, c *operation.Call) {
 	s.tell(rank, frameStalled, encodeStalled(rank, c))
 }
 
-// close takes leave of all and waits for the watchers.
+// close tells all ranks that this one leaves, and waits for the goroutines that read.
 func (s *star) close() {
 	if s.rank == 0 {
 		s.settleNow()
@@ -370,7 +385,7 @@ func (s *star) close() {
 	s.mu.Unlock()
 	s.beats.close()
 	s.mu.Lock()
-	var failed []byte // who joined after that was passed on has not heard of it
+	var failed []byte // for ranks that joined after the fault was passed on
 	if about, kind, text, ok := (&closedError{s.why}).fault(s.numRanks); ok && s.rank == 0 && kind != kindMismatch {
 		failed = encodeFault(about, kind, text)
 	}

@@ -19,7 +19,7 @@ const (
 	frameHello   byte = iota + 1 // first on every connection: what it is for
 	frameSegment                 // hub to spoke: the control segment's descriptor and size
 	frameSlab                    // reply to a request for a slab: its descriptor and size
-	frameRefused                 // reply: why not
+	frameRefused                 // reply: why the connection is refused
 	framePipe                    // a message pipe's descriptor
 	frameDone                    // reply: taken
 	frameFault                   // a rank is at fault
@@ -27,7 +27,7 @@ const (
 	frameLeft                    // hub to spoke: another rank has left
 	frameData                    // a piece of a collective or a message
 	frameStalled                 // a rank and the collective that it waits in
-	frameBeat                    // the sender is there, and how far (see heartbeat)
+	frameBeat                    // the sender is alive, and how far it has come (see heartbeat)
 	frameAsk                     // what is a rank doing?
 	frameDoing                   // what a rank is doing
 	frameSkew                    // hub to spoke: who is late
@@ -134,9 +134,8 @@ func parseCall(b []byte) (operation.Call, error) {
 	}, nil
 }
 
-// encodeStalled makes the payload of frameStalled: a call and, where that is the
-// ranks' own affair, what the rank wants from each in it, as its Recvs: -1 where
-// it wants nothing that it could know of.
+// encodeStalled makes the payload of frameStalled: a call, and as its Recvs what the rank
+// wants from each other rank, where only the two know that; -1 where it does not know.
 func encodeStalled(rank int, c *operation.Call) []byte {
 	b := appendCall(binary.LittleEndian.AppendUint32(nil, uint32(rank)), c)
 	bare := len(b)
