@@ -1,34 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package store is a small key-value store through which the ranks of a job
-// find each other: who listens where, who has arrived, what was agreed.
+// Package store is a small key-value store through which the ranks of a job find each other:
+// where each listens, who has arrived, what was agreed.
 //
-// A [Store] maps keys to values, both any bytes. Get and Wait wait for keys
-// that do not exist yet, which makes "publish my address, read yours" two
-// calls; MultiSet, MultiGet and Append do it for many keys in one round trip
-// each, and queues hand work out. [Memory] keeps the map in the process. [Listen]
-// serves one over TCP, and [Dial] gives other processes a Store that speaks to it
-// over one connection, on which any number of calls may be under way; a group of
-// package dist has one already (Group.Store). [OpenFile] gives processes that
-// share a file system a [File], without server and port, and package etcd keeps a
-// store in an etcd cluster. [Prefix] is a part of a store, so that users of one do
-// not collide.
+// A [Store] maps keys to values, both any bytes. Get and Wait wait for keys that do not exist yet,
+// so that "publish my address, read yours" is two calls. MultiSet, MultiGet and Append take one
+// round trip for many keys, and queues hand out work. There are several kinds of store:
 //
-// Every operation is atomic, and the operations of all clients happen in one
-// order (the store is linearizable): one state machine behind all
-// implementations takes requests one by one. Waits are held in it, and nothing
-// polls but the waits of a File.
+//   - [Memory] keeps the map in this process.
+//   - [Listen] serves one over TCP. [Dial] gives other processes a [Client], a Store that uses one
+//     connection for any number of calls at a time. A group of package dist has one already
+//     (Group.Store).
+//   - [OpenFile] gives processes that share a file system a [File], without server and port.
+//   - Package etcd keeps a store in an etcd cluster.
+//   - [ListenPyTorch] and [DialPyTorch] speak the protocol of PyTorch's TCPStore, [OpenPyTorchFile]
+//     the format of its FileStore.
+//
+// [Prefix] is a part of a store, so that the users of one store do not collide.
+//
+// Every operation is atomic, and the operations of all clients happen in one order (the store is
+// linearizable): one state machine behind all implementations takes the requests one by one. Calls
+// that wait are kept in the state machine, and nothing polls except the waits of a File.
+//
+// # Files
+//
+//	interface       store.go (Store, limits, errors), prefix.go, methods.go (Store's methods as requests)
+//	state machine   request.go (operations, requests, replies), machine.go, machine_pytorch.go
+//	in memory       memory.go
+//	over TCP        tcp.go (Listen, Dial), server.go, session.go (one client), replies.go, client.go, client_write.go,
+//	                wire.go, spin.go (spinning before a read sleeps)
+//	in a file       file.go, file_log.go (format), file_unix.go
+//	PyTorch's       pytorch.go, pytorch_wire.go, pytorch_server.go, pytorch_conn.go (one client), pytorch_client.go,
+//	                pytorch_client_calls.go, pytorch_dial.go, pytorch_release.go, pytorch_file.go
 //
 // # Caveats
 //
-// All methods may be called by several goroutines at once. Every call ends:
-// with ctx, and when ctx has no deadline after [DefaultTimeout]. An error is
-// an [*Error] that names the operation, the keys (those still missing, for a
-// wait that gave up) and the server's address. A call that failed because
-// the connection was lost or ctx ended may still have taken effect, so the
-// client repeats nothing and does not connect again. When the server is lost
-// every pending call fails at once with [ErrLost], and so does every later
-// one. Values passed in and returned are copies. Nothing but a File is kept on disk.
+// All methods may be called by several goroutines at once. Every call ends: with ctx, or after
+// [DefaultTimeout] if ctx has no deadline. An error is an [*Error], which names the operation, the
+// keys (for a wait that gave up, those still missing) and the server's address. A call that failed
+// because the connection was lost or ctx ended may still have taken effect, so the client repeats
+// nothing and does not connect again. When the server is lost, every pending call fails at once with
+// [ErrLost], and so does every later one. Values passed in and returned are copies. Only a File is
+// kept on disk.
 package store
 
 import (
@@ -39,8 +52,8 @@ import (
 	"time"
 )
 
-// Limits of every store. A value of MaxValue bytes is a misuse that works:
-// tensors travel by collectives.
+// Limits of every store. A value of MaxValue bytes works, but tensors should travel by
+// collectives.
 const (
 	MaxKey   = 4 << 10  // bytes
 	MaxValue = 64 << 20 // bytes: of a value, and of all values in one call
@@ -55,49 +68,51 @@ type Store interface {
 	Set(ctx context.Context, key string, value []byte) error
 	// Get returns the key's value, waiting until there is one.
 	Get(ctx context.Context, key string) ([]byte, error)
-	// Add adds delta to the integer that the key's value is in decimal text (0
-	// when the key does not exist) and returns the sum. Adding 0 reads a counter.
+	// Add adds delta to the key's value and returns the sum. The value is an integer in
+	// decimal text, 0 when the key does not exist. Adding 0 reads a counter.
 	Add(ctx context.Context, key string, delta int64) (int64, error)
-	// CompareAndSet makes desired the key's value if its value is expected, or,
-	// when expected is nil, if the key does not exist. (An empty slice that
-	// is not nil expects an empty value.) It returns the value that the key
-	// has then, nil for none, and whether it was set.
+	// CompareAndSet makes desired the key's value if its value is expected. If expected is
+	// nil, the key must not exist; an empty slice that is not nil expects an empty value.
+	// CompareAndSet returns the value that the key has then, nil if it has none, and
+	// whether it was set.
 	CompareAndSet(ctx context.Context, key string, expected, desired []byte) (current []byte, swapped bool, err error)
 	// Wait waits until all keys exist at once.
 	Wait(ctx context.Context, keys ...string) error
-	// Delete removes the key and says whether it existed.
+	// Delete removes the key and reports whether it existed.
 	Delete(ctx context.Context, key string) (bool, error)
-	// Append adds value to the end of the key's value (an empty one when the
-	// key does not exist). The whole may have MaxValue bytes.
+	// Append adds value to the end of the key's value, which is empty when the key does not
+	// exist. The whole may have MaxValue bytes.
 	Append(ctx context.Context, key string, value []byte) error
 	// MultiGet waits until all keys exist at once and returns their values at
 	// that moment, in order: at most MaxValue bytes together.
 	MultiGet(ctx context.Context, keys ...string) ([][]byte, error)
-	// MultiSet makes each of values the value of the key at its place, all at
-	// once. Of a key that is there twice the last value counts.
+	// MultiSet makes values[i] the value of keys[i], for all i at once. If a key is there
+	// twice, its last value counts.
 	MultiSet(ctx context.Context, keys []string, values [][]byte) error
-	// QueuePush adds value to the end of the queue of that name. Queues are
-	// beside the keys: Get, Wait, Delete and NumKeys know nothing of them.
+	// QueuePush adds value to the end of the queue of that name. Queues are separate from
+	// keys: Get, Wait, Delete and NumKeys do not see them.
 	QueuePush(ctx context.Context, key string, value []byte) error
-	// QueuePop takes the value that is at the head of the queue, waiting until
-	// there is one. Each value goes to one caller.
+	// QueuePop takes the value at the head of the queue, and waits until there is one. Each
+	// value goes to one caller.
 	QueuePop(ctx context.Context, key string) ([]byte, error)
-	// QueueLen returns how many values are in the queue, 0 when there is none of that name.
+	// QueueLen returns how many values are in the queue, 0 when there is no queue of that name.
 	QueueLen(ctx context.Context, key string) (int, error)
-	// NumKeys returns how many keys begin with prefix; all do with "".
+	// NumKeys returns how many keys begin with prefix. All keys begin with "".
 	NumKeys(ctx context.Context, prefix string) (int, error)
 }
 
-// Causes that callers tell apart with errors.Is. A wait that gave up is its
-// context's error, and its context's cause.
+// Causes of an [Error], to be found with [errors.Is]. The cause of a wait that gave up is its
+// context's error and its context's cause.
 var (
-	// ErrLost is a server that can no longer be reached.
+	// ErrLost is the cause when the server can no longer be reached.
 	ErrLost = errors.New("the connection to the store is lost")
-	// ErrClosed is a store that was closed on this side.
+	// ErrClosed is the cause when this process has closed the store.
 	ErrClosed = errors.New("the store is closed")
-	// ErrLimit is a key, a value or a list of keys that is too long, or an empty key.
+	// ErrLimit is the cause when a key, a value or a list of keys is too long, or a key is
+	// empty.
 	ErrLimit = errors.New("over the store's limit")
-	// ErrNotInteger is an Add to a value that is no decimal integer, or a sum beyond 64 bits.
+	// ErrNotInteger is the cause when an Add finds no decimal integer, or its sum exceeds 64
+	// bits.
 	ErrNotInteger = errors.New("the value is not an integer that can be added to")
 )
 
@@ -107,8 +122,8 @@ type Error struct {
 	// "multi get", "multi set", "queue push", "queue pop", "queue len",
 	// "num keys", "set async", "flush", "connect" or "open".
 	Op string
-	// Keys are those of the operation; for a wait that gave up those that were
-	// missing, for one over a limit those that are.
+	// Keys are those of the operation. For a wait that gave up they are the missing ones, for
+	// an operation over a limit those that exceed it.
 	Keys []string
 	// Addr is the server's address, "memory", or the file's path.
 	Addr string
