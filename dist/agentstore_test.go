@@ -19,9 +19,9 @@ import (
 )
 
 // servePyTorch serves PyTorch's store, and returns what says so to ranks.
-func servePyTorch(t *testing.T, cfg store.PyTorchServerConfig) (env []string) {
+func servePyTorch(t *testing.T) (env []string) {
 	t.Helper()
-	s, err := store.ListenPyTorch("127.0.0.1:0", cfg)
+	s, err := store.ListenPyTorch("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func servePyTorch(t *testing.T, cfg store.PyTorchServerConfig) (env []string) {
 // TestAgentStore: where a launcher other than cohort run serves PyTorch's store, native
 // ranks meet there, and demand the token of each other as ever.
 func TestAgentStore(t *testing.T) {
-	env := append(servePyTorch(t, store.PyTorchServerConfig{}), envvar.UseAgentStore.Assign("True"), envvar.AgentFD.Assign(""))
+	env := append(servePyTorch(t), envvar.UseAgentStore.Assign("True"), envvar.AgentFD.Assign(""))
 	for _, kind := range []string{"auto", "tcp"} {
 		for r, p := range startRanks(t, 3, "oracle", append(env, envvar.Transport.Assign(kind), envvar.RunID.Assign(kind))...) {
 			if err := p.await(t, time.Minute); err != nil {
@@ -54,7 +54,7 @@ func TestAgentStore(t *testing.T) {
 // TestAgentStoreOfCohortRun: that one is for PyTorch's ranks, and who comes to it as a
 // native rank has forgotten to say so.
 func TestAgentStoreOfCohortRun(t *testing.T) {
-	env := append(servePyTorch(t, store.PyTorchServerConfig{}), envvar.UseAgentStore.Assign("True"))
+	env := append(servePyTorch(t), envvar.UseAgentStore.Assign("True"))
 	for r, p := range startRanks(t, 2, "barrier", env...) {
 		err := p.await(t, time.Minute)
 		if out := p.output(); err == nil || !strings.Contains(out, `dist.WithBackend("gloo")`) || strings.Count(out, "\n") != 1 {
@@ -66,7 +66,7 @@ func TestAgentStoreOfCohortRun(t *testing.T) {
 // TestForgottenBackend: a native rank that comes to a store of PyTorch's hears of the other
 // backend, be it served by a Cohort program or by PyTorch, which hangs up.
 func TestForgottenBackend(t *testing.T) {
-	ours, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+	ours, err := store.ListenPyTorch("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -225,7 +225,7 @@ func TestPyTorchLeft(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), min(loaded.Allow(4*time.Second), 12*time.Second))
 			comes := make(chan error, 1)
 			go func() {
-				c, err := store.DialPyTorch(ctx, strings.TrimPrefix(url, "tcp://"), store.PyTorchClientConfig{})
+				c, err := store.DialPyTorch(ctx, strings.TrimPrefix(url, "tcp://"))
 				if err == nil {
 					defer c.Close()
 					_, err = c.Join(ctx)

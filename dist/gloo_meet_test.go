@@ -49,7 +49,7 @@ func TestPyTorchMeets(t *testing.T) {
 	}{
 		{"file", false, false, "", func(t *testing.T, m *mixedJob) { m.url = "file://" + filepath.Join(t.TempDir(), "store") }},
 		{"launcher's store", false, false, "TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RESTART_COUNT=2", func(t *testing.T, m *mixedJob) {
-			s, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+			s, err := store.ListenPyTorch("127.0.0.1:0")
 			if err != nil {
 				t.Fatal(err)
 			}

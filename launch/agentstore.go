@@ -73,18 +73,18 @@ func (a *agent) serveStore(ctx context.Context) error {
 	if !a.attempt.AgentStore || a.attempt.NodeRank != 0 {
 		return nil
 	}
-	cfg := store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) {
+	opts := []store.PyTorchServerOption{store.WithRefusals(func(r *store.PyTorchRefusal) {
 		fmt.Fprintf(a.stderr, "cohort: %s\n", visible.Text(r.Error()))
-	}}
+	})}
 	if a.attempt.NodeAddrs != "" {
 		nodes, err := transport.LookupHosts(ctx, a.attempt.NodeAddrs)
 		if err != nil {
 			return fmt.Errorf("the addresses of the job's nodes: %w", err)
 		}
-		cfg.Admit = func(peer netip.Addr) bool { return transport.Admits(nodes, peer) }
+		opts = append(opts, store.WithAdmission(func(peer netip.Addr) bool { return transport.Admits(nodes, peer) }))
 	}
 	addr := net.JoinHostPort(a.attempt.MasterAddr, strconv.Itoa(a.attempt.MasterPort))
-	s, err := store.ListenPyTorch(addr, cfg)
+	s, err := store.ListenPyTorch(addr, opts...)
 	if err != nil {
 		return err
 	}

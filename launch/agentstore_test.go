@@ -61,7 +61,7 @@ func roleClient(string) int {
 	roleEnv("")
 	ctx, cancel := context.WithTimeout(context.Background(), loaded.Allow(20*time.Second))
 	defer cancel()
-	c, err := store.DialPyTorch(ctx, net.JoinHostPort(envvar.MasterAddr.Text(), envvar.MasterPort.Text()), store.PyTorchClientConfig{})
+	c, err := store.DialPyTorch(ctx, net.JoinHostPort(envvar.MasterAddr.Text(), envvar.MasterPort.Text()))
 	if err != nil {
 		say("%v", err)
 		return 1
@@ -270,7 +270,7 @@ func roleKinds(other string) int {
 	case "1 2.5":
 		key = "/worker/attempt_0/default_pg/0//cpu//0/1"
 	}
-	c, err := store.DialPyTorch(context.Background(), net.JoinHostPort(envvar.MasterAddr.Text(), envvar.MasterPort.Text()), store.PyTorchClientConfig{Generation: generation})
+	c, err := store.DialPyTorch(context.Background(), net.JoinHostPort(envvar.MasterAddr.Text(), envvar.MasterPort.Text()), store.WithGeneration(generation))
 	if err != nil {
 		say("%v", err)
 		return 1

@@ -306,7 +306,7 @@ func evaluate(ctx context.Context, m nn.Module, g *tensor.Generator) (err error)
 // this process, which play ofGo instead. It returns what each rank has for each case.
 func liveJob(t *testing.T, torch []*torchRank, layout string, cases, ofGo []liveCase) ([][][][]float32, []error) {
 	t.Helper()
-	server, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+	server, err := store.ListenPyTorch("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -68,19 +68,19 @@ The address is the last word of the first line that the command prints. With por
 // servePyTorch serves a store to PyTorch's processes until ctx ends.
 func servePyTorch(ctx context.Context, listen string, admit []string, stdout, stderr io.Writer) error {
 	var mu sync.Mutex
-	config := store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) {
+	opts := []store.PyTorchServerOption{store.WithRefusals(func(r *store.PyTorchRefusal) {
 		mu.Lock()
 		defer mu.Unlock()
 		fmt.Fprintf(stderr, "cohort: %v\n", r)
-	}}
+	})}
 	if len(admit) > 0 {
 		admitted, err := admission(admit)
 		if err != nil {
 			return usageError{err}
 		}
-		config.Admit = admitted
+		opts = append(opts, store.WithAdmission(admitted))
 	}
-	s, err := store.ListenPyTorch(listen, config)
+	s, err := store.ListenPyTorch(listen, opts...)
 	if err != nil {
 		return usageError{err}
 	}

@@ -46,7 +46,7 @@ func TestStoreCommand(t *testing.T) {
 				if line, err := said.ReadString('\n'); err != nil || !strings.Contains(line, "no authentication") {
 					t.Errorf("%q, %v, want why it asks for no token", line, err)
 				}
-				c, err := store.DialPyTorch(ctx, addr, store.PyTorchClientConfig{})
+				c, err := store.DialPyTorch(ctx, addr)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -50,7 +50,7 @@ func openFile(t *testing.T, path string) *store.File {
 // to it as one of a generation.
 func servedPyTorch(t *testing.T) (srv *store.PyTorchServer, connect func(store.PyTorchGeneration) *store.PyTorchClient) {
 	t.Helper()
-	srv, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) { t.Error(r) }})
+	srv, err := store.ListenPyTorch("127.0.0.1:0", store.WithRefusals(func(r *store.PyTorchRefusal) { t.Error(r) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func servedPyTorch(t *testing.T) (srv *store.PyTorchServer, connect func(store.P
 	return srv, func(g store.PyTorchGeneration) *store.PyTorchClient {
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
-		c, err := store.DialPyTorch(ctx, srv.Addr(), store.PyTorchClientConfig{Generation: g})
+		c, err := store.DialPyTorch(ctx, srv.Addr(), store.WithGeneration(g))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -26,31 +26,33 @@ const (
 	namedKeys = 256
 )
 
-// PyTorchClientConfig says how to be a client of PyTorch's store. Its zero value finds
-// out everything by itself.
-type PyTorchClientConfig struct {
-	// Generation is what the server speaks; 0 finds out, by one connection
-	// with a server of 2.4 and later.
-	Generation PyTorchGeneration
+// PyTorchClientOption changes how [DialPyTorch] connects.
+type PyTorchClientOption func(*PyTorchClient)
+
+// WithGeneration says which generation of the protocol the server speaks. Without this option
+// the client finds out, with servers of 2.4 and later by one connection.
+func WithGeneration(g PyTorchGeneration) PyTorchClientOption {
+	return func(c *PyTorchClient) { c.gen, c.pings = g, g == PyTorch2 }
 }
 
 // PyTorchClient is a [Store] in a process of PyTorch's, or in a [PyTorchServer]. Close it
 // when it is no longer needed.
 //
-// PyTorch's protocol says less than this package promises, so through it
+// PyTorch's protocol promises less than this package:
 //
-//   - CompareAndSet may say that it has set a value that another process has set at
-//     that moment, when the two values are equal; and one that expects no value may
-//     replace an empty one that has just been set;
-//   - MultiGet, and MultiSet of much, are not of one moment;
-//   - Add reads the number at the beginning of the value (" 12a" is 12), its sum wraps
-//     around beyond 64 bits, and where there is no number the server hangs up, which
-//     ends the client;
-//   - a server of 1.13 has neither Append nor queues, one before 2.8 no queues, and
-//     those without a list of their keys count them by the prefix "" alone. Such calls
-//     fail with [ErrUnsupported].
+//   - CompareAndSet may report that it has set a value that another process has set at that
+//     moment, if the two values are equal. One that expects no value may replace an empty
+//     value that has just been set.
+//   - MultiGet is not atomic, and neither is a large MultiSet.
+//   - Add reads the number at the beginning of the value (" 12a" is 12), and its sum wraps
+//     around beyond 64 bits. Where there is no number the server closes the connection, which
+//     ends the client.
+//   - A server of 1.13 has neither Append nor queues, one before 2.8 has no queues. A server
+//     that cannot list its keys counts them for the prefix "" alone. Other calls fail with
+//     [ErrUnsupported].
 //
-// What is set has 8 MiB at most, for PyTorch's servers with libuv take no more. The calls of several goroutines go over as many connections.
+// A value that is set has 8 MiB at most, for PyTorch's servers with libuv take no more. The
+// calls of several goroutines use as many connections.
 type PyTorchClient struct {
 	methods
 	addr  string
@@ -65,12 +67,12 @@ type PyTorchClient struct {
 	gone  chan struct{} // closed with err
 }
 
-// DialPyTorch connects to a store of PyTorch's at addr, host:port, waiting for it to be
-// there until ctx ends. It does not count as one who has joined: see [PyTorchClient.Join].
-func DialPyTorch(ctx context.Context, addr string, config PyTorchClientConfig) (*PyTorchClient, error) {
-	c := &PyTorchClient{
-		addr: addr, gen: config.Generation, pings: config.Generation == PyTorch2,
-		busy: map[*pyTorchLine]struct{}{}, knows: map[verb]bool{}, gone: make(chan struct{}),
+// DialPyTorch connects to a store of PyTorch's at addr, host:port. It waits for the store until
+// ctx ends. The client does not count as a process that has joined: see [PyTorchClient.Join].
+func DialPyTorch(ctx context.Context, addr string, opts ...PyTorchClientOption) (*PyTorchClient, error) {
+	c := &PyTorchClient{addr: addr, busy: map[*pyTorchLine]struct{}{}, knows: map[verb]bool{}, gone: make(chan struct{})}
+	for _, opt := range opts {
+		opt(c)
 	}
 	c.methods.do = c.do
 	ctx, release := deadline(ctx)

@@ -13,8 +13,8 @@ import (
 // Strangers of this host who hold a thousand connections and say nothing keep no client of
 // PyTorch's store out, old or new.
 func TestPyTorchFlooded(t *testing.T) {
-	s, _ := pyTorchHost(t, PyTorchServerConfig{})
-	old, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+	s, _ := pyTorchHost(t)
+	old, err := DialPyTorch(t.Context(), s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,7 +33,7 @@ func TestPyTorchFlooded(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for range 20 {
-		c, err := DialPyTorch(ctx, s.Addr(), PyTorchClientConfig{})
+		c, err := DialPyTorch(ctx, s.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -173,7 +173,7 @@ func TestLivePyTorch(t *testing.T) {
 
 // liveClient is PyTorch's client on our server: every operation that it has.
 func liveClient(t *testing.T, p *torch) {
-	srv, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) { t.Error(r) }})
+	srv, err := store.ListenPyTorch("127.0.0.1:0", store.WithRefusals(func(r *store.PyTorchRefusal) { t.Error(r) }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func liveServer(t *testing.T, p *torch) {
 				cases++
 				var views [2]store.Store
 				for i := range views {
-					c, err := store.DialPyTorch(ctx, addr, store.PyTorchClientConfig{})
+					c, err := store.DialPyTorch(ctx, addr)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -257,7 +257,7 @@ func liveServer(t *testing.T, p *torch) {
 // liveNumbers has a server of PyTorch's and one of ours add to the same texts, which are made
 // of what numbers are made of.
 func liveNumbers(t *testing.T, p *torch) {
-	ours, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+	ours, err := store.ListenPyTorch("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +271,7 @@ func liveNumbers(t *testing.T, p *torch) {
 	add := func(addr, text string, delta int64) (sum int64, hangs bool) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		c, err := store.DialPyTorch(ctx, addr, store.PyTorchClientConfig{Generation: p.Generation})
+		c, err := store.DialPyTorch(ctx, addr, store.WithGeneration(p.Generation))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -305,7 +305,7 @@ func liveJoin(t *testing.T, p *torch) {
 	defer cancel()
 	hosted := make(chan error, 1)
 	go func() { hosted <- p.do("host", map[string]any{"port": port, "world": 2}) }()
-	c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", port), store.PyTorchClientConfig{})
+	c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", port))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -332,7 +332,7 @@ func liveGroup(t *testing.T, p *torch) {
 	var wg sync.WaitGroup
 	for r := range n {
 		wg.Go(func() {
-			c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", p.Port), store.PyTorchClientConfig{})
+			c, err := store.DialPyTorch(ctx, fmt.Sprint("127.0.0.1:", p.Port))
 			if err != nil {
 				t.Error(err)
 				return

@@ -10,7 +10,7 @@ import (
 
 // Keys take room too, whatever is stored under them; what frees some does not ask for any.
 func TestPyTorchKeysTakeRoom(t *testing.T) {
-	s, refused := pyTorchHost(t, PyTorchServerConfig{})
+	s, refused := pyTorchHost(t)
 	c := rawPyTorch(t, s.Addr())
 	const one, none = "\x01\x00\x00\x00\x00\x00\x00\x00", "\x00\x00\x00\x00\x00\x00\x00\x00"
 	key := func(name string) string {

@@ -16,20 +16,27 @@ import (
 	"github.com/cohort-ml/cohort/internal/lobby"
 )
 
-// PyTorchServerConfig says what a [PyTorchServer] serves, and to whom. Its zero
-// value is a new store for processes of this host.
-type PyTorchServerConfig struct {
-	// Store is what is served; nil is a new one. It can be served on Cohort's wire,
-	// and be used in this process, at the same time.
-	Store *Memory
-	// Admit says whether a client of that address may come in: PyTorch's protocol has
-	// no authentication, so whoever comes in can read and write everything. nil admits
-	// this host's processes alone; give the hosts that have authenticated otherwise.
-	Admit func(peer netip.Addr) bool
-	// Refused is told of clients that were not admitted, or were put out for what they
-	// sent, so many a minute at most that no stranger fills a log: PyTorchRefusal.Untold
-	// counts the others. nil tells nobody. It may be called by several goroutines.
-	Refused func(*PyTorchRefusal)
+// PyTorchServerOption changes what a [PyTorchServer] serves, and to whom. Without options it
+// serves a new store to processes of this host.
+type PyTorchServerOption func(*PyTorchServer)
+
+// WithMemory makes the server serve m. At the same time m can be served on Cohort's wire, and
+// be used in this process.
+func WithMemory(m *Memory) PyTorchServerOption { return func(s *PyTorchServer) { s.mem = m } }
+
+// WithAdmission makes admit decide whether a client of an address may use the server. PyTorch's
+// protocol has no authentication: a client that is admitted can read and write everything.
+// Without this option only processes of this host are admitted. With it, admit hosts that have
+// authenticated in another way.
+func WithAdmission(admit func(peer netip.Addr) bool) PyTorchServerOption {
+	return func(s *PyTorchServer) { s.admit = admit }
+}
+
+// WithRefusals makes the server call refused for clients that it does not admit, or drops for
+// what they sent. The calls are so few a minute that no stranger fills a log; PyTorchRefusal.Untold
+// counts the others. Several goroutines may call refused at once.
+func WithRefusals(refused func(*PyTorchRefusal)) PyTorchServerOption {
+	return func(s *PyTorchServer) { s.refused = refused }
 }
 
 // A [PyTorchServer] tells its clients of itself by keys, which are neither counted nor
@@ -74,24 +81,24 @@ type PyTorchServer struct {
 	telling telling
 }
 
-// ListenPyTorch serves PyTorch's store protocol on a TCP address, host:port, where
-// port 0 is any that is free, until [PyTorchServer.Close]. A value may have 512 MiB, and
-// all together 2 GiB, keys and numbers 256 MiB more; a client that asks for more than there is room for loses its connection, as
-// it does with PyTorch's server, and others do not notice.
-func ListenPyTorch(addr string, c PyTorchServerConfig) (*PyTorchServer, error) {
+// ListenPyTorch serves PyTorch's store protocol on a TCP address, host:port, until
+// [PyTorchServer.Close]. Port 0 is any free port. A value may have 512 MiB, and all values
+// together 2 GiB; keys and numbers may have 256 MiB more. A client that asks for more room than
+// there is loses its connection, as it does with PyTorch's server. Other clients do not notice.
+func ListenPyTorch(addr string, opts ...PyTorchServerOption) (*PyTorchServer, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("store: listen on %s for PyTorch: %w", addr, err)
 	}
-	return ServePyTorch(l, c), nil
+	return ServePyTorch(l, opts...), nil
 }
 
 // ServePyTorch is [ListenPyTorch] on a listener that the caller has made; it
 // ends with the server.
-func ServePyTorch(l net.Listener, c PyTorchServerConfig) *PyTorchServer {
-	s := &PyTorchServer{
-		mem: c.Store, admit: c.Admit, refused: c.Refused,
-		conns: map[net.Conn]struct{}{}, first: make(chan struct{}),
+func ServePyTorch(l net.Listener, opts ...PyTorchServerOption) *PyTorchServer {
+	s := &PyTorchServer{conns: map[net.Conn]struct{}{}, first: make(chan struct{})}
+	for _, opt := range opts {
+		opt(s)
 	}
 	s.listener = lobby.Speaking(l, lobby.Forever, s.admitsFrom) // 1.13's second connection never says anything
 	if s.mem == nil {

@@ -22,11 +22,10 @@ import (
 )
 
 // pyTorchHost is a server with what it has refused.
-func pyTorchHost(t *testing.T, c PyTorchServerConfig) (*PyTorchServer, chan *PyTorchRefusal) {
+func pyTorchHost(t *testing.T, opts ...PyTorchServerOption) (*PyTorchServer, chan *PyTorchRefusal) {
 	t.Helper()
 	refused := make(chan *PyTorchRefusal, 10)
-	c.Refused = func(r *PyTorchRefusal) { refused <- r }
-	s, err := ListenPyTorch("127.0.0.1:0", c)
+	s, err := ListenPyTorch("127.0.0.1:0", append(opts, WithRefusals(func(r *PyTorchRefusal) { refused <- r }))...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +63,7 @@ const hello2 = "\x00\xce\xf7\x85\x3c"
 
 // The bytes that PyTorch's processes were seen to send, and what they were answered.
 func TestPyTorchBytes(t *testing.T) {
-	s, refused := pyTorchHost(t, PyTorchServerConfig{})
+	s, refused := pyTorchHost(t)
 	one := rawPyTorch(t, s.Addr())
 	silent := rawPyTorch(t, s.Addr()) // 1.13's second connection
 	two := rawPyTorch(t, s.Addr())
@@ -118,7 +117,7 @@ func TestPyTorchRefuses(t *testing.T) {
 		"2.1's delete":       {"\x09", "2.0 and 2.1", PyTorch1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, refused := pyTorchHost(t, PyTorchServerConfig{})
+			s, refused := pyTorchHost(t)
 			if err := s.Store().Set(t.Context(), "text", []byte("abc")); err != nil {
 				t.Fatal(err)
 			}
@@ -138,7 +137,7 @@ func TestPyTorchRefuses(t *testing.T) {
 
 func TestPyTorchAdmits(t *testing.T) {
 	asked := make(chan netip.Addr, 10)
-	s, refused := pyTorchHost(t, PyTorchServerConfig{Admit: func(peer netip.Addr) bool { asked <- peer; return false }})
+	s, refused := pyTorchHost(t, WithAdmission(func(peer netip.Addr) bool { asked <- peer; return false }))
 	c := rawPyTorch(t, s.Addr())
 	if n, err := c.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Errorf("%d, %v, want the connection's end", n, err)
@@ -149,14 +148,14 @@ func TestPyTorchAdmits(t *testing.T) {
 	if r := <-refused; !strings.Contains(r.Error(), c.LocalAddr().String()) {
 		t.Errorf("%v does not name the peer", r)
 	}
-	if _, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{}); err == nil || !strings.Contains(err.Error(), "hung up") {
+	if _, err := DialPyTorch(t.Context(), s.Addr()); err == nil || !strings.Contains(err.Error(), "hung up") {
 		t.Errorf("%v, want that the server hung up", err)
 	}
 }
 
 // One who joins waits for all, and says how many have come when they have not.
 func TestPyTorchJoin(t *testing.T) {
-	s, _ := pyTorchHost(t, PyTorchServerConfig{})
+	s, _ := pyTorchHost(t)
 	short, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
 	defer cancel()
 	if err := s.Join(short, 2); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 of 2") {
@@ -164,7 +163,7 @@ func TestPyTorchJoin(t *testing.T) {
 	}
 	joined := make(chan error, 1)
 	go func() { joined <- s.Join(t.Context(), 3) }()
-	c, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+	c, err := DialPyTorch(t.Context(), s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -255,7 +254,7 @@ func TestPyTorchProbe(t *testing.T) {
 		"a parrot": {func(n int, c net.Conn) { c.Write(read(c, 10)) }, 0, "answered a ping with"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client, err := DialPyTorch(t.Context(), fakePyTorch(t, c.answer), PyTorchClientConfig{})
+			client, err := DialPyTorch(t.Context(), fakePyTorch(t, c.answer))
 			if err != nil {
 				if c.say == "" || !strings.Contains(err.Error(), c.say) {
 					t.Errorf("%v, want %q", err, c.say)
@@ -312,7 +311,7 @@ func TestPyTorchClientLoses(t *testing.T) {
 					return
 				}
 			})
-			client, err := DialPyTorch(t.Context(), addr, PyTorchClientConfig{})
+			client, err := DialPyTorch(t.Context(), addr)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -323,8 +322,8 @@ func TestPyTorchClientLoses(t *testing.T) {
 			}
 		})
 	}
-	s, _ := pyTorchHost(t, PyTorchServerConfig{})
-	client, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+	s, _ := pyTorchHost(t)
+	client, err := DialPyTorch(t.Context(), s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -374,7 +373,7 @@ func TestPyTorchSlowServer(t *testing.T) {
 			}
 		}
 	})
-	client, err := DialPyTorch(t.Context(), addr, PyTorchClientConfig{})
+	client, err := DialPyTorch(t.Context(), addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -386,8 +385,8 @@ func TestPyTorchSlowServer(t *testing.T) {
 
 // A wait that was begun anew leaves nothing behind that ends later calls.
 func TestPyTorchWaitsAnew(t *testing.T) {
-	s, _ := pyTorchHost(t, PyTorchServerConfig{})
-	client, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+	s, _ := pyTorchHost(t)
+	client, err := DialPyTorch(t.Context(), s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,8 +428,8 @@ func (c *heldUp) SetDeadline(t time.Time) error {
 
 // The end of a call's context ends nothing but that call, whenever the system comes to it.
 func TestPyTorchWaitEndsAlone(t *testing.T) {
-	s, _ := pyTorchHost(t, PyTorchServerConfig{})
-	client, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+	s, _ := pyTorchHost(t)
+	client, err := DialPyTorch(t.Context(), s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,8 +454,8 @@ func TestPyTorchWaitEndsAlone(t *testing.T) {
 
 // What the protocol has no words for.
 func TestPyTorchLacks(t *testing.T) {
-	s, _ := pyTorchHost(t, PyTorchServerConfig{})
-	old, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{Generation: PyTorch1})
+	s, _ := pyTorchHost(t)
+	old, err := DialPyTorch(t.Context(), s.Addr(), WithGeneration(PyTorch1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -475,7 +474,7 @@ func TestPyTorchLacks(t *testing.T) {
 	if v, err := old.MultiGet(t.Context(), "b", "a"); err != nil || string(bytes.Join(v, nil)) != "21" {
 		t.Errorf("%q, %v", v, err)
 	}
-	client, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+	client, err := DialPyTorch(t.Context(), s.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -502,7 +501,7 @@ func TestPyTorchLacks(t *testing.T) {
 // Values beyond the 8 MiB of PyTorch's server with libuv are taken and given back, as long
 // as there is room for all; who finds none is told alone.
 func TestPyTorchLargeValues(t *testing.T) {
-	s, refused := pyTorchHost(t, PyTorchServerConfig{})
+	s, refused := pyTorchHost(t)
 	head := hello2 + "\x01\x02\x00\x00\x00\x00\x00\x00\x00/k"
 	const size = 9 << 20
 	large := strings.Repeat("large ", size/6)
@@ -556,7 +555,7 @@ var numberTexts = []struct {
 
 // Add reads numbers as PyTorch's servers do, and its FileStore, for which an empty value is 0.
 func TestPyTorchNumbers(t *testing.T) {
-	s, err := ListenPyTorch("127.0.0.1:0", PyTorchServerConfig{})
+	s, err := ListenPyTorch("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -567,7 +566,7 @@ func TestPyTorchNumbers(t *testing.T) {
 	}
 	defer file.Close()
 	for _, tc := range numberTexts {
-		c, err := DialPyTorch(t.Context(), s.Addr(), PyTorchClientConfig{})
+		c, err := DialPyTorch(t.Context(), s.Addr())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -722,10 +721,8 @@ func FuzzPyTorchFile(f *testing.F) {
 // counted.
 func TestPyTorchTellsLittle(t *testing.T) {
 	told := make(chan *PyTorchRefusal, 64)
-	s, err := ListenPyTorch("127.0.0.1:0", PyTorchServerConfig{
-		Admit:   func(netip.Addr) bool { return false },
-		Refused: func(r *PyTorchRefusal) { told <- r },
-	})
+	s, err := ListenPyTorch("127.0.0.1:0", WithAdmission(func(netip.Addr) bool { return false }),
+		WithRefusals(func(r *PyTorchRefusal) { told <- r }))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -754,7 +751,7 @@ func TestPyTorchTellsLittle(t *testing.T) {
 // TestPyTorchStrangersSpeakNothing: what comes from elsewhere than from PyTorch, such as a
 // port scan or a rank of Cohort's own jobs, does not make a job one of PyTorch 1.13.
 func TestPyTorchStrangersSpeakNothing(t *testing.T) {
-	s, refused := pyTorchHost(t, PyTorchServerConfig{})
+	s, refused := pyTorchHost(t)
 	for sent, want := range map[string]string{
 		"GET / HTTP/1.1\r\n\r\n":               "opcode 71",
 		"\xc0HURT, or nearly":                  "does not speak PyTorch's protocol",
@@ -779,7 +776,7 @@ func TestPyTorchStrangersSpeakNothing(t *testing.T) {
 // TestPyTorchIsNotCohort: a Cohort client that comes to PyTorch's store is told so at once, and
 // so is who looks after the store.
 func TestPyTorchIsNotCohort(t *testing.T) {
-	s, refused := pyTorchHost(t, PyTorchServerConfig{})
+	s, refused := pyTorchHost(t)
 	_, err := Dial(t.Context(), s.Addr(), transport.NewToken().Text())
 	if err == nil || !strings.Contains(err.Error(), "PyTorch's store is served there") || strings.Contains(err.Error(), "token differs") {
 		t.Errorf("the client says %v", err)

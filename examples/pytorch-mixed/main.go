@@ -245,7 +245,7 @@ func feed(ctx context.Context, group *dist.Group, dir string) error {
 
 // useStore serves a store and lets a Python script use it.
 func useStore(ctx context.Context, python string) error {
-	server, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+	server, err := store.ListenPyTorch("127.0.0.1:0")
 	if err != nil {
 		return err
 	}

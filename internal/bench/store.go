@@ -104,7 +104,7 @@ func ServeStore(ctx context.Context, job store.Store, o StoreOptions) error {
 		return job.Wait(ctx, storeDone)
 	}
 	if o.Wire == "pytorch" {
-		srv, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+		srv, err := store.ListenPyTorch("127.0.0.1:0")
 		if err != nil {
 			return err
 		}
@@ -148,7 +148,7 @@ func Store(ctx context.Context, job store.Store, me int, o StoreOptions, emit fu
 	}
 	b := &storeBench{StoreOptions: o, job: job, me: me, connect: func() (storeClient, error) {
 		if o.Wire == "pytorch" {
-			return store.DialPyTorch(ctx, string(addr), store.PyTorchClientConfig{})
+			return store.DialPyTorch(ctx, string(addr))
 		}
 		return store.Connect(ctx, string(addr), token, transport.EncryptControl)
 	}}

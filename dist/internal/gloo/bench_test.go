@@ -44,7 +44,7 @@ func TestSpeedRank(t *testing.T) {
 	rank, _ := strconv.Atoi(args[2])
 	size, _ := strconv.Atoi(args[3])
 	ctx := context.Background()
-	c, err := store.DialPyTorch(ctx, args[1], store.PyTorchClientConfig{})
+	c, err := store.DialPyTorch(ctx, args[1])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +121,7 @@ func TestSpeed(t *testing.T) {
 			}
 			for _, p := range append([]pytorch{{version: "none"}}, found()...) {
 				job := func(name string, isGo func(rank int) bool, g Generation) {
-					server, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+					server, err := store.ListenPyTorch("127.0.0.1:0")
 					if err != nil {
 						t.Fatal(err)
 					}

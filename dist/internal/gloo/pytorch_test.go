@@ -147,7 +147,7 @@ func (p pytorch) prefixFor(s store.Store) store.Store {
 // the others PyTorch ranks that do a case of pytorch_rank.py.
 func mixed(t *testing.T, p pytorch, size int, gos []int, change func(*Config), env []string, part func(b *Communicator, peers []*peer) error, args ...string) []*peer {
 	t.Helper()
-	server, err := store.ListenPyTorch("127.0.0.1:0", store.PyTorchServerConfig{})
+	server, err := store.ListenPyTorch("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -75,7 +75,7 @@ func (m *meeting) joinAgentStore(ctx context.Context) error {
 		return fmt.Errorf("the launcher serves PyTorch's store at %s, for a job with PyTorch ranks: join it with dist.WithBackend(%q); where all ranks are Go programs, say cohort run --store rank0", m.master, "gloo")
 	}
 	var err error
-	if m.lent, err = store.DialPyTorch(ctx, m.master, store.PyTorchClientConfig{}); err != nil {
+	if m.lent, err = store.DialPyTorch(ctx, m.master); err != nil {
 		return fmt.Errorf("meet in the launcher's store at %s, which %s=True promises: %w", m.master, envvar.UseAgentStore, err)
 	}
 	m.store = inAttempt(m.lent)

@@ -72,11 +72,11 @@ func (j *job) openStore(ctx context.Context) (store.Store, error) {
 		return j.shared, nil
 	case j.rank == 0 && !j.place.agent:
 		var err error
-		cfg := store.PyTorchServerConfig{Refused: func(r *store.PyTorchRefusal) { fmt.Fprintf(os.Stderr, "cohort: rank 0: %v\n", r) }}
+		opts := []store.PyTorchServerOption{store.WithRefusals(func(r *store.PyTorchRefusal) { fmt.Fprintf(os.Stderr, "cohort: rank 0: %v\n", r) })}
 		if len(j.admitted) > 0 { // beside this host
-			cfg.Admit = j.admitsFrom
+			opts = append(opts, store.WithAdmission(j.admitsFrom))
 		}
-		j.server, err = store.ListenPyTorch(j.storeAddr(ctx), cfg)
+		j.server, err = store.ListenPyTorch(j.storeAddr(ctx), opts...)
 		if err != nil {
 			return nil, err
 		}
@@ -84,7 +84,7 @@ func (j *job) openStore(ctx context.Context) (store.Store, error) {
 		return j.server.Store(), nil
 	}
 	var err error
-	if j.client, err = store.DialPyTorch(ctx, j.addr, store.PyTorchClientConfig{}); err != nil {
+	if j.client, err = store.DialPyTorch(ctx, j.addr); err != nil {
 		return nil, fmt.Errorf("PyTorch's store at %s: %w", j.addr, err)
 	}
 	if _, err := j.client.Join(ctx); err != nil {
