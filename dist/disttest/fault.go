@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// Fault is something that goes wrong. It is made by one of the functions below,
-// and happens when [Fault.At] or [Fault.AtCall] says, or at once where neither
-// does.
+// Fault is something that goes wrong. The functions below make it. It happens when [Fault.At] or
+// [Fault.AtCall] says, or else at once.
 type Fault struct {
 	kind    faultKind
 	ranks   []int // of a cut: one way, from the first to the second
@@ -39,57 +38,54 @@ func newFault(kind faultKind, ranks ...int) Fault {
 	return Fault{kind: kind, ranks: slices.Clone(ranks), caller: -1}
 }
 
-// Kill ends a rank's process, as kill -9 does: its connections are closed, and
-// nobody answers any more.
+// Kill ends a rank's process, as kill -9 does: its connections are closed, and nothing answers.
 func Kill(rank int) Fault { return newFault(faultKill, rank) }
 
-// Stop stops a rank's process, as SIGSTOP or a machine that swaps does: its
-// connections stay, and nothing comes. A rank that is stopped for good and not
-// waited for is killed at the end.
+// Stop stops a rank's process, as SIGSTOP or a machine that swaps does: its connections stay, and
+// nothing comes. A rank that is stopped for good is killed when all others have ended.
 func Stop(rank int) Fault { return newFault(faultStop, rank) }
 
-// Cut cuts the line between two ranks, without a word to either.
+// Cut cuts the line between two ranks; neither is told.
 func Cut(a, b int) Fault { return newFault(faultCut, a, b) }
 
-// CutOneWay cuts the line from one rank to another; the other way is whole.
+// CutOneWay cuts the line from one rank to another in this direction only.
 func CutOneWay(from, to int) Fault { return newFault(faultCutOneWay, from, to) }
 
-// Isolate cuts all lines between some ranks and all others: a partition, or for
-// one rank a host whose power or network is gone.
+// Isolate cuts all lines between some ranks and all others: a network partition, or for one rank, a
+// host without power or network.
 func Isolate(ranks ...int) Fault { return newFault(faultIsolate, ranks...) }
 
-// Slow makes the line between two ranks another one, both ways.
+// Slow gives the line between two ranks other properties, in both directions.
 func Slow(a, b int, l Link) Fault {
 	f := newFault(faultSlow, a, b)
 	f.link = l
 	return f
 }
 
-// At makes the fault happen so long after the run has begun. Forming the group
-// takes some round trips of that.
+// At makes the fault happen at a time after the run has begun. Forming the group takes some round
+// trips of that time.
 func (f Fault) At(d time.Duration) Fault {
 	f.at, f.caller = d, -1
 	return f
 }
 
-// AtCall makes the fault happen when a rank begins its k-th operation since its
-// main began, counted from 1 over all groups: collectives, messages, and the
-// barrier with which each new group begins.
+// AtCall makes the fault happen when a rank begins its k-th operation since its main began, counted from
+// 1 over all groups. Operations are collectives, messages, and the barrier with which a new group begins.
 func (f Fault) AtCall(rank, k int) Fault {
 	f.caller, f.call = rank, k
 	return f
 }
 
-// For makes the fault end after some time.
+// For makes the fault end after a time.
 func (f Fault) For(d time.Duration) Fault {
 	f.lasting = d
 	return f
 }
 
-// Ranks returns the ranks that the fault is about.
+// Ranks returns the ranks that the fault concerns.
 func (f Fault) Ranks() []int { return slices.Clone(f.ranks) }
 
-// String says what the fault is, and when.
+// String returns what the fault is, and when it happens.
 func (f Fault) String() string {
 	var b strings.Builder
 	switch f.kind {

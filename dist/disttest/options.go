@@ -12,16 +12,14 @@ import (
 	"github.com/cohort-ml/cohort/dist/internal/vnet"
 )
 
-// Link is what the line from one rank to another is like. The zero Link takes no
-// time.
+// Link is the properties of the line from one rank to another. The zero Link takes no time.
 type Link struct {
 	// Latency is how long a byte is on its way.
 	Latency time.Duration
-	// Jitter is up to how much longer it may be, drawn by the seed. What is
-	// sent stays in order.
+	// Jitter is the most that is added to the latency, drawn from the seed. The order of what
+	// is sent stays.
 	Jitter time.Duration
-	// BytesPerSecond is the line's rate, shared by all that goes over it in
-	// this direction; 0 is no limit.
+	// BytesPerSecond is the line's rate in this direction, 0 for no limit.
 	BytesPerSecond float64
 }
 
@@ -52,34 +50,34 @@ type options struct {
 	within    time.Duration
 }
 
-// WithSeed plays a run again: use the seed that it has printed. Without, each
-// run has another.
+// WithSeed repeats a run: give it the seed that the run has printed. Without it each run has a new
+// seed.
 func WithSeed(seed uint64) Option {
 	return func(o *options) error { o.seed = seed; return nil }
 }
 
-// WithLink makes all lines alike, in place of [DefaultLink].
+// WithLink gives all lines the same properties, in place of [DefaultLink].
 func WithLink(l Link) Option { return WithLinks(func(int, int) Link { return l }) }
 
-// WithLinks says what the line from each rank to each other one is like. It is
-// called once for each that is used.
+// WithLinks gives each line from a rank to another its own properties. link is called once for each
+// line that is used.
 func WithLinks(link func(from, to int) Link) Option {
 	return func(o *options) error { o.link = link; return nil }
 }
 
-// WithNodes says which node each rank is on, by any numbers: nodes[r] is that of
-// rank r. Algorithms are chosen by it. Without, every rank has a node of its own.
+// WithNodes puts ranks on nodes: nodes[r] is any number for the node of rank r. The choice of
+// algorithms depends on it. Without it every rank has a node of its own.
 func WithNodes(nodes ...int) Option {
 	return func(o *options) error { o.nodes = nodes; return nil }
 }
 
-// WithFaults lets faults happen.
+// WithFaults makes faults happen.
 func WithFaults(faults ...Fault) Option {
 	return func(o *options) error { o.faults = append(o.faults, faults...); return nil }
 }
 
-// WithRandomFaults lets some faults happen that the seed chooses, within a time
-// from the beginning of the run.
+// WithRandomFaults makes random faults happen, drawn from the seed, within a time from the beginning of
+// the run.
 func WithRandomFaults(num int, within time.Duration) Option {
 	return func(o *options) error {
 		if num < 0 || within <= 0 {
@@ -90,13 +88,13 @@ func WithRandomFaults(num int, within time.Duration) Option {
 	}
 }
 
-// WithInit gives options to [dist.Init] on every rank, such as [dist.WithTimeout].
-// Those that say where ranks are and how they meet are the run's own affair.
+// WithInit gives options to [dist.Init] on every rank, such as [dist.WithTimeout]. Options about where
+// ranks are and how they meet are set by the run.
 func WithInit(opts ...dist.Option) Option {
 	return func(o *options) error { o.init = append(o.init, opts...); return nil }
 }
 
-// maxRanks bounds a run: it is for the logic of a job, not its size.
+// maxRanks bounds a run, which is for the logic of a job and not for its size.
 const maxRanks = 1024
 
 func newOptions(n int, opts []Option) (*options, error) {

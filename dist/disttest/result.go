@@ -11,26 +11,26 @@ import (
 	"time"
 )
 
-// Result is what came of a run. Times are since its beginning.
+// Result is the result of a run. Times count from its beginning.
 type Result struct {
-	// Seed plays the run again; see [WithSeed].
+	// Seed repeats the run; see [WithSeed].
 	Seed uint64
-	// Elapsed is when the last rank had ended.
+	// Elapsed is when the last rank ended.
 	Elapsed time.Duration
 	Ranks   []Rank // by number
-	// Calls are the operations of all ranks since their mains began, in the
-	// order in which they began: of each rank the last 4,096.
+	// Calls are the last 4,096 operations of each rank since its main began, in the order in
+	// which they began.
 	Calls []Call
-	// Faults are those that have happened, in order.
+	// Faults are the faults that happened, in order.
 	Faults []Happened
 }
 
-// Rank is how a rank has ended.
+// Rank is how a rank ended.
 type Rank struct {
-	// Err is what main returned, or why it was not called, or [ErrKilled] or
-	// [ErrStopped] with what main returned then.
+	// Err is what main returned, or why main was not called. For a rank that a fault ended it
+	// is [ErrKilled] or [ErrStopped], joined with what main returned.
 	Err error
-	// Began is when main was called: the group was formed. It is 0 if it was not.
+	// Began is when main was called, after the group was formed; 0 if it was not called.
 	Began time.Duration
 	// Ended is when main returned.
 	Ended time.Duration
@@ -47,7 +47,7 @@ type Call struct {
 	Err          error
 }
 
-// Happened is a fault and when it began.
+// Happened is a fault, and when it began.
 type Happened struct {
 	At    time.Duration
 	Fault Fault
@@ -64,7 +64,7 @@ func (r *Result) Err() error {
 	return errors.Join(errs...)
 }
 
-// String says how the run went, for a test's log.
+// String returns how the run went, for a test's log.
 func (r *Result) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d ranks, seed %d, %v\n", len(r.Ranks), r.Seed, r.Elapsed)
@@ -77,8 +77,7 @@ func (r *Result) String() string {
 	return b.String()
 }
 
-// Trace is all that is known of the run, as text: that of a run with the same
-// seed is the same.
+// Trace returns all that is known of the run as text. Runs with the same seed have the same trace.
 func (r *Result) Trace() string {
 	var b strings.Builder
 	b.WriteString(r.String())

@@ -22,10 +22,9 @@ var (
 	ErrStopped = errors.New("disttest: the rank was stopped until all others had ended")
 )
 
-// Run calls main for each of n ranks, which form a group over a virtual network
-// in virtual time, and returns when all have ended. What the ranks return is in
-// the result and does not fail the test, for it may be what the test wants. It
-// must not be called inside a bubble of testing/synctest; see [Simulate].
+// Run calls main for each of n ranks, which form a group over a virtual network in virtual time. It
+// returns when all have ended. The ranks' errors are in the result and do not fail the test, for they may
+// be what the test wants. Run must not be called inside a bubble of testing/synctest; see [Simulate].
 func Run(t *testing.T, n int, main func(ctx context.Context, g *dist.Group) error, opts ...Option) *Result {
 	t.Helper()
 	o, err := newOptions(n, opts)
@@ -39,10 +38,9 @@ func Run(t *testing.T, n int, main func(ctx context.Context, g *dist.Group) erro
 	return res
 }
 
-// Simulate is [Run] without a test: in virtual time inside a bubble of
-// testing/synctest, in real time outside of one. In a program that uses
-// bubbles, call [tensor.CPU] before the first of them, for the threads of the
-// tensor library belong to where they are made.
+// Simulate is [Run] without a test: in virtual time inside a bubble of testing/synctest, in real time
+// outside of one. A program that uses bubbles must call [tensor.CPU] before the first of them, for the
+// threads of the tensor library belong to the bubble in which they are started.
 func Simulate(ctx context.Context, n int, main func(ctx context.Context, g *dist.Group) error, opts ...Option) (*Result, error) {
 	o, err := newOptions(n, opts)
 	if err != nil {
@@ -54,9 +52,8 @@ func Simulate(ctx context.Context, n int, main func(ctx context.Context, g *dist
 // prepare makes what must not be made inside a bubble.
 func prepare() { tensor.CPU() }
 
-// Inject lets faults happen in the run that a main function is in, whose
-// context it gives. Times are counted from the beginning of the run; what has
-// none happens at once.
+// Inject makes faults happen in the run of a main function; ctx is main's context. Times count from the
+// beginning of the run, and a fault without a time happens at once.
 func Inject(ctx context.Context, faults ...Fault) error {
 	c, ok := ctx.Value(clusterKey{}).(*cluster)
 	if !ok {

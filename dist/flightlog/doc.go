@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package flightlog reads what the ranks' flight recorders wrote, and makes of
-// it one report on the job: which call everybody waits in, who never came, who
-// called something else, who is slow.
+// Package flightlog reads what the ranks' flight recorders wrote, and makes one report on the job from
+// it: in which call the ranks wait, which never came, which called something else, which are slow.
 //
-// Every rank keeps its last calls, always (2,048 of them, for some 150 ns a
-// call). They are written as a [Dump], a file rank-N.json that its owner alone
-// may read, into the directory that COHORT_RECORDER_DIR names: when a group
-// fails, when the launcher asks (`cohort run` does at a failure, and when it
-// gets SIGUSR1), and on the signal of an option of dist.Init. [Load] reads the
-// files and [Merge] makes the [Report], which `cohort recorder` prints.
+// Every rank always keeps its last calls (2,048 of them, for some 150 ns a call). They are written as a
+// [Dump]: a file rank-N.json that only its owner may read, in the directory that COHORT_RECORDER_DIR
+// names. Ranks write it when a group fails, when the launcher asks (`cohort run` asks after a failure,
+// and when it gets SIGUSR1), and on the signal of an option of dist.Init. [Load] reads the files and
+// [Merge] makes the [Report], which `cohort recorder` prints.
 //
 // # The dump
 //

@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lobby takes in whoever comes to a listener, at once, and holds each until its
-// first words say whether it may enter.
+// Package lobby accepts every connection to a listener at once, and holds it until its first
+// bytes show whether it may enter.
 //
-// The system's queue of a listener is served in the order in which connections come, so
-// who is left to wait there keeps out all that come later. A lobby leaves nobody there. A
-// connection in it costs a descriptor and some hundred bytes, and no goroutine; to take
-// one in and turn it away takes less processor time than to make it.
+// The system's queue of a listener is served in the order in which connections come, so a
+// connection that waits there keeps out all later ones. A lobby leaves none there. A connection in
+// the lobby costs a descriptor and some hundred bytes, but no goroutine. To accept a connection and
+// turn it away takes less processor time than to make it.
 //
-// A lobby holds as many as a share of the process's descriptors allows, and nobody for
-// longer than its patience. When one too many comes, the source with the most in the
-// lobby loses its oldest. So strangers push out strangers, a member that comes from
-// elsewhere does not feel them, and one that comes from the same host has the time in
-// which as many come as the lobby holds.
+// A lobby holds as many connections as a share of the process's descriptors allows, and none for
+// longer than its patience. When one too many comes, the source with the most connections in the
+// lobby loses its oldest. So strangers push out strangers. A member from another host does not
+// notice them. A member from the same host has the time in which they fill the lobby.
 //
-// Who has said nothing right is cut off by a reset, which leaves the system nothing to
-// remember; who has said something wrong sees the stream's end before that. So a peer can tell
-// that it was refused from that there was no room.
+// A connection that has sent too little is reset, so that the system keeps nothing of it. A
+// connection that has sent something wrong sees the end of the stream first. So a peer can tell a
+// refusal from a want of room.
+//
+// Files: lobby.go (Lobby), queue.go (the connections held, by source), epoll_linux.go and
+// goroutines.go (two ways to wait for their first bytes), deferred.go (a listener whose clients speak
+// first and prove nothing), descriptors_*.go.
 package lobby
 
 import (

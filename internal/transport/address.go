@@ -65,8 +65,8 @@ func freshUnix() (address, dir string, err error) {
 	return filepath.Join(dir, "s"), dir, nil
 }
 
-// isAbandoned says whether a path is a socket on which nobody listens: its process was
-// killed, and one that takes its place is not to fail for that.
+// isAbandoned reports whether a path is a socket on which no process listens: its process was killed, and
+// another one may take its place.
 func isAbandoned(path string) bool {
 	st, err := os.Lstat(path)
 	if err != nil || st.Mode().Type() != os.ModeSocket {

@@ -84,8 +84,8 @@ func (c *Conn) Peer() string { return addressOf(c.nc.RemoteAddr()) }
 // LocalAddr returns this side's address.
 func (c *Conn) LocalAddr() net.Addr { return c.nc.LocalAddr() }
 
-// Sheltered says whether the connection goes through TLS or stays on this host,
-// so that nobody between hosts reads what is said.
+// Sheltered reports whether the connection goes through TLS or stays on this host, so that it cannot be read
+// between hosts.
 func (c *Conn) Sheltered() bool {
 	_, secure := c.nc.(*tlsLink)
 	return secure || sameHost(c.nc)
@@ -234,9 +234,9 @@ func (c *Conn) Begun() (bool, error) {
 	return true, nil
 }
 
-// AwaitEnd waits until the peer has ended the connection, or has said more than is kept for
-// who reads later, at most until the read deadline: false if neither has come by then.
-// kind is that of the first frame it has begun, 0 if it has begun none.
+// AwaitEnd waits until the peer has ended the connection, or has sent more than the read buffer holds, at most
+// until the read deadline. It returns false if neither has come by then. kind is the kind of the first frame
+// that has begun to come, 0 if there is none.
 func (c *Conn) AwaitEnd() (kind byte, ended bool) {
 	for n := 1; n <= len(c.in.buf); n = c.in.w - c.in.r + 1 {
 		if _, err := c.in.peek(n); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -360,8 +360,8 @@ func PutHeader(b []byte, kind byte, size int) {
 }
 
 // FrameBuffered says whether the next frame has come as a whole, so that
-// reading it waits for nothing. A protocol that gathers its answers writes
-// them when it has not. It is for who reads the connection.
+// reading it waits for nothing. A protocol that gathers its answers writes them when it has not. Only the
+// goroutine that reads the connection may call it.
 func (c *Conn) FrameBuffered() bool {
 	come := c.in.buf[c.in.r:c.in.w]
 	return c.unread == 0 && len(come) >= headerSize && binary.LittleEndian.Uint64(come)&MaxFrame <= uint64(len(come)-headerSize)

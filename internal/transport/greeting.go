@@ -11,12 +11,11 @@ import (
 	"github.com/cohort-ml/cohort/internal/lobby"
 )
 
-// nobodyKnown is the number of a user of whom no number is known here, as of
-// one in a container.
+// nobodyKnown is the number of a user who has no number on this host, such as one in a container.
 const nobodyKnown = 65534
 
-// admitUser turns away another user of this host, who can be no member: a job is
-// one user's.
+// admitUser turns away connections of another user of this host: all members of a job are processes of one
+// user.
 func admitUser(from lobby.Source) error {
 	if user, ok := from.Unix(); ok && user != 0 && user != nobodyKnown && user != os.Geteuid() {
 		return errOtherUser
@@ -27,9 +26,8 @@ func admitUser(from lobby.Source) error {
 // tlsHead is how much of a TLS record says how long it is.
 const tlsHead = 5
 
-// greeted says of the first bytes of a connection whether they prove the token, or
-// how many are needed to tell: see [lobby.Config]. Nothing is remembered of them yet, and what the
-// handshake holds against a peer it looks at again.
+// greeted judges the first bytes of a connection: whether they prove the token, or how many are needed to
+// tell (see [lobby.Config]). It keeps nothing of them, and the handshake checks them again.
 func (t Token) greeted(said []byte) (need int, why error) {
 	if len(said) == 0 {
 		return helloSize, nil

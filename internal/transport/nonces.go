@@ -5,16 +5,15 @@ package transport
 import "sync"
 
 const (
-	// maxSeen bounds the nonces that a process remembers: about 3 MiB. Only who
-	// knows the token can make it remember one, so a stranger forgets nothing.
+	// maxSeen bounds the nonces that a process keeps: about 3 MiB. Only a peer that knows the token
+	// can add one, so a stranger cannot push any out.
 	maxSeen = 1 << 16
 	// seenSize is how much of a nonce is remembered.
 	seenSize = 16
 )
 
-// nonces remembers what members have said first, so that who says it again is
-// known to be repeating it. All ports of a process that were opened with one
-// Token share it. The zero value is ready.
+// nonces are the nonces of the members' hellos, kept so that a repeated hello is recognized. All ports of a
+// process that were opened with one Token share them. The zero value is ready.
 type nonces struct {
 	mu    sync.Mutex
 	known map[[seenSize]byte]struct{}
@@ -22,7 +21,7 @@ type nonces struct {
 	next  int              // the oldest then
 }
 
-// has says whether a nonce has been here before.
+// has reports whether a nonce is known.
 func (s *nonces) has(nonce []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -30,7 +29,7 @@ func (s *nonces) has(nonce []byte) bool {
 	return was
 }
 
-// fresh says whether a nonce has not been here before, and remembers it.
+// fresh reports whether a nonce is new, and adds it.
 func (s *nonces) fresh(nonce []byte) bool {
 	key := [seenSize]byte(nonce)
 	s.mu.Lock()

@@ -11,11 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unanswered returns for how long the peer's machine has answered nothing of
-// what this one has sent again and again, data or probes ([Conn.Probe]); 0 where
-// there is nothing to answer. That the peer's program reads slowly, or is
-// stopped, does not count: its machine answers. Any goroutine may ask, again and
-// again: see [Line].
+// Unanswered returns for how long the peer's system has answered nothing of what this one has sent repeatedly, data
+// or probes ([Conn.Probe]); 0 where there is nothing to answer. A program that reads slowly, or is stopped, does not
+// count, for its system answers. Any goroutine may call it, at any time: see [Line].
 func (c *Conn) Unanswered() time.Duration {
 	if link, ok := c.nc.(interface{ Unanswered() time.Duration }); ok {
 		return link.Unanswered()
@@ -33,11 +31,11 @@ func (c *Conn) Backoff() time.Duration {
 	return time.Duration(info.Rto) * time.Microsecond
 }
 
-// RetrySoon has the system send again after a pause of at most so long, a second at
-// least, and at first all 200 ms, what is not answered on a TCP connection, so that a line
-// which comes back is found soon: of itself it pauses twice as long each time. It gives the
-// connection up after about 15 tries, so that who waits longer for a line needs longer
-// pauses. Old systems do not know how.
+// RetrySoon bounds the pause after which the system sends again what the peer has not answered on a TCP
+// connection, so that it notices soon when the network comes back. The bound is a second at least; the first
+// pauses are 200 ms. By default each pause is twice as long as the one before. The system gives the connection up
+// after about 15 tries, so a caller that waits longer for the network needs longer pauses. Old systems do not
+// support it.
 func (c *Conn) RetrySoon(most time.Duration) {
 	raw := c.socketOf()
 	if raw == nil {
@@ -128,10 +126,10 @@ func tcpInfo(raw syscall.RawConn) (info *unix.TCPInfo) {
 	return info
 }
 
-// GiveUpAfter makes the system end a TCP connection on which nothing of what was sent
-// has been taken for that long: the peer's machine has gone, the line is cut, or its
-// program stands still and has no room for more. By itself it would try for a quarter
-// of an hour, less and less often, so that a line which comes back is found late.
+// GiveUpAfter makes the system end a TCP connection on which the peer has taken nothing of what was sent for that
+// long: the peer's machine has gone, the network is cut, or the peer's program has stopped and its buffers are
+// full. By default the system tries for a quarter of an hour, at growing intervals, so that it notices late when
+// the network comes back.
 func (c *Conn) GiveUpAfter(limit time.Duration) {
 	nc := c.nc
 	if link, ok := nc.(*tlsLink); ok {
