@@ -194,9 +194,9 @@ func (c *Client) acquire(l limit) error {
 		case <-c.gone:
 			err = c.reason()
 		case <-l.ctx.Done():
-			err = fmt.Errorf("the connection was taken up by other calls: %w", l.cause())
+			err = fmt.Errorf("the connection was busy with other calls: %w", l.cause())
 		case <-l.expired:
-			err = fmt.Errorf("the connection was taken up by other calls: %w", l.cause())
+			err = fmt.Errorf("the connection was busy with other calls: %w", l.cause())
 		}
 		c.mu.Lock()
 		c.waiters--

@@ -198,7 +198,7 @@ func (s *File) take(ctx context.Context) error {
 	case <-s.closed:
 		return ErrClosed
 	case <-ctx.Done():
-		return fmt.Errorf("the file was taken up by other calls: %w", ctxerr.Of(ctx))
+		return fmt.Errorf("the file was busy with other calls: %w", ctxerr.Of(ctx))
 	}
 }
 
@@ -297,7 +297,7 @@ func (s *File) catchUp(locked bool) error {
 	}
 	size := info.Size()
 	if isRemoved(info) {
-		return errors.New("the file has been removed; whoever opens the path now has another store")
+		return errors.New("the file has been removed: processes that open the path now get another store")
 	}
 	if size < s.end && locked {
 		return fmt.Errorf("the file has shrunk from %d bytes to %d", s.end, size)
@@ -362,7 +362,7 @@ func (s *File) lock(ctx context.Context) error {
 		}
 		if err := s.sleep(ctx, &pause); err != nil {
 			if ctx.Err() != nil {
-				err = fmt.Errorf("another process held the file's lock each of %d times that it was wanted: %w", tries+1, err)
+				err = fmt.Errorf("another process held the file's lock in each of %d tries: %w", tries+1, err)
 			}
 			return err
 		}

@@ -29,7 +29,7 @@ var (
 	// errShort is a record that is not all there.
 	errShort = errors.New("the record ends beyond the data")
 	// errUnsure is a reader that needs the lock to know.
-	errUnsure = errors.New("somebody may be writing")
+	errUnsure = errors.New("another process may be writing")
 )
 
 // ownFormat is the format of a File.

@@ -35,35 +35,37 @@ import (
 
 // Config says who may enter.
 type Config struct {
-	// Patience is how long a connection may take for its first words.
+	// Patience is how long a connection may take for its first bytes.
 	Patience time.Duration
-	// Most bounds the connections held; 0 is what the descriptors of the process allow.
+	// Most bounds the connections held, 0 for what the descriptors of the process allow.
 	Most int
-	// Admit turns a connection away before it has said anything. nil admits all.
+	// Admit may turn a connection away before it has sent anything. nil admits all.
 	Admit func(from Source) error
-	// Judge is asked about the first bytes of a connection, which is turned away if
-	// there is an error. need is how many bytes it has to see to decide, 0 if the
-	// connection may enter: no more are read than that. With no bytes it says how many it wants first.
+	// Judge decides by the first bytes of a connection, which is turned away if there is an
+	// error. need is how many bytes Judge has to see to decide, 0 if the connection may enter. No
+	// more bytes are read than that. Given no bytes, Judge returns how many it needs first.
 	Judge func(said []byte) (need int, why error)
-	// Enter takes a connection and what it has said so far, and must not block.
+	// Enter takes a connection and the bytes that it has sent so far, and must not block.
 	Enter func(nc net.Conn, from Source, said []byte)
-	// Refuse is told of each connection that was turned away, and must not block. May be nil.
+	// Refuse is called for each connection that was turned away, and must not block. It may be
+	// nil.
 	Refuse func(from Source, why error)
-	// Crowd is told, at a thousand and at eight thousand and once a minute at most, how many are held,
-	// and how many of them come from the source with the most. It must not block. May be nil.
+	// Crowd is called when a thousand or eight thousand connections are held, once a minute at
+	// most: with their number, and the source with the most of them. It must not block, and may be
+	// nil.
 	Crowd func(held int, most Source, of int)
 }
 
 // Reasons for which a connection is turned away, beside those of Admit and Judge.
 var (
-	ErrSilent  = errors.New("nothing was said, as by a port scan")
-	ErrSlow    = errors.New("the first words did not come in time")
-	ErrCut     = errors.New("the connection ended within its first words")
-	ErrCrowded = errors.New("more came at once, and proved nothing, than the process can hold")
+	ErrSilent  = errors.New("nothing was sent, as by a port scan")
+	ErrSlow    = errors.New("the first bytes did not come in time")
+	ErrCut     = errors.New("the connection ended within its first bytes")
+	ErrCrowded = errors.New("more connections that proved nothing came at once than the process can hold")
 )
 
-// Source is where a connection comes from: a host, or a user of this one. Sources can be
-// compared. A network of 2⁶⁴ addresses, of which any host may have as many as it likes, is one.
+// Source is where a connection comes from: a host, or a user of this host. Sources can be compared. An
+// IPv6 network of 2⁶⁴ addresses is one source, for one host may use all of them.
 type Source struct {
 	addr netip.Addr
 	user int
@@ -115,7 +117,7 @@ func (s Source) String() string {
 	return "user " + strconv.Itoa(s.user) + " of this host"
 }
 
-// Lobby is what stands between a listener and who may enter.
+// Lobby holds the connections of a listener until they may enter.
 type Lobby struct {
 	Config
 	ln     net.Listener
@@ -160,7 +162,7 @@ func (l *Lobby) start(d driver) bool {
 	return true
 }
 
-// Close stops to listen and turns out who is in the lobby. Who has entered stays.
+// Close stops listening and closes the connections in the lobby. Those that have entered stay.
 func (l *Lobby) Close() error {
 	l.once.Do(func() {
 		l.mu.Lock()
@@ -191,8 +193,8 @@ func (l *Lobby) refuse(from Source, why error) {
 	}
 }
 
-// What the lobbies of this process hold together is bounded by a part of its descriptors:
-// the others are for the job. Who holds no more than its share loses nothing to another.
+// All lobbies of a process together may hold a part of its descriptors; the others are for the job. A
+// lobby that holds no more than its share loses nothing to another one.
 var (
 	lobbies atomic.Int64
 	held    atomic.Int64

@@ -40,7 +40,7 @@ var (
 	errCut       = errors.New("the connection ended within the handshake")
 	errOtherUser = errors.New("it was another user's than the job's")
 	errNoTrust   = errors.New("its certificate is not of this job")
-	errRepeated  = errors.New("somebody repeated what a member of the job had said")
+	errRepeated  = errors.New("a hello of a member of the job was repeated")
 )
 
 // Refusals are connections that a port has turned away for one reason since the last

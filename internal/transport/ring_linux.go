@@ -50,7 +50,7 @@ type ringControl struct {
 }
 
 // errLying is a peer whose numbers cannot be true.
-var errLying = errors.New("the peer says impossible things about the shared memory")
+var errLying = errors.New("the peer has written impossible numbers into the shared memory")
 
 // ring is one direction of a connection through memory, seen from one end.
 // What this end has counted is kept in private memory and only told to the

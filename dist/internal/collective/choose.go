@@ -8,22 +8,22 @@ import (
 )
 
 const (
-	// maxPeers is up to how many ranks an algorithm may open a connection from
-	// each to each.
+	// maxPeers is the largest group in which an algorithm may connect each rank with each
+	// other one.
 	maxPeers = 64
-	// maxExact is up to how many ranks elements of 16 bits are summed all at
-	// once in float32, and rounded once, in groups without levels.
+	// maxExact is the largest group without levels in which elements of 16 bits are summed
+	// all at once in float32, and rounded once.
 	maxExact = 16
-	// orderWorth is what part of its cost an algorithm is forgiven for
-	// reducing in the order of ranks.
+	// orderWorth is by which part of its cost an algorithm may cost more if it reduces in
+	// the order of ranks.
 	orderWorth = 16
-	// maxGathered is up to how many bytes a rank gathers to reduce or to sort
-	// them by itself.
+	// maxGathered is the most bytes that a rank gathers to reduce or to sort them by
+	// itself.
 	maxGathered = 4 << 20
 )
 
-// problem is a call as the choice of its algorithm sees it. All that the choice
-// depends on is the same on all ranks.
+// problem is a call as the choice of its algorithm sees it. The choice depends only on what
+// is the same on all ranks.
 type problem struct {
 	c       *operation.Call
 	rank, n int
@@ -45,14 +45,14 @@ type algorithm struct {
 	fits func(p *problem) bool // nil: always
 	cost func(p *problem) int64
 	add  func(p *problem, b *builder)
-	// exact says that it reduces the contributions of all ranks at once, in
+	// exact says that the algorithm reduces the contributions of all ranks at once, in
 	// their order.
 	exact bool
 }
 
-// PlanFor returns a rank's part in a collective. It is where an algorithm is
-// chosen: the one that costs least by [DefaultCosts]. Backends run whatever it
-// returns, unless they know a quicker way to serve an operation.
+// PlanFor returns a rank's part in a collective, by the algorithm that costs least by
+// [DefaultCosts]. Backends run the plan, unless they have a quicker way to serve the
+// operation.
 func PlanFor(c *operation.Call, rank int, t Topology, o Options) (Plan, error) {
 	p, err := problemFor(c, rank, layoutFor(t), o)
 	if err != nil {
@@ -124,9 +124,9 @@ func blockOf(starts []int, i, count int) Range {
 	return Range{starts[i], starts[i+1]}
 }
 
-// choose returns the algorithm that costs least and why. One that reduces in the
-// order of ranks may cost a little more: its sums have the bits that ranks which
-// share memory get.
+// choose returns the algorithm that costs least, and why. An algorithm that reduces in the
+// order of ranks may cost a little more, for its sums have the same bits as those of ranks
+// that share memory.
 func (p *problem) choose() (best *algorithm, why string) {
 	var second *algorithm
 	worth := func(a *algorithm) int64 {

@@ -14,16 +14,16 @@ const (
 	shareAlign = 64
 )
 
-// Plan is one rank's part in a collective. Sends happen in order, receives and
-// steps happen in order, and the two at the same time but for what After says.
-// A send may wait until its receiver comes to it. A plan may be run many times.
+// Plan is one rank's part in a collective. Sends happen in their order, and receives and steps
+// happen in theirs. The two run at the same time, except for what After says. A send may wait
+// until its receiver comes to it. A plan may be run many times.
 //
-// Elements are numbered through: first those of the output, then those of the
-// input where that is other memory, then those of working memory. No range
-// crosses a border, and the input is not written.
+// Elements have one numbering: first those of the output, then those of the input where that is
+// other memory, then those of working memory. No range crosses a border between the three, and the
+// input is not written.
 type Plan struct {
-	// Algorithm is its name in the table of the package's documentation, Why
-	// says in a few words why it was chosen.
+	// Algorithm is the name in the table of the package's documentation. Why says in a few
+	// words why it was chosen.
 	Algorithm, Why string
 
 	NumOut, NumIn, Work int // elements of output, input and working memory
@@ -46,21 +46,21 @@ type Recv struct {
 	From   int  // rank
 	Reduce bool // into what is there, instead of over it
 	Finish bool // what has been reduced is then complete, as for a [Step]
-	// Culprit is the rank whose silence it is, as far as one can tell, when
-	// this receive waits in vain while the ranks between have done their part.
+	// Culprit is the rank to blame when this receive waits in vain, although the ranks
+	// between have done their part.
 	Culprit int
 }
 
-// Step makes a run of elements of others on this rank: a copy of one run, or
-// the reduction of several, in their order, rounded once.
+// Step makes a run of elements from others on this rank. It copies one run, or reduces several in
+// their order and rounds once.
 type Step struct {
 	Range      // what is written; it may be one of the sources
 	From   int // the first element of the first source
 	Num    int // of sources
 	Stride int // from the first element of a source to that of the next
 	After  int // how many receives must have been completed
-	// Whole says that the sources are all ranks' contributions, Finish that
-	// what has been reduced is complete: an average is then divided.
+	// Whole says that the sources are the contributions of all ranks. Finish says that the
+	// reduction is complete, so that an average is divided now.
 	Whole, Finish bool
 }
 
@@ -170,7 +170,7 @@ func Share(count, n, align, i int) Range {
 	return Range{lo, hi}
 }
 
-// PlanMemory is the bytes that a plan's elements stand for.
+// PlanMemory is the memory of a plan's elements.
 type PlanMemory struct {
 	out, in, work []byte
 	inAt, workAt  int // the first bytes of input and working memory
@@ -219,7 +219,7 @@ func (m *PlanMemory) Do(s *Step, reduce *Reduction) {
 	}
 }
 
-// Drop lets go of the memory.
+// Drop releases the memory.
 func (m *PlanMemory) Drop() {
 	m.out, m.in, m.work = nil, nil, nil
 	clear(m.sources)

@@ -11,15 +11,16 @@ import (
 	"github.com/cohort-ml/cohort/dist/operation"
 )
 
-// Reduction computes one [ReduceOp] on elements of one type for a group of some
+// Reduction computes one [operation.ReduceOp] on elements of one type for a group of some
 // size. Its methods take whole elements, aligned to their size, and allocate
-// nothing. The zero value is of no use; [ReductionFor] makes one.
+// nothing. [ReductionFor] makes one; the zero value
+// cannot be used.
 //
 // A collective goes through three steps. Each rank prepares its own
-// contribution ([Reduction.Prepare], for [PremulSum] only). Contributions are
+// contribution ([Reduction.Prepare], for [operation.PremulSum] only). Contributions are
 // reduced, either two at a time ([Reduction.Into]) or all of them at once in the
 // order of ranks ([Reduction.All]). What was reduced two at a time is finished
-// once ([Reduction.Finish], for [Avg] only); All does that itself.
+// once ([Reduction.Finish], for [operation.Avg] only); All does that itself.
 //
 // What it means, by the type of the elements:
 //
@@ -47,7 +48,7 @@ type Reduction struct {
 type Reducer func(dst, src []byte)
 
 // ReductionFor returns the reduction of elements of a type over numRanks ranks,
-// or a [ReduceError].
+// or a [fault.ReduceError].
 func ReductionFor(op operation.ReduceOp, dtype operation.DType, numRanks int) (Reduction, error) {
 	if !op.Valid() || !dtype.Valid() || mergings[dtype][op.Kind()] == noMerging || numRanks < 1 {
 		return Reduction{}, &fault.ReduceError{Op: op, DType: dtype}
@@ -97,12 +98,12 @@ var (
 	}
 )
 
-// NeedsPrepare reports whether Prepare does more than to copy. It is the same on
-// all ranks, whatever their factors.
+// NeedsPrepare reports whether Prepare does more than copy. It is the same on all
+// ranks, whatever their factors.
 func (r *Reduction) NeedsPrepare() bool { return r.scaled }
 
-// Prepare writes to dst what this rank contributes, if src is its data. dst may
-// be src.
+// Prepare writes this rank's contribution to dst. src is the rank's data, and may be
+// dst.
 func (r *Reduction) Prepare(dst, src []byte) {
 	if r.scaled {
 		kernel.Premultiply(r.elem, dst, src, r.factor)
@@ -119,34 +120,34 @@ func (r *Reduction) Into(dst, src []byte) {
 }
 
 // All computes dst = srcs[0] ∘ srcs[1] ∘ … and finishes it, in one pass over
-// memory. srcs are what all ranks contribute, as long as dst, which may be one
-// of them.
+// memory. srcs are the contributions of all ranks, as long as dst. dst may be one of
+// them.
 func (r *Reduction) All(dst []byte, srcs [][]byte) {
 	dsts := [1][]byte{dst}
 	kernel.Merge(r.elem, r.merging, dsts[:], srcs, r.divisor, r.past(dst))
 }
 
-// AllTo is All with several destinations, each of which may be one of srcs: what
-// is reduced is written to all of them in the same pass.
+// AllTo is All with several destinations, each of which may be one of srcs. The same
+// pass writes the result to all of them.
 func (r *Reduction) AllTo(dsts, srcs [][]byte) {
 	kernel.Merge(r.elem, r.merging, dsts, srcs, r.divisor, r.past(dsts[0]))
 }
 
-// Partial returns the reduction for contributions of some of the ranks only: its
-// All and AllTo leave it to Finish to finish.
+// Partial returns the reduction for the contributions of some ranks only: its All and
+// AllTo do not finish the result, which Finish does.
 func (r *Reduction) Partial() Reduction {
 	p := *r
 	p.divisor = 1
 	return p
 }
 
-// largeBytes is from where on results are written past the caches: they would
-// push everything else out of them, and be gone before they are read.
+// largeBytes is the size from which results are written past the caches. In the caches
+// they would push out everything else, and be gone before they are read.
 const largeBytes = 4 << 20
 
-// Large returns the reduction for a result of numBytes that All writes in
-// pieces: it does not keep a large one in the caches, unless it lies where a
-// source is. All does so by itself for what it writes at once.
+// Large returns the reduction for a result of numBytes that All writes in pieces. It
+// writes a large result past the caches, unless the result lies where a source is. For a
+// result in one piece All does so by itself.
 func (r *Reduction) Large(numBytes int) Reduction {
 	l := *r
 	l.large = numBytes >= largeBytes
@@ -158,7 +159,7 @@ func (r *Reduction) past(dst []byte) bool { return r.large || len(dst) >= largeB
 // NeedsFinish reports whether Finish changes anything.
 func (r *Reduction) NeedsFinish() bool { return r.numRanks > 1 }
 
-// Finish makes the result of what all ranks contributed and Into reduced.
+// Finish makes the result from what Into has reduced of all ranks' contributions.
 func (r *Reduction) Finish(data []byte) {
 	if r.numRanks > 1 {
 		one := [1][]byte{data}

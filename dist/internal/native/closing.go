@@ -142,7 +142,7 @@ func (s *star) check(from int, payload []byte) error {
 	case err != nil:
 		return err
 	case s.rank == 0 && rank != from:
-		return fmt.Errorf("it speaks for rank %d", rank)
+		return fmt.Errorf("it sent the calls of rank %d", rank)
 	case s.compare == nil:
 		return nil
 	}
@@ -165,7 +165,7 @@ func (s *star) checked(from int, payload []byte) error {
 	case s.rank != 0:
 		s.confirmed()
 	case rank != from:
-		return fmt.Errorf("it speaks for rank %d", rank)
+		return fmt.Errorf("it sent the calls of rank %d", rank)
 	default:
 		s.came(rank, seq)
 	}
@@ -195,7 +195,7 @@ func parseCheck(b []byte, numRanks int) (rank int, calls []operation.Call, err e
 			return 0, nil, err
 		}
 		if n := len(calls); c.Seq == 0 || n > 0 && c.Seq <= calls[n-1].Seq {
-			return 0, nil, fmt.Errorf("last calls of which one has number %d", c.Seq)
+			return 0, nil, fmt.Errorf("last calls out of order: one has number %d", c.Seq)
 		}
 		calls = append(calls, c)
 	}
@@ -210,11 +210,11 @@ func encodeChecked(rank int, seq uint64) []byte {
 
 func parseChecked(b []byte, numRanks int) (rank int, seq uint64, err error) {
 	if len(b) != 12 {
-		return 0, 0, fmt.Errorf("a word about calls of %d bytes", len(b))
+		return 0, 0, fmt.Errorf("an answer about last calls of %d bytes", len(b))
 	}
 	r := binary.LittleEndian.Uint32(b)
 	if uint64(r) >= uint64(numRanks) {
-		return 0, 0, fmt.Errorf("a word about calls of rank %d of %d", r, numRanks)
+		return 0, 0, fmt.Errorf("an answer about last calls of rank %d of %d", r, numRanks)
 	}
 	return int(r), binary.LittleEndian.Uint64(b[4:]), nil
 }

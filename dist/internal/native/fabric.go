@@ -91,7 +91,7 @@ const (
 )
 
 // errNotListening is the error of a connection of a kind for which a rank does not listen.
-var errNotListening = errors.New("it does not listen for this kind of connection")
+var errNotListening = errors.New("the rank does not listen for this kind of connection")
 
 // dial connects to a rank of the job, by its number there, and sends a hello.
 func (f *Fabric) dial(ctx context.Context, rank int, by route, h hello) (*transport.Conn, error) {
@@ -175,7 +175,7 @@ func (f *Fabric) endpoint(conn *transport.Conn, group string) (*Endpoint, error)
 		}
 		if most := max(parkedAtLeast, parkedPerRank*len(f.book)); len(f.open) > most {
 			f.mu.Unlock()
-			return nil, fmt.Errorf("this rank has not made the group yet, and more than %d connections wait for such", most)
+			return nil, fmt.Errorf("this rank has not made the group yet, and %d connections wait for groups already", most)
 		}
 		made := f.parked[group]
 		if made == nil {
@@ -194,7 +194,7 @@ func (f *Fabric) endpoint(conn *transport.Conn, group string) (*Endpoint, error)
 			return nil, errors.New("this rank has left the job")
 		case <-gone:
 			f.unpark(group, made)
-			return nil, errors.New("the peer has ended the connection, or has said what cannot wait")
+			return nil, errors.New("the peer ended the connection, or sent more than a hello, before this rank had made the group")
 		case <-limit.C:
 			f.unpark(group, made)
 			return nil, fmt.Errorf("this rank has not made the group within %v", parkLimit)

@@ -120,7 +120,7 @@ func TestHelloFlood(t *testing.T) {
 		open = len(at.open)
 		at.mu.Unlock()
 	}
-	if kind, text := answer(t, from, hello{group: "nobody's"}); kind != frameRefused || !strings.Contains(text, "more than 64 connections") {
+	if kind, text := answer(t, from, hello{group: "nobody's"}); kind != frameRefused || !strings.Contains(text, "64 connections wait") {
 		t.Errorf("one more got %d %q", kind, text)
 	}
 	if err := at.Close(); err != nil {

@@ -144,7 +144,7 @@ func (p *heartbeat) beaten(rank int, payload []byte) error {
 // skew takes the hub's table of late ranks.
 func (p *heartbeat) skew(rank int, payload []byte) error {
 	if p == nil || rank != 0 {
-		return errors.New("a table of late ranks that only a hub sends")
+		return errors.New("a table of late ranks from a rank that is not the hub")
 	}
 	table, err := parseSkew(payload, p.star.numRanks)
 	if err == nil {

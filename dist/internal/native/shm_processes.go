@@ -163,7 +163,7 @@ func (p *process) serve(conn *transport.Conn, h hello) (keep bool) {
 	case forPipe:
 		err = p.takePipe(conn, h.rank, h.number)
 	default:
-		err = fmt.Errorf("nothing is known of purpose %d", h.purpose)
+		err = fmt.Errorf("a connection of unknown purpose %d", h.purpose)
 	}
 	if err != nil {
 		refuse(conn, err)
@@ -264,11 +264,11 @@ func (p *process) handOver(ctx context.Context, slab *mem.Slab, key pipeKey) err
 // takePipe takes a pipe that a peer has made.
 func (p *process) takePipe(conn *transport.Conn, peer int, use uint64) error {
 	if use >= uint64(numPipeUses) {
-		return fmt.Errorf("nothing is known of pipes of use %d", use)
+		return fmt.Errorf("a pipe of unknown use %d", use)
 	}
 	kind, _, err := conn.ReadFrame(nil, 0)
 	if err != nil || kind != framePipe {
-		return errors.New("no pipe came")
+		return errors.New("no pipe came with the connection")
 	}
 	fd, err := conn.RecvFD()
 	if err != nil {

@@ -63,7 +63,7 @@ func (s *slabSpace) slab(id uint64) (fd, size int, err error) {
 	defer s.mu.Unlock()
 	slab := s.lent[id]
 	if slab == nil || slab.FD < 0 {
-		return 0, 0, fmt.Errorf("no slab %d has been lent", id)
+		return 0, 0, fmt.Errorf("slab %d has not been lent", id)
 	}
 	return slab.FD, len(slab.Bytes()), nil
 }

@@ -151,7 +151,7 @@ func parseProgress(b []byte) (Progress, error) {
 	p := Progress{Steps: binary.LittleEndian.Uint64(b), Calls: binary.LittleEndian.Uint64(b[8:]),
 		Waited: time.Duration(binary.LittleEndian.Uint64(b[16:])), At: time.Duration(binary.LittleEndian.Uint64(b[24:]))}
 	if p.Waited < 0 || p.At < 0 {
-		return Progress{}, fmt.Errorf("a beat of a rank that has waited %d ns in %d", p.Waited, p.At)
+		return Progress{}, fmt.Errorf("a beat that reports a wait of %d ns at %d ns", p.Waited, p.At)
 	}
 	return p, nil
 }

@@ -217,7 +217,7 @@ func (s *star) take(rank int, kind byte, payload []byte) (goOn bool, err error) 
 func (s *star) takeStalled(rank int, payload []byte) error {
 	about, call, err := parseStalled(payload, s.numRanks)
 	if err == nil && s.rank == 0 && about != rank {
-		err = fmt.Errorf("it speaks for rank %d", about)
+		err = fmt.Errorf("it sent the call of rank %d", about)
 	}
 	if err != nil {
 		return err

@@ -91,13 +91,13 @@ func (cfg *Config) timeoutText(e *fault.TimeoutError) (text string, ok bool) {
 func (cfg *Config) timeoutError(c *operation.Call, who fault.Member, text string) error {
 	o, err := parseTimedOut(text, len(cfg.Members))
 	if err != nil {
-		return fmt.Errorf("told of %w", err)
+		return fmt.Errorf("could not read %w", err)
 	}
 	if c == nil || isMessage(c) || c.Op.String() != o.op || c.Seq != o.seq || slices.Contains(o.missing, cfg.Rank) {
 		return fmt.Errorf("%s", strings.ToValidUTF8(o.why, "?"))
 	}
 	e := &fault.TimeoutError{Group: cfg.Group, Op: o.op, Seq: o.seq,
-		Cause: fmt.Errorf("%v gave up first: %w", who, context.DeadlineExceeded)}
+		Cause: fmt.Errorf("%v ran out of time first: %w", who, context.DeadlineExceeded)}
 	for _, r := range o.missing {
 		e.Missing = append(e.Missing, cfg.Members[r])
 	}

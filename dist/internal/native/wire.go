@@ -126,7 +126,7 @@ func parseCall(b []byte) (operation.Call, error) {
 	}
 	count := binary.LittleEndian.Uint64(b[8:])
 	if b[3] != 0 || count > math.MaxInt {
-		return operation.Call{}, errors.New("call that no rank would make")
+		return operation.Call{}, errors.New("a call that no rank would make")
 	}
 	return operation.Call{
 		Op: operation.Op(b[0]), Reduce: operation.ReduceOp(b[1]), DType: operation.DType(b[2]),
