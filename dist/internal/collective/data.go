@@ -21,8 +21,7 @@ type Data struct {
 // Bytes returns exactly the bytes of the elements.
 func (d Data) Bytes() []byte { return d.Buffer.Data[:d.NumElems*d.DType.Size()] }
 
-// KeyNumber is a number that stands for the key by which the members of a group
-// have met: FNV-1a.
+// KeyNumber returns a hash (FNV-1a) of the key by which the members of a group have met.
 func KeyNumber(key string) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(key) {

@@ -1,30 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package collective is what all backends have in common, without moving any bytes: the
-// data of a call ([Data]), the interface of a backend ([Backend]), reductions
-// ([Reduction]), and the algorithms as pure functions ([Plan]): which rank sends, receives
-// and reduces which elements, in which order. What a call is, package operation says, and
-// package fault how it fails. Nothing here waits or knows a transport, so that a plan can
-// be checked for any number of ranks by running it in a table.
+// Package collective is what all backends have in common, without moving any bytes: the data
+// of a call ([Data]), reductions ([Reduction]), and the algorithms as pure functions
+// ([Plan]): which rank sends, receives and reduces which elements, in which order. Package
+// operation says what a call is, package fault how it fails, and package backend what a
+// backend implements. Nothing here waits or knows a transport, so that a plan can be checked
+// for any number of ranks by running it in a table.
 //
-// It is the seam between package dist, which users see, and the packages that
-// implement [Backend]. A backend is driven by one group. The group numbers the
-// calls, checks their arguments and keeps their order; the backend moves and
-// reduces. Data is borrowed for the length of a call and never kept.
+// # Files
+//
+//	calls        data.go (Data), reduction.go, topology.go (which ranks share a node)
+//	plans        plan.go (Plan, its memory), builder.go (how algorithms make one)
+//	algorithms   table.go (all of them, by operation), direct.go, ring.go, tree.go, recursive.go, level.go (several nodes)
+//	choice       choose.go (PlanFor), cost.go (the model of the links)
 //
 // # Plans
 //
-// A plan is one rank's list of sends and one of receives, with copies and
-// reductions in between, on the elements of output, input and working memory.
-// Plans of all ranks end however late a send is taken: all come to what they
-// exchange in one order. And nothing is written that an earlier send may still
-// have to read, unless what comes shows that the send has ended.
+// A plan is one rank's list of sends and its list of receives, with copies and reductions
+// between them, on the elements of output, input and working memory. The plans of all ranks
+// end however late a send is taken, for all ranks come to what they exchange in one order. No
+// receive overwrites what an earlier send may still have to read, unless the receive itself
+// shows that the send has ended.
 //
-// Every piece carries its call, and who receives it compares it with its own.
-// So a rank that calls something else is found by the first rank that hears
-// from it, which tells all; a rank that only sends, as the root of a broadcast
-// does, is told too. Where calls differ so that nobody hears from anybody, the
-// backend has ranks that have waited for long say what they wait for.
+// Every piece carries its call, and its receiver compares the call with its own. So the first
+// rank that hears from a rank with another call finds the mismatch, and tells all. A rank that
+// only sends, such as the root of a broadcast, is told too. Where calls differ so that no rank
+// hears from another, the backend makes ranks that have waited for long tell what they wait for.
 //
 // # Algorithms
 //
