@@ -17,14 +17,15 @@ import (
 //
 //   - Package dist names a rank in the error that each survivor returns: the survivors
 //     have lost their connection to it, heard nothing from it, or waited for it in vain.
+//     Package dist/fault has the words of these errors.
 //   - Package dist/flightlog merges the flight recorders of all ranks and says for whom
 //     they waited (Report.Culprits).
 //   - This file puts the failures that the launcher has seen into an order, the likely
 //     cause first: by the time of each failure, by what the last lines of each rank say
 //     of another, and by what flightlog says. report.go prints the failures in this order.
 //
-// The expressions below read the words of the errors of packages dist and rpc. Where
-// those words change, the expressions change with them.
+// The expressions below read the words of the errors of packages dist/fault and rpc. If
+// those words change, the expressions change with them (TestFaultWords).
 var (
 	// namesDead is in the error of a rank that has lost another: its rank, and its process.
 	namesDead = regexp.MustCompile(`\brank (\d+)(?: of "[^"]*")?(?: \((?:[^()]*pid (\d+)|host [^(),]*)\))? (?:failed|died|has left|is silent)\b`)

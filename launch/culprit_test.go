@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/cohort-ml/cohort/dist"
+	"github.com/cohort-ml/cohort/dist/fault"
 	"github.com/cohort-ml/cohort/dist/flightlog"
 	"github.com/cohort-ml/cohort/internal/envvar"
 	"github.com/cohort-ml/cohort/tensor"
@@ -276,5 +277,44 @@ func TestCauseFirst(t *testing.T) {
 				t.Errorf("the report does not say who ended earlier:\n%s", b.String())
 			}
 		})
+	}
+}
+
+// TestFaultWords: the words of the errors of dist/fault are those by which a failure is
+// told from one that follows from it. Whoever changes them finds it out here.
+func TestFaultWords(t *testing.T) {
+	member := fault.Member{Rank: 1, Host: "h", PID: 101}
+	other := Failure{Rank: 1, PID: 101}
+	rank := func(m fault.Member, cause error) *fault.RankError { return fault.NewRankError("world", m, cause) }
+	killed := rank(member, fault.ErrDied)
+	killed.Signal = "killed"
+	wire := rank(member, &fault.WireError{Sent: "NOTIFY of 16 bytes", Peer: "10.0.0.7", Why: "this rank's call is another"})
+	for name, err := range map[string]error{
+		"died":        rank(member, fault.ErrDied),
+		"killed":      killed,
+		"left":        rank(member, fault.ErrLeft),
+		"silent":      rank(member, &fault.SilentError{Text: "for 3s"}),
+		"gone":        rank(member, fault.ErrGone),
+		"gave up":     rank(member, errors.New("no space left")),
+		"no process":  rank(fault.Member{Rank: 1, Host: "h"}, fault.ErrGone),
+		"in a group":  rank(fault.MemberOf("odds", 0, member), fault.ErrDied),
+		"bytes":       wire,
+		"timed out":   &fault.TimeoutError{Group: "world", Op: "barrier", Seq: 1, Missing: []fault.Member{{Rank: 0, PID: 100}, member}},
+		"interrupted": &fault.TimeoutError{Group: "world", Op: "barrier", Seq: 1, Missing: []fault.Member{member}, Cause: context.Canceled},
+	} {
+		f := Failure{Rank: 2, PID: 102, Code: 1, Tail: []string{err.Error()}}
+		if !f.follows(&other) {
+			t.Errorf("%s: %q does not name rank 1", name, err)
+		}
+		if f.follows(&Failure{Rank: 3, PID: 103}) {
+			t.Errorf("%s: %q names rank 3", name, err)
+		}
+		var late *fault.TimeoutError
+		if f.waited() != errors.As(err, &late) {
+			t.Errorf("%s: %q says that the rank waited in vain: %v", name, err, f.waited())
+		}
+		if f.isMismatch() != (err == wire) {
+			t.Errorf("%s: %q says that calls differ: %v", name, err, f.isMismatch())
+		}
 	}
 }

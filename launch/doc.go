@@ -35,10 +35,10 @@
 //
 // # Who is named
 //
-// Several ranks fail where one was the cause. Package dist names a dead rank in the errors
-// of the survivors. Package dist/flightlog says from the flight recorders for whom the
-// ranks waited. This package decides whose failure the report puts first (culprit.go) and
-// prints the report (report.go).
+// Often several ranks fail, and one of them is the cause. Package dist names a dead rank in
+// the errors of the survivors (dist/fault has their words). Package dist/flightlog says from
+// the flight recorders for which rank the others waited. This package decides whose failure
+// the report puts first (culprit.go) and prints the report (report.go).
 //
 // # Files
 //
